@@ -58,14 +58,15 @@ _OFFERED = {
 __all__ = ["__version__", *_OFFERED]
 
 if TYPE_CHECKING:
-  from bamboo_jax.api import cluster as cluster
-  from bamboo_jax.api import get_config as get_config
-  from bamboo_jax.api import load as load
-  from bamboo_jax.api import plan as plan
-  from bamboo_jax.api import train as train
+  from bamboo_jax.api import (
+      cluster as cluster,
+      get_config as get_config,
+      load as load,
+      plan as plan,
+      train as train,
+  )
   from bamboo_jax.data.arrays import from_arrays as from_arrays
-  from bamboo_jax.metrics.result import read_result as read_result
-  from bamboo_jax.metrics.result import Result as Result
+  from bamboo_jax.metrics.result import read_result as read_result, Result as Result
   from bamboo_jax.models.from_loss import from_loss as from_loss
   from bamboo_jax.sim import simulate as simulate
 else:  # A misspelt name is an error of mypy.

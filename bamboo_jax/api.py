@@ -82,8 +82,7 @@ def train(
     ValueError: The config does not fit together, or not the run in `workdir`.
     OSError: A file cannot be read or written.
   """
-  from bamboo_jax.runtime.executables import program_folder
-  from bamboo_jax.runtime.executables import program_store
+  from bamboo_jax.runtime.executables import program_folder, program_store
   from bamboo_jax.train import run
 
   config = _accept(config)
@@ -112,8 +111,7 @@ def plan(config: "ml_collections.ConfigDict") -> "show.PlannedRun":
   together.
   """
   from bamboo_jax.train import run
-  from bamboo_jax.train.setup import show
-  from bamboo_jax.train.setup import sizes
+  from bamboo_jax.train.setup import show, sizes
 
   config = _accept(config)
   run.use_devices(config, sizes.num_nodes(config))  # For a run that follows.
@@ -181,8 +179,7 @@ def load(workdir: str | os.PathLike[str], model: "model_lib.Model | None" = None
   they are not of this model.
   """
   from bamboo_jax.exchange import weights
-  from bamboo_jax.models import from_loss
-  from bamboo_jax.models import zoo
+  from bamboo_jax.models import from_loss, zoo
   from bamboo_jax.runtime import devices
   from bamboo_jax.train.setup import build
 

@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from bamboo_jax.accounting import runs
 from bamboo_jax.benchmarks import turns
-from bamboo_jax.metrics import jsonl
-from bamboo_jax.metrics import summary as summary_lib
+from bamboo_jax.metrics import jsonl, summary as summary_lib
 
 # Swept fields that are flags of the run, and name a file.
 FILES = ("faults", "trace")

@@ -9,8 +9,7 @@ from typing import Any
 from bamboo_jax import base
 from bamboo_jax.benchmarks import ablation
 from bamboo_jax.experiments import output
-from bamboo_jax.metrics import plots
-from bamboo_jax.metrics import table as table_lib
+from bamboo_jax.metrics import plots, table as table_lib
 
 # Runs that differ in a setting are compared where these are the same.
 _BLOCKS = ("seed", *ablation.FILES)

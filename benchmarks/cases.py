@@ -8,19 +8,11 @@ import pathlib
 import shlex
 import tempfile
 
-from bamboo_jax import base
-from bamboo_jax import config as config_lib
-from bamboo_jax.benchmarks import executors
-from bamboo_jax.benchmarks import memory
-from bamboo_jax.benchmarks import redundancy
-from bamboo_jax.benchmarks import rivals
-from bamboo_jax.benchmarks import shape
-from bamboo_jax.benchmarks import turns
+from bamboo_jax import base, config as config_lib
+from bamboo_jax.benchmarks import executors, memory, redundancy, rivals, shape, turns
 from bamboo_jax.metrics import plots
-from bamboo_jax.plan import cost_model
-from bamboo_jax.plan import planner
-from bamboo_jax.train.setup import build
-from bamboo_jax.train.setup import executors as executors_lib
+from bamboo_jax.plan import cost_model, planner
+from bamboo_jax.train.setup import build, executors as executors_lib
 
 # The benchmarks, each with its packaged config.
 CASES = {

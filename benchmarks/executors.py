@@ -13,17 +13,12 @@ import statistics
 from typing import Any
 
 from bamboo_jax import config as config_lib
-from bamboo_jax.benchmarks import predict
-from bamboo_jax.benchmarks import table
-from bamboo_jax.benchmarks import turns
-from bamboo_jax.metrics import plots
-from bamboo_jax.metrics import schedule_plot
+from bamboo_jax.benchmarks import predict, table, turns
+from bamboo_jax.metrics import plots, schedule_plot
 from bamboo_jax.plan import planner
-from bamboo_jax.schedule import render as grid_lib
-from bamboo_jax.schedule import timeline as timeline_lib
+from bamboo_jax.schedule import render as grid_lib, timeline as timeline_lib
 from bamboo_jax.train.record import step_traces
-from bamboo_jax.train.setup import build
-from bamboo_jax.train.setup import executors
+from bamboo_jax.train.setup import build, executors
 
 MODES = ("none", "lazy", "eager")
 VARIANTS = tuple(f"{e}/{mode}" for e in ("rows", "spmd") for mode in MODES)

@@ -8,11 +8,8 @@ from collections.abc import Sequence
 
 import jax
 
-from bamboo_jax import base
-from bamboo_jax import config as config_lib
-from bamboo_jax.runtime.wire import endpoints
-from bamboo_jax.runtime.wire import links as links_lib
-from bamboo_jax.runtime.wire import transport as transport_lib
+from bamboo_jax import base, config as config_lib
+from bamboo_jax.runtime.wire import endpoints, links as links_lib, transport as transport_lib
 from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.train.setup import executors
 

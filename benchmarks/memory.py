@@ -17,18 +17,12 @@ import jax
 
 from bamboo_jax import config as config_lib
 from bamboo_jax.metrics import table as table_lib
-from bamboo_jax.plan.memory import explain
-from bamboo_jax.plan.memory import needs
-from bamboo_jax.runtime import devices as devices_lib
-from bamboo_jax.runtime import engine as engine_lib
-from bamboo_jax.runtime import program_cache
-from bamboo_jax.runtime.phases import reduce
-from bamboo_jax.runtime.phases import update
+from bamboo_jax.plan.memory import explain, needs
+from bamboo_jax.runtime import devices as devices_lib, engine as engine_lib, program_cache
+from bamboo_jax.runtime.phases import reduce, update
 from bamboo_jax.runtime.profile import profiler
-from bamboo_jax.runtime.stage import programs as programs_lib
-from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.schedule import failover
-from bamboo_jax.schedule import timeline as timeline_lib
+from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
+from bamboo_jax.schedule import failover, timeline as timeline_lib
 from bamboo_jax.train.setup import build
 
 # The measured cases, as changes to the config.

@@ -10,13 +10,9 @@ import dataclasses
 import statistics
 from typing import Any
 
-from bamboo_jax.plan import planner
-from bamboo_jax.plan import rows as rows_lib
+from bamboo_jax.plan import planner, rows as rows_lib
 from bamboo_jax.plan.times import pauses as pauses_lib
-from bamboo_jax.schedule import failover
-from bamboo_jax.schedule import filling as filling_lib
-from bamboo_jax.schedule import redundancy
-from bamboo_jax.schedule import scheduler
+from bamboo_jax.schedule import failover, filling as filling_lib, redundancy, scheduler
 
 SIZES = (4, 6, 8, 12, 16)  # Stages of longer pipelines.
 _NUM_TIMES = 6  # Times of death in a step.

@@ -13,12 +13,9 @@ from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
-from bamboo_jax.benchmarks import predict
-from bamboo_jax.benchmarks import table
-from bamboo_jax.benchmarks import turns
+from bamboo_jax.benchmarks import predict, table, turns
 from bamboo_jax.metrics import table as table_lib
-from bamboo_jax.schedule import filling as filling_lib
-from bamboo_jax.schedule import redundancy
+from bamboo_jax.schedule import filling as filling_lib, redundancy
 from bamboo_jax.train.setup import build
 
 MODES = redundancy.MODES

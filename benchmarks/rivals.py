@@ -7,8 +7,7 @@ import json
 import sys
 
 from bamboo_jax.base import ports as ports_lib
-from bamboo_jax.benchmarks import table
-from bamboo_jax.benchmarks import turns
+from bamboo_jax.benchmarks import table, turns
 from bamboo_jax.plan import planner
 
 

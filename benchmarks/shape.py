@@ -23,21 +23,13 @@ import pathlib
 import random
 import statistics
 
-from bamboo_jax import base
-from bamboo_jax import config as config_lib
-from bamboo_jax.benchmarks import table
-from bamboo_jax.benchmarks import turns
-from bamboo_jax.metrics import jsonl
-from bamboo_jax.metrics import table as table_lib
-from bamboo_jax.recovery import assignment
-from bamboo_jax.recovery import ladder as ladder_lib
-from bamboo_jax.recovery import layout as layout_lib
+from bamboo_jax import base, config as config_lib
+from bamboo_jax.benchmarks import table, turns
+from bamboo_jax.metrics import jsonl, table as table_lib
+from bamboo_jax.recovery import assignment, ladder as ladder_lib, layout as layout_lib
 from bamboo_jax.runtime import devices as devices_lib
-from bamboo_jax.sim import speed as speed_lib
-from bamboo_jax.sim import times as times_lib
-from bamboo_jax.train.setup import build
-from bamboo_jax.train.setup import job as job_lib
-from bamboo_jax.train.setup import sizes
+from bamboo_jax.sim import speed as speed_lib, times as times_lib
+from bamboo_jax.train.setup import build, job as job_lib, sizes
 
 _NUM_FIRST, _NUM_EACH = 6, 4  # Steps before the first death, and after each.
 _COLUMNS = (

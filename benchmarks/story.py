@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 from typing import Any, NamedTuple
 
-from bamboo_jax.metrics import jsonl
-from bamboo_jax.metrics import summary as summary_lib
+from bamboo_jax.metrics import jsonl, summary as summary_lib
 from bamboo_jax.recovery import durations
 
 _MOST_LINES = 30  # Of a longer run every n-th step is shown.

@@ -11,25 +11,22 @@ from typing import Any
 import jax
 import numpy as np
 
-from bamboo_jax import base
-from bamboo_jax import config as config_lib
+from bamboo_jax import base, config as config_lib
 from bamboo_jax.base import json as json_lib
-from bamboo_jax.benchmarks import joined
-from bamboo_jax.benchmarks import predict
+from bamboo_jax.benchmarks import joined, predict
 from bamboo_jax.checkpoint import digest
 from bamboo_jax.plan import planner
-from bamboo_jax.runtime import engine as engine_lib
-from bamboo_jax.runtime import executor as executor_lib
-from bamboo_jax.runtime import node as node_lib
-from bamboo_jax.runtime import program_cache
-from bamboo_jax.runtime.phases import compile_ahead
-from bamboo_jax.runtime.phases import reduce
-from bamboo_jax.runtime.phases import update
+from bamboo_jax.runtime import (
+    engine as engine_lib,
+    executor as executor_lib,
+    node as node_lib,
+    program_cache,
+)
+from bamboo_jax.runtime.phases import compile_ahead, reduce, update
 from bamboo_jax.runtime.profile import recorder
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import timeline as timeline_lib
-from bamboo_jax.train.setup import build
-from bamboo_jax.train.setup import executors
+from bamboo_jax.train.setup import build, executors
 
 Microbatches = Sequence[Mapping[str, np.ndarray]]
 

@@ -31,16 +31,13 @@ import jax
 import jax.numpy as jnp
 
 from bamboo_jax import config as config_lib
-from bamboo_jax.benchmarks import joined
-from bamboo_jax.benchmarks import variants
+from bamboo_jax.benchmarks import joined, variants
 from bamboo_jax.plan import cost_model
-from bamboo_jax.runtime import allocator
-from bamboo_jax.runtime import program_cache
+from bamboo_jax.runtime import allocator, program_cache
 from bamboo_jax.runtime.profile import profiler
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import failover
-from bamboo_jax.train.setup import build
-from bamboo_jax.train.setup import executors
+from bamboo_jax.train.setup import build, executors
 
 _NUM_LINK_TIMES, _NUM_REFRESH_TIMES = 100, 25
 

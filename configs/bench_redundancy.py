@@ -8,8 +8,7 @@ configs/bench_redundancy.py:paced  4 paced stages, passes with 30 % jitter
 
 import ml_collections
 
-from bamboo_jax.configs import bench_peer
-from bamboo_jax.configs import paced
+from bamboo_jax.configs import bench_peer, paced
 
 
 def get_config(kind: str = "") -> ml_collections.ConfigDict:

@@ -7,8 +7,7 @@ configs/validate.py:2x4  2 pipelines of 4 stages, of paced nodes
 
 import ml_collections
 
-from bamboo_jax.configs import paced
-from bamboo_jax.configs import quickstart
+from bamboo_jax.configs import paced, quickstart
 
 _PACED = ("2x4",)  # More than 2 cores can compute, so these nodes are paced.
 

@@ -5,9 +5,7 @@ import jax.numpy as jnp
 import optax
 
 import bamboo_jax
-from bamboo_jax.models import layer
-from bamboo_jax.models import linen
-from bamboo_jax.models import model
+from bamboo_jax.models import layer, linen, model
 
 
 class Embed(nn.Module):

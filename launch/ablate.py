@@ -20,15 +20,16 @@ import pathlib
 
 from absl import flags
 
-from bamboo_jax.benchmarks import ablation
-from bamboo_jax.benchmarks import ablation_report
+from bamboo_jax.benchmarks import ablation, ablation_report
 from bamboo_jax.experiments import sweep
-from bamboo_jax.launch import ablate_flags
-from bamboo_jax.launch import cli
-from bamboo_jax.launch import config_flag
-from bamboo_jax.launch import figure_flags
-from bamboo_jax.launch import shared_flags
-from bamboo_jax.launch import sweep_flags
+from bamboo_jax.launch import (
+    ablate_flags,
+    cli,
+    config_flag,
+    figure_flags,
+    shared_flags,
+    sweep_flags,
+)
 from bamboo_jax.metrics import plots
 
 _CONFIG = config_flag.define(ablate_flags.DEFAULT, "What all runs share.")

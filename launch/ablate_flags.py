@@ -8,9 +8,7 @@ from absl import flags
 from bamboo_jax.base import packaged
 from bamboo_jax.benchmarks import ablation
 from bamboo_jax.experiments import sweep
-from bamboo_jax.launch import cli
-from bamboo_jax.launch import config_flag
-from bamboo_jax.launch import flag_checks
+from bamboo_jax.launch import cli, config_flag, flag_checks
 
 DEFAULT = "quickstart"
 _SHARED = ("config", *ablation.FILES, "time_scale", "nodes", "program_cache")

@@ -15,13 +15,9 @@ import sys
 from absl import flags
 
 from bamboo_jax.base import logs
-from bamboo_jax.cluster import copies
-from bamboo_jax.cluster import notices as notices_lib
-from bamboo_jax.launch import cli
-from bamboo_jax.launch import identity_flags
-from bamboo_jax.launch import node_flags as given
-from bamboo_jax.local_cluster import narrator as narrator_lib
-from bamboo_jax.local_cluster import node
+from bamboo_jax.cluster import copies, notices as notices_lib
+from bamboo_jax.launch import cli, identity_flags, node_flags as given
+from bamboo_jax.local_cluster import narrator as narrator_lib, node
 from bamboo_jax.metrics import progress as progress_lib
 
 flags.adopt_module_key_flags(given)

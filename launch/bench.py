@@ -24,11 +24,7 @@ import sys
 from absl import flags
 
 from bamboo_jax.cli import config_check
-from bamboo_jax.launch import cli
-from bamboo_jax.launch import config_flag
-from bamboo_jax.launch import figure_flags
-from bamboo_jax.launch import flag_checks
-from bamboo_jax.launch import shared_flags
+from bamboo_jax.launch import cli, config_flag, figure_flags, flag_checks, shared_flags
 
 _CONFIG = config_flag.define("bench_peer", "What to measure.")
 _CASE = flags.DEFINE_string("case", None, "What to run, if not by the config.")

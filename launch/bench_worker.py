@@ -2,9 +2,7 @@
 
 import os
 
-from absl import app
-from absl import flags
-from absl import logging
+from absl import app, flags, logging
 
 from bamboo_jax.launch import config_flag
 

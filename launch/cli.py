@@ -10,8 +10,7 @@ from typing import Any
 from absl import flags
 
 from bamboo_jax.base import packaged
-from bamboo_jax.cli import command
-from bamboo_jax.cli import config_check
+from bamboo_jax.cli import command, config_check
 from bamboo_jax.launch import config_flag
 from bamboo_jax.train.setup import accept
 

@@ -20,13 +20,14 @@ import sys
 
 from absl import flags
 
-from bamboo_jax.launch import cli
-from bamboo_jax.launch import cluster_checks
-from bamboo_jax.launch import cluster_flags as given
-from bamboo_jax.launch import figure_flags
-from bamboo_jax.launch import shared_flags
-from bamboo_jax.local_cluster import cluster_run
-from bamboo_jax.local_cluster import setup as setup_lib
+from bamboo_jax.launch import (
+    cli,
+    cluster_checks,
+    cluster_flags as given,
+    figure_flags,
+    shared_flags,
+)
+from bamboo_jax.local_cluster import cluster_run, setup as setup_lib
 from bamboo_jax.runtime import accelerator
 from bamboo_jax.train.setup import sizes
 

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from bamboo_jax.launch import cluster_flags as given
-from bamboo_jax.launch import flag_checks
+from bamboo_jax.launch import cluster_flags as given, flag_checks
 
 
 def check_together() -> None:

@@ -4,12 +4,8 @@ import dataclasses
 
 from absl import flags
 
-from bamboo_jax.launch import config_flag
-from bamboo_jax.launch import figure_flags
-from bamboo_jax.launch import page_flags
-from bamboo_jax.launch import shared_flags
-from bamboo_jax.traces import readers
-from bamboo_jax.traces import replay as replay_lib
+from bamboo_jax.launch import config_flag, figure_flags, page_flags, shared_flags
+from bamboo_jax.traces import readers, replay as replay_lib
 
 CONFIG = config_flag.define("default", "What to train.")
 WORKDIR = shared_flags.define_workdir()

@@ -12,12 +12,9 @@ from collections.abc import Sequence
 import pathlib
 import sys
 
-from absl import app
-from absl import flags
+from absl import app, flags
 
-from bamboo_jax.launch import cli
-from bamboo_jax.launch import figure_flags
-from bamboo_jax.launch import flag_checks
+from bamboo_jax.launch import cli, figure_flags, flag_checks
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.report import comparison
 

@@ -20,8 +20,7 @@ folder that their adapter_config.json names.
 
 from absl import flags
 
-from bamboo_jax.launch import cli
-from bamboo_jax.launch import flag_checks
+from bamboo_jax.launch import cli, flag_checks
 
 _KINDS = ["hf", "peft"]
 _FROM = flags.DEFINE_enum("from", None, _KINDS, "What `--path` is.")

@@ -12,12 +12,8 @@ import pathlib
 
 from absl import flags
 
-from bamboo_jax.accounting import prices as prices_lib
-from bamboo_jax.accounting import runs
-from bamboo_jax.launch import cli
-from bamboo_jax.launch import figure_flags
-from bamboo_jax.launch import flag_checks
-from bamboo_jax.launch import shared_flags
+from bamboo_jax.accounting import prices as prices_lib, runs
+from bamboo_jax.launch import cli, figure_flags, flag_checks, shared_flags
 from bamboo_jax.metrics import jsonl
 
 _WORKDIR = shared_flags.define_workdir("Of the run.")
@@ -60,9 +56,7 @@ def main() -> None:
   if price is None:
     print("cost: not known; --instance=NAME says what a node is charged as")
   if _REPORT.value and price is not None:
-    from bamboo_jax.report import content
-    from bamboo_jax.report import page
-    from bamboo_jax.report import run_course
+    from bamboo_jax.report import content, page, run_course
 
     lines = jsonl.read_lines(log)
     course = run_course.make_course(lines, price=price, market=market)

@@ -9,8 +9,7 @@ it on each.
 
 import pathlib
 
-from bamboo_jax.launch import cli
-from bamboo_jax.launch import shared_flags
+from bamboo_jax.launch import cli, shared_flags
 from bamboo_jax.local_cluster import inquiry
 
 _WORKDIR = shared_flags.define_workdir("Of a cluster that runs.")

@@ -17,8 +17,7 @@ import time
 from absl import flags
 
 from bamboo_jax.experiments import sweep
-from bamboo_jax.launch import cli
-from bamboo_jax.launch import sweep_flags
+from bamboo_jax.launch import cli, sweep_flags
 from bamboo_jax.testing.simulation import modes
 
 _SIZE = 10  # Histories of a job.

@@ -9,8 +9,7 @@ extra `gpu_compile`, in an environment of its own; docs/guides/gpu.md.
 
 from absl import flags
 
-from bamboo_jax.launch import cli
-from bamboo_jax.launch import config_flag
+from bamboo_jax.launch import cli, config_flag
 
 _CONFIG = config_flag.define("default", "What to compile.")
 _GPU = flags.DEFINE_string("gpu", "h100", "The GPU: l4, a100, h100, h200 or b200.")

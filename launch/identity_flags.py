@@ -5,8 +5,7 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
-from bamboo_jax.cluster.store import endpoint as endpoint_lib
-from bamboo_jax.cluster.store import etcd as etcd_lib
+from bamboo_jax.cluster.store import endpoint as endpoint_lib, etcd as etcd_lib
 from bamboo_jax.net import identity as identity_lib
 
 NAMES = ("run", "secret", "certificates")

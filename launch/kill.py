@@ -14,8 +14,7 @@ import signal
 
 from absl import flags
 
-from bamboo_jax.launch import cli
-from bamboo_jax.launch import observer_flags as given
+from bamboo_jax.launch import cli, observer_flags as given
 from bamboo_jax.local_cluster import inquiry
 
 flags.adopt_module_key_flags(given)

@@ -22,10 +22,7 @@ import sys
 from absl import flags
 
 from bamboo_jax.experiments import sweep
-from bamboo_jax.launch import cli
-from bamboo_jax.launch import config_flag
-from bamboo_jax.launch import shared_flags
-from bamboo_jax.launch import sweep_flags
+from bamboo_jax.launch import cli, config_flag, shared_flags, sweep_flags
 
 _CONFIG_FILE = "sweep_faults"
 _CONFIG = config_flag.define(_CONFIG_FILE, "What to train.")

@@ -5,9 +5,7 @@ The agent passes those of `SHARED` on as they are.
 
 from absl import flags
 
-from bamboo_jax.launch import config_flag
-from bamboo_jax.launch import identity_flags
-from bamboo_jax.launch import shared_flags
+from bamboo_jax.launch import config_flag, identity_flags, shared_flags
 
 NAME = flags.DEFINE_string("name", None, "Of the node.", required=True)
 CONFIG = config_flag.define("default", "What to train.")

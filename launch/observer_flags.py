@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 from absl import flags
 
-from bamboo_jax.cluster.store import endpoint as endpoint_lib
-from bamboo_jax.cluster.store import registry as registry_lib
+from bamboo_jax.cluster.store import endpoint as endpoint_lib, registry as registry_lib
 from bamboo_jax.launch import identity_flags
 
 WORKDIR = flags.DEFINE_string("workdir", None, "Of a running `bamboo cluster` or `bamboo store`.")

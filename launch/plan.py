@@ -13,8 +13,7 @@ memory and dollars; `--nodes` proposes layouts for a number of them.
 
 from absl import flags
 
-from bamboo_jax.launch import cli
-from bamboo_jax.launch import config_flag
+from bamboo_jax.launch import cli, config_flag
 
 _CONFIG = config_flag.define("default", "What to plan.")
 _TRACE = flags.DEFINE_string("trace", None, "Write the plan as a Chrome trace, for Perfetto.")
@@ -38,8 +37,7 @@ def main() -> None:
     cli.check_folder(_TRACE.value)
   from bamboo_jax.metrics import chrome_trace
   from bamboo_jax.train.record import step_traces
-  from bamboo_jax.train.setup import rental
-  from bamboo_jax.train.setup import show
+  from bamboo_jax.train.setup import rental, show
 
   if _NODES.value:
     print(rental.propose(_CONFIG.value, _NODES.value))

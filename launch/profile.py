@@ -17,9 +17,7 @@ from absl import flags
 import tqdm
 
 from bamboo_jax import base
-from bamboo_jax.launch import cli
-from bamboo_jax.launch import config_flag
-from bamboo_jax.launch import shared_flags
+from bamboo_jax.launch import cli, config_flag, shared_flags
 
 _CONFIG = config_flag.define("default", "What to measure.")
 _OUT = flags.DEFINE_string("out", None, "JSON file to write.", required=True)
@@ -35,8 +33,7 @@ def main() -> None:
     return
   import jax
 
-  from bamboo_jax.plan import cost_model
-  from bamboo_jax.plan import render
+  from bamboo_jax.plan import cost_model, render
   from bamboo_jax.runtime import devices as devices_lib
   from bamboo_jax.runtime.profile import profiler
   from bamboo_jax.train.setup import build
@@ -57,8 +54,7 @@ def main() -> None:
 
 def _measure_cluster() -> None:
   from bamboo_jax.experiments import validation
-  from bamboo_jax.local_cluster import setup as setup_lib
-  from bamboo_jax.local_cluster import trial
+  from bamboo_jax.local_cluster import setup as setup_lib, trial
 
   config, out = _CONFIG.value, pathlib.Path(_OUT.value)
   setup_lib.check(config, ["a"])

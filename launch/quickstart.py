@@ -19,12 +19,8 @@ import sys
 from absl import flags
 
 from bamboo_jax import base
-from bamboo_jax.benchmarks import story
-from bamboo_jax.benchmarks import twins
-from bamboo_jax.launch import cli
-from bamboo_jax.launch import config_flag
-from bamboo_jax.launch import figure_flags
-from bamboo_jax.launch import shared_flags
+from bamboo_jax.benchmarks import story, twins
+from bamboo_jax.launch import cli, config_flag, figure_flags, shared_flags
 from bamboo_jax.metrics import summary as summary_lib
 from bamboo_jax.report import comparison
 from bamboo_jax.train.record import workdir as workdir_lib

@@ -10,11 +10,9 @@ nodes and the dollars went, and the last step as planned and as measured.
 import pathlib
 
 from bamboo_jax import base
-from bamboo_jax.launch import cli
-from bamboo_jax.launch import shared_flags
+from bamboo_jax.launch import cli, shared_flags
 from bamboo_jax.report import page
-from bamboo_jax.report.live import document
-from bamboo_jax.report.live import feed as feed_lib
+from bamboo_jax.report.live import document, feed as feed_lib
 
 _WORKDIR = shared_flags.define_workdir("Of the run; the page goes there.")
 

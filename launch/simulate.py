@@ -15,15 +15,8 @@ import sys
 from absl import flags
 
 from bamboo_jax import base
-from bamboo_jax.experiments import compare
-from bamboo_jax.experiments import provenance
-from bamboo_jax.experiments import unused
-from bamboo_jax.launch import cli
-from bamboo_jax.launch import config_flag
-from bamboo_jax.launch import figure_flags
-from bamboo_jax.launch import flag_checks
-from bamboo_jax.launch import shared_flags
-from bamboo_jax.launch import sweep_flags
+from bamboo_jax.experiments import compare, provenance, unused
+from bamboo_jax.launch import cli, config_flag, figure_flags, flag_checks, shared_flags, sweep_flags
 from bamboo_jax.reproductions.bamboo import table as bamboo_bert
 from bamboo_jax.reproductions.oobleck import evaluation as oobleck
 

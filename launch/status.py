@@ -19,12 +19,9 @@ import time
 from absl import flags
 
 from bamboo_jax.cluster.store import registry as registry_lib
-from bamboo_jax.launch import cli
-from bamboo_jax.launch import observer_flags as given
-from bamboo_jax.launch import page_flags
+from bamboo_jax.launch import cli, observer_flags as given, page_flags
 from bamboo_jax.report import status
-from bamboo_jax.report.live import feed as feed_lib
-from bamboo_jax.report.live import server
+from bamboo_jax.report.live import feed as feed_lib, server
 
 _WATCH = flags.DEFINE_bool("watch", False, "Show it again every second.")
 _JSON = flags.DEFINE_bool("json", False, "Print all that a page shows, as JSON.")

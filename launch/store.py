@@ -16,14 +16,9 @@ import time
 from absl import flags
 
 from bamboo_jax import base
-from bamboo_jax.cluster.store import endpoint as endpoint_lib
-from bamboo_jax.cluster.store import private_etcd
-from bamboo_jax.launch import cli
-from bamboo_jax.launch import flag_checks
-from bamboo_jax.launch import identity_flags
-from bamboo_jax.launch import shared_flags
-from bamboo_jax.net import addresses
-from bamboo_jax.net import identity as identity_lib
+from bamboo_jax.cluster.store import endpoint as endpoint_lib, private_etcd
+from bamboo_jax.launch import cli, flag_checks, identity_flags, shared_flags
+from bamboo_jax.net import addresses, identity as identity_lib
 
 _WORKDIR = shared_flags.define_workdir("Workdir of the run.")
 _HOST = flags.DEFINE_string(

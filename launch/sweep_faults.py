@@ -22,9 +22,7 @@ import sys
 
 from absl import flags
 
-from bamboo_jax.launch import cli
-from bamboo_jax.launch import config_flag
-from bamboo_jax.launch import shared_flags
+from bamboo_jax.launch import cli, config_flag, shared_flags
 
 _CONFIG = config_flag.define("sweep_faults", "What to train.")
 _NUM_STAGES = flags.DEFINE_list("num_stages", ["2", "3", "4"], "Stages.")

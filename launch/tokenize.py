@@ -40,8 +40,7 @@ _PROCESSES = flags.DEFINE_integer("processes", None, "By default one for each co
 
 def main() -> None:
   """Writes the files, and prints how many tokens they have."""
-  from bamboo_jax.data.disk import files
-  from bamboo_jax.data.disk import tokenizing
+  from bamboo_jax.data.disk import files, tokenizing
 
   names, paths = zip(*files.find_files(_PATH.value), strict=True)
   fields = tuple(_FIELD.value.split(","))

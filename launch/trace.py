@@ -16,15 +16,15 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from bamboo_jax.launch import cli
-from bamboo_jax.launch import figure_flags
-from bamboo_jax.launch import trace_flags as given
+from bamboo_jax.launch import cli, figure_flags, trace_flags as given
 from bamboo_jax.report import trace_report
-from bamboo_jax.traces import generator
-from bamboo_jax.traces import parameters as trace_parameters
-from bamboo_jax.traces import readers
-from bamboo_jax.traces import scale
-from bamboo_jax.traces import trace as trace_lib
+from bamboo_jax.traces import (
+    generator,
+    parameters as trace_parameters,
+    readers,
+    scale,
+    trace as trace_lib,
+)
 
 flags.adopt_module_key_flags(given)
 

@@ -3,11 +3,8 @@
 from absl import flags
 
 from bamboo_jax import base
-from bamboo_jax.launch import cli
-from bamboo_jax.launch import figure_flags
-from bamboo_jax.launch import flag_checks
-from bamboo_jax.traces import counts
-from bamboo_jax.traces import parameters
+from bamboo_jax.launch import cli, figure_flags, flag_checks
+from bamboo_jax.traces import counts, parameters
 
 OUT = flags.DEFINE_string("out", None, "Events to write (generate), or figure to draw (show, fit).")
 FORMAT = figure_flags.define()

@@ -15,10 +15,7 @@ import sys
 
 from absl import flags
 
-from bamboo_jax.launch import cli
-from bamboo_jax.launch import config_flag
-from bamboo_jax.launch import figure_flags
-from bamboo_jax.launch import shared_flags
+from bamboo_jax.launch import cli, config_flag, figure_flags, shared_flags
 
 _CONFIG = config_flag.define("default", "What to train.")
 _WORKDIR = shared_flags.define_workdir()

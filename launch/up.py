@@ -20,13 +20,9 @@ from absl import flags
 from bamboo_jax import base
 from bamboo_jax.cli import config_check
 from bamboo_jax.cluster import children
-from bamboo_jax.launch import cli
-from bamboo_jax.launch import config_flag
-from bamboo_jax.launch import shared_flags
-from bamboo_jax.local_cluster import hosts as hosts_lib
-from bamboo_jax.local_cluster import narrator as narrator_lib
-from bamboo_jax.metrics import progress as progress_lib
-from bamboo_jax.metrics import summary as summary_lib
+from bamboo_jax.launch import cli, config_flag, shared_flags
+from bamboo_jax.local_cluster import hosts as hosts_lib, narrator as narrator_lib
+from bamboo_jax.metrics import progress as progress_lib, summary as summary_lib
 
 _CONFIG = config_flag.define("default", "What to train.")
 _WORKDIR = shared_flags.define_workdir("Folder that all machines share.")

@@ -15,13 +15,9 @@ import sys
 from absl import flags
 
 from bamboo_jax import base
-from bamboo_jax.experiments import provenance
-from bamboo_jax.experiments import validation
-from bamboo_jax.launch import cli
-from bamboo_jax.launch import cluster_checks
-from bamboo_jax.launch import cluster_flags as given
-from bamboo_jax.local_cluster import setup as setup_lib
-from bamboo_jax.local_cluster import trial
+from bamboo_jax.experiments import provenance, validation
+from bamboo_jax.launch import cli, cluster_checks, cluster_flags as given
+from bamboo_jax.local_cluster import setup as setup_lib, trial
 from bamboo_jax.metrics import plots
 from bamboo_jax.sim import times as times_lib
 

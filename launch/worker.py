@@ -13,16 +13,13 @@ import sys
 import time
 import traceback
 
-from absl import app
-from absl import logging
+from absl import app, logging
 
 from bamboo_jax import base
 from bamboo_jax.base import logs
 from bamboo_jax.cli import command
 from bamboo_jax.cluster import children
-from bamboo_jax.launch import identity_flags
-from bamboo_jax.launch import node_flags as given
-from bamboo_jax.launch import shared_flags
+from bamboo_jax.launch import identity_flags, node_flags as given, shared_flags
 from bamboo_jax.runtime import accelerator
 
 

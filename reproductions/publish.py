@@ -6,8 +6,7 @@ import pathlib
 from bamboo_jax.base import packaged
 from bamboo_jax.experiments import output
 from bamboo_jax.metrics import table as table_lib
-from bamboo_jax.report import content
-from bamboo_jax.report import page
+from bamboo_jax.report import content, page
 
 # Published figures, with their sources.
 PUBLISHED = packaged.folder("third_party/published")

@@ -16,14 +16,10 @@ import hypothesis
 import jax
 import pytest
 
-from bamboo_jax.runtime import devices as devices_lib
-from bamboo_jax.runtime import program_cache
-from bamboo_jax.runtime.executables import program_folder
-from bamboo_jax.runtime.executables import program_store
+from bamboo_jax.runtime import devices as devices_lib, program_cache
+from bamboo_jax.runtime.executables import program_folder, program_store
 from bamboo_jax.runtime.phases import fingerprint
-from tests import compilation
-from tests import cpu_secs
-from tests import samples
+from tests import compilation, cpu_secs, samples
 
 _CACHE = pathlib.Path(__file__).resolve().parents[1] / "build" / "cache"
 # Each program takes three mappings; Linux kills whoever exceeds 65,530.

@@ -18,11 +18,12 @@ from bamboo_jax import base
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.executables import program_store
 from bamboo_jax.runtime.spmd import global_arrays
-from bamboo_jax.runtime.spmd.processes import coordination
-from bamboo_jax.runtime.spmd.processes import rendezvous as rendezvous_lib
-from bamboo_jax.runtime.spmd.processes import transfer_log
-from bamboo_jax.runtime.wire import endpoints
-from bamboo_jax.runtime.wire import transport as transport_lib
+from bamboo_jax.runtime.spmd.processes import (
+    coordination,
+    rendezvous as rendezvous_lib,
+    transfer_log,
+)
+from bamboo_jax.runtime.wire import endpoints, transport as transport_lib
 from bamboo_jax.schedule import channel as channel_lib
 
 _SIZE = 1024

@@ -8,8 +8,7 @@ import tempfile
 
 from absl.testing import parameterized
 
-from bamboo_jax import base
-from bamboo_jax import config
+from bamboo_jax import base, config
 from bamboo_jax.cli import listing
 from bamboo_jax.configs import default
 

@@ -20,8 +20,7 @@ import subprocess
 import sys
 from typing import Any, NamedTuple
 
-from tests import compilation
-from tests import forks
+from tests import compilation, forks
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _LIMIT_SECS = 600.0  # Compiling takes most on a busy machine.

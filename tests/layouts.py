@@ -2,21 +2,24 @@
 
 from collections.abc import Sequence
 
-from bamboo_jax.plan import cost_model
-from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.plan import pipelines as pipelines_lib
-from bamboo_jax.plan import planner as planner_lib
-from bamboo_jax.plan import rows
+from bamboo_jax.plan import (
+    cost_model,
+    partition as partition_lib,
+    pipelines as pipelines_lib,
+    planner as planner_lib,
+    rows,
+)
 from bamboo_jax.plan.times import predictor as predictor_lib
-from bamboo_jax.recovery import assignment
-from bamboo_jax.recovery import ladder as ladder_lib
-from bamboo_jax.recovery import layout as layout_lib
-from bamboo_jax.recovery import placement as placement_lib
-from bamboo_jax.recovery import planner
-from bamboo_jax.recovery import shapes as shapes_lib
-from bamboo_jax.recovery import speeds as speeds_lib
-from bamboo_jax.recovery.oobleck import cover as cover_lib
-from bamboo_jax.recovery.oobleck import templates as templates_lib
+from bamboo_jax.recovery import (
+    assignment,
+    ladder as ladder_lib,
+    layout as layout_lib,
+    placement as placement_lib,
+    planner,
+    shapes as shapes_lib,
+    speeds as speeds_lib,
+)
+from bamboo_jax.recovery.oobleck import cover as cover_lib, templates as templates_lib
 from bamboo_jax.schedule import failover
 from tests import profiles
 

@@ -44,8 +44,7 @@ import threading
 import time
 
 from bamboo_jax.cluster import views
-from bamboo_jax.cluster.store import fence
-from bamboo_jax.cluster.store import private_etcd
+from bamboo_jax.cluster.store import fence, private_etcd
 
 _TUN = "/dev/net/tun"
 _SET_TUN = 0x400454CA

@@ -33,18 +33,18 @@ import psutil
 
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import views
-from bamboo_jax.cluster.store import endpoint as endpoint_lib
-from bamboo_jax.cluster.store import private_etcd
-from bamboo_jax.cluster.store import registry as registry_lib
+from bamboo_jax.cluster.store import (
+    endpoint as endpoint_lib,
+    private_etcd,
+    registry as registry_lib,
+)
 from bamboo_jax.configs import quickstart
-from bamboo_jax.metrics import jsonl
-from bamboo_jax.metrics import rows as rows_lib
+from bamboo_jax.metrics import jsonl, rows as rows_lib
 from bamboo_jax.net import identity as identity_lib
 from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.train.record import step_traces
-from tests import layouts
-from tests import members
+from tests import layouts, members
 from tests.recovery import durations_test
 from tests.report.live import facts_test
 

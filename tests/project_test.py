@@ -9,8 +9,7 @@ import subprocess
 import tempfile
 
 from absl.testing import parameterized
-from packaging import requirements
-from packaging import utils
+from packaging import requirements, utils
 import yaml
 
 import bamboo_jax

@@ -8,8 +8,7 @@ import sys
 import types
 
 from bamboo_jax.benchmarks import story
-from tests import compilation
-from tests import folders
+from tests import compilation, folders
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _TEXT = (_ROOT / "README.md").read_text()

@@ -8,8 +8,7 @@ from unittest import mock
 
 from absl.testing import parameterized
 
-from tests import cpu_secs
-from tests import samples
+from tests import cpu_secs, samples
 
 
 class SamplesTest(parameterized.TestCase):

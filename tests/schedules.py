@@ -2,11 +2,13 @@
 
 import re
 
-from bamboo_jax.schedule import costs as costs_lib
-from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.schedule import lines as lines_lib
-from bamboo_jax.schedule import scheduler
-from bamboo_jax.schedule import timeline as timeline_lib
+from bamboo_jax.schedule import (
+    costs as costs_lib,
+    instruction as instruction_lib,
+    lines as lines_lib,
+    scheduler,
+    timeline as timeline_lib,
+)
 
 _PATTERN = re.compile(r"(\d+)(F|B|RF|SA|RA|SG|RG)(\d+)(?:[<>](\d+))?")
 

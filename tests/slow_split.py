@@ -8,8 +8,7 @@ python -m tests.slow_split --size=3x2 --num_layers=9 --factors=1.25,2,4
 
 from collections.abc import Sequence
 
-from absl import app
-from absl import flags
+from absl import app, flags
 
 from tests.recovery import speeds_test
 

@@ -15,8 +15,7 @@ import optax
 from bamboo_jax.models import zoo
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.executables import program_store as store_lib
-from bamboo_jax.runtime.stage import programs as programs_lib
-from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
 
 
 def make_spec():

@@ -16,9 +16,7 @@ import jax
 import numpy as np
 
 from bamboo_jax.base import ports
-from bamboo_jax.runtime.wire import endpoints
-from bamboo_jax.runtime.wire import ordered_sum
-from bamboo_jax.runtime.wire import transport as transport_lib
+from bamboo_jax.runtime.wire import endpoints, ordered_sum, transport as transport_lib
 
 _KINDS = ("transport", "gloo")
 _WARMUP = 3

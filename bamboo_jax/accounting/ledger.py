@@ -11,8 +11,7 @@ import dataclasses
 import operator
 from typing import Any
 
-from bamboo_jax.accounting import account as account_lib
-from bamboo_jax.accounting import prices as prices_lib
+from bamboo_jax.accounting import account as account_lib, prices as prices_lib
 
 KINDS = account_lib.KINDS
 NodeTime = account_lib.NodeTime

@@ -12,9 +12,7 @@ import os
 import pathlib
 from typing import Any
 
-from bamboo_jax.accounting import account as account_lib
-from bamboo_jax.accounting import ledger as ledger_lib
-from bamboo_jax.accounting import prices as prices_lib
+from bamboo_jax.accounting import account as account_lib, ledger as ledger_lib, prices as prices_lib
 from bamboo_jax.metrics import jsonl
 
 KEY = "account"

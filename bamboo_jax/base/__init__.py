@@ -18,49 +18,53 @@ types     types that several packages share: PyTree, Place
 """
 
 from bamboo_jax import base
-from bamboo_jax.base.errors import AttemptOverError
-from bamboo_jax.base.errors import CallbackError
-from bamboo_jax.base.errors import CheckpointError
-from bamboo_jax.base.errors import CompilationError
-from bamboo_jax.base.errors import DamagedCheckpointError
-from bamboo_jax.base.errors import DataError
-from bamboo_jax.base.errors import EndedError
-from bamboo_jax.base.errors import FencedError
-from bamboo_jax.base.errors import InfeasibleError
-from bamboo_jax.base.errors import MissingExtraError
-from bamboo_jax.base.errors import MissingFileError
-from bamboo_jax.base.errors import NodeFailedError
-from bamboo_jax.base.errors import NonFiniteError
-from bamboo_jax.base.errors import PeerRemovedError
-from bamboo_jax.base.errors import ReplicaMismatchError
-from bamboo_jax.base.errors import RunFailedError
-from bamboo_jax.base.errors import StaleProfileError
-from bamboo_jax.base.errors import UnrecoverableHereError
-from bamboo_jax.base.errors import ViewChangedError
-from bamboo_jax.base.files import ask_again
-from bamboo_jax.base.files import find_danger
-from bamboo_jax.base.files import find_full
-from bamboo_jax.base.files import lock_folder
-from bamboo_jax.base.files import open_lock
-from bamboo_jax.base.files import write_atomically
-from bamboo_jax.base.functions import describe_error
-from bamboo_jax.base.functions import find_code
-from bamboo_jax.base.functions import find_function
-from bamboo_jax.base.functions import find_own_line
-from bamboo_jax.base.functions import is_function_name
-from bamboo_jax.base.ids import by_node
-from bamboo_jax.base.ids import by_stage
-from bamboo_jax.base.ids import NodeId
-from bamboo_jax.base.ids import nodes
-from bamboo_jax.base.ids import ShareId
-from bamboo_jax.base.ids import StageId
-from bamboo_jax.base.ids import stages
-from bamboo_jax.base.ids import StepId
-from bamboo_jax.base.ids import ViewId
-from bamboo_jax.base.names import hint_at
-from bamboo_jax.base.names import suggest
-from bamboo_jax.base.options import check_none
-from bamboo_jax.base.options import check_options
-from bamboo_jax.base.options import fits
-from bamboo_jax.base.options import OPTIONS
+from bamboo_jax.base.errors import (
+    AttemptOverError,
+    CallbackError,
+    CheckpointError,
+    CompilationError,
+    DamagedCheckpointError,
+    DataError,
+    EndedError,
+    FencedError,
+    InfeasibleError,
+    MissingExtraError,
+    MissingFileError,
+    NodeFailedError,
+    NonFiniteError,
+    PeerRemovedError,
+    ReplicaMismatchError,
+    RunFailedError,
+    StaleProfileError,
+    UnrecoverableHereError,
+    ViewChangedError,
+)
+from bamboo_jax.base.files import (
+    ask_again,
+    find_danger,
+    find_full,
+    lock_folder,
+    open_lock,
+    write_atomically,
+)
+from bamboo_jax.base.functions import (
+    describe_error,
+    find_code,
+    find_function,
+    find_own_line,
+    is_function_name,
+)
+from bamboo_jax.base.ids import (
+    by_node,
+    by_stage,
+    NodeId,
+    nodes,
+    ShareId,
+    StageId,
+    stages,
+    StepId,
+    ViewId,
+)
+from bamboo_jax.base.names import hint_at, suggest
+from bamboo_jax.base.options import check_none, check_options, fits, OPTIONS
 from bamboo_jax.base.types import PyTree

@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.checkpoint import arrays as layer_arrays
-from bamboo_jax.checkpoint import frozen as frozen_lib
-from bamboo_jax.checkpoint import manifest as manifest_lib
-from bamboo_jax.checkpoint import orbax_item
+from bamboo_jax.checkpoint import (
+    arrays as layer_arrays,
+    frozen as frozen_lib,
+    manifest as manifest_lib,
+    orbax_item,
+)
 from bamboo_jax.metrics import summary as summary_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 

@@ -24,10 +24,12 @@ from absl import logging
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.checkpoint import directory
-from bamboo_jax.checkpoint import frozen as frozen_lib
-from bamboo_jax.checkpoint import manifest as manifest_lib
-from bamboo_jax.checkpoint import orbax_item
+from bamboo_jax.checkpoint import (
+    directory,
+    frozen as frozen_lib,
+    manifest as manifest_lib,
+    orbax_item,
+)
 from bamboo_jax.runtime.stage import spec as spec_lib
 
 _UNFINISHED = ".tmp"

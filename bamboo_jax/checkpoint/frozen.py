@@ -13,11 +13,9 @@ from absl import logging
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.checkpoint import arrays as layer_arrays
-from bamboo_jax.checkpoint import manifest as manifest_lib
+from bamboo_jax.checkpoint import arrays as layer_arrays, manifest as manifest_lib
 from bamboo_jax.metrics import summary as summary_lib
-from bamboo_jax.models import layer as layer_lib
-from bamboo_jax.models import linen
+from bamboo_jax.models import layer as layer_lib, linen
 
 
 class InitialWeights(NamedTuple):

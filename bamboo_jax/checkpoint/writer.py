@@ -17,13 +17,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.checkpoint import arrays as layer_arrays
-from bamboo_jax.checkpoint import folder as folder_lib
-from bamboo_jax.checkpoint import frozen as frozen_lib
-from bamboo_jax.checkpoint import identity as identity_lib
-from bamboo_jax.checkpoint import manifest as manifest_lib
-from bamboo_jax.checkpoint import orbax_item
-from bamboo_jax.checkpoint import parts
+from bamboo_jax.checkpoint import (
+    arrays as layer_arrays,
+    folder as folder_lib,
+    frozen as frozen_lib,
+    identity as identity_lib,
+    manifest as manifest_lib,
+    orbax_item,
+    parts,
+)
 from bamboo_jax.runtime.stage import spec as spec_lib
 
 _WAIT_SECS = 0.1  # Between two calls of `waiting` while a save is written.

@@ -23,9 +23,7 @@ import threading
 import types
 from typing import Any, NoReturn, TextIO
 
-from absl import app
-from absl import flags
-from absl import logging
+from absl import app, flags, logging
 
 from bamboo_jax import base
 

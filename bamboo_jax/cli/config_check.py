@@ -10,8 +10,7 @@ from typing import Any
 from absl import flags
 
 from bamboo_jax import base
-from bamboo_jax.base import functions
-from bamboo_jax.base import packaged
+from bamboo_jax.base import functions, packaged
 
 _NAME = "config"
 _MODULE = "config_config"  # Name that `config_flags` gives a file's module.

@@ -18,10 +18,7 @@ from absl import logging
 
 from bamboo_jax import base
 from bamboo_jax.base import logs
-from bamboo_jax.cluster import client_state
-from bamboo_jax.cluster import frames
-from bamboo_jax.cluster import messages
-from bamboo_jax.cluster import views
+from bamboo_jax.cluster import client_state, frames, messages, views
 from bamboo_jax.schedule import channel as channel_lib
 
 _NUM_OLD = 8  # Views whose times are kept.

@@ -9,9 +9,7 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from bamboo_jax import base
-from bamboo_jax.cluster import messages
-from bamboo_jax.cluster import stalls
-from bamboo_jax.cluster import views
+from bamboo_jax.cluster import messages, stalls, views
 from bamboo_jax.schedule import channel as channel_lib
 
 _STALL_BEATS = 10  # Heartbeats without progress before a report.

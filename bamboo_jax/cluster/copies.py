@@ -27,8 +27,7 @@ import time
 import traceback
 from typing import NoReturn
 
-from absl import flags
-from absl import logging
+from absl import flags, logging
 import setproctitle
 
 from bamboo_jax.cluster import children

@@ -13,8 +13,7 @@ import socket
 from absl import logging
 
 from bamboo_jax.base import logs
-from bamboo_jax.net import addresses
-from bamboo_jax.net import identity as identity_lib
+from bamboo_jax.net import addresses, identity as identity_lib
 
 HELLO_SECS = 30.0  # A busy machine may take a while.
 _MAX_STRANGERS = 256

@@ -10,9 +10,7 @@ from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
-from bamboo_jax.cluster import frames
-from bamboo_jax.cluster import stalls as stalls_lib
-from bamboo_jax.cluster import views
+from bamboo_jax.cluster import frames, stalls as stalls_lib, views
 
 FINISHED = "finished"  # The last key that a worker posts.
 

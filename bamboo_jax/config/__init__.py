@@ -10,8 +10,4 @@
 """
 
 from bamboo_jax.config.config import Config
-from bamboo_jax.config.section import help_of
-from bamboo_jax.config.section import is_section
-from bamboo_jax.config.section import kinds_of
-from bamboo_jax.config.section import Section
-from bamboo_jax.config.section import without_none
+from bamboo_jax.config.section import help_of, is_section, kinds_of, Section, without_none

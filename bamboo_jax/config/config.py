@@ -5,11 +5,8 @@ The defaults are those of GPT-2 small on 8 nodes: 2 pipelines of 4 stages.
 
 import dataclasses
 
-from bamboo_jax.config import surroundings
-from bamboo_jax.config import work
-from bamboo_jax.config.section import option
-from bamboo_jax.config.section import part
-from bamboo_jax.config.section import Section
+from bamboo_jax.config import surroundings, work
+from bamboo_jax.config.section import option, part, Section
 
 # Why options need executor='rows'.
 _ALIKE = "one program for all nodes needs equal pipelines."

@@ -8,8 +8,7 @@ import dataclasses
 import re
 from typing import Any
 
-from bamboo_jax.config.section import option
-from bamboo_jax.config.section import Section
+from bamboo_jax.config.section import option, Section
 from bamboo_jax.metrics import plots
 
 

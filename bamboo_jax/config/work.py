@@ -7,9 +7,7 @@ from collections.abc import Mapping
 import dataclasses
 from typing import Any
 
-from bamboo_jax.config.section import option
-from bamboo_jax.config.section import part
-from bamboo_jax.config.section import Section
+from bamboo_jax.config.section import option, part, Section
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,8 +17,7 @@ from absl import logging
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.data import draws
-from bamboo_jax.data import samples
+from bamboo_jax.data import draws, samples
 
 _Key = tuple[int, int]  # Step and microbatch.
 

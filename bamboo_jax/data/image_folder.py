@@ -25,9 +25,7 @@ import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.base import extras
-from bamboo_jax.data import draws
-from bamboo_jax.data import folders
-from bamboo_jax.data import samples
+from bamboo_jax.data import draws, folders, samples
 
 ON_CORRUPT = ("skip", "stop")
 _SUFFIXES = (".jpeg", ".jpg", ".png")

@@ -18,8 +18,7 @@ import functools
 
 import numpy as np
 
-from bamboo_jax.data import draws
-from bamboo_jax.data import samples
+from bamboo_jax.data import draws, samples
 
 _BRANCHING = 4
 _ONE = 1 << 32  # Probabilities are multiples of 1 / _ONE: exact everywhere.

@@ -22,8 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from bamboo_jax.data import draws
-from bamboo_jax.data import samples
+from bamboo_jax.data import draws, samples
 
 NUM_SPECIAL = 4  # Padding, [CLS], [SEP] and [MASK].
 NUM_AROUND = 3  # [CLS] and two [SEP] per sample.

@@ -12,9 +12,7 @@ from typing import Any
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.data import corpus
-from bamboo_jax.data import draws
-from bamboo_jax.data import samples
+from bamboo_jax.data import corpus, draws, samples
 
 _BLOCK = 1 << 14  # Samples; weights are rounded to multiples of its inverse.
 _FIRST = 1 << 40  # Orders of blocks; no source has as many epochs.

@@ -19,9 +19,7 @@ from absl import logging
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.data import corpus
-from bamboo_jax.data import samples
-from bamboo_jax.data import vocabularies
+from bamboo_jax.data import corpus, samples, vocabularies
 
 Pair = tuple[bytes, bytes]
 

@@ -12,8 +12,7 @@ import sysconfig
 
 from bamboo_jax import base
 from bamboo_jax.data import corpus
-from bamboo_jax.data.disk import documents as documents_lib
-from bamboo_jax.data.disk import files
+from bamboo_jax.data.disk import documents as documents_lib, files
 
 # Excluded: installed packages, tests, compiled files.
 _SKIPPED = frozenset(

@@ -9,8 +9,7 @@ import dataclasses
 import types
 from typing import Any
 
-from bamboo_jax.data import corpus
-from bamboo_jax.data import draws
+from bamboo_jax.data import corpus, draws
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -10,19 +10,19 @@ import re
 from typing import Any
 
 from bamboo_jax import base
-from bamboo_jax.data import arrays as arrays_lib
-from bamboo_jax.data import corpus
-from bamboo_jax.data import image_folder
-from bamboo_jax.data import markov
-from bamboo_jax.data import masked
-from bamboo_jax.data import pairs as pairs_lib
-from bamboo_jax.data import readers
-from bamboo_jax.data import samples
-from bamboo_jax.data import stripes
-from bamboo_jax.data import vocabularies
-from bamboo_jax.data.disk import files
-from bamboo_jax.data.disk import packing
-from bamboo_jax.data.disk import token_files
+from bamboo_jax.data import (
+    arrays as arrays_lib,
+    corpus,
+    image_folder,
+    markov,
+    masked,
+    pairs as pairs_lib,
+    readers,
+    samples,
+    stripes,
+    vocabularies,
+)
+from bamboo_jax.data.disk import files, packing, token_files
 
 
 def make_source(

@@ -16,8 +16,7 @@ import math
 
 import numpy as np
 
-from bamboo_jax.data import draws
-from bamboo_jax.data import samples
+from bamboo_jax.data import draws, samples
 
 _TRAIN, _HELDOUT = 17, 18  # Streams of random bits.
 _MAX_DIRECTIONS = 16

@@ -13,10 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.exchange import hub_folder
-from bamboo_jax.exchange import names
-from bamboo_jax.models import model as model_lib
-from bamboo_jax.models import zoo
+from bamboo_jax.exchange import hub_folder, names
+from bamboo_jax.models import model as model_lib, zoo
 from bamboo_jax.models.text import lora
 
 _CONFIG, _FILE = "adapter_config.json", "adapter_model.safetensors"

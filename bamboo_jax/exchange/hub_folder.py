@@ -19,8 +19,7 @@ from absl import logging
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.exchange import hub_config
-from bamboo_jax.exchange import names
+from bamboo_jax.exchange import hub_config, names
 from bamboo_jax.models import model as model_lib
 
 _FILE = "model.safetensors"

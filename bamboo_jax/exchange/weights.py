@@ -12,18 +12,14 @@ import shutil
 from typing import Any
 
 from bamboo_jax import base
-from bamboo_jax.checkpoint import arrays as layer_arrays
-from bamboo_jax.checkpoint import directory
-from bamboo_jax.checkpoint import frozen
-from bamboo_jax.checkpoint import manifest as manifest_lib
-from bamboo_jax.exchange import adapters
-from bamboo_jax.exchange import companions
-from bamboo_jax.exchange import hub_config
-from bamboo_jax.exchange import hub_folder
-from bamboo_jax.exchange import names
-from bamboo_jax.models import layer as layer_lib
-from bamboo_jax.models import model as model_lib
-from bamboo_jax.models import zoo
+from bamboo_jax.checkpoint import (
+    arrays as layer_arrays,
+    directory,
+    frozen,
+    manifest as manifest_lib,
+)
+from bamboo_jax.exchange import adapters, companions, hub_config, hub_folder, names
+from bamboo_jax.models import layer as layer_lib, model as model_lib, zoo
 
 _KINDS = ("params/", "stats/")  # Optimizer slots are not weights.
 

@@ -14,15 +14,8 @@ import ml_collections
 
 from bamboo_jax import base
 from bamboo_jax.accounting import account as account_lib
-from bamboo_jax.experiments import compare_report
-from bamboo_jax.experiments import gap
-from bamboo_jax.experiments import output
-from bamboo_jax.experiments import sweep as sweep_lib
-from bamboo_jax.experiments import unused
-from bamboo_jax.sim import build
-from bamboo_jax.sim import forecast
-from bamboo_jax.sim import loop
-from bamboo_jax.sim import presets
+from bamboo_jax.experiments import compare_report, gap, output, sweep as sweep_lib, unused
+from bamboo_jax.sim import build, forecast, loop, presets
 
 _SHOWN = (
     *("policy", "setting", "throughput_samples_per_sec", "cost_usd_per_hour"),

@@ -6,8 +6,7 @@ import pathlib
 from typing import Any
 
 from bamboo_jax.experiments import output
-from bamboo_jax.report import content
-from bamboo_jax.report import page
+from bamboo_jax.report import content, page
 from bamboo_jax.sim import loop
 
 _Sweep = Mapping[Any, Mapping[str, Sequence[loop.Outcome]]]

@@ -4,18 +4,13 @@ from collections.abc import Callable, Sequence
 import pathlib
 from typing import NamedTuple
 
-from bamboo_jax import base
-from bamboo_jax import config as config_lib
+from bamboo_jax import base, config as config_lib
 from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.plan import cost_model
-from bamboo_jax.sim import decisions
-from bamboo_jax.sim import loop
-from bamboo_jax.sim import speed as speed_lib
-from bamboo_jax.sim import times as times_lib
+from bamboo_jax.sim import decisions, loop, speed as speed_lib, times as times_lib
 from bamboo_jax.traces import readers
 from bamboo_jax.train.record import meter
-from bamboo_jax.train.setup import build
-from bamboo_jax.train.setup import build_recovery
+from bamboo_jax.train.setup import build, build_recovery
 
 
 def check(config: config_lib.Config, *, layers: str | None, cluster: str | None) -> None:

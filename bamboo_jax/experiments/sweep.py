@@ -33,8 +33,7 @@ import sys
 from typing import Any, TypeVar
 
 from bamboo_jax import base
-from bamboo_jax.base import extras
-from bamboo_jax.base import packaged
+from bamboo_jax.base import extras, packaged
 from bamboo_jax.experiments import kept
 from bamboo_jax.metrics import progress as progress_lib
 

@@ -13,20 +13,12 @@ import pathlib
 import statistics
 from typing import Any, NamedTuple
 
-from bamboo_jax.accounting import account as account_lib
-from bamboo_jax.accounting import ledger as ledger_lib
-from bamboo_jax.accounting import prices as prices_lib
-from bamboo_jax.experiments import compare_report
-from bamboo_jax.experiments import output
+from bamboo_jax.accounting import account as account_lib, ledger as ledger_lib, prices as prices_lib
+from bamboo_jax.experiments import compare_report, output
 from bamboo_jax.metrics import jsonl
-from bamboo_jax.report import content
-from bamboo_jax.report import page
-from bamboo_jax.report import run_course
-from bamboo_jax.report import run_times
-from bamboo_jax.sim import loop
-from bamboo_jax.sim import times as times_lib
-from bamboo_jax.traces import replay as replay_lib
-from bamboo_jax.traces import trace as trace_lib
+from bamboo_jax.report import content, page, run_course, run_times
+from bamboo_jax.sim import loop, times as times_lib
+from bamboo_jax.traces import replay as replay_lib, trace as trace_lib
 
 _ORDERS = 1000  # Maximum number of orders of pipelines that are tried.
 _NUM_FIRST = 5  # Steps during which programs are still being loaded.

@@ -27,8 +27,7 @@ import dataclasses
 import re
 
 from bamboo_jax import base
-from bamboo_jax.base import packaged
-from bamboo_jax.base import types
+from bamboo_jax.base import packaged, types
 from bamboo_jax.faults import slow as slow_lib
 
 PHASES = ("compute", "ties", "reduce", "norm", "refresh", "vote", "apply")

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 import random
 
 from bamboo_jax import base
-from bamboo_jax.faults import faults as faults_lib
-from bamboo_jax.faults import slow as slow_lib
+from bamboo_jax.faults import faults as faults_lib, slow as slow_lib
 
 
 def make_random_kills(

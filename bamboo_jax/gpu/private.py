@@ -53,8 +53,7 @@ def _find_cuda() -> list[str]:
 def _modules() -> tuple[Any, Any, Any]:
   """Returns the modules of JAX that are changed; `AttributeError` if new."""
   from jax._src.cudnn import fused_attention_stablehlo as attention
-  from jax._src.interpreters import mlir
-  from jax._src.interpreters import pxla
+  from jax._src.interpreters import mlir, pxla
 
   for module, name in (
       (attention, "check_cudnn_version"),

@@ -14,17 +14,12 @@ import numpy as np
 
 from bamboo_jax import config as config_lib
 from bamboo_jax.accounting import machines
-from bamboo_jax.gpu import findings as findings_lib
-from bamboo_jax.gpu import hlo
-from bamboo_jax.gpu import private
-from bamboo_jax.gpu import targets
+from bamboo_jax.gpu import findings as findings_lib, hlo, private, targets
 from bamboo_jax.models import sharding
 from bamboo_jax.plan import planner
 from bamboo_jax.runtime import places
-from bamboo_jax.runtime.stage import programs as programs_lib
-from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.train.setup import build
-from bamboo_jax.train.setup import executors
+from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
+from bamboo_jax.train.setup import build, executors
 
 _ALWAYS = ("forward", "backward", "update", "norms", "zeros")
 _AHEAD = ("bubble", "budget", "eager")  # Modes with redundant passes.

@@ -10,21 +10,14 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 from typing import Any
 
-from bamboo_jax import base
-from bamboo_jax import config as config_lib
+from bamboo_jax import base, config as config_lib
 from bamboo_jax.accounting import machines
-from bamboo_jax.gpu import private
-from bamboo_jax.gpu import programs as programs_lib
-from bamboo_jax.gpu import targets
+from bamboo_jax.gpu import private, programs as programs_lib, targets
 from bamboo_jax.metrics import table as table_lib
-from bamboo_jax.plan import cost_model
-from bamboo_jax.plan import planner
-from bamboo_jax.runtime import accelerator
-from bamboo_jax.runtime import settings
+from bamboo_jax.plan import cost_model, planner
+from bamboo_jax.runtime import accelerator, settings
 from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.train.setup import build
-from bamboo_jax.train.setup import executors
-from bamboo_jax.train.setup import show
+from bamboo_jax.train.setup import build, executors, show
 
 _LINK_BYTES_PER_SEC = 1.25e10  # 100 Gbit/s, where the config has no instance.
 _ADVICE = (

@@ -11,21 +11,14 @@ import statistics
 import time
 from typing import NamedTuple
 
-from bamboo_jax import base
-from bamboo_jax import config as config_lib
-from bamboo_jax.base import logs
-from bamboo_jax.base import ports
+from bamboo_jax import base, config as config_lib
+from bamboo_jax.base import logs, ports
 from bamboo_jax.faults import faults as faults_lib
-from bamboo_jax.local_cluster import director
-from bamboo_jax.local_cluster import machine
-from bamboo_jax.local_cluster import page
-from bamboo_jax.local_cluster import setup as setup_lib
-from bamboo_jax.metrics import jsonl
-from bamboo_jax.metrics import progress as progress_lib
+from bamboo_jax.local_cluster import director, machine, page, setup as setup_lib
+from bamboo_jax.metrics import jsonl, progress as progress_lib
 from bamboo_jax.recovery import durations
 from bamboo_jax.runtime import accelerator
-from bamboo_jax.traces import replay as replay_lib
-from bamboo_jax.traces import trace as trace_lib
+from bamboo_jax.traces import replay as replay_lib, trace as trace_lib
 
 _POLL_SECS = 0.05
 _MAX_PAUSE_SECS = 60.0  # Between attempts to start a node for a join.

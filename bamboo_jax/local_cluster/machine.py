@@ -12,19 +12,18 @@ from typing import NamedTuple
 
 from absl import logging
 
-from bamboo_jax import base
-from bamboo_jax import config as config_lib
-from bamboo_jax.cluster import children
-from bamboo_jax.cluster import copies
-from bamboo_jax.cluster.store import endpoint as endpoint_lib
-from bamboo_jax.cluster.store import etcd as etcd_lib
-from bamboo_jax.cluster.store import fence as fence_lib
-from bamboo_jax.cluster.store import private_etcd
-from bamboo_jax.cluster.store import registry as registry_lib
+from bamboo_jax import base, config as config_lib
+from bamboo_jax.cluster import children, copies
+from bamboo_jax.cluster.store import (
+    endpoint as endpoint_lib,
+    etcd as etcd_lib,
+    fence as fence_lib,
+    private_etcd,
+    registry as registry_lib,
+)
 from bamboo_jax.net import identity as identity_lib
 from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.recovery import placement as placement_lib
-from bamboo_jax.recovery import survival as survival_lib
+from bamboo_jax.recovery import placement as placement_lib, survival as survival_lib
 
 _LEAVE_SECS = 5.0
 

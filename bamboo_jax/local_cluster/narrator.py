@@ -13,8 +13,7 @@ import threading
 from absl import logging
 
 from bamboo_jax.cluster.agent import state as state_lib
-from bamboo_jax.metrics import jsonl
-from bamboo_jax.metrics import progress as progress_lib
+from bamboo_jax.metrics import jsonl, progress as progress_lib
 from bamboo_jax.recovery import durations
 
 _LOOK_SECS = 0.25

@@ -11,17 +11,11 @@ from typing import Any
 
 from absl import logging
 
-from bamboo_jax import base
-from bamboo_jax import config as config_lib
-from bamboo_jax.cluster import children
-from bamboo_jax.cluster import copies
-from bamboo_jax.cluster import detection
-from bamboo_jax.cluster.agent import agent as agent_lib
-from bamboo_jax.cluster.agent import exporter
-from bamboo_jax.cluster.agent import state as state_lib
+from bamboo_jax import base, config as config_lib
+from bamboo_jax.cluster import children, copies, detection
+from bamboo_jax.cluster.agent import agent as agent_lib, exporter, state as state_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib
-from bamboo_jax.local_cluster import machine
-from bamboo_jax.local_cluster import narrator as narrator_lib
+from bamboo_jax.local_cluster import machine, narrator as narrator_lib
 from bamboo_jax.net import identity as identity_lib
 from bamboo_jax.runtime import settings
 from bamboo_jax.train.setup import sizes

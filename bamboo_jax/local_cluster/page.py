@@ -2,11 +2,8 @@
 
 from bamboo_jax import base
 from bamboo_jax.cluster.store import endpoint as endpoint_lib
-from bamboo_jax.local_cluster import director as director_lib
-from bamboo_jax.local_cluster import machine
-from bamboo_jax.local_cluster import setup as setup_lib
-from bamboo_jax.report.live import feed as feed_lib
-from bamboo_jax.report.live import server
+from bamboo_jax.local_cluster import director as director_lib, machine, setup as setup_lib
+from bamboo_jax.report.live import feed as feed_lib, server
 
 
 def serve(

@@ -6,15 +6,12 @@ import importlib
 import os
 import pathlib
 
-from bamboo_jax import base
-from bamboo_jax import config as config_lib
+from bamboo_jax import base, config as config_lib
 from bamboo_jax.cluster import detection
-from bamboo_jax.faults import faults as faults_lib
-from bamboo_jax.faults import random_kills
+from bamboo_jax.faults import faults as faults_lib, random_kills
 from bamboo_jax.net import addresses
 from bamboo_jax.runtime import accelerator
-from bamboo_jax.traces import replay as trace_replay
-from bamboo_jax.traces import trace as trace_lib
+from bamboo_jax.traces import replay as trace_replay, trace as trace_lib
 from bamboo_jax.train.setup import sizes
 
 _HOST = "127.0.0.1"  # All processes are on this machine.
@@ -131,8 +128,7 @@ def prepare(config: config_lib.Config, workdir: pathlib.Path) -> bool:
   """
   for name in ("bamboo_jax.local_cluster.node", "bamboo_jax.train.run"):
     importlib.import_module(name)  # Takes a second: JAX.
-  from bamboo_jax.train.setup import preparation
-  from bamboo_jax.train.setup import saving
+  from bamboo_jax.train.setup import preparation, saving
 
   can_fork = preparation.prepare(config)
   saving.check_same(config, preparation.peek(), workdir / "checkpoints")

@@ -4,10 +4,7 @@ from collections.abc import Sequence
 import dataclasses
 from typing import Any
 
-from bamboo_jax.metrics import jsonl
-from bamboo_jax.metrics import plots
-from bamboo_jax.metrics import schedule_plot
-from bamboo_jax.metrics import slot as slot_lib
+from bamboo_jax.metrics import jsonl, plots, schedule_plot, slot as slot_lib
 
 _TRACK = 0.3  # Inches for a node in the planned step.
 

@@ -7,8 +7,7 @@ import os
 import pathlib
 from typing import Any
 
-from bamboo_jax.metrics import jsonl
-from bamboo_jax.metrics import summary as summary_lib
+from bamboo_jax.metrics import jsonl, summary as summary_lib
 
 
 @dataclasses.dataclass(frozen=True)

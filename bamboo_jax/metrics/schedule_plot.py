@@ -6,8 +6,7 @@ import itertools
 import re
 from typing import Any
 
-from bamboo_jax.metrics import plots
-from bamboo_jax.metrics import slot as slot_lib
+from bamboo_jax.metrics import plots, slot as slot_lib
 
 # Categories are those of `slot.TrackSlot`; unknown ones take the spare colours.
 _COLOURS = {

@@ -18,9 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.models import layer as layer_lib
-from bamboo_jax.models import model as model_lib
-from bamboo_jax.models import remat as remat_lib
+from bamboo_jax.models import layer as layer_lib, model as model_lib, remat as remat_lib
 
 # Name of the only layer; it keys the parameters in checkpoints.
 LAYER = "model"

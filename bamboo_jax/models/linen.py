@@ -21,9 +21,7 @@ import flax.linen as nn
 import jax
 
 from bamboo_jax import base
-from bamboo_jax.models import dropout
-from bamboo_jax.models import layer as layer_lib
-from bamboo_jax.models import remat
+from bamboo_jax.models import dropout, layer as layer_lib, remat
 
 
 @dataclasses.dataclass(frozen=True)

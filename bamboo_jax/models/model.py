@@ -18,9 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from bamboo_jax import base
-from bamboo_jax.models import layer as layer_lib
-from bamboo_jax.models import linen
-from bamboo_jax.models import remat
+from bamboo_jax.models import layer as layer_lib, linen, remat
 
 _INIT_STREAM = 0xFFFFFFFF  # Instead of a step; no step has it.
 

@@ -13,11 +13,8 @@ import pathlib
 import flax.linen as nn
 import jax
 
-from bamboo_jax.models import layer as layer_lib
-from bamboo_jax.models import linen
-from bamboo_jax.models import model as model_lib
-from bamboo_jax.models.text import losses
-from bamboo_jax.models.text import transformer
+from bamboo_jax.models import layer as layer_lib, linen, model as model_lib
+from bamboo_jax.models.text import losses, transformer
 
 Times = Sequence[Sequence[float]]
 

@@ -4,15 +4,9 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from bamboo_jax import base
-from bamboo_jax.models import model as model_lib
-from bamboo_jax.models import paced
-from bamboo_jax.models import shape
-from bamboo_jax.models.text import bert
-from bamboo_jax.models.text import gnmt
-from bamboo_jax.models.text import gpt2
-from bamboo_jax.models.text import llama
-from bamboo_jax.models.vision import convnet
-from bamboo_jax.models.vision import resnet
+from bamboo_jax.models import model as model_lib, paced, shape
+from bamboo_jax.models.text import bert, gnmt, gpt2, llama
+from bamboo_jax.models.vision import convnet, resnet
 
 # By name: variants, the default variant, and the function that makes a model.
 _FAMILIES: Mapping[str, tuple[Mapping[str, Any], str, Callable[[str, Any], model_lib.Model]]] = {

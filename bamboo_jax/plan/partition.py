@@ -16,12 +16,8 @@ import itertools
 from typing import Any
 
 from bamboo_jax import base
-from bamboo_jax.plan import cost_model
-from bamboo_jax.plan import search as search_lib
-from bamboo_jax.plan.memory import deaths
-from bamboo_jax.plan.memory import explain
-from bamboo_jax.plan.memory import model as model_lib
-from bamboo_jax.plan.memory import upkeep as upkeep_lib
+from bamboo_jax.plan import cost_model, search as search_lib
+from bamboo_jax.plan.memory import deaths, explain, model as model_lib, upkeep as upkeep_lib
 from bamboo_jax.schedule import scheduler
 
 BALANCES = ("compute", "memory")

@@ -17,23 +17,23 @@ import functools
 from typing import Any
 
 from bamboo_jax import base
-from bamboo_jax.plan import batch_split
-from bamboo_jax.plan import cost_model
-from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.plan import residuals as residuals_lib
-from bamboo_jax.plan import stages
-from bamboo_jax.plan.memory import deaths
-from bamboo_jax.plan.memory import explain
-from bamboo_jax.plan.memory import model as model_lib
-from bamboo_jax.plan.memory import needs
-from bamboo_jax.plan.memory import upkeep as upkeep_lib
+from bamboo_jax.plan import (
+    batch_split,
+    cost_model,
+    partition as partition_lib,
+    residuals as residuals_lib,
+    stages,
+)
+from bamboo_jax.plan.memory import deaths, explain, model as model_lib, needs, upkeep as upkeep_lib
 from bamboo_jax.plan.times import step_time as step_time_lib
-from bamboo_jax.schedule import costs as costs_lib
-from bamboo_jax.schedule import failover
-from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.schedule import lines as lines_lib
-from bamboo_jax.schedule import scheduler
-from bamboo_jax.schedule import timeline as timeline_lib
+from bamboo_jax.schedule import (
+    costs as costs_lib,
+    failover,
+    instruction as instruction_lib,
+    lines as lines_lib,
+    scheduler,
+    timeline as timeline_lib,
+)
 
 _NUM_DEATHS = 4  # Number of deaths that are played, the worst by the estimate.
 

@@ -4,13 +4,9 @@ import dataclasses
 
 from bamboo_jax import base
 from bamboo_jax.metrics import table as table_lib
-from bamboo_jax.plan import cost_model
-from bamboo_jax.plan import planner
-from bamboo_jax.plan.memory import explain
-from bamboo_jax.plan.memory import needs
-from bamboo_jax.schedule import failover
-from bamboo_jax.schedule import redundancy
-from bamboo_jax.schedule import waits
+from bamboo_jax.plan import cost_model, planner
+from bamboo_jax.plan.memory import explain, needs
+from bamboo_jax.schedule import failover, redundancy, waits
 
 _mib = needs.format_mib
 

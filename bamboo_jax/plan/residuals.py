@@ -13,11 +13,8 @@ from collections.abc import Sequence
 import dataclasses
 from typing import NamedTuple
 
-from bamboo_jax.plan import cost_model
-from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.plan import stages as stages_lib
-from bamboo_jax.schedule import costs as costs_lib
-from bamboo_jax.schedule import timeline as timeline_lib
+from bamboo_jax.plan import cost_model, partition as partition_lib, stages as stages_lib
+from bamboo_jax.schedule import costs as costs_lib, timeline as timeline_lib
 
 PLACES = ("device", "host", "inputs")
 

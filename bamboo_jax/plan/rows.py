@@ -10,17 +10,16 @@ import types
 from typing import Any
 
 from bamboo_jax import base
-from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.plan import pipelines as pipelines_lib
-from bamboo_jax.plan import planner
-from bamboo_jax.plan import stages
-from bamboo_jax.schedule import costs as costs_lib
-from bamboo_jax.schedule import failover
-from bamboo_jax.schedule import filling as filling_lib
-from bamboo_jax.schedule import lines as lines_lib
-from bamboo_jax.schedule import redundancy
-from bamboo_jax.schedule import scheduler
-from bamboo_jax.schedule import timeline as timeline_lib
+from bamboo_jax.plan import partition as partition_lib, pipelines as pipelines_lib, planner, stages
+from bamboo_jax.schedule import (
+    costs as costs_lib,
+    failover,
+    filling as filling_lib,
+    lines as lines_lib,
+    redundancy,
+    scheduler,
+    timeline as timeline_lib,
+)
 
 Roles = failover.Roles
 StageCosts = costs_lib.StageCosts

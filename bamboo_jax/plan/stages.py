@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bamboo_jax import base
-from bamboo_jax.plan import cost_model
-from bamboo_jax.plan import partition as partition_lib
+from bamboo_jax.plan import cost_model, partition as partition_lib
 from bamboo_jax.schedule import costs as costs_lib
 
 

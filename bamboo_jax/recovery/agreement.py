@@ -10,9 +10,7 @@ import itertools
 
 from bamboo_jax import base
 from bamboo_jax.base import types
-from bamboo_jax.recovery import assignment
-from bamboo_jax.recovery import layout as layout_lib
-from bamboo_jax.recovery import slowness
+from bamboo_jax.recovery import assignment, layout as layout_lib, slowness
 from bamboo_jax.schedule import holdings as holdings_lib
 
 

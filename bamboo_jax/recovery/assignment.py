@@ -10,19 +10,21 @@ import dataclasses
 from typing import Any
 
 from bamboo_jax import base
-from bamboo_jax.plan import batch_split
-from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.plan import pipelines as pipelines_lib
-from bamboo_jax.plan import rows as rows_lib
+from bamboo_jax.plan import (
+    batch_split,
+    partition as partition_lib,
+    pipelines as pipelines_lib,
+    rows as rows_lib,
+)
 from bamboo_jax.plan.times import predictor as predictor_lib
-from bamboo_jax.recovery import decide
-from bamboo_jax.recovery import ladder as ladder_lib
-from bamboo_jax.recovery import layout as layout_lib
-from bamboo_jax.recovery import planner as planner_lib
-from bamboo_jax.recovery import speeds as speeds_lib
-from bamboo_jax.schedule import dealing
-from bamboo_jax.schedule import failover
-from bamboo_jax.schedule import lines as lines_lib
+from bamboo_jax.recovery import (
+    decide,
+    ladder as ladder_lib,
+    layout as layout_lib,
+    planner as planner_lib,
+    speeds as speeds_lib,
+)
+from bamboo_jax.schedule import dealing, failover, lines as lines_lib
 
 NodeId = base.NodeId
 Layout = layout_lib.Layout

@@ -17,10 +17,12 @@ import dataclasses
 from bamboo_jax import base
 from bamboo_jax.base import types
 from bamboo_jax.plan import pipelines as pipelines_lib
-from bamboo_jax.recovery import ladder as ladder_lib
-from bamboo_jax.recovery import moves
-from bamboo_jax.recovery import planner as planner_lib
-from bamboo_jax.recovery import repair as repair_lib
+from bamboo_jax.recovery import (
+    ladder as ladder_lib,
+    moves,
+    planner as planner_lib,
+    repair as repair_lib,
+)
 from bamboo_jax.schedule import failover
 
 NodeId = base.NodeId

@@ -26,14 +26,14 @@ from typing import NamedTuple
 
 from bamboo_jax import base
 from bamboo_jax.base import types
-from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.plan import pipelines as pipelines_lib
-from bamboo_jax.plan import rows as rows_lib
-from bamboo_jax.schedule import failover
-from bamboo_jax.schedule import filling as filling_lib
-from bamboo_jax.schedule import holdings as holdings_lib
-from bamboo_jax.schedule import lines as lines_lib
-from bamboo_jax.schedule import timeline as timeline_lib
+from bamboo_jax.plan import partition as partition_lib, pipelines as pipelines_lib, rows as rows_lib
+from bamboo_jax.schedule import (
+    failover,
+    filling as filling_lib,
+    holdings as holdings_lib,
+    lines as lines_lib,
+    timeline as timeline_lib,
+)
 
 Shares = tuple[tuple[base.ShareId, ...], ...]  # Shares of each pipeline.
 # By pipeline with shares, or one if pipelines have nodes in common.

@@ -7,16 +7,14 @@ layers or another pipeline. Each new pipeline follows at most one old one; these
 pairs are found first, by another assignment problem.
 """
 
-from collections.abc import (Callable, Collection, Iterable, Iterator, Mapping, Sequence)
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 import dataclasses
 from typing import Any
 
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.plan import cost_model
-from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.plan import pipelines as pipelines_lib
+from bamboo_jax.plan import cost_model, partition as partition_lib, pipelines as pipelines_lib
 from bamboo_jax.recovery import placement as placement_lib
 
 Pipeline = pipelines_lib.Pipeline

@@ -20,8 +20,7 @@ import random
 from typing import NamedTuple
 
 from bamboo_jax import base
-from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.plan import pipelines as pipelines_lib
+from bamboo_jax.plan import partition as partition_lib, pipelines as pipelines_lib
 from bamboo_jax.recovery import survival as survival_lib
 from bamboo_jax.schedule import failover
 

@@ -16,9 +16,7 @@ from typing import Protocol
 from bamboo_jax import base
 from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.plan.times import predictor as predictor_lib
-from bamboo_jax.recovery import moves
-from bamboo_jax.recovery import placement as placement_lib
-from bamboo_jax.recovery import shapes as shapes_lib
+from bamboo_jax.recovery import moves, placement as placement_lib, shapes as shapes_lib
 
 Pipeline = pipelines_lib.Pipeline
 Nodes = Sequence[base.NodeId]

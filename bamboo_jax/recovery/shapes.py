@@ -18,15 +18,10 @@ from typing import Protocol
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.plan import cost_model
-from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.plan import pipelines as pipelines_lib
+from bamboo_jax.plan import cost_model, partition as partition_lib, pipelines as pipelines_lib
 from bamboo_jax.plan.times import predictor as predictor_lib
-from bamboo_jax.recovery import moves
-from bamboo_jax.recovery import placement as placement_lib
-from bamboo_jax.recovery import triggers as triggers_lib
-from bamboo_jax.recovery.oobleck import cover as cover_lib
-from bamboo_jax.recovery.oobleck import regroup
+from bamboo_jax.recovery import moves, placement as placement_lib, triggers as triggers_lib
+from bamboo_jax.recovery.oobleck import cover as cover_lib, regroup
 from bamboo_jax.schedule import failover
 
 Pipeline = pipelines_lib.Pipeline

@@ -34,8 +34,7 @@ import statistics
 from typing import Any, TypeVar
 
 from bamboo_jax import base
-from bamboo_jax.schedule import costs as costs_lib
-from bamboo_jax.schedule import instruction as instruction_lib
+from bamboo_jax.schedule import costs as costs_lib, instruction as instruction_lib
 
 NodeId = base.NodeId
 Op = instruction_lib.Op

@@ -15,9 +15,7 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 
 from bamboo_jax import base
-from bamboo_jax.plan import cost_model
-from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.plan import pipelines as pipelines_lib
+from bamboo_jax.plan import cost_model, partition as partition_lib, pipelines as pipelines_lib
 
 Pipelines = tuple[pipelines_lib.Pipeline, ...]
 

@@ -4,12 +4,14 @@ from collections.abc import Iterable, Sequence
 import pathlib
 import sys
 
-from bamboo_jax.metrics import chrome_trace
-from bamboo_jax.metrics import jsonl
-from bamboo_jax.metrics import loss_plot
-from bamboo_jax.metrics import plots
-from bamboo_jax.metrics import slot as slot_lib
-from bamboo_jax.metrics import summary as summary_lib
+from bamboo_jax.metrics import (
+    chrome_trace,
+    jsonl,
+    loss_plot,
+    plots,
+    slot as slot_lib,
+    summary as summary_lib,
+)
 
 _COMPARED = ("steps", "samples_seen", "state_sha256", "final_loss")
 

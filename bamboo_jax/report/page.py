@@ -16,8 +16,7 @@ from typing import Any
 from bamboo_jax import base
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.metrics import plots
-from bamboo_jax.report import charts
-from bamboo_jax.report import content
+from bamboo_jax.report import charts, content
 
 PAGE_NAME = "report.html"
 

@@ -4,9 +4,7 @@ from collections.abc import Mapping, Sequence
 import itertools
 from typing import Any
 
-from bamboo_jax.accounting import ledger as ledger_lib
-from bamboo_jax.accounting import prices as prices_lib
-from bamboo_jax.accounting import runs
+from bamboo_jax.accounting import ledger as ledger_lib, prices as prices_lib, runs
 from bamboo_jax.report import content
 
 

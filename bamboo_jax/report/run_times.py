@@ -13,8 +13,7 @@ import pathlib
 import statistics
 from typing import Any
 
-from bamboo_jax.accounting import ledger as ledger_lib
-from bamboo_jax.accounting import runs
+from bamboo_jax.accounting import ledger as ledger_lib, runs
 from bamboo_jax.metrics import jsonl
 
 Owners = tuple[tuple[str, ...], ...]

@@ -10,10 +10,7 @@ from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.store import registry as registry_lib
 from bamboo_jax.metrics import progress as progress_lib
-from bamboo_jax.recovery import durations
-from bamboo_jax.recovery import layout as layout_lib
-from bamboo_jax.recovery import slowness
-from bamboo_jax.recovery import survival as survival_lib
+from bamboo_jax.recovery import durations, layout as layout_lib, slowness, survival as survival_lib
 
 _FOR_NEWCOMERS = ("members", "restart")  # Shown beside the layout.
 

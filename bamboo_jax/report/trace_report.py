@@ -8,13 +8,15 @@ from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.metrics import plots
-from bamboo_jax.traces import fit as fit_lib
-from bamboo_jax.traces import generator
-from bamboo_jax.traces import parameters as trace_parameters
-from bamboo_jax.traces import readers
-from bamboo_jax.traces import spot_price
-from bamboo_jax.traces import summary as trace_summary
-from bamboo_jax.traces import trace as trace_lib
+from bamboo_jax.traces import (
+    fit as fit_lib,
+    generator,
+    parameters as trace_parameters,
+    readers,
+    spot_price,
+    summary as trace_summary,
+    trace as trace_lib,
+)
 
 Trace = trace_lib.Trace
 

@@ -12,13 +12,8 @@ import threading
 from typing import Any
 
 import jax
-from jax._src import cache_key
-from jax._src import compilation_cache
-from jax._src import compiler
-from jax._src import hardware_utils
-from jax._src import xla_bridge
-from jax._src.lib import _jax
-from jax._src.lib import xla_client
+from jax._src import cache_key, compilation_cache, compiler, hardware_utils, xla_bridge
+from jax._src.lib import _jax, xla_client
 from jax.extend import core
 from jax.interpreters import partial_eval
 import numpy as np

@@ -24,11 +24,7 @@ import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.models import sharding as sharding_lib
-from bamboo_jax.runtime import accelerator
-from bamboo_jax.runtime import allocator
-from bamboo_jax.runtime import compat
-from bamboo_jax.runtime import places
-from bamboo_jax.runtime import settings
+from bamboo_jax.runtime import accelerator, allocator, compat, places, settings
 from bamboo_jax.runtime.executables import program_store
 
 # XLA reads it when the CPU backend starts; a user may set another number, the

@@ -17,14 +17,9 @@ import jax
 from bamboo_jax import base
 from bamboo_jax.plan import batch_split
 from bamboo_jax.plan.memory import upkeep as upkeep_lib
-from bamboo_jax.runtime import devices as devices_lib
-from bamboo_jax.runtime import node as node_lib
-from bamboo_jax.runtime import places
-from bamboo_jax.runtime import program_cache
-from bamboo_jax.runtime.stage import array_store as store_lib
-from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.runtime.wire import links as links_lib
-from bamboo_jax.runtime.wire import transport as transport_lib
+from bamboo_jax.runtime import devices as devices_lib, node as node_lib, places, program_cache
+from bamboo_jax.runtime.stage import array_store as store_lib, spec as spec_lib
+from bamboo_jax.runtime.wire import links as links_lib, transport as transport_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 
 Owners = Sequence[Sequence[base.NodeId]]  # By pipeline and stage.

@@ -14,15 +14,16 @@ import jax
 
 from bamboo_jax import base
 from bamboo_jax.accounting import account as account_lib
-from bamboo_jax.runtime import engine as engine_lib
-from bamboo_jax.runtime import node as node_lib
+from bamboo_jax.runtime import engine as engine_lib, node as node_lib
 from bamboo_jax.runtime.profile import recorder as recorder_lib
 from bamboo_jax.runtime.wire import links as links_lib
-from bamboo_jax.schedule import channel as channel_lib
-from bamboo_jax.schedule import filling as filling_lib
-from bamboo_jax.schedule import holdings as holdings_lib
-from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.schedule import timeline as timeline_lib
+from bamboo_jax.schedule import (
+    channel as channel_lib,
+    filling as filling_lib,
+    holdings as holdings_lib,
+    instruction as instruction_lib,
+    timeline as timeline_lib,
+)
 
 NodeId = base.NodeId
 Instruction = instruction_lib.Instruction

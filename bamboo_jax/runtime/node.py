@@ -14,12 +14,13 @@ import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.runtime import places
-from bamboo_jax.runtime.stage import array_store as store_lib
-from bamboo_jax.runtime.stage import programs as programs_lib
-from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.runtime.stage import (
+    array_store as store_lib,
+    programs as programs_lib,
+    spec as spec_lib,
+)
 from bamboo_jax.runtime.wire import links as links_lib
-from bamboo_jax.schedule import holdings as holdings_lib
-from bamboo_jax.schedule import instruction as instruction_lib
+from bamboo_jax.schedule import holdings as holdings_lib, instruction as instruction_lib
 
 Op = instruction_lib.Op
 Instruction = instruction_lib.Instruction

@@ -11,10 +11,8 @@ from typing import Any
 
 import jax
 
-from bamboo_jax.runtime import places
-from bamboo_jax.runtime import recent
-from bamboo_jax.runtime.stage import programs as programs_lib
-from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.runtime import places, recent
+from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
 
 _MAX_OTHERS = 64  # With 250 mappings of memory each.
 

@@ -7,9 +7,11 @@ missing inputs, and microbatches summed out of order.
 from collections.abc import Sequence
 
 from bamboo_jax import base
-from bamboo_jax.schedule import holdings as holdings_lib
-from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.schedule import lines as lines_lib
+from bamboo_jax.schedule import (
+    holdings as holdings_lib,
+    instruction as instruction_lib,
+    lines as lines_lib,
+)
 
 Op = instruction_lib.Op
 Instruction = instruction_lib.Instruction

@@ -25,10 +25,12 @@ import functools
 from typing import Any
 
 from bamboo_jax import base
-from bamboo_jax.schedule import costs as costs_lib
-from bamboo_jax.schedule import holdings as holdings_lib
-from bamboo_jax.schedule import lines as lines_lib
-from bamboo_jax.schedule import scheduler
+from bamboo_jax.schedule import (
+    costs as costs_lib,
+    holdings as holdings_lib,
+    lines as lines_lib,
+    scheduler,
+)
 from bamboo_jax.schedule.scheduling import owed as owed_lib
 
 Line = lines_lib.Line

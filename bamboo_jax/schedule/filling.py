@@ -21,11 +21,13 @@ import statistics
 from typing import NamedTuple
 
 from bamboo_jax import base
-from bamboo_jax.schedule import costs as costs_lib
-from bamboo_jax.schedule import holdings as holdings_lib
-from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.schedule import redundancy
-from bamboo_jax.schedule import timeline as timeline_lib
+from bamboo_jax.schedule import (
+    costs as costs_lib,
+    holdings as holdings_lib,
+    instruction as instruction_lib,
+    redundancy,
+    timeline as timeline_lib,
+)
 
 Instruction = instruction_lib.Instruction
 Op = instruction_lib.Op

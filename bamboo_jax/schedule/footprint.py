@@ -10,9 +10,11 @@ passes, whose input and output are on the device only while they run.
 from collections.abc import Collection
 
 from bamboo_jax import base
-from bamboo_jax.schedule import costs as costs_lib
-from bamboo_jax.schedule import holdings as holdings_lib
-from bamboo_jax.schedule import instruction as instruction_lib
+from bamboo_jax.schedule import (
+    costs as costs_lib,
+    holdings as holdings_lib,
+    instruction as instruction_lib,
+)
 
 Op = instruction_lib.Op
 

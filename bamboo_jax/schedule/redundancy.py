@@ -23,13 +23,15 @@ import math
 from typing import Any
 
 from bamboo_jax import base
-from bamboo_jax.schedule import costs as costs_lib
-from bamboo_jax.schedule import failover
-from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.schedule import lines as lines_lib
-from bamboo_jax.schedule import scheduler
-from bamboo_jax.schedule import timeline as timeline_lib
-from bamboo_jax.schedule import waits
+from bamboo_jax.schedule import (
+    costs as costs_lib,
+    failover,
+    instruction as instruction_lib,
+    lines as lines_lib,
+    scheduler,
+    timeline as timeline_lib,
+    waits,
+)
 
 Op = instruction_lib.Op
 Schedule = instruction_lib.Schedule

@@ -1,8 +1,7 @@
 """Draws a timeline as text, one line per node."""
 
 from bamboo_jax import base
-from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.schedule import timeline as timeline_lib
+from bamboo_jax.schedule import instruction as instruction_lib, timeline as timeline_lib
 
 Op = instruction_lib.Op
 

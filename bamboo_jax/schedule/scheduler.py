@@ -14,13 +14,13 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bamboo_jax import base
-from bamboo_jax.schedule import costs as costs_lib
-from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.schedule import lines as lines_lib
-from bamboo_jax.schedule import timeline as timeline_lib
-from bamboo_jax.schedule.scheduling import one_f_one_b
-from bamboo_jax.schedule.scheduling import owed as owed_lib
-from bamboo_jax.schedule.scheduling import place_transfers
+from bamboo_jax.schedule import (
+    costs as costs_lib,
+    instruction as instruction_lib,
+    lines as lines_lib,
+    timeline as timeline_lib,
+)
+from bamboo_jax.schedule.scheduling import one_f_one_b, owed as owed_lib, place_transfers
 
 SCHEDULES = ("1f1b", "gpipe")
 

@@ -11,12 +11,14 @@ import functools
 import heapq
 
 from bamboo_jax import base
-from bamboo_jax.schedule import checker
-from bamboo_jax.schedule import costs as costs_lib
-from bamboo_jax.schedule import footprint
-from bamboo_jax.schedule import holdings as holdings_lib
-from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.schedule import lines as lines_lib
+from bamboo_jax.schedule import (
+    checker,
+    costs as costs_lib,
+    footprint,
+    holdings as holdings_lib,
+    instruction as instruction_lib,
+    lines as lines_lib,
+)
 
 Op = instruction_lib.Op
 ScheduleError = checker.ScheduleError

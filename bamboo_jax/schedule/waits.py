@@ -16,10 +16,12 @@ input is the batch.
 from collections.abc import Iterator, Mapping, Sequence
 
 from bamboo_jax import base
-from bamboo_jax.schedule import costs as costs_lib
-from bamboo_jax.schedule import holdings as holdings_lib
-from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.schedule import timeline as timeline_lib
+from bamboo_jax.schedule import (
+    costs as costs_lib,
+    holdings as holdings_lib,
+    instruction as instruction_lib,
+    timeline as timeline_lib,
+)
 
 Instruction = instruction_lib.Instruction
 Op = instruction_lib.Op

@@ -23,14 +23,8 @@ Pure Python. Decisions are those of `recovery`; this adds time and money.
 Read `loop`, then `decisions`.
 """
 
-from bamboo_jax.sim.api import generate_trace
-from bamboo_jax.sim.api import list_policies
-from bamboo_jax.sim.api import make_policy
-from bamboo_jax.sim.api import read_trace
-from bamboo_jax.sim.api import simulate
-from bamboo_jax.sim.policies import register_layout
-from bamboo_jax.sim.policies import Settings
-from bamboo_jax.sim.policies import Workload
+from bamboo_jax.sim.api import generate_trace, list_policies, make_policy, read_trace, simulate
+from bamboo_jax.sim.policies import register_layout, Settings, Workload
 from bamboo_jax.sim.presets import register
 from bamboo_jax.sim.times import Durations
 from bamboo_jax.sim.transformer import estimate_transformer

@@ -5,15 +5,14 @@ import os
 from typing import Any
 
 from bamboo_jax.accounting import prices as prices_lib
-from bamboo_jax.sim import forecast as forecast_lib
-from bamboo_jax.sim import loop
-from bamboo_jax.sim import policies as policies_lib
-from bamboo_jax.sim import presets
-from bamboo_jax.sim import times as times_lib
-from bamboo_jax.traces import generator
-from bamboo_jax.traces import parameters as trace_parameters
-from bamboo_jax.traces import readers
-from bamboo_jax.traces import trace as trace_lib
+from bamboo_jax.sim import (
+    forecast as forecast_lib,
+    loop,
+    policies as policies_lib,
+    presets,
+    times as times_lib,
+)
+from bamboo_jax.traces import generator, parameters as trace_parameters, readers, trace as trace_lib
 
 _DURATIONS = times_lib.Durations()
 

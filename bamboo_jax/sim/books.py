@@ -10,8 +10,7 @@ import dataclasses
 import functools
 import math
 
-from bamboo_jax.accounting import account as account_lib
-from bamboo_jax.accounting import ledger as ledger_lib
+from bamboo_jax.accounting import account as account_lib, ledger as ledger_lib
 from bamboo_jax.sim import times as times_lib
 
 # Tolerances: part of a step that may be missing for it to count as done, and

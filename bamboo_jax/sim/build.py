@@ -14,20 +14,23 @@ import pathlib
 from typing import Any
 
 from bamboo_jax import base
-from bamboo_jax.accounting import machines
-from bamboo_jax.accounting import prices as prices_lib
+from bamboo_jax.accounting import machines, prices as prices_lib
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.plan import cost_model
-from bamboo_jax.sim import loop
-from bamboo_jax.sim import policies as policies_lib
-from bamboo_jax.sim import speed as speed_lib
-from bamboo_jax.sim import times as times_lib
-from bamboo_jax.sim import transformer
-from bamboo_jax.traces import generator
-from bamboo_jax.traces import parameters as trace_parameters
-from bamboo_jax.traces import readers
-from bamboo_jax.traces import scale
-from bamboo_jax.traces import trace as trace_lib
+from bamboo_jax.sim import (
+    loop,
+    policies as policies_lib,
+    speed as speed_lib,
+    times as times_lib,
+    transformer,
+)
+from bamboo_jax.traces import (
+    generator,
+    parameters as trace_parameters,
+    readers,
+    scale,
+    trace as trace_lib,
+)
 
 Trace = trace_lib.Trace
 Profile = cost_model.Profile

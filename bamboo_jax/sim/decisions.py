@@ -12,9 +12,7 @@ import functools
 from typing import Any, NamedTuple
 
 from bamboo_jax import base
-from bamboo_jax.recovery import decide
-from bamboo_jax.recovery import ladder as ladder_lib
-from bamboo_jax.recovery import planner as planner_lib
+from bamboo_jax.recovery import decide, ladder as ladder_lib, planner as planner_lib
 from bamboo_jax.sim import times as times_lib
 
 Planner = planner_lib.Planner

@@ -12,10 +12,8 @@ import functools
 from typing import Any
 
 from bamboo_jax.recovery import ladder as ladder_lib
-from bamboo_jax.sim import decisions
-from bamboo_jax.sim import loop
-from bamboo_jax.traces import summary as trace_summary
-from bamboo_jax.traces import trace as trace_lib
+from bamboo_jax.sim import decisions, loop
+from bamboo_jax.traces import summary as trace_summary, trace as trace_lib
 
 Policy = loop.Policy
 Places = decisions.Places

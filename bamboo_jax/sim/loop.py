@@ -13,16 +13,10 @@ import heapq
 from typing import Any
 
 from bamboo_jax import base
-from bamboo_jax.accounting import account as account_lib
-from bamboo_jax.accounting import ledger as ledger_lib
-from bamboo_jax.accounting import prices as prices_lib
+from bamboo_jax.accounting import account as account_lib, ledger as ledger_lib, prices as prices_lib
 from bamboo_jax.recovery import ladder as ladder_lib
-from bamboo_jax.sim import books as books_lib
-from bamboo_jax.sim import decisions
-from bamboo_jax.sim import roster as roster_lib
-from bamboo_jax.sim import times as times_lib
-from bamboo_jax.traces import spot_price
-from bamboo_jax.traces import trace as trace_lib
+from bamboo_jax.sim import books as books_lib, decisions, roster as roster_lib, times as times_lib
+from bamboo_jax.traces import spot_price, trace as trace_lib
 
 # Order of simultaneous events.
 _TRACE, _READY, _WAKE = range(3)

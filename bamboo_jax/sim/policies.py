@@ -11,23 +11,18 @@ import itertools
 import math
 
 from bamboo_jax import base
-from bamboo_jax.plan import cost_model
-from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.plan import rows as rows_lib
+from bamboo_jax.plan import cost_model, partition as partition_lib, rows as rows_lib
 from bamboo_jax.plan.memory import upkeep as upkeep_lib
-from bamboo_jax.plan.times import predictor as predictor_lib
-from bamboo_jax.plan.times import step_time as step_time_lib
-from bamboo_jax.recovery import ladder as ladder_lib
-from bamboo_jax.recovery import placement as placement_lib
-from bamboo_jax.recovery import planner as planner_lib
-from bamboo_jax.recovery import shapes as shapes_lib
-from bamboo_jax.recovery.oobleck import cover as cover_lib
-from bamboo_jax.recovery.oobleck import templates as templates_lib
+from bamboo_jax.plan.times import predictor as predictor_lib, step_time as step_time_lib
+from bamboo_jax.recovery import (
+    ladder as ladder_lib,
+    placement as placement_lib,
+    planner as planner_lib,
+    shapes as shapes_lib,
+)
+from bamboo_jax.recovery.oobleck import cover as cover_lib, templates as templates_lib
 from bamboo_jax.schedule import scheduler
-from bamboo_jax.sim import decisions
-from bamboo_jax.sim import loop
-from bamboo_jax.sim import speed as speed_lib
-from bamboo_jax.sim import times as times_lib
+from bamboo_jax.sim import decisions, loop, speed as speed_lib, times as times_lib
 
 RUNGS = ("shadow", "reroute", "drop", "reconfigure", "checkpoint")
 LAYOUTS = ("depth", "templates", "grid", "liveput")

@@ -10,8 +10,7 @@ from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.plan import rows as rows_lib
-from bamboo_jax.sim import policies as policies_lib
-from bamboo_jax.sim import transformer
+from bamboo_jax.sim import policies as policies_lib, transformer
 
 Settings = policies_lib.Settings
 

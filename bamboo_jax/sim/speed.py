@@ -20,18 +20,20 @@ from typing import Any, NamedTuple
 
 from bamboo_jax import base
 from bamboo_jax.base import packaged
-from bamboo_jax.plan import batch_split
-from bamboo_jax.plan import cost_model
-from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.plan import pipelines as pipelines_lib
-from bamboo_jax.plan import rows as rows_lib
-from bamboo_jax.plan import stages
-from bamboo_jax.plan.times import pauses as pauses_lib
-from bamboo_jax.plan.times import predictor as predictor_lib
-from bamboo_jax.plan.times import step_time as step_time_lib
-from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.schedule import redundancy
-from bamboo_jax.schedule import scheduler
+from bamboo_jax.plan import (
+    batch_split,
+    cost_model,
+    partition as partition_lib,
+    pipelines as pipelines_lib,
+    rows as rows_lib,
+    stages,
+)
+from bamboo_jax.plan.times import (
+    pauses as pauses_lib,
+    predictor as predictor_lib,
+    step_time as step_time_lib,
+)
+from bamboo_jax.schedule import instruction as instruction_lib, redundancy, scheduler
 from bamboo_jax.sim import times as times_lib
 
 Communication = step_time_lib.Communication

@@ -16,10 +16,8 @@ from typing import Any, Protocol
 
 from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
-from bamboo_jax.plan import cost_model
-from bamboo_jax.plan import pipelines as pipelines_lib
-from bamboo_jax.recovery import ladder as ladder_lib
-from bamboo_jax.recovery import moves
+from bamboo_jax.plan import cost_model, pipelines as pipelines_lib
+from bamboo_jax.recovery import ladder as ladder_lib, moves
 
 Pipelines = Sequence[pipelines_lib.Pipeline]
 

@@ -11,9 +11,11 @@ import math
 import statistics
 from typing import NamedTuple
 
-from bamboo_jax.traces import parameters as trace_parameters
-from bamboo_jax.traces import summary as trace_summary
-from bamboo_jax.traces import trace as trace_lib
+from bamboo_jax.traces import (
+    parameters as trace_parameters,
+    summary as trace_summary,
+    trace as trace_lib,
+)
 
 _MS_PER_HOUR = trace_lib.MS_PER_HOUR
 

@@ -15,8 +15,7 @@ import math
 import operator
 import random
 
-from bamboo_jax.traces import parameters as trace_parameters
-from bamboo_jax.traces import trace as trace_lib
+from bamboo_jax.traces import parameters as trace_parameters, trace as trace_lib
 
 _MS_PER_HOUR = trace_lib.MS_PER_HOUR
 

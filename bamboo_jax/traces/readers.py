@@ -22,10 +22,7 @@ import re
 from typing import Any, NamedTuple
 
 from bamboo_jax.base import packaged
-from bamboo_jax.traces import counts as trace_counts
-from bamboo_jax.traces import samples
-from bamboo_jax.traces import scale
-from bamboo_jax.traces import trace as trace_lib
+from bamboo_jax.traces import counts as trace_counts, samples, scale, trace as trace_lib
 
 _SETTING = re.compile(r"#\s*(duration_ms|start_hour)\s*=\s*(.*)")
 

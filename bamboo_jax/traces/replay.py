@@ -2,8 +2,7 @@
 
 import dataclasses
 
-from bamboo_jax.traces import scale
-from bamboo_jax.traces import trace as trace_lib
+from bamboo_jax.traces import scale, trace as trace_lib
 
 
 @dataclasses.dataclass(frozen=True)

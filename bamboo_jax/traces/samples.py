@@ -9,8 +9,7 @@ from collections.abc import Sequence
 import dataclasses
 import datetime
 
-from bamboo_jax.traces import counts as trace_counts
-from bamboo_jax.traces import trace as trace_lib
+from bamboo_jax.traces import counts as trace_counts, trace as trace_lib
 
 # A line within this time of the previous line with the same count repeats its
 # reading. A longer limit would merge equal counts of unsorted lines.

@@ -8,12 +8,10 @@ from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.cluster import views
-from bamboo_jax.recovery import layout as layout_lib
-from bamboo_jax.recovery import moves
+from bamboo_jax.recovery import layout as layout_lib, moves
 from bamboo_jax.runtime import executor as executor_lib
 from bamboo_jax.runtime.phases import compile_ahead
-from bamboo_jax.train import failures as failures_lib
-from bamboo_jax.train import run_state as run_state_lib
+from bamboo_jax.train import failures as failures_lib, run_state as run_state_lib
 
 _PAUSES = 3.0  # Pause after a job, as a multiple of its processor time.
 

@@ -17,8 +17,7 @@ import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.checkpoint import digest
-from bamboo_jax.runtime.phases import reduce
-from bamboo_jax.runtime.phases import update
+from bamboo_jax.runtime.phases import reduce, update
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.train import sums as sums_lib
 from bamboo_jax.train.setup import job as job_lib

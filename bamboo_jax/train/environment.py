@@ -9,8 +9,7 @@ from bamboo_jax import base
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.runtime import executor as executor_lib
-from bamboo_jax.train.members import cohort as cohort_lib
-from bamboo_jax.train.members import local_cohort
+from bamboo_jax.train.members import cohort as cohort_lib, local_cohort
 from bamboo_jax.train.record import workdir as workdir_lib
 
 # Called with the number of a committed step, from 1, and its metrics by name.

@@ -15,10 +15,8 @@ import numpy as np
 from bamboo_jax import base
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.schedule import channel as channel_lib
-from bamboo_jax.train import environment
-from bamboo_jax.train import failures
-from bamboo_jax.train.setup import build
-from bamboo_jax.train.setup import job as job_lib
+from bamboo_jax.train import environment, failures
+from bamboo_jax.train.setup import build, job as job_lib
 
 _AGREE_SECS = 1.0  # Between two agreements to go on.
 

@@ -13,33 +13,23 @@ from typing import NamedTuple
 
 import jax
 
-from bamboo_jax import base
-from bamboo_jax import config as config_lib
-from bamboo_jax.cluster import client as client_lib
-from bamboo_jax.cluster import waits
-from bamboo_jax.cluster.store import fence as fence_lib
-from bamboo_jax.cluster.store import tenure
+from bamboo_jax import base, config as config_lib
+from bamboo_jax.cluster import client as client_lib, waits
+from bamboo_jax.cluster.store import fence as fence_lib, tenure
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.net import identity as identity_lib
-from bamboo_jax.runtime import devices as devices_lib
-from bamboo_jax.runtime import executor as executor_lib
-from bamboo_jax.runtime.wire import endpoints
-from bamboo_jax.runtime.wire import peer as peer_lib
-from bamboo_jax.runtime.wire import protocol as protocol_lib
-from bamboo_jax.runtime.wire import transport as transport_lib
-from bamboo_jax.train import control as control_lib
-from bamboo_jax.train import environment
-from bamboo_jax.train import worker as worker_lib
-from bamboo_jax.train.members import cluster_cohort
-from bamboo_jax.train.members import local_cohort
-from bamboo_jax.train.record import meter as meter_lib
-from bamboo_jax.train.record import workdir as workdir_lib
-from bamboo_jax.train.setup import accept
-from bamboo_jax.train.setup import executors
-from bamboo_jax.train.setup import job as job_lib
-from bamboo_jax.train.setup import saving
-from bamboo_jax.train.setup import sizes
+from bamboo_jax.runtime import devices as devices_lib, executor as executor_lib
+from bamboo_jax.runtime.wire import (
+    endpoints,
+    peer as peer_lib,
+    protocol as protocol_lib,
+    transport as transport_lib,
+)
+from bamboo_jax.train import control as control_lib, environment, worker as worker_lib
+from bamboo_jax.train.members import cluster_cohort, local_cohort
+from bamboo_jax.train.record import meter as meter_lib, workdir as workdir_lib
+from bamboo_jax.train.setup import accept, executors, job as job_lib, saving, sizes
 
 
 def train_and_evaluate(

@@ -19,10 +19,12 @@ from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.checkpoint import writer as writer_lib
 from bamboo_jax.cluster import views
-from bamboo_jax.recovery import agreement as agreement_lib
-from bamboo_jax.recovery import assignment
-from bamboo_jax.recovery import layout as layout_lib
-from bamboo_jax.recovery import slowness
+from bamboo_jax.recovery import (
+    agreement as agreement_lib,
+    assignment,
+    layout as layout_lib,
+    slowness,
+)
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import replicas
 from bamboo_jax.runtime.stage import spec as spec_lib

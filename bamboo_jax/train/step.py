@@ -20,30 +20,18 @@ from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.accounting import account as account_lib
-from bamboo_jax.checkpoint import arrays as layer_arrays
-from bamboo_jax.checkpoint import parts
+from bamboo_jax.checkpoint import arrays as layer_arrays, parts
 from bamboo_jax.config import surroundings
-from bamboo_jax.faults import faults as faults_lib
-from bamboo_jax.faults import slow as slow_lib
-from bamboo_jax.recovery import durations
-from bamboo_jax.recovery import slowness
-from bamboo_jax.runtime import engine as engine_lib
-from bamboo_jax.runtime import executor as executor_lib
-from bamboo_jax.runtime import node as node_lib
-from bamboo_jax.runtime.phases import compile_ahead
-from bamboo_jax.runtime.phases import reduce
-from bamboo_jax.runtime.phases import replicas
-from bamboo_jax.runtime.phases import update
+from bamboo_jax.faults import faults as faults_lib, slow as slow_lib
+from bamboo_jax.recovery import durations, slowness
+from bamboo_jax.runtime import engine as engine_lib, executor as executor_lib, node as node_lib
+from bamboo_jax.runtime.phases import compile_ahead, reduce, replicas, update
 from bamboo_jax.runtime.profile import recorder as recorder_lib
-from bamboo_jax.schedule import filling as filling_lib
-from bamboo_jax.schedule import timeline as timeline_lib
-from bamboo_jax.train import environment
-from bamboo_jax.train import failures
-from bamboo_jax.train import sums as sums_lib
+from bamboo_jax.schedule import filling as filling_lib, timeline as timeline_lib
+from bamboo_jax.train import environment, failures, sums as sums_lib
 from bamboo_jax.train.members import cohort as cohort_lib
 from bamboo_jax.train.record import step_times
-from bamboo_jax.train.setup import executors
-from bamboo_jax.train.setup import job as job_lib
+from bamboo_jax.train.setup import executors, job as job_lib
 
 
 @dataclasses.dataclass(frozen=True)

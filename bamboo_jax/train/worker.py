@@ -16,21 +16,20 @@ from bamboo_jax.base import garbage
 from bamboo_jax.cluster import messages
 from bamboo_jax.data import batches as batches_lib
 from bamboo_jax.faults import faults as faults_lib
-from bamboo_jax.recovery import agreement as agreement_lib
-from bamboo_jax.recovery import layout as layout_lib
-from bamboo_jax.train import background_compiler
-from bamboo_jax.train import environment
-from bamboo_jax.train import evaluation
-from bamboo_jax.train import failures as failures_lib
-from bamboo_jax.train import run_state as run_state_lib
-from bamboo_jax.train import state_transfer
-from bamboo_jax.train import step as step_lib
-from bamboo_jax.train import sums as sums_lib
+from bamboo_jax.recovery import agreement as agreement_lib, layout as layout_lib
+from bamboo_jax.train import (
+    background_compiler,
+    environment,
+    evaluation,
+    failures as failures_lib,
+    run_state as run_state_lib,
+    state_transfer,
+    step as step_lib,
+    sums as sums_lib,
+)
 from bamboo_jax.train.members import cohort as cohort_lib
-from bamboo_jax.train.record import outputs as outputs_lib
-from bamboo_jax.train.record import run_log
-from bamboo_jax.train.setup import job as job_lib
-from bamboo_jax.train.setup import saving
+from bamboo_jax.train.record import outputs as outputs_lib, run_log
+from bamboo_jax.train.setup import job as job_lib, saving
 
 # A death found this long after a failed transfer counts as its cause.
 _EXPLAIN_SECS = 30.0

@@ -17,9 +17,7 @@ import dataclasses
 import ml_collections
 from ml_collections import config_dict
 
-from bamboo_jax.sim import policies as policies_lib
-from bamboo_jax.sim import presets
-from bamboo_jax.sim import times as times_lib
+from bamboo_jax.sim import policies as policies_lib, presets, times as times_lib
 
 
 def get_config(variant: str = "") -> ml_collections.ConfigDict:

@@ -13,14 +13,16 @@ import sys
 _FOLDER = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(_FOLDER.parents[1]))
 
-from bamboo_jax.schedule import costs as costs_lib  # noqa: E402
-from bamboo_jax.schedule import failover  # noqa: E402
-from bamboo_jax.schedule import holdings as holdings_lib  # noqa: E402
-from bamboo_jax.schedule import instruction as instruction_lib  # noqa: E402
-from bamboo_jax.schedule import lines as lines_lib  # noqa: E402
-from bamboo_jax.schedule import redundancy  # noqa: E402
-from bamboo_jax.schedule import scheduler  # noqa: E402
-from bamboo_jax.schedule import timeline as timeline_lib  # noqa: E402
+from bamboo_jax.schedule import (  # noqa: E402
+    costs as costs_lib,
+    failover,
+    holdings as holdings_lib,
+    instruction as instruction_lib,
+    lines as lines_lib,
+    redundancy,
+    scheduler,
+    timeline as timeline_lib,
+)
 
 Op = instruction_lib.Op
 Slots = Mapping[int, Sequence[timeline_lib.Slot]]

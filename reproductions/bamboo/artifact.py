@@ -16,9 +16,11 @@ from collections.abc import Mapping
 import dataclasses
 import random
 
-from bamboo_jax.reproductions.bamboo import hourly_preemptions
-from bamboo_jax.reproductions.bamboo import loop as artifact_loop
-from bamboo_jax.reproductions.bamboo import rules as bamboo_rules
+from bamboo_jax.reproductions.bamboo import (
+    hourly_preemptions,
+    loop as artifact_loop,
+    rules as bamboo_rules,
+)
 
 SPOT_USD_PER_HOUR = 0.91
 ON_DEMAND_USD_PER_HOUR = 3.06

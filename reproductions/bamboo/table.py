@@ -11,8 +11,7 @@ import time
 import ml_collections
 
 from bamboo_jax import base
-from bamboo_jax.experiments import output
-from bamboo_jax.experiments import sweep
+from bamboo_jax.experiments import output, sweep
 from bamboo_jax.report import content
 from bamboo_jax.reproductions import publish as publish_lib
 from bamboo_jax.reproductions.bamboo import artifact

@@ -10,10 +10,8 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 
 from bamboo_jax import base
-from bamboo_jax.reproductions.bamboo import loop as artifact_loop
-from bamboo_jax.reproductions.bamboo import rules as bamboo_rules
-from bamboo_jax.reproductions.oobleck import inputs
-from bamboo_jax.reproductions.oobleck import rules as oobleck_rules
+from bamboo_jax.reproductions.bamboo import loop as artifact_loop, rules as bamboo_rules
+from bamboo_jax.reproductions.oobleck import inputs, rules as oobleck_rules
 from bamboo_jax.traces import trace as trace_lib
 
 # Models whose work was never lost on recorded traces, with Varuna.

@@ -12,16 +12,12 @@ from typing import NamedTuple
 import ml_collections
 
 from bamboo_jax import base
-from bamboo_jax.experiments import output
-from bamboo_jax.experiments import sweep
+from bamboo_jax.experiments import output, sweep
 from bamboo_jax.report import content
 from bamboo_jax.reproductions import publish as publish_lib
 from bamboo_jax.reproductions.bamboo import loop as artifact_loop
-from bamboo_jax.reproductions.oobleck import artifact
-from bamboo_jax.reproductions.oobleck import inputs
-from bamboo_jax.reproductions.oobleck import ours
-from bamboo_jax.traces import readers
-from bamboo_jax.traces import trace as trace_lib
+from bamboo_jax.reproductions.oobleck import artifact, inputs, ours
+from bamboo_jax.traces import readers, trace as trace_lib
 
 _SHARES = (
     *("effective", "redundant", "checkpoint", "rebalance", "restart"),

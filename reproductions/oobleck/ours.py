@@ -7,13 +7,9 @@ and the downtime at the end counts.
 """
 
 from bamboo_jax.accounting import prices as prices_lib
-from bamboo_jax.reproductions.bamboo import loop as artifact_loop
-from bamboo_jax.reproductions.bamboo import rules as bamboo_rules
+from bamboo_jax.reproductions.bamboo import loop as artifact_loop, rules as bamboo_rules
 from bamboo_jax.reproductions.oobleck import inputs
-from bamboo_jax.sim import loop
-from bamboo_jax.sim import policies as policies_lib
-from bamboo_jax.sim import speed as speed_lib
-from bamboo_jax.sim import times as times_lib
+from bamboo_jax.sim import loop, policies as policies_lib, speed as speed_lib, times as times_lib
 from bamboo_jax.traces import trace as trace_lib
 
 Model, Trace = inputs.Model, trace_lib.Trace

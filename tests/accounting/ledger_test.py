@@ -5,8 +5,7 @@ from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
 
-from bamboo_jax.accounting import account as account_lib
-from bamboo_jax.accounting import ledger as ledger_lib
+from bamboo_jax.accounting import account as account_lib, ledger as ledger_lib
 from tests import profiles
 
 NodeTime = account_lib.NodeTime

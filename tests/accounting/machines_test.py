@@ -1,7 +1,6 @@
 from absl.testing import parameterized
 
-from bamboo_jax.accounting import machines
-from bamboo_jax.accounting import prices
+from bamboo_jax.accounting import machines, prices
 
 
 class MachinesTest(parameterized.TestCase):

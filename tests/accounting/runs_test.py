@@ -1,12 +1,9 @@
 import contextlib
 
-from bamboo_jax.accounting import account as account_lib
-from bamboo_jax.accounting import ledger as ledger_lib
-from bamboo_jax.accounting import runs
+from bamboo_jax.accounting import account as account_lib, ledger as ledger_lib, runs
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.report import run_course
-from tests import folders
-from tests import profiles
+from tests import folders, profiles
 
 _PRICE = profiles.make_price(36.0, 3.6)
 _TRAINS = account_lib.NodeTime(useful=3, bubble=1)

@@ -16,8 +16,7 @@ import numpy as np
 import bamboo_jax
 from bamboo_jax import api
 from bamboo_jax.models import zoo
-from tests import folders
-from tests import tiny
+from tests import folders, tiny
 from tests.launch import commands
 
 # JAX is started before, with one device.

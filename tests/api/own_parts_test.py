@@ -9,16 +9,12 @@ import numpy as np
 import optax
 
 import bamboo_jax
-from bamboo_jax import base
-from bamboo_jax import sim
+from bamboo_jax import base, sim
 from bamboo_jax.base import functions
 from bamboo_jax.metrics import logger as logger_lib
 from bamboo_jax.sim import presets
-from bamboo_jax.train.setup import accept
-from bamboo_jax.train.setup import optimizers
-from bamboo_jax.train.setup import schedules
-from tests import folders
-from tests import tiny
+from bamboo_jax.train.setup import accept, optimizers, schedules
+from tests import folders, tiny
 from tests.launch import commands
 
 _PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs/guides/own_parts.md"

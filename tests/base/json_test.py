@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 from absl.testing import parameterized
 
 from bamboo_jax import base
-from bamboo_jax.base import json as json_lib
-from bamboo_jax.base import types
+from bamboo_jax.base import json as json_lib, types
 
 
 class Colour(enum.Enum):

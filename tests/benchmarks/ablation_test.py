@@ -8,8 +8,7 @@ import tempfile
 
 from absl.testing import parameterized
 
-from bamboo_jax.benchmarks import ablation
-from bamboo_jax.benchmarks import ablation_report
+from bamboo_jax.benchmarks import ablation, ablation_report
 from tests import figures
 
 

@@ -4,11 +4,13 @@ from absl.testing import parameterized
 
 from bamboo_jax import config as config_lib
 from bamboo_jax.benchmarks import cases
-from bamboo_jax.configs import bench_executors
-from bamboo_jax.configs import bench_memory
-from bamboo_jax.configs import bench_peer
-from bamboo_jax.configs import bench_redundancy
-from bamboo_jax.configs import bench_shape
+from bamboo_jax.configs import (
+    bench_executors,
+    bench_memory,
+    bench_peer,
+    bench_redundancy,
+    bench_shape,
+)
 
 _CONFIGS = {
     "rivals": bench_peer,

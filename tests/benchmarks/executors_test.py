@@ -8,11 +8,9 @@ import types
 
 from absl.testing import absltest
 
-from bamboo_jax.benchmarks import executors
-from bamboo_jax.benchmarks import predict
+from bamboo_jax.benchmarks import executors, predict
 from bamboo_jax.plan import planner
-from bamboo_jax.train.setup import accept
-from bamboo_jax.train.setup import build
+from bamboo_jax.train.setup import accept, build
 from configs import sweep_faults
 from tests import profiles
 

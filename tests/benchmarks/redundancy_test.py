@@ -6,12 +6,9 @@ import tempfile
 
 from absl.testing import parameterized
 
-from bamboo_jax.benchmarks import predict
-from bamboo_jax.benchmarks import redundancy as case
-from bamboo_jax.plan import planner
-from bamboo_jax.plan import rows
-from bamboo_jax.schedule import filling as filling_lib
-from bamboo_jax.schedule import redundancy
+from bamboo_jax.benchmarks import predict, redundancy as case
+from bamboo_jax.plan import planner, rows
+from bamboo_jax.schedule import filling as filling_lib, redundancy
 from tests import profiles
 
 

@@ -4,8 +4,7 @@ import sys
 
 from absl.testing import absltest
 
-from bamboo_jax.benchmarks import table
-from bamboo_jax.benchmarks import turns
+from bamboo_jax.benchmarks import table, turns
 
 # Prints something else too, as libraries do, and ends when told to.
 _ECHO = """

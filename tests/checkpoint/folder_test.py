@@ -17,12 +17,14 @@ import numpy as np
 import optax
 
 from bamboo_jax import base
-from bamboo_jax.checkpoint import arrays as layer_arrays
-from bamboo_jax.checkpoint import digest
-from bamboo_jax.checkpoint import directory
-from bamboo_jax.checkpoint import folder as folder_lib
-from bamboo_jax.checkpoint import manifest as manifest_lib
-from bamboo_jax.checkpoint import orbax_item
+from bamboo_jax.checkpoint import (
+    arrays as layer_arrays,
+    digest,
+    directory,
+    folder as folder_lib,
+    manifest as manifest_lib,
+    orbax_item,
+)
 from bamboo_jax.runtime.stage import spec as spec_lib
 from tests import limits
 

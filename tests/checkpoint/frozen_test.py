@@ -9,12 +9,13 @@ import numpy as np
 import optax
 
 from bamboo_jax import base
-from bamboo_jax.checkpoint import frozen as frozen_lib
-from bamboo_jax.checkpoint import identity as identity_lib
-from bamboo_jax.checkpoint import manifest as manifest_lib
-from bamboo_jax.checkpoint import writer as writer_lib
-from bamboo_jax.models import layer as layer_lib
-from bamboo_jax.models import zoo
+from bamboo_jax.checkpoint import (
+    frozen as frozen_lib,
+    identity as identity_lib,
+    manifest as manifest_lib,
+    writer as writer_lib,
+)
+from bamboo_jax.models import layer as layer_lib, zoo
 from bamboo_jax.runtime.stage import spec as spec_lib
 
 _MODEL = zoo.make_model("llama", variant="tiny", num_blocks=1, lora_rank=2)

@@ -15,8 +15,7 @@ import tempfile
 from absl.testing import parameterized
 
 from bamboo_jax import base
-from bamboo_jax.checkpoint import folder as folder_lib
-from bamboo_jax.checkpoint import manifest as manifest_lib
+from bamboo_jax.checkpoint import folder as folder_lib, manifest as manifest_lib
 
 _EVENTS = ("open", "os.", "shutil.")
 _hook = None  # Called before each of these; see `sys.addaudithook`.

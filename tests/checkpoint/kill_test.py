@@ -8,10 +8,7 @@ import tempfile
 from absl.testing import absltest
 import numpy as np
 
-from bamboo_jax.checkpoint import arrays
-from bamboo_jax.checkpoint import directory
-from bamboo_jax.checkpoint import folder as folder_lib
-from bamboo_jax.checkpoint import manifest
+from bamboo_jax.checkpoint import arrays, directory, folder as folder_lib, manifest
 from bamboo_jax.runtime.stage import spec as spec_lib
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]

@@ -48,8 +48,7 @@ class OrbaxItemTest(absltest.TestCase):
         check=True,
         timeout=60,
     )
-    from bamboo_jax.checkpoint import arrays
-    from bamboo_jax.checkpoint import orbax_item
+    from bamboo_jax.checkpoint import arrays, orbax_item
 
     like = {"head": arrays.shapes_of(_ARRAYS["head"])}
     found = orbax_item.read_item(path, like)

@@ -19,12 +19,13 @@ import numpy as np
 import optax
 
 from bamboo_jax import base
-from bamboo_jax.base import files
-from bamboo_jax.base import json as json_lib
-from bamboo_jax.checkpoint import folder as folder_lib
-from bamboo_jax.checkpoint import identity as identity_lib
-from bamboo_jax.checkpoint import parts
-from bamboo_jax.checkpoint import writer as writer_lib
+from bamboo_jax.base import files, json as json_lib
+from bamboo_jax.checkpoint import (
+    folder as folder_lib,
+    identity as identity_lib,
+    parts,
+    writer as writer_lib,
+)
 from bamboo_jax.models import zoo
 from bamboo_jax.runtime.stage import spec as spec_lib
 

@@ -9,8 +9,7 @@ from absl.testing import absltest
 
 from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
-from bamboo_jax.cluster import client as client_lib
-from bamboo_jax.cluster import frames
+from bamboo_jax.cluster import client as client_lib, frames
 from tests import members
 
 

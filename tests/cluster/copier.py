@@ -7,9 +7,7 @@ import socket
 import subprocess
 import sys
 
-from absl import app
-from absl import flags
-from absl import logging
+from absl import app, flags, logging
 
 from bamboo_jax.cluster import copies
 

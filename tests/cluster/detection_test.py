@@ -5,13 +5,9 @@ import signal
 import subprocess
 import sys
 
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
-from bamboo_jax.cluster import children
-from bamboo_jax.cluster import detection
-from bamboo_jax.cluster import messages
-from bamboo_jax.cluster import stalls as stalls_lib
+from bamboo_jax.cluster import children, detection, messages, stalls as stalls_lib
 from bamboo_jax.cluster.agent.knowledge import watch as watch_lib
 from bamboo_jax.schedule import channel as channel_lib
 from tests import members

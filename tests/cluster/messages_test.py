@@ -4,10 +4,7 @@ from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
 
-from bamboo_jax.cluster import frames
-from bamboo_jax.cluster import messages
-from bamboo_jax.cluster import stalls as stalls_lib
-from bamboo_jax.cluster import views
+from bamboo_jax.cluster import frames, messages, stalls as stalls_lib, views
 from bamboo_jax.cluster.agent.knowledge import board as board_lib
 from bamboo_jax.schedule import channel as channel_lib
 

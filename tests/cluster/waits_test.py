@@ -8,8 +8,7 @@ import sys
 import tempfile
 import time
 
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 from bamboo_jax.cluster import waits
 from bamboo_jax.local_cluster import inquiry

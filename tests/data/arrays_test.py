@@ -1,10 +1,8 @@
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.data import arrays
-from bamboo_jax.data import source as source_lib
+from bamboo_jax.data import arrays, source as source_lib
 
 
 def make_own(*, num_samples: int, sequence_length: int):

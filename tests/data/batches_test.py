@@ -5,8 +5,7 @@ import tempfile
 from absl.testing import parameterized
 import numpy as np
 
-from bamboo_jax.data import batches as batches_lib
-from bamboo_jax.data import source as source_lib
+from bamboo_jax.data import batches as batches_lib, source as source_lib
 
 
 class _Numbers:

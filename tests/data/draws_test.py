@@ -1,5 +1,4 @@
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 import numpy as np
 
 from bamboo_jax.data import draws

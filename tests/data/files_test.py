@@ -10,17 +10,13 @@ import threading
 import time
 from unittest import mock
 
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 import numpy as np
 import pytest
 
 from bamboo_jax import base
-from bamboo_jax.data import batches as batches_lib
-from bamboo_jax.data import source as source_lib
-from bamboo_jax.data.disk import documents as documents_lib
-from bamboo_jax.data.disk import token_files
-from bamboo_jax.data.disk import tokenizing
+from bamboo_jax.data import batches as batches_lib, source as source_lib
+from bamboo_jax.data.disk import documents as documents_lib, token_files, tokenizing
 from tests.launch import commands
 
 

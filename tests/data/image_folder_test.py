@@ -6,8 +6,7 @@ import numpy as np
 from PIL import Image
 
 from bamboo_jax import base
-from bamboo_jax.data import batches as batches_lib
-from bamboo_jax.data import source as source_lib
+from bamboo_jax.data import batches as batches_lib, source as source_lib
 
 
 class ImageFolderTest(parameterized.TestCase):

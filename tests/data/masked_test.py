@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 from bamboo_jax import base
-from bamboo_jax.data import markov
-from bamboo_jax.data import masked
-from bamboo_jax.data import source as source_lib
+from bamboo_jax.data import markov, masked, source as source_lib
 
 L, M = 33, 5
 PAD, CLS, SEP, MASK = range(60, 64)

@@ -6,13 +6,11 @@ import tempfile
 import unittest
 from unittest import mock
 
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.data import corpus
-from bamboo_jax.data import vocabularies
+from bamboo_jax.data import corpus, vocabularies
 
 CorpusDocument = corpus.CorpusDocument
 

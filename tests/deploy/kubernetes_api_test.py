@@ -15,10 +15,7 @@ import urllib.error
 from absl.testing import absltest
 import yaml
 
-from tests.deploy import control_plane
-from tests.deploy import kubelet
-from tests.deploy import kubernetes_test
-from tests.deploy import runs
+from tests.deploy import control_plane, kubelet, kubernetes_test, runs
 
 _PODS = "/api/v1/namespaces/default/pods"
 _ZONE = "topology.kubernetes.io/zone"

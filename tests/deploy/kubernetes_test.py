@@ -13,8 +13,7 @@ from absl.testing import parameterized
 import kubernetes_validate
 import yaml
 
-from tests.deploy import kubelet
-from tests.deploy import runs
+from tests.deploy import kubelet, runs
 from tests.launch import commands
 
 _FILE = commands.ROOT / "docs" / "deploy" / "kubernetes.yaml"

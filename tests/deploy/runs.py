@@ -10,9 +10,11 @@ import shlex
 import sys
 import time
 
-from bamboo_jax.cluster.store import endpoint as endpoint_lib
-from bamboo_jax.cluster.store import etcd as etcd_lib
-from bamboo_jax.cluster.store import registry as registry_lib
+from bamboo_jax.cluster.store import (
+    endpoint as endpoint_lib,
+    etcd as etcd_lib,
+    registry as registry_lib,
+)
 from bamboo_jax.net import identity as identity_lib
 from tests.launch import commands
 

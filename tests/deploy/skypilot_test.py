@@ -5,8 +5,7 @@ import os
 import pathlib
 import subprocess
 
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 import yaml
 
 from tests.deploy import runs

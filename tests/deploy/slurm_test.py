@@ -8,8 +8,7 @@ import os
 import shutil
 import subprocess
 
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 from bamboo_jax.base import ports
 from tests.deploy import runs

@@ -6,8 +6,7 @@ import shlex
 import shutil
 import subprocess
 
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 from tests.deploy import runs
 from tests.launch import commands

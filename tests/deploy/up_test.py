@@ -12,8 +12,7 @@ import signal
 import subprocess
 import tempfile
 
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 from bamboo_jax.base import ports
 from bamboo_jax.local_cluster import hosts

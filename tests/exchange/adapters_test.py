@@ -18,8 +18,7 @@ from bamboo_jax.checkpoint import manifest as manifest_lib
 from bamboo_jax.exchange import weights
 from bamboo_jax.models import zoo
 from bamboo_jax.train import run as run_lib
-from bamboo_jax.train.setup import accept
-from bamboo_jax.train.setup import build
+from bamboo_jax.train.setup import accept, build
 from tests import tiny
 from tests.launch import commands
 

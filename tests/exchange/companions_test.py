@@ -9,8 +9,7 @@ from absl.testing import parameterized
 
 from bamboo_jax import base
 from bamboo_jax.checkpoint import manifest as manifest_lib
-from bamboo_jax.exchange import companions
-from bamboo_jax.exchange import weights
+from bamboo_jax.exchange import companions, weights
 from tests import folders
 from tests.exchange import weights_test as t
 

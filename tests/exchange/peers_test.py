@@ -13,10 +13,8 @@ import numpy as np
 import pytest
 
 from bamboo_jax.checkpoint import manifest as manifest_lib
-from bamboo_jax.exchange import names
-from bamboo_jax.exchange import weights
-from bamboo_jax.models import model as model_lib
-from bamboo_jax.models import zoo
+from bamboo_jax.exchange import names, weights
+from bamboo_jax.models import model as model_lib, zoo
 from bamboo_jax.models.text import llama
 from bamboo_jax.models.vision import images
 from bamboo_jax.train import run as run_lib

@@ -9,20 +9,14 @@ import pathlib
 import shutil
 
 from absl import flags
-from absl.testing import flagsaver
-from absl.testing import parameterized
+from absl.testing import flagsaver, parameterized
 import jax
 import numpy as np
 from safetensors import numpy as safetensors
 
 from bamboo_jax import base
-from bamboo_jax.checkpoint import arrays as layer_arrays
-from bamboo_jax.checkpoint import directory
-from bamboo_jax.checkpoint import manifest as manifest_lib
-from bamboo_jax.exchange import hub_config
-from bamboo_jax.exchange import hub_folder
-from bamboo_jax.exchange import names
-from bamboo_jax.exchange import weights
+from bamboo_jax.checkpoint import arrays as layer_arrays, directory, manifest as manifest_lib
+from bamboo_jax.exchange import hub_config, hub_folder, names, weights
 from bamboo_jax.launch import convert
 from bamboo_jax.models import zoo
 from tests import folders

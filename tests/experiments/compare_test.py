@@ -12,10 +12,7 @@ import tempfile
 from absl.testing import parameterized
 
 from bamboo_jax.accounting import account as account_lib
-from bamboo_jax.experiments import compare
-from bamboo_jax.experiments import compare_report
-from bamboo_jax.experiments import gap
-from bamboo_jax.experiments import sweep
+from bamboo_jax.experiments import compare, compare_report, gap, sweep
 from bamboo_jax.sim import build
 from configs.sim import compare as compare_config
 from tests.launch import commands

@@ -7,19 +7,13 @@ import tempfile
 
 from absl.testing import absltest
 
-from bamboo_jax.accounting import account as account_lib
-from bamboo_jax.accounting import ledger as ledger_lib
+from bamboo_jax.accounting import account as account_lib, ledger as ledger_lib
 from bamboo_jax.experiments import validation
 from bamboo_jax.plan import rows
 from bamboo_jax.report import run_times
-from bamboo_jax.sim import decisions
-from bamboo_jax.sim import loop
-from bamboo_jax.sim import speed
-from bamboo_jax.sim import times as times_lib
-from bamboo_jax.traces import replay as replay_lib
-from bamboo_jax.traces import trace as trace_lib
-from tests import layouts
-from tests import profiles
+from bamboo_jax.sim import decisions, loop, speed, times as times_lib
+from bamboo_jax.traces import replay as replay_lib, trace as trace_lib
+from tests import layouts, profiles
 
 # Two nodes train for 11 steps of 2 s; one dies in the next, which takes 3 s; 5
 # more take 4 s; another comes, and pauses the next for 1 s; 5 more of 2 s.

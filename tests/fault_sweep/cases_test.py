@@ -1,7 +1,6 @@
 """Which deaths the sweep tries."""
 
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 from bamboo_jax.testing.fault_sweep import cases
 

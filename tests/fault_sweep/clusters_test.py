@@ -10,8 +10,7 @@ from unittest import mock
 from absl.testing import parameterized
 
 from bamboo_jax.testing.fault_sweep import clusters as clusters_lib
-from bamboo_jax.traces import readers
-from bamboo_jax.traces import replay as replay_lib
+from bamboo_jax.traces import readers, replay as replay_lib
 
 
 class ClustersTest(parameterized.TestCase):

@@ -3,9 +3,7 @@
 import jax
 
 from bamboo_jax.faults import faults as faults_lib
-from bamboo_jax.testing.fault_sweep import cases
-from bamboo_jax.testing.fault_sweep import layouts as layouts_lib
-from bamboo_jax.testing.fault_sweep import trials as trials_lib
+from bamboo_jax.testing.fault_sweep import cases, layouts as layouts_lib, trials as trials_lib
 
 _LAYOUTS = (
     layouts_lib.SweepLayout(1, 1),

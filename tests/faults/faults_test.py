@@ -3,11 +3,9 @@
 import pathlib
 import tempfile
 
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
-from bamboo_jax.faults import faults as faults_lib
-from bamboo_jax.faults import slow as slow_lib
+from bamboo_jax.faults import faults as faults_lib, slow as slow_lib
 
 Fault = faults_lib.Fault
 

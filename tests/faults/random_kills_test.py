@@ -6,8 +6,7 @@ from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
 
-from bamboo_jax.faults import faults as faults_lib
-from bamboo_jax.faults import random_kills
+from bamboo_jax.faults import faults as faults_lib, random_kills
 
 
 class RandomKillsTest(parameterized.TestCase):

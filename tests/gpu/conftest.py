@@ -12,8 +12,7 @@ import time
 
 import pytest
 
-from tests.gpu import child
-from tests.gpu import settings as settings_lib
+from tests.gpu import child, settings as settings_lib
 
 
 def pytest_addoption(parser):

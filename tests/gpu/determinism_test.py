@@ -21,10 +21,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.gpu import child
-from tests.gpu import program_times
-from tests.gpu import settings as settings_lib
-from tests.gpu import subject
+from tests.gpu import child, program_times, settings as settings_lib, subject
 
 REQUIRED = "training"  # What we rely on.
 CUDNN = "cudnn"

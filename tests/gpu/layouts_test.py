@@ -2,8 +2,7 @@
 
 import pytest
 
-from tests.gpu import child
-from tests.gpu import training
+from tests.gpu import child, training
 
 # Pipelines and stages; each has 4 shares of 2 microbatches.
 _LAYOUTS = ((1, 4), (2, 2), (4, 1))

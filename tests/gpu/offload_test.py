@@ -13,8 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.gpu import child
-from tests.gpu import settings as settings_lib
+from tests.gpu import child, settings as settings_lib
 
 _NUM_ROWS = 16  # Of the array that is moved.
 

@@ -10,14 +10,11 @@ import jax
 import pytest
 
 from bamboo_jax.runtime import engine as engine_lib
-from bamboo_jax.runtime.phases import compile_ahead
-from bamboo_jax.runtime.phases import reduce
+from bamboo_jax.runtime.phases import compile_ahead, reduce
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import timeline as timeline_lib
-from tests import plain
-from tests import schedules
-from tests.gpu import child
-from tests.gpu import subject
+from tests import plain, schedules
+from tests.gpu import child, subject
 
 _NUM_STAGES = 2
 _NUM_MICROBATCHES = 3

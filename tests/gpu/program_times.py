@@ -16,8 +16,7 @@ import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.runtime.profile import products
-from bamboo_jax.runtime.stage import programs as programs_lib
-from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
 from tests.gpu import mfu
 
 _BURST_MS = 50.0  # Approximate time of back-to-back calls.

@@ -8,13 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 from bamboo_jax.accounting import machines
-from bamboo_jax.plan import cost_model
-from bamboo_jax.plan import partition as partition_lib
-from tests.gpu import child
-from tests.gpu import mfu
-from tests.gpu import program_times
-from tests.gpu import settings as settings_lib
-from tests.gpu import subject
+from bamboo_jax.plan import cost_model, partition as partition_lib
+from tests.gpu import child, mfu, program_times, settings as settings_lib, subject
 
 
 def check_programs(settings):

@@ -6,12 +6,8 @@ import jax
 import pytest
 
 from bamboo_jax.accounting import machines
-from bamboo_jax.runtime.profile import profiler
-from bamboo_jax.runtime.profile import roofline
-from tests.gpu import child
-from tests.gpu import program_times
-from tests.gpu import settings as settings_lib
-from tests.gpu import subject
+from bamboo_jax.runtime.profile import profiler, roofline
+from tests.gpu import child, program_times, settings as settings_lib, subject
 
 # Redundant passes beside each forward pass: none; kept on the device, which is
 # another forward pass; or moved to host memory.

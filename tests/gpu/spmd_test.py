@@ -3,8 +3,7 @@
 import jax
 import pytest
 
-from tests.gpu import child
-from tests.gpu import training
+from tests.gpu import child, training
 
 
 def check_count(settings):

@@ -7,11 +7,7 @@ import pytest
 
 from bamboo_jax.accounting import machines
 from bamboo_jax.runtime.profile import products
-from tests.gpu import child
-from tests.gpu import mfu
-from tests.gpu import program_times
-from tests.gpu import settings as settings_lib
-from tests.gpu import subject
+from tests.gpu import child, mfu, program_times, settings as settings_lib, subject
 
 _SAME = "--xla_gpu_deterministic_ops=true"
 _NO_TRITON = "--xla_gpu_enable_triton_gemm=false"

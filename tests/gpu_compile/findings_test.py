@@ -4,9 +4,7 @@ import textwrap
 
 from absl.testing import parameterized
 
-from bamboo_jax.gpu import findings
-from bamboo_jax.gpu import hlo
-from bamboo_jax.gpu import targets
+from bamboo_jax.gpu import findings, hlo, targets
 
 _H100 = targets.find("h100")
 _HEAD = "HloModule jit_run, is_scheduled=true\n\n"

@@ -12,15 +12,9 @@ import tempfile
 from absl.testing import parameterized
 import pytest
 
-from bamboo_jax.gpu import findings
-from bamboo_jax.gpu import private
-from bamboo_jax.gpu import programs
-from bamboo_jax.gpu import report
-from bamboo_jax.gpu import targets
+from bamboo_jax.gpu import findings, private, programs, report, targets
 from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.train.setup import accept
-from bamboo_jax.train.setup import build
-from bamboo_jax.train.setup import show
+from bamboo_jax.train.setup import accept, build, show
 
 if _REASON := private.find_reason():
   pytest.skip(f"{_REASON}.", allow_module_level=True)

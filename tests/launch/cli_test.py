@@ -14,8 +14,7 @@ from unittest import mock
 
 from absl.testing import parameterized
 
-from bamboo_jax.launch import cli
-from bamboo_jax.launch import models
+from bamboo_jax.launch import cli, models
 from bamboo_jax.models import zoo
 from tests.launch import commands
 

@@ -7,10 +7,8 @@ import threading
 
 from absl.testing import parameterized
 
-from bamboo_jax.base import ports as ports_lib
-from bamboo_jax.base import types
-from bamboo_jax.cluster.store import fence as fence_lib
-from bamboo_jax.cluster.store import registry as registry_lib
+from bamboo_jax.base import ports as ports_lib, types
+from bamboo_jax.cluster.store import fence as fence_lib, registry as registry_lib
 from tests.launch import commands
 
 _MINE = """

@@ -7,8 +7,7 @@ import subprocess
 import sys
 import tempfile
 
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 from bamboo_jax.cluster.store import private_etcd
 from bamboo_jax.runtime.executables import program_folder as folder_lib

@@ -3,8 +3,7 @@
 import json
 import pathlib
 
-from bamboo_jax.metrics import chrome_trace
-from bamboo_jax.metrics import slot as slot_lib
+from bamboo_jax.metrics import chrome_trace, slot as slot_lib
 from bamboo_jax.report import comparison
 from tests import folders
 from tests.launch import commands

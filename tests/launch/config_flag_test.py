@@ -9,8 +9,7 @@ from unittest import mock
 from absl.testing import parameterized
 import ml_collections
 
-from bamboo_jax import base
-from bamboo_jax import config as config_lib
+from bamboo_jax import base, config as config_lib
 from bamboo_jax.cli import config_check
 from bamboo_jax.launch import config_flag
 from bamboo_jax.train.setup import accept

@@ -5,10 +5,12 @@ import tempfile
 
 from absl.testing import parameterized
 
-from bamboo_jax.accounting import account as account_lib
-from bamboo_jax.accounting import ledger as ledger_lib
-from bamboo_jax.accounting import prices as prices_lib
-from bamboo_jax.accounting import runs
+from bamboo_jax.accounting import (
+    account as account_lib,
+    ledger as ledger_lib,
+    prices as prices_lib,
+    runs,
+)
 from bamboo_jax.metrics import jsonl
 from tests.launch import commands
 

@@ -15,8 +15,7 @@ from bamboo_jax import base
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.local_cluster import cluster_run as cluster_run
 from bamboo_jax.metrics import jsonl
-from bamboo_jax.traces import readers
-from bamboo_jax.traces import replay
+from bamboo_jax.traces import readers, replay
 
 _TRACE = """
 0,add,a/1

@@ -9,8 +9,7 @@ from unittest import mock
 
 from absl.testing import parameterized
 
-from bamboo_jax.cluster import children
-from bamboo_jax.cluster import frames
+from bamboo_jax.cluster import children, frames
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.local_cluster import director
 

@@ -5,8 +5,7 @@ from unittest import mock
 
 from absl.testing import parameterized
 
-from bamboo_jax.cluster.store import endpoint as endpoint_lib
-from bamboo_jax.cluster.store import fence as fence_lib
+from bamboo_jax.cluster.store import endpoint as endpoint_lib, fence as fence_lib
 from bamboo_jax.local_cluster import machine
 from tests import folders
 

@@ -7,8 +7,7 @@ import types
 from bamboo_jax.cluster.agent.knowledge import roster as roster_lib
 from bamboo_jax.local_cluster import narrator as narrator_lib
 from bamboo_jax.metrics import progress as progress_lib
-from tests import folders
-from tests import members
+from tests import folders, members
 
 _START = {"step": 0, "event": "start"}
 _STEP = {"step": 1, "loss": 2.5, "step_ms": 20.0, "grad_norm": 1.0}

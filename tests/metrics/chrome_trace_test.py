@@ -4,8 +4,7 @@ import tempfile
 
 from absl.testing import parameterized
 
-from bamboo_jax.metrics import chrome_trace
-from bamboo_jax.metrics import slot as slot_lib
+from bamboo_jax.metrics import chrome_trace, slot as slot_lib
 from tests import folders
 
 TrackSlot = slot_lib.TrackSlot

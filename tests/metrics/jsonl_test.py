@@ -5,8 +5,7 @@ from absl.testing import parameterized
 import numpy as np
 
 from bamboo_jax.metrics import jsonl
-from tests import folders
-from tests import limits
+from tests import folders, limits
 
 
 class JsonlTest(folders.FolderCase):

@@ -2,8 +2,7 @@
 
 from absl.testing import parameterized
 
-from bamboo_jax.metrics import loss_plot
-from bamboo_jax.metrics import slot as slot_lib
+from bamboo_jax.metrics import loss_plot, slot as slot_lib
 from tests import figures
 
 _LINES = (

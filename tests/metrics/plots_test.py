@@ -6,8 +6,7 @@ import sys
 from absl.testing import parameterized
 
 from bamboo_jax.metrics import plots
-from tests import figures
-from tests import folders
+from tests import figures, folders
 
 
 # Drawing takes a few tenths of a second, and matplotlib lists the machine's

@@ -3,8 +3,7 @@
 from absl.testing import parameterized
 from matplotlib import colors
 
-from bamboo_jax.metrics import schedule_plot
-from bamboo_jax.metrics import slot as slot_lib
+from bamboo_jax.metrics import schedule_plot, slot as slot_lib
 from tests import figures
 
 TrackSlot = slot_lib.TrackSlot

@@ -1,16 +1,13 @@
 """A pure loss is a model of one layer with the same gradients."""
 
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 from flax import nnx
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bamboo_jax.models import from_loss as from_loss_lib
-from bamboo_jax.models import layer as layer_lib
-from bamboo_jax.models import model as model_lib
+from bamboo_jax.models import from_loss as from_loss_lib, layer as layer_lib, model as model_lib
 
 _BATCH = {
     "x": np.arange(12, dtype=np.float32).reshape(4, 3) / 6,

@@ -5,8 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bamboo_jax.models import model as model_lib
-from bamboo_jax.models import zoo
+from bamboo_jax.models import model as model_lib, zoo
 
 MOMENTUM = 0.9
 NAME = "block_00"

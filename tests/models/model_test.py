@@ -5,8 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bamboo_jax.models import layer as layer_lib
-from bamboo_jax.models import model as model_lib
+from bamboo_jax.models import layer as layer_lib, model as model_lib
 
 BATCH = {"x": jax.ShapeDtypeStruct((2, 3), jnp.float32)}
 

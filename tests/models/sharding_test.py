@@ -3,8 +3,7 @@
 from absl.testing import parameterized
 import jax
 
-from bamboo_jax.models import sharding
-from bamboo_jax.models import zoo
+from bamboo_jax.models import sharding, zoo
 
 SIZES = {"data": 2, "tensor": 4}
 

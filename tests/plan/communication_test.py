@@ -3,8 +3,7 @@
 import dataclasses
 
 from absl.testing import parameterized
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from bamboo_jax.plan.times import step_time as step_time_lib
 from tests import profiles

@@ -3,22 +3,20 @@
 import dataclasses
 import time
 
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 from bamboo_jax import base
-from bamboo_jax.plan import cost_model
-from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.plan import planner
-from bamboo_jax.plan import render
-from bamboo_jax.plan import rows as rows_lib
-from bamboo_jax.plan import stages
+from bamboo_jax.plan import (
+    cost_model,
+    partition as partition_lib,
+    planner,
+    render,
+    rows as rows_lib,
+    stages,
+)
 from bamboo_jax.plan.memory import upkeep
 from bamboo_jax.plan.times import step_time as step_time_lib
-from bamboo_jax.schedule import failover
-from bamboo_jax.schedule import lines as lines_lib
-from bamboo_jax.schedule import scheduler
-from bamboo_jax.schedule import timeline
+from bamboo_jax.schedule import failover, lines as lines_lib, scheduler, timeline
 from tests import profiles
 
 _MIB = 2**20

@@ -1,13 +1,9 @@
 """Spans that are played, and those that are told from fewer microbatches."""
 
 from absl.testing import parameterized
-from hypothesis import given
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.plan import pipelines as pipelines_lib
-from bamboo_jax.plan import rows
+from bamboo_jax.plan import partition as partition_lib, pipelines as pipelines_lib, rows
 from bamboo_jax.plan.times import predictor as predictor_lib
 from bamboo_jax.schedule import failover
 from tests import profiles

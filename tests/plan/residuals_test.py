@@ -2,9 +2,7 @@
 
 from absl.testing import parameterized
 
-from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.plan import planner
-from bamboo_jax.plan import residuals
+from bamboo_jax.plan import partition as partition_lib, planner, residuals
 from bamboo_jax.plan.times import predictor as predictor_lib
 from bamboo_jax.schedule import costs as costs_lib
 from tests import profiles

@@ -4,9 +4,7 @@ import dataclasses
 
 from absl.testing import parameterized
 
-from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.plan import planner
-from bamboo_jax.plan import rows as rows_lib
+from bamboo_jax.plan import partition as partition_lib, planner, rows as rows_lib
 from bamboo_jax.schedule import timeline as timeline_lib
 from tests import layouts
 

@@ -5,11 +5,8 @@ import json
 from absl.testing import parameterized
 
 from bamboo_jax.base import json as json_lib
-from bamboo_jax.recovery import agreement
-from bamboo_jax.recovery import layout as layout_lib
-from bamboo_jax.recovery import slowness
-from bamboo_jax.schedule import failover
-from bamboo_jax.schedule import holdings as holdings_lib
+from bamboo_jax.recovery import agreement, layout as layout_lib, slowness
+from bamboo_jax.schedule import failover, holdings as holdings_lib
 from tests import layouts
 
 _HELD = holdings_lib.Holdings(

@@ -5,16 +5,11 @@ import itertools
 import json
 import random
 
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
-from bamboo_jax.base import json as json_lib
-from bamboo_jax.base import types
-from bamboo_jax.plan import batch_split
-from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.plan import pipelines as pipelines_lib
-from bamboo_jax.recovery import assignment
-from bamboo_jax.recovery import layout as layout_lib
+from bamboo_jax.base import json as json_lib, types
+from bamboo_jax.plan import batch_split, partition as partition_lib, pipelines as pipelines_lib
+from bamboo_jax.recovery import assignment, layout as layout_lib
 from bamboo_jax.schedule import failover
 from tests import layouts
 

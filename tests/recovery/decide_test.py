@@ -5,10 +5,8 @@ import hypothesis
 from hypothesis import strategies as st
 
 from bamboo_jax import base
-from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.plan import pipelines as pipelines_lib
-from bamboo_jax.recovery import decide as recovery
-from bamboo_jax.recovery import ladder as ladder_lib
+from bamboo_jax.plan import partition as partition_lib, pipelines as pipelines_lib
+from bamboo_jax.recovery import decide as recovery, ladder as ladder_lib
 from bamboo_jax.schedule import failover
 
 _NUM_STAGES = 4

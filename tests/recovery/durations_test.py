@@ -1,7 +1,6 @@
 """Times of recoveries as reports have them."""
 
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 from bamboo_jax.recovery import durations
 

@@ -8,8 +8,7 @@ import itertools
 
 from absl.testing import parameterized
 
-from bamboo_jax.recovery import ladder
-from bamboo_jax.recovery import moves
+from bamboo_jax.recovery import ladder, moves
 from tests import layouts
 
 

@@ -7,10 +7,8 @@ import hypothesis
 from hypothesis import strategies
 
 from bamboo_jax import base
-from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.plan import pipelines as pipelines_lib
-from bamboo_jax.recovery import placement as placement_lib
-from bamboo_jax.recovery import survival
+from bamboo_jax.plan import partition as partition_lib, pipelines as pipelines_lib
+from bamboo_jax.recovery import placement as placement_lib, survival
 from bamboo_jax.schedule import failover
 
 

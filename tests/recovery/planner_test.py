@@ -5,13 +5,13 @@ import collections
 from absl.testing import parameterized
 
 from bamboo_jax import base
-from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.plan import pipelines as pipelines_lib
-from bamboo_jax.plan import rows
+from bamboo_jax.plan import partition as partition_lib, pipelines as pipelines_lib, rows
 from bamboo_jax.plan.times import predictor as predictor_lib
-from bamboo_jax.recovery import placement as placement_lib
-from bamboo_jax.recovery import planner as planner_lib
-from bamboo_jax.recovery import shapes as shapes_lib
+from bamboo_jax.recovery import (
+    placement as placement_lib,
+    planner as planner_lib,
+    shapes as shapes_lib,
+)
 from bamboo_jax.schedule import failover
 from tests import layouts
 

@@ -14,17 +14,16 @@ import statistics
 from absl.testing import parameterized
 
 from bamboo_jax.plan.times import pauses as pauses_lib
-from bamboo_jax.recovery import layout as layout_lib
-from bamboo_jax.recovery import moves
-from bamboo_jax.schedule import failover
-from bamboo_jax.schedule import holdings as holdings_lib
-from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.schedule import redundancy
-from bamboo_jax.schedule import scheduler
-from bamboo_jax.schedule import timeline as timeline_lib
-from tests import layouts
-from tests import samples
-from tests import schedules
+from bamboo_jax.recovery import layout as layout_lib, moves
+from bamboo_jax.schedule import (
+    failover,
+    holdings as holdings_lib,
+    instruction as instruction_lib,
+    redundancy,
+    scheduler,
+    timeline as timeline_lib,
+)
+from tests import layouts, samples, schedules
 from tests.schedule.verify import cuts as cuts_lib
 
 Op = instruction_lib.Op

@@ -9,20 +9,17 @@ import hypothesis
 from hypothesis import strategies as st
 
 from bamboo_jax import base
-from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.plan import pipelines as pipelines_lib
-from bamboo_jax.plan import rows
-from bamboo_jax.plan.times import predictor as predictor_lib
-from bamboo_jax.plan.times import step_time as step_time_lib
-from bamboo_jax.recovery import moves
-from bamboo_jax.recovery import placement as placement_lib
-from bamboo_jax.recovery import shapes as shapes_lib
-from bamboo_jax.recovery import triggers as triggers_lib
-from bamboo_jax.recovery.oobleck import cover as cover_lib
-from bamboo_jax.recovery.oobleck import templates as templates_lib
+from bamboo_jax.plan import partition as partition_lib, pipelines as pipelines_lib, rows
+from bamboo_jax.plan.times import predictor as predictor_lib, step_time as step_time_lib
+from bamboo_jax.recovery import (
+    moves,
+    placement as placement_lib,
+    shapes as shapes_lib,
+    triggers as triggers_lib,
+)
+from bamboo_jax.recovery.oobleck import cover as cover_lib, templates as templates_lib
 from bamboo_jax.schedule import failover
-from tests import layouts
-from tests import profiles
+from tests import layouts, profiles
 
 _TWO = partition_lib.Partition((0, 2, 4))
 _THREE = partition_lib.Partition((0, 1, 2, 4))

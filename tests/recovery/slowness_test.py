@@ -7,8 +7,7 @@ import itertools
 import pathlib
 import random
 
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 from bamboo_jax.recovery import slowness
 from bamboo_jax.schedule import costs as stage_costs

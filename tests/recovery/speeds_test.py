@@ -8,11 +8,8 @@ import random
 from absl.testing import parameterized
 
 from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.recovery import assignment
-from bamboo_jax.recovery import layout as layout_lib
-from bamboo_jax.schedule import holdings as holdings_lib
-from bamboo_jax.schedule import instruction
-from bamboo_jax.schedule import timeline as timeline_lib
+from bamboo_jax.recovery import assignment, layout as layout_lib
+from bamboo_jax.schedule import holdings as holdings_lib, instruction, timeline as timeline_lib
 from tests import layouts
 from tests.recovery import reroute_test
 from tests.schedule.verify import cuts as cuts_lib

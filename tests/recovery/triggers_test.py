@@ -2,8 +2,7 @@
 
 from absl.testing import parameterized
 
-from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.plan import pipelines as pipelines_lib
+from bamboo_jax.plan import partition as partition_lib, pipelines as pipelines_lib
 from bamboo_jax.recovery import triggers as triggers_lib
 from bamboo_jax.schedule import failover
 

@@ -2,12 +2,9 @@
 
 from absl.testing import parameterized
 
-from bamboo_jax.accounting import account as account_lib
-from bamboo_jax.accounting import ledger as ledger_lib
-from bamboo_jax.report import charts
-from bamboo_jax.report import content
-from tests import figures
-from tests import profiles
+from bamboo_jax.accounting import account as account_lib, ledger as ledger_lib
+from bamboo_jax.report import charts, content
+from tests import figures, profiles
 
 
 def _course():

@@ -3,12 +3,9 @@ import re
 
 from absl.testing import parameterized
 
-from bamboo_jax.accounting import account as account_lib
-from bamboo_jax.accounting import ledger as ledger_lib
-from bamboo_jax.report import content
-from bamboo_jax.report import page
-from tests import folders
-from tests import profiles
+from bamboo_jax.accounting import account as account_lib, ledger as ledger_lib
+from bamboo_jax.report import content, page
+from tests import folders, profiles
 
 _PRICE = profiles.make_price(3.06, 0.918, instance="small<b>", source="a & b", date="2021")
 

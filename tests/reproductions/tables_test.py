@@ -6,21 +6,19 @@ import io
 
 from absl.testing import parameterized
 
-from bamboo_jax.experiments import compare
-from bamboo_jax.experiments import sweep
+from bamboo_jax.experiments import compare, sweep
 from bamboo_jax.metrics import table as table_lib
 from bamboo_jax.report import content
 from bamboo_jax.reproductions import publish as publish_lib
 from bamboo_jax.reproductions.bamboo import table as bamboo_bert
-from bamboo_jax.reproductions.oobleck import evaluation as oobleck
-from bamboo_jax.reproductions.oobleck import inputs
-from bamboo_jax.reproductions.oobleck import ours
-from bamboo_jax.traces import readers
-from bamboo_jax.traces import trace as trace_lib
-from configs.sim import bamboo_bert as bamboo_config
-from configs.sim import checkpoint_strawman as strawman_config
-from configs.sim import oobleck as oobleck_config
-from configs.sim import parcae as parcae_config
+from bamboo_jax.reproductions.oobleck import evaluation as oobleck, inputs, ours
+from bamboo_jax.traces import readers, trace as trace_lib
+from configs.sim import (
+    bamboo_bert as bamboo_config,
+    checkpoint_strawman as strawman_config,
+    oobleck as oobleck_config,
+    parcae as parcae_config,
+)
 from tests import folders
 
 _PARCAE = list(csv.DictReader((publish_lib.PUBLISHED / "parcae_simulated.csv").open()))

@@ -3,25 +3,18 @@
 import dataclasses
 import functools
 
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 import jax
 import numpy as np
 import optax
 
-from bamboo_jax.data import batches as batches_lib
-from bamboo_jax.data import source as source_lib
+from bamboo_jax.data import batches as batches_lib, source as source_lib
 from bamboo_jax.models import zoo
-from bamboo_jax.runtime import engine as engine_lib
-from bamboo_jax.runtime import program_cache
-from bamboo_jax.runtime.phases import compile_ahead
-from bamboo_jax.runtime.phases import reduce
+from bamboo_jax.runtime import engine as engine_lib, program_cache
+from bamboo_jax.runtime.phases import compile_ahead, reduce
 from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.schedule import lines as lines_lib
-from bamboo_jax.schedule import scheduler
-from bamboo_jax.schedule import timeline
-from tests import plain
-from tests import schedules
+from bamboo_jax.schedule import lines as lines_lib, scheduler, timeline
+from tests import plain, schedules
 
 MICROBATCH_SIZE = 3
 CACHE = program_cache.ProgramCache()

@@ -5,8 +5,7 @@ import types
 from absl.testing import absltest
 
 from bamboo_jax.runtime import executor as executor_lib
-from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.schedule import timeline as timeline_lib
+from bamboo_jax.schedule import instruction as instruction_lib, timeline as timeline_lib
 
 
 def make_slot(node, microbatch):

@@ -3,17 +3,18 @@
 import time
 import types
 
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 import jax
 import numpy as np
 
 from bamboo_jax.runtime import executor as executor_lib
 from bamboo_jax.runtime.profile import recorder
 from bamboo_jax.runtime.wire import links as links_lib
-from bamboo_jax.schedule import channel as channel_lib
-from bamboo_jax.schedule import filling as filling_lib
-from bamboo_jax.schedule import instruction as instruction_lib
+from bamboo_jax.schedule import (
+    channel as channel_lib,
+    filling as filling_lib,
+    instruction as instruction_lib,
+)
 
 Op = instruction_lib.Op
 Instruction = instruction_lib.Instruction

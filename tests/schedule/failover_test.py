@@ -3,23 +3,22 @@
 import dataclasses
 import statistics
 
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 import hypothesis
 from hypothesis import strategies as st
 
 from bamboo_jax.plan.times import pauses as pauses_lib
-from bamboo_jax.schedule import costs as costs_lib
-from bamboo_jax.schedule import failover
-from bamboo_jax.schedule import holdings as holdings_lib
-from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.schedule import lines as lines_lib
-from bamboo_jax.schedule import redundancy
-from bamboo_jax.schedule import timeline as timeline_lib
-from tests import samples
-from tests import schedules
-from tests.schedule.verify import cuts as cuts_lib
-from tests.schedule.verify import exhaustive
+from bamboo_jax.schedule import (
+    costs as costs_lib,
+    failover,
+    holdings as holdings_lib,
+    instruction as instruction_lib,
+    lines as lines_lib,
+    redundancy,
+    timeline as timeline_lib,
+)
+from tests import samples, schedules
+from tests.schedule.verify import cuts as cuts_lib, exhaustive
 
 Op = instruction_lib.Op
 

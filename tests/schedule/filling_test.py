@@ -7,15 +7,16 @@ import random
 import statistics
 from typing import NamedTuple
 
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 from bamboo_jax.plan import rows as rows_lib
-from bamboo_jax.schedule import costs as costs_lib
-from bamboo_jax.schedule import failover
-from bamboo_jax.schedule import filling as filling_lib
-from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.schedule import scheduler
+from bamboo_jax.schedule import (
+    costs as costs_lib,
+    failover,
+    filling as filling_lib,
+    instruction as instruction_lib,
+    scheduler,
+)
 
 Op = instruction_lib.Op
 Instruction = instruction_lib.Instruction

@@ -6,14 +6,16 @@ from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
 
-from bamboo_jax.schedule import costs as costs_lib
-from bamboo_jax.schedule import failover
-from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.schedule import lines as lines_lib
-from bamboo_jax.schedule import redundancy
-from bamboo_jax.schedule import scheduler
-from bamboo_jax.schedule import timeline as timeline_lib
-from bamboo_jax.schedule import waits
+from bamboo_jax.schedule import (
+    costs as costs_lib,
+    failover,
+    instruction as instruction_lib,
+    lines as lines_lib,
+    redundancy,
+    scheduler,
+    timeline as timeline_lib,
+    waits,
+)
 from tests import schedules
 
 Op = instruction_lib.Op

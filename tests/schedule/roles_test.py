@@ -5,8 +5,7 @@ import dataclasses
 from absl.testing import parameterized
 
 from bamboo_jax import base
-from bamboo_jax.schedule import failover
-from bamboo_jax.schedule import holdings as holdings_lib
+from bamboo_jax.schedule import failover, holdings as holdings_lib
 
 Roles = failover.Roles
 

@@ -3,11 +3,13 @@
 from absl.testing import parameterized
 
 from bamboo_jax import base
-from bamboo_jax.schedule import costs as costs_lib
-from bamboo_jax.schedule import holdings as holdings_lib
-from bamboo_jax.schedule import lines as lines_lib
-from bamboo_jax.schedule import scheduler
-from bamboo_jax.schedule import timeline as timeline_lib
+from bamboo_jax.schedule import (
+    costs as costs_lib,
+    holdings as holdings_lib,
+    lines as lines_lib,
+    scheduler,
+    timeline as timeline_lib,
+)
 from tests import schedules
 
 _BOUNDS = scheduler.one_f_one_b_bounds

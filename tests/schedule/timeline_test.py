@@ -2,12 +2,14 @@
 
 from absl.testing import parameterized
 
-from bamboo_jax.schedule import costs as costs_lib
-from bamboo_jax.schedule import holdings as holdings_lib
-from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.schedule import lines as lines_lib
-from bamboo_jax.schedule import scheduler
-from bamboo_jax.schedule import timeline as timeline_lib
+from bamboo_jax.schedule import (
+    costs as costs_lib,
+    holdings as holdings_lib,
+    instruction as instruction_lib,
+    lines as lines_lib,
+    scheduler,
+    timeline as timeline_lib,
+)
 from tests import schedules
 
 # Two stages, two microbatches: the 1F1B schedule.

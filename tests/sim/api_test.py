@@ -8,11 +8,9 @@ import subprocess
 import sys
 import tempfile
 
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
-from bamboo_jax import base
-from bamboo_jax import sim
+from bamboo_jax import base, sim
 from bamboo_jax.traces import trace as trace_lib
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]

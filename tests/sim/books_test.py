@@ -5,8 +5,7 @@ import hypothesis
 from hypothesis import strategies as st
 
 from bamboo_jax.accounting import ledger as ledger_lib
-from bamboo_jax.sim import books as books_lib
-from bamboo_jax.sim import times as times_lib
+from bamboo_jax.sim import books as books_lib, times as times_lib
 from tests import profiles
 
 

@@ -7,10 +7,8 @@ import hypothesis
 from hypothesis import strategies as st
 
 from bamboo_jax.plan import rows
-from bamboo_jax.recovery import decide
-from bamboo_jax.recovery import ladder as ladder_lib
-from bamboo_jax.sim import policies as policies_lib
-from bamboo_jax.sim import times as times_lib
+from bamboo_jax.recovery import decide, ladder as ladder_lib
+from bamboo_jax.sim import policies as policies_lib, times as times_lib
 from tests import profiles
 
 _WORKLOAD = policies_lib.Workload(

@@ -6,12 +6,8 @@ from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
 
-from bamboo_jax.sim import loop
-from bamboo_jax.sim import policies as policies_lib
-from bamboo_jax.sim import speed as speed_lib
-from bamboo_jax.sim import times as times_lib
-from bamboo_jax.traces import summary as trace_summary
-from bamboo_jax.traces import trace as trace_lib
+from bamboo_jax.sim import loop, policies as policies_lib, speed as speed_lib, times as times_lib
+from bamboo_jax.traces import summary as trace_summary, trace as trace_lib
 from tests import profiles
 
 # Steps of 80 samples take 80 s over the number of nodes.

@@ -6,9 +6,7 @@ from absl.testing import parameterized
 
 from bamboo_jax import base
 from bamboo_jax.plan import rows
-from bamboo_jax.sim import forecast as forecast_lib
-from bamboo_jax.sim import policies as policies_lib
-from bamboo_jax.sim import times as times_lib
+from bamboo_jax.sim import forecast as forecast_lib, policies as policies_lib, times as times_lib
 from tests import profiles
 
 _WORKLOAD = policies_lib.Workload(

@@ -16,13 +16,9 @@ from hypothesis import strategies as st
 
 from bamboo_jax.plan import rows
 from bamboo_jax.schedule import failover
-from bamboo_jax.sim import decisions
-from bamboo_jax.sim import loop
-from bamboo_jax.sim import speed
-from bamboo_jax.sim import times as times_lib
+from bamboo_jax.sim import decisions, loop, speed, times as times_lib
 from bamboo_jax.traces import trace as trace_lib
-from tests import layouts
-from tests import profiles
+from tests import layouts, profiles
 
 _STAGES, _SHARES = 3, 2
 _NODES = _STAGES * _SHARES

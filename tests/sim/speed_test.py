@@ -2,9 +2,7 @@
 
 from absl.testing import parameterized
 
-from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.plan import pipelines as pipelines_lib
-from bamboo_jax.plan import rows
+from bamboo_jax.plan import partition as partition_lib, pipelines as pipelines_lib, rows
 from bamboo_jax.plan.times import step_time as step_time_lib
 from bamboo_jax.recovery import placement as placement_lib
 from bamboo_jax.schedule import failover

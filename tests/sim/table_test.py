@@ -6,8 +6,7 @@ import tempfile
 from absl.testing import parameterized
 
 from bamboo_jax.plan import pipelines as pipelines_lib
-from bamboo_jax.recovery import placement as placement_lib
-from bamboo_jax.recovery import shapes as shapes_lib
+from bamboo_jax.recovery import placement as placement_lib, shapes as shapes_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.sim import speed as speed_lib
 

@@ -8,8 +8,7 @@ import itertools
 
 from absl.testing import parameterized
 
-from bamboo_jax.testing.simulation import history
-from bamboo_jax.testing.simulation import plans
+from bamboo_jax.testing.simulation import history, plans
 from tests import samples
 
 _HANG_SECS = (0.1, 12.0, 20.0)

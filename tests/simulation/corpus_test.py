@@ -5,8 +5,7 @@ import pathlib
 
 from absl.testing import parameterized
 
-from bamboo_jax.testing.simulation import history
-from bamboo_jax.testing.simulation import plans
+from bamboo_jax.testing.simulation import history, plans
 from tests import samples
 
 _CORPUS = sorted((pathlib.Path(__file__).parent / "corpus").glob("*.json"))

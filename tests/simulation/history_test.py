@@ -8,8 +8,7 @@ import sys
 
 from absl.testing import parameterized
 
-from bamboo_jax.testing.simulation import history
-from bamboo_jax.testing.simulation import plans
+from bamboo_jax.testing.simulation import history, plans
 
 _COURSES = """
 from bamboo_jax.testing.simulation import history

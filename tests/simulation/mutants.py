@@ -16,8 +16,7 @@ import subprocess
 import sys
 import tempfile
 
-from tests.simulation import mutants_of_new
-from tests.simulation import mutants_of_old
+from tests.simulation import mutants_of_new, mutants_of_old
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 

@@ -11,9 +11,7 @@ import time
 
 from absl.testing import parameterized
 
-from bamboo_jax.testing.simulation import history
-from bamboo_jax.testing.simulation import plans
-from bamboo_jax.testing.simulation import worker
+from bamboo_jax.testing.simulation import history, plans, worker
 
 _FORMED_SECS, _LOST_SECS, _END_SECS = 4.0, 6.0, 9.0
 

@@ -5,8 +5,7 @@ Each takes a tenth of a second, in some modes a second.
 
 from absl.testing import parameterized
 
-from bamboo_jax.testing.simulation import history
-from bamboo_jax.testing.simulation import plans
+from bamboo_jax.testing.simulation import history, plans
 from tests import samples
 
 _CASES = [

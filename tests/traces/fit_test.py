@@ -4,11 +4,13 @@ import math
 
 from absl.testing import parameterized
 
-from bamboo_jax.traces import fit
-from bamboo_jax.traces import generator
-from bamboo_jax.traces import parameters as trace_parameters
-from bamboo_jax.traces import readers
-from bamboo_jax.traces import summary as trace_summary
+from bamboo_jax.traces import (
+    fit,
+    generator,
+    parameters as trace_parameters,
+    readers,
+    summary as trace_summary,
+)
 
 _HOUR = 3_600_000
 # One node for 4 hours, two more that leave together after 1 hour, one of

@@ -7,9 +7,7 @@ from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
 
-from bamboo_jax.traces import generator
-from bamboo_jax.traces import parameters as trace_parameters
-from bamboo_jax.traces import summary as trace_summary
+from bamboo_jax.traces import generator, parameters as trace_parameters, summary as trace_summary
 
 Parameters = trace_parameters.Parameters
 _SIZES = dict(bulk_sizes=((1, 1.0), (5, 1.0)))

@@ -9,9 +9,7 @@ from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
 
-from bamboo_jax.traces import readers
-from bamboo_jax.traces import summary as trace_summary
-from bamboo_jax.traces import trace as trace_lib
+from bamboo_jax.traces import readers, summary as trace_summary, trace as trace_lib
 from tests import folders
 
 Event = trace_lib.Event

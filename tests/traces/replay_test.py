@@ -2,8 +2,7 @@
 
 from absl.testing import parameterized
 
-from bamboo_jax.traces import readers
-from bamboo_jax.traces import replay as trace_replay
+from bamboo_jax.traces import readers, replay as trace_replay
 
 _TRACE = """
 600,add,a/1

@@ -7,12 +7,14 @@ from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
 
-from bamboo_jax.traces import generator
-from bamboo_jax.traces import parameters as trace_parameters
-from bamboo_jax.traces import readers
-from bamboo_jax.traces import scale
-from bamboo_jax.traces import summary as trace_summary
-from bamboo_jax.traces import trace as trace_lib
+from bamboo_jax.traces import (
+    generator,
+    parameters as trace_parameters,
+    readers,
+    scale,
+    summary as trace_summary,
+    trace as trace_lib,
+)
 
 _TWO = "0,add,a\n0,add,b\n100,notice,b\n200,remove,b\n300,add,c\n400,remove,a"
 

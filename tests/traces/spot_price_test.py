@@ -5,9 +5,7 @@ import json
 from absl.testing import parameterized
 
 from bamboo_jax.sim import api
-from bamboo_jax.traces import readers
-from bamboo_jax.traces import scale
-from bamboo_jax.traces import spot_price
+from bamboo_jax.traces import readers, scale, spot_price
 
 _NODES = "0,add,a/1\n0,add,b/1\n100,remove,a/1\n400,notice,b/1\n"
 _JSON = {"metadata": {"gap_seconds": 60}, "data": {"a": [2, 1], "b": [0, 1]}}

@@ -12,8 +12,7 @@ from bamboo_jax import base
 from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.schedule import failover
-from bamboo_jax.train import background_compiler
-from bamboo_jax.train import failures as failures_lib
+from bamboo_jax.train import background_compiler, failures as failures_lib
 from bamboo_jax.train.members import local_cohort
 from tests import layouts
 

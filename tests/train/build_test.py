@@ -7,12 +7,8 @@ import jax
 
 from bamboo_jax import base
 from bamboo_jax.schedule import redundancy
-from bamboo_jax.train.setup import accept
-from bamboo_jax.train.setup import build
-from bamboo_jax.train.setup import build_recovery
-from bamboo_jax.train.setup import job as job_lib
-from tests import layouts
-from tests import tiny
+from bamboo_jax.train.setup import accept, build, build_recovery, job as job_lib
+from tests import layouts, tiny
 from tests.fault_sweep import small
 
 

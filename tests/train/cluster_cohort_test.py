@@ -4,26 +4,18 @@ import os
 import socket
 from unittest import mock
 
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 import numpy as np
 
 from bamboo_jax.base import json as json_lib
-from bamboo_jax.cluster import frames
-from bamboo_jax.cluster import messages
-from bamboo_jax.cluster import views
+from bamboo_jax.cluster import frames, messages, views
 from bamboo_jax.faults import faults as faults_lib
-from bamboo_jax.runtime.spmd.processes import collectives as collectives_lib
-from bamboo_jax.runtime.spmd.processes import transfer_log
-from bamboo_jax.runtime.wire import endpoints
-from bamboo_jax.runtime.wire import transport as transport_lib
-from bamboo_jax.schedule import channel as channel_lib
-from bamboo_jax.schedule import failover
-from bamboo_jax.schedule import holdings as holdings_lib
+from bamboo_jax.runtime.spmd.processes import collectives as collectives_lib, transfer_log
+from bamboo_jax.runtime.wire import endpoints, transport as transport_lib
+from bamboo_jax.schedule import channel as channel_lib, failover, holdings as holdings_lib
 from bamboo_jax.train import run
 from bamboo_jax.train.members import cluster_cohort
-from tests import layouts
-from tests import tiny
+from tests import layouts, tiny
 
 _PATIENCE_SECS = 20.0
 _CHANNEL = channel_lib.Channel("activation", (0, 1), (0,))

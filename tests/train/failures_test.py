@@ -9,8 +9,7 @@ import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.cluster import views
-from bamboo_jax.data import batches as batches_lib
-from bamboo_jax.data import samples
+from bamboo_jax.data import batches as batches_lib, samples
 from bamboo_jax.train import failures
 
 _HERE = f"{__file__}:"

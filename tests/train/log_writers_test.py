@@ -8,8 +8,7 @@ from absl.testing import absltest
 from bamboo_jax.configs import default
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.train import failures
-from bamboo_jax.train.record import log_writers
-from bamboo_jax.train.record import workdir as workdir_lib
+from bamboo_jax.train.record import log_writers, workdir as workdir_lib
 
 
 class LogWritersTest(absltest.TestCase):

@@ -10,16 +10,10 @@ from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.recovery import durations
 from bamboo_jax.runtime.profile import recorder
-from bamboo_jax.schedule import failover
-from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.train import run_state
-from bamboo_jax.train import step as step_lib
-from bamboo_jax.train import sums as sums_lib
-from bamboo_jax.train.record import meter as meter_lib
-from bamboo_jax.train.record import step_times
-from tests import layouts
-from tests import profiles
-from tests import tiny
+from bamboo_jax.schedule import failover, instruction as instruction_lib
+from bamboo_jax.train import run_state, step as step_lib, sums as sums_lib
+from bamboo_jax.train.record import meter as meter_lib, step_times
+from tests import layouts, profiles, tiny
 
 NodeTime = account_lib.NodeTime
 Op = instruction_lib.Op

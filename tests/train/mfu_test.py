@@ -3,8 +3,7 @@ from absl.testing import absltest
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.profile import products
 from bamboo_jax.train.record import mfu
-from bamboo_jax.train.setup import accept
-from bamboo_jax.train.setup import job as job_lib
+from bamboo_jax.train.setup import accept, job as job_lib
 from tests import tiny
 
 

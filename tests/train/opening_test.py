@@ -9,14 +9,11 @@ import types
 from absl.testing import absltest
 
 from bamboo_jax.checkpoint import identity as identity_lib
-from bamboo_jax.metrics import jsonl
-from bamboo_jax.metrics import progress as progress_lib
+from bamboo_jax.metrics import jsonl, progress as progress_lib
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.train import environment
-from bamboo_jax.train.record import outputs as outputs_lib
-from bamboo_jax.train.record import workdir as workdir_lib
-from bamboo_jax.train.setup import accept
-from bamboo_jax.train.setup import job as job_lib
+from bamboo_jax.train.record import outputs as outputs_lib, workdir as workdir_lib
+from bamboo_jax.train.setup import accept, job as job_lib
 from tests import tiny
 from tests.train import outputs_test
 

@@ -13,32 +13,29 @@ import numpy as np
 
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.checkpoint import digest
-from bamboo_jax.metrics import chrome_trace
-from bamboo_jax.metrics import jsonl
-from bamboo_jax.metrics import loss_plot
-from bamboo_jax.metrics import plots
-from bamboo_jax.metrics import progress as progress_lib
-from bamboo_jax.metrics import rows as rows_lib
-from bamboo_jax.metrics import schedule_plot
-from bamboo_jax.recovery import durations
-from bamboo_jax.recovery import layout as layout_lib
+from bamboo_jax.metrics import (
+    chrome_trace,
+    jsonl,
+    loss_plot,
+    plots,
+    progress as progress_lib,
+    rows as rows_lib,
+    schedule_plot,
+)
+from bamboo_jax.recovery import durations, layout as layout_lib
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.profile import recorder as recorder_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.schedule import failover
-from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.schedule import timeline as timeline_lib
-from bamboo_jax.train import environment
-from bamboo_jax.train import step as step_lib
-from bamboo_jax.train import sums as sums_lib
-from bamboo_jax.train.record import meter as meter_lib
-from bamboo_jax.train.record import outputs as outputs_lib
-from bamboo_jax.train.record import step_traces
-from bamboo_jax.train.record import workdir as workdir_lib
-from bamboo_jax.train.setup import accept
-from bamboo_jax.train.setup import job as job_lib
-from tests import layouts
-from tests import tiny
+from bamboo_jax.schedule import failover, instruction as instruction_lib, timeline as timeline_lib
+from bamboo_jax.train import environment, step as step_lib, sums as sums_lib
+from bamboo_jax.train.record import (
+    meter as meter_lib,
+    outputs as outputs_lib,
+    step_traces,
+    workdir as workdir_lib,
+)
+from bamboo_jax.train.setup import accept, job as job_lib
+from tests import layouts, tiny
 
 _OWNERS = ((0, 1), (2, 3))
 

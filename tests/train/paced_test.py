@@ -6,13 +6,11 @@ import json
 import pathlib
 import tempfile
 
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 import numpy as np
 
 from bamboo_jax.metrics import jsonl
-from bamboo_jax.models import paced as paced_lib
-from bamboo_jax.models import zoo
+from bamboo_jax.models import paced as paced_lib, zoo
 from bamboo_jax.recovery import slowness
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.testing.fault_sweep import trials as trials_lib

@@ -9,15 +9,10 @@ from unittest import mock
 from absl.testing import parameterized
 
 from bamboo_jax import base
-from bamboo_jax.sim import policies as policies_lib
-from bamboo_jax.sim import presets
+from bamboo_jax.sim import policies as policies_lib, presets
 from bamboo_jax.train import run
-from bamboo_jax.train.setup import accept
-from bamboo_jax.train.setup import build
-from bamboo_jax.train.setup import build_recovery
-from bamboo_jax.train.setup import sizes
-from tests import layouts
-from tests import tiny
+from bamboo_jax.train.setup import accept, build, build_recovery, sizes
+from tests import layouts, tiny
 
 _NUMBERS = itertools.count()
 _ALL = ("shadow", "reroute", "reconfigure", "checkpoint")

@@ -6,9 +6,7 @@ import json
 from absl.testing import absltest
 import jax
 
-from bamboo_jax.train.setup import accept
-from bamboo_jax.train.setup import job as job_lib
-from bamboo_jax.train.setup import preparation
+from bamboo_jax.train.setup import accept, job as job_lib, preparation
 from tests import tiny
 from tests.launch import commands
 

@@ -10,29 +10,19 @@ import tempfile
 import types
 from unittest import mock
 
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 import jax
 import numpy as np
 
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import jsonl
-from bamboo_jax.runtime import devices as devices_lib
-from bamboo_jax.runtime import program_cache
-from bamboo_jax.runtime.spmd import executor as executor_lib
-from bamboo_jax.runtime.spmd import pipeline_run as run_lib
+from bamboo_jax.runtime import devices as devices_lib, program_cache
+from bamboo_jax.runtime.spmd import executor as executor_lib, pipeline_run as run_lib
 from bamboo_jax.testing.fault_sweep import trials
-from bamboo_jax.train import environment
-from bamboo_jax.train import run
-from bamboo_jax.train import worker as worker_lib
+from bamboo_jax.train import environment, run, worker as worker_lib
 from bamboo_jax.train.members import local_cohort
 from bamboo_jax.train.record import workdir
-from bamboo_jax.train.setup import accept
-from bamboo_jax.train.setup import build
-from bamboo_jax.train.setup import executors
-from bamboo_jax.train.setup import job as job_lib
-from bamboo_jax.train.setup import preparation
-from bamboo_jax.train.setup import sizes
+from bamboo_jax.train.setup import accept, build, executors, job as job_lib, preparation, sizes
 from configs import sweep_faults
 from tests import tiny
 

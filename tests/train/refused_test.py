@@ -13,8 +13,7 @@ from bamboo_jax.plan import cost_model
 from bamboo_jax.runtime import devices
 from bamboo_jax.train import run
 from bamboo_jax.train.setup import build
-from tests import folders
-from tests import tiny
+from tests import folders, tiny
 
 
 class RefusedTest(folders.FolderCase):

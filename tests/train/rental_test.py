@@ -8,10 +8,7 @@ from absl.testing import parameterized
 
 from bamboo_jax import base
 from bamboo_jax.plan import cost_model
-from bamboo_jax.train.setup import accept
-from bamboo_jax.train.setup import build
-from bamboo_jax.train.setup import rental
-from bamboo_jax.train.setup import show
+from bamboo_jax.train.setup import accept, build, rental, show
 from tests import tiny
 
 

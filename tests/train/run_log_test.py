@@ -3,25 +3,26 @@
 import dataclasses
 import types
 
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.base import types as base_types
-from bamboo_jax.recovery import agreement as agreement_lib
-from bamboo_jax.recovery import assignment
-from bamboo_jax.recovery import ladder as ladder_lib
-from bamboo_jax.recovery import layout as layout_lib
+from bamboo_jax.recovery import (
+    agreement as agreement_lib,
+    assignment,
+    ladder as ladder_lib,
+    layout as layout_lib,
+)
 from bamboo_jax.runtime import executor as executor_lib
-from bamboo_jax.schedule import failover
-from bamboo_jax.schedule import filling as filling_lib
-from bamboo_jax.schedule import instruction
-from bamboo_jax.schedule import timeline as timeline_lib
-from bamboo_jax.train import failures
-from bamboo_jax.train import step as step_lib
+from bamboo_jax.schedule import (
+    failover,
+    filling as filling_lib,
+    instruction,
+    timeline as timeline_lib,
+)
+from bamboo_jax.train import failures, step as step_lib
 from bamboo_jax.train.record import run_log
-from tests import layouts
-from tests import members
+from tests import layouts, members
 
 _Op = instruction.Op
 _Roles = failover.Roles

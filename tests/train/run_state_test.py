@@ -9,14 +9,11 @@ import optax
 
 from bamboo_jax import base
 from bamboo_jax.base import types
-from bamboo_jax.recovery import assignment
-from bamboo_jax.recovery import layout as layout_lib
-from bamboo_jax.recovery import slowness
+from bamboo_jax.recovery import assignment, layout as layout_lib, slowness
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.train import run_state as run_state_lib
-from tests import layouts
-from tests import members
+from tests import layouts, members
 
 
 @dataclasses.dataclass

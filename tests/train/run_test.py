@@ -24,10 +24,8 @@ from bamboo_jax import base
 from bamboo_jax.checkpoint import orbax_item
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.runtime import program_cache
-from bamboo_jax.train import control
-from bamboo_jax.train import run
-from bamboo_jax.train.setup import job as job_lib
-from bamboo_jax.train.setup import optimizers
+from bamboo_jax.train import control, run
+from bamboo_jax.train.setup import job as job_lib, optimizers
 from tests import tiny
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]

@@ -7,9 +7,7 @@ from absl.testing import absltest
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.runtime.wire import endpoints
-from bamboo_jax.runtime.wire import peer as peer_lib
-from bamboo_jax.runtime.wire import transport as transport_lib
+from bamboo_jax.runtime.wire import endpoints, peer as peer_lib, transport as transport_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.train import state_transfer
 

@@ -6,8 +6,7 @@ import subprocess
 import sys
 import time
 
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 from bamboo_jax.runtime.profile import recorder
 from bamboo_jax.schedule import instruction

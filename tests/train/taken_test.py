@@ -4,12 +4,10 @@ import threading
 import time
 
 from bamboo_jax import base
-from bamboo_jax.cluster.store import fence as fence_lib
-from bamboo_jax.cluster.store import tenure
+from bamboo_jax.cluster.store import fence as fence_lib, tenure
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.train import run
-from tests import folders
-from tests import tiny
+from tests import folders, tiny
 
 
 class TakenTest(folders.FolderCase):

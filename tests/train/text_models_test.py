@@ -16,16 +16,11 @@ from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.models import zoo
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.phases import update
-from bamboo_jax.testing.fault_sweep import cases
-from bamboo_jax.testing.fault_sweep import trials as trials_lib
+from bamboo_jax.testing.fault_sweep import cases, trials as trials_lib
 from bamboo_jax.train import run as run_lib
-from bamboo_jax.train.setup import accept
-from bamboo_jax.train.setup import build
-from bamboo_jax.train.setup import preparation
-from configs import bert
-from configs import sweep_faults
-from tests import samples
-from tests import tiny
+from bamboo_jax.train.setup import accept, build, preparation
+from configs import bert, sweep_faults
+from tests import samples, tiny
 
 _OPTIONS = {
     "bert": {"num_masked": 3, "dropout_rate": 0.1},

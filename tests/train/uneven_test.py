@@ -11,8 +11,7 @@ from absl.testing import parameterized
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.recovery import moves
 from bamboo_jax.runtime.executables import program_store
-from bamboo_jax.testing.fault_sweep import cases
-from bamboo_jax.testing.fault_sweep import storm as storm_lib
+from bamboo_jax.testing.fault_sweep import cases, storm as storm_lib
 from bamboo_jax.train import background_compiler
 from tests.fault_sweep import small
 

@@ -9,20 +9,16 @@ import gc
 import tempfile
 from unittest import mock
 
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 import jax
 
 from bamboo_jax import base
 from bamboo_jax.faults import faults as faults_lib
-from bamboo_jax.runtime import engine as engine_lib
-from bamboo_jax.runtime import node as node_lib
+from bamboo_jax.runtime import engine as engine_lib, node as node_lib
 from bamboo_jax.runtime.phases import reduce
 from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.testing.fault_sweep import cases
-from bamboo_jax.testing.fault_sweep import trials as trials_lib
-from bamboo_jax.train import step as step_lib
-from bamboo_jax.train import worker as worker_lib
+from bamboo_jax.testing.fault_sweep import cases, trials as trials_lib
+from bamboo_jax.train import step as step_lib, worker as worker_lib
 from bamboo_jax.train.members import local_cohort
 from tests.fault_sweep import small
 

@@ -14,19 +14,16 @@ import uuid
 
 from absl import logging
 
-from bamboo_jax.base import logs
-from bamboo_jax.base import threads
-from bamboo_jax.cluster import copies
-from bamboo_jax.cluster import messages
-from bamboo_jax.cluster import notices as notices_lib
-from bamboo_jax.cluster.agent import core
-from bamboo_jax.cluster.agent import events as events_lib
-from bamboo_jax.cluster.agent import peers as peers_lib
-from bamboo_jax.cluster.agent import state as state_lib
-from bamboo_jax.cluster.agent import worker_process
-from bamboo_jax.cluster.store import etcd as etcd_lib
-from bamboo_jax.cluster.store import fence as fence_lib
-from bamboo_jax.cluster.store import registry as registry_lib
+from bamboo_jax.base import logs, threads
+from bamboo_jax.cluster import copies, messages, notices as notices_lib
+from bamboo_jax.cluster.agent import (
+    core,
+    events as events_lib,
+    peers as peers_lib,
+    state as state_lib,
+    worker_process,
+)
+from bamboo_jax.cluster.store import etcd as etcd_lib, fence as fence_lib, registry as registry_lib
 from bamboo_jax.net import identity as identity_lib
 
 _MOST_CALLS = 16  # Concurrent calls to the store; each flow has one.

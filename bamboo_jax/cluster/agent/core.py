@@ -9,15 +9,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from bamboo_jax import base
-from bamboo_jax.cluster import children
-from bamboo_jax.cluster import messages
-from bamboo_jax.cluster.agent import arrival
-from bamboo_jax.cluster.agent import events as events_lib
-from bamboo_jax.cluster.agent import heartbeats
-from bamboo_jax.cluster.agent import links
-from bamboo_jax.cluster.agent import membership
-from bamboo_jax.cluster.agent import run_over
-from bamboo_jax.cluster.agent import state as state_lib
+from bamboo_jax.cluster import children, messages
+from bamboo_jax.cluster.agent import (
+    arrival,
+    events as events_lib,
+    heartbeats,
+    links,
+    membership,
+    run_over,
+    state as state_lib,
+)
 from bamboo_jax.cluster.store import registry as registry_lib
 
 _Registry = registry_lib.Registry

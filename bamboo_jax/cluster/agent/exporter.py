@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 from wsgiref import simple_server
 
 import prometheus_client
-from prometheus_client import core
-from prometheus_client import registry as registry_lib
+from prometheus_client import core, registry as registry_lib
 
 from bamboo_jax.cluster.agent import state as state_lib
 from bamboo_jax.net import addresses

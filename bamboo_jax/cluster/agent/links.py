@@ -17,11 +17,8 @@ process of an agent is gone, its host refuses connections within milliseconds.
         |                   |                  |       `mend`; it may be busy
 """
 
-from bamboo_jax.cluster import messages
-from bamboo_jax.cluster import views
-from bamboo_jax.cluster.agent import events as events_lib
-from bamboo_jax.cluster.agent import heartbeats
-from bamboo_jax.cluster.agent import state as state_lib
+from bamboo_jax.cluster import messages, views
+from bamboo_jax.cluster.agent import events as events_lib, heartbeats, state as state_lib
 
 _REDIAL_SECS = 0.2
 _TRY_SECS = 0.1  # A host refuses a connection within this time.

@@ -28,13 +28,14 @@ from collections.abc import Collection
 import math
 
 from bamboo_jax import base
-from bamboo_jax.cluster import messages
-from bamboo_jax.cluster import views
-from bamboo_jax.cluster.agent import events as events_lib
-from bamboo_jax.cluster.agent import heartbeats
-from bamboo_jax.cluster.agent import links
-from bamboo_jax.cluster.agent import selection
-from bamboo_jax.cluster.agent import state as state_lib
+from bamboo_jax.cluster import messages, views
+from bamboo_jax.cluster.agent import (
+    events as events_lib,
+    heartbeats,
+    links,
+    selection,
+    state as state_lib,
+)
 from bamboo_jax.cluster.store import registry as registry_lib
 
 _Registry = registry_lib.Registry

@@ -13,13 +13,9 @@ from typing import Any, NamedTuple
 
 from absl import logging
 
-from bamboo_jax.cluster import door as door_lib
-from bamboo_jax.cluster import frames
-from bamboo_jax.cluster import messages
-from bamboo_jax.cluster import views
+from bamboo_jax.cluster import door as door_lib, frames, messages, views
 from bamboo_jax.cluster.agent import events as events_lib
-from bamboo_jax.net import addresses
-from bamboo_jax.net import identity as identity_lib
+from bamboo_jax.net import addresses, identity as identity_lib
 
 _CONNECT_SECS = 5.0
 _TRY_SECS = 1.0  # Linux backs off; a new attempt finds a mended link sooner.

@@ -14,12 +14,8 @@ agents begin another life, with a new worker, at the newest checkpoint.
      |<- 6 which of both is there ---|
 """
 
-from bamboo_jax.cluster import messages
-from bamboo_jax.cluster import views
-from bamboo_jax.cluster.agent import events as events_lib
-from bamboo_jax.cluster.agent import membership
-from bamboo_jax.cluster.agent import run_stamp
-from bamboo_jax.cluster.agent import state as state_lib
+from bamboo_jax.cluster import messages, views
+from bamboo_jax.cluster.agent import events as events_lib, membership, run_stamp, state as state_lib
 from bamboo_jax.cluster.store import registry as registry_lib
 
 _Registry = registry_lib.Registry

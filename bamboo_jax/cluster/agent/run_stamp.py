@@ -14,14 +14,13 @@ oldest live one restores the store, unless the folder has a newer view.
 
 from bamboo_jax import base
 from bamboo_jax.cluster import views
-from bamboo_jax.cluster.agent import events as events_lib
-from bamboo_jax.cluster.agent import membership
-from bamboo_jax.cluster.agent import selection
-from bamboo_jax.cluster.agent import state as state_lib
-from bamboo_jax.cluster.store import etcd as etcd_lib
-from bamboo_jax.cluster.store import fence as fence_lib
-from bamboo_jax.cluster.store import registry as registry_lib
-from bamboo_jax.cluster.store import tenure
+from bamboo_jax.cluster.agent import events as events_lib, membership, selection, state as state_lib
+from bamboo_jax.cluster.store import (
+    etcd as etcd_lib,
+    fence as fence_lib,
+    registry as registry_lib,
+    tenure,
+)
 
 _Registry = registry_lib.Registry
 _POLL_SECS = 0.1

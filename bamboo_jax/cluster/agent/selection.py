@@ -7,8 +7,7 @@ from collections.abc import Collection
 import enum
 
 from bamboo_jax.cluster import views
-from bamboo_jax.cluster.agent import links
-from bamboo_jax.cluster.agent import state as state_lib
+from bamboo_jax.cluster.agent import links, state as state_lib
 
 _SETTLE_SECS = 2.0  # Restarting nodes wait for each other.
 

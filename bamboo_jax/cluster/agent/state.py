@@ -6,15 +6,14 @@ import math
 from typing import Any
 
 from bamboo_jax import base
-from bamboo_jax.cluster import detection
-from bamboo_jax.cluster import messages
-from bamboo_jax.cluster import notices as notices_lib
-from bamboo_jax.cluster import views
+from bamboo_jax.cluster import detection, messages, notices as notices_lib, views
 from bamboo_jax.cluster.agent import events as events_lib
-from bamboo_jax.cluster.agent.knowledge import board as board_lib
-from bamboo_jax.cluster.agent.knowledge import roster as roster_lib
-from bamboo_jax.cluster.agent.knowledge import suspicion as suspicion_lib
-from bamboo_jax.cluster.agent.knowledge import watch as watch_lib
+from bamboo_jax.cluster.agent.knowledge import (
+    board as board_lib,
+    roster as roster_lib,
+    suspicion as suspicion_lib,
+    watch as watch_lib,
+)
 from bamboo_jax.cluster.store import etcd as etcd_lib
 
 _RETRY_SECS = 0.1

@@ -13,10 +13,7 @@ from typing import Any
 from absl import logging
 
 from bamboo_jax.base import threads
-from bamboo_jax.cluster import children
-from bamboo_jax.cluster import copies
-from bamboo_jax.cluster import frames
-from bamboo_jax.cluster import messages
+from bamboo_jax.cluster import children, copies, frames, messages
 from bamboo_jax.cluster.agent import events as events_lib
 
 _CHUNK = 1 << 16

@@ -11,8 +11,7 @@ from absl import logging
 from bamboo_jax.base import ports as ports_lib
 from bamboo_jax.cluster import children
 from bamboo_jax.cluster.store import etcd as etcd_lib
-from bamboo_jax.net import addresses
-from bamboo_jax.net import identity as identity_lib
+from bamboo_jax.net import addresses, identity as identity_lib
 
 _START_SECS = 20.0
 _TLS = {"trusted-ca-file": "authority.pem", "cert-file": "certificate.pem", "key-file": "key.pem"}

@@ -8,8 +8,7 @@ import time
 from typing import Any, NamedTuple, TypeVar
 
 from bamboo_jax import base
-from bamboo_jax.base import json as json_lib
-from bamboo_jax.base import types
+from bamboo_jax.base import json as json_lib, types
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.store import etcd as etcd_lib
 

@@ -18,15 +18,13 @@ from typing import Any, NamedTuple
 from absl import logging
 
 from bamboo_jax import base
-from bamboo_jax.data import corpus
-from bamboo_jax.data import folders
-from bamboo_jax.data import mixture
-from bamboo_jax.data import samples
-from bamboo_jax.data import vocabularies
-from bamboo_jax.data.disk import documents as documents_lib
-from bamboo_jax.data.disk import packing as packing_lib
-from bamboo_jax.data.disk import token_files
-from bamboo_jax.data.disk import tokenizing
+from bamboo_jax.data import corpus, folders, mixture, samples, vocabularies
+from bamboo_jax.data.disk import (
+    documents as documents_lib,
+    packing as packing_lib,
+    token_files,
+    tokenizing,
+)
 
 _TOKENS = (".bin", ".npy")
 

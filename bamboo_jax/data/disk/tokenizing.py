@@ -22,8 +22,7 @@ import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.data import vocabularies
-from bamboo_jax.data.disk import documents as documents_lib
-from bamboo_jax.data.disk import token_files
+from bamboo_jax.data.disk import documents as documents_lib, token_files
 
 FACTS = "tokens.json"
 _DOCUMENTS_AT_ONCE = 256

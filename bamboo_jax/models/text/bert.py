@@ -21,12 +21,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from bamboo_jax.models import layer as layer_lib
-from bamboo_jax.models import linen
-from bamboo_jax.models import model as model_lib
-from bamboo_jax.models import shape as shape_lib
-from bamboo_jax.models.text import attention
-from bamboo_jax.models.text import transformer
+from bamboo_jax.models import layer as layer_lib, linen, model as model_lib, shape as shape_lib
+from bamboo_jax.models.text import attention, transformer
 
 Batch = layer_lib.Batch
 _EXPANSION = 4  # Hidden width of an MLP, in model widths.

@@ -34,10 +34,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from bamboo_jax.models import layer as layer_lib
-from bamboo_jax.models import linen
-from bamboo_jax.models import model as model_lib
-from bamboo_jax.models import shape as shape_lib
+from bamboo_jax.models import layer as layer_lib, linen, model as model_lib, shape as shape_lib
 from bamboo_jax.models.text import losses
 
 END = 0

@@ -17,14 +17,8 @@ from typing import ClassVar
 import flax.linen as nn
 import jax
 
-from bamboo_jax.models import layer as layer_lib
-from bamboo_jax.models import linen
-from bamboo_jax.models import model as model_lib
-from bamboo_jax.models import shape as shape_lib
-from bamboo_jax.models.text import attention
-from bamboo_jax.models.text import dense
-from bamboo_jax.models.text import lora
-from bamboo_jax.models.text import transformer
+from bamboo_jax.models import layer as layer_lib, linen, model as model_lib, shape as shape_lib
+from bamboo_jax.models.text import attention, dense, lora, transformer
 
 Batch = layer_lib.Batch
 _INIT_STD = 0.02

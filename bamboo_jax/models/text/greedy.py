@@ -15,8 +15,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from bamboo_jax.models import layer as layer_lib
-from bamboo_jax.models import model as model_lib
+from bamboo_jax.models import layer as layer_lib, model as model_lib
 from bamboo_jax.models.text import gnmt
 
 

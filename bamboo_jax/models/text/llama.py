@@ -23,14 +23,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bamboo_jax.models import layer as layer_lib
-from bamboo_jax.models import linen
-from bamboo_jax.models import model as model_lib
-from bamboo_jax.models import shape as shape_lib
-from bamboo_jax.models.text import attention
-from bamboo_jax.models.text import cudnn
-from bamboo_jax.models.text import lora
-from bamboo_jax.models.text import transformer
+from bamboo_jax.models import layer as layer_lib, linen, model as model_lib, shape as shape_lib
+from bamboo_jax.models.text import attention, cudnn, lora, transformer
 
 Batch = layer_lib.Batch
 _ROPE_POSITIONS = 8192  # Context of Llama 3 before `rope_factor`.

@@ -8,9 +8,7 @@ import flax.linen as nn
 import jax
 
 from bamboo_jax import base
-from bamboo_jax.models import layer as layer_lib
-from bamboo_jax.models import linen
-from bamboo_jax.models import model as model_lib
+from bamboo_jax.models import layer as layer_lib, linen, model as model_lib
 from bamboo_jax.models.text import losses
 
 NORMAL = nn.initializers.normal(0.02)

@@ -15,10 +15,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 
-from bamboo_jax.models import layer as layer_lib
-from bamboo_jax.models import linen
-from bamboo_jax.models import model as model_lib
-from bamboo_jax.models import shape as shape_lib
+from bamboo_jax.models import layer as layer_lib, linen, model as model_lib, shape as shape_lib
 from bamboo_jax.models.vision import images
 
 _Convs = tuple[tuple[int, int, int, int, int], ...]

@@ -22,9 +22,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from bamboo_jax.models import layer as layer_lib
-from bamboo_jax.models import linen
-from bamboo_jax.models import model as model_lib
+from bamboo_jax.models import layer as layer_lib, linen, model as model_lib
 
 # Mean and deviation of ImageNet, by channel; pixels from 0 to 1.
 MEAN = (0.485, 0.456, 0.406)

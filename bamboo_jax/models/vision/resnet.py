@@ -16,10 +16,7 @@ import flax.linen as nn
 import jax
 
 from bamboo_jax import base
-from bamboo_jax.models import layer as layer_lib
-from bamboo_jax.models import linen
-from bamboo_jax.models import model as model_lib
-from bamboo_jax.models import shape as shape_lib
+from bamboo_jax.models import layer as layer_lib, linen, model as model_lib, shape as shape_lib
 from bamboo_jax.models.vision import images
 
 _EXPANSION = 4  # Output width of a block over its inner width.

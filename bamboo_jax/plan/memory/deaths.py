@@ -12,9 +12,7 @@ import dataclasses
 import functools
 
 from bamboo_jax import base
-from bamboo_jax.plan.memory import model as model_lib
-from bamboo_jax.plan.memory import needs
-from bamboo_jax.plan.memory import upkeep as upkeep_lib
+from bamboo_jax.plan.memory import model as model_lib, needs, upkeep as upkeep_lib
 from bamboo_jax.schedule import failover
 
 Roles = failover.Roles

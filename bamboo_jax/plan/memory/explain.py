@@ -3,10 +3,7 @@
 from collections.abc import Sequence
 
 from bamboo_jax.plan import cost_model
-from bamboo_jax.plan.memory import deaths
-from bamboo_jax.plan.memory import model as model_lib
-from bamboo_jax.plan.memory import needs
-from bamboo_jax.plan.memory import upkeep as upkeep_lib
+from bamboo_jax.plan.memory import deaths, model as model_lib, needs, upkeep as upkeep_lib
 
 _HELP = "Use more stages, smaller microbatches or fewer of them in flight"
 

@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 from bamboo_jax import base
 from bamboo_jax.plan import cost_model
-from bamboo_jax.plan.memory import needs
-from bamboo_jax.plan.memory import upkeep as upkeep_lib
+from bamboo_jax.plan.memory import needs, upkeep as upkeep_lib
 
 NodeMemory = needs.NodeMemory
 

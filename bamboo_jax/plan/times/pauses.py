@@ -8,13 +8,15 @@ draining are not included.
 from collections.abc import Sequence
 
 from bamboo_jax import base
-from bamboo_jax.schedule import costs as costs_lib
-from bamboo_jax.schedule import dealing
-from bamboo_jax.schedule import failover
-from bamboo_jax.schedule import holdings as holdings_lib
-from bamboo_jax.schedule import lines as lines_lib
-from bamboo_jax.schedule import scheduler
-from bamboo_jax.schedule import timeline as timeline_lib
+from bamboo_jax.schedule import (
+    costs as costs_lib,
+    dealing,
+    failover,
+    holdings as holdings_lib,
+    lines as lines_lib,
+    scheduler,
+    timeline as timeline_lib,
+)
 
 
 def predict_pauses(

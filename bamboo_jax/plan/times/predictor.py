@@ -10,21 +10,24 @@ import functools
 import math
 
 from bamboo_jax import base
-from bamboo_jax.plan import batch_split
-from bamboo_jax.plan import cost_model
-from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.plan import pipelines as pipelines_lib
-from bamboo_jax.plan import residuals as residuals_lib
-from bamboo_jax.plan import rows as rows_lib
-from bamboo_jax.plan import stages
-from bamboo_jax.plan.memory import model as model_lib
-from bamboo_jax.plan.memory import upkeep as upkeep_lib
+from bamboo_jax.plan import (
+    batch_split,
+    cost_model,
+    partition as partition_lib,
+    pipelines as pipelines_lib,
+    residuals as residuals_lib,
+    rows as rows_lib,
+    stages,
+)
+from bamboo_jax.plan.memory import model as model_lib, upkeep as upkeep_lib
 from bamboo_jax.plan.times import step_time as step_time_lib
-from bamboo_jax.schedule import costs as costs_lib
-from bamboo_jax.schedule import failover
-from bamboo_jax.schedule import lines as lines_lib
-from bamboo_jax.schedule import redundancy
-from bamboo_jax.schedule import scheduler
+from bamboo_jax.schedule import (
+    costs as costs_lib,
+    failover,
+    lines as lines_lib,
+    redundancy,
+    scheduler,
+)
 
 Communication = step_time_lib.Communication
 Partition = partition_lib.Partition

@@ -23,9 +23,7 @@ import math
 import operator
 
 from bamboo_jax import base
-from bamboo_jax.plan import cost_model
-from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.plan import stages as stages_lib
+from bamboo_jax.plan import cost_model, partition as partition_lib, stages as stages_lib
 
 REDUCTIONS = ("ordered", "ring", "tree")
 OVERLAPS = ("none", "drain", "backward")

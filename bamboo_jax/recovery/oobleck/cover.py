@@ -15,8 +15,7 @@ import math
 
 from bamboo_jax import base
 from bamboo_jax.plan import batch_split
-from bamboo_jax.plan.times import predictor as predictor_lib
-from bamboo_jax.plan.times import step_time as step_time_lib
+from bamboo_jax.plan.times import predictor as predictor_lib, step_time as step_time_lib
 from bamboo_jax.recovery.oobleck import templates as templates_lib
 
 _ROUNDING_MS = 1e-6  # Error bound of a difference of times.

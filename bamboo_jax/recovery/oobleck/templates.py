@@ -14,10 +14,8 @@ import functools
 from typing import Any
 
 from bamboo_jax import base
-from bamboo_jax.plan import cost_model
-from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.plan.memory import model as model_lib
-from bamboo_jax.plan.memory import upkeep as upkeep_lib
+from bamboo_jax.plan import cost_model, partition as partition_lib
+from bamboo_jax.plan.memory import model as model_lib, upkeep as upkeep_lib
 from bamboo_jax.schedule import scheduler
 
 

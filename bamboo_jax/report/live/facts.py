@@ -11,18 +11,16 @@ import math
 from typing import Any, NamedTuple
 
 from bamboo_jax import base
-from bamboo_jax.accounting import account as account_lib
-from bamboo_jax.accounting import ledger as ledger_lib
-from bamboo_jax.accounting import prices as prices_lib
+from bamboo_jax.accounting import account as account_lib, ledger as ledger_lib, prices as prices_lib
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import views
-from bamboo_jax.metrics import chrome_trace
-from bamboo_jax.metrics import rows as rows_lib
-from bamboo_jax.metrics import slot as slot_lib
-from bamboo_jax.recovery import decide as decide_lib
-from bamboo_jax.recovery import ladder as ladder_lib
-from bamboo_jax.recovery import layout as layout_lib
-from bamboo_jax.recovery import moves
+from bamboo_jax.metrics import chrome_trace, rows as rows_lib, slot as slot_lib
+from bamboo_jax.recovery import (
+    decide as decide_lib,
+    ladder as ladder_lib,
+    layout as layout_lib,
+    moves,
+)
 from bamboo_jax.report import status as status_lib
 from bamboo_jax.report.live import history as history_lib
 

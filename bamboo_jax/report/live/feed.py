@@ -9,12 +9,9 @@ from typing import Any
 from bamboo_jax import base
 from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.cluster.store import registry as registry_lib
-from bamboo_jax.metrics import chrome_trace
-from bamboo_jax.metrics import jsonl
-from bamboo_jax.metrics import rows as rows_lib
+from bamboo_jax.metrics import chrome_trace, jsonl, rows as rows_lib
 from bamboo_jax.report import status as status_lib
-from bamboo_jax.report.live import facts
-from bamboo_jax.report.live import history as history_lib
+from bamboo_jax.report.live import facts, history as history_lib
 
 _STORE_SECS = 0.5  # Between two reads of the store.
 _ROWS_SECS = 2.0  # And of the rows.

@@ -5,11 +5,9 @@ import types
 from typing import Any
 
 from bamboo_jax import base
-from bamboo_jax.accounting import ledger as ledger_lib
-from bamboo_jax.accounting import runs
+from bamboo_jax.accounting import ledger as ledger_lib, runs
 from bamboo_jax.metrics import jsonl
-from bamboo_jax.recovery import durations
-from bamboo_jax.recovery import slowness
+from bamboo_jax.recovery import durations, slowness
 
 _MOST = 1000  # Points; with more, every second one is dropped.
 _MOST_EVENTS = 200  # The last ones.

@@ -21,8 +21,7 @@ import socket
 import time
 from typing import Any
 
-from bamboo_jax.base import extras
-from bamboo_jax.base import threads
+from bamboo_jax.base import extras, threads
 from bamboo_jax.report.live import document
 
 _PAUSE_SECS = 0.1  # Between two events.

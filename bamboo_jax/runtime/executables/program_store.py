@@ -8,9 +8,7 @@ from typing import Any
 import jax
 
 from bamboo_jax.runtime import compat
-from bamboo_jax.runtime.executables import key as key_lib
-from bamboo_jax.runtime.executables import mappings
-from bamboo_jax.runtime.executables import program_folder as folder_lib
+from bamboo_jax.runtime.executables import key as key_lib, mappings, program_folder as folder_lib
 
 _CHECK_EVERY = 10  # Programs; a check takes about as long as loading one.
 

@@ -12,8 +12,7 @@ from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.runtime import engine as engine_lib
-from bamboo_jax.runtime.phases import fingerprint
-from bamboo_jax.runtime.phases import reduce
+from bamboo_jax.runtime.phases import fingerprint, reduce
 
 Job = Callable[[], Any]
 # The jobs of an executor for some lines, see `executor.Executor.jobs`.

@@ -31,11 +31,8 @@ import jax
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.runtime import engine as engine_lib
-from bamboo_jax.runtime import node as node_lib
-from bamboo_jax.runtime import places
-from bamboo_jax.runtime.stage import array_store as store_lib
-from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.runtime import engine as engine_lib, node as node_lib, places
+from bamboo_jax.runtime.stage import array_store as store_lib, spec as spec_lib
 from bamboo_jax.runtime.wire import ordered_sum
 from bamboo_jax.schedule import channel as channel_lib
 

@@ -19,9 +19,7 @@ import jax
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.runtime import engine as engine_lib
-from bamboo_jax.runtime import node as node_lib
-from bamboo_jax.runtime import places
+from bamboo_jax.runtime import engine as engine_lib, node as node_lib, places
 from bamboo_jax.runtime.phases import reduce
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import channel as channel_lib

@@ -11,8 +11,7 @@ import hashlib
 import pathlib
 
 from bamboo_jax.plan import cost_model
-from bamboo_jax.runtime.executables import key as key_lib
-from bamboo_jax.runtime.executables import program_store
+from bamboo_jax.runtime.executables import key as key_lib, program_store
 
 _of_process: dict[str, cost_model.Profile] = {}
 

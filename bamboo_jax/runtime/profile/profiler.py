@@ -19,10 +19,8 @@ import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.plan import cost_model
-from bamboo_jax.runtime.profile import products
-from bamboo_jax.runtime.profile import roofline as roofline_lib
-from bamboo_jax.runtime.stage import programs as programs_lib
-from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.runtime.profile import products, roofline as roofline_lib
+from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
 from bamboo_jax.runtime.wire import links as links_lib
 
 _Link = roofline_lib.LinkCost

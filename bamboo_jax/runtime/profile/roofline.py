@@ -24,8 +24,7 @@ from bamboo_jax.accounting import machines
 from bamboo_jax.plan import cost_model
 from bamboo_jax.runtime import compat
 from bamboo_jax.runtime.profile import products
-from bamboo_jax.runtime.stage import programs as programs_lib
-from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
 
 _LATENCY_MS = 0.05  # Assumed, of a transfer between processes.
 

@@ -17,13 +17,14 @@ import jax.numpy as jnp
 from bamboo_jax import base
 from bamboo_jax.models import model as model_lib
 from bamboo_jax.runtime import compat
-from bamboo_jax.runtime.spmd import block_passes
-from bamboo_jax.runtime.spmd import branch
-from bamboo_jax.runtime.spmd import buffers as buffers_lib
-from bamboo_jax.runtime.spmd import layout as layout_lib
+from bamboo_jax.runtime.spmd import (
+    block_passes,
+    branch,
+    buffers as buffers_lib,
+    layout as layout_lib,
+)
 from bamboo_jax.runtime.spmd.ticks import tick_table as table_lib
-from bamboo_jax.runtime.stage import functions
-from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.runtime.stage import functions, spec as spec_lib
 
 Data = block_passes.Data
 Ends = dict[str, tuple[base.PyTree, base.PyTree]]  # Parameters, statistics.

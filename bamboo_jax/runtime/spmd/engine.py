@@ -14,23 +14,27 @@ import jax
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.runtime import devices as devices_lib
-from bamboo_jax.runtime import engine as engine_lib
-from bamboo_jax.runtime import node as node_lib
-from bamboo_jax.runtime import recent
-from bamboo_jax.runtime.spmd import layout as layout_lib
-from bamboo_jax.runtime.spmd import pipeline_run as run_lib
-from bamboo_jax.runtime.spmd import program as program_lib
-from bamboo_jax.runtime.spmd import ring as ring_lib
-from bamboo_jax.runtime.spmd import weights as weights_lib
+from bamboo_jax.runtime import (
+    devices as devices_lib,
+    engine as engine_lib,
+    node as node_lib,
+    recent,
+)
+from bamboo_jax.runtime.spmd import (
+    layout as layout_lib,
+    pipeline_run as run_lib,
+    program as program_lib,
+    ring as ring_lib,
+    weights as weights_lib,
+)
 from bamboo_jax.runtime.spmd.processes import collectives as collectives_lib
-from bamboo_jax.runtime.spmd.ticks import lowering
-from bamboo_jax.runtime.spmd.ticks import tick_table as table_lib
-from bamboo_jax.runtime.stage import functions
-from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.schedule import channel as channel_lib
-from bamboo_jax.schedule import holdings as holdings_lib
-from bamboo_jax.schedule import instruction as instruction_lib
+from bamboo_jax.runtime.spmd.ticks import lowering, tick_table as table_lib
+from bamboo_jax.runtime.stage import functions, spec as spec_lib
+from bamboo_jax.schedule import (
+    channel as channel_lib,
+    holdings as holdings_lib,
+    instruction as instruction_lib,
+)
 
 Owners = Sequence[base.NodeId]
 Done = Mapping[tuple[int, ...], tuple[int, ...]]  # See `SpmdEngine.done`.

@@ -14,17 +14,16 @@ from absl import logging
 
 from bamboo_jax import base
 from bamboo_jax.accounting import account as account_lib
-from bamboo_jax.runtime import engine as rows_engine
-from bamboo_jax.runtime import executor as executor_lib
-from bamboo_jax.runtime import node as node_lib
+from bamboo_jax.runtime import engine as rows_engine, executor as executor_lib, node as node_lib
 from bamboo_jax.runtime.profile import recorder as recorder_lib
-from bamboo_jax.runtime.spmd import engine as engine_lib
-from bamboo_jax.runtime.spmd import plan as plan_lib
+from bamboo_jax.runtime.spmd import engine as engine_lib, plan as plan_lib
 from bamboo_jax.runtime.spmd.ticks import check
-from bamboo_jax.schedule import filling as filling_lib
-from bamboo_jax.schedule import holdings as holdings_lib
-from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.schedule import timeline as timeline_lib
+from bamboo_jax.schedule import (
+    filling as filling_lib,
+    holdings as holdings_lib,
+    instruction as instruction_lib,
+    timeline as timeline_lib,
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,8 +14,7 @@ import dataclasses
 
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan.memory import needs
-from bamboo_jax.runtime.spmd import layout as layout_lib
-from bamboo_jax.runtime.spmd import program as program_lib
+from bamboo_jax.runtime.spmd import layout as layout_lib, program as program_lib
 
 
 def with_programs(

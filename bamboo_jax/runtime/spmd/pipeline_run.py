@@ -13,11 +13,8 @@ import jax
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.runtime.spmd import buffers as buffers_lib
-from bamboo_jax.runtime.spmd import global_arrays
-from bamboo_jax.runtime.spmd import ring as ring_lib
-from bamboo_jax.runtime.spmd.ticks import check
-from bamboo_jax.runtime.spmd.ticks import tick_table as table_lib
+from bamboo_jax.runtime.spmd import buffers as buffers_lib, global_arrays, ring as ring_lib
+from bamboo_jax.runtime.spmd.ticks import check, tick_table as table_lib
 from bamboo_jax.schedule import channel as channel_lib
 
 Key = table_lib.Key

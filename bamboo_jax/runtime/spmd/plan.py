@@ -12,20 +12,19 @@ import functools
 
 from bamboo_jax import base
 from bamboo_jax.accounting import account as account_lib
-from bamboo_jax.plan import cost_model
-from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.plan import planner
-from bamboo_jax.plan import stages
+from bamboo_jax.plan import cost_model, partition as partition_lib, planner, stages
 from bamboo_jax.plan.memory import needs
-from bamboo_jax.runtime.spmd import layout as layout_lib
-from bamboo_jax.runtime.spmd import memory as memory_lib
-from bamboo_jax.runtime.spmd import program as program_lib
-from bamboo_jax.runtime.spmd.ticks import check
-from bamboo_jax.runtime.spmd.ticks import lowering
-from bamboo_jax.runtime.spmd.ticks import tick_table as table_lib
-from bamboo_jax.schedule import costs as costs_lib
-from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.schedule import timeline as timeline_lib
+from bamboo_jax.runtime.spmd import (
+    layout as layout_lib,
+    memory as memory_lib,
+    program as program_lib,
+)
+from bamboo_jax.runtime.spmd.ticks import check, lowering, tick_table as table_lib
+from bamboo_jax.schedule import (
+    costs as costs_lib,
+    instruction as instruction_lib,
+    timeline as timeline_lib,
+)
 
 _Op = instruction_lib.Op
 

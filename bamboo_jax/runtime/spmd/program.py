@@ -23,12 +23,14 @@ import numpy as np
 from bamboo_jax import base
 from bamboo_jax.models import model as model_lib
 from bamboo_jax.runtime import accelerator
-from bamboo_jax.runtime.spmd import block_passes
-from bamboo_jax.runtime.spmd import buffers as buffers_lib
-from bamboo_jax.runtime.spmd import end_passes
-from bamboo_jax.runtime.spmd import global_arrays
-from bamboo_jax.runtime.spmd import layout as layout_lib
-from bamboo_jax.runtime.spmd import tick as tick_lib
+from bamboo_jax.runtime.spmd import (
+    block_passes,
+    buffers as buffers_lib,
+    end_passes,
+    global_arrays,
+    layout as layout_lib,
+    tick as tick_lib,
+)
 from bamboo_jax.runtime.spmd.ticks import tick_table as table_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 

@@ -12,8 +12,7 @@ import jax
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.runtime import devices as devices_lib
-from bamboo_jax.runtime import engine as engine_lib
+from bamboo_jax.runtime import devices as devices_lib, engine as engine_lib
 from bamboo_jax.runtime.spmd import program as program_lib
 from bamboo_jax.runtime.spmd.processes import transfer_log
 from bamboo_jax.runtime.spmd.ticks import tick_table as table_lib

@@ -14,10 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from bamboo_jax import base
-from bamboo_jax.runtime.spmd import block_passes
-from bamboo_jax.runtime.spmd import branch
-from bamboo_jax.runtime.spmd import buffers as buffers_lib
-from bamboo_jax.runtime.spmd import end_passes
+from bamboo_jax.runtime.spmd import block_passes, branch, buffers as buffers_lib, end_passes
 from bamboo_jax.runtime.spmd.ticks import tick_table as table_lib
 
 STAGE = "stage"  # The axis of the mesh.

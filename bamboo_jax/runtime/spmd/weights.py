@@ -13,9 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from bamboo_jax import base
-from bamboo_jax.runtime.spmd import buffers as buffers_lib
-from bamboo_jax.runtime.spmd import program as program_lib
-from bamboo_jax.runtime.spmd import tick as tick_lib
+from bamboo_jax.runtime.spmd import buffers as buffers_lib, program as program_lib, tick as tick_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 
 # Parameters and statistics of layers by name, by stage.

@@ -13,11 +13,9 @@ import jax.numpy as jnp
 import optax
 
 from bamboo_jax import base
-from bamboo_jax.models import model as model_lib
-from bamboo_jax.models import remat
+from bamboo_jax.models import model as model_lib, remat
 from bamboo_jax.runtime import compat
-from bamboo_jax.runtime.stage import casts
-from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.runtime.stage import casts, spec as spec_lib
 
 Layers = tuple[base.PyTree, ...]
 

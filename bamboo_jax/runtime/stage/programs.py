@@ -18,9 +18,7 @@ import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.runtime import places
-from bamboo_jax.runtime.stage import functions as functions_lib
-from bamboo_jax.runtime.stage import passing
-from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.runtime.stage import functions as functions_lib, passing, spec as spec_lib
 
 # By name: the function, the positions of donated arguments, the position of the
 # argument that may be passed on, and where arguments and results lie

@@ -21,10 +21,7 @@ import numpy as np
 import optax
 
 from bamboo_jax import base
-from bamboo_jax.models import layer as layer_lib
-from bamboo_jax.models import linen
-from bamboo_jax.models import model as model_lib
-from bamboo_jax.models import units as units_lib
+from bamboo_jax.models import layer as layer_lib, linen, model as model_lib, units as units_lib
 
 
 class StageState(flax.struct.PyTreeNode):

@@ -17,8 +17,7 @@ import struct
 import tempfile
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from bamboo_jax.net import addresses
-from bamboo_jax.net import identity as identity_lib
+from bamboo_jax.net import addresses, identity as identity_lib
 from bamboo_jax.runtime.wire import sockets
 
 _T = TypeVar("_T")

@@ -18,8 +18,7 @@ from bamboo_jax import base
 from bamboo_jax.runtime import places
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import transport as transport_lib
-from bamboo_jax.schedule import channel as channel_lib
-from bamboo_jax.schedule import instruction as instruction_lib
+from bamboo_jax.schedule import channel as channel_lib, instruction as instruction_lib
 
 Op = instruction_lib.Op
 

@@ -24,8 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.runtime.wire import pool as pool_lib
-from bamboo_jax.runtime.wire import transport as transport_lib
+from bamboo_jax.runtime.wire import pool as pool_lib, transport as transport_lib
 
 _PIECE = 1 << 18  # Elements of a piece at most.
 

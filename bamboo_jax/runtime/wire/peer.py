@@ -23,12 +23,14 @@ from absl import logging
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.runtime.wire import endpoints
-from bamboo_jax.runtime.wire import frame as frame_lib
-from bamboo_jax.runtime.wire import pool as pool_lib
-from bamboo_jax.runtime.wire import protocol as protocol_lib
-from bamboo_jax.runtime.wire import sockets
-from bamboo_jax.runtime.wire import values
+from bamboo_jax.runtime.wire import (
+    endpoints,
+    frame as frame_lib,
+    pool as pool_lib,
+    protocol as protocol_lib,
+    sockets,
+    values,
+)
 
 _SMALL_BYTES = 1 << 18  # Written by the thread that sends.
 _WARN_SECS = 5.0  # Between two lines about the same peer.

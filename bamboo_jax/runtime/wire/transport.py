@@ -6,7 +6,7 @@ that breaks between live nodes is made again, and nothing is lost; a peer that
 was removed is an error at once. The protocol is that of `protocol`.
 """
 
-from collections.abc import (Callable, Collection, Iterable, Iterator, Mapping, Sequence)
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import socket
@@ -18,9 +18,7 @@ import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.base import logs
-from bamboo_jax.runtime.wire import endpoints
-from bamboo_jax.runtime.wire import frame as frame_lib
-from bamboo_jax.runtime.wire import peer as peer_lib
+from bamboo_jax.runtime.wire import endpoints, frame as frame_lib, peer as peer_lib
 
 _TICK_SECS = 0.02
 _HELLO_SECS = 10.0

@@ -9,8 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from bamboo_jax.runtime.wire import frame as frame_lib
-from bamboo_jax.runtime.wire import pool as pool_lib
+from bamboo_jax.runtime.wire import frame as frame_lib, pool as pool_lib
 
 # Dtype, shape and size in bytes of an array.
 _Kind = tuple[np.dtype, tuple[int, ...], int]

@@ -29,10 +29,12 @@ import dataclasses
 import heapq
 
 from bamboo_jax import base
-from bamboo_jax.schedule import costs as costs_lib
-from bamboo_jax.schedule import holdings as holdings_lib
-from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.schedule import lines as lines_lib
+from bamboo_jax.schedule import (
+    costs as costs_lib,
+    holdings as holdings_lib,
+    instruction as instruction_lib,
+    lines as lines_lib,
+)
 from bamboo_jax.schedule.scheduling import owed as owed_lib
 
 Op = instruction_lib.Op

@@ -21,8 +21,7 @@ from collections.abc import Collection, Mapping, Sequence
 import dataclasses
 
 from bamboo_jax import base
-from bamboo_jax.schedule import holdings as holdings_lib
-from bamboo_jax.schedule import instruction as instruction_lib
+from bamboo_jax.schedule import holdings as holdings_lib, instruction as instruction_lib
 
 Transfer = instruction_lib.Transfer
 

@@ -25,9 +25,11 @@ import dataclasses
 import heapq
 
 from bamboo_jax import base
-from bamboo_jax.schedule import costs as costs_lib
-from bamboo_jax.schedule import holdings as holdings_lib
-from bamboo_jax.schedule import instruction as instruction_lib
+from bamboo_jax.schedule import (
+    costs as costs_lib,
+    holdings as holdings_lib,
+    instruction as instruction_lib,
+)
 
 Op = instruction_lib.Op
 Transfer = instruction_lib.Transfer

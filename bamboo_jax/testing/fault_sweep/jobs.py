@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 from bamboo_jax import config as config_lib
 from bamboo_jax.runtime import devices
 from bamboo_jax.runtime.executables import program_store
-from bamboo_jax.testing.fault_sweep import clusters
-from bamboo_jax.testing.fault_sweep import layouts
+from bamboo_jax.testing.fault_sweep import clusters, layouts
 
 _made: dict[str, Any] = {}  # By what they are made of; they keep programs.
 

@@ -19,8 +19,7 @@ from typing import Any
 import jax
 import ml_collections
 
-from bamboo_jax import base
-from bamboo_jax import config as config_lib
+from bamboo_jax import base, config as config_lib
 from bamboo_jax.checkpoint import digest
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.models import units
@@ -28,13 +27,8 @@ from bamboo_jax.plan import cost_model
 from bamboo_jax.recovery.oobleck import templates
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.executables import mappings
-from bamboo_jax.testing.fault_sweep import cases as cases_lib
-from bamboo_jax.testing.fault_sweep import storm as storm_lib
-from bamboo_jax.testing.fault_sweep import trials
-from bamboo_jax.train.setup import accept
-from bamboo_jax.train.setup import build
-from bamboo_jax.train.setup import job as job_lib
-from bamboo_jax.train.setup import sizes
+from bamboo_jax.testing.fault_sweep import cases as cases_lib, storm as storm_lib, trials
+from bamboo_jax.train.setup import accept, build, job as job_lib, sizes
 
 NUM_SHARES = 12
 NUM_MICROBATCHES = 12  # Of all pipelines.

@@ -10,11 +10,12 @@ import time
 import tqdm
 
 from bamboo_jax import config as config_lib
-from bamboo_jax.runtime import devices as devices_lib
-from bamboo_jax.runtime import program_cache
-from bamboo_jax.testing.fault_sweep import cases as cases_lib
-from bamboo_jax.testing.fault_sweep import storm as storm_lib
-from bamboo_jax.testing.fault_sweep import trials as trials_lib
+from bamboo_jax.runtime import devices as devices_lib, program_cache
+from bamboo_jax.testing.fault_sweep import (
+    cases as cases_lib,
+    storm as storm_lib,
+    trials as trials_lib,
+)
 from bamboo_jax.train.setup import sizes
 
 

@@ -16,34 +16,21 @@ import jax
 import ml_collections
 import numpy as np
 
-from bamboo_jax import base
-from bamboo_jax import config as config_lib
+from bamboo_jax import base, config as config_lib
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import jsonl
-from bamboo_jax.recovery import durations
-from bamboo_jax.recovery import layout as layout_lib
-from bamboo_jax.runtime import devices as devices_lib
-from bamboo_jax.runtime import executor as executor_lib
-from bamboo_jax.runtime import program_cache
+from bamboo_jax.recovery import durations, layout as layout_lib
+from bamboo_jax.runtime import devices as devices_lib, executor as executor_lib, program_cache
 from bamboo_jax.runtime.phases import replicas
 from bamboo_jax.runtime.spmd import executor as spmd_executor
 from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.schedule import filling as filling_lib
-from bamboo_jax.schedule import timeline as timeline_lib
+from bamboo_jax.schedule import filling as filling_lib, timeline as timeline_lib
 from bamboo_jax.testing import redone as redone_lib
-from bamboo_jax.testing.fault_sweep import cases as cases_lib
-from bamboo_jax.testing.fault_sweep import storm as storm_lib
-from bamboo_jax.train import environment
-from bamboo_jax.train import worker as worker_lib
-from bamboo_jax.train.members import cohort as cohort_lib
-from bamboo_jax.train.members import local_cohort
+from bamboo_jax.testing.fault_sweep import cases as cases_lib, storm as storm_lib
+from bamboo_jax.train import environment, worker as worker_lib
+from bamboo_jax.train.members import cohort as cohort_lib, local_cohort
 from bamboo_jax.train.record import workdir as workdir_lib
-from bamboo_jax.train.setup import accept
-from bamboo_jax.train.setup import build
-from bamboo_jax.train.setup import executors
-from bamboo_jax.train.setup import job as job_lib
-from bamboo_jax.train.setup import preparation
-from bamboo_jax.train.setup import sizes
+from bamboo_jax.train.setup import accept, build, executors, job as job_lib, preparation, sizes
 
 
 class TroubleError(AssertionError):

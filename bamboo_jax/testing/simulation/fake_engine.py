@@ -15,14 +15,14 @@ from typing import Any, TYPE_CHECKING
 
 from bamboo_jax import base
 from bamboo_jax.faults import faults as faults_lib
-from bamboo_jax.runtime import engine as engine_lib
-from bamboo_jax.runtime import executor as executor_lib
-from bamboo_jax.runtime import node as node_lib
-from bamboo_jax.schedule import channel as channel_lib
-from bamboo_jax.schedule import filling as filling_lib
-from bamboo_jax.schedule import holdings as holdings_lib
-from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.schedule import timeline as timeline_lib
+from bamboo_jax.runtime import engine as engine_lib, executor as executor_lib, node as node_lib
+from bamboo_jax.schedule import (
+    channel as channel_lib,
+    filling as filling_lib,
+    holdings as holdings_lib,
+    instruction as instruction_lib,
+    timeline as timeline_lib,
+)
 from bamboo_jax.testing.simulation import fake_setup
 from bamboo_jax.train import step as step_lib
 from bamboo_jax.train.members import cluster_cohort

@@ -5,10 +5,8 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from bamboo_jax import base
-from bamboo_jax.testing.simulation import fake_engine
-from bamboo_jax.testing.simulation import worker as worker_lib
-from bamboo_jax.train import failures as failures_lib
-from bamboo_jax.train import step as step_lib
+from bamboo_jax.testing.simulation import fake_engine, worker as worker_lib
+from bamboo_jax.train import failures as failures_lib, step as step_lib
 from bamboo_jax.train.members import cluster_cohort
 
 if TYPE_CHECKING:

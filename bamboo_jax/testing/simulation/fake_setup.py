@@ -6,9 +6,7 @@ from typing import Any
 
 from bamboo_jax import config as config_lib
 from bamboo_jax.plan import cost_model
-from bamboo_jax.train.setup import build
-from bamboo_jax.train.setup import build_recovery
-from bamboo_jax.train.setup import job as job_lib
+from bamboo_jax.train.setup import build, build_recovery, job as job_lib
 
 NUM_SHARES = 2
 PER_SHARE = 4  # Microbatches.

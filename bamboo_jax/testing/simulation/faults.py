@@ -6,9 +6,7 @@ import functools
 import itertools
 from typing import Any
 
-from bamboo_jax.testing.simulation import machine as machine_lib
-from bamboo_jax.testing.simulation import network as network_lib
-from bamboo_jax.testing.simulation import plans
+from bamboo_jax.testing.simulation import machine as machine_lib, network as network_lib, plans
 
 _SLOW_SECS = 0.2
 _AWAY_SECS = 1.4

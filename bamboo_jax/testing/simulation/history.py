@@ -20,18 +20,19 @@ import dataclasses
 import importlib
 import random
 
-from bamboo_jax.cluster import detection
-from bamboo_jax.cluster import views
+from bamboo_jax.cluster import detection, views
 from bamboo_jax.cluster.agent import state as state_lib
-from bamboo_jax.testing.simulation import clock as clock_lib
-from bamboo_jax.testing.simulation import faults
-from bamboo_jax.testing.simulation import machine as machine_lib
-from bamboo_jax.testing.simulation import network as network_lib
-from bamboo_jax.testing.simulation import plans
-from bamboo_jax.testing.simulation import share as share_lib
-from bamboo_jax.testing.simulation import store as store_lib
-from bamboo_jax.testing.simulation import worker as worker_lib
-from bamboo_jax.testing.simulation import world as world_lib
+from bamboo_jax.testing.simulation import (
+    clock as clock_lib,
+    faults,
+    machine as machine_lib,
+    network as network_lib,
+    plans,
+    share as share_lib,
+    store as store_lib,
+    worker as worker_lib,
+    world as world_lib,
+)
 
 _LIMITS = detection.DetectionLimits(
     heartbeat_secs=0.25, no_progress_secs=10.0, start_silence_secs=15.0

@@ -11,14 +11,13 @@ from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.cluster import views
-from bamboo_jax.cluster.agent import core
-from bamboo_jax.cluster.agent import events as events_lib
-from bamboo_jax.cluster.agent import state as state_lib
-from bamboo_jax.cluster.store import fence as fence_lib
-from bamboo_jax.cluster.store import registry as registry_lib
-from bamboo_jax.testing.simulation import network as network_lib
-from bamboo_jax.testing.simulation import worker as worker_lib
-from bamboo_jax.testing.simulation import world as world_lib
+from bamboo_jax.cluster.agent import core, events as events_lib, state as state_lib
+from bamboo_jax.cluster.store import fence as fence_lib, registry as registry_lib
+from bamboo_jax.testing.simulation import (
+    network as network_lib,
+    worker as worker_lib,
+    world as world_lib,
+)
 
 _STORE_SECS = (0.001, 0.01)
 _STORE_TIMEOUT_SECS = 2.0  # As in `etcd.Etcd`.

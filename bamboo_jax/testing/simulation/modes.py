@@ -4,8 +4,7 @@ import dataclasses
 import json
 from typing import NamedTuple
 
-from bamboo_jax.testing.simulation import history
-from bamboo_jax.testing.simulation import plans
+from bamboo_jax.testing.simulation import history, plans
 from bamboo_jax.testing.simulation.wire import history as wire_history
 
 _WIRE = "wire"

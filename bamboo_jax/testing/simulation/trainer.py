@@ -11,23 +11,24 @@ import types
 from typing import Any
 
 from bamboo_jax import base
-from bamboo_jax.cluster import client as client_lib
-from bamboo_jax.cluster import client_state
-from bamboo_jax.cluster import messages
-from bamboo_jax.cluster import views
+from bamboo_jax.cluster import client as client_lib, client_state, messages, views
 from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.schedule import channel as channel_lib
-from bamboo_jax.testing.simulation import fake_engine
-from bamboo_jax.testing.simulation import fake_files
-from bamboo_jax.testing.simulation import fake_setup
-from bamboo_jax.testing.simulation import fake_transport
-from bamboo_jax.testing.simulation import worker as worker_lib
-from bamboo_jax.train import environment
-from bamboo_jax.train import failures as failures_lib
-from bamboo_jax.train import run_state
-from bamboo_jax.train import state_transfer
-from bamboo_jax.train import worker as train_worker
+from bamboo_jax.testing.simulation import (
+    fake_engine,
+    fake_files,
+    fake_setup,
+    fake_transport,
+    worker as worker_lib,
+)
+from bamboo_jax.train import (
+    environment,
+    failures as failures_lib,
+    run_state,
+    state_transfer,
+    worker as train_worker,
+)
 from bamboo_jax.train.members import cluster_cohort
 
 _LINK_SECS = 0.001

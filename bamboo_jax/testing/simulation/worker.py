@@ -15,14 +15,10 @@ from typing import Any, Protocol
 
 from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
-from bamboo_jax.cluster import client_state
-from bamboo_jax.cluster import frames
-from bamboo_jax.cluster import messages
-from bamboo_jax.cluster import views
+from bamboo_jax.cluster import client_state, frames, messages, views
 from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.schedule import channel as channel_lib
-from bamboo_jax.testing.simulation import clock as clock_lib
-from bamboo_jax.testing.simulation import share as share_lib
+from bamboo_jax.testing.simulation import clock as clock_lib, share as share_lib
 
 INIT_SECS, STEP_SECS, _COMPILE_SECS = 0.5, 0.25, 0.5
 SAVE_STEPS = 4

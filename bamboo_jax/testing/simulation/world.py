@@ -8,10 +8,12 @@ import random
 from typing import Any
 
 from bamboo_jax.cluster.store import registry as registry_lib
-from bamboo_jax.testing.simulation import clock as clock_lib
-from bamboo_jax.testing.simulation import network as network_lib
-from bamboo_jax.testing.simulation import store as store_lib
-from bamboo_jax.testing.simulation import worker as worker_lib
+from bamboo_jax.testing.simulation import (
+    clock as clock_lib,
+    network as network_lib,
+    store as store_lib,
+    worker as worker_lib,
+)
 
 
 @dataclasses.dataclass

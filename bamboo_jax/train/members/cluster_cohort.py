@@ -12,14 +12,10 @@ from typing import Any, TypeVar
 
 from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
-from bamboo_jax.cluster import client as client_lib
-from bamboo_jax.cluster import frames
-from bamboo_jax.cluster import messages
-from bamboo_jax.cluster import views
+from bamboo_jax.cluster import client as client_lib, frames, messages, views
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.recovery import layout as layout_lib
-from bamboo_jax.runtime import engine as engine_lib
-from bamboo_jax.runtime import executor as executor_lib
+from bamboo_jax.runtime import engine as engine_lib, executor as executor_lib
 from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.runtime.wire import transport as transport_lib
 from bamboo_jax.schedule import channel as channel_lib

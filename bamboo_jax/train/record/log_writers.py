@@ -4,16 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 import functools
 from typing import Any
 
-from bamboo_jax import base
-from bamboo_jax import config as config_lib
-from bamboo_jax.metrics import jsonl
-from bamboo_jax.metrics import logger as logger_lib
-from bamboo_jax.metrics.loggers import background
-from bamboo_jax.metrics.loggers import csv_file
-from bamboo_jax.metrics.loggers import tensorboard
-from bamboo_jax.metrics.loggers import wandb_run
-from bamboo_jax.train import environment
-from bamboo_jax.train import failures as failures_lib
+from bamboo_jax import base, config as config_lib
+from bamboo_jax.metrics import jsonl, logger as logger_lib
+from bamboo_jax.metrics.loggers import background, csv_file, tensorboard, wandb_run
+from bamboo_jax.train import environment, failures as failures_lib
 from bamboo_jax.train.record import workdir as workdir_lib
 
 

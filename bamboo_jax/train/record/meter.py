@@ -15,12 +15,13 @@ import pathlib
 import statistics
 import time
 
-from bamboo_jax import base
-from bamboo_jax import config as config_lib
-from bamboo_jax.accounting import account as account_lib
-from bamboo_jax.accounting import ledger as ledger_lib
-from bamboo_jax.accounting import prices as prices_lib
-from bamboo_jax.accounting import runs
+from bamboo_jax import base, config as config_lib
+from bamboo_jax.accounting import (
+    account as account_lib,
+    ledger as ledger_lib,
+    prices as prices_lib,
+    runs,
+)
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.train import step as step_lib
 

@@ -17,21 +17,27 @@ from absl import logging
 from bamboo_jax import base
 from bamboo_jax.base import logs
 from bamboo_jax.checkpoint import digest
-from bamboo_jax.metrics import jsonl
-from bamboo_jax.metrics import loss_plot
-from bamboo_jax.metrics import plots
-from bamboo_jax.metrics import progress as progress_lib
-from bamboo_jax.metrics import summary as summary_lib
-from bamboo_jax.train import environment
-from bamboo_jax.train import failures as failures_lib
-from bamboo_jax.train import run_state as run_state_lib
-from bamboo_jax.train import step as step_lib
-from bamboo_jax.train.record import log_writers
-from bamboo_jax.train.record import meter as meter_lib
-from bamboo_jax.train.record import mfu
-from bamboo_jax.train.record import opening
-from bamboo_jax.train.record import run_summary
-from bamboo_jax.train.record import step_traces
+from bamboo_jax.metrics import (
+    jsonl,
+    loss_plot,
+    plots,
+    progress as progress_lib,
+    summary as summary_lib,
+)
+from bamboo_jax.train import (
+    environment,
+    failures as failures_lib,
+    run_state as run_state_lib,
+    step as step_lib,
+)
+from bamboo_jax.train.record import (
+    log_writers,
+    meter as meter_lib,
+    mfu,
+    opening,
+    run_summary,
+    step_traces,
+)
 from bamboo_jax.train.setup import job as job_lib
 
 _RECOVERY, _JOIN = "recovery", "join"

@@ -10,17 +10,10 @@ from bamboo_jax import base
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.checkpoint import digest
 from bamboo_jax.cluster import views
-from bamboo_jax.recovery import agreement as agreement_lib
-from bamboo_jax.recovery import assignment
-from bamboo_jax.recovery import durations
-from bamboo_jax.recovery import survival
+from bamboo_jax.recovery import agreement as agreement_lib, assignment, durations, survival
 from bamboo_jax.schedule import filling as filling_lib
-from bamboo_jax.train import failures
-from bamboo_jax.train import run_state as run_state_lib
-from bamboo_jax.train import step as step_lib
-from bamboo_jax.train.record import outputs as outputs_lib
-from bamboo_jax.train.record import slow_nodes
-from bamboo_jax.train.record import step_times
+from bamboo_jax.train import failures, run_state as run_state_lib, step as step_lib
+from bamboo_jax.train.record import outputs as outputs_lib, slow_nodes, step_times
 
 _REPORTED = 5  # Number of recoveries that `bamboo status` shows.
 _MOST_TAKERS = 4  # Number of nodes listed with their new stage.

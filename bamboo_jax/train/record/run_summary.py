@@ -6,8 +6,7 @@ from typing import Any
 
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.checkpoint import digest
-from bamboo_jax.metrics import jsonl
-from bamboo_jax.metrics import summary as summary_lib
+from bamboo_jax.metrics import jsonl, summary as summary_lib
 from bamboo_jax.recovery import durations
 from bamboo_jax.train.record import workdir as workdir_lib
 from bamboo_jax.train.setup import job as job_lib

@@ -28,9 +28,7 @@ from typing import TypeVar
 
 from bamboo_jax import base
 from bamboo_jax.accounting import account as account_lib
-from bamboo_jax.recovery import durations
-from bamboo_jax.recovery import layout as layout_lib
-from bamboo_jax.recovery import slowness
+from bamboo_jax.recovery import durations, layout as layout_lib, slowness
 from bamboo_jax.runtime.profile import recorder as recorder_lib
 from bamboo_jax.runtime.wire import transport as transport_lib
 from bamboo_jax.schedule import instruction as instruction_lib

@@ -20,13 +20,14 @@ import jax
 
 from bamboo_jax import base
 from bamboo_jax.base import threads
-from bamboo_jax.metrics import chrome_trace
-from bamboo_jax.metrics import plots
-from bamboo_jax.metrics import rows as rows_lib
-from bamboo_jax.metrics import schedule_plot
-from bamboo_jax.metrics import slot as slot_lib
-from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.schedule import timeline as timeline_lib
+from bamboo_jax.metrics import (
+    chrome_trace,
+    plots,
+    rows as rows_lib,
+    schedule_plot,
+    slot as slot_lib,
+)
+from bamboo_jax.schedule import instruction as instruction_lib, timeline as timeline_lib
 from bamboo_jax.train import step as step_lib
 from bamboo_jax.train.record import workdir as workdir_lib
 

@@ -7,10 +7,8 @@ from typing import Any
 from absl import logging
 import ml_collections
 
-from bamboo_jax import base
-from bamboo_jax import config as config_lib
-from bamboo_jax.data import source
-from bamboo_jax.data import vocabularies
+from bamboo_jax import base, config as config_lib
+from bamboo_jax.data import source, vocabularies
 from bamboo_jax.train.setup import policy
 
 _FROM_FOLDER = "init_from"  # A model with the name and sizes of the folder.
@@ -68,9 +66,7 @@ def _fill_from_folder(config: config_lib.Config) -> config_lib.Config:
         "config.init_from: a folder of Hugging Face."
     )
   # Imported late: it imports JAX, which other commands do not need.
-  from bamboo_jax.exchange import adapters
-  from bamboo_jax.exchange import hub_config
-  from bamboo_jax.exchange import weights
+  from bamboo_jax.exchange import adapters, hub_config, weights
 
   path = folder = pathlib.Path(config.init_from)
   if adapters.is_folder(path):

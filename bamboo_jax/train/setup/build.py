@@ -12,32 +12,18 @@ from typing import Any
 import jax
 import optax
 
-from bamboo_jax import base
-from bamboo_jax import config as config_lib
-from bamboo_jax.data import batches as batches_lib
-from bamboo_jax.data import source as source_lib
+from bamboo_jax import base, config as config_lib
+from bamboo_jax.data import batches as batches_lib, source as source_lib
 from bamboo_jax.metrics import logger as logger_lib
-from bamboo_jax.models import model as model_lib
-from bamboo_jax.models import units
-from bamboo_jax.models import zoo
-from bamboo_jax.plan import cost_model
-from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.plan import planner
-from bamboo_jax.plan import rows as rows_lib
+from bamboo_jax.models import model as model_lib, units, zoo
+from bamboo_jax.plan import cost_model, partition as partition_lib, planner, rows as rows_lib
 from bamboo_jax.plan.memory import upkeep as upkeep_lib
-from bamboo_jax.runtime import devices as devices_lib
-from bamboo_jax.runtime import engine as engine_lib
-from bamboo_jax.runtime import places
-from bamboo_jax.runtime import program_cache
-from bamboo_jax.runtime.profile import estimates
-from bamboo_jax.runtime.profile import profiler
-from bamboo_jax.runtime.profile import roofline
+from bamboo_jax.runtime import devices as devices_lib, engine as engine_lib, places, program_cache
+from bamboo_jax.runtime.profile import estimates, profiler, roofline
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import transport as transport_lib
 from bamboo_jax.schedule import redundancy
-from bamboo_jax.train.setup import optimizers
-from bamboo_jax.train.setup import schedules
-from bamboo_jax.train.setup import sizes
+from bamboo_jax.train.setup import optimizers, schedules, sizes
 
 
 @dataclasses.dataclass(frozen=True)

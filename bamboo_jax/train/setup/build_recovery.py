@@ -3,22 +3,20 @@
 import functools
 import math
 
-from bamboo_jax import base
-from bamboo_jax import config as config_lib
-from bamboo_jax.plan import cost_model
-from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.plan import planner
+from bamboo_jax import base, config as config_lib
+from bamboo_jax.plan import cost_model, partition as partition_lib, planner
 from bamboo_jax.plan.memory import upkeep as upkeep_lib
 from bamboo_jax.plan.times import predictor as predictor_lib
-from bamboo_jax.recovery import assignment
-from bamboo_jax.recovery import ladder as ladder_lib
-from bamboo_jax.recovery import placement as placement_lib
-from bamboo_jax.recovery import planner as planner_lib
-from bamboo_jax.recovery import shapes as shapes_lib
-from bamboo_jax.recovery import speeds as speeds_lib
-from bamboo_jax.recovery import triggers as triggers_lib
-from bamboo_jax.recovery.oobleck import cover as cover_lib
-from bamboo_jax.recovery.oobleck import templates as templates_lib
+from bamboo_jax.recovery import (
+    assignment,
+    ladder as ladder_lib,
+    placement as placement_lib,
+    planner as planner_lib,
+    shapes as shapes_lib,
+    speeds as speeds_lib,
+    triggers as triggers_lib,
+)
+from bamboo_jax.recovery.oobleck import cover as cover_lib, templates as templates_lib
 from bamboo_jax.train.setup import build
 
 

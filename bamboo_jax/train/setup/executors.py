@@ -10,19 +10,18 @@ from typing import cast
 
 import jax
 
-from bamboo_jax import base
-from bamboo_jax import config as config_lib
+from bamboo_jax import base, config as config_lib
 from bamboo_jax.plan import planner
-from bamboo_jax.runtime import engine as engine_lib
-from bamboo_jax.runtime import executor as executor_lib
-from bamboo_jax.runtime.spmd import engine as spmd_engine
-from bamboo_jax.runtime.spmd import executor as spmd_executor
-from bamboo_jax.runtime.spmd import layout as layout_lib
-from bamboo_jax.runtime.spmd import plan as plan_lib
-from bamboo_jax.runtime.spmd import program as segment_lib
+from bamboo_jax.runtime import engine as engine_lib, executor as executor_lib
+from bamboo_jax.runtime.spmd import (
+    engine as spmd_engine,
+    executor as spmd_executor,
+    layout as layout_lib,
+    plan as plan_lib,
+    program as segment_lib,
+)
 from bamboo_jax.runtime.spmd.processes import collectives as collectives_lib
-from bamboo_jax.runtime.spmd.ticks import check
-from bamboo_jax.runtime.spmd.ticks import tick_table as table_lib
+from bamboo_jax.runtime.spmd.ticks import check, tick_table as table_lib
 from bamboo_jax.runtime.stage import functions
 from bamboo_jax.runtime.wire import transport as transport_lib
 from bamboo_jax.train.setup import build

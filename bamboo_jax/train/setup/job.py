@@ -6,19 +6,12 @@ import functools
 
 import jax
 
-from bamboo_jax import base
-from bamboo_jax import config as config_lib
-from bamboo_jax.plan import planner
-from bamboo_jax.plan import rows as rows_lib
-from bamboo_jax.recovery import assignment
-from bamboo_jax.recovery import layout as layout_lib
+from bamboo_jax import base, config as config_lib
+from bamboo_jax.plan import planner, rows as rows_lib
+from bamboo_jax.recovery import assignment, layout as layout_lib
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.wire import transport as transport_lib
-from bamboo_jax.train.setup import build
-from bamboo_jax.train.setup import build_recovery
-from bamboo_jax.train.setup import executors
-from bamboo_jax.train.setup import preparation
-from bamboo_jax.train.setup import sizes
+from bamboo_jax.train.setup import build, build_recovery, executors, preparation, sizes
 
 _SLACK = 0.05  # Allowed lengthening of a step relative to the finest shares.
 

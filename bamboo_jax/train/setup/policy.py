@@ -7,8 +7,7 @@ and `config.redundancy` decides about shadows.
 
 from typing import Any
 
-from bamboo_jax import base
-from bamboo_jax import config as config_lib
+from bamboo_jax import base, config as config_lib
 
 _LAYOUTS = ("depth", "templates", "grid")
 _RUNGS = ("reroute", "drop", "reconfigure", "checkpoint")
@@ -28,8 +27,7 @@ def set_options(config: config_lib.Config) -> config_lib.Config:
   if name is None and not config.plugins:
     return config
   # Imported late: it takes half a second, which other runs do not need.
-  from bamboo_jax.sim import build
-  from bamboo_jax.sim import presets
+  from bamboo_jax.sim import build, presets
 
   build.load_plugins({"plugins": config.plugins})
   if name is None:

@@ -10,11 +10,9 @@ import gc
 import threading
 
 from bamboo_jax import config as config_lib
-from bamboo_jax.runtime import compat
-from bamboo_jax.runtime import program_cache
+from bamboo_jax.runtime import compat, program_cache
 from bamboo_jax.runtime.profile import estimates
-from bamboo_jax.train.setup import build
-from bamboo_jax.train.setup import executors
+from bamboo_jax.train.setup import build, executors
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,19 +9,15 @@ import dataclasses
 import itertools
 from typing import NamedTuple
 
-from bamboo_jax import base
-from bamboo_jax import config as config_lib
-from bamboo_jax.accounting import machines
-from bamboo_jax.accounting import prices as prices_lib
+from bamboo_jax import base, config as config_lib
+from bamboo_jax.accounting import machines, prices as prices_lib
 from bamboo_jax.metrics import table as table_lib
 from bamboo_jax.models import units
 from bamboo_jax.plan import planner
 from bamboo_jax.plan.memory import explain
 from bamboo_jax.runtime import places
 from bamboo_jax.runtime.profile import products
-from bamboo_jax.train.setup import build
-from bamboo_jax.train.setup import executors
-from bamboo_jax.train.setup import sizes
+from bamboo_jax.train.setup import build, executors, sizes
 
 _NUM_SHOWN = 5  # Proposals.
 _PLACES = {

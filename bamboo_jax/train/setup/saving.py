@@ -7,18 +7,17 @@ import pathlib
 import types
 from typing import Any
 
-from bamboo_jax import base
-from bamboo_jax import config as config_lib
+from bamboo_jax import base, config as config_lib
 from bamboo_jax.base import json as json_lib
-from bamboo_jax.checkpoint import identity as identity_lib
-from bamboo_jax.checkpoint import manifest as manifest_lib
-from bamboo_jax.checkpoint import writer as writer_lib
+from bamboo_jax.checkpoint import (
+    identity as identity_lib,
+    manifest as manifest_lib,
+    writer as writer_lib,
+)
 from bamboo_jax.config import surroundings
 from bamboo_jax.exchange import weights
 from bamboo_jax.runtime import rounding
-from bamboo_jax.train.setup import build
-from bamboo_jax.train.setup import executors
-from bamboo_jax.train.setup import job as job_lib
+from bamboo_jax.train.setup import build, executors, job as job_lib
 
 # Options whose change alters the results of training, by their beginnings.
 _MEANT = (

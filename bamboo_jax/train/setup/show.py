@@ -3,15 +3,9 @@
 import dataclasses
 
 from bamboo_jax import config as config_lib
-from bamboo_jax.plan import cost_model
-from bamboo_jax.plan import planner
-from bamboo_jax.plan import render
-from bamboo_jax.schedule import render as grid_lib
-from bamboo_jax.schedule import timeline as timeline_lib
-from bamboo_jax.train.setup import build
-from bamboo_jax.train.setup import build_recovery
-from bamboo_jax.train.setup import executors
-from bamboo_jax.train.setup import rental
+from bamboo_jax.plan import cost_model, planner, render
+from bamboo_jax.schedule import render as grid_lib, timeline as timeline_lib
+from bamboo_jax.train.setup import build, build_recovery, executors, rental
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

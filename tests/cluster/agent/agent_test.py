@@ -11,12 +11,8 @@ import unittest
 from unittest import mock
 
 from bamboo_jax.cluster import detection
-from bamboo_jax.cluster.agent import agent as agent_lib
-from bamboo_jax.cluster.agent import events as events_lib
-from bamboo_jax.cluster.agent import peers as peers_lib
-from bamboo_jax.cluster.store import etcd as etcd_lib
-from bamboo_jax.cluster.store import private_etcd
-from bamboo_jax.cluster.store import registry as registry_lib
+from bamboo_jax.cluster.agent import agent as agent_lib, events as events_lib, peers as peers_lib
+from bamboo_jax.cluster.store import etcd as etcd_lib, private_etcd, registry as registry_lib
 from bamboo_jax.net import identity as identity_lib
 from tests.cluster.agent import given
 

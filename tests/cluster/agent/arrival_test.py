@@ -1,7 +1,6 @@
 """The arrival of a node whose store answers only every other time."""
 
-from bamboo_jax.cluster.agent import arrival
-from bamboo_jax.cluster.agent import events as events_lib
+from bamboo_jax.cluster.agent import arrival, events as events_lib
 from tests import members
 from tests.cluster.agent import given
 

@@ -2,11 +2,9 @@
 
 from absl.testing import parameterized
 
-from bamboo_jax.cluster import messages
-from bamboo_jax.cluster import views
+from bamboo_jax.cluster import messages, views
 from bamboo_jax.cluster.agent import events as events_lib
-from bamboo_jax.cluster.store import etcd as etcd_lib
-from bamboo_jax.cluster.store import registry as registry_lib
+from bamboo_jax.cluster.store import etcd as etcd_lib, registry as registry_lib
 from tests import members
 from tests.cluster.agent import given
 

@@ -8,14 +8,12 @@ import threading
 import types
 import urllib.request
 
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 import yaml
 
 from bamboo_jax.cluster.agent import exporter
 from bamboo_jax.cluster.agent.knowledge import roster as roster_lib
-from tests import members
-from tests import strangers
+from tests import members, strangers
 from tests.launch import commands
 
 _DEPLOY = pathlib.Path(__file__).resolve().parents[3] / "docs" / "deploy"

@@ -2,11 +2,8 @@
 
 from absl.testing import parameterized
 
-from bamboo_jax.cluster import detection
-from bamboo_jax.cluster import messages
-from bamboo_jax.cluster.agent import core
-from bamboo_jax.cluster.agent import events as events_lib
-from bamboo_jax.cluster.agent import state as state_lib
+from bamboo_jax.cluster import detection, messages
+from bamboo_jax.cluster.agent import core, events as events_lib, state as state_lib
 from tests import members
 
 

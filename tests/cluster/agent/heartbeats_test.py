@@ -1,6 +1,4 @@
-from bamboo_jax.cluster import detection
-from bamboo_jax.cluster import messages
-from bamboo_jax.cluster import stalls as stalls_lib
+from bamboo_jax.cluster import detection, messages, stalls as stalls_lib
 from bamboo_jax.cluster.agent import events as events_lib
 from bamboo_jax.schedule import channel as channel_lib
 from tests import members

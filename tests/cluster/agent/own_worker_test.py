@@ -3,16 +3,9 @@
 from absl.testing import parameterized
 
 from bamboo_jax import base
-from bamboo_jax.cluster import detection
-from bamboo_jax.cluster import messages
-from bamboo_jax.cluster import stalls as stalls_lib
-from bamboo_jax.cluster import views
-from bamboo_jax.cluster.agent import events as events_lib
-from bamboo_jax.cluster.agent import membership
-from bamboo_jax.cluster.agent import selection
-from bamboo_jax.cluster.agent import state as state_lib
-from bamboo_jax.cluster.store import fence as fence_lib
-from bamboo_jax.cluster.store import registry as registry_lib
+from bamboo_jax.cluster import detection, messages, stalls as stalls_lib, views
+from bamboo_jax.cluster.agent import events as events_lib, membership, selection, state as state_lib
+from bamboo_jax.cluster.store import fence as fence_lib, registry as registry_lib
 from bamboo_jax.schedule import channel as channel_lib
 from tests import members
 from tests.cluster.agent import given

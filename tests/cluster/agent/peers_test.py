@@ -12,11 +12,8 @@ from unittest import mock
 
 from absl.testing import parameterized
 
-from bamboo_jax.cluster import frames
-from bamboo_jax.cluster import messages
-from bamboo_jax.cluster import views
-from bamboo_jax.cluster.agent import events as events_lib
-from bamboo_jax.cluster.agent import peers as peers_lib
+from bamboo_jax.cluster import frames, messages, views
+from bamboo_jax.cluster.agent import events as events_lib, peers as peers_lib
 from bamboo_jax.net import identity as identity_lib
 from tests.cluster.agent import given
 

@@ -1,8 +1,7 @@
 """Who ends a run of which nobody is left."""
 
 from bamboo_jax.cluster import views
-from bamboo_jax.cluster.agent import events as events_lib
-from bamboo_jax.cluster.agent import run_over
+from bamboo_jax.cluster.agent import events as events_lib, run_over
 from bamboo_jax.cluster.store import registry as registry_lib
 from tests import members
 from tests.cluster.agent import given

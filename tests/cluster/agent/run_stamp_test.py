@@ -5,12 +5,8 @@ import math
 from absl.testing import parameterized
 
 from bamboo_jax.cluster import views
-from bamboo_jax.cluster.agent import events as events_lib
-from bamboo_jax.cluster.agent import run_stamp
-from bamboo_jax.cluster.agent import state as state_lib
-from bamboo_jax.cluster.store import etcd as etcd_lib
-from bamboo_jax.cluster.store import fence as fence_lib
-from bamboo_jax.cluster.store import registry as registry_lib
+from bamboo_jax.cluster.agent import events as events_lib, run_stamp, state as state_lib
+from bamboo_jax.cluster.store import etcd as etcd_lib, fence as fence_lib, registry as registry_lib
 from tests import members
 from tests.cluster.agent import given
 

@@ -3,8 +3,7 @@
 from absl.testing import parameterized
 
 from bamboo_jax.cluster import messages
-from bamboo_jax.cluster.agent import events as events_lib
-from bamboo_jax.cluster.agent import selection
+from bamboo_jax.cluster.agent import events as events_lib, selection
 from tests import members
 from tests.cluster.agent import given
 

@@ -6,8 +6,7 @@ import sys
 import tempfile
 import unittest
 
-from bamboo_jax.cluster.agent import events as events_lib
-from bamboo_jax.cluster.agent import worker_process
+from bamboo_jax.cluster.agent import events as events_lib, worker_process
 
 _HANGS = """
 import faulthandler, signal, socket, sys, threading

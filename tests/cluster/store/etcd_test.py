@@ -5,8 +5,7 @@ from concurrent import futures
 import http.server
 import tempfile
 
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 from bamboo_jax.base import threads
 from bamboo_jax.cluster.store import etcd as etcd_lib

@@ -13,8 +13,7 @@ from absl.testing import absltest
 
 from bamboo_jax import base
 from bamboo_jax.cluster import views
-from bamboo_jax.cluster.store import fence as fence_lib
-from bamboo_jax.cluster.store import tenure
+from bamboo_jax.cluster.store import fence as fence_lib, tenure
 
 _HOLD = """
 import sys, time

@@ -8,9 +8,7 @@ import json
 import os
 import sys
 
-from jax._src import distributed
-from jax._src import hardware_utils
-from jax._src import xla_bridge
+from jax._src import distributed, hardware_utils, xla_bridge
 from jax._src.lib import xla_client
 
 hardware_utils._NVIDIA_GPU_DEVICES = [__file__]  # It exists.

@@ -4,8 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bamboo_jax.models import dropout
-from bamboo_jax.models.text import attention
-from bamboo_jax.models.text import cudnn
+from bamboo_jax.models.text import attention, cudnn
 from tests import plain
 
 RATE = 0.25

@@ -1,13 +1,11 @@
 """Packed documents: the loss of each is that of the document alone."""
 
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bamboo_jax.models import model as model_lib
-from bamboo_jax.models import zoo
+from bamboo_jax.models import model as model_lib, zoo
 
 _LENGTHS = (5, 1, 7)
 _SIZE = 16

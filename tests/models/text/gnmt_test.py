@@ -5,8 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bamboo_jax.models import model as model_lib
-from bamboo_jax.models import zoo
+from bamboo_jax.models import model as model_lib, zoo
 from bamboo_jax.models.text import gnmt
 
 L, V = 8, 20

@@ -4,8 +4,7 @@ from absl.testing import parameterized
 import jax
 import numpy as np
 
-from bamboo_jax.models import model as model_lib
-from bamboo_jax.models import zoo
+from bamboo_jax.models import model as model_lib, zoo
 
 S, SIZE = 4, 32
 LABELS = np.array([3, 1, 4, 1], np.int32)

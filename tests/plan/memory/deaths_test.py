@@ -8,8 +8,7 @@ from hypothesis import strategies
 
 from bamboo_jax import base
 from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.plan.memory import deaths
-from bamboo_jax.plan.memory import upkeep as upkeep_lib
+from bamboo_jax.plan.memory import deaths, upkeep as upkeep_lib
 from tests import profiles
 from tests.plan.memory import model_test
 

@@ -5,9 +5,7 @@ import dataclasses
 from absl.testing import parameterized
 
 from bamboo_jax.plan import cost_model
-from bamboo_jax.plan.memory import model as model_lib
-from bamboo_jax.plan.memory import needs
-from bamboo_jax.plan.memory import upkeep as upkeep_lib
+from bamboo_jax.plan.memory import model as model_lib, needs, upkeep as upkeep_lib
 from bamboo_jax.schedule import scheduler
 from tests import profiles
 

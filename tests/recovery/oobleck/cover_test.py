@@ -7,14 +7,15 @@ import hypothesis
 from hypothesis import strategies
 
 from bamboo_jax import base
-from bamboo_jax.plan import batch_split
-from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.plan import pipelines as pipelines_lib
-from bamboo_jax.plan import planner
-from bamboo_jax.plan import rows
+from bamboo_jax.plan import (
+    batch_split,
+    partition as partition_lib,
+    pipelines as pipelines_lib,
+    planner,
+    rows,
+)
 from bamboo_jax.plan.times import predictor as predictor_lib
-from bamboo_jax.recovery.oobleck import cover as cover_lib
-from bamboo_jax.recovery.oobleck import templates as templates_lib
+from bamboo_jax.recovery.oobleck import cover as cover_lib, templates as templates_lib
 from bamboo_jax.schedule import failover
 from tests import profiles
 

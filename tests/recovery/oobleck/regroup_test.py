@@ -5,8 +5,7 @@ import itertools
 from absl.testing import parameterized
 
 from bamboo_jax import base
-from bamboo_jax.recovery.oobleck import regroup
-from bamboo_jax.recovery.oobleck import templates as templates_lib
+from bamboo_jax.recovery.oobleck import regroup, templates as templates_lib
 
 
 class RegroupTest(parameterized.TestCase):

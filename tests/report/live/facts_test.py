@@ -11,8 +11,7 @@ from bamboo_jax.cluster import views
 from bamboo_jax.metrics import rows as rows_lib
 from bamboo_jax.recovery import ladder as ladder_lib
 from bamboo_jax.report import status
-from bamboo_jax.report.live import facts
-from bamboo_jax.report.live import history as history_lib
+from bamboo_jax.report.live import facts, history as history_lib
 from tests import members
 from tests.recovery import durations_test
 from tests.report import status_test

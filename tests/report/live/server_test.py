@@ -8,8 +8,7 @@ import urllib.request
 
 from absl.testing import absltest
 
-from bamboo_jax.report.live import document
-from bamboo_jax.report.live import server
+from bamboo_jax.report.live import document, server
 from tests import strangers
 
 _TOKEN = server.make_token("a secret")

@@ -9,13 +9,14 @@ import itertools
 import random
 import statistics
 
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
-from bamboo_jax.reproductions.bamboo import artifact
-from bamboo_jax.reproductions.bamboo import hourly_preemptions
-from bamboo_jax.reproductions.bamboo import loop as artifact_loop
-from bamboo_jax.reproductions.bamboo import rules as bamboo_rules
+from bamboo_jax.reproductions.bamboo import (
+    artifact,
+    hourly_preemptions,
+    loop as artifact_loop,
+    rules as bamboo_rules,
+)
 
 _BERT = artifact.MODELS["BERT"]
 _CALIBRATED = dataclasses.replace(_BERT, step_ms=artifact.CALIBRATED_BERT)

@@ -4,12 +4,9 @@ import pathlib
 
 from absl.testing import parameterized
 
-from bamboo_jax.reproductions.bamboo import loop as artifact_loop
-from bamboo_jax.reproductions.bamboo import rules as bamboo_rules
-from bamboo_jax.reproductions.oobleck import artifact
-from bamboo_jax.reproductions.oobleck import inputs
-from bamboo_jax.traces import readers
-from bamboo_jax.traces import trace as trace_lib
+from bamboo_jax.reproductions.bamboo import loop as artifact_loop, rules as bamboo_rules
+from bamboo_jax.reproductions.oobleck import artifact, inputs
+from bamboo_jax.traces import readers, trace as trace_lib
 
 _ROOT = pathlib.Path(__file__).resolve().parents[3]
 _PUBLISHED = _ROOT / "third_party" / "published"

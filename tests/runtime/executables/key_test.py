@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bamboo_jax.runtime import compat
-from bamboo_jax.runtime.executables import key as key_lib
-from bamboo_jax.runtime.executables import program_store as store_lib
+from bamboo_jax.runtime.executables import key as key_lib, program_store as store_lib
 
 _CPU = """
 processor	: 0

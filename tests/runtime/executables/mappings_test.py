@@ -8,8 +8,7 @@ from absl.testing import absltest
 
 from bamboo_jax import base
 from bamboo_jax.runtime import compat
-from bamboo_jax.runtime.executables import mappings
-from bamboo_jax.runtime.executables import program_store as store_lib
+from bamboo_jax.runtime.executables import mappings, program_store as store_lib
 
 
 class MappingsTest(absltest.TestCase):

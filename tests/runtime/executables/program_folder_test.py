@@ -5,13 +5,11 @@ import os
 import pathlib
 import tempfile
 
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 from bamboo_jax import base
 from bamboo_jax.runtime.executables import program_folder as folder_lib
-from tests import limits
-from tests import strangers
+from tests import limits, strangers
 
 _KEY, _OTHER = "aa11", "bb22"
 _DATA = bytes(range(256))

@@ -14,8 +14,7 @@ import jax
 import numpy as np
 
 from bamboo_jax.runtime import compat
-from bamboo_jax.runtime.executables import program_folder as folder_lib
-from bamboo_jax.runtime.executables import program_store as store_lib
+from bamboo_jax.runtime.executables import program_folder as folder_lib, program_store as store_lib
 from tests import stage_worker
 
 _VALUE = np.arange(5, dtype=np.float32)

@@ -3,8 +3,7 @@
 import dataclasses
 import functools
 
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 import jax
 import numpy as np
 import optax
@@ -12,11 +11,8 @@ import optax
 from bamboo_jax import base
 from bamboo_jax.models import model as model_lib
 from bamboo_jax.plan.memory import upkeep as upkeep_lib
-from bamboo_jax.runtime import engine as engine_lib
-from bamboo_jax.runtime import program_cache
-from bamboo_jax.runtime.phases import reduce
-from bamboo_jax.runtime.phases import replicas
-from bamboo_jax.runtime.phases import update
+from bamboo_jax.runtime import engine as engine_lib, program_cache
+from bamboo_jax.runtime.phases import reduce, replicas, update
 from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.train import evaluation
 from tests import plain

@@ -1,12 +1,10 @@
 """Shares are summed left to right, wherever they lie."""
 
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 import jax
 import numpy as np
 
-from bamboo_jax.runtime import engine as engine_lib
-from bamboo_jax.runtime import program_cache
+from bamboo_jax.runtime import engine as engine_lib, program_cache
 from bamboo_jax.runtime.phases import reduce
 from bamboo_jax.runtime.stage import spec as spec_lib
 from tests.runtime import engine_test as engines

@@ -5,8 +5,7 @@ from unittest import mock
 
 from absl.testing import absltest
 
-from bamboo_jax.runtime.executables import program_folder as folder_lib
-from bamboo_jax.runtime.executables import program_store
+from bamboo_jax.runtime.executables import program_folder as folder_lib, program_store
 from bamboo_jax.runtime.profile import estimates
 from tests import profiles
 

@@ -6,8 +6,7 @@ from absl.testing import parameterized
 import jax
 
 from bamboo_jax.runtime.profile import profiler
-from tests.gpu import settings as settings_lib
-from tests.gpu import subject
+from tests.gpu import settings as settings_lib, subject
 from tests.runtime import engine_test as engines
 from tests.runtime.spmd import pipelines
 from tests.runtime.stage import casts_test

@@ -12,11 +12,8 @@ import optax
 
 from bamboo_jax.accounting import machines
 from bamboo_jax.models import zoo
-from bamboo_jax.runtime.profile import products
-from bamboo_jax.runtime.profile import profiler
-from bamboo_jax.runtime.profile import roofline
-from bamboo_jax.runtime.stage import programs as programs_lib
-from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.runtime.profile import products, profiler, roofline
+from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
 from tests import profiles
 
 _ROOT = pathlib.Path(__file__).resolve().parents[3]

@@ -8,8 +8,7 @@ import jax
 import numpy as np
 import optax
 
-from bamboo_jax.models import layer as layer_lib
-from bamboo_jax.models import zoo
+from bamboo_jax.models import layer as layer_lib, zoo
 from bamboo_jax.runtime.spmd import layout as layout_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 

@@ -14,12 +14,8 @@ from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.runtime.spmd import engine as engine_lib
 from bamboo_jax.runtime.spmd.ticks import lowering
 from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.schedule import failover
-from bamboo_jax.schedule import lines as lines_lib
-from bamboo_jax.schedule import scheduler
-from bamboo_jax.schedule import timeline as timeline_lib
-from tests import plain
-from tests import schedules
+from bamboo_jax.schedule import failover, lines as lines_lib, scheduler, timeline as timeline_lib
+from tests import plain, schedules
 
 BATCH = {key: jax.ShapeDtypeStruct((2, 8), np.int32) for key in ("inputs", "targets")}
 # Whole blocks of two layers; three stages have two, one and one of them.

@@ -6,10 +6,12 @@ from absl.testing import absltest
 
 from bamboo_jax.plan import planner
 from bamboo_jax.plan.memory import needs
-from bamboo_jax.runtime.spmd import layout as layout_lib
-from bamboo_jax.runtime.spmd import memory
-from bamboo_jax.runtime.spmd import plan as program
-from bamboo_jax.runtime.spmd import program as segments
+from bamboo_jax.runtime.spmd import (
+    layout as layout_lib,
+    memory,
+    plan as program,
+    program as segments,
+)
 from bamboo_jax.runtime.spmd.ticks import check
 from tests import profiles
 

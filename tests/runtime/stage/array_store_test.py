@@ -4,8 +4,7 @@ from absl.testing import absltest
 import jax
 import jax.numpy as jnp
 
-from bamboo_jax.runtime.stage import array_store as store_lib
-from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.runtime.stage import array_store as store_lib, spec as spec_lib
 from bamboo_jax.schedule import holdings as holdings_lib
 
 ARRAY = jnp.arange(6.0)

@@ -10,12 +10,13 @@ import optax
 
 from bamboo_jax.models import zoo
 from bamboo_jax.runtime import engine as engine_lib
-from bamboo_jax.runtime.phases import reduce
-from bamboo_jax.runtime.phases import update
-from bamboo_jax.runtime.stage import casts
-from bamboo_jax.runtime.stage import functions as functions_lib
-from bamboo_jax.runtime.stage import programs as programs_lib
-from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.runtime.phases import reduce, update
+from bamboo_jax.runtime.stage import (
+    casts,
+    functions as functions_lib,
+    programs as programs_lib,
+    spec as spec_lib,
+)
 from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.train import evaluation
 from tests.runtime import engine_test as engines

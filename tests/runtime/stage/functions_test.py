@@ -6,8 +6,7 @@ from absl.testing import parameterized
 import jax
 import numpy as np
 
-from bamboo_jax.runtime.stage import functions as functions_lib
-from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.runtime.stage import functions as functions_lib, spec as spec_lib
 from tests.runtime.spmd import pipelines as small
 
 

@@ -3,15 +3,13 @@
 import dataclasses
 from unittest import mock
 
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 import jax
 import numpy as np
 import optax
 
 from bamboo_jax.runtime import program_cache
-from bamboo_jax.runtime.stage import functions as functions_lib
-from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.runtime.stage import functions as functions_lib, spec as spec_lib
 from tests.runtime import engine_test as engines
 from tests.runtime.spmd import pipelines
 

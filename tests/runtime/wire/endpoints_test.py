@@ -4,8 +4,7 @@ import socket
 import struct
 from unittest import mock
 
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 from bamboo_jax.runtime.wire import endpoints
 

@@ -6,9 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bamboo_jax.runtime.wire import endpoints
-from bamboo_jax.runtime.wire import links as links_lib
-from bamboo_jax.runtime.wire import transport as transport_lib
+from bamboo_jax.runtime.wire import endpoints, links as links_lib, transport as transport_lib
 from bamboo_jax.schedule import channel as channel_lib
 
 LIKE = {

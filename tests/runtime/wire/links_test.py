@@ -2,8 +2,7 @@
 
 import types
 
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 import jax
 import numpy as np
 

@@ -6,15 +6,16 @@ import random
 import threading
 from unittest import mock
 
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 import jax
 import numpy as np
 
-from bamboo_jax.runtime.wire import endpoints
-from bamboo_jax.runtime.wire import ordered_sum
-from bamboo_jax.runtime.wire import peer as peer_lib
-from bamboo_jax.runtime.wire import transport as transport_lib
+from bamboo_jax.runtime.wire import (
+    endpoints,
+    ordered_sum,
+    peer as peer_lib,
+    transport as transport_lib,
+)
 from tests.runtime.wire import transport_test
 
 _PATIENCE_SECS = 60.0

@@ -1,12 +1,9 @@
 """The protocol of the transport; `testing.simulation.wire` explores it."""
 
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
-from bamboo_jax.runtime.wire import frame as frame_lib
-from bamboo_jax.runtime.wire import protocol as protocol_lib
-from bamboo_jax.testing.simulation.wire import history
-from bamboo_jax.testing.simulation.wire import network
+from bamboo_jax.runtime.wire import frame as frame_lib, protocol as protocol_lib
+from bamboo_jax.testing.simulation.wire import history, network
 from tests.simulation.wire import mutants
 
 Frame, Kind = frame_lib.Frame, frame_lib.Kind

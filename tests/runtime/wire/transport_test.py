@@ -11,8 +11,7 @@ import time
 import types
 from unittest import mock
 
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -20,11 +19,13 @@ import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.net import identity as identity_lib
-from bamboo_jax.runtime.wire import endpoints
-from bamboo_jax.runtime.wire import frame as frame_lib
-from bamboo_jax.runtime.wire import peer as peer_lib
-from bamboo_jax.runtime.wire import protocol as protocol_lib
-from bamboo_jax.runtime.wire import transport as transport_lib
+from bamboo_jax.runtime.wire import (
+    endpoints,
+    frame as frame_lib,
+    peer as peer_lib,
+    protocol as protocol_lib,
+    transport as transport_lib,
+)
 from tests import strangers
 
 _SECRET = b"0123456789abcdef"

@@ -8,8 +8,7 @@ received.
 from collections.abc import Iterator, Mapping
 import random
 
-from bamboo_jax.schedule import holdings as holdings_lib
-from bamboo_jax.schedule import instruction as instruction_lib
+from bamboo_jax.schedule import holdings as holdings_lib, instruction as instruction_lib
 
 Cut = tuple[int, ...]
 

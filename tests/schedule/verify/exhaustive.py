@@ -15,14 +15,16 @@ import random
 from typing import NamedTuple
 
 from bamboo_jax import base
-from bamboo_jax.schedule import costs as costs_lib
-from bamboo_jax.schedule import failover
-from bamboo_jax.schedule import holdings as holdings_lib
-from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.schedule import lines as lines_lib
-from bamboo_jax.schedule import redundancy
-from bamboo_jax.schedule import scheduler
-from bamboo_jax.schedule import timeline as timeline_lib
+from bamboo_jax.schedule import (
+    costs as costs_lib,
+    failover,
+    holdings as holdings_lib,
+    instruction as instruction_lib,
+    lines as lines_lib,
+    redundancy,
+    scheduler,
+    timeline as timeline_lib,
+)
 from tests import schedules
 from tests.schedule.verify import cuts as cuts_lib
 

@@ -1,8 +1,7 @@
 """The agents that one agent knows, and the view they are in; pure."""
 
 from bamboo_jax import base
-from bamboo_jax.cluster import messages
-from bamboo_jax.cluster import views
+from bamboo_jax.cluster import messages, views
 
 _NUM_OLD = 8
 

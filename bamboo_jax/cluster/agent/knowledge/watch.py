@@ -7,10 +7,7 @@ which may take seconds under load, the longest.
 
 from collections.abc import Collection
 
-from bamboo_jax.cluster import detection
-from bamboo_jax.cluster import messages
-from bamboo_jax.cluster import stalls as stalls_lib
-from bamboo_jax.cluster import views
+from bamboo_jax.cluster import detection, messages, stalls as stalls_lib, views
 
 _AWAY_BEATS = 5  # After as many missed beats this agent was suspended itself.
 _QUIET = 4.0  # Quiet: silent for this part of the limit.

@@ -7,11 +7,13 @@ import jax
 from bamboo_jax import base
 from bamboo_jax.base import threads
 from bamboo_jax.runtime import accelerator
-from bamboo_jax.runtime.spmd.processes import black_holes
-from bamboo_jax.runtime.spmd.processes import coordination
-from bamboo_jax.runtime.spmd.processes import rendezvous as rendezvous_lib
-from bamboo_jax.runtime.spmd.processes import settle as settle_lib
-from bamboo_jax.runtime.spmd.processes import transfer_log
+from bamboo_jax.runtime.spmd.processes import (
+    black_holes,
+    coordination,
+    rendezvous as rendezvous_lib,
+    settle as settle_lib,
+    transfer_log,
+)
 from bamboo_jax.runtime.wire import transport as transport_lib
 from bamboo_jax.schedule import channel as channel_lib
 

@@ -5,8 +5,7 @@ As in `compat`: if JAX changes, this module raises an error.
 
 from typing import Any
 
-from jax._src import distributed
-from jax._src import xla_bridge
+from jax._src import distributed, xla_bridge
 from jax._src.lib import _jax
 
 # JAX must never decide that a worker is dead: agents do that, much sooner.

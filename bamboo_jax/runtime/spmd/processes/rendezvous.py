@@ -32,8 +32,7 @@ from absl import logging
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.runtime.spmd.processes import coordination
-from bamboo_jax.runtime.spmd.processes import private_jax
+from bamboo_jax.runtime.spmd.processes import coordination, private_jax
 from bamboo_jax.runtime.wire import transport as transport_lib
 
 _KEYS = "cpu:gloo/"  # Followed by the devices, "/", and a rank.

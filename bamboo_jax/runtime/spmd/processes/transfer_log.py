@@ -13,8 +13,7 @@ import threading
 import jax
 
 from bamboo_jax import base
-from bamboo_jax.runtime.spmd.processes import black_holes
-from bamboo_jax.runtime.spmd.processes import connections as connections_lib
+from bamboo_jax.runtime.spmd.processes import black_holes, connections as connections_lib
 from bamboo_jax.schedule import channel as channel_lib
 
 

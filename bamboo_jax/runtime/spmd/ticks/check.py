@@ -9,12 +9,14 @@ import dataclasses
 
 from bamboo_jax import base
 from bamboo_jax.runtime.spmd.ticks import tick_table as table_lib
-from bamboo_jax.schedule import checker
-from bamboo_jax.schedule import costs as costs_lib
-from bamboo_jax.schedule import holdings as holdings_lib
-from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.schedule import lines as lines_lib
-from bamboo_jax.schedule import timeline as timeline_lib
+from bamboo_jax.schedule import (
+    checker,
+    costs as costs_lib,
+    holdings as holdings_lib,
+    instruction as instruction_lib,
+    lines as lines_lib,
+    timeline as timeline_lib,
+)
 
 Op = instruction_lib.Op
 ScheduleError = checker.ScheduleError

@@ -3,11 +3,12 @@
 from collections.abc import Mapping, Sequence
 
 from bamboo_jax import base
-from bamboo_jax.runtime.spmd.ticks import order as order_lib
-from bamboo_jax.runtime.spmd.ticks import slots as slots_lib
-from bamboo_jax.runtime.spmd.ticks import tick_table as table_lib
-from bamboo_jax.schedule import costs as costs_lib
-from bamboo_jax.schedule import instruction as instruction_lib
+from bamboo_jax.runtime.spmd.ticks import (
+    order as order_lib,
+    slots as slots_lib,
+    tick_table as table_lib,
+)
+from bamboo_jax.schedule import costs as costs_lib, instruction as instruction_lib
 
 ORDERS = ("paired", "single")
 

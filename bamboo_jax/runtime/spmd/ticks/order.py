@@ -6,9 +6,11 @@ from typing import NamedTuple
 
 from bamboo_jax import base
 from bamboo_jax.runtime.spmd.ticks import tick_table as table_lib
-from bamboo_jax.schedule import costs as costs_lib
-from bamboo_jax.schedule import holdings as holdings_lib
-from bamboo_jax.schedule import instruction as instruction_lib
+from bamboo_jax.schedule import (
+    costs as costs_lib,
+    holdings as holdings_lib,
+    instruction as instruction_lib,
+)
 
 Instruction = instruction_lib.Instruction
 Op = instruction_lib.Op

@@ -12,10 +12,8 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 import dataclasses
 from typing import Any
 
-from bamboo_jax.runtime.spmd.ticks import order as order_lib
-from bamboo_jax.runtime.spmd.ticks import tick_table as table_lib
-from bamboo_jax.schedule import holdings as holdings_lib
-from bamboo_jax.schedule import instruction as instruction_lib
+from bamboo_jax.runtime.spmd.ticks import order as order_lib, tick_table as table_lib
+from bamboo_jax.schedule import holdings as holdings_lib, instruction as instruction_lib
 
 Op = instruction_lib.Op
 Pass = table_lib.Pass

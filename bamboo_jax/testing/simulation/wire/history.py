@@ -13,8 +13,7 @@ import itertools
 import random
 import types
 
-from bamboo_jax.runtime.wire import frame as frame_lib
-from bamboo_jax.runtime.wire import protocol as protocol_lib
+from bamboo_jax.runtime.wire import frame as frame_lib, protocol as protocol_lib
 from bamboo_jax.testing.simulation.wire import network
 
 _MANY = 1 << 20  # Bytes, more than a history has on its way.

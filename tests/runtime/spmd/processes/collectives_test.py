@@ -6,8 +6,7 @@ from absl.testing import absltest
 import jax
 
 from bamboo_jax.base import threads
-from bamboo_jax.runtime.spmd.processes import collectives as collectives_lib
-from bamboo_jax.runtime.spmd.processes import coordination
+from bamboo_jax.runtime.spmd.processes import collectives as collectives_lib, coordination
 from bamboo_jax.schedule import channel as channel_lib
 
 

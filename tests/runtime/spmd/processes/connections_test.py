@@ -9,9 +9,11 @@ import time
 from absl.testing import parameterized
 
 from bamboo_jax.cluster import door
-from bamboo_jax.runtime.spmd.processes import black_holes
-from bamboo_jax.runtime.spmd.processes import connections as connections_lib
-from bamboo_jax.runtime.spmd.processes import transfer_log
+from bamboo_jax.runtime.spmd.processes import (
+    black_holes,
+    connections as connections_lib,
+    transfer_log,
+)
 from bamboo_jax.schedule import channel as channel_lib
 
 

@@ -4,8 +4,7 @@ The nodes are forked from a process that has imported JAX.
 """
 
 import multiprocessing
-from multiprocessing import connection
-from multiprocessing import process as process_lib
+from multiprocessing import connection, process as process_lib
 import os
 import pathlib
 import socket
@@ -16,12 +15,10 @@ import time
 from typing import NamedTuple
 from unittest import mock
 
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 
 from bamboo_jax.runtime.spmd.processes import private_jax
-from tests import coordination_worker
-from tests import strangers
+from tests import coordination_worker, strangers
 
 _ROOT = pathlib.Path(__file__).resolve().parents[4]
 _CONTEXT = multiprocessing.get_context("forkserver")

@@ -8,10 +8,8 @@ from unittest import mock
 
 from absl.testing import parameterized
 
-from bamboo_jax.runtime.spmd.processes import private_jax
-from bamboo_jax.runtime.spmd.processes import rendezvous as rendezvous_lib
-from bamboo_jax.runtime.wire import endpoints
-from bamboo_jax.runtime.wire import transport as transport_lib
+from bamboo_jax.runtime.spmd.processes import private_jax, rendezvous as rendezvous_lib
+from bamboo_jax.runtime.wire import endpoints, transport as transport_lib
 
 
 def make_address(*numbers, port=4711, host="127.0.0.1"):

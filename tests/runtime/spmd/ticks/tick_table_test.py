@@ -2,20 +2,19 @@ import dataclasses
 import itertools
 import math
 
-from absl.testing import absltest
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 import numpy as np
 
 from bamboo_jax.runtime.spmd import plan as plan_lib
-from bamboo_jax.runtime.spmd.ticks import check
-from bamboo_jax.runtime.spmd.ticks import lowering
-from bamboo_jax.runtime.spmd.ticks import tick_table as table_lib
-from bamboo_jax.schedule import costs as costs_lib
-from bamboo_jax.schedule import failover
-from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.schedule import lines as lines_lib
-from bamboo_jax.schedule import render as grid_lib
-from bamboo_jax.schedule import scheduler
+from bamboo_jax.runtime.spmd.ticks import check, lowering, tick_table as table_lib
+from bamboo_jax.schedule import (
+    costs as costs_lib,
+    failover,
+    instruction as instruction_lib,
+    lines as lines_lib,
+    render as grid_lib,
+    scheduler,
+)
 from bamboo_jax.testing import redone as redone_lib
 from tests import schedules
 
