@@ -3,7 +3,7 @@ r"""Compiles the programs of a config for a GPU, on a machine without one.
 bamboo gpu_compile --config=gpt2:small --gpu=h100
 bamboo gpu_compile --config=llama --gpu=a100 --config.node.mesh.tensor=2
 
-Shows memory, kernels, copies and times as the roofline predicts them. Needs the
+Shows the memory of programs and stages, and XLA's count of operations. Needs the
 extra `gpu_compile`, in an environment of its own; docs/guides/gpu.md.
 """
 

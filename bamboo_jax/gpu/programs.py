@@ -7,6 +7,7 @@ pipeline.
 
 from collections.abc import Iterator, Sequence
 import dataclasses
+import functools
 import math
 
 import jax
@@ -14,7 +15,7 @@ import numpy as np
 
 from bamboo_jax import config as config_lib
 from bamboo_jax.accounting import machines
-from bamboo_jax.gpu import findings as findings_lib, hlo, private, targets
+from bamboo_jax.gpu import private, targets
 from bamboo_jax.models import sharding
 from bamboo_jax.plan import planner
 from bamboo_jax.runtime import places
@@ -56,16 +57,24 @@ class Program:
   Attributes:
     owner: Its unit, by the name of the first layer, or "pipeline".
     name: Name in `runtime.stage.programs`, or "segment".
-    memory: Memory on one device.
-    module: Its optimised code.
-    findings: Counts and times on the target GPU.
   """
 
   owner: str
   name: str
-  memory: Memory
-  module: hlo.Module
-  findings: findings_lib.Findings
+  compiled: jax.stages.Compiled
+
+  @functools.cached_property
+  def memory(self) -> Memory:
+    """Memory on one device."""
+    sizes = self.compiled.memory_analysis()
+    of = lambda what: getattr(sizes, f"{what}_size_in_bytes")
+    return Memory(
+        arguments=of("argument"),
+        outputs=of("output"),
+        donated=of("alias"),
+        temp=of("temp"),
+        host=of("host_argument") + of("host_output"),
+    )
 
 
 def compile_units(
@@ -93,7 +102,7 @@ def compile_units(
       for name in names or _needed(config, kind, stage.leaves_out(unit)):
         compiled = kind[name, place]
         compiled = getattr(compiled, "compiled", compiled)
-        yield unit, make_program(unit.names[0], name, compiled, gpu)
+        yield unit, Program(unit.names[0], name, compiled)
 
 
 def compile_segments(
@@ -108,7 +117,7 @@ def compile_segments(
   for name, program in segments.items():
     on_host = jax.tree.leaves((program.fetched, program.host))
     with private.host_arguments(len(on_host)):
-      yield make_program("pipeline", name, program.segment, gpu)
+      yield Program("pipeline", name, program.segment)
 
 
 def make_place(config: config_lib.Config, gpu: machines.Machine) -> places.Place:
@@ -118,28 +127,6 @@ def make_place(config: config_lib.Config, gpu: machines.Machine) -> places.Place
   if len(devices) == 1:
     return devices[0]
   return jax.sharding.Mesh(np.array(devices).reshape(shape), sharding.AXES)
-
-
-def make_program(
-    owner: str, name: str, compiled: jax.stages.Compiled, gpu: machines.Machine
-) -> Program:
-  """Returns a compiled program with its memory and its `findings`."""
-  sizes = compiled.memory_analysis()
-  of = lambda what: getattr(sizes, f"{what}_size_in_bytes")
-  module = hlo.parse(compiled.as_text() or "")
-  return Program(
-      owner,
-      name,
-      Memory(
-          arguments=of("argument"),
-          outputs=of("output"),
-          donated=of("alias"),
-          temp=of("temp"),
-          host=of("host_argument") + of("host_output"),
-      ),
-      module,
-      findings_lib.find(module, gpu),
-  )
 
 
 def _needed(

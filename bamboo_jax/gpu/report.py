@@ -1,25 +1,21 @@
-"""Compiled programs beside the plan: memory of each stage, tokens per second.
+"""Memory and costs of compiled programs, and of each stage beside the plan.
 
-The time of a step is that of the plan whose costs are the roofline times of the
-programs; the link between nodes is assumed. MFU counts products as in appendix
-B of the PaLM paper: three times those of the forward passes, attention in full,
-recomputation not at all.
+Operations and bytes of a program are those of XLA's cost analysis, which counts
+a loop once and calls of libraries (cuBLAS, cuDNN) not at all.
 """
 
 from collections.abc import Mapping, Sequence
 import dataclasses
-from typing import Any
 
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.accounting import machines
 from bamboo_jax.gpu import private, programs as programs_lib, targets
 from bamboo_jax.metrics import table as table_lib
-from bamboo_jax.plan import cost_model, planner
+from bamboo_jax.plan import planner
 from bamboo_jax.runtime import accelerator, settings
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.train.setup import build, executors, show
 
-_LINK_BYTES_PER_SEC = 1.25e10  # 100 Gbit/s, where the config has no instance.
 _ADVICE = (
     "Take more config.pipeline.num_stages, a smaller "
     "config.pipeline.microbatch_size, config.pipeline.remat=inputs, or "
@@ -29,10 +25,7 @@ _MIB = 2**20
 _PASSES = ("forward", "backward", "redundant")
 
 Programs = Mapping[str, programs_lib.Program]
-_HEADER = (
-    *("unit", "program", "args", "out", "temp", "host MiB", "kernels"),
-    *("products", "attention", "collectives", "hidden", "waits", "ms"),
-)
+_HEADER = ("unit", "program", "args", "out", "temp", "host MiB", "GFLOP", "GB accessed")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,23 +41,6 @@ class StageMemory:
   planned: int
   compiled: int
   largest: programs_lib.Program
-
-
-@dataclasses.dataclass(frozen=True)
-class PredictedSpeed:
-  """Predicted time of a step.
-
-  Attributes:
-    step_secs: All phases.
-    samples: Samples of a step.
-    tokens: Tokens of a step; None if samples have no length.
-    mfu: Share of the peak of all GPUs.
-  """
-
-  step_secs: float
-  samples: int
-  tokens: int | None
-  mfu: float
 
 
 def find_memory(
@@ -131,107 +107,15 @@ def check_memory(memory: Sequence[StageMemory], gpu: machines.Machine) -> None:
       )
 
 
-def price(
-    profile: cost_model.Profile,
-    units: Sequence[spec_lib.StageSpec],
-    by_kind: Mapping[object, Programs],
-    *,
-    link_bytes_per_sec: float,
-    host_bytes_per_sec: float,
-) -> cost_model.Profile:
-  """Returns `profile` with the roofline times of compiled programs.
-
-  The time of a unit is divided among its layers as it was before. A redundant
-  pass costs a forward pass, and the copies of residuals that the plan chooses.
-  """
-  layers = list(profile.layers)
-  for unit in units:
-    own, found = layers[unit.first : unit.last], by_kind[unit.kind]
-    for field, name in (
-        ("forward_ms", "forward"),
-        ("backward_ms", "backward"),
-        ("update_ms", "update"),
-        ("norm_ms", "norms"),
-    ):
-      if name not in found:
-        continue
-      ms = 1e3 * found[name].findings.secs
-      before = [getattr(layer, field) or 0.0 for layer in own]
-      total = sum(before)
-      times: list[dict[str, Any]] = [
-          {field: ms * (b / total if total else 1 / len(own))} for b in before
-      ]
-      own = [dataclasses.replace(layer, **change) for layer, change in zip(own, times, strict=True)]
-    layers[unit.first : unit.last] = own
-  rate = link_bytes_per_sec / 1e3
-  return dataclasses.replace(
-      profile,
-      layers=tuple(layers),
-      link_bytes_per_ms=rate,
-      reduce_bytes_per_ms=rate,
-      link_latency_ms=0.05,
-      reduce_latency_ms=0.05,
-      measured=False,
-      host_bytes_per_ms=host_bytes_per_sec / 1e3,
-  )
-
-
-def find_speed(
-    config: config_lib.Config,
-    whole: spec_lib.StageSpec,
-    plan: planner.Plan,
-    by_kind: Mapping[object, Programs],
-    gpu: machines.Machine,
-) -> PredictedSpeed:
-  """Returns the speed of `plan` with the roofline times of its programs."""
-  units = [u for s in whole.cut(plan.partition.bounds) for u in s.units]
-  link_rate = _LINK_BYTES_PER_SEC
-  if (instance := config.cost.instance) is not None:
-    gbit_per_sec = machines.find(instance)["network_gbit_per_sec"]
-    link_rate = 1e9 / 8 * float(gbit_per_sec)
-  profile = price(
-      *(plan.profile, units, by_kind),
-      link_bytes_per_sec=link_rate,
-      host_bytes_per_sec=gpu.pcie_bytes_per_sec,
-  )
-  priced = build.make_plan(config, profile, num_stages=plan.num_stages)
-  rows = build.make_rows(config, priced)
-  spans = [priced.timeline.span_ms]
-  spans.append(rows.whole(0, rows.roles(0)).timeline.span_ms)
-  times = priced.step_time
-  step_secs = (times.total_ms - times.compute_ms + max(spans)) / 1e3
-  pipeline = config.pipeline
-  samples = pipeline.num_microbatches * pipeline.microbatch_size
-  flops = sum(by_kind[u.kind]["forward"].findings.flops for u in units)
-  flops *= 3 * pipeline.num_microbatches / plan.num_stages
-  length = whole.model.fingerprint.get("sequence_length")
-  samples *= plan.num_pipelines
-  return PredictedSpeed(
-      step_secs=step_secs,
-      samples=samples,
-      tokens=length and samples * length,
-      mfu=flops / step_secs / gpu.flops_per_sec,
-  )
-
-
 def render_program(program: programs_lib.Program) -> tuple[str, ...]:
   """Returns the cells of a program in the table of programs."""
-  memory, found = program.memory, program.findings
-  counts = lambda d: " ".join(f"{n} {k}" for k, n in sorted(d.items())) or "-"
-  hidden = f"{found.hidden_host_bytes / max(1, found.host_bytes):.0%}"
-  lone = f" ({found.lone_collectives} alone)" * bool(found.lone_collectives)
+  memory, costs = program.memory, program.compiled.cost_analysis() or {}
+  sizes = (memory.arguments, memory.outputs, memory.temp, memory.host)
   return (
       program.owner,
       program.name,
-      *(f"{n / _MIB:.0f}" for n in (memory.arguments, memory.outputs)),
-      *(f"{n / _MIB:.0f}" for n in (memory.temp, memory.host)),
-      str(found.kernels),
-      counts(found.products),
-      str(found.attention or "-"),
-      counts(found.collectives) + lone,
-      hidden if found.host_bytes else "-",
-      str(found.unknown_loops or "-"),
-      f"{1e3 * found.secs:.3f}",
+      *(f"{n / _MIB:.0f}" for n in sizes),
+      *(f"{costs.get(name, 0.0) / 1e9:.3f}" for name in ("flops", "bytes accessed")),
   )
 
 
@@ -266,9 +150,7 @@ def make_report(config: config_lib.Config, gpu_name: str) -> str:
   num_devices = config.node.mesh.data * config.node.mesh.tensor
   memory = find_memory(stages, plan, by_kind, num_devices)
   found = [program for one in by_kind.values() for program in one.values()]
-  text = _render(gpu, "kind of unit", found, memory)
-  speed = find_speed(config, task.whole, plan, by_kind, gpu)
-  return f"{text}\n{render_speed(speed)}"
+  return _render(gpu, "kind of unit", found, memory)
 
 
 def _render(
@@ -288,17 +170,4 @@ def _render(
       f"{gpu.memory_bytes / 2**30:.2f} GiB"
       for i, m in enumerate(memory)
   ]
-  faults = [f"{p.owner} {p.name}: {f}" for p in found for f in p.findings.host_faults]
-  lines += ["copies that should not be:", *faults] if faults else []
   return "\n".join(lines)
-
-
-def render_speed(speed: PredictedSpeed) -> str:
-  """Returns the line of a speed."""
-  what, count = "samples", speed.samples
-  if speed.tokens is not None:
-    what, count = "tokens", speed.tokens
-  return (
-      f"predicted, not measured: {1e3 * speed.step_secs:.1f} ms per step, "
-      f"{count / speed.step_secs:,.0f} {what}/s, MFU {100 * speed.mfu:.1f} %"
-  )

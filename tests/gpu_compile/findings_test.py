@@ -4,9 +4,9 @@ import textwrap
 
 from absl.testing import parameterized
 
-from bamboo_jax.gpu import findings, hlo, targets
+from bamboo_jax.gpu import targets
+from tests.gpu_compile import findings, hlo
 
-_H100 = targets.find("h100")
 _HEAD = "HloModule jit_run, is_scheduled=true\n\n"
 _DOT = """
     %dot = bf16[64,32]{1,0} custom-call(%a, %b),
@@ -27,7 +27,7 @@ ENTRY %main (a: bf16[64,16], b: bf16[16,32]) -> f32[4] {{
   ROOT %out = (f32[4]{{0}}) tuple(%a)
 }}
 """
-  return findings.find(hlo.parse(text), _H100)
+  return findings.find(hlo.parse(text))
 
 
 _CONSTANT = """
@@ -42,13 +42,6 @@ _BODY = """
   %x = f32[8]{0} get-tuple-element(%s), index=1
   %neg = f32[8]{0} negate(%x)
   ROOT %t = (s32[], f32[8]{0}) tuple(%x, %neg)
-}
-"""
-_CUT = """
-%cut (p: f32[1000,1024], i: s32[]) -> f32[1,1024] {
-  %p = f32[1000,1024]{1,0} parameter(0)
-  %i = s32[] parameter(1)
-  ROOT %d = f32[1,1024]{1,0} dynamic-slice(%p, %i), dynamic_slice_sizes={1,1024}
 }
 """
 
@@ -72,37 +65,15 @@ class FindingsTest(parameterized.TestCase):
     )
     self.assertEqual(found.products, {"cuBLASLt": 1, "Triton": 1})
     self.assertEqual(found.smallest_tile, 8)
-    self.assertEqual(found.flops, 2 * 2 * 64 * 32 * 16)
     self.assertEqual(found.kernels, 2)
 
   @parameterized.parameters(
-      ("__cudnn$fmhaSoftmax", 2 * 2 * 4096 * 4), ("__cudnn$fmhaSoftmaxBackward", 5 * 2 * 4096 * 4)
+      ("__cudnn$fmhaSoftmaxBackward", "cuDNN attention"),
+      ("__cudnn$convForward", "cuDNN convolution"),
   )
-  def test_attention(self, target, flops):
-    found = read(
-        "%q = bf16[1,64,1,4]{3,2,1,0} bitcast(%a)",
-        f"%f = bf16[1,64,1,4]{{3,2,1,0}} custom-call(%q), "
-        f'custom_call_target="{target}", backend_config={{'
-        '"intermediate_tensor_shape": {"dimensions": ["1", "1", "64", "64"]}}',
-    )
-    self.assertEqual((found.attention, found.flops), (1, flops))
-
-  @parameterized.parameters(
-      ("Forward", "%x, %w", "f32[2,8,8,6]", 2 * 2 * 64 * 6 * 9 * 4),
-      ("BackwardInput", "%y, %w", "f32[2,8,8,4]", 2 * 2 * 64 * 6 * 9 * 4),
-      ("BackwardFilter", "%x, %y", "f32[6,3,3,4]", 2 * 2 * 64 * 6 * 9 * 4),
-  )
-  def test_convolutions(self, kind, operands, shape, flops):
-    found = read(
-        "%x = f32[2,8,8,4]{3,2,1,0} bitcast(%a)",
-        "%y = f32[2,8,8,6]{3,2,1,0} bitcast(%a)",
-        "%w = f32[6,3,3,4]{3,2,1,0} bitcast(%a)",
-        f"%c = ({shape}{{3,2,1,0}}, u8[0]{{0}}) custom-call({operands}), "
-        f'custom_call_target="__cudnn$conv{kind}", '
-        "dim_labels=b01f_o01i->b01f",
-    )
-    self.assertEqual(found.flops, flops)
-    self.assertEqual(found.products, {"cuDNN convolution": 1})
+  def test_libraries(self, target, library):
+    found = read(f'%f = bf16[1,64]{{1,0}} custom-call(%a), custom_call_target="{target}"')
+    self.assertEqual(found.products, {library: 1})
 
   def test_copies(self):
     start = "%s{0} = (f32[1024]{{0:S(5)}}, f32[1024]{{0}}, u32[]) copy-start(%{1})"
@@ -138,35 +109,6 @@ class FindingsTest(parameterized.TestCase):
         others=_BODY,
     )
     self.assertEqual((found.kernels, found.unknown_loops), (kernels, unknown))
-
-  def test_collectives(self):
-    start = "%s = (f32[8]{0}, f32[8]{0}) all-reduce-start(%a), to_apply=%add"
-    done = "%d = f32[8]{0} all-reduce-done(%s)"
-    kernel = "%k = f32[8]{0} negate(%b)"
-    for lines, lone in (((start, done), 1), ((start, kernel, done), 0)):
-      found = read(*lines)
-      self.assertEqual(found.collectives, {"all-reduce": 1})
-      self.assertEqual(found.lone_collectives, lone)
-
-  def test_a_fusion_that_cuts_reads_what_it_cuts(self):
-    found = read(
-        "%p = f32[1000,1024]{1,0} bitcast(%a)",
-        "%i = s32[] constant(3)",
-        "%f = f32[1,1024]{1,0} fusion(%p, %i), kind=kLoop, calls=%cut",
-        others=_CUT,
-    )
-    rate = 0.87 * _H100.memory_bytes_per_sec
-    self.assertAlmostEqual(found.secs, 2e-6 + (4096 * 2 + 4) / rate, places=12)
-
-  @parameterized.parameters(("bf16", 1.0), ("f32", 0.5))
-  def test_products_of_float32_have_half_the_peak(self, dtype, share):
-    side = 1 << 14
-    array = f"{dtype}[{side},{side}]{{1,0}}"
-    found = read(
-        f"%p = {array} bitcast(%a)", f"%d = {array} dot(%p, %p), lhs_contracting_dims={{1}}"
-    )
-    peak = 0.5 * share * _H100.flops_per_sec
-    self.assertAlmostEqual(found.secs, 2e-6 + 2 * side**3 / peak)
 
   def test_no_entry(self):
     with self.assertRaisesRegex(ValueError, "no line that starts ENTRY"):

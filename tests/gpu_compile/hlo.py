@@ -42,7 +42,6 @@ class HloInstruction:
     shapes: Arrays that it returns; tuples are flattened.
     operands: Names of instructions of the same computation.
     text: Attributes, not parsed.
-    index: Position of a parameter; None for others.
   """
 
   name: str
@@ -51,7 +50,6 @@ class HloInstruction:
   operands: tuple[str, ...]
   text: str
   is_root: bool = False
-  index: int | None = None
 
   def called(self, attribute: str) -> str | None:
     """Returns the computation that an attribute names; None without."""
@@ -62,11 +60,6 @@ class HloInstruction:
     """Returns a quoted value of the backend's configuration."""
     found = re.search(rf'"{name}":\s*"([^"]*)"', self.text)
     return found and found[1]
-
-  def numbers(self, name: str) -> tuple[int, ...]:
-    """Returns a list of integers, of an attribute or a field."""
-    found = re.search(rf'"?{name}"?[=:]\s*[{{\[]([^}}\]]*)[}}\]]', self.text)
-    return tuple(map(int, re.findall(r"\d+", found[1]))) if found else ()
 
   @property
   def trip_count(self) -> int | None:
@@ -104,10 +97,6 @@ class Computation:
   def shapes_of(self, operand: str) -> Sequence[HloShape]:
     """Returns the arrays of an operand."""
     return self.by_name[operand].shapes
-
-  def users(self, name: str) -> Iterator[HloInstruction]:
-    """Yields the instructions that read `name`."""
-    return (i for i in self.instructions if name in i.operands)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,7 +151,6 @@ def _parse_line(line: str) -> HloInstruction | None:
       operands=tuple(_NAME.findall(given)),
       text=rest[close + 1 :],
       is_root=bool(found[1]),
-      index=int(given) if opcode[1] == "parameter" else None,
   )
 
 
