@@ -18,6 +18,7 @@ _WITHIN = {
     "bamboo_jax.reproductions": "reproductions",
     "bamboo_jax.reproductions.bamboo": "reproductions/bamboo",
     "bamboo_jax.reproductions.oobleck": "reproductions/oobleck",
+    "bamboo_jax.reproductions.paper_models": "reproductions/paper_models",
     "bamboo_jax.third_party.published": "third_party/published",
 }
 

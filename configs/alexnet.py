@@ -10,8 +10,8 @@ from bamboo_jax.configs import zoo
 
 
 def get_config(variant: str = "full") -> ml_collections.ConfigDict:
-  """Returns the configuration of an AlexNet of `models.vision.convnet`."""
-  config = zoo.get_image_config("alexnet", variant, num_stages=4, learning_rate=0.01)
+  """Returns the configuration of an AlexNet of `paper_models.convnet`."""
+  config = zoo.get_image_config("convnet:make_alexnet", variant, num_stages=4, learning_rate=0.01)
   if variant == "tiny":
     config.optimizer.learning_rate = 0.02
   else:

@@ -17,13 +17,15 @@ from bamboo_jax.configs import zoo
 
 
 def get_config(variant: str = "16") -> ml_collections.ConfigDict:
-  """Returns the configuration of a variant of `models.text.gnmt`."""
-  config = zoo.get_config("gnmt", variant, num_stages=4)
+  """Returns the configuration of a variant of `paper_models.gnmt`."""
+  config = zoo.get_config(
+      "bamboo_jax.reproductions.paper_models.gnmt:make_gnmt", variant, num_stages=4
+  )
   tiny = variant == "tiny"
   config.model.options.update(
       sequence_length=32 if tiny else 50, vocab_size=256, dropout_rate=0.1 if tiny else 0.3
   )
-  config.data.name = "translation"
+  config.data.name = "bamboo_jax.reproductions.paper_models.pairs:make_translation"
   config.data.options = dict(heldout_fraction=0.1)
   config.pipeline.num_microbatches = 8
   config.pipeline.microbatch_size = 4

@@ -10,7 +10,7 @@ from bamboo_jax.configs import zoo
 
 
 def get_config(variant: str = "152") -> ml_collections.ConfigDict:
-  """Returns the configuration of a variant of `models.vision.resnet`."""
-  config = zoo.get_image_config("resnet", variant, num_stages=8, learning_rate=0.1)
+  """Returns the configuration of a variant of `paper_models.resnet`."""
+  config = zoo.get_image_config("resnet:make_resnet", variant, num_stages=8, learning_rate=0.1)
   config.optimizer.options.weight_decay = 1e-4
   return config

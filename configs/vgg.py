@@ -10,5 +10,5 @@ from bamboo_jax.configs import zoo
 
 
 def get_config(variant: str = "19") -> ml_collections.ConfigDict:
-  """Returns the configuration of a VGG of `models.vision.convnet`."""
-  return zoo.get_image_config("vgg", variant, num_stages=4, learning_rate=0.01)
+  """Returns the configuration of a VGG of `paper_models.convnet`."""
+  return zoo.get_image_config("convnet:make_vgg", variant, num_stages=4, learning_rate=0.01)

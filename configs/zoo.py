@@ -1,4 +1,4 @@
-"""Settings shared by the configs of the models of `models.zoo`.
+"""Settings shared by the configs of published models.
 
 Their argument is a variant, as listed by `bamboo models`: `--config=gpt2:xl`.
 All but `tiny` have the layout of Bamboo (NSDI'23): 4 pipelines of 8 stages, or
@@ -8,7 +8,8 @@ of 4. Bamboo's overprovisioning by 1.5 is `--config.pipeline.num_stages=12`, or
 Text is by default that of Python itself, in bytes;
 `--config.data.name='FILES'`, paths of tokens or of texts, and
 `--config.data.options.tokenizer=FILE` select another. Images are by default
-generated, see `data.stripes`; `--config.data.name=image_folder
+generated (`stripes`);
+`--config.data.name=bamboo_jax.reproductions.paper_models.image_folder:make_image_folder
 --config.data.options.path=imagenet/train
 --config.data.options.heldout_path=imagenet/val` select ImageNet.
 """
@@ -16,6 +17,8 @@ generated, see `data.stripes`; `--config.data.name=image_folder
 import ml_collections
 
 from bamboo_jax.configs import default
+
+_PAPER_MODELS = "bamboo_jax.reproductions.paper_models"
 
 
 def get_config(name: str, variant: str, *, num_stages: int = 8) -> ml_collections.ConfigDict:
@@ -35,9 +38,13 @@ def get_config(name: str, variant: str, *, num_stages: int = 8) -> ml_collection
 def get_image_config(
     name: str, variant: str, *, num_stages: int, learning_rate: float
 ) -> ml_collections.ConfigDict:
-  """Returns the configuration of a model of images; SGD with momentum."""
-  config = get_config(name, variant, num_stages=num_stages)
-  config.data.name = "stripes"
+  """Returns the configuration of a model of images; SGD with momentum.
+
+  `name` is the module in `reproductions.paper_models` and the function.
+  """
+  config = get_config(f"{_PAPER_MODELS}.{name}", variant, num_stages=num_stages)
+  config.data.name = f"{_PAPER_MODELS}.stripes:make_stripes"
+  config.data.options = dict()
   config.pipeline.microbatch_size = 4
   config.optimizer.name = "sgd"
   config.optimizer.options = dict(momentum=0.9, weight_decay=5e-4)

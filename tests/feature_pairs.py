@@ -32,6 +32,9 @@ _ALWAYS = (
     "--config.metrics.plots=False",
 )
 _NUM_STEPS, _RESUMED = 6, 3  # A run that is resumed stops there first.
+_PAPER_MODELS = "bamboo_jax.reproductions.paper_models"
+_ALEXNET = f"{_PAPER_MODELS}.convnet:make_alexnet"
+_GNMT = f"{_PAPER_MODELS}.gnmt:make_gnmt"
 _TEXT = {"sequence_length": 16, "vocab_size": 256}
 _BLOCKS = {**_TEXT, "variant": "tiny", "num_blocks": 2, "width": 16}
 _IMAGES = {"variant": "tiny", "image_size": 16}
@@ -42,9 +45,9 @@ MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "llama": ("text", _BLOCKS | {"num_heads": 2, "num_kv_heads": 1}),
     "qwen": ("text", _BLOCKS | {"num_heads": 2, "num_kv_heads": 1}),
     "bert": ("text", _BLOCKS | {"num_heads": 2, "vocab_size": 260}),
-    "gnmt": ("pairs", _TEXT | {"variant": "tiny"}),
-    "resnet": ("images", _IMAGES),
-    "alexnet": ("images", {"variant": "tiny"}),
+    _GNMT: ("pairs", _TEXT | {"variant": "tiny"}),
+    f"{_PAPER_MODELS}.resnet:make_resnet": ("images", _IMAGES),
+    _ALEXNET: ("images", {"variant": "tiny"}),
     "tests/mlp_bn.py:make_mlp_bn": ("own", {**_TEXT, "num_blocks": 2}),
 }
 # Overrides by the name of a source; "{folder}" has files of the pair.
@@ -58,12 +61,15 @@ _TEXTS: Mapping[str, Mapping[str, Any]] = {
         "data.options.packing": "whole",
     },
 }
-_TRANSLATION = {"data.name": "translation", "data.options.heldout_fraction": 0.3}
+_TRANSLATION = {
+    "data.name": f"{_PAPER_MODELS}.pairs:make_translation",
+    "data.options.heldout_fraction": 0.3,
+}
 SOURCES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "text": _TEXTS,
     "own": {name: _TEXTS[name] for name in ("synthetic", "files")},
     "pairs": {"translation": _TRANSLATION},
-    "images": {"stripes": {"data.name": "stripes"}},
+    "images": {"stripes": {"data.name": f"{_PAPER_MODELS}.stripes:make_stripes"}},
 }
 _RECORDS = "".join(
     json.dumps({"prompt": f"{i}+1", "completion": f"={i + 1}"}) + "\n" for i in range(4000)
@@ -71,8 +77,8 @@ _RECORDS = "".join(
 _LORA = ("gpt2", "llama", "qwen")
 # Models with an option, and its values.
 _MODEL_OPTIONS: Mapping[str, tuple[tuple[str, ...], tuple[Any, ...]]] = {
-    "dropout_rate": (("gpt2", "bert", "gnmt", "alexnet"), (0.0, 0.2)),
-    "tied": ((*_LORA, "gnmt"), (True, False)),
+    "dropout_rate": (("gpt2", "bert", _GNMT, _ALEXNET), (0.0, 0.2)),
+    "tied": ((*_LORA, _GNMT), (True, False)),
     "documents": ((*_LORA, "bert"), (None, None, True)),
     "dtype": ((*_LORA, "bert"), ("float32", "float32", "bfloat16")),
 }

@@ -31,7 +31,9 @@ _BESIDE = ("benchmarks", "reproductions")
 
 # Who else may import what; `launch` and `configs` may import everything.
 _JAX = ("chex", "flax", "jax", "jaxlib", "optax", "orbax", "tensorstore")
-_WITH_JAX = ("models", "runtime", "checkpoint", "train", "benchmarks", "gpu", "testing")
+_WITH_JAX = (
+    *("models", "runtime", "checkpoint", "train", "benchmarks", "reproductions", "gpu", "testing"),
+)
 _RESERVED = {name: _WITH_JAX for name in _JAX} | {
     "ml_collections": (
         "api",

@@ -16,10 +16,7 @@ can continue after a death.
   readers, corpus   files to documents; documents to a text with a manifest
   vocabularies      a text as bytes, or as tokens of a trained tokenizer
   masked            masked tokens in pairs of windows, for BERT
-  pairs             sentences in two columns, for translation
   folders           which files of a folder are data
-  image_folder      images in a folder for each class; augmented
-  stripes           generated images with a learnable rule
   markov            synthetic samples with a known best loss
 
 Read `samples`, then `batches`.

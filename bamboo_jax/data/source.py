@@ -13,13 +13,10 @@ from bamboo_jax import base
 from bamboo_jax.data import (
     arrays as arrays_lib,
     corpus,
-    image_folder,
     markov,
     masked,
-    pairs as pairs_lib,
     readers,
     samples,
-    stripes,
     vocabularies,
 )
 from bamboo_jax.data.disk import files, packing, token_files
@@ -54,6 +51,10 @@ def make_source(
     return _make_masked(name, **options)
   if name not in _SOURCES and is_files(name):
     return make_source("files", shape, path=name, **options)
+  if name in _MOVED:
+    raise ValueError(
+        f"The data source {name!r} is now 'bamboo_jax.reproductions.paper_models.{_MOVED[name]}'."
+    )
   if name not in _SOURCES:
     raise ValueError(base.suggest(name, _SOURCES, what="data source"))
   signatures = map(inspect.signature, _SOURCES.values())
@@ -160,65 +161,18 @@ def _make_stdlib_text(
       packing.PackingOptions(sequence_length),
       vocab_size=size,
       special=vocabulary.special,
-      **_describe("stdlib_text", *(documents, vocabulary, sequence_length, heldout_fraction)),
+      **describe_text("stdlib_text", *(documents, vocabulary, sequence_length, heldout_fraction)),
   )
 
 
-def _make_translation(
-    *,
-    sequence_length: int,
-    pattern: str | None = None,
-    source: str | None = None,
-    target: str | None = None,
-    vocab_size: int | None = None,
-    tokenizer: str | None = None,
-    heldout_fraction: float = 0.02,
-) -> samples.Source:
-  """Returns pairs of sentences for translation.
-
-  By default names of functions and classes of the standard library, with the
-  first lines of their docstrings, which needs no download.
-
-  Args:
-    pattern: Matches files with two columns separated by a tab.
-    source: Matches files with a sentence on each line, as "wmt16/train*.en".
-    target: The same of the other language; files are paired in sorted order.
-    vocab_size, tokenizer: As of `_make_stdlib_text`.
-    heldout_fraction: Share of the pairs, the last ones, for evaluation.
-  """
-  samples.check_fraction(heldout_fraction)
-  if (source is None) != (target is None) or (pattern and source):
-    raise ValueError(
-        "translation takes the option 'pattern', or both 'source' and "
-        f"'target', got {pattern=}, {source=}, {target=}."
-    )
-  if source is not None and target is not None:
-    sides = [readers.read_files(source), readers.read_files(target)]
-    documents, pairs = sides[0] + sides[1], pairs_lib.join_lines(*sides)
-  elif pattern is not None:
-    documents = readers.read_files(pattern)
-    pairs = pairs_lib.split_columns(documents)
-  else:
-    documents = readers.read_stdlib()
-    pairs = pairs_lib.find_docstrings(documents)
-  vocabulary = vocabularies.read_vocabulary(tokenizer, vocab_size)
-  return pairs_lib.make_pairs(
-      pairs,
-      vocabulary=vocabulary,
-      sequence_length=sequence_length,
-      heldout_fraction=heldout_fraction,
-      **_describe("translation", *(documents, vocabulary, sequence_length, heldout_fraction)),
-  )
-
-
-def _describe(
+def describe_text(
     name: str,
     documents: Sequence[corpus.CorpusDocument],
     vocabulary: vocabularies.Vocabulary,
     sequence_length: int,
     heldout_fraction: float,
 ) -> dict[str, Any]:
-  """Returns manifest and fingerprint of a source of texts, by field."""
+  """Returns manifest and fingerprint of a source of texts, by field of `samples.Source`."""
   manifest = corpus.make_manifest(documents)
   fingerprint = {
       "source": name,
@@ -232,9 +186,11 @@ def _describe(
 
 _SOURCES: Mapping[str, Callable[..., samples.Source]] = {
     "files": files.make_files,
-    "image_folder": image_folder.make_image_folder,
-    "stripes": stripes.make_stripes,
-    "translation": _make_translation,
     "stdlib_text": _make_stdlib_text,
     "synthetic": markov.make_walks,
+}
+_MOVED = {  # Names of before, and the functions.
+    "image_folder": "image_folder:make_image_folder",
+    "stripes": "stripes:make_stripes",
+    "translation": "pairs:make_translation",
 }

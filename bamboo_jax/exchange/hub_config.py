@@ -110,21 +110,6 @@ FAMILIES: Mapping[str, Family] = {
         _LLAMA_OPTIONS,
         {"model_type": "qwen3", **_LLAMA_FIXED},
     ),
-    "resnet": Family(
-        "ResNetForImageClassification",
-        "resnet.",
-        r"num_batches_tracked$",
-        {},
-        {"depths": "depths", "width": "embedding_size", "num_classes": "num_labels"},
-        {
-            "model_type": "resnet",
-            "hidden_act": "relu",
-            "layer_type": "bottleneck",
-            "num_channels": 3,
-            "downsample_in_bottleneck": False,
-            "downsample_in_first_stage": False,
-        },
-    ),
 }
 # Entries without effect on what our models compute; any other must be off.
 _HARMLESS = frozenset("""
@@ -148,10 +133,10 @@ _HARMLESS = frozenset("""
     num_beams num_return_sequences output_scores repetition_penalty
     return_dict_in_generate suppress_tokens temperature top_k top_p typical_p
 
-    directionality hidden_sizes intermediate_size max_sequence_length n_ctx
-    n_inner n_special out_features out_indices pooler_fc_size
+    directionality intermediate_size max_sequence_length n_ctx
+    n_inner n_special pooler_fc_size
     pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head
-    pooler_type predict_special_tokens reorder_and_upcast_attn stage_names
+    pooler_type predict_special_tokens reorder_and_upcast_attn
     summary_activation summary_first_dropout summary_proj_to_labels
     summary_type summary_use_proj tie_word_embeddings
     """.split())
@@ -164,8 +149,7 @@ _ROPE = frozenset(  # Keys of `rope_scaling`, whose values are checked.
 )
 _SCALINGS = ("rope_scaling", "rope_parameters")  # Older and newer name.
 _IMPOSSIBLE: dict[str, dict[str, Any]] = {  # Options without a counterpart.
-    "gpt2": {"attention_bias": False},
-    "resnet": {"norm": "group", "stem": 1},
+    "gpt2": {"attention_bias": False}
 }
 
 
@@ -186,7 +170,6 @@ class HubOptions(NamedTuple):
 def read_options(family: Family, config: Mapping[str, Any]) -> HubOptions:
   """Returns the options of our models that a config.json stands for."""
   found: dict[str, Any] = {"tie_word_embeddings": family.options is not _LLAMA_OPTIONS, **config}
-  found.setdefault("num_labels", len(found.get("id2label") or "01"))
   rope, unfit = _read_rope(config)
   found |= rope
   heads = found.get("num_attention_heads")
@@ -209,10 +192,6 @@ def read_options(family: Family, config: Mapping[str, Any]) -> HubOptions:
     if theirs not in found:
       problems.append(f"config.json has no {theirs}")
   options = {ours: found[theirs] for ours, theirs in family.options.items() if theirs in found}
-  if "hidden_sizes" in found and options.keys() >= {"depths", "width"}:
-    widths, wanted = found["hidden_sizes"], _resnet_widths(options)
-    if widths != wanted:
-      problems.append(f"config.json has hidden_sizes={widths}, must be {wanted}")
   return HubOptions(options, problems)
 
 
@@ -297,11 +276,4 @@ def make_config(
     config["rope_scaling"] = {**_SLOWED, "factor": factor}
   if options["name"] == "bert":
     config["intermediate_size"] = 4 * options["width"]
-  if options["name"] == "resnet":
-    config["hidden_sizes"] = _resnet_widths(options)
   return config
-
-
-def _resnet_widths(options: Mapping[str, Any]) -> list[int]:
-  """Returns the output channels of each resolution."""
-  return [4 * options["width"] << i for i in range(len(options["depths"]))]

@@ -179,9 +179,6 @@ def write(
         if rule.layer == layer:
           tensors |= rule.to_theirs(arrays[rule.array])
     tensors = {k: v for k, v in tensors.items() if k not in places}  # Tied.
-    for name in [n for n in tensors if n.endswith(".running_var")]:
-      counter = name.replace("running_var", "num_batches_tracked")
-      tensors[counter] = np.zeros((), np.int64)  # Required, but unused.
     safetensors.save_file(tensors, path / file, metadata={"format": "pt"})
     places |= dict.fromkeys(tensors, file)
     total += sum(tensor.nbytes for tensor in tensors.values())

@@ -95,32 +95,11 @@ _GPT2_ADAPTERS, _LLAMA_ADAPTERS = (
     )
     for attention, products in (("attn", lora.GPT2), ("self_attn", lora.LLAMA))
 )
-_CONV_AND_NORM = """
-{0} {1}/kernel {3}.convolution.weight T
-{0} {2}/scale {3}.normalization.weight
-{0} {2}/bias {3}.normalization.bias
-{0} batch_stats/{2}/mean {3}.normalization.running_mean
-{0} batch_stats/{2}/var {3}.normalization.running_var
-"""
-_RESNET = """
-head dense/kernel classifier.1.weight T
-head dense/bias classifier.1.bias
-""" + "".join(
-    _CONV_AND_NORM.format(*row)
-    for row in (
-        ("stem", "conv", "norm", "resnet.embedder.embedder"),
-        ("block", "conv_0", "norm_0", "{}layer.0"),
-        ("block", "conv_1", "norm_1", "{}layer.1"),
-        ("block", "conv_2", "norm_2", "{}layer.2"),
-        ("block", "shortcut", "shortcut_norm", "{}shortcut"),
-    )
-)
 _TABLES = {  # Prefix of the names of a block.
     "bert": (_BERT, "bert.encoder.layer.{}."),
     "gpt2": (_GPT2 + _GPT2_ADAPTERS, "transformer.h.{}."),
     "llama": (_LLAMA + _LLAMA_ADAPTERS, "model.layers.{}."),
     "qwen": (_LLAMA + _LLAMA_ADAPTERS, "model.layers.{}."),
-    "resnet": (_RESNET, "resnet.encoder.stages.{}.layers.{}."),
 }
 _BLOCK = re.compile(r"(stage_\d+_)?block_\d+\.?")
 
@@ -193,11 +172,10 @@ def rules_of(fingerprint: Mapping[str, Any], shapes: Shapes) -> tuple[Rule, ...]
     start = prefix.format(*numbers) if part != layer else ""
     for row in filter(None, table.splitlines()):
       its_part, array, names, *transposed = row.split()
-      kind = "stats" if array.startswith("batch_stats/") else "params"
-      if its_part == part and f"{kind}/{array}" in arrays:
+      if its_part == part and f"params/{array}" in arrays:
         before, _, rest = names.replace("{}", start).partition("(")
         inner, _, after = rest.partition(")")
         tensors = tuple(before + one + after for one in inner.split(","))
         rows = num_tokens if array in ("wte", "weight") else None
-        rules.append(Rule(layer, f"{kind}/{array}", tensors, bool(transposed), rows))
+        rules.append(Rule(layer, f"params/{array}", tensors, bool(transposed), rows))
   return tuple(rules)

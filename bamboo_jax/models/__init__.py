@@ -7,8 +7,7 @@
   units     neighbouring layers that are compiled together
   zoo       models by name
   from_loss the user's own training function as a model of one layer
-  text      GPT-2, BERT, Llama 3, Qwen 3, GNMT
-  vision    ResNet, AlexNet, VGG
+  text      GPT-2, BERT, Llama 3, Qwen 3
   paced     layers that sleep rather than compute
   dropout   dropout that is cheap to draw and to keep
   shape     sizes of a model: variants, and their constraints

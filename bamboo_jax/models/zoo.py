@@ -5,21 +5,22 @@ from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.models import model as model_lib, paced, shape
-from bamboo_jax.models.text import bert, gnmt, gpt2, llama
-from bamboo_jax.models.vision import convnet, resnet
+from bamboo_jax.models.text import bert, gpt2, llama
 
 # By name: variants, the default variant, and the function that makes a model.
 _FAMILIES: Mapping[str, tuple[Mapping[str, Any], str, Callable[[str, Any], model_lib.Model]]] = {
-    "alexnet": (convnet.ALEXNET_VARIANTS, "full", convnet.make_model),
     "bert": (bert.VARIANTS, "large", bert.make_model),
-    "gnmt": (gnmt.VARIANTS, "16", gnmt.make_model),
     "gpt2": (gpt2.VARIANTS, "small", gpt2.make_model),
     "llama": (llama.LLAMA_VARIANTS, "3.2_1b", llama.make_model),
     "qwen": (llama.QWEN_VARIANTS, "3_0.6b", llama.make_model),
-    "resnet": (resnet.VARIANTS, "50", resnet.make_model),
-    "vgg": (convnet.VGG_VARIANTS, "19", convnet.make_model),
 }
 MODELS = (*_FAMILIES, "paced")
+_MOVED = {  # Names of before, and the functions.
+    "alexnet": "convnet:make_alexnet",
+    "gnmt": "gnmt:make_gnmt",
+    "resnet": "resnet:make_resnet",
+    "vgg": "convnet:make_vgg",
+}
 
 # The allowed values of the option `variant`; `bamboo models` lists them.
 VARIANTS: Mapping[str, Collection[str]] = {
@@ -45,6 +46,10 @@ def make_model(name: str, **options: Any) -> model_lib.Model:
     function = paced.make_paced
   elif base.is_function_name(name):
     function = base.find_function(name, what="model")
+  elif name in _MOVED:
+    raise ValueError(
+        f"The model {name!r} is now 'bamboo_jax.reproductions.paper_models.{_MOVED[name]}'."
+    )
   else:
     raise ValueError(base.suggest(name, MODELS, what="model"))
   base.check_options(function, options, what=f"model {name!r}")

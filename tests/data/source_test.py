@@ -28,7 +28,7 @@ class SourceTest(parameterized.TestCase):
 
   def test_none_stands_for_the_default(self):
     # So one set of options can serve all sources.
-    chain = source_lib.make_source("synthetic", sequence_length=8, vocab_size=None, pattern=None)
+    chain = source_lib.make_source("synthetic", sequence_length=8, vocab_size=None, path=None)
     self.assertEqual(
         chain.fingerprint,
         {

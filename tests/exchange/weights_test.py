@@ -21,13 +21,10 @@ from bamboo_jax.launch import convert
 from bamboo_jax.models import zoo
 from tests import folders
 
-_NORM = "resnet.embedder.embedder.normalization"
-
 
 @functools.cache
 def make_model(name, **options):
-  options |= {"stem": 4} if name == "resnet" else {"num_blocks": 1}
-  return zoo.make_model(name, variant="tiny", **options)
+  return zoo.make_model(name, variant="tiny", **{"num_blocks": 1, **options})
 
 
 def random_weights(model):
@@ -63,7 +60,6 @@ class WeightsTest(folders.FolderCase):
       ("llama", "llama", {}),
       ("llama_untied", "llama", {"tied": False, "rope_factor": 1.0}),
       ("qwen", "qwen", {}),
-      ("resnet", "resnet", {}),
   )
   def test_round_trip(self, name, options):
     model = make_model(name, **options)
@@ -75,7 +71,7 @@ class WeightsTest(folders.FolderCase):
 
     imported = weights.import_folder(hub, name=name, out=ours)
     keys = {"sequence_length", "positions", "dropout_rate", "num_masked"}
-    keys |= {"attention_dropout_rate", "image_size"}
+    keys |= {"attention_dropout_rate"}
     for key in model.fingerprint.keys() - keys:
       self.assertEqual(imported.fingerprint[key], model.fingerprint[key], key)
     self.assert_same(weights.open_weights(ours, model), model, drawn)
@@ -103,21 +99,7 @@ class WeightsTest(folders.FolderCase):
               "  missing: transformer.ln_f.bias [64]",
               "  shape: transformer.wpe.weight is [7, 64], must be [32, 64]",
           ],
-      ),
-      (
-          *("resnet", "resnet", f"{_NORM}.running_mean"),
-          {
-              f"{_NORM}.num_batches_tracked": np.zeros((), np.int64),
-              "classifier.1.weight": np.zeros((7, 128), np.float32),
-          },
-          {"hidden_sizes": [32, 64, 99], "layer_type": "basic"},
-          [
-              "  config.json has layer_type='basic', must be 'bottleneck'",
-              "  config.json has hidden_sizes=[32, 64, 99], must be " "[32, 64, 128]",
-              "  shape: classifier.1.weight is [7, 128], must be [10, 128]",
-              f"  missing: {_NORM}.running_mean [8]",
-          ],
-      ),
+      )
   )
   def test_names_all_that_does_not_fit(self, name, gone, added, options, want):
     model = make_model(name)
@@ -184,7 +166,6 @@ class WeightsTest(folders.FolderCase):
       ("bert", "bert.embeddings.position_ids"),
       ("gpt2", "transformer.h.0.attn.masked_bias"),
       ("llama", "model.layers.0.self_attn.rotary_emb.inv_freq"),
-      ("resnet", f"{_NORM}.num_batches_tracked"),
   )
   def test_tensors_without_information(self, name, tensor):
     model = make_model(name)
@@ -370,7 +351,6 @@ class WeightsTest(folders.FolderCase):
                 **{"intermediate_size": 256, "hidden_dropout_prob": 0.1},
             },
         ),
-        ("resnet", {"out_indices": [4], "stage_names": ["stem"], "problem_type": None}),
     ):
       family = hub_config.family_of(name)
       config = hub_config.make_config(make_model(name).fingerprint) | keys
@@ -455,10 +435,8 @@ class WeightsTest(folders.FolderCase):
       weights.open_weights(self.folder, make_model("gpt2"))
     with self.assertRaisesRegex(ValueError, "'gtp2'; did you mean 'gpt2'"):
       weights.import_folder(self.folder, name="gtp2", out=self.folder)
-    for name, option, value in (("gpt2", "attention_bias", False), ("resnet", "norm", "group")):
-      with self.assertRaisesRegex(ValueError, f"{option}={value}"):
-        model = make_model(name, **{option: value})
-        hub_config.make_config(model.fingerprint)
+    with self.assertRaisesRegex(ValueError, "attention_bias=False"):
+      hub_config.make_config(make_model("gpt2", attention_bias=False).fingerprint)
     write_hub(self.folder / "a", make_model("llama"), random_weights(make_model("llama")))
     with self.assertRaisesRegex(ValueError, "There are weights in"):
       write_hub(self.folder / "a", make_model("llama"), {})

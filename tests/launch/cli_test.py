@@ -346,7 +346,7 @@ class CliTest(parameterized.TestCase):
 
   def test_models(self):
     out = self.enterContext(contextlib.redirect_stdout(io.StringIO()))
-    variants = {"gpt2": ["tiny"], "resnet": ["tiny"]}
+    variants = {"gpt2": ["tiny"], "llama": ["tiny"]}
     with mock.patch.object(zoo, "VARIANTS", variants):
       models.main()
     rows = [line.split(",") for line in out.getvalue().splitlines()]

@@ -32,9 +32,9 @@ class StatisticsTest(commands.CommandCase):
 
   CHANGES = {
       "num_steps": 4,
-      "model.name": "resnet",
+      "model.name": "bamboo_jax.reproductions.paper_models.resnet:make_resnet",
       "model.options": {"variant": "tiny", "depths": [1], "width": 4, "image_size": 8},
-      "data.name": "stripes",
+      "data.name": "bamboo_jax.reproductions.paper_models.stripes:make_stripes",
       "pipeline.num_pipelines": 1,
       "pipeline.num_stages": 2,
       "pipeline.num_microbatches": 2,

@@ -34,7 +34,7 @@ _SMALL = (
     *("--config.checkpoint.every_steps=0", "--config.metrics.plots=False"),
 )
 _IMAGES = (
-    "--config.data.name=image_folder",
+    "--config.data.name=bamboo_jax.reproductions.paper_models.image_folder:make_image_folder",
     "--config.data.options={'path': 'images', 'image_size': 8}",
 )
 _OWN = """

@@ -13,10 +13,6 @@ from bamboo_jax.models import zoo
 PUBLISHED = (
     ("bert", "base", 110_106_428),
     ("bert", "large", 336_226_108),
-    ("alexnet", "full", 61_100_840),
-    ("resnet", "50", 25_557_032),
-    ("resnet", "152", 60_192_808),
-    ("vgg", "19", 143_667_240),
     ("gpt2", "small", 124_439_808),
     ("gpt2", "medium", 354_823_168),
     ("gpt2", "large", 774_030_080),
@@ -56,8 +52,9 @@ class ZooTest(parameterized.TestCase):
       ("kind", "qwen", {"tied": "no"}, "'tied' of model 'qwen' must be bool"),
       ("name", "bert", {"num_block": 2}, "did you mean 'num_blocks'"),
       ("rate", "bert", {"dropout_rate": 1.0}, "dropout_rate must be"),
-      ("below", "gnmt", {"dropout_rate": -0.1}, "0 and below 1, got -0.1"),
-      ("text", "vgg", {"dropout_rate": "0.1"}, "must be float, got '0.1'"),
+      ("below", "gpt2", {"dropout_rate": -0.1}, "0 and below 1, got -0.1"),
+      ("text", "gpt2", {"dropout_rate": "0.1"}, "must be float, got '0.1'"),
+      ("moved", "vgg", {}, "'vgg' is now .*paper_models.convnet:make_vgg'"),
       ("places", "gpt2", {"positions": 0}, "positions must be a positive"),
       ("zero", "llama", {"num_blocks": 0}, "num_blocks must be a positive"),
   )

@@ -1,12 +1,10 @@
-"""Models of text: transformers, and translation with LSTM layers.
+"""Models of text.
 
   gpt2         GPT-2 in all sizes
   bert         BERT: masked tokens and pairs of texts
   llama        Llama 3 and Qwen 3
   lora         adapters of low rank, and frozen weights, for decoders
-  gnmt         GNMT, an LSTM encoder and decoder with attention
-  greedy       greedy translation with GNMT
-  transformer  layers and products shared by the first three
+  transformer  layers and products that they share
 
   attention, dense, losses   of GPT-2, partly shared; few residuals for the
                              backward pass

@@ -171,7 +171,7 @@ def _find_profile(config: config_lib.Config, task: Task) -> cost_model.Profile:
         lambda: profiler.estimate(
             task.whole, platform=device.platform, fingerprint=fingerprint, roofline=line
         ),
-        on_disk=config.model.name in zoo.MODELS
+        on_disk=(config.model.name in zoo.MODELS or config.model.name.startswith("bamboo_jax."))
         and not base.is_function_name(config.optimizer.name),
     )
   text = pathlib.Path(path).read_bytes().decode("utf-8-sig", "replace")

@@ -11,13 +11,14 @@ Dimension key: see `images`.
 from collections.abc import Mapping
 import dataclasses
 import math
+from typing import Any
 
 import flax.linen as nn
 import jax
 
 from bamboo_jax import base
 from bamboo_jax.models import layer as layer_lib, linen, model as model_lib, shape as shape_lib
-from bamboo_jax.models.vision import images
+from bamboo_jax.reproductions.paper_models import images
 
 _EXPANSION = 4  # Output width of a block over its inner width.
 _NORMS = ("batch", "group")
@@ -61,8 +62,9 @@ VARIANTS: Mapping[str, ResNetSize] = {
 }
 
 
-def make_model(name: str, size: ResNetSize) -> model_lib.Model:
-  """Returns a ResNet; a microbatch is "images" and "labels", see `images`."""
+def make_resnet(variant: str = "50", **options: Any) -> model_lib.Model:
+  """Returns a ResNet; `options` are fields of `ResNetSize` to change."""
+  size = shape_lib.choose(VARIANTS, variant, options, model="resnet")
   layers = [linen.make_layer("stem", _stem, ("images",), size=size)]
   for level, depth in enumerate(size.depths):
     for index in range(depth):
@@ -73,7 +75,7 @@ def make_model(name: str, size: ResNetSize) -> model_lib.Model:
           kind=size.norm,
       )
       layers.append(block)
-  return images.make_model(name, layers, size)
+  return images.make_model("resnet", layers, size)
 
 
 def _stem(call: linen.Call, inputs: None, batch: layer_lib.Batch, *, size: ResNetSize) -> jax.Array:

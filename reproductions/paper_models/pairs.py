@@ -19,12 +19,61 @@ from absl import logging
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.data import corpus, samples, vocabularies
+from bamboo_jax.data import corpus, readers, samples, source as source_lib, vocabularies
 
 Pair = tuple[bytes, bytes]
 
 _END = 0
 _DOCSTRING = re.compile(rb'^ *(?:def|class) (\w+)[^\n]*:\n +[rR]?"""([^\n"\\\t]+)', re.MULTILINE)
+
+
+def make_translation(
+    *,
+    sequence_length: int,
+    pattern: str | None = None,
+    source: str | None = None,
+    target: str | None = None,
+    vocab_size: int | None = None,
+    tokenizer: str | None = None,
+    heldout_fraction: float = 0.02,
+) -> samples.Source:
+  """Returns pairs of sentences for translation.
+
+  By default names of functions and classes of the standard library, with the
+  first lines of their docstrings, which needs no download.
+
+  Args:
+    pattern: Matches files with two columns separated by a tab.
+    source: Matches files with a sentence on each line, as "wmt16/train*.en".
+    target: The same of the other language; files are paired in sorted order.
+    vocab_size, tokenizer: As of the source `files`.
+    heldout_fraction: Share of the pairs, the last ones, for evaluation.
+  """
+  samples.check_fraction(heldout_fraction)
+  if (source is None) != (target is None) or (pattern and source):
+    raise ValueError(
+        "translation takes the option 'pattern', or both 'source' and "
+        f"'target', got {pattern=}, {source=}, {target=}."
+    )
+  if source is not None and target is not None:
+    sides = [readers.read_files(source), readers.read_files(target)]
+    documents, pairs = sides[0] + sides[1], join_lines(*sides)
+  elif pattern is not None:
+    documents = readers.read_files(pattern)
+    pairs = split_columns(documents)
+  else:
+    documents = readers.read_stdlib()
+    pairs = find_docstrings(documents)
+  vocabulary = vocabularies.read_vocabulary(tokenizer, vocab_size)
+  return make_pairs(
+      pairs,
+      vocabulary=vocabulary,
+      sequence_length=sequence_length,
+      heldout_fraction=heldout_fraction,
+      **source_lib.describe_text(
+          "translation", *(documents, vocabulary, sequence_length, heldout_fraction)
+      ),
+  )
 
 
 def make_pairs(

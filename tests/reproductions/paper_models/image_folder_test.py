@@ -25,7 +25,9 @@ class ImageFolderTest(parameterized.TestCase):
 
   def make(self, **options):
     options = {"path": str(self.root), "image_size": 4} | options
-    return source_lib.make_source("image_folder", **options)
+    return source_lib.make_source(
+        "bamboo_jax.reproductions.paper_models.image_folder:make_image_folder", **options
+    )
 
   def colors(self, source, indices, seed=0):
     arrays = source.batch(indices, seed=seed)

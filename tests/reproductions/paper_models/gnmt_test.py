@@ -5,8 +5,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bamboo_jax.models import model as model_lib, zoo
-from bamboo_jax.models.text import gnmt
+from bamboo_jax.models import model as model_lib
+from bamboo_jax.reproductions.paper_models import gnmt
 
 L, V = 8, 20
 TINY = dict(num_layers=3, width=12, sequence_length=L, vocab_size=V, dropout_rate=0.0)
@@ -24,7 +24,7 @@ def make_batch():
 @functools.cache
 def make_model():
   """Returns a model, and random variables."""
-  model = zoo.make_model("gnmt", **TINY)
+  model = gnmt.make_gnmt(**TINY)
   rng = np.random.default_rng(1)
   make = lambda a: jnp.asarray(rng.normal(0, 0.5, a.shape), a.dtype)
   return model, jax.tree.map(make, model.variable_shapes())
@@ -49,7 +49,7 @@ class GnmtTest(parameterized.TestCase):
 
   @parameterized.parameters(("16", True), ("16", False), ("tiny", True))
   def test_number_of_parameters(self, variant, tied):
-    model = zoo.make_model("gnmt", variant=variant, tied=tied)
+    model = gnmt.make_gnmt(variant=variant, tied=tied)
     size = gnmt.VARIANTS[variant]
     n, d, v = size.num_layers, size.width, size.vocab_size
     encoder = 2 * num_lstm(d, d) + num_lstm(2 * d, d)
@@ -76,4 +76,4 @@ class GnmtTest(parameterized.TestCase):
 
   def test_impossible_options(self):
     with self.assertRaisesRegex(ValueError, "num_layers must be at least 2"):
-      zoo.make_model("gnmt", num_layers=1)
+      gnmt.make_gnmt(num_layers=1)

@@ -7,8 +7,8 @@ import jax
 import numpy as np
 
 from bamboo_jax.models import model as model_lib
-from bamboo_jax.models.text import greedy
-from tests.models.text import gnmt_test
+from bamboo_jax.reproductions.paper_models import greedy
+from tests.reproductions.paper_models import gnmt_test
 
 
 @functools.cache

@@ -4,10 +4,13 @@ from absl.testing import parameterized
 import jax
 import numpy as np
 
-from bamboo_jax.models import model as model_lib, zoo
+from bamboo_jax.models import model as model_lib
+from bamboo_jax.reproductions.paper_models import convnet, resnet
 
 S, SIZE = 4, 32
 LABELS = np.array([3, 1, 4, 1], np.int32)
+
+MAKE = {"alexnet": convnet.make_alexnet, "resnet": resnet.make_resnet, "vgg": convnet.make_vgg}
 
 
 def make_batch(size=SIZE):
@@ -50,7 +53,7 @@ class ImagesTest(parameterized.TestCase):
 
   @parameterized.product(name=("alexnet", "resnet", "vgg"), train=(False, True))
   def test_labels_below_zero_do_not_count(self, name, train):
-    model = zoo.make_model(name, variant="tiny", image_size=16)
+    model = MAKE[name](variant="tiny", image_size=16)
     batch = make_batch(16)
     variables = draw(model)
     apply = jax.jit(lambda b: run(model, variables, b, train=train)[:2])
@@ -66,7 +69,7 @@ class ImagesTest(parameterized.TestCase):
     np.testing.assert_allclose(part.total, expected[fewer["labels"] >= 0].sum(), rtol=1e-5)
 
   def test_group_norm_has_no_statistics_and_looks_at_one_example(self):
-    model = zoo.make_model("resnet", variant="tiny", norm="group")
+    model = resnet.make_resnet(variant="tiny", norm="group")
     batch, variables = make_batch(16), draw(model)
     self.assertEmpty(jax.tree.leaves([v.stats for v in variables.values()]))
     apply = jax.jit(lambda b: run(model, variables, b, train=True)[0])
@@ -81,9 +84,9 @@ class ImagesTest(parameterized.TestCase):
   )
   def test_impossible_options(self, name, options, message):
     with self.assertRaisesRegex(ValueError, message):
-      zoo.make_model(name, **options)
+      MAKE[name](**options)
 
   def test_images_of_another_size(self):
-    model = zoo.make_model("vgg", variant="tiny")
+    model = convnet.make_vgg(variant="tiny")
     with self.assertRaisesRegex(ValueError, "image_size=16.*32, 32, 3"):
       model.input_shapes(make_batch(32))

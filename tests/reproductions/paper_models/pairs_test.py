@@ -18,7 +18,9 @@ class TranslationTest(folders.FolderCase):
         if key in options
     }
     options = {"sequence_length": 6, "heldout_fraction": 0} | options
-    return source_lib.make_source("translation", **paths, **options)
+    return source_lib.make_source(
+        "bamboo_jax.reproductions.paper_models.pairs:make_translation", **paths, **options
+    )
 
   def sentences(self, source):
     arrays = source.batch(range(source.samples_per_epoch), seed=0)
@@ -78,7 +80,9 @@ class TranslationTest(folders.FolderCase):
     self.assertCountEqual(zip(lengths["source"], lengths["targets"], strict=True), [(3, 1), (1, 2)])
 
   def test_the_standard_library(self):
-    source = source_lib.make_source("translation", sequence_length=64)
+    source = source_lib.make_source(
+        "bamboo_jax.reproductions.paper_models.pairs:make_translation", sequence_length=64
+    )
     self.assertGreater(source.samples_per_epoch, 2000)
     arrays = source.batch(range(4000), seed=0)
     names = [bytes(r[r > 0].astype(np.uint8)) for r in arrays["source"]]

@@ -73,8 +73,12 @@ VARIANTS: Mapping[str, GnmtSize] = {
 }
 
 
-def make_model(name: str, size: GnmtSize) -> model_lib.Model:
-  """Returns a GNMT; a microbatch has "source", "inputs" and "targets"."""
+def make_gnmt(variant: str = "16", **options: Any) -> model_lib.Model:
+  """Returns a GNMT; `options` are fields of `GnmtSize` to change.
+
+  A microbatch has "source", "inputs" and "targets".
+  """
+  size = shape_lib.choose(VARIANTS, variant, options, model="gnmt")
   make, rate = linen.make_layer, size.dropout_rate
   embedding: Any = {"vocab_size": size.vocab_size, "width": size.width}
   tie = layer_lib.Tie("embedding", "encoder_embed", "embedding")
@@ -100,9 +104,9 @@ def make_model(name: str, size: GnmtSize) -> model_lib.Model:
   )
   token_L = jax.ShapeDtypeStruct((size.sequence_length,), jnp.int32)
   return model_lib.Model(
-      name,
+      "gnmt",
       layers,
-      {"name": name, **dataclasses.asdict(size)},
+      {"name": "gnmt", **dataclasses.asdict(size)},
       dict.fromkeys(("source", "inputs", "targets"), token_L),
   )
 

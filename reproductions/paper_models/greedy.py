@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from bamboo_jax.models import layer as layer_lib, model as model_lib
-from bamboo_jax.models.text import gnmt
+from bamboo_jax.reproductions.paper_models import gnmt
 
 
 def translate(

@@ -16,7 +16,7 @@ import flax.linen as nn
 import jax
 
 from bamboo_jax.models import layer as layer_lib, linen, model as model_lib, shape as shape_lib
-from bamboo_jax.models.vision import images
+from bamboo_jax.reproductions.paper_models import images
 
 _Convs = tuple[tuple[int, int, int, int, int], ...]
 
@@ -71,8 +71,17 @@ VGG_VARIANTS: Mapping[str, ConvNetSize] = {
 }
 
 
-def make_model(name: str, size: ConvNetSize) -> model_lib.Model:
-  """Returns an AlexNet or a VGG; a microbatch is "images" and "labels"."""
+def make_alexnet(variant: str = "full", **options: Any) -> model_lib.Model:
+  """Returns an AlexNet; `options` are fields of `ConvNetSize` to change."""
+  return _make("alexnet", shape_lib.choose(ALEXNET_VARIANTS, variant, options, model="alexnet"))
+
+
+def make_vgg(variant: str = "19", **options: Any) -> model_lib.Model:
+  """Returns a VGG; `options` are fields of `ConvNetSize` to change."""
+  return _make("vgg", shape_lib.choose(VGG_VARIANTS, variant, options, model="vgg"))
+
+
+def _make(name: str, size: ConvNetSize) -> model_lib.Model:
   is_alexnet = name == "alexnet"
   rates: Any = {
       "before": size.dropout_rate if is_alexnet else 0.0,
