@@ -26,6 +26,8 @@ def main() -> None:
     _show(packaged.locate_pages(listing.render(summaries, packaged.list_configs())))
   elif name == "--version":
     _show(f"bamboo_jax {bamboo_jax.__version__}\n")
+  elif name == "explore":
+    _fail("explore is no command; in a clone of the repository it is python -m tests.explorer.")
   elif name not in summaries:
     _fail(base.suggest(name, summaries, what="command"))
   else:

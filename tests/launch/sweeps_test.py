@@ -36,7 +36,8 @@ class SweepsTest(folders.FolderCase):
 
   def test_no_scheduler(self):
     done = commands.fork(
-        *("-m", "launch.explore", "--mode=kill", "--seeds=20"),
+        *("-m", "launch.simulate", "--config=configs/sim/compare.py:quick"),
+        f"--workdir={self.folder}/w",
         f"--scheduler=tcp://127.0.0.1:{ports.free_port()}",
     )
     self.assertEqual(done.returncode, 2)

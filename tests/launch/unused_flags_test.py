@@ -12,7 +12,7 @@ _VALIDATE = (
     "--trace=configs/validate_1x2.csv",
 )
 _TRACE = "third_party/published/parcae_p3.csv"
-_NO_WORKDIR = ("launch.explore", "launch.trace", "launch.compare", "launch.bench")
+_NO_WORKDIR = ("launch.layouts", "launch.trace", "launch.compare", "launch.bench")
 
 
 class UnusedFlagsTest(parameterized.TestCase):
@@ -64,7 +64,7 @@ class UnusedFlagsTest(parameterized.TestCase):
           (*_ABLATE, "--scheduler=tcp://a:1", "--num_processes=2"),
           "--num_processes and --scheduler have no effect without --measure",
       ),
-      ("shard", ("launch.explore", "--shard=1/2"), "--shard has no effect without --workdir"),
+      ("shard", ("launch.layouts", "--shard=1/2"), "--shard has no effect without --workdir"),
       ("merge", (*_SIM, "--shard=1/2", "--merge=2"), "Give one of --shard and --merge, not both"),
       (
           "processes",

@@ -51,7 +51,7 @@ class Parts:
     self.asked.append(f"pipelines {owners} {shares}")
 
   def report(self, kind, **facts):
-    self.asked.append(f"report {kind} {sorted(facts)}")
+    self.asked.append(f"report {kind} {sorted([*facts, *facts.get('facts', ())])}")
 
   def prefetch(self, copies, *, version):
     self.asked.append(f"prefetch {len(copies)} for {version}")
@@ -189,7 +189,7 @@ class RunStateTest(parameterized.TestCase):
   def test_only_the_first_node_that_owns_something_tells_others(self):
     asked = self.start((0, 1), (2, 3))
     self.assertLen(asked, 2)
-    self.assertEqual(asked[1], "report facts ['facts']")
+    self.assertRegex(asked[1], r"^report facts .*'facts', 'members'")
     self.parts.hosted = frozenset({1})
     self.assertLen(self.start((0, 1), (2, 3)), 1)
 
@@ -262,11 +262,14 @@ class RunStateTest(parameterized.TestCase):
     self.state.wait_for_nodes(agreement, show=self.parts.asked.append)
     self.assertEqual(
         self.take(),
-        [*("waiting: 2 more.", "report facts ['facts']", "wait for 5"), *("waiting", "adopt 7")],
+        [
+            *("waiting: 2 more.", "report facts ['facts', 'restart']", "wait for 5"),
+            *("waiting", "adopt 7"),
+        ],
     )
     self.parts.hosted = frozenset({1})
     self.state.wait_for_nodes(agreement, show=self.parts.asked.append)
-    self.assertNotIn("report facts ['facts']", self.take())
+    self.assertNotIn("report facts ['facts', 'restart']", self.take())
     agreement.change = dataclasses.replace(change, rung="stop")
     with self.assertRaisesRegex(base.UnrecoverableHereError, "stage 1;"):
       self.state.wait_for_nodes(agreement, show=self.fail)

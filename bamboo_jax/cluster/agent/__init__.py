@@ -12,8 +12,8 @@
   links           connections with other agents, and their failures
   heartbeats      which agent sends them to which
 
-All of that is pure, and tested with a simulated network, see
-`bamboo_jax.testing.simulation`. With sockets, timers and processes:
+All of that is pure, and tested with a simulated network in `tests/explorer`.
+With sockets, timers and processes:
 
   agent           the shell; connects the core to the store and to:
   peers           connections with other agents

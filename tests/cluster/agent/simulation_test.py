@@ -5,7 +5,7 @@ import dataclasses
 from absl.testing import parameterized
 
 from bamboo_jax.cluster.agent import events as events_lib
-from bamboo_jax.testing.simulation import history, machine as machine_lib, plans
+from tests.explorer import history, machine as machine_lib, plans
 
 
 class SimulationTest(parameterized.TestCase):

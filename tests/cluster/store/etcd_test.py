@@ -10,7 +10,7 @@ from absl.testing import absltest, parameterized
 from bamboo_jax.base import threads
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.net import identity as identity_lib
-from bamboo_jax.testing.simulation import store as fake_store
+from tests.explorer import store as fake_store
 from tests.launch import commands
 
 

@@ -15,8 +15,8 @@ from bamboo_jax import base
 from bamboo_jax.base import files
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.store import fence as fence_lib
-from bamboo_jax.testing.simulation import share as share_lib
 from tests import members
+from tests.explorer import share as share_lib
 
 Claim = fence_lib.Claim
 

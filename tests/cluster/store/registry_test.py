@@ -7,7 +7,7 @@ from absl.testing import parameterized
 from bamboo_jax.base import types
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.store import etcd as etcd_lib, registry as registry_lib
-from bamboo_jax.testing.simulation import store as fake_store
+from tests.explorer import store as fake_store
 
 
 class RegistryTest(parameterized.TestCase):

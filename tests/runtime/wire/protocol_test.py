@@ -1,10 +1,9 @@
-"""The protocol of the transport; `testing.simulation.wire` explores it."""
+"""The protocol of the transport; `tests.explorer.wire` explores it."""
 
 from absl.testing import absltest, parameterized
 
 from bamboo_jax.runtime.wire import frame as frame_lib, protocol as protocol_lib
-from bamboo_jax.testing.simulation.wire import history, network
-from tests.simulation.wire import mutants
+from tests.explorer.wire import history, mutants, network
 
 Frame, Kind = frame_lib.Frame, frame_lib.Kind
 

@@ -1,0 +1,18 @@
+"""Explores what may happen to a cluster, by simulating its real decisions.
+
+  clock    virtual time
+  network  hosts, links and connections, and their faults
+  store    etcd in memory, and its faults
+  share    a folder that all share, and its faults
+  world    these four together
+  machine  a host: the real core of an agent in a simulated shell, and a worker
+  worker   a worker that keeps to the protocol and computes hashes
+  kinds    what a fault may be
+  plans    `faults` as a plan, drawn from a seed; shrinks
+  history  runs a plan, and says what was violated
+  wire     histories of the transport between two workers
+  corpus   plans that once violated an invariant
+  mutants  one-line faults of the control plane, and how many are found
+
+A history is the same each time for a plan. `python -m tests.explorer` runs many.
+"""

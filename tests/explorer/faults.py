@@ -1,0 +1,118 @@
+"""Faults of a plan, carried out on a simulated cluster."""
+
+import collections
+from collections.abc import Iterable
+import functools
+import itertools
+from typing import Any
+
+from tests.explorer import machine as machine_lib, network as network_lib, plans
+
+_SLOW_SECS = 0.2
+_AWAY_SECS = 1.4
+
+
+def begin(history: Any, fault: plans.SimFault) -> None:
+  """Begins a fault of the plan of a `history.ClusterHistory`."""
+  world, network, hosts = history.world, history.world.network, fault.hosts
+  share = world.shared.share
+  history.check_views()
+  world.log(f"{fault}")
+  machines = [history.machines[h] for h in hosts if h in history.machines]
+  is_early = fault.kind in ("join", "bad_route", "apart")
+  if len(machines) < len(hosts) and not is_early:
+    return  # Who has not come yet is spared.
+  later = functools.partial(world.clock.at, fault.secs)
+
+  def hold(faults: collections.Counter[str], what: Iterable[str]) -> None:
+    faults.update(what)
+    later(network_lib.lift, faults, what)
+
+  match fault.kind:
+    case "join":
+      history.add(*hosts)
+    case "kill" | "vanish" | "hang" | "stop_worker":
+      getattr(machines[0], fault.kind)()
+    case "worker" | "all_workers":
+      for machine in machines or history.machines.values():
+        if any(m.state.is_done for m in history.machines.values()):
+          history.late.add(machine.host)  # It will not be done.
+        machine.kill_worker()
+    case "notice":
+      machines[0].give_notice()
+    case "freeze" | "freeze_agent":
+      machines[0].freeze(is_all=fault.kind == "freeze")
+      later(machines[0].thaw)
+    case "busy":
+      _be_busy(history, machines[0], world.clock.now + fault.secs)
+    case "reset":
+      network.reset(*hosts)
+    case "cut" | "cut_one_way" | "cut_all" | "isolate" | "refuse" | "slow" | "bad_route":
+      _break(history, fault)
+    case "no_files":
+      hold(network.crowded, hosts)
+    case "apart":
+      _break(history, fault)
+      hold(world.cut_off, {*history.machines} - {*hosts})
+    case "hang_folder" | "stale" | "late_claim" | "folder_errors":
+      act = {
+          "hang_folder": share.hang,
+          "stale": share.be_stale,
+          "late_claim": share.be_late,
+          "folder_errors": share.fail,
+      }[fault.kind]
+      for host in hosts:
+        act(host, fault.secs)
+    case "torn":
+      share.files.num_torn += 1
+    case "freeze_claim" | "freeze_begin":
+      method = "begin" if fault.kind == "freeze_begin" else "claim_view"
+      machines[0].freeze_after(method, fault.secs)
+    case "amnesia":
+      world.etcd.forget()
+    case "go_back":
+      later(world.etcd.save())
+    case "stall":
+      end_secs = world.clock.now + fault.secs
+      world.stalled_until = max(world.stalled_until, end_secs)
+    case "cut_off":
+      hold(world.cut_off, hosts)
+    case "lose_answers" | "full":
+      name = "is_full" if fault.kind == "full" else "loses_answers"
+      setattr(world.etcd, name, True)
+      later(setattr, world.etcd, name, False)
+
+
+def _be_busy(history: Any, machine: machine_lib.SimulatedMachine, end_secs: float) -> None:
+  """A crowded machine: away for most heartbeats, but not for long."""
+  clock = history.world.clock
+  if clock.now < end_secs:
+    machine.freeze()
+    clock.at(_AWAY_SECS, machine.thaw)
+    clock.at(2 * _AWAY_SECS, _be_busy, history, machine, end_secs)
+
+
+def _break(history: Any, fault: plans.SimFault) -> None:
+  network, hosts = history.world.network, fault.hosts
+  pairs = {hosts}
+  rest = {*history.machines, *(h for f in history.plan.faults for h in f.hosts)}
+  if fault.kind == "cut_all":
+    pairs = {*itertools.permutations(rest, 2)}
+  if fault.kind in ("isolate", "slow", "apart"):
+    pairs = {(one, h) for one in hosts for h in rest - {*hosts}}
+  if fault.kind != "cut_one_way":
+    pairs |= {pair[::-1] for pair in pairs}
+  match fault.kind:
+    case "slow":
+      network.slow |= dict.fromkeys(sorted(pairs), _SLOW_SECS)
+      mend = lambda: [network.slow.pop(p, None) for p in sorted(pairs)]
+    case "refuse" | "bad_route":
+      network.refused.update(pairs)
+      if fault.kind == "refuse":
+        network.reset(*hosts)
+      mend = lambda: network_lib.lift(network.refused, pairs)
+    case _:
+      network.cut.update(pairs)
+      mend = lambda: network.heal(pairs)
+  if fault.secs:
+    history.world.clock.at(fault.secs, mend)

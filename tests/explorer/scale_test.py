@@ -1,0 +1,99 @@
+"""What an agent costs in clusters of many nodes: linear in them, and no more.
+
+`python -m tests.explorer.scale_test 256 1000` prints it for so many, whose
+steps take a second, and fails if it is more than the budget.
+"""
+
+import collections
+import resource
+import sys
+import time
+
+from absl.testing import parameterized
+
+from tests.explorer import history, plans, worker
+
+_FORMED_SECS, _LOST_SECS, _END_SECS = 4.0, 6.0, 9.0
+
+
+def measure(num_nodes):
+  """Forms a view, loses a tenth and gains a tenth; returns costs per node.
+
+  Of connections, the most that one has; of posts, those beside the one for each
+  step, to each other node.
+  """
+  tenth = max(num_nodes // 10, 1)
+  lost = [f"n{i}" for i in range(0, 2 * tenth, 2)]
+  come = [f"n{num_nodes + i}" for i in range(tenth)]
+  faults = [plans.SimFault(_FORMED_SECS, "kill", (h,)) for h in lost]
+  faults += [plans.SimFault(_LOST_SECS, "join", (h,)) for h in come]
+  one = history.ClusterHistory(plans.FaultPlan(0, num_nodes, 0, tuple(faults)))
+  network = one.world.network
+  sent = collections.Counter()
+
+  def count(message):
+    sent[type(message).__name__] += 1
+
+  network.on_send = count
+  sizes, most = [], 0
+  one.world.clock.run(_FORMED_SECS - 1.0)
+  calm = sent["Beat"]
+  one.world.clock.run(_FORMED_SECS)
+  calm = sent["Beat"] - calm
+  for until_secs in (_FORMED_SECS, _LOST_SECS, _END_SECS):
+    one.world.clock.run(until_secs)
+    alive = [m for m in one.machines.values() if m.is_alive]
+    alive = [m for m in alive if m.state.roster.is_member]
+    views = {(v.number, len(v.members)) for m in alive for v in [m.state.roster.view]}
+    assert len(views) == 1, views
+    sizes += [size for _, size in views]
+    ends = collections.Counter(c.source for c in network.connections)
+    most = max(most, *ends.values())
+  assert one.violations == [], one.violations
+  assert sizes == [num_nodes, num_nodes - tenth, num_nodes], sizes
+  steps = max(m.worker.steps for m in alive)
+  return {
+      "connections": most,
+      "calm_beats_per_sec": calm / num_nodes,
+      "beats_per_sec": sent["Beat"] / num_nodes / _END_SECS,
+      "other_posts": sent["Post"] / num_nodes / (num_nodes - 1) - steps,
+      "kept": max(m.state.num_kept for m in alive),
+  }
+
+
+def find_excess(costs, num_nodes):
+  """Returns what costs more than it may, of agents of `num_nodes`."""
+  others = num_nodes - 1
+  budget = {
+      "connections": others,
+      "calm_beats_per_sec": 2.1 * min(others, 8),
+      "beats_per_sec": 2.1 * min(others, 8) + 0.8 * others,
+      "other_posts": 12,
+      "kept": 12 + others / 8,
+  }
+  return {k: v for k, v in costs.items() if v > budget[k]}
+
+
+class ScaleTest(parameterized.TestCase):
+
+  @parameterized.parameters(8, 64)
+  def test_costs(self, num_nodes):
+    self.assertEmpty(find_excess(measure(num_nodes), num_nodes))
+
+
+def main():
+  """Prints the costs of all sizes that are given."""
+  worker.STEP_SECS = 1.0
+  for size in map(int, sys.argv[1:]):
+    begin_secs = time.process_time()
+    costs = measure(size)
+    text = " ".join(f"{name}={value:.1f}" for name, value in costs.items())
+    secs = time.process_time() - begin_secs
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    print(f"nodes={size} {text} cpu_secs={secs:.1f} gib={most:.1f}", flush=True)
+    if excess := find_excess(costs, size):
+      sys.exit(f"error: too much: {excess}")
+
+
+if __name__ == "__main__":
+  main()

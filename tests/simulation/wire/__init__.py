@@ -1,1 +1,0 @@
-"""One-line faults of the transport, and how many the explorer finds."""
