@@ -2,9 +2,9 @@
 
 Compiled programs are kept in build/, by tests and the processes they start, so
 that what one has compiled the others load, and so does the next `launch/test`.
-Files that took long in the last run are the first in this one. Without `--all`
-sweeps take a sample of their cases (`tests/samples.py`), and XLA optimises
-little (`tests/compilation.py`).
+Files that took long in the last run are the first in this one (`tests/cpu_secs.py`).
+Without `--all` sweeps take a sample of their cases (`tests/samples.py`), and XLA
+optimises little (`tests/compilation.py`).
 """
 
 import gc
@@ -45,11 +45,7 @@ def pytest_configure(config):
     return  # The environment has the seed.
   samples.choose(config.option.sample, is_all=config.option.all)
   compilation.choose(is_quick=not config.option.all)
-  long = cpu_secs.read(cpu_secs.LONG_FILES)
-  config.stash[_SECS] = long | cpu_secs.read(cpu_secs.RECORD)
-  if gone := [name for name in long if not (config.rootpath / name).exists()]:
-    text = f"{cpu_secs.LONG_FILES} names files that are gone: {gone}"
-    config.issue_config_time_warning(pytest.PytestWarning(text), stacklevel=2)
+  config.stash[_SECS] = cpu_secs.read(cpu_secs.RECORD)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -73,8 +69,9 @@ def pytest_terminal_summary(terminalreporter):
 
 
 def pytest_collection_modifyitems(config, items):
-  secs = config.stash[_SECS]
-  items.sort(key=lambda item: -secs.get(item.nodeid.split("::")[0], 0.0))
+  names = {item.nodeid.split("::")[0] for item in items}
+  secs = {name: cpu_secs.guess(name) for name in names} | config.stash[_SECS]
+  items.sort(key=lambda item: -secs[item.nodeid.split("::")[0]])
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -45,6 +45,12 @@ class CpuSecsTest(parameterized.TestCase):
     cpu_secs.add(path, {"a.py": 2.0})
     self.assertEqual(cpu_secs.read(path), {"a.py": 2.0, "b.py": 1.2})
 
+  def test_files_without_a_record(self):
+    names = ["tests/launch/a_test.py", "tests/samples_test.py", "tests/train/a_test.py"]
+    names.append("tests/base_test.py")  # There is no such file: no bytes.
+    want = [names[0], names[2], names[1], names[3]]
+    self.assertEqual(sorted(names, key=cpu_secs.guess, reverse=True), want)
+
   def test_time_of_a_process_that_has_ended(self):
     used_secs = cpu_secs.used()
     spin = "import time\nwhile time.process_time() < 0.3: pass"
