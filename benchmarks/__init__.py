@@ -20,6 +20,8 @@ order, and the result is the median of their ratios, round by round.
   twins        trainings at the same time, shown together: `bamboo quickstart`
   story        what it prints: steps of both, and what deaths have cost
 
+  sum_times    a sum over processes: the transport against Gloo; no case, run by itself
+
   worker       the process of one stage: answers commands
   joined       what joins it with those of the other stages
   variants     executors and modes that take turns in it

@@ -1,6 +1,6 @@
 """Times a sum over processes that hold a share each, on this machine.
 
-python -m tests.sum_times [--mib=16] [--owners=4] [--rounds=20]
+python -m bamboo_jax.benchmarks.sum_times [--mib=16] [--owners=4] [--rounds=20]
 
 The transport (`wire.ordered_sum`) and JAX's multi-process runtime with Gloo
 (an all-reduce) take turns. Prints the median of each in ms, of the slowest
@@ -8,7 +8,9 @@ process, and their ratio.
 """
 
 import argparse
+from collections.abc import Callable
 import multiprocessing
+from multiprocessing import connection
 import statistics
 import time
 
@@ -22,10 +24,13 @@ _KINDS = ("transport", "gloo")
 _WARMUP = 3
 
 
-def _serve(pipe, kind, rank, count, mib, port):
-  """Sums once for each message."""
+def _serve(
+    pipe: connection.Connection, kind: str, rank: int, count: int, mib: int, port: int
+) -> None:
+  """Sums once for each message, until one is false."""
   like = [jax.ShapeDtypeStruct((mib << 18,), np.float32)]
   value = [np.full(like[0].shape, rank, np.float32)]
+  run: Callable[[], object]
   if kind == "gloo":
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"127.0.0.1:{port}", count, rank)
@@ -40,8 +45,7 @@ def _serve(pipe, kind, rank, count, mib, port):
     transport = transport_lib.Transport(rank, run="sums", endpoint=endpoints.UnixEndpoint())
     pipe.send(transport.address)
     transport.set_addresses(dict(enumerate(pipe.recv())))
-    device = jax.devices()[0]
-    total = ordered_sum.OrderedSum(range(count), me=rank, like=like, device=device)
+    total = ordered_sum.OrderedSum(range(count), me=rank, like=like, device=jax.devices()[0])
     run = lambda: total(transport, "sum", {rank: value})
   pipe.send("ready")
   while pipe.recv():
@@ -50,34 +54,41 @@ def _serve(pipe, kind, rank, count, mib, port):
     pipe.send(1e3 * (time.perf_counter() - start))
 
 
-def main():
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--mib", type=int, default=16)
-  parser.add_argument("--owners", type=int, default=4)
-  parser.add_argument("--rounds", type=int, default=20)
-  args = parser.parse_args()
+def measure(*, mib: int, owners: int, rounds: int) -> dict[str, float]:
+  """Returns the median time of a sum in ms, by kind."""
   spawn, port = multiprocessing.get_context("spawn"), ports.free_port()
-  pipes = {kind: [] for kind in _KINDS}
+  pipes: dict[str, list[connection.Connection]] = {kind: [] for kind in _KINDS}
   for kind in _KINDS:
-    for rank in range(args.owners):
+    for rank in range(owners):
       pipe, end = spawn.Pipe()
-      given = (end, kind, rank, args.owners, args.mib, port)
+      given = (end, kind, rank, owners, mib, port)
       spawn.Process(target=_serve, args=given, daemon=True).start()
       pipes[kind].append(pipe)
+  every = [pipe for kind in _KINDS for pipe in pipes[kind]]
   addresses = [pipe.recv() for pipe in pipes["transport"]]
   for pipe in pipes["transport"]:
     pipe.send(addresses)
-  for pipe in sum(pipes.values(), []):
+  for pipe in every:
     assert pipe.recv() == "ready"
-  times_ms = {kind: [] for kind in _KINDS}
-  for _ in range(_WARMUP + args.rounds):
+  times_ms: dict[str, list[float]] = {kind: [] for kind in _KINDS}
+  for _ in range(_WARMUP + rounds):
     for kind in _KINDS:
       for pipe in pipes[kind]:
         pipe.send(True)
       times_ms[kind].append(max([pipe.recv() for pipe in pipes[kind]]))
-  for pipe in sum(pipes.values(), []):
+  for pipe in every:
     pipe.send(False)
-  ours, gloo = (statistics.median(times_ms[k][_WARMUP:]) for k in _KINDS)
+  return {kind: statistics.median(times_ms[kind][_WARMUP:]) for kind in _KINDS}
+
+
+def main() -> None:
+  """Measures, and prints."""
+  parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+  parser.add_argument("--mib", type=int, default=16)
+  parser.add_argument("--owners", type=int, default=4)
+  parser.add_argument("--rounds", type=int, default=20)
+  found = measure(**vars(parser.parse_args()))
+  ours, gloo = (found[kind] for kind in _KINDS)
   print(f"transport={ours:.1f} ms gloo={gloo:.1f} ms ratio={ours / gloo:.2f}")
 
 

@@ -1,0 +1,18 @@
+"""Both kinds of a sum are timed, by processes that start JAX: some seconds."""
+
+import unittest
+
+from absl.testing import parameterized
+
+from bamboo_jax.benchmarks import sum_times
+from tests import samples
+
+
+class SumTimesTest(parameterized.TestCase):
+
+  @unittest.skipUnless(samples.is_all(), "Four processes start JAX; with --all.")
+  def test_measure(self):
+    found = sum_times.measure(mib=1, owners=2, rounds=1)
+    self.assertGreater(found.pop("transport"), 0)
+    self.assertGreater(found.pop("gloo"), 0)
+    self.assertEmpty(found)
