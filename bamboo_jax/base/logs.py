@@ -32,7 +32,6 @@ def note_step(step: int) -> None:
 
 
 def last_step() -> int:
-  """Returns the number of the last `note_step`."""
   return _step
 
 

@@ -175,7 +175,6 @@ class CheckpointFolder:
     return self.path / f"{name}{_UNFINISHED}"
 
   def _problem(self, step: base.StepId) -> base.CheckpointError | None:
-    """Returns why the checkpoint of `step` is not complete, or None."""
     try:
       manifest_lib.read_manifest(self.path / str(step))
     except base.CheckpointError as error:

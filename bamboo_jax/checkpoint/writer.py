@@ -353,7 +353,6 @@ class Writer:
   def _join(
       self, save: parts.Save, written: Mapping[base.NodeId, manifest_lib.Manifest]
   ) -> _Joined:
-    """Makes a checkpoint of all parts."""
     whole = manifest_lib.join(
         written.values(),
         order=self._model.model.layer_names,
@@ -370,7 +369,6 @@ class Writer:
   def _write_alone(
       self, save: parts.Save, layers: Mapping[str, Mapping[str, np.ndarray]]
   ) -> _Joined:
-    """Writes the only part and completes the checkpoint."""
     part, error = self._write(save, layers)
     if part is None:
       return _Joined(save, error)

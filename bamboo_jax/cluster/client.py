@@ -76,7 +76,6 @@ class Client:
 
   @property
   def adopted(self) -> views.View:
-    """The view that this worker works in."""
     return self._state.adopted
 
   @property
@@ -86,16 +85,13 @@ class Client:
       return self._state.newest
 
   def note_progress(self) -> None:
-    """Reports progress, with the next heartbeat."""
     self._state.note_progress()
 
   def send(self, message: Any) -> None:
-    """Sends one of `messages.FROM_WORKER` to the agent."""
     with self._writing:
       self._sock.sendall(messages.encode(message))
 
   def post(self, view: base.ViewId, key: str, value: Any) -> None:
-    """Posts a value for all members of a view; of each key the first counts."""
     with self._changed:
       self._state.post(view, key, value)
 

@@ -80,11 +80,9 @@ class Copy:
       os.kill(self.pid, number)
 
   def terminate(self) -> None:
-    """Sends SIGTERM."""
     self.send_signal(signal.SIGTERM)
 
   def kill(self) -> None:
-    """Sends SIGKILL."""
     self.send_signal(signal.SIGKILL)
 
 

@@ -75,7 +75,6 @@ class Silence:
     return min(self._most_secs, max(self._least_secs, wanted))
 
   def beat(self, now: float) -> None:
-    """Records a heartbeat."""
     self._gaps.append(now - self._last)
     self._last = now
 
@@ -91,7 +90,6 @@ class Silence:
       self._gaps.append(least_gap_secs)
 
   def secs(self, now: float) -> float:
-    """Returns how long the silence has lasted."""
     return now - self._last
 
   def is_over(self, now: float) -> bool:

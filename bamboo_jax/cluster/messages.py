@@ -234,7 +234,6 @@ TO_WORKER = _table(*(Gathered, NewView, StillMember, Assignment, Silent, Trouble
 
 
 def encode(message: Any) -> bytes:
-  """Returns a message as bytes."""
   kind = type(message).__name__
   return frames.encode({"kind": kind, **json_lib.to_plain(message)})
 

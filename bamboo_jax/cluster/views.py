@@ -67,12 +67,10 @@ class View:
 
   @functools.cached_property
   def numbers(self) -> frozenset[base.NodeId]:
-    """Numbers of the members."""
     return frozenset(m.number for m in self.members)
 
   @property
   def next_number(self) -> base.ViewId:
-    """Number of the view after this one."""
     return base.ViewId(self.number + 1)
 
   @property
@@ -85,7 +83,6 @@ class View:
     return {m.incarnation: m for m in self.members}
 
   def find(self, incarnation: str) -> Member | None:
-    """Returns the member of this incarnation, or None."""
     return self._by_incarnation.get(incarnation)
 
   def leader(self) -> Member | None:

@@ -70,7 +70,6 @@ def name_field(field: str) -> str:
 
 
 def _inputs(config: Mapping[str, Any], trace_name: str) -> list[str]:
-  """Returns the inputs of the comparison, a paragraph each."""
   workload, kind = config["workload"], config["workload"]["costs"]
   costs = workload[kind]
   costs = {kind: costs} if kind == "profile" else costs  # A path.

@@ -70,7 +70,6 @@ class Shard:
     return f"{self.index}/{self.count}"
 
   def select(self, num_jobs: int) -> range:
-    """Returns the indices of its jobs."""
     return range(self.index - 1, num_jobs, self.count)
 
 

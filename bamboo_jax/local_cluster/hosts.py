@@ -130,7 +130,6 @@ class Fleet:
         self._start(host)
 
   def _close(self) -> None:
-    """Ends all agents."""
     for process in self._running.values():
       assert process.stdin is not None
       process.stdin.close()

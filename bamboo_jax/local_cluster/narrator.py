@@ -40,7 +40,6 @@ class Narrator:
     self._thread = threading.Thread(target=self._follow, name="narrator", daemon=True)
 
   def start(self) -> None:
-    """Starts the thread."""
     self._thread.start()
 
   def close(self) -> None:

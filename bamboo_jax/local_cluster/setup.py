@@ -61,7 +61,6 @@ class Setup:
         addresses.check_free("--metrics_port", _HOST, port)
 
   def write_faults(self) -> None:
-    """Writes the file of faults, if the workers need one."""
     if self.faults_file is not None:
       base.write_atomically(self.faults_file, faults_lib.render(self.faults))
 

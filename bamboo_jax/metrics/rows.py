@@ -39,7 +39,6 @@ class StepRows:
   slots: Sequence[Row]
 
   def shifted(self, ms: float) -> list[Row]:
-    """Returns the slots, later by `ms`."""
     ms = round(ms, 3)
     return [(t, n, c, a + ms, b + ms) for t, n, c, a, b in self.slots]
 

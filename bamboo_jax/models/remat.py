@@ -47,7 +47,6 @@ def of_layers(remat: str, names: Iterable[str]) -> dict[str, str]:
 
 
 def checkpoint(run: Callable[..., base.PyTree], policy: str) -> Callable[..., base.PyTree]:
-  """Returns `run` with the rematerialisation of a policy."""
   if POLICIES[policy] is None:
     return run
   return jax.checkpoint(run, policy=POLICIES[policy])

@@ -65,7 +65,6 @@ class Books:
     return start - self.elapsed_secs + self._cost.secs
 
   def set_nodes(self, *, live: int, training: int) -> None:
-    """Sets the numbers of live nodes and of nodes with a stage."""
     if (live, training) != self._num_nodes:
       self._num_nodes = live, training
       self.pause(self._kind)
@@ -87,7 +86,6 @@ class Books:
     self._rate = _make_rate(kind or self._cost, *self._num_nodes)
 
   def lose_step(self) -> None:
-    """Discards the step in flight."""
     if self.elapsed_secs:
       self._ledger.roll_back(self._step_mark.totals)
       self.elapsed_secs = 0.0

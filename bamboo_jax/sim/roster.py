@@ -32,7 +32,6 @@ class NodeRoster:
 
   @property
   def num_live(self) -> int:
-    """Number of nodes that are alive."""
     return len(self._live)
 
   def follow(self, events: Iterable[trace_lib.Event]) -> News:
@@ -66,11 +65,9 @@ class NodeRoster:
     self._places = [self._places[number] for number in numbers]
 
   def zones(self) -> Mapping[base.NodeId, str]:
-    """Returns the zone of the node at each place."""
     return {i: trace_lib.zone_of(n.name) for i, n in base.by_node(self._places)}
 
   def names(self, places: Iterable[base.NodeId]) -> tuple[str, ...]:
-    """Returns the names of the nodes at some places."""
     return tuple(self._places[place].name for place in places)
 
   def _is_live(self, node: LiveNode) -> bool:

@@ -95,7 +95,6 @@ class ProfileSpeed:
     self._redundant_ms = functools.cache(self._redundant_ms)
 
   def step(self, pipelines: Pipelines, *, drops: bool) -> StepCost:
-    """Returns the cost of a step, see `Speed`."""
     counts = self._split(pipelines)
     if drops:
       pairs = zip(pipelines, counts, strict=True)
@@ -244,7 +243,6 @@ class ProfileSpeed:
     return sum(pauses_ms) / len(pauses_ms)
 
   def _plan(self, partition: Partition, count: int) -> redundancy.RedundancyPlan:
-    """Returns the rows of a whole pipeline."""
     roles = self._redundant.initial(base.nodes(partition.num_stages))
     return self.predictor.plan(partition, count, roles)
 
@@ -307,7 +305,6 @@ class Table:
     return self.samples_per_step / self.samples_per_sec[num_nodes]
 
   def step(self, pipelines: Pipelines, *, drops: bool) -> StepCost:
-    """Returns the cost of a step."""
     secs = self.step_secs(sum(p.partition.num_stages for p in pipelines))
     if any(len({*p.roles.owners}) < p.roles.num_stages for p in pipelines):
       secs *= _DOUBLED_FACTOR

@@ -129,7 +129,6 @@ class PipelineTimes:
     self._costs: dict[tuple[Any, ...], StepCost] = {}
 
   def cost(self, pipelines: Pipelines) -> StepCost:
-    """Returns the cost of a step."""
     key = tuple(p.shape for p in pipelines)
     if key not in self._costs:
       self._costs[key] = self._speed.step(pipelines, drops=self._drops)
@@ -209,7 +208,6 @@ class MeasuredTimes:
     return "\n".join(lines)
 
   def to_json(self) -> str:
-    """Returns the text of a file for `read_measured`."""
     return json.dumps(json_lib.to_plain(self), indent=2) + "\n"
 
 

@@ -41,7 +41,6 @@ class TraceSummary:
 
   @property
   def num_preempted(self) -> int:
-    """Number of preempted nodes."""
     return len(self.lifetimes_hours)
 
   @property
@@ -69,7 +68,6 @@ class TraceSummary:
 
 
 def summarize(trace: trace_lib.Trace) -> TraceSummary:
-  """Returns the figures of a trace."""
   added_ms, lifetimes, num_notices = {}, [], 0
   for event in trace.events:
     if event.kind == "add":

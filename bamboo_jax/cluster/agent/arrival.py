@@ -101,7 +101,6 @@ def look(state: state_lib.AgentState) -> events_lib.Flow:
 
 
 def _keep_lease(state: state_lib.AgentState) -> events_lib.Flow:
-  """Renews the lease in the store."""
   while True:
     yield events_lib.Sleep(registry_lib.LEASE_SECS / 3)
     with contextlib.suppress(OSError):  # Not a sign of a death.

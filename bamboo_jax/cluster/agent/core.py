@@ -108,7 +108,6 @@ def _hear_peer(state: state_lib.AgentState, incarnation: str, message: Any) -> N
 
 
 def _hear_worker(state: state_lib.AgentState, message: Any) -> None:
-  """Handles one of `messages.FROM_WORKER`."""
   roster = state.roster
   state.watch.note_worker(state.now)
   match message:
@@ -161,7 +160,6 @@ def _say_ready(state: state_lib.AgentState) -> events_lib.Flow:
 
 
 def _end_worker(state: state_lib.AgentState, code: int) -> None:
-  """Handles the exit of the own worker."""
   roster, me = state.roster, state.incarnation
   if state.is_done:
     state.finish(events_lib.End())

@@ -61,7 +61,6 @@ def connect(state: state_lib.AgentState, incarnation: str) -> None:
 
 
 def tell_assignment(state: state_lib.AgentState, incarnation: str) -> None:
-  """Sends the assignment to a joining node."""
   if state.assignment is not None and state.roster.is_member:
     if not state.roster.view.find(incarnation):
       state.send(state.assignment, to=[incarnation])

@@ -115,7 +115,6 @@ class AgentState:
 
   @property
   def is_done(self) -> bool:
-    """Whether the worker has finished the run."""
     return self.incarnation in self.roster.done
 
   @property
@@ -192,7 +191,6 @@ class AgentState:
     self.do(events_lib.Send(message, None if to is None else tuple(to)))
 
   def tell_worker(self, message: Any) -> None:
-    """Sends to the worker."""
     self.do(events_lib.TellWorker(message))
 
   def gone(self, reason: str) -> messages.Gone:

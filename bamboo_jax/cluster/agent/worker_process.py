@@ -69,7 +69,6 @@ class WorkerProcess:
       self._writer.write(messages.encode(message))
 
   def is_stopped(self) -> bool:
-    """Whether the process is stopped."""
     process = self._process
     return process is not None and children.is_stopped(process.pid)
 

@@ -120,11 +120,9 @@ class Etcd:
     self._cluster, self.revision = "", 0
 
   def version(self) -> str:
-    """Returns the release of the server."""
     return str(self._call("maintenance/status", {})["version"])
 
   def get(self, key: str) -> str | None:
-    """Returns the value of a key, None if it is not there."""
     return self._range({"key": _code(key)}).get(key)
 
   def get_all(self, prefix: str, *, after: str = "") -> dict[str, str]:
@@ -240,7 +238,6 @@ class Etcd:
     return int(answer.get("result", {}).get("TTL", 0)) > 0
 
   def revoke_lease(self, lease: int) -> None:
-    """Revokes a lease, which deletes its keys."""
     self._call("lease/revoke", {"ID": str(lease)})
 
   def _range(self, request: Mapping[str, Any]) -> dict[str, str]:
@@ -260,7 +257,6 @@ class Etcd:
     return values
 
   def _seal(self, key: str, value: str) -> str:
-    """Returns a value prefixed with its signature."""
     text = f"{key}\0{value}".encode()
     return hmac.new(self._key, text, "sha256").hexdigest() + value
 

@@ -198,7 +198,6 @@ class FenceFolder:
     self._path = path
 
   def read(self, name: str) -> File | None:
-    """Returns a file; None if there is none."""
     try:
       with open(self._path / name, "rb") as file:  # NFS revalidates on open.
         changed_ns = os.fstat(file.fileno()).st_mtime_ns
@@ -227,12 +226,10 @@ class FenceFolder:
     self._sync(path.parent)
 
   def replace(self, name: str, text: str) -> None:
-    """Replaces a file."""
     base.write_atomically(self._path / name, text)
     self._sync(self._path)
 
   def touch(self, name: str) -> None:
-    """Updates the time of a file."""
     os.utime(self._path / name)
 
   def _sync(self, folder: pathlib.Path) -> None:
@@ -305,7 +302,6 @@ class Fence:
       shutil.rmtree(self._views)
 
   def remove(self) -> None:
-    """Removes the claim."""
     self._path.unlink(missing_ok=True)
 
 

@@ -103,7 +103,6 @@ class PrivateEtcd:
       self._start()
 
   def close(self) -> None:
-    """Ends etcd."""
     self.client.close()
     self.process.kill()
     self.process.wait()

@@ -189,12 +189,10 @@ class Registry:
       self.register(member)
 
   def leave(self) -> None:
-    """Revokes the lease."""
     if self._lease:
       self._etcd.revoke_lease(self._lease)
 
   def members(self) -> list[views.Member]:
-    """Returns the agents that are registered."""
     return _parse(views.Member, self._below("nodes/").values())
 
   def write_status(self, status: Mapping[str, Any]) -> None:
@@ -209,7 +207,6 @@ class Registry:
     return status
 
   def exists(self) -> bool:
-    """Returns whether the run exists."""
     return bool(self._etcd.get_keys(f"{self._prefix}/config"))
 
   def read_config(self) -> dict[str, Any]:
@@ -225,7 +222,6 @@ class Registry:
     )
 
   def read_view(self) -> views.View | None:
-    """Returns the current view; None before the first."""
     last = self._etcd.get_last(f"{self._prefix}/views/")
     return _parse(views.View, [last])[0] if last else None
 

@@ -41,7 +41,6 @@ class Background:
     self._put("log", step, metrics)
 
   def event(self, name: str, step: int, values: Mapping[str, Any]) -> None:
-    """See `Logger`; does not block."""
     self._put("event", name, step, values)
 
   def rewind(self, step: int) -> None:

@@ -24,7 +24,6 @@ class CsvFile:
     self._file = open(self._path, "a", buffering=1, newline="")
 
   def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-    """See `Logger`."""
     row = {"step": step, **logger_lib.numbers_of(metrics)}
     is_first = not self._columns
     self._columns = self._columns or list(row)
@@ -37,5 +36,4 @@ class CsvFile:
     """Writes nothing: a table has steps only."""
 
   def close(self) -> None:
-    """See `Logger`."""
     self._file.close()

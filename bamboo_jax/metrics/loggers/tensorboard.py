@@ -24,7 +24,6 @@ class TensorBoard:
     )
 
   def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-    """See `Logger`."""
     self._write("train", step, metrics)
 
   def event(self, name: str, step: int, values: Mapping[str, Any]) -> None:
@@ -33,7 +32,6 @@ class TensorBoard:
       self._write(name, step, values)
 
   def close(self) -> None:
-    """See `Logger`."""
     self._writer.close()
 
   def _write(self, group: str, step: int, values: Mapping[str, Any]) -> None:

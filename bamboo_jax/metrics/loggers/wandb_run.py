@@ -45,7 +45,6 @@ class WandbRun:
     self._num_recoveries = 0
 
   def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-    """See `Logger`."""
     self._run.log({"step": step, **logger_lib.numbers_of(metrics)})
 
   def event(self, name: str, step: int, values: Mapping[str, Any]) -> None:
@@ -58,7 +57,6 @@ class WandbRun:
       self._run.log({"step": step, "recoveries": self._num_recoveries})
 
   def close(self) -> None:
-    """See `Logger`."""
     self._run.finish()
 
 

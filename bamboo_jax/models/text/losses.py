@@ -146,7 +146,6 @@ class _Chunks:
     return 0 if self.vocab_first else 1
 
   def cut(self, weight: Array, start: Array) -> Array:
-    """Returns the chunk at `start` of a weight or its gradient."""
     return jax.lax.dynamic_slice_in_dim(weight, start, self.size, self.axis)
 
   def logits(self, h_TD: Array, weight: Array, start: Array) -> tuple[Array, Array]:

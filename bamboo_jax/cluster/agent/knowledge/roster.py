@@ -25,7 +25,6 @@ class AgentRoster:
 
   @property
   def is_member(self) -> bool:
-    """Whether this agent is in the current view."""
     return self.me is not None and bool(self.view.find(self.me.incarnation))
 
   @property

@@ -62,7 +62,6 @@ class Suspicions:
     self._counts: dict[str, int] = {}
 
   def of(self, accuser: str) -> Mapping[str, Edge]:
-    """Returns the suspicions of one agent, by accused."""
     return self._edges.get(accuser, {})
 
   def unclear(self, now: float) -> Iterator[tuple[str, str]]:
@@ -85,7 +84,6 @@ class Suspicions:
     self._unclear_secs = first + _ALONE_SECS
 
   def suspects(self, accused: str) -> bool:
-    """Returns whether this agent suspects another one."""
     return accused in self.of(self._me)
 
   def note(

@@ -43,7 +43,6 @@ class HeartbeatWatch:
     )
 
   def note_worker(self, now: float) -> None:
-    """Records a heartbeat of the worker."""
     self._heard_secs = self._worker_secs = now
 
   def note_busy(self, now: float) -> None:
@@ -55,7 +54,6 @@ class HeartbeatWatch:
       self._heard_secs = now
 
   def worker_silent_secs(self, now: float) -> float:
-    """Returns the time since the last heartbeat of the worker."""
     return now - self._worker_secs
 
   def note_progress(self, beat: messages.WorkerBeat, now: float) -> None:
