@@ -102,7 +102,7 @@ OPTIONS: Mapping[str, tuple[Any, ...]] = {
     "recovery.checkpoint": (True, True, False),
     "recovery.fold": (True, True, False),
     "recovery.preconnect": (True, False),
-    "recovery.slow": ("report", "report", "report", "deal", "layers"),
+    "recovery.slow": ("report", "report", "report", "deal"),
     "optimizer.name": ("adamw", "adamw", "lion"),
     "optimizer.clip_norm": (None, 0.1, 1.0),
     "optimizer.decay": ("all", "matrices"),

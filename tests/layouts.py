@@ -17,7 +17,6 @@ from bamboo_jax.recovery import (
     placement as placement_lib,
     planner,
     shapes as shapes_lib,
-    speeds as speeds_lib,
 )
 from bamboo_jax.recovery.oobleck import cover as cover_lib, templates as templates_lib
 from bamboo_jax.schedule import failover
@@ -83,19 +82,15 @@ def make_rules(
     layer_secs: float = 0.001,
     split: str = "even",
     per_share: int = 4,
-    num_layers: int | None = None,
     **rungs,
 ) -> assignment.RecoveryRules:
   """Returns rules for pipelines of so many stages, at most one per share.
 
   With the `split` "makespan", shares of `per_share` microbatches are dealt so.
-  With `num_layers` the stages of slow nodes get fewer of these.
   """
-  size = num_layers or num_stages
-  partition = partition_lib.Partition(tuple(s * size // num_stages for s in range(num_stages + 1)))
-  segments = partition_lib.Partition(tuple(range(size + 1)))
+  partition = partition_lib.Partition(tuple(range(num_stages + 1)))
   predicted = predictor_lib.Predictor(
-      make_profile(size, layer_secs=layer_secs),
+      make_profile(num_stages, layer_secs=layer_secs),
       num_microbatches=per_share * num_shares,
       num_shares=num_shares,
       split=split,
@@ -107,9 +102,8 @@ def make_rules(
   shape = shapes_lib.Depth(
       partition, predicted.profile, has_replicas=has_replicas, max_pipelines=num_shares
   )
-  speeds = speeds_lib.Speeds(predicted.profile, segments, (partition,))
   return assignment.RecoveryRules(
-      segments=segments,
+      segments=partition,
       num_shares=num_shares,
       predictor=predicted if split == "makespan" else None,
       rows=make_rows(
@@ -118,9 +112,8 @@ def make_rules(
           num_stages=num_stages,
           num_shares=num_shares,
           per_share=per_share,
-          segments=segments,
+          segments=partition,
       ),
-      speeds=speeds if num_layers else None,
       ladder=ladder,
       planner=planner.Planner(
           shape,
@@ -141,12 +134,10 @@ def make_template_rules(
     reroute: str = "shares",
     per_share: int = 4,
     layout: str = "templates",
-    gives_layers: bool = False,
 ) -> assignment.RecoveryRules:
   """Returns rules for pipelines of any depth from `min_nodes` on.
 
-  With the `layout` "grid" all have the depth that is fastest. If it
-  `gives_layers`, the stages of slow nodes get fewer.
+  With the `layout` "grid" all have the depth that is fastest.
   """
   predicted = predictor_lib.Predictor(
       make_profile(num_layers),
@@ -165,14 +156,11 @@ def make_template_rules(
   has_replicas = mode != "none"
   partitions = tuple(t.partition for t in templates.templates)
   segments = partition_lib.refine(partitions)
-  if gives_layers:
-    segments = partition_lib.Partition(tuple(range(num_layers + 1)))
   shape = shapes_lib.TemplateShapes(coverer, method)
   if layout == "grid":
     shape = shapes_lib.Grid(partitions, predicted)
   return assignment.RecoveryRules(
       segments=segments,
-      speeds=speeds_lib.Speeds(predicted.profile, segments, partitions) if gives_layers else None,
       num_shares=num_shares,
       predictor=predicted,
       rows=make_rows(

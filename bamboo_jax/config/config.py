@@ -48,16 +48,6 @@ class Config(Section, path="config"):
           f"config.node.mesh.data={mesh.data} must divide "
           f"config.pipeline.microbatch_size={size}."
       )
-    if self.recovery.slow == "layers":
-      for name, value, is_refused in (
-          ("pipeline.unit", self.pipeline.unit, self.pipeline.unit == "stage"),
-          ("recovery.reroute", False, not self.recovery.reroute),
-      ):
-        if is_refused:
-          raise ValueError(
-              f"config.recovery.slow='layers' does not go with config.{name}="
-              f"{value!r}; take 'report', or another {name}."
-          )
     if self.pipeline.executor == "spmd":
       self._check_program()
 

@@ -10,11 +10,16 @@ from typing import Any, ClassVar, Self
 
 from bamboo_jax import base
 
-_HELP, _LEAST, _CHOICES = "help", "least", "choices"
+_HELP, _LEAST, _CHOICES, _GONE = "help", "least", "choices", "gone"
 
 
 def option(
-    default: Any, help_text: str, *, least: float | None = None, choices: tuple[str, ...] = ()
+    default: Any,
+    help_text: str,
+    *,
+    least: float | None = None,
+    choices: tuple[str, ...] = (),
+    gone: Mapping[str, str] = types.MappingProxyType({}),
 ) -> Any:
   """Declares an option of a `Section`.
 
@@ -23,8 +28,9 @@ def option(
     help_text: What it means, with its unit; for the reference page.
     least: Smallest value that is allowed; then infinity is not.
     choices: Values that are allowed; () allows all of its type.
+    gone: Former choices, and what to use instead.
   """
-  metadata = {_HELP: help_text, _LEAST: least, _CHOICES: choices}
+  metadata = {_HELP: help_text, _LEAST: least, _CHOICES: choices, _GONE: gone}
   if isinstance(default, dict):
     make: Any = lambda: dict(default)
     return dataclasses.field(default_factory=make, metadata=metadata)
@@ -56,6 +62,9 @@ class Section:
       name = f"{self.path}.{field.name}"
       if None not in (value, least) and not least <= value < math.inf:
         raise ValueError(f"{name} must be at least {least}, got {value}.")
+      gone = field.metadata.get(_GONE)
+      if gone and value in gone:
+        raise ValueError(f"{name}={value!r} is gone; use {gone[value]}.")
       choices = field.metadata.get(_CHOICES)
       if choices and value not in choices:
         what = f"value of {name}"

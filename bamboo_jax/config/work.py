@@ -153,7 +153,7 @@ class RecoverySection(Section, path="config.recovery"):
       "report",
       'Of a node that others wait for because it is slow: "report" it; "deal": '
       "it hands over to a spare, or shares to nodes with copies; "
-      '"layers": to a spare, or layers to its neighbours; '
       '"remove": it also hands its stages over and leaves.',
-      choices=("report", "deal", "layers", "remove"),
+      choices=("report", "deal", "remove"),
+      gone={"layers": "'remove', which replaces a slow node, or 'report'"},
   )

@@ -84,7 +84,6 @@ def split_layers(
     upkeep: upkeep_lib.Upkeep = _UPKEEP,
     ties: Sequence[cost_model.TieCost] = (),
     cuts: Sequence[int] | None = None,
-    slow: Sequence[float] | None = None,
 ) -> Partition:
   """Returns the contiguous split that minimises the cost of the worst stage.
 
@@ -103,7 +102,6 @@ def split_layers(
       for a step of the initial roles, and for the one after any single death.
     cuts: Layers at which a stage other than the first may start; by default any
       but layer 0.
-    slow: How many times as long each stage's passes take; by default once.
 
   Raises:
     ValueError: `num_stages` is out of range or `balance` is unknown.
@@ -129,8 +127,7 @@ def split_layers(
   def stage_ns(stage: base.StageId, first: int, last: int) -> int | None:
     if limit_bytes is not None and model.total_bytes(stage, first, last) > limit_bytes:
       return None
-    ns = until_ns[last] - until_ns[first]
-    return ns if slow is None else round(ns * slow[stage])
+    return until_ns[last] - until_ns[first]
 
   slowest_ns, _ = find(stage_ns, max)
 

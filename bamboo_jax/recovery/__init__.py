@@ -19,7 +19,6 @@ ladder and the same planner.
   layout      the nodes of each stage in a run, their shares and their rows
   assignment  converts layouts to states, and decisions to changes
   slowness    which node is slow, and makes the others wait
-  speeds      partitions in which slow nodes have fewer layers
   agreement   the conclusion of a view's members from their statuses
   durations   how long recoveries of a run took, from its log
 

@@ -22,7 +22,6 @@ from bamboo_jax.recovery import (
     ladder as ladder_lib,
     layout as layout_lib,
     planner as planner_lib,
-    speeds as speeds_lib,
 )
 from bamboo_jax.schedule import dealing, failover, lines as lines_lib
 
@@ -66,7 +65,6 @@ class RecoveryRules:
     ladder: May reroute by shares or whole shares, but not by stage.
     predictor: Deals shares so that all pipelines finish together; None: evenly.
     rows: Plans the rest of a step, if the ladder reroutes by shares.
-    speeds: Partitions that follow slow nodes; None: none does.
   """
 
   segments: partition_lib.Partition
@@ -75,7 +73,6 @@ class RecoveryRules:
   planner: planner_lib.Planner
   predictor: predictor_lib.Predictor | None = None
   rows: rows_lib.RowPlanner | None = None
-  speeds: speeds_lib.Speeds | None = None
 
   def __post_init__(self) -> None:
     if self.ladder.reroute == "stage":
@@ -146,23 +143,15 @@ class RecoveryRules:
     spares = {*members} - layout.nodes - idle - {*leaving}
     relieved = sorted(slow.keys() & layout.nodes)[: len(spares)]
     change = ladder_lib.Change(noticed=frozenset((*leaving, *idle, *relieved)))
-    usual = layout.pipelines
-    if self.speeds:
-      usual = self.speeds.usual(usual)
-    before = dataclasses.replace(layout, pipelines=usual)
-    decision = self._decide(before, members, change, zones=zones)
+    decision = self._decide(layout, members, change, zones=zones)
     made, rung, why = decision.state.pipelines, decision.rung, decision.reason
-    stays = made == usual
-    first = layout if stays else self.start(made)
-    after = self._relieve(layout, first, made, slow)
+    stays = made == layout.pipelines
+    after = self._balance(layout if stays else self.start(made), slow)
     if stays:
-      rung, gives, what = ("none", bool(after.slow.keys() - layout.slow), "shares")
-      if after.pipelines != layout.pipelines:
-        rung, gives, what = "reconfigure", after.pipelines != usual, "layers"
-      elif after.slow != layout.slow:
-        rung = "reroute"
-      if rung != "none":
-        why = f"slow nodes give {what} away" if gives else f"{what} come back"
+      rung = "none"
+      if after.slow != layout.slow:
+        gives = after.slow.keys() - layout.slow
+        rung, why = "reroute", "slow nodes give shares away" if gives else "shares come back"
     copies = find_copies(layout, members, after)
     return LayoutChange(after, rung, why, copies=copies)
 
@@ -196,16 +185,12 @@ class RecoveryRules:
     return self._change(Layout(), members, decision)
 
   def start(
-      self,
-      pipelines: Sequence[Pipeline],
-      kept: Sequence[Sequence[base.ShareId]] | None = None,
-      slow: Mapping[NodeId, float] | None = None,
+      self, pipelines: Sequence[Pipeline], kept: Sequence[Sequence[base.ShareId]] | None = None
   ) -> Layout:
     """Returns a layout of `pipelines`, which keep the shares `kept`.
 
-    Those with `slow` nodes get fewer shares, by the factors of these. Those
-    with lost stages have shares only if each stage of a share may be computed
-    by another node.
+    Those with lost stages have shares only if each stage of a share may be
+    computed by another node.
     """
     if not pipelines:
       return Layout()
@@ -215,14 +200,13 @@ class RecoveryRules:
         self.num_shares,
         len(takers),
         kept and [kept[i] for i in takers],
-        self._counts([pipelines[i] for i in takers], slow),
+        self._counts([pipelines[i] for i in takers]),
     )
     shares = dict(zip(takers, dealt, strict=True))
     return Layout(
         tuple(pipelines),
         tuple(shares.get(i, ()) for i in range(len(pipelines))),
         self.segments.bounds,
-        slow=slow or {},
     )
 
   def _decide(
@@ -253,42 +237,6 @@ class RecoveryRules:
     return LayoutChange(
         after, decision.rung, decision.reason, copies=copies, rolls_back=decision.rolls_back
     )
-
-  def _relieve(
-      self, layout: Layout, first: Layout, usual: tuple[Pipeline, ...], slow: Mapping[NodeId, float]
-  ) -> Layout:
-    """Returns the layout with less work for slow nodes and other busy ones.
-
-    They get fewer layers, or else, if that does not pay, give shares to others.
-
-    Args:
-      first: The layout if no stage changes.
-      usual: Its pipelines with their usual partitions.
-    """
-    if self.speeds is None or self._is_bounded:
-      return self._balance(first, slow)
-    best = first.pipelines if slow else usual
-    if slow:
-      most = self._count_steps(layout, best, slow)
-      for other in usual, self.speeds.split(usual, slow):
-        num_steps = self._count_steps(layout, other, slow)
-        if num_steps > (1 + _LEAST_GAIN) * most:
-          best, most = other, num_steps
-    if best != usual:
-      return self.start(best, slow=slow)
-    return self._balance(dataclasses.replace(first, pipelines=usual), slow)
-
-  def _count_steps(
-      self, layout: Layout, pipelines: tuple[Pipeline, ...], slow: Mapping[NodeId, float]
-  ) -> float:
-    """Returns the number of steps within the horizon, after copies of state."""
-    assert self.rows is not None
-    pause_secs = 0.0
-    if pipelines != layout.pipelines:
-      pause_secs = self.planner.times.pause_secs("reconfigure", layout.pipelines, pipelines)
-    lines = self.start(pipelines, slow=slow).lines(self.rows)
-    step_ms = self.rows.play(lines, slow=slow).span_ms
-    return 1e3 * max(0.0, self.ladder.horizon_secs - pause_secs) / step_ms
 
   def _balance(self, layout: Layout, slow: Mapping[NodeId, float]) -> Layout:
     """Returns the layout with detours around busy nodes.
@@ -332,13 +280,11 @@ class RecoveryRules:
     }
     return dataclasses.replace(layout, detours=dict(sorted(detours.items())))
 
-  def _counts(
-      self, pipelines: Sequence[Pipeline], slow: Mapping[NodeId, float] | None
-  ) -> tuple[int, ...] | None:
+  def _counts(self, pipelines: Sequence[Pipeline]) -> tuple[int, ...] | None:
     if self.predictor is None:
       return None
     size = self.predictor.num_microbatches // self.num_shares
-    return tuple(n // size for n in self.predictor.split(pipelines, slow))
+    return tuple(n // size for n in self.predictor.split(pipelines))
 
 
 def find_copies(before: Layout, members: Nodes, after: Layout) -> tuple[failover.StageCopy, ...]:

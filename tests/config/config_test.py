@@ -71,6 +71,10 @@ class ConfigTest(parameterized.TestCase):
       ({"recovery.horizon_secs": float("inf")}, "at least 0, got inf"),
       ({"recovery.horizon_secs": float("nan")}, "at least 0, got nan"),
       ({"recovery.slow": "drop"}, "config.recovery.slow 'drop'.*Allowed: deal"),
+      (
+          {"recovery.slow": "layers"},
+          "^config.recovery.slow='layers' is gone; use 'remove', .*'report'.$",
+      ),
       ({"optimizer.clip_norm": 0.0}, "clip_norm must be above 0, got 0.0"),
       ({"node.mesh.data": 2}, "mesh.data=2 must divide .*microbatch_size=1"),
       ({"metrics.profile_steps": "6:3"}, "such as 3:6, got '6:3'"),

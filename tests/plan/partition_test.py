@@ -44,7 +44,7 @@ def _all_bounds(num_layers, num_stages):
     yield (0, *inner, num_layers)
 
 
-def _best_by_force(layers, *, num_stages, limit, balance, num_gradients, cuts, slow):
+def _best_by_force(layers, *, num_stages, limit, balance, num_gradients, cuts):
   """Returns the best bounds, or None if nothing fits; from the docstring."""
   candidates = []
   for bounds in _all_bounds(len(layers), num_stages):
@@ -62,9 +62,7 @@ def _best_by_force(layers, *, num_stages, limit, balance, num_gradients, cuts, s
           + (num_stages - stage) * sum(c.residual_bytes for c in owned)
           + 2 * sent
       )
-      stage_ns.append(
-          round(slow[stage] * sum(round((c.forward_ms + c.backward_ms) * 1e6) for c in owned))
-      )
+      stage_ns.append(sum(round((c.forward_ms + c.backward_ms) * 1e6) for c in owned))
     if limit is not None and max(stage_bytes) > limit:
       continue
     sent = sum(layers[b - 1].activation_bytes for b in bounds[1:-1])
@@ -109,17 +107,6 @@ class SplitLayersTest(parameterized.TestCase):
   )
   def test_compute(self, forwards, num_stages, bounds):
     got = partition_lib.split_layers(_layers(forwards), num_stages=num_stages)
-    self.assertEqual(got.bounds, bounds)
-
-  @parameterized.named_parameters(
-      ("twice", [2.0, 1.0], (0, 2, 6)),
-      ("much", [1.0, 9.0], (0, 5, 6)),
-      ("hardly", [1.0, 1.1], (0, 3, 6)),
-      ("both", [2.0, 2.0], (0, 3, 6)),
-      ("the_middle", [1.0, 3.0, 1.0], (0, 2, 3, 6)),
-  )
-  def test_slow_stages_get_fewer_layers(self, slow, bounds):
-    got = partition_lib.split_layers(_layers([1] * 6), num_stages=len(slow), slow=slow)
     self.assertEqual(got.bounds, bounds)
 
   def test_infeasible_says_by_how_much(self):
@@ -168,9 +155,6 @@ class SplitLayersTest(parameterized.TestCase):
     cuts = data.draw(strategies.sets(strategies.sampled_from(range(1, 9))))
     cuts = sorted(c for c in cuts if c < len(layers))
     num_stages = data.draw(strategies.integers(1, len(cuts) + 1))
-    factors = strategies.sampled_from((1.0, 1.3, 2.0, 5.0))
-    size = dict(min_size=num_stages, max_size=num_stages)
-    slow = data.draw(strategies.none() | strategies.lists(factors, **size))
     best = _best_by_force(
         layers,
         num_stages=num_stages,
@@ -178,7 +162,6 @@ class SplitLayersTest(parameterized.TestCase):
         balance=balance,
         num_gradients=num_gradients,
         cuts=cuts,
-        slow=slow or [1.0] * num_stages,
     )
     try:
       got = partition_lib.split_layers(
@@ -188,7 +171,6 @@ class SplitLayersTest(parameterized.TestCase):
           balance=balance,
           upkeep=upkeep.Upkeep(num_gradients),
           cuts=None if len(cuts) == len(layers) - 1 else cuts,
-          slow=slow,
       ).bounds
     except base.InfeasibleError:
       got = None

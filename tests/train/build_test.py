@@ -44,14 +44,6 @@ class CheckConfigTest(parameterized.TestCase):
   def test_programs_of_all_nodes_refuse(self, name, value, message):
     self.refuse(message, **{name: value, "pipeline.executor": "spmd"})
 
-  @parameterized.parameters(
-      ("pipeline.unit", "stage", "does not go with config.pipeline.unit='stage'"),
-      ("recovery.reroute", False, "with config.recovery.reroute=False"),
-      ("pipeline.executor", "spmd", "slow='layers' needs executor='rows'"),
-  )
-  def test_layers_of_slow_nodes_refuse(self, name, value, message):
-    self.refuse(message, **{name: value, "recovery.slow": "layers"})
-
   def test_refuses_float64(self):
     with jax.enable_x64(True):
       with self.assertRaisesRegex(ValueError, "^JAX_ENABLE_X64 is set, but"):

@@ -4,7 +4,7 @@ The passes of each pipeline are planned and played, as in `planner`. Then all
 nodes run the other phases together, each as long as its slowest node.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 import dataclasses
 import functools
 import math
@@ -146,22 +146,9 @@ class Predictor:
       return second_ms
     return None
 
-  def pace(
-      self,
-      partition: Partition,
-      roles: Roles | None = None,
-      slow: Mapping[base.NodeId, float] | None = None,
-  ) -> batch_split.PipelinePace:
-    """Returns the pace of a pipeline; without `roles`, of a new one.
-
-    `slow` has the factors of slow nodes, see `StageCosts`.
-    """
-    pace = self._pace(partition, self._key(partition, roles))
-    if not roles or not slow or slow.keys().isdisjoint(roles.owners):
-      return pace
-    costs = dataclasses.replace(self.stage_costs(partition), slow=slow)
-    finish_ms = functools.partial(_span_ms, roles.owners, costs)
-    return dataclasses.replace(pace, finish_ms=functools.cache(finish_ms))
+  def pace(self, partition: Partition, roles: Roles | None = None) -> batch_split.PipelinePace:
+    """Returns the pace of a pipeline; without `roles`, of a new one."""
+    return self._pace(partition, self._key(partition, roles))
 
   def _pace(self, partition: Partition, key: _Key) -> batch_split.PipelinePace:
     busy_ms = stages.busy_ms(self.stage_costs(partition), key[0])
@@ -215,19 +202,15 @@ class Predictor:
         for (partition, count), role in pairs
     )
 
-  def split(
-      self, pipelines: Sequence[Pipeline], slow: Mapping[base.NodeId, float] | None = None
-  ) -> tuple[int, ...]:
+  def split(self, pipelines: Sequence[Pipeline]) -> tuple[int, ...]:
     """Returns the microbatches of each pipeline, at least one.
-
-    `slow` is as for `pace`.
 
     Raises:
       base.InfeasibleError: There are more pipelines than microbatches, or none.
     """
     if self._split == "even":
       return batch_split.split_evenly(self.num_microbatches, len(pipelines))
-    return self.deal([self.pace(p.partition, p.roles, slow) for p in pipelines])
+    return self.deal([self.pace(p.partition, p.roles) for p in pipelines])
 
   def deal(self, paces: Sequence[batch_split.PipelinePace]) -> tuple[int, ...]:
     """Returns each pipeline's microbatches, so that all finish together."""

@@ -1,6 +1,6 @@
 """Names the nodes that are slow, and lets them hand over if so configured.
 
-With `recovery.slow="deal"` or "layers" a slow node gets its work back once it
+With `recovery.slow="deal"` a slow node gets its work back once it
 is fast again, or, if it has none that could be measured, on trial. Each return
 in a view doubles the number of steps that the next one takes.
 """
@@ -27,7 +27,7 @@ class SlowNodes:
       self, state: run_state_lib.RunState, outputs: outputs_lib.Outputs, *, response: str
   ) -> None:
     self._state, self._outputs, self._response = state, outputs, response
-    self._relieves = response in ("deal", "layers")
+    self._relieves = response == "deal"
     self._history: collections.deque[slowness.Step] = collections.deque(maxlen=slowness.NUM_KEPT)
     self.forget()
 

@@ -13,7 +13,6 @@ from bamboo_jax.recovery import (
     placement as placement_lib,
     planner as planner_lib,
     shapes as shapes_lib,
-    speeds as speeds_lib,
     triggers as triggers_lib,
 )
 from bamboo_jax.recovery.oobleck import cover as cover_lib, templates as templates_lib
@@ -146,14 +145,8 @@ def make_rules(
     shape = shapes_lib.TemplateShapes(
         cover_lib.Coverer(templates, predicted, degrades=True), recovery.method
     )
-  segments, speeds = partition_lib.refine(partitions), None
-  if recovery.slow == "layers":  # A stage may then start at any unit.
-    firsts = build.find_cuts(config, plan.profile)
-    segments = partition_lib.Partition((0, *firsts, segments.num_layers))
-    speeds = speeds_lib.Speeds(plan.profile, segments, partitions)
   return assignment.RecoveryRules(
-      segments=segments,
-      speeds=speeds,
+      segments=partition_lib.refine(partitions),
       num_shares=num_shares,
       predictor=predicted if by_makespan else None,
       ladder=ladder,
