@@ -102,7 +102,7 @@ OPTIONS: Mapping[str, tuple[Any, ...]] = {
     "recovery.checkpoint": (True, True, False),
     "recovery.fold": (True, True, False),
     "recovery.preconnect": (True, False),
-    "recovery.slow": ("report", "report", "report", "deal"),
+    "recovery.slow": ("report", "report", "report", "remove", "remove"),
     "optimizer.name": ("adamw", "adamw", "lion"),
     "optimizer.clip_norm": (None, 0.1, 1.0),
     "optimizer.decay": ("all", "matrices"),
@@ -169,8 +169,6 @@ def draw(seed: int, number: int) -> Pair:
   if options["pipeline.executor"] == "spmd":  # Most would be refused.
     options |= {"pipeline.layout": "depth", "pipeline.num_shares": None}
     options |= {"recovery.slow": "report", "node.mesh.data": 1}
-  if not options["recovery.reroute"]:
-    options["recovery.slow"] = "report"
   # What a drop leaves out depends on when others learn of the death.
   phases = _PHASES[:2] if options["recovery.drop"] else _PHASES
   faults = []

@@ -151,9 +151,8 @@ class RecoverySection(Section, path="config.recovery"):
   preconnect: bool = option(True, "Nodes connect before they need each other.")
   slow: str = option(
       "report",
-      'Of a node that others wait for because it is slow: "report" it; "deal": '
-      "it hands over to a spare, or shares to nodes with copies; "
-      '"remove": it also hands its stages over and leaves.',
-      choices=("report", "deal", "remove"),
-      gone={"layers": "'remove', which replaces a slow node, or 'report'"},
+      'Of a node that others wait for because it is slow: "report" it, or "remove": '
+      "it also hands its stages over and leaves.",
+      choices=("report", "remove"),
+      gone=dict.fromkeys(("deal", "layers"), "'remove', which replaces a slow node, or 'report'"),
   )

@@ -61,8 +61,8 @@ def render_event(line: Mapping[str, Any]) -> str | None:
       values = {k: line[k] for k in _RECOVERY if k in line}
       values["victims"] = ",".join(line.get("victims", ()))
       return f"recovery {render_line(values)}"
-    case "slow" | "slow_over" as event:
-      return f"{event} {render_line(values)}"
+    case "slow":
+      return f"slow {render_line(values)}"
     case "eval":
       return render_line({f"eval_{k}": v for k, v in values.items()})
     case "saving":

@@ -3,10 +3,9 @@
 `Redundancy.plan` makes all of them, to be run, predicted or simulated.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import dataclasses
 import functools
-import types
 from typing import Any
 
 from bamboo_jax import base
@@ -24,8 +23,6 @@ from bamboo_jax.schedule import (
 Roles = failover.Roles
 StageCosts = costs_lib.StageCosts
 Line = lines_lib.Line
-
-_NONE_SLOW: Mapping[base.NodeId, float] = types.MappingProxyType({})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +119,6 @@ class RowPlanner:
       *,
       shares: Sequence[base.ShareId] | None = None,
       partition: partition_lib.Partition | None = None,
-      slow: Mapping[base.NodeId, float] = _NONE_SLOW,
   ) -> redundancy.RedundancyPlan:
     """Returns the rows of a whole step.
 
@@ -130,7 +126,6 @@ class RowPlanner:
       roles: Owners and shadows by segment.
       shares: Shares of the pipeline; by default those of the plan.
       partition: Stages of the pipeline; by default those of the plan.
-      slow: As in `StageCosts`.
     """
     batch = self.plan.batch
     microbatches = batch.microbatches(pipeline)
@@ -139,7 +134,7 @@ class RowPlanner:
     return self.redundant.plan(
         roles,
         microbatches=microbatches,
-        costs=dataclasses.replace(self.costs, slow=slow),
+        costs=self.costs,
         in_flight=self._in_flight(partition or self.plan.partition),
     )
 
@@ -161,19 +156,14 @@ class RowPlanner:
     ]
 
   def play(
-      self,
-      lines: Sequence[Line],
-      holdings: lines_lib.Holdings | None = None,
-      *,
-      slow: Mapping[base.NodeId, float] = _NONE_SLOW,
+      self, lines: Sequence[Line], holdings: lines_lib.Holdings | None = None
   ) -> timeline_lib.Timeline:
     """Returns the timeline of all lines, without redundant forward passes.
 
-    With `holdings`, of the rest of the step; `slow` is as in `StageCosts`.
-    Raises `base.InfeasibleError` if it cannot be finished.
+    With `holdings`, of the rest of the step. Raises `base.InfeasibleError` if
+    it cannot be finished.
     """
-    costs = dataclasses.replace(self.costs, slow=slow)
-    return scheduler.play(lines, costs=costs, holdings=holdings).timeline
+    return scheduler.play(lines, costs=self.costs, holdings=holdings).timeline
 
   def _in_flight(self, partition: partition_lib.Partition) -> Sequence[int] | None:
     in_flight = scheduler.in_flight_limits(self.plan.schedule_name, partition.num_stages)

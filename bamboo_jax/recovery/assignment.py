@@ -115,45 +115,27 @@ class RecoveryRules:
     if kept is None or self.ladder.reroute != "shares":
       return found
     after = found.layout.keep_detours(layout, change.lost)
-    slow = {n: f for n, f in layout.slow.items() if n in members}
-    after = dataclasses.replace(after, slow=slow)
     if holdings is not None and change.lost and not self._is_bounded:
       with contextlib.suppress(base.InfeasibleError):  # The step is repeated.
         after = self._deal(after, holdings)
     return dataclasses.replace(found, layout=after)
 
   def improve(
-      self,
-      layout: Layout,
-      members: Nodes,
-      *,
-      zones: Zones,
-      leaving: Nodes = (),
-      slow: Mapping[NodeId, float] | None = None,
+      self, layout: Layout, members: Nodes, *, zones: Zones, leaving: Nodes = ()
   ) -> LayoutChange:
     """Returns the change to make between two steps, while all nodes live.
 
-    Its rung is "none" if no better layout is found. Nodes in `slow`, and those
-    that `layout` knows as slow, hand over to spares; if there are too few, they
-    give shares to others, see `dealing`. Those whose factor is 1 are not slow.
+    Its rung is "none" if no better layout is found.
     """
-    both = {**layout.slow, **(slow or {})}
-    slow = {n: f for n, f in both.items() if n in members and f > 1}
-    idle = slow.keys() - layout.nodes
-    spares = {*members} - layout.nodes - idle - {*leaving}
-    relieved = sorted(slow.keys() & layout.nodes)[: len(spares)]
-    change = ladder_lib.Change(noticed=frozenset((*leaving, *idle, *relieved)))
+    change = ladder_lib.Change(noticed=frozenset(leaving))
     decision = self._decide(layout, members, change, zones=zones)
-    made, rung, why = decision.state.pipelines, decision.rung, decision.reason
-    stays = made == layout.pipelines
-    after = self._balance(layout if stays else self.start(made), slow)
-    if stays:
-      rung = "none"
-      if after.slow != layout.slow:
-        gives = after.slow.keys() - layout.slow
-        rung, why = "reroute", "slow nodes give shares away" if gives else "shares come back"
+    made, rung = decision.state.pipelines, decision.rung
+    if made == layout.pipelines:
+      after, rung = self._balance(layout), "none"
+    else:
+      after = self._balance(self.start(made))
     copies = find_copies(layout, members, after)
-    return LayoutChange(after, rung, why, copies=copies)
+    return LayoutChange(after, rung, decision.reason, copies=copies)
 
   def after_deaths(
       self, layout: Layout, members: Nodes, *, zones: Zones, leaving: Nodes = ()
@@ -238,19 +220,13 @@ class RecoveryRules:
         after, decision.rung, decision.reason, copies=copies, rolls_back=decision.rolls_back
     )
 
-  def _balance(self, layout: Layout, slow: Mapping[NodeId, float]) -> Layout:
-    """Returns the layout with detours around busy nodes.
-
-    These have several stages, or are slow.
-    """
+  def _balance(self, layout: Layout) -> Layout:
+    """Returns the layout with detours around nodes that have several stages."""
     if self.ladder.reroute != "shares" or not layout.pipelines:
       return layout
     fresh, whole = self.start(layout.pipelines), layout.pipelines
-    if self._is_bounded:
+    if self._is_bounded or all(len(p.nodes) == p.partition.num_stages for p in whole):
       return fresh
-    if not slow and all(len(p.nodes) == p.partition.num_stages for p in whole):
-      return fresh
-    fresh = dataclasses.replace(fresh, slow=slow)
     return self._deal(fresh, {}, least_gain=_LEAST_GAIN)
 
   @property
@@ -267,7 +243,7 @@ class RecoveryRules:
     dealt = dealing.deal(
         layout.lines(self.rows),
         copies=copies,
-        costs=dataclasses.replace(self.rows.costs, slow=layout.slow),
+        costs=self.rows.costs,
         holdings=holdings,
         share_size=size,
         least_gain=least_gain,

@@ -74,15 +74,12 @@ class Layout:
       throughout a run.
     detours: For each share that does not pass through the owners of its
       pipeline only: the node that computes each segment.
-    slow: By node, the factor by which passes of slow nodes are longer; see
-      `slowness`.
   """
 
   pipelines: tuple[pipelines_lib.Pipeline, ...] = ()
   shares: Shares = ()
   segments: tuple[int, ...] = ()
   detours: Mapping[base.ShareId, tuple[base.NodeId, ...]] = dataclasses.field(default_factory=dict)
-  slow: Mapping[base.NodeId, float] = dataclasses.field(default_factory=dict)
 
   @functools.cached_property
   def roles(self) -> tuple[failover.Roles, ...]:
@@ -230,8 +227,7 @@ class StepPlans:
     if layout != self._layout:
       self._layout, self._filling = layout, None
       if layout.is_joint:
-        lines = layout.lines(self._rows)
-        self._whole = [self._rows.play(lines, slow=layout.slow)]
+        self._whole = [self._rows.play(layout.lines(self._rows))]
       else:
         self._plan_apart(layout)
     return self._whole
@@ -246,11 +242,7 @@ class StepPlans:
     computing = [p for p, own in enumerate(layout.shares) if own]
     plans = [
         self._rows.whole(
-            p,
-            layout.roles[p],
-            shares=layout.shares[p],
-            partition=layout.pipelines[p].partition,
-            slow=layout.slow,
+            p, layout.roles[p], shares=layout.shares[p], partition=layout.pipelines[p].partition
         )
         for p in computing
     ]
@@ -259,9 +251,7 @@ class StepPlans:
       return
     self._whole = [plan.lazy for plan in plans]
     self._filling = self._rows.redundant.fill(
-        plans,
-        [layout.roles[p] for p in computing],
-        dataclasses.replace(self._rows.costs, slow=layout.slow),
+        plans, [layout.roles[p] for p in computing], self._rows.costs
     )
 
   def rest(
@@ -274,4 +264,4 @@ class StepPlans:
     """
     lines = layout.lines(self._rows)
     groups = [lines] if layout.is_joint else [[line] for line in lines]
-    return [self._rows.play(group, holdings, slow=layout.slow) for group in groups]
+    return [self._rows.play(group, holdings) for group in groups]

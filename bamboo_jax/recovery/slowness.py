@@ -17,35 +17,24 @@ the kernel let other programs run (`starved_secs`) does not count, and in
 each of the three steps the ratio must exceed the spread of the node's own past,
 and its longer steps. A suspended process is not starved. Its suspension is
 measured as such, is zero on healthy nodes, and needs no past.
-
-A node that has given shares away has other work than before, or none. Whether
-it is fast again is judged by its time per planned time, beside that of nodes
-that are not slow. The limit lies between both speeds, and several steps must
-agree, so that a node of constant speed does not get shares back and lose them
-again.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 import dataclasses
-import itertools
 import math
 import re
 import statistics
 from typing import Any, TypeVar
 
 from bamboo_jax import base
-from bamboo_jax.schedule import costs as costs_lib, instruction as instruction_lib
 
 NodeId = base.NodeId
-Op = instruction_lib.Op
 _T = TypeVar("_T")
 _K = TypeVar("_K")
 
 NUM_CONFIRMED = 3  # Steps in which a node must have been slow.
 NUM_SKIPPED = 3  # The first steps in a view, which load programs and data.
 NUM_KEPT = 24  # Steps that a judgement takes into account.
-NUM_RECOVERED = 6  # Steps in which a node must have been fast again.
-NUM_IDLE = 48  # Steps after which a slow node without work is tried.
 _LEAST_PAST = 5  # Steps before these, for a comparison with the past; without
 # it, a node must have been slower than others in as many steps, and in all.
 _LEAST_RATIO = 1.2
@@ -125,7 +114,6 @@ class Named:
     node: Its name.
     factor: How many times slower it was than it should be.
     named_before: How often a node of the same host was named before.
-    over_step: After which it was fast again; 0: not known.
   """
 
   step: base.StepId
@@ -135,7 +123,6 @@ class Named:
   factor: float
   busy_ms: float
   named_before: int = 0
-  over_step: base.StepId = base.StepId(0)
 
   @property
   def values(self) -> dict[str, int | float | str]:
@@ -198,50 +185,6 @@ def _find_suspended(steps: Sequence[Step]) -> dict[NodeId, float]:
     if len(more) == len(steps) and min(mean, 2 * min(more)) > _SUSPENDED:
       found[node] = 1 / (1 - mean)
   return found
-
-
-def count_fast(
-    history: Sequence[Step], slow: Mapping[NodeId, float], costs: costs_lib.StageCosts
-) -> dict[NodeId, int]:
-  """Returns for how many steps, up to the last one, nodes have been fast again.
-
-  Negative: for how many they have still been slow; 0: no work in the last step.
-
-  Args:
-    history: Each node in the last steps, oldest first.
-    slow: Nodes that were slow, with the factor by which they were.
-    costs: Planned times of passes.
-  """
-  paces = [_find_paces(step, slow, costs) for step in history]
-  counts = {}
-  for node, factor in slow.items():
-    are_fast = [
-        step[node] < math.sqrt(factor) if node in step else None for step in reversed(paces)
-    ]
-    now, run = next(itertools.groupby(are_fast), (None, ()))
-    counts[node] = 0 if now is None else len([*run]) * (1 if now else -1)
-  return counts
-
-
-def _find_paces(
-    step: Step, slow: Mapping[NodeId, float], costs: costs_lib.StageCosts
-) -> dict[NodeId, float]:
-  """Returns the busy time per planned time, by that of the usual node.
-
-  Starved time counts, since it delays all nodes of a busy machine.
-  """
-  planned_ms = {n: _plan_ms(one.work, costs) for n, one in step.items()}
-  paces = {n: step[n].busy_secs / ms for n, ms in planned_ms.items() if ms}
-  usual = [pace for node, pace in paces.items() if node not in slow]
-  median = statistics.median(usual) if usual else 0.0
-  return {n: pace / median for n, pace in paces.items()} if median else {}
-
-
-def _plan_ms(work: str, costs: costs_lib.StageCosts) -> float:
-  """Returns the planned time of the passes that `NodeStep.work` counts."""
-  times_ms = {Op.FORWARD: costs.forward_ms, Op.BACKWARD: costs.backward_ms}
-  passes = count_passes(work)
-  return sum(n * times_ms[Op(k[-1])][int(k[:-1])] for k, n in passes.items())
 
 
 def _add_up(steps: Sequence[Step]) -> Step:

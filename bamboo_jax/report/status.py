@@ -76,9 +76,7 @@ def render(run: StoredRun, *, now_secs: float) -> str:
   recoveries = durations.report(status.get("recoveries", ()), {})
   lines += map(durations.describe, recoveries)
   lines += [
-      f"slow: {slowness.describe(slow)} in step {slow['step']}"
-      + (f", until step {over}" if (over := slow.get("over_step")) else "")
-      for slow in status.get("slow", ())
+      f"slow: {slowness.describe(slow)} in step {slow['step']}" for slow in status.get("slow", ())
   ]
   return "\n".join(lines)
 

@@ -66,8 +66,6 @@ class RunState:
     version: Counts the changes of the layout; -1 before it is known.
     rollbacks: Number of returns to a checkpoint.
     rung: Rung of the last change between two steps; "none" before the first.
-    slow: Slow nodes that must give shares away, with their slowdown; 1 if they
-      get their shares back.
     named: Slow nodes so far; newcomers learn them from the others.
     num_skipped: Number of skipped steps in a row before the next one.
     damaged: Steps whose checkpoints were found damaged, until a step is
@@ -86,10 +84,9 @@ class RunState:
   layout: layout_lib.Layout = layout_lib.Layout()
   rung: str = "none"
   damaged: tuple[base.StepId, ...] = ()
-  slow: Mapping[base.NodeId, float] = dataclasses.field(default_factory=dict)
   named: tuple[slowness.Named, ...] = ()
   num_skipped: int = 0
-  _settled: tuple[base.ViewId, layout_lib.Layout, Mapping[base.NodeId, float]] | None = None
+  _settled: tuple[base.ViewId, layout_lib.Layout] | None = None
   _compared: tuple[base.ViewId, int, base.StepId] | None = None
 
   @property
@@ -235,7 +232,7 @@ class RunState:
 
   def _plan(self, view: views.View, nodes: Collection[base.NodeId]) -> assignment.LayoutChange:
     zones = cohort_lib.zones_of(view)
-    return self.rules.improve(self.layout, nodes, zones=zones, leaving=view.leaving, slow=self.slow)
+    return self.rules.improve(self.layout, nodes, zones=zones, leaving=view.leaving)
 
   def plan_deaths(self) -> Iterator[layout_lib.Layout]:
     """Yields the layouts after any single death that need new programs.
@@ -253,11 +250,11 @@ class RunState:
     Calls `begin` with the change first. Raises as `carry_out`.
     """
     view = self.cohort.view
-    if self._settled == (view.number, self.layout, self.slow):
+    if self._settled == (view.number, self.layout):
       return False
     change = self._plan(view, view.numbers)
     if change.layout == self.layout:
-      self._settled = (view.number, self.layout, self.slow)
+      self._settled = (view.number, self.layout)
       return False
     begin(change)
     self.carry_out(change)

@@ -79,10 +79,10 @@ class ErrorsTest(FailingCase):
     self.assertIn("must be above 0 and at most 0.333", said)
 
   def test_nothing_starts_before_the_config_is_checked(self):
-    said = self.fail_cluster("--config.pipeline.executor=spmd", "--config.recovery.slow=deal")
+    said = self.fail_cluster("--config.pipeline.executor=spmd", "--config.recovery.slow=remove")
     self.assertStartsWith(
         said,
-        "error: config.recovery.slow='deal' needs executor='rows': passes are "
+        "error: config.recovery.slow='remove' needs executor='rows': passes are "
         "not measured; take 'report'.",
     )
     self.assertFalse((self.folder / "run").exists())

@@ -6,7 +6,6 @@ and each share of a stage is with one node.
 
 import collections
 import dataclasses
-import functools
 import itertools
 import random
 import statistics
@@ -21,7 +20,6 @@ from bamboo_jax.schedule import (
     instruction as instruction_lib,
     redundancy,
     scheduler,
-    timeline as timeline_lib,
 )
 from tests import layouts, samples, schedules
 from tests.schedule.verify import cuts as cuts_lib
@@ -175,57 +173,6 @@ class PriceTest(parameterized.TestCase):
         timeline, **common, num_times=8, victims=[0], num_pipelines=1
     )
     self.assertLess(first, 0.75 * timeline.span_ms)
-
-
-class SlowNodeTest(parameterized.TestCase):
-
-  @parameterized.product(slow=[0, 1, 3], factor=[1.25, 2.0, 5.0])
-  def test_nearly_as_fast_as_the_best_split(self, slow, factor):
-    steps, layout = make_steps(2, 4, 2, "none", per_share=2)
-    change = steps.rules.improve(layout, layout.nodes, zones={}, slow={slow: factor})
-    rows = steps.rules.rows
-    costs = dataclasses.replace(rows.costs, slow={slow: factor})
-    ways = itertools.product((0, 2), (1, 3))  # Either owner of either stage.
-    spans = []
-    for owners in itertools.product(ways, repeat=4):
-      detours = dict(enumerate(owners))
-      lines = dataclasses.replace(layout, detours=detours).lines(rows)
-      planned = scheduler.plan_rows(lines, costs=costs)
-      spans.append(timeline_lib.span_ms(planned, costs))
-    plans = layout_lib.StepPlans(rows)
-    span = max(t.span_ms for t in plans.whole(change.layout))
-    self.assertLess(0.9 * span, min(spans))
-    if factor == 5.0:
-      unchanged = dataclasses.replace(layout, slow={slow: factor})
-      self.assertLess(span, 0.7 * rows.play(unchanged.lines(rows), slow={slow: factor}).span_ms)
-
-  def test_others_stay_slow_or_are_forgotten(self):
-    steps, layout = make_steps(2, 4, 2, "lazy")
-    rules, zones = steps.rules, {}
-    first = rules.improve(layout, layout.nodes, zones=zones, slow={1: 4.0})
-    self.assertEqual(first.rung, "reroute")
-    self.assertEqual(first.layout.slow, {1: 4.0})
-    self.assertNotEmpty(first.layout.detours)
-    again = rules.improve(first.layout, layout.nodes, zones=zones)
-    self.assertEqual((again.rung, again.layout), ("none", first.layout))
-    back = rules.improve(first.layout, layout.nodes, zones=zones, slow={1: 1.0})
-    self.assertEqual((back.rung, back.layout), ("reroute", layout))
-    self.assertEqual(back.reason, "shares come back")
-    for dead, slow in (1, {}), (2, {1: 4.0}):
-      left = layout.nodes - {dead}
-      lost = rules.lose(first.layout, left, zones=zones, holdings={}).layout
-      self.assertEqual(lost.slow, slow)
-      after = rules.improve(lost, left, zones=zones).layout
-      self.assertEqual(after.slow, slow)
-
-  def test_a_spare_takes_the_place(self):
-    steps, layout = make_steps(2, 4, 2, "lazy")
-    members = layout.nodes | {8, 9}
-    improve = functools.partial(steps.rules.improve, members=members, zones={})
-    after = improve(layout, slow={1: 4.0, 2: 2.0, 8: 3.0}).layout
-    self.assertEqual(after.nodes, {0, 2, 3, 9})
-    self.assertEqual(after.slow.keys(), {1, 2, 8})
-    self.assertEqual(improve(after).layout, after)
 
 
 class StepsAfterTest(parameterized.TestCase):

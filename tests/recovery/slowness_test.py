@@ -10,7 +10,6 @@ import random
 from absl.testing import absltest, parameterized
 
 from bamboo_jax.recovery import slowness
-from bamboo_jax.schedule import costs as stage_costs
 
 NodeStep = slowness.NodeStep
 
@@ -127,48 +126,6 @@ class FindSlowTest(parameterized.TestCase):
       if found := slowness.find_slow(history):
         named.append((step, found))
     self.assertEqual(named, [])
-
-
-def _dealt(one, *, num=1, other=100, stage=0):
-  """Returns a step: node 1 took `one` ms for `num` of 4 microbatches."""
-  step = {
-      0: NodeStep("0B*4 0F*4", other / 1e3),
-      2: NodeStep("0B*4 0F*4 1B*2", 2 * other / 1e3),
-      3: NodeStep("1B*4", other / 1e3),
-  }
-  if num:
-    work = " ".join(f"{stage}{op}*{num}" for op in "BF")
-    step[1] = NodeStep(work, one / 1e3)
-  return step
-
-
-class CountFastTest(parameterized.TestCase):
-  """Four microbatches of a stage take 100 ms, so one takes 25."""
-
-  @parameterized.named_parameters(
-      ("slow_by_four", [_dealt(100)] * 3, 4.0, -3),
-      ("fast", [_dealt(100)] * 3 + [_dealt(25)] * 2, 4.0, 2),
-      ("below_the_limit", [_dealt(49)], 4.0, 1),
-      ("above_the_limit", [_dealt(51)], 4.0, -1),
-      ("with_more_work", [_dealt(98, num=2)], 4.0, 1),
-      ("slow_once", [_dealt(25)] * 4 + [_dealt(100), _dealt(25)], 4.0, 1),
-      ("no_work", [_dealt(25)] * 4 + [_dealt(0, num=0)], 4.0, 0),
-      ("had_no_work", [_dealt(0, num=0)] * 4 + [_dealt(25)], 4.0, 1),
-      ("as_slow_as_all", [_dealt(100, other=400)], 4.0, 1),
-      ("nobody_to_compare_with", [{1: _dealt(25)[1]}], 4.0, 0),
-      ("no_step", [], 4.0, 0),
-  )
-  def test_table(self, history, factor, expected):
-    costs = stage_costs.StageCosts((10.0, 10.0), (15.0, 25.0), (0.0,))
-    found = slowness.count_fast(history, {1: factor}, costs)
-    self.assertEqual(found, {1: expected})
-
-  def test_slow_nodes_are_no_measure(self):
-    costs = stage_costs.StageCosts((10.0, 10.0), (15.0, 25.0), (0.0,))
-    step = {n: NodeStep("1B*1", ms) for n, ms in enumerate((25, 90, 90, 90))}
-    slow = dict.fromkeys((1, 2, 3), 2.0)
-    found = slowness.count_fast([step], slow, costs)
-    self.assertEqual(found, dict.fromkeys((1, 2, 3), -1))
 
 
 def _parse(node, cell):

@@ -39,7 +39,7 @@ class CheckConfigTest(parameterized.TestCase):
       ("node.mesh.tensor", 2, "config.node.mesh needs executor='rows'"),
       ("pipeline.layout", "templates", "layout='templates' needs executor="),
       ("model.name", "paced", "model.name='paced' needs executor"),
-      ("recovery.slow", "deal", "slow='deal' needs executor='rows'"),
+      ("recovery.slow", "remove", "slow='remove' needs executor='rows'"),
   )
   def test_programs_of_all_nodes_refuse(self, name, value, message):
     self.refuse(message, **{name: value, "pipeline.executor": "spmd"})

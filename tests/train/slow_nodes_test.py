@@ -6,7 +6,6 @@ import types
 from absl.testing import parameterized
 
 from bamboo_jax.recovery import slowness
-from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.train.record import slow_nodes
 from tests import members
 from tests.train import run_log_test
@@ -19,7 +18,6 @@ def make_step(*busy_ms):
   ]
 
 
-_COSTS = costs_lib.StageCosts((1.0,), (2.0,), ())
 _USUAL = make_step(20, 20, 20, 20)
 _SLOW_1 = make_step(20, 100, 20, 20)
 
@@ -42,9 +40,7 @@ class SlowNodesTest(parameterized.TestCase):
         cohort=cohort,
         steps=0,
         is_writer=me == 0,
-        slow={},
         named=(),
-        rules=types.SimpleNamespace(rows=types.SimpleNamespace(costs=_COSTS)),
         layout=run_log_test.make_layout((0, 1), (2, 3)),
     )
     outputs = types.SimpleNamespace(
@@ -84,79 +80,6 @@ class SlowNodesTest(parameterized.TestCase):
     self.assertEqual((first.host, again.host), ("x", "x"))
     self.assertNotIn("named_before", first.values)
     self.assertEqual(again.values["named_before"], 1)
-
-  def test_its_work_is_given_to_others(self):
-    self.make(response="deal")
-    self.hear(*[_USUAL] * 8, *[_SLOW_1] * 3)
-    self.assertEqual(self.state.slow, {1: 5.0})
-    self.assertLen(self.events, 1)
-    self.nodes.forget()
-    self.assertEqual(self.state.slow, {})
-    self.hear(*[_USUAL] * 8, *[_SLOW_1] * 3)  # In the next view.
-    self.assertEqual(self.state.slow, {1: 5.0})
-    self.assertLen(self.events, 1)
-
-  def deal(self, *, num_left):
-    """Lets node 1 give all but `num_left` of 4 microbatches away; step 11."""
-    self.make(response="deal")
-    self.hear(*[_USUAL] * 8, *[_SLOW_1] * 3)
-    self.num_left = num_left
-    self.assertEqual(self.state.slow, {1: 5.0})
-
-  def step(self, ms):
-    """Returns a step in which node 1 takes `ms` for each microbatch."""
-    num = self.num_left if self.state.slow[1] > 1 else 4
-    own = [{1: slowness.NodeStep(f"0F*{num}", num * ms / 1e3)}] * bool(num)
-    return [_USUAL[0], *own, *_USUAL[2:]]
-
-  def run_until(self, factor, ms):
-    """Returns after how many steps the factor of node 1 is another one."""
-    for num in range(1, 1_000):
-      self.hear(self.step(ms))
-      if self.state.slow[1] == factor:
-        return num
-    raise AssertionError(self.state.slow)
-
-  def test_shares_come_back_to_a_fast_node(self):
-    self.deal(num_left=1)
-    self.hear(*[self.step(ms=25)] * 99)  # 5 ms were usual.
-    self.assertEqual(self.state.slow, {1: 5.0})
-    self.assertEqual(self.run_until(1.0, ms=5), slowness.NUM_RECOVERED)
-    self.assertLen(self.events, 1)
-    self.hear(*[self.step(ms=5)] * 99)
-    values = {"node": "n1", "host": "h", "slow_step": 11}
-    self.assertEqual(self.events[1:], [("slow_over", 117, values)])
-    self.assertEqual([one.over_step for one in self.state.named], [117])
-    self.assertEqual(self.state.slow, {1: 1.0})
-    self.hear(*[self.step(ms=25)] * 3)  # It is named a second time.
-    self.assertEqual(self.state.slow, {1: 5.0})
-    self.assertEqual([e[0] for e in self.events], ["slow", "slow_over", "slow"])
-
-  def test_a_node_without_work_is_tried_less_and_less_often(self):
-    self.deal(num_left=0)
-    for more in 1, 2, 4:
-      idle = self.run_until(1.0, ms=25)
-      self.assertEqual(idle, more * slowness.NUM_IDLE)
-      slow = self.run_until(5.0, ms=25)
-      self.assertEqual(slow, slowness.NUM_CONFIRMED)
-    self.assertEqual(self.run_until(1.0, ms=5), 8 * slowness.NUM_IDLE)
-    self.hear(*[self.step(ms=5)] * slowness.NUM_RECOVERED)
-    self.assertEqual([e[0] for e in self.events], ["slow", "slow_over"])
-    self.assertEqual(self.state.slow, {1: 1.0})
-
-  def test_a_node_that_comes_and_goes_keeps_its_shares_longer_away(self):
-    self.deal(num_left=1)
-    found = []
-    for _ in range(4):
-      found.append(self.run_until(1.0, ms=5))
-      self.run_until(5.0, ms=25)
-    self.assertEqual(found, [6, 12, 24, 24])
-
-  def test_without_shares_to_deal_nothing_comes_back(self):
-    self.deal(num_left=1)
-    self.state.rules.rows = None
-    self.hear(*[self.step(ms=5)] * 99)
-    self.assertEqual(self.state.slow, {1: 5.0})
 
   def test_others_know_it_too(self):
     self.make(me=2, response="remove")

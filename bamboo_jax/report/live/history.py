@@ -106,8 +106,6 @@ class History:
         self._note(line, line["text"])
       case "slow":
         self._note(line, slowness.describe(line))
-      case "slow_over":
-        self._note(line, f"{line['node']} is as fast as it should be again")
       case "skipped" | "saving" | "save_failed":
         self._note(line, f"{line['event']}: {line['reason']}")
 
