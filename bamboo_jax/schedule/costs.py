@@ -1,9 +1,7 @@
 """Time and memory of stages: the input of a schedule from the model."""
 
-from collections.abc import Mapping
 import dataclasses
 
-from bamboo_jax import base
 from bamboo_jax.schedule import instruction as instruction_lib
 
 
@@ -22,7 +20,6 @@ class StageCosts:
     resident_bytes: Size of parameters, optimizer slots and gradient
       accumulator.
     redundant_ms: Time of a redundant forward pass; `forward_ms` if not given.
-    slow: How many times as long all passes take on some nodes.
   """
 
   forward_ms: tuple[float, ...]
@@ -32,7 +29,6 @@ class StageCosts:
   residual_bytes: tuple[int, ...] = ()
   resident_bytes: tuple[int, ...] = ()
   redundant_ms: tuple[float, ...] = ()
-  slow: Mapping[base.NodeId, float] = dataclasses.field(default_factory=dict)
 
   def __post_init__(self) -> None:
     stages = len(self.forward_ms)
@@ -41,7 +37,7 @@ class StageCosts:
         object.__setattr__(self, name, (0,) * stages)
     if not self.redundant_ms:
       object.__setattr__(self, "redundant_ms", self.forward_ms)
-    for field in dataclasses.fields(self)[:-1]:
+    for field in dataclasses.fields(self):
       values = getattr(self, field.name)
       wanted = stages - 1 if field.name == "transfer_ms" else stages
       if stages < 1 or len(values) != wanted:
@@ -56,15 +52,11 @@ class StageCosts:
     """Number of stages."""
     return len(self.forward_ms)
 
-  def pass_ms(self, pass_: instruction_lib.Instruction, node: base.NodeId | None = None) -> float:
-    """Returns the time of a forward, redundant forward or backward pass.
-
-    `node` runs it; None: a node that is not slow.
-    """
+  def pass_ms(self, pass_: instruction_lib.Instruction) -> float:
+    """Returns the time of a forward, redundant forward or backward pass."""
     times_ms = self.forward_ms
     if pass_.op is instruction_lib.Op.BACKWARD:
       times_ms = self.backward_ms
     elif pass_.op is instruction_lib.Op.REDUNDANT_FORWARD:
       times_ms = self.redundant_ms
-    factor = 1.0 if node is None else self.slow.get(node, 1.0)
-    return times_ms[pass_.stage] * factor
+    return times_ms[pass_.stage]

@@ -13,9 +13,7 @@ These are sums of owed time. The rest of the step is then planned with all
 moves, without the last one, and so on, while the bound by the busiest node
 allows a better result; the plan that ends first is taken. A share of a stage
 stays on one node, in the order of its microbatches, and shares are summed in
-order, so the results are the same to the bit. A slow node, whose passes take
-longer (`costs.slow`), gives shares away in the same manner; if there are few,
-it matters which, so single moves are tried too. Pure.
+order, so the results are the same to the bit. Pure.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -42,7 +40,6 @@ _ByNode = dict[base.NodeId, float]
 _Way = tuple[base.NodeId, tuple[base.NodeId, ...], _ByNode, float]
 _LEAST_GAIN_MS = 1e-6  # Least gain of a move.
 _NUM_PLANS = 12  # Most choices that are planned.
-_FEW_PLACES = 64  # Shares by stages, up to which single moves are tried.
 
 
 def deal(
@@ -67,12 +64,10 @@ def deal(
   """
   search = _Search(copies, costs, holdings or {}, share_size)
   shares = search.cut(lines)
-  is_small = len(shares) * costs.num_stages <= _FEW_PLACES
-  tries = bool(costs.slow) and not holdings and is_small
   choices = [*search.improve(shares)]
   last = len(choices) - 1
   best = tuple(lines)
-  if not last and not tries:  # Often, if shares are coarse.
+  if not last:  # Often, if shares are coarse.
     return best
   end_ms = functools.partial(scheduler.span_ms, costs=costs, holdings=holdings)
   best_ms = end_ms(best) * (1.0 - least_gain)
@@ -85,12 +80,6 @@ def deal(
     with contextlib.suppress(base.InfeasibleError):
       if (ms := end_ms(choice)) < best_ms - _LEAST_GAIN_MS:
         best, best_ms = choice, ms
-  while tries:  # Ends, since each move makes the step shorter.
-    tries = False
-    for choice in search.moved(search.cut(best)):
-      if (ms := end_ms(choice)) < best_ms - _LEAST_GAIN_MS:
-        best, best_ms, tries = choice, ms, True
-        break
   return best
 
 
@@ -154,16 +143,6 @@ class _Search:
       shares[index] = dataclasses.replace(shares[index], owners=owners)
       owed[index] = owed_ms
 
-  def moved(self, shares: Sequence[Line]) -> Iterator[tuple[Line, ...]]:
-    """Yields the lines after each possible move of one share."""
-    for index, line in enumerate(shares):
-      for giver in dict.fromkeys(line.owners):
-        ways = self._find_ways(line.owners, line.microbatches, giver)
-        for _, owners, *_ in ways:
-          after = dataclasses.replace(line, owners=owners)
-          rest = (*shares[:index], after, *shares[index + 1 :])
-          yield tuple(_join(rest))
-
   def _moves(
       self, giver: base.NodeId, shares: Sequence[Line], owed: Sequence[_ByNode], left_ms: _ByNode
   ) -> Iterator[tuple[Any, ...]]:
@@ -221,7 +200,6 @@ class _Search:
     for s, node in enumerate(owners):
       pass_ms = len(owed.forwards[s]) * costs.forward_ms[s]
       pass_ms += len(owed.backwards[s]) * costs.backward_ms[s]
-      pass_ms *= costs.slow.get(node, 1.0)
       left_ms[node] = left_ms.get(node, 0.0) + pass_ms
     for transfer in owed.transfers:
       left_ms[transfer.destination] += costs.transfer_ms[transfer.stage]

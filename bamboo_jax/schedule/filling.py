@@ -114,7 +114,7 @@ def plan_filling(
     ]
     found[node] = Filling(
         passes=passes,
-        durations_ms={i: costs.pass_ms(i, node) for i in (*own, *passes) if not i.is_transfer},
+        durations_ms={i: costs.pass_ms(i) for i in (*own, *passes) if not i.is_transfer},
         latest_ms={i: latest_ms[node, i] for i in own if i.is_receive},
         span_ms=lazy.span_ms,
         margin=margin,

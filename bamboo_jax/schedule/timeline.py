@@ -171,7 +171,7 @@ def _walk(
       checkers[node].run(i)
     end_ms = start_ms
     if not i.is_transfer:
-      end_ms += costs.pass_ms(i, node)
+      end_ms += costs.pass_ms(i)
     elif i.is_receive:
       end_ms += costs.transfer_ms[i.stage]
     free_ms[node] = end_ms

@@ -151,20 +151,14 @@ class _Way:
         ms if owners[s] != owners[s + 1] else 0.0 for s, ms in enumerate(costs.transfer_ms)
     ]
 
-    def make_queue(op: Op, stage: base.StageId, node: base.NodeId, left: Sequence[int]) -> _Queue:
+    def make_queue(op: Op, stage: base.StageId, left: Sequence[int]) -> _Queue:
       one = instruction_lib.Instruction(stage, op, 0)
-      return _Queue(self, op, stage, left, costs.pass_ms(one, node))
+      return _Queue(self, op, stage, left, costs.pass_ms(one))
 
-    self.forwards = [
-        make_queue(Op.FORWARD, s, node, owed.forwards[s]) for s, node in base.by_stage(owners)
-    ]
-    self.backwards = [
-        make_queue(Op.BACKWARD, s, node, owed.backwards[s]) for s, node in base.by_stage(owners)
-    ]
-    self.redundant = {
-        s: make_queue(Op.REDUNDANT_FORWARD, s, node, owed.redundant[s])
-        for s, node in shadows.items()
-    }
+    stages = base.stages(0, len(owners))
+    self.forwards = [make_queue(Op.FORWARD, s, owed.forwards[s]) for s in stages]
+    self.backwards = [make_queue(Op.BACKWARD, s, owed.backwards[s]) for s in stages]
+    self.redundant = {s: make_queue(Op.REDUNDANT_FORWARD, s, owed.redundant[s]) for s in shadows}
     for s, node in shadows.items():
       self.redundant[s].behind = next(
           self.forwards[s - back] for back in range(1, len(owners)) if owners[s - back] == node
