@@ -74,9 +74,8 @@ def compare(ours: turns.Processes, subject: turns.Subject) -> None:
   steps, difference = run_rounds(ours, num_rounds=subject.num_rounds)
   task = build.make_task(config)
   own = plan_pair(config, task, plan)
-  period = executors.block_period(task)
   longer = [
-      plan_pair(config, task, predict.lengthen(plan, size, period=period)) for size in predict.SIZES
+      plan_pair(config, task, predict.lengthen(plan, size, is_even=True)) for size in predict.SIZES
   ]
   predicted_ms = {
       variant: predict_step_ms(own, variant, refresh_ms=refresh_ms) for variant in VARIANTS

@@ -55,14 +55,14 @@ def predict_step_ms(plan: planner.Plan, mode: ModePlan, *, refresh_ms: float) ->
   return mode.whole.timeline.span_ms + refresh_ms + max(updates_ms)
 
 
-def lengthen(plan: planner.Plan, num_stages: int, *, period: int | None = None) -> planner.Plan:
-  """Returns the plan of more stages; `period` keeps blocks of layers whole."""
+def lengthen(plan: planner.Plan, num_stages: int, *, is_even: bool = False) -> planner.Plan:
+  """Returns the plan of more stages; even ones have as many repeated layers."""
   first, *middle, last = plan.profile.layers
   count = len(middle) * num_stages // plan.num_stages
   repeated = [
       dataclasses.replace(middle[k % len(middle)], name=f"middle_{k:03d}") for k in range(count)
   ]
-  num_microbatches = plan.batch.num_microbatches * num_stages
+  num_microbatches, size = plan.batch.num_microbatches * num_stages, count // num_stages
   return planner.make_plan(
       dataclasses.replace(plan.profile, layers=(first, *repeated, last), ties=()),
       num_stages=num_stages,
@@ -71,7 +71,7 @@ def lengthen(plan: planner.Plan, num_stages: int, *, period: int | None = None) 
       microbatch_size=plan.batch.microbatch_size,
       schedule=plan.schedule_name,
       balance=plan.balance,
-      cuts=period and range(1, count + 2, period),
+      cuts=range(1 + size, count + 1, size) if is_even else None,
   )
 
 

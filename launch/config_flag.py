@@ -11,6 +11,7 @@ from typing import Any
 from absl import flags
 from ml_collections.config_flags import config_flags
 
+from bamboo_jax import config as config_lib
 from bamboo_jax.base import packaged
 from bamboo_jax.cli import config_check
 from bamboo_jax.configs import default as default_config
@@ -58,4 +59,4 @@ def check_arguments(argv: Sequence[str], *, own_keys: bool = False) -> None:
     known = config_check.load(path)
   else:
     return
-  config_check.check_overrides(argv, known)
+  config_check.check_overrides(argv, known, gone=config_lib.GONE)

@@ -168,7 +168,7 @@ def draw(seed: int, number: int) -> Pair:
     options["redundancy.mode"] = "none"
   if options["pipeline.executor"] == "spmd":  # Most would be refused.
     options |= {"pipeline.layout": "depth", "pipeline.num_shares": None}
-    options |= {"recovery.slow": "report", "node.mesh.data": 1}
+    options |= {"recovery.slow": "report", "node.mesh.data": 1, "pipeline.schedule": "1f1b"}
   # What a drop leaves out depends on when others learn of the death.
   phases = _PHASES[:2] if options["recovery.drop"] else _PHASES
   faults = []

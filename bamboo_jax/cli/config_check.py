@@ -71,14 +71,17 @@ def find_paths(argv: Sequence[str]) -> list[str]:
   return paths
 
 
-def check_overrides(argv: Sequence[str], known: Any) -> None:
-  """Raises `ValueError` if an override sets no key of the config `known`."""
+def check_overrides(argv: Sequence[str], known: Any, *, gone: Mapping[str, str]) -> None:
+  """Raises `ValueError` if an override sets no key of the config `known`.
+
+  `gone` tells by option of an earlier version what to use instead.
+  """
   for argument in argv:
     if match := re.match(r"--?(?:no)?config\.([^=]*)", argument):
-      check_key(match[1], known)
+      check_key(match[1], known, gone=gone)
 
 
-def check_key(key: str, section: Any) -> None:
+def check_key(key: str, section: Any, *, gone: Mapping[str, str]) -> None:
   """Raises `ValueError` unless `section` has the dotted `key`.
 
   Below a section of `base.OPTIONS` any key is allowed.
@@ -88,6 +91,8 @@ def check_key(key: str, section: Any) -> None:
     if not isinstance(section, kind):
       raise ValueError(f"{path} has no keys, got --{_NAME}.{key}.")
     if part not in section:
+      if (name := f"{path}.{part}") in gone:
+        raise ValueError(f"{name} is gone: {gone[name]}")
       raise ValueError(base.suggest(part, section, what=f"key of {path}:"))
     if part in base.OPTIONS:
       return

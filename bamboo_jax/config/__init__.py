@@ -4,10 +4,12 @@
   config         all options, and what does not fit together
   work           what is trained, how it is spread, what follows a death
   surroundings   planning, updates, the cluster, prices and logs
+  gone           options of earlier versions, and what to use instead
 
 `Config.read` makes them from the `ConfigDict` of a config file. Packages below
 `train` take plain arguments and do not know of them.
 """
 
 from bamboo_jax.config.config import Config
+from bamboo_jax.config.gone import GONE
 from bamboo_jax.config.section import help_of, is_section, kinds_of, Section, without_none

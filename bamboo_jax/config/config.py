@@ -11,6 +11,7 @@ from bamboo_jax.config.section import option, part, Section
 # Why options need executor='rows'.
 _ALIKE = "one program for all nodes needs equal pipelines."
 _TWO_STAGES = "one program for all needs at least 2."
+_PAIRS = "a tick pairs forward and backward passes."
 _NO_TIMES = "passes are not measured; take 'report'."
 
 
@@ -56,12 +57,13 @@ class Config(Section, path="config"):
     pipeline, mesh = self.pipeline, self.node.mesh
     if mesh.data * mesh.tensor > 1:
       raise ValueError("config.node.mesh needs executor='rows'.")
-    layout, num_stages = pipeline.layout, pipeline.num_stages
+    layout, num_stages, schedule = pipeline.layout, pipeline.num_stages, pipeline.schedule
     model, slow = self.model.name, self.recovery.slow
     for name, value, is_refused, why in (
         ("pipeline.layout", layout, layout != "depth", _ALIKE),
         ("model.name", model, model == "paced", _ALIKE),
         ("pipeline.num_stages", num_stages, num_stages == 1, _TWO_STAGES),
+        ("pipeline.schedule", schedule, schedule == "gpipe", _PAIRS),
         ("recovery.slow", slow, slow != "report", _NO_TIMES),
     ):
       if is_refused:

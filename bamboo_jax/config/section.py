@@ -9,6 +9,7 @@ import typing
 from typing import Any, ClassVar, Self
 
 from bamboo_jax import base
+from bamboo_jax.config.gone import GONE
 
 _HELP, _LEAST, _CHOICES, _GONE = "help", "least", "choices", "gone"
 
@@ -80,7 +81,9 @@ class Section:
     fields = kinds_of(cls)
     for key in values:
       if key not in fields:
-        what = f"key of {cls.path}:"
+        name, what = f"{cls.path}.{key}", f"key of {cls.path}:"
+        if name in GONE:
+          raise ValueError(f"{name} is gone: {GONE[name]}")
         raise ValueError(base.suggest(key, fields, what=what))
     for key in fields:
       if key not in values:

@@ -51,14 +51,8 @@ class PipelineSection(Section, path="config.pipeline"):
       'every node; or "grid": the fastest number and depth.',
       choices=("depth", "templates", "grid"),
   )
-  ticks: str = option(
-      "paired", 'Of "spmd", two passes; or "single", one in a tick.', choices=("paired", "single")
-  )
   segment_ticks: int | None = option(
       None, 'Of "spmd": ticks lost by a death, at most. None: num_stages.', least=1
-  )
-  head: str = option(
-      "backward", 'Pass of head and loss in "spmd"; or "forward".', choices=("backward", "forward")
   )
   num_pipelines: int = option(2, "Copies of the model, over which the batch is cut.", least=1)
   num_stages: int = option(4, "Nodes of a pipeline; 1: every node has the model.", least=1)

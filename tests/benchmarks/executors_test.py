@@ -85,7 +85,7 @@ class PredictTest(absltest.TestCase):
 
   def test_lockstep_costs_little_in_longer_pipelines(self):
     for num_stages in (4, 16):
-      plan = predict.lengthen(make_plan(), num_stages, period=2)
+      plan = predict.lengthen(make_plan(), num_stages, is_even=True)
       pair = executors.plan_pair(make_config(), make_task(), plan)
       size = types.SimpleNamespace(**executors.summarise_size(pair))
       self.assertLessEqual(size.to_rows, 1.05)

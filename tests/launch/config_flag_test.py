@@ -76,6 +76,18 @@ class ConfigFlagTest(parameterized.TestCase):
   def test_good_config(self, path, value):
     accept.accept(_changed(path, value))
 
+  def test_options_that_are_gone(self):
+    known = default.get_config()
+    for name, hint in config_lib.GONE.items():
+      with self.subTest(name):
+        own = known
+        for part in name.split(".")[1:-1]:
+          own = own[part]
+        self.assertNotIn(name.split(".")[-1], own)
+        self.assertRegex(hint, r"^\S.*[.]$")
+    with self.assertRaisesRegex(ValueError, "config.pipeline.head is gone: head"):
+      accept.accept(_changed("pipeline.head", "forward"))
+
   def test_key_that_is_missing(self):
     config = ml_collections.ConfigDict({"num_steps": 3})
     with self.assertRaisesRegex(ValueError, "config.seed is missing; a config"):
@@ -85,6 +97,7 @@ class ConfigFlagTest(parameterized.TestCase):
       ("one_dash", ["-config.num_step", "3"], "did you mean 'num_steps'"),
       ("negated", ["--noconfig.metrics.plot"], "did you mean 'plots'"),
       ("section", ["--config.pipelin.remat=x"], "did you mean 'pipeline'"),
+      ("gone", ["--config.pipeline.ticks=single"], "ticks is gone: .*executor='rows'"),
       ("leaf", ["--config.seed.a=3"], "config.seed has no keys, got --config"),
       ("next", ["--config", "no.py"], "There is no config file 'no.py'"),
       ("nothing", ["--config"], "There is no config file ''"),

@@ -29,8 +29,6 @@ class CheckConfigTest(parameterized.TestCase):
       ("pipeline.layout", "template", "did you mean 'templates'"),
       ("pipeline.executor", "spdm", "did you mean 'spmd'"),
       ("optimizer.decay", "matrix", "did you mean 'matrices'"),
-      ("pipeline.ticks", "pared", "did you mean 'paired'"),
-      ("pipeline.head", "forwards", "did you mean 'forward'"),
   )
   def test_refuses(self, name, value, message):
     self.refuse(message, **{name: value})
@@ -40,6 +38,7 @@ class CheckConfigTest(parameterized.TestCase):
       ("pipeline.layout", "templates", "layout='templates' needs executor="),
       ("model.name", "paced", "model.name='paced' needs executor"),
       ("recovery.slow", "remove", "slow='remove' needs executor='rows'"),
+      ("pipeline.schedule", "gpipe", "schedule='gpipe' needs executor='rows': a tick"),
   )
   def test_programs_of_all_nodes_refuse(self, name, value, message):
     self.refuse(message, **{name: value, "pipeline.executor": "spmd"})

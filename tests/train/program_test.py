@@ -44,8 +44,8 @@ def make_config(**changes):
 
 
 @functools.cache
-def make_whole():
-  return build.make_task(make_config()).whole
+def make_whole(num_blocks=2):
+  return build.make_task(make_config(model__options__num_blocks=num_blocks)).whole
 
 
 @functools.cache
@@ -76,7 +76,7 @@ class Run:
     job = job_lib.make_job(
         config,
         devices=devices_lib.place_nodes(numbers),
-        prepared=trials.prepare(config, _PROGRAMS, make_whole()),
+        prepared=trials.prepare(config, _PROGRAMS, make_whole(config.model.options["num_blocks"])),
     )
     cohort = local_cohort.LocalCohort(sizes.num_nodes(config))
     with tempfile.TemporaryDirectory() as folder:
@@ -236,6 +236,7 @@ class ProgramStepTest(parameterized.TestCase):
 
   def test_one_node_owns_three_stages(self):
     changes = {"pipeline__num_stages": 3, "redundancy__spares": 0}
+    changes["model__options__num_blocks"] = 3
     run = Run("1,0/1,3 2,0/0,4", **changes)
     self.assertEqual(run.by_rows(), [False] * 4)
     self.assertEqual(run.worker.engine.owners, [(2, 2, 2)])
@@ -285,19 +286,18 @@ class ProgramStepTest(parameterized.TestCase):
 class ConfigTest(parameterized.TestCase):
 
   def test_blocks_stay_whole(self):
-    config = make_config(pipeline__num_stages=3)
-    task = build.make_task(config)
-    cuts = executors.find_cuts(config, task)
-    self.assertEqual(cuts, (1, 3, 5))
+    config = make_config()
+    cuts = executors.find_cuts(config, build.make_task(config))
+    self.assertEqual(cuts, (3,))
     plan = build.make_plan(config, make_profile(), cuts=cuts)
-    self.assertContainsSubset(plan.partition.bounds[1:-1], cuts)
+    self.assertEqual(plan.partition.bounds, (0, 3, 6))
 
   @parameterized.named_parameters(
       ("one_block", {"model__options__num_blocks": 1}, "differs from .*executor='rows'"),
       (
-          "too_many_stages",
-          {"pipeline__num_stages": 5},
-          "num_stages=5 is too large.*2 equal blocks.* 4 at most",
+          "unequal_stages",
+          {"pipeline__num_stages": 3},
+          "num_stages=3 does not divide the 2 equal blocks .*executor='rows'",
       ),
       ("shares", {"pipeline__num_shares": 2}, "num_shares=2 must be num_pipelines=1"),
       ("one_stage", {"pipeline__num_stages": 1}, "num_stages=1 needs executor"),
@@ -306,26 +306,6 @@ class ConfigTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       config = accept.accept(make_config(**changes))
       executors.find_cuts(config, build.make_task(config))
-
-  def test_head_runs_with_the_pass_that_is_set(self):
-    costs = {}
-    for head in ("backward", "forward"):
-      config = make_config(pipeline__head=head)
-      job = job_lib.make_job(
-          config,
-          devices=devices_lib.place_nodes([0, 1, 2]),
-          prepared=trials.prepare(config, _PROGRAMS, make_whole()),
-      )
-      executor = executors.make_executor(
-          *(config, job.task, job.plan), engine=job.engine, members=None
-      )
-      program = executor.programs._find(job.plan.owners[0]).program
-      has_head = program.carry.kept.head is not None
-      self.assertEqual(has_head, head == "forward")
-      costs[head] = executor.plan_of_step.plan.costs
-    less, more = costs["backward"], costs["forward"]
-    self.assertLess(less.redundant_ms[-1], more.redundant_ms[-1])
-    self.assertGreater(less.backward_ms[-1], more.backward_ms[-1])
 
 
 class RunTest(absltest.TestCase):

@@ -2,10 +2,9 @@
 
 The derivative of each block is taken separately, and its saved values are
 explicit: residuals without parameters, and its input. A pass is a loop over
-blocks, so a stage may have fewer blocks than others. All stages that a node
-holds are in the same arrays, and a pass takes the index of its stage: so passes
-of an owner, of a shadow and of a node that took over are the same code, and
-give the same bits.
+blocks. All stages that a node holds are in the same arrays, and a pass takes the
+index of its stage: so passes of an owner, of a shadow and of a node that took
+over are the same code, and give the same bits.
 """
 
 import jax
@@ -50,7 +49,7 @@ class BlockPasses:
     Returns the output, `kept` and the sums of statistics, arrays [holds,
     blocks, ...]; the last two are changed in place.
     """
-    first = jnp.asarray(self._layout.first_layers)[p.stage]
+    first = self._layout.first_layer(p.stage)
 
     def run(i: jax.Array, carry: base.PyTree) -> base.PyTree:
       inputs, kept, stats = carry
@@ -64,8 +63,7 @@ class BlockPasses:
       found = jax.tree.map(lambda a: jnp.where(p.counts > 0, a, 0), found)
       return outputs, kept, buffers_lib.add(stats, found, p.hold, i)
 
-    count = self._count(p.stage)
-    return jax.lax.fori_loop(0, count, run, (inputs, kept, stats))
+    return jax.lax.fori_loop(0, self._layout.count, run, (inputs, kept, stats))
 
   def backward(
       self,
@@ -81,7 +79,7 @@ class BlockPasses:
     `grads`, arrays [stages of the node, blocks, ...], to which the gradients of
     the blocks are added in place.
     """
-    last = self._count(p.stage) - 1
+    last = self._layout.count - 1
 
     def run(j: jax.Array, carry: base.PyTree) -> base.PyTree:
       (grad, grads), i = carry, last - j
@@ -105,15 +103,8 @@ class BlockPasses:
     key = jax.eval_shape(lambda: jax.random.key(0, impl=self._spec.prng))
     data = (dict(self._spec.batch), key)
     _, residuals, _ = jax.eval_shape(self._forward, self.shapes(), activation, data, 0)
-    repeat = lambda tree: buffers_lib.repeat(tree, self._layout.max_count)
+    repeat = lambda tree: buffers_lib.repeat(tree, self._layout.count)
     return buffers_lib.Kept(repeat(residuals), repeat(activation), activation)
-
-  def _count(self, stage: base.StageId | jax.Array) -> jax.Array | int:
-    """Returns the number of blocks, static if it is equal for all stages."""
-    counts = self._layout.counts
-    if len(set(counts)) == 1:
-      return counts[0]
-    return jnp.asarray(counts)[stage]
 
   def _forward(
       self, block: Block, inputs: base.PyTree, data: Data, index: jax.Array

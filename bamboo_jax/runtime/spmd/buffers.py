@@ -9,23 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from bamboo_jax import base
-from bamboo_jax.models import layer as layer_lib
 
 Slot = int | jax.Array  # Of a buffer; mostly traced.
-
-
-class Head(flax.struct.PyTreeNode):
-  """Saved values of the epilogue: arrays [slots, ...].
-
-  Attributes:
-    residuals: Residuals of the epilogue, see `Kept`.
-    loss: Losses of the microbatches.
-    stats: Statistics by layer.
-  """
-
-  residuals: list[jax.Array]
-  loss: layer_lib.Loss
-  stats: dict[str, base.PyTree]
 
 
 class Kept(flax.struct.PyTreeNode):
@@ -36,13 +21,11 @@ class Kept(flax.struct.PyTreeNode):
       arrays [slots, blocks, ...].
     inputs: Of each block, arrays [slots, blocks, ...].
     outputs: Output of the last block, which the epilogue reads.
-    head: Saved values of the epilogue, if it runs with forward passes.
   """
 
   residuals: list[jax.Array]
   inputs: base.PyTree
   outputs: base.PyTree
-  head: Head | None = None
 
 
 class MicrobatchSums(flax.struct.PyTreeNode):

@@ -2,10 +2,9 @@
 
 Both are in branches, so that no other stage computes them, and derivatives are
 taken inside: no derivative crosses a branch. The prologue is recomputed in the
-backward pass. By default the epilogue runs forward and backward in the backward
-pass: nothing of the size of the logits is kept, and redundant forward passes,
-whose outputs no stage waits for, skip it. Alternatively it runs in the forward
-pass, redundant ones included, and all stages reserve memory for its residuals.
+backward pass. The epilogue runs forward and backward in the backward pass:
+nothing of the size of the logits is kept, and redundant forward passes, whose
+outputs no stage waits for, skip it.
 """
 
 from collections.abc import Callable
@@ -16,7 +15,6 @@ import jax.numpy as jnp
 
 from bamboo_jax import base
 from bamboo_jax.models import model as model_lib
-from bamboo_jax.runtime import compat
 from bamboo_jax.runtime.spmd import (
     block_passes,
     branch,
@@ -37,7 +35,6 @@ class EndPasses:
 
   def __init__(self, spec: spec_lib.StageSpec, layout: layout_lib.BlockLayout) -> None:
     self.spec, self.layout = spec, layout
-    self._join_vjp: compat.JoinVjp | None = None  # Of the epilogue.
 
   def enter(
       self,
@@ -89,62 +86,29 @@ class EndPasses:
   def leave(
       self, p: table_lib.Pass, ends: Ends, sums: MicrobatchSums, kept: Kept, data: Data
   ) -> tuple[base.PyTree, MicrobatchSums]:
-    """Runs the epilogue's backward pass on the last stage.
+    """Runs the epilogue, forth and back, on the last stage.
 
-    Runs its forward pass first if it has not run. Returns the gradient of the
-    output of the blocks, undefined on other stages, and the updated `sums`.
+    Returns the gradient of the output of the blocks, undefined on other stages,
+    and the updated `sums`.
     """
 
-    def run(state: Any, inputs: tuple[base.PyTree, buffers_lib.Slot]) -> Any:
-      (outputs, slot), (_, total, all_stats, all_grads) = inputs, state
-      if kept.head is None:
-        head = self._finish(ends, outputs, data)
-      else:
-        head = buffers_lib.read(kept.head, slot)
-      params, _ = self._split(ends, self.layout.epilogue)
-      assert self._join_vjp is not None, "Set by the forward pass."
-      vjp = self._join_vjp((params, outputs), head.residuals)
-      loss = head.loss
+    def run(state: Any, outputs: base.PyTree) -> Any:
+      _, total, all_stats, all_grads = state
+      params, stats = self._split(ends, self.layout.epilogue)
+      apply = lambda params, outputs: self._apply(
+          self.layout.epilogue, params, stats, outputs, data
+      )
+      loss, vjp, stats = jax.vjp(apply, params, outputs, has_aux=True)
       one = jnp.ones_like(loss.total)  # Of the loss, not its weight.
       grads, grad = vjp(jax.tree.map(jnp.zeros_like, loss).replace(total=one))
       total += jnp.stack([loss.total, loss.weight])
-      return grad, total, _add(all_stats, head.stats), _add(all_grads, grads)
+      return grad, total, _add(all_stats, stats), _add(all_grads, grads)
 
     outputs = buffers_lib.read(kept.outputs, p.residual)
     state = (outputs, sums.loss, sums.end_stats, sums.end_grads)
-    (grad, loss, stats, grads), _ = branch.run_if(
-        self._is_last(p), run, state, (outputs, p.residual)
-    )
+    is_last = p.stage == self.layout.num_stages - 1
+    (grad, loss, stats, grads), _ = branch.run_if(is_last, run, state, outputs)
     return grad, sums.replace(loss=loss, end_stats=stats, end_grads=grads)
-
-  def keep(self, p: table_lib.Pass, ends: Ends, kept: Kept, data: Data) -> Kept:
-    """Runs the epilogue forward on the last stage, if `kept` has room."""
-    if kept.head is None:
-      return kept
-
-    def run(head: buffers_lib.Head, outputs: base.PyTree) -> buffers_lib.Head:
-      found = self._finish(ends, outputs, data)
-      return buffers_lib.put(head, found, p.residual)
-
-    outputs = buffers_lib.read(kept.outputs, p.residual)
-    head, _ = branch.run_if(self._is_last(p), run, kept.head, outputs)
-    return kept.replace(head=head)
-
-  def head_shapes(self, ends: Ends, activation: base.PyTree) -> buffers_lib.Head:
-    """Returns the shapes of the epilogue's residuals of one microbatch."""
-    key = jax.eval_shape(lambda: jax.random.key(0, impl=self.spec.prng))
-    data = (dict(self.spec.batch), key)
-    return jax.eval_shape(self._finish, ends, activation, data)
-
-  def _is_last(self, p: table_lib.Pass) -> bool | jax.Array:
-    return p.stage == self.layout.num_stages - 1
-
-  def _finish(self, ends: Ends, outputs: base.PyTree, data: Data) -> buffers_lib.Head:
-    params, stats = self._split(ends, self.layout.epilogue)
-    apply = lambda params, outputs: self._apply(self.layout.epilogue, params, stats, outputs, data)
-    loss, vjp, stats = jax.vjp(apply, params, outputs, has_aux=True)
-    self._join_vjp, residuals = compat.split_vjp(vjp)
-    return buffers_lib.Head(residuals, loss, stats)
 
   def _split(self, ends: Ends, layers: range) -> tuple[base.PyTree, base.PyTree]:
     names = [self.spec.model.layer_names[i] for i in layers]

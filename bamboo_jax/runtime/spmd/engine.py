@@ -58,7 +58,6 @@ class SpmdEngine:
       *,
       keeps: bool,
       segment_ticks: int | None = None,
-      heads: bool = False,
       collectives: collectives_lib.ProcessCollectives | None = None,
   ) -> None:
     """Compiles nothing yet.
@@ -70,7 +69,6 @@ class SpmdEngine:
       keeps: Whether nodes hold replicas, so that a death can be survived.
       segment_ticks: Ticks of a segment; None for the number of stages, or for
         all ticks if no death can be survived.
-      heads: Whether forward passes of the last stage run head and loss.
       collectives: Between this process and others; None without.
 
     Raises:
@@ -85,11 +83,7 @@ class SpmdEngine:
     self._params = functions.copies_of(whole)
     self._keeps = keeps
     self._sizes, self._sizes_of_rest = program_lib.find_sizes(
-        table,
-        num_stages=self.layout.num_stages,
-        keeps=keeps,
-        segment_ticks=segment_ticks,
-        heads=heads,
+        table, num_stages=self.layout.num_stages, keeps=keeps, segment_ticks=segment_ticks
     )
     self._most_residuals = self._sizes_of_rest.num_slots["residuals"] - 1
     self._rings: recent.Recent[ring_lib.Ring] = recent.Recent(_MAX_RINGS)

@@ -1,15 +1,13 @@
-"""Splits a model into equal blocks, any number to a stage.
+"""Splits a model into equal blocks, as many to each stage.
 
 One program for all stages needs stages of one shape. So a model is a prologue,
 a block of layers that repeats, and an epilogue, as GPT-2 is an embedding, pairs
 of attention and MLP, and a head. Prologue and epilogue belong to the first and
-the last stage; stages with fewer blocks than others are padded.
+the last stage.
 """
 
 from collections.abc import Hashable, Sequence
 import dataclasses
-import functools
-import itertools
 
 from bamboo_jax import base
 from bamboo_jax.runtime.stage import spec as spec_lib
@@ -36,36 +34,33 @@ class Blocks:
     """Index of the first layer of the epilogue."""
     return self.first + self.period * self.count
 
-  @property
-  def cuts(self) -> tuple[int, ...]:
-    """Layers at which a stage may start, in order, without layer 0."""
-    starts = range(self.first, self.last + 1, self.period)
-    return tuple(layer for layer in starts if layer > 0)
+  def cuts(self, num_stages: int) -> tuple[int, ...]:
+    """Returns the first layers of stages with as many blocks, without layer 0.
+
+    Raises `ValueError` if there are none.
+    """
+    if self.count % num_stages:
+      raise ValueError(
+          f"config.pipeline.num_stages={num_stages} does not divide the {self.count} equal "
+          f"blocks of the model, of which one program for all stages needs as many in each; "
+          f"{ADVICE}."
+      )
+    size = self.period * self.count // num_stages
+    return tuple(range(self.first + size, self.last, size))
 
 
 @dataclasses.dataclass(frozen=True)
 class BlockLayout:
-  """The layers of each stage; `counts` are numbers of blocks."""
+  """The layers of each stage."""
 
   blocks: Blocks
   num_layers: int
-  counts: tuple[int, ...]
+  num_stages: int
 
   @property
-  def num_stages(self) -> int:
-    """Number of stages."""
-    return len(self.counts)
-
-  @property
-  def max_count(self) -> int:
-    """Maximum number of blocks of a stage; all stages are padded to it."""
-    return max(self.counts)
-
-  @functools.cached_property
-  def first_layers(self) -> tuple[int, ...]:
-    """Index of the first layer of the blocks of each stage."""
-    before = itertools.accumulate(self.counts[:-1], initial=0)
-    return tuple(self.blocks.first + self.blocks.period * n for n in before)
+  def count(self) -> int:
+    """Number of blocks of a stage."""
+    return self.blocks.count // self.num_stages
 
   @property
   def prologue(self) -> range:
@@ -82,18 +77,15 @@ class BlockLayout:
     """Layers of the prologue and of the epilogue."""
     return (*self.prologue, *self.epilogue)
 
-  def layer(self, stage: base.StageId, block: int, position: int) -> int | None:
-    """Returns the index of a layer; None for padding."""
-    if block >= self.counts[stage]:
-      return None
-    return self.first_layers[stage] + block * self.blocks.period + position
+  def first_layer(self, stage: int) -> int:
+    """Returns the index of the first layer of a stage's blocks; `stage` may be traced."""
+    return self.blocks.first + stage * self.count * self.blocks.period
 
   def layers(self, stage: base.StageId) -> range:
     """Returns the indices of all layers of a stage."""
-    first = self.first_layers[stage]
-    last = first + self.counts[stage] * self.blocks.period
     is_last = stage == self.num_stages - 1
-    return range(first if stage else 0, self.num_layers if is_last else last)
+    last = self.num_layers if is_last else self.first_layer(stage + 1)
+    return range(self.first_layer(stage) if stage else 0, last)
 
 
 def find_blocks(signatures: Sequence[Hashable]) -> Blocks | None:
@@ -152,12 +144,10 @@ def make_layout(spec: spec_lib.StageSpec, bounds: Sequence[int]) -> BlockLayout:
   """Returns the layout of stages of whole blocks.
 
   `bounds` are their first layers, then the number of layers: of `spec`, or of a
-  model with more of its blocks, which is only planned.
+  model with more of its blocks, which is only planned. Raises as `Blocks.cuts`.
   """
-  blocks, cuts = blocks_of(spec), bounds[1:-1]
+  blocks, num_stages = blocks_of(spec), len(bounds) - 1
   more = (bounds[-1] - len(spec.model.layers)) // blocks.period
   blocks = dataclasses.replace(blocks, count=blocks.count + more)
-  assert set(cuts) <= set(blocks.cuts), bounds
-  pairs = itertools.pairwise([blocks.first, *cuts, blocks.last])
-  counts = tuple((last - first) // blocks.period for first, last in pairs)
-  return BlockLayout(blocks, num_layers=bounds[-1], counts=counts)
+  assert tuple(bounds[1:-1]) == blocks.cuts(num_stages), bounds
+  return BlockLayout(blocks, num_layers=bounds[-1], num_stages=num_stages)

@@ -1,6 +1,6 @@
 """Device memory of the nodes of a program, predicted from costs of layers.
 
-All nodes run one program, so each needs what the stage with most blocks needs:
+All nodes run one program, so all need the same:
 
   weights      of the stages that it holds and of both ends, as passes read them
   carry        residuals, values between stages, and sums of gradients; twice if
@@ -40,7 +40,7 @@ def _find_fields(
     layers: Sequence[cost_model.LayerCost], layout: layout_lib.BlockLayout, sizes: program_lib.Sizes
 ) -> dict[str, int]:
   """Returns the fields of `NodeMemory` that a program decides."""
-  first, count = layout.blocks.first, layout.max_count
+  first, count = layout.blocks.first, layout.count
   block = layers[first : first + layout.blocks.period]
   before, behind = [*layers[:first]], [*layers[layout.blocks.last :]]
   read = lambda own: sum(c.copy_bytes or c.parameter_bytes for c in own)
@@ -49,16 +49,11 @@ def _find_fields(
   working = lambda own: max((c.working_bytes for c in own), default=0)
   slots, value = sizes.num_slots, block[-1].activation_bytes
   kept = count * residuals(block) + value
-  kept += sizes.heads * residuals(behind)
   sums = sizes.num_owned * count * gradients(block)
   sums += gradients(before) + gradients(behind)
   copies = 2 if sizes.keeps else 1  # Arguments and results.
-  temporary = (
-      (not sizes.heads) * residuals(behind)
-      + working(behind)
-      + working(before)
-      + bool(sizes.num_offloads) * kept
-  )
+  temporary = residuals(behind) + working(behind) + working(before)
+  temporary += bool(sizes.num_offloads) * kept
   return dict(
       copy_bytes=sizes.num_held * count * read(block) + read(before + behind),
       residual_bytes=copies * slots["residuals"] * kept,

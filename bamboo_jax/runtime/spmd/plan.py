@@ -13,7 +13,6 @@ import functools
 from bamboo_jax import base
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.plan import cost_model, partition as partition_lib, planner, stages
-from bamboo_jax.plan.memory import needs
 from bamboo_jax.runtime.spmd import (
     layout as layout_lib,
     memory as memory_lib,
@@ -36,12 +35,10 @@ class ProgramPlan:
   Attributes:
     plan: Costs, times and memory of the program.
     table: The ticks.
-    order: One of `lowering.ORDERS`.
   """
 
   plan: planner.Plan
   table: table_lib.TickTable
-  order: str
 
   @functools.cached_property
   def plain(self) -> timeline_lib.Timeline:
@@ -66,7 +63,7 @@ class ProgramPlan:
     timeline, plain = self.plan.timeline, self.plain
     overhead = timeline.span_ms / plain.span_ms - 1.0 if plain.span_ms else 0.0
     return (
-        f"{len(self.table.ticks)} {self.order} ticks, "
+        f"{len(self.table.ticks)} ticks, "
         f"{timeline.num_redundant} redundant forward passes; predicted "
         f"overhead {100 * overhead:.1f} %, bubble "
         f"{100 * timeline.mean_bubble:.1f} % instead of "
@@ -79,54 +76,43 @@ def plan_program(
     *,
     layout: layout_lib.BlockLayout,
     sizes_of: Callable[[table_lib.TickTable], Sequence[program_lib.Sizes]],
-    num_behind: int,
     budget: float | None,
-    order: str = "paired",
 ) -> ProgramPlan:
   """Returns the program of a plan whose stages are made of whole blocks.
-
-  Ticks are "single", which need less memory, if `order` or the GPipe schedule
-  asks for them, or if "paired" ticks exceed the memory limit of the plan.
 
   Args:
     plan: The plan by rows.
     layout: Its stages.
     sizes_of: Returns the sizes of the programs that run a table.
-    num_behind: Number of layers behind the last block that run in the backward
-      pass.
     budget: See `lowering.lower`.
-    order: See `lowering.lower`.
+
+  Raises:
+    base.InfeasibleError: A node needs more memory than the plan allows.
   """
   costs = program_costs(
-      plan.partition, plan.profile, num_before=layout.blocks.first, num_behind=num_behind
+      plan.partition, plan.profile, num_before=layout.blocks.first, num_behind=len(layout.epilogue)
   )
-
-  def lower(order: str) -> tuple[table_lib.TickTable, tuple[needs.NodeMemory, ...]]:
-    table = lowering.lower(
-        plan.schedule.rows,
-        owners=plan.owners[0],
-        microbatches=plan.batch.microbatches(0),
-        costs=costs,
-        order=order,
-        budget=budget,
+  table = lowering.lower(
+      plan.schedule.rows,
+      owners=plan.owners[0],
+      microbatches=plan.batch.microbatches(0),
+      costs=costs,
+      budget=budget,
+  )
+  memory = memory_lib.with_programs(plan.memory, plan.profile.layers, layout, sizes_of(table))
+  peak_bytes, limit = max(node.total_bytes for node in memory), plan.memory_limit_bytes
+  if limit is not None and peak_bytes > limit:
+    raise base.InfeasibleError(
+        f"One program for all stages needs {peak_bytes / 2**20:,.1f} MiB on a node, more than the "
+        f"limit of {limit / 2**20:,.1f} MiB. Take fewer microbatches or more stages, or "
+        f"{layout_lib.ADVICE} and need less."
     )
-    memory = memory_lib.with_programs(plan.memory, plan.profile.layers, layout, sizes_of(table))
-    return table, memory
-
-  peak = lambda memory: max(node.total_bytes for node in memory)
-  order = order if plan.schedule_name == "1f1b" else "single"
-  limit = plan.memory_limit_bytes
-  table, memory = lower(order)
-  if limit is not None and peak(memory) > limit:
-    single = lower("single")
-    if peak(single[1]) <= limit:
-      order, (table, memory) = "single", single
-  timeline = lay_out(table, costs, peak_bytes=peak(memory))
+  timeline = lay_out(table, costs, peak_bytes=peak_bytes)
   step_time = dataclasses.replace(plan.step_time, compute_ms=timeline.span_ms)
   plan = dataclasses.replace(
       plan, costs=costs, timeline=timeline, step_time=step_time, memory=memory
   )
-  return ProgramPlan(plan, table, order)
+  return ProgramPlan(plan, table)
 
 
 def lay_out(

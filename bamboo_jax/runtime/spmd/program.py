@@ -52,7 +52,6 @@ class Sizes:
     num_held: The same including replicas.
     keeps: Whether sent values are returned too, in host memory, and nothing is
       donated.
-    heads: Whether forward passes run the epilogue, redundant ones too.
   """
 
   num_ticks: int
@@ -63,7 +62,6 @@ class Sizes:
   num_owned: int
   num_held: int
   keeps: bool
-  heads: bool = False
 
   def fits(self, table: table_lib.TickTable) -> bool:
     """Returns whether the executable can run the ticks of the table."""
@@ -90,12 +88,7 @@ def most_offloads(table: table_lib.TickTable, num_ticks: int) -> int:
 
 
 def find_sizes(
-    table: table_lib.TickTable,
-    *,
-    num_stages: int,
-    keeps: bool,
-    segment_ticks: int | None = None,
-    heads: bool = False,
+    table: table_lib.TickTable, *, num_stages: int, keeps: bool, segment_ticks: int | None = None
 ) -> tuple[Sizes, Sizes]:
   """Returns the sizes at the start of a step, and of its rest after a death.
 
@@ -111,7 +104,6 @@ def find_sizes(
       num_owned=1,
       num_held=2 if keeps else 1,  # Its stage and a replica.
       keeps=keeps,
-      heads=heads,
   )
   # The nodes of a pipeline that has lost some own two or more stages.
   room = table.num_microbatches + num_stages
@@ -154,14 +146,11 @@ class SegmentProgram:
     self._ends = end_passes.EndPasses(spec, layout)
     self.activation = spec.model.input_shapes(spec.batch)[layout.blocks.first]
     self._kept = self._blocks.kept_shapes(self.activation)
-    if sizes.heads:
-      head = self._ends.head_shapes(self.weights.ends, self.activation)
-      self._kept = self._kept.replace(head=head)
 
   @property
   def weights(self) -> tick_lib.DeviceWeights:
     """Shapes of the weights of one device."""
-    blocks = buffers_lib.repeat(self._blocks.shapes(), self.sizes.num_held, self.layout.max_count)
+    blocks = buffers_lib.repeat(self._blocks.shapes(), self.sizes.num_held, self.layout.count)
     state = self.spec.state
     names = [self.spec.model.layer_names[i] for i in self.layout.ends]
     ends = {name: (self._params[name], state.stats[name]) for name in names}
@@ -174,7 +163,7 @@ class SegmentProgram:
     sums = lambda tree, *counts: jax.tree.map(
         lambda a: jax.ShapeDtypeStruct((*counts, *a.shape), jnp.float32), tree
     )
-    count, ends = self.layout.max_count, self.weights.ends
+    count, ends = self.layout.count, self.weights.ends
     return buffers_lib.Carry(
         activations=buffers_lib.repeat(self.activation, slots["activations"]),
         grads=buffers_lib.repeat(self.activation, slots["grads"]),

@@ -107,7 +107,6 @@ class TickBody:
     )
     sums = sums.replace(stats=stats)
     kept = kept.replace(outputs=buffers_lib.put(kept.outputs, outputs, p.residual))
-    kept = self.ends.keep(p, weights.ends, kept, data)
     written = buffers_lib.write(carry.activations, outputs, p.output)
     carry = carry.replace(activations=written, kept=kept, sums=sums)
     is_own = p.host < 0  # Outputs of redundant passes are not sent.

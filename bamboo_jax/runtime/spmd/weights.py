@@ -88,16 +88,14 @@ def _pack(
   holds = (*stages, *[None] * (program.sizes.num_held - len(stages)))
 
   def find(stage: base.StageId | None, block: int, position: int) -> base.PyTree:
-    index = None
-    if stage is not None and stage in held:
-      index = layout.layer(stage, block, position)
-    if stage is None or index is None:
+    if stage is None or stage not in held:
       return jax.tree.map(lambda a: a[0, 0], zeros.blocks[position])
+    index = layout.first_layer(stage) + block * layout.blocks.period + position
     return tuple(tree[names[index]] for tree in held[stage])
 
   def stack(position: int) -> base.PyTree:
-    found = [find(stage, block, position) for stage in holds for block in range(layout.max_count)]
-    shape = (1, len(holds), layout.max_count)
+    found = [find(stage, block, position) for stage in holds for block in range(layout.count)]
+    shape = (1, len(holds), layout.count)
     return jax.tree.map(
         lambda zero, *a: jnp.stack([part.astype(zero.dtype) for part in a]).reshape(
             *shape, *a[0].shape
@@ -128,7 +126,7 @@ def _unpack(
       take = lambda a: a[0]
       found = (sums.end_grads[name], sums.end_stats[name])
     else:
-      block, j = divmod(i - layout.first_layers[stage], layout.blocks.period)
+      block, j = divmod(i - layout.first_layer(stage), layout.blocks.period)
       take = lambda a, block=block: a[0, hold, block]
       found = (sums.grads[j], sums.stats[j])
     found = jax.tree.map(take, found)

@@ -37,34 +37,19 @@ def is_program(config: config_lib.Config) -> bool:
 def find_cuts(config: config_lib.Config, task: build.Task) -> tuple[int, ...] | None:
   """Returns the layers at which a stage other than the first may start.
 
-  None for rows, see `build.find_cuts`. Raises `ValueError` if the model has too
-  few equal blocks for its stages.
+  None for rows, see `build.find_cuts`. Raises `ValueError` unless equal blocks
+  of the model can be dealt to its stages evenly.
   """
   if not is_program(config):
     return None
-  blocks = layout_lib.blocks_of(task.whole)
-  cuts = tuple(cut for cut in blocks.cuts if cut < len(task.whole.names))
-  num_stages = config.pipeline.num_stages
-  if num_stages > len(cuts) + 1:
-    raise ValueError(
-        f"config.pipeline.num_stages={num_stages} is too large: the model has "
-        f"{blocks.count} equal blocks, and one program for all stages can "
-        f"split it into {len(cuts) + 1} at most. Take fewer stages or more "
-        f"blocks, or {layout_lib.ADVICE}."
-    )
-  return cuts
+  return layout_lib.blocks_of(task.whole).cuts(config.pipeline.num_stages)
 
 
 def plan_program(config: config_lib.Config, task: build.Task, plan: planner.Plan) -> ProgramPlan:
   """Returns the program of a plan; its stages must start at `find_cuts`."""
   layout = layout_lib.make_layout(task.whole, plan.partition.bounds)
   program = plan_lib.plan_program(
-      plan,
-      layout=layout,
-      sizes_of=functools.partial(_find_sizes, config),
-      num_behind=0 if _heads(config) else len(layout.epilogue),
-      budget=_budget(config),
-      order=config.pipeline.ticks,
+      plan, layout=layout, sizes_of=functools.partial(_find_sizes, config), budget=_budget(config)
   )
   check.check(program.table)
   return program
@@ -93,18 +78,9 @@ def _find_sizes(
   """Returns the sizes at the start of a step, and after a death if it can."""
   keeps = config.redundancy.mode != "none"
   first, rest = segment_lib.find_sizes(
-      table,
-      num_stages=table.num_stages,
-      keeps=keeps,
-      segment_ticks=config.pipeline.segment_ticks,
-      heads=_heads(config),
+      table, num_stages=table.num_stages, keeps=keeps, segment_ticks=config.pipeline.segment_ticks
   )
   return (first, rest) if keeps else (first,)
-
-
-def block_period(task: build.Task) -> int:
-  """Returns the number of layers of a block of the model."""
-  return layout_lib.blocks_of(task.whole).period
 
 
 def make_executor(
@@ -139,7 +115,6 @@ def make_programs(
       program.table,
       keeps=config.redundancy.mode != "none",
       segment_ticks=config.pipeline.segment_ticks,
-      heads=_heads(config),
       collectives=cast("collectives_lib.ProcessCollectives | None", collectives),
   )
 
@@ -158,10 +133,6 @@ def make_collectives(
   if not is_program(config):
     return None
   return collectives_lib.ProcessCollectives(number, exchange, is_lost=is_lost)
-
-
-def _heads(config: config_lib.Config) -> bool:
-  return config.pipeline.head == "forward"
 
 
 def _budget(config: config_lib.Config) -> float | None:

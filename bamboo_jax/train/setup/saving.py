@@ -58,7 +58,6 @@ def make_writer(
               "node.mesh.data": config.node.mesh.data,
               "node.mesh.tensor": config.node.mesh.tensor,
               "pipeline.executor": config.pipeline.executor,
-              "pipeline.head": is_program and config.pipeline.head,
               "pipeline.microbatch_size": job.plan.batch.microbatch_size,
               "pipeline.num_shares": job.plan.batch.num_shares,
               "pipeline.remat": model.remat,

@@ -82,7 +82,5 @@ def _plan_ticks(
   lines = [render.render_plan(program.plan)]
   timeline = program.plan.timeline
   lines.append(f"\nticks of pipeline 0:\n{grid_lib.render_grid(timeline)}")
-  if program.order != config.pipeline.ticks:
-    lines.append(f"ticks are {program.order!r}, since others exceed the memory limit")
   lines.append(program.describe())
   return PlannedRun(program.plan, timeline, "\n".join(lines))

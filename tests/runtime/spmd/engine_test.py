@@ -69,7 +69,8 @@ class ProgramTest(absltest.TestCase):
 
   def test_residuals_hold_no_parameters(self):
     kept = make_program().carry.kept.residuals
-    params = jax.tree.leaves(pipelines.initial_layers(pipelines.make_spec())["block_00.mlp"].params)
+    layers = pipelines.initial_layers(pipelines.make_three().spec)
+    params = jax.tree.leaves(layers["block_00.mlp"].params)
     large = {a.shape for a in params if a.ndim > 1}
     self.assertEmpty(large & {a.shape[2:] for a in kept})
 

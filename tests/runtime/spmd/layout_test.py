@@ -52,27 +52,28 @@ class FindBlocksTest(parameterized.TestCase):
 class LayoutTest(parameterized.TestCase):
 
   def test_gpt2(self):
-    layout = layout_lib.make_layout(make_spec(make_gpt2(4)), [0, 5, 7, 10])
-    self.assertEqual(layout.counts, (2, 1, 1))
-    self.assertEqual(layout.first_layers, (1, 5, 7))
+    layout = layout_lib.make_layout(make_spec(make_gpt2(4)), [0, 5, 10])
+    self.assertEqual(layout.count, 2)
+    self.assertEqual([layout.first_layer(s) for s in range(2)], [1, 5])
     self.assertEqual(layout.ends, (0, 9))
-    self.assertEqual(layout.blocks.cuts, (1, 3, 5, 7, 9))
+    self.assertEqual(layout.blocks.cuts(4), (3, 5, 7))
 
-  def test_every_split_has_every_layer_once(self):
-    spec = make_spec(make_gpt2(3))
-    num_layers = len(spec.model.layers)
-    cuts = layout_lib.blocks_of(spec).cuts
-    for count in range(len(cuts) + 1):
-      for chosen in itertools.combinations(cuts, count):
-        bounds = (0, *chosen, num_layers)
-        layout = layout_lib.make_layout(spec, bounds)
-        for stage, ends in enumerate(itertools.pairwise(bounds)):
-          with self.subTest(bounds=bounds, stage=stage):
-            self.assertEqual(layout.layers(stage), range(*ends))
-            places = itertools.product(range(layout.max_count), range(2))
-            real = [layout.layer(stage, *place) for place in places]
-            real = [layer for layer in real if layer is not None]
-            self.assertEqual(real, [l for l in range(*ends) if l not in layout.ends])
+  @parameterized.parameters(1, 2, 3, 6)
+  def test_stages_have_every_layer_once(self, num_stages):
+    spec = make_spec(make_gpt2(6))
+    bounds = (0, *layout_lib.blocks_of(spec).cuts(num_stages), 14)
+    layout = layout_lib.make_layout(spec, bounds)
+    for stage, ends in enumerate(itertools.pairwise(bounds)):
+      self.assertEqual(layout.layers(stage), range(*ends))
+      first = layout.first_layer(stage)
+      blocks = range(first, first + layout.count * layout.blocks.period)
+      self.assertEqual([*blocks], [l for l in range(*ends) if l not in layout.ends])
+
+  def test_stages_of_unequal_shape(self):
+    blocks = layout_lib.blocks_of(make_spec(make_gpt2(4)))
+    problem = "num_stages=3 does not divide the 4 equal blocks.*executor='rows'"
+    with self.assertRaisesRegex(ValueError, problem):
+      blocks.cuts(3)
 
   def test_nothing_repeats(self):
     problem = "'block_00.attention' differs from 'embed'.*executor='rows'"

@@ -18,14 +18,16 @@ from bamboo_jax.schedule import failover, lines as lines_lib, scheduler, timelin
 from tests import plain, schedules
 
 BATCH = {key: jax.ShapeDtypeStruct((2, 8), np.int32) for key in ("inputs", "targets")}
-# Whole blocks of two layers; three stages have two, one and one of them.
-BOUNDS = {2: (0, 5, 10), 3: (0, 5, 7, 10), 4: (0, 3, 5, 7, 10)}
+# Whole blocks of two layers: two, two and one in a stage.
+BOUNDS = {2: (0, 5, 10), 3: (0, 5, 9, 14), 4: (0, 3, 5, 7, 10)}
 STEP = 5
 
 
 @functools.cache
-def make_spec(name="gpt2", *, remat="full", optimizer=None, dtype="float32", prng="threefry2x32"):
-  options = dict(num_blocks=4, width=16, sequence_length=8, vocab_size=32)
+def make_spec(
+    name="gpt2", *, num_blocks=4, remat="full", optimizer=None, dtype="float32", prng="threefry2x32"
+):
+  options = dict(num_blocks=num_blocks, width=16, sequence_length=8, vocab_size=32)
   if name == "gpt2":
     options |= dict(variant="tiny", num_heads=2, dropout_rate=0.1, dtype=dtype)
   model = zoo.make_model(name, **options)
@@ -41,16 +43,20 @@ def make_spec(name="gpt2", *, remat="full", optimizer=None, dtype="float32", prn
 
 
 @functools.cache
-def initial_params(name):
-  return spec_lib.init_layers(make_spec(name))
+def initial_params(name, num_blocks):
+  return spec_lib.init_layers(make_spec(name, num_blocks=num_blocks))
 
 
 def initial_layers(spec):
   """Returns the state before the first step."""
   return {
       name: layer.replace(slots=spec.optimizer.init(layer.params))
-      for name, layer in initial_params(spec.model.name).items()
+      for name, layer in initial_params(spec.model.name, _num_blocks(spec)).items()
   }
+
+
+def _num_blocks(spec):
+  return spec.model.fingerprint["num_blocks"]
 
 
 def microbatch(step, index):
@@ -87,12 +93,10 @@ class Pipelines:
       spec=None,
       bounds=None,
       budget=0.0,
-      order="paired",
       segment_ticks=2,
-      heads=False,
       devices=None,
   ):
-    self.spec = spec = spec or make_spec()
+    self.spec = spec = spec or make_spec(num_blocks=6 if num_stages == 3 else 4)
     costs = schedules.uniform_costs(num_stages)
     nodes = range(num_pipelines * num_stages)
     owners = [nodes[i : i + num_stages] for i in nodes[::num_stages]]
@@ -112,11 +116,10 @@ class Pipelines:
         owners=owners[0],
         microbatches=range(num_microbatches),
         costs=costs,
-        order=order,
         budget=budget,
     )
     self.programs = engine_lib.SpmdEngine(
-        *(self.rows, spec, table), keeps=True, segment_ticks=segment_ticks, heads=heads
+        *(self.rows, spec, table), keeps=True, segment_ticks=segment_ticks
     )
 
   def reset(self, dead=()):
@@ -198,13 +201,17 @@ class Pipelines:
 
 
 @functools.cache
-def plain_model(name, prng):
-  return plain.PlainModel(make_spec(name, prng=prng))
+def _make_plain(name, num_blocks, prng):
+  return plain.PlainModel(make_spec(name, num_blocks=num_blocks, prng=prng))
+
+
+def plain_model(spec):
+  return _make_plain(spec.model.name, _num_blocks(spec), spec.prng)
 
 
 def relative_error(sums, spec, num_microbatches):
   """Returns how far sums are from gradients of the plain model."""
-  want, loss, weight = plain_model(spec.model.name, spec.prng).grads(
+  want, loss, weight = plain_model(spec).grads(
       initial_layers(spec), microbatch, step=STEP, microbatches=range(num_microbatches)
   )
   grads, total = {}, np.zeros(2)
@@ -230,7 +237,7 @@ def find_unequal(got, want):
 
 @functools.cache
 def make_three():
-  """Returns two pipelines of three unequal stages, compiled."""
+  """Returns two pipelines of three stages, compiled."""
   made = Pipelines(3, 4, 2)
   owners, shares = made.rows.owners, made.rows.shares
   deaths = compile_ahead.survivable_deaths(owners, made.rows.shadows)

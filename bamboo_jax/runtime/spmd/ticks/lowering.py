@@ -10,8 +10,6 @@ from bamboo_jax.runtime.spmd.ticks import (
 )
 from bamboo_jax.schedule import costs as costs_lib, instruction as instruction_lib
 
-ORDERS = ("paired", "single")
-
 
 def lower(
     rows: Mapping[base.NodeId, instruction_lib.Row],
@@ -19,7 +17,6 @@ def lower(
     owners: Sequence[base.NodeId],
     microbatches: Sequence[int],
     costs: costs_lib.StageCosts | None = None,
-    order: str = "paired",
     budget: float | None = None,
     start: Mapping[base.NodeId, table_lib.Held] | None = None,
     most_residuals: int | None = None,
@@ -34,7 +31,6 @@ def lower(
     owners: The node of each stage; a node's stages are contiguous, cyclically.
     microbatches: Microbatches of the pipeline, by position.
     costs: Times, for the places of redundant forward passes.
-    order: One of `ORDERS`.
     budget: Fraction by which redundant forward passes may lengthen the step: 0
       places only free ones, `math.inf` all of them, None none.
     start: Data held by each node; microbatches by position. The table may move
@@ -45,8 +41,6 @@ def lower(
   Raises:
     ValueError: A node's stages are not contiguous, or rows deadlock.
   """
-  if order not in ORDERS:
-    raise ValueError(base.suggest(order, ORDERS, what="order of ticks"))
   nodes = list(dict.fromkeys(owners))
   if not table_lib.is_ring(owners):
     raise ValueError(
@@ -58,7 +52,7 @@ def lower(
       start=tuple((start or {}).get(n, table_lib.NOTHING) for n in nodes),
   )
   owed = [[(i.op, i.stage, position[i.microbatch]) for i in rows[node]] for node in nodes]
-  passes = order_lib.align(owed, work, is_paired=order == "paired", most_residuals=most_residuals)
+  passes = order_lib.align(owed, work, most_residuals=most_residuals)
   redundant: Mapping[tuple[int, int], list[int]] = {}
   if budget is not None and len(nodes) == len(owners) > 1:
     assert costs is not None, "A budget needs costs."

@@ -19,7 +19,6 @@ Key = table_lib.Key
 Passes = list[list[list[tuple[Op, Key]]]]
 
 _ROUNDING = 1e-9  # Relative error bound of sums of times.
-_OWN = (Op.FORWARD, Op.BACKWARD)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,19 +38,19 @@ def align(
     rows: Sequence[Sequence[tuple[Op, base.StageId, int]]],
     work: Work,
     *,
-    is_paired: bool,
     most_residuals: int | None,
 ) -> Passes:
   """Returns the passes of all rows by tick, each as early as its inputs allow.
 
   `rows` has (operation, stage, microbatch) for each node; only passes of owners
-  count. A paired tick takes the next forward and the next backward pass of a
-  row, in either order. Raises `ValueError` if rows deadlock.
+  count. A tick takes the next forward and the next backward pass of a row, in
+  either order. Raises `ValueError` if rows deadlock.
   """
-  own = [[(op, (s, m)) for op, s, m in row if op in _OWN] for row in rows]
-  ops = [(Op.FORWARD,), (Op.BACKWARD,)] if is_paired else [_OWN]
   # Reversed, to pop from the end.
-  queues = [[[p for p in row if p[0] in o][::-1] for o in ops] for row in own]
+  queues = [
+      [[(op, (s, m)) for op, s, m in row if op is own][::-1] for own in (Op.FORWARD, Op.BACKWARD)]
+      for row in rows
+  ]
   done: set[tuple[Op, Key]] = set()  # Passes of earlier ticks.
   in_flight = [len(held.residuals) for held in work.start]
 

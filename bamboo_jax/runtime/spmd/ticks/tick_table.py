@@ -3,9 +3,7 @@
 A program runs in lockstep: in a tick each node runs at most one forward and one
 backward pass, forward first, then all exchange results. So with P stages F(m)
 of stage s is in tick m + s and B(m) in tick m + 2 (P - 1) - s, and a step takes
-as long as with 1F1B, with 2 (P - s) - 1 microbatches in flight on stage s. With
-`order` "single" there is one pass in a tick: fewer are in flight, but a step
-takes a third longer, because a tick lasts as long as its longest pass.
+as long as with 1F1B, with 2 (P - s) - 1 microbatches in flight on stage s.
 
 A tick lasts as long as the passes of its busiest node. In the rest of it other
 nodes can run redundant forward passes.

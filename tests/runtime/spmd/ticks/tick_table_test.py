@@ -26,19 +26,17 @@ TIGHT = costs_lib.StageCosts(
 )
 
 
-def make_rows(num_stages, num_microbatches, *, name="1f1b"):
+def make_rows(num_stages, num_microbatches):
   bounds = scheduler.one_f_one_b_bounds(num_stages)
-  line = lines_lib.Line(
-      range(num_stages), range(num_microbatches), bounds if name == "1f1b" else None
-  )
+  line = lines_lib.Line(range(num_stages), range(num_microbatches), bounds)
   costs = schedules.uniform_costs(num_stages)
   return scheduler.plan_rows([line], costs=costs).rows
 
 
-def make_table(num_stages, num_microbatches, *, name="1f1b", **options):
+def make_table(num_stages, num_microbatches, **options):
   options = {"costs": schedules.uniform_costs(num_stages)} | options
   return lowering.lower(
-      make_rows(num_stages, num_microbatches, name=name),
+      make_rows(num_stages, num_microbatches),
       owners=range(num_stages),
       microbatches=range(num_microbatches),
       **options,
@@ -111,25 +109,18 @@ class PairedTest(parameterized.TestCase):
 
 class LowerTest(parameterized.TestCase):
 
-  @parameterized.parameters(
-      *itertools.product(
-          (1, 2, 3, 5), (1, 4, 9), ("1f1b", "gpipe"), ("single", "paired"), (None, 0.0, math.inf)
-      )
-  )
-  def test_every_size(self, num_stages, num_microbatches, name, order, budget):
+  @parameterized.parameters(*itertools.product((1, 2, 3, 5), (1, 4, 9), (None, 0.0, math.inf)))
+  def test_every_size(self, num_stages, num_microbatches, budget):
     size = (num_stages, num_microbatches)
-    table = make_table(*size, name=name, order=order, budget=budget)
+    table = make_table(*size, budget=budget)
 
     # Nothing is lost, done twice, or read from a slot that holds another one.
     check.check(table)
     rows = check.as_schedule(table).rows
-    for s, row in make_rows(*size, name=name).items():
-      own = lambda row, ops: [i for i in row if i.op in ops]
-      parts = [{Op.FORWARD}, {Op.BACKWARD}]
-      if order == "single":  # The order of passes is that of the rows.
-        parts.append({Op.FORWARD, Op.BACKWARD})
-      for ops in parts:
-        self.assertEqual(own(rows[s], ops), own(row, ops))
+    for s, row in make_rows(*size).items():
+      for op in (Op.FORWARD, Op.BACKWARD):
+        own = lambda row, op=op: [i for i in row if i.op is op]
+        self.assertEqual(own(rows[s]), own(row))
     num_redundant = lay_out(table).num_redundant
     if budget is None or num_stages == 1:
       self.assertEqual(num_redundant, 0)
@@ -150,15 +141,9 @@ class LowerTest(parameterized.TestCase):
   def test_refuses(self):
     with self.assertRaisesRegex(ValueError, r"next one only.*\[0, 1, 0, 2\]"):
       lowering.lower({}, owners=(0, 1, 0, 2), microbatches=(0,))
-    with self.assertRaisesRegex(ValueError, "did you mean 'paired'"):
-      make_table(2, 2, order="pared")
-    forward, backward = (instruction_lib.Instruction(0, op, 0) for op in (Op.FORWARD, Op.BACKWARD))
-    rows = {
-        0: (backward, forward),
-        1: tuple(dataclasses.replace(i, stage=1) for i in (forward, backward)),
-    }
+    rows = {0: (instruction_lib.Instruction(0, Op.BACKWARD, 0),), 1: ()}
     with self.assertRaisesRegex(ValueError, "wait for each other"):
-      lowering.lower(rows, owners=(0, 1), microbatches=(0,), order="single")
+      lowering.lower(rows, owners=(0, 1), microbatches=(0,))
 
   @parameterized.parameters(0.0, 0.05, 0.1, 0.3, math.inf)
   def test_keeps_to_the_budget(self, budget):

@@ -1,0 +1,14 @@
+"""Options that are gone, and what to use instead."""
+
+from collections.abc import Mapping
+
+# What follows "<option> is gone: ".
+GONE: Mapping[str, str] = {
+    "config.pipeline.head": (
+        "head and loss of executor='spmd' run with the backward pass, which always took less time."
+    ),
+    "config.pipeline.ticks": (
+        "a tick of executor='spmd' has two passes; where these need too much memory, "
+        "take executor='rows'."
+    ),
+}
