@@ -11,4 +11,8 @@ GONE: Mapping[str, str] = {
         "a tick of executor='spmd' has two passes; where these need too much memory, "
         "take executor='rows'."
     ),
+    "config.redundancy.host_memory_gib": (
+        "it only refused to start; `bamboo plan` tells what nodes keep in host memory, and "
+        "redundancy.slots='device' or mode='lazy' keep less there."
+    ),
 }

@@ -108,9 +108,6 @@ class RedundancySection(Section, path="config.redundancy"):
   slots: str = option(
       "device", 'Where optimizer slots of replicas are; or "host".', choices=("device", "host")
   )
-  host_memory_gib: float | None = option(
-      None, "Limit of what a node keeps until the commit; None: no limit."
-  )
   spares: int = option(0, "Nodes that take the places of lost ones.", least=0)
   rereplicate: str = option(
       "at_commit", 'When replicas that died are made again; or "at_repair", by a spare.'

@@ -252,16 +252,6 @@ class StepFilling:
     """Planned time of the rows without redundant passes."""
     return max(timeline.span_ms for timeline in self.lazy)
 
-  @property
-  def fullest(self) -> instruction_lib.Schedule:
-    """The rows with all redundant passes at their ends, to bound memory."""
-    rows = {
-        node: (*(slot.instruction for slot in row), *self.nodes[node].passes)
-        for timeline in self.lazy
-        for node, row in timeline.rows.items()
-    }
-    return instruction_lib.Schedule(rows)
-
   def find_effect(self, ran: Mapping[base.NodeId, Ran]) -> Effect | None:
     """Returns cost and protection of the redundant passes in a step that ran.
 

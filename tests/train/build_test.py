@@ -6,10 +6,8 @@ from absl.testing import parameterized
 import jax
 
 from bamboo_jax import base
-from bamboo_jax.schedule import redundancy
-from bamboo_jax.train.setup import accept, build, build_recovery, job as job_lib
+from bamboo_jax.train.setup import accept, build, build_recovery
 from tests import layouts, tiny
-from tests.fault_sweep import small
 
 
 class CheckConfigTest(parameterized.TestCase):
@@ -107,33 +105,6 @@ class TemplatesTest(parameterized.TestCase):
     else:
       found = make()
       self.assertEqual((found.min_nodes, found.max_nodes), (least, most))
-
-
-class HostMemoryTest(parameterized.TestCase):
-
-  @parameterized.parameters((2, None), (1, 4))
-  def test_what_others_may_go_on_with_has_a_limit(self, num_pipelines, shares):
-    config = small.make_config(2, 4, num_pipelines, num_shares=shares)
-    config.redundancy.mode = "none"
-    config.redundancy.host_memory_gib = 1e-9
-    with self.assertRaisesRegex(ValueError, "host_memory_gib=1e-09 is too"):
-      job_lib.make_job(config, devices={})
-    config.recovery.reroute = False
-    job_lib.make_job(config, devices={})
-
-  def test_a_cluster_may_run_all_redundant_passes(self):
-    config = small.make_config(4, 8, 1)
-    config.redundancy.mode = "bubble"
-    config.redundancy.margin = 1e9  # Nothing is placed ahead.
-    task = build.make_task(config)
-    plan = build.make_plan(config, build.make_profile(config, task))
-    rows = build.make_rows(config, plan)
-    placed = rows.whole(0, rows.roles(0)).schedule
-    needed = redundancy.kept_bytes(placed, plan.costs)
-    config.redundancy.host_memory_gib = max(needed.values()) / 2**30
-    build.make_rows(config, plan)
-    with self.assertRaisesRegex(ValueError, "is too small: node . keeps"):
-      build.make_rows(config, plan, fills=True)
 
 
 class TaskTest(parameterized.TestCase):

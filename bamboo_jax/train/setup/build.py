@@ -22,7 +22,6 @@ from bamboo_jax.runtime import devices as devices_lib, engine as engine_lib, pla
 from bamboo_jax.runtime.profile import estimates, profiler, roofline
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import transport as transport_lib
-from bamboo_jax.schedule import redundancy
 from bamboo_jax.train.setup import optimizers, schedules, sizes
 
 
@@ -261,17 +260,11 @@ def make_redundancy(config: config_lib.Config) -> rows_lib.Redundancy:
 
 
 def make_rows(
-    config: config_lib.Config,
-    plan: planner.Plan,
-    segments: partition_lib.Partition | None = None,
-    *,
-    fills: bool = False,
+    config: config_lib.Config, plan: planner.Plan, segments: partition_lib.Partition | None = None
 ) -> rows_lib.RowPlanner:
-  """Returns the planner of rows.
+  """Returns the planner of rows; `segments` are by default the stages of `plan`.
 
-  `segments` are by default the stages of `plan`; `fills` tells whether
-  redundant passes fill waits as these occur. Raises `ValueError` for redundancy
-  with one stage, or if `redundancy.host_memory_gib` is too small.
+  Raises `ValueError` for redundancy with one stage.
   """
   options = config.redundancy
   rows = rows_lib.RowPlanner(plan, make_redundancy(config))
@@ -281,24 +274,6 @@ def make_rows(
         "that another node can hold the replica; got "
         "config.pipeline.num_stages=1. Set the mode to 'none', or more stages."
     )
-  whole = rows.whole(0, rows.roles(0))
-  schedule = whole.schedule
-  if fills:
-    filling = rows.redundant.fill([whole], [rows.roles(0)], plan.costs)
-    schedule = filling.fullest if filling else schedule
-  needed = redundancy.kept_bytes(schedule, plan.costs)
-  if options.slots == "host":
-    for stage, node in rows.roles(0).shadows.items():
-      needed[node] += plan.memory[stage].slot_bytes
-  limit_gib = options.host_memory_gib
-  if limit_gib is not None and sizes.keeps_sent(config):
-    node, most = max(needed.items(), key=lambda entry: entry[1])
-    if most > limit_gib * 2**30:
-      raise ValueError(
-          f"config.redundancy.host_memory_gib={limit_gib} is too small: node "
-          f"{node} keeps up to {most / 2**30:.4f} GiB there with mode "
-          f"{options.mode!r} and slots={options.slots!r}."
-      )
   return dataclasses.replace(rows, segments=segments)
 
 

@@ -83,7 +83,7 @@ def make_job(
   )
   rules = build_recovery.make_rules(config, plan, templates)
   fills = is_cluster and not executors.is_program(config)
-  rows = build.make_rows(config, plan, rules.segments, fills=fills)
+  rows = build.make_rows(config, plan, rules.segments)
   rules = dataclasses.replace(rules, rows=rows)
   return Job(
       config,

@@ -62,11 +62,3 @@ def read_faults(config: config_lib.Config, path: str | None) -> tuple[faults_lib
           "program runs all nodes."
       )
   return faults
-
-
-def keeps_sent(config: config_lib.Config) -> bool:
-  """Returns whether other nodes can finish the step of a node that dies."""
-  pipeline = config.pipeline  # There may be one pipeline per share.
-  others = (pipeline.num_shares or pipeline.num_pipelines) > 1
-  reroutes = others and config.recovery.reroute
-  return reroutes or config.redundancy.mode != "none"
