@@ -94,7 +94,6 @@ OPTIONS: Mapping[str, tuple[Any, ...]] = {
     "redundancy.refresh": ("gradient", "state"),
     "redundancy.slots": ("device", "device", "host"),
     "redundancy.spares": (0, 0, 1),
-    "redundancy.rereplicate": ("at_commit", "at_repair"),
     "redundancy.check_every_steps": (0, 1, 3),
     "recovery.reroute": (True, True, False),
     "recovery.drop": (False, False, True),

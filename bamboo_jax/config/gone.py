@@ -11,6 +11,9 @@ GONE: Mapping[str, str] = {
         "a tick of executor='spmd' has two passes; where these need too much memory, "
         "take executor='rows'."
     ),
+    "config.redundancy.rereplicate": (
+        "replicas that died are made again as the step is committed, as 'at_commit' said."
+    ),
     "config.redundancy.host_memory_gib": (
         "it only refused to start; `bamboo plan` tells what nodes keep in host memory, and "
         "redundancy.slots='device' or mode='lazy' keep less there."

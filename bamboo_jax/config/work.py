@@ -109,9 +109,6 @@ class RedundancySection(Section, path="config.redundancy"):
       "device", 'Where optimizer slots of replicas are; or "host".', choices=("device", "host")
   )
   spares: int = option(0, "Nodes that take the places of lost ones.", least=0)
-  rereplicate: str = option(
-      "at_commit", 'When replicas that died are made again; or "at_repair", by a spare.'
-  )
   check_every_steps: int = option(10, "Compare copies; 0: only after repairs.", least=0)
 
 

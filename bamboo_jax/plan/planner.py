@@ -276,7 +276,6 @@ class _Rows:
   def find_needs(self, timeline: timeline_lib.Timeline) -> tuple[list[_Need], _Need | None]:
     """Returns each node's need in a step, and the largest after a death."""
     num_stages = self.partition.num_stages
-    protection = self.model.upkeep.protection
     duties = deaths.find_duties(num_stages, self.model.upkeep)
     found = [(duty, self._need(duty, timeline)) for duty in duties[:num_stages]]
     queued = [m.transfer_bytes - self.bound(d).transfer_bytes for d, m in found]
@@ -293,7 +292,7 @@ class _Rows:
         after.append((duty, dataclasses.replace(bound, transfer_bytes=2 * one)))
         continue
       assert duty.victim is not None, duty
-      owners = deaths.roles_after(roles, duty.victim, protection).owners
+      owners = deaths.roles_after(roles, duty.victim).owners
       after.append((duty, self._need(duty, self.play(owners).timeline)))
     return found, max(after, key=lambda n: n[1].total_bytes, default=None)
 

@@ -166,9 +166,7 @@ class _Question:
     New pipelines are made only if the time that they save exceeds the pause.
     """
     before = decision.state
-    after, repairs = repair_lib.repair(
-        before, shadow=self.ladder.shadow, rereplicate=self.ladder.rereplicate
-    )
+    after, repairs = repair_lib.repair(before, shadow=self.ladder.shadow)
     if self.planner:
       better = self._heed_notice(after) or self._find_better(before, after)
       if better:

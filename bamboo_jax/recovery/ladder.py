@@ -24,7 +24,6 @@ RUNGS = (
 IMMEDIATE = frozenset({"none", "shadow", "reroute", "drop"})
 WHEN = ("step", "boundary")
 REROUTES = ("shares", "whole_shares", "stage", "none")
-REREPLICATE = ("at_commit", "at_repair")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,8 +88,6 @@ class Ladder:
     checkpoint: Training returns to the last checkpoint.
     fold: With too few nodes for a pipeline, nodes own several stages of one.
     hand_over: Between two steps nodes under notice give up their stages.
-    rereplicate: When a stage whose replica died gets a new one: "at_commit" of
-      the step, or "at_repair", when a spare joins.
     horizon_secs: Between two steps pipelines are changed if the shorter steps
       make up for the pause within this time.
   """
@@ -102,13 +99,11 @@ class Ladder:
   checkpoint: bool = True
   fold: bool = True
   hand_over: bool = True
-  rereplicate: str = "at_commit"
   horizon_secs: float = 600.0
 
   def __post_init__(self) -> None:
-    for name, allowed in (("reroute", REROUTES), ("rereplicate", REREPLICATE)):
-      if getattr(self, name) not in allowed:
-        raise ValueError(base.suggest(getattr(self, name), allowed, what=name))
+    if self.reroute not in REROUTES:
+      raise ValueError(base.suggest(self.reroute, REROUTES, what="reroute"))
     if not self.horizon_secs > 0:
       raise ValueError(f"horizon_secs must be positive, got {self.horizon_secs}.")
 

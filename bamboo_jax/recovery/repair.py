@@ -24,12 +24,10 @@ class Repaired(NamedTuple):
   repairs: dict[int, failover.Repair]
 
 
-def repair(state: ladder_lib.State, *, shadow: bool, rereplicate: str) -> Repaired:
+def repair(state: ladder_lib.State, *, shadow: bool) -> Repaired:
   """Gives places to spares, and makes replicas.
 
-  Args:
-    shadow: Whether stages have replicas, so that a node may own several.
-    rereplicate: See `ladder.Ladder`.
+  With `shadow` stages have replicas, so that a node may own several.
   """
   pipelines, repairs = list(state.pipelines), {}
   spares = [node for node in state.spares if node not in state.leaving]
@@ -46,9 +44,7 @@ def repair(state: ladder_lib.State, *, shadow: bool, rereplicate: str) -> Repair
     if shadow and not filled.vacant:
       # Without those that `takers` has.
       more = failover.repair(filled.roles, spares[len(takers) :])
-      if takers or more.used or rereplicate == "at_commit":
-        used = (*done.used, *more.used)
-        done = dataclasses.replace(more, used=used)
+      done = dataclasses.replace(more, used=(*done.used, *more.used))
     if done.used or done.num_replicas:
       pipelines[i] = Pipeline(filled.partition, done.roles, filled.vacant)
       repairs[i] = done

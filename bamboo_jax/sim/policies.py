@@ -88,7 +88,6 @@ class Settings:
   reroute: str = "shares"
   fold: bool = True
   hand_over: bool = True
-  rereplicate: str = "at_commit"
   horizon_secs: float = 600.0
   is_preemptible: bool = True
 
@@ -207,7 +206,6 @@ class _Maker:
         checkpoint="checkpoint" in settings.rungs,
         fold=settings.fold,
         hand_over=settings.hand_over,
-        rereplicate=settings.rereplicate,
         horizon_secs=settings.horizon_secs,
     )
     profile = None
@@ -329,8 +327,6 @@ class _Maker:
     if not (has_replicas and settings.charges_replicas):
       return upkeep_lib.OVERLAPPED
     protection = upkeep_lib.Protection(
-        refresh=settings.redundant.refresh,
-        rereplicate=settings.rereplicate,
-        runs_ahead=settings.redundant.mode != "lazy",
+        refresh=settings.redundant.refresh, runs_ahead=settings.redundant.mode != "lazy"
     )
     return dataclasses.replace(upkeep_lib.OVERLAPPED, protection=protection)

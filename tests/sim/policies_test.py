@@ -49,7 +49,6 @@ class LayoutTest(parameterized.TestCase):
       settings=(
           # The limit in MiB that suffices, and one that does not.
           ({}, 4.6, 1.6),
-          ({"rereplicate": "at_repair"}, 2.3, 1.6),
           ({"charges_replicas": False}, 1.2, 0.9),
           ({"redundant": rows.Redundancy("none")}, 1.2, 0.9),
       ),

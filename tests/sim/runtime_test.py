@@ -158,7 +158,7 @@ class SameDecisionsTest(parameterized.TestCase):
       rungs=[
           {},
           dict(reroute="none"),
-          dict(reconfigure=False, rereplicate="at_repair"),
+          dict(reconfigure=False),
           dict(reroute="none", reconfigure=False, hand_over=False),
       ],
   )

@@ -93,8 +93,7 @@ class CompilationTest(absltest.TestCase):
 
   # As above: 10 s.
   def test_an_evaluation_after_a_death_finds_its_programs(self):
-    changes = {"evaluate__every_steps": 2, "rereplicate": "at_repair"}
-    config = small.make_config(3, 2, 1, **changes)
+    config = small.make_config(3, 2, 1, evaluate__every_steps=2)
     trials = trials_lib.Trials(config, cache=program_cache.ProgramCache())
     folder = self.enterContext(tempfile.TemporaryDirectory())
     worker = trials.begin(small.make_case("2,0/1,3").faults, workdir_path=folder)

@@ -1,8 +1,8 @@
 """Memory of nodes with their roles before and after a death.
 
-A death gives a stage to its shadow, which then owns two; and with
-`rereplicate="at_commit"` both stages that have lost a copy get a new one, one
-of them on the node before. Without replicas the owner of the stage in another
+A death gives a stage to its shadow, which then owns two; and both stages that
+have lost a copy get a new one, one of them on the node before. Without replicas
+the owner of the stage in another
 pipeline computes the shares of both. So a run needs the memory of the worst
 death, not that of a step without one.
 """
@@ -18,14 +18,10 @@ from bamboo_jax.schedule import failover
 Roles = failover.Roles
 
 
-def roles_after(
-    roles: Roles, victim: base.NodeId, protection: upkeep_lib.Protection | None
-) -> Roles:
+def roles_after(roles: Roles, victim: base.NodeId) -> Roles:
   """Returns the roles in the step after the one in which `victim` died."""
   after, _ = failover.fail_over(roles, {}, [victim])
-  if protection and protection.rereplicate == "at_commit":
-    return Roles.initial(after.owners)
-  return after
+  return Roles.initial(after.owners, has_replicas=bool(roles.shadows))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +66,7 @@ def find_duties(num_stages: int, upkeep: upkeep_lib.Upkeep) -> tuple[Duty, ...]:
     duties += [dataclasses.replace(d, stands_in=True) for d in duties]
   before = {(d.node, d.owned, d.replicas) for d in duties}
   for victim in roles.nodes if roles.shadows else ():
-    after = roles_after(roles, victim, protection)
+    after = roles_after(roles, victim)
     duties += [
         dataclasses.replace(duty, victim=victim)
         for duty in _duties_of(after)

@@ -68,6 +68,4 @@ def _advise(upkeep: upkeep_lib.Upkeep) -> str:
     better.append('refresh="gradient"')
   if protection.runs_ahead:
     better.append('mode="lazy"')
-  if protection.rereplicate == "at_commit":
-    better.append('rereplicate="at_repair"')
   return "; or of config.redundancy " + ", ".join([*better, 'mode="none"'])

@@ -10,14 +10,11 @@ class Protection:
   Attributes:
     refresh: The data sent to replicas in each step: "gradient" or "state".
     slots: Memory of their optimizer slots between steps: "device" or "host".
-    rereplicate: When stages get a new replica after a death: "at_commit" or
-      "at_repair".
     runs_ahead: Whether there may be redundant forward passes.
   """
 
   refresh: str = "gradient"
   slots: str = "device"
-  rereplicate: str = "at_commit"
   runs_ahead: bool = True
 
 

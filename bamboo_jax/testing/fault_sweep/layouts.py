@@ -43,7 +43,6 @@ _CHOICES: Mapping[str, Sequence[Any]] = {
     "redundancy.refresh": ("gradient", "state"),
     "redundancy.slots": ("device", "host"),
     "redundancy.spares": (0, 0, 1, 2),
-    "redundancy.rereplicate": ("at_commit", "at_repair"),
     "redundancy.check_every_steps": (0, 1, 3),
     "recovery.reroute": (True, True, False),
     "recovery.reconfigure": (True, True, False),

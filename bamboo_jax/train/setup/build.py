@@ -244,10 +244,7 @@ def make_protection(config: config_lib.Config) -> upkeep_lib.Protection | None:
   if options.mode == "none":
     return None
   return upkeep_lib.Protection(
-      refresh=options.refresh,
-      slots=options.slots,
-      rereplicate=options.rereplicate,
-      runs_ahead=options.mode != "lazy",
+      refresh=options.refresh, slots=options.slots, runs_ahead=options.mode != "lazy"
   )
 
 

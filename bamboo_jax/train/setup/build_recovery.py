@@ -90,7 +90,6 @@ def _make_ladder(config: config_lib.Config) -> ladder_lib.Ladder:
       checkpoint=recovery.checkpoint,
       fold=recovery.fold,
       hand_over=recovery.hand_over,
-      rereplicate=options.rereplicate,
       horizon_secs=recovery.horizon_secs,
   )
 

@@ -36,10 +36,6 @@ class DutiesTest(parameterized.TestCase):
     after = [d for d in _duties(4) if d[0] == 2]
     self.assertEqual(after, [(2, 0, (0,), (1, 2)), (2, 1, (1, 2), (3,))])
 
-  def test_at_repair_nobody_gets_more(self):
-    after = [d for d in _duties(4, rereplicate="at_repair") if d[0] == 2]
-    self.assertEqual(after, [(2, 1, (1, 2), ())])
-
   def test_need(self):
     duty = deaths.Duty(0, (0, 1), (2,))
     model = model_test._model(protection=upkeep_lib.Protection())
@@ -158,8 +154,7 @@ class SplitTest(parameterized.TestCase):
         r"fits in 8.0 MiB per device: at best node \d with stages \d, \d and "
         r"replicas of \d after the death of node \d \(layers layer_\d to "
         r"layer_\d\) needs 9.0 MiB, .* 1.0 MiB too much. Use more stages, .*; "
-        r'or of config.redundancy slots="host", mode="lazy", rereplicate="at_'
-        r'repair", mode="none".',
+        r'or of config.redundancy slots="host", mode="lazy", mode="none".',
     ):
       partition_lib.split_layers(
           layers,
