@@ -70,7 +70,6 @@ def lengthen(plan: planner.Plan, num_stages: int, *, is_even: bool = False) -> p
       num_microbatches=num_microbatches // plan.num_stages,
       microbatch_size=plan.batch.microbatch_size,
       schedule=plan.schedule_name,
-      balance=plan.balance,
       cuts=range(1 + size, count + 1, size) if is_even else None,
   )
 

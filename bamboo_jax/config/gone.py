@@ -11,6 +11,10 @@ GONE: Mapping[str, str] = {
         "a tick of executor='spmd' has two passes; where these need too much memory, "
         "take executor='rows'."
     ),
+    "config.plan.balance": (
+        "stages are balanced by time, within plan.memory_limit_gib; set this limit lower for "
+        "stages that need less memory."
+    ),
     "config.redundancy.rereplicate": (
         "replicas that died are made again as the step is committed, as 'at_commit' said."
     ),

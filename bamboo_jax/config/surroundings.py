@@ -22,7 +22,6 @@ class PlanSection(Section, path="config.plan"):
       'GPU, as "h100", or instance, as "p5.48xlarge": costs and memory are '
       "those of this machine. None: of the one that plans.",
   )
-  balance: str = option("compute", 'What stages have equal parts of; or "memory".')
   memory_limit_gib: float | None = option(
       None, "Per device; None: no limit. Not if `machine` is set.", least=0
   )

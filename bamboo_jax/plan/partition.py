@@ -1,8 +1,7 @@
 """Splits a model's layers into pipeline stages.
 
-A pipeline runs at the pace of its slowest stage, so by default we minimise the
-time of the slowest stage; the Bamboo paper (section 5) balances memory instead.
-In both cases every node must fit in device memory: with its stage and replica,
+A pipeline runs at the pace of its slowest stage, so we minimise the time of the
+slowest stage. Every node must fit in device memory: with its stage and replica,
 and with the stages that it has after any single death. Among equally good
 splits we take one that sends few bytes and whose other stages are even. The
 search is exact, see `search`, and counts in whole nanoseconds and bytes, so
@@ -19,8 +18,6 @@ from bamboo_jax import base
 from bamboo_jax.plan import cost_model, search as search_lib
 from bamboo_jax.plan.memory import deaths, explain, model as model_lib, upkeep as upkeep_lib
 from bamboo_jax.schedule import scheduler
-
-BALANCES = ("compute", "memory")
 
 _NS_PER_MS = 1_000_000
 _UPKEEP = upkeep_lib.Upkeep()
@@ -79,18 +76,16 @@ def split_layers(
     *,
     num_stages: int,
     memory_limit_bytes: int | None = None,
-    balance: str = "compute",
     in_flight: Sequence[int] | None = None,
     upkeep: upkeep_lib.Upkeep = _UPKEEP,
     ties: Sequence[cost_model.TieCost] = (),
     cuts: Sequence[int] | None = None,
 ) -> Partition:
-  """Returns the contiguous split that minimises the cost of the worst stage.
+  """Returns the contiguous split that minimises the time of the slowest stage.
 
-  The cost is the time of a forward and a backward pass if `balance` is
-  "compute", and the bytes of memory if "memory". Ties are broken by, in this
-  order: the slowest stage, the bytes sent between stages, the sum of the
-  squares of the stages' times, early bounds.
+  The time is that of a forward and a backward pass. Ties are broken by, in this
+  order: the bytes sent between stages, the sum of the squares of the stages'
+  times, early bounds.
 
   Args:
     costs: One entry per layer, in model order, each for one microbatch.
@@ -104,14 +99,14 @@ def split_layers(
       but layer 0.
 
   Raises:
-    ValueError: `num_stages` is out of range or `balance` is unknown.
+    ValueError: `num_stages` is out of range.
     base.InfeasibleError: No split fits in `memory_limit_bytes`.
   """
   if in_flight is None:
     in_flight = scheduler.one_f_one_b_bounds(num_stages)
   if cuts is None:
     cuts = range(1, len(costs))
-  _check(num_stages, cuts=cuts, balance=balance, in_flight=in_flight)
+  _check(num_stages, cuts=cuts, in_flight=in_flight)
   model = model_lib.MemoryModel(costs, in_flight=in_flight, upkeep=upkeep, cuts=cuts, ties=ties)
   # Times are prefix sums, in integers: differences of floats are not exact.
   layers_ns = [round((c.forward_ms + c.backward_ms) * _NS_PER_MS) for c in costs]
@@ -119,14 +114,12 @@ def split_layers(
   boundary_bytes = (0, *(c.activation_bytes for c in costs))
   search = search_lib.Search(len(costs), num_stages, ends=frozenset({*cuts, len(costs)}))
 
-  limit_bytes = memory_limit_bytes
   find = _Limit(costs, model, search, memory_limit_bytes).find
-  if balance == "memory":
-    limit_bytes, _ = find(model.total_bytes, max)
 
   def stage_ns(stage: base.StageId, first: int, last: int) -> int | None:
-    if limit_bytes is not None and model.total_bytes(stage, first, last) > limit_bytes:
-      return None
+    if memory_limit_bytes is not None:
+      if model.total_bytes(stage, first, last) > memory_limit_bytes:
+        return None
     return until_ns[last] - until_ns[first]
 
   slowest_ns, _ = find(stage_ns, max)
@@ -141,14 +134,12 @@ def split_layers(
   return Partition(bounds)
 
 
-def _check(num_stages: int, *, cuts: Sequence[int], balance: str, in_flight: Sequence[int]) -> None:
+def _check(num_stages: int, *, cuts: Sequence[int], in_flight: Sequence[int]) -> None:
   if not 1 <= num_stages <= len(cuts) + 1:
     raise ValueError(
         f"num_stages must be from 1 to {len(cuts) + 1} (the number of layers, "
         f"or of groups that stay together), got {num_stages}."
     )
-  if balance not in BALANCES:
-    raise ValueError(base.suggest(balance, BALANCES, what="balance"))
   if len(in_flight) != num_stages:
     raise ValueError(
         f"in_flight needs an entry for each of the {num_stages} stages, got " f"{tuple(in_flight)}."

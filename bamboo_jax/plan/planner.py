@@ -46,7 +46,6 @@ class Plan:
 
   Attributes:
     schedule_name: "1f1b" or "gpipe".
-    balance: See `partition.split_layers`.
     memory_limit_bytes: Memory of one device; None: no limit.
     memory: Memory of each node of a pipeline.
     schedule: Rows of the first pipeline, without redundant passes.
@@ -61,7 +60,6 @@ class Plan:
   partition: partition_lib.Partition
   batch: batch_split.BatchSplit
   schedule_name: str
-  balance: str
   memory_limit_bytes: int | None
   costs: costs_lib.StageCosts
   memory: tuple[needs.NodeMemory, ...]
@@ -108,7 +106,6 @@ def make_plan(
     num_microbatches: int,
     microbatch_size: int,
     schedule: str = "1f1b",
-    balance: str = "compute",
     memory_limit_bytes: int | None = None,
     num_shares: int | None = None,
     protection: upkeep_lib.Protection | None = None,
@@ -123,8 +120,6 @@ def make_plan(
     num_microbatches: Microbatches of each pipeline in a step.
     microbatch_size: In samples; the profile must be for this size.
     schedule: "1f1b" or "gpipe".
-    balance: "compute" for the fastest slowest stage, "memory" for the smallest
-      largest one.
     memory_limit_bytes: Memory of one device; None: no limit.
     num_shares: Shares of the global batch, a multiple of `num_pipelines`; by
       default one per pipeline.
@@ -154,9 +149,7 @@ def make_plan(
       protection=protection,
       is_remote=is_remote,
   )
-  return _Search(
-      profile, batch, num_stages, schedule, balance, memory_limit_bytes, upkeep, cuts
-  ).find()
+  return _Search(profile, batch, num_stages, schedule, memory_limit_bytes, upkeep, cuts).find()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,7 +160,6 @@ class _Search:
   batch: batch_split.BatchSplit
   num_stages: int
   schedule: str
-  balance: str
   limit_bytes: int | None
   upkeep: upkeep_lib.Upkeep
   cuts: Sequence[int] | None
@@ -210,7 +202,6 @@ class _Search:
         self.profile.layers,
         num_stages=self.num_stages,
         memory_limit_bytes=limit_bytes,
-        balance=self.balance,
         **self._memory,
     )
     return _Rows(
@@ -240,7 +231,6 @@ class _Search:
         partition=partition,
         batch=self.batch,
         schedule_name=self.schedule,
-        balance=self.balance,
         memory_limit_bytes=self.limit_bytes,
         costs=costs,
         memory=tuple(memory for _, memory in found),

@@ -103,7 +103,7 @@ def _render_request(plan: planner.Plan) -> str:
       f"{plan.num_pipelines} pipelines x {plan.num_stages} stages, "
       f"{batch.num_microbatches} microbatches of {batch.microbatch_size} "
       f"per pipeline (batch {batch.batch_size} in {batch.num_shares} shares), "
-      f"schedule {plan.schedule_name}, balanced by {plan.balance}, "
+      f"schedule {plan.schedule_name}, "
       + ("no memory limit" if limit is None else f"limit {_mib(limit)} MiB")
   )
 

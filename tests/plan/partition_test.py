@@ -44,7 +44,7 @@ def _all_bounds(num_layers, num_stages):
     yield (0, *inner, num_layers)
 
 
-def _best_by_force(layers, *, num_stages, limit, balance, num_gradients, cuts):
+def _best_by_force(layers, *, num_stages, limit, num_gradients, cuts):
   """Returns the best bounds, or None if nothing fits; from the docstring."""
   candidates = []
   for bounds in _all_bounds(len(layers), num_stages):
@@ -67,8 +67,6 @@ def _best_by_force(layers, *, num_stages, limit, balance, num_gradients, cuts):
       continue
     sent = sum(layers[b - 1].activation_bytes for b in bounds[1:-1])
     key = max(stage_ns), sent, sum(ns * ns for ns in stage_ns), bounds
-    if balance == "memory":
-      key = max(stage_bytes), *key
     candidates.append(key)
   return min(candidates)[-1] if candidates else None
 
@@ -129,7 +127,6 @@ class SplitLayersTest(parameterized.TestCase):
       ("more_stages_than_layers", dict(num_stages=3), "from 1 to 2"),
       ("no_stage", dict(num_stages=0), "from 1 to 2"),
       ("more_stages_than_cuts", dict(num_stages=2, cuts=[]), "from 1 to 1"),
-      ("balance", dict(num_stages=1, balance="memori"), "did you mean 'memory'"),
       ("in_flight", dict(num_stages=2, in_flight=[1]), "in_flight"),
   )
   def test_refuses(self, options, message):
@@ -145,11 +142,10 @@ class SplitLayersTest(parameterized.TestCase):
   @hypothesis.given(
       numbers=_LAYERS,
       data=strategies.data(),
-      balance=strategies.sampled_from(partition_lib.BALANCES),
       limit=strategies.none() | strategies.integers(0, 80),
       num_gradients=strategies.integers(1, 3),
   )
-  def test_is_the_best_of_all(self, numbers, data, balance, limit, num_gradients):
+  def test_is_the_best_of_all(self, numbers, data, limit, num_gradients):
     forwards, parameters, activations, residuals = zip(*numbers, strict=True)
     layers = _layers(forwards, parameters=parameters, activations=activations, residuals=residuals)
     cuts = data.draw(strategies.sets(strategies.sampled_from(range(1, 9))))
@@ -159,7 +155,6 @@ class SplitLayersTest(parameterized.TestCase):
         layers,
         num_stages=num_stages,
         limit=limit,
-        balance=balance,
         num_gradients=num_gradients,
         cuts=cuts,
     )
@@ -168,7 +163,6 @@ class SplitLayersTest(parameterized.TestCase):
           layers,
           num_stages=num_stages,
           memory_limit_bytes=limit,
-          balance=balance,
           upkeep=upkeep.Upkeep(num_gradients),
           cuts=None if len(cuts) == len(layers) - 1 else cuts,
       ).bounds

@@ -176,7 +176,6 @@ class MakePlanTest(parameterized.TestCase):
   @parameterized.named_parameters(
       ("stages", dict(num_stages=5), ValueError, "num_stages must be from 1 to"),
       ("schedule", dict(schedule="gpip"), ValueError, "did you mean 'gpipe'"),
-      ("balance", dict(balance="time"), ValueError, "Unknown balance 'time'"),
       ("shares", dict(num_shares=3), ValueError, "num_microbatches=2 per"),
       ("no_pipeline", dict(num_pipelines=0), ValueError, "num_pipelines must"),
       (
@@ -263,7 +262,7 @@ class RenderTest(absltest.TestCase):
 
 _TEXT = """\
 2 pipelines x 2 stages, 2 microbatches of 1 per pipeline (batch 4 in 2 \
-shares), schedule 1f1b, balanced by compute, limit 64.0 MiB
+shares), schedule 1f1b, limit 64.0 MiB
 
 stage  layers            F ms   B ms  bubble %  params  slots  grads  \
 residuals  transfers  working  replica  refresh  total MiB

@@ -14,7 +14,7 @@ import functools
 from typing import Any
 
 from bamboo_jax import base
-from bamboo_jax.plan import cost_model, partition as partition_lib
+from bamboo_jax.plan import cost_model, partition as partition_lib, search as search_lib
 from bamboo_jax.plan.memory import model as model_lib, upkeep as upkeep_lib
 from bamboo_jax.schedule import scheduler
 
@@ -169,29 +169,32 @@ class _Splitter:
     )
 
   def split(self, num_nodes: int) -> Template:
-    partition = self._partition(num_nodes, memory_limit_bytes=self.memory_limit_bytes)
+    partition = partition_lib.split_layers(
+        self.costs,
+        num_stages=num_nodes,
+        memory_limit_bytes=self.memory_limit_bytes,
+        in_flight=self._in_flight(num_nodes),
+        **self.options,
+    )
     return Template(partition, self._stage_bytes(partition))
 
   def _least_bytes(self, num_nodes: int) -> int:
     """Returns the memory of the largest stage when memory is balanced."""
-    return max(self._stage_bytes(self._partition(num_nodes, balance="memory")))
+    model = self._model(num_nodes)
+    ends = frozenset({*self.options["cuts"], len(self.costs)})
+    least, _ = search_lib.Search(len(self.costs), num_nodes, ends).best(model.total_bytes, max)
+    return least
 
   def _in_flight(self, num_nodes: int) -> tuple[int, ...]:
     # Never more in flight than stages: that many microbatches are no bound.
     return scheduler.in_flight_bounds("1f1b", num_nodes, self.num_microbatches or num_nodes)
 
-  def _partition(self, num_nodes: int, **options: Any) -> partition_lib.Partition:
-    return partition_lib.split_layers(
-        self.costs,
-        num_stages=num_nodes,
-        in_flight=self._in_flight(num_nodes),
-        **self.options,
-        **options,
-    )
+  def _model(self, num_nodes: int) -> model_lib.MemoryModel:
+    in_flight = self._in_flight(num_nodes)
+    return model_lib.MemoryModel(self.costs, in_flight=in_flight, **self.options)
 
   def _stage_bytes(self, partition: partition_lib.Partition) -> tuple[int, ...]:
-    in_flight = self._in_flight(partition.num_stages)
-    model = model_lib.MemoryModel(self.costs, in_flight=in_flight, **self.options)
+    model = self._model(partition.num_stages)
     return tuple(
         model.total_bytes(stage, owned.start, owned.stop)
         for stage in base.stages(partition.num_stages)

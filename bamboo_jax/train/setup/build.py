@@ -211,7 +211,6 @@ def make_plan(
       microbatch_size=pipeline.microbatch_size,
       num_shares=pipeline.num_shares or pipeline.num_pipelines,
       schedule=pipeline.schedule,
-      balance=config.plan.balance,
       cuts=find_cuts(config, profile) if cuts is None else cuts,
       **memory_options(config, is_cluster=is_cluster),
   )
