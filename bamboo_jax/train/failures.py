@@ -2,8 +2,10 @@
 
 If the node that meets such an error died of it, its successor would meet the
 same, and so on. So a member keeps the error and goes on: with ones instead of
-the samples that cannot be read, until the vote, which tells the others. The
-step is then not committed, and all members decide together:
+the samples that cannot be read, until the vote, which tells the others. (Before
+it uses them, it makes sure that all would repeat the whole step, should it be
+killed before the vote.) The step is then not committed, and all members decide
+together:
 
   an error in data   is the node's if another member can read the microbatch,
                      such as from its own disk; else every node would meet it
@@ -121,6 +123,8 @@ class SafeData:
       self.failures.add(error, text, place=place)
       if is_local(error) and self._may_die():
         raise base.NodeFailedError(text) from error
+      if not place.is_heldout:  # If this member dies before its vote.
+        self.cohort.retract()
       kept = self._like if keys is None else keys
       return {key: np.ones(self._like[key].shape, self._like[key].dtype) for key in kept}
 

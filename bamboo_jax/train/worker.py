@@ -251,6 +251,8 @@ class Worker:
       failures_lib.end_run(self._cohort, base.describe_error(error), error)
     if view is None:
       raise error
+    if self._cohort.take_retracted():
+      self._begun = self.state.steps - 1  # The step runs from its start.
     self._step.bury()
     # Members may have received different sets of votes.
     self._stop_at, self._saves_at_stop = self._last_step, False

@@ -62,7 +62,7 @@ class LateClient:
 
   def __init__(self, agent, *, begun, **unused):
     self.num_notes = 0
-    self.transport = begun.__self__._transport
+    self.transport = begun.__self__.transport
     other = transport_lib.Transport(1, run="r", endpoint=endpoints.UnixEndpoint())
     other.set_addresses({0: begun().address})
     for transport in (other, self.transport):

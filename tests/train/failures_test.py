@@ -27,7 +27,7 @@ class Cohort:
     members = [views.Member(i, f"n{i}", "a", f"n{i}", "", 0) for i in range(num_members)]
     self.view = views.View(1, tuple(members), reason)
     self.hosted, self.others = frozenset({0}), others
-    self.reports = []
+    self.reports, self.num_retracted = [], 0
 
   def gather(self, key, value):
     del key
@@ -35,6 +35,9 @@ class Cohort:
     if len(self.view.members) > 1:
       said[1] = value if self.others is None else self.others
     return said
+
+  def retract(self):
+    self.num_retracted += 1
 
   def report(self, kind, **facts):
     self.reports.append((kind, facts))
@@ -69,15 +72,19 @@ class SafeDataTest(parameterized.TestCase):
       ),
   )
   def test_an_error_is_kept_until_the_vote(self, kind, text):
-    data = make_data(kind, Cohort())
+    cohort = Cohort()
+    data = make_data(kind, cohort)
     data.microbatch(0, 1)
     self.assertEqual(data.failures.first, failures.Failure())
-    for _ in range(2):  # The first one counts.
+    self.assertEqual(cohort.num_retracted, 0)
+    for num in (1, 2):  # The first one counts.
       found = data.microbatch(1, 0, ("inputs",))
+      self.assertEqual(cohort.num_retracted, num)
     np.testing.assert_array_equal(found["inputs"], np.ones((2, 3), np.int32))
     self.assertRegex(data.failures.first.text, text)
     self.assertEqual(data.failures.first.place, (False, 1, 0))
     data.eval_microbatch(1, 0)
+    self.assertEqual(cohort.num_retracted, 2)
     self.assertEqual(data.failures.first.place, (False, 1, 0))
 
   def test_held_out_samples(self):

@@ -11,6 +11,7 @@ from unittest import mock
 
 from absl.testing import absltest, parameterized
 import jax
+import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.faults import faults as faults_lib
@@ -95,6 +96,32 @@ class DeathsTest(parameterized.TestCase):
       with self.subTest(text):
         outcome = small.make_trials(2, 2, 2).run(small.make_case(text))
         self.assertEqual(outcome.rungs, ("shadow",))
+
+
+class RetractedTest(absltest.TestCase):
+
+  def test_what_was_made_of_ones_is_not_used_after_a_death(self):
+    """As of a member that is killed before it votes, so its data are read again."""
+    trials = small.make_trials(2, 2, 1)
+    case = small.make_case("1,0/1,5")
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    worker = trials.begin(case.faults, workdir_path=folder)
+    cohort, read = worker._cohort, worker._data.microbatch
+    is_wrong = lambda: worker.state.steps == 1 and cohort.view.number == 1
+
+    def microbatch(*args):
+      arrays = read(*args)
+      return {k: np.ones_like(a) if is_wrong() else a for k, a in arrays.items()}
+
+    taken = mock.Mock(side_effect=[True])
+    with (
+        mock.patch.object(worker._data, "microbatch", microbatch),
+        mock.patch.object(cohort, "take_retracted", taken),
+    ):
+      worker.run(stop_at=2)
+    wanted = trials.want(2).layers[0]
+    self.assertEqual(trials_lib.bits_of(worker.engine.layer_states(0)), wanted)
+    taken.assert_called_once()
 
 
 class JoinsTest(absltest.TestCase):

@@ -32,6 +32,7 @@ from bamboo_jax.runtime.wire import (
     values,
 )
 
+RETRACTED = "retracted"  # Channel of `Transport.retract`.
 _SMALL_BYTES = 1 << 18  # Written by the thread that sends.
 _WARN_SECS = 5.0  # Between two lines about the same peer.
 
@@ -62,9 +63,10 @@ class Peer:
       endpoint: endpoints.Endpoint,
       limits: TransportLimits,
       note: Callable[[], None] = lambda: None,
+      on_retracted: Callable[[], None] = lambda: None,
   ) -> None:
     """See `transport.Transport`."""
-    self._note_bytes = note
+    self._note_bytes, self._on_retracted = note, on_retracted
     self._me, self._node = me, node
     self._endpoint, self._limits = endpoint, limits
     self._protocol = protocol_lib.TransportProtocol(
@@ -78,6 +80,7 @@ class Peer:
     self._ahead = 0  # Newest attempt that the peer is known to be in.
     self._interrupted: str | None = None  # Why.
     self._removed: str | None = None
+    self._awaits_acks = False
     self._is_writing = False  # A thread has taken a frame and is writing it,
     self._rest: tuple[sockets.Wire, list[Any]] | None = None  # or left this.
     self._error: Exception | None = None  # What cannot be written.
@@ -98,10 +101,16 @@ class Peer:
     each other go on. Raises as `receive`, and if a newer attempt begins.
     """
     with self._lock:
-      attempt = self._protocol.attempt
-      self._wait(lambda: self.has_room, math.inf)
-      if attempt != self._protocol.attempt:
-        raise base.AttemptOverError(f"Attempt {attempt} is over.")
+      self._wait_in_attempt(lambda: self.has_room)
+
+  def wait_for_acks(self) -> None:
+    """Waits until the peer has acknowledged all values; raises as above."""
+    with self._lock:
+      self._awaits_acks = True
+      try:
+        self._wait_in_attempt(lambda: self._protocol.is_all_received)
+      finally:
+        self._awaits_acks = False
 
   def send(self, channel: str, arrays: Sequence[np.ndarray]) -> None:
     """Sends a value; does not wait for arrays, sockets or the peer.
@@ -159,6 +168,12 @@ class Peer:
       if left_secs <= 0:
         return False
       self._lock.wait(min(left_secs, threading.TIMEOUT_MAX))
+
+  def _wait_in_attempt(self, is_true: Callable[[], bool]) -> None:
+    attempt = self._protocol.attempt
+    self._wait(is_true, math.inf)
+    if attempt != self._protocol.attempt:
+      raise base.AttemptOverError(f"Attempt {attempt} is over.")
 
   def begin(self, attempt: int, *, interrupted: str | None = None) -> None:
     """Moves to a newer attempt, which may be interrupted from the start."""
@@ -236,13 +251,15 @@ class Peer:
       if self._removed is None:
         had_room = self.has_room
         self._do(self._protocol.receive(wire, frame, time.monotonic()))
-        if self.has_room and not had_room:
+        if self._awaits_acks or self.has_room and not had_room:
           self._lock.notify_all()
 
   def _do(self, actions: Sequence[protocol_lib.Action]) -> None:
     """Carries out actions, with the lock."""
     for action in actions:
       match action:
+        case protocol_lib.Deliver(frame=frame) if frame.channel == RETRACTED:
+          self._on_retracted()
         case protocol_lib.Deliver(frame=frame):
           self._inbox[frame.channel].append(frame.payload)
           self._lock.notify_all()

@@ -202,6 +202,11 @@ class TransportProtocol:
     """Whether values have not been pulled yet."""
     return bool(self._queue)
 
+  @property
+  def is_all_received(self) -> bool:
+    """Whether the peer has acknowledged all values."""
+    return not self._queue and not self._sent
+
   # Events of the network.
 
   def opened(self, connection: Connection, now: float) -> list[Action]:

@@ -70,7 +70,7 @@ class Transport:
     self._strangers: dict[socket.socket, None] = {}  # The oldest first.
     self._rejections = logs.Sparing()
     self._open: dict[int, OpenWait] = {}  # By thread.
-    self._is_closed = False
+    self._is_closed = self._is_retracted = False
     for target in (self._accept, self._tick):
       threading.Thread(target=target, name="transport", daemon=True).start()
 
@@ -124,6 +124,28 @@ class Transport:
     """Returns whether a value of a node is there; see `Peer.wait`."""
     with self._opened(node, channel) as peer:
       return peer.wait(channel, secs)
+
+  def retract(self) -> None:
+    """Tells all nodes to use values of this attempt in no other; blocks.
+
+    Returns once all know it, so they know it before values that are sent next.
+    Raises as `receive`.
+    """
+    self._note_retracted()
+    others = [*self._addresses.keys() - {self._me}]
+    for node in others:
+      self.send(node, peer_lib.RETRACTED, [])
+    for node in others:
+      with self._opened(node, peer_lib.RETRACTED) as peer:
+        peer.wait_for_acks()
+
+  def take_retracted(self) -> bool:
+    """Returns whether any node has called `retract` since the last call."""
+    taken, self._is_retracted = self._is_retracted, False
+    return taken
+
+  def _note_retracted(self) -> None:
+    self._is_retracted = True
 
   @contextlib.contextmanager
   def _opened(self, node: base.NodeId, channel: str) -> Iterator[peer_lib.Peer]:
@@ -192,6 +214,7 @@ class Transport:
             endpoint=self._endpoint,
             limits=self._limits,
             note=lambda: self.note(),  # The one that is set by then.
+            on_retracted=self._note_retracted,
         )
         peer.set_address(self._addresses.get(node))
         # As if it had been there before.

@@ -84,6 +84,14 @@ class ClusterCohort:
     self._exits.check()
     self._client.note_progress()
 
+  def retract(self) -> None:
+    """See `Cohort`."""
+    self._exits.transport.retract()
+
+  def take_retracted(self) -> bool:
+    """See `Cohort`."""
+    return self._exits.transport.take_retracted()
+
   def wait_change(self, timeout_secs: float) -> views.View | None:
     """See `Cohort`."""
     view: views.View | None = self._client.wait_interrupt(timeout_secs)
@@ -179,7 +187,7 @@ class Exits:
       self, transport: transport_lib.Transport, collectives: executor_lib.Collectives | None
   ) -> None:
     """`collectives` are those of the executor; None without any."""
-    self._transport, self._collectives = transport, collectives
+    self.transport, self._collectives = transport, collectives
     self._attempt = 0
 
   def begun(self) -> channel_lib.Begun:
@@ -187,9 +195,9 @@ class Exits:
     begun = channel_lib.Begun()
     if self._collectives is not None:
       begun = self._collectives.begun()
-    waits = {r.node for r in self._transport.open_waits()}
+    waits = {r.node for r in self.transport.open_waits()}
     return dataclasses.replace(
-        begun, address=self._transport.address, waits_for=tuple(sorted(waits))
+        begun, address=self.transport.address, waits_for=tuple(sorted(waits))
     )
 
   def lose(self, view: views.View) -> dict[str, Any]:
@@ -199,11 +207,11 @@ class Exits:
     node. The client calls it in its reading thread; before the first view, with
     an empty one.
     """
-    self._transport.interrupt(
+    self.transport.interrupt(
         f"a node is missing in view {view.number}", until=view.number << _ATTEMPT_BITS
     )
     if view.members:  # Messages for others are dropped.
-      self._transport.keep_only(view.numbers, f"it is not in view {view.number}")
+      self.transport.keep_only(view.numbers, f"it is not in view {view.number}")
     begun = self.stop(view.number, alive=view.numbers)
     plain: dict[str, Any] = json_lib.to_plain(begun)
     return plain
@@ -231,11 +239,11 @@ class Exits:
 
   def check(self) -> None:
     """Raises `base.AttemptOverError` after a loss."""
-    self._transport.check()
+    self.transport.check()
 
   def _begin(self, attempt: int) -> None:
     self._attempt = attempt
-    self._transport.begin(attempt)
+    self.transport.begin(attempt)
 
 
 class PeerTransfers:

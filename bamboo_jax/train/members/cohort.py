@@ -73,6 +73,15 @@ class Cohort(Protocol):
   def check(self) -> None:
     """Reports progress; raises `base.ViewChangedError` if a node is lost."""
 
+  def retract(self) -> None:
+    """Tells all members to use values of this attempt in no other; blocks.
+
+    Returns once all know it; raises as a transfer does if a node is lost.
+    """
+
+  def take_retracted(self) -> bool:
+    """Returns whether any member has called `retract` since the last call."""
+
   def wait_change(self, timeout_secs: float) -> views.View | None:
     """Returns the next view that lacks a node; None after a timeout; blocks."""
 

@@ -98,6 +98,13 @@ class LocalCohort:
       self._strike(d)
     self._raise_if_changed()
 
+  def retract(self) -> None:
+    """See `Cohort`; this member outlives its nodes, and votes."""
+
+  def take_retracted(self) -> bool:
+    """See `Cohort`; never."""
+    return False
+
   def wait_change(self, timeout_secs: float) -> views.View | None:
     """See `Cohort`; does not wait."""
     del timeout_secs

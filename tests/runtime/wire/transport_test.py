@@ -314,6 +314,29 @@ class TransportTest(parameterized.TestCase):
     self.assertEqual(waits(), [])
     self.assertGreater(first.waited_for[7], 0.0)
 
+  @parameterized.parameters(*KINDS)
+  def test_a_retraction_is_known_before_later_values(self, kind):
+    first, *others = self._make(3, kind)
+    for node in (first, *others):
+      self.assertFalse(node.take_retracted())
+    first.retract()
+    for node in (first, *others):
+      node.remove([0], "it died")
+      self.assertTrue(node.take_retracted())
+      self.assertFalse(node.take_retracted())
+
+  def test_a_retraction_waits_for_all(self):
+    first, second = self._make(2)
+    first.set_addresses({7: "nowhere"})
+
+    def tell():
+      self._wait(second.take_retracted)
+      self._wait(lambda: [w.node for w in first.open_waits()] == [7])
+      first.interrupt("new view")
+
+    with self.assertRaisesRegex(base.AttemptOverError, "new view"):
+      self._run_all([first.retract], tell, threading.Event())
+
   def test_a_lost_array_is_an_error(self):
     first, second = self._make(2)
     array = jnp.ones(1 << 20)
