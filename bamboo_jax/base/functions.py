@@ -30,6 +30,7 @@ _LIBRARIES = (
 )
 
 _IN_FILE = re.compile(r"(.+\.py):\w+")
+_IN_MODULE = re.compile(r"([^\W\d]\w*(?:\.\w+)*):[^\W\d]\w*")
 
 
 def is_function_name(name: str) -> bool:
@@ -77,11 +78,15 @@ def find_own_line(error: BaseException) -> str:
   of an installed package.
   """
   for frame in reversed(traceback.extract_tb(error.__traceback__)):
-    path = pathlib.Path(frame.filename)
-    is_installed = "site-packages" in path.parts or not path.is_file()
-    if not is_installed and not any(map(path.is_relative_to, _LIBRARIES)):
+    if _is_own(pathlib.Path(frame.filename)):
       return f"{frame.filename}:{frame.lineno}"
   return ""
+
+
+def _is_own(path: pathlib.Path) -> bool:
+  """Returns whether a file is the user's: it is neither Python's nor installed."""
+  is_installed = "site-packages" in path.parts or not path.is_file()
+  return not is_installed and not any(map(path.absolute().is_relative_to, _LIBRARIES))
 
 
 def describe_error(error: BaseException) -> str:
@@ -97,25 +102,46 @@ def describe_error(error: BaseException) -> str:
 
 
 def find_code(config: Mapping[str, Any]) -> dict[str, str]:
-  """Returns a hash of each file of the user's functions in a config, by path.
+  """Returns a hash of each file of the user's code that a config names, by path.
 
-  Also of those beside it that it imports. Without loggers, which compute
-  nothing.
+  Of functions, in a file or a module, and of plugins; also of files beside them
+  that they import. Paths of modules are relative to where Python finds them.
+  Without loggers, which compute nothing.
   """
-  named = _strings({k: v for k, v in config.items() if k != "metrics"})
-  todo = [
-      (pathlib.Path(match[1]).parent, pathlib.Path(match[1]))
-      for match in map(_IN_FILE.fullmatch, named)
-      if match is not None
-  ]
+  named = [*_strings({k: v for k, v in config.items() if k not in ("metrics", "plugins")})]
+  files = [pathlib.Path(match[1]) for match in map(_IN_FILE.fullmatch, named) if match]
+  modules = [match[1] for match in map(_IN_MODULE.fullmatch, named) if match]
+  # Where a file is, the start of its path in the result, and the rest of both.
+  todo = [(file.parent, file.parent, pathlib.Path(file.name)) for file in files]
+  for module in (*modules, *config.get("plugins", ())):
+    todo += [(folder, pathlib.Path(), place) for folder, place in _find_module(module)]
   found: dict[str, str] = {}
   while todo:
-    folder, path = todo.pop()
-    if str(path) not in found and path.is_file():
+    folder, start, place = todo.pop()
+    path, name = folder / place, str(start / place)
+    if name not in found and path.is_file():
       code = path.read_bytes()
-      found[str(path)] = hashlib.sha256(code).hexdigest()[:12]
-      todo += [(folder, other) for other in _find_imports(folder, code)]
+      found[name] = hashlib.sha256(code).hexdigest()[:12]
+      others = _find_imports(place, code) if _is_own(path) else ()
+      todo += [(folder, start, other) for other in others if _is_own(folder / other)]
   return dict(sorted(found.items()))
+
+
+def _find_module(name: str) -> Iterator[tuple[pathlib.Path, pathlib.Path]]:
+  """Yields where the file of a module may be: a folder, and its path from there.
+
+  Imports nothing.
+  """
+  top, *rest = name.split(".")
+  spec = None
+  with contextlib.suppress(ImportError, ValueError):  # `find_function` tells.
+    spec = importlib.util.find_spec(top)
+  if spec is not None:
+    folders = [pathlib.Path(place).parent for place in spec.submodule_search_locations or ()]
+    if not folders and spec.has_location and spec.origin and not rest:
+      folders = [pathlib.Path(spec.origin).parent]
+    for folder in folders:
+      yield from ((folder, place) for place in _places_of(pathlib.Path(top, *rest)))
 
 
 def _strings(value: Any) -> Iterator[str]:
@@ -128,19 +154,27 @@ def _strings(value: Any) -> Iterator[str]:
     yield from itertools.chain.from_iterable(map(_strings, value))
 
 
-def _find_imports(folder: pathlib.Path, code: bytes) -> Iterator[pathlib.Path]:
-  """Yields where in `folder` the modules may be that code imports."""
+def _find_imports(place: pathlib.Path, code: bytes) -> Iterator[pathlib.Path]:
+  """Yields where the modules may be that the code at `place` imports.
+
+  All paths are relative to the same folder.
+  """
   with contextlib.suppress(SyntaxError, ValueError):  # `find_function` tells.
     for node in ast.walk(ast.parse(code)):
-      modules: list[str] = []
       if isinstance(node, ast.Import):
-        modules = [alias.name for alias in node.names]
-      elif isinstance(node, ast.ImportFrom) and node.module is not None:
-        names = [f"{node.module}.{alias.name}" for alias in node.names]
-        modules = [node.module, *names]
-      for module in modules:
-        place = folder.joinpath(*module.split("."))
-        yield from (place.with_suffix(".py"), place / "__init__.py")
+        for alias in node.names:
+          yield from _places_of(pathlib.Path(*alias.name.split(".")))
+      elif isinstance(node, ast.ImportFrom) and node.level < len(place.parents):
+        start = place.parents[node.level - 1] if node.level else pathlib.Path()
+        module = start.joinpath(*(node.module or "").split("."))
+        for one in (module, *(module / alias.name for alias in node.names)):
+          yield from _places_of(one)
+
+
+def _places_of(module: pathlib.Path) -> Iterator[pathlib.Path]:
+  if module.name:
+    yield module.with_suffix(".py")
+  yield module / "__init__.py"
 
 
 def allow_neighbours(file: pathlib.Path) -> None:

@@ -1,3 +1,4 @@
+import importlib
 import json
 import os
 import pathlib
@@ -42,10 +43,32 @@ class FunctionsTest(parameterized.TestCase):
       ("logger", {"metrics": {"logger": "{}/a.py:log"}}, []),
       ("missing", {"model": {"name": "{}/z.py:make"}}, []),
       ("not_python", {"model": {"name": "{}/bad.py:make"}}, ["bad.py"]),
+      (
+          "module",
+          {"model": {"name": "b:make"}},
+          ["b.py", "d.py", "pkg/__init__.py", "pkg/c.py"],
+          "",
+      ),
+      (
+          "in_a_package",
+          {"model": {"name": "tests_own.e:make"}},
+          ["tests_own/__init__.py", "tests_own/c.py", "tests_own/e.py"],
+          "",
+      ),
+      ("package", {"model": {"name": "tests_own:make"}}, ["tests_own/__init__.py"], ""),
+      ("plugins", {"plugins": ["a"]}, ["a.py"], ""),
+      ("no_module", {"model": {"name": "no_such.e:f"}, "plugins": ["a.x", "tests_own.z"]}, []),
+      ("python", {"model": {"name": "sys:exit"}}, []),
   )
-  def test_code_of_a_config(self, config, names):
+  def test_code_of_a_config(self, config, names, start=None):
+    sys.path.insert(0, str(self.folder))
+    importlib.invalidate_caches()
     (self.folder / "pkg").mkdir()
+    (self.folder / "tests_own").mkdir()
     for name, code in (
+        ("tests_own/__init__.py", ""),
+        ("tests_own/e.py", "from . import c\nfrom .c import e\nfrom .. import a\n"),
+        ("tests_own/c.py", "from .. import a\nfrom tests_own import e\n"),
         ("a.py", "import math\n"),
         ("b.py", "def f():\n  from pkg import c\n"),
         ("d.py", "import b, absent\n"),
@@ -56,11 +79,18 @@ class FunctionsTest(parameterized.TestCase):
       (self.folder / name).write_text(code)
     config = json.loads(json.dumps(config).replace("{}", str(self.folder)))
     found = functions.find_code(config)
-    self.assertEqual([*found], [str(self.folder / name) for name in names])
-    for path in map(pathlib.Path, found):
+    start = str(self.folder) + "/" if start is None else start
+    self.assertEqual([*found], [start + name for name in names])
+    for name in found:
+      path = self.folder / name
       path.write_text(path.read_text() + "\n")
       now = functions.find_code(config)
-      self.assertNotEqual(now[str(path)], found[str(path)])
+      self.assertNotEqual(now[name], found[name])
+    self.assertNotIn("tests_own", sys.modules)
+
+  def test_of_an_installed_module_only_its_file(self):
+    found = functions.find_code({"model": {"name": "optax:adam"}, "plugins": ["json"]})
+    self.assertEqual([*found], ["json/__init__.py", "optax/__init__.py"])
 
   def test_changed_file_is_read_again(self):
     path = self.folder / "mine.py"
