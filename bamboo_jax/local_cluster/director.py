@@ -21,8 +21,11 @@ from bamboo_jax.base import logs
 from bamboo_jax.cluster import frames
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.local_cluster import machine
+from bamboo_jax.net import callers
 
 _PERIOD_SECS = 0.1  # Of the suspensions of a slow worker.
+_PAUSE_SECS = 0.1  # After a failed `accept`.
+_MAX_STRANGERS = 64  # Connections that have not said whose they are.
 # What a person may cause at any time; see `Director.cause`.
 ACTIONS = ("kill", "stop", "slow", "notice", "zone", "join")
 
@@ -71,6 +74,7 @@ class Director:
     self._names: set[str] = set()  # Of all workers that ever connected.
     self._names_by_join: dict[int, int] = {}  # Number of names from then on.
     self._refusals = logs.Sparing()
+    self._strangers = callers.Callers(_MAX_STRANGERS)
     self._lock = threading.RLock()
     self._server = socket.socket(socket.AF_UNIX)
     self._server.bind("")
@@ -143,11 +147,17 @@ class Director:
 
   def _accept(self) -> None:
     while True:
-      connection, _ = self._server.accept()
+      try:
+        connection, _ = self._server.accept()
+      except OSError as error:  # Such as too many open files.
+        self._refusals.warn("Cannot accept connections of workers: %s", error)
+        time.sleep(_PAUSE_SECS)
+        continue
       if _user(connection) != os.getuid():
         self._refusals.warn("Refused user %d.", _user(connection))
         connection.close()
         continue
+      self._strangers.add(connection)
       threading.Thread(target=self._listen, args=(connection,), daemon=True).start()
 
   def _listen(self, connection: socket.socket) -> None:
@@ -157,6 +167,7 @@ class Director:
         for message in decoder.feed(data):
           if worker is None:
             worker = _Worker(**message)
+            self._strangers.remove(connection)
             with self._lock:
               self._workers[worker.number] = worker
               self._connections[worker.number] = connection
@@ -173,7 +184,10 @@ class Director:
     except OSError:
       return  # It is dead, as it should be.
     finally:
-      if worker is not None:
+      if worker is None:
+        self._strangers.remove(connection)
+        connection.close()
+      else:
         with self._lock:
           if self._workers.get(worker.number) is worker:
             del self._workers[worker.number], self._connections[worker.number]

@@ -1,5 +1,6 @@
 """Faults are carried out on real processes, which sleep here."""
 
+import errno
 import os
 import signal
 import socket
@@ -72,6 +73,33 @@ class DirectorTest(parameterized.TestCase):
     for message in messages:
       self.sockets[name].sendall(frames.encode(message))
     self.assertTrue(self.sockets[name].recv(1 << 10))
+
+  def test_idle_callers_use_up_no_files(self):
+    self.direct("3,0/0,6,kill")
+    idle = [self.connect() for _ in range(director._MAX_STRANGERS + 20)]
+    for caller in idle[:20]:
+      caller.settimeout(20)
+      self.assertEqual(caller.recv(1), b"")
+    self.report("n2", {"line": 1, "owner": _NUMBERS["n1"]})
+    self.check({"n1": "KILL"}, [])
+
+  def test_no_files_are_left(self):
+    errors = [OSError(errno.EMFILE, "Too many open files")] * 2
+    accept = socket.socket.accept
+
+    def refuse(listener):
+      if errors:
+        raise errors.pop()
+      return accept(listener)
+
+    with (
+        mock.patch.object(socket.socket, "accept", refuse),
+        self.assertLogs("absl", "WARNING") as logged,
+    ):
+      self.direct("3,0/0,6,kill")
+    self.assertIn("Too many open files", logged.output[0])
+    self.report("n2", {"line": 1, "owner": _NUMBERS["n1"]})
+    self.check({"n1": "KILL"}, [])
 
   @parameterized.named_parameters(
       ("kill", "3,0/0,6,kill", {"n1": "KILL"}, []),

@@ -1,11 +1,10 @@
 """The state of an agent as metrics for Prometheus, on a port of its own."""
 
 from collections.abc import Callable, Iterator
-import contextlib
-import socket
 import socketserver
 import sys
 import threading
+import time
 from typing import Any, NamedTuple
 from wsgiref import simple_server
 
@@ -13,10 +12,11 @@ import prometheus_client
 from prometheus_client import core, registry as registry_lib
 
 from bamboo_jax.cluster.agent import state as state_lib
-from bamboo_jax.net import addresses
+from bamboo_jax.net import addresses, callers
 
 _MAX_CALLERS = 16
 _PATIENCE_SECS = 5.0  # With a caller that says nothing.
+_PAUSE_SECS = 0.1
 
 
 # What a writer reports about its last step under other names.
@@ -119,25 +119,25 @@ class _Server(socketserver.ThreadingMixIn, simple_server.WSGIServer):
 
   def __init__(self, address: addresses.Address) -> None:
     self.address_family = address.family
-    self._callers: dict[Any, None] = {}  # The oldest first.
-    self._lock = threading.Lock()
+    self._callers = callers.Callers(_MAX_CALLERS)
     super().__init__(address.parts[:2], _Handler)
+
+  def get_request(self) -> Any:
+    """Accepts a caller; `OSError` if that fails, which `serve_forever` ignores."""
+    try:
+      return super().get_request()
+    except OSError:
+      time.sleep(_PAUSE_SECS)  # Else too many open files would make it spin.
+      raise
 
   def process_request(self, request: Any, client_address: Any) -> None:
     """Starts a thread that answers."""
-    with self._lock:
-      self._callers[request] = None
-      if len(self._callers) > _MAX_CALLERS:
-        oldest = next(iter(self._callers))
-        del self._callers[oldest]
-        with contextlib.suppress(OSError):  # It has just gone.
-          oldest.shutdown(socket.SHUT_RDWR)
+    self._callers.add(request)
     super().process_request(request, client_address)
 
   def shutdown_request(self, request: Any) -> None:
     """Ends a connection."""
-    with self._lock:
-      self._callers.pop(request, None)
+    self._callers.remove(request)
     super().shutdown_request(request)
 
   def handle_error(self, request: Any, client_address: Any) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.base import logs
+from bamboo_jax.net import callers
 from bamboo_jax.runtime.wire import endpoints, frame as frame_lib, peer as peer_lib
 
 _TICK_SECS = 0.02
@@ -67,7 +68,7 @@ class Transport:
     self._peers: dict[base.NodeId, peer_lib.Peer] = {}
     self._removed: dict[base.NodeId, str] = {}
     self._addresses: dict[base.NodeId, str] = {}
-    self._strangers: dict[socket.socket, None] = {}  # The oldest first.
+    self._strangers = callers.Callers(_MAX_STRANGERS)
     self._rejections = logs.Sparing()
     self._open: dict[int, OpenWait] = {}  # By thread.
     self._is_closed = self._is_retracted = False
@@ -258,18 +259,11 @@ class Transport:
   def _make_room(self, connection: socket.socket) -> Iterator[None]:
     """Counts a stranger; if there are too many, the oldest one has to go."""
     with connection.dup() as stranger:  # TLS detaches the first handle.
-      with self._lock:
-        self._strangers[stranger] = None
-        if len(self._strangers) > _MAX_STRANGERS:
-          oldest = next(iter(self._strangers))
-          del self._strangers[oldest]
-          with contextlib.suppress(OSError):  # It has just gone.
-            oldest.shutdown(socket.SHUT_RDWR)
+      self._strangers.add(stranger)
       try:
         yield
       finally:
-        with self._lock:
-          self._strangers.pop(stranger, None)
+        self._strangers.remove(stranger)
 
   def _tick(self) -> None:
     while not self._is_closed:

@@ -1,11 +1,13 @@
 """An agent's metrics, as Prometheus reads them."""
 
+import errno
 import json
 import pathlib
 import re
 import socket
 import threading
 import types
+from unittest import mock
 import urllib.request
 
 from absl.testing import absltest, parameterized
@@ -139,6 +141,25 @@ class ExporterTest(parameterized.TestCase):
       caller.settimeout(20)
       self.assertEqual(caller.recv(1), b"")
     self.assertLess(threading.active_count() - before, 20)
+
+  def test_no_files_are_left(self):
+    errors = [OSError(errno.EMFILE, "Too many open files")] * 2
+    accept, pauses = socket.socket.accept, []
+
+    def refuse(listener):
+      if errors:
+        raise errors.pop()
+      return accept(listener)
+
+    clock = types.SimpleNamespace(sleep=pauses.append)
+    with (
+        mock.patch.object(socket.socket, "accept", refuse),
+        mock.patch.object(exporter, "time", clock),
+    ):
+      port = exporter.serve(0, host="127.0.0.1", state=state)
+      with urllib.request.urlopen(f"http://127.0.0.1:{port}/") as answer:
+        self.assertIn("bamboo_view", answer.read().decode())
+    self.assertLen(pauses, 2)
 
   def test_a_port_in_use(self):
     with socket.socket() as other:
