@@ -27,7 +27,6 @@ _HOST = flags.DEFINE_string(
 _PORT = flags.DEFINE_integer("port", 2379, "Where to listen; 0: a free port.")
 flags.adopt_module_key_flags(identity_flags)
 _POLL_SECS = 1.0
-_LEAVE_SECS = 10.0  # For agents to end once the summary is written.
 
 
 def main() -> None:
@@ -44,7 +43,7 @@ def main() -> None:
   summary = workdir / "summary.json"
   with contextlib.ExitStack() as stack:
     stack.enter_context(base.lock_folder(workdir))
-    former = _read(summary)
+    former = endpoint_lib.find_former_summary(workdir, now_secs=time.time())
     folder = stack.enter_context(tempfile.TemporaryDirectory())
     where = dict(run=run, host=_HOST.value, port=_PORT.value)
     etcd = private_etcd.PrivateEtcd(pathlib.Path(folder), secret=secret, **where)
@@ -54,15 +53,11 @@ def main() -> None:
       base.write_atomically(file, drawn, mode=0o600)
     endpoint_lib.write(workdir, endpoint_lib.RunAddress(etcd.endpoint, run))
     print(f"etcd: {etcd.endpoint}", flush=True)
-    while _read(summary) == former:
+    while (summary.read_bytes() if summary.exists() else None) == former:
       time.sleep(_POLL_SECS)
       etcd.tend()
-    time.sleep(_LEAVE_SECS)
+    time.sleep(endpoint_lib.LEAVE_SECS)
   print("The run is complete.")
-
-
-def _read(path: pathlib.Path) -> bytes | None:
-  return path.read_bytes() if path.exists() else None
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import pathlib
 from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
 
+LEAVE_SECS = 10.0  # For agents to end once the summary is written.
 _NAME, _SECRET = "endpoint.json", "secret"
 
 
@@ -57,6 +58,23 @@ def read(workdir: pathlib.Path) -> RunAddress:
     ) from None
   except ValueError as error:
     raise ValueError(f"{path} is damaged: {error}") from error
+
+
+def find_former_summary(workdir: pathlib.Path, *, now_secs: float) -> bytes | None:
+  """Returns the summary of the run before the one that a store begins; None without.
+
+  A summary ends the run of a store, after `LEAVE_SECS`. A store that was killed
+  meanwhile and starts again finds it newer than its own `endpoint.json`, so it
+  is of this run. `now_secs` is in seconds since 1970.
+  """
+  summary, endpoint = workdir / "summary.json", workdir / _NAME
+  if not summary.exists():
+    return None
+  written_secs = summary.stat().st_mtime
+  is_recent = now_secs - LEAVE_SECS < written_secs
+  if is_recent and endpoint.exists() and endpoint.stat().st_mtime < written_secs:
+    return None
+  return summary.read_bytes()
 
 
 def secret_file(workdir: pathlib.Path) -> pathlib.Path:
