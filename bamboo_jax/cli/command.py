@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 import contextlib
 import functools
 import importlib.machinery
+import io
 import logging as std_logging
 import os
 import re
@@ -204,6 +205,10 @@ def _open_standard_files() -> None:
   for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
     if getattr(sys, name) is None:
       setattr(sys, name, open(os.devnull, mode))
+  if isinstance(raw := getattr(sys.stdout, "buffer", None), io.RawIOBase):
+    # PYTHONUNBUFFERED: lines that a full disk rejects would be lost in silence.
+    buffered = io.BufferedWriter(raw)
+    sys.stdout = io.TextIOWrapper(buffered, encoding=sys.stdout.encoding, line_buffering=True)
 
 
 def _end(number: int, unused_frame: object = None) -> NoReturn:

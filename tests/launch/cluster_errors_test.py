@@ -1,7 +1,10 @@
 """What a user can get wrong about a cluster: one line, exit status 2."""
 
 import json
+import os
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
 
@@ -37,6 +40,29 @@ class Logger:
 
 def make_logger(config, workdir):
   return Logger()
+"""
+
+
+# `bamboo cluster` of nodes that do all their steps at once.
+_CLUSTER = """
+import runpy
+from bamboo_jax.local_cluster import cluster_run
+
+
+class Run:
+  ask_to_stop = lambda self: False
+  find_missed = lambda self: []
+  report = lambda self: self.progress.show_text("state_sha256=0")
+
+  def __init__(self, setup, progress):
+    self.progress = progress
+
+  def run(self, config):
+    self.progress.show_step(1, {"loss": 2.0})
+
+
+cluster_run.ClusterRun = Run
+runpy.run_module("launch.cluster", run_name="__main__", alter_sys=True)
 """
 
 
@@ -86,6 +112,28 @@ class ErrorsTest(FailingCase):
         "not measured; take 'report'.",
     )
     self.assertFalse((self.folder / "run").exists())
+
+  @parameterized.parameters("", "1")  # Starts Python with JAX: some 5 s each.
+  def test_a_full_disk_of_its_output(self, is_unbuffered):
+    """It ends no run, but the command says at its end that lines are missing."""
+    with open("/dev/full", "w") as full:
+      done = subprocess.run(
+          [
+              sys.executable,
+              "-c",
+              _CLUSTER,
+              f"--config={self.config}",
+              f"--workdir={self.folder}/run",
+          ],
+          cwd=commands.ROOT,
+          env={**os.environ, **self.ENVIRON, "PYTHONUNBUFFERED": is_unbuffered},
+          stdout=full,
+          stderr=subprocess.PIPE,
+          text=True,
+          timeout=120,
+      )
+    self.assertEqual(done.returncode, 2, msg=done.stderr)
+    self.assertRegex(done.stderr, "^error: .*No space left on device.*\n$")
 
   def test_a_workdir_of_another_run(self):
     self.finish(self.start("train", "--config.num_steps=1"))
