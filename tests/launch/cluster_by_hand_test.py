@@ -1,11 +1,13 @@
 """A cluster in which somebody else kills; takes about a minute.
 
-First etcd, the folder of logs and a node that joins, then a worker.
+First etcd, the folder of logs and a node that joins, then a worker. A node of
+another environment is refused.
 """
 
 import os
 import signal
 import time
+from unittest import mock
 
 from tests.launch import commands
 
@@ -59,6 +61,15 @@ class ClusterByHandTest(commands.CommandCase):
     hear("step=11 ")
     for path in logs.iterdir():
       path.rename(workdir / "logs" / path.name)
+    with mock.patch.dict(os.environ, {"JAX_THREEFRY_PARTITIONABLE": "0"}):
+      refused = commands.fork(
+          *("-m", "launch.agent", "--name=n8", "--nodes=3", f"--workdir={workdir}"),
+          *(f"--config={self.config}", "--config.redundancy.spares=1"),
+      )
+    self.assertEqual(refused.returncode, 2, msg=refused.stderr)
+    self.assertIn(
+        'environment.JAX_THREEFRY_PARTITIONABLE is absent there and "0" here.', refused.stderr
+    )
     status = next(l for l in said if l.startswith("status: bamboo "))
     _, _, command, *arguments = status.split()
     ask = ("-m", f"launch.{command}", *arguments)
