@@ -98,7 +98,7 @@ def read_config(path: str | os.PathLike[str]) -> Adapters:
   if not folder.is_dir():
     problems.append(
         f"{_CONFIG} has base_model_name_or_path='{folder}', must be a folder "
-        "with the model without adapters"
+        f"with the model without adapters.{hub_folder.hint_at_download(folder)}"
     )
   hub_folder.check({}, {}, problems, where=path)
   assert isinstance(targets, list) and isinstance(alpha, int | float)

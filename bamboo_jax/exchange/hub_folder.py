@@ -35,6 +35,17 @@ def is_hub_folder(path: str | os.PathLike[str]) -> bool:
   return any(pathlib.Path(path).glob("*.safetensors"))
 
 
+def hint_at_download(path: str | os.PathLike[str]) -> str:
+  """Returns how to download a missing folder, if its name may be one of the hub; else ""."""
+  named = re.fullmatch(r"(?:([\w-][\w.-]*)/)?([\w-][\w.-]*)", str(path))
+  if named is None or os.path.exists(path) or (named[1] and os.path.exists(named[1])):
+    return ""
+  return (
+      f" If that is the name of a model of Hugging Face, `hf download {path} "
+      f"--local-dir={named[2]}` downloads it; then give {named[2]!r}."
+  )
+
+
 def read_options(path: str | os.PathLike[str], family: hub_config.Family) -> hub_config.HubOptions:
   """Returns our options for the config.json in a folder.
 
@@ -55,7 +66,8 @@ def read_json(file: pathlib.Path) -> dict[str, Any]:
   try:
     return dict(json.loads(file.read_bytes()))
   except (OSError, TypeError, ValueError) as error:
-    raise base.CheckpointError(f"Cannot read {file}: {error}.") from error
+    hint = hint_at_download(file.parent)
+    raise base.CheckpointError(f"Cannot read {file}: {error}.{hint}") from error
 
 
 def read_file(file: pathlib.Path) -> Arrays:

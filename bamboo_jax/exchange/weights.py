@@ -204,7 +204,8 @@ def _find_checkpoint(path: str | os.PathLike[str]) -> pathlib.Path:
   found = _look_for_checkpoint(path)
   if found is None:
     raise base.CheckpointError(
-        f"There are no weights in {path}: neither *.safetensors nor a " "checkpoint."
+        f"There are no weights in {path}: neither *.safetensors nor a checkpoint."
+        f"{hub_folder.hint_at_download(path)}"
     )
   return found
 

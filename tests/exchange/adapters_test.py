@@ -270,7 +270,7 @@ class AdaptersTest(parameterized.TestCase):
         ({"target_modules": []}, "must be a list of q_proj"),
         ({"peft_type": "IA3"}, "peft_type='IA3', must be 'LORA'"),
         ({"target_modules": ["lm_head"]}, "must be a list of q_proj"),
-        ({"base_model_name_or_path": "a/b"}, "'a/b', must be a folder with"),
+        ({"base_model_name_or_path": "a/b"}, "'a/b', must be a folder with.*hf download a/b "),
         ({"r": 3}, r"shape: base_model.model.model.layers.0.mlp.down_proj"),
     ):
       with self.subTest(message):

@@ -114,6 +114,7 @@ class OwnFilesTest(parameterized.TestCase):
   @parameterized.parameters(
       (None, None, "needs the option config.init_from"),
       ("absent", None, "must be a folder of Hugging Face .*No such file"),
+      ("meta-llama/Llama-3.2-1B", None, "hf download meta-llama/Llama-3.2-1B --local-dir="),
       ("hub", {"model_type": "t5"}, "Unknown model_type 't5'"),
       ("hub", {"scale_attn_weights": False}, "scale_attn_weights=False, must"),
   )
@@ -122,6 +123,6 @@ class OwnFilesTest(parameterized.TestCase):
     if changes:
       file.write_text(json.dumps(json.loads(file.read_text()) | changes))
     config = finetune.get_config()
-    config.init_from = name and str(self.folder / name)
+    config.init_from = name and (name if "/" in name else str(self.folder / name))
     with self.assertRaisesRegex(ValueError, message):
       accept.accept(config)

@@ -430,6 +430,24 @@ class WeightsTest(folders.FolderCase):
     with self.assertRaisesRegex(base.CheckpointError, "'llama', not 'qwen'"):
       weights.export_folder(self.folder, name="qwen", out=self.folder, max_file_bytes=1)
 
+  @parameterized.parameters(
+      ("meta-llama/Llama-3.2-1B", "`hf download meta-llama/Llama-3.2-1B --local-dir=Llama-3.2-1B`"),
+      ("gpt2", "`hf download gpt2 --local-dir=gpt2` downloads it; then give 'gpt2'"),
+      ("tests/absent", None),  # The first folder exists.
+      ("tests", None),
+      ("/absent/gpt2", None),
+      ("./gpt2", None),
+      ("runs/a/b", None),
+  )
+  def test_names_of_the_hub_say_how_to_download(self, path, hint):
+    with self.assertRaises(base.CheckpointError) as caught:
+      weights.open_weights(path, make_model("gpt2"))
+    self.assertNotIn("\n", str(caught.exception))
+    if hint is None:
+      self.assertNotIn("hf download", str(caught.exception))
+    else:
+      self.assertIn(hint, str(caught.exception))
+
   def test_refuses(self):
     with self.assertRaisesRegex(base.CheckpointError, "no weights in"):
       weights.open_weights(self.folder, make_model("gpt2"))

@@ -66,7 +66,7 @@ def _fill_from_folder(config: config_lib.Config) -> config_lib.Config:
         "config.init_from: a folder of Hugging Face."
     )
   # Imported late: it imports JAX, which other commands do not need.
-  from bamboo_jax.exchange import adapters, hub_config, weights
+  from bamboo_jax.exchange import adapters, hub_config, hub_folder, weights
 
   path = folder = pathlib.Path(config.init_from)
   if adapters.is_folder(path):
@@ -76,7 +76,8 @@ def _fill_from_folder(config: config_lib.Config) -> config_lib.Config:
   except (OSError, ValueError) as error:
     raise base.CheckpointError(
         f"config.init_from={str(folder)!r} must be a folder of Hugging Face "
-        f"with a config.json: {error}."
+        f"with a config.json: {getattr(error, 'strerror', None) or error}."
+        f"{hub_folder.hint_at_download(folder)}"
     ) from error
   kinds = {f.fixed["model_type"]: n for n, f in hub_config.FAMILIES.items()}
   kind = found.get("model_type")
