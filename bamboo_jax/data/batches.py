@@ -42,10 +42,18 @@ class Batches:
     """Samples of a step."""
     return self.num_microbatches * self.microbatch_size
 
-  @property
-  def num_eval_batches(self) -> int:
-    """Number of whole batches of held-out samples; may be 0."""
-    return self.source.num_heldout // self.batch_size
+  def eval_weights(self, most: int) -> list[float]:
+    """Returns how often each microbatch of an evaluation counts, about `most` of them.
+
+    The last held-out sample fills the last microbatch. One more, of that sample alone,
+    takes the copies off again: so any loss that sums over samples is the sum over those
+    that there are.
+    """
+    size = self.microbatch_size
+    num_whole, rest = divmod(self.source.num_heldout, size)
+    if num_whole >= most or not rest:
+      return [1.0] * min(num_whole, most)
+    return [1.0] * (num_whole + 1) + [rest / size - 1]
 
   def check(self, step: int, microbatch: int) -> None:
     """Raises `ValueError` if an index is out of range."""
@@ -75,14 +83,13 @@ class Batches:
       self, batch: int, microbatch: int, keys: Collection[str] | None = None
   ) -> dict[str, np.ndarray]:
     """Returns held-out samples, the same in every run; as `microbatch`."""
-    if not 0 <= batch < self.num_eval_batches:
-      raise ValueError(
-          f"batch must be below {self.num_eval_batches}, got {batch}: there are"
-          f" {self.source.num_heldout} held-out samples, and a batch takes "
-          f"{self.batch_size}."
-      )
-    indices = self.find_samples(batch, microbatch)
+    indices = self.find_heldout(batch, microbatch)
     return select_arrays(self.source.heldout_batch(indices), keys)
+
+  def find_heldout(self, batch: int, microbatch: int) -> list[int]:
+    """Returns the numbers of held-out samples; the last one follows itself."""
+    last = self.source.num_heldout - 1
+    return [min(i, last) for i in self.find_samples(batch, microbatch)]
 
   def find_samples(self, step: int, microbatch: int) -> range:
     """Returns the numbers of the samples of a microbatch."""

@@ -16,7 +16,7 @@ from bamboo_jax import base
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.train import environment, failures
-from bamboo_jax.train.setup import build, job as job_lib
+from bamboo_jax.train.setup import job as job_lib
 
 _AGREE_SECS = 1.0  # Between two agreements to go on.
 
@@ -57,12 +57,12 @@ def run(
   transfer or of `Cohort.gather`; training does not depend on the result.
   """
   cohort, batches = given.cohort, job.task.batches
-  num = build.num_eval_microbatches(job.config, batches)
+  weights = batches.eval_weights(job.config.evaluate.num_microbatches)
   losses: dict[int, list[float]] = {}
   first, count = 0, batches.num_microbatches
-  while first < num:
+  while first < len(weights):
     start_secs = time.perf_counter()
-    numbers = range(first, min(first + count, num))
+    numbers = range(first, min(first + count, len(weights)))
     own = evaluate(
         job.engine,
         ((i, data.eval_microbatch(*divmod(i, batches.num_microbatches))) for i in numbers),
@@ -82,7 +82,7 @@ def run(
       return Evaluated(None, stops=any(part.stops for part in said))
     rate = len(numbers) / max(part.secs for part in said)
     count = max(1, round(rate * _AGREE_SECS))
-  found = {i: np.array(loss) for i, loss in losses.items()}
+  found = {i: weights[i] * np.array(loss) for i, loss in losses.items()}
   return Evaluated(average(found), stops=False)
 
 

@@ -148,7 +148,8 @@ class SafeData:
   def _name_sample(self, place: ReadPlace, keys: Collection[str] | None) -> str:
     """Returns the number of the first sample that cannot be read on its own."""
     batches, kind = self._batches, "held-out " * place.is_heldout
-    samples = batches.find_samples(place.step, place.microbatch)
+    find = batches.find_heldout if place.is_heldout else batches.find_samples
+    samples = find(place.step, place.microbatch)
     for sample in samples:
       try:
         if place.is_heldout:

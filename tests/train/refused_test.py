@@ -42,7 +42,7 @@ class RefusedTest(folders.FolderCase):
       ("memory", "plan__memory_limit_gib", 1e-6, "MiB too much"),
       ("no_profile", "plan__profile", "/no/file", "/no/file"),
       ("vocabulary", "data__options__vocab_size", 99, "vocab_size=99"),
-      ("heldout", "data__options__num_heldout", 1, "held-out .* too short"),
+      ("heldout", "data__options__num_heldout", 0, "no held-out samples to evaluate"),
   )
   def test_bad_config(self, path, value, message):
     changes = {"evaluate__every_steps": 2, path: value}

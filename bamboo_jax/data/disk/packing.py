@@ -99,7 +99,8 @@ def make_source(
   total = sum(part.count for part in parts)
   others: list[Spans] = []
   if isinstance(heldout, float):
-    num_heldout = int(total * heldout)
+    # At least one, so that what little data there is can be evaluated.
+    num_heldout = min(max(1, int(total * heldout)), total - 1) if heldout and total else 0
     total -= num_heldout
   else:
     others = [_find_spans(file, options) for file in heldout]

@@ -78,11 +78,9 @@ def make_task(config: config_lib.Config, *, needs_data: bool = True) -> Task:
       num_microbatches=pipeline.num_pipelines * pipeline.num_microbatches,
       microbatch_size=pipeline.microbatch_size,
   )
-  if config.evaluate.every_steps and not num_eval_microbatches(config, batches):
+  if config.evaluate.every_steps and not source.num_heldout:
     raise base.DataError(
-        f"The held-out data is too short to evaluate: it has "
-        f"{source.num_heldout} samples, and a batch takes "
-        f"{batches.batch_size}. Use more data, smaller batches, "
+        "There are no held-out samples to evaluate. Use more data, "
         "config.evaluate.every_steps=0, or hold more out: "
         "config.data.options.heldout_fraction, or in a function of your own "
         "bamboo_jax.from_arrays(arrays, heldout_fraction=0.1)."
@@ -309,12 +307,6 @@ def make_engine(
       cache=cache,
       exchange=exchange,
   )
-
-
-def num_eval_microbatches(config: config_lib.Config, batches: batches_lib.Batches) -> int:
-  """Returns the number of microbatches of an evaluation."""
-  available = batches.num_eval_batches * batches.num_microbatches
-  return min(config.evaluate.num_microbatches, available)
 
 
 def _source_shape(config: config_lib.Config, model: model_lib.Model) -> dict[str, Any]:
