@@ -22,7 +22,7 @@ def get_config() -> ml_collections.ConfigDict:
   config.num_steps = 200
   config.pipeline.num_pipelines = 1
   config.pipeline.num_stages = 2
-  config.redundancy.mode = "eager"
+  config.redundancy.mode = "bubble"
   config.optimizer.learning_rate = 1e-5
   config.optimizer.schedule_options.warmup_steps = 20
   return config

@@ -25,7 +25,7 @@ def get_config() -> ml_collections.ConfigDict:
   )
   config.pipeline.num_microbatches = 4
   config.pipeline.microbatch_size = 4
-  config.redundancy.mode = "eager"
+  config.redundancy.mode = "eager"  # To show passes; `bubble` costs less.
   config.redundancy.spares = 2
   config.optimizer.learning_rate = 3e-3
   config.optimizer.schedule_options.warmup_steps = 10
