@@ -30,7 +30,7 @@ _FIELD = flags.DEFINE_string(
     "field",
     "text",
     "Field of records with the text or its tokens; two, as prompt,completion, "
-    "mark prompts, which are not learned.",
+    "mark prompts, which are not learned; messages, of chats, takes the tokenizer's template.",
 )
 _END_TOKEN = flags.DEFINE_integer(
     "end_token", None, "Token that ends a document; by default the tokenizer's.", lower_bound=0

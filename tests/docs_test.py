@@ -44,7 +44,7 @@ _OTHERS = {
 }
 # First words of dotted names that are not modules of ours.
 _FOREIGN = {
-    *("cache_key", "eqx", "flax", "jax", "jnp", "lax", "nnx", "optax", "torch"),
+    *("cache_key", "chat_template", "eqx", "flax", "jax", "jnp", "lax", "nnx", "optax", "torch"),
     # Attributes of a reader's objects, and keys of reports.
     *("block", "determinism", "kills", "layouts", "speed", "spmd", "time"),
 }

@@ -15,6 +15,7 @@ can continue after a death.
   mixture           several sources by weights
   readers, corpus   files to documents; documents to a text with a manifest
   vocabularies      a text as bytes, or as tokens of a trained tokenizer
+  chat              messages as tokens, by a chat template; which are learned
   masked            masked tokens in pairs of windows, for BERT
   folders           which files of a folder are data
   markov            synthetic samples with a known best loss

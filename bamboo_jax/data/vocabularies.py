@@ -104,6 +104,11 @@ class TokenizerFile:
     found = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
     return [encoding.ids for encoding in found]
 
+  def encode_with_places(self, text: str) -> tuple[list[int], np.ndarray]:
+    """Returns the tokens of a text, and the character where each begins."""
+    found = self._tokenizer.encode(text, add_special_tokens=False)
+    return found.ids, np.array([start for start, _ in found.offsets], np.int64)
+
 
 class SentencePieces:
   """The tokens of a SentencePiece file."""

@@ -42,7 +42,9 @@ class FilesCase(parameterized.TestCase):
   def write_megatron(self, name, lengths, *, parts=1, dtype="<u2"):
     path = self.write(f"{name}.bin", np.arange(sum(lengths), dtype=dtype))
     index = path.with_suffix(".idx")
-    token_files.write_index(index, lengths, dtype=np.dtype(dtype), parts=parts)
+    token_files.write_index(
+        index, lengths, dtype=np.dtype(dtype), parts=[parts] * (len(lengths) // parts)
+    )
     return path
 
   def make(self, name, *, length=4, vocab_size=1000, documents=None, **options):
@@ -493,18 +495,18 @@ class BadInputTest(FilesCase):
     self.write("b.txt", b"1\0")
     self.refuses("b.txt as text: byte 1 is 0", "b.txt")
     self.write("c.jsonl", b'{"text": "a"}\n{"text": "\xff"}\n')
-    self.refuses("c.jsonl, the line at byte 14: .*utf-8", "c.jsonl")
+    self.refuses("c.jsonl, line 2: .*utf-8", "c.jsonl")
     self.write("d.jsonl", b'{"text": "a"}\n{"text"}\n')
-    self.refuses("d.jsonl, the line at byte 14: ", "d.jsonl")
+    self.refuses("d.jsonl, line 2: ", "d.jsonl")
     self.write_rows("e.jsonl", {"text": "a"}, {"txt": "b"})
-    self.refuses("e.jsonl, .* byte 14: .*'text'; did you mean 'txt'", "e.jsonl")
+    self.refuses("e.jsonl, line 2: .*'text'; did you mean 'txt'", "e.jsonl")
     for content in ('[{"text": "a"}]', '[\n{"text": "a"}\n]', "{\n", "5\n"):
       self.write("e.json", content)
-      self.refuses("e.json, the line at byte 0.* one object on each", "e.json")
+      self.refuses("e.json, line 1.* one object on each", "e.json")
     self.write_rows("f.jsonl", {"text": 5})
     self.refuses("field 'text' must be a text or a list .* '5'", "f.jsonl")
     self.write("g.jsonl", b'{"text": "\\ud800"}\n')
-    self.refuses("g.jsonl, the line at byte 0: .*surrogates", "g.jsonl")
+    self.refuses("g.jsonl, line 1: .*surrogates", "g.jsonl")
     self.write_rows("h.jsonl", {"text": [300]})
     self.refuses("the token 300, must be below .*256", "h.jsonl")
     self.write("i.parquet", b"PAR1")
@@ -517,7 +519,7 @@ class BadInputTest(FilesCase):
       self.make("a.jsonl")
     self.assertIn("Left out 2 documents without text", logs.output[0])
     self.assertIn("the first is", logs.output[0])
-    self.assertIn("a.jsonl, the line at byte 17", logs.output[0])
+    self.assertIn("a.jsonl, line 2", logs.output[0])
 
 
 class CommandTest(FilesCase):

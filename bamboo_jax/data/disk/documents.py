@@ -10,7 +10,7 @@ Parts depend on the files and their size only, so that any process can
 read any of them. A text in a large file is read line by line.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import functools
 import json
@@ -19,6 +19,7 @@ from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.base import extras
+from bamboo_jax.data import chat
 
 _PIECE_BYTES = 1 << 20  # Of a text.
 _KINDS = {
@@ -32,7 +33,8 @@ _KINDS = {
 }
 _BINARY = {".gz", ".zst", ".xz", ".bz2", ".zip", ".tar", ".pt", ".npz", ".pkl"}
 
-Value = str | Sequence[int] | Iterator[str]  # Text, tokens, or text in pieces.
+# Text, tokens, text in pieces, or a record with messages.
+Value = str | Sequence[int] | Iterator[str] | Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,16 +48,34 @@ class Part:
 
 
 @dataclasses.dataclass(frozen=True)
+class FileLine:
+  """The line of a file that begins at a byte; its number is counted when it is told."""
+
+  path: str
+  place: int
+
+  def __str__(self) -> str:
+    with open(self.path, "rb") as file:
+      pieces = iter(lambda: file.read(min(_PIECE_BYTES, self.place - file.tell())), b"")
+      number = 1 + sum(piece.count(b"\n") for piece in pieces)
+    return f"{self.path}, line {number}"
+
+
+@dataclasses.dataclass(frozen=True)
 class Document:
-  """A text, or a prompt and a completion.
+  """A text, a prompt and a completion, or a record with messages.
 
   Attributes:
     where: File and row, for messages.
     values: One for each field.
   """
 
-  where: str
+  where: str | FileLine
   values: tuple[Value, ...]
+
+
+# Yields rows of a part, and where each is, for messages.
+_Rows = Callable[[Part, Sequence[str]], Iterator[tuple[str | FileLine, Any]]]
 
 
 def is_records(path: pathlib.Path) -> bool:
@@ -105,23 +125,23 @@ def read_part(part: Part, fields: Sequence[str]) -> Iterator[Document]:
   """Yields the documents of a part, including those without any text.
 
   Args:
-    fields: Names of the fields of records: one with the text or its tokens, or
-      two with a prompt and a completion.
+    fields: Names of the fields of records: one with the text or its tokens, two
+      with a prompt and a completion, or that of `chat`.
 
   Raises:
     base.DataError: A row is damaged, or lacks a field; names it.
   """
-  path = part.paths[0]
+  path, needs_records = part.paths[0], len(fields) > 1 or fields == (chat.FIELD,)
   if part.kind == "text":
-    if len(fields) > 1:
+    if needs_records:
       raise base.DataError(f"{path} is a text, without the fields {fields}.")
     for name in part.paths:
       yield Document(name, (read_text(name),))
     return
-  read = {"lines": _read_lines, "parquet": _read_parquet}
+  read: dict[str, _Rows] = {"lines": _read_lines, "parquet": _read_parquet}
   rows = read.get(part.kind, _read_rows)(part, fields)
   for where, row in rows:
-    is_text = isinstance(row, str)
+    is_text = isinstance(row, str) and not needs_records
     yield Document(where, (row,) if is_text else _pick(where, row, fields))
 
 
@@ -138,13 +158,16 @@ def _find_kind(path: pathlib.Path) -> str:
   return "lines" if is_object else "text"
 
 
-def _pick(where: str, row: Any, fields: Sequence[str]) -> tuple[Value, ...]:
+def _pick(where: str | FileLine, row: Any, fields: Sequence[str]) -> tuple[Value, ...]:
   if not isinstance(row, dict):
     raise base.DataError(f"{where} must be one object on each line, got {str(row)[:50]!r}.")
   values = []
   for field in fields:
     if field not in row:
-      raise base.DataError(f"{where}: " + base.suggest(field, row, what="field"))
+      hint = f" For chats, field={chat.FIELD}." if chat.FIELD in row else ""
+      raise base.DataError(f"{where}: {base.suggest(field, row, what='field')}{hint}")
+    if fields == (chat.FIELD,):
+      return (row,)
     value = row[field]
     is_tokens = isinstance(value, list | tuple) and all(
         type(token) is int and token >= 0 for token in value
@@ -182,7 +205,7 @@ def read_text(path: str) -> Iterator[str]:
       place += len(piece)
 
 
-def _read_lines(part: Part, fields: Sequence[str]) -> Iterator[tuple[str, Any]]:
+def _read_lines(part: Part, fields: Sequence[str]) -> Iterator[tuple[FileLine, Any]]:
   """Yields the objects on the lines that begin in a range of bytes."""
   (path,), place = part.paths, part.start
   with open(path, "rb") as file:
@@ -190,7 +213,7 @@ def _read_lines(part: Part, fields: Sequence[str]) -> Iterator[tuple[str, Any]]:
       file.seek(place - 1)
       place += len(file.readline()) - 1
     while place < part.stop and (line := file.readline()):
-      where = f"{path}, the line at byte {place}"
+      where = FileLine(path, place)
       place += len(line)
       if not line.strip():
         continue
@@ -203,8 +226,8 @@ def _read_lines(part: Part, fields: Sequence[str]) -> Iterator[tuple[str, Any]]:
 def _read_parquet(part: Part, fields: Sequence[str]) -> Iterator[tuple[str, Any]]:
   (path,) = part.paths
   file = _open(part.kind, path)
-  # All columns if one is missing, for the message.
-  is_known = {*fields} <= {*file.schema_arrow.names}
+  # All columns if one is missing, for the message; chats may have others, as tools.
+  is_known = fields != (chat.FIELD,) and {*fields} <= {*file.schema_arrow.names}
   columns = [*fields] if is_known else None
   for group in range(part.start, part.stop):
     rows = file.read_row_group(group, columns=columns)

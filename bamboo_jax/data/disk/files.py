@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from absl import logging
 
 from bamboo_jax import base
-from bamboo_jax.data import corpus, folders, mixture, samples, vocabularies
+from bamboo_jax.data import chat, corpus, folders, mixture, samples, vocabularies
 from bamboo_jax.data.disk import (
     documents as documents_lib,
     packing as packing_lib,
@@ -56,9 +56,9 @@ def make_files(
     heldout_fraction: Share of the samples, for evaluation.
     packing: "stream": documents end to end; or "whole": only whole ones.
     loss: "all" tokens, or those of the "completion"; None: the latter if
-      `field` has two names.
+      `field` has two names, or is "messages".
     field: Field of records with the text or its tokens; or two such fields, as
-      "prompt,completion".
+      "prompt,completion"; or "messages", see `chat`.
     tokenizer: For texts and records: a tokenizer.json or a SentencePiece file,
       or the folder of one; None: each byte is a token.
     dtype: Type of tokens in a .bin without a header; None: "uint16".
@@ -75,7 +75,8 @@ def make_files(
   fields = tuple(field.split(","))
   if len(fields) > 2:
     raise ValueError(f"field must be one name, or two, got {field!r}.")
-  loss = loss or ("completion" if len(fields) == 2 else "all")
+  has_prompts = len(fields) == 2 or field == chat.FIELD
+  loss = loss or ("completion" if has_prompts else "all")
   options = packing_lib.PackingOptions(sequence_length, packing, masked=bool(documents), loss=loss)
   settings = dict(
       vocab_size=vocab_size,
@@ -213,6 +214,7 @@ def _make_one(
           "end_token": settings["end_token"],
           "fields": [*settings["fields"]],
           "tokenizer": tokenizing.digest_of(train.facts),
+          **{key: train.facts[key] for key in ("template",) if key in train.facts},
       },
   )
 

@@ -157,7 +157,7 @@ class _Cutter:
         if self._options.masked:
           sample["documents"][max(first, 0) : last] = number
     if self._options.loss == "completion":
-      for first, last in zip(starts, prompts, strict=True):
+      for first, last in prompts.tolist():
         targets[max(first - 1, 0) : max(last - 1, 0)] = -1
 
 
@@ -169,7 +169,8 @@ def _find_spans(file: token_files.TokenFile, options: PackingOptions) -> Spans:
   if options.loss == "completion" and not has_prompts:
     raise base.DataError(
         f"{file.name} has no prompts, which loss='completion' needs: each "
-        "document in its .idx must have two sequences, the first a prompt."
+        "document in its .idx must have two sequences, or an even number, by turns a prompt and "
+        "what is learned."
     )
   if options.packing == "stream":
     count = max(file.num_tokens - 1, 0) // length

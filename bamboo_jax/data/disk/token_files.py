@@ -46,8 +46,8 @@ _NUM_SAMPLES, _SAMPLE_BYTES = 64, 1 << 16
 class Documents(NamedTuple):
   """Documents in a part of a file, in tokens from its beginning.
 
-  `starts` ascend; the first may be before the part. `prompts` are the ends of
-  prompts, equal to `starts` without one.
+  `starts` ascend; the first may be before the part. `prompts` are the starts and
+  the ends of prompts, int64 [prompts, 2].
   """
 
   starts: np.ndarray
@@ -58,7 +58,7 @@ class Documents(NamedTuple):
 class Index:
   """The .idx of a Megatron file.
 
-  A document is one sequence; or two, of which the first is a prompt.
+  A document is one sequence; or an even number, by turns a prompt and what is learned.
 
   Attributes:
     byte_S: First byte of each sequence in the .bin, int64, on disk.
@@ -130,7 +130,7 @@ class TokenFile:
         )
       ends = np.flatnonzero(self.read(start, stop - 1) == self.end)
       starts = np.concatenate([[start], start + 1 + ends])
-      return Documents(starts, starts)
+      return Documents(starts, np.zeros((0, 2), np.int64))
     byte_S, size = self.index.byte_S, self.dtype.itemsize
     places, firsts = self.index.numbers
     end = len(firsts) - 1
@@ -141,8 +141,8 @@ class TokenFile:
     sequences = np.asarray(self.index.sequence_D[first:last])
     starts = byte_S[sequences] // size
     if not self.index.has_prompts:
-      return Documents(starts, starts)
-    return Documents(starts, byte_S[sequences + 1] // size)
+      return Documents(starts, np.zeros((0, 2), np.int64))
+    return Documents(starts, (byte_S[firsts[first] : firsts[last]] // size).reshape(-1, 2))
 
   def iter_ends(self) -> Iterator[np.ndarray]:
     """Yields the ends of all documents, in tokens, in blocks."""
@@ -160,14 +160,13 @@ class TokenFile:
       yield np.where(is_last, self.num_tokens, starts // self.dtype.itemsize)
 
   def iter_prompts(self) -> Iterator[tuple[np.ndarray, ...]]:
-    """Yields starts of documents, ends of prompts, and ends, in blocks."""
+    """Yields starts and ends of prompts, and ends of what is learned then, in blocks."""
     assert self.index is not None and self.index.has_prompts, self.name
-    start, first = 0, 0
-    for ends in self.iter_ends():
-      sequences = self.index.sequence_D[first : first + len(ends)] + 1
-      prompts = self.index.byte_S[sequences] // self.dtype.itemsize
-      yield np.append(start, ends[:-1]), prompts, ends
-      start, first = int(ends[-1]), first + len(ends)
+    for first in range(0, len(self.index.byte_S), 2 * _BLOCK):
+      places = self.index.byte_S[first : first + 2 * _BLOCK + 1] // self.dtype.itemsize
+      if len(places) % 2 == 0:  # The last ones.
+        places = np.append(places, self.num_tokens)
+      yield places[:-1:2], places[1::2], places[2::2]
 
   def _read(self, start: int, stop: int) -> np.ndarray:
     descriptor, stamp = self._opened
@@ -247,21 +246,23 @@ def describe_file(path: pathlib.Path, name: str) -> corpus.ManifestEntry:
   return corpus.ManifestEntry(name, size, f"samples:{digest.hexdigest()}")
 
 
-def write_index(path: pathlib.Path, lengths: Sequence[int], *, dtype: np.dtype, parts: int) -> None:
+def write_index(
+    path: pathlib.Path, lengths: Sequence[int], *, dtype: np.dtype, parts: Sequence[int]
+) -> None:
   """Writes the .idx file of a .bin file, in Megatron's format.
 
   Call it last: a .bin is complete if it has an index.
 
   Args:
     lengths: Tokens of each sequence.
-    parts: Sequences of a document: 1, or 2 with a prompt.
+    parts: Sequences of each document, see `Index`.
   """
   header = np.zeros((), _MEGATRON_HEADER)
   codes = {np.dtype(kind): code for code, kind in _MEGATRON_DTYPES.items()}
   length_S = np.array(lengths, np.int32)
   byte_S = np.zeros(len(lengths), np.int64)
   np.cumsum(length_S[:-1], dtype=np.int64, out=byte_S[1:])
-  sequence_D = np.arange(0, len(lengths) + 1, parts, dtype=np.int64)
+  sequence_D = np.append(0, np.cumsum(parts, dtype=np.int64))
   header["magic"], header["version"], header["dtype"] = (_MEGATRON, 1, codes[dtype])
   header["num_sequences"] = len(lengths)
   header["num_documents"] = len(sequence_D)
@@ -326,7 +327,7 @@ def _read_index(path: pathlib.Path, num_bytes: int) -> tuple[Index, np.dtype]:
         f"from 0 to {sequences}, got {sequence_D[:1]} to {sequence_D[-1:]}."
     )
   has_prompts = all(
-      (np.diff(sequence_D[first : first + _BLOCK + 1]) == 2).all()
+      (np.diff(sequence_D[first : first + _BLOCK + 1]) % 2 == 0).all()
       for first in range(0, documents - 1, _BLOCK)
   )
   return Index(byte_S, sequence_D, has_prompts), kind

@@ -21,7 +21,7 @@ from absl import logging
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.data import vocabularies
+from bamboo_jax.data import chat, vocabularies
 from bamboo_jax.data.disk import documents as documents_lib, token_files
 
 FACTS = "tokens.json"
@@ -53,6 +53,18 @@ class TokenizingTask:
     """The vocabulary, read once."""
     return vocabularies.read_vocabulary(self.tokenizer, end_token=self.end_token)
 
+  @functools.cached_property
+  def template(self) -> chat.ChatTemplate | None:
+    """The template of chats; None for other records and for texts."""
+    if self.fields != (chat.FIELD,):
+      return None
+    if not isinstance(self.vocabulary, vocabularies.TokenizerFile):
+      raise base.DataError(
+          f"field={chat.FIELD} needs the option tokenizer: a tokenizer.json with a chat template, "
+          f"or its folder, got {self.tokenizer!r}."
+      )
+    return chat.read_template(str(self.tokenizer))
+
   def describe(self) -> dict[str, Any]:
     """Returns everything that the tokens depend on, as JSON."""
     special = self.vocabulary.special
@@ -68,6 +80,7 @@ class TokenizingTask:
         "end": self.vocabulary.end,
         "special": special and [*special],
         **self.vocabulary.fingerprint,
+        **({"template": self.template.sha256} if self.template else {}),
     }
 
 
@@ -207,19 +220,21 @@ def _write_part(
   vocabulary = task.vocabulary
   size = vocabulary.vocab_size
   dtype = np.dtype("u1" if size <= 256 else "<u2" if size <= 1 << 16 else "<i4")
-  path, lengths, empty = _name(out, number, ".bin"), [], []
+  path, lengths, counts_D, empty = _name(out, number, ".bin"), [], [], []
   before = [os.stat(name) for name in part.paths]
   documents = documents_lib.read_part(part, task.fields)
   with open(path.with_suffix(".tmp"), "wb") as file:
     while group := [*itertools.islice(documents, _DOCUMENTS_AT_ONCE)]:
-      for document, values in zip(group, _encode(vocabulary, group), strict=True):
+      encoded = _encode_chats(task, group) if task.template else _encode(vocabulary, group)
+      for document, values in zip(group, encoded, strict=True):
         counts = [_write(file, value, dtype) for value in values]
         if not any(counts):
           empty.append(document.where)
           continue
-        file.write(np.array([vocabulary.end], dtype).tobytes())
-        counts[-1] += 1
+        if not task.template:  # A template ends a chat itself.
+          counts[-1] += _write(file, [[vocabulary.end]], dtype)
         lengths += counts
+        counts_D.append(len(counts))
   for name, old in zip(part.paths, before, strict=True):
     new = os.stat(name)
     if (new.st_size, new.st_mtime_ns) != (old.st_size, old.st_mtime_ns):
@@ -227,9 +242,25 @@ def _write_part(
   if empty:
     logging.warning("Left out %d documents without text, the first is %s.", *(len(empty), empty[0]))
   path.with_suffix(".tmp").rename(path)
-  fields = len(task.fields)
-  token_files.write_index(path.with_suffix(".idx"), lengths, dtype=dtype, parts=fields)
-  return len(lengths) // fields, sum(lengths)
+  token_files.write_index(path.with_suffix(".idx"), lengths, dtype=dtype, parts=counts_D)
+  return len(counts_D), sum(lengths)
+
+
+def _encode_chats(
+    task: TokenizingTask, group: Sequence[documents_lib.Document]
+) -> Iterator[list[Iterable[Sequence[int]]]]:
+  """Yields the tokens of each chat: by turns a prompt and what is learned."""
+  template, tokenizer = task.template, task.vocabulary
+  assert template and isinstance(tokenizer, vocabularies.TokenizerFile)
+  for document in group:
+    (record,) = document.values
+    try:
+      tokens, is_learned = chat.encode(cast(dict[str, Any], record), template, tokenizer)
+    except base.DataError as error:
+      raise base.DataError(f"{document.where}: {error}") from error
+    cuts = np.flatnonzero(np.diff(is_learned, prepend=False)).tolist()
+    cuts += [len(tokens)] * (2 - len(cuts) % 2)  # The last part is learned, maybe empty.
+    yield [[tokens[start:stop]] for start, stop in itertools.pairwise([0, *cuts])]
 
 
 def _encode(
