@@ -28,12 +28,13 @@ def init(key):
 
 def loss(params, batch, key):
   nnx.update(net := Net(nnx.Rngs(0)), params)
-  logits = net(batch["inputs"], key)
-  return optax.softmax_cross_entropy_with_integer_labels(logits, batch["targets"]).mean()
+  logits, targets = net(batch["inputs"], key), batch["targets"]
+  losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+  return losses.mean(), {"accuracy": (logits.argmax(-1) == targets).mean()}
 
 
 def make_model():
-  return bamboo_jax.from_loss(init, loss)
+  return bamboo_jax.from_loss(init, loss, has_aux=True)
 
 
 def make_data():

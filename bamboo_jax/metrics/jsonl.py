@@ -17,6 +17,17 @@ from bamboo_jax import base
 
 Line = Mapping[str, Any]
 
+# In lines of steps; the user's own metrics have other names.
+_RESERVED = frozenset(
+    "step event loss learning_rate bubble_pct step_ms mfu_pct goodput_pct usd account grad_norm"
+    " samples_seen samples_dropped phase_ms view redundant".split()
+)
+
+
+def is_reserved(name: str) -> bool:
+  """Returns whether a metric of a step is one of the package."""
+  return name in _RESERVED or name.endswith("_per_sec")
+
 
 class MetricsWriter:
   """Appends lines to a file; written to the system when a call returns."""

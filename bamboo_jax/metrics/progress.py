@@ -14,6 +14,8 @@ from typing import Any, TextIO
 
 import tqdm
 
+from bamboo_jax.metrics import jsonl
+
 # Digits after the point by the suffix of the name, which is the unit.
 _FORMATS = {
     "loss": ".4f",
@@ -153,7 +155,9 @@ def show_line(progress: ProgressLine, line: Mapping[str, Any]) -> None:
   elif line.get("event") == "pause":
     progress.explain(line["reason"])
   elif "event" not in line:
-    shown = {k: line[k] for k in _SHOWN if line.get(k) is not None}
+    own = [k for k in line if not jsonl.is_reserved(k)]  # Metrics of the user.
+    names = ("loss", *own, *_SHOWN[1:])
+    shown = {k: line[k] for k in names if line.get(k) is not None}
     progress.show_step(line["step"], shown)
 
 

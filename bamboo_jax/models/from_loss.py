@@ -28,6 +28,8 @@ def from_loss(
     init: Callable[[jax.Array], base.PyTree],
     loss: Callable[..., Any],
     *,
+    has_aux: bool = False,
+    evaluate: Callable[..., Mapping[str, Any]] | None = None,
     batch_keys: tuple[str, ...] = ("inputs", "targets"),
     name: str = "from_loss",
 ) -> model_lib.Model:
@@ -43,12 +45,17 @@ def from_loss(
       a scalar; or a `layer.Loss` if samples have different weights. `batch` has
       the arrays `batch_keys`, each [samples, ...]. An optional argument `key`
       is a random key of the step and the microbatch, None in evaluation.
+    has_aux: Whether `loss` returns (loss, metrics), as for `jax.value_and_grad`.
+      `metrics` are scalars by name, means over the samples in `batch`. Their
+      means over the whole batch stand in the log beside the loss.
+    evaluate: `evaluate(params, batch)` returns metrics of held-out data, beside
+      those of `loss`; see the option `config.evaluate.every_steps`.
     batch_keys: The arrays of the data source that `loss` reads.
     name: Names the model in checkpoints; a checkpoint of another name is
       rejected.
   """
   takes_key = "key" in inspect.signature(loss).parameters
-  layer = LossLayer(LAYER, init, loss, tuple(batch_keys), takes_key)
+  layer = LossLayer(LAYER, init, loss, tuple(batch_keys), takes_key, has_aux, evaluate)
   # It has the interface of a layer of `linen`.
   layers: Any = (layer,)
   return model_lib.Model(name, layers, {"name": name})
@@ -67,6 +74,8 @@ class LossLayer:
   loss: Callable[..., Any]
   batch_keys: tuple[str, ...]
   takes_key: bool
+  has_aux: bool
+  evaluate: Callable[..., Mapping[str, Any]] | None
   ties: tuple[layer_lib.Tie, ...] = ()
   remat: str = "full"
   trained: str = ""
@@ -75,7 +84,8 @@ class LossLayer:
   @property
   def kind(self) -> Hashable:
     """Layers of equal kind compute the same function."""
-    return self.init_params, self.loss, self.batch_keys, self.remat
+    computed = (self.init_params, self.loss, self.has_aux, self.evaluate)
+    return (*computed, self.batch_keys, self.remat)
 
   def init(self, key: jax.Array, inputs: None, batch: layer_lib.Batch) -> layer_lib.Variables:
     """Returns the initial parameters; they do not depend on `batch`.
@@ -120,8 +130,12 @@ class LossLayer:
   ) -> tuple[layer_lib.Loss, base.PyTree]:
     """Returns the loss of a microbatch, and empty statistics."""
     policy, key = (self.remat, key) if train else ("full", None)
-    run = remat_lib.checkpoint_keyed(self._compute, policy, key)
-    return run(params, batch), stats
+    loss = remat_lib.checkpoint_keyed(self._compute, policy, key)(params, batch)
+    if self.evaluate is not None and not train:
+      found = self.evaluate(self.to_pytree(params), dict(batch))
+      more = _sum_metrics(found, loss.weight, what="evaluate")
+      loss = loss.replace(metrics={**loss.metrics, **more})
+    return loss, stats
 
   @functools.cached_property
   def _structure(self) -> tuple[tuple[str, ...], jax.tree_util.PyTreeDef]:
@@ -136,16 +150,50 @@ class LossLayer:
   ) -> layer_lib.Loss:
     tree = self.to_pytree(params)
     given = {"key": key} if self.takes_key else {}
+    metrics: Any = {}
     found = self.loss(tree, dict(batch), **given)
-    if isinstance(found, layer_lib.Loss):
-      return found
-    shape, kind = jnp.shape(found), jnp.result_type(found)
-    if shape != () or not jnp.issubdtype(kind, jnp.floating):
+    if self.has_aux:
+      if not isinstance(found, tuple) or len(found) != 2:
+        raise ValueError(
+            f"loss with has_aux=True must return (loss, metrics), got {_name_kind(found)}."
+        )
+      found, metrics = found
+    if not isinstance(found, layer_lib.Loss):
+      if not _is_scalar(found) or not jnp.issubdtype(jnp.result_type(found), jnp.floating):
+        hint = " For (loss, metrics) say from_loss(..., has_aux=True)."
+        raise ValueError(
+            f"loss must return a scalar of floats or a layer.Loss, got {_name_kind(found)}."
+            + hint * isinstance(found, tuple)
+        )
+      num_samples = jnp.float32(len(next(iter(batch.values()))))
+      found = layer_lib.Loss(jnp.float32(found) * num_samples, num_samples)
+    more = _sum_metrics(metrics, found.weight, what="loss")
+    return found.replace(metrics={**found.metrics, **more})
+
+
+def _sum_metrics(means: Any, weight: jax.Array, *, what: str) -> dict[str, jax.Array]:
+  """Returns the sums of metrics of which the user's function `what` has returned means."""
+  if not isinstance(means, Mapping):
+    raise ValueError(f"The metrics of {what} must be a dict, got {_name_kind(means)}.")
+  for name, mean in means.items():
+    if not isinstance(name, str) or not _is_scalar(mean):
       raise ValueError(
-          "loss must return a scalar of floats or a layer.Loss, got an array " f"{shape} of {kind}."
+          f"The metrics of {what} must be scalars by name, got {name!r}: {_name_kind(mean)}."
       )
-    num_samples = jnp.float32(len(next(iter(batch.values()))))
-    return layer_lib.Loss(found.astype(jnp.float32) * num_samples, num_samples)
+  # The mean over no token may not be a number.
+  add = lambda mean: jnp.where(weight > 0, jnp.float32(mean) * weight, 0)
+  return {name: add(mean) for name, mean in means.items()}
+
+
+def _is_scalar(value: Any) -> bool:
+  return isinstance(value, (int, float, np.ndarray, np.generic, jax.Array)) and not jnp.shape(value)
+
+
+def _name_kind(value: Any) -> str:
+  """Returns the kind of a value that the user's function has returned."""
+  if isinstance(value, (np.ndarray, jax.Array)):
+    return f"an array {value.shape} of {value.dtype}"
+  return f"a {type(value).__name__}"
 
 
 def _check_trained(tree: base.PyTree) -> None:

@@ -29,12 +29,17 @@ class Loss(flax.struct.PyTreeNode):
   `total` sums the losses of all tokens, in nats; `weight` is the number of
   tokens that count. The loss of a step is the sum of `total` over its
   microbatches divided by that of `weight`, so microbatches may have different
-  weights. `correct`, if present, is the number of right predictions among them.
+  weights. `metrics` are further sums over the same tokens, by name, such as the
+  number of right predictions ("accuracy"); the log has them divided by `weight`.
   """
 
   total: jax.Array
   weight: jax.Array
-  correct: jax.Array | None = None
+  metrics: Mapping[str, jax.Array] = flax.struct.field(default_factory=dict)
+
+  def stack(self) -> jax.Array:
+    """Returns total, weight and metrics in the order of their names, [2 + metrics]."""
+    return jnp.stack([self.total, self.weight, *(self.metrics[k] for k in sorted(self.metrics))])
 
 
 def sum_losses(losses: jax.Array, counts: jax.Array) -> Loss:

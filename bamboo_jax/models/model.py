@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from bamboo_jax import base
+from bamboo_jax.metrics import jsonl
 from bamboo_jax.models import layer as layer_lib, linen, remat
 
 _INIT_STREAM = 0xFFFFFFFF  # Instead of a step; no step has it.
@@ -67,6 +68,9 @@ class Model:
   sample: Mapping[str, jax.ShapeDtypeStruct] = dataclasses.field(default_factory=dict)
   paces: Mapping[str, Pace] = dataclasses.field(default_factory=dict)
   _shapes: dict[Any, list[_LayerShapes]] = dataclasses.field(
+      default_factory=dict, init=False, repr=False, compare=False
+  )
+  _metrics: dict[Any, tuple[str, ...]] = dataclasses.field(
       default_factory=dict, init=False, repr=False, compare=False
   )
 
@@ -129,6 +133,31 @@ class Model:
     fit the model.
     """
     return tuple(inputs for inputs, _ in self._layer_shapes(batch))
+
+  def metrics(self, batch: Mapping[str, Any], *, train: bool) -> tuple[str, ...]:
+    """Returns the names of the metrics of a step or of an evaluation, sorted.
+
+    `batch` is as for `input_shapes`. Raises `ValueError` if the last layer returns
+    no `layer.Loss`, or another metric than a scalar.
+    """
+    case = (_hashable(jax.tree.map(_shape, dict(batch))), train)
+    if case not in self._metrics:
+      layer, (inputs, variables) = self.layers[-1], self._layer_shapes(batch)[-1]
+      key = jax.eval_shape(lambda: jax.random.key(0)) if train else None
+      apply = lambda key, *arrays: layer.apply(*arrays, key=key, train=train)[0]
+      read = jax.tree.map(_shape, _read(layer, batch))
+      loss = jax.eval_shape(apply, key, variables.params, variables.stats, inputs, read)
+      if not isinstance(loss, layer_lib.Loss):
+        raise ValueError(
+            f"Layer {layer.name!r} must return a layer.Loss, got {type(loss).__name__}."
+        )
+      for name, value in loss.metrics.items():
+        if value.shape != ():
+          raise ValueError(f"Metric {name!r} must be a scalar, got an array {value.shape}.")
+        if jsonl.is_reserved(name):
+          raise ValueError(f"A metric cannot be called {name!r}, a name that the log has already.")
+      self._metrics[case] = tuple(sorted(loss.metrics))
+    return self._metrics[case]
 
   def init_layer(
       self, index: int, *, seed: int, batch_shapes: Mapping[str, Any]
@@ -222,6 +251,8 @@ def apply_range(
         key=None if key is None else jax.random.fold_in(key, index + position),
         train=train,
     )
+  if isinstance(inputs, layer_lib.Loss):  # An infinite derivative of a metric harms nothing.
+    inputs = inputs.replace(metrics=jax.lax.stop_gradient(inputs.metrics))
   return inputs, new_stats
 
 

@@ -192,7 +192,7 @@ class Node:
   def evaluate(self, stage: base.StageId, inputs: base.PyTree, batch: base.PyTree) -> base.PyTree:
     """Returns the output of `stage` without dropout.
 
-    That of the last stage has the fields of `layer.Loss`.
+    That of the last stage is `layer.Loss.stack`.
     """
     programs, state = self.programs[stage], self._cast(stage)
     batch = {k: batch[k] for k in programs.spec.batch_keys}

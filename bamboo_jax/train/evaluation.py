@@ -5,7 +5,7 @@ take the links of training. All nodes run by microbatch, then by stage, so there
 is no deadlock.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 import time
 from typing import NamedTuple
@@ -23,7 +23,7 @@ _AGREE_SECS = 1.0  # Between two agreements to go on.
 
 @dataclasses.dataclass(frozen=True)
 class EvalPart:
-  """A member's results of some microbatches, fields of `layer.Loss` by number.
+  """A member's results of some microbatches, `layer.Loss.stack` by number.
 
   Attributes:
     secs: How long they took.
@@ -49,7 +49,7 @@ class Evaluated(NamedTuple):
 def run(
     job: job_lib.Job, data: failures.SafeData, given: environment.Environment, *, step: base.StepId
 ) -> Evaluated:
-  """Returns the mean "loss" in nats, and "accuracy" if the model has one.
+  """Returns the mean "loss" in nats, and those of the metrics of the model.
 
   Blocks until all members have called it after `step` steps. About once a
   second they agree to go on: a request to end the run, a notice or an error in
@@ -83,7 +83,9 @@ def run(
     rate = len(numbers) / max(part.secs for part in said)
     count = max(1, round(rate * _AGREE_SECS))
   found = {i: weights[i] * np.array(loss) for i, loss in losses.items()}
-  return Evaluated(average(found), stops=False)
+  whole = job.task.whole
+  names = whole.model.metrics(whole.batch, train=False)
+  return Evaluated(average(found, names), stops=False)
 
 
 def evaluate(
@@ -92,7 +94,7 @@ def evaluate(
     *,
     check: Callable[[], None] = lambda: None,
 ) -> dict[int, np.ndarray]:
-  """Returns the fields of `layer.Loss` by microbatch, float64; blocks.
+  """Returns `layer.Loss.stack` by microbatch, float64; blocks.
 
   Only of microbatches whose last stage is local. `microbatches`, with their
   numbers, must be the same in all processes; `check` is called before each
@@ -118,8 +120,8 @@ def evaluate(
   return {i: np.asarray(loss, np.float64) for i, loss in losses.items()}
 
 
-def average(losses: Mapping[int, np.ndarray]) -> dict[str, float]:
-  """Returns the means of "loss" and, if known, "accuracy", over tokens."""
+def average(losses: Mapping[int, np.ndarray], metrics: Sequence[str] = ()) -> dict[str, float]:
+  """Returns the means over tokens of "loss" and of `metrics`, by name."""
   sums = np.sum([losses[i] for i in sorted(losses)], axis=0)
-  means = zip(("loss", "accuracy"), np.delete(sums, 1) / sums[1], strict=False)
+  means = zip(("loss", *metrics), np.delete(sums, 1) / sums[1], strict=True)
   return {name: float(mean) for name, mean in means}

@@ -21,12 +21,12 @@ class LocalSums:
 
   Attributes:
     squares: By stage, the squared norm of the gradient of each layer.
-    loss: Sum of the losses, in nats, and their weight, in tokens; None if the
-      member hosts no last stage.
+    loss: Sum of the losses, in nats, their weight, in tokens, and the sums of
+      the metrics; None if the member hosts no last stage.
   """
 
   squares: Mapping[int, tuple[float, ...]]
-  loss: tuple[float, float] | None
+  loss: tuple[float, ...] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,12 +38,14 @@ class StepSums:
     weight: Number of tokens, or of images or other samples, that count.
     scale: Factor of the gradients.
     grad_norm: Global norm of the mean gradient before clipping.
+    metrics: Means of the metrics, in the order of `StageSpec.metrics`.
   """
 
   loss: float
   weight: float
   scale: float
   grad_norm: float
+  metrics: tuple[float, ...] = ()
 
   @property
   def mean_loss(self) -> float:
@@ -67,16 +69,18 @@ def add_up(said: Iterable[LocalSums], *, num_stages: int, clip_norm: float | Non
   `clip_norm` is the largest norm of the mean gradient; None: no clipping.
   """
   said = list(said)
-  loss, weight = next(s.loss for s in said if s.loss is not None)
+  loss, weight, *sums = next(s.loss for s in said if s.loss is not None)
   squares: list[float] = []
   for stage in range(num_stages):
     squares += next(s.squares[stage] for s in said if stage in s.squares)
   if not weight:
-    return StepSums(loss, weight, scale=0.0, grad_norm=math.nan)
+    nothing = (math.nan,) * len(sums)
+    return StepSums(loss, weight, scale=0.0, grad_norm=math.nan, metrics=nothing)
+  metrics = tuple(found / weight for found in sums)
   norm = math.sqrt(sum(np.asarray(squares, np.float64))) / weight
   if clip_norm is None or not norm > clip_norm:  # Also if it is not a number.
-    return StepSums(loss, weight, 1.0 / weight, norm)
-  return StepSums(loss, weight, clip_norm / norm / weight, norm)
+    return StepSums(loss, weight, 1.0 / weight, norm, metrics)
+  return StepSums(loss, weight, clip_norm / norm / weight, norm, metrics)
 
 
 def judge(

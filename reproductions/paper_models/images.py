@@ -91,5 +91,7 @@ def _head(
   label_S, logits_SK = batch["labels"], dense(inputs.astype(jnp.float32))
   losses_S = optax.softmax_cross_entropy_with_integer_labels(logits_SK, jnp.maximum(label_S, 0))
   loss = layer_lib.sum_losses(losses_S, label_S >= 0)
+  if call.train:
+    return loss
   correct = (logits_SK.argmax(-1) == label_S).sum(dtype=jnp.float32)
-  return loss.replace(correct=correct)
+  return loss.replace(metrics={"accuracy": correct})

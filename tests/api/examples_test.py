@@ -12,11 +12,13 @@ import pytest
 
 import bamboo_jax
 from bamboo_jax.base import functions
+from bamboo_jax.metrics import jsonl
 from tests import folders
 
 _FOLDER = pathlib.Path(__file__).resolve().parents[2] / "examples"
 _LOSS_MODEL = ["1,0/0,1,kill", "2,2/0,reduce,kill"]
 _PIPELINE = ["1,0/0,3,kill", "2,1/1,reduce,kill"]
+_METRICS = ("accuracy",)  # Own ones, of some of them.
 _MAX_LINES = 60
 
 
@@ -42,7 +44,9 @@ class ExamplesTest(folders.FolderCase):
     whole = bamboo_jax.train(config, workdir=self.folder / "whole")
     self.assertLen(killed.recoveries, len(faults))
     self.assertEmpty(whole.recoveries)
-    self.assertEqual(killed.losses, whole.losses)
+    for name in ("loss", *_METRICS):
+      found = [jsonl.column(r.lines, name) for r in (killed, whole)]
+      self.assertEqual(*found, msg=name)
     self.assertEqual(killed.state_sha256, whole.state_sha256)
     params = [bamboo_jax.load(r.workdir) for r in (killed, whole)]
     jax.tree.map(np.testing.assert_array_equal, *params)

@@ -108,6 +108,13 @@ class ProgressTest(parameterized.TestCase):
         "step=2 loss=3.2500\n",
     )
 
+  def test_own_metrics_in_lines_of_the_log(self):
+    stream = io.StringIO()
+    line = {"step": 1, "loss": 2.5, "top5": 0.75, "learning_rate": 0.5, "account": {}, "view": 1}
+    with progress_lib.ProgressLine(num_steps=2, stream=stream) as shown:
+      progress_lib.show_line(shown, {**line, "grad_norm": 0.1, "images_per_sec": 2.0})
+    self.assertEqual(stream.getvalue(), "step=1 loss=2.5000 top5=0.75 lr=0.5 view=1\n")
+
   def test_a_full_disk_ends_no_training(self):
     full = open("/dev/full", "w")
     shown = progress_lib.ProgressLine(num_steps=2, stream=full)

@@ -30,8 +30,13 @@ def _dropping_loss(params, batch, *, key):
   return jax.random.uniform(key) * params["w"].sum()
 
 
-def _make(loss=_loss, init=_init):
-  return from_loss_lib.from_loss(init, loss, batch_keys=("x", "y"))
+def _aux_loss(params, batch):
+  guess = batch["x"] @ params["w"]
+  return jnp.mean(guess**2), {"bias": jnp.mean(guess - batch["y"]), "three": 3}
+
+
+def _make(loss=_loss, init=_init, **more):
+  return from_loss_lib.from_loss(init, loss, batch_keys=("x", "y"), **more)
 
 
 def _variables(model):
@@ -92,6 +97,63 @@ class FromLossTest(parameterized.TestCase):
     loss = lambda params, batch: layer_lib.Loss(params["w"].sum(), jnp.float32(9))
     model = _make(loss)
     self.assertEqual(float(_run(model, _variables(model).params).weight), 9.0)
+
+  def test_metrics_are_sums(self):
+    model = _make(_aux_loss, has_aux=True)
+    params = _variables(model).params
+    bias = float(np.mean(_BATCH["x"] @ params["w"] - _BATCH["y"]))
+    for train in (True, False):
+      metrics = _run(model, params, train=train).metrics
+      self.assertAlmostEqual(float(metrics["bias"]), 4 * bias, places=5)
+      self.assertEqual(float(metrics["three"]), 12.0)
+      self.assertEqual(model.metrics(_BATCH, train=train), ("bias", "three"))
+
+  def test_metrics_of_an_own_weight(self):
+    weigh = lambda weight: lambda params, batch: (
+        layer_lib.Loss(params["w"].sum(), jnp.float32(weight)),
+        {"rate": params["w"].sum() * 0 / weight + 0.5},
+    )
+    for weight, found in ((8, 4.0), (0, 0.0)):  # The mean of nothing is not a number.
+      model = _make(weigh(weight), has_aux=True)
+      self.assertEqual(float(_run(model, _variables(model).params).metrics["rate"]), found)
+
+  def test_evaluate_adds_metrics(self):
+    evaluate = lambda params, batch: {"top": batch["y"].max() + 0 * params["w"][0]}
+    model = _make(_aux_loss, has_aux=True, evaluate=evaluate)
+    params = _variables(model).params
+    self.assertNotIn("top", _run(model, params).metrics)
+    metrics = _run(model, params, train=False).metrics
+    self.assertEqual(({*metrics}, float(metrics["top"])), ({"bias", "three", "top"}, 8.0))
+    self.assertEqual(model.metrics(_BATCH, train=True), ("bias", "three"))
+    self.assertEqual(model.metrics(_BATCH, train=False), ("bias", "three", "top"))
+
+  @parameterized.parameters("full", "dots", "inputs")
+  def test_gradients_ignore_metrics(self, remat):
+    root = lambda params, batch: (_loss(params, batch), {"root": jnp.sqrt(params["more"][0])})
+    model = _make(root, has_aux=True).with_remat(remat)
+    params = _variables(model).params  # The root has no derivative at this 0.
+    total = lambda model: jax.grad(lambda params: _run(model, params).stack()[0])(params)
+    jax.tree.map(np.testing.assert_array_equal, total(model), total(_make()))
+    _, vjp = jax.vjp(lambda params: _run(model, params).stack(), params)
+    jax.tree.map(np.testing.assert_array_equal, vjp(jnp.array([1.0, 0.0, 0.0])), (total(_make()),))
+
+  @parameterized.named_parameters(
+      ("no_pair", lambda p, b: p["w"].sum(), "must return \\(loss, metrics\\), got a"),
+      ("no_dict", lambda p, b: (p["w"].sum(), 0.5), "metrics of loss must be a dict, got a float"),
+      ("text", lambda p, b: (p["w"].sum(), {"a": "x"}), "scalars by name, got 'a': a str"),
+      ("array", lambda p, b: (p["w"].sum(), {"a": b["y"]}), "'a': an array \\(4,\\) of float32"),
+      ("number", lambda p, b: (p["w"].sum(), {1: 1.0}), "scalars by name, got 1: a float"),
+      ("taken", lambda p, b: (p["w"].sum(), {"step_ms": 1.0}), "cannot be called 'step_ms'"),
+      ("many", lambda p, b: (p["w"], {}), "a scalar of floats .* got an array \\(3,\\)"),
+  )
+  def test_refuses_what_a_loss_returns(self, loss, message):
+    model = _make(loss, has_aux=True)
+    with self.assertRaisesRegex(ValueError, message):
+      model.metrics(_BATCH, train=True)
+
+  def test_names_has_aux(self):
+    with self.assertRaisesRegex(ValueError, "got a tuple. For .* has_aux=True"):
+      _make(_aux_loss).metrics(_BATCH, train=True)
 
   @parameterized.named_parameters(
       ("integers", lambda key: {"n": jnp.zeros((), jnp.int32)}, "'n' .*int32"),

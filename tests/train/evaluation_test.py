@@ -18,9 +18,10 @@ class AverageTest(absltest.TestCase):
     losses = {1: np.array([9.0, 3.0]), 0: np.array([1.0, 1.0])}
     self.assertEqual(evaluation.average(losses), {"loss": 2.5})
 
-  def test_accuracy_if_it_is_known(self):
-    losses = {0: np.array([6.0, 4.0, 3.0]), 1: np.array([2.0, 4.0, 1.0])}
-    self.assertEqual(evaluation.average(losses), {"loss": 1.0, "accuracy": 0.5})
+  def test_metrics_are_by_weight(self):
+    losses = {0: np.array([6.0, 4.0, 3.0, 9.0]), 1: np.array([2.0, 4.0, 1.0, 7.0])}
+    means = {"loss": 1.0, "accuracy": 0.5, "bits": 2.0}
+    self.assertEqual(evaluation.average(losses, ("accuracy", "bits")), means)
 
 
 class _Cohort:

@@ -29,6 +29,12 @@ class SumsTest(parameterized.TestCase):
     self.assertEqual(got, sums.StepSums(8.0, 2.0, scale, 5.0))
     self.assertEqual(got.mean_loss, 4.0)
 
+  @parameterized.parameters((2.0, (2.0, 0.5)), (0.0, (_NAN, _NAN)))
+  def test_means_of_metrics(self, weight, means):
+    said = [sums.LocalSums({0: (1.0,)}, (8.0, weight, 4.0, 1.0))]
+    got = sums.add_up(said, num_stages=1, clip_norm=None).metrics
+    self.assertEqual(str(got), str(means))
+
   @parameterized.parameters(None, 1.0)
   def test_no_token_counts(self, clip_norm):
     said = [sums.LocalSums({0: (0.0,)}, (0.0, 0.0))]

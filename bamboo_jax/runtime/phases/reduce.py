@@ -239,7 +239,7 @@ def stage_norms(engine: engine_lib.Engine) -> dict[base.StageId, np.ndarray]:
 
 
 def loss(engine: engine_lib.Engine) -> np.ndarray:
-  """Returns the sum of the losses and their weight; blocks."""
+  """Returns the sums of `layer.Loss.stack`; blocks."""
   stage = base.StageId(len(engine.specs) - 1)
   node = _local_owner(engine, stage)
   assert node is not None, "the last stage is not local"

@@ -38,7 +38,7 @@ class MicrobatchSums(flax.struct.PyTreeNode):
       the replica.
     end_grads: Gradients of the layers of both ends, by name.
     end_stats: Statistics of the layers of both ends, by name.
-    loss: Sum of the losses and their weight, [2].
+    loss: Sums of `layer.Loss.stack`.
   """
 
   grads: list[base.PyTree]

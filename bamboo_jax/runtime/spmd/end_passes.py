@@ -101,7 +101,7 @@ class EndPasses:
       loss, vjp, stats = jax.vjp(apply, params, outputs, has_aux=True)
       one = jnp.ones_like(loss.total)  # Of the loss, not its weight.
       grads, grad = vjp(jax.tree.map(jnp.zeros_like, loss).replace(total=one))
-      total += jnp.stack([loss.total, loss.weight])
+      total += loss.stack()
       return grad, total, _add(all_stats, stats), _add(all_grads, grads)
 
     outputs = buffers_lib.read(kept.outputs, p.residual)

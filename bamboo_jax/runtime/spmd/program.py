@@ -173,7 +173,7 @@ class SegmentProgram:
             stats=sums([b[1] for b in blocks], self.sizes.num_held, count),
             end_grads=sums({name: end[0] for name, end in ends.items()}),
             end_stats=sums({name: end[1] for name, end in ends.items()}),
-            loss=cast("jax.Array", jax.ShapeDtypeStruct((2,), jnp.float32)),
+            loss=cast("jax.Array", self.spec.accumulator.loss),
         ),
     )
 

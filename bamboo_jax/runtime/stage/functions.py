@@ -122,7 +122,8 @@ class UnitFunctions:
     assert self._join_vjp is not None, "forward is traced first"
     vjp = self._join_vjp((widen(params), inputs), saved.residuals)
     if self.unit.is_last:
-      grad = jnp.array([1.0, 0.0], jnp.float32)  # Of the loss, not its weight.
+      zeros = [0.0] * (1 + len(self.unit.metrics))
+      grad = jnp.array([1.0, *zeros], jnp.float32)  # Only of the loss.
     grads, grad_inputs = vjp(grad)  # XLA skips gradients of frozen weights.
     grads = spec_lib.drop_frozen(self.unit, grads)
     add = lambda total, x: total + x.reshape(total.shape).astype(total.dtype)
@@ -134,8 +135,7 @@ class UnitFunctions:
   ) -> tuple[jax.Array, base.PyTree]:
     """Runs a forward pass without dropout.
 
-    The last unit returns the fields of `layer.Loss`, [2], or [3] with
-    `correct`.
+    The last unit returns `layer.Loss.stack`.
     """
     outputs, _ = self._apply(widen(params), stats, inputs, batch)
     return make_token(), outputs
@@ -204,10 +204,10 @@ class UnitFunctions:
         index=index,
     )
     if unit.is_last:
-      sums = [outputs.total, outputs.weight]
-      if not counters and outputs.correct is not None:
-        sums.append(outputs.correct)
-      outputs = jnp.stack(sums)
+      known = unit.model.metrics(unit.batch, train=bool(counters))
+      if (found := tuple(sorted(outputs.metrics))) != known:
+        raise ValueError(f"The loss must always return the same metrics: {known}, then {found}.")
+      outputs = outputs.stack()
     return outputs, tuple(stats[name] for name in unit.names)
 
 

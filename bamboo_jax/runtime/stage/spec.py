@@ -55,7 +55,7 @@ class Saved(flax.struct.PyTreeNode):
     residuals: Without parameters and inputs. None if only the inputs are kept,
       see `StagePrograms.complete`.
     stats: Statistics after this microbatch, by position of the layer.
-    loss: Sum of the losses and their weight, float32 [2]; last unit only.
+    loss: `layer.Loss.stack`; last unit only.
   """
 
   inputs: base.PyTree
@@ -70,7 +70,7 @@ class Accumulator(flax.struct.PyTreeNode):
   Attributes:
     grads: Gradients of the sum of losses, by layer name or position.
     stats: Sums of statistics, by layer; leaves have at least one dimension.
-    loss: Sum of the losses and their weight, [2]; last stage only.
+    loss: Sums of `layer.Loss.stack`; last stage only.
   """
 
   grads: base.PyTree
@@ -186,6 +186,11 @@ class StageSpec:
     return self.model.input_shapes(self.batch)[self.last]
 
   @functools.cached_property
+  def metrics(self) -> tuple[str, ...]:
+    """Names of the metrics of training, sorted; see `layer.Loss`."""
+    return self.model.metrics(self.batch, train=True)
+
+  @functools.cached_property
   def is_mixed(self) -> bool:
     """Whether some layer of the model has inputs that are not float32."""
     inputs = jax.tree.leaves(self.model.input_shapes(self.batch))
@@ -254,7 +259,7 @@ def zero_accumulator(spec: StageSpec) -> Accumulator:
   return Accumulator(
       grads=jax.tree.map(zeros, trained),
       stats=jax.tree.map(zeros, spec.state.stats),
-      loss=jnp.zeros((2,), jnp.float32) if spec.is_last else None,
+      loss=jnp.zeros((2 + len(spec.metrics),), jnp.float32) if spec.is_last else None,
   )
 
 

@@ -251,6 +251,7 @@ class Outputs:
     unit = self._unit or done.sums.unit(self._batch_size)
     shown = {
         "loss": done.sums.mean_loss,
+        **dict(zip(self._job.task.whole.metrics, done.sums.metrics, strict=True)),
         "learning_rate": self._job.task.schedule.rate_at(num_updates - (not done.skipped)),
         f"{unit}_per_sec": done.sums.weight / done.secs,
     }

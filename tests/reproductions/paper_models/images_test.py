@@ -64,8 +64,9 @@ class ImagesTest(parameterized.TestCase):
     is_right = logits.argmax(-1) == LABELS
     np.testing.assert_allclose(loss.total, expected.sum(), rtol=1e-5)
     self.assertEqual((loss.weight, part.weight), (4.0, 3.0))
-    self.assertEqual(loss.correct, is_right.sum())
-    self.assertEqual(part.correct, is_right[fewer["labels"] >= 0].sum())
+    counts = [is_right.sum(), is_right[fewer["labels"] >= 0].sum()]
+    found = [one.metrics.get("accuracy") for one in (loss, part)]
+    self.assertEqual(found, [None, None] if train else counts)  # Training saves the time.
     np.testing.assert_allclose(part.total, expected[fewer["labels"] >= 0].sum(), rtol=1e-5)
 
   def test_group_norm_has_no_statistics_and_looks_at_one_example(self):
