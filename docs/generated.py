@@ -12,7 +12,7 @@ With `--check` nothing is written: it names the pages that differ, and fails.
 """
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 import contextlib
 import functools
 import io
@@ -23,7 +23,6 @@ import re
 import runpy
 import sys
 import textwrap
-from typing import NamedTuple
 
 _DOCS = pathlib.Path(__file__).resolve().parent
 _ROOT = _DOCS.parent
@@ -40,26 +39,7 @@ _PART = re.compile(
 )
 
 
-class Option(NamedTuple):
-  """An option of a run, or a section of them."""
-
-  name: str  # With its sections: `pipeline.num_stages`.
-  default: str  # As Python code; empty for a section.
-  comment: str  # Empty if there is none.
-
-
-def read_options(section: type[config.Section], prefix: str = "") -> Iterator[Option]:
-  """Yields the options of a section, and the sections in it, in order."""
-  helps, values = config.help_of(section), section().to_dict()
-  for key, kind in config.kinds_of(section).items():
-    is_section = config.is_section(kind)
-    shown = "" if is_section else repr(values[key])
-    yield Option(prefix + key, shown, helps[key])
-    if is_section:
-      yield from read_options(kind, f"{prefix}{key}.")
-
-
-def render_options(options: Sequence[Option]) -> str:
+def render_options(options: Sequence[config.Option]) -> str:
   """Returns tables in Markdown, one for each section on top."""
   lines, section = ["## The run", *_TABLE], None
   for option in options:
@@ -67,11 +47,11 @@ def render_options(options: Sequence[Option]) -> str:
     is_section = not option.default
     if is_section and option.name == top:
       section = top
-      lines += ["", f"## {top}", "", option.comment, *_TABLE]
+      lines += ["", f"## {top}", "", option.help, *_TABLE]
       continue
     assert "." not in option.name or top == section, option
     default_value = f"`{option.default}`" if option.default else ""
-    comment = option.comment.replace("|", "\\|")
+    comment = option.help.replace("|", "\\|")
     lines.append(f"| `{option.name}` | {default_value} | {comment} |")
   return "\n".join(lines) + "\n"
 
@@ -117,7 +97,7 @@ def _all_commands() -> str:
 
 
 def _all_options() -> str:
-  return render_options([*read_options(config.Config)])
+  return render_options([*config.list_options(config.Config)])
 
 
 def read_code(name: str) -> str:

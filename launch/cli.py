@@ -47,7 +47,9 @@ def run(
   """
 
   def start(argv: Sequence[str]) -> None:
-    if takes_arguments:
+    if config_flag.is_printed():
+      print(config_flag.render(flags.FLAGS["config"].value))
+    elif takes_arguments:
       main(argv[1:])
     else:
       check_no_arguments(argv[1:])
@@ -63,6 +65,8 @@ def _parse_flags(argv: Sequence[str], *, own_keys: bool) -> list[str]:
   """Returns the arguments that are not flags; suggests names for a bad key."""
   try:
     config_flag.check_arguments(argv, own_keys=own_keys)
+    if f"--{config_flag.PRINT}" in argv and "workdir" in flags.FLAGS:
+      argv = [argv[0], "--workdir=", *argv[1:]]  # Else it would be needed.
     rest = flags.FLAGS(list(argv))
     if "config" in flags.FLAGS:
       flag = flags.FLAGS["config"]

@@ -6,6 +6,7 @@ with configs of other kinds accepts only the keys that are in the file.
 """
 
 from collections.abc import Sequence
+import functools
 from typing import Any
 
 from absl import flags
@@ -17,6 +18,7 @@ from bamboo_jax.cli import config_check
 from bamboo_jax.configs import default as default_config
 
 flags.disclaim_key_flags()  # The flag is one of the command that defines it.
+PRINT = "print_config"
 
 
 class _Parser(config_flags.ConfigFileFlagParser):  # type: ignore[misc]
@@ -39,7 +41,26 @@ def define(name: str | None, help_text: str) -> flags.FlagHolder[Any]:
   )
   flags.FLAGS["config"].parser = _Parser("config", lock_config=False)
   flags.set_default(holder, name)
+  if name is not None:
+    flags.DEFINE_bool(PRINT, False, "Print the config with what differs from the default, and end.")
   return holder
+
+
+def is_printed() -> bool:
+  """Returns whether the config is printed, and nothing else is done."""
+  return PRINT in flags.FLAGS and bool(flags.FLAGS[PRINT].value)
+
+
+def render(config: config_lib.Config) -> str:
+  """Returns assignments for a config file, a line each, with other defaults."""
+  lines = []
+  for option in config_lib.list_options(config_lib.Config):
+    if option.default:
+      find = functools.partial(functools.reduce, getattr, option.name.split("."))
+      value = find(config)
+      default = "" if value == find(config_lib.Config()) else f"  # default: {option.default}"
+      lines.append(f"config.{option.name} = {value!r}{default}")
+  return "\n".join(lines)
 
 
 def check_arguments(argv: Sequence[str], *, own_keys: bool = False) -> None:

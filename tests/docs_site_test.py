@@ -100,13 +100,13 @@ class SiteTest(parameterized.TestCase):
     return (out / "reference" / f"{name}.html").read_text()
 
   def test_every_option_has_a_row(self):
-    found = {o.name: o for o in generated.read_options(config.Config)}
+    found = {o.name: o for o in config.list_options(config.Config)}
     wanted = _list_options(default.get_config())
     self.assertCountEqual(found, wanted)
     self.assertEqual(found["pipeline.num_microbatches"].default, "8")
     self.assertEqual(found["node.mesh"].default, "")
     for option in found.values():
-      self.assertRegex(option.comment, r"^\S.*[.]$", msg=option.name)
+      self.assertRegex(option.help, r"^\S.*[.]$", msg=option.name)
 
   def test_help_of_a_command(self):
     text = """Does it.

@@ -18,7 +18,7 @@ Configs, for --config=NAME; also --config=FILE, and NAME:ARGUMENT for variants:
 
 Pages:
   docs/start/first_minute.md
-  docs/reference/options.md, for --config.NAME=VALUE
+  docs/reference/options.md, or bamboo options, for --config.NAME=VALUE
 """
 
 

@@ -12,4 +12,11 @@
 
 from bamboo_jax.config.config import Config
 from bamboo_jax.config.gone import GONE
-from bamboo_jax.config.section import help_of, is_section, kinds_of, Section, without_none
+from bamboo_jax.config.section import (
+    is_section,
+    kinds_of,
+    list_options,
+    Option,
+    Section,
+    without_none,
+)

@@ -1,12 +1,13 @@
 """Sections of options: frozen, checked when they are made, with help texts."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 import dataclasses
+import inspect
 import json
 import math
 import types
 import typing
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from bamboo_jax import base
 from bamboo_jax.config.gone import GONE
@@ -129,9 +130,29 @@ def kinds_of(section: type[Section]) -> dict[str, Any]:
   return {f.name: hints[f.name] for f in dataclasses.fields(section)}
 
 
-def help_of(section: type[Section]) -> dict[str, str]:
-  """Returns the help text of each option of a section, by name."""
-  return {f.name: f.metadata[_HELP] for f in dataclasses.fields(section)}
+class Option(NamedTuple):
+  """An option of a run, or a section of them."""
+
+  name: str  # With its sections: `pipeline.num_stages`.
+  kind: str  # Its type, as in code.
+  default: str  # As Python code; empty for a section.
+  help: str
+
+
+def list_options(section: type[Section], prefix: str = "") -> Iterator[Option]:
+  """Yields the options of a section, and the sections in it, in order."""
+  kinds, values = kinds_of(section), section().to_dict()
+  for field in dataclasses.fields(section):
+    key, kind, help_text = field.name, kinds[field.name], field.metadata[_HELP]
+    if is_section(kind):
+      yield Option(prefix + key, "section", "", help_text)
+      yield from list_options(kind, f"{prefix}{key}.")
+    else:
+      yield Option(prefix + key, _render_kind(kind), repr(values[key]), help_text)
+
+
+def _render_kind(kind: Any) -> str:
+  return "dict" if typing.get_origin(kind) is Mapping else inspect.formatannotation(kind)
 
 
 def is_section(kind: Any) -> bool:

@@ -56,7 +56,9 @@ class PipelineSection(Section, path="config.pipeline"):
   )
   num_pipelines: int = option(2, "Copies of the model, over which the batch is cut.", least=1)
   num_stages: int = option(4, "Nodes of a pipeline; 1: every node has the model.", least=1)
-  num_microbatches: int = option(8, "Per pipeline and step.", least=1)
+  num_microbatches: int = option(
+      8, "Per pipeline and step; a batch is num_pipelines x this x microbatch_size.", least=1
+  )
   microbatch_size: int = option(
       1, "Samples. BERT's loss depends on it, see docs/guides/models.md.", least=1
   )

@@ -108,13 +108,8 @@ class ConfigTest(parameterized.TestCase):
     self.assertEqual(json.loads(json.dumps(plain)), plain)
 
   def test_help_texts(self):
-    kinds = [config_lib.Config]
-    while kinds:
-      kind = kinds.pop()
-      for name, text in config_lib.help_of(kind).items():
-        self.assertRegex(text, r"^\S.*[.]$", msg=name)
-      own = config_lib.kinds_of(kind).values()
-      kinds += filter(config_lib.is_section, own)
+    for option in config_lib.list_options(config_lib.Config):
+      self.assertRegex(option.help, r"^\S.*[.]$", msg=option.name)
 
   def test_a_section_is_frozen(self):
     config = config_lib.Config()

@@ -14,7 +14,7 @@ from unittest import mock
 
 from absl.testing import parameterized
 
-from bamboo_jax.launch import cli, models
+from bamboo_jax.launch import cli, models, options
 from bamboo_jax.models import zoo
 from tests.launch import commands
 
@@ -85,6 +85,27 @@ class CliTest(parameterized.TestCase):
     if not line.startswith("The flag"):
       arguments = [*arguments, "--workdir=build/never_made"]
     self.assert_one_line(commands.fork("-m", "launch.train", *arguments), line)
+
+  @parameterized.parameters(
+      ("pipeline", "pipeline: section", "pipeline.num_stages: int = 4"),
+      ("config.pipeline.num_stages", "pipeline.num_stages: int = 4", "    Nodes of a pipeline"),
+      ("num_stages", "pipeline.num_stages: int = 4", "    Nodes of a pipeline"),
+      ("microbatch", "did you mean 'microbatch_size'", "Sections: model, data"),
+  )
+  def test_options(self, name, first, then):
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+      try:
+        options.main([name])
+        text = out.getvalue()
+      except ValueError as error:
+        text = f"{error}"
+    self.assertIn(first, text.splitlines()[0])
+    self.assertIn(then, text)
+
+  def test_print_config_does_nothing_else(self):
+    done = commands.fork("-m", "launch.train", _TINY, "--config.num_steps=7", "--print_config")
+    self.assertEqual((done.returncode, done.stderr), (0, ""))
+    self.assertIn("config.num_steps = 7  # default: 1000\n", done.stdout)
 
   @parameterized.parameters("--help", "--helpshort", "--helpfull", "-?")
   def test_help_is_no_error(self, flag):

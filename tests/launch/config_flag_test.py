@@ -107,6 +107,16 @@ class ConfigFlagTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       config_flag.check_arguments(["command", *arguments])
 
+  def test_render_marks_what_differs(self):
+    options = dict(sequence_length=1024, vocab_size=256, variant="small")
+    changes = {"num_steps": 9, "node.mesh.data": 1, "model.options": options}
+    lines = config_flag.render(config_lib.Config().changed(changes)).splitlines()
+    self.assertEqual([l for l in lines if "#" in l], ["config.num_steps = 9  # default: 1000"])
+    self.assertIn("config.node.mesh.data = 1", lines)
+    config = default.get_config()
+    exec("\n".join(lines), {}, {"config": config})  # As in a config file.
+    self.assertEqual(accept.accept(config).num_steps, 9)
+
   @parameterized.parameters(
       "--config=configs/default.py",
       "--config=configs/default.py:some_text",
@@ -147,20 +157,12 @@ def _find_references(section, prefix=""):
       yield from _find_references(value, f"{prefix}{key}.")
 
 
-def _find_helped(section):
-  """Yields the options of which the help text says None."""
-  helps = config_lib.help_of(section)
-  for key, kind in config_lib.kinds_of(section).items():
-    if config_lib.is_section(kind):
-      yield from _find_helped(kind)
-    elif re.search(r"\bNone\b", helps[key]) and key not in base.OPTIONS:
-      yield key
-
-
 def _find_commented(path):
-  """Returns the keys in a file of which a comment says None."""
+  """Returns the keys in a file of which a comment or help text says None."""
   if path == "configs/default.py":
-    return {*_find_helped(config_lib.Config)}
+    options = config_lib.list_options(config_lib.Config)
+    keys = (o.name.split(".")[-1] for o in options if re.search(r"\bNone\b", o.help))
+    return {*keys} - {*base.OPTIONS}
   found, said = set(), ""
   for line in (commands.ROOT / path).read_text().splitlines():
     code, _, comment = line.partition("#")
