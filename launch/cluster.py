@@ -28,6 +28,7 @@ from bamboo_jax.launch import (
     shared_flags,
 )
 from bamboo_jax.local_cluster import cluster_run, setup as setup_lib
+from bamboo_jax.metrics import progress
 from bamboo_jax.runtime import accelerator
 from bamboo_jax.train.setup import sizes
 
@@ -42,7 +43,8 @@ def main() -> None:
   change = figure_flags.find_change(given.FIGURE_FORMAT, config)
   cluster_checks.check_together()
   replay = given.read_replay() if given.TRACE.value else None
-  first_zones = setup_lib.find_first_zones(config, given.NODES.value, zones, replay)
+  with progress.waiting("importing JAX"):
+    first_zones = setup_lib.find_first_zones(config, given.NODES.value, zones, replay)
   gpus, fraction = accelerator.find_gpus(os.environ), given.FRACTION.value
   accelerator.check_fraction(fraction, num_workers=len(first_zones), gpus=gpus)
   folder = shared_flags.find_program_cache(given.PROGRAM_CACHE.value)

@@ -14,6 +14,7 @@ memory and dollars; `--nodes` proposes layouts for a number of them.
 from absl import flags
 
 from bamboo_jax.launch import cli, config_flag
+from bamboo_jax.metrics import progress
 
 _CONFIG = config_flag.define("default", "What to plan.")
 _TRACE = flags.DEFINE_string("trace", None, "Write the plan as a Chrome trace, for Perfetto.")
@@ -35,14 +36,18 @@ def main() -> None:
       raise ValueError(f"--{flag.name} needs config.plan.machine.")
   if _TRACE.value:
     cli.check_folder(_TRACE.value)
-  from bamboo_jax.metrics import chrome_trace
-  from bamboo_jax.train.record import step_traces
-  from bamboo_jax.train.setup import rental, show
+  with progress.waiting("importing JAX"):
+    from bamboo_jax.metrics import chrome_trace
+    from bamboo_jax.train.record import step_traces
+    from bamboo_jax.train.setup import rental, show
 
   if _NODES.value:
-    print(rental.propose(_CONFIG.value, _NODES.value))
+    with progress.waiting("layouts are compared"):
+      text = rental.propose(_CONFIG.value, _NODES.value)
+    print(text)
     return
-  planned = show.make_plan(_CONFIG.value)
+  with progress.waiting("the model is traced, and layers and rows are planned"):
+    planned = show.make_plan(_CONFIG.value)
   print(planned)
   if _VERBOSE.value:
     print(f"\n{planned.details}")

@@ -16,6 +16,8 @@ import sys
 from absl import flags
 
 from bamboo_jax.launch import cli, config_flag, figure_flags, shared_flags
+from bamboo_jax.metrics import progress, summary as summary_lib
+from bamboo_jax.train.record import workdir as workdir_lib
 
 _CONFIG = config_flag.define("default", "What to train.")
 _WORKDIR = shared_flags.define_workdir()
@@ -44,7 +46,8 @@ _FORMAT = figure_flags.define()
 
 def main() -> None:
   """Parses flags and trains; everything else is in the library."""
-  from bamboo_jax.train import run  # Imports JAX, so flags are checked before.
+  with progress.waiting("importing JAX"):  # Flags are checked before.
+    from bamboo_jax.train import run
 
   config = _CONFIG.value
   shared_flags.use_program_cache(_PROGRAM_CACHE.value)
@@ -60,6 +63,8 @@ def main() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # A save in flight is not waited for.
+  where = workdir_lib.Workdir.at(_WORKDIR.value)
+  print(summary_lib.read_summary(where.summary).render(_WORKDIR.value))
 
 
 if __name__ == "__main__":

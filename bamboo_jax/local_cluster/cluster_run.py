@@ -19,6 +19,7 @@ from bamboo_jax.metrics import jsonl, progress as progress_lib
 from bamboo_jax.recovery import durations
 from bamboo_jax.runtime import accelerator
 from bamboo_jax.traces import replay as replay_lib, trace as trace_lib
+from bamboo_jax.train.setup import sizes
 
 _POLL_SECS = 0.05
 _MAX_PAUSE_SECS = 60.0  # Between attempts to start a node for a join.
@@ -76,7 +77,7 @@ class ClusterRun:
     self._reader = jsonl.MetricsReader(self._metrics)
     self._shown: list[int] = []  # Hashes of the lines since the start.
     self._has_stepped = self._is_asked_to_stop = False
-    self._told_secs: float | None = None  # When the log grew last.
+    self._told_secs: float | None = None  # When the last step ended.
     self._step_secs = collections.deque([1.0], maxlen=9)
     self._cluster = machine.LocalCluster(setup.workdir, etcd=setup.etcd, run=setup.run)
     self._director = director.Director(setup.faults, self._cluster)
@@ -89,9 +90,12 @@ class ClusterRun:
     """
     replay, zones = self._setup.replay, self._setup.first_zones
     nodes = replay.first if replay else [""] * len(zones)
+    self._progress.show_text(sizes.describe_batch(config))
     # Not with GPUs, as each process then has an environment of its own. Nodes
     # that join later are not forked either: by then this process has threads.
-    are_copies = not self._setup.gpus and setup_lib.prepare(config, self._setup.workdir)
+    if are_copies := not self._setup.gpus:
+      self._progress.show_text("reading the data, tracing the programs")
+      are_copies = setup_lib.prepare(config, self._setup.workdir)
     placed = machine.place_nodes(config, dict(base.by_node(zones)))
     self._progress.show_text(placed.survival.render())
     self._cluster.take_folder()  # Nothing is written before it.
@@ -330,8 +334,10 @@ class ClusterRun:
   def _show_progress(self) -> None:
     """Shows the lines of the log since the last call."""
     for line in self._read_new_lines():
-      is_explained = line.get("event") == "pause"
-      self._told_secs = None if is_explained else time.monotonic()
+      if line.get("event") == "pause":
+        self._told_secs = None  # The log gives a reason.
+      elif "event" not in line:
+        self._told_secs = time.monotonic()
       progress_lib.show_line(self._progress, line)
       if "event" not in line:
         self._has_stepped = True

@@ -5,11 +5,14 @@ Lines are `name=value` pairs:
   step=12 loss=3.4123 lr=0.0003 tokens_per_sec=1234 bubble_pct=31.2
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+import contextlib
 import errno
 import numbers
+import os
 import sys
 import threading
+import time
 from typing import Any, TextIO
 
 import tqdm
@@ -35,6 +38,53 @@ _SHORT = {"learning_rate": "lr"}  # Names shown in lines of steps.
 _RECOVERY = ("step", "victims", "rung", "view")
 
 _PAUSE_SECS = 1.0  # After a longer pause the reason is shown.
+_NARROW = 80  # Columns of a terminal; on fewer the loss comes before the speed.
+_WAIT_SECS = 3.0  # Of a command that has not begun to train.
+
+
+class Reminder(threading.Thread):
+  """Shows a text once something lasts long; then, every 5 s, how long so far.
+
+  After half a minute it repeats itself less and less often.
+  """
+
+  every_secs = 5.0
+
+  def __init__(self, show: Callable[[str], object], text: str, first_secs: float) -> None:
+    """Does nothing until it is started."""
+    super().__init__(name="reminder", daemon=True)
+    self._show, self._text, self._first_secs = show, text, first_secs
+    self._is_over = threading.Event()
+
+  def cancel(self) -> None:
+    """Ends it; nothing more is shown."""
+    self._is_over.set()
+
+  def run(self) -> None:
+    """Shows the text until `cancel` is called."""
+    since_secs, text, secs = time.monotonic(), self._text, self._first_secs
+    while not self._is_over.wait(secs):
+      self._show(text)
+      past_secs = time.monotonic() - since_secs
+      secs = max(self.every_secs, past_secs / 6)
+      text = f"{self._text} ({past_secs + secs:.0f} s so far)"
+
+
+@contextlib.contextmanager
+def waiting(text: str) -> Iterator[None]:
+  """Says on standard error that a `with` block is long, such as an import."""
+  reminder = Reminder(_show_error, text, _WAIT_SECS)
+  reminder.start()
+  try:
+    yield
+  finally:
+    reminder.cancel()
+    reminder.join()  # A process with another thread may not be forked.
+
+
+def _show_error(text: str) -> None:
+  with contextlib.suppress(OSError):  # Its reader may be gone.
+    print(text, file=sys.stderr, flush=True)
 
 
 def render_line(values: Mapping[str, int | float | str]) -> str:
@@ -96,11 +146,14 @@ class ProgressLine:
     self._unit = unit
     self._stream = sys.stdout if stream is None else stream
     self._pause_secs = pause_secs
-    self._reason = threading.Timer(pause_secs, self.show_text)
+    self._reason = Reminder(self.show_text, "", pause_secs)
     self._lock = threading.Lock()
     self._bar = None
     if self._stream.isatty():
-      options = dict(unit=unit, dynamic_ncols=True)
+      tqdm.tqdm.monitor_interval = 0  # Its thread would keep a cluster from forking nodes.
+      options: dict[str, Any] = dict(unit=unit, dynamic_ncols=True, miniters=1)
+      if _find_columns(self._stream) < _NARROW:
+        options["bar_format"] = "{n_fmt}/{total_fmt} {bar} {elapsed}<{remaining}{postfix}"
       self._bar = tqdm.tqdm(total=num_steps, file=self._stream, **options)
 
   def show_step(self, step: int, values: Mapping[str, int | float | str]) -> None:
@@ -126,14 +179,17 @@ class ProgressLine:
       if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         raise
 
-  def explain(self, reason: str) -> None:
+  def explain(self, reason: str, *, at_once: bool = False) -> None:
     """Shows why training pauses, once no step has ended for a while.
 
-    A later call replaces the reason.
+    A later call replaces the reason. What may be short must be shown `at_once`.
     """
     self._reason.cancel()
-    self._reason = threading.Timer(self._pause_secs, self.show_text, [f"pause: {reason}"])
-    self._reason.daemon = True
+    first_secs = self._pause_secs
+    if at_once:
+      self.show_text(reason)
+      first_secs = Reminder.every_secs
+    self._reason = Reminder(self.show_text, f"pause: {reason}", first_secs)
     self._reason.start()
 
   def __enter__(self) -> "ProgressLine":
@@ -146,6 +202,13 @@ class ProgressLine:
       self._bar.close()
 
 
+def _find_columns(terminal: TextIO) -> int:
+  try:
+    return os.get_terminal_size(terminal.fileno()).columns
+  except OSError:  # It has no file.
+    return _NARROW
+
+
 def show_line(progress: ProgressLine, line: Mapping[str, Any]) -> None:
   """Shows a line of the log of a run: a step or an event."""
   if line.get("event") == "start" and line["step"]:
@@ -153,7 +216,7 @@ def show_line(progress: ProgressLine, line: Mapping[str, Any]) -> None:
   elif (said := render_event(line)) is not None:
     progress.show_text(said)
   elif line.get("event") == "pause":
-    progress.explain(line["reason"])
+    progress.explain(line["reason"], at_once=line.get("at_once", False))
   elif "event" not in line:
     own = [k for k in line if not jsonl.is_reserved(k)]  # Metrics of the user.
     names = ("loss", *own, *_SHOWN[1:])

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import pathlib
+import shlex
 import statistics
 from typing import Any
 
@@ -47,6 +48,15 @@ class Summary:
     taken = {f.name for f in dataclasses.fields(self)} & set(self.more)
     if taken:
       raise ValueError(f"more repeats fields of Summary: {sorted(taken)}.")
+
+  def render(self, workdir: str) -> str:
+    """Returns the last line about a run that is done."""
+    loss = "none" if self.final_loss is None else f"{self.final_loss:.4f}"
+    return (
+        f"done: {self.steps} steps, {self.more['cost']['secs']:.1f} s, loss {loss}, "
+        f"state_sha256={self.state_sha256}, in {workdir}; next: bamboo report "
+        f"--workdir={shlex.quote(workdir)}"
+    )
 
 
 def write_summary(path: str | os.PathLike[str], summary: Summary) -> None:

@@ -101,9 +101,7 @@ def _render_request(plan: planner.Plan) -> str:
   limit = plan.memory_limit_bytes
   return (
       f"{plan.num_pipelines} pipelines x {plan.num_stages} stages, "
-      f"{batch.num_microbatches} microbatches of {batch.microbatch_size} "
-      f"per pipeline (batch {batch.batch_size} in {batch.num_shares} shares), "
-      f"schedule {plan.schedule_name}, "
+      f"{batch.num_shares} shares, schedule {plan.schedule_name}, "
       + ("no memory limit" if limit is None else f"limit {_mib(limit)} MiB")
   )
 

@@ -78,7 +78,8 @@ def train_and_evaluate(
   due = sizes.read_faults(config, faults)
   num_nodes, source = sizes.num_nodes(config), faults or ""
   faults_lib.check_nodes(due, num_nodes=num_nodes, zones=local_cohort.ZONES, source=source)
-  job = job_lib.make_job(config, devices=_place_nodes(config, due))
+  with progress_lib.waiting("reading the data, planning the step"):
+    job = job_lib.make_job(config, devices=_place_nodes(config, due))
   saving.check_same(config, job.task, where.checkpoints)
   if with_control:
     callbacks = (*callbacks, control_lib.Control(job, where.control))

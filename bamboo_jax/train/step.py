@@ -12,7 +12,7 @@ after the vote the update is local and needs no peer.
   apply    the update of every stage and replica
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import time
@@ -269,9 +269,9 @@ class StepRunner:
         **more,
     )
 
-  def compile(self, *, evaluate: bool) -> None:
-    """Compiles all programs of local nodes; blocks."""
-    compile_ahead.compile_all(self._engine, evaluate=evaluate, more=self.executor.jobs)
+  def compile(self, *, evaluate: bool, tell: Callable[[int, int], object]) -> None:
+    """Compiles all programs of local nodes; blocks, see `compile_all`."""
+    compile_ahead.compile_all(self._engine, tell=tell, evaluate=evaluate, more=self.executor.jobs)
 
   @property
   def planned_passes(self) -> account_lib.NodeTime | None:

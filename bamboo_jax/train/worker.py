@@ -141,7 +141,7 @@ class Worker:
       self._log.note_damaged()
     if state.steps < self._config.num_steps:
       self._outputs.explain("the programs of the first step are compiled")
-      self._step.compile(evaluate=self._evaluates)
+      self._step.compile(evaluate=self._evaluates, tell=self._outputs.count_compiled)
 
   # One step after the other.
 
@@ -197,7 +197,7 @@ class Worker:
   def _wait_for_joins(self) -> None:
     due = faults_lib.find_joins(self._given.faults, step=self.state.steps + 1)
     if due and (num := [*map(self._given.strike, due)].count(False)):
-      self._outputs.explain(f"waiting for {num} more to join")
+      self._outputs.explain(f"the faults replace nodes: waiting for {num} more to join")
       since_secs = time.perf_counter()
       self._cohort.wait_members(len(self._cohort.view.members) + num)
       self._step.idle_secs += time.perf_counter() - since_secs
@@ -368,7 +368,7 @@ class Worker:
   def _compile(self, *, is_prepared: bool = False) -> None:
     """Compiles new roles; in the background if other members wait."""
     if self.state.layout.nodes <= self.engine.nodes.keys():
-      self._step.compile(evaluate=self._evaluates)
+      self._step.compile(evaluate=self._evaluates, tell=self._outputs.count_compiled)
     elif not is_prepared:  # Otherwise `follow` does, after a step.
       self._compiler.compile()
 

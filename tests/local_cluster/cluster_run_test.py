@@ -134,7 +134,10 @@ class RunTest(parameterized.TestCase):
       one._show_progress()
     self.assertEqual(
         one._progress.mock_calls,
-        [mock.call.explain("n2 comes"), mock.call.show_text("eval_step=20 eval_loss=3.5000")],
+        [
+            mock.call.explain("n2 comes", at_once=False),
+            mock.call.show_text("eval_step=20 eval_loss=3.5000"),
+        ],
     )
 
   @parameterized.named_parameters(

@@ -1,8 +1,13 @@
+import contextlib
 import io
+import os
+import termios
 import threading
+from unittest import mock
 
 from absl.testing import parameterized
 import numpy as np
+import tqdm
 
 from bamboo_jax.metrics import progress as progress_lib
 
@@ -32,6 +37,58 @@ class ProgressTest(parameterized.TestCase):
       shown.explain("n2 takes stage 0/1")
       self.assertTrue(stream.has_text.wait(20.0))
     self.assertEqual(stream.getvalue(), "pause: n2 takes stage 0/1\n")
+
+  def test_a_long_pause_is_explained_again_and_again(self):
+    said = []
+    reminder = progress_lib.Reminder(said.append, "why", 0.0)
+    reminder.every_secs = 0.001
+    is_enough = threading.Event()
+    reminder._show = lambda text: (said.append(text), len(said) > 2 and is_enough.set())
+    reminder.start()
+    self.assertTrue(is_enough.wait(20.0))
+    reminder.cancel()
+    reminder.join(20.0)
+    self.assertEqual(said[:3], ["why", "why (0 s so far)", "why (0 s so far)"])
+
+  @parameterized.parameters((0.0, "importing JAX\n"), (600.0, ""))
+  def test_a_command_says_what_is_long(self, after_secs, want):
+    self.enterContext(mock.patch.object(progress_lib, "_WAIT_SECS", after_secs))
+    stream = _Listener()
+    before = {*threading.enumerate()}
+    with contextlib.redirect_stderr(stream), progress_lib.waiting("importing JAX"):
+      self.assertTrue(not want or stream.has_text.wait(20.0))
+    self.assertEqual(stream.getvalue(), want)
+    self.assertEmpty({*threading.enumerate()} - before)  # Else it could not be forked.
+
+  def test_a_death_is_shown_at_once(self):
+    stream = io.StringIO()
+    with progress_lib.ProgressLine(num_steps=2, stream=stream, pause_secs=600.0) as shown:
+      for line in (
+          {"event": "pause", "step": 1, "reason": "n2 died", "at_once": True},
+          {"event": "pause", "step": 1, "reason": "waiting for 1 more to join"},
+          {"step": 1, "loss": 3.5},
+      ):
+        progress_lib.show_line(shown, line)
+    self.assertEqual(stream.getvalue(), "n2 died\nstep=1 loss=3.5000\n")
+
+  def test_a_narrow_terminal_without_colours(self):
+    self.enterContext(mock.patch.dict(os.environ, NO_COLOR="1"))
+    terminal, file = map(os.fdopen, os.openpty(), ("rb", "w"))
+    self.enterContext(terminal)
+    termios.tcsetwinsize(terminal, (20, 40))
+    with file, progress_lib.ProgressLine(num_steps=8, stream=file) as shown:
+      shown.show_step(5, {"loss": 3.5, "learning_rate": 1e-3, "tokens_per_sec": 4000.0})
+    text = b""
+    with contextlib.suppress(OSError):  # The end, as the other side is closed.
+      while part := os.read(terminal.fileno(), 4096):
+        text += part
+    *lines, last, _ = text.decode().split("\r")
+    for line in (*lines, last):
+      self.assertLessEqual(len(line), 40)
+      self.assertNotIn("\x1b", line)
+    self.assertStartsWith(last, "5/8")
+    self.assertIn("loss=3.5000", last)
+    self.assertEqual(tqdm.tqdm.monitor_interval, 0)  # A thread: no node could be forked.
 
   def test_what_is_over_soon_is_not_explained(self):
     stream = io.StringIO()

@@ -35,6 +35,15 @@ class SummaryTest(folders.FolderCase):
     self.assertNotIn("more", entries)
     self.assertEqual(summary_lib.read_summary(self.path), _SUMMARY)
 
+  @parameterized.parameters((2.5, "loss 2.5000"), (None, "loss none"))
+  def test_last_line(self, loss, want):
+    summary = dataclasses.replace(_SUMMARY, final_loss=loss, more={"cost": {"secs": 9.04}})
+    self.assertEqual(
+        summary.render("runs/my run"),
+        f"done: 10 steps, 9.0 s, {want}, state_sha256=cd, in runs/my run; next: bamboo report "
+        "--workdir='runs/my run'",
+    )
+
   def test_loss_that_is_not_finite_is_null(self):
     nan = dataclasses.replace(_SUMMARY, final_loss=float("nan"))
     summary_lib.write_summary(self.path, nan)

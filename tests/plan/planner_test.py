@@ -261,8 +261,7 @@ class RenderTest(absltest.TestCase):
 
 
 _TEXT = """\
-2 pipelines x 2 stages, 2 microbatches of 1 per pipeline (batch 4 in 2 \
-shares), schedule 1f1b, limit 64.0 MiB
+2 pipelines x 2 stages, 2 shares, schedule 1f1b, limit 64.0 MiB
 
 stage  layers            F ms   B ms  bubble %  params  slots  grads  \
 residuals  transfers  working  replica  refresh  total MiB

@@ -6,14 +6,15 @@ import pathlib
 import tempfile
 import types
 
-from absl.testing import absltest
+from absl.testing import parameterized
 
+from bamboo_jax import config as config_lib
 from bamboo_jax.checkpoint import identity as identity_lib
 from bamboo_jax.metrics import jsonl, progress as progress_lib
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.train import environment
 from bamboo_jax.train.record import outputs as outputs_lib, workdir as workdir_lib
-from bamboo_jax.train.setup import accept, job as job_lib
+from bamboo_jax.train.setup import accept, job as job_lib, sizes
 from tests import tiny
 from tests.train import outputs_test
 
@@ -24,7 +25,7 @@ _CHANGED = (
 )
 
 
-class OpeningTest(absltest.TestCase):
+class OpeningTest(parameterized.TestCase):
 
   def make_job(self, **changes):
     config = tiny.make_config(
@@ -33,6 +34,19 @@ class OpeningTest(absltest.TestCase):
     config.optimizer.schedule_options.decay_steps = 3
     devices = devices_lib.place_nodes([0, 1])
     return job_lib.make_job(accept.accept(config), devices=devices)
+
+  @parameterized.parameters(
+      ({}, "4 samples a step: 2 copies x 2 microbatches x 1"),
+      (
+          {"num_pipelines": 1, "microbatch_size": 8},
+          "16 samples a step: 1 copy x 2 microbatches x 8",
+      ),
+      ({"layout": "templates"}, "4 samples a step: 4 microbatches x 1"),
+  )
+  def test_batch_in_words(self, changes, want):
+    small = {"num_pipelines": 2, "num_microbatches": 2, "microbatch_size": 1, **changes}
+    config = config_lib.Config().changed({f"pipeline.{k}": v for k, v in small.items()})
+    self.assertEqual(sizes.describe_batch(config), want)
 
   def test_warnings_and_changes_are_shown_and_written_once(self):
     folder = self.enterContext(tempfile.TemporaryDirectory())
@@ -64,5 +78,5 @@ class OpeningTest(absltest.TestCase):
         {"event": "changed", "step": 2, **dataclasses.asdict(_CHANGE), "text": _CHANGED},
     )
     self.assertEqual(
-        shown.getvalue().splitlines()[1:], [f"warning: {warning}", "resumed_from_step=2", _CHANGED]
+        shown.getvalue().splitlines()[2:], [f"warning: {warning}", "resumed_from_step=2", _CHANGED]
     )

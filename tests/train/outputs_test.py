@@ -140,6 +140,14 @@ class OutputsTest(parameterized.TestCase):
     lines = jsonl.read_lines(self.root / "metrics.jsonl")
     return [line for line in lines if line.get("event") == event]
 
+  def test_compiled_programs_are_counted(self):
+    self.begin()
+    self.enterContext(mock.patch.object(outputs_lib, "_COUNT_SECS", -1.0))
+    for done in (1, 2, 3):
+      self.nodes[0].count_compiled(done, 3)
+    said = [line["reason"] for line in self.lines("pause")]
+    self.assertEqual(said, ["2 of 3 programs are compiled"])
+
   def test_layouts_and_joins(self):
     self.begin()
     self.train(1)

@@ -79,7 +79,9 @@ class RunLogTest(parameterized.TestCase):
         steps=21,
     )
     outputs = types.SimpleNamespace(
-        explain=self.said.append, roll_back=lambda steps: None, write_step=self.written.append
+        explain=lambda text, at_once=False: self.said.append(text),
+        roll_back=lambda steps: None,
+        write_step=self.written.append,
     )
     self.log = run_log.RunLog(self.state, outputs)
 

@@ -25,17 +25,23 @@ _MOST_PARTNERS = 512  # Nodes connected ahead, at most.
 _no_more: MoreJobs = lambda lines: []
 
 
-def compile_all(engine: engine_lib.Engine, **options: Any) -> None:
+def compile_all(
+    engine: engine_lib.Engine,
+    *,
+    tell: Callable[[int, int], object] = lambda num_done, num_jobs: None,
+    **options: Any,
+) -> None:
   """Runs `compile_jobs`, with these options, in one thread per core; blocks.
 
-  Raises the first error of a job.
+  Calls `tell` after each job. Raises the first error of a job.
   """
   pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count())
   jobs = compile_jobs(engine, **options)
   try:
     waiting = [pool.submit(job) for job in jobs]
-    for future in concurrent.futures.as_completed(waiting):
+    for num_done, future in enumerate(concurrent.futures.as_completed(waiting), 1):
       future.result()
+      tell(num_done, len(jobs))
   finally:  # An interrupt does not wait for running jobs.
     pool.shutdown(wait=False, cancel_futures=True)
 
@@ -95,7 +101,7 @@ def _program_jobs(
       if evaluate and is_owner:
         names.append("evaluate")
       programs = engine.programs.get(spec, device)
-      jobs.append(functools.partial(programs.compile, names))
+      jobs += [functools.partial(programs.compile, [name]) for name in names]
       if engine.num_shares > 1:
         jobs += [
             functools.partial(engine.programs.get_add, unit, engine.devices[node])

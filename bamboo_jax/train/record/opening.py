@@ -24,8 +24,6 @@ def describe_plan(job: job_lib.Job) -> str:
   if job.config.pipeline.layout == "depth":
     return (
         f"plan: {plan.num_pipelines} pipelines x {plan.num_stages} stages, "
-        f"{batch.num_microbatches} microbatches of "
-        f"{batch.microbatch_size} samples each, "
         f"layers {plan.partition.bounds}, predicted bubble "
         f"{100 * plan.timeline.mean_bubble:.1f} %"
     )

@@ -38,10 +38,11 @@ from bamboo_jax.train.record import (
     run_summary,
     step_traces,
 )
-from bamboo_jax.train.setup import job as job_lib
+from bamboo_jax.train.setup import job as job_lib, sizes
 
 _RECOVERY, _JOIN = "recovery", "join"
 _START, _PAUSE = "start", "pause"
+_COUNT_SECS = 4.0  # Between counts of compiled programs.
 # Events at the start that are also shown, as their "text".
 WARNING, CHANGED = "warning", "changed"
 
@@ -86,6 +87,7 @@ class Outputs:
     self._last: _LastStep | None = None
     self._started_at: int | None = None
     self._has_warned = False
+    self._counted_secs = 0.0  # When compiled programs were counted.
     self._owners: list[list[int]] = []  # Last written to the log.
 
   @property
@@ -169,14 +171,26 @@ class Outputs:
       if (text := progress_lib.render_event(line)) is not None:
         self.show(text)
 
-  def explain(self, reason: str, *, step: int | None = None) -> None:
-    """Shows and logs why training pauses, by default before the next step."""
+  def explain(self, reason: str, *, step: int | None = None, at_once: bool = False) -> None:
+    """Shows and logs why training pauses, by default before the next step.
+
+    It is shown if the pause is long, or `at_once`.
+    """
     if self._progress is not None:
-      self._progress.explain(reason)
+      self._progress.explain(reason, at_once=at_once)
     if self._state.is_first:  # The writer may have died.
-      steps, values = self._state.steps, {"reason": reason}
+      steps, flags = self._state.steps, {"at_once": True} if at_once else {}
       self._ensure(steps)
-      self._log.write_event(_PAUSE, step=step or steps + 1, values=values)
+      self._log.write_event(_PAUSE, step=step or steps + 1, values={"reason": reason, **flags})
+
+  def count_compiled(self, num_done: int, num_programs: int) -> None:
+    """Explains a pause every few seconds by the number of compiled programs."""
+    now = time.monotonic()
+    if num_done == 1:
+      self._counted_secs = now
+    elif now > self._counted_secs + _COUNT_SECS and num_done < num_programs:
+      self._counted_secs = now
+      self.explain(f"{num_done} of {num_programs} programs are compiled")
 
   def during(self, kind: str) -> contextlib.AbstractContextManager[None]:
     """Charges the time of a `with` block; see `meter.Meter.during`."""
@@ -224,6 +238,8 @@ class Outputs:
     if not has_trained and run_summary.is_written(self._workdir, summary):
       return
     self._log.write_event("cost", step=step, values=self._meter.totals)
+    if has_trained and self._config.metrics.plots:
+      self.explain("figures are drawn", step=step)
     self._log.finish()
     try:  # Last: a launcher ends all processes once it sees the summary.
       self._draw(has_trained=has_trained)
@@ -309,6 +325,7 @@ class Outputs:
     step_traces.plot_step(path, self._traced, formats=formats)
 
   def _show_start(self, step: int, warnings: Sequence[str]) -> None:
+    self.show(sizes.describe_batch(self._config))
     self.show(opening.describe_plan(self._job))
     for text in warnings:
       self.show(f"warning: {text}")

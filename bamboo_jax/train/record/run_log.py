@@ -96,7 +96,7 @@ class RunLog:
     if agreement.change and agreement.change.rolls_back:
       steps = agreement.restored
       then = f"restoring step {steps}" if steps else "beginning from the start"
-    self._outputs.explain(f"{durations.describe_loss(loss)} died; {then}")
+    self._outputs.explain(f"{durations.describe_loss(loss)} died; {then}", at_once=True)
 
   def explain_change(self, change: assignment.LayoutChange) -> None:
     """Shows why training pauses for a change of the layout."""

@@ -5,7 +5,7 @@ import dataclasses
 from bamboo_jax import config as config_lib
 from bamboo_jax.plan import cost_model, planner, render
 from bamboo_jax.schedule import render as grid_lib, timeline as timeline_lib
-from bamboo_jax.train.setup import build, build_recovery, executors, rental
+from bamboo_jax.train.setup import build, build_recovery, executors, rental, sizes
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -33,15 +33,16 @@ def make_plan(config: config_lib.Config) -> PlannedRun:
   """Returns the plan of a config; `ValueError` if it does not fit together."""
   task = build.make_task(config, needs_data=False)
   profile = build.make_profile(config, task)
+  head = f"{sizes.describe_batch(config)}\n"
   if config.plan.machine is not None:  # Fails with a better message.
-    text = rental.render(rental.forecast(config, task))
+    head += rental.render(rental.forecast(config, task))
   if executors.is_program(config):
     planned = _plan_ticks(config, task, profile)
   else:
     planned = _plan_rows(config, profile)
   if config.plan.machine is None:
-    return planned
-  return dataclasses.replace(planned, text=text, details=planned.text)
+    return dataclasses.replace(planned, text=head + planned.text)
+  return dataclasses.replace(planned, text=head, details=planned.text)
 
 
 def _plan_rows(config: config_lib.Config, profile: cost_model.Profile) -> PlannedRun:

@@ -12,6 +12,18 @@ def num_nodes(config: config_lib.Config) -> int:
   return pipeline.num_pipelines * pipeline.num_stages + config.redundancy.spares
 
 
+def describe_batch(config: config_lib.Config) -> str:
+  """Returns the batch size in words."""
+  pipeline = config.pipeline
+  num, size = pipeline.num_microbatches, pipeline.microbatch_size
+  all_parts = [(pipeline.num_pipelines, "copy", "copies"), (num, "microbatch", "microbatches")]
+  total = size * num * pipeline.num_pipelines
+  if pipeline.layout != "depth":  # The number of copies follows from that of nodes.
+    all_parts = [(total // size, *all_parts[1][1:])]
+  parts = [f"{n} {one if n == 1 else many}" for n, one, many in all_parts]
+  return f"{total} samples a step: {' x '.join([*parts, str(size)])}"
+
+
 def num_devices(config: config_lib.Config) -> int:
   """Returns the number of devices of a node."""
   return config.node.mesh.data * config.node.mesh.tensor
