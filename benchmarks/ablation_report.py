@@ -9,13 +9,13 @@ from typing import Any
 from bamboo_jax import base
 from bamboo_jax.benchmarks import ablation
 from bamboo_jax.experiments import output
-from bamboo_jax.metrics import plots, table as table_lib
+from bamboo_jax.metrics import palette, plots, table as table_lib
 
 # Runs that differ in a setting are compared where these are the same.
 _BLOCKS = ("seed", *ablation.FILES)
 
-_DOT = dict(marker="o", color=plots.BLUE, linestyle="", alpha=0.5)
-_MEAN = dict(marker="D", color=plots.RED, markersize=5, linewidth=1.5)
+_DOT = dict(marker="o", color=palette.BLUE, linestyle="", alpha=0.5)
+_MEAN = dict(marker="D", color=palette.RED, markersize=5, linewidth=1.5)
 _MOST_COLUMNS = 3  # Of panels.
 
 

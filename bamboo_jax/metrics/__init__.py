@@ -10,6 +10,7 @@
   slot           a named interval of time: input of traces and of schedule_plot
   rows           the last steps of each member of a cluster
   chrome_trace   planned and measured steps for Perfetto
+  palette        the colours of pages and figures
   plots          figures: style, legends, PNG, PDF and SVG
   loss_plot      losses of runs, with deaths marked
   schedule_plot  a step, planned and measured

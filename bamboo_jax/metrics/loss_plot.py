@@ -4,20 +4,20 @@ from collections.abc import Sequence
 import dataclasses
 from typing import Any
 
-from bamboo_jax.metrics import jsonl, plots, schedule_plot, slot as slot_lib
+from bamboo_jax.metrics import jsonl, palette, plots, schedule_plot, slot as slot_lib
 
 _TRACK = 0.3  # Inches for a node in the planned step.
 
 Points = tuple[Sequence[int], Sequence[float]]
 
 # By event: the row's label, marker and colour.
-_MARKS = {"recovery": ("deaths", "x", plots.RED), "join": ("joins", "+", plots.GREEN)}
+_MARKS = {"recovery": ("deaths", "x", palette.RED), "join": ("joins", "+", palette.GREEN)}
 # The first run is drawn below the others, which may have equal losses.
 _LINES = (
-    dict(color=plots.SKY, linewidth=4.0, alpha=0.6),
-    dict(color=plots.BLUE, linewidth=1.2),
-    dict(color=plots.RED, linewidth=1.2, linestyle="--"),
-    dict(color=plots.GREEN, linewidth=1.2, linestyle=":"),
+    dict(color=palette.SKY, linewidth=4.0, alpha=0.6),
+    dict(color=palette.BLUE, linewidth=1.2),
+    dict(color=palette.RED, linewidth=1.2, linestyle="--"),
+    dict(color=palette.GREEN, linewidth=1.2, linestyle=":"),
 )
 
 

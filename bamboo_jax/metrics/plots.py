@@ -16,11 +16,6 @@ from bamboo_jax.base import extras
 
 FORMATS = ("png", "pdf", "svg")
 
-# Okabe and Ito's colours, which most colour-blind readers can tell apart.
-BLUE, SKY, GREEN = "#0072B2", "#56B4E9", "#009E73"
-RED, ORANGE, PINK = "#D55E00", "#E69F00", "#CC79A7"
-YELLOW, PURPLE, GREY = "#F0E442", "#5F4690", "#999999"
-
 _DPI = 150
 _EDGE = 0.98  # Of the width of a figure, most for a legend.
 # Text of a PDF stays text, and files of the same figure are alike.

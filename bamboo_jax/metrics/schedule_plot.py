@@ -6,25 +6,15 @@ import itertools
 import re
 from typing import Any
 
-from bamboo_jax.metrics import plots, slot as slot_lib
+from bamboo_jax.metrics import palette, plots, slot as slot_lib
 
-# Categories are those of `slot.TrackSlot`; unknown ones take the spare colours.
-_COLOURS = {
-    "forward": plots.SKY,
-    "backward": plots.BLUE,
-    "redundant": plots.PINK,
-    "transfer": plots.ORANGE,
-    "reduce": plots.GREEN,
-    "update": plots.RED,
-    "other": plots.GREY,
-}
+_COLOURS = {name: shade.light for name, shade in palette.PASSES.items()}
 _PASSES = {
     "forward": "forward pass",
     "backward": "backward pass",
     "redundant": "redundant forward pass",
 }
-_SPARE_COLOURS = (plots.YELLOW, plots.PURPLE, "#73AF48", "#94346E", "#333333")
-_DARK = (plots.BLUE, plots.PURPLE, "#94346E", "#333333")
+_SPARE_COLOURS = (palette.YELLOW, palette.PURPLE)  # Of unknown categories.
 _WIDTH, _ROW = 14.0, 0.36  # Width of the figure, height of a row, inches.
 _FONT, _SMALL_FONT = 7, 6  # Of horizontal and vertical labels, points.
 _MOST_UNLIKE = 3.0  # Ratio of parts that share a time scale.
@@ -115,7 +105,7 @@ def _draw_rows(
           va="center",
           rotation=angle,
           fontsize=_SMALL_FONT if angle else _FONT,
-          color="white" if colours[slot.category] in _DARK else "black",
+          color=palette.ink(colours[slot.category]),
           clip_on=True,
       )
   edge = dict(edgecolor="white", linewidth=0.4)

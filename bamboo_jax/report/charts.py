@@ -5,34 +5,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bamboo_jax.metrics import plots
+from bamboo_jax.metrics import palette, plots
 from bamboo_jax.report import content
 
-_KIND_COLOURS = {
-    "useful": plots.BLUE,
-    "communication": plots.SKY,
-    "redundant": plots.PINK,
-    "bubble": "#DDDDDD",
-    "recovery": plots.ORANGE,
-    "checkpoint": plots.YELLOW,
-    "restart": plots.PURPLE,
-    "lost": plots.RED,
-    "idle": plots.GREY,
-}
 # The cheapest rung first.
 _RUNG_COLOURS = {
-    "": plots.GREY,
-    "repair": plots.SKY,
-    "shadow": plots.BLUE,
-    "reroute": plots.GREEN,
-    "drop": plots.PINK,
-    "reconfigure": plots.ORANGE,
-    "checkpoint": plots.RED,
-    "wait": plots.PURPLE,
+    "": palette.GREY,
+    "repair": palette.SKY,
+    "shadow": palette.BLUE,
+    "reroute": palette.GREEN,
+    "drop": palette.PINK,
+    "reconfigure": palette.ORANGE,
+    "checkpoint": palette.RED,
+    "wait": palette.PURPLE,
 }
 _LINE_COLOURS = (
-    *(plots.BLUE, plots.RED, plots.GREEN, plots.PINK),
-    *(plots.ORANGE, plots.SKY, plots.PURPLE, "#333333"),
+    *(palette.BLUE, palette.RED, palette.GREEN, palette.PINK),
+    *(palette.ORANGE, palette.SKY, palette.PURPLE, "#333333"),
 )
 _LINE_STYLES = ("-", "--", ":")
 _MARKERS = "os^vDPX*"
@@ -66,7 +55,7 @@ def draw_course(run: content.ReportRun) -> Any:
   bins = _bin(course)
   edges = bins.edges_secs / unit_secs
   bin_secs = (course.secs[-1] - course.secs[0]) / _NUM_BINS
-  style = dict(color=plots.BLUE, baseline=None)
+  style = dict(color=palette.BLUE, baseline=None)
   rows[0].stairs(
       bins.highs,
       edges,
@@ -83,7 +72,7 @@ def draw_course(run: content.ReportRun) -> Any:
   rows[1].set_ylabel("live nodes")
   for axes in rows[:2]:
     axes.set_ylim(bottom=0)
-  rows[2].plot(times, course.usd, color=plots.GREEN)
+  rows[2].plot(times, course.usd, color=palette.GREEN)
   rows[2].set_ylabel("cost ($)")
   rows[2].set_ylim(bottom=0)
   if course.events:
@@ -225,7 +214,7 @@ def draw_node_time(runs: Sequence[content.ReportRun]) -> Any:
   left = [0.0] * len(runs)
   style = dict(edgecolor="white", linewidth=0.5)
   handles = []
-  for kind, colour in _KIND_COLOURS.items():
+  for kind, (colour, _) in palette.KINDS.items():
     shares = [100 * run.account.node_time.shares()[kind] for run in runs]
     axes.barh(range(len(runs)), shares, left=left, color=colour, **style)
     left = [a + b for a, b in zip(left, shares, strict=True)]

@@ -7,7 +7,7 @@ import statistics
 from typing import Any
 
 from bamboo_jax import base
-from bamboo_jax.metrics import plots
+from bamboo_jax.metrics import palette, plots
 from bamboo_jax.traces import (
     fit as fit_lib,
     generator,
@@ -101,15 +101,15 @@ def _draw_nodes(axes: Any, trace: Trace, lost: Sequence[int]) -> None:
   *hours, end = [time_ms / trace_lib.MS_PER_HOUR for time_ms in ends_ms]
   name = plots.plain(pathlib.PurePath(trace.name).name)
   axes.set_title(name, loc="left", fontsize=10)
-  style = dict(color=plots.BLUE, linewidth=1.2, label="live nodes")
+  style = dict(color=palette.BLUE, linewidth=1.2, label="live nodes")
   axes.step([*hours, end], [*live, live[-1]], where="post", **style)
-  axes.vlines(hours, 0, lost, color=plots.RED, label="preempted nodes")
+  axes.vlines(hours, 0, lost, color=palette.RED, label="preempted nodes")
   axes.set_ylabel("nodes")
   axes.set_ylim(bottom=0)
 
 
 def _draw_bulks(axes: Any, lost: Sequence[int]) -> None:
   bulks = collections.Counter(n for n in lost if n)
-  axes.bar(list(bulks), list(bulks.values()), color=plots.RED)
+  axes.bar(list(bulks), list(bulks.values()), color=palette.RED)
   axes.set_ylabel("instants")
   axes.xaxis.set_major_locator(plots.count_locator())

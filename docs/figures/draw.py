@@ -13,6 +13,7 @@ import sys
 _FOLDER = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(_FOLDER.parents[1]))
 
+from bamboo_jax.metrics import palette  # noqa: E402
 from bamboo_jax.schedule import (  # noqa: E402
     costs as costs_lib,
     failover,
@@ -28,9 +29,11 @@ Op = instruction_lib.Op
 Slots = Mapping[int, Sequence[timeline_lib.Slot]]
 
 _STAGES, _MICROBATCHES, _VICTIM, _DIED_MS = 4, 6, 2, 12.0
-_FORWARD, _BACKWARD = "#7fb2e5", "#8fce9b"
-_REDUNDANT, _OWED, _DEAD, _INK = "#f4c26b", "#e58a7f", "#c0392b", "#222"
-_GREY = "#e6e6e6"
+_FORWARD, _BACKWARD, _REDUNDANT = (
+    palette.PASSES[name].light for name in ("forward", "backward", "redundant")
+)
+_OWED = palette.KINDS["recovery"].light
+_DEAD, _INK, _GREY, _WHITE = "#c0392b", "#222222", "#e6e6e6", "#ffffff"
 
 
 class Drawing:
@@ -39,7 +42,7 @@ class Drawing:
   def __init__(self, width: float, height: float) -> None:
     self._size = f"{width:g} {height:g}"
     self._parts = []
-    self.box(0, 0, width, height, "white", stroke="none")
+    self.box(0, 0, width, height, _WHITE, stroke="none")
 
   def box(
       self,
@@ -62,7 +65,8 @@ class Drawing:
     for index, line in enumerate(lines):
       down = (index - (len(lines) - 1) / 2) * (size + 4) + size * 0.35
       middle = y + height / 2 + down
-      self.text(x + width / 2, middle, line, anchor="middle", size=size)
+      ink = _INK if palette.ink(fill) == "black" else _WHITE
+      self.text(x + width / 2, middle, line, anchor="middle", size=size, fill=ink)
 
   def text(
       self,
@@ -201,7 +205,7 @@ def draw_redundancy() -> Drawing:
     for node in range(_STAGES):
       left = 20 + node * 220
       is_dead = node == dead
-      drawing.box(left, top + 40, 190, 92, _GREY if is_dead else "white")
+      drawing.box(left, top + 40, 190, 92, _GREY if is_dead else _WHITE)
       colour = _DEAD if is_dead else _INK
       label = f"node {node}" + (", dead" if is_dead else "")
       drawing.text(left + 95, top + 58, label, anchor="middle", fill=colour)
@@ -266,7 +270,7 @@ def draw_membership() -> Drawing:
   say(n2, n0, 84, "connection closes")
   say(n1, n0, 124, "n2 refuses me, too")
   said = "n0 is the oldest:\nit makes the next view"
-  drawing.box(n0 - 75, 136, 150, 34, "white", stroke="none", text=said, size=11)
+  drawing.box(n0 - 75, 136, 150, 34, _WHITE, stroke="none", text=said, size=11)
   say(n0, views, 196, "view 4 = {n0, n1}, if there is none")
   say(n0, n1, 232, "view 4")
   say(n1, n0, 268, "what I hold, how far I am")
