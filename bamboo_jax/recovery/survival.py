@@ -13,6 +13,19 @@ import math
 from bamboo_jax import base
 from bamboo_jax.plan import pipelines as pipelines_lib
 
+_COUNTS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+
+
+def join(words: Sequence[str], last: str) -> str:
+  """Returns "a", "a and b", or "a, b and c", if `last` is "and"."""
+  *first, end = words
+  return f"{', '.join(first)} {last} {end}" if first else end
+
+
+def _any(count: int, what: str) -> str:
+  word = _COUNTS[count] if count < len(_COUNTS) else str(count)
+  return f"any {word} {what}" + "s" * (count > 1)
+
 
 @dataclasses.dataclass(frozen=True)
 class Survival:
@@ -22,8 +35,8 @@ class Survival:
     zones: Zones that may fail, each alone: every layer keeps a copy.
     fatal_zones: The other zones: each has all copies of some layer.
     shadow_zones: The `zones` after whose failure shadows suffice.
-    num_zones: Any set of this many zones may fail at once.
-    num_nodes: Any set of this many nodes may fail at once.
+    num_zones: Any set of this many zones may fail.
+    num_nodes: Any set of this many nodes may fail.
     num_nodes_after_zone: Further nodes that may fail after any one of `zones`.
     num_apart: Number of stages with owner and shadow in different zones.
     num_together: Sum over layers of the pairs of copies that share a zone.
@@ -52,18 +65,24 @@ class Survival:
     )
 
   def render(self) -> str:
-    """Returns the survival as one line of text."""
-    nodes = f"any {self.num_nodes} nodes at once"
-    if len(self.zones) + len(self.fatal_zones) == 1:  # All nodes are in it.
-      return f"survived: the failure of {nodes}"
-    fatal = ", ".join(self.fatal_zones) or "no zone"
-    zones = ", ".join(self.zones) or "none"
-    by_shadows = ", ".join(self.shadow_zones) or "none"
-    return (
-        f"survived: the failure of zone {zones} "
-        f"(by shadows alone: {by_shadows}), of any "
-        f"{self.num_zones} zones at once, of {nodes}; fatal: {fatal}"
-    )
+    """Returns the survival as sentences."""
+    several = len(self.zones) + len(self.fatal_zones) > 1  # Else all nodes are in it.
+    may = []
+    if several and self.num_zones:
+      may.append(_any(self.num_zones, "zone"))
+    elif several and self.zones:
+      may.append(f"zone {join(self.zones, 'or')}")
+    if self.num_nodes:
+      may.append(_any(self.num_nodes, "node"))
+    said = [f"{join(may, 'or')} may fail."] if may else []
+    if not self.num_nodes:
+      said.append("Some layers have one copy only: if its node fails, a checkpoint is needed.")
+    if several and self.fatal_zones:
+      zones = join(self.fatal_zones, "or")
+      said.append(f"If zone {zones} fails, a checkpoint is needed.")
+    if several and self.shadow_zones:
+      said.append(f"If zone {join(self.shadow_zones, 'or')} fails, shadows take over at once.")
+    return " ".join(s[0].upper() + s[1:] for s in said)
 
 
 @dataclasses.dataclass(frozen=True)

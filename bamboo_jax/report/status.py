@@ -105,8 +105,8 @@ def parse_layout(told: Mapping[str, Any]) -> layout_lib.Layout:
 
 
 def describe_survival(layout: layout_lib.Layout, view: views.View) -> str:
-  """Returns the failures that the layout would survive now, in a line."""
+  """Returns the failures that the layout would survive now, as sentences."""
   if not layout.pipelines or not layout.nodes <= view.numbers:
-    return "survived: not known while training stands still"
+    return "What may fail is not known while training stands still."
   zones = {m.number: m.zone for m in view.members}
   return survival_lib.find_survival(layout.pipelines, zones).render()

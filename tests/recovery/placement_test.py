@@ -108,18 +108,35 @@ class SurvivalTest(parameterized.TestCase):
     self.assertEqual(got.zones, ("a", "b"))
     self.assertEqual(got.fatal_zones, ("c",))
 
-  def test_render(self):
-    pipelines = placement_lib.make_pipelines([_even(3)], range(3), True)
-    self.assertEqual(
-        survival.find_survival(pipelines, _zones("aab")).render(),
-        "survived: the failure of zone b (by shadows alone: b), of any 0 zones "
-        "at once, of any 1 nodes at once; fatal: a",
-    )
-
-  def test_render_one_zone(self):
-    pipelines = placement_lib.make_pipelines([_even(3)], range(3), True)
-    text = survival.find_survival(pipelines, _zones("aaa")).render()
-    self.assertEqual(text, "survived: the failure of any 1 nodes at once")
+  @parameterized.named_parameters(
+      (
+          "all",
+          dict(zones="abc", shadow_zones="abc", num_zones=2, num_nodes=3),
+          "Any two zones or any three nodes may fail. "
+          "If zone a, b or c fails, shadows take over at once.",
+      ),
+      (
+          "some",
+          dict(zones="b", fatal_zones="a", shadow_zones="b", num_nodes=1),
+          "Zone b or any one node may fail. If zone a fails, a checkpoint is needed. "
+          "If zone b fails, shadows take over at once.",
+      ),
+      (
+          "reroutes",
+          dict(zones="ab", num_zones=1, num_nodes=12),
+          "Any one zone or any 12 nodes may fail.",
+      ),
+      ("one_zone", dict(zones="a", num_nodes=1), "Any one node may fail."),
+      (
+          "nothing",
+          dict(fatal_zones="a"),
+          "Some layers have one copy only: if its node fails, a checkpoint is needed.",
+      ),
+  )
+  def test_render(self, fields, expected):
+    empty = dict(zones="", fatal_zones="", shadow_zones="", num_zones=0, num_nodes=0)
+    rest = dict(num_nodes_after_zone=0, num_apart=0, num_together=0)
+    self.assertEqual(survival.Survival(**empty | rest | fields).render(), expected)
 
   def test_nodes_without_zone_are_apart(self):
     pipelines = placement_lib.make_pipelines([_even(2)], [4, 7], True)

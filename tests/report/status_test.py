@@ -62,8 +62,8 @@ class StatusTest(absltest.TestCase):
             "spares: n5 (c)",
             "leaving: n3 (a)",
             "joining, or just gone: n6 (c)",
-            "survived: the failure of zone a, b, c (by shadows alone: a, c), "
-            "of any 1 zones at once, of any 2 nodes at once; fatal: no zone",
+            "Any one zone or any two nodes may fail. "
+            "If zone a or c fails, shadows take over at once.",
             "recovered in step 3: n1 (stage 0/1) died; its shadow n2 took over "
             "(noticed after: unknown, not heard for 0.40 s, agreed in 0.25 s, "
             "redone in 1.00 s, pause 2.50 s)",
@@ -81,7 +81,7 @@ class StatusTest(absltest.TestCase):
             "spares: none",
             "leaving: none",
             "joining, or just gone: n1 (b)",
-            "survived: not known while training stands still",
+            "What may fail is not known while training stands still.",
         ],
     )
 
@@ -89,4 +89,4 @@ class StatusTest(absltest.TestCase):
     told = layout({"owners": [0, 1], "shadows": {"0": 1, "1": 0}})
     got = self.render(member(0, "a"), layout=told)
     self.assertIn("stage 0/1: node 1 (gone), shadow n0 (a)", got)
-    self.assertIn("survived: not known while training stands still", got)
+    self.assertIn("What may fail is not known while training stands still.", got)
