@@ -19,7 +19,6 @@ import http.client
 import json
 import pathlib
 import secrets
-import shutil
 import socket
 import statistics
 import subprocess
@@ -44,7 +43,7 @@ from bamboo_jax.net import identity as identity_lib
 from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.train.record import step_traces
-from tests import layouts, members
+from tests import browser, layouts, members
 from tests.recovery import durations_test
 from tests.report.live import facts_test
 
@@ -175,17 +174,8 @@ def opened_in_browser(address):
 
   In milliseconds, of those above 50 since the last call.
   """
-  from playwright import sync_api
-
-  names = ("chromium", "chromium-browser", "google-chrome")
-  path = next(filter(None, map(shutil.which, names)))
-  errors = []
-  with sync_api.sync_playwright() as playwright:
-    browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-    page = browser.new_page(viewport={"width": 1280, "height": 900})
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.add_init_script(_WATCH)
-    page.goto(address)
+  with browser.started() as chrome:
+    page, errors = browser.open_page(chrome, address, script=_WATCH)
     page.wait_for_selector("#node-n1")
 
     def wait(secs):
@@ -193,7 +183,6 @@ def opened_in_browser(address):
       return page.evaluate("longTasks.splice(0)"), errors
 
     yield wait
-    browser.close()
 
 
 def _describe(times_ms):

@@ -65,15 +65,16 @@ def ink(ground: str) -> str:
 
 
 def render_css() -> str:
-  """Returns the shades as variables of CSS: --pass-forward, --kind-idle, --zone-0."""
+  """Returns the shades as variables of CSS: --pass-forward, --zone-0; "-ink" of text on them."""
   groups: dict[str, Mapping[str, Shade]] = {
       "pass": PASSES,
       "kind": KINDS,
       "zone": {str(i): shade for i, shade in enumerate(ZONES)},
   }
   shades = {f"{g}-{name}": s for g, found in groups.items() for name, s in found.items()}
-  light = " ".join(f"--{name}: {shade.light};" for name, shade in shades.items())
-  dark = " ".join(f"--{name}: {shade.dark};" for name, shade in shades.items())
+  light, dark = (
+      " ".join(f"--{n}: {s[i]}; --{n}-ink: {ink(s[i])};" for n, s in shades.items()) for i in (0, 1)
+  )
   return f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}"
 
 

@@ -5,12 +5,9 @@ not install, nothing is pressed.
 """
 
 import contextlib
-import importlib.util
 import itertools
 import json
-import os
 import re
-import shutil
 import signal
 import threading
 import time
@@ -18,13 +15,11 @@ import urllib.request
 
 from absl.testing import absltest
 
+from tests import browser
 from tests.launch import commands
 
-_BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-_BROWSER = next(filter(None, map(shutil.which, _BROWSERS)), None)
 _WAIT_MS = 240_000
 _ALL, _LEFT = ["n0", "n1", "n2", "n3", "n4"], ["n0", "n4"]
-_HAS_BROWSER = _BROWSER and importlib.util.find_spec("playwright")
 
 
 @commands.needs_etcd
@@ -57,20 +52,12 @@ class PageTest(commands.CommandCase):
   @contextlib.contextmanager
   def open_page(self, address):
     """Yields the page in a browser; there must be no errors on it."""
-    from playwright import sync_api
-
-    with sync_api.sync_playwright() as playwright:
-      options = ["--no-sandbox"] if os.getuid() == 0 else []
-      browser = playwright.chromium.launch(executable_path=_BROWSER, args=options)
-      page = browser.new_page(viewport={"width": 390, "height": 800})
-      errors = []
-      page.on("pageerror", lambda error: errors.append(error))
-      page.on("console", lambda m: m.type == "error" and errors.append(m.text))
+    with browser.started() as chrome:
+      page, errors = browser.open_page(chrome, address, width=400)
       page.set_default_timeout(_WAIT_MS)
-      page.goto(address)
+      page.on("dialog", lambda dialog: dialog.accept())
       yield page
       self.assertEqual(errors, [])
-      browser.close()
 
   def test_a_run(self):
     whole = self.start("train", workdir="whole")
@@ -78,11 +65,11 @@ class PageTest(commands.CommandCase):
     said = []
     reader = threading.Thread(target=lambda: said.extend(run.stdout))
     reader.start()  # The launcher would block if nobody read its lines.
-    if _HAS_BROWSER:
+    if browser.IS_HERE:
       self.press_buttons(address)
     workdir = f"--workdir={self.folder / 'run'}"
     names = self.check_status(workdir, address)
-    self.assertEqual(names, _LEFT if _HAS_BROWSER else _ALL)
+    self.assertEqual(names, _LEFT if browser.IS_HERE else _ALL)
     self.check_watch(workdir)
     self.check_debug(workdir, names)
     self.release()
@@ -91,7 +78,7 @@ class PageTest(commands.CommandCase):
     self.finish(whole)
     found, want = self.summary("run"), self.summary("whole")
     self.assertEqual(found["state_sha256"], want["state_sha256"])
-    if _HAS_BROWSER:
+    if browser.IS_HERE:
       self.assertEqual(found["recoveries"][0]["names"], ["n1"])
       # By the launcher's clock.
       self.assertIsNotNone(found["recoveries"][0]["detect_secs"])
@@ -104,7 +91,7 @@ class PageTest(commands.CommandCase):
     Nodes are in zones a and b by turns, so the node that joins is in b.
     """
     with self.open_page(address) as page:
-      gone = lambda node: page.wait_for_selector(node, state="detached")
+      gone = lambda node: page.wait_for_selector(f"{node}.gone")
       press = lambda where, text: page.click(f"{where} button:text-is('{text}')")
       self.wait_steps(address, 15)  # A slow node is known by its past.
       press("#node-n1", "Slow")
@@ -113,13 +100,14 @@ class PageTest(commands.CommandCase):
       page.wait_for_selector("#node-n5.spare")
       press("#node-n1", "Kill")
       page.wait_for_selector("#recoveries td:has-text('n1')")
-      row = page.inner_text("#recoveries tr:nth-child(2)")
+      row = page.inner_text("#recoveries tr")
       self.assertRegex(row, "shadow|reroute")
+      self.assertRegex(page.inner_text("#news"), r"^n1 died; ")
       gone("#node-n1")
-      self.assertIn("if it dies: shadow", page.inner_text("#nodes"))
+      self.assertIn("if it dies: its shadow takes over", page.inner_text("#nodes"))
       self.assertIn("$ per million tokens", page.inner_text("#tiles"))
       width = page.evaluate("document.documentElement.scrollWidth")
-      self.assertLessEqual(width, 390)  # Nothing is cut off on a phone.
+      self.assertLessEqual(width, 400)  # Nothing is cut off on a phone.
       press("#node-n3", "Notice")
       gone("#node-n3")
       press("#node-n2", "Stop")
@@ -150,7 +138,7 @@ class PageTest(commands.CommandCase):
     shown = self.read_value(address)
     printed = json.loads(told.stdout)
     self.assertEqual(printed.keys(), shown.keys())
-    names = [node["name"] for node in printed["nodes"]]
+    names = [node["name"] for node in printed["nodes"] if node["role"] != "gone"]
     self.assertEqual((printed["actions"], "kill" in shown["actions"]), ([], True))
     port = re.search(r":(\d+)/", address)[1]
     told = commands.fork("-m", "launch.status", workdir, f"--page_port={port}")

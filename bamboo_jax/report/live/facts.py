@@ -3,7 +3,7 @@
 Pure. Numbers that are not known, or not finite, are None.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import functools
 import json
@@ -20,9 +20,10 @@ from bamboo_jax.recovery import (
     ladder as ladder_lib,
     layout as layout_lib,
     moves,
+    survival as survival_lib,
 )
 from bamboo_jax.report import status as status_lib
-from bamboo_jax.report.live import history as history_lib
+from bamboo_jax.report.live import cards, history as history_lib, words
 
 
 @dataclasses.dataclass
@@ -37,7 +38,11 @@ class Known:
     rows: Result of `find_rows`.
     actions: Faults that buttons may cause.
     kills: Time of death of nodes that this process has killed, by number.
-    met: Numbers of all members of views that were seen.
+    met: All members of views that were seen, by number.
+    zones: All their zones, in the order in which they came: each has a colour.
+    config: Of the run; empty if not known.
+    summary: Of a run that is over; empty if there is none.
+    now_secs: Seconds since 1970.
   """
 
   name: str
@@ -48,22 +53,36 @@ class Known:
   rows: Mapping[str, Any] | None = None
   actions: Sequence[str] = ()
   kills: Mapping[base.NodeId, float] = dataclasses.field(default_factory=dict)
-  met: frozenset[base.NodeId] = frozenset()
+  met: dict[base.NodeId, views.Member] = dataclasses.field(default_factory=dict)
+  zones: list[str] = dataclasses.field(default_factory=list)
+  config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  summary: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  now_secs: float = 0.0
+
+  def meet(self, members: Iterable[views.Member]) -> None:
+    """Remembers members and zones."""
+    for member in members:
+      self.met[member.number] = member
+      if member.zone not in self.zones:
+        self.zones.append(member.zone)
 
 
 def find(known: Known) -> dict[str, Any]:
   """Returns the value of a page: head, metrics, nodes, recoveries, rows, ..."""
-  history, nodes = known.history, _find_nodes(known)
+  history = known.history
   status = known.run.status if known.run else {}
-  recoveries = {
+  told = {
       r["view"]: history_lib.find_recovery(r, known.kills) for r in status.get("recoveries", ())
   } | history.recoveries
+  recoveries = [r for _, r in sorted(told.items())]
+  nodes = _find_nodes(known, recoveries)
   return {
-      "head": _find_head(known),
+      "head": _find_head(known, recoveries),
       "metrics": _find_metrics(known, nodes),
       "nodes": nodes,
+      "zones": list(known.zones),
       "survival": _find_survival(known.run),
-      "recoveries": [r for _, r in sorted(recoveries.items())],
+      "recoveries": recoveries,
       "events": list(history.events),
       "curve": list(history.points),
       "time": _find_time(history.totals),
@@ -90,7 +109,6 @@ def find_rows(
   measured = [slot for r in here for slot in r.shifted(1e3 * (r.at_secs - begin))]
   return {
       "step": last or None,
-      "names": {slot[0]: name for name, rows in members.items() for slot in rows[-1].slots[:1]},
       "planned": planned.slots if planned else [],
       "measured": measured,
       "deaths": [
@@ -107,26 +125,57 @@ def traced_rows(last: chrome_trace.TracedStep) -> dict[str, Any]:
   measured = rows_lib.pack(last.measured)
   return {
       "step": last.step,
-      "names": {},
       "planned": rows_lib.pack(last.planned),
       "measured": [row for row in measured if row[2] != slot_lib.DEATH],
       "deaths": [[row[0], row[3]] for row in measured if row[2] == slot_lib.DEATH],
   }
 
 
-def _find_head(known: Known) -> dict[str, Any]:
-  run, last = known.run, known.history.last
-  if run is None:
-    return {"run": known.name, "is_over": True, "step": last.get("step")}
+def _find_head(known: Known, recoveries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+  """Returns what the run is, how far it is, and its last deaths."""
+  run, history = known.run, known.history
+  status = run.status if run else {}
+  step = history.last.get("step", status.get("steps"))
+  num_steps = run.num_steps if run else known.config.get("num_steps")
+  lost = _find_lost(known)
+  state = words.find_state(
+      step=step, num_steps=num_steps, is_live=run is not None, lost=lost, pause=history.pause
+  )
+  secs = history.totals.secs
+  if run is not None and state != "over":
+    secs += max(0.0, known.now_secs - status.get("at_secs", known.now_secs))
+  left = words.find_left_secs(history.points, step or 0, num_steps)
+  news = [
+      words.describe_death(r)
+      for r in reversed(recoveries)
+      if run is not None and secs - r.get("train_secs", -math.inf) < words.NEWS_SECS
+  ]
+  if lost:
+    news.insert(0, f"{survival_lib.join(lost, 'and')} died")
   return {
       "run": known.name,
-      "is_over": False,
-      "view": run.view.number,
-      "reason": run.view.text,
-      "step": last.get("step", run.status.get("steps")),
-      "num_steps": run.num_steps,
-      "at_secs": run.status.get("at_secs"),
+      "title": words.describe_config(known.config),
+      "is_over": run is None,
+      "state": state,
+      "step": step,
+      "num_steps": num_steps,
+      "elapsed": words.describe_secs(secs) if secs else None,
+      "left": words.describe_secs(left) if left else None,
+      "news": news[:3],
+      "rate": "samples" if "samples_per_sec" in history.last else "tokens",
+      "view": run.view.number if run else None,
+      "reason": run.view.text if run else "",
+      "at_secs": status.get("at_secs", known.now_secs),
+      "state_sha256": known.summary.get("state_sha256"),
   }
+
+
+def _find_lost(known: Known) -> list[str]:
+  """Returns the names of dead nodes that still have stages in the layout."""
+  if known.run is None:
+    return []
+  lost = _find_standing(known.run).layout.nodes - known.run.view.numbers
+  return [known.met[n].name for n in sorted(lost) if n in known.met]
 
 
 def _find_metrics(known: Known, nodes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -151,67 +200,28 @@ def _find_metrics(known: Known, nodes: Sequence[Mapping[str, Any]]) -> dict[str,
   return found
 
 
-def _find_nodes(known: Known) -> list[dict[str, Any]]:
-  """Returns the nodes: place, shadow, and the rung if each alone dies.
-
-  A node is "gone" that was a member and whose lease has not yet ended.
-  """
-  run = known.run
+def _find_nodes(known: Known, recoveries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+  """Returns the cards of all nodes; of a run that is over, those at its end."""
+  run, history = known.run, known.history
   if run is None:
-    return _find_owners(known)
-  layout, rungs, _ = _find_standing(run)
-  places: dict[int, list[str]] = {}
-  shadows: dict[int, list[str]] = {}
-  for number, pipeline in enumerate(layout.pipelines):
-    for stage, owner in enumerate(pipeline.roles.owners):
-      if stage not in pipeline.vacant:
-        places.setdefault(owner, []).append(f"{number}/{stage}")
-    for stage, shadow in pipeline.roles.shadows.items():
-      shadows.setdefault(shadow, []).append(f"{number}/{stage}")
-  registered = {m.number: m for m in run.registered}
-  members = {m.number: m for m in run.view.members}
-  told = [*run.status.get("recoveries", ())]
-  gone = known.met.union(*(r["nodes"] for r in told))
-  found = []
-  for number, member in sorted((registered | members).items()):
-    role = "owner" if number in places else "spare"
-    if number not in members:
-      role = "gone" if number in gone else "joining"
-    elif number in run.view.leaving:
-      role = "leaving"
-    found.append(
-        {
-            "number": number,
-            "name": member.name,
-            "zone": member.zone,
-            "role": role,
-            "places": places.get(number, []),
-            "shadows": shadows.get(number, []),
-            "if_lost": rungs.get(frozenset({number})),
-        }
-    )
-  return found
-
-
-def _find_owners(known: Known) -> list[dict[str, Any]]:
-  """Returns the nodes of a run that is over, each with all its places."""
-  names = known.history.names
-  places: dict[int, list[str]] = {}
-  for pipeline, owners in enumerate(known.history.owners):
-    for stage, node in enumerate(owners):
-      places.setdefault(node, []).append(f"{pipeline}/{stage}")
-  return [
-      {
-          "number": node,
-          "name": names.get(str(node), f"node {node}"),
-          "zone": None,
-          "role": "owner",
-          "places": owned,
-          "shadows": [],
-          "if_lost": None,
-      }
-      for node, owned in places.items()
-  ]
+    names = history.names
+    places: dict[int, list[str]] = {}
+    for pipeline, owners in enumerate(history.owners):
+      for stage, node in enumerate(owners):
+        places.setdefault(node, []).append(f"{pipeline}/{stage}")
+    living = [
+        cards.Card(names.get(str(node), f"node {node}"), None, "owner", owned)
+        for node, owned in places.items()
+    ]
+    gone: set[base.NodeId] = set()
+  else:
+    layout, rungs, _ = _find_standing(run)
+    dead = {n for recovery in recoveries for n in recovery["nodes"]}  # Maybe never met.
+    joining = [m for m in run.registered if m.number not in known.met and m.number not in dead]
+    living = cards.find_living(layout, run.view, joining, rungs)
+    gone = known.met.keys() - run.view.numbers
+  lost = cards.find_dead(recoveries, known.met, living, history.places, sorted(gone))
+  return cards.arrange(living, lost)
 
 
 class _Standing(NamedTuple):

@@ -1,6 +1,7 @@
 """Reads what a run tells: its store, its log, and rows of its members."""
 
 from collections.abc import Mapping, Sequence
+import contextlib
 import json
 import pathlib
 import time
@@ -54,11 +55,12 @@ class Feed:
     now = time.monotonic()
     if self._registry is not None and now >= self._store_secs + _STORE_SECS:
       run = self._known.run = status_lib.read(self._registry, self._known.name)
-      self._known.met |= run.view.numbers
+      self._known.meet(run.view.members)
       self._store_secs = now
-      self._find_price(run.config)
+      self._set_config(run.config)
     if self._workdir is not None:
       self._read_workdir(self._workdir, now)
+    self._known.now_secs = time.time()
     return facts.find(self._known)
 
   def _read_workdir(self, workdir: pathlib.Path, now: float) -> None:
@@ -81,9 +83,12 @@ class Feed:
         last = chrome_trace.read_last(workdir / "trace.json")
         known.rows = facts.traced_rows(last)
     if self._registry is None:
-      self._find_price(json.loads((workdir / "config.json").read_text()))
+      self._set_config(json.loads((workdir / "config.json").read_text()))
+      with contextlib.suppress(FileNotFoundError):  # The run is not over.
+        known.summary = json.loads((workdir / "summary.json").read_text())
 
-  def _find_price(self, config: Mapping[str, Any]) -> None:
+  def _set_config(self, config: Mapping[str, Any]) -> None:
+    self._known.config = config
     cost = config.get("cost", {})
     if cost != self._cost and cost.get("instance"):
       self._known.price = prices_lib.find_price(

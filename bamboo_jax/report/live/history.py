@@ -11,6 +11,7 @@ from bamboo_jax.recovery import durations, slowness
 
 _MOST = 1000  # Points; with more, every second one is dropped.
 _MOST_EVENTS = 200  # The last ones.
+_ROUTINE = ("evaluating", "saving")  # Pauses that are no events.
 EMPTY: Mapping[base.NodeId, float] = types.MappingProxyType({})
 
 
@@ -20,7 +21,7 @@ def find_recovery(line: Mapping[str, Any], kills: Mapping[base.NodeId, float]) -
   `kills` is as in `durations.report`.
   """
   (found,) = durations.report([line], kills)
-  text = durations.describe(found)
+  text = durations.describe(found).partition(": ")[2]  # The step is said beside it.
   return found | {"view_at_secs": line["view_at_secs"], "text": text}
 
 
@@ -40,6 +41,8 @@ class History:
     num_tokens: Trained on and kept.
     owners: Number of the owner of each stage, by pipeline, at the end.
     names: Of the nodes, by number, at the end.
+    places: The last places of each node that ever had some, by number.
+    pause: Why training pauses since the last step; "" if it does not.
   """
 
   def __init__(self, kills: Mapping[base.NodeId, float] = EMPTY) -> None:
@@ -51,8 +54,10 @@ class History:
     self.last: Mapping[str, Any] = {}
     self.totals = ledger_lib.Totals()
     self.num_tokens = 0.0
-    self.owners: list[list[int]] = []
+    self.owners: list[list[base.NodeId]] = []
     self.names: Mapping[str, str] = {}
+    self.places: dict[base.NodeId, list[str]] = {}
+    self.pause = ""
     self._stride = 1
 
   def add(self, lines: Iterable[jsonl.Line]) -> None:
@@ -70,7 +75,7 @@ class History:
     secs = self.totals.secs - before.secs
     node_secs = self.totals.node_secs - before.node_secs - self._boot_secs
     self._boot_secs = 0.0
-    self.last = line
+    self.last, self.pause = line, ""
     if rate := line.get("tokens_per_sec"):
       self.num_tokens += rate * line.get("step_ms", 0.0) / 1e3
     step = line["step"]
@@ -81,7 +86,7 @@ class History:
               round(self.totals.secs, 3),
               line.get("loss"),  # None if it is not finite.
               line.get("tokens_per_sec", line.get("samples_per_sec")),
-              round(node_secs / secs, 2) if secs > 0 else None,
+              round(node_secs / secs) if secs > 0 else None,
           )
       )
     if len(self.points) > _MOST:
@@ -91,23 +96,34 @@ class History:
   def _add_event(self, line: jsonl.Line) -> None:
     match line["event"]:
       case "recovery":
-        self.recoveries[line["view"]] = find_recovery(line, self._kills)
+        found = find_recovery(line, self._kills) | {"train_secs": self.totals.secs}
+        self.recoveries[line["view"]] = found
       case "layout":
-        self.owners = line["owners"]
+        self._add_layout(line["owners"])
         self.names = line.get("names", {})
-        return
       case "join":
         self._boot_secs += sum(line["boot_secs"].values())
         names = line.get("names") or [f"node {n}" for n in line["boot_secs"]]
         self._note(line, f"{', '.join(names)} joined")
       case "pause":
-        self._note(line, line["reason"])
+        self.pause = line["reason"]
+        if not self.pause.startswith(_ROUTINE):
+          self._note(line, self.pause)
+      case "eval":
+        self.pause = ""
       case "warning" | "changed":
         self._note(line, line["text"])
       case "slow":
         self._note(line, slowness.describe(line))
       case "skipped" | "saving" | "save_failed":
         self._note(line, f"{line['event']}: {line['reason']}")
+
+  def _add_layout(self, owners: list[list[base.NodeId]]) -> None:
+    self.owners, found = owners, dict[base.NodeId, list[str]]()
+    for pipeline, row in enumerate(owners):
+      for stage, node in enumerate(row):
+        found.setdefault(node, []).append(f"{pipeline}/{stage}")
+    self.places |= found
 
   def _note(self, line: jsonl.Line, text: str) -> None:
     self.events.append({"step": line["step"], "kind": line["event"], "text": text})

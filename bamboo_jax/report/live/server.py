@@ -118,7 +118,7 @@ class _Latest:
         try:
           self._value = await asyncio.wrap_future(threads.call_beside(self._read, name="page"))
         except (OSError, ValueError) as error:  # The store may be away.
-          head = {**self._value.get("head", {}), "reason": str(error)}
+          head = {**self._value.get("head", {}), "state": f"not known: {error}"}
           self._value = {**self._value, "head": head}
         self._at_secs = time.monotonic()
       return self._value

@@ -89,7 +89,7 @@ class FactsTest(absltest.TestCase):
             leaving=(3,),
             registered=[member(6, "a"), member(7, "b"), member(8, "c")],
         ),
-        met={0, 1, 2, 3, 5, 7},
+        met={n: member(n, "ab"[n % 2]) for n in (0, 1, 2, 3, 5, 7)},
     )
     self.assertEqual(
         [(n["name"], n["zone"], n["role"], n["places"], n["shadows"]) for n in got["nodes"]],
@@ -100,8 +100,8 @@ class FactsTest(absltest.TestCase):
             ("n3", "b", "leaving", ["1/1"], ["1/0"]),
             ("n5", "c", "spare", [], []),
             ("n6", "a", "joining", [], []),
-            ("n7", "b", "gone", [], []),
             ("n8", "c", "joining", [], []),
+            ("n7", "b", "gone", [], []),
         ],
     )
     self.assertEqual(
@@ -112,8 +112,26 @@ class FactsTest(absltest.TestCase):
 
   def test_who_died_and_has_a_lease_yet_is_gone(self):
     here = run(*nodes(4), roles=_TWO, registered=[member(7, "b")])
-    here.status["recoveries"] = [durations_test.RECOVERY | {"nodes": [7]}]
-    self.assertEqual(self.find(here)["nodes"][-1]["role"], "gone")
+    here.status["recoveries"] = [durations_test.RECOVERY | {"nodes": [7], "names": ["n7"]}]
+    got = self.find(here)["nodes"]
+    self.assertEqual([n["name"] for n in got], ["n0", "n1", "n2", "n3", "n7"])
+    self.assertEqual(got[-1]["role"], "gone")
+
+  def test_a_death_is_told_for_a_minute(self):
+    line = {"event": "recovery"} | durations_test.RECOVERY
+    for now_secs, expected in ((100.0, 1), (159.0, 1), (161.0, 0)):
+      known = dict(history=history(step(1), line), now_secs=now_secs)
+      got = self.find(run(*nodes(4), roles=_TWO), **known)["head"]
+      self.assertEqual(got["news"], ["n1 died; n2 took over, 2.5 s"] * expected)
+      self.assertEqual((got["state"], got["step"]), ("training", 1))
+    got = self.find(run(*nodes(3), roles=_TWO), met={3: member(3, "b")})["head"]
+    self.assertEqual((got["news"], got["state"]), (["n3 died"], "paused: n3 died"))
+
+  def test_zones_keep_their_colours(self):
+    known = facts.Known("mine", history())
+    known.meet(nodes(4, "bcab"))
+    known.meet([member(5, "a0"), member(6, "c")])
+    self.assertEqual(facts.find(known)["zones"], ["b", "c", "a", "a0"])
 
   def test_a_run_that_is_over_has_nodes_rather_than_stages(self):
     layout = {"event": "layout", "step": 2, "owners": [[0, 4], [2, 0]]}
@@ -205,7 +223,6 @@ class FactsTest(absltest.TestCase):
         ),
     )
     self.assertEqual(found["step"], 3)
-    self.assertEqual(found["names"], {f"n{i}": f"n{i}" for i in range(3)})
     self.assertEqual(
         [slot[:1] + slot[3:] for slot in found["measured"]],
         [("n0", 1.0, 2.0), ("n1", 251.0, 252.0)],
@@ -241,6 +258,13 @@ class HistoryTest(absltest.TestCase):
     numbers = [point[0] for point in got.points]
     self.assertEqual(numbers[-1], 5000)
     self.assertLen({b - a for a, b in itertools.pairwise(numbers)}, 1)
+
+  def test_a_pause_ends_with_the_next_step(self):
+    pause = {"event": "pause", "step": 2, "reason": "evaluating after step 1"}
+    self.assertEqual(history(step(1), pause).pause, "evaluating after step 1")
+    self.assertEqual(history(step(1), pause).events, [])
+    for after in (step(2), {"event": "eval", "step": 1}):
+      self.assertEqual(history(step(1), pause, after).pause, "")
 
   def test_events(self):
     got = history(

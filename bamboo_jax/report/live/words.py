@@ -1,0 +1,93 @@
+"""What a page says, as text; pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bamboo_jax.recovery import survival
+
+NEWS_SECS = 60.0  # So long a death is told at the top.
+# What follows if a node dies, by rung.
+IF_LOST = {
+    "none": "nothing is lost",
+    "shadow": "its shadow takes over",
+    "reroute": "another pipeline computes for it",
+    "drop": "samples of its pipeline are dropped",
+    "reconfigure": "pipelines are made again, from live copies",
+    "checkpoint": "back to the last checkpoint",
+    "wait": "training waits for a node",
+    "stop": "the run ends",
+}
+
+
+def describe_secs(secs: float) -> str:
+  """Returns a time in its two largest units, such as "3 min 20 s"."""
+  rest, parts = max(0, round(secs)), list[tuple[int, str]]()
+  for size, name in ((86400, "d"), (3600, "h"), (60, "min"), (1, "s")):
+    count, rest = divmod(rest, size)
+    if count or parts or name == "s":
+      parts.append((count, name))
+  return " ".join(f"{count} {name}" for count, name in parts[:2] if count or len(parts) == 1)
+
+
+def describe_config(config: Mapping[str, Any]) -> str:
+  """Returns model, data and layout of a run; "" if the config is not known."""
+  if not config:
+    return ""
+  model, pipeline = config["model"], config["pipeline"]
+  name = " ".join(filter(None, (model["name"], model.get("options", {}).get("variant"))))
+  copies, stages = pipeline["num_pipelines"], pipeline["num_stages"]
+  return (
+      f"{name} on {config['data']['name']}, {copies} pipeline{'s' * (copies > 1)} "
+      f"of {stages} stage{'s' * (stages > 1)}"
+  )
+
+
+def describe_death(recovery: Mapping[str, Any]) -> str:
+  """Returns who died and what followed, such as "n5 died; n4 took over, 0.5 s"."""
+  heirs, names = list(dict.fromkeys(recovery["heirs"])), recovery["names"]
+  if recovery["rung"] == "shadow" and heirs:
+    said = f"{survival.join(heirs, 'and')} took over"
+  elif recovery["rung"] == "none":
+    said = "nothing was lost"
+  else:
+    said = recovery["rung"]
+  pause = recovery["pause_secs"]
+  time = "" if pause is None else f", {pause:.1f} s"
+  return f"{survival.join(names, 'and')} died; {said}{time}"
+
+
+def find_state(
+    *, step: int | None, num_steps: int | None, is_live: bool, lost: Sequence[str], pause: str
+) -> str:
+  """Returns "training", "over", "starting", or "paused: " and why.
+
+  Args:
+    step: The last step; None before the first.
+    num_steps: Of the whole run; None if not known.
+    is_live: False if only files of the run are read.
+    lost: Names of nodes that have stages and are dead.
+    pause: Why training pauses since the last step; "" if it does not.
+  """
+  if num_steps is not None and (step or 0) >= num_steps:
+    return "over"
+  if not is_live:
+    return f"its log ends after step {step or 0}"
+  if lost:
+    return f"paused: {survival.join(lost, 'and')} died"
+  if pause:
+    return f"paused: {pause}"
+  return "training" if step else "starting"
+
+
+def find_left_secs(
+    points: Sequence[Sequence[Any]], step: int, num_steps: int | None
+) -> float | None:
+  """Returns the time left, at the rate of the last points; None if not known.
+
+  A point begins with its step and the seconds of training.
+  """
+  last = points[-20:]
+  if num_steps is None or len(last) < 2 or last[-1][0] <= last[0][0]:
+    return None
+  rate = (last[-1][1] - last[0][1]) / (last[-1][0] - last[0][0])
+  return float(max(0, num_steps - step) * rate)

@@ -1,0 +1,183 @@
+"""The page as Chromium draws it; screenshots are kept in `build/page`."""
+
+import pathlib
+import re
+import tempfile
+
+from absl.testing import absltest, parameterized
+
+from bamboo_jax.cluster import views
+from bamboo_jax.metrics import rows as rows_lib
+from bamboo_jax.report import status
+from bamboo_jax.report.live import document, facts
+from tests import browser, members
+from tests.recovery import durations_test
+from tests.report import status_test
+from tests.report.live import facts_test
+
+_FOLDER = pathlib.Path(__file__).resolve().parents[3] / "build" / "page"
+_DIED_STEP, _STEPS, _STAGES = 40, 60, 4
+_CONFIG = {
+    "num_steps": 90,
+    "model": {"name": "gpt2", "options": {"variant": "tiny"}},
+    "data": {"name": "stdlib_text"},
+    "pipeline": {"num_pipelines": 2, "num_stages": _STAGES},
+}
+_RECOVERY = durations_test.RECOVERY | {
+    "step": _DIED_STEP,
+    "nodes": [5],
+    "names": ["n5"],
+    "victims": ["1/1"],
+    "heirs": ["n4"],
+    "died_at_secs": 10.5,
+    "view_at_secs": 10.55,
+    "agreed_at_secs": 10.7,
+    "ready_at_secs": 10.75,
+    "first_owed_at_secs": 10.8,
+    "last_owed_at_secs": 10.95,
+    "step_end_at_secs": 11.0,
+}
+
+
+def _slots(names, secs):
+  """Returns slots of a step of two pipelines."""
+  found = []
+  for number, name in enumerate(names):
+    stage, at = number % _STAGES, 0.0
+    for i in range(4):
+      for kind, label, ms in (
+          ("forward", f"{stage}F{i}", 10.0),
+          ("redundant", f"{stage}RF{i}", 8.0),
+          ("transfer", f"{stage}A{i}", 3.0),
+          ("backward", f"{stage}B{i}", 20.0),
+      ):
+        begin = 10.0 * stage + at
+        found.append((name, label, kind, begin * secs, (begin + ms) * secs))
+        at += ms
+  return found
+
+
+def make_known():
+  """Returns a run of ten nodes; n5 has died, and n4 has its stage."""
+  here = [members.member(n, "abc"[n % 3]) for n in range(10)]
+  known = facts.Known("cluster", facts_test.history())
+  known.meet(here)
+  lines = [{"event": "layout", "step": 1, "owners": [[0, 1, 2, 3], [4, 5, 6, 7]]}]
+  for number in range(1, _STEPS + 1):
+    nodes = 10 - (number > _DIED_STEP)
+    secs = 6.0 * number
+    spent = facts_test.account(secs, nodes, useful=30.0 * number, bubble=20.0 * number)
+    spent["parts"] |= {"communication": 4.0 * number, "redundant": 5.0 * number}
+    spent["node_secs"] = 60.0 * number - 6.0 * max(0, number - _DIED_STEP)
+    lines.append(facts_test.step(number, loss=2 + 3 / number, account=spent))
+    if number == _DIED_STEP:
+      lines.append({"event": "recovery", **_RECOVERY})
+  known.history.add(lines)
+  known.history.recoveries[2]["train_secs"] = known.history.totals.secs - 20.0
+  owners = {"owners": [0, 1, 2, 3]}, {"owners": [4, 4, 6, 7]}
+  shadows = {"0": 3, "1": 0, "2": 1, "3": 2}, {"0": 7, "2": 4, "3": 6}
+  told = {"steps": _STEPS, "at_secs": 1000.0, "recoveries": [_RECOVERY]}
+  told["layout"] = status_test.layout(
+      *({**o, "shadows": s} for o, s in zip(owners, shadows, strict=True))
+  )
+  for pipeline in told["layout"]["pipelines"]:
+    pipeline["partition"] = {"bounds": [0, 1, 2, 3, 4]}
+  told["layout"]["segments"] = [0, 1, 2, 3, 4]
+  told["ladder"] = {}
+  left = tuple(m for m in here if m.number != 5)
+  known.run = status.StoredRun("cluster", 90, views.View(4, left, "n5 left: SIGKILL"), [], told)
+  known.config, known.now_secs = _CONFIG, 1001.0
+  names = [m.name for m in here[:8]]
+  planned = rows_lib.StepRows(1, 0.0, 0.0, _slots(names, 1.0))
+  rows = {n: [rows_lib.StepRows(_DIED_STEP, 0.0, 0.0, _slots([n], 20.0))] for n in names}
+  rows["n5"] = [rows_lib.StepRows(_DIED_STEP - 1, 0.0, 0.0, _slots(["n5"], 20.0))]
+  known.rows = facts.find_rows(planned, rows, known.history)
+  known.rows["deaths"] = [["n5", 400.0]]
+  known.actions = ("kill", "stop", "slow", "notice", "zone", "join")
+  return known
+
+
+@browser.needs_browser
+class BrowserTest(parameterized.TestCase):
+  """One browser for all: 15 s."""
+
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    cls.chrome = cls.enterClassContext(browser.started())
+
+  def open(self, value, width, scheme):
+    """Returns the page of a value, or the empty one."""
+    file = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory())) / "page.html"
+    file.write_text(document.render(value))
+    page, errors = browser.open_page(self.chrome, file.as_uri(), width=width, scheme=scheme)
+    page.wait_for_function("value.head && !due.size")
+    self.addCleanup(page.close)
+    self.addCleanup(self.assertEqual, errors, [])
+    return page
+
+  @parameterized.product(width=(1400, 400), scheme=("light", "dark"))
+  def test_a_run_after_a_death(self, width, scheme):
+    page = self.open(facts.find(make_known()), width, scheme)
+    _FOLDER.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=_FOLDER / f"run_{width}_{scheme}.png", full_page=True)
+    text = lambda where: page.inner_text(where)
+    self.assertEqual(text("#news"), "n5 died; n4 took over, 0.5 s")
+    self.assertEqual(text("#title"), "cluster: gpt2 tiny on stdlib_text, 2 pipelines of 4 stages")
+    self.assertEqual(text("#state"), "training")
+    self.assertEqual(text("#progress"), "step 60 of 90 · 6 min 1 s so far · about 3 min left")
+    self.assertIn("owns 1/0, 1/1\nshadows 1/2", text("#node-n4"))
+    self.assertIn("n5 zone c\ndied in step 40; n4 took over", text("#node-n5"))
+    self.assertNotIn("Kill", text("#node-n5"))
+    wide = page.evaluate("document.documentElement.scrollWidth")
+    self.assertLessEqual(wide, width)
+    found = page.eval_on_selector_all(
+        ".node", "all => all.map(n => [n.id, n.getBoundingClientRect().x, n.offsetTop])"
+    )
+    self.assertEqual([f[0][5:] for f in found], [f"n{i}" for i in range(10)])
+    columns = len({x for _, x, _ in found})
+    self.assertEqual(columns, 4 if width > 1000 else 2)
+    places = [(top, x) for _, x, top in found]
+    self.assertEqual(places, sorted(places))
+
+  @parameterized.parameters(1400, 400)
+  def test_nothing_is_known_yet(self, width):
+    run = status.StoredRun("cluster", 90, views.EMPTY, [], {})
+    page = self.open(facts.find(facts.Known("cluster", facts_test.history(), run)), width, "light")
+    page.screenshot(path=_FOLDER / f"empty_{width}.png", full_page=True)
+    for where, said in (
+        ("#state", "starting"),
+        ("#survival", "What may fail is not known while training stands still."),
+        ("#tiles", "No step is done yet."),
+        ("#nodes", "No node has joined yet."),
+        ("#time", "No step is done yet."),
+        ("#recoveries", "No node has died."),
+        ("#events", "Nothing has happened yet."),
+    ):
+      self.assertEqual(page.inner_text(where).strip(), said)
+
+  def test_ticks_are_round(self):
+    page = self.open(facts.find(make_known()), 1400, "light")
+    for low, high, count, expected in (
+        (0, 1087, 5, [0, 500, 1000]),
+        (2.05, 4.9, 5, [3, 4]),
+        (0, 0.047, 5, [0, 0.01, 0.02, 0.03, 0.04]),
+        (1, 60, 5, [20, 40, 60]),
+    ):
+      self.assertEqual(page.evaluate(f"ticks({low}, {high}, {count})"), expected)
+
+
+class TemplateTest(absltest.TestCase):
+
+  def test_uses_colours_that_there_are(self):
+    page = document.render()
+    known = {*re.findall(r"--([a-z0-9-]+):", page)}
+    used = {
+        *re.findall(r'colour\("([a-z0-9-]+)"\)', page),
+        *re.findall(r"var\(--([a-z-]+)\)", page),
+    }
+    self.assertEqual(used - known, {"stages", "column", "zone"} & used)
+
+
+if __name__ == "__main__":
+  absltest.main()
