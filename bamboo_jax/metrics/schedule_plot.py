@@ -12,7 +12,7 @@ _COLOURS = {name: shade.light for name, shade in palette.PASSES.items()}
 _PASSES = {
     "forward": "forward pass",
     "backward": "backward pass",
-    "redundant": "redundant forward pass",
+    "redundant": "redundant forward pass (1RF0: stage 1, microbatch 0)",
 }
 _SPARE_COLOURS = (palette.YELLOW, palette.PURPLE)  # Of unknown categories.
 _WIDTH, _ROW = 14.0, 0.36  # Width of the figure, height of a row, inches.
@@ -29,12 +29,13 @@ def draw_schedule(
 ) -> Any:
   """Returns a step: planned above measured, with a key to the names of slots.
 
-  One row per track; both parts have the same time scale unless that would make
-  one too narrow. Raises `ValueError` without slots.
+  One row per track, in the order of the planned slots; both parts have the
+  same time scale unless that would make one too narrow. Raises `ValueError` without slots.
   """
   parts = [p for p in (("planned", planned), ("measured", measured)) if p[1]]
   if not parts:
     raise ValueError("A schedule needs slots, planned or measured.")
+  order = [*dict.fromkeys(s.track for s in (*planned, *measured))]
   rows = [len(slot_lib.tracks(slots)) for _, slots in parts]
   spans_ms = [max(slot.end_ms for slot in slots) for _, slots in parts]
   has_one_scale = max(spans_ms) <= _MOST_UNLIKE * min(spans_ms)
@@ -52,7 +53,7 @@ def draw_schedule(
       text += "; a process knows the times of its own nodes only"
     axes.set_title(text, loc="left", fontsize=10)
     span_ms = max(spans_ms) if has_one_scale else end_ms
-    labelled += _draw_rows(axes, slots, colours=colours, span_ms=span_ms)
+    labelled += _draw_rows(axes, slots, order, colours=colours, span_ms=span_ms)
   grid[-1, 0].set_xlabel("time after the start of the step (ms)")
   plots.add_legend(fig, _key(colours, labelled))
   return fig
@@ -62,7 +63,8 @@ def draw_planned(axes: Any, slots: Sequence[slot_lib.TrackSlot]) -> None:
   """Draws a planned step into a part of a figure, with a short legend."""
   colours = _colours(slots)
   span_ms = max(slot.end_ms for slot in slots)
-  _draw_rows(axes, slots, colours=colours, span_ms=span_ms)
+  order = slot_lib.tracks(slots)
+  _draw_rows(axes, slots, order, colours=colours, span_ms=span_ms)
   title = "A step, as planned"
   if "redundant" in colours:
     title += ": in its bubbles each node repeats forward passes of the next one"
@@ -84,10 +86,16 @@ def draw_planned(axes: Any, slots: Sequence[slot_lib.TrackSlot]) -> None:
 
 
 def _draw_rows(
-    axes: Any, slots: Sequence[slot_lib.TrackSlot], *, colours: dict[str, str], span_ms: float
+    axes: Any,
+    slots: Sequence[slot_lib.TrackSlot],
+    order: Sequence[str],
+    *,
+    colours: dict[str, str],
+    span_ms: float,
 ) -> list[slot_lib.TrackSlot]:
-  """Draws the slots; returns the labelled ones."""
-  tracks = slot_lib.tracks(slots)
+  """Draws the slots, tracks in this order; returns the labelled ones."""
+  there = {slot.track for slot in slots}
+  tracks = [track for track in order if track in there]
   rows = {track: row for row, track in enumerate(tracks)}
   # One collection for all boxes of a row and colour, for speed.
   boxes, labelled = collections.defaultdict(list), []

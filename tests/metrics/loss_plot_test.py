@@ -73,7 +73,7 @@ class LossPlotTest(parameterized.TestCase):
     self.assertIn("in its bubbles", step.get_title(loc="left"))
     self.assertEqual(
         [text.get_text() for text in step.get_legend().get_texts()],
-        ["forward pass", "redundant forward pass"],
+        ["forward pass", "redundant forward pass (1RF0: stage 1, microbatch 0)"],
     )
     self.assertEqual(curves.get_ylabel(), "loss (nats per token)")
     self.assertEqual(marks.get_xlim(), curves.get_xlim())

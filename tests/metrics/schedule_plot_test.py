@@ -106,6 +106,13 @@ class SchedulePlotTest(parameterized.TestCase):
         ["planned, 5.0 ms", "measured, 5.0 ms; a process knows the times of its own nodes only"],
     )
 
+  def test_rows_are_in_the_order_of_the_plan(self):
+    names = ["n2", "n0", "n1"]
+    planned = [TrackSlot(name, "0F0", 0.0, 1.0) for name in names]
+    fig = _draw(planned, planned[::-1])
+    for axes in fig.axes:
+      self.assertEqual([text.get_text() for text in axes.get_yticklabels()], names)
+
   def test_nothing_to_draw(self):
     with self.assertRaisesRegex(ValueError, "planned or measured"):
       _draw()

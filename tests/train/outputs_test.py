@@ -333,9 +333,10 @@ class OutputsTest(parameterized.TestCase):
         mock.patch.object(plots, "save_figure") as save,
     ):
       for some in (steps, steps[2:], [_committed(1)]):
-        step_traces.plot_step("a.png", some, formats=("svg",))
+        traced = [step_traces.traced_step(s, since_secs=s.start_secs) for s in some]
+        step_traces.plot_step("a.png", traced, formats=("svg",))
     quiet, death = drawn  # Nothing without measured slots.
-    self.assertEqual(titles, ["Step 2", "Step 3, in which 0/0 died: planned before that"])
+    self.assertEqual(titles, ["Step 2", "Step 3, in which n0 died: planned before that"])
     for got, node in ((quiet, 6), (death, 7)):
       for kind in ("planned", "measured"):
         (slot,) = got[kind]
@@ -429,7 +430,7 @@ class OutputsTest(parameterized.TestCase):
     rows_lib.write(rows / "n0.json", make(100.0, []))
     rows_lib.write(rows / "n3.json", make(100.5, slot))
     done = _measured(1, recoveries=(_recovery(1, view=2),), names={1: "n5"})
-    step_traces.write_trace(
+    (traced,) = step_traces.write_trace(
         workdir_lib.Workdir(self.root), "n0", [done], since_secs=done.start_secs
     )
     last = chrome_trace.read_last(self.root / "trace.json")
@@ -438,6 +439,7 @@ class OutputsTest(parameterized.TestCase):
     self.assertEqual((death.track, death.name), ("n0", "n0 dies"))
     self.assertAlmostEqual(by_track["n3"].end_ms - by_track["n3"].start_ms, 1.0)
     self.assertContainsSubset(["n3", "n5"], by_track)  # No numbers of arrival.
+    self.assertLen(traced.measured, len(last.measured))  # For the figure, too.
 
   def test_a_member_writes_its_last_steps(self):
     workdir = workdir_lib.Workdir(self.root)

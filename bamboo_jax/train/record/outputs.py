@@ -313,8 +313,10 @@ class Outputs:
 
   def _draw(self, *, has_trained: bool) -> None:
     """Writes the trace, and figures if the config asks and steps were run."""
+    traced = []
     if self._first_secs is not None:
-      step_traces.write_trace(self._workdir, self._name, self._traced, since_secs=self._first_secs)
+      since_secs, steps = self._first_secs, [*self._traced]
+      traced = step_traces.write_trace(self._workdir, self._name, steps, since_secs=since_secs)
     if not self._config.metrics.plots or not has_trained:
       return
     lines = jsonl.read_lines(self._workdir.metrics)
@@ -322,7 +324,7 @@ class Outputs:
     figure = loss_plot.draw_losses([loss_plot.read_losses(lines, name="")])
     plots.save_figure(figure, self._workdir.loss_plot, formats)
     path = self._workdir.schedule_plot
-    step_traces.plot_step(path, self._traced, formats=formats)
+    step_traces.plot_step(path, traced, formats=formats)
 
   def _show_start(self, step: int, warnings: Sequence[str]) -> None:
     self.show(sizes.describe_batch(self._config))

@@ -6,7 +6,7 @@ of `metrics.rows`; `write_trace` joins those of all members for Perfetto.
 """
 
 import collections
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import os
 import pathlib
@@ -127,17 +127,17 @@ def clear(folder: pathlib.Path) -> None:
 def write_trace(
     workdir: workdir_lib.Workdir,
     name: str,
-    steps: Iterable[step_lib.Committed],
+    steps: Sequence[step_lib.Committed],
     *,
     since_secs: float,
-) -> None:
+) -> list[chrome_trace.TracedStep]:
   """Writes the trace of steps of the member `name`, with rows of all members.
 
-  `since_secs` is its time 0. Writes nothing if no step was measured.
+  `since_secs` is its time 0. Returns the steps; writes nothing if none was
+  measured.
   """
-  steps = list(steps)
   if not any(done.measured for done in steps):
-    return
+    return []
   members = rows_lib.read_members(workdir.rows)
   begins = {rows.step: rows.at_secs for rows in members.pop(name, ())}
   others = [rows for found in members.values() for rows in found]
@@ -151,6 +151,7 @@ def write_trace(
         measured += rows_lib.unpack(rows.shifted(later_ms))
     traced.append(dataclasses.replace(step, measured=measured))
   chrome_trace.write(workdir.trace, traced)
+  return traced
 
 
 class Profiler:
@@ -198,24 +199,26 @@ def traced_step(done: step_lib.Committed, *, since_secs: float) -> chrome_trace.
 
 
 def plot_step(
-    path: str | os.PathLike[str], steps: Sequence[step_lib.Committed], *, formats: Sequence[str]
+    path: str | os.PathLike[str],
+    steps: Sequence[chrome_trace.TracedStep],
+    *,
+    formats: Sequence[str],
 ) -> None:
   """Draws the last measured step without a death, or else the last one.
 
   A step with a death has several plans and is not comparable to its first.
   Draws nothing if no step was measured.
   """
-  steps = [step for step in steps if step.measured]
+  is_death = lambda slot: slot.category == slot_lib.DEATH
+  steps = [s for s in steps if not all(map(is_death, s.measured))]
   if not steps:
     return
-  done = next((s for s in reversed(steps) if not s.recoveries), steps[-1])
-  traced = traced_step(done, since_secs=done.start_secs)
-  victims = [victim for r in done.recoveries for victim in r.victims]
-  title = f"Step {done.steps}"
-  if victims:
+  step = next((s for s in reversed(steps) if not any(map(is_death, s.measured))), steps[-1])
+  title = f"Step {step.step}"
+  if victims := [slot.track for slot in step.measured if is_death(slot)]:
     title += f", in which {', '.join(victims)} died: planned before that"
-  measured = [s for s in traced.measured if s.category != slot_lib.DEATH]
-  figure = schedule_plot.draw_schedule(title, planned=traced.planned, measured=measured)
+  measured = [slot for slot in step.measured if not is_death(slot)]
+  figure = schedule_plot.draw_schedule(title, planned=step.planned, measured=measured)
   plots.save_figure(figure, path, formats)
 
 
@@ -228,11 +231,15 @@ def planned_slots(
     timelines: Sequence[timeline_lib.Timeline],
     name: Callable[[base.NodeId], str] = "node {}".format,
 ) -> tuple[slot_lib.TrackSlot, ...]:
-  """Returns the slots of planned timelines, in ms; `name` names a node."""
+  """Returns the slots of planned timelines, in ms, by place; `name` names a node."""
+  place = lambda row: min(
+      (s.instruction.stage for s in row if s.instruction.op == Op.FORWARD), default=0
+  )
   return tuple(
       _slot(name, s.node, s.instruction, s.start_ms, s.end_ms)
       for timeline in timelines
-      for s in timeline.slots
+      for row in sorted(timeline.rows.values(), key=place)
+      for s in row
   )
 
 
