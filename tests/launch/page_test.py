@@ -26,7 +26,7 @@ _ALL, _LEFT = ["n0", "n1", "n2", "n3", "n4"], ["n0", "n4"]
 class PageTest(commands.CommandCase):
 
   CHANGES = {
-      "num_steps": 90,
+      "num_steps": 150,
       "pipeline.num_pipelines": 2,
       "pipeline.num_stages": 2,
       "pipeline.num_microbatches": 2,
@@ -35,7 +35,7 @@ class PageTest(commands.CommandCase):
       "cost.instance": "p3.2xlarge",
   }
   HELD_FROM = 2
-  HELD_SECS = 3.0  # So it goes on for 150 s if it is not released.
+  HELD_SECS = 3.0  # So it goes on for 150 s, and longer, if it is not released.
 
   def start_with_page(self):
     """Returns a cluster that trains, and the address of its page."""
@@ -112,6 +112,7 @@ class PageTest(commands.CommandCase):
       gone("#node-n3")
       press("#node-n2", "Stop")
       gone("#node-n2")
+      page.wait_for_selector("#recoveries td:has-text('n2 (')")
       press("#nodes", "Kill zone b")
       gone("#node-n5")
 

@@ -216,7 +216,8 @@ def _find_nodes(known: Known, recoveries: Sequence[Mapping[str, Any]]) -> list[d
     gone: set[base.NodeId] = set()
   else:
     layout, rungs, _ = _find_standing(run)
-    dead = {n for recovery in recoveries for n in recovery["nodes"]}  # Maybe never met.
+    # Those that died before this was started were never met.
+    dead = layout.nodes.union(*(recovery["nodes"] for recovery in recoveries))
     joining = [m for m in run.registered if m.number not in known.met and m.number not in dead]
     living = cards.find_living(layout, run.view, joining, rungs)
     gone = known.met.keys() - run.view.numbers

@@ -126,5 +126,7 @@ class History:
     self.places |= found
 
   def _note(self, line: jsonl.Line, text: str) -> None:
+    if self.events and (self.events[-1]["step"], self.events[-1]["text"]) == (line["step"], text):
+      return  # A pause has the same words.
     self.events.append({"step": line["step"], "kind": line["event"], "text": text})
     del self.events[:-_MOST_EVENTS]

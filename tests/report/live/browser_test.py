@@ -156,6 +156,13 @@ class BrowserTest(parameterized.TestCase):
     ):
       self.assertEqual(page.inner_text(where).strip(), said)
 
+  def test_without_a_run_there_are_no_empty_boxes(self):
+    file = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory())) / "page.html"
+    file.write_text(document.render())
+    page, _ = browser.open_page(self.chrome, file.as_uri())
+    page.wait_for_function("document.getElementById('said').textContent")
+    self.assertFalse(page.is_visible("section"))
+
   def test_ticks_are_round(self):
     page = self.open(facts.find(make_known()), 1400, "light")
     for low, high, count, expected in (

@@ -269,6 +269,7 @@ class HistoryTest(absltest.TestCase):
   def test_events(self):
     got = history(
         {"event": "join", "step": 2, "boot_secs": {"7": 1.0}, "names": ["n3"]},
+        {"event": "pause", "step": 2, "reason": "n3 joined"},
         {"event": "pause", "step": 3, "reason": "why"},
         {"event": "cost", "step": 3},
         {"event": "slow", "step": 4, "node": "n2", "host": "h", "factor": 4.9}
