@@ -129,13 +129,15 @@ def draw(rows: Sequence[ablation.Row], sweeps: ablation.Sweeps) -> Any:
   """Returns a figure with a panel for each metric that differs between runs.
 
   Runs are dots; settings with several runs have their mean and its interval.
-  Metrics that are equal in all runs are listed below.
+  Metrics that are equal in all runs are listed below; fields with one value
+  are left out. Panels show the range of the runs, of wide intervals a part.
   """
   lines = plots.load("lines")
 
+  swept = [field for field, values in sweeps.items() if len(values) > 1] or [*sweeps]
   groups: dict[str, list[ablation.Row]] = {}
   for row in rows:
-    groups.setdefault(", ".join(row[f] for f in sweeps), []).append(row)
+    groups.setdefault(", ".join(row[f] for f in swept), []).append(row)
   found = {name: {*_values(rows, name)} for name in ablation.METRICS}
   same = [name for name in ablation.METRICS if len(found[name]) == 1]
   panels = [name for name in ablation.METRICS if len(found[name]) > 1] or same
@@ -150,7 +152,7 @@ def draw(rows: Sequence[ablation.Row], sweeps: ablation.Sweeps) -> Any:
     axes.set_xlabel(plots.plain(ablation.METRICS[name]))
     axes.set_yticks(range(len(groups)), map(plots.plain, groups))
     axes.set_ylim(len(groups) - 0.5, -0.5)
-  fields = textwrap.fill(", ".join(sweeps), int(10 * size[0]))
+  fields = textwrap.fill(", ".join(swept), int(10 * size[0]))
   grid[0, 0].set_title(plots.plain(fields), loc="left", fontsize=10)
   if panels != same and same:
     facts = (f"{ablation.METRICS[n]}: {[*found[n]][0]:g}" for n in same)
@@ -174,7 +176,9 @@ def _draw_panel(axes: Any, groups: Sequence[Sequence[float]]) -> None:
     if estimate:
       mean, half = estimate.mean, estimate.half_width
       axes.errorbar(mean, y + shift, xerr=half, capsize=3, **_MEAN)
-  axes.margins(x=0.08)
+  every = [value for values in groups for value in values]
+  margin = 0.5 * (max(every) - min(every)) or 0.08 * abs(every[0]) or 1.0
+  axes.set_xlim(min(every) - margin, max(every) + margin)
   axes.xaxis.set_major_locator(ticker.MaxNLocator(4))
 
 

@@ -169,6 +169,16 @@ class ResultsTest(parameterized.TestCase):
     self.assertLen(fig.legends, num_repeats > 1)
     self.assertEmpty(figures.find_faults(fig))
 
+  def test_figure_leaves_out_what_is_constant_or_far(self):
+    sweeps = {"mode": ["none", "lazy"], "faults": ["a.csv"]}
+    rows = make_rows(sweeps, 2)
+    first = ablation_report.draw(rows, sweeps).axes[0]
+    self.assertEqual([label.get_text() for label in first.get_yticklabels()], ["none", "lazy"])
+    steps = [row["step_ms"] for row in rows]
+    margin = 0.51 * (max(steps) - min(steps))  # Not the interval of two runs.
+    self.assertGreater(first.get_xlim()[0], min(steps) - margin)
+    self.assertLess(first.get_xlim()[1], max(steps) + margin)
+
   def test_figure_of_constants(self):
     rows = [{**row, "step_ms": 9.0, "bubble_pct": None} for row in make_rows()]
     rows = [{**row, "samples_per_wall_sec": 4.0} for row in rows]
