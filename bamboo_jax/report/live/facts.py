@@ -142,7 +142,7 @@ def _find_head(known: Known, recoveries: Sequence[Mapping[str, Any]]) -> dict[st
       step=step, num_steps=num_steps, is_live=run is not None, lost=lost, pause=history.pause
   )
   secs = history.totals.secs
-  if run is not None and state != "over":
+  if run is not None and secs and state != "over":
     secs += max(0.0, known.now_secs - status.get("at_secs", known.now_secs))
   left = words.find_left_secs(history.points, step or 0, num_steps)
   news = [

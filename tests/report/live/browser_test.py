@@ -1,8 +1,11 @@
 """The page as Chromium draws it; screenshots are kept in `build/page`."""
 
+from http import server
+import json
 import pathlib
 import re
 import tempfile
+import threading
 
 from absl.testing import absltest, parameterized
 
@@ -162,6 +165,36 @@ class BrowserTest(parameterized.TestCase):
     page, _ = browser.open_page(self.chrome, file.as_uri())
     page.wait_for_function("document.getElementById('said').textContent")
     self.assertFalse(page.is_visible("section"))
+
+  def test_the_page_of_a_run_that_ends_says_so(self):
+    value = facts.find(make_known())
+    value["head"]["step"] = value["head"]["num_steps"]
+    answers = {"/": ("text/html", document.render())}
+    answers["/events"] = ("text/event-stream", f"data: {json.dumps(value)}\n\n")
+
+    class Handler(server.BaseHTTPRequestHandler):
+
+      def do_GET(self):
+        kind, text = answers.get(self.path.partition("?")[0], ("text/plain", ""))
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.end_headers()
+        self.wfile.write(text.encode())  # And the connection ends.
+
+      def log_message(self, *args):
+        pass
+
+    there = server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=there.serve_forever, daemon=True).start()
+    self.addCleanup(there.shutdown)
+    address = f"http://127.0.0.1:{there.server_port}/"
+    page, errors = browser.open_page(self.chrome, address)
+    page.wait_for_function("document.getElementById('state').textContent === 'over'")
+    page.wait_for_function("!due.size")
+    self.assertEqual(page.inner_text("#said"), "")
+    self.assertEqual(page.inner_text("#progress"), "step 90 of 90 · 6 min 1 s in all")
+    self.assertEqual(page.locator("button").count(), 0)
+    self.assertEqual(errors, [])
 
   def test_ticks_are_round(self):
     page = self.open(facts.find(make_known()), 1400, "light")
