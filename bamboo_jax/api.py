@@ -197,7 +197,7 @@ def load(workdir: str | os.PathLike[str], model: "model_lib.Model | None" = None
   read = weights.open_weights(workdir, model)
   if is_loss:
     loss: Any = model.layers[0]
-    return loss.to_pytree(read(from_loss.LAYER).params)
+    return loss.to_pytree(read(from_loss.LAYER))
   return {name: read(name) for name in model.layer_names}
 
 

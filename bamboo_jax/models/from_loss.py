@@ -29,6 +29,7 @@ def from_loss(
     loss: Callable[..., Any],
     *,
     has_aux: bool = False,
+    has_state: bool = False,
     evaluate: Callable[..., Mapping[str, Any]] | None = None,
     batch_keys: tuple[str, ...] = ("inputs", "targets"),
     name: str = "from_loss",
@@ -48,6 +49,11 @@ def from_loss(
     has_aux: Whether `loss` returns (loss, metrics), as for `jax.value_and_grad`.
       `metrics` are scalars by name, means over the samples in `batch`. Their
       means over the whole batch stand in the log beside the loss.
+    has_state: Whether there is state that is not trained, such as the statistics
+      of BatchNorm: a pytree of float32 arrays. Then `init` returns (params,
+      state), `loss(params, state, batch)` returns (loss, state) or (loss, state,
+      metrics), and `evaluate` gets the state, too. All microbatches of a step get
+      the state before the step; the mean of what they return replaces it.
     evaluate: `evaluate(params, batch)` returns metrics of held-out data, beside
       those of `loss`; see the option `config.evaluate.every_steps`.
     batch_keys: The arrays of the data source that `loss` reads.
@@ -55,7 +61,12 @@ def from_loss(
       rejected.
   """
   takes_key = "key" in inspect.signature(loss).parameters
-  layer = LossLayer(LAYER, init, loss, tuple(batch_keys), takes_key, has_aux, evaluate)
+  layer = LossLayer(
+      *(LAYER, init, loss, tuple(batch_keys), takes_key),
+      has_aux=has_aux,
+      has_state=has_state,
+      evaluate=evaluate,
+  )
   # It has the interface of a layer of `linen`.
   layers: Any = (layer,)
   return model_lib.Model(name, layers, {"name": name})
@@ -66,15 +77,16 @@ class LossLayer:
   """A whole model as a layer; has the interface of `linen.LinenLayer`.
 
   Its parameters are a flat dict: the path of a leaf in the pytree that
-  `init_params` returns is the name of the array.
+  `init_all` returns is the name of the array. So are its statistics, the state.
   """
 
   name: str
-  init_params: Callable[[jax.Array], base.PyTree]
+  init_all: Callable[[jax.Array], base.PyTree]
   loss: Callable[..., Any]
   batch_keys: tuple[str, ...]
   takes_key: bool
   has_aux: bool
+  has_state: bool
   evaluate: Callable[..., Mapping[str, Any]] | None
   ties: tuple[layer_lib.Tie, ...] = ()
   remat: str = "full"
@@ -84,8 +96,8 @@ class LossLayer:
   @property
   def kind(self) -> Hashable:
     """Layers of equal kind compute the same function."""
-    computed = (self.init_params, self.loss, self.has_aux, self.evaluate)
-    return (*computed, self.batch_keys, self.remat)
+    returned = (self.has_aux, self.has_state)
+    return self.init_all, self.loss, *returned, self.evaluate, self.batch_keys, self.remat
 
   def init(self, key: jax.Array, inputs: None, batch: layer_lib.Batch) -> layer_lib.Variables:
     """Returns the initial parameters; they do not depend on `batch`.
@@ -93,30 +105,30 @@ class LossLayer:
     Raises `ValueError` if a leaf is not a float32 array, or is a variable of
     flax that is not trained.
     """
-    tree = self.init_params(key)
-    _check_trained(tree)
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    if not leaves:
+    params, state = self._split(self.init_all(key))
+    _check_trained(params)
+    parts = {"Parameter": _flatten(params), "State": _flatten(state)}
+    if not parts["Parameter"]:
       raise ValueError(f"init of model {self.name!r} returned no parameters.")
-    params = {_name(path): leaf for path, leaf in leaves}
-    for path, leaf in params.items():
-      if getattr(leaf, "dtype", None) != np.float32:
-        found = getattr(leaf, "dtype", type(leaf).__name__)
-        raise ValueError(
-            f"Parameter {path!r} must be a float32 array, got {found}. Keep "
-            "untrained values out of the parameters, and cast in the loss."
-        )
-    return layer_lib.Variables(params={k: jnp.asarray(v) for k, v in params.items()}, stats={})
+    for kind, leaves in parts.items():
+      for path, leaf in leaves.items():
+        if getattr(leaf, "dtype", None) != np.float32:
+          found = getattr(leaf, "dtype", type(leaf).__name__)
+          raise ValueError(
+              f"{kind} {path!r} must be a float32 array, got {found}. Keep "
+              "untrained values out of the parameters, and cast in the loss."
+          )
+    return layer_lib.Variables(*jax.tree.map(jnp.asarray, tuple(parts.values())))
 
   def variable_shapes(self) -> layer_lib.Variables:
     """Returns the shapes of the variables; they do not depend on a batch."""
     key = jax.eval_shape(lambda: jax.random.key(0))
     return jax.eval_shape(lambda key: self.init(key, None, {}), key)
 
-  def to_pytree(self, params: Mapping[str, Any]) -> base.PyTree:
-    """Returns parameters by name in the pytree that `init_params` makes."""
-    names, structure = self._structure
-    return structure.unflatten([params[name] for name in names])
+  def to_pytree(self, variables: layer_lib.Variables) -> base.PyTree:
+    """Returns the variables as `init_all` does."""
+    trees = self._restore(variables.params, variables.stats)
+    return trees if self.has_state else trees[0]
 
   def apply(
       self,
@@ -128,47 +140,72 @@ class LossLayer:
       key: jax.Array | None,
       train: bool,
   ) -> tuple[layer_lib.Loss, base.PyTree]:
-    """Returns the loss of a microbatch, and empty statistics."""
+    """Returns the loss of a microbatch, and the new state."""
     policy, key = (self.remat, key) if train else ("full", None)
-    loss = remat_lib.checkpoint_keyed(self._compute, policy, key)(params, batch)
+    run = remat_lib.checkpoint_keyed(self._compute, policy, key)
+    loss, new = run(params, stats, batch)
     if self.evaluate is not None and not train:
-      found = self.evaluate(self.to_pytree(params), dict(batch))
+      found = self.evaluate(*self._restore(params, stats), dict(batch))
       more = _sum_metrics(found, loss.weight, what="evaluate")
       loss = loss.replace(metrics={**loss.metrics, **more})
-    return loss, stats
+    return loss, new
 
   @functools.cached_property
-  def _structure(self) -> tuple[tuple[str, ...], jax.tree_util.PyTreeDef]:
-    """Names of the leaves in order, and the pytree of the parameters."""
+  def _shapes(self) -> tuple[base.PyTree, base.PyTree]:
+    """Shapes of the pytrees of parameters and state."""
     key = jax.eval_shape(lambda: jax.random.key(0))
-    shapes = jax.eval_shape(self.init_params, key)
-    leaves, structure = jax.tree_util.tree_flatten_with_path(shapes)
-    return tuple(_name(path) for path, _ in leaves), structure
+    return self._split(jax.eval_shape(self.init_all, key))
+
+  def _split(self, made: Any) -> tuple[base.PyTree, base.PyTree]:
+    """Returns the parameters and the state, if any, that `init_all` has made."""
+    if not self.has_state:
+      return made, ()
+    if not isinstance(made, tuple) or len(made) != 2:
+      raise ValueError(
+          f"init with has_state=True must return (params, state), got {_name_kind(made)}."
+      )
+    return made
+
+  def _restore(self, *arrays: Mapping[str, Any]) -> tuple[base.PyTree, ...]:
+    """Returns the pytrees of parameters and, if there is one, of the state."""
+    trees = zip(self._shapes[: 1 + self.has_state], arrays, strict=False)
+    return tuple(
+        jax.tree.unflatten(jax.tree.structure(shapes), [part[k] for k in _flatten(shapes)])
+        for shapes, part in trees
+    )
 
   def _compute(
-      self, key: jax.Array | None, params: base.PyTree, batch: layer_lib.Batch
-  ) -> layer_lib.Loss:
-    tree = self.to_pytree(params)
+      self, key: jax.Array | None, params: base.PyTree, stats: base.PyTree, batch: layer_lib.Batch
+  ) -> tuple[layer_lib.Loss, base.PyTree]:
     given = {"key": key} if self.takes_key else {}
-    metrics: Any = {}
-    found = self.loss(tree, dict(batch), **given)
-    if self.has_aux:
-      if not isinstance(found, tuple) or len(found) != 2:
-        raise ValueError(
-            f"loss with has_aux=True must return (loss, metrics), got {_name_kind(found)}."
-        )
-      found, metrics = found
-    if not isinstance(found, layer_lib.Loss):
-      if not _is_scalar(found) or not jnp.issubdtype(jnp.result_type(found), jnp.floating):
-        hint = " For (loss, metrics) say from_loss(..., has_aux=True)."
-        raise ValueError(
-            f"loss must return a scalar of floats or a layer.Loss, got {_name_kind(found)}."
-            + hint * isinstance(found, tuple)
-        )
-      num_samples = jnp.float32(len(next(iter(batch.values()))))
-      found = layer_lib.Loss(jnp.float32(found) * num_samples, num_samples)
-    more = _sum_metrics(metrics, found.weight, what="loss")
-    return found.replace(metrics={**found.metrics, **more})
+    found = self.loss(*self._restore(params, stats), dict(batch), **given)
+    names = ["loss", *["state"] * self.has_state, *["metrics"] * self.has_aux]
+    told: dict[str, Any] = {"loss": found}
+    if len(names) > 1:
+      if not isinstance(found, tuple) or len(found) != len(names):
+        raise ValueError(f"loss must return ({', '.join(names)}), got {_name_kind(found)}.")
+      told = dict(zip(names, found, strict=True))
+    loss = _to_loss(told["loss"], num_samples=len(next(iter(batch.values()))))
+    more = _sum_metrics(told.get("metrics", {}), loss.weight, what="loss")
+    new = _flatten(told["state"]) if self.has_state else stats
+    for name in {**stats, **new}:
+      was, now = (_name_kind(state.get(name)) for state in (stats, new))
+      if was != now:
+        raise ValueError(f"loss must return the arrays of the state: {name!r} was {was}, is {now}.")
+    return loss.replace(metrics={**loss.metrics, **more}), new
+
+
+def _to_loss(found: Any, *, num_samples: int) -> layer_lib.Loss:
+  """Returns the sum of a mean loss; checks what the user's function has returned."""
+  if isinstance(found, layer_lib.Loss):
+    return found
+  if not _is_scalar(found) or not jnp.issubdtype(jnp.result_type(found), jnp.floating):
+    hint = " For (loss, metrics) say from_loss(..., has_aux=True)." * isinstance(found, tuple)
+    raise ValueError(
+        f"loss must return a scalar of floats or a layer.Loss, got {_name_kind(found)}.{hint}"
+    )
+  weight = jnp.float32(num_samples)
+  return layer_lib.Loss(jnp.float32(found) * weight, weight)
 
 
 def _sum_metrics(means: Any, weight: jax.Array, *, what: str) -> dict[str, jax.Array]:
@@ -193,14 +230,16 @@ def _name_kind(value: Any) -> str:
   """Returns the kind of a value that the user's function has returned."""
   if isinstance(value, (np.ndarray, jax.Array)):
     return f"an array {value.shape} of {value.dtype}"
+  if isinstance(value, tuple):
+    return f"a tuple of {len(value)}"
   return f"a {type(value).__name__}"
 
 
 def _check_trained(tree: base.PyTree) -> None:
   """Raises `ValueError` for variables of flax that training must not change."""
   advice = (
-      "from_loss trains all that init returns, and keeps no other state; keep "
-      "it out, and normalize by LayerNorm, GroupNorm or the batch's statistics."
+      "It is not trained: say from_loss(..., has_state=True), with an init that "
+      "returns (params, state), or normalize by LayerNorm or GroupNorm."
   )
   if isinstance(tree, Mapping) and "batch_stats" in tree:
     raise ValueError(f"init returned 'batch_stats', of BatchNorm. {advice}")
@@ -213,6 +252,10 @@ def _check_trained(tree: base.PyTree) -> None:
     if is_variable(leaf) and not isinstance(leaf, nnx.Param):
       kind = f"nnx.{type(leaf).__name__}"
       raise ValueError(f"Parameter {_name(path)!r} is of {kind}, must be nnx.Param. {advice}")
+
+
+def _flatten(tree: base.PyTree) -> dict[str, Any]:
+  return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def _name(path: tuple[Any, ...]) -> str:

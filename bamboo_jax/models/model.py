@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 
 from bamboo_jax import base
-from bamboo_jax.metrics import jsonl
 from bamboo_jax.models import layer as layer_lib, linen, remat
 
 _INIT_STREAM = 0xFFFFFFFF  # Instead of a step; no step has it.
@@ -154,8 +153,6 @@ class Model:
       for name, value in loss.metrics.items():
         if value.shape != ():
           raise ValueError(f"Metric {name!r} must be a scalar, got an array {value.shape}.")
-        if jsonl.is_reserved(name):
-          raise ValueError(f"A metric cannot be called {name!r}, a name that the log has already.")
       self._metrics[case] = tuple(sorted(loss.metrics))
     return self._metrics[case]
 

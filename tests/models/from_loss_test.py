@@ -6,8 +6,10 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from bamboo_jax.models import from_loss as from_loss_lib, layer as layer_lib, model as model_lib
+from bamboo_jax.runtime.stage import functions as functions_lib, spec as spec_lib
 
 _BATCH = {
     "x": np.arange(12, dtype=np.float32).reshape(4, 3) / 6,
@@ -117,6 +119,52 @@ class FromLossTest(parameterized.TestCase):
       model = _make(weigh(weight), has_aux=True)
       self.assertEqual(float(_run(model, _variables(model).params).metrics["rate"]), found)
 
+  def test_state(self):
+    init = lambda key: (_init(key), {"mean": jnp.ones(3), "ema": [jnp.zeros(())]})
+
+    def loss(params, state, batch, key):
+      found = _loss(params, batch) + state["mean"].sum()
+      mean = 0.5 * state["mean"] + 0.5 * batch["x"].mean(0)
+      return found, {"mean": mean, "ema": [state["ema"][0] + (key is not None)]}, {"a": 1.0}
+
+    evaluate = lambda params, state, batch: {"old": state["mean"].sum()}
+    model = _make(loss, init, has_aux=True, has_state=True, evaluate=evaluate)
+    variables = _variables(model)
+    self.assertEqual({k: v.shape for k, v in variables.stats.items()}, {"mean": (3,), "ema/0": ()})
+    layer = model.layers[0]
+    params, state = layer.to_pytree(variables)
+    self.assertEqual(
+        jax.tree.structure((params, state)), jax.tree.structure(init(jax.random.key(0)))
+    )
+    for key in (None, jax.random.key(1)):
+      train = key is not None
+      given = (variables.params, variables.stats, None, _BATCH)
+      found, new = layer.apply(*given, key=key, train=train)
+      self.assertAlmostEqual(float(found.total), 4 * (float(_loss(params, _BATCH)) + 3), places=5)
+      np.testing.assert_allclose(new["mean"], 0.5 + 0.5 * _BATCH["x"].mean(0), rtol=1e-6)
+      self.assertEqual(float(new["ema/0"]), float(train))
+      self.assertEqual([*found.metrics], ["a"] if train else ["a", "old"])
+
+  @parameterized.named_parameters(
+      ("lost", lambda p, s, b: (p["w"].sum(), {}), "'mean' was an array .* is a NoneType"),
+      ("shape", lambda p, s, b: (p["w"].sum(), {"mean": b["y"]}), "is an array \\(4,\\)"),
+      ("more", lambda p, s, b: (p["w"].sum(), {**s, "x": s["mean"]}), "'x' was a NoneType"),
+      ("alone", lambda p, s, b: p["w"].sum(), "loss must return \\(loss, state\\), got"),
+      ("three", lambda p, s, b: (p["w"].sum(), s, {}), "\\(loss, state\\), got a tuple of 3"),
+  )
+  def test_refuses_another_state(self, loss, message):
+    model = _make(loss, lambda key: (_init(key), {"mean": jnp.ones(3)}), has_state=True)
+    with self.assertRaisesRegex(ValueError, message):
+      model.metrics(_BATCH, train=True)
+
+  @parameterized.named_parameters(
+      ("no_pair", _init, "must return \\(params, state\\), got a dict"),
+      ("counter", lambda key: (_init(key), {"n": jnp.zeros((), int)}), "State 'n' .* int32"),
+  )
+  def test_refuses_initial_state(self, init, message):
+    with self.assertRaisesRegex(ValueError, message):
+      _variables(_make(init=init, has_state=True))
+
   def test_evaluate_adds_metrics(self):
     evaluate = lambda params, batch: {"top": batch["y"].max() + 0 * params["w"][0]}
     model = _make(_aux_loss, has_aux=True, evaluate=evaluate)
@@ -143,7 +191,6 @@ class FromLossTest(parameterized.TestCase):
       ("text", lambda p, b: (p["w"].sum(), {"a": "x"}), "scalars by name, got 'a': a str"),
       ("array", lambda p, b: (p["w"].sum(), {"a": b["y"]}), "'a': an array \\(4,\\) of float32"),
       ("number", lambda p, b: (p["w"].sum(), {1: 1.0}), "scalars by name, got 1: a float"),
-      ("taken", lambda p, b: (p["w"].sum(), {"step_ms": 1.0}), "cannot be called 'step_ms'"),
       ("many", lambda p, b: (p["w"], {}), "a scalar of floats .* got an array \\(3,\\)"),
   )
   def test_refuses_what_a_loss_returns(self, loss, message):
@@ -151,8 +198,20 @@ class FromLossTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       model.metrics(_BATCH, train=True)
 
+  def test_refuses_other_metrics_later(self):
+    names = ["a"]
+    model = _make(lambda p, b: (_loss(p, b), dict.fromkeys(names, 1.0)), has_aux=True)
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), _BATCH)
+    unit = spec_lib.StageSpec(model, 0, 1, shapes, optax.sgd(0.1))
+    passes = functions_lib.UnitFunctions(unit)
+    given = (None, (_variables(model).params,), ({},), None, _BATCH)
+    self.assertEqual(passes.evaluate(*given)[1].shape, (3,))
+    names.append("b")
+    with self.assertRaisesRegex(ValueError, "the same metrics: \\('a',\\), then \\('a', 'b'\\)"):
+      passes.evaluate(*given)
+
   def test_names_has_aux(self):
-    with self.assertRaisesRegex(ValueError, "got a tuple. For .* has_aux=True"):
+    with self.assertRaisesRegex(ValueError, "got a tuple of 2. For .* has_aux=True"):
       _make(_aux_loss).metrics(_BATCH, train=True)
 
   @parameterized.named_parameters(
@@ -163,7 +222,7 @@ class FromLossTest(parameterized.TestCase):
       (
           "nnx_statistics",
           lambda key: nnx.state(nnx.BatchNorm(2, rngs=nnx.Rngs(key))),
-          "'mean' is of nnx.BatchStat, must be nnx.Param. from_loss trains",
+          "'mean' is of nnx.BatchStat, must be nnx.Param. It is not trained: say from_loss",
       ),
       (
           "linen_statistics",

@@ -4,10 +4,23 @@ import dataclasses
 
 from absl.testing import parameterized
 import jax
+import jax.numpy as jnp
+import numpy as np
 
+import bamboo_jax
 from bamboo_jax import base
 from bamboo_jax.train.setup import accept, build, build_recovery
 from tests import layouts, tiny
+
+
+def make_model():
+  init = lambda key: {"w": jnp.zeros(3)}
+  loss = lambda params, batch: ((batch["x"] @ params["w"]).mean(), {"step_ms": 1.0})
+  return bamboo_jax.from_loss(init, loss, has_aux=True, batch_keys=("x",))
+
+
+def make_data():
+  return {"x": np.zeros((256, 3), np.float32)}
 
 
 class CheckConfigTest(parameterized.TestCase):
@@ -40,6 +53,12 @@ class CheckConfigTest(parameterized.TestCase):
   )
   def test_programs_of_all_nodes_refuse(self, name, value, message):
     self.refuse(message, **{name: value, "pipeline.executor": "spmd"})
+
+  def test_refuses_a_metric_that_the_log_has(self):
+    config = bamboo_jax.get_config("copies")
+    config.model.name, config.data.name = f"{__name__}:make_model", f"{__name__}:make_data"
+    with self.assertRaisesRegex(ValueError, "A metric cannot be called 'step_ms', a name that"):
+      build.make_task(accept.accept(config))
 
   def test_refuses_float64(self):
     with jax.enable_x64(True):

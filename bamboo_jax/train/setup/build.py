@@ -14,7 +14,7 @@ import optax
 
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.data import batches as batches_lib, source as source_lib
-from bamboo_jax.metrics import logger as logger_lib
+from bamboo_jax.metrics import jsonl, logger as logger_lib
 from bamboo_jax.models import model as model_lib, units, zoo
 from bamboo_jax.plan import cost_model, partition as partition_lib, planner, rows as rows_lib
 from bamboo_jax.plan.memory import upkeep as upkeep_lib
@@ -101,6 +101,9 @@ def make_task(config: config_lib.Config, *, needs_data: bool = True) -> Task:
 def _make_whole(
     config: config_lib.Config, model: model_lib.Model, batch: Mapping[str, jax.ShapeDtypeStruct]
 ) -> spec_lib.StageSpec:
+  for name in model.metrics(batch, train=True) + model.metrics(batch, train=False):
+    if jsonl.is_reserved(name):
+      raise ValueError(f"A metric cannot be called {name!r}, a name that the log has already.")
   return spec_lib.StageSpec(
       model=model,
       first=0,
