@@ -149,7 +149,10 @@ class OptimizersTest(parameterized.TestCase):
       return optax.chain(transform, optax.sgd(learning_rate))
 
     with mock.patch.object(optimizers, "find_optimizers", lambda: {"a": make}):
-      with self.assertRaisesRegex(ValueError, "each layer is updated by itse"):
+      with self.assertRaisesRegex(
+          ValueError,
+          "by itself. Instead of optax.clip_by_global_norm set config.optimizer.clip_norm",
+      ):
         optimizers.make_optimizer("a", **_CONSTANT)
 
   def test_state_that_is_not_plain_arrays(self):

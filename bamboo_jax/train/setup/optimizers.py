@@ -143,7 +143,9 @@ def _check_update(optimizer: optax.GradientTransformation, *, what: str) -> None
   if any(len(found) > 1 for found in _follow(traced.jaxpr, sources)):
     raise ValueError(
         f"The {what} cannot be used: its update of a parameter depends on "
-        "others, and each layer is updated by itself."
+        "others, and each layer is updated by itself. Instead of "
+        "optax.clip_by_global_norm set config.optimizer.clip_norm, which is 1.0 "
+        "by default and clips over all layers."
     )
 
 
