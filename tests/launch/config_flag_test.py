@@ -179,7 +179,7 @@ class NoneTest(parameterized.TestCase):
   """Each starts Python, a second."""
 
   @parameterized.parameters(
-      ("configs/default.py", 16),
+      ("configs/default.py", 15),
       ("configs/sim/compare.py", 16),
       ("configs/sim/bamboo_bert.py", 1),
       ("configs/sim/oobleck.py", 1),
