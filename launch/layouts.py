@@ -2,7 +2,6 @@ r"""Trains a small model in random layouts, and compares their states.
 
 bamboo layouts
 bamboo layouts --count=200 --seed=1 --num_events=8
-bamboo layouts --config.pipeline.unit=layer
 bamboo layouts --processes --count=20 --num_events=6
 
 Prints each layout with the hash of its state after `--num_events` and two more

@@ -87,7 +87,6 @@ OPTIONS: Mapping[str, tuple[Any, ...]] = {
     "pipeline.executor": ("rows", "rows", "rows", "spmd"),
     "pipeline.layout": ("depth", "depth", "templates", "grid"),
     "pipeline.schedule": ("1f1b", "gpipe"),
-    "pipeline.unit": ("block", "layer", "stage"),
     "pipeline.remat": ("full", "dots", "inputs"),
     "node.mesh.data": (1, 1, 1, 1, 2),
     "redundancy.mode": ("none", "lazy", "bubble", "budget", "eager"),

@@ -29,7 +29,7 @@ def make_spec():
       last=last,
       batch={"inputs": like, "targets": like},
       optimizer=optax.adamw(1e-3),
-      unit="stage",
+      is_unit=True,
   )
 
 

@@ -11,6 +11,10 @@ GONE: Mapping[str, str] = {
         "a tick of executor='spmd' has two passes; where these need too much memory, "
         "take executor='rows'."
     ),
+    "config.pipeline.unit": (
+        "programs belong to blocks, as 'block' said; a model of your own whose layers are not "
+        "called 'block.part' shares programs by layer."
+    ),
     "config.plan.balance": (
         "stages are balanced by time, within plan.memory_limit_gib; set this limit lower for "
         "stages that need less memory."

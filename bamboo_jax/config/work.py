@@ -71,7 +71,6 @@ class PipelineSection(Section, path="config.pipeline"):
       'Kept for backward passes: "full" all, "dots" products of matrices, '
       '"inputs" nothing but inputs; or by layer, as in "mlp=inputs".',
   )
-  unit: str = option("block", 'What shares a program; or "layer", "stage".')
 
 
 @dataclasses.dataclass(frozen=True)

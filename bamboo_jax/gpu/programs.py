@@ -99,7 +99,7 @@ def compile_units(
         continue
       seen.add(unit.kind)
       kind = programs_lib.KindPrograms(unit)
-      for name in names or _needed(config, kind, stage.leaves_out(unit)):
+      for name in names or _needed(config, kind, unit.is_last):
         compiled = kind[name, place]
         compiled = getattr(compiled, "compiled", compiled)
         yield unit, Program(unit.names[0], name, compiled)

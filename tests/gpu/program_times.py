@@ -34,7 +34,7 @@ class StageBench:
   def __init__(
       self, spec: spec_lib.StageSpec, *, batch: Mapping[str, np.ndarray], device: jax.Device
   ) -> None:
-    (unit,) = dataclasses.replace(spec, unit="stage").units
+    unit = dataclasses.replace(spec, is_unit=True)
     self.spec, self._device = unit, device
     self._programs = programs_lib.KindPrograms(unit)
     place = jax.sharding.SingleDeviceSharding(device)

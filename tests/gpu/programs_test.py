@@ -18,7 +18,7 @@ def check_programs(settings):
   rates, problems = [], []
 
   def add(unit, first, last):
-    spec = dataclasses.replace(whole, first=first, last=last, unit="stage")
+    spec = dataclasses.replace(whole, first=first, last=last, is_unit=True)
     try:
       found = _time_stage(settings, spec, unit)
     except Exception as error:  # Such as too little memory; the rest may fit.
@@ -201,7 +201,7 @@ def test_add_up():
 
 def test_one_layer():  # Compiles three programs: about a second.
   whole = subject.make_whole(settings_lib.SMOKE)
-  spec = dataclasses.replace(whole, first=2, last=3, unit="stage")
+  spec = dataclasses.replace(whole, first=2, last=3, is_unit=True)
   rates = _time_stage(settings_lib.SMOKE, spec, "mlp")
   programs = [rate.program for rate in rates]
   assert programs == ["forward", "backward", "update"]

@@ -58,8 +58,6 @@ def initial_layers():
 def cut(num_stages):
   """Returns the specs of stages with about as many units each."""
   whole = make_whole()
-  if num_stages > len(whole.units):
-    whole = dataclasses.replace(whole, unit="layer")
   starts = [*(unit.first for unit in whole.units), whole.last]
   places = np.linspace(0, len(starts) - 1, num_stages + 1).astype(int)
   return whole.cut([starts[place] for place in places])

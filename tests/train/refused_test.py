@@ -34,7 +34,6 @@ class RefusedTest(folders.FolderCase):
       ("rows", "pipeline__schedule", "1f1", "did you mean '1f1b'"),
       ("remat", "pipeline__remat", "ful", "did you mean 'full'"),
       ("executor", "pipeline__executor", "row", "did you mean 'rows'"),
-      ("unit", "pipeline__unit", "blok", "did you mean 'block'"),
       ("stages", "pipeline__num_stages", 5, "from 1 to 4 .* got 5"),
       ("shares", "pipeline__num_shares", 3, "num_microbatches=2 .* 3"),
       ("number", "pipeline__microbatch_size", 0, "at least 1, got 0"),

@@ -65,11 +65,11 @@ def measure(
   idle = _median_ms(lambda: nothing(token), num_repeats)
   rates = roofline_lib.find_rates(devices[0].platform)
   seen, layers = {}, []
-  for unit in _parts(spec):
+  for unit in spec.units:
     if unit.kind not in seen:
       costs = _time_unit(unit, batch, devices[0], num_repeats, idle)
       seen[unit.kind] = _share_out(costs, _estimate_layers(unit, rates))
-    layers += _layer_costs(spec, unit, seen[unit.kind])
+    layers += _layer_costs(unit, seen[unit.kind])
     on_progress(unit.last - spec.first, spec.last - spec.first)
   return _make_profile(
       spec,
@@ -101,7 +101,7 @@ def estimate(
   if roofline is not None:
     link = roofline.link
   seen, layers = {}, []
-  for unit in _parts(spec):
+  for unit in spec.units:
     if unit.kind not in seen:
       programs = programs_lib.KindPrograms(unit)
       kept = _residual_bytes(programs)
@@ -113,7 +113,7 @@ def estimate(
       seen[unit.kind] = _with_memory(
           _estimate_layers(unit, rates), residual_bytes=kept, working_bytes=working
       )
-    layers += _layer_costs(spec, unit, seen[unit.kind])
+    layers += _layer_costs(unit, seen[unit.kind])
   return _make_profile(
       spec,
       layers,
@@ -156,21 +156,11 @@ def fingerprint_of(spec: spec_lib.StageSpec, *, device: jax.Device) -> dict[str,
       "model": spec.model.fingerprint,
       "batch": {key: [str(np.dtype(a.dtype)), *a.shape] for key, a in sorted(spec.batch.items())},
       "remat": spec.remat,
-      "unit": spec.unit,
       "prng": spec.prng,
       "slots": len(jax.tree.leaves(spec.state.slots)),
       "device": f"{device.platform} {device.device_kind}",
       "versions": {"jax": jax.__version__},
   }
-
-
-def _parts(spec: spec_lib.StageSpec) -> tuple[spec_lib.StageSpec, ...]:
-  """Returns the parts measured: units, or layers if a stage is a unit.
-
-  In the latter case stages follow from the costs, so they cannot be measured
-  first.
-  """
-  return spec.single_layers if spec.unit == "stage" else spec.units
 
 
 def _share_out(unit: _Costs, layers: Sequence[_Costs]) -> list[_Costs]:
@@ -207,10 +197,8 @@ def _deal(whole: _Number, weights: Sequence[float]) -> list[_Number]:
   return [last - first for first, last in itertools.pairwise(until)]
 
 
-def _layer_costs(
-    spec: spec_lib.StageSpec, unit: spec_lib.StageSpec, costs: Sequence[_Costs]
-) -> list[cost_model.LayerCost]:
-  if spec.leaves_out(unit):
+def _layer_costs(unit: spec_lib.StageSpec, costs: Sequence[_Costs]) -> list[cost_model.LayerCost]:
+  if unit.is_last:
     costs = [cost._replace(redundant_ms=0.0) for cost in costs]
   return [
       cost_model.LayerCost(

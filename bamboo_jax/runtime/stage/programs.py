@@ -203,7 +203,7 @@ class StagePrograms:
       if name == "redundant" and self._residuals != "host":
         continue  # Those of forward passes run.
       for unit, programs in self._units:
-        is_left_out = name == "redundant" and self.spec.leaves_out(unit)
+        is_left_out = name == "redundant" and unit.is_last
         if not is_left_out and (name != "cast" or programs.copy_bytes):
           programs[name, self.device]
 
@@ -211,7 +211,7 @@ class StagePrograms:
   def left_out_ms(self) -> float:
     """Least time of the forward pass that `redundant` skips; 0 if none."""
     unit, _ = self._units[-1]
-    return unit.pace.forward_ms if self.spec.leaves_out(unit) else 0.0
+    return unit.pace.forward_ms if unit.is_last else 0.0
 
   def token(self) -> jax.Array:
     """Returns the token that the first program of a row waits for."""
@@ -249,13 +249,12 @@ class StagePrograms:
   ) -> tuple[jax.Array, base.PyTree, list[spec_lib.Saved]]:
     """Like `forward`, but its results are where `plan.residuals` says.
 
-    For "inputs", units keep only these. Skips the unit with the loss, unless it
-    is the whole stage, because no other unit waits for it: if the owner dies,
-    `complete` runs it.
+    For "inputs", units keep only these. Skips the unit with the loss, because no
+    other unit waits for it: if the owner dies, `complete` runs it.
     """
     kept, held, nothing = [], None, spec_lib.Saved(None, None, None, None)
     for position, (unit, _) in enumerate(self._units):
-      if self.spec.leaves_out(unit):
+      if unit.is_last:
         kept.append(nothing.replace(inputs=held))
         return after, None, kept
       given = (position, after, state, inputs, *data)

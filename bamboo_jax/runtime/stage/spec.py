@@ -8,7 +8,7 @@ Programs belong to kinds of units, which are independent of names: `to_unit`
 converts layer names to positions for them, `from_units` back.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 import dataclasses
 import functools
 import itertools
@@ -89,7 +89,7 @@ class StageSpec:
       layers (clipping is a phase of the step).
     remat: Which values forward passes keep, see `models.remat`.
     prng: Name of JAX's random generator that dropout uses.
-    unit: Which layers share programs, one of `units.UNITS`.
+    is_unit: Whether all its layers share programs, whatever their names.
   """
 
   model: model_lib.Model
@@ -100,12 +100,12 @@ class StageSpec:
   remat: str = "full"
   seed: int = 0
   prng: str = "threefry2x32"
-  unit: str = "block"
+  is_unit: bool = False
 
   def __post_init__(self) -> None:
     object.__setattr__(self, "model", self.model.with_remat(self.remat))
-    # For its checks.
-    units_lib.split(self.model.layer_names, self.first, self.last, self.unit)
+    if not self.is_unit:  # For its checks.
+      units_lib.split(self.model.layer_names, self.first, self.last)
 
   def cut(self, bounds: Sequence[int]) -> list["StageSpec"]:
     """Returns the stages between `bounds`, see `plan.partition.Partition`."""
@@ -122,16 +122,18 @@ class StageSpec:
   @functools.cached_property
   def units(self) -> tuple["StageSpec", ...]:
     """The units of the stage, in order, each as a stage of one unit."""
+    if self.is_unit:
+      return (self,)
     names = self.model.layer_names
-    return tuple(
-        dataclasses.replace(self, first=u.start, last=u.stop, unit="stage")
-        for u in units_lib.split(names, self.first, self.last, self.unit)
-    )
+    return self._cut_units(units_lib.split(names, self.first, self.last))
 
   @property
   def single_layers(self) -> tuple["StageSpec", ...]:
     """Each layer of the stage, in order, as a stage of one unit."""
-    return dataclasses.replace(self, unit="layer").units
+    return self._cut_units(range(i, i + 1) for i in range(self.first, self.last))
+
+  def _cut_units(self, units: Iterable[range]) -> tuple["StageSpec", ...]:
+    return tuple(dataclasses.replace(self, first=u.start, last=u.stop, is_unit=True) for u in units)
 
   @functools.cached_property
   def kind(self) -> Hashable:
@@ -141,12 +143,8 @@ class StageSpec:
         lambda a: (a.shape, str(a.dtype)),
         (self.inputs, {k: self.batch[k] for k in self.batch_keys}),
     )
-    options = (self.optimizer, self.remat, self.seed, self.prng, self.unit)
+    options = (self.optimizer, self.remat, self.seed, self.prng, self.is_unit)
     return (layers, str(shapes), self.is_last, *options)
-
-  def leaves_out(self, unit: "StageSpec") -> bool:
-    """Returns whether redundant passes skip `unit`, the one with the loss."""
-    return unit.is_last and self.unit != "stage"
 
   @functools.cached_property
   def pace(self) -> model_lib.Pace:

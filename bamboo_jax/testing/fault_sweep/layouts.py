@@ -160,7 +160,7 @@ class Layouts:
   @property
   def max_stages(self) -> int:
     """How many stages the model can have at most."""
-    return 1 + len(units.find_cuts(self.whole.names, self.whole.unit))
+    return 1 + len(units.find_cuts(self.whole.names))
 
   def draw(self, count: int, *, seed: int) -> Iterator[SweepLayout]:
     """Yields random layouts, of which `seed` is the number of the first."""

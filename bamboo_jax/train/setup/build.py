@@ -113,7 +113,6 @@ def _make_whole(
       remat=config.pipeline.remat,
       seed=config.seed,
       prng=config.model.prng,
-      unit=config.pipeline.unit,
   )
 
 
@@ -212,15 +211,14 @@ def make_plan(
       microbatch_size=pipeline.microbatch_size,
       num_shares=pipeline.num_shares or pipeline.num_pipelines,
       schedule=pipeline.schedule,
-      cuts=find_cuts(config, profile) if cuts is None else cuts,
+      cuts=find_cuts(profile) if cuts is None else cuts,
       **memory_options(config, is_cluster=is_cluster),
   )
 
 
-def find_cuts(config: config_lib.Config, profile: cost_model.Profile) -> tuple[int, ...]:
+def find_cuts(profile: cost_model.Profile) -> tuple[int, ...]:
   """Returns the layers at which a stage other than the first may start."""
-  names = [layer.name for layer in profile.layers]
-  return units.find_cuts(names, config.pipeline.unit)
+  return units.find_cuts([layer.name for layer in profile.layers])
 
 
 def memory_options(config: config_lib.Config, *, is_cluster: bool) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def make_templates(
       protection=memory.pop("protection"),
       is_remote=memory.pop("is_remote"),
   )
-  cuts = build.find_cuts(config, profile)
+  cuts = build.find_cuts(profile)
   _check_depth(config, most_nodes=len(cuts) + 1)
   make = functools.partial(
       templates_lib.make_templates,
@@ -96,7 +96,7 @@ def _make_ladder(config: config_lib.Config) -> ladder_lib.Ladder:
 
 def _make_grid(config: config_lib.Config, plan: planner.Plan) -> shapes_lib.Partitions:
   """Returns the partitions of the depths that Varuna chooses from."""
-  most = len(build.find_cuts(config, plan.profile)) + 1
+  most = len(build.find_cuts(plan.profile)) + 1
   depths = {math.ceil(f * plan.num_stages) for f in shapes_lib.GRID_DEPTHS}
   make = functools.partial(build.make_plan, config, plan.profile)
   depths = sorted({min(depth, most) for depth in depths})

@@ -34,7 +34,7 @@ def prepare(config: config_lib.Config) -> bool:
   """
   task, programs = build.make_task(config), program_cache.ProgramCache()
   executors.find_cuts(config, task)  # Checks it before nodes start.
-  if not (executors.is_program(config) or config.pipeline.unit == "stage"):
+  if not executors.is_program(config):
     programs.trace(task.whole)
   estimates.digest_package()
   _prepared[:] = [(config, Prepared(task, programs))]

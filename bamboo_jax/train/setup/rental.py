@@ -295,7 +295,7 @@ def _candidates(
 def _check_cut(config: config_lib.Config, task: build.Task) -> None:
   """Raises `base.InfeasibleError` if the model cannot be cut so."""
   whole, num_stages = task.whole, config.pipeline.num_stages
-  most = 1 + len(units.find_cuts(whole.names, config.pipeline.unit))
+  most = 1 + len(units.find_cuts(whole.names))
   if num_stages > most:
     raise base.InfeasibleError(f"{num_stages} stages of a model with {most} units.")
   try:

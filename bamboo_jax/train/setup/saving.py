@@ -61,11 +61,8 @@ def make_writer(
               "pipeline.microbatch_size": job.plan.batch.microbatch_size,
               "pipeline.num_shares": job.plan.batch.num_shares,
               "pipeline.remat": model.remat,
-              "pipeline.unit": model.unit,
-              # Rounding of a program of a whole stage depends on the cuts.
-              "partition": list(job.plan.partition.bounds)
-              if is_program or model.unit == "stage"
-              else None,
+              # Rounding of one program for all stages depends on the cuts.
+              "partition": list(job.plan.partition.bounds) if is_program else None,
           },
       ),
       warn=warn,

@@ -25,9 +25,9 @@ def memory_kinds(tree):
 class Stage:
   """Some layers of a small GPT-2 on a device, and the arguments of a pass."""
 
-  def __init__(self, first, last, *, unit="block", cache=None, whole=None):
+  def __init__(self, first, last, *, cache=None, whole=None):
     whole = whole or engines.make_whole()
-    self.spec = dataclasses.replace(whole, first=first, last=last, unit=unit)
+    self.spec = dataclasses.replace(whole, first=first, last=last)
     self.cache = cache or program_cache.ProgramCache()
     self.device = jax.devices()[1]
     self.programs = self.cache.get(self.spec, self.device)
@@ -82,13 +82,10 @@ class TraceTest(absltest.TestCase):
 class RedundantTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
-      ("first_stage", 0, 3, "block"),
-      ("last_stage", 1, 6, "block"),
-      ("stage_of_one_unit", 3, 6, "stage"),
-      ("the_loss_alone", 5, 6, "block"),
+      ("first_stage", 0, 3), ("last_stage", 1, 6), ("the_loss_alone", 5, 6)
   )
-  def test_keeps_what_a_forward_pass_keeps(self, first, last, unit):
-    stage = Stage(first, last, unit=unit)
+  def test_keeps_what_a_forward_pass_keeps(self, first, last):
+    stage = Stage(first, last)
     outputs, kept = stage.run("forward", stage.inputs, *stage.data)
     on_host, ahead = stage.run("redundant", stage.inputs, *stage.data)
     self.assertLessEqual(memory_kinds((on_host, ahead)), {"pinned_host"})
@@ -97,7 +94,7 @@ class RedundantTest(parameterized.TestCase):
     fetched = jax.device_put(ahead, place)
     if first == 5:
       self.assertEmpty(jax.tree.leaves((on_host, ahead)))
-    if stage.spec.is_last and unit != "stage":
+    if stage.spec.is_last:
       self.assertIsNone(fetched[-1].residuals)
       (fetched,) = stage.run("complete", stage.inputs, fetched, *stage.data)
     self.assertEqual(bits(fetched), bits(kept))
