@@ -15,6 +15,7 @@ Pure Python. Decisions are those of `recovery`; this adds time and money.
                     them of steps, changes and losses; measured on a cluster
   speed             how long a step is: predicted from a model's profile, by
                     `plan.times.predictor`, or looked up in a published table
+  communication     sums of gradients by ring or tree, overlapped or not
   transformer       costs of a transformer, estimated
 
   forecast          the expected throughput of a policy
@@ -24,6 +25,7 @@ Read `loop`, then `decisions`.
 """
 
 from bamboo_jax.sim.api import generate_trace, list_policies, make_policy, read_trace, simulate
+from bamboo_jax.sim.communication import Communication
 from bamboo_jax.sim.policies import register_layout, Settings, Workload
 from bamboo_jax.sim.presets import register
 from bamboo_jax.sim.times import Durations

@@ -13,7 +13,7 @@ import math
 from bamboo_jax import base
 from bamboo_jax.plan import cost_model, partition as partition_lib, rows as rows_lib
 from bamboo_jax.plan.memory import upkeep as upkeep_lib
-from bamboo_jax.plan.times import predictor as predictor_lib, step_time as step_time_lib
+from bamboo_jax.plan.times import predictor as predictor_lib
 from bamboo_jax.recovery import (
     ladder as ladder_lib,
     placement as placement_lib,
@@ -22,7 +22,13 @@ from bamboo_jax.recovery import (
 )
 from bamboo_jax.recovery.oobleck import cover as cover_lib, templates as templates_lib
 from bamboo_jax.schedule import scheduler
-from bamboo_jax.sim import decisions, loop, speed as speed_lib, times as times_lib
+from bamboo_jax.sim import (
+    communication as communication_lib,
+    decisions,
+    loop,
+    speed as speed_lib,
+    times as times_lib,
+)
 
 RUNGS = ("shadow", "reroute", "drop", "reconfigure", "checkpoint")
 LAYOUTS = ("depth", "templates", "grid", "liveput")
@@ -42,7 +48,7 @@ _MAX_TRIES = 20
 _AUTO = "auto"
 _LIVEPUT = "liveput"
 # Of the systems that policies are named after, which use NCCL.
-_NCCL = step_time_lib.Communication(reduction="ring", overlap="drain", duplex="full")
+_NCCL = communication_lib.Communication(reduction="ring", overlap="drain", duplex="full")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,7 +90,7 @@ class Settings:
   placement: str = "spread"
   redundant: rows_lib.Redundancy = rows_lib.Redundancy("bubble")
   charges_replicas: bool = True
-  communication: step_time_lib.Communication = _NCCL
+  communication: communication_lib.Communication = _NCCL
   reroute: str = "shares"
   fold: bool = True
   hand_over: bool = True

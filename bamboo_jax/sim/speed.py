@@ -36,7 +36,6 @@ from bamboo_jax.plan.times import (
 from bamboo_jax.schedule import instruction as instruction_lib, redundancy, scheduler
 from bamboo_jax.sim import times as times_lib
 
-Communication = step_time_lib.Communication
 Op = instruction_lib.Op
 Partition = partition_lib.Partition
 Pipeline = pipelines_lib.Pipeline
@@ -73,7 +72,7 @@ class ProfileSpeed:
       microbatch_size: int,
       redundant: rows_lib.Redundancy,
       split: str = "makespan",
-      communication: Communication = step_time_lib.RUNTIME,
+      communication: step_time_lib.OrderedSums = step_time_lib.RUNTIME,
       reroute: str = "shares",
       memory_limit_bytes: int | None = None,
   ) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bamboo_jax import base
 from bamboo_jax.plan import partition as partition_lib, pipelines as pipelines_lib, rows
-from bamboo_jax.plan.times import predictor as predictor_lib, step_time as step_time_lib
+from bamboo_jax.plan.times import predictor as predictor_lib
 from bamboo_jax.recovery import (
     moves,
     placement as placement_lib,
@@ -19,6 +19,7 @@ from bamboo_jax.recovery import (
 )
 from bamboo_jax.recovery.oobleck import cover as cover_lib, templates as templates_lib
 from bamboo_jax.schedule import failover
+from bamboo_jax.sim import communication as communication_lib
 from tests import layouts, profiles
 
 _TWO = partition_lib.Partition((0, 2, 4))
@@ -61,8 +62,8 @@ class PartitionsTest(parameterized.TestCase):
 
   @hypothesis.given(
       st.sampled_from(("grid", "templates")),
-      st.sampled_from(step_time_lib.REDUCTIONS),
-      st.sampled_from(step_time_lib.OVERLAPS),
+      st.sampled_from(communication_lib.REDUCTIONS),
+      st.sampled_from(communication_lib.OVERLAPS),
       st.floats(0.0, 1e4),
       st.floats(1e-3, 1e3),
   )
@@ -75,7 +76,7 @@ class PartitionsTest(parameterized.TestCase):
         profile,
         num_microbatches=12,
         split="even" if layout == "grid" else "makespan",
-        communication=step_time_lib.Communication(reduction=reduction, overlap=overlap),
+        communication=communication_lib.Communication(reduction=reduction, overlap=overlap),
     )
     shape = shapes_lib.Grid((_TWO, _THREE, _FOUR), predictor)
     if layout == "templates":
@@ -97,7 +98,9 @@ class PartitionsTest(parameterized.TestCase):
     profile = dataclasses.replace(_PROFILE, reduce_latency_ms=1e6)
     found = templates_lib.make_templates(profile.layers, num_failures=1, min_nodes=2, max_nodes=4)
     predictor = predictor_lib.Predictor(
-        profile, num_microbatches=12, communication=step_time_lib.Communication(reduction="ring")
+        profile,
+        num_microbatches=12,
+        communication=communication_lib.Communication(reduction="ring"),
     )
     sizes = {
         use_all: [

@@ -3,10 +3,9 @@
 from absl.testing import parameterized
 
 from bamboo_jax.plan import partition as partition_lib, pipelines as pipelines_lib, rows
-from bamboo_jax.plan.times import step_time as step_time_lib
 from bamboo_jax.recovery import placement as placement_lib
 from bamboo_jax.schedule import failover
-from bamboo_jax.sim import speed
+from bamboo_jax.sim import communication as communication_lib, speed
 from tests import profiles
 
 _PROFILE = profiles.make_transformer(microbatch_size=2)
@@ -20,7 +19,7 @@ def make_speed(mode="none", num_microbatches=12, reroute="shares", **communicati
       microbatch_size=2,
       redundant=rows.Redundancy(mode),
       reroute=reroute,
-      communication=step_time_lib.Communication(**communication),
+      communication=communication_lib.Communication(**communication),
   )
 
 

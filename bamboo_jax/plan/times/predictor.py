@@ -29,7 +29,6 @@ from bamboo_jax.schedule import (
     scheduler,
 )
 
-Communication = step_time_lib.Communication
 Partition = partition_lib.Partition
 Roles = failover.Roles
 # Owners, shadows.
@@ -57,7 +56,7 @@ class Predictor:
       split: str = "makespan",
       group: int = 1,
       redundant: rows_lib.Redundancy = _UNPROTECTED,
-      communication: Communication = step_time_lib.RUNTIME,
+      communication: step_time_lib.OrderedSums = step_time_lib.RUNTIME,
       extrapolate: bool = False,
       memory_limit_bytes: int | None = None,
   ) -> None:

@@ -5,83 +5,38 @@ slowest stage. The first phase, the passes, is played instead, instruction by
 instruction, see `schedule.timeline`.
 
 The gradients of a stage in n pipelines are summed over n nodes, B bytes each:
-
-  method   each node sends   rounds
-  ring     2 (n-1)/n B       2 (n-1)            NCCL, gloo; chunks go round
-  tree     2 B               2 ceil(log2 n)     NCCL's double binary tree
-  ordered  2 (n-1)/n B       one as measured    parts gathered, added in the
-                                                order of shares, gathered back
-
-Only with `ordered` do the bits not depend on the distribution of shares, so
-this runtime uses it; with k shares per pipeline nothing can be added before it
-is sent, and a node sends (k + 1) (n-1)/n B.
+parts are gathered, added in the order of shares, and gathered back, so a node
+sends 2 (n-1)/n B. So the bits do not depend on the distribution of shares. With
+k shares per pipeline nothing can be added before it is sent, and a node sends
+(k + 1) (n-1)/n B.
 """
 
 from collections.abc import Sequence
 import dataclasses
-import math
 import operator
 
-from bamboo_jax import base
 from bamboo_jax.plan import cost_model, partition as partition_lib, stages as stages_lib
 
-REDUCTIONS = ("ordered", "ring", "tree")
-OVERLAPS = ("none", "drain", "backward")
-DUPLEXES = ("half", "full")
 
+class OrderedSums:
+  """What sums and replicas cost in this runtime; `sim.communication` has other ways.
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Communication:
-  """The methods of communication; the defaults are those of this runtime.
-
-  Attributes:
-    reduction: How gradients are summed over pipelines, one of `REDUCTIONS`.
-    overlap: Passes with which a sum overlaps: "none", those of earlier stages
-      when the pipeline drains ("drain"), or also the last backward pass of its
-      own stage, layer by layer ("backward").
-    duplex: Whether a node can send while it receives ("full"), or not ("half").
-      A measured rate of reduction includes both directions.
-    gpus_per_node: Each GPU of a node has a part of each microbatch, so their
-      gradients are summed within the node first, by a ring.
-    inner_bytes_per_ms: Bandwidth between GPUs of a node, in each direction.
+  Sums follow all passes, and a node sends or receives, not both at a time.
   """
-
-  reduction: str = "ordered"
-  overlap: str = "none"
-  duplex: str = "half"
-  gpus_per_node: int = 1
-  inner_bytes_per_ms: float = math.inf
-
-  def __post_init__(self) -> None:
-    for name, allowed in (("reduction", REDUCTIONS), ("overlap", OVERLAPS), ("duplex", DUPLEXES)):
-      if getattr(self, name) not in allowed:
-        raise ValueError(base.suggest(getattr(self, name), allowed, what=name))
-    if self.gpus_per_node < 1 or not self.inner_bytes_per_ms > 0:
-      raise ValueError(
-          "gpus_per_node must be at least 1 and inner_bytes_per_ms above 0, "
-          f"got {self.gpus_per_node} and {self.inner_bytes_per_ms}."
-      )
 
   def reduce_ms(
       self, profile: cost_model.Profile, num_bytes: int, *, num_pipelines: int, num_shares: int
   ) -> float:
     """Returns the time to sum `num_bytes` of gradients over all shares."""
-    inner = 2 * (self.gpus_per_node - 1) / self.gpus_per_node
-    inner_ms = inner * num_bytes / self.inner_bytes_per_ms
     if num_shares == 1:
-      return inner_ms
+      return 0.0
     n = num_pipelines
-    rounds, sent = 1, (num_shares // n + 1) * (n - 1) / n
+    sent = (num_shares // n + 1) * (n - 1) / n
     if n == 1:  # Nothing is sent, but shares are added.
       sent = num_shares - 1
-    elif self.reduction == "ring":
-      rounds, sent = 2 * (n - 1), 2 * (n - 1) / n
-    elif self.reduction == "tree":
-      rounds, sent = 2 * math.ceil(math.log2(n)), 2.0
-    if self.duplex == "half" and not profile.measured and n > 1:
+    elif not profile.measured:  # A measured rate includes both directions.
       sent *= 2
-    sent_ms = sent * num_bytes / profile.reduce_bytes_per_ms
-    return inner_ms + rounds * profile.reduce_latency_ms + sent_ms
+    return profile.reduce_latency_ms + sent * num_bytes / profile.reduce_bytes_per_ms
 
   def sum_ms(
       self,
@@ -92,47 +47,25 @@ class Communication:
       num_shares: int,
   ) -> tuple[float, ...]:
     """Returns, by stage, how long its sum lasts after its own last pass."""
-    ends = []
-    for stage in stages:
-      parts = [stage]
-      ready_ms, end_ms = 0.0, -math.inf
-      if self.overlap == "backward":
-        parts = [[layer] for layer in reversed(stage)]
-        ready_ms = -sum(layer.backward_ms for layer in stage)
-      for part in parts:
-        if self.overlap == "backward":
-          ready_ms += part[0].backward_ms
-        end_ms = max(end_ms, ready_ms) + self.reduce_ms(
-            profile,
-            sum(layer.gradient_bytes for layer in part),
-            num_pipelines=num_pipelines,
-            num_shares=num_shares,
-        )
-      ends.append(end_ms)
-    return tuple(ends)
+    counts = dict(num_pipelines=num_pipelines, num_shares=num_shares)
+    return tuple(
+        self.reduce_ms(profile, sum(layer.gradient_bytes for layer in stage), **counts)
+        for stage in stages
+    )
 
   def exposed_ms(
       self, stages: Sequence[Sequence[cost_model.LayerCost]], sum_ms: Sequence[float]
   ) -> float:
-    """Returns for how long sums last after the last pass of all stages.
-
-    While the pipeline drains, each earlier stage has a backward pass to do.
-    """
-    drain_ms, exposed_ms = 0.0, 0.0
-    for stage, stage_ms in zip(stages, sum_ms, strict=True):
-      exposed_ms = max(exposed_ms, stage_ms - drain_ms)
-      if self.overlap != "none":
-        drain_ms += sum(layer.backward_ms for layer in stage)
-    return exposed_ms
+    """Returns for how long sums last after the last pass of all stages."""
+    del stages
+    return max(0.0, *sum_ms)
 
   def exchange_ms(self, sent_ms: float, received_ms: float) -> float:
     """Returns the time to send to one neighbour and receive from another."""
-    if self.duplex == "half":
-      return sent_ms + received_ms
-    return max(sent_ms, received_ms)
+    return sent_ms + received_ms
 
 
-RUNTIME = Communication()
+RUNTIME = OrderedSums()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,7 +113,7 @@ def predict_step_time(
     num_shares: int,
     compute_ms: float,
     refresh: str | None = None,
-    communication: Communication = RUNTIME,
+    communication: OrderedSums = RUNTIME,
 ) -> StepTime:
   """Returns the times of a step.
 
@@ -207,7 +140,7 @@ def _refresh_ms(
     profile: cost_model.Profile,
     stages: Sequence[Sequence[cost_model.LayerCost]],
     refresh: str | None,
-    communication: Communication,
+    communication: OrderedSums,
 ) -> float:
   """Returns the time to send a neighbour its replica, and to receive one."""
   if refresh is None or len(stages) == 1:

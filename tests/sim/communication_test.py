@@ -5,7 +5,7 @@ import dataclasses
 from absl.testing import parameterized
 from hypothesis import given, strategies as st
 
-from bamboo_jax.plan.times import step_time as step_time_lib
+from bamboo_jax.sim import communication as communication_lib
 from tests import profiles
 
 _METHODS = ("ordered", "ring", "tree")
@@ -22,7 +22,7 @@ _STAGES = (_PROFILE.layers[:2], _PROFILE.layers[2:])
 
 
 def _make(reduction="ring", overlap="none", duplex="full"):
-  return step_time_lib.Communication(reduction=reduction, overlap=overlap, duplex=duplex)
+  return communication_lib.Communication(reduction=reduction, overlap=overlap, duplex=duplex)
 
 
 class ReduceTest(parameterized.TestCase):
