@@ -45,6 +45,12 @@ class BackgroundCompiler:
     """Returns whether every job has ended."""
     return self._last.done()
 
+  def trace(self) -> None:
+    """Traces the programs of local nodes, which raises errors of the model's code."""
+    for node in self._engine.nodes.values():
+      for programs in node.programs.values():
+        programs.trace()
+
   def compile(self) -> None:
     """Starts to compile the present roles and those after a death."""
     self._begin(pauses=0.0)

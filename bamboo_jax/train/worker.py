@@ -366,11 +366,26 @@ class Worker:
       cohort.report("leave", node=node)
 
   def _compile(self, *, is_prepared: bool = False) -> None:
-    """Compiles new roles; in the background if other members wait."""
-    if self.state.layout.nodes <= self.engine.nodes.keys():
-      self._step.compile(evaluate=self._evaluates, tell=self._outputs.count_compiled)
-    elif not is_prepared:  # Otherwise `follow` does, after a step.
-      self._compiler.compile()
+    """Compiles new roles; in the background if other members wait.
+
+    An error of the user's code ends the run. In the step it would be found too
+    late: the others could not leave it, to save the last one.
+    """
+    is_alone = self.state.layout.nodes <= self.engine.nodes.keys()
+    if is_prepared and not is_alone:
+      return  # `follow` compiles, after a step.
+    try:
+      if is_alone:
+        self._step.compile(evaluate=self._evaluates, tell=self._outputs.count_compiled)
+      else:
+        self._compiler.trace()
+        self._compiler.compile()
+    except Exception as error:  # The user's code may raise anything.
+      if not failures_lib.is_users(error):
+        raise
+      self._data.failures.add(error, base.describe_error(error))
+    said = self._cohort.gather(f"code {self.state.version}", self._data.failures.first)
+    self._decide_on(said.values())
 
   def _finish(self) -> bool:
     """Writes checkpoint and summary at the end; blocks for all members."""

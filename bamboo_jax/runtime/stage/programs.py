@@ -108,9 +108,9 @@ class KindPrograms:
     for name in _PROGRAMS:
       self._trace(name)
 
-  def traced(self, name: str) -> jax.stages.Traced:
-    """Returns a program as traced for a device of this process."""
-    return self._trace(name, jax.local_devices()[0])
+  def traced(self, name: str, place: places.Place | None = None) -> jax.stages.Traced:
+    """Returns a program as traced for a place, by default a device of this process."""
+    return self._trace(name, place or jax.local_devices()[0])
 
   def _trace(self, name: str, place: places.Place | None = None) -> jax.stages.Traced:
     with self._functions.lock:
@@ -206,6 +206,12 @@ class StagePrograms:
         is_left_out = name == "redundant" and unit.is_last
         if not is_left_out and (name != "cast" or programs.copy_bytes):
           programs[name, self.device]
+
+  def trace(self) -> None:
+    """Traces the model's code and the optimizer's; compiling finds the traces."""
+    for _, programs in self._units:
+      for name in ("forward", "backward", "update"):
+        programs.traced(name, self.device)
 
   @property
   def left_out_ms(self) -> float:
