@@ -4,8 +4,8 @@ from bamboo_jax.cluster import views
 from bamboo_jax.schedule import channel as channel_lib
 
 
-def member(number, zone="a"):
-  return views.Member(number, f"n{number}", zone, f"life {number}", "h", 1)
+def member(number, zone="a", host="h"):
+  return views.Member(number, f"n{number}", zone, f"life {number}", host, 1)
 
 
 def view(number, *numbers, reason="test", **changes):

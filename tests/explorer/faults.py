@@ -9,6 +9,10 @@ from typing import Any
 from tests.explorer import machine as machine_lib, network as network_lib, plans
 
 _SLOW_SECS = 0.2
+_OF_LINKS = (
+    *("cut", "cut_one_way", "cut_all", "isolate"),
+    *("refuse", "refuse_all", "slow", "bad_route"),
+)
 _AWAY_SECS = 1.4
 
 
@@ -47,7 +51,7 @@ def begin(history: Any, fault: plans.SimFault) -> None:
       _be_busy(history, machines[0], world.clock.now + fault.secs)
     case "reset":
       network.reset(*hosts)
-    case "cut" | "cut_one_way" | "cut_all" | "isolate" | "refuse" | "slow" | "bad_route":
+    case kind if kind in _OF_LINKS:
       _break(history, fault)
     case "no_files":
       hold(network.crowded, hosts)
@@ -96,7 +100,7 @@ def _break(history: Any, fault: plans.SimFault) -> None:
   network, hosts = history.world.network, fault.hosts
   pairs = {hosts}
   rest = {*history.machines, *(h for f in history.plan.faults for h in f.hosts)}
-  if fault.kind == "cut_all":
+  if fault.kind in ("cut_all", "refuse_all"):
     pairs = {*itertools.permutations(rest, 2)}
   if fault.kind in ("isolate", "slow", "apart"):
     pairs = {(one, h) for one in hosts for h in rest - {*hosts}}
@@ -106,10 +110,10 @@ def _break(history: Any, fault: plans.SimFault) -> None:
     case "slow":
       network.slow |= dict.fromkeys(sorted(pairs), _SLOW_SECS)
       mend = lambda: [network.slow.pop(p, None) for p in sorted(pairs)]
-    case "refuse" | "bad_route":
+    case "refuse" | "refuse_all" | "bad_route":
       network.refused.update(pairs)
-      if fault.kind == "refuse":
-        network.reset(*hosts)
+      for pair in sorted(pairs) if fault.kind != "bad_route" else ():
+        network.reset(*pair)
       mend = lambda: network_lib.lift(network.refused, pairs)
     case _:
       network.cut.update(pairs)

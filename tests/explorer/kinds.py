@@ -64,6 +64,7 @@ KINDS = {
     "cut_all": FaultKind(0, (0.2, 20.0)),
     "isolate": FaultKind(1, (0.2, 8.0), blamed=_if_long(1)),
     "refuse": FaultKind(2, (0.5, 4.0), blamed=_if_long(2)),
+    "refuse_all": FaultKind(0, (0.2, 20.0)),
     "slow": FaultKind(1, (1.0, 8.0)),
     "no_files": FaultKind(1, (0.5, 8.0), blamed=_if_long(1)),
     "bad_route": FaultKind(1, blamed=lambda fault: fault.hosts[:1]),

@@ -67,7 +67,7 @@ class Uncertainty(enum.IntEnum):
   """Whether this agent may be cut off, rather than those that it removes."""
 
   NONE = 0
-  SMALL = 1  # They refuse connections, or have said that they end.
+  SMALL = 1  # They refuse connections, but not all on several hosts, or have ended.
   GREAT = 2
 
 
@@ -82,13 +82,14 @@ def doubt(state: state_lib.AgentState, view: views.View) -> Uncertainty:
   lost = [i for i in members if not view.find(i)]
   left = [i for i in members if i not in roster.gone and i not in roster.done]
   in_vain = {*roster.view.asked} if state.patient_for >= view.number else ()
+  is_walled_off = _is_walled_off(state, left)
   unsure = [
       m.incarnation
       for m in roster.view.members
       if m.incarnation in lost
       and m.incarnation in left
       and m.number not in in_vain
-      and not state.suspicions.is_refused(m.incarnation)
+      and (is_walled_off or not state.suspicions.is_refused(m.incarnation))
   ]
   part = views.part_that_stays(roster.view, view)
   seems_cut_off = state.incarnation in state.suspicions.explain(
@@ -98,6 +99,19 @@ def doubt(state: state_lib.AgentState, view: views.View) -> Uncertainty:
   if unsure and _suspected_secs(state, unsure) < most_secs:
     return Uncertainty.GREAT if part <= 0.5 or seems_cut_off else Uncertainty.NONE
   return Uncertainty.SMALL if part < 0.5 else Uncertainty.NONE
+
+
+def _is_walled_off(state: state_lib.AgentState, members: Collection[str]) -> bool:
+  """Returns whether members on several hosts refuse this agent, and none accepts it.
+
+  Then a firewall at this host may refuse for them. On this host only processes
+  that are gone do.
+  """
+  others = [
+      m for i in members if (m := state.roster.view.find(i)) and m.host != state.roster.own.host
+  ]
+  are_refused = all(state.suspicions.is_refused(m.incarnation) for m in others)
+  return are_refused and len({m.host for m in others}) > 1
 
 
 def find_newcomers(state: state_lib.AgentState) -> list[views.Member]:

@@ -1,5 +1,7 @@
 """What an agent under test is told, and one to tell it to."""
 
+import dataclasses
+
 from absl.testing import parameterized
 
 from bamboo_jax.cluster import detection, messages
@@ -54,15 +56,19 @@ def said(number, message):
 class CoreCase(parameterized.TestCase):
   """One agent: events in, actions out."""
 
-  def begin(self, *, me=0, numbers=(0, 1, 2), **changes):
-    """An agent that is a member of view 1, and has nothing to do."""
+  def begin(self, *, me=0, numbers=(0, 1, 2), hosts="h", **changes):
+    """An agent that is a member of view 1, and has nothing to do.
+
+    `hosts` are those of the members, assigned in turn.
+    """
     options = make_options(f"n{me}", **changes)
     self.state = state = state_lib.AgentState(options, incarnation=f"life {me}")
-    state.roster.me = members.member(me)
+    state.roster.me = members.member(me, host=hosts[me % len(hosts)])
     state.stamp = "run"
     state.has_worker = True
     state.watch.begin(0.0)
-    state.roster.adopt(members.view(1, *numbers))
+    found = [members.member(n, host=hosts[n % len(hosts)]) for n in numbers]
+    state.roster.adopt(dataclasses.replace(members.view(1), members=tuple(found)))
     state.published = 1
     state.has_origin, state.origin = True, 0
     for number in numbers:

@@ -37,6 +37,11 @@ class SelectionTest(given.CoreCase):
       ("the_majority_stays", [3, 4], [], "NONE", 5, 2),
       ("all_others_are_lost", [1, 2, 3, 4], [], "GREAT", 5),
       ("all_others_refuse", [], [1, 2, 3, 4], "SMALL", 5),
+      ("on_another_host", [], [1, 2, 3, 4], "SMALL", 5, 0, 5, "aabbb"),
+      ("on_several_hosts", [], [1, 2, 3, 4], "GREAT", 5, 0, 5, "aabbc"),
+      ("on_several_hosts_but_one", [], [1, 2, 3], "SMALL", 5, 0, 5, "abcde"),
+      ("on_the_other_host_of_two", [], [1], "NONE", 5, 0, 2, "ab"),
+      ("on_several_hosts_for_long", [], [1, 2, 3, 4], "SMALL", 72, 0, 5, "abcde"),
       ("most_refuse_and_one_is_silent", [1], [2, 3, 4], "GREAT", 5),
       ("most_are_lost_for_two", [2, 3, 4], [], "GREAT", 5, 1),
       ("for_long", [1, 2, 3, 4], [], "GREAT", 70),
@@ -46,9 +51,9 @@ class SelectionTest(given.CoreCase):
       ("the_other_of_two_is_silent", [1], [], "GREAT", 5, 0, 2),
       ("the_other_of_two_refuses", [], [1], "NONE", 5, 0, 2),
   )
-  def test_doubt(self, silent, refused, want, now, of=0, num_members=5):
+  def test_doubt(self, silent, refused, want, now, of=0, num_members=5, hosts="h"):
     """Members 0 to `of` have lost others since second 1."""
-    self.begin(numbers=range(num_members))
+    self.begin(numbers=range(num_members), hosts=hosts)
     self.on(events_lib.Ticked(), 1.0)
     suspects = tuple(
         messages.Suspect(f"life {n}", "it is lost", is_certain=n in refused)
