@@ -46,8 +46,9 @@ def main() -> None:
 
   if _FROM.value:
     model = weights.import_folder(_PATH.value, name=_MODEL.value, out=_OUT.value)
+    num_params = model.num_params()
   else:
-    model = weights.export_folder(
+    num_params = weights.export_folder(
         _PATH.value,
         name=_MODEL.value,
         out=_OUT.value,
@@ -55,7 +56,7 @@ def main() -> None:
         max_file_bytes=int(_MAX_FILE_GB.value * 1e9),
         tokenizer=_TOKENIZER.value,
     )
-  print(f"{_OUT.value}: {model.name}, {model.num_params():,} parameters")
+  print(f"{_OUT.value}: {_MODEL.value}, {num_params:,} parameters")
 
 
 if __name__ == "__main__":

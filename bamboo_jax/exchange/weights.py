@@ -120,8 +120,8 @@ def export_folder(
     max_file_bytes: int,
     kind: str = "hf",
     tokenizer: str | os.PathLike[str] | None = None,
-) -> model_lib.Model:
-  """Writes the weights of a checkpoint for `transformers`; returns the model.
+) -> int:
+  """Writes the weights of a checkpoint for `transformers`; returns how many.
 
   Args:
     kind: "hf": adapters, if any, are added to the weights; "peft": adapters
@@ -143,19 +143,21 @@ def export_folder(
       else companions.find_with_tokenizer(path, tokenizer)
   )
   model = zoo.make_model(**options)
-  read = _open_checkpoint(checkpoint, model)
+  read, merged = _open_checkpoint(checkpoint, model), adapters.drop_adapters(model)
+  num_params = merged.num_params()
   if kind == "peft":
+    num_params = model.num_params() - num_params
     adapters.write(out, model, read=read, base_folder=_find_base(checkpoint))
   else:
     hub_folder.write(
         out,
-        adapters.drop_adapters(model),
+        merged,
         read=lambda layer: adapters.merge(model, read(layer)),
         max_file_bytes=max_file_bytes,
         token_ids=_find_token_ids(checkpoint),
     )
   companions.copy(files, pathlib.Path(out))
-  return model
+  return num_params
 
 
 def _find_token_ids(path: str | os.PathLike[str]) -> dict[str, Any] | None:

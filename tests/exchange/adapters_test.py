@@ -60,11 +60,12 @@ def make_config(folder, **options):
 
 
 def convert(direction, *, name, path, out):
-  """Runs `bamboo convert`, as a user does."""
+  """Runs `bamboo convert`, as a user does; returns how many parameters it names."""
   command = ("-m", "launch.convert", f"--{direction}", f"--model={name}")
   done = commands.fork(*command, f"--path={path}", f"--out={out}")
   assert done.returncode == 0, done.stderr
   assert done.stdout.startswith(f"{out}: {name}, "), done.stdout
+  return int(done.stdout.split()[-2].replace(",", ""))
 
 
 def make_model(folder, name):
@@ -133,8 +134,11 @@ class AdaptersTest(parameterized.TestCase):
     run = self.folder / "run"
     run_lib.train_and_evaluate(config, workdir=str(run))
     out, merged = self.folder / "out", self.folder / "merged"
-    convert("to=peft", name=name, path=run, out=out)
-    convert("to=hf", name=name, path=run, out=merged)
+    num_adapted = convert("to=peft", name=name, path=run, out=out)
+    num_merged = convert("to=hf", name=name, path=run, out=merged)
+    sizes = {key: value.numel() for key, value in self.peer.named_parameters()}
+    self.assertEqual(num_adapted, sum(n for key, n in sizes.items() if "lora_" in key))
+    self.assertEqual(num_merged, sum(sizes.values()) - num_adapted)
     before = {k: v.clone() for k, v in self.peer.state_dict().items()}
     train_peer(self.peer, config)
     want = self.peer.state_dict()
