@@ -5,7 +5,7 @@ import socket
 
 from absl.testing import parameterized
 
-from tests import folders
+from tests import folders, samples
 from tests.launch import commands
 
 _TRAIN = "--config=tests/tiny.py"
@@ -22,6 +22,91 @@ _FILES = (
     *("failures.log", "layers.json", "logs/n0.log", "metrics.jsonl"),
     *("plain.log", "provenance.json", "random_kills.csv", "run/metrics.jsonl"),
     *("summary.json", "trace.csv"),
+)
+_MISTAKES = (
+    (
+        "cluster_kinds",
+        ("cluster", _TRAIN, _RUN, "--random_kills=2", "--kinds=kil"),
+        "did you mean 'kill'",
+    ),
+    (
+        "cluster_model",
+        ("cluster", _TRAIN, _RUN, "--config.model.options.num_block=2"),
+        "did you mean 'num_blocks'",
+    ),
+    ("cluster_etcd", ("cluster", _TRAIN, _RUN, f"--etcd={_AWAY}"), f"Cannot reach etcd at {_AWAY}"),
+    (
+        "cluster_page",
+        ("cluster", _TRAIN, _RUN, "--page_port={port}"),
+        "--page_port: cannot listen at 127.0.0.1:.*: Address already in use",
+    ),
+    (
+        "cluster_metrics",
+        ("cluster", _TRAIN, _RUN, "--metrics_port={port}"),
+        "--metrics_port: cannot listen at 127.0.0.1:.*: Address already",
+    ),
+    ("agent_store_away", ("agent", _TRAIN, _RUN, "--name=n0"), f"Cannot reach etcd at {_AWAY}"),
+    (
+        "agent_no_workdir",
+        ("agent", _TRAIN, "--workdir={run}/no", "--name=n0"),
+        "No cluster runs in .*/no: there is no endpoint.json",
+    ),
+    (
+        "agent_etcd_away",
+        (*("agent", _TRAIN, "--workdir={run}/no", "--name=n0"), f"--etcd={_AWAY}"),
+        f"Cannot reach etcd at {_AWAY}",
+    ),
+    (
+        "store_port",
+        ("store", _RUN, "--port={port}"),
+        "--port: cannot listen at 127.0.0.1:.*: Address already in use",
+    ),
+    (
+        "store_host",
+        ("store", "--workdir={run}/no", "--host=8.8.8.8"),
+        "a private network only, got '8.8.8.8'",
+    ),
+    (
+        "up",
+        ("up", "{root}/hosts.txt", _TRAIN, _RUN, "--host=8.8.8.8"),
+        "a private network only, got '8.8.8.8'",
+    ),
+    (
+        "simulate",
+        (*_SIM, "--config.sweep.num_seeds=0"),
+        "config.sweep.num_seeds must be from 1, got 0",
+    ),
+    ("simulate_merge", (*_SIM, "--merge=2"), "Shards are not complete: 1/2"),
+    ("quickstart", ("quickstart", _RUN, "--faults=/no.csv"), "/no.csv: No such file"),
+    ("validate", _VALIDATE, "/run/run has a run, which would be taken for"),
+    (
+        "profile",
+        ("profile", _TRAIN, "--cluster", "--out={root}/run.json"),
+        "/run has a run, which would be taken for",
+    ),
+    (
+        "tokenize",
+        ("tokenize", "--path={root}/records.jsonl", "--field=a", "--out={run}"),
+        "Unknown field 'a'. Allowed: text",
+    ),
+    (
+        "convert",
+        ("convert", "--from=hf", "--model=gpt2", "--path=/no", "--out={run}"),
+        "Cannot read /no/config.json",
+    ),
+    ("trace", ("trace", "show", "/no.csv", "--events={run}/trace.csv"), "/no.csv: No such file"),
+    ("kill_nobody", ("kill", _RUN), "Name the --workdir of a run and its nodes"),
+    (
+        "kill_no_cluster",
+        ("kill", "--workdir={run}/no", "n2"),
+        "No cluster runs in .*/no: there is no endpoint.json",
+    ),
+    (
+        "kill_dead_cluster",
+        ("kill", _RUN, "n2"),
+        f"The cluster in .*/run is no longer running: .*{_AWAY}",
+    ),
+    ("report", ("report", "--workdir={run}/no"), "There is no run in .*/no: no metrics.jsonl"),
 )
 
 
@@ -57,95 +142,7 @@ class RefusedTest(folders.FolderCase):
     return done.stderr
 
   # Each starts Python, and some import what they run: up to 2 s.
-  @parameterized.named_parameters(
-      (
-          "cluster_kinds",
-          ("cluster", _TRAIN, _RUN, "--random_kills=2", "--kinds=kil"),
-          "did you mean 'kill'",
-      ),
-      (
-          "cluster_model",
-          ("cluster", _TRAIN, _RUN, "--config.model.options.num_block=2"),
-          "did you mean 'num_blocks'",
-      ),
-      (
-          "cluster_etcd",
-          ("cluster", _TRAIN, _RUN, f"--etcd={_AWAY}"),
-          f"Cannot reach etcd at {_AWAY}",
-      ),
-      (
-          "cluster_page",
-          ("cluster", _TRAIN, _RUN, "--page_port={port}"),
-          "--page_port: cannot listen at 127.0.0.1:.*: Address already in use",
-      ),
-      (
-          "cluster_metrics",
-          ("cluster", _TRAIN, _RUN, "--metrics_port={port}"),
-          "--metrics_port: cannot listen at 127.0.0.1:.*: Address already",
-      ),
-      ("agent_store_away", ("agent", _TRAIN, _RUN, "--name=n0"), f"Cannot reach etcd at {_AWAY}"),
-      (
-          "agent_no_workdir",
-          ("agent", _TRAIN, "--workdir={run}/no", "--name=n0"),
-          "No cluster runs in .*/no: there is no endpoint.json",
-      ),
-      (
-          "agent_etcd_away",
-          (*("agent", _TRAIN, "--workdir={run}/no", "--name=n0"), f"--etcd={_AWAY}"),
-          f"Cannot reach etcd at {_AWAY}",
-      ),
-      (
-          "store_port",
-          ("store", _RUN, "--port={port}"),
-          "--port: cannot listen at 127.0.0.1:.*: Address already in use",
-      ),
-      (
-          "store_host",
-          ("store", "--workdir={run}/no", "--host=8.8.8.8"),
-          "a private network only, got '8.8.8.8'",
-      ),
-      (
-          "up",
-          ("up", "{root}/hosts.txt", _TRAIN, _RUN, "--host=8.8.8.8"),
-          "a private network only, got '8.8.8.8'",
-      ),
-      (
-          "simulate",
-          (*_SIM, "--config.sweep.num_seeds=0"),
-          "config.sweep.num_seeds must be from 1, got 0",
-      ),
-      ("simulate_merge", (*_SIM, "--merge=2"), "Shards are not complete: 1/2"),
-      ("quickstart", ("quickstart", _RUN, "--faults=/no.csv"), "/no.csv: No such file"),
-      ("validate", _VALIDATE, "/run/run has a run, which would be taken for"),
-      (
-          "profile",
-          ("profile", _TRAIN, "--cluster", "--out={root}/run.json"),
-          "/run has a run, which would be taken for",
-      ),
-      (
-          "tokenize",
-          ("tokenize", "--path={root}/records.jsonl", "--field=a", "--out={run}"),
-          "Unknown field 'a'. Allowed: text",
-      ),
-      (
-          "convert",
-          ("convert", "--from=hf", "--model=gpt2", "--path=/no", "--out={run}"),
-          "Cannot read /no/config.json",
-      ),
-      ("trace", ("trace", "show", "/no.csv", "--events={run}/trace.csv"), "/no.csv: No such file"),
-      ("kill_nobody", ("kill", _RUN), "Name the --workdir of a run and its nodes"),
-      (
-          "kill_no_cluster",
-          ("kill", "--workdir={run}/no", "n2"),
-          "No cluster runs in .*/no: there is no endpoint.json",
-      ),
-      (
-          "kill_dead_cluster",
-          ("kill", _RUN, "n2"),
-          f"The cluster in .*/run is no longer running: .*{_AWAY}",
-      ),
-      ("report", ("report", "--workdir={run}/no"), "There is no run in .*/no: no metrics.jsonl"),
-  )
+  @parameterized.named_parameters(*samples.draw(_MISTAKES, 6))
   def test_a_mistake(self, arguments, message):
     self.assertRegex(self.refuse(*arguments), message)
 

@@ -7,8 +7,6 @@ import subprocess
 import sys
 import threading
 
-from absl.testing import parameterized
-
 from tests.launch import commands
 
 _DEADLINE_SECS = 240
@@ -16,11 +14,7 @@ _DEADLINE_SECS = 240
 
 class TrainTest(commands.CommandCase):
 
-  # Compiles in a process of its own: 8 s.
-  @parameterized.parameters(
-      (signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")
-  )
-  def test_a_signal_saves_the_step(self, number, status, word):
+  def test_an_interrupt_saves_the_step(self):  # Compiles in a process of its own: 8 s.
     command = [sys.executable, "-m", "launch.train", "--config=tests/tiny.py"]
     options = [f"--workdir={self.folder}", "--config.num_steps=1000000"]
     options.append("--config.checkpoint.every_steps=0")
@@ -41,16 +35,16 @@ class TrainTest(commands.CommandCase):
           if line.startswith("step="):
             last = int(re.match(r"step=(\d+) ", line)[1])
             if last == 3:
-              process.send_signal(number)
+              process.send_signal(signal.SIGINT)
         code = process.wait()
       finally:
         watchdog.cancel()
         process.kill()
-    self.assertEqual(code, status)
+    self.assertEqual(code, 130)
     self.assertEqual(
         (self.folder / "stderr").read_text(),
-        f"{word}: finishing and saving the step; a second signal ends at once\n"
-        f"error: {word}; the same command goes on from step {last}, which is "
+        "interrupted: finishing and saving the step; a second signal ends at once\n"
+        f"error: interrupted; the same command goes on from step {last}, which is "
         "saved\n",
     )
     self.assertEqual(os.listdir(self.folder / "checkpoints"), [str(last)])

@@ -2,6 +2,7 @@
 
 from absl.testing import parameterized
 
+from tests import samples
 from tests.launch import commands
 
 _SIM = ("launch.simulate", "--config=configs/sim/compare.py:quick")
@@ -13,106 +14,103 @@ _VALIDATE = (
 )
 _TRACE = "third_party/published/parcae_p3.csv"
 _NO_WORKDIR = ("launch.layouts", "launch.trace", "launch.compare", "launch.bench")
+_CASES = (
+    (
+        "simulate_trace",
+        (*_SIM, f"--trace={_TRACE}", "--config.sweep.num_seeds=3"),
+        "--config.sweep.num_seeds has no effect with --trace, as .*: sweep",
+    ),
+    (
+        "simulate_figures",
+        (*_SIM, "--figure_format=pdf", "--noconfig.plots"),
+        "--figure_format has no effect with config.plots=False",
+    ),
+    (
+        "train_figures",
+        ("launch.train", "--config=tests/tiny.py", "--figure_format=pdf"),
+        "--figure_format has no effect with config.metrics.plots=False",
+    ),
+    ("cluster_kills", (*_CLUSTER, "--kinds=hang"), "--kinds has no effect without --random_kills"),
+    (
+        "ablate_scale",
+        (*_ABLATE, "--time_scale=2", "--nodes=3"),
+        "--time_scale and --nodes have no effect without --trace",
+    ),
+    (
+        "ablate_faults",
+        (*_ABLATE, "--faults=a.csv", "--trace=b.csv"),
+        "Give one of faults and trace, not both",
+    ),
+    (
+        "ablate_key",
+        (*_ABLATE, "--config.seed=3"),
+        "--config.seed has no effect beside a --sweep of it",
+    ),
+    (
+        "ablate_file",
+        (*_ABLATE, "--faults=a.csv", f"--sweep=trace={_TRACE}"),
+        "Give one of faults and trace, not both",
+    ),
+    (
+        "ablate_times",
+        (*_ABLATE, "--scheduler=tcp://a:1", "--num_processes=2"),
+        "--num_processes and --scheduler have no effect without --measure",
+    ),
+    ("shard", ("launch.layouts", "--shard=1/2"), "--shard has no effect without --workdir"),
+    ("merge", (*_SIM, "--shard=1/2", "--merge=2"), "Give one of --shard and --merge, not both"),
+    (
+        "processes",
+        (*_SIM, "--scheduler=tcp://a:1", "--num_processes=2"),
+        "--num_processes has no effect with --scheduler",
+    ),
+    (
+        "validate",
+        (*_VALIDATE, "--faults=a.csv", "--seed=3", "--etcd=a:1"),
+        "--etcd, --faults and --seed have no effect on a run under",
+    ),
+    (
+        "validate_steps",
+        (*_VALIDATE, "--config.num_steps=9"),
+        "--config.num_steps has no effect on a run as long as --trace",
+    ),
+    (
+        "trace_figures",
+        ("launch.trace", "show", _TRACE, "--figure_format=pdf"),
+        "--figure_format has no effect without --out",
+    ),
+    (
+        "trace_suffix",
+        ("launch.trace", "show", _TRACE, "--out=a.gif"),
+        "--out must end in .png or .pdf or .svg, got 'a.gif'",
+    ),
+    (
+        "compare",
+        ("launch.compare", "a", "b", "--figure_format=pdf"),
+        "--figure_format has no effect without --out",
+    ),
+    (
+        "cost",
+        ("launch.cost", "--figure_format=pdf"),
+        "--figure_format has no effect without --report",
+    ),
+    ("bench_peer", ("launch.bench", "--out=a"), "--out has no effect in the benchmark 'rivals'"),
+    (
+        "bench_rival",
+        (*("launch.bench", "--config=configs/bench_redundancy.py"), "--rival=torch"),
+        "--rival has no effect in the benchmark 'redundancy'",
+    ),
+    (
+        "formats",
+        (*_SIM, "--figure_format=png,gif"),
+        "Formats of figures are a list of png, pdf, svg, .* got 'png,gif'",
+    ),
+)
 
 
 class UnusedFlagsTest(parameterized.TestCase):
 
   # Each starts Python, a second, and those of bench start JAX.
-  @parameterized.named_parameters(
-      (
-          "simulate_trace",
-          (*_SIM, f"--trace={_TRACE}", "--config.sweep.num_seeds=3"),
-          "--config.sweep.num_seeds has no effect with --trace, as .*: sweep",
-      ),
-      (
-          "simulate_figures",
-          (*_SIM, "--figure_format=pdf", "--noconfig.plots"),
-          "--figure_format has no effect with config.plots=False",
-      ),
-      (
-          "train_figures",
-          ("launch.train", "--config=tests/tiny.py", "--figure_format=pdf"),
-          "--figure_format has no effect with config.metrics.plots=False",
-      ),
-      (
-          "cluster_kills",
-          (*_CLUSTER, "--kinds=hang"),
-          "--kinds has no effect without --random_kills",
-      ),
-      (
-          "ablate_scale",
-          (*_ABLATE, "--time_scale=2", "--nodes=3"),
-          "--time_scale and --nodes have no effect without --trace",
-      ),
-      (
-          "ablate_faults",
-          (*_ABLATE, "--faults=a.csv", "--trace=b.csv"),
-          "Give one of faults and trace, not both",
-      ),
-      (
-          "ablate_key",
-          (*_ABLATE, "--config.seed=3"),
-          "--config.seed has no effect beside a --sweep of it",
-      ),
-      (
-          "ablate_file",
-          (*_ABLATE, "--faults=a.csv", f"--sweep=trace={_TRACE}"),
-          "Give one of faults and trace, not both",
-      ),
-      (
-          "ablate_times",
-          (*_ABLATE, "--scheduler=tcp://a:1", "--num_processes=2"),
-          "--num_processes and --scheduler have no effect without --measure",
-      ),
-      ("shard", ("launch.layouts", "--shard=1/2"), "--shard has no effect without --workdir"),
-      ("merge", (*_SIM, "--shard=1/2", "--merge=2"), "Give one of --shard and --merge, not both"),
-      (
-          "processes",
-          (*_SIM, "--scheduler=tcp://a:1", "--num_processes=2"),
-          "--num_processes has no effect with --scheduler",
-      ),
-      (
-          "validate",
-          (*_VALIDATE, "--faults=a.csv", "--seed=3", "--etcd=a:1"),
-          "--etcd, --faults and --seed have no effect on a run under",
-      ),
-      (
-          "validate_steps",
-          (*_VALIDATE, "--config.num_steps=9"),
-          "--config.num_steps has no effect on a run as long as --trace",
-      ),
-      (
-          "trace_figures",
-          ("launch.trace", "show", _TRACE, "--figure_format=pdf"),
-          "--figure_format has no effect without --out",
-      ),
-      (
-          "trace_suffix",
-          ("launch.trace", "show", _TRACE, "--out=a.gif"),
-          "--out must end in .png or .pdf or .svg, got 'a.gif'",
-      ),
-      (
-          "compare",
-          ("launch.compare", "a", "b", "--figure_format=pdf"),
-          "--figure_format has no effect without --out",
-      ),
-      (
-          "cost",
-          ("launch.cost", "--figure_format=pdf"),
-          "--figure_format has no effect without --report",
-      ),
-      ("bench_peer", ("launch.bench", "--out=a"), "--out has no effect in the benchmark 'rivals'"),
-      (
-          "bench_rival",
-          (*("launch.bench", "--config=configs/bench_redundancy.py"), "--rival=torch"),
-          "--rival has no effect in the benchmark 'redundancy'",
-      ),
-      (
-          "formats",
-          (*_SIM, "--figure_format=png,gif"),
-          "Formats of figures are a list of png, pdf, svg, .* got 'png,gif'",
-      ),
-  )
+  @parameterized.named_parameters(*samples.draw(_CASES, 5))
   def test_one_line(self, arguments, message):
     command, *rest = arguments
     if command not in _NO_WORKDIR:

@@ -13,7 +13,20 @@ from bamboo_jax.recovery import moves
 from bamboo_jax.runtime.executables import program_store
 from bamboo_jax.testing.fault_sweep import cases, storm as storm_lib
 from bamboo_jax.train import background_compiler
+from tests import samples
 from tests.fault_sweep import small
+
+_SHAPES = (
+    # By the rules of Oobleck a pipeline borrows from the other.
+    ("rules", "1,1/0,5", {"recovery__method": "rules"}, [2, 2]),
+    ("a_newcomer", "1,0/1,5 2,,,join", {}, [2, 3]),
+    ("two_at_once", "1,0/1,3 1,1/1,reduce", {}, [3]),
+    ("one_after_the_other", "1,0/0,3 2,1/1,apply", {}, [3]),
+    ("down_to_two", "1,0/0,3 2,0/1,4 3,0/1,refresh", {}, [2]),
+    ("who_leaves", "1,0/1,,notice", {}, [2, 2]),
+    ("a_lost_pipeline", "1,0/1,3 1,0/0,4", {}, [3]),
+    ("a_lost_stage", "1,0/0,3 1,0/1,6 2,,,join", {}, [2, 2]),
+)
 
 
 def make_trials(**changes):
@@ -58,7 +71,7 @@ class DeathsTest(parameterized.TestCase):
     depths = trials.steps.depths
     places = [f"{p}/{s}" for p, n in enumerate(depths) for s in range(n)]
     points = (1, 4, 9, *faults_lib.PHASES)
-    for i, point in enumerate(points):
+    for i, point in samples.draw(enumerate(points), 4, topic=rung):
       case = small.make_case(f"1,{places[i % len(places)]},{point}")
       with self.subTest(str(case)):
         outcome = trials.run(case)
@@ -67,22 +80,12 @@ class DeathsTest(parameterized.TestCase):
 
   def test_without_replicas_what_was_sent_is_kept(self):
     trials = small.make_trials(3, 4, 2, mode="none")
-    for point in (6, 8, 10, 12):
+    for point in samples.draw((6, 8, 10, 12), 1):
       with self.subTest(point):
         outcome = trials.run(small.make_case(f"1,0/1,{point}"))
         self.assertEqual(outcome.rungs, ("reroute",))
 
-  @parameterized.named_parameters(
-      # By the rules of Oobleck a pipeline borrows from the other.
-      ("rules", "1,1/0,5", {"recovery__method": "rules"}, [2, 2]),
-      ("a_newcomer", "1,0/1,5 2,,,join", {}, [2, 3]),
-      ("two_at_once", "1,0/1,3 1,1/1,reduce", {}, [3]),
-      ("one_after_the_other", "1,0/0,3 2,1/1,apply", {}, [3]),
-      ("down_to_two", "1,0/0,3 2,0/1,4 3,0/1,refresh", {}, [2]),
-      ("who_leaves", "1,0/1,,notice", {}, [2, 2]),
-      ("a_lost_pipeline", "1,0/1,3 1,0/0,4", {}, [3]),
-      ("a_lost_stage", "1,0/0,3 1,0/1,6 2,,,join", {}, [2, 2]),
-  )
+  @parameterized.named_parameters(*samples.draw(_SHAPES, 3))
   def test_shapes(self, text, changes, shape):
     self.assertEqual(shape_of(make_trials(**changes).run(small.make_case(text))), shape)
 

@@ -1,8 +1,9 @@
 """Steps in which nodes die, come or leave end as without, to the bit.
 
 The worker is that of clusters, on a cohort of one member. `bamboo sweep_faults`
-runs all deaths; this is a sample of their kinds. Compiling is what takes time,
-so all trials share their programs.
+runs all deaths; this is a sample of their kinds, of which each run takes a part
+(`tests/samples.py`). Compiling is what takes time, so all trials share their
+programs.
 """
 
 import gc
@@ -21,8 +22,43 @@ from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.testing.fault_sweep import cases, trials as trials_lib
 from bamboo_jax.train import failures as failures_lib, step as step_lib, worker as worker_lib
 from bamboo_jax.train.members import local_cohort
+from tests import samples
 from tests.fault_sweep import small
 from tests.train import failures_test
+
+_SEVERAL = (
+    ("both_pipelines", (2, 2, 2), "1,0/0,3 1,1/1,5"),
+    ("one_stage", (2, 2, 2), "1,0/1,reduce 1,1/1,reduce"),
+    ("in_phases", (2, 2, 2), "1,0/0,norm 1,1/0,apply"),
+    ("apart_at_once", (4, 2, 1), "1,0/1,refresh 1,0/3,refresh"),
+    ("second_in_the_recovery", (4, 2, 1), "1,0/3,3 1,0/1,7"),
+    ("second_in_the_reduction", (4, 2, 1), "1,0/2,2 1,0/0,reduce"),
+    ("second_after_the_commit", (4, 2, 1), "1,0/2,vote 1,0/0,apply"),
+    ("owner_of_two_stages", (4, 2, 1), "1,0/1,5 2,0/1,9"),
+    ("owner_of_two_stages_later", (4, 2, 1), "1,0/0,5 3,0/0,vote"),
+    ("one_node_is_left", (4, 2, 1), "1,0/1,5 2,0/0,0 3,0/2,ties"),
+)
+_RUNGS = (
+    ("other_pipelines", (2, 2, 2), "1,1/0,3 1,1/1,3", {}, ["reroute"]),
+    ("no_shadows", (2, 2, 2), "1,0/1,vote", {"mode": "none"}, ["reroute"]),
+    (
+        "new_pipelines",
+        (2, 2, 2),
+        "1,0/1,4",
+        {"mode": "none", "recovery__reroute": False},
+        ["reconfigure"],
+    ),
+    # What is left of a pipeline still has its stages, after the update too.
+    ("both", (2, 2, 2), "1,0/1,3 1,1/0,5", {"mode": "none"}, ["reroute"]),
+    (*("after_update", (2, 2, 2), "1,0/1,3 1,1/0,apply"), *({"mode": "none"}, ["reroute"])),
+    (*("both_with_replicas", (3, 2, 2)), *("1,1/2,1 1,1/1,3 1,0/1,1 1,0/0,5", {}, ["reroute"])),
+    # The only share of a pipeline is computed by an owner of the other.
+    ("a_share", (2, 2, 2), "1,1/0,3", {}, ["shadow"]),
+    (*("lost_stages", (3, 2, 2), "1,0/1,3 1,0/2,4 2,0/0,5"), *({}, ["reroute"])),
+    ("checkpoint", (4, 2, 1), "2,0/1,5 2,0/2,5", {}, ["checkpoint"]),
+    ("nothing_held", (4, 2, 1), "2,0/3,0", {"mode": "none"}, ["checkpoint"]),
+    ("all_die", (2, 2, 1), "2,,,all", {}, ["checkpoint"]),
+)
 
 
 class DeathsTest(parameterized.TestCase):
@@ -37,22 +73,13 @@ class DeathsTest(parameterized.TestCase):
   )
   def test_one(self, size, every, changes):
     trials = small.make_trials(*size, **changes)
-    for case in cases.single_deaths(trials.steps, every=every):
+    deaths = cases.single_deaths(trials.steps, every=every)
+    corners = [deaths[0], deaths[-1]]
+    for case in [*corners, *samples.draw(deaths[1:-1], 3, topic=f"{size} {changes}")]:
       with self.subTest(str(case)):
         self.assertEqual(trials.run(case).rungs, ("shadow",))
 
-  @parameterized.named_parameters(
-      ("both_pipelines", (2, 2, 2), "1,0/0,3 1,1/1,5"),
-      ("one_stage", (2, 2, 2), "1,0/1,reduce 1,1/1,reduce"),
-      ("in_phases", (2, 2, 2), "1,0/0,norm 1,1/0,apply"),
-      ("apart_at_once", (4, 2, 1), "1,0/1,refresh 1,0/3,refresh"),
-      ("second_in_the_recovery", (4, 2, 1), "1,0/3,3 1,0/1,7"),
-      ("second_in_the_reduction", (4, 2, 1), "1,0/2,2 1,0/0,reduce"),
-      ("second_after_the_commit", (4, 2, 1), "1,0/2,vote 1,0/0,apply"),
-      ("owner_of_two_stages", (4, 2, 1), "1,0/1,5 2,0/1,9"),
-      ("owner_of_two_stages_later", (4, 2, 1), "1,0/0,5 3,0/0,vote"),
-      ("one_node_is_left", (4, 2, 1), "1,0/1,5 2,0/0,0 3,0/2,ties"),
-  )
+  @parameterized.named_parameters(*samples.draw(_SEVERAL, 3))
   def test_some(self, size, text):
     outcome = small.make_trials(*size).run(small.make_case(text))
     self.assertEqual({*outcome.rungs}, {"shadow"})
@@ -60,7 +87,8 @@ class DeathsTest(parameterized.TestCase):
   @parameterized.parameters("pair", "second", "two_stages")
   def test_random(self, kind):
     trials = small.make_trials(4, 2, 1)
-    for case in cases.draw_deaths(kind, trials.steps, num_cases=4, seed=0):
+    drawn = cases.draw_deaths(kind, trials.steps, num_cases=4, seed=0)
+    for case in samples.draw(drawn, 1, topic=kind):
       with self.subTest(str(case)):
         self.assertEqual({*trials.run(case).rungs}, {"shadow"})
 
@@ -85,7 +113,7 @@ class DeathsTest(parameterized.TestCase):
   def test_a_spare_dies_and_nobody_has_kept_what_was_on_its_way(self):
     trials = small.make_trials(3, 4, 1, spares=1, mode="none")
     case = small.make_case("2,n3,,kill")
-    for delay in range(16, 40, 3):  # Checks of the cohort.
+    for delay in samples.draw(range(16, 40, 3), 2):  # Checks of the cohort.
       with (
           self.subTest(delay),
           mock.patch.object(local_cohort.random.Random, "randint", lambda *_, at=delay: at),
@@ -196,27 +224,7 @@ class JoinsTest(absltest.TestCase):
 
 class LadderTest(parameterized.TestCase):
 
-  @parameterized.named_parameters(
-      ("other_pipelines", (2, 2, 2), "1,1/0,3 1,1/1,3", {}, ["reroute"]),
-      ("no_shadows", (2, 2, 2), "1,0/1,vote", {"mode": "none"}, ["reroute"]),
-      (
-          "new_pipelines",
-          (2, 2, 2),
-          "1,0/1,4",
-          {"mode": "none", "recovery__reroute": False},
-          ["reconfigure"],
-      ),
-      # What is left of a pipeline still has its stages, after the update too.
-      ("both", (2, 2, 2), "1,0/1,3 1,1/0,5", {"mode": "none"}, ["reroute"]),
-      (*("after_update", (2, 2, 2), "1,0/1,3 1,1/0,apply"), *({"mode": "none"}, ["reroute"])),
-      (*("both_with_replicas", (3, 2, 2)), *("1,1/2,1 1,1/1,3 1,0/1,1 1,0/0,5", {}, ["reroute"])),
-      # The only share of a pipeline is computed by an owner of the other.
-      ("a_share", (2, 2, 2), "1,1/0,3", {}, ["shadow"]),
-      (*("lost_stages", (3, 2, 2), "1,0/1,3 1,0/2,4 2,0/0,5"), *({}, ["reroute"])),
-      ("checkpoint", (4, 2, 1), "2,0/1,5 2,0/2,5", {}, ["checkpoint"]),
-      ("nothing_held", (4, 2, 1), "2,0/3,0", {"mode": "none"}, ["checkpoint"]),
-      ("all_die", (2, 2, 1), "2,,,all", {}, ["checkpoint"]),
-  )
+  @parameterized.named_parameters(*samples.draw(_RUNGS, 4))
   def test_rung(self, size, text, changes, rungs):
     outcome = small.make_trials(*size, **changes).run(small.make_case(text))
     self.assertEqual(list(outcome.rungs)[-1:], rungs)
