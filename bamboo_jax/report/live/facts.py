@@ -75,13 +75,14 @@ def find(known: Known) -> dict[str, Any]:
       r["view"]: history_lib.find_recovery(r, known.kills) for r in status.get("recoveries", ())
   } | history.recoveries
   recoveries = [r for _, r in sorted(told.items())]
-  nodes = _find_nodes(known, recoveries)
+  standing = _find_standing(known.run) if known.run else None
+  nodes = _find_nodes(known, standing, recoveries)
   return {
-      "head": _find_head(known, recoveries),
+      "head": _find_head(known, standing, recoveries),
       "metrics": _find_metrics(known, nodes),
       "nodes": nodes,
       "zones": list(known.zones),
-      "survival": _find_survival(known.run),
+      "survival": _find_survival(known.run, standing),
       "recoveries": recoveries,
       "events": list(history.events),
       "curve": list(history.points),
@@ -131,13 +132,18 @@ def traced_rows(last: chrome_trace.TracedStep) -> dict[str, Any]:
   }
 
 
-def _find_head(known: Known, recoveries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _find_head(
+    known: Known, standing: "_Standing | None", recoveries: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
   """Returns what the run is, how far it is, and its last deaths."""
   run, history = known.run, known.history
   status = run.status if run else {}
   step = history.last.get("step", status.get("steps"))
   num_steps = run.num_steps if run else known.config.get("num_steps")
-  lost = _find_lost(known)
+  lost: list[str] = []  # Dead nodes that still have stages in the layout.
+  if run is not None and standing is not None:
+    numbers = sorted(standing.layout.nodes - run.view.numbers)
+    lost = [known.met[n].name for n in numbers if n in known.met]
   state = words.find_state(
       step=step, num_steps=num_steps, is_live=run is not None, lost=lost, pause=history.pause
   )
@@ -170,14 +176,6 @@ def _find_head(known: Known, recoveries: Sequence[Mapping[str, Any]]) -> dict[st
   }
 
 
-def _find_lost(known: Known) -> list[str]:
-  """Returns the names of dead nodes that still have stages in the layout."""
-  if known.run is None:
-    return []
-  lost = _find_standing(known.run).layout.nodes - known.run.view.numbers
-  return [known.met[n].name for n in sorted(lost) if n in known.met]
-
-
 def _find_metrics(known: Known, nodes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
   """Returns metrics of the last step, and dollars at the present rate."""
   told = known.run.status.get("metrics", {}) if known.run else {}
@@ -200,10 +198,12 @@ def _find_metrics(known: Known, nodes: Sequence[Mapping[str, Any]]) -> dict[str,
   return found
 
 
-def _find_nodes(known: Known, recoveries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _find_nodes(
+    known: Known, standing: "_Standing | None", recoveries: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
   """Returns the cards of all nodes; of a run that is over, those at its end."""
   run, history = known.run, known.history
-  if run is None:
+  if run is None or standing is None:
     names = history.names
     places: dict[int, list[str]] = {}
     for pipeline, owners in enumerate(history.owners):
@@ -215,7 +215,7 @@ def _find_nodes(known: Known, recoveries: Sequence[Mapping[str, Any]]) -> list[d
     ]
     gone: set[base.NodeId] = set()
   else:
-    layout, rungs, _ = _find_standing(run)
+    layout, rungs, _ = standing
     # Those that died before this was started were never met.
     dead = layout.nodes.union(*(recovery["nodes"] for recovery in recoveries))
     joining = [m for m in run.registered if m.number not in known.met and m.number not in dead]
@@ -266,11 +266,12 @@ def _zones(view: views.View) -> dict[str, frozenset[base.NodeId]]:
   return {zone: frozenset(of(zone)) for zone in zones}
 
 
-def _find_survival(run: status_lib.StoredRun | None) -> dict[str, Any] | None:
+def _find_survival(
+    run: status_lib.StoredRun | None, standing: _Standing | None
+) -> dict[str, Any] | None:
   """Returns the rung for each zone, and a sentence; None if not known."""
-  if run is None:
+  if run is None or standing is None:
     return None
-  standing = _find_standing(run)
   return {
       "text": standing.survival,
       "zones": {zone: standing.rungs.get(nodes) for zone, nodes in _zones(run.view).items()},
