@@ -97,7 +97,8 @@ def train(
           callbacks=callbacks,
           settles=True,
       )
-  except base.RunFailedError as error:
+  except Exception as error:
+    base.drop_other_frames(error)  # The error of a loss is found in its own lines.
     if isinstance(error.__cause__, base.CallbackError):
       raise error.__cause__.__cause__ or error from None
     raise

@@ -30,9 +30,10 @@ def main(argv: Sequence[str]) -> None:
   except base.NodeFailedError as error:
     command.fail(f"{error}", children.LOCAL)
   except Exception as error:
-    if not isinstance(error, ValueError) and not base.find_own_line(error):
+    own = base.render_own_traceback(error)
+    if not isinstance(error, ValueError) and not own:
       raise
-    traceback.print_exc()
+    print(own or traceback.format_exc(), file=sys.stderr, end="")
     command.fail(base.describe_error(error), children.MISTAKE)
   sys.stdout.flush()
   os._exit(0)  # Peers are gone; a graceful goodbye would wait for them.

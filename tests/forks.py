@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import types
 
 from bamboo_jax.cluster import copies
 
@@ -92,10 +93,8 @@ def _live(order):
     if how == "-m":
       runpy.run_module(what, run_name="__main__", alter_sys=True)
     else:
-      path = pathlib.Path(order["files"][0]).with_name("code.py")
-      path.write_text(what)
-      sys.argv[0] = str(path)
-      runpy.run_path(str(path), run_name="__main__")
+      main = sys.modules["__main__"] = types.ModuleType("__main__")
+      exec(compile(what, "<string>", "exec"), vars(main))  # As `python -c` does.
   finally:  # As at the end of Python.
     threading._shutdown()
     atexit._run_exitfuncs()

@@ -49,10 +49,12 @@ from bamboo_jax.base.files import (
 )
 from bamboo_jax.base.functions import (
     describe_error,
+    drop_other_frames,
     find_code,
     find_function,
     find_own_line,
     is_function_name,
+    render_own_traceback,
 )
 from bamboo_jax.base.ids import (
     by_node,

@@ -71,16 +71,43 @@ def find_function(name: str, *, what: str) -> Callable[..., Any]:
   )
 
 
-def find_own_line(error: BaseException) -> str:
-  """Returns "file:line" of the last line of the user's that an error passed.
+def own_traceback(error: BaseException) -> types.TracebackType | None:
+  """Returns the traceback of an error without the frames of others.
 
-  Returns "" if it passed none: all code is that of this package, of Python, or
-  of an installed package.
+  What is left is the user's: not of this package, of Python, or of an installed
+  package. Returns None if nothing is left.
   """
-  for frame in reversed(traceback.extract_tb(error.__traceback__)):
-    if _is_own(pathlib.Path(frame.filename)):
-      return f"{frame.filename}:{frame.lineno}"
+  frames, trace = [], error.__traceback__
+  while trace is not None:
+    if _is_own(pathlib.Path(trace.tb_frame.f_code.co_filename)):
+      frames.append(trace)
+    trace = trace.tb_next
+  for frame in reversed(frames):
+    trace = types.TracebackType(trace, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+  return trace
+
+
+def render_own_traceback(error: BaseException | None) -> str:
+  """Returns the lines of the user's that an error or its causes passed; "" if none."""
+  while error is not None:
+    if trace := own_traceback(error):
+      lines = traceback.format_tb(trace)
+      return "".join(["Traceback of your code (most recent call last):\n", *lines])
+    error = error.__cause__
   return ""
+
+
+def drop_other_frames(error: BaseException | None) -> None:
+  """Leaves only the lines of the user's in the tracebacks of an error and its causes."""
+  while error is not None:
+    error.__traceback__ = own_traceback(error) or error.__traceback__
+    error = error.__cause__
+
+
+def find_own_line(error: BaseException) -> str:
+  """Returns "file:line" of the last line in `own_traceback`; "" if there is none."""
+  last = [*traceback.extract_tb(own_traceback(error))][-1:]
+  return "".join(f"{frame.filename}:{frame.lineno}" for frame in last)
 
 
 def _is_own(path: pathlib.Path) -> bool:

@@ -4,8 +4,9 @@ A bad flag, config key or value, an unreadable file: the command prints one line
 and exits with 2; with 1 if a node of a cluster failed on its own, so that it
 may be started again. After SIGINT, SIGTERM, SIGHUP (which `nohup` keeps away)
 or SIGUSR1 it exits with 128 and the number of the signal, also with one line; a
-command whose output is closed, as by `head`, with 141 and no line. Anything
-else is a bug of ours and shows its traceback, as all errors do with
+command whose output is closed, as by `head`, with 141 and no line. An error in
+the user's own code ends with that line too, after the traceback of that code.
+Anything else is a bug of ours and shows its traceback, as all errors do with
 `--verbosity=1`.
 """
 
@@ -68,19 +69,23 @@ def run(
     try:
       main(argv)
       sys.stdout.flush()
-    except (ValueError, OSError) as error:
+    except Exception as error:
+      own = base.render_own_traceback(error)
+      if not own and not isinstance(error, (ValueError, OSError)):
+        raise
       if isinstance(error, BrokenPipeError) and _is_unread(sys.stdout):
         os._exit(128 + signal.SIGPIPE)  # Its reader has seen enough.
       is_verbose = logging.get_verbosity() >= logging.DEBUG
       if isinstance(error, base.EndedError) and not (
           is_verbose and error.__cause__
       ):  # A traceback would lead nowhere.
-        fail(f"{error}", _find_code(error, is_node=is_node))
+        fail(f"{error}", _find_code(error, is_node=is_node), own=own)
       if is_verbose:
         raise
       fail(
           f"{base.describe_error(error)} (traceback: --verbosity=1)",
           _find_code(error, is_node=is_node),
+          own=own,
       )
 
   logging.get_absl_handler().setFormatter(_LineFormatter())
@@ -267,11 +272,14 @@ def _is_unread(stream: TextIO) -> bool:
   return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
-def fail(message: str, code: int) -> NoReturn:
-  """Prints one line and ends the process without waiting for threads."""
+def fail(message: str, code: int, *, own: str = "") -> NoReturn:
+  """Prints one line and ends the process without waiting for threads.
+
+  Before it, lines on the user's `own` code.
+  """
   line = re.sub(r"\s+", " ", message).strip()
   with contextlib.suppress(OSError):  # The reader may have closed the pipe.
     sys.stdout.flush()
   with contextlib.suppress(OSError):
-    print(f"error: {line}", file=sys.stderr, flush=True)
+    print(f"{own}error: {line}", file=sys.stderr, flush=True)
   os._exit(code)

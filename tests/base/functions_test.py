@@ -4,6 +4,7 @@ import os
 import pathlib
 import sys
 import tempfile
+import traceback
 
 from absl.testing import absltest, parameterized
 
@@ -118,6 +119,24 @@ class FunctionsTest(parameterized.TestCase):
     os.chdir(self.folder)
     with self.assertRaisesRegex(ValueError, message):
       self._find(name)
+
+  def test_traceback_of_own_lines(self):
+    path = self.folder / "mine.py"
+    path.write_text("import json\n\ndef read(text):\n  return json.loads(text)\n")
+    try:
+      self._find(f"{path}:read")("{")
+    except ValueError as raised:
+      error, outer = raised, RuntimeError("x")
+    self.assertEqual(functions.find_own_line(error), f"{path}:4")
+    lines = functions.render_own_traceback(error).splitlines()
+    self.assertNotIn("json/", "".join(lines))  # Of Python.
+    self.assertIn(f'  File "{path}", line 4, in read', lines)
+    outer.__cause__ = error
+    self.assertEqual(functions.render_own_traceback(outer).splitlines(), lines)
+    functions.drop_other_frames(outer)
+    frames = traceback.extract_tb(error.__traceback__)
+    self.assertEqual(frames[-1].filename, str(path))
+    self.assertEqual(functions.render_own_traceback(KeyError("x")), "")
 
 
 if __name__ == "__main__":

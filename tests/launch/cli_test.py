@@ -146,6 +146,17 @@ class CliTest(parameterized.TestCase):
       self.assertEqual(done.returncode, 1)
       self.assertIn("Traceback", done.stderr)
 
+  def test_own_code_that_raises_shows_its_lines(self):
+    path = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()), "mine.py")
+    path.write_text("def loss():\n  return {}['x']\n")
+    body = f"from bamboo_jax import base; base.find_function('{path}:loss', what='x')()"
+    done = _run_command(body)
+    self.assertEqual(done.returncode, 2)
+    first, *middle, last = done.stderr.splitlines()
+    self.assertEqual(first, "Traceback of your code (most recent call last):")
+    self.assertEqual(middle[:2], [f'  File "{path}", line 2, in loss', "    return {}['x']"])
+    self.assertEqual(last, f"error: {path}:2: KeyError: 'x' (traceback: --verbosity=1)")
+
   @parameterized.parameters(
       ("raise ValueError('bad x')", "bad x (traceback: --verbosity=1)"),
       ("raise base.EndedError('n1 died')", "n1 died"),
