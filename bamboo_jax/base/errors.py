@@ -4,7 +4,7 @@ A mistake of the caller is a plain `ValueError`; some classes derive from it, so
 that a command still ends with one line.
 """
 
-from bamboo_jax.base import ids
+from bamboo_jax.base import ids, logs
 
 
 class InfeasibleError(ValueError):
@@ -79,7 +79,7 @@ class PeerRemovedError(RuntimeError):
   """A value was sent to, or awaited from, a node that was removed."""
 
   def __init__(self, node: int, why: str) -> None:
-    super().__init__(f"Node {node} was removed: {why}.")
+    super().__init__(f"{logs.name_of(node)} was removed: {why}.")
     self.node = node
 
 

@@ -5,7 +5,7 @@
 Times are UTC. The step is the last one that this process knows to be committed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import logging as std_logging
 import threading
 import time
@@ -13,6 +13,7 @@ import time
 from absl import logging
 
 _step = 0
+_names: dict[int, str] = {}  # Of nodes, by number.
 
 
 def use(node: str) -> None:
@@ -33,6 +34,16 @@ def note_step(step: int) -> None:
 
 def last_step() -> int:
   return _step
+
+
+def note_names(names: Mapping[int, str]) -> None:
+  """Records names of nodes, by number; a number is never used again."""
+  _names.update(names)
+
+
+def name_of(node: int) -> str:
+  """Returns the name of a node, for messages."""
+  return _names.get(node, f"node {node}")
 
 
 class Sparing:

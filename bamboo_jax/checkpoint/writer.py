@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bamboo_jax import base
+from bamboo_jax.base import logs
 from bamboo_jax.checkpoint import (
     arrays as layer_arrays,
     folder as folder_lib,
@@ -265,7 +266,7 @@ class Writer:
       if self._save is None or report.save != self._save.name:
         continue
       if report.part is None:
-        self._fail(self._save, f"node {member}: {report.error}")
+        self._fail(self._save, f"{logs.name_of(member)}: {report.error}")
         self.abandon()
       else:
         self._parts[member] = report.part

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import jax
 
 from bamboo_jax import base, config as config_lib
+from bamboo_jax.base import logs
 from bamboo_jax.cluster import client as client_lib, waits
 from bamboo_jax.cluster.store import fence as fence_lib, tenure
 from bamboo_jax.faults import faults as faults_lib
@@ -157,6 +158,7 @@ def train_in_cluster(
     base.UnrecoverableHereError: A stage has no copy left.
   """
   config = accept.accept(config)
+  logs.note_names({number: name})
   joined = _join(config, agent, number=number, stamp=stamp, host=host, identity=identity)
   fence = fence_lib.Fence(workdir)
   # A cluster may also follow a trace, which needs no faults here.

@@ -3,9 +3,11 @@
 import re
 import subprocess
 import sys
+from unittest import mock
 
 from absl.testing import absltest
 
+from bamboo_jax import base
 from bamboo_jax.base import logs as logs_lib
 
 _LOG = """
@@ -31,6 +33,12 @@ _HEAD = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} "
 
 
 class LogsTest(absltest.TestCase):
+
+  def test_names_of_nodes(self):
+    self.enterContext(mock.patch.dict(logs_lib._names, clear=True))
+    logs_lib.note_names({3: "n2"})
+    self.assertEqual((logs_lib.name_of(3), logs_lib.name_of(4)), ("n2", "node 4"))
+    self.assertEqual(str(base.PeerRemovedError(3, "it died")), "n2 was removed: it died.")
 
   def test_lines(self):
     said = subprocess.run(

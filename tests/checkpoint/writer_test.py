@@ -286,7 +286,7 @@ class WriterTest(parameterized.TestCase):
     self.vote(3)
     ((member, step, text),) = self.warnings
     self.assertEqual((member, step), (0, 2))
-    self.assertRegex(text, "Cannot save step 2 to .*/2: node 0: File exists.$")
+    self.assertRegex(text, "Cannot save step 2 to .*/2: (node |n)0: File exists.$")
     self.vote(4)
     self.vote(5)
     self.assertEqual(self.writers[0].steps(), (4,))

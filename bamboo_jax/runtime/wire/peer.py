@@ -23,6 +23,7 @@ from absl import logging
 import numpy as np
 
 from bamboo_jax import base
+from bamboo_jax.base import logs
 from bamboo_jax.runtime.wire import (
     endpoints,
     frame as frame_lib,
@@ -85,7 +86,9 @@ class Peer:
     self._rest: tuple[sockets.Wire, list[Any]] | None = None  # or left this.
     self._error: Exception | None = None  # What cannot be written.
     self._warned_secs = -_WARN_SECS
-    threading.Thread(target=self._write_all, name=f"writes to {node}", daemon=True).start()
+    threading.Thread(
+        target=self._write_all, name=f"writes to {logs.name_of(node)}", daemon=True
+    ).start()
 
   # Calls of rows.
 
@@ -236,9 +239,9 @@ class Peer:
           frame = dataclasses.replace(frame, payload=payload)
         self._hear(wire, frame)
     except frame_lib.ProtocolError as error:
-      self._warn(f"rejects node {self._node}: {error}.")
+      self._warn(f"rejects {logs.name_of(self._node)}: {error}.")
     except (OSError, ValueError) as error:
-      logging.debug("Connection to node %d: %s", self._node, error)
+      logging.debug("Connection to %s: %s", logs.name_of(self._node), error)
     self._close(wire)
 
   def _note(self, wire: sockets.Wire) -> None:
@@ -273,12 +276,14 @@ class Peer:
           try:
             wire.write([frame_lib.encode(frame)])
           except OSError as error:
-            logging.debug("Greeting node %d: %s", self._node, error)
+            logging.debug("Greeting %s: %s", logs.name_of(self._node), error)
             self._protocol.closed(wire, time.monotonic())
         case protocol_lib.Close(connection=wire):
           wire.close()
         case protocol_lib.Dial():
-          threading.Thread(target=self._dial, name=f"dials {self._node}", daemon=True).start()
+          threading.Thread(
+              target=self._dial, name=f"dials {logs.name_of(self._node)}", daemon=True
+          ).start()
 
   def _dial(self) -> None:
     wire, limit_secs = None, self._limits.times.dial_secs
@@ -287,7 +292,8 @@ class Peer:
         wire = self._endpoint.dial(self._address, limit_secs)
       except OSError as error:
         self._warn(
-            f"cannot reach node {self._node} at {self._address}: " f"{endpoints.explain(error)}."
+            f"cannot reach {logs.name_of(self._node)} at {self._address}: "
+            f"{endpoints.explain(error)}."
         )
     with self._lock:
       now = time.monotonic()
@@ -327,7 +333,7 @@ class Peer:
       is_rest = isinstance(frame, list)
       wire.write(frame if is_rest else values.buffers_of(frame))
     except OSError as error:
-      logging.debug("Writing to node %d: %s", self._node, error)
+      logging.debug("Writing to %s: %s", logs.name_of(self._node), error)
       self._close(wire)
     except Exception as error:  # JAX raises various types for a lost array.
       with self._lock:
@@ -342,7 +348,7 @@ class Peer:
     try:
       rest = wire.write_some(values.buffers_of(frame))
     except OSError as error:
-      logging.debug("Writing to node %d: %s", self._node, error)
+      logging.debug("Writing to %s: %s", logs.name_of(self._node), error)
       self._close(wire)
     finally:
       with self._lock:
@@ -361,7 +367,7 @@ class Peer:
     now = time.monotonic()
     if now >= self._warned_secs + _WARN_SECS and self._removed is None:
       self._warned_secs = now
-      logging.warning("Node %d %s", self._me, text)
+      logging.warning("%s %s", logs.name_of(self._me), text)
 
 
 def read_header(wire: sockets.Wire) -> frame_lib.Frame:

@@ -249,7 +249,7 @@ class Transport:
         peer = self._find(node)
     except (OSError, ValueError, base.PeerRemovedError, frame_lib.ProtocolError) as error:
       self._rejections.warn(
-          *("Node %d at %s rejects %s: %s.", self._me, self.address), *(caller, error)
+          *("%s at %s rejects %s: %s.", logs.name_of(self._me), self.address), *(caller, error)
       )
       (connection if wire is None else wire).close()
       return

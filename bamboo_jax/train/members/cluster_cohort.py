@@ -11,7 +11,7 @@ import socket
 from typing import Any, TypeVar
 
 from bamboo_jax import base
-from bamboo_jax.base import json as json_lib
+from bamboo_jax.base import json as json_lib, logs
 from bamboo_jax.cluster import client as client_lib, frames, messages, views
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.recovery import layout as layout_lib
@@ -277,6 +277,7 @@ class PeerTransfers:
         node: json_lib.from_plain(channel_lib.Begun, b)
         for node, b in self._client.collect("begun").items()
     }
+    logs.note_names({m.number: m.name for m in self._client.adopted.members})
     addresses = {node: b.address for node, b in begun.items()}
     self._transport.set_addresses(addresses)
     if self._collectives is not None:

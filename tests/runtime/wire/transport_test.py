@@ -18,6 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from bamboo_jax import base
+from bamboo_jax.base import logs as base_logs
 from bamboo_jax.net import identity as identity_lib
 from bamboo_jax.runtime.wire import (
     endpoints,
@@ -230,7 +231,7 @@ class TransportTest(parameterized.TestCase):
       first.send(2, "a", make_value(0, 1))
     first.begin(2)
     first.send(2, "a", make_value(0, 1))
-    with self.assertRaisesRegex(base.PeerRemovedError, "Node 1 .*it died"):
+    with self.assertRaisesRegex(base.PeerRemovedError, "(node |n)1 .*it died"):
       first.send(1, "a", make_value(0, 1))
     del second, third
 
@@ -294,7 +295,7 @@ class TransportTest(parameterized.TestCase):
        "new view"),
       ("attempt", lambda t: t.begin(2), base.AttemptOverError, "Attempt 1 is"),
       ("death", lambda t: t.remove([7], "it died"), base.PeerRemovedError,
-       "Node 7 .*it died"),
+       "(node |n)7 .*it died"),
   )  # fmt: skip
   def test_a_send_that_waits_is_told(self, act, error, message):
     first = self._make(1, queued_bytes=1000)[0]
@@ -376,7 +377,7 @@ class TransportTest(parameterized.TestCase):
         pass
       self._wait(lambda: logs.output)
     self.assertRegex("".join(logs.output), message)
-    self.assertIn(f"Node 0 at {node.address} rejects 127", logs.output[0])
+    self.assertIn(f" at {node.address} rejects 127", logs.output[0])
 
   def test_strangers_fill_no_log(self):
     node = self._make(1, "tls")[0]
@@ -429,10 +430,11 @@ class TransportTest(parameterized.TestCase):
   def test_unreachable_peer_is_named(self):
     first = self._make(1)[0]
     with self.assertLogs(level="WARNING") as logs:
+      self.enterContext(mock.patch.dict(base_logs._names, {5: "n7"}, clear=True))
       first.set_addresses({5: "unix:/nowhere/socket"})
       first.connect([5])
       self._wait(lambda: logs.output)
-    self.assertRegex("".join(logs.output), "Node 0 cannot reach node 5 at unix:/nowhere")
+    self.assertRegex("".join(logs.output), "node 0 cannot reach n7 at unix:/nowhere")
 
   def test_says_what_to_do(self):
     for error, wanted in (
