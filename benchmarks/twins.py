@@ -10,7 +10,7 @@ import tqdm
 
 from bamboo_jax.benchmarks import story
 from bamboo_jax.cluster import children
-from bamboo_jax.metrics import jsonl
+from bamboo_jax.metrics import jsonl, progress as progress_lib
 
 _POLL_SECS = 0.1
 
@@ -25,6 +25,7 @@ class Twin:
     self._reader = jsonl.MetricsReader(folder / name / "metrics.jsonl")
     self._lines: list[jsonl.Line] = []
     with open(self.output, "ab") as output:
+      self._start_bytes = output.tell()  # Before it are earlier runs.
       self.process = subprocess.Popen(
           [*command, f"--workdir={folder / name}"],
           stdin=subprocess.DEVNULL,
@@ -43,6 +44,14 @@ class Twin:
     self._lines = [*lines] if is_new else [*self._lines, *lines]
     return story.Recorded(self.name, self._lines, is_over)
 
+  def describe(self) -> str:
+    """Returns what the run is doing: the last line that it said, cut."""
+    with open(self.output, "rb") as output:
+      output.seek(self._start_bytes)
+      said = output.read().decode(errors="replace").splitlines()
+    last = said[-1].removeprefix("pause: ") if said else "starts"
+    return f"{self.name}: {last.partition(' loss=')[0]}"
+
   def check(self) -> None:
     """Raises `ValueError` if it has failed, with its last line."""
     if code := self.process.poll():
@@ -60,14 +69,15 @@ def run_all(
 ) -> list[story.Recorded]:
   """Trains all `commands`, by name, and prints a line for each step.
 
-  On a terminal a bar shows how far they are. Returns the runs once they are
-  over. Raises `ValueError` if one fails; the others are ended then.
+  On a terminal a bar shows how far they are. Without a step for 5 s, a line says
+  what they are doing. Returns the runs once they are over. Raises `ValueError`
+  if one fails; the others are ended then.
   """
   folder.mkdir(parents=True, exist_ok=True)
   twins = [Twin(folder, *named) for named in commands.items()]
   total = len(twins) * num_steps
   bar = dict(total=total, unit="step", disable=not sys.stdout.isatty())
-  shown = 0
+  shown, told_secs = 0, time.monotonic()
   try:
     with tqdm.tqdm(file=sys.stdout, leave=False, **bar) as progress:
       is_over = False
@@ -77,11 +87,17 @@ def run_all(
         rows = story.render_steps(runs, after=shown, num_steps=num_steps)
         for shown, row in rows:  # noqa: B007
           progress.write(row, file=sys.stdout)
-        sys.stdout.flush()
         done = sum(max(run.losses, default=0) for run in runs)
         progress.update(done - progress.n)
+        now = time.monotonic()
+        if rows:
+          told_secs = now
+        elif now > told_secs + progress_lib.Reminder.every_secs:
+          told_secs = now
+          progress.write("; ".join(t.describe() for t in twins), file=sys.stdout)
         for twin in twins:
           twin.check()
+        sys.stdout.flush()
         if not is_over:
           time.sleep(_POLL_SECS)
   finally:

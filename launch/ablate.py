@@ -30,7 +30,7 @@ from bamboo_jax.launch import (
     shared_flags,
     sweep_flags,
 )
-from bamboo_jax.metrics import plots
+from bamboo_jax.metrics import plots, progress
 
 _CONFIG = config_flag.define(ablate_flags.DEFAULT, "What all runs share.")
 _REPEATS = flags.DEFINE_integer("repeats", 1, "Runs of each setting.", lower_bound=1)
@@ -67,8 +67,9 @@ def main() -> None:
   for row in done:
     rows.append(row)
     table = ablation_report.write_tables(workdir, rows, sweeps)
-  figure = ablation_report.draw(rows, sweeps)
-  plots.save_figure(figure, workdir / "ablation.png", _FORMAT.value)
+  with progress.waiting("figures are drawn"):
+    figure = ablation_report.draw(rows, sweeps)
+    plots.save_figure(figure, workdir / "ablation.png", _FORMAT.value)
   where.clear()
   print(*map(ablation_report.render, table), sep="\n")
   print(f"Results are in {workdir}: runs.csv, means, differences and a figure")

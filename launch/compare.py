@@ -15,7 +15,7 @@ import sys
 from absl import app, flags
 
 from bamboo_jax.launch import cli, figure_flags, flag_checks
-from bamboo_jax.metrics import jsonl
+from bamboo_jax.metrics import jsonl, progress
 from bamboo_jax.report import comparison
 
 _LINES = flags.DEFINE_integer("lines", 12, "How many steps to print of each run.", lower_bound=1)
@@ -39,7 +39,9 @@ def main(arguments: Sequence[str]) -> None:
   for step in steps[every - 1 :: every]:
     print(f"{step:>6}  {first[step]:>10.6f}  {second[step]:>10.6f}")
   if _OUT.value:
-    for path in comparison.save_figure(folders, _OUT.value, formats):
+    with progress.waiting("figures are drawn"):
+      paths = comparison.save_figure(folders, _OUT.value, formats)
+    for path in paths:
       print(f"figure: {path}")
   if not comparison.show_ends(folders, logs):
     sys.exit(1)

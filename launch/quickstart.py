@@ -21,7 +21,7 @@ from absl import flags
 from bamboo_jax import base
 from bamboo_jax.benchmarks import story, twins
 from bamboo_jax.launch import cli, config_flag, figure_flags, shared_flags
-from bamboo_jax.metrics import summary as summary_lib
+from bamboo_jax.metrics import progress, summary as summary_lib
 from bamboo_jax.report import comparison
 from bamboo_jax.train.record import workdir as workdir_lib
 from bamboo_jax.train.setup import sizes
@@ -58,7 +58,9 @@ def main() -> None:
   folders = [folder / name for name in commands]
   try:
     figure = (folder / "losses.png", _FORMAT.value)
-    for path in comparison.save_figure(folders, *figure):
+    with progress.waiting("figures are drawn"):
+      paths = comparison.save_figure(folders, *figure)
+    for path in paths:
       print(f"figure: {path}")
   except base.MissingExtraError as error:
     print(f"no figure: {error}")

@@ -11,6 +11,7 @@ import pathlib
 
 from bamboo_jax import base
 from bamboo_jax.launch import cli, shared_flags
+from bamboo_jax.metrics import progress
 from bamboo_jax.report import page
 from bamboo_jax.report.live import document, feed as feed_lib
 
@@ -24,7 +25,8 @@ def main() -> None:
     raise ValueError(f"There is no run in {workdir}: no metrics.jsonl.")
   feed = feed_lib.Feed(workdir, name=workdir.resolve().name)
   path = workdir / page.PAGE_NAME
-  base.write_atomically(path, document.render(feed.read()))
+  with progress.waiting("the files of the run are read, and the page is written"):
+    base.write_atomically(path, document.render(feed.read()))
   print(f"report: {path}")
 
 

@@ -30,6 +30,7 @@ import platform
 import re
 import shutil
 import sys
+import time
 from typing import Any, TypeVar
 
 from bamboo_jax import base
@@ -39,6 +40,7 @@ from bamboo_jax.metrics import progress as progress_lib
 
 _MAX_BROKEN = 3  # Pools in a row that finish no job.
 _CONNECT_SECS = 10.0
+_QUIET_SECS = 5.0  # After them a line says how much is left.
 _PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 # Beside the package in a clone, and within it once installed.
 _BESIDE = ("benchmarks", "configs", "launch", "reproductions", "tests")
@@ -149,16 +151,22 @@ def run(
   num_steps = sum(num_runs(jobs[i]) for i in selected)
   first = 0  # Not yielded yet.
   with contextlib.ExitStack() as stack:
-    show = lambda *unused: None
+    show: Callable[[int, Mapping[str, str | float]], None] = lambda *unused: None
+    explain: Callable[[str], None] = lambda unused: None
     if describe is not None or sys.stdout.isatty():
-      bar = progress_lib.ProgressLine(num_steps=num_steps, unit="run")
-      show = stack.enter_context(bar).show_step
+      bar = stack.enter_context(
+          progress_lib.ProgressLine(num_steps=num_steps, unit="run", pause_secs=_QUIET_SECS)
+      )
+      show, explain = bar.show_step, bar.explain
+    started, num_before = time.monotonic(), num_done
     done = _run_all(function, todo, where)
     stack.enter_context(contextlib.closing(done))
     while True:
       while first in results and not where.shard:
         yield results.pop(first)
         first += 1
+      secs = time.monotonic() - started
+      explain(_describe_rest(num_done - num_before, num_steps - num_done, secs))
       if (ended := next(done, None)) is None:
         break
       i, results[i] = ended
@@ -170,6 +178,12 @@ def run(
       show(num_done, describe(jobs[i]) if describe else {})
   if where.shard:
     raise ShardEnd(f"shard={where.shard} jobs={len(selected)} of {len(jobs)}")
+
+
+def _describe_rest(num_done: int, num_left: int, secs: float) -> str:
+  """Returns how much is left after `num_done` runs in `secs`, and for how long."""
+  left = f"{num_left} run{'s' * (num_left != 1)} left"
+  return f"{left}, about {num_left * secs / num_done / 60:.0f} min" if num_done else left
 
 
 def digest_files(paths: Sequence[str | None]) -> list[str]:

@@ -39,7 +39,7 @@ _RECOVERY = ("step", "victims", "rung", "view")
 
 _PAUSE_SECS = 1.0  # After a longer pause the reason is shown.
 _NARROW = 80  # Columns of a terminal; on fewer the loss comes before the speed.
-_WAIT_SECS = 3.0  # Of a command that has not begun to train.
+_WAIT_SECS = 2.0  # Of a command that has not begun to train.
 
 
 class Reminder(threading.Thread):
@@ -189,7 +189,8 @@ class ProgressLine:
     if at_once:
       self.show_text(reason)
       first_secs = Reminder.every_secs
-    self._reason = Reminder(self.show_text, f"pause: {reason}", first_secs)
+    text = f"pause: {reason}" if self._unit == "step" else reason
+    self._reason = Reminder(self.show_text, text, first_secs)
     self._reason.start()
 
   def __enter__(self) -> "ProgressLine":

@@ -4,8 +4,10 @@ import contextlib
 import io
 import json
 import sys
+from unittest import mock
 
 from bamboo_jax.benchmarks import twins
+from bamboo_jax.metrics import progress as progress_lib
 from tests import folders
 from tests.benchmarks import story_test
 
@@ -43,6 +45,16 @@ class TwinsTest(folders.FolderCase):
         "is in .*failures.log",
     ):
       twins.run_all(self.folder, commands, num_steps=1)
+
+  def test_a_long_start_is_no_silence(self):
+    said = io.StringIO()
+    (self.folder / "a.log").write_text("of an earlier run\n")
+    wait = "print('pause: 1 of 2 programs are compiled', flush=True)"
+    with mock.patch.object(progress_lib.Reminder, "every_secs", -1.0):  # Always.
+      with contextlib.redirect_stdout(said):
+        twins.run_all(self.folder, {"a": (sys.executable, "-c", wait)}, num_steps=1)
+    self.assertEqual(said.getvalue().splitlines()[-1], "a: 1 of 2 programs are compiled")
+    self.assertNotIn("earlier", said.getvalue())
 
   def test_a_run_that_says_nothing(self):
     fail = "import os; os._exit(3)"

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from unittest import mock
 
 from absl.testing import parameterized
@@ -17,6 +18,7 @@ import distributed
 
 from bamboo_jax.base import ports
 from bamboo_jax.experiments import sweep
+from bamboo_jax.metrics import progress as progress_lib
 from tests import folders
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -67,6 +69,23 @@ class SweepTest(folders.FolderCase):
         [line.split()[:2] for line in lines],
         [["run=3", "job=3"], ["run=4", "job=1"], ["run=6", "job=2"]],
     )
+
+  @parameterized.parameters((0, 12, 7.0, "12 runs left"), (2, 1, 240.0, "1 run left, about 2 min"))
+  def test_what_is_left(self, num_done, num_left, secs, want):
+    self.assertEqual(sweep._describe_rest(num_done, num_left, secs), want)
+
+  def test_a_long_run_is_no_silence(self):
+    said = threading.Event()
+    self.enterContext(mock.patch.object(sweep, "_QUIET_SECS", 0.01))
+    show = mock.patch.object(progress_lib.ProgressLine, "show_text", lambda self, text: said.set())
+    self.enterContext(show)
+    run(
+        lambda x: said.wait(_DEADLINE_SECS),
+        [1],
+        sweep.Where(num_processes=1),
+        describe=lambda _: {},
+    )
+    self.assertTrue(said.is_set())
 
   def test_processes(self):  # Starting them takes a second.
     jobs = [(x, self.folder) for x in range(6)]
