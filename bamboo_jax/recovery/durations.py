@@ -178,6 +178,15 @@ def report(
   return reported
 
 
+def find_kills(
+    recoveries: Iterable[Mapping[str, Any]], reported: Iterable[Mapping[str, Any]]
+) -> dict[base.NodeId, float]:
+  """Returns `kills` of `report`, which has `reported` the same recoveries."""
+  known = {(r["step"], r["view"]): r.get("detect_secs") for r in reported}
+  found = ((r, known.get((r["step"], r["view"]))) for r in recoveries)
+  return {n: r["view_at_secs"] - secs for r, secs in found if secs is not None for n in r["nodes"]}
+
+
 def _between(start_secs: float | None, end_secs: float | None) -> float | None:
   """Returns a duration; None if start or end is not known."""
   if start_secs is None or end_secs is None:

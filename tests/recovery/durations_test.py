@@ -91,6 +91,13 @@ class ReportTest(parameterized.TestCase):
         },
     )
 
+  def test_kills_are_found_again(self):
+    lines = [RECOVERY, RECOVERY | {"step": 5, "view": 3, "nodes": [2], "names": ["n2"]}]
+    reported = durations.report(lines, {1: 10.0})
+    found = durations.find_kills(lines, reported)
+    self.assertEqual(found, {1: 10.0})
+    self.assertEqual(durations.report(lines, found), reported)
+
   @parameterized.named_parameters(
       ("nobody_has_timed_it", {}, {}, None),
       ("others_were_killed", {}, {2: 9.0}, None),
