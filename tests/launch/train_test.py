@@ -41,11 +41,13 @@ class TrainTest(commands.CommandCase):
         watchdog.cancel()
         process.kill()
     self.assertEqual(code, 130)
+    # On a slow machine others say before that JAX is imported.
     self.assertEqual(
-        (self.folder / "stderr").read_text(),
-        "interrupted: finishing and saving the step; a second signal ends at once\n"
-        f"error: interrupted; the same command goes on from step {last}, which is "
-        "saved\n",
+        (self.folder / "stderr").read_text().splitlines()[-2:],
+        [
+            "interrupted: finishing and saving the step; a second signal ends at once",
+            f"error: interrupted; the same command goes on from step {last}, which is saved",
+        ],
     )
     self.assertEqual(os.listdir(self.folder / "checkpoints"), [str(last)])
     with self.assertRaises(ProcessLookupError):  # Its whole session is gone.
