@@ -1,12 +1,11 @@
 """Records what slow nodes are found by, from clusters that run on this machine.
 
-python -m tests.record_slowness --name=NAME --out=FILE [--steps=27]
+python -m tests.record_slowness --name=NAME --out=FILE [--steps=38]
     [--slow=3] [--part=0.5] [--loops=0] [--config=paced:2x4]
 
 Trains on a cluster, and appends a row for each step to FILE, but for the first
-three: the name of the trace, then busy, waited, starved and suspended
-milliseconds of each node, and those that it waited for each other, as members
-vote. After 11 of these rows the worker of node `slow` is
+three: the name of the trace, then busy, waited and starved milliseconds of each
+node, as members vote. After 22 of these rows the worker of node `slow` is
 suspended for a `part` of its time, in periods of 100 ms; none if it is -1.
 `loops` processes beside it are always busy.
 """
@@ -27,7 +26,7 @@ import time
 from bamboo_jax.local_cluster import inquiry
 from bamboo_jax.recovery import slowness
 
-_NUM_BEFORE = 11
+_NUM_BEFORE = 22
 _PERIOD_SECS = 0.1
 # Runs in each worker, before it trains, as a module of `config.plugins`.
 _PLUGIN = """
@@ -39,8 +38,7 @@ _hear = slow_nodes.SlowNodes.hear
 def hear(self, said):
   said = [*said]
   if self._state.is_writer:
-    row = {n: [s.work, s.busy_secs, s.waited_secs, s.starved_secs,
-               s.suspended_secs, s.waited_for]
+    row = {n: [s.work, s.busy_secs, s.waited_secs, s.starved_secs]
            for nodes in said for n, s in nodes.items()}
     with open(pathlib.Path(FOLDER, "heard.jsonl"), "a") as file:
       file.write(json.dumps(row) + "\\n")
@@ -73,7 +71,7 @@ def _suspend_often(pid, part, stop):
 def record(folder, given):
   """Trains; returns the times of each node in each step, as members sent them.
 
-  A step is a dict by node: the fields of `NodeStep`, without passes.
+  A step is a dict by node: the fields of `NodeStep`.
   """
   (folder / "heard.py").write_text(_PLUGIN.replace("FOLDER", repr(str(folder))))
   path, workdir = folder / "heard.jsonl", folder / "run"
@@ -99,20 +97,13 @@ def record(folder, given):
   return [*map(json.loads, path.read_text().splitlines())]
 
 
-def _write(value):
-  """Returns milliseconds, or those by node, such as `0:12 3:45`."""
-  if isinstance(value, dict):
-    return " ".join(f"{n}:{_write(secs)}" for n, secs in value.items())
-  return f"{1e3 * value:.0f}"
-
-
 def main():
   """Records one trace."""
   parser = argparse.ArgumentParser()
   parser.add_argument("--name", required=True)
   parser.add_argument("--out", required=True)
   parser.add_argument("--config", default="paced:2x4")
-  parser.add_argument("--steps", type=int, default=27)
+  parser.add_argument("--steps", type=int, default=38)
   parser.add_argument("--slow", type=int, default=3)
   parser.add_argument("--part", type=float, default=0.5)
   parser.add_argument("--loops", type=int, default=0)
@@ -126,7 +117,7 @@ def main():
   with open(given.out, "a", newline="") as file:
     for row in heard[slowness.NUM_SKIPPED :]:
       nodes = [row[node] for node in sorted(row, key=int)]
-      cells = ["/".join(_write(value) for value in one[1:]) for one in nodes]
+      cells = ["/".join(f"{1e3 * secs:.0f}" for secs in one[1:]) for one in nodes]
       csv.writer(file, lineterminator="\n").writerow([given.name, *cells])
 
 

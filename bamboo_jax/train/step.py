@@ -317,9 +317,8 @@ class StepRunner:
     self._recorder.forgive()
 
   def close(self) -> None:
-    """Ends the measuring threads."""
+    """Ends the measuring thread."""
     self._recorder.close()
-    self._delays.close()
 
   def _slow_down(self, slowed: Iterable[faults_lib.Due]) -> None:
     """Slows local nodes down as faults demand, and ends that when it is due."""

@@ -93,7 +93,7 @@ class PageTest(commands.CommandCase):
     with self.open_page(address) as page:
       gone = lambda node: page.wait_for_selector(f"{node}.gone")
       press = lambda where, text: page.click(f"{where} button:text-is('{text}')")
-      self.wait_steps(address, 15)  # A slow node is known by its past.
+      self.wait_steps(address, 18)  # A slow node is known by its past.
       press("#node-n1", "Slow")
       page.wait_for_selector("#events td:has-text('n1 on')")
       press("#nodes", "Join")

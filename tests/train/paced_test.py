@@ -43,12 +43,12 @@ class PacedTest(parameterized.TestCase):
   def test_deaths_leave_the_bits(self, text):
     make_trials().run(small.make_case(text))
 
-  # Seconds: 12 steps, four of them slow.
+  # Seconds: 19 steps, four of them slow.
   def test_a_slow_node_is_named_and_leaves_the_bits(self):
     folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-    config = make_config(ms=4.0, num_steps=12)
+    config = make_config(ms=4.0, num_steps=19)
     kept = {}
-    faults = "8,1/0,,slow:4:12\n"
+    faults = "15,1/0,,slow:4:19\n"
     for name, text in ("usual", ""), ("slow", faults):
       path = folder / f"{name}.csv"
       path.write_text(text)
@@ -62,7 +62,7 @@ class PacedTest(parameterized.TestCase):
     self.assertEqual(kept["usual"][0], kept["slow"][0])
     self.assertEqual(kept["usual"][1], [])
     (line,) = kept["slow"][1]
-    self.assertEqual((line["node"], line["step"]), ("n2", 11))
+    self.assertEqual((line["node"], line["step"]), ("n2", 18))
     self.assertAlmostEqual(line["factor"], 4.0)
 
   # Slow, as it is time that is tested: 3 steps of 0.6 s.

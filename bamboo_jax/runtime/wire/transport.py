@@ -43,7 +43,6 @@ class Transport:
     note: Called when bytes have arrived, in any thread; may be set later.
     waited_secs: The time that all threads have spent in receives and in sends
       that had to wait, without time in which the process was suspended.
-    waited_for: That time by the node that was waited for.
   """
 
   def __init__(
@@ -60,7 +59,6 @@ class Transport:
     self._limits = limits
     self.address = endpoint.address
     self.waited_secs = 0.0
-    self.waited_for: dict[base.NodeId, float] = {}
     self._attempt = 0
     self._interrupted: str | None = None  # Why,
     self._until = 0  # and up to which attempt.
@@ -160,7 +158,6 @@ class Transport:
       took_secs = time.monotonic() - self._open.pop(thread).since_secs
       with self._lock:
         self.waited_secs += took_secs
-        self.waited_for[node] = self.waited_for.get(node, 0.0) + took_secs
 
   def open_waits(self) -> list[OpenWait]:
     """Returns the receives and sends that wait now."""

@@ -38,7 +38,7 @@ def send(kind, address):
   transport.set_addresses({1: address})
   transport.send(1, "big", [value])
   transport.send(1, "small", [np.array(7)])  # Waits until the first is there.
-  assert transport.waited_for[1] > 0.0, "has not waited"
+  assert transport.waited_secs > 0.0, "has not waited"
   transport.receive(1, "done")
 
 

@@ -267,8 +267,6 @@ class TransportTest(parameterized.TestCase):
     thread.join(_PATIENCE_SECS)
     self.assertEqual(first.open_waits(), [])
     self.assertNotEqual(first.waited_secs, 0.0)
-    self.assertEqual(first.waited_for.keys(), {1})
-    self.assertGreater(first.waited_for[1], 0.0)
 
   @parameterized.product(kind=KINDS, size=(1, 300, 1 << 18))
   def test_more_than_may_be_queued(self, kind, size):
@@ -313,7 +311,7 @@ class TransportTest(parameterized.TestCase):
     with self.assertRaisesRegex(error, message):
       self._run_all([sends], tell, threading.Event())
     self.assertEqual(waits(), [])
-    self.assertGreater(first.waited_for[7], 0.0)
+    self.assertNotEqual(first.waited_secs, 0.0)
 
   @parameterized.parameters(*KINDS)
   def test_a_retraction_is_known_before_later_values(self, kind):
