@@ -152,11 +152,7 @@ class SplitLayersTest(parameterized.TestCase):
     cuts = sorted(c for c in cuts if c < len(layers))
     num_stages = data.draw(strategies.integers(1, len(cuts) + 1))
     best = _best_by_force(
-        layers,
-        num_stages=num_stages,
-        limit=limit,
-        num_gradients=num_gradients,
-        cuts=cuts,
+        layers, num_stages=num_stages, limit=limit, num_gradients=num_gradients, cuts=cuts
     )
     try:
       got = partition_lib.split_layers(
