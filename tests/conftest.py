@@ -27,6 +27,7 @@ _MAX_MAPPINGS = 20_000
 _SECS = pytest.StashKey[dict[str, float]]()
 
 os.environ["XDG_CACHE_HOME"] = str(_CACHE)
+os.environ["BAMBOO_JAX_QUIET"] = "1"  # Tests compare the lines of standard error.
 program_store.use(program_folder.default_path())
 devices_lib.use_virtual_devices(8, distinct=True)
 # Correctness never depends on timing: cores may be busy.

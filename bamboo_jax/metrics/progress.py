@@ -72,7 +72,13 @@ class Reminder(threading.Thread):
 
 @contextlib.contextmanager
 def waiting(text: str) -> Iterator[None]:
-  """Says on standard error that a `with` block is long, such as an import."""
+  """Says on standard error that a `with` block is long, such as an import.
+
+  With the environment variable BAMBOO_JAX_QUIET it says nothing, for scripts.
+  """
+  if os.environ.get("BAMBOO_JAX_QUIET"):
+    yield
+    return
   reminder = Reminder(_show_error, text, _WAIT_SECS)
   reminder.start()
   try:

@@ -132,7 +132,7 @@ class ErrorsTest(FailingCase):
     said = self.fail_cluster("--config.seed=7")
     self.assertRegex(
         said,
-        "^error: The checkpoint of step 1 in .*/run/checkpoints is of another "
+        "(?m)^error: The checkpoint of step 1 in .*/run/checkpoints is of another "
         "run: config.seed is 0 there, 7 here. Choose another workdir, or the "
         "former config",
     )

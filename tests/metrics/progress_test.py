@@ -1,6 +1,7 @@
 import contextlib
 import io
 import os
+import os
 import termios
 import threading
 from unittest import mock
@@ -50,8 +51,9 @@ class ProgressTest(parameterized.TestCase):
     reminder.join(20.0)
     self.assertEqual(said[:3], ["why", "why (0 s so far)", "why (0 s so far)"])
 
-  @parameterized.parameters((0.0, "importing JAX\n"), (600.0, ""))
-  def test_a_command_says_what_is_long(self, after_secs, want):
+  @parameterized.parameters((0.0, "", "importing JAX\n"), (600.0, "", ""), (0.0, "1", ""))
+  def test_a_command_says_what_is_long(self, after_secs, quiet, want):
+    self.enterContext(mock.patch.dict(os.environ, {"BAMBOO_JAX_QUIET": quiet}))
     self.enterContext(mock.patch.object(progress_lib, "_WAIT_SECS", after_secs))
     stream = _Listener()
     before = {*threading.enumerate()}
