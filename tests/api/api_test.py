@@ -104,9 +104,9 @@ class OfferTest(parameterized.TestCase):
     tree = ast.parse(pathlib.Path(bamboo_jax.__file__).read_text())
     (block,) = (n for n in tree.body if isinstance(n, ast.If) and n.orelse)
     self.assertEqual(ast.unparse(block.test), "TYPE_CHECKING")
-    names = [statement.names[0].asname for statement in block.body]
+    names = {alias.asname: statement for statement in block.body for alias in statement.names}
     self.assertCountEqual(["__version__", *names], bamboo_jax.__all__)
-    for statement, name in zip(block.body, names, strict=True):
+    for name, statement in names.items():
       offered = getattr(bamboo_jax, name)
       typed = getattr(importlib.import_module(statement.module), name)
       self.assertEqual(inspect.signature(offered), inspect.signature(typed))

@@ -53,4 +53,4 @@ class VerifyFailoverTest(parameterized.TestCase):
     done = run(argument)
     self.assertEqual(done.returncode, 2)
     self.assertRegex(done.stderr, f"error: .*{message}")
-    self.assertEqual(done.stderr.count("\n"), 1)
+    self.assertEqual(done.stderr.splitlines()[-1][:7], "error: ")

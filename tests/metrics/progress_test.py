@@ -1,7 +1,6 @@
 import contextlib
 import io
 import os
-import os
 import termios
 import threading
 from unittest import mock
