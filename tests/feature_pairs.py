@@ -164,6 +164,8 @@ def draw(seed: int, number: int) -> Pair:
   options |= {key: rng.choice(values) for key, values in OPTIONS.items()}
   if stages == 1:
     options["redundancy.mode"] = "none"
+  elif options["redundancy.mode"] == "none":  # Two deaths may take all copies.
+    options["recovery.checkpoint"] = True
   if options["pipeline.executor"] == "spmd":  # Most would be refused.
     options |= {"pipeline.layout": "depth", "pipeline.num_shares": None}
     options |= {"recovery.slow": "report", "node.mesh.data": 1, "pipeline.schedule": "1f1b"}
