@@ -173,7 +173,7 @@ class CodeTest(parameterized.TestCase):
     worker.state = mock.Mock(steps=3, version=1)
     worker.state.layout.nodes = {0, 1}
     worker.engine = mock.Mock(nodes=dict.fromkeys([0, 1] if kind == "alone" else [0]))
-    worker._step = mock.Mock(compile=self._fail)
+    worker._step, worker._outputs = mock.Mock(compile=self._fail), mock.Mock()
     worker._compiler = mock.Mock(trace=self._fail)
     worker._failed = failures_lib.Failure()
     worker._compile(is_prepared=is_prepared)
