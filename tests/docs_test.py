@@ -12,6 +12,7 @@ import bamboo_jax
 from bamboo_jax import base
 from bamboo_jax.base import packaged
 from bamboo_jax.cli import listing
+from bamboo_jax.config import GONE
 from bamboo_jax.configs import default
 from bamboo_jax.configs.sim import compare
 
@@ -66,7 +67,7 @@ def find_missing(text: str) -> list[str]:
   return [
       *(name for name in _FILE.findall(code) if not _is_file(name)),
       *(name for name in _FOLDER.findall(code) if not _is_folder(name)),
-      *(n for n in modules if not (_is_defined(n) or _is_option(n))),
+      *(n for n in modules if not (_is_defined(n) or _is_option(n) or f"config.{n}" in GONE)),
       *(n for n in _CONFIG.findall(code) if not _is_config(n)),
       *(
           f"bamboo {name}"

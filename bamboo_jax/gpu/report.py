@@ -25,7 +25,7 @@ _MIB = 2**20
 _PASSES = ("forward", "backward", "redundant")
 
 Programs = Mapping[str, programs_lib.Program]
-_HEADER = ("unit", "program", "args", "out", "temp", "host MiB", "GFLOP", "GB accessed")
+_HEADER = ("unit", "program", "args", "out", "temp", "host MiB", "MFLOP", "MB accessed")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,13 +109,13 @@ def check_memory(memory: Sequence[StageMemory], gpu: machines.Machine) -> None:
 
 def render_program(program: programs_lib.Program) -> tuple[str, ...]:
   """Returns the cells of a program in the table of programs."""
-  memory, costs = program.memory, program.compiled.cost_analysis() or {}
+  memory, costs = program.memory, private.find_costs(program.compiled)
   sizes = (memory.arguments, memory.outputs, memory.temp, memory.host)
   return (
       program.owner,
       program.name,
       *(f"{n / _MIB:.0f}" for n in sizes),
-      *(f"{costs.get(name, 0.0) / 1e9:.3f}" for name in ("flops", "bytes accessed")),
+      *(f"{costs[name] / 1e6:.1f}" for name in ("flops", "bytes accessed")),
   )
 
 

@@ -63,7 +63,7 @@ class BlockPasses:
       found = jax.tree.map(lambda a: jnp.where(p.counts > 0, a, 0), found)
       return outputs, kept, buffers_lib.add(stats, found, p.hold, i)
 
-    return jax.lax.fori_loop(0, self._layout.count, run, (inputs, kept, stats))
+    return jax.lax.fori_loop(0, self._count(p), run, (inputs, kept, stats))
 
   def backward(
       self,
@@ -90,7 +90,7 @@ class BlockPasses:
       found, grad = self._join_vjp((params, start), residuals)(grad)
       return grad, buffers_lib.add(grads, found, p.hold, i)
 
-    return jax.lax.fori_loop(0, last + 1, run, (grad, grads))
+    return jax.lax.fori_loop(0, self._count(p), run, (grad, grads))
 
   def shapes(self) -> Block:
     """Returns the shapes of a block."""
@@ -105,6 +105,13 @@ class BlockPasses:
     _, residuals, _ = jax.eval_shape(self._forward, self.shapes(), activation, data, 0)
     repeat = lambda tree: buffers_lib.repeat(tree, self._layout.count)
     return buffers_lib.Kept(repeat(residuals), repeat(activation), activation)
+
+  def _count(self, p: table_lib.Pass) -> jax.Array:
+    """Returns the number of blocks of a stage, as a value that is traced.
+
+    XLA makes a loop part of a CUDA graph only if it does not know the trip count.
+    """
+    return jnp.where(p.stage < 0, 0, self._layout.count)
 
   def _forward(
       self, block: Block, inputs: base.PyTree, data: Data, index: jax.Array
