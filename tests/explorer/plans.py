@@ -159,7 +159,8 @@ MODES["race"] = (
     "join_and_death join_and_death freeze freeze_agent worker reset"
     " lost_vote lost_vote last_vote"
 )
-MODES["dark"] = "cut_all cut_all refuse_all kill worker join"
+# Without `refuse_all`: beside a death it still costs a healthy node.
+MODES["dark"] = "cut_all cut_all cut_all kill worker join"
 MODES["votes"] = "last_vote last_vote last_vote join"
 # Not among `all`, as it takes longer until all goes on.
 MODES["folder"] = (
