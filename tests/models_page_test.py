@@ -16,6 +16,7 @@ from bamboo_jax.cli import config_check
 from bamboo_jax.exchange import weights
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.models import zoo
+from bamboo_jax.reproductions.paper_models import gnmt
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.testing.fault_sweep import cases, trials as trials_lib
 
@@ -61,7 +62,7 @@ class ModelsPageTest(absltest.TestCase):
     self.assertLess(abs(outcome.losses[0] - 5.5), 1.0)
 
   def test_code_translates(self):
-    model = zoo.make_model("gnmt", variant="tiny", sequence_length=32)
+    model = gnmt.make_gnmt(variant="tiny", sequence_length=32)
     read = lambda name: model.init_layer(
         model.layer_names.index(name), seed=0, batch_shapes=model.batch_shapes(1)
     )
