@@ -51,9 +51,16 @@ class UnitFunctions:
     self.lock = threading.RLock()
     self._join_vjp: compat.JoinVjp | None = None
 
-  @functools.cached_property
+  @property
   def copies(self) -> Layers:
     """Shapes of the parameters in the dtypes that passes read, see `casts`."""
+    # This lock first: threads that trace hold it as they ask for the property,
+    # whose own lock (of Python 3.11) another thread would hold otherwise.
+    with self.lock:
+      return self._copies
+
+  @functools.cached_property
+  def _copies(self) -> Layers:
     unit = self.unit
     state = spec_lib.to_unit(unit.state, unit)
     if not unit.is_mixed:
@@ -61,8 +68,7 @@ class UnitFunctions:
     batch = {k: unit.batch[k] for k in unit.batch_keys}
     number = jax.ShapeDtypeStruct((), jnp.uint32)
     data = (state.stats, unit.inputs, batch)
-    with self.lock:
-      return casts.find_copies(self.passes, state.params, unit.outputs, data, number)
+    return casts.find_copies(self.passes, state.params, unit.outputs, data, number)
 
   def passes(
       self, params: Layers, grad: base.PyTree, data: tuple[base.PyTree, ...], number: jax.Array

@@ -1,6 +1,8 @@
 """Weights that passes read only in a lower precision; what is computed."""
 
 import dataclasses
+import threading
+from unittest import mock
 
 from absl.testing import parameterized
 import jax
@@ -49,6 +51,32 @@ def names_of_copies(spec):
       }
       for unit in spec.units
   ]
+
+
+class CopiesTest(parameterized.TestCase):
+
+  def test_one_thread_asks_while_another_traces(self):
+    """Neither waits for the other, though each has a lock of its own."""
+    functions = functions_lib.UnitFunctions(make_spec().units[0])
+    has_begun, to_unit, found = threading.Event(), spec_lib.to_unit, []
+
+    def note(*args):
+      has_begun.set()
+      return to_unit(*args)
+
+    ask = lambda: found.append(functions.copies)
+
+    def trace():
+      with functions.lock:
+        threading.Thread(target=ask, daemon=True).start()
+        has_begun.wait(0.2)  # It does so only without the lock.
+        ask()
+
+    self.enterContext(mock.patch.object(spec_lib, "to_unit", note))
+    tracing = threading.Thread(target=trace, daemon=True)
+    tracing.start()
+    tracing.join(60.0)
+    self.assertNotEmpty(found)
 
 
 class FindCopiesTest(parameterized.TestCase):
