@@ -45,7 +45,7 @@ class Twin:
     return story.Recorded(self.name, self._lines, is_over)
 
   def describe(self) -> str:
-    """Returns what the run is doing: the last line that it said, cut."""
+    """Returns the last line that the run printed, shortened."""
     with open(self.output, "rb") as output:
       output.seek(self._start_bytes)
       said = output.read().decode(errors="replace").splitlines()

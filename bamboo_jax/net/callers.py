@@ -8,8 +8,8 @@ import threading
 class Callers:
   """Connections that have not said who they are; thread-safe.
 
-  If there are more than `most`, the oldest one is shut down; whoever reads it
-  closes it.
+  If there are more than `most`, the oldest connection is shut down, so that the
+  thread that reads it returns and closes it.
   """
 
   def __init__(self, most: int) -> None:

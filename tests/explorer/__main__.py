@@ -25,7 +25,7 @@ MODES = sorted([*plans.MODES, _WIRE])
 
 
 def explore(seed: int, *, mode: str, shrinks: bool) -> list[str]:
-  """Returns what a history violates, as lines; none if it violates nothing."""
+  """Returns a line for each invariant that a history violates."""
   if mode == _WIRE:
     try:
       wire_history.explore(seed)

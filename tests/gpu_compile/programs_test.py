@@ -57,7 +57,7 @@ def compile_units(config, gpu, names):
 
 
 def read(program):
-  """Returns what a program does, off its text."""
+  """Returns the kernels, copies and waits in the text of a compiled program."""
   return findings.find(hlo.parse(program.compiled.as_text()))
 
 

@@ -135,7 +135,7 @@ def traced_rows(last: chrome_trace.TracedStep) -> dict[str, Any]:
 def _find_head(
     known: Known, standing: "_Standing | None", recoveries: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-  """Returns what the run is, how far it is, and its last deaths."""
+  """Returns the header of the page: the run, its progress, and its last deaths."""
   run, history = known.run, known.history
   status = run.status if run else {}
   step = history.last.get("step", status.get("steps"))
