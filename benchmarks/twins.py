@@ -37,12 +37,8 @@ class Twin:
   def read(self) -> story.Recorded:
     """Returns the metrics and the state of the run so far."""
     is_over = self.process.poll() is not None
-    try:
-      is_new, lines = self._reader.read()
-    except FileNotFoundError:
-      return story.Recorded(self.name)  # It has just begun.
-    self._lines = [*lines] if is_new else [*self._lines, *lines]
-    return story.Recorded(self.name, self._lines, is_over)
+    self._lines += self._reader.read()
+    return story.Recorded(self.name, jsonl.fold(self._lines), is_over)
 
   def describe(self) -> str:
     """Returns the last line that the run printed, shortened."""

@@ -1,7 +1,7 @@
 """A run of a cluster on this machine: nodes, faults, trace and progress."""
 
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 import contextlib
 import functools
 import json
@@ -66,16 +66,16 @@ class ClusterRun:
   def __init__(self, setup: setup_lib.Setup, progress: progress_lib.ProgressLine) -> None:
     self._setup = setup
     self._summary = setup.workdir / "summary.json"
-    self._metrics = setup.workdir / "metrics.jsonl"
     self._logs = setup.workdir / "logs"
     self._former_summary = self._read_summary()
-    self._former_starts = [l for l in self._read_log() if _is_start(l)]
     self._progress = progress
     self._num_started = 0
     self._joins: list[_Join] = []  # Not started, or to be tried again.
     self._joining: dict[str, _Join] = {}  # Started, and not heard yet.
-    self._reader = jsonl.MetricsReader(self._metrics)
-    self._shown: list[int] = []  # Hashes of the lines since the start.
+    self._reader = jsonl.MetricsReader(setup.workdir / "metrics.jsonl")
+    former = self._reader.read()  # Of earlier runs: not shown.
+    self._last_step = max((line["step"] for line in former), default=0)
+    self._starts: list[int] = []  # Steps at which this run has started.
     self._has_stepped = self._is_asked_to_stop = False
     self._told_secs: float | None = None  # When the last step ended.
     self._step_secs = collections.deque([1.0], maxlen=9)
@@ -143,13 +143,11 @@ class ClusterRun:
 
   def find_missed(self) -> list[str]:
     """Returns a message for each fault that never happened."""
-    lines = self._read_log()
-    own = [l for l in lines if _is_start(l) and l not in self._former_starts]
     return faults_lib.find_missed(
         self._setup.faults,
         self._director.happened,
-        first=min((line["step"] for line in own), default=0),
-        end=max((line["step"] for line in lines), default=0),
+        first=min(self._starts, default=0),
+        end=self._last_step,
         source="--faults",
     )
 
@@ -159,9 +157,6 @@ class ClusterRun:
 
   def _read_summary(self) -> bytes | None:
     return self._summary.read_bytes() if self._summary.exists() else None
-
-  def _read_log(self) -> Sequence[jsonl.Line]:
-    return jsonl.read_lines(self._metrics) if self._metrics.exists() else ()
 
   def _start_node(self, zone: str = "", node: str = "", *, is_copy: bool = False) -> str:
     name, zones = f"n{self._num_started}", self._setup.zones
@@ -311,29 +306,12 @@ class ClusterRun:
     elif event.kind == "notice":
       self._cluster.give_notice(name)
 
-  def _read_new_lines(self) -> Sequence[jsonl.Line]:
-    """Returns the lines of the log of this run since the last call."""
-    if not self._metrics.exists():
-      return ()
-    is_new, lines = self._reader.read()
-    is_first = lambda line: _is_start(line) and line not in self._former_starts
-    starts = [i for i, line in enumerate(lines) if is_first(line)]
-    # Lines from before the start, or resume, of this run are not shown.
-    if starts:
-      lines = lines[starts[-1] :]
-    elif is_new or not self._shown:
-      lines = ()
-    prints = [hash(json.dumps(line)) for line in lines]
-    num_shown = 0
-    if starts or is_new:  # Some may have been shown already.
-      num_shown = len(os.path.commonprefix([prints, self._shown]))
-      self._shown = []
-    self._shown += prints
-    return lines[num_shown:]
-
   def _show_progress(self) -> None:
     """Shows the lines of the log since the last call."""
-    for line in self._read_new_lines():
+    for line in self._reader.read():
+      self._last_step = max(self._last_step, line["step"])
+      if line.get("event") == jsonl.START:
+        self._starts.append(line["step"])
       if line.get("event") == "pause":
         self._told_secs = None  # The log gives a reason.
       elif "event" not in line:
@@ -371,8 +349,3 @@ class TracePlayer:
     while self._left and self._left[0].time_ms <= now_ms:
       due.append(self._left.popleft())
     return due
-
-
-def _is_start(line: jsonl.Line) -> bool:
-  """Whether the run was started, or resumed, at this line."""
-  return line.get("event") == "start"

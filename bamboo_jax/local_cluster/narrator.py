@@ -4,9 +4,7 @@ Who has come and what changes is known to the agent; steps and deaths are in the
 log of the run, in the workdir that all nodes share.
 """
 
-from collections.abc import Sequence
 import json
-import os
 import pathlib
 import threading
 
@@ -32,11 +30,10 @@ class Narrator:
     self._progress = progress
     self._workdir = pathlib.Path(workdir)
     self._reader = jsonl.MetricsReader(self._workdir / "metrics.jsonl")
-    self._seen: list[int] = []  # Hashes of the lines of the log.
     self._here: set[str] = set()  # Nodes that have been named.
     self._view = 0
     self._is_over = threading.Event()
-    self._read()
+    self._reader.read()
     self._thread = threading.Thread(target=self._follow, name="narrator", daemon=True)
 
   def start(self) -> None:
@@ -54,10 +51,10 @@ class Narrator:
     """Shows what is new."""
     if self.state is not None:
       self._show_nodes(self.state)
-      if not self._view:
-        return  # Whatever writes the log, this run does not.
-    for line in self._read():
-      progress_lib.show_line(self._progress, line)
+    lines = self._reader.read()
+    if self.state is None or self._view:  # Before, another run writes the log.
+      for line in lines:
+        progress_lib.show_line(self._progress, line)
 
   def _follow(self) -> None:
     try:
@@ -84,20 +81,6 @@ class Narrator:
         self._progress.show_text(
             f"{member.name} joined{where}; {len(self._here)} of {num_nodes} " "nodes are here"
         )
-
-  def _read(self) -> Sequence[jsonl.Line]:
-    """Returns the lines of the log since the last call."""
-    try:
-      is_replaced, lines = self._reader.read()
-    except FileNotFoundError:
-      return ()  # The run has not begun.
-    prints = [hash(json.dumps(line)) for line in lines]
-    num_seen = 0
-    if is_replaced:
-      num_seen = len(os.path.commonprefix([prints, self._seen]))
-      self._seen = []
-    self._seen += prints
-    return lines[num_seen:]
 
 
 def render_end(path: pathlib.Path) -> list[str]:

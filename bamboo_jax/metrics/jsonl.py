@@ -2,20 +2,24 @@
 
 A line describes a step ("step" is its number, from 1) or an event (it also has
 "event", and the number of the step that it belongs to). Lines are only
-appended; a crash can truncate the last one, which readers ignore and a resumed
-run removes.
+appended, also by a member that takes over or by a run that is resumed. What was
+done after the step of a "start" or a "rollback" is repeated later: `fold` leaves
+it out. A crash can cut off a line, which readers ignore.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import json
 import math
 import os
 import pathlib
 from typing import Any, BinaryIO, NamedTuple
 
-from bamboo_jax import base
+from absl import logging
 
 Line = Mapping[str, Any]
+
+START, ROLLBACK = "start", "rollback"
+CUTS = (START, ROLLBACK)  # Later steps are repeated after these events.
 
 # In lines of steps; the user's own metrics have other names.
 _RESERVED = frozenset(
@@ -33,28 +37,22 @@ class MetricsWriter:
   """Appends lines to a file; written to the system when a call returns."""
 
   def __init__(
-      self,
-      path: str | os.PathLike[str],
-      *,
-      resumed_from_step: int = 0,
-      on_error: Callable[[OSError], None] | None = None,
+      self, path: str | os.PathLike[str], *, on_error: Callable[[OSError], None] | None = None
   ) -> None:
-    """Opens the file, created if absent; `ValueError` if it is not a log.
+    """Opens the file, created if absent.
 
-    A resumed run writes later steps again, so lines of steps after
-    `resumed_from_step` are removed first. If `on_error` is given, `write_step`
-    and `write_event` pass errors to it instead of raising, since a run need not
-    end for a line of its log.
+    If `on_error` is given, `write_step` and `write_event` pass errors to it
+    instead of raising, since a run need not end for a line of its log.
     """
     self.path = pathlib.Path(path)
     self._on_error = on_error
+    # Unbuffered, so that each line is one write and a crash loses none.
+    self._file = open(self.path, "a+b", buffering=0)
     self._unwritten = b""
-    self._open(resumed_from_step)
-
-  def forget_after(self, step: int) -> None:
-    """Removes the lines of steps after `step`, which will be written again."""
-    self.close()
-    self._open(step)
+    if self._file.seek(0, os.SEEK_END):
+      self._file.seek(-1, os.SEEK_END)
+      if self._file.read() != b"\n":
+        self._unwritten = b"\n"  # Ends a line that a crash has cut off.
 
   def write_step(self, step: int, values: Mapping[str, Any]) -> None:
     """Appends metrics by name, with units in the names.
@@ -87,13 +85,6 @@ class MetricsWriter:
       self._unwritten = b""
       self._file.close()
 
-  def _open(self, last_step: int) -> None:
-    if self.path.exists():
-      kept = [l for l in read_lines(self.path) if l["step"] <= last_step]
-      base.write_atomically(self.path, "".join(map(_render, kept)))
-    # Unbuffered, so that each line is one write and a crash loses none.
-    self._file = open(self.path, "ab", buffering=0)
-
   def _write(self) -> None:
     try:
       written = self._file.write(self._unwritten)
@@ -105,35 +96,26 @@ class MetricsWriter:
       raise OSError(f"Wrote only {written} of {size} bytes to {self.path}.")
 
 
-class NewLines(NamedTuple):
-  """The lines since the last call, and whether the file was replaced."""
-
-  is_replaced: bool
-  lines: tuple[Line, ...]
-
-
 class MetricsReader:
   """Reads lines incrementally, each once; a run may write millions."""
 
   def __init__(self, path: str | os.PathLike[str]) -> None:
     self._path = pathlib.Path(path)
-    self._file: BinaryIO | None = None  # Keeps its inode number.
+    self._file: BinaryIO | None = None
 
-  def read(self) -> NewLines:
-    """Returns the lines since the last call; of a replaced file, all lines.
+  def read(self) -> tuple[Line, ...]:
+    """Returns the lines since the last call, none while there is no file.
 
-    Raises like `read_lines`.
+    They are as written, see `fold`. Raises like `read_lines`.
     """
-    found = os.stat(self._path).st_ino
-    file = self._file
-    is_new = file is None or os.fstat(file.fileno()).st_ino != found
-    if file is None or is_new:
-      self.close()
-      file = self._file = open(self._path, "rb")
-    begin = file.tell()
-    whole, end, _ = file.read().rpartition(b"\n")
-    file.seek(begin + len(whole + end))
-    return NewLines(is_new, _parse_lines(whole + end, self._path))
+    if self._file is None:
+      if not self._path.exists():
+        return ()
+      self._file = open(self._path, "rb")
+    begin = self._file.tell()
+    whole, end, _ = self._file.read().rpartition(b"\n")
+    self._file.seek(begin + len(whole + end))
+    return _parse_lines(whole + end, self._path)
 
   def close(self) -> None:
     """Closes the file."""
@@ -142,11 +124,34 @@ class MetricsReader:
 
 
 def read_lines(path: str | os.PathLike[str]) -> tuple[Line, ...]:
-  """Returns all complete lines, in the order in which they were written.
+  """Returns the complete lines that count, see `fold`, in their order.
 
-  Raises `ValueError` for a line without "step", except a truncated last one.
+  Raises `ValueError` for a line without "step", except one that was cut off.
   """
-  return _parse_lines(pathlib.Path(path).read_bytes(), path)
+  return fold(_parse_lines(pathlib.Path(path).read_bytes(), path))
+
+
+def fold(lines: Iterable[Line]) -> tuple[Line, ...]:
+  """Returns lines without those of steps that were repeated later.
+
+  A resumed run repeats the steps after its "start", and a "rollback" those after
+  its step; the deaths and joins in these stay. If two members told one step, as
+  the first died and the others did it again, the later line stands.
+  """
+  kept: list[Line] = []
+  told: set[int] = set()
+  for line in lines:
+    event, step = line.get("event"), line["step"]
+    if event is None and step in told:
+      kept = [l for l in kept if l["step"] != step or "event" in l]
+    if event in CUTS:
+      stays = CUTS if event == START else (*CUTS, "recovery", "join")
+      kept = [l for l in kept if l["step"] <= step or l.get("event") in stays]
+      told = {one for one in told if one <= step}
+    elif event is None:
+      told.add(step)
+    kept.append(line)
+  return tuple(kept)
 
 
 def _parse_lines(content: bytes, path: str | os.PathLike[str]) -> tuple[Line, ...]:
@@ -157,6 +162,9 @@ def _parse_lines(content: bytes, path: str | os.PathLike[str]) -> tuple[Line, ..
       if not isinstance(line["step"], int):
         raise TypeError("step is not an integer")
     except (ValueError, TypeError, KeyError) as e:
+      if isinstance(e, ValueError) and b'{"step"'.startswith(text[:7]):
+        logging.warning("Line %d of %s was cut off by a crash.", number, path)
+        continue
       raise ValueError(
           f"Line {number} of {path} is not a JSON object with a number 'step': " f"{text[:80]!r}."
       ) from e

@@ -75,7 +75,7 @@ def train_and_evaluate(
   where = workdir_lib.Workdir.at(workdir)
   found = fence_lib.Fence(workdir).read()
   found_secs = time.monotonic()
-  meter_lib.make_meter(config)  # Checks the prices.
+  meter_lib.find_price(config)
   due = sizes.read_faults(config, faults)
   num_nodes, source = sizes.num_nodes(config), faults or ""
   faults_lib.check_nodes(due, num_nodes=num_nodes, zones=local_cohort.ZONES, source=source)

@@ -34,9 +34,8 @@ class RunsTest(folders.FolderCase):
       ledger.add(10.0, _TRAINS, num_samples=8)
       note(2)
       ledger.roll_back(mark)
-      writer.forget_after(1)
       ledger.add(5.0, _WAITS)
-      note(1, "cost")
+      note(1, "rollback")
       recovery = {"victims": ["0/1", "1/1"], "rung": "checkpoint"}
       writer.write_event("recovery", step=1, values=recovery)
       ledger.add(10.0, _TRAINS, num_samples=8)

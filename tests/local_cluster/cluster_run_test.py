@@ -1,7 +1,6 @@
 """What happens to nodes, at which time of a trace."""
 
 import contextlib
-import json
 import os
 import pathlib
 import socket
@@ -54,58 +53,48 @@ class RunTest(parameterized.TestCase):
         },
     )
 
-  def test_each_step_is_read_and_shown_once(self):
+  def test_each_line_is_shown_as_it_comes(self):
     folder = self.enter_context(tempfile.TemporaryDirectory())
     path = pathlib.Path(folder) / "metrics.jsonl"
-    start = lambda step, at: {"step": step, "event": "start", "at": at}
+    one, shown = self._shower(path), []
+    one._progress.show_step.side_effect = lambda step, _: shown.append(step)
+    one._progress.show_text.side_effect = shown.append
+
+    def look():
+      shown.clear()
+      one._show_progress()
+      return [*shown]
+
+    self.assertEqual(look(), [])  # There is no file yet.
     with contextlib.closing(jsonl.MetricsWriter(path)) as writer:
-      writer.write_event("start", step=0, values={"at": 0})
-      writer.write_step(1, {})
-      one = object.__new__(cluster_run.ClusterRun)
-      one._metrics, one._reader = path, jsonl.MetricsReader(path)
-      self.addCleanup(one._reader.close)
-      one._former_starts, one._shown = [start(0, 0)], []
-      one._step_secs, one._director = [], mock.Mock()
-      one._progress = mock.Mock()
-      shown = []
-      show = lambda step, _: shown.append(step)
-      one._progress.show_step.side_effect = show
-
-      def look():
-        shown.clear()
-        with mock.patch.object(json, "loads", wraps=json.loads) as parse:
-          one._show_progress()
-        return [*shown], parse.call_count
-
-      self.assertEqual(look(), ([], 2))  # Of the run before.
-      writer.forget_after(1)
-      writer.write_event("start", step=1, values={"at": 7})
+      writer.write_event("start", step=1)
       writer.write_step(2, {})
-      self.assertEqual(look(), ([2], 4))
-      for step in (3, 4):
-        writer.write_step(step, {})
-        self.assertEqual(look(), ([step], 1))
-      self.assertEqual(look(), ([], 0))
-      writer.forget_after(3)  # Another one writes from now on.
-      writer.write_step(4, {"loss": 1})
-      self.assertEqual(look(), ([4], 6))
-      writer.write_event("saving", step=4, values={"reason": "all leave"})
-      self.assertEqual(look(), ([], 1))
-      one._progress.show_text.assert_called_with("saving step=4: all leave")
-      writer.write_step(5, {})
-      self.assertEqual(look(), ([5], 1))
-      writer.write_event("warning", step=5, values={"text": "short."})
-      writer.write_event("changed", step=5, values={"text": "changed=a"})
-      writer.write_step(6, {"learning_rate": 0.1, "grad_norm": 2.0})
-      self.assertEqual(look(), ([6], 3))
-      one._progress.show_step.assert_called_with(6, {"learning_rate": 0.1})
-      texts = [call.args[0] for call in one._progress.show_text.mock_calls]
-      self.assertEqual(texts[-2:], ["warning: short.", "changed=a"])
-      writer.write_event("damaged", step=5, values={"checkpoint": 9})
-      self.assertEqual(look(), ([], 1))
-      one._progress.show_text.assert_called_with(
-          "warning: the checkpoint of step 9 is damaged; training continues " "from step 5."
+      self.assertEqual(look(), ["resumed_from_step=1", 2])
+      self.assertEqual(look(), [])
+      writer.write_event("saving", step=2, values={"reason": "all leave"})
+      writer.write_event("warning", step=2, values={"text": "short."})
+      writer.write_event("changed", step=2, values={"text": "changed=a"})
+      writer.write_event("damaged", step=2, values={"checkpoint": 9})
+      texts = (
+          "saving step=2: all leave",
+          "warning: short.",
+          "changed=a",
+          "warning: the checkpoint of step 9 is damaged; training continues from step 2.",
       )
+      self.assertEqual(look(), [*texts])
+      writer.write_event("rollback", step=1)
+      writer.write_step(2, {"learning_rate": 0.1, "grad_norm": 2.0})
+      self.assertEqual(look(), [2])
+    one._progress.show_step.assert_called_with(2, {"learning_rate": 0.1})
+
+  def _shower(self, path):
+    """Returns a run that shows the log at `path`."""
+    one = object.__new__(cluster_run.ClusterRun)
+    one._reader, one._last_step = jsonl.MetricsReader(path), 0
+    one._starts, one._step_secs = [], []
+    self.addCleanup(one._reader.close)
+    one._director, one._progress = mock.Mock(), mock.Mock()
+    return one
 
   def test_a_kill_leaves_a_whole_summary(self):
     folder = self.enter_context(tempfile.TemporaryDirectory())
@@ -122,11 +111,7 @@ class RunTest(parameterized.TestCase):
   def test_what_is_shown_beside_steps(self):
     folder = self.enter_context(tempfile.TemporaryDirectory())
     path = pathlib.Path(folder) / "metrics.jsonl"
-    one = object.__new__(cluster_run.ClusterRun)
-    one._metrics, one._reader = path, jsonl.MetricsReader(path)
-    self.addCleanup(one._reader.close)
-    one._former_starts, one._shown, one._step_secs = [], [], []
-    one._director, one._progress = mock.Mock(), mock.Mock()
+    one = self._shower(path)
     with contextlib.closing(jsonl.MetricsWriter(path)) as writer:
       writer.write_event("start", step=0)
       writer.write_event("pause", step=1, values={"reason": "n2 comes"})
@@ -289,9 +274,7 @@ class RunTest(parameterized.TestCase):
     one = object.__new__(cluster_run.ClusterRun)
     one._setup = mock.Mock(faults=faults)
     one._director = mock.Mock(happened={2})
-    starts = [{"step": s, "event": "start", "at": s} for s in (0, 4, 6)]
-    one._former_starts = starts[:1]  # It was resumed at 4, and began again at 6.
-    one._read_log = lambda: [*starts, {"step": 7}, {"step": 8}]
+    one._starts, one._last_step = [4, 6], 8  # It was resumed, and began again.
     self.assertEqual(
         one.find_missed(),
         ["warning: --faults, line 3: 6,3/0,2,kill never happened: no live " "node owned 3/0 then."],

@@ -27,11 +27,9 @@ class NarratorTest(folders.FolderCase):
         roster=self.roster, options=types.SimpleNamespace(num_nodes=3), is_done=False
     )
 
-  def write(self, *lines, name="metrics.jsonl"):
-    """Replaces a file, as a run does that is resumed."""
-    new = self.folder / "new"
-    new.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    new.rename(self.folder / name)
+  def write(self, *lines):
+    with open(self.folder / "metrics.jsonl", "a") as file:
+      file.writelines(json.dumps(line) + "\n" for line in lines)
 
   def make(self):
     self.progress = progress_lib.ProgressLine(num_steps=9, stream=self.stream)
@@ -66,7 +64,7 @@ class NarratorTest(folders.FolderCase):
         self.take(), ["view 1, 3 nodes: the first nodes", "step=1 loss=2.5000 step_ms=20.0"]
     )
     self.roster.adopt(members.view(2, 0, 2, reason="n1 is silent"))
-    self.write(_START, _STEP, _DEATH)
+    self.write(_DEATH)
     narrator.look()
     self.assertEqual(
         self.take(),
@@ -80,7 +78,7 @@ class NarratorTest(folders.FolderCase):
     self.roster.adopt(members.view(1, 0, reason="the first node"))
     narrator.look()
     self.assertEqual(self.take(), ["view 1, 1 node: the first node"])
-    self.write(_START, _STEP, _START | {"step": 1}, _STEP | {"step": 2})
+    self.write(_START | {"step": 1}, _STEP | {"step": 2})
     narrator.look()
     self.assertEqual(self.take(), ["resumed_from_step=1", "step=2 loss=2.5000 step_ms=20.0"])
 
@@ -88,7 +86,7 @@ class NarratorTest(folders.FolderCase):
     for is_done, said in ((False, []), (True, ["state_sha256=5a"])):
       narrator = self.make()
       self.state.is_done = is_done
-      self.write(_END, name="summary.json")
+      (self.folder / "summary.json").write_text(json.dumps(_END))
       narrator.start()
       narrator.close()
       self.assertEqual([l for l in self.take() if "joined" not in l], said)

@@ -34,21 +34,23 @@ class JsonlTest(folders.FolderCase):
   def test_lines_are_read_as_they_come(self):
     with contextlib.closing(jsonl.MetricsWriter(self.path)) as writer:
       reader = self.enterContext(contextlib.closing(jsonl.MetricsReader(self.path)))
-      self.assertEqual(reader.read(), (True, ()))
+      self.assertEqual(reader.read(), ())
       writer.write_step(1, {})
       writer.write_step(2, {})
-      self.assertEqual(reader.read(), (False, ({"step": 1}, {"step": 2})))
+      self.assertEqual(reader.read(), ({"step": 1}, {"step": 2}))
       with self.path.open("ab") as file:
         file.write(b'{"step": 3}\n{"st')
-      self.assertEqual(reader.read(), (False, ({"step": 3},)))
+      self.assertEqual(reader.read(), ({"step": 3},))
       with self.path.open("ab") as file:
         file.write(b'ep": 4}\n')
-      self.assertEqual(reader.read(), (False, ({"step": 4},)))
-      self.assertEqual(reader.read(), (False, ()))
-      writer.forget_after(1)  # Another file.
-      writer.write_step(2, {"loss": 1})
-      lines = ({"step": 1}, {"step": 2, "loss": 1})
-      self.assertEqual(reader.read(), (True, lines))
+      self.assertEqual(reader.read(), ({"step": 4},))
+      self.assertEqual(reader.read(), ())
+
+  def test_a_reader_waits_for_the_file(self):
+    reader = self.enterContext(contextlib.closing(jsonl.MetricsReader(self.path)))
+    self.assertEqual(reader.read(), ())
+    self._write_run()
+    self.assertLen(reader.read(), 6)
 
   @parameterized.parameters(
       (float("nan"), None),
@@ -69,31 +71,57 @@ class JsonlTest(folders.FolderCase):
   @parameterized.parameters(0, 1, 2, 3, 4, 9)
   def test_resumed_run_has_each_step_once(self, resumed_from_step):
     self._write_run()
-    with contextlib.closing(
-        jsonl.MetricsWriter(self.path, resumed_from_step=resumed_from_step)
-    ) as writer:
+    before = self.path.read_bytes()
+    with contextlib.closing(jsonl.MetricsWriter(self.path)) as writer:
+      writer.write_event("start", step=resumed_from_step)
       for step in range(resumed_from_step + 1, 6):
         writer.write_step(step, {"loss": 0.0})
     steps, losses = jsonl.column(jsonl.read_lines(self.path), "loss")
     kept = min(resumed_from_step, 4)
     self.assertEqual(steps, (*range(1, kept + 1), *range(resumed_from_step + 1, 6)))
     self.assertEqual(losses[:kept], (3.5, 3.0, 2.5, 2.0)[:kept])
+    self.assertStartsWith(self.path.read_bytes(), before)
 
-  @parameterized.parameters('{"st', '{"step": 5, "loss": 1.0}')
-  def test_torn_last_line(self, torn):
+  @parameterized.parameters(
+      # Step numbers, and the letters of events; "" leaves a line out.
+      ("1 2 3", "1 2 3"),
+      ("1 2 3 rollback1 2 3", "1 rollback1 2 3"),
+      ("1 2 rollback0 1 2 rollback1 2 3", "rollback0 1 rollback1 2 3"),
+      ("1 2 recovery2 join3 eval2 rollback1 2", "1 recovery2 join3 rollback1 2"),
+      ("1 2 recovery2 join3 eval2 start1 2", "1 start1 2"),
+      ("start0 1 2 3 start2 3 rollback0 1", "start0 start2 rollback0 1"),
+      ("1 2 2 3", "1 2 3"),  # Two members told it.
+      ("1 2 rollback1 2 2", "1 rollback1 2"),
+  )
+  def test_fold(self, written, kept):
+    number = lambda word: int(word.lstrip("abcdefghijklmnopqrstuvwxyz"))
+    lines = []
+    for i, word in enumerate(written.split()):
+      event = word.rstrip("0123456789")
+      lines.append({"step": number(word), "at": i} | ({"event": event} if event else {}))
+    found = jsonl.fold(lines)
+    self.assertEqual(" ".join(f"{l.get('event', '')}{l['step']}" for l in found), kept)
+    self.assertSequenceEqual([l["at"] for l in found], sorted(l["at"] for l in found))
+
+  @parameterized.parameters("{", '{"st', '{"step": 5, "loss": 1.0')
+  def test_line_that_a_crash_cut_off(self, torn):
     self._write_run()
     whole = self.path.read_text()
     self.path.write_text(whole + torn)
     self.assertLen(jsonl.read_lines(self.path), 6)
-    jsonl.MetricsWriter(self.path, resumed_from_step=4).close()
-    self.assertEqual(self.path.read_text(), whole)
+    with contextlib.closing(jsonl.MetricsWriter(self.path)) as writer:
+      writer.write_step(5, {"loss": 2.0})
+    with self.assertLogs(level="WARNING") as logs:
+      lines = jsonl.read_lines(self.path)
+    self.assertEqual(lines[6:], ({"step": 5, "loss": 2.0},))
+    self.assertLen(logs.output, 1)
+    self.assertIn(f"Line 7 of {self.path} was cut off", logs.output[0])
 
-  @parameterized.parameters("{}", "[1]", "3", "not json", '{"step": "1"}', "")
+  @parameterized.parameters("{}", "[1]", "3", "not json", '{"step": "1"}')
   def test_damaged_line(self, line):
     self.path.write_text('{"step": 1}\n' + line + '\n{"step": 2}\n')
-    for read in (jsonl.read_lines, jsonl.MetricsWriter):
-      with self.assertRaisesRegex(ValueError, "Line 2 of .*metrics.jsonl"):
-        read(self.path)
+    with self.assertRaisesRegex(ValueError, "Line 2 of .*metrics.jsonl"):
+      jsonl.read_lines(self.path)
 
   @parameterized.parameters(
       (0, "File too large.*metrics.jsonl"), (5, "only 5 of 12 bytes.*metrics.jsonl")

@@ -1,13 +1,10 @@
 import contextlib
 import dataclasses
-import pathlib
-import tempfile
 import types
 
 from absl.testing import parameterized
 
-from bamboo_jax.accounting import account as account_lib
-from bamboo_jax.metrics import jsonl
+from bamboo_jax.accounting import account as account_lib, ledger as ledger_lib
 from bamboo_jax.recovery import durations
 from bamboo_jax.runtime.profile import recorder
 from bamboo_jax.schedule import failover, instruction as instruction_lib
@@ -46,13 +43,18 @@ class MeterTest(parameterized.TestCase):
     super().setUp()
     self.now = 0.0
     self.nodes = meter_lib.Nodes(((0, 1), (2, 3)), (4,))
-    folder = self.enterContext(tempfile.TemporaryDirectory())
-    self.path = pathlib.Path(folder) / "metrics.jsonl"
+    self.ledger = ledger_lib.Ledger(_PRICE)
 
   def _meter(self):
-    meter = meter_lib.Meter(_PRICE, market="spot", batch_size=8, clock=lambda: self.now)
-    meter.watch(self.nodes)
+    meter = meter_lib.Meter(since_secs=0.0, clock=lambda: self.now)
+    meter.begin(self.nodes)
     return meter
+
+  def _account(self, meter=None):
+    """Returns the account of all charges so far."""
+    for secs, node_time, num_samples in meter.take() if meter else ():
+      self.ledger.add_time(secs, node_time, num_samples=num_samples)
+    return self.ledger.account()
 
   def _add(self, meter, result, passes=None, recoveries=()):
     """Charges a step after which `self.nodes` live."""
@@ -67,7 +69,8 @@ class MeterTest(parameterized.TestCase):
         recoveries=recoveries,
     )
     done = dataclasses.replace(result, passes=passes, recoveries=recoveries)
-    meter.add_step(done, nodes=self.nodes)
+    for secs, node_time, num in meter.add_step(done, nodes=self.nodes, num_samples=8):
+      self.ledger.add_time(secs, node_time, num_samples=num)
 
   def test_sums_without_waiting(self):
     """Nodes 0 and 2 sum stage 0, 1 and 3 stage 1; some wait for the slower."""
@@ -94,12 +97,12 @@ class MeterTest(parameterized.TestCase):
     meter = self._meter()
     self.now = 10.0
     self._add(meter, _result(0.0), NodeTime(useful=16.0, bubble=24.0))
-    before = meter.account.node_time
+    before = self._account(meter).node_time
     self.assertEqual((before.idle, before.goodput), (10.0, 16.0 / 50.0))
     self.now = 40.0
     waited = dataclasses.replace(_result(10.0, secs=30.0), idle_secs=20.0)
     self._add(meter, waited, NodeTime(useful=16.0, bubble=24.0))
-    after = meter.account.node_time
+    after = self._account(meter).node_time
     self.assertEqual(after.bubble, 2 * before.bubble)
     self.assertEqual(after.idle, 2 * before.idle + 5 * 20.0)
     self.assertEqual(after.goodput, 32.0 / 200.0)
@@ -117,7 +120,7 @@ class MeterTest(parameterized.TestCase):
     ]
     self.now = 33.0
     self._add(meter, _result(20.0, measured=measured, compute=6, sums_secs=3.0, refresh=1.0))
-    account = meter.account
+    account = self._account(meter)
     self.assertEqual(account.secs, 33.0)
     self.assertEqual(account.num_samples, 8)
     self.assertEqual(
@@ -159,7 +162,7 @@ class MeterTest(parameterized.TestCase):
     self.now = 12.0
     self._add(meter, _result(0.0, measured=measured), recoveries=(recovery,))
     self.assertEqual(
-        meter.account.node_time,
+        self._account(meter).node_time,
         NodeTime(
             useful=2 + 2 + 3,
             recovery=3 + 3 * 0.75 + 4 * 2,  # The last until all could go on.
@@ -175,7 +178,7 @@ class MeterTest(parameterized.TestCase):
     self.now = 10.0
     self._add(meter, _result(0.0, program=10.0), passes)
     self.assertEqual(
-        meter.account.node_time, NodeTime(useful=7.5, redundant=2.5, bubble=30.0, idle=10.0)
+        self._account(meter).node_time, NodeTime(useful=7.5, redundant=2.5, bubble=30.0, idle=10.0)
     )
 
   def test_what_else_is_done(self):
@@ -188,12 +191,12 @@ class MeterTest(parameterized.TestCase):
     self.now = 5.0
     with meter.during("useful"):
       self.now = 7.0
-    got = meter.account.node_time
+    got = self._account(meter).node_time
     self.assertEqual(got.restart, 5 * 1.5)
     self.assertEqual(got.idle, 5 * 1.0 + 0.5)
     self.assertEqual(got.checkpoint, 5 * 2.0)
     self.assertEqual(got.useful, 5 * 2.0)
-    self.assertEqual(meter.account.node_secs, 35.0)
+    self.assertEqual(self._account(meter).node_secs, 35.0)
 
   def test_nodes_that_come_are_charged_for_their_boot(self):
     meter = self._meter()
@@ -209,70 +212,48 @@ class MeterTest(parameterized.TestCase):
     self.nodes = more
     self._add(meter, _result(6.0, secs=1.0))
     self.now = 7.0
-    got = meter.account.node_time
+    got = self._account(meter).node_time
     self.assertEqual(got.recovery, 5 * 2.0 + 6 * 1.0)
     self.assertEqual(got.redundant, 6 * 1.0)
     self.assertEqual(got.idle, 1.0 + 5 * 1.0 + 30.0 + 2.0)
 
   def test_charges_from_the_start_of_the_agent(self):
-    meter = meter_lib.Meter(_PRICE, market="spot", batch_size=8, since_secs=-4.0, clock=lambda: 1.0)
-    meter.watch(meter_lib.Nodes(self.nodes.owners, ()))
-    meter.charge()
-    self.assertEqual(meter.account.node_time, NodeTime(restart=4 * 5.0))
+    meter = meter_lib.Meter(since_secs=-4.0, clock=lambda: 1.0)
+    meter.begin(meter_lib.Nodes(self.nodes.owners, ()))
+    self.assertEqual(self._account(meter).node_time, NodeTime(restart=4 * 5.0))
     self.assertEqual(meter.welcome({0: 0.0, 4: 0.0}, self.nodes), {})
     self._add(meter, _result(1.0, secs=1.0))
-    self.assertEqual(meter.account.node_time.idle, 5.0 + 1.0)
+    self.assertEqual(self._account(meter).node_time.idle, 5.0 + 1.0)
 
-  def _train(self, meter, writer, steps):
-    for step in steps:
-      start, self.now = self.now, self.now + 10.0
-      self._add(meter, _result(start))
-      writer.write_step(step, meter.totals)
+  def test_a_member_that_joins_a_run_knows_nothing_of_before(self):
+    meter = meter_lib.Meter(since_secs=0.0, clock=lambda: self.now)
+    self.now = 5.0
+    self.assertEqual(meter.welcome({5: 3.0}, self.nodes), {})
+    with meter.during("recovery"):
+      self.now = 20.0
+    self._add(meter, _result(18.0, secs=2.0))
+    self.assertEqual(self._account().secs, 2.0)
+    self.now = 21.0
+    self._add(meter, _result(20.5, secs=0.5))
+    self.assertEqual(self._account().node_secs, 5 * 3.0)
 
-  @parameterized.product(kept=[0, 1, 3])
-  def test_resumes(self, kept):
-    with contextlib.closing(jsonl.MetricsWriter(self.path)) as writer:
-      self._train(self._meter(), writer, [1, 2, 3])
-    self.now = 1000.0  # Nobody is charged for the time between.
+  def test_charges_are_taken_once(self):
     meter = self._meter()
-    meter.resume(self.path, step=kept)
-    with contextlib.closing(jsonl.MetricsWriter(self.path, resumed_from_step=kept)) as writer:
-      self._train(meter, writer, [kept + 1])
-    account = meter.account
-    self.assertEqual(account.secs, 40.0)
-    self.assertEqual(account.num_samples, 8 * (kept + 1))
-    self.assertEqual(account.node_time.bubble, 40.0 * (kept + 1))
-    self.assertEqual(account.node_time.lost, 40.0 * (3 - kept))
-    self.assertEqual(account.node_time.idle, 40.0)
-
-  def test_rolls_back_again_and_again(self):
-    meter = self._meter()
-    with contextlib.closing(jsonl.MetricsWriter(self.path)) as writer:
-      self._train(meter, writer, [1])
-      for _ in range(3):
-        self._train(meter, writer, [2, 3])
-        meter.roll_back(self.path, step=1)
-        writer.forget_after(1)
-    self.assertEqual(meter.account.num_samples, 8)
-    self.assertEqual(meter.account.node_time.bubble, 40.0)
-    self.assertEqual(meter.account.node_time.lost, 3 * 80.0)
+    self.now = 2.0
+    meter.charge("lost")
+    self.assertEqual(meter.take(), [(2.0, NodeTime(lost=10.0), 0)])
+    self.assertEqual(meter.take(), [])
 
 
-class MakeMeterTest(parameterized.TestCase):
+class FindPriceTest(parameterized.TestCase):
 
   def test_no_price_by_default(self):
-    meter = meter_lib.make_meter(tiny.get_config())
-    meter.watch(meter_lib.Nodes(((0, 1),), ()))
-    meter.charge()
-    self.assertIsNone(meter.account.price)
-    self.assertGreater(meter.account.node_secs, 0.0)
+    self.assertIsNone(meter_lib.find_price(tiny.get_config()))
 
   def test_the_price_of_an_instance(self):
     config = tiny.get_config()
     config.cost.instance = "p3.2xlarge"
-    meter = meter_lib.make_meter(config)
-    meter.charge()
-    self.assertEqual(meter.account.price.instance, "p3.2xlarge")
+    self.assertEqual(meter_lib.find_price(config).instance, "p3.2xlarge")
 
   @parameterized.parameters("prices", "region", "date")
   def test_a_price_of_nothing(self, key):
@@ -280,7 +261,7 @@ class MakeMeterTest(parameterized.TestCase):
     config.cost[key] = "2021"
     message = f"config.cost.{key}='2021' has no effect without config.cost.inst"
     with self.assertRaisesRegex(ValueError, message):
-      meter_lib.make_meter(config)
+      meter_lib.find_price(config)
 
   @parameterized.parameters(
       ("instance", "p3.2xlargee", "did you mean 'p3.2xlarge'"),
@@ -293,7 +274,7 @@ class MakeMeterTest(parameterized.TestCase):
     config.cost.instance = "p3.2xlarge"
     config.cost[key] = value
     with self.assertRaisesRegex(ValueError, message):
-      meter_lib.make_meter(config)
+      meter_lib.find_price(config)
 
 
 class CompareCopiesTest(parameterized.TestCase):

@@ -109,7 +109,7 @@ class OutputsTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
     self.root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-    self.nodes = {}
+    self.nodes, self.told = {}, b""
     self.shown = io.StringIO()
     for number in range(4):
       self.join(number)
@@ -137,6 +137,10 @@ class OutputsTest(parameterized.TestCase):
         node.write_step(_committed(step, **facts))
 
   def lines(self, event=None):
+    """Returns steps, or events, as told so far; they are never rewritten."""
+    content = (self.root / "metrics.jsonl").read_bytes()
+    self.assertStartsWith(content, self.told)
+    self.told = content
     lines = jsonl.read_lines(self.root / "metrics.jsonl")
     return [line for line in lines if line.get("event") == event]
 

@@ -65,13 +65,10 @@ class Feed:
 
   def _read_workdir(self, workdir: pathlib.Path, now: float) -> None:
     assert self._log is not None
-    try:
-      is_new, lines = self._log.read()
-    except FileNotFoundError:
-      return  # No step is done yet.
-    known = self._known
-    if is_new:
+    lines, known = self._log.read(), self._known
+    if any(line.get("event") in jsonl.CUTS for line in lines):  # Steps are repeated.
       known.history = history_lib.History(known.kills)
+      lines = jsonl.read_lines(workdir / "metrics.jsonl")
     known.history.add(lines)
     if now >= self._rows_secs + _ROWS_SECS:
       self._rows_secs = now

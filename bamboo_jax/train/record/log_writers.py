@@ -29,10 +29,8 @@ class LogWriters:
       warn: Callable[[str], None],
       failures: failures_lib.Failures,
   ) -> None:
-    """Opens them; lines of steps after `resumed_from_step` are removed."""
-    self._lines = jsonl.MetricsWriter(
-        workdir.metrics, resumed_from_step=resumed_from_step, on_error=on_error
-    )
+    """Opens them; loggers forget steps after `resumed_from_step`."""
+    self._lines = jsonl.MetricsWriter(workdir.metrics, on_error=on_error)
     self._callbacks, self._warn = [*callbacks], warn
     self._failures = failures
     self._background: list[background.Background] = []
@@ -65,13 +63,8 @@ class LogWriters:
     self._lines.write_event(event, step=step, values=values)
     self._call("event", event, step, dict(values))
 
-  def keep(self, line: jsonl.Line) -> None:
-    """Writes a line to `metrics.jsonl` again, from which it was removed."""
-    self._lines.write_step(line["step"], line)
-
-  def forget_after(self, step: int) -> None:
-    """Removes later steps, which will be run again."""
-    self._lines.forget_after(step)
+  def rewind(self, step: int) -> None:
+    """Tells loggers that later steps will be run again."""
     for logger in self._background:
       logger.rewind(step)
 

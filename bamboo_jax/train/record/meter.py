@@ -1,28 +1,21 @@
-"""The running account of a run.
+"""The charges of a run: what its nodes did with each second.
 
 All time of a process is charged to its nodes: steps by their phases and passes,
 other time by the activity of the loop. A node that joins is charged from its
-start. The log has the totals after each step, from which a resumed run
-continues. Time between two processes is not charged, since it is unknown which
-nodes were live.
+start. Every member measures; the one that writes the log adds the charges to
+the totals there. Time between two processes is not charged, since it is unknown
+which nodes were live.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
-import functools
-import pathlib
 import statistics
 import time
+from typing import NamedTuple
 
 from bamboo_jax import base, config as config_lib
-from bamboo_jax.accounting import (
-    account as account_lib,
-    ledger as ledger_lib,
-    prices as prices_lib,
-    runs,
-)
-from bamboo_jax.metrics import jsonl
+from bamboo_jax.accounting import account as account_lib, prices as prices_lib
 from bamboo_jax.train import step as step_lib
 
 
@@ -49,27 +42,14 @@ class Nodes:
 _JOINT = {"useful": ("norm", "apply"), "redundant": ("refresh",)}
 
 
-def make_meter(config: config_lib.Config, *, since_secs: float | None = None) -> "Meter":
-  """Returns the meter of a config, started now or at `since_secs`.
+def find_price(config: config_lib.Config) -> prices_lib.Price | None:
+  """Returns the price of a node; None if the config names no kind of node.
 
   Raises `ValueError` if price or market are unknown, or there are options of a
   price but no instance; `OSError` if the file of prices cannot be read.
   """
-  pipeline = config.pipeline
-  return Meter(
-      find_price(config),
-      market=config.cost.market,
-      batch_size=pipeline.num_pipelines * pipeline.num_microbatches * pipeline.microbatch_size,
-      since_secs=since_secs,
-  )
-
-
-def find_price(config: config_lib.Config) -> prices_lib.Price | None:
-  """Returns the price of a node; None if the config names no kind of node.
-
-  Raises as `make_meter`.
-  """
   options = config.cost
+  prices_lib.check_market(options.market)
   if options.instance is None:
     for name in ("prices", "region", "date"):
       if (value := getattr(options, name)) is not None:
@@ -83,49 +63,40 @@ def find_price(config: config_lib.Config) -> prices_lib.Price | None:
   )
 
 
+class Charge(NamedTuple):
+  """Wall time, and what the live nodes did in it."""
+
+  secs: float
+  node_time: account_lib.NodeTime
+  num_samples: int = 0
+
+
 class Meter:
   """Charges the time of a run.
 
   Args:
-    price: Price per node; None: only time and samples are counted.
-    market: One of `prices.MARKETS`.
     clock: Returns seconds, on the clock of `step.Committed`.
-    since_secs: Start of the charged time, on `clock`; None: now.
+    since_secs: Start of the charged time, on `clock`.
   """
 
-  def __init__(
-      self,
-      price: prices_lib.Price | None,
-      *,
-      market: str,
-      batch_size: int,
-      clock: Callable[[], float] = time.perf_counter,
-      since_secs: float | None = None,
-  ) -> None:
-    self._make_ledger = functools.partial(ledger_lib.Ledger, price, market=market)
-    self._batch_size = batch_size
+  def __init__(self, *, since_secs: float, clock: Callable[[], float] = time.perf_counter) -> None:
     self._clock = clock
-    self._since_secs = clock() if since_secs is None else since_secs
-    self._last = self._since_secs
-    self._has_begun = False
+    self._since_secs = self._last = since_secs
+    self._is_running = self._has_stepped = False
     self._boot_secs = 0.0  # Of nodes that have joined, not charged yet.
-    self._ledger = self._make_ledger()
+    self._charges: list[Charge] = []
     self._nodes = Nodes((), ())  # At the last charge.
     self._otherwise = "restart"  # Charged by default.
 
-  @property
-  def account(self) -> account_lib.Account:
-    """Account so far; `ValueError` if no time has been charged."""
-    return self._ledger.account()
+  def begin(self, nodes: Nodes) -> None:
+    """Starts a run, or resumes one: `nodes` are charged since `since_secs`."""
+    self._is_running, self._nodes = True, nodes
+    self.charge()
 
-  @property
-  def totals(self) -> dict[str, object]:
-    """The totals so far, as an entry of the log."""
-    return {runs.KEY: self._ledger.totals().as_dict()}
-
-  def watch(self, nodes: Nodes) -> None:
-    """Charges these nodes for the time since the last charge."""
-    self._nodes = nodes
+  def take(self) -> list[Charge]:
+    """Returns the charges since the last call."""
+    found, self._charges = self._charges, []
+    return found
 
   def welcome(
       self, boot_secs: Mapping[base.NodeId, float], nodes: Nodes | None
@@ -141,36 +112,17 @@ class Meter:
     Returns:
       The entries of `boot_secs` of nodes that join a run that has begun.
     """
+    if not self._is_running:
+      return {}
     come = {n: s for n, s in boot_secs.items() if n not in self._nodes.live}
-    if not self._has_begun:
+    if not self._has_stepped:
       self._boot_secs += len(come) * (self._clock() - self._since_secs)
       come = {}
     self._boot_secs += sum(come.values())
     if nodes is not None:
       self.charge()
-      self.watch(nodes)
+      self._nodes = nodes
     return come
-
-  def resume(self, path: pathlib.Path, *, step: int) -> None:
-    """Continues from a log, which may be absent; rolls back to `step`."""
-    if path.exists():
-      totals = runs.last_totals(jsonl.read_lines(path))
-      self._ledger = self._make_ledger(start=totals)
-      self.roll_back(path, step=step)
-
-  def take_over(self, path: pathlib.Path, *, step: int) -> None:
-    """Continues after `step` in the log of another member.
-
-    This member has measured the time since then, too.
-    """
-    totals = runs.last_totals(jsonl.read_lines(path), up_to_step=step)
-    self._ledger = self._make_ledger(start=totals)
-    self._otherwise, self._has_begun = "idle", True
-
-  def roll_back(self, path: pathlib.Path, *, step: int) -> None:
-    """Turns training after `step` in the log `path` into lost time."""
-    lines = jsonl.read_lines(path)
-    self._ledger.roll_back(runs.last_totals(lines, up_to_step=step))
 
   def charge(self, kind: str | None = None) -> None:
     """Charges the time since the last charge to `kind`, for all nodes.
@@ -191,34 +143,32 @@ class Meter:
       self.charge()
       self._otherwise = before
 
-  def add_step(
-      self, step: step_lib.Committed, *, nodes: Nodes, num_dropped: int = 0, is_late: bool = False
-  ) -> None:
-    """Charges a step and the time since its end.
+  def add_step(self, step: step_lib.Committed, *, nodes: Nodes, num_samples: int) -> list[Charge]:
+    """Returns all charges up to now, for a step that has just ended.
+
+    To a member that has joined a run, the time before its first step is unknown.
 
     Args:
       nodes: Live nodes at its end.
-      num_dropped: Samples of its batch that were not trained on.
-      is_late: Whether a later step is already running, which will charge the
-        time since the end of this one.
+      num_samples: Samples of its batch that were trained on.
     """
+    if not self._is_running:
+      self._is_running, self._nodes, self._last = True, nodes, step.start_secs
     self._charge_until(step.start_secs, self._otherwise)
-    self._otherwise, self._has_begun = "idle", True
+    self._otherwise, self._has_stepped = "idle", True
     before, self._nodes = self._nodes, nodes
-    boots = account_lib.NodeTime(idle=self._boot_secs)
+    time_of_step = _split(step, before, nodes) + account_lib.NodeTime(idle=self._boot_secs)
     self._boot_secs = 0.0
-    self._ledger.add_time(
-        step.secs, _split(step, before, nodes) + boots, num_samples=self._batch_size - num_dropped
-    )
+    self._charges.append(Charge(step.secs, time_of_step, num_samples))
     self._last = step.start_secs + step.secs
-    if not is_late:
-      self.charge("recovery" if step.recoveries else None)
+    self.charge("recovery" if step.recoveries else None)
+    return self.take()
 
   def _charge_until(self, end_secs: float, kind: str) -> None:
-    secs = max(0.0, end_secs - self._last)
-    node_secs = secs * len(self._nodes.live)
-    self._ledger.add_time(secs, account_lib.NodeTime(**{kind: node_secs}))
-    self._last = max(self._last, end_secs)
+    if self._is_running and (secs := max(0.0, end_secs - self._last)):
+      node_secs = secs * len(self._nodes.live)
+      self._charges.append(Charge(secs, account_lib.NodeTime(**{kind: node_secs})))
+      self._last = end_secs
 
 
 def _split(step: step_lib.Committed, before: Nodes, after: Nodes) -> account_lib.NodeTime:

@@ -1,12 +1,12 @@
 """The files of a run, and its progress.
 
 The member that hosts the lowest training node writes. All members make the same
-calls; the others only keep the last step, in case the writer dies. Earlier
-steps are read from the log.
+calls and measure the same; the others only keep the last step, in case the
+writer dies before it is told. Totals up to then are read from the log.
 """
 
 import collections
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import contextlib
 import dataclasses
 import time
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from absl import logging
 
 from bamboo_jax import base
+from bamboo_jax.accounting import ledger as ledger_lib, runs
 from bamboo_jax.base import logs
 from bamboo_jax.checkpoint import digest
 from bamboo_jax.metrics import (
@@ -40,19 +41,18 @@ from bamboo_jax.train.record import (
 )
 from bamboo_jax.train.setup import job as job_lib, sizes
 
-_RECOVERY, _JOIN = "recovery", "join"
-_START, _PAUSE = "start", "pause"
 _COUNT_SECS = 4.0  # Between counts of compiled programs.
 # Events at the start that are also shown, as their "text".
 WARNING, CHANGED = "warning", "changed"
 
 
 class _LastStep(NamedTuple):
-  """The last step, its nodes, and the samples that it did not train on."""
+  """The last step, its nodes, the samples that it left out, and its charges."""
 
   done: step_lib.Committed
   nodes: meter_lib.Nodes
   num_dropped: int
+  charges: Sequence[meter_lib.Charge]
 
 
 class Outputs:
@@ -70,7 +70,9 @@ class Outputs:
     self._config = config = job.config
     self._workdir, self._name = given.workdir, given.name
     self._progress = given.progress
-    self._meter = meter_lib.make_meter(config, since_secs=given.started_secs)
+    self._meter = meter_lib.Meter(since_secs=given.started_secs)
+    self._price = meter_lib.find_price(config)
+    self._ledger = ledger_lib.Ledger(self._price, market=config.cost.market)
     self._batch_size = job.plan.batch.batch_size
     self._unit = job.task.batches.source.unit
     self._mfu = mfu.Mfu.of(job)
@@ -96,24 +98,22 @@ class Outputs:
     return self._writer
 
   def begin(self, step: int) -> None:
-    """Starts the log at `step`, at the start of a run; removes later lines."""
+    """Starts the log at `step`, at the start of a run; later steps are repeated."""
     self._started_at = step
     self._profiler.note_done(step)
     logs.note_step(step)
     warnings = opening.find_warnings(self._job)
     self._show_start(step, warnings)
+    self._meter.begin(self._nodes())
     if self._state.is_writer:
       step_traces.clear(self._workdir.rows)  # Of an earlier run.
       opening.write_facts(self._job, self._workdir)
-      self._meter.watch(self._nodes())
       if step < self._config.num_steps:
-        self._meter.resume(self._workdir.metrics, step=step)
-        self._meter.charge()
         self.close()  # It may have started at another step.
         self._open(step)
         if self.failures.error is not None:
           raise self.failures.error
-        self.write_event(_START, step=step, values=self._meter.totals)
+        self._roll_back(jsonl.START, step)
         for text in warnings:
           self._log.write_event(WARNING, step=step, values={"text": text})
         for change in self._state.writer.changes:
@@ -129,22 +129,20 @@ class Outputs:
     """Writes a committed step, and the recoveries in it."""
     before, num_dealt = self._last, sum(map(len, self._state.layout.shares))
     kept = num_dealt / self._job.plan.batch.num_shares
-    num_dropped = round(self._batch_size * (1 - kept))
-    self._last = _LastStep(done, self._nodes(), num_dropped)
+    num_dropped, nodes = round(self._batch_size * (1 - kept)), self._nodes()
+    charges = self._meter.add_step(done, nodes=nodes, num_samples=self._batch_size - num_dropped)
+    self._last = _LastStep(done, nodes, num_dropped, charges)
     self._profiler.note_done(done.steps)
     logs.note_step(done.steps)
     self._rows.add(done, with_plan=self._state.is_writer)
     if not self._state.is_writer:
-      self.close()  # Another member may replace the file.
+      self.close()  # Another member writes from now on.
       return
-    num_updates = self._state.num_updates
-    if self._writer is None:
-      num_before = num_updates - (not done.skipped)
-      self._take_over(done.steps - 1, before, num_before)
-    self._write(*self._last, num_updates=num_updates)
+    self._ensure(done.steps - 1, before, num_later=int(not done.skipped))
+    self._write(self._last, num_updates=self._state.num_updates)
     for recovery in done.recoveries:
       values = dataclasses.asdict(recovery)
-      self.write_event(_RECOVERY, step=done.steps, values=values)
+      self.write_event("recovery", step=done.steps, values=values)
 
   def welcome(
       self,
@@ -154,18 +152,19 @@ class Outputs:
       in_step: bool,
   ) -> None:
     """Charges and logs joining nodes; see `meter.Meter.welcome`."""
-    if self._state.is_writer and self._writer is not None:
-      nodes = None if in_step else self._nodes()
-      if come := self._meter.welcome(boot_secs, nodes):
-        values: dict[str, Any] = {"boot_secs": {str(n): come[n] for n in come}}
-        values["names"] = [names.get(n, f"node {n}") for n in come]
-        step = self._state.steps + 1  # The step that they join.
-        self._log.write_event(_JOIN, step=step, values=values)
+    come = self._meter.welcome(boot_secs, None if in_step else self._nodes())
+    if come:
+      step = self._state.steps + 1  # The step that they join.
+      values = {
+          "boot_secs": {str(n): come[n] for n in come},
+          "names": [names.get(n, f"node {n}") for n in come],
+      }
+      self.write_event("join", step=step, values=values)
 
   def write_event(self, event: str, *, step: int, values: Mapping[str, Any]) -> None:
     """Writes and shows an event after `step` steps, such as an evaluation."""
     if self._state.is_writer:
-      self._ensure(step)
+      self._ensure(step, self._last)
       self._log.write_event(event, step=step, values=values)
       line = {"step": step, **values, "event": event}
       if (text := progress_lib.render_event(line)) is not None:
@@ -180,8 +179,8 @@ class Outputs:
       self._progress.explain(reason, at_once=at_once)
     if self._state.is_first:  # The writer may have died.
       steps, flags = self._state.steps, {"at_once": True} if at_once else {}
-      self._ensure(steps)
-      self._log.write_event(_PAUSE, step=step or steps + 1, values={"reason": reason, **flags})
+      self._ensure(steps, self._last)
+      self._log.write_event("pause", step=step or steps + 1, values={"reason": reason, **flags})
 
   def count_compiled(self, num_done: int, num_programs: int) -> None:
     """Explains a pause every few seconds by the number of compiled programs."""
@@ -194,21 +193,17 @@ class Outputs:
 
   def during(self, kind: str) -> contextlib.AbstractContextManager[None]:
     """Charges the time of a `with` block; see `meter.Meter.during`."""
-    if self._state.is_writer and self._writer is not None:
-      return self._meter.during(kind)
-    return contextlib.nullcontext()
+    return self._meter.during(kind)
 
   def roll_back(self, step: int) -> None:
-    """Removes steps after `step`, which will be repeated; recoveries stay."""
+    """Tells that the steps after `step` will be repeated."""
+    self._meter.charge("lost")
+    if self._state.is_writer:
+      self._ensure(step, self._last)
+      self._log.rewind(step)
+      self._roll_back(jsonl.ROLLBACK, step)
     self._last = None
-    if not self._state.is_writer:
-      return
-    with self._keeping_changes(step):
-      self._ensure(step)
-      self._meter.charge("lost")
-      self._meter.roll_back(self._workdir.metrics, step=step)
-      self._log.forget_after(step)
-    self._log.write_event("cost", step=step, values=self._meter.totals)
+    self._meter.take()
 
   def flush(self) -> None:
     """Waits until rows are written, and ends the profile of this member."""
@@ -217,13 +212,14 @@ class Outputs:
 
   def write_summary(self, step: int, digests: digest.Digests) -> None:
     """Writes summary and plots after `step` steps, unless already written."""
-    self._ensure(step)
+    self._ensure(step, self._last)
     lines = jsonl.read_lines(self._workdir.metrics)
     start, since = self._find_start(lines)
     recoveries = run_summary.find_recoveries(since)
     if self._started_at == step:
       since = ()  # This run did no step.
     self._meter.charge()
+    self._add(self._meter.take())
     summary = run_summary.make_summary(
         self._job,
         digests,
@@ -232,12 +228,12 @@ class Outputs:
         lines=lines,
         since=since,
         recoveries=recoveries,
-        account=self._meter.account,
+        account=self._ledger.account(),
     )
     has_trained = any("event" not in line for line in since)
     if not has_trained and run_summary.is_written(self._workdir, summary):
       return
-    self._log.write_event("cost", step=step, values=self._meter.totals)
+    self._log.write_event("cost", step=step, values=self._totals)
     if has_trained and self._config.metrics.plots:
       self.explain("figures are drawn", step=step)
     self._log.finish()
@@ -254,16 +250,9 @@ class Outputs:
       self._writer.close()
       self._writer = None
 
-  def _write(
-      self,
-      done: step_lib.Committed,
-      nodes: meter_lib.Nodes,
-      num_dropped: int,
-      *,
-      num_updates: int,
-      is_late: bool = False,
-  ) -> None:
-    self._meter.add_step(done, nodes=nodes, num_dropped=num_dropped, is_late=is_late)
+  def _write(self, last: _LastStep, *, num_updates: int) -> None:
+    done, nodes = last.done, last.nodes
+    self._add(last.charges)
     unit = self._unit or done.sums.unit(self._batch_size)
     shown = {
         "loss": done.sums.mean_loss,
@@ -278,15 +267,15 @@ class Outputs:
     if self._mfu is not None:
       num_nodes = len(nodes.training)
       shown["mfu_pct"] = self._mfu.find_pct(done.secs, num_nodes=num_nodes)
-    account = self._meter.account
+    account = self._ledger.account()
     shown["goodput_pct"] = 100 * account.node_time.goodput
     if account.price is not None:
       shown["usd"] = account.usd
     self.shown = shown
-    more = self._meter.totals | {
+    more = self._totals | {
         "grad_norm": done.sums.grad_norm,
         "samples_seen": done.steps * self._batch_size,
-        "samples_dropped": num_dropped,
+        "samples_dropped": last.num_dropped,
         "phase_ms": {k: 1e3 * v for k, v in done.phase_secs.items()},
         "view": done.view,
     }
@@ -338,47 +327,24 @@ class Outputs:
     if step >= (num_steps := self._config.num_steps):
       self.show(f"nothing to do: {step} of {num_steps=} steps are done")
 
-  def _take_over(self, step: int, last: _LastStep | None, num_updates: int) -> None:
-    """Continues the log of a dead member after `step`.
+  def _ensure(self, step: int, last: _LastStep | None, num_later: int = 0) -> None:
+    """Opens the log; if a dead member wrote it, goes on after `step`.
 
-    Writes the step `last` if the dead member did not; the parameters had
-    `num_updates` updates after it.
+    Writes the step `last` if the dead member did not; the parameters have had
+    `num_later` updates since.
     """
-    path, is_told = self._workdir.metrics, True
-    if last is None or last.done.steps != step or not path.exists():
-      self._meter = meter_lib.make_meter(self._config)
-      self._meter.watch(self._nodes())
-      self._meter.resume(path, step=step)
-    else:  # This member has measured the time since `last`, too.
-      done = last.done
-      lines = jsonl.read_lines(path)
-      is_told = any(l["step"] == step for l in lines if "event" not in l)
-      self._meter = meter_lib.make_meter(
-          self._config, since_secs=done.start_secs + is_told * done.secs
-      )
-      self._meter.watch(last.nodes)
-      self._meter.take_over(path, step=step)
-    with self._keeping_changes(step):
-      self._open(step)
-    if last is not None and not is_told:  # It died right after the commit.
-      self._write(*last, num_updates=num_updates, is_late=True)
-
-  @contextlib.contextmanager
-  def _keeping_changes(self, step: int) -> Iterator[None]:
-    """Keeps the events of deaths and joins after `step` in a truncated log."""
-    path = self._workdir.metrics
-    lines = jsonl.read_lines(path) if path.exists() else ()
-    yield
-    for line in self._find_start(lines)[1]:
-      if line["step"] > step and line.get("event") in (_RECOVERY, _JOIN):
-        self._log.keep(line)
-
-  def _ensure(self, step: int) -> None:
     if self._writer is None:
-      step = self._last.done.steps if self._last else step
-      self._take_over(step, self._last, self._state.num_updates)
+      step = last.done.steps if last else step
+      lines = self._open(step, up_to_step=step)
+      is_told = any(l["step"] == step for l in lines if "event" not in l)
+      if last is not None and not is_told:  # It died right after the commit.
+        self._write(last, num_updates=self._state.num_updates - num_later)
 
-  def _open(self, step: int) -> None:
+  def _open(self, step: int, *, up_to_step: int | None = None) -> Sequence[jsonl.Line]:
+    """Opens the log, from `step` on; returns its lines, and reads the totals."""
+    lines = self._read()
+    totals = runs.last_totals(lines, up_to_step=up_to_step)
+    self._ledger = ledger_lib.Ledger(self._price, market=self._config.cost.market, start=totals)
     self._writer = log_writers.LogWriters(
         self._workdir,
         self._config,
@@ -388,6 +354,26 @@ class Outputs:
         warn=self._warn,
         failures=self.failures,
     )
+    return lines
+
+  def _read(self) -> Sequence[jsonl.Line]:
+    path = self._workdir.metrics
+    return jsonl.read_lines(path) if path.exists() else ()
+
+  def _roll_back(self, event: str, step: int) -> None:
+    """Writes an event after which the steps after `step` are repeated."""
+    self._add(self._meter.take())
+    self._ledger.roll_back(runs.last_totals(self._read(), up_to_step=step))
+    self._log.write_event(event, step=step, values=self._totals)
+
+  def _add(self, charges: Iterable[meter_lib.Charge]) -> None:
+    for secs, node_time, num_samples in charges:
+      self._ledger.add_time(secs, node_time, num_samples=num_samples)
+
+  @property
+  def _totals(self) -> dict[str, object]:
+    """The totals so far, as an entry of the log."""
+    return {runs.KEY: self._ledger.totals().as_dict()}
 
   def _warn(self, text: str) -> None:
     steps = self._state.steps
@@ -408,7 +394,7 @@ class Outputs:
 
   def _find_start(self, lines: Sequence[jsonl.Line]) -> tuple[int, Sequence[jsonl.Line]]:
     """Returns the step of the last start or resume, and the lines since."""
-    starts = [i for i, line in enumerate(lines) if line.get("event") == _START]
+    starts = [i for i, line in enumerate(lines) if line.get("event") == jsonl.START]
     index = starts[-1] if starts else 0
     step = self._started_at or (lines[index]["step"] if starts else 0)
     return step, lines[index:]
