@@ -8,11 +8,12 @@ those that import what imports it, the fast ones first. A fault that makes one
 hang counts as noticed. Messages, logs, annotations, asserts and docstrings are
 left alone.
 
-Prints a line per fault, and `mutants=N killed=K kill_rate=R` at the end. Sweeps
-take the samples of seed 0 (`tests/samples.py`). The lines are kept
-in build/mutants/log.txt: a fault that is in it is not tried again, so a run
-that was cut short goes on, and `--again` tries those again that were alive. A
-draw depends on a fault's own line only, so that it outlives other changes.
+Prints a line per fault, with the test that noticed it, and `mutants=N killed=K
+kill_rate=R` at the end. Sweeps take the samples of seed 0 (`tests/samples.py`).
+The lines are kept in build/mutants/log.txt: a fault that is in it is not tried
+again, so a run that was cut short goes on, and `--again` tries those again that
+were alive. A draw depends on a fault's own line only, so that it outlives other
+changes.
 """
 
 import argparse
@@ -45,6 +46,7 @@ _NOT_RUN = ("annotation", "returns", "decorator_list")
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _COPY = _ROOT / "build" / "mutants" / "repository"
 _LOG = _COPY.parent / "log.txt"
+_ALIVE = "ALIVE"
 _MOST_TESTS, _MOST_SECS, _SLOWDOWN = 8, 180, 4
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["pytest", "jax", "hypothesis", "flax", "chex"])
@@ -202,8 +204,8 @@ def _secs(test):
   return took if passes else None
 
 
-def _is_killed(mutant, within):
-  """Returns whether a test near the mutant fails."""
+def _find_killer(mutant, within):
+  """Returns a test near the mutant that fails, or None."""
   path, source = _COPY / mutant.path, (_ROOT / mutant.path).read_text()
   for tests in find_tests(mutant.path, within):
     for test in sorted(filter(_secs, tests), key=_secs):
@@ -213,8 +215,8 @@ def _is_killed(mutant, within):
       passes, _ = _run(test, _SLOWDOWN * _secs(test) + 10)
       path.write_text(source)
       if not passes:
-        return True
-  return False
+        return test
+  return None
 
 
 def draw(paths, *, count, seed):
@@ -232,7 +234,7 @@ def draw(paths, *, count, seed):
 def _read_log(again):
   lines = _LOG.read_text().splitlines() if _LOG.exists() else []
   verdicts = dict(reversed(line.split(" ", 1)) for line in lines)
-  return {what: verdict for what, verdict in verdicts.items() if verdict == "killed" or not again}
+  return {what: verdict for what, verdict in verdicts.items() if verdict != _ALIVE or not again}
 
 
 def main():
@@ -258,10 +260,10 @@ def main():
   for mutant in drawn:
     verdict = verdicts.get(str(mutant))
     if verdict is None:
-      verdict = "killed" if _is_killed(mutant, args.tests) else "ALIVE"
+      verdict = _find_killer(mutant, args.tests) or _ALIVE
       with _LOG.open("a") as log:
         log.write(f"{verdict} {mutant}\n")
-    killed += verdict == "killed"
+    killed += verdict != _ALIVE
     print(verdict, mutant, flush=True)
   rate = f"{killed / len(drawn):.1%}" if drawn else "none"
   print(f"mutants={len(drawn)} killed={killed} kill_rate={rate}")

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import os
 import random
 from typing import TypeVar
+import unittest
 
 # Tests draw when they are imported, also in the workers of pytest-xdist.
 _SEED = "BAMBOO_TESTS_SAMPLE"
@@ -24,6 +25,11 @@ def choose(seed: str | None, *, is_all: bool) -> None:
 def is_all() -> bool:
   """Returns whether all cases run."""
   return os.environ.get(_SEED) == _ALL
+
+
+def only_all(test: _T) -> _T:
+  """Decorates tests and classes that other ones repeat at a lower level: they run with `--all`."""
+  return unittest.skipUnless(is_all(), "only with --all")(test)
 
 
 def describe() -> str:

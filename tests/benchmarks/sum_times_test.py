@@ -1,7 +1,5 @@
 """Both kinds of a sum are timed, by processes that start JAX: some seconds."""
 
-import unittest
-
 from absl.testing import parameterized
 
 from bamboo_jax.benchmarks import sum_times
@@ -10,7 +8,7 @@ from tests import samples
 
 class SumTimesTest(parameterized.TestCase):
 
-  @unittest.skipUnless(samples.is_all(), "Four processes start JAX; with --all.")
+  @samples.only_all
   def test_measure(self):
     found = sum_times.measure(mib=1, owners=2, rounds=1)
     self.assertGreater(found.pop("transport"), 0)

@@ -8,7 +8,6 @@ import json
 import os
 import shlex
 import sys
-import time
 
 from bamboo_jax.cluster.store import (
     endpoint as endpoint_lib,
@@ -18,7 +17,6 @@ from bamboo_jax.cluster.store import (
 from bamboo_jax.net import identity as identity_lib
 from tests.launch import commands
 
-_DEADLINE_SECS = 400
 _WHOLE: list[str] = []  # The hash of the state, once it is known.
 # With the flags of the run to compare with: sshd passes on no variables.
 _BAMBOO = f"""
@@ -47,7 +45,6 @@ class DeployedCase(commands.CommandCase):
     super().setUp()
     self.workdir = self.folder / "run"
     self.secret = endpoint_lib.secret_file(self.workdir)
-    self.tend = lambda: None  # Called by all that waits.
     self.registries = {}
     self.write_program("bamboo", f'{_BAMBOO}exec $python "$@"\n')
     self.environ = {**os.environ, "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}"}
@@ -63,15 +60,6 @@ class DeployedCase(commands.CommandCase):
     """Makes `bamboo` run the lines `before`, and only check its arguments."""
     run = 'exec $python "$@" --only_check_args\n'
     self.write_program("bamboo", before + _BAMBOO + run)
-
-  def wait_for(self, condition, what):
-    """Returns the value of `condition()` once it is true."""
-    end_secs = time.monotonic() + _DEADLINE_SECS
-    while not (found := condition()):
-      self.tend()
-      self.assertLess(time.monotonic(), end_secs, msg=f"no {what}")
-      time.sleep(0.1)
-    return found
 
   def members(self):
     """Returns the members by name; none before the first step."""

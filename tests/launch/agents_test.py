@@ -1,15 +1,16 @@
-"""Agents that are started one by one, as on several machines.
+"""Agents that are started by hand, one by one, as on several machines.
 
-Loopback addresses stand for machines. Takes most of half a minute, as workers
-import JAX.
+Loopback addresses stand for machines. One cluster goes through a refused agent, steps, a notice
+and the end of the run; takes most of half a minute, as workers import JAX.
 """
 
+import os
 import socket
-import time
+from unittest import mock
 
 from absl.testing import absltest
 
-from tests import notice_server
+from tests import notice_server, samples
 from tests.launch import commands
 
 
@@ -17,7 +18,7 @@ from tests.launch import commands
 class AgentsTest(commands.CommandCase):
 
   CHANGES = {
-      "num_steps": 30,
+      "num_steps": 60,
       "pipeline.num_pipelines": 1,
       "pipeline.num_stages": 2,
       "pipeline.num_microbatches": 2,
@@ -46,46 +47,40 @@ class AgentsTest(commands.CommandCase):
     return log.exists() and b'"loss"' in log.read_bytes()
 
   def test_one_of_three_machines_is_preempted(self):
-    gcp = ("--notice=gcp", f"--notice_url={self.cloud.url}")
-    agents = [self.start_agent(0), self.start_agent(1, *gcp)]
-    agents.append(self.start_agent(2))
-    while not self.has_stepped() and all(a.poll() is None for a in agents):
-      time.sleep(0.02)
-    self.cloud.announced = {"gcp"}
-    self.finish(agents[1])
-    self.release()
-    said = self.finish(*agents[::2])
-    self.assertEqual(self.summary()["steps"], 30)
-    for text in said:
-      self.assertRegex(text, r"n2 joined \(zone z2\); \d of 3 nodes are here")
-      self.assertIn("n1 left: handed over after a notice", text)
-      self.assertRegex(text, r"(?s)step=1 loss=.*step=30 .*state_sha256=\w{64}")
-      self.assertNotIn("etcd", text)
-    programs = (self.folder / "run" / "programs").glob("*.xla")
-    self.assertNotEmpty([*programs])  # What one compiles all machines have.
-    shown = commands.run("-m", "launch.status", f"--etcd={self.etcd.endpoint}").stdout
-    self.assertIn("n1 left: handed over after a notice", shown)
-    self.assertIn("step=30 num_steps=30", shown)
+    with self.phase("start"):
+      gcp = ("--notice=gcp", f"--notice_url={self.cloud.url}")
+      agents = [self.start_agent(0), self.start_agent(1, *gcp), self.start_agent(2)]
+      self.wait_for(self.has_stepped, "first step")
+    with self.phase("an agent of another environment"):
+      with mock.patch.dict(os.environ, {"JAX_THREEFRY_PARTITIONABLE": "0"}):
+        other = self.start_agent(8)
+      said, _ = other.communicate(timeout=60)
+      self.assertEqual(other.returncode, 2, msg=said)
+      self.assertIn('environment.JAX_THREEFRY_PARTITIONABLE is absent there and "0" here.', said)
+    with self.phase("notice"):
+      self.cloud.announced = {"gcp"}
+      self.finish(agents[1])
+    with self.phase("end"):
+      self.release()
+      said = self.finish(*agents[::2])
+      self.assertEqual(self.summary()["steps"], 60)
+      for text in said:
+        self.assertRegex(text, r"n2 joined \(zone z2\); \d of 3 nodes are here")
+        self.assertIn("n1 left: handed over after a notice", text)
+        self.assertRegex(text, r"(?s)step=1 loss=.*step=60 .*state_sha256=\w{64}")
+        self.assertNotIn("etcd", text)
+      programs = (self.folder / "run" / "programs").glob("*.xla")
+      self.assertNotEmpty([*programs])  # What one compiles all machines have.
+      shown = commands.fork("-m", "launch.status", f"--etcd={self.etcd.endpoint}").stdout
+      self.assertIn("n1 left: handed over after a notice", shown)
+      self.assertIn("step=60 num_steps=60", shown)
+    with self.phase("a run without failures"):
+      want = self.start("train", workdir="whole")
+      self.assertIn(self.summary()["state_sha256"], self.finish(want)[0])
 
+  @samples.only_all
   @absltest.skipUnless(socket.has_dualstack_ipv6(), "there is no IPv6")
   def test_machines_of_ipv6(self):
     few = ("--nodes=2", "--config.num_steps=5", commands.PROGRAM_CACHE)
     self.finish(*(self.start_agent(n, *few, host="::1") for n in range(2)))
     self.assertEqual(self.summary()["steps"], 5)
-
-  def test_a_folder_in_which_another_process_trains(self):
-    forever = "--config.num_steps=100000"
-    train = self.start("train", forever)
-    while not self.has_stepped() and train.poll() is None:
-      time.sleep(0.02)
-    few_secs = "--config.cluster.start_silence_secs=2"
-    agent = self.start_agent(0, few_secs, commands.PROGRAM_CACHE)
-    said, _ = agent.communicate(timeout=60)
-    self.assertEqual(agent.returncode, 2, msg=said)
-    self.assertIn("bamboo train is running in ", said)
-    self.assertIsNone(train.poll())
-    train.kill()
-    train.wait()
-    begin_secs = time.monotonic()
-    self.finish(self.start("train", forever, "--stop_at=1"))
-    self.assertLess(time.monotonic() - begin_secs, 60)  # Most to import JAX.

@@ -12,6 +12,7 @@ from absl.testing import parameterized
 
 from bamboo_jax.base import types
 from bamboo_jax.cluster.store import fence as fence_lib, registry as registry_lib
+from tests import samples
 from tests.launch import commands
 
 _MINE = """
@@ -127,6 +128,7 @@ class ErrorsTest(FailingCase):
     self.assertEqual(done.returncode, 2, msg=done.stderr)
     self.assertRegex(done.stderr, "^error: .*No space left on device.*\n$")
 
+  @samples.only_all
   def test_a_workdir_of_another_run(self):
     self.finish(self.start("train", "--config.num_steps=1"))
     said = self.fail_cluster("--config.seed=7")
@@ -175,10 +177,21 @@ class ErrorsTest(FailingCase):
           "--config.cluster.heartbeat_secs=-1.0",
           "config.cluster.heartbeat_secs must be positive, got -1.0",
       ),
-      ("--etcd=nowhere", "is written host:port, "),
+      ("--trace={folder}/no.csv", "no.csv: No such file"),
+      ("--trace={folder}/t.csv --faults=f.csv", "Give one of --faults and --trace, not both"),
+      ("--time_scale=60", "--time_scale has no effect without --trace."),
+      ("--kinds=hang --seed=3", "--kinds and --seed have no effect without --random_kills."),
+      ("--trace={folder}/t.csv --time_scale=0", "time_scale must be above 0, got 0.0"),
+      ("--trace={folder}/t.csv --nodes=1", "need at least 2 nodes, got a trace that starts with 1"),
   )
   def test_arguments(self, arguments, message):
-    self.assertIn(message, self.fail_cluster(*arguments.split()))
+    (self.folder / "t.csv").write_text("0,add,a/1\n1000,add,b/1\n")
+    said = self.fail_cluster(*arguments.format(folder=self.folder).split())
+    self.assertIn(message, said)
+    self.assertFalse((self.folder / "run").exists())
+
+  def test_an_address_without_a_port(self):
+    self.assertIn("is written host:port, ", self.fail_cluster("--etcd=nowhere"))
 
 
 @commands.needs_etcd
@@ -227,6 +240,7 @@ class EtcdErrorsTest(FailingCase):
     said = self.fail_cluster("--config.plan.memory_limit_gib=1e-6")
     self.assertIn("\nerror: No split of 4 layers into 2 stages fits", said)
 
+  @samples.only_all
   def test_an_error_that_every_node_would_meet(self):
     """All save the last step; the second run is of another kind of code."""
     (self.folder / "mine.py").write_text(_MINE)

@@ -1,111 +1,266 @@
-"""A cluster of real processes, three of which are killed; takes a minute.
+"""The life of a run on this machine, in one cluster of 2 x 2 nodes and a spare.
 
-What a run without failures comes to is computed in another process meanwhile.
+  train:     start, status, watch, debug, a stranger, a kill, a notice, a join that fails and one
+             that does not, an interrupt
+  resume:    a trace removes a node and adds one; then the run ends as one without failures, to
+             the bit
+
+Each phase waits for what users see of it. A minute of two cores, as ten workers start; what is
+in no phase is in tables of pure functions (`tests/local_cluster`), and other layouts, executors
+and rungs are in `tests/train/worker_test.py`.
 """
 
+import collections
+import itertools
 import json
+import os
+import re
 import signal
-import time
+import urllib.error
+import urllib.request
 
-import numpy as np
-
+from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.metrics import jsonl
+from tests import strangers
 from tests.launch import commands
+
+_NUM_NODES = 5
+# What a stranger gets, and from how many; the rows are those of docs/guides/cluster.md.
+_LISTENERS = {
+    "agent": ("closed", _NUM_NODES),
+    "worker: transport": ("closed", _NUM_NODES),
+    "`bamboo cluster`: etcd, for clients": ("closed", 1),
+    "`bamboo cluster`: etcd, for its peers": ("closed", 1),
+    "`bamboo cluster`: faults": ("closed", 1),
+}
+# The only node of its zone goes, which has a place; another one comes.
+_TRACE = """0,add,a/1
+0,add,a/2
+0,add,b/1
+0,add,b/2
+0,add,c/1
+10,remove,c/1
+20,add,d/1
+600000,remove,b/1
+"""
 
 
 @commands.needs_etcd
 class ClusterTest(commands.CommandCase):
 
   CHANGES = {
-      "num_steps": 6,
+      "num_steps": 120,
       "model.options.lora_rank": 2,  # So units have nothing to sum.
       "redundancy.refresh": "state",
+      "redundancy.spares": 1,
       "pipeline.num_pipelines": 2,
       "pipeline.num_stages": 2,
       "pipeline.num_microbatches": 4,
       "pipeline.num_shares": 4,
-      "checkpoint.every_steps": 2,
-      "evaluate.every_steps": 2,
+      "checkpoint.every_steps": 120,
+      "evaluate.every_steps": 60,
+      "evaluate.num_microbatches": 1,
   }
   QUEUED_BYTES = 1 << 12  # So that nodes die while others wait to send.
+  HELD_FROM = 4
+  HELD_SECS = 5.0
 
-  def setUp(self):
-    super().setUp()
-    tokens = np.random.default_rng(0).integers(0, 16, 20_000, np.uint16)
-    (self.folder / "tokens.bin").write_bytes(tokens.tobytes())
+  def test_a_run_lives_through_all_that_happens_to_it(self):
+    self.workdir = f"--workdir={self.folder}/run"
+    self.run_ = self.listen(self.start("cluster", "--page", "--zones=a,b"))
+    with self.phase("start"):
+      self.hear("step=1 ")
+      (self.address,) = (l.removeprefix("page: ") for l in self.said if l.startswith("page: "))
+      self.assertRegex(self.address, r"^http://127.0.0.1:\d+/#token=[0-9a-f]{32}$")
+    with self.phase("status"):
+      self.check_status()
+    with self.phase("watch"):
+      self.check_watch()
+    with self.phase("debug"):
+      self.check_debug()
+    if os.geteuid() == 0:  # Only root can become another user.
+      with self.phase("stranger"):
+        self.check_stranger()
+    with self.phase("kill"):
+      self.check_kill()
+    with self.phase("notice"):
+      self.act("notice", "n3")
+      self.wait_for(lambda: self.role("n3") == "gone", "end of n3 on the page")
+    with self.phase("join"):
+      self.check_join()
+    with self.phase("interrupt"):
+      last = self.check_interrupt()
+    with self.phase("resume"):
+      (self.folder / "trace.csv").write_text(_TRACE)
+      trace = (f"--trace={self.folder}/trace.csv", "--time_scale=0.1")
+      self.run_ = self.listen(self.start("cluster", *trace))
+      whole = self.start("train", workdir="whole")
+      self.hear(f"step={last + 1} ")
+      self.hear("trace at_secs=0.1 remove=n4 node=c/1")
+      self.hear("Node n4: its agent was killed by SIGKILL. 4 of 5 nodes are left; ")
+      self.hear("trace at_secs=0.2 add=n5 node=d/1")
+    with self.phase("end"):
+      self.release()
+      self.assertEqual(self.run_.wait(120), 0, msg=self.said[-15:])
+      self.finish(whole)
+      self.check_end()
 
-  def start(self, command, *arguments, **options):
-    """All processes read tokens from a file, which the launcher has opened."""
-    name = f"--config.data.name={self.folder / 'tokens.bin'}"
-    return super().start(command, name, *arguments, **options)
+  def hear(self, begin):
+    """Waits for a line of the run that begins so; returns it."""
+    find = lambda: next((line for line in [*self.said] if line.startswith(begin)), None)
+    return self.wait_for(find, f"line {begin!r}")
 
-  def evaluations(self, name):
-    lines = jsonl.read_lines(self.folder / name / "metrics.jsonl")
-    return jsonl.column(lines, "loss", event="eval")
+  def read_value(self):
+    """Returns the value that the page shows."""
+    base, token = self.address.split("#token=")
+    request = urllib.request.Request(base + "value", headers={"X-Token": token})
+    with urllib.request.urlopen(request, timeout=20) as answer:
+      return json.load(answer)
 
-  def saved(self, name):
-    """Returns the hash of each layer in the last checkpoint."""
-    path = self.folder / name / "checkpoints" / "6" / "manifest.json"
-    layers = json.loads(path.read_text())["layers"]
-    return {layer: entry["sha256"] for layer, entry in layers.items()}
+  def role(self, name):
+    return {node["name"]: node["role"] for node in self.read_value()["nodes"]}.get(name)
 
-  def test_bits_of_the_run_without_a_kill(self):
-    faults = ("2,0/1,6,kill", "3,1/0,reduce,kill", "4,0/0,7,kill")
-    recoveries = self.compare(self.write_faults(*faults))
-    self.assertEqual(self.evaluations("killed"), self.evaluations("whole"))
-    self.assertEqual(self.saved("killed"), self.saved("whole"))
-    # One machine has one folder of programs, for all runs.
-    self.assertFalse((self.folder / "killed" / "programs").exists())
-    self.assertEqual(
-        [(*r["victims"], r["rung"]) for r in recoveries],
-        [("0/1", "shadow"), ("1/0", "shadow"), ("0/0", "0/1", "reroute")],
-    )
-    for recovery in recoveries:
-      self.assertGreater(recovery["kill_to_first_instruction_secs"], 0.0)
-    summary = json.loads((self.folder / "killed" / "summary.json").read_text())
-    # In waits, as far as both pipelines were whole.
-    self.assertEqual(summary["redundancy"]["mode"], "eager")
-    self.assertGreater(summary["redundancy"]["passes"], 0)
+  def act(self, kind, node):
+    """Presses a button of the page."""
+    base, token = self.address.split("#token=")
+    asked = json.dumps({"kind": kind, "node": node}).encode()
+    request = urllib.request.Request(base + "act", asked, {"X-Token": token})
+    urllib.request.urlopen(request, timeout=20).close()
 
-  def test_who_is_left_waits_for_others(self):
-    """Also for who is told by somebody else how to begin."""
-    recoveries = self.compare(
-        *("--config.pipeline.num_pipelines=1", "--config.redundancy.mode=none"),
-        "--config.pipeline.num_microbatches=8",
-        *("--config.pipeline.layout=templates", "--config.recovery.fold=False"),
-        self.write_faults("3,,,leader", "5,,,join"),
-    )
-    self.assertEqual([r["rung"] for r in recoveries], ["wait", "checkpoint"])
+  def find(self, *texts):
+    """Returns the process of the run that names these; waits for it."""
+    texts = (str(self.folder / "run"), *texts)
 
-  def test_an_interrupt_saves_the_step(self):
-    run = self.start("cluster", "--config.num_steps=100000", workdir="saved")
-    for line in run.stdout:
-      if line.startswith("step=3 "):
+    def find():
+      found = set.intersection(*({*commands.processes_that_name(text)} for text in texts))
+      return found if len(found) == 1 else None
+
+    return self.wait_for(find, f"process of {texts}").pop()
+
+  def check_status(self):
+    """It prints what the page shows."""
+    told = commands.fork("-m", "launch.status", self.workdir, "--json")
+    self.assertEqual(told.returncode, 0, msg=told.stderr)
+    shown, printed = self.read_value(), json.loads(told.stdout)
+    self.assertEqual(printed.keys(), shown.keys())
+    names = [node["name"] for node in printed["nodes"] if node["role"] != "gone"]
+    self.assertEqual(names, [f"n{i}" for i in range(_NUM_NODES)])
+    self.assertEqual((printed["actions"], "kill" in shown["actions"]), ([], True))
+    port = re.search(r":(\d+)/", self.address)[1]
+    told = commands.fork("-m", "launch.status", self.workdir, f"--page_port={port}")
+    self.assertEqual(told.returncode, 2)
+    self.assertIn(f"port {port}: Address already in use", told.stderr)
+    with self.assertRaisesRegex(urllib.error.HTTPError, "400"):
+      self.act("kill", "n77")
+    self.assertIn(f"status: bamboo status {self.workdir}", self.said)
+
+  def check_watch(self):
+    """The status is shown again and again, with steps that go on."""
+    watch = self.start_module("launch.status", self.workdir, "--watch")
+    steps = []
+    for line in itertools.islice(watch.stdout, 1000):
+      if found := re.match(r"run=run view=\d+ step=(\d+) ", line):
+        steps.append(int(found[1]))
+      if steps and steps[-1] > steps[0]:
         break
-    run.send_signal(signal.SIGTERM)
-    said, _ = run.communicate(timeout=60)
-    self.assertEqual(run.returncode, 143, msg=said)
-    saved = [*(self.folder / "saved" / "checkpoints").glob("[0-9]*")]
-    steps = jsonl.read_lines(self.folder / "saved" / "metrics.jsonl")
-    last = max(line["step"] for line in steps)
-    self.assertIn(last, [int(path.name) for path in saved])
-    self.assertIn(f"goes on from step {last}, which is saved", said)
-    self.assertEqual(commands.processes_that_name(str(self.folder)), [])
+    self.assertGreater(steps[-1], steps[0])
+    watch.send_signal(signal.SIGINT)
+    watch.communicate(timeout=60)
+    self.assertEqual(watch.returncode, 128 + signal.SIGINT)
 
-  def test_an_interrupt_leaves_nothing_behind(self):
-    run = self.start("cluster", workdir="interrupted")
-    end_secs = time.monotonic() + 60
-    for module in ("bamboo_jax.launch.agent", "bamboo_jax.launch.worker"):  # By these names.
-      while run.poll() is None and time.monotonic() < end_secs:
-        ours = {*commands.processes_that_name(str(self.folder))}
-        ours &= {*commands.processes_that_name(f"-m {module} ")}
-        if len(ours) >= 4:
-          break
-        time.sleep(0.05)
-      else:
-        self.fail(f"There are {len(ours)} processes of {module}.")
-    run.send_signal(signal.SIGINT)
-    said, _ = run.communicate(timeout=60)
-    self.assertEqual(run.returncode, 130, msg=said)
-    self.assertIn("all processes have ended; nothing is saved", said)
+  def check_debug(self):
+    """All workers answer with their stacks, and go on."""
+    told = commands.fork("-m", "launch.debug", self.workdir)
+    self.assertEqual(told.returncode, 0, msg=told.stderr)
+    stacks, _, waits = told.stdout.partition("\n==\n")
+    for number in range(_NUM_NODES):
+      self.assertRegex(stacks, rf"(?m)^== n{number}, process \d+$")
+      self.assertRegex(waits, rf"(?m)^n{number} waits for (no node|n\d)")
+    self.assertIn('train/worker.py", line', stacks)
+
+  def check_stranger(self):
+    """Another user calls all sockets, and holds them; no view changes, and steps go on."""
+    pids = strangers.find_descendants(self.run_.pid)
+    page = re.search(r":(\d+)/", self.address)[1]
+    found = [one for one in strangers.find_listeners(pids) if one.name != page]
+    said = {one: strangers.call(one) for one in found}
+    for one in found:
+      if one.kind == "tcp":
+        for connection in strangers.hold(one.name, 20):
+          self.addCleanup(connection.close)
+    counts = collections.Counter()
+    for answer, count in _LISTENERS.values():
+      counts[answer] += count
+    self.assertEqual(collections.Counter(said.values()), counts, msg=said)
+    text = (commands.ROOT / "docs" / "guides" / "cluster.md").read_text()
+    rows = [line.split(" | ")[0].removeprefix("| ") for line in text.splitlines()]
+    self.assertContainsSubset(_LISTENERS, rows)
+    step = self.read_value()["head"]["step"]
+    self.wait_for(lambda: self.read_value()["head"]["step"] > step, "step after it")
+    self.assertEqual(strangers.find_descendants(self.run_.pid), pids)
+    fence = fence_lib.Fence(self.folder / "run")
+    self.assertLen(fence.views_after(fence.read()[0].stamp, 0), 1)
+
+  def check_kill(self):
+    """The worker of n1 is killed by a command; its shadow takes over."""
+    kill = ("-m", "launch.kill", self.workdir)
+    self.assertIn("error: Unknown node 'n7'; did you mean", commands.fork(*kill, "n7").stderr)
+    pid = self.find("launch.worker --name=n1 --workdir=")
+    self.assertEqual(commands.fork(*kill, "n1").stdout, f"n1: worker {pid} was killed\n")
+    logs = self.folder / "run" / "logs"
+    self.assertRegex(
+        self.hear("Node n1: "),
+        r"^Node n1: its worker was killed by SIGKILL.* 4 of 5 nodes are left; agent: pid \d+, "
+        rf"log {logs}/n1\.agent\.log; worker: pid {pid}, log {logs}/n1\.log",
+    )
+    self.assertRegex(self.hear("recovery step="), r"victims=\d/\d rung=(shadow|reroute) view=2")
+    self.assertEqual(self.role("n1"), "gone")
+
+  def check_join(self):
+    """First etcd and the agent that joins are killed; then another one joins."""
+    os.kill(self.find(f"--data-dir={self.folder}/run"), signal.SIGKILL)
+    self.act("join", "")
+    self.hear("n5 starts, to join")
+    os.kill(self.find("launch.agent\0", "--name=n5\0"), signal.SIGKILL)
+    self.hear("n5 could not join; another one starts in 1 s")
+    self.wait_for(lambda: self.role("n6") not in (None, "gone"), "n6 on the page")
+
+  def check_interrupt(self):
+    """The step is saved, and no process is left; returns the step."""
+    self.run_.send_signal(signal.SIGTERM)
+    self.assertEqual(self.run_.wait(60), 143, msg=self.said[-15:])
+    saved = (self.folder / "run" / "checkpoints").glob("[0-9]*")
+    (last,) = (int(path.name) for path in saved)
+    self.assertEqual(last, max(line["step"] for line in self.read_log("run")))
+    self.assertIn(f"goes on from step {last}, which is saved", self.said[-1])
+    self.assertEqual(commands.processes_that_name(str(self.folder)), [])
+    return last
+
+  def read_log(self, name):
+    return jsonl.read_lines(self.folder / name / "metrics.jsonl")
+
+  def check_end(self):
+    found, want = self.summary("run"), self.summary("whole")
+    for key in ("state_sha256", "samples_seen", "steps"):
+      self.assertEqual(found[key], want[key], msg=key)
+    both = [self.read_log(name) for name in ("run", "whole")]
+    for event in (None, "eval"):
+      losses = [jsonl.column(lines, "loss", event=event) for lines in both]
+      self.assertEqual(*losses, msg=event)
+    saved = [self.folder / n / "checkpoints/120/manifest.json" for n in ("run", "whole")]
+    layers = [json.loads(path.read_text())["layers"] for path in saved]
+    hashes = [{layer: entry["sha256"] for layer, entry in one.items()} for one in layers]
+    self.assertEqual(*hashes)
+    recovery = found["recoveries"][-1]  # Of the trace, which knows when it killed.
+    self.assertEqual(recovery["names"], ["n4"])
+    self.assertRegex(
+        self.hear(f"recovered in step {recovery['step']}: n4 "),
+        r"died; .*\(noticed after .* s, agreed in \d\.\d\d s, .*pause \d+\.\d\d s\)",
+    )
+    self.assertGreater(recovery["detect_secs"], 0.0)
+    self.assertGreater(recovery["kill_to_step_end_secs"], 0.0)
+    self.assertBetween(recovery["silence_to_view_secs"], recovery["detect_secs"] - 0.2, 10.0)
+    self.assertEqual(found["redundancy"]["mode"], "eager")
+    # One machine has one folder of programs, for all runs.
+    self.assertFalse((self.folder / "run" / "programs").exists())
     self.assertEqual(commands.processes_that_name(str(self.folder)), [])

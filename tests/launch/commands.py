@@ -1,11 +1,15 @@
 """Commands in processes of their own, and etcd: what tests of them share."""
 
+import contextlib
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 
 from absl.testing import absltest, parameterized
 
@@ -17,6 +21,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Agents that are started one by one compile for each folder of a run otherwise.
 PROGRAM_CACHE = f"--program_cache={folder_lib.default_path()}"
 _DEADLINE_SECS = 300
+_WAIT_SECS = 100
 _CONFIG = """
 import os
 import time
@@ -127,8 +132,9 @@ class CommandCase(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
-    folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-    self.folder = pathlib.Path(self.enterContext(folder))
+    self.folder = pathlib.Path(tempfile.mkdtemp())
+    self.is_kept, self.said = False, []
+    self.addCleanup(self._remove_folder)
     self.config = self.folder / "small.py"
     self.released = self.folder / "released"
     text = _CONFIG.replace("{changes}", repr(self.CHANGES))
@@ -136,6 +142,43 @@ class CommandCase(parameterized.TestCase):
     text = text.replace("{queued_bytes}", str(self.QUEUED_BYTES))
     text = text.replace("{held_secs}", str(self.HELD_SECS))
     self.config.write_text(text.replace("{held}", str(self.HELD_FROM)))
+
+  def _remove_folder(self):
+    if not self.is_kept:
+      shutil.rmtree(self.folder, ignore_errors=True)
+
+  @contextlib.contextmanager
+  def phase(self, name):
+    """Prints the phase of a scenario; if it fails, the folder is kept."""
+    print(f"phase {name}", flush=True)
+    try:
+      yield
+    except BaseException:
+      self.is_kept = True
+      print(f"failed in phase {name}; all files are kept in {self.folder}")
+      print(*self.said[-15:], sep="\n")
+      raise
+
+  def wait_for(self, condition, what):
+    """Returns the value of `condition()` once it is true."""
+    end_secs = time.monotonic() + _WAIT_SECS
+    while not (found := condition()):
+      self.tend()
+      self.assertLess(time.monotonic(), end_secs, msg=f"no {what}")
+      time.sleep(0.05)
+    return found
+
+  def tend(self):
+    """Is called by all that waits."""
+
+  def listen(self, process):
+    """Returns a process whose lines a thread adds to a new list, `self.said`."""
+    self.said = said = []
+    reader = threading.Thread(target=lambda: said.extend(l.rstrip("\n") for l in process.stdout))
+    reader.start()  # It would block if nobody read its lines.
+    self.addCleanup(reader.join)
+    self.addCleanup(process.kill)
+    return process
 
   def release(self):
     """Lets steps be as fast as they can."""

@@ -1,5 +1,6 @@
 """Nodes of several devices; four small runs, each in a process of its own."""
 
+from tests import samples
 from tests.launch import commands
 
 _TWO = "--config.node.mesh.data=2"
@@ -13,6 +14,7 @@ _FOUR = (
 )
 
 
+@samples.only_all
 class MeshTest(commands.CommandCase):
 
   CHANGES = {
