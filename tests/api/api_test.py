@@ -16,7 +16,7 @@ import numpy as np
 import bamboo_jax
 from bamboo_jax import api
 from bamboo_jax.models import zoo
-from tests import folders, tiny
+from tests import folders, samples, tiny
 from tests.launch import commands
 
 # JAX is started before, with one device.
@@ -212,6 +212,7 @@ class ClusterTest(folders.FolderCase):
     with self.assertRaisesRegex(ValueError, "must be plain values"):
       bamboo_jax.cluster(config, workdir=self.folder)
 
+  @samples.only_all
   @commands.needs_etcd
   def test_an_interrupt_saves_the_step(self):
     done = commands.run("-c", _INTERRUPTED, str(self.folder))

@@ -14,7 +14,7 @@ from bamboo_jax.base import functions
 from bamboo_jax.metrics import logger as logger_lib
 from bamboo_jax.sim import presets
 from bamboo_jax.train.setup import accept, optimizers, schedules
-from tests import folders, tiny
+from tests import folders, samples, tiny
 from tests.launch import commands
 
 _PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs/guides/own_parts.md"
@@ -55,6 +55,7 @@ class OwnPartsTest(folders.FolderCase):
     wanted = peak * np.array([0, 1 / 3, 2 / 3, 1, 1, 1])
     np.testing.assert_allclose(rates, wanted, rtol=1e-6)
 
+  @samples.only_all
   @commands.needs_etcd
   def test_in_a_cluster(self):
     whole = bamboo_jax.train(self.config, workdir=self.folder / "whole")

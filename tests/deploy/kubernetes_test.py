@@ -13,6 +13,7 @@ from absl.testing import parameterized
 import kubernetes_validate
 import yaml
 
+from tests import samples
 from tests.deploy import kubelet, runs
 from tests.launch import commands
 
@@ -52,6 +53,7 @@ class KubernetesTest(runs.DeployedCase):
   def find(self, name):
     return next(pod for pod in self.cluster.pods if pod.name == name)
 
+  @samples.only_all
   @commands.needs_etcd
   def test_pods_are_replaced(self):
     self.tend = self.cluster.tend

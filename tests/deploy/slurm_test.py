@@ -11,6 +11,7 @@ import subprocess
 from absl.testing import absltest, parameterized
 
 from bamboo_jax.base import ports
+from tests import samples
 from tests.deploy import runs
 from tests.launch import commands
 
@@ -35,6 +36,7 @@ def has_slurm():
   return os.geteuid() == 0 and all(map(shutil.which, _DAEMONS))
 
 
+@samples.only_all
 @absltest.skipUnless(has_slurm(), "needs root, and Slurm (see docs/deploy)")
 @commands.needs_etcd
 class SlurmTest(runs.DeployedCase):

@@ -16,6 +16,7 @@ from absl.testing import absltest, parameterized
 
 from bamboo_jax.base import ports
 from bamboo_jax.local_cluster import hosts
+from tests import samples
 from tests.deploy import runs
 from tests.launch import commands
 
@@ -49,6 +50,7 @@ while true; do sleep 0.05; done
 """
 
 
+@samples.only_all
 @absltest.skipUnless(_SSHD and os.geteuid() == 0, "needs root, and sshd")
 @commands.needs_etcd
 class UpTest(runs.DeployedCase):

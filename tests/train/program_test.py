@@ -24,9 +24,15 @@ from bamboo_jax.train.members import local_cohort
 from bamboo_jax.train.record import workdir
 from bamboo_jax.train.setup import accept, build, executors, job as job_lib, preparation, sizes
 from configs import sweep_faults
-from tests import tiny
+from tests import samples, tiny
 
 _PROGRAMS = program_cache.ProgramCache()
+_DEATHS = (
+    ("last_stage_after_the_passes", "1,0/1,reduce", {}),
+    ("without_a_spare", "1,0/1,5", {"redundancy__spares": 0}),
+    ("by_state", "1,0/1,refresh", {"redundancy__mode": "lazy", "redundancy__refresh": "state"}),
+    ("two_in_one_place", "1,0/1,2 3,0/1,4", {"redundancy__spares": 2}),
+)
 
 
 def make_config(**changes):
@@ -160,11 +166,8 @@ class ProgramStepTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
       ("first_stage", "1,0/0,4", {}),
-      ("last_stage_after_the_passes", "1,0/1,reduce", {}),
       ("after_the_commit", "1,0/1,apply", {}),
-      ("without_a_spare", "1,0/1,5", {"redundancy__spares": 0}),
-      ("by_state", "1,0/1,refresh", {"redundancy__mode": "lazy", "redundancy__refresh": "state"}),
-      ("two_in_one_place", "1,0/1,2 3,0/1,4", {"redundancy__spares": 2}),
+      *samples.draw(_DEATHS, 1),
   )
   def test_a_death(self, faults, changes):
     run = Run(faults, **changes)
@@ -234,6 +237,7 @@ class ProgramStepTest(parameterized.TestCase):
     self.assertEqual(run.by_rows(), [False] * 4)
     self.assertEqual([e["rung"] for e in run.recoveries()], ["drop"])
 
+  @samples.only_all
   def test_one_node_owns_three_stages(self):
     changes = {"pipeline__num_stages": 3, "redundancy__spares": 0}
     changes["model__options__num_blocks"] = 3

@@ -26,7 +26,7 @@ from bamboo_jax.metrics import jsonl
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.train import control, run
 from bamboo_jax.train.setup import job as job_lib, optimizers
-from tests import tiny
+from tests import samples, tiny
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _DEADLINE_SECS = 240
@@ -214,7 +214,7 @@ class RunTest(parameterized.TestCase):
     self.assertEqual(_losses(parts), _losses(whole))
     self.assertEqual(_losses(again), _losses(whole))
 
-  @parameterized.parameters("node0/d/*", "manifest.json")
+  @parameterized.parameters(*samples.draw(("node0/d/*", "manifest.json"), 1))
   def test_damaged_checkpoint_is_kept_and_an_older_one_resumed(self, damaged):
     workdir = self.train("a")
     files = (workdir / "checkpoints" / "5").glob(damaged)
@@ -302,6 +302,7 @@ class RunTest(parameterized.TestCase):
       states[name] = _summary(workdir)["state_sha256"]
     self.assertLen(set(states.values()), 1, msg=str(states))
 
+  @samples.only_all
   def test_plans_have_one_loss_curve(self):
     one = self.train("one", num_steps=50, **_plan(1, 1, num_shares=1))
     many = self.train("many", num_steps=50, **_plan(2, 4, num_shares=2))
