@@ -43,7 +43,9 @@ def run(
   setup.check_ports()
   with base.lock_folder(setup.workdir):
     with progress_lib.ProgressLine(num_steps=config.num_steps) as progress:
-      cluster_run = ClusterRun(setup, progress)
+      cluster = machine.LocalCluster(setup.workdir, etcd=setup.etcd, run=setup.run)
+      direct = director.Director(setup.faults, cluster)
+      cluster_run = ClusterRun(setup, progress, cluster, direct)
       with hearing(cluster_run.ask_to_stop, tidies=True):
         cluster_run.run(config)
       for line in cluster_run.find_missed():
@@ -63,12 +65,18 @@ class _Join(NamedTuple):
 class ClusterRun:
   """Starts the nodes of a run, and ends them all afterwards."""
 
-  def __init__(self, setup: setup_lib.Setup, progress: progress_lib.ProgressLine) -> None:
-    self._setup = setup
+  def __init__(
+      self,
+      setup: setup_lib.Setup,
+      progress: progress_lib.ProgressLine,
+      cluster: machine.LocalCluster,
+      direct: director.Director,
+  ) -> None:
+    self._setup, self._progress = setup, progress
+    self._cluster, self._director = cluster, direct
     self._summary = setup.workdir / "summary.json"
     self._logs = setup.workdir / "logs"
     self._former_summary = self._read_summary()
-    self._progress = progress
     self._num_started = 0
     self._joins: list[_Join] = []  # Not started, or to be tried again.
     self._joining: dict[str, _Join] = {}  # Started, and not heard yet.
@@ -79,8 +87,8 @@ class ClusterRun:
     self._has_stepped = self._is_asked_to_stop = False
     self._told_secs: float | None = None  # When the last step ended.
     self._step_secs = collections.deque([1.0], maxlen=9)
-    self._cluster = machine.LocalCluster(setup.workdir, etcd=setup.etcd, run=setup.run)
-    self._director = director.Director(setup.faults, self._cluster)
+    self._over_secs: float | None = None  # When the summary was seen.
+    self._stop_secs: float | None = None  # When the workers were asked to stop.
     self._player: TracePlayer | None = None
 
   def run(self, config: config_lib.Config) -> None:
@@ -101,7 +109,7 @@ class ClusterRun:
     self._cluster.take_folder()  # Nothing is written before it.
     self._setup.write_faults()
     try:
-      start = functools.partial(self._start_node, is_copy=are_copies)
+      start = functools.partial(self.start_node, is_copy=are_copies)
       names = list(map(start, zones, nodes))
       folder = shlex.quote(str(self._setup.workdir))
       self._progress.show_text(f"status: bamboo status --workdir={folder}")
@@ -110,12 +118,17 @@ class ClusterRun:
       if self._setup.page_port is not None:
         self._progress.show_text(page.serve(self._setup, self._cluster, self._director))
       if replay is not None:
-        self._player = TracePlayer(replay, names)
-      self._wait()
+        self.play(replay, names)
+      while self.tend(time.monotonic()):
+        time.sleep(_POLL_SECS)
     finally:
       self._cluster.close()
     if not self._is_over and (self._cluster.num_failed or self._former_summary is None):
       raise base.EndedError(self._cluster.mistake or f"The run has ended early; see {self._logs}.")
+
+  def play(self, replay: replay_lib.Replay, names: list[str]) -> None:
+    """Replays a trace from the first step on; `names` are those of its first nodes."""
+    self._player = TracePlayer(replay, names)
 
   def ask_to_stop(self) -> bool:
     """Asks the run to save and end; returns whether it has state to save.
@@ -158,7 +171,7 @@ class ClusterRun:
   def _read_summary(self) -> bytes | None:
     return self._summary.read_bytes() if self._summary.exists() else None
 
-  def _start_node(self, zone: str = "", node: str = "", *, is_copy: bool = False) -> str:
+  def start_node(self, zone: str = "", node: str = "", *, is_copy: bool = False) -> str:
     name, zones = f"n{self._num_started}", self._setup.zones
     zone = zone or zones[self._num_started % len(zones)]
     arguments = [
@@ -195,33 +208,30 @@ class ClusterRun:
     except OSError as error:  # It must not end a run that trains.
       self._progress.show_text(f"warning: {error}")
 
-  def _wait(self) -> None:
-    """Shows progress and injects faults until the run is over."""
-    done_secs = told_secs = None
-    while True:
-      now = time.monotonic()
-      if self._is_asked_to_stop and told_secs is None:
-        self._director.stop()
-        told_secs = now
-      self._tell_of_failures()
-      if not self._cluster.num_running and (told_secs is not None or not self._expects_joins()):
-        break
-      patience_secs = _SAVE_SECS + 10 * max(self._step_secs)
-      if told_secs is not None and now > told_secs + patience_secs:
-        raise ValueError("No step ended in time to be saved.")
-      self._show_progress()
-      self._tell_if_slow(now)
-      num_own = self._cluster.num_failed - len(self._director.kills)
-      if not self._has_stepped and num_own > 0:
-        raise base.EndedError(self._cluster.mistake or "A node has failed before the first step.")
-      if done_secs is None and self._is_over:
-        done_secs = now
-      if done_secs is None and told_secs is None:
-        self._start_due(now)
-      elif done_secs is not None and now > done_secs + _LEAVE_SECS:
-        break  # The remaining nodes joined after the end of the run.
-      time.sleep(_POLL_SECS)
-    self._show_progress()
+  def tend(self, now_secs: float) -> bool:
+    """Shows progress and does what is due; returns whether the run goes on."""
+    if self._is_asked_to_stop and self._stop_secs is None:
+      self._director.stop()
+      self._stop_secs = now_secs
+    self._tell_of_failures()
+    is_stopping = self._stop_secs is not None
+    goes_on = bool(self._cluster.num_running) or not is_stopping and self._expects_joins()
+    self._show_progress(now_secs)
+    if not goes_on:
+      return False
+    patience_secs = _SAVE_SECS + 10 * max(self._step_secs)
+    if self._stop_secs is not None and now_secs > self._stop_secs + patience_secs:
+      raise ValueError("No step ended in time to be saved.")
+    self._tell_if_slow(now_secs)
+    num_own = self._cluster.num_failed - len(self._director.kills)
+    if not self._has_stepped and num_own > 0:
+      raise base.EndedError(self._cluster.mistake or "A node has failed before the first step.")
+    if self._over_secs is None and self._is_over:
+      self._over_secs = now_secs
+    if self._over_secs is None and not is_stopping:
+      self._start_due(now_secs)
+    # The nodes that remain after that joined after the end of the run.
+    return self._over_secs is None or now_secs <= self._over_secs + _LEAVE_SECS
 
   def _tell_of_failures(self) -> None:
     for name, text in self._cluster.tend().items():
@@ -263,7 +273,7 @@ class ClusterRun:
 
   def _start_join(self, join: _Join, now_secs: float) -> None:
     try:
-      name = self._start_node(join.zone, join.node)
+      name = self.start_node(join.zone, join.node)
     except OSError as error:
       return self._try_again(join, f"no node can start: {error}", now_secs)
     if self._player is not None and join.node:
@@ -306,7 +316,7 @@ class ClusterRun:
     elif event.kind == "notice":
       self._cluster.give_notice(name)
 
-  def _show_progress(self) -> None:
+  def _show_progress(self, now_secs: float) -> None:
     """Shows the lines of the log since the last call."""
     for line in self._reader.read():
       self._last_step = max(self._last_step, line["step"])
@@ -315,7 +325,7 @@ class ClusterRun:
       if line.get("event") == "pause":
         self._told_secs = None  # The log gives a reason.
       elif "event" not in line:
-        self._told_secs = time.monotonic()
+        self._told_secs = now_secs
       progress_lib.show_line(self._progress, line)
       if "event" not in line:
         self._has_stepped = True

@@ -55,7 +55,7 @@ class Run:
   find_missed = lambda self: []
   report = lambda self: self.progress.show_text("state_sha256=0")
 
-  def __init__(self, setup, progress):
+  def __init__(self, setup, progress, cluster, direct):
     self.progress = progress
 
   def run(self, config):

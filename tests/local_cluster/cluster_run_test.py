@@ -1,20 +1,17 @@
-"""What happens to nodes, at which time of a trace."""
+"""What a run on this machine shows and starts, at which time; agents are fakes."""
 
 import contextlib
 import os
-import pathlib
 import socket
-import tempfile
 import types
 from unittest import mock
 
-from absl.testing import parameterized
-
 from bamboo_jax import base
 from bamboo_jax.faults import faults as faults_lib
-from bamboo_jax.local_cluster import cluster_run as cluster_run
+from bamboo_jax.local_cluster import cluster_run, setup as setup_lib
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.traces import readers, replay
+from tests import folders
 
 _TRACE = """
 0,add,a/1
@@ -27,280 +24,289 @@ _TRACE = """
 """
 
 
-class RunTest(parameterized.TestCase):
+class FakeNodes:
+  """Stands for both the processes and the director; a test sets what they say.
 
-  def test_events_in_order_of_time(self):
-    trace = readers.parse_events(_TRACE, source="trace.csv")
-    player = cluster_run.TracePlayer(replay.plan_replay(trace, time_scale=10), ["n0", "n1"])
-    done, num_started = {}, 2
-    for now in (50.0, 50.09, 50.1, 50.2, 50.25, 50.31, 51.0):
-      done[now] = []
-      for event in player.take_due(now):
-        if event.kind == "add":
-          player.names[event.node] = f"n{num_started}"
-          num_started += 1
-        done[now].append(f"{event.kind} {player.names[event.node]} {event.zone}")
-    self.assertEqual(
-        done,
-        {
-            50.0: [],
-            50.09: [],
-            50.1: ["notice n0 a"],
-            50.2: ["remove n0 a", "add n2 a"],
-            50.25: [],
-            50.31: ["add n3 a"],
-            51.0: ["remove n2 a"],
-        },
-    )
+  Attributes:
+    error: Raised by the start of an agent.
+    arguments: Of the last agent that was started.
+    events: Nodes that were started, killed or given notice.
+    num_joins: How many nodes shall join.
+    joined, failed: Nodes that have joined, and whose agents have failed.
+    said: What the next call of `tend` returns.
+  """
 
-  def test_each_line_is_shown_as_it_comes(self):
-    folder = self.enter_context(tempfile.TemporaryDirectory())
-    path = pathlib.Path(folder) / "metrics.jsonl"
-    one, shown = self._shower(path), []
-    one._progress.show_step.side_effect = lambda step, _: shown.append(step)
-    one._progress.show_text.side_effect = shown.append
+  address, mistake, error, num_failed, num_running = "d", "", None, 0, 2
+  arguments, num_joins, step_secs, has_next = (), 0, 1.0, True
 
-    def look():
-      shown.clear()
-      one._show_progress()
-      return [*shown]
+  def __init__(self):
+    self.events, self.joined, self.failed, self.said = [], set(), set(), {}
+    self.kills, self.pids, self.happened = {}, {}, set()
+    self.has_joined, self.has_failed = self.joined.__contains__, self.failed.__contains__
 
-    self.assertEqual(look(), [])  # There is no file yet.
-    with contextlib.closing(jsonl.MetricsWriter(path)) as writer:
-      writer.write_event("start", step=1)
-      writer.write_step(2, {})
-      self.assertEqual(look(), ["resumed_from_step=1", 2])
-      self.assertEqual(look(), [])
-      writer.write_event("saving", step=2, values={"reason": "all leave"})
-      writer.write_event("warning", step=2, values={"text": "short."})
-      writer.write_event("changed", step=2, values={"text": "changed=a"})
-      writer.write_event("damaged", step=2, values={"checkpoint": 9})
-      texts = (
-          "saving step=2: all leave",
-          "warning: short.",
-          "changed=a",
-          "warning: the checkpoint of step 9 is damaged; training continues from step 2.",
-      )
-      self.assertEqual(look(), [*texts])
-      writer.write_event("rollback", step=1)
-      writer.write_step(2, {"learning_rate": 0.1, "grad_norm": 2.0})
-      self.assertEqual(look(), [2])
-    one._progress.show_step.assert_called_with(2, {"learning_rate": 0.1})
+  def start_agent(self, name, zone, *, arguments, **unused):
+    if self.error is not None:
+      raise self.error
+    self.arguments = arguments
+    self.events.append(f"add {name} {zone}")
 
-  def _shower(self, path):
-    """Returns a run that shows the log at `path`."""
-    one = object.__new__(cluster_run.ClusterRun)
-    one._reader, one._last_step = jsonl.MetricsReader(path), 0
-    one._starts, one._step_secs = [], []
-    self.addCleanup(one._reader.close)
-    one._director, one._progress = mock.Mock(), mock.Mock()
+  def take_joins(self):
+    taken, self.num_joins = self.num_joins, 0
+    return taken
+
+  def tend(self):
+    taken, self.said = self.said, {}
+    return taken
+
+  def call_next(self):
+    self.events.append("next")
+    return self.has_next
+
+  def kill_node(self, name):
+    self.events.append(f"remove {name}")
+
+  def give_notice(self, name):
+    self.events.append(f"notice {name}")
+
+  def stop(self):
+    self.events.append("stop")
+
+
+class RunTest(folders.FolderCase):
+
+  def setUp(self):
+    super().setUp()
+    self.free, self.num_starts = 1 << 20, 0
+    usage = lambda path: types.SimpleNamespace(free=self.free)
+    self.enterContext(mock.patch("shutil.disk_usage", usage))
+    self.path = self.folder / "metrics.jsonl"
+    self.writer = self.enterContext(contextlib.closing(jsonl.MetricsWriter(self.path)))
+
+  def make_run(self, **changes):
+    """Returns a run, with `self.nodes`; `take` returns what it shows."""
+    self.nodes, self.progress = FakeNodes(), mock.Mock()
+    given = dict(arguments=[], first_zones=["a", "b"], zones=["a", "b"], etcd=None, run="run")
+    setup = setup_lib.Setup(workdir=self.folder, **given | changes)
+    return cluster_run.ClusterRun(setup, self.progress, self.nodes, self.nodes)
+
+  def start_run(self, **changes):
+    """Returns a run that has done a step at 0 s."""
+    one = self.make_run(**changes)
+    self.write_start(0)
+    self.writer.write_step(1, {"step_ms": 500.0})
+    self.assertTrue(one.tend(0.0))
+    self.take()
     return one
 
+  def write_start(self, step):
+    self.num_starts += 1
+    self.writer.write_event("start", step=step, values={"at": self.num_starts})
+
+  def take(self):
+    """Returns the steps and texts that were shown since the last call."""
+    shown = [call.args[0] for call in self.progress.mock_calls]
+    self.progress.reset_mock()
+    return shown
+
+  def test_events_of_a_trace_in_order_of_time(self):
+    one, done = self.start_run(), {}
+    planned = replay.plan_replay(readers.parse_events(_TRACE, source="t.csv"), time_scale=10)
+    names = [one.start_node(zone) for zone in "ab"]
+    self.nodes.events.clear()
+    one.play(planned, names)
+    for now in (50.0, 50.09, 50.1, 50.2, 50.25, 50.31, 51.0):
+      one.tend(now)
+      done[now] = [*self.nodes.events]
+      self.nodes.events.clear()
+    events = {50.1: ["notice n0"], 50.2: ["remove n0", "add n2 a"], 50.31: ["add n3 a"]}
+    events[51.0] = ["remove n2"]
+    self.assertEqual({now: events for now, events in done.items() if events}, events)
+
+  def test_each_line_is_shown_once(self):
+    self.write_start(0)
+    self.writer.write_step(1, {})
+    one = self.make_run()  # What is there is of the run before.
+
+    def look():
+      one.tend(0.0)
+      return self.take()
+
+    self.assertEqual(look(), [])
+    self.write_start(1)
+    self.writer.write_step(2, {})
+    self.assertEqual(look(), ["resumed_from_step=1", 2])
+    self.assertEqual(look(), [])
+    self.writer.write_event("rollback", step=1)
+    self.writer.write_step(2, {"loss": 1})
+    self.assertEqual(look(), [2])
+
+  def test_what_is_shown_beside_steps(self):
+    one = self.start_run()
+    event = lambda name, step, **values: self.writer.write_event(name, step=step, values=values)
+    event("pause", 1, reason="n2 comes")
+    event("eval", 20, loss=3.5)
+    event("saving", 20, reason="all leave")
+    event("warning", 20, text="short.")
+    event("changed", 20, text="changed=a")
+    event("damaged", 20, checkpoint=9)
+    self.writer.write_step(21, {"learning_rate": 0.1, "grad_norm": 2.0})
+    one.tend(0.0)
+    self.progress.explain.assert_called_with("n2 comes", at_once=False)
+    self.progress.show_step.assert_called_with(21, {"learning_rate": 0.1})
+    want = ["n2 comes", "eval_step=20 eval_loss=3.5000", "saving step=20: all leave"]
+    want += ["warning: short.", "changed=a"]
+    want.append("warning: the checkpoint of step 9 is damaged; training continues from step 20.")
+    self.assertEqual(self.take(), [*want, 21])
+
+  def test_a_step_that_lasts_long(self):
+    full = r"0.5 s\); the disk of .* is full: no log can be written, and a death or a join stops"
+    for now, free, reason, want in (
+        (1.9, 1 << 20, "", ""),
+        (3.1, 1 << 20, "", r"no step for 3.1 s \(median 0.5 s\); no reason is known yet"),
+        (3.1, 0, "", full),
+        (3.1, 1 << 20, "n2 comes", ""),  # The log has it.
+    ):
+      one = self.start_run()
+      for step in range(2, 12):
+        self.writer.write_step(step, {"step_ms": 500.0})
+      one.tend(0.0)
+      self.free = free
+      if reason:
+        self.writer.write_event("pause", step=11, values={"reason": reason})
+      self.take()
+      one.tend(now)
+      self.assertRegex("\n".join(self.take()), want or "^(n2 comes)?$")
+      one.tend(now)
+      self.assertEqual(self.take(), [])  # Once.
+      self.free = 1 << 20
+    one = self.make_run()
+    one.tend(99.0)
+    self.assertEqual(self.take(), [])  # Before the first step.
+
+  def test_a_death_is_told_with_its_logs_and_beside_a_full_disk(self):
+    one = self.start_run()
+    for self.free, num_lines in ((1 << 20, 1), (0, 2)):
+      self.nodes.said, self.nodes.pids = {"n1": "n1 died"}, {"n1": 7}
+      one.tend(0.0)
+      log = self.folder / "logs" / "n1.log"
+      want = [f"n1 died; worker: pid 7, log {log}", f"warning: {base.find_full(self.folder)}"]
+      self.assertEqual(self.take(), want[:num_lines])
+
+  def test_a_metrics_port_in_use_is_said(self):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+      port = taken.getsockname()[1]
+      one = self.make_run(metrics_port=port)
+      one.start_node()
+      (said,) = self.take()
+      self.assertIn(f"No metrics of n0 at port {port}: Address already in use.", said)
+      self.assertNotIn("metrics_port", str(self.nodes.arguments))
+      one = self.make_run(metrics_port=65535)
+      one.start_node()
+      self.assertIn("--metrics_port=65535", self.nodes.arguments)
+      one.start_node()
+      self.assertIn("port 65536: ports are from 0 to 65535.", self.take()[0])
+
+  def test_who_fails_before_it_has_joined_is_replaced_for_ever(self):
+    one = self.start_run()
+    self.nodes.num_joins = 2
+    started = lambda: [event.split()[1] for event in self.nodes.events]
+    for now, comes, ends, want in (
+        (0.0, "", "", ["n0", "n1"]),
+        (1.0, "n0", "n0", []),  # It has ended later.
+        (2.0, "", "n1", []),
+        (2.9, "", "", []),
+        (3.0, "", "", ["n2"]),
+        (4.0, "", "n2", []),
+        (6.0, "", "", ["n3"]),
+        (6.0, "", "n3", []),
+        (10.0, "", "", ["n4"]),
+        (11.0, "n4", "", []),
+        (999.0, "", "", []),
+    ):
+      self.nodes.joined.add(comes)
+      self.nodes.failed.add(ends)
+      one.tend(now)
+      self.assertEqual(started(), want, now)
+      self.nodes.events.clear()
+    texts = [text for text in self.take() if "another" in str(text)]
+    names = (("n1", 1), ("n2", 2), ("n3", 4))
+    want = [f"{n} could not join; another one starts in {secs} s" for n, secs in names]
+    self.assertEqual(texts, want)
+
+  def test_a_node_that_cannot_be_started_is_tried_again(self):
+    for node, want in (("", ["add n3 b"]), ("a/1", ["add n3 a", "remove n3"])):
+      one = self.start_run()
+      self.nodes.error = OSError("Resource temporarily unavailable")
+      if node:
+        text = "0,add,a/0\n9,add,a/1\n30000,remove,a/1"
+        planned = replay.plan_replay(readers.parse_events(text, source="t.csv"), time_scale=1)
+        one.play(planned, ["n9"])
+      else:
+        self.nodes.num_joins = 1
+      for now in (0.0, 0.01, 1.5, 3.5):
+        one.tend(now)
+      why = "no node can start: Resource temporarily unavailable; another one"
+      texts = [text for text in self.take() if "pause" not in str(text)]
+      self.assertEqual(texts, [f"{why} starts in {secs} s" for secs in (1, 2, 4)])
+      self.nodes.error = None
+      one.tend(8.0)
+      one.tend(40.0)
+      self.assertEqual(self.nodes.events, want)
+
+  def test_faults_that_never_happened(self):
+    text = "1,0/0,,kill\n4,0/1,,kill\n6,3/0,2,kill\n8,0/0,,kill"
+    self.write_start(0)
+    one = self.make_run(faults=faults_lib.parse_faults(text, source="f.csv"))
+    self.nodes.happened.add(2)
+    for step in (4, 6):  # It was resumed at 4, and began again at 6.
+      self.write_start(step)
+    self.writer.write_step(8, {})
+    said = "warning: --faults, line 3: 6,3/0,2,kill never happened: no live node owned 3/0 then."
+    # The first step of the log is 4, as nobody owns a third pipeline then.
+    self.assertEqual(one.find_missed(), [said])
+
+  def test_a_signal_has_a_step_saved_if_there_is_one(self):
+    one = self.make_run()
+    self.assertFalse(one.ask_to_stop())
+    one = self.start_run()
+    self.assertTrue(one.ask_to_stop())
+    self.assertTrue(one.tend(1.0))
+    self.assertEqual(self.nodes.events, ["stop"])
+    with self.assertRaisesRegex(ValueError, "No step ended in time"):
+      one.tend(100.0)
+    self.nodes.num_running = 0
+    self.assertFalse(one.tend(2.0))
+    one = self.start_run()
+    (self.folder / "summary.json").write_text("{}")
+    self.assertFalse(one.ask_to_stop())
+
+  def test_who_comes_when_nobody_is_left(self):
+    for num_failed, is_over, want in ((1, False, ["next"]), (2, False, []), (1, True, [])):
+      one = self.start_run()
+      self.nodes.num_running, self.nodes.num_failed = 0, num_failed
+      self.nodes.kills = {1: 0.0}  # The other one has ended by itself.
+      if is_over:
+        (self.folder / "summary.json").write_text("{}")
+      self.assertEqual(one.tend(1.0), bool(want))
+      self.assertEqual(self.nodes.events, want)
+
+  def test_the_end(self):
+    one = self.start_run()
+    (self.folder / "summary.json").write_text("{}")
+    self.nodes.num_joins = 1  # Too late.
+    self.assertEqual([one.tend(secs) for secs in (1.0, 6.0, 6.1)], [True, True, False])
+    self.assertEqual(self.nodes.events, [])
+    one = self.make_run()
+    self.nodes.num_failed, self.nodes.mistake = 1, "No split fits."
+    with self.assertRaisesRegex(base.EndedError, "No split fits."):
+      one.tend(0.0)
+
   def test_a_kill_leaves_a_whole_summary(self):
-    folder = self.enter_context(tempfile.TemporaryDirectory())
-    one = object.__new__(cluster_run.ClusterRun)
-    one._summary = pathlib.Path(folder) / "summary.json"
+    one = self.make_run()
     former = '{"steps": 3, "recoveries": [], "redundancy": null}'
-    one._summary.write_text(former)
-    one._former_summary, one._director = b"", mock.Mock(kills={})
+    path = self.folder / "summary.json"
+    path.write_text(former)
     killed = mock.patch.object(os, "replace", side_effect=SystemExit)
     with killed, self.assertRaises(SystemExit):
       one.report()
-    self.assertEqual(one._summary.read_text(), former)
-
-  def test_what_is_shown_beside_steps(self):
-    folder = self.enter_context(tempfile.TemporaryDirectory())
-    path = pathlib.Path(folder) / "metrics.jsonl"
-    one = self._shower(path)
-    with contextlib.closing(jsonl.MetricsWriter(path)) as writer:
-      writer.write_event("start", step=0)
-      writer.write_event("pause", step=1, values={"reason": "n2 comes"})
-      writer.write_event("eval", step=20, values={"loss": 3.5})
-      one._show_progress()
-    self.assertEqual(
-        one._progress.mock_calls,
-        [
-            mock.call.explain("n2 comes", at_once=False),
-            mock.call.show_text("eval_step=20 eval_loss=3.5000"),
-        ],
-    )
-
-  @parameterized.named_parameters(
-      ("usual", dict(now=101.9), None),
-      ("slow", dict(now=103.1), "no step for 3.1 s (median 0.5 s)"),
-      (
-          "a_full_disk",
-          dict(now=103.1, free=0),
-          "0.5 s); the disk of /run is full: no log can be written, and a "
-          "death or a join stops training until there is room",
-      ),
-      ("no_reason", dict(now=103.1, free=1 << 20), "; no reason is known yet"),
-      ("usual_steps_are_slow", dict(now=103.1, usual=1.0), None),
-      ("explained", dict(now=103.1, told=None), None),
-      ("before_the_first_step", dict(now=103.1, has_stepped=False), None),
-      ("over", dict(now=103.1, is_over=True), None),
-  )
-  def test_a_step_that_lasts_long(self, changes, said):
-    given = dict(told=100.0, usual=0.5, has_stepped=True, is_over=False)
-    given |= changes
-    one = object.__new__(cluster_run.ClusterRun)
-    one._told_secs, one._has_stepped = given["told"], given["has_stepped"]
-    one._step_secs, one._progress = [given["usual"]] * 3, mock.Mock()
-    one._setup = types.SimpleNamespace(workdir="/run")
-    usage = types.SimpleNamespace(free=given.get("free", 1 << 20))
-    self.enterContext(mock.patch("shutil.disk_usage", return_value=usage))
-    over = mock.PropertyMock(return_value=given["is_over"])
-    with mock.patch.object(cluster_run.ClusterRun, "_is_over", over):
-      for _ in range(2):  # Once.
-        one._tell_if_slow(given["now"])
-    shown = [call.args[0] for call in one._progress.show_text.mock_calls]
-    self.assertLen(shown, 0 if said is None else 1)
-    if said is not None:
-      self.assertIn(said, shown[0])
-
-  @parameterized.parameters((1 << 20, 1), (0, 2))
-  def test_a_death_beside_a_full_disk(self, free, num_lines):
-    one = object.__new__(cluster_run.ClusterRun)
-    one._cluster, one._progress = mock.Mock(), mock.Mock()
-    one._cluster.tend.return_value, one._cluster.mistake = {"n1": "n1 died"}, ""
-    one._director, one._logs = mock.Mock(pids={"n1": 7}), pathlib.Path("logs")
-    one._setup = types.SimpleNamespace(workdir="/run")
-    usage = types.SimpleNamespace(free=free)
-    with mock.patch("shutil.disk_usage", return_value=usage):
-      one._tell_of_failures()
-      full = base.find_full("/run")
-    lines = [call.args[0] for call in one._progress.show_text.mock_calls]
-    want = ["n1 died; worker: pid 7, log logs/n1.log", f"warning: {full}"]
-    self.assertEqual(lines, want[:num_lines])
-
-  def test_a_metrics_port_in_use_is_said(self):
-    with socket.socket() as taken:
-      taken.bind(("127.0.0.1", 0))
-      taken.listen()
-      port = taken.getsockname()[1]
-      for number, given, line in (
-          (0, [], f"No metrics of n0 at port {port}: Address already in use."),
-          (65536 - port, [], "port 65536: ports are from 0 to 65535."),
-      ):
-        one = object.__new__(cluster_run.ClusterRun)
-        one._progress, one._cluster = mock.Mock(), mock.Mock()
-        one._director, one._num_started = mock.Mock(address="d"), number
-        one._setup = mock.Mock(metrics_port=port, arguments=[], first_zones=["a"], zones=["a"])
-        one._setup.gpus = ()
-        one._note = mock.Mock()
-        one._start_node()
-        arguments = one._cluster.start_agent.call_args.kwargs["arguments"]
-        self.assertEqual([a for a in arguments if "metrics_port" in a], given)
-        self.assertIn(line, one._progress.show_text.call_args.args[0])
-
-  def make_run(self):
-    """Returns a run that trains; its nodes start unless `self.error` is set."""
-    one = object.__new__(cluster_run.ClusterRun)
-    self.error, names, self.shown = None, iter("3456789"), []
-
-    def start(zone, node):
-      del zone, node
-      if self.error is not None:
-        raise self.error
-      return f"n{next(names)}"
-
-    one._start_node = start
-    one._joins, one._joining, one._player = [], {}, None
-    one._director, one._cluster = mock.Mock(), mock.Mock()
-    one._director.take_joins.return_value = 0
-    one._progress = mock.Mock(show_text=self.shown.append)
-    return one
-
-  def test_who_fails_before_it_has_joined_is_replaced_for_ever(self):
-    one, come, ended = self.make_run(), set(), set()
-    one._director.has_joined = come.__contains__
-    one._cluster.has_failed = ended.__contains__
-    one._director.take_joins.side_effect = [2, *[0] * 20]
-    for now, comes, ends, joining in (
-        (0.0, "n9", "n9", {"n3": 0, "n4": 0}),
-        (1.0, "n3", "n3", {"n4": 0}),  # It has ended later.
-        (2.0, "n9", "n4", {}),
-        (2.9, "n9", "n9", {}),
-        (3.0, "n9", "n9", {"n5": 1}),
-        (4.0, "n9", "n5", {}),
-        (6.0, "n9", "n9", {"n6": 2}),
-        (6.0, "n9", "n6", {}),
-        (10.0, "n9", "n9", {"n7": 3}),
-        (11.0, "n7", "n9", {}),
-        (999.0, "n9", "n9", {}),
-    ):
-      come.add(comes)
-      ended.add(ends)
-      one._start_due(now)
-      found = {name: join.tries for name, join in one._joining.items()}
-      self.assertEqual(found, joining, now)
-    self.assertEqual(
-        [text for text in self.shown if "another" in text],
-        [
-            "n4 could not join; another one starts in 1 s",
-            "n5 could not join; another one starts in 2 s",
-            "n6 could not join; another one starts in 4 s",
-        ],
-    )
-
-  @parameterized.parameters("", "a/1")
-  def test_a_node_that_cannot_be_started_is_tried_again(self, node):
-    one = self.make_run()
-    one._cluster.has_failed.return_value = False
-    one._director.has_joined.return_value = False
-    trace = readers.parse_events("0,add,a/0\n9,add,a/1", source="t.csv")
-    self.error = OSError("Resource temporarily unavailable")
-    one._has_stepped = True
-    if node:
-      planned = replay.plan_replay(trace, time_scale=1)
-      one._player = cluster_run.TracePlayer(planned, ["n0"])
-    else:
-      one._director.take_joins.side_effect = [1, *[0] * 20]
-    for now in (0.0, 0.01, 1.5, 3.5):
-      one._start_due(now)
-    why = "no node can start: Resource temporarily unavailable; another one"
-    self.assertEqual(self.shown, [f"{why} starts in {secs} s" for secs in (1, 2, 4)])
-    self.error = None
-    one._start_due(8.0)
-    self.assertEqual(one._joins, [])
-    self.assertEqual([*one._joining], [] if node else ["n3"])
-    if node:
-      self.assertEqual(one._player.names, {"a/0": "n0", "a/1": "n3"})
-
-  def test_faults_that_never_happened(self):
-    faults = faults_lib.parse_faults(
-        "1,0/0,,kill\n4,0/1,,kill\n6,3/0,2,kill\n8,0/0,,kill", source="f.csv"
-    )
-    one = object.__new__(cluster_run.ClusterRun)
-    one._setup = mock.Mock(faults=faults)
-    one._director = mock.Mock(happened={2})
-    one._starts, one._last_step = [4, 6], 8  # It was resumed, and began again.
-    self.assertEqual(
-        one.find_missed(),
-        ["warning: --faults, line 3: 6,3/0,2,kill never happened: no live " "node owned 3/0 then."],
-    )
-
-  @parameterized.parameters((True, False, True), (False, False, False), (True, True, False))
-  def test_a_signal_has_a_step_saved_if_there_is_one(self, has_stepped, is_over, saves):
-    one = object.__new__(cluster_run.ClusterRun)
-    one._has_stepped = has_stepped
-    over = mock.PropertyMock(return_value=is_over)
-    with mock.patch.object(cluster_run.ClusterRun, "_is_over", over):
-      self.assertEqual(one.ask_to_stop(), saves)
-    self.assertEqual(one._is_asked_to_stop, saves)
-
-  @parameterized.parameters(
-      dict(num_failed=2, num_kills=2, is_over=False, comes=True),
-      dict(num_failed=2, num_kills=1, is_over=False, comes=False),  # By itself.
-      dict(num_failed=2, num_kills=2, is_over=True, comes=False),
-  )
-  def test_who_comes_when_nobody_is_left(self, num_failed, num_kills, is_over, comes):
-    one = object.__new__(cluster_run.ClusterRun)
-    one._player = None
-    one._cluster = mock.Mock(num_failed=num_failed)
-    one._director = mock.Mock(kills=dict.fromkeys(range(num_kills), 0.0))
-    one._director.call_next.return_value = True
-    over = mock.PropertyMock(return_value=is_over)
-    with mock.patch.object(cluster_run.ClusterRun, "_is_over", over):
-      self.assertEqual(one._expects_joins(), comes)
-    self.assertEqual(one._director.call_next.called, comes)
+    self.assertEqual(path.read_text(), former)

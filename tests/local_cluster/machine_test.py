@@ -5,6 +5,7 @@ from unittest import mock
 
 from absl.testing import parameterized
 
+from bamboo_jax.cluster import children
 from bamboo_jax.cluster.store import endpoint as endpoint_lib, fence as fence_lib
 from bamboo_jax.local_cluster import machine
 from tests import folders
@@ -57,14 +58,9 @@ class MachineTest(folders.FolderCase):
       ("it_ended_well", 0, "", ""),
   )
   def test_what_is_said_of_the_end_of_a_node(self, code, log, why):
-    one = object.__new__(machine.LocalCluster)
-    one._logs, one._ended, one.num_failed = self.folder, set(), 0
-    one._store = None
-    one.mistake = ""
-    path = self.folder / "n1.agent.log"
+    one = self.start([None, code, None])
+    path = self.folder / "logs" / "n1.agent.log"
     path.write_text(log)
-    process = lambda code: mock.Mock(returncode=code, pid=7, poll=lambda: code)
-    one._agents = {f"n{i}": process([None, code, None][i]) for i in range(3)}
     found = one.tend()
     if not why:
       self.assertEqual(found, {})
@@ -74,21 +70,28 @@ class MachineTest(folders.FolderCase):
     self.assertEqual(one.num_failed, 1)
     self.assertEqual(one.mistake, why if code == 2 else "")
 
+  def start(self, codes):
+    """Returns a cluster of agents that have ended with these codes, or run, in zones a, b, a."""
+    one = machine.LocalCluster(self.folder, etcd=None, run="run")
+    processes = iter([mock.Mock(returncode=c, pid=7, poll=lambda code=c: code) for c in codes])
+    with mock.patch.object(children, "start", lambda *_, **__: next(processes)):
+      for number in range(len(codes)):
+        one.start_agent(f"n{number}", "aba"[number], arguments=[], environ={})
+    return one
+
   def test_its_etcd_starts_again_whatever_happens(self):
-    one = object.__new__(machine.LocalCluster)
-    one._agents, one._store = {}, mock.Mock()
-    one._store.tend.side_effect = [None, OSError("etcd.log"), None]
+    etcd = mock.Mock(endpoint="https://h:2")
+    etcd.tend.side_effect = [None, OSError("etcd.log"), None]
+    replaced = dict(find_binary=mock.DEFAULT, PrivateEtcd=lambda *_, **__: etcd)
+    one = machine.LocalCluster(self.folder, etcd=None, run="run")
+    with mock.patch.multiple(machine.private_etcd, **replaced):
+      one.take_folder()
     for _ in range(3):
       self.assertEqual(one.tend(), {})
-    self.assertEqual(one._store.tend.call_count, 3)
+    self.assertEqual(etcd.tend.call_count, 3)
 
   def test_the_nodes_of_a_zone_that_run(self):
-    one = object.__new__(machine.LocalCluster)
-    one._zones = {"n0": "a", "n1": "b", "n2": "a"}
-    one._agents = {
-        name: mock.Mock(poll=lambda code=code: code)
-        for name, code in (("n0", -9), ("n1", None), ("n2", None))
-    }
+    one = self.start([-9, None, None])
     self.assertEqual([*map(one.find_running, "abc")], [["n2"], ["n1"], []])
 
 
