@@ -281,8 +281,8 @@ MUTANTS = {
         "net",
         (
             f"{_AGENT}knowledge/suspicion.py",
-            "      if 2 * sum(e.is_certain for e in edges) > len(voters):",
-            "      if sum(e.is_certain for e in edges) >= 1:",
+            "      if 2 * num_certain > len(voters):",
+            "      if num_certain >= 1:",
         ),
         (
             f"{_AGENT}knowledge/suspicion.py",
@@ -372,6 +372,10 @@ MUTANTS = {
             "  if asked.is_ask and state.roster.view.number == asked.number:",
             "  if True:",
         ),
+    ),
+    "m21_what_was_said_before_links_mended_counts": (
+        "dark",
+        (f"{_AGENT}knowledge/suspicion.py", "edge.first_secs >= mended_secs or now", "True or now"),
     ),
 }
 

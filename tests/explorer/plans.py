@@ -76,7 +76,7 @@ class FaultPlan:
     are_two = any(
         len(self._names(f.at_secs - _JOIN_SECS) - blamed | {*f.hosts}) < 3
         for f in self.faults
-        if f.kind in _BREAKS
+        if f.kind in (*_BREAKS, "refuse_all")
     )
     return self._names(self.end_secs) if are_two else blamed
 
@@ -159,8 +159,7 @@ MODES["race"] = (
     "join_and_death join_and_death freeze freeze_agent worker reset"
     " lost_vote lost_vote last_vote"
 )
-# Without `refuse_all`: beside a death it still costs a healthy node.
-MODES["dark"] = "cut_all cut_all cut_all kill worker join"
+MODES["dark"] = "cut_all cut_all refuse_all kill worker join"
 MODES["votes"] = "last_vote last_vote last_vote join"
 # Not among `all`, as it takes longer until all goes on.
 MODES["folder"] = (

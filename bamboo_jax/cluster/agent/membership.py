@@ -160,7 +160,11 @@ def _ask_lost(state: state_lib.AgentState, view: views.View) -> events_lib.Flow:
     asked = views.ask(asked, state.options.name, whom)
     asked = yield events_lib.CallFence("claim_view", (state.stamp, asked))
     learn(state, [asked])
-  end_secs = state.now + state.options.limits.most_silence_secs
+  patience_secs = state.options.limits.most_silence_secs
+  if all(state.suspicions.is_refused(m.incarnation) for m in whom):
+    # Their hosts are not stopped, so those alive look at the folder meanwhile.
+    patience_secs = min(patience_secs, 2 * _LOOK_SECS)
+  end_secs = state.now + patience_secs
   while state.now < end_secs:
     yield events_lib.Sleep(_RETRY_SECS)
     if (due := _wanted(state)) is None:

@@ -48,7 +48,7 @@ class SimulationTest(parameterized.TestCase):
       self.nodes[host].kill()
     # One that is left alone asks first: a firewall may refuse for the others.
     is_alone = " " not in left
-    self.run_for(15.0 if is_alone else 0.1 if len(dead) <= 5 else 1.5)
+    self.run_for(6.0 if is_alone else 0.1 if len(dead) <= 5 else 1.5)
     newest = self.nodes[left.split()[0]].state.roster.view.number
     self.assertBetween(newest, 2, 1 + len(dead.split()))
     self.check(newest, left)

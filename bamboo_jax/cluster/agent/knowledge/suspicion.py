@@ -186,7 +186,7 @@ class Suspicions:
         suspect them soon, or it is itself cut off. Suspicions by or of them are
         not acted on until then, as they may only be busy.
     """
-    sure = self._find_sure(members)
+    sure = self._find_sure(members, now)
     if not self._is_due(now):
       return {m: self._reason(m) for m in members if m in sure}
     left = [m for m in members if m not in sure]
@@ -224,9 +224,11 @@ class Suspicions:
 
   def _find_due(self, by: str, whom: str, edge: Edge) -> float:
     """Returns the time at which an edge has waited long enough."""
-    waits = (self._end_wait_secs.get(end, -math.inf) for end in (by, whom))
-    since_secs = max(edge.first_secs, self._wait_secs, *waits)
-    return since_secs + _grace(edge)
+    return max(edge.first_secs, self._mended_secs(by), self._mended_secs(whom)) + _grace(edge)
+
+  def _mended_secs(self, end: str) -> float:
+    """Returns when a link of an agent was last found to work again."""
+    return max(self._wait_secs, self._end_wait_secs.get(end, -math.inf))
 
   def _is_due(self, now: float) -> bool:
     """Returns whether any edge may have waited long enough."""
@@ -246,7 +248,7 @@ class Suspicions:
     edge = self.of(self._me).get(accused)
     return edge is not None and edge.is_certain
 
-  def _find_sure(self, members: Collection[str]) -> set[str]:
+  def _find_sure(self, members: Collection[str], now: float) -> set[str]:
     """Returns members of whose death most possible witnesses are certain."""
     own = self.of(self._me)
     refused = {m for m in members if m in own and own[m].is_certain}
@@ -254,11 +256,17 @@ class Suspicions:
       return set()
     voters = [m for m in members if m not in refused]
     most = {m for m in refused if 2 * self._num_certain[m] > len(voters)}
-    found = [self.of(m) for m in voters] if most else []
+    found = [(self.of(m), self._mended_secs(m)) for m in voters] if most else []
     sure = set()
     for accused in most - {self._me}:
-      edges = [e for edges in found if (e := edges.get(accused)) is not None]
-      if 2 * sum(e.is_certain for e in edges) > len(voters):
+      # While the network recovers, a witness may not have retried all its links,
+      # and what it said of them before no longer counts.
+      num_certain = sum(
+          edge.is_certain and (edge.first_secs >= mended_secs or now >= mended_secs + _GRACE_SECS)
+          for edges, mended_secs in found
+          if (edge := edges.get(accused)) is not None
+      )
+      if 2 * num_certain > len(voters):
         sure.add(accused)
     return sure
 

@@ -21,6 +21,14 @@ def explain(edges, *, now, members="abcde", quiet=""):
   return "".join(found.explain(list(members), now=now, quiet=quiet))
 
 
+def find_sure(edges, mended, now):
+  """Of the members that `a` suspects, those that most others accuse, after a mend anew."""
+  own = {w for by, w in edges if by == "a"}
+  counts = {e for e, secs in edges.items() if secs >= mended[e[0]] or now >= mended[e[0]] + 1}
+  witnesses = {*"abcdef"} - own
+  return {w for w in own if 2 * sum((by, w) in counts for by in witnesses) > len(witnesses)}
+
+
 class SuspicionTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
@@ -77,6 +85,26 @@ class SuspicionTest(parameterized.TestCase):
     self.assertEqual(explain_at(1.7), out)
     self.assertEqual(explain_at(2.0), "d")
 
+  @parameterized.parameters((4.5, ""), (5.0, "d"))
+  def test_what_was_said_before_a_link_mended_is_said_again(self, now, out):
+    """All links were refused until 4.0, when `a` and `b` meet again; `d` is dead."""
+    everybody = [messages.Suspect(who, "why", True) for who in "abcd"]
+    found = suspicion.Suspicions("a")
+    for by in "abc":
+      found.note(by, [s for s in everybody if s.incarnation != by], count=1, now=0.0)
+    found.note("a", everybody[3:], count=2, now=4.0)
+    found.note("b", everybody[3:], count=2, now=4.0)
+    self.assertEqual("".join(found.explain(list("abcd"), now=now)), out)
+
+  def test_what_is_said_after_a_link_mended_counts_at_once(self):
+    found = suspicion.Suspicions("a")
+    dead = [messages.Suspect(who, "why", True) for who in "bd"]
+    found.note("a", dead[:1], count=1, now=0.0)
+    found.note("a", [], count=2, now=4.0)
+    for by in "abc":
+      found.note(by, dead[1:], count=3, now=4.1)
+    self.assertEqual("".join(found.explain(list("abcd"), now=4.1)), "d")
+
   def test_who_is_left_out_mends_nothing(self):
     found = suspicion.Suspicions("a")
     gone, other = (messages.Suspect(who, "why", False) for who in "ed")
@@ -115,11 +143,13 @@ class SuspicionTest(parameterized.TestCase):
     chance = random.Random(seed)
     found = suspicion.Suspicions("a")
     edges, now = {}, 0.0  # Those certain, by accuser and accused.
+    mended = dict.fromkeys("abcdef", float("-inf"))
     for count in range(60):
       now += chance.choice([0.0, 0.3, 0.6])
       by = chance.choice("aabcdef")
       if chance.random() < 0.1 and by != "a":
         found.drop(by)
+        mended[by] = float("-inf")
         edges = {ends: secs for ends, secs in edges.items() if by not in ends}
       else:
         said = chance.sample("bcdef", chance.randrange(4))
@@ -127,19 +157,19 @@ class SuspicionTest(parameterized.TestCase):
         found.note(by, suspects, count=count, now=now)
         fresh = {(by, w): edges.get((by, w), now) for w in said}
         others = {ends: s for ends, s in edges.items() if ends[0] != by}
+        if back := edges.keys() - others.keys() - fresh.keys():
+          mended |= dict.fromkeys([by, *(whom for _, whom in back)], now)
         edges = others | fresh
       own = {w for by, w in edges if by == "a"}
       unclear = [ends for ends, secs in edges.items() if ends[1] not in own and now >= secs + 0.5]
       self.assertCountEqual(found.unclear(now), unclear)
-      most = {
-          w for w in own if 2 * sum((by, w) in edges for by in {*"abcdef"} - own) > 6 - len(own)
-      }
       # Nobody who waits follows; it may be that all wait.
       out = found.explain("abcdef", now=now).keys()
-      self.assertContainsSubset(most, out)
+      self.assertContainsSubset(find_sure(edges, mended, now), out)
       late = copy.deepcopy(found)
       late.wait_again(now)
-      self.assertEqual(late.explain("abcdef", now=now).keys(), most)
+      sure = find_sure(edges, dict.fromkeys("abcdef", now), now)
+      self.assertEqual(late.explain("abcdef", now=now).keys(), sure)
 
   def test_who_was_found_to_wait_is_due_in_the_end(self):
     found = suspicion.Suspicions("a")
