@@ -230,7 +230,7 @@ def _write_config(config: Any, folder: pathlib.Path) -> pathlib.Path:
         "The config of a cluster must be plain values (numbers, texts, lists, "
         "dicts): its processes read it from a file."
     ) from error
-  path = folder / "config.py"
+  path = folder / "python.py"
   base.write_atomically(path, _CONFIG_FILE.format(values=values))
   return path
 

@@ -12,6 +12,7 @@ from absl import flags
 from bamboo_jax.base import packaged
 from bamboo_jax.cli import command, config_check
 from bamboo_jax.launch import config_flag
+from bamboo_jax.metrics import progress
 from bamboo_jax.train.setup import accept
 
 find_arguments = command.find_arguments
@@ -67,7 +68,8 @@ def _parse_flags(argv: Sequence[str], *, own_keys: bool) -> list[str]:
     config_flag.check_arguments(argv, own_keys=own_keys)
     if f"--{config_flag.PRINT}" in argv and "workdir" in flags.FLAGS:
       argv = [argv[0], "--workdir=", *argv[1:]]  # Else it would be needed.
-    rest = flags.FLAGS(list(argv))
+    with progress.waiting("reading the config"):  # Its file may import much.
+      rest = flags.FLAGS(list(argv))
     if "config" in flags.FLAGS:
       flag = flags.FLAGS["config"]
       if own_keys:

@@ -10,6 +10,7 @@ import functools
 from typing import Any
 
 from absl import flags
+import ml_collections
 from ml_collections.config_flags import config_flags
 
 from bamboo_jax import config as config_lib
@@ -24,8 +25,11 @@ PRINT = "print_config"
 class _Parser(config_flags.ConfigFileFlagParser):  # type: ignore[misc]
 
   def parse(self, path: str) -> Any:
-    """Returns the config of a short name or a path."""
-    return super().parse(config_check.find(path))
+    """Returns the config of a short name or a path, with its name."""
+    config = super().parse(config_check.find(path))
+    if isinstance(config, ml_collections.ConfigDict) and config.get("name") == "":
+      config.name = packaged.name_config(path)
+    return config
 
 
 def define(name: str | None, help_text: str) -> flags.FlagHolder[Any]:

@@ -62,7 +62,8 @@ def main(arguments: list[str]) -> None:
       copy = shutil.copy(path, workdir / "config.py")
       given = re.compile(rf"--?config(=.*)?|{re.escape(name)}")
       passed = [p for p in passed if not given.fullmatch(p)]
-      passed.append(f"--config={copy}{colon}{argument}")
+      name = f"--config.name={_CONFIG.value.name}"  # Not that of the copy.
+      passed += [f"--config={copy}{colon}{argument}", name]
   agent = [*shlex.split(_BAMBOO.value), "agent", "--noprogress"]
   agent.append(f"--workdir={workdir}")
   ssh = shlex.split(_SSH.value)

@@ -56,6 +56,13 @@ def list_configs() -> list[str]:
   return sorted(p.as_posix() for p in found if p.name not in ("__init__", *_SHARED))
 
 
+def name_config(name: str) -> str:
+  """Returns what people call a config that `find_config` finds."""
+  path, colon, argument = name.partition(":")
+  short = path if path in list_configs() else pathlib.Path(path).stem
+  return f"{short}{colon}{argument}"
+
+
 def find_config(name: str) -> str:
   """Returns the path of a config, with the argument after its colon.
 

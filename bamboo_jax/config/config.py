@@ -19,6 +19,7 @@ _NO_TIMES = "passes are not measured; take 'report'."
 class Config(Section, path="config"):
   """All options of a run; raises `ValueError` if they do not fit together."""
 
+  name: str = option("", "Shown with the run; by default what `--config` names.")
   seed: int = option(0, "Of parameters, order of the data and dropout.")
   num_steps: int = option(1_000, "Updates of the whole run.", least=0)
   init_from: str | None = option(

@@ -32,6 +32,7 @@ class Narrator:
     self._reader = jsonl.MetricsReader(self._workdir / "metrics.jsonl")
     self._here: set[str] = set()  # Nodes that have been named.
     self._view = 0
+    self._waits = ""  # Why nothing happens yet, as told.
     self._is_over = threading.Event()
     self._reader.read()
     self._thread = threading.Thread(target=self._follow, name="narrator", daemon=True)
@@ -51,6 +52,7 @@ class Narrator:
     """Shows what is new."""
     if self.state is not None:
       self._show_nodes(self.state)
+      self._explain(self.state)
     lines = self._reader.read()
     if self.state is None or self._view:  # Before, another run writes the log.
       for line in lines:
@@ -81,6 +83,20 @@ class Narrator:
         self._progress.show_text(
             f"{member.name} joined{where}; {len(self._here)} of {num_nodes} " "nodes are here"
         )
+
+  def _explain(self, state: state_lib.AgentState) -> None:
+    """Says what this node waits for, until it trains and the log tells."""
+    if state.roster.is_member:
+      waits = ""
+    elif state.has_worker:
+      waits = f"the worker of {state.options.name} starts, compiles and meets the others"
+    elif state.roster.registered is None:
+      waits = "no answer from the store of the run yet"
+    else:
+      waits = "waiting for the other nodes"
+    if waits != self._waits:
+      self._waits = waits
+      self._progress.explain(waits or "the first step begins")
 
 
 def render_end(path: pathlib.Path) -> list[str]:

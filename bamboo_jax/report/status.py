@@ -52,7 +52,10 @@ def read(registry: registry_lib.Registry, name: str) -> StoredRun:
 def render(run: StoredRun, *, now_secs: float) -> str:
   """Returns lines for people; `now_secs` is in seconds since 1970."""
   view, status = run.view, run.status
-  head: dict[str, Any] = {"run": run.name, "view": view.number}
+  head: dict[str, Any] = {"run": run.name}
+  if config := run.config.get("name"):
+    head["config"] = config
+  head["view"] = view.number
   if "steps" in status:
     head |= {"step": status["steps"], "num_steps": run.num_steps}
     head["told_secs_ago"] = f"{max(0.0, now_secs - status['at_secs']):.1f}"

@@ -137,7 +137,7 @@ class CommandsTest(runs.DeployedCase):
     self.assertEqual(
         calls.read_text(),
         f"agent --noprogress --workdir={self.workdir} --nodes=3 "
-        f"--config={copy} --name=n0 --zone=z --host=10.0.0.2\n",
+        f"--config={copy} --config.name={self.config.stem} --name=n0 --zone=z --host=10.0.0.2\n",
     )
     self.assertEqual(copy.read_text(), self.config.read_text())
 

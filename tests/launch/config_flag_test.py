@@ -88,9 +88,19 @@ class ConfigFlagTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "config.pipeline.head is gone: head"):
       accept.accept(_changed("pipeline.head", "forward"))
 
+  @parameterized.parameters(
+      ("quickstart", "quickstart"),
+      ("sim/compare:quick", None),
+      ("gpt2:xl", "gpt2:xl"),
+      ("examples/plain.py", "plain"),
+  )
+  def test_a_config_has_the_name_that_was_given(self, given, name):
+    config = config_flag._Parser("config", lock_config=False).parse(given)
+    self.assertEqual(config.get("name"), name)
+
   def test_key_that_is_missing(self):
     config = ml_collections.ConfigDict({"num_steps": 3})
-    with self.assertRaisesRegex(ValueError, "config.seed is missing; a config"):
+    with self.assertRaisesRegex(ValueError, "config.name is missing; a config"):
       accept.accept(config)
 
   @parameterized.named_parameters(

@@ -261,6 +261,7 @@ class RunTest(folders.FolderCase):
     for step in (4, 6):  # It was resumed at 4, and began again at 6.
       self.write_start(step)
     self.writer.write_step(8, {})
+    one.tend(0.0)
     said = "warning: --faults, line 3: 6,3/0,2,kill never happened: no live node owned 3/0 then."
     # The first step of the log is 4, as nobody owns a third pipeline then.
     self.assertEqual(one.find_missed(), [said])

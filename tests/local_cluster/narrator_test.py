@@ -3,6 +3,7 @@
 import io
 import json
 import types
+from unittest import mock
 
 from bamboo_jax.cluster.agent.knowledge import roster as roster_lib
 from bamboo_jax.local_cluster import narrator as narrator_lib
@@ -24,7 +25,10 @@ class NarratorTest(folders.FolderCase):
     self.roster.me = members.member(0, zone="a")
     self.roster.known = {"life 0": self.roster.me}
     self.state = types.SimpleNamespace(
-        roster=self.roster, options=types.SimpleNamespace(num_nodes=3), is_done=False
+        roster=self.roster,
+        options=types.SimpleNamespace(name="n0", num_nodes=3),
+        has_worker=False,
+        is_done=False,
     )
 
   def write(self, *lines):
@@ -69,6 +73,29 @@ class NarratorTest(folders.FolderCase):
     self.assertEqual(
         self.take(),
         ["view 2, 2 nodes: n1 is silent", "recovery step=2 victims=0/1 rung=shadow view=2"],
+    )
+
+  def test_what_a_node_waits_for(self):
+    narrator = self.make()
+    said = self.enterContext(mock.patch.object(self.progress, "explain"))
+    narrator.look()
+    narrator.look()
+    self.roster.registered = {"life 0"}
+    narrator.look()
+    self.state.has_worker = True
+    narrator.look()
+    self.roster.adopt(members.view(1, 0, 1, reason="the first nodes"))
+    narrator.look()
+    narrator.look()
+    worker = "the worker of n0 starts, compiles and meets the others"
+    self.assertEqual(
+        [call.args[0] for call in said.call_args_list],
+        [
+            "no answer from the store of the run yet",
+            "waiting for the other nodes",
+            worker,
+            "the first step begins",
+        ],
     )
 
   def test_a_run_that_goes_on(self):

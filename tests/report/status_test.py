@@ -29,7 +29,7 @@ class StatusTest(absltest.TestCase):
 
   def render(self, *members, leaving=(), registered=(), **known):
     view = views.View(4, members, "n1 left: SIGKILL", leaving)
-    run = status.StoredRun("run", 9, view, registered, known)
+    run = status.StoredRun("run", 9, view, registered, known, {"name": "mine"})
     return status.render(run, now_secs=100.5).splitlines()
 
   def test_training(self):
@@ -53,7 +53,7 @@ class StatusTest(absltest.TestCase):
     self.assertEqual(
         got,
         [
-            "run=run view=4 step=5 num_steps=9 told_secs_ago=0.5",
+            "run=run config=mine view=4 step=5 num_steps=9 told_secs_ago=0.5",
             "reason: n1 left: SIGKILL",
             "stage 0/0: n0 (a), shadow n2 (b)",
             "stage 0/1: n2 (b), shadow n0 (a)",
@@ -76,7 +76,7 @@ class StatusTest(absltest.TestCase):
     self.assertEqual(
         self.render(registered=[member(1, "b")]),
         [
-            "run=run view=4",
+            "run=run config=mine view=4",
             "reason: n1 left: SIGKILL",
             "spares: none",
             "leaving: none",

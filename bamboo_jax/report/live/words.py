@@ -30,16 +30,14 @@ def describe_secs(secs: float) -> str:
 
 
 def describe_config(config: Mapping[str, Any]) -> str:
-  """Returns model, data and layout of a run; "" if the config is not known."""
+  """Returns name, model, data and layout of a run; "" if the config is not known."""
   if not config:
     return ""
   model, pipeline = config["model"], config["pipeline"]
   name = " ".join(filter(None, (model["name"], model.get("options", {}).get("variant"))))
   copies, stages = pipeline["num_pipelines"], pipeline["num_stages"]
-  return (
-      f"{name} on {config['data']['name']}, {copies} pipeline{'s' * (copies > 1)} "
-      f"of {stages} stage{'s' * (stages > 1)}"
-  )
+  layout = f"{copies} pipeline{'s' * (copies > 1)} of {stages} stage{'s' * (stages > 1)}"
+  return ", ".join(filter(None, (config["name"], f"{name} on {config['data']['name']}", layout)))
 
 
 def describe_death(recovery: Mapping[str, Any]) -> str:

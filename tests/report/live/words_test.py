@@ -63,11 +63,12 @@ class WordsTest(parameterized.TestCase):
     self.assertIsNone(words.find_left_secs(points, step, None))
 
   @parameterized.parameters(
-      ({"variant": "tiny"}, 2, 4, "gpt2 tiny on text, 2 pipelines of 4 stages"),
-      ({}, 1, 1, "gpt2 on text, 1 pipeline of 1 stage"),
+      ("mine", {"variant": "tiny"}, 2, 4, "mine, gpt2 tiny on text, 2 pipelines of 4 stages"),
+      ("", {}, 1, 1, "gpt2 on text, 1 pipeline of 1 stage"),
   )
-  def test_configs(self, options, pipelines, stages, expected):
-    config = {"model": {"name": "gpt2", "options": options}, "data": {"name": "text"}}
+  def test_configs(self, name, options, pipelines, stages, expected):
+    model = {"name": "gpt2", "options": options}
+    config = {"name": name, "model": model, "data": {"name": "text"}}
     config["pipeline"] = {"num_pipelines": pipelines, "num_stages": stages}
     self.assertEqual(words.describe_config(config), expected)
     self.assertEqual(words.describe_config({}), "")
