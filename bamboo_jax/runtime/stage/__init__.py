@@ -4,6 +4,5 @@ spec         Layers, units and all shapes of a stage. Read this first.
 casts        Weights that passes read in a lower precision, cast once per step.
 functions    Forward, backward, update and so on of a unit, to be traced.
 programs     The same, compiled for a device; a stage runs those of its units.
-passing      Avoids copies of values that a unit only passes on.
 array_store  The arrays of the current step, and in which memory they lie.
 """

@@ -84,8 +84,8 @@ class UnitFunctions:
     return outputs, self.backward(*back), self.evaluate(after, params, *data)
 
   def cast(self, params: Layers) -> Layers:
-    """Returns the parameters in the dtypes that passes read."""
-    copy = lambda a, like: a if a.dtype == like.dtype else a.astype(like.dtype)
+    """Returns the parameters that passes read in another dtype; None for others."""
+    copy = lambda a, like: None if a.dtype == like.dtype else a.astype(like.dtype)
     return jax.tree.map(copy, params, self.copies)
 
   def forward(

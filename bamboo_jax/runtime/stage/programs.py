@@ -18,21 +18,20 @@ import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.runtime import places
-from bamboo_jax.runtime.stage import functions as functions_lib, passing, spec as spec_lib
+from bamboo_jax.runtime.stage import functions as functions_lib, spec as spec_lib
 
-# By name: the function, the positions of donated arguments, the position of the
-# argument that may be passed on, and where arguments and results lie
-# (`places`): as (s)tate, as (d)ata, or on (a)ll devices.
+# By name: the function, the positions of donated arguments, and where arguments
+# and results lie (`places`): as (s)tate, as (d)ata, or on (a)ll devices.
 _PROGRAMS = {
-    "cast": ("cast", (), 0, "s", "s"),
-    "forward": ("forward", (), 3, "assddaaa", "add"),
-    "redundant": ("redundant", (), 3, "assddaaa", "addd"),
-    "backward": ("backward", (5,), 4, "asddds", "ads"),
-    "evaluate": ("evaluate", (), 3, "assdd", "ad"),
-    "update": ("update", (0, 1), None, "sssaa", "s"),
-    "propose": ("update", (), None, "sssaa", "s"),
-    "norms": ("norms", (), None, "s", "a"),
-    "zeros": ("zeros", (), None, "a", "s"),
+    "cast": ("cast", (), "s", "s"),
+    "forward": ("forward", (), "assddaaa", "add"),
+    "redundant": ("redundant", (), "assddaaa", "addd"),
+    "backward": ("backward", (5,), "asddds", "ads"),
+    "evaluate": ("evaluate", (), "assdd", "ad"),
+    "update": ("update", (0, 1), "sssaa", "s"),
+    "propose": ("update", (), "sssaa", "s"),
+    "norms": ("norms", (), "s", "a"),
+    "zeros": ("zeros", (), "a", "s"),
 }
 
 
@@ -42,7 +41,7 @@ class KindPrograms:
   `programs["forward", device]` compiles it if need be. Calls take positional
   arguments, return at once, and the arrays become ready later:
 
-    cast(params) -> params as the passes below take them
+    cast(params) -> those that the passes below take in another dtype, else None
     forward(after, params, stats, inputs, batch, step, microbatch, index)
         -> (done, outputs, saved)
     redundant: the same as forward
@@ -64,13 +63,10 @@ class KindPrograms:
   def __init__(self, unit: spec_lib.StageSpec) -> None:
     self.unit = unit
     self._functions = functions = functions_lib.UnitFunctions(unit)
-    self._passing = {
-        name: passing.Passing(getattr(functions, function), argument)
-        for name, (function, _, argument, *_) in _PROGRAMS.items()
-    }
+    # `keep_unused`: `after` only orders programs.
     self._jitted = {
-        name: jax.jit(self._passing[name].trace, donate_argnums=donated, keep_unused=True)
-        for name, (_, donated, *_) in _PROGRAMS.items()
+        name: jax.jit(getattr(functions, function), donate_argnums=donated, keep_unused=True)
+        for name, (function, donated, *_) in _PROGRAMS.items()
     }
     self._compiled: dict[tuple[str, places.Place], Any] = {}
 
@@ -84,24 +80,25 @@ class KindPrograms:
   @property
   def saved(self) -> spec_lib.Saved:
     """Shapes of the values that a forward pass keeps."""
-    self._trace("forward")
-    return self._passing["forward"].out_info[2]
+    return _shapes(self._trace("forward"))[2]
 
   def __getitem__(self, key: tuple[str, places.Place]) -> Any:
     if key not in self._compiled:
       name, place = key
       if not isinstance(place, jax.sharding.Mesh):
-        compiled = self._trace(name, place).lower().compile()
-        self._compiled[key] = self._passing[name].join(compiled)
+        self._compiled[key] = self._trace(name, place).lower().compile()
       elif name == "redundant":
-        self._compiled[key] = passing.keep_on_host(self["forward", place])
+        self._compiled[key] = _keep_on_host(self["forward", place])
       else:
         self._compiled[key] = self._compile_for_mesh(name, place)
     return self._compiled[key]
 
   def cast(self, params: functions_lib.Layers, place: places.Place) -> functions_lib.Layers:
     """Returns parameters as passes read them; may be the same arrays."""
-    return self["cast", place](params) if self.copy_bytes else params
+    if not self.copy_bytes:
+      return params
+    copies = self["cast", place](params)
+    return jax.tree.map(lambda own, copy: own if copy is None else copy, params, copies)
 
   def trace(self) -> None:
     """Traces all programs; needs no device, unlike compiling."""
@@ -120,26 +117,22 @@ class KindPrograms:
 
   def _compile_for_mesh(self, name: str, mesh: jax.sharding.Mesh) -> Any:
     """Compiles a program with the output sharding that its readers expect."""
-    _, donated, _, _, kinds = _PROGRAMS[name]
-    results = self._passing[name]
+    function, donated, _, kinds = _PROGRAMS[name]
     with self._functions.lock:
-      self._trace(name, mesh)
-      if len(kinds) == 1:
-        (where,) = self._arrange(mesh, kinds, (results.out_info,))
-      else:
-        where = self._arrange(mesh, kinds, results.out_info)
+      results = _shapes(self._trace(name, mesh))
+      where = self._arrange(mesh, kinds, results if len(kinds) > 1 else (results,))
       program = jax.jit(
-          results.trace,
+          getattr(self._functions, function),
           donate_argnums=donated,
-          keep_unused=True,  # `after` only orders programs.
-          out_shardings=results.pick(where),
+          keep_unused=True,
+          out_shardings=where if len(kinds) > 1 else where[0],
       )
       lowered = program.lower(*self._place_arguments(name, mesh))
-    return results.join(lowered.compile())
+    return lowered.compile()
 
   def _place_arguments(self, name: str, place: places.Place) -> tuple[base.PyTree, ...]:
     arguments = self._arguments(name)
-    where = self._arrange(place, _PROGRAMS[name][3], arguments)
+    where = self._arrange(place, _PROGRAMS[name][2], arguments)
     put = lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s)
     return jax.tree.map(put, arguments, where)
 
@@ -179,6 +172,20 @@ class KindPrograms:
       case "norms":
         return (total,)
     return (token,)
+
+
+def _shapes(traced: jax.stages.Traced) -> Any:
+  return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), traced.out_info)
+
+
+def _keep_on_host(forward: Any) -> Any:
+  """Returns the pass `forward`, with copies of its results in host memory."""
+
+  def run(*args: base.PyTree) -> tuple[base.PyTree, ...]:
+    done, outputs, saved = forward(*args)
+    return (done, outputs, *places.move((outputs, saved), "pinned_host"))
+
+  return run
 
 
 class StagePrograms:

@@ -143,7 +143,9 @@ class ProgramsTest(parameterized.TestCase):
       run = jax.jit(functions.passes)
       rest = (grad, (state.stats, inputs, batch), np.uint32(1))
       want = run(state.params, *rest)
-      got = run(functions.cast(state.params), *rest)
+      keep = lambda own, copy: own if copy is None else copy
+      copies = jax.tree.map(keep, state.params, functions.cast(state.params))
+      got = run(copies, *rest)
       jax.tree.map(np.testing.assert_array_equal, got, want)
       for a in jax.tree.leaves(got[1][2].grads):
         self.assertEqual(a.dtype, jnp.float32)
