@@ -12,7 +12,7 @@ from typing import Any
 
 from bamboo_jax.plan import planner, rows as rows_lib
 from bamboo_jax.plan.times import pauses as pauses_lib
-from bamboo_jax.schedule import failover, filling as filling_lib, redundancy, scheduler
+from bamboo_jax.schedule import failover, lines as lines_lib, redundancy
 
 SIZES = (4, 6, 8, 12, 16)  # Stages of longer pipelines.
 _NUM_TIMES = 6  # Times of death in a step.
@@ -24,13 +24,12 @@ class ModePlan:
 
   rows: rows_lib.RowPlanner
   roles: failover.Roles
-  whole: redundancy.RedundancyPlan
+  whole: redundancy.PlannedRows
 
   @property
-  def filling(self) -> filling_lib.StepFilling | None:
+  def filling(self) -> redundancy.StepFilling | None:
     """How waits are filled as they occur; None in modes without."""
-    rows = self.rows
-    return rows.redundant.fill([self.whole], [self.roles], rows.costs)
+    return redundancy.StepFilling([self.whole]) if self.whole.rules else None
 
 
 def plan_mode(plan: planner.Plan, options: rows_lib.Redundancy, mode: str) -> ModePlan:
@@ -99,8 +98,8 @@ def predict_sizes(
           "num_microbatches": large.batch.num_microbatches,
           "mode": mode,
           "compute_ms": found.whole.timeline.span_ms,
-          "overhead": found.whole.overhead,
-          "coverage": found.whole.coverage,
+          "overhead": found.whole.effect.overhead,
+          "coverage": found.whole.effect.coverage,
           "pause": pause_ms and pause_ms / lazy_ms,
       }
 
@@ -111,7 +110,7 @@ def _mean_pause_ms(plan: planner.Plan, mode: ModePlan) -> float:
       roles=mode.roles,
       microbatches=plan.batch.microbatches(0),
       costs=plan.costs,
-      in_flight=scheduler.in_flight_limits(plan.schedule_name, plan.num_stages),
+      in_flight=lines_lib.in_flight_limits(plan.num_stages, plan.schedule_name),
       num_times=_NUM_TIMES,
   )
   return statistics.mean(pauses_ms)

@@ -15,7 +15,7 @@ from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.benchmarks import predict, table, turns
 from bamboo_jax.metrics import table as table_lib
-from bamboo_jax.schedule import filling as filling_lib, redundancy
+from bamboo_jax.schedule import redundancy
 from bamboo_jax.train.setup import build
 
 MODES = redundancy.MODES
@@ -127,7 +127,7 @@ class FilledSteps:
     for mode, ran in self._ran:
       if mode in self._fillings:
         effect = self._fillings[mode].find_effect(
-            {node: json_lib.from_plain(filling_lib.Ran, own) for node, own in enumerate(ran)}
+            {node: json_lib.from_plain(redundancy.Ran, own) for node, own in enumerate(ran)}
         )
         self.effects[mode].append(effect)
         self._ours.ask(f"learn rows/{mode} {effect.stretch}")
@@ -145,7 +145,7 @@ def summarise_modes(
     steps: Mapping[str, Rows],
     made: Mapping[str, predict.ModePlan],
     *,
-    effects: Mapping[str, Sequence[filling_lib.Effect]],
+    effects: Mapping[str, Sequence[redundancy.Effect]],
     predicted_ms: Mapping[str, float],
     replica_bytes: Mapping[str, int],
 ) -> Iterator[dict[str, Any]]:
@@ -166,8 +166,8 @@ def summarise_modes(
         "overhead": filled[1],
         "coverage": filled[2],
         "planned_redundant": plan.timeline.num_redundant,
-        "planned_overhead": plan.overhead,
-        "planned_coverage": plan.coverage,
+        "planned_overhead": plan.effect.overhead,
+        "planned_coverage": plan.effect.coverage,
         "replica_mib": replica_bytes[mode] / _MIB,
         "refresh_mib": medians["refresh_bytes"] / _MIB,
         "host_mib": medians["host_bytes"] / _MIB,

@@ -71,7 +71,7 @@ class Rows:
     self.engine.set_state(spec_lib.init_layers(site.task.whole))
     self._filling, self._recorder = self.plan.filling, recorder.Recorder()
     self._filler = executor_lib.Filler()
-    self._lazy = timeline_lib.linearize([self.plan.whole.lazy])
+    self._lazy = timeline_lib.linearize([self.plan.whole.bare])
 
   @property
   def node(self) -> node_lib.Node:
@@ -84,7 +84,12 @@ class Rows:
     stages = self.plan.roles.replicas_of(self.site.stages.rank)
     states = [self.node.state[stage] for stage in stages]
     replica_bytes = sum(a.nbytes for a in jax.tree.leaves(states))
-    peak_bytes = self.plan.whole.timeline.peak_bytes[self.site.stages.rank]
+    rank, plan = self.site.stages.rank, self.plan
+    peak_bytes = timeline_lib.peak_bytes(
+        plan.whole.timeline.instructions[rank],
+        owned=plan.roles.stages_of(rank),
+        costs=plan.rows.costs,
+    )
     return {
         "replica_bytes": replica_bytes,
         "device_bytes": replica_bytes + peak_bytes,

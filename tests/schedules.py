@@ -6,8 +6,8 @@ from bamboo_jax.schedule import (
     costs as costs_lib,
     instruction as instruction_lib,
     lines as lines_lib,
-    scheduler,
-    timeline as timeline_lib,
+    rule as rule_lib,
+    simulate as simulate_lib,
 )
 
 _PATTERN = re.compile(r"(\d+)(F|B|RF|SA|RA|SG|RG)(\d+)(?:[<>](\d+))?")
@@ -35,12 +35,16 @@ def uniform_costs(num_stages, *, forward_ms=1.0, backward_ms=2.0, transfer_ms=0.
 def make_timeline(owners, microbatches, transfer_ms=0.0, *, shadows=None):
   """Returns the timeline of a pipeline of equal stages under 1F1B."""
   costs = uniform_costs(len(owners), transfer_ms=transfer_ms)
-  bounds = scheduler.one_f_one_b_bounds(len(owners))
-  lines = [lines_lib.Line(owners, microbatches, bounds)]
-  schedule = scheduler.plan_rows(lines, costs=costs, shadows=shadows)
-  return timeline_lib.play(schedule, lines, costs=costs)
+  bounds = lines_lib.in_flight_limits(len(owners))
+  bare = simulate_lib.simulate([lines_lib.Line(owners, microbatches, bounds)], costs=costs)
+  if not shadows:
+    return bare
+  # Redundant passes run in any wait, however late.
+  rules = rule_lib.make_rules(bare, shadows=shadows, costs=costs, late=99.0)
+  return simulate_lib.replay(bare.instructions, costs.time_ms, rules)
 
 
-def passes(schedule):
+def passes(timeline):
   """Returns the rows as text, without transfers."""
-  return [" ".join(str(i) for i in row if not i.is_transfer) for row in schedule.rows.values()]
+  rows = timeline.instructions.values()
+  return [" ".join(str(i) for i in row if not i.is_transfer) for row in rows]

@@ -27,7 +27,6 @@ import tqdm
 
 from bamboo_jax.launch import cli
 from bamboo_jax.plan.times import pauses as pauses_lib
-from bamboo_jax.schedule import redundancy
 from tests.schedule.verify import exhaustive
 
 _NUM_STAGES = flags.DEFINE_integer("num_stages", 4, "Stages.", 1)
@@ -88,7 +87,7 @@ def _show_prices(mode: str, owners: Sequence[int]) -> None:
   common = dict(
       roles=step.roles, microbatches=step.microbatches, costs=step.costs, in_flight=step.in_flight
   )
-  timeline = redundancy.plan_redundancy(mode, **common).timeline
+  timeline = exhaustive.plan_rows(mode, **common).timeline
   means = {}
   for count in (None, *map(int, _NUM_PIPELINES.value)):
     found = pauses_lib.predict_pauses(timeline, **common, num_times=8, num_pipelines=count)

@@ -17,7 +17,7 @@ from typing import Any
 from bamboo_jax import base
 from bamboo_jax.plan import cost_model, search as search_lib
 from bamboo_jax.plan.memory import deaths, explain, model as model_lib, upkeep as upkeep_lib
-from bamboo_jax.schedule import scheduler
+from bamboo_jax.schedule import lines as lines_lib
 
 _NS_PER_MS = 1_000_000
 _UPKEEP = upkeep_lib.Upkeep()
@@ -103,7 +103,7 @@ def split_layers(
     base.InfeasibleError: No split fits in `memory_limit_bytes`.
   """
   if in_flight is None:
-    in_flight = scheduler.one_f_one_b_bounds(num_stages)
+    in_flight = lines_lib.in_flight_bounds(num_stages, num_stages)
   if cuts is None:
     cuts = range(1, len(costs))
   _check(num_stages, cuts=cuts, in_flight=in_flight)

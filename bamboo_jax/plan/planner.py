@@ -29,9 +29,8 @@ from bamboo_jax.plan.times import step_time as step_time_lib
 from bamboo_jax.schedule import (
     costs as costs_lib,
     failover,
-    instruction as instruction_lib,
     lines as lines_lib,
-    scheduler,
+    simulate as simulate_lib,
     timeline as timeline_lib,
 )
 
@@ -48,8 +47,7 @@ class Plan:
     schedule_name: "1f1b" or "gpipe".
     memory_limit_bytes: Memory of one device; None: no limit.
     memory: Memory of each node of a pipeline.
-    schedule: Rows of the first pipeline, without redundant passes.
-    timeline: `schedule`, played.
+    timeline: Rows of the first pipeline, without redundant passes.
     worst_memory: Duty and memory of the node with the largest need after any
       single death; None without replicas.
     residuals: Where residuals of redundant passes wait, one of
@@ -63,7 +61,6 @@ class Plan:
   memory_limit_bytes: int | None
   costs: costs_lib.StageCosts
   memory: tuple[needs.NodeMemory, ...]
-  schedule: instruction_lib.Schedule
   timeline: timeline_lib.Timeline
   step_time: step_time_lib.StepTime
   worst_memory: _Need | None = None
@@ -169,7 +166,7 @@ class _Search:
     """Arguments of a memory model and of the search for a partition."""
     count = self.batch.num_microbatches
     return dict(
-        in_flight=scheduler.in_flight_bounds(self.schedule, self.num_stages, count),
+        in_flight=lines_lib.in_flight_bounds(self.num_stages, count, self.schedule),
         upkeep=self.upkeep,
         ties=self.profile.ties,
         cuts=self.cuts,
@@ -186,7 +183,7 @@ class _Search:
           raise
         raise base.InfeasibleError(_explain(*most, self.limit_bytes, self.upkeep)) from None
       played = rows.play(base.nodes(self.num_stages))
-      found, worst = rows.find_needs(played.timeline)
+      found, worst = rows.find_needs(played)
       most = max([*found, worst] if worst else found, key=lambda need: need[1].total_bytes)
       limit, need = self.limit_bytes, most[1].total_bytes
       if limit is None or need <= limit:
@@ -209,11 +206,15 @@ class _Search:
         partition,
         stages.stage_costs(partition, self.profile, num_accumulators=self.upkeep.num_accumulators),
         microbatches=self.batch.microbatches(0),
-        in_flight=scheduler.in_flight_limits(self.schedule, self.num_stages),
+        in_flight=lines_lib.in_flight_limits(self.num_stages, self.schedule),
     )
 
   def _finish(
-      self, rows: "_Rows", played: scheduler.TimedRows, found: Sequence[_Need], worst: _Need | None
+      self,
+      rows: "_Rows",
+      played: timeline_lib.Timeline,
+      found: Sequence[_Need],
+      worst: _Need | None,
   ) -> Plan:
     """Returns the plan of rows that fit; see `_Rows.find_needs`."""
     protection, partition = self.upkeep.protection, rows.partition
@@ -222,7 +223,7 @@ class _Search:
       least = self.limit_bytes - (worst[1].total_bytes if worst else 0)
       free_bytes = [min(self.limit_bytes - m.total_bytes, least) for _, m in found]
     costs, place = residuals_lib.place(
-        *(self.profile, partition, rows.costs, played.timeline),
+        *(self.profile, partition, rows.costs, played),
         num_microbatches=self.batch.num_microbatches,
         free_bytes=free_bytes,
     )
@@ -234,14 +235,13 @@ class _Search:
         memory_limit_bytes=self.limit_bytes,
         costs=costs,
         memory=tuple(memory for _, memory in found),
-        schedule=played.schedule,
-        timeline=played.timeline,
+        timeline=played,
         step_time=step_time_lib.predict_step_time(
             self.profile,
             partition,
             num_pipelines=self.batch.num_pipelines,
             num_shares=self.batch.num_shares,
-            compute_ms=played.timeline.span_ms,
+            compute_ms=played.span_ms,
             refresh=protection.refresh if protection else None,
         ),
         worst_memory=worst,
@@ -259,9 +259,9 @@ class _Rows:
   microbatches: Sequence[int]
   in_flight: Sequence[int] | None
 
-  def play(self, owners: Sequence[base.NodeId]) -> scheduler.TimedRows:
+  def play(self, owners: Sequence[base.NodeId]) -> timeline_lib.Timeline:
     line = lines_lib.Line(owners, self.microbatches, self.in_flight)
-    return scheduler.play([line], costs=self.costs)
+    return simulate_lib.simulate([line], costs=self.costs)
 
   def find_needs(self, timeline: timeline_lib.Timeline) -> tuple[list[_Need], _Need | None]:
     """Returns each node's need in a step, and the largest after a death."""
@@ -283,7 +283,7 @@ class _Rows:
         continue
       assert duty.victim is not None, duty
       owners = deaths.roles_after(roles, duty.victim).owners
-      after.append((duty, self._need(duty, self.play(owners).timeline)))
+      after.append((duty, self._need(duty, self.play(owners))))
     return found, max(after, key=lambda n: n[1].total_bytes, default=None)
 
   def bound(self, duty: deaths.Duty) -> needs.NodeMemory:
@@ -292,8 +292,8 @@ class _Rows:
   def _need(self, duty: deaths.Duty, timeline: timeline_lib.Timeline) -> needs.NodeMemory:
     """Returns the memory of a duty: the estimate, and what its row queues."""
     bound = self.bound(duty)
-    resident = sum(self.costs.resident_bytes[stage] for stage in duty.owned)
-    rows_bytes = timeline.peak_bytes[duty.node] - resident
+    row = timeline.instructions[duty.node]
+    rows_bytes = timeline_lib.peak_bytes(row, owned=(), costs=self.costs)
     return dataclasses.replace(
         bound, transfer_bytes=max(bound.transfer_bytes, rows_bytes - bound.residual_bytes)
     )

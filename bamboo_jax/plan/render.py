@@ -6,7 +6,7 @@ from bamboo_jax import base
 from bamboo_jax.metrics import table as table_lib
 from bamboo_jax.plan import cost_model, planner
 from bamboo_jax.plan.memory import explain, needs
-from bamboo_jax.schedule import failover, redundancy, waits
+from bamboo_jax.schedule import failover, instruction as instruction_lib, redundancy
 
 _mib = needs.format_mib
 
@@ -107,16 +107,20 @@ def _render_request(plan: planner.Plan) -> str:
 
 
 def render_redundancy(
-    plan: planner.Plan, redundant: redundancy.RedundancyPlan, roles: failover.Roles, *, refresh: str
+    plan: planner.Plan,
+    redundant: redundancy.PlannedRows,
+    roles: failover.Roles,
+    *,
+    mode: str,
+    refresh: str,
 ) -> str:
-  """Returns overhead and coverage of redundancy, and the filled waits."""
+  """Returns overhead and coverage of redundancy, and the bytes of replicas."""
+  effect = redundant.effect
   lines = [
-      f"redundancy: {redundant.mode}, {redundant.timeline.num_redundant} "
-      "redundant forward passes, predicted overhead "
-      f"{100 * max(0.0, redundant.overhead):.1f} %, coverage "
-      f"{100 * redundant.coverage:.1f} %"
+      f"redundancy: {mode}, {effect.passes} redundant forward passes, predicted overhead "
+      f"{100 * max(0.0, effect.overhead):.1f} %, coverage {100 * effect.coverage:.1f} %"
   ]
-  host = redundancy.kept_bytes(redundant.schedule, plan.costs)
+  host = _kept_bytes(redundant, plan)
   for stage, node in roles.shadows.items():
     memory = plan.memory[stage]
     state = memory.parameter_bytes + memory.slot_bytes
@@ -128,11 +132,19 @@ def render_redundancy(
         f"{state / 2**20:.1f} MiB, refreshed by {sent / 2**20:.1f} MiB a step; "
         f"keeps up to {host[node] / 2**20:.1f} MiB in host memory"
     )
-  for run, receive in waits.find_filled_waits(redundant.timeline):
-    lines.append(
-        f"node {receive.node} waits {receive.start_ms - run[0].start_ms:.4g} ms"
-        f" for {receive.instruction}: "
-        f"{' '.join(str(slot.instruction) for slot in run)}, "
-        f"{receive.start_ms - run[-1].end_ms:.4g} ms to spare"
-    )
   return "\n".join(lines)
+
+
+def _kept_bytes(redundant: redundancy.PlannedRows, plan: planner.Plan) -> dict[base.NodeId, int]:
+  """Returns the bytes that each node keeps for a failover until the commit.
+
+  These are activations and gradients that it sends, and residuals and outputs
+  of its redundant forward passes.
+  """
+  kept, costs = {}, plan.costs
+  for node, row in redundant.timeline.instructions.items():
+    ahead = [i.stage for i in row if i.op is instruction_lib.Op.REDUNDANT_FORWARD]
+    sent = [i.stage for i in row if i.is_send]
+    kept[node] = sum(costs.activation_bytes[s] for s in (*ahead, *sent))
+    kept[node] += sum(costs.residual_bytes[s] for s in ahead)
+  return kept

@@ -6,17 +6,17 @@
 from collections.abc import Sequence
 import dataclasses
 import functools
-from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.plan import partition as partition_lib, pipelines as pipelines_lib, planner, stages
 from bamboo_jax.schedule import (
+    checker,
     costs as costs_lib,
     failover,
-    filling as filling_lib,
     lines as lines_lib,
     redundancy,
-    scheduler,
+    rule as rule_lib,
+    simulate as simulate_lib,
     timeline as timeline_lib,
 )
 
@@ -35,8 +35,8 @@ class Redundancy:
     refresh: How replicas are kept up to date: by "gradient" or "state".
     margin: Fraction by which waits must be longer than the passes in them.
     budget: In mode "budget", the fraction by which a step may be longer.
-    overrun: In mode "eager", how much too late a pass that fills a wait may
-      end, as a fraction of its time.
+    overrun: In mode "eager", how much too late a pass may end, as a fraction of
+      its time.
   """
 
   mode: str = "none"
@@ -59,30 +59,26 @@ class Redundancy:
     """Returns owners and shadows of a new pipeline."""
     return Roles.initial(owners, has_replicas=self.has_replicas)
 
-  def plan(self, roles: Roles, **step: Any) -> redundancy.RedundancyPlan:
-    """Returns the rows of one pipeline; `step` as for `plan_redundancy`."""
-    return redundancy.plan_redundancy(
-        self.mode, roles=roles, margin=self.margin, budget=self.budget, **step
-    )
-
-  def fill(
-      self, plans: Sequence[redundancy.RedundancyPlan], roles: Sequence[Roles], costs: StageCosts
-  ) -> filling_lib.StepFilling | None:
-    """Returns the rules by which nodes fill waits as these occur."""
-    if self.mode in ("none", "lazy"):
-      return None
-    nodes: dict[base.NodeId, filling_lib.Filling] = {}
-    for plan, own in zip(plans, roles, strict=True):
-      nodes |= filling_lib.plan_filling(
-          plan.lazy,
-          shadows=own.shadows,
+  def plan(
+      self,
+      roles: Roles,
+      *,
+      microbatches: Sequence[int],
+      costs: StageCosts,
+      in_flight: Sequence[int] | None,
+  ) -> redundancy.PlannedRows:
+    """Returns the rows of a whole step of one pipeline."""
+    bare = simulate_lib.simulate([Line(roles.owners, microbatches, in_flight)], costs=costs)
+    rules = {}
+    if roles.shadows and self.mode not in ("none", "lazy"):
+      rules = rule_lib.make_rules(
+          bare,
+          shadows=roles.shadows,
           costs=costs,
-          margin=-self.overrun if self.mode == "eager" else self.margin,
-          budget=self.budget if self.mode == "budget" else 0.0,
+          late=self.overrun if self.mode == "eager" else -self.margin,
+          late_ms=self.budget * bare.span_ms if self.mode == "budget" else 0.0,
       )
-    lazy = [plan.lazy for plan in plans]
-    placed = filling_lib.Effect.of(lazy, [plan.timeline for plan in plans])
-    return filling_lib.StepFilling(nodes, lazy, placed)
+    return redundancy.PlannedRows(bare, rules, costs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +115,7 @@ class RowPlanner:
       *,
       shares: Sequence[base.ShareId] | None = None,
       partition: partition_lib.Partition | None = None,
-  ) -> redundancy.RedundancyPlan:
+  ) -> redundancy.PlannedRows:
     """Returns the rows of a whole step.
 
     Args:
@@ -163,10 +159,12 @@ class RowPlanner:
     With `holdings`, of the rest of the step. Raises `base.InfeasibleError` if
     it cannot be finished.
     """
-    return scheduler.play(lines, costs=self.costs, holdings=holdings).timeline
+    timeline = simulate_lib.simulate(lines, costs=self.costs, holdings=holdings)
+    checker.check(timeline.instructions, lines, holdings)  # A wrong row costs a run.
+    return timeline
 
   def _in_flight(self, partition: partition_lib.Partition) -> Sequence[int] | None:
-    in_flight = scheduler.in_flight_limits(self.plan.schedule_name, partition.num_stages)
+    in_flight = lines_lib.in_flight_limits(partition.num_stages, self.plan.schedule_name)
     if in_flight and self.segments:  # A segment has the bound of its stage.
       firsts = self.segments.bounds[:-1]
       in_flight = [in_flight[partition.stage_of(first)] for first in firsts]

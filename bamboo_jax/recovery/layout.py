@@ -29,9 +29,9 @@ from bamboo_jax.base import types
 from bamboo_jax.plan import partition as partition_lib, pipelines as pipelines_lib, rows as rows_lib
 from bamboo_jax.schedule import (
     failover,
-    filling as filling_lib,
     holdings as holdings_lib,
     lines as lines_lib,
+    redundancy,
     timeline as timeline_lib,
 )
 
@@ -213,14 +213,14 @@ class StepPlans:
 
   Args:
     fills: Whether redundant forward passes fill waits as these occur; otherwise
-      they are placed ahead.
+      the same rule is played ahead.
   """
 
   def __init__(self, rows: rows_lib.RowPlanner, *, fills: bool = False) -> None:
     self._rows, self._fills = rows, fills
     self._layout = Layout()
     self._whole: Timelines = ()
-    self._filling: filling_lib.StepFilling | None = None
+    self._filling: redundancy.StepFilling | None = None
 
   def whole(self, layout: Layout) -> Timelines:
     """Returns the timelines of a whole step."""
@@ -232,7 +232,7 @@ class StepPlans:
         self._plan_apart(layout)
     return self._whole
 
-  def filling(self, layout: Layout) -> filling_lib.StepFilling | None:
+  def filling(self, layout: Layout) -> redundancy.StepFilling | None:
     """Returns how waits of a whole step are filled; None if they are not."""
     self.whole(layout)
     return self._filling
@@ -249,10 +249,9 @@ class StepPlans:
     if not self._fills:
       self._whole = [plan.timeline for plan in plans]
       return
-    self._whole = [plan.lazy for plan in plans]
-    self._filling = self._rows.redundant.fill(
-        plans, [layout.roles[p] for p in computing], self._rows.costs
-    )
+    self._whole = [plan.bare for plan in plans]
+    if any(plan.rules for plan in plans):
+      self._filling = redundancy.StepFilling(plans)
 
   def rest(
       self, layout: Layout, holdings: Mapping[base.NodeId, holdings_lib.Holdings]

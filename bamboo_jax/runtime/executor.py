@@ -19,9 +19,10 @@ from bamboo_jax.runtime.profile import recorder as recorder_lib
 from bamboo_jax.runtime.wire import links as links_lib
 from bamboo_jax.schedule import (
     channel as channel_lib,
-    filling as filling_lib,
     holdings as holdings_lib,
     instruction as instruction_lib,
+    redundancy,
+    rule as rule_lib,
     timeline as timeline_lib,
 )
 
@@ -68,7 +69,7 @@ class Filler:
 
   row     F2   wait for a gradient               B0
   device  F2 | RF0        | RF1        |         B0
-             ^ free         ^ no value: does one more fit? (schedule/filling)
+             ^ free         ^ no value: does one more fit? (schedule/rule)
 
   A pass is started only when the device is free, because the value may arrive
   before.
@@ -79,12 +80,12 @@ class Filler:
 
   def __init__(self) -> None:
     self.stretch = 1.0
-    self._stretches = collections.deque[float](maxlen=filling_lib.NUM_STEPS)
+    self._stretches = collections.deque[float](maxlen=redundancy.NUM_STEPS)
     self._nodes: Mapping[NodeId, node_lib.Node] = {}
-    self._own: filling_lib.Filling | None = None
+    self._own: rule_lib.WaitRule | None = None
     self.plan(None)
 
-  def plan(self, filling: filling_lib.StepFilling | None) -> None:
+  def plan(self, filling: redundancy.StepFilling | None) -> None:
     """Sets the rules for the waits of the next rows; None: they stay empty."""
     self._filling = filling
 
@@ -93,7 +94,7 @@ class Filler:
     self._nodes, self._own = nodes, None
     if self._filling is not None:
       for number in nodes:
-        self._own = self._filling.nodes.get(number)  # A spare has none.
+        self._own = self._filling.rules.get(number)  # A spare has none.
     self._start_secs = self._free_secs = time.perf_counter()
     self._done = set[Instruction]()
 
@@ -115,12 +116,12 @@ class Filler:
 
   def ran(
       self, measured: Sequence[recorder_lib.MeasuredInstruction]
-  ) -> dict[NodeId, filling_lib.Ran]:
+  ) -> dict[NodeId, redundancy.Ran]:
     """Returns the times of local nodes' passes; {} if no waits are filled."""
     if self._filling is None:
       return {}
     return {
-        node: filling_lib.Ran.of(
+        node: redundancy.Ran.of(
             (
                 (m.instruction, m.start_secs, m.end_secs)
                 for m in measured
@@ -131,7 +132,7 @@ class Filler:
         for node in self._nodes
     }
 
-  def find_effect(self, ran: Mapping[NodeId, filling_lib.Ran]) -> filling_lib.Effect | None:
+  def find_effect(self, ran: Mapping[NodeId, redundancy.Ran]) -> redundancy.Effect | None:
     """Returns cost and protection of the redundant passes in a step.
 
     `ran` has the times of all nodes. None if no wait could be filled, or a node
@@ -142,12 +143,12 @@ class Filler:
   def learn(self, stretch: float) -> None:
     """Learns from a step how much longer than planned its rows took."""
     self._stretches.append(stretch)
-    self.stretch = filling_lib.find_stretch(self._stretches)
+    self.stretch = redundancy.find_stretch(self._stretches)
 
   @property
-  def placed(self) -> filling_lib.Effect | None:
-    """The predicted effect of the same passes, if they were placed ahead."""
-    return self._filling.placed if self._filling else None
+  def predicted(self) -> redundancy.Effect | None:
+    """The predicted effect of these passes."""
+    return self._filling.predicted if self._filling else None
 
   def _fill(self, node: node_lib.Node, receive: Instruction | None) -> Iterator[_Started]:
     """Runs what fits before a receive, or without one at the end of the row."""
@@ -206,7 +207,7 @@ class Executor(Protocol):
   def plan(
       self,
       timelines: Sequence[timeline_lib.Timeline],
-      filling: filling_lib.StepFilling | None = None,
+      filling: redundancy.StepFilling | None = None,
   ) -> None:
     """Sets the passes to run, one timeline per pipeline.
 
@@ -289,7 +290,7 @@ class RowsExecutor:
   def plan(
       self,
       timelines: Sequence[timeline_lib.Timeline],
-      filling: filling_lib.StepFilling | None = None,
+      filling: redundancy.StepFilling | None = None,
   ) -> None:
     """See `Executor`."""
     if timelines is not self._timelines:  # Most steps have those of the last.

@@ -1,10 +1,12 @@
 """Rejects rows that would give wrong gradients or hang.
 
-Follows a node through its row and finds work that is lost or done twice,
-missing inputs, and microbatches summed out of order.
+Follows each node through its row and finds work that is lost or done twice,
+missing inputs, microbatches summed out of order, and deadlocks. It shares no
+code with `simulate`, which makes the rows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+import dataclasses
 
 from bamboo_jax import base
 from bamboo_jax.schedule import (
@@ -19,6 +21,73 @@ Instruction = instruction_lib.Instruction
 
 class ScheduleError(ValueError):
   """A schedule that must not be run; the message names node and instruction."""
+
+
+_OTHER_END = {
+    Op.SEND_ACTIVATION: Op.RECV_ACTIVATION,
+    Op.RECV_ACTIVATION: Op.SEND_ACTIVATION,
+    Op.SEND_GRAD: Op.RECV_GRAD,
+    Op.RECV_GRAD: Op.SEND_GRAD,
+}
+
+
+def check(
+    rows: Mapping[base.NodeId, Sequence[Instruction]],
+    lines: Sequence[lines_lib.Line],
+    holdings: lines_lib.Holdings | None = None,
+) -> None:
+  """Raises `ScheduleError` unless the rows finish the step of all lines.
+
+  Work is lost or done twice, an input is missing, sums are out of order, a
+  transfer has one end only, or nodes wait for each other.
+  """
+  holdings = holdings or {}
+  checkers = {
+      node: Checker(node, lines=lines, holdings=holdings.get(node, holdings_lib.NOTHING))
+      for node in {*rows, *(owner for line in lines for owner in line.owners)}
+  }
+  left = {node: [*row] for node, row in rows.items()}
+  sent: set[instruction_lib.Transfer] = set()
+  received: set[instruction_lib.Transfer] = set()
+  moving = True
+  while moving:
+    moving = False
+    for node, row in left.items():
+      count = 0
+      for i in row:
+        if i.is_receive and i.transfer(node) not in sent:
+          break
+        checkers[node].run(i)
+        if i.is_transfer:
+          ends = sent if i.is_send else received
+          if i.transfer(node) in ends:
+            raise ScheduleError(f"Node {node} cannot run {i}: it is done twice.")
+          ends.add(i.transfer(node))
+        count += 1
+      del row[:count]
+      moving = moving or count > 0
+  if any(left.values()):
+    raise _explain_waits({node: row for node, row in left.items() if row})
+  if unread := sent - received:
+    one = min(unread, key=str)
+    raise _lacks_end(one.source, one.send)
+  for node in sorted(checkers):
+    checkers[node].finish()
+
+
+def _explain_waits(left: Mapping[base.NodeId, Sequence[Instruction]]) -> ScheduleError:
+  """Returns the error that names the nodes that wait for each other."""
+  for node, (i, *_) in left.items():
+    assert i.peer is not None  # Only receives wait.
+    if not any(o.is_send and o.transfer(i.peer) == i.transfer(node) for o in left.get(i.peer, ())):
+      return _lacks_end(node, i)
+  waits = ", ".join(f"node {node} at {row[0]}" for node, row in left.items())
+  return ScheduleError(f"Deadlock, nodes wait for each other: {waits}.")
+
+
+def _lacks_end(node: base.NodeId, i: Instruction) -> ScheduleError:
+  other_end = dataclasses.replace(i, op=_OTHER_END[i.op], peer=node)
+  return ScheduleError(f"Node {node} has {i}, but node {i.peer} has no {other_end}.")
 
 
 class Checker:

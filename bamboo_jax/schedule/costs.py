@@ -60,3 +60,7 @@ class StageCosts:
     elif pass_.op is instruction_lib.Op.REDUNDANT_FORWARD:
       times_ms = self.redundant_ms
     return times_ms[pass_.stage]
+
+  def time_ms(self, i: instruction_lib.Instruction) -> float:
+    """Returns the time of a pass, or from a send to its receive."""
+    return self.transfer_ms[i.stage] if i.is_transfer else self.pass_ms(i)

@@ -1,4 +1,4 @@
-"""Deals work over all nodes that hold its stages, so that a step ends soonest.
+"""Deals the owed work of a step to all nodes that hold its stages, so that it ends soonest.
 
 After a death the shadow owes all work of the victim, and the others wait for
 it. But the owners and shadows of all pipelines hold the stage. So single shares
@@ -9,9 +9,8 @@ of single stages move from the busiest node to one with less to do, one by one:
   0 gives 5       21          6                      3      ...
                   15         12                      3      ends
 
-These are sums of owed time. The rest of the step is then planned with all
-moves, without the last one, and so on, while the bound by the busiest node
-allows a better result; the plan that ends first is taken. A share of a stage
+These are sums of owed time, so the rest of the step is simulated with all moves
+and with some of them, and the one that ends first is taken. A share of a stage
 stays on one node, in the order of its microbatches, and shares are summed in
 order, so the results are the same to the bit. Pure.
 """
@@ -20,26 +19,22 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import functools
-from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.schedule import (
     costs as costs_lib,
     holdings as holdings_lib,
     lines as lines_lib,
-    scheduler,
+    owed as owed_lib,
+    simulate as simulate_lib,
 )
-from bamboo_jax.schedule.scheduling import owed as owed_lib
 
 Line = lines_lib.Line
 # Stages whose state a node has.
 Copies = Mapping[base.NodeId, Collection[base.StageId]]
 
-_ByNode = dict[base.NodeId, float]
-# A taker of a share: node, new owners, their owed ms, sum of these.
-_Way = tuple[base.NodeId, tuple[base.NodeId, ...], _ByNode, float]
 _LEAST_GAIN_MS = 1e-6  # Least gain of a move.
-_NUM_PLANS = 12  # Most choices that are planned.
+_FRACTIONS = (1.0, 0.75, 0.5, 0.25)  # Of the moves, that are simulated.
 
 
 def deal(
@@ -62,37 +57,38 @@ def deal(
 
   Raises `base.InfeasibleError` if the step cannot be finished with `lines`.
   """
-  search = _Search(copies, costs, holdings or {}, share_size)
-  shares = search.cut(lines)
-  choices = [*search.improve(shares)]
-  last = len(choices) - 1
-  best = tuple(lines)
+  choices = [*_Search(copies, costs, holdings or {}).improve(_cut(lines, share_size))]
+  best, last = tuple(lines), len(choices) - 1
   if not last:  # Often, if shares are coarse.
     return best
-  end_ms = functools.partial(scheduler.span_ms, costs=costs, holdings=holdings)
-  best_ms = end_ms(best) * (1.0 - least_gain)
-  some = {k * last // _NUM_PLANS for k in range(1, _NUM_PLANS + 1)}
-  for index in sorted(some - {0}, reverse=True):
-    shares, most_ms = choices[index]
-    if most_ms >= best_ms:
-      break  # Nor with fewer moves.
-    choice = tuple(_join(shares))
+  simulate = functools.partial(simulate_lib.simulate, costs=costs, holdings=holdings)
+  best_ms = simulate(best).span_ms * (1.0 - least_gain)
+  for index in sorted({round(f * last) for f in _FRACTIONS} - {0}, reverse=True):
+    choice = tuple(_join(choices[index]))
     with contextlib.suppress(base.InfeasibleError):
-      if (ms := end_ms(choice)) < best_ms - _LEAST_GAIN_MS:
+      if (ms := simulate(choice).span_ms) < best_ms - _LEAST_GAIN_MS:
         best, best_ms = choice, ms
   return best
 
 
+def _cut(lines: Sequence[Line], size: int) -> list[Line]:
+  """Returns a line for each share."""
+  shares = []
+  for line in lines:
+    runs: dict[int, list[int]] = {}
+    for m in line.microbatches:
+      runs.setdefault(m // size, []).append(m)
+    shares += [dataclasses.replace(line, microbatches=tuple(run)) for run in runs.values()]
+  return shares
+
+
 def _join(shares: Sequence[Line]) -> list[Line]:
   """Returns lines of all shares with the same owners."""
-  joined: dict[tuple[Any, ...], list[int]] = {}
+  joined: dict[Line, list[int]] = {}
   for line in shares:
-    way = line.owners, line.in_flight, line.pipeline
+    way = dataclasses.replace(line, microbatches=(0,))
     joined.setdefault(way, []).extend(line.microbatches)
-  return [
-      Line(owners, sorted(microbatches), in_flight, pipeline)
-      for (owners, in_flight, pipeline), microbatches in joined.items()
-  ]
+  return [dataclasses.replace(way, microbatches=sorted(ms)) for way, ms in joined.items()]
 
 
 def _spread(index: int) -> int:
@@ -104,103 +100,71 @@ def _spread(index: int) -> int:
   return int(f"{index:032b}"[::-1], 2)
 
 
-@dataclasses.dataclass(frozen=True)
 class _Search:
-  """Searches for moves; caches the possible ones of a share."""
 
-  copies: Copies
-  costs: costs_lib.StageCosts
-  holdings: lines_lib.Holdings
-  share_size: int
-  _ways: dict[Any, list[_Way]] = dataclasses.field(default_factory=dict)
+  def __init__(
+      self, copies: Copies, costs: costs_lib.StageCosts, holdings: lines_lib.Holdings
+  ) -> None:
+    self._copies, self._costs, self._holdings = copies, costs, holdings
+    self._owed_ms = functools.cache(self._owed_ms)
+    self._find_ways = functools.cache(self._find_ways)
 
-  def cut(self, lines: Sequence[Line]) -> list[Line]:
-    """Returns a line for each share."""
-    shares = []
-    for line in lines:
-      runs: dict[int, list[int]] = {}
-      for m in line.microbatches:
-        runs.setdefault(m // self.share_size, []).append(m)
-      shares += [dataclasses.replace(line, microbatches=tuple(run)) for run in runs.values()]
-    return shares
-
-  def improve(self, shares: list[Line]) -> Iterator[tuple[list[Line], float]]:
-    """Yields `shares` after each move, and the busiest node's owed time, ms."""
-    owed = [self._owed_ms(line.owners, line.microbatches) for line in shares]
+  def improve(self, shares: list[Line]) -> Iterator[list[Line]]:
+    """Yields `shares`, then the result of each move that relieves the busiest node."""
     while True:
-      left_ms: _ByNode = dict.fromkeys(sorted(self.copies), 0.0)
-      for one in owed:
-        for node, ms in one.items():
+      yield shares
+      left_ms = dict.fromkeys(sorted(self._copies), 0.0)
+      for line in shares:
+        for node, ms in self._owed_ms(line).items():
           left_ms[node] = left_ms.get(node, 0.0) + ms
       busiest = max(left_ms, key=left_ms.__getitem__)
-      yield shares, left_ms[busiest]
-      moves = self._moves(busiest, shares, owed, left_ms)
-      best = min(moves, default=None, key=lambda move: move[0])
-      if best is None or best[0][0] > left_ms[busiest] - _LEAST_GAIN_MS:
+      moves = []
+      for index, line in enumerate(shares):
+        before = self._owed_ms(line)
+        if not before.get(busiest):
+          continue
+        for taker, moved in self._find_ways(line, busiest):
+          after = self._owed_ms(moved)
+          most_ms = max(
+              left_ms[node] - before.get(node, 0.0) + after.get(node, 0.0)
+              for node in (busiest, taker)
+          )
+          moves.append((most_ms, sum(after.values()), _spread(index), taker, index, moved))
+      best = min(moves, default=None, key=lambda move: move[:4])
+      if best is None or best[0] > left_ms[busiest] - _LEAST_GAIN_MS:
         return
-      _, index, owners, owed_ms = best
-      shares, owed = [*shares], [*owed]
-      shares[index] = dataclasses.replace(shares[index], owners=owners)
-      owed[index] = owed_ms
+      *_, index, moved = best
+      shares = [*shares[:index], moved, *shares[index + 1 :]]
 
-  def _moves(
-      self, giver: base.NodeId, shares: Sequence[Line], owed: Sequence[_ByNode], left_ms: _ByNode
-  ) -> Iterator[tuple[Any, ...]]:
-    """Yields moves from a node: price, share, its new owners, their owed ms.
-
-    The price is the time that the busier of both nodes owes afterwards, then
-    the sum over all nodes.
-    """
-    for index, (line, before) in enumerate(zip(shares, owed, strict=True)):
-      if not before.get(giver):
-        continue
-      key = line.owners, line.microbatches, giver
-      if (ways := self._ways.get(key)) is None:
-        ways = self._ways[key] = [*self._find_ways(*key)]
-      kept_ms = left_ms[giver] - before[giver]
-      for taker, owners, after, total_ms in ways:
-        taker_ms = left_ms[taker] - before.get(taker, 0.0) + after[taker]
-        most_ms = max(kept_ms + after.get(giver, 0.0), taker_ms)
-        price = (most_ms, total_ms, _spread(index), taker)
-        yield price, index, owners, after
-
-  def _find_ways(
-      self, owners: Sequence[base.NodeId], microbatches: Sequence[int], giver: base.NodeId
-  ) -> Iterator[_Way]:
-    """Yields takers of a share's stages: node, new owners, their owed ms, sum.
-
-    A taker gets one stage, or all that it can.
-    """
-    summed = self.holdings.get(giver, holdings_lib.NOTHING).accumulated
+  def _find_ways(self, line: Line, giver: base.NodeId) -> list[tuple[base.NodeId, Line]]:
+    """Returns takers of a share's stages on a node: one stage, or all that they can."""
+    summed = self._holdings.get(giver, holdings_lib.NOTHING).accumulated
     free = [
         s
-        for s, owner in base.by_stage(owners)
-        if owner == giver and not any((s, m) in summed for m in microbatches)
+        for s, owner in base.by_stage(line.owners)
+        if owner == giver and not any((s, m) in summed for m in line.microbatches)
     ]
-    for taker, held in self.copies.items():
+    ways = []
+    for taker, held in self._copies.items():
       can = [s for s in free if s in held]
       if taker == giver or not can:
         continue
-      groups = [[s] for s in can] + ([can] if len(can) > 1 else [])
-      for group in groups:
-        after = tuple(taker if s in group else owner for s, owner in enumerate(owners))
-        try:
-          owed_ms = self._owed_ms(after, microbatches)
-        except base.InfeasibleError:
-          continue
-        yield taker, after, owed_ms, sum(owed_ms.values())
+      for group in [[s] for s in can] + ([can] if len(can) > 1 else []):
+        owners = [taker if s in group else owner for s, owner in base.by_stage(line.owners)]
+        moved = dataclasses.replace(line, owners=owners)
+        with contextlib.suppress(base.InfeasibleError):
+          self._owed_ms(moved)
+          ways.append((taker, moved))
+    return ways
 
-  def _owed_ms(self, owners: Sequence[base.NodeId], microbatches: Sequence[int]) -> _ByNode:
-    """Returns the time in ms that each node owes for microbatches."""
-    costs = self.costs
-    left_ms: _ByNode = {}
-    owed = owed_lib.find_owed(
-        owners=owners, microbatches=microbatches, holdings=self.holdings, shadows={}, redundant=()
-    )
-    for s, node in enumerate(owners):
-      pass_ms = len(owed.forwards[s]) * costs.forward_ms[s]
-      pass_ms += len(owed.backwards[s]) * costs.backward_ms[s]
-      left_ms[node] = left_ms.get(node, 0.0) + pass_ms
+  def _owed_ms(self, line: Line) -> dict[base.NodeId, float]:
+    """Returns the time in ms that each node owes for a share."""
+    costs = self._costs
+    left_ms = dict.fromkeys(line.owners, 0.0)
+    owed = owed_lib.find_owed(line, self._holdings)
+    for s, node in base.by_stage(line.owners):
+      left_ms[node] += len(owed.forwards[s]) * costs.forward_ms[s]
+      left_ms[node] += len(owed.backwards[s]) * costs.backward_ms[s]
     for transfer in owed.transfers:
       left_ms[transfer.destination] += costs.transfer_ms[transfer.stage]
     return left_ms

@@ -9,7 +9,6 @@ They are plain values: a schedule can be made, merged, checked and drawn without
 a device. Buffers, links and programs belong to the executor.
 """
 
-from collections.abc import Mapping
 import dataclasses
 import enum
 from typing import Literal
@@ -122,18 +121,3 @@ class Transfer:
 
 
 Row = tuple[Instruction, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Schedule:
-  """The instructions of every node of a pipeline, in order, by node.
-
-  All rows are consistent with one global order of the transfers. So there is no
-  deadlock, even if transfers block and keep their order, as on a stream of one
-  GPU.
-  """
-
-  rows: Mapping[base.NodeId, Row]
-
-  def __str__(self) -> str:
-    return "\n".join(f"{node}: {' '.join(map(str, row))}" for node, row in self.rows.items())

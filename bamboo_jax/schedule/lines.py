@@ -57,3 +57,24 @@ class Line:
 
 
 Holdings = Mapping[base.NodeId, holdings_lib.Holdings]
+
+
+SCHEDULES = ("1f1b", "gpipe")
+
+
+def in_flight_limits(num_stages: int, schedule: str = "1f1b") -> tuple[int, ...] | None:
+  """Returns the microbatches in flight that a schedule allows on each stage.
+
+  None: any number. `ValueError` for a schedule other than "1f1b" and "gpipe".
+  """
+  if schedule not in SCHEDULES:
+    raise ValueError(base.suggest(schedule, SCHEDULES, what="schedule"))
+  return None if schedule == "gpipe" else tuple(range(num_stages, 0, -1))
+
+
+def in_flight_bounds(
+    num_stages: int, num_microbatches: int, schedule: str = "1f1b"
+) -> tuple[int, ...]:
+  """Returns the most microbatches whose residuals each stage keeps at once."""
+  limits = in_flight_limits(num_stages, schedule) or (num_microbatches,) * num_stages
+  return tuple(min(limit, num_microbatches) for limit in limits)

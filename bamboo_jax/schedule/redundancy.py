@@ -1,4 +1,4 @@
-"""Places redundant forward passes, and computes their cost and coverage.
+"""Redundant forward passes: what they cost and protect, as planned and as run.
 
 A redundant forward pass leaves residuals on the shadow of a stage, which need
 not run it again after a death. It costs time unless it fits into a wait:
@@ -6,103 +6,59 @@ not run it again after a death. It costs time unless it fits into a wait:
   none     no replicas, so a death ends the step of the pipeline
   lazy     replicas, but no redundant forward pass
   bubble   only in waits that are predicted to be long enough, with a margin
-  budget   the best coverage for which the step lengthens by at most a budget
-  eager    every microbatch, with the least overhead, or about a tenth more if
-           the coverage is better
+  budget   the step may lengthen by at most a budget
+  eager    a pass may end too late by a multiple of its time
 
-`bubble` is the schedule of `lazy` with passes put into waits. `budget` and
-`eager` take the best of several schedules: redundant forward passes of the
-first few microbatches run at once, more fill waits, and the rest is at the ends
-of rows. Early microbatches count most: their residuals exist for longer.
+A pass goes where the `rule` lets it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import functools
-import math
-from typing import Any
+import statistics
+from typing import NamedTuple
 
 from bamboo_jax import base
 from bamboo_jax.schedule import (
     costs as costs_lib,
-    failover,
     instruction as instruction_lib,
-    lines as lines_lib,
-    scheduler,
+    rule as rule_lib,
+    simulate as simulate_lib,
     timeline as timeline_lib,
-    waits,
 )
 
+Instruction = instruction_lib.Instruction
 Op = instruction_lib.Op
-Schedule = instruction_lib.Schedule
-StageCosts = costs_lib.StageCosts
+Rules = Mapping[base.NodeId, rule_lib.WaitRule]
 
 MODES = ("none", "lazy", "bubble", "budget", "eager")
-
-# Number of schedules compared; and the allowed excess of an overhead over the
-# least one for better coverage, as a fraction of the step and of itself.
-_NUM_CHOICES = 8
-_NEAR = 0.01
-_NEAR_FRACTION = 0.1
-_TINY = 1e-6  # Relative error bound of sums of times.
+NUM_STEPS = 9  # From which the stretch follows.
 
 
 @dataclasses.dataclass(frozen=True)
-class RedundancyPlan:
-  """A schedule with redundant forward passes.
+class PlannedRows:
+  """The rows of a whole step of a pipeline.
 
   Attributes:
-    mode: One of `MODES`.
-    overhead: Lengthening of the step by these passes, as a fraction.
-    coverage: See `find_coverage`.
+    bare: Without redundant forward passes.
+    rules: By node; empty without redundant forward passes.
   """
 
-  mode: str
-  schedule: Schedule
-  timeline: timeline_lib.Timeline
-  lazy: timeline_lib.Timeline
-  overhead: float
-  coverage: float
+  bare: timeline_lib.Timeline
+  rules: Rules
+  costs: costs_lib.StageCosts
 
+  @functools.cached_property
+  def timeline(self) -> timeline_lib.Timeline:
+    """The rows whose waits are filled by the rules, played ahead."""
+    if not self.rules:
+      return self.bare
+    return simulate_lib.replay(self.bare.instructions, self.costs.time_ms, self.rules)
 
-def plan_redundancy(
-    mode: str,
-    *,
-    roles: failover.Roles,
-    microbatches: Sequence[int],
-    costs: StageCosts,
-    in_flight: Sequence[int] | None,
-    margin: float = 0.0,
-    budget: float = 0.0,
-) -> RedundancyPlan:
-  """Returns the rows of a whole step, with redundant forward passes.
-
-  Stages without a shadow get none. In modes "bubble" and "budget" a wait must
-  be longer than its passes by the fraction `margin`; in "budget" the step may
-  grow by the fraction `budget`. Other arguments and errors:
-  `scheduler.plan_rows`.
-  """
-  if mode not in MODES:
-    raise ValueError(base.suggest(mode, MODES, what="mode of redundancy"))
-  for name, value in (("margin", margin), ("budget", budget)):
-    if not 0.0 <= value < math.inf:
-      raise ValueError(f"{name} must be finite and at least 0, got {value}.")
-  line = lines_lib.Line(roles.owners, microbatches, in_flight)
-  planner = _Planner(mode, roles, line, costs)
-  if mode in ("none", "lazy") or not roles.shadows:
-    return planner.plan(*planner.lazy)
-  if mode == "bubble":
-    return planner.fill(planner.lazy, margin=margin)
-  if mode == "budget":
-    choices = planner.choices(margin=margin, overhead_limit=budget)
-    affordable = [plan for plan in choices if plan.overhead <= budget + _TINY]
-    return max(
-        (planner.fill(planner.lazy, margin=margin), *affordable), key=lambda plan: plan.coverage
-    )
-  choices = tuple(planner.choices(margin=0.0, overhead_limit=math.inf))
-  least = min(plan.overhead for plan in choices)
-  near = least + _NEAR_FRACTION * abs(least) + _NEAR
-  return max((plan for plan in choices if plan.overhead <= near), key=lambda plan: plan.coverage)
+  @functools.cached_property
+  def effect(self) -> "Effect":
+    """The predicted effect of the redundant forward passes."""
+    return Effect.of([self.bare], [self.timeline])
 
 
 def find_coverage(timeline: timeline_lib.Timeline) -> float:
@@ -131,72 +87,159 @@ def find_coverage(timeline: timeline_lib.Timeline) -> float:
   return kept_ms / lost_ms if lost_ms else 0.0
 
 
-def kept_bytes(schedule: Schedule, costs: StageCosts) -> dict[base.NodeId, int]:
-  """Returns the bytes that each node keeps for a failover until the commit.
+class Filled(NamedTuple):
+  """A redundant forward pass that has run.
 
-  These are activations and gradients that it sends, and residuals and outputs
-  of its redundant forward passes.
+  Attributes:
+    after: Number of other passes of its node before it.
+    microseconds: Its duration.
   """
-  kept = {}
-  for node, row in schedule.rows.items():
-    kept[node] = 0
-    for i in row:
-      if i.is_send or i.op is Op.REDUNDANT_FORWARD:
-        kept[node] += costs.activation_bytes[i.stage]
-      if i.op is Op.REDUNDANT_FORWARD:
-        kept[node] += costs.residual_bytes[i.stage]
-  return kept
+
+  after: int
+  stage: base.StageId
+  microbatch: int
+  microseconds: int
+
+  @property
+  def instruction(self) -> Instruction:
+    """The pass as an instruction."""
+    return Instruction(self.stage, Op.REDUNDANT_FORWARD, self.microbatch)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Planner:
-  mode: str
-  roles: failover.Roles
-  line: lines_lib.Line
-  costs: StageCosts
+class Ran:
+  """Times of the passes of one node in a step, without waits.
+
+  Attributes:
+    microseconds: Duration of each pass of its row, in order.
+    filled: Redundant forward passes, in order.
+    span: Time until the last pass of its row ended, waits included.
+  """
+
+  microseconds: tuple[int, ...] = ()
+  filled: tuple[Filled, ...] = ()
+  span: int = 0
+
+  @classmethod
+  def of(cls, passes: Iterable[tuple[Instruction, float, float]], *, since_secs: float) -> "Ran":
+    """Returns the record of passes, with start and end in seconds, in order."""
+    own: list[int] = []
+    filled, span = [], 0
+    for i, start_secs, end_secs in passes:
+      secs = end_secs - start_secs
+      if i.op is Op.REDUNDANT_FORWARD:
+        filled.append(Filled(len(own), i.stage, i.microbatch, round(1e6 * secs)))
+      else:
+        own.append(round(1e6 * secs))
+        span = round(1e6 * (end_secs - since_secs))
+    return cls(tuple(own), tuple(filled), span)
+
+
+@dataclasses.dataclass(frozen=True)
+class Effect:
+  """Cost and protection of redundant forward passes in a step.
+
+  Attributes:
+    passes: Their number.
+    overhead: Lengthening of the step by them, as a fraction.
+    coverage: See `find_coverage`.
+    stretch: Time of the rows without them, relative to the plan.
+  """
+
+  passes: int
+  overhead: float
+  coverage: float
+  stretch: float = 1.0
+
+  @classmethod
+  def of(
+      cls, bare: Sequence[timeline_lib.Timeline], filled: Sequence[timeline_lib.Timeline]
+  ) -> "Effect":
+    """Compares timelines by pipeline without and with these passes."""
+    bare_ms = max(t.span_ms for t in bare)
+    filled_ms = max(t.span_ms for t in filled)
+    return cls(
+        passes=sum(t.num_redundant for t in filled),
+        overhead=filled_ms / bare_ms - 1.0 if bare_ms else 0.0,
+        coverage=statistics.fmean(map(find_coverage, filled)),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class StepFilling:
+  """How all nodes fill the waits of a whole step, as these occur."""
+
+  plans: Sequence[PlannedRows]
 
   @functools.cached_property
-  def lazy(self) -> scheduler.TimedRows:
-    return self._begin(0)
+  def rules(self) -> Rules:
+    """The rule of each node."""
+    return {node: rule for plan in self.plans for node, rule in plan.rules.items()}
 
-  def choices(self, *, margin: float, overhead_limit: float) -> Iterator[RedundancyPlan]:
-    """Yields plans that run ever more passes as early as possible.
+  @functools.cached_property
+  def predicted(self) -> Effect:
+    """The predicted effect."""
+    return Effect.of([p.bare for p in self.plans], [p.timeline for p in self.plans])
 
-    The others fill waits, up to the limit.
+  @property
+  def span_ms(self) -> float:
+    """Planned time of the rows without redundant passes."""
+    return max(plan.bare.span_ms for plan in self.plans)
+
+  def find_effect(self, ran: Mapping[base.NodeId, Ran]) -> Effect | None:
+    """Returns cost and protection of the redundant passes in a step that ran.
+
+    The rows are played with the measured times of passes, with the redundant
+    passes that were run and without. `ran` has the passes of all nodes. None if
+    the nodes ran other rows, as after a death.
     """
-    limit_ms = self.lazy.timeline.span_ms * (1.0 + overhead_limit)
-    most = len(self.line.microbatches)
-    for count in sorted({k * most // _NUM_CHOICES for k in range(_NUM_CHOICES + 1)}):
-      begun = self._begin(count) if count else self.lazy
-      yield self.fill(begun, margin=margin, until_ms=limit_ms)
+    bare, filled = [], []
+    for plan in self.plans:
+      rows, ms = plan.bare.instructions, _measured(plan, ran)
+      if ms is None:
+        return None
+      time_ms = lambda i, ms=ms, costs=plan.costs: ms[i] if i in ms else costs.time_ms(i)
+      bare.append(simulate_lib.replay(rows, time_ms))
+      rows = {node: _insert(row, ran[node].filled) for node, row in rows.items()}
+      filled.append(simulate_lib.replay(rows, time_ms))
+    effect = Effect.of(bare, filled)
+    span_ms = max(record.span for record in ran.values()) / 1e3
+    return dataclasses.replace(effect, stretch=span_ms / (1.0 + effect.overhead) / self.span_ms)
 
-  def fill(self, begun: scheduler.TimedRows, **limits: Any) -> RedundancyPlan:
-    filled = waits.fill_waits(
-        *begun,
-        shadows=self.roles.shadows,
-        microbatches=self.line.microbatches,
-        costs=self.costs,
-        **limits,
-    )
-    timeline = timeline_lib.play(filled, [self.line], costs=self.costs)
-    return self.plan(filled, timeline)
 
-  def plan(self, schedule: Schedule, timeline: timeline_lib.Timeline) -> RedundancyPlan:
-    least_ms = self.lazy.timeline.span_ms
-    return RedundancyPlan(
-        mode=self.mode,
-        schedule=schedule,
-        timeline=timeline,
-        lazy=self.lazy.timeline,
-        overhead=timeline.span_ms / least_ms - 1.0 if least_ms else 0.0,
-        coverage=find_coverage(timeline),
-    )
+def find_stretch(ratios: Sequence[float]) -> float:
+  """Returns the factor by which rows took longer than planned.
 
-  def _begin(self, count: int) -> scheduler.TimedRows:
-    """Plays rows that run the passes of the first microbatches at once."""
-    return scheduler.play(
-        [self.line],
-        costs=self.costs,
-        shadows=self.roles.shadows,
-        redundant=self.line.microbatches[:count],
-    )
+  It is the lower quartile of the last steps, because a step that other programs
+  slowed down leaves less room for passes, not more.
+
+  Args:
+    ratios: For each step, the time of its rows without redundant passes,
+      relative to the plan.
+  """
+  return sorted(ratios)[len(ratios) // 4]
+
+
+def _measured(plan: PlannedRows, ran: Mapping[base.NodeId, Ran]) -> dict[Instruction, float] | None:
+  """Returns the measured times of passes, in ms; None if other rows ran."""
+  found: dict[Instruction, float] = {}
+  for node, row in plan.bare.instructions.items():
+    own = [i for i in row if not i.is_transfer]
+    record = ran.get(node, Ran())
+    if len(record.microseconds) != len(own):
+      return None
+    found |= {i: us / 1e3 for i, us in zip(own, record.microseconds, strict=True)}
+    found |= {one.instruction: one.microseconds / 1e3 for one in record.filled}
+  return found
+
+
+def _insert(row: Sequence[Instruction], filled: Sequence[Filled]) -> list[Instruction]:
+  """Returns a row with passes before the receive in whose wait they ran."""
+  found, num_passes, left = [], 0, [*filled]
+  for i in row:
+    # Sends before a wait have been made; a pass shows that the wait is over.
+    while left and left[0].after == num_passes and not i.is_send:
+      found.append(left.pop(0).instruction)
+    found.append(i)
+    num_passes += not i.is_transfer
+  return [*found, *(f.instruction for f in left)]

@@ -1,42 +1,26 @@
-"""Plays a schedule against durations, and rejects one that must not be run.
+"""The instructions of a step with their times, and the memory of a row."""
 
-The worst case is played: a transfer is a rendezvous that starts when both rows
-have reached it; the receiver is blocked, while the sender continues, since the
-link copies. Buffered or overlapped transfers can only be faster.
-"""
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 import dataclasses
 import functools
-import heapq
 
 from bamboo_jax import base
 from bamboo_jax.schedule import (
-    checker,
     costs as costs_lib,
-    footprint,
     holdings as holdings_lib,
     instruction as instruction_lib,
-    lines as lines_lib,
 )
 
-Op = instruction_lib.Op
-ScheduleError = checker.ScheduleError
 Instruction = instruction_lib.Instruction
-
-_OTHER_END = {
-    Op.SEND_ACTIVATION: Op.RECV_ACTIVATION,
-    Op.RECV_ACTIVATION: Op.SEND_ACTIVATION,
-    Op.SEND_GRAD: Op.RECV_GRAD,
-    Op.RECV_GRAD: Op.SEND_GRAD,
-}
+Op = instruction_lib.Op
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Slot:
-  """The time of one instruction, in ms after the start of the schedule.
+  """The time of one instruction, in ms after the start of the step.
 
-  Both ends of a transfer start at the same time; a send ends at once.
+  A send starts and ends when its value is there, a receive when the value has
+  arrived and the node is free: sockets buffer.
   """
 
   node: base.NodeId
@@ -47,35 +31,44 @@ class Slot:
 
 @dataclasses.dataclass(frozen=True)
 class Timeline:
-  """The times of all instructions of a schedule.
+  """The times of all instructions of a step, or of its rest.
 
   Attributes:
-    slots: All instructions, row by row.
+    slots: All instructions. Rows keep their order, and a send precedes its
+      receive, so one thread can drive all nodes in this order.
+    nodes: All nodes, also those without an instruction.
     span_ms: Time from the start to the end of the last instruction.
-    peak_bytes: Peak device memory of each node; see `footprint`.
   """
 
   slots: tuple[Slot, ...]
+  nodes: tuple[base.NodeId, ...]
   span_ms: float
-  peak_bytes: Mapping[base.NodeId, int]
 
   @functools.cached_property
   def rows(self) -> Mapping[base.NodeId, Sequence[Slot]]:
     """The slots of each node, in order."""
-    rows: dict[base.NodeId, list[Slot]] = {node: [] for node in self.peak_bytes}
+    rows: dict[base.NodeId, list[Slot]] = {node: [] for node in self.nodes}
     for slot in self.slots:
       rows[slot.node].append(slot)
     return rows
 
+  @functools.cached_property
+  def instructions(self) -> Mapping[base.NodeId, instruction_lib.Row]:
+    """The instructions of each node, in order."""
+    return {node: tuple(slot.instruction for slot in row) for node, row in self.rows.items()}
+
   @property
   def bubbles(self) -> dict[base.NodeId, float]:
     """Fraction of `span_ms` in which a node runs no pass, by node."""
-    return {node: self._bubble(row) for node, row in self.rows.items()}
+    busy_ms = dict.fromkeys(self.nodes, 0.0)
+    for slot in self.slots:
+      busy_ms[slot.node] += slot.end_ms - slot.start_ms
+    return {n: 1.0 - ms / self.span_ms if self.span_ms else 0.0 for n, ms in busy_ms.items()}
 
   @property
   def mean_bubble(self) -> float:
     """Mean of `bubbles`."""
-    return sum(self.bubbles.values()) / len(self.peak_bytes)
+    return sum(self.bubbles.values()) / len(self.nodes)
 
   @property
   def num_redundant(self) -> int:
@@ -90,201 +83,91 @@ class Timeline:
     slots = []
     for slot in self.slots:
       i = slot.instruction
-      other = dataclasses.replace(
-          i,
-          microbatch=i.microbatch + add_microbatches,
-          peer=None if i.peer is None else base.NodeId(i.peer + add_nodes),
-      )
+      peer = None if i.peer is None else base.NodeId(i.peer + add_nodes)
+      other = Instruction(i.stage, i.op, i.microbatch + add_microbatches, peer)
       node = base.NodeId(slot.node + add_nodes)
       slots.append(Slot(node, other, slot.start_ms, slot.end_ms))
-    return Timeline(
-        slots=tuple(slots),
-        span_ms=self.span_ms,
-        peak_bytes={base.NodeId(n + add_nodes): b for n, b in self.peak_bytes.items()},
-    )
+    nodes = tuple(base.NodeId(n + add_nodes) for n in self.nodes)
+    return Timeline(tuple(slots), nodes, self.span_ms)
 
-  def _bubble(self, row: Sequence[Slot]) -> float:
-    busy_ms = sum(slot.end_ms - slot.start_ms for slot in row if not slot.instruction.is_transfer)
-    return 1.0 - busy_ms / self.span_ms if self.span_ms else 0.0
+  def __str__(self) -> str:
+    return "\n".join(f"{n}: {' '.join(map(str, row))}" for n, row in self.instructions.items())
 
 
-def play(
-    schedule: instruction_lib.Schedule,
-    lines: Sequence[lines_lib.Line],
+def linearize(timelines: Sequence[Timeline]) -> tuple[tuple[base.NodeId, Instruction], ...]:
+  """Returns the instructions of all pipelines, in an order for one thread.
+
+  Timelines must have no node in common. Sorted by planned start, so that a
+  thread that waits for a value has dispatched all that should run meanwhile.
+  """
+  slots = [slot for timeline in timelines for slot in timeline.slots]
+  return tuple((s.node, s.instruction) for s in sorted(slots, key=lambda s: s.start_ms))
+
+
+# What instructions read and leave on the device: the kind of the array ("A"
+# activation, "G" gradient, "R" residuals), and what to add to the stage of the
+# instruction to get that of the array.
+_USES = {
+    Op.FORWARD: (("A", -1),),
+    Op.BACKWARD: (("G", 0), ("R", 0)),
+    Op.SEND_ACTIVATION: (("A", 0),),
+    Op.SEND_GRAD: (("G", 0),),
+}
+_MAKES = {
+    Op.FORWARD: (("A", 0), ("R", 0)),
+    Op.REDUNDANT_FORWARD: (("A", 0),),
+    Op.BACKWARD: (("G", -1),),
+    Op.RECV_ACTIVATION: (("A", 0),),
+    Op.RECV_GRAD: (("G", 0),),
+}
+
+
+def peak_bytes(
+    row: instruction_lib.Row,
     *,
+    owned: Collection[base.StageId],
     costs: costs_lib.StageCosts,
-    holdings: lines_lib.Holdings | None = None,
-) -> Timeline:
-  """Returns the timeline of a schedule of all `lines`.
+    holdings: holdings_lib.Holdings = holdings_lib.NOTHING,
+) -> int:
+  """Returns the largest number of bytes on the device of a node.
 
-  Raises:
-    ScheduleError: Work is lost or done twice, an input is missing, sums are out
-      of order, a transfer has one end only, or there is a deadlock.
+  A node runs one instruction after the other, so its memory follows from its
+  row alone. An array is on the device from the instruction that makes or
+  receives it to its last use in the row; inputs and results of a pass coexist.
+  Arrays of `holdings` count from the start if a pass reads them, and only
+  during the transfer if they are sent again. Copies kept in host memory until
+  the commit do not count: sent arrays, and the results of redundant forward
+  passes, whose input and output are on the device only while they run. Resident
+  bytes of the `owned` stages are added.
   """
-  holdings = holdings or {}
-  owned: dict[base.NodeId, set[base.StageId]] = {}
-  for line in lines:
-    for stage, node in base.by_stage(line.owners):
-      owned.setdefault(node, set()).add(stage)
-  checkers = {
-      node: checker.Checker(node, lines=lines, holdings=holdings.get(node, holdings_lib.NOTHING))
-      for node in {*schedule.rows, *owned}
+  sizes = {"A": costs.activation_bytes, "G": costs.activation_bytes, "R": costs.residual_bytes}
+  held = {"A": holdings.activations, "G": holdings.gradients, "R": holdings.residuals}
+  made = {
+      (kind, i.stage + shift, i.microbatch) for i in row for kind, shift in _MAKES.get(i.op, ())
   }
-  free_ms, slots = _walk(schedule.rows, costs, checkers)
-  for node in sorted(checkers):
-    checkers[node].finish()
-  return Timeline(
-      slots=tuple(slot for row in slots.values() for slot in row),
-      span_ms=max(free_ms.values(), default=0.0),
-      peak_bytes={
-          node: footprint.peak_bytes(
-              row,
-              owned=owned.get(node, ()),
-              costs=costs,
-              holdings=holdings.get(node, holdings_lib.NOTHING),
-          )
-          for node, row in schedule.rows.items()
-      },
-  )
-
-
-def span_ms(schedule: instruction_lib.Schedule, costs: costs_lib.StageCosts) -> float:
-  """Returns `play(...).span_ms`, without checks."""
-  free_ms, _ = _walk(schedule.rows, costs)
-  return max(free_ms.values(), default=0.0)
-
-
-def _walk(
-    rows: Mapping[base.NodeId, instruction_lib.Row],
-    costs: costs_lib.StageCosts,
-    checkers: Mapping[base.NodeId, checker.Checker] | None = None,
-) -> tuple[dict[base.NodeId, float], dict[base.NodeId, list[Slot]]]:
-  """Returns the end of each row, ms, and with `checkers` all slots by node."""
-  left = {node: iter(row) for node, row in rows.items()}
-  free_ms = dict.fromkeys(rows, 0.0)
-  # Transfer a node waits in, by node.
-  waiting: dict[base.NodeId, Instruction] = {}
-  slots: dict[base.NodeId, list[Slot]] = {node: [] for node in rows}
-
-  def run(node: base.NodeId, i: Instruction, start_ms: float) -> None:
-    if checkers:
-      checkers[node].run(i)
-    end_ms = start_ms
-    if not i.is_transfer:
-      end_ms += costs.pass_ms(i)
-    elif i.is_receive:
-      end_ms += costs.transfer_ms[i.stage]
-    free_ms[node] = end_ms
-    if checkers:
-      slots[node].append(Slot(node, i, start_ms, end_ms))
-
-  moving = list(rows)
-  while moving:
-    node = moving.pop()
-    for i in left[node]:
-      if not i.is_transfer:
-        run(node, i, free_ms[node])
+  live: set[tuple[str, int, int]] = set()
+  now = peak = 0
+  # Backwards, so that the last use of an array is seen before all others.
+  for i in reversed(row):
+    during = now
+    for kind, shift in _MAKES.get(i.op, ()):
+      stage = i.stage + shift
+      key = (kind, stage, i.microbatch)
+      if key in live:
+        live.remove(key)
+        now -= sizes[kind][stage]
+      elif stage >= 0:
+        during += sizes[kind][stage]
+    for kind, shift in _USES.get(i.op, ()):
+      stage = i.stage + shift
+      key = (kind, stage, i.microbatch)
+      if key in live:
         continue
-      peer = i.peer
-      if peer not in waiting or not _are_ends(node, i, waiting[peer]):
-        waiting[node] = i
-        break
-      ends = [(node, i), (peer, waiting.pop(peer))]
-      start_ms = max(free_ms[node], free_ms[peer])
-      # The sender first: a missing array is reported where it is missing.
-      for name, end in ends if i.is_send else reversed(ends):
-        run(name, end, start_ms)
-      moving.append(peer)
-  if waiting:
-    stuck = {node: waiting[node] for node in rows if node in waiting}
-    raise _explain_waits(stuck, {n: [*row] for n, row in left.items()})
-  return free_ms, slots
-
-
-def _explain_waits(
-    waiting: Mapping[base.NodeId, Instruction], left: Mapping[base.NodeId, list[Instruction]]
-) -> ScheduleError:
-  """Returns the error that names the nodes in a deadlock."""
-  for node, i in waiting.items():
-    assert i.peer is not None  # Only transfers wait.
-    to_come = left.get(i.peer, [])
-    if i.peer in waiting:
-      to_come = [waiting[i.peer], *to_come]
-    if not any(_are_ends(node, i, other) for other in to_come):
-      other_end = dataclasses.replace(i, op=_OTHER_END[i.op], peer=node)
-      return ScheduleError(
-          f"Node {node} waits at {i} forever: node {i.peer} has no " f"{other_end} to come."
-      )
-  waits = ", ".join(f"node {node} at {i}" for node, i in waiting.items())
-  return ScheduleError(f"Deadlock, nodes wait for each other: {waits}.")
-
-
-def _are_ends(node: base.NodeId, i: Instruction, other: Instruction) -> bool:
-  """Whether `other`, of node `i.peer`, is the other end of `i`, of `node`."""
-  return (
-      other.peer == node
-      and other.stage == i.stage
-      and other.microbatch == i.microbatch
-      and other.op is _OTHER_END[i.op]
-  )
-
-
-def linearize(
-    timelines: Sequence[Timeline],
-) -> tuple[tuple[base.NodeId, instruction_lib.Instruction], ...]:
-  """Returns the instructions of all pipelines as (node, instruction).
-
-  It is the order for one thread that drives many nodes:
-
-  node 0  0F0 0SA0>1 0F1 0RG0<1 0SA1>1 0B0     1. by planned start, receives by
-  node 1  0RA0<0 1F0 1B0 0SG0>0 ...               their planned end
-                                               2. no receive before its send
-  0:0F0 0:0SA0>1 0:0F1 1:0RA0<0 1:1F0 1:1B0 1:0SG0>0 0:0RG0<1 0:0SA1>1 ...
-
-  Rows keep their order, and a send precedes its receive. Instructions are
-  sorted by planned start, receives by planned end: a thread that blocks in a
-  receive has then dispatched all that should run meanwhile. Ties: passes,
-  sends, receives; then the lowest node. A node is in one of `timelines` only
-  (one per pipeline).
-  """
-  rows: dict[base.NodeId, Sequence[Slot]] = {}
-  for timeline in timelines:
-    if both := timeline.rows.keys() & rows.keys():
-      raise ValueError(f"Nodes {sorted(both)} are in two timelines.")
-    rows |= timeline.rows
-  heads = dict.fromkeys(rows, 0)
-  sent = set()  # Transfers sent but not received.
-  waiting = {}  # Nodes blocked in a receive, by transfer.
-  heap: list[tuple[float, int, base.NodeId]] = []
-
-  def push(node: base.NodeId) -> None:
-    if heads[node] == len(rows[node]):
-      return
-    slot = rows[node][heads[node]]
-    urgency = slot.start_ms, int(slot.instruction.is_send)
-    if slot.instruction.is_receive:
-      key = slot.instruction.transfer(node)
-      if key not in sent:
-        waiting[key] = node
-        return
-      urgency = slot.end_ms, 2
-    heapq.heappush(heap, (*urgency, node))
-
-  for node in rows:
-    push(node)
-  order = []
-  while heap:
-    *_, node = heapq.heappop(heap)
-    slot = rows[node][heads[node]]
-    order.append((node, slot.instruction))
-    heads[node] += 1
-    if slot.instruction.is_send:
-      key = slot.instruction.transfer(node)
-      sent.add(key)
-      if key in waiting:
-        push(waiting.pop(key))
-    elif slot.instruction.is_receive:
-      sent.remove(slot.instruction.transfer(node))
-    push(node)
-  assert not waiting, waiting
-  return tuple(order)
+      is_held = key not in made and key[1:] in held[kind]
+      if key in made or is_held:
+        during += sizes[kind][stage]
+        if not (is_held and i.is_transfer):
+          live.add(key)
+          now += sizes[kind][stage]
+    peak = max(peak, during)
+  return peak + sum(costs.resident_bytes[stage] for stage in owned)

@@ -21,7 +21,7 @@ from bamboo_jax.recovery import (
     shapes as shapes_lib,
 )
 from bamboo_jax.recovery.oobleck import cover as cover_lib, templates as templates_lib
-from bamboo_jax.schedule import scheduler
+from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.sim import (
     communication as communication_lib,
     decisions,
@@ -322,9 +322,7 @@ class _Maker:
         costs.layers,
         num_stages=num_stages,
         memory_limit_bytes=workload.memory_limit_bytes,
-        in_flight=scheduler.in_flight_bounds(
-            schedule="1f1b", num_stages=num_stages, num_microbatches=workload.num_microbatches
-        ),
+        in_flight=lines_lib.in_flight_bounds(num_stages, workload.num_microbatches),
         upkeep=self._upkeep(predictor.has_replicas),
     )
 

@@ -33,7 +33,7 @@ from bamboo_jax.plan.times import (
     predictor as predictor_lib,
     step_time as step_time_lib,
 )
-from bamboo_jax.schedule import instruction as instruction_lib, redundancy, scheduler
+from bamboo_jax.schedule import instruction as instruction_lib, lines as lines_lib, redundancy
 from bamboo_jax.sim import times as times_lib
 
 Op = instruction_lib.Op
@@ -234,14 +234,14 @@ class ProfileSpeed:
         roles=self._redundant.initial(base.nodes(num_stages)),
         microbatches=range(count),
         costs=self.predictor.redundant_costs(partition, count),
-        in_flight=scheduler.one_f_one_b_bounds(num_stages),
+        in_flight=lines_lib.in_flight_limits(num_stages),
         num_times=_NUM_DEATH_TIMES,
         victims=sorted({*map(base.NodeId, victims)}),
         num_pipelines=num_pipelines,
     )
     return sum(pauses_ms) / len(pauses_ms)
 
-  def _plan(self, partition: Partition, count: int) -> redundancy.RedundancyPlan:
+  def _plan(self, partition: Partition, count: int) -> redundancy.PlannedRows:
     roles = self._redundant.initial(base.nodes(partition.num_stages))
     return self.predictor.plan(partition, count, roles)
 

@@ -27,7 +27,7 @@ from bamboo_jax.recovery import durations, slowness
 from bamboo_jax.runtime import engine as engine_lib, executor as executor_lib, node as node_lib
 from bamboo_jax.runtime.phases import compile_ahead, reduce, replicas, update
 from bamboo_jax.runtime.profile import recorder as recorder_lib
-from bamboo_jax.schedule import filling as filling_lib, timeline as timeline_lib
+from bamboo_jax.schedule import redundancy, timeline as timeline_lib
 from bamboo_jax.train import environment, failures, sums as sums_lib
 from bamboo_jax.train.members import cohort as cohort_lib
 from bamboo_jax.train.record import step_times
@@ -64,7 +64,7 @@ class Vote:
   span_secs: float = 0.0
   sums_secs: Mapping[base.StageId, float] = dataclasses.field(default_factory=dict)
   owed: Mapping[base.ViewId, tuple[float, float]] = dataclasses.field(default_factory=dict)
-  ran: Mapping[base.NodeId, filling_lib.Ran] = dataclasses.field(default_factory=dict)
+  ran: Mapping[base.NodeId, redundancy.Ran] = dataclasses.field(default_factory=dict)
   prints: replicas.Prints | None = None
   nonfinite: str = ""
   save: parts.PartsReport | None = None
@@ -90,7 +90,7 @@ class Committed:
     sums_secs: Mean time per node of summing gradients, without waiting.
     planned: Timelines planned at its start, by pipeline, of all nodes.
     filled: Effect of redundant forward passes that filled waits, or None.
-    placed: Predicted effect of the same passes, if they were placed ahead.
+    predicted: Their predicted effect.
     names: Of nodes, by number.
   """
 
@@ -108,8 +108,8 @@ class Committed:
   sums_secs: float = 0.0
   recoveries: tuple[durations.RecoveryTimes, ...] = ()
   planned: Sequence[timeline_lib.Timeline] = ()
-  filled: filling_lib.Effect | None = None
-  placed: filling_lib.Effect | None = None
+  filled: redundancy.Effect | None = None
+  predicted: redundancy.Effect | None = None
   names: Mapping[base.NodeId, str] = dataclasses.field(default_factory=dict)
 
 
@@ -180,7 +180,7 @@ class StepRunner:
   def plan(
       self,
       timelines: Sequence[timeline_lib.Timeline],
-      filling: filling_lib.StepFilling | None = None,
+      filling: redundancy.StepFilling | None = None,
   ) -> None:
     """Sets the timelines of the rest of the step; see `executor.Executor`."""
     self.executor.plan(timelines, filling)

@@ -14,14 +14,14 @@ _FOLDER = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(_FOLDER.parents[1]))
 
 from bamboo_jax.metrics import palette  # noqa: E402
+from bamboo_jax.plan import rows as rows_lib  # noqa: E402
 from bamboo_jax.schedule import (  # noqa: E402
     costs as costs_lib,
     failover,
     holdings as holdings_lib,
     instruction as instruction_lib,
     lines as lines_lib,
-    redundancy,
-    scheduler,
+    simulate as simulate_lib,
     timeline as timeline_lib,
 )
 
@@ -156,9 +156,10 @@ def _plan_step() -> tuple[Slots, Slots]:
   costs = costs_lib.StageCosts(
       forward_ms=(1.0,) * _STAGES, backward_ms=(2.0,) * _STAGES, transfer_ms=(0.0,) * (_STAGES - 1)
   )
-  bounds = scheduler.one_f_one_b_bounds(_STAGES)
-  whole = redundancy.plan_redundancy(
-      "eager", roles=roles, microbatches=range(_MICROBATCHES), costs=costs, in_flight=bounds
+  bounds = lines_lib.in_flight_limits(_STAGES)
+  eager = rows_lib.Redundancy("eager")
+  whole = eager.plan(
+      roles, microbatches=range(_MICROBATCHES), costs=costs, in_flight=bounds
   ).timeline.rows
   held = {
       node: holdings_lib.after(s.instruction for s in row if s.end_ms <= _DIED_MS)
@@ -166,9 +167,7 @@ def _plan_step() -> tuple[Slots, Slots]:
   }
   roles, held = failover.fail_over(roles, held, {_VICTIM})
   lines = [lines_lib.Line(roles.owners, range(_MICROBATCHES), bounds)]
-  rows = scheduler.plan_rows(lines, costs=costs, holdings=held)
-  rest = timeline_lib.play(rows, lines, costs=costs, holdings=held)
-  return whole, rest.rows
+  return whole, simulate_lib.simulate(lines, costs=costs, holdings=held).rows
 
 
 def _draw_rows(

@@ -8,7 +8,7 @@ from absl.testing import parameterized
 
 from bamboo_jax.benchmarks import predict, redundancy as case
 from bamboo_jax.plan import planner, rows
-from bamboo_jax.schedule import filling as filling_lib, redundancy
+from bamboo_jax.schedule import redundancy
 from tests import profiles
 
 
@@ -108,7 +108,7 @@ class ReportTest(parameterized.TestCase):
             *case.summarise_modes(
                 self._steps,
                 modes,
-                effects={"eager": [filling_lib.Effect(9, 0.5, 0.75)] * 4},
+                effects={"eager": [redundancy.Effect(9, 0.5, 0.75)] * 4},
                 predicted_ms=dict.fromkeys(modes, 100.0) | {"eager": 115.0},
                 replica_bytes=dict.fromkeys(modes, 2**20),
             )

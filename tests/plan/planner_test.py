@@ -16,7 +16,7 @@ from bamboo_jax.plan import (
 )
 from bamboo_jax.plan.memory import upkeep
 from bamboo_jax.plan.times import step_time as step_time_lib
-from bamboo_jax.schedule import failover, lines as lines_lib, scheduler, timeline
+from bamboo_jax.schedule import failover, lines as lines_lib, simulate
 from tests import profiles
 
 _MIB = 2**20
@@ -110,7 +110,7 @@ class MakePlanTest(parameterized.TestCase):
     self.assertEqual(plan.batch.batch_size, 12)
     compute = lambda row: " ".join(str(i) for i in row if not i.is_transfer)
     self.assertEqual(
-        {n: compute(r) for n, r in plan.schedule.rows.items()},
+        {n: compute(r) for n, r in plan.timeline.instructions.items()},
         {0: "0F0 0F1 0B0 0B1", 1: "1F0 1B0 1F1 1B1"},
     )
     # Two microbatches and one more to fill the pipeline, 6 ms per stage.
@@ -170,8 +170,7 @@ class MakePlanTest(parameterized.TestCase):
     for pipeline, owners in enumerate(plan.owners):
       microbatches = plan.batch.microbatches(pipeline)
       lines = [lines_lib.Line(owners, microbatches, (3, 2, 1))]
-      rows = scheduler.plan_rows(lines, costs=plan.costs)
-      self.assertEqual(plan.timelines[pipeline], timeline.play(rows, lines, costs=plan.costs))
+      self.assertEqual(plan.timelines[pipeline], simulate.simulate(lines, costs=plan.costs))
 
   @parameterized.named_parameters(
       ("stages", dict(num_stages=5), ValueError, "num_stages must be from 1 to"),
@@ -188,45 +187,6 @@ class MakePlanTest(parameterized.TestCase):
   def test_refuses(self, request, error, message):
     with self.assertRaisesRegex(error, message):
       _plan(_FOUR, **request)
-
-  # A quick stage in front of a slow one: its outputs queue up.
-  _QUEUE = _profile(
-      [
-          _layer("quick", forward_ms=0.125, activation_bytes=8 * _MIB),
-          *(_layer(name, forward_ms=4.0) for name in "abc"),
-      ]
-  )
-
-  def test_rows_that_need_more_than_the_bound(self):
-    request = dict(num_stages=4, num_microbatches=8)
-    plan = _plan(self._QUEUE, **request)
-    needed = plan.memory[0].total_bytes
-    self.assertEqual(needed, plan.timeline.peak_bytes[0])
-    self.assertGreater(plan.memory[0].transfer_bytes, 2 * 8 * _MIB)
-    _plan(self._QUEUE, **request, memory_limit_bytes=needed)
-    with self.assertRaisesRegex(
-        base.InfeasibleError, "rows do not: .* stage 0 .* 0.1 MiB too much"
-    ):
-      _plan(self._QUEUE, **request, memory_limit_bytes=needed - 1)
-
-  def test_takes_another_partition_if_the_rows_need_too_much(self):
-    numbers = [(4, 8, 1), (4, 8, 1), (4, 1, 2), (1, 1, 2), (1, 1, 2)]
-    layers = [
-        _layer(
-            str(i),
-            forward_ms=f,
-            activation_bytes=a,
-            residual_bytes=r,
-            parameter_bytes=0,
-            slot_bytes=0,
-        )
-        for i, (f, a, r) in enumerate(numbers)
-    ]
-    limit = dict(num_stages=3, memory_limit_bytes=22)
-    by_bound = partition_lib.split_layers(layers, **limit)
-    plan = _plan(_profile(layers), num_microbatches=4, **limit)
-    self.assertEqual(by_bound.bounds, (0, 2, 3, 5))
-    self.assertEqual(plan.partition.bounds, (0, 3, 4, 5))
 
   def test_gpt2_xl_on_64_stages_is_quick(self):
     # About 0.8 s of CPU alone; the best of three, and with room, as other tests
@@ -248,16 +208,28 @@ class RenderTest(absltest.TestCase):
     plan = _plan(_FOUR, num_pipelines=2, memory_limit_bytes=64 * _MIB)
     self.assertEqual(render.render_plan(plan).splitlines(), _TEXT.splitlines())
 
-  def test_waits_that_redundant_passes_fill(self):
+  def test_redundancy(self):
     plan = _plan(
         _profile(map(_layer, "abc"), link_bytes_per_ms=1e12), num_stages=3, num_microbatches=4
     )
     roles = failover.Roles.initial(range(3))
     bubble = rows_lib.Redundancy("bubble", margin=0.0)
     text = render.render_redundancy(
-        plan, rows_lib.RowPlanner(plan, bubble).whole(0, roles), roles, refresh="gradient"
+        plan,
+        rows_lib.RowPlanner(plan, bubble).whole(0, roles),
+        roles,
+        mode="bubble",
+        refresh="gradient",
     )
-    self.assertIn("\nnode 0 waits 4 ms for 0RG0<1: 1RF0 1RF1 1RF2, 1 ms to spare\n", text)
+    self.assertEqual(
+        text.splitlines()[:2],
+        [
+            "redundancy: bubble, 12 redundant forward passes, predicted overhead 0.0 %, coverage"
+            " 76.0 %",
+            "node 2 holds the replica of stage 0: 3.0 MiB, refreshed by 1.0 MiB a step; keeps up"
+            " to 12.0 MiB in host memory",
+        ],
+    )
 
 
 _TEXT = """\
@@ -265,12 +237,12 @@ _TEXT = """\
 
 stage  layers            F ms   B ms  bubble %  params  slots  grads  \
 residuals  transfers  working  replica  refresh  total MiB
-    0  embed .. a  (2)  2.000  4.000      41.5     2.0    2.0    4.5  \
+    0  embed .. a  (2)  2.000  4.000      37.7     2.0    2.0    4.5  \
       4.0        2.0      0.0      0.0      0.0       12.0
-    1  b .. head   (2)  2.000  4.000      41.5     2.0    4.0    4.5  \
+    1  b .. head   (2)  2.000  4.000      37.7     2.0    4.0    4.5  \
       2.0        2.0      0.0      0.0      0.0       12.0
 most memory: node 0: 12.0 MiB (compute 12.0, reduce 9.5, refresh 8.5, apply 8.5)
 
-predicted step: 24.12 ms = compute 20.50 + ties 0.75 + reduce 0.56 + norm 0.56 \
-+ refresh 0.00 + vote 0.75 + update 1.00 (41.5 % bubble, from measured costs)
+predicted step: 22.88 ms = compute 19.25 + ties 0.75 + reduce 0.56 + norm 0.56 \
++ refresh 0.00 + vote 0.75 + update 1.00 (37.7 % bubble, from measured costs)
 """

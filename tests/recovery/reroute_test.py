@@ -18,11 +18,10 @@ from bamboo_jax.schedule import (
     failover,
     holdings as holdings_lib,
     instruction as instruction_lib,
-    redundancy,
-    scheduler,
+    lines as lines_lib,
 )
 from tests import layouts, samples, schedules
-from tests.schedule.verify import cuts as cuts_lib
+from tests.schedule.verify import cuts as cuts_lib, exhaustive
 
 Op = instruction_lib.Op
 
@@ -37,10 +36,7 @@ class Steps:
   def whole(self, layout):
     """Returns the rows of a step."""
     timelines = self._plans.whole(layout)
-    rows = {n: row for t in timelines for n, row in t.rows.items()}
-    return instruction_lib.Schedule(
-        {n: tuple(s.instruction for s in row) for n, row in rows.items()}
-    )
+    return {n: row for t in timelines for n, row in t.instructions.items()}
 
   def die(self, layout, held, lost):
     """Returns layout, holdings and rows after a death; None if it ends.
@@ -68,12 +64,7 @@ class Steps:
         if node in left and any((segment, m) in held[node].accumulated for m in own):
           assert now[share][segment] == node, (share, segment)
     timelines = self._plans.rest(after, held)
-    rows = {n: row for t in timelines for n, row in t.rows.items()}
-    return (
-        after,
-        held,
-        instruction_lib.Schedule({n: tuple(s.instruction for s in row) for n, row in rows.items()}),
-    )
+    return after, held, {n: row for t in timelines for n, row in t.instructions.items()}
 
 
 def owners_of(layout):
@@ -147,9 +138,9 @@ class PriceTest(parameterized.TestCase):
         roles=failover.Roles.initial(range(4)),
         microbatches=range(8),
         costs=schedules.uniform_costs(4),
-        in_flight=scheduler.one_f_one_b_bounds(4),
+        in_flight=lines_lib.in_flight_limits(4),
     )
-    timeline = redundancy.plan_redundancy(mode, **common).timeline
+    timeline = exhaustive.plan_rows(mode, **common).timeline
     alone, dealt = (
         pauses_lib.predict_pauses(timeline, **common, num_times=4, num_pipelines=count)
         for count in (None, num_pipelines)
@@ -166,9 +157,9 @@ class PriceTest(parameterized.TestCase):
         roles=failover.Roles.initial(range(3)),
         microbatches=range(64),
         costs=schedules.uniform_costs(3),
-        in_flight=scheduler.one_f_one_b_bounds(3),
+        in_flight=lines_lib.in_flight_limits(3),
     )
-    timeline = redundancy.plan_redundancy("lazy", **common).timeline
+    timeline = exhaustive.plan_rows("lazy", **common).timeline
     first, *_ = pauses_lib.predict_pauses(
         timeline, **common, num_times=8, victims=[0], num_pipelines=1
     )

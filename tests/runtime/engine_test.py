@@ -13,7 +13,7 @@ from bamboo_jax.models import zoo
 from bamboo_jax.runtime import engine as engine_lib, program_cache
 from bamboo_jax.runtime.phases import compile_ahead, reduce
 from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.schedule import lines as lines_lib, scheduler, timeline
+from bamboo_jax.schedule import lines as lines_lib, simulate, timeline
 from tests import plain, schedules
 
 MICROBATCH_SIZE = 3
@@ -82,7 +82,7 @@ def play(engine, *, num_microbatches, in_flight="1f1b"):
   """Returns the timelines of a step, `num_microbatches` per pipeline."""
   num_stages = len(engine.specs)
   costs = schedules.uniform_costs(num_stages)
-  bounds = scheduler.one_f_one_b_bounds(num_stages)
+  bounds = lines_lib.in_flight_limits(num_stages)
   timelines = []
   num_shares = sum(map(len, engine.shares))
   per_share = num_microbatches * len(engine.owners) // num_shares
@@ -90,8 +90,7 @@ def play(engine, *, num_microbatches, in_flight="1f1b"):
     microbatches = [m for s in shares for m in range(s * per_share, (s + 1) * per_share)]
     bounds = bounds if in_flight == "1f1b" else None
     lines = [lines_lib.Line(owners, microbatches, bounds)]
-    schedule = scheduler.plan_rows(lines, costs=costs)
-    timelines.append(timeline.play(schedule, lines, costs=costs))
+    timelines.append(simulate.simulate(lines, costs=costs))
   return timelines
 
 

@@ -25,7 +25,7 @@ class RowsTest(absltest.TestCase):
     recorder = types.SimpleNamespace(add=lambda node, i, _: said.append(f"{i}"))
     rows = executor_lib.RowsExecutor(engine, members)
     slots = tuple(make_slot(n, m) for n in (0, 1) for m in (0, 1))
-    rows.plan([timeline_lib.Timeline(slots, 2.0, {0: 0, 1: 0})])
+    rows.plan([timeline_lib.Timeline(slots, (0, 1), 2.0)])
     rows.compute(lambda n: said.append(f"strike {n}"), recorder)
     one = lambda i: ["strike 1", "check", f"run {i}", i, "check"]
     self.assertEqual(said, one("1F0") + one("1F1"))

@@ -12,8 +12,10 @@ from bamboo_jax.runtime.profile import recorder
 from bamboo_jax.runtime.wire import links as links_lib
 from bamboo_jax.schedule import (
     channel as channel_lib,
-    filling as filling_lib,
     instruction as instruction_lib,
+    redundancy,
+    rule as rule_lib,
+    timeline as timeline_lib,
 )
 
 Op = instruction_lib.Op
@@ -65,14 +67,14 @@ class Node:
 
 
 def make_filling(*, latest_ms=_LONG_MS, span_ms=0.0):
-  own = filling_lib.Filling(
+  own = rule_lib.WaitRule(
       passes=_PASSES,
       durations_ms=dict.fromkeys([*_PASSES, _FORWARD], 1.0),
       latest_ms={_RECEIVE: latest_ms},
       span_ms=span_ms,
   )
-  effect = filling_lib.Effect(0, 0.0, 0.0)
-  return filling_lib.StepFilling({0: own}, (), effect)
+  bare = timeline_lib.Timeline((), (0,), 0.0)
+  return redundancy.StepFilling([redundancy.PlannedRows(bare, {0: own}, costs=None)])
 
 
 class FillerTest(parameterized.TestCase):
@@ -143,7 +145,7 @@ class FillerTest(parameterized.TestCase):
     for stretch, want in ((3.0, 3.0), (1.1, 1.1), (1.0, 1.0), (0.9, 1.0)):
       filler.learn(stretch)
       self.assertEqual(filler.stretch, want)
-    for _ in range(filling_lib.NUM_STEPS):
+    for _ in range(redundancy.NUM_STEPS):
       filler.learn(2.0)
     self.assertEqual(filler.stretch, 2.0)
 

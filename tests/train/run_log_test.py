@@ -14,15 +14,10 @@ from bamboo_jax.recovery import (
     layout as layout_lib,
 )
 from bamboo_jax.runtime import executor as executor_lib
-from bamboo_jax.schedule import (
-    failover,
-    filling as filling_lib,
-    instruction,
-    timeline as timeline_lib,
-)
+from bamboo_jax.schedule import failover, instruction, redundancy, timeline as timeline_lib
 from bamboo_jax.train import failures, step as step_lib
 from bamboo_jax.train.record import run_log
-from tests import layouts, members
+from tests import layouts, members, schedules
 
 _Op = instruction.Op
 _Roles = failover.Roles
@@ -127,16 +122,17 @@ class RunLogTest(parameterized.TestCase):
         timeline_lib.Slot(0, instruction.Instruction(0, op, 0), at, at + 10.0)
         for op, at in ((_Op.FORWARD, 0.0), (_Op.BACKWARD, 10.0))
     ]
-    lazy = timeline_lib.Timeline(tuple(row), 20.0, {0: 0})
-    placed = filling_lib.Effect(2, 0.5, 0.25)
-    step.executor.filler.plan(filling_lib.StepFilling({}, [lazy], placed))
-    ran = filling_lib.Ran((10_000, 30_000), (filling_lib.Filled(1, 1, 0, 20_000),), 120_000)
+    bare = timeline_lib.Timeline(tuple(row), (0,), 20.0)
+    step.executor.filler.plan(
+        redundancy.StepFilling([redundancy.PlannedRows(bare, {}, schedules.uniform_costs(1))])
+    )
+    ran = redundancy.Ran((10_000, 30_000), (redundancy.Filled(1, 1, 0, 20_000),), 120_000)
     vote = step_lib.Vote(seen=1, ran={0: ran})
     self.state.is_writer = False
     self.log.commit(step, {0: vote}, saves=False)
     (facts,) = self.written
-    want = filling_lib.Effect(1, 0.5, 0.0, stretch=4.0)
-    self.assertEqual((facts["filled"], facts["placed"]), (want, placed))
+    want = redundancy.Effect(1, 0.5, 0.0, stretch=4.0)
+    self.assertEqual((facts["filled"], facts["predicted"]), (want, redundancy.Effect(0, 0.0, 0.0)))
     # 80 of 120 ms, instead of 20.
     self.assertEqual(step.executor.filler.stretch, 4.0)
     self.log.commit(step, {0: dataclasses.replace(vote, ran={})}, saves=False)

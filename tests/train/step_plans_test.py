@@ -32,11 +32,11 @@ class StepPlansTest(parameterized.TestCase):
     self.assertEqual(filling is not None, want)
     if not want:
       return
-    self.assertEqual(filling.nodes.keys(), {*range(8)})
-    self.assertEqual([str(i) for i in filling.nodes[5].passes], [f"2RF{m}" for m in range(8, 16)])
+    self.assertEqual(filling.rules.keys(), {*range(8)})
+    self.assertEqual([str(i) for i in filling.rules[5].passes], [f"2RF{m}" for m in range(8, 16)])
     placed, _ = make_plans(mode, fills=False)
     num_placed = sum(t.num_redundant for t in placed.whole(layout))
-    self.assertEqual(filling.placed.passes, num_placed)
+    self.assertEqual(filling.predicted.passes, num_placed)
     self.assertIsNone(placed.filling(layout))
 
   @parameterized.parameters("lazy", "bubble", "budget", "eager")
@@ -49,7 +49,7 @@ class StepPlansTest(parameterized.TestCase):
     dropped = layout_lib.Layout(pipelines, ((0,), ()), layout.segments)
     self.assertLen(plans.whole(dropped), 1)
     if mode != "lazy":
-      self.assertEqual(plans.filling(dropped).nodes.keys(), {0, 1, 2, 3})
+      self.assertEqual(plans.filling(dropped).rules.keys(), {0, 1, 2, 3})
 
   def test_not_if_a_node_is_in_two_pipelines(self):
     plans, layout = make_plans("eager", fills=True)

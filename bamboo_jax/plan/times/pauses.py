@@ -14,7 +14,7 @@ from bamboo_jax.schedule import (
     failover,
     holdings as holdings_lib,
     lines as lines_lib,
-    scheduler,
+    simulate as simulate_lib,
     timeline as timeline_lib,
 )
 
@@ -69,6 +69,6 @@ def predict_pauses(
         lines.append(lines_lib.Line(own.owners, mine, in_flight, index))
       if num_pipelines is not None:
         lines = dealing.deal(lines, copies=copies, costs=costs, holdings=held, share_size=1)
-      rest_ms = scheduler.span_ms(lines, costs=costs, holdings=held)
+      rest_ms = simulate_lib.simulate(lines, costs=costs, holdings=held).span_ms
       pauses_ms.append(died_ms + rest_ms - timeline.span_ms)
   return pauses_ms

@@ -26,7 +26,7 @@ from bamboo_jax.schedule import (
     failover,
     lines as lines_lib,
     redundancy,
-    scheduler,
+    simulate as simulate_lib,
 )
 
 Partition = partition_lib.Partition
@@ -249,13 +249,13 @@ class Predictor:
 
   def plan(
       self, partition: Partition, num_microbatches: int, roles: Roles
-  ) -> redundancy.RedundancyPlan:
+  ) -> redundancy.PlannedRows:
     """Returns the rows of a pipeline."""
     return self._redundant.plan(
         roles,
         microbatches=range(num_microbatches),
         costs=self.redundant_costs(partition, num_microbatches),
-        in_flight=scheduler.one_f_one_b_bounds(roles.num_stages),
+        in_flight=lines_lib.in_flight_limits(roles.num_stages),
     )
 
   def redundant_costs(self, partition: Partition, num_microbatches: int) -> costs_lib.StageCosts:
@@ -267,7 +267,7 @@ class Predictor:
     if self.profile.host_bytes_per_ms is None:
       return costs
     nodes = base.nodes(partition.num_stages)
-    bounds = scheduler.one_f_one_b_bounds(partition.num_stages)
+    bounds = lines_lib.in_flight_limits(partition.num_stages)
     line = lines_lib.Line(nodes, range(num_microbatches), bounds)
     free_bytes = None
     if self._memory_limit_bytes is not None:
@@ -277,7 +277,7 @@ class Predictor:
       ]
     return residuals_lib.place(
         *(self.profile, partition, costs),
-        scheduler.play([line], costs=costs).timeline,
+        simulate_lib.simulate([line], costs=costs),
         num_microbatches=num_microbatches,
         free_bytes=free_bytes,
     ).costs
@@ -287,7 +287,7 @@ class Predictor:
     count = partition.num_stages
     model = model_lib.MemoryModel(
         self.profile.layers,
-        in_flight=scheduler.one_f_one_b_bounds(count),
+        in_flight=lines_lib.in_flight_bounds(count, count),
         upkeep=_HELD,
         ties=self.profile.ties,
     )
@@ -308,9 +308,9 @@ def _span_ms(
     owners: Sequence[base.NodeId], costs: costs_lib.StageCosts, num_microbatches: int
 ) -> float:
   """Returns the time of a pipeline's own passes."""
-  bounds = scheduler.one_f_one_b_bounds(len(owners))
+  bounds = lines_lib.in_flight_limits(len(owners))
   line = lines_lib.Line(owners, range(num_microbatches), bounds)
-  return scheduler.span_ms([line], costs=costs)
+  return simulate_lib.simulate([line], costs=costs).span_ms
 
 
 def slowest(times: Iterable[StepTime]) -> StepTime:

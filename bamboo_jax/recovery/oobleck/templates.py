@@ -16,7 +16,7 @@ from typing import Any
 from bamboo_jax import base
 from bamboo_jax.plan import cost_model, partition as partition_lib, search as search_lib
 from bamboo_jax.plan.memory import model as model_lib, upkeep as upkeep_lib
-from bamboo_jax.schedule import scheduler
+from bamboo_jax.schedule import lines as lines_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,7 +187,7 @@ class _Splitter:
 
   def _in_flight(self, num_nodes: int) -> tuple[int, ...]:
     # Never more in flight than stages: that many microbatches are no bound.
-    return scheduler.in_flight_bounds("1f1b", num_nodes, self.num_microbatches or num_nodes)
+    return lines_lib.in_flight_bounds(num_nodes, self.num_microbatches or num_nodes)
 
   def _model(self, num_nodes: int) -> model_lib.MemoryModel:
     in_flight = self._in_flight(num_nodes)

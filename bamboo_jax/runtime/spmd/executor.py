@@ -19,9 +19,9 @@ from bamboo_jax.runtime.profile import recorder as recorder_lib
 from bamboo_jax.runtime.spmd import engine as engine_lib, plan as plan_lib
 from bamboo_jax.runtime.spmd.ticks import check
 from bamboo_jax.schedule import (
-    filling as filling_lib,
     holdings as holdings_lib,
     instruction as instruction_lib,
+    redundancy,
     timeline as timeline_lib,
 )
 
@@ -77,7 +77,7 @@ class Programs:
   def plan(
       self,
       timelines: Sequence[timeline_lib.Timeline],
-      filling: filling_lib.StepFilling | None = None,
+      filling: redundancy.StepFilling | None = None,
   ) -> None:
     """See `executor.Executor`."""
     self._rows.plan(timelines, filling)

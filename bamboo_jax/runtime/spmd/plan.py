@@ -93,7 +93,7 @@ def plan_program(
       plan.partition, plan.profile, num_before=layout.blocks.first, num_behind=len(layout.epilogue)
   )
   table = lowering.lower(
-      plan.schedule.rows,
+      plan.timeline.instructions,
       owners=plan.owners[0],
       microbatches=plan.batch.microbatches(0),
       costs=costs,
@@ -107,7 +107,7 @@ def plan_program(
         f"limit of {limit / 2**20:,.1f} MiB. Take fewer microbatches or more stages, or "
         f"{layout_lib.ADVICE} and need less."
     )
-  timeline = lay_out(table, costs, peak_bytes=peak_bytes)
+  timeline = lay_out(table, costs)
   step_time = dataclasses.replace(plan.step_time, compute_ms=timeline.span_ms)
   plan = dataclasses.replace(
       plan, costs=costs, timeline=timeline, step_time=step_time, memory=memory
@@ -119,13 +119,11 @@ def lay_out(
     table: table_lib.TickTable,
     costs: costs_lib.StageCosts,
     *,
-    peak_bytes: int = 0,
     without: Collection[instruction_lib.Op] = (),
 ) -> timeline_lib.Timeline:
   """Returns the timeline of a table; operations in `without` take no time.
 
-  A tick lasts as long as its busiest node, plus the longest transfer. All nodes
-  need `peak_bytes`.
+  A tick lasts as long as its busiest node, plus the longest transfer.
   """
   slots, start_ms = [], 0.0
   exchange_ms = 2 * max(costs.transfer_ms, default=0.0)
@@ -142,8 +140,8 @@ def lay_out(
     start_ms = end_ms + exchange_ms
   return timeline_lib.Timeline(
       slots=tuple(sorted(slots, key=lambda slot: slot.node)),
+      nodes=tuple(base.nodes(table.num_nodes)),
       span_ms=start_ms,
-      peak_bytes=dict.fromkeys(base.nodes(table.num_nodes), peak_bytes),
   )
 
 

@@ -24,7 +24,7 @@ from bamboo_jax.runtime import devices as devices_lib, executor as executor_lib,
 from bamboo_jax.runtime.phases import replicas
 from bamboo_jax.runtime.spmd import executor as spmd_executor
 from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.schedule import filling as filling_lib, timeline as timeline_lib
+from bamboo_jax.schedule import redundancy, timeline as timeline_lib
 from bamboo_jax.testing import redone as redone_lib
 from bamboo_jax.testing.fault_sweep import cases as cases_lib, storm as storm_lib
 from bamboo_jax.train import environment, worker as worker_lib
@@ -208,7 +208,7 @@ def record_redone(executor: executor_lib.Executor) -> list[redone_lib.Redone]:
   programs, plan = executor.programs, executor.plan
 
   def record(
-      timelines: Sequence[timeline_lib.Timeline], filling: filling_lib.StepFilling | None = None
+      timelines: Sequence[timeline_lib.Timeline], filling: redundancy.StepFilling | None = None
   ) -> None:
     before = dict(programs.runs)
     plan(timelines, filling)

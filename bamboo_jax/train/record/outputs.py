@@ -279,8 +279,8 @@ class Outputs:
         "phase_ms": {k: 1e3 * v for k, v in done.phase_secs.items()},
         "view": done.view,
     }
-    if done.filled is not None and done.placed is not None:
-      planned = dataclasses.asdict(done.placed)
+    if done.filled is not None and done.predicted is not None:
+      planned = dataclasses.asdict(done.predicted)
       more["redundant"] = dataclasses.asdict(done.filled) | {
           f"planned_{name}": value for name, value in planned.items()
       }

@@ -11,7 +11,7 @@ from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.checkpoint import digest
 from bamboo_jax.cluster import views
 from bamboo_jax.recovery import agreement as agreement_lib, assignment, durations, survival
-from bamboo_jax.schedule import filling as filling_lib
+from bamboo_jax.schedule import redundancy
 from bamboo_jax.train import failures, run_state as run_state_lib, step as step_lib
 from bamboo_jax.train.record import outputs as outputs_lib, slow_nodes, step_times
 
@@ -287,15 +287,15 @@ class RunLog:
 
   def _find_filled(
       self, step: step_lib.StepRunner, votes: Iterable[step_lib.Vote]
-  ) -> dict[str, filling_lib.Effect]:
-    """Returns `step.Committed.filled` and `placed`; learns from the step."""
+  ) -> dict[str, redundancy.Effect]:
+    """Returns `step.Committed.filled` and `predicted`; learns from the step."""
     ran = {node: ran for vote in votes for node, ran in vote.ran.items()}
     filled = step.executor.filler.find_effect(ran)
-    placed = step.executor.filler.placed
-    if filled is None or placed is None:
+    predicted = step.executor.filler.predicted
+    if filled is None or predicted is None:
       return {}
     step.executor.filler.learn(filled.stretch)
-    return {"filled": filled, "placed": placed}
+    return {"filled": filled, "predicted": predicted}
 
   def _has_owners(self) -> bool:
     """Returns whether all local owners live; each saves its stages."""

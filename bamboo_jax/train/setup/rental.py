@@ -255,7 +255,7 @@ def _with_redundancy(config: config_lib.Config, plan: planner.Plan) -> _Step:
   rows = build.make_rows(config, plan)
   whole = rows.whole(0, rows.roles(0))
   extra_ms = whole.timeline.span_ms - plan.timeline.span_ms
-  return _Step(plan, (plan.step_time.total_ms + extra_ms) / 1e3, whole.overhead)
+  return _Step(plan, (plan.step_time.total_ms + extra_ms) / 1e3, whole.effect.overhead)
 
 
 def _candidates(

@@ -61,9 +61,9 @@ def _plan_rows(config: config_lib.Config, profile: cost_model.Profile) -> Planne
   lines.append(render.render_plan(_with_rows(plan, redundant.timeline)))
   grid = grid_lib.render_grid(redundant.timeline)
   lines.append(f"\nrows of pipeline 0:\n{grid}")
-  if redundant.mode != "none":
+  if (mode := config.redundancy.mode) != "none":
     refresh = config.redundancy.refresh
-    lines.append(render.render_redundancy(plan, redundant, roles, refresh=refresh))
+    lines.append(render.render_redundancy(plan, redundant, roles, mode=mode, refresh=refresh))
   return PlannedRun(plan, redundant.timeline, "\n".join(lines))
 
 

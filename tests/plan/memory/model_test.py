@@ -6,7 +6,7 @@ from absl.testing import parameterized
 
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan.memory import model as model_lib, needs, upkeep as upkeep_lib
-from bamboo_jax.schedule import scheduler
+from bamboo_jax.schedule import lines as lines_lib
 from tests import profiles
 
 
@@ -48,7 +48,7 @@ class BoundsTest(parameterized.TestCase):
       ("gpipe", "gpipe", 3, 8, (8, 8, 8)),
   )
   def test_in_flight_bounds(self, schedule, num_stages, num_microbatches, want):
-    got = scheduler.in_flight_bounds(schedule, num_stages, num_microbatches)
+    got = lines_lib.in_flight_bounds(num_stages, num_microbatches, schedule)
     self.assertEqual(got, want)
 
 

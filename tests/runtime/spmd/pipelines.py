@@ -14,7 +14,12 @@ from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.runtime.spmd import engine as engine_lib
 from bamboo_jax.runtime.spmd.ticks import lowering
 from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.schedule import failover, lines as lines_lib, scheduler, timeline as timeline_lib
+from bamboo_jax.schedule import (
+    failover,
+    lines as lines_lib,
+    simulate as simulate_lib,
+    timeline as timeline_lib,
+)
 from tests import plain, schedules
 
 BATCH = {key: jax.ShapeDtypeStruct((2, 8), np.int32) for key in ("inputs", "targets")}
@@ -193,11 +198,11 @@ class Pipelines:
     return range(first, first + self.num_microbatches)
 
   def _rows(self, pipeline, roles, holdings):
-    return scheduler.plan_rows(
+    return simulate_lib.simulate(
         [lines_lib.Line(roles.owners, self._microbatches(pipeline))],
         costs=self.costs,
         holdings=holdings,
-    ).rows
+    ).instructions
 
 
 @functools.cache

@@ -85,7 +85,7 @@ class ProgramTest(absltest.TestCase):
 
   def test_a_program_that_does_not_fit(self):
     plan = make_plan(num_microbatches=4)
-    most = plan_program(plan, budget=None).plan.timeline.peak_bytes[0]
+    most = max(m.total_bytes for m in plan_program(plan, budget=None).plan.memory)
     fits = dataclasses.replace(plan, memory_limit_bytes=most)
     plan_program(fits, budget=None)
     message = "needs .* MiB on a node, more than the limit.*executor='rows'"

@@ -14,7 +14,7 @@ Cut = tuple[int, ...]
 
 
 class Cuts:
-  """The cuts of a schedule, told apart by what the nodes hold.
+  """The cuts of rows, told apart by what the nodes hold.
 
   Only passes and receives, the events, change that. A cut is the number of
   events that each node has finished, in the order of `nodes`, sends aside.
@@ -22,15 +22,15 @@ class Cuts:
 
   def __init__(
       self,
-      schedule: instruction_lib.Schedule,
+      rows: Mapping[int, instruction_lib.Row],
       *,
       holdings: Mapping[int, holdings_lib.Holdings] | None = None,
   ) -> None:
-    self.nodes = tuple(schedule.rows)
-    events = [[i for i in row if not i.is_send] for row in schedule.rows.values()]
+    self.nodes = tuple(rows)
+    events = [[i for i in row if not i.is_send] for row in rows.values()]
     # For each event of each node, the node and the number of its events that
     # must have been finished before.
-    sends = _sends(schedule)
+    sends = _sends(rows)
     self._needs = [
         [sends[i.transfer(node)] if i.is_receive else (0, 0) for i in node_events]
         for node, node_events in zip(self.nodes, events, strict=True)
@@ -81,10 +81,12 @@ class Cuts:
     return movable
 
 
-def _sends(schedule: instruction_lib.Schedule) -> dict[instruction_lib.Transfer, tuple[int, int]]:
+def _sends(
+    rows: Mapping[int, instruction_lib.Row],
+) -> dict[instruction_lib.Transfer, tuple[int, int]]:
   """Returns the sender's position, and its number of earlier events."""
   sends = {}
-  for k, (node, row) in enumerate(schedule.rows.items()):
+  for k, (node, row) in enumerate(rows.items()):
     num_events = 0
     for i in row:
       if i.is_send:

@@ -1,7 +1,7 @@
 """Checks without a device that a step survives deaths wherever they happen.
 
 For each cut of a step and each choice of victims, their stages go to their
-shadows and the rest of the step is planned and played, which refuses lost or
+shadows and the rest of the step is planned and checked, which refuses lost or
 repeated work, missing inputs, sums out of order and deadlock. If stages have
 lost all copies, the error has to name just them. Deaths that leave the
 survivors with the same holdings are planned once.
@@ -15,15 +15,15 @@ import random
 from typing import NamedTuple
 
 from bamboo_jax import base
+from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.schedule import (
+    checker,
     costs as costs_lib,
     failover,
     holdings as holdings_lib,
     instruction as instruction_lib,
     lines as lines_lib,
-    redundancy,
-    scheduler,
-    timeline as timeline_lib,
+    simulate as simulate_lib,
 )
 from tests import schedules
 from tests.schedule.verify import cuts as cuts_lib
@@ -35,7 +35,7 @@ class Tally(NamedTuple):
   Attributes:
     deaths: Pairs of a cut and victims after which the step was finished.
     lost: Such pairs after which stages had no copy, which was noticed.
-    plans: Different rests of a step, planned and played.
+    plans: Different rests of a step, planned and checked.
     second_deaths: Deaths during such a rest that were survived.
     second_lost: Deaths during such a rest that left stages without a copy.
   """
@@ -75,18 +75,17 @@ class Step:
         microbatches=range(num_microbatches),
         costs=schedules.uniform_costs(len(owners)),
         mode=mode,
-        in_flight=scheduler.one_f_one_b_bounds(len(owners)),
+        in_flight=lines_lib.in_flight_limits(len(owners)),
     )
 
-  def plan(self) -> instruction_lib.Schedule:
-    """Returns its rows if nobody dies."""
-    return redundancy.plan_redundancy(
-        self.mode,
-        roles=self.roles,
-        microbatches=self.microbatches,
-        costs=self.costs,
-        in_flight=self.in_flight,
-    ).schedule
+  def plan(self) -> Mapping[int, instruction_lib.Row]:
+    """Returns its rows if nobody dies; checked."""
+    timeline = plan_rows(
+        self.mode, self.roles, self.microbatches, costs=self.costs, in_flight=self.in_flight
+    ).timeline
+    line = lines_lib.Line(self.roles.owners, self.microbatches)
+    checker.check(timeline.instructions, [line])
+    return timeline.instructions
 
   def finish(
       self,
@@ -94,16 +93,22 @@ class Step:
       *,
       held: Mapping[int, holdings_lib.Holdings],
       valid: Mapping[int, holdings_lib.Holdings],
-  ) -> instruction_lib.Schedule:
-    """Returns rows that finish it, played from what is `held`.
+  ) -> Mapping[int, instruction_lib.Row]:
+    """Returns rows that finish it, checked from what is `held`.
 
-    The plan relies on the `valid` part of that. Raises `timeline.ScheduleError`
+    The plan relies on the `valid` part of that. Raises `checker.ScheduleError`
     if the rows do not finish it.
     """
     lines = [lines_lib.Line(roles.owners, self.microbatches, self.in_flight)]
-    schedule = scheduler.plan_rows(lines, costs=self.costs, holdings=valid)
-    timeline_lib.play(schedule, lines, costs=self.costs, holdings=held)
-    return schedule
+    rows = simulate_lib.simulate(lines, costs=self.costs, holdings=valid).instructions
+    checker.check(rows, lines, held)
+    return rows
+
+
+def plan_rows(mode, roles, microbatches, *, costs, in_flight):
+  """Returns the rows of a step; mode "eager" runs redundant passes in any wait."""
+  made = rows_lib.Redundancy(mode, margin=0.0, overrun=99.0)
+  return made.plan(roles, microbatches=microbatches, costs=costs, in_flight=in_flight)
 
 
 def owners_after(num_stages: int, lost_before: Sequence[str]) -> tuple[int, ...]:
@@ -135,7 +140,7 @@ def verify_deaths(
 
   `num_cuts` of None takes every cut, else so many random ones. After every
   `second_every`-th plan (0: never) each survivor dies at every cut of the rest
-  of the step. Raises `timeline.ScheduleError` if a rest does not finish the
+  of the step. Raises `checker.ScheduleError` if a rest does not finish the
   step, `base.InfeasibleError` if it cannot be planned.
   """
   cuts = cuts_lib.Cuts(step.plan())

@@ -11,11 +11,9 @@ from bamboo_jax import base
 from bamboo_jax.runtime.spmd.ticks import tick_table as table_lib
 from bamboo_jax.schedule import (
     checker,
-    costs as costs_lib,
     holdings as holdings_lib,
     instruction as instruction_lib,
     lines as lines_lib,
-    timeline as timeline_lib,
 )
 
 Op = instruction_lib.Op
@@ -25,18 +23,16 @@ Key = table_lib.Key
 
 def check(table: table_lib.TickTable) -> None:
   """Raises `ScheduleError` unless a program may run `table`."""
-  no_ms = (0.0,) * table.num_stages  # Only the order counts.
   owners = tuple(map(base.NodeId, table.owners))
-  timeline_lib.play(
-      as_schedule(table),
+  checker.check(
+      as_rows(table),
       [lines_lib.Line(owners, range(table.num_microbatches))],
-      costs=costs_lib.StageCosts(no_ms, no_ms, no_ms[1:]),
-      holdings={n: held.holdings() for n, held in base.by_node(table.start)},
+      {n: held.holdings() for n, held in base.by_node(table.start)},
   )
   find_contents(table, len(table.ticks))
 
 
-def as_schedule(table: table_lib.TickTable) -> instruction_lib.Schedule:
+def as_rows(table: table_lib.TickTable) -> dict[base.NodeId, list[instruction_lib.Instruction]]:
   """Returns the rows of `table`, by node.
 
   Microbatches are counted from 0. Results are sent at the end of their tick, to
@@ -60,7 +56,7 @@ def as_schedule(table: table_lib.TickTable) -> instruction_lib.Schedule:
     for transfer in sent:
       rows[transfer.source].append(transfer.send)
       rows[transfer.destination].append(transfer.receive)
-  return instruction_lib.Schedule({n: tuple(row) for n, row in rows.items()})
+  return rows
 
 
 def passes(tick: table_lib.Tick) -> list[instruction_lib.Instruction]:

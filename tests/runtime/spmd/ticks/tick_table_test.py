@@ -13,7 +13,7 @@ from bamboo_jax.schedule import (
     instruction as instruction_lib,
     lines as lines_lib,
     render as grid_lib,
-    scheduler,
+    simulate as simulate_lib,
 )
 from bamboo_jax.testing import redone as redone_lib
 from tests import schedules
@@ -27,10 +27,10 @@ TIGHT = costs_lib.StageCosts(
 
 
 def make_rows(num_stages, num_microbatches):
-  bounds = scheduler.one_f_one_b_bounds(num_stages)
+  bounds = lines_lib.in_flight_limits(num_stages)
   line = lines_lib.Line(range(num_stages), range(num_microbatches), bounds)
   costs = schedules.uniform_costs(num_stages)
-  return scheduler.plan_rows([line], costs=costs).rows
+  return simulate_lib.simulate([line], costs=costs).instructions
 
 
 def make_table(num_stages, num_microbatches, **options):
@@ -116,7 +116,7 @@ class LowerTest(parameterized.TestCase):
 
     # Nothing is lost, done twice, or read from a slot that holds another one.
     check.check(table)
-    rows = check.as_schedule(table).rows
+    rows = check.as_rows(table)
     for s, row in make_rows(*size).items():
       for op in (Op.FORWARD, Op.BACKWARD):
         own = lambda row, op=op: [i for i in row if i.op is op]
@@ -131,11 +131,12 @@ class LowerTest(parameterized.TestCase):
 
   def test_microbatches_and_nodes_are_counted_from_zero(self):
     # The second pipeline of two: nodes 2 and 3, microbatches 4 to 7.
-    schedule = scheduler.plan_rows(
+    schedule = simulate_lib.simulate(
         [lines_lib.Line((2, 3), range(4, 8), (2, 1))], costs=schedules.uniform_costs(2)
     )
     self.assertEqual(
-        lowering.lower(schedule.rows, owners=(2, 3), microbatches=range(4, 8)), make_table(2, 4)
+        lowering.lower(schedule.instructions, owners=(2, 3), microbatches=range(4, 8)),
+        make_table(2, 4),
     )
 
   def test_refuses(self):
@@ -175,7 +176,7 @@ class RestTest(parameterized.TestCase):
     holdings = {n: own.holdings() for n, own in held.items()}
     roles, left = failover.fail_over(roles, holdings, victims)
     microbatches = range(table.num_microbatches)
-    schedule = scheduler.plan_rows(
+    schedule = simulate_lib.simulate(
         [lines_lib.Line(roles.owners, microbatches)],
         costs=schedules.uniform_costs(table.num_stages),
         holdings=left,
@@ -187,7 +188,7 @@ class RestTest(parameterized.TestCase):
         grads = {**start[owner].grads, (stage, m): -1}
         start[owner] = dataclasses.replace(start[owner], grads=grads)
     return lowering.lower(
-        schedule.rows,
+        schedule.instructions,
         owners=roles.owners,
         microbatches=microbatches,
         start=start,

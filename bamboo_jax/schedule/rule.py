@@ -1,0 +1,138 @@
+"""The rule by which a node runs redundant forward passes while it waits.
+
+A row that waits for a value, rather than its device, runs a redundant forward
+pass whose input it has, early microbatches first, since their residuals protect
+the step for longer. The pass must end by the latest time at which the value may
+come without a longer step, or be late by no more than the mode allows:
+
+  planned   F0 F1 F2 ............<0 B0 F3    the gradient of microbatch 0 comes,
+  latest    F0 F1 F2 ...............<0 B0 F3   and may come, at <0
+  row       F0 F1 F2 RF0 RF1 RF2 <0 B0 F3    RF3 would end too late
+
+Latest times follow from the plan without redundant passes, so a row that is
+behind the plan fills less. In a cluster the rule decides as waits occur; in one
+process and in predictions it is played ahead, see `simulate.replay`. The values
+of a step do not depend on it.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+import dataclasses
+
+from bamboo_jax import base
+from bamboo_jax.schedule import (
+    costs as costs_lib,
+    holdings as holdings_lib,
+    instruction as instruction_lib,
+    timeline as timeline_lib,
+)
+
+Instruction = instruction_lib.Instruction
+Op = instruction_lib.Op
+
+# Waits are differences of sums of durations, in milliseconds.
+_ROUNDING_MS = 1e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class WaitRule:
+  """The rule of one node in a step.
+
+  Attributes:
+    passes: Its redundant forward passes, those that protect most first.
+    durations_ms: Planned times of all its passes, in ms.
+    latest_ms: Latest planned end of each of its receives, in ms, that does not
+      lengthen the step.
+    span_ms: Planned time of the step.
+    late: By how much a pass may end too late, as a fraction of its time; if
+      negative, so much must be left of a wait.
+    late_ms: By how much any pass may end too late besides.
+  """
+
+  passes: Sequence[Instruction]
+  durations_ms: Mapping[Instruction, float]
+  latest_ms: Mapping[Instruction, float]
+  span_ms: float
+  late: float = 0.0
+  late_ms: float = 0.0
+
+  def find_next(
+      self, done: Collection[Instruction], activations: Collection[holdings_lib.Item]
+  ) -> Instruction | None:
+    """Returns the next pass that is not `done` and whose input is present.
+
+    `activations` are the present inputs, by stage and microbatch. None without
+    such a pass.
+    """
+    for i in self.passes:
+      has_input = not i.stage or (i.stage - 1, i.microbatch) in activations
+      if has_input and i not in done:
+        return i
+    return None
+
+  def fits(self, i: Instruction, receive: Instruction | None, *, now_ms: float) -> bool:
+    """Returns whether to run a pass in the wait for a receive.
+
+    Without a receive, at the end of the row, it must end before the step.
+    `now_ms` is the time since the start of the step, on the clock of the plan.
+    """
+    pass_ms = self.durations_ms[i]
+    if receive is None:
+      latest_ms = self.span_ms + min(0.0, self.late) * pass_ms
+    else:
+      latest_ms = self.latest_ms[receive] + self.late * pass_ms + self.late_ms
+    return now_ms + pass_ms <= latest_ms + _ROUNDING_MS
+
+
+def make_rules(
+    bare: timeline_lib.Timeline,
+    *,
+    shadows: Mapping[base.StageId, base.NodeId],
+    costs: costs_lib.StageCosts,
+    late: float,
+    late_ms: float = 0.0,
+) -> dict[base.NodeId, WaitRule]:
+  """Returns the rule of each node for a whole step.
+
+  Args:
+    bare: The rows without redundant forward passes.
+    shadows: Node that holds the replica, by stage.
+    late: See `WaitRule`, as `late_ms`.
+  """
+  latest_ms = find_latest_ms(bare, costs)
+  microbatches = sorted({slot.instruction.microbatch for slot in bare.slots})
+  found = {}
+  for node, row in bare.instructions.items():
+    passes = [
+        Instruction(stage, Op.REDUNDANT_FORWARD, microbatch)
+        for microbatch in microbatches
+        for stage, shadow in shadows.items()
+        if shadow == node
+    ]
+    found[node] = WaitRule(
+        passes=passes,
+        durations_ms={i: costs.pass_ms(i) for i in (*row, *passes) if not i.is_transfer},
+        latest_ms={i: latest_ms[node, i] for i in row if i.is_receive},
+        span_ms=bare.span_ms,
+        late=late,
+        late_ms=late_ms,
+    )
+  return found
+
+
+def find_latest_ms(
+    timeline: timeline_lib.Timeline, costs: costs_lib.StageCosts
+) -> dict[tuple[base.NodeId, Instruction], float]:
+  """Returns when each instruction must end at the latest to keep the span."""
+  latest_ms: dict[tuple[base.NodeId, Instruction], float] = {}
+  # Latest start of the next instruction.
+  start_ms = dict.fromkeys(timeline.nodes, timeline.span_ms)
+  for slot in reversed(timeline.slots):
+    node, i = slot.node, slot.instruction
+    end_ms = start_ms[node]
+    if i.is_send:
+      transfer = i.transfer(node)
+      arrival_ms = latest_ms[transfer.destination, transfer.receive]
+      end_ms = min(end_ms, arrival_ms - costs.transfer_ms[i.stage])
+    latest_ms[node, i] = end_ms
+    start_ms[node] = end_ms - (slot.end_ms - slot.start_ms)
+  return latest_ms

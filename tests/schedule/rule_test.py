@@ -1,0 +1,356 @@
+"""Which redundant forward pass runs in which wait, what that costs and protects."""
+
+import dataclasses
+import random
+import statistics
+from typing import NamedTuple
+
+from absl.testing import absltest, parameterized
+import hypothesis
+from hypothesis import strategies as st
+
+from bamboo_jax.plan import rows as rows_lib
+from bamboo_jax.schedule import (
+    checker,
+    costs as costs_lib,
+    failover,
+    instruction as instruction_lib,
+    lines as lines_lib,
+    redundancy,
+    rule as rule_lib,
+    simulate as simulate_lib,
+)
+from tests import schedules
+
+Op = instruction_lib.Op
+Instruction = instruction_lib.Instruction
+
+
+def redundant(stage, microbatch):
+  return Instruction(stage, Op.REDUNDANT_FORWARD, microbatch)
+
+
+def plan_step(mode, owners, num_microbatches, costs=None, **options):
+  """Returns the rows of a step; by default with passes of 20 and 40 ms, links of 0.5 ms."""
+  costs = costs or schedules.uniform_costs(
+      len(owners), forward_ms=20.0, backward_ms=40.0, transfer_ms=0.5
+  )
+  plan = rows_lib.Redundancy(mode, **options).plan(
+      failover.Roles.initial(owners),
+      microbatches=range(num_microbatches),
+      costs=costs,
+      in_flight=lines_lib.in_flight_limits(len(owners)),
+  )
+  line = lines_lib.Line(owners, range(num_microbatches))
+  checker.check(plan.timeline.instructions, [line])
+  return plan
+
+
+def run(plan, time_ms, rules=None):
+  """Returns the timeline of a step with other times of passes, and its record."""
+  timeline = simulate_lib.replay(plan.bare.instructions, time_ms, rules)
+  ran = {
+      node: redundancy.Ran.of(
+          (
+              (s.instruction, s.start_ms / 1e3, s.end_ms / 1e3)
+              for s in row
+              if not s.instruction.is_transfer
+          ),
+          since_secs=0.0,
+      )
+      for node, row in timeline.rows.items()
+  }
+  return timeline, ran
+
+
+def lengthen(rule, factor):
+  """Returns the rule by a clock that runs slower than that of the plan."""
+  times = lambda values: {i: factor * ms for i, ms in values.items()}
+  return dataclasses.replace(
+      rule,
+      durations_ms=times(rule.durations_ms),
+      latest_ms=times(rule.latest_ms),
+      span_ms=factor * rule.span_ms,
+      late_ms=factor * rule.late_ms,
+  )
+
+
+class _Means(NamedTuple):
+  ratio: float
+  overhead: float
+  coverage: float
+
+
+def run_steps(mode, *, jitter, num_steps=40, **options):
+  """Runs steps of 4 stages and 8 microbatches, and learns how long they take.
+
+  Returns means: the ratio of their time to that without redundant passes, and
+  overhead and coverage as a run measures them.
+  """
+  plan = plan_step(mode, range(4), 8, **options)
+  ratios, effects, stretches = [], [], []
+  for step in range(num_steps):
+
+    def time_ms(i, step=step):
+      draw = random.Random(f"{step} {i}").uniform(1 - jitter, 1 + jitter)
+      return plan.costs.time_ms(i) * (1.0 if i.is_transfer else draw)
+
+    bare, _ = run(plan, time_ms)
+    stretch = redundancy.find_stretch(stretches[-redundancy.NUM_STEPS :] or [1.0])
+    rules = {node: lengthen(rule, stretch) for node, rule in plan.rules.items()}
+    filled, ran = run(plan, time_ms, rules)
+    ratios.append(filled.span_ms / bare.span_ms)
+    effects.append(redundancy.StepFilling([plan]).find_effect(ran))
+    stretches.append(effects[-1].stretch)
+  return _Means(
+      statistics.fmean(ratios),
+      statistics.fmean(e.overhead for e in effects),
+      statistics.fmean(e.coverage for e in effects),
+  )
+
+
+class RuleTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self._receive = Instruction(0, Op.RECV_GRAD, 0, peer=1)
+
+  def _make(self, **limits):
+    passes = [redundant(1, m) for m in range(3)]
+    return rule_lib.WaitRule(
+        passes=passes,
+        durations_ms=dict.fromkeys(passes, 10.0),
+        latest_ms={self._receive: 50.0},
+        span_ms=80.0,
+        **limits,
+    )
+
+  @parameterized.parameters(
+      # Nothing is planned to be longer: 40 + 10.
+      (dict(), 40.0, True),
+      (dict(), 40.1, False),
+      (dict(late=-0.5), 35.0, True),
+      (dict(late=-0.5), 35.1, False),
+      # Late by one and a half passes.
+      (dict(late=1.5), 55.0, True),
+      (dict(late=1.5), 55.1, False),
+      (dict(late=-0.5, late_ms=4.0), 39.0, True),
+      (dict(late=-0.5, late_ms=4.0), 39.1, False),
+  )
+  def test_fits_into_a_wait(self, limits, now_ms, want):
+    got = self._make(**limits).fits(redundant(1, 0), self._receive, now_ms=now_ms)
+    self.assertEqual(got, want)
+
+  @parameterized.parameters(
+      (dict(), 70.0, True),
+      (dict(), 70.1, False),
+      (dict(late=-0.5), 65.0, True),
+      (dict(late=-0.5), 65.1, False),
+      # It would lengthen the step, and protect nothing by then.
+      (dict(late=1.5, late_ms=9.0), 70.1, False),
+  )
+  def test_fits_at_the_end(self, limits, now_ms, want):
+    got = self._make(**limits).fits(redundant(1, 0), None, now_ms=now_ms)
+    self.assertEqual(got, want)
+
+  @parameterized.parameters(
+      ((), (), None),
+      ((), ((0, 2), (0, 1)), 1),
+      ((1,), ((0, 2), (0, 1)), 2),
+      ((1, 2), ((0, 2), (0, 1), (1, 0)), None),
+  )
+  def test_the_next_pass_has_its_input(self, done, activations, want):
+    got = self._make().find_next({redundant(1, m) for m in done}, activations)
+    self.assertEqual(got, None if want is None else redundant(1, want))
+
+  def test_latest_times(self):
+    plan = plan_step("bubble", range(2), 2)
+    self.assertEqual(plan.rules[1].find_next((), ()), redundant(0, 0))  # Needs no input.
+    latest_ms = rule_lib.find_latest_ms(plan.bare, plan.costs)
+    got = {
+        f"{node}: {slot.instruction}": (slot.end_ms, latest_ms[node, slot.instruction])
+        for node, row in plan.bare.rows.items()
+        for slot in row
+    }
+    self.assertEqual(
+        got,
+        {
+            "0: 0F0": (20.0, 20.0),
+            "0: 0SA0>1": (20.0, 20.0),
+            "0: 0F1": (40.0, 80.0),
+            "0: 0SA1>1": (40.0, 80.0),
+            "0: 0RG0<1": (81.0, 101.0),
+            "0: 0B0": (121.0, 141.0),
+            "0: 0RG1<1": (141.0, 141.0),
+            "0: 0B1": (181.0, 181.0),
+            "1: 0RA0<0": (20.5, 20.5),
+            "1: 1F0": (40.5, 40.5),
+            "1: 1B0": (80.5, 80.5),
+            "1: 0SG0>0": (80.5, 80.5),
+            "1: 0RA1<0": (80.5, 80.5),
+            "1: 1F1": (100.5, 100.5),
+            "1: 1B1": (140.5, 140.5),
+            "1: 0SG1>0": (140.5, 140.5),
+        },
+    )
+
+  @parameterized.parameters(
+      ("none", None),
+      ("lazy", None),
+      ("bubble", (-0.25, 0.0)),
+      ("budget", (-0.25, 0.05)),
+      ("eager", (1.6, 0.0)),
+  )
+  def test_modes(self, mode, want):
+    rules = plan_step(mode, range(2), 2).rules
+    got = {(own.late, round(own.late_ms / own.span_ms, 9)) for own in rules.values()}
+    self.assertEqual(got, {want} if want else set())
+
+
+class PlayedAheadTest(parameterized.TestCase):
+
+  def test_rows(self):
+    got = plan_step("bubble", range(3), 4, schedules.uniform_costs(3), margin=0.0)
+    self.assertEqual(
+        str(got.timeline).splitlines(),
+        [
+            "0: 0F0 0SA0>1 0F1 0SA1>1 0F2 0SA2>1 1RF0 1RF1 1RF2 0RG0<1 0B0 0F3 0SA3>1 0RG1<1 0B1"
+            " 1RF3 0RG2<1 0B2 0RG3<1 0B3",
+            "1: 0RA0<0 1F0 1SA0>2 0RA1<0 1F1 1SA1>2 2RF0 2RF1 1RG0<2 1B0 0SG0>0 0RA2<0 1F2 1SA2>2"
+            " 1RG1<2 1B1 0SG1>0 0RA3<0 1F3 1SA3>2 1RG2<2 1B2 0SG2>0 2RF2 1RG3<2 1B3 0SG3>0 2RF3",
+            "2: 0RF0 0RF1 1RA0<1 2F0 2B0 1SG0>1 1RA1<1 2F1 2B1 1SG1>1 1RA2<1 2F2 2B2 1SG2>1 1RA3<1"
+            " 2F3 2B3 1SG3>1 0RF2 0RF3",
+        ],
+    )
+    self.assertEqual(got.effect.overhead, 0.0)
+
+  # How many passes of 1 ms each of three nodes runs.
+  @parameterized.parameters((0.0, "444"), (0.3, "424"), (1.0, "424"), (1.5, "202"), (9.0, "000"))
+  def test_margin(self, margin, want):
+    got = plan_step("bubble", range(3), 4, schedules.uniform_costs(3), margin=margin)
+    counts = [row.count("RF") for row in schedules.passes(got.timeline)]
+    self.assertEqual("".join(map(str, counts)), want)
+
+  @parameterized.parameters(
+      # Overhead and coverage in percent, the means of drawn pipelines.
+      ("lazy", 0.0, 0.0),
+      ("bubble", 0.0, 51.9),
+      ("budget", 2.5, 75.2),
+      ("eager", 5.8, 83.6),
+  )
+  def test_drawn_pipelines(self, mode, *want):
+    rng, effects = random.Random(11), []
+    for _ in range(24):
+      num_stages = rng.choice([2, 4, 6])
+      num_microbatches = rng.choice([1, 2, 3]) * num_stages
+      times = tuple(rng.uniform(1, 1.6) for _ in range(num_stages))
+      costs = costs_lib.StageCosts(times, tuple(2 * t for t in times), (0.1,) * (num_stages - 1))
+      effects.append(plan_step(mode, range(num_stages), num_microbatches, costs).effect)
+    means = (
+        statistics.fmean(getattr(e, name) for e in effects) for name in ("overhead", "coverage")
+    )
+    self.assertEqual(tuple(round(100 * mean, 1) for mean in means), want)
+
+  def test_coverage(self):
+    # The forward pass of stage 0 is done at 1 of 6 ms, that of stage 1 at 2 ms.
+    # Their redundant ones are done at 5 and 2 ms. So the work of 5 + 4 ms can
+    # be lost, and that of 1 + 4 ms is covered.
+    rows = {0: "0F0 0SA0>1 1RF0 0RG0<1 0B0", 1: "0RA0<0 1F0 1B0 0SG0>0 0RF0"}
+    timeline = simulate_lib.replay(
+        {n: [*map(schedules.parse, r.split())] for n, r in rows.items()},
+        schedules.uniform_costs(2).time_ms,
+    )
+    self.assertEqual(timeline.span_ms, 6.0)
+    self.assertAlmostEqual(redundancy.find_coverage(timeline), 5.0 / 9.0)
+
+  @hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
+  @hypothesis.given(st.data())
+  def test_any_pipeline(self, data):
+    num_stages = data.draw(st.integers(2, 6), "num_stages")
+    num_microbatches = data.draw(st.integers(1, 12), "num_microbatches")
+    times = st.floats(0.1, 9.0) | st.just(1.0)
+    costs = costs_lib.StageCosts(
+        *(
+            tuple(data.draw(st.lists(times, min_size=n, max_size=n)))
+            for n in (num_stages, num_stages, num_stages - 1)
+        )
+    )
+    budget = data.draw(st.floats(0.0, 0.5), "budget")
+    # Nodes that own several stages, across the end of the pipeline too.
+    owners = data.draw(
+        st.lists(st.integers(0, 2), min_size=num_stages, max_size=num_stages)
+        .map(sorted)
+        .map(lambda x: x[-2:] + x[:-2]),
+        "owners",
+    )
+    plans = {
+        mode: plan_step(mode, owners, num_microbatches, costs, budget=budget)
+        for mode in redundancy.MODES
+    }
+    for mode, plan in plans.items():
+      self.assertEqual(plan.bare, plans["none"].bare)
+      self.assertBetween(plan.effect.coverage, 0.0, 1.0)
+      for node, row in plan.timeline.instructions.items():
+        own = tuple(i for i in row if i.op is not Op.REDUNDANT_FORWARD)
+        self.assertEqual(own, plan.bare.instructions[node])
+      if mode == "bubble":
+        self.assertAlmostEqual(plan.effect.overhead, 0.0)
+      elif mode == "budget":
+        self.assertLessEqual(plan.effect.overhead, budget + 1e-6)
+
+
+class EffectTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self._plan = plan_step("bubble", range(2), 2)
+    self._filling = redundancy.StepFilling([self._plan])
+
+  def test_of_a_step(self):
+    _, ran = run(self._plan, self._plan.costs.time_ms, self._plan.rules)
+    filled = tuple(redundancy.Filled(2, 1, m, 20000) for m in range(2))
+    self.assertEqual(ran[0], redundancy.Ran((20000, 20000, 40000, 40000), filled, 181_000))
+    got = self._filling.find_effect(ran)
+    self.assertEqual((got.passes, got.overhead, got.stretch), (3, 0.0, 1.0))
+    self.assertEqual(got, self._filling.predicted)
+
+  def test_a_longer_pass_costs(self):
+    ran = {
+        0: redundancy.Ran(
+            (20000, 20000, 40000, 40000),
+            (redundancy.Filled(2, 1, 0, 98150),),
+            2 * 218_150,  # Twice as long as its passes tell.
+        ),
+        1: redundancy.Ran((20000, 40000, 20000, 40000), (), 300_000),
+    }
+    # The gradient, which may come at 101 ms, waits until 138.15 ms.
+    got = self._filling.find_effect(ran)
+    self.assertEqual(got.passes, 1)
+    self.assertAlmostEqual(got.overhead, 37.15 / 181.0)
+    self.assertAlmostEqual(got.stretch, 2.0)
+
+  def test_none_if_something_else_has_run(self):
+    four, three = redundancy.Ran((1, 2, 3, 4)), redundancy.Ran((1, 2, 3))
+    for ran in ({}, {0: four}, {0: four, 1: three}):
+      with self.subTest(ran=ran):
+        self.assertIsNone(self._filling.find_effect(ran))
+
+  def test_jitter(self):
+    bubble = run_steps("bubble", jitter=0.3, margin=0.05)
+    eager = run_steps("eager", jitter=0.3)
+    self.assertLess(bubble.ratio, 1.015)
+    self.assertLess(eager.ratio, 1.06)
+    self.assertGreater(eager.coverage, 0.75)
+    self.assertGreater(bubble.coverage, 0.75 * eager.coverage)
+    for got in (bubble, eager):  # What a run measures is what it cost.
+      self.assertAlmostEqual(got.overhead, got.ratio - 1.0, delta=0.005)
+
+  def test_the_budget_is_a_limit(self):
+    for budget in (0.0, 0.05):
+      got = run_steps("budget", jitter=0.3, budget=budget)
+      with self.subTest(budget=budget):
+        self.assertBetween(got.ratio, 1.0, 1.01 + budget)
+
+
+if __name__ == "__main__":
+  absltest.main()
