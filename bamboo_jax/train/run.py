@@ -21,12 +21,7 @@ from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.net import identity as identity_lib
 from bamboo_jax.runtime import devices as devices_lib, executor as executor_lib
-from bamboo_jax.runtime.wire import (
-    endpoints,
-    peer as peer_lib,
-    protocol as protocol_lib,
-    transport as transport_lib,
-)
+from bamboo_jax.runtime.wire import endpoints, transport as transport_lib
 from bamboo_jax.train import control as control_lib, environment, worker as worker_lib
 from bamboo_jax.train.members import cluster_cohort, local_cohort
 from bamboo_jax.train.record import meter as meter_lib, workdir as workdir_lib
@@ -209,10 +204,7 @@ def _join(
   transport = transport_lib.Transport(
       number,
       run=stamp,
-      endpoint=endpoints.listen(host, identity),
-      limits=peer_lib.TransportLimits(
-          protocol_lib.TimeLimits.for_silence(config.cluster.least_silence_secs)
-      ),
+      endpoint=endpoints.listen(host, identity, silence_secs=config.cluster.least_silence_secs),
   )
   # Asks nobody before `start` below.
   collectives = executors.make_collectives(

@@ -17,8 +17,7 @@ import json
 import multiprocessing
 import sys
 
-from tests.explorer import history, plans
-from tests.explorer.wire import history as wire_history
+from tests.explorer import history, plans, wire
 
 _WIRE = "wire"
 MODES = sorted([*plans.MODES, _WIRE])
@@ -28,8 +27,8 @@ def explore(seed: int, *, mode: str, shrinks: bool) -> list[str]:
   """Returns a line for each invariant that a history violates."""
   if mode == _WIRE:
     try:
-      wire_history.explore(seed)
-    except wire_history.ViolationError as error:
+      wire.explore(seed)
+    except wire.ViolationError as error:
       return [f"seed={seed} {error}"]
     return []
   plan = plans.draw(mode, seed)

@@ -1,4 +1,4 @@
-r"""Puts faults back into the control plane, and finds them by exploring.
+r"""Puts faults into the control plane and the transport, and finds them by exploring.
 
 python -m tests.explorer.mutants [--seeds=1000] [NAME ...]
 
@@ -18,6 +18,7 @@ import tempfile
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _AGENT = "bamboo_jax/cluster/agent/"
+_PROTOCOL = "bamboo_jax/runtime/wire/protocol.py"
 
 # Name: mode, or a test; file, text, and what it becomes, once or more.
 MUTANTS = {
@@ -376,6 +377,49 @@ MUTANTS = {
     "m21_what_was_said_before_links_mended_counts": (
         "dark",
         (f"{_AGENT}knowledge/suspicion.py", "edge.first_secs >= mended_secs or now", "True or now"),
+    ),
+    # Of the transport.
+    "w_not_sent_again": ("wire", (_PROTOCOL, "    self._next = count\n", "")),
+    "w_continues_one_late": (
+        "wire",
+        (_PROTOCOL, "    self._next = count\n", "    self._next = count + 1\n"),
+    ),
+    "w_greeting_of_another_attempt": (
+        "wire",
+        (_PROTOCOL, "    elif attempt < self.attempt:\n      count = 0\n", ""),
+    ),
+    "w_forgets_one_too_many": (
+        "wire",
+        (_PROTOCOL, "    del self._kept[:gone]", "    del self._kept[: gone + 1]"),
+    ),
+    "w_kept_outlives_attempt": ("wire", (_PROTOCOL, "    self._kept = []\n\n\nclass", "\n\nclass")),
+    "w_old_attempt_delivered": (
+        "wire",
+        (_PROTOCOL, "if frame.attempt < self.newest:", "if False:"),
+    ),
+    "w_held_delivered_early": (
+        "wire",
+        (_PROTOCOL, "if frame.attempt == self.attempt:", "if frame.attempt >= self.attempt:"),
+    ),
+    "w_held_is_lost": (
+        "wire",
+        (_PROTOCOL, "held, self._held = self._held, []\n    return held", "return []"),
+    ),
+    "w_older_held_delivered": (
+        "wire",
+        (
+            _PROTOCOL,
+            "self.newest, self.count, self._held = frame.attempt, 0, []",
+            "self.newest, self.count = frame.attempt, 0",
+        ),
+    ),
+    "w_count_outlives_attempt": (
+        "wire",
+        (
+            _PROTOCOL,
+            "self.newest, self.count, self._held = attempt, 0, []",
+            "self.newest, self._held = attempt, []",
+        ),
     ),
 }
 

@@ -26,11 +26,10 @@ _CONFIG = """
 import os
 import time
 
-from bamboo_jax.runtime.wire import peer
+from bamboo_jax.runtime.wire import transport
 from configs import sweep_faults
 
-limits = peer.TransportLimits
-limits.__init__.__defaults__ = (limits.times, {queued_bytes})
+transport.Transport.__init__.__kwdefaults__["queued_bytes"] = {queued_bytes}
 
 class Logger:
 

@@ -7,7 +7,7 @@ from absl.testing import absltest
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.runtime.wire import endpoints, peer as peer_lib, transport as transport_lib
+from bamboo_jax.runtime.wire import endpoints, transport as transport_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.train import state_transfer
 
@@ -15,7 +15,7 @@ _COPY = failover.StageCopy(stage=2, source=0, destination=1)
 _SIZE = 300
 _LIKE = {"a": np.zeros(_SIZE, np.float32), "b": [np.zeros((), np.int32)]}
 # The state of a stage is larger than what may be queued, and so is an array.
-_LIMITS = peer_lib.TransportLimits(queued_bytes=1000)
+_QUEUED_BYTES = 1000
 
 
 def make_state(number):
@@ -31,7 +31,7 @@ class Member:
     self.specs = [mock.Mock(state=_LIKE)] * 3
     self.load_programs = mock.Mock()
     self.exchange = transport_lib.Transport(
-        number, run="r", endpoint=endpoints.UnixEndpoint(), limits=_LIMITS
+        number, run="r", endpoint=endpoints.UnixEndpoint(), queued_bytes=_QUEUED_BYTES
     )
     self.transfer = state_transfer.StateTransfer(self, self)
 

@@ -8,11 +8,8 @@ transport, whose connections may break. Read `transport`, then `protocol`.
 
   transport    values to and from all other nodes, by channel and attempt
   peer         one other node: threads and sockets
-  protocol     delivery of values, also when a connection breaks or a peer
-               dies: a state machine without I/O
-  frame        what is written, as bytes
-  values       lists of arrays, and how their bytes are described
+  protocol     which values to send, to send again, to deliver and to drop: pure
+  frame        a value as bytes
   endpoints    where a node listens and dials: Unix sockets, mutual TLS
   sockets      connected sockets, plain or TLS
-  pool         memory for received values that is used again
 """

@@ -44,12 +44,12 @@ class Endpoint(Protocol):
   def secure(self, connection: socket.socket, *, is_server: bool) -> sockets.Wire:
     """Authenticates the other end of a connection, and returns it.
 
-    Blocks for at most the timeout of the connection; raises `OSError` if the
-    other end does not belong to the run.
+    Blocks for at most the timeout of the connection, which stays; raises
+    `OSError` if the other end does not belong to the run.
     """
 
   def dial(self, address: str, timeout_secs: float) -> sockets.Wire:
-    """Returns a secure connection to an address; raises `OSError`."""
+    """Returns a secure connection to an address, with a timeout; raises `OSError`."""
 
   def close(self) -> None:
     """Stops listening."""
@@ -70,7 +70,7 @@ class UnixEndpoint:
     _, user, _ = _CREDENTIALS.unpack(found)
     if user not in (os.getuid(), 0):
       raise ConnectionError(f"user {user} is not that of this run")
-    return sockets.PlainWire(connection)
+    return sockets.Wire(connection)
 
   def dial(self, address: str, timeout_secs: float) -> sockets.Wire:
     """See `Endpoint`."""
@@ -90,8 +90,9 @@ class TlsEndpoint:
   Raises `OSError` if it cannot.
   """
 
-  def __init__(self, host: str, identity: identity_lib.Identity) -> None:
-    self._identity = identity
+  def __init__(self, host: str, identity: identity_lib.Identity, *, silence_secs: float) -> None:
+    """A connection is lost if the other host is silent for `silence_secs`."""
+    self._identity, self._silence_ms = identity, round(1e3 * silence_secs)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
       self.listener = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
@@ -108,6 +109,15 @@ class TlsEndpoint:
   def secure(self, connection: socket.socket, *, is_server: bool) -> sockets.Wire:
     """See `Endpoint`."""
     context = self._identity.server if is_server else self._identity.client
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        (socket.TCP_NODELAY, 1),
+        # Counts while bytes are not acknowledged, or probes are not answered.
+        (socket.TCP_USER_TIMEOUT, self._silence_ms),
+        (socket.TCP_KEEPIDLE, 1),  # Seconds without bytes before a probe,
+        (socket.TCP_KEEPINTVL, 1),  # and between probes.
+    ):
+      connection.setsockopt(socket.IPPROTO_TCP, option, value)
     try:
       wrapped = context.wrap_socket(connection, server_side=is_server)
     except ssl.SSLError as error:
@@ -120,7 +130,7 @@ class TlsEndpoint:
     except BaseException:
       wrapped.close()
       raise
-    return sockets.TlsWire(wrapped)
+    return sockets.Wire(wrapped)
 
   def dial(self, address: str, timeout_secs: float) -> sockets.Wire:
     """See `Endpoint`."""
@@ -133,15 +143,16 @@ class TlsEndpoint:
     _close(self.listener)
 
 
-def listen(host: str, identity: identity_lib.Identity) -> Endpoint:
+def listen(host: str, identity: identity_lib.Identity, *, silence_secs: float) -> Endpoint:
   """Listens for other workers: on a loopback `host` on a Unix socket.
 
   `host` is a name or an address; raises `OSError` if it is not of this machine.
+  For `silence_secs` see `TlsEndpoint`; the kernel tells if a process has ended.
   """
   address = addresses.find(host, 0).parts[0]
   if ipaddress.ip_address(address).is_loopback:
     return UnixEndpoint()
-  return TlsEndpoint(address, identity)
+  return TlsEndpoint(address, identity, silence_secs=silence_secs)
 
 
 class Bound(NamedTuple, Generic[_T]):

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.runtime.wire import pool as pool_lib, transport as transport_lib
+from bamboo_jax.runtime.wire import frame as frame_lib, transport as transport_lib
 
 _PIECE = 1 << 18  # Elements of a piece at most.
 
@@ -109,9 +109,7 @@ class OrderedSum:
 
   def _take(self) -> np.ndarray:
     size = sum(a.size for a in self._like)
-    # For its alignment only.
-    raw = pool_lib.Pool(most=0).take(size * np.dtype(np.float32).itemsize)
-    return raw.view(np.float32)
+    return frame_lib.empty(size * np.dtype(np.float32).itemsize).view(np.float32)
 
   def _flatten(self, tree: base.PyTree) -> np.ndarray:
     flat = self._take()

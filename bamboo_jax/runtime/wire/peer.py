@@ -1,19 +1,21 @@
 """One peer of the transport: threads and sockets around the protocol.
 
-  row      send: queue                     receive: wait for the inbox
-             |                                        ^
-  writer   copy to the host, write   ===>   reader  read into pooled memory
+  row      send: add to the outbox           receive: wait for the values
+             |                                          ^
+  writer   copy to the host, write   ===>   reader  read into fresh memory
+
+There is a connection for each direction, made by the thread that writes to it.
+So no thread reads what another one writes, which TLS forbids, and two nodes
+that connect at once do not disturb each other. Another thread watches that
+connection: the last value before a loss must be written again.
 
 A small value whose arrays are there is written by the thread that sends it, as
 far as the socket takes it at once: that saves two changes of thread, half the
-time of such a value. There is one writer for the peer, and one reader for each
-connection.
+time of such a value.
 """
 
 import collections
 from collections.abc import Callable, Sequence
-import dataclasses
-import functools
 import math
 import threading
 import time
@@ -27,29 +29,21 @@ from bamboo_jax.base import logs
 from bamboo_jax.runtime.wire import (
     endpoints,
     frame as frame_lib,
-    pool as pool_lib,
     protocol as protocol_lib,
     sockets,
-    values,
 )
 
-RETRACTED = "retracted"  # Channel of `Transport.retract`.
+QUEUED_BYTES = 4 << 30
+_RETRACTED = "retracted"  # Channel of `Transport.retract`.
+_RECEIVED = "received"  # Of how many values this end has received.
 _SMALL_BYTES = 1 << 18  # Written by the thread that sends.
+_PART_BYTES = 1 << 20  # Read before this counts as progress.
+_DIAL_SECS = 5.0  # To connect and greet.
+_RETRY_SECS = 0.02  # Pause after a failure, doubled after each more,
+_MOST_RETRY_SECS = 0.5  # up to this.
 _WARN_SECS = 5.0  # Between two lines about the same peer.
 
-
-@dataclasses.dataclass(frozen=True)
-class TransportLimits:
-  """Limits of a transport.
-
-  Attributes:
-    times: Time limits of connections.
-    queued_bytes: Size of all values that a peer has not acknowledged, above
-      which no more are sent; the last one may have any size.
-  """
-
-  times: protocol_lib.TimeLimits = protocol_lib.TimeLimits()
-  queued_bytes: int = 4 << 30
+_Taken = tuple[sockets.Wire, frame_lib.Frame | list[memoryview]]
 
 
 class Peer:
@@ -62,64 +56,72 @@ class Peer:
       *,
       run: str,
       endpoint: endpoints.Endpoint,
-      limits: TransportLimits,
-      note: Callable[[], None] = lambda: None,
-      on_retracted: Callable[[], None] = lambda: None,
+      queued_bytes: int,
+      note: Callable[[], None],
+      on_retracted: Callable[[], None],
   ) -> None:
     """See `transport.Transport`."""
-    self._note_bytes, self._on_retracted = note, on_retracted
-    self._me, self._node = me, node
-    self._endpoint, self._limits = endpoint, limits
-    self._protocol = protocol_lib.TransportProtocol(
-        me, node, run=run, now=time.monotonic(), times=limits.times
-    )
+    self._note, self._on_retracted = note, on_retracted
+    self._me, self._node, self._run = me, node, run
+    self._endpoint, self._queued_bytes = endpoint, queued_bytes
+    self._outbox, self._inbox = protocol_lib.Outbox(), protocol_lib.Inbox()
     lock = threading.RLock()
     self._lock = threading.Condition(lock)
-    self._writable = threading.Condition(lock)
+    self._writable = threading.Condition(lock)  # The writer waits for it.
     self._address: str | None = None
-    self._inbox = collections.defaultdict[str, collections.deque[Any]](collections.deque)
-    self._ahead = 0  # Newest attempt that the peer is known to be in.
+    self._values = collections.defaultdict[str, collections.deque[Any]](collections.deque)
+    self._unsaid_bytes = 0  # Received, and not told yet.
+    self._ahead = 0  # Newest attempt that the peer has greeted with.
     self._interrupted: str | None = None  # Why.
     self._removed: str | None = None
-    self._awaits_acks = False
+    self._is_wanted = False  # Whether to connect.
+    self._dialled: sockets.Wire | None = None  # To write to,
+    self._is_greeted = False  # once this end knows where to continue.
     self._is_writing = False  # A thread has taken a frame and is writing it,
-    self._rest: tuple[sockets.Wire, list[Any]] | None = None  # or left this.
+    self._rest: list[memoryview] = []  # or left this.
+    self._reading: sockets.Wire | None = None  # The newest one from the peer.
     self._error: Exception | None = None  # What cannot be written.
     self._warned_secs = -_WARN_SECS
-    threading.Thread(
-        target=self._write_all, name=f"writes to {logs.name_of(node)}", daemon=True
-    ).start()
+    self._start(self._write_all, "writes to")
+
+  def _start(self, target: Callable[..., None], what: str, *args: Any) -> threading.Thread:
+    name = f"{what} {logs.name_of(self._node)}"
+    thread = threading.Thread(target=target, args=args, name=name, daemon=True)
+    thread.start()
+    return thread
 
   # Calls of rows.
 
   @property
   def has_room(self) -> bool:
     """Whether `wait_for_room` returns at once."""
-    return self._protocol.kept_bytes <= self._limits.queued_bytes
+    return self._outbox.kept_bytes <= self._queued_bytes
 
   def wait_for_room(self) -> None:
-    """Waits until the peer has acknowledged enough for another `send`.
+    """Waits until the peer has received enough for another `send`.
 
-    Its reader acknowledges whatever its rows do, so two peers that wait for
-    each other go on. Raises as `receive`, and if a newer attempt begins.
+    Its reader goes on whatever its rows do, so two peers that wait for each
+    other go on. Raises as `receive`, and if a newer attempt begins.
     """
-    with self._lock:
-      self._wait_in_attempt(lambda: self.has_room)
+    self._wait_in_attempt(lambda: self.has_room)
 
-  def wait_for_acks(self) -> None:
-    """Waits until the peer has acknowledged all values; raises as above."""
+  def retract(self) -> int:
+    """Sends a retraction, as `send`; returns the number of values up to it."""
     with self._lock:
-      self._awaits_acks = True
-      try:
-        self._wait_in_attempt(lambda: self._protocol.is_all_received)
-      finally:
-        self._awaits_acks = False
+      self._check()
+      self._add(_RETRACTED, [])
+      self._writable.notify()
+      return self._outbox.num_values
 
-  def send(self, channel: str, arrays: Sequence[np.ndarray]) -> None:
+  def wait_until_received(self, count: int) -> None:
+    """Waits until the peer has `count` values of this attempt; raises as above."""
+    self._wait_in_attempt(lambda: self._outbox.num_received >= count)
+
+  def send(self, channel: str, arrays: Sequence[Any]) -> None:
     """Sends a value; does not wait for arrays, sockets or the peer.
 
-    Arrays are read until they are acknowledged: they must be neither changed
-    nor donated before the next attempt or the end of the step.
+    Arrays are kept until the peer has received them: they must be neither
+    changed nor donated before the next attempt or the end of the step.
 
     Raises:
       base.AttemptOverError: The attempt was interrupted.
@@ -128,16 +130,17 @@ class Peer:
     for array in arrays:
       if not isinstance(array, np.ndarray):
         array.copy_to_host_async()  # The writer waits for it.
-    meta, size = values.describe(arrays)
+    size = sum(a.size * a.dtype.itemsize for a in arrays)
+    is_small = size <= _SMALL_BYTES and all(map(_is_ready, arrays))
     with self._lock:
       self._check()
-      # An older frame, which is written first, may wait for its arrays.
-      is_next = not self._protocol.has_queued
-      self._do(self._protocol.send(channel, arrays, size, meta))
-      is_small = size <= _SMALL_BYTES and all(map(_is_ready, arrays))
-      # A rest must be written first, by the writer.
-      is_at_once = is_next and is_small and self._rest is None
+      # An older frame is written first, and may wait for its arrays; of one
+      # that is written in part the writer has the rest.
+      is_at_once = is_small and not self._outbox.has_unsent and not self._rest
+      self._add(channel, arrays)
       taken = self._take() if is_at_once else None
+      if taken is None:
+        self._writable.notify()
     if taken is not None:
       self._write_at_once(*taken)
 
@@ -147,8 +150,9 @@ class Peer:
     Raises as `send`; also if the peer has moved to a newer attempt.
     """
     with self._lock:
-      self._wait(lambda: bool(self._inbox.get(channel)), math.inf)
-      return self._inbox[channel].popleft()
+      self._wait(lambda: bool(self._values.get(channel)), math.inf)
+      arrays: list[np.ndarray] = self._values[channel].popleft()
+      return arrays
 
   def wait(self, channel: str, secs: float) -> bool:
     """Waits for a value, at most `secs`; returns whether it has arrived.
@@ -156,7 +160,7 @@ class Peer:
     Raises as `receive`.
     """
     with self._lock:
-      is_there = lambda: bool(self._inbox.get(channel))
+      is_there = lambda: bool(self._values.get(channel))
       return self._wait(is_there, time.monotonic() + secs)
 
   def _wait(self, is_true: Callable[[], bool], until_secs: float) -> bool:
@@ -165,26 +169,30 @@ class Peer:
       if is_true():
         return True
       # Afterwards: what came before the peer moved is still good.
-      if self._ahead > self._protocol.attempt:
-        raise base.AttemptOverError(f"Node {self._node} is in attempt {self._ahead} already.")
+      if (ahead := max(self._ahead, self._inbox.newest)) > self._inbox.attempt:
+        raise base.AttemptOverError(f"Node {self._node} is in attempt {ahead} already.")
       left_secs = until_secs - time.monotonic()
       if left_secs <= 0:
         return False
       self._lock.wait(min(left_secs, threading.TIMEOUT_MAX))
 
   def _wait_in_attempt(self, is_true: Callable[[], bool]) -> None:
-    attempt = self._protocol.attempt
-    self._wait(is_true, math.inf)
-    if attempt != self._protocol.attempt:
-      raise base.AttemptOverError(f"Attempt {attempt} is over.")
+    with self._lock:
+      attempt = self._outbox.attempt
+      self._wait(lambda: attempt != self._outbox.attempt or is_true(), math.inf)
+      if attempt != self._outbox.attempt:
+        raise base.AttemptOverError(f"Attempt {attempt} is over.")
 
   def begin(self, attempt: int, *, interrupted: str | None = None) -> None:
     """Moves to a newer attempt, which may be interrupted from the start."""
     with self._lock:
       self._interrupted = interrupted
-      if attempt > self._protocol.attempt:
-        self._inbox.clear()  # Before `advance`, which delivers early values.
-        self._do(self._protocol.advance(attempt))
+      if attempt > self._outbox.attempt:
+        self._outbox.begin(attempt)
+        self._values.clear()
+        self._unsaid_bytes = 0
+        for frame in self._inbox.begin(attempt):
+          self._deliver(frame)
         self._lock.notify_all()
 
   def interrupt(self, why: str) -> None:
@@ -196,13 +204,13 @@ class Peer:
   def remove(self, why: str) -> None:
     """Ends the peer; waiting and later calls raise `PeerRemovedError`."""
     with self._lock:
-      if self._removed is None:
-        self._removed = why
-        self._inbox.clear()
-        if self._protocol.connection is not None:
-          self._protocol.connection.close()
-        self._lock.notify_all()
-        self._writable.notify_all()
+      self._removed = why
+      self._values.clear()
+      for wire in (self._dialled, self._reading):
+        if wire is not None:
+          wire.cut()
+      self._lock.notify_all()
+      self._writable.notify()
 
   def _check(self) -> None:
     if self._removed is not None:
@@ -212,155 +220,203 @@ class Peer:
     if self._interrupted is not None:
       raise base.AttemptOverError(self._interrupted)
 
-  # Calls of the transport.
-
   def set_address(self, address: str | None) -> None:
     """Sets the address at which the peer listens; None: unknown."""
-    self._address = address
-
-  def tick(self) -> None:
-    """Handles timeouts; call it ten times per `TimeLimits.dial_secs`."""
     with self._lock:
-      if self._removed is None:
-        self._do(self._protocol.tick(time.monotonic()))
+      self._address = address
+      self._writable.notify()
 
-  def read(self, wire: sockets.Wire, first: frame_lib.Frame | None = None) -> None:
-    """Reads frames until the connection ends; the first may be read already."""
-    pool = pool_lib.Pool()
-    try:
-      if first is not None:
-        self._hear(wire, first)
-      while self._removed is None:
-        frame = read_header(wire)
-        if frame.kind is frame_lib.Kind.DATA:
-          fill = functools.partial(wire.read_into, note=functools.partial(self._note, wire))
-          # Without the lock, as it may take long.
-          payload = values.read(frame.meta, pool, fill)
-          frame = dataclasses.replace(frame, payload=payload)
-        self._hear(wire, frame)
-    except frame_lib.ProtocolError as error:
-      self._warn(f"rejects {logs.name_of(self._node)}: {error}.")
-    except (OSError, ValueError) as error:
-      logging.debug("Connection to %s: %s", logs.name_of(self._node), error)
-    self._close(wire)
-
-  def _note(self, wire: sockets.Wire) -> None:
-    self._note_bytes()
-    # Without the lock: it only sets a time.
-    self._protocol.heard(wire, time.monotonic())
-
-  def _hear(self, wire: sockets.Wire, frame: frame_lib.Frame) -> None:
+  def connect(self) -> None:
+    """Connects in the background, and again whenever the connection is lost."""
     with self._lock:
-      if self._removed is None:
-        had_room = self.has_room
-        self._do(self._protocol.receive(wire, frame, time.monotonic()))
-        if self._awaits_acks or self.has_room and not had_room:
-          self._lock.notify_all()
+      self._is_wanted = True
+      self._writable.notify()
 
-  def _do(self, actions: Sequence[protocol_lib.Action]) -> None:
-    """Carries out actions, with the lock."""
-    for action in actions:
-      match action:
-        case protocol_lib.Deliver(frame=frame) if frame.channel == RETRACTED:
-          self._on_retracted()
-        case protocol_lib.Deliver(frame=frame):
-          self._inbox[frame.channel].append(frame.payload)
-          self._lock.notify_all()
-        case protocol_lib.Pull():
-          self._writable.notify()  # Only the writer waits for it.
-        case protocol_lib.Ahead(attempt=attempt):
-          self._ahead = max(attempt, self._ahead)
-          self._lock.notify_all()
-        case protocol_lib.Write(connection=wire, frame=frame):
-          # Small, and nothing was written to this connection before.
-          try:
-            wire.write([frame_lib.encode(frame)])
-          except OSError as error:
-            logging.debug("Greeting %s: %s", logs.name_of(self._node), error)
-            self._protocol.closed(wire, time.monotonic())
-        case protocol_lib.Close(connection=wire):
-          wire.close()
-        case protocol_lib.Dial():
-          threading.Thread(
-              target=self._dial, name=f"dials {logs.name_of(self._node)}", daemon=True
-          ).start()
+  def _add(self, channel: str, arrays: Sequence[Any]) -> None:
+    """Adds a value, with the lock; the caller writes it or wakes the writer."""
+    self._outbox.add(channel, [*arrays], *frame_lib.describe(arrays))
+    self._is_wanted = True
 
-  def _dial(self) -> None:
-    wire, limit_secs = None, self._limits.times.dial_secs
-    if self._address is not None:
-      try:
-        wire = self._endpoint.dial(self._address, limit_secs)
-      except OSError as error:
-        self._warn(
-            f"cannot reach {logs.name_of(self._node)} at {self._address}: "
-            f"{endpoints.explain(error)}."
-        )
-    with self._lock:
-      now = time.monotonic()
-      if wire is None:
-        return self._protocol.dial_failed(now)
-      self._do(self._protocol.opened(wire, now))
-    self.read(wire)  # This thread becomes the reader.
-
-  # Writing.
+  # The connection to the peer.
 
   def _write_all(self) -> None:
-    """Writes what is queued, until the peer is removed."""
-    while self._removed is None:
+    """Connects, and writes what is in the outbox, until the peer is removed."""
+    num_failures = 0
+    while True:
       with self._lock:
-        while (taken := self._take()) is None and self._removed is None:
+        while self._removed is None and not (self._is_wanted and self._address):
           self._writable.wait()
-      if taken is not None:
+        address = self._address
+      if self._removed is not None:
+        return
+      assert address is not None
+      try:
+        wire = self._endpoint.dial(address, _DIAL_SECS)
+      except OSError as error:
+        self._warn(
+            f"cannot reach {logs.name_of(self._node)} at {address}: {endpoints.explain(error)}."
+        )
+        num_failures = min(num_failures + 1, 10)
+      else:
+        num_failures = 0 if self._write_to(wire) else min(num_failures + 1, 10)
+      secs = min(_RETRY_SECS * 2**num_failures, _MOST_RETRY_SECS)
+      with self._lock:
+        self._writable.wait_for(lambda: self._removed is not None, secs)
+
+  def _write_to(self, wire: sockets.Wire) -> bool:
+    """Greets and writes until the connection is lost; returns whether it was good."""
+    watcher = None
+    try:
+      with self._lock:
+        if self._removed is not None:
+          return False
+        self._dialled = wire
+      name = f"{self._me}>{self._node} {self._run}"
+      wire.write([frame_lib.encode(frame_lib.Frame(0, 0, meta=name))])
+      greeting = frame_lib.read_head(wire.read_into)
+      wire.set_timeout(None)
+      watcher = self._start(self._watch, "watches", wire)
+      with self._lock:
+        self._outbox.resume(greeting.attempt, greeting.number)
+        self._ahead = max(self._ahead, greeting.attempt)
+        self._is_greeted = True
+        self._lock.notify_all()
+      while True:
+        with self._lock:
+          while (taken := self._take()) is None and self._dialled is wire:
+            self._writable.wait()
+        if taken is None:
+          break
         self._write(*taken)
+    except frame_lib.ProtocolError as error:
+      self._warn(f"rejects {logs.name_of(self._node)}: {error}.")
+    except OSError as error:
+      logging.debug("Writing to %s: %s", logs.name_of(self._node), error)
+    finally:
+      with self._lock:
+        self._dialled = None
+        was_greeted, self._is_greeted = self._is_greeted, False
+        while self._is_writing:  # A thread that sends; it does not block.
+          self._writable.wait()
+        self._rest = []
+      wire.cut()
+      if watcher is not None:
+        watcher.join()
+      wire.close()
+    return was_greeted
 
-  def _take(self) -> tuple[sockets.Wire, Any] | None:
+  def _watch(self, wire: sockets.Wire) -> None:
+    wire.wait_until_lost()
+    with self._lock:
+      if self._dialled is wire:
+        self._dialled = None
+        wire.cut()
+        self._writable.notify()
+
+  def _take(self) -> _Taken | None:
     """Removes and returns the next data to write; the caller holds the lock."""
-    if self._is_writing:  # Frames must not interleave.
+    # Frames must not interleave.
+    if self._is_writing or self._dialled is None or not self._is_greeted:
       return None
-    taken, self._rest = self._rest, None
-    if taken is None:
-      wire = self._protocol.connection
-      if wire is not None:
-        frame = self._protocol.pull(wire, time.monotonic())
-        taken = None if frame is None else (wire, frame)
-    self._is_writing = taken is not None
-    return taken
+    data: frame_lib.Frame | list[memoryview] | None = self._rest
+    self._rest = []
+    if not data and (data := self._outbox.pull()) is None:
+      return None
+    self._is_writing = True
+    return self._dialled, data
 
-  def _write(self, wire: sockets.Wire, frame: Any) -> None:
-    """Writes a frame, or buffers that remain of one."""
+  def _write(self, wire: sockets.Wire, data: frame_lib.Frame | list[memoryview]) -> None:
+    """Writes a frame, or the rest of one."""
     try:
       # Waits for whatever computes the arrays, in this thread.
-      is_rest = isinstance(frame, list)
-      wire.write(frame if is_rest else values.buffers_of(frame))
-    except OSError as error:
-      logging.debug("Writing to %s: %s", logs.name_of(self._node), error)
-      self._close(wire)
-    except Exception as error:  # JAX raises various types for a lost array.
-      with self._lock:
-        self._error = error  # For the thread that sends or receives next.
-        self._lock.notify_all()
-    with self._lock:
-      self._is_writing = False
-
-  def _write_at_once(self, wire: sockets.Wire, frame: frame_lib.Frame) -> None:
-    """Writes what the socket takes without blocking; the writer the rest."""
-    rest: list[Any] = []
-    try:
-      rest = wire.write_some(values.buffers_of(frame))
-    except OSError as error:
-      logging.debug("Writing to %s: %s", logs.name_of(self._node), error)
-      self._close(wire)
+      buffers = data if isinstance(data, list) else self._buffers(data)
+      wire.write(buffers)
     finally:
       with self._lock:
         self._is_writing = False
-        self._rest = (wire, rest) if rest else None
-        if rest or self._protocol.has_more:
+
+  def _buffers(self, frame: frame_lib.Frame) -> list[Any]:
+    try:
+      return frame_lib.buffers_of(frame)
+    except Exception as error:  # JAX raises various types for a lost array.
+      with self._lock:
+        if frame.attempt == self._outbox.attempt:  # Else it may be donated.
+          self._error = error  # For the thread that sends or receives next.
+          self._lock.notify_all()
+      raise OSError(f"a value cannot be sent: {error}") from error
+
+  def _write_at_once(self, wire: sockets.Wire, data: frame_lib.Frame | list[memoryview]) -> None:
+    """Writes what the socket takes without blocking; the writer the rest."""
+    rest: list[memoryview] = []
+    try:
+      assert isinstance(data, frame_lib.Frame)
+      rest = wire.write_some(self._buffers(data))
+    except OSError as error:
+      logging.debug("Writing to %s: %s", logs.name_of(self._node), error)
+      wire.cut()  # So the watcher finds it lost.
+    finally:
+      with self._lock:
+        self._is_writing, self._rest = False, rest
+        if rest or self._outbox.has_unsent or self._dialled is not wire:
           self._writable.notify()
 
-  def _close(self, wire: sockets.Wire) -> None:
-    wire.close()
-    with self._lock:
-      self._protocol.closed(wire, time.monotonic())
+  # The connection from the peer.
+
+  def read(self, wire: sockets.Wire, hello: frame_lib.Frame) -> None:
+    """Answers a greeting, and reads values until the connection ends."""
+    try:
+      with self._lock:
+        if hello.meta != f"{self._node}>{self._me} {self._run}":
+          raise frame_lib.ProtocolError(f"unexpected greeting {hello.meta!r}")
+        if self._removed is not None:
+          return
+        # What the former one still brings is not counted, but sent again.
+        former, self._reading = self._reading, wire
+        greeting = frame_lib.Frame(self._inbox.newest, self._inbox.count)
+        if former is not None:
+          former.cut()
+      wire.write([frame_lib.encode(greeting)])
+      wire.set_timeout(None)
+      while True:
+        frame = frame_lib.read_head(wire.read_into)
+        # Without the lock, as it may take long.
+        frame = frame_lib.read_payload(frame, lambda view: self._read_into(wire, view))
+        with self._lock:
+          if self._reading is not wire:
+            return
+          for value in self._inbox.accept(frame):
+            self._deliver(value)
+          self._lock.notify_all()
+    except frame_lib.ProtocolError as error:
+      self._warn(f"rejects {logs.name_of(self._node)}: {error}.")
+    except (OSError, ValueError) as error:
+      logging.debug("Reading from %s: %s", logs.name_of(self._node), error)
+    finally:
+      with self._lock:
+        if self._reading is wire:
+          self._reading = None
+        wire.close()
+
+  def _read_into(self, wire: sockets.Wire, view: memoryview) -> None:
+    for start in range(0, len(view), _PART_BYTES):
+      wire.read_into(view[start : start + _PART_BYTES])
+      self._note()
+
+  def _deliver(self, frame: frame_lib.Frame) -> None:
+    """Takes a value of this attempt, with the lock."""
+    if frame.channel == _RECEIVED:
+      self._outbox.forget(int(frame.payload[0]))
+      return
+    self._unsaid_bytes += frame.size
+    if frame.channel == _RETRACTED:
+      self._on_retracted()
+    else:
+      self._values[frame.channel].append(frame.payload)
+    # 64 of these fit into what the peer may keep, so it need not wait for one.
+    if frame.channel == _RETRACTED or self._unsaid_bytes > self._queued_bytes >> 6:
+      self._unsaid_bytes = 0
+      self._add(_RECEIVED, [np.array(frame.number + 1)])
+      self._writable.notify()
 
   def _warn(self, text: str) -> None:
     """Logs a line about the peer, unless there was one just now."""
@@ -368,17 +424,6 @@ class Peer:
     if now >= self._warned_secs + _WARN_SECS and self._removed is None:
       self._warned_secs = now
       logging.warning("%s %s", logs.name_of(self._me), text)
-
-
-def read_header(wire: sockets.Wire) -> frame_lib.Frame:
-  """Returns the next frame, without its payload; blocks."""
-  ignore = lambda: None
-  header = memoryview(bytearray(frame_lib.HEADER.size))
-  wire.read_into(header, ignore)
-  frame, length = frame_lib.decode_header(header)
-  text = memoryview(bytearray(length))
-  wire.read_into(text, ignore)
-  return frame_lib.decode_text(frame, text)
 
 
 def _is_ready(array: Any) -> bool:

@@ -51,12 +51,18 @@ class Transport:
       *,
       run: str,
       endpoint: endpoints.Endpoint,
-      limits: peer_lib.TransportLimits = peer_lib.TransportLimits(),  # noqa: B008
+      queued_bytes: int = peer_lib.QUEUED_BYTES,
   ) -> None:
-    """Listens at once; `run` identifies the run, the same at all nodes."""
+    """Listens at once.
+
+    Args:
+      run: Identifies the run, the same at all nodes.
+      queued_bytes: Size of all values that a node has not received, above which
+        no more are sent to it; the last one may have any size.
+    """
     self.note: Callable[[], None] = lambda: None
     self._me, self._run, self._endpoint = me, run, endpoint
-    self._limits = limits
+    self._queued_bytes = queued_bytes
     self.address = endpoint.address
     self.waited_secs = 0.0
     self._attempt = 0
@@ -70,7 +76,7 @@ class Transport:
     self._rejections = logs.Sparing()
     self._open: dict[int, OpenWait] = {}  # By thread.
     self._is_closed = self._is_retracted = False
-    for target in (self._accept, self._tick):
+    for target in (self._accept, self._watch_clock):
       threading.Thread(target=target, name="transport", daemon=True).start()
 
   # Rows.
@@ -104,8 +110,7 @@ class Transport:
   def send(self, node: base.NodeId, channel: str, arrays: Sequence[np.ndarray]) -> None:
     """Sends a value to a node; see `Peer.send`.
 
-    Waits first while the node has not acknowledged
-    `TransportLimits.queued_bytes`, so that a value may have any size.
+    Waits first while the node has not received `queued_bytes`.
     """
     self.check()
     peer = self._find(node)
@@ -131,12 +136,13 @@ class Transport:
     Raises as `receive`.
     """
     self._note_retracted()
-    others = [*self._addresses.keys() - {self._me}]
-    for node in others:
-      self.send(node, peer_lib.RETRACTED, [])
-    for node in others:
-      with self._opened(node, peer_lib.RETRACTED) as peer:
-        peer.wait_for_acks()
+    counts = {}
+    for node in [*self._addresses.keys() - {self._me}]:
+      self.check()
+      counts[node] = self._find(node).retract()
+    for node, count in counts.items():
+      with self._opened(node, "retracted") as peer:
+        peer.wait_until_received(count)
 
   def take_retracted(self) -> bool:
     """Returns whether any node has called `retract` since the last call."""
@@ -166,7 +172,7 @@ class Transport:
   # Nodes.
 
   def set_addresses(self, addresses: Mapping[base.NodeId, str]) -> None:
-    """Sets the addresses of nodes; a node is dialled when it is needed."""
+    """Sets the addresses of nodes; one is dialled when a value is sent to it."""
     with self._lock:
       self._addresses |= addresses
       for node, peer in self._peers.items():
@@ -176,7 +182,7 @@ class Transport:
     """Connects to nodes in the background, and keeps the connections."""
     for node in nodes:
       with contextlib.suppress(base.PeerRemovedError):
-        self._find(node)
+        self._find(node).connect()
 
   def remove(self, nodes: Collection[base.NodeId], why: str) -> None:
     """Drops all that is kept for nodes that are permanently gone."""
@@ -210,7 +216,7 @@ class Transport:
             node,
             run=self._run,
             endpoint=self._endpoint,
-            limits=self._limits,
+            queued_bytes=self._queued_bytes,
             note=lambda: self.note(),  # The one that is set by then.
             on_retracted=self._note_retracted,
         )
@@ -234,14 +240,14 @@ class Transport:
       threading.Thread(target=self._greet, args=(connection,), name="greets", daemon=True).start()
 
   def _greet(self, connection: socket.socket) -> None:
-    """Authenticates a caller, and reads its frames until it is gone."""
+    """Authenticates a caller, and reads its values until it is gone."""
     wire, caller = None, "a connection"
     try:
       caller = endpoints.name_caller(connection)
       with self._make_room(connection):
         connection.settimeout(_HELLO_SECS)
         wire = self._endpoint.secure(connection, is_server=True)
-        hello = peer_lib.read_header(wire)
+        hello = frame_lib.read_head(wire.read_into)
         node = base.NodeId(int(hello.meta.partition(">")[0]))
         peer = self._find(node)
     except (OSError, ValueError, base.PeerRemovedError, frame_lib.ProtocolError) as error:
@@ -262,10 +268,8 @@ class Transport:
       finally:
         self._strangers.remove(stranger)
 
-  def _tick(self) -> None:
+  def _watch_clock(self) -> None:
     while not self._is_closed:
-      for peer in [*self._peers.values()]:
-        peer.tick()
       began_secs, num_open = time.monotonic(), len(self._open)
       time.sleep(_TICK_SECS)
       late_secs = time.monotonic() - began_secs - _TICK_SECS

@@ -19,13 +19,13 @@ class ListenTest(parameterized.TestCase):
       ("0.0.0.0", "0.0.0.0:"),
   )
   def test_address(self, host, prefix):
-    endpoint = endpoints.listen(host, None)  # Used by connections only.
+    endpoint = endpoints.listen(host, None, silence_secs=3.0)  # Used by connections only.
     self.addCleanup(endpoint.close)
     self.assertStartsWith(endpoint.address, prefix)
 
   def test_an_unknown_name(self):
     with self.assertRaises(socket.gaierror):
-      endpoints.listen("no_such_host.invalid", None)
+      endpoints.listen("no_such_host.invalid", None, silence_secs=3.0)
 
   @parameterized.parameters((0, None), (1, "is not that of this run"))
   def test_other_users(self, offset, problem):

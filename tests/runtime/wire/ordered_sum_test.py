@@ -10,12 +10,7 @@ from absl.testing import absltest, parameterized
 import jax
 import numpy as np
 
-from bamboo_jax.runtime.wire import (
-    endpoints,
-    ordered_sum,
-    peer as peer_lib,
-    transport as transport_lib,
-)
+from bamboo_jax.runtime.wire import endpoints, ordered_sum, transport as transport_lib
 from tests.runtime.wire import transport_test
 
 _PATIENCE_SECS = 60.0
@@ -65,9 +60,8 @@ class OrderedSumTest(parameterized.TestCase):
     wanted = jax.tree.map(np.asarray, add_in_one_process(shares))
     count = max(*holders, *others, 1) + 1
     # Large shares are more than may be queued.
-    limits = peer_lib.TransportLimits(queued_bytes=1 << 19)
     transports = [
-        transport_lib.Transport(n, run="r", endpoint=endpoints.UnixEndpoint(), limits=limits)
+        transport_lib.Transport(n, run="r", endpoint=endpoints.UnixEndpoint(), queued_bytes=1 << 19)
         for n in range(count)
     ]
     exchanges = []

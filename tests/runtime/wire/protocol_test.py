@@ -1,117 +1,132 @@
-"""The protocol of the transport; `tests.explorer.wire` explores it."""
+"""What is sent, sent again, held and dropped; `tests.explorer.wire` explores it."""
 
 from absl.testing import absltest, parameterized
+import numpy as np
 
 from bamboo_jax.runtime.wire import frame as frame_lib, protocol as protocol_lib
-from tests.explorer.wire import history, mutants, network
 
-Frame, Kind = frame_lib.Frame, frame_lib.Kind
+Frame = frame_lib.Frame
+
+
+def reader_of(data):
+  """Returns a function that fills views with bytes."""
+  rest = memoryview(data)
+
+  def read_into(view):
+    nonlocal rest
+    view[:], rest = rest[: len(view)], rest[len(view) :]
+
+  return read_into
 
 
 class FrameTest(parameterized.TestCase):
 
-  def test_round_trip_at_any_cut(self):
+  def test_round_trip(self):
+    arrays = [np.arange(6, dtype=np.int16).reshape(2, 3), np.zeros((0, 4)), np.array(7.0)]
+    meta, size = frame_lib.describe(arrays)
     frames = [
-        Frame(Kind.HELLO, 2, seq=3, ack=4, meta="0>1 run"),
-        Frame(Kind.DATA, 5, "a/ü", 6, 7, 8, "m\nn", b"payload", 7),
-        Frame(Kind.ACK, 9, ack=10),
+        Frame(5, 2**40, "a/ü", meta, [a.copy() for a in arrays], size),
+        Frame(6, 0, meta="0>1 run"),
     ]
-    data = b"".join(frame_lib.encode(f) + f.payload for f in frames)
-    for cut in range(len(data)):
-      decoder = network.FrameCutter(frame_lib)
-      got = [*decoder.feed(data[:cut]), *decoder.feed(data[cut:])]
-      self.assertEqual(got, frames)
+    data = b"".join(bytes(b) for f in frames for b in frame_lib.buffers_of(f))
+    read_into = reader_of(data)
+    got = frame_lib.read_payload(frame_lib.read_head(read_into), read_into)
+    for one, other in zip(got.payload, arrays, strict=True):
+      np.testing.assert_array_equal(one, other)
+      self.assertEqual(one.__array_interface__["data"][0] % 64 if one.size else 0, 0)
+    self.assertEqual((got.number, got.channel, got.size), (2**40, "a/ü", size))
+    self.assertEqual(frame_lib.read_head(read_into), frames[1])
 
   @parameterized.named_parameters(
-      ("version", b"bjw0", "another version"),
+      ("version", b"bjw1", "another version"),
       ("http", b"GET ", "another version"),
-      ("kind", frame_lib.MAGIC + b"\x09", "unknown kind of frame 9"),
+      ("text", frame_lib.MAGIC + b"\xff\xff\xff\xff", "a text of 4294967295 bytes"),
+      ("utf8", frame_lib.HEADER.pack(frame_lib.MAGIC, 1, 0, 0) + b"\xff", "not UTF-8"),
   )
   def test_rejects(self, start, message):
-    header = start.ljust(frame_lib.HEADER.size, b"\0")
     with self.assertRaisesRegex(frame_lib.ProtocolError, message):
-      frame_lib.decode_header(header)
-    with self.assertRaisesRegex(frame_lib.ProtocolError, "not UTF-8"):
-      frame_lib.decode_text(Frame(Kind.ACK), b"\xff")
+      frame_lib.read_head(reader_of(start.ljust(frame_lib.HEADER.size, b"\0")))
+
+  @parameterized.parameters("me", '[["float32"]]', '[["no_dtype", []]]', "[7]")
+  def test_rejects_values(self, meta):
+    with self.assertRaisesRegex(frame_lib.ProtocolError, "a value is described as"):
+      frame_lib.read_payload(Frame(1, 0, meta=meta), reader_of(b""))
 
 
 class ProtocolTest(parameterized.TestCase):
 
-  def _make(self, me=0, **times):
-    times = protocol_lib.TimeLimits(**times)
-    return protocol_lib.TransportProtocol(me, 1 - me, run="r", times=times)
+  def _make(self, num_values=4, num_written=3, attempt=5):
+    """Returns an outbox with values of 10 bytes each."""
+    outbox = protocol_lib.Outbox()
+    outbox.begin(attempt)
+    for _ in range(num_values):
+      outbox.add("a", [], size=10)
+    for _ in range(num_written):
+      outbox.pull()
+    return outbox
 
-  def test_failed_dials_are_repeated_at_growing_intervals(self):
-    node = self._make(retry_secs=1.0, most_retry_secs=3.0)
-    dials, now = [], 0.0
-    while len(dials) < 4:
-      if node.tick(now):
-        dials.append(now)
-        node.dial_failed(now)
-      now += 0.5
-    self.assertEqual(dials, [0.0, 1.0, 3.0, 6.0])
+  def _drain(self, outbox):
+    return [frame.number for frame in iter(outbox.pull, None)]
 
-  def test_higher_number_waits_longer(self):
-    node = self._make(1, second_secs=2.0)
-    self.assertEqual(node.tick(1.9), [])
-    self.assertEqual(node.tick(2.0), [protocol_lib.Dial()])
+  #    Greeting of the receiver; bytes kept and values written then.
+  @parameterized.parameters(
+      ((5, 0), 40, [0, 1, 2, 3]),
+      ((5, 2), 20, [2, 3]),
+      ((5, 3), 10, [3]),
+      ((4, 9), 40, [0, 1, 2, 3]),  # It has not heard of this attempt.
+      ((6, 0), 0, []),  # It has left this attempt.
+  )
+  def test_continues_from_a_greeting(self, greeting, kept_bytes, numbers):
+    outbox = self._make()
+    outbox.resume(*greeting)
+    self.assertEqual(outbox.kept_bytes, kept_bytes)
+    self.assertEqual(self._drain(outbox), numbers)
+    outbox.add("b", [])
+    self.assertEqual(self._drain(outbox), [4])
 
-  @parameterized.parameters("1>0 other_run", "2>0 r", "1>2 r", "0>1 r", "1>0 ")
-  def test_rejects_other_greetings(self, name):
-    node = self._make()
-    hello = Frame(Kind.HELLO, seq=9, meta=name)
-    (close,) = node.receive("c", hello, 0.0)
-    self.assertRegex(close.why, "unexpected greeting")
-    self.assertIsNone(node.connection)
-    node.tick(0.0)
-    node.opened("d", 0.0)
-    welcome = Frame(Kind.WELCOME, seq=1, meta=name)
-    (close,) = node.receive("d", welcome, 0.0)
-    self.assertRegex(close.why, "unexpected greeting")
-    self.assertEqual(node.tick(9.0), [protocol_lib.Dial()])
+  @parameterized.parameters((5, 5), (5, 1), (4, 0))
+  def test_rejects_a_receiver_that_forgets(self, *greeting):
+    outbox = self._make()
+    outbox.forget(2)
+    with self.assertRaisesRegex(frame_lib.ProtocolError, "it has . values"):
+      outbox.resume(*greeting)
 
-  def test_many_bytes_are_acknowledged_at_once(self):
-    node = self._make(ack_bytes=100)
-    node.receive("c", Frame(Kind.HELLO, seq=1, meta="1>0 r"), 0.0)
-    node.pull("c", 0.0)
-    for seq, size, has_more in ((1, 60, False), (2, 60, True)):
-      frame = Frame(Kind.DATA, 0, "a", seq - 1, seq, size=size)
-      node.receive("c", frame, 0.0)
-      self.assertEqual(node.has_more, has_more)
-    self.assertEqual(node.pull("c", 0.0).ack, 2)
+  def test_keeps_what_the_receiver_may_not_have(self):
+    outbox = self._make()
+    outbox.forget(2)
+    outbox.forget(1)  # An older word.
+    self.assertEqual((outbox.num_received, outbox.kept_bytes, outbox.num_values), (2, 20, 4))
+    self.assertEqual(self._drain(outbox), [3])
+    outbox.begin(6)
+    self.assertEqual((outbox.num_received, outbox.kept_bytes, outbox.num_values), (0, 0, 0))
+    self.assertEqual(self._drain(outbox), [])
+    outbox.add("a", [])
+    self.assertEqual(outbox.pull(), Frame(6, 0, "a"))
 
-  def test_the_cost_of_a_value_does_not_grow_with_the_queue(self):
-    additions = []
+  #    Attempt begun; values that come, as (attempt, number); what is delivered at once, and when
+  #    attempt 6 begins; the greeting in between.
+  @parameterized.parameters(
+      (5, [(5, 0), (5, 1)], [(5, 0), (5, 1)], [], (5, 2)),
+      (5, [(4, 7), (5, 0)], [(5, 0)], [], (5, 1)),
+      (5, [(5, 0), (6, 0), (6, 1)], [(5, 0)], [(6, 0), (6, 1)], (6, 2)),
+      (5, [(6, 0), (7, 0)], [], [], (7, 1)),
+      (5, [], [], [], (5, 0)),
+  )
+  def test_delivers(self, attempt, come, delivered, later, greeting):
+    inbox = protocol_lib.Inbox()
+    inbox.begin(attempt)
+    got = [f for frame in come for f in inbox.accept(Frame(*frame))]
+    self.assertEqual([(f.attempt, f.number) for f in got], delivered)
+    self.assertEqual((inbox.newest, inbox.count), greeting)
+    self.assertEqual([(f.attempt, f.number) for f in inbox.begin(6)], later)
 
-    class Size(int):
-      """Records that it is added to something."""
-
-      def __radd__(self, other):
-        additions.append(other)
-        return int(self) + other
-
-    node = self._make()
-    for number in range(100):
-      node.send("a", b"", Size(8))
-      self.assertEqual(node.kept_bytes, 8 * (number + 1))
-    self.assertLessEqual(len(additions), 100)
-
-  def test_a_missing_value_is_an_error(self):
-    node = self._make()
-    node.receive("c", Frame(Kind.HELLO, seq=1, meta="1>0 r"), 0.0)
-    with self.assertRaisesRegex(frame_lib.ProtocolError, "expected 0"):
-      node.receive("c", Frame(Kind.DATA, 0, "a", 1, 2), 0.0)
-
-
-class ExplorationTest(parameterized.TestCase):
-
-  def test_histories(self):
-    for seed in range(200):
-      history.explore(seed)
-
-  @parameterized.parameters(*sorted({*mutants.MUTANTS} - {*mutants.EQUIVALENT}))
-  def test_finds(self, name):
-    self.assertIsNotNone(mutants.find(name, num_histories=250))
+  @parameterized.parameters((5, 0), (5, 2), (6, 1))
+  def test_a_missing_value_is_an_error(self, *frame):
+    inbox = protocol_lib.Inbox()
+    inbox.begin(5)
+    inbox.accept(Frame(5, 0))
+    with self.assertRaisesRegex(frame_lib.ProtocolError, "has come, expected"):
+      inbox.accept(Frame(*frame))
 
 
 if __name__ == "__main__":

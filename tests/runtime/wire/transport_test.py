@@ -20,34 +20,28 @@ import numpy as np
 from bamboo_jax import base
 from bamboo_jax.base import logs as base_logs
 from bamboo_jax.net import identity as identity_lib
-from bamboo_jax.runtime.wire import (
-    endpoints,
-    frame as frame_lib,
-    peer as peer_lib,
-    protocol as protocol_lib,
-    transport as transport_lib,
-)
+from bamboo_jax.runtime.wire import endpoints, frame as frame_lib, transport as transport_lib
 from tests import strangers
 
 _SECRET = b"0123456789abcdef"
 _PATIENCE_SECS = 60.0
-_TIMES = protocol_lib.TimeLimits(dead_secs=1.0, ping_secs=0.1)
 KINDS = ("unix", "tls")
 
 
-def make_endpoint(kind, *, run="r", secret=_SECRET, host="127.0.0.1"):
+def make_endpoint(kind, *, run="r", secret=_SECRET, host="127.0.0.1", silence_secs=1.0):
   if kind == "unix":
     return endpoints.UnixEndpoint()
   identity = identity_lib.issue(secret, run=run, role="worker", name="0")
-  return endpoints.TlsEndpoint(host, identity)
+  return endpoints.TlsEndpoint(host, identity, silence_secs=silence_secs)
 
 
 def cut_all(transport):
-  """Closes all connections, which are then made again."""
+  """Cuts all connections, which are then made again."""
   for peer in [*transport._peers.values()]:
-    wire = peer._protocol.connection
-    if wire is not None:
-      wire.close()
+    with peer._lock:
+      for wire in (peer._dialled, peer._reading):
+        if wire is not None:
+          wire.cut()
 
 
 def make_value(number, size):
@@ -76,9 +70,8 @@ class LateArray:
 class TransportTest(parameterized.TestCase):
 
   def _make(self, count, kind="unix", **limits):
-    limits = peer_lib.TransportLimits(**{"times": _TIMES, **limits})
     made = [
-        transport_lib.Transport(node, run="r", endpoint=make_endpoint(kind), limits=limits)
+        transport_lib.Transport(node, run="r", endpoint=make_endpoint(kind), **limits)
         for node in range(count)
     ]
     for transport in made:
@@ -271,13 +264,12 @@ class TransportTest(parameterized.TestCase):
   @parameterized.product(kind=KINDS, size=(1, 300, 1 << 18))
   def test_more_than_may_be_queued(self, kind, size):
     """Each sends all before it receives, as in a sum or a refresh."""
-    times = protocol_lib.TimeLimits(ack_bytes=0)
-    nodes = self._make(2, kind, queued_bytes=1000, times=times)
+    nodes = self._make(2, kind, queued_bytes=1000)
     most = []
 
     def run(me):
       for number in range(20):
-        most.append(nodes[me]._peers[1 - me]._protocol.kept_bytes)
+        most.append(nodes[me]._peers[1 - me]._outbox.kept_bytes)
         nodes[me].send(1 - me, "a", make_value(number, size))
       for number in range(20):
         vector, scalar = nodes[me].receive(1 - me, "a")
@@ -298,7 +290,7 @@ class TransportTest(parameterized.TestCase):
   def test_a_send_that_waits_is_told(self, act, error, message):
     first = self._make(1, queued_bytes=1000)[0]
     sends = lambda: first.send(7, "a", make_value(0, 200))
-    for _ in range(2):  # Nobody is there, so nothing is acknowledged.
+    for _ in range(2):  # Nobody is there, so nothing is received.
       sends()
     waits = lambda: [(w.node, w.channel) for w in first.open_waits()]
     self.assertEqual(waits(), [])
@@ -347,16 +339,59 @@ class TransportTest(parameterized.TestCase):
       first.send(1, "a", [array])
       first.receive(1, "never")
 
-  def test_silent_peer_is_connected_again(self):
-    first, second = self._make(2)
+  @parameterized.parameters(*KINDS)
+  def test_what_a_lost_connection_took_is_written_again(self, kind):
+    first, second = self._make(2, kind)
     first.send(1, "a", make_value(1, 1))
     second.receive(0, "a")
-    wire = first._peers[1]._protocol.connection
+    wire = first._peers[1]._dialled
     wire.write = lambda buffers: None  # All is lost without a sign.
     wire.write_some = lambda buffers: []
     first.send(1, "a", make_value(2, 1))
+    with second._peers[0]._lock:
+      second._peers[0]._reading.cut()  # Nothing more is sent: it is watched.
     self.assertEqual(second.receive(0, "a")[1], 2)
-    self.assertIsNot(first._peers[1]._protocol.connection, wire)
+    self.assertIsNot(first._peers[1]._dialled, wire)
+
+  def test_values_are_forgotten_once_they_have_come(self):
+    first, second = self._make(2, queued_bytes=64 << 10)
+    sent = []
+    for number in range(8):  # The peer says so for each KiB.
+      sent.append(make_value(number, 500))
+      first.send(1, "a", sent[-1])
+    self._wait(lambda: first._peers[1]._outbox.kept_bytes == 0)
+    for number in range(8):
+      self.assertEqual(second.receive(0, "a")[1], number)
+
+  def test_a_value_of_an_attempt_that_is_over_may_be_donated(self):
+    first, second = self._make(2)
+    first._peers[1].set_address(None)  # So it is not written yet.
+    array = jnp.ones(1 << 20)
+    first.send(1, "a", [array])
+    first.begin(2)
+    array.delete()
+    first.set_addresses({1: second.address})
+    first.send(1, "a", make_value(2, 1))
+    second.begin(2)
+    self.assertEqual(second.receive(0, "a")[1], 2)
+
+  def test_the_kernel_finds_silence(self):
+    endpoint = make_endpoint("tls", silence_secs=1.5)
+    node = transport_lib.Transport(0, run="r", endpoint=endpoint)
+    self.addCleanup(node.close)
+    wires = [endpoint.dial(node.address, 5.0)]
+    self.addCleanup(wires[0].close)
+    greeting = frame_lib.Frame(0, 0, meta="1>0 r")
+    wires[0].write([frame_lib.encode(greeting)])
+    self._wait(lambda: node._peers and node._peers[1]._reading)
+    for wire in (*wires, node._peers[1]._reading):
+      found = {
+          name: wire._socket.getsockopt(socket.IPPROTO_TCP, getattr(socket, name))
+          for name in ("TCP_USER_TIMEOUT", "TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_NODELAY")
+      }
+      wanted = dict(TCP_USER_TIMEOUT=1500, TCP_KEEPIDLE=1, TCP_KEEPINTVL=1, TCP_NODELAY=1)
+      self.assertEqual(found, wanted)
+      self.assertTrue(wire._socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE))
 
   @parameterized.named_parameters(
       ("another_run", dict(run="s"), "spiffe://r/worker"),
@@ -369,7 +404,7 @@ class TransportTest(parameterized.TestCase):
     with self.assertLogs(level="WARNING") as logs:
       try:
         wire = stranger.dial(node.address, 5.0)
-        wire.read_into(memoryview(bytearray(1)), lambda: None)
+        wire.read_into(memoryview(bytearray(1)))
         self.fail("was accepted")
       except (OSError, ssl.SSLError):
         pass
@@ -393,10 +428,10 @@ class TransportTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
       ("garbage", b"GET / HTTP/1.1\r\n" * 9, "another version"),
-      ("version", frame_lib.encode(frame_lib.Frame(frame_lib.Kind.HELLO))
+      ("version", frame_lib.encode(frame_lib.Frame(0, 0))
        .replace(frame_lib.MAGIC, b"bjw0"), "'bjw0'"),
-      ("no_node", frame_lib.encode(
-          frame_lib.Frame(frame_lib.Kind.HELLO, meta="me")), "invalid literal"),
+      ("no_node", frame_lib.encode(frame_lib.Frame(0, 0, meta="me")), "invalid literal"),
+      ("run", frame_lib.encode(frame_lib.Frame(0, 0, meta="1>0 s")), "greeting '1>0 s'"),
   )  # fmt: skip
   def test_rejects_other_protocols(self, data, message):
     node = self._make(1)[0]
@@ -412,7 +447,6 @@ class TransportTest(parameterized.TestCase):
   @parameterized.parameters(*KINDS)
   def test_idle_strangers_keep_nobody_out(self, kind):
     first, second = self._make(2, kind)
-    first._peers[1].set_address(None)  # So only the other one can dial.
     family, address = socket.AF_UNIX, first.address.removeprefix("unix:")
     if kind == "tls":
       host, port = first.address.split(":")
@@ -459,11 +493,6 @@ class TransportTest(parameterized.TestCase):
     called = strangers.call(strangers.Listener(os.getpid(), "unix", path))
     self.assertEqual(called, "closed")
     self.assertEmpty(node._strangers)
-
-  def test_times_follow_the_silence(self):
-    for secs, ping_secs in ((1.5, 0.25), (3.0, 0.5), (60.0, 0.5)):
-      times = protocol_lib.TimeLimits.for_silence(secs)
-      self.assertEqual((times.dead_secs, times.ping_secs), (secs, ping_secs))
 
   def test_ends_leave_no_thread(self):
     before = threading.active_count()
