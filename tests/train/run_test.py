@@ -214,7 +214,7 @@ class RunTest(parameterized.TestCase):
     self.assertEqual(_losses(parts), _losses(whole))
     self.assertEqual(_losses(again), _losses(whole))
 
-  @parameterized.parameters(*samples.draw(("node0/d/*", "manifest.json"), 1))
+  @parameterized.parameters(*zip(samples.draw(("node0/d/*", "manifest.json"), 1)))
   def test_damaged_checkpoint_is_kept_and_an_older_one_resumed(self, damaged):
     workdir = self.train("a")
     files = (workdir / "checkpoints" / "5").glob(damaged)
