@@ -44,7 +44,10 @@ def pytest_configure(config):
   if hasattr(config, "workerinput"):
     config.stash[_SECS] = config.workerinput["cpu_secs"]
     return  # The environment has the seed.
-  samples.choose(config.option.sample, is_all=config.option.all)
+  try:
+    samples.choose(config.option.sample, is_all=config.option.all)
+  except ValueError as error:
+    raise pytest.UsageError(f"{error}") from None
   compilation.choose(is_quick=not config.option.all)
   config.stash[_SECS] = cpu_secs.read(cpu_secs.RECORD)
 
@@ -67,6 +70,11 @@ def pytest_report_header():
 
 def pytest_terminal_summary(terminalreporter):
   terminalreporter.line(samples.describe())  # With -q there is no header.
+  reports = [r for kind in ("failed", "error") for r in terminalreporter.stats.get(kind, ())]
+  names = dict.fromkeys(f"'{report.nodeid}'" for report in reports)
+  if names:
+    option = samples.describe().removeprefix("sweeps: ")
+    terminalreporter.line(f"again: launch/test {option} {' '.join([*names][:3])}")
 
 
 def pytest_collection_modifyitems(config, items):

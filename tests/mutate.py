@@ -156,7 +156,7 @@ def find_near(paths):
   """Returns the tests that import a file, or what imports it, or are one."""
   found = {}
   for path in map(pathlib.Path, paths):
-    name = path.resolve().relative_to(_ROOT).as_posix()
+    name = os.path.relpath(path.resolve(), _ROOT)
     if name not in _imports():
       sys.exit(f"error: {path} is no Python file of the library or its tests.")
     own = [name] if name.endswith("_test.py") else []

@@ -17,8 +17,13 @@ _T = TypeVar("_T")
 
 
 def choose(seed: str | None, *, is_all: bool) -> None:
-  """Sets the seed of all samples; without one, draws it."""
+  """Sets the seed of all samples; without one, draws it.
+
+  Raises `ValueError` if it is not a number.
+  """
   given = _ALL if is_all else seed or os.environ.get(_SEED)
+  if given and given != _ALL and not given.isdecimal():
+    raise ValueError(f"--sample must be a number, such as 7, got {given!r}.")
   os.environ[_SEED] = given or str(random.randrange(1_000_000))
 
 

@@ -29,6 +29,11 @@ class SamplesTest(parameterized.TestCase):
       found.add((*drawn,))
     self.assertLen(found, 3)
 
+  @parameterized.parameters("seven", "-1", "0.5")
+  def test_a_seed_that_is_no_number(self, seed):
+    with self.assertRaisesRegex(ValueError, f"--sample must be a number, .* got '{seed}'"):
+      samples.choose(seed, is_all=False)
+
   def test_whole_sweeps(self):
     samples.choose("7", is_all=True)
     self.assertEqual(samples.describe(), "sweeps: --all")

@@ -19,7 +19,7 @@ from bamboo_jax.exchange import weights
 from bamboo_jax.models import zoo
 from bamboo_jax.train import run as run_lib
 from bamboo_jax.train.setup import accept, build
-from tests import tiny
+from tests import samples, tiny
 from tests.launch import commands
 
 torch = pytest.importorskip("torch")
@@ -126,7 +126,7 @@ class AdaptersTest(parameterized.TestCase):
     peft_config.base_model_name_or_path = str(self.folder / "base")
     self.peer.save_pretrained(self.folder / "adapter")
 
-  @parameterized.parameters("llama", "gpt2")
+  @parameterized.parameters(*zip(samples.draw(("llama", "gpt2"), 1)))
   def test_ten_steps(self, name):
     self.make_folders(name)
     options = {"dropout_rate": 0.0} if name == "gpt2" else {}

@@ -18,7 +18,7 @@ from tests.launch import commands
 class AgentsTest(commands.CommandCase):
 
   CHANGES = {
-      "num_steps": 60,
+      "num_steps": 100,
       "pipeline.num_pipelines": 1,
       "pipeline.num_stages": 2,
       "pipeline.num_microbatches": 2,
@@ -54,7 +54,7 @@ class AgentsTest(commands.CommandCase):
     with self.phase("an agent of another environment"):
       with mock.patch.dict(os.environ, {"JAX_THREEFRY_PARTITIONABLE": "0"}):
         other = self.start_agent(8)
-      said, _ = other.communicate(timeout=60)
+      said, _ = other.communicate(timeout=300)
       self.assertEqual(other.returncode, 2, msg=said)
       self.assertIn('environment.JAX_THREEFRY_PARTITIONABLE is absent there and "0" here.', said)
     with self.phase("notice"):
@@ -63,17 +63,17 @@ class AgentsTest(commands.CommandCase):
     with self.phase("end"):
       self.release()
       said = self.finish(*agents[::2])
-      self.assertEqual(self.summary()["steps"], 60)
+      self.assertEqual(self.summary()["steps"], 100)
       for text in said:
         self.assertRegex(text, r"n2 joined \(zone z2\); \d of 3 nodes are here")
         self.assertIn("n1 left: handed over after a notice", text)
-        self.assertRegex(text, r"(?s)step=1 loss=.*step=60 .*state_sha256=\w{64}")
+        self.assertRegex(text, r"(?s)step=1 loss=.*step=100 .*state_sha256=\w{64}")
         self.assertNotIn("etcd", text)
       programs = (self.folder / "run" / "programs").glob("*.xla")
       self.assertNotEmpty([*programs])  # What one compiles all machines have.
       shown = commands.fork("-m", "launch.status", f"--etcd={self.etcd.endpoint}").stdout
       self.assertIn("n1 left: handed over after a notice", shown)
-      self.assertIn("step=60 num_steps=60", shown)
+      self.assertIn("step=100 num_steps=100", shown)
     with self.phase("a run without failures"):
       want = self.start("train", workdir="whole")
       self.assertIn(self.summary()["state_sha256"], self.finish(want)[0])

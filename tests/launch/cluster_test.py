@@ -101,7 +101,7 @@ class ClusterTest(commands.CommandCase):
       self.hear("trace at_secs=0.2 add=n5 node=d/1")
     with self.phase("end"):
       self.release()
-      self.assertEqual(self.run_.wait(120), 0, msg=self.said[-15:])
+      self.assertEqual(self.run_.wait(300), 0, msg=self.said[-15:])
       self.finish(whole)
       self.check_end()
 
@@ -114,7 +114,7 @@ class ClusterTest(commands.CommandCase):
     """Returns the value that the page shows."""
     base, token = self.address.split("#token=")
     request = urllib.request.Request(base + "value", headers={"X-Token": token})
-    with urllib.request.urlopen(request, timeout=20) as answer:
+    with urllib.request.urlopen(request, timeout=100) as answer:
       return json.load(answer)
 
   def role(self, name):
@@ -125,7 +125,7 @@ class ClusterTest(commands.CommandCase):
     base, token = self.address.split("#token=")
     asked = json.dumps({"kind": kind, "node": node}).encode()
     request = urllib.request.Request(base + "act", asked, {"X-Token": token})
-    urllib.request.urlopen(request, timeout=20).close()
+    urllib.request.urlopen(request, timeout=100).close()
 
   def find(self, *texts):
     """Returns the process of the run that names these; waits for it."""
@@ -165,7 +165,7 @@ class ClusterTest(commands.CommandCase):
         break
     self.assertGreater(steps[-1], steps[0])
     watch.send_signal(signal.SIGINT)
-    watch.communicate(timeout=60)
+    watch.communicate(timeout=300)
     self.assertEqual(watch.returncode, 128 + signal.SIGINT)
 
   def check_debug(self):
@@ -228,7 +228,7 @@ class ClusterTest(commands.CommandCase):
   def check_interrupt(self):
     """The step is saved, and no process is left; returns the step."""
     self.run_.send_signal(signal.SIGTERM)
-    self.assertEqual(self.run_.wait(60), 143, msg=self.said[-15:])
+    self.assertEqual(self.run_.wait(300), 143, msg=self.said[-15:])
     saved = (self.folder / "run" / "checkpoints").glob("[0-9]*")
     (last,) = (int(path.name) for path in saved)
     self.assertEqual(last, max(line["step"] for line in self.read_log("run")))

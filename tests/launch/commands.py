@@ -21,7 +21,6 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Agents that are started one by one compile for each folder of a run otherwise.
 PROGRAM_CACHE = f"--program_cache={folder_lib.default_path()}"
 _DEADLINE_SECS = 300
-_WAIT_SECS = 100
 _CONFIG = """
 import os
 import time
@@ -160,7 +159,7 @@ class CommandCase(parameterized.TestCase):
 
   def wait_for(self, condition, what):
     """Returns the value of `condition()` once it is true."""
-    end_secs = time.monotonic() + _WAIT_SECS
+    end_secs = time.monotonic() + _DEADLINE_SECS
     while not (found := condition()):
       self.tend()
       self.assertLess(time.monotonic(), end_secs, msg=f"no {what}")

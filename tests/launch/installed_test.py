@@ -14,6 +14,7 @@ from absl.testing import parameterized
 
 import bamboo_jax
 from bamboo_jax.cli import listing
+from tests import samples
 from tests.launch import commands
 
 _DEADLINE_SECS = 300
@@ -204,6 +205,7 @@ class InstalledTest(parameterized.TestCase):
       want = rf"(?m)^error: .*No module .*'bamboo_jax\[{extra}\]'.*\n\Z"
       self.assertRegex(said, want)
 
+  @samples.only_all
   @commands.needs_etcd
   def test_cluster(self):
     self.run_script("bamboo", "cluster", *_SMALL, "--workdir=w")

@@ -1,7 +1,7 @@
 """Commands whose jobs run elsewhere: the same files, however they are split."""
 
 from bamboo_jax.base import ports
-from tests import folders
+from tests import folders, samples
 from tests.launch import commands
 
 _CONFIG = """
@@ -43,6 +43,7 @@ class SweepsTest(folders.FolderCase):
     self.assertEqual(done.returncode, 2)
     self.assertRegex(done.stderr, r"^error: --scheduler=tcp://.*: no Dask scheduler .*\n$")
 
+  @samples.only_all
   def test_ablate(self):  # Trains three times.
     flags = (
         *("--config=tests/tiny.py", "--sweep=redundancy.mode=none,eager"),

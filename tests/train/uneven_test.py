@@ -16,11 +16,11 @@ from bamboo_jax.train import background_compiler
 from tests import samples
 from tests.fault_sweep import small
 
+_TWO_AT_ONCE = ("two_at_once", "1,0/1,3 1,1/1,reduce", {}, [3])
 _SHAPES = (
     # By the rules of Oobleck a pipeline borrows from the other.
     ("rules", "1,1/0,5", {"recovery__method": "rules"}, [2, 2]),
     ("a_newcomer", "1,0/1,5 2,,,join", {}, [2, 3]),
-    ("two_at_once", "1,0/1,3 1,1/1,reduce", {}, [3]),
     ("one_after_the_other", "1,0/0,3 2,1/1,apply", {}, [3]),
     ("down_to_two", "1,0/0,3 2,0/1,4 3,0/1,refresh", {}, [2]),
     ("who_leaves", "1,0/1,,notice", {}, [2, 2]),
@@ -71,7 +71,8 @@ class DeathsTest(parameterized.TestCase):
     depths = trials.steps.depths
     places = [f"{p}/{s}" for p, n in enumerate(depths) for s in range(n)]
     points = (1, 4, 9, *faults_lib.PHASES)
-    for i, point in samples.draw(enumerate(points), 4, topic=rung):
+    first, *others, last = enumerate(points)
+    for i, point in (first, *samples.draw(others, 1, topic=rung), last):
       case = small.make_case(f"1,{places[i % len(places)]},{point}")
       with self.subTest(str(case)):
         outcome = trials.run(case)
@@ -85,14 +86,16 @@ class DeathsTest(parameterized.TestCase):
         outcome = trials.run(small.make_case(f"1,0/1,{point}"))
         self.assertEqual(outcome.rungs, ("reroute",))
 
-  @parameterized.named_parameters(*samples.draw(_SHAPES, 3))
+  @parameterized.named_parameters(_TWO_AT_ONCE, *samples.draw(_SHAPES, 1))
   def test_shapes(self, text, changes, shape):
     self.assertEqual(shape_of(make_trials(**changes).run(small.make_case(text))), shape)
 
 
 class FoldTest(parameterized.TestCase):
 
-  @parameterized.product(layout=["depth", "templates", "grid"], mode=["lazy", "none"])
+  @parameterized.parameters(
+      *samples.draw(itertools.product(["depth", "templates", "grid"], ["lazy", "none"]), 2)
+  )
   def test_whoever_has_all_layers_goes_on(self, layout, mode):
     trials = small.make_trials(3, 4, 2, num_shares=4, pipeline__layout=layout, mode=mode)
     rules, first = trials._job.rules, trials._job.first_layout
