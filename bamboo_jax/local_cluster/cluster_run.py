@@ -228,6 +228,9 @@ class ClusterRun:
       raise base.EndedError(self._cluster.mistake or "A node has failed before the first step.")
     if self._over_secs is None and self._is_over:
       self._over_secs = now_secs
+    has_failed = bool(self._cluster.mistake) and not self._cluster.has_live_members()
+    if self._over_secs is None and has_failed:
+      return False  # The remaining nodes would wait for others for ever.
     if self._over_secs is None and not is_stopping:
       self._start_due(now_secs)
     # The nodes that remain after that joined after the end of the run.

@@ -159,6 +159,15 @@ class LocalCluster:
     assert leader is not None, "There is no view yet."
     return leader.name
 
+  def has_live_members(self) -> bool:
+    """Returns whether an agent of the newest view runs; True if nobody knows."""
+    try:
+      view = self._registry.read_view()
+    except OSError:  # The store is away for a moment.
+      return True
+    running = {name for name, agent in self._agents.items() if agent.poll() is None}
+    return view is not None and any(m.name in running for m in view.members)
+
   def close(self) -> None:
     """Ends all processes: agents first, so that they can leave the run."""
     endpoint_lib.remove(self._workdir)

@@ -218,7 +218,9 @@ class RunState:
     assert change is not None
     if change.rung == "stop":
       stages = {place.stage for place in agreement.victims}
-      raise base.UnrecoverableHereError(tuple(sorted(stages)))
+      lost = base.UnrecoverableHereError(tuple(sorted(stages)))
+      cohort.report("failed", reason=f"{lost}")  # Else agents would begin another life.
+      raise lost
     show(f"waiting: {change.reason}")
     if min(cohort.view.numbers) in cohort.hosted:
       cohort.report("facts", facts={"restart": True})

@@ -253,6 +253,14 @@ class RunTest(folders.FolderCase):
       one.tend(40.0)
       self.assertEqual(self.nodes.events, want)
 
+  def test_a_node_that_joins_a_lost_run_waits_for_nobody(self):
+    for self.has_members in (True, False):
+      one = self.start_run()  # Another node has told of a mistake; one still starts.
+      self.nodes.mistake, self.nodes.num_failed = "Lost all copies of stage 1.", 2
+      self.nodes.has_live_members = lambda: self.has_members
+      self.assertEqual(one.tend(1.0), self.has_members)
+      self.writer.write_event("rollback", step=0)
+
   def test_faults_that_never_happened(self):
     text = "1,0/0,,kill\n4,0/1,,kill\n6,3/0,2,kill\n8,0/0,,kill"
     self.write_start(0)

@@ -8,7 +8,7 @@ from absl.testing import parameterized
 from bamboo_jax.cluster import children
 from bamboo_jax.cluster.store import endpoint as endpoint_lib, fence as fence_lib
 from bamboo_jax.local_cluster import machine
-from tests import folders
+from tests import folders, members
 
 
 class MachineTest(folders.FolderCase):
@@ -93,6 +93,22 @@ class MachineTest(folders.FolderCase):
   def test_the_nodes_of_a_zone_that_run(self):
     one = self.start([-9, None, None])
     self.assertEqual([*map(one.find_running, "abc")], [["n2"], ["n1"], []])
+
+  @parameterized.named_parameters(
+      ("one_lives", (0, 1), True),
+      ("only_one_that_joins", (1,), False),
+      ("nobody_has_begun", (), False),
+      ("no_view", None, False),
+  )
+  def test_whether_members_live(self, numbers, want):
+    one = object.__new__(machine.LocalCluster)
+    codes = {"n0": None, "n1": 2, "n2": None}
+    one._agents = {n: mock.Mock(poll=lambda code=code: code) for n, code in codes.items()}
+    view = None if numbers is None else members.view(1, *numbers)
+    one._registry = mock.Mock(read_view=lambda: view)
+    self.assertEqual(one.has_live_members(), want)
+    one._registry.read_view = mock.Mock(side_effect=OSError("away"))
+    self.assertTrue(one.has_live_members())
 
 
 class EndpointTest(folders.FolderCase):

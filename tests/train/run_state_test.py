@@ -273,6 +273,7 @@ class RunStateTest(parameterized.TestCase):
     agreement.change = dataclasses.replace(change, rung="stop")
     with self.assertRaisesRegex(base.UnrecoverableHereError, "stage 1;"):
       self.state.wait_for_nodes(agreement, show=self.fail)
+    self.assertEqual(self.take(), ["report failed ['reason']"])  # On all nodes.
 
   def test_who_missed_that_state_has_moved_takes_what_it_has_fetched(self):
     for fetched_for, known, version, want in (
