@@ -259,7 +259,6 @@ class RunTest(folders.FolderCase):
       self.nodes.mistake, self.nodes.num_failed = "Lost all copies of stage 1.", 2
       self.nodes.has_live_members = lambda: self.has_members
       self.assertEqual(one.tend(1.0), self.has_members)
-      self.writer.write_event("rollback", step=0)
 
   def test_faults_that_never_happened(self):
     text = "1,0/0,,kill\n4,0/1,,kill\n6,3/0,2,kill\n8,0/0,,kill"
