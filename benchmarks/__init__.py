@@ -21,6 +21,7 @@ order, and the result is the median of their ratios, round by round.
   story        what it prints: steps of both, and what deaths have cost
 
   sum_times    a sum over processes: the transport against Gloo; no case, run by itself
+  record_slowness  times of nodes in a cluster, one of them slow; likewise
 
   worker       the process of one stage: answers commands
   joined       what joins it with those of the other stages

@@ -77,7 +77,7 @@ def _parse(node, cell):
 
 
 def _read_traces():
-  """Returns the recorded steps, by trace; see `tests.record_slowness`."""
+  """Returns the recorded steps, by trace; see `benchmarks.record_slowness`."""
   traces = {}
   with pathlib.Path(__file__).with_name("recorded_steps.csv").open() as file:
     for trace, *row in itertools.islice(csv.reader(file), 1, None):

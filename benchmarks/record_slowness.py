@@ -1,6 +1,6 @@
 """Records what slow nodes are found by, from clusters that run on this machine.
 
-python -m tests.record_slowness --name=NAME --out=FILE [--steps=38]
+python -m bamboo_jax.benchmarks.record_slowness --name=NAME --out=FILE [--steps=38]
     [--slow=3] [--part=0.5] [--loops=0] [--config=paced:2x4]
 
 Trains on a cluster, and appends a row for each step to FILE, but for the first
@@ -11,6 +11,7 @@ suspended for a `part` of its time, in periods of 100 ms; none if it is -1.
 """
 
 import argparse
+from collections.abc import Iterator
 import contextlib
 import csv
 import json
@@ -22,6 +23,7 @@ import sys
 import tempfile
 import threading
 import time
+from typing import Any
 
 from bamboo_jax.local_cluster import inquiry
 from bamboo_jax.recovery import slowness
@@ -49,7 +51,7 @@ slow_nodes.SlowNodes.hear = hear
 
 
 @contextlib.contextmanager
-def _started(command, **options):
+def _started(command: list[str], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
   process = subprocess.Popen(command, **options)
   try:
     yield process
@@ -58,7 +60,7 @@ def _started(command, **options):
     process.wait()
 
 
-def _suspend_often(pid, part, stop):
+def _suspend_often(pid: int, part: float, stop: threading.Event) -> None:
   """Lets a process run for `1 - part` of its time, until it has ended."""
   with contextlib.suppress(ProcessLookupError):
     while not stop.is_set():
@@ -68,7 +70,7 @@ def _suspend_often(pid, part, stop):
       stop.wait((1 - part) * _PERIOD_SECS)
 
 
-def record(folder, given):
+def record(folder: pathlib.Path, given: argparse.Namespace) -> list[dict[str, list[Any]]]:
   """Trains; returns the times of each node in each step, as members sent them.
 
   A step is a dict by node: the fields of `NodeStep`.
@@ -87,8 +89,8 @@ def record(folder, given):
       num = path.read_text().count("\n") - slowness.NUM_SKIPPED
       if slows is None and num >= _NUM_BEFORE and given.slow >= 0:
         pid = inquiry.find_workers(workdir / "logs")[f"n{given.slow}"]
-        options = dict(args=(pid, given.part, stop), daemon=True)
-        slows = threading.Thread(target=_suspend_often, **options)
+        args = (pid, given.part, stop)
+        slows = threading.Thread(target=_suspend_often, args=args, daemon=True)
         slows.start()
       time.sleep(0.02)
     stop.set()
@@ -97,7 +99,7 @@ def record(folder, given):
   return [*map(json.loads, path.read_text().splitlines())]
 
 
-def main():
+def main() -> None:
   """Records one trace."""
   parser = argparse.ArgumentParser()
   parser.add_argument("--name", required=True)
