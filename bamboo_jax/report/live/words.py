@@ -37,7 +37,8 @@ def describe_config(config: Mapping[str, Any]) -> str:
   name = " ".join(filter(None, (model["name"], model.get("options", {}).get("variant"))))
   copies, stages = pipeline["num_pipelines"], pipeline["num_stages"]
   layout = f"{copies} pipeline{'s' * (copies > 1)} of {stages} stage{'s' * (stages > 1)}"
-  return ", ".join(filter(None, (config["name"], f"{name} on {config['data']['name']}", layout)))
+  parts = (config.get("name"), f"{name} on {config['data']['name']}", layout)
+  return ", ".join(filter(None, parts))
 
 
 def describe_death(recovery: Mapping[str, Any]) -> str:

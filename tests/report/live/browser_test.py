@@ -22,6 +22,7 @@ _FOLDER = pathlib.Path(__file__).resolve().parents[3] / "build" / "page"
 _DIED_STEP, _STEPS, _STAGES = 40, 60, 4
 _CONFIG = {
     "num_steps": 90,
+    "name": "mine",
     "model": {"name": "gpt2", "options": {"variant": "tiny"}},
     "data": {"name": "stdlib_text"},
     "pipeline": {"num_pipelines": 2, "num_stages": _STAGES},
@@ -126,7 +127,9 @@ class BrowserTest(parameterized.TestCase):
     page.screenshot(path=_FOLDER / f"run_{width}_{scheme}.png", full_page=True)
     text = lambda where: page.inner_text(where)
     self.assertEqual(text("#news"), "n5 died; n4 took over, 0.5 s")
-    self.assertEqual(text("#title"), "cluster: gpt2 tiny on stdlib_text, 2 pipelines of 4 stages")
+    self.assertEqual(
+        text("#title"), "cluster: mine, gpt2 tiny on stdlib_text, 2 pipelines of 4 stages"
+    )
     self.assertEqual(text("#state"), "training")
     self.assertEqual(text("#progress"), "step 60 of 90 · 6 min 1 s so far · about 3 min left")
     self.assertIn("owns 1/0, 1/1\nshadows 1/2", text("#node-n4"))
