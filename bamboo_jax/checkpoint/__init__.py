@@ -8,9 +8,8 @@ the newest complete checkpoint as it was.
   parts       the division of work, and the reports of members (pure)
   identity    whether a checkpoint is of this run
   folder      all checkpoints of a run: keeps the newest, removes the rest
-  directory   one checkpoint: writes a part, reads layers, finds damage
-  frozen      arrays that are read from the weights that a run began with
-  manifest    contents of a complete checkpoint; fsync
+  manifest    names and contents of checkpoints; fsync
+  contents    arrays of a checkpoint: writes a part, reads layers, finds damage
   orbax_item  arrays of layers in one directory, by Orbax
   arrays      the state of a layer as named arrays in host memory
   digest      hashes of parameters and state, to compare runs

@@ -1,48 +1,35 @@
 """The folder of the checkpoints of a run.
 
-The name of a complete checkpoint is its step. A checkpoint being written or
-removed ends in `.tmp`; it is never restored, and removed later. A damaged one
-ends in `.damaged`, `.damaged.2` and so on; it is kept.
+4.v1.2-8c1f.json                 manifest of the state after step 4; written last
+4/v1.2-8c1f/node0/               what member 0 wrote for it, an item of Orbax
+frozen/v1.1-8c1f/node0/          arrays that never change, written once in a run
 
-Other processes may complete, remove and rename checkpoints at any time, even
-one that was suspended between any two system calls. So each change of a name is
-a rename that fails if the target exists and is not empty, and a directory is
-renamed before it is deleted.
+Names are never used twice, and nothing is renamed. So other processes may write here at
+any time, also one that was suspended between two system calls: what it completes late
+has a smaller number, and is older. A damaged checkpoint is passed over, and never touched;
+like any other it is removed once there are `keep` newer ones.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-import contextlib
+from collections.abc import Callable, Mapping, Sequence
 import errno
-import itertools
 import os
 import pathlib
-import re
 import shutil
-from typing import NamedTuple
 
 from absl import logging
 import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.checkpoint import (
-    directory,
-    frozen as frozen_lib,
+    arrays as layer_arrays,
+    contents,
     manifest as manifest_lib,
     orbax_item,
 )
 from bamboo_jax.runtime.stage import spec as spec_lib
 
-_UNFINISHED = ".tmp"
-_DAMAGED = ".damaged"
-_TAKEN = (errno.ENOTEMPTY, errno.EEXIST)  # A rename's target exists.
-
-
-class _Place(NamedTuple):
-  """Path and inode of a checkpoint, and its name if it is damaged."""
-
-  path: pathlib.Path
-  inode: int | None
-  aside: pathlib.Path
+CheckpointName = manifest_lib.CheckpointName
+_FROZEN = "frozen"
 
 
 class CheckpointFolder:
@@ -50,6 +37,9 @@ class CheckpointFolder:
 
   `check_fence` raises `base.FencedError` if this process must not write any
   more. Raises `base.CheckpointError` if the folder cannot be used.
+
+  Attributes:
+    attempt: The greatest number of a save that this process knows of.
   """
 
   def __init__(
@@ -58,13 +48,16 @@ class CheckpointFolder:
     if keep < 1:
       raise ValueError(f"keep must be at least 1, got {keep}.")
     self.path = pathlib.Path(path).absolute()
+    self.attempt = 0
     self._keep = keep
     self._check_fence = check_fence
+    self._passed_over: set[CheckpointName] = set()  # Damaged, or of steps that are done again.
     try:
       self.path.mkdir(parents=True, exist_ok=True)
+      self._find()
     except OSError as error:
       raise base.CheckpointError(
-          f"Cannot keep checkpoints in {self.path}: " f"{orbax_item.describe_error(error)}."
+          f"Cannot keep checkpoints in {self.path}: {orbax_item.describe_error(error)}."
       ) from error
 
   def steps(self) -> tuple[base.StepId, ...]:
@@ -73,158 +66,136 @@ class CheckpointFolder:
     Compares sizes of files without reading contents. Warns of newer incomplete
     ones.
     """
-    steps = self._all_steps()
-    for step in reversed(steps):
-      problem = self._problem(step)
-      if problem is None:
-        break
-      logging.warning("%s", problem)
-    return self._complete(steps)
-
-  def has(self, step: base.StepId) -> bool:
-    """Returns whether `step` has a complete checkpoint that can be read."""
-    return self._problem(step) is None
+    return tuple(name.step for name, _ in self._complete())
 
   def read(
       self,
       step: base.StepId,
       like: Mapping[str, spec_lib.LayerState],
       names: Sequence[str],
-      weights: frozen_lib.InitialWeights | None = None,
-  ) -> directory.CheckpointContents:
-    """Reads a checkpoint; see `directory.read`.
+      weights: contents.InitialWeights | None = None,
+  ) -> contents.CheckpointContents:
+    """Reads a checkpoint; see `contents.read`.
 
-    A damaged one is renamed before `base.DamagedCheckpointError` is raised.
+    This process uses no damaged one again, nor any of a later step.
     """
-    place = self._look(step)
-    try:
-      return directory.read(self.path / str(step), like, names, weights)
-    except base.DamagedCheckpointError as error:
-      self._set_aside(place, error)
-      raise
+    self.pass_over(step)
+    for name in reversed(self._find()):
+      if name.step == step and name not in self._passed_over:
+        try:
+          return contents.read(self.path / name.file, like, names, weights)
+        except base.DamagedCheckpointError as error:
+          self._passed_over.add(name)
+          logging.warning("%s It is left as it is; an older one is used.", error)
+          raise
+    raise base.DamagedCheckpointError(f"There is no checkpoint of step {step} in {self.path}.")
 
-  def set_aside_damaged(self, after: base.StepId) -> None:
-    """Renames the incomplete checkpoints later than `after`, with a warning.
+  def pass_over(self, after: base.StepId) -> None:
+    """Uses no checkpoint after a step any more: training begins again from there."""
+    self._passed_over |= {name for name in self._find() if name.step > after}
 
-    Contents are not read. Temporarily unreadable ones stay.
-    """
-    for step in self._all_steps():
-      if step > after:
-        self._look_through(step)
+  def newest(self) -> manifest_lib.Manifest | None:
+    """Returns the manifest of the newest checkpoint."""
+    return next((manifest for _, manifest in reversed(self._complete())), None)
 
   def write_part(
       self,
-      name: str,
+      name: CheckpointName,
       item: str,
       layers: Mapping[str, Mapping[str, np.ndarray]],
       *,
-      step: base.StepId,
+      is_frozen: bool = False,
   ) -> manifest_lib.Manifest:
-    """Writes layers to the directory `item` of the unfinished `name`; blocks.
+    """Writes arrays by layer and name, as `item` of the unfinished checkpoint `name`; blocks.
 
-    Each attempt to save has its own `name`, since writes of a failed one may
-    still be in progress. Replaces an existing `item`. For the other arguments,
-    the result and exceptions see `directory.write_part`.
+    Returns the manifest of this part, once all is on disk. Raises `OSError` or `ValueError`
+    if it cannot be written.
     """
-    path = self._unfinished(name)
+    where = f"{_FROZEN if is_frozen else name.step}/{name.save}/{item}"
+    path = self.path / where
     try:
-      # Removed meanwhile? Not its parent, whose mount may be away.
       self.path.mkdir(exist_ok=True)
       self._check_space(layers)
-      path.mkdir(exist_ok=True)
-      _remove_item(path, item)  # Of an earlier attempt.
-      return directory.write_part(path, item, layers, step=step)
+      path.parent.mkdir(parents=True, exist_ok=True)
+      orbax_item.write_item(path, layers)
+      files = manifest_lib.sync_files(self.path, where)
     except (OSError, ValueError):
-      _remove_item(path, item)  # Makes room.
-      with contextlib.suppress(OSError):  # Others may have items there.
-        path.rmdir()
+      for left in (path, *path.parent.glob(f"{item}.*")):  # Makes room.
+        self._remove(left)
       raise
+    entries = {
+        layer: manifest_lib.LayerEntry(
+            where, contents.sha256(arrays), layer_arrays.specs_of(arrays)
+        )
+        for layer, arrays in layers.items()
+    }
+    if is_frozen:
+      return manifest_lib.Manifest(name.step, {}, {}, files, entries)
+    return manifest_lib.Manifest(name.step, {}, entries, files)
 
-  def finish(self, name: str, manifest: manifest_lib.Manifest, *, keeps: bool = False) -> None:
-    """Makes the checkpoint written under `name` complete; removes old ones.
+  def finish(
+      self, name: CheckpointName, manifest: manifest_lib.Manifest, *, keeps: bool = False
+  ) -> None:
+    """Makes the checkpoint `name` complete; removes old ones, unless it `keeps` them.
 
-    With `keeps` it removes none. An existing complete one of that step stays, a
-    damaged one is renamed. Raises `OSError`, or `base.FencedError`.
+    Raises `OSError`, or `base.FencedError`.
     """
-    unfinished = self._unfinished(name)
-    try:
-      if problem := manifest_lib.find_problem(unfinished, manifest.files):
-        text = f"{problem}; all nodes need a folder that they share"
-        raise OSError(errno.ENOENT, text)
-      manifest_lib.write_manifest(unfinished, manifest)
-      self._check_fence()
-      while not self._rename(unfinished, self.path / str(manifest.step)):
-        problem = self._look_through(manifest.step)
-        if problem is None:
-          break
-        if not isinstance(problem, base.DamagedCheckpointError):
-          raise OSError(errno.EIO, str(problem).rstrip("."))
-      manifest_lib.sync(self.path)
-    finally:
-      shutil.rmtree(unfinished, ignore_errors=True)  # Unless it was renamed.
-    if not keeps:
-      self._remove_old()
-
-  def remove_unfinished(self, but: str) -> None:
-    """Removes unfinished checkpoints except `but`; warns if it cannot."""
-    for path in self.path.glob(f"[0-9]*{_UNFINISHED}"):
-      if path != self._unfinished(but):
-        _remove(path)
-
-  def _unfinished(self, name: str) -> pathlib.Path:
-    return self.path / f"{name}{_UNFINISHED}"
-
-  def _problem(self, step: base.StepId) -> base.CheckpointError | None:
-    try:
-      manifest_lib.read_manifest(self.path / str(step))
-    except base.CheckpointError as error:
-      return error
-    return None
-
-  def _look_through(self, step: base.StepId) -> base.CheckpointError | None:
-    """Returns the result of `_problem`; renames a damaged checkpoint."""
-    place = self._look(step)
-    problem = self._problem(step)
-    if isinstance(problem, base.DamagedCheckpointError):
-      self._set_aside(place, problem)
-    return problem
-
-  #  this process          another
-  #  look: inode 7, name
-  #  read: damaged
-  #                        rename STEP to STEP.damaged; another STEP, inode 8
-  #  look: inode 8: stop
-  #  rename                (or here: then STEP.damaged exists, and this fails)
-
-  def _look(self, step: base.StepId) -> _Place:
-    """Returns inode and future name of a checkpoint; call before reading it.
-
-    Names of damaged checkpoints are never reused. So if another process renames
-    this one and completes another, `_set_aside` fails.
-    """
-    path = self.path / str(step)
-    endings = (f".{n}" if n > 1 else "" for n in itertools.count(1))
-    sides = (self.path / f"{step}{_DAMAGED}{ending}" for ending in endings)
-    aside = next(side for side in sides if not side.exists())
-    return _Place(path, _inode(path), aside)
-
-  def _set_aside(self, place: _Place, problem: base.DamagedCheckpointError) -> None:
-    """Renames a damaged checkpoint, unless another process has; warns."""
-    if place.inode is None or _inode(place.path) != place.inode:
+    if problem := manifest_lib.find_problem(self.path, manifest.files):
+      raise OSError(errno.ENOENT, f"{problem}; all nodes need a folder that they share")
+    made = self.path / f"{name.step}/{name.save}/manifest.json"
+    manifest_lib.write_manifest(made, manifest)
+    self._check_fence()
+    made.rename(self.path / name.file)
+    manifest_lib.sync(self.path)
+    if keeps:
       return
-    with contextlib.suppress(FileNotFoundError):
-      if self._rename(place.path, place.aside):
-        logging.warning("%s It is kept as %s; an older one is used.", problem, place.aside)
+    kept = self._complete()[-self._keep :]
+    for old in self._find():
+      if kept and old < kept[0][0]:  # None are if they cannot be read now.
+        self._check_fence()
+        for path in (self.path / old.file, *self.path.glob(f"{old.step}/node*")):
+          self._remove(path)
+    self.remove_unfinished(name)
 
-  def _rename(self, path: pathlib.Path, target: pathlib.Path) -> bool:
-    """Renames a directory; returns False if the target exists, not empty."""
-    try:
-      os.rename(path, target)
-    except OSError as error:
-      if error.errno not in _TAKEN:
-        raise
-      return False
-    return True
+  def remove_unfinished(self, before: CheckpointName) -> None:
+    """Removes what earlier saves have left and no checkpoint has; warns if it cannot."""
+    used = set[str]()
+    for name in self._find():
+      used.add(f"{name.step}/{name.save}")
+      try:
+        frozen = manifest_lib.read_manifest(self.path / name.file).frozen
+      except base.DamagedCheckpointError:
+        continue
+      except base.CheckpointError:
+        return  # It may be readable again.
+      used |= {entry.item.rpartition("/")[0] for entry in frozen.values()}
+    for path in self.path.glob("*/v*"):
+      left = CheckpointName.parse(f"{before.step}.{path.name}")
+      if left and left < before and f"{path.parent.name}/{path.name}" not in used:
+        self._remove(path)
+
+  def _find(self) -> list[CheckpointName]:
+    self.path.mkdir(exist_ok=True)  # Not its parent, whose mount may be away.
+    names = manifest_lib.find(self.path)
+    self.attempt = max([self.attempt, *(name.attempt for name in names)])
+    return names
+
+  def _complete(self) -> list[tuple[CheckpointName, manifest_lib.Manifest]]:
+    """Returns the checkpoints to use, oldest first.
+
+    If a step was saved again, or an earlier one after it, training began again from
+    there: what was saved before is not of this run any more.
+    """
+    found: list[tuple[CheckpointName, manifest_lib.Manifest]] = []
+    for name in reversed(self._find()):
+      if name in self._passed_over or (found and name.step >= found[-1][0].step):
+        continue
+      try:
+        found.append((name, manifest_lib.read_manifest(self.path / name.file)))
+      except base.CheckpointError as error:
+        if not found:
+          logging.warning("%s", error)
+    return found[::-1]
 
   def _check_space(self, layers: Mapping[str, Mapping[str, np.ndarray]]) -> None:
     """Raises `OSError` if the disk has no room for the arrays.
@@ -241,53 +212,13 @@ class CheckpointFolder:
           f"{free / 1e6:,.1f} MB free",
       )
 
-  def _all_steps(self) -> list[base.StepId]:
-    """Returns the steps that have a directory, sorted."""
-    names = (path.name for path in self.path.iterdir())
-    found = (n for n in names if re.fullmatch(r"0|[1-9][0-9]*", n))
-    return sorted(base.StepId(int(n)) for n in found)
-
-  def _complete(self, steps: Iterable[base.StepId]) -> tuple[base.StepId, ...]:
-    return tuple(step for step in steps if self._problem(step) is None)
-
-  def _remove_old(self) -> None:
-    steps = self._all_steps()
-    kept = self._complete(steps)[-self._keep :]
-    for step in steps:
-      if kept and step < kept[0]:  # None are if they cannot be read now.
-        self._check_fence()
-        if self._problem(kept[-1]) is not None:
-          return  # It was removed or set aside meanwhile.
-        _remove(self.path / str(step))
-
-
-def _inode(path: pathlib.Path) -> int | None:
-  """Returns the inode of a directory; None if it is absent or empty.
-
-  A rename replaces an empty directory, so an empty one does not reserve a name.
-  """
-  try:
-    return path.stat().st_ino if any(path.iterdir()) else None
-  except (FileNotFoundError, NotADirectoryError):
-    return None
-
-
-def _remove(path: pathlib.Path) -> None:
-  """Removes a directory, as other processes may do too; warns if it cannot.
-
-  It is renamed first, so that no process sees a part of it.
-  """
-  try:
-    if not path.name.endswith(2 * _UNFINISHED):
-      path = path.rename(path.with_name(path.name + _UNFINISHED))
-    shutil.rmtree(path)
-  except FileNotFoundError:
-    pass  # Another process has renamed or removed it.
-  except OSError as error:
-    logging.warning("Cannot remove %s: %s.", path, orbax_item.describe_error(error))
-
-
-def _remove_item(path: pathlib.Path, item: str) -> None:
-  """Removes an item, and temporary folders of Orbax for it."""
-  for left in (path / item, *path.glob(f"{item}.*")):
-    shutil.rmtree(left, ignore_errors=True)
+  def _remove(self, path: pathlib.Path) -> None:
+    """Removes a file, or a directory and those that become empty; warns if it cannot."""
+    try:
+      shutil.rmtree(path) if path.is_dir() else path.unlink()
+      for parent in path.relative_to(self.path).parents[:-1]:
+        (self.path / parent).rmdir()
+    except OSError as error:
+      # Other processes may remove it too, or have items there.
+      if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
+        logging.warning("Cannot remove %s: %s.", path, orbax_item.describe_error(error))

@@ -1,8 +1,8 @@
-"""The manifest of a checkpoint: its contents, with sizes and hashes.
+"""Names and manifests of checkpoints.
 
-It is the last file that is written into a checkpoint. A checkpoint without a
-manifest, or with other sizes of files, is incomplete and is never restored.
-Each layer has a hash, and so has the manifest itself.
+A manifest has what is in a checkpoint, with sizes and hashes, and a hash of itself. It is
+written last: a checkpoint without one, or with other sizes of files, is incomplete.
+Paths in it begin where it is.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -10,54 +10,72 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import operator
 import os
 import pathlib
+import re
 import stat
-from typing import Any
+from typing import Any, Self
 
 from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
 
-_NAME = "manifest.json"
-_FORMAT = 3
-_WHOLE = 2  # The format in which all arrays are stored.
-_UNSIGNED = 1  # The format that has no hash of the manifest, either.
+_FORMAT = 4
+_UNSIGNED = 1  # The format that has no hash of the manifest.
+_FORMER = "manifest.json"  # In a folder `STEP`, until format 3.
+_SAVE = r"v(\d+)\.(\d+)-(\w+)"
 
 
-@dataclasses.dataclass(frozen=True)
-class Frozen:
-  """Arrays of a layer that are not stored, as the first weights have them.
+@dataclasses.dataclass(frozen=True, order=True)
+class CheckpointName:
+  """The name of a checkpoint, never used twice; the newest is the greatest.
 
   Attributes:
-    sha256: Hash of the bytes of the arrays in the order of their names.
-    arrays: Dtype and shape of each array by name.
+    attempt: Counts the saves of a run, finished or not; 0 until format 3.
+    incarnation: Identifies the process that began the save; "" until format 3.
   """
 
-  sha256: str
-  arrays: Mapping[str, str]
+  attempt: int
+  view: int
+  step: base.StepId
+  incarnation: str
+
+  @classmethod
+  def parse(cls, text: str) -> Self | None:
+    """Returns the name "STEP.vVIEW.ATTEMPT-INCARNATION", None for other texts."""
+    found = re.fullmatch(rf"(\d+)\.{_SAVE}", text)
+    if found is None:
+      return None
+    return cls(int(found[3]), int(found[2]), base.StepId(int(found[1])), found[4])
+
+  def __str__(self) -> str:
+    return f"{self.step}.{self.save}"
+
+  @property
+  def save(self) -> str:
+    """What distinguishes it from other checkpoints of the same step."""
+    return f"v{self.view}.{self.attempt}-{self.incarnation}"
+
+  @property
+  def file(self) -> str:
+    """Path of the manifest in the folder of the checkpoints."""
+    return f"{self}.json" if self.incarnation else f"{self.step}/{_FORMER}"
 
 
 @dataclasses.dataclass(frozen=True)
 class LayerEntry:
-  """One layer in a checkpoint.
+  """Arrays of one layer.
 
   Attributes:
-    item: Directory in the checkpoint with the arrays of the layer.
+    item: Directory with the arrays; "" if they are those of the weights that the run
+      began from, as frozen arrays are in format 3.
     sha256: Hash of the bytes of the arrays in the order of their names.
-    arrays: Dtype and shape of each stored array by name.
-    frozen: The other arrays; None if all are stored.
+    arrays: Dtype and shape of each array by name.
   """
 
   item: str
   sha256: str
   arrays: Mapping[str, str]
-  frozen: Frozen | None = None
-
-  @property
-  def specs(self) -> dict[str, str]:
-    """Dtype and shape of each array of the layer, by name."""
-    frozen = self.frozen.arrays if self.frozen is not None else {}
-    return {**self.arrays, **frozen}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,13 +86,47 @@ class Manifest:
     step: Number of steps that the state has seen.
     meta: Description of the run, plain JSON values; empty in a part.
     layers: The layers by name, in model order.
-    files: Size in bytes of each file by its path in the checkpoint.
+    files: Size in bytes of each file by its path.
+    frozen: Arrays that never change, of layers that have such arrays.
   """
 
   step: base.StepId
   meta: Mapping[str, Any]
   layers: Mapping[str, LayerEntry]
   files: Mapping[str, int]
+  frozen: Mapping[str, LayerEntry] = dataclasses.field(default_factory=dict)
+
+  def specs(self, layer: str) -> dict[str, str]:
+    """Returns dtype and shape of each array of a layer, by name."""
+    parts = (self.layers, self.frozen)
+    return {name: spec for p in parts if layer in p for name, spec in p[layer].arrays.items()}
+
+
+def find(folder: pathlib.Path) -> list[CheckpointName]:
+  """Returns the names of the checkpoints in a folder, oldest first; raises `OSError`."""
+  names = []
+  for path in folder.iterdir():
+    if path.suffix == ".json" and (name := CheckpointName.parse(path.stem)):
+      names.append(name)
+    elif path.name.isdecimal() and (path / _FORMER).exists():
+      names.append(CheckpointName(0, 0, base.StepId(int(path.name)), ""))
+  return sorted(names)
+
+
+def find_newest(path: pathlib.Path) -> pathlib.Path | None:
+  """Returns the newest manifest of a folder of checkpoints, a workdir, or one `STEP`.
+
+  Also `path` itself, if it is a manifest; None if there is none.
+  """
+  if path.is_file():
+    return path
+  for folder in (path, path / "checkpoints"):
+    if folder.is_dir() and (names := find(folder)):
+      return folder / names[-1].file
+  if not path.name.isdecimal() or not path.is_dir():
+    return None
+  names = [name for name in find(path.parent) if name.step == int(path.name)]
+  return path.parent / names[-1].file if names else None
 
 
 def join(parts: Collection[Manifest], *, order: Sequence[str], meta: Mapping[str, Any]) -> Manifest:
@@ -83,44 +135,42 @@ def join(parts: Collection[Manifest], *, order: Sequence[str], meta: Mapping[str
   `order` is the model's; `meta` is the run's description, plain JSON values.
   """
   (step,) = {part.step for part in parts}
-  layers: dict[str, LayerEntry] = {}
-  files: dict[str, int] = {}
-  for part in parts:
-    layers |= part.layers
-    files |= part.files
-  return Manifest(step, meta, {name: layers[name] for name in order}, files)
+  layers, frozen, files = (
+      {name: value for part in parts for name, value in of(part).items()}
+      for of in map(operator.attrgetter, ("layers", "frozen", "files"))
+  )
+  return Manifest(step, meta, {name: layers[name] for name in order}, files, frozen)
 
 
-def write_manifest(checkpoint: pathlib.Path, manifest: Manifest) -> None:
-  """Writes the manifest, which completes `checkpoint`; blocks until on disk.
+def write_manifest(file: pathlib.Path, manifest: Manifest) -> None:
+  """Writes a manifest, which completes a checkpoint; blocks until on disk.
 
   All other files must be on disk. Raises `OSError`.
   """
   content = {"format": _FORMAT} | json_lib.to_plain(manifest)
   content["sha256"] = _sha256(content)
-  text = json.dumps(content, indent=1) + "\n"
-  base.write_atomically(checkpoint / _NAME, text)
-  sync(checkpoint)
+  base.write_atomically(file, json.dumps(content, indent=1) + "\n")
+  sync(file.parent)
 
 
-def read_manifest(checkpoint: pathlib.Path) -> Manifest:
+def read_manifest(file: pathlib.Path) -> Manifest:
   """Returns the manifest of a checkpoint.
 
   Raises `base.DamagedCheckpointError`, which says why it is not complete, or
   `base.CheckpointError` if the folder is temporarily unreadable.
   """
-  cannot = f"Cannot use checkpoint {checkpoint}"
+  cannot = f"Cannot use checkpoint {file}"
   try:
-    manifest = _parse((checkpoint / _NAME).read_bytes())
-    problem = find_problem(checkpoint, manifest.files)
-    if str(manifest.step) != checkpoint.name:
-      problem = f"its manifest is of step {manifest.step}"
+    manifest = _parse(file.read_bytes())
+    problem = find_problem(file.parent, manifest.files)
+    if not re.match(rf"{manifest.step}\b", file.parent.name if file.name == _FORMER else file.name):
+      problem = f"it is of step {manifest.step}"
   except (FileNotFoundError, NotADirectoryError):
-    problem = f"there is no {_NAME}"
+    problem = "it does not exist"
   except (OSError, base.CheckpointError) as error:
     raise base.CheckpointError(f"{cannot}: {error}.") from error
   except (AttributeError, KeyError, TypeError, ValueError) as error:
-    problem = f"{_NAME} is damaged: {type(error).__name__}: {error}"
+    problem = f"it is damaged: {type(error).__name__}: {error}"
   if problem:
     raise base.DamagedCheckpointError(f"{cannot}: {problem}.")
   return manifest
@@ -133,11 +183,13 @@ def _parse(data: bytes) -> Manifest:
   """
   content = json.loads(data)
   found = content.pop("sha256", None)
-  is_unsigned = content["format"] == _UNSIGNED
-  if found != (None if is_unsigned else _sha256(content)):
+  if found != (None if content["format"] == _UNSIGNED else _sha256(content)):
     raise ValueError("its hash does not match")
-  if content.pop("format") not in (_UNSIGNED, _WHOLE, _FORMAT):
+  if content.pop("format") not in range(_UNSIGNED, _FORMAT + 1):
     raise base.CheckpointError("it is of another version of this program")
+  if "frozen" not in content:  # Until format 3.
+    frozen = {name: entry.pop("frozen", None) for name, entry in content["layers"].items()}
+    content["frozen"] = {name: {"item": "", **entry} for name, entry in frozen.items() if entry}
   return json_lib.from_plain(Manifest, content)
 
 
@@ -146,12 +198,12 @@ def _sha256(content: Mapping[str, Any]) -> str:
   return hashlib.sha256(text.encode()).hexdigest()
 
 
-def find_problem(checkpoint: pathlib.Path, files: Mapping[str, int]) -> str | None:
+def find_problem(root: pathlib.Path, files: Mapping[str, int]) -> str | None:
   """Returns a message on the first file of a wrong size; None if all fit."""
   for name, num_bytes in files.items():
     found = None
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-      status = os.stat(checkpoint / name)
+      status = os.stat(root / name)
       found = status.st_size if stat.S_ISREG(status.st_mode) else None
     if found != num_bytes:
       what = "is missing" if found is None else f"has {found} bytes"
@@ -159,19 +211,20 @@ def find_problem(checkpoint: pathlib.Path, files: Mapping[str, int]) -> str | No
   return None
 
 
-def sync_files(checkpoint: pathlib.Path, item: str) -> dict[str, int]:
-  """Returns the size of each file of an item, in bytes, by path.
+def sync_files(root: pathlib.Path, item: str) -> dict[str, int]:
+  """Returns the size of each file of an item, in bytes, by path from `root`.
 
   Blocks until all are on disk; the item may be absent.
   """
   sizes = {}
-  for folder, _, names in os.walk(checkpoint / item):
+  for folder, _, names in os.walk(root / item):
     for name in sorted(names):
       path = pathlib.Path(folder, name)
-      sizes[path.relative_to(checkpoint).as_posix()] = path.stat().st_size
+      sizes[path.relative_to(root).as_posix()] = path.stat().st_size
       sync(path)
     sync(folder)
-  sync(checkpoint)
+  for parent in pathlib.Path(item).parents:
+    sync(root / parent)
   return sizes
 
 

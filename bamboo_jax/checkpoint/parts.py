@@ -20,14 +20,12 @@ class Save:
 
   Attributes:
     name: Unique, even among saves of the same step.
-    step: Number of steps that the state has seen.
     writer: Member that joins the parts: the host of the lowest-numbered owner.
     stages: The stages that each member writes, for members that write any.
     num_skipped: Skipped steps in a row up to `step`.
   """
 
-  name: str
-  step: base.StepId
+  name: manifest_lib.CheckpointName
   writer: base.NodeId
   stages: Mapping[base.NodeId, tuple[base.StageId, ...]]
   num_skipped: int = 0
@@ -41,7 +39,7 @@ class Save:
   def meta(self) -> dict[str, Any]:
     """What the checkpoint's description has of this save, plain JSON values."""
     skipped = {_SKIPPED: self.num_skipped} if self.num_skipped else {}
-    return {"save": self.name, **skipped}
+    return {"save": str(self.name), **skipped}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,14 +47,15 @@ class PartsReport:
   """A member's report on checkpoints in its vote.
 
   Attributes:
-    begins: Whether to start a save; only the writer's value counts.
+    begins: The name of the save to start, without its step and view; "" for none. Only
+      the writer's value counts.
     is_busy: Whether this member is still writing the previous save.
     save: Name of the save whose part is reported; None without a report.
     part: Manifest of the written part; None if the write failed.
     error: Why there is no part; without a report, why the last save failed.
   """
 
-  begins: bool
+  begins: str
   is_busy: bool
   save: str | None = None
   part: manifest_lib.Manifest | None = None
@@ -75,15 +74,23 @@ def is_due(step: base.StepId, after: base.StepId | None, every_steps: int) -> bo
 
 
 def plan_save(
-    name: str, step: base.StepId, owners: Sequence[Sequence[base.NodeId]], num_skipped: int = 0
-) -> Save:
-  """Returns which stages each member writes.
+    said: Mapping[base.NodeId, PartsReport],
+    step: base.StepId,
+    *,
+    view: base.ViewId,
+    owners: Sequence[Sequence[base.NodeId]],
+    num_skipped: int = 0,
+) -> Save | None:
+  """Returns which stages each member writes; None if the writer begins no save.
 
   `owners` are the members that host each stage, by pipeline.
   """
+  writer = min(member for row in owners for member in row)
+  name = manifest_lib.CheckpointName.parse(f"{step}.v{view}.{said[writer].begins}")
+  if name is None:
+    return None
   stages: dict[base.NodeId, tuple[base.StageId, ...]] = {}
   for stage in base.stages(len(owners[0])):
     member = owners[stage % len(owners)][stage]
     stages[member] = (*stages.get(member, ()), stage)
-  writer = min(member for row in owners for member in row)
-  return Save(name, step, writer, stages, num_skipped)
+  return Save(name, writer, stages, num_skipped)

@@ -1,17 +1,19 @@
 """The checkpoints of a run: each member writes the stages that it hosts.
 
-A member is a process; a single one writes everything. A save is written to
-`checkpoints/NAME.tmp`, in a thread, while training continues; a rename to
-`checkpoints/STEP` makes it a checkpoint. So if a process is killed at any time,
-a folder `STEP` is complete, or it is rejected. Parameters that are not finite
-are never written, as they would soon replace all finite ones.
+A member is a process; a single one writes everything. A save is written in a thread, while
+training continues; its manifest, which is written last, makes it a checkpoint. So if a
+process is killed at any time, a checkpoint is complete, or it is not used. Parameters that
+are not finite are never written, as they would soon replace all finite ones. Weights that
+are never trained, as with LoRA, are written by the first save of a run.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 import dataclasses
+import errno
 import itertools
 import os
+import secrets
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,8 +22,8 @@ from bamboo_jax import base
 from bamboo_jax.base import logs
 from bamboo_jax.checkpoint import (
     arrays as layer_arrays,
+    contents,
     folder as folder_lib,
-    frozen as frozen_lib,
     identity as identity_lib,
     manifest as manifest_lib,
     orbax_item,
@@ -66,7 +68,7 @@ class Writer:
       identity: identity_lib.RunIdentity,
       warn: Callable[[base.StepId, str], None],
       check_fence: Callable[[], None],
-      weights: frozen_lib.InitialWeights | None = None,
+      weights: contents.InitialWeights | None = None,
   ) -> None:
     """Opens the folder, or raises `base.CheckpointError`.
 
@@ -82,8 +84,7 @@ class Writer:
       check_fence: Raises `base.FencedError` if other processes own the folder.
         Called in the writing thread, before a checkpoint becomes complete and
         before one is removed.
-      weights: From which the run begins, and which have its frozen arrays;
-        None: it begins from the seed.
+      weights: From which the run begins; None: from the seed.
     """
     self._folder = folder_lib.CheckpointFolder(directory, keep=keep, check_fence=check_fence)
     self._every_steps = every_steps
@@ -92,7 +93,9 @@ class Writer:
     self._identity = identity
     self._warn_of = warn
     self._weights = weights
-    self._frozen: dict[str, manifest_lib.Frozen | None] = {}  # By layer.
+    self._incarnation = secrets.token_hex(3)
+    self._saved: base.StepId | None = None  # That this member has joined, or restored.
+    self._frozen: dict[str, manifest_lib.LayerEntry] = {}  # That a checkpoint has.
     self._thread = futures.ThreadPoolExecutor(1, "checkpoint")
     self._save: parts.Save | None = None  # The save whose parts are missing.
     self._parts: dict[base.NodeId, manifest_lib.Manifest] = {}
@@ -116,26 +119,26 @@ class Writer:
     """Returns the state of some layers; reads the arrays of no others.
 
     `step` is one of `steps`, or 0 for the state before the first step. Later
-    incomplete checkpoints are renamed.
+    checkpoints are not used any more.
 
     Raises `base.DamagedCheckpointError` if the checkpoint is incomplete or
-    damaged, and renames it. Raises `base.CheckpointError` if it is temporarily
+    damaged; then it is not used again. Raises `base.CheckpointError` if it is temporarily
     unreadable, or of another model, optimizer or run; names the difference.
     """
-    base.ask_again(lambda: self._folder.set_aside_damaged(step))
     names = self._model.model.layer_names
     self.num_skipped = 0
     if step == 0:
+      base.ask_again(lambda: self._folder.pass_over(step))
       states: dict[str, Any] = {}
       units = self._model.single_layers
       for index in map(names.index, layers):
         states |= spec_lib.init_layers(units[index], self._weights.read if self._weights else None)
       return states
     shapes = spec_lib.split_layers(self._model.state)
-    states, meta = self._folder.read(step, shapes, layers, self._weights)
+    states, meta = base.ask_again(lambda: self._folder.read(step, shapes, layers, self._weights))
     where = str(self._folder.path)
     self.changes = self._identity.check(meta, step=step, where=where)
-    self.num_skipped = parts.num_skipped(meta)
+    self.num_skipped, self._saved = parts.num_skipped(meta), step
     return states
 
   # During training.
@@ -151,12 +154,11 @@ class Writer:
   #  4      vote: begins           vote                   2
   #           `------ hear -----------'                           1. as 0 says
   #         copy to host           copy to host
-  #         thread: its stages     thread: its stages     4.v1.tmp/node0, node3
+  #         thread: its stages     thread: its stages     4/v1.7-8c1f/node0, node3
   #  5      vote: node0            vote: nothing yet             2. none waits
   #  6      vote: node0            vote: node3
   #           `------ hear -----------'                           3. all parts
-  #         thread: manifest                              4.v1.tmp/manifest.json
-  #         thread: rename                                4       4. complete
+  #         thread: manifest                              4.v1.7-8c1f.json   4. complete
   #         thread: remove old                            (2)
   #
   # A death before 3 abandons the save: members may have different votes. A part
@@ -185,10 +187,8 @@ class Writer:
         used only if a save is due.
     """
     self._hear(said)
-    if not any(report.begins for report in said.values()):
-      return
-    save = parts.plan_save(f"{step}.v{view}", step, owners)
-    if not said[save.writer].begins:
+    save = parts.plan_save(said, step, view=view, owners=owners)
+    if save is None:
       return
     if save.is_alone or not said[save.writer].is_busy:
       self._begin(save, states)
@@ -221,30 +221,28 @@ class Writer:
 
     Raises `base.CheckpointError` on all members if it cannot be saved.
     """
-    tries = 0
+    tried = 0
     for turn in itertools.count():
-      name = f"{step}.v{view}.{tries}"
-      save = parts.plan_save(name, step, owners, num_skipped)
       self._wait(waiting)
       self._end_joining(blocks=True)
-      is_done = self._member == save.writer and self._folder.has(step)
-      mine = self._say(begins=not is_done)
-      said = gather(f"save {step} {turn}", mine)
+      said = gather(f"save {step} {turn}", self._say(begins=self._saved != step))
       self._hear(said)
-      report = said[save.writer]
-      if not report.begins:
+      save = parts.plan_save(said, step, view=view, owners=owners, num_skipped=num_skipped)
+      if save is None:
         return
-      if not report.is_busy:
-        if tries == _MOST_TRIES:
-          last = max(self.steps(), default=0)
-          kept = f"The last checkpoint is of step {last}" * bool(last)
-          raise base.CheckpointError(
-              f"{report.error} {kept or 'There is no checkpoint'}; once this "
-              "is mended (a full disk needs room), the same command trains the "
-              "missing steps again."
-          )
-        self._begin(save, states)
-        tries += 1
+      report = said[save.writer]
+      if report.is_busy:
+        continue
+      if tried == _MOST_TRIES:
+        last = max(self.steps(), default=0)
+        kept = f"The last checkpoint is of step {last}" * bool(last)
+        raise base.CheckpointError(
+            f"{report.error} {kept or 'There is no checkpoint'}; once this "
+            "is mended (a full disk needs room), the same command trains the "
+            "missing steps again."
+        )
+      self._begin(save, states)
+      tried += 1
 
   def close(self) -> None:
     """Blocks until this member has written its part; ends the thread."""
@@ -254,16 +252,19 @@ class Writer:
   def _say(self, *, begins: bool) -> parts.PartsReport:
     self._end_joining(blocks=False)
     is_busy = self._save is not None or self._joining is not None
-    report = parts.PartsReport(begins, is_busy, error=self._error)
+    name = f"{self._folder.attempt + 1}-{self._incarnation}" if begins else ""
+    report = parts.PartsReport(name, is_busy, error=self._error)
     if self._save and self._writing and self._writing.done():
       written = self._writing.result()
-      report = dataclasses.replace(report, save=self._save.name, **written._asdict())
+      report = dataclasses.replace(report, save=str(self._save.name), **written._asdict())
     return report
 
   def _hear(self, said: Mapping[base.NodeId, parts.PartsReport]) -> None:
     """Ends the save once all parts are reported, or one has failed."""
+    if any(report.error for report in said.values()):
+      self._frozen = {}  # The next save looks where they are.
     for member, report in said.items():
-      if self._save is None or report.save != self._save.name:
+      if self._save is None or report.save != str(self._save.name):
         continue
       if report.part is None:
         self._fail(self._save, f"{logs.name_of(member)}: {report.error}")
@@ -277,21 +278,19 @@ class Writer:
 
   def _begin(self, save: parts.Save, states: Mapping[base.StageId, spec_lib.StageState]) -> None:
     self._end_joining(blocks=True)
+    self._folder.attempt = max(self._folder.attempt, save.name.attempt)
     self._save = None if save.is_alone else save
     self._parts, self._writing, self._error = {}, None, ""
     layers: dict[str, Any] = {}
     for stage in save.stages.get(self._member, ()):
       layers |= spec_lib.split_layers(states[stage])
-    arrays = layer_arrays.copy_to_host(layers, self._omitted)
+    omitted = {name: entry.arrays for name, entry in self._frozen.items()}
+    arrays = layer_arrays.copy_to_host(layers, omitted)
     is_writer = self._member == save.writer
     if save.is_alone and is_writer:
       self._joining = self._thread.submit(self._write_alone, save, arrays)
     elif arrays or is_writer:
       self._writing = self._thread.submit(self._write, save, arrays)
-
-  @property
-  def _omitted(self) -> dict[str, Mapping[str, str]]:  # By layer.
-    return {n: f.arrays for n, f in self._frozen.items() if f is not None}
 
   def _end_joining(self, *, blocks: bool) -> None:
     """Ends the save that this member joins, if there is one."""
@@ -300,13 +299,14 @@ class Writer:
       self._joining = None
       if error:
         self._fail(save, error)
+      else:
+        self._saved = save.name.step
 
   def _fail(self, save: parts.Save, error: str) -> None:
-    self._error = (
-        f"Cannot save step {save.step} to " f"{self._folder.path / str(save.step)}: {error}."
-    )
+    step = save.name.step
+    self._error = f"Cannot save step {step} to {self._folder.path}: {error}."
     if self._member == save.writer:
-      self._warn_of(save.step, self._error)
+      self._warn_of(step, self._error)
 
   def _wait(self, waiting: Callable[[], None]) -> None:
     """Blocks until this member has written its part."""
@@ -325,31 +325,50 @@ class Writer:
     try:
       if self._member == save.writer:
         self._folder.remove_unfinished(save.name)
-      stored = self._drop_frozen(layers)
-      part = self._folder.write_part(save.name, item, stored, step=save.step)
+      frozen = self._store_frozen(save.name, item, layers)
+      trained = {
+          layer: {k: a for k, a in arrays.items() if k not in omitted}
+          for layer, arrays in layers.items()
+          for omitted in [frozen.frozen[layer].arrays if layer in frozen.frozen else ()]
+      }
+      part = self._folder.write_part(save.name, item, trained)
     except (OSError, ValueError) as error:
       return _Written(None, orbax_item.describe_error(error))
-    entries = {
-        name: dataclasses.replace(entry, frozen=self._frozen[name])
-        for name, entry in part.layers.items()
-    }
-    return _Written(dataclasses.replace(part, layers=entries))
+    files = {**part.files, **frozen.files}
+    return _Written(dataclasses.replace(part, frozen=frozen.frozen, files=files))
 
-  def _drop_frozen(
-      self, layers: Mapping[str, Mapping[str, np.ndarray]]
-  ) -> dict[str, dict[str, np.ndarray]]:
-    """Returns the arrays to store.
-
-    Frozen arrays never change, so they are found by the first save of a layer.
-    """
-    for layer in self._model.layers:
-      if layer.name in layers and layer.name not in self._frozen:
-        self._frozen[layer.name] = frozen_lib.find(layer, layers[layer.name], self._weights)
-    return {
-        name: {k: a for k, a in arrays.items() if k not in omitted}
-        for name, arrays in layers.items()
-        for omitted in [self._omitted.get(name, ())]
+  def _store_frozen(
+      self,
+      name: manifest_lib.CheckpointName,
+      item: str,
+      layers: Mapping[str, Mapping[str, np.ndarray]],
+  ) -> manifest_lib.Manifest:
+    """Returns where the frozen arrays of layers are; writes those that no checkpoint has."""
+    part = manifest_lib.Manifest(name.step, {}, {}, {})
+    new = {
+        layer.name: {
+            k: a
+            for k, a in layers[layer.name].items()
+            if k.startswith("params/") and not k.startswith(f"params/{layer.trained}")
+        }
+        for layer in self._model.layers
+        if layer.name in layers and layer.name not in self._frozen
     }
+    new = {layer: arrays for layer, arrays in new.items() if arrays}
+    stored = (self._folder.newest() if new or self._frozen else None) or part
+    if not self._frozen.items() <= stored.frozen.items():
+      raise OSError(errno.ENOENT, "the checkpoints with the frozen weights are gone")
+    for layer, entry in stored.frozen.items():
+      if entry.item and layer in new and contents.sha256(new[layer]) == entry.sha256:
+        self._frozen[layer] = entry
+        del new[layer]
+    if new:
+      part = self._folder.write_part(name, item, new, is_frozen=True)
+    files = {k: n for k, n in stored.files.items() if k.startswith("frozen/")}
+    frozen = {layer: entry for layer, entry in self._frozen.items() if layer in layers}
+    return dataclasses.replace(
+        part, frozen={**part.frozen, **frozen}, files={**part.files, **files}
+    )
 
   def _join(
       self, save: parts.Save, written: Mapping[base.NodeId, manifest_lib.Manifest]
@@ -357,7 +376,7 @@ class Writer:
     whole = manifest_lib.join(
         written.values(),
         order=self._model.model.layer_names,
-        meta=self._identity.describe(save.step) | save.meta,
+        meta=self._identity.describe(save.name.step) | save.meta,
     )
     try:
       self._folder.finish(save.name, whole, keeps=bool(save.num_skipped))

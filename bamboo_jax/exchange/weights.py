@@ -8,14 +8,15 @@ from collections.abc import Callable
 import functools
 import os
 import pathlib
+import secrets
 import shutil
 from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.checkpoint import (
     arrays as layer_arrays,
-    directory,
-    frozen,
+    contents,
+    folder as folder_lib,
     manifest as manifest_lib,
 )
 from bamboo_jax.exchange import adapters, companions, hub_config, hub_folder, names
@@ -49,12 +50,12 @@ def open_weights(
   return lambda name: layer_arrays.restore_layer(read(name), like[name])
 
 
-def open_later(path: str | None, model: model_lib.Model) -> frozen.InitialWeights | None:
+def open_later(path: str | None, model: model_lib.Model) -> contents.InitialWeights | None:
   """Returns `open_weights`, called by the first read; None without a path."""
   if path is None:
     return None
   read = functools.cache(lambda: open_weights(path, model))
-  return frozen.InitialWeights(path, lambda layer: read()(layer))
+  return contents.InitialWeights(path, lambda layer: read()(layer))
 
 
 def import_folder(
@@ -76,23 +77,17 @@ def import_folder(
   model = zoo.make_model(name, **options)
   is_adapted = "lora_rank" in options
   read = (adapters if is_adapted else hub_folder).open_folder(path, model)
-  checkpoint = pathlib.Path(out, "0")
-  if checkpoint.exists():
-    raise ValueError(f"{checkpoint} exists already; name another folder.")
-  unfinished = checkpoint.with_name("0.tmp")
-  shutil.rmtree(unfinished, ignore_errors=True)  # Of a failed import.
-  unfinished.mkdir(parents=True)
-  parts = [
-      directory.write_part(unfinished, layer, {layer: read(layer)}, step=base.StepId(0))
-      for layer in model.layer_names
-  ]
+  if manifest_lib.find_newest(pathlib.Path(out)):
+    raise ValueError(f"There is a checkpoint in {out} already; name another folder.")
+  shutil.rmtree(pathlib.Path(out, "0"), ignore_errors=True)  # Of a failed import.
+  folder = folder_lib.CheckpointFolder(out, keep=1, check_fence=lambda: None)
+  first = manifest_lib.CheckpointName(1, 0, base.StepId(0), secrets.token_hex(3))
+  parts = [folder.write_part(first, layer, {layer: read(layer)}) for layer in model.layer_names]
   meta: dict[str, Any] = {"model": dict(model.fingerprint), "token_ids": _find_token_ids(path)}
   if is_adapted:
     meta["config"] = {"init_from": os.path.abspath(path)}
-  manifest = manifest_lib.join(parts, order=model.layer_names, meta=meta)
-  manifest_lib.write_manifest(unfinished, manifest)
-  unfinished.rename(checkpoint)
-  companions.copy(companions.find(path), checkpoint.parent)
+  folder.finish(first, manifest_lib.join(parts, order=model.layer_names, meta=meta))
+  companions.copy(companions.find(path), folder.path)
   return model
 
 
@@ -171,7 +166,7 @@ def _find_token_ids(path: str | os.PathLike[str]) -> dict[str, Any] | None:
   config = hub_folder.read_json(file) if file.is_file() else {}
   if hub_folder.is_hub_folder(path) or "model_type" in config:
     return hub_config.pick_token_ids(config)
-  checkpoint = _look_for_checkpoint(path)
+  checkpoint = manifest_lib.find_newest(pathlib.Path(path))
   if checkpoint is None:  # It has been removed; `companions` warns.
     return None
   meta = manifest_lib.read_manifest(checkpoint).meta
@@ -203,23 +198,13 @@ def _find_base(checkpoint: pathlib.Path) -> str | None:
 
 
 def _find_checkpoint(path: str | os.PathLike[str]) -> pathlib.Path:
-  found = _look_for_checkpoint(path)
+  found = manifest_lib.find_newest(pathlib.Path(path))
   if found is None:
     raise base.CheckpointError(
         f"There are no weights in {path}: neither *.safetensors nor a checkpoint."
         f"{hub_folder.hint_at_download(path)}"
     )
   return found
-
-
-def _look_for_checkpoint(path: str | os.PathLike[str]) -> pathlib.Path | None:
-  path = pathlib.Path(path)
-  for pattern in ("", "*/", "checkpoints/*/"):
-    found = [p.parent for p in path.glob(f"{pattern}manifest.json")]
-    steps = [p for p in found if p.name.isdecimal()]
-    if steps:
-      return max(steps, key=lambda p: int(p.name))
-  return None
 
 
 def _open_checkpoint(
@@ -229,8 +214,8 @@ def _open_checkpoint(
   manifest = manifest_lib.read_manifest(path)
   found = {
       f"{layer}: {name}": shape.shape
-      for layer, entry in manifest.layers.items()
-      for name, shape in layer_arrays.parse_specs(entry.specs).items()
+      for layer in manifest.layers
+      for name, shape in layer_arrays.parse_specs(manifest.specs(layer)).items()
       if name.startswith(_KINDS)
   }
   wanted = {
@@ -242,7 +227,7 @@ def _open_checkpoint(
   first = open_later(_find_first(path), model)
 
   def read(layer: str) -> hub_folder.Arrays:
-    arrays = directory.read_arrays(path, manifest, [layer], first)[layer]
+    arrays = contents.read_arrays(path, manifest, [layer], first)[layer]
     arrays = {k: a for k, a in arrays.items() if k.startswith(_KINDS)}
     if name := layer_arrays.find_nonfinite({layer: arrays}):
       raise base.CheckpointError(f"{path}: {name} has NaN or infinite values.")

@@ -127,11 +127,12 @@ class RunState:
     """
     restored = None
     while restored is None:
-      steps = max(self.writer.steps(), default=base.StepId(0))
+      saved = [steps for steps in self.writer.steps() if steps not in self.damaged]
+      steps = max(saved, default=base.StepId(0))
       try:
         restored = self._restore(steps, layout)
-      except base.DamagedCheckpointError:  # Set aside, with a warning.
-        if not steps or steps in self.damaged:
+      except base.DamagedCheckpointError:  # Not used again, with a warning.
+        if not steps:
           raise
         self.damaged += (steps,)
     self.steps, self.version = steps, 0
@@ -324,7 +325,7 @@ class RunState:
       is_damaged = False
       try:
         states = self._restore(steps, layout)
-      except base.DamagedCheckpointError:  # Set aside, with a warning.
+      except base.DamagedCheckpointError:  # Not used again, with a warning.
         if not steps:
           raise
         is_damaged = True

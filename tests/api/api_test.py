@@ -15,6 +15,7 @@ import numpy as np
 
 import bamboo_jax
 from bamboo_jax import api
+from bamboo_jax.checkpoint import manifest
 from bamboo_jax.models import zoo
 from tests import folders, samples, tiny
 from tests.launch import commands
@@ -217,7 +218,7 @@ class ClusterTest(folders.FolderCase):
   def test_an_interrupt_saves_the_step(self):
     done = commands.run("-c", _INTERRUPTED, str(self.folder))
     self.assertEqual(done.returncode, 7, msg=done.stderr)
-    saved = [int(path.name) for path in self.folder.glob("checkpoints/*")]
+    saved = [name.step for name in manifest.find(self.folder / "checkpoints")]
     self.assertLen(saved, 1)
     self.assertGreaterEqual(saved[0], 3)
 

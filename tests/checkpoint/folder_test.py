@@ -1,6 +1,5 @@
 """Checkpoints on disk: to the bit, or not at all."""
 
-import dataclasses
 import errno
 import json
 import os
@@ -19,8 +18,8 @@ import optax
 from bamboo_jax import base
 from bamboo_jax.checkpoint import (
     arrays as layer_arrays,
+    contents,
     digest,
-    directory,
     folder as folder_lib,
     manifest as manifest_lib,
     orbax_item,
@@ -107,6 +106,32 @@ def _flip(path):
   path.write_bytes(data)
 
 
+def _other(file):
+  """Returns the manifest of the checkpoint before."""
+  first, _ = sorted(file.parent.glob("*.json"))
+  return first.read_bytes()
+
+
+def _make_former(file, form):
+  """Makes a checkpoint one of an earlier format."""
+  folder = file.parent / file.name.partition(".")[0]
+  manifest = json.loads(file.read_text())
+  (save,) = folder.iterdir()
+  for item in save.iterdir():
+    item.rename(folder / item.name)
+  save.rmdir()
+  del manifest["sha256"], manifest["frozen"]
+  manifest["format"] = form
+  prefix = f"{folder.name}/{save.name}/"
+  manifest["files"] = {k.removeprefix(prefix): n for k, n in manifest["files"].items()}
+  for entry in manifest["layers"].values():
+    entry["item"] = entry["item"].removeprefix(prefix)
+  if form > 1:
+    manifest["sha256"] = manifest_lib._sha256(manifest)
+  (folder / "manifest.json").write_text(json.dumps(manifest))
+  file.unlink()
+
+
 def _invert(path):
   """Inverts all data; of equally large files some are not needed."""
   for file in path.rglob("d/*"):
@@ -121,20 +146,38 @@ class FolderTest(parameterized.TestCase):
     self.root = pathlib.Path(temp).resolve() / "checkpoints"
     self.folder = _make_folder(self.root, keep=2)
 
-  def save(self, step, layers=None, *, folder=None, name="v1"):
-    """Saves a state, whose numbers depend on the step, in two parts."""
-    name = f"{step}.{name}"
+  def name(self, step):
+    """Returns the next name of a save."""
+    self.folder.steps()
+    return folder_lib.CheckpointName(self.folder.attempt + 1, 1, step, "a")
+
+  def save(self, step, layers=None, *, folder=None, name=None):
+    """Saves a state, whose numbers depend on the step, in two parts; returns the manifest."""
+    name = name or self.name(step)
     folder, layers = folder or self.folder, layers or _layers(step)
     arrays = layer_arrays.copy_to_host(layers)
     split = {"node0": [*arrays][:1], "node3": [*arrays][1:]}
     parts = [
-        folder.write_part(name, item, {k: arrays[k] for k in names}, step=step)
+        folder.write_part(name, item, {k: arrays[k] for k in names})
         for item, names in split.items()
     ]
     folder.finish(name, manifest_lib.join(parts, order=list(layers), meta=_META))
+    return self.root / name.file
+
+  def path(self, step, item=""):
+    """Returns the folder of the only checkpoint of a step."""
+    (path,) = (self.root / f"{step}").glob("*")
+    return path / item
+
+  def listed(self):
+    return sorted(os.listdir(self.root))
+
+  def read(self, file, like=None, names=None):
+    like = like or _layers()
+    return contents.read(file, like, [*like] if names is None else names)
 
   def assert_restores(self, step):
-    layers, meta = directory.read(self.root / f"{step}", _layers(), list(_layers()))
+    layers, meta = self.folder.read(step, _layers(), list(_layers()))
     self.assertEqual(_bits(layers), _bits(_layers(step)))
     self.assertEqual(meta, _META)
 
@@ -145,9 +188,9 @@ class FolderTest(parameterized.TestCase):
         for i, (name, device) in enumerate(zip("zab", jax.devices(), strict=False))
     }
     layers["bare"] = spec_lib.LayerState({}, optax.sgd(1e-2).init({}), {})
-    self.save(7, layers)
+    file = self.save(7, layers)
     shapes = {k: jax.eval_shape(lambda v=v: v) for k, v in layers.items()}
-    restored, _ = directory.read(self.root / "7", shapes, list(layers))
+    restored, _ = self.read(file, shapes)
     self.assertEqual(_bits(restored), _bits(layers))
     self.assertEqual(list(restored), list(layers))
     for leaf in jax.tree.leaves(restored):
@@ -168,10 +211,10 @@ class FolderTest(parameterized.TestCase):
       (["block_02.mlp", "block_00.mlp"], None), (["block_00.mlp"], "node3"), ([], "node0")
   )
   def test_subset(self, names, damaged):
-    self.save(2)
+    file = self.save(2)
     if damaged is not None:  # Which is not even read.
-      _flip(_biggest_file(self.root / "2" / damaged))
-    restored, _ = directory.read(self.root / "2", _layers(), names)
+      _flip(_biggest_file(self.path(2, damaged)))
+    restored, _ = self.read(file, names=names)
     self.assertEqual(_bits(restored), _bits({n: _layers(2)[n] for n in names}))
     self.assertEqual(list(restored), names)
 
@@ -206,57 +249,53 @@ class FolderTest(parameterized.TestCase):
       ),
   )
   def test_another_model(self, changes, message):
-    self.save(2)
+    file = self.save(2)
     layers = _layers()
     for name, options in changes.items():
       layers[name] = options if options is None else _layer(**options)
     layers = {k: v for k, v in layers.items() if v is not None}
     with self.assertRaisesRegex(base.CheckpointError, message):
-      directory.read(self.root / "2", layers, ["block_00.mlp"])  # Whatever is asked for.
+      self.read(file, layers, ["block_00.mlp"])  # Whatever is asked for.
 
   @parameterized.named_parameters(
-      ("no_manifest", "manifest.json", os.unlink, "there is no manifest.json"),
-      ("cut_manifest", "manifest.json", _cut, "damaged"),
-      ("empty_manifest", "manifest.json", lambda p: p.write_text("{}"), "damaged"),
-      ("cut_data", None, _cut, "it should have"),
-      ("no_data", None, os.unlink, "is missing"),
+      ("no_manifest", "json", os.unlink, None),
+      ("cut_manifest", "json", _cut, "it is damaged"),
+      ("changed_manifest", "json", _flip, "it is damaged"),
+      ("empty_manifest", "json", lambda p: p.write_text("{}"), "it is damaged"),
+      ("another_step", "json", lambda p: p.write_bytes(_other(p)), "it is of step 2"),
+      ("cut_data", "data", _cut, "it should have"),
+      ("no_data", "data", os.unlink, "is missing"),
       ("no_part", "node3", shutil.rmtree, "is missing"),
-      ("nothing", "", shutil.rmtree, "there is no manifest"),
+      ("nothing", "", shutil.rmtree, "is missing"),
   )
-  def test_incomplete_checkpoint_is_not_used(self, name, damage, message):
+  def test_incomplete_checkpoint_is_passed_over(self, name, damage, message):
     self.save(2)
-    self.save(4)
-    path = self.root / "4"
-    damage(_biggest_file(path) if name is None else path / name)
-    path.mkdir(exist_ok=True)
-    with self.assertLogs("absl", "WARNING") as logs:
+    file = self.save(4)
+    damage({"json": file, "data": _biggest_file(self.path(4))}.get(name, self.path(4, name)))
+    left = _hashes(self.root)
+    with self.assertLogs("absl", "WARNING") if message else self.assertNoLogs("absl") as logs:
       self.assertEqual(self.folder.steps(), (2,))
-    self.assertRegex(logs.output[0], message)
-    with self.assertRaisesRegex(base.CheckpointError, message):
-      directory.read(self.root / "4", _layers(), ["block_00.mlp"])
+    if message:
+      self.assertRegex(logs.output[0], message)
+      with self.assertRaisesRegex(base.DamagedCheckpointError, message):
+        self.read(file)
+    self.assertEqual(_hashes(self.root), left)
     self.save(4)
     self.assert_restores(4)
+    self.assertContainsSubset({k: v for k, v in left.items() if "4" in k.parts[0]}, left)
 
   def test_files_that_another_node_removes_meanwhile(self):
     self.save(2)
-    shutil.rmtree(self.root / "2" / "node3")
+    shutil.rmtree(self.path(2, "node3"))
     with mock.patch.object(pathlib.Path, "is_file", return_value=True):
       self.assertEqual(self.folder.steps(), ())
 
-  def test_changed_data_is_not_returned(self):
-    big = _layers_with_noise()
-    self.save(2, big)
-    directory.read(self.root / "2", big, list(big))
-    _flip(_biggest_file(self.root / "2"))
-    with self.assertRaisesRegex(base.CheckpointError, "layer 'block_01.mlp' is not"):
-      directory.read(self.root / "2", big, list(big))
-
   def test_any_changed_byte_is_found_or_does_no_harm(self):
     self.save(2)
-    self.save(4)
-    files = [p for p in (self.root / "4").rglob("*") if p.is_file()]
+    file = self.save(4)
+    files = [file, *(p for p in self.path(4).rglob("*") if p.is_file())]
     self.assertGreater(len(files), 5)
-    aside, num_set_aside = self.root / "4.damaged", 0
+    num_passed_over = 0
     rng = random.Random(0)
     for path in files:
       content = path.read_bytes()
@@ -266,51 +305,45 @@ class FolderTest(parameterized.TestCase):
         changed[at] ^= rng.randrange(1, 256)
         path.write_bytes(changed)
         with self.subTest(f"{path.relative_to(self.root)} {at}"):
-          self.assert_resumes()
-          if aside.exists():
-            self.assertEqual(self.folder.steps(), (2,))
-            aside.rename(self.root / "4")
-            num_set_aside += 1
+          num_passed_over += self.resume(_make_folder(self.root, keep=2)) == 2
       path.write_bytes(content)
-    self.assertGreater(num_set_aside, 10)
+    self.assertGreater(num_passed_over, 10)
     self.assertEqual(self.folder.steps(), (2, 4))
 
-  def assert_resumes(self):
-    """Restores as a run does: what it takes for good is as it was saved."""
-    step = self.folder.steps()[-1]
-    self.folder.set_aside_damaged(step)
-    try:
-      layers, meta = self.folder.read(step, _layers(), list(_layers()))
-    except base.DamagedCheckpointError:
-      (step,) = self.folder.steps()
-      layers, meta = self.folder.read(step, _layers(), list(_layers()))
-    self.assertEqual(_bits(layers), _bits(_layers(step)))
-    self.assertEqual(meta, _META)
+  def resume(self, folder):
+    """Restores as a run does, what it takes for good is as it was saved; returns the step."""
+    while True:
+      step = folder.steps()[-1]
+      try:
+        layers, meta = folder.read(step, _layers(), list(_layers()))
+      except base.DamagedCheckpointError:
+        continue
+      self.assertEqual(_bits(layers), _bits(_layers(step)))
+      self.assertEqual(meta, _META)
+      return step
 
-  @parameterized.named_parameters(
-      ("cut_data", None, _cut),
-      ("changed_data", "", _invert),
-      ("cut_manifest", "manifest.json", _cut),
-      ("no_manifest", "manifest.json", os.unlink),
-      ("no_part", "node3", shutil.rmtree),
-  )
-  def test_damaged_one_is_kept_under_another_name(self, name, damage):
+  def test_a_damaged_one_is_never_touched_and_counts_no_more(self):
+    """Also where the run saves earlier steps, and the same one, again."""
     self.save(2)
-    for ending in ("damaged", "damaged.2", "damaged.3"):
-      self.save(4)
-      path = self.root / "4"
-      damage(_biggest_file(path) if name is None else path / name)
-      damaged = _hashes(path)
-      with self.assertLogs("absl", "WARNING") as logs:
-        self.assert_resumes()
-      self.assertEqual(_hashes(self.root / f"4.{ending}"), damaged)
-      self.assertIn(f"It is kept as {self.root}/4.{ending};", str(logs.output))
-      self.assertEqual(self.folder.steps(), (2,))
     self.save(6)
-    self.assert_restores(6)
+    _invert(self.path(6))
+    damaged = _hashes(self.path(6))
+    with self.assertLogs("absl", "WARNING") as logs:
+      self.assertEqual(self.resume(self.folder), 2)
+    self.assertIn("is left as it is; an older one is used", str(logs.output))
+    # Another process does not know; the numbers of saves tell.
+    folder = _make_folder(self.root, keep=2)
+    self.assertEqual(folder.steps(), (2, 6))
+    self.save(4)
+    self.assertEqual(folder.steps(), (2, 4))
+    self.assertEqual(_hashes(self.path(6)), damaged)
+    self.save(6)
+    self.assertEqual(folder.steps(), (4, 6))
+    self.assertEqual(self.resume(_make_folder(self.root, keep=2)), 6)
+    self.assertEqual(self.listed(), ["4", "4.v1.3-a.json", "6", "6.v1.4-a.json"])
 
   @parameterized.parameters(errno.EIO, errno.ESTALE, errno.EACCES)
-  def test_what_cannot_be_read_now_is_not_set_aside(self, code):
+  def test_what_cannot_be_read_now_is_not_damaged(self, code):
     self.save(2)
     self.save(4)
     error = OSError(code, os.strerror(code))
@@ -324,45 +357,35 @@ class FolderTest(parameterized.TestCase):
       with mock.patch.object(*target, side_effect=raised):
         with self.assertRaises(base.CheckpointError) as caught:
           self.folder.read(4, _layers(), list(_layers()))
-        self.folder.set_aside_damaged(0)
       self.assertNotIsInstance(caught.exception, base.DamagedCheckpointError, msg=f"{raised}")
     self.assertEqual(self.folder.steps(), (2, 4))
 
-  def test_what_another_version_has_written_is_not_set_aside(self):
+  def test_what_another_version_has_written_is_not_damaged(self):
     self.save(2)
-    self.save(4)
-    manifest = manifest_lib.read_manifest(self.root / "4")
+    file = self.save(4)
     with mock.patch.object(manifest_lib, "_FORMAT", 9):
-      manifest_lib.write_manifest(self.root / "4", manifest)
-    self.folder.set_aside_damaged(0)
-    with self.assertRaisesRegex(base.CheckpointError, "another version"):
+      manifest_lib.write_manifest(file, manifest_lib.read_manifest(file))
+    with self.assertRaisesRegex(base.CheckpointError, "another version") as caught:
       self.folder.read(4, _layers(), [])
+    self.assertNotIsInstance(caught.exception, base.DamagedCheckpointError)
     self.assertEqual(self.folder.steps(), (2,))
-    self.assertCountEqual(os.listdir(self.root), ["2", "4"])
 
-  def test_manifest_without_a_hash(self):
-    """As the first version wrote it."""
-    self.save(2)
-    path = self.root / "2" / "manifest.json"
-    content = json.loads(path.read_text())
-    del content["sha256"]
-    path.write_text(json.dumps(content | {"format": 1}))
+  @parameterized.parameters(1, 2, 3)
+  def test_former_formats(self, form):
+    """A folder STEP with the manifest in it; the first had no hash."""
+    _make_former(self.save(2), form)
+    self.assertEqual(self.listed(), ["2"])
+    self.assertEqual(self.folder.steps(), (2,))
     self.assert_restores(2)
-    path.write_text(json.dumps(content | {"format": 2}))
-    self.assertEqual(self.folder.steps(), ())
-
-  def test_manifest_of_another_step(self):
+    file = self.root / "2" / "manifest.json"
+    self.assertEqual(manifest_lib.find_newest(self.root / "2"), file)
     self.save(2)
-    (self.root / "2").rename(self.root / "6")
-    self.assertEqual(self.folder.steps(), ())
-    with self.assertRaisesRegex(base.CheckpointError, "is of step 2"):
-      directory.read(self.root / "6", _layers(), [])
+    self.assert_restores(2)
+    self.assertFalse(file.exists())
 
   def test_order_on_disk(self):
     # What would be lost if the power failed must not be relied on yet.
-    folder = _make_folder(self.root, keep=1)
-    self.save(2, folder=folder)
-    former = self.root / "2" / "manifest.json"
+    former = self.save(2)
     events, is_former_there, fsync = [], [], os.fsync
 
     def note_fsync(fd):
@@ -371,10 +394,10 @@ class FolderTest(parameterized.TestCase):
       is_former_there.append(former.exists())
 
     def note(name, function):
-      def call(*args, **kwargs):
+      def call(*args):
         events.append((name, *map(str, args)))
         is_former_there.append(former.exists())
-        return function(*args, **kwargs)
+        return function(*args)
 
       return call
 
@@ -383,55 +406,54 @@ class FolderTest(parameterized.TestCase):
         mock.patch.object(os, "replace", note("replace", os.replace)),
         mock.patch.object(os, "rename", note("rename", os.rename)),
     ):
-      self.save(4, folder=folder)
-
+      file = self.save(4, folder=_make_folder(self.root, keep=1))
     self.assertTrue(all(is_former_there))
-    made, path = f"{self.root}/4.v1.tmp", self.root / "4"
+    self.assertFalse(former.exists())
+    made = f"{self.root}/4/v1.2-a"
     (written,) = (e for e in events if e[-1] == f"{made}/manifest.json")
     declared = events.index(written)
     synced = {e[1] for e in events[:declared] if e[0] == "fsync"}
-    for file in path.rglob("*"):  # Files and directories of both parts.
-      name = file.relative_to(path).as_posix()
-      if name != "manifest.json":
-        self.assertIn(f"{made}/{name}", synced)
-    self.assertContainsSubset([made, written[1]], synced)  # And the manifest.
+    for name in manifest_lib.read_manifest(file).files:
+      self.assertIn(f"{self.root}/{name}", synced)
+    self.assertContainsSubset([f"{self.root}", f"{self.root}/4", made, written[1]], synced)
     self.assertEqual(
-        [e for e in events[declared + 1 :] if str(self.root) in e[1]],
+        events[declared + 1 :],
         [
             ("fsync", made),
-            ("rename", made, f"{self.root}/4"),
+            ("rename", f"{made}/manifest.json", f"{file}"),
             ("fsync", f"{self.root}"),
-            ("rename", f"{self.root}/2", f"{self.root}/2.tmp"),
         ],
     )
 
   def test_unfinished_ones_are_ignored_and_removed(self):
     self.save(2)
-    for name in ("4.v1.tmp", "6.v1.tmp"):
-      shutil.copytree(self.root / "2", self.root / name)
+    arrays = layer_arrays.copy_to_host(_layers())
+    for attempt, view in ((2, 1), (3, 1), (4, 1)):
+      name = folder_lib.CheckpointName(attempt, view, 6, "b")
+      self.folder.write_part(name, "node0", arrays)
+      self.folder.write_part(name, "node0", arrays, is_frozen=True)
     (self.root / "notes").mkdir()
     self.assertEqual(self.folder.steps(), (2,))
-    self.folder.remove_unfinished("6.v1")
-    self.assertCountEqual(os.listdir(self.root), ["2", "6.v1.tmp", "notes"])
+    self.folder.remove_unfinished(folder_lib.CheckpointName(4, 1, 6, "b"))
+    self.assertEqual(self.listed(), ["2", "2.v1.1-a.json", "6", "frozen", "notes"])
+    for folder in ("6", "frozen"):
+      self.assertEqual(os.listdir(self.root / folder), ["v1.4-b"])
 
   @parameterized.parameters((1, [9]), (2, [7, 9]), (9, [1, 3, 5, 7, 9]))
   def test_keep(self, keep, left):
-    self.save(1)
-    for step in (3, 5, 7):
-      shutil.copytree(self.root / "1", self.root / f"{step}")
-      first = manifest_lib.read_manifest(self.root / "1")
-      manifest_lib.write_manifest(self.root / f"{step}", dataclasses.replace(first, step=step))
-    self.save(9, folder=_make_folder(self.root, keep=keep))
-    self.assertEqual(self.folder.steps(), tuple(left))
-    self.assertCountEqual(os.listdir(self.root), map(str, left))
+    folder = _make_folder(self.root, keep=keep)
+    for step in (1, 3, 5, 7, 9):
+      self.save(step, folder=folder)
+    self.assertEqual(folder.steps(), tuple(left))
+    self.assertLen(self.listed(), 2 * len(left))
 
   def test_incomplete_ones_do_not_count_as_kept(self):
-    self.save(2)
-    for step in (1, 5, 8):
-      shutil.copytree(self.root / "2", self.root / str(step))
-    self.save(4, folder=_make_folder(self.root, keep=1))
-    self.assertEqual(self.folder.steps(), (4,))
-    self.assertCountEqual(os.listdir(self.root), ["4", "5", "8"])
+    for step in (2, 4, 6):
+      self.save(step, folder=_make_folder(self.root, keep=9))
+    for step in (4, 6):
+      os.unlink(_biggest_file(self.path(step)))
+    self.save(8)
+    self.assertEqual(self.folder.steps(), (2, 8))
 
   def test_nothing_is_removed_while_none_can_be_read(self):
     self.save(1)
@@ -440,20 +462,14 @@ class FolderTest(parameterized.TestCase):
       self.save(2, folder=_make_folder(self.root, keep=1))
     self.assertEqual(self.folder.steps(), (1, 2))
 
-  def test_a_complete_one_stays(self):
-    self.save(2)
-    self.save(2, _layers(5))
-    self.assertEqual(os.listdir(self.root), ["2"])
-    self.assert_restores(2)
-
   def test_manifest(self):
-    self.save(2)
-    manifest = json.loads((self.root / "2" / "manifest.json").read_text())
-    content = {"format": 3, "step": 2, "meta": _META}
+    file = self.save(2)
+    manifest = json.loads(file.read_text())
+    content = {"format": 4, "step": 2, "meta": _META, "frozen": {}}
     self.assertEqual(manifest | content, manifest)
     self.assertEqual(list(manifest["layers"]), list(_layers()))
     layer = manifest["layers"]["block_01.mlp"]
-    self.assertEqual(layer["item"], "node3")
+    self.assertEqual(layer["item"], "2/v1.1-a/node3")
     self.assertEqual(layer["arrays"]["slots/0/nu/w"], "float32[6,4]")
     digests = digest.digest_layers(_layers(2)).state
     for name, entry in manifest["layers"].items():
@@ -469,18 +485,17 @@ class FolderTest(parameterized.TestCase):
   def test_full_disk_keeps_the_previous_checkpoint(self):
     self.save(2)
     with self.assertNoLogs("absl"), limits.file_size(1 << 18):
-      for name in ("v1", "v1.1"):
+      for attempt in (2, 3):
         with self.assertRaises((OSError, ValueError)) as caught:
+          name = folder_lib.CheckpointName(attempt, 1, 4, "a")
           self.save(4, _layers_with_noise(), name=name)
         error = orbax_item.describe_error(caught.exception)
         self.assertEqual(error, "File too large")
-        self.assertNotIn("node3", os.listdir(self.root / f"4.{name}.tmp"))
+        self.assertEqual(os.listdir(self.root / f"4/v1.{attempt}-a"), ["node0"])
     self.assertEqual(self.folder.steps(), (2,))
     self.assert_restores(2)
-    self.folder.remove_unfinished("4.v1.2")
-    self.save(4, name="v1.2")  # There is room again.
+    self.save(4, name=folder_lib.CheckpointName(4, 1, 4, "a"))  # There is room again.
     self.assert_restores(4)
-    self.assertCountEqual(os.listdir(self.root), ["2", "4"])
 
   def test_no_room_is_told_before_the_disk_is_full(self):
     usage = shutil.disk_usage(self.root)._replace(free=100)

@@ -1,6 +1,6 @@
 import json
-import os
 import pathlib
+import shutil
 import tempfile
 
 from absl.testing import absltest
@@ -10,7 +10,7 @@ import optax
 
 from bamboo_jax import base
 from bamboo_jax.checkpoint import (
-    frozen as frozen_lib,
+    contents,
     identity as identity_lib,
     manifest as manifest_lib,
     writer as writer_lib,
@@ -45,6 +45,7 @@ class FrozenTest(absltest.TestCase):
         for name, layer in self.layers.items()
     }
     self.error = None
+    self.warnings = []
 
   def read(self, layer):
     if self.error:
@@ -60,9 +61,9 @@ class FrozenTest(absltest.TestCase):
         member=0,
         model=_SPEC,
         identity=identity_lib.RunIdentity(seed=0, batch_size=1, model={"lora": 2}, data={}),
-        warn=lambda step, text: self.fail(text),
+        warn=lambda *what: self.warnings.append(what),
         check_fence=lambda: None,
-        weights=frozen_lib.InitialWeights("the/base", self.read) if weights else None,
+        weights=contents.InitialWeights("the/base", self.read) if weights else None,
     )
     self.addCleanup(writer.close)
     return writer
@@ -81,64 +82,85 @@ class FrozenTest(absltest.TestCase):
     found = writer.restore(step, [*self.layers])
     jax.tree.map(np.testing.assert_array_equal, found, self.layers)
 
-  def stored(self, step):
-    """Returns the names of the arrays of a checkpoint, and its size."""
-    path = self.root / f"{step}" / "manifest.json"
-    manifest = json.loads(path.read_text())
-    layers = manifest["layers"].values()
-    names = {name for layer in layers for name in layer["arrays"]}
-    return names, sum(manifest["files"].values())
+  def manifest(self, step):
+    (path,) = self.root.glob(f"{step}.*")
+    return path, json.loads(path.read_text())
 
-  def test_only_what_is_trained_is_stored(self):
+  def num_bytes(self, *folders):
+    return sum(p.stat().st_size for f in folders for p in (self.root / f).rglob("*") if p.is_file())
+
+  def test_they_are_written_once_in_a_run(self):
+    """The run goes on without the weights it began from, and after older ones are removed."""
+    first = self.make()
+    self.save(first, 2)
+    whole = spec_lib.nbytes([l.params for l in self.layers.values()])
+    self.assertGreater(self.num_bytes("frozen"), 0.9 * whole)
+    (once,) = (self.root / "frozen").iterdir()
+    self.save(first, 4)
+    again = self.make(weights=False)
+    self.assert_restores(again, 4)
+    self.save(again, 6)
+    self.save(again, 8)
+    self.save(self.make(weights=False), 10)
+    self.assertCountEqual(
+        {p.name.partition(".")[0] for p in self.root.iterdir()}, ["frozen", "6", "8", "10"]
+    )
+    self.assertEqual([*(self.root / "frozen").iterdir()], [once])
+    self.assertLess(self.num_bytes("6", "8", "10"), whole)
+    for step in (6, 8, 10):
+      self.assert_restores(self.make(weights=False), step)
+    _, manifest = self.manifest(10)
+    stored = manifest["layers"][_MODEL.layer_names[1]]["arrays"]
+    parts = {f"params/lora_{x}_{t}_proj/kernel" for x in "ab" for t in "qv"}
+    self.assertEqual({name for name in stored if name.startswith("params/")}, parts)
+    self.assertTrue(any(name.startswith("slots/") for name in stored))
+
+  def test_damage_is_found(self):
+    self.save(self.make(), 2)
+    for path in (self.root / "frozen").rglob("d/*"):
+      path.write_bytes(bytes(0xFF ^ byte for byte in path.read_bytes()))
+    with self.assertRaisesRegex(base.DamagedCheckpointError, "is not as saved|Cannot read"):
+      self.make().restore(2, [*self.layers])
+
+  def test_what_somebody_removed_is_written_again(self):
     writer = self.make()
     self.save(writer, 2)
-    self.save(writer, 4)  # It copies nothing else from the devices, either.
-    for step in (2, 4):
-      names, num_bytes = self.stored(step)
-      params = {name for name in names if name.startswith("params/")}
-      parts = {f"params/lora_{x}_{t}_proj/kernel" for x in "ab" for t in "qv"}
-      self.assertEqual(params, parts)
-      self.assertTrue(any(name.startswith("slots/") for name in names))
-      whole = spec_lib.nbytes([l.params for l in self.layers.values()])
-      self.assertLess(num_bytes, whole / 4)
-      self.assert_restores(self.make(), step)
+    self.save(writer, 4)
+    shutil.rmtree(self.root)
+    self.save(writer, 6)
+    ((step, text),) = self.warnings
+    self.assertEqual(step, 6)
+    self.assertRegex(text, "Cannot save step 6 .* frozen weights are gone")
+    self.assert_restores(self.make(weights=False), 6)
 
-  def test_other_weights(self):
+  def test_format_3_has_them_in_the_weights(self):
+    """Only their hash is stored, and the weights must not have changed."""
     self.save(self.make(), 2)
+    path, manifest = self.manifest(2)
+    for name, entry in manifest.pop("frozen").items():
+      manifest["layers"][name]["frozen"] = {k: entry[k] for k in ("sha256", "arrays")}
+    manifest["files"] = {k: n for k, n in manifest["files"].items() if k[0] == "2"}
+    manifest["format"] = 3
+    del manifest["sha256"]
+    manifest["sha256"] = manifest_lib._sha256(manifest)
+    path.write_text(json.dumps(manifest))
+    shutil.rmtree(self.root / "frozen")
+    self.assert_restores(self.make(), 2)
+    writer = self.make()
+    self.save(writer, 4)
+    self.assert_restores(self.make(weights=False), 4)
     name = _MODEL.layer_names[1]
     (array, *_), _ = jax.tree.flatten(self.base[name].params["q_proj"])
     changed = np.array(array)
     changed.flat[0] = np.nextafter(changed.flat[0], 1)
     self.base[name].params["q_proj"] = {"kernel": changed}
-    with self.assertRaisesRegex(
-        base.CheckpointError,
-        rf"the/base has changed since: layer {name!r} has other frozen weights",
+    damaged = base.DamagedCheckpointError("The base is damaged.")
+    for error, weights, message in (
+        (None, True, rf"the/base has changed since: layer {name!r} has other frozen weights"),
+        (None, False, "set config.init_from"),
+        (damaged, True, "The base is damaged"),
     ):
-      self.make().restore(2, [*self.layers])
-    with self.assertRaisesRegex(base.CheckpointError, "set config.init_from"):
-      self.make(weights=False).restore(2, [*self.layers])
-    self.error = base.DamagedCheckpointError("The base is damaged.")
-    with self.assertRaisesRegex(base.CheckpointError, "The base is damaged"):
-      self.make().restore(2, [*self.layers])
-    self.assertEqual(os.listdir(self.root), ["2"])  # It is not set aside.
-
-  def test_what_the_weights_do_not_have_is_stored(self):
-    """Such as those of a checkpoint of the second format, which stores all."""
-    self.save(self.make(weights=False), 2)
-    path = self.root / "2" / "manifest.json"
-    manifest = json.loads(path.read_text())
-    del manifest["sha256"]
-    for layer in manifest["layers"].values():
-      del layer["frozen"]
-    manifest["format"] = 2
-    manifest["sha256"] = manifest_lib._sha256(manifest)
-    path.write_text(json.dumps(manifest))
-    self.error = base.CheckpointError("There are no weights in the/base.")
-    writer = self.make()
-    self.assert_restores(writer, 2)
-    with self.assertLogs("absl", "WARNING") as logs:
-      self.save(writer, 4)
-    self.assertIn("no weights in the/base. Checkpoints store", logs.output[0])
-    self.assert_restores(self.make(), 4)
-    self.assertEqual(self.stored(4)[0], self.stored(2)[0])
-    self.assertIn("params/q_proj/kernel", self.stored(4)[0])
+      self.error = error
+      with self.assertRaisesRegex(base.CheckpointError, message) as caught:
+        self.make(weights=weights).restore(2, [*self.layers])
+      self.assertNotIsInstance(caught.exception, base.DamagedCheckpointError)

@@ -1,14 +1,13 @@
-"""Processes that complete, remove and set aside checkpoints in one folder.
+"""Processes that complete and remove checkpoints in one folder.
 
 The first is stopped before each of its calls of the file system, in turn, while
 another does all that it does.
 """
 
 import contextlib
+import dataclasses
 import itertools
-import os
 import pathlib
-import shutil
 import sys
 import tempfile
 
@@ -44,33 +43,26 @@ class _Process:
     self.is_fenced = False
     self.folder = folder_lib.CheckpointFolder(root, keep=keep, check_fence=self._check_fence)
 
-  def write(self, step, view):
-    """Writes a part with a file, which says the step."""
-    item = self.folder.path / f"{step}.{view}.tmp" / "node0"
+  def write(self, step, attempt):
+    """Writes a part with a file, which says the step; returns the name."""
+    name = manifest_lib.CheckpointName(attempt, 1, step, "ab"[attempt % 2])
+    item = self.folder.path / f"{step}/{name.save}/node0"
     item.mkdir(parents=True)
     (item / "data").write_text(f"{step}")
+    return name
 
-  def finish(self, step, view):
-    files = {"node0/data": len(f"{step}")}
-    whole = manifest_lib.Manifest(step, {"seed": 7}, {}, files)
-    self.folder.finish(f"{step}.{view}", whole)
+  def finish(self, name):
+    files = {f"{name.step}/{name.save}/node0/data": len(f"{name.step}")}
+    self.folder.finish(name, manifest_lib.Manifest(name.step, {"seed": 7}, {}, files))
 
-  def save(self, step, view):
-    self.folder.remove_unfinished(f"{step}.{view}")
-    self.write(step, view)
-    self.finish(step, view)
-
-  def read(self, step):
-    with contextlib.suppress(base.DamagedCheckpointError):
-      self.folder.read(step, {}, [])
+  def save(self, step, attempt):
+    name = self.write(step, attempt)
+    self.folder.remove_unfinished(name)
+    self.finish(name)
 
   def _check_fence(self):
     if self.is_fenced:
       raise base.FencedError("The workdir is that of another run now.")
-
-
-def _cut(checkpoint):
-  (checkpoint / "manifest.json").write_text("{")
 
 
 class InterleavingTest(parameterized.TestCase):
@@ -84,17 +76,17 @@ class InterleavingTest(parameterized.TestCase):
   def complete(self):
     """Returns the steps of complete checkpoints; changes nothing."""
     found = []
-    for path in self.root.iterdir():
+    for name in manifest_lib.find(self.root):
       with contextlib.suppress(base.CheckpointError):
-        manifest_lib.read_manifest(path)
-        found.append(path.name)
-    return sorted(map(int, found))
+        manifest_lib.read_manifest(self.root / name.file)
+        found.append(name.step)
+    return sorted(found)
 
-  def assert_always_one(self, prepare, act, other):
+  def assert_always_one(self, prepare, act, other, left=None):
     """Runs `act`, and `other` before one of its calls: each in turn.
 
     `prepare` fills a folder. `act` and `other` get what it returns. There must
-    be a complete checkpoint before each call of both, and at the end.
+    be a complete checkpoint before each call of both, and at the end; `left` then, if given.
     """
     for stop in itertools.count():
       self.root = self.base / str(stop)
@@ -118,128 +110,67 @@ class InterleavingTest(parameterized.TestCase):
           act(*given)
         self.assertEmpty(lost)
         self.assertNotEmpty(self.complete())
-        names = [p.name for p in self.root.iterdir() if p.name.isdecimal()]
-        self.assertCountEqual(map(int, names), self.complete())
-        for step in self.complete():
-          data = self.root / f"{step}" / "node0" / "data"
-          self.assertEqual(data.read_text(), f"{step}")
+        if left and num_calls > stop:
+          self.assertEqual(list(_Process(self.root).folder.steps()), left)
       if num_calls <= stop:
         self.assertGreater(stop, 3)
         return
 
-  @parameterized.parameters(1, 2)
-  def test_two_complete_one_step(self, keep):
+  # What the first does, of saves that it has begun; what the second does meanwhile, and
+  # the steps with a checkpoint at the end.
+  @parameterized.named_parameters(
+      ("both_complete_a_step", 1, [(20, 4)], [20]),
+      ("both_complete_a_step_and_keep_two", 2, [(20, 4)], [10, 20]),
+      ("another_goes_on_after_the_step", 1, [(20, 4), (30, 5)], [30]),
+      ("another_has_gone_back", 1, [(15, 4)], [15]),
+  )
+  def test_always_one(self, keep, saves, left):
     def prepare():
-      first, second = _Process(self.root, keep=keep), _Process(self.root)
-      first.save(10, "v1")
-      first.write(20, "v1")
-      return first, second
+      first, second = _Process(self.root, keep=keep), _Process(self.root, keep=keep)
+      first.save(10, 1)
+      return first, second, first.write(20, 3)
 
-    def act(first, second):
+    def act(first, second, name):
       del second
-      first.finish(20, "v1")
+      first.finish(name)
 
-    def other(first, second):
-      del first
-      second.save(20, "v2")
+    def other(first, second, name):
+      del first, name
+      for step, attempt in saves:
+        second.save(step, attempt)
 
-    self.assert_always_one(prepare, act, other)
-    self.assertEqual(self.complete(), [20] if keep == 1 else [10, 20])
-
-  @parameterized.parameters(_cut, shutil.rmtree)
-  def test_two_complete_a_step_whose_checkpoint_is_damaged(self, damage):
-    def prepare():
-      first, second = _Process(self.root), _Process(self.root)
-      first.save(20, "v0")
-      (self.root / "20").rename(self.base / "kept")
-      first.save(10, "v0")
-      (self.base / "kept").rename(self.root / "20")
-      damage(self.root / "20")
-      first.write(20, "v1")
-      return first, second
-
-    def other(first, second):
-      del first
-      second.read(20)
-      second.save(20, "v2")
-
-    self.assert_always_one(prepare, lambda first, second: first.finish(20, "v1"), other)
-    self.assertEqual(self.complete(), [20])
-
-  def test_another_goes_on_after_the_step(self):
-    def prepare():
-      first, second = _Process(self.root), _Process(self.root)
-      first.save(10, "v1")
-      first.write(20, "v1")
-      return first, second
-
-    def other(first, second):
-      del first
-      second.save(20, "v2")
-      second.save(30, "v2")
-
-    self.assert_always_one(prepare, lambda first, second: first.finish(20, "v1"), other)
-
-  def test_two_read_a_damaged_one_and_one_replaces_it(self):
-    def prepare():
-      first, second = _Process(self.root, keep=2), _Process(self.root)
-      first.save(10, "v1")
-      first.save(20, "v1")
-      _cut(self.root / "20")
-      return first, second
-
-    def act(first, second):
-      del second
-      first.read(20)
-
-    def other(first, second):
-      del first
-      second.read(20)
-      second.save(20, "v2")
-
-    self.assert_always_one(prepare, act, other)
+    self.assert_always_one(prepare, act, other, left)
 
   def test_one_removes_what_another_completes(self):
     def prepare():
       first, second = _Process(self.root), _Process(self.root, keep=2)
-      first.save(10, "v1")
-      second.write(20, "v1")
-      return first, second
+      first.save(10, 1)
+      return first, second, second.write(20, 2)
 
-    def other(first, second):
+    def act(first, second, name):
+      del second
+      first.folder.remove_unfinished(dataclasses.replace(name, attempt=9))
+
+    def other(first, second, name):
       del first
       with contextlib.suppress(OSError):  # It is gone.
-        second.finish(20, "v1")
+        second.finish(name)
 
-    self.assert_always_one(prepare, lambda first, _: first.folder.remove_unfinished("9.v1"), other)
+    self.assert_always_one(prepare, act, other)
 
-  def test_the_newer_one_is_found_damaged_before_the_older_is_removed(self):
-    process, other = _Process(self.root), _Process(self.root)
-    process.save(10, "v1")
-    process.write(20, "v1")
-
-    def check():
-      if (self.root / "20").exists():  # It is complete.
-        _cut(self.root / "20")
-        other.read(20)
-
-    process.folder = folder_lib.CheckpointFolder(self.root, keep=1, check_fence=check)
-    process.finish(20, "v1")
-    self.assertEqual(self.complete(), [10])
-
-  def test_a_process_without_the_fence_removes_nothing(self):
+  def test_a_process_without_the_fence_completes_and_removes_nothing(self):
     process = _Process(self.root)
-    process.save(10, "v1")
-    process.write(20, "v1")
+    process.save(10, 1)
+    name = process.write(20, 2)
     process.is_fenced = True
     with self.assertRaises(base.FencedError):
-      process.finish(20, "v1")
-    self.assertEqual(os.listdir(self.root), ["10"])
+      process.finish(name)
+    self.assertEqual(self.complete(), [10])
 
-  def test_whoever_loses_the_fence_in_between_removes_nothing(self):
+  def test_a_process_that_loses_the_fence_in_between_removes_nothing(self):
     process = _Process(self.root)
-    process.save(10, "v1")
-    process.write(20, "v1")
+    process.save(10, 1)
+    name = process.write(20, 2)
     answers = iter([None])  # Before it is complete; not before the removal.
 
     def check():
@@ -248,5 +179,5 @@ class InterleavingTest(parameterized.TestCase):
 
     process.folder = folder_lib.CheckpointFolder(self.root, keep=1, check_fence=check)
     with self.assertRaises(base.FencedError):
-      process.finish(20, "v1")
+      process.finish(name)
     self.assertEqual(self.complete(), [10, 20])

@@ -2,7 +2,13 @@ import itertools
 
 from absl.testing import parameterized
 
-from bamboo_jax.checkpoint import parts
+from bamboo_jax.checkpoint import manifest, parts
+
+
+def _plan(owners, begins):
+  """Plans a save that one member would begin."""
+  said = {m: parts.PartsReport("5-ab" if m == begins else "", False) for m in range(9)}
+  return parts.plan_save(said, 8, view=3, owners=owners)
 
 
 class PartsTest(parameterized.TestCase):
@@ -17,15 +23,16 @@ class PartsTest(parameterized.TestCase):
       ("all_in_one", [(0, 0), (0, 0)], 0, {0: (0, 1)}),
   )
   def test_plan(self, owners, writer, stages):
-    save = parts.plan_save("8.v3", 8, owners)
-    self.assertEqual(save, parts.Save("8.v3", 8, writer, stages))
+    name = manifest.CheckpointName(5, 3, 8, "ab")
+    self.assertEqual(_plan(owners, writer), parts.Save(name, writer, stages))
+    self.assertIsNone(_plan(owners, 9))
 
   def test_each_stage_is_written_once_by_an_owner(self):
     for num_pipelines, num_stages in itertools.product((1, 2, 3), (1, 2, 3)):
       size = num_pipelines * num_stages
       for members in itertools.product(range(3), repeat=size):
         owners = [members[p * num_stages : (p + 1) * num_stages] for p in range(num_pipelines)]
-        save = parts.plan_save("1.v1", 1, owners)
+        save = _plan(owners, min(members))
         written = [s for stages in save.stages.values() for s in stages]
         self.assertCountEqual(written, range(num_stages))
         self.assertEqual(save.writer, min(members))

@@ -6,8 +6,8 @@ import dataclasses
 import errno
 import functools
 import json
-import os
 import pathlib
+import secrets
 import shutil
 import tempfile
 import threading
@@ -66,6 +66,7 @@ class WriterTest(parameterized.TestCase):
     temp = self.enterContext(tempfile.TemporaryDirectory())
     self.root = pathlib.Path(temp).resolve() / "checkpoints"
     self.warnings = []
+    self.enterContext(mock.patch.object(secrets, "token_hex", lambda size: "ab"))
     self.use(_OWNERS)
 
   def use(self, owners):
@@ -156,7 +157,9 @@ class WriterTest(parameterized.TestCase):
       return [error() for error in errors]
 
   def listed(self):
-    return sorted(os.listdir(self.root))
+    """Returns the saves in the folder, by step and view; and which are complete."""
+    saves = sorted(p.parent.name + p.name.partition(".")[0] for p in self.root.glob("*/v*"))
+    return saves, [int(p.name.partition(".")[0]) for p in sorted(self.root.glob("*.json"))]
 
   def assert_restores(self, step):
     found = self.make(7).restore(step, _NAMES)
@@ -179,14 +182,17 @@ class WriterTest(parameterized.TestCase):
       self.vote(step)
     for member, writer in self.writers.items():
       self.assertEqual(writer.steps(), (2, 4), member)
-    self.assertEqual(self.listed(), ["2", "4"])
+    self.assertEqual(self.listed(), (["2v1", "4v1"], [2, 4]))
     self.assert_restores(2)
     self.assert_restores(4)
-    self.assertCountEqual(os.listdir(self.root / "4"), [*items, "manifest.json"])
     self.assertEqual(self.warnings, [])
-    manifest = json.loads((self.root / "4" / "manifest.json").read_text())
+    name = "4.v1.2-ab"
+    manifest = json.loads((self.root / f"{name}.json").read_text())
+    self.assertCountEqual(
+        {e["item"] for e in manifest["layers"].values()}, [f"4/v1.2-ab/{item}" for item in items]
+    )
     self.assertEqual(list(manifest["layers"]), list(_NAMES))
-    self.assertEqual(manifest["meta"], _IDENTITY.describe(4) | {"save": "4.v1"})
+    self.assertEqual(manifest["meta"], _IDENTITY.describe(4) | {"save": name})
 
   def test_one_process_and_a_cluster_read_what_the_other_has_saved(self):
     self.vote(2)
@@ -201,23 +207,28 @@ class WriterTest(parameterized.TestCase):
   def test_no_checkpoint_before_all_parts_are_heard(self):
     self.vote(2)
     self.vote(3, silent=[3])
-    self.vote(3, silent=[3], instead={"save": "2.v0"})  # Of another save.
-    self.assertEqual(self.listed(), ["2.v1.tmp"])
+    self.vote(3, silent=[3], instead={"save": "2.v0.1-ab"})  # Of another save.
+    self.assertEqual(self.listed(), (["2v1"], []))
     self.vote(4)  # Too early for the next one, but all parts have come.
-    self.assertEqual(self.listed(), ["2"])
+    self.assertEqual(self.listed(), (["2v1"], [2]))
     ((member, step, text),) = self.warnings
     self.assertEqual((member, step), (0, 4))
     self.assertRegex(text, "save of step 4 is skipped")
     for step in (5, 6, 7):
       self.vote(step)
-    self.assertEqual(self.listed(), ["2", "6"])
+    self.assertEqual(self.listed()[1], [2, 6])
 
   def test_old_ones_stay_until_a_new_one_is_complete(self):
     self.writers[0] = self.make(0, keep=1)
-    (self.root / "9.v9.tmp").mkdir()  # Left by another run.
-    for step, listed in ((2, ["2.v1.tmp"]), (3, ["2"]), (4, ["2", "4.v1.tmp"]), (5, ["4"])):
+    (self.root / "9/v9.0-ab").mkdir(parents=True)  # Left by another run.
+    for step, saves, complete in (
+        (2, ["2v1"], []),
+        (3, ["2v1"], [2]),
+        (4, ["2v1", "4v1"], [2]),
+        (5, ["4v1"], [4]),
+    ):
       self.vote(step)
-      self.assertEqual(self.listed(), listed)
+      self.assertEqual(self.listed(), (saves, complete))
 
   def test_a_folder_that_gives_errors_for_a_while_is_asked_again(self):
     self.vote(2)
@@ -244,7 +255,7 @@ class WriterTest(parameterized.TestCase):
     self.enterContext(mock.patch.object(folder_lib.CheckpointFolder, "finish", wait_and_finish))
     (writer,) = self.writers.values()
     writer.hear(2, {0: writer.say(2)}, **self.around(0, 2, 1))  # Blocks not.
-    self.assertNotIn("2", self.listed())
+    self.assertEqual(self.listed()[1], [])
     with futures.ThreadPoolExecutor(1) as pool:
       steps = pool.submit(writer.steps)
       self.assertFalse(steps.done())
@@ -261,11 +272,12 @@ class WriterTest(parameterized.TestCase):
     for writer in self.writers.values():
       writer.abandon()
     self.vote(3, view=2)  # Parts of the former view make no checkpoint.
-    self.assertEqual(self.listed(), ["2.v1.tmp"])
+    self.assertEqual(self.listed(), (["2v1"], []))
     self.writers[dead] = self.make(dead)  # A newcomer.
     self.vote(4, view=2)
     self.vote(5, view=2)
-    self.assertEqual(self.listed(), ["4"])
+    self.assertIn("4v2", self.listed()[0])
+    self.assertEqual(self.listed()[1], [4])
     self.assert_restores(4)
 
   def test_parts_of_an_abandoned_save_are_not_those_of_its_step_later(self):
@@ -275,18 +287,18 @@ class WriterTest(parameterized.TestCase):
       writer.abandon()
     self.vote(2, view=2)  # Rolled back; 0 writes it anew.
     self.vote(3, view=2, silent=[0])
-    self.assertEqual(self.listed(), ["2.v2.tmp"])
+    self.assertEqual(self.listed(), (["2v2"], []))
     self.vote(4, view=2)
     self.assert_restores(2)
 
   def test_a_part_that_fails_is_told(self):
-    (self.root / "2.v1.tmp").write_text("in the way")
+    (self.root / "2").write_text("in the way")
     self.vote(2)
-    (self.root / "2.v1.tmp").unlink()
+    (self.root / "2").unlink()
     self.vote(3)
     ((member, step, text),) = self.warnings
     self.assertEqual((member, step), (0, 2))
-    self.assertRegex(text, "Cannot save step 2 to .*/2: (node |n)0: File exists.$")
+    self.assertRegex(text, "Cannot save step 2 to .*: (node |n)0: (File exists|Not a directory).$")
     self.vote(4)
     self.vote(5)
     self.assertEqual(self.writers[0].steps(), (4,))
@@ -294,27 +306,34 @@ class WriterTest(parameterized.TestCase):
   @parameterized.parameters([_OWNERS], [_ALONE])
   def test_the_writer_removes_what_was_left_unfinished(self, owners):
     self.use(owners)
-    (self.root / "1.v0.tmp").mkdir(parents=True)
+    (self.root / "1/v0.0-ab").mkdir(parents=True)
     said = {m: writer.say(2) for m, writer in self.writers.items()}
-    for member, writer in self.writers.items():
-      if member:
-        writer.hear(2, said, **self.around(member, 2, 1))
-        writer._wait(lambda: None)
-        self.assertIn("1.v0.tmp", self.listed())
-    self.writers[0].hear(2, said, **self.around(0, 2, 1))
-    self.writers[0]._wait(lambda: None)
-    self.assertNotIn("1.v0.tmp", self.listed())
+    for member, writer in sorted(self.writers.items(), reverse=True):
+      self.assertIn("1v0", self.listed()[0])
+      writer.hear(2, said, **self.around(member, 2, 1))
+      writer._wait(lambda: None)
+    self.assertNotIn("1v0", self.listed()[0])
 
   @parameterized.parameters("node0", "node3")
   def test_a_part_that_is_gone_makes_no_checkpoint(self, item):
     self.vote(2)
-    path = self.root / "2.v1.tmp"
+    (path,) = (self.root / "2").iterdir()
     (path / item).rename(path / "elsewhere")
     self.vote(3)
     self.vote(5)
     ((_, _, text),) = self.warnings
     self.assertRegex(text, f"{item}/.* is missing; .* a folder that they share")
-    self.assertEqual(self.listed(), [])
+    self.assertEqual(self.listed()[1], [])
+
+  def test_saves_of_one_step_are_told_apart(self):
+    """Such as of a run that went back; the last one counts."""
+    self.use(_ALONE)
+    for _ in range(2):
+      self.vote(2)
+      self.assertEqual(self.writers[0].steps(), (2,))
+      self.assert_restores(2)
+    names = {p.name for p in (self.root / "2").iterdir()}
+    self.assertContainsSubset(["v1.2-ab"], names)
 
   @parameterized.product(
       owners=[_OWNERS, _ALONE],
@@ -331,8 +350,7 @@ class WriterTest(parameterized.TestCase):
     for done in votes:
       self.vote(done)
     self.assertEqual(self.save_last(step), [None] * len(self.writers))
-    self.assertEqual(self.listed()[-1], str(step))
-    self.assertNotIn(".tmp", "".join(self.listed()))
+    self.assertEqual(self.listed()[1][-1], step)
     self.assert_restores(step)
     self.assertEqual(self.warnings, [])
 
@@ -342,7 +360,7 @@ class WriterTest(parameterized.TestCase):
     (self.root / "3").write_text("in the way")
     for error in self.save_last(3):  # On all members.
       self.assertIsInstance(error, base.CheckpointError)
-      self.assertRegex(str(error), "Cannot save step 3 to .*: Not a directory.")
+      self.assertRegex(str(error), "Cannot save step 3 to .*: (File exists|Not a directory).")
     self.assertEqual([w[:2] for w in self.warnings], [(0, 3)] * 2)  # Two tries.
 
   @parameterized.parameters([_OWNERS], [_ALONE])
@@ -354,7 +372,7 @@ class WriterTest(parameterized.TestCase):
         save()
         self.vote(5)
     self.assertEqual(self.warnings, [])
-    self.assertEqual(self.listed(), ["5"])
+    self.assertEqual(self.listed()[1], [5])
     shutil.rmtree(self.root.parent)  # As if its mount were away.
     self.vote(6)
     self.vote(7)
@@ -373,9 +391,9 @@ class WriterTest(parameterized.TestCase):
 
     with mock.patch.object(folder_lib.CheckpointFolder, "write_part", fail_once):
       self.assertEqual(self.save_last(3), [None])
-    self.assertEqual(self.listed(), ["3"])
+    self.assertEqual(self.listed()[1], [3])
     ((_, _, text),) = self.warnings
-    self.assertRegex(text, "Cannot save step 3 to .*/3: No space left on device")
+    self.assertRegex(text, "Cannot save step 3 to .*: No space left on device")
 
   @parameterized.parameters([(1, 2)], [np.int32(1)])
   def test_identity_is_plain(self, value):

@@ -199,7 +199,7 @@ class PeersTest(parameterized.TestCase):
     config.num_steps = 1
     config.pipeline.num_stages = config.pipeline.num_microbatches = 1
     config.model.name = "llama"
-    meta = manifest_lib.read_manifest(folder / "ours" / "0").meta
+    meta = manifest_lib.read_manifest(manifest_lib.find_newest(folder / "ours")).meta
     config.model.options = {
         **{k: v for k, v in meta["model"].items() if k != "name"},
         "sequence_length": 8,

@@ -11,6 +11,7 @@ import threading
 from absl.testing import parameterized
 
 from bamboo_jax.base import types
+from bamboo_jax.checkpoint import manifest
 from bamboo_jax.cluster.store import fence as fence_lib, registry as registry_lib
 from tests import samples
 from tests.launch import commands
@@ -247,8 +248,8 @@ class EtcdErrorsTest(FailingCase):
     name = f"--config.data.name={self.folder / 'mine.py'}:make_data"
     said = self.fail_cluster(name, "--config.data.options.bad=9")
     self.assertRegex(said, r"\nerror: Cannot read sample 9: .*/mine.py:\d+: KeyError: 'label' ?\n")
-    steps = [*(self.folder / "run/checkpoints").glob("[0-9]*")]
-    self.assertEqual([path.name for path in steps], ["2"])
+    saved = [name.step for name in manifest.find(self.folder / "run/checkpoints")]
+    self.assertEqual(saved, [2])
     self.assertNotIn("nodes are left", said)
     self.assertFalse((self.folder / "run/summary.json").exists())
     logger = f"--config.metrics.logger={self.folder / 'mine.py'}:make_logger"
@@ -258,5 +259,5 @@ class EtcdErrorsTest(FailingCase):
         r"\nerror: The logger .*/mine.py:make_logger' raised .*/mine.py:\d+: "
         r"KeyError: 'loss_of_step_4' ?\n",
     )
-    steps = [*(self.folder / "run/checkpoints").glob("[0-9]*")]
-    self.assertEqual({path.name for path in steps}, {"2", "4"})
+    saved = [name.step for name in manifest.find(self.folder / "run/checkpoints")]
+    self.assertEqual(saved, [2, 4])

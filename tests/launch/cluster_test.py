@@ -19,6 +19,7 @@ import signal
 import urllib.error
 import urllib.request
 
+from bamboo_jax.checkpoint import manifest
 from bamboo_jax.cluster.store import fence as fence_lib
 from bamboo_jax.metrics import jsonl
 from tests import strangers
@@ -229,8 +230,7 @@ class ClusterTest(commands.CommandCase):
     """The step is saved, and no process is left; returns the step."""
     self.run_.send_signal(signal.SIGTERM)
     self.assertEqual(self.run_.wait(300), 143, msg=self.said[-15:])
-    saved = (self.folder / "run" / "checkpoints").glob("[0-9]*")
-    (last,) = (int(path.name) for path in saved)
+    last = max(one.step for one in manifest.find(self.folder / "run" / "checkpoints"))
     self.assertEqual(last, max(line["step"] for line in self.read_log("run")))
     self.assertIn(f"goes on from step {last}, which is saved", self.said[-1])
     self.assertEqual(commands.processes_that_name(str(self.folder)), [])
@@ -247,7 +247,8 @@ class ClusterTest(commands.CommandCase):
     for event in (None, "eval"):
       losses = [jsonl.column(lines, "loss", event=event) for lines in both]
       self.assertEqual(*losses, msg=event)
-    saved = [self.folder / n / "checkpoints/120/manifest.json" for n in ("run", "whole")]
+    folders = [self.folder / name / "checkpoints" for name in ("run", "whole")]
+    saved = [next(folder.glob("120.*.json")) for folder in folders]
     layers = [json.loads(path.read_text())["layers"] for path in saved]
     hashes = [{layer: entry["sha256"] for layer, entry in one.items()} for one in layers]
     self.assertEqual(*hashes)

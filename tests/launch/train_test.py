@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 
+from bamboo_jax.checkpoint import manifest
 from tests.launch import commands
 
 _DEADLINE_SECS = 240
@@ -49,6 +50,6 @@ class TrainTest(commands.CommandCase):
             f"error: interrupted; the same command goes on from step {last}, which is saved",
         ],
     )
-    self.assertEqual(os.listdir(self.folder / "checkpoints"), [str(last)])
+    self.assertEqual([n.step for n in manifest.find(self.folder / "checkpoints")], [last])
     with self.assertRaises(ProcessLookupError):  # Its whole session is gone.
       os.killpg(process.pid, 0)

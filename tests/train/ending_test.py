@@ -2,13 +2,13 @@
 
 import dataclasses
 import math
-import os
 import pathlib
 import tempfile
 
 from absl.testing import parameterized
 
 from bamboo_jax import base
+from bamboo_jax.checkpoint import manifest
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.testing.fault_sweep import trials as trials_lib
 from bamboo_jax.train.record import workdir as workdir_lib
@@ -36,8 +36,7 @@ class EndingCase(parameterized.TestCase):
 
   def saved(self):
     """Returns the steps that are saved, in order."""
-    names = os.listdir(self.folder / "checkpoints")
-    return sorted(int(name) for name in names if name.isdigit())
+    return [name.step for name in manifest.find(self.folder / "checkpoints")]
 
   def stop_in(self, worker, step):
     """Has the run asked to end while `step`, from 0, is under way."""
@@ -90,7 +89,7 @@ class StopTest(EndingCase):
 
   def test_nothing_is_saved(self):
     self.assertEqual(workdir_lib.find_saved(str(self.folder / "none")), 0)
-    (self.folder / "checkpoints" / "4.v1.0.tmp").mkdir(parents=True)
+    (self.folder / "checkpoints" / "4" / "v1.1-ab").mkdir(parents=True)
     self.assertEqual(workdir_lib.find_saved(str(self.folder)), 0)
 
 

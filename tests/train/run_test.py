@@ -21,7 +21,7 @@ from absl.testing import parameterized
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.checkpoint import orbax_item
+from bamboo_jax.checkpoint import manifest, orbax_item
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.train import control, run
@@ -75,8 +75,7 @@ def _hashes(folder):
 
 
 def _steps_saved(workdir):
-  names = os.listdir(workdir / "checkpoints")
-  return sorted(int(name) for name in names if name.isdigit())
+  return [name.step for name in manifest.find(workdir / "checkpoints")]
 
 
 def _losses(workdir):
@@ -214,20 +213,20 @@ class RunTest(parameterized.TestCase):
     self.assertEqual(_losses(parts), _losses(whole))
     self.assertEqual(_losses(again), _losses(whole))
 
-  @parameterized.parameters(*zip(samples.draw(("node0/d/*", "manifest.json"), 1)))
-  def test_damaged_checkpoint_is_kept_and_an_older_one_resumed(self, damaged):
+  @parameterized.parameters(*zip(samples.draw(("5/*/node0/d/*", "5.*.json"), 1)))
+  def test_damaged_checkpoint_is_passed_over_and_an_older_one_resumed(self, damaged):
     workdir = self.train("a")
-    files = (workdir / "checkpoints" / "5").glob(damaged)
+    files = (workdir / "checkpoints").glob(damaged)
     path = max(files, key=lambda p: p.stat().st_size)
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
     self.train("a", num_steps=8)
     self.assertEqual(_summary(workdir)["resumed_from_step"], 4)
-    self.assertCountEqual(os.listdir(workdir / "checkpoints"), ["5.damaged", "6", "8"])
+    self.assertEqual(_steps_saved(workdir), [6, 8])
     events = jsonl.read_lines(workdir / "metrics.jsonl")
     found = [e for e in events if e.get("event") == "damaged"]
-    is_read = damaged != "manifest.json"  # The other is not even tried.
+    is_read = "node0" in damaged  # The other is not even tried.
     want = [{"event": "damaged", "step": 4, "checkpoint": 5}] * is_read
     self.assertEqual(found, want)
     whole = self.train("whole", num_steps=8)
@@ -334,7 +333,8 @@ class RunTest(parameterized.TestCase):
     code.write_text("def make():\n  return lambda count: 0.01\n")
     own = dict(optimizer__schedule=f"{code}:make", optimizer__schedule_options={})
     workdir = self.train("a", num_steps=2, **own)
-    meta = json.loads((workdir / "checkpoints" / "2" / "manifest.json").read_text())["meta"]
+    (path,) = (workdir / "checkpoints").glob("2.*.json")
+    meta = json.loads(path.read_text())["meta"]
     self.assertContainsSubset(
         {"threads", "processor", "versions.jaxlib", "environment.XLA_FLAGS"}, meta["rounding"]
     )
@@ -376,12 +376,12 @@ class RunTest(parameterized.TestCase):
 
   def test_checkpoint_of_an_older_version(self):
     workdir = self.train("a", num_steps=2)
-    path = workdir / "checkpoints" / "2" / "manifest.json"
-    manifest = json.loads(path.read_text())
-    del manifest["meta"]["config"], manifest["meta"]["rounding"]["threads"]
-    del manifest["sha256"]
-    manifest["format"] = 1
-    path.write_text(json.dumps(manifest))
+    (path,) = (workdir / "checkpoints").glob("2.*.json")
+    content = json.loads(path.read_text())
+    del content["meta"]["config"], content["meta"]["rounding"]["threads"]
+    del content["sha256"]
+    content["format"] = 1
+    path.write_text(json.dumps(content))
     self.train("a", num_steps=3)
     lines = jsonl.read_lines(workdir / "metrics.jsonl")
     self.assertEqual(_losses(workdir)[0], (1, 2, 3))

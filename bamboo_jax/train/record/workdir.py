@@ -2,6 +2,8 @@
 
 import pathlib
 
+from bamboo_jax.checkpoint import manifest
+
 
 class Workdir:
   """The folder of a run, `root`.
@@ -51,5 +53,5 @@ def find_saved(path: str) -> int:
   Looks at names only, so it may be called in a signal handler.
   """
   folder = Workdir(pathlib.Path(path)).checkpoints
-  names = [p.name for p in folder.iterdir()] if folder.is_dir() else []
-  return max((int(name) for name in names if name.isdigit()), default=0)
+  names = manifest.find(folder) if folder.is_dir() else []
+  return names[-1].step if names else 0

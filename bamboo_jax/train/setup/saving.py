@@ -76,14 +76,12 @@ def check_same(config: config_lib.Config, task: build.Task, directory: pathlib.P
 
   Looks at its newest checkpoint that can be read; workers judge damaged ones.
   """
-  folders = [p for p in directory.glob("*") if p.name.isdigit()]
-  for folder in sorted(folders, key=lambda p: int(p.name), reverse=True):
+  for name in reversed(manifest_lib.find(directory) if directory.is_dir() else []):
     try:
-      meta = manifest_lib.read_manifest(folder).meta
+      meta = manifest_lib.read_manifest(directory / name.file).meta
     except (OSError, ValueError):
       continue
-    step = base.StepId(int(folder.name))
-    _identify(config, task).check(meta, step=step, where=str(directory))
+    _identify(config, task).check(meta, step=name.step, where=str(directory))
     return
 
 
