@@ -1,10 +1,9 @@
 """Maps tensors of `transformers` to our arrays.
 
 A line of a table has the part of the model, our array, the name of the tensor
-(`{}` is the block), and "T" if the tensor is [out, in], or [out, in, height,
-width] of a convolution. An array may be several tensors side by side. Lines of
-arrays that a model lacks, such as an untied head or norms of queries and keys,
-are skipped.
+(`{}` is the block), and "T" if the tensor is [out, in]. An array may be several
+tensors side by side. Lines of arrays that a model lacks, such as an untied head
+or norms of queries and keys, are skipped.
 """
 
 from collections.abc import Mapping, Sequence
@@ -101,7 +100,7 @@ _TABLES = {  # Prefix of the names of a block.
     "llama": (_LLAMA + _LLAMA_ADAPTERS, "model.layers.{}."),
     "qwen": (_LLAMA + _LLAMA_ADAPTERS, "model.layers.{}."),
 }
-_BLOCK = re.compile(r"(stage_\d+_)?block_\d+\.?")
+_BLOCK = re.compile(r"block_\d+\.?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,20 +125,17 @@ class Rule:
 
     Rows that the tensors do not have are zeros.
     """
-    parts = tensors
     if self.rows is not None:
       more = shape[-1 if self.transposed else 0] - self.rows
-      parts = tensors = [np.pad(t, ((0, more), (0, 0))) for t in parts]
-    if self.transposed:
-      parts = [t.transpose(*range(2, t.ndim), 1, 0) for t in tensors]
+      tensors = [np.pad(t, ((0, more), (0, 0))) for t in tensors]
+    parts = [t.T for t in tensors] if self.transposed else tensors
     joined = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-1)
     return np.ascontiguousarray(joined, np.float32)
 
   def to_theirs(self, array: np.ndarray) -> dict[str, np.ndarray]:
     """Returns the tensors by name; the inverse of `to_ours`."""
     parts = np.split(array, len(self.tensors), axis=-1)
-    if self.transposed:
-      parts = [p.transpose(-1, -2, *range(p.ndim - 2)) for p in parts]
+    parts = [p.T for p in parts] if self.transposed else parts
     contiguous = [np.ascontiguousarray(p[: self.rows]) for p in parts]
     return dict(zip(self.tensors, contiguous, strict=True))
 
@@ -147,7 +143,7 @@ class Rule:
     """Returns the shape of each tensor if `shape` is ours."""
     *sizes, last = shape
     part = (*sizes, last // len(self.tensors))
-    part = (*part[:-3:-1], *part[:-2]) if self.transposed else part
+    part = part[::-1] if self.transposed else part
     return part if self.rows is None else (self.rows, *part[1:])
 
 

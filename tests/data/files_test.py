@@ -1,6 +1,7 @@
 """The source `files`: formats, packing, mixtures, held-out data, errors."""
 
 import contextlib
+import gzip
 import json
 import os
 import pathlib
@@ -170,6 +171,34 @@ class FormatsTest(FilesCase):
             "documents": [[1] * 4, [1] * 4],
         },
     )
+
+  @parameterized.parameters(".gz", ".zst")
+  def test_compressed(self, suffix):
+    """Read as they are; errors name the line, and what is cut off is found."""
+    pack = {".gz": gzip.compress, ".zst": _zstd}[suffix]
+    rows = [{"text": "abc"}, {"text": "de"}]
+    lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    for name, content in (
+        ("a.jsonl", lines),
+        ("b.json", json.dumps(rows).encode()),
+        ("c", lines),
+        ("d.txt", b"abc\0de"[:3]),
+    ):
+      self.write(name + suffix, pack(content))
+      want = [[*b"abc"]] if name == "d.txt" else [[*b"abc"], [*b"\0de"]]
+      got = self.epoch(self.make(name + suffix, length=3))["inputs"]
+      self.assertEqual(sorted(got), sorted(want), name)
+    self.write(f"e.jsonl{suffix}", pack(lines + b'{"txt": "b"}'))
+    self.refuses(f"e.jsonl{suffix}, line 3: .*'text'; did you mean 'txt'", f"e.jsonl{suffix}")
+    self.write(f"f.jsonl{suffix}", pack(lines)[:-9])
+    self.refuses(f"Cannot read .*f.jsonl{suffix}: ", f"f.jsonl{suffix}")
+    self.write(f"g.txt{suffix}", b"no such thing")
+    self.refuses(f"Cannot read .*g.txt{suffix}: ", f"g.txt{suffix}")
+
+  @parameterized.parameters('[{"text": "abcd"}]', '\ufeff [\n{"text":\n"abcd"}\n]\n')
+  def test_a_list_of_objects(self, content):
+    self.write("a.json", content)
+    self.assertEqual(self.epoch(self.make("a.json"))["inputs"], [[*b"abcd"]])
 
   def test_texts(self):
     self.write("d/b.txt", "b")
@@ -500,9 +529,16 @@ class BadInputTest(FilesCase):
     self.refuses("d.jsonl, line 2: ", "d.jsonl")
     self.write_rows("e.jsonl", {"text": "a"}, {"txt": "b"})
     self.refuses("e.jsonl, line 2: .*'text'; did you mean 'txt'", "e.jsonl")
-    for content in ('[{"text": "a"}]', '[\n{"text": "a"}\n]', "{\n", "5\n"):
+    for content, message in (
+        ("{\n", "e.json, line 1.* one object on each"),
+        ("5\n", "e.json, line 1 must be an object, got '5'"),
+        ('[{"text": "a"}, 5]', "e.json, object 1 of the list must be an object, got '5'"),
+        ('[{"text": "a"}, {"txt": "b"}]', "e.json, object 1 of the list: .*did you mean 'txt'"),
+        ('[\n{"text": "a"},\n{"text"}]', "e.json: .* line 3 column 8 .* a list of objects"),
+        (b'[{"text": "\xff"}]', "e.json: .*utf-8.* byte 0xff in position 11"),
+    ):
       self.write("e.json", content)
-      self.refuses("e.json, line 1.* one object on each", "e.json")
+      self.refuses(message, "e.json")
     self.write_rows("f.jsonl", {"text": 5})
     self.refuses("field 'text' must be a text or a list .* '5'", "f.jsonl")
     self.write("g.jsonl", b'{"text": "\\ud800"}\n')
@@ -693,6 +729,14 @@ def unprivileged(*folders):
     os.seteuid(uid)
     for folder in folders:
       folder.chmod(0o755)
+
+
+def _zstd(content):
+  pyarrow = _import("pyarrow")
+  stream = pyarrow.BufferOutputStream()
+  with pyarrow.output_stream(stream, compression="zstd") as file:
+    file.write(content)
+  return stream.getvalue().to_pybytes()
 
 
 def _peak_bytes():

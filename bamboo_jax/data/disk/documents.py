@@ -1,21 +1,30 @@
 """Documents in files of text and of records, part by part.
 
-  .jsonl, .json           an object on each line
+  .jsonl, .json           an object on each line; or one list of objects
   .parquet                rows (`pyarrow`)
   .arrow, folders         rows of a data set of Hugging Face (`datasets`)
   .array_record, .arrayrecord  texts (`grain`)
   others                  lines of objects if the first is one, else a text
 
-Parts depend on the files and their size only, so that any process can
-read any of them. A text in a large file is read line by line.
+Lines, lists and texts may be compressed, as `.jsonl.gz` or `.txt.zst`. Parts depend on the
+files and their size only, so that any process can read any of them. A text in a large file
+is read line by line.
+
+`datasets` reads data sets that it has written, but not lines and texts: its loaders turn
+dates into timestamps and line ends into others, and its errors name no line.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
 import dataclasses
 import functools
+import gzip
+import io
 import json
+import os
 import pathlib
-from typing import Any
+from typing import Any, IO
+import zlib
 
 from bamboo_jax import base
 from bamboo_jax.base import extras
@@ -31,7 +40,8 @@ _KINDS = {
     ".array_record": "array_record",
     ".arrayrecord": "array_record",
 }
-_BINARY = {".gz", ".zst", ".xz", ".bz2", ".zip", ".tar", ".pt", ".npz", ".pkl"}
+_COMPRESSED = (".gz", ".zst")
+_BINARY = {".xz", ".bz2", ".zip", ".tar", ".pt", ".npz", ".pkl"}
 
 # Text, tokens, text in pieces, or a record with messages.
 Value = str | Sequence[int] | Iterator[str] | Mapping[str, Any]
@@ -55,9 +65,11 @@ class FileLine:
   place: int
 
   def __str__(self) -> str:
-    with open(self.path, "rb") as file:
-      pieces = iter(lambda: file.read(min(_PIECE_BYTES, self.place - file.tell())), b"")
-      number = 1 + sum(piece.count(b"\n") for piece in pieces)
+    number, left = 1, self.place
+    with open_bytes(self.path) as file:
+      while piece := file.read(min(_PIECE_BYTES, left)):
+        number += piece.count(b"\n")
+        left -= len(piece)
     return f"{self.path}, line {number}"
 
 
@@ -80,7 +92,7 @@ _Rows = Callable[[Part, Sequence[str]], Iterator[tuple[str | FileLine, Any]]]
 
 def is_records(path: pathlib.Path) -> bool:
   """Returns whether a file or folder has records rather than a text."""
-  return path.suffix in _KINDS or is_hub_dataset(path)
+  return _find_suffix(path) in _KINDS or is_hub_dataset(path)
 
 
 def is_hub_dataset(path: pathlib.Path) -> bool:
@@ -108,7 +120,9 @@ def find_parts(paths: Sequence[pathlib.Path], part_bytes: int) -> list[Part]:
       texts.append(str(path))
       size += num_bytes
       continue
-    if kind == "lines":
+    if kind == "list" or (kind == "lines" and path.suffix in _COMPRESSED):
+      stop = step = 1 << 62  # It has to be read from its beginning.
+    elif kind == "lines":
       stop, step = num_bytes, part_bytes
     elif kind == "parquet":
       stop = _open(kind, str(path)).num_row_groups
@@ -138,19 +152,48 @@ def read_part(part: Part, fields: Sequence[str]) -> Iterator[Document]:
     for name in part.paths:
       yield Document(name, (read_text(name),))
     return
-  read: dict[str, _Rows] = {"lines": _read_lines, "parquet": _read_parquet}
+  read: dict[str, _Rows] = {"lines": _read_lines, "list": _read_list, "parquet": _read_parquet}
   rows = read.get(part.kind, _read_rows)(part, fields)
   for where, row in rows:
     is_text = isinstance(row, str) and not needs_records
     yield Document(where, (row,) if is_text else _pick(where, row, fields))
 
 
+@contextlib.contextmanager
+def open_bytes(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+  """Opens a file, and unpacks what is compressed; raises `base.DataError` if it is damaged."""
+  path = pathlib.Path(path)
+  if path.suffix not in _COMPRESSED:
+    with open(path, "rb") as file:
+      yield file
+    return
+  try:
+    if path.suffix == ".gz":
+      opened: Any = gzip.open(path)
+    else:
+      pyarrow = extras.load("pyarrow", extra="data", what=str(path))
+      opened = io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"))
+    with opened:
+      yield opened
+  except (EOFError, OSError, zlib.error) as error:
+    raise base.DataError(f"Cannot read {path}: {error}.") from error
+
+
+def _find_suffix(path: pathlib.Path) -> str:
+  return path.with_suffix("").suffix if path.suffix in _COMPRESSED else path.suffix
+
+
 def _find_kind(path: pathlib.Path) -> str:
   """Returns the kind of a file by its suffix, or by its first line."""
-  if path.suffix in _KINDS:
-    return _KINDS[path.suffix]
-  with open(path, "rb") as file:
+  kind = _KINDS.get(_find_suffix(path))
+  if kind not in (None, "lines"):
+    return kind
+  with open_bytes(path) as file:
     line = file.readline(_PIECE_BYTES)
+    while kind and line and not line.strip():
+      line = file.readline(_PIECE_BYTES)
+  if kind:
+    return "list" if line.lstrip(b"\xef\xbb\xbf \t\r")[:1] == b"[" else kind
   try:
     is_object = line[:1] == b"{" and isinstance(json.loads(line), dict)
   except ValueError:
@@ -160,7 +203,7 @@ def _find_kind(path: pathlib.Path) -> str:
 
 def _pick(where: str | FileLine, row: Any, fields: Sequence[str]) -> tuple[Value, ...]:
   if not isinstance(row, dict):
-    raise base.DataError(f"{where} must be one object on each line, got {str(row)[:50]!r}.")
+    raise base.DataError(f"{where} must be an object, got {str(row)[:50]!r}.")
   values = []
   for field in fields:
     if field not in row:
@@ -183,10 +226,10 @@ def _pick(where: str | FileLine, row: Any, fields: Sequence[str]) -> tuple[Value
 
 def read_text(path: str) -> Iterator[str]:
   """Yields a text in pieces of whole lines; raises `base.DataError`."""
-  if pathlib.Path(path).suffix in _BINARY:
+  if _find_suffix(pathlib.Path(path)) in _BINARY:
     raise base.DataError(f"Cannot read {path}: it is no text; unpack it.")
   place = 0
-  with open(path, "rb") as file:
+  with open_bytes(path) as file:
     while piece := file.read(_PIECE_BYTES):
       piece += file.readline()
       content = piece.removeprefix(b"\xef\xbb\xbf") if not place else piece
@@ -208,7 +251,7 @@ def read_text(path: str) -> Iterator[str]:
 def _read_lines(part: Part, fields: Sequence[str]) -> Iterator[tuple[FileLine, Any]]:
   """Yields the objects on the lines that begin in a range of bytes."""
   (path,), place = part.paths, part.start
-  with open(path, "rb") as file:
+  with open_bytes(path) as file:
     if place:
       file.seek(place - 1)
       place += len(file.readline()) - 1
@@ -221,6 +264,18 @@ def _read_lines(part: Part, fields: Sequence[str]) -> Iterator[tuple[FileLine, A
         yield where, json.loads(line)
       except ValueError as error:  # Also of bytes that are not UTF-8.
         raise base.DataError(f"{where}: {error}; there must be one object on each line.") from error
+
+
+def _read_list(part: Part, fields: Sequence[str]) -> Iterator[tuple[str, Any]]:
+  (path,) = part.paths
+  with open_bytes(path) as file:
+    content = file.read()
+  try:
+    rows = json.loads(content.decode("utf-8-sig"))
+  except ValueError as error:  # It names the line; also for bytes that are not UTF-8.
+    raise base.DataError(f"{path}: {error}; there must be a list of objects.") from error
+  for number, row in enumerate(rows):
+    yield f"{path}, object {number} of the list", row
 
 
 def _read_parquet(part: Part, fields: Sequence[str]) -> Iterator[tuple[str, Any]]:

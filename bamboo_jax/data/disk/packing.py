@@ -215,20 +215,18 @@ def _report_targets(parts: Sequence[Spans], options: PackingOptions) -> None:
   num_samples = sum(part.count for part in parts)
   num_prompts = num_long = num_useful = 0
   for part in parts:
-    last_span = -1
-    for starts, prompts, ends in part.file.iter_prompts():
-      num_prompts += len(starts)
-      num_long += int((prompts - starts > length).sum())
-      # Where inputs are whose targets are learned: `begin` up to `ends - 2`.
-      is_apart = options.masked or options.packing == "whole"
-      begin = np.maximum(prompts - 1, starts if is_apart else 0)
-      is_learned = begin < ends - 1
-      first = part.find(begin[is_learned])
-      last = np.minimum(part.find(ends[is_learned] - 2), part.count - 1)
-      before = np.maximum.accumulate(np.append(last_span, last))
-      new = last - np.maximum(first, before[:-1] + 1) + 1
-      num_useful += int(np.maximum(new, 0).sum())
-      last_span = int(before[-1])
+    starts, prompts, ends = part.file.prompts()
+    num_prompts += len(starts)
+    num_long += int((prompts - starts > length).sum())
+    # Where inputs are whose targets are learned: `begin` up to `ends - 2`.
+    is_apart = options.masked or options.packing == "whole"
+    begin = np.maximum(prompts - 1, starts if is_apart else 0)
+    is_learned = begin < ends - 1
+    first = part.find(begin[is_learned])
+    last = np.minimum(part.find(ends[is_learned] - 2), part.count - 1)
+    before = np.maximum.accumulate(np.append(-1, last))
+    new = last - np.maximum(first, before[:-1] + 1) + 1
+    num_useful += int(np.maximum(new, 0).sum())
   counts = (
       f"{num_samples - num_useful} of {num_samples} samples have no token to "
       f"learn; {num_long} of {num_prompts} prompts have more than "

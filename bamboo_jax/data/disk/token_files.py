@@ -4,9 +4,8 @@
   .bin, .idx  with an index of documents (Megatron-LM, and `bamboo tokenize`)
   .npy        integers, one axis
 
-Reads are by position rather than through mapped memory: pages that were read do
-not count as the memory of the process, and a file that was cut short is an
-error rather than a signal that kills it.
+Each read opens its file: pages of mapped memory would count as the memory of the process,
+and a mapped file that is cut short kills it by a signal.
 """
 
 import bisect
@@ -69,12 +68,6 @@ class Index:
   sequence_D: np.ndarray
   has_prompts: bool
 
-  @functools.cached_property
-  def numbers(self) -> tuple[Sequence[int], ...]:
-    """Both arrays as Python integers, which are faster to bisect."""
-    arrays = (self.byte_S, self.sequence_D)
-    return tuple(a.view("u1").data.cast("q") if a.size else () for a in arrays)
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TokenFile:
@@ -98,9 +91,9 @@ class TokenFile:
   tokens: np.ndarray | None = None
 
   @functools.cached_property
-  def _opened(self) -> tuple[int, tuple[int, int]]:
-    descriptor = os.open(self.name, os.O_RDONLY)
-    return descriptor, _stamp(descriptor)
+  def _stamp(self) -> tuple[int, int]:
+    """Size and time of the file at its first read."""
+    return _stamp(self.name)
 
   def read(self, start: int, stop: int) -> np.ndarray:
     """Returns the tokens from `start` to below `stop`.
@@ -132,14 +125,13 @@ class TokenFile:
       starts = np.concatenate([[start], start + 1 + ends])
       return Documents(starts, np.zeros((0, 2), np.int64))
     byte_S, size = self.index.byte_S, self.dtype.itemsize
-    places, firsts = self.index.numbers
-    end = len(firsts) - 1
-    first = bisect.bisect_right(places, start * size) - 1
-    last = bisect.bisect_left(places, stop * size, first + 1)
+    firsts, end = self.index.sequence_D, len(self.index.sequence_D) - 1
+    # numpy would copy all of an array that is not aligned.
+    first = bisect.bisect_right(byte_S, start * size) - 1
+    last = bisect.bisect_left(byte_S, stop * size, first + 1)
     first = bisect.bisect_right(firsts, first, hi=end) - 1
     last = bisect.bisect_left(firsts, last, first + 1, end)
-    sequences = np.asarray(self.index.sequence_D[first:last])
-    starts = byte_S[sequences] // size
+    starts = byte_S[firsts[first:last]] // size
     if not self.index.has_prompts:
       return Documents(starts, np.zeros((0, 2), np.int64))
     return Documents(starts, (byte_S[firsts[first] : firsts[last]] // size).reshape(-1, 2))
@@ -159,22 +151,19 @@ class TokenFile:
       is_last = sequences == len(byte_S)
       yield np.where(is_last, self.num_tokens, starts // self.dtype.itemsize)
 
-  def iter_prompts(self) -> Iterator[tuple[np.ndarray, ...]]:
-    """Yields starts and ends of prompts, and ends of what is learned then, in blocks."""
+  def prompts(self) -> tuple[np.ndarray, ...]:
+    """Returns starts and ends of prompts, and ends of what is learned then."""
     assert self.index is not None and self.index.has_prompts, self.name
-    for first in range(0, len(self.index.byte_S), 2 * _BLOCK):
-      places = self.index.byte_S[first : first + 2 * _BLOCK + 1] // self.dtype.itemsize
-      if len(places) % 2 == 0:  # The last ones.
-        places = np.append(places, self.num_tokens)
-      yield places[:-1:2], places[1::2], places[2::2]
+    places = np.append(self.index.byte_S // self.dtype.itemsize, self.num_tokens)
+    return places[:-1:2], places[1::2], places[2::2]
 
   def _read(self, start: int, stop: int) -> np.ndarray:
-    descriptor, stamp = self._opened
-    size = self.dtype.itemsize
-    content = os.pread(descriptor, (stop - start) * size, self.first_byte + start * size)
-    if len(content) < (stop - start) * size or _stamp(descriptor) != stamp:
-      raise base.DataError(f"{self.name} has changed while it was read.")
-    return np.frombuffer(content, self.dtype)
+    place = self.first_byte + start * self.dtype.itemsize
+    if _stamp(self.name) == self._stamp:
+      tokens = np.fromfile(self.name, self.dtype, stop - start, offset=place)
+      if len(tokens) == stop - start:
+        return tokens
+    raise base.DataError(f"{self.name} has changed while it was read.")
 
   def _fail_at_first(self) -> None:
     for start in range(0, self.num_tokens, _BLOCK):
@@ -326,10 +315,7 @@ def _read_index(path: pathlib.Path, num_bytes: int) -> tuple[Index, np.dtype]:
         f"{path} does not fit its file: its documents must have the sequences "
         f"from 0 to {sequences}, got {sequence_D[:1]} to {sequence_D[-1:]}."
     )
-  has_prompts = all(
-      (np.diff(sequence_D[first : first + _BLOCK + 1]) % 2 == 0).all()
-      for first in range(0, documents - 1, _BLOCK)
-  )
+  has_prompts = bool((np.diff(sequence_D) % 2 == 0).all())
   return Index(byte_S, sequence_D, has_prompts), kind
 
 
@@ -337,29 +323,25 @@ def _check_index(
     path: pathlib.Path, num_bytes: int, kind: np.dtype, length_S: np.ndarray, byte_S: np.ndarray
 ) -> None:
   """Raises `base.DataError` unless sequences follow each other to the end."""
-  place, empty = 0, None
-  for first in range(0, len(byte_S), _BLOCK):
-    lengths = length_S[first : first + _BLOCK].astype(np.int64) * kind.itemsize
-    ends = place + np.cumsum(lengths)
-    wrong = np.flatnonzero(byte_S[first : first + _BLOCK] != ends - lengths)
-    if wrong.size:
-      raise base.DataError(
-          f"{path} does not fit its file: sequence {first + wrong[0]} begins at"
-          f" byte {byte_S[first + wrong[0]]}, must be at "
-          f"{(ends - lengths)[wrong[0]]}."
-      )
-    if empty is None and not lengths.all():
-      empty = first + int(np.argmin(lengths != 0))
-    place = int(ends[-1])
-  if place != num_bytes:
+  lengths = length_S.astype(np.int64) * kind.itemsize
+  ends = np.cumsum(lengths)
+  for sequence in np.flatnonzero(byte_S != ends - lengths)[:1]:
     raise base.DataError(
-        f"{path} does not fit its file: its sequences have {place} bytes, the "
+        f"{path} does not fit its file: sequence {sequence} begins at"
+        f" byte {byte_S[sequence]}, must be at {(ends - lengths)[sequence]}."
+    )
+  if (total := lengths.sum()) != num_bytes:
+    raise base.DataError(
+        f"{path} does not fit its file: its sequences have {total} bytes, the "
         f".bin has {num_bytes}."
     )
-  if empty is not None:
+  for empty in np.flatnonzero(lengths == 0)[:1]:
     logging.warning("%s: sequence %d and maybe others are empty.", path, empty)
 
 
-def _stamp(descriptor: int) -> tuple[int, int]:
-  status = os.fstat(descriptor)
+def _stamp(path: str) -> tuple[int, int]:
+  try:
+    status = os.stat(path)
+  except FileNotFoundError:
+    return -1, -1
   return status.st_size, status.st_mtime_ns
