@@ -3,8 +3,9 @@ r"""Writes texts and records as files of tokens, in parallel.
 bamboo tokenize --path='wiki/*.jsonl' --tokenizer=llama --out=wiki_tokens
 bamboo train --config=llama --config.data.name=wiki_tokens/ --workdir=runs/wiki
 
-`--path` is a file, a folder or a glob pattern of texts, JSON Lines, Parquet,
-Arrow, ArrayRecord, or a folder of `datasets`. Each part of about 64 MiB becomes
+`--path` is a file, a folder or a glob pattern of texts, JSON (lines or a list),
+Parquet, Arrow, ArrayRecord, or a folder of `datasets`; texts and JSON also as
+.gz and .zst, one part each. Each part of about 64 MiB becomes
 a .bin and an .idx, as Megatron-LM reads them. After an interruption the same
 command goes on with the parts that are missing.
 """

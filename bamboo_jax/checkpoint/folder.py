@@ -4,7 +4,7 @@
 4/v1.2-8c1f/node0/               what member 0 wrote for it, an item of Orbax
 frozen/v1.1-8c1f/node0/          arrays that never change, written once in a run
 
-Names are never used twice, and nothing is renamed. So other processes may write here at
+Names are never used twice, and no folder is renamed. So other processes may write here at
 any time, also one that was suspended between two system calls: what it completes late
 has a smaller number, and is older. A damaged checkpoint is passed over, and never touched;
 like any other it is removed once there are `keep` newer ones.
@@ -161,14 +161,11 @@ class CheckpointFolder:
     """Removes what earlier saves have left and no checkpoint has; warns if it cannot."""
     used = set[str]()
     for name in self._find():
-      used.add(f"{name.step}/{name.save}")
       try:
-        frozen = manifest_lib.read_manifest(self.path / name.file).frozen
-      except base.DamagedCheckpointError:
-        continue
+        frozen = manifest_lib.read_manifest(self.path / name.file).frozen.values()
       except base.CheckpointError:
-        return  # It may be readable again.
-      used |= {entry.item.rpartition("/")[0] for entry in frozen.values()}
+        return  # Maybe others see all of its files: what it needs is not known now.
+      used |= {f"{name.step}/{name.save}", *(e.item.rpartition("/")[0] for e in frozen)}
     for path in self.path.glob("*/v*"):
       left = CheckpointName.parse(f"{before.step}.{path.name}")
       if left and left < before and f"{path.parent.name}/{path.name}" not in used:

@@ -35,6 +35,9 @@ _WAIT_SECS = 0.1  # Between two calls of `waiting` while a save is written.
 _MOST_TRIES = 2  # Attempts of the save at the end.
 
 
+_Arrays = Mapping[str, Mapping[str, np.ndarray]]  # By layer and name.
+
+
 class _Written(NamedTuple):
   part: manifest_lib.Manifest | None
   error: str = ""
@@ -318,56 +321,57 @@ class Writer:
 
   # In the thread. Errors are returned, as this member must report them.
 
-  def _write(self, save: parts.Save, layers: Mapping[str, Mapping[str, np.ndarray]]) -> _Written:
+  def _write(self, save: parts.Save, layers: _Arrays) -> _Written:
     item = f"node{self._member}"
     if name := layer_arrays.find_nonfinite(layers):
       return _Written(None, f"{name} is not finite everywhere")
     try:
       if self._member == save.writer:
         self._folder.remove_unfinished(save.name)
-      frozen = self._store_frozen(save.name, item, layers)
-      trained = {
-          layer: {k: a for k, a in arrays.items() if k not in omitted}
-          for layer, arrays in layers.items()
-          for omitted in [frozen.frozen[layer].arrays if layer in frozen.frozen else ()]
-      }
+      trained, frozen = self._divide(layers)
+      stored = self._store_frozen(save.name, item, frozen)
       part = self._folder.write_part(save.name, item, trained)
     except (OSError, ValueError) as error:
       return _Written(None, orbax_item.describe_error(error))
-    files = {**part.files, **frozen.files}
-    return _Written(dataclasses.replace(part, frozen=frozen.frozen, files=files))
+    found = {layer: entry for layer, entry in stored.frozen.items() if layer in layers}
+    files = {**part.files, **stored.files}
+    return _Written(dataclasses.replace(part, frozen=found, files=files))
+
+  def _divide(self, layers: _Arrays) -> tuple[_Arrays, _Arrays]:
+    """Returns the arrays that change, and the others, of layers that have such arrays."""
+    trained, frozen = {}, {}
+    for layer in self._model.layers:
+      arrays = layers.get(layer.name, {})
+      rest = {
+          name
+          for name in arrays
+          if name.startswith("params/") and not name.startswith(f"params/{layer.trained}")
+      }
+      if layer.name in layers:
+        trained[layer.name] = {name: a for name, a in arrays.items() if name not in rest}
+      if rest:
+        frozen[layer.name] = {name: arrays[name] for name in rest}
+    return trained, frozen
 
   def _store_frozen(
-      self,
-      name: manifest_lib.CheckpointName,
-      item: str,
-      layers: Mapping[str, Mapping[str, np.ndarray]],
+      self, name: manifest_lib.CheckpointName, item: str, layers: _Arrays
   ) -> manifest_lib.Manifest:
-    """Returns where the frozen arrays of layers are; writes those that no checkpoint has."""
-    part = manifest_lib.Manifest(name.step, {}, {}, {})
-    new = {
-        layer.name: {
-            k: a
-            for k, a in layers[layer.name].items()
-            if k.startswith("params/") and not k.startswith(f"params/{layer.trained}")
-        }
-        for layer in self._model.layers
-        if layer.name in layers and layer.name not in self._frozen
-    }
-    new = {layer: arrays for layer, arrays in new.items() if arrays}
-    stored = (self._folder.newest() if new or self._frozen else None) or part
-    if not self._frozen.items() <= stored.frozen.items():
+    """Returns where all frozen arrays are; writes those of `layers` that no checkpoint has."""
+    nothing = manifest_lib.Manifest(name.step, {}, {}, {})
+    newest = (self._folder.newest() if layers or self._frozen else None) or nothing
+    if not self._frozen.items() <= newest.frozen.items():
       raise OSError(errno.ENOENT, "the checkpoints with the frozen weights are gone")
-    for layer, entry in stored.frozen.items():
-      if entry.item and layer in new and contents.sha256(new[layer]) == entry.sha256:
-        self._frozen[layer] = entry
-        del new[layer]
-    if new:
-      part = self._folder.write_part(name, item, new, is_frozen=True)
-    files = {k: n for k, n in stored.files.items() if k.startswith("frozen/")}
-    frozen = {layer: entry for layer, entry in self._frozen.items() if layer in layers}
+    same = {
+        layer: entry
+        for layer, entry in newest.frozen.items()
+        if entry.item and layer in layers and entry.sha256 == contents.sha256(layers[layer])
+    }
+    self._frozen = {**self._frozen, **same}
+    new = {layer: arrays for layer, arrays in layers.items() if layer not in same}
+    part = self._folder.write_part(name, item, new, is_frozen=True) if new else nothing
+    files = {path: size for path, size in newest.files.items() if path.startswith("frozen/")}
     return dataclasses.replace(
-        part, frozen={**part.frozen, **frozen}, files={**part.files, **files}
+        part, frozen={**self._frozen, **part.frozen}, files={**files, **part.files}
     )
 
   def _join(
@@ -386,9 +390,7 @@ class Writer:
       return _Joined(save, orbax_item.describe_error(error))
     return _Joined(save)
 
-  def _write_alone(
-      self, save: parts.Save, layers: Mapping[str, Mapping[str, np.ndarray]]
-  ) -> _Joined:
+  def _write_alone(self, save: parts.Save, layers: _Arrays) -> _Joined:
     part, error = self._write(save, layers)
     if part is None:
       return _Joined(save, error)

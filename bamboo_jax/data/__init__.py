@@ -11,7 +11,6 @@ can continue after a death.
   draws      random bits as a function of integers
 
   disk              files of tokens, texts or records, by their paths
-  folders           files in a folder, without hidden ones
   mixture           several sources by weights
   readers, corpus   files to documents; documents to a text with a manifest
   vocabularies      a text as bytes, or as tokens of a trained tokenizer

@@ -118,8 +118,8 @@ class Prefetcher:
     self._num_steps_ahead = num_steps_ahead
     self._pool = futures.ThreadPoolExecutor(1, "prefetch")
     self._lock = threading.Lock()  # Guards the following fields.
-    self._read: dict[_Key, futures.Future[dict[str, Any]]] = {}
-    self._raised: set[_Key] = set()  # Errors in `_read` that have been raised.
+    # None: it has failed, which a caller knows; so it is read again if one asks.
+    self._read: dict[_Key, futures.Future[dict[str, Any]] | None] = {}
     self._asked: dict[int, set[str]] = {}  # Arrays, by microbatch.
     self._is_closed = False
     self._plan(first_step)
@@ -139,12 +139,11 @@ class Prefetcher:
         raise ValueError("The prefetcher is closed.")
       self._asked.setdefault(microbatch, set()).update(keys or ())
       known = self._read.get(key)
-      is_here = known is None or key in self._raised or known.cancel()
+      is_here = known is None or known.cancel()
       found = known or futures.Future()
       if is_here:  # Nothing that waits its turn in the thread is waited for.
         found = self._read[key] = futures.Future()
         found.set_running_or_notify_cancel()
-        self._raised.discard(key)
     if is_here:
       try:
         found.set_result(self._prepare(key))
@@ -153,8 +152,8 @@ class Prefetcher:
     futures.wait([found])
     with self._lock:
       self._plan(step)
-      if found.exception():
-        self._raised.add(key)
+      if found.exception() and self._read.get(key) is found:
+        self._read[key] = None
     return select_arrays(found.result(), keys)
 
   def close(self) -> None:
@@ -163,9 +162,7 @@ class Prefetcher:
       self._is_closed = True
     self._pool.shutdown(cancel_futures=True)
     for key, found in self._read.items():
-      if found.cancelled() or key in self._raised:
-        continue
-      if error := found.exception():
+      if found and not found.cancelled() and (error := found.exception()):
         logging.warning("Unused data, (step, microbatch)=%s, failed: %r", key, error)
     self._read = {}
 
@@ -179,8 +176,8 @@ class Prefetcher:
     """Drops what is far from `step`, and reads it and the steps ahead."""
     for key in [*self._read]:
       if not -1 <= key[0] - step <= self._num_steps_ahead:
-        self._read.pop(key).cancel()
-        self._raised.discard(key)
+        if known := self._read.pop(key):
+          known.cancel()
     for ahead in range(self._num_steps_ahead + 1):
       for microbatch in range(self.batches.num_microbatches):
         key = (step + ahead, microbatch)

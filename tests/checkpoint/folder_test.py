@@ -434,7 +434,11 @@ class FolderTest(parameterized.TestCase):
       self.folder.write_part(name, "node0", arrays, is_frozen=True)
     (self.root / "notes").mkdir()
     self.assertEqual(self.folder.steps(), (2,))
-    self.folder.remove_unfinished(folder_lib.CheckpointName(4, 1, 6, "b"))
+    last, before = folder_lib.CheckpointName(4, 1, 6, "b"), _hashes(self.root)
+    with mock.patch.object(manifest_lib, "find_problem", return_value="a file is missing"):
+      self.folder.remove_unfinished(last)  # Maybe this process alone does not see it yet.
+    self.assertEqual(_hashes(self.root), before)
+    self.folder.remove_unfinished(last)
     self.assertEqual(self.listed(), ["2", "2.v1.1-a.json", "6", "frozen", "notes"])
     for folder in ("6", "frozen"):
       self.assertEqual(os.listdir(self.root / folder), ["v1.4-b"])
