@@ -121,9 +121,9 @@ class WireHistory:
 
   def write(self) -> None:
     """The sender writes a value; a broken connection loses it."""
-    if self.writing is not None and self.is_greeted:
+    if self.writing is not None and self.is_greeted and self.outbox.has_unsent:
       frame = self.outbox.pull()
-      if frame is not None and not self.writing.is_broken:
+      if not self.writing.is_broken:
         self.writing.frames.append(frame)
 
   def flow(self) -> None:

@@ -114,8 +114,8 @@ def read_payload(frame: Frame, read_into: ReadInto) -> Frame:
 def empty(size: int) -> np.ndarray:
   """Returns `size` bytes, uint8, at an address that JAX takes without a copy.
 
-  Fresh memory is as fast as memory that is used again: the C library keeps
-  what was freed, up to 32 MiB.
+  A pool of buffers would not be faster: the C library keeps what is freed, see
+  `runtime.allocator`.
   """
   buffer = np.empty(size + _ALIGNMENT, np.uint8)
   start = -buffer.__array_interface__["data"][0] % _ALIGNMENT

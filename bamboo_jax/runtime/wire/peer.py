@@ -8,10 +8,6 @@ There is a connection for each direction, made by the thread that writes to it.
 So no thread reads what another one writes, which TLS forbids, and two nodes
 that connect at once do not disturb each other. Another thread watches that
 connection: the last value before a loss must be written again.
-
-A small value whose arrays are there is written by the thread that sends it, as
-far as the socket takes it at once: that saves two changes of thread, half the
-time of such a value.
 """
 
 import collections
@@ -36,14 +32,11 @@ from bamboo_jax.runtime.wire import (
 QUEUED_BYTES = 4 << 30
 _RETRACTED = "retracted"  # Channel of `Transport.retract`.
 _RECEIVED = "received"  # Of how many values this end has received.
-_SMALL_BYTES = 1 << 18  # Written by the thread that sends.
 _PART_BYTES = 1 << 20  # Read before this counts as progress.
 _DIAL_SECS = 5.0  # To connect and greet.
 _RETRY_SECS = 0.02  # Pause after a failure, doubled after each more,
 _MOST_RETRY_SECS = 0.5  # up to this.
 _WARN_SECS = 5.0  # Between two lines about the same peer.
-
-_Taken = tuple[sockets.Wire, frame_lib.Frame | list[memoryview]]
 
 
 class Peer:
@@ -75,10 +68,7 @@ class Peer:
     self._interrupted: str | None = None  # Why.
     self._removed: str | None = None
     self._is_wanted = False  # Whether to connect.
-    self._dialled: sockets.Wire | None = None  # To write to,
-    self._is_greeted = False  # once this end knows where to continue.
-    self._is_writing = False  # A thread has taken a frame and is writing it,
-    self._rest: list[memoryview] = []  # or left this.
+    self._writing: sockets.Wire | None = None
     self._reading: sockets.Wire | None = None  # The newest one from the peer.
     self._error: Exception | None = None  # What cannot be written.
     self._warned_secs = -_WARN_SECS
@@ -110,7 +100,6 @@ class Peer:
     with self._lock:
       self._check()
       self._add(_RETRACTED, [])
-      self._writable.notify()
       return self._outbox.num_values
 
   def wait_until_received(self, count: int) -> None:
@@ -130,19 +119,9 @@ class Peer:
     for array in arrays:
       if not isinstance(array, np.ndarray):
         array.copy_to_host_async()  # The writer waits for it.
-    size = sum(a.size * a.dtype.itemsize for a in arrays)
-    is_small = size <= _SMALL_BYTES and all(map(_is_ready, arrays))
     with self._lock:
       self._check()
-      # An older frame is written first, and may wait for its arrays; of one
-      # that is written in part the writer has the rest.
-      is_at_once = is_small and not self._outbox.has_unsent and not self._rest
       self._add(channel, arrays)
-      taken = self._take() if is_at_once else None
-      if taken is None:
-        self._writable.notify()
-    if taken is not None:
-      self._write_at_once(*taken)
 
   def receive(self, channel: str) -> list[np.ndarray]:
     """Returns the next value of a channel; blocks.
@@ -206,7 +185,7 @@ class Peer:
     with self._lock:
       self._removed = why
       self._values.clear()
-      for wire in (self._dialled, self._reading):
+      for wire in (self._writing, self._reading):
         if wire is not None:
           wire.cut()
       self._lock.notify_all()
@@ -233,35 +212,34 @@ class Peer:
       self._writable.notify()
 
   def _add(self, channel: str, arrays: Sequence[Any]) -> None:
-    """Adds a value, with the lock; the caller writes it or wakes the writer."""
+    """Adds a value, with the lock; the writer writes it."""
     self._outbox.add(channel, [*arrays], *frame_lib.describe(arrays))
-    self._is_wanted = True
+    self.connect()
 
   # The connection to the peer.
 
   def _write_all(self) -> None:
     """Connects, and writes what is in the outbox, until the peer is removed."""
-    num_failures = 0
+    pause_secs = _RETRY_SECS
     while True:
       with self._lock:
         while self._removed is None and not (self._is_wanted and self._address):
           self._writable.wait()
-        address = self._address
-      if self._removed is not None:
-        return
-      assert address is not None
+        if self._removed is not None:
+          return
+        address = str(self._address)
       try:
         wire = self._endpoint.dial(address, _DIAL_SECS)
       except OSError as error:
         self._warn(
             f"cannot reach {logs.name_of(self._node)} at {address}: {endpoints.explain(error)}."
         )
-        num_failures = min(num_failures + 1, 10)
+        was_good = False
       else:
-        num_failures = 0 if self._write_to(wire) else min(num_failures + 1, 10)
-      secs = min(_RETRY_SECS * 2**num_failures, _MOST_RETRY_SECS)
+        was_good = self._write_to(wire)
+      pause_secs = _RETRY_SECS if was_good else min(2 * pause_secs, _MOST_RETRY_SECS)
       with self._lock:
-        self._writable.wait_for(lambda: self._removed is not None, secs)
+        self._writable.wait_for(lambda: self._removed is not None, pause_secs)
 
   def _write_to(self, wire: sockets.Wire) -> bool:
     """Greets and writes until the connection is lost; returns whether it was good."""
@@ -270,7 +248,7 @@ class Peer:
       with self._lock:
         if self._removed is not None:
           return False
-        self._dialled = wire
+        self._writing = wire
       name = f"{self._me}>{self._node} {self._run}"
       wire.write([frame_lib.encode(frame_lib.Frame(0, 0, meta=name))])
       greeting = frame_lib.read_head(wire.read_into)
@@ -279,61 +257,36 @@ class Peer:
       with self._lock:
         self._outbox.resume(greeting.attempt, greeting.number)
         self._ahead = max(self._ahead, greeting.attempt)
-        self._is_greeted = True
         self._lock.notify_all()
       while True:
         with self._lock:
-          while (taken := self._take()) is None and self._dialled is wire:
+          while self._writing is wire and not self._outbox.has_unsent:
             self._writable.wait()
-        if taken is None:
-          break
-        self._write(*taken)
+          if self._writing is not wire:
+            return True
+          frame = self._outbox.pull()
+        # Waits for whatever computes the arrays, in this thread.
+        wire.write(self._buffers(frame))
     except frame_lib.ProtocolError as error:
       self._warn(f"rejects {logs.name_of(self._node)}: {error}.")
     except OSError as error:
       logging.debug("Writing to %s: %s", logs.name_of(self._node), error)
     finally:
       with self._lock:
-        self._dialled = None
-        was_greeted, self._is_greeted = self._is_greeted, False
-        while self._is_writing:  # A thread that sends; it does not block.
-          self._writable.wait()
-        self._rest = []
+        self._writing = None
       wire.cut()
       if watcher is not None:
         watcher.join()
       wire.close()
-    return was_greeted
+    return watcher is not None
 
   def _watch(self, wire: sockets.Wire) -> None:
     wire.wait_until_lost()
     with self._lock:
-      if self._dialled is wire:
-        self._dialled = None
+      if self._writing is wire:
+        self._writing = None
         wire.cut()
         self._writable.notify()
-
-  def _take(self) -> _Taken | None:
-    """Removes and returns the next data to write; the caller holds the lock."""
-    # Frames must not interleave.
-    if self._is_writing or self._dialled is None or not self._is_greeted:
-      return None
-    data: frame_lib.Frame | list[memoryview] | None = self._rest
-    self._rest = []
-    if not data and (data := self._outbox.pull()) is None:
-      return None
-    self._is_writing = True
-    return self._dialled, data
-
-  def _write(self, wire: sockets.Wire, data: frame_lib.Frame | list[memoryview]) -> None:
-    """Writes a frame, or the rest of one."""
-    try:
-      # Waits for whatever computes the arrays, in this thread.
-      buffers = data if isinstance(data, list) else self._buffers(data)
-      wire.write(buffers)
-    finally:
-      with self._lock:
-        self._is_writing = False
 
   def _buffers(self, frame: frame_lib.Frame) -> list[Any]:
     try:
@@ -344,21 +297,6 @@ class Peer:
           self._error = error  # For the thread that sends or receives next.
           self._lock.notify_all()
       raise OSError(f"a value cannot be sent: {error}") from error
-
-  def _write_at_once(self, wire: sockets.Wire, data: frame_lib.Frame | list[memoryview]) -> None:
-    """Writes what the socket takes without blocking; the writer the rest."""
-    rest: list[memoryview] = []
-    try:
-      assert isinstance(data, frame_lib.Frame)
-      rest = wire.write_some(self._buffers(data))
-    except OSError as error:
-      logging.debug("Writing to %s: %s", logs.name_of(self._node), error)
-      wire.cut()  # So the watcher finds it lost.
-    finally:
-      with self._lock:
-        self._is_writing, self._rest = False, rest
-        if rest or self._outbox.has_unsent or self._dialled is not wire:
-          self._writable.notify()
 
   # The connection from the peer.
 
@@ -416,7 +354,6 @@ class Peer:
     if frame.channel == _RETRACTED or self._unsaid_bytes > self._queued_bytes >> 6:
       self._unsaid_bytes = 0
       self._add(_RECEIVED, [np.array(frame.number + 1)])
-      self._writable.notify()
 
   def _warn(self, text: str) -> None:
     """Logs a line about the peer, unless there was one just now."""
@@ -424,7 +361,3 @@ class Peer:
     if now >= self._warned_secs + _WARN_SECS and self._removed is None:
       self._warned_secs = now
       logging.warning("%s %s", logs.name_of(self._me), text)
-
-
-def _is_ready(array: Any) -> bool:
-  return isinstance(array, np.ndarray) or array.is_ready()

@@ -56,10 +56,8 @@ class Outbox:
     self._kept.append(Frame(self.attempt, self.num_values, channel, meta, payload, size))
     self.kept_bytes += size
 
-  def pull(self) -> Frame | None:
+  def pull(self) -> Frame:
     """Returns the next value to write, and keeps it."""
-    if not self.has_unsent:
-      return None
     self._next += 1
     return self._kept[self._next - 1 - self.num_received]
 

@@ -8,7 +8,6 @@ import ssl
 from typing import Any
 
 _BUFFER_BYTES = 1 << 22
-_MOST_VIEWS = 64  # Of one system call.
 
 Buffer = Any  # Bytes, a view of some, or an array of numpy.
 
@@ -33,24 +32,9 @@ class Wire:
 
   def write(self, buffers: Sequence[Buffer]) -> None:
     """Writes all bytes; blocks."""
-    views = _views(buffers)
-    while views:
-      if self._is_plain:
-        _skip(views, self._socket.sendmsg(views[:_MOST_VIEWS]))
-      else:
-        self._socket.sendall(views.pop(0))
-
-  def write_some(self, buffers: Sequence[Buffer]) -> list[memoryview]:
-    """Writes what the socket takes at once; returns the rest.
-
-    Of TLS all: encryption is left to the thread that calls `write`.
-    """
-    views = _views(buffers)
-    if self._is_plain:
-      with contextlib.suppress(BlockingIOError):
-        flags = socket.MSG_DONTWAIT
-        _skip(views, self._socket.sendmsg(views[:_MOST_VIEWS], [], flags))
-    return views
+    for buffer in buffers:
+      if len(buffer):
+        self._socket.sendall(buffer)
 
   def read_into(self, view: memoryview) -> None:
     """Fills `view`; blocks."""
@@ -77,15 +61,3 @@ class Wire:
     """Ends the connection; its number may then be that of another one."""
     self.cut()
     self._socket.close()
-
-
-def _views(buffers: Sequence[Buffer]) -> list[memoryview]:
-  return [memoryview(b).cast("B") for b in buffers if len(b)]
-
-
-def _skip(views: list[memoryview], size: int) -> None:
-  """Drops the first `size` bytes."""
-  while views and size >= len(views[0]):
-    size -= len(views.pop(0))
-  if size:
-    views[0] = views[0][size:]
