@@ -9,9 +9,11 @@ was removed is an error at once. The protocol is that of `protocol`.
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
+import math
 import socket
 import threading
 import time
+from typing import Any
 
 from absl import logging
 import numpy as np
@@ -68,7 +70,8 @@ class Transport:
     self._attempt = 0
     self._interrupted: str | None = None  # Why,
     self._until = 0  # and up to which attempt.
-    self._lock = threading.Lock()
+    self._lock = threading.RLock()  # Of all peers, too.
+    self._changed = threading.Condition(self._lock)
     self._peers: dict[base.NodeId, peer_lib.Peer] = {}
     self._removed: dict[base.NodeId, str] = {}
     self._addresses: dict[base.NodeId, str] = {}
@@ -89,45 +92,62 @@ class Transport:
     cannot see that in time, and would wait for a node that has stopped.
     """
     with self._lock:
-      self._attempt = max(attempt, self._attempt)
       if attempt >= self._until:
         self._interrupted = None
-      for peer in self._peers.values():
-        peer.begin(attempt, interrupted=self._interrupted)
+      if attempt > self._attempt:
+        self._attempt = attempt
+        for peer in self._peers.values():
+          peer.begin(attempt)
+        self._changed.notify_all()
 
   def interrupt(self, why: str, *, until: int = 0) -> None:
     """Makes all calls raise until an attempt begins, from number `until` on."""
     with self._lock:
       self._interrupted, self._until = why, max(until, self._until)
-      for peer in self._peers.values():
-        peer.interrupt(why)
+      self._changed.notify_all()
 
   def check(self) -> None:
     """Raises `base.AttemptOverError` if this attempt was interrupted."""
     if self._interrupted is not None:
       raise base.AttemptOverError(self._interrupted)
 
-  def send(self, node: base.NodeId, channel: str, arrays: Sequence[np.ndarray]) -> None:
-    """Sends a value to a node; see `Peer.send`.
+  def send(self, node: base.NodeId, channel: str, arrays: Sequence[Any]) -> None:
+    """Sends a value to a node; does not wait for arrays or sockets.
 
-    Waits first while the node has not received `queued_bytes`.
+    Waits first while the node has not received `queued_bytes`; its reader goes
+    on whatever its rows do, so two nodes that wait for each other go on. Arrays
+    are kept until they have been received: they must be neither changed nor
+    donated before the next attempt or the end of the step.
+
+    Raises:
+      base.AttemptOverError: The attempt was interrupted, or is over.
+      base.PeerRemovedError: The node was removed.
     """
-    self.check()
-    peer = self._find(node)
-    if not peer.has_room:
-      with self._opened(node, channel):
-        peer.wait_for_room()
-    peer.send(channel, arrays)
+    for array in arrays:
+      if not isinstance(array, np.ndarray):
+        array.copy_to_host_async()  # The thread that writes waits for it.
+    with self._lock:
+      if not self._check(node).has_room:
+        self._wait(node, channel, lambda peer: peer.has_room)
+      self._find(node).add(channel, arrays)
 
   def receive(self, node: base.NodeId, channel: str) -> Sequence[np.ndarray]:
-    """Returns the next value of a node; see `Peer.receive`."""
-    with self._opened(node, channel) as peer:
-      return peer.receive(channel)
+    """Returns the next value of a node; blocks.
+
+    Raises as `send`; also if the node has moved to a newer attempt.
+    """
+    with self._lock:
+      self._wait(node, channel, lambda peer: bool(peer.values.get(channel)))
+      arrays: Sequence[np.ndarray] = self._find(node).values[channel].popleft()
+      return arrays
 
   def wait(self, node: base.NodeId, channel: str, secs: float) -> bool:
-    """Returns whether a value of a node is there; see `Peer.wait`."""
-    with self._opened(node, channel) as peer:
-      return peer.wait(channel, secs)
+    """Waits for a value, at most `secs`; returns whether it has arrived.
+
+    Raises as `receive`.
+    """
+    with self._lock:
+      return self._wait(node, channel, lambda peer: bool(peer.values.get(channel)), secs)
 
   def retract(self) -> None:
     """Tells all nodes to use values of this attempt in no other; blocks.
@@ -135,14 +155,13 @@ class Transport:
     Returns once all know it, so they know it before values that are sent next.
     Raises as `receive`.
     """
-    self._note_retracted()
-    counts = {}
-    for node in [*self._addresses.keys() - {self._me}]:
-      self.check()
-      counts[node] = self._find(node).retract()
-    for node, count in counts.items():
-      with self._opened(node, "retracted") as peer:
-        peer.wait_until_received(count)
+    with self._lock:
+      self._note_retracted()
+      others = [*self._addresses.keys() - {self._me}]
+      counts = {node: self._check(node).retract() for node in others}
+      for node, count in counts.items():
+        has_come = lambda peer, count=count: peer.outbox.num_received >= count
+        self._wait(node, "retracted", has_come)
 
   def take_retracted(self) -> bool:
     """Returns whether any node has called `retract` since the last call."""
@@ -152,18 +171,41 @@ class Transport:
   def _note_retracted(self) -> None:
     self._is_retracted = True
 
-  @contextlib.contextmanager
-  def _opened(self, node: base.NodeId, channel: str) -> Iterator[peer_lib.Peer]:
-    """Yields a peer, for which this thread waits."""
+  def _check(self, node: base.NodeId) -> peer_lib.Peer:
+    """Returns a peer to which values can be sent, or raises."""
     self.check()
-    thread = threading.get_ident()
-    self._open[thread] = OpenWait(node, channel, time.monotonic())
+    peer = self._find(node)
+    if peer.error is not None:
+      raise peer.error
+    return peer
+
+  def _wait(
+      self,
+      node: base.NodeId,
+      channel: str,
+      is_true: Callable[[peer_lib.Peer], bool],
+      secs: float = math.inf,
+  ) -> bool:
+    """Waits for a peer, with the lock; returns False after `secs`."""
+    thread, attempt, since_secs = threading.get_ident(), self._attempt, time.monotonic()
+    self._open[thread] = OpenWait(node, channel, since_secs)
     try:
-      yield self._find(node)
+      while True:
+        peer = self._check(node)
+        if attempt != self._attempt:
+          raise base.AttemptOverError(f"Attempt {attempt} is over.")
+        if is_true(peer):
+          return True
+        # Afterwards: what came before the peer moved is still good.
+        if peer.newest > attempt:
+          raise base.AttemptOverError(f"Node {node} is in attempt {peer.newest} already.")
+        left_secs = since_secs + secs - time.monotonic()
+        if left_secs <= 0:
+          return False
+        self._changed.wait(min(left_secs, threading.TIMEOUT_MAX))
     finally:
-      took_secs = time.monotonic() - self._open.pop(thread).since_secs
-      with self._lock:
-        self.waited_secs += took_secs
+      del self._open[thread]
+      self.waited_secs += time.monotonic() - since_secs
 
   def open_waits(self) -> list[OpenWait]:
     """Returns the receives and sends that wait now."""
@@ -180,9 +222,10 @@ class Transport:
 
   def connect(self, nodes: Iterable[base.NodeId]) -> None:
     """Connects to nodes in the background, and keeps the connections."""
-    for node in nodes:
-      with contextlib.suppress(base.PeerRemovedError):
-        self._find(node).connect()
+    with self._lock:
+      for node in nodes:
+        with contextlib.suppress(base.PeerRemovedError):
+          self._find(node).connect()
 
   def remove(self, nodes: Collection[base.NodeId], why: str) -> None:
     """Drops all that is kept for nodes that are permanently gone."""
@@ -190,9 +233,9 @@ class Transport:
       self._removed |= dict.fromkeys(nodes, why)
       for node in nodes:
         self._addresses.pop(node, None)
-      gone = [self._peers.pop(n) for n in nodes if n in self._peers]
-    for peer in gone:
-      peer.remove(why)
+        if peer := self._peers.pop(node, None):
+          peer.remove()
+      self._changed.notify_all()
 
   def keep_only(self, nodes: Collection[base.NodeId], why: str) -> None:
     """Removes all other nodes that have an address or a connection."""
@@ -207,23 +250,24 @@ class Transport:
     self.remove([*self._peers], "this node ends")
 
   def _find(self, node: base.NodeId) -> peer_lib.Peer:
+    """Returns a peer; raises if it was removed."""
     with self._lock:
       if node in self._removed:
         raise base.PeerRemovedError(node, self._removed[node])
       if node not in self._peers:
-        peer = peer_lib.Peer(
+        peer = self._peers[node] = peer_lib.Peer(
             self._me,
             node,
             run=self._run,
             endpoint=self._endpoint,
             queued_bytes=self._queued_bytes,
+            lock=self._lock,
+            changed=self._changed,
             note=lambda: self.note(),  # The one that is set by then.
             on_retracted=self._note_retracted,
         )
         peer.set_address(self._addresses.get(node))
-        # As if it had been there before.
-        peer.begin(self._attempt, interrupted=self._interrupted)
-        self._peers[node] = peer
+        peer.begin(self._attempt)  # As if it had been there before.
       return self._peers[node]
 
   # Threads.
