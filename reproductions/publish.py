@@ -5,8 +5,7 @@ import pathlib
 
 from bamboo_jax.base import packaged
 from bamboo_jax.experiments import output
-from bamboo_jax.metrics import table as table_lib
-from bamboo_jax.report import content, page
+from bamboo_jax.report import contents
 
 # Published figures, with their sources.
 PUBLISHED = packaged.folder("third_party/published")
@@ -15,14 +14,14 @@ PUBLISHED = packaged.folder("third_party/published")
 def publish(
     workdir: pathlib.Path,
     rows: Sequence[output.Row],
-    report: content.Page,
+    report: contents.Value,
     *,
     formats: Sequence[str],
 ) -> None:
-  """Writes `summary.csv` and `report.html`; prints comparisons and remarks."""
+  """Writes `summary.csv` and the report; prints tables and remarks."""
   output.write_summary(workdir, rows)
-  page.write_report(workdir, report, formats=formats)
-  for table in report.comparisons:
-    print(f"\n## {table.title}\n\n{table_lib.to_markdown(table.rows('.2f'))}")
-  print("", *report.remarks, sep="\n")
-  print(f"\n{workdir / 'summary.csv'}\n{workdir / page.PAGE_NAME}")
+  contents.write(workdir, report, formats)
+  for table in report["tables"].values():
+    print(f"\n## {table['title']}\n\n{contents.render_table(table)}")
+  print("", *report["remarks"], sep="\n")
+  print(f"\n{workdir / 'summary.csv'}\n{workdir / contents.PAGE}")

@@ -21,6 +21,11 @@ from bamboo_jax import base
 MARKETS = ("spot", "on_demand")
 DEFAULT_PATH = pathlib.Path(__file__).with_name("prices.csv")
 
+NO_INSTANCE = (
+    "--{} needs a price, and the config of the run names no instance: give "
+    "--instance=NAME, such as p3.2xlarge."
+)
+
 _UNDATED = "undated"
 _PRICES = ("on_demand_usd_per_hour", "spot_usd_per_hour")
 _NUMBERS = ("gpu_count", *_PRICES)

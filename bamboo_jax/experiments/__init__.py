@@ -4,7 +4,7 @@
 `report.html` into the workdir, and prints a table.
 
   compare       all policies on one trace, and over many at several settings;
-                compare_report draws it, gap splits the gap between policies,
+                compare_report reports it, gap splits the gap between policies,
                 unused finds options without an effect
   validation    a run beside its simulation, for `bamboo validate`
   run_policy    a run's own rules, as the policy of that simulation

@@ -6,7 +6,7 @@ import pathlib
 from typing import Any
 
 from bamboo_jax.experiments import output
-from bamboo_jax.report import content, page
+from bamboo_jax.report import contents
 from bamboo_jax.sim import loop
 
 _Sweep = Mapping[Any, Mapping[str, Sequence[loop.Outcome]]]
@@ -35,30 +35,26 @@ def write_report(
     sweep: _Sweep,
     formats: Sequence[str],
 ) -> None:
-  """Writes `report.html`, and figures in the formats.
+  """Writes the report, and figures in the formats.
 
   `sweep` has, for each setting of the swept field, the runs of each policy.
-  Curves are drawn if the settings are numbers.
   """
   field = config["sweep"]["field"]
-  report = content.Page(
-      title=f"Policies on trace {trace_name}",
+  ranked = sorted(runs.items(), key=lambda run: run[1].account.value, reverse=True)
+  report = contents.make(
+      f"Policies on trace {trace_name}",
+      [contents.simulated(policy, run) for policy, run in ranked],
       remarks=[
           *_inputs(config, trace_name),
           f"Costs are {_SOURCES[config['workload']['costs']]}. All policies "
-          "see the same trace; nodes on demand are not preempted.",
+          "see the same trace; nodes on demand are not preempted. The best value comes first.",
           "A run over time shows the current throughput, including steps that "
           "are rolled back later; sums exclude those. Events before the first "
           "training are its start.",
       ],
-      runs=[
-          content.ReportRun(name=policy, account=run.account, course=make_course(run))
-          for policy, run in runs.items()
-      ],
-      curves=_curves(sweep),
-      rate_name=name_field(field),
+      series=_series(sweep, field, [policy for policy, _ in ranked]),
   )
-  page.write_report(workdir, report, formats=formats)
+  contents.write(workdir, report, formats)
 
 
 def name_field(field: str) -> str:
@@ -86,34 +82,15 @@ def _inputs(config: Mapping[str, Any], trace_name: str) -> list[str]:
   ]
 
 
-def make_course(outcome: loop.Outcome) -> content.Course:
-  """Returns the course of a simulated run, for a figure; needs its moments.
-
-  See `keep_moments` of `loop.simulate`.
-  """
-  account, moments = outcome.account, outcome.moments
-  secs = [0.0, *(m.secs for m in moments), account.secs]
-  num_nodes = [0, *(m.num_nodes for m in moments)]
-  assert account.price is not None
-  price = account.price.usd_per_hour(account.market) / 3600
-  usd = [0.0]
-  for i, count in enumerate(num_nodes):
-    usd.append(usd[-1] + count * price * (secs[i + 1] - secs[i]))
-  return content.Course(
-      secs=secs,
-      samples_per_sec=[0.0, *(m.samples_per_sec for m in moments)],
-      num_nodes=num_nodes,
-      usd=usd,
-      events=[content.RunEvent(m.secs, m.text, m.rung) for m in moments if m.rung != "none"],
-  )
-
-
-def _curves(sweep: _Sweep) -> list[content.Curve]:
-  if not all(isinstance(setting, numbers.Real) for setting in sweep):
-    return []
-  points: dict[str, list[content.Point]] = {}
+def _series(sweep: _Sweep, field: str, policies: Sequence[str]) -> dict[str, contents.Value]:
+  """Returns value against the settings of the swept field, if these are numbers."""
+  if not sweep or not all(isinstance(setting, numbers.Real) for setting in sweep):
+    return {}
+  lines: dict[str, list[Any]] = {policy: [] for policy in policies}
+  counts = set()
   for setting, by_policy in sorted(sweep.items()):
     for policy, outcomes in by_policy.items():
       value = output.estimate([o.account.value for o in outcomes])
-      points.setdefault(policy, []).append(value.at(setting))
-  return [content.Curve(policy=p, points=found) for p, found in points.items()]
+      lines[policy].append(value.at(setting))
+      counts.add(len(outcomes))
+  return {"value": contents.series(name_field(field), lines, note=output.explain_bars(counts))}

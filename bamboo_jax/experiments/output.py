@@ -1,6 +1,6 @@
 """Estimates from many runs; tables and files of experiments."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import math
 import pathlib
@@ -10,7 +10,6 @@ from scipy import special
 
 from bamboo_jax import base
 from bamboo_jax.metrics import table as table_lib
-from bamboo_jax.report import content
 
 Row = Mapping[str, str | int | float | None]
 
@@ -23,12 +22,11 @@ class Estimate:
   half_width: float | None
   num_runs: int
 
-  def at(self, rate: float) -> content.Point:
-    """Returns the estimate as a point of a curve, at a preemption rate."""
-    half, low, high = self.half_width, None, None
-    if half is not None:
-      low, high = self.mean - half, self.mean + half
-    return content.Point(rate, self.mean, low, high, self.num_runs)
+  def at(self, x: float) -> list[float | None]:
+    """Returns the estimate as a point of a series: x, y, low, high."""
+    half = self.half_width
+    ends = (None, None) if half is None else (self.mean - half, self.mean + half)
+    return [x, self.mean, *ends]
 
 
 def estimate(values: Sequence[float]) -> Estimate:
@@ -54,6 +52,15 @@ def write_summary(workdir: pathlib.Path, rows: Sequence[Row]) -> None:
   text = table_lib.to_csv(rows, digits=6)
   workdir.mkdir(parents=True, exist_ok=True)
   base.write_atomically(workdir / "summary.csv", text)
+
+
+def explain_bars(counts: Iterable[int], bars: str = "95 % confidence intervals") -> str:
+  """Returns the note of a series whose points are means of that many runs."""
+  least, most = min(numbers := list(counts)), max(numbers)
+  if most == 1:
+    return "single runs, which have no intervals"
+  several = f"{least}" if least == most else f"{least} to {most}"
+  return f"means of {several} runs; bars: {bars}"
 
 
 def render_rows(rows: Sequence[Row], columns: Sequence[str] | None = None) -> str:

@@ -14,9 +14,9 @@ import statistics
 from typing import Any, NamedTuple
 
 from bamboo_jax.accounting import account as account_lib, ledger as ledger_lib, prices as prices_lib
-from bamboo_jax.experiments import compare_report, output
-from bamboo_jax.metrics import jsonl
-from bamboo_jax.report import content, page, run_course, run_times
+from bamboo_jax.experiments import output
+from bamboo_jax.report import contents, run_times
+from bamboo_jax.report.live import facts
 from bamboo_jax.sim import loop, times as times_lib
 from bamboo_jax.traces import replay as replay_lib, trace as trace_lib
 
@@ -277,34 +277,29 @@ def report(
     found = before.get((step.num_nodes, step.num_pipelines))
     rows.append(_row(what, found and 1e3 * found, 1e3 * step.cost.secs))
   output.write_summary(workdir, rows)
-  lines = jsonl.read_lines(workdir / "run" / "metrics.jsonl")
-  measured_course = run_course.make_course(lines, price=price, market=market)
-  courses = (
-      ("predicted", predicted, compare_report.make_course(outcome)),
-      ("measured", real, measured_course),
-  )
-  comparison = content.Comparison(
-      title="Predicted and measured",
-      source="the run",
-      columns=["predicted"],
-      label="measured",
-      lines=[
-          content.Figures(
-              what=row["what"],
-              published=row["measured"],
-              simulated=(row["predicted"],),
-              note={"no": "not the same"}.get(row["same"], ""),
+  comparison = contents.compare(
+      "Predicted and measured",
+      [
+          (
+              row["what"],
+              row["measured"],
+              (row["predicted"],),
+              {"no": "not the same"}.get(row["same"], ""),
           )
           for row in rows
       ],
+      columns=["predicted"],
+      source="the run",
+      label="measured",
   )
-  runs = [
-      content.ReportRun(name=name, account=side.account, course=course)
-      for name, side, course in courses
-  ]
-  title = f"Prediction and outcome of {workdir.name}"
-  found = content.Page(title=title, runs=runs, comparisons=[comparison])
-  page.write_report(workdir, found, formats=formats)
+  ours, theirs = contents.simulated("predicted", outcome), contents.read_run(workdir / "run", {})
+  theirs["head"]["run"] = "measured"
+  for value, side in ((ours, predicted), (theirs, real)):
+    value["figures"] |= facts.figures_of(side.account)
+  found = contents.make(
+      f"Prediction and outcome of {workdir.name}", [ours, theirs], tables={"validation": comparison}
+  )
+  contents.write(workdir, found, formats)
   own_times = f"from its own times: {summarize(again, real)}"
   last = summarize(predicted, real)
   return f"{output.render_rows(rows)}\n{own_times}\n{last}"

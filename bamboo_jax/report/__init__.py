@@ -1,14 +1,12 @@
-"""Reports of runs as one HTML page: simulated, trained, or both.
+"""Reports of runs, trained, simulated, or both, as one page and one JSON value.
 
-  content      the contents of a report, as plain values
-  run_course   contents of a training run, from its log
+  contents     that value: runs in columns, named tables and series; its files
+  figures      draws it for papers
+  live         the page, which also follows a run while it trains
   run_times    events and steps of a run under a trace, with their times
-  page         writes the page; its tables
-  charts       draws its figures
   trace_report traces on the screen, as events and as figures
   comparison   how two runs ended, and a figure of their losses
-  live         a page on a run while it trains, or afterwards
   status       what `bamboo status` shows of a cluster
 
-Read `content` first.
+Read `contents` first.
 """

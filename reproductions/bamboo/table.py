@@ -12,7 +12,7 @@ import ml_collections
 
 from bamboo_jax import base
 from bamboo_jax.experiments import output, sweep
-from bamboo_jax.report import content
+from bamboo_jax.report import contents
 from bamboo_jax.reproductions import publish as publish_lib
 from bamboo_jax.reproductions.bamboo import artifact
 
@@ -81,11 +81,24 @@ def run(
   for policy, outcome in on_demand.items():
     rows.append(_row(policy, None, _estimate([outcome]), None))
   is_bert = config.model == "BERT"
-  report = content.Page(
-      title=f"{config.model} on preemptible nodes, by the rules of Bamboo's " "artifact",
+  report = contents.make(
+      f"{config.model} on preemptible nodes, by the rules of Bamboo's artifact",
       remarks=_REMARKS if is_bert else _REMARKS[:1],
-      curves=[_curve(policy, estimates) for policy in config.policies],
-      comparisons=_compare(estimates, on_demand) if is_bert else [],
+      series={
+          "value": contents.series(
+              "preemption probability per hour",
+              {
+                  f"{policy} ({_STEP_TIMES[policy]} step times)": [
+                      figures["value"].at(rate)
+                      for (name, rate), figures in estimates.items()
+                      if name == policy
+                  ]
+                  for policy in config.policies
+              },
+              note=output.explain_bars([config.num_seeds]),
+          )
+      },
+      tables=_compare(estimates, on_demand) if is_bert else {},
   )
   publish_lib.publish(workdir, rows, report, formats=formats)
 
@@ -154,28 +167,21 @@ def _row(
   return row
 
 
-def _curve(policy: str, estimates: Estimates) -> content.Curve:
-  values = {rate: figures["value"] for (name, rate), figures in estimates.items() if name == policy}
-  return content.Curve(
-      policy=f"{policy} ({_STEP_TIMES[policy]} step times)",
-      points=[value.at(rate) for rate, value in values.items()],
-  )
-
-
 def _compare(
     estimates: Estimates, on_demand: Mapping[str, artifact.Outcome]
-) -> list[content.Comparison]:
+) -> dict[str, contents.Value]:
   published, published_on_demand = _read_published()
   raw = (_ARTIFACT, "the artifact, as we ran it", "artifact")
   calibrated = (published, "NSDI'23 talk", "published")
   references = {"artifact_bamboo_raw": raw, "bamboo": calibrated}
-  tables = []
+  tables = {}
   for policy, (reference, source, label) in references.items():
     lines = [
-        content.Figures(
-            what=f"{name}, p = {probability:g}",
-            published=reference.get(probability, {}).get(name),
-            simulated=[figures[name].mean],
+        (
+            f"{name}, p = {probability:g}",
+            reference.get(probability, {}).get(name),
+            [figures[name].mean],
+            "",
         )
         for name in ("throughput", "cost_usd_per_hour", "value")
         for (found, probability), figures in estimates.items()
@@ -183,21 +189,13 @@ def _compare(
     ]
     if policy == "bamboo":
       lines += [
-          content.Figures(
-              what=f"value, {name}", published=published_on_demand, simulated=[outcome.value]
-          )
+          (f"value, {name}", published_on_demand, [outcome.value], "")
           for name, outcome in on_demand.items()
       ]
     if lines:
       step_times = f"{_STEP_TIMES[policy]} step times"
-      tables.append(
-          content.Comparison(
-              title=f"{policy} ({step_times})",
-              source=source,
-              columns=[step_times],
-              lines=lines,
-              label=label,
-          )
+      tables[policy] = contents.compare(
+          f"{policy} ({step_times})", lines, columns=[step_times], source=source, label=label
       )
   return tables
 

@@ -13,7 +13,7 @@ import ml_collections
 
 from bamboo_jax import base
 from bamboo_jax.experiments import output, sweep
-from bamboo_jax.report import content
+from bamboo_jax.report import contents
 from bamboo_jax.reproductions import publish as publish_lib
 from bamboo_jax.reproductions.bamboo import loop as artifact_loop
 from bamboo_jax.reproductions.oobleck import artifact, inputs, ours
@@ -98,14 +98,8 @@ def run(
   ]
   cases = [*sweep.run(play_case, plays, where)]
   table = _compare(cases)
-  report = content.Page(
-      title=table.title,
-      remarks=[_REMARK],
-      curves=_curves(cases),
-      rate_name="losses per hour",
-      value_name="share of the throughput where losses are rarest",
-      bars="ranges over models",
-      comparisons=[table],
+  report = contents.make(
+      table["title"], remarks=[_REMARK], series=_series(cases), tables={"evaluation": table}
   )
   rows = [_row(case) for case in cases]
   publish_lib.publish(workdir, rows, report, formats=formats)
@@ -186,7 +180,7 @@ def _row(case: Case) -> output.Row:
   }
 
 
-def _curves(cases: Sequence[Case]) -> list[content.Curve]:
+def _series(cases: Sequence[Case]) -> dict[str, contents.Value]:
   """Returns the share of the best throughput of a model, with models' range."""
   whole: dict[tuple, float] = {}
   shares: dict[str, dict[float, list[float]]] = {}
@@ -199,32 +193,27 @@ def _curves(cases: Sequence[Case]) -> list[content.Curve]:
       best = whole.setdefault((name, case.model), rate)  # Rarest losses.
       by_loss = shares.setdefault(name, {})
       by_loss.setdefault(case.losses_per_hour, []).append(rate / best)
-  return [
-      content.Curve(
-          policy=name, points=[_point(rate, by_model) for rate, by_model in by_loss.items()]
-      )
+  if not shares:
+    return {}
+  lines = {
+      name: [_point(rate, by_model) for rate, by_model in by_loss.items()]
       for name, by_loss in shares.items()
-  ]
+  }
+  counts = [len(by_model) for by_loss in shares.values() for by_model in by_loss.values()]
+  note = output.explain_bars(counts, "ranges over models")
+  y = "share of the throughput where losses are rarest"
+  return {"share": contents.series("losses per hour", lines, y=y, note=note)}
 
 
-def _point(rate: float, shares: Sequence[float]) -> content.Point:
+def _point(rate: float, shares: Sequence[float]) -> Sequence[float | None]:
   ends = (min(shares), max(shares)) if len(shares) > 1 else (None, None)
-  return content.Point(rate, statistics.fmean(shares), *ends, len(shares))
+  return [rate, statistics.fmean(shares), *ends]
 
 
-def _compare(cases: Sequence[Case]) -> content.Comparison:
-  lines = [
-      content.Figures(
-          what=f"{case.trace}, {case.model}, {case.system}",
-          published=case.published,
-          simulated=case.throughputs,
-          note=case.note,
-      )
-      for case in cases
-  ]
-  return content.Comparison(
-      title="Samples per second in Oobleck's evaluation",
-      source="SOSP'23 artifact, executed",
+def _compare(cases: Sequence[Case]) -> contents.Value:
+  return contents.compare(
+      "Samples per second in Oobleck's evaluation",
+      [(f"{c.trace}, {c.model}, {c.system}", c.published, c.throughputs, c.note) for c in cases],
       columns=_COLUMNS,
-      lines=lines,
+      source="SOSP'23 artifact, executed",
   )

@@ -12,9 +12,9 @@ class EstimateTest(parameterized.TestCase):
     self.assertEqual(got.mean, 2.5)
     # t = 3.1824 with 3 degrees of freedom, standard deviation 1.29099.
     self.assertAlmostEqual(got.half_width, 3.18245 * 1.29099 / 2, places=4)
-    point = got.at(0.1)
-    self.assertAlmostEqual(point.high - point.low, 2 * got.half_width)
-    self.assertEqual((point.rate, point.value, point.num_runs), (0.1, 2.5, 4))
+    x, y, low, high = got.at(0.1)
+    self.assertAlmostEqual(high - low, 2 * got.half_width)
+    self.assertEqual((x, y), (0.1, 2.5))
 
   def test_many(self):
     got = output.estimate([0.0, 1.0] * 50)
@@ -24,5 +24,12 @@ class EstimateTest(parameterized.TestCase):
   def test_one(self):
     got = output.estimate([3.0])
     self.assertEqual((got.mean, got.half_width), (3.0, None))
-    point = got.at(0.1)
-    self.assertEqual((point.low, point.high, point.num_runs), (None, None, 1))
+    self.assertEqual(got.at(0.1), [0.1, 3.0, None, None])
+
+  def test_bars_are_explained(self):
+    for counts, want in (
+        ([1, 1], "single runs, which have no intervals"),
+        ([4, 5, 4], "means of 4 to 5 runs; bars: 95 % confidence intervals"),
+        ([3], "means of 3 runs; bars: 95 % confidence intervals"),
+    ):
+      self.assertEqual(output.explain_bars(counts), want)

@@ -14,6 +14,7 @@ from bamboo_jax.report import run_times
 from bamboo_jax.sim import decisions, loop, speed, times as times_lib
 from bamboo_jax.traces import replay as replay_lib, trace as trace_lib
 from tests import layouts, profiles
+from tests.recovery import durations_test
 
 # Two nodes train for 11 steps of 2 s; one dies in the next, which takes 3 s; 5
 # more take 4 s; another comes, and pauses the next for 1 s; 5 more of 2 s.
@@ -41,7 +42,7 @@ def make_log(*, dead="n1"):
       layout |= {"owners": [[0, 1]], "rung": "none"}
     elif step == _LOSS:
       layout |= {"owners": [[0, 0]], "rung": "shadow"}
-      recovery = {"step": step, "event": "recovery", "rung": "shadow"}
+      recovery = durations_test.RECOVERY | {"step": step, "event": "recovery"}
       recovery |= {"view_at_secs": 123.0, "ready_at_secs": 123.5}
       lines.append(recovery | {"victims": ["0/1"], "names": [dead]})
     elif step == _JOIN:
@@ -185,6 +186,7 @@ class ValidationTest(absltest.TestCase):
     (folder / "run").mkdir()
     text = "\n".join(map(json.dumps, lines)) + "\n"
     (folder / "run" / "metrics.jsonl").write_text(text)
+    (folder / "run" / "config.json").write_text("{}")
     replay = replay_lib.Replay(("a", "b"), (), 56_000)
     said = validation.report(
         folder, self.run_times, replay, make_policy, measured=self.measured, price=profiles.PRICE
@@ -194,7 +196,9 @@ class ValidationTest(absltest.TestCase):
     self.assertIn("| step of 1 nodes x 1, ms | 4000 | 4000 | 0 |", said)
     self.assertIn("| event 0 | – | – | – | no |", said)
     self.assertTrue((folder / "run_predicted.png").exists())
-    self.assertIn("not the same", (folder / "report.html").read_text())
+    found = json.loads((folder / "report.json").read_text())
+    self.assertEqual([run["head"]["run"] for run in found["runs"]], ["predicted", "measured"])
+    self.assertIn("not the same", str(found["tables"]["validation"]))
 
   def with_second(self, run, place=0):
     """Returns the run with another pipeline, before the first or after it."""

@@ -43,9 +43,9 @@ class CostTest(parameterized.TestCase):
     # A process for each, since flags are those of one command.
     return commands.fork("-m", "launch.cost", f"--workdir={self.workdir}", *arguments)
 
-  def test_prints_and_reports(self):
+  def test_prints(self):
     self._write_log()
-    got = self._run("--report")
+    got = self._run()
     self.assertEqual(got.returncode, 0, msg=got.stderr)
     for line in (
         "price: $3.6 an hour for a small (spot; test, 2021)",
@@ -56,10 +56,8 @@ class CostTest(parameterized.TestCase):
         "dollars per million samples: 2000",
         "  useful       75.00 %",
         "  bubble       25.00 %",
-        f"report: {self.workdir / 'report.html'}",
     ):
       self.assertIn(f"{line}\n", got.stdout)
-    self.assertTrue((self.workdir / "report.html").exists())
 
   def test_flags_go_before_the_config(self):
     self._write_log()
@@ -79,11 +77,10 @@ class CostTest(parameterized.TestCase):
         got.stdout, "cost: not known; --instance=NAME says what a node is charged as\n"
     )
     self.assertNotIn("$", got.stdout)
-    for argument in ("--report", "--market=spot"):
-      got = self._run(argument)
-      self.assertEqual(got.returncode, 2)
-      self.assertRegex(got.stderr, r"\Aerror: --\w+ needs a price, .*--instance")
-    got = self._run("--instance=p3.2xlarge", "--report")
+    got = self._run("--market=spot")
+    self.assertEqual(got.returncode, 2)
+    self.assertRegex(got.stderr, r"\Aerror: --\w+ needs a price, .*--instance")
+    got = self._run("--instance=p3.2xlarge")
     self.assertEqual(got.returncode, 0, msg=got.stderr)
 
   @parameterized.named_parameters(

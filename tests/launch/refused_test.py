@@ -106,7 +106,7 @@ _MISTAKES = (
         ("kill", _RUN, "n2"),
         f"The cluster in .*/run is no longer running: .*{_AWAY}",
     ),
-    ("report", ("report", "--workdir={run}/no"), "There is no run in .*/no: no metrics.jsonl"),
+    ("report", ("report", "--workdir={run}/no"), "There is no run in .*/no: it has neither"),
 )
 
 

@@ -89,9 +89,9 @@ _CASES = (
         "--figure_format has no effect without --out",
     ),
     (
-        "cost",
-        ("launch.cost", "--figure_format=pdf"),
-        "--figure_format has no effect without --report",
+        "report",
+        ("launch.report", "--json", "--figure_format=pdf"),
+        "--figure_format has no effect with --json or --csv",
     ),
     ("bench_peer", ("launch.bench", "--out=a"), "--out has no effect in the benchmark 'rivals'"),
     (

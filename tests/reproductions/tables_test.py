@@ -3,12 +3,11 @@
 import contextlib
 import csv
 import io
+import json
 
 from absl.testing import parameterized
 
 from bamboo_jax.experiments import compare, sweep
-from bamboo_jax.metrics import table as table_lib
-from bamboo_jax.report import content
 from bamboo_jax.reproductions import publish as publish_lib
 from bamboo_jax.reproductions.bamboo import table as bamboo_bert
 from bamboo_jax.reproductions.oobleck import evaluation as oobleck, inputs, ours
@@ -54,8 +53,9 @@ class PublishedTest(folders.FolderCase):
         self.assertGreaterEqual(float(row[name]), 0)
     self.assertAlmostEqual(float(rows[4]["value"]), 1.07, delta=0.01)
     self.assertIn("## bamboo (calibrated step times)", out)
-    page = (self.folder / "report.html").read_text()
-    self.assertIn("calibrated", page)
+    report = json.loads((self.folder / "report.json").read_text())
+    self.assertIn("bamboo (calibrated step times)", report["series"]["value"]["lines"])
+    self.assertIn("calibrated", (self.folder / "report.html").read_text())
 
   @parameterized.parameters(*_PARCAE)
   def test_parcae(self, **row):
@@ -171,21 +171,3 @@ class PublishedTest(folders.FolderCase):
       restarts.append(float(row["restarts_per_hour"]))
     self.assertLess(lost[0], lost[1])  # The longer restart.
     self.assertBetween(restarts[1], 5.0, restarts[0])
-
-  def test_render(self):
-    table = content.Comparison(
-        title="t",
-        source="s",
-        columns=["ours"],
-        lines=[
-            content.Figures(what="a", published=2.0, simulated=[1.0]),
-            content.Figures(what="b", published=None, simulated=[None], note="n"),
-        ],
-    )
-    self.assertEqual(
-        table_lib.to_markdown(table.rows(".1f")),
-        "|  | published | ours | ratio | note |\n"
-        "| --- | --- | --- | --- | --- |\n"
-        "| a | 2.0 | 1.0 | 0.500 |  |\n"
-        "| b | – | – | – | n |",
-    )

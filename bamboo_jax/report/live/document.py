@@ -12,7 +12,7 @@ _OPENING = '<script type="application/json" id="value">'
 
 
 def render(value: Mapping[str, Any] | None = None) -> str:
-  """Returns the page; with a value of `facts.find`, it needs no server."""
+  """Returns the page; with the value of `contents.make`, it needs no server."""
   text = json.dumps(value, separators=(",", ":"))
   content = text.replace("</", "<\\/")  # It must not end the script.
   page = _PAGE.read_text(encoding="utf-8")

@@ -77,7 +77,9 @@ def find(known: Known) -> dict[str, Any]:
   recoveries = [r for _, r in sorted(told.items())]
   standing = _find_standing(known.run) if known.run else None
   nodes = _find_nodes(known, standing, recoveries)
-  return {
+  totals, price = history.totals, known.price
+  usd = 0.0 if price is None else price.usd_per_hour(known.market) / 3600
+  found = {
       "head": _find_head(known, standing, recoveries),
       "metrics": _find_metrics(known, nodes),
       "nodes": nodes,
@@ -85,10 +87,40 @@ def find(known: Known) -> dict[str, Any]:
       "survival": _find_survival(known.run, standing),
       "recoveries": recoveries,
       "events": list(history.events),
-      "curve": list(history.points),
-      "time": _find_time(history.totals),
+      "curve": [[*p[:5], usd * p[5] if usd else None, p[6]] for p in history.points],
+      "time": find_time(totals.node_secs, totals.secs, account_lib.NodeTime.of(totals.parts)),
       "rows": known.rows,
       "actions": list(known.actions),
+  }
+  return found if known.run else found | {"figures": _find_figures(known, found)}
+
+
+def empty(name: str, state: str) -> dict[str, Any]:
+  """Returns the value of a run of which nothing else is known."""
+  value = find(Known(name, history_lib.History()))
+  return value | {"head": value["head"] | {"state": state, "rate": "samples"}}
+
+
+def figures_of(account: account_lib.Account) -> dict[str, Any]:
+  """Returns the figures of an account that a report shows."""
+  price = account.price and account.price.render(account.market)
+  return account.as_dict() | {"hours": account.secs / 3600, "price": price}
+
+
+def _find_figures(known: Known, found: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the column of a run in a report, from its files."""
+  history, head = known.history, found["head"]
+  ledger = ledger_lib.Ledger(known.price, market=known.market, start=history.totals)
+  secs = history.totals.secs
+  return (figures_of(ledger.account()) if secs else {}) | {
+      "state": head["state"],
+      "model": words.describe_model(known.config),
+      "steps": head["step"],
+      "loss": found["metrics"].get("loss"),
+      "tokens_per_sec": history.num_tokens / secs if history.num_tokens else None,
+      "layout": words.describe_owners(history.owners),
+      "recoveries": words.count(recovery["rung"] for recovery in found["recoveries"]),
+      "state_sha256": head["state_sha256"] and head["state_sha256"][:12],
   }
 
 
@@ -278,13 +310,12 @@ def _find_survival(
   }
 
 
-def _find_time(totals: ledger_lib.Totals) -> dict[str, Any]:
+def find_time(node_secs: float, secs: float, node_time: account_lib.NodeTime) -> dict[str, Any]:
   """Returns node time by kind, goodput, and badput by kind."""
-  node_time = account_lib.NodeTime.of(totals.parts)
   return {
-      "node_secs": totals.node_secs,
-      "secs": totals.secs,
-      "parts": dict(zip(account_lib.KINDS, totals.parts, strict=True)),
+      "node_secs": node_secs,
+      "secs": secs,
+      "parts": dict(zip(account_lib.KINDS, node_time.parts, strict=True)),
       "goodput_pct": 100 * node_time.goodput if node_time.total else None,
       "badput_secs": {name: getattr(node_time, kind) for kind, name in account_lib.BADPUT.items()},
   }

@@ -27,6 +27,7 @@ class Feed:
     name: Name of the run in the store.
     actions: Faults that buttons may cause.
     kills: See `facts.Known`; may grow.
+    charges: Replace entries of `config.cost`.
   """
 
   def __init__(
@@ -37,8 +38,9 @@ class Feed:
       name: str = "run",
       actions: Sequence[str] = (),
       kills: Mapping[base.NodeId, float] = history_lib.EMPTY,
+      charges: Mapping[str, Any] | None = None,
   ) -> None:
-    self._workdir, self._registry = workdir, registry
+    self._workdir, self._registry, self._charges = workdir, registry, charges
     self._known = facts.Known(name, history_lib.History(kills), actions=actions, kills=kills)
     self._log: jsonl.MetricsReader | None = None
     if workdir is not None:
@@ -86,7 +88,9 @@ class Feed:
 
   def _set_config(self, config: Mapping[str, Any]) -> None:
     self._known.config = config
-    cost = config.get("cost", {})
+    cost = {**config.get("cost", {}), **(self._charges or {})}
+    if self._charges and not cost.get("instance"):
+      raise ValueError(prices_lib.NO_INSTANCE.format(next(iter(self._charges))))
     if cost != self._cost and cost.get("instance"):
       self._known.price = prices_lib.find_price(
           cost["instance"], **{name: cost.get(name) for name in ("prices", "region", "date")}

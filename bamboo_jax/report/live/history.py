@@ -33,7 +33,7 @@ class History:
 
   Attributes:
     points: Step, seconds of training, loss, tokens (or samples) per second,
-      live nodes.
+      live nodes, seconds of all nodes so far, samples so far.
     events: Step, kind such as "join", and a sentence.
     recoveries: By view, as `find_recovery` returns them.
     last: The last line of a step; empty before.
@@ -87,6 +87,8 @@ class History:
               line.get("loss"),  # None if it is not finite.
               line.get("tokens_per_sec", line.get("samples_per_sec")),
               round(node_secs / secs) if secs > 0 else None,
+              round(self.totals.node_secs, 3),
+              self.totals.num_samples,
           )
       )
     if len(self.points) > _MOST:

@@ -1,6 +1,7 @@
 """What a page says, as text; pure."""
 
-from collections.abc import Mapping, Sequence
+import collections
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bamboo_jax.recovery import survival
@@ -33,12 +34,31 @@ def describe_config(config: Mapping[str, Any]) -> str:
   """Returns name, model, data and layout of a run; "" if the config is not known."""
   if not config:
     return ""
-  model, pipeline = config["model"], config["pipeline"]
-  name = " ".join(filter(None, (model["name"], model.get("options", {}).get("variant"))))
+  pipeline = config["pipeline"]
   copies, stages = pipeline["num_pipelines"], pipeline["num_stages"]
   layout = f"{copies} pipeline{'s' * (copies > 1)} of {stages} stage{'s' * (stages > 1)}"
-  parts = (config.get("name"), f"{name} on {config['data']['name']}", layout)
+  parts = (config.get("name"), f"{describe_model(config)} on {config['data']['name']}", layout)
   return ", ".join(filter(None, parts))
+
+
+def describe_model(config: Mapping[str, Any]) -> str | None:
+  """Returns name and variant of the model of a run; None if not known."""
+  model = config.get("model")
+  return model and " ".join(filter(None, (model["name"], model.get("options", {}).get("variant"))))
+
+
+def describe_owners(owners: Sequence[Sequence[Any]]) -> str | None:
+  """Returns the sizes of pipelines, such as "2 x 4" or "4 + 3"; None without any."""
+  sizes = [len(row) for row in owners]
+  if len(set(sizes)) == 1:
+    return f"{len(sizes)} x {sizes[0]}"
+  return " + ".join(map(str, sizes)) or None
+
+
+def count(rungs: Iterable[str]) -> str:
+  """Returns how often each rung was taken, such as "3 shadow, 1 checkpoint"."""
+  found = collections.Counter(rungs).most_common()
+  return ", ".join(f"{times} {rung}" for rung, times in found) or "none"
 
 
 def describe_death(recovery: Mapping[str, Any]) -> str:

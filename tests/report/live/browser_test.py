@@ -11,11 +11,11 @@ from absl.testing import absltest, parameterized
 
 from bamboo_jax.cluster import views
 from bamboo_jax.metrics import rows as rows_lib
-from bamboo_jax.report import status
+from bamboo_jax.report import contents, status
 from bamboo_jax.report.live import document, facts
 from tests import browser, members
 from tests.recovery import durations_test
-from tests.report import status_test
+from tests.report import contents_test, status_test
 from tests.report.live import facts_test
 
 _FOLDER = pathlib.Path(__file__).resolve().parents[3] / "build" / "page"
@@ -115,7 +115,7 @@ class BrowserTest(parameterized.TestCase):
     file = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory())) / "page.html"
     file.write_text(document.render(value))
     page, errors = browser.open_page(self.chrome, file.as_uri(), width=width, scheme=scheme)
-    page.wait_for_function("value.head && !due.size")
+    page.wait_for_function("(value.head || value.runs) && !due.size")
     self.addCleanup(page.close)
     self.addCleanup(self.assertEqual, errors, [])
     return page
@@ -161,6 +161,35 @@ class BrowserTest(parameterized.TestCase):
         ("#events", "Nothing has happened yet."),
     ):
       self.assertEqual(page.inner_text(where).strip(), said)
+
+  @parameterized.product(width=(1400, 400), scheme=("light", "dark"))
+  def test_a_report_has_runs_in_columns(self, width, scheme):
+    trained = facts.find(make_known()) | {"figures": {"steps": 60, "loss": 2.05}}
+    found = contents_test.report()
+    runs = [trained, *found["runs"]]
+    parts = {name: found[name] for name in ("remarks", "series")}
+    tables = {"talk": found["tables"]["talk"]}
+    page = self.open(contents.make("A <title>", runs, tables=tables, **parts), width, scheme)
+    page.screenshot(path=_FOLDER / f"report_{width}_{scheme}.png", full_page=True)
+    self.assertEqual(page.inner_text("#title"), "A <title>")
+    head = page.locator("#tables table").first.locator("th").all_inner_texts()
+    self.assertEqual(head, ["", "cluster", "ours <x>", "b"])
+    self.assertIn("1.025", page.inner_text("#tables"))
+    self.assertEqual(page.locator("#time .bar").count(), 3)
+    self.assertTrue(page.is_visible("#loss") and page.is_visible("#usd"))
+    self.assertIn("ours <x>: 1", page.inner_text("#recoveries"))
+    for part in ("#tiles_part", "#nodes_part", "#rows_part"):
+      self.assertFalse(page.is_visible(part))
+    self.assertLessEqual(page.evaluate("document.documentElement.scrollWidth"), width)
+
+  def test_a_report_on_one_run_is_its_page(self):
+    value = facts.find(make_known()) | {"figures": {"steps": 60}}
+    page = self.open(contents.make("cluster", [value]), 1400, "light")
+    self.assertEqual(page.inner_text("#progress")[:13], "step 60 of 90")
+    self.assertTrue(page.is_visible("#nodes_part") and page.is_visible("#rows_part"))
+    page = self.open(contents.make("a", [contents_test.report()["runs"][0]]), 1400, "light")
+    self.assertFalse(page.is_visible("#nodes_part") or page.is_visible("#loss"))
+    self.assertIn("after 3,600 s\tcheckpoint: <i>2 nodes</i> lost", page.inner_text("#recoveries"))
 
   def test_without_a_run_there_are_no_empty_boxes(self):
     file = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory())) / "page.html"

@@ -147,7 +147,7 @@ class FactsTest(absltest.TestCase):
     join = {"event": "join", "step": 2, "boot_secs": {"4": 6.0}}
     spent = account(4.0, 4, useful=16.0, idle=6.0) | {"node_secs": 22.0}
     got = self.find(history=history(step(1), join, step(2, account=spent)))
-    self.assertEqual([point[-1] for point in got["curve"]], [4.0, 4.0])
+    self.assertEqual([point[4] for point in got["curve"]], [4.0, 4.0])
 
   def test_rungs_without_replicas(self):
     bare = [{"owners": [0, 1], "shadows": {}}, {"owners": [2, 3], "shadows": {}}]
@@ -242,7 +242,11 @@ class HistoryTest(absltest.TestCase):
     got = history(step(1), step(2, loss=None), step(3, tokens_per_sec=None))
     self.assertEqual(
         got.points,
-        [(1, 2.0, 2.0, 50.0, 4.0), (2, 4.0, None, 50.0, 4.0)] + [(3, 6.0, 2.0, None, 4.0)],
+        [
+            (1, 2.0, 2.0, 50.0, 4.0, 8.0, 1.0),
+            (2, 4.0, None, 50.0, 4.0, 16.0, 1.0),
+            (3, 6.0, 2.0, None, 4.0, 24.0, 1.0),
+        ],
     )
     self.assertEqual(got.num_tokens, 200.0)
 
