@@ -1,4 +1,4 @@
-"""The small model, with dropout, that `bamboo sweep_faults` trains.
+"""The small model, with dropout, that `bamboo verify` trains.
 
 Its six blocks make up to six stages; its data needs no files.
 """

@@ -1,6 +1,6 @@
 """Settings shared by the configs of published models.
 
-Their argument is a variant, as listed by `bamboo models`: `--config=gpt2:xl`.
+Their argument is a variant, as listed by `bamboo plan --list`: `--config=gpt2:xl`.
 All but `tiny` have the layout of Bamboo (NSDI'23): 4 pipelines of 8 stages, or
 of 4. Bamboo's overprovisioning by 1.5 is `--config.pipeline.num_stages=12`, or
 6.

@@ -29,10 +29,8 @@ _ROOT = _DOCS.parent
 sys.path.insert(0, str(_ROOT))
 
 from bamboo_jax import config  # noqa: E402
-from bamboo_jax.cli import listing  # noqa: E402
-from bamboo_jax.launch import cli as _cli  # noqa: E402, F401
+from bamboo_jax.launch import __main__ as _bamboo, cli as _cli  # noqa: E402, F401
 
-_LAUNCH = _ROOT / "launch"
 _TABLE = ("", "| option | default | meaning |", "| --- | --- | --- |")
 _PART = re.compile(
     r"(?<=^<!-- generated: )(.+?)( -->\n).*?(?=^<!-- end -->$)", flags=re.DOTALL | re.MULTILINE
@@ -74,8 +72,7 @@ def render_command(name: str, text: str) -> str:
   body = re.sub(
       r"\n\n(bamboo .*?)(?=\n\n|\n*\Z)", r"\n\n```\n\1\n```", body.strip(), flags=re.DOTALL
   )
-  shown = [line for line in flags.splitlines() if line.startswith("  ")]
-  block = textwrap.dedent("\n".join(shown))
+  block = textwrap.dedent(flags.rstrip())
   parts = [f"## bamboo {name}", body]
   if block:
     parts.append(f"```\n{block}\n```")
@@ -83,7 +80,7 @@ def render_command(name: str, text: str) -> str:
 
 
 def _all_commands() -> str:
-  commands = listing.read_summaries(_LAUNCH)
+  commands = _bamboo.read_summaries()
   # Each command is a child, with flags of its own; they share `_cli`.
   with multiprocessing.get_context("fork").Pool(2, maxtasksperchild=1) as pool:
     texts = pool.map(read_help, commands, chunksize=1)

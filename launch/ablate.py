@@ -16,60 +16,89 @@ CSV, Markdown and LaTeX, and at the end `ablation.png`. There `step_ms` and
 time after the first step. The same command again resumes.
 """
 
+import dataclasses
 import pathlib
 
-from absl import flags
-
+from bamboo_jax.base import packaged
 from bamboo_jax.benchmarks import ablation, ablation_report
+from bamboo_jax.cli import flagset
+from bamboo_jax.config import Config
 from bamboo_jax.experiments import sweep
-from bamboo_jax.launch import (
-    ablate_flags,
-    cli,
-    config_flag,
-    figure_flags,
-    shared_flags,
-    sweep_flags,
-)
+from bamboo_jax.launch import cli, shared
 from bamboo_jax.metrics import plots, progress
 
-_CONFIG = config_flag.define(ablate_flags.DEFAULT, "What all runs share.")
-_REPEATS = flags.DEFINE_integer("repeats", 1, "Runs of each setting.", lower_bound=1)
-_MEASURE = flags.DEFINE_enum(
-    "measure",
-    "times",
-    ["times", "losses"],
-    "times: one run at a time; losses: several at once, without times.",
-)
-_WORKDIR = flags.DEFINE_string("workdir", "runs/ablate", "Where results go.")
-flags.adopt_module_key_flags(ablate_flags)
-flags.adopt_module_key_flags(sweep_flags)
-shared_flags.define_program_cache()
-_FORMAT = figure_flags.define()
+
+@dataclasses.dataclass(frozen=True)
+class AblateFlags:
+  """What runs, and how often."""
+
+  config: Config = cli.config("quickstart", "What all runs share.")
+  sweep: tuple[str, ...] = flagset.flag(
+      (),
+      "A field of the config, faults or trace, and its values: seed=0,1.",
+      is_needed=True,
+      is_repeated=True,
+  )
+  faults: str | None = flagset.flag(None, "As for `bamboo train`.", excludes="trace")
+  trace: str | None = flagset.flag(None, "As for `bamboo cluster`, and these:")
+  time_scale: float | None = flagset.flag(None, "Only with a trace.", above=0)
+  nodes: int | None = flagset.flag(None, "Only with a trace.", least=1)
+  repeats: int = flagset.flag(1, "Runs of each setting.", least=1)
+  measure: str = flagset.flag(
+      "times",
+      "times: one run at a time; losses: several at once, without times.",
+      choices=("times", "losses"),
+  )
+  workdir: str = flagset.flag("runs/ablate", "Where results go.")
+  program_cache: str | None = shared.program_cache()
+  figure_format: tuple[str, ...] = shared.figure_format()
+  jobs: shared.JobFlags = flagset.part(shared.JobFlags)
+
+  def read_sweeps(self) -> dict[str, tuple[str, ...]]:
+    """Returns the values of each field; `ValueError` if one is not allowed."""
+    sweeps: dict[str, tuple[str, ...]] = ablation.parse_sweeps(self.sweep)
+    flagset.refuse_keys(sweeps, "beside a --sweep of it")
+    flagset.refuse({*ablation.FILES} & {*sweeps}, "beside a --sweep of it")
+    used = {name for name in ablation.FILES if getattr(self, name)}
+    if len(used := used | {*sweeps} & {*ablation.FILES}) > 1:
+      raise ValueError(f"Give one of {' and '.join(sorted(used))}, not both.")
+    if "trace" not in used:
+      flagset.refuse(["time_scale", "nodes"], "without --trace")
+    for field, value in ((f, v) for f, own in sweeps.items() for v in own):
+      if field in ablation.FILES:
+        packaged.find_file(value)
+      else:
+        cli.check_config_arguments([f"--config.{field}={value}"])
+    return sweeps
 
 
-@sweep_flags.ending
-def main() -> None:
+@shared.ending
+def main(flags: AblateFlags) -> None:
   """Runs all trials and writes their summary."""
-  sweeps = ablate_flags.read_sweeps()
-  is_timed = _MEASURE.value == "times"
-  alone = "without --measure=losses" * is_timed
-  where = sweep_flags.read(_WORKDIR.value, alone=alone)
+  sweeps = flags.read_sweeps()
+  is_timed = flags.measure == "times"
+  where = flags.jobs.read(flags.workdir, alone="without --measure=losses" * is_timed)
   plots.check()
-  workdir = pathlib.Path(_WORKDIR.value)
-  module, arguments, inputs = ablate_flags.find_command(sweeps)
+  workdir, config = pathlib.Path(flags.workdir), flags.config
+  program = "cluster" if flags.trace or "trace" in sweeps else "train"
+  passed = [*ablation.FILES, "config", "time_scale", "nodes", "program_cache"]
+  arguments = flagset.to_argv(flags, *passed, *["figure_format"] * config.metrics.plots)
+  files = [flags.faults, flags.trace, *(v for f in ablation.FILES for v in sweeps.get(f, ()))]
   jobs = [
-      ablation.Job(trial, module, arguments, _WORKDIR.value, is_timed)
-      for trial in ablation.plan_trials(sweeps, repeats=_REPEATS.value)
+      ablation.Job(
+          *(trial, f"bamboo_jax.launch.{program}", tuple(arguments), flags.workdir, is_timed)
+      )
+      for trial in ablation.plan_trials(sweeps, repeats=flags.repeats)
   ]
   show = lambda job: {"trial": str(job)}
-  done = sweep.run(ablation.run_job, jobs, where, inputs=inputs, describe=show)
+  inputs = [*sweep.digest_files(files), str(config)]
   rows = []
-  for row in done:
+  for row in sweep.run(ablation.run_job, jobs, where, inputs=inputs, describe=show):
     rows.append(row)
     table = ablation_report.write_tables(workdir, rows, sweeps)
   with progress.waiting("figures are drawn"):
     figure = ablation_report.draw(rows, sweeps)
-    plots.save_figure(figure, workdir / "ablation.png", _FORMAT.value)
+    plots.save_figure(figure, workdir / "ablation.png", flags.figure_format)
   where.clear()
   print(*map(ablation_report.render, table), sep="\n")
   print(f"Results are in {workdir}: runs.csv, means, differences and a figure")

@@ -9,78 +9,79 @@ will be preempted: other nodes take over its stages, and it ends. A second one,
 or SIGINT, ends it at once.
 """
 
+import dataclasses
 import os
 import sys
 
-from absl import flags
-
 from bamboo_jax.base import logs
+from bamboo_jax.cli import flagset
 from bamboo_jax.cluster import copies, notices as notices_lib
-from bamboo_jax.launch import cli, identity_flags, node_flags as given
+from bamboo_jax.launch import cli, identity as identity_flags, node as node_flags
 from bamboo_jax.local_cluster import narrator as narrator_lib, node
 from bamboo_jax.metrics import progress as progress_lib
 
-flags.adopt_module_key_flags(given)
-_ETCD = flags.DEFINE_string(
-    "etcd",
-    None,
-    "host:port, or several with commas between; https:// in front for TLS. By "
-    "default that of `bamboo store` with the same --workdir.",
-)
-_ZONE = flags.DEFINE_string("zone", "", "Zone that the node is in.")
-_NODES = flags.DEFINE_integer("nodes", None, "Number of nodes to begin with.")
-_CLOUDS = ("none", *notices_lib.CLOUDS)
-_NOTICE = flags.DEFINE_enum("notice", "none", _CLOUDS, "Cloud that announces preemptions.")
-_NOTICE_URL = flags.DEFINE_string(
-    "notice_url", None, "Metadata server in place of the cloud's, for tests."
-)
-_PROGRESS = flags.DEFINE_bool("progress", True, "Print who joins, steps, deaths and the end.")
-_METRICS_PORT = flags.DEFINE_integer(
-    "metrics_port", None, "Serve metrics for Prometheus at this port."
-)
-_METRICS_HOST = flags.DEFINE_string(
-    "metrics_host",
-    "127.0.0.1",
-    "Address where --metrics_port listens; all who can connect read metrics.",
-)
+
+@dataclasses.dataclass(frozen=True)
+class AgentFlags:
+  """What the agent alone obeys."""
+
+  etcd: str | None = flagset.flag(
+      None,
+      "host:port, or several with commas between; https:// in front for TLS. By default that of "
+      "`bamboo store` with the same --workdir.",
+  )
+  zone: str = flagset.flag("", "Zone that the node is in.")
+  nodes: int | None = flagset.flag(None, "Number of nodes to begin with.", least=1)
+  notice: str = flagset.flag(
+      "none", "Cloud that announces preemptions.", choices=("none", *notices_lib.CLOUDS)
+  )
+  notice_url: str | None = flagset.flag(None, "Metadata server in place of the cloud's, for tests.")
+  progress: bool = flagset.flag(True, "Print who joins, steps, deaths and the end.")
+  metrics_port: int | None = flagset.flag(
+      None, "Serve metrics for Prometheus at this port.", least=1, most=65535
+  )
+  metrics_host: str = flagset.flag(
+      "127.0.0.1", "Address where --metrics_port listens; all who can connect read metrics."
+  )
+  node: node_flags.NodeFlags = flagset.part(node_flags.NodeFlags)
 
 
-def main() -> None:
+def main(flags: AgentFlags) -> None:
   """Runs the agent until its worker has ended."""
   spare = copies.Spare() if copies.is_copy else None
-  name, host = given.NAME.value, given.HOST.value
-  config = given.CONFIG.value
-  logs.use(name)
-  endpoints, run, secret = identity_flags.find_run(_ETCD.value, given.WORKDIR.value)
-  identity = identity_flags.make("agent", name, host=host, run=run, secret_file=secret)
+  given = flags.node
+  logs.use(given.name)
+  endpoints, found = given.identity.found_in(flags.etcd, given.workdir)
+  identity = found.make("agent", given.name, host=given.host)
   etcd = identity_flags.connect(endpoints, identity)
+  own = dataclasses.replace(given, identity=found)
   # Name and workdir come first, where `ps` shows them.
-  arguments = [f"--name={name}", f"--workdir={given.WORKDIR.value}"]
-  arguments += cli.find_arguments(given.SHARED, sys.argv[1:])
-  arguments += [f"--run={run}"] + [f"--secret={secret}"] * bool(secret)
+  arguments = flagset.to_argv(own, "name", "workdir")
+  arguments += flagset.to_argv(own, *("config", "host", "run", "secret", "certificates", "faults"))
+  arguments += flagset.to_argv(own, "director", "device_memory_fraction", "program_cache")
   notices = None
-  if _NOTICE.value != "none":
-    notices = notices_lib.Poller(_NOTICE.value, url=_NOTICE_URL.value)
+  if flags.notice != "none":
+    notices = notices_lib.Poller(flags.notice, url=flags.notice_url)
   options = node.make_options(
-      config,
-      workdir=given.WORKDIR.value,
-      num_nodes=_NODES.value,
-      name=name,
-      run=run,
-      zone=_ZONE.value,
-      host=host,
+      given.config,
+      workdir=given.workdir,
+      num_nodes=flags.nodes,
+      name=given.name,
+      run=found.run,
+      zone=flags.zone,
+      host=given.host,
       command=[sys.executable, "-m", "bamboo_jax.launch.worker", *arguments],
       notices=notices,
   )
-  with progress_lib.ProgressLine(num_steps=config.num_steps) as progress:
+  with progress_lib.ProgressLine(num_steps=given.config.num_steps) as progress:
     narrator = None
     # `bamboo cluster` shows it itself.
-    if _PROGRESS.value and given.DIRECTOR.value is None:
-      narrator = narrator_lib.Narrator(given.WORKDIR.value, progress)
+    if flags.progress and given.director is None:
+      narrator = narrator_lib.Narrator(given.workdir, progress)
     node.run(
         *(etcd, options, identity, spare),
-        metrics_port=_METRICS_PORT.value,
-        metrics_host=_METRICS_HOST.value,
+        metrics_port=flags.metrics_port,
+        metrics_host=flags.metrics_host,
         narrator=narrator,
     )
   os._exit(0)

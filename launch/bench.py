@@ -19,52 +19,57 @@ throughput is compared with the number of survivors. A config of another name
 needs `--case`. Results and columns of the tables: `docs/measurements/`.
 """
 
+import dataclasses
 import sys
 
-from absl import flags
+from bamboo_jax.cli import flagset
+from bamboo_jax.config import Config
+from bamboo_jax.launch import cli, shared
 
-from bamboo_jax.cli import config_check
-from bamboo_jax.launch import cli, config_flag, figure_flags, flag_checks, shared_flags
 
-_CONFIG = config_flag.define("bench_peer", "What to measure.")
-_CASE = flags.DEFINE_string("case", None, "What to run, if not by the config.")
-_RIVAL = flags.DEFINE_enum("rival", None, ["torch"], "Whom to compare with.")
-_PAIRS = flags.DEFINE_integer("pairs", 200, "Steps of each.", lower_bound=5)
-_OUT = flags.DEFINE_string("out", None, "Where files go; by default runs/bench_CASE.")
-_FORMAT = figure_flags.define()
-_CACHE = shared_flags.define_program_cache()
+@dataclasses.dataclass(frozen=True)
+class BenchFlags:
+  """What to measure."""
 
-# The flags that have an effect, by case.
-_USED = {
-    "memory": (),
-    "shape": (_OUT, _CACHE),
-    "rivals": (_RIVAL, _PAIRS),
-    "executors": (_PAIRS, _OUT, _FORMAT),
-    "redundancy": (_PAIRS, _OUT),
+  config: Config = cli.config("bench_peer", "What to measure.")
+  case: str | None = flagset.flag(None, "What to run, if not by the config.")
+  rival: str | None = flagset.flag(None, "Whom to compare with.", choices=("torch",))
+  pairs: int = flagset.flag(200, "Steps of each.", least=5)
+  out: str | None = flagset.flag(None, "Where files go; by default runs/bench_CASE.")
+  figure_format: tuple[str, ...] = shared.figure_format()
+  program_cache: str | None = shared.program_cache()
+
+
+# The flags that have no effect, by case.
+_UNUSED = {
+    "memory": ("rival", "pairs", "out", "figure_format", "program_cache"),
+    "shape": ("rival", "pairs", "figure_format"),
+    "rivals": ("out", "figure_format", "program_cache"),
+    "executors": ("rival", "program_cache"),
+    "redundancy": ("rival", "figure_format", "program_cache"),
 }
 
 
-def main() -> None:
+def main(flags: BenchFlags) -> None:
   """Runs the benchmark and prints its results."""
   from bamboo_jax.benchmarks import cases
 
-  case = cases.find_case(_CASE.value, config_check.find_paths(sys.argv[1:]))
-  used = {holder.name for holder in _USED[case]}
-  holders = (_RIVAL, _PAIRS, _OUT, _FORMAT, _CACHE)
-  unused = [holder for holder in holders if holder.name not in used]
-  flag_checks.check_unused(unused, f"in the benchmark {case!r}")
-  arguments = cli.find_arguments(("config",), sys.argv[1:])
-  cache = cli.find_arguments(("program_cache",), sys.argv[1:])
+  case = cases.find_case(flags.case, [flagset.given_config()])
+  flagset.refuse(_UNUSED[case], f"in the benchmark {case!r}")
+  config = flagset.to_argv(flags, "config")
   python = (sys.executable, "-m")
   cases.run(
-      _CONFIG.value,
+      flags.config,
       case=case,
-      worker=[*python, "bamboo_jax.launch.bench_worker", *arguments],
-      train=[*python, "bamboo_jax.launch.train", *arguments, *cache],
-      rival=_RIVAL.value,
-      out=_OUT.value,
-      formats=_FORMAT.value,
-      num_rounds=_PAIRS.value,
+      worker=[*python, "bamboo_jax.launch.bench_worker", *config],
+      train=[
+          *(*python, "bamboo_jax.launch.train", *config),
+          *flagset.to_argv(flags, "program_cache"),
+      ],
+      rival=flags.rival,
+      out=flags.out,
+      formats=flags.figure_format,
+      num_rounds=flags.pairs,
   )
 
 

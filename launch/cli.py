@@ -1,81 +1,111 @@
-"""The start of all commands of this folder; see `bamboo_jax.cli.command`."""
+"""The start of all commands of this folder, and the flag `--config`.
+
+A command is a module with a dataclass of flags and `main(flags)`. Keys of the
+config are those of `configs/default.py`, except in sections of options, which
+are checked by their users. A command with configs of other kinds accepts only
+the keys that are in the file.
+"""
 
 from collections.abc import Callable, Sequence
 import functools
 import os
 import re
 import sys
+import typing
 from typing import Any
 
 from absl import flags
+import ml_collections
+from ml_collections.config_flags import config_flags
 
+from bamboo_jax import config as config_lib
 from bamboo_jax.base import packaged
-from bamboo_jax.cli import command, config_check
-from bamboo_jax.launch import config_flag
+from bamboo_jax.cli import command, config_check, flagset
+from bamboo_jax.configs import default as default_config
 from bamboo_jax.metrics import progress
 from bamboo_jax.train.setup import accept
 
-find_arguments = command.find_arguments
+flags.disclaim_key_flags()
 hearing = command.hearing
+_PRINT = "print_config"
+_CONFIG_HELP = (
+    " A name that `bamboo --help` lists, or a file; --config.NAME=VALUE changes an option, and "
+    "--print_config shows the config with what differs from the default, and ends."
+)
 
 
-def check_no_arguments(arguments: Sequence[str]) -> None:
-  """Raises `ValueError` if there are arguments that are not flags."""
-  if arguments:
-    raise ValueError(f"Unexpected arguments: {' '.join(arguments)}")
+class _Parser(config_flags.ConfigFileFlagParser):  # type: ignore[misc]
+
+  def parse(self, path: str) -> Any:
+    """Returns the config of a short name or a path, with its name."""
+    found = super().parse(config_check.find(path))
+    if isinstance(found, ml_collections.ConfigDict) and found.get("name") == "":
+      found.name = packaged.name_config(path)
+    return found
 
 
-def check_folder(path: str) -> None:
-  """Raises `ValueError` if the folder of the file `path` does not exist."""
-  folder = os.path.dirname(path) or "."
-  if not os.path.isdir(folder) or os.path.isdir(path):
-    raise ValueError(f"Cannot write {path!r}: its folder does not exist.")
+def config(default: str | None, help_text: str) -> Any:
+  """Declares the flag `--config`; None: it must be given.
+
+  Annotated as `config.Config`, it is that of a run; else it has keys of its own.
+  """
+  return flagset.flag(default, help_text + _CONFIG_HELP, is_needed=default is None, define=_define)
+
+
+def _define(name: str, default: str | None, help_text: str) -> None:
+  """Defines the flag; the text "None" is None, which `accept` may reject."""
+  for kind, parser in config_check.PARSERS.items():
+    config_flags.register_flag_parser_for_type(kind, parser)
+  holder = config_flags.DEFINE_config_file(
+      name, None, help_text, lock_config=False, accept_new_attributes=True
+  )
+  flags.FLAGS[name].parser = _Parser(name, lock_config=False)
+  flags.set_default(holder, default)
+  flags.DEFINE_bool(_PRINT, False, "")
 
 
 def run(
-    main: Callable[..., Any],
+    main: Callable[[Any], None],
     *,
     if_interrupted: Callable[[], str] = lambda: "",
-    own_keys: bool = False,
-    takes_arguments: bool = False,
     is_node: bool = False,
 ) -> None:
   """Runs `main` as the command of this process, and exits.
 
-  With `takes_arguments`, `main` gets the arguments that are not flags. Errors
-  and other arguments are as in `command.run`. With `own_keys` the config has
-  keys of its own rather than those of `configs/default.py`.
+  Its argument is annotated with the dataclass of the flags. Errors and the
+  other arguments are as in `command.run`.
   """
+  kind = next(hint for name, hint in typing.get_type_hints(main).items() if name != "return")
+  is_run = typing.get_type_hints(kind).get(flagset.CONFIG) is config_lib.Config
 
   def start(argv: Sequence[str]) -> None:
-    if config_flag.is_printed():
-      print(config_flag.render(flags.FLAGS["config"].value))
-    elif takes_arguments:
-      main(argv[1:])
+    if _PRINT in flags.FLAGS and flags.FLAGS[_PRINT].value:
+      given: Any = flags.FLAGS[flagset.CONFIG].value
+      print(_render(given) if is_run else given)
     else:
-      check_no_arguments(argv[1:])
-      main()
+      main(flagset.read(kind, argv[1:]))
 
-  started = sys.modules["__main__"]  # Help begins with its docstring.
-  started.__doc__ = packaged.locate_pages(started.__doc__ or "")
-  parse = functools.partial(_parse_flags, own_keys=own_keys)
-  command.run(start, parse=parse, if_interrupted=if_interrupted, is_node=is_node)
+  flagset.define(kind)
+  doc = packaged.locate_pages((sys.modules["__main__"].__doc__ or "").strip())
+  command.run(
+      start,
+      parse=functools.partial(_parse_flags, is_run=is_run),
+      help_text=f"{doc}\n\n{flagset.render(kind)}\n",
+      if_interrupted=if_interrupted,
+      is_node=is_node,
+  )
 
 
-def _parse_flags(argv: Sequence[str], *, own_keys: bool) -> list[str]:
+def _parse_flags(argv: Sequence[str], *, is_run: bool) -> list[str]:
   """Returns the arguments that are not flags; suggests names for a bad key."""
   try:
-    config_flag.check_arguments(argv, own_keys=own_keys)
-    if f"--{config_flag.PRINT}" in argv and "workdir" in flags.FLAGS:
-      argv = [argv[0], "--workdir=", *argv[1:]]  # Else it would be needed.
+    check_config_arguments(argv, is_run=is_run)
     with progress.waiting("reading the config"):  # Its file may import much.
       rest = flags.FLAGS(list(argv))
-    if "config" in flags.FLAGS:
-      flag = flags.FLAGS["config"]
-      if own_keys:
-        accept.check_own(flag.value)
-      else:
-        flag.value = accept.accept(flag.value)
+    if is_run:
+      flags.FLAGS[flagset.CONFIG].value = accept.accept(flags.FLAGS[flagset.CONFIG].value)
+    elif flagset.CONFIG in flags.FLAGS and flags.FLAGS[flagset.CONFIG].value is not None:
+      accept.check_own(flags.FLAGS[flagset.CONFIG].value)
     return rest
   except flags.IllegalFlagValueError as error:
     is_file = re.match("flag --config=(?!None: )", str(error))
@@ -85,3 +115,39 @@ def _parse_flags(argv: Sequence[str], *, own_keys: bool) -> list[str]:
     command.fail(str(error), 2)
   except Exception as error:  # The code of a config may raise anything.
     command.fail(config_check.explain(error), 2)
+
+
+def check_config_arguments(argv: Sequence[str], *, is_run: bool = True) -> None:
+  """Raises `ValueError` unless `argv` has one existing config, with known keys."""
+  paths = config_check.find_paths(argv)
+  if len(paths) > 1:
+    raise ValueError(f"Give one --config, got {' and '.join(paths)}.")
+  path = paths[0] if paths else None
+  if path is not None:
+    packaged.find_config(path)
+  if is_run:
+    known = default_config.get_config()
+  elif path is not None:
+    known = config_check.load(path)
+  else:
+    return
+  config_check.check_overrides(argv, known, gone=config_lib.GONE)
+
+
+def _render(config: config_lib.Config) -> str:
+  """Returns assignments for a config file, a line each, with other defaults."""
+  lines = []
+  for option in config_lib.list_options(config_lib.Config):
+    if option.default:
+      find = functools.partial(functools.reduce, getattr, option.name.split("."))
+      value = find(config)
+      default = "" if value == find(config_lib.Config()) else f"  # default: {option.default}"
+      lines.append(f"config.{option.name} = {value!r}{default}")
+  return "\n".join(lines)
+
+
+def check_folder(path: str) -> None:
+  """Raises `ValueError` if the folder of the file `path` does not exist."""
+  folder = os.path.dirname(path) or "."
+  if not os.path.isdir(folder) or os.path.isdir(path):
+    raise ValueError(f"Cannot write {path!r}: its folder does not exist.")

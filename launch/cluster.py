@@ -13,65 +13,111 @@ or SIGUSR1 the step is finished and saved first; a second Ctrl-C or SIGTERM ends
 all at once.
 """
 
-import functools
+import dataclasses
 import os
 import pathlib
-import sys
 
-from absl import flags
-
-from bamboo_jax.launch import (
-    cli,
-    cluster_checks,
-    cluster_flags as given,
-    figure_flags,
-    shared_flags,
-)
+from bamboo_jax.cli import flagset
+from bamboo_jax.config import Config
+from bamboo_jax.launch import cli, shared
 from bamboo_jax.local_cluster import cluster_run, setup as setup_lib
 from bamboo_jax.metrics import progress
 from bamboo_jax.runtime import accelerator
+from bamboo_jax.traces import readers, replay as replay_lib
 from bamboo_jax.train.setup import sizes
 
-flags.adopt_module_key_flags(given)
-# What agents get as it was given.
-_SHARED = ("config", "workdir", "faults", "run", "device_memory_fraction")
+
+@dataclasses.dataclass(frozen=True)
+class ClusterFlags:
+  """A cluster on this machine, and what happens to it."""
+
+  config: Config = cli.config("default", "What to train.")
+  workdir: str = shared.workdir()
+  nodes: int | None = flagset.flag(
+      None,
+      "Number of nodes; those the config does not need are spares. With --trace, how many may be "
+      "alive at once: the trace is scaled to that.",
+      least=1,
+  )
+  zones: tuple[str, ...] = flagset.flag(("a",), "Zones, given out in turn.")
+  etcd: str | None = flagset.flag(None, "Host and port of etcd; without it one is started.")
+  run: str = flagset.flag("run", "Name of the run in etcd.")
+  faults: str | None = flagset.flag(
+      None, "CSV file of what happens to nodes: step,node,at,kind.", excludes="random_kills trace"
+  )
+  random_kills: int | None = flagset.flag(
+      None,
+      "Number of random workers to kill at random times, and replace.",
+      excludes="trace",
+      least=0,
+  )
+  kinds: tuple[str, ...] = flagset.flag(
+      ("kill",), "Kinds of fault to draw from.", needs="random_kills"
+  )
+  seed: int = flagset.flag(0, "Decides on --random_kills.", needs="random_kills")
+  trace: tuple[str, ...] = flagset.flag(
+      (),
+      "File of when nodes come and go: milliseconds,add|remove|notice,node. Several files are "
+      "zones.",
+  )
+  time_scale: float = flagset.flag(
+      1.0, "How many times as fast as recorded the trace is played.", above=0, needs="trace"
+  )
+  device_memory_fraction: float | None = shared.device_memory_fraction()
+  metrics_port: int | None = flagset.flag(
+      None,
+      "Serve metrics for Prometheus: node n0 at this port, n1 at the next one, and so on.",
+      least=1,
+      most=65535,
+  )
+  figure_format: tuple[str, ...] = shared.figure_format()
+  program_cache: str | None = shared.program_cache()
+  page: shared.PageFlags = flagset.part(shared.PageFlags)
 
 
-def main() -> None:
+def read_replay(
+    config: Config, trace: tuple[str, ...], *, time_scale: float, nodes: int | None
+) -> replay_lib.Replay:
+  """Returns the replay of a trace, without events if nodes are not preemptible."""
+  replay = replay_lib.plan_replay(
+      readers.read_traces(trace), time_scale=time_scale, num_nodes=nodes
+  )
+  return replay if config.recovery.is_preemptible else dataclasses.replace(replay, events=())
+
+
+def main(flags: ClusterFlags) -> None:
   """Checks the flags, runs the cluster, and reports."""
-  config, zones = given.CONFIG.value, given.ZONES.value
-  change = figure_flags.find_change(given.FIGURE_FORMAT, config)
-  cluster_checks.check_together()
-  replay = given.read_replay() if given.TRACE.value else None
+  config, replay = flags.config, None
+  change = shared.find_format_change(flags.figure_format, config)
+  if flags.trace:
+    replay = read_replay(config, flags.trace, time_scale=flags.time_scale, nodes=flags.nodes)
   with progress.waiting("importing JAX"):
-    first_zones = setup_lib.find_first_zones(config, given.NODES.value, zones, replay)
-  gpus, fraction = accelerator.find_gpus(os.environ), given.FRACTION.value
+    first_zones = setup_lib.find_first_zones(config, flags.nodes, flags.zones, replay)
+  gpus, fraction = accelerator.find_gpus(os.environ), flags.device_memory_fraction
   accelerator.check_fraction(fraction, num_workers=len(first_zones), gpus=gpus)
-  folder = shared_flags.find_program_cache(given.PROGRAM_CACHE.value)
   setup = setup_lib.Setup(
-      workdir=pathlib.Path(given.WORKDIR.value),
+      workdir=pathlib.Path(flags.workdir),
       arguments=[
-          *cli.find_arguments(_SHARED, sys.argv[1:]),
+          *flagset.to_argv(flags, "config", "workdir", "faults", "run", "device_memory_fraction"),
           *(f"--config.{name}={value}" for name, value in change.items()),
-          f"--program_cache={folder}",
+          f"--program_cache={shared.find_program_cache(flags.program_cache)}",
       ],
       first_zones=first_zones,
-      zones=zones,
-      etcd=given.ETCD.value,
-      run=given.RUN.value,
-      faults=sizes.read_faults(config, given.FAULTS.value),
+      zones=flags.zones,
+      etcd=flags.etcd,
+      run=flags.run,
+      faults=sizes.read_faults(config, flags.faults),
       replay=replay,
       gpus=gpus,
-      page_port=given.find_page_port(),
-      metrics_port=given.METRICS_PORT.value,
+      page_port=flags.page.port,
+      metrics_port=flags.metrics_port,
   )
-  if given.RANDOM_KILLS.value is not None:
+  if flags.random_kills is not None:
     setup = setup_lib.with_random_kills(
-        setup, config, given.RANDOM_KILLS.value, seed=given.SEED.value, kinds=given.KINDS.value
+        setup, config, flags.random_kills, seed=flags.seed, kinds=flags.kinds
     )
   cluster_run.run(setup, config, hearing=cli.hearing)
 
 
 if __name__ == "__main__":
-  explain = functools.partial(shared_flags.explain_resume, given.WORKDIR)
-  cli.run(main, if_interrupted=lambda: f"all processes have ended; {explain()}")
+  cli.run(main, if_interrupted=lambda: f"all processes have ended; {shared.explain_resume()}")

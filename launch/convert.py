@@ -18,45 +18,50 @@ adds them to the weights. `--from=peft` reads adapters, and the model in the
 folder that their adapter_config.json names.
 """
 
-from absl import flags
+import dataclasses
 
-from bamboo_jax.launch import cli, flag_checks
+from bamboo_jax.cli import flagset
+from bamboo_jax.launch import cli
 
-_KINDS = ["hf", "peft"]
-_FROM = flags.DEFINE_enum("from", None, _KINDS, "What `--path` is.")
-_TO = flags.DEFINE_enum("to", None, _KINDS, "What `--out` will be.")
-_MODEL = flags.DEFINE_string("model", None, "Name of the model.", required=True)
-_PATH = flags.DEFINE_string("path", None, "Folder to read.", required=True)
-_OUT = flags.DEFINE_string("out", None, "Folder to write.", required=True)
-_TOKENIZER = flags.DEFINE_string(
-    "tokenizer", None, "Folder whose tokenizer to export; by default the run's."
-)
-_MAX_FILE_GB = flags.DEFINE_float(
-    "max_file_gb", 5.0, "Size of one safetensors file.", lower_bound=0.0
-)
+_KINDS = ("hf", "peft")
 
 
-def main() -> None:
+@dataclasses.dataclass(frozen=True)
+class ConvertFlags:
+  """Weights to read and to write."""
+
+  from_: str | None = flagset.flag(
+      None, "What `--path` is.", choices=_KINDS, excludes="to tokenizer"
+  )
+  to: str | None = flagset.flag(None, "What `--out` will be.", choices=_KINDS)
+  model: str = flagset.flag(None, "Name of the model.", is_needed=True)
+  path: str = flagset.flag(None, "Folder to read.", is_needed=True)
+  out: str = flagset.flag(None, "Folder to write.", is_needed=True)
+  tokenizer: str | None = flagset.flag(
+      None, "Folder whose tokenizer to export; by default the run's."
+  )
+  max_file_gb: float = flagset.flag(5.0, "Size of one safetensors file.", above=0)
+
+
+def main(flags: ConvertFlags) -> None:
   """Converts weights, and prints a summary."""
-  flag_checks.check_one_of(_FROM, _TO)
-  flag_checks.check_one_of(_FROM, _TOKENIZER)
-  if not (_FROM.value or _TO.value):
+  if not (flags.from_ or flags.to):
     raise ValueError("Give --from or --to: hf or peft.")
   from bamboo_jax.exchange import weights
 
-  if _FROM.value:
-    model = weights.import_folder(_PATH.value, name=_MODEL.value, out=_OUT.value)
+  if flags.from_:
+    model = weights.import_folder(flags.path, name=flags.model, out=flags.out)
     num_params = model.num_params()
   else:
     num_params = weights.export_folder(
-        _PATH.value,
-        name=_MODEL.value,
-        out=_OUT.value,
-        kind=_TO.value or "hf",
-        max_file_bytes=int(_MAX_FILE_GB.value * 1e9),
-        tokenizer=_TOKENIZER.value,
+        flags.path,
+        name=flags.model,
+        out=flags.out,
+        kind=flags.to or "hf",
+        max_file_bytes=int(flags.max_file_gb * 1e9),
+        tokenizer=flags.tokenizer,
     )
-  print(f"{_OUT.value}: {_MODEL.value}, {num_params:,} parameters")
+  print(f"{flags.out}: {flags.model}, {num_params:,} parameters")
 
 
 if __name__ == "__main__":

@@ -9,17 +9,26 @@ config sets differently, `--print_config` of the command that takes it shows.
 """
 
 from collections.abc import Sequence
+import dataclasses
 import textwrap
 
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.base import packaged
+from bamboo_jax.cli import flagset
 from bamboo_jax.launch import cli
 
 
-def main(names: Sequence[str]) -> None:
+@dataclasses.dataclass(frozen=True)
+class OptionsFlags:
+  """What to list."""
+
+  names: tuple[str, ...] = flagset.arguments("Sections or options; by default all.")
+
+
+def main(flags: OptionsFlags) -> None:
   """Prints the options below each name, or all."""
   options = [*config_lib.list_options(config_lib.Config)]
-  chosen = names or [option.name for option in options if "." not in option.name]
+  chosen = flags.names or [option.name for option in options if "." not in option.name]
   print("\n".join(_render(options, name.removeprefix("config.")) for name in chosen))
 
 
@@ -40,4 +49,4 @@ def _render(options: Sequence[config_lib.Option], name: str) -> str:
 
 
 if __name__ == "__main__":
-  cli.run(main, takes_arguments=True)
+  cli.run(main)

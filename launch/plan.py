@@ -4,58 +4,97 @@ bamboo plan --config=quickstart
 bamboo plan --config=default --trace=plan.json
 bamboo plan --config=llama:3.1_8b --config.plan.machine=h100
 bamboo plan --config=llama:3.1_8b --config.plan.machine=p5.48xlarge --nodes=2
+bamboo plan --config=gpt2:small --compile=h100
+bamboo plan --list
 
 Runs nothing on a device and reads no data. With `config.plan.profile` the plan
 is made from measured costs (see `bamboo profile`), else from counts of
 operations. With `config.plan.machine` it is one for rented machines: speed,
 memory and dollars; `--nodes` proposes layouts for a number of them.
+
+`--compile` compiles the programs for a GPU, on a machine without one, and shows
+the memory of programs and stages, and XLA's count of operations. It needs the
+extra `gpu_compile`, in an environment of its own; docs/guides/gpu.md. `--list`
+lists models and variants, which `model.name` and `model.options.variant`
+choose; parameters that several layers share are counted once.
 """
 
-from absl import flags
+import dataclasses
 
-from bamboo_jax.launch import cli, config_flag
+from bamboo_jax.cli import flagset
+from bamboo_jax.config import Config
+from bamboo_jax.launch import cli
 from bamboo_jax.metrics import progress
 
-_CONFIG = config_flag.define("default", "What to plan.")
-_TRACE = flags.DEFINE_string("trace", None, "Write the plan as a Chrome trace, for Perfetto.")
-_VERBOSE = flags.DEFINE_bool(
-    "verbose", False, "With config.plan.machine: print rows and stages, too."
-)
-_NODES = flags.DEFINE_integer(
-    "nodes",
-    None,
-    "With config.plan.machine: propose layouts for this many machines.",
-    lower_bound=1,
-)
+
+@dataclasses.dataclass(frozen=True)
+class PlanFlags:
+  """What to plan, and what to show of it."""
+
+  config: Config = cli.config("default", "What to plan.")
+  trace: str | None = flagset.flag(None, "Write the plan as a Chrome trace, for Perfetto.")
+  verbose: bool = flagset.flag(False, "With config.plan.machine: print rows and stages, too.")
+  nodes: int | None = flagset.flag(
+      None, "With config.plan.machine: propose layouts for this many machines.", least=1
+  )
+  compile: str | None = flagset.flag(
+      None,
+      "Compile the programs for this GPU: l4, a100, h100, h200 or b200.",
+      excludes="trace verbose nodes list",
+  )
+  list: bool = flagset.flag(
+      False, "List the models: name,variant,layers,params.", excludes="trace verbose nodes"
+  )
 
 
-def main() -> None:
-  """Prints the plan."""
-  for flag in (_VERBOSE, _NODES):
-    if flag.value and _CONFIG.value.plan.machine is None:
-      raise ValueError(f"--{flag.name} needs config.plan.machine.")
-  if _TRACE.value:
-    cli.check_folder(_TRACE.value)
+def main(flags: PlanFlags) -> None:
+  """Prints the plan, or the list of models."""
+  if flags.list:
+    _list_models()
+  elif flags.compile:
+    from bamboo_jax.gpu import report
+
+    print(report.make_report(flags.config, flags.compile))
+  else:
+    _plan(flags)
+
+
+def _plan(flags: PlanFlags) -> None:
+  for name in ("verbose", "nodes"):
+    if getattr(flags, name) and flags.config.plan.machine is None:
+      raise ValueError(f"--{name} needs config.plan.machine.")
+  if flags.trace:
+    cli.check_folder(flags.trace)
   with progress.waiting("importing JAX"):
     from bamboo_jax.metrics import chrome_trace
     from bamboo_jax.train.record import step_traces
     from bamboo_jax.train.setup import rental, show
 
-  if _NODES.value:
+  if flags.nodes:
     with progress.waiting("layouts are compared"):
-      text = rental.propose(_CONFIG.value, _NODES.value)
+      text = rental.propose(flags.config, flags.nodes)
     print(text)
     return
   with progress.waiting("the model is traced, and layers and rows are planned"):
-    planned = show.make_plan(_CONFIG.value)
+    planned = show.make_plan(flags.config)
   print(planned)
-  if _VERBOSE.value:
+  if flags.verbose:
     print(f"\n{planned.details}")
-  if _TRACE.value:
+  if flags.trace:
     slots = step_traces.planned_slots([planned.timeline])
     step = chrome_trace.TracedStep(0, 0.0, slots, measured=())
-    chrome_trace.write(_TRACE.value, [step])
-    print(f"trace: {_TRACE.value}")
+    chrome_trace.write(flags.trace, [step])
+    print(f"trace: {flags.trace}")
+
+
+def _list_models() -> None:
+  from bamboo_jax.models import zoo
+
+  print("name,variant,layers,params")
+  for name, variants in zoo.VARIANTS.items():
+    for variant in variants:
+      model = zoo.make_model(name, variant=variant)
+      print(f"{name},{variant},{len(model.layers)},{model.num_params()}", flush=True)
 
 
 if __name__ == "__main__":

@@ -10,26 +10,33 @@ the times of this and of steps; `bamboo validate` reads it. Logs are in a folder
 beside it.
 """
 
+import dataclasses
 import pathlib
 import sys
 
-from absl import flags
 import tqdm
 
 from bamboo_jax import base
-from bamboo_jax.launch import cli, config_flag, shared_flags
-
-_CONFIG = config_flag.define("default", "What to measure.")
-_OUT = flags.DEFINE_string("out", None, "JSON file to write.", required=True)
-_CLUSTER = flags.DEFINE_bool("cluster", False, "Measure a cluster instead.")
-shared_flags.define_program_cache()
+from bamboo_jax.cli import flagset
+from bamboo_jax.config import Config
+from bamboo_jax.launch import cli, shared
 
 
-def main() -> None:
+@dataclasses.dataclass(frozen=True)
+class ProfileFlags:
+  """What to measure."""
+
+  config: Config = cli.config("default", "What to measure.")
+  out: str = flagset.flag(None, "JSON file to write.", is_needed=True)
+  cluster: bool = flagset.flag(False, "Measure a cluster instead.")
+  program_cache: str | None = shared.program_cache()
+
+
+def main(flags: ProfileFlags) -> None:
   """Measures and writes the profile."""
-  cli.check_folder(_OUT.value)
-  if _CLUSTER.value:
-    _measure_cluster()
+  cli.check_folder(flags.out)
+  if flags.cluster:
+    _measure_cluster(flags)
     return
   import jax
 
@@ -39,7 +46,7 @@ def main() -> None:
   from bamboo_jax.train.setup import build
 
   devices_lib.use_virtual_devices(2)  # Two ends of a link.
-  task, devices = build.make_task(_CONFIG.value), jax.devices()[:2]
+  task, devices = build.make_task(flags.config), jax.devices()[:2]
   with tqdm.tqdm(total=len(task.whole.names), unit="layer", disable=not sys.stderr.isatty()) as bar:
     profile = profiler.measure(
         task.whole,
@@ -48,19 +55,19 @@ def main() -> None:
         fingerprint=profiler.fingerprint_of(task.whole, device=devices[0]),
         on_progress=lambda done, _: bar.update(done - bar.n),
     )
-  base.write_atomically(_OUT.value, cost_model.to_json(profile))
-  print(f"{render.render_profile(profile)}\nprofile: {_OUT.value}")
+  base.write_atomically(flags.out, cost_model.to_json(profile))
+  print(f"{render.render_profile(profile)}\nprofile: {flags.out}")
 
 
-def _measure_cluster() -> None:
+def _measure_cluster(flags: ProfileFlags) -> None:
   from bamboo_jax.experiments import validation
   from bamboo_jax.local_cluster import setup as setup_lib, trial
 
-  config, out = _CONFIG.value, pathlib.Path(_OUT.value)
+  config, out = flags.config, pathlib.Path(flags.out)
   setup_lib.check(config, ["a"])
   pipeline = config.pipeline
   run = trial.calibrate(
-      cli.find_arguments(("config", "program_cache"), sys.argv[1:]),
+      flagset.to_argv(flags, "config", "program_cache"),
       workdir=out.with_suffix(""),
       num_nodes=pipeline.num_pipelines * pipeline.num_stages,
       num_pipelines=pipeline.num_pipelines,

@@ -10,17 +10,18 @@ that of the last step without a share of its batch differs. The same command
 again goes on where it was.
 """
 
+import dataclasses
 import json
 import os
 import pathlib
 import shutil
 import sys
 
-from absl import flags
-
 from bamboo_jax import base
 from bamboo_jax.benchmarks import story, twins
-from bamboo_jax.launch import cli, config_flag, figure_flags, shared_flags
+from bamboo_jax.cli import flagset
+from bamboo_jax.config import Config
+from bamboo_jax.launch import cli, shared
 from bamboo_jax.metrics import progress, summary as summary_lib
 from bamboo_jax.report import comparison
 from bamboo_jax.train.record import workdir as workdir_lib
@@ -29,35 +30,36 @@ from bamboo_jax.train.setup import sizes
 # Unless they are given: all deaths are in the first ten steps, and one figure
 # shows both runs.
 _OURS = {"num_steps": 20, "metrics.plots": False}
-_CONFIG = config_flag.define("quickstart", "What to train.")
-_WORKDIR = flags.DEFINE_string("workdir", "runs/quickstart", "Where runs go.")
-_FAULTS = flags.DEFINE_string("faults", "configs/quickstart_faults.csv", "As for `bamboo train`.")
-shared_flags.define_program_cache()
-_FORMAT = figure_flags.define()
 
 
-def main() -> None:
+@dataclasses.dataclass(frozen=True)
+class QuickstartFlags:
+  """Two runs of one config."""
+
+  config: Config = cli.config("quickstart", "What to train.")
+  workdir: str = flagset.flag("runs/quickstart", "Where runs go.")
+  faults: str = flagset.flag("configs/quickstart_faults.csv", "As for `bamboo train`.")
+  program_cache: str | None = shared.program_cache()
+  figure_format: tuple[str, ...] = shared.figure_format()
+
+
+def main(flags: QuickstartFlags) -> None:
   """Trains twice, shows both, and compares."""
-  config, folder = _CONFIG.value, pathlib.Path(_WORKDIR.value)
-  given = cli.find_arguments(("config", "program_cache"), sys.argv[1:])
+  folder = pathlib.Path(flags.workdir)
+  ours = {k: v for k, v in _OURS.items() if k not in flagset.given_keys()}
+  config = flags.config.changed(ours)
   train = [sys.executable, "-m", "bamboo_jax.launch.train"]
-  train += ["--config=quickstart"] * (not _CONFIG.present)
-  asked = [flag.partition("=")[0] for flag in given]
-  ours = {k: v for k, v in _OURS.items() if f"--config.{k}" not in asked}
-  config = config.changed(ours)
-  given += [f"--config.{name}={value}" for name, value in ours.items()]
-  commands = {
-      "plain": [*train, *given, "--control"],
-      "failures": [*train, *given, f"--faults={_FAULTS.value}"],
-  }
+  train += flagset.to_argv(flags, "config", "program_cache")
+  train += [f"--config.{name}={value}" for name, value in ours.items()]
+  commands = {"plain": [*train, "--control"], "failures": [*train, f"--faults={flags.faults}"]}
   shape = (config.pipeline.num_pipelines, config.pipeline.num_stages)
-  sizes.read_faults(config, _FAULTS.value)  # Before anything is written.
+  sizes.read_faults(config, flags.faults)  # Before anything is written.
   with base.lock_folder(folder):
     print(story.render_title(commands, shape, spares=config.redundancy.spares))
     runs = twins.run_all(folder, commands, num_steps=config.num_steps)
   folders = [folder / name for name in commands]
   try:
-    figure = (folder / "losses.png", _FORMAT.value)
+    figure = (folder / "losses.png", flags.figure_format)
     with progress.waiting("figures are drawn"):
       paths = comparison.save_figure(folders, *figure)
     for path in paths:

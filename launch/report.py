@@ -1,65 +1,106 @@
-r"""Writes a page on one run or several, trained or simulated, from their folders.
+r"""Writes a page on one run or several, trained or simulated, and says what they cost.
 
 bamboo report runs/cluster
+bamboo report runs/cluster --instance=p4d.24xlarge
 bamboo report runs/cluster runs/sim --out=both.html --figure_format=pdf
+bamboo report runs/quickstart/plain runs/quickstart/failures --same
 bamboo report runs/plain runs/failures --csv=curve
 
-The page is one file that needs nothing else: `report.html` in the folder of a
-run; of several, in columns, in this folder. It has losses, throughput, nodes and
-dollars over time, recoveries, and where the time of nodes went; of a single run
-that trained also its nodes and the last step, as planned and as measured.
-With `--json` or `--csv` prints what the page draws instead. The run may still be
-running.
+Prints where the time of the nodes went, and dollars, at the prices of the config
+of each run unless flags override them (docs/guides/cost.md); without an instance
+(`config.cost.instance` or `--instance`) there are no dollars. With `--json` or
+`--csv` prints what the page draws instead. The page is one file that needs
+nothing else: `report.html` in the folder of a run; of several, in columns, in
+this folder. It has losses, throughput, nodes and dollars over time, recoveries,
+and where time went; of a single run that trained also its nodes and the last
+step, as planned and as measured. The run may still be running.
+
+With `--same` prints `identical` and returns 0 if all runs end in the same state,
+to the bit; otherwise prints the differences and returns 1.
 """
 
-from collections.abc import Sequence
+import dataclasses
 import json
 import pathlib
-
-from absl import app, flags
+import sys
 
 from bamboo_jax import base
-from bamboo_jax.launch import charge_flags, cli, figure_flags, flag_checks
-from bamboo_jax.metrics import progress
-from bamboo_jax.report import contents, figures
+from bamboo_jax.accounting import prices as prices_lib
+from bamboo_jax.cli import flagset
+from bamboo_jax.launch import cli
+from bamboo_jax.metrics import jsonl, plots, progress
+from bamboo_jax.report import comparison, contents, figures
 from bamboo_jax.report.live import document
 
-_WORKDIR = flags.DEFINE_string("workdir", None, "Of the run, instead of an argument.")
-_OUT = flags.DEFINE_string("out", None, "The page.")
-_JSON = flags.DEFINE_bool("json", False, "Print everything as JSON.")
-_CSV = flags.DEFINE_string(
-    "csv", None, "Print runs, curve, recoveries, events, or a table of a simulation as CSV."
-)
-_FORMAT = figure_flags.define()
-flags.adopt_module_key_flags(charge_flags)
+
+@dataclasses.dataclass(frozen=True)
+class PriceFlags:
+  """Prices in place of those of the config."""
+
+  instance: str | None = flagset.flag(None, "Charge nodes as these.")
+  market: str | None = flagset.flag(None, "Which prices to pay.", choices=prices_lib.MARKETS)
+  prices: str | None = flagset.flag(None, "File of prices.")
+  region: str | None = flagset.flag(None, "Take the price of this region.")
+  date: str | None = flagset.flag(None, "Take the price of this date.")
+
+  def given(self) -> dict[str, str | None]:
+    """Returns the entries of `config.cost` that are given, and what these reset."""
+    found = {name: value for name, value in vars(self).items() if value is not None}
+    if "instance" in found or "prices" in found:  # Another node, or another list.
+      found = {"region": None, "date": None, **found}
+    return found
 
 
-def main(arguments: Sequence[str]) -> None:
-  """Reads the files, and writes the page."""
-  folders = [
-      pathlib.Path(name) for name in [*([_WORKDIR.value] if _WORKDIR.value else []), *arguments]
-  ]
+@dataclasses.dataclass(frozen=True)
+class ReportFlags:
+  """The runs, and what is told of them."""
+
+  workdirs: tuple[str, ...] = flagset.arguments("Folders of runs.")
+  out: str | None = flagset.flag(None, "The page.", excludes="json csv")
+  json: bool = flagset.flag(False, "Print everything as JSON.", excludes="csv figure_format")
+  csv: str | None = flagset.flag(
+      None,
+      "Print runs, curve, recoveries, events, or a table of a simulation as CSV.",
+      excludes="figure_format",
+  )
+  same: bool = flagset.flag(False, "Fail unless all runs end in one state.", excludes="json csv")
+  figure_format: tuple[str, ...] = flagset.flag(
+      (), "Formats of figures beside the page, such as png,pdf.", choices=plots.FORMATS
+  )
+  price: PriceFlags = flagset.part(PriceFlags)
+
+
+def main(flags: ReportFlags) -> None:
+  """Reads the files, and prints and writes what they tell."""
+  folders = [pathlib.Path(name) for name in flags.workdirs]
   if not folders:
-    raise app.UsageError("Give the folder of a run, such as runs/quickstart.")
-  flag_checks.check_one_of(_JSON, _CSV)
-  if _JSON.value or _CSV.value:
-    flag_checks.check_unused([_OUT, _FORMAT], "with --json or --csv")
+    raise ValueError("Name the workdir of a run: bamboo report runs/cluster")
   with progress.waiting("the files of runs are read"):
-    report = contents.read(folders, charge_flags.given())
-  if _JSON.value:
+    report = contents.read(folders, flags.price.given())
+  if flags.json:
     print(json.dumps(report))
-  elif _CSV.value:
-    print(contents.to_csv(report, _CSV.value), end="")
+  elif flags.csv:
+    print(contents.to_csv(report, flags.csv), end="")
   else:
-    here = folders[0] if len(folders) == 1 else pathlib.Path()
-    path = pathlib.Path(_OUT.value or here / contents.PAGE)
-    base.write_atomically(path, document.render(report))
-    print(f"report: {path}")
-    if _FORMAT.present:
-      with progress.waiting("figures are drawn"):
-        for file in figures.save_all(report, path.parent, _FORMAT.value):
-          print(f"figure: {file}")
+    _write(report, folders, flags)
+
+
+def _write(report: contents.Value, folders: list[pathlib.Path], flags: ReportFlags) -> None:
+  print(contents.render_table(report["tables"]["runs"], digits=None))
+  here = folders[0] if len(folders) == 1 else pathlib.Path()
+  path = pathlib.Path(flags.out or here / contents.PAGE)
+  base.write_atomically(path, document.render(report))
+  print(f"report: {path}")
+  if flags.figure_format:
+    with progress.waiting("figures are drawn"):
+      for file in figures.save_all(report, path.parent, flags.figure_format):
+        print(f"figure: {file}")
+  if flags.same:
+    logs = [jsonl.read_lines(folder / "metrics.jsonl") for folder in folders]
+    if not comparison.show_ends(folders, logs):
+      sys.exit(1)
+    print("identical")
 
 
 if __name__ == "__main__":
-  cli.run(main, takes_arguments=True)
+  cli.run(main)

@@ -9,14 +9,15 @@ options of that experiment. Nothing runs on a device. The same command resumes.
 docs/research/simulator.md explains what is modelled.
 """
 
+import dataclasses
 import pathlib
 import sys
-
-from absl import flags
+from typing import Any
 
 from bamboo_jax import base
+from bamboo_jax.cli import flagset
 from bamboo_jax.experiments import compare, provenance, unused
-from bamboo_jax.launch import cli, config_flag, figure_flags, flag_checks, shared_flags, sweep_flags
+from bamboo_jax.launch import cli, shared
 from bamboo_jax.reproductions.bamboo import table as bamboo_bert
 from bamboo_jax.reproductions.oobleck import evaluation as oobleck
 
@@ -27,40 +28,44 @@ _EXPERIMENTS = {
     "oobleck_artifact": oobleck.run,
 }
 
-_CONFIG = config_flag.define(None, "What to simulate.")
-flags.mark_flag_as_required(_CONFIG)
-_WORKDIR = shared_flags.define_workdir("Where everything is written.")
-_TRACE = flags.DEFINE_string("trace", None, "File with the preemptions; else they are generated.")
-_FORMAT = figure_flags.define()
-flags.adopt_module_key_flags(sweep_flags)
+
+@dataclasses.dataclass(frozen=True)
+class SimulateFlags:
+  """What to simulate."""
+
+  config: Any = cli.config(None, "What to simulate.")
+  workdir: str = shared.workdir("Where everything is written.")
+  trace: str | None = flagset.flag(None, "File with the preemptions; else they are generated.")
+  figure_format: tuple[str, ...] = shared.figure_format()
+  jobs: shared.JobFlags = flagset.part(shared.JobFlags)
 
 
-@sweep_flags.ending
-def main() -> None:
+@shared.ending
+def main(flags: SimulateFlags) -> None:
   """Runs the experiment of the config."""
-  config = _CONFIG.value
+  config = flags.config
   name = config.get("experiment")
   if name not in _EXPERIMENTS:
     raise ValueError(base.suggest(str(name), _EXPERIMENTS, what="experiment"))
   if name == "compare":
-    given = flag_checks.given_keys(sys.argv[1:])
-    flag_checks.refuse(*unused.find_unused(config, trace=_TRACE.value, given=given))
+    given = flagset.given_keys()
+    flagset.refuse_texts(*unused.find_unused(config, trace=flags.trace, given=given))
   if not config.get("plots", True):
-    flag_checks.check_unused([_FORMAT], "with config.plots=False")
-  where = sweep_flags.read(_WORKDIR.value)
-  workdir = pathlib.Path(_WORKDIR.value)
+    flagset.refuse(["figure_format"], "with config.plots=False")
+  where = flags.jobs.read(flags.workdir)
+  workdir = pathlib.Path(flags.workdir)
   _EXPERIMENTS[name](
-      config, workdir=workdir, trace=_TRACE.value, formats=_FORMAT.value, where=where
+      config, workdir=workdir, trace=flags.trace, formats=flags.figure_format, where=where
   )
   # Last, as experiments check their options.
   provenance.write(
       workdir,
       command=["bamboo", "simulate", *sys.argv[1:]],
       config=config.to_json(),
-      trace=_TRACE.value,
+      trace=flags.trace,
   )
   where.clear()
 
 
 if __name__ == "__main__":
-  cli.run(main, own_keys=True)
+  cli.run(main)

@@ -3,57 +3,91 @@ r"""Shows the progress of a cluster.
 bamboo status --workdir=runs/cluster
 bamboo status --workdir=runs/cluster --watch
 bamboo status --workdir=runs/cluster --page
+bamboo status --workdir=runs/cluster --stacks
 bamboo status --etcd=127.0.0.1:2379 --secret=FILE
 
 Lists nodes, layout, failures that would be survived now, and times of the last
 recoveries. Reads only the store and files, so it disturbs no worker. With the
 `--workdir` of a running `bamboo cluster` no other flag is needed; for agents
 that were started one by one, name the store.
+
+`--stacks` shows what the workers of this machine do, and which waits for which.
+It asks each by signals, which disturb no step; they answer in their logs. A
+worker that does not answer hangs outside of Python. On several machines, run it
+on each.
 """
 
+import dataclasses
 import json
+import pathlib
 import sys
 import threading
 import time
 
-from absl import flags
-
+from bamboo_jax.cli import flagset
 from bamboo_jax.cluster.store import registry as registry_lib
-from bamboo_jax.launch import cli, observer_flags as given, page_flags
+from bamboo_jax.launch import cli, identity, shared
+from bamboo_jax.local_cluster import inquiry
 from bamboo_jax.report import status
 from bamboo_jax.report.live import feed as feed_lib, server
 
-_WATCH = flags.DEFINE_bool("watch", False, "Show it again every second.")
-_JSON = flags.DEFINE_bool("json", False, "Print all that a page shows, as JSON.")
-_find_page_port = page_flags.define()
-flags.adopt_module_key_flags(given)
 _CLEAR = "\033[H\033[2J"  # Of a terminal.
 
 
-def main() -> None:
+@dataclasses.dataclass(frozen=True)
+class StatusFlags:
+  """What to show."""
+
+  watch: bool = flagset.flag(False, "Show it again every second.", excludes="json stacks")
+  json: bool = flagset.flag(
+      False, "Print all that a page shows, as JSON.", excludes="stacks page page_port"
+  )
+  stacks: bool = flagset.flag(
+      False,
+      "Ask the workers of this machine for their stacks, and what they wait for.",
+      excludes="page page_port",
+  )
+  page: shared.PageFlags = flagset.part(shared.PageFlags)
+  observed: identity.ObserverFlags = flagset.part(identity.ObserverFlags)
+
+
+def main(flags: StatusFlags) -> None:
   """Reads from the store, and prints or serves."""
-  observed = given.connect()
+  if flags.stacks:
+    _ask(flags.observed.workdir)
+    return
+  observed = flags.observed.connect()
   registry, run = observed.registry, observed.run
   feed = feed_lib.Feed(observed.workdir, registry, name=run)
-  with given.explaining():
-    if _JSON.value:
+  with flags.observed.explaining():
+    if flags.json:
       print(json.dumps(feed.read()))
-    elif (port := _find_page_port()) is not None:
+    elif (port := flags.page.port) is not None:
       feed.read()  # There is such a run.
       token = server.make_token(observed.secret)
       address = server.start(feed.read, token=token, port=port)
       print(f"page: {address}", flush=True)
       threading.Event().wait()
     else:
-      _show(registry, run)
+      _show(registry, run, watches=flags.watch)
 
 
-def _show(registry: registry_lib.Registry, run: str) -> None:
+def _ask(workdir: str | None) -> None:
+  if workdir is None:
+    raise ValueError("The flag --workdir is needed, with --stacks.")
+  logs = pathlib.Path(workdir) / "logs"
+  if not (workers := inquiry.find_workers(logs)):
+    raise ValueError(f"No worker of {workdir} runs on this machine.")
+  for line in inquiry.render(inquiry.ask(workers, logs)):
+    print(line)
+
+
+def _show(registry: registry_lib.Registry, run: str, *, watches: bool) -> None:
   while True:
     text = status.render(status.read(registry, run), now_secs=time.time())
-    is_screen = _WATCH.value and sys.stdout.isatty()
+    is_screen = watches and sys.stdout.isatty()
     print(_CLEAR * is_screen + text, flush=True)
-    if not _WATCH.value:
+    if not watches:
       return
     time.sleep(1.0)
 

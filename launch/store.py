@@ -8,44 +8,46 @@ same --workdir need no other flag. Ends when the run is complete.
 """
 
 import contextlib
+import dataclasses
 import pathlib
 import secrets
 import tempfile
 import time
 
-from absl import flags
-
 from bamboo_jax import base
+from bamboo_jax.cli import flagset
 from bamboo_jax.cluster.store import endpoint as endpoint_lib, private_etcd
-from bamboo_jax.launch import cli, flag_checks, identity_flags, shared_flags
+from bamboo_jax.launch import cli, identity as identity_flags, shared
 from bamboo_jax.net import addresses, identity as identity_lib
 
-_WORKDIR = shared_flags.define_workdir("Workdir of the run.")
-_HOST = flags.DEFINE_string(
-    "host", "127.0.0.1", "Address of this machine, at which all nodes reach it."
-)
-_PORT = flags.DEFINE_integer("port", 2379, "Where to listen; 0: a free port.")
-flags.adopt_module_key_flags(identity_flags)
 _POLL_SECS = 1.0
 
 
-def main() -> None:
+@dataclasses.dataclass(frozen=True)
+class StoreFlags:
+  """Where etcd listens, and for which run."""
+
+  workdir: str = shared.workdir("Workdir of the run.")
+  host: str = flagset.flag("127.0.0.1", "Address of this machine, at which all nodes reach it.")
+  port: int = flagset.flag(2379, "Where to listen; 0: a free port.", least=0, most=65535)
+  identity: identity_flags.IdentityFlags = flagset.part(identity_flags.IdentityFlags)
+
+
+def main(flags: StoreFlags) -> None:
   """Runs etcd until there is a new summary; restarts it if it dies."""
-  flag_checks.check_unused(
-      [identity_flags.CERTIFICATES], "by a store with certificates of the secret"
-  )
-  workdir, run = pathlib.Path(_WORKDIR.value), identity_flags.RUN.value
-  file = pathlib.Path(identity_flags.SECRET.value or endpoint_lib.secret_file(workdir))
+  flagset.refuse(["certificates"], "by a store with certificates of the secret")
+  workdir, run = pathlib.Path(flags.workdir), flags.identity.run
+  file = pathlib.Path(flags.identity.secret or endpoint_lib.secret_file(workdir))
   drawn = None if file.exists() else secrets.token_hex(32)
   secret = drawn.encode() if drawn else identity_lib.read_secret(str(file))
-  identity_lib.check_host(_HOST.value, secret=secret)
-  addresses.check_free("--port", _HOST.value, _PORT.value)
+  identity_lib.check_host(flags.host, secret=secret)
+  addresses.check_free("--port", flags.host, flags.port)
   summary = workdir / "summary.json"
   with contextlib.ExitStack() as stack:
     stack.enter_context(base.lock_folder(workdir))
     former = endpoint_lib.find_former_summary(workdir, now_secs=time.time())
     folder = stack.enter_context(tempfile.TemporaryDirectory())
-    where = dict(run=run, host=_HOST.value, port=_PORT.value)
+    where = dict(run=run, host=flags.host, port=flags.port)
     etcd = private_etcd.PrivateEtcd(pathlib.Path(folder), secret=secret, **where)
     stack.callback(etcd.close)
     etcd.wait_ready()

@@ -10,54 +10,58 @@ a .bin and an .idx, as Megatron-LM reads them. After an interruption the same
 command goes on with the parts that are missing.
 """
 
+import dataclasses
 import os
 import sys
 import time
 
-from absl import flags
 import tqdm
 
+from bamboo_jax.cli import flagset
 from bamboo_jax.launch import cli
 
-_PATH = flags.DEFINE_string("path", None, "What to read.", required=True)
-_OUT = flags.DEFINE_string("out", None, "Folder to write.", required=True)
-_TOKENIZER = flags.DEFINE_string(
-    "tokenizer",
-    None,
-    "A tokenizer.json, a SentencePiece file, or the folder of one; by default "
-    "each byte is a token.",
-)
-_FIELD = flags.DEFINE_string(
-    "field",
-    "text",
-    "Field of records with the text or its tokens; two, as prompt,completion, "
-    "mark prompts, which are not learned; messages, of chats, takes the tokenizer's template.",
-)
-_END_TOKEN = flags.DEFINE_integer(
-    "end_token", None, "Token that ends a document; by default the tokenizer's.", lower_bound=0
-)
-_PROCESSES = flags.DEFINE_integer("processes", None, "By default one for each core.", lower_bound=1)
+
+@dataclasses.dataclass(frozen=True)
+class TokenizeFlags:
+  """Texts to read, and how."""
+
+  path: str = flagset.flag(None, "What to read.", is_needed=True)
+  out: str = flagset.flag(None, "Folder to write.", is_needed=True)
+  tokenizer: str | None = flagset.flag(
+      None,
+      "A tokenizer.json, a SentencePiece file, or the folder of one; by default each byte is a "
+      "token.",
+  )
+  field: str = flagset.flag(
+      "text",
+      "Field of records with the text or its tokens; two, as prompt,completion, mark prompts, "
+      "which are not learned; messages, of chats, takes the tokenizer's template.",
+  )
+  end_token: int | None = flagset.flag(
+      None, "Token that ends a document; by default the tokenizer's.", least=0
+  )
+  num_processes: int | None = flagset.flag(None, "By default one for each core.", least=1)
 
 
-def main() -> None:
+def main(flags: TokenizeFlags) -> None:
   """Writes the files, and prints how many tokens they have."""
   from bamboo_jax.data.disk import files, tokenizing
 
-  names, paths = zip(*files.find_files(_PATH.value), strict=True)
-  fields = tuple(_FIELD.value.split(","))
+  names, paths = zip(*files.find_files(flags.path), strict=True)
+  fields = tuple(flags.field.split(","))
   task = tokenizing.TokenizingTask(
-      *(paths, names, _TOKENIZER.value, fields), end_token=_END_TOKEN.value
+      *(paths, names, flags.tokenizer, fields), end_token=flags.end_token
   )
-  num_workers = _PROCESSES.value or len(os.sched_getaffinity(0))
+  num_workers = flags.num_processes or len(os.sched_getaffinity(0))
   start = time.monotonic()
   with tqdm.tqdm(unit="part", disable=not sys.stderr.isatty()) as bar:
-    for done in tokenizing.run(task, _OUT.value, num_workers=num_workers):
+    for done in tokenizing.run(task, flags.out, num_workers=num_workers):
       bar.total = done.num_parts
       speed = done.num_tokens / max(time.monotonic() - start, 1e-3)
       bar.set_postfix_str(f"{speed:,.0f} tokens/s", refresh=False)
       bar.update(done.num_finished - bar.n)
   print(
-      f"{_OUT.value}: {done.num_tokens:,} tokens of {done.num_documents:,} "
+      f"{flags.out}: {done.num_tokens:,} tokens of {done.num_documents:,} "
       f"documents written, {speed:,.0f} tokens/s; {done.num_parts} parts"
   )
 

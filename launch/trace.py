@@ -13,12 +13,14 @@ Several files are zones of one cluster. Formats: `docs/research/traces.md`.
 """
 
 from collections.abc import Sequence
+import dataclasses
 
-from absl import flags
-
-from bamboo_jax.launch import cli, figure_flags, trace_flags as given
+from bamboo_jax import base
+from bamboo_jax.cli import flagset
+from bamboo_jax.launch import cli, shared
 from bamboo_jax.report import trace_report
 from bamboo_jax.traces import (
+    counts,
     generator,
     parameters as trace_parameters,
     readers,
@@ -26,49 +28,100 @@ from bamboo_jax.traces import (
     trace as trace_lib,
 )
 
-flags.adopt_module_key_flags(given)
+_DEFAULTS = trace_parameters.Parameters()
 
 
-def main(arguments: Sequence[str]) -> None:
-  """Runs the command that the first of `arguments` names."""
-  name, *files = arguments or [""]
-  given.check(name)
-  {"generate": _generate, "show": _show, "fit": _fit}[name](files)
+@dataclasses.dataclass(frozen=True)
+class GeneratedFlags:
+  """How `generate` makes a trace: `traces.parameters.Parameters`."""
+
+  nodes_per_zone: tuple[str, ...] = flagset.flag(("32",), "Nodes of each zone, such as 11,11,10.")
+  bulk_sizes: tuple[str, ...] = flagset.flag(
+      ("1:1",), "Nodes lost at once and weights: 1:5,2:3,6:2."
+  )
+  hour_profile: tuple[str, ...] = flagset.flag(
+      ("1",) * 24, "24 weights of the hazard, from midnight."
+  )
+  hours: float = flagset.flag(_DEFAULTS.hours, "Length of the trace.")
+  hazard_per_node_hour: float = flagset.flag(
+      _DEFAULTS.hazard_per_node_hour, "Preemptions per node and hour."
+  )
+  zone_correlation: float = flagset.flag(
+      _DEFAULTS.zone_correlation, "Probability that a second zone is hit too."
+  )
+  start_hour: float = flagset.flag(
+      _DEFAULTS.start_hour, "Hour of the day at which the trace starts."
+  )
+  reacquire_secs: float = flagset.flag(
+      _DEFAULTS.reacquire_secs, "Mean time until a node is replaced, or inf."
+  )
+  notice_secs: float = flagset.flag(
+      _DEFAULTS.notice_secs, "From the notice that a node gets to its end."
+  )
 
 
-def _generate(files: Sequence[str]) -> None:
-  cli.check_no_arguments(files)
-  if not (path := given.OUT.value):
+@dataclasses.dataclass(frozen=True)
+class TraceFlags:
+  """What to do with which files."""
+
+  arguments: tuple[str, ...] = flagset.arguments("generate, show or fit, then files to read.")
+  out: str | None = flagset.flag(None, "Events to write (generate), or figure to draw (show, fit).")
+  figure_format: tuple[str, ...] = shared.figure_format(needs="out")
+  seed: int = flagset.flag(0, "Of all that is random.")
+  json_data: str = flagset.flag(
+      "counts", "What numbers in JSON are: live nodes, or preempted ones.", choices=counts.MEANINGS
+  )
+  num_nodes: int | None = flagset.flag(None, "Scale to a cluster of this size.", least=1)
+  time_scale: float = flagset.flag(1.0, "Multiply all times.", above=0)
+  events: str | None = flagset.flag(None, "Write the trace as events.")
+  num_seeds: int = flagset.flag(20, "Generated traces to compare with.", least=1)
+  generated: GeneratedFlags = flagset.part(GeneratedFlags)
+
+
+_GENERATED = tuple(field.name for field in dataclasses.fields(GeneratedFlags))
+_READ = ("json_data", "num_nodes", "time_scale", "figure_format")
+# The flags of each command, beside --out and --seed.
+_COMMANDS = {"generate": _GENERATED, "show": (*_READ, "events"), "fit": (*_READ, "num_seeds")}
+
+
+def main(flags: TraceFlags) -> None:
+  """Runs the command that the first of the arguments names."""
+  name, *files = flags.arguments or [""]
+  if name not in _COMMANDS:
+    raise ValueError(base.suggest(name, _COMMANDS, what="command"))
+  for flag in {flag for own in _COMMANDS.values() for flag in own}.difference(_COMMANDS[name]):
+    flagset.refuse([flag], f"on {name}")
+  formats = flags.figure_format
+  if name != "generate":
+    formats = shared.formats_of(formats, flags.out)
+  for path in filter(None, (flags.out, flags.events)):
+    cli.check_folder(path)
+  if name == "generate":
+    _generate(flags, files)
+  elif name == "show":
+    trace_report.show(_read(flags, files), path=flags.events, figure=flags.out, formats=formats)
+  else:
+    seeds = range(flags.seed, flags.seed + flags.num_seeds)
+    trace_report.fit(_read(flags, files), seeds, figure=flags.out, formats=formats)
+
+
+def _generate(flags: TraceFlags, files: Sequence[str]) -> None:
+  if files:
+    raise ValueError(f"Unexpected arguments: {' '.join(files)}")
+  if not flags.out:
     raise ValueError("The flag --out is needed: where to write the trace.")
-  options = {holder.name: holder.value for holder in given.GENERATED}
-  parameters = trace_parameters.parse_options(options)
-  seed = given.SEED.value
-  trace = generator.generate_trace(parameters, seed=seed, name=path)
-  trace_report.show(trace, path=path)
+  parameters = trace_parameters.parse_options(vars(flags.generated))
+  trace = generator.generate_trace(parameters, seed=flags.seed, name=flags.out)
+  trace_report.show(trace, path=flags.out)
 
 
-def _show(files: Sequence[str]) -> None:
-  path, figure = given.EVENTS.value, given.OUT.value
-  formats = figure_flags.of_file(given.FORMAT, figure)
-  trace_report.show(_read(files), path=path, figure=figure, formats=formats)
-
-
-def _fit(files: Sequence[str]) -> None:
-  first = given.SEED.value
-  seeds = range(first, first + given.NUM_SEEDS.value)
-  figure = given.OUT.value
-  formats = figure_flags.of_file(given.FORMAT, figure)
-  trace_report.fit(_read(files), seeds, figure=figure, formats=formats)
-
-
-def _read(files: Sequence[str]) -> trace_lib.Trace:
+def _read(flags: TraceFlags, files: Sequence[str]) -> trace_lib.Trace:
   """Returns the trace in `files`, scaled by the flags."""
-  json_data = given.JSON_DATA
-  trace = readers.read_traces(files, seed=given.SEED.value, json_data=json_data.value)
-  if json_data.present and not any("(json_data)" in n for n in trace.notes):
+  trace = readers.read_traces(files, seed=flags.seed, json_data=flags.json_data)
+  if flagset.is_given("json_data") and not any("(json_data)" in n for n in trace.notes):
     raise ValueError("--json_data is for JSON, which none of the files is.")
-  return scale.scale(trace, num_nodes=given.NUM_NODES.value, time_scale=given.TIME_SCALE.value)
+  return scale.scale(trace, num_nodes=flags.num_nodes, time_scale=flags.time_scale)
 
 
 if __name__ == "__main__":
-  cli.run(main, takes_arguments=True)
+  cli.run(main)

@@ -8,53 +8,75 @@ files of `bamboo profile` are given. A cluster runs under the trace, and the
 simulator predicts it (docs/research/simulator.md): summary.csv, report.html.
 """
 
+import dataclasses
 import json
 import pathlib
 import sys
 
-from absl import flags
-
 from bamboo_jax import base
+from bamboo_jax.cli import flagset
+from bamboo_jax.config import Config
 from bamboo_jax.experiments import provenance, validation
-from bamboo_jax.launch import cli, cluster_checks, cluster_flags as given
+from bamboo_jax.launch import cli, cluster as cluster_command, shared
 from bamboo_jax.local_cluster import setup as setup_lib, trial
 from bamboo_jax.metrics import plots
 from bamboo_jax.sim import times as times_lib
 
-flags.adopt_module_key_flags(given)
-_LAYERS = flags.DEFINE_string("layers", None, "File of `bamboo profile`.")
-_CLUSTER = flags.DEFINE_string("cluster", None, "The same with `--cluster`.")
+
+@dataclasses.dataclass(frozen=True)
+class ValidateFlags:
+  """A run under a trace, and what was measured before."""
+
+  config: Config = cli.config("default", "What to train.")
+  workdir: str = shared.workdir("Where everything is written.")
+  trace: tuple[str, ...] = flagset.flag(
+      (), "As for `bamboo cluster`; the run is as long.", is_needed=True
+  )
+  time_scale: float = flagset.flag(1.0, "As for `bamboo cluster`.", above=0)
+  nodes: int | None = flagset.flag(None, "Most nodes at once; scales the trace.", least=1)
+  zones: tuple[str, ...] = flagset.flag(("a",), "Zones, given out in turn.")
+  layers: str | None = flagset.flag(None, "File of `bamboo profile`.")
+  cluster: str | None = flagset.flag(None, "The same with `--cluster`.")
+  figure_format: tuple[str, ...] = shared.figure_format()
+  program_cache: str | None = shared.program_cache()
+
+
 _RUN = "config program_cache trace time_scale nodes zones figure_format".split()
 
 
-def main() -> None:
+def main(flags: ValidateFlags) -> None:
   """Measures, runs, predicts, compares."""
-  argv, config, zones = sys.argv[1:], given.CONFIG.value, given.ZONES.value
-  workdir = pathlib.Path(given.WORKDIR.value)
-  cluster_checks.check_for_trace(argv, layers=_LAYERS.value)
+  config, workdir = flags.config, pathlib.Path(flags.workdir)
+  flagset.refuse_keys(["num_steps"], "on a run as long as --trace")
+  if flags.layers:
+    flagset.refuse_keys(["plan.profile"], "beside --layers")
   plots.check()
-  replay = given.read_replay()
+  replay = cluster_command.read_replay(
+      config, flags.trace, time_scale=flags.time_scale, nodes=flags.nodes
+  )
   from bamboo_jax.experiments import run_policy  # Imports JAX.
 
-  setup_lib.find_first_zones(config, given.NODES.value, zones, replay)
-  layers = _LAYERS.value or config.plan.profile
-  run_policy.check(config, layers=layers, cluster=_CLUSTER.value)
+  setup_lib.find_first_zones(config, flags.nodes, flags.zones, replay)
+  layers = flags.layers or config.plan.profile
+  run_policy.check(config, layers=layers, cluster=flags.cluster)
   trial.check_new(workdir / "run")
   with base.lock_folder(workdir):
     provenance.write(
         workdir,
-        command=["bamboo", "validate", *argv],
+        command=["bamboo", "validate", *sys.argv[1:]],
         config=json.dumps(config.to_json()),
-        trace=given.TRACE.value[0],
+        trace=flags.trace[0],
     )
-    given_on = cli.find_arguments(("config", "program_cache"), argv)
+    given_on = flagset.to_argv(flags, "config", "program_cache")
     layers = layers or trial.profile(workdir / "layers.json", given_on)
     config = config.changed({"plan.profile": layers})
-    given_on.append(f"--config.plan.profile={layers}")
-    cluster = _CLUSTER.value or trial.profile(workdir / "cluster.json", [*given_on, "--cluster"])
-    rules, price = run_policy.make(config, given.TRACE.value)
+    profile = f"--config.plan.profile={layers}"
+    cluster = flags.cluster or trial.profile(
+        workdir / "cluster.json", [*given_on, profile, "--cluster"]
+    )
+    rules, price = run_policy.make(config, flags.trace)
     run = trial.run(
-        [*cli.find_arguments(_RUN, argv), given_on[-1]],
+        [*flagset.to_argv(flags, *_RUN), profile],
         workdir=workdir / "run",
         secs=replay.duration_ms / 1e3,
     )
@@ -65,7 +87,7 @@ def main() -> None:
         rules,
         measured=times_lib.read_measured(cluster),
         price=price,
-        formats=given.FIGURE_FORMAT.value,
+        formats=flags.figure_format,
     )
     print(text)
 

@@ -17,16 +17,16 @@ from absl import app, logging
 
 from bamboo_jax import base
 from bamboo_jax.base import logs
-from bamboo_jax.cli import command
+from bamboo_jax.cli import command, flagset
 from bamboo_jax.cluster import children
-from bamboo_jax.launch import identity_flags, node_flags as given, shared_flags
+from bamboo_jax.launch import node, shared
 from bamboo_jax.runtime import accelerator
 
 
 def main(argv: Sequence[str]) -> None:
   """Trains until the run is done; the exit status says what an error means."""
   try:
-    _train(argv)
+    _train(flagset.read(node.NodeFlags, ()), argv)
   except base.NodeFailedError as error:
     command.fail(f"{error}", children.LOCAL)
   except Exception as error:
@@ -39,34 +39,34 @@ def main(argv: Sequence[str]) -> None:
   os._exit(0)  # Peers are gone; a graceful goodbye would wait for them.
 
 
-def _train(argv: Sequence[str]) -> None:
+def _train(flags: node.NodeFlags, argv: Sequence[str]) -> None:
   signal.signal(signal.SIGINT, signal.SIG_IGN)  # The agent decides.
   faulthandler.register(signal.SIGUSR1)  # Shows where every thread is.
-  logs.use(given.NAME.value)
+  logs.use(flags.name)
   started_secs = time.perf_counter() - float(argv[3])
-  name, host = given.NAME.value, given.HOST.value
-  accelerator.take_fraction(os.environ, given.DEVICE_MEMORY_FRACTION.value)
+  accelerator.take_fraction(os.environ, flags.device_memory_fraction)
   from bamboo_jax.train import run
 
-  folder = given.PROGRAM_CACHE.value
+  folder = flags.program_cache
   if folder is None:
-    folder = os.path.join(given.WORKDIR.value, "programs")
-  programs = shared_flags.use_program_cache(folder)
+    folder = os.path.join(flags.workdir, "programs")
+  programs = shared.use_program_cache(folder)
   run.train_in_cluster(
-      given.CONFIG.value,
+      flags.config,
       socket.socket(fileno=int(argv[4])),
-      workdir=given.WORKDIR.value,
-      name=name,
+      workdir=flags.workdir,
+      name=flags.name,
       number=base.NodeId(int(argv[1])),
       stamp=argv[2],
-      host=host,
-      identity=identity_flags.make("worker", name, host=host),
-      faults=given.FAULTS.value,
-      director=given.DIRECTOR.value,
+      host=flags.host,
+      identity=flags.identity.make("worker", flags.name, host=flags.host),
+      faults=flags.faults,
+      director=flags.director,
       started_secs=started_secs,
   )
   logging.info("Programs: %d compiled, %d loaded.", programs.num_compiled, programs.num_loaded)
 
 
 if __name__ == "__main__":
+  flagset.define(node.NodeFlags)
   app.run(main)

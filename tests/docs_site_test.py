@@ -9,8 +9,8 @@ import tempfile
 from absl.testing import parameterized
 
 from bamboo_jax import base, config
-from bamboo_jax.cli import listing
 from bamboo_jax.configs import default
+from bamboo_jax.launch import __main__
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _DOCS = _ROOT / "docs"
@@ -42,7 +42,7 @@ class SiteTest(parameterized.TestCase):
     options = self._read_page("reference/options")
     self.assertIn("| `pipeline.num_stages` |", options)
     commands = self._read_page("reference/commands")
-    for name in listing.read_summaries(_ROOT / "launch"):
+    for name in __main__.read_summaries():
       self.assertIn(f"\n## bamboo {name}\n", commands)
     self.assertIn("--random_kills: ", commands)
     self.assertNotIn(str(_ROOT), commands)

@@ -11,10 +11,10 @@ from absl.testing import parameterized
 import bamboo_jax
 from bamboo_jax import base
 from bamboo_jax.base import packaged
-from bamboo_jax.cli import listing
 from bamboo_jax.config import GONE
 from bamboo_jax.configs import default
 from bamboo_jax.configs.sim import compare
+from bamboo_jax.launch import __main__
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _LIBRARY = _ROOT / "bamboo_jax"
@@ -63,7 +63,7 @@ def find_missing(text: str) -> list[str]:
   code = "\n".join(_CODE.findall(text))
   modules = _MODULE.findall(text) + _RUN.findall(code)
   modules += [".".join(names) for names in _IMPORT.findall(code)]
-  commands = listing.read_summaries(_ROOT / "launch")
+  commands = __main__.read_summaries()
   return [
       *(name for name in _FILE.findall(code) if not _is_file(name)),
       *(name for name in _FOLDER.findall(code) if not _is_folder(name)),

@@ -21,8 +21,9 @@ _LAYERS = (
     ("checkpoint", "sim"),
     ("runtime", "cluster"),
     ("recovery", "accounting"),
-    ("plan", "data", "net", "config"),
-    ("cli", "schedule", "models", "metrics", "faults", "traces"),
+    ("plan", "data", "net", "cli"),
+    ("config",),
+    ("schedule", "models", "metrics", "faults", "traces"),
     ("base",),
 )
 _LEVELS = {name: -i for i, layer in enumerate(_LAYERS) for name in layer}

@@ -2,5 +2,5 @@
 
 command       one-line errors for mistakes of the user and signals; read first
 config_check  config files: keys, types, and errors in their code
-listing       the commands, as `bamboo --help` lists them
+flagset       flags as dataclasses: their help, their checks, and a child's arguments
 """

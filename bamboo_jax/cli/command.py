@@ -10,7 +10,7 @@ Anything else is a bug of ours and shows its traceback, as all errors do with
 `--verbosity=1`.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import functools
 import importlib.machinery
@@ -51,12 +51,14 @@ def run(
     *,
     if_interrupted: Callable[[], str] = lambda: "",
     parse: Callable[[Sequence[str]], list[str]],
+    help_text: str,
     is_node: bool = False,
 ) -> None:
   """Runs `main` as the command of this process, and exits.
 
   `main` gets the arguments that are not flags, as `parse` returns them, and may
   raise `ValueError` and `OSError` for mistakes that the user can correct.
+  With the flag `--help` only `help_text` is printed.
   `if_interrupted` returns a hint to print after an interrupt. If it `is_node`,
   an `OSError`, such as a store that is away, is a failure of this node alone.
   """
@@ -91,6 +93,10 @@ def run(
   logging.get_absl_handler().setFormatter(_LineFormatter())
   logging.set_verbosity(logging.ERROR)  # Until the flag is parsed.
   _open_standard_files()
+  names = {re.sub("^-+|=.*", "", argument) for argument in sys.argv[1:]}
+  if _HELPS & names:
+    print(help_text, end="")
+    raise SystemExit(0)
   for number in _heard():
     # Also in the background of a script, where an interrupt is ignored.
     signal.signal(number, _interrupt)
@@ -98,9 +104,6 @@ def run(
   sys.unraisablehook = functools.partial(_hear_swallowed, next_hook=next_hook)
   try:
     app.run(guarded, flags_parser=parse)
-  except SystemExit as end:  # Absl exits with 1 after it has printed help.
-    names = {re.sub("^-+|=.*", "", argument) for argument in sys.argv[1:]}
-    raise SystemExit(0 if _HELPS & names else end.code) from None
   except KeyboardInterrupt as error:
     _end(*error.args or (signal.SIGINT,))
 
@@ -219,20 +222,6 @@ def _open_standard_files() -> None:
 def _end(number: int, unused_frame: object = None) -> NoReturn:
   hint = _find_hint()
   fail(_ENDS[number] + (f"; {hint}" if hint else ""), 128 + number)
-
-
-def find_arguments(names: Collection[str], argv: Sequence[str]) -> list[str]:
-  """Returns the arguments of `argv` that set one of the flags `names`."""
-  found: list[str] = []
-  takes_next = False
-  for argument in argv:
-    if not re.match(r"-+[a-zA-Z]", argument):  # The value of a flag.
-      found += [argument] * takes_next
-      continue
-    name = argument.lstrip("-").partition("=")[0].partition(".")[0]
-    takes_next = name in names or name.removeprefix("no") in names
-    found += [argument] * takes_next
-  return found
 
 
 def _start_watchdog(end: Callable[[], NoReturn]) -> None:

@@ -123,10 +123,6 @@ def run(command: Sequence[str], *, log: str | os.PathLike[str]) -> None:
       os.dup2(file.fileno(), output)
   module, *arguments = command[2:]
   setproctitle.setproctitle(" ".join(command))  # So `ps` and `pgrep` find it.
-  # Other commands have the same flags.
-  package = module.rpartition(".")[0]
-  for name in [n for n in sys.modules if f"{n}.".startswith(f"{package}.")]:
-    del sys.modules[name]
   for name in [*flags.FLAGS]:
     definer = flags.FLAGS.find_module_defining_flag(name)
     if "." in name or not (definer or "").startswith("absl."):

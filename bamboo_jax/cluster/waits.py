@@ -1,4 +1,4 @@
-"""What a worker waits for, told on a signal; for `bamboo debug`.
+"""What a worker waits for, told on a signal; for `bamboo status --stacks`.
 
 On SIGUSR2 a thread writes to the worker's log a line with the nodes that it
 waits for, even if the main thread hangs. (On SIGUSR1 `faulthandler` writes the

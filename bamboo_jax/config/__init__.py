@@ -15,8 +15,12 @@ from bamboo_jax.config.gone import GONE
 from bamboo_jax.config.section import (
     is_section,
     kinds_of,
+    LIMITS,
+    Limits,
     list_options,
     Option,
+    option,
+    part,
     Section,
     without_none,
 )

@@ -1,10 +1,12 @@
 """Sections of options: frozen, checked when they are made, with help texts."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 import dataclasses
+import functools
 import inspect
 import json
 import math
+import operator
 import types
 import typing
 from typing import Any, ClassVar, NamedTuple, Self
@@ -12,27 +14,68 @@ from typing import Any, ClassVar, NamedTuple, Self
 from bamboo_jax import base
 from bamboo_jax.config.gone import GONE
 
-_HELP, _LEAST, _CHOICES, _GONE = "help", "least", "choices", "gone"
+LIMITS = "limits"  # In the metadata of a field.
 
 
-def option(
-    default: Any,
-    help_text: str,
-    *,
-    least: float | None = None,
-    choices: tuple[str, ...] = (),
-    gone: Mapping[str, str] = types.MappingProxyType({}),
-) -> Any:
+@dataclasses.dataclass(frozen=True)
+class Limits:
+  """What an option or a flag means, and which values it may have.
+
+  Attributes:
+    help: Its meaning, with its unit; for the reference page.
+    least: Smallest value, or the option beside it that has this value.
+    above: A value, or an option, that it must be above.
+    most: Largest value. With one of these limits, infinity is not allowed.
+    choices: Values that are allowed; () allows all of its type.
+    gone: Former choices, and what to use instead.
+  """
+
+  help: str
+  least: float | str | None = None
+  above: float | str | None = None
+  most: float | None = None
+  choices: tuple[str, ...] = ()
+  gone: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+  def check(self, name: str, value: Any, find: Callable[[str], Any]) -> None:
+    """Raises `ValueError` if the option `name` may not be `value`.
+
+    Entries of a tuple are checked, and None is always allowed. `find` returns
+    the value of another option.
+    """
+    for one in value if isinstance(value, tuple) else (value,):
+      if one is None:
+        continue
+      if self.gone and one in self.gone:
+        raise ValueError(f"{name}={one!r} is gone; use {self.gone[one]}.")
+      if self.choices and one not in self.choices:
+        raise ValueError(base.suggest(str(one), self.choices, what=f"value of {name}"))
+      self._check_limits(name, one, find)
+
+  def _check_limits(self, name: str, value: Any, find: Callable[[str], Any]) -> None:
+    allowed, holds = [], True
+    for limit, words, compare in (
+        (self.least, "at least", operator.ge),
+        (self.above, "above", operator.gt),
+        (self.most, "at most", operator.le),
+    ):
+      if limit is not None:
+        bound = find(limit) if isinstance(limit, str) else limit
+        allowed.append(f"{words} " + (f"{limit}={bound}" if bound is not limit else f"{bound}"))
+        holds = holds and compare(value, bound)
+    if allowed and not (holds and math.isfinite(value)):
+      raise ValueError(f"{name} must be {' and '.join(allowed)}, got {value}.")
+
+
+def option(default: Any, help_text: str, **limits: Any) -> Any:
   """Declares an option of a `Section`.
 
   Args:
     default: Its value in `configs/default.py`; a dict is copied.
     help_text: What it means, with its unit; for the reference page.
-    least: Smallest value that is allowed; then infinity is not.
-    choices: Values that are allowed; () allows all of its type.
-    gone: Former choices, and what to use instead.
+    **limits: See `Limits`.
   """
-  metadata = {_HELP: help_text, _LEAST: least, _CHOICES: choices, _GONE: gone}
+  metadata = {LIMITS: Limits(help_text, **limits)}
   if isinstance(default, dict):
     make: Any = lambda: dict(default)
     return dataclasses.field(default_factory=make, metadata=metadata)
@@ -41,7 +84,7 @@ def option(
 
 def part(kind: "type[Section]") -> Any:
   """Declares a section within a section; its docstring is the help text."""
-  return dataclasses.field(default_factory=kind, metadata={_HELP: kind.__doc__})
+  return dataclasses.field(default_factory=kind, metadata={LIMITS: Limits(kind.__doc__ or "")})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,17 +103,8 @@ class Section:
 
   def __post_init__(self) -> None:
     for field in dataclasses.fields(self):
-      value, least = getattr(self, field.name), field.metadata.get(_LEAST)
-      name = f"{self.path}.{field.name}"
-      if None not in (value, least) and not least <= value < math.inf:
-        raise ValueError(f"{name} must be at least {least}, got {value}.")
-      gone = field.metadata.get(_GONE)
-      if gone and value in gone:
-        raise ValueError(f"{name}={value!r} is gone; use {gone[value]}.")
-      choices = field.metadata.get(_CHOICES)
-      if choices and value not in choices:
-        what = f"value of {name}"
-        raise ValueError(base.suggest(value, choices, what=what))
+      limits, name = field.metadata[LIMITS], f"{self.path}.{field.name}"
+      limits.check(name, getattr(self, field.name), functools.partial(getattr, self))
 
   @classmethod
   def read(cls, values: Any) -> Self:
@@ -143,7 +177,7 @@ def list_options(section: type[Section], prefix: str = "") -> Iterator[Option]:
   """Yields the options of a section, and the sections in it, in order."""
   kinds, values = kinds_of(section), section().to_dict()
   for field in dataclasses.fields(section):
-    key, kind, help_text = field.name, kinds[field.name], field.metadata[_HELP]
+    key, kind, help_text = field.name, kinds[field.name], field.metadata[LIMITS].help
     if is_section(kind):
       yield Option(prefix + key, "section", "", help_text)
       yield from list_options(kind, f"{prefix}{key}.")

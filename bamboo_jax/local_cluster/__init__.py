@@ -9,5 +9,4 @@ page         a page on the run, with buttons
 trial        runs that end after enough measurements
 node         the process of an agent, on any machine
 narrator     shows on its output how the run goes
-hosts        agents on other machines, over ssh
 """

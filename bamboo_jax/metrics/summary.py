@@ -55,7 +55,7 @@ class Summary:
     return (
         f"done: {self.steps} steps, {self.more['cost']['secs']:.1f} s, loss {loss}, "
         f"state_sha256={self.state_sha256}, in {workdir}; next: bamboo report "
-        f"--workdir={shlex.quote(workdir)}"
+        f"{shlex.quote(workdir)}"
     )
 
 

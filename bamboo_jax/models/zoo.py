@@ -22,7 +22,7 @@ _MOVED = {  # Names of before, and the functions.
     "vgg": "convnet:make_vgg",
 }
 
-# The allowed values of the option `variant`; `bamboo models` lists them.
+# The allowed values of the option `variant`; `bamboo plan --list` lists them.
 VARIANTS: Mapping[str, Collection[str]] = {
     name: variants for name, (variants, *_) in _FAMILIES.items()
 }

@@ -1,4 +1,4 @@
-"""Two runs side by side: how they ended, and a figure of their losses."""
+"""Runs side by side: how they ended, and a figure of their losses."""
 
 from collections.abc import Iterable, Sequence
 import pathlib
@@ -16,13 +16,13 @@ from bamboo_jax.metrics import (
 _COMPARED = ("steps", "samples_seen", "state_sha256", "final_loss")
 
 
-def find_differences(first: summary_lib.Summary, second: summary_lib.Summary) -> list[str]:
-  """Returns the fields in which two summaries of runs differ at the end."""
-  return [name for name in _COMPARED if getattr(first, name) != getattr(second, name)]
+def find_differences(*summaries: summary_lib.Summary) -> list[str]:
+  """Returns the fields in which summaries of runs differ at the end."""
+  return [n for n in _COMPARED if len({getattr(summary, n) for summary in summaries}) > 1]
 
 
 def show_ends(folders: Sequence[pathlib.Path], logs: Iterable[Iterable[jsonl.Line]]) -> bool:
-  """Prints how two runs have ended; returns whether their ends are the same.
+  """Prints how runs have ended; returns whether their ends are the same.
 
   Raises `OSError` or `ValueError` if a folder has no summary.
   """

@@ -118,11 +118,16 @@ def compare(
   return table(title, head, rows, note)
 
 
-def render_table(found: Value, digits: int = 2) -> str:
-  """Returns a table as Markdown, with that many digits after the point."""
+def render_table(found: Value, digits: int | None = 2) -> str:
+  """Returns a table as Markdown, with that many digits after the point.
+
+  None: five significant digits, and none after the point of a whole number.
+  """
   columns = found["columns"]
 
   def show(cell: Any, column: str) -> str:
+    if isinstance(cell, int | float) and digits is None:
+      return f"{cell:.5g}" if cell % 1 else f"{cell:.0f}"
     if isinstance(cell, int | float):
       return f"{cell:.{3 if column == 'ratio' else digits}f}"
     return "–" if cell is None else str(cell)

@@ -1,4 +1,4 @@
-"""What `bamboo layouts --processes` runs."""
+"""What `bamboo verify --layouts=N --processes` runs."""
 
 import json
 import pathlib

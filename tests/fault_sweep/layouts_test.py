@@ -1,4 +1,4 @@
-"""One state in every layout; `bamboo layouts` draws as many as one likes."""
+"""One state in every layout; `bamboo verify --layouts=N` draws as many as one likes."""
 
 import dataclasses
 from unittest import mock

@@ -14,7 +14,7 @@ from unittest import mock
 
 from absl.testing import parameterized
 
-from bamboo_jax.launch import cli, models, options
+from bamboo_jax.launch import options, plan
 from bamboo_jax.models import zoo
 from tests.launch import commands
 
@@ -23,6 +23,7 @@ _TINY = "--config=tests/tiny.py"
 
 # A command that does what the test says, without JAX.
 _COMMAND = """
+import dataclasses
 import os
 import signal
 
@@ -32,7 +33,12 @@ from bamboo_jax.cli import command
 from bamboo_jax.launch import cli
 
 
-def main():
+@dataclasses.dataclass(frozen=True)
+class Flags:
+  "None."
+
+
+def main(flags: Flags):
   {body}
 
 
@@ -72,7 +78,7 @@ class CliTest(parameterized.TestCase):
           "--config.metrics.plots must be true or false, got 'maybe'",
       ),
       ("flag", ["--stopat=3"], "flag 'stopat'. Did you mean: stop_at"),
-      ("flag_value", ["--stop_at=0"], "--stop_at=0: 0 is not a positive int"),
+      ("flag_value", [_TINY, "--stop_at=0"], "--stop_at must be at least 1, got 0"),
       ("flag_type", ["--stop_at=x"], "--stop_at must be a whole number, got"),
       ("needed", [_TINY], "The flag --workdir is needed"),
       ("no_file", ["--config=no.py"], "There is no config file 'no.py'"),
@@ -95,7 +101,7 @@ class CliTest(parameterized.TestCase):
   def test_options(self, name, first, then):
     with contextlib.redirect_stdout(io.StringIO()) as out:
       try:
-        options.main([name])
+        options.main(options.OptionsFlags((name,)))
         text = out.getvalue()
       except ValueError as error:
         text = f"{error}"
@@ -167,17 +173,6 @@ class CliTest(parameterized.TestCase):
     done = _run_command(f"from bamboo_jax import base; {body}")
     self.assert_one_line(done, re.escape(line))
     self.assertEqual("traceback" in line, "traceback" in done.stderr)
-
-  @parameterized.parameters(
-      ("--config=a.py --workdir=w", "--config=a.py"),
-      ("--config a.py --workdir w", "--config a.py"),
-      ("--workdir w --config.x.y -1 --config a.py", "--config.x.y -1 --config a.py"),
-      ("--noconfig.a.b --seed 3", "--noconfig.a.b"),
-      ("--configs=a.py -config=b.py", "-config=b.py"),
-  )
-  def test_find_arguments(self, given, want):
-    got = cli.find_arguments(("config",), given.split())
-    self.assertEqual(got, want.split())
 
   def test_only_warnings_are_shown(self):
     body = "logging.info('quiet'); logging.warning('%s', 'loud')"
@@ -376,11 +371,11 @@ class CliTest(parameterized.TestCase):
     done = _run_command(body)
     self.assert_one_line(done, "interrupted; go on", code=130)
 
-  def test_models(self):
+  def test_list_of_models(self):
     out = self.enterContext(contextlib.redirect_stdout(io.StringIO()))
     variants = {"gpt2": ["tiny"], "llama": ["tiny"]}
     with mock.patch.object(zoo, "VARIANTS", variants):
-      models.main()
+      plan.main(plan.PlanFlags(list=True))
     rows = [line.split(",") for line in out.getvalue().splitlines()]
     self.assertEqual(rows[0], ["name", "variant", "layers", "params"])
     made = [zoo.make_model(name, variant="tiny") for name in variants]

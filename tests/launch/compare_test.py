@@ -28,7 +28,7 @@ class CompareTest(folders.FolderCase):
   def test_figure(self):
     runs = [self.write_run("plain"), self.write_run("deaths", nodes=(1, 2))]
     path = self.folder / "losses.svg"
-    done = commands.fork("-m", "launch.compare", *runs, f"--out={path}")
+    done = commands.fork("-m", "launch.report", *runs, f"--out={path}")
     self.assertEqual(done.returncode, 0, done.stderr)
     self.assertIn(f"figure: {path}\n", done.stdout)
     self.assertIn("stages_lost=2", done.stdout)
@@ -54,7 +54,7 @@ class CompareTest(folders.FolderCase):
   def test_formats_and_a_difference(self):
     runs = [self.write_run("a"), self.write_run("b", state="other")]
     options = [f"--out={self.folder}/a.png", "--figure_format=pdf,png"]
-    done = commands.fork("-m", "launch.compare", *runs, *options)
+    done = commands.fork("-m", "launch.report", *runs, *options)
     self.assertEqual(done.returncode, 1)
     self.assertEqual(done.stderr, "different: state_sha256\n")
     self.assertEqual(sorted(p.name for p in self.folder.glob("a.*")), ["a.pdf", "a.png"])

@@ -11,7 +11,7 @@ import ml_collections
 
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.cli import config_check
-from bamboo_jax.launch import config_flag
+from bamboo_jax.launch import cli
 from bamboo_jax.train.setup import accept
 from configs import default
 from tests import tiny
@@ -44,7 +44,7 @@ class ConfigFlagTest(parameterized.TestCase):
     self.enterContext(mock.patch.object(sys, "path", [*sys.path]))
     for name, steps in (("mine.py", 7), ("mine.py:3", 10)):
       self.assertEqual(config_check.load(f"{folder}/{name}").num_steps, steps)
-      parser = config_flag._Parser("config", lock_config=False)
+      parser = cli._Parser("config", lock_config=False)
       self.assertEqual(parser.parse(f"{folder}/{name}").num_steps, steps)
     del sys.modules["my_neighbour"]
 
@@ -95,7 +95,7 @@ class ConfigFlagTest(parameterized.TestCase):
       ("examples/plain.py", "plain"),
   )
   def test_a_config_has_the_name_that_was_given(self, given, name):
-    config = config_flag._Parser("config", lock_config=False).parse(given)
+    config = cli._Parser("config", lock_config=False).parse(given)
     self.assertEqual(config.get("name"), name)
 
   def test_key_that_is_missing(self):
@@ -115,12 +115,12 @@ class ConfigFlagTest(parameterized.TestCase):
   )
   def test_bad_arguments(self, arguments, message):
     with self.assertRaisesRegex(ValueError, message):
-      config_flag.check_arguments(["command", *arguments])
+      cli.check_config_arguments(["command", *arguments])
 
   def test_render_marks_what_differs(self):
     options = dict(sequence_length=1024, vocab_size=256, variant="small")
     changes = {"num_steps": 9, "node.mesh.data": 1, "model.options": options}
-    lines = config_flag.render(config_lib.Config().changed(changes)).splitlines()
+    lines = cli._render(config_lib.Config().changed(changes)).splitlines()
     self.assertEqual([l for l in lines if "#" in l], ["config.num_steps = 9  # default: 1000"])
     self.assertIn("config.node.mesh.data = 1", lines)
     config = default.get_config()
@@ -135,26 +135,30 @@ class ConfigFlagTest(parameterized.TestCase):
       "--stop_at=3",
   )
   def test_good_arguments(self, argument):
-    config_flag.check_arguments(["command", argument])
+    cli.check_config_arguments(["command", argument])
 
 
 _SHOW = """
-import json, sys
-from bamboo_jax.launch import cli, config_flag
+import dataclasses, json, sys
+from typing import Any
+from bamboo_jax import config as config_lib
+from bamboo_jax.launch import cli
 
-config = config_flag.define(None, "")
 own_keys, *names = sys.argv.pop(1).split(",")
 
-def main():
-  print(json.dumps([find(name) for name in names]))
+@dataclasses.dataclass(frozen=True)
+class Flags:
+  config: (Any if own_keys else config_lib.Config) = cli.config(None, "")
 
-def find(name):
-  found = config.value
+def main(flags: Flags):
+  print(json.dumps([find(flags.config, name) for name in names]))
+
+def find(found, name):
   for key in name.split("."):
     found = found[key] if own_keys else getattr(found, key, None)
   return found
 
-cli.run(main, own_keys=bool(own_keys))
+cli.run(main)
 """
 
 

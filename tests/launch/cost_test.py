@@ -11,6 +11,7 @@ from bamboo_jax.accounting import (
     prices as prices_lib,
     runs,
 )
+from bamboo_jax.configs import default
 from bamboo_jax.metrics import jsonl
 from tests.launch import commands
 
@@ -30,7 +31,9 @@ class CostTest(parameterized.TestCase):
     prices.write_text(_PRICES)
     cost = dict(instance="small", market="spot", prices=str(prices))
     cost |= dict(region=None, date=None)
-    (self.workdir / "config.json").write_text(json.dumps({"cost": cost}))
+    (self.workdir / "config.json").write_text(
+        json.dumps({**default.get_config().to_dict(), "cost": cost})
+    )
 
   def _write_log(self):
     ledger = ledger_lib.Ledger(prices_lib.load_prices(self.workdir / "prices.csv")[0])
@@ -41,7 +44,7 @@ class CostTest(parameterized.TestCase):
 
   def _run(self, *arguments):
     # A process for each, since flags are those of one command.
-    return commands.fork("-m", "launch.cost", f"--workdir={self.workdir}", *arguments)
+    return commands.fork("-m", "launch.report", str(self.workdir), *arguments)
 
   def test_prints(self):
     self._write_log()
@@ -68,14 +71,12 @@ class CostTest(parameterized.TestCase):
   def test_without_a_kind_of_node(self):
     self._write_log()
     cost = dict.fromkeys(("instance", "prices", "region", "date"))
-    config = {"cost": {**cost, "market": "spot"}}
+    config = {**default.get_config().to_dict(), "cost": {**cost, "market": "spot"}}
     (self.workdir / "config.json").write_text(json.dumps(config))
     got = self._run()
     self.assertEqual(got.returncode, 0, msg=got.stderr)
     self.assertIn("  useful       75.00 %\n", got.stdout)
-    self.assertEndsWith(
-        got.stdout, "cost: not known; --instance=NAME says what a node is charged as\n"
-    )
+    self.assertIn("cost: not known; --instance=NAME says what a node is charged as\n", got.stdout)
     self.assertNotIn("$", got.stdout)
     got = self._run("--market=spot")
     self.assertEqual(got.returncode, 2)
@@ -85,10 +86,12 @@ class CostTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
       ("instance", ["--instance=smal"], "did you mean 'small'"),
-      ("log", [], "metrics.jsonl: No such file"),
+      ("log", [], "There is no run in .*: no metrics.jsonl"),
       ("prices", ["--prices=nowhere.csv"], "nowhere.csv: No such file"),
   )
   def test_fails_with_one_line(self, arguments, message):
+    if arguments:
+      self._write_log()
     got = self._run(*arguments)
     self.assertEqual(got.returncode, 2)
     self.assertRegex(got.stderr, rf"\Aerror: .*{message}.*\n\Z")

@@ -13,7 +13,7 @@ import venv
 from absl.testing import parameterized
 
 import bamboo_jax
-from bamboo_jax.cli import listing
+from bamboo_jax.launch import __main__
 from tests import samples
 from tests.launch import commands
 
@@ -91,7 +91,7 @@ def _install(folder):
   return python.parent
 
 
-_COMMANDS = [*listing.read_summaries(commands.ROOT / "launch")]
+_COMMANDS = [*__main__.read_summaries()]
 
 
 class InstalledTest(parameterized.TestCase):

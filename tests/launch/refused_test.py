@@ -67,11 +67,6 @@ _MISTAKES = (
         "a private network only, got '8.8.8.8'",
     ),
     (
-        "up",
-        ("up", "{root}/hosts.txt", _TRAIN, _RUN, "--host=8.8.8.8"),
-        "a private network only, got '8.8.8.8'",
-    ),
-    (
         "simulate",
         (*_SIM, "--config.sweep.num_seeds=0"),
         "config.sweep.num_seeds must be from 1, got 0",
@@ -106,7 +101,7 @@ _MISTAKES = (
         ("kill", _RUN, "n2"),
         f"The cluster in .*/run is no longer running: .*{_AWAY}",
     ),
-    ("report", ("report", "--workdir={run}/no"), "There is no run in .*/no: it has neither"),
+    ("report", ("report", "{run}/no"), "There is no run in .*/no: it has neither"),
 )
 
 
@@ -122,7 +117,6 @@ class RefusedTest(folders.FolderCase):
     (run / "secret").write_text("0123456789abcdef" * 4)
     endpoint = f'{{"etcd": "https://{_AWAY}", "run": "run"}}\n'
     (run / "endpoint.json").write_text(endpoint)
-    (self.folder / "hosts.txt").write_text("host\n")
     (self.folder / "records.jsonl").write_text('{"text": "a"}\n')
     self.taken = self.enterContext(socket.create_server(("127.0.0.1", 0)))
 
@@ -150,7 +144,6 @@ class RefusedTest(folders.FolderCase):
       ("cluster", _TRAIN, "--random_kills=2"),
       ("train", _TRAIN),
       ("store", "--port=0"),
-      ("up", "{root}/hosts.txt", _TRAIN, "--host=127.0.0.1"),
       ("quickstart",),
   )
   def test_a_folder_in_use(self, command, *arguments):

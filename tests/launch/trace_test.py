@@ -78,7 +78,7 @@ class TraceTest(folders.FolderCase):
         (["shwo"], "Unknown command 'shwo'; did you mean 'show'"),
         (["show", str(bad)], "bad.csv, line 2: node 'b' is removed, but it"),
         (["fit", "no.csv"], "no.csv: No such file"),
-        (["show", "x", "--hours=3"], "--hours is not an option of show"),
+        (["show", "x", "--hours=3"], "--hours has no effect on show. .*"),
         (["generate"], "The flag --out is needed"),
         (["generate", "--out=x", "y"], "Unexpected arguments: y"),
         (["generate", "--out=no/x"], "Cannot write 'no/x'"),

@@ -41,7 +41,7 @@ class SummaryTest(folders.FolderCase):
     self.assertEqual(
         summary.render("runs/my run"),
         f"done: 10 steps, 9.0 s, {want}, state_sha256=cd, in runs/my run; next: bamboo report "
-        "--workdir='runs/my run'",
+        "'runs/my run'",
     )
 
   def test_loss_that_is_not_finite_is_null(self):

@@ -1,6 +1,6 @@
 """Steps in which nodes die, come or leave end as without, to the bit.
 
-The worker is that of clusters, on a cohort of one member. `bamboo sweep_faults`
+The worker is that of clusters, on a cohort of one member. `bamboo verify`
 runs all deaths; this is a sample of their kinds, of which each run takes a part
 (`tests/samples.py`). Compiling is what takes time, so all trials share their
 programs.

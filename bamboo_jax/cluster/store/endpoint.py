@@ -49,7 +49,7 @@ def read(workdir: pathlib.Path) -> RunAddress:
     if (workdir / "summary.json").exists():
       raise ValueError(
           f"The run in {workdir} has ended: see summary.json there, or make a "
-          f"page of it with `bamboo report --workdir={workdir}`."
+          f"page of it with `bamboo report {workdir}`."
       ) from None
     raise ValueError(
         f"No cluster runs in {workdir}: there is no {_NAME}, which "

@@ -1,4 +1,4 @@
-"""Options without an effect are refused, before anything is done."""
+"""Wrong flags and combinations of flags are refused, before anything is done."""
 
 from absl.testing import parameterized
 
@@ -13,7 +13,7 @@ _VALIDATE = (
     "--trace=configs/validate_1x2.csv",
 )
 _TRACE = "third_party/published/parcae_p3.csv"
-_NO_WORKDIR = ("launch.layouts", "launch.trace", "launch.compare", "launch.bench")
+_NO_WORKDIR = ("launch.verify", "launch.trace", "launch.report", "launch.bench", "launch.plan")
 _CASES = (
     (
         "simulate_trace",
@@ -39,7 +39,7 @@ _CASES = (
     (
         "ablate_faults",
         (*_ABLATE, "--faults=a.csv", "--trace=b.csv"),
-        "Give one of faults and trace, not both",
+        "Give one of --faults and --trace, not both",
     ),
     (
         "ablate_key",
@@ -56,18 +56,18 @@ _CASES = (
         (*_ABLATE, "--scheduler=tcp://a:1", "--num_processes=2"),
         "--num_processes and --scheduler have no effect without --measure",
     ),
-    ("shard", ("launch.layouts", "--shard=1/2"), "--shard has no effect without --workdir"),
+    (
+        "shard",
+        ("launch.verify", "--layouts=2", "--shard=1/2"),
+        "--shard has no effect without --workdir",
+    ),
     ("merge", (*_SIM, "--shard=1/2", "--merge=2"), "Give one of --shard and --merge, not both"),
     (
         "processes",
         (*_SIM, "--scheduler=tcp://a:1", "--num_processes=2"),
         "--num_processes has no effect with --scheduler",
     ),
-    (
-        "validate",
-        (*_VALIDATE, "--faults=a.csv", "--seed=3", "--etcd=a:1"),
-        "--etcd, --faults and --seed have no effect on a run under",
-    ),
+    ("validate", (*_VALIDATE, "--faults=a.csv"), "Unknown command line flag .faults."),
     (
         "validate_steps",
         (*_VALIDATE, "--config.num_steps=9"),
@@ -85,14 +85,46 @@ _CASES = (
     ),
     (
         "compare",
-        ("launch.compare", "a", "b", "--figure_format=pdf"),
+        ("launch.report", "a", "b", "--figure_format=pdf"),
         "--figure_format has no effect without --out",
     ),
+    ("prices", ("launch.report", "--market=sport"), "did you mean 'spot'"),
+    ("no_run", ("launch.report",), "Name the workdir of a run: bamboo report"),
     (
         "report",
-        ("launch.report", "--json", "--figure_format=pdf"),
-        "--figure_format has no effect with --json or --csv",
+        ("launch.report", "a", "--json", "--figure_format=pdf"),
+        "one of --json and --figure_format, not both",
     ),
+    (
+        "layouts",
+        ("launch.verify", "--layouts=3", "--kinds=pair", "--every=2"),
+        "--kinds and --every have no effect with --layouts",
+    ),
+    ("verify", ("launch.verify", "--shard=1/2"), "--shard has no effect without --workdir"),
+    ("processes_of", ("launch.verify", "--processes"), "--processes has no effect without --lay"),
+    (
+        "number",
+        ("launch.verify", "--num_stages=2,x"),
+        "--num_stages must be whole numbers, got 'x'",
+    ),
+    ("least", ("launch.verify", "--num_stages=2,0"), "--num_stages must be at least 1, got 0"),
+    ("plan_list", ("launch.plan", "--list", "--trace=a"), "Give one of --list and --trace, not"),
+    ("compile", ("launch.plan", "--compile=h100", "--nodes=2"), "one of --compile and --nodes,"),
+    ("machine", ("launch.plan", "--nodes=2"), "--nodes needs config.plan.machine"),
+    ("port", (*_CLUSTER, "--metrics_port=70000"), "at least 1 and at most 65535, got 70000"),
+    ("scale", (*_CLUSTER, "--trace=a", "--time_scale=0"), "--time_scale must be above 0, got 0.0"),
+    (
+        "two_faults",
+        (*_CLUSTER, "--faults=a", "--random_kills=2"),
+        "Give one of --faults and --random_kills, not both",
+    ),
+    ("stacks", ("launch.status", "--stacks", "--json"), "one of --json and --stacks, not both"),
+    (
+        "trace_command",
+        ("launch.trace", "show", _TRACE, "--hours=3"),
+        "--hours has no effect on show",
+    ),
+    ("measure", (*_ABLATE, "--measure=time"), "value of --measure 'time'; did you mean 'times'"),
     ("bench_peer", ("launch.bench", "--out=a"), "--out has no effect in the benchmark 'rivals'"),
     (
         "bench_rival",
@@ -102,15 +134,15 @@ _CASES = (
     (
         "formats",
         (*_SIM, "--figure_format=png,gif"),
-        "Formats of figures are a list of png, pdf, svg, .* got 'png,gif'",
+        "value of --figure_format 'gif'.* Allowed: pdf, png, svg",
     ),
 )
 
 
-class UnusedFlagsTest(parameterized.TestCase):
+class FlagsTest(parameterized.TestCase):
 
   # Each starts Python, a second, and those of bench start JAX.
-  @parameterized.named_parameters(*samples.draw(_CASES, 5))
+  @parameterized.named_parameters(*samples.draw(_CASES, 8))
   def test_one_line(self, arguments, message):
     command, *rest = arguments
     if command not in _NO_WORKDIR:

@@ -1,0 +1,24 @@
+"""Flags of an agent and of its worker."""
+
+import dataclasses
+
+from bamboo_jax.cli import flagset
+from bamboo_jax.config import Config
+from bamboo_jax.launch import cli, identity as identity_flags, shared
+
+
+@dataclasses.dataclass(frozen=True)
+class NodeFlags:
+  """What an agent passes on to its worker."""
+
+  name: str = flagset.flag(None, "Of the node.", is_needed=True)
+  config: Config = cli.config("default", "What to train.")
+  workdir: str = shared.workdir()
+  host: str = flagset.flag("127.0.0.1", "Where to listen.")
+  faults: str | None = flagset.flag(None, "CSV file of faults.")
+  director: str | None = flagset.flag(None, "Socket of the injector.")
+  device_memory_fraction: float | None = shared.device_memory_fraction()
+  program_cache: str | None = shared.program_cache(
+      "programs in --workdir, so that all machines have the same"
+  )
+  identity: identity_flags.IdentityFlags = flagset.part(identity_flags.IdentityFlags)
