@@ -1,14 +1,14 @@
-r"""Generates traces of preemptions, shows recorded ones, and imitates them.
+r"""Generates traces of preemptions, shows recorded ones, and draws more like them.
 
 bamboo trace generate --out=trace.csv --nodes_per_zone=11,11,10 \
   --hazard_per_node_hour=0.6 --bulk_sizes=1:5,2:3,6:2 --zone_correlation=0.05
 bamboo trace show trace.csv --out=trace.png
 bamboo trace show trace.csv --num_nodes=16 --time_scale=0.01 \
   --events=small.csv
-bamboo trace fit trace.csv --out=fit.png
+bamboo trace resample trace.csv --out=new.csv --hours=48 --block_hours=2 --seed=1
 
-`generate` writes a file of events. `show` prints statistics of a trace. `fit`
-finds the options with which `generate` imitates a trace, and compares the two.
+`generate` writes a file of events. `show` prints statistics of a trace. `resample`
+writes random blocks of a recorded trace, one after the other, as another one.
 Several files are zones of one cluster. Formats: `docs/research/traces.md`.
 """
 
@@ -20,7 +20,6 @@ from bamboo_jax.cli import flagset
 from bamboo_jax.launch import cli, shared
 from bamboo_jax.report import trace_report
 from bamboo_jax.traces import (
-    counts,
     generator,
     parameters as trace_parameters,
     readers,
@@ -39,18 +38,12 @@ class GeneratedFlags:
   bulk_sizes: tuple[str, ...] = flagset.flag(
       ("1:1",), "Nodes lost at once and weights: 1:5,2:3,6:2."
   )
-  hour_profile: tuple[str, ...] = flagset.flag(
-      ("1",) * 24, "24 weights of the hazard, from midnight."
-  )
   hours: float = flagset.flag(_DEFAULTS.hours, "Length of the trace.")
   hazard_per_node_hour: float = flagset.flag(
       _DEFAULTS.hazard_per_node_hour, "Preemptions per node and hour."
   )
   zone_correlation: float = flagset.flag(
       _DEFAULTS.zone_correlation, "Probability that a second zone is hit too."
-  )
-  start_hour: float = flagset.flag(
-      _DEFAULTS.start_hour, "Hour of the day at which the trace starts."
   )
   reacquire_secs: float = flagset.flag(
       _DEFAULTS.reacquire_secs, "Mean time until a node is replaced, or inf."
@@ -64,62 +57,70 @@ class GeneratedFlags:
 class TraceFlags:
   """What to do with which files."""
 
-  arguments: tuple[str, ...] = flagset.arguments("generate, show or fit, then files to read.")
-  out: str | None = flagset.flag(None, "Events to write (generate), or figure to draw (show, fit).")
+  arguments: tuple[str, ...] = flagset.arguments("generate, show or resample, then files to read.")
+  out: str | None = flagset.flag(None, "Events to write, or the figure to draw (show).")
   figure_format: tuple[str, ...] = shared.figure_format(needs="out")
   seed: int = flagset.flag(0, "Of all that is random.")
-  json_data: str = flagset.flag(
-      "counts", "What numbers in JSON are: live nodes, or preempted ones.", choices=counts.MEANINGS
-  )
   num_nodes: int | None = flagset.flag(None, "Scale to a cluster of this size.", least=1)
   time_scale: float = flagset.flag(1.0, "Multiply all times.", above=0)
   events: str | None = flagset.flag(None, "Write the trace as events.")
-  num_seeds: int = flagset.flag(20, "Generated traces to compare with.", least=1)
+  block_hours: float = flagset.flag(1.0, "Length of a block.")
   generated: GeneratedFlags = flagset.part(GeneratedFlags)
 
 
 _GENERATED = tuple(field.name for field in dataclasses.fields(GeneratedFlags))
-_READ = ("json_data", "num_nodes", "time_scale", "figure_format")
+_READ = ("num_nodes", "time_scale")
 # The flags of each command, beside --out and --seed.
-_COMMANDS = {"generate": _GENERATED, "show": (*_READ, "events"), "fit": (*_READ, "num_seeds")}
+_COMMANDS = {
+    "generate": _GENERATED,
+    "show": (*_READ, "figure_format", "events"),
+    "resample": (*_READ, "hours", "block_hours"),
+}
 
 
 def main(flags: TraceFlags) -> None:
   """Runs the command that the first of the arguments names."""
   name, *files = flags.arguments or [""]
+  if name == "fit":
+    raise ValueError("fit is gone: `bamboo trace resample FILE` draws traces like a recorded one.")
   if name not in _COMMANDS:
     raise ValueError(base.suggest(name, _COMMANDS, what="command"))
   for flag in {flag for own in _COMMANDS.values() for flag in own}.difference(_COMMANDS[name]):
     flagset.refuse([flag], f"on {name}")
   formats = flags.figure_format
-  if name != "generate":
+  if name == "show":
     formats = shared.formats_of(formats, flags.out)
+  elif not flags.out:
+    raise ValueError("The flag --out is needed: where to write the trace.")
   for path in filter(None, (flags.out, flags.events)):
     cli.check_folder(path)
-  if name == "generate":
-    _generate(flags, files)
-  elif name == "show":
+  if name == "show":
     trace_report.show(_read(flags, files), path=flags.events, figure=flags.out, formats=formats)
   else:
-    seeds = range(flags.seed, flags.seed + flags.num_seeds)
-    trace_report.fit(_read(flags, files), seeds, figure=flags.out, formats=formats)
+    trace = _generate(flags, files) if name == "generate" else _resample(flags, files)
+    trace_report.show(trace, path=flags.out)
 
 
-def _generate(flags: TraceFlags, files: Sequence[str]) -> None:
+def _generate(flags: TraceFlags, files: Sequence[str]) -> trace_lib.Trace:
   if files:
     raise ValueError(f"Unexpected arguments: {' '.join(files)}")
-  if not flags.out:
-    raise ValueError("The flag --out is needed: where to write the trace.")
   parameters = trace_parameters.parse_options(vars(flags.generated))
-  trace = generator.generate_trace(parameters, seed=flags.seed, name=flags.out)
-  trace_report.show(trace, path=flags.out)
+  return generator.generate_trace(parameters, seed=flags.seed, name=str(flags.out))
+
+
+def _resample(flags: TraceFlags, files: Sequence[str]) -> trace_lib.Trace:
+  return generator.resample(
+      _read(flags, files),
+      hours=flags.generated.hours,
+      block_hours=flags.block_hours,
+      seed=flags.seed,
+      name=str(flags.out),
+  )
 
 
 def _read(flags: TraceFlags, files: Sequence[str]) -> trace_lib.Trace:
   """Returns the trace in `files`, scaled by the flags."""
-  trace = readers.read_traces(files, seed=flags.seed, json_data=flags.json_data)
-  if flagset.is_given("json_data") and not any("(json_data)" in n for n in trace.notes):
-    raise ValueError("--json_data is for JSON, which none of the files is.")
+  trace = readers.read_traces(files, seed=flags.seed)
   return scale.scale(trace, num_nodes=flags.num_nodes, time_scale=flags.time_scale)
 
 

@@ -1,22 +1,13 @@
 """Traces on the terminal, as events in a file, and as a figure."""
 
 import collections
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 import pathlib
-import statistics
 from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.metrics import palette, plots
-from bamboo_jax.traces import (
-    fit as fit_lib,
-    generator,
-    parameters as trace_parameters,
-    readers,
-    spot_price,
-    summary as trace_summary,
-    trace as trace_lib,
-)
+from bamboo_jax.traces import readers, spot_price, summary as trace_summary, trace as trace_lib
 
 Trace = trace_lib.Trace
 
@@ -39,32 +30,6 @@ def show(
     print(f"events: {path}")
   if figure:
     plot_traces(figure, [trace], formats)
-
-
-def fit(
-    recorded: Trace, seeds: Iterable[int], *, figure: str | None, formats: Sequence[str] = ("png",)
-) -> None:
-  """Prints the generator options that imitate a trace, and their quality.
-
-  The quality is measured on traces drawn with `seeds`.
-  """
-  parameters = fit_lib.fit_parameters(recorded)
-  generated = [
-      generator.generate_trace(parameters, seed=k, name=f"generated, seed {k}") for k in seeds
-  ]
-  figures = [trace_summary.summarize(trace).figures() for trace in generated]
-  print(f"{'':28} {'recorded':>9}  generated, {len(generated)} seeds")
-  for name, value in trace_summary.summarize(recorded).figures().items():
-    values = [f[name] for f in figures]
-    line = f"{name:28} {value:9.4g}  {statistics.fmean(values):.4g}"
-    if len(values) > 1:
-      line += f" ({min(values):.4g} to {max(values):.4g})"
-    print(line)
-  _print_notes(recorded)
-  options = trace_parameters.render_options(parameters)
-  print(f"bamboo trace generate --out=FILE {options}")
-  if figure:
-    plot_traces(figure, [recorded, generated[0]], formats)
 
 
 def _print_notes(trace: Trace) -> None:

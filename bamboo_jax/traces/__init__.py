@@ -4,14 +4,13 @@ Recorded by a provider, published, or generated; the simulator plays them and a
 cluster of real processes replays them.
 
   trace        the value: events in order of time, with zones
-  readers      files to traces and back; samples and counts are formats that
-               give numbers of nodes only
+  readers      files to traces and back
   spot_price   the price of nodes, for traces with prices
   summary      live nodes, preemptions, bulks, lifetimes
   scale        the same trace for another cluster: nodes, speed, zones
   parameters   parameters of the generator, also as options
-  generator    draws a trace: preemptions in bulks, nodes that return
-  fit          the parameters that imitate a given trace
+  generator    draws a trace: preemptions in bulks, nodes that return; or from
+               blocks of a recorded one
   replay       the events that real nodes replay
 
 Read `trace`, then `generator`.

@@ -1,16 +1,20 @@
 """Generates traces: preemptions in bulks, and nodes that return.
 
-Each live node is preempted at a rate, its hazard, which depends on the hour of
-the day. At an instant a zone loses a number of nodes drawn from the
-distribution of bulk sizes, and sometimes a second zone does; instants are rarer
-in proportion, so that the hazard is as requested. A lost node is replaced by a
-new one after an exponential delay. In recorded traces bulks are common, and few
-instants affect several zones: 7 of 128 on EC2, 12 of 328 on GCP (Bamboo,
-NSDI'23).
+`generate_trace`: each live node is preempted at a rate, its hazard. At an instant
+a zone loses a number of nodes drawn from the distribution of bulk sizes, and
+sometimes a second zone does; instants are rarer in proportion, so that the hazard
+is as requested. A lost node is replaced by a new one after an exponential delay.
+In recorded traces bulks are common, and few instants affect several zones: 7 of
+128 on EC2, 12 of 328 on GCP (Bamboo, NSDI'23).
+
+`resample`: blocks of a recorded trace, drawn at random, one after the other. That
+keeps what rates lose: bursts, nodes that return together, zones hit at once.
 """
 
+import collections
 from collections.abc import Sequence
 import heapq
+import itertools
 import math
 import operator
 import random
@@ -39,9 +43,63 @@ def generate_trace(
       name,
       tuple(events),
       duration_ms=math.ceil(parameters.hours * _MS_PER_HOUR),
-      start_hour=parameters.start_hour,
       notes=(f"generated with seed {seed}",),
   )
+
+
+def resample(
+    recorded: trace_lib.Trace, *, hours: float, block_hours: float, seed: int, name: str
+) -> trace_lib.Trace:
+  """Returns a trace of random blocks of a recorded one, without its notices.
+
+  At each instant a zone loses and gets as many nodes as in the block, up to those
+  that it has, and to the most that it had in the recording; which nodes it loses is
+  random. As a block begins, it gets those that it had there and lacks.
+
+  Raises `ValueError` if a length or the seed does not fit.
+  """
+  block_ms, end_ms = round(block_hours * _MS_PER_HOUR), round(hours * _MS_PER_HOUR)
+  if not 0 < block_ms <= recorded.duration_ms:
+    most = recorded.duration_ms / _MS_PER_HOUR
+    raise ValueError(f"block_hours must be above 0, up to {most:g} (the trace), got {block_hours}.")
+  if not 0 < end_ms <= trace_lib.MAX_MS or seed < 0:
+    raise ValueError(f"hours must be above 0 and seed at least 0, got {hours} and {seed}.")
+  draw, instants = random.Random(seed), list(recorded.instants())
+  names = {zone: itertools.count(1) for zone in recorded.zones}
+  live: dict[str, list[str]] = {zone: [] for zone in names}
+  # Live nodes of each zone after each instant, and the most of them.
+  levels: list[collections.Counter[str]] = [collections.Counter()]
+  for _, of_instant in instants:
+    levels.append(levels[-1].copy())
+    for event in of_instant:
+      levels[-1][event.zone] += (event.kind == "add") - (event.kind == "remove")
+  most = {zone: max(level[zone] for level in levels) for zone in names}
+  events: list[trace_lib.Event] = []
+
+  def add(at_ms: int, zone: str, number: int) -> None:
+    for _ in range(min(number, most[zone] - len(live[zone]))):
+      live[zone].append(f"{zone}/{next(names[zone])}" if zone else f"node{next(names[zone])}")
+      events.append(trace_lib.Event(at_ms, "add", live[zone][-1]))
+
+  for start_ms in range(0, end_ms, block_ms):
+    begin_ms = draw.randint(0, recorded.duration_ms - block_ms)
+    num_before = sum(time_ms < begin_ms for time_ms, _ in instants)
+    for zone in names:  # Nodes whose return fell between two blocks come now.
+      level = levels[num_before if start_ms else max(1, num_before)]
+      add(start_ms, zone, level[zone] - len(live[zone]))
+    for time_ms, of_instant in instants[max(1, num_before) :]:
+      at_ms = start_ms + time_ms - begin_ms
+      if at_ms >= min(end_ms, start_ms + block_ms):
+        break
+      changes = collections.Counter((event.zone, event.kind) for event in of_instant)
+      for zone, here in live.items():
+        lost = draw.sample(here, min(len(here), changes[zone, "remove"]))
+        events.extend(trace_lib.Event(at_ms, "remove", node) for node in lost)
+        gone = set(lost)
+        here[:] = [node for node in here if node not in gone]
+        add(at_ms, zone, changes[zone, "add"])
+  note = f"blocks of {block_hours:g} h of {recorded.name}, drawn with seed {seed}"
+  return trace_lib.Trace(name, tuple(events), duration_ms=end_ms, notes=(note,))
 
 
 class _Generation:
@@ -53,10 +111,7 @@ class _Generation:
     self._prefixes = [f"zone{i}/" for i in range(num_zones)]
     if num_zones == 1:
       self._prefixes = ["node"]
-    scale = 24 / sum(parameters.hour_profile) / _MS_PER_HOUR
-    self._hazards_per_ms = [
-        parameters.hazard_per_node_hour * weight * scale for weight in parameters.hour_profile
-    ]
+    self._hazard_per_ms = parameters.hazard_per_node_hour / _MS_PER_HOUR
     self._num_added = [0 for _ in self._prefixes]
     # Starts of nodes, in ms, by zone.
     self._live: list[dict[str, float]] = [{} for _ in self._prefixes]
@@ -71,14 +126,11 @@ class _Generation:
     for zone, num_nodes in enumerate(parameters.nodes_per_zone):
       for _ in range(num_nodes):
         self._add(zone, 0.0)
-    now_ms, hour = 0.0, int(parameters.start_hour)
+    now_ms = 0.0
     patience = draw.expovariate(1.0)  # Exhausted at the next instant.
     while now_ms < end_ms:
-      hour_end_ms = (hour + 1 - parameters.start_hour) * _MS_PER_HOUR
-      until_ms = min(end_ms, hour_end_ms)
-      if self._arrivals:
-        until_ms = min(until_ms, self._arrivals[0][0])
-      rate = self._instants_per_ms(hour % 24)
+      until_ms = min(end_ms, self._arrivals[0][0]) if self._arrivals else end_ms
+      rate = self._instants_per_ms()
       used = rate * (until_ms - now_ms)
       if used > patience:
         now_ms += patience / rate
@@ -89,18 +141,16 @@ class _Generation:
       now_ms = until_ms
       if self._arrivals and self._arrivals[0][0] <= now_ms < end_ms:
         self._add(heapq.heappop(self._arrivals)[1], now_ms)
-      elif now_ms == hour_end_ms:
-        hour += 1
     return self._events
 
-  def _instants_per_ms(self, hour: int) -> float:
+  def _instants_per_ms(self) -> float:
     """Returns the rate of instants that gives each node its hazard."""
     live = tuple(map(len, self._live))
     if not any(live):
       return 0.0
     if live not in self._mean_losses:
       self._mean_losses[live] = _mean_loss(live, self._parameters)
-    return self._hazards_per_ms[hour] * sum(live) / self._mean_losses[live]
+    return self._hazard_per_ms * sum(live) / self._mean_losses[live]
 
   def _preempt(self, now_ms: float) -> None:
     """Runs one instant: a zone loses nodes, and perhaps another one does."""

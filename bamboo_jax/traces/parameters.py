@@ -1,4 +1,4 @@
-"""Parameters of a generated trace, which `fit` estimates from a real one.
+"""Parameters of a generated trace.
 
 The command line has them as options of `bamboo trace generate`.
 """
@@ -20,12 +20,10 @@ class Parameters:
   Attributes:
     nodes_per_zone: Nodes requested in each zone, all present at the start.
       Zones are "zone0" and on; a single zone has no name.
-    hazard_per_node_hour: Preemptions per node and hour, averaged over a day.
+    hazard_per_node_hour: Preemptions per node and hour.
     bulk_sizes: Pairs (nodes that a zone loses at an instant, weight); a smaller
       zone loses all.
     zone_correlation: Probability that an instant affects a second zone.
-    hour_profile: 24 relative weights of the hazard, from midnight on.
-    start_hour: Hour of the day at which the trace starts.
     reacquire_secs: Mean time until a lost node is replaced, or infinity.
     notice_secs: From notice to preemption, at most a node's age; 0: no notice.
   """
@@ -35,8 +33,6 @@ class Parameters:
   hazard_per_node_hour: float = 0.1
   bulk_sizes: tuple[tuple[int, float], ...] = ((1, 1.0),)
   zone_correlation: float = 0.0
-  hour_profile: tuple[float, ...] = (1.0,) * 24
-  start_hour: float = 0.0
   reacquire_secs: float = 600.0
   notice_secs: float = 0.0
 
@@ -60,12 +56,6 @@ class Parameters:
         0 <= self.zone_correlation <= (len(self.nodes_per_zone) > 1),
         "from 0 to 1, and 0 if there is one zone",
     )
-    self._check(
-        "hour_profile",
-        len(self.hour_profile) == 24 and _are_weights(self.hour_profile),
-        "24 numbers, none below 0, not all 0",
-    )
-    self._check("start_hour", 0 <= self.start_hour < 24, "from 0 to below 24")
     self._check("reacquire_secs", self.reacquire_secs >= 0, "at least 0")
     hazard = self.hazard_per_node_hour
     is_right = 0 <= hazard <= _MAX_HAZARD
@@ -87,16 +77,12 @@ def _are_weights(weights: Sequence[float]) -> bool:
 
 
 def parse_options(given: Mapping[str, Sequence[str] | float]) -> Parameters:
-  """Returns the parameters of options written by `render_options`.
+  """Returns the parameters of options, lists as texts.
 
   Raises `ValueError` if a list has entries of another type.
   """
   read: dict[str, Any] = dict(given)
-  for name, entry, example in (
-      ("nodes_per_zone", int, "32"),
-      ("bulk_sizes", _weighted, "1:1"),
-      ("hour_profile", float, "1,1"),
-  ):
+  for name, entry, example in (("nodes_per_zone", int, "32"), ("bulk_sizes", _weighted, "1:1")):
     try:
       read[name] = tuple(map(entry, read[name]))
     except ValueError:
@@ -107,20 +93,3 @@ def parse_options(given: Mapping[str, Sequence[str] | float]) -> Parameters:
 def _weighted(text: str) -> tuple[int, float]:
   size, weight = text.split(":")
   return int(size), float(weight)
-
-
-def render_options(parameters: Parameters) -> str:
-  """Returns the options of `generate` that differ from their defaults."""
-  options, default = [], Parameters()
-  for field in dataclasses.fields(parameters):
-    value = getattr(parameters, field.name)
-    if value == getattr(default, field.name):
-      continue
-    if field.name == "bulk_sizes":
-      text = ",".join(f"{size}:{weight:.4g}" for size, weight in value)
-    elif isinstance(value, tuple):
-      text = ",".join(f"{v:.4g}" for v in value)
-    else:
-      text = f"{value:.4g}"
-    options.append(f"--{field.name}={text}")
-  return " ".join(options)

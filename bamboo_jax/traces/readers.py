@@ -1,41 +1,53 @@
 """Reads and writes traces; the format is detected from the content.
 
   events   `milliseconds,add|remove|notice,node`, in order of time
-  samples  `date, time, count`, in any order, see `samples`
+  samples  `date, time, count`, in any order
   counts   `milliseconds,count`, in order of time; the last of a time counts
-  JSON     counts at every tick, see `counts`
-  lines of JSON  events of intervals, such as
+  lines of JSON  events of intervals (Parcae, NSDI'24), such as
       `[60000, "remove", {"nodes": ["node-3", "node-1"], "duration": 60000}]`
+  JSON     counts at every tick, such as `{"metadata": {"gap_seconds": 300},
+      "data": [4, 4, 3]}`; `data` may also have a list for each zone, and so may
+      `prices`, dollars per node-hour
 
 Between events, `milliseconds,price,dollars` gives the hourly price of a node
-from then on, `milliseconds,price,zone/dollars` that of a zone's nodes. Lines of
-events that begin with `#` are comments, but `# duration_ms=N` sets the end of
-the trace (by default the last event), and `# start_hour=H` its hour of the day
-(by default 0).
+from then on, `milliseconds,price,zone/dollars` that of a zone's nodes. Lines
+that begin with `#` are comments, but `# duration_ms=N` sets the end of the trace
+(by default the last event).
+
+Samples and counts name no nodes: a drop removes random ones, by a seed, and a
+joining node is always new. The notes of the trace say so.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import datetime
+import itertools
 import json
 import operator
 import os
+import random
 import re
-from typing import Any, NamedTuple
+from typing import Any, TypeGuard
 
 from bamboo_jax.base import packaged
-from bamboo_jax.traces import counts as trace_counts, samples, scale, trace as trace_lib
+from bamboo_jax.traces import scale, trace as trace_lib
 
-_SETTING = re.compile(r"#\s*(duration_ms|start_hour)\s*=\s*(.*)")
+MAX_NODES = 2_000_000
+
+_DURATION = re.compile(r"#\s*duration_ms\s*=\s*(.*)")
+_BY_TIME = operator.attrgetter("time_ms")
+_MS = datetime.timedelta(milliseconds=1)
+# A sample within this time of the previous line with the same count repeats its
+# reading. A longer limit would merge equal counts of unsorted lines.
+_REPEAT = datetime.timedelta(minutes=1)
 
 
-def read_traces(
-    paths: Sequence[str | os.PathLike[str]], *, seed: int = 0, json_data: str = "counts"
-) -> trace_lib.Trace:
+def read_traces(paths: Sequence[str | os.PathLike[str]], *, seed: int = 0) -> trace_lib.Trace:
   """Returns the trace in the files; several files are zones of one cluster.
 
   Nodes of counts are then named after their file: `us-east-1a/1` and on for
-  `us-east-1a.json`. `seed` selects the removed nodes when a count drops;
-  `json_data` is one of `counts.MEANINGS`. Raises `OSError`, or `ValueError`
-  that names the line.
+  `us-east-1a.json`. `seed` selects the removed nodes when a count drops. Raises
+  `OSError`, or `ValueError` that names the line.
   """
   if not paths:
     raise ValueError("No trace given: name at least one file.")
@@ -46,170 +58,301 @@ def read_traces(
     except UnicodeDecodeError:
       raise ValueError(f"{path} is not a trace: it is not text.") from None
     zone = path.stem if len(paths) > 1 else ""
-    traces.append(parse_trace(text, source=str(path), zone=zone, seed=seed, json_data=json_data))
+    traces.append(parse_trace(text, source=str(path), zone=zone, seed=seed))
   return traces[0] if len(traces) == 1 else scale.merge(traces)
 
 
-def parse_trace(
-    text: str, *, source: str, zone: str = "", seed: int = 0, json_data: str = "counts"
-) -> trace_lib.Trace:
+@dataclasses.dataclass
+class _Reading:
+  """A count of live nodes: what a recorder read from `start` to `end`."""
+
+  line: int
+  start: Any
+  end: Any
+  count: int
+
+
+@dataclasses.dataclass
+class _Found:
+  """What the lines of a file say; `numbers` are those of the events' lines."""
+
+  events: list[trace_lib.Event] = dataclasses.field(default_factory=list)
+  numbers: list[int] = dataclasses.field(default_factory=list)
+  prices: list[trace_lib.Price] = dataclasses.field(default_factory=list)
+  readings: list[_Reading] = dataclasses.field(default_factory=list)
+  samples: list[tuple[Any, _Reading]] = dataclasses.field(default_factory=list)
+  counts: dict[int, int] = dataclasses.field(default_factory=dict)
+  end_ms: int = 0
+  duration_ms: int | None = None
+
+
+def parse_trace(text: str, *, source: str, zone: str = "", seed: int = 0) -> trace_lib.Trace:
   """Returns the trace in `text`, in any of the formats.
 
-  `source` names it, also in messages; `zone` is for nodes of samples and of
-  JSON without zones. Raises `ValueError`, which names the line.
+  `source` names it, also in messages; `zone` is for nodes of files that name
+  none. Raises `ValueError`, which names the line.
   """
-  lines = [(n, line) for n, line in _lines(text) if not line.startswith("#")]
-  given: dict[str, Any] = dict(source=source, zone=zone, seed=seed)
-  number, first = lines[0] if lines else (0, "")
-  second = first.split(",")[1].strip() if "," in first else ""
   if text.lstrip().startswith("{"):
-    return trace_counts.parse_json(text, meaning=json_data, **given)
-  if not lines:
+    return _parse_ticks(text, source=source, zone=zone, seed=seed)
+  lines = [(n, line.strip()) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
+  first = next(((n, line) for n, line in lines if not line.startswith("#")), None)
+  if first is None:
     raise ValueError(f"{source} is empty: it has no event.")
-  if first.startswith("["):
-    return _parse_segments(lines, source=source)
-  if re.fullmatch(r"\d+\s*,\s*\d+", first, flags=re.ASCII):
-    return trace_counts.parse_counts(lines, **given)
+  found, parse = _Found(), _find_parser(*first, source=source)
+  for number, line in lines:
+    try:
+      if match := _DURATION.fullmatch(line):
+        found.duration_ms = _parse_duration(match[1])
+      elif not line.startswith("#"):
+        parse(line, number, found)
+    except ValueError as error:
+      raise ValueError(f"{source}, line {number}: {error}") from None
+  if steps := _order_samples(found, source) if found.samples else [*found.counts.items()]:
+    duration_ms = found.duration_ms or steps[-1][0]
+    return _infer_nodes({zone: steps}, seed=seed, name=source, duration_ms=duration_ms)
+  if not found.events:
+    raise ValueError(f"{source} is empty: it has no event.")
+  duration_ms = found.duration_ms or max(found.end_ms, found.events[-1].time_ms)
+  if not duration_ms:
+    raise ValueError(f"{source} must last some time. A line `# duration_ms=...` says when it ends.")
+  try:
+    return trace_lib.Trace(source, tuple(found.events), duration_ms, prices=tuple(found.prices))
+  except trace_lib.ContradictionError as error:
+    raise ValueError(f"{source}, line {found.numbers[error.index]}: {error}") from None
+
+
+def _find_parser(number: int, line: str, *, source: str) -> Callable[[str, int, _Found], None]:
+  """Returns what parses lines such as the first one."""
+  second = line.split(",")[1].strip() if "," in line else ""
+  if line.startswith("["):
+    return _parse_segment
+  if re.fullmatch(r"\d+\s*,\s*\d+", line, flags=re.ASCII):
+    return _parse_count
   if ":" in second:
-    return samples.parse_samples(lines, **given)
+    return _parse_sample
   if re.search("[a-z]", second, flags=re.IGNORECASE):
-    return parse_events(text, source=source)
+    return _parse_event
   raise ValueError(
       f"{source}, line {number}: not a trace. A line is "
       "milliseconds,add|remove|notice,node or milliseconds,count or date, "
       "time, count; or the file is JSON with metadata.gap_seconds and data, "
-      f"or lines of JSON. Got {first!r:.80}."
+      f"or lines of JSON. Got {line!r:.80}."
   )
 
 
-def parse_events(text: str, *, source: str) -> trace_lib.Trace:
-  """Returns a trace written as events (format above).
-
-  Raises `ValueError`, which names the line, if one is not an event or cannot
-  follow its predecessors.
-  """
-  settings: dict[str, Any] = {}
-  events, numbers, prices = [], [], []
-  for number, line in _lines(text):
-    try:
-      if match := _SETTING.fullmatch(line):
-        settings[match[1]] = _parse_setting(*match.groups())
-      elif not line.startswith("#"):
-        cells = _split_event(line)
-        if cells.kind == "price":
-          prices.append(_parse_price(cells.time_ms, cells.value))
-        else:
-          events.append(trace_lib.Event(*cells))
-          numbers.append(number)
-    except ValueError as error:
-      raise ValueError(f"{source}, line {number}: {error}") from None
-  if not events:
-    raise ValueError(f"{source} is empty: it has no event.")
-  if not settings.setdefault("duration_ms", events[-1].time_ms):
-    raise ValueError(
-        f"{source} must last some time. A line `# duration_ms=...` says when " "it ends."
-    )
+def _parse_duration(text: str) -> int:
   try:
-    return trace_lib.Trace(source, tuple(events), prices=tuple(prices), **settings)
-  except trace_lib.ContradictionError as error:
-    line = numbers[error.index]
-    raise ValueError(f"{source}, line {line}: {error}") from None
-
-
-def render_events(trace: trace_lib.Trace) -> str:
-  """Returns the trace as a file of events, the inverse of `parse_events`."""
-  lines = [f"# {note}" for note in trace.notes]
-  lines.append(f"# duration_ms={trace.duration_ms}")
-  if trace.start_hour:
-    lines.append(f"# start_hour={trace.start_hour!r}")
-  by_time = operator.attrgetter("time_ms")
-  lines += map(str, sorted((*trace.prices, *trace.events), key=by_time))
-  return "\n".join([*lines, ""])
-
-
-def _lines(text: str) -> Iterator[tuple[int, str]]:
-  for number, line in enumerate(text.splitlines(), 1):
-    if line.strip():
-      yield number, line.strip()
-
-
-def _parse_setting(name: str, value: str) -> int | float:
-  try:
-    return int(value) if name == "duration_ms" else float(value)
+    return int(text)
   except ValueError:
-    raise ValueError(f"{name} must be a number, got {value!r}.") from None
+    raise ValueError(f"duration_ms must be a number, got {text!r}.") from None
 
 
-class _Cells(NamedTuple):
-  time_ms: int
-  kind: str
-  value: str  # Node or price.
-
-
-def _split_event(line: str) -> _Cells:
+def _parse_event(line: str, number: int, found: _Found) -> None:
   cells = [cell.strip() for cell in line.split(",")]
   if len(cells) != 3:
-    raise ValueError(
-        "an event has 3 values, milliseconds,add|remove|notice,node, got " f"{line!r}."
-    )
-  time_ms, kind, value = cells
-  if not re.fullmatch(r"\d+", time_ms, flags=re.ASCII):
-    raise ValueError(f"milliseconds must be a non-negative integer, got {time_ms!r}.")
-  return _Cells(int(time_ms), kind, value)
-
-
-def _parse_price(time_ms: int, text: str) -> trace_lib.Price:
-  zone, _, usd = text.rpartition("/")
+    raise ValueError(f"an event has 3 values, milliseconds,add|remove|notice,node, got {line!r}.")
+  at, kind, value = cells
+  if not re.fullmatch(r"\d+", at, flags=re.ASCII):
+    raise ValueError(f"milliseconds must be a non-negative integer, got {at!r}.")
+  if kind != "price":
+    found.events.append(trace_lib.Event(int(at), kind, value))
+    found.numbers.append(number)
+    return
+  zone, _, usd = value.rpartition("/")
   try:
     usd_per_hour = float(usd)
   except ValueError:
-    raise ValueError(f"a price is dollars or zone/dollars, got {text!r}.") from None
-  return trace_lib.Price(time_ms, usd_per_hour, zone)
+    raise ValueError(f"a price is dollars or zone/dollars, got {value!r}.") from None
+  found.prices.append(trace_lib.Price(int(at), usd_per_hour, zone))
 
 
-def _parse_segments(lines: Sequence[tuple[int, str]], *, source: str) -> trace_lib.Trace:
-  """Returns a trace of events in the format of Parcae (NSDI'24).
-
-  Kinds other than "add" and "remove", such as "no-op", are intervals without an
-  event; other keys, such as Parcae's own decisions, are ignored.
-  """
-  events, end_ms = [], 0
-  for number, line in lines:
-    try:
-      s = _parse_segment(line)
-      if s.kind in ("add", "remove"):
-        events += [trace_lib.Event(s.time_ms, s.kind, n) for n in s.nodes]
-      end_ms = max(end_ms, s.time_ms + s.duration_ms)
-    except ValueError as error:
-      raise ValueError(f"{source}, line {number}: {error}") from None
+def _parse_segment(line: str, number: int, found: _Found) -> None:
+  """Kinds other than "add" and "remove", such as "no-op", are intervals without an event."""
   try:
-    return trace_lib.Trace(source, tuple(events), duration_ms=end_ms)
-  except ValueError as error:
-    raise ValueError(f"{source}: {error}") from None
-
-
-class _Segment(NamedTuple):
-  time_ms: int
-  kind: str
-  nodes: list[str]
-  duration_ms: int
-
-
-def _parse_segment(line: str) -> _Segment:
-  try:
-    found = json.loads(line)
+    value = json.loads(line)
   except json.JSONDecodeError as error:
     raise ValueError(f"not JSON: {error.msg}, got {line:.80}") from None
-  match found:
-    case [time_ms, str(kind), {"nodes": list(nodes), "duration": duration}]:
-      if _is_time(time_ms) and _is_time(duration):
-        if all(isinstance(node, str) for node in nodes):
-          return _Segment(time_ms, kind, nodes, duration)
-  raise ValueError(
-      'a line is [milliseconds, kind, {"nodes": [...], "duration": '
-      f"milliseconds}}], got {line:.80}"
+  is_time = lambda x: type(x) is int and x >= 0
+  match value:
+    case [at, str(kind), {"nodes": list(nodes), "duration": lasts}] if (
+        is_time(at) and is_time(lasts) and all(isinstance(node, str) for node in nodes)
+    ):
+      if kind in ("add", "remove"):
+        found.events += [trace_lib.Event(at, kind, node) for node in nodes]
+        found.numbers += [number] * len(nodes)
+      found.end_ms = max(found.end_ms, at + lasts)
+    case _:
+      raise ValueError(
+          'a line is [milliseconds, kind, {"nodes": [...], "duration": '
+          f"milliseconds}}], got {line:.80}"
+      )
+
+
+def _parse_count(line: str, number: int, found: _Found) -> None:
+  cells = [cell.strip() for cell in line.split(",")]
+  if len(cells) != 2 or not all(c.isascii() and c.isdigit() for c in cells):
+    raise ValueError(f"a line is milliseconds,count, two non-negative integers, got {line!r:.80}.")
+  time_ms, count = map(int, cells)
+  if found.counts and time_ms < (last := next(reversed(found.counts))):
+    raise ValueError(f"lines must be in order of time, got {time_ms} after {last}.")
+  found.counts[time_ms] = count
+
+
+def _parse_sample(line: str, number: int, found: _Found) -> None:
+  cells = [cell.strip() for cell in line.split(",")]
+  if len(cells) != 3:
+    raise ValueError(f"a sample is date, time, count, got {line!r}.")
+  date, time, count = cells
+  try:
+    at = datetime.datetime.combine(
+        datetime.date.fromisoformat(date), datetime.time.fromisoformat(time)
+    )
+  except ValueError:
+    raise ValueError(
+        f"date and time must be as in 2021-12-10, 13:07:45, got {date + ', ' + time!r}."
+    ) from None
+  if at.tzinfo is not None:
+    raise ValueError(f"time must be without a time zone, got {time!r}.")
+  if not (count.isascii() and count.isdigit()):
+    raise ValueError(f"count must be a non-negative integer, got {count!r}.")
+  last = found.readings[-1] if found.readings else None
+  if last and int(count) == last.count and last.end < at <= last.end + _REPEAT:
+    last.end = at
+  else:
+    found.readings.append(last := _Reading(number, at, at, int(count)))
+  found.samples.append((at, last))
+
+
+def _order_samples(found: _Found, source: str) -> list[trace_lib.Step]:
+  """Returns counts in order of time; `ValueError` if two samples contradict each other.
+
+  Lines may overlap: a recorder repeats a reading for minutes while it takes the
+  next ones, and a file may merge several recorders. The last reading counts.
+  """
+  by_start: dict[datetime.datetime, _Reading] = {}
+  for reading in found.readings:
+    other = by_start.setdefault(reading.start, reading)
+    if other.count != reading.count:
+      raise ValueError(
+          f"{source}, line {reading.line}: {reading.count} live nodes, but "
+          f"{other.count} at the same time in line {other.line}."
+      )
+  samples = sorted(found.samples, key=lambda sample: (sample[0], sample[1].start))
+  start, newest = samples[0]
+  steps = []
+  for at, reading in samples:
+    if reading.start >= newest.start or at > newest.end:
+      newest = max(newest, reading, key=lambda r: r.start)
+      steps.append(((at - start) // _MS, reading.count))
+  return steps
+
+
+def render_events(trace: trace_lib.Trace) -> str:
+  """Returns the trace as a file of events, the inverse of `parse_trace`."""
+  lines = [f"# {note}" for note in trace.notes]
+  lines.append(f"# duration_ms={trace.duration_ms}")
+  lines += map(str, sorted((*trace.prices, *trace.events), key=_BY_TIME))
+  return "\n".join([*lines, ""])
+
+
+def _parse_ticks(text: str, *, source: str, zone: str, seed: int) -> trace_lib.Trace:
+  """Returns the trace of a JSON file; `ValueError` names line or key."""
+  try:
+    content = json.loads(text)
+  except json.JSONDecodeError as error:
+    raise ValueError(f"{source}, line {error.lineno}: not JSON: {error.msg}.") from None
+  metadata = content.get("metadata")
+  gap = metadata.get("gap_seconds") if isinstance(metadata, dict) else None
+  if not _is_number(gap) or gap == 0:
+    raise ValueError(f"{source}: metadata.gap_seconds must be a number above 0, got {gap!r}.")
+  data = _read_lists(
+      content.get("data"),
+      zone,
+      where=f"{source}: data",
+      is_right=lambda n: _is_number(n) and float(n).is_integer(),
+      allowed="a non-negative integer",
+  )
+  prices = _read_lists(
+      content.get("prices", {}),
+      zone,
+      where=f"{source}: prices",
+      is_right=lambda usd: _is_number(usd) and usd > 0,
+      allowed="a number above 0",
+  )
+  lengths = {
+      f"{key}.{name}".rstrip("."): len(values)
+      for key, by_zone in (("data", data), ("prices", prices))
+      for name, values in by_zone.items()
+  }
+  if len({*lengths.values()}) != 1:
+    raise ValueError(
+        f"{source}: data and prices must have as many ticks for each zone, got {lengths}."
+    )
+  tick_ms = lambda tick: round(1000 * gap * tick)
+  changes = [
+      trace_lib.Price(tick_ms(i), usd, name)
+      for name, values in prices.items()
+      for i, usd in enumerate(values)
+      if not i or usd != values[i - 1]
+  ]
+  return _infer_nodes(
+      {name: [(tick_ms(i), int(n)) for i, n in enumerate(live)] for name, live in data.items()},
+      seed=seed,
+      name=source,
+      duration_ms=tick_ms(next(iter(lengths.values()))),
+      prices=tuple(sorted(changes, key=_BY_TIME)),
   )
 
 
-def _is_time(value: Any) -> bool:
-  return type(value) is int and value >= 0
+def _read_lists(
+    content: Any, zone: str, *, where: str, is_right: Callable[[Any], bool], allowed: str
+) -> Mapping[str, list[Any]]:
+  """Returns the list of each zone; a plain list is that of `zone`."""
+  by_zone = content if isinstance(content, dict) else {zone: content}
+  for name, values in by_zone.items():
+    at = f"{where}.{name}" if by_zone is content else where
+    if not isinstance(values, list) or not values:
+      raise ValueError(f"{at} must be a list of a number for each tick, got {values!r:.40}.")
+    for i, value in enumerate(values):
+      if not is_right(value):
+        raise ValueError(f"{at}[{i}] must be {allowed}, got {value!r:.40}.")
+  return by_zone
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+  is_number = isinstance(value, int | float) and not isinstance(value, bool)
+  return is_number and 0 <= value < float("inf")
+
+
+def _infer_nodes(
+    steps: Mapping[str, Sequence[trace_lib.Step]], *, seed: int, **trace: Any
+) -> trace_lib.Trace:
+  """Returns a trace with these numbers of live nodes, by zone; lost nodes are random."""
+  num_nodes = 0
+  for zone_steps in steps.values():
+    counts = [0, *(count for _, count in zone_steps)]
+    if max(counts) > trace_lib.MAX_LIVE:
+      raise ValueError(
+          f"{trace['name']}: at most {trace_lib.MAX_LIVE} nodes may be alive in a zone, got "
+          f"{max(counts)}."
+      )
+    num_nodes += sum(max(0, b - a) for a, b in itertools.pairwise(counts))
+  if num_nodes > MAX_NODES:
+    raise ValueError(f"{trace['name']}: a trace may have {MAX_NODES} nodes, got {num_nodes}.")
+  events = []
+  for zone, zone_steps in steps.items():
+    draw = random.Random(f"{seed}/{zone}")
+    prefix = f"{zone}/" if zone else "node"
+    live: list[str] = []
+    names = (f"{prefix}{i}" for i in itertools.count(1))
+    for time_ms, count in zone_steps:
+      lost = draw.sample(live, max(0, len(live) - count))
+      events += [trace_lib.Event(time_ms, "remove", node) for node in lost]
+      gone = set(lost)
+      live = [node for node in live if node not in gone]
+      new = list(itertools.islice(names, count - len(live)))
+      events += [trace_lib.Event(time_ms, "add", node) for node in new]
+      live += new
+  events.sort(key=_BY_TIME)  # Keeps the order of zones.
+  note = f"the file names no nodes: a drop takes random ones (seed {seed})"
+  return trace_lib.Trace(events=tuple(events), notes=(note,), **trace)

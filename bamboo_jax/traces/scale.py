@@ -94,7 +94,6 @@ def merge(traces: Sequence[Trace]) -> Trace:
       " + ".join(trace.name for trace in traces),
       tuple(event for event in events if event.time_ms <= duration_ms),
       duration_ms=duration_ms,
-      start_hour=traces[0].start_hour,
       notes=tuple(dict.fromkeys(notes)),
       prices=tuple(heapq.merge(*map(_zoned, traces), key=by_time)),
   )

@@ -100,7 +100,6 @@ class Trace:
     events: At least one. Only absent nodes join; only live ones leave or get
       notice, the latter once.
     duration_ms: End of the trace, not before the last event.
-    start_hour: Hour of the day at the start, below 24; 0 if unknown.
     notes: Assumptions of the reader, a sentence each.
     prices: Of the spot market, in order of time; may be empty. The first price
       of a zone holds from the start.
@@ -109,7 +108,6 @@ class Trace:
   name: str
   events: tuple[Event, ...]
   duration_ms: int
-  start_hour: float = 0.0
   notes: tuple[str, ...] = ()
   prices: tuple[Price, ...] = ()
 
@@ -132,11 +130,6 @@ class Trace:
         raise ValueError(
             f"Prices of trace {self.name!r} must be in order of time, got " f"{late} after {early}."
         )
-    if not 0 <= self.start_hour < 24:
-      raise ValueError(
-          f"The start_hour of trace {self.name!r} must be from 0 to below 24, "
-          f"got {self.start_hour}."
-      )
 
   @property
   def zones(self) -> tuple[str, ...]:

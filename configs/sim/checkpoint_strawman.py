@@ -4,8 +4,7 @@ Our simulator with the times of the run in the artifact's history: pipelines of
 16 nodes, the rest idle; a save begins when the last one is done; a loss in a
 pipeline, or enough nodes for another pipeline, restarts everything. With
 `--trace=FILE` on a recorded trace, scaled to 64 nodes; else on generated ones,
-with the parameters that `bamboo trace fit` finds in Bamboo's trace of p3
-instances.
+with rates and bulks as in Bamboo's trace of p3 instances.
 """
 
 import ml_collections

@@ -1,8 +1,5 @@
 """The command `bamboo trace`."""
 
-import re
-import shlex
-
 from bamboo_jax.traces import readers
 from tests import folders
 from tests.launch import commands
@@ -20,7 +17,7 @@ class TraceTest(folders.FolderCase):
     self.assertEqual(done.returncode, 0, done.stderr)
     return done.stdout
 
-  def test_generate_show_fit(self):
+  def test_generate_show_resample(self):
     path = self.folder / "trace.csv"
     options = [
         "--nodes_per_zone=6,4",
@@ -50,13 +47,11 @@ class TraceTest(folders.FolderCase):
     self.assertEqual(figure.read_bytes()[:4], b"\x89PNG")
     self.assertEqual(readers.read_traces([events]).num_nodes, 5)
 
-    # The options that `fit` prints can be pasted.
-    fitted = self._succeed("fit", str(path), "--num_seeds=2")
-    self.assertRegex(fitted, r"live nodes, most +10  10 \(10 to 10\)\n")
-    line = re.search(r"bamboo trace (generate .*)", fitted)[1]
-    again = self.folder / "again.csv"
-    self._succeed(*shlex.split(line.replace("FILE", str(again))))
-    self.assertEqual(readers.read_traces([again]).num_nodes, 10)
+    more = self.folder / "more.csv"
+    self._succeed("resample", str(path), f"--out={more}", "--hours=96", "--block_hours=6")
+    again = readers.read_traces([more])
+    self.assertEqual((again.zones, again.duration_ms), (trace.zones, 96 * 3_600_000))
+    self.assertIn("# blocks of 6 h of ", more.read_text())
 
   def test_default_events_are_plain(self):
     path = self.folder / "trace.csv"
@@ -73,11 +68,12 @@ class TraceTest(folders.FolderCase):
     good.write_text("0,add,a\n5,add,b\n")
     for arguments, message in (
         (["show", str(good), "--out=x.txt"], "--out must end in .png or"),
-        (["show", str(good), "--json_data=preempted"], "is for JSON, which"),
-        ([], "Unknown command ''. Allowed: fit, generate, show"),
+        ([], "Unknown command ''. Allowed: generate, resample, show"),
         (["shwo"], "Unknown command 'shwo'; did you mean 'show'"),
         (["show", str(bad)], "bad.csv, line 2: node 'b' is removed, but it"),
-        (["fit", "no.csv"], "no.csv: No such file"),
+        (["resample", "no.csv", "--out=x"], "no.csv: No such file"),
+        (["fit", "no.csv"], "fit is gone: `bamboo trace resample FILE`"),
+        (["resample", str(good)], "The flag --out is needed"),
         (["show", "x", "--hours=3"], "--hours has no effect on show. .*"),
         (["generate"], "The flag --out is needed"),
         (["generate", "--out=x", "y"], "Unexpected arguments: y"),

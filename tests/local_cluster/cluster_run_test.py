@@ -110,7 +110,7 @@ class RunTest(folders.FolderCase):
 
   def test_events_of_a_trace_in_order_of_time(self):
     one, done = self.start_run(), {}
-    planned = replay.plan_replay(readers.parse_events(_TRACE, source="t.csv"), time_scale=10)
+    planned = replay.plan_replay(readers.parse_trace(_TRACE, source="t.csv"), time_scale=10)
     names = [one.start_node(zone) for zone in "ab"]
     self.nodes.events.clear()
     one.play(planned, names)
@@ -239,7 +239,7 @@ class RunTest(folders.FolderCase):
       self.nodes.error = OSError("Resource temporarily unavailable")
       if node:
         text = "0,add,a/0\n9,add,a/1\n30000,remove,a/1"
-        planned = replay.plan_replay(readers.parse_events(text, source="t.csv"), time_scale=1)
+        planned = replay.plan_replay(readers.parse_trace(text, source="t.csv"), time_scale=1)
         one.play(planned, ["n9"])
       else:
         self.nodes.num_joins = 1

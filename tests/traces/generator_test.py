@@ -7,7 +7,12 @@ from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
 
-from bamboo_jax.traces import generator, parameters as trace_parameters, summary as trace_summary
+from bamboo_jax.traces import (
+    generator,
+    parameters as trace_parameters,
+    readers,
+    summary as trace_summary,
+)
 
 Parameters = trace_parameters.Parameters
 _SIZES = dict(bulk_sizes=((1, 1.0), (5, 1.0)))
@@ -19,7 +24,6 @@ _PARAMETERS = st.builds(
     hazard_per_node_hour=st.floats(0.0, 3.0),
     bulk_sizes=st.lists(st.tuples(st.integers(1, 9), st.floats(0.1, 1.0)), min_size=1).map(tuple),
     zone_correlation=st.floats(0.0, 1.0),
-    start_hour=st.floats(0.0, 23.9),
     reacquire_secs=st.sampled_from([0.0, 1.0, 600.0, math.inf]),
     notice_secs=st.sampled_from([0.0, 30.0, 5000.0]),
 )
@@ -89,16 +93,6 @@ class GenerateTest(parameterized.TestCase):
       share = summary.num_zone_instants / summary.num_instants
       self.assertAlmostEqual(share, correlation, delta=0.03)
 
-  def test_hour_profile(self):
-    night = (4.0,) * 6 + (0.0,) * 18
-    trace = generate(hours=240.0, hour_profile=night, start_hour=20.5)
-    removed = [e.time_ms for e in trace.events if e.kind == "remove"]
-    hours = {(20.5 + time_ms / 3.6e6) % 24 for time_ms in removed}
-    self.assertGreater(len(hours), 100)
-    self.assertLess(max(hours), 6.0)
-    # A quarter of the day has four times the mean hazard.
-    self.assertAlmostEqual(len(hours), 0.1 * 240 * 32, delta=110)
-
   def test_reacquire(self):
     options = dict(hours=200.0, hazard_per_node_hour=1.0)
     at_once, later = (
@@ -129,6 +123,51 @@ class GenerateTest(parameterized.TestCase):
       generate(seed=-1)
 
 
+class ResampleTest(parameterized.TestCase):
+
+  def resample(self, text, **options):
+    recorded = readers.parse_trace(text, source="t")
+    given = dict(hours=8.0, block_hours=1.0, seed=0) | options
+    return generator.resample(recorded, name="new", **given)
+
+  def test_a_block_of_the_whole_trace_is_the_trace(self):
+    text = "# duration_ms=3600000\n0,add,a/1\n0,add,a/2\n5,notice,a/1\n9,remove,a/1\n20,add,b/1"
+    trace = self.resample(text, hours=1.0)
+    kinds = [(e.time_ms, e.kind, e.zone) for e in trace.events]
+    self.assertEqual(
+        kinds, [(0, "add", "a"), (0, "add", "a"), (9, "remove", "a"), (20, "add", "b")]
+    )
+    self.assertEqual((trace.duration_ms, trace.name), (3_600_000, "new"))
+
+  def test_bursts_and_zones_stay(self):
+    recorded = generate(
+        nodes_per_zone=(9, 6), hours=100.0, bulk_sizes=((3, 1.0),), zone_correlation=0.3
+    )
+    text = readers.render_events(recorded)
+    trace = self.resample(text, hours=400.0, block_hours=10.0)
+    self.assertEqual(trace, self.resample(text, hours=400.0, block_hours=10.0))
+    self.assertNotEqual(trace, self.resample(text, hours=400.0, block_hours=10.0, seed=1))
+    got, want = (trace_summary.summarize(t) for t in (trace, recorded))
+    self.assertLessEqual(got.max_nodes, 15)
+    self.assertAlmostEqual(got.mean_nodes, want.mean_nodes, delta=0.5)
+    self.assertAlmostEqual(
+        got.preempted_per_node_hour / want.preempted_per_node_hour, 1.0, delta=0.3
+    )
+    shares = [s.num_zone_instants / s.num_instants for s in (got, want)]
+    self.assertAlmostEqual(*shares, delta=0.1)
+    self.assertEqual(max(got.bulks), max(want.bulks))
+
+  @parameterized.parameters(
+      ({"block_hours": 9.0}, r"block_hours must be above 0, up to 1 \(the trace\), got 9"),
+      ({"block_hours": 0.0}, "block_hours must be"),
+      ({"hours": -1.0}, "hours must be above 0"),
+      ({"seed": -1}, "seed at least 0, got .* and -1"),
+  )
+  def test_refuses(self, options, message):
+    with self.assertRaisesRegex(ValueError, message):
+      self.resample("# duration_ms=3600000\n0,add,a", **options)
+
+
 class ParametersTest(parameterized.TestCase):
 
   @parameterized.parameters(
@@ -137,8 +176,6 @@ class ParametersTest(parameterized.TestCase):
       ("hazard_per_node_hour", -0.1, math.nan, 1e9),
       ("bulk_sizes", (), ((0, 1.0),), ((1, 0.0),), ((1, 2.0), (2, -1.0))),
       ("zone_correlation", 0.1, 1.1),
-      ("hour_profile", (1.0,) * 23, (0.0,) * 24),
-      ("start_hour", 24.0),
       ("reacquire_secs", -1.0, math.nan),
       ("notice_secs", -1.0, math.inf),
   )

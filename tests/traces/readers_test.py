@@ -74,7 +74,6 @@ class FormatsTest(parameterized.TestCase):
       ("0,add,", "line 1: node must be a name"),
       ("0,add,a", "must last some time.* A line `# duration_ms=...` says when"),
       ("# duration_ms=3\n0,add,a\n5,add,b", "=3, last event at 5 ms"),
-      ("# start_hour=99\n0,add,a\n5,add,b", "from 0 to below 24, got 99.0.$"),
       ("# duration_ms=1h\n0,add,a", "line 1: duration_ms must be a number"),
       ("hello", "line 1: not a trace. A line is milliseconds.* Got 'hello'"),
       ("# a\n0,x7", "line 2: .*0,x7"),
@@ -107,7 +106,6 @@ class FormatsTest(parameterized.TestCase):
     trace = parse("""
 # A comment, and what it says of itself:
 # duration_ms=7000
-# start_hour=13.5
 0,add,node1
 0, add , z/2
 
@@ -125,7 +123,6 @@ class FormatsTest(parameterized.TestCase):
                 Event(6000, "remove", "node1"),
             ),
             duration_ms=7000,
-            start_hour=13.5,
         ),
     )
     self.assertEqual(parse(readers.render_events(trace)), trace)
@@ -141,7 +138,6 @@ class SamplesTest(parameterized.TestCase):
     trace = parse("\n".join(lines))
     self.assertEqual(trace.live_steps(), ((0, 3), (300_000, 1), (360_000, 2)))
     self.assertEqual(trace.duration_ms, 600_000)
-    self.assertEqual(trace.start_hour, 13.0)
     self.assertRegex(trace.notes[0], "takes random ones .seed 0.")
     added = [event.node for event in trace.events if event.kind == "add"]
     self.assertEqual(added, ["node1", "node2", "node3", "node4"])
@@ -188,12 +184,6 @@ class JsonTest(parameterized.TestCase):
     trace = parse('{"metadata": {"gap_seconds": 300}, "data": [0, 2, 2, 1]}')
     self.assertEqual(trace.live_steps(), ((300_000, 2), (900_000, 1)))
     self.assertEqual(trace.duration_ms, 1_200_000)
-    self.assertIn("its numbers are taken to be counts", trace.notes[0])
-
-  def test_preempted(self):
-    text = '{"metadata": {"gap_seconds": 0.5}, "data": [0, 1, 1.0, 0]}'
-    trace = parse(text, json_data="preempted")
-    self.assertEqual(trace.live_steps(), ((0, 1), (500, 0), (1500, 1)))
 
   def test_zones(self):
     data = {"b": [1, 2], "a": [1, 0]}
@@ -221,10 +211,6 @@ class JsonTest(parameterized.TestCase):
   def test_refuses(self, end, message, begin='"metadata": {"gap_seconds": 1}, "data": '):
     with self.assertRaisesRegex(ValueError, f"t.csv.*{message}"):
       parse("{" + begin + end + "}")
-
-  def test_unknown_meaning(self):
-    with self.assertRaisesRegex(ValueError, "did you mean 'counts'"):
-      parse("{}", json_data="count")
 
 
 class FilesTest(folders.FolderCase):

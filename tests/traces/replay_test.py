@@ -18,7 +18,7 @@ _TRACE = """
 
 
 def read(text=_TRACE):
-  return readers.parse_events(text, source="trace.csv")
+  return readers.parse_trace(text, source="trace.csv")
 
 
 class TraceReplayTest(parameterized.TestCase):
