@@ -1,7 +1,7 @@
 """How the processes of a benchmark reach each other: node k has stage k.
 
 Rows use the transport, as in a cluster; programs of the executor `spmd` run in
-all processes at once, in JAX's multi-process runtime.
+children of all processes at once.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ import jax
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.runtime.wire import endpoints, links as links_lib, transport as transport_lib
 from bamboo_jax.schedule import channel as channel_lib
-from bamboo_jax.train.setup import executors
+from bamboo_jax.train import run
 
 
 class Joined:
@@ -20,24 +20,20 @@ class Joined:
   Attributes:
     rank: The stage, and the node, of this process.
     transport: Between all processes.
-    devices: By node; those of other processes only with the executor `spmd`.
-    collectives: Of programs in all processes; None of rows.
+    devices: That of this process, by node.
+    processes: Runs programs in children of all processes; None of rows.
   """
 
   def __init__(self, config: config_lib.Config, *, rank: int) -> None:
     self.rank = rank
+    make_ring = run.fork_children(config, host="127.0.0.1")
     self._others = {*range(config.pipeline.num_stages)} - {rank}
     self.transport = transport_lib.Transport(
         rank, run="benchmark", endpoint=endpoints.UnixEndpoint()
     )
     self._attempt = 0
-    self.collectives = executors.make_collectives(
-        *(config, rank, self.transport), is_lost=lambda node: False
-    )
-    if self.collectives is None:
-      self.devices = {rank: jax.devices()[0]}
-    else:
-      self.devices = self.collectives.start("127.0.0.1")
+    self.processes = make_ring and make_ring(base.NodeId(rank), self.transport)
+    self.devices = {rank: jax.devices()[0]}
 
   @property
   def device(self) -> jax.Device:

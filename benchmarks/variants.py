@@ -175,7 +175,7 @@ class Program(Rows):
     config = site.config.changed({"redundancy.mode": mode})
     program = executors.plan_program(config, site.task, site.plan)
     self.programs = executors.make_programs(
-        *(config, site.task, program), engine=self.engine, collectives=site.stages.collectives
+        *(config, site.task, program), engine=self.engine, processes=site.stages.processes
     )
     compile_ahead.compile_all(self.engine, evaluate=False, more=self.programs.jobs)
 
@@ -197,9 +197,7 @@ class Program(Rows):
   def _compute(self) -> None:
     self.programs.begin(self._step, self._feed)
     self.programs.plan({}, line=0)
-    while not self.programs.is_done:
-      self.programs.start()
-      self.programs.finish()
+    self.programs.run_in_children(lambda nodes, segment: None, lambda: None)
     self.programs.put_sums()
 
 

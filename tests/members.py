@@ -1,7 +1,6 @@
-"""Members, views of them, and channels between them."""
+"""Members, and views of them."""
 
 from bamboo_jax.cluster import views
-from bamboo_jax.schedule import channel as channel_lib
 
 
 def member(number, zone="a", host="h"):
@@ -10,9 +9,3 @@ def member(number, zone="a", host="h"):
 
 def view(number, *numbers, reason="test", **changes):
   return views.View(number, tuple(map(member, numbers)), reason, **changes)
-
-
-def channel(text):
-  """Returns the channel written as kind@nodes."""
-  kind, _, nodes = text.partition("@")
-  return channel_lib.Channel(kind, tuple(map(int, nodes.split(","))))

@@ -6,8 +6,7 @@ from bamboo_jax.base import ids
 
 PyTree = Any  # Nested containers of arrays, as JAX takes them.
 
-# Limit on the nodes of a run, the dead included: with executor="spmd" workers
-# list all devices at the start, see `runtime.spmd.processes.coordination`.
+# Limit on the nodes of a run, the dead included.
 MAX_NODES = 8191
 
 

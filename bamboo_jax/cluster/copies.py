@@ -14,6 +14,7 @@ agent forks the copy for its worker before it does anything else.
 
 from collections.abc import Callable, Collection, Sequence
 import fcntl
+import functools
 import json
 import os
 import runpy
@@ -105,6 +106,40 @@ class Spare:
     order = json.dumps({"command": [*command], "log": log})
     self.socket.sendall(order.encode() + b"\n")
     return self._copy
+
+
+class Successors:
+  """Copies one after the other; each is forked once the last one is gone.
+
+  They share the memory of this process as it is now, so that it may have
+  threads later. They end with it.
+  """
+
+  def __init__(self, run: Callable[[socket.socket], None], *, keeps: Collection[int] = ()) -> None:
+    """Each copy calls `run` with its socket; `keeps` as for `Copy`."""
+    self._orders, theirs = socket.socketpair()
+    with theirs:
+      Copy(lambda: _fork_in_turn(theirs, run, keeps), keeps=[theirs.fileno(), *keeps])
+
+  def next(self) -> socket.socket:
+    """Kills the last copy, and returns a socket to the next one."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+      socket.send_fds(self._orders, [b"."], [theirs.fileno()])
+    return ours
+
+
+def _fork_in_turn(
+    orders: socket.socket, run: Callable[[socket.socket], None], keeps: Collection[int]
+) -> None:
+  children.end_with_parent()
+  last = None
+  while fds := socket.recv_fds(orders, 1, 1)[1]:
+    if last is not None:
+      last.kill()
+      last.wait()  # On a GPU its memory is free only now.
+    with socket.socket(fileno=fds[0]) as end:
+      last = Copy(functools.partial(run, end), keeps=[end.fileno(), *keeps])
 
 
 def _await_order(end: socket.socket) -> None:

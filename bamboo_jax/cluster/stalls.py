@@ -1,8 +1,8 @@
 """Finds the hanging worker when all others wait for it.
 
-A worker waits for the nodes of its open receives; in a collective that it has
-started, for nodes that have not; after a post, for members that have not
-posted. The worker that waits for no other is the culprit. Pure.
+A worker waits for the nodes of its open receives; in a segment of a program, for
+nodes that have not started it; after a post, for members that have not posted.
+The worker that waits for no other is the culprit. Pure.
 """
 
 from collections.abc import Mapping
@@ -52,12 +52,6 @@ def is_waiting_for(waiter: Stall, other: Stall, number: base.NodeId) -> bool:
       return True
   if number in waiter.begun.waits_for:
     return True
-  if waiter.begun.since < other.begun.since:
-    return False  # The other knows that all of them have ended.
-  behind = waiter.begun.since > other.begun.since
-  theirs = () if behind else other.begun.channels
-  return any(
-      waiter.begun.channels.count(channel) > theirs.count(channel)
-      for channel in set(waiter.begun.channels)
-      if number in channel.nodes
-  )
+  ring, theirs = waiter.begun.ring, other.begun
+  is_level = theirs.ring == ring and theirs.num_segments >= waiter.begun.num_segments
+  return number in ring and not is_level

@@ -23,11 +23,10 @@ _MARK = "waits: "
 
 @dataclasses.dataclass(frozen=True)
 class Waits:
-  """The nodes that node `number` waits for, and its open collectives."""
+  """The nodes that node `number` waits for."""
 
   number: base.NodeId
   nodes: tuple[base.NodeId, ...]
-  channels: tuple[str, ...]
 
   def render(self) -> str:
     """Returns the waits as a line for a log, which `parse` reads."""
@@ -48,9 +47,7 @@ def tell_on_signal(number: base.NodeId, begun: Callable[[], channel_lib.Begun]) 
   def answer() -> None:
     while caught := os.read(end, 64):
       if signal.SIGUSR2 in caught:
-        now = begun()
-        channels = tuple(map(str, now.channels))
-        line = Waits(number, tuple(now.waits_for), channels).render()
+        line = Waits(number, begun().waits_for).render()
         with contextlib.suppress(OSError):  # A full disk of logs.
           # In one write: with `print` the newline is another, and a line of
           # another thread may come between.
@@ -83,8 +80,7 @@ def describe(waits: Iterable[Waits], names: Mapping[base.NodeId, str]) -> list[s
   lines = []
   for one in waits:
     others = ", ".join(map(name, one.nodes)) or "no node"
-    more = f", in {'; '.join(one.channels)}" if one.channels else ""
-    lines.append(f"{name(one.number)} waits for {others}{more}")
+    lines.append(f"{name(one.number)} waits for {others}")
   wanted = {node for one in waits for node in one.nodes}
   busy = {one.number for one in waits if not one.nodes}
   silent = wanted - {one.number for one in waits}

@@ -3,14 +3,12 @@
 from collections.abc import Sequence
 import dataclasses
 import importlib
-import os
 import pathlib
 
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.cluster import detection
 from bamboo_jax.faults import faults as faults_lib, random_kills
 from bamboo_jax.net import addresses
-from bamboo_jax.runtime import accelerator
 from bamboo_jax.traces import replay as trace_replay, trace as trace_lib
 from bamboo_jax.train.setup import sizes
 
@@ -71,8 +69,6 @@ def check(config: config_lib.Config, zones: Sequence[str]) -> None:
 
   build.check_environment(config)
   detection.DetectionLimits(**config.cluster.to_dict())  # Checks them.
-  gpus = accelerator.find_gpus(os.environ)
-  accelerator.check_executor(config.pipeline.executor, accelerator.find_platform(os.environ, gpus))
   if not all(zones) or not zones:
     raise ValueError(f"--zones must be names such as a,b,c, got {','.join(zones)!r}.")
 

@@ -22,6 +22,7 @@ _GRAPH_OPTIONS = {
 }
 _FRACTION = "XLA_CLIENT_MEM_FRACTION"
 _FORMER_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"  # Not beside the other.
+_PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _DEVICES = "/dev"
 _GPU_NAMES = ("cuda", "gpu", "rocm")
@@ -60,17 +61,6 @@ def find_platform(environ: Mapping[str, str], gpus: Sequence[str]) -> str:
   if not first:
     return "gpu" if gpus else "cpu"
   return "gpu" if first in _GPU_NAMES else first
-
-
-def check_executor(executor: str, platform: str) -> None:
-  """Raises `ValueError` if an executor cannot run in several processes."""
-  if executor == "spmd" and platform != "cpu":
-    raise ValueError(
-        "config.pipeline.executor='spmd' spans processes on CPUs only, and the "
-        f"platform here is {platform!r}: set executor='rows', train in one "
-        "process with all devices of this machine (bamboo train), or set "
-        "JAX_PLATFORMS=cpu."
-    )
 
 
 def set_determinism(environ: MutableMapping[str, str]) -> None:
@@ -120,6 +110,11 @@ def take_fraction(environ: MutableMapping[str, str], fraction: float | None) -> 
   if fraction is not None:
     environ.pop(_FORMER_FRACTION, None)
     environ[_FRACTION] = str(fraction)
+
+
+def share_with_child(environ: MutableMapping[str, str]) -> None:
+  """Lets this process and a child allocate GPU memory as they need it."""
+  environ.setdefault(_PREALLOCATE, "false")
 
 
 def give_gpu(environ: Mapping[str, str], gpus: Sequence[str], worker: int) -> dict[str, str]:

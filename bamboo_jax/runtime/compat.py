@@ -12,7 +12,14 @@ import threading
 from typing import Any
 
 import jax
-from jax._src import cache_key, compilation_cache, compiler, hardware_utils, xla_bridge
+from jax._src import (
+    cache_key,
+    compilation_cache,
+    compiler,
+    distributed,
+    hardware_utils,
+    xla_bridge,
+)
 from jax._src.lib import _jax, xla_client
 from jax.extend import core
 from jax.interpreters import partial_eval
@@ -74,6 +81,21 @@ def add_cpu_backend(num_devices: int) -> None:
       priority=1,  # That of the CPU is 0.
       fail_quietly=False,
   )
+
+
+def use_host_for_collectives(host: str) -> None:
+  """Lets collectives of the CPU backend listen on `host`, a numeric address.
+
+  JAX would take the machine's name, which others may not reach. Call before
+  JAX starts.
+  """
+
+  def make_client() -> Any:
+    client = distributed.global_state.client
+    gloo = _jax.make_gloo_tcp_collectives(distributed_client=client, hostname=host)
+    return xla_bridge.make_cpu_client(gloo)
+
+  xla_bridge.register_backend_factory("cpu", make_client, priority=0, fail_quietly=False)
 
 
 def has_devices() -> bool:

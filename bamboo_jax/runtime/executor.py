@@ -10,15 +10,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import time
 from typing import Any, Protocol, TypeVar
 
-import jax
-
 from bamboo_jax import base
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.runtime import engine as engine_lib, node as node_lib
 from bamboo_jax.runtime.profile import recorder as recorder_lib
 from bamboo_jax.runtime.wire import links as links_lib
 from bamboo_jax.schedule import (
-    channel as channel_lib,
     holdings as holdings_lib,
     instruction as instruction_lib,
     redundancy,
@@ -238,35 +235,6 @@ class Executor(Protocol):
 
   def planned_passes(self, secs: float) -> account_lib.NodeTime | None:
     """Returns the planned node time of a step of `secs`; None if measured."""
-
-
-class Collectives(Protocol):
-  """An executor's own transfers between processes, beside the transport."""
-
-  def start(self, host: str) -> Mapping[NodeId, jax.Device]:
-    """Returns the device of the node of this process; call before JAX starts.
-
-    This process listens on the numeric address `host`. Raises `ValueError` if
-    the executor cannot run in several processes on these devices.
-    """
-
-  def begun(self) -> channel_lib.Begun:
-    """Returns the transfers that have begun since all were settled."""
-
-  def stop(self, view: base.ViewId, *, alive: Collection[NodeId] | None = None) -> None:
-    """Prevents new transfers until `settled`.
-
-    With `alive`, the members of `view`, transfers with other nodes fail.
-    """
-
-  def settle(self, begun: Mapping[NodeId, channel_lib.Begun], *, view: base.ViewId) -> None:
-    """Completes the transfers that have begun between live nodes; blocks.
-
-    `begun` is by node of the view.
-    """
-
-  def settled(self, view: base.ViewId, steps: base.StepId) -> None:
-    """Allows transfers again; those of the first `steps` steps are over."""
 
 
 class RowsExecutor:

@@ -10,12 +10,11 @@ class Channel:
   """A route for values between some nodes.
 
   Attributes:
-    kind: "activation", "grad", "refresh", "tie" or "sum"; or "ring" for a
-      segment of a program over a pipeline.
+    kind: "activation", "grad", "refresh", "tie" or "sum".
     nodes: Source and destination. Of a sum, a node for each share, then the
-      nodes without a share; of a ring, all nodes in the order of their devices.
+      nodes without a share.
     key: The stage; of a tie also the layer and its parameter, of a sum and of a
-      refresh also the unit. Of a ring, whether it has all nodes.
+      refresh also the unit.
   """
 
   kind: str
@@ -43,22 +42,18 @@ class Channel:
     return f"{self.kind} {ends} {key}"
 
 
-# `Begun.since` of a node that has just joined.
-NEVER = base.ViewId(0), base.StepId(0)
-
-
 @dataclasses.dataclass(frozen=True)
 class Begun:
-  """A node's open transfers, and its address.
+  """A node's address, and its open waits.
 
   Attributes:
-    since: The last (view, step) at which all collective transfers had ended.
-    channels: Collective transfers started since, in order.
     address: Address of its transport, see `runtime.wire.endpoints`.
     waits_for: Nodes from which it waits for values.
+    ring: Nodes whose processes run one program with it, see `runtime.spmd`.
+    num_segments: Number of segments of that program that it has started.
   """
 
-  since: tuple[base.ViewId, base.StepId] = NEVER
-  channels: tuple[Channel, ...] = ()
   address: str = ""
   waits_for: tuple[base.NodeId, ...] = ()
+  ring: tuple[base.NodeId, ...] = ()
+  num_segments: int = 0

@@ -8,9 +8,9 @@ from typing import Any
 from bamboo_jax import base
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import progress as progress_lib
-from bamboo_jax.runtime import executor as executor_lib
 from bamboo_jax.train.members import cohort as cohort_lib, local_cohort
 from bamboo_jax.train.record import workdir as workdir_lib
+from bamboo_jax.train.setup import executors
 
 # Called with the number of a committed step, from 1, and its metrics by name.
 Callback = Callable[[int, Mapping[str, Any]], Any]
@@ -22,7 +22,7 @@ class Environment:
 
   Attributes:
     name: Name of this member among several; "" if it is alone.
-    collectives: Those of the executor; None without.
+    processes: Runs programs over several processes; None without.
     director: Injects due faults; None without faults.
     progress: Shows steps; None if another member does.
     prefetches: Whether to prepare data ahead, in a thread.
@@ -37,7 +37,7 @@ class Environment:
   workdir: workdir_lib.Workdir
   name: str = ""
   transfers: cohort_lib.Transfers = local_cohort.NoTransfers()
-  collectives: executor_lib.Collectives | None = None
+  processes: executors.ProcessRing | None = None
   faults: Iterable[faults_lib.Fault] = ()
   director: cohort_lib.FaultInjector | None = None
   progress: progress_lib.ProgressLine | None = None

@@ -7,6 +7,7 @@ an environment for the same worker.
 from collections.abc import Callable, Mapping, Sequence
 import contextlib
 import functools
+import os
 import socket
 import time
 from typing import NamedTuple
@@ -15,17 +16,18 @@ import jax
 
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.base import logs
-from bamboo_jax.cluster import client as client_lib, waits
+from bamboo_jax.cluster import client as client_lib, copies, waits
 from bamboo_jax.cluster.store import fence as fence_lib, tenure
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.net import identity as identity_lib
-from bamboo_jax.runtime import devices as devices_lib, executor as executor_lib
+from bamboo_jax.runtime import accelerator, devices as devices_lib
+from bamboo_jax.runtime.executables import program_store
 from bamboo_jax.runtime.wire import endpoints, transport as transport_lib
 from bamboo_jax.train import control as control_lib, environment, worker as worker_lib
 from bamboo_jax.train.members import cluster_cohort, local_cohort
 from bamboo_jax.train.record import meter as meter_lib, workdir as workdir_lib
-from bamboo_jax.train.setup import accept, executors, job as job_lib, saving, sizes
+from bamboo_jax.train.setup import accept, executors, job as job_lib, preparation, saving, sizes
 
 
 def train_and_evaluate(
@@ -166,12 +168,9 @@ def train_in_cluster(
       workdir=workdir_lib.Workdir.at(workdir),
       name=name,
       transfers=cluster_cohort.PeerTransfers(
-          joined.client,
-          joined.transport,
-          joined.collectives,
-          preconnects=config.recovery.preconnect,
+          joined.client, joined.transport, preconnects=config.recovery.preconnect
       ),
-      collectives=joined.collectives,
+      processes=joined.processes,
       check_fence=functools.partial(fence_lib.check, fence, stamp),
       faults=sizes.read_faults(config, faults),
       director=strikes,
@@ -187,7 +186,7 @@ class _Joined(NamedTuple):
   client: client_lib.Client
   exits: cluster_cohort.Exits
   transport: transport_lib.Transport
-  collectives: executor_lib.Collectives | None
+  processes: executors.ProcessRing | None
   devices: Mapping[base.NodeId, jax.Device]
 
 
@@ -201,16 +200,14 @@ def _join(
     identity: identity_lib.Identity,
 ) -> _Joined:
   """Connects to the agent, listens for other nodes, and starts JAX."""
+  make_ring = fork_children(config, host=host)
   transport = transport_lib.Transport(
       number,
       run=stamp,
       endpoint=endpoints.listen(host, identity, silence_secs=config.cluster.least_silence_secs),
   )
-  # Asks nobody before `start` below.
-  collectives = executors.make_collectives(
-      *(config, number, transport), is_lost=lambda node: node not in client.newest.numbers
-  )
-  exits = cluster_cohort.Exits(transport, collectives)
+  processes = make_ring and make_ring(number, transport)
+  exits = cluster_cohort.Exits(transport, *([processes.progress] if processes else []))
   waits.tell_on_signal(number, exits.begun)
   client = client_lib.Client(
       agent,
@@ -222,11 +219,46 @@ def _join(
   )
   transport.note = client.note_progress  # It has listened since before.
   apart = use_devices(config, 1)
-  if collectives is None:
-    devices = devices_lib.place_nodes([number], apart=apart)
-  else:
-    devices = collectives.start(host)
-  return _Joined(client, exits, transport, collectives, devices)
+  devices = devices_lib.place_nodes([number], apart=apart)
+  return _Joined(client, exits, transport, processes, devices)
+
+
+def fork_children(
+    config: config_lib.Config, *, host: str
+) -> Callable[[base.NodeId, transport_lib.Transport], executors.ProcessRing] | None:
+  """Prepares to run programs over several processes; None for rows.
+
+  Call before this process has threads. Returns a function that makes the end of
+  a node, which listens at `host`, from its number and transport.
+  """
+  if not executors.is_program(config):
+    return None
+  accelerator.share_with_child(os.environ)
+  memory = executors.Memory()
+  run_passes = functools.partial(_run_passes, config, memory, host)
+  fork = copies.Successors(run_passes, keeps=[memory.fd]).next
+  compiler = None
+  platform = accelerator.find_platform(os.environ, accelerator.find_gpus(os.environ))
+  if platform == "cpu" and program_store.use().folder is not None:
+    compile_ahead = functools.partial(_compile_programs, config)
+    compiler = executors.Compiler(copies.Successors(compile_ahead).next)
+  return functools.partial(
+      executors.ProcessRing, fork=fork, memory=memory, host=host, compiler=compiler
+  )
+
+
+def _run_passes(
+    config: config_lib.Config, memory: executors.Memory, host: str, end: socket.socket
+) -> None:
+  """Runs programs over several processes, for the worker at the other `end`."""
+  use_devices(config, 1)
+  executors.run_child(end, memory, lambda: preparation.take(config).task.whole, host=host)
+
+
+def _compile_programs(config: config_lib.Config, end: socket.socket) -> None:
+  """Compiles programs over several processes ahead, for the worker at the other `end`."""
+  use_devices(config, config.pipeline.num_stages)
+  executors.compile_programs(end, lambda: preparation.take(config).task.whole)
 
 
 def use_devices(config: config_lib.Config, num_nodes: int) -> bool:

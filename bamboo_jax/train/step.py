@@ -371,7 +371,7 @@ def make_step(job: job_lib.Job, given: environment.Environment) -> StepRunner:
       *(job.config, job.task, job.plan),
       engine=job.engine,
       members=given.cohort,
-      collectives=given.collectives,
+      processes=given.processes,
   )
   return StepRunner(
       job.engine,

@@ -302,9 +302,7 @@ class Worker:
     state.catch_up(agreement, commit=lambda: self._commit({}))
     if have_gone_back:  # The others have; this member missed it.
       self._log.roll_back(agreement.steps)
-    goes_back = agreement.change and agreement.change.rolls_back
-    # Steps settled in one view must grow; the restored step is not known yet.
-    cohort.settled(base.StepId(0) if goes_back else state.steps)
+    cohort.settled(state.steps)
     boot_secs = {n: s.boot_secs for n, s in statuses.items()}
     self._outputs.welcome(
         boot_secs,

@@ -57,10 +57,8 @@ class SilenceTest(parameterized.TestCase):
       detection.DetectionLimits(**{name: value})
 
 
-def stall(*channels, is_waiting=False):
-  begun = channel_lib.Begun(
-      (1, 0), tuple(channel_lib.Channel(c[0], tuple(map(int, c[2:].split(",")))) for c in channels)
-  )
+def stall(*waits_for, is_waiting=False):
+  begun = channel_lib.Begun(waits_for=waits_for)
   return stalls_lib.Stall(is_waiting, 1, begun, ((1, "begun"),))
 
 
@@ -183,8 +181,8 @@ class WatchTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
       ("nobody_else", stall(), None, False),
-      ("all_wait_for_it", stall(), stall("f@0,1"), True),
-      ("it_waits_for_another", stall("f@0,1"), stall(), False),
+      ("all_wait_for_it", stall(), stall(0), True),
+      ("it_waits_for_another", stall(1), stall(), False),
       ("on_purpose", stall(), stall(is_waiting=True), True),
   )
   def test_whose_fault(self, mine, other, is_mine):

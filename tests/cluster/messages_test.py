@@ -44,12 +44,7 @@ class MessagesTest(parameterized.TestCase):
   @parameterized.parameters(
       messages.Beat(),
       messages.Beat(
-          stalls_lib.Stall(
-              False,
-              3,
-              channel_lib.Begun((3, 7), (channel_lib.Channel("f", (0, 1)),), "h", (2,)),
-              ((3, "begun"),),
-          )
+          stalls_lib.Stall(False, 3, channel_lib.Begun("h", (2,), (0, 3), 5), ((3, "begun"),))
       ),
       messages.Post(1, "vote", {"seen": [1, None]}),
       messages.NewView(

@@ -147,14 +147,6 @@ MUTANTS = {
             "    self._awake_secs",
         ),
     ),
-    "a7_a_transfer_is_answered_twice": (
-        "tests/runtime/spmd/processes/transfer_log_test.py",
-        (
-            "bamboo_jax/runtime/spmd/processes/transfer_log.py",
-            "if self._answers_for < self._stopped_for:",
-            "if False:",
-        ),
-    ),
     "who_lags_does_not_commit": (
         "tests/train/run_state_test.py",
         (
@@ -259,15 +251,6 @@ MUTANTS = {
             "bamboo_jax/cluster/store/fence.py",
             "begun[-1].epoch if begun",
             "begun[0].epoch if begun",
-        ),
-    ),
-    # In the simulation each channel is a queue of its own; sockets are not.
-    "m05_settle_forgets_order": (
-        "tests/runtime/spmd/processes/settle_test.py",
-        (
-            "bamboo_jax/runtime/spmd/processes/settle.py",
-            "      before[entry].update(row[-1:])\n",
-            "      pass\n",
         ),
     ),
     "m06_no_grace_if_certain": (

@@ -91,7 +91,6 @@ class ScriptedWorker:
         silence_secs=_SILENCE_SECS,
     )
     self._condition: Callable[[], bool] | None = None
-    self._since = channel_lib.NEVER  # As in `channel_lib.Begun`.
     self._turn = 0
     self._late_turn = -1  # Which would have been over while it was stopped.
     self._voted_in = 0  # View in which it has voted last.
@@ -135,7 +134,7 @@ class ScriptedWorker:
     return json_lib.to_plain(self._begun())
 
   def _begun(self) -> channel_lib.Begun:
-    return channel_lib.Begun(self._since, ())
+    return channel_lib.Begun()
 
   # Threads of control: waits for conditions and for time to pass.
 
@@ -244,9 +243,7 @@ class ScriptedWorker:
       self._commit()
       assert self._state == state, "states differ"
     self._steps, self._state, self._epoch = steps, state, epoch
-    view = self.client.adopted.number
-    self._since = view, base.StepId(max(steps, 0))
-    self._say(messages.Assignment({"roles": [view]}))
+    self._say(messages.Assignment({"roles": [self.client.adopted.number]}))
 
   def _step(self) -> _Steps:
     client = self.client

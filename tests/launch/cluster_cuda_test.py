@@ -58,7 +58,6 @@ class ClusterCudaTest(commands.CommandCase):
     for worker in workers:
       self.assertEqual(worker["fraction"], "0.3")
       self.assertIn("--xla_gpu_deterministic_ops=true", worker["flags"])
-      # Otherwise CUDA would wait for the GPUs of 8192 processes.
       told = (worker["has_client"], worker["process"], worker["num_processes"])
       self.assertEqual(told, (False, 0, 1))
       self.assertEqual("cpu" in worker["before"], not platforms)

@@ -8,25 +8,6 @@ _ALONE = {"pipeline.num_pipelines": 1, "pipeline.num_microbatches": 4}
 
 @samples.only_all
 @commands.needs_etcd
-class ProgramTest(commands.CommandCase):
-  """Workers of one program are killed while it runs."""
-
-  CHANGES = {
-      **_ALONE,
-      "num_steps": 5,
-      "model.options.num_blocks": 3,
-      "pipeline.executor": "spmd",
-      "pipeline.num_stages": 3,
-  }
-
-  def test_the_program_goes_on(self):
-    faults = ("1,0/1,9,kill", "2,,,join", "3,0/0,12,kill")
-    recoveries = self.compare(self.write_faults(*faults))
-    self.assertEqual([r["rung"] for r in recoveries], ["shadow"] * 2)
-
-
-@samples.only_all
-@commands.needs_etcd
 class WaitTest(commands.CommandCase):
 
   CHANGES = {

@@ -51,12 +51,6 @@ class AcceleratorTest(parameterized.TestCase):
     kinds = options.get("xla_gpu_enable_command_buffer")
     self.assertEqual(kinds and kinds.split(",")[-1], last)
 
-  def test_executor(self):
-    for given in (("spmd", "cpu"), ("rows", "gpu"), ("rows", "cpu")):
-      accelerator.check_executor(*given)
-    with self.assertRaisesRegex(ValueError, "'gpu': set executor='rows'"):
-      accelerator.check_executor("spmd", "gpu")
-
   @parameterized.parameters((0.25, 4, 1), (0.5, 4, 2), (1.0, 1, 0), (None, 9, 1), (0.1, 10, 1))
   def test_fractions_that_fit(self, fraction, num_workers, num_gpus):
     accelerator.check_fraction(fraction, num_workers=num_workers, gpus=["0"] * num_gpus)
@@ -76,6 +70,8 @@ class AcceleratorTest(parameterized.TestCase):
     environ = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.9", "A": "b"}
     accelerator.take_fraction(environ, 0.2)
     self.assertEqual(environ, {"XLA_CLIENT_MEM_FRACTION": "0.2", "A": "b"})
+    accelerator.share_with_child(environ)
+    self.assertEqual(environ["XLA_PYTHON_CLIENT_PREALLOCATE"], "false")
     given = [
         accelerator.give_gpu({}, ["4", "6"], worker)["CUDA_VISIBLE_DEVICES"] for worker in range(3)
     ]

@@ -1,4 +1,4 @@
-"""A member of a cluster between its client and the log of its transfers."""
+"""A member of a cluster between its client and its transport."""
 
 import os
 import socket
@@ -10,15 +10,13 @@ import numpy as np
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import frames, messages, views
 from bamboo_jax.faults import faults as faults_lib
-from bamboo_jax.runtime.spmd.processes import collectives as collectives_lib, transfer_log
 from bamboo_jax.runtime.wire import endpoints, transport as transport_lib
-from bamboo_jax.schedule import channel as channel_lib, failover, holdings as holdings_lib
+from bamboo_jax.schedule import failover, holdings as holdings_lib
 from bamboo_jax.train import run
 from bamboo_jax.train.members import cluster_cohort
 from tests import layouts, tiny
 
 _PATIENCE_SECS = 20.0
-_CHANNEL = channel_lib.Channel("activation", (0, 1), (0,))
 
 
 class Client:
@@ -99,15 +97,11 @@ class Transport:
     return [transport_lib.OpenWait(3, "a", 0.0)]
 
 
-def make_collectives():
-  return collectives_lib.ProcessCollectives(1, None, is_lost=lambda node: False)
-
-
 class ClusterCohortTest(parameterized.TestCase):
 
-  def make(self, collectives=None, **options):
+  def make(self, **options):
     client, transport = Client(**options), Transport()
-    exits = cluster_cohort.Exits(transport, collectives)
+    exits = cluster_cohort.Exits(transport, lambda: ((1, 4), 2))
     return client, transport, cluster_cohort.ClusterCohort(client, exits)
 
   @parameterized.named_parameters(
@@ -116,29 +110,22 @@ class ClusterCohortTest(parameterized.TestCase):
       ("another_loss", views.View(3, (), ""), 1),
   )
   def test_adopt(self, lost, num_posts):
-    collectives = make_collectives()
-    client, transport, cohort = self.make(collectives, lost=lost)
-    collectives.log.begin(_CHANNEL)
+    client, transport, cohort = self.make(lost=lost)
     cohort.adopt(2)
     self.assertEqual(cohort.view.number, 2)
     self.assertEqual(transport.attempts, [2 << 32])
     self.assertLen(client.said, num_posts)
     for view, key, value in client.said:
-      self.assertEqual((view, key, len(value["channels"])), (2, "begun", 1))
-      self.assertEqual((value["address"], value["waits_for"]), ("here", [3]))
-      with self.assertRaises(transfer_log.StoppedError):
-        collectives.log.check()
+      self.assertEqual((view, key), (2, "begun"))
+      want = {"address": "here", "waits_for": [3], "ring": [1, 4], "num_segments": 2}
+      self.assertEqual(value, want)
 
   def test_settled(self):
-    collectives = make_collectives()
-    _, transport, cohort = self.make(collectives)
-    collectives.log.begin(_CHANNEL)
+    _, transport, cohort = self.make()
     cohort.adopt(2)
     cohort.settled(7)
     cohort.settled(8)
     self.assertEqual(transport.attempts, [n + (2 << 32) for n in range(3)])
-    self.assertEqual(collectives.begun(), channel_lib.Begun((2, 8), ()))
-    collectives.log.check()  # Transfers may begin.
 
   def test_entering_begins_an_attempt(self):
     _, transport, cohort = self.make()
@@ -147,7 +134,7 @@ class ClusterCohortTest(parameterized.TestCase):
 
   def test_a_loss_interrupts_and_drops_what_is_kept_for_the_dead(self):
     transport = Transport()
-    exits = cluster_cohort.Exits(transport, None)
+    exits = cluster_cohort.Exits(transport)
     members = tuple(views.Member(i, f"n{i}", "a", f"life{i}", "h", 7) for i in (0, 1))
     said = exits.lose(views.View(9, members, "n3 is gone"))
     self.assertEqual(transport.kept, [{0, 1}])

@@ -66,7 +66,7 @@ class PolicyTest(parameterized.TestCase):
     transport = mock.patch.object(run.transport_lib, "Transport")
     listen = mock.patch.object(run.endpoints, "listen")
     # The first part that is made from the config.
-    make = mock.patch.object(run.executors, "make_collectives", side_effect=EOFError)
+    make = mock.patch.object(run, "fork_children", side_effect=EOFError)
     with transport, listen, make as made, self.assertRaises(EOFError):
       run.train_in_cluster(config, None, **given)
     self.assertEqual(made.call_args.args[0].pipeline.layout, "templates")

@@ -13,29 +13,23 @@ from bamboo_jax.train.members import cluster_cohort
 
 class TransfersTest(parameterized.TestCase):
 
-  def make(self, *, preconnects=True, has_collectives=True):
+  def make(self, *, preconnects=True):
     self.client = mock.Mock(number=1, adopted=views.View(8, (), ""))
     self.transport, self.engine = mock.Mock(), mock.Mock()
-    self.collectives = mock.Mock() if has_collectives else None
     self.is_compiled = True
-    made = cluster_cohort.PeerTransfers(
-        self.client, self.transport, self.collectives, preconnects=preconnects
-    )
+    made = cluster_cohort.PeerTransfers(self.client, self.transport, preconnects=preconnects)
     made.attach(self.engine, lambda: self.is_compiled)
     self.enterContext(mock.patch.object(compile_ahead, "find_partners", return_value=[0, 3]))
     return made
 
-  @parameterized.parameters(True, False)
-  def test_settle(self, has_collectives):
-    made = self.make(has_collectives=has_collectives)
-    said = {0: channel_lib.Begun(address="a"), 1: channel_lib.Begun((7, 3))}
+  def test_settle(self):
+    made = self.make()
+    said = {0: channel_lib.Begun(address="a"), 1: channel_lib.Begun(waits_for=(7, 3))}
     self.client.collect.return_value = {
         node: json_lib.to_plain(begun) for node, begun in said.items()
     }
     made.settle()
     self.transport.set_addresses.assert_called_once_with({0: "a", 1: ""})
-    if has_collectives:
-      self.collectives.settle.assert_called_once_with(said, view=8)
 
   @parameterized.parameters((True, True, 5), (True, False, -1), (False, True, -1))
   def test_ready(self, preconnects, is_compiled, want):

@@ -14,30 +14,21 @@ import jax
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.runtime import (
-    devices as devices_lib,
-    engine as engine_lib,
-    node as node_lib,
-    recent,
-)
+from bamboo_jax.runtime import engine as engine_lib, node as node_lib, recent
 from bamboo_jax.runtime.spmd import (
     layout as layout_lib,
     pipeline_run as run_lib,
+    processes as processes_lib,
     program as program_lib,
     ring as ring_lib,
     weights as weights_lib,
 )
-from bamboo_jax.runtime.spmd.processes import collectives as collectives_lib
 from bamboo_jax.runtime.spmd.ticks import lowering, tick_table as table_lib
 from bamboo_jax.runtime.stage import functions, spec as spec_lib
-from bamboo_jax.schedule import (
-    channel as channel_lib,
-    holdings as holdings_lib,
-    instruction as instruction_lib,
-)
+from bamboo_jax.schedule import holdings as holdings_lib, instruction as instruction_lib
 
 Owners = Sequence[base.NodeId]
-Done = Mapping[tuple[int, ...], tuple[int, ...]]  # See `SpmdEngine.done`.
+Segment = Sequence[tuple[table_lib.Tick, ...]]
 _MAX_RINGS = 64  # More than a layout and each death in it need.
 
 
@@ -58,7 +49,7 @@ class SpmdEngine:
       *,
       keeps: bool,
       segment_ticks: int | None = None,
-      collectives: collectives_lib.ProcessCollectives | None = None,
+      processes: processes_lib.ProcessRing | None = None,
   ) -> None:
     """Compiles nothing yet.
 
@@ -69,7 +60,7 @@ class SpmdEngine:
       keeps: Whether nodes hold replicas, so that a death can be survived.
       segment_ticks: Ticks of a segment; None for the number of stages, or for
         all ticks if no death can be survived.
-      collectives: Between this process and others; None without.
+      processes: Runs the passes, if each node is a process; else None.
 
     Raises:
       ValueError: The stages are not made of equal blocks (names the layer), or
@@ -78,8 +69,9 @@ class SpmdEngine:
     self._rows, self._whole, self._table = rows, whole, table
     bounds = [spec.first for spec in rows.specs] + [rows.specs[-1].last]
     self.layout = layout_lib.make_layout(whole, bounds)
-    self._devices = rows.devices if collectives is None else collectives.devices
-    _check(rows.owners, self._devices)
+    self._processes, self._devices = processes, rows.devices
+    if processes is None:
+      _check(rows.owners, self._devices)
     self._params = functions.copies_of(whole)
     self._keeps = keeps
     self._sizes, self._sizes_of_rest = program_lib.find_sizes(
@@ -87,45 +79,44 @@ class SpmdEngine:
     )
     self._most_residuals = self._sizes_of_rest.num_slots["residuals"] - 1
     self._rings: recent.Recent[ring_lib.Ring] = recent.Recent(_MAX_RINGS)
-    self.runs: dict[base.ShareId, run_lib.PipelineRun] = {}
+    self.runs: dict[base.ShareId, Any] = {}
     self.running: list[run_lib.PipelineRun] = []
-    self._log = None if collectives is None else collectives.log
-    if collectives is not None:
-      collectives.attach(self.answer)
+
+  @property
+  def uses_processes(self) -> bool:
+    """Whether each node is a process; then an interrupted step is repeated."""
+    return self._processes is not None
 
   def can_run(self, lines: engine_lib.Lines = ()) -> bool:
     """Returns whether programs can run the given lines, or the current ones."""
     rows = self._rows
     owners = [row for row, _ in lines or rows.lines]
     nodes = [node for row in owners for node in set(row)]
-    return (
-        all(map(table_lib.is_ring, owners))
-        and self._devices.keys() >= set(nodes)
+    if not all(map(table_lib.is_ring, owners)):
+      return False
+    return self._processes is not None or (
+        self._devices.keys() >= set(nodes)
         and len({self._devices[node] for node in nodes}) == len(nodes)
     )
-
-  def answer(self, channel: channel_lib.Channel) -> None:
-    """Ends a program that other processes have begun; blocks."""
-    (num_owned,) = channel.key  # The others may have continued with new owners.
-    self._get_ring(channel.nodes, num_owned=int(num_owned)).answer()
 
   def jobs(self, lines: engine_lib.Lines) -> list[Callable[[], Any]]:
     """Returns the jobs that compile segments for lines with local nodes."""
     if not self.can_run(lines):
       return []
-    devices = self._devices
-    return [
-        functools.partial(self._compile, row)
-        for row in sorted({tuple(row) for row, _ in lines})
-        if any(devices_lib.is_local(devices[node]) for node in row)
-    ]
+    rows = sorted({tuple(row) for row, _ in lines})
+    own = (row for row in rows if not self._devices.keys().isdisjoint(row))
+    return [functools.partial(self._compile, row) for row in own]
 
   def _compile(self, owners: Owners) -> None:
     program = self._find(owners).program
-    _ = program.segment, program.start
+    if self._processes is None:
+      _ = program.segment, program.start
+    else:
+      size = len(set(owners))
+      self._processes.compile_ahead(processes_lib.Program(self.layout, program.sizes, size))
     for node, stages in self._stages(program, owners).items():
-      device = self._devices[node]
-      if devices_lib.is_local(device):
+      device = self._devices.get(node)
+      if device is not None:
         self._packing.find_pack(program, device, stages, stages)
         for hold, stage in enumerate(stages[: program.sizes.num_owned]):
           self._packing.find_unpack(program, device, stage, hold)
@@ -134,7 +125,7 @@ class SpmdEngine:
     """Returns the bytes of a node's arrays beside its state, by memory."""
     program = self._find(self._rows.owners[0]).program
     # Copies of a segment's carry; assumes one process per node.
-    copies = 2 + ring_lib.most_behind(program) if self._keeps else 1
+    copies = 2 if self._keeps else 1
     carry, sizes = program.carry, program.sizes
     num_segments = -(-len(self._table.ticks) // sizes.num_ticks)
     slots = max(1, sizes.num_slots["residuals"])
@@ -156,8 +147,7 @@ class SpmdEngine:
   def plan(self, rows: Mapping[base.NodeId, instruction_lib.Row], *, line: int) -> None:
     """Plans the remaining passes of a line, from the rows of its nodes.
 
-    Passes that remaining nodes have done are kept. Other processes must be at
-    the same segment, see `rewind`.
+    Passes that remaining nodes have done are kept, if all are in this process.
     """
     owners, shares = self._rows.lines[line]
     # Shares may have been dropped.
@@ -165,7 +155,7 @@ class SpmdEngine:
     for share in self.runs.keys() - live:
       del self.runs[share]
     for share in shares:
-      former = self.runs.get(share)
+      former = None if self.uses_processes else self.runs.get(share)
       if self._rows.nodes.keys().isdisjoint(owners):
         self.runs.pop(share, None)
       elif former is None or former.owners != owners:
@@ -177,7 +167,7 @@ class SpmdEngine:
       share: base.ShareId,
       owners: Owners,
       former: run_lib.PipelineRun | None,
-  ) -> run_lib.PipelineRun:
+  ) -> run_lib.PipelineRun | processes_lib.ChildRun:
     numbers, table = self._numbers(share), self._table
     if former and not {*former.nodes}.issuperset(owners):
       former = None  # Another pipeline, which begins this share from the start.
@@ -193,38 +183,15 @@ class SpmdEngine:
           most_residuals=self._most_residuals,
       )
       ring = self._find(owners, table)
-    inputs = self._inputs(ring.program, owners, numbers)
+    weights, batch = self._inputs(ring.program, owners, numbers)
+    facts = (np.array(numbers, np.uint32), np.uint32(self._step))
+    program = ring.program
+    if self._processes is not None:
+      work = processes_lib.Work(tuple(owners), self.layout, program.sizes, table, *facts)
+      arrays = [*weights.values(), batch]
+      return processes_lib.ChildRun(self._processes, program, work, arrays)
+    inputs = (program.put(weights), program.put(dict.fromkeys(weights, batch)), *facts)
     return run_lib.PipelineRun(ring, table, inputs, owners=owners, former=former)
-
-  def done(self) -> Done:
-    """Returns the numbers of finished segments of each run.
-
-    The key is the share and the owners with which the step began; the value is
-    `PipelineRun.done`.
-    """
-    runs = self.runs.items() if self._keeps else ()
-    return {(share, *run.began): run.done for share, run in runs}
-
-  def rewind(self, done: Mapping[base.NodeId, Done]) -> None:
-    """Rewinds every run to the last segment finished on all nodes.
-
-    `done` has the results of `done` by live node. A node that does not list a
-    run has answered its segments without data, so the whole ring restarts it.
-    """
-    for share, run in list(self.runs.items()) if self._keeps else ():
-      key = (share, *run.began)
-      if any(key not in done[node] for node in done.keys() & run.nodes):
-        del self.runs[share]
-        continue
-      # Nodes of a lost pipeline that began it may still list it.
-      said = [d[key] for d in done.values() if key in d]
-      # Some may have begun a rest that others have not.
-      depth = min(map(len, said))
-      while len(run.done) > depth:
-        assert run.former is not None, "It has as many runs as counts."
-        run = run.former
-      run.rewind(min(counts[depth - 1] for counts in said))
-      self.runs[share] = run
 
   @property
   def is_done(self) -> bool:
@@ -259,13 +226,29 @@ class SpmdEngine:
         self._errors.append(error)
         self.running.remove(run)
 
+  def run_in_children(
+      self, strike: Callable[[Owners, Segment], None], note_progress: Callable[[], None]
+  ) -> None:
+    """Runs all passes in the children of workers, one pipeline after the other.
+
+    Calls `strike` with the nodes of a ring and the segment that it has started;
+    see `ProcessRing.run` for `note_progress`.
+    """
+    assert self._processes is not None, "Each node is a process."
+    rings: dict[Owners, list[processes_lib.ChildRun]] = {}
+    for _, run in sorted(self.runs.items()):  # The same order at all nodes.
+      rings.setdefault(run.nodes, []).append(run)
+    for nodes, runs in rings.items():
+      run_all = functools.partial(_run_all, runs, functools.partial(strike, nodes))
+      self._processes.run(nodes, runs[0].load, run_all, note_progress=note_progress)
+
   def put_sums(self) -> None:
     """Gives local nodes the gradient sums of their stages."""
     for share, run in self.runs.items():
       for stage, number in base.by_stage(run.owners):
         if number in self._rows.nodes:
-          node, hold = self._rows.nodes[number], run.hold_of(number, stage)
-          assert hold is not None, "It owns the stage."
+          node = self._rows.nodes[number]
+          hold = run.table.stages_of(run.nodes.index(number)).index(stage)
           unpack = self._packing.find_unpack(run.program, node.device, stage, hold)
           node.store.accumulators[stage, share] = unpack(run.sums(number))
 
@@ -305,14 +288,15 @@ class SpmdEngine:
         sizes = dataclasses.replace(self._sizes_of_rest, num_owned=num_owned, num_held=num_owned)
       if table and not sizes.fits(table):  # Compiled now, in a pause.
         sizes = sizes.widen(table)
-      devices = [self._devices[node] for node in nodes]
+      # A worker needs only the shapes of the program that its child runs.
+      devices = [self._devices[node] for node in nodes if node in self._devices]
       program = self._rows.programs.others.get(
           ("segment", self.layout, str(sizes), *devices),
           lambda: program_lib.SegmentProgram(
               *(self._whole, self.layout, sizes), devices=devices, params=self._params
           ),
       )
-      return ring_lib.Ring(self._rows, program, nodes, kind=num_owned, log=self._log)
+      return ring_lib.Ring(program, nodes)
 
     fits = lambda r: table is None or r.program.sizes.fits(table)
     return self._rings.get((num_owned, *nodes), make, fits=fits)
@@ -334,8 +318,8 @@ class SpmdEngine:
 
   def _inputs(
       self, program: program_lib.SegmentProgram, owners: Owners, numbers: Sequence[int]
-  ) -> Sequence[base.PyTree]:
-    """Returns weights, microbatches, their numbers, and the step."""
+  ) -> tuple[dict[int, base.PyTree], base.PyTree]:
+    """Returns the weights of local nodes by place in the ring, and the microbatches."""
     rows, keys = self._rows, self._whole.batch_keys
     data = [self._feed(m, keys) for m in numbers]
     batch = {key: np.stack([one[key] for one in data])[None] for key in keys}
@@ -347,10 +331,12 @@ class SpmdEngine:
         known = tuple(held)
         pack = self._packing.find_pack(program, device, stages, known)
         weights[n] = pack(held)
-    return (
-        *(program.put(weights), program.put(dict.fromkeys(weights, batch))),
-        *(np.array(numbers, np.uint32), np.uint32(self._step)),
-    )
+    return weights, batch
+
+
+def _run_all(runs: Sequence[processes_lib.ChildRun], strike: Callable[[Segment], None]) -> None:
+  for run in runs:
+    run.run(strike)
 
 
 def _check(owners: Sequence[Owners], devices: Mapping[base.NodeId, jax.Device]) -> None:

@@ -1,13 +1,13 @@
 """An executor whose passes are programs, one per pipeline.
 
-A death costs the segment in which it happened. The results of earlier segments
-are held by the survivors, so the rest of the step is planned as for rows and
-runs as programs on the survivors. If nodes would share a device, which programs
-cannot, rows repeat the step from its start.
+In one process a death costs the segment in which it happened: the survivors
+hold the results of earlier segments, so the rest of the step is planned as for
+rows and runs as programs on the survivors. If each node is a process, the step
+is repeated on the survivors. If programs cannot run the new roles, because
+nodes would share a device, rows repeat the step from its start.
 """
 
 from collections.abc import Callable, Sequence
-import dataclasses
 from typing import Any
 
 from absl import logging
@@ -24,21 +24,6 @@ from bamboo_jax.schedule import (
     redundancy,
     timeline as timeline_lib,
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class MemberProgress:
-  """A member's progress in a step.
-
-  Attributes:
-    step: The step; -1 if the member has none that it can continue.
-    done: See `engine.SpmdEngine.done`.
-    by_rows: Whether the member runs this step by rows.
-  """
-
-  step: base.StepId = base.StepId(-1)
-  done: engine_lib.Done = dataclasses.field(default_factory=dict)
-  by_rows: bool = False
 
 
 class Programs:
@@ -63,7 +48,6 @@ class Programs:
     self._engine, self._members = engine, members
     self._rows = executor_lib.RowsExecutor(engine, members)
     self.filler = self._rows.filler
-    self._step = base.StepId(-1)
 
   def jobs(self, lines: rows_engine.Lines) -> list[Callable[[], Any]]:
     """See `executor.Executor`."""
@@ -72,7 +56,7 @@ class Programs:
   def begin(self, step: base.StepId, feed: node_lib.FeedFn) -> None:
     """See `executor.Executor`."""
     self.programs.begin(step, feed)
-    self._step, self.is_by_rows = step, False
+    self.is_by_rows = False
 
   def plan(
       self,
@@ -81,6 +65,9 @@ class Programs:
   ) -> None:
     """See `executor.Executor`."""
     self._rows.plan(timelines, filling)
+    if self.programs.uses_processes:  # Nothing is left of an earlier attempt.
+      self.is_by_rows = False
+      self._forget()
     if self.is_by_rows or not self.programs.can_run():
       self._give_up_programs()
       return
@@ -97,38 +84,33 @@ class Programs:
     if self.is_by_rows:
       self._rows.compute(strike, recorder)
       return
+    nodes, members = self._engine.nodes, self._members
+
+    def strike_at(owners: Sequence[base.NodeId], segment: Sequence[Sequence[Any]]) -> None:
+      for tick in segment:
+        for node, own in zip(owners, tick, strict=True):
+          for _ in check.passes(own) if node in nodes else ():
+            strike(node)
+
+    if self.programs.uses_processes:
+      self.programs.run_in_children(strike_at, members.check)
     while not self.programs.is_done:
-      self._members.check()
+      members.check()
       self.programs.start()
       for run in self.programs.running:
-        for tick in run.segment:
-          for node, own in zip(run.nodes, tick, strict=True):
-            for _ in check.passes(own) if node in self._engine.nodes else ():
-              strike(node)
-      lost = self._engine.nodes.keys() - self._members.hosted
-      self.programs.finish(lost)
+        strike_at(run.nodes, run.segment)
+      self.programs.finish(nodes.keys() - members.hosted)
     self.programs.put_sums()
 
   def holdings(self, *, is_begun: bool) -> dict[base.NodeId, holdings_lib.Holdings]:
-    """See `executor.Executor`; rewinds to the last segment finished by all."""
-    mine, members = MemberProgress(), self._members
-    if is_begun:
-      mine = MemberProgress(self._step, self.programs.done(), self.is_by_rows)
-    said = members.gather("segments", mine)
-    if not is_begun:
+    """See `executor.Executor`; nothing if each node is a process."""
+    if not is_begun or self.programs.uses_processes:
       return {}
-    others = {m: p for m, p in said.items() if p.step == mine.step}
-    if any(p.by_rows for p in others.values()):
-      self._give_up_programs()
-      return self._rows.holdings(is_begun=True)
-    # A member that has not heard of the commit is a step behind.
-    by_node = {n: others.get(members.host_of(n)) for n in members.view.numbers}
-    self.programs.rewind({n: p.done if p else {} for n, p in by_node.items()})
-    return self.programs.holdings()
+    return self._rows.holdings(is_begun=True) if self.is_by_rows else self.programs.holdings()
 
   def can_continue(self) -> bool:
     """See `executor.Executor`."""
-    return self.is_by_rows or self.programs.can_run()
+    return not self.programs.uses_processes and (self.is_by_rows or self.programs.can_run())
 
   def planned_passes(self, secs: float) -> account_lib.NodeTime | None:
     """See `executor.Executor`; None if rows run the step."""
@@ -146,6 +128,10 @@ class Programs:
           "device or send to nodes other than their neighbours. The last bits "
           "of its results may differ from those of programs."
       )
-      self.is_by_rows, self.programs.runs = True, {}
-      for node in self._engine.nodes.values():
-        node.store.clear()
+      self.is_by_rows = True
+      self._forget()
+
+  def _forget(self) -> None:
+    self.programs.runs = {}
+    for node in self._engine.nodes.values():
+      node.store.clear()

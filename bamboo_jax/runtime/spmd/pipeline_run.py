@@ -1,8 +1,8 @@
 """The progress of one pipeline in a step, segment by segment.
 
-The results of a segment are kept until the next one is finished: a death costs
-only the segment in which it happened. Then the remaining nodes continue the
-step from there.
+A segment donates nothing if a death can be survived, so that a death costs only
+the segment in which it happened: the remaining nodes continue the step from
+there.
 """
 
 from collections.abc import Sequence
@@ -15,10 +15,9 @@ import numpy as np
 from bamboo_jax import base
 from bamboo_jax.runtime.spmd import buffers as buffers_lib, global_arrays, ring as ring_lib
 from bamboo_jax.runtime.spmd.ticks import check, tick_table as table_lib
-from bamboo_jax.schedule import channel as channel_lib
 
 Key = table_lib.Key
-_CHANNELS = {"activations": "activation", "grads": "grad"}
+_KINDS = ("activations", "grads")
 
 
 class PipelineRun:
@@ -43,8 +42,7 @@ class PipelineRun:
   ) -> None:
     """Begins a step, or continues the one of `former`.
 
-    `inputs` are the first four arguments of `SegmentProgram.segment`. All nodes
-    that hold a part of `former` must call it together, at the same segment.
+    `inputs` are the first four arguments of `SegmentProgram.segment`.
     """
     program = ring.program
     self.program, self.table, self._ring = program, table, ring
@@ -56,12 +54,11 @@ class PipelineRun:
     self._sent: list[tuple[base.PyTree, base.PyTree]] = []
     # Values sent in former runs, by kind, place and key; None on other nodes.
     self._kept: dict[tuple[str, int, Key], base.PyTree | None] = {}
-    self._carries: dict[int, buffers_lib.Carry] = {}
     if former is None:
-      self._carries[0] = program.start()
+      self._carry = program.start()
       self._fetched = ring.zeros(program.fetched, kind="pinned_host")
     else:
-      self._take_over(former)
+      self._carry, self._fetched = self._take_over(former)
     self._pending: tuple[Any, ...] | None = None
 
   @property
@@ -75,30 +72,13 @@ class PipelineRun:
     first = self.num_segments * self.program.sizes.num_ticks
     return self.table.ticks[first : first + self.program.sizes.num_ticks]
 
-  @property
-  def began(self) -> tuple[base.NodeId, ...]:
-    """The owners when the step began, before any death."""
-    return self.former.began if self.former else self.owners
-
-  @property
-  def done(self) -> tuple[int, ...]:
-    """Numbers of finished segments, of each former run and this one."""
-    return (*(self.former.done if self.former else ()), self.num_segments)
-
-  def rewind(self, num_segments: int) -> None:
-    """Drops the results of all but the first `num_segments` segments."""
-    self.num_segments = num_segments
-    del self._offloaded[num_segments:], self._sent[num_segments:]
-
   def start(self) -> None:
     """Starts the next segment."""
-    size = self.program.sizes.num_ticks
-    first = self.num_segments * size
-    rows = self.table.as_array(first, first + size)
-    table = self.program.put({n: rows[n : n + 1] for n in self._ring.local})
-    self._pending = self._ring.run(
-        *self._inputs, table, self._carry, self._fetched, self._ring.take_host()
-    )
+    self._pending = self._call(self.num_segments * self.program.sizes.num_ticks, self._carry)
+
+  def run_idle(self) -> None:
+    """Runs a segment without passes, which connects all processes; blocks."""
+    jax.block_until_ready(self._call(len(self.table.ticks), self.program.start()))
 
   def finish(self, *, is_lost: bool = False) -> None:
     """Blocks until the segment is finished; raises its error.
@@ -111,16 +91,14 @@ class PipelineRun:
     if is_lost:
       return
     self.num_segments += 1
-    self._carries[self.num_segments] = carry
-    # No rewind goes back further.
-    self._carries.pop(self.num_segments - self._ring.most_behind - 1, None)
+    self._carry = carry
     self._offloaded.append(offloaded)
     self._sent.append(sent)
 
   def release(self) -> None:
     """Lets later segments overwrite what this run has left on the host."""
     self._ring.free += zip(self._offloaded, self._sent, strict=True)
-    self.rewind(0)
+    self._offloaded, self._sent = [], []
 
   def sums(self, node: base.NodeId) -> buffers_lib.MicrobatchSums:
     """Returns the sums of a local node, arrays [1, ...]."""
@@ -131,7 +109,7 @@ class PipelineRun:
     """Returns the values that a node holds; ignore the slots."""
     n, contents = self._contents(node)
     held = contents.held
-    sent: dict[str, dict[Key, int]] = {kind: {} for kind in _CHANNELS}
+    sent: dict[str, dict[Key, int]] = {kind: {} for kind in _KINDS}
     for kind, owner, key in self._kept:
       if owner == n:
         sent[kind][key] = -1
@@ -193,9 +171,12 @@ class PipelineRun:
       buffer, slot = self._fetched, contents.held.host[key]
     return self._read(buffer, n, slot)
 
-  @property
-  def _carry(self) -> buffers_lib.Carry:
-    return self._carries[self.num_segments]
+  def _call(self, first: int, carry: buffers_lib.Carry) -> tuple[Any, ...]:
+    """Starts the segment of a tick and those after it."""
+    rows = self.table.as_array(first, first + self.program.sizes.num_ticks)
+    table = self.program.put({n: rows[n : n + 1] for n in self._ring.local})
+    host = self._ring.take_host()
+    return self.program.segment(*self._inputs, table, carry, self._fetched, host)
 
   def _contents(self, node: base.NodeId) -> tuple[int, check.NodeContents]:
     """Returns a node's place in the ring, and the contents of its slots."""
@@ -206,16 +187,15 @@ class PipelineRun:
     n = self.nodes.index(node)
     return n, self._known[1][n]
 
-  def _take_over(self, former: "PipelineRun") -> None:
+  def _take_over(self, former: "PipelineRun") -> tuple[buffers_lib.Carry, base.PyTree]:
     """Moves the values of this run's nodes to the slots of its table."""
     former._ring.free.clear()
     program, zeros = self.program, ring_lib.host_zeros
     carries = {n: zeros(program.carry) for n in self._ring.local}
     fetched = {n: zeros(program.fetched) for n in self._ring.local}
-    # One order at all nodes, see `Ring.move`.
     for n, node in enumerate(self.nodes):
       start = self.table.start[n]
-      for kind in _CHANNELS:
+      for kind in _KINDS:
         for key, slot in sorted(getattr(start, kind).items()):
           value = self._get(former, kind, key, node)
           if n in carries:
@@ -231,18 +211,12 @@ class PipelineRun:
         for key, slot in start.host.items():
           _store(fetched[n], former.residuals(node, key), to=(0, slot))
       self._take_sums(carry.sums, former, node)
-    self._carries[0] = program.put(carries)
-    self._fetched = program.put(fetched, kind="pinned_host")
+    return program.put(carries), program.put(fetched, kind="pinned_host")
 
   def _get(self, former: "PipelineRun", kind: str, key: Key, node: base.NodeId) -> base.PyTree:
-    """Returns a value for a node, re-sent by the node that holds it."""
-    source = next(
-        other
-        for other in (node, *self.nodes)  # Itself first: nothing to send.
-        if key in getattr(former.held(other), kind)
-    )
-    channel = channel_lib.Channel(_CHANNELS[kind], (source, node), key[:1])
-    return self._ring.move(channel, lambda: former.value(kind, source, key))
+    """Returns a value for a node, from any node that holds it."""
+    holders = (n for n in (node, *self.nodes) if key in getattr(former.held(n), kind))
+    return former.value(kind, next(holders), key)
 
   def _take_sums(
       self, sums: buffers_lib.MicrobatchSums, former: "PipelineRun", node: base.NodeId

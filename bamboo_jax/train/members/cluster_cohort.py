@@ -3,8 +3,7 @@
 Values are converted to JSON and sent through the agent.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-import dataclasses
+from collections.abc import Callable, Iterable, Mapping
 import os
 import select
 import socket
@@ -15,7 +14,7 @@ from bamboo_jax.base import json as json_lib, logs
 from bamboo_jax.cluster import client as client_lib, frames, messages, views
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.recovery import layout as layout_lib
-from bamboo_jax.runtime import engine as engine_lib, executor as executor_lib
+from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.runtime.wire import transport as transport_lib
 from bamboo_jax.schedule import channel as channel_lib
@@ -107,8 +106,7 @@ class ClusterCohort:
     stopped_for = self._client.wait_interrupt(0)
     self._client.adopt(self._client.find_view(number))
     if stopped_for is None or stopped_for.number != number:
-      begun = self._exits.stop(number)
-      self._client.post(number, "begun", json_lib.to_plain(begun))
+      self._client.post(number, "begun", json_lib.to_plain(self._exits.begun()))
     self._exits.adopt(number)
 
   def arrived_secs(self, number: base.ViewId) -> float:
@@ -126,7 +124,8 @@ class ClusterCohort:
 
   def settled(self, steps: base.StepId) -> None:
     """See `Cohort`; starts the next attempt."""
-    self._exits.settled(self.view.number, steps)
+    del steps
+    self._exits.settled()
 
   def report(self, kind: str, **facts: Any) -> None:
     """See `Cohort`; "leave" and "slow" are always about this node."""
@@ -184,21 +183,17 @@ class Exits:
   """
 
   def __init__(
-      self, transport: transport_lib.Transport, collectives: executor_lib.Collectives | None
+      self,
+      transport: transport_lib.Transport,
+      progress: Callable[[], tuple[tuple[base.NodeId, ...], int]] = lambda: ((), 0),
   ) -> None:
-    """`collectives` are those of the executor; None without any."""
-    self.transport, self._collectives = transport, collectives
-    self._attempt = 0
+    """`progress` returns `ring` and `num_segments` of `channel.Begun`."""
+    self.transport, self._progress, self._attempt = transport, progress, 0
 
   def begun(self) -> channel_lib.Begun:
-    """Returns this member's address, open waits and collective transfers."""
-    begun = channel_lib.Begun()
-    if self._collectives is not None:
-      begun = self._collectives.begun()
+    """Returns this member's address, and its open waits."""
     waits = {r.node for r in self.transport.open_waits()}
-    return dataclasses.replace(
-        begun, address=self.transport.address, waits_for=tuple(sorted(waits))
-    )
+    return channel_lib.Begun(self.transport.address, tuple(sorted(waits)), *self._progress())
 
   def lose(self, view: views.View) -> dict[str, Any]:
     """Interrupts all transfers after a loss; returns `begun`, as JSON.
@@ -212,29 +207,15 @@ class Exits:
     )
     if view.members:  # Messages for others are dropped.
       self.transport.keep_only(view.numbers, f"it is not in view {view.number}")
-    begun = self.stop(view.number, alive=view.numbers)
-    plain: dict[str, Any] = json_lib.to_plain(begun)
+    plain: dict[str, Any] = json_lib.to_plain(self.begun())
     return plain
-
-  def stop(
-      self, view: base.ViewId, *, alive: Collection[base.NodeId] | None = None
-  ) -> channel_lib.Begun:
-    """Stops collective transfers, see `executor.Collectives`."""
-    if self._collectives is not None:
-      self._collectives.stop(view, alive=alive)
-    return self.begun()
 
   def adopt(self, view: base.ViewId) -> None:
     """Starts the first attempt in a view."""
     self._begin(view << _ATTEMPT_BITS)
 
-  def settled(self, view: base.ViewId, steps: base.StepId) -> None:
-    """Starts the next attempt, and resumes collective transfers.
-
-    No message of the first `steps` steps may be in flight.
-    """
-    if self._collectives is not None:
-      self._collectives.settled(view, steps)
+  def settled(self) -> None:
+    """Starts the next attempt; no message may be in flight."""
     self._begin(self._attempt + 1)
 
   def check(self) -> None:
@@ -247,22 +228,13 @@ class Exits:
 
 
 class PeerTransfers:
-  """The transfers of a process of a cluster; see `Exits` for `collectives`.
-
-  With `preconnects` it connects in advance.
-  """
+  """The transfers of a process of a cluster; connects ahead if it `preconnects`."""
 
   def __init__(
-      self,
-      client: client_lib.Client,
-      transport: transport_lib.Transport,
-      collectives: executor_lib.Collectives | None,
-      *,
-      preconnects: bool,
+      self, client: client_lib.Client, transport: transport_lib.Transport, *, preconnects: bool
   ) -> None:
     self._client = client
     self._transport = transport
-    self._collectives = collectives
     self._preconnects = preconnects
     self._connected = (0, cohort_lib.NOT_READY)
 
@@ -273,15 +245,11 @@ class PeerTransfers:
 
   def settle(self) -> None:
     """See `Transfers`; raises `base.ViewChangedError` after another loss."""
-    begun = {
-        node: json_lib.from_plain(channel_lib.Begun, b)
-        for node, b in self._client.collect("begun").items()
-    }
+    begun = self._client.collect("begun").items()
     logs.note_names({m.number: m.name for m in self._client.adopted.members})
-    addresses = {node: b.address for node, b in begun.items()}
-    self._transport.set_addresses(addresses)
-    if self._collectives is not None:
-      self._collectives.settle(begun, view=self._client.adopted.number)
+    self._transport.set_addresses(
+        {node: json_lib.from_plain(channel_lib.Begun, b).address for node, b in begun}
+    )
 
   def ready(self, version: int) -> int:
     """See `Transfers`; ready once all programs are compiled."""

@@ -3,14 +3,13 @@
 Nothing else names a module of `runtime.spmd`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 import functools
 import math
-from typing import cast
 
 import jax
 
-from bamboo_jax import base, config as config_lib
+from bamboo_jax import config as config_lib
 from bamboo_jax.plan import planner
 from bamboo_jax.runtime import engine as engine_lib, executor as executor_lib
 from bamboo_jax.runtime.spmd import (
@@ -18,15 +17,19 @@ from bamboo_jax.runtime.spmd import (
     executor as spmd_executor,
     layout as layout_lib,
     plan as plan_lib,
+    processes as processes_lib,
     program as segment_lib,
 )
-from bamboo_jax.runtime.spmd.processes import collectives as collectives_lib
 from bamboo_jax.runtime.spmd.ticks import check, tick_table as table_lib
 from bamboo_jax.runtime.stage import functions
-from bamboo_jax.runtime.wire import transport as transport_lib
 from bamboo_jax.train.setup import build
 
+Compiler = processes_lib.Compiler
+Memory = processes_lib.Memory
+ProcessRing = processes_lib.ProcessRing
 ProgramPlan = plan_lib.ProgramPlan
+compile_programs = processes_lib.compile_programs
+run_child = processes_lib.live
 
 
 def is_program(config: config_lib.Config) -> bool:
@@ -90,13 +93,13 @@ def make_executor(
     *,
     engine: engine_lib.Engine,
     members: executor_lib.Members,
-    collectives: executor_lib.Collectives | None = None,
+    processes: ProcessRing | None = None,
 ) -> executor_lib.Executor:
   """Returns the executor of a config, not compiled yet."""
   if not is_program(config):
     return executor_lib.RowsExecutor(engine, members)
   program = plan_program(config, task, plan)
-  programs = make_programs(*(config, task, program), engine=engine, collectives=collectives)
+  programs = make_programs(*(config, task, program), engine=engine, processes=processes)
   return spmd_executor.Programs(program, programs, engine, members)
 
 
@@ -106,7 +109,7 @@ def make_programs(
     program: ProgramPlan,
     *,
     engine: engine_lib.Engine,
-    collectives: executor_lib.Collectives | None = None,
+    processes: ProcessRing | None = None,
 ) -> spmd_engine.SpmdEngine:
   """Returns the programs of a step; arguments as for `make_executor`."""
   return spmd_engine.SpmdEngine(
@@ -115,24 +118,8 @@ def make_programs(
       program.table,
       keeps=config.redundancy.mode != "none",
       segment_ticks=config.pipeline.segment_ticks,
-      collectives=cast("collectives_lib.ProcessCollectives | None", collectives),
+      processes=processes,
   )
-
-
-def make_collectives(
-    config: config_lib.Config,
-    number: base.NodeId,
-    exchange: transport_lib.Transport,
-    *,
-    is_lost: Callable[[base.NodeId], bool],
-) -> executor_lib.Collectives | None:
-  """Returns the transfers of the executor between processes; None for rows.
-
-  `number` is the node of this process.
-  """
-  if not is_program(config):
-    return None
-  return collectives_lib.ProcessCollectives(number, exchange, is_lost=is_lost)
 
 
 def _budget(config: config_lib.Config) -> float | None:

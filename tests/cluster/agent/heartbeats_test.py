@@ -87,7 +87,7 @@ class HeartbeatsTest(LiveCase):
     self.assertEmpty(self.state.suspects.suspects)
 
   def test_all_hear_of_a_stall_again_and_again(self):
-    stall = stalls_lib.Stall(True, 1, channel_lib.Begun((1, 0), ()), ())
+    stall = stalls_lib.Stall(True, 1, channel_lib.Begun(), ())
     beat = messages.WorkerBeat(progress=1, is_waiting=True, stall=stall)
     self.on(events_lib.WorkerSaid(beat), 0.2)
     sent = self.live(1.0, since=0.2)

@@ -283,7 +283,7 @@ class OwnWorkerTest(given.CoreCase):
     self.begin()
     self.on(events_lib.Ticked())
     self.assertEqual(self.sent(events_lib.Ticked()), [])  # It just has.
-    stall = stalls_lib.Stall(True, 1, channel_lib.Begun((1, 0), ()), ())
+    stall = stalls_lib.Stall(True, 1, channel_lib.Begun(), ())
     self.on(events_lib.WorkerSaid(messages.WorkerBeat(1, True, stall)))
     self.assertEqual(self.sent(events_lib.Ticked()), [(messages.Beat(stall, 1), None)])
 

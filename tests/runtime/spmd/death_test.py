@@ -2,13 +2,10 @@
 
 import contextlib
 import itertools
-from unittest import mock
 
 from absl.testing import parameterized
 import jax
 
-from bamboo_jax.runtime.spmd.processes import transfer_log
-from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.testing import redone as redone_lib
 from tests import samples
 from tests.runtime.spmd import pipelines
@@ -82,60 +79,6 @@ class DeathTest(parameterized.TestCase):
       sums = run.sums(node)
       self.assertEqual(bool(jax.numpy.any(sums.loss)), has_loss)
       self.assertEqual(any(map(jax.numpy.any, jax.tree.leaves(sums.end_grads))), has_loss)
-
-  def test_goes_back_to_what_all_have_done(self):
-    want, made = pipelines.undisturbed(), pipelines.make_three()
-    made.begin()
-    log = transfer_log.TransferLog()
-    values = {"most_behind": 1, "_is_shared": True, "_log": log}
-    for run in made.programs.runs.values():
-      for name, value in values.items():
-        self.enterContext(mock.patch.object(run._ring, name, value))
-    made.advance(3)
-    channel = channel_lib.Channel("ring", (3, 4, 5), (1,))
-    self.assertEqual(log.begun().channels.count(channel), 3)
-    log.stop(1)
-    with self.assertRaises(transfer_log.StoppedError):
-      made.advance(1)
-    # A member that was stopped before a segment answers it, without passes.
-    log.answer_for(1)
-    made.programs.answer(channel)
-    self.assertEqual(log.begun().channels.count(channel), 4)
-    log.settled(1, 0)
-    first, second = (0, 0, 1, 2), (1, 3, 4, 5)  # Shares, and who began them.
-    self.assertEqual(made.programs.done(), {first: (3,), second: (3,)})
-    made.programs.rewind({0: made.programs.done(), 1: {first: (2,)}})
-    self.assertEqual(made.programs.done(), {first: (2,), second: (3,)})
-    former = made.programs.runs[0]
-    made.die(1)
-    made.advance(1)
-    self.assertEqual(made.programs.done(), {first: (2, 1), second: (4,)})
-    after = made.programs.runs[0]
-    # Somebody has not heard how to go on: all do so from before.
-    made.programs.rewind({0: made.programs.done(), 1: {first: (2,)}})
-    self.assertIs(made.programs.runs[0], former)
-    made.programs.runs[0] = after
-    made.advance()
-    self.assertEmpty(pipelines.find_unequal(made.sums(), want))
-
-  def test_who_is_left_of_a_lost_pipeline_holds_up_nobody(self):
-    """It may not have heard that others compute its share from the start."""
-    want, made = pipelines.undisturbed(), pipelines.make_three()
-    made.begin()
-    before = made.programs.done()
-    whole = made.rows.owners, made.rows.shadows, made.rows.shares
-    self.addCleanup(made.rows.set_pipelines, *whole)
-    made.rows.set_pipelines(whole[0][:1], whole[1][:1], [(0, 1)])
-    made.programs.plan({}, line=0)
-    made.advance()
-    own = {key: done for key, done in before.items() if 3 in key}
-    self.assertLen(own, 1)
-    made.programs.rewind({0: made.programs.done(), 3: own})
-    made.programs.put_sums()
-    self.assertTrue(made.programs.is_done)
-    sums = made.rows.nodes[0].store.accumulators
-    key = (0, 1)
-    self.assertEmpty(pipelines.find_unequal({key: sums[key]}, {key: want[key]}))
 
   def test_a_death_of_a_node_that_has_taken_over(self):
     made, want = pipelines.make_four()

@@ -170,6 +170,10 @@ class TickTable:
     """Number of stages."""
     return len(self.owners)
 
+  def stages_of(self, node: int) -> tuple[base.StageId, ...]:
+    """Returns the stages whose weights a node holds, see `stages_of`."""
+    return stages_of(self.owners, node)
+
   def as_array(self, first: int, stop: int) -> np.ndarray:
     """Returns ticks `first` to `stop - 1`, int32[nodes, ticks, NUM_FIELDS].
 

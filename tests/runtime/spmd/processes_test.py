@@ -1,0 +1,143 @@
+"""Workers agree on a ring of children, whatever happens to a child."""
+
+from concurrent import futures
+from multiprocessing import connection
+import os
+import socket
+import threading
+
+from absl.testing import absltest, parameterized
+
+from bamboo_jax import base
+from bamboo_jax.runtime.spmd import processes
+from bamboo_jax.runtime.wire import endpoints, transport as transport_lib
+
+_NODES = (1, 4, 7)
+
+
+class Child(threading.Thread):
+  """Answers as `processes.live`, and fails when it is told `fails_at`."""
+
+  def __init__(self, end, fails_at):
+    super().__init__(daemon=True)
+    self._pipe, self._fails_at = connection.Connection(end.detach()), fails_at
+    self.start()
+
+  def run(self):
+    self._pipe.send(os.getpid())
+    try:
+      while True:
+        message = self._pipe.recv()
+        name = message if isinstance(message, str) else type(message).__name__
+        if name == self._fails_at:
+          self._pipe.close()
+          return
+        if name == "Topology" and message.rank == 0:
+          host, port = message.address.split(":")
+          with socket.create_server((host, int(port))) as coordinator:
+            coordinator.accept()
+        self._pipe.send("out of memory" if f"{name}!" == self._fails_at else "")
+    except (EOFError, OSError):
+      return
+
+
+class Worker:
+  """A worker whose n-th child fails at the n-th message of `fails`."""
+
+  def __init__(self, number, fails=()):
+    self.exchange = transport_lib.Transport(number, run="r", endpoint=endpoints.UnixEndpoint())
+    self._fails, self.num_forks, self.num_passes = [*fails], 0, 0
+    self.ring = processes.ProcessRing(
+        number, self.exchange, fork=self._fork, memory=processes.Memory(), host="127.0.0.1"
+    )
+
+  def _fork(self):
+    ours, theirs = socket.socketpair()
+    Child(theirs, self._fails.pop(0) if self._fails else "")
+    self.num_forks += 1
+    return ours
+
+  def run(self, nodes=_NODES):
+    self.ring.run(nodes, self._load, self._pass, note_progress=self.exchange.check)
+
+  def _load(self):
+    self.ring.load(None, [1.0])
+
+  def _pass(self):
+    self._load()
+    self.ring.connect()
+    self.ring.start_segment()
+    self.ring.hear()
+    self.num_passes += 1
+
+
+class ProcessRingTest(parameterized.TestCase):
+
+  def make(self, **fails):
+    self.workers = {n: Worker(n, fails.get(f"node{n}", ())) for n in _NODES}
+    addresses = {n: w.exchange.address for n, w in self.workers.items()}
+    self.begin(1)
+    for worker in self.workers.values():
+      self.addCleanup(worker.exchange.close)
+      worker.exchange.set_addresses(addresses)
+    self.pool = futures.ThreadPoolExecutor(len(_NODES))
+    self.addCleanup(self.pool.shutdown)
+    for worker in self.workers.values():  # Before, so that nobody waits for ever.
+      self.addCleanup(worker.exchange.interrupt, "the test is over")
+    return self.workers
+
+  def begin(self, attempt):
+    for worker in self.workers.values():
+      worker.exchange.begin(attempt)
+
+  def start(self, nodes=_NODES):
+    return [self.pool.submit(self.workers[n].run, nodes) for n in nodes]
+
+  def run_all(self, nodes=_NODES):
+    for future in self.start(nodes):
+      future.result(timeout=60)
+
+  def test_children_stay_for_later_steps(self):
+    workers = self.make()
+    for _ in range(3):
+      self.run_all()
+    self.assertEqual([w.num_forks for w in workers.values()], [1] * 3)
+    self.assertEqual([w.ring.progress() for w in workers.values()], [(_NODES, 3)] * 3)
+
+  @parameterized.parameters("Topology", "NoneType", "NoneType!", "connect", "run", "run!")
+  def test_a_child_that_fails(self, message):
+    """Once, and then the first child of the ring at the same message."""
+    for fails in ({"node4": [message]}, {"node4": [message], "node1": ["", message]}):
+      workers = self.make(**fails)
+      self.run_all()
+      self.assertEqual({w.ring.progress() for w in workers.values()}, {(_NODES, 1)})
+      self.assertEqual([w.num_forks for w in workers.values()], [1 + len(fails)] * 3)
+
+  def test_an_error_that_stays(self):
+    self.make(node7=["run!"] * 9)
+    for future in self.start():
+      with self.assertRaisesRegex(processes.ChildError, "failed 4 times: node 7: out of memory"):
+        future.result(timeout=60)
+
+  def test_a_smaller_ring(self):
+    workers = self.make()
+    self.run_all()
+    waiting = [self.pool.submit(workers[n].run) for n in _NODES[1:]]
+    for node in _NODES[1:]:
+      workers[node].exchange.interrupt("node 1 is lost")
+    for future in waiting:
+      with self.assertRaises(base.AttemptOverError):
+        future.result(timeout=60)
+    self.begin(2)
+    self.run_all(_NODES[1:])
+    self.assertEqual([workers[n].ring.progress() for n in _NODES[1:]], [(_NODES[1:], 1)] * 2)
+
+  def test_memory(self):
+    memory = processes.Memory()
+    for size in (4, 2):
+      memory.write({"a": [1.5] * size})
+      self.assertLen(memory.read()["a"], size)
+
+
+if __name__ == "__main__":
+  absltest.main()
