@@ -234,7 +234,7 @@ def fork_children(
   if not executors.is_program(config):
     return None
   accelerator.share_with_child(os.environ)
-  memory = executors.Memory()
+  memory = executors.SharedMemory()
   run_passes = functools.partial(_run_passes, config, memory, host)
   fork = copies.Successors(run_passes, keeps=[memory.fd]).next
   compiler = None
@@ -248,7 +248,7 @@ def fork_children(
 
 
 def _run_passes(
-    config: config_lib.Config, memory: executors.Memory, host: str, end: socket.socket
+    config: config_lib.Config, memory: executors.SharedMemory, host: str, end: socket.socket
 ) -> None:
   """Runs programs over several processes, for the worker at the other `end`."""
   use_devices(config, 1)

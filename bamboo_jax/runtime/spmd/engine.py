@@ -113,7 +113,7 @@ class SpmdEngine:
       _ = program.segment, program.start
     else:
       size = len(set(owners))
-      self._processes.compile_ahead(processes_lib.Program(self.layout, program.sizes, size))
+      self._processes.compile_ahead(processes_lib.RingProgram(self.layout, program.sizes, size))
     for node, stages in self._stages(program, owners).items():
       device = self._devices.get(node)
       if device is not None:
@@ -187,7 +187,7 @@ class SpmdEngine:
     facts = (np.array(numbers, np.uint32), np.uint32(self._step))
     program = ring.program
     if self._processes is not None:
-      work = processes_lib.Work(tuple(owners), self.layout, program.sizes, table, *facts)
+      work = processes_lib.ShareWork(tuple(owners), self.layout, program.sizes, table, *facts)
       arrays = [*weights.values(), batch]
       return processes_lib.ChildRun(self._processes, program, work, arrays)
     inputs = (program.put(weights), program.put(dict.fromkeys(weights, batch)), *facts)

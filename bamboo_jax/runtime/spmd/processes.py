@@ -11,9 +11,9 @@ passes of the step. Repairs and joins change the ring in the same way.
        |  fork, once the former child is gone                     |
        |--- Topology -----------> | JAX starts; that of the first |
        |                          | node listens, then the others |
-       |--- Work, arrays -------> | compiles                      |
+       |--- ShareWork, arrays --> | compiles                      |
   2.   |<======= has any child failed? then again from 1 ========>|
-       |--- Work, arrays -------> | loads                         |
+       |--- ShareWork, arrays --> | loads                         |
        |--- "connect" ----------> | a segment without passes      |
        |--- "run" --------------> | a segment                     |
        |<------------------ done  |                               |
@@ -76,7 +76,7 @@ class Topology:
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class RingProgram:
   """A program to compile for a ring of some `size`."""
 
   layout: layout_lib.BlockLayout
@@ -85,7 +85,7 @@ class Program:
 
 
 @dataclasses.dataclass(frozen=True)
-class Work:
+class ShareWork:
   """The passes of one share of the batch; weights and batch are in the memory."""
 
   owners: tuple[base.NodeId, ...]
@@ -96,7 +96,7 @@ class Work:
   step: np.uint32
 
 
-class Memory:
+class SharedMemory:
   """Memory that a worker shares with its children; they take turns."""
 
   def __init__(self) -> None:
@@ -171,7 +171,7 @@ class Compiler:
     self._fork, self._lock = fork, threading.Lock()
     self._process: _Process | None = None
 
-  def compile(self, program: Program, note_progress: Callable[[], None]) -> None:
+  def compile(self, program: RingProgram, note_progress: Callable[[], None]) -> None:
     """Compiles a program; blocks. Raises `ChildError` if that fails."""
     with self._lock:
       self._process = self._process or _Process(self._fork())
@@ -205,7 +205,7 @@ def compile_programs(end: socket.socket, find_whole: Callable[[], spec_lib.Stage
 
 
 def _make_program(
-    whole: spec_lib.StageSpec, wanted: Program | Work, devices: Sequence[jax.Device]
+    whole: spec_lib.StageSpec, wanted: RingProgram | ShareWork, devices: Sequence[jax.Device]
 ) -> program_lib.SegmentProgram:
   return program_lib.SegmentProgram(
       *(whole, wanted.layout, wanted.sizes), devices=devices, params=functions.copies_of(whole)
@@ -230,7 +230,7 @@ class ProcessRing:
       exchange: transport_lib.Transport,
       *,
       fork: Callable[[], socket.socket],
-      memory: Memory,
+      memory: SharedMemory,
       host: str,
       compiler: Compiler | None = None,
   ) -> None:
@@ -274,7 +274,7 @@ class ProcessRing:
       logging.warning("The program of nodes %s starts again: %s", nodes, error)
     raise ChildError(f"The program of nodes {nodes} has failed {_MOST_TRIES} times: {error}")
 
-  def compile_ahead(self, program: Program) -> None:
+  def compile_ahead(self, program: RingProgram) -> None:
     """Compiles a program that children will load, if they can; blocks."""
     if self._compiler is not None:
       self._compiler.compile(program, self._exchange.note)
@@ -283,7 +283,7 @@ class ProcessRing:
     """Returns the nodes of its ring, and how many segments it has started there."""
     return self._nodes, self._num_segments
 
-  def load(self, work: Work, arrays: base.PyTree) -> None:
+  def load(self, work: ShareWork, arrays: base.PyTree) -> None:
     """Lets the child load the passes of a share and, if needed, compile."""
     self._memory.write(arrays)
     self._ask(work)
@@ -403,7 +403,7 @@ class ChildRun:
 
   ring: ProcessRing
   program: program_lib.SegmentProgram
-  work: Work
+  work: ShareWork
   arrays: Sequence[base.PyTree]
   _sums: buffers_lib.MicrobatchSums | None = None
 
@@ -452,7 +452,11 @@ class ChildRun:
 
 
 def live(
-    end: socket.socket, memory: Memory, find_whole: Callable[[], spec_lib.StageSpec], *, host: str
+    end: socket.socket,
+    memory: SharedMemory,
+    find_whole: Callable[[], spec_lib.StageSpec],
+    *,
+    host: str,
 ) -> None:
   """The life of a child; returns once its worker is gone, or after an error.
 
@@ -487,7 +491,7 @@ class _Child:
 
   whole: spec_lib.StageSpec
 
-  def __init__(self, topology: Topology, memory: Memory, host: str) -> None:
+  def __init__(self, topology: Topology, memory: SharedMemory, host: str) -> None:
     compat.use_host_for_collectives(host)
     jax.distributed.initialize(
         *(topology.address, topology.size, topology.rank),
@@ -501,7 +505,7 @@ class _Child:
 
   def do(self, message: Any) -> None:
     match message:
-      case Work():
+      case ShareWork():
         self._run = self._load(message)
       case "connect":
         self._run.run_idle()
@@ -512,7 +516,7 @@ class _Child:
       case "sums":
         self._memory.write(self._run.sums(self._run.nodes[self._rank]))
 
-  def _load(self, work: Work) -> run_lib.PipelineRun:
+  def _load(self, work: ShareWork) -> run_lib.PipelineRun:
     key = str(work.sizes)
     if key not in self._programs:
       self._programs[key] = _make_program(self.whole, work, self._devices)

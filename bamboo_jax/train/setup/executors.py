@@ -25,7 +25,7 @@ from bamboo_jax.runtime.stage import functions
 from bamboo_jax.train.setup import build
 
 Compiler = processes_lib.Compiler
-Memory = processes_lib.Memory
+SharedMemory = processes_lib.SharedMemory
 ProcessRing = processes_lib.ProcessRing
 ProgramPlan = plan_lib.ProgramPlan
 compile_programs = processes_lib.compile_programs

@@ -48,7 +48,7 @@ class Worker:
     self.exchange = transport_lib.Transport(number, run="r", endpoint=endpoints.UnixEndpoint())
     self._fails, self.num_forks, self.num_passes = [*fails], 0, 0
     self.ring = processes.ProcessRing(
-        number, self.exchange, fork=self._fork, memory=processes.Memory(), host="127.0.0.1"
+        number, self.exchange, fork=self._fork, memory=processes.SharedMemory(), host="127.0.0.1"
     )
 
   def _fork(self):
@@ -133,7 +133,7 @@ class ProcessRingTest(parameterized.TestCase):
     self.assertEqual([workers[n].ring.progress() for n in _NODES[1:]], [(_NODES[1:], 1)] * 2)
 
   def test_memory(self):
-    memory = processes.Memory()
+    memory = processes.SharedMemory()
     for size in (4, 2):
       memory.write({"a": [1.5] * size})
       self.assertLen(memory.read()["a"], size)
