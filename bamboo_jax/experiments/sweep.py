@@ -142,6 +142,11 @@ def run(
   if where.folder is not None:
     names = kept.find_names([f"{what} {job!r}" for job in jobs], _CODE)
     files = [where.folder / name for name in names]
+    if where.folder.is_dir() and (others := {*where.folder.iterdir()} - {*files}):
+      print(
+          f"note: {len(others)} kept results in {where.folder} are of other code, plug-ins, inputs "
+          "or options, and not used"
+      )
   results = {i: kept.read(f) for i, f in enumerate(files) if f.exists()}
   if where.num_merged:
     _check_shards(where.num_merged, len(jobs), results)
@@ -165,8 +170,9 @@ def run(
       while first in results and not where.shard:
         yield results.pop(first)
         first += 1
-      secs = time.monotonic() - started
-      explain(_describe_rest(num_done - num_before, num_steps - num_done, secs))
+      if num_done < num_steps:  # Processes may take a while to end.
+        secs = time.monotonic() - started
+        explain(_describe_rest(num_done - num_before, num_steps - num_done, secs))
       if (ended := next(done, None)) is None:
         break
       i, results[i] = ended

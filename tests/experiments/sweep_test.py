@@ -111,7 +111,9 @@ class SweepTest(folders.FolderCase):
     jobs = [5, 6, 7]
     self.assertEqual(run(square, jobs, where)[0], [7, 36, 49])
     self.assertEqual(run(abs, jobs, where)[0], jobs)  # Another function, and
-    self.assertEqual(run(square, jobs, where, inputs=["a"])[0][0], 25)
+    found, lines = run(square, jobs, where, inputs=["a"])
+    self.assertEqual(found[0], 25)
+    self.assertRegex(lines[0], "^note: 6 kept results in .*/jobs are of other code.* not used$")
     self.assertEqual(run(square, [8, 5], where)[0], [64, 7])
     where.clear()
     self.assertEqual(run(square, jobs, where)[0], [25, 36, 49])
