@@ -22,7 +22,6 @@ import pathlib
 import re
 import runpy
 import sys
-import textwrap
 
 _DOCS = pathlib.Path(__file__).resolve().parent
 _ROOT = _DOCS.parent
@@ -72,7 +71,7 @@ def render_command(name: str, text: str) -> str:
   body = re.sub(
       r"\n\n(bamboo .*?)(?=\n\n|\n*\Z)", r"\n\n```\n\1\n```", body.strip(), flags=re.DOTALL
   )
-  block = textwrap.dedent(flags.rstrip())
+  block = flags.rstrip()
   parts = [f"## bamboo {name}", body]
   if block:
     parts.append(f"```\n{block}\n```")

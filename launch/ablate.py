@@ -19,6 +19,8 @@ time after the first step. The same command again resumes.
 import dataclasses
 import pathlib
 
+from absl import flags as absl_flags
+
 from bamboo_jax.base import packaged
 from bamboo_jax.benchmarks import ablation, ablation_report
 from bamboo_jax.cli import flagset
@@ -37,7 +39,7 @@ class AblateFlags:
       (),
       "A field of the config, faults or trace, and its values: seed=0,1.",
       is_needed=True,
-      is_repeated=True,
+      define=absl_flags.DEFINE_multi_string,
   )
   faults: str | None = flagset.flag(None, "As for `bamboo train`.", excludes="trace")
   trace: str | None = flagset.flag(None, "As for `bamboo cluster`, and these:")

@@ -118,12 +118,10 @@ bamboo do
 More.
 
 flags:
+  --now: At once. (default: 'false')
 
-/home/me/launch/do.py:
-  --now: At once.
-    (default: 'false')
-
-Try --helpfull to get a list of all flags.
+Others:
+  --late: Later.
 """
     self.assertEqual(
         generated.render_command("do", text),
@@ -140,14 +138,16 @@ bamboo do
 More.
 
 ```
---now: At once.
-  (default: 'false')
+  --now: At once. (default: 'false')
+
+Others:
+  --late: Later.
 ```
 """,
     )
 
   def test_help_without_flags(self):
-    text = "Lists it.\n\nbamboo list\n\nflags:\n\nTry --helpfull for all.\n"
+    text = "Lists it.\n\nbamboo list\n\nflags:\n"
     self.assertEqual(
         generated.render_command("list", text),
         "## bamboo list\n\nLists it.\n\n```\nbamboo list\n```\n",

@@ -30,18 +30,18 @@ _DEFINE: Mapping[Any, Callable[..., Any]] = {
 }
 CONFIG = "config"
 _T = TypeVar("_T")
+_OWN = "flag"  # In the metadata of a field.
 
 
-@dataclasses.dataclass(frozen=True)
-class _Use:
-  """How a flag is given, beside the `section.Limits` of its value."""
+class _Flag(NamedTuple):
+  """What a flag may be and how it is given; `flag` has the words."""
 
+  limits: section.Limits
   is_needed: bool = False
-  needs: tuple[str, ...] = ()
-  excludes: tuple[str, ...] = ()
+  needs: Sequence[str] = ()
+  excludes: Sequence[str] = ()
   define: Callable[[str, Any, str], Any] | None = None
   takes_rest: bool = False
-  is_repeated: bool = False
 
 
 def flag(
@@ -52,7 +52,6 @@ def flag(
     needs: str = "",
     excludes: str = "",
     define: Callable[[str, Any, str], Any] | None = None,
-    is_repeated: bool = False,
     **limits: Any,
 ) -> Any:
   """Declares a flag; its type is the annotation of the field.
@@ -66,27 +65,18 @@ def flag(
     needs: Names of flags, with spaces between, of which one must be set.
     excludes: Names of flags of which none may be set beside it.
     define: Defines the flag from name, default and help, in place of the type.
-    is_repeated: Whether it may be given several times, once for each text.
     **limits: See `section.Limits`.
   """
-  use = _Use(
-      is_needed,
-      tuple(needs.split()),
-      tuple(excludes.split()),
-      define=define,
-      is_repeated=is_repeated,
+  own = _Flag(
+      *(section.Limits(help_text, **limits), is_needed, needs.split(), excludes.split(), define)
   )
-  return dataclasses.field(
-      default=default, metadata={section.LIMITS: section.Limits(help_text, **limits), "use": use}
-  )
+  return dataclasses.field(default=default, metadata={_OWN: own})
 
 
 def arguments(help_text: str) -> Any:
   """Declares the arguments that are not flags: a tuple of strings."""
-  use = _Use(takes_rest=True)
-  return dataclasses.field(
-      default=(), metadata={section.LIMITS: section.Limits(help_text), "use": use}
-  )
+  own = _Flag(section.Limits(help_text), takes_rest=True)
+  return dataclasses.field(default=(), metadata={_OWN: own})
 
 
 def part(kind: type[Any]) -> Any:
@@ -94,28 +84,17 @@ def part(kind: type[Any]) -> Any:
   return dataclasses.field(default_factory=kind)
 
 
-class _Leaf(NamedTuple):
-  """A flag of a dataclass, or of one of its parts."""
-
-  name: str
-  default: Any
-  kind: Any  # Its type, without None.
-  limits: section.Limits
-  use: _Use
-  group: str  # Heading of the part that it belongs to.
-
-
 def define(kind: type[Any]) -> None:
   """Defines the flags of a dataclass for absl."""
-  for leaf in _walk(kind):
-    if leaf.use.define is not None:
-      leaf.use.define(leaf.name, leaf.default, leaf.limits.help)
-    elif leaf.use.is_repeated:
-      flags.DEFINE_multi_string(leaf.name, [*leaf.default], leaf.limits.help)
-    elif typing.get_origin(leaf.kind) is tuple:
-      flags.DEFINE_list(leaf.name, [*map(str, leaf.default)], leaf.limits.help)
-    elif not leaf.use.takes_rest:
-      _DEFINE[leaf.kind](leaf.name, leaf.default, leaf.limits.help)
+  for field, hint, own in _walk(kind):
+    name, help_text = _name(field), own.limits.help
+    default: Any = field.default
+    if own.define is not None:
+      own.define(name, default, help_text)
+    elif typing.get_origin(hint) is tuple:
+      flags.DEFINE_list(name, [*map(str, default)], help_text)
+    elif not own.takes_rest:
+      _DEFINE[hint](name, default, help_text)
 
 
 def read(kind: type[_T], rest: Sequence[str]) -> _T:
@@ -124,22 +103,23 @@ def read(kind: type[_T], rest: Sequence[str]) -> _T:
   Raises `ValueError` if one is missing or not allowed, or if some need or
   exclude others.
   """
-  leaves = {leaf.name: leaf for leaf in _walk(kind)}
-  values = {leaf.name: _read(leaf, rest) for leaf in leaves.values()}
-  if rest and not any(leaf.use.takes_rest for leaf in leaves.values()):
+  found = [*_walk(kind)]
+  values = {
+      _name(field): tuple(rest) if own.takes_rest else _read(_name(field), hint)
+      for field, hint, own in found
+  }
+  if rest and not any(own.takes_rest for _, _, own in found):
     raise ValueError(f"Unexpected arguments: {' '.join(rest)}")
   is_set = {name for name, value in values.items() if value not in (None, (), False)}
-  without: dict[tuple[str, ...], list[str]] = {}
-  for name, leaf in leaves.items():
-    if leaf.use.is_needed and name not in is_set:
+  for field, _, own in found:
+    name = _name(field)
+    if own.is_needed and name not in is_set:
       raise ValueError(f"The flag --{name} is needed.")
-    leaf.limits.check(f"--{name}", values[name], values.__getitem__)
-    if excluded := sorted(is_set.intersection(leaf.use.excludes)) * (name in is_set):
-      raise ValueError(f"Give one of --{' and --'.join([name, *excluded])}, not both.")
-    if leaf.use.needs and is_set.isdisjoint(leaf.use.needs):
-      without.setdefault(leaf.use.needs, []).append(name)
-  for needs, names in without.items():
-    refuse(names, f"without --{' or --'.join(needs)}")
+    own.limits.check(f"--{name}", values[name], values.__getitem__)
+    if name in is_set and (others := sorted(is_set.intersection(own.excludes))):
+      raise ValueError(f"Give one of --{' and --'.join([name, *others])}, not both.")
+    if own.needs and is_set.isdisjoint(own.needs):
+      refuse([name], f"without --{' or --'.join(own.needs)}")
   built: _T = _build(kind, values)
   return built
 
@@ -188,78 +168,76 @@ def to_argv(given: Any, *names: str) -> list[str]:
   default are left out.
   """
   argv = []
-  for leaf in _walk(type(given)):
-    if leaf.name == CONFIG and CONFIG in names:
+  for field in dataclasses.fields(given):
+    name, value = _name(field), getattr(given, field.name)
+    if _OWN not in field.metadata:
+      argv += to_argv(value, *names)
+    elif name == CONFIG and CONFIG in names:
       argv += _config_argv()
-    elif leaf.name in names and (value := _find(given, leaf.name)) != leaf.default:
-      text = ",".join(map(str, value)) if isinstance(value, tuple) else value
-      argv.append(f"--{leaf.name}={text}")
+    elif name in names and value != field.default:
+      argv.append(f"--{name}={','.join(map(str, value)) if isinstance(value, tuple) else value}")
   return argv
 
 
-def render(kind: type[Any]) -> str:
+def render(kind: type[Any], heading: str = "flags") -> str:
   """Returns the flags as lines of help, those of each part apart."""
-  lines = ["flags:"]
-  for name, default, plain, limits, use, group in _walk(kind):
-    if group and group not in lines:
-      lines += ["", group]
-    shown = name.upper() if use.takes_rest else f"--{'[no]' * (plain is bool)}{name}"
-    text = f"  {shown}: {limits.help}"
-    if limits.choices:
-      text += f" Of {', '.join(limits.choices)}."
-    if use.is_needed:
+  lines, hints = [f"{heading}:"], typing.get_type_hints(kind)
+  for field, hint, own in _walk(kind, with_parts=False):
+    name, default = _name(field), field.default
+    shown = name.upper() if own.takes_rest else f"--{'[no]' * (hint is bool)}{name}"
+    text = f"  {shown}: {own.limits.help}"
+    if own.limits.choices:
+      text += f" Of {', '.join(own.limits.choices)}."
+    if own.is_needed:
       text += " (needed)"
-    elif default not in (None, (), False):
+    elif default not in (None, (), False, ""):
       text += (
-          f" (default: {','.join(map(str, default)) if isinstance(default, tuple) else default})"
+          f" (default: {','.join(map(str, default)) if isinstance(default, tuple) else default!r})"
       )
     lines += textwrap.wrap(text, 80, subsequent_indent="    ", break_on_hyphens=False)
+  for field in dataclasses.fields(kind):
+    if _OWN not in field.metadata:
+      inner = hints[field.name]
+      lines += ["", render(inner, (inner.__doc__ or "").splitlines()[0].rstrip("."))]
   return "\n".join(lines)
 
 
-def _walk(kind: type[Any], group: str = "") -> Iterator[_Leaf]:
-  """Yields the flags of a dataclass, then those of its parts."""
-  hints, parts = typing.get_type_hints(kind), []
+def _name(field: dataclasses.Field[Any]) -> str:
+  return field.name.rstrip("_")
+
+
+def _walk(
+    kind: type[Any], *, with_parts: bool = True
+) -> Iterator[tuple[dataclasses.Field[Any], Any, _Flag]]:
+  """Yields each flag, its type without None, and how it is given."""
+  hints = typing.get_type_hints(kind)
   for field in dataclasses.fields(kind):
-    if "use" in field.metadata:
-      plain = section.without_none(hints[field.name])
-      limits, use = field.metadata[section.LIMITS], field.metadata["use"]
-      yield _Leaf(field.name.rstrip("_"), field.default, plain, limits, use, group)
-    else:
-      parts.append(hints[field.name])
-  for one in parts:
-    yield from _walk(one, f"{(one.__doc__ or '').splitlines()[0].rstrip('.')}:")
+    hint = hints[field.name]
+    if _OWN in field.metadata:
+      yield field, section.without_none(hint), field.metadata[_OWN]
+    elif with_parts:
+      yield from _walk(hint)
 
 
-def _read(leaf: _Leaf, rest: Sequence[str]) -> Any:
+def _read(name: str, hint: Any) -> Any:
   """Returns the value of a flag; lists as tuples of their type."""
-  if leaf.use.takes_rest:
-    return tuple(rest)
-  value = flags.FLAGS[leaf.name].value
-  if isinstance(value, list):
-    kind = typing.get_args(leaf.kind)[0]
-    if kind is int and (wrong := [text for text in value if not text.isdigit()]):
-      raise ValueError(f"--{leaf.name} must be whole numbers, got {wrong[0]!r}.")
-    return tuple(map(kind, value))
-  return value
+  value = flags.FLAGS[name].value
+  if not isinstance(value, list):
+    return value
+  kind = typing.get_args(hint)[0]
+  if kind is int and (wrong := [text for text in value if not text.isdigit()]):
+    raise ValueError(f"--{name} must be whole numbers, got {wrong[0]!r}.")
+  return tuple(map(kind, value))
 
 
 def _build(kind: type[Any], values: Mapping[str, Any]) -> Any:
-  hints, found = typing.get_type_hints(kind), {}
-  for field in dataclasses.fields(kind):
-    is_flag = "use" in field.metadata
-    found[field.name] = (
-        values[field.name.rstrip("_")] if is_flag else _build(hints[field.name], values)
-    )
-  return kind(**found)
-
-
-def _find(given: Any, name: str) -> Any:
-  """Returns the value of a flag, which may be one of a part."""
-  if hasattr(given, name):
-    return getattr(given, name)
-  parts = [getattr(given, f.name) for f in dataclasses.fields(given) if "use" not in f.metadata]
-  return next(_find(one, name) for one in parts if hasattr(one, name))
+  hints = typing.get_type_hints(kind)
+  return kind(
+      **{
+          f.name: values[_name(f)] if _OWN in f.metadata else _build(hints[f.name], values)
+          for f in dataclasses.fields(kind)
+      }
+  )
 
 
 def _config_argv() -> list[str]:

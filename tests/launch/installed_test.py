@@ -155,7 +155,7 @@ class InstalledTest(parameterized.TestCase):
     said = self.run_script("python", "-c", _HELP, *_COMMANDS)
     ends = re.findall("^end: (.*)$", said, re.MULTILINE)
     self.assertEqual(ends, [f"{name} 0" for name in _COMMANDS])
-    self.assertEqual(said.count("\nTry --helpfull"), len(_COMMANDS))
+    self.assertEqual(said.count("\nflags:\n"), len(_COMMANDS))
     said += self.run_script("bamboo")
     pages = re.findall(r"[\w./-]*\bdocs/[\w/]+(?:\.md)?", said)
     self.assertGreater(len(pages), 5)
@@ -180,9 +180,10 @@ class InstalledTest(parameterized.TestCase):
     said = self.run_script("bamboo", *arguments, status=2)
     self.assertRegex(said, rf"^error: .*{message}.*\n$")
 
-  def test_explore(self):
-    said = self.run_script("bamboo", "explore", "--mode=net", status=2)
-    self.assertRegex(said, r"^error: explore is no command; .* python -m tests.explorer.\n$")
+  def test_commands_that_are_gone(self):
+    for name in __main__.GONE:
+      said = self.run_script("bamboo", name, "--workdir=w", status=2)
+      self.assertRegex(said, rf"^error: bamboo {name} is gone: .*\.\n$")
 
   def test_without_extras(self):
     for name in ("matplotlib", "PIL"):  # The folder comes first on the path.
@@ -209,10 +210,10 @@ class InstalledTest(parameterized.TestCase):
   @commands.needs_etcd
   def test_cluster(self):
     self.run_script("bamboo", "cluster", *_SMALL, "--workdir=w")
-    said = self.run_script("bamboo", "cost", "--workdir=w")
+    said = self.run_script("bamboo", "report", "w")
     self.assertIn("cost: not known; --instance=NAME", said)
 
-    said = self.run_script("bamboo", "compare", "w", "w")
+    said = self.run_script("bamboo", "report", "w", "w")
     self.assertRegex(said, "(?s)w: steps=2 .*identical")
 
   def test_commands_without_devices(self):
