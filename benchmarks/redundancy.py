@@ -81,8 +81,8 @@ def compare(ours: turns.Processes, subject: turns.Subject) -> None:
   report = {
       "partition": plan.partition.bounds,
       "options": {
-          name: config.redundancy[name]
-          for name in ("margin", "overrun", "budget", "refresh", "slots")
+          name: getattr(config.redundancy, name)
+          for name in ("margin", "budget", "refresh", "slots")
       },
       "refresh_link_ms": refresh_ms,
       "same_state": same_state,

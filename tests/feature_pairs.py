@@ -99,7 +99,6 @@ OPTIONS: Mapping[str, tuple[Any, ...]] = {
     "recovery.reconfigure": (True, True, False),
     "recovery.checkpoint": (True, True, False),
     "recovery.fold": (True, True, False),
-    "recovery.preconnect": (True, False),
     "recovery.slow": ("report", "report", "report", "remove", "remove"),
     "optimizer.name": ("adamw", "adamw", "lion"),
     "optimizer.clip_norm": (None, 0.1, 1.0),

@@ -6,52 +6,7 @@ too, so the limit follows the gaps observed recently.
 """
 
 import collections
-import dataclasses
 import math
-
-
-@dataclasses.dataclass(frozen=True)
-class DetectionLimits:
-  """Limits in seconds, checked; see `config.cluster`.
-
-  Attributes:
-    stopped_secs: Limit for a worker that is stopped.
-    least_silence_secs: Lower bound of the limit for an agent.
-    most_silence_secs: Limit for a worker, and upper bound for an agent.
-    silence_factor: Limit for an agent within these bounds, as a multiple of its
-      longest recent gap.
-    start_silence_secs: Limit for a worker that imports and compiles.
-    no_progress_secs: Limit for a worker that is alive without progress, or
-      `silence_factor` times its longest recent gap if that is more.
-    gather_secs: After this wait for missing nodes a run starts without them.
-    num_watchers: Number of agents that receive the heartbeats of each; once one
-      is suspected, all do.
-  """
-
-  heartbeat_secs: float = 0.1
-  stopped_secs: float = 1.0
-  least_silence_secs: float = 3.0
-  most_silence_secs: float = 10.0
-  silence_factor: float = 4.0
-  start_silence_secs: float = 60.0
-  no_progress_secs: float = 60.0
-  gather_secs: float = 300.0
-  num_watchers: int = 8
-
-  def __post_init__(self) -> None:
-    for name, value in vars(self).items():
-      if not 0 < value < math.inf:
-        raise ValueError(f"config.cluster.{name} must be positive, got {value}.")
-    twice = f"twice heartbeat_secs={self.heartbeat_secs}"
-    silence = f"least_silence_secs={self.least_silence_secs}"
-    for name, least, text in (
-        ("silence_factor", 1, "1"),
-        ("stopped_secs", 2 * self.heartbeat_secs, twice),
-        ("least_silence_secs", 2 * self.heartbeat_secs, twice),
-        ("most_silence_secs", self.least_silence_secs, silence),
-    ):
-      if (value := getattr(self, name)) < least:
-        raise ValueError(f"config.cluster.{name} must be at least {text}, got {value}.")
 
 
 class Silence:

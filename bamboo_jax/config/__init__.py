@@ -6,8 +6,8 @@
   surroundings   planning, updates, the cluster, prices and logs
   gone           options of earlier versions, and what to use instead
 
-`Config.read` makes them from the `ConfigDict` of a config file. Packages below
-`train` take plain arguments and do not know of them.
+`Config.read` makes them from the `ConfigDict` of a config file. Packages above
+take the sections that they obey.
 """
 
 from bamboo_jax.config.config import Config
@@ -24,3 +24,5 @@ from bamboo_jax.config.section import (
     Section,
     without_none,
 )
+from bamboo_jax.config.surroundings import ClusterSection, OptimizerSection
+from bamboo_jax.config.work import RecoverySection

@@ -50,6 +50,21 @@ class Config(Section, path="config"):
           f"config.node.mesh.data={mesh.data} must divide "
           f"config.pipeline.microbatch_size={size}."
       )
+    # `bamboo plan` also takes the prices of a machine from the file.
+    for name in ("region", "date", *["prices"] * (self.plan.machine is None)):
+      if self.cost.instance is None and (value := getattr(self.cost, name)) is not None:
+        raise ValueError(
+            f"config.cost.{name}={value!r} has no effect without config.cost.instance, such as "
+            "p3.2xlarge."
+        )
+    mode = self.redundancy.mode
+    # A policy decides about replicas later, see `train.setup.policy`.
+    if mode != "none" and self.pipeline.num_stages == 1 and self.recovery.policy is None:
+      raise ValueError(
+          f"config.redundancy.mode={mode!r} needs at least 2 stages, so that another node can "
+          "hold the replica; got config.pipeline.num_stages=1. Set the mode to 'none', or more "
+          "stages."
+      )
     if self.pipeline.executor == "spmd":
       self._check_program()
 

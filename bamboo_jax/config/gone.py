@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 # What follows "<option> is gone: ".
 GONE: Mapping[str, str] = {
+    "config.data.prefetch_steps": "the data of one step is prepared ahead, as 1 said.",
     "config.pipeline.head": (
         "head and loss of executor='spmd' run with the backward pass, which always took less time."
     ),
@@ -19,6 +20,8 @@ GONE: Mapping[str, str] = {
         "stages are balanced by time, within plan.memory_limit_gib; set this limit lower for "
         "stages that need less memory."
     ),
+    "config.recovery.preconnect": "nodes connect before they need each other, as True said.",
+    "config.redundancy.overrun": "a pass of 'eager' may be late by 1.6 of itself, as 1.6 said.",
     "config.redundancy.rereplicate": (
         "replicas that died are made again as the step is committed, as 'at_commit' said."
     ),

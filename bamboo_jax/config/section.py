@@ -23,7 +23,8 @@ class Limits:
 
   Attributes:
     help: Its meaning, with its unit; for the reference page.
-    least: Smallest value, or the option beside it that has this value.
+    least: Smallest value; or the option beside it that has this value, as "most_silence_secs",
+      or a multiple of it, as "2 heartbeat_secs".
     above: A value, or an option, that it must be above.
     most: Largest value. With one of these limits, infinity is not allowed.
     choices: Values that are allowed; () allows all of its type.
@@ -60,8 +61,12 @@ class Limits:
         (self.most, "at most", operator.le),
     ):
       if limit is not None:
-        bound = find(limit) if isinstance(limit, str) else limit
-        allowed.append(f"{words} " + (f"{limit}={bound}" if bound is not limit else f"{bound}"))
+        bound, text = limit, f"{limit}"
+        if isinstance(limit, str):
+          factor, _, other = limit.rpartition(" ")
+          bound = float(factor or 1) * find(other)
+          text = f"{limit} ({bound:g})"
+        allowed.append(f"{words} {text}")
         holds = holds and compare(value, bound)
     if allowed and not (holds and math.isfinite(value)):
       raise ValueError(f"{name} must be {' and '.join(allowed)}, got {value}.")

@@ -23,7 +23,7 @@ class PlanSection(Section, path="config.plan"):
       "those of this machine. None: of the one that plans.",
   )
   memory_limit_gib: float | None = option(
-      None, "Per device; None: no limit. Not if `machine` is set.", least=0
+      None, "Per device; None: no limit. Not if `machine` is set.", above=0
   )
 
 
@@ -44,18 +44,13 @@ class OptimizerSection(Section, path="config.optimizer"):
       dict(init_value=0.0, warmup_steps=100, decay_steps=None),
       "Arguments of that schedule, see optax. `decay_steps` None: num_steps.",
   )
-  clip_norm: float | None = option(1.0, "Global norm of the gradient; None: no clipping.")
+  clip_norm: float | None = option(1.0, "Global norm of the gradient; None: no clipping.", above=0)
   on_nonfinite: str = option(
       "skip", 'Steps with NaN or inf; or "stop", "apply".', choices=("skip", "stop", "apply")
   )
   most_skipped_steps: int = option(
       20, "Steps skipped in a row that end the run; 0: none do.", least=0
   )
-
-  def __post_init__(self) -> None:
-    super().__post_init__()
-    if self.clip_norm is not None and not self.clip_norm > 0:
-      raise ValueError(f"config.optimizer.clip_norm must be above 0, got {self.clip_norm}.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,15 +73,23 @@ class CheckpointSection(Section, path="config.checkpoint"):
 class ClusterSection(Section, path="config.cluster"):
   """Detection of failures among real nodes; see docs/guides/cluster.md."""
 
-  heartbeat_secs: float = option(0.1, "Between two signs of life.")
-  stopped_secs: float = option(1.0, "A worker stopped for longer is killed.")
-  least_silence_secs: float = option(3.0, "A shorter silence of an agent is no death.")
-  most_silence_secs: float = option(10.0, "A longer one is, also of a worker.")
-  silence_factor: float = option(4.0, "In between: times the longest recent gap.")
-  start_silence_secs: float = option(60.0, "Most silence of a worker that starts.")
-  no_progress_secs: float = option(60.0, "A worker that hangs for longer is killed.")
-  gather_secs: float = option(300.0, "Then the run starts, though nodes are missing.")
-  num_watchers: int = option(8, "Agents that hear a node; all, in doubt.")
+  heartbeat_secs: float = option(0.1, "Between two signs of life.", above=0)
+  stopped_secs: float = option(
+      1.0, "A worker stopped for longer is killed.", least="2 heartbeat_secs"
+  )
+  least_silence_secs: float = option(
+      3.0, "A shorter silence of an agent is no death.", least="2 heartbeat_secs"
+  )
+  most_silence_secs: float = option(
+      10.0, "A longer one is, also of a worker.", least="least_silence_secs"
+  )
+  silence_factor: float = option(4.0, "In between: times the longest recent gap.", least=1)
+  start_silence_secs: float = option(60.0, "Most silence of a worker that starts.", above=0)
+  no_progress_secs: float = option(
+      60.0, "A worker that hangs for longer is killed; at least 4 recent gaps.", above=0
+  )
+  gather_secs: float = option(300.0, "Then the run starts, though nodes are missing.", above=0)
+  num_watchers: int = option(8, "Agents that hear a node; all, in doubt.", least=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +99,7 @@ class CostSection(Section, path="config.cost"):
   instance: str | None = option(
       None, "Kind of machine that a node is charged as; None: no dollars."
   )
-  market: str = option("spot", 'Or "on_demand".')
+  market: str = option("spot", 'Or "on_demand".', choices=("spot", "on_demand"))
   prices: str | None = option(None, "File; None: the package's.")
   region: str | None = option(
       None, 'Of the price; or of one instance, "p3.2xlarge:us-east-1". None: the ' "only region."

@@ -7,7 +7,10 @@ from collections.abc import Mapping
 import dataclasses
 from typing import Any
 
+from bamboo_jax import base
 from bamboo_jax.config.section import option, part, Section
+
+_KEPT = ("full", "dots", "inputs")  # Policies of `models.remat`.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +24,11 @@ class ModelSection(Section, path="config.model"):
       dict(variant="small", vocab_size=256, sequence_length=1024),
       "Arguments of that model; see its docstring.",
   )
-  prng: str = option("threefry2x32", 'Generator of dropout; or "rbg".')
+  prng: str = option(
+      "threefry2x32",
+      'Generator of dropout; or "rbg".',
+      choices=("threefry2x32", "rbg", "unsafe_rbg"),
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +39,6 @@ class DataSection(Section, path="config.data"):
       "stdlib_text", "A source or paths, see docs/guides/own_data.md; or " '"file.py:function".'
   )
   options: Mapping[str, Any] = option({}, "Arguments of that source; see its docstring.")
-  prefetch_steps: int = option(1, "Steps whose data is prepared ahead.", least=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,12 +71,18 @@ class PipelineSection(Section, path="config.pipeline"):
   num_shares: int | None = option(
       None, "Parts of the batch that are summed apart. None: num_pipelines.", least=1
   )
-  schedule: str = option("1f1b", 'Order of the passes; or "gpipe".')
+  schedule: str = option("1f1b", 'Order of the passes; or "gpipe".', choices=("1f1b", "gpipe"))
   remat: str = option(
       "full",
       'Kept for backward passes: "full" all, "dots" products of matrices, '
       '"inputs" nothing but inputs; or by layer, as in "mlp=inputs".',
   )
+
+  def __post_init__(self) -> None:
+    super().__post_init__()
+    for entry in self.remat.split(",") if "=" in self.remat else [self.remat]:
+      if (kept := entry.partition("=")[2].strip() or entry) not in _KEPT:
+        raise ValueError(base.suggest(kept, _KEPT, what="value of config.pipeline.remat"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,12 +109,10 @@ class RedundancySection(Section, path="config.redundancy"):
       "none",
       '"none": no replicas; "lazy": replicas; "bubble", "budget", "eager": and '
       "redundant forward passes, see docs/concepts/redundancy.md.",
+      choices=("none", "lazy", "bubble", "budget", "eager"),
   )
-  margin: float = option(0.25, "By which waits must be longer than what fills them.")
-  overrun: float = option(
-      1.6, 'Of "eager" in clusters: by what part of itself a pass may be late.', least=0
-  )
-  budget: float = option(0.05, 'Of "budget": by how much a step may be longer.')
+  margin: float = option(0.25, "By which waits must be longer than what fills them.", least=0)
+  budget: float = option(0.05, 'Of "budget": by how much a step may be longer.', least=0)
   refresh: str = option(
       "gradient", 'What replicas get each step; or "state".', choices=("gradient", "state")
   )
@@ -129,15 +139,16 @@ class RecoverySection(Section, path="config.recovery"):
   hand_over: bool = option(True, "Announced preemptions move stages between steps.")
   num_failures: int = option(1, 'Simultaneous deaths that layout "templates" is made for.', least=0)
   method: str = option(
-      "replanning", 'How its pipelines follow the old ones: fewest moves; or by "rules".'
+      "replanning",
+      'How its pipelines follow the old ones: fewest moves; or by "rules".',
+      choices=("replanning", "rules"),
   )
-  horizon_secs: float = option(600.0, "New pipelines must pay within this time.", least=0)
+  horizon_secs: float = option(600.0, "New pipelines must pay within this time.", above=0)
   refill: bool = option(True, "Consider new pipelines if spares can take all places.")
   max_doubled: float = option(
-      0.05, "Or if twice the nodes with two stages, by all nodes, is above this."
+      0.05, "Or if twice the nodes with two stages, by all nodes, is above this.", least=0, most=2
   )
   grow: bool = option(True, "Or if there are nodes for one more pipeline.")
-  preconnect: bool = option(True, "Nodes connect before they need each other.")
   slow: str = option(
       "report",
       'Of a node that others wait for because it is slow: "report" it, or "remove": '

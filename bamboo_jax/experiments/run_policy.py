@@ -9,8 +9,7 @@ from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.plan import cost_model
 from bamboo_jax.sim import decisions, loop, speed as speed_lib, times as times_lib
 from bamboo_jax.traces import readers
-from bamboo_jax.train.record import meter
-from bamboo_jax.train.setup import build, build_recovery
+from bamboo_jax.train.setup import build, build_recovery, sizes
 
 
 def check(config: config_lib.Config, *, layers: str | None, cluster: str | None) -> None:
@@ -28,7 +27,7 @@ def check(config: config_lib.Config, *, layers: str | None, cluster: str | None)
 
 
 def _find_price(config: config_lib.Config) -> prices_lib.Price:
-  price = meter.find_price(config)
+  price = sizes.find_price(config)
   if price is None:
     raise ValueError(
         "Dollars are predicted, too, so a node needs a price: give "

@@ -12,7 +12,7 @@ from typing import Any
 from absl import logging
 
 from bamboo_jax import base, config as config_lib
-from bamboo_jax.cluster import children, copies, detection
+from bamboo_jax.cluster import children, copies
 from bamboo_jax.cluster.agent import agent as agent_lib, exporter, state as state_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.local_cluster import machine, narrator as narrator_lib
@@ -46,7 +46,7 @@ def make_options(
           "code": base.find_code(config.to_dict()),
       },
       log=str(pathlib.Path(workdir) / "logs" / f"{name}.log"),
-      limits=detection.DetectionLimits(**config.cluster.to_dict()),
+      limits=config.cluster,
       **given,
   )
 

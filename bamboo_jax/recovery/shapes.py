@@ -17,10 +17,10 @@ from typing import Protocol
 
 import numpy as np
 
-from bamboo_jax import base
+from bamboo_jax import base, config
 from bamboo_jax.plan import cost_model, partition as partition_lib, pipelines as pipelines_lib
 from bamboo_jax.plan.times import predictor as predictor_lib
-from bamboo_jax.recovery import moves, placement as placement_lib, triggers as triggers_lib
+from bamboo_jax.recovery import moves, placement as placement_lib, triggers
 from bamboo_jax.recovery.oobleck import cover as cover_lib, regroup
 from bamboo_jax.schedule import failover
 
@@ -69,14 +69,14 @@ class Depth:
   Attributes:
     profile: Costs of layers; None if unknown, then nodes stay in their order.
     max_pipelines: Largest number of pipelines; None: no limit.
-    triggers: Complete pipelines are changed only if one of these fires.
+    options: Complete pipelines are changed only if one of its triggers fires.
   """
 
   partition: partition_lib.Partition
   profile: cost_model.Profile | None = None
   has_replicas: bool = False
   max_pipelines: int | None = None
-  triggers: triggers_lib.Triggers = triggers_lib.Triggers()
+  options: config.RecoverySection = config.RecoverySection()
 
   @property
   def smallest(self) -> partition_lib.Partition:
@@ -91,8 +91,11 @@ class Depth:
     """See `Shapes`; returns `pipelines` themselves if no trigger fires."""
     partitions = self.partitions(len(nodes))
     training = {node for p in pipelines for node in p.nodes}
-    if training <= {*nodes} and not self.triggers.fire(
-        pipelines, num_spares=len(nodes) - len(training), most_pipelines=len(partitions)
+    if training <= {*nodes} and not triggers.fire(
+        self.options,
+        pipelines,
+        num_spares=len(nodes) - len(training),
+        most_pipelines=len(partitions),
     ):
       return tuple(pipelines)
     if self.profile is None:

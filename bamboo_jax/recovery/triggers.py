@@ -8,44 +8,29 @@ the rules of its public simulator. `decide` checks whether new pipelines pay.
 """
 
 from collections.abc import Sequence
-import dataclasses
 
+from bamboo_jax import config
 from bamboo_jax.plan import pipelines as pipelines_lib
 
 
-@dataclasses.dataclass(frozen=True)
-class Triggers:
-  """Conditions under which new pipelines are desirable.
+def fire(
+    options: config.RecoverySection,
+    pipelines: Sequence[pipelines_lib.Pipeline],
+    *,
+    num_spares: int,
+    most_pipelines: int,
+) -> bool:
+  """Returns whether new pipelines are desirable, by the triggers that are switched on.
 
-  Attributes:
-    refill: There are as many spares as nodes with more than one stage.
-    max_doubled: Twice the number of nodes with more than one stage, as a
-      fraction of all nodes that train, is above this; None switches it off.
-    grow: The nodes suffice for one more pipeline.
+  Args:
+    options: `refill`, `max_doubled` and `grow` count.
+    num_spares: Live nodes without a stage.
+    most_pipelines: Number of pipelines that all live nodes suffice for.
   """
-
-  refill: bool = True
-  max_doubled: float | None = 0.05
-  grow: bool = True
-
-  def __post_init__(self) -> None:
-    if self.max_doubled is not None and not 0.0 <= self.max_doubled <= 2.0:
-      raise ValueError(f"max_doubled must be from 0 to 2, got {self.max_doubled}.")
-
-  def fire(
-      self, pipelines: Sequence[pipelines_lib.Pipeline], *, num_spares: int, most_pipelines: int
-  ) -> bool:
-    """Returns whether new pipelines are desirable.
-
-    Args:
-      num_spares: Live nodes without a stage.
-      most_pipelines: Number of pipelines that all live nodes suffice for.
-    """
-    num_training = sum(len(p.nodes) for p in pipelines)
-    num_doubled = sum(p.partition.num_stages - len(p.nodes) for p in pipelines)
-    limit = self.max_doubled
-    return (
-        (self.refill and 0 < num_doubled <= num_spares)
-        or (limit is not None and 2 * num_doubled > limit * num_training)
-        or (self.grow and most_pipelines > len(pipelines))
-    )
+  num_training = sum(len(p.nodes) for p in pipelines)
+  num_doubled = sum(p.partition.num_stages - len(p.nodes) for p in pipelines)
+  return (
+      (options.refill and 0 < num_doubled <= num_spares)
+      or 2 * num_doubled > options.max_doubled * num_training
+      or (options.grow and most_pipelines > len(pipelines))
+  )

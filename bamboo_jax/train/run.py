@@ -26,7 +26,7 @@ from bamboo_jax.runtime.executables import program_store
 from bamboo_jax.runtime.wire import endpoints, transport as transport_lib
 from bamboo_jax.train import control as control_lib, environment, worker as worker_lib
 from bamboo_jax.train.members import cluster_cohort, local_cohort
-from bamboo_jax.train.record import meter as meter_lib, workdir as workdir_lib
+from bamboo_jax.train.record import workdir as workdir_lib
 from bamboo_jax.train.setup import accept, executors, job as job_lib, preparation, saving, sizes
 
 
@@ -72,7 +72,6 @@ def train_and_evaluate(
   where = workdir_lib.Workdir.at(workdir)
   found = fence_lib.Fence(workdir).read()
   found_secs = time.monotonic()
-  meter_lib.find_price(config)
   due = sizes.read_faults(config, faults)
   num_nodes, source = sizes.num_nodes(config), faults or ""
   faults_lib.check_nodes(due, num_nodes=num_nodes, zones=local_cohort.ZONES, source=source)
@@ -167,9 +166,7 @@ def train_in_cluster(
       cohort=cluster_cohort.ClusterCohort(joined.client, joined.exits),
       workdir=workdir_lib.Workdir.at(workdir),
       name=name,
-      transfers=cluster_cohort.PeerTransfers(
-          joined.client, joined.transport, preconnects=config.recovery.preconnect
-      ),
+      transfers=cluster_cohort.PeerTransfers(joined.client, joined.transport),
       processes=joined.processes,
       check_fence=functools.partial(fence_lib.check, fence, stamp),
       faults=sizes.read_faults(config, faults),

@@ -93,11 +93,7 @@ class Worker:
       self._prepare(self._cohort.wait_start())
       if self._given.prefetches and self.state.steps < self._stop_at:
         self._data.source = stack.enter_context(
-            batches_lib.Prefetcher(
-                self._job.task.batches,
-                first_step=self.state.steps,
-                num_steps_ahead=self._config.data.prefetch_steps,
-            )
+            batches_lib.Prefetcher(self._job.task.batches, first_step=self.state.steps)
         )
       stack.enter_context(garbage.frozen())
       self._cohort.enter()

@@ -18,7 +18,8 @@ What must hold, whatever happens:
 import dataclasses
 import random
 
-from bamboo_jax.cluster import detection, views
+from bamboo_jax import config
+from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import state as state_lib
 from tests.explorer import (
     clock as clock_lib,
@@ -32,7 +33,7 @@ from tests.explorer import (
     world as world_lib,
 )
 
-_LIMITS = detection.DetectionLimits(
+_LIMITS = config.ClusterSection(
     heartbeat_secs=0.25, no_progress_secs=10.0, start_silence_secs=15.0
 )
 _FENCE_SECS = 1.0

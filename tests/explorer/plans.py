@@ -31,7 +31,7 @@ class FaultPlan:
   Attributes:
     seed: Of latencies; what is owed is dealt by shares if it is odd.
     num_steps: Where training ends; 0 for never.
-    num_watchers: See `detection.DetectionLimits`, as for what follows.
+    num_watchers: See `config.ClusterSection`, as for what follows.
     gather_secs: Where no link breaks nobody need be given up for lost.
     no_progress_secs: Where all links break nobody goes on alone before.
   """

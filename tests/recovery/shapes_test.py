@@ -8,15 +8,10 @@ from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
 
-from bamboo_jax import base
+from bamboo_jax import base, config
 from bamboo_jax.plan import partition as partition_lib, pipelines as pipelines_lib, rows
 from bamboo_jax.plan.times import predictor as predictor_lib
-from bamboo_jax.recovery import (
-    moves,
-    placement as placement_lib,
-    shapes as shapes_lib,
-    triggers as triggers_lib,
-)
+from bamboo_jax.recovery import moves, placement as placement_lib, shapes as shapes_lib
 from bamboo_jax.recovery.oobleck import cover as cover_lib, templates as templates_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.sim import communication as communication_lib
@@ -156,7 +151,7 @@ class DepthTest(parameterized.TestCase):
           _PROFILE,
           has_replicas=True,
           max_pipelines=2,
-          triggers=triggers_lib.Triggers(refill=refill, max_doubled=None),
+          options=config.RecoverySection(refill=refill, max_doubled=2.0),
       )
       self.assertEqual(shape.adapt(before, range(5)), before)
       after = shape.adapt(doubled, [0, 2, 3, 9])

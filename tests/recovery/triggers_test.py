@@ -2,13 +2,14 @@
 
 from absl.testing import parameterized
 
+from bamboo_jax import config
 from bamboo_jax.plan import partition as partition_lib, pipelines as pipelines_lib
-from bamboo_jax.recovery import triggers as triggers_lib
+from bamboo_jax.recovery import triggers
 from bamboo_jax.schedule import failover
 
 _FOUR = partition_lib.Partition((0, 1, 2, 3, 4))
-_DEFAULT = triggers_lib.Triggers()
-_OFF = dict(refill=False, max_doubled=None, grow=False)
+_DEFAULT = config.RecoverySection()
+_OFF = dict(refill=False, max_doubled=2.0, grow=False)
 
 
 def _pipelines(num_pipelines, num_doubled):
@@ -38,18 +39,16 @@ class TriggersTest(parameterized.TestCase):
   def test_fire(self, num_pipelines, num_doubled, num_spares, most, want):
     given = _pipelines(num_pipelines, num_doubled)
     counts = dict(num_spares=num_spares, most_pipelines=most)
-    self.assertEqual(_DEFAULT.fire(given, **counts), bool(want))
+    self.assertEqual(triggers.fire(_DEFAULT, given, **counts), bool(want))
     for name in _OFF:  # Each of them alone.
       only = {**_OFF, name: getattr(_DEFAULT, name)}
-      got = triggers_lib.Triggers(**only).fire(given, **counts)
+      got = triggers.fire(config.RecoverySection(**only), given, **counts)
       self.assertEqual(got, name in want, msg=name)
 
   def test_limit_is_not_reached_by_a_twentieth(self):
     # 2 x 1 of 39 nodes is above 5 %, of 43 it is not.
     for num_pipelines, fires in ((10, True), (11, False)):
-      got = _DEFAULT.fire(_pipelines(num_pipelines, 1), num_spares=0, most_pipelines=num_pipelines)
+      got = triggers.fire(
+          _DEFAULT, _pipelines(num_pipelines, 1), num_spares=0, most_pipelines=num_pipelines
+      )
       self.assertEqual(got, fires)
-
-  def test_refuses(self):
-    with self.assertRaisesRegex(ValueError, "max_doubled must be from 0 to 2"):
-      triggers_lib.Triggers(max_doubled=5.0)

@@ -10,6 +10,7 @@ from bamboo_jax.runtime.profile import recorder
 from bamboo_jax.schedule import failover, instruction as instruction_lib
 from bamboo_jax.train import run_state, step as step_lib, sums as sums_lib
 from bamboo_jax.train.record import meter as meter_lib, step_times
+from bamboo_jax.train.setup import sizes
 from tests import layouts, profiles, tiny
 
 NodeTime = account_lib.NodeTime
@@ -248,20 +249,12 @@ class MeterTest(parameterized.TestCase):
 class FindPriceTest(parameterized.TestCase):
 
   def test_no_price_by_default(self):
-    self.assertIsNone(meter_lib.find_price(tiny.get_config()))
+    self.assertIsNone(sizes.find_price(tiny.get_config()))
 
   def test_the_price_of_an_instance(self):
     config = tiny.get_config()
     config.cost.instance = "p3.2xlarge"
-    self.assertEqual(meter_lib.find_price(config).instance, "p3.2xlarge")
-
-  @parameterized.parameters("prices", "region", "date")
-  def test_a_price_of_nothing(self, key):
-    config = tiny.get_config()
-    config.cost[key] = "2021"
-    message = f"config.cost.{key}='2021' has no effect without config.cost.inst"
-    with self.assertRaisesRegex(ValueError, message):
-      meter_lib.find_price(config)
+    self.assertEqual(sizes.find_price(config).instance, "p3.2xlarge")
 
   @parameterized.parameters(
       ("instance", "p3.2xlargee", "did you mean 'p3.2xlarge'"),
@@ -274,7 +267,7 @@ class FindPriceTest(parameterized.TestCase):
     config.cost.instance = "p3.2xlarge"
     config.cost[key] = value
     with self.assertRaisesRegex(ValueError, message):
-      meter_lib.find_price(config)
+      sizes.find_price(config)
 
 
 class CompareCopiesTest(parameterized.TestCase):

@@ -24,7 +24,7 @@ class RefusedTest(folders.FolderCase):
   @parameterized.named_parameters(
       ("model", "model__name", "gtp2", "model 'gtp2'; did you mean 'gpt2'"),
       ("variant", "model__options__variant", "tny", "did you mean 'tiny'"),
-      ("prng", "model__prng", "rgb", '"rgb".*"rbg"'),
+      ("prng", "model__prng", "rgb", "'rgb'; did you mean 'rbg'"),
       ("optimizer", "optimizer__name", "adamm", "did you mean 'adam'"),
       ("schedule", "optimizer__schedule", "constnt", "mean 'constant'"),
       ("rate", "optimizer__learning_rate", np.nan, "at least 0, got nan"),

@@ -13,11 +13,11 @@ from bamboo_jax.train.members import cluster_cohort
 
 class TransfersTest(parameterized.TestCase):
 
-  def make(self, *, preconnects=True):
+  def make(self):
     self.client = mock.Mock(number=1, adopted=views.View(8, (), ""))
     self.transport, self.engine = mock.Mock(), mock.Mock()
     self.is_compiled = True
-    made = cluster_cohort.PeerTransfers(self.client, self.transport, preconnects=preconnects)
+    made = cluster_cohort.PeerTransfers(self.client, self.transport)
     made.attach(self.engine, lambda: self.is_compiled)
     self.enterContext(mock.patch.object(compile_ahead, "find_partners", return_value=[0, 3]))
     return made
@@ -31,9 +31,9 @@ class TransfersTest(parameterized.TestCase):
     made.settle()
     self.transport.set_addresses.assert_called_once_with({0: "a", 1: ""})
 
-  @parameterized.parameters((True, True, 5), (True, False, -1), (False, True, -1))
-  def test_ready(self, preconnects, is_compiled, want):
-    made = self.make(preconnects=preconnects)
+  @parameterized.parameters((True, 5), (False, -1))
+  def test_ready(self, is_compiled, want):
+    made = self.make()
     self.is_compiled = is_compiled
     self.assertEqual(made.ready(5), want)
 
@@ -49,8 +49,7 @@ class TransfersTest(parameterized.TestCase):
     made.preconnect([5, 5], 5)
     self.assertLen(self.transport.connect.mock_calls, 2)
 
-  @parameterized.parameters(True, False)
-  def test_connect(self, preconnects):
-    made = self.make(preconnects=preconnects)
+  def test_connect(self):
+    made = self.make()
     made.connect()
-    self.assertEqual(self.transport.connect.called, preconnects)
+    self.assertTrue(self.transport.connect.called)

@@ -5,8 +5,8 @@ import dataclasses
 import math
 from typing import Any
 
-from bamboo_jax import base
-from bamboo_jax.cluster import detection, messages, notices as notices_lib, views
+from bamboo_jax import base, config as config_lib
+from bamboo_jax.cluster import messages, notices as notices_lib, views
 from bamboo_jax.cluster.agent import events as events_lib
 from bamboo_jax.cluster.agent.knowledge import (
     board as board_lib,
@@ -49,7 +49,7 @@ class AgentOptions:
   config: dict[str, Any]
   command: Sequence[str]
   log: str
-  limits: detection.DetectionLimits
+  limits: config_lib.ClusterSection
   notices: notices_lib.Poller | None = None
   is_again: bool = False
 

@@ -27,7 +27,6 @@ _KINDS = (
 _CHOICES: Mapping[str, Sequence[Any]] = {
     "redundancy.spares": (0, 0, 1),
     "recovery.checkpoint": (True,),  # Who is killed is not chosen with care.
-    "recovery.preconnect": (True, False),
     "checkpoint.every_steps": (3, 5, 10),
 }
 

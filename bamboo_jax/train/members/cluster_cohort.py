@@ -228,14 +228,11 @@ class Exits:
 
 
 class PeerTransfers:
-  """The transfers of a process of a cluster; connects ahead if it `preconnects`."""
+  """The transfers of a process of a cluster."""
 
-  def __init__(
-      self, client: client_lib.Client, transport: transport_lib.Transport, *, preconnects: bool
-  ) -> None:
+  def __init__(self, client: client_lib.Client, transport: transport_lib.Transport) -> None:
     self._client = client
     self._transport = transport
-    self._preconnects = preconnects
     self._connected = (0, cohort_lib.NOT_READY)
 
   def attach(self, engine: engine_lib.Engine, is_compiled: Callable[[], bool]) -> None:
@@ -253,13 +250,11 @@ class PeerTransfers:
 
   def ready(self, version: int) -> int:
     """See `Transfers`; ready once all programs are compiled."""
-    is_ready = self._preconnects and self._is_compiled()
-    return version if is_ready else cohort_lib.NOT_READY
+    return version if self._is_compiled() else cohort_lib.NOT_READY
 
   def connect(self) -> None:
     """See `Transfers`; raises as a transfer does if a node is lost."""
-    if self._preconnects:
-      self._connect()
+    self._transport.connect(compile_ahead.find_partners(self._engine))
 
   def preconnect(self, said: Iterable[int], version: int) -> None:
     """See `Transfers`; all nodes call it at once, between two steps.
@@ -268,8 +263,5 @@ class PeerTransfers:
     """
     facts = (self._client.adopted.number, version)
     if set(said) == {version} and self._connected != facts:
-      self._connect()
+      self.connect()
       self._connected = facts
-
-  def _connect(self) -> None:
-    self._transport.connect(compile_ahead.find_partners(self._engine))

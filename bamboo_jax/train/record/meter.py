@@ -14,8 +14,8 @@ import statistics
 import time
 from typing import NamedTuple
 
-from bamboo_jax import base, config as config_lib
-from bamboo_jax.accounting import account as account_lib, prices as prices_lib
+from bamboo_jax import base
+from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.train import step as step_lib
 
 
@@ -40,27 +40,6 @@ class Nodes:
 # Phases in which all nodes work together, by the kind of their time. Passes are
 # measured per node; a vote is a wait.
 _JOINT = {"useful": ("norm", "apply"), "redundant": ("refresh",)}
-
-
-def find_price(config: config_lib.Config) -> prices_lib.Price | None:
-  """Returns the price of a node; None if the config names no kind of node.
-
-  Raises `ValueError` if price or market are unknown, or there are options of a
-  price but no instance; `OSError` if the file of prices cannot be read.
-  """
-  options = config.cost
-  prices_lib.check_market(options.market)
-  if options.instance is None:
-    for name in ("prices", "region", "date"):
-      if (value := getattr(options, name)) is not None:
-        raise ValueError(
-            f"config.cost.{name}={value!r} has no effect without "
-            "config.cost.instance, such as p3.2xlarge."
-        )
-    return None
-  return prices_lib.find_price(
-      options.instance, prices=options.prices, region=options.region, date=options.date
-  )
 
 
 class Charge(NamedTuple):

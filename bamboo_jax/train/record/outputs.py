@@ -71,7 +71,7 @@ class Outputs:
     self._workdir, self._name = given.workdir, given.name
     self._progress = given.progress
     self._meter = meter_lib.Meter(since_secs=given.started_secs)
-    self._price = meter_lib.find_price(config)
+    self._price = sizes.find_price(config)
     self._ledger = ledger_lib.Ledger(self._price, market=config.cost.market)
     self._batch_size = job.plan.batch.batch_size
     self._unit = job.task.batches.source.unit

@@ -9,7 +9,8 @@ import ml_collections
 
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.data import source, vocabularies
-from bamboo_jax.train.setup import policy
+from bamboo_jax.metrics import logger as logger_lib
+from bamboo_jax.train.setup import policy, sizes
 
 _FROM_FOLDER = "init_from"  # A model with the name and sizes of the folder.
 
@@ -22,14 +23,19 @@ def accept(given: Any) -> config_lib.Config:
       an earlier call, which is returned.
 
   Raises:
-    ValueError: A key is misspelt or missing, a value is not allowed, the policy
-      is unknown, or options do not fit together.
+    ValueError: A key is misspelt or missing, a value is not allowed, the policy, logger, price
+      or machine is unknown, or options do not fit together.
+    OSError: The file of prices cannot be read.
   """
   if isinstance(given, config_lib.Config):
     return given
   _check_is_config(given)
   config = config_lib.Config.read(given)
-  return policy.set_options(_fill_from_folder(config))
+  config = policy.set_options(_fill_from_folder(config))
+  logger_lib.parse_names(config.metrics.logger)
+  sizes.find_price(config)
+  sizes.find_machine(config)
+  return config
 
 
 def check_own(given: Any) -> None:

@@ -14,7 +14,7 @@ import optax
 
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.data import batches as batches_lib, source as source_lib
-from bamboo_jax.metrics import jsonl, logger as logger_lib
+from bamboo_jax.metrics import jsonl
 from bamboo_jax.models import model as model_lib, units, zoo
 from bamboo_jax.plan import cost_model, partition as partition_lib, planner, rows as rows_lib
 from bamboo_jax.plan.memory import upkeep as upkeep_lib
@@ -44,11 +44,10 @@ class Task:
     return self.data
 
 
-def check_environment(config: config_lib.Config) -> None:
-  """Raises `ValueError` for a logger that is not there, or 64-bit floats."""
+def check_environment() -> None:
+  """Raises `ValueError` for 64-bit floats."""
   if jax.config.jax_enable_x64:  # Arrays of the state would be float64.
     raise ValueError("JAX_ENABLE_X64 is set, but parameters are float32: unset it.")
-  logger_lib.parse_names(config.metrics.logger)
 
 
 def make_task(config: config_lib.Config, *, needs_data: bool = True) -> Task:
@@ -58,7 +57,7 @@ def make_task(config: config_lib.Config, *, needs_data: bool = True) -> Task:
   otherwise it is read to find them.
   """
   pipeline = config.pipeline
-  check_environment(config)
+  check_environment()
   model = zoo.make_model(config.model.name, **config.model.options)
   if model.sample and not needs_data:
     batch = model.batch_shapes(pipeline.microbatch_size)
@@ -249,27 +248,14 @@ def make_protection(config: config_lib.Config) -> upkeep_lib.Protection | None:
 def make_redundancy(config: config_lib.Config) -> rows_lib.Redundancy:
   """Returns the options of redundant forward passes."""
   options = config.redundancy
-  return rows_lib.Redundancy(
-      *(options.mode, options.refresh, options.margin, options.budget), overrun=options.overrun
-  )
+  return rows_lib.Redundancy(options.mode, options.refresh, options.margin, options.budget)
 
 
 def make_rows(
     config: config_lib.Config, plan: planner.Plan, segments: partition_lib.Partition | None = None
 ) -> rows_lib.RowPlanner:
-  """Returns the planner of rows; `segments` are by default the stages of `plan`.
-
-  Raises `ValueError` for redundancy with one stage.
-  """
-  options = config.redundancy
-  rows = rows_lib.RowPlanner(plan, make_redundancy(config))
-  if options.mode != "none" and plan.num_stages == 1:
-    raise ValueError(
-        f"config.redundancy.mode={options.mode!r} needs at least 2 stages, so "
-        "that another node can hold the replica; got "
-        "config.pipeline.num_stages=1. Set the mode to 'none', or more stages."
-    )
-  return dataclasses.replace(rows, segments=segments)
+  """Returns the planner of rows; `segments` are by default the stages of `plan`."""
+  return rows_lib.RowPlanner(plan, make_redundancy(config), segments)
 
 
 def make_engine(

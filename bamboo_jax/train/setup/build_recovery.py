@@ -13,7 +13,6 @@ from bamboo_jax.recovery import (
     placement as placement_lib,
     planner as planner_lib,
     shapes as shapes_lib,
-    triggers as triggers_lib,
 )
 from bamboo_jax.recovery.oobleck import cover as cover_lib, templates as templates_lib
 from bamboo_jax.train.setup import build
@@ -132,9 +131,7 @@ def make_rules(
       plan.profile,
       has_replicas=ladder.shadow,
       max_pipelines=num_shares,
-      triggers=triggers_lib.Triggers(
-          refill=recovery.refill, max_doubled=recovery.max_doubled, grow=recovery.grow
-      ),
+      options=recovery,
   )
   if config.pipeline.layout == "grid":
     partitions = _make_grid(config, plan)

@@ -367,9 +367,7 @@ def _find_price(config: config_lib.Config, machine: machines.Machine) -> prices_
   """Returns the price of the machine; of GPUs, the least per GPU."""
   cost = config.cost
   if cost.instance is not None:
-    return prices_lib.find_price(
-        cost.instance, prices=cost.prices, region=cost.region, date=cost.date
-    )
+    return sizes.find_price(config)
   listed = [
       price
       for price in prices_lib.load_prices(cost.prices or prices_lib.DEFAULT_PATH)

@@ -1,7 +1,7 @@
 """Numbers computed from a config alone, without JAX; and its checked faults."""
 
 from bamboo_jax import config as config_lib
-from bamboo_jax.accounting import machines
+from bamboo_jax.accounting import machines, prices as prices_lib
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.schedule import instruction
 
@@ -45,6 +45,19 @@ def find_machine(config: config_lib.Config) -> machines.Machine | None:
         f"config.plan.machine={machine.name!r}."
     )
   return machine
+
+
+def find_price(config: config_lib.Config) -> prices_lib.Price | None:
+  """Returns the price of a node; None if the config names no kind of node.
+
+  Raises `OSError` for the file of prices, `ValueError` for a price that it lacks.
+  """
+  cost = config.cost
+  if cost.instance is None:
+    return None
+  return prices_lib.find_price(
+      cost.instance, prices=cost.prices, region=cost.region, date=cost.date
+  )
 
 
 def read_faults(config: config_lib.Config, path: str | None) -> tuple[faults_lib.Fault, ...]:

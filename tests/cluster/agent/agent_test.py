@@ -10,7 +10,7 @@ import threading
 import unittest
 from unittest import mock
 
-from bamboo_jax.cluster import detection
+from bamboo_jax import config
 from bamboo_jax.cluster.agent import agent as agent_lib, events as events_lib, peers as peers_lib
 from bamboo_jax.cluster.store import etcd as etcd_lib, private_etcd, registry as registry_lib
 from bamboo_jax.net import identity as identity_lib
@@ -88,7 +88,7 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
         workdir=str(self.folder),
         log=str(self.folder / f"{name}.log"),
         # A crowded machine is no reason to fail.
-        limits=detection.DetectionLimits(
+        limits=config.ClusterSection(
             heartbeat_secs=0.5, least_silence_secs=60, most_silence_secs=60
         ),
     )

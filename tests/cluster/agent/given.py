@@ -4,7 +4,8 @@ import dataclasses
 
 from absl.testing import parameterized
 
-from bamboo_jax.cluster import detection, messages
+from bamboo_jax import config
+from bamboo_jax.cluster import messages
 from bamboo_jax.cluster.agent import core, events as events_lib, state as state_lib
 from tests import members
 
@@ -22,7 +23,7 @@ def make_options(name, **changes):
       config={"seed": 0},
       command=(),
       log="",
-      limits=detection.DetectionLimits(),
+      limits=config.ClusterSection(),
   )
   return state_lib.AgentOptions(**{**told, **changes})
 

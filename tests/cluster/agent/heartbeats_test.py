@@ -1,11 +1,12 @@
-from bamboo_jax.cluster import detection, messages, stalls as stalls_lib
+from bamboo_jax import config
+from bamboo_jax.cluster import messages, stalls as stalls_lib
 from bamboo_jax.cluster.agent import events as events_lib
 from bamboo_jax.schedule import channel as channel_lib
 from tests import members
 from tests.cluster.agent import given
 
 _NUM_NODES = 6
-_LIMITS = detection.DetectionLimits(num_watchers=2)
+_LIMITS = config.ClusterSection(num_watchers=2)
 _BEAT = messages.Beat(view=1)
 _ASKS = messages.Beat(view=1, asks=True)
 

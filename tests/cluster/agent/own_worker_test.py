@@ -2,8 +2,8 @@
 
 from absl.testing import parameterized
 
-from bamboo_jax import base
-from bamboo_jax.cluster import detection, messages, stalls as stalls_lib, views
+from bamboo_jax import base, config
+from bamboo_jax.cluster import messages, stalls as stalls_lib, views
 from bamboo_jax.cluster.agent import events as events_lib, membership, selection, state as state_lib
 from bamboo_jax.cluster.store import fence as fence_lib, registry as registry_lib
 from bamboo_jax.schedule import channel as channel_lib
@@ -222,7 +222,7 @@ class OwnWorkerTest(given.CoreCase):
 
   @parameterized.parameters((0, 61), (59, 120))
   def test_a_worker_that_imports_is_killed_once_it_rests(self, until, killed):
-    self.begin(limits=detection.DetectionLimits(1.0, 2.0))
+    self.begin(limits=config.ClusterSection(1.0, 2.0))
     self.state.watch.begin(0.0)
     for now in range(200):
       tick = events_lib.Ticked(is_worker_busy=now <= until)
@@ -237,7 +237,7 @@ class OwnWorkerTest(given.CoreCase):
   )
   def test_a_worker_that_waits_for_the_folder(self, _, answer, killed_secs):
     """All others wait for it from second 1 on, for 13 s; it is then killed."""
-    limits = detection.DetectionLimits(1.0, 2.0, no_progress_secs=13.0)
+    limits = config.ClusterSection(1.0, 2.0, no_progress_secs=13.0)
     self.begin(numbers=(0, 1), limits=limits)
     begun = channel_lib.Begun()
     stall = stalls_lib.Stall(False, 1, begun, ((1, "a"),))

@@ -7,6 +7,7 @@ which may take seconds under load, the longest.
 
 from collections.abc import Collection
 
+from bamboo_jax import config as config_lib
 from bamboo_jax.cluster import detection, messages, stalls as stalls_lib, views
 
 _AWAY_BEATS = 5  # After as many missed beats this agent was suspended itself.
@@ -17,7 +18,7 @@ _MOST_BEATS = 2  # Beats that count between two looks.
 class HeartbeatWatch:
   """Records heartbeats, and finds agents that are silent for too long."""
 
-  def __init__(self, limits: detection.DetectionLimits) -> None:
+  def __init__(self, limits: config_lib.ClusterSection) -> None:
     self._limits = limits
     self._agents: dict[str, detection.Silence] = {}
     self._heard: dict[str, float] = {}  # Last heartbeats, if any.
