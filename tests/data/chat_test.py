@@ -173,5 +173,5 @@ class ChatTest(files_test.FilesCase):
     write_tokenizer(self.folder / "hub")
     self.refuses("a.txt is a text, without the fields .'messages'", "a.txt", **given)
     self.write("b.jsonl", '"hi"')
-    self.refuses("b.jsonl, line 1 must be one object", "b.jsonl", **given)
+    self.refuses("b.jsonl, line 1 must be an object", "b.jsonl", **given)
     self.refuses("field=messages needs the option tokenizer: .*None", "a.jsonl", field="messages")
