@@ -87,6 +87,8 @@ def main(flags: ReportFlags) -> None:
 
 def _write(report: contents.Value, folders: list[pathlib.Path], flags: ReportFlags) -> None:
   print(contents.render_table(report["tables"]["runs"], digits=None))
+  if not any("price" in row[:1] for row in report["tables"]["runs"]["rows"]):
+    print("cost: not known; --instance=NAME says what a node is charged as")
   here = folders[0] if len(folders) == 1 else pathlib.Path()
   path = pathlib.Path(flags.out or here / contents.PAGE)
   base.write_atomically(path, document.render(report))

@@ -39,6 +39,7 @@ _ROWS = {
     "throughput_samples_per_sec": "samples per second",
     "tokens_per_sec": "tokens per second",
     "instance": "instance",
+    "price": "price",
     "cost_usd": "$",
     "cost_usd_per_hour": "$ per hour",
     "on_demand_usd": "$ if on demand",

@@ -1,6 +1,8 @@
 import contextlib
+import dataclasses
 import json
 import pathlib
+import shutil
 import tempfile
 
 from absl.testing import parameterized
@@ -13,6 +15,7 @@ from bamboo_jax.accounting import (
 )
 from bamboo_jax.configs import default
 from bamboo_jax.metrics import jsonl
+from bamboo_jax.recovery import durations
 from tests.launch import commands
 
 _PRICES = """instance,on_demand_usd_per_hour,spot_usd_per_hour,source,date
@@ -21,7 +24,7 @@ large,72,36,test,2021
 """
 
 
-class CostTest(parameterized.TestCase):
+class ReportTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
@@ -51,22 +54,26 @@ class CostTest(parameterized.TestCase):
     got = self._run()
     self.assertEqual(got.returncode, 0, msg=got.stderr)
     for line in (
-        "price: $3.6 an hour for a small (spot; test, 2021)",
-        "time: 0.2500 h on 4.00 nodes",
-        "samples: 1800, 2 a second",
-        "cost: $3.6000, $14.4 an hour (spot $3.6000, on demand $36.0000)",
-        "value: 0.1389 samples/s per $/h",
-        "dollars per million samples: 2000",
-        "  useful       75.00 %",
-        "  bubble       25.00 %",
+        "price | $3.6 an hour for a small (spot; test, 2021)",
+        "hours | 0.25",
+        "nodes | 4",
+        "samples per second | 2",
+        "$ | 3.6",
+        "$ per hour | 14.4",
+        "$ if on demand | 36",
+        "value (samples/s per $/h) | 0.13889",
+        "$ per million samples | 2000",
+        "useful (% of node time) | 75",
+        "bubble (% of node time) | 25",
     ):
-      self.assertIn(f"{line}\n", got.stdout)
+      self.assertIn(f"| {line} |\n", got.stdout)
+    self.assertTrue((self.workdir / "report.html").exists())
 
   def test_flags_go_before_the_config(self):
     self._write_log()
     got = self._run("--instance=large", "--market=on_demand")
-    self.assertIn("price: $72 an hour for a large (on_demand", got.stdout)
-    self.assertIn("cost: $72.0000, $288 an hour", got.stdout)
+    self.assertIn("price | $72 an hour for a large (on_demand", got.stdout)
+    self.assertIn("| $ | 72 |\n| $ per hour | 288 |\n", got.stdout)
 
   def test_without_a_kind_of_node(self):
     self._write_log()
@@ -75,7 +82,7 @@ class CostTest(parameterized.TestCase):
     (self.workdir / "config.json").write_text(json.dumps(config))
     got = self._run()
     self.assertEqual(got.returncode, 0, msg=got.stderr)
-    self.assertIn("  useful       75.00 %\n", got.stdout)
+    self.assertIn("| useful (% of node time) | 75 |\n", got.stdout)
     self.assertIn("cost: not known; --instance=NAME says what a node is charged as\n", got.stdout)
     self.assertNotIn("$", got.stdout)
     got = self._run("--market=spot")
@@ -86,7 +93,7 @@ class CostTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
       ("instance", ["--instance=smal"], "did you mean 'small'"),
-      ("log", [], "There is no run in .*: no metrics.jsonl"),
+      ("log", [], "There is no run in .*: it has neither metrics.jsonl"),
       ("prices", ["--prices=nowhere.csv"], "nowhere.csv: No such file"),
   )
   def test_fails_with_one_line(self, arguments, message):
@@ -95,3 +102,38 @@ class CostTest(parameterized.TestCase):
     got = self._run(*arguments)
     self.assertEqual(got.returncode, 2)
     self.assertRegex(got.stderr, rf"\Aerror: .*{message}.*\n\Z")
+
+  def test_whether_runs_end_in_one_state(self):
+    runs = []
+    for name, state in (("plain", "a"), ("deaths", "a"), ("other", "b")):
+      self._write_log()
+      folder = self.workdir / name
+      folder.mkdir()
+      summary = dict(steps=1, final_loss=2.0, samples_seen=12, params_sha256="p")
+      summary |= dict(state_sha256=state, resumed_from_step=0)
+      summary |= dict(median_step_secs=0.1, bubble_fraction=0.3)
+      (folder / "summary.json").write_text(json.dumps(summary))
+      for file in ("config.json", "metrics.jsonl"):
+        shutil.copy(self.workdir / file, folder)
+      runs.append(str(folder))
+    death = durations.RecoveryTimes(
+        step=1,
+        view=2,
+        nodes=(1,),
+        names=("n1",),
+        victims=("0/1",),
+        rung="shadow",
+        reason="",
+        view_at_secs=1.0,
+        agreed_at_secs=1.0,
+    )
+    with contextlib.closing(jsonl.MetricsWriter(folder.parent / "deaths/metrics.jsonl")) as log:
+      log.write_event("recovery", step=1, values=dataclasses.asdict(death))
+    page = f"--out={self.workdir / 'both.html'}"
+    same = commands.fork("-m", "launch.report", *runs[:2], "--same", page)
+    self.assertEqual(same.returncode, 0, same.stderr)
+    self.assertIn("stages_lost=1", same.stdout)
+    self.assertEndsWith(same.stdout, "identical\n")
+    other = commands.fork("-m", "launch.report", *runs, "--same", page)
+    self.assertEqual(other.returncode, 1)
+    self.assertEqual(other.stderr, "different: state_sha256\n")
