@@ -165,6 +165,7 @@ def simulated(name: str, outcome: loop.Outcome) -> Value:
       if m.rung != "none"
   ]
   figures = facts.figures_of(account) | {
+      "state": "simulated",
       "steps": outcome.num_steps,
       "layout": words.describe_owners(moments[-1].owners if moments else ()),
       "recoveries": words.count(r["rung"] for r in recoveries),
