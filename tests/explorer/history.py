@@ -33,9 +33,7 @@ from tests.explorer import (
     world as world_lib,
 )
 
-_LIMITS = config.ClusterSection(
-    heartbeat_secs=0.25, no_progress_secs=10.0, start_silence_secs=15.0
-)
+_LIMITS = config.ClusterSection(heartbeat_secs=0.25, no_progress_secs=10.0, start_silence_secs=15.0)
 _FENCE_SECS = 1.0
 _SETTLE_SECS = 15.0  # After the last fault, before a history may end well.
 _PATIENCE_SECS = 40.0  # Before it must have; a dead run is asked for 20 s.
