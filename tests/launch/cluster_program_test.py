@@ -56,19 +56,21 @@ class ChildTest(_ProgramCase):
     while not (log.exists() and '"step": 2' in log.read_text()):
       self.assertLess(time.monotonic(), end_secs)
       time.sleep(0.1)
-    os.kill(self.find_child("n1"), signal.SIGKILL)
+    for child in self.find_children("n1"):
+      os.kill(child, signal.SIGKILL)
     self.release()
     self.finish(cluster, whole)
     found, want = self.summary("killed"), self.summary("whole")
     self.assertEqual(found["state_sha256"], want["state_sha256"])
     self.assertEqual(found["recoveries"], [])
 
-  def find_child(self, name):
-    """Returns the process that runs the program for the worker of a node."""
+  def find_children(self, name):
+    """Returns the processes that run and compile programs for the worker of a node."""
     workers = {*commands.processes_that_name(f"launch.worker --name={name} ")}
     workers &= {*commands.processes_that_name(str(self.folder))}
     stats = {p: pathlib.Path(f"/proc/{p}/stat").read_text() for p in workers}
     parents = {p: int(stat.rpartition(")")[2].split()[1]) for p, stat in stats.items()}
-    # The worker, a process that forks, and the child.
-    (child,) = (p for p in workers if parents.get(parents[p]) in workers)
-    return child
+    # Between the worker and each is a process that forks.
+    found = [p for p in workers if parents.get(parents[p]) in workers]
+    self.assertNotEmpty(found)
+    return found
