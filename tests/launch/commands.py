@@ -116,7 +116,7 @@ class CommandCase(parameterized.TestCase):
 
   Attributes:
     CHANGES: Those of its config.
-    QUEUED_BYTES: What a worker may have sent without acknowledgement.
+    QUEUED_BYTES: What a worker may have sent before the others have it.
     HELD_FROM: If above 0, steps from this one on are slow until the test calls
       `release`: 40 of 0.1 s, and the rest of `HELD_SECS`. So there is time for
       what a test does to a run, and few steps are enough.

@@ -35,6 +35,7 @@ def send(kind, address):
   for number, mark in enumerate(_MARKS, start=1):
     value[mark] = number
   transport = make(0, kind)
+  print(transport.address, flush=True)  # Where it learns what has come.
   transport.set_addresses({1: address})
   transport.send(1, "big", [value])
   transport.send(1, "small", [np.array(7)])  # Waits until the first is there.
@@ -46,7 +47,10 @@ def receive(kind):
   """Returns the marks of the value of another process, and the seconds."""
   transport = make(1, kind)
   command = [sys.executable, "-m", "tests.runtime.wire.big_value_test"]
-  with subprocess.Popen([*command, kind, transport.address], cwd=_ROOT) as child:
+  command += [kind, transport.address]
+  with subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, text=True) as child:
+    assert child.stdout is not None
+    transport.set_addresses({0: child.stdout.readline().strip()})
     began_secs = time.monotonic()
     (value,) = transport.receive(0, "big")
     secs = time.monotonic() - began_secs
