@@ -17,7 +17,7 @@ import jax
 
 from bamboo_jax import config as config_lib
 from bamboo_jax.metrics import table as table_lib
-from bamboo_jax.plan.memory import explain, needs
+from bamboo_jax.plan import memory as memory_lib
 from bamboo_jax.runtime import devices as devices_lib, engine as engine_lib, program_cache
 from bamboo_jax.runtime.phases import reduce, update
 from bamboo_jax.runtime.profile import profiler
@@ -130,7 +130,7 @@ class Result:
 
   case: str
   who: str
-  predicted: needs.NodeMemory
+  predicted: memory_lib.NodeMemory
   measured_bytes: int
 
   @property
@@ -161,7 +161,7 @@ def render(results: Iterable[Result]) -> str:
   for r in results:
     phases = r.predicted.phases
     sizes = (r.predicted.total_bytes, r.measured_bytes)
-    phase, mibs = max(phases, key=phases.get), map(needs.format_mib, sizes)
+    phase, mibs = max(phases, key=phases.get), map(memory_lib.format_mib, sizes)
     rows.append((r.case, r.who, phase, *mibs, f"{r.ratio:.3f}"))
   return table_lib.align(rows, left={0, 1, 2})
 
@@ -203,7 +203,7 @@ def _measure(config: config_lib.Config, name: str) -> list[Result]:
     roles[0] = _die(engine, roles[0], duty.victim)
     peaks = run(1)
     peak = peaks[engine.devices[duty.node]]
-    results.append(Result(name, explain.describe(duty), memory, peak))
+    results.append(Result(name, str(duty), memory, peak))
   return results
 
 

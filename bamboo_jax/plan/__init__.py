@@ -5,8 +5,7 @@ Pure Python; costs come from a profile of the model, measured or estimated.
   cost_model    costs of layers, and their JSON
   stages        costs of stages, from those of their layers
   memory        device memory of each node, also after a death
-  partition     splits layers into stages: the fastest slowest stage that fits;
-                by the algorithm in `search`
+  partition     splits layers into stages: the fastest slowest stage that fits
   batch_split   the batch in shares, and the shares and microbatches of each
                 pipeline, so that unequal ones finish together
 
@@ -14,7 +13,6 @@ Pure Python; costs come from a profile of the model, measured or estimated.
                 `render` prints it
   pipelines     a pipeline of live nodes: owners, shadows, vacant stages
   rows          the rows of a step, or of its rest after a death
-  residuals     where those of redundant passes wait: on the device or the host
   times/        how long a step, its parts and a death in it take
 
 Read `planner.make_plan`, then `rows`.

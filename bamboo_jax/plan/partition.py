@@ -1,26 +1,30 @@
 """Splits a model's layers into pipeline stages.
 
 A pipeline runs at the pace of its slowest stage, so we minimise the time of the
-slowest stage. Every node must fit in device memory: with its stage and replica,
-and with the stages that it has after any single death. Among equally good
-splits we take one that sends few bytes and whose other stages are even. The
-search is exact, see `search`, and counts in whole nanoseconds and bytes, so
-that ties are broken equally on all machines.
+slowest stage, by dynamic programming in O(num_stages * num_layers**2), under the
+constraint that a node fits in device memory with its stage and a replica of
+equal size. Among equally good splits we take one that sends few bytes and whose
+other stages are even. The split is then checked: every node must fit with its
+own replica, and with what it has after any single death. If one does not, we
+try again with a limit that is lower in proportion, then with the least one for
+which there is a split. We count in whole nanoseconds and bytes,
+so that ties are broken equally on all machines.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 import dataclasses
 import functools
 import itertools
-from typing import Any
+from typing import Any, TypeVar
 
 from bamboo_jax import base
-from bamboo_jax.plan import cost_model, search as search_lib
-from bamboo_jax.plan.memory import deaths, explain, model as model_lib, upkeep as upkeep_lib
+from bamboo_jax.plan import cost_model, memory as memory_lib
 from bamboo_jax.schedule import lines as lines_lib
 
 _NS_PER_MS = 1_000_000
-_UPKEEP = upkeep_lib.Upkeep()
+
+_Value = TypeVar("_Value", int, tuple[int, int])
+_Choice = tuple[Any, tuple[int, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,11 +81,11 @@ def split_layers(
     num_stages: int,
     memory_limit_bytes: int | None = None,
     in_flight: Sequence[int] | None = None,
-    upkeep: upkeep_lib.Upkeep = _UPKEEP,
+    upkeep: memory_lib.Upkeep = memory_lib.PLAIN,
     ties: Sequence[cost_model.TieCost] = (),
     cuts: Sequence[int] | None = None,
 ) -> Partition:
-  """Returns the contiguous split that minimises the time of the slowest stage.
+  """Returns a contiguous split with the least time of the slowest stage.
 
   The time is that of a forward and a backward pass. Ties are broken by, in this
   order: the bytes sent between stages, the sum of the squares of the stages'
@@ -100,41 +104,12 @@ def split_layers(
 
   Raises:
     ValueError: `num_stages` is out of range.
-    base.InfeasibleError: No split fits in `memory_limit_bytes`.
+    base.InfeasibleError: No split was found that fits in `memory_limit_bytes`.
   """
   if in_flight is None:
     in_flight = lines_lib.in_flight_bounds(num_stages, num_stages)
   if cuts is None:
     cuts = range(1, len(costs))
-  _check(num_stages, cuts=cuts, in_flight=in_flight)
-  model = model_lib.MemoryModel(costs, in_flight=in_flight, upkeep=upkeep, cuts=cuts, ties=ties)
-  # Times are prefix sums, in integers: differences of floats are not exact.
-  layers_ns = [round((c.forward_ms + c.backward_ms) * _NS_PER_MS) for c in costs]
-  until_ns = [*itertools.accumulate(layers_ns, initial=0)]
-  boundary_bytes = (0, *(c.activation_bytes for c in costs))
-  search = search_lib.Search(len(costs), num_stages, ends=frozenset({*cuts, len(costs)}))
-
-  find = _Limit(costs, model, search, memory_limit_bytes).find
-
-  def stage_ns(stage: base.StageId, first: int, last: int) -> int | None:
-    if memory_limit_bytes is not None:
-      if model.total_bytes(stage, first, last) > memory_limit_bytes:
-        return None
-    return until_ns[last] - until_ns[first]
-
-  slowest_ns, _ = find(stage_ns, max)
-
-  def unevenness(stage: base.StageId, first: int, last: int) -> search_lib.Pair | None:
-    ns = stage_ns(stage, first, last)
-    if ns is None or ns > slowest_ns:
-      return None
-    return boundary_bytes[first], ns * ns
-
-  _, bounds = find(unevenness, search_lib.add_pairs)
-  return Partition(bounds)
-
-
-def _check(num_stages: int, *, cuts: Sequence[int], in_flight: Sequence[int]) -> None:
   if not 1 <= num_stages <= len(cuts) + 1:
     raise ValueError(
         f"num_stages must be from 1 to {len(cuts) + 1} (the number of layers, "
@@ -142,52 +117,87 @@ def _check(num_stages: int, *, cuts: Sequence[int], in_flight: Sequence[int]) ->
     )
   if len(in_flight) != num_stages:
     raise ValueError(
-        f"in_flight needs an entry for each of the {num_stages} stages, got " f"{tuple(in_flight)}."
+        f"in_flight needs an entry for each of the {num_stages} stages, got {tuple(in_flight)}."
     )
+  model = memory_lib.MemoryModel(costs, in_flight=in_flight, upkeep=upkeep, cuts=cuts, ties=ties)
+  best = functools.partial(find_best, len(costs), num_stages, frozenset({*cuts, len(costs)}))
+  find_fastest = functools.partial(_find_fastest, costs, model, best)
+  limit_bytes = memory_limit_bytes
+  split = find_fastest(limit_bytes)
+  if limit_bytes is None:
+    assert split is not None
+    return split
+  most = lambda split: max(need.total_bytes for _, need in model.find_needs(split.bounds))
+  if split is not None and (need_bytes := most(split)) > limit_bytes:
+    split = find_fastest(limit_bytes * limit_bytes // need_bytes)
+  if split is None or most(split) > limit_bytes:
+    even = best(model.total_bytes, max)
+    assert even is not None  # Without a limit any stage is allowed.
+    split = find_fastest(even[0])
+    assert split is not None
+    if most(split) > limit_bytes:
+      message = memory_lib.explain(costs, split.bounds, model, limit_bytes)
+      raise base.InfeasibleError(message)
+  return split
 
 
-@dataclasses.dataclass(frozen=True)
-class _Limit:
-  """The limit on splits: every duty fits, also after any single death."""
+def _find_fastest(
+    costs: Sequence[cost_model.LayerCost],
+    model: memory_lib.MemoryModel,
+    best: Callable[..., Any],
+    limit_bytes: int | None,
+) -> Partition | None:
+  """Returns the fastest split whose stages fit in a limit; None without any."""
+  # Times are prefix sums, in integers: differences of floats are not exact.
+  layers_ns = [round((c.forward_ms + c.backward_ms) * _NS_PER_MS) for c in costs]
+  until_ns = [*itertools.accumulate(layers_ns, initial=0)]
+  boundary_bytes = (0, *(c.activation_bytes for c in costs))
 
-  costs: Sequence[cost_model.LayerCost]
-  model: model_lib.MemoryModel
-  search: search_lib.Search
-  limit_bytes: int | None
+  def stage_ns(stage: base.StageId, first: int, last: int) -> int | None:
+    if limit_bytes is not None and model.total_bytes(stage, first, last) > limit_bytes:
+      return None
+    return until_ns[last] - until_ns[first]
 
-  def find(
-      self, charge: search_lib.Charge[Any], combine: search_lib.Combine[Any]
-  ) -> tuple[Any, tuple[int, ...]]:
-    """Returns the least charge of a split that fits, and its bounds."""
-    if self.limit_bytes is None:
-      return self.search.best(charge, combine)
-    least_bytes, even = self._least
-    found = None
-    if least_bytes <= self.limit_bytes:
-      found = self.search.best(charge, combine)
-      if not all(c.holds(found[1]) for c in self._conditions):
-        found = self.search.best_that_holds(charge, combine, self._conditions)
-    if found is None:
-      raise base.InfeasibleError(
-          explain.explain_split(self.costs, even, self.model, self.limit_bytes)
-      )
-    return found
+  def unevenness(stage: base.StageId, first: int, last: int) -> tuple[int, int] | None:
+    ns = stage_ns(stage, first, last)
+    return None if ns is None or ns > slowest_ns else (boundary_bytes[first], ns * ns)
 
-  @functools.cached_property
-  def _least(self) -> tuple[int, tuple[int, ...]]:
-    """Returns the least memory of the largest stage, and the split.
+  if (fastest := best(stage_ns, max)) is None:
+    return None
+  slowest_ns = fastest[0]
+  found = best(unevenness, lambda a, b: (a[0] + b[0], a[1] + b[1]))
+  assert found is not None
+  return Partition(found[1])
 
-    Without replicas.
-    """
-    return self.search.best(self.model.total_bytes, max)
 
-  @functools.cached_property
-  def _conditions(self) -> list[search_lib.Condition]:
-    return [
-        search_lib.Condition(duty.stages, functools.partial(self._fits, duty))
-        for duty in deaths.find_duties(self.search.num_stages, self.model.upkeep)
-    ]
+def find_best(
+    num_layers: int,
+    num_stages: int,
+    ends: Collection[int],
+    charge: Callable[[base.StageId, int, int], _Value | None],
+    combine: Callable[[_Value, _Value], _Value],
+) -> tuple[_Value, tuple[int, ...]] | None:
+  """Returns the least combined charge of all splits, and the first bounds with it.
 
-  def _fits(self, duty: deaths.Duty, bounds: Sequence[int]) -> bool:
-    need = duty.need(self.model, bounds)
-    return self.limit_bytes is None or need.total_bytes <= self.limit_bytes
+  Args:
+    ends: Layers after which a stage may end.
+    charge: Returns the cost of a stage, given its first layer and the one after
+      its last; None if it is not allowed.
+    combine: Combines costs; associative and monotone.
+  """
+  # By first layer: the cost of the stages from this one on, and their bounds.
+  rest: dict[int, _Choice] = {num_layers: (None, (num_layers,))}
+  for stage in reversed(base.stages(num_stages)):
+    found: dict[int, _Choice] = {}
+    firsts: Sequence[int] = range(stage, num_layers) if stage else (0,)
+    for first, last in itertools.product(firsts, rest):
+      cost = charge(stage, first, last) if first < last and last in ends else None
+      if cost is None:
+        continue
+      if stage + 1 < num_stages:
+        cost = combine(cost, rest[last][0])
+      choice = cost, (first,) + rest[last][1]
+      if first not in found or choice < found[first]:
+        found[first] = choice
+    rest = found
+  return rest.get(0)

@@ -4,11 +4,10 @@ import dataclasses
 
 from bamboo_jax import base
 from bamboo_jax.metrics import table as table_lib
-from bamboo_jax.plan import cost_model, planner
-from bamboo_jax.plan.memory import explain, needs
+from bamboo_jax.plan import cost_model, memory as memory_lib, planner
 from bamboo_jax.schedule import failover, instruction as instruction_lib, redundancy
 
-_mib = needs.format_mib
+_mib = memory_lib.format_mib
 
 
 def render_plan(plan: planner.Plan) -> str:
@@ -43,7 +42,7 @@ def render_memory(plan: planner.Plan) -> str:
   found = [(f"node {stage}", plan.memory[stage])]
   if plan.worst_memory is not None:
     duty, memory = plan.worst_memory
-    found.append((explain.describe(duty), memory))
+    found.append((str(duty), memory))
   lines = []
   for who, memory in found:
     phases = ", ".join(f"{n} {_mib(b)}" for n, b in memory.phases.items())

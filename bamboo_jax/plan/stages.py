@@ -1,6 +1,7 @@
 """Costs of stages, from the costs of their layers."""
 
 from collections.abc import Callable, Sequence
+import dataclasses
 from typing import Any
 
 from bamboo_jax import base
@@ -67,3 +68,35 @@ def stage_costs(
           + (c.parameter_bytes + c.slot_bytes + c.copy_bytes)
       ),
   )
+
+
+def place_residuals(
+    costs: costs_lib.StageCosts,
+    host_bytes_per_ms: float | None,
+    *,
+    num_microbatches: int,
+    free_bytes: Sequence[int] | None,
+) -> tuple[costs_lib.StageCosts, str]:
+  """Returns costs of redundant passes, and where their residuals wait for a failover.
+
+  They stay on the "device" if those of a whole step fit in its memory; else they
+  are copied to the "host". Node `s` is the shadow of stage `s + 1`, the last node
+  that of stage 0.
+
+  Args:
+    host_bytes_per_ms: Rate of the link to host memory; None: costs have the
+      copies already.
+    free_bytes: Device memory that each node does not need; None: no limit.
+  """
+  if host_bytes_per_ms is None:
+    return costs, "host"
+  kept = [num_microbatches * size for size in costs.residual_bytes]
+  fits = free_bytes is None or all(
+      size <= free for size, free in zip(kept[1:] + kept[:1], free_bytes, strict=True)
+  )
+  redundant_ms = costs.forward_ms
+  if not fits:
+    pairs = zip(costs.forward_ms, costs.residual_bytes, strict=True)
+    redundant_ms = tuple(ms + size / host_bytes_per_ms for ms, size in pairs)
+  costs = dataclasses.replace(costs, redundant_ms=redundant_ms)
+  return costs, "device" if fits else "host"

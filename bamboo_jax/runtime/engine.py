@@ -15,8 +15,7 @@ from typing import Any
 import jax
 
 from bamboo_jax import base
-from bamboo_jax.plan import batch_split
-from bamboo_jax.plan.memory import upkeep as upkeep_lib
+from bamboo_jax.plan import batch_split, memory as memory_lib
 from bamboo_jax.runtime import devices as devices_lib, node as node_lib, places, program_cache
 from bamboo_jax.runtime.stage import array_store as store_lib, spec as spec_lib
 from bamboo_jax.runtime.wire import links as links_lib, transport as transport_lib
@@ -74,7 +73,7 @@ class Engine:
       devices: Mapping[base.NodeId, jax.Device],
       num_shares: int,
       keep: bool = False,
-      replicas: upkeep_lib.Protection | None = None,
+      replicas: memory_lib.Protection | None = None,
       mesh: tuple[int, int] = (1, 1),
       cache: program_cache.ProgramCache | None = None,
       exchange: transport_lib.Transport | None = None,
@@ -94,7 +93,7 @@ class Engine:
     self.shadows: list[dict[base.StageId, base.NodeId]] = [{} for _ in owners]
     self.shares = [*batch_split.deal_shares(num_shares, len(owners))]
     self.lines: Lines = [*zip(self.owners, self.shares, strict=True)]
-    self.replicas = replicas or upkeep_lib.Protection()
+    self.replicas = replicas or memory_lib.Protection()
     self.programs = program_cache.ProgramCache() if cache is None else cache
     self.exchange = exchange
     self.num_shares, self._per_share = num_shares, 0

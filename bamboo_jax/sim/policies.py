@@ -11,8 +11,12 @@ import itertools
 import math
 
 from bamboo_jax import base
-from bamboo_jax.plan import cost_model, partition as partition_lib, rows as rows_lib
-from bamboo_jax.plan.memory import upkeep as upkeep_lib
+from bamboo_jax.plan import (
+    cost_model,
+    memory as memory_lib,
+    partition as partition_lib,
+    rows as rows_lib,
+)
 from bamboo_jax.plan.times import predictor as predictor_lib
 from bamboo_jax.recovery import (
     ladder as ladder_lib,
@@ -326,11 +330,11 @@ class _Maker:
         upkeep=self._upkeep(predictor.has_replicas),
     )
 
-  def _upkeep(self, has_replicas: bool) -> upkeep_lib.Upkeep:
+  def _upkeep(self, has_replicas: bool) -> memory_lib.Upkeep:
     settings = self.settings
     if not (has_replicas and settings.charges_replicas):
-      return upkeep_lib.OVERLAPPED
-    protection = upkeep_lib.Protection(
+      return memory_lib.OVERLAPPED
+    protection = memory_lib.Protection(
         refresh=settings.redundant.refresh, runs_ahead=settings.redundant.mode != "lazy"
     )
-    return dataclasses.replace(upkeep_lib.OVERLAPPED, protection=protection)
+    return dataclasses.replace(memory_lib.OVERLAPPED, protection=protection)

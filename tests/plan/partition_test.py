@@ -7,8 +7,7 @@ import hypothesis
 from hypothesis import strategies
 
 from bamboo_jax import base
-from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.plan.memory import upkeep
+from bamboo_jax.plan import memory as memory_lib, partition as partition_lib
 from tests import profiles
 
 _MIB = 2**20
@@ -112,7 +111,7 @@ class SplitLayersTest(parameterized.TestCase):
     with self.assertRaisesWithLiteralMatch(
         base.InfeasibleError,
         "No split of 4 layers into 2 stages fits in 9.5 MiB per device: at best"
-        " stage 1 (layers layer_2 to layer_3) needs 12.0 MiB, which is 2.5 MiB"
+        " stage 1 (layers layer_2 to layer_3) needs 12.0 MiB in phase 'compute', which is 2.5 MiB"
         " too much. Use more stages, smaller microbatches or fewer of them in"
         " flight.",
     ):
@@ -159,7 +158,7 @@ class SplitLayersTest(parameterized.TestCase):
           layers,
           num_stages=num_stages,
           memory_limit_bytes=limit,
-          upkeep=upkeep.Upkeep(num_gradients),
+          upkeep=memory_lib.Upkeep(num_gradients),
           cuts=None if len(cuts) == len(layers) - 1 else cuts,
       ).bounds
     except base.InfeasibleError:

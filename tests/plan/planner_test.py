@@ -8,14 +8,14 @@ from absl.testing import absltest, parameterized
 from bamboo_jax import base
 from bamboo_jax.plan import (
     cost_model,
+    memory as memory_lib,
     partition as partition_lib,
     planner,
     render,
     rows as rows_lib,
     stages,
 )
-from bamboo_jax.plan.memory import upkeep
-from bamboo_jax.plan.times import step_time as step_time_lib
+from bamboo_jax.plan.times import predictor as predictor_lib, step_time as step_time_lib
 from bamboo_jax.schedule import failover, lines as lines_lib, simulate
 from tests import profiles
 
@@ -136,7 +136,7 @@ class MakePlanTest(parameterized.TestCase):
     # Of each of four layers: parameters, slots, an accumulator, a replica with
     # slots, the gradient that it gets; nothing else counts.
     layers = [_layer(name, activation_bytes=0, residual_bytes=0) for name in "abcd"]
-    request = dict(num_stages=4, protection=upkeep.Protection())
+    request = dict(num_stages=4, protection=memory_lib.Protection())
     plan = _plan(_profile(layers), **request)
     one = lambda m: (m.parameter_bytes + m.slot_bytes + m.accumulator_bytes)
     self.assertEqual([one(m) for m in plan.memory], [4 * _MIB] * 4)
@@ -187,6 +187,27 @@ class MakePlanTest(parameterized.TestCase):
   def test_refuses(self, request, error, message):
     with self.assertRaisesRegex(error, message):
       _plan(_FOUR, **request)
+
+  @parameterized.parameters(
+      (1e9, None, "device"),
+      (1e9, 2**30, "device"),
+      # Eight passes of the other stage do not fit; copies take 2 MiB / rate.
+      (2.0**20, 15 * 2**20, "host"),
+      (None, None, "host"),  # As measured.
+  )
+  def test_where_residuals_wait(self, rate, limit, want):
+    layers = [
+        profiles.make_layer(f"l{i}", forward_ms=1.0, residual_bytes=2**20, redundant_ms=7.0)
+        for i in range(4)
+    ]
+    profile = profiles.make_profile(layers, host_bytes_per_ms=rate)
+    plan = _plan(profile, num_microbatches=8, memory_limit_bytes=limit)
+    self.assertEqual(plan.residuals, want)
+    redundant_ms = {"device": 2.0, "host": 14.0 if rate is None else 2.0 + 2.0}[want]
+    self.assertEqual(plan.costs.redundant_ms, (redundant_ms,) * 2)
+    predictor = predictor_lib.Predictor(profile, num_microbatches=8, memory_limit_bytes=limit)
+    got = predictor.redundant_costs(plan.partition, 8)
+    self.assertEqual(got.redundant_ms, plan.costs.redundant_ms)
 
   def test_gpt2_xl_on_64_stages_is_quick(self):
     # About 0.8 s of CPU alone; the best of three, and with room, as other tests

@@ -13,13 +13,12 @@ from bamboo_jax import base
 from bamboo_jax.plan import (
     batch_split,
     cost_model,
+    memory as memory_lib,
     partition as partition_lib,
     pipelines as pipelines_lib,
-    residuals as residuals_lib,
     rows as rows_lib,
     stages,
 )
-from bamboo_jax.plan.memory import model as model_lib, upkeep as upkeep_lib
 from bamboo_jax.plan.times import step_time as step_time_lib
 from bamboo_jax.schedule import (
     costs as costs_lib,
@@ -40,7 +39,7 @@ SPLITS = ("makespan", "even")
 # A pipeline is in its steady state if a microbatch takes at most this multiple
 # of the nodes' work.
 _MOST_WAITING = 1.3
-_HELD = dataclasses.replace(upkeep_lib.OVERLAPPED, protection=upkeep_lib.Protection())
+_HELD = dataclasses.replace(memory_lib.OVERLAPPED, protection=memory_lib.Protection())
 _UNPROTECTED = rows_lib.Redundancy("none")
 
 
@@ -261,39 +260,25 @@ class Predictor:
   def redundant_costs(self, partition: Partition, num_microbatches: int) -> costs_lib.StageCosts:
     """Returns costs of the stages of a new pipeline, for redundant passes.
 
-    They include the copies of residuals to where `residuals.place` puts them.
+    They include the copies of residuals to where `place_residuals` puts them.
     """
     costs = self.stage_costs(partition)
-    if self.profile.host_bytes_per_ms is None:
-      return costs
-    nodes = base.nodes(partition.num_stages)
-    bounds = lines_lib.in_flight_limits(partition.num_stages)
-    line = lines_lib.Line(nodes, range(num_microbatches), bounds)
-    free_bytes = None
+    num_stages, free_bytes = partition.num_stages, None
     if self._memory_limit_bytes is not None:
-      most = self._memory_limit_bytes
-      free_bytes = [
-          most - self._held_bytes(partition, stage) for stage in base.stages(partition.num_stages)
-      ]
-    return residuals_lib.place(
-        *(self.profile, partition, costs),
-        simulate_lib.simulate([line], costs=costs),
+      model = memory_lib.MemoryModel(
+          self.profile.layers,
+          in_flight=lines_lib.in_flight_bounds(num_stages, num_microbatches),
+          upkeep=_HELD,
+          ties=self.profile.ties,
+      )
+      needs = model.find_needs(partition.bounds)[:num_stages]
+      free_bytes = [self._memory_limit_bytes - need.total_bytes for _, need in needs]
+    return stages.place_residuals(
+        costs,
+        self.profile.host_bytes_per_ms,
         num_microbatches=num_microbatches,
         free_bytes=free_bytes,
-    ).costs
-
-  def _held_bytes(self, partition: Partition, stage: base.StageId) -> int:
-    """Returns the memory of the owner of `stage`, a new node."""
-    count = partition.num_stages
-    model = model_lib.MemoryModel(
-        self.profile.layers,
-        in_flight=lines_lib.in_flight_bounds(count, count),
-        upkeep=_HELD,
-        ties=self.profile.ties,
-    )
-    layers = lambda s: (partition.bounds[s], partition.bounds[s + 1])
-    owned = model.total_bytes(stage, *layers(stage))
-    return owned + model.shadow(*layers((stage + 1) % count)).replica_bytes
+    )[0]
 
   def stage_costs(self, partition: Partition) -> costs_lib.StageCosts:
     """Returns the costs of the stages of a pipeline."""

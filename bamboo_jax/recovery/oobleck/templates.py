@@ -14,8 +14,7 @@ import functools
 from typing import Any
 
 from bamboo_jax import base
-from bamboo_jax.plan import cost_model, partition as partition_lib, search as search_lib
-from bamboo_jax.plan.memory import model as model_lib, upkeep as upkeep_lib
+from bamboo_jax.plan import cost_model, memory as memory_lib, partition as partition_lib
 from bamboo_jax.schedule import lines as lines_lib
 
 
@@ -98,7 +97,7 @@ def make_templates(
     min_nodes: int = 1,
     max_nodes: int | None = None,
     num_microbatches: int | None = None,
-    upkeep: upkeep_lib.Upkeep = upkeep_lib.OVERLAPPED,
+    upkeep: memory_lib.Upkeep = memory_lib.OVERLAPPED,
     ties: Sequence[cost_model.TieCost] = (),
     cuts: Sequence[int] | None = None,
 ) -> PipelineTemplates:
@@ -182,21 +181,22 @@ class _Splitter:
     """Returns the memory of the largest stage when memory is balanced."""
     model = self._model(num_nodes)
     ends = frozenset({*self.options["cuts"], len(self.costs)})
-    least, _ = search_lib.Search(len(self.costs), num_nodes, ends).best(model.total_bytes, max)
-    return least
+    best = partition_lib.find_best(len(self.costs), num_nodes, ends, model.total_bytes, max)
+    assert best is not None  # Without a limit any stage is allowed.
+    return best[0]
 
   def _in_flight(self, num_nodes: int) -> tuple[int, ...]:
     # Never more in flight than stages: that many microbatches are no bound.
     return lines_lib.in_flight_bounds(num_nodes, self.num_microbatches or num_nodes)
 
-  def _model(self, num_nodes: int) -> model_lib.MemoryModel:
+  def _model(self, num_nodes: int) -> memory_lib.MemoryModel:
     in_flight = self._in_flight(num_nodes)
-    return model_lib.MemoryModel(self.costs, in_flight=in_flight, **self.options)
+    return memory_lib.MemoryModel(self.costs, in_flight=in_flight, **self.options)
 
   def _stage_bytes(self, partition: partition_lib.Partition) -> tuple[int, ...]:
     model = self._model(partition.num_stages)
     return tuple(
-        model.total_bytes(stage, owned.start, owned.stop)
+        model.owner(stage, owned.start, owned.stop).total_bytes
         for stage in base.stages(partition.num_stages)
         for owned in [partition.layers(stage)]
     )

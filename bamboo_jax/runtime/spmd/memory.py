@@ -12,17 +12,16 @@ All nodes run one program, so all need the same:
 from collections.abc import Sequence
 import dataclasses
 
-from bamboo_jax.plan import cost_model
-from bamboo_jax.plan.memory import needs
+from bamboo_jax.plan import cost_model, memory as memory_lib
 from bamboo_jax.runtime.spmd import layout as layout_lib, program as program_lib
 
 
 def with_programs(
-    memory: Sequence[needs.NodeMemory],
+    memory: Sequence[memory_lib.NodeMemory],
     layers: Sequence[cost_model.LayerCost],
     layout: layout_lib.BlockLayout,
     sizes: Sequence[program_lib.Sizes],
-) -> tuple[needs.NodeMemory, ...]:
+) -> tuple[memory_lib.NodeMemory, ...]:
   """Returns the memory of nodes that run programs instead of rows.
 
   Args:

@@ -262,8 +262,8 @@ class StagePrograms:
   ) -> tuple[jax.Array, base.PyTree, list[spec_lib.Saved]]:
     """Like `forward`, but its results are where `plan.residuals` says.
 
-    For "inputs", units keep only these. Skips the unit with the loss, because no
-    other unit waits for it: if the owner dies, `complete` runs it.
+    Skips the unit with the loss, because no other unit waits for it: if the
+    owner dies, `complete` runs it.
     """
     kept, held, nothing = [], None, spec_lib.Saved(None, None, None, None)
     for position, (unit, _) in enumerate(self._units):
@@ -276,8 +276,6 @@ class StagePrograms:
       else:
         after, outputs, saved = self._run("forward", *given)
         inputs = outputs
-      if self._residuals == "inputs":
-        outputs, saved = places.move(outputs, "pinned_host"), nothing
       kept.append(saved.replace(inputs=held))
       held = outputs
     return after, held, kept

@@ -16,8 +16,13 @@ from bamboo_jax import base, config as config_lib
 from bamboo_jax.data import batches as batches_lib, source as source_lib
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.models import model as model_lib, units, zoo
-from bamboo_jax.plan import cost_model, partition as partition_lib, planner, rows as rows_lib
-from bamboo_jax.plan.memory import upkeep as upkeep_lib
+from bamboo_jax.plan import (
+    cost_model,
+    memory as memory_lib,
+    partition as partition_lib,
+    planner,
+    rows as rows_lib,
+)
 from bamboo_jax.runtime import devices as devices_lib, engine as engine_lib, places, program_cache
 from bamboo_jax.runtime.profile import estimates, profiler, roofline
 from bamboo_jax.runtime.stage import spec as spec_lib
@@ -235,12 +240,12 @@ def memory_options(config: config_lib.Config, *, is_cluster: bool) -> dict[str, 
   }
 
 
-def make_protection(config: config_lib.Config) -> upkeep_lib.Protection | None:
+def make_protection(config: config_lib.Config) -> memory_lib.Protection | None:
   """Returns the options of replicas; None without replicas."""
   options = config.redundancy
   if options.mode == "none":
     return None
-  return upkeep_lib.Protection(
+  return memory_lib.Protection(
       refresh=options.refresh, slots=options.slots, runs_ahead=options.mode != "lazy"
   )
 

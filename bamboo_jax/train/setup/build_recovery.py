@@ -4,8 +4,7 @@ import functools
 import math
 
 from bamboo_jax import base, config as config_lib
-from bamboo_jax.plan import cost_model, partition as partition_lib, planner
-from bamboo_jax.plan.memory import upkeep as upkeep_lib
+from bamboo_jax.plan import cost_model, memory as memory_lib, partition as partition_lib, planner
 from bamboo_jax.plan.times import predictor as predictor_lib
 from bamboo_jax.recovery import (
     assignment,
@@ -34,7 +33,7 @@ def make_templates(
   memory = build.memory_options(config, is_cluster=is_cluster)
   most_shares = max(1, num_shares - num_failures)  # Others may have one.
   reroutes = memory.pop("reroutes")
-  upkeep = upkeep_lib.Upkeep(
+  upkeep = memory_lib.Upkeep(
       num_accumulators=most_shares,
       num_rerouted=num_shares - most_shares if reroutes else 0,
       num_shares=most_shares,

@@ -14,17 +14,12 @@ from bamboo_jax.accounting import machines, prices as prices_lib
 from bamboo_jax.metrics import table as table_lib
 from bamboo_jax.models import units
 from bamboo_jax.plan import planner
-from bamboo_jax.plan.memory import explain
 from bamboo_jax.runtime import places
 from bamboo_jax.runtime.profile import products
 from bamboo_jax.train.setup import build, executors, sizes
 
 _NUM_SHOWN = 5  # Proposals.
-_PLACES = {
-    "device": "there, too",
-    "host": "in host memory",
-    "inputs": "only inputs, in host memory",
-}
+_PLACES = {"device": "there, too", "host": "in host memory"}
 
 
 class StepSecs(NamedTuple):
@@ -359,7 +354,7 @@ def _describe_worst(plan: planner.Plan) -> str:
   stage = max(range(plan.num_stages), key=lambda s: plan.memory[s].total_bytes)
   worst = plan.worst_memory
   if worst and worst[1].total_bytes > plan.memory[stage].total_bytes:
-    return explain.describe(worst[0])
+    return str(worst[0])
   return f"stage {stage}"
 
 

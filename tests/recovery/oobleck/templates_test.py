@@ -5,8 +5,7 @@ import itertools
 from absl.testing import parameterized
 
 from bamboo_jax import base
-from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.plan.memory import upkeep
+from bamboo_jax.plan import memory as memory_lib, partition as partition_lib
 from bamboo_jax.recovery.oobleck import templates as templates_lib
 from tests import profiles
 
@@ -86,7 +85,7 @@ class TemplatesTest(parameterized.TestCase):
           num_stages=num_nodes,
           memory_limit_bytes=limit,
           in_flight=[min(num_nodes - s, 2) for s in range(num_nodes)],
-          upkeep=upkeep.OVERLAPPED,
+          upkeep=memory_lib.OVERLAPPED,
       )
       self.assertEqual(template.partition, wanted)
       self.assertEqual(got.of(num_nodes), template)
@@ -102,7 +101,7 @@ class TemplatesTest(parameterized.TestCase):
           "a_layer_is_too_large",
           dict(memory_limit_bytes=_MIB),
           "No pipeline of 1 to 3 nodes fits. The one of 3 nodes misses by the "
-          "least: .* needs 4.0 MiB, which is 3.0 MiB too much",
+          "least: .* needs 4.0 MiB in phase .*, which is 3.0 MiB too much",
       ),
       (
           "too_few_layers",

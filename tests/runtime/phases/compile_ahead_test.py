@@ -5,7 +5,7 @@ import collections
 from absl.testing import absltest
 import jax
 
-from bamboo_jax.plan.memory import upkeep as upkeep_lib
+from bamboo_jax.plan import memory as memory_lib
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.runtime.stage import programs as programs_lib
@@ -73,7 +73,7 @@ class CompileAheadTest(absltest.TestCase):
     self.assertLen(asked, 8)
 
   def test_programs_of_a_step_with_replicas_of_the_state_and_without(self):
-    engine = make_engine(replicas=upkeep_lib.Protection(refresh="state"))
+    engine = make_engine(replicas=memory_lib.Protection(refresh="state"))
     asked = collections.defaultdict(set)
     for job in compile_ahead.compile_jobs(engine, evaluate=False):
       if is_of_programs(job):

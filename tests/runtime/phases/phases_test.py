@@ -10,7 +10,7 @@ import optax
 
 from bamboo_jax import base
 from bamboo_jax.models import model as model_lib
-from bamboo_jax.plan.memory import upkeep as upkeep_lib
+from bamboo_jax.plan import memory as memory_lib
 from bamboo_jax.runtime import engine as engine_lib, program_cache
 from bamboo_jax.runtime.phases import reduce, replicas, update
 from bamboo_jax.schedule import timeline as timeline_lib
@@ -38,7 +38,7 @@ def make_engine(**options):
       devices=dict(enumerate(jax.devices()[:2])),
       num_shares=1,
       keep=True,
-      replicas=upkeep_lib.Protection(**options),
+      replicas=memory_lib.Protection(**options),
       cache=CACHE,
   )
   engine.set_pipelines([OWNERS], [SHADOWS], engine.shares)

@@ -5,8 +5,7 @@ import math
 from absl.testing import absltest
 
 from bamboo_jax import base
-from bamboo_jax.plan import planner
-from bamboo_jax.plan.memory import needs
+from bamboo_jax.plan import memory as memory_lib, planner
 from bamboo_jax.runtime.spmd import (
     layout as layout_lib,
     memory,
@@ -118,7 +117,7 @@ class ProgramTest(absltest.TestCase):
         num_held=2,
         keeps=False,
     )
-    node = needs.NodeMemory(parameter_bytes=1, slot_bytes=2)
+    node = memory_lib.NodeMemory(parameter_bytes=1, slot_bytes=2)
     keeps = dict(keeps=True, num_offloads=1)
     for changes, kept, copies, temporary in (({}, 203, 1, 3400), (keeps, 203, 2, 3400 + 203)):
       with self.subTest(changes):

@@ -100,19 +100,14 @@ class RedundantTest(parameterized.TestCase):
     self.assertEqual(bits(fetched), bits(kept))
     self.assertEqual(bits(stage.backward(fetched)), bits(stage.backward(kept)))
 
-  @parameterized.product(residuals=["device", "inputs"], last=[3, 6])
-  def test_other_places_of_residuals(self, residuals, last):
+  @parameterized.parameters(3, 6)
+  def test_residuals_may_stay_on_the_device(self, last):
     stage = Stage(last - 3, last)
     _, kept = stage.run("forward", stage.inputs, *stage.data)
-    stage.cache.residuals = residuals
+    stage.cache.residuals = "device"
     stage.programs = stage.cache.get(stage.spec, stage.device)
     outputs, ahead = stage.run("redundant", stage.inputs, *stage.data)
-    want = {"device": {"device"}, "inputs": {"pinned_host"}}[residuals]
-    self.assertLessEqual(memory_kinds((outputs, ahead)), want)
-    if residuals == "inputs":
-      self.assertTrue(all(one.residuals is None for one in ahead))
-    place = jax.sharding.SingleDeviceSharding(stage.device)
-    ahead = jax.device_put(ahead, place)
+    self.assertLessEqual(memory_kinds((outputs, ahead)), {"device"})
     if any(one.residuals is None for one in ahead):
       (ahead,) = stage.run("complete", stage.inputs, ahead, *stage.data)
     self.assertEqual(bits(stage.backward(ahead)), bits(stage.backward(kept)))
