@@ -122,7 +122,7 @@ class ReportTest(parameterized.TestCase):
     lines = case.render(self._report).splitlines()
     for cells in (
         "eager 120.0 115.0 108.0 1.0 1.20 2.0 84.0",
-        "eager 9.0 8 50.0% 6.7% 75.0% 54.9%",
+        "eager 9.0 6 50.0% 6.7% 75.0% 75.0%",
         "lazy 0.0 0 0.0% 0.0% 0.0% 0.0%",
         "lazy 1.250 [1.250, 1.250] 1.000 1.000 [1.000, 1.000] 1.000",
         "eager 1.500 [1.500, 1.500] 1.150 1.200 [1.200, 1.200] 1.150 +5.0",
