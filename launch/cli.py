@@ -86,11 +86,11 @@ def run(
       main(flagset.read(kind, argv[1:]))
 
   flagset.define(kind)
-  doc = packaged.locate_pages((sys.modules["__main__"].__doc__ or "").strip())
+  doc = (sys.modules["__main__"].__doc__ or "").strip()
   command.run(
       start,
       parse=functools.partial(_parse_flags, is_run=is_run),
-      help_text=f"{doc}\n\n{flagset.render(kind)}\n",
+      help_text=packaged.locate_pages(f"{doc}\n\n{flagset.render(kind)}\n"),
       if_interrupted=if_interrupted,
       is_node=is_node,
   )
