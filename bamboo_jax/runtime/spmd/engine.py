@@ -172,14 +172,17 @@ class SpmdEngine:
     if former and not {*former.nodes}.issuperset(owners):
       former = None  # Another pipeline, which begins this share from the start.
     ring = self._find(owners)
+    dumps = None
+    if former is not None:
+      dumps = {node: former.dump(node) for node in dict.fromkeys(owners)}
     # The table is for whole steps, with one stage per node.
-    if former is not None or len(ring.nodes) < len(owners):
+    if dumps is not None or len(ring.nodes) < len(owners):
       own = lambda row: tuple(i for i in row if i.microbatch in numbers)
       table = lowering.lower(
           {node: own(row) for node, row in rows.items()},
           owners=owners,
           microbatches=numbers,
-          start=former.starts(owners) if former else None,
+          start=None if dumps is None else run_lib.find_starts(dumps, owners),
           most_residuals=self._most_residuals,
       )
       ring = self._find(owners, table)
@@ -191,7 +194,7 @@ class SpmdEngine:
       arrays = [*weights.values(), batch]
       return processes_lib.ChildRun(self._processes, program, work, arrays)
     inputs = (program.put(weights), program.put(dict.fromkeys(weights, batch)), *facts)
-    return run_lib.PipelineRun(ring, table, inputs, owners=owners, former=former)
+    return run_lib.PipelineRun(ring, table, inputs, owners=owners, dumps=dumps)
 
   @property
   def is_done(self) -> bool:

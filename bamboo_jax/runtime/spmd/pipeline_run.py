@@ -1,12 +1,13 @@
 """The progress of one pipeline in a step, segment by segment.
 
 A segment donates nothing if a death can be survived, so that a death costs only
-the segment in which it happened: the remaining nodes continue the step from
-there.
+the segment in which it happened: each remaining node dumps the arrays that it
+has, and another run loads them and continues the step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -17,7 +18,54 @@ from bamboo_jax.runtime.spmd import buffers as buffers_lib, global_arrays, ring 
 from bamboo_jax.runtime.spmd.ticks import check, tick_table as table_lib
 
 Key = table_lib.Key
-_KINDS = ("activations", "grads")
+_KINDS = ("activations", "grads", "residuals", "host")
+# Readers of arrays by stage and microbatch.
+_Readers = dict[Key, Callable[[], base.PyTree]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Dump:
+  """The arrays of a step on one node, in NumPy, by stage and microbatch.
+
+  Attributes:
+    activations: Outputs of stages.
+    grads: Gradients with respect to outputs of stages.
+    residuals: Those that were on the device.
+    host: Those that were in host memory.
+    accumulated: Backward passes whose gradients are in `sums`.
+    stages: The stages of `sums`, which it owns, then its replica's.
+    num_owned: Number of stages in the sums of gradients.
+  """
+
+  activations: Mapping[Key, base.PyTree]
+  grads: Mapping[Key, base.PyTree]
+  residuals: Mapping[Key, buffers_lib.Kept]
+  host: Mapping[Key, buffers_lib.Kept]
+  accumulated: frozenset[Key]
+  stages: tuple[base.StageId, ...]
+  num_owned: int
+  sums: buffers_lib.MicrobatchSums
+
+  def held(self) -> table_lib.Held:
+    """Returns the keys of its arrays; only slots of `host` count."""
+    return _keys({kind: getattr(self, kind) for kind in _KINDS}, self.accumulated)
+
+
+Dumps = Mapping[base.NodeId, Dump]
+
+
+def find_starts(dumps: Dumps, owners: Sequence[base.NodeId]) -> dict[base.NodeId, table_lib.Held]:
+  """Returns the arrays of each node once gradients have been sent again.
+
+  `owners` are the owners of the stages from now on.
+  """
+  held = {node: dump.held() for node, dump in dumps.items()}
+  for node, dump in dumps.items():
+    for stage, m in dump.grads:
+      if (owner := owners[stage]) != node:
+        grads = {**held[owner].grads, (stage, m): -1}
+        held[owner] = dataclasses.replace(held[owner], grads=grads)
+  return held
 
 
 class PipelineRun:
@@ -27,8 +75,7 @@ class PipelineRun:
     owners: The node of each stage.
     nodes: The same nodes once each, along the ring.
     num_segments: Number of finished segments.
-    former: The interrupted run that this one continues; None if it began the
-      step.
+    is_rest: Whether it continues a step.
   """
 
   def __init__(
@@ -38,27 +85,26 @@ class PipelineRun:
       inputs: Sequence[base.PyTree],
       *,
       owners: Sequence[base.NodeId],
-      former: "PipelineRun | None" = None,
+      dumps: Dumps | None = None,
   ) -> None:
-    """Begins a step, or continues the one of `former`.
+    """Begins a step, or continues it from what its nodes have dumped.
 
     `inputs` are the first four arguments of `SegmentProgram.segment`.
     """
     program = ring.program
     self.program, self.table, self._ring = program, table, ring
     self.owners, self.nodes = tuple(owners), ring.nodes
-    self.former, self.num_segments = former, 0
+    self.is_rest, self.num_segments = dumps is not None, 0
     self._known: tuple[int, list[check.NodeContents]] = (-1, [])
     self._inputs = inputs
     self._offloaded: list[buffers_lib.Kept] = []
     self._sent: list[tuple[base.PyTree, base.PyTree]] = []
-    # Values sent in former runs, by kind, place and key; None on other nodes.
-    self._kept: dict[tuple[str, int, Key], base.PyTree | None] = {}
-    if former is None:
+    self._before = dumps or {}
+    if dumps is None:
       self._carry = program.start()
       self._fetched = ring.zeros(program.fetched, kind="pinned_host")
     else:
-      self._carry, self._fetched = self._take_over(former)
+      self._carry, self._fetched = self._load(dumps)
     self._pending: tuple[Any, ...] | None = None
 
   @property
@@ -106,70 +152,56 @@ class PipelineRun:
     return global_arrays.part_on(device, self._carry.sums)
 
   def held(self, node: base.NodeId) -> table_lib.Held:
-    """Returns the values that a node holds; ignore the slots."""
+    """Returns the arrays that a node would dump; only slots of `host` count."""
+    return _keys(self._readers(node), self._contents(node)[1].held.accumulated)
+
+  def dump(self, node: base.NodeId) -> Dump:
+    """Copies the arrays of a local node."""
     n, contents = self._contents(node)
-    held = contents.held
-    sent: dict[str, dict[Key, int]] = {kind: {} for kind in _KINDS}
-    for kind, owner, key in self._kept:
-      if owner == n:
-        sent[kind][key] = -1
-    if self.program.sizes.keeps:
-      sent["activations"] |= contents.outputs
-      sent["grads"] |= contents.input_grads
-    kept = {k: v for k, v in held.host.items() if k not in held.accumulated}
-    return dataclasses.replace(
-        held,
-        activations={**sent["activations"], **held.activations},
-        grads={**sent["grads"], **held.grads},
-        host=kept | {key: key[1] for key in contents.offloaded},
+    return Dump(
+        **{kind: {k: read() for k, read in r.items()} for kind, r in self._readers(node).items()},
+        accumulated=contents.held.accumulated,
+        stages=self.table.stages_of(n),
+        num_owned=self.program.sizes.num_owned,
+        sums=jax.tree.map(np.asarray, self.sums(node)),
     )
 
-  def starts(self, owners: Sequence[base.NodeId]) -> dict[base.NodeId, table_lib.Held]:
-    """Returns, by node, the values held after gradients are sent again.
-
-    `owners` are the owners of the stages from now on.
-    """
-    held = {node: self.held(node) for node in dict.fromkeys(owners)}
-    for node, own in list(held.items()):
-      for stage, m in own.grads:
-        if owners[stage] != node:
-          owner = held[owners[stage]]
-          grads = {**owner.grads, (stage, m): -1}
-          held[owners[stage]] = dataclasses.replace(owner, grads=grads)
-    return held
-
-  def hold_of(self, node: base.NodeId, stage: base.StageId) -> int | None:
-    """Returns the index of `stage` among the stages of `node`, or None."""
-    stages = table_lib.stages_of(self.table.owners, self.nodes.index(node))
-    return stages.index(stage) if stage in stages else None
-
-  def value(self, kind: str, node: base.NodeId, key: Key) -> base.PyTree:
-    """Returns an activation or a gradient that a node holds."""
+  def _readers(self, node: base.NodeId) -> dict[str, _Readers]:
+    """Returns functions that read a node's arrays, by kind."""
     n, contents = self._contents(node)
-    slots = getattr(contents.held, kind)
-    if key in slots:
-      return self._read(getattr(self._carry, kind), n, slots[key])
-    is_output = kind == "activations"
-    made = contents.outputs if is_output else contents.input_grads
-    if key in made:
-      segment, t = divmod(made[key], self.program.sizes.num_ticks)
-      return self._read(self._sent[segment][not is_output], n, t)
-    return self._kept[kind, n, key]
+    held, size = contents.held, self.program.sizes.num_ticks
 
-  def residuals(self, node: base.NodeId, key: Key) -> buffers_lib.Kept:
-    """Returns residuals, from the device or from host memory."""
-    n, contents = self._contents(node)
-    if key in contents.held.residuals:
-      buffer, slot = self._carry.kept, contents.held.residuals[key]
-    elif key in contents.offloaded:
-      size = self.program.sizes.num_ticks
-      segment = contents.offloaded[key] // size
-      first = segment * size
-      buffer = self._offloaded[segment]
+    def reader(buffer: base.PyTree, slot: int) -> Callable[[], base.PyTree]:
+      return functools.partial(self._read, buffer, n, slot)
+
+    def read(buffer: base.PyTree, slots: Mapping[Key, int]) -> _Readers:
+      return {key: reader(buffer, slot) for key, slot in slots.items()}
+
+    def sent(kind: int, made: Mapping[Key, int]) -> _Readers:
+      made = made if self.program.sizes.keeps else {}
+      return {key: reader(self._sent[t // size][kind], t % size) for key, t in made.items()}
+
+    def offloaded(key: Key, t: int) -> Callable[[], base.PyTree]:
+      first = t - t % size
       slot = self.table.offloads(n, first, first + size)[key]
-    else:
-      buffer, slot = self._fetched, contents.held.host[key]
-    return self._read(buffer, n, slot)
+      return reader(self._offloaded[t // size], slot)
+
+    def known(kind: str) -> _Readers:
+      arrays = getattr(self._before[node], kind) if node in self._before else {}
+      return {key: functools.partial(lambda a: a, array) for key, array in arrays.items()}
+
+    fetched = {key: slot for key, slot in held.host.items() if key not in held.accumulated}
+    carry = self._carry
+    activations, grads = sent(0, contents.outputs), sent(1, contents.input_grads)
+    moved = {key: offloaded(key, t) for key, t in contents.offloaded.items()}
+    return {
+        "activations": known("activations")
+        | activations
+        | read(carry.activations, held.activations),
+        "grads": known("grads") | grads | read(carry.grads, held.grads),
+        "residuals": read(carry.kept, held.residuals),
+        "host": read(self._fetched, fetched) | moved,
+    }
 
   def _call(self, first: int, carry: buffers_lib.Carry) -> tuple[Any, ...]:
     """Starts the segment of a tick and those after it."""
@@ -187,53 +219,40 @@ class PipelineRun:
     n = self.nodes.index(node)
     return n, self._known[1][n]
 
-  def _take_over(self, former: "PipelineRun") -> tuple[buffers_lib.Carry, base.PyTree]:
-    """Moves the values of this run's nodes to the slots of its table."""
-    former._ring.free.clear()
+  def _load(self, dumps: Dumps) -> tuple[buffers_lib.Carry, base.PyTree]:
+    """Puts the arrays of all nodes into the slots of the table."""
     program, zeros = self.program, ring_lib.host_zeros
     carries = {n: zeros(program.carry) for n in self._ring.local}
     fetched = {n: zeros(program.fetched) for n in self._ring.local}
-    for n, node in enumerate(self.nodes):
-      start = self.table.start[n]
-      for kind in _KINDS:
-        for key, slot in sorted(getattr(start, kind).items()):
-          value = self._get(former, kind, key, node)
-          if n in carries:
-            _store(getattr(carries[n], kind), value, to=(0, slot))
-        for key in getattr(former.held(node), kind):
-          known = former.value(kind, node, key) if n in carries else None
-          self._kept[kind, n, key] = known
     for n, carry in carries.items():
-      node, start = self.nodes[n], self.table.start[n]
+      start, own = self.table.start[n], dumps[self.nodes[n]]
+      for kind in ("activations", "grads"):
+        for key, slot in getattr(start, kind).items():
+          holders = (getattr(dump, kind) for dump in (own, *dumps.values()))
+          value = next(arrays[key] for arrays in holders if key in arrays)
+          _store(getattr(carry, kind), value, to=(0, slot))
       for key, slot in start.residuals.items():
-        _store(carry.kept, former.residuals(node, key), to=(0, slot))
+        _store(carry.kept, own.residuals[key], to=(0, slot))
       if fetched[n] is not None:
         for key, slot in start.host.items():
-          _store(fetched[n], former.residuals(node, key), to=(0, slot))
-      self._take_sums(carry.sums, former, node)
+          _store(fetched[n], own.host[key], to=(0, slot))
+      self._load_sums(carry.sums, own, self.table.stages_of(n))
     return program.put(carries), program.put(fetched, kind="pinned_host")
 
-  def _get(self, former: "PipelineRun", kind: str, key: Key, node: base.NodeId) -> base.PyTree:
-    """Returns a value for a node, from any node that holds it."""
-    holders = (n for n in (node, *self.nodes) if key in getattr(former.held(n), kind))
-    return former.value(kind, next(holders), key)
-
-  def _take_sums(
-      self, sums: buffers_lib.MicrobatchSums, former: "PipelineRun", node: base.NodeId
+  def _load_sums(
+      self, sums: buffers_lib.MicrobatchSums, dump: Dump, stages: Sequence[base.StageId]
   ) -> None:
     """Fills the sums of a node with those of the stages that it keeps."""
-    old = jax.tree.map(np.asarray, former.sums(node))
-    for stage in table_lib.stages_of(self.table.owners, self.nodes.index(node)):
-      to, source = self.hold_of(node, stage), former.hold_of(node, stage)
-      if source is None or to is None:
+    for to, stage in enumerate(stages):
+      if stage not in dump.stages:
         continue
-      owned = former.program.sizes.num_owned
-      is_own = source < owned and to < self.program.sizes.num_owned
+      source = dump.stages.index(stage)
+      is_own = source < dump.num_owned and to < self.program.sizes.num_owned
       for name in ("stats", "grads") if is_own else ("stats",):
-        given = jax.tree.map(lambda a, i=source: a[0, i], getattr(old, name))
+        given = jax.tree.map(lambda a, i=source: a[0, i], getattr(dump.sums, name))
         _store(getattr(sums, name), given, to=(0, to))
     for name in ("end_grads", "end_stats", "loss"):
-      _store(getattr(sums, name), getattr(old, name), to=())
+      _store(getattr(sums, name), getattr(dump.sums, name), to=())
 
   def _read(self, buffer: base.PyTree, n: int, slot: int) -> base.PyTree:
     """Returns the value of a node in a slot."""
@@ -244,3 +263,9 @@ class PipelineRun:
 def _store(buffer: base.PyTree, value: base.PyTree, *, to: tuple[int, ...]) -> None:
   """Copies a value into NumPy arrays."""
   jax.tree.map(lambda a, v: a.__setitem__(to or ..., v), buffer, value)
+
+
+def _keys(arrays: Mapping[str, Mapping[Key, Any]], accumulated: frozenset[Key]) -> table_lib.Held:
+  found = {kind: dict.fromkeys(arrays[kind], -1) for kind in _KINDS}
+  found["host"] = {(stage, m): m for stage, m in arrays["host"]}  # The slots of all tables.
+  return table_lib.Held(**found, accumulated=accumulated)

@@ -234,7 +234,7 @@ class SegmentProgram:
         out_specs=(_BY_NODE,) * 3,
         check_vma=False,
     )
-    # With `keeps` the carry stays for a rewind.
+    # With `keeps` the carry stays, as a death may end the segment.
     donated = (7,) if sizes.keeps else (5, 7)
     jitted = jax.jit(program, donate_argnums=donated)
     platform = self.mesh.devices.flat[0].platform

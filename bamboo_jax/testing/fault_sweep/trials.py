@@ -213,8 +213,8 @@ def record_redone(executor: executor_lib.Executor) -> list[redone_lib.Redone]:
     before = dict(programs.runs)
     plan(timelines, filling)
     for share, run in programs.runs.items():
-      if run.former and run is not before.get(share):
-        found.append(redone_lib.of_run(run, run.former))
+      if run.is_rest and run is not before.get(share):
+        found.append(redone_lib.of_run(run, before[share]))
 
   executor.plan = record
   return found

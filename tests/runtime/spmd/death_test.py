@@ -57,14 +57,13 @@ class DeathTest(parameterized.TestCase):
     made.begin()
     made.advance(num_segments)
     # The programs that the victim was part of are of no use any more.
-    broken = made.programs.runs[0].program
-    self.enterContext(poison(broken))
+    former = made.programs.runs[0]
+    self.enterContext(poison(former.program))
     made.die(victim)
     made.advance()
     self.assertEmpty(pipelines.find_unequal(made.sums(), want))
     self.assertEmpty(events)
-    rest = made.programs.runs[0]
-    redone = redone_lib.of_run(rest, rest.former)
+    redone = redone_lib.of_run(made.programs.runs[0], former)
     self.assertLessEqual(redone.again, redone.at_most)
     if num_segments == 4:
       self.assertGreaterEqual(redone.from_host, 3)
