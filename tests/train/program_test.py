@@ -7,7 +7,6 @@ import functools
 import json
 import pathlib
 import tempfile
-import types
 from unittest import mock
 
 from absl.testing import absltest, parameterized
@@ -17,7 +16,7 @@ import numpy as np
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.runtime import devices as devices_lib, program_cache
-from bamboo_jax.runtime.spmd import executor as executor_lib, pipeline_run as run_lib
+from bamboo_jax.runtime.spmd import pipeline_run as run_lib
 from bamboo_jax.testing.fault_sweep import trials
 from bamboo_jax.train import environment, run, worker as worker_lib
 from bamboo_jax.train.members import local_cohort
@@ -178,40 +177,14 @@ class ProgramStepTest(parameterized.TestCase):
     self.assertEqual(recoveries[0]["victims"], [faults.split(",")[1]])
     self.assert_same(run)
 
-  def test_all_give_up_programs_together(self):
+  def test_processes_repeat_the_step(self):
     executor = Run(num_steps=1).executor
-    other = executor_lib.MemberProgress(0, {}, by_rows=True)
-    say = lambda _, own: {0: own, 1: other}
-    members = types.SimpleNamespace(gather=say)
-    with mock.patch.object(executor, "_members", members):
-      self.assertEqual(executor.holdings(is_begun=False), {})
-      self.assertFalse(executor.is_by_rows)
-      with self.assertLogs(level="WARNING") as logs:
-        executor.holdings(is_begun=True)
-    self.assertIn("Rows run this step", logs.output[0])
-    self.assertTrue(executor.is_by_rows and executor.can_continue())
+    self.assertNotEmpty(executor.holdings(is_begun=True))
+    with mock.patch.object(executor.programs, "_processes", mock.Mock()):
+      self.assertEqual(executor.holdings(is_begun=True), {})
+      self.assertFalse(executor.can_continue())
+      executor.plan([])
     self.assertEqual(executor.programs.runs, {})
-
-  def test_what_a_ring_has_made_with_one_who_was_a_step_behind(self):
-    """It has not heard of the commit, and answered with nothing."""
-    executor = Run(num_steps=1).executor
-    (before,) = executor.programs.done().values()
-    self.assertGreater(before[0], 0)
-    cohort = mock.Mock(view=mock.Mock(numbers={0, 1, 2}), host_of=lambda n: n)
-    with mock.patch.object(executor, "_members", cohort):
-      for said in (
-          lambda own: {0: own, 1: own, 2: executor_lib.MemberProgress()},  # A spare.
-          lambda own: {0: own, 2: own},  # Node 1 has died.
-      ):
-        cohort.gather = lambda _, own, said=said: said(own)
-        cohort.view.numbers = said(None).keys()
-        executor.holdings(is_begun=True)
-        self.assertEqual([*executor.programs.done().values()], [before])
-      behind = executor_lib.MemberProgress(-1 + executor._step, executor.programs.done())
-      cohort.gather = lambda _, own: {0: own, 1: behind}
-      cohort.view.numbers = {0, 1}
-      executor.holdings(is_begun=True)
-    self.assertEqual(executor.programs.done(), {})
 
   def test_two_pipelines(self):
     run = Run("1,0/0,4 2,1/1,6", pipeline__num_pipelines=2)
