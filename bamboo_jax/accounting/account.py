@@ -199,29 +199,6 @@ class Account:
     shares = self.node_time.shares().items()
     return figures | {f"{kind}_pct": 100 * share for kind, share in shares}
 
-  def render(self) -> str:
-    """Returns the account as text; costs only with a price."""
-    lines = [
-        f"time: {self.secs / 3600:.4f} h on {self.num_nodes:.2f} nodes",
-        f"samples: {self.num_samples:.0f}, {self.samples_per_sec:.4g} a second",
-    ]
-    if self.price is not None:
-      per_million = self.usd_per_million_samples
-      lines = [
-          f"price: {self.price.render(self.market)}",
-          *lines,
-          f"cost: ${self.usd:.4f}, ${self.usd_per_hour:.4g} an hour (spot "
-          f"${self.usd_on('spot'):.4f}, on demand "
-          f"${self.usd_on('on_demand'):.4f})",
-          f"value: {self.value:.4g} samples/s per $/h",
-          "dollars per million samples: "
-          + ("none trained" if per_million is None else f"{per_million:.4g}"),
-      ]
-    lines.append("time of the nodes:")
-    shares = self.node_time.shares().items()
-    lines += [f"  {kind:<12}{100 * share:6.2f} %" for kind, share in shares]
-    return "\n".join(lines)
-
 
 def split_step(
     secs: float,

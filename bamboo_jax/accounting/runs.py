@@ -7,13 +7,9 @@ to it later.
 
 from collections.abc import Iterable, Mapping
 import dataclasses
-import json
-import os
-import pathlib
 from typing import Any
 
-from bamboo_jax.accounting import account as account_lib, ledger as ledger_lib, prices as prices_lib
-from bamboo_jax.metrics import jsonl
+from bamboo_jax.accounting import ledger as ledger_lib
 
 KEY = "account"
 
@@ -44,35 +40,3 @@ def last_totals(
     if up_to_step is None or entry.step <= up_to_step:
       last = entry.totals
   return last
-
-
-def load_account(
-    path: str | os.PathLike[str], *, price: prices_lib.Price | None, market: str
-) -> account_lib.Account:
-  """Returns the account of a run from its log at `path`.
-
-  Raises `OSError`, or `ValueError` if the file is not a log or has no account.
-  """
-  totals = last_totals(jsonl.read_lines(path))
-  if not totals.secs:
-    raise ValueError(
-        f"{os.fspath(path)} contains no account: no step is done yet, or an "
-        "earlier version wrote it."
-    )
-  return ledger_lib.Ledger(price, market=market, start=totals).account()
-
-
-def read_options(path: pathlib.Path) -> dict[str, Any]:
-  """Returns the options that select a price, from a run's saved config.
-
-  They are `instance`, `market`, `prices`, `region` and `date`; None if absent.
-  Raises `OSError`, or `ValueError` if the file has no section `cost`.
-  """
-  try:
-    options = json.loads(path.read_text())["cost"]
-  except (ValueError, KeyError, TypeError):
-    options = None
-  if not isinstance(options, Mapping):
-    raise ValueError(f"{path} is not the config of a run with costs.")
-  wanted = ("instance", "market", "prices", "region", "date")
-  return {name: options.get(name) for name in wanted}

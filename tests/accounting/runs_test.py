@@ -43,7 +43,8 @@ class RunsTest(folders.FolderCase):
 
   def test_account_is_that_of_the_ledger(self):
     ledger = self._write()
-    got = runs.load_account(self.path, price=_PRICE, market="spot")
+    totals = runs.last_totals(jsonl.read_lines(self.path))
+    got = ledger_lib.Ledger(_PRICE, market="spot", start=totals).account()
     self.assertEqual(got, ledger.account())
     self.assertEqual(got.num_samples, 16)
     self.assertEqual(got.node_time, account_lib.NodeTime(useful=60, bubble=20, lost=40, restart=15))
@@ -55,9 +56,3 @@ class RunsTest(folders.FolderCase):
     got = {s: runs.last_totals(lines, up_to_step=s).secs for s in (0, 1, 2, 3)}
     self.assertEqual(got, {0: 0.0, 1: 25.0, 2: 35.0, 3: 35.0})
     self.assertEqual(runs.last_totals(lines).secs, 35.0)
-
-  def test_log_without_account(self):
-    with contextlib.closing(jsonl.MetricsWriter(self.path)) as writer:
-      writer.write_step(1, {"loss": 1.0})
-    with self.assertRaisesRegex(ValueError, "metrics.jsonl contains no account"):
-      runs.load_account(self.path, price=_PRICE, market="spot")
