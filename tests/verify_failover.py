@@ -18,63 +18,70 @@ many pipelines: means over all victims and eight times. A forward pass takes
 
 import collections
 from collections.abc import Sequence
+import dataclasses
 import statistics
 import sys
 import time
 
-from absl import flags
 import tqdm
 
+from bamboo_jax.cli import flagset
 from bamboo_jax.launch import cli
 from bamboo_jax.plan.times import pauses as pauses_lib
+from bamboo_jax.schedule import redundancy
 from tests.schedule.verify import exhaustive
 
-_NUM_STAGES = flags.DEFINE_integer("num_stages", 4, "Stages.", 1)
-_NUM_MICROBATCHES = flags.DEFINE_integer("num_microbatches", 4, "Microbatches of the step.", 1)
-_VICTIMS = flags.DEFINE_integer("victims", 1, "Nodes that die at once.", 1)
-_SECOND_DEATHS = flags.DEFINE_integer(
-    "second_deaths",
-    0,
-    "After one in so many deaths (0: none) each node that is left dies too, at "
-    "every cut of the rest of the step.",
-    0,
-)
-_NUM_CUTS = flags.DEFINE_integer("num_cuts", None, "Random cuts instead of all, this many.", 1)
-_SEED = flags.DEFINE_integer("seed", 0, "Of random cuts.")
-_MODES = flags.DEFINE_list("modes", ["lazy", "bubble", "eager"], "Modes of redundancy.")
-_LOST_BEFORE = flags.DEFINE_list(
-    "lost_before", [], "Nodes that have died in earlier steps, in this order."
-)
 
-_NUM_PIPELINES = flags.DEFINE_list(
-    "num_pipelines", [], "Over how many pipelines what is owed is dealt."
-)
+@dataclasses.dataclass(frozen=True)
+class VerifyFlags:
+  """Which steps, and which deaths."""
+
+  num_stages: int = flagset.flag(4, "Stages.", least=1)
+  num_microbatches: int = flagset.flag(4, "Microbatches of the step.", least=1)
+  victims: int = flagset.flag(1, "Nodes that die at once.", least=1)
+  second_deaths: int = flagset.flag(
+      0,
+      "After one in so many deaths (0: none) each node that is left dies too, at "
+      "every cut of the rest of the step.",
+      least=0,
+  )
+  num_cuts: int | None = flagset.flag(None, "Random cuts instead of all, this many.", least=1)
+  seed: int = flagset.flag(0, "Of random cuts.")
+  modes: tuple[str, ...] = flagset.flag(
+      ("lazy", "bubble", "eager"), "Modes of redundancy.", choices=redundancy.MODES
+  )
+  lost_before: tuple[str, ...] = flagset.flag(
+      (), "Nodes that have died in earlier steps, in this order."
+  )
+  num_pipelines: tuple[int, ...] = flagset.flag(
+      (), "Over how many pipelines what is owed is dealt."
+  )
 
 
-def main() -> None:
+def main(flags: VerifyFlags) -> None:
   """Checks all modes; prints a line for each."""
-  owners = exhaustive.owners_after(_NUM_STAGES.value, _LOST_BEFORE.value)
+  owners = exhaustive.owners_after(flags.num_stages, flags.lost_before)
   num_nodes = len(set(owners))
-  if _VICTIMS.value > num_nodes:
+  if flags.victims > num_nodes:
     raise ValueError(
-        f"--victims must be at most {num_nodes}, the number of nodes, got " f"{_VICTIMS.value}."
+        f"--victims must be at most {num_nodes}, the number of nodes, got " f"{flags.victims}."
     )
   counts = (
       f"owners={','.join(map(str, owners))} "
-      f"microbatches={_NUM_MICROBATCHES.value} victims={_VICTIMS.value}"
+      f"microbatches={flags.num_microbatches} victims={flags.victims}"
   )
-  if _NUM_PIPELINES.value:
-    for mode in _MODES.value:
-      _show_prices(mode, owners)
+  if flags.num_pipelines:
+    for mode in flags.modes:
+      _show_prices(flags, mode, owners)
     return
-  for mode in _MODES.value:
+  for mode in flags.modes:
     start = time.process_time()
     tallies = exhaustive.verify_deaths(
-        exhaustive.Step.uniform(mode=mode, owners=owners, num_microbatches=_NUM_MICROBATCHES.value),
-        num_victims=_VICTIMS.value,
-        num_cuts=_NUM_CUTS.value,
-        second_every=_SECOND_DEATHS.value,
-        seed=_SEED.value,
+        exhaustive.Step.uniform(mode=mode, owners=owners, num_microbatches=flags.num_microbatches),
+        num_victims=flags.victims,
+        num_cuts=flags.num_cuts,
+        second_every=flags.second_deaths,
+        seed=flags.seed,
     )
     bar = tqdm.tqdm(tallies, desc=mode, disable=not sys.stderr.isatty())
     (tally,) = collections.deque(bar, maxlen=1)
@@ -82,14 +89,14 @@ def main() -> None:
     print(f"mode={mode} {counts}: {tally}; {secs:.1f} s of processor time")
 
 
-def _show_prices(mode: str, owners: Sequence[int]) -> None:
-  step = exhaustive.Step.uniform(mode=mode, owners=owners, num_microbatches=_NUM_MICROBATCHES.value)
+def _show_prices(flags: VerifyFlags, mode: str, owners: Sequence[int]) -> None:
+  step = exhaustive.Step.uniform(mode=mode, owners=owners, num_microbatches=flags.num_microbatches)
   common = dict(
       roles=step.roles, microbatches=step.microbatches, costs=step.costs, in_flight=step.in_flight
   )
   timeline = exhaustive.plan_rows(mode, **common).timeline
   means = {}
-  for count in (None, *map(int, _NUM_PIPELINES.value)):
+  for count in (None, *flags.num_pipelines):
     found = pauses_lib.predict_pauses(timeline, **common, num_times=8, num_pipelines=count)
     means[count] = statistics.mean(found)
     print(

@@ -85,8 +85,8 @@ _CASES = (
     ),
     (
         "compare",
-        ("launch.report", "a", "b", "--figure_format=pdf"),
-        "--figure_format has no effect without --out",
+        ("launch.report", "a", "b", "--json", "--csv=runs"),
+        "Give one of --json and --csv, not both",
     ),
     ("prices", ("launch.report", "--market=sport"), "did you mean 'spot'"),
     ("no_run", ("launch.report",), "Name the workdir of a run: bamboo report"),

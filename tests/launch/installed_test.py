@@ -213,7 +213,8 @@ class InstalledTest(parameterized.TestCase):
     said = self.run_script("bamboo", "report", "w")
     self.assertIn("cost: not known; --instance=NAME", said)
 
-    said = self.run_script("bamboo", "report", "w", "w")
+    shutil.copytree(self.folder / "w", self.folder / "v")
+    said = self.run_script("bamboo", "report", "w", "v", "--same")
     self.assertRegex(said, "(?s)w: steps=2 .*identical")
 
   def test_commands_without_devices(self):

@@ -47,7 +47,7 @@ class VerifyFailoverTest(parameterized.TestCase):
   @parameterized.parameters(
       ("--victims=5", "--victims must be at most 4, the number of nodes, got 5"),
       ("--lost_before=4", "lost_before must name nodes of .*, got '4'"),
-      ("--modes=eagr", "Unknown mode of redundancy 'eagr'; did you mean 'eager"),
+      ("--modes=eagr", "'eagr'; did you mean 'eager'"),
   )
   def test_refuses(self, argument, message):
     done = run(argument)
