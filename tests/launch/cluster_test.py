@@ -160,7 +160,7 @@ class ClusterTest(commands.CommandCase):
     watch = self.start_module("launch.status", self.workdir, "--watch")
     steps = []
     for line in itertools.islice(watch.stdout, 1000):
-      if found := re.match(r"run=run view=\d+ step=(\d+) ", line):
+      if found := re.match(r"run=run config=\S+ view=\d+ step=(\d+) ", line):
         steps.append(int(found[1]))
       if steps and steps[-1] > steps[0]:
         break

@@ -258,7 +258,6 @@ class FindPriceTest(parameterized.TestCase):
 
   @parameterized.parameters(
       ("instance", "p3.2xlargee", "did you mean 'p3.2xlarge'"),
-      ("market", "spots", "Unknown market 'spots'"),
       ("region", "mars", "Unknown region of p3.2xlarge in .*prices.csv 'mars'"),
       ("date", "1999", "Unknown date of p3.2xlarge in .*prices.csv '1999'"),
   )

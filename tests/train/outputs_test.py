@@ -317,7 +317,7 @@ class OutputsTest(parameterized.TestCase):
       i = instruction_lib.Instruction(0, instruction_lib.Op.FORWARD, node)
       slot = timeline_lib.Slot(node, i, 0.0, 3.0)
       return dict(
-          planned=[timeline_lib.Timeline((slot,), 3.0, {node: 0})],
+          planned=[timeline_lib.Timeline((slot,), (node,), 3.0)],
           measured=[recorder_lib.MeasuredInstruction(node, i, 102.0, 102.5)],
       )
 
@@ -381,7 +381,7 @@ class OutputsTest(parameterized.TestCase):
       start_secs = 100.0 + 2 * step
       self.train(
           step,
-          planned=[timeline_lib.Timeline((slot,), 3.0, {node: 0})],
+          planned=[timeline_lib.Timeline((slot,), (node,), 3.0)],
           measured=[recorder_lib.MeasuredInstruction(node, i, start_secs, start_secs + 0.5)],
       )
     self.summary(2)

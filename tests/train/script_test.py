@@ -97,20 +97,6 @@ class ScriptTest(ScriptCase):
     # At the start, twice for the second step, which is decided anew.
     self.assertEqual(said, [0, 1, 1, 2, worker.state.steps])
 
-  def test_what_is_settled_after_a_return_to_a_checkpoint_is_newer(self):
-    """Else transfers of before seem to be those of the step under way."""
-    small.make_trials(4, 2, 1).want(3)  # Settles, too.
-    said, settle = [], local_cohort.LocalCohort.settled
-
-    def note(cohort, steps):
-      said.append((cohort.view.number, steps))
-      settle(cohort, steps)
-
-    with mock.patch.object(local_cohort.LocalCohort, "settled", note):
-      worker = self.train({}, size=(4, 2, 1), text="2,0/1,5 2,0/2,5")
-    self.assertEqual(worker.state.rollbacks, 1)
-    self.assertEqual(said, sorted({*said}))
-
   def test_others_are_too_far(self):
     ahead = self.tell(1, steps=5)
     with self.assertRaisesRegex(base.NodeFailedError, "same workdir"):
