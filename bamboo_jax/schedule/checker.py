@@ -39,7 +39,8 @@ def check(
   """Raises `ScheduleError` unless the rows finish the step of all lines.
 
   Work is lost or done twice, an input is missing, sums are out of order, a
-  transfer has one end only, or nodes wait for each other.
+  transfer has one end only, a value overtakes another on its link, or nodes wait
+  for each other.
   """
   holdings = holdings or {}
   checkers = {
@@ -48,6 +49,7 @@ def check(
   }
   left = {node: [*row] for node, row in rows.items()}
   sent: set[instruction_lib.Transfer] = set()
+  in_flight: dict[object, list[instruction_lib.Transfer]] = {}  # By link, in order.
   received: set[instruction_lib.Transfer] = set()
   moving = True
   while moving:
@@ -63,6 +65,12 @@ def check(
           if i.transfer(node) in ends:
             raise ScheduleError(f"Node {node} cannot run {i}: it is done twice.")
           ends.add(i.transfer(node))
+          t = i.transfer(node)
+          link = in_flight.setdefault((t.kind, t.stage, t.source, t.destination), [])
+          if i.is_send:
+            link.append(t)
+          elif (first := link.pop(0)) != t:
+            raise ScheduleError(f"Node {node} cannot run {i}: {first.receive} was sent before.")
         count += 1
       del row[:count]
       moving = moving or count > 0

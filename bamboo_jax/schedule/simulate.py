@@ -19,13 +19,15 @@ several in a row and starve later stages:
 Without bounds it is GPipe: all forward passes first.
 
 A send follows the pass that makes its value, and a receive precedes the pass
-that reads it, so rows cannot deadlock. It never gets stuck: of the owed
+that reads it, so rows cannot deadlock. A link delivers in the order of sends: if
+lines share one, values that were sent earlier are received first. It never gets stuck: of the owed
 backward passes of the earliest microbatch, the one of the latest stage has its
 gradient, and the forward passes that lead to it are exempt from the bound. The
 time is about proportional to the number of instructions.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import collections
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 import dataclasses
 import heapq
 import itertools
@@ -78,7 +80,7 @@ class _Stage:
     most: Bound on `kept`.
     inputs: Arrival of inputs that are there or in flight, by microbatch.
     gradients: Arrival of the gradients of outputs.
-    received: Receive that precedes a pass, by operation and microbatch.
+    received: Transfer of the input of a pass, by operation and microbatch.
   """
 
   stage: base.StageId
@@ -92,7 +94,7 @@ class _Stage:
   after: "_Stage | None" = None
   inputs: dict[int, float] = dataclasses.field(default_factory=dict)
   gradients: dict[int, float] = dataclasses.field(default_factory=dict)
-  received: dict[tuple[Op, int], Instruction] = dataclasses.field(default_factory=dict)
+  received: dict[tuple[Op, int], instruction_lib.Transfer] = dataclasses.field(default_factory=dict)
 
   def choices(self) -> Iterator[tuple[float, int, Op]]:
     """Yields the passes that may run: arrival of their input, microbatch, operation."""
@@ -131,6 +133,8 @@ class _Simulation:
     self._stages: dict[base.NodeId, list[_Stage]] = {}
     self._slots: list[Slot] = []
     self._transfers: dict[tuple[str, int, int], instruction_lib.Transfer] = {}
+    # Sent and not received, by link: kind, stage, and both nodes.
+    self._links: dict[Hashable, collections.deque[instruction_lib.Transfer]] = {}
     kept: dict[tuple[int, int, base.NodeId], set[int]] = {}
     for line in lines:
       self._add(line, holdings, kept)
@@ -218,8 +222,8 @@ class _Simulation:
   def _run(self, stage: _Stage, op: Op, m: int, start_ms: float) -> _Stage | None:
     """Runs a pass and delivers its result; returns the stage that gets it."""
     s, node = stage.stage, stage.node
-    if receive := stage.received.pop((op, m), None):
-      self._slots.append(Slot(node, receive, start_ms, start_ms))
+    if transfer := stage.received.pop((op, m), None):
+      self._receive(transfer, start_ms)
     i = Instruction(s, op, m)
     end_ms = self._free_ms[node] = start_ms + self._costs.pass_ms(i)
     self._slots.append(Slot(node, i, start_ms, end_ms))
@@ -233,6 +237,14 @@ class _Simulation:
     stage.kept.discard(m)
     return self._deliver("G", stage.before, base.StageId(s - 1), m, end_ms)
 
+  def _receive(self, transfer: instruction_lib.Transfer, at_ms: float) -> None:
+    """Receives a value, and all that were sent before it on its link."""
+    link = self._links[_link_of(transfer)]
+    if transfer in link:
+      for _ in range(link.index(transfer) + 1):
+        one = link.popleft()
+        self._slots.append(Slot(one.destination, one.receive, at_ms, at_ms))
+
   def _deliver(
       self, kind: str, to: _Stage | None, s: base.StageId, m: int, at_ms: float
   ) -> _Stage | None:
@@ -242,10 +254,15 @@ class _Simulation:
     op, arrivals = (Op.FORWARD, to.inputs) if kind == "A" else (Op.BACKWARD, to.gradients)
     if transfer := self._transfers.pop((kind, s, m), None):
       self._slots.append(Slot(transfer.source, transfer.send, at_ms, at_ms))
-      to.received[op, m] = transfer.receive
+      self._links.setdefault(_link_of(transfer), collections.deque()).append(transfer)
+      to.received[op, m] = transfer
       at_ms += self._costs.transfer_ms[s]
     arrivals.setdefault(m, at_ms)
     return to
+
+
+def _link_of(transfer: instruction_lib.Transfer) -> Hashable:
+  return transfer.kind, transfer.stage, transfer.source, transfer.destination
 
 
 def replay(

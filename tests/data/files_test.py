@@ -566,7 +566,7 @@ class CommandTest(FilesCase):
     out = self.folder / "out"
 
     def run(*options):
-      flags = (f"--path={path}", f"--out={out}", "--processes=2")
+      flags = (f"--path={path}", f"--out={out}", "--num_processes=2")
       return commands.fork("-m", "launch.tokenize", *flags, *options)
 
     done = run()

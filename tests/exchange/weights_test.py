@@ -8,8 +8,7 @@ import os
 import pathlib
 import shutil
 
-from absl import flags
-from absl.testing import flagsaver, parameterized
+from absl.testing import parameterized
 import jax
 import numpy as np
 from safetensors import numpy as safetensors
@@ -501,17 +500,16 @@ class WeightsTest(folders.FolderCase):
     self.enterContext(contextlib.chdir(self.folder))
     hub, ours, back = map(pathlib.Path, ("hub", "ours", "back"))
     write_hub(hub, model, random_weights(model))
-    flags.FLAGS.mark_as_parsed()
-    for direction, path, to in (("from", hub, ours), ("to", ours, back)):
-      with flagsaver.flagsaver(**{direction: "hf"}, model="qwen", path=str(path), out=str(to)):
-        with contextlib.redirect_stdout(out):
-          convert.main()
+    for direction, path, to in (("from_", hub, ours), ("to", ours, back)):
+      given = {direction: "hf", "model": "qwen", "path": str(path), "out": str(to)}
+      with contextlib.redirect_stdout(out):
+        convert.main(convert.ConvertFlags(**given))
     self.assertEqual(
         (hub / "model.safetensors").read_bytes(), (back / "model.safetensors").read_bytes()
     )
     self.assertIn(f"{back}: qwen, 53,472 parameters", out.getvalue())
     with self.assertRaisesRegex(ValueError, "Give --from or --to: hf or peft"):
-      convert.main()
+      convert.main(convert.ConvertFlags(model="qwen", path="a", out="b"))
 
   def test_kinds_of_rotation(self):
     family = hub_config.family_of("llama")

@@ -81,6 +81,16 @@ class CheckTest(parameterized.TestCase):
     ):
       check(rows)
 
+  def test_refuses_that_a_value_overtakes_another(self):
+    rows = {
+        0: "0F0 0SA0>1 0F1 0SA1>1 0RG0<1 0B0 0RG1<1 0B1",
+        1: "0RA1<0 0RA0<0 1F0 1B0 0SG0>0 1F1 1B1 0SG1>0",
+    }
+    with self.assertRaisesRegex(
+        checker.ScheduleError, "Node 1 cannot run 0RA1<0: 0RA0<0 was sent before"
+    ):
+      check(rows)
+
   def test_starts_from_holdings(self):
     both = frozenset({(1, 0), (1, 1)})
     holdings = {

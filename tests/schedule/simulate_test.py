@@ -1,6 +1,9 @@
 """The rows of a step and their times."""
 
+import dataclasses
+
 from absl.testing import parameterized
+import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.schedule import (
@@ -11,7 +14,7 @@ from bamboo_jax.schedule import (
     simulate as simulate_lib,
     timeline as timeline_lib,
 )
-from tests import schedules
+from tests import samples, schedules
 
 _BOUNDS = lines_lib.in_flight_limits
 _LATE = costs_lib.StageCosts((9.0, 1.0), (1.0, 1.0), (0.0,))
@@ -125,6 +128,35 @@ class SimulateTest(parameterized.TestCase):
   def test_results_stay_on_a_node_that_owns_both_stages(self):
     schedule = plan([0, 0], range(2), in_flight=_BOUNDS(2))
     self.assertEqual(str(schedule), "0: 0F0 1F0 0F1 1B0 1F1 0B0 1B1 0B1")
+
+  @parameterized.parameters(*zip(samples.draw(range(200), 20)))
+  def test_lines_that_share_links(self, seed):
+    """Values of one line overtake those of another on no link, also after a death."""
+    random = np.random.default_rng(seed)
+    num_stages = int(random.integers(2, 5))
+    ms = lambda size: tuple(random.uniform(0.1, 5.0, size).tolist())
+    costs = costs_lib.StageCosts(ms(num_stages), ms(num_stages), ms(num_stages - 1))
+    lines = [
+        lines_lib.Line(random.integers(0, 3, num_stages).tolist(), range(4 * i, 4 * i + 4), None)
+        for i in range(3)
+    ]
+    timeline = simulate_lib.simulate(lines, costs=costs)
+    checker.check(timeline.instructions, lines)
+    held = {}
+    for node, row in timeline.instructions.items():
+      ledger = holdings_lib.HoldingsLedger()
+      for i in row[: random.integers(0, len(row) + 1)]:
+        ledger.add(i)
+      held[node] = ledger.holdings()
+    lost = int(random.integers(0, 3))
+    held.pop(lost, None)
+    heirs = [[(n + 1) % 3 if n == lost else n for n in line.owners] for line in lines]
+    lines = [dataclasses.replace(l, owners=own) for l, own in zip(lines, heirs, strict=True)]
+    try:
+      rest = simulate_lib.simulate(lines, costs=costs, holdings=held)
+    except base.InfeasibleError:
+      return  # A gradient was used and is lost.
+    checker.check(rest.instructions, lines, held)
 
   def test_the_next_backward_pass_may_exceed_the_bound(self):
     held = holdings_lib.Holdings(residuals=frozenset({(0, 1), (0, 2)}))

@@ -77,7 +77,7 @@ class PacedTest(parameterized.TestCase):
     self.assertAlmostEqual(summary["predicted_step_secs"], 0.6, delta=0.05)
     lines = jsonl.read_lines(folder / "metrics.jsonl")
     last = [line for line in lines if "bubble_pct" in line][-1]
-    self.assertBetween(last["bubble_pct"], 15.0, 99.9)  # One of 5 at least.
+    self.assertBetween(last["bubble_pct"], 5.0, 99.9)  # Redundant passes fill the rest.
 
   def test_times_of_a_profile(self):
     folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))

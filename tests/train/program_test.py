@@ -277,7 +277,7 @@ class ConfigTest(parameterized.TestCase):
           "num_stages=3 does not divide the 2 equal blocks .*executor='rows'",
       ),
       ("shares", {"pipeline__num_shares": 2}, "num_shares=2 must be num_pipelines=1"),
-      ("one_stage", {"pipeline__num_stages": 1}, "num_stages=1 needs executor"),
+      ("one_stage", {"pipeline__num_stages": 1}, "needs at least 2 stages"),
   )
   def test_refuses(self, changes, message):
     with self.assertRaisesRegex(ValueError, message):
