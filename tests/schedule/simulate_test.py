@@ -135,9 +135,10 @@ class SimulateTest(parameterized.TestCase):
     random = np.random.default_rng(seed)
     num_stages = int(random.integers(2, 5))
     ms = lambda size: tuple(random.uniform(0.1, 5.0, size).tolist())
+    limits = lines_lib.in_flight_limits(num_stages)
     costs = costs_lib.StageCosts(ms(num_stages), ms(num_stages), ms(num_stages - 1))
     lines = [
-        lines_lib.Line(random.integers(0, 3, num_stages).tolist(), range(4 * i, 4 * i + 4), None)
+        lines_lib.Line(random.integers(0, 3, num_stages).tolist(), range(4 * i, 4 * i + 4), limits)
         for i in range(3)
     ]
     timeline = simulate_lib.simulate(lines, costs=costs)
