@@ -87,7 +87,7 @@ class SimulateTest(parameterized.TestCase):
     done = run_python(
         "import sys; from launch import cli, simulate\n"
         f"sys.argv += ['--config={folder}/few.py', '--workdir={folder}']\n"
-        "cli.run(simulate.main, own_keys=True)",
+        "cli.run(simulate.main)",
         PYTHONPATH=os.pathsep.join([str(_ROOT), str(folder)]),
     )
     self.assertEqual(done.returncode, 0, done.stderr)
