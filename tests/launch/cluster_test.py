@@ -1,6 +1,6 @@
 """The life of a run on this machine, in one cluster of 2 x 2 nodes and a spare.
 
-  train:     start, status, watch, debug, a stranger, a kill, a notice, a join that fails and one
+  train:     start, status, watch, stacks, a stranger, a kill, a notice, a join that fails and one
              that does not, an interrupt
   resume:    a trace removes a node and adds one; then the run ends as one without failures, to
              the bit
@@ -77,8 +77,8 @@ class ClusterTest(commands.CommandCase):
       self.check_status()
     with self.phase("watch"):
       self.check_watch()
-    with self.phase("debug"):
-      self.check_debug()
+    with self.phase("stacks"):
+      self.check_stacks()
     if os.geteuid() == 0:  # Only root can become another user.
       with self.phase("stranger"):
         self.check_stranger()
@@ -169,9 +169,9 @@ class ClusterTest(commands.CommandCase):
     watch.communicate(timeout=300)
     self.assertEqual(watch.returncode, 128 + signal.SIGINT)
 
-  def check_debug(self):
+  def check_stacks(self):
     """All workers answer with their stacks, and go on."""
-    told = commands.fork("-m", "launch.debug", self.workdir)
+    told = commands.fork("-m", "launch.status", self.workdir, "--stacks")
     self.assertEqual(told.returncode, 0, msg=told.stderr)
     stacks, _, waits = told.stdout.partition("\n==\n")
     for number in range(_NUM_NODES):
