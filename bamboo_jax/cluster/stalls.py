@@ -50,8 +50,8 @@ def is_waiting_for(waiter: Stall, other: Stall, number: base.NodeId) -> bool:
     comes = not other.view and other.posted and other.posted[0][0] > view
     if other.view <= view and not comes and (view, key) not in other.posted:
       return True
-  if number in waiter.begun.waits_for:
-    return True
+  if number in waiter.begun.waits_for and waiter.view >= other.view:
+    return True  # In an older view no value comes any more.
   ring, theirs = waiter.begun.ring, other.begun
   is_level = theirs.ring == ring and theirs.num_segments >= waiter.begun.num_segments
   return number in ring and not is_level
