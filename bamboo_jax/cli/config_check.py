@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 import importlib.util
+import itertools
 import pathlib
 import re
 import traceback
@@ -65,7 +66,7 @@ def load(path: str) -> Any:
 def find_paths(argv: Sequence[str]) -> list[str]:
   """Returns the value of each flag `--config` in `argv`; "" if it has none."""
   paths = []
-  for argument, following in zip(argv, [*argv[1:], ""], strict=True):
+  for argument, following in itertools.pairwise([*argv, ""]):
     if match := re.fullmatch(r"--?config(=(.*))?", argument):
       paths.append(following if match[1] is None else match[2])
   return paths

@@ -11,6 +11,7 @@ passes them to child processes. `part` includes the flags of another dataclass.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import dataclasses
+import itertools
 import re
 import sys
 import textwrap
@@ -243,7 +244,7 @@ def _build(kind: type[Any], values: Mapping[str, Any]) -> Any:
 def _config_argv() -> list[str]:
   """Returns the name of the config and its overrides, as they were given."""
   argv, found = sys.argv[1:], [f"--{CONFIG}={given_config()}"]
-  for argument, following in zip(argv, [*argv[1:], ""], strict=True):
+  for argument, following in itertools.pairwise([*argv, ""]):
     if match := re.match(rf"--?(?:no)?({CONFIG}\.[^=]*)(=?)", argument):
       found.append(argument)
       if not match[2] and not flags.FLAGS[match[1]].boolean:
