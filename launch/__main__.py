@@ -29,7 +29,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 }
 # Commands of earlier versions, and what follows "NAME is gone: ".
 GONE: Mapping[str, str] = {
-    "compare": "it is bamboo report A B.",
+    "compare": "it is bamboo report A B --same.",
     "cost": "it is bamboo report A.",
     "debug": "it is bamboo status --stacks --workdir=A.",
     "explore": "in a clone of the repository it is python -m tests.explorer.",
