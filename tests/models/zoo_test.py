@@ -7,7 +7,7 @@ from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
 
-from bamboo_jax.launch import models as models_command
+from bamboo_jax.launch import plan
 from bamboo_jax.models import zoo
 
 PUBLISHED = (
@@ -84,5 +84,5 @@ class ZooTest(parameterized.TestCase):
     self.addCleanup(setattr, zoo, "VARIANTS", all_variants)
     zoo.VARIANTS = {"gpt2": ("tiny",)}
     with contextlib.redirect_stdout(out):
-      models_command.main()
+      plan._list_models()
     self.assertEqual(out.getvalue(), "name,variant,layers,params\ngpt2,tiny,6,118528\n")
