@@ -127,6 +127,7 @@ class GradientsTest(parameterized.TestCase):
   )
   def test_equal_those_of_the_plain_model(self, num_stages, num_microbatches, num_pipelines):
     engine = make_engine(num_stages, num_pipelines, num_pipelines)
+    engine.set_state(initial_layers())  # Other tests train it.
     batches = run_step(engine, num_microbatches=num_microbatches, step=5)
     want, loss, weight = make_plain().grads(
         initial_layers(),
@@ -144,6 +145,7 @@ class BitsTest(parameterized.TestCase):
   """Whatever only moves work around gives the same bits."""
 
   def grads(self, engine, *, num_microbatches=3, in_flight="1f1b"):
+    engine.set_state(initial_layers())  # Other tests train it.
     run_step(engine, num_microbatches=num_microbatches, in_flight=in_flight)
     return jax.tree.map(np.asarray, grads_of(engine))
 
