@@ -627,8 +627,10 @@ class TokenizeTest(FilesCase):
     with base.lock_folder(out):
       with self.assertRaisesRegex(ValueError, "is in use by process"):
         next(running)
+      (out / "tokens.json").unlink()  # As of a node that is still at work.
       other = threading.Thread(target=self.make, args=("a.jsonl",))
       other.start()
+      other.join(0.2)
       self.assertTrue(other.is_alive())
     other.join()
     self.assertEqual((out / "tokens.json").read_text(), facts)
