@@ -57,7 +57,7 @@ def list_configs() -> list[str]:
 
 
 def name_config(name: str) -> str:
-  """Returns what people call a config that `find_config` finds."""
+  """Returns the short name of a config, for people; see `find_config`."""
   path, colon, argument = name.partition(":")
   short = path if path in list_configs() else pathlib.Path(path).stem
   return f"{short}{colon}{argument}"

@@ -65,7 +65,8 @@ def flag(
     is_needed: Whether it must be given.
     needs: Names of flags, with spaces between, of which one must be set.
     excludes: Names of flags of which none may be set beside it.
-    define: Defines the flag from name, default and help, in place of the type.
+    define: Makes the flag of absl from its name, default and help text; by default
+      the type of the field decides.
     **limits: See `section.Limits`.
   """
   own = _Flag(

@@ -122,7 +122,7 @@ def parse_trace(text: str, *, source: str, zone: str = "", seed: int = 0) -> tra
 
 
 def _find_parser(number: int, line: str, *, source: str) -> Callable[[str, int, _Found], None]:
-  """Returns what parses lines such as the first one."""
+  """Returns the parser of lines that look like `line`."""
   second = line.split(",")[1].strip() if "," in line else ""
   if line.startswith("["):
     return _parse_segment
