@@ -495,11 +495,25 @@ class FolderTest(parameterized.TestCase):
           self.save(4, _layers_with_noise(), name=name)
         error = orbax_item.describe_error(caught.exception)
         self.assertEqual(error, "File too large")
-        self.assertEqual(os.listdir(self.root / f"4/v1.{attempt}-a"), ["node0"])
     self.assertEqual(self.folder.steps(), (2,))
     self.assert_restores(2)
     self.save(4, name=folder_lib.CheckpointName(4, 1, 4, "a"))  # There is room again.
+    self.assertEqual(os.listdir(self.root / "4"), ["v1.4-a"])
     self.assert_restores(4)
+
+  def test_a_write_that_fails_makes_room(self):
+
+    def write(path, layers):
+      del layers
+      for left in (path, path.with_name(f"{path.name}.tmp")):
+        left.mkdir(parents=True)
+        (left / "file").write_bytes(b"0" * 9)
+      raise OSError("no more")
+
+    with mock.patch.object(orbax_item, "write_item", write):
+      with self.assertRaisesRegex(OSError, "no more"):
+        self.save(2)
+    self.assertEqual(os.listdir(self.root), [])
 
   def test_no_room_is_told_before_the_disk_is_full(self):
     usage = shutil.disk_usage(self.root)._replace(free=100)

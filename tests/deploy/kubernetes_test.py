@@ -50,8 +50,18 @@ class KubernetesTest(runs.DeployedCase):
     own = kubelet.Kubelet(pods, self.environ)
     self.cluster = kubelet.Cluster(documents, own)
 
-  def find(self, name):
-    return next(pod for pod in self.cluster.pods if pod.name == name)
+  def find(self, job):
+    """Returns the pod of a job; one that ended has been replaced by another number."""
+    (pod,) = (pod for pod in self.cluster.pods if pod.job == job)
+    return pod
+
+  def replace(self, job, number):
+    """Signals the pod of a job once it has joined; returns the member that follows it."""
+    old = self.find(job).name
+    self.wait_member(old)
+    self.find(job).signal(number)
+    self.wait_for(lambda: self.find(job).name != old, f"another pod of {job}")
+    return self.wait_member(self.find(job).name)
 
   @samples.only_all
   @commands.needs_etcd
@@ -59,11 +69,9 @@ class KubernetesTest(runs.DeployedCase):
     self.tend = self.cluster.tend
     self.addCleanup(self.cluster.close)
     self.cluster.start()
-    self.wait_member("bamboo-agents-2-4")
-    self.find("bamboo-agents-0-2").signal(signal.SIGKILL)
-    self.assertEqual(self.wait_member("bamboo-agents-0-5").zone, "0")
-    self.find("bamboo-agents-1-3").signal(signal.SIGTERM)  # It is evicted.
-    self.wait_member("bamboo-agents-1-6")
+    self.wait_for(lambda: len(self.members()) == 3, "three members")
+    self.assertEqual(self.replace("bamboo-agents-0", signal.SIGKILL).zone, "0")
+    self.replace("bamboo-agents-1", signal.SIGTERM)  # It is evicted.
     self.release()
     self.wait_for(self.cluster.tend, "end")
     self.assertLen(self.cluster.pods, 4)
