@@ -66,7 +66,7 @@ class Copy:
 
   def wait(self, timeout: float | None = None) -> int:
     """Blocks until it has ended; may raise `subprocess.TimeoutExpired`."""
-    if timeout is None:
+    if timeout is None and self.returncode is None:
       os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
     end_secs = time.monotonic() + (timeout or 0.0)
     while (code := self.poll()) is None:

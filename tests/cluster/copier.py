@@ -27,7 +27,7 @@ def ends():
     copy.wait(timeout=0.01)
   except subprocess.TimeoutExpired:
     copy.kill()
-  return [*codes, copy.wait(timeout=10), copy.poll()]
+  return [*codes, copy.wait(timeout=60), copy.wait(), copy.poll()]
 
 
 def files():

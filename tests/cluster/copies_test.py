@@ -27,7 +27,7 @@ class CopiesTest(absltest.TestCase):
 
   def test_ends_as_any_process(self):
     codes, errors = call("ends")
-    self.assertEqual(codes, [0, 3, 1, 1, -9, -9])
+    self.assertEqual(codes, [0, 3, 1, 1, -9, -9, -9])
     self.assertIn("ValueError: this copy fails", errors)
 
   def test_has_no_file_that_it_is_not_given(self):

@@ -47,8 +47,8 @@ class ChildTest(_ProgramCase):
 
   HELD_FROM = 2
 
-  def test_a_child_that_dies_costs_no_bit(self):
-    """As if its connections were reset; its worker, if it ends, is replaced like any other."""
+  def test_a_child_that_dies_costs_no_node(self):
+    """As if its connections were reset."""
     cluster = self.start("cluster", workdir="killed")
     whole = self.start("train", workdir="whole")
     log = self.folder / "killed" / "metrics.jsonl"
@@ -62,7 +62,7 @@ class ChildTest(_ProgramCase):
     self.finish(cluster, whole)
     found, want = self.summary("killed"), self.summary("whole")
     self.assertEqual(found["state_sha256"], want["state_sha256"])
-    self.assertLessEqual(len(found["recoveries"]), 1)
+    self.assertEqual(found["recoveries"], [])
 
   def find_children(self, name):
     """Returns the processes that run and compile programs for the worker of a node."""
