@@ -3,6 +3,7 @@
 from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from bamboo_jax.metrics import table as table_lib
@@ -78,6 +79,8 @@ class FlopsTest(parameterized.TestCase):
 
     with self.assertRaisesRegex(ValueError, "unknown length"):
       products.count_products(loop, jax.ShapeDtypeStruct((2, 2), jnp.float32))
+    jaxpr = jax.make_jaxpr(loop)(np.eye(2, dtype=np.float32))
+    self.assertEqual(products.find_products(jaxpr, loop_length=3), [(3 * 16, 3 * 48, 0)])
 
 
 class MfuTest(parameterized.TestCase):

@@ -51,9 +51,7 @@ def predict(spec, device_kind, count):
   if facts is None:
     return None
   machine = machines.find_machine(facts["gpu"])
-  profile = profiler.estimate(
-      spec, platform="gpu", fingerprint={}, roofline=roofline.Roofline.of(spec, machine)
-  )
+  profile = profiler.estimate(spec, roofline.Roofline.of(spec, machine), fingerprint={})
   layers = profile.layers
   ms = sum(count * (c.forward_ms + c.backward_ms) + c.update_ms for c in layers)
   return [ms / share for share in machine.efficiency[:3]]

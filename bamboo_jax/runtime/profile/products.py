@@ -63,16 +63,16 @@ def moved_bytes(traced: jax.stages.Traced) -> int:
   return spec_lib.nbytes((traced.in_avals, traced.out_info))
 
 
-def find_products(jaxpr: Jaxpr) -> list[Product]:
+def find_products(jaxpr: Jaxpr, *, loop_length: int | None = None) -> list[Product]:
   """Returns the products of a program, those of a scan as one each.
 
   The branch of a condition with most operations counts. If another one is
-  cuDNN's attention, which GPUs take, scores are not in memory. Raises
-  `ValueError` for products in a loop whose length depends on data.
+  cuDNN's attention, which GPUs take, scores are not in memory. A loop whose length
+  depends on data has `loop_length`; if None, products in it raise `ValueError`.
   """
   found = []
   for eqn in jaxpr.eqns:
-    inner = [find_products(j) for j in _inner(eqn.params)]
+    inner = [find_products(j, loop_length=loop_length) for j in _inner(eqn.params)]
     every = [product for part in inner for product in part]
     match eqn.primitive.name:
       case "dot_general":
@@ -85,8 +85,10 @@ def find_products(jaxpr: Jaxpr) -> list[Product]:
         found += [p.without_scores() if is_fused else p for p in most]
       case "scan":
         found += [product.times(eqn.params["length"]) for product in every]
-      case "while" if every:
+      case "while" if every and loop_length is None:
         raise ValueError("A loop of unknown length contains products.")
+      case "while":
+        found += [product.times(loop_length or 0) for product in every]
       case _:
         found += every
   return found

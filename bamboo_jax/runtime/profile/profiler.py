@@ -1,9 +1,8 @@
-"""The costs of the layers of a model: measured, or estimated by XLA.
+"""The costs of the layers of a model: measured, or estimated by a roofline.
 
 Programs belong to units, so one unit of each kind is measured, and its time is
-divided among its layers in the proportions of the estimate. An estimate runs
-nothing: it divides XLA's count of operations, or of bytes if that takes longer,
-by round numbers for the device, so every machine gets the same plan.
+divided among its layers in the proportions of the estimate. An estimate runs and
+compiles nothing: it counts the products of traced programs, see `roofline`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,10 +23,6 @@ from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
 from bamboo_jax.runtime.wire import links as links_lib
 
 _Link = roofline_lib.LinkCost
-
-# Assumed, by platform.
-_ASSUMED_LINK = {"cpu": _Link(0.2, 1e6), "gpu": _Link(0.05, 1e7)}
-
 _Number = TypeVar("_Number", int, float)
 
 
@@ -63,7 +58,7 @@ def measure(
   nothing, token = jax.jit(lambda a: a + 1), np.zeros((1,), np.int8)
   token = jax.device_put(token, devices[0])
   idle = _median_ms(lambda: nothing(token), num_repeats)
-  rates = roofline_lib.find_rates(devices[0].platform)
+  rates = roofline_lib.assume(devices[0].platform)
   seen, layers = {}, []
   for unit in spec.units:
     if unit.kind not in seen:
@@ -83,23 +78,9 @@ def measure(
 
 
 def estimate(
-    spec: spec_lib.StageSpec,
-    *,
-    platform: str,
-    fingerprint: dict[str, Any],
-    roofline: roofline_lib.Roofline | None = None,
+    spec: spec_lib.StageSpec, rates: roofline_lib.Roofline, *, fingerprint: dict[str, Any]
 ) -> cost_model.Profile:
-  """Returns a profile from counts of operations and bytes.
-
-  Args:
-    spec: The whole model as one stage.
-    platform: "cpu" or "gpu".
-    roofline: Of a certain machine; None: XLA's counts and assumed rates.
-  """
-  rates = roofline or roofline_lib.find_rates(platform)
-  link = _ASSUMED_LINK.get(platform, _ASSUMED_LINK["gpu"])
-  if roofline is not None:
-    link = roofline.link
+  """Returns a profile from counts of operations and bytes of `spec`, the whole model."""
   seen, layers = {}, []
   for unit in spec.units:
     if unit.kind not in seen:
@@ -117,12 +98,11 @@ def estimate(
   return _make_profile(
       spec,
       layers,
-      link=link,
-      reduce=link,
+      link=rates.link,
+      reduce=rates.link,
       dispatch_ms=0.0,
       measured=False,
       fingerprint=fingerprint,
-      host_bytes_per_ms=roofline and roofline.host_bytes,
   )
 
 
@@ -285,7 +265,7 @@ def _time_unit(
   return _Costs._make((*medians, kept, working_bytes, copied))
 
 
-def _estimate_layers(unit: spec_lib.StageSpec, rates: roofline_lib.Rates) -> list[_Costs]:
+def _estimate_layers(unit: spec_lib.StageSpec, rates: roofline_lib.Roofline) -> list[_Costs]:
   """Returns the costs of the layers of a unit, each compiled alone."""
   costs = []
   for layer in unit.single_layers:
@@ -293,7 +273,7 @@ def _estimate_layers(unit: spec_lib.StageSpec, rates: roofline_lib.Rates) -> lis
     names = ("forward", "backward", "update", "norms")
     times = [rates.pass_ms(programs, name) for name in names]
     kept = _residual_bytes(programs)
-    redundant_ms = times[0] + kept / rates.host_bytes
+    redundant_ms = times[0] + kept / rates.host_bytes_per_ms
     given = (*times, redundant_ms, kept, 0, programs.copy_bytes)
     costs.append(_Costs._make(given))
   return costs

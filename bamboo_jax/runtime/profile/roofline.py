@@ -13,7 +13,8 @@ written and added to their sum, an update reads and writes all that it has.
 
 Published runs reach a share of this, `Machine.efficiency`; `on_mesh` divides by
 it. Sums between the GPUs of a node overlap with passes, unless they take more
-time.
+time. Without a machine the rates are assumed, by platform, so that a config has
+the same plan everywhere.
 """
 
 from collections.abc import Iterable
@@ -26,8 +27,6 @@ from bamboo_jax.runtime import compat
 from bamboo_jax.runtime.profile import products
 from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
 
-_LATENCY_MS = 0.05  # Assumed, of a transfer between processes.
-
 
 class LinkCost(NamedTuple):
   """The time of a transfer or a sum, linear in its bytes."""
@@ -36,85 +35,66 @@ class LinkCost(NamedTuple):
   bytes_per_ms: float
 
 
-@dataclasses.dataclass(frozen=True)
-class Roofline:
-  """Counts the times of layers on one GPU of a machine.
+class Roofline(NamedTuple):
+  """Counts the times of layers on one device.
 
   Attributes:
-    is_float32: Whether products are of float32 numbers.
+    flops_per_ms: Operations of products.
+    bytes_per_ms: Between the device and its memory.
+    host_bytes_per_ms: Between device and host memory.
+    link: Between two nodes.
+    start_ms: What a program takes at least.
+    loop_length: Assumed of loops whose length depends on data; None: they are refused.
   """
 
-  machine: machines.Machine
-  is_float32: bool
+  flops_per_ms: float
+  bytes_per_ms: float
+  host_bytes_per_ms: float
+  link: LinkCost
+  start_ms: float = 0.0
+  loop_length: int | None = None
 
   @classmethod
   def of(cls, spec: spec_lib.StageSpec, machine: machines.Machine) -> "Roofline":
-    """Returns the roofline for a model."""
-    return cls(machine, is_float32=not spec.is_mixed)
-
-  @property
-  def host_bytes(self) -> float:
-    """Bytes per millisecond between a GPU and host memory."""
-    return self.machine.pcie_bytes_per_sec / 1e3
-
-  @property
-  def link(self) -> LinkCost:
-    """The link between two nodes."""
-    return LinkCost(_LATENCY_MS, self.machine.link_bytes_per_sec / 1e3)
+    """Returns the roofline of a GPU of the machine for a model."""
+    flops = machine.flops_per_sec if spec.is_mixed else machine.float32_flops_per_sec
+    return cls(
+        flops / 1e3,
+        machine.memory_bytes_per_sec / 1e3,
+        machine.pcie_bytes_per_sec / 1e3,
+        LinkCost(0.05, machine.link_bytes_per_sec / 1e3),  # The latency is assumed.
+    )
 
   def pass_ms(self, programs: programs_lib.KindPrograms, name: str) -> float:
     """Returns the time of a program of `KindPrograms`, such as "forward"."""
-    if name in ("forward", "backward"):
-      traced = programs.traced(name)
-      # Efficiencies are shares of all products that are traced.
-      is_frozen = any(layer.trained for layer in programs.unit.layers)
-      jaxpr = compat.drop_unused(traced) if is_frozen else traced.jaxpr
-      found = products.find_products(jaxpr)
-      secs = self.products_secs(found)
-      moved = 3 * spec_lib.nbytes(programs.unit.accumulator.grads)
-      secs += self._bytes_secs(moved if name == "backward" else 0)
-    else:
-      secs = self._bytes_secs(products.moved_bytes(programs.traced(name)))
-    return 1e3 * secs
-
-  def products_secs(self, found: Iterable[products.Product]) -> float:
-    """Returns the time of products and of kernels between them, at best."""
-    machine, secs = self.machine, 0.0
-    peak = machine.flops_per_sec
-    if self.is_float32:
-      peak = machine.float32_flops_per_sec
-    for product in found:
-      bytes_secs = self._bytes_secs(product.num_bytes)
-      secs += max(product.flops / peak, bytes_secs) + bytes_secs
-    return secs
-
-  def _bytes_secs(self, num_bytes: int) -> float:
-    return num_bytes / self.machine.memory_bytes_per_sec
-
-
-class Counted(NamedTuple):
-  """A device whose time is XLA's counts over assumed rates per millisecond."""
-
-  operations: float
-  num_bytes: float
-  host_bytes: float  # Between device and host memory.
-
-  def pass_ms(self, programs: programs_lib.KindPrograms, name: str) -> float:
-    """Returns the time of a program of `KindPrograms`, by XLA's counts."""
     traced = programs.traced(name)
-    counts = traced.lower().cost_analysis() or {}
-    moved_ms = products.moved_bytes(traced) / self.num_bytes
-    return max(counts.get("flops", 0.0) / self.operations, moved_ms)
+    if name not in ("forward", "backward"):
+      return self.start_ms + products.moved_bytes(traced) / self.bytes_per_ms
+    # Efficiencies are shares of all products that are traced.
+    is_frozen = any(layer.trained for layer in programs.unit.layers)
+    jaxpr = compat.drop_unused(traced) if is_frozen else traced.jaxpr
+    found_ms = self.products_ms(products.find_products(jaxpr, loop_length=self.loop_length))
+    moved = 3 * spec_lib.nbytes(programs.unit.accumulator.grads) if name == "backward" else 0
+    return self.start_ms + found_ms + moved / self.bytes_per_ms
+
+  def products_ms(self, found: Iterable[products.Product]) -> float:
+    """Returns the time of products and of kernels between them, at best."""
+    total_ms = 0.0
+    for product in found:
+      bytes_ms = product.num_bytes / self.bytes_per_ms
+      total_ms += max(product.flops / self.flops_per_ms, bytes_ms) + bytes_ms
+    return total_ms
 
 
-Rates = Counted | Roofline
-# Assumed, by platform.
-_COUNTED = {"cpu": Counted(5e7, 1e7, 1e7), "gpu": Counted(2e11, 2e9, 2.5e7)}
+_ASSUMED = {
+    "cpu": Roofline(5e7, 1e7, 1e7, LinkCost(0.2, 1e6), start_ms=0.01, loop_length=1),
+    "gpu": Roofline(2e11, 2e9, 2.5e7, LinkCost(0.05, 1e7), start_ms=0.01, loop_length=1),
+}
 
 
-def find_rates(platform: str) -> Counted:
+def assume(platform: str) -> Roofline:
   """Returns assumed rates of a platform; others than the CPU are GPUs."""
-  return _COUNTED.get(platform, _COUNTED["gpu"])
+  return _ASSUMED.get(platform, _ASSUMED["gpu"])
 
 
 def on_mesh(
@@ -158,10 +138,9 @@ def on_mesh(
         redundant_ms=copy_ms and forward_ms + copy_ms / (data * tensor),
     )
 
-  host_rate = profile.host_bytes_per_ms
   return dataclasses.replace(
       profile,
       layers=tuple(map(spread, profile.layers)),
       measured=False,
-      host_bytes_per_ms=host_rate and host_rate * data * tensor,
+      host_bytes_per_ms=machine.pcie_bytes_per_sec / 1e3 * data * tensor,
   )

@@ -24,7 +24,7 @@ from bamboo_jax.plan import (
     rows as rows_lib,
 )
 from bamboo_jax.runtime import devices as devices_lib, engine as engine_lib, places, program_cache
-from bamboo_jax.runtime.profile import estimates, profiler, roofline
+from bamboo_jax.runtime.profile import profiler, roofline
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import transport as transport_lib
 from bamboo_jax.train.setup import optimizers, schedules, sizes
@@ -164,19 +164,12 @@ def make_profile(
 def _find_profile(config: config_lib.Config, task: Task) -> cost_model.Profile:
   device, machine = jax.devices()[0], sizes.find_machine(config)
   fingerprint = profiler.fingerprint_of(task.whole, device=device)
-  line = None
-  if machine is not None:
-    line = roofline.Roofline.of(task.whole, machine)
   path = config.plan.profile
   if path is None:
-    return estimates.get(
-        f"{fingerprint} {config.optimizer} {line}",
-        lambda: profiler.estimate(
-            task.whole, platform=device.platform, fingerprint=fingerprint, roofline=line
-        ),
-        on_disk=(config.model.name in zoo.MODELS or config.model.name.startswith("bamboo_jax."))
-        and not base.is_function_name(config.optimizer.name),
-    )
+    rates = roofline.assume(device.platform)
+    if machine is not None:
+      rates = roofline.Roofline.of(task.whole, machine)
+    return profiler.estimate(task.whole, rates, fingerprint=fingerprint)
   text = pathlib.Path(path).read_bytes().decode("utf-8-sig", "replace")
   profile = cost_model.from_json(text, source=path)
   if machine is not None:  # The profile is of it, not of this one.

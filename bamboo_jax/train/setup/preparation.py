@@ -11,7 +11,6 @@ import threading
 
 from bamboo_jax import config as config_lib
 from bamboo_jax.runtime import compat, program_cache
-from bamboo_jax.runtime.profile import estimates
 from bamboo_jax.train.setup import build, executors
 
 
@@ -36,7 +35,6 @@ def prepare(config: config_lib.Config) -> bool:
   executors.find_cuts(config, task)  # Checks it before nodes start.
   if not executors.is_program(config):
     programs.trace(task.whole)
-  estimates.digest_package()
   _prepared[:] = [(config, Prepared(task, programs))]
   gc.collect()
   gc.freeze()  # Copies share its memory, until one writes to it.

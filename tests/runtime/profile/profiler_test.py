@@ -5,7 +5,7 @@ import dataclasses
 from absl.testing import parameterized
 import jax
 
-from bamboo_jax.runtime.profile import profiler
+from bamboo_jax.runtime.profile import profiler, roofline
 from tests.gpu import settings as settings_lib, subject
 from tests.runtime import engine_test as engines
 from tests.runtime.spmd import pipelines
@@ -17,7 +17,7 @@ def fingerprint(spec):
 
 
 def estimate(spec):
-  return profiler.estimate(spec, platform="cpu", fingerprint=fingerprint(spec))
+  return profiler.estimate(spec, roofline.assume("cpu"), fingerprint=fingerprint(spec))
 
 
 class ProfilerTest(parameterized.TestCase):

@@ -55,9 +55,7 @@ def find_roofline_ms(run):
   if run["memory_gb_per_sec"]:
     rate = 1e9 * float(run["memory_gb_per_sec"])
     machine = dataclasses.replace(machine, memory_bytes_per_sec=rate)
-  profile = profiler.estimate(
-      spec, platform="gpu", fingerprint={}, roofline=roofline.Roofline.of(spec, machine)
-  )
+  profile = profiler.estimate(spec, roofline.Roofline.of(spec, machine), fingerprint={})
   passes = sum(l.forward_ms + l.backward_ms for l in profile.layers)
   state = sum(l.update_ms + l.norm_ms for l in profile.layers)
   return passes + state / int(run["num_gpus"])
@@ -114,10 +112,9 @@ class RooflineTest(parameterized.TestCase):
       (10, 8, 2.0 + 2.0),  # By memory.
   )
   def test_products(self, flops, num_bytes, want_ms):
-    machine = make_machine(flops_per_sec=1e4, memory_bytes_per_sec=4e3)
-    line = roofline.Roofline(machine, False)
+    line = roofline.Roofline(10, 4, 1, roofline.LinkCost(0, 1))
     product = products.Product(flops, num_bytes, 0)
-    self.assertAlmostEqual(1e3 * line.products_secs([product]), want_ms)
+    self.assertAlmostEqual(line.products_ms([product]), want_ms)
 
   @parameterized.parameters(
       # Whether attention is one kernel on GPUs, so that no scores are kept.
@@ -145,7 +142,7 @@ class RooflineTest(parameterized.TestCase):
     for which in ("forward", "backward"):
       found = products.find_products(programs.traced(which).jaxpr)
       self.assertEqual(sum(p.score_bytes for p in found) == 0, is_fused)
-    profile = profiler.estimate(unit, platform="gpu", fingerprint={}, roofline=line)
+    profile = profiler.estimate(unit, line, fingerprint={})
     # All that the backward pass gets.
     self.assertEqual(profile.layers[0].residual_bytes, profiler._residual_bytes(programs))
 
