@@ -17,7 +17,7 @@ which the kernel let other programs run (`starved_secs`) does not count. A node 
 is slow from the start of a view is not found, as it has no other past.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import statistics
 from typing import Any
@@ -109,58 +109,40 @@ def find_slow(history: Sequence[Step]) -> dict[NodeId, float]:
   past, recent = history[-NUM_KEPT:-NUM_CONFIRMED], history[-NUM_CONFIRMED:]
   if len(past) < LEAST_PAST:
     return {}
-  longer = [node for node in recent[-1] if _is_longer_than_all(node, past, recent)]
-  if not longer:
-    return {}
-  before = {node: [*_of_equal_work(node, past, one.work)] for node, one in recent[-1].items()}
-  factors = [_find_factors(before, step) for step in recent]
+  found = {node: _find_factors(node, past, recent) for node in recent[-1]}
   slow = {}
-  for node in longer:
-    factor = min(_to_peers(node, one) for one in factors)
-    if factor > _LEAST_FACTOR and all(_is_waited_for(node, step) for step in recent):
-      slow[node] = factor
+  for node, (own, is_longer) in found.items():
+    if is_longer and all(_is_waited_for(node, step) for step in recent):
+      others = [factors for number, (factors, _) in found.items() if factors and number != node]
+      # Three of four do not exceed these.
+      most = [sorted(factors)[3 * len(others) // 4] for factors in zip(*others, strict=True)]
+      pairs = zip(own, most or [1.0] * len(own), strict=True)
+      factor = min(mine / max(1.0, other) for mine, other in pairs)
+      if factor > _LEAST_FACTOR:
+        slow[node] = factor
   return slow
 
 
-def _of_equal_work(node: NodeId, steps: Iterable[Step], work: str) -> Iterator[NodeStep]:
-  for step in steps:
-    if node in step and step[node].work == work and step[node].busy_secs > 0:
-      yield step[node]
+def _find_factors(
+    node: NodeId, past: Sequence[Step], recent: Sequence[Step]
+) -> tuple[list[float], bool]:
+  """Returns how many times as slow as in the median step of its past a node is.
 
-
-def _is_longer_than_all(node: NodeId, past: Sequence[Step], recent: Sequence[Step]) -> bool:
-  """Whether each of the recent steps of a node is longer than all of a past."""
-  work = recent[-1][node].work
-  times_secs = [step.net_secs for step in _of_equal_work(node, recent, work)]
-  if len(times_secs) < len(recent):
-    return False
-  num, least_secs = 0, min(times_secs)
-  for step in _of_equal_work(node, past, work):
-    if step.net_secs >= least_secs:  # Ends most searches at once.
-      return False
-    num += 1
-  return num >= LEAST_PAST
-
-
-def _find_factors(before: Mapping[NodeId, Sequence[NodeStep]], step: Step) -> dict[NodeId, float]:
-  """Returns how many times as slow as in the median step of its past each node is.
-
-  Differences without starved time, beside the whole busy time: what is left of a
-  node that starves most of the time may be next to nothing.
+  And whether each recent step is longer than all of a past of enough steps. No factors
+  if there is no step of equal work. Differences without starved time, beside the whole
+  busy time: what is left of a node that starves most of the time may be next to nothing.
   """
-  factors = {}
-  for node, steps in before.items():
-    if steps and node in step:
-      usual_secs = statistics.median(s.net_secs for s in steps)
-      busy_secs = statistics.median(s.busy_secs for s in steps)
-      factors[node] = 1.0 + (step[node].net_secs - usual_secs) / busy_secs
-  return factors
-
-
-def _to_peers(node: NodeId, factors: Mapping[NodeId, float]) -> float:
-  """Returns the factor of a node by that which three of four others do not exceed."""
-  others = sorted(factor for number, factor in factors.items() if number != node)
-  return factors[node] / max(1.0, others[3 * len(others) // 4] if others else 1.0)
+  work = recent[-1][node].work
+  before, now = (
+      [one for step in steps if (one := step.get(node)) and one.work == work and one.busy_secs > 0]
+      for steps in (past, recent)
+  )
+  if not before or len(now) < len(recent):
+    return [], False
+  net_secs, busy_secs = [one.net_secs for one in before], [one.busy_secs for one in before]
+  usual_secs, whole_secs = statistics.median(net_secs), statistics.median(busy_secs)
+  is_longer = len(before) >= LEAST_PAST and min(one.net_secs for one in now) > max(net_secs)
+  return [1.0 + (one.net_secs - usual_secs) / whole_secs for one in now], is_longer
 
 
 def _is_waited_for(node: NodeId, step: Step) -> bool:
