@@ -1,7 +1,9 @@
 """Rules of clusters whose stages are all alike, one layer each."""
 
 from collections.abc import Sequence
+from typing import Any
 
+from bamboo_jax import config
 from bamboo_jax.plan import (
     cost_model,
     partition as partition_lib,
@@ -74,6 +76,15 @@ def make_rows(
   return rows.RowPlanner(plan, rows.Redundancy(mode), segments)
 
 
+def make_ladder(
+    *, has_replicas: bool = True, reroute: str = "shares", **options: Any
+) -> ladder_lib.Ladder:
+  """Returns a ladder with other `options`; `reroute` may be "none"."""
+  is_on = reroute != "none"
+  section = config.RecoverySection(reroute=is_on, **options)
+  return ladder_lib.Ladder(section, has_replicas, reroute if is_on else "shares")
+
+
 def make_rules(
     num_stages: int,
     num_shares: int,
@@ -98,7 +109,7 @@ def make_rules(
       redundant=rows.Redundancy(mode),
   )
   has_replicas = mode != "none"
-  ladder = ladder_lib.Ladder(shadow=has_replicas, **rungs)
+  ladder = make_ladder(has_replicas=has_replicas, **rungs)
   shape = shapes_lib.Depth(
       partition, predicted.profile, has_replicas=has_replicas, max_pipelines=num_shares
   )
@@ -119,7 +130,7 @@ def make_rules(
           shape,
           placement_lib.Placer("spread", has_replicas=has_replicas),
           planner.PredictedTimes(predicted),
-          fold=ladder.fold,
+          fold=ladder.options.fold,
       ),
   )
 
@@ -171,7 +182,7 @@ def make_template_rules(
           per_share=per_share,
           segments=segments,
       ),
-      ladder=ladder_lib.Ladder(shadow=has_replicas, reroute=reroute),
+      ladder=make_ladder(has_replicas=has_replicas, reroute=reroute),
       planner=planner.Planner(
           shape,
           placement_lib.Placer("spread", has_replicas=has_replicas),

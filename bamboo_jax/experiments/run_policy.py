@@ -71,7 +71,7 @@ def make(config: config_lib.Config, traces: Sequence[str]) -> PolicyRules:
     times = times_lib.PipelineTimes(
         times_lib.MeasuredSpeed(speed, measured, whole=whole),
         durations,
-        drops=rules.ladder.drop,
+        drops=config.recovery.drop,
         profile=None,  # The durations include copies.
     )
     decider = decisions.Decider(rules.ladder, rules.planner, times)

@@ -14,10 +14,10 @@ ladder and the same planner.
   (planner)   3. times: how long steps and pauses take
   oobleck/    Oobleck's templates, covers and rules
   triggers    Bamboo's: when new pipelines are desirable
-  moves       which state is copied when pipelines change
+  moves       which state is copied when pipelines change, or layouts
 
-  layout      the nodes of each stage in a run, their shares and their rows
-  assignment  converts layouts to states, and decisions to changes
+  layout      the nodes of each stage, spares, and in a run their shares and rows
+  assignment  completes decisions of a run: shares, detours and copies
   slowness    which node is slow, and makes the others wait
   agreement   the conclusion of a view's members from their statuses
   durations   how long recoveries of a run took, from its log

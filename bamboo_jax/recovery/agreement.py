@@ -75,7 +75,7 @@ class Agreement:
   victims: tuple[types.Place, ...]
   rung: str
   reason: str
-  change: assignment.LayoutChange | None
+  change: assignment.Decision | None
   restored: base.StepId
   is_fresh: bool
   refused: frozenset[base.NodeId] = frozenset()

@@ -21,12 +21,14 @@ from bamboo_jax.recovery import (
     decide,
     ladder as ladder_lib,
     layout as layout_lib,
+    moves,
     planner as planner_lib,
 )
 from bamboo_jax.schedule import dealing, failover, lines as lines_lib
 
 NodeId = base.NodeId
 Layout = layout_lib.Layout
+Decision = ladder_lib.Decision
 Pipeline = pipelines_lib.Pipeline
 Nodes = Collection[NodeId]
 Zones = Mapping[NodeId, str]
@@ -35,29 +37,8 @@ _LEAST_GAIN = 0.02  # Fraction of a step that detours must save.
 
 
 @dataclasses.dataclass(frozen=True)
-class LayoutChange:
-  """The next layout, and the state that it needs first.
-
-  Attributes:
-    copies: State to copy between nodes first.
-    rolls_back: Whether the state comes from a checkpoint instead.
-  """
-
-  layout: Layout
-  rung: str
-  reason: str
-  copies: tuple[failover.StageCopy, ...] = ()
-  rolls_back: bool = False
-
-  @property
-  def is_immediate(self) -> bool:
-    """Whether the step in flight continues, as in `ladder.Decision`."""
-    return self.rung in ladder_lib.IMMEDIATE
-
-
-@dataclasses.dataclass(frozen=True)
 class RecoveryRules:
-  """Turns layouts into states for `decide`, and its decisions into changes.
+  """Completes decisions of a run: deals shares to pipelines, and plans copies of state.
 
   Attributes:
     segments: Segments of the run; no stage starts inside one.
@@ -75,7 +56,7 @@ class RecoveryRules:
   rows: rows_lib.RowPlanner | None = None
 
   def __post_init__(self) -> None:
-    if self.ladder.reroute == "stage":
+    if self.ladder.rerouting == "stage":
       raise ValueError("reroute='stage' is only for simulations.")
 
   def lose(
@@ -86,7 +67,7 @@ class RecoveryRules:
       zones: Zones,
       leaving: Nodes = (),
       holdings: lines_lib.Holdings | None = None,
-  ) -> LayoutChange:
+  ) -> Decision:
     """Returns the change after the death of the nodes not among `members`.
 
     Pipelines that survive keep their shares, and take over those of the others.
@@ -98,44 +79,44 @@ class RecoveryRules:
       holdings: Data of the step that each node holds; if given, owed work is
         dealt over all nodes that can do it, unless memory is limited.
     """
-    change = ladder_lib.Change(lost=layout.nodes - {*members}, noticed=frozenset(leaving))
-    decision = self._decide(layout, members, change, zones=zones, when="step")
+    lost = layout.nodes - {*members}
+    change = ladder_lib.Change(lost=lost, noticed=frozenset(leaving), zones=zones)
+    decision = self._decide(layout, members, change, when="step")
     kept = None
     if decision.is_immediate:
-      pipelines, kept = decision.state.pipelines, layout.shares
+      pipelines, kept = decision.layout.pipelines, layout.shares
       if len(pipelines) < len(kept):  # All nodes of the others are dead.
         pairs = zip(layout.pipelines, kept, strict=True)
-        kept = [own for p, own in pairs if not change.lost.issuperset(p.nodes)]
+        kept = [own for p, own in pairs if not lost.issuperset(p.nodes)]
       if self.ladder.reroute == "none":
         pairs = zip(pipelines, kept, strict=True)
         shares = tuple(() if p.vacant else own for p, own in pairs)
         after = Layout(pipelines, shares, layout.segments)
-        return LayoutChange(after, decision.rung, decision.reason)
-    found = self._change(layout, members, decision, kept)
+        return dataclasses.replace(decision, layout=after)
+    found = self._complete(layout, members, decision, kept)
     if kept is None or self.ladder.reroute != "shares":
       return found
-    after = found.layout.keep_detours(layout, change.lost)
-    if holdings is not None and change.lost and not self._is_bounded:
+    after = found.layout.keep_detours(layout, lost)
+    if holdings is not None and lost and not self._is_bounded:
       with contextlib.suppress(base.InfeasibleError):  # The step is repeated.
         after = self._deal(after, holdings)
     return dataclasses.replace(found, layout=after)
 
   def improve(
       self, layout: Layout, members: Nodes, *, zones: Zones, leaving: Nodes = ()
-  ) -> LayoutChange:
+  ) -> Decision:
     """Returns the change to make between two steps, while all nodes live.
 
     Its rung is "none" if no better layout is found.
     """
-    change = ladder_lib.Change(noticed=frozenset(leaving))
-    decision = self._decide(layout, members, change, zones=zones)
-    made, rung = decision.state.pipelines, decision.rung
+    change = ladder_lib.Change(noticed=frozenset(leaving), zones=zones)
+    decision = self._decide(layout, members, change)
+    made, rung = decision.layout.pipelines, decision.rung
     if made == layout.pipelines:
       after, rung = self._balance(layout), "none"
     else:
       after = self._balance(self.start(made))
-    copies = find_copies(layout, members, after)
-    return LayoutChange(after, rung, decision.reason, copies=copies)
+    return Decision(rung, after, decision.reason, copies=find_copies(layout, members, after))
 
   def after_deaths(
       self, layout: Layout, members: Nodes, *, zones: Zones, leaving: Nodes = ()
@@ -159,12 +140,12 @@ class RecoveryRules:
         if sizes(after) != sizes(layout):
           yield after
 
-  def restart(self, members: Nodes, *, zones: Zones, leaving: Nodes = ()) -> LayoutChange:
+  def restart(self, members: Nodes, *, zones: Zones, leaving: Nodes = ()) -> Decision:
     """Returns the change to a first layout, with state from a checkpoint."""
-    change = ladder_lib.Change(noticed=frozenset(leaving))
-    decision = self._decide(Layout(), members, change, zones=zones)
+    change = ladder_lib.Change(noticed=frozenset(leaving), zones=zones)
+    decision = self._decide(Layout(), members, change)
     decision = dataclasses.replace(decision, rolls_back=True)
-    return self._change(Layout(), members, decision)
+    return self._complete(Layout(), members, decision)
 
   def start(
       self, pipelines: Sequence[Pipeline], kept: Sequence[Sequence[base.ShareId]] | None = None
@@ -192,33 +173,22 @@ class RecoveryRules:
     )
 
   def _decide(
-      self,
-      layout: Layout,
-      members: Nodes,
-      change: ladder_lib.Change,
-      *,
-      zones: Zones,
-      when: str = "boundary",
-  ) -> ladder_lib.Decision:
-    state = ladder_lib.State(
-        pipelines=layout.pipelines, spares=tuple(sorted({*members} - layout.nodes)), zones=zones
-    )
-    return decide.decide(state, change, ladder=self.ladder, planner=self.planner, when=when)
+      self, layout: Layout, members: Nodes, change: ladder_lib.Change, *, when: str = "boundary"
+  ) -> Decision:
+    layout = dataclasses.replace(layout, spares=tuple(sorted({*members} - layout.nodes)))
+    return decide.decide(layout, change, ladder=self.ladder, planner=self.planner, when=when)
 
-  def _change(
+  def _complete(
       self,
       layout: Layout,
       members: Nodes,
-      decision: ladder_lib.Decision,
+      decision: Decision,
       kept: Sequence[Sequence[base.ShareId]] | None = None,
-  ) -> LayoutChange:
-    after = self.start(decision.state.pipelines, kept)
-    copies = ()
+  ) -> Decision:
+    after, copies = self.start(decision.layout.pipelines, kept), ()
     if kept is None and not decision.rolls_back:
       copies = find_copies(layout, members, after)
-    return LayoutChange(
-        after, decision.rung, decision.reason, copies=copies, rolls_back=decision.rolls_back
-    )
+    return dataclasses.replace(decision, layout=after, copies=copies)
 
   def _balance(self, layout: Layout) -> Layout:
     """Returns the layout with detours around nodes that have several stages."""
@@ -236,13 +206,10 @@ class RecoveryRules:
   def _deal(self, layout: Layout, holdings: lines_lib.Holdings, least_gain: float = 0.0) -> Layout:
     """Returns the layout with the detours that end the step soonest."""
     assert self.rows is not None
-    copies: dict[NodeId, set[base.StageId]] = {}
-    for node, segment in sorted(layout.copies):
-      copies.setdefault(node, set()).add(segment)
     size = self.rows.plan.batch.microbatches_per_share
     dealt = dealing.deal(
         layout.lines(self.rows),
-        copies=copies,
+        copies=layout.held,
         costs=self.rows.costs,
         holdings=holdings,
         share_size=size,
@@ -264,15 +231,11 @@ class RecoveryRules:
 
 
 def find_copies(before: Layout, members: Nodes, after: Layout) -> tuple[failover.StageCopy, ...]:
-  """Returns the copies of state that `after` needs.
-
-  The source is the live member with a copy that has the fewest to send.
-  """
-  held, num_sent = before.copies, dict.fromkeys(sorted(members), 0)
-  copies = []
-  for node, stage in sorted(after.copies - held):
-    holders = [n for n in num_sent if (n, stage) in held]
-    source = min(holders, key=num_sent.__getitem__)
-    num_sent[source] += 1
-    copies.append(failover.StageCopy(stage, source, node))
-  return tuple(copies)
+  """Returns the copies of state between live members that `after` needs."""
+  alike = [1] * max(0, len(after.segments) - 1)
+  copies = moves.plan_copies(before.held, after.held, members, alike)
+  return tuple(
+      failover.StageCopy(segment, copy.source, copy.destination)
+      for copy in copies
+      for segment in base.stages(copy.first, copy.last)
+  )

@@ -12,6 +12,7 @@ cluster and the simulator decide here, once per event.
   checkpoint  otherwise           nodes that would replace it if it died
 """
 
+from collections.abc import Mapping
 import dataclasses
 
 from bamboo_jax import base
@@ -19,6 +20,7 @@ from bamboo_jax.base import types
 from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.recovery import (
     ladder as ladder_lib,
+    layout as layout_lib,
     moves,
     planner as planner_lib,
     repair as repair_lib,
@@ -28,14 +30,14 @@ from bamboo_jax.schedule import failover
 NodeId = base.NodeId
 Decision = ladder_lib.Decision
 Pipeline = pipelines_lib.Pipeline
-State = ladder_lib.State
+Layout = layout_lib.Layout
 
 _NOBODY: frozenset[NodeId] = frozenset()
 _EVEN = 1e-9  # New pipelines must be better by more than rounding errors.
 
 
 def decide(
-    state: State,
+    layout: Layout,
     change: ladder_lib.Change,
     *,
     ladder: ladder_lib.Ladder,
@@ -45,7 +47,8 @@ def decide(
   """Returns the decision about `change`.
 
   Args:
-    change: Events; nodes that are not in `state` are ignored.
+    layout: Only its pipelines, spares and leaving nodes count.
+    change: Events; nodes that are not in `layout` are ignored.
     planner: None: pipelines are only repaired, and after the rung "checkpoint"
       the caller makes new ones.
     when: "step": a step is in flight, so only losses are handled. "boundary": a
@@ -55,75 +58,75 @@ def decide(
   """
   if when not in ladder_lib.WHEN:
     raise ValueError(base.suggest(when, ladder_lib.WHEN, what="time"))
-  asked = _Question(ladder, planner)
-  state = _note(state, change)
-  if state.pipelines:
-    decision = asked.handle_losses(state, change.lost, dead=change.lost)
+  asked = _Question(ladder, planner, change.zones)
+  layout = _note(layout, change)
+  if layout.pipelines:
+    decision = asked.handle_losses(layout, change.lost, dead=change.lost)
     if when == "boundary" and decision.is_immediate:
       decision = asked.hand_over(asked.improve(decision))
     return decision
   if when == "boundary" and planner:
-    return _start(state, planner)
-  return Decision("none", state, "no pipeline trains")
+    return asked.start(layout, planner)
+  return Decision("none", layout, "no pipeline trains")
 
 
-def _note(state: State, change: ladder_lib.Change) -> State:
+def _note(layout: Layout, change: ladder_lib.Change) -> Layout:
   return dataclasses.replace(
-      state,
+      layout,
       spares=(
-          *(n for n in state.spares if n not in change.lost),
+          *(n for n in layout.spares if n not in change.lost),
           *(n for n in change.joined if n not in change.lost),
       ),
-      leaving=(state.leaving | change.noticed) - change.lost,
-      zones={**state.zones, **change.zones} if change.zones else state.zones,
+      leaving=(layout.leaving | change.noticed) - change.lost,
   )
-
-
-def _start(state: State, planner: planner_lib.Planner) -> Decision:
-  for nodes in _candidates(state, dead=_NOBODY):
-    try:
-      pipelines = planner.fresh(nodes, state.zones)
-    except base.InfeasibleError as error:
-      reason = str(error)
-    else:
-      after = _with_pipelines(state, pipelines, dead=_NOBODY)
-      return Decision("checkpoint", after, "there are enough nodes")
-  return Decision("wait", state, reason)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Question:
   ladder: ladder_lib.Ladder
   planner: planner_lib.Planner | None
+  zones: Mapping[NodeId, str]
+
+  def start(self, layout: Layout, planner: planner_lib.Planner) -> Decision:
+    """Makes the first pipelines."""
+    for nodes in _candidates(layout, dead=_NOBODY):
+      try:
+        pipelines = planner.fresh(nodes, self.zones)
+      except base.InfeasibleError as error:
+        reason = str(error)
+      else:
+        after = _with_pipelines(layout, pipelines, dead=_NOBODY)
+        return Decision("checkpoint", after, "there are enough nodes")
+    return Decision("wait", layout, reason)
 
   def handle_losses(
-      self, state: State, lost: frozenset[NodeId], *, dead: frozenset[NodeId]
+      self, layout: Layout, lost: frozenset[NodeId], *, dead: frozenset[NodeId]
   ) -> Decision:
     """Takes the cheapest rung that gives all stages of `lost` nodes an owner.
 
     `dead` are the lost nodes whose state is gone; the others are leaving.
     """
-    pipelines, gone = list(state.pipelines), []
+    pipelines, gone = list(layout.pipelines), []
     hit = [i for i, p in enumerate(pipelines) if not lost.isdisjoint(p.nodes)]
     for i in hit:
       pipelines[i], stages = _lose(pipelines[i], lost, self.ladder)
       gone += [types.Place(i, stage) for stage in stages]
     if not hit:
-      return Decision("none", state, "no node that trains is lost")
+      return Decision("none", layout, "no node that trains is lost")
     if self.ladder.reroute in ("shares", "whole_shares"):
       # `_can_reroute` needs one.
       pipelines = [p for p in pipelines if p.nodes] or pipelines
-    after = dataclasses.replace(state, pipelines=tuple(pipelines))
+    after = dataclasses.replace(layout, pipelines=tuple(pipelines))
     if not gone:
       return Decision("shadow", after, "every lost stage has a live shadow")
     places = ", ".join(map(str, gone))
     if self._can_reroute(after.pipelines):
       reason = f"other pipelines have stages {places} too"
       return Decision("reroute", after, reason, gone=tuple(gone))
-    if self.ladder.drop and not all(p.vacant for p in pipelines):
+    if self.ladder.options.drop and not all(p.vacant for p in pipelines):
       reason = f"the others go on without the pipelines of {places}"
       return Decision("drop", after, reason, gone=tuple(gone))
-    made = self._make_new(state, dead=dead, places=places)
+    made = self._make_new(layout, dead=dead, places=places)
     return dataclasses.replace(made, gone=tuple(gone))
 
   def _can_reroute(self, pipelines: tuple[Pipeline, ...]) -> bool:
@@ -138,26 +141,26 @@ class _Question:
         for stage in pipeline.vacant
     )
 
-  def _make_new(self, state: State, *, dead: frozenset[NodeId], places: str) -> Decision:
+  def _make_new(self, layout: Layout, *, dead: frozenset[NodeId], places: str) -> Decision:
     """Makes new pipelines; without leaving nodes if no node is dead."""
-    ladder, planner = self.ladder, self.planner
-    has_copies = not moves.lost_layers(state.pipelines, {*state.nodes} - dead)
-    stopped = _with_pipelines(state, (), dead=dead)
-    for nodes in _candidates(state, dead=dead)[: 2 if dead else 1]:
+    options, planner = self.ladder.options, self.planner
+    has_copies = not moves.lost_layers(layout.pipelines, {*layout.live} - dead)
+    stopped = _with_pipelines(layout, (), dead=dead)
+    for nodes in _candidates(layout, dead=dead)[: 2 if dead else 1]:
       try:
-        if ladder.reconfigure and planner and has_copies:
-          pipelines = planner.adapt(state.pipelines, nodes)
-          after = _with_pipelines(state, pipelines, dead=dead)
+        if options.reconfigure and planner and has_copies:
+          pipelines = planner.adapt(layout.pipelines, nodes)
+          after = _with_pipelines(layout, pipelines, dead=dead)
           return Decision("reconfigure", after, f"{places} have copies elsewhere")
         reason = f"{places} have no {'owner' if has_copies else 'copy'}"
-        if not ladder.checkpoint:
+        if not options.checkpoint:
           return Decision("stop", stopped, reason)
-        pipelines = planner.fresh(nodes, state.zones) if planner else ()
-        after = _with_pipelines(state, pipelines, dead=dead)
+        pipelines = planner.fresh(nodes, self.zones) if planner else ()
+        after = _with_pipelines(layout, pipelines, dead=dead)
         return Decision("checkpoint", after, reason, rolls_back=True)
       except base.InfeasibleError as error:
         reason = str(error)
-    rung = "wait" if ladder.checkpoint else "stop"
+    rung = "wait" if options.checkpoint else "stop"
     return Decision(rung, stopped, reason, rolls_back=True)
 
   def improve(self, decision: Decision) -> Decision:
@@ -165,8 +168,8 @@ class _Question:
 
     New pipelines are made only if the time that they save exceeds the pause.
     """
-    before = decision.state
-    after, repairs = repair_lib.repair(before, shadow=self.ladder.shadow)
+    before = decision.layout
+    after, repairs = repair_lib.repair(before, has_replicas=self.ladder.has_replicas)
     if self.planner:
       better = self._heed_notice(after) or self._find_better(before, after)
       if better:
@@ -178,17 +181,17 @@ class _Question:
     return dataclasses.replace(
         decision,
         rung="repair" if decision.rung == "none" else decision.rung,
-        state=after,
+        layout=after,
         reason=_describe_repair(num_used, num_replicas),
         repairs=repairs,
     )
 
-  def _heed_notice(self, state: State) -> Decision | None:
+  def _heed_notice(self, layout: Layout) -> Decision | None:
     """Returns new pipelines for announced losses while all copies exist."""
     # No node would be left to move to.
-    if not state.leaving or state.leaving.issuperset(state.nodes):
+    if not layout.leaving or layout.leaving.issuperset(layout.live):
       return None
-    decision = self.handle_losses(state, state.leaving, dead=_NOBODY)
+    decision = self.handle_losses(layout, layout.leaving, dead=_NOBODY)
     if decision.rung not in ("reconfigure", "checkpoint"):
       return None
     return dataclasses.replace(decision, reason=f"notice: {decision.reason}", rolls_back=False)
@@ -199,39 +202,41 @@ class _Question:
     Returns `decision` unchanged if that would need a checkpoint or drop
     samples.
     """
-    state, leaving = decision.state, decision.state.leaving
-    if not self.ladder.hand_over or all(leaving.isdisjoint(p.nodes) for p in state.pipelines):
+    layout, leaving = decision.layout, decision.layout.leaving
+    is_trained = any(not leaving.isdisjoint(p.nodes) for p in layout.pipelines)
+    if not is_trained or not self.ladder.options.hand_over:
       return decision
     # As if they had died.
-    without = _note(state, ladder_lib.Change(lost=leaving))
+    without = _note(layout, ladder_lib.Change(lost=leaving))
     handed = self.handle_losses(without, leaving, dead=leaving)
     if handed.is_immediate:
       handed = self.improve(handed)
     if handed.rolls_back or handed.rung in ("drop", "stop"):
       return decision
     # Alive until the notice ends, so spares.
-    rest = (n for n in state.nodes if n in leaving)
+    rest = (n for n in layout.live if n in leaving)
     return dataclasses.replace(
         handed,
         reason=f"notice: {handed.reason}",
-        state=dataclasses.replace(
-            handed.state, spares=(*handed.state.spares, *rest), leaving=leaving
+        layout=dataclasses.replace(
+            handed.layout, spares=(*handed.layout.spares, *rest), leaving=leaving
         ),
     )
 
-  def _find_better(self, before: State, repaired: State) -> Decision | None:
+  def _find_better(self, before: Layout, repaired: Layout) -> Decision | None:
     """Returns new pipelines if they train more within the horizon."""
     assert self.planner is not None  # Else `improve` has returned.
     usable = _candidates(before, dead=_NOBODY)[0]
-    if not self.ladder.reconfigure and not self.ladder.checkpoint:
+    options = self.ladder.options
+    if not options.reconfigure and not options.checkpoint:
       return None
     try:
-      if self.ladder.reconfigure:
+      if options.reconfigure:
         rung = "reconfigure"
         pipelines = self.planner.adapt(before.pipelines, usable)
       else:
         rung = "checkpoint"
-        pipelines = self.planner.fresh(usable, before.zones)
+        pipelines = self.planner.fresh(usable, self.zones)
     except base.InfeasibleError:
       return None
     if pipelines == before.pipelines:
@@ -244,7 +249,7 @@ class _Question:
     return Decision(
         rung,
         _with_pipelines(before, pipelines, dead=_NOBODY),
-        f"{new:.1f} rather than {now:.1f} steps in the next " f"{self.ladder.horizon_secs:g} s",
+        f"{new:.1f} rather than {now:.1f} steps in the next {options.horizon_secs:g} s",
     )
 
   def _steps(self, rung: str, before: tuple[Pipeline, ...], after: tuple[Pipeline, ...]) -> float:
@@ -254,7 +259,7 @@ class _Question:
     pause_secs = 0.0
     if after != before:
       pause_secs = self.planner.times.pause_secs(rung, before, after)
-    left_secs = max(0.0, self.ladder.horizon_secs - pause_secs)
+    left_secs = max(0.0, self.ladder.options.horizon_secs - pause_secs)
     return left_secs / self.planner.times.step_secs(after)
 
 
@@ -266,7 +271,7 @@ def _lose(
   vacated = {s for s, owner in base.by_stage(roles.owners) if owner in lost}
   vacated -= pipeline.vacant  # A vacant stage still names its last owner.
   gone = tuple(sorted(vacated))
-  if ladder.shadow:
+  if ladder.has_replicas:
     try:
       after, _ = failover.fail_over(roles, {}, lost)
       return dataclasses.replace(pipeline, roles=after), ()
@@ -288,25 +293,25 @@ def _lose(
   )
 
 
-def _candidates(state: State, *, dead: frozenset[NodeId]) -> tuple[tuple[NodeId, ...], ...]:
+def _candidates(layout: Layout, *, dead: frozenset[NodeId]) -> tuple[tuple[NodeId, ...], ...]:
   """Returns sets of live nodes to make pipelines of, best first.
 
   The second one includes nodes under notice, the first only if none stay.
   """
-  alive = tuple(node for node in state.nodes if node not in dead)
-  usable = tuple(n for n in alive if n not in state.leaving) or alive
+  alive = tuple(node for node in layout.live if node not in dead)
+  usable = tuple(n for n in alive if n not in layout.leaving) or alive
   return (usable,) if usable == alive else (usable, alive)
 
 
 def _with_pipelines(
-    state: State, pipelines: tuple[Pipeline, ...], *, dead: frozenset[NodeId]
-) -> State:
-  """Returns `state` with `pipelines`; live nodes without a stage are spares."""
+    layout: Layout, pipelines: tuple[Pipeline, ...], *, dead: frozenset[NodeId]
+) -> Layout:
+  """Returns `layout` with `pipelines`; live nodes without a stage are spares."""
   training = {node for pipeline in pipelines for node in pipeline.nodes}
   return dataclasses.replace(
-      state,
+      layout,
       pipelines=pipelines,
-      spares=tuple(node for node in state.nodes if node not in training and node not in dead),
+      spares=tuple(node for node in layout.live if node not in training and node not in dead),
   )
 
 

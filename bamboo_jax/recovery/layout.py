@@ -74,12 +74,17 @@ class Layout:
       throughout a run.
     detours: For each share that does not pass through the owners of its
       pipeline only: the node that computes each segment.
+    spares: Live nodes without a stage, in the order of their use. A run takes them
+      from its view for each decision, and `leaving` too.
+    leaving: Live nodes whose preemption has been announced.
   """
 
   pipelines: tuple[pipelines_lib.Pipeline, ...] = ()
   shares: Shares = ()
   segments: tuple[int, ...] = ()
   detours: Mapping[base.ShareId, tuple[base.NodeId, ...]] = dataclasses.field(default_factory=dict)
+  spares: tuple[base.NodeId, ...] = ()
+  leaving: frozenset[base.NodeId] = frozenset()
 
   @functools.cached_property
   def roles(self) -> tuple[failover.Roles, ...]:
@@ -144,6 +149,11 @@ class Layout:
     return frozenset(node for p in self.pipelines for node in p.nodes)
 
   @property
+  def live(self) -> tuple[base.NodeId, ...]:
+    """All live nodes: pipeline by pipeline, then the spares."""
+    return (*(n for p in self.pipelines for n in p.nodes), *self.spares)
+
+  @property
   def owners(self) -> list[list[base.NodeId | None]]:
     """Owner of each stage, by pipeline; None for a vacant stage."""
     return [
@@ -206,6 +216,14 @@ class Layout:
         for r in self.roles
         for segment, node in (*base.by_stage(r.owners), *r.shadows.items())
     )
+
+  @property
+  def held(self) -> dict[base.NodeId, frozenset[base.StageId]]:
+    """The segments of `copies`, by node."""
+    found: dict[base.NodeId, set[base.StageId]] = {}
+    for node, segment in self.copies:
+      found.setdefault(node, set()).add(segment)
+    return {node: frozenset(segments) for node, segments in sorted(found.items())}
 
 
 class StepPlans:

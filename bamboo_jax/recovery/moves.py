@@ -7,9 +7,9 @@ layers or another pipeline. Each new pipeline follows at most one old one; these
 pairs are found first, by another assignment problem.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-import dataclasses
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import itertools
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,9 +25,8 @@ Layers = frozenset[int]
 _NONE: Layers = frozenset()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class LayerCopy:
-  """State of layers `first` to `last - 1` to copy from one node to another."""
+class StateCopy(NamedTuple):
+  """State of parts `first` to `last - 1` to copy from one node to another."""
 
   first: int
   last: int
@@ -66,36 +65,47 @@ def lost_layers(pipelines: Pipelines, nodes: Collection[base.NodeId]) -> tuple[i
 
 
 def plan_copies(
-    profile: cost_model.Profile, before: Pipelines, after: Pipelines, nodes: Collection[base.NodeId]
-) -> list[LayerCopy]:
-  """Returns the copies that `after` needs, by destination, then by layer.
+    held: Mapping[base.NodeId, Collection[int]],
+    needed: Mapping[base.NodeId, Collection[int]],
+    nodes: Collection[base.NodeId],
+    part_bytes: Sequence[int],
+) -> list[StateCopy]:
+  """Returns the copies of parts that nodes need but do not hold, by destination.
 
-  Live `nodes` are the sources. Consecutive layers with the same holders are one
-  copy, from the holder with the fewest bytes to send so far.
+  Parts are layers, or segments of a layout. Live `nodes` are the sources. Consecutive
+  parts with the same holders are one copy, from the holder with the fewest bytes to
+  send so far.
 
-  Raises `base.InfeasibleError` if no live node has a layer that must be copied.
+  Raises `base.InfeasibleError` if no live node has a part that must be copied.
   """
-  state_bytes = _state_bytes(profile)
-  held = held_layers(before)
   # Sorted, so that ties do not depend on the order of a set.
   sent_bytes = {node: 0 for node in sorted(nodes) if node in held}
-  holders: list[list[base.NodeId]] = [[] for _ in state_bytes]
+  holders: list[list[base.NodeId]] = [[] for _ in part_bytes]
   for node in sent_bytes:
-    for layer in held[node]:
-      holders[layer].append(node)
+    for part in held[node]:
+      holders[part].append(node)
   copies = []
-  for node, layers in sorted(held_layers(after).items()):
-    missing = sorted(layers - held.get(node, _NONE))
-    for first, last in _runs(missing, holders):
-      if not holders[first]:
-        raise base.InfeasibleError(
-            f"No live node has a copy of layer {profile.layers[first].name}."
-        )
-      num_bytes = sum(state_bytes[first:last])
-      source = min(holders[first], key=sent_bytes.__getitem__)
+  for node, parts in sorted(needed.items()):
+    missing = sorted({*parts}.difference(held.get(node, ())))
+    # Consecutive parts differ from their positions by one number.
+    alike = itertools.groupby(enumerate(missing), lambda p: (p[1] - p[0], holders[p[1]]))
+    for _, group in alike:
+      run = [part for _, part in group]
+      if not holders[run[0]]:
+        raise base.InfeasibleError(f"No live node has a copy of part {run[0]}.")
+      num_bytes = sum(part_bytes[run[0] : run[-1] + 1])
+      source = min(holders[run[0]], key=sent_bytes.__getitem__)
       sent_bytes[source] += num_bytes
-      copies.append(LayerCopy(first, last, source, node, num_bytes))
+      copies.append(StateCopy(run[0], run[-1] + 1, source, node, num_bytes))
   return copies
+
+
+def plan_layer_copies(
+    profile: cost_model.Profile, before: Pipelines, after: Pipelines, nodes: Collection[base.NodeId]
+) -> list[StateCopy]:
+  """Returns the copies of layers that `after` needs; see `plan_copies`."""
+  held, needed = held_layers(before), held_layers(after)
+  return plan_copies(held, needed, nodes, _state_bytes(profile))
 
 
 def copy_secs(
@@ -114,7 +124,7 @@ def copy_secs(
   if nodes is None:
     nodes = {node for p in (*before, *after) for node in p.nodes}
   busy_ms: dict[base.NodeId, float] = {}
-  for copy in plan_copies(profile, before, after, nodes):
+  for copy in plan_layer_copies(profile, before, after, nodes):
     copy_ms = profile.transfer_ms(copy.num_bytes)
     for node in (copy.source, copy.destination):  # A copy occupies both ends.
       busy_ms[node] = busy_ms.get(node, 0.0) + copy_ms
@@ -243,14 +253,3 @@ def _as_rows(layers: Sequence[Layers], num_layers: int) -> np.ndarray:
   for some, row in row_of.items():
     row[[*some]] = 1.0
   return np.array([row_of[some] for some in layers])
-
-
-def _runs(
-    layers: Sequence[int], holders: Sequence[Sequence[base.NodeId]]
-) -> Iterator[tuple[int, int]]:
-  """Yields first and last + 1 of consecutive layers with equal holders."""
-  start = 0
-  for i, layer in enumerate(layers, 1):
-    if i == len(layers) or layers[i] != layer + 1 or holders[layers[i]] != holders[layer]:
-      yield layers[start], layer + 1
-      start = i

@@ -7,41 +7,35 @@ a live node.
 
 from collections.abc import Mapping, Sequence
 import dataclasses
-from typing import NamedTuple
 
 from bamboo_jax import base
 from bamboo_jax.plan import pipelines as pipelines_lib
-from bamboo_jax.recovery import ladder as ladder_lib
+from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.schedule import failover
 
 Pipeline = pipelines_lib.Pipeline
 
 
-class Repaired(NamedTuple):
-  """The state after repairs, and the repairs by index of the pipeline."""
+def repair(
+    layout: layout_lib.Layout, *, has_replicas: bool
+) -> tuple[layout_lib.Layout, dict[int, failover.Repair]]:
+  """Gives places to spares, and makes replicas; also returns the repairs by pipeline.
 
-  state: ladder_lib.State
-  repairs: dict[int, failover.Repair]
-
-
-def repair(state: ladder_lib.State, *, shadow: bool) -> Repaired:
-  """Gives places to spares, and makes replicas.
-
-  With `shadow` stages have replicas, so that a node may own several.
+  Where stages have replicas, a node may own several.
   """
-  pipelines, repairs = list(state.pipelines), {}
-  spares = [node for node in state.spares if node not in state.leaving]
+  pipelines, repairs = list(layout.pipelines), {}
+  spares = [node for node in layout.spares if node not in layout.leaving]
   for i, pipeline in enumerate(pipelines):
     places = [
         s
         for s, owner in base.by_stage(pipeline.roles.owners)
-        if (s in pipeline.vacant or owner in state.leaving)
+        if (s in pipeline.vacant or owner in layout.leaving)
         and find_owner(pipelines, i, s) is not None  # A source of the state.
     ]
     takers = dict(zip(places, spares, strict=False))  # Either may be fewer.
     filled = _fill(pipeline, takers)
     done = failover.Repair(filled.roles, (*takers.values(),), 0)
-    if shadow and not filled.vacant:
+    if has_replicas and not filled.vacant:
       # Without those that `takers` has.
       more = failover.repair(filled.roles, spares[len(takers) :])
       done = dataclasses.replace(more, used=(*done.used, *more.used))
@@ -50,18 +44,18 @@ def repair(state: ladder_lib.State, *, shadow: bool) -> Repaired:
       repairs[i] = done
       spares = spares[len(done.used) :]
   if not repairs:
-    return Repaired(state, repairs)
+    return layout, repairs
   taken = {node for done in repairs.values() for node in done.used}
   owners = {node for pipeline in pipelines for node in pipeline.nodes}
   relieved = [  # Alive until they are preempted.
-      node for pipeline in state.pipelines for node in pipeline.nodes if node not in owners
+      node for pipeline in layout.pipelines for node in pipeline.nodes if node not in owners
   ]
   after = dataclasses.replace(
-      state,
+      layout,
       pipelines=tuple(pipelines),
-      spares=(*(n for n in state.spares if n not in taken), *relieved),
+      spares=(*(n for n in layout.spares if n not in taken), *relieved),
   )
-  return Repaired(after, repairs)
+  return after, repairs
 
 
 def _fill(pipeline: Pipeline, takers: Mapping[base.StageId, base.NodeId]) -> Pipeline:

@@ -191,7 +191,7 @@ class TemplateShapes:
   ) -> tuple[float, int, int]:
     """Returns the key to minimise: step time in ms, bytes and nodes moved."""
     predictor = self.coverer.predictor
-    copies = moves.plan_copies(predictor.profile, before, after, nodes)
+    copies = moves.plan_layer_copies(predictor.profile, before, after, nodes)
     return (
         predictor.predict(after).total_ms,
         sum(copy.num_bytes for copy in copies),

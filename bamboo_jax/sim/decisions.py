@@ -12,17 +12,22 @@ import functools
 from typing import Any, NamedTuple
 
 from bamboo_jax import base
-from bamboo_jax.recovery import decide, ladder as ladder_lib, planner as planner_lib
+from bamboo_jax.recovery import (
+    decide,
+    ladder as ladder_lib,
+    layout as layout_lib,
+    planner as planner_lib,
+)
 from bamboo_jax.sim import times as times_lib
 
 Planner = planner_lib.Planner
-State = ladder_lib.State
+Layout = layout_lib.Layout
 Change = ladder_lib.Change
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Places:
-  """A state, without zones, whose nodes are numbered by their places.
+  """A layout whose nodes are numbered by their places.
 
   Attributes:
     num_owners: Places below this one are of pipelines, the rest of spares. The
@@ -30,7 +35,7 @@ class Places:
     num_training: Nodes that have a stage.
   """
 
-  state: State
+  layout: Layout
   num_places: int
   num_owners: int
   num_training: int
@@ -39,7 +44,7 @@ class Places:
   @functools.cached_property
   def cost(self) -> times_lib.StepCost:
     """The cost of a step; there must be pipelines."""
-    return self.times.cost(self.state.pipelines)
+    return self.times.cost(self.layout.pipelines)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +86,7 @@ class Decider:
     self.times = times
     self._places: dict[tuple[Any, ...], Places] = {}
     self._answers: dict[tuple[Any, ...], PlacedDecision] = {}
-    self.empty, _ = self._find_places(State(()))
+    self.empty, _ = self._find_places(Layout())
 
   def answer(
       self,
@@ -105,23 +110,22 @@ class Decider:
       if len(self._answers) >= self.MAX_ANSWERS:
         self._answers.clear()
         self._places.clear()
-      answer = self._answers[key] = self._ask(places.state, change, when)
+      answer = self._answers[key] = self._ask(places.layout, change, when)
     if answer.decision.rung == "checkpoint" and self.planner.heeds_zones:
-      if not (places.state.leaving or change.noticed):
+      if not (places.layout.leaving or change.noticed):
         return self._heed_zones(answer, find_zones())
-      state = dataclasses.replace(places.state, zones=find_zones())
-      return self._ask(state, change, when)
+      return self._ask(places.layout, dataclasses.replace(change, zones=find_zones()), when)
     return answer
 
   def disband(self, places: Places) -> Numbered:
     """Returns places without pipelines, where all nodes are spares."""
-    state = places.state
-    return self._find_places(State((), spares=state.nodes, leaving=state.leaving))
+    before = places.layout
+    return self._find_places(Layout(spares=before.live, leaving=before.leaving))
 
-  def _ask(self, state: State, change: Change, when: str) -> PlacedDecision:
-    decision = decide.decide(state, change, ladder=self.ladder, planner=self.planner, when=when)
-    delay = self.times.delay(decision, state.pipelines, when=when)
-    return PlacedDecision(decision, *self._find_places(decision.state), delay)
+  def _ask(self, layout: Layout, change: Change, when: str) -> PlacedDecision:
+    decision = decide.decide(layout, change, ladder=self.ladder, planner=self.planner, when=when)
+    delay = self.times.delay(decision, layout.pipelines, when=when)
+    return PlacedDecision(decision, *self._find_places(decision.layout), delay)
 
   def _heed_zones(self, answer: PlacedDecision, zones: Mapping[base.NodeId, str]) -> PlacedDecision:
     """Assigns the places of new pipelines to nodes by their zones."""
@@ -130,19 +134,19 @@ class Decider:
     spares = sorted({*nodes}.difference(owners))
     return dataclasses.replace(answer, numbers=(*owners, *spares))
 
-  def _find_places(self, state: State) -> Numbered:
-    owners = {n: None for p in state.pipelines for n in p.roles.owners}
+  def _find_places(self, layout: Layout) -> Numbered:
+    owners = {n: None for p in layout.pipelines for n in p.roles.owners}
     # A node that has handed a stage over is a spare, in a vacant place.
-    numbers = tuple({**owners, **dict.fromkeys(state.spares)})
+    numbers = tuple({**owners, **dict.fromkeys(layout.spares)})
     number = {node: i for i, node in base.by_node(numbers)}
-    leaving = frozenset(number[n] for n in state.leaving if n in number)
-    shapes = tuple(p.shape for p in state.pipelines)
-    spares = tuple(number[n] for n in state.spares)
+    leaving = frozenset(number[n] for n in layout.leaving if n in number)
+    shapes = tuple(p.shape for p in layout.pipelines)
+    spares = tuple(number[n] for n in layout.spares)
     key = shapes, spares, leaving
     if key not in self._places:
-      pipelines = tuple(p.renumbered(number) for p in state.pipelines)
+      pipelines = tuple(p.renumbered(number) for p in layout.pipelines)
       self._places[key] = Places(
-          state=State(pipelines, spares=spares, leaving=leaving),
+          layout=Layout(pipelines, spares=spares, leaving=leaving),
           num_places=len(numbers),
           num_owners=len(owners),
           num_training=sum(len(p.nodes) for p in pipelines),

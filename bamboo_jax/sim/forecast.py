@@ -56,7 +56,7 @@ def expected_samples_per_sec(
     return 0.0
   mean = sum(n * t for n, t in trains.items()) / sum(trains.values())
   usual = starts[min(trains, key=lambda n: abs(n - mean))]
-  victims = usual.state.pipelines[0].nodes  # The other pipelines are similar.
+  victims = usual.layout.pipelines[0].nodes  # The other pipelines are similar.
   lost_secs = [_secs_per_loss(policy, usual, node) for node in victims]
   rate_per_sec = losses_per_node_hour / 3600 * usual.num_training
   # Losses occur while nodes train; during a pause another costs little more.

@@ -130,7 +130,7 @@ class _Run:
     self._policy = policy
     self._end_secs = trace.duration_ms / 1e3
     self._ledger = ledger_lib.Ledger(price, market=policy.market)
-    saves = policy.durations if policy.decider.ladder.checkpoint else None
+    saves = policy.durations if policy.decider.ladder.options.checkpoint else None
     self._books = books_lib.Books(self._ledger, saves=saves)
     self._places = policy.decider.empty
     self._roster = roster_lib.NodeRoster()
@@ -281,7 +281,7 @@ class _Run:
     rate = 0.0
     if self._mode == "run":
       rate = self._places.cost.num_samples / self._places.cost.secs
-    pipelines = self._places.state.pipelines
+    pipelines = self._places.layout.pipelines
     self._moments.append(
         Moment(
             secs=now,

@@ -10,7 +10,7 @@ import functools
 import itertools
 import math
 
-from bamboo_jax import base
+from bamboo_jax import base, config
 from bamboo_jax.plan import (
     cost_model,
     memory as memory_lib,
@@ -208,9 +208,8 @@ class _Maker:
     if not has_replicas:
       redundant = rows_lib.Redundancy("none")
     num_stages = math.ceil(workload.num_stages * settings.overprovision)
-    ladder = ladder_lib.Ladder(
-        shadow=has_replicas,
-        reroute=settings.reroute if "reroute" in settings.rungs else "none",
+    options = config.RecoverySection(
+        reroute="reroute" in settings.rungs,
         drop="drop" in settings.rungs,
         reconfigure="reconfigure" in settings.rungs,
         checkpoint="checkpoint" in settings.rungs,
@@ -218,6 +217,7 @@ class _Maker:
         hand_over=settings.hand_over,
         horizon_secs=settings.horizon_secs,
     )
+    ladder = ladder_lib.Ladder(options, has_replicas, settings.reroute)
     profile = None
     if isinstance(workload.costs, speed_lib.Table):
       shapes = shapes_lib.Even(num_stages, has_replicas)
@@ -232,11 +232,11 @@ class _Maker:
       profile = workload.costs
       speed = self._make_speed(profile, redundant, ladder.reroute)
       shapes = self._shapes(speed, num_stages)
-    times = times_lib.PipelineTimes(speed, self.durations, drops=ladder.drop, profile=profile)
+    times = times_lib.PipelineTimes(speed, self.durations, drops=options.drop, profile=profile)
     placer = placement_lib.Placer(
         settings.placement, has_replicas=has_replicas, seed=seed, max_tries=_MAX_TRIES
     )
-    planner = planner_lib.Planner(shapes, placer, times, fold=ladder.fold)
+    planner = planner_lib.Planner(shapes, placer, times, fold=options.fold)
     return loop.Policy(
         name=name,
         decider=decisions.Decider(ladder, planner, times),

@@ -155,7 +155,7 @@ class PipelineTimes:
 
     `before` are the pipelines that trained until then.
     """
-    rung, after = decision.rung, decision.state.pipelines
+    rung, after = decision.rung, decision.layout.pipelines
     if rung in ("none", "wait", "stop"):
       return Delay()
     if rung == "checkpoint":
@@ -165,7 +165,7 @@ class PipelineTimes:
       if when == "boundary" or rung == "drop":
         return Delay()
       return self._speed.finish(rung, before, after)
-    copy_secs = self._copy_secs(before, after, decision.state.nodes)
+    copy_secs = self._copy_secs(before, after, decision.layout.live)
     return Delay(self._fixed_secs(rung) + copy_secs)
 
   def _fixed_secs(self, rung: str) -> float:

@@ -229,11 +229,11 @@ class RunState:
     seen = cohort.gather("waiting", cohort.newest.number)
     cohort.adopt(min(seen.values()))
 
-  def plan(self, alive: Collection[base.NodeId]) -> assignment.LayoutChange:
+  def plan(self, alive: Collection[base.NodeId]) -> assignment.Decision:
     """Returns the change between two steps if nodes `alive` were members."""
     return self._plan(self.cohort.newest, {*alive, *self.layout.nodes})
 
-  def _plan(self, view: views.View, nodes: Collection[base.NodeId]) -> assignment.LayoutChange:
+  def _plan(self, view: views.View, nodes: Collection[base.NodeId]) -> assignment.Decision:
     zones = cohort_lib.zones_of(view)
     return self.rules.improve(self.layout, nodes, zones=zones, leaving=view.leaving)
 
@@ -247,7 +247,7 @@ class RunState:
         self.layout, view.numbers, zones=cohort_lib.zones_of(view), leaving=view.leaving
     )
 
-  def improve(self, begin: Callable[[assignment.LayoutChange], None]) -> bool:
+  def improve(self, begin: Callable[[assignment.Decision], None]) -> bool:
     """Makes the change that is due between two steps; False if there is none.
 
     Calls `begin` with the change first. Raises as `carry_out`.
@@ -265,7 +265,7 @@ class RunState:
     return True
 
   def carry_out(
-      self, change: assignment.LayoutChange, *, restored: base.StepId = base.StepId(0)  # noqa: B008
+      self, change: assignment.Decision, *, restored: base.StepId = base.StepId(0)  # noqa: B008
   ) -> None:
     """Changes the layout on all members, in two phases; blocks.
 

@@ -6,28 +6,29 @@ from hypothesis import strategies as st
 
 from bamboo_jax import base
 from bamboo_jax.plan import partition as partition_lib, pipelines as pipelines_lib
-from bamboo_jax.recovery import decide as recovery, ladder as ladder_lib
+from bamboo_jax.recovery import decide as recovery, ladder as ladder_lib, layout as layout_lib
 from bamboo_jax.schedule import failover
+from tests import layouts
 
 _NUM_STAGES = 4
 _PARTITION = partition_lib.Partition(tuple(range(_NUM_STAGES + 1)))
 
 _RUNGS = {
     "bamboo": dict(reroute="none"),
-    "oobleck": dict(shadow=False, reroute="none"),
-    "recycle": dict(shadow=False, reconfigure=False, reroute="stage"),
-    "varuna": dict(shadow=False, reroute="none", reconfigure=False),
-    "drop": dict(shadow=False, reroute="none", reconfigure=False, drop=True),
+    "oobleck": dict(has_replicas=False, reroute="none"),
+    "recycle": dict(has_replicas=False, reconfigure=False, reroute="stage"),
+    "varuna": dict(has_replicas=False, reroute="none", reconfigure=False),
+    "drop": dict(has_replicas=False, reroute="none", reconfigure=False, drop=True),
     "full": dict(reroute="stage"),
     "cluster": {},
     "programs": dict(reroute="whole_shares"),
-    "nothing": dict(shadow=False, reroute="none", reconfigure=False, checkpoint=False),
+    "nothing": dict(has_replicas=False, reroute="none", reconfigure=False, checkpoint=False),
 }
 _SYSTEMS = ("bamboo", "oobleck", "recycle", "varuna", "drop")
 
 
 def make_ladder(name, **changes):
-  return ladder_lib.Ladder(**(_RUNGS[name] | changes))
+  return layouts.make_ladder(**(_RUNGS[name] | changes))
 
 
 def make_pipeline(owners, *, replicas):
@@ -66,27 +67,27 @@ class FakePlanner:
     return costs.get(rung, 60.0)
 
 
-def make_state(name, num_pipelines=2, spares=()):
-  replicas = make_ladder(name).shadow
+def make_layout(name, num_pipelines=2, spares=()):
+  replicas = make_ladder(name).has_replicas
   num_nodes = num_pipelines * _NUM_STAGES
-  return ladder_lib.State(
+  return layout_lib.Layout(
       FakePlanner(replicas=replicas).fresh(tuple(range(num_nodes)), {}), spares=tuple(spares)
   )
 
 
-def decide(name, state, *, when="step", lost=(), joined=(), noticed=()):
+def decide(name, layout, *, when="step", lost=(), joined=(), noticed=()):
   ladder = make_ladder(name)
   return recovery.decide(
-      state,
+      layout,
       ladder_lib.Change(frozenset(lost), tuple(joined), frozenset(noticed)),
       ladder=ladder,
-      planner=FakePlanner(replicas=ladder.shadow),
+      planner=FakePlanner(replicas=ladder.has_replicas),
       when=when,
   )
 
 
-def owners_of(state):
-  return [p.roles.owners for p in state.pipelines]
+def owners_of(layout):
+  return [p.roles.owners for p in layout.pipelines]
 
 
 class LossTest(parameterized.TestCase):
@@ -108,7 +109,7 @@ class LossTest(parameterized.TestCase):
     spares = range(8, 14)
     got = {}
     for name in expected:
-      decision = decide(name, make_state(name, spares=spares), lost=lost)
+      decision = decide(name, make_layout(name, spares=spares), lost=lost)
       got[name] = decision.rung
       self.assertEqual(decision.rolls_back, decision.rung == "checkpoint")
       self.assertTrue(decision.reason)
@@ -120,34 +121,34 @@ class LossTest(parameterized.TestCase):
       ("nothing_is_switched_on", "nothing", 2, [0], "stop"),
   )
   def test_no_rung(self, name, num_pipelines, lost, rung):
-    decision = decide(name, make_state(name, num_pipelines), lost=lost)
+    decision = decide(name, make_layout(name, num_pipelines), lost=lost)
     self.assertEqual(decision.rung, rung)
-    self.assertEqual(decision.state.pipelines, ())
+    self.assertEqual(decision.layout.pipelines, ())
     live = {*range(4 * num_pipelines)} - {*lost}
-    self.assertEqual({*decision.state.spares}, live)
+    self.assertEqual({*decision.layout.spares}, live)
 
   def test_shadow_owns_the_stage(self):
-    decision = decide("bamboo", make_state("bamboo"), lost=[2, 4])
-    self.assertEqual(owners_of(decision.state), [(0, 1, 1, 3), (7, 5, 6, 7)])
+    decision = decide("bamboo", make_layout("bamboo"), lost=[2, 4])
+    self.assertEqual(owners_of(decision.layout), [(0, 1, 1, 3), (7, 5, 6, 7)])
     self.assertEqual(decision.gone, ())
 
   def test_peers_compute_until_a_spare_comes(self):
-    first = decide("recycle", make_state("recycle"), lost=[2])
+    first = decide("recycle", make_layout("recycle"), lost=[2])
     self.assertEqual(first.gone, ((0, 2),))
-    self.assertEqual(first.state.pipelines[0].vacant, {2})
-    self.assertEqual(first.state.pipelines[0].nodes, (0, 1, 3))
-    second = decide("recycle", first.state, joined=[9], when="boundary")
+    self.assertEqual(first.layout.pipelines[0].vacant, {2})
+    self.assertEqual(first.layout.pipelines[0].nodes, (0, 1, 3))
+    second = decide("recycle", first.layout, joined=[9], when="boundary")
     self.assertEqual(second.rung, "repair")
     self.assertEqual(second.reason, "1 spare takes a place")
-    self.assertEqual(owners_of(second.state), [(0, 1, 9, 3), (4, 5, 6, 7)])
+    self.assertEqual(owners_of(second.layout), [(0, 1, 9, 3), (4, 5, 6, 7)])
     self.assertEqual(second.repairs[0].used, (9,))
 
   def test_the_last_peer(self):
-    state = decide("recycle", make_state("recycle"), lost=[2]).state
-    self.assertEqual(decide("recycle", state, lost=[7]).rung, "reroute")
-    decision = decide("recycle", state, lost=[6])
+    layout = decide("recycle", make_layout("recycle"), lost=[2]).layout
+    self.assertEqual(decide("recycle", layout, lost=[7]).rung, "reroute")
+    decision = decide("recycle", layout, lost=[6])
     self.assertEqual(decision.rung, "checkpoint")
-    self.assertEqual(owners_of(decision.state), [(0, 1, 3, 4)])
+    self.assertEqual(owners_of(decision.layout), [(0, 1, 3, 4)])
 
   @parameterized.named_parameters(
       # Two pipelines and a spare; rungs by share and whole share, live nodes.
@@ -160,37 +161,37 @@ class LossTest(parameterized.TestCase):
   def test_others_compute_for_a_pipeline(self, lost, rungs, nodes):
     pairs = zip(("cluster", "programs"), rungs.split(), strict=True)
     for name, rung in pairs:
-      decision = decide(name, make_state(name, spares=[8]), lost=lost)
+      decision = decide(name, make_layout(name, spares=[8]), lost=lost)
       self.assertEqual(decision.rung, rung)
-      self.assertEqual(decision.state.spares, (8,))
+      self.assertEqual(decision.layout.spares, (8,))
       if rung == "reroute":
-        state = decision.state
-        self.assertEqual([p.nodes for p in state.pipelines], nodes)
+        layout = decision.layout
+        self.assertEqual([p.nodes for p in layout.pipelines], nodes)
       # Node 0 has stage 1 too, if it lives.
       self.assertEqual(str(decision.gone[0]), "0/0" if 0 in lost else "0/2")
 
   def test_without_a_planner(self):
-    state = make_state("bamboo")
+    layout = make_layout("bamboo")
     for lost, rung in (([2], "shadow"), ([1, 2], "checkpoint")):
       decision = recovery.decide(
-          state, ladder_lib.Change(frozenset(lost)), ladder=make_ladder("bamboo")
+          layout, ladder_lib.Change(frozenset(lost)), ladder=make_ladder("bamboo")
       )
       self.assertEqual(decision.rung, rung)
     self.assertEqual(decision.gone, ((0, 2),))
-    self.assertEqual(decision.state.pipelines, ())
+    self.assertEqual(decision.layout.pipelines, ())
 
 
 class BoundaryTest(parameterized.TestCase):
 
   def test_spares_take_places(self):
-    state = make_state("bamboo", spares=[8])
-    state = decide("bamboo", state, lost=[2, 4]).state
-    decision = decide("bamboo", state, when="boundary", joined=[9])
+    layout = make_layout("bamboo", spares=[8])
+    layout = decide("bamboo", layout, lost=[2, 4]).layout
+    decision = decide("bamboo", layout, when="boundary", joined=[9])
     self.assertEqual(decision.rung, "repair")
     self.assertStartsWith(decision.reason, "2 spares take places, ")
-    self.assertEqual(owners_of(decision.state), [(0, 1, 8, 3), (9, 5, 6, 7)])
-    self.assertEqual(decision.state.spares, ())
-    self.assertLen(decision.state.pipelines[0].roles.shadows, 4)
+    self.assertEqual(owners_of(decision.layout), [(0, 1, 8, 3), (9, 5, 6, 7)])
+    self.assertEqual(decision.layout.spares, ())
+    self.assertLen(decision.layout.pipelines[0].roles.shadows, 4)
 
   @parameterized.named_parameters(
       # Of three pipelines one is slow, two fast ones are not worth it.
@@ -201,18 +202,18 @@ class BoundaryTest(parameterized.TestCase):
       ("not_enough_for_one", 1, [], [10, 11, 12], "none"),
   )
   def test_new_pipelines_if_they_pay(self, num_pipelines, lost, joined, rung):
-    state = make_state("bamboo", num_pipelines)
-    state = decide("bamboo", state, lost=lost).state
-    decision = decide("bamboo", state, when="boundary", joined=joined)
+    layout = make_layout("bamboo", num_pipelines)
+    layout = decide("bamboo", layout, lost=lost).layout
+    decision = decide("bamboo", layout, when="boundary", joined=joined)
     self.assertEqual(decision.rung, rung)
     self.assertFalse(decision.rolls_back)
 
   def test_a_pause_must_pay_within_the_horizon(self):
-    state = make_state("bamboo", 1)
+    layout = make_layout("bamboo", 1)
     change = ladder_lib.Change(joined=(10, 11, 12, 13))
     rungs = [
         recovery.decide(
-            state,
+            layout,
             change,
             ladder=make_ladder("bamboo", horizon_secs=600.0),
             planner=FakePlanner(reconfigure_secs=secs),
@@ -229,14 +230,14 @@ class BoundaryTest(parameterized.TestCase):
         return tuple(pipelines)
 
     ladder = make_ladder("bamboo")
-    lost = decide("bamboo", make_state("bamboo", 1), lost=[2])
-    self.assertNotIn(2, lost.state.pipelines[0].roles.shadows)
+    lost = decide("bamboo", make_layout("bamboo", 1), lost=[2])
+    self.assertNotIn(2, lost.layout.pipelines[0].roles.shadows)
     # Copying takes a second, in which training without replicas gains more.
     decision = recovery.decide(
-        lost.state, ladder_lib.NOTHING, ladder=ladder, planner=KeepingPlanner(), when="boundary"
+        lost.layout, ladder_lib.NOTHING, ladder=ladder, planner=KeepingPlanner(), when="boundary"
     )
     self.assertEqual(decision.rung, "repair")
-    (pipeline,) = decision.state.pipelines
+    (pipeline,) = decision.layout.pipelines
     self.assertRegex(decision.reason, r"^\d+ replicas are made$")
     self.assertCountEqual(pipeline.roles.shadows, range(_NUM_STAGES))
 
@@ -251,27 +252,27 @@ class BoundaryTest(parameterized.TestCase):
       ("too_few", "varuna", [], [0, 1, 2, 3, 4], "none", (0, 1, 2, 3)),
   )
   def test_notice(self, name, spares, noticed, rung, first):
-    state = make_state(name, spares=spares)
-    decision = decide(name, state, noticed=noticed, when="boundary")
+    layout = make_layout(name, spares=spares)
+    decision = decide(name, layout, noticed=noticed, when="boundary")
     self.assertEqual(decision.rung, rung)
     self.assertFalse(decision.rolls_back)
-    self.assertEqual(owners_of(decision.state)[0], first)
+    self.assertEqual(owners_of(decision.layout)[0], first)
 
   def test_without_handing_over_nodes_stay_until_they_are_gone(self):
-    state = make_state("bamboo")
+    layout = make_layout("bamboo")
     change = ladder_lib.Change(noticed=frozenset({2}))
     for hand_over, rung in ((True, "shadow"), (False, "none")):
       decision = recovery.decide(
-          state,
+          layout,
           change,
           ladder=make_ladder("bamboo", hand_over=hand_over),
           planner=FakePlanner(),
           when="boundary",
       )
       self.assertEqual(decision.rung, rung)
-      self.assertEqual(decision.state.leaving, {2})
-      self.assertEqual(2 in decision.state.spares, hand_over)
-      self.assertCountEqual(decision.state.nodes, range(8))
+      self.assertEqual(decision.layout.leaving, {2})
+      self.assertEqual(2 in decision.layout.spares, hand_over)
+      self.assertCountEqual(decision.layout.live, range(8))
 
   @parameterized.named_parameters(
       ("a_spare", [8, 9], [2, 8], "checkpoint", (0, 1, 3, 9)),
@@ -280,40 +281,40 @@ class BoundaryTest(parameterized.TestCase):
       ("all_leave", [8], [0, 1, 3, 8], "checkpoint", (0, 1, 3, 8)),
   )
   def test_notice_in_mid_step(self, spares, noticed, rung, first):
-    state = make_state("oobleck", 1, spares)
-    decision = decide("oobleck", state, lost=[2], noticed=noticed)
+    layout = make_layout("oobleck", 1, spares)
+    decision = decide("oobleck", layout, lost=[2], noticed=noticed)
     self.assertEqual(decision.rung, rung)
-    owners = owners_of(decision.state)
+    owners = owners_of(decision.layout)
     self.assertEqual(owners[0] if owners else None, first)
 
   @parameterized.parameters(([3], (0, 1, 2, 4)), ([0, 3], (0, 1, 2, 3)))
   def test_start_with_nodes_that_leave(self, noticed, first):
     """They get places if there are no others."""
-    state = ladder_lib.State((), spares=(0, 1, 2, 3, 4))
-    decision = decide("varuna", state, when="boundary", noticed=noticed)
+    layout = layout_lib.Layout(spares=(0, 1, 2, 3, 4))
+    decision = decide("varuna", layout, when="boundary", noticed=noticed)
     self.assertEqual(decision.rung, "checkpoint")
-    self.assertEqual(owners_of(decision.state), [first])
+    self.assertEqual(owners_of(decision.layout), [first])
 
   def test_start(self):
-    state = ladder_lib.State((), spares=tuple(range(3)))
-    waiting = decide("varuna", state, when="boundary")
+    layout = layout_lib.Layout(spares=tuple(range(3)))
+    waiting = decide("varuna", layout, when="boundary")
     self.assertEqual(waiting.rung, "wait")
-    started = decide("varuna", waiting.state, when="boundary", joined=[7, 5])
+    started = decide("varuna", waiting.layout, when="boundary", joined=[7, 5])
     self.assertEqual(started.rung, "checkpoint")
     self.assertFalse(started.rolls_back)
-    self.assertEqual(owners_of(started.state), [(0, 1, 2, 7)])
-    self.assertEqual(started.state.spares, (5,))
+    self.assertEqual(owners_of(started.layout), [(0, 1, 2, 7)])
+    self.assertEqual(started.layout.spares, (5,))
 
   def test_planned_restart_loses_no_step(self):
-    state = make_state("varuna", 1)
-    decision = decide("varuna", state, when="boundary", joined=range(10, 14))
+    layout = make_layout("varuna", 1)
+    decision = decide("varuna", layout, when="boundary", joined=range(10, 14))
     self.assertEqual(decision.rung, "checkpoint")
     self.assertFalse(decision.rolls_back)
-    self.assertLen(decision.state.pipelines, 2)
+    self.assertLen(decision.layout.pipelines, 2)
 
   def test_when(self):
     with self.assertRaisesRegex(ValueError, "Unknown time 'now'"):
-      decide("full", make_state("full"), when="now")
+      decide("full", make_layout("full"), when="now")
 
 
 _NODES = st.integers(0, 15)
@@ -334,27 +335,27 @@ class PropertyTest(parameterized.TestCase):
     @hypothesis.settings(max_examples=40, deadline=None, derandomize=True)
     @hypothesis.given(_EVENTS)
     def check(events):
-      state = make_state(name, spares=[8])
+      layout = make_layout(name, spares=[8])
       live = {*range(9)}
       for kind, nodes, when in events:
         nodes = nodes - live if kind == "joined" else nodes & live
         live = live | nodes if kind == "joined" else live
         live = live - nodes if kind == "lost" else live
         change = {kind: sorted(nodes)}
-        decision = decide(name, state, when=when, **change)
-        self.assertEqual(decision, decide(name, state, when=when, **change), "not pure")
-        state = decision.state
-        self.check_state(name, state, live)
+        decision = decide(name, layout, when=when, **change)
+        self.assertEqual(decision, decide(name, layout, when=when, **change), "not pure")
+        layout = decision.layout
+        self.check_layout(name, layout, live)
 
     check()
 
-  def check_state(self, name, state, live):
-    nodes = state.nodes
+  def check_layout(self, name, layout, live):
+    nodes = layout.live
     self.assertLen({*nodes}, len(nodes), msg="a node is in two places")
     self.assertLessEqual({*nodes}, live)
-    self.assertLessEqual(live - {*nodes}, state.leaving)
+    self.assertLessEqual(live - {*nodes}, layout.leaving)
     ladder = make_ladder(name)
-    for pipeline in state.pipelines:
+    for pipeline in layout.pipelines:
       self.assertLessEqual({*pipeline.roles.shadows.values()}, live)
       self.assertLess(len(pipeline.vacant), _NUM_STAGES + 1)
-      self.assertTrue(ladder.reroute != "none" or ladder.drop or not pipeline.vacant)
+      self.assertTrue(ladder.reroute != "none" or ladder.options.drop or not pipeline.vacant)

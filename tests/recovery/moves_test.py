@@ -49,11 +49,11 @@ class MoveTest(parameterized.TestCase):
     after = _pipelines([_ONE, _TWO], [3, 0, 2])
     given = (_profile((1, 2, 3, 4)), before, after, {0, 2, 3, 5})
     self.assertEqual(
-        moves.plan_copies(*given),
+        moves.plan_layer_copies(*given),
         [
-            moves.LayerCopy(0, 1, source=0, destination=3, num_bytes=1024),
-            moves.LayerCopy(1, 2, source=5, destination=3, num_bytes=2048),
-            moves.LayerCopy(2, 4, source=2, destination=3, num_bytes=7168),
+            moves.StateCopy(0, 1, source=0, destination=3, num_bytes=1024),
+            moves.StateCopy(1, 2, source=5, destination=3, num_bytes=2048),
+            moves.StateCopy(2, 4, source=2, destination=3, num_bytes=7168),
         ],
     )
     self.assertEqual(moves.count_moved(before, after), 2)
@@ -61,8 +61,8 @@ class MoveTest(parameterized.TestCase):
 
   def test_refuses_what_nobody_has(self):
     before = _pipelines([_TWO], [0, 1])
-    with self.assertRaisesRegex(base.InfeasibleError, "No live node has a copy of layer layer_2"):
-      moves.plan_copies(_profile(), before, _pipelines([_ONE], [0]), [0])
+    with self.assertRaisesRegex(base.InfeasibleError, "No live node has a copy of part 2"):
+      moves.plan_layer_copies(_profile(), before, _pipelines([_ONE], [0]), [0])
 
   @hypothesis.settings(deadline=None, max_examples=20, derandomize=True)
   @hypothesis.given(
@@ -81,7 +81,7 @@ class MoveTest(parameterized.TestCase):
     hypothesis.assume(not moves.lost_layers(before, nodes))
 
     def cost(after):
-      copies = moves.plan_copies(profile, before, after, nodes)
+      copies = moves.plan_layer_copies(profile, before, after, nodes)
       num_bytes = sum(copy.num_bytes for copy in copies)
       return num_bytes, moves.count_moved(before, after)
 

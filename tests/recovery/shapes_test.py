@@ -38,7 +38,7 @@ def make_pipelines(partitions, nodes, *, has_replicas=False):
 
 
 def copied_layers(before, after, nodes):
-  copies = moves.plan_copies(_PROFILE, before, after, nodes)
+  copies = moves.plan_layer_copies(_PROFILE, before, after, nodes)
   return sum(copy.last - copy.first for copy in copies)
 
 
@@ -207,7 +207,7 @@ class TemplatesTest(parameterized.TestCase):
       return make_pipelines(partitions, chosen)
 
     def cost(after):
-      copies = moves.plan_copies(_PROFILE, before, after, nodes)
+      copies = moves.plan_layer_copies(_PROFILE, before, after, nodes)
       sizes = tuple(p.partition.num_stages for p in after)
       num_bytes = sum(copy.num_bytes for copy in copies)
       return step_ms(sizes), num_bytes, moves.count_moved(before, after)

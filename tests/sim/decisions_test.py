@@ -7,7 +7,7 @@ import hypothesis
 from hypothesis import strategies as st
 
 from bamboo_jax.plan import rows
-from bamboo_jax.recovery import decide, ladder as ladder_lib
+from bamboo_jax.recovery import decide, ladder as ladder_lib, layout as layout_lib
 from bamboo_jax.sim import policies as policies_lib, times as times_lib
 from tests import profiles
 
@@ -57,7 +57,7 @@ class DecisionsTest(parameterized.TestCase):
       nonlocal num_vacant
       # Names of nodes by place here, and a state with those names there.
       names, places = [], decider.empty
-      state, live, num_added = ladder_lib.State(()), [], 0
+      layout, live, num_added = layout_lib.Layout(), [], 0
       zones = {n: f"zone{n % 3}" for n in range(50)}
       for kind, picks, when in [("joined", range(8), "boundary"), *events]:
         if kind == "joined":
@@ -79,22 +79,22 @@ class DecisionsTest(parameterized.TestCase):
             find_zones=lambda names=tuple(names): {i: zones[n] for i, n in enumerate(names)},
         )
         decision = decide.decide(
-            state,
+            layout,
             ladder_lib.Change(**{kind: as_kind(nodes)}, zones=zones),
             ladder=decider.ladder,
             planner=decider.planner,
             when=when,
         )
         names = [names[number] for number in answer.numbers]
-        places, state = answer.places, decision.state
+        places, layout = answer.places, decision.layout
         self.assertEqual(answer.decision.rung, decision.rung)
-        by_place, here = dict(enumerate(names)), places.state
+        by_place, here = dict(enumerate(names)), places.layout
         renamed = [p.renumbered(by_place) for p in here.pipelines]
         spares = [names[n] for n in here.spares]
-        self.assertEqual(tuple(renamed), state.pipelines)
-        self.assertEqual(tuple(spares), state.spares)
-        num_vacant += any(p.vacant for p in state.pipelines)
-        self.assertEqual(places.num_training, len({*state.nodes}) - len(spares))
+        self.assertEqual(tuple(renamed), layout.pipelines)
+        self.assertEqual(tuple(spares), layout.spares)
+        num_vacant += any(p.vacant for p in layout.pipelines)
+        self.assertEqual(places.num_training, len({*layout.live}) - len(spares))
 
     num_vacant = 0
     check()
@@ -106,13 +106,13 @@ class DecisionsTest(parameterized.TestCase):
     with mock.patch.object(type(decider), "MAX_ANSWERS", 2):
       for count in range(1, 5):
         answer = join(decider, places, count, "step")
-        self.assertLen(answer.places.state.spares, count)
+        self.assertLen(answer.places.layout.spares, count)
         self.assertLessEqual(len(decider._answers), 2)
 
   def test_disbanding(self):
     decider = make_decider("bamboo")
     places = join(decider, decider.empty, 5, "boundary").places
     disbanded, numbers = decider.disband(places)
-    self.assertEqual(disbanded.state.pipelines, ())
+    self.assertEqual(disbanded.layout.pipelines, ())
     self.assertEqual(numbers, (0, 1, 2, 3, 4))
     self.assertEqual(disbanded.num_training, 0)

@@ -110,7 +110,7 @@ class ForecastTest(parameterized.TestCase):
   def test_what_counts_is_when_training_is_possible(self):
     live = {2: 3.0, 4: 1.0}  # Too few nodes on average.
     policy = make_policy(layout="depth", redundant=rows.Redundancy("auto"), forecast=(live, 1.0))
-    self.assertTrue(policy.decider.ladder.shadow)
+    self.assertTrue(policy.decider.ladder.has_replicas)
     always = expect(policy, {4: 1.0}, 1.0)
     self.assertAlmostEqual(expect(policy, live, 1.0), always / 4)
 
@@ -128,7 +128,7 @@ class ForecastTest(parameterized.TestCase):
         redundant=rows.Redundancy("auto"),
         forecast=({4 * max_pipelines: 1.0}, losses),
     )
-    self.assertEqual(policy.decider.ladder.shadow, has_shadows)
+    self.assertEqual(policy.decider.ladder.has_replicas, has_shadows)
 
   @parameterized.parameters(
       # A pipeline of 6 is faster than one of 4, but has no spares for long.

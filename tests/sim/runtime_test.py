@@ -31,7 +31,7 @@ class Run:
   def __init__(self, rules):
     starts = [range(i, i + _STAGES) for i in range(0, _NODES, _STAGES)]
     roles = [failover.Roles.initial(nodes) for nodes in starts]
-    if not rules.ladder.shadow:
+    if not rules.ladder.has_replicas:
       roles = [failover.Roles(r.owners) for r in roles]
     pipelines = layouts.make_pipelines(roles)
     self._rules, self._layout = rules, rules.start(pipelines)

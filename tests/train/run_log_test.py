@@ -49,7 +49,7 @@ def make_agreement(**changes):
 
 def make_change(*rows, **changes):
   given = dict(rung="checkpoint", reason="0/1 have no copy", rolls_back=True)
-  return assignment.LayoutChange(make_layout(*rows), **given | changes)
+  return assignment.Decision(layout=make_layout(*rows), **given | changes)
 
 
 class RunLogTest(parameterized.TestCase):

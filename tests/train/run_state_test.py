@@ -142,7 +142,7 @@ class RunStateTest(parameterized.TestCase):
     layout = self.lay_out()
     with self.assertRaises(base.DamagedCheckpointError):
       self.state.begin(layout)
-    change = assignment.LayoutChange(layout, "checkpoint", "", rolls_back=True)
+    change = assignment.Decision("checkpoint", layout, "", rolls_back=True)
     with self.assertRaises(base.DamagedCheckpointError):
       self.state.carry_out(change, restored=0)
 
@@ -162,7 +162,7 @@ class RunStateTest(parameterized.TestCase):
         f"restored 0 {step}": run_state_lib.Restored(step in there, others) for step in tried
     }
     layout = self.lay_out()
-    change = assignment.LayoutChange(layout, "checkpoint", "", rolls_back=True)
+    change = assignment.Decision("checkpoint", layout, "", rolls_back=True)
     self.state.carry_out(change, restored=6)
     want = []
     for step in tried:
@@ -185,7 +185,7 @@ class RunStateTest(parameterized.TestCase):
   def test_only_the_first_node_that_owns_something_tells_others(self):
     asked = self.start((0, 1), (2, 3))
     self.assertLen(asked, 2)
-    self.assertRegex(asked[1], r"^report facts .*'facts', 'members'")
+    self.assertRegex(asked[1], r"^report facts .*'facts', .*'members'")
     self.parts.hosted = frozenset({1})
     self.assertLen(self.start((0, 1), (2, 3)), 1)
 
@@ -253,7 +253,7 @@ class RunStateTest(parameterized.TestCase):
     self.assertEqual(self.state.spares, {0, 1, 2, 3})
 
   def test_too_few_nodes_wait_for_more(self):
-    change = assignment.LayoutChange(layout_lib.Layout(), "wait", "2 more.")
+    change = assignment.Decision("wait", layout_lib.Layout(), "2 more.")
     agreement = mock.Mock(change=change, victims=(types.Place(0, 1),))
     self.state.wait_for_nodes(agreement, show=self.parts.asked.append)
     self.assertEqual(

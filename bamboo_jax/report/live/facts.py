@@ -279,14 +279,14 @@ def _judge(told: str, view: views.View) -> _Standing:
     return _Standing(layout, {}, text)
   ladder = json_lib.from_plain(ladder_lib.Ladder, switched_on)
   spares = tuple(sorted(view.numbers - layout.nodes))
-  state = ladder_lib.State(layout.pipelines, spares)
+  layout = dataclasses.replace(layout, spares=spares)
   rungs = {}
   for lost in {*_zones(view).values(), *(frozenset({n}) for n in view.numbers)}:
     change = ladder_lib.Change(lost=lost)
-    rung = decide_lib.decide(state, change, ladder=ladder).rung
-    if rung in ("checkpoint", "stop") and ladder.reconfigure:
+    rung = decide_lib.decide(layout, change, ladder=ladder).rung
+    if rung in ("checkpoint", "stop") and ladder.options.reconfigure:
       # Without its planner, which needs costs, `decide` makes no new pipelines.
-      if not moves.lost_layers(state.pipelines, {*state.nodes} - lost):
+      if not moves.lost_layers(layout.pipelines, {*layout.live} - lost):
         rung = "reconfigure"
     rungs[lost] = rung
   return _Standing(layout, rungs, text)

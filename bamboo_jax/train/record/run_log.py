@@ -98,7 +98,7 @@ class RunLog:
       then = f"restoring step {steps}" if steps else "beginning from the start"
     self._outputs.explain(f"{durations.describe_loss(loss)} died; {then}", at_once=True)
 
-  def explain_change(self, change: assignment.LayoutChange) -> None:
+  def explain_change(self, change: assignment.Decision) -> None:
     """Shows why training pauses for a change of the layout."""
     takers = [
         f"{self._name(node)} takes stage {place}"

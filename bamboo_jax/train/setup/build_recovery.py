@@ -77,18 +77,11 @@ def _check_depth(config: config_lib.Config, *, most_nodes: int) -> None:
 
 
 def _make_ladder(config: config_lib.Config) -> ladder_lib.Ladder:
-  options, recovery = config.redundancy, config.recovery
-  moves_whole = config.pipeline.executor == "spmd"
-  reroute = "whole_shares" if moves_whole else "shares"
+  is_program = config.pipeline.executor == "spmd"
   return ladder_lib.Ladder(
-      shadow=options.mode != "none",
-      reroute=reroute if recovery.reroute else "none",
-      drop=recovery.drop,
-      reconfigure=recovery.reconfigure,
-      checkpoint=recovery.checkpoint,
-      fold=recovery.fold,
-      hand_over=recovery.hand_over,
-      horizon_secs=recovery.horizon_secs,
+      config.recovery,
+      has_replicas=config.redundancy.mode != "none",
+      rerouting="whole_shares" if is_program else "shares",
   )
 
 
@@ -128,7 +121,7 @@ def make_rules(
   shape: shapes_lib.Shapes = shapes_lib.Depth(
       plan.partition,
       plan.profile,
-      has_replicas=ladder.shadow,
+      has_replicas=ladder.has_replicas,
       max_pipelines=num_shares,
       options=recovery,
   )
@@ -147,9 +140,9 @@ def make_rules(
       ladder=ladder,
       planner=planner_lib.Planner(
           shape,
-          placement_lib.Placer("spread", has_replicas=ladder.shadow),
+          placement_lib.Placer("spread", has_replicas=ladder.has_replicas),
           planner_lib.PredictedTimes(predicted),
-          fold=ladder.fold,
+          fold=recovery.fold,
           is_strict=templates is not None,
       ),
   )

@@ -12,7 +12,7 @@ from bamboo_jax.metrics import rows as rows_lib
 from bamboo_jax.recovery import ladder as ladder_lib
 from bamboo_jax.report import status
 from bamboo_jax.report.live import facts, history as history_lib
-from tests import members
+from tests import layouts, members
 from tests.recovery import durations_test
 from tests.report import status_test
 
@@ -156,7 +156,7 @@ class FactsTest(absltest.TestCase):
         ("aabb", "none", {"a": "reconfigure", "b": "reconfigure"}),
         ("abab", "none", {"a": "checkpoint", "b": "checkpoint"}),
     ):
-      ladder = ladder_lib.Ladder(shadow=False, reroute=reroute)
+      ladder = layouts.make_ladder(has_replicas=False, reroute=reroute)
       got = self.find(run(*nodes(4, zones), roles=bare, ladder=ladder))
       with self.subTest(zones + reroute):
         self.assertEqual(got["survival"]["zones"], expected)
