@@ -2,7 +2,7 @@
 
 Each room says in its `__init__` what stands in it; none imports one above it.
 
-  testing         looks for faults: simulated clusters, sweeps of deaths
+  verify          looks for faults: real deaths in real steps, everywhere
   api             what `import bamboo_jax` offers: train, plan, cluster, ...
   local_cluster   a whole cluster on one machine: real processes, really killed
   gpu             compiles for GPUs on machines without one

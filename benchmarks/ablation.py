@@ -1,5 +1,6 @@
 """Ablations: their trials, and the rows of their results."""
 
+import ast
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import itertools
@@ -9,7 +10,7 @@ import random
 import re
 import statistics
 import sys
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bamboo_jax.accounting import runs
 from bamboo_jax.benchmarks import turns
@@ -98,6 +99,14 @@ def plan_trials(sweeps: Sweeps, *, repeats: int) -> list[Trial]:
       for repeat in range(repeats)
       for setting in rng.sample(settings, len(settings))
   ]
+
+
+def read_value(text: str) -> Any:
+  """Returns the value of an option: a number, True, False or None; else a text."""
+  try:
+    return ast.literal_eval(text)
+  except (ValueError, SyntaxError):
+    return text
 
 
 class Job(NamedTuple):

@@ -21,6 +21,7 @@ def get_config() -> ml_collections.ConfigDict:
       dropout_rate=0.1,
   )
   config.data.name = "synthetic"
+  config.pipeline.num_microbatches = 6  # A batch that 1, 2, 3, 4 or 6 pipelines can share.
   config.pipeline.microbatch_size = 2
   config.optimizer.learning_rate = 1e-2
   config.optimizer.schedule_options.warmup_steps = 2

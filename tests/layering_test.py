@@ -12,7 +12,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 # From top to bottom; the packages of a layer do not import each other.
 _LAYERS = (
-    ("testing",),
+    ("verify",),
     ("api",),
     ("benchmarks", "reproductions"),
     ("local_cluster", "experiments", "gpu"),
@@ -33,7 +33,7 @@ _BESIDE = ("benchmarks", "reproductions")
 # Who else may import what; `launch` and `configs` may import everything.
 _JAX = ("chex", "flax", "jax", "jaxlib", "optax", "orbax", "tensorstore")
 _WITH_JAX = (
-    *("models", "runtime", "checkpoint", "train", "benchmarks", "reproductions", "gpu", "testing"),
+    *("models", "runtime", "checkpoint", "train", "benchmarks", "reproductions", "gpu", "verify"),
 )
 _RESERVED = {name: _WITH_JAX for name in _JAX} | {
     "ml_collections": (
@@ -44,7 +44,7 @@ _RESERVED = {name: _WITH_JAX for name in _JAX} | {
         "benchmarks",
         "reproductions",
         "gpu",
-        "testing",
+        "verify",
     ),
     "configs": (),
     "launch": (),
@@ -54,7 +54,6 @@ _RESERVED = {name: _WITH_JAX for name in _JAX} | {
 _DOORS = {
     "bamboo_jax.runtime.spmd": (
         "bamboo_jax/runtime/spmd/",
-        "bamboo_jax/testing/",
         "bamboo_jax/train/setup/executors.py",
     )
 }
@@ -88,7 +87,7 @@ def find_violations(sources: Mapping[str, str]) -> list[str]:
         for room, doors in _DOORS.items()
         if f"{name}.".startswith(f"{room}.") and not path.startswith(doors)
     ]
-    if not path.startswith("bamboo_jax/testing/"):  # It has tables of faults.
+    if not path.startswith("bamboo_jax/verify/"):  # It has tables of faults.
       found += [
           f"{path}:{node.lineno}: {node.name} has more than 60 lines"
           for node in ast.walk(tree)

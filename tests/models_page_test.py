@@ -18,7 +18,7 @@ from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.models import zoo
 from bamboo_jax.reproductions.paper_models import gnmt
 from bamboo_jax.runtime import program_cache
-from bamboo_jax.testing.fault_sweep import cases, trials as trials_lib
+from bamboo_jax.verify import cases, trials as trials_lib
 
 _GUIDES = pathlib.Path(__file__).resolve().parents[1] / "docs" / "guides"
 

@@ -57,7 +57,7 @@ def flag(
 ) -> Any:
   """Declares a flag; its type is the annotation of the field.
 
-  A tuple of strings or numbers is a list with commas.
+  A tuple of strings is a list with commas.
 
   Args:
     default: Its value if it is not given; None: nothing.
@@ -107,8 +107,8 @@ def read(kind: type[_T], rest: Sequence[str]) -> _T:
   """
   found = [*_walk(kind)]
   values = {
-      _name(field): tuple(rest) if own.takes_rest else _read(_name(field), hint)
-      for field, hint, own in found
+      _name(field): tuple(rest) if own.takes_rest else _read(_name(field))
+      for field, _, own in found
   }
   if rest and not any(own.takes_rest for _, _, own in found):
     raise ValueError(f"Unexpected arguments: {' '.join(rest)}")
@@ -221,15 +221,9 @@ def _walk(
       yield from _walk(hint)
 
 
-def _read(name: str, hint: Any) -> Any:
-  """Returns the value of a flag; lists as tuples of their type."""
+def _read(name: str) -> Any:
   value = flags.FLAGS[name].value
-  if not isinstance(value, list):
-    return value
-  kind = typing.get_args(hint)[0]
-  if kind is int and (wrong := [text for text in value if not text.isdigit()]):
-    raise ValueError(f"--{name} must be whole numbers, got {wrong[0]!r}.")
-  return tuple(map(kind, value))
+  return tuple(value) if isinstance(value, list) else value
 
 
 def _build(kind: type[Any], values: Mapping[str, Any]) -> Any:

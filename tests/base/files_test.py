@@ -33,8 +33,7 @@ class FilesTest(parameterized.TestCase):
         "bamboo_jax/api.py",
         "bamboo_jax/local_cluster/trial.py",
         "bamboo_jax/net/identity.py",
-        "bamboo_jax/testing/fault_sweep/clusters.py",
-        "bamboo_jax/testing/fault_sweep/layouts.py",
+        "bamboo_jax/verify/table.py",
     }
     found = {
         path.relative_to(_CLONE).as_posix()

@@ -8,7 +8,7 @@ import threading
 from absl.testing import absltest
 
 from bamboo_jax.faults import faults as faults_lib
-from tests.fault_sweep import small
+from tests.verify import small
 
 _POINTS = (3, "reduce", "vote", "apply", 5, "compute")
 _EARLY, _LATE = 6, 30  # Steps; in each a node dies, and another joins.

@@ -11,11 +11,11 @@ import numpy as np
 from bamboo_jax.runtime import compat, program_cache
 from bamboo_jax.runtime.executables import program_store as store_lib
 from bamboo_jax.runtime.phases import compile_ahead, fingerprint
-from bamboo_jax.testing.fault_sweep import trials as trials_lib
 from bamboo_jax.train import background_compiler, evaluation
 from bamboo_jax.train.members import local_cohort
 from bamboo_jax.train.record import run_log
-from tests.fault_sweep import small
+from bamboo_jax.verify import trials as trials_lib
+from tests.verify import small
 
 
 class CompilationTest(absltest.TestCase):

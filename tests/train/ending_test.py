@@ -10,10 +10,10 @@ from absl.testing import parameterized
 from bamboo_jax import base
 from bamboo_jax.checkpoint import manifest
 from bamboo_jax.metrics import jsonl
-from bamboo_jax.testing.fault_sweep import trials as trials_lib
 from bamboo_jax.train.record import workdir as workdir_lib
+from bamboo_jax.verify import trials as trials_lib
 from tests import fakes
-from tests.fault_sweep import small
+from tests.verify import small
 
 
 class EndingCase(parameterized.TestCase):

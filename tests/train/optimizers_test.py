@@ -11,8 +11,8 @@ import optax
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.profile import profiler
-from bamboo_jax.testing.fault_sweep import cases, trials as trials_lib
 from bamboo_jax.train.setup import optimizers, schedules
+from bamboo_jax.verify import cases, trials as trials_lib
 from configs import sweep_faults
 from tests import samples
 

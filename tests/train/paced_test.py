@@ -11,10 +11,10 @@ import numpy as np
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.models import paced as paced_lib, zoo
 from bamboo_jax.runtime import program_cache
-from bamboo_jax.testing.fault_sweep import trials as trials_lib
 from bamboo_jax.train import run
+from bamboo_jax.verify import trials as trials_lib
 from configs import paced
-from tests.fault_sweep import small
+from tests.verify import small
 
 _CACHE = program_cache.ProgramCache()
 

@@ -17,11 +17,11 @@ from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.runtime import devices as devices_lib, program_cache
 from bamboo_jax.runtime.spmd import pipeline_run as run_lib
-from bamboo_jax.testing.fault_sweep import trials
 from bamboo_jax.train import environment, run, worker as worker_lib
 from bamboo_jax.train.members import local_cohort
 from bamboo_jax.train.record import workdir
 from bamboo_jax.train.setup import accept, build, executors, job as job_lib, preparation, sizes
+from bamboo_jax.verify import trials
 from configs import sweep_faults
 from tests import samples, tiny
 

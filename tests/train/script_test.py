@@ -16,11 +16,11 @@ from bamboo_jax.base import json as json_lib
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.schedule import holdings, instruction as instruction_lib
-from bamboo_jax.testing.fault_sweep import trials as trials_lib
 from bamboo_jax.train import run_state as run_state_lib, step as step_lib
 from bamboo_jax.train.members import local_cohort
+from bamboo_jax.verify import trials as trials_lib
 from tests import fakes, samples
-from tests.fault_sweep import small
+from tests.verify import small
 
 
 class ScriptCase(parameterized.TestCase):

@@ -15,9 +15,9 @@ from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.models import zoo
 from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.phases import update
-from bamboo_jax.testing.fault_sweep import cases, trials as trials_lib
 from bamboo_jax.train import run as run_lib
 from bamboo_jax.train.setup import accept, build, preparation
+from bamboo_jax.verify import cases, trials as trials_lib
 from configs import sweep_faults
 from tests import samples, tiny
 

@@ -11,10 +11,10 @@ from absl.testing import parameterized
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.recovery import moves
 from bamboo_jax.runtime.executables import program_store
-from bamboo_jax.testing.fault_sweep import cases, storm as storm_lib
 from bamboo_jax.train import background_compiler
+from bamboo_jax.verify import cases, storm as storm_lib
 from tests import samples
-from tests.fault_sweep import small
+from tests.verify import small
 
 _TWO_AT_ONCE = ("two_at_once", "1,0/1,3 1,1/1,reduce", {}, [3])
 _SHAPES = (

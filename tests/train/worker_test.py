@@ -19,12 +19,12 @@ from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.runtime import engine as engine_lib, node as node_lib
 from bamboo_jax.runtime.phases import reduce
 from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.testing.fault_sweep import cases, trials as trials_lib
 from bamboo_jax.train import failures as failures_lib, step as step_lib, worker as worker_lib
 from bamboo_jax.train.members import local_cohort
+from bamboo_jax.verify import cases, trials as trials_lib
 from tests import samples
-from tests.fault_sweep import small
 from tests.train import failures_test
+from tests.verify import small
 
 _TWO_AT_ONCE = ("both_pipelines", (2, 2, 2), "1,0/0,3 1,1/1,5")
 _SEVERAL = (

@@ -6,8 +6,7 @@ import itertools
 from absl.testing import parameterized
 import jax
 
-from bamboo_jax.testing import redone as redone_lib
-from tests import samples
+from tests import redone as redone_lib, samples
 from tests.runtime.spmd import pipelines
 
 # Each victim after each number of segments.

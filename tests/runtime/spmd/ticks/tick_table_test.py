@@ -8,15 +8,14 @@ import numpy as np
 from bamboo_jax.runtime.spmd import plan as plan_lib
 from bamboo_jax.runtime.spmd.ticks import check, lowering, tick_table as table_lib
 from bamboo_jax.schedule import (
-    costs as costs_lib,
-    failover,
-    instruction as instruction_lib,
-    lines as lines_lib,
-    render as grid_lib,
-    simulate as simulate_lib,
+  costs as costs_lib,
+  failover,
+  instruction as instruction_lib,
+  lines as lines_lib,
+  render as grid_lib,
+  simulate as simulate_lib,
 )
-from bamboo_jax.testing import redone as redone_lib
-from tests import schedules
+from tests import redone as redone_lib, schedules
 
 Op = instruction_lib.Op
 

@@ -4,8 +4,8 @@ import functools
 
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.runtime import program_cache
-from bamboo_jax.testing.fault_sweep import cases, trials as trials_lib
 from bamboo_jax.train.setup import build
+from bamboo_jax.verify import cases, trials as trials_lib
 from configs import sweep_faults
 
 CACHE = program_cache.ProgramCache()

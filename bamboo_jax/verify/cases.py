@@ -24,15 +24,16 @@ Place = types.Place
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-  """Deaths, in the steps from `FIRST_STEP` on."""
+  """Deaths, in the steps from `FIRST_STEP` on, of which there are `least` at least."""
 
   faults: tuple[faults_lib.Fault, ...]
+  least: int = 0
 
   @property
   def num_steps(self) -> int:
     """Number of steps to run; the last, without a death, shows the damage."""
     last = max((f.step for f in self.faults), default=FIRST_STEP)
-    return last - FIRST_STEP + 2
+    return max(last - FIRST_STEP + 2, self.least)
 
   def __str__(self) -> str:
     return " ".join(map(str, self.faults))

@@ -8,29 +8,28 @@ case, but not their programs, so a case takes little longer than its steps.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import contextlib
 import dataclasses
+import functools
 import pathlib
 import tempfile
-from typing import Any
 
 import jax
 import ml_collections
 import numpy as np
 
 from bamboo_jax import base, config as config_lib
+from bamboo_jax.checkpoint import digest
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.recovery import durations, layout as layout_lib
-from bamboo_jax.runtime import devices as devices_lib, executor as executor_lib, program_cache
+from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.phases import replicas
-from bamboo_jax.runtime.spmd import executor as spmd_executor
 from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.schedule import redundancy, timeline as timeline_lib
-from bamboo_jax.testing import redone as redone_lib
-from bamboo_jax.testing.fault_sweep import cases as cases_lib, storm as storm_lib
+from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.train import environment, worker as worker_lib
 from bamboo_jax.train.members import cohort as cohort_lib, local_cohort
 from bamboo_jax.train.record import workdir as workdir_lib
-from bamboo_jax.train.setup import accept, build, executors, job as job_lib, preparation, sizes
+from bamboo_jax.train.setup import accept, build, job as job_lib, preparation, sizes
+from bamboo_jax.verify import cases as cases_lib, layouts, storm as storm_lib
 
 
 class TroubleError(AssertionError):
@@ -46,14 +45,14 @@ class TrialOutcome:
     layers: Bits of the state of each layer, for each pipeline.
     rungs: Of the recoveries, in order.
     owners: For each pipeline, the node of each stage at the end.
-    redone: What programs repeated after each death.
+    state: Hash of the state of the first pipeline.
   """
 
   losses: tuple[float, ...]
   layers: Sequence[Mapping[str, Sequence[bytes]]]
   rungs: tuple[str, ...]
   owners: tuple[tuple[int, ...], ...]
-  redone: tuple[redone_lib.Redone, ...]
+  state: str
 
 
 def prepare(
@@ -69,7 +68,7 @@ def prepare(
 
 
 class Trials:
-  """Cases of one config, and the run without deaths to compare them with."""
+  """Cases of one layout, and the run without deaths to compare them with."""
 
   def __init__(
       self,
@@ -78,32 +77,37 @@ class Trials:
       cache: program_cache.ProgramCache,
       whole: spec_lib.StageSpec | None = None,
       num_late: int | None = None,
+      num_devices: int | None = None,
+      plain: config_lib.Config | None = None,
+      wanted: dict[str, TrialOutcome] | None = None,
   ) -> None:
     """Plans.
 
     Args:
       whole: The model whose programs `cache` has, if any.
       num_late: How many nodes may come; by default, all once more.
+      num_devices: That the nodes share; by default all.
+      plain: The undisturbed run; by default that of `config` without redundancy.
+      wanted: Outcomes of undisturbed runs, which trials of several layouts share.
     """
-    config = accept.accept(config).changed({"metrics.plots": False})
+    self.config = accept.accept(config).changed({"metrics.plots": False})
     self._cache = cache
-    self._wanted: dict[int, TrialOutcome] = {}  # By number of steps.
-    num_late = num_late or sizes.num_nodes(config)  # Should all die.
-    place = devices_lib.place_nodes(base.nodes(sizes.num_nodes(config) + num_late))
-    make = lambda config, whole: job_lib.make_job(
-        config, devices=place, prepared=prepare(config, cache, whole)
-    )
-    self._job = make(config, whole)
+    self._wanted = {} if wanted is None else wanted
+    self._plain = plain or layouts.without_deaths(self.config, layouts.SweepLayout())
+    num_late = num_late or sizes.num_nodes(self.config)  # Should all die.
+    devices = jax.devices()[:num_devices]
+    nodes = base.nodes(sizes.num_nodes(self.config) + num_late)
+    self._devices = {node: devices[i % len(devices)] for i, node in enumerate(nodes)}
+    self._job = self._make_job(self.config, whole)
     self.whole = self._job.task.whole
-    less: dict[str, Any] = {"redundancy.spares": 0}
-    if not executors.is_program(config):  # Another mode is another program.
-      less["redundancy.mode"] = "none"
-    plain = config.changed(less)
-    self._plain = make(plain, self.whole)
+
+  @functools.cached_property
+  def steps(self) -> cases_lib.Steps:
+    """The step in which nobody dies."""
     layout = self._job.first_layout
     plans = layout_lib.StepPlans(self._job.rows)
     place_of = {n: layout.places_of([n])[0] for n in layout.nodes}
-    self.steps = cases_lib.Steps(
+    return cases_lib.Steps(
         order=tuple(place_of[node] for node, _ in timeline_lib.linearize(plans.whole(layout))),
         depths=tuple(p.partition.num_stages for p in layout.pipelines),
     )
@@ -123,9 +127,8 @@ class Trials:
       want = wanted.layers[0]
       if differing := [name for name in want if layers[name] != want[name]]:
         raise TroubleError(f"pipeline {pipeline} has another state of {', '.join(differing)}")
-    for redone in outcome.redone:
-      if redone.again > redone.at_most:
-        raise TroubleError(f"too much was done again: {redone}")
+    if outcome.state != wanted.state:
+      raise TroubleError("it is at another sample")
     return outcome
 
   def begin(
@@ -140,9 +143,15 @@ class Trials:
 
   def want(self, num_steps: int) -> TrialOutcome:
     """Returns the outcome of steps in which nobody dies."""
-    if num_steps not in self._wanted:
-      self._wanted[num_steps] = self._train(self._plain, (), num_steps)
-    return self._wanted[num_steps]
+    key = f"{num_steps} {self._plain}"
+    if key not in self._wanted:
+      job = self._make_job(self._plain, self.whole)
+      self._wanted[key] = self._train(job, (), num_steps)
+    return self._wanted[key]
+
+  def _make_job(self, config: config_lib.Config, whole: spec_lib.StageSpec | None) -> job_lib.Job:
+    prepared = prepare(config, self._cache, whole)
+    return job_lib.make_job(config, devices=self._devices, prepared=prepared)
 
   def _with_engine(self, job: job_lib.Job) -> job_lib.Job:
     """Returns the job with nodes that have no state yet."""
@@ -161,7 +170,6 @@ class Trials:
   ) -> TrialOutcome:
     with tempfile.TemporaryDirectory() as folder:
       worker = begin(self._with_engine(job), faults, folder)
-      redone = record_redone(worker._step.executor)
       if isinstance(faults, storm_lib.Storm):
         faults.attach(worker)
       with contextlib.closing(worker._writer):  # It may be saving yet.
@@ -174,12 +182,25 @@ class Trials:
     for wrong in filter(None, map(durations.find_disorder, events)):
       raise TroubleError(f"a recovery is not in order: {wrong}")
     return TrialOutcome(
-        losses=jsonl.column(lines, "loss")[1],
+        losses=_losses_of(lines),
         layers=[bits_of(engine.layer_states(p)) for p in range(len(engine.owners))],
         rungs=tuple(event["rung"] for event in events),
         owners=tuple(engine.owners),
-        redone=tuple(redone),
+        state=digest.state_sha256(
+            digest.digest_layers(engine.layer_states()),
+            job.task.whole.names,
+            samples_seen=worker.state.steps,
+        ),
     )
+
+
+def _losses_of(lines: Sequence[jsonl.Line]) -> tuple[float, ...]:
+  """Returns the loss of each step; `TroubleError` if a repeated step has another one."""
+  found: dict[int, float] = {}
+  for step, loss in zip(*jsonl.column(lines, "loss"), strict=True):
+    if found.setdefault(step, loss) != loss:
+      raise TroubleError(f"step {step} has the losses {found[step]} and {loss}")
+  return tuple(found.values())
 
 
 def begin(
@@ -198,26 +219,6 @@ def begin(
       director=cohort,
   )
   return worker_lib.Worker(job, given)
-
-
-def record_redone(executor: executor_lib.Executor) -> list[redone_lib.Redone]:
-  """Returns a list that grows with every death in the middle of a step."""
-  found: list[redone_lib.Redone] = []
-  if not isinstance(executor, spmd_executor.Programs):
-    return found
-  programs, plan = executor.programs, executor.plan
-
-  def record(
-      timelines: Sequence[timeline_lib.Timeline], filling: redundancy.StepFilling | None = None
-  ) -> None:
-    before = dict(programs.runs)
-    plan(timelines, filling)
-    for share, run in programs.runs.items():
-      if run.is_rest and run is not before.get(share):
-        found.append(redone_lib.of_run(run, before[share]))
-
-  executor.plan = record
-  return found
 
 
 def bits_of(layers: Mapping[str, spec_lib.LayerState]) -> dict[str, list[bytes]]:

@@ -7,18 +7,17 @@ from absl.testing import parameterized
 import jax
 
 from bamboo_jax.faults import faults as faults_lib
-from bamboo_jax.testing.fault_sweep import cases, layouts as layouts_lib, trials as trials_lib
+from bamboo_jax.verify import cases, layouts as layouts_lib, table, trials as trials_lib
 from configs import gnmt, resnet
 from tests import samples
 
 _LAYOUTS = (
-    layouts_lib.SweepLayout(1, 1),
-    layouts_lib.SweepLayout(1, 3, costs_seed=1),
-    layouts_lib.SweepLayout(
-        *(3, 2, (("redundancy.mode", "eager"), ("redundancy.spares", 1))),
-        costs_seed=3,
-        num_devices=4,  # Each needs the programs.
-        faults=(faults_lib.Fault(1, "1/0", 7),),
+    (1, {"pipeline.num_stages": 3}, {"costs_seed": 1}, ""),
+    (
+        3,
+        {"pipeline.num_stages": 2, "redundancy.mode": "eager", "redundancy.spares": 1},
+        {"costs_seed": 3, "num_devices": 4},  # Each needs the programs.
+        "1,1/0,7,kill",
     ),
 )
 _DEATHS = (("0/0", 3), ("0/1", 2), ("1/1", "reduce"), ("0/0", "apply"))
@@ -35,12 +34,15 @@ class ModelsTest(parameterized.TestCase):
     config = configs.get_config("tiny")
     config.model.options.update(options)
     config.pipeline.num_pipelines = config.pipeline.num_stages = 2
-    config.pipeline.num_microbatches = config.pipeline.microbatch_size = 2
+    config.pipeline.num_microbatches, config.pipeline.microbatch_size = 3, 2
     config.evaluate.every_steps = 0
     jax.devices()  # There are 8.
-    layouts = layouts_lib.Layouts(config)
-    states = {str(layout): layouts.run(layout) for layout in _LAYOUTS}
-    self.assertLen(set(states.values()), 1, msg=str(states))
+    layouts = table.Layouts(config)
+    for num_pipelines, settings, more, faults in _LAYOUTS:
+      sizes = layouts_lib.split_batch(layouts.config, num_pipelines)
+      layout = layouts_lib.SweepLayout(tuple({**sizes, **settings}.items()), number=0, **more)
+      case = cases.Case(faults_lib.parse_faults(faults, source="test"))
+      layouts.make_trials(layout).run(case)  # Compares with one process.
     trials = trials_lib.Trials(config, cache=layouts.cache, whole=layouts.whole)
     for place, at in _DEATHS:
       fault = faults_lib.Fault(cases.FIRST_STEP, place, at)

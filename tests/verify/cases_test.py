@@ -2,7 +2,7 @@
 
 from absl.testing import absltest, parameterized
 
-from bamboo_jax.testing.fault_sweep import cases
+from bamboo_jax.verify import cases
 
 # Two pipelines of four stages; the first node of the second has two turns.
 PLACES = [(pipeline, stage) for pipeline in range(2) for stage in range(4)]

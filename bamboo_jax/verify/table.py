@@ -1,0 +1,326 @@
+"""Layouts times kinds of faults: jobs of a sweep, and a row for each.
+
+A row counts the cases of a kind in a layout that ended in the state of the undisturbed run, and
+names those that did not, with the command that repeats one.
+"""
+
+import collections
+from collections.abc import Mapping, Sequence
+import dataclasses
+import functools
+import gc
+import multiprocessing
+import pathlib
+import random
+import shlex
+import sys
+import tempfile
+import time
+from typing import Any, NamedTuple
+
+import jax
+import tqdm
+
+from bamboo_jax import config as config_lib
+from bamboo_jax.faults import faults as faults_lib
+from bamboo_jax.models import units
+from bamboo_jax.plan import cost_model
+from bamboo_jax.runtime import devices as devices_lib, program_cache
+from bamboo_jax.runtime.executables import mappings, program_store
+from bamboo_jax.train.setup import accept, build, sizes
+from bamboo_jax.verify import (
+    cases as cases_lib,
+    clusters,
+    layouts as layouts_lib,
+    storm as storm_lib,
+    trials as trials_lib,
+)
+
+KINDS = ("single", *cases_lib.KINDS, "storm", "mixed")
+_GIVEN, _PROCESSES = "given", "processes"
+_MIXED = ("kill", "kill", "kill", "node", "notice")
+_MANY_MAPPINGS = 20_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """What dies in each layout.
+
+  Attributes:
+    kinds: Some of `KINDS`.
+    every: Of single deaths, one of so many.
+    num_cases: Random cases of each other kind.
+    num_events: Faults of a case of the kinds "storm" and "mixed".
+    seed: Of random cases in layouts that were given.
+    faults: The only case; None: those of `kinds`.
+  """
+
+  kinds: tuple[str, ...]
+  every: int = 1
+  num_cases: int = 1
+  num_events: int = 4
+  seed: int = 0
+  faults: tuple[faults_lib.Fault, ...] | None = None
+
+
+class VerifyJob(NamedTuple):
+  """A layout to run: in this process, or with `arguments` in a cluster of processes."""
+
+  layout: layouts_lib.SweepLayout
+  config: config_lib.Config
+  options: Options
+  arguments: tuple[str, ...] | None
+  program_cache: str  # Folder; empty: none.
+  num_devices: int
+
+
+class FailedCase(NamedTuple):
+  """A case that did not end as it must; `faults` are those that repeat it."""
+
+  faults: tuple[faults_lib.Fault, ...] | None
+  message: str
+
+
+class VerifyRow(NamedTuple):
+  """How the cases of a kind ended in a layout; `states` are hashes by number of cases."""
+
+  layout: layouts_lib.SweepLayout
+  kind: str
+  states: Mapping[str, int]
+  failures: Sequence[FailedCase]
+  counts: Mapping[str, int]
+  secs: float
+
+
+class Layouts:
+  """Makes the trials of a config's layouts, which share programs and undisturbed runs."""
+
+  def __init__(self, config: Any) -> None:
+    self.config = accept.accept(config)
+    task = build.make_task(self.config)
+    self.whole, self.cache = task.whole, program_cache.ProgramCache()
+    self._profile = build.make_profile(self.config, task)
+    self._wanted: dict[str, trials_lib.TrialOutcome] = {}
+
+  def make_trials(
+      self, layout: layouts_lib.SweepLayout, *, num_late: int | None = None
+  ) -> trials_lib.Trials:
+    """Returns the trials of a layout, of which `num_late` nodes may come later."""
+    if mappings.count() > _MANY_MAPPINGS:  # Too many end the process.
+      self.cache.clear()
+      jax.clear_caches()
+      gc.collect()
+    config = self.config.changed(dict(layout.settings))
+    with tempfile.TemporaryDirectory() as folder:
+      if layout.costs_seed is not None:
+        path = pathlib.Path(folder, "profile.json")
+        path.write_text(cost_model.to_json(_redraw(self._profile, layout.costs_seed)))
+        config = config.changed({"plan.profile": str(path)})
+      return trials_lib.Trials(
+          config,
+          cache=self.cache,
+          whole=self.whole,
+          num_late=num_late,
+          num_devices=layout.num_devices,
+          plain=layouts_lib.without_deaths(self.config, layout),
+          wanted=self._wanted,
+      )
+
+
+def plan(
+    config: config_lib.Config,
+    options: Options,
+    *,
+    sweeps: Sequence[Sequence[tuple[str, Any]]] = ((),),
+    count: int | None = None,
+    arguments: Sequence[str] | None = None,
+    program_cache: str = "",
+) -> list[VerifyJob]:
+  """Returns the jobs: layouts of settings, or `count` random ones, in turn.
+
+  With `arguments`, those of the config, layouts are clusters of processes.
+  """
+  if count is None:
+    for settings in sweeps:
+      _check(config, settings)
+    layouts = [layouts_lib.SweepLayout(tuple(settings)) for settings in sweeps]
+  elif config.pipeline.executor == "spmd":
+    raise ValueError("Random layouts need config.pipeline.executor='rows', got 'spmd'.")
+  else:
+    most: dict[str, Any] = dict(
+        max_stages=clusters.MAX_STAGES, max_nodes=clusters.MAX_NODES, choices=clusters.CHOICES
+    )
+    if arguments is None:
+      names = build.make_task(config).whole.names
+      most = dict(max_stages=1 + len(units.find_cuts(names)))
+    layouts = [*layouts_lib.draw_layouts(config, count, seed=options.seed, **most)]
+  num_devices = layouts_lib.MAX_DEVICES
+  for layout in layouts:
+    changed = config.changed(dict(layout.settings))
+    if changed.pipeline.executor == "spmd":  # Nodes that share a device run no program.
+      num_late = options.num_events * ("storm" in options.kinds)
+      num_devices = max(num_devices, sizes.num_nodes(changed) + num_late)
+  given = tuple(arguments) if arguments is not None else None
+  return [
+      VerifyJob(layout, config, options, given, program_cache, num_devices) for layout in layouts
+  ]
+
+
+def _check(config: config_lib.Config, settings: Sequence[tuple[str, Any]]) -> None:
+  """Raises `ValueError` for an option of `settings` that is unknown or not allowed."""
+  given: Any = config.to_dict()
+  for name, value in settings:
+    *sections, key = name.split(".")
+    functools.reduce(dict.__getitem__, sections, given)[key] = value
+  config_lib.Config.read(given)
+
+
+def run(job: VerifyJob) -> list[VerifyRow]:
+  """Returns a row for each kind; the other cases are run whatever one does.
+
+  Raises `ValueError` if the layout was given and cannot be planned.
+  """
+  if job.arguments is not None:
+    return [_run_cluster(job, job.arguments)]
+  kinds = job.options.kinds if job.options.faults is None else (_GIVEN,)
+  start = time.perf_counter()
+  try:
+    trials = _find_layouts(job).make_trials(job.layout, num_late=_count_late(job, kinds))
+  except Exception as error:
+    if job.layout.number is None:
+      raise
+    failure = FailedCase(None, f"{type(error).__name__}: {error}")
+    return [VerifyRow(job.layout, kind, {}, [failure], {}, 0.0) for kind in kinds]
+  rows = []
+  for kind in kinds:
+    rows.append(_run_kind(job, trials, kind, start))
+    start = time.perf_counter()
+  return rows
+
+
+def find_command(
+    row: VerifyRow, failure: FailedCase, arguments: Sequence[str], options: Options
+) -> str:
+  """Returns the command that repeats a failed case; `arguments` are those of the config."""
+  layout = row.layout
+  if layout.number is None:
+    more = [f"--sweep={name}={value}" for name, value in layout.settings]
+  else:
+    more = ["--layouts=1", f"--seed={layout.number}"]
+  if failure.faults is not None:
+    more.append(f"--faults={';'.join(map(str, failure.faults))}")
+  elif row.kind == _PROCESSES:
+    more.append("--processes")
+  elif row.kind != _GIVEN:
+    more.append(f"--kinds={row.kind}")
+  return shlex.join(["bamboo", "verify", *arguments, *more, f"--num_events={options.num_events}"])
+
+
+def render(row: VerifyRow) -> str:
+  """Returns a row as a line."""
+  num_same, num_failed = sum(row.states.values()), len(row.failures)
+  none = "FAILED" if row.failures else "none"  # Too small a layout has no pairs, for example.
+  states = ",".join(state[:12] for state in row.states) or none
+  words = [states, f"kind={row.kind}", f"cases={num_same + num_failed}", f"same={num_same}"]
+  words += [f"{name}={count}" for name, count in row.counts.items()]
+  return " ".join([*words, f"secs={row.secs:.1f}", str(row.layout)]).rstrip()
+
+
+def _run_kind(job: VerifyJob, trials: trials_lib.Trials, kind: str, start: float) -> VerifyRow:
+  states, counts = collections.Counter[str](), collections.Counter[str]()
+  rungs, failures = collections.Counter[str](), []
+  cases, is_rows = _list_cases(job, trials, kind), trials.config.pipeline.executor == "rows"
+  is_quiet = not sys.stderr.isatty() or multiprocessing.parent_process() is not None
+  for case in tqdm.tqdm(cases, desc=f"{kind} {job.layout}", unit="case", disable=is_quiet):
+    try:
+      outcome = trials.run(case)
+      if isinstance(case, storm_lib.Storm) and kind == "storm":
+        counts.update(events=len(case.drawn), compiled=case.num_compiled)
+        if is_rows and case.num_compiled:
+          raise trials_lib.TroubleError(f"{case.num_compiled} programs were compiled meanwhile")
+    except Exception as error:
+      faults = case.drawn if isinstance(case, storm_lib.Storm) else case.faults
+      failures.append(FailedCase(tuple(faults), f"{type(error).__name__}: {error}"))
+      continue
+    states[outcome.state] += 1
+    rungs.update(outcome.rungs)
+  secs = time.perf_counter() - start
+  return VerifyRow(job.layout, kind, states, failures, {**rungs, **counts}, secs)
+
+
+def _list_cases(
+    job: VerifyJob, trials: trials_lib.Trials, kind: str
+) -> Sequence[cases_lib.Case | storm_lib.Storm]:
+  options, config = job.options, trials.config
+  if kind == _GIVEN:
+    assert options.faults is not None
+    return [cases_lib.Case(options.faults, options.num_events + 1)]
+  if kind == "single":
+    return cases_lib.single_deaths(trials.steps, every=options.every)
+  first = options.seed if job.layout.number is None else job.layout.number
+  if kind in cases_lib.KINDS:
+    return cases_lib.draw_deaths(kind, trials.steps, num_cases=options.num_cases, seed=first)
+  goes_back = kind == "mixed" and config.recovery.checkpoint
+  return [
+      storm_lib.Storm(
+          num_events=options.num_events,
+          at_once=2 if kind == "mixed" else max(1, config.recovery.num_failures),
+          seed=seed,
+          kinds=(*_MIXED, *["all"] * goes_back) if kind == "mixed" else ("kill",),
+          goes_back=goes_back,
+      )
+      for seed in range(first, first + options.num_cases)
+  ]
+
+
+def _count_late(job: VerifyJob, kinds: Sequence[str]) -> int | None:
+  """Returns how many nodes may come later; None: all once more."""
+  events = job.options.num_events
+  if {*kinds} <= {"single", *cases_lib.KINDS}:
+    return None
+  if {*kinds} <= {"single", *cases_lib.KINDS, "storm"}:
+    return events
+  events = max(events, len(job.options.faults or ()))
+  changed = job.config.changed(dict(job.layout.settings))
+  return sizes.num_nodes(changed) * (1 + events)  # All may come again at each.
+
+
+_made: dict[str, Layouts] = {}  # Of this process, by their config; they keep programs.
+
+
+def _find_layouts(job: VerifyJob) -> Layouts:
+  key = str(job.config)
+  if key not in _made:
+    program_store.use(job.program_cache)
+    devices_lib.use_virtual_devices(job.num_devices, distinct=True)
+    _made[key] = Layouts(job.config)
+  return _made[key]
+
+
+def _run_cluster(job: VerifyJob, arguments: Sequence[str]) -> VerifyRow:
+  start, num_events = time.perf_counter(), job.options.num_events
+  key = f"{job.config} {num_events}"
+  states, failures = collections.Counter[str](), []
+  try:
+    if key not in _alone:
+      _alone[key] = clusters.run(None, job.config, arguments, num_events=num_events)
+    state = clusters.run(job.layout, job.config, arguments, num_events=num_events)
+    if state != _alone[key]:
+      raise RuntimeError(f"{state[:12]} is not {_alone[key][:12]}, the state of one process")
+    states[state] += 1
+  except Exception as error:
+    failures = [FailedCase(None, f"{type(error).__name__}: {error}")]
+  return VerifyRow(job.layout, _PROCESSES, states, failures, {}, time.perf_counter() - start)
+
+
+_alone: dict[str, str] = {}  # States of undisturbed runs of one process.
+
+
+def _redraw(profile: cost_model.Profile, seed: int) -> cost_model.Profile:
+  """Returns a profile whose layers have random costs."""
+  rng = random.Random(f"costs {seed}")
+  layers = [
+      dataclasses.replace(layer, forward_ms=rng.uniform(1, 9), backward_ms=rng.uniform(1, 9))
+      for layer in profile.layers
+  ]
+  return dataclasses.replace(profile, layers=tuple(layers))

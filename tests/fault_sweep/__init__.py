@@ -1,1 +1,0 @@
-"""Deaths at every point of real steps: `bamboo_jax.testing.fault_sweep`."""

@@ -1,0 +1,1 @@
+"""Deaths at every point of real steps: `bamboo_jax.verify`."""

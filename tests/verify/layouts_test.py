@@ -1,0 +1,110 @@
+"""One state in every layout; `bamboo verify --layouts=N` draws as many as one likes."""
+
+from unittest import mock
+
+from absl.testing import absltest
+import jax
+
+from bamboo_jax.checkpoint import writer
+from bamboo_jax.faults import faults as faults_lib
+from bamboo_jax.runtime.executables import program_store
+from bamboo_jax.train.setup import accept
+from bamboo_jax.verify import cases, layouts as layouts_lib, storm as storm_lib, table
+from configs import sweep_faults
+
+GPIPE = ("pipeline.schedule", "gpipe")
+TEMPLATES = ("pipeline.layout", "templates")
+SPARE = ("redundancy.spares", 1)
+
+
+def mode(name):
+  return ("redundancy.mode", name)
+
+
+def make_config():
+  config = sweep_faults.get_config()
+  config.model.options.num_blocks = 2
+  return accept.accept(config)
+
+
+def make_layout(num_pipelines, num_stages, *settings, **more):
+  sizes = {
+      **layouts_lib.split_batch(make_config(), num_pipelines),
+      **{"pipeline.num_stages": num_stages, "redundancy.mode": "none"},
+  }
+  return layouts_lib.SweepLayout(tuple({**sizes, **dict(settings)}.items()), number=0, **more)
+
+
+# All pairs of values that are likely to meet.
+COVER = (
+    (make_layout(2, 3, costs_seed=1), ""),
+    (make_layout(1, 4, GPIPE, mode("lazy"), costs_seed=2, num_devices=2), ""),
+    (make_layout(3, 2, mode("eager"), SPARE, costs_seed=3), "1,1/0,7,kill"),
+    (make_layout(2, 4, GPIPE, mode("bubble"), costs_seed=4), "1,0/3,reduce,kill"),
+    (make_layout(2, 2, GPIPE, TEMPLATES, SPARE), ""),
+)
+
+
+def make_case(text):
+  return cases.Case(faults_lib.parse_faults(text, source="test"))
+
+
+class LayoutsTest(absltest.TestCase):
+
+  def test_one_state(self):
+    jax.devices()  # There are 8.
+    layouts = table.Layouts(make_config())
+    states = {layouts.make_trials(l).run(make_case(faults)).state for l, faults in COVER}
+    self.assertLen(states, 1)
+    # Another partition and fewer pipelines than before compile nothing, even
+    # without what other processes have left on the disk.
+    programs = program_store.use()
+    before = programs.num_compiled
+    with mock.patch.object(programs, "folder", None):
+      for layout in (make_layout(2, 2, costs_seed=9), make_layout(1, 3, mode("lazy"))):
+        layouts.make_trials(layout).run(make_case(""))
+    self.assertEqual(programs.num_compiled, before)
+
+  def test_the_state_depends_on_the_seed(self):
+    states = set()
+    for seed in (0, 1):
+      layouts = table.Layouts(make_config().changed({"seed": seed}))
+      states.add(layouts.make_trials(make_layout(1, 1)).run(make_case("")).state)
+    self.assertLen(states, 2)
+
+  def test_drawn(self):
+    draw = lambda count, seed: [
+        *layouts_lib.draw_layouts(make_config(), count, seed=seed, max_stages=4)
+    ]
+    drawn = draw(60, 0)
+    self.assertEqual(drawn[30:], draw(30, 30))
+    values = lambda name: {dict(l.settings)[f"pipeline.{name}"] for l in drawn}
+    self.assertEqual(values("num_pipelines"), {1, 2, 3, 4, 6})
+    self.assertEqual(values("num_stages"), {1, 2, 3, 4})
+    self.assertEqual(values("num_shares"), {12})
+    self.assertEqual({l.number for l in drawn}, {*range(60)})
+
+  def test_a_batch_that_few_pipelines_can_share(self):
+    config = make_config().changed({"pipeline.num_microbatches": 4})
+    self.assertEqual(layouts_lib.list_pipelines(config), [1, 2, 4])
+    self.assertEqual(layouts_lib.split_batch(config, 4)["pipeline.num_microbatches"], 2)
+    self.assertEqual(layouts_lib.split_batch(config)["pipeline.num_shares"], 4)
+
+  def test_a_storm_of_all_kinds(self):
+    jax.devices()
+    options = table.Options(("mixed",))
+    jobs, kinds = table.plan(make_config(), options, count=3), set()
+    with mock.patch.object(table, "_made", {str(make_config()): table.Layouts(make_config())}):
+      with mock.patch.object(
+          storm_lib.Storm, "_add", autospec=True, side_effect=storm_lib.Storm._add
+      ) as add:
+        with mock.patch.object(
+            writer.Writer, "close", autospec=True, side_effect=writer.Writer.close
+        ) as close:
+          rows = [row for job in jobs for row in table.run(job)]
+    # Each run, and the undisturbed one; or it may write into a folder that goes.
+    self.assertEqual(close.call_count, 4)
+    kinds = {call.args[-1] for call in add.call_args_list}
+    self.assertEqual([row.failures for row in rows], [[]] * 3)
+    self.assertLen({*rows[0].states, *rows[1].states, *rows[2].states}, 1)
+    self.assertGreaterEqual(len(kinds), 3)

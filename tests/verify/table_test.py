@@ -1,0 +1,100 @@
+"""Layouts times kinds of faults, and how a case that fails is repeated."""
+
+import shlex
+from unittest import mock
+
+from absl.testing import parameterized
+
+from bamboo_jax.train.setup import accept
+from bamboo_jax.verify import layouts as layouts_lib, table, trials as trials_lib
+from tests.verify import small
+
+OPTIONS = table.Options(("single",), every=4, num_events=3)
+ARGUMENTS = ["--config=mine.py", "--config.seed=2"]
+GIVEN = layouts_lib.SweepLayout((("pipeline.num_stages", 3), ("redundancy.mode", "lazy")))
+CASE = table.FailedCase(small.make_case("1,0/1,5 2,,,join").faults, "losses differ")
+
+
+def make_config(*size):
+  return accept.accept(small.make_config(*size))
+
+
+class TableTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(
+      (
+          "given",
+          GIVEN,
+          "single",
+          CASE,
+          "--sweep=pipeline.num_stages=3 --sweep=redundancy.mode=lazy "
+          "'--faults=1,0/1,5,kill;2,,,join'",
+      ),
+      (
+          "random",
+          layouts_lib.SweepLayout(number=7),
+          "mixed",
+          CASE,
+          "--layouts=1 --seed=7 " "'--faults=1,0/1,5,kill;2,,,join'",
+      ),
+      (
+          "no_plan",
+          layouts_lib.SweepLayout(number=7),
+          "mixed",
+          table.FailedCase(None, "error"),
+          "--layouts=1 --seed=7 --kinds=mixed",
+      ),
+  )
+  def test_find_command(self, layout, kind, failed, wanted):
+    row = table.VerifyRow(layout, kind, {}, [failed], {}, 0.0)
+    text = table.find_command(row, failed, ARGUMENTS, OPTIONS)
+    self.assertEqual(text, f"bamboo verify {shlex.join(ARGUMENTS)} {wanted} --num_events=3")
+
+  def test_render(self):
+    row = table.VerifyRow(GIVEN, "single", {"0123456789abcdef": 5}, [CASE], {"shadow": 4}, 1.25)
+    self.assertEqual(
+        table.render(row),
+        "0123456789ab kind=single cases=6 same=5 shadow=4 secs=1.2 "
+        "pipeline.num_stages=3 redundancy.mode=lazy",
+    )
+    self.assertStartsWith(table.render(row._replace(states={}, failures=[])), "none kind=single ")
+
+  def test_random_layouts_of_one_program(self):
+    config = make_config(2, 2, 1).changed({"pipeline.executor": "spmd"})
+    with self.assertRaisesRegex(ValueError, "^Random layouts need config.pipeline.executor='rows'"):
+      table.plan(config, OPTIONS, count=2)
+
+  def test_each_kind_has_a_row_that_names_what_failed(self):
+    config, options = make_config(2, 2, 1), table.Options(("single", "second"), every=9)
+    (job,) = table.plan(config, options)
+    tried = []
+
+    def run(unused, case):
+      tried.append(case)
+      if len(tried) == 2:
+        raise ValueError("a disk is full")
+      return trials_lib.TrialOutcome((), (), ("shadow",), (), "a" * 64)
+
+    with mock.patch.object(table, "_made", {str(config): table.Layouts(config)}):
+      with mock.patch.object(trials_lib.Trials, "run", run):
+        single, second = table.run(job)
+    self.assertEqual((single.kind, second.kind), ("single", "second"))
+    self.assertEqual(single.failures, [(tried[1].faults, "ValueError: a disk is full")])
+    self.assertEqual(single.states, {"a" * 64: len(tried) - 1})
+    self.assertEqual(single.counts, {"shadow": len(tried) - 1})
+    self.assertEqual((second.states, second.failures), ({}, []))  # Of two nodes.
+
+  def test_a_layout_without_a_plan(self):
+    config = make_config(2, 2, 1)
+    made = {str(config): table.Layouts(config)}
+    too_deep = (("pipeline.num_stages", 9),)
+    with mock.patch.object(table, "_made", made):
+      for number in (None, 4):
+        (job,) = table.plan(config, OPTIONS)
+        job = job._replace(layout=layouts_lib.SweepLayout(too_deep, number))
+        if number is None:
+          with self.assertRaisesRegex(ValueError, "num_stages"):
+            table.run(job)
+        else:
+          ((failed,),) = [row.failures for row in table.run(job)]
+          self.assertRegex(failed.message, "num_stages")
