@@ -10,6 +10,7 @@ transfers, do not count.
 import collections
 from collections.abc import Callable, Iterable, Sequence
 import dataclasses
+import functools
 import gc
 from typing import Any
 
@@ -18,7 +19,7 @@ import jax
 from bamboo_jax import config as config_lib
 from bamboo_jax.metrics import table as table_lib
 from bamboo_jax.plan import memory as memory_lib
-from bamboo_jax.runtime import devices as devices_lib, engine as engine_lib, program_cache
+from bamboo_jax.runtime import devices as devices_lib, engine as engine_lib
 from bamboo_jax.runtime.phases import reduce, update
 from bamboo_jax.runtime.profile import profiler
 from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
@@ -59,20 +60,22 @@ class Meter:
         self._note(device, now)
 
   def watch(
-      self, program: jax.stages.Compiled, devices: Sequence[jax.Device]
+      self,
+      program: Callable[..., Any],
+      compiled: Callable[[jax.Device], jax.stages.Compiled | None],
   ) -> Callable[..., Any]:
-    """Wraps `program` so that every call is measured."""
-    analysis = program.memory_analysis()
-    beside = analysis.temp_size_in_bytes - analysis.alias_size_in_bytes
+    """Wraps `program` so that every call is measured; `compiled` finds it for a device."""
 
     def run(*args: Any) -> Any:
-      if self.peaks is None:
+      (device,) = jax.tree.leaves(args)[0].devices()
+      found = compiled(device)
+      if self.peaks is None or found is None:
         return program(*args)
-      before = _sum_sizes(jax.live_arrays())
+      analysis, before = found.memory_analysis(), _sum_sizes(jax.live_arrays())
       results = program(*args)
-      made = _sum_sizes(jax.tree.leaves(results))
-      for device in devices:
-        self._note(device, before[device] + made[device] + beside)
+      made = _sum_sizes(jax.tree.leaves(results))[device]
+      beside = analysis.temp_size_in_bytes - analysis.alias_size_in_bytes
+      self._note(device, before[device] + made + beside)
       return results
 
     return run
@@ -96,32 +99,30 @@ def _sum_sizes(arrays: Iterable[Any]) -> collections.Counter[jax.Device]:
   return total
 
 
-class _Kind(programs_lib.KindPrograms):
-
-  def __init__(self, unit: spec_lib.StageSpec, meter: Meter) -> None:
-    super().__init__(unit)
-    self._meter = meter
-    self._watched = {}
-
-  def __getitem__(self, key: tuple[str, jax.Device]) -> Callable[..., Any]:
-    if key not in self._watched:
-      self._watched[key] = self._meter.watch(super().__getitem__(key), key[1:])
-    return self._watched[key]
+_NAMES = ("forward", "redundant", "backward", "update", "propose", "norms", "zeros", "cast")
 
 
-class _Cache(program_cache.ProgramCache):
+class _Watched:
+  """The programs of a kind of unit, with measured calls."""
+
+  def __init__(self, programs: programs_lib.UnitPrograms, meter: Meter) -> None:
+    for name in _NAMES:
+      compiled = functools.partial(programs.compile, name)
+      setattr(self, name, meter.watch(getattr(programs, name), compiled))
+
+
+class _Cache(programs_lib.ProgramCache):
 
   def __init__(self, meter: Meter) -> None:
-    super().__init__(lambda unit: _Kind(unit, meter))
+    super().__init__()
     self._meter = meter
     self._watched = {}
 
-  def get_add(self, unit: spec_lib.StageSpec, device: jax.Device) -> Callable[..., Any]:
-    key = (unit.kind, device)
-    if key not in self._watched:
-      add = super().get_add(unit, device)
-      self._watched[key] = self._meter.watch(add, [device])
-    return self._watched[key]
+  def get(self, unit: spec_lib.StageSpec, place: Any = None) -> _Watched:
+    programs = super().get(unit, place)
+    if programs not in self._watched:
+      self._watched[programs] = _Watched(programs, self._meter)
+    return self._watched[programs]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,11 +20,10 @@ from bamboo_jax.runtime import (
     engine as engine_lib,
     executor as executor_lib,
     node as node_lib,
-    program_cache,
 )
 from bamboo_jax.runtime.phases import compile_ahead, reduce, update
 from bamboo_jax.runtime.profile import recorder
-from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
 from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.train.setup import build, executors
 
@@ -40,7 +39,7 @@ class Site:
   plan: planner.Plan
   specs: Sequence[spec_lib.StageSpec]
   stages: joined.Joined
-  cache: program_cache.ProgramCache
+  cache: programs_lib.ProgramCache
 
   @property
   def scale(self) -> float:

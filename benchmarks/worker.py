@@ -33,9 +33,9 @@ import jax.numpy as jnp
 from bamboo_jax import config as config_lib
 from bamboo_jax.benchmarks import joined, variants
 from bamboo_jax.plan import cost_model
-from bamboo_jax.runtime import allocator, program_cache
+from bamboo_jax.runtime import allocator
 from bamboo_jax.runtime.profile import profiler
-from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.train.setup import build, executors
 
@@ -138,7 +138,7 @@ class Worker:
         plan=plan,
         specs=self._specs(",".join(map(str, plan.partition.bounds))),
         stages=self._stages,
-        cache=program_cache.ProgramCache(),
+        cache=programs_lib.ProgramCache(),
     )
     built = {}
     for name in names:

@@ -16,9 +16,10 @@ import hypothesis
 import jax
 import pytest
 
-from bamboo_jax.runtime import devices as devices_lib, program_cache
+from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.executables import program_folder, program_store
 from bamboo_jax.runtime.phases import fingerprint
+from bamboo_jax.runtime.stage import programs as programs_lib
 from tests import compilation, cpu_secs, samples
 
 _CACHE = pathlib.Path(__file__).resolve().parents[1] / "build" / "cache"
@@ -115,7 +116,7 @@ def _few_programs(request):
 
 def _drop_programs(module):
   for value in vars(module).values():
-    if isinstance(value, program_cache.ProgramCache):
+    if isinstance(value, programs_lib.ProgramCache):
       value.clear()
     elif hasattr(value, "cache_clear"):
       value.cache_clear()

@@ -17,7 +17,7 @@ from bamboo_jax.exchange import weights
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.models import zoo
 from bamboo_jax.reproductions.paper_models import gnmt
-from bamboo_jax.runtime import program_cache
+from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.verify import cases, trials as trials_lib
 
 _GUIDES = pathlib.Path(__file__).resolve().parents[1] / "docs" / "guides"
@@ -55,7 +55,7 @@ class ModelsPageTest(absltest.TestCase):
     config.pipeline.num_stages = 2
     config.pipeline.num_microbatches = 2
     config.pipeline.microbatch_size = 2
-    trials = trials_lib.Trials(config, cache=program_cache.ProgramCache())
+    trials = trials_lib.Trials(config, cache=programs_lib.ProgramCache())
     faults = faults_lib.parse_faults("1,0/1,2,kill", source="test")
     outcome = trials.run(cases.Case(faults))
     self.assertEqual(outcome.rungs, ("shadow",))

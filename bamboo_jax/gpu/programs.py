@@ -22,7 +22,7 @@ from bamboo_jax.runtime import places
 from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
 from bamboo_jax.train.setup import build, executors
 
-_ALWAYS = ("forward", "backward", "update", "norms", "zeros")
+_ALWAYS = ("forward", "backward", "update", "norms", "zeros", "cast")
 _AHEAD = ("bubble", "budget", "eager")  # Modes with redundant passes.
 
 
@@ -92,16 +92,11 @@ def compile_units(
     plan: Its partition counts.
     names: Of programs; None: those that the config needs.
   """
-  place, seen = make_place(config, gpu), set()
-  for stage in task.whole.cut(plan.partition.bounds):
-    for unit in stage.units:
-      if unit.kind in seen:
-        continue
-      seen.add(unit.kind)
-      kind = programs_lib.KindPrograms(unit)
-      for name in names or _needed(config, kind, unit.is_last):
-        compiled = kind[name, place]
-        compiled = getattr(compiled, "compiled", compiled)
+  place, cache = make_place(config, gpu), programs_lib.ProgramCache()
+  for unit in programs_lib.find_kinds(task.whole.cut(plan.partition.bounds)):
+    programs = cache.get(unit, place)
+    for name in names or _needed(config):
+      if (compiled := programs.compile(name, place)) is not None:
         yield unit, Program(unit.names[0], name, compiled)
 
 
@@ -129,15 +124,11 @@ def make_place(config: config_lib.Config, gpu: machines.Machine) -> places.Place
   return jax.sharding.Mesh(np.array(devices).reshape(shape), sharding.AXES)
 
 
-def _needed(
-    config: config_lib.Config, kind: programs_lib.KindPrograms, is_left_out: bool
-) -> list[str]:
+def _needed(config: config_lib.Config) -> list[str]:
   is_mesh = config.node.mesh.data * config.node.mesh.tensor > 1
   names = [*_ALWAYS]
-  if kind.copy_bytes:
-    names.append("cast")
   if config.evaluate.every_steps:
     names.append("evaluate")
-  if config.redundancy.mode in _AHEAD and not (is_left_out or is_mesh):
+  if config.redundancy.mode in _AHEAD and not is_mesh:
     names.append("redundant")
   return names

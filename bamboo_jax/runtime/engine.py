@@ -16,8 +16,12 @@ import jax
 
 from bamboo_jax import base
 from bamboo_jax.plan import batch_split, memory as memory_lib
-from bamboo_jax.runtime import devices as devices_lib, node as node_lib, places, program_cache
-from bamboo_jax.runtime.stage import array_store as store_lib, spec as spec_lib
+from bamboo_jax.runtime import devices as devices_lib, node as node_lib, places
+from bamboo_jax.runtime.stage import (
+    array_store as store_lib,
+    programs as programs_lib,
+    spec as spec_lib,
+)
 from bamboo_jax.runtime.wire import links as links_lib, transport as transport_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 
@@ -75,7 +79,8 @@ class Engine:
       keep: bool = False,
       replicas: memory_lib.Protection | None = None,
       mesh: tuple[int, int] = (1, 1),
-      cache: program_cache.ProgramCache | None = None,
+      cache: programs_lib.ProgramCache | None = None,
+      residuals: str = "host",
       exchange: transport_lib.Transport | None = None,
   ) -> None:
     """Makes the nodes that own stages; compiles nothing yet.
@@ -85,6 +90,7 @@ class Engine:
     Args:
       num_shares: A multiple of the number of pipelines.
       mesh: Devices on which each node computes, by data and tensor.
+      residuals: Where those of redundant passes wait, see `plan.residuals`.
       exchange: Connects this process, which then has one node, with others.
     """
     self.specs = tuple(specs)
@@ -94,11 +100,11 @@ class Engine:
     self.shares = [*batch_split.deal_shares(num_shares, len(owners))]
     self.lines: Lines = [*zip(self.owners, self.shares, strict=True)]
     self.replicas = replicas or memory_lib.Protection()
-    self.programs = program_cache.ProgramCache() if cache is None else cache
+    self.programs = programs_lib.ProgramCache() if cache is None else cache
     self.exchange = exchange
     self.num_shares, self._per_share = num_shares, 0
     self.clock = node_lib.Clock()
-    self._keep = keep
+    self._keep, self._residuals = keep, residuals
     self.mesh = mesh
     self.nodes: dict[base.NodeId, node_lib.Node] = {}
     self.devices = dict(devices)
@@ -124,10 +130,11 @@ class Engine:
           device,
           links=self.links,
           clock=self.clock,
+          programs=self.programs,
+          residuals=self._residuals,
           sends_host=self.exchange is not None or device != self.devices[node],
       )
-    programs = self.programs.get(self.specs[stage], device)
-    self.nodes[node].programs[stage] = programs
+    self.nodes[node].load_programs(stage, self.specs[stage])
 
   def find_compute(self, node: base.NodeId) -> places.Place | None:
     """Returns where a node computes; None if in another process."""
@@ -181,8 +188,8 @@ class Engine:
   def set_state(self, layers: Mapping[str, spec_lib.LayerState]) -> None:
     """Gives every node a copy of the state of its layers."""
     for node in self.nodes.values():
-      for stage, programs in node.programs.items():
-        state = spec_lib.merge_layers({l.name: layers[l.name] for l in programs.spec.layers})
+      for stage, spec in node.specs.items():
+        state = spec_lib.merge_layers({name: layers[name] for name in spec.names})
         node.put_state(stage, state)
 
   def layer_states(self, pipeline: int = 0) -> dict[str, spec_lib.LayerState]:

@@ -195,7 +195,8 @@ class Executor(Protocol):
   def jobs(self, lines: engine_lib.Lines) -> list[Callable[[], Any]]:
     """Returns jobs that compile this executor's programs for some lines.
 
-    The programs of stages are not among them; see `phases.compile_ahead`.
+    For the present ones, also those after each death that replicas survive. The
+    programs of units are not among them; see `phases.compile_ahead`.
     """
 
   def begin(self, step: base.StepId, feed: node_lib.FeedFn) -> None:

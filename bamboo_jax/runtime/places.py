@@ -26,10 +26,15 @@ def whole(place: Place) -> jax.sharding.Sharding:
   return jax.sharding.SingleDeviceSharding(place)
 
 
+def of_any(place: Place, tree: base.PyTree) -> base.PyTree:
+  """Returns the shardings of arrays that are replicated on all devices."""
+  return jax.tree.map(lambda _: whole(place), tree)
+
+
 def of_data(place: Place, tree: base.PyTree) -> base.PyTree:
   """Returns the shardings of arrays whose first dimension is examples."""
   if not isinstance(place, jax.sharding.Mesh):
-    return jax.tree.map(lambda _: whole(place), tree)
+    return of_any(place, tree)
   size = place.shape["data"]
 
   def cut(array: jax.Array) -> jax.sharding.Sharding:
@@ -42,7 +47,7 @@ def of_data(place: Place, tree: base.PyTree) -> base.PyTree:
 def of_state(place: Place, tree: base.PyTree, model: str) -> base.PyTree:
   """Returns the shardings of state or gradients, keyed by parameter."""
   if not isinstance(place, jax.sharding.Mesh):
-    return jax.tree.map(lambda _: whole(place), tree)
+    return of_any(place, tree)
 
   sharding = lambda rule: jax.sharding.NamedSharding(place, _P(*rule))
   rules = find_rules(tree, model, place.shape)

@@ -48,8 +48,10 @@ class BackgroundCompiler:
   def trace(self) -> None:
     """Traces the programs of local nodes, which raises errors of the model's code."""
     for node in self._engine.nodes.values():
-      for programs in node.programs.values():
-        programs.trace()
+      for stage in node.specs:
+        for _, programs in node.units(stage):
+          for name in ("forward", "backward", "update"):
+            programs.trace(name, node.device)
 
   def compile(self) -> None:
     """Starts to compile the present roles and those after a death."""
@@ -99,24 +101,15 @@ class BackgroundCompiler:
     self._prepare(view.number, self._find_jobs(view))
 
   def prepare_nodes(self, alive: Collection[base.NodeId]) -> None:
-    """Compiles the roles of local nodes in a run with nodes `alive`; blocks.
-
-    A local node without a role may get any role once more nodes join, so it
-    compiles the programs of a spare.
-    """
+    """Compiles what local nodes need in a run with nodes `alive`; blocks."""
     self._is_under_way = True
-    layout = self._state.plan(alive).layout
-    jobs = self._jobs_of(layout)
-    for node in self._cohort.hosted - layout.nodes:
-      jobs += compile_ahead.compile_jobs_of_spare(self._engine, node)
-    self._call(jobs)
+    self._call(self._find_programs() + self._jobs_of(self._state.plan(alive).layout))
 
   def _begin(self, *, pauses: float) -> None:
     self._followed = self._state.layout
-    jobs = compile_ahead.compile_jobs(
-        self._engine, evaluate=self._evaluate, more=self._executor.jobs
-    )
-    self._submit(self._call, [*jobs, moves.load_solver], pauses)
+    lines = self._engine.lines
+    more = compile_ahead.find_jobs_of(self._engine, lines, self._executor.jobs)
+    self._submit(self._call, [*self._find_programs(), *more, moves.load_solver], pauses)
     self._submit(self._follow_deaths, self._state.plan_deaths(), pauses)
 
   def _submit(self, call: Callable[..., None], *arguments: Any) -> None:
@@ -132,10 +125,11 @@ class BackgroundCompiler:
     return self._jobs_of(self._state.plan(view.numbers).layout)
 
   def _jobs_of(self, layout: layout_lib.Layout) -> list[Callable[[], Any]]:
-    own = layout.by_segment
-    return compile_ahead.compile_jobs_of(
-        self._engine, *(own.owners, own.shadows, own.lines), more=self._executor.jobs
-    )
+    lines = layout.by_segment.lines
+    return compile_ahead.find_jobs_of(self._engine, lines, self._executor.jobs)
+
+  def _find_programs(self) -> list[Callable[[], Any]]:
+    return compile_ahead.find_jobs(self._engine, evaluate=self._evaluate)
 
   def _prepare(self, view: base.ViewId, jobs: list[Callable[[], Any]]) -> None:
     self._call(jobs)

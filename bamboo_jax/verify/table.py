@@ -25,8 +25,9 @@ from bamboo_jax import config as config_lib
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.models import units
 from bamboo_jax.plan import cost_model
-from bamboo_jax.runtime import devices as devices_lib, program_cache
+from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.executables import mappings, program_store
+from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.train.setup import accept, build, sizes
 from bamboo_jax.verify import (
     cases as cases_lib,
@@ -98,7 +99,7 @@ class Layouts:
   def __init__(self, config: Any) -> None:
     self.config = accept.accept(config)
     task = build.make_task(self.config)
-    self.whole, self.cache = task.whole, program_cache.ProgramCache()
+    self.whole, self.cache = task.whole, programs_lib.ProgramCache()
     self._profile = build.make_profile(self.config, task)
     self._wanted: dict[str, trials_lib.TrialOutcome] = {}
 

@@ -21,9 +21,8 @@ from bamboo_jax.checkpoint import digest
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.recovery import durations, layout as layout_lib
-from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.phases import replicas
-from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
 from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.train import environment, worker as worker_lib
 from bamboo_jax.train.members import cohort as cohort_lib, local_cohort
@@ -57,7 +56,7 @@ class TrialOutcome:
 
 def prepare(
     config: config_lib.Config,
-    cache: program_cache.ProgramCache,
+    cache: programs_lib.ProgramCache,
     whole: spec_lib.StageSpec | None = None,
 ) -> preparation.Prepared:
   """Returns the task of a config; `cache` may have programs of `whole`."""
@@ -74,7 +73,7 @@ class Trials:
       self,
       config: config_lib.Config | ml_collections.ConfigDict,
       *,
-      cache: program_cache.ProgramCache,
+      cache: programs_lib.ProgramCache,
       whole: spec_lib.StageSpec | None = None,
       num_late: int | None = None,
       num_devices: int | None = None,

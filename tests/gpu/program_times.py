@@ -36,7 +36,7 @@ class StageBench:
   ) -> None:
     unit = dataclasses.replace(spec, is_unit=True)
     self.spec, self._device = unit, device
-    self._programs = programs_lib.KindPrograms(unit)
+    self._programs = programs_lib.UnitPrograms(unit)
     place = jax.sharding.SingleDeviceSharding(device)
     init = lambda: spec_lib.to_unit(spec_lib.merge_layers(spec_lib.init_layers(unit)), unit)
     self._state = jax.jit(init, out_shardings=place)()
@@ -53,9 +53,10 @@ class StageBench:
     """Starts a new sum of gradients."""
     self.total = self.program("zeros")(self._token)
 
-  def program(self, name: str) -> jax.stages.Compiled:
+  def program(self, name: str) -> Callable[..., base.PyTree]:
     """Returns a program, compiled."""
-    return self._programs[name, self._device]
+    self._programs.compile(name, self._device)
+    return getattr(self._programs, name)
 
   def forward(self) -> jax.Array:
     """Runs the forward pass."""
@@ -90,7 +91,7 @@ class StageBench:
     return self._state, self._params
 
   def _cast(self) -> None:
-    self._params = self._programs.cast(self._state.params, self._device)
+    self._params = self._programs.cast(self._state.params)
 
 
 def time_stage(

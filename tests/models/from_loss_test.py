@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 from bamboo_jax.models import from_loss as from_loss_lib, layer as layer_lib, model as model_lib
-from bamboo_jax.runtime.stage import functions as functions_lib, spec as spec_lib
+from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
 
 _BATCH = {
     "x": np.arange(12, dtype=np.float32).reshape(4, 3) / 6,
@@ -203,12 +203,12 @@ class FromLossTest(parameterized.TestCase):
     model = _make(lambda p, b: (_loss(p, b), dict.fromkeys(names, 1.0)), has_aux=True)
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), _BATCH)
     unit = spec_lib.StageSpec(model, 0, 1, shapes, optax.sgd(0.1))
-    passes = functions_lib.UnitFunctions(unit)
+    passes = programs_lib.UnitPrograms(unit)
     given = (None, (_variables(model).params,), ({},), None, _BATCH)
-    self.assertEqual(passes.evaluate(*given)[1].shape, (3,))
+    self.assertEqual(passes._evaluate(*given)[1].shape, (3,))
     names.append("b")
     with self.assertRaisesRegex(ValueError, "the same metrics: \\('a',\\), then \\('a', 'b'\\)"):
-      passes.evaluate(*given)
+      passes._evaluate(*given)
 
   def test_names_has_aux(self):
     with self.assertRaisesRegex(ValueError, "got a tuple of 2. For .* has_aux=True"):

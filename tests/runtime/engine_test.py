@@ -11,14 +11,14 @@ import optax
 
 from bamboo_jax.data import batches as batches_lib, source as source_lib
 from bamboo_jax.models import zoo
-from bamboo_jax.runtime import engine as engine_lib, program_cache
+from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import compile_ahead, reduce
-from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
 from bamboo_jax.schedule import lines as lines_lib, simulate, timeline
 from tests import plain, samples, schedules
 
 MICROBATCH_SIZE = 3
-CACHE = program_cache.ProgramCache()
+CACHE = programs_lib.ProgramCache()
 
 
 @functools.cache
@@ -190,7 +190,7 @@ class RematTest(parameterized.TestCase):
       engine = make_engine(2, 1, 1, remat=remat)
       run_step(engine, num_microbatches=1)
       grads[remat] = jax.tree.map(np.asarray, grads_of(engine))
-      saved = [kind.saved for _, kind in engine.nodes[0].programs[0]._units]
+      saved = [programs.saved for _, programs in engine.nodes[0].units(0)]
       kept[remat] = sum(a.size * a.dtype.itemsize for s in saved for a in s.residuals)
     self.assertLess(kept["inputs"], kept["dots"])
     self.assertLess(kept["dots"], kept["full"])
@@ -216,8 +216,8 @@ class ResidualsTest(absltest.TestCase):
 
   def test_hold_no_parameters(self):
     for node in make_engine(2, 1, 1).nodes.values():
-      ((_, programs),) = node.programs.items()
-      large = {a.shape for a in jax.tree.leaves(programs.spec.state.params) if a.ndim > 1}
-      saved = [kind.saved for _, kind in programs._units]
+      ((stage, spec),) = node.specs.items()
+      large = {a.shape for a in jax.tree.leaves(spec.state.params) if a.ndim > 1}
+      saved = [programs.saved for _, programs in node.units(stage)]
       kept = {a.shape for s in saved for a in s.residuals}
       self.assertEmpty(large & kept)

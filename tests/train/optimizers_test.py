@@ -9,8 +9,8 @@ import numpy as np
 import optax
 
 from bamboo_jax.faults import faults as faults_lib
-from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.profile import profiler
+from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.train.setup import optimizers, schedules
 from bamboo_jax.verify import cases, trials as trials_lib
 from configs import sweep_faults
@@ -63,7 +63,7 @@ class OptimizersTest(parameterized.TestCase):
 
   @parameterized.parameters(*samples.draw(find_accepted(), 3))
   def test_a_death_in_the_second_step(self, name):
-    cache = program_cache.ProgramCache()
+    cache = programs_lib.ProgramCache()
     with mock.patch.object(profiler, "estimate", estimate_once):
       trials = trials_lib.Trials(make_config(name), cache=cache)
     outcome = trials.run(_DEATH)
@@ -73,7 +73,7 @@ class OptimizersTest(parameterized.TestCase):
     config = make_config("adamw")
     config.optimizer.options = {"weight_decay": 0.5}
     config.optimizer.decay = "matrices"
-    cache = program_cache.ProgramCache()
+    cache = programs_lib.ProgramCache()
     with mock.patch.object(profiler, "estimate", estimate_once):
       trials = trials_lib.Trials(config, cache=cache)
     self.assertEqual(trials.run(_DEATH).rungs, ("shadow",))

@@ -10,13 +10,13 @@ import numpy as np
 
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.models import paced as paced_lib, zoo
-from bamboo_jax.runtime import program_cache
+from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.train import run
 from bamboo_jax.verify import trials as trials_lib
 from configs import paced
 from tests.verify import small
 
-_CACHE = program_cache.ProgramCache()
+_CACHE = programs_lib.ProgramCache()
 
 
 def make_config(size="2x2", *, ms=1.0, **changes):

@@ -15,8 +15,9 @@ import numpy as np
 
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import jsonl
-from bamboo_jax.runtime import devices as devices_lib, program_cache
+from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.spmd import pipeline_run as run_lib
+from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.train import environment, run, worker as worker_lib
 from bamboo_jax.train.members import local_cohort
 from bamboo_jax.train.record import workdir
@@ -25,7 +26,7 @@ from bamboo_jax.verify import trials
 from configs import sweep_faults
 from tests import samples, tiny
 
-_PROGRAMS = program_cache.ProgramCache()
+_PROGRAMS = programs_lib.ProgramCache()
 _DEATHS = (
     ("last_stage_after_the_passes", "1,0/1,reduce", {}),
     ("without_a_spare", "1,0/1,5", {"redundancy__spares": 0}),

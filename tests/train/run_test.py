@@ -23,7 +23,7 @@ import numpy as np
 from bamboo_jax import base
 from bamboo_jax.checkpoint import manifest, orbax_item
 from bamboo_jax.metrics import jsonl
-from bamboo_jax.runtime import program_cache
+from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.train import control, run
 from bamboo_jax.train.setup import job as job_lib, optimizers
 from tests import samples, tiny
@@ -31,7 +31,7 @@ from tests import samples, tiny
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _DEADLINE_SECS = 240
 _MLP_OPTIONS = {"num_blocks": 2, "width": 8, "sequence_length": 8, "vocab_size": 16}
-_PROGRAMS = program_cache.ProgramCache()
+_PROGRAMS = programs_lib.ProgramCache()
 _OPTIMIZERS = {}
 _make_optimizer = optimizers.make_optimizer
 
@@ -93,7 +93,7 @@ class RunTest(parameterized.TestCase):
     self.root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
     self.output = io.StringIO()
     for patch in (
-        mock.patch.object(program_cache, "ProgramCache", lambda: _PROGRAMS),
+        mock.patch.object(programs_lib, "ProgramCache", lambda: _PROGRAMS),
         mock.patch.object(optimizers, "make_optimizer", _shared_optimizer),
         mock.patch("sys.stdout", self.output),
     ):

@@ -13,8 +13,8 @@ from absl.testing import parameterized
 
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.models import zoo
-from bamboo_jax.runtime import program_cache
 from bamboo_jax.runtime.phases import update
+from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.train import run as run_lib
 from bamboo_jax.train.setup import accept, build, preparation
 from bamboo_jax.verify import cases, trials as trials_lib
@@ -60,7 +60,7 @@ class TextModelsTest(parameterized.TestCase):
   @parameterized.parameters(*zip(samples.draw(sorted(_OPTIONS), 1)))
   def test_deaths(self, name):
     """If `refresh` is "state", replicas get parameters, not gradients."""
-    config, cache, whole = make_config(name), program_cache.ProgramCache(), None
+    config, cache, whole = make_config(name), programs_lib.ProgramCache(), None
     for refresh in ("gradient", "state")[: 1 + (name == "qwen, lora")]:
       config.redundancy.refresh = refresh
       trials = trials_lib.Trials(config, cache=cache, whole=whole)

@@ -3,12 +3,12 @@
 import functools
 
 from bamboo_jax.faults import faults as faults_lib
-from bamboo_jax.runtime import program_cache
+from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.train.setup import build
 from bamboo_jax.verify import cases, trials as trials_lib
 from configs import sweep_faults
 
-CACHE = program_cache.ProgramCache()
+CACHE = programs_lib.ProgramCache()
 
 
 def make_config(num_stages, num_microbatches, num_pipelines, *, num_shares=None, **changes):

@@ -11,5 +11,5 @@ Until the vote the state stays: a phase leaves its result in `engine.results`,
 beside its input, and may be run again.
 
   replicas       Compares the state of replicas, by fingerprint.
-  compile_ahead  Programs of roles, also those after the next death.
+  compile_ahead  Programs of all kinds of units, for any role of a node.
 """

@@ -26,10 +26,10 @@ Started = Sequence[jax.Array]
 _ARRAY_FACTOR = 0x9E3779B97F4A7C15  # 2**64 / golden ratio.
 
 
-def compile_for(spec: spec_lib.StageSpec, place: places.Place) -> None:
-  """Compiles the fingerprint programs of a stage's state in a place."""
-  where = places.of_state(place, spec.state, spec.model.name)
-  pairs = zip(*map(jax.tree.leaves, (spec.state, where)), strict=True)
+def compile_for(unit: spec_lib.StageSpec, place: places.Place) -> None:
+  """Compiles the fingerprint programs of a unit's state in a place."""
+  where = places.of_state(place, unit.state, unit.model.name)
+  pairs = zip(*map(jax.tree.leaves, (unit.state, where)), strict=True)
   for like, sharding in pairs:
     _find_program(like.shape, like.dtype, sharding.with_memory_kind("device"))
 

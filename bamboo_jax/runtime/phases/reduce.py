@@ -26,6 +26,7 @@ With one share on each of D devices, a device sends 2 (D - 1) / D gradients.
 
 from collections.abc import Mapping, Sequence
 import itertools
+import operator
 
 import jax
 import numpy as np
@@ -37,15 +38,26 @@ from bamboo_jax.runtime.wire import ordered_sum
 from bamboo_jax.schedule import channel as channel_lib
 
 
-def compile_ties(engine: engine_lib.Engine, node: node_lib.Node) -> None:
-  """Compiles the sums of tied parameters that a node needs as an owner."""
+def compile_add(unit: spec_lib.StageSpec, device: jax.Device) -> None:
+  """Compiles the sum of two accumulators of a unit on a device."""
+  where = jax.sharding.SingleDeviceSharding(device)
+  put = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where)
+  like = jax.tree.map(put, spec_lib.to_unit(unit.accumulator, unit))
+  _add_two.lower(like, like).compile()
+
+
+@jax.jit
+def _add_two(a: spec_lib.Accumulator, b: spec_lib.Accumulator) -> spec_lib.Accumulator:
+  return jax.tree.map(operator.add, a, b)
+
+
+def compile_ties(engine: engine_lib.Engine, place: places.Place) -> None:
+  """Compiles the sums of tied parameters in a place."""
   for group in engine.ties:
-    if not any(copy.stage in node.programs for copy in group):
-      continue
     copy = group[0]
     like = engine.specs[copy.stage].accumulator.grads[copy.layer][copy.param]
     named = {copy.param: np.zeros(like.shape, like.dtype)}
-    where = places.of_state(node.device, named, engine.specs[0].model.name)
+    where = places.of_state(place, named, engine.specs[0].model.name)
     zeros = jax.device_put(named, where)[copy.param]
     ordered_sum.add([zeros] * len(group))  # The first call compiles.
 
@@ -202,10 +214,9 @@ def _add_here(
     return parts[0]
   devices = list(dict.fromkeys(engine.devices[n] for n in channel.nodes))
   device = devices[channel.unit % len(devices)]
-  add = engine.programs.get_add(_unit_of(engine, channel), device)
   total = jax.device_put(parts[0], device)
   for index in range(1, len(parts)):  # None is donated: they may be needed.
-    total = add(total, jax.device_put(parts[index], device))
+    total = _add_two(total, jax.device_put(parts[index], device))
   return total
 
 
@@ -231,7 +242,7 @@ def stage_norms(engine: engine_lib.Engine) -> dict[base.StageId, np.ndarray]:
   norms = {}
   for stage, total in sorted(engine.results.totals.items()):
     if node := _local_owner(engine, stage):
-      norms[stage] = node.programs[stage].norms(total[node.device])
+      norms[stage] = node.norms(stage, total[node.device])
   return {
       stage: np.concatenate([np.asarray(n, np.float64) for n in parts])
       for stage, parts in norms.items()

@@ -15,11 +15,7 @@ commit. Frozen parameters never change, so they are not sent.
 A death before 4 leaves both with the state before the step.
 """
 
-import jax
-import numpy as np
-
-from bamboo_jax import base
-from bamboo_jax.runtime import engine as engine_lib, node as node_lib, places
+from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import reduce
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import channel as channel_lib
@@ -34,8 +30,8 @@ def refresh(engine: engine_lib.Engine, scale: float) -> int:
   if sends_state and any(engine.shadows):
     for (stage, number), total in values.items():
       # Not donated: the step may still fail.
-      results.proposed[stage, number] = _update_stage(
-          engine, nodes[number], stage, total, scale=scale, donate=False
+      results.proposed[stage, number] = nodes[number].update(
+          stage, total, scale, engine.num_microbatches, donate=False
       )
     values = results.proposed
   received, num_bytes = {}, 0
@@ -80,31 +76,10 @@ def apply(engine: engine_lib.Engine, scale: float) -> None:
     for stage in list(node.state):
       state = proposed.pop((stage, number), None)
       if state is None:
-        state = _update_stage(engine, node, stage, totals[stage, number], scale=scale)
+        total = totals[stage, number]
+        state = node.update(stage, total, scale, engine.num_microbatches)
       node.state[stage] = state
       is_replica = any(s.get(stage) == number for s in engine.shadows)
       if is_replica and engine.replicas.slots == "host":
         # The update needs them on the device.
         node.state[stage] = node.with_slots(stage, "pinned_host")
-
-
-def _update_stage(
-    engine: engine_lib.Engine,
-    node: node_lib.Node,
-    stage: base.StageId,
-    total: spec_lib.Accumulator,
-    *,
-    scale: float,
-    donate: bool = True,
-) -> spec_lib.StageState:
-  """Returns the state of a stage after the step.
-
-  Args:
-    total: Final gradients, multiplied by `scale` here.
-    donate: Whether the former state is donated.
-  """
-  state = node.with_slots(stage, "device")
-  scalars = (np.float32(scale), np.float32(engine.num_microbatches))
-  return node.programs[stage].update(
-      state, total, *jax.device_put(scalars, places.whole(node.device)), donate=donate
-  )

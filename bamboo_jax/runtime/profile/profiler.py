@@ -84,12 +84,12 @@ def estimate(
   seen, layers = {}, []
   for unit in spec.units:
     if unit.kind not in seen:
-      programs = programs_lib.KindPrograms(unit)
+      programs = programs_lib.UnitPrograms(unit)
       kept = _residual_bytes(programs)
       # A backward pass may hold the gradients of all these at once.
       working = kept + spec_lib.nbytes(unit.accumulator.grads)
       if unit.is_last:  # A forward pass has logits, maybe of a wider dtype.
-        forward = programs.traced("forward").jaxpr
+        forward = programs.trace("forward").jaxpr
         working = max(working, products.largest_product(forward))
       seen[unit.kind] = _with_memory(
           _estimate_layers(unit, rates), residual_bytes=kept, working_bytes=working
@@ -205,7 +205,7 @@ def _at_pace(cost: _Costs, layer: spec_lib.StageSpec) -> _Costs:
   )
 
 
-def _residual_bytes(programs: programs_lib.KindPrograms) -> int:
+def _residual_bytes(programs: programs_lib.UnitPrograms) -> int:
   return spec_lib.nbytes(programs.saved) + spec_lib.nbytes(programs.unit.inputs)
 
 
@@ -226,8 +226,8 @@ def _time_unit(
     num_repeats: int,
     idle: float,
 ) -> _Costs:
-  programs = programs_lib.KindPrograms(unit)
-  run = lambda name, *args: _timed(programs[name, device], *args)
+  programs = programs_lib.UnitPrograms(unit)
+  run = lambda name, *args: _timed(getattr(programs, name), *args)
   state = spec_lib.merge_layers(spec_lib.init_layers(unit))
   state = spec_lib.to_unit(state, unit)
   state = jax.device_put(state, device, may_alias=False)
@@ -240,7 +240,7 @@ def _time_unit(
   _, total = run("zeros", token)
   forward_ms, backward_ms, update_ms, norm_ms = [], [], [], []
   for _ in range(num_repeats + 2):  # 2 to warm up.
-    cast_ms, params = _timed(programs.cast, state.params, device)
+    cast_ms, params = _timed(programs.cast, state.params)
     args = (token, params, state.stats, inputs, batch, zero, zero, zero)
     secs, (_, _, saved) = run("forward", *args)
     forward_ms.append(secs)
@@ -254,12 +254,13 @@ def _time_unit(
     state = spec_lib.add_frozen(new, state)
     update_ms.append(secs + cast_ms)
   # Each alone: cached leftovers would slow the other passes down.
-  params = programs.cast(state.params, device)
+  params = programs.cast(state.params)
   args = (token, params, state.stats, inputs, batch, zero, zero, zero)
   redundant_ms = [run("redundant", *args)[0] for _ in range(num_repeats + 2)]
   times = (forward_ms, backward_ms, update_ms, norm_ms, redundant_ms)
   medians = [max(0.0, statistics.median(ms[2:]) - idle) for ms in times]
-  analyses = [programs[name, device].memory_analysis() for name in ("forward", "backward")]
+  compiled = [programs.compile(name, device) for name in ("forward", "backward")]
+  analyses = [program and program.memory_analysis() for program in compiled]
   working_bytes = max(int(a.temp_size_in_bytes) if a else 0 for a in analyses)
   kept, copied = _residual_bytes(programs), programs.copy_bytes
   return _Costs._make((*medians, kept, working_bytes, copied))
@@ -269,7 +270,7 @@ def _estimate_layers(unit: spec_lib.StageSpec, rates: roofline_lib.Roofline) -> 
   """Returns the costs of the layers of a unit, each compiled alone."""
   costs = []
   for layer in unit.single_layers:
-    programs = programs_lib.KindPrograms(layer)
+    programs = programs_lib.UnitPrograms(layer)
     names = ("forward", "backward", "update", "norms")
     times = [rates.pass_ms(programs, name) for name in names]
     kept = _residual_bytes(programs)

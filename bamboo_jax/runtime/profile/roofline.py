@@ -65,9 +65,9 @@ class Roofline(NamedTuple):
         LinkCost(0.05, machine.link_bytes_per_sec / 1e3),  # The latency is assumed.
     )
 
-  def pass_ms(self, programs: programs_lib.KindPrograms, name: str) -> float:
-    """Returns the time of a program of `KindPrograms`, such as "forward"."""
-    traced = programs.traced(name)
+  def pass_ms(self, programs: programs_lib.UnitPrograms, name: str) -> float:
+    """Returns the time of a program of `UnitPrograms`, such as "forward"."""
+    traced = programs.trace(name)
     if name not in ("forward", "backward"):
       return self.start_ms + products.moved_bytes(traced) / self.bytes_per_ms
     # Efficiencies are shares of all products that are traced.

@@ -15,7 +15,7 @@ from bamboo_jax.models import remat
 from bamboo_jax.runtime import compat
 from bamboo_jax.runtime.spmd import buffers as buffers_lib, layout as layout_lib
 from bamboo_jax.runtime.spmd.ticks import tick_table as table_lib
-from bamboo_jax.runtime.stage import functions, spec as spec_lib
+from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
 
 # Parameters and statistics of the layers of a block.
 Block = list[tuple[base.PyTree, base.PyTree]]
@@ -85,7 +85,7 @@ class BlockPasses:
       (grad, grads), i = carry, last - j
       block = buffers_lib.read(blocks, p.hold, i)
       start, residuals = buffers_lib.read((kept.inputs, kept.residuals), p.residual, i)
-      params = functions.widen([params for params, _ in block])
+      params = programs_lib.widen([params for params, _ in block])
       assert self._join_vjp is not None, "Set by the forward pass."
       found, grad = self._join_vjp((params, start), residuals)(grad)
       return grad, buffers_lib.add(grads, found, p.hold, i)
@@ -138,7 +138,7 @@ class BlockPasses:
       return inputs, stats
 
     apply = remat.checkpoint(apply, remat.of_units(self._spec.remat))
-    params = functions.widen([params for params, _ in block])
+    params = programs_lib.widen([params for params, _ in block])
     outputs, vjp, stats = jax.vjp(apply, params, inputs, has_aux=True)
     self._join_vjp, residuals = compat.split_vjp(vjp)
     return outputs, residuals, stats

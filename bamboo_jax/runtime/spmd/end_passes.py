@@ -22,7 +22,7 @@ from bamboo_jax.runtime.spmd import (
     layout as layout_lib,
 )
 from bamboo_jax.runtime.spmd.ticks import tick_table as table_lib
-from bamboo_jax.runtime.stage import functions, spec as spec_lib
+from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
 
 Data = block_passes.Data
 Ends = dict[str, tuple[base.PyTree, base.PyTree]]  # Parameters, statistics.
@@ -113,7 +113,7 @@ class EndPasses:
   def _split(self, ends: Ends, layers: range) -> tuple[base.PyTree, base.PyTree]:
     names = [self.spec.model.layer_names[i] for i in layers]
     return (
-        {name: functions.widen(ends[name][0]) for name in names},
+        {name: programs_lib.widen(ends[name][0]) for name in names},
         {name: ends[name][1] for name in names},
     )
 

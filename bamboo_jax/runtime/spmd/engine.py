@@ -24,7 +24,7 @@ from bamboo_jax.runtime.spmd import (
     weights as weights_lib,
 )
 from bamboo_jax.runtime.spmd.ticks import lowering, tick_table as table_lib
-from bamboo_jax.runtime.stage import functions, spec as spec_lib
+from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
 from bamboo_jax.schedule import holdings as holdings_lib, instruction as instruction_lib
 
 Owners = Sequence[base.NodeId]
@@ -72,7 +72,7 @@ class SpmdEngine:
     self._processes, self._devices = processes, rows.devices
     if processes is None:
       _check(rows.owners, self._devices)
-    self._params = functions.copies_of(whole)
+    self._params = programs_lib.copies_of(whole)
     self._keeps = keeps
     self._sizes, self._sizes_of_rest = program_lib.find_sizes(
         table, num_stages=self.layout.num_stages, keeps=keeps, segment_ticks=segment_ticks

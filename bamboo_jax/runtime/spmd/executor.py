@@ -7,7 +7,7 @@ is repeated on the survivors. If programs cannot run the new roles, because
 nodes would share a device, rows repeat the step from its start.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from absl import logging
@@ -51,7 +51,12 @@ class Programs:
 
   def jobs(self, lines: rows_engine.Lines) -> list[Callable[[], Any]]:
     """See `executor.Executor`."""
-    return self.programs.jobs(lines)
+    engine, jobs = self._engine, self.programs.jobs(lines)
+    if lines is engine.lines:
+      for owners in survivable_deaths(engine.owners, engine.shadows):
+        after = [(row, own) for row, own in zip(owners, engine.shares, strict=True) if own]
+        jobs += self.programs.jobs(after)
+    return jobs
 
   def begin(self, step: base.StepId, feed: node_lib.FeedFn) -> None:
     """See `executor.Executor`."""
@@ -135,3 +140,17 @@ class Programs:
     self.programs.runs = {}
     for node in self._engine.nodes.values():
       node.store.clear()
+
+
+def survivable_deaths(
+    owners: Sequence[Sequence[base.NodeId]], shadows: Sequence[Mapping[base.StageId, base.NodeId]]
+) -> Iterator[list[tuple[base.NodeId, ...]]]:
+  """Yields the owners after the death of each node that has shadows."""
+  for pipeline, holders in enumerate(shadows):
+    row = owners[pipeline]
+    for victim in sorted({row[stage] for stage in holders}):
+      after = [tuple(r) for r in owners]
+      after[pipeline] = tuple(
+          holders.get(stage, node) if node == victim else node for stage, node in base.by_stage(row)
+      )
+      yield after

@@ -54,7 +54,7 @@ from bamboo_jax.runtime.spmd import (
     ring as ring_lib,
 )
 from bamboo_jax.runtime.spmd.ticks import tick_table as table_lib
-from bamboo_jax.runtime.stage import functions, spec as spec_lib
+from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
 from bamboo_jax.runtime.wire import transport as transport_lib
 
 _MOST_TRIES = 4  # In a row; then the error ends the run.
@@ -208,7 +208,7 @@ def _make_program(
     whole: spec_lib.StageSpec, wanted: RingProgram | ShareWork, devices: Sequence[jax.Device]
 ) -> program_lib.SegmentProgram:
   return program_lib.SegmentProgram(
-      *(whole, wanted.layout, wanted.sizes), devices=devices, params=functions.copies_of(whole)
+      *(whole, wanted.layout, wanted.sizes), devices=devices, params=programs_lib.copies_of(whole)
   )
 
 

@@ -2,7 +2,6 @@
 
 spec         Layers, units and all shapes of a stage. Read this first.
 casts        Weights that passes read in a lower precision, cast once per step.
-functions    Forward, backward, update and so on of a unit, to be traced.
-programs     The same, compiled for a device; a stage runs those of its units.
+programs     Forward, backward, update and so on of a unit, under `jax.jit`.
 array_store  The arrays of the current step, and in which memory they lie.
 """

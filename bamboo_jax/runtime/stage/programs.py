@@ -1,8 +1,13 @@
-"""Programs that a node runs for the units of a stage, compiled ahead.
+"""The programs of a kind of unit: functions under `jax.jit`.
 
-They are local: no program contains a collective, so the death of a peer cannot
-make one fail. The values from a forward to its backward pass are explicit
-(`spec.Saved`), without parameters and stage inputs, which the node keeps once.
+They are local: no program contains a collective between nodes, so the death of
+a peer cannot make one fail. They know no names of layers and no position in the
+model: layers are identified by position, and the index of the first is an
+argument. So a program is traced once for all units of a kind, and compiled for
+each device, or for the mesh of a node.
+
+The values from a forward to its backward pass are explicit (`spec.Saved`),
+without parameters and stage inputs, which the node keeps once.
 
 XLA:CPU may run two programs of one device concurrently. Every program of a row
 therefore takes `after`, a token of its predecessor in the row, and returns a
@@ -10,38 +15,31 @@ token, `done`. So a device runs its row in order, as one GPU stream would, and
 the token tells when an instruction has finished.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable
+import functools
+import threading
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 
 from bamboo_jax import base
-from bamboo_jax.runtime import places
-from bamboo_jax.runtime.stage import functions as functions_lib, spec as spec_lib
+from bamboo_jax.models import model as model_lib, remat
+from bamboo_jax.runtime import compat, places, recent
+from bamboo_jax.runtime.stage import casts, spec as spec_lib
 
-# By name: the function, the positions of donated arguments, and where arguments
-# and results lie (`places`): as (s)tate, as (d)ata, or on (a)ll devices.
-_PROGRAMS = {
-    "cast": ("cast", (), "s", "s"),
-    "forward": ("forward", (), "assddaaa", "add"),
-    "redundant": ("redundant", (), "assddaaa", "addd"),
-    "backward": ("backward", (5,), "asddds", "ads"),
-    "evaluate": ("evaluate", (), "assdd", "ad"),
-    "update": ("update", (0, 1), "sssaa", "s"),
-    "propose": ("update", (), "sssaa", "s"),
-    "norms": ("norms", (), "s", "a"),
-    "zeros": ("zeros", (), "a", "s"),
-}
+Layers = tuple[base.PyTree, ...]
+_MAX_OTHERS = 64  # With 250 mappings of memory each.
 
 
-class KindPrograms:
-  """The programs of a kind of unit, traced once and compiled by device.
+class UnitPrograms:
+  """The programs of a kind of unit.
 
-  `programs["forward", device]` compiles it if need be. Calls take positional
-  arguments, return at once, and the arrays become ready later:
+  Calls take positional arguments, return at once, and the arrays become ready
+  later. A call compiles if `compile` has not done so.
 
-    cast(params) -> those that the passes below take in another dtype, else None
     forward(after, params, stats, inputs, batch, step, microbatch, index)
         -> (done, outputs, saved)
     redundant: the same as forward
@@ -57,323 +55,335 @@ class KindPrograms:
 
   `step`, `microbatch` and `index` (of the first layer) are uint32 scalars,
   `scale` and `num_microbatches` are float32. `grad` is None for the last unit,
-  `inputs` and `grad_inputs` are None for the first.
+  `inputs` and `grad_inputs` are None for the first. Passes take `params` from
+  `cast`; gradients and statistics in `total` are sums over microbatches, and
+  those of scalars have shape [1].
+
+  Args:
+    mesh: On which the programs run; None for programs of one device.
   """
 
-  def __init__(self, unit: spec_lib.StageSpec) -> None:
-    self.unit = unit
-    self._functions = functions = functions_lib.UnitFunctions(unit)
-    # `keep_unused`: `after` only orders programs.
-    self._jitted = {
-        name: jax.jit(getattr(functions, function), donate_argnums=donated, keep_unused=True)
-        for name, (function, donated, *_) in _PROGRAMS.items()
-    }
-    self._compiled: dict[tuple[str, places.Place], Any] = {}
+  def __init__(self, unit: spec_lib.StageSpec, mesh: jax.sharding.Mesh | None = None) -> None:
+    self.unit, self._mesh = unit, mesh
+    # Held while one is traced, because `backward` needs results of `forward`.
+    self._lock = threading.RLock()
+    self._join_vjp: compat.JoinVjp | None = None
+    self._compiled: dict[tuple[str, places.Place], jax.stages.Compiled] = {}
+    jit = functools.partial(jax.jit, keep_unused=True)  # `after` only orders programs.
+    self.forward = jit(self._forward)
+    self.redundant = jit(self._redundant) if mesh is None else self._copy_forward
+    self.backward = jit(self._backward, donate_argnums=(5,))
+    self.evaluate = jit(self._evaluate)
+    self.update = jit(self._update, donate_argnums=(0, 1))
+    self.propose = jit(self._update)
+    self.norms, self.zeros = jit(self._norms), jit(self._zeros)
+    self._copy = jit(self._cast)
+
+  def cast(self, params: Layers) -> Layers:
+    """Returns parameters as passes read them; may be the same arrays."""
+    if not self.copy_bytes:
+      return params
+    copies = self._copy(params)
+    return jax.tree.map(lambda own, copy: own if copy is None else copy, params, copies)
 
   @property
+  def copies(self) -> Layers:
+    """Shapes of the parameters in the dtypes that passes read, see `casts`."""
+    # This lock first: threads that trace hold it as they ask for the property,
+    # whose own lock (of Python 3.11) another thread would hold otherwise.
+    with self._lock:
+      return self._copies
+
+  @functools.cached_property
   def copy_bytes(self) -> int:
-    """Size of the result of `cast`; 0 if passes read the parameters."""
-    copies, params = self._functions.copies, self.unit.state.params
-    pairs = zip(*map(jax.tree.leaves, (copies, params)), strict=True)
+    """Size of the arrays that `cast` makes; 0 if passes read the parameters."""
+    pairs = zip(*map(jax.tree.leaves, (self.copies, self.unit.state.params)), strict=True)
     return spec_lib.nbytes([c for c, p in pairs if c.dtype != p.dtype])
 
   @property
   def saved(self) -> spec_lib.Saved:
     """Shapes of the values that a forward pass keeps."""
-    return _shapes(self._trace("forward"))[2]
+    out = self.trace("forward").out_info
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), out[2])
 
-  def __getitem__(self, key: tuple[str, places.Place]) -> Any:
-    if key not in self._compiled:
-      name, place = key
-      if not isinstance(place, jax.sharding.Mesh):
-        self._compiled[key] = self._trace(name, place).lower().compile()
-      elif name == "redundant":
-        self._compiled[key] = _keep_on_host(self["forward", place])
-      else:
-        self._compiled[key] = self._compile_for_mesh(name, place)
-    return self._compiled[key]
+  def compile(self, name: str, place: places.Place) -> jax.stages.Compiled | None:
+    """Compiles a program, which calls then find; None if this unit does not have it."""
+    if self._mesh is not None and name == "redundant":
+      name = "forward"
+    is_left_out = name == "redundant" and self.unit.is_last  # See `Node.run`.
+    if is_left_out or (name == "cast" and not self.copy_bytes):
+      return None
+    if (name, place) not in self._compiled:
+      self._compiled[name, place] = self.trace(name, place).lower().compile()
+    return self._compiled[name, place]
 
-  def cast(self, params: functions_lib.Layers, place: places.Place) -> functions_lib.Layers:
-    """Returns parameters as passes read them; may be the same arrays."""
-    if not self.copy_bytes:
-      return params
-    copies = self["cast", place](params)
-    return jax.tree.map(lambda own, copy: own if copy is None else copy, params, copies)
+  def trace(self, name: str, place: places.Place | None = None) -> jax.stages.Traced:
+    """Returns a traced program; with a `place`, for arguments that lie there.
 
-  def trace(self) -> None:
-    """Traces all programs; needs no device, unlike compiling."""
-    for name in _PROGRAMS:
-      self._trace(name)
+    Needs no device without one. Compiling and calls find the trace.
+    """
+    program = self._copy if name == "cast" else getattr(self, name)
+    with self._lock:
+      return program.trace(*self._find_arguments(name, place))
 
-  def traced(self, name: str, place: places.Place | None = None) -> jax.stages.Traced:
-    """Returns a program as traced for a place, by default a device of this process."""
-    return self._trace(name, place or jax.local_devices()[0])
+  def _find_arguments(self, name: str, place: places.Place | None) -> tuple[base.PyTree, ...]:
+    """Returns the shapes of a program's arguments, and where they lie."""
 
-  def _trace(self, name: str, place: places.Place | None = None) -> jax.stages.Traced:
-    with self._functions.lock:
+    def put(tree: base.PyTree, find: Callable[[places.Place, base.PyTree], Any]) -> base.PyTree:
       if place is None:
-        return self._jitted[name].trace(*self._arguments(name))
-      return self._jitted[name].trace(*self._place_arguments(name, place))
+        return tree
+      like = lambda a, where: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where)
+      return jax.tree.map(like, tree, find(place, tree))
 
-  def _compile_for_mesh(self, name: str, mesh: jax.sharding.Mesh) -> Any:
-    """Compiles a program with the output sharding that its readers expect."""
-    function, donated, _, kinds = _PROGRAMS[name]
-    with self._functions.lock:
-      results = _shapes(self._trace(name, mesh))
-      where = self._arrange(mesh, kinds, results if len(kinds) > 1 else (results,))
-      program = jax.jit(
-          getattr(self._functions, function),
-          donate_argnums=donated,
-          keep_unused=True,
-          out_shardings=where if len(kinds) > 1 else where[0],
-      )
-      lowered = program.lower(*self._place_arguments(name, mesh))
-    return lowered.compile()
-
-  def _place_arguments(self, name: str, place: places.Place) -> tuple[base.PyTree, ...]:
-    arguments = self._arguments(name)
-    where = self._arrange(place, _PROGRAMS[name][2], arguments)
-    put = lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s)
-    return jax.tree.map(put, arguments, where)
-
-  def _arrange(
-      self, place: places.Place, kinds: str, trees: Sequence[base.PyTree]
-  ) -> tuple[base.PyTree, ...]:
-    arrange = {
-        "a": lambda t: jax.tree.map(lambda _: places.whole(place), t),
-        "d": lambda t: places.of_data(place, t),
-        "s": lambda t: places.of_state(place, t, self.unit.model.name),
-    }
-    pairs = zip(kinds, trees, strict=True)
-    return tuple(arrange[kind](tree) for kind, tree in pairs)
-
-  def _arguments(self, name: str) -> tuple[base.PyTree, ...]:
-    unit, scalar = self.unit, jax.ShapeDtypeStruct((), np.uint32)
-    state = spec_lib.to_unit(unit.state, unit)
-    total = spec_lib.to_unit(unit.accumulator, unit)
-    token = jax.eval_shape(functions_lib.make_token)
-    batch = {k: unit.batch[k] for k in unit.batch_keys}
-    copies = self._functions.copies
-    passes = (token, copies, state.stats, unit.inputs, batch)
+    whole = lambda dtype, *shape: put(jax.ShapeDtypeStruct(shape, dtype), places.of_any)
+    data = lambda tree: put(tree, places.of_data)
+    state = lambda tree: put(
+        tree, lambda place, tree: places.of_state(place, tree, unit.model.name)
+    )
+    unit, number, scale = self.unit, whole(np.uint32), whole(np.float32)
+    own = spec_lib.to_unit(unit.state, unit)
+    total = state(spec_lib.to_unit(unit.accumulator, unit))
+    token, params = whole(np.int8, 1), state(self.copies)
+    batch = data({k: unit.batch[k] for k in unit.batch_keys})
+    passes = (token, params, state(own.stats), data(unit.inputs), batch)
     match name:
       case "cast":
-        return (state.params,)
+        return (state(own.params),)
       case "forward" | "redundant":
-        return passes + (scalar, scalar, scalar)
+        return (*passes, number, number, number)
       case "backward":
-        grad = unit.outputs
-        return (token, copies, unit.inputs, self.saved, grad, total)
+        return (token, params, data(unit.inputs), data(self.saved), data(unit.outputs), total)
       case "evaluate":
         return passes
       case "update" | "propose":
-        scale = jax.ShapeDtypeStruct((), np.float32)
-        params = spec_lib.drop_frozen(unit, state.params)
-        return (params, state.slots, total, scale, scale)
+        trained = state(spec_lib.drop_frozen(unit, own.params))
+        return (trained, state(own.slots), total, scale, scale)
       case "norms":
         return (total,)
     return (token,)
 
+  @functools.cached_property
+  def _copies(self) -> Layers:
+    unit = self.unit
+    state = spec_lib.to_unit(unit.state, unit)
+    if not unit.is_mixed:
+      return state.params
+    batch = {k: unit.batch[k] for k in unit.batch_keys}
+    number = jax.ShapeDtypeStruct((), jnp.uint32)
+    data = (state.stats, unit.inputs, batch)
+    return casts.find_copies(self._passes, state.params, unit.outputs, data, number)
 
-def _shapes(traced: jax.stages.Traced) -> Any:
-  return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), traced.out_info)
+  def _passes(
+      self, params: Layers, grad: base.PyTree, data: tuple[base.PyTree, ...], number: jax.Array
+  ) -> base.PyTree:
+    """Runs each pass once, to be traced for `casts.find_copies`.
 
+    `data` is statistics, inputs and batch; `number` serves as step, microbatch
+    and index.
+    """
+    after, (_, inputs, _) = make_token(), data
+    _, outputs, saved = self._forward(after, params, *data, *[number] * 3)
+    back = (after, params, inputs, saved, grad, self._zeros(after))
+    return outputs, self._backward(*back), self._evaluate(after, params, *data)
 
-def _keep_on_host(forward: Any) -> Any:
-  """Returns the pass `forward`, with copies of its results in host memory."""
+  def _cast(self, params: Layers) -> Layers:
+    """Returns the parameters that passes read in another dtype; None for others."""
+    copy = lambda a, like: None if a.dtype == like.dtype else a.astype(like.dtype)
+    return self._as_state(jax.tree.map(copy, params, self.copies))
 
-  def run(*args: base.PyTree) -> tuple[base.PyTree, ...]:
-    done, outputs, saved = forward(*args)
+  def _forward(
+      self,
+      after: jax.Array,
+      params: Layers,
+      stats: Layers,
+      inputs: base.PyTree,
+      batch: base.PyTree,
+      *counters: jax.Array,
+  ) -> tuple[jax.Array, base.PyTree, spec_lib.Saved]:
+    run = lambda params, inputs: self._apply(params, stats, inputs, batch, *counters)
+    run = remat.checkpoint(run, remat.of_units(self.unit.remat))
+    outputs, vjp, stats = jax.vjp(run, widen(params), inputs, has_aux=True)
+    self._join_vjp, residuals = compat.split_vjp(vjp)
+    loss = None
+    if self.unit.is_last:
+      outputs, loss = None, outputs
+    saved = spec_lib.Saved(None, residuals, stats, loss)
+    return make_token(), *self._as_data((outputs, saved))
+
+  def _redundant(
+      self, *args: base.PyTree
+  ) -> tuple[jax.Array, base.PyTree, base.PyTree, spec_lib.Saved]:
+    done, outputs, saved = self._forward(*args)
+    kept = jax.device_put((outputs, saved), jax.memory.Space.Host)
+    return (done, outputs, *kept)
+
+  def _copy_forward(self, *args: base.PyTree) -> tuple[base.PyTree, ...]:
+    done, outputs, saved = self.forward(*args)
     return (done, outputs, *places.move((outputs, saved), "pinned_host"))
 
-  return run
-
-
-class StagePrograms:
-  """Runs the passes of a stage on a device, unit by unit."""
-
-  def __init__(
-      self,
-      spec: spec_lib.StageSpec,
-      kinds: Iterable[KindPrograms],
-      device: places.Place,
-      *,
-      residuals: str = "host",
-  ) -> None:
-    """Takes the programs of the kind of each unit of `spec`."""
-    self.spec, self.device, self._residuals = spec, device, residuals
-    self._units = tuple(zip(spec.units, kinds, strict=True))
-    self._indices: list[jax.Array] = []
-
-  def compile(self, names: Iterable[str]) -> None:
-    """Compiles programs; takes seconds, and may run in any thread."""
-    for name in names:
-      if name == "redundant" and self._residuals != "host":
-        continue  # Those of forward passes run.
-      for unit, programs in self._units:
-        is_left_out = name == "redundant" and unit.is_last
-        if not is_left_out and (name != "cast" or programs.copy_bytes):
-          programs[name, self.device]
-
-  def trace(self) -> None:
-    """Traces the model's code and the optimizer's; compiling finds the traces."""
-    for _, programs in self._units:
-      for name in ("forward", "backward", "update"):
-        programs.traced(name, self.device)
-
-  @property
-  def left_out_ms(self) -> float:
-    """Least time of the forward pass that `redundant` skips; 0 if none."""
-    unit, _ = self._units[-1]
-    return unit.pace.forward_ms if unit.is_last else 0.0
-
-  def token(self) -> jax.Array:
-    """Returns the token that the first program of a row waits for."""
-    return jax.device_put(np.zeros((1,), np.int8), places.whole(self.device))
-
-  def zeros(self, after: jax.Array) -> spec_lib.Accumulator:
-    """Returns the accumulator of a share before its first microbatch."""
-    return self._join(p["zeros", self.device](after) for _, p in self._units)
-
-  def cast(self, state: spec_lib.StageState) -> spec_lib.StageState:
-    """Returns the state with parameters in the dtypes that passes read."""
-    params: dict[str, base.PyTree] = {}
-    for unit, programs in self._units:
-      own = spec_lib.to_unit(state, unit).params
-      copies = programs.cast(own, self.device)
-      params |= zip(unit.names, copies, strict=True)
-    return state.replace(params=params)
-
-  def forward(
-      self, after: jax.Array, state: spec_lib.StageState, inputs: base.PyTree, *data: base.PyTree
-  ) -> tuple[jax.Array, base.PyTree, list[spec_lib.Saved]]:
-    """Returns `done`, the outputs, and the saved values of each unit.
-
-    `data` is the batch, the step and the microbatch; see `KindPrograms`.
-    """
-    kept: list[spec_lib.Saved] = []
-    for position in range(len(self._units)):
-      after, outputs, saved = self._run("forward", position, after, state, inputs, *data)
-      kept.append(saved.replace(inputs=inputs) if kept else saved)
-      inputs = outputs
-    return after, inputs, kept
-
-  def redundant(
-      self, after: jax.Array, state: spec_lib.StageState, inputs: base.PyTree, *data: base.PyTree
-  ) -> tuple[jax.Array, base.PyTree, list[spec_lib.Saved]]:
-    """Like `forward`, but its results are where `plan.residuals` says.
-
-    Skips the unit with the loss, because no other unit waits for it: if the
-    owner dies, `complete` runs it.
-    """
-    kept, held, nothing = [], None, spec_lib.Saved(None, None, None, None)
-    for position, (unit, _) in enumerate(self._units):
-      if unit.is_last:
-        kept.append(nothing.replace(inputs=held))
-        return after, None, kept
-      given = (position, after, state, inputs, *data)
-      if self._residuals == "host":
-        after, inputs, outputs, saved = self._run("redundant", *given)
-      else:
-        after, outputs, saved = self._run("forward", *given)
-        inputs = outputs
-      kept.append(saved.replace(inputs=held))
-      held = outputs
-    return after, held, kept
-
-  def complete(
+  def _backward(
       self,
       after: jax.Array,
-      state: spec_lib.StageState,
+      params: Layers,
       inputs: base.PyTree,
-      kept: list[spec_lib.Saved],
-      *data: base.PyTree,
-  ) -> tuple[jax.Array, list[spec_lib.Saved]]:
-    """Returns `done`, and `kept` with the residuals that `redundant` omits."""
-    done = []
-    for position, saved in enumerate(kept):
-      if saved.residuals is None:
-        given = inputs if saved.inputs is None else saved.inputs
-        after, _, new = self._run("forward", position, after, state, given, *data)
-        saved = new.replace(inputs=saved.inputs)
-      done.append(saved)
-    return after, done
-
-  def backward(
-      self,
-      after: jax.Array,
-      state: spec_lib.StageState,
-      inputs: base.PyTree,
-      kept: list[spec_lib.Saved],
+      saved: spec_lib.Saved,
       grad: base.PyTree,
       accumulator: spec_lib.Accumulator,
   ) -> tuple[jax.Array, base.PyTree, spec_lib.Accumulator]:
-    """Returns `done`, the gradient of the inputs, and the new accumulator."""
-    parts: list[base.PyTree] = []
-    pairs = list(zip(self._units, kept, strict=True))
-    for (unit, programs), saved in reversed(pairs):
-      after, grad, part = programs["backward", self.device](
-          *(after, spec_lib.to_unit(state, unit).params),
-          inputs if unit is self._units[0][0] else saved.inputs,
-          saved.replace(inputs=None),  # As it was traced.
-          *(grad, spec_lib.to_unit(accumulator, unit)),
-      )
-      parts.insert(0, part)  # In model order again.
-    return after, grad, self._join(parts)
+    assert self._join_vjp is not None, "forward is traced first"
+    vjp = self._join_vjp((widen(params), inputs), saved.residuals)
+    if self.unit.is_last:
+      zeros = [0.0] * (1 + len(self.unit.metrics))
+      grad = jnp.array([1.0, *zeros], jnp.float32)  # Only of the loss.
+    grads, grad_inputs = vjp(grad)  # XLA skips gradients of frozen weights.
+    grads = spec_lib.drop_frozen(self.unit, grads)
+    add = lambda total, x: total + x.reshape(total.shape).astype(total.dtype)
+    seen = spec_lib.Accumulator(grads, saved.stats, saved.loss)
+    accumulator = jax.tree.map(add, accumulator, seen)
+    return make_token(), self._as_data(grad_inputs), self._as_state(accumulator)
 
-  def evaluate(
-      self, after: jax.Array, state: spec_lib.StageState, inputs: base.PyTree, batch: base.PyTree
+  def _evaluate(
+      self, after: jax.Array, params: Layers, stats: Layers, inputs: base.PyTree, batch: base.PyTree
   ) -> tuple[jax.Array, base.PyTree]:
-    """Returns `done`, and the outputs without dropout; if last, the losses."""
-    for position in range(len(self._units)):
-      after, inputs = self._run("evaluate", position, after, state, inputs, batch)
-    return after, inputs
+    """Runs a forward pass without dropout; the last unit returns `layer.Loss.stack`."""
+    outputs, _ = self._apply(widen(params), stats, inputs, batch)
+    return make_token(), self._as_data(outputs)
 
-  def update(
+  def _update(
       self,
-      state: spec_lib.StageState,
+      params: Layers,
+      slots: Layers,
       total: spec_lib.Accumulator,
       scale: jax.Array,
       num_microbatches: jax.Array,
-      *,
-      donate: bool,
   ) -> spec_lib.StageState:
-    """Returns the next state; with `donate` consumes parameters and slots."""
-    name, parts = "update" if donate else "propose", []
-    for unit, programs in self._units:
-      old, sums = spec_lib.to_unit(state, unit), spec_lib.to_unit(total, unit)
-      run = programs[name, self.device]
-      params = spec_lib.drop_frozen(unit, old.params)
-      new = run(params, old.slots, sums, scale, num_microbatches)
-      parts.append(spec_lib.add_frozen(new, old))
-    return self._join(parts)
+    shapes = spec_lib.to_unit(self.unit.state, self.unit).stats
+    scaled = lambda g, like: g.reshape(like.shape) * scale
+    mean = lambda s, like: (s / num_microbatches).reshape(like.shape)
+    layers = []
+    for old, slot, like, grads, stats in zip(
+        params, slots, shapes, total.grads, total.stats, strict=True
+    ):
+      grads = jax.tree.map(scaled, grads, old)
+      updates, slot = self.unit.optimizer.update(grads, slot, old)
+      new = optax.apply_updates(old, updates)
+      layers.append((new, slot, jax.tree.map(mean, stats, like)))
+    return self._as_state(spec_lib.StageState(*zip(*layers, strict=True)))
 
-  def norms(self, total: spec_lib.Accumulator) -> list[jax.Array]:
-    """Returns the squared norms of the layers, one array for each unit."""
-    return [
-        programs["norms", self.device](spec_lib.to_unit(total, unit))
-        for unit, programs in self._units
-    ]
+  def _norms(self, total: spec_lib.Accumulator) -> jax.Array:
+    """Returns the squared gradient norm of each layer, tied copies excluded."""
+    norms = []
+    for layer, grads in zip(self.unit.layers, total.grads, strict=True):
+      tied = {tie.param for tie in layer.ties}
+      leaves = jax.tree.leaves({k: g for k, g in grads.items() if k not in tied})
+      norms.append(sum((jnp.sum(g * g) for g in leaves), jnp.float32(0)))
+    return jnp.stack(norms)
 
-  def _run(
+  def _zeros(self, after: jax.Array) -> spec_lib.Accumulator:
+    """Returns the accumulator before the first microbatch."""
+    zero = spec_lib.zero_accumulator(self.unit)
+    return self._as_state(spec_lib.to_unit(zero, self.unit))
+
+  def _apply(
       self,
-      name: str,
-      position: int,
-      after: jax.Array,
-      state: spec_lib.StageState,
+      params: Layers,
+      stats: Layers,
       inputs: base.PyTree,
       batch: base.PyTree,
-      *numbers: jax.Array,
-  ) -> tuple[base.PyTree, ...]:
-    """Runs a forward pass; in training `numbers` are step and microbatch."""
-    if not self._indices:  # Of the first layer of each unit, on the device.
-      indices = [np.uint32(unit.first) for unit, _ in self._units]
-      self._indices = jax.device_put(indices, places.whole(self.device))
-    unit, programs = self._units[position]
-    part = spec_lib.to_unit(state, unit)
-    if numbers:
-      numbers = (*numbers, self._indices[position])
-    batch = {key: batch[key] for key in unit.batch_keys}
-    return programs[name, self.device](after, part.params, part.stats, inputs, batch, *numbers)
+      *counters: jax.Array,
+  ) -> tuple[base.PyTree, Layers]:
+    """Runs the layers; in training with step, microbatch and index."""
+    unit, key, index = self.unit, None, None
+    if counters:
+      *numbers, index = counters
+      key = model_lib.microbatch_key(unit.seed, *numbers, impl=unit.prng)
+    outputs, stats = model_lib.apply_range(
+        *(unit.model, unit.first, unit.last),
+        dict(zip(unit.names, params, strict=True)),
+        dict(zip(unit.names, stats, strict=True)),
+        *(inputs, batch),
+        key=key,
+        train=bool(counters),
+        index=index,
+    )
+    if unit.is_last:
+      known = unit.model.metrics(unit.batch, train=bool(counters))
+      if (found := tuple(sorted(outputs.metrics))) != known:
+        raise ValueError(f"The loss must always return the same metrics: {known}, then {found}.")
+      outputs = outputs.stack()
+    return outputs, tuple(stats[name] for name in unit.names)
 
-  def _join(self, parts: Iterable[base.PyTree]) -> base.PyTree:
-    return spec_lib.from_units(list(parts), self.spec.units)
+  def _as_data(self, tree: base.PyTree) -> base.PyTree:
+    """Lets results lie on the mesh where the next program expects them."""
+    if self._mesh is None:
+      return tree
+    return jax.lax.with_sharding_constraint(tree, places.of_data(self._mesh, tree))
+
+  def _as_state(self, tree: base.PyTree) -> base.PyTree:
+    if self._mesh is None:
+      return tree
+    where = places.of_state(self._mesh, tree, self.unit.model.name)
+    return jax.lax.with_sharding_constraint(tree, where)
+
+
+class ProgramCache:
+  """The programs of a model, kept while nodes and plans change; thread-safe.
+
+  They depend only on kinds of units and on places, so a new engine, or another
+  partition, finds them again.
+
+  Attributes:
+    others: Cache of programs that are not of a single unit.
+  """
+
+  def __init__(self) -> None:
+    self.others: recent.Recent[Any] = recent.Recent(_MAX_OTHERS)
+    self._units: dict[Hashable, UnitPrograms] = {}
+    self._lock = threading.Lock()
+
+  def get(self, unit: spec_lib.StageSpec, place: places.Place | None = None) -> UnitPrograms:
+    """Returns the programs of a unit's kind; those of all devices are the same."""
+    mesh = place if isinstance(place, jax.sharding.Mesh) else None
+    with self._lock:
+      if (unit.kind, mesh) not in self._units:
+        self._units[unit.kind, mesh] = UnitPrograms(unit, mesh)
+      return self._units[unit.kind, mesh]
+
+  def clear(self) -> None:
+    """Drops all programs."""
+    self._units.clear()
+    self.others.clear()
+
+
+def find_kinds(specs: Iterable[spec_lib.StageSpec]) -> list[spec_lib.StageSpec]:
+  """Returns one unit of each kind, in model order."""
+  kinds: dict[Hashable, spec_lib.StageSpec] = {}
+  for spec in specs:
+    for unit in spec.units:
+      kinds.setdefault(unit.kind, unit)
+  return [*kinds.values()]
+
+
+def copies_of(spec: spec_lib.StageSpec) -> dict[str, base.PyTree]:
+  """Returns shapes of parameters, in the dtypes that passes read, by layer."""
+  if not spec.is_mixed:
+    return spec.state.params
+  by_kind = {unit.kind: UnitPrograms(unit).copies for unit in find_kinds([spec])}
+  return {
+      name: copies
+      for unit in spec.units
+      for name, copies in zip(unit.names, by_kind[unit.kind], strict=True)
+  }
+
+
+def make_token() -> jax.Array:
+  """Returns a program's output `done`, ready when the program has ended."""
+  return jnp.zeros((1,), jnp.int8)
+
+
+def widen(params: base.PyTree) -> base.PyTree:
+  """Casts parameters to float32, the dtype that layers and gradients have.
+
+  XLA removes casts there and back.
+  """
+  return jax.tree.map(lambda a: a.astype(jnp.float32), params)

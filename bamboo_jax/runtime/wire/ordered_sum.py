@@ -56,7 +56,7 @@ class OrderedSum:
     bounds = cut(sum(a.size for a in self._like), len(self._nodes))
     self._pieces = {node: pieces(*bounds[i : i + 2]) for i, node in enumerate(self._nodes)}
     sizes = {_padded(last - first) for first, last in self._pieces[me]}
-    self._programs = {n: _find_program(len(holders), n, device) for n in sizes}
+    self._programs = {n: find_program(len(holders), n, device) for n in sizes}
 
   def __call__(
       self, exchange: transport_lib.Transport, channel: str, held: Mapping[int, base.PyTree]
@@ -145,8 +145,14 @@ def _padded(size: int) -> int:
   return max(16, 1 << (size - 1).bit_length())
 
 
+def sizes(most: int) -> list[int]:
+  """Returns the sizes of programs that add accumulators of at most `most` elements."""
+  last = _padded(max(1, min(most, _PIECE)))
+  return [size for n in range(last.bit_length()) if 16 <= (size := 1 << n) <= last]
+
+
 @functools.cache
-def _find_program(count: int, size: int, device: jax.Device) -> jax.stages.Compiled:
+def find_program(count: int, size: int, device: jax.Device) -> jax.stages.Compiled:
   """Returns the program that adds `count` terms from left to right."""
   place = jax.sharding.SingleDeviceSharding(device)
   term = jax.ShapeDtypeStruct((size,), jnp.float32, sharding=place)

@@ -15,12 +15,12 @@ from bamboo_jax.cluster import client as client_lib, frames, messages, views
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.runtime import engine as engine_lib
-from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.runtime.wire import transport as transport_lib
 from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.train.members import cohort as cohort_lib
 
 T = TypeVar("T")
+_MOST_PARTNERS = 512  # Nodes connected ahead, at most.
 _ATTEMPT_BITS = 32  # Low bits of an attempt's number; the high ones: its view.
 _REPORTS = {
     "done": messages.Done,
@@ -254,7 +254,8 @@ class PeerTransfers:
 
   def connect(self) -> None:
     """See `Transfers`; raises as a transfer does if a node is lost."""
-    self._transport.connect(compile_ahead.find_partners(self._engine))
+    others = sorted(self._client.adopted.numbers - self._engine.nodes.keys())
+    self._transport.connect(others[:_MOST_PARTNERS])
 
   def preconnect(self, said: Iterable[int], version: int) -> None:
     """See `Transfers`; all nodes call it at once, between two steps.

@@ -23,9 +23,9 @@ from bamboo_jax.plan import (
     planner,
     rows as rows_lib,
 )
-from bamboo_jax.runtime import devices as devices_lib, engine as engine_lib, places, program_cache
+from bamboo_jax.runtime import devices as devices_lib, engine as engine_lib, places
 from bamboo_jax.runtime.profile import profiler, roofline
-from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
 from bamboo_jax.runtime.wire import transport as transport_lib
 from bamboo_jax.train.setup import optimizers, schedules, sizes
 
@@ -261,7 +261,7 @@ def make_engine(
     task: Task,
     plan: planner.Plan,
     *,
-    cache: program_cache.ProgramCache,
+    cache: programs_lib.ProgramCache,
     devices: Mapping[base.NodeId, jax.Device] | None = None,
     exchange: transport_lib.Transport | None = None,
     segments: partition_lib.Partition | None = None,
@@ -276,8 +276,6 @@ def make_engine(
   """
   mesh, model = config.node.mesh, task.whole.model.name
   places.find_rules(task.whole.state, model, mesh.to_dict())
-  if jax.default_backend() != "cpu":  # There all memory is the host's.
-    cache.residuals = plan.residuals
   segments = segments or plan.partition
   firsts = segments.bounds[:-1]
   stages = [plan.partition.stage_of(first) for first in firsts]
@@ -290,6 +288,8 @@ def make_engine(
       replicas=make_protection(config),
       mesh=(mesh.data, mesh.tensor),
       cache=cache,
+      # On a CPU all memory is the host's.
+      residuals="host" if jax.default_backend() == "cpu" else plan.residuals,
       exchange=exchange,
   )
 

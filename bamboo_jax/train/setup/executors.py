@@ -21,7 +21,7 @@ from bamboo_jax.runtime.spmd import (
     program as segment_lib,
 )
 from bamboo_jax.runtime.spmd.ticks import check, tick_table as table_lib
-from bamboo_jax.runtime.stage import functions
+from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.train.setup import build
 
 Compiler = processes_lib.Compiler
@@ -69,7 +69,7 @@ def make_segments(
   sizes = _find_sizes(config, plan_program(config, task, plan).table)
   return {
       name: segment_lib.SegmentProgram(
-          *(task.whole, layout, size), devices=devices, params=functions.copies_of(task.whole)
+          *(task.whole, layout, size), devices=devices, params=programs_lib.copies_of(task.whole)
       )
       for name, size in zip(("segment", "rest"), sizes, strict=False)
   }

@@ -10,8 +10,11 @@ import gc
 import threading
 
 from bamboo_jax import config as config_lib
-from bamboo_jax.runtime import compat, program_cache
+from bamboo_jax.runtime import compat
+from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.train.setup import build, executors
+
+_TRACED = ("forward", "redundant", "backward", "evaluate", "update", "norms", "zeros", "cast")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +22,7 @@ class Prepared:
   """The task of a config, and its traced programs."""
 
   task: build.Task
-  programs: program_cache.ProgramCache
+  programs: programs_lib.ProgramCache
 
 
 _prepared: list[tuple[config_lib.Config, Prepared]] = []  # One at most.
@@ -31,10 +34,12 @@ def prepare(config: config_lib.Config) -> bool:
   It may not once it has threads or devices, for example because the model's
   code uses them. Raises as `build.make_task` and `executors.find_cuts`.
   """
-  task, programs = build.make_task(config), program_cache.ProgramCache()
+  task, programs = build.make_task(config), programs_lib.ProgramCache()
   executors.find_cuts(config, task)  # Checks it before nodes start.
   if not executors.is_program(config):
-    programs.trace(task.whole)
+    for unit in programs_lib.find_kinds([task.whole]):
+      for name in _TRACED:
+        programs.get(unit).trace(name)
   _prepared[:] = [(config, Prepared(task, programs))]
   gc.collect()
   gc.freeze()  # Copies share its memory, until one writes to it.
@@ -51,4 +56,4 @@ def take(config: config_lib.Config) -> Prepared:
   """Returns and removes the prepared parts of a config; else makes its task."""
   if _prepared and _prepared[0][0] == config:
     return _prepared.pop()[1]
-  return Prepared(build.make_task(config), program_cache.ProgramCache())
+  return Prepared(build.make_task(config), programs_lib.ProgramCache())

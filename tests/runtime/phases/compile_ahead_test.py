@@ -1,6 +1,7 @@
-"""What is compiled ahead covers every death that can be survived."""
+"""What is compiled ahead serves any role of the nodes of a process."""
 
 import collections
+from unittest import mock
 
 from absl.testing import absltest
 import jax
@@ -9,18 +10,21 @@ from bamboo_jax.plan import memory as memory_lib
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.runtime.stage import programs as programs_lib
+from bamboo_jax.runtime.wire import ordered_sum
 from tests.runtime import engine_test as engines
 
 OWNERS = [(0, 1), (2, 3)]
 SHADOWS = [{0: 1, 1: 0}, {0: 3, 1: 2}]
+_STEP = {"cast", "forward", "backward", "norms", "zeros", "update"}
 
 
-def make_engine(devices=None, **options):
+def make_engine(num_devices=4, **options):
   """Returns two pipelines of two stages; nothing is compiled."""
+  devices = jax.devices()[:num_devices]
   engine = engine_lib.Engine(
       engines.cut(2),
       owners=OWNERS,
-      devices=dict(enumerate(devices or jax.devices()[:4])),
+      devices={node: devices[node % num_devices] for node in range(5)},  # One is a spare.
       num_shares=2,
       **options,
   )
@@ -28,110 +32,73 @@ def make_engine(devices=None, **options):
   return engine
 
 
+def find_programs(jobs):
+  """Returns the names of the programs to compile, by first layer of a unit and device."""
+  asked = collections.defaultdict(list)
+  for job in jobs:
+    if isinstance(programs := getattr(job.func, "__self__", None), programs_lib.UnitPrograms):
+      name, place = job.args
+      asked[programs.unit.first, place].append(name)
+  return asked
+
+
 class CompileAheadTest(absltest.TestCase):
 
-  def test_deaths_in_every_pipeline(self):
-    self.assertEqual(
-        list(compile_ahead.survivable_deaths(OWNERS, SHADOWS)),
-        [[(1, 1), (2, 3)], [(0, 0), (2, 3)], [(0, 1), (3, 3)], [(0, 1), (2, 2)]],
-    )
-    self.assertEmpty([*compile_ahead.survivable_deaths(OWNERS, [{} for _ in OWNERS])])
+  def test_programs_of_all_kinds_on_all_devices(self):
+    engine = make_engine(2)
+    asked = find_programs(compile_ahead.find_jobs(engine, evaluate=True))
+    kinds = {0, 1, 5}  # Embedding, blocks, loss.
+    self.assertEqual(asked.keys(), {(i, d) for i in kinds for d in jax.devices()[:2]})
+    for names in asked.values():
+      self.assertCountEqual(names, _STEP | {"evaluate", "redundant"})
+    engine = make_engine(replicas=memory_lib.Protection(refresh="state"))
+    jobs = compile_ahead.find_jobs(engine, evaluate=False)
+    for names in find_programs(jobs).values():
+      self.assertCountEqual(names, _STEP | {"propose", "redundant"})
 
-  def test_groups_of_a_step(self):
-    want = {frozenset(g) for g in ((0, 1), (2, 3), (0, 2), (1, 3))}
-    self.assertEqual(now_groups(make_engine()), want)
+  def test_what_a_unit_does_not_have(self):
+    *_, last = engines.make_whole().units
+    programs, device = programs_lib.UnitPrograms(last), jax.devices()[0]
+    self.assertIsNone(programs.compile("redundant", device))
+    self.assertIsNone(programs.compile("cast", device))
 
-  def test_nothing_is_left_to_compile_whoever_dies(self):
+  def test_what_is_compiled_already_costs_nothing(self):
     engine = make_engine()
-    for job in compile_ahead.compile_jobs(engine, evaluate=True):
-      if not is_of_programs(job):  # Those take seconds; see `test_programs`.
-        job()
+    others = [
+        job
+        for job in compile_ahead.find_jobs(engine, evaluate=True)
+        if not find_programs([job])  # Those take seconds; see `programs_test`.
+    ]
+    for job in others:
+      job()
     events = []
     jax.monitoring.register_event_duration_secs_listener(
         lambda name, secs, **_: events.append(name) if "backend_compile" in name else None
     )
     self.addCleanup(jax.monitoring.clear_event_listeners)
-    for owners in compile_ahead.survivable_deaths(OWNERS, SHADOWS):
-      none = [{} for _ in owners]
-      lines = [*zip(owners, engine.shares, strict=True)]
-      for job in compile_ahead.compile_jobs_of(engine, owners, none, lines):
-        if not is_of_programs(job):
-          job()
-      self.assertEmpty(events, msg=str(owners))
+    for job in others:
+      job()
+    self.assertEmpty(events)
 
-  def test_programs(self):
-    engine = make_engine()
-    asked = collections.defaultdict(set)
-    for job in compile_ahead.compile_jobs(engine, evaluate=True):
-      if is_of_programs(job):
-        programs = job.func.__self__
-        asked[programs.device, programs.spec.first] |= {*job.args[0]}
-    step = {"cast", "forward", "backward", "norms", "zeros", "update"}
-    device, (first, last) = engine.devices[0], [s.first for s in engine.specs]
-    self.assertEqual(asked[device, first], step | {"evaluate"})
-    self.assertEqual(asked[device, last], step | {"redundant"})  # A replica.
-    self.assertLen(asked, 8)
-
-  def test_programs_of_a_step_with_replicas_of_the_state_and_without(self):
-    engine = make_engine(replicas=memory_lib.Protection(refresh="state"))
-    asked = collections.defaultdict(set)
-    for job in compile_ahead.compile_jobs(engine, evaluate=False):
-      if is_of_programs(job):
-        asked[job.func.__self__] |= {*job.args[0]}
-    self.assertNotEmpty(asked)
-    for names in asked.values():
-      self.assertContainsSubset({"propose", "update"}, names)
-
-  def test_an_executor_is_asked_for_the_roles_now_and_after_a_death(self):
+  def test_an_executor_is_asked_for_its_lines(self):
     engine, asked = make_engine(), []
     job = lambda: None
+    more = lambda lines: asked.append(lines) or [job]
+    self.assertEqual(compile_ahead.find_jobs_of(engine, engine.lines, more), [job])
+    self.assertEqual(asked, [engine.lines])
 
-    def more(lines):
-      asked.append([*lines])
-      return [job]
-
-    jobs = compile_ahead.compile_jobs(engine, evaluate=False, more=more)
-    deaths = [*compile_ahead.survivable_deaths(OWNERS, SHADOWS)]
-    found = [[row for row, _ in lines] for lines in asked[1:]]
-    self.assertEqual(found, [[*owners] for owners in deaths])
-    self.assertEqual(asked[0], [*engine.lines])
-    self.assertEqual(jobs.count(job), len(asked))
-    jobs = compile_ahead.compile_jobs_of(
-        engine, deaths[0], [{} for _ in OWNERS], asked[1], more=more
-    )
-    self.assertEqual(asked[-1], asked[1])
-    self.assertIn(job, jobs)
-
-  def test_a_spare_has_the_programs_of_any_role(self):
-    engine, asked = make_engine(), {}
-    for job in compile_ahead.compile_jobs_of_spare(engine, 1):
-      if is_of_programs(job):
-        programs = job.func.__self__
-        self.assertEqual(programs.device, engine.devices[1])
-        names = asked.setdefault(programs.spec.first, set())
-        names.update(job.args[0])
-    self.assertLen(asked, len(engine.specs))
-    for names in asked.values():
-      self.assertContainsSubset({"backward", "redundant", "update"}, names)
+  def test_sums_between_processes(self):
+    engine = make_engine(exchange=mock.Mock())
+    largest = max(a.size for u in engine.specs[0].units for a in jax.tree.leaves(u.accumulator))
+    jobs = compile_ahead.find_jobs_of(engine, engine.lines)
+    counts, sizes, _ = zip(*(job.args for job in jobs), strict=True)
+    self.assertEqual({*counts}, {2})
+    for num_nodes in (1, 2, 3):
+      bounds = ordered_sum.cut(largest, num_nodes)
+      found = {ordered_sum._padded(b - a) for a, b in ordered_sum.pieces(*bounds[:2])}
+      self.assertContainsSubset(found, {*sizes})
+    self.assertEmpty(compile_ahead.find_jobs_of(engine, engine.lines[:1]))
 
 
-def is_of_programs(job):
-  return isinstance(getattr(job.func, "__self__", None), programs_lib.StagePrograms)
-
-
-def now_groups(engine):
-  return compile_ahead.find_groups(engine, engine.owners, engine.shadows, engine.lines)
-
-
-class PartnersTest(absltest.TestCase):
-
-  def test_nodes_needed_now_come_first(self):
-    engine = make_engine()
-    kept = {0: engine.nodes[0]}
-    engine.nodes.clear()
-    engine.nodes.update(kept)
-    now = {n for group in now_groups(engine) if 0 in group for n in group}
-    found = compile_ahead.find_partners(engine)
-    self.assertEqual({*found[: len(now) - 1]}, now - {0})
-    self.assertLen({*found}, len(found))
-    self.assertGreater(len(found), len(now) - 1)
+if __name__ == "__main__":
+  absltest.main()

@@ -11,15 +11,16 @@ import optax
 from bamboo_jax import base
 from bamboo_jax.models import model as model_lib
 from bamboo_jax.plan import memory as memory_lib
-from bamboo_jax.runtime import engine as engine_lib, program_cache
+from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import reduce, replicas, update
+from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.train import evaluation
 from tests import plain
 from tests.runtime import engine_test as engines
 from tests.runtime.spmd import pipelines as small
 
-CACHE = program_cache.ProgramCache()
+CACHE = programs_lib.ProgramCache()
 OWNERS, SHADOWS = (0, 1), {0: 1, 1: 0}
 NUM_MICROBATCHES = 2
 

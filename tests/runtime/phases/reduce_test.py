@@ -1,15 +1,17 @@
 """Shares are summed left to right, wherever they lie."""
 
+from unittest import mock
+
 from absl.testing import absltest, parameterized
 import jax
 import numpy as np
 
-from bamboo_jax.runtime import engine as engine_lib, program_cache
+from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import reduce
-from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
 from tests.runtime import engine_test as engines
 
-CACHE = program_cache.ProgramCache()
+CACHE = programs_lib.ProgramCache()
 
 
 def make_shares(num_shares, like):
@@ -66,20 +68,26 @@ class ReduceTest(parameterized.TestCase):
 
   def test_units_take_the_devices_in_turn(self):
     (spec,) = engines.cut(1)
-    cache = program_cache.ProgramCache()
     engine = engine_lib.Engine(
         [spec],
         owners=[(0,), (1,)],
         devices=dict(enumerate(jax.devices()[:2])),
         num_shares=2,
-        cache=cache,
     )
     like = spec_lib.zero_accumulator(spec)
     for i, node in engine.nodes.items():
       node.store.accumulators[0, i] = jax.device_put(like, node.device)
-    reduce.reduce(engine)
-    used = {device for _, device in cache._adds}
-    self.assertEqual(used, {*jax.devices()[:2]})
+    add, used = reduce._add_two, []
+
+    def note(a, b):
+      used.append(jax.tree.leaves(a)[0].devices())
+      return add(a, b)
+
+    with mock.patch.object(reduce, "_add_two", note):
+      reduce.reduce(engine)
+    first, second = ({device} for device in jax.devices()[:2])
+    self.assertEqual(used, [first, second] * (len(used) // 2))
+    self.assertLen(used, len(spec.units))
 
   def test_the_order_of_these_shares_matters(self):
     like = jax.ShapeDtypeStruct((5, 3), np.float32)

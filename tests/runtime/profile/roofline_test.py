@@ -138,9 +138,9 @@ class RooflineTest(parameterized.TestCase):
     spec = spec_lib.StageSpec(model, 0, len(model.layers), model.batch_shapes(2), optax.adamw(1e-3))
     line = roofline.Roofline.of(spec, make_machine())
     unit = next(u for u in spec.single_layers if "attention" in u.names[0])
-    programs = programs_lib.KindPrograms(unit)
+    programs = programs_lib.UnitPrograms(unit)
     for which in ("forward", "backward"):
-      found = products.find_products(programs.traced(which).jaxpr)
+      found = products.find_products(programs.trace(which).jaxpr)
       self.assertEqual(sum(p.score_bytes for p in found) == 0, is_fused)
     profile = profiler.estimate(unit, line, fingerprint={})
     # All that the backward pass gets.

@@ -6,7 +6,7 @@ from absl.testing import parameterized
 import jax
 import numpy as np
 
-from bamboo_jax.runtime.stage import functions
+from bamboo_jax.runtime.stage import programs as programs_lib
 from tests.runtime.spmd import pipelines
 
 
@@ -35,8 +35,8 @@ class SumsTest(parameterized.TestCase):
   def test_weights_are_cast_once(self):
     found = []
     every_pass = lambda spec: spec.state.params
-    for copies_of in (functions.copies_of, every_pass):
-      with mock.patch.object(functions, "copies_of", copies_of):
+    for copies_of in (programs_lib.copies_of, every_pass):
+      with mock.patch.object(programs_lib, "copies_of", copies_of):
         spec = pipelines.make_spec(dtype="bfloat16")
         made = pipelines.Pipelines(2, spec=spec, budget=None)
       with pipelines.quick_compilation():

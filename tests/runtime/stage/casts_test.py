@@ -14,12 +14,7 @@ import optax
 from bamboo_jax.models import zoo
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import reduce, update
-from bamboo_jax.runtime.stage import (
-    casts,
-    functions as functions_lib,
-    programs as programs_lib,
-    spec as spec_lib,
-)
+from bamboo_jax.runtime.stage import casts, programs as programs_lib, spec as spec_lib
 from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.train import evaluation
 from tests import samples
@@ -47,7 +42,7 @@ def names_of_copies(spec):
       {
           jax.tree_util.keystr(path[1:], simple=True, separator=".")
           for path, copy in jax.tree_util.tree_leaves_with_path(
-              functions_lib.UnitFunctions(unit).copies
+              programs_lib.UnitPrograms(unit).copies
           )
           if copy.dtype == jnp.bfloat16
       }
@@ -59,17 +54,17 @@ class CopiesTest(parameterized.TestCase):
 
   def test_one_thread_asks_while_another_traces(self):
     """Neither waits for the other, though each has a lock of its own."""
-    functions = functions_lib.UnitFunctions(make_spec().units[0])
+    programs = programs_lib.UnitPrograms(make_spec().units[0])
     has_begun, to_unit, found = threading.Event(), spec_lib.to_unit, []
 
     def note(*args):
       has_begun.set()
       return to_unit(*args)
 
-    ask = lambda: found.append(functions.copies)
+    ask = lambda: found.append(programs.copies)
 
     def trace():
-      with functions.lock:
+      with programs._lock:
         threading.Thread(target=ask, daemon=True).start()
         has_begun.wait(0.2)  # It does so only without the lock.
         ask()
@@ -137,25 +132,23 @@ class ProgramsTest(parameterized.TestCase):
   def test_bits_are_those_of_the_parameters(self, name, remat):
     spec = dataclasses.replace(make_spec(name), remat=remat)
     for unit in spec.units:
-      functions = functions_lib.UnitFunctions(unit)
+      programs = programs_lib.UnitPrograms(unit)
       state = spec_lib.merge_layers(spec_lib.init_layers(unit))
       state = spec_lib.to_unit(state, unit)
       rng = np.random.default_rng(0)
       random = lambda a, rng=rng: rng.standard_normal(a.shape).astype(a.dtype)
       inputs, grad = jax.tree.map(random, (unit.inputs, unit.outputs))
       batch = {k: pipelines.microbatch(0, 0)[k] for k in unit.batch_keys}
-      run = jax.jit(functions.passes)
+      run = jax.jit(programs._passes)
       rest = (grad, (state.stats, inputs, batch), np.uint32(1))
       want = run(state.params, *rest)
-      keep = lambda own, copy: own if copy is None else copy
-      copies = jax.tree.map(keep, state.params, functions.cast(state.params))
-      got = run(copies, *rest)
+      got = run(programs.cast(state.params), *rest)
       jax.tree.map(np.testing.assert_array_equal, got, want)
       for a in jax.tree.leaves(got[1][2].grads):
         self.assertEqual(a.dtype, jnp.float32)
 
   def test_size(self):
-    _, block, head = map(programs_lib.KindPrograms, make_spec().units)
+    _, block, head = map(programs_lib.UnitPrograms, make_spec().units)
     self.assertEqual(head.copy_bytes, 2 * 32 * 16)
     weights = (3 + 1 + 4 + 4) * 16 * 16
     self.assertEqual(block.copy_bytes, 2 * (weights + (3 + 1 + 4 + 1) * 16))

@@ -7,9 +7,14 @@ from absl.testing import absltest, parameterized
 import jax
 import numpy as np
 
-from bamboo_jax.runtime import program_cache
-from bamboo_jax.runtime.stage import functions as functions_lib, spec as spec_lib
+from bamboo_jax.runtime import node as node_lib
+from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
+from bamboo_jax.schedule import holdings as holdings_lib, instruction as instruction_lib
 from tests.runtime import engine_test as engines
+from tests.runtime.spmd import pipelines as small
+
+Op = instruction_lib.Op
+_MICROBATCH = 1
 
 
 def bits(tree):
@@ -21,97 +26,147 @@ def memory_kinds(tree):
 
 
 class Stage:
-  """Some layers of a small GPT-2 on a device, and the arguments of a pass."""
+  """A node with some layers of a small GPT-2, in stage 1."""
 
-  def __init__(self, first, last, *, cache=None, whole=None):
-    whole = whole or engines.make_whole()
-    self.spec = dataclasses.replace(whole, first=first, last=last)
-    self.cache = cache or program_cache.ProgramCache()
-    self.device = jax.devices()[1]
-    self.programs = self.cache.get(self.spec, self.device)
-    put = lambda tree: jax.device_put(tree, self.device)
-    state = spec_lib.merge_layers(spec_lib.init_layers(self.spec))
-    self.state = put(state)
+  def __init__(self, first, last, *, cache=None, residuals="host"):
+    self.spec = dataclasses.replace(engines.make_whole(), first=first, last=last)
+    self.cache = cache or programs_lib.ProgramCache()
+    self.node = node_lib.Node(
+        0,
+        jax.devices()[1],
+        links=mock.Mock(),
+        clock=node_lib.Clock(),
+        programs=self.cache,
+        residuals=residuals,
+    )
+    self.node.load_programs(1, self.spec)
+    self.node.put_state(1, spec_lib.merge_layers(spec_lib.init_layers(self.spec)))
+    batch = engines.make_batches(1).microbatch(0, 0)
+    feed = lambda m, keys: {k: batch[k] for k in keys}
+    self.node.begin_step(3, feed, microbatches_per_share=2)
     rng = np.random.default_rng(0)
     random = lambda a: rng.standard_normal(a.shape).astype(a.dtype)
+    put = lambda tree: jax.device_put(tree, self.node.device)
     self.inputs = put(jax.tree.map(random, self.spec.inputs))
     self.grad = put(jax.tree.map(random, self.spec.outputs))
-    batch = engines.make_batches(1).microbatch(0, 0)
-    batch = {k: batch[k] for k in self.spec.batch_keys}
-    self.data = put((batch, np.uint32(3), np.uint32(1)))
 
-  def run(self, name, *args):
-    token = self.programs.token()
-    return getattr(self.programs, name)(token, self.state, *args)[1:]
+  def run(self, op):
+    """Runs a pass on the same inputs; returns the outputs and what it keeps."""
+    store, key = self.node.store, (1, _MICROBATCH)
+    store.activations = {}
+    if self.inputs is not None:
+      store.activations[holdings_lib.input_of(key)] = self.inputs
+    self.node.run(instruction_lib.Instruction(1, op, _MICROBATCH))
+    return store.activations.get(key), store.saved[key]
 
-  def backward(self, kept):
-    zeros = self.programs.zeros(self.programs.token())
-    return self.run("backward", self.inputs, kept, self.grad, zeros)
+  def backward(self):
+    """Runs the backward pass of the last forward pass; returns its results."""
+    store, key = self.node.store, (1, _MICROBATCH)
+    store.accumulators, store.grads = {}, {}
+    if self.grad is not None:
+      store.grads[key] = self.grad
+    self.node.run(instruction_lib.Instruction(1, Op.BACKWARD, _MICROBATCH))
+    return bits((store.accumulators, store.grads))
 
 
 class TraceTest(absltest.TestCase):
 
   def test_what_is_traced_without_a_device_is_not_traced_again(self):
-    stage = Stage(0, 3)
-    stage.cache.trace(stage.spec)
-    again = AssertionError("traced again")
-    functions = functions_lib.UnitFunctions
-    with (
-        mock.patch.object(functions, "forward", side_effect=again),
-        mock.patch.object(functions, "backward", side_effect=again),
-    ):
-      stage.programs.compile(["forward", "backward", "redundant"])
+    cache, spec = programs_lib.ProgramCache(), engines.make_whole()
+    names, device = ("forward", "backward", "redundant"), jax.devices()[1]
+    for unit in spec.units[:2]:
+      for name in names:
+        cache.get(unit).trace(name)
+    again, apply = AssertionError("traced again"), programs_lib.UnitPrograms._apply
+    with mock.patch.object(programs_lib.UnitPrograms, "_apply", side_effect=again):
+      for unit in spec.units[:2]:
+        for name in names:
+          cache.get(unit, device).compile(name, device)
       with self.assertRaisesRegex(AssertionError, "traced again"):
-        Stage(0, 3).programs.compile(["forward"])
+        cache.get(spec.units[0], device).compile("evaluate", device)
+    self.assertIs(programs_lib.UnitPrograms._apply, apply)
+
+  def test_calls_find_what_is_compiled(self):
+    stage = Stage(1, 6)
+    for unit in stage.spec.units:
+      for name in ("forward", "backward", "redundant", "zeros", "cast"):
+        stage.cache.get(unit).compile(name, stage.node.device)
+    compiled = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda name, secs, **_: compiled.append(name) if "backend_compile" in name else None
+    )
+    self.addCleanup(jax.monitoring.clear_event_listeners)
+    stage.run(Op.REDUNDANT_FORWARD)
+    stage.backward()
+    self.assertEmpty(compiled)
 
 
 class RedundantTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
-      ("first_stage", 0, 3), ("last_stage", 1, 6), ("the_loss_alone", 5, 6)
+      ("middle", 1, 3), ("last_stage", 1, 6), ("the_loss_alone", 5, 6)
   )
   def test_keeps_what_a_forward_pass_keeps(self, first, last):
     stage = Stage(first, last)
-    outputs, kept = stage.run("forward", stage.inputs, *stage.data)
-    on_host, ahead = stage.run("redundant", stage.inputs, *stage.data)
+    outputs, kept = stage.run(Op.FORWARD)
+    want, kept = (bits(outputs), bits(kept)), kept
+    results = stage.backward()
+    on_host, ahead = stage.run(Op.REDUNDANT_FORWARD)
     self.assertLessEqual(memory_kinds((on_host, ahead)), {"pinned_host"})
-    self.assertEqual(bits(on_host), bits(outputs))
-    place = jax.sharding.SingleDeviceSharding(stage.device)
-    fetched = jax.device_put(ahead, place)
     if first == 5:
       self.assertEmpty(jax.tree.leaves((on_host, ahead)))
     if stage.spec.is_last:
-      self.assertIsNone(fetched[-1].residuals)
-      (fetched,) = stage.run("complete", stage.inputs, fetched, *stage.data)
-    self.assertEqual(bits(fetched), bits(kept))
-    self.assertEqual(bits(stage.backward(fetched)), bits(stage.backward(kept)))
+      self.assertIsNone(ahead[-1].residuals)
+    else:
+      self.assertEqual((bits(on_host), bits(ahead)), want)
+    self.assertEqual(stage.backward(), results)
 
   @parameterized.parameters(3, 6)
   def test_residuals_may_stay_on_the_device(self, last):
-    stage = Stage(last - 3, last)
-    _, kept = stage.run("forward", stage.inputs, *stage.data)
-    stage.cache.residuals = "device"
-    stage.programs = stage.cache.get(stage.spec, stage.device)
-    outputs, ahead = stage.run("redundant", stage.inputs, *stage.data)
+    stage = Stage(last - 3, last, residuals="device")
+    stage.run(Op.FORWARD)
+    results = stage.backward()
+    outputs, ahead = stage.run(Op.REDUNDANT_FORWARD)
     self.assertLessEqual(memory_kinds((outputs, ahead)), {"device"})
-    if any(one.residuals is None for one in ahead):
-      (ahead,) = stage.run("complete", stage.inputs, ahead, *stage.data)
-    self.assertEqual(bits(stage.backward(ahead)), bits(stage.backward(kept)))
+    self.assertEqual(stage.backward(), results)
 
 
-class KindsTest(absltest.TestCase):
+class KindsTest(parameterized.TestCase):
 
   def test_blocks_share_programs(self):
     kinds = [unit.kind for unit in engines.make_whole().units]
     self.assertLen(kinds, 4)
     self.assertLen(set(kinds), 3)
     self.assertEqual(kinds[1], kinds[2])
+    self.assertLen(programs_lib.find_kinds([engines.make_whole()]), 3)
 
   def test_blocks_differ_in_their_dropout(self):
     first = Stage(1, 3)
     second = Stage(3, 5, cache=first.cache)
-    second.state = jax.tree.unflatten(
-        jax.tree.structure(second.state), jax.tree.leaves(first.state)
-    )
-    one, other = (stage.run("forward", first.inputs, *stage.data)[0] for stage in (first, second))
+    leaves = jax.tree.leaves(first.node.state[1])
+    second.node.state[1] = jax.tree.unflatten(jax.tree.structure(second.node.state[1]), leaves)
+    one, other = (stage.run(Op.FORWARD)[0] for stage in (first, second))
     self.assertNotEqual(bits(one), bits(other))
+
+  def outputs(self, *, step=0, microbatch=0, index=0, **changes):
+    """Returns the output of the embedding in training, with dropout."""
+    (unit,) = dataclasses.replace(small.make_spec(), last=1, **changes).units
+    state = spec_lib.to_unit(spec_lib.merge_layers(spec_lib.init_layers(unit)), unit)
+    _, outputs, _ = programs_lib.UnitPrograms(unit).forward(
+        programs_lib.make_token(),
+        *(state.params, state.stats, None, small.microbatch(0, 0)),
+        *map(np.uint32, (step, microbatch, index)),
+    )
+    return np.asarray(outputs)
+
+  @parameterized.parameters(
+      dict(step=1), dict(microbatch=1), dict(index=1), dict(prng="rbg"), dict(prng="unsafe_rbg")
+  )
+  def test_dropout_depends_on(self, **changes):
+    plain = self.outputs()
+    np.testing.assert_array_equal(self.outputs(), plain)
+    self.assertTrue(np.any(self.outputs(**changes) != plain))
+
+
+if __name__ == "__main__":
+  absltest.main()
