@@ -2,12 +2,15 @@
 
 A line describes a step ("step" is its number, from 1) or an event (it also has
 "event", and the number of the step that it belongs to). Lines are only
-appended, also by a member that takes over or by a run that is resumed. What was
-done after the step of a "start" or a "rollback" is repeated later: `fold` leaves
-it out. A crash can cut off a line, which readers ignore.
+appended, by any member. What was done after the step of a "start" or a
+"rollback" is repeated later: `fold` leaves it out. A line also has the member
+that wrote it, and its "life", a number that grows whenever a run is started
+again. Readers ignore lines that a crash has cut off, and those of an older life
+that stand after newer ones: the two wrote at once.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+import contextlib
 import json
 import math
 import os
@@ -18,13 +21,14 @@ from absl import logging
 
 Line = Mapping[str, Any]
 
+_BEGIN = b'{"step"'  # Of every line.
 START, ROLLBACK = "start", "rollback"
 CUTS = (START, ROLLBACK)  # Later steps are repeated after these events.
 
 # In lines of steps; the user's own metrics have other names.
 _RESERVED = frozenset(
-    "step event loss learning_rate bubble_pct step_ms mfu_pct goodput_pct usd account grad_norm"
-    " samples_seen samples_dropped phase_ms view redundant".split()
+    "step event life member loss learning_rate bubble_pct step_ms mfu_pct goodput_pct usd account"
+    " grad_norm samples_seen samples_dropped phase_ms view redundant".split()
 )
 
 
@@ -37,14 +41,20 @@ class MetricsWriter:
   """Appends lines to a file; written to the system when a call returns."""
 
   def __init__(
-      self, path: str | os.PathLike[str], *, on_error: Callable[[OSError], None] | None = None
+      self,
+      path: str | os.PathLike[str],
+      *,
+      life: int = 1,
+      member: str = "",
+      on_error: Callable[[OSError], None] | None = None,
   ) -> None:
-    """Opens the file, created if absent.
+    """Opens the file, created if absent; `life` and `member` are put into all lines.
 
     If `on_error` is given, `write_step` and `write_event` pass errors to it
     instead of raising, since a run need not end for a line of its log.
     """
     self.path = pathlib.Path(path)
+    self._stamp = {"life": life, "member": member}
     self._on_error = on_error
     # Unbuffered, so that each line is one write and a crash loses none.
     self._file = open(self.path, "a+b", buffering=0)
@@ -59,9 +69,9 @@ class MetricsWriter:
 
     They are numbers of Python or numpy, strings, lists and dicts; NaN and
     infinity become null. Raises `OSError` if a line is not completely written;
-    the next call writes the rest first.
+    the next call writes it first.
     """
-    self._unwritten += _render({"step": step, **values}).encode()
+    self._unwritten += _render({"step": step, **values, **self._stamp}).encode()
     try:
       self._write()
     except OSError as error:
@@ -90,23 +100,30 @@ class MetricsWriter:
       written = self._file.write(self._unwritten)
     except OSError as e:
       raise OSError(e.errno, e.strerror, str(self.path)) from e
-    size = len(self._unwritten)
-    self._unwritten = self._unwritten[written:]
-    if self._unwritten:
+    size, whole = len(self._unwritten), self._unwritten.rfind(b"\n", 0, written) + 1
+    # The start of a line that was cut off stays there, and is ignored: another
+    # member may write before this one can.
+    self._unwritten = b"\n" * (whole < written) + self._unwritten[whole:]
+    if written < size:
       raise OSError(f"Wrote only {written} of {size} bytes to {self.path}.")
 
 
 class MetricsReader:
-  """Reads lines incrementally, each once; a run may write millions."""
+  """Reads lines incrementally, each once; a run may write millions.
+
+  Attributes:
+    life: The newest life that was read; 0 before, and in logs of older versions.
+  """
 
   def __init__(self, path: str | os.PathLike[str]) -> None:
     self._path = pathlib.Path(path)
     self._file: BinaryIO | None = None
+    self.life = 0
 
   def read(self) -> tuple[Line, ...]:
     """Returns the lines since the last call, none while there is no file.
 
-    They are as written, see `fold`. Raises like `read_lines`.
+    Those of repeated steps are among them, see `fold`. Raises like `read_lines`.
     """
     if self._file is None:
       if not self._path.exists():
@@ -115,7 +132,14 @@ class MetricsReader:
     begin = self._file.tell()
     whole, end, _ = self._file.read().rpartition(b"\n")
     self._file.seek(begin + len(whole + end))
-    return _parse_lines(whole + end, self._path)
+    kept = []
+    for line in _parse_lines(whole + end, self._path):
+      life = line.pop("life", self.life)
+      line.pop("member", None)
+      if life >= self.life:
+        self.life = life
+        kept.append(line)
+    return tuple(kept)
 
   def close(self) -> None:
     """Closes the file."""
@@ -126,9 +150,12 @@ class MetricsReader:
 def read_lines(path: str | os.PathLike[str]) -> tuple[Line, ...]:
   """Returns the complete lines that count, see `fold`, in their order.
 
-  Raises `ValueError` for a line without "step", except one that was cut off.
+  Raises `OSError` without a file, and `ValueError` for a line without "step",
+  except one that was cut off.
   """
-  return fold(_parse_lines(pathlib.Path(path).read_bytes(), path))
+  reader = MetricsReader(path)
+  with open(path, "rb") as reader._file:
+    return fold(reader.read())
 
 
 def fold(lines: Iterable[Line]) -> tuple[Line, ...]:
@@ -154,22 +181,28 @@ def fold(lines: Iterable[Line]) -> tuple[Line, ...]:
   return tuple(kept)
 
 
-def _parse_lines(content: bytes, path: str | os.PathLike[str]) -> tuple[Line, ...]:
+def _parse_lines(content: bytes, path: str | os.PathLike[str]) -> list[dict[str, Any]]:
   lines = []
   for number, text in enumerate(content.split(b"\n")[:-1], start=1):
     try:
-      line = json.loads(text)
-      if not isinstance(line["step"], int):
-        raise TypeError("step is not an integer")
+      lines.append(_parse_line(text))
     except (ValueError, TypeError, KeyError) as e:
-      if isinstance(e, ValueError) and b'{"step"'.startswith(text[:7]):
-        logging.warning("Line %d of %s was cut off by a crash.", number, path)
-        continue
-      raise ValueError(
-          f"Line {number} of {path} is not a JSON object with a number 'step': " f"{text[:80]!r}."
-      ) from e
-    lines.append(line)
-  return tuple(lines)
+      if not isinstance(e, ValueError) or not _BEGIN.startswith(text[:7]):
+        raise ValueError(
+            f"Line {number} of {path} is not a JSON object with a number 'step': {text[:80]!r}."
+        ) from e
+      logging.warning("Line %d of %s was cut off by a crash.", number, path)
+      if (begin := text.rfind(_BEGIN)) > 0:  # Another member has gone on right behind it.
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+          lines.append(_parse_line(text[begin:]))
+  return lines
+
+
+def _parse_line(text: bytes) -> dict[str, Any]:
+  line: dict[str, Any] = json.loads(text)
+  if not isinstance(line["step"], int):
+    raise TypeError("step is not an integer")
+  return line
 
 
 class Series(NamedTuple):

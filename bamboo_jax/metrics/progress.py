@@ -31,8 +31,8 @@ _FORMATS = {
 }
 # Metrics in the log that are shown in lines of steps.
 _SHOWN = (
-    *("loss", "learning_rate", "tokens_per_sec", "samples_per_sec", "step_ms"),
-    *("mfu_pct", "goodput_pct", "view"),
+    *("loss", "learning_rate", "tokens_per_sec", "samples_per_sec", "bubble_pct", "step_ms"),
+    *("mfu_pct", "goodput_pct", "usd", "view"),
 )
 _SHORT = {"learning_rate": "lr"}  # Names shown in lines of steps.
 _RECOVERY = ("step", "victims", "rung", "view")

@@ -16,7 +16,7 @@ same `worker`, and only the cohort below it differs.
   evaluation           held-out loss, by all members together
   failures             errors of the user's code and data, which end a run
   control              a negative control: the last step without a share
-  record/              votes, logs, summary and progress
+  record/              the journal of a run: what happened, summary and account
   setup/               makes the parts of a run from a config
   environment          the arguments of a worker
 

@@ -11,19 +11,21 @@ import contextlib
 import dataclasses
 import itertools
 import time
+from typing import Any
 
 import jax
 import optax
 
 from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
-from bamboo_jax.checkpoint import writer as writer_lib
+from bamboo_jax.checkpoint import parts, writer as writer_lib
 from bamboo_jax.cluster import views
 from bamboo_jax.recovery import (
     agreement as agreement_lib,
     assignment,
     layout as layout_lib,
     slowness,
+    survival,
 )
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import replicas
@@ -86,6 +88,7 @@ class RunState:
   damaged: tuple[base.StepId, ...] = ()
   named: tuple[slowness.Named, ...] = ()
   num_skipped: int = 0
+  _saved_in: base.ViewId = views.EMPTY.number  # The view in which copies were at risk.
   _settled: tuple[base.ViewId, layout_lib.Layout] | None = None
   _compared: tuple[base.ViewId, int, base.StepId] | None = None
 
@@ -114,6 +117,65 @@ class RunState:
     """Whether this member hosts the lowest live node that has a role."""
     live = self.layout.nodes & self.cohort.view.numbers
     return min(live, default=None) in self.cohort.hosted
+
+  def find_risk(self) -> base.ViewId:
+    """Returns the number of the newest view if all copies of some segment will be lost.
+
+    Its nodes will be preempted. 0 if there are others, or that state was saved.
+    """
+    view = self.cohort.newest
+    if view.leaving and view.number > self._saved_in:
+      held = [h for h in self.layout.copies if h[0] in view.numbers]
+      if survival.find_ending(held, view.leaving):
+        return view.number
+    return views.EMPTY.number
+
+  def report_save(self, num_skipped: int) -> parts.PartsReport:
+    """Returns the report of checkpoints for the vote on the next step.
+
+    A save that is due at a skipped step begins at the next good one;
+    `num_skipped` steps in a row were skipped up to and with this one.
+    """
+    step = base.StepId(self.steps + 1)
+    after = step if num_skipped else self.steps - self.num_skipped
+    return self.writer.say(step, after=base.StepId(after))
+
+  def hear_saves(self, said: Mapping[base.NodeId, parts.PartsReport]) -> None:
+    """Handles the reports of all members after a commit; may start a save."""
+    host_of, me = self.cohort.host_of, self.cohort.number
+    owners = [n for n in self.layout.nodes if host_of(n) == me]
+    if all(n in self.engine.nodes for n in owners):  # Each saves its stages.
+      self.writer.hear(self.steps, said, **self._whose_state())
+
+  def save_last(self) -> None:
+    """Saves the state; blocks, see `checkpoint.writer.Writer.save_last`."""
+    self.writer.save_last(
+        self.steps,
+        self.cohort.gather,
+        waiting=self.cohort.check,
+        num_skipped=self.num_skipped,
+        **self._whose_state(),
+    )
+
+  def save_at_risk(self, view: base.ViewId) -> None:
+    """Saves now, for the view that announces that all copies will be lost.
+
+    All members call it after a commit. Blocks until the checkpoint is complete,
+    because the nodes may not live until the next votes.
+    """
+    with contextlib.suppress(base.CheckpointError):  # The writer has warned.
+      self.save_last()
+    self._saved_in = view
+
+  def _whose_state(self) -> dict[str, Any]:
+    """Returns arguments of the writer: members by stage, and local state."""
+    states, host_of, rows = {}, self.cohort.host_of, self.engine.owners
+    for owners in rows:
+      for stage, node in base.by_stage(owners):
+        if node in self.engine.nodes:
+          states[stage] = self.engine.nodes[node].state.get(stage)
+    owners = [[host_of(n) for n in row] for row in rows]
+    return {"view": self.cohort.view.number, "owners": owners, "states": states}
 
   @property
   def spares(self) -> frozenset[base.NodeId]:

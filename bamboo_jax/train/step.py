@@ -16,22 +16,62 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import time
-from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.checkpoint import arrays as layer_arrays, parts
-from bamboo_jax.config import surroundings
 from bamboo_jax.faults import faults as faults_lib, slow as slow_lib
-from bamboo_jax.recovery import durations, slowness
-from bamboo_jax.runtime import engine as engine_lib, executor as executor_lib, node as node_lib
+from bamboo_jax.recovery import durations, layout as layout_lib, slowness
+from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime.phases import compile_ahead, reduce, replicas, update
 from bamboo_jax.runtime.profile import recorder as recorder_lib
 from bamboo_jax.schedule import redundancy, timeline as timeline_lib
 from bamboo_jax.train import environment, failures, sums as sums_lib
-from bamboo_jax.train.members import cohort as cohort_lib
 from bamboo_jax.train.record import step_times
 from bamboo_jax.train.setup import executors, job as job_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+  """What was measured in a step: on the nodes of a member; or on all, see `join`.
+
+  Attributes:
+    passes: Time of passes, see `step_times`.
+    span_secs: From the start of the step to the end of the last pass.
+    sums_secs: Time of summing gradients, by segment, waiting for others included.
+    owed: Start and end of owed passes, in seconds since they were planned, by
+      view that lost a node.
+    ran: Passes by node, see `executor.Filler.ran`.
+    nodes: Times of the nodes; empty if passes are not measured.
+  """
+
+  passes: account_lib.NodeTime = account_lib.NodeTime()
+  span_secs: float = 0.0
+  sums_secs: Mapping[base.StageId, float] = dataclasses.field(default_factory=dict)
+  owed: Mapping[base.ViewId, tuple[float, float]] = dataclasses.field(default_factory=dict)
+  ran: Mapping[base.NodeId, redundancy.Ran] = dataclasses.field(default_factory=dict)
+  nodes: slowness.Step = dataclasses.field(default_factory=dict)
+
+
+def join(said: Iterable[Measured]) -> Measured:
+  """Returns what all members have measured, from what each has."""
+  said = list(said)
+  sums_secs: dict[base.StageId, float] = {}
+  owed: dict[base.ViewId, tuple[float, float]] = {}
+  for one in said:
+    for segment, secs in one.sums_secs.items():  # The last to arrive does not wait.
+      sums_secs[segment] = min(secs, sums_secs.get(segment, secs))
+    for view, (first, last) in one.owed.items():
+      before = owed.get(view, (first, last))
+      owed[view] = (min(first, before[0]), max(last, before[1]))
+  return Measured(
+      passes=sum((one.passes for one in said), account_lib.NodeTime()),
+      span_secs=max((one.span_secs for one in said), default=0.0),
+      sums_secs=sums_secs,
+      owed=owed,
+      ran={node: ran for one in said for node, ran in one.ran.items()},
+      nodes={node: times for one in said for node, times in one.nodes.items()},
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,36 +81,22 @@ class Vote:
   Attributes:
     seen: Number of the newest view that it can work in.
     ready: See `cohort.Transfers.ready`.
-    passes: Time of passes of its nodes, see `step_times`.
-    span_secs: From the start of the step to the end of its last pass.
-    sums_secs: Time of summing gradients, by segment of its nodes, waiting
-      included.
-    owed: Start and end of its owed passes, in seconds since it had planned
-      them, by view that lost a node.
-    ran: Passes of its nodes; see `executor.Filler.ran`.
     prints: Fingerprints of its state; None if they are not due.
-    nonfinite: See `Step.find_nonfinite`.
+    nonfinite: See `StepRunner.find_nonfinite`.
     save: Its report of checkpoints; see `checkpoint.writer`.
     stops: Whether it was asked to end the run after this step.
-    at_risk: Number of the newest view, if all nodes with a copy of some segment
-      will be preempted and that state has not been saved; else 0.
-    nodes: Times of its nodes in the step; empty if passes are not measured.
+    at_risk: See `RunState.find_risk`.
     failure: An error of the user's code; then the step is not committed.
   """
 
   seen: base.ViewId
   ready: int = -1
-  passes: account_lib.NodeTime = account_lib.NodeTime()
-  span_secs: float = 0.0
-  sums_secs: Mapping[base.StageId, float] = dataclasses.field(default_factory=dict)
-  owed: Mapping[base.ViewId, tuple[float, float]] = dataclasses.field(default_factory=dict)
-  ran: Mapping[base.NodeId, redundancy.Ran] = dataclasses.field(default_factory=dict)
+  measured: Measured = Measured()
   prints: replicas.Prints | None = None
   nonfinite: str = ""
   save: parts.PartsReport | None = None
   stops: bool = False
   at_risk: base.ViewId = base.ViewId(0)
-  nodes: slowness.Step = dataclasses.field(default_factory=dict)
   failure: failures.Failure = failures.Failure()
 
 
@@ -82,13 +108,12 @@ class Committed:
     view: Number of the view at its end.
     phase_secs: Time of each phase, repetitions included. Work is dispatched
       ahead, so a phase ends when the next had to wait for it.
-    measured: Times of the instructions of local nodes.
+    instructions: Times of those of local nodes.
     start_secs: Start of the step, on `time.perf_counter`.
     idle_secs: Part of `secs` in which all nodes waited for others to join.
     skipped: Why the step did not change the state; "" if it did.
-    span_secs: From its start to the end of its last pass; 0 if not measured.
-    sums_secs: Mean time per node of summing gradients, without waiting.
     planned: Timelines planned at its start, by pipeline, of all nodes.
+    measured: On all nodes; without values if this member did not get the votes.
     filled: Effect of redundant forward passes that filled waits, or None.
     predicted: Their predicted effect.
     names: Of nodes, by number.
@@ -99,58 +124,42 @@ class Committed:
   sums: sums_lib.StepSums
   secs: float
   phase_secs: Mapping[str, float]
-  measured: Sequence[recorder_lib.MeasuredInstruction]
+  instructions: Sequence[recorder_lib.MeasuredInstruction]
   start_secs: float
   idle_secs: float = 0.0
   skipped: str = ""
-  passes: account_lib.NodeTime = account_lib.NodeTime()
-  span_secs: float = 0.0
-  sums_secs: float = 0.0
-  recoveries: tuple[durations.RecoveryTimes, ...] = ()
   planned: Sequence[timeline_lib.Timeline] = ()
+  measured: Measured = Measured()
   filled: redundancy.Effect | None = None
   predicted: redundancy.Effect | None = None
+  recoveries: tuple[durations.RecoveryTimes, ...] = ()
   names: Mapping[base.NodeId, str] = dataclasses.field(default_factory=dict)
 
 
 class StepRunner:
   """Runs the phases of one step after the other.
 
-  Args:
-    director: Injects due faults; None without faults.
-    num_microbatches: Number of microbatches of a step in all pipelines.
-    options: On clipping, and on losses and gradients that are not finite.
-    check_every_steps: How often votes compare all replicas; 0: never.
-
   Attributes:
-    measured: Times of the instructions that have run on local nodes.
+    instructions: Times of those that have run on local nodes.
     start_secs: Start of the step, on `time.perf_counter`.
     num_skipped: Skipped steps in a row, up to and with this one.
     idle_secs: See `Committed`; the worker adds its waits.
   """
 
-  def __init__(
-      self,
-      engine: engine_lib.Engine,
-      executor: executor_lib.Executor,
-      cohort: cohort_lib.Cohort,
-      *,
-      director: cohort_lib.FaultInjector | None,
-      num_microbatches: int,
-      options: surroundings.OptimizerSection,
-      check_every_steps: int = 0,
-  ) -> None:
-    self.executor = executor
-    self._engine = engine
-    self._cohort = cohort
-    self._director = director
-    self._num_microbatches = num_microbatches
-    self._options = options
-    self._check_every_steps = check_every_steps
+  def __init__(self, job: job_lib.Job, given: environment.Environment) -> None:
+    self._engine, self._cohort, self._given = job.engine, given.cohort, given
+    self._options = job.config.optimizer
+    self._check_every_steps = job.config.redundancy.check_every_steps
+    self._num_microbatches = job.plan.batch.total_microbatches
+    self.executor = executors.make_executor(
+        *(job.config, job.task, job.plan),
+        engine=job.engine,
+        members=given.cohort,
+        processes=given.processes,
+    )
     self._recorder = recorder_lib.Recorder()
-    self._delays = step_times.DelayMeter(engine.exchange)
-    # Local nodes, by faults.
-    self._slow: dict[base.NodeId, slow_lib.SlowNode] = {}
+    self._delays = step_times.DelayMeter(job.engine.exchange)
+    self._slow: dict[base.NodeId, slow_lib.SlowNode] = {}  # Local nodes, by faults.
 
   def begin(
       self,
@@ -168,7 +177,7 @@ class StepRunner:
     self._due = due
     self._skipped = ""
     self._planned: Sequence[timeline_lib.Timeline] = ()
-    self.measured: list[recorder_lib.MeasuredInstruction] = []
+    self.instructions: list[recorder_lib.MeasuredInstruction] = []
     self._slow_down(due.slowed)
     self._delays.begin()
     self.start_secs = self._last = time.perf_counter()
@@ -213,7 +222,7 @@ class StepRunner:
     with self._phase("compute"):
       strike = lambda node: self._strike(self._due.pop_at_instruction(node))
       self.executor.compute(strike, self._recorder)
-      self.measured += self._recorder.finish()
+      self.instructions += self._recorder.finish()
     with self._phase("ties"):
       reduce.tie(engine)
     with self._phase("reduce"):
@@ -250,44 +259,63 @@ class StepRunner:
         update.apply(self._engine, self._sums.scale)
       self._engine.wait()
 
-  def result(self, **more: Any) -> Committed:
-    """Returns the record of the committed step, which ends now.
+  @property
+  def is_measured(self) -> bool:
+    """Whether passes are measured, not planned."""
+    return self.executor.planned_passes(self._phase_secs["compute"]) is None
 
-    `more` has the fields of `Committed` that other members measured.
-    """
+  def measure(
+      self, layout: layout_lib.Layout, recoveries: Sequence[durations.RecoveryTimes]
+  ) -> Measured:
+    """Returns what local nodes have measured so far; `recoveries` are in this step."""
+    ran, phase_secs = self.instructions, self._phase_secs
+    nodes = self._cohort.hosted & layout.nodes
+    owed = {r.view: step_times.find_owed(ran, r, layout) for r in recoveries}
+    end_secs = max((one.end_secs for one in ran), default=self.start_secs)
+    return Measured(
+        passes=self.executor.planned_passes(phase_secs["compute"])
+        or step_times.measure_passes(ran, nodes=nodes, layout=layout, recoveries=recoveries),
+        span_secs=end_secs - self.start_secs,
+        sums_secs=step_times.sums_of(
+            phase_secs["ties"] + phase_secs["reduce"], nodes=nodes, layout=layout
+        ),
+        owed={view: span for view, span in owed.items() if span},
+        ran=self.executor.filler.ran(ran),
+        nodes=self._delays.measure(ran, num_nodes=len(self._engine.nodes)),
+    )
+
+  def result(
+      self,
+      measured: Measured,
+      recoveries: Sequence[durations.RecoveryTimes],
+      names: Mapping[base.NodeId, str],
+  ) -> Committed:
+    """Returns the record of the committed step, which ends now, and learns from it."""
+    filler = self.executor.filler
+    filled, predicted = filler.find_effect(measured.ran), filler.predicted
+    if filled is not None and predicted is not None:
+      filler.learn(filled.stretch)
     return Committed(
         steps=base.StepId(self._step + 1),
         view=self._cohort.view.number,
         sums=self._sums,
         secs=time.perf_counter() - self.start_secs,
         phase_secs=self._phase_secs,
-        measured=self.measured,
+        instructions=self.instructions,
         start_secs=self.start_secs,
         idle_secs=self.idle_secs,
         skipped=self._skipped,
         planned=self._planned,
-        **more,
+        measured=measured,
+        filled=filled,
+        predicted=predicted,
+        recoveries=tuple(recoveries),
+        names=dict(names),
     )
 
   def compile(self, *, evaluate: bool, tell: Callable[[int, int], object]) -> None:
     """Compiles all programs of local nodes; blocks, see `compile_all`."""
     compile_ahead.compile_all(self._engine, tell=tell, evaluate=evaluate, more=self.executor.jobs)
-
-  @property
-  def planned_passes(self) -> account_lib.NodeTime | None:
-    """Planned time of the passes if they cannot be measured; else None."""
-    return self.executor.planned_passes(self._phase_secs["compute"])
-
-  @property
-  def sums_secs(self) -> float:
-    """Time of summing gradients, waiting for other members included."""
-    return self._phase_secs["ties"] + self._phase_secs["reduce"]
-
-  @property
-  def nodes(self) -> slowness.Step:
-    """Times of local nodes in the step so far."""
-    num_nodes = len(self._engine.nodes)
-    return self._delays.measure(self.measured, num_nodes=num_nodes)
 
   def take_prints(self) -> replicas.Prints | None:
     """Returns fingerprints for the vote, None if they are not due; blocks."""
@@ -361,24 +389,4 @@ class StepRunner:
 
   def _strike(self, due: Iterable[faults_lib.Due]) -> None:
     for fault in due:
-      assert self._director is not None, "Faults need a director."
-      self._director.strike(fault)
-
-
-def make_step(job: job_lib.Job, given: environment.Environment) -> StepRunner:
-  """Returns the runner of the steps of a job."""
-  executor = executors.make_executor(
-      *(job.config, job.task, job.plan),
-      engine=job.engine,
-      members=given.cohort,
-      processes=given.processes,
-  )
-  return StepRunner(
-      job.engine,
-      executor,
-      given.cohort,
-      director=given.director,
-      num_microbatches=job.plan.batch.total_microbatches,
-      options=job.config.optimizer,
-      check_every_steps=job.config.redundancy.check_every_steps,
-  )
+      self._given.strike(fault)

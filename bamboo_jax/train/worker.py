@@ -8,31 +8,34 @@ the dead nodes on their shadows.
 
 from collections.abc import Iterable, Mapping
 import contextlib
+import dataclasses
 import functools
 import time
 
 from bamboo_jax import base
 from bamboo_jax.base import garbage
+from bamboo_jax.checkpoint import digest
 from bamboo_jax.cluster import messages
 from bamboo_jax.data import batches as batches_lib
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.recovery import agreement as agreement_lib, layout as layout_lib
 from bamboo_jax.train import (
-    background_compiler,
-    environment,
-    evaluation,
-    failures as failures_lib,
-    run_state as run_state_lib,
-    state_transfer,
-    step as step_lib,
-    sums as sums_lib,
+  background_compiler,
+  environment,
+  evaluation,
+  failures as failures_lib,
+  run_state as run_state_lib,
+  state_transfer,
+  step as step_lib,
+  sums as sums_lib,
 )
 from bamboo_jax.train.members import cohort as cohort_lib
-from bamboo_jax.train.record import outputs as outputs_lib, run_log
+from bamboo_jax.train.record import deaths as deaths_lib, journal as journal_lib, slow_nodes
 from bamboo_jax.train.setup import job as job_lib, saving
 
 # A death found this long after a failed transfer counts as its cause.
 _EXPLAIN_SECS = 30.0
+_REPORTED = 5  # Number of recoveries that `bamboo status` shows.
 
 # Errors that no death explains.
 _FINAL = (
@@ -55,26 +58,29 @@ class Worker:
     self._given = given
     self._cohort = cohort
     self.engine = engine
-    self._step = step_lib.make_step(job, given)
+    self._step = step_lib.StepRunner(job, given)
     self._transfer = state_transfer.StateTransfer(engine, cohort)
     self._writer = saving.make_writer(
         job,
         directory=given.workdir.checkpoints,
         member=cohort.number,
-        warn=lambda step, text: self._log.warn_of_save(step, text),
+        warn=lambda step, text: self._journal.write_event(
+            "save_failed", step=step, values={"reason": text}
+        ),
         check_fence=lambda: given.check_fence(cohort.view.epoch),
     )
     self.state = run_state_lib.RunState(
         engine, cohort, transfer=self._transfer, rules=job.rules, writer=self._writer
     )
-    self._outputs = outputs_lib.Outputs(job, given, self.state)
-    self._log = run_log.RunLog(self.state, self._outputs, config.recovery.slow)
+    self._journal = journal_lib.Journal(job, given, self.state)
+    self._deaths = deaths_lib.Deaths(self.state)
+    self._slow = slow_nodes.SlowNodes(self.state, self._journal, response=config.recovery.slow)
     self._evaluates = config.evaluate.every_steps > 0
     self._compiler = background_compiler.BackgroundCompiler(
         self.state, self._step.executor, evaluate=self._evaluates
     )
     given.transfers.attach(engine, self._compiler.is_idle)
-    self._data = failures_lib.SafeData(job.task, cohort, self._outputs.failures)
+    self._data = failures_lib.SafeData(job.task, cohort, self._journal.failures)
     self._begun, self._saves_at_stop = -1, False
     self._failed = failures_lib.Failure()  # The one that ends the run.
     self._plans = layout_lib.StepPlans(job.rows, fills=job.fills_waits)
@@ -86,7 +92,7 @@ class Worker:
     Raises one of `_FINAL`, or what no death explains.
     """
     with contextlib.ExitStack() as stack:
-      for part in (self._outputs, self._step, self._compiler):
+      for part in (self._journal, self._step, self._compiler):
         stack.callback(part.close)
       num_steps = self._config.num_steps
       self._last_step = self._stop_at = min(num_steps, stop_at or num_steps)
@@ -131,13 +137,13 @@ class Worker:
       self._compiler.prepare_nodes(nodes)
     elif not start.is_restart:  # Otherwise the survivors choose the layout.
       if steps := max(self._writer.steps(), default=0):
-        self._outputs.explain(f"restoring step {steps}")
+        self._journal.explain(f"restoring step {steps}")
       state.begin(self._job.first_layout)
-      self._outputs.begin(state.steps)
-      self._log.note_damaged()
+      self._journal.begin(state.steps)
+      self._note_damaged()
     if state.steps < self._config.num_steps:
-      self._outputs.explain("the programs of the first step are compiled")
-      self._step.compile(evaluate=self._evaluates, tell=self._outputs.count_compiled)
+      self._journal.explain("the programs of the first step are compiled")
+      self._step.compile(evaluate=self._evaluates, tell=self._journal.count_compiled)
 
   # One step after the other.
 
@@ -154,13 +160,16 @@ class Worker:
       return
     at_risk = max(vote.at_risk for vote in votes.values())
     if at_risk and self.state.steps < self._stop_at:
-      self._log.save_at_risk(at_risk)
+      why = {"reason": "all nodes with a copy of some layers will be preempted"}
+      self._journal.write_event("saving", step=self.state.steps, values=why)
+      with self._journal.during("checkpoint"):
+        self.state.save_at_risk(at_risk)
     self._compiler.follow()
     self._evaluate()
     if self._saves_at_stop:  # It was asked to end meanwhile.
       return
     seen = min(vote.seen for vote in votes.values())
-    with self._outputs.during("recovery"):
+    with self._journal.during("recovery"):
       if seen > self._cohort.view.number:
         self._cohort.adopt(seen)
         return self._regroup()  # The same calls as joining nodes make.
@@ -172,12 +181,17 @@ class Worker:
   def _vote(self) -> step_lib.Vote:
     self._wait_for_joins()
     self._given.check_fence(self._cohort.view.epoch)
-    return self._log.vote(
+    step, state = self._step, self.state
+    return step_lib.Vote(
         seen=self._compiler.newest_ready(self._data.failures),
-        ready=self._given.transfers.ready(self.state.version),
+        ready=self._given.transfers.ready(state.version),
+        measured=step.measure(state.layout, self._deaths.of_step(state.steps + 1)),
+        prints=step.take_prints(),
+        nonfinite=step.find_nonfinite(),
+        save=state.report_save(step.num_skipped),
         stops=self._given.stops(),
+        at_risk=state.find_risk(),
         failure=self._data.failures.first,
-        step=self._step,
     )
 
   def _decide_on(self, said: Iterable[failures_lib.Failure]) -> bool:
@@ -193,19 +207,40 @@ class Worker:
   def _wait_for_joins(self) -> None:
     due = faults_lib.find_joins(self._given.faults, step=self.state.steps + 1)
     if due and (num := [*map(self._given.strike, due)].count(False)):
-      self._outputs.explain(f"the faults replace nodes: waiting for {num} more to join")
+      self._journal.explain(f"the faults replace nodes: waiting for {num} more to join")
       since_secs = time.perf_counter()
       self._cohort.wait_members(len(self._cohort.view.members) + num)
       self._step.idle_secs += time.perf_counter() - since_secs
       self._compiler.prepare(self._cohort.newest)
 
   def _commit(self, votes: Mapping[base.NodeId, step_lib.Vote]) -> None:
-    """Applies a step that all members have voted for; it must not fail."""
-    self._step.apply()
-    self.state.steps = base.StepId(self.state.steps + 1)
-    self.state.num_skipped = self._step.num_skipped
-    self.state.damaged = ()  # Its step may be saved again.
-    self._log.commit(self._step, votes, saves=not self._is_stopped())
+    """Applies a step that all members have voted for; it must not fail.
+
+    `votes` is empty if this member has not received them.
+    """
+    step, state = self._step, self.state
+    step.apply()
+    state.steps = base.StepId(state.steps + 1)
+    state.num_skipped = step.num_skipped
+    state.damaged = ()  # Its step may be saved again.
+    measured = step_lib.join(vote.measured for vote in votes.values())
+    found = self._deaths.end_step(state.steps, measured if votes and step.is_measured else None)
+    self._journal.write_step(step.result(measured, found, self._deaths.names))
+    if votes:
+      self._slow.hear([measured.nodes])
+      if not self._is_stopped():
+        with self._journal.during("checkpoint"):
+          state.hear_saves({n: vote.save for n, vote in votes.items() if vote.save})
+    if state.is_writer:
+      facts = {
+          "steps": state.steps,
+          "recoveries": [dataclasses.asdict(r) for r in self._deaths.recoveries[-_REPORTED:]],
+          "slow": [{"step": one.step, **one.values} for one in state.named[-_REPORTED:]],
+          "metrics": self._journal.shown,
+          "totals": self._deaths.find_totals(),
+          "ladder": dataclasses.asdict(self._job.rules.ladder),
+      }
+      self._cohort.report("report", facts=facts)
 
   def _is_stopped(self) -> bool:
     return self._config.num_steps > self.state.steps == self._stop_at
@@ -215,10 +250,13 @@ class Worker:
     steps, every_steps = self.state.steps, self._config.evaluate.every_steps
     if not every_steps or steps % every_steps or self._is_stopped():
       return
-    self._outputs.explain(f"evaluating after step {steps}", step=steps)
-    with self._outputs.during("useful"):
+    self._journal.explain(f"evaluating after step {steps}", step=steps)
+    with self._journal.during("useful"):
       done = evaluation.run(self._job, self._data, self._given, step=steps)
-    self._log.add_evaluation(done.means)
+    if done.means is None:
+      self._journal.show("the evaluation has ended early")
+    else:
+      self._journal.write_event("eval", step=steps, values=done.means)
     if done.stops:
       self._stop_at, self._saves_at_stop = steps, True
 
@@ -269,7 +307,8 @@ class Worker:
   def _regroup(self) -> None:
     """Agrees with all members of the adopted view on how to continue."""
     cohort, state = self._cohort, self.state
-    self._log.meet(cohort.view)
+    self._slow.forget()
+    self._deaths.meet(cohort.view)
     self._given.transfers.settle()
     is_begun = self._begun == state.steps
     held = self._step.executor.holdings(is_begun=is_begun)
@@ -290,26 +329,28 @@ class Worker:
       )
     if agreement.lost:
       silent_secs = [words.silent_secs for words in said.values()]
-      self._log.add_loss(agreement, silent_secs=silent_secs, agreed_at_secs=agreed_at_secs)
+      self._deaths.add(agreement, silent_secs, agreed_at_secs)
     known = {*state.damaged, *(d for s in statuses.values() for d in s.damaged)}
     state.damaged = tuple(sorted(known))
     self.engine.links.drain(cohort.view.numbers | cohort.newest.numbers)
     have_gone_back = agreement.rollbacks > state.rollbacks
     state.catch_up(agreement, commit=lambda: self._commit({}))
     if have_gone_back:  # The others have; this member missed it.
-      self._log.roll_back(agreement.steps)
+      self._roll_back(agreement.steps)
     cohort.settled(state.steps)
     boot_secs = {n: s.boot_secs for n, s in statuses.items()}
-    self._outputs.welcome(
+    self._journal.welcome(
         boot_secs,
         names={m.number: m.name for m in cohort.view.members},
         in_step=self._begun == state.steps,
     )
-    if self._begun >= 0:
-      self._log.explain_view(agreement)
+    if self._begun >= 0 and agreement.lost:
+      self._journal.explain(self._deaths.describe(agreement), at_once=True)
+    elif self._begun >= 0:
+      self._journal.explain(cohort.view.reason)
     if agreement.change and not agreement.change.layout.pipelines:
       self._given.call_next(self.state.steps)
-      state.wait_for_nodes(agreement, show=self._outputs.explain)
+      state.wait_for_nodes(agreement, show=self._journal.explain)
       return self._regroup()
     if agreement.change:
       self._take_rung(agreement)
@@ -317,18 +358,27 @@ class Worker:
       self._improve(is_prepared=True)  # A newcomer may take a place.
     self._plan_rest(agreement)
     if agreement.lost:
-      self._log.note_ready()
+      self._deaths.note_ready()
 
   def _take_rung(self, agreement: agreement_lib.Agreement) -> None:
     """Carries out the agreed change of the layout."""
     assert (change := agreement.change) is not None
     self.state.carry_out(change, restored=agreement.restored)
     if not agreement.layout.roles:
-      self._outputs.begin(self.state.steps)
+      self._journal.begin(self.state.steps)
     elif change.rolls_back:
-      self._log.roll_back(self.state.steps)
-    self._log.note_damaged()
+      self._roll_back(self.state.steps)
+    self._note_damaged()
     self._compile()
+
+  def _roll_back(self, steps: base.StepId) -> None:
+    self._journal.roll_back(steps)
+    self._deaths.roll_back(steps)
+
+  def _note_damaged(self) -> None:
+    """Notes the checkpoints that were damaged."""
+    for step in self.state.damaged:
+      self._journal.write_event("damaged", step=self.state.steps, values={"checkpoint": step})
 
   def _plan_rest(self, agreement: agreement_lib.Agreement) -> None:
     if self._begun != self.state.steps or agreement.is_fresh:
@@ -350,11 +400,12 @@ class Worker:
     If it `is_prepared`, all programs of the next step are compiled already.
     """
     cohort = self._cohort
-    if self.state.improve(self._log.explain_change):
+    explain = lambda change: self._journal.explain(self._deaths.describe_change(change))
+    if self.state.improve(explain):
       if is_prepared:
         self._given.transfers.connect()
       self._compile(is_prepared=is_prepared)
-      self.state.compare_copies(self._outputs.during)
+      self.state.compare_copies(self._journal.during)
     leaving = cohort.hosted & {*cohort.view.leaving}
     for node in sorted(leaving - self.state.layout.nodes):
       cohort.report("leave", node=node)
@@ -370,7 +421,7 @@ class Worker:
       return  # `follow` compiles, after a step.
     try:
       if is_alone:
-        self._step.compile(evaluate=self._evaluates, tell=self._outputs.count_compiled)
+        self._step.compile(evaluate=self._evaluates, tell=self._journal.count_compiled)
       else:
         self._compiler.trace()
         self._compiler.compile()
@@ -389,16 +440,22 @@ class Worker:
       self._decide_on(said.values())
     is_done = self.state.steps >= self._config.num_steps
     if self._config.redundancy.check_every_steps:
-      self.state.compare_copies(self._outputs.during)
+      self.state.compare_copies(self._journal.during)
     saves = is_done or self._saves_at_stop
     if saves:
       if (steps := self.state.steps) and self._begun >= 0:
-        self._outputs.explain(f"saving step {steps}", step=steps)
-      self._log.save_last()
+        self._journal.explain(f"saving step {steps}", step=steps)
+      with self._journal.during("checkpoint"):
+        self.state.save_last()
     if self._failed.text:
       self._cohort.gather("saved", None)
       failures_lib.end_run(self._cohort, self._failed.text, self._data.failures.error)
-    self._log.write_summary()
+    self._journal.flush()
+    said = self._cohort.gather("digests", digest.digest_layers(self.engine.layer_states()))
+    if self.state.is_writer:  # May come here again after a death.
+      params = {k: v for words in said.values() for k, v in words.params.items()}
+      state = {k: v for words in said.values() for k, v in words.state.items()}
+      self._journal.write_summary(self.state.steps, digest.Digests(params, state))
     if saves:
       self._cohort.gather(messages.FINISHED, None)
       self._writer.close()

@@ -28,7 +28,8 @@ class JsonlTest(folders.FolderCase):
       # Nothing waits in a buffer until the file is closed.
       self.assertEqual(
           self.path.read_text(),
-          '{"step": 1, "loss": 2.5, "tokens_per_sec": 100}\n' '{"step": 1, "event": "eval"}\n',
+          '{"step": 1, "loss": 2.5, "tokens_per_sec": 100, "life": 1, "member": ""}\n'
+          '{"step": 1, "event": "eval", "life": 1, "member": ""}\n',
       )
 
   def test_lines_are_read_as_they_come(self):
@@ -65,8 +66,8 @@ class JsonlTest(folders.FolderCase):
   def test_values_are_strict_json(self, value, want):
     with contextlib.closing(jsonl.MetricsWriter(self.path)) as writer:
       writer.write_step(1, {"value": value})
-    text = self.path.read_text()
-    self.assertEqual(json.loads(text, parse_constant=self.fail), {"step": 1, "value": want})
+    line = json.loads(self.path.read_text(), parse_constant=self.fail)
+    self.assertEqual((line["step"], line["value"]), (1, want))
 
   @parameterized.parameters(0, 1, 2, 3, 4, 9)
   def test_resumed_run_has_each_step_once(self, resumed_from_step):
@@ -124,7 +125,7 @@ class JsonlTest(folders.FolderCase):
       jsonl.read_lines(self.path)
 
   @parameterized.parameters(
-      (0, "File too large.*metrics.jsonl"), (5, "only 5 of 12 bytes.*metrics.jsonl")
+      (0, "File too large.*metrics.jsonl"), (5, "only 5 of 37 bytes.*metrics.jsonl")
   )
   def test_line_that_does_not_fit_waits_for_room(self, room_bytes, message):
     with contextlib.closing(jsonl.MetricsWriter(self.path)) as writer:
@@ -135,6 +136,41 @@ class JsonlTest(folders.FolderCase):
         self.assertEqual(jsonl.read_lines(self.path), ({"step": 1},))
       writer.write_step(3, {})
     self.assertEqual(jsonl.read_lines(self.path), ({"step": 1}, {"step": 2}, {"step": 3}))
+
+  def test_another_writes_behind_a_line_that_was_cut_off(self):
+    with (
+        contextlib.closing(jsonl.MetricsWriter(self.path, member="n0")) as first,
+        contextlib.closing(jsonl.MetricsWriter(self.path, member="n1")) as second,
+    ):
+      first.write_step(1, {})
+      with limits.file_size(self.path.stat().st_size + 45):
+        for step in (2, 3):  # A part of the first fits.
+          with contextlib.suppress(OSError):
+            first.write_step(step, {"a": {"step": 0}})
+      second.write_step(3, {"a": 2})
+      self.assertEqual([l["step"] for l in jsonl.read_lines(self.path)], [1, 3])
+      first.write_step(4, {})
+    found = [(line["step"], line.get("a")) for line in jsonl.read_lines(self.path)]
+    self.assertEqual(found, [(1, None), (2, {"step": 0}), (3, {"step": 0}), (4, None)])
+
+  def test_two_lives_write_at_once(self):
+    with (
+        contextlib.closing(jsonl.MetricsWriter(self.path, life=1)) as old,
+        contextlib.closing(jsonl.MetricsWriter(self.path, life=2)) as new,
+    ):
+      reader = self.enterContext(contextlib.closing(jsonl.MetricsReader(self.path)))
+      for step in (1, 2, 3):
+        old.write_step(step, {"loss": 1.0})
+      new.write_event("start", step=1)
+      for step in (2, 3):
+        new.write_step(step, {"loss": 2.0})
+        old.write_step(step + 2, {"loss": 1.0})  # It does not know that it is over.
+      new.write_step(4, {"loss": 2.0})
+      live = reader.read()
+    lines = jsonl.read_lines(self.path)
+    self.assertEqual(jsonl.column(lines, "loss"), ((1, 2, 3, 4), (1.0, 2.0, 2.0, 2.0)))
+    self.assertEqual(jsonl.fold(live), lines)
+    self.assertEqual(reader.life, 2)
 
   def test_error_that_is_handled_is_not_raised(self):
     errors = []

@@ -48,13 +48,13 @@ class ChurnTest(absltest.TestCase):
         faults_lib.parse_faults(faults, source="test"),
         workdir_path=pathlib.Path(self.enterContext(tempfile.TemporaryDirectory())),
     )
-    counted, commit = [], worker._log.commit
+    counted, commit = [], worker._commit
 
     def note(*args, **options):
       commit(*args, **options)
       counted.append((threading.active_count(), find_sizes(worker)))
 
-    worker._log.commit = note
+    worker._commit = note
     worker.run(stop_at=_LATE)
     self.assertGreater(min(worker.state.layout.nodes), _LATE // 2)
     (threads, early), (more_threads, late) = counted[_EARLY], counted[_LATE]

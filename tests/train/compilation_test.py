@@ -14,7 +14,7 @@ from bamboo_jax.runtime.phases import fingerprint
 from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.train import background_compiler, evaluation
 from bamboo_jax.train.members import local_cohort
-from bamboo_jax.train.record import run_log
+from bamboo_jax.train.record import deaths
 from bamboo_jax.verify import trials as trials_lib
 from tests.verify import small
 
@@ -65,26 +65,26 @@ class CompilationTest(absltest.TestCase):
         lambda name, secs, **_: compiled.append(name) if "backend_compile" in name else None
     )
     self.addCleanup(jax.monitoring.clear_event_listeners)
-    add, ready = run_log.RunLog.add_loss, run_log.RunLog.commit
+    add, ready = deaths.Deaths.add, deaths.Deaths.end_step
     submit = background_compiler.BackgroundCompiler._submit
 
     def compile_at_once(compiler, *arguments):  # A slow machine may be late.
       submit(compiler, *arguments)
       compiler.wait()
 
-    def lose(log, agreement, **options):
+    def lose(*args):
       compiled.clear()
-      add(log, agreement, **options)
+      add(*args)
 
-    def commit(log, *args, **kwargs):
-      if log._recoveries:
+    def commit(known, *args):
+      if known.recoveries:
         seen.append(len(compiled))
-      ready(log, *args, **kwargs)
+      return ready(known, *args)
 
     with (
         mock.patch.object(background_compiler.BackgroundCompiler, "_submit", compile_at_once),
-        mock.patch.object(run_log.RunLog, "add_loss", lose),
-        mock.patch.object(run_log.RunLog, "commit", commit),
+        mock.patch.object(deaths.Deaths, "add", lose),
+        mock.patch.object(deaths.Deaths, "end_step", commit),
     ):
       trials.run(small.make_case("1,0/1,3"))
       trials.run(small.make_case("1,0/2,3 2,0/0,reduce"))

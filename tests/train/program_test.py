@@ -109,7 +109,7 @@ class Run:
     return jax.tree.map(np.array, self.worker.engine.layer_states())
 
   def check_replicas(self):
-    self.worker.state.compare_copies(self.worker._outputs.during)
+    self.worker.state.compare_copies(self.worker._journal.during)
 
   def recoveries(self):
     return [line for line in self.lines if line.get("event") == "recovery"]

@@ -164,7 +164,7 @@ class RunTest(parameterized.TestCase):
         self.output.getvalue(),
         r"(?m)^step=5 loss=\d\.\d{4} lr=0\.00\d+ tokens_per_sec=\d+ "
         # No price, so no dollars.
-        r"bubble_pct=\d+\.\d step_ms=\d+\.\d goodput_pct=\d+\.\d$",
+        r"bubble_pct=\d+\.\d step_ms=\d+\.\d goodput_pct=\d+\.\d view=1$",
     )
 
   def test_trace_has_what_was_planned_and_what_was_measured(self):

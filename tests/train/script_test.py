@@ -176,7 +176,7 @@ class BadNumbersTest(ScriptCase):
     worker = self.begin(script, size, text, **changes)
     worker.run(stop_at=2)
     self.assertEqual(worker.state.steps, 2)
-    worker.state.compare_copies(worker._outputs.during)
+    worker.state.compare_copies(worker._journal.during)
     skipped = [l for l in self.lines() if l.get("event") == "skipped"]
     self.assertEqual([l["step"] for l in skipped], [2])
     self.assertIn("not finite: loss=nan", skipped[0]["reason"])

@@ -8,7 +8,7 @@ from absl.testing import parameterized
 from bamboo_jax.recovery import slowness
 from bamboo_jax.train.record import slow_nodes
 from tests import members
-from tests.train import run_log_test
+from tests.train import deaths_test
 
 
 def make_step(*busy_ms):
@@ -42,12 +42,12 @@ class SlowNodesTest(parameterized.TestCase):
         steps=0,
         is_writer=me == 0,
         named=(),
-        layout=run_log_test.make_layout((0, 1), (2, 3)),
+        layout=deaths_test.make_layout((0, 1), (2, 3)),
     )
-    outputs = types.SimpleNamespace(
+    journal = types.SimpleNamespace(
         write_event=lambda event, *, step, values: self.events.append((event, step, values))
     )
-    self.nodes = slow_nodes.SlowNodes(self.state, outputs, response=response)
+    self.nodes = slow_nodes.SlowNodes(self.state, journal, response=response)
 
   def hear(self, *steps):
     for said in steps:

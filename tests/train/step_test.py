@@ -2,18 +2,26 @@
 
 import functools
 import time
+import types
 
 from absl.testing import parameterized
 import jax
 import numpy as np
 import optax
 
-from bamboo_jax.config import surroundings
+from bamboo_jax import config as config_lib
+from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.faults import faults as faults_lib
+from bamboo_jax.recovery import slowness
 from bamboo_jax.runtime import executor as executor_lib
-from bamboo_jax.train import step as step_lib
+from bamboo_jax.schedule import failover, instruction, redundancy, timeline as timeline_lib
+from bamboo_jax.train import environment, step as step_lib
 from bamboo_jax.train.members import local_cohort
+from tests import layouts, members, schedules
 from tests.runtime import engine_test as engines
+from tests.train import deaths_test
+
+_Op = instruction.Op
 
 
 class Steps:
@@ -24,14 +32,21 @@ class Steps:
     self._engine = engine
     self._timelines = engines.play(engine, num_microbatches=2)
     cohort = local_cohort.LocalCohort(num_nodes)
-    self._step = step_lib.StepRunner(
-        engine,
-        executor_lib.RowsExecutor(engine, cohort),
-        cohort,
-        director=None,
-        num_microbatches=2 * len(engine.owners),
-        options=surroundings.OptimizerSection(clip_norm=clip_norm, on_nonfinite=on_nonfinite),
+    job = types.SimpleNamespace(
+        config=config_lib.Config().changed(
+            {
+                "optimizer.clip_norm": clip_norm,
+                "optimizer.on_nonfinite": on_nonfinite,
+                "redundancy.check_every_steps": 0,
+            }
+        ),
+        task=None,
+        plan=types.SimpleNamespace(
+            batch=types.SimpleNamespace(total_microbatches=2 * len(engine.owners))
+        ),
+        engine=engine,
     )
+    self._step = step_lib.StepRunner(job, environment.Environment(cohort=cohort, workdir=None))
 
   def run(self, step, feed):
     due = faults_lib.FaultsDue((), step=step, owners=self._engine.owners, hosted=())
@@ -40,7 +55,7 @@ class Steps:
     self._step.run_until_vote()
     self._step.vote(step_lib.Vote(seen=1))
     self._step.apply()
-    return self._step.result()
+    return self._step.result(step_lib.Measured(), (), {})
 
 
 def bits_of(engine):
@@ -109,7 +124,8 @@ class StepTest(parameterized.TestCase):
     for step in range(2):
       start_secs = time.perf_counter()
       steps.run(step, functools.partial(batches.microbatch, step))
-      (times,) = steps._step.nodes.values()
+      measured = steps._step.measure(layouts.make_layout((failover.Roles((0,)),), ((0,),)), ())
+      (times,) = measured.nodes.values()
       self.assertGreater(times.busy_secs, 0.0)
       took_secs = time.perf_counter() - start_secs
       self.assertLess(times.busy_secs + times.waited_secs, took_secs)
@@ -174,3 +190,83 @@ class StepTest(parameterized.TestCase):
     result = steps.run(0, lambda m, k: batches.microbatch(0, m, k))
     self.assertEqual("loss=nan grad_norm=nan" in result.skipped, skips)
     self.assertEqual(bits_of(engine) == before, skips)
+
+
+class MeasuredTest(parameterized.TestCase):
+  """What members measure is one value in a vote, and joined once."""
+
+  def test_join(self):
+    said = [
+        step_lib.Measured(
+            account_lib.NodeTime(useful=1.0 + n),
+            span_secs=2.0 + n,
+            sums_secs={0: 1.0 - n / 2, n + 1: 3.0},
+            owed={2: (0.5 + n, 1.5 + n)} if n < 2 else {},
+            nodes={n: slowness.NodeStep("0F*4", 0.1, 0.2)},
+        )
+        for n in (1, 0, 2)
+    ]
+    got = step_lib.join(said)
+    self.assertEqual((got.passes.useful, got.span_secs), (6.0, 4.0))
+    self.assertEqual(got.sums_secs, {0: 0.0, 1: 3.0, 2: 3.0, 3: 3.0})
+    self.assertEqual(got.owed, {2: (0.5, 2.5)})
+    self.assertEqual({*got.nodes}, {0, 1, 2})
+    self.assertEqual(step_lib.join([]), step_lib.Measured())
+    self.assertEqual(step_lib.join([got]), got)
+
+  def make_step(self, **facts):
+    """Returns the runner of a step; what it does not measure is left out."""
+    step = object.__new__(step_lib.StepRunner)
+    executor = types.SimpleNamespace(
+        filler=executor_lib.Filler(), planned_passes=lambda secs: account_lib.NodeTime()
+    )
+    vars(step).update(
+        executor=executor,
+        start_secs=9.0,
+        idle_secs=0.0,
+        _step=1,
+        _sums=None,
+        _skipped="",
+        _planned=(),
+        _phase_secs={"compute": 1.0, "ties": 0.0, "reduce": 0.0},
+        _cohort=types.SimpleNamespace(hosted=frozenset({0}), view=members.view(2, 0, 2, 3)),
+        _delays=types.SimpleNamespace(measure=lambda ran, num_nodes: {}),
+        _engine=types.SimpleNamespace(nodes={0: None}),
+        **facts,
+    )
+    return step
+
+  def test_owed_passes(self):
+    forward = types.SimpleNamespace(op=_Op.FORWARD, stage=1)
+    # The first was still running at the death.
+    passes = [
+        types.SimpleNamespace(instruction=forward, start_secs=start, end_secs=end)
+        for start, end in ((10.25, 11.75), (11.0, 12.0), (12.0, 12.5))
+    ]
+    agreement = deaths_test.make_agreement()
+    recovery = deaths_test.make_recovery(step=22)
+    step = self.make_step(instructions=passes)
+    owed = lambda *found: step.measure(agreement.layout, found).owed
+    self.assertEqual(owed(recovery), {})  # Nothing is planned yet.
+    recovery.ready_at_secs = 10.5
+    self.assertEqual(owed(recovery), {2: (0.5, 2.0)})
+    self.assertEqual(owed(), {})
+    self.assertEqual(step.measure(agreement.layout, ()).span_secs, 3.5)
+
+  def test_what_filled_waits(self):
+    step = self.make_step(instructions=[])
+    filler = step.executor.filler
+    row = [
+        timeline_lib.Slot(0, instruction.Instruction(0, op, 0), at, at + 10.0)
+        for op, at in ((_Op.FORWARD, 0.0), (_Op.BACKWARD, 10.0))
+    ]
+    bare = timeline_lib.Timeline(tuple(row), (0,), 20.0)
+    filler.plan(
+        redundancy.StepFilling([redundancy.PlannedRows(bare, {}, schedules.uniform_costs(1))])
+    )
+    ran = redundancy.Ran((10_000, 30_000), (redundancy.Filled(1, 1, 0, 20_000),), 120_000)
+    done = step.result(step_lib.Measured(ran={0: ran}), (), {})
+    want = redundancy.Effect(1, 0.5, 0.0, stretch=4.0)
+    self.assertEqual((done.filled, done.predicted), (want, redundancy.Effect(0, 0.0, 0.0)))
+    self.assertEqual(filler.stretch, 4.0)  # 80 of 120 ms, instead of 20.
+    self.assertIsNone(step.result(step_lib.Measured(), (), {}).filled)  # A node has died.

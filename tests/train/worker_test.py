@@ -173,7 +173,7 @@ class CodeTest(parameterized.TestCase):
     worker.state = mock.Mock(steps=3, version=1)
     worker.state.layout.nodes = {0, 1}
     worker.engine = mock.Mock(nodes=dict.fromkeys([0, 1] if kind == "alone" else [0]))
-    worker._step, worker._outputs = mock.Mock(compile=self._fail), mock.Mock()
+    worker._step, worker._journal = mock.Mock(compile=self._fail), mock.Mock()
     worker._compiler = mock.Mock(trace=self._fail)
     worker._failed = failures_lib.Failure()
     worker._compile(is_prepared=is_prepared)
@@ -214,7 +214,7 @@ class JoinsTest(absltest.TestCase):
     cohort = mock.Mock(wait_members=wait)
     cohort.view.members = "abc"
     worker._step, worker._cohort, worker._compiler = step, cohort, mock.Mock()
-    worker._outputs, worker.state = mock.Mock(), mock.Mock(steps=3)
+    worker._journal, worker.state = mock.Mock(), mock.Mock(steps=3)
     joins = [faults_lib.Fault(4, "", kind="join")] * 2
     worker._given = mock.Mock(faults=joins, strike=lambda due: False)
     with mock.patch.object(worker_lib, "time", clock):

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from bamboo_jax import base
 from bamboo_jax.recovery import slowness
 from bamboo_jax.train import run_state as run_state_lib
-from bamboo_jax.train.record import outputs as outputs_lib
+from bamboo_jax.train.record import journal as journal_lib
 
 
 class SlowNodes:
@@ -18,9 +18,9 @@ class SlowNodes:
   """
 
   def __init__(
-      self, state: run_state_lib.RunState, outputs: outputs_lib.Outputs, *, response: str
+      self, state: run_state_lib.RunState, journal: journal_lib.Journal, *, response: str
   ) -> None:
-    self._state, self._outputs, self._response = state, outputs, response
+    self._state, self._journal, self._response = state, journal, response
     self._history: collections.deque[slowness.Step] = collections.deque(maxlen=slowness.NUM_KEPT)
     self.forget()
 
@@ -57,7 +57,7 @@ class SlowNodes:
     )
     self._state.named += (one,)
     if self._state.is_writer:
-      self._outputs.write_event("slow", step=steps, values=one.values)
+      self._journal.write_event("slow", step=steps, values=one.values)
     if self._response == "remove" and node in cohort.hosted:
       stay = cohort.newest.numbers - {*cohort.newest.leaving, node}
       if len(stay) >= len(self._state.layout.ways[0].owners):

@@ -136,7 +136,7 @@ def write_trace(
   `since_secs` is its time 0. Returns the steps; writes nothing if none was
   measured.
   """
-  if not any(done.measured for done in steps):
+  if not any(done.instructions for done in steps):
     return []
   members = rows_lib.read_members(workdir.rows)
   begins = {rows.step: rows.at_secs for rows in members.pop(name, ())}
@@ -247,7 +247,8 @@ def measured_slots(done: step_lib.Committed) -> tuple[slot_lib.TrackSlot, ...]:
   """Returns the measured slots of a step, in milliseconds since its start."""
   ms, name = lambda secs: 1e3 * (secs - done.start_secs), namer(done)
   return tuple(
-      _slot(name, m.node, m.instruction, ms(m.start_secs), ms(m.end_secs)) for m in done.measured
+      _slot(name, m.node, m.instruction, ms(m.start_secs), ms(m.end_secs))
+      for m in done.instructions
   )
 
 

@@ -54,6 +54,36 @@ class Job:
     ]
     return predictor.enough_groups(self.first_layout.pipelines, choices=finer, slack=_SLACK)
 
+  def describe_plan(self) -> str:
+    """Returns the line on the plan of a step."""
+    plan = self.plan
+    if self.config.pipeline.layout == "depth":
+      return (
+          f"plan: {plan.num_pipelines} pipelines x {plan.num_stages} stages, "
+          f"layers {plan.partition.bounds}, predicted bubble "
+          f"{100 * plan.timeline.mean_bubble:.1f} %"
+      )
+    parts = [p.partition for p in self.first_layout.pipelines]
+    join = lambda values: " + ".join(map(str, values))
+    return (
+        f"plan: {join(p.num_stages for p in parts)} stages, "
+        f"{join(map(len, self.first_layout.shares))} shares of "
+        f"{plan.batch.microbatches_per_share} microbatches, layers "
+        f"{join(p.bounds for p in parts)}"
+    )
+
+  def find_warnings(self) -> list[str]:
+    """Returns warnings on likely mistakes in the config, a sentence each."""
+    num_shares = self.plan.batch.num_shares
+    found = self.task.schedule.find_warnings(self.config.num_steps)
+    if self.config.pipeline.layout != "depth":
+      if (enough := self.find_enough_shares()) > num_shares:
+        found.append(
+            f"config.pipeline.num_shares={num_shares} is too coarse for these "
+            f"pipelines to finish together; {enough} would do."
+        )
+    return found
+
 
 def make_job(
     config: config_lib.Config,

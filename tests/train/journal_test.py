@@ -11,8 +11,9 @@ from unittest import mock
 from absl.testing import parameterized
 import numpy as np
 
+from bamboo_jax import config as config_lib
 from bamboo_jax.accounting import account as account_lib
-from bamboo_jax.checkpoint import digest
+from bamboo_jax.checkpoint import digest, identity as identity_lib
 from bamboo_jax.metrics import (
     chrome_trace,
     jsonl,
@@ -29,12 +30,12 @@ from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import failover, instruction as instruction_lib, timeline as timeline_lib
 from bamboo_jax.train import environment, step as step_lib, sums as sums_lib
 from bamboo_jax.train.record import (
-    meter as meter_lib,
-    outputs as outputs_lib,
+    charges as charges_lib,
+    journal as journal_lib,
     step_traces,
     workdir as workdir_lib,
 )
-from bamboo_jax.train.setup import accept, job as job_lib
+from bamboo_jax.train.setup import accept, job as job_lib, sizes
 from tests import layouts, tiny
 
 _OWNERS = ((0, 1), (2, 3))
@@ -57,7 +58,7 @@ def _recovery(step, *, view):
 
 @dataclasses.dataclass
 class State:
-  """The part of a `run_state.RunState` that outputs look at."""
+  """The part of a `run_state.RunState` that a journal looks at."""
 
   nodes: dict
   number: int
@@ -85,7 +86,7 @@ def _committed(step, weight=64.0, **facts):
       secs=2.0,
       phase_secs={"compute": 1.5},
       start_secs=100.0 + 2 * step,
-      **{"measured": (), **facts},
+      **{"instructions": (), **facts},
   )
 
 
@@ -93,10 +94,10 @@ def _measured(step, **facts):
   """Returns a committed step with one instruction of node 1."""
   forward = instruction_lib.Instruction(1, instruction_lib.Op.FORWARD, 0)
   slot = recorder_lib.MeasuredInstruction(1, forward, 103.0, 103.5)
-  return _committed(step, measured=[slot], **facts)
+  return _committed(step, instructions=[slot], **facts)
 
 
-class OutputsTest(parameterized.TestCase):
+class JournalTest(parameterized.TestCase):
   """Nodes 0 to 3 in one process; the lowest that lives writes."""
 
   @classmethod
@@ -115,7 +116,7 @@ class OutputsTest(parameterized.TestCase):
       self.join(number)
 
   def join(self, number):
-    node = outputs_lib.Outputs(
+    node = journal_lib.Journal(
         self.job,
         environment.Environment(
             cohort=None,
@@ -126,6 +127,13 @@ class OutputsTest(parameterized.TestCase):
     )
     self.nodes[number] = node
     return node
+
+  def make_job(self, **changes):
+    config = tiny.make_config(
+        optimizer__schedule_options={"init_value": 0.0, "warmup_steps": 1}, **changes
+    )
+    config.optimizer.schedule_options.decay_steps = 3
+    return job_lib.make_job(accept.accept(config), devices=self.job.engine.devices)
 
   def begin(self, step=0):
     for node in self.nodes.values():
@@ -146,7 +154,7 @@ class OutputsTest(parameterized.TestCase):
 
   def test_compiled_programs_are_counted(self):
     self.begin()
-    self.enterContext(mock.patch.object(outputs_lib, "_COUNT_SECS", -1.0))
+    self.enterContext(mock.patch.object(journal_lib, "_COUNT_SECS", -1.0))
     for done in (1, 2, 3):
       self.nodes[0].count_compiled(done, 3)
     said = [line["reason"] for line in self.lines("pause")]
@@ -196,17 +204,24 @@ class OutputsTest(parameterized.TestCase):
     self.assertEqual(summary["median_step_secs"], 2.0)
     self.assertEqual(summary["cost"]["num_samples"], 8)
 
-  def test_the_unit_of_a_rate_is_that_of_the_source(self):
+  @parameterized.parameters("tokens", None)
+  def test_the_unit_of_a_rate_never_changes(self, unit):
+    for node in self.nodes.values():
+      node._unit = unit  # Of the source; None if it does not tell.
     self.begin()
     self.train(1)
     self.train(2, weight=2.0)  # Of 4 samples with hardly a target.
+    self.join(7)._unit = unit
+    self.nodes = {7: self.nodes[7]}  # It has seen no step before.
+    self.nodes[7]._state.nodes = self.nodes
+    self.train(3, weight=2.0)
     rates = [line.get("tokens_per_sec") for line in self.lines()]
-    self.assertEqual(rates, [32.0, 1.0])
+    self.assertEqual(rates, [32.0, 1.0, 1.0])
 
   def test_passes_of_all_nodes(self):
     self.begin()
     passes = account_lib.NodeTime(useful=4.5, redundant=2.0)
-    self.train(1, passes=passes, span_secs=3.0)
+    self.train(1, measured=step_lib.Measured(passes, span_secs=3.0))
     (line,) = self.lines()
     parts = line["account"]["parts"]
     self.assertEqual((parts["useful"], parts["redundant"]), (4.5, 2.0))
@@ -232,8 +247,8 @@ class OutputsTest(parameterized.TestCase):
       ("nobody_has", False, False, 5.0),
   )
   def test_time_is_charged_once(self, has_told, have_heard, secs):
-    clocked = functools.partial(meter_lib.Meter, clock=lambda: self.now)
-    self.enterContext(mock.patch.object(meter_lib, "Meter", clocked))
+    clocked = functools.partial(charges_lib.Charges, clock=lambda: self.now)
+    self.enterContext(mock.patch.object(charges_lib, "Charges", clocked))
     self.now, self.nodes = 102.0, {}
     for number in range(4):
       self.join(number)
@@ -318,7 +333,7 @@ class OutputsTest(parameterized.TestCase):
       slot = timeline_lib.Slot(node, i, 0.0, 3.0)
       return dict(
           planned=[timeline_lib.Timeline((slot,), (node,), 3.0)],
-          measured=[recorder_lib.MeasuredInstruction(node, i, 102.0, 102.5)],
+          instructions=[recorder_lib.MeasuredInstruction(node, i, 102.0, 102.5)],
       )
 
     steps = [
@@ -382,7 +397,7 @@ class OutputsTest(parameterized.TestCase):
       self.train(
           step,
           planned=[timeline_lib.Timeline((slot,), (node,), 3.0)],
-          measured=[recorder_lib.MeasuredInstruction(node, i, start_secs, start_secs + 0.5)],
+          instructions=[recorder_lib.MeasuredInstruction(node, i, start_secs, start_secs + 0.5)],
       )
     self.summary(2)
     events = json.loads((self.root / "trace.json").read_text())["traceEvents"]
@@ -476,7 +491,7 @@ class OutputsTest(parameterized.TestCase):
     self.train(1)
     (line,) = self.lines()
     self.assertGreater(line["usd"], 0.0)
-    self.assertIn(f" usd={line['usd']:.5g}\n", self.shown.getvalue())
+    self.assertIn(f" usd={line['usd']:.5g} view=1\n", self.shown.getvalue())
     self.assertGreater(self.summary(1)["cost"]["cost_usd"], line["usd"])
 
   def test_what_happens_before_a_step_has_its_number(self):
@@ -558,3 +573,88 @@ class OutputsTest(parameterized.TestCase):
     former = before | {"state_sha256": "of another step"}
     (self.root / "summary.json").write_text(json.dumps(former))
     self.assertEqual(self.summary(1)["state_sha256"], before["state_sha256"])
+
+  @parameterized.parameters(
+      ({}, "4 samples a step: 2 copies x 2 microbatches x 1"),
+      (
+          {"num_pipelines": 1, "microbatch_size": 8},
+          "16 samples a step: 1 copy x 2 microbatches x 8",
+      ),
+      ({"layout": "templates"}, "4 samples a step: 4 microbatches x 1"),
+  )
+  def test_batch_in_words(self, changes, want):
+    small = {"num_pipelines": 2, "num_microbatches": 2, "microbatch_size": 1, **changes}
+    config = config_lib.Config().changed({f"pipeline.{k}": v for k, v in small.items()})
+    self.assertEqual(sizes.describe_batch(config), want)
+
+  def test_warnings_and_changes_are_shown_and_written_once(self):
+    with mock.patch.object(self, "job", self.make_job()):
+      self.nodes = {0: self.join(0), 1: self.join(1)}
+    self.nodes[1]._given = dataclasses.replace(self.nodes[1]._given, progress=None)
+    change = identity_lib.ChangedSetting("optimizer.learning_rate", 0.1, 0.2, True)
+    for node in self.nodes.values():
+      node._state.nodes = self.nodes
+      node._state.writer = types.SimpleNamespace(changes=(change,))
+    self.begin(2)
+    events = {line["event"]: line for line in jsonl.read_lines(self.root / "metrics.jsonl")}
+    warning = (
+        "the learning rate is 0 from step 4 of config.num_steps=5 on: these "
+        "steps change no parameter."
+    )
+    changed = (
+        "changed=optimizer.learning_rate old=0.1 new=0.2; later steps can differ "
+        "in bits from a run without the change."
+    )
+    self.assertEqual([*events], ["start", "warning", "changed"])
+    self.assertEqual(events["warning"]["text"], warning)
+    self.assertEqual(
+        events["changed"],
+        {"event": "changed", "step": 2, **dataclasses.asdict(change), "text": changed},
+    )
+    self.assertEqual(
+        self.shown.getvalue().splitlines()[2:],
+        ["resumed_from_step=2", f"warning: {warning}", changed],
+    )
+
+  def test_a_logger_that_fails_in_the_last_step_is_named(self):
+    (self.root / "metrics.csv").mkdir()  # So it cannot be written.
+    job = self.make_job(metrics__logger="csv")
+    with mock.patch.object(self, "job", job):
+      self.nodes = {0: self.join(0)}
+    self.nodes[0]._state.nodes = self.nodes
+    self.begin()
+    self.train(1)
+    self.summary(1)
+    (line,) = [l for l in self.lines("warning") if "metrics.csv" in l["text"]]
+    self.assertStartsWith(line["text"], "No more lines for logger csv: [Errno 21] Is a")
+    self.assertEndsWith(line["text"], "/metrics.csv'. Training continues.")
+    self.assertEqual(self.steps(), [1])
+
+  def test_code_of_the_user_that_raises_is_called_once(self):
+    def fail(step, metrics):
+      self.assertIn("loss", metrics)
+      called.append(step)
+      raise KeyError("mine")
+
+    called, node = [], self.nodes[0]
+    node._given = dataclasses.replace(node._given, callbacks=(fail,))
+    self.begin()
+    self.train(1, 2)
+    self.assertEqual(called, [1])
+    self.assertIn("The callback raised", node.failures.first.text)
+    self.assertIsInstance(node.failures.error.__cause__, KeyError)
+
+  def test_a_new_life_is_above_the_last(self):
+    self.begin()
+    self.train(1, 2)
+    late = self.nodes.pop(0)
+    self.nodes = {}
+    self.join(0)
+    self.begin(1)
+    self.train(2)
+    late._state = State({0: late}, 0)
+    late.write_step(_committed(3, weight=1.0))  # It does not know that it is over.
+    self.train(3)
+    self.assertEqual([line["loss"] for line in self.lines()], [9.0, 8.0, 7.0])
+    content = (self.root / "metrics.jsonl").read_text().splitlines()
+    self.assertEqual({json.loads(line)["life"] for line in content}, {1, 2})
