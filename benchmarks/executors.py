@@ -114,7 +114,7 @@ def run_rounds(
 
 def plan_pair(config: config_lib.Config, task: build.Task, plan: planner.Plan) -> Pair:
   """Returns both executors with all modes; stages must be whole blocks."""
-  options, rows, programs = build.make_redundancy(config), {}, {}
+  options, rows, programs = config.redundancy, {}, {}
   for mode in (*MODES, "bubble"):
     changed = config.changed({"redundancy.mode": mode})
     programs[mode] = executors.plan_program(changed, task, plan)

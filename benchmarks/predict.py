@@ -10,6 +10,7 @@ import dataclasses
 import statistics
 from typing import Any
 
+from bamboo_jax import config as config_lib
 from bamboo_jax.plan import planner, rows as rows_lib
 from bamboo_jax.plan.times import pauses as pauses_lib
 from bamboo_jax.schedule import failover, lines as lines_lib, redundancy
@@ -32,7 +33,7 @@ class ModePlan:
     return redundancy.StepFilling([self.whole]) if self.whole.rules else None
 
 
-def plan_mode(plan: planner.Plan, options: rows_lib.Redundancy, mode: str) -> ModePlan:
+def plan_mode(plan: planner.Plan, options: config_lib.RedundancySection, mode: str) -> ModePlan:
   """Returns the plan of a mode; all other `options` are shared."""
   rows = rows_lib.RowPlanner(plan, dataclasses.replace(options, mode=mode))
   roles = rows.roles(0)
@@ -76,7 +77,7 @@ def lengthen(plan: planner.Plan, num_stages: int, *, is_even: bool = False) -> p
 def predict_sizes(
     plan: planner.Plan,
     modes: Sequence[str],
-    options: rows_lib.Redundancy,
+    options: config_lib.RedundancySection,
     *,
     sizes: Sequence[int] = SIZES,
 ) -> Iterator[dict[str, Any]]:

@@ -16,7 +16,6 @@ from bamboo_jax.base import json as json_lib
 from bamboo_jax.benchmarks import predict, table, turns
 from bamboo_jax.metrics import table as table_lib
 from bamboo_jax.schedule import redundancy
-from bamboo_jax.train.setup import build
 
 MODES = redundancy.MODES
 _MIB = 2**20
@@ -53,7 +52,7 @@ Rows = Sequence[turns.Row]
 def compare(ours: turns.Processes, subject: turns.Subject) -> None:
   """Measures, prints, and writes files."""
   config, plan = subject.config, subject.plan
-  options = build.make_redundancy(config)
+  options = config.redundancy
   made = {mode: predict.plan_mode(plan, options, mode) for mode in MODES}
   refresh_ms = max(ours.ask(f"refresh {subject.bounds}"))
   names = {mode: f"rows/{mode}" for mode in MODES}

@@ -29,7 +29,7 @@ from bamboo_jax.metrics import jsonl, table as table_lib
 from bamboo_jax.recovery import assignment, ladder as ladder_lib, layout as layout_lib
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.sim import speed as speed_lib, times as times_lib
-from bamboo_jax.train.setup import build, job as job_lib, sizes
+from bamboo_jax.train.setup import job as job_lib, sizes
 
 _NUM_FIRST, _NUM_EACH = 6, 4  # Steps before the first death, and after each.
 _COLUMNS = (
@@ -163,7 +163,7 @@ def _plan(config: config_lib.Config, changes: Mapping[str, float]) -> list[Loss]
       job.plan.profile,
       num_microbatches=job.plan.batch.total_microbatches,
       microbatch_size=job.plan.batch.microbatch_size,
-      redundant=build.make_redundancy(config),
+      redundant=config.redundancy,
       reroute=job.rules.ladder.reroute,
   )
   return [*plan_losses(job.rules, job.first_layout, speed)]

@@ -53,7 +53,7 @@ class Rows:
 
   def __init__(self, site: Site, mode: str) -> None:
     self.site = site
-    self.plan = predict.plan_mode(site.plan, build.make_redundancy(site.config), mode)
+    self.plan = predict.plan_mode(site.plan, site.config.redundancy, mode)
     roles = self.plan.roles
     self.engine = engine_lib.Engine(
         site.specs,
@@ -61,7 +61,7 @@ class Rows:
         devices=site.stages.devices,
         num_shares=1,
         keep=bool(roles.shadows),
-        replicas=build.make_protection(site.config),
+        replicas=site.config.redundancy,
         cache=site.cache,
         exchange=site.stages.transport,
     )

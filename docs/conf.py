@@ -44,7 +44,6 @@ nitpick_ignore = [
         "models.model.Pace",
         "plan.cost_model.Profile",
         "plan.planner.Plan",
-        "plan.rows.Redundancy",
         "schedule.timeline.Timeline",
         "sim.loop.Policy",
         "sim.speed.Table",

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from bamboo_jax import config
+from bamboo_jax import config as config_lib
 from bamboo_jax.plan import (
     cost_model,
     partition as partition_lib,
@@ -73,7 +73,7 @@ def make_rows(
       num_shares=num_shares,
       microbatch_size=1,
   )
-  return rows.RowPlanner(plan, rows.Redundancy(mode), segments)
+  return rows.RowPlanner(plan, config_lib.RedundancySection(mode), segments)
 
 
 def make_ladder(
@@ -81,7 +81,7 @@ def make_ladder(
 ) -> ladder_lib.Ladder:
   """Returns a ladder with other `options`; `reroute` may be "none"."""
   is_on = reroute != "none"
-  section = config.RecoverySection(reroute=is_on, **options)
+  section = config_lib.RecoverySection(reroute=is_on, **options)
   return ladder_lib.Ladder(section, has_replicas, reroute if is_on else "shares")
 
 
@@ -106,7 +106,7 @@ def make_rules(
       num_shares=num_shares,
       split=split,
       group=per_share,
-      redundant=rows.Redundancy(mode),
+      redundant=config_lib.RedundancySection(mode),
   )
   has_replicas = mode != "none"
   ladder = make_ladder(has_replicas=has_replicas, **rungs)
@@ -155,7 +155,7 @@ def make_template_rules(
       num_microbatches=per_share * num_shares,
       num_shares=num_shares,
       group=per_share,
-      redundant=rows.Redundancy(mode),
+      redundant=config_lib.RedundancySection(mode),
   )
   templates = templates_lib.make_templates(
       predicted.profile.layers,

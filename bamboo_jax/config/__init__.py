@@ -25,4 +25,4 @@ from bamboo_jax.config.section import (
     without_none,
 )
 from bamboo_jax.config.surroundings import ClusterSection, OptimizerSection
-from bamboo_jax.config.work import RecoverySection
+from bamboo_jax.config.work import RecoverySection, RedundancySection

@@ -122,6 +122,21 @@ class RedundancySection(Section, path="config.redundancy"):
   spares: int = option(0, "Nodes that take the places of lost ones.", least=0)
   check_every_steps: int = option(10, "Compare copies; 0: only after repairs.", least=0)
 
+  @property
+  def has_replicas(self) -> bool:
+    """Whether stages have shadows."""
+    return self.mode != "none"
+
+  @property
+  def runs_ahead(self) -> bool:
+    """Whether there may be redundant forward passes."""
+    return self.mode not in ("none", "lazy")
+
+  @property
+  def lengthens(self) -> bool:
+    """Whether redundant forward passes may lengthen a step."""
+    return self.mode in ("budget", "eager")
+
 
 @dataclasses.dataclass(frozen=True)
 class RecoverySection(Section, path="config.recovery"):

@@ -59,7 +59,7 @@ def make(config: config_lib.Config, traces: Sequence[str]) -> PolicyRules:
       profile,
       num_microbatches=plan.batch.total_microbatches,
       microbatch_size=plan.batch.microbatch_size,
-      redundant=build.make_redundancy(config),
+      redundant=config.redundancy,
       reroute=rules.ladder.reroute,
   )
   whole = rules.planner.fresh(base.nodes(plan.num_pipelines * plan.num_stages), {})

@@ -27,24 +27,9 @@ import dataclasses
 import functools
 import itertools
 
-from bamboo_jax import base
+from bamboo_jax import base, config as config_lib
 from bamboo_jax.plan import cost_model
 from bamboo_jax.schedule import failover
-
-
-@dataclasses.dataclass(frozen=True)
-class Protection:
-  """How replicas are held and refreshed; values as in `config.redundancy`.
-
-  Attributes:
-    refresh: The data sent to replicas in each step: "gradient" or "state".
-    slots: Memory of their optimizer slots between steps: "device" or "host".
-    runs_ahead: Whether there may be redundant forward passes.
-  """
-
-  refresh: str = "gradient"
-  slots: str = "device"
-  runs_ahead: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +41,7 @@ class Upkeep:
     num_rerouted: Shares of a pipeline that has lost a stage, which other owners
       of that stage compute; 0 if none do.
     num_shares: Shares of the batch; several are summed into another array.
-    protection: Options of replicas; None without.
+    protection: Options of replicas.
     is_remote: Whether transfers are between processes, with a buffer at the
       receiving end; else they are copies within one.
   """
@@ -64,7 +49,7 @@ class Upkeep:
   num_accumulators: int = 1
   num_rerouted: int = 0
   num_shares: int = 1
-  protection: Protection | None = None
+  protection: config_lib.RedundancySection = config_lib.RedundancySection()
   is_remote: bool = False
 
 
@@ -184,7 +169,7 @@ class Duty:
 @functools.cache
 def find_duties(num_stages: int, upkeep: Upkeep) -> tuple[Duty, ...]:
   """Returns the duties of all nodes, then those changed by any single death."""
-  has_replicas = upkeep.protection is not None
+  has_replicas = upkeep.protection.has_replicas
   roles = failover.Roles.initial(base.nodes(num_stages), has_replicas=has_replicas)
 
   def of(roles: failover.Roles, victim: base.NodeId | None = None) -> list[Duty]:
@@ -263,7 +248,7 @@ class MemoryModel:
   def _parts(self, first: int, last: int) -> tuple[int, int, int]:
     """Returns the peaks of "compute" without residuals and of later phases, and residuals."""
     own = self._owner(first, last)
-    has_shadow = self.upkeep.protection is not None and len(self.in_flight) > 1
+    has_shadow = self.upkeep.protection.has_replicas and len(self.in_flight) > 1
     compute, *later = add([own, self.shadow(first, last)] if has_shadow else [own]).phases.values()
     return compute - own.residual_bytes, max(later), own.residual_bytes
 
@@ -311,7 +296,7 @@ class MemoryModel:
   def shadow(self, first: int, last: int) -> NodeMemory:
     """Returns the memory of a replica of layers `first` to `last - 1`."""
     protection = self.upkeep.protection
-    assert protection is not None, "There are no replicas."
+    assert protection.has_replicas, "There are no replicas."
     layers = self._costs[first:last]
     slots = sum(c.slot_bytes for c in layers)
     on_host = protection.slots == "host"
@@ -329,11 +314,11 @@ class MemoryModel:
   @property
   def _sends_state(self) -> bool:
     protection = self.upkeep.protection
-    return protection is not None and protection.refresh == "state"
+    return protection.has_replicas and protection.refresh == "state"
 
   def _link_working(self, first: int, last: int) -> int:
     """Returns twice the most bytes that a refresh sends of a unit."""
-    if not self.upkeep.is_remote or self.upkeep.protection is None:
+    if not self.upkeep.is_remote or not self.upkeep.protection.has_replicas:
       return 0
     slots = self._sends_state * max(self._unit_slots[first:last])
     return 2 * (max(self._unit_gradients[first:last]) + slots)
@@ -357,10 +342,10 @@ def explain(
   duty, memory = max(model.find_needs(bounds), key=lambda need: need[1].total_bytes)
   first, last = bounds[duty.owned[0]], bounds[duty.owned[-1] + 1] - 1
   protection, need_bytes = model.upkeep.protection, memory.total_bytes
-  who = f"stage {duty.node}" if protection is None and not duty.stands_in else str(duty)
+  who = f"stage {duty.node}" if not (protection.has_replicas or duty.stands_in) else str(duty)
   phase = max(memory.phases, key=memory.phases.__getitem__)
   help_ = "Use more stages, smaller microbatches or fewer of them in flight"
-  if protection is not None:
+  if protection.has_replicas:
     better = {
         'slots="host"': protection.slots == "device",
         'refresh="gradient"': protection.refresh == "state",

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 from typing import Any
 
-from bamboo_jax import base
+from bamboo_jax import base, config as config_lib
 from bamboo_jax.plan import (
     batch_split,
     cost_model,
@@ -80,6 +80,9 @@ class Plan:
     )
 
 
+_UNPROTECTED = config_lib.RedundancySection()
+
+
 def make_plan(
     profile: cost_model.Profile,
     *,
@@ -90,7 +93,7 @@ def make_plan(
     schedule: str = "1f1b",
     memory_limit_bytes: int | None = None,
     num_shares: int | None = None,
-    protection: memory_lib.Protection | None = None,
+    protection: config_lib.RedundancySection = _UNPROTECTED,
     reroutes: bool = False,
     is_remote: bool = False,
     cuts: Sequence[int] | None = None,
@@ -105,7 +108,7 @@ def make_plan(
     memory_limit_bytes: Memory of one device; None: no limit.
     num_shares: Shares of the global batch, a multiple of `num_pipelines`; by
       default one per pipeline.
-    protection: Options of replicas; None without. With replicas the limit holds
+    protection: Options of replicas. With replicas the limit holds
       for a step, and for the one after any single death.
     reroutes: Whether other pipelines compute a stage that has lost all nodes;
       the limit then holds for a single death without replicas too.
@@ -184,7 +187,7 @@ def _finish(
           num_pipelines=batch.num_pipelines,
           num_shares=batch.num_shares,
           compute_ms=timeline.span_ms,
-          refresh=protection.refresh if protection else None,
+          refresh=protection.refresh if protection.has_replicas else None,
       ),
       worst_memory=worst,
       residuals=place,

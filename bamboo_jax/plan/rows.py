@@ -1,13 +1,13 @@
 """The rows of a step: at its start, and of its rest after a failure.
 
-`Redundancy.plan` makes all of them, to be run, predicted or simulated.
+`plan_rows` makes all of them, to be run, predicted or simulated.
 """
 
 from collections.abc import Sequence
 import dataclasses
 import functools
 
-from bamboo_jax import base
+from bamboo_jax import base, config as config_lib
 from bamboo_jax.plan import partition as partition_lib, pipelines as pipelines_lib, planner, stages
 from bamboo_jax.schedule import (
     checker,
@@ -25,60 +25,30 @@ StageCosts = costs_lib.StageCosts
 Line = lines_lib.Line
 
 
-@dataclasses.dataclass(frozen=True)
-class Redundancy:
-  """Protection of stages that have a shadow.
+_OVERRUN = 1.6  # How much too late a pass of mode "eager" may end, by its own time.
 
-  Attributes:
-    mode: Placement of redundant forward passes, one of `redundancy.MODES`;
-      "none" is without shadows.
-    refresh: How replicas are kept up to date: by "gradient" or "state".
-    margin: Fraction by which waits must be longer than the passes in them.
-    budget: In mode "budget", the fraction by which a step may be longer.
-    overrun: In mode "eager", how much too late a pass may end, as a fraction of
-      its time.
-  """
 
-  mode: str = "none"
-  refresh: str = "gradient"
-  margin: float = 0.25
-  budget: float = 0.05
-  overrun: float = 1.6
-
-  @property
-  def has_replicas(self) -> bool:
-    """Whether stages have shadows."""
-    return self.mode != "none"
-
-  @property
-  def lengthens(self) -> bool:
-    """Whether redundant forward passes may lengthen a step."""
-    return self.mode in ("budget", "eager")
-
-  def initial(self, owners: Sequence[base.NodeId]) -> Roles:
-    """Returns owners and shadows of a new pipeline."""
-    return Roles.initial(owners, has_replicas=self.has_replicas)
-
-  def plan(
-      self,
-      roles: Roles,
-      *,
-      microbatches: Sequence[int],
-      costs: StageCosts,
-      in_flight: Sequence[int] | None,
-  ) -> redundancy.PlannedRows:
-    """Returns the rows of a whole step of one pipeline."""
-    bare = simulate_lib.simulate([Line(roles.owners, microbatches, in_flight)], costs=costs)
-    rules = {}
-    if roles.shadows and self.mode not in ("none", "lazy"):
-      rules = rule_lib.make_rules(
-          bare,
-          shadows=roles.shadows,
-          costs=costs,
-          late=self.overrun if self.mode == "eager" else -self.margin,
-          late_ms=self.budget * bare.span_ms if self.mode == "budget" else 0.0,
-      )
-    return redundancy.PlannedRows(bare, rules, costs)
+def plan_rows(
+    redundant: config_lib.RedundancySection,
+    roles: Roles,
+    *,
+    microbatches: Sequence[int],
+    costs: StageCosts,
+    in_flight: Sequence[int] | None,
+    overrun: float = _OVERRUN,
+) -> redundancy.PlannedRows:
+  """Returns the rows of a whole step of one pipeline."""
+  bare = simulate_lib.simulate([Line(roles.owners, microbatches, in_flight)], costs=costs)
+  rules = {}
+  if roles.shadows and redundant.runs_ahead:
+    rules = rule_lib.make_rules(
+        bare,
+        shadows=roles.shadows,
+        costs=costs,
+        late=overrun if redundant.mode == "eager" else -redundant.margin,
+        late_ms=redundant.budget * bare.span_ms if redundant.mode == "budget" else 0.0,
+    )
+  return redundancy.PlannedRows(bare, rules, costs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +60,7 @@ class RowPlanner:
   """
 
   plan: planner.Plan
-  redundant: Redundancy
+  redundant: config_lib.RedundancySection
   segments: partition_lib.Partition | None = None
 
   @functools.cached_property
@@ -106,7 +76,8 @@ class RowPlanner:
 
   def roles(self, pipeline: int) -> Roles:
     """Returns the initial owners and shadows of a pipeline, by stage."""
-    return self.redundant.initial(self.plan.owners[pipeline])
+    owners = self.plan.owners[pipeline]
+    return Roles.initial(owners, has_replicas=self.redundant.has_replicas)
 
   def whole(
       self,
@@ -127,7 +98,8 @@ class RowPlanner:
     microbatches = batch.microbatches(pipeline)
     if shares is not None:
       microbatches = batch.microbatches_of(shares)
-    return self.redundant.plan(
+    return plan_rows(
+        self.redundant,
         roles,
         microbatches=microbatches,
         costs=self.costs,

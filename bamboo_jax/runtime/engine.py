@@ -14,8 +14,8 @@ from typing import Any
 
 import jax
 
-from bamboo_jax import base
-from bamboo_jax.plan import batch_split, memory as memory_lib
+from bamboo_jax import base, config as config_lib
+from bamboo_jax.plan import batch_split
 from bamboo_jax.runtime import devices as devices_lib, node as node_lib, places
 from bamboo_jax.runtime.stage import (
     array_store as store_lib,
@@ -77,7 +77,7 @@ class Engine:
       devices: Mapping[base.NodeId, jax.Device],
       num_shares: int,
       keep: bool = False,
-      replicas: memory_lib.Protection | None = None,
+      replicas: config_lib.RedundancySection | None = None,
       mesh: tuple[int, int] = (1, 1),
       cache: programs_lib.ProgramCache | None = None,
       residuals: str = "host",
@@ -99,7 +99,7 @@ class Engine:
     self.shadows: list[dict[base.StageId, base.NodeId]] = [{} for _ in owners]
     self.shares = [*batch_split.deal_shares(num_shares, len(owners))]
     self.lines: Lines = [*zip(self.owners, self.shares, strict=True)]
-    self.replicas = replicas or memory_lib.Protection()
+    self.replicas = replicas or config_lib.RedundancySection(mode="bubble")
     self.programs = programs_lib.ProgramCache() if cache is None else cache
     self.exchange = exchange
     self.num_shares, self._per_share = num_shares, 0

@@ -10,13 +10,8 @@ import functools
 import itertools
 import math
 
-from bamboo_jax import base, config
-from bamboo_jax.plan import (
-    cost_model,
-    memory as memory_lib,
-    partition as partition_lib,
-    rows as rows_lib,
-)
+from bamboo_jax import base, config as config_lib
+from bamboo_jax.plan import cost_model, memory as memory_lib, partition as partition_lib
 from bamboo_jax.plan.times import predictor as predictor_lib
 from bamboo_jax.recovery import (
     ladder as ladder_lib,
@@ -49,7 +44,6 @@ def register_layout(name: str, make_shapes: MakeShapes) -> None:
 
 # Arrangements tried: the start is good, and more would take too long here.
 _MAX_TRIES = 20
-_AUTO = "auto"
 _LIVEPUT = "liveput"
 # Of the systems that policies are named after, which use NCCL.
 _NCCL = communication_lib.Communication(reduction="ring", overlap="drain", duplex="full")
@@ -73,8 +67,8 @@ class Settings:
     method: How that layout adapts pipelines, by "replanning" or by "rules".
     use_all: Whether that layout uses every node, even if fewer are faster.
     placement: One of `places.METHODS`.
-    redundant: How stages are protected if the rung "shadow" is enabled. Mode
-      "auto" takes "bubble" or no shadows, whichever has the higher expected
+    redundant: How stages are protected if the rung "shadow" is enabled. None
+      takes mode "bubble" or no shadows, whichever has the higher expected
       throughput.
     charges_replicas: Whether the memory limit includes replicas, also after any
       single death, as in a run; else only a node's own stage.
@@ -92,7 +86,7 @@ class Settings:
   method: str = "replanning"
   use_all: bool = True
   placement: str = "spread"
-  redundant: rows_lib.Redundancy = rows_lib.Redundancy("bubble")
+  redundant: config_lib.RedundancySection | None = config_lib.RedundancySection(mode="bubble")
   charges_replicas: bool = True
   communication: communication_lib.Communication = _NCCL
   reroute: str = "shares"
@@ -161,7 +155,7 @@ def make_choices(
     *,
     seed: int = 0,
 ) -> tuple[loop.Policy, ...]:
-  """Returns the candidates of mode "auto" or layout "liveput", else one policy.
+  """Returns the candidates for `redundant` None or layout "liveput", else one policy.
 
   A policy caches its plans from run to run. The seed is for the placement
   "random". Raises `ValueError` that names the policy.
@@ -180,9 +174,11 @@ def make_choices(
 
 
 def _choices(settings: Settings) -> Iterator[Settings]:
-  modes = (settings.redundant.mode,)
-  if modes == (_AUTO,):
-    modes = ("none", "bubble") if "shadow" in settings.rungs else ("none",)
+  redundant, modes = settings.redundant, ("none", "bubble")
+  if redundant is not None:
+    modes = (redundant.mode,)
+  elif "shadow" not in settings.rungs:
+    modes = ("none",)
   layout, depths = settings.layout, (1.0,)
   if layout == _LIVEPUT:
     layout, depths = "depth", settings.depths
@@ -191,7 +187,7 @@ def _choices(settings: Settings) -> Iterator[Settings]:
         settings,
         layout=layout,
         overprovision=depth * settings.overprovision,
-        redundant=dataclasses.replace(settings.redundant, mode=mode),
+        redundant=dataclasses.replace(redundant or config_lib.RedundancySection(), mode=mode),
     )
 
 
@@ -204,11 +200,12 @@ class _Maker:
   def make(self, name: str, seed: int) -> loop.Policy:
     settings, workload = self.settings, self.workload
     redundant = settings.redundant
-    has_replicas = "shadow" in settings.rungs and redundant.mode != "none"
+    assert redundant is not None, "Each mode is a candidate."
+    has_replicas = "shadow" in settings.rungs and redundant.has_replicas
     if not has_replicas:
-      redundant = rows_lib.Redundancy("none")
+      redundant = config_lib.RedundancySection()
     num_stages = math.ceil(workload.num_stages * settings.overprovision)
-    options = config.RecoverySection(
+    options = config_lib.RecoverySection(
         reroute="reroute" in settings.rungs,
         drop="drop" in settings.rungs,
         reconfigure="reconfigure" in settings.rungs,
@@ -245,7 +242,7 @@ class _Maker:
     )
 
   def _make_speed(
-      self, profile: cost_model.Profile, redundant: rows_lib.Redundancy, reroute: str
+      self, profile: cost_model.Profile, redundant: config_lib.RedundancySection, reroute: str
   ) -> speed_lib.ProfileSpeed:
     settings, workload = self.settings, self.workload
     return speed_lib.ProfileSpeed(
@@ -332,9 +329,6 @@ class _Maker:
 
   def _upkeep(self, has_replicas: bool) -> memory_lib.Upkeep:
     settings = self.settings
-    if not (has_replicas and settings.charges_replicas):
+    if settings.redundant is None or not (has_replicas and settings.charges_replicas):
       return memory_lib.OVERLAPPED
-    protection = memory_lib.Protection(
-        refresh=settings.redundant.refresh, runs_ahead=settings.redundant.mode != "lazy"
-    )
-    return dataclasses.replace(memory_lib.OVERLAPPED, protection=protection)
+    return dataclasses.replace(memory_lib.OVERLAPPED, protection=settings.redundant)

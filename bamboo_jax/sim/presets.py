@@ -9,7 +9,6 @@ import dataclasses
 from typing import Any
 
 from bamboo_jax import base
-from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.sim import policies as policies_lib, transformer
 
 Settings = policies_lib.Settings
@@ -31,7 +30,6 @@ _SHADOWS = ("shadow", "reconfigure", "checkpoint")
 # pipeline of fewer nodes does not fit, and nodes stay until they are removed.
 # Published memory limits cover stages only.
 _SYSTEM = Settings(reroute="stage", fold=False, hand_over=False, charges_replicas=False)
-_AUTO = rows_lib.Redundancy("auto")
 
 
 def _make(*rungs: str, **changes: Any) -> Settings:
@@ -46,7 +44,7 @@ POLICIES: Mapping[str, Settings] = {
     "reconfigure": _make("reconfigure", "checkpoint"),
     "recycle": _make("reroute", "checkpoint"),
     "full_with_shadows": _make(*_ALL),
-    "full": _make(*_ALL, redundant=_AUTO),
+    "full": _make(*_ALL, redundant=None),
 }
 
 _TEMPLATES = dict(layout="templates", use_all=False)
@@ -60,7 +58,7 @@ PLANNERS: Mapping[str, Settings] = {
     "recycle": _make("reroute", "checkpoint", layout="depth"),
     "parcae": _make("reconfigure", "checkpoint", layout="liveput"),
     "full_with_shadows": _make(*_ALL, **_TEMPLATES),
-    "full": _make(*_ALL, redundant=_AUTO, **_TEMPLATES),
+    "full": _make(*_ALL, redundant=None, **_TEMPLATES),
 }
 
 OWN: dict[str, Settings] = {}  # Added by `register`.

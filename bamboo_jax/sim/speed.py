@@ -18,14 +18,13 @@ import os
 import types
 from typing import Any, NamedTuple
 
-from bamboo_jax import base
+from bamboo_jax import base, config as config_lib
 from bamboo_jax.base import packaged
 from bamboo_jax.plan import (
     batch_split,
     cost_model,
     partition as partition_lib,
     pipelines as pipelines_lib,
-    rows as rows_lib,
     stages,
 )
 from bamboo_jax.plan.times import (
@@ -33,7 +32,12 @@ from bamboo_jax.plan.times import (
     predictor as predictor_lib,
     step_time as step_time_lib,
 )
-from bamboo_jax.schedule import instruction as instruction_lib, lines as lines_lib, redundancy
+from bamboo_jax.schedule import (
+    failover,
+    instruction as instruction_lib,
+    lines as lines_lib,
+    redundancy,
+)
 from bamboo_jax.sim import times as times_lib
 
 Op = instruction_lib.Op
@@ -70,7 +74,7 @@ class ProfileSpeed:
       *,
       num_microbatches: int,
       microbatch_size: int,
-      redundant: rows_lib.Redundancy,
+      redundant: config_lib.RedundancySection,
       split: str = "makespan",
       communication: step_time_lib.OrderedSums = step_time_lib.RUNTIME,
       reroute: str = "shares",
@@ -85,7 +89,6 @@ class ProfileSpeed:
         extrapolate=True,
         memory_limit_bytes=memory_limit_bytes,
     )
-    self._redundant = redundant
     self._reroute = reroute
     self._microbatch_size = microbatch_size
     self._paces: dict[tuple[Any, ...], batch_split.PipelinePace] = {}
@@ -231,7 +234,9 @@ class ProfileSpeed:
     victims = (half * num_stages // (2 * _NUM_VICTIMS) for half in halves)
     pauses_ms = pauses_lib.predict_pauses(
         self._plan(partition, count).timeline,
-        roles=self._redundant.initial(base.nodes(num_stages)),
+        roles=failover.Roles.initial(
+            base.nodes(num_stages), has_replicas=self.predictor.has_replicas
+        ),
         microbatches=range(count),
         costs=self.predictor.redundant_costs(partition, count),
         in_flight=lines_lib.in_flight_limits(num_stages),
@@ -242,7 +247,9 @@ class ProfileSpeed:
     return sum(pauses_ms) / len(pauses_ms)
 
   def _plan(self, partition: Partition, count: int) -> redundancy.PlannedRows:
-    roles = self._redundant.initial(base.nodes(partition.num_stages))
+    roles = failover.Roles.initial(
+        base.nodes(partition.num_stages), has_replicas=self.predictor.has_replicas
+    )
     return self.predictor.plan(partition, count, roles)
 
 

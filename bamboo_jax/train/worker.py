@@ -20,14 +20,14 @@ from bamboo_jax.data import batches as batches_lib
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.recovery import agreement as agreement_lib, layout as layout_lib
 from bamboo_jax.train import (
-  background_compiler,
-  environment,
-  evaluation,
-  failures as failures_lib,
-  run_state as run_state_lib,
-  state_transfer,
-  step as step_lib,
-  sums as sums_lib,
+    background_compiler,
+    environment,
+    evaluation,
+    failures as failures_lib,
+    run_state as run_state_lib,
+    state_transfer,
+    step as step_lib,
+    sums as sums_lib,
 )
 from bamboo_jax.train.members import cohort as cohort_lib
 from bamboo_jax.train.record import deaths as deaths_lib, journal as journal_lib, slow_nodes

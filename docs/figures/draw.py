@@ -13,6 +13,7 @@ import sys
 _FOLDER = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(_FOLDER.parents[1]))
 
+from bamboo_jax import config as config_lib  # noqa: E402
 from bamboo_jax.metrics import palette  # noqa: E402
 from bamboo_jax.plan import rows as rows_lib  # noqa: E402
 from bamboo_jax.schedule import (  # noqa: E402
@@ -157,9 +158,9 @@ def _plan_step() -> tuple[Slots, Slots]:
       forward_ms=(1.0,) * _STAGES, backward_ms=(2.0,) * _STAGES, transfer_ms=(0.0,) * (_STAGES - 1)
   )
   bounds = lines_lib.in_flight_limits(_STAGES)
-  eager = rows_lib.Redundancy("eager")
-  whole = eager.plan(
-      roles, microbatches=range(_MICROBATCHES), costs=costs, in_flight=bounds
+  eager = config_lib.RedundancySection("eager")
+  whole = rows_lib.plan_rows(
+      eager, roles, microbatches=range(_MICROBATCHES), costs=costs, in_flight=bounds
   ).timeline.rows
   held = {
       node: holdings_lib.after(s.instruction for s in row if s.end_ms <= _DIED_MS)

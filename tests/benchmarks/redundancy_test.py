@@ -6,8 +6,9 @@ import tempfile
 
 from absl.testing import parameterized
 
+from bamboo_jax import config as config_lib
 from bamboo_jax.benchmarks import predict, redundancy as case
-from bamboo_jax.plan import planner, rows
+from bamboo_jax.plan import planner
 from bamboo_jax.schedule import redundancy
 from tests import profiles
 
@@ -31,7 +32,7 @@ def make_plan(*, num_layers=2, num_microbatches=1):
 
 
 def make_modes(**sizes):
-  plan, options = make_plan(**sizes), rows.Redundancy(margin=0.0)
+  plan, options = make_plan(**sizes), config_lib.RedundancySection(margin=0.0)
   return {m: predict.plan_mode(plan, options, m) for m in redundancy.MODES}
 
 
@@ -75,7 +76,7 @@ class PredictTest(parameterized.TestCase):
     found = predict.predict_sizes(
         make_plan(num_layers=6, num_microbatches=4),
         redundancy.MODES,
-        rows.Redundancy(margin=0.0),
+        config_lib.RedundancySection(margin=0.0),
         sizes=[4],
     )
     by_mode = {row["mode"]: row for row in found}
@@ -113,7 +114,11 @@ class ReportTest(parameterized.TestCase):
                 replica_bytes=dict.fromkeys(modes, 2**20),
             )
         ],
-        "sizes": [*predict.predict_sizes(plan, redundancy.MODES, rows.Redundancy(), sizes=[4])],
+        "sizes": [
+            *predict.predict_sizes(
+                plan, redundancy.MODES, config_lib.RedundancySection(), sizes=[4]
+            )
+        ],
     }
 
   def test_tables(self):

@@ -2,8 +2,8 @@
 
 from absl.testing import absltest
 
+from bamboo_jax import config as config_lib
 from bamboo_jax.benchmarks import shape
-from bamboo_jax.plan import rows
 from bamboo_jax.schedule import failover
 from bamboo_jax.sim import speed as speed_lib
 from tests import layouts
@@ -18,7 +18,7 @@ def plan(mode):
       layouts.make_profile(2, layer_secs=1.0),
       num_microbatches=8,
       microbatch_size=1,
-      redundant=rows.Redundancy(mode),
+      redundant=config_lib.RedundancySection(mode),
   )
   first = rules.start(layouts.make_pipelines(roles))
   return [*shape.plan_losses(rules, first, speed)]

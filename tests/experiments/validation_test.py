@@ -7,9 +7,9 @@ import tempfile
 
 from absl.testing import absltest
 
+from bamboo_jax import config as config_lib
 from bamboo_jax.accounting import account as account_lib, ledger as ledger_lib
 from bamboo_jax.experiments import validation
-from bamboo_jax.plan import rows
 from bamboo_jax.report import run_times
 from bamboo_jax.sim import decisions, loop, speed, times as times_lib
 from bamboo_jax.traces import replay as replay_lib, trace as trace_lib
@@ -68,7 +68,7 @@ def make_policy(measured, *, num_stages=2, is_measured=True):
       layouts.make_profile(num_stages, layer_secs=0.1),
       num_microbatches=4,
       microbatch_size=2,
-      redundant=rows.Redundancy("lazy"),
+      redundant=config_lib.RedundancySection("lazy"),
   )
   if is_measured:
     whole = rules.planner.fresh(range(num_stages), {})

@@ -9,7 +9,7 @@ from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies
 
-from bamboo_jax import base
+from bamboo_jax import base, config as config_lib
 from bamboo_jax.plan import cost_model, memory as memory_lib, partition as partition_lib, stages
 from bamboo_jax.schedule import failover, lines as lines_lib, simulate as simulate_lib, timeline
 from tests import profiles
@@ -89,7 +89,7 @@ class OwnerTest(parameterized.TestCase):
         num_accumulators=2,
         num_shares=2,
         num_rerouted=3,
-        protection=memory_lib.Protection(),
+        protection=config_lib.RedundancySection(mode="bubble"),
     )
     own = model.owner(1, 1, 3)
     self.assertEqual((own.parameter_bytes, own.accumulator_bytes, own.sum_bytes), (600, 2 * 20, 20))
@@ -123,13 +123,13 @@ class OwnerTest(parameterized.TestCase):
     self.assertEqual(got.sum_working_bytes, 2 * 800)  # Of d; b, c have 600.
 
   def test_proposed_state(self):
-    protection = memory_lib.Protection(refresh="state")
+    protection = config_lib.RedundancySection(mode="bubble", refresh="state")
     got = _model(protection=protection).owner(0, 0, 2)
     self.assertEqual(got.received_bytes, 300 + 600)
     self.assertEqual(got.phases["apply"], 300 * (1 + 2 + 1) + 900)
 
   def test_links_keep_buffers(self):
-    protection = memory_lib.Protection()
+    protection = config_lib.RedundancySection(mode="bubble")
     got = _model(protection=protection, is_remote=True).owner(1, 1, 3)
     self.assertEqual(got.buffer_bytes, 3 + 7)
     self.assertEqual(got.link_working_bytes, 2 * 400)
@@ -147,21 +147,21 @@ class ShadowTest(parameterized.TestCase):
       ("remote_state", "state", "device", True, (1800, 1800, 1800, 0)),
   )
   def test_parts(self, refresh, slots, is_remote, want):
-    protection = memory_lib.Protection(refresh, slots)
+    protection = config_lib.RedundancySection(mode="bubble", refresh=refresh, slots=slots)
     got = _model(protection=protection, is_remote=is_remote).shadow(1, 3)
     self.assertEqual(
         (*(got.replica_bytes, got.buffer_bytes), *(got.received_bytes, got.fetched_bytes)), want
     )
 
   def test_slots_come_from_the_host_in_apply(self):
-    model = _model(protection=memory_lib.Protection(slots="host"))
+    model = _model(protection=config_lib.RedundancySection(mode="bubble", slots="host"))
     node = memory_lib.add([model.owner(0, 0, 1), model.shadow(1, 2)])
     self.assertEqual(node.phases["refresh"], 400 + 200 + 200)
     self.assertEqual(node.phases["apply"], 400 + 200 + 200 + 400)
 
   @parameterized.parameters((True, 70, 50 + 150), (False, 60, 50))
   def test_redundant_passes_need_room(self, runs_ahead, working, copied):
-    protection = memory_lib.Protection(runs_ahead=runs_ahead)
+    protection = config_lib.RedundancySection(mode="bubble" if runs_ahead else "lazy")
     model = _model(layers=MIXED, protection=protection)
     node = memory_lib.add([model.owner(0, 0, 2), model.shadow(2, 3)])
     self.assertEqual(node.working_bytes, working)
@@ -169,7 +169,7 @@ class ShadowTest(parameterized.TestCase):
 
 
 def _duties(num_stages, **protection):
-  upkeep = memory_lib.Upkeep(protection=memory_lib.Protection(**protection))
+  upkeep = memory_lib.Upkeep(protection=config_lib.RedundancySection(mode="bubble", **protection))
   found = memory_lib.find_duties(num_stages, upkeep)
   return [(d.victim, d.node, d.owned, d.replicas) for d in found]
 
@@ -193,7 +193,7 @@ class DutiesTest(parameterized.TestCase):
 
   def test_need(self):
     duty = memory_lib.Duty(0, (0, 1), (2,))
-    model = _model(protection=memory_lib.Protection())
+    model = _model(protection=config_lib.RedundancySection(mode="bubble"))
     got = model.find_need(duty, (0, 1, 2, 4))
     self.assertEqual(got.parameter_bytes, 100 + 200)
     self.assertEqual(got.residual_bytes, 3 * 10 + 2 * 20)
@@ -211,7 +211,7 @@ class DutiesTest(parameterized.TestCase):
     self.assertEqual(two.accumulator_bytes, 5 * one.parameter_bytes)
     self.assertEqual(two.residual_bytes, 2 * one.residual_bytes)
     # With replicas a single death leaves the stage to its shadow.
-    upkeep["protection"] = memory_lib.Protection()
+    upkeep["protection"] = config_lib.RedundancySection(mode="bubble")
     found = memory_lib.find_duties(2, memory_lib.Upkeep(**upkeep))
     self.assertFalse(any(d.stands_in for d in found))
 
@@ -246,7 +246,7 @@ class RowsTest(parameterized.TestCase):
       model = memory_lib.MemoryModel(
           layers,
           in_flight=lines_lib.in_flight_bounds(num_stages, count, name),
-          upkeep=memory_lib.Upkeep(protection=memory_lib.Protection(runs_ahead=False)),
+          upkeep=memory_lib.Upkeep(protection=config_lib.RedundancySection(mode="lazy")),
       )
       for duty, need in model.find_needs(partition.bounds):
         roles = failover.Roles.initial(range(num_stages))
@@ -318,7 +318,7 @@ class SplitTest(parameterized.TestCase):
         for inner in itertools.combinations(range(1, len(layers)), num_stages - 1)
     ]
     needs = {bounds: _need(layers, bounds, in_flight) for bounds in splits}
-    upkeep = memory_lib.Upkeep(protection=memory_lib.Protection())
+    upkeep = memory_lib.Upkeep(protection=config_lib.RedundancySection(mode="bubble"))
     split = functools.partial(
         partition_lib.split_layers, layers, num_stages=num_stages, upkeep=upkeep
     )
@@ -343,5 +343,5 @@ class SplitTest(parameterized.TestCase):
           layers,
           num_stages=4,
           memory_limit_bytes=8 * 2**20,
-          upkeep=memory_lib.Upkeep(protection=memory_lib.Protection()),
+          upkeep=memory_lib.Upkeep(protection=config_lib.RedundancySection(mode="bubble")),
       )

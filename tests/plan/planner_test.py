@@ -5,10 +5,9 @@ import time
 
 from absl.testing import absltest, parameterized
 
-from bamboo_jax import base
+from bamboo_jax import base, config as config_lib
 from bamboo_jax.plan import (
     cost_model,
-    memory as memory_lib,
     partition as partition_lib,
     planner,
     render,
@@ -136,7 +135,7 @@ class MakePlanTest(parameterized.TestCase):
     # Of each of four layers: parameters, slots, an accumulator, a replica with
     # slots, the gradient that it gets; nothing else counts.
     layers = [_layer(name, activation_bytes=0, residual_bytes=0) for name in "abcd"]
-    request = dict(num_stages=4, protection=memory_lib.Protection())
+    request = dict(num_stages=4, protection=config_lib.RedundancySection(mode="bubble"))
     plan = _plan(_profile(layers), **request)
     one = lambda m: (m.parameter_bytes + m.slot_bytes + m.accumulator_bytes)
     self.assertEqual([one(m) for m in plan.memory], [4 * _MIB] * 4)
@@ -234,7 +233,7 @@ class RenderTest(absltest.TestCase):
         _profile(map(_layer, "abc"), link_bytes_per_ms=1e12), num_stages=3, num_microbatches=4
     )
     roles = failover.Roles.initial(range(3))
-    bubble = rows_lib.Redundancy("bubble", margin=0.0)
+    bubble = config_lib.RedundancySection("bubble", margin=0.0)
     text = render.render_redundancy(
         plan,
         rows_lib.RowPlanner(plan, bubble).whole(0, roles),

@@ -3,7 +3,8 @@
 from absl.testing import parameterized
 from hypothesis import given, settings, strategies as st
 
-from bamboo_jax.plan import partition as partition_lib, pipelines as pipelines_lib, rows
+from bamboo_jax import config as config_lib
+from bamboo_jax.plan import partition as partition_lib, pipelines as pipelines_lib
 from bamboo_jax.plan.times import predictor as predictor_lib
 from bamboo_jax.schedule import failover
 from tests import profiles
@@ -13,7 +14,7 @@ def make_predictor(mode="none", *, extrapolate=False, num_blocks=6, rate=1e9, gr
   return predictor_lib.Predictor(
       profiles.make_transformer(num_blocks=num_blocks, microbatch_size=2, link_bytes_per_sec=rate),
       num_microbatches=64,
-      redundant=rows.Redundancy(mode),
+      redundant=config_lib.RedundancySection(mode),
       extrapolate=extrapolate,
       group=group,
   )
@@ -35,7 +36,7 @@ class ComputeTest(parameterized.TestCase):
   def test_span_is_that_of_the_rows(self, num_stages, count, mode, is_lost):
     predictor = make_predictor(mode)
     partition = split(predictor, num_stages)
-    roles = rows.Redundancy(mode).initial(range(num_stages))
+    roles = failover.Roles.initial(range(num_stages), has_replicas=mode != "none")
     if is_lost and roles.shadows:
       roles, _ = failover.fail_over(roles, {}, {num_stages // 2})
     self.assertEqual(

@@ -4,6 +4,7 @@ import dataclasses
 
 from absl.testing import parameterized
 
+from bamboo_jax import config as config_lib
 from bamboo_jax.plan import partition as partition_lib, planner, rows as rows_lib
 from bamboo_jax.schedule import timeline as timeline_lib
 from tests import layouts
@@ -25,7 +26,7 @@ class SegmentsTest(parameterized.TestCase):
         microbatch_size=1,
         schedule=schedule,
     )
-    by_stage = rows_lib.RowPlanner(plan, rows_lib.Redundancy("lazy"))
+    by_stage = rows_lib.RowPlanner(plan, config_lib.RedundancySection("lazy"))
     by_segment = dataclasses.replace(by_stage, segments=_SEGMENTS)
     pipeline = by_stage.pipeline(0)
     coarse = by_stage.whole(0, pipeline.roles).timeline
@@ -43,7 +44,7 @@ class SegmentsTest(parameterized.TestCase):
         num_microbatches=8,
         microbatch_size=1,
     )
-    rows = rows_lib.RowPlanner(plan, rows_lib.Redundancy("none"), _SEGMENTS)
+    rows = rows_lib.RowPlanner(plan, config_lib.RedundancySection("none"), _SEGMENTS)
     uneven = partition_lib.Partition((0, 5, 12))
     (line,) = rows.lines([(0, (0,) * 12, (0,))], [uneven])
     self.assertEqual(line.in_flight, (2,) * 5 + (1,) * 7)

@@ -4,8 +4,8 @@ import collections
 
 from absl.testing import parameterized
 
-from bamboo_jax import base
-from bamboo_jax.plan import partition as partition_lib, pipelines as pipelines_lib, rows
+from bamboo_jax import base, config as config_lib
+from bamboo_jax.plan import partition as partition_lib, pipelines as pipelines_lib
 from bamboo_jax.plan.times import predictor as predictor_lib
 from bamboo_jax.recovery import (
     placement as placement_lib,
@@ -21,7 +21,11 @@ _PROFILE = layouts.make_profile(4)
 
 def make_planner(*, mode="lazy", fold=True, most=2, shape=None):
   predictor = predictor_lib.Predictor(
-      _PROFILE, num_microbatches=8, num_shares=2, split="even", redundant=rows.Redundancy(mode)
+      _PROFILE,
+      num_microbatches=8,
+      num_shares=2,
+      split="even",
+      redundant=config_lib.RedundancySection(mode),
   )
   has_replicas = mode != "none"
   depth = shapes_lib.Depth(_PARTITION, _PROFILE, has_replicas=has_replicas, max_pipelines=most)

@@ -8,8 +8,8 @@ from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
 
-from bamboo_jax import base, config
-from bamboo_jax.plan import partition as partition_lib, pipelines as pipelines_lib, rows
+from bamboo_jax import base, config, config as config_lib
+from bamboo_jax.plan import partition as partition_lib, pipelines as pipelines_lib
 from bamboo_jax.plan.times import predictor as predictor_lib
 from bamboo_jax.recovery import moves, placement as placement_lib, shapes as shapes_lib
 from bamboo_jax.recovery.oobleck import cover as cover_lib, templates as templates_lib
@@ -182,7 +182,7 @@ class TemplatesTest(parameterized.TestCase):
       method=["rules", "replanning"],
   )
   def test_nodes_train_on_all_layers(self, lost, mode, method):
-    shape = make_templates(method, redundant=rows.Redundancy(mode))
+    shape = make_templates(method, redundant=config_lib.RedundancySection(mode))
     before = make_pipelines([_THREE, _THREE, _TWO], range(8), has_replicas=mode == "lazy")
     nodes = [node for node in range(10) if node not in lost]
     after = shape.adapt(before, nodes)

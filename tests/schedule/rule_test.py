@@ -9,6 +9,7 @@ from absl.testing import absltest, parameterized
 import hypothesis
 from hypothesis import strategies as st
 
+from bamboo_jax import config as config_lib
 from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.schedule import (
     checker,
@@ -35,7 +36,8 @@ def plan_step(mode, owners, num_microbatches, costs=None, **options):
   costs = costs or schedules.uniform_costs(
       len(owners), forward_ms=20.0, backward_ms=40.0, transfer_ms=0.5
   )
-  plan = rows_lib.Redundancy(mode, **options).plan(
+  plan = rows_lib.plan_rows(
+      config_lib.RedundancySection(mode, **options),
       failover.Roles.initial(owners),
       microbatches=range(num_microbatches),
       costs=costs,

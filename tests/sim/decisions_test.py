@@ -6,7 +6,7 @@ from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
 
-from bamboo_jax.plan import rows
+from bamboo_jax import config as config_lib
 from bamboo_jax.recovery import decide, ladder as ladder_lib, layout as layout_lib
 from bamboo_jax.sim import policies as policies_lib, times as times_lib
 from tests import profiles
@@ -17,7 +17,7 @@ _WORKLOAD = policies_lib.Workload(
 _SETTINGS = {
     "varuna": policies_lib.Settings(rungs=("checkpoint",), layout="grid"),
     "bamboo": policies_lib.Settings(rungs=("shadow", "reconfigure", "checkpoint"), layout="depth"),
-    "full": policies_lib.Settings(redundant=rows.Redundancy("lazy")),
+    "full": policies_lib.Settings(redundant=config_lib.RedundancySection("lazy")),
     "recycle": policies_lib.Settings(
         rungs=("reroute", "reconfigure", "checkpoint"), layout="depth"
     ),

@@ -4,8 +4,7 @@ import dataclasses
 
 from absl.testing import parameterized
 
-from bamboo_jax import base
-from bamboo_jax.plan import rows
+from bamboo_jax import base, config as config_lib
 from bamboo_jax.sim import forecast as forecast_lib, policies as policies_lib, times as times_lib
 from tests import profiles
 
@@ -50,7 +49,7 @@ class LayoutTest(parameterized.TestCase):
           # The limit in MiB that suffices, and one that does not.
           ({}, 4.6, 1.6),
           ({"charges_replicas": False}, 1.2, 0.9),
-          ({"redundant": rows.Redundancy("none")}, 1.2, 0.9),
+          ({"redundant": config_lib.RedundancySection("none")}, 1.2, 0.9),
       ),
   )
   def test_limit_of_memory(self, layout, settings):
@@ -87,7 +86,6 @@ class LayoutTest(parameterized.TestCase):
       (dict(layout="deep"), "Unknown layout 'deep'; did you mean 'depth'"),
       (dict(overprovision=0.0), "overprovision must be above 0, got 0.0"),
       (dict(placement="spraed"), "Policy 'mine': Unknown placement 'spraed'"),
-      (dict(redundant=rows.Redundancy("eger")), "Policy 'mine': Unknown mode of redundancy 'eger'"),
       (dict(layout="depth", overprovision=5.0), "Policy 'mine': num_stages"),
   )
   def test_bad_settings(self, settings, message):
@@ -109,7 +107,7 @@ class ForecastTest(parameterized.TestCase):
 
   def test_what_counts_is_when_training_is_possible(self):
     live = {2: 3.0, 4: 1.0}  # Too few nodes on average.
-    policy = make_policy(layout="depth", redundant=rows.Redundancy("auto"), forecast=(live, 1.0))
+    policy = make_policy(layout="depth", redundant=None, forecast=(live, 1.0))
     self.assertTrue(policy.decider.ladder.has_replicas)
     always = expect(policy, {4: 1.0}, 1.0)
     self.assertAlmostEqual(expect(policy, live, 1.0), always / 4)
@@ -125,7 +123,7 @@ class ForecastTest(parameterized.TestCase):
         layout="depth",
         max_pipelines=max_pipelines,
         reroute="stage",
-        redundant=rows.Redundancy("auto"),
+        redundant=None,
         forecast=({4 * max_pipelines: 1.0}, losses),
     )
     self.assertEqual(policy.decider.ladder.has_replicas, has_shadows)

@@ -14,7 +14,7 @@ from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
 
-from bamboo_jax.plan import rows
+from bamboo_jax import config as config_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.sim import decisions, loop, speed, times as times_lib
 from bamboo_jax.traces import trace as trace_lib
@@ -64,7 +64,7 @@ class Simulation:
             profile,
             num_microbatches=4 * _SHARES,
             microbatch_size=1,
-            redundant=rows.Redundancy(mode),
+            redundant=config_lib.RedundancySection(mode),
         ),
         durations,
         drops=False,

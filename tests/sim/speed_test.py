@@ -2,7 +2,8 @@
 
 from absl.testing import parameterized
 
-from bamboo_jax.plan import partition as partition_lib, pipelines as pipelines_lib, rows
+from bamboo_jax import config as config_lib
+from bamboo_jax.plan import partition as partition_lib, pipelines as pipelines_lib
 from bamboo_jax.recovery import placement as placement_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.sim import communication as communication_lib, speed
@@ -17,7 +18,7 @@ def make_speed(mode="none", num_microbatches=12, reroute="shares", **communicati
       _PROFILE,
       num_microbatches=num_microbatches,
       microbatch_size=2,
-      redundant=rows.Redundancy(mode),
+      redundant=config_lib.RedundancySection(mode),
       reroute=reroute,
       communication=communication_lib.Communication(**communication),
   )

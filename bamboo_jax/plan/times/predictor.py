@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import math
 
-from bamboo_jax import base
+from bamboo_jax import base, config as config_lib
 from bamboo_jax.plan import (
     batch_split,
     cost_model,
@@ -39,8 +39,10 @@ SPLITS = ("makespan", "even")
 # A pipeline is in its steady state if a microbatch takes at most this multiple
 # of the nodes' work.
 _MOST_WAITING = 1.3
-_HELD = dataclasses.replace(memory_lib.OVERLAPPED, protection=memory_lib.Protection())
-_UNPROTECTED = rows_lib.Redundancy("none")
+_HELD = dataclasses.replace(
+    memory_lib.OVERLAPPED, protection=config_lib.RedundancySection(mode="bubble")
+)
+_UNPROTECTED = config_lib.RedundancySection()
 
 
 class Predictor:
@@ -54,7 +56,7 @@ class Predictor:
       num_shares: int = 1,
       split: str = "makespan",
       group: int = 1,
-      redundant: rows_lib.Redundancy = _UNPROTECTED,
+      redundant: config_lib.RedundancySection = _UNPROTECTED,
       communication: step_time_lib.OrderedSums = step_time_lib.RUNTIME,
       extrapolate: bool = False,
       memory_limit_bytes: int | None = None,
@@ -75,8 +77,6 @@ class Predictor:
     """
     if split not in SPLITS:
       raise ValueError(base.suggest(split, SPLITS, what="split"))
-    if redundant.mode not in redundancy.MODES:
-      raise ValueError(base.suggest(redundant.mode, redundancy.MODES, what="mode of redundancy"))
     self.profile = profile
     self.most_pipelines = num_microbatches // group
     self.num_microbatches = num_microbatches
@@ -250,7 +250,8 @@ class Predictor:
       self, partition: Partition, num_microbatches: int, roles: Roles
   ) -> redundancy.PlannedRows:
     """Returns the rows of a pipeline."""
-    return self._redundant.plan(
+    return rows_lib.plan_rows(
+        self._redundant,
         roles,
         microbatches=range(num_microbatches),
         costs=self.redundant_costs(partition, num_microbatches),
@@ -285,7 +286,7 @@ class Predictor:
     return stages.stage_costs(partition, self.profile)
 
   def _new_key(self, partition: Partition) -> _Key:
-    new = self._redundant.initial(base.nodes(partition.num_stages))
+    new = failover.Roles.initial(base.nodes(partition.num_stages), has_replicas=self.has_replicas)
     return self._key(partition, new)
 
 

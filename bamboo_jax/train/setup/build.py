@@ -16,13 +16,7 @@ from bamboo_jax import base, config as config_lib
 from bamboo_jax.data import batches as batches_lib, source as source_lib
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.models import model as model_lib, units, zoo
-from bamboo_jax.plan import (
-    cost_model,
-    memory as memory_lib,
-    partition as partition_lib,
-    planner,
-    rows as rows_lib,
-)
+from bamboo_jax.plan import (cost_model, partition as partition_lib, planner, rows as rows_lib)
 from bamboo_jax.runtime import devices as devices_lib, engine as engine_lib, places
 from bamboo_jax.runtime.profile import profiler, roofline
 from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
@@ -227,33 +221,17 @@ def memory_options(config: config_lib.Config, *, is_cluster: bool) -> dict[str, 
     limit = int(limit * 2**30) * sizes.num_devices(config)
   return {
       "memory_limit_bytes": limit,
-      "protection": make_protection(config),
+      "protection": config.redundancy,
       "reroutes": config.recovery.reroute,
       "is_remote": is_cluster,
   }
-
-
-def make_protection(config: config_lib.Config) -> memory_lib.Protection | None:
-  """Returns the options of replicas; None without replicas."""
-  options = config.redundancy
-  if options.mode == "none":
-    return None
-  return memory_lib.Protection(
-      refresh=options.refresh, slots=options.slots, runs_ahead=options.mode != "lazy"
-  )
-
-
-def make_redundancy(config: config_lib.Config) -> rows_lib.Redundancy:
-  """Returns the options of redundant forward passes."""
-  options = config.redundancy
-  return rows_lib.Redundancy(options.mode, options.refresh, options.margin, options.budget)
 
 
 def make_rows(
     config: config_lib.Config, plan: planner.Plan, segments: partition_lib.Partition | None = None
 ) -> rows_lib.RowPlanner:
   """Returns the planner of rows; `segments` are by default the stages of `plan`."""
-  return rows_lib.RowPlanner(plan, make_redundancy(config), segments)
+  return rows_lib.RowPlanner(plan, config.redundancy, segments)
 
 
 def make_engine(
@@ -284,8 +262,8 @@ def make_engine(
       owners=[[row[stage] for stage in stages] for row in plan.owners],
       devices=devices or devices_lib.place_nodes(base.nodes(sizes.num_nodes(config))),
       num_shares=plan.batch.num_shares,
-      keep="none" != config.redundancy.mode or config.recovery.reroute,
-      replicas=make_protection(config),
+      keep=config.redundancy.has_replicas or config.recovery.reroute,
+      replicas=config.redundancy,
       mesh=(mesh.data, mesh.tensor),
       cache=cache,
       # On a CPU all memory is the host's.

@@ -115,7 +115,7 @@ def make_rules(
       num_shares=num_shares,
       split="makespan" if by_makespan else "even",
       group=plan.batch.microbatches_per_share,
-      redundant=build.make_redundancy(config),
+      redundant=config.redundancy,
   )
   partitions: shapes_lib.Partitions = (plan.partition,)
   shape: shapes_lib.Shapes = shapes_lib.Depth(

@@ -6,13 +6,12 @@ from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies
 
-from bamboo_jax import base
+from bamboo_jax import base, config as config_lib
 from bamboo_jax.plan import (
     batch_split,
     partition as partition_lib,
     pipelines as pipelines_lib,
     planner,
-    rows,
 )
 from bamboo_jax.plan.times import predictor as predictor_lib
 from bamboo_jax.recovery.oobleck import cover as cover_lib, templates as templates_lib
@@ -137,13 +136,13 @@ class PredictorTest(parameterized.TestCase):
     whole = pipelines_lib.Pipeline(partition, failover.Roles.initial(range(4)))
     hurt = pipelines_lib.Pipeline(partition, failover.Roles((4, 5, 5, 7)))
     predictor = predictor_lib.Predictor(
-        profile, num_microbatches=16, redundant=rows.Redundancy("lazy")
+        profile, num_microbatches=16, redundant=config_lib.RedundancySection("lazy")
     )
     counts = predictor.split([whole, hurt])
     self.assertEqual(sum(counts), 16)
     self.assertGreater(counts[0], counts[1])
     even = predictor_lib.Predictor(
-        profile, num_microbatches=16, redundant=rows.Redundancy("lazy"), split="even"
+        profile, num_microbatches=16, redundant=config_lib.RedundancySection("lazy"), split="even"
     )
     self.assertEqual(even.split([whole, hurt]), (8, 8))
     self.assertGreater(
@@ -160,10 +159,7 @@ class PredictorTest(parameterized.TestCase):
     with self.assertRaisesRegex(base.InfeasibleError, "given to 0 pipelines"):
       predictor.predict([hurt])
 
-  @parameterized.named_parameters(
-      ("split", dict(split="evne"), "did you mean 'even'"),
-      ("mode", dict(redundant=rows.Redundancy("eagre")), "did you mean 'eager'"),
-  )
+  @parameterized.named_parameters(("split", dict(split="evne"), "did you mean 'even'"))
   def test_refuses(self, options, message):
     with self.assertRaisesRegex(ValueError, message):
       predictor_lib.Predictor(_profile([1.0]), **({"num_microbatches": 4} | options))

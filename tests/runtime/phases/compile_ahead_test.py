@@ -6,7 +6,7 @@ from unittest import mock
 from absl.testing import absltest
 import jax
 
-from bamboo_jax.plan import memory as memory_lib
+from bamboo_jax import config as config_lib
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.runtime.stage import programs as programs_lib
@@ -51,7 +51,7 @@ class CompileAheadTest(absltest.TestCase):
     self.assertEqual(asked.keys(), {(i, d) for i in kinds for d in jax.devices()[:2]})
     for names in asked.values():
       self.assertCountEqual(names, _STEP | {"evaluate", "redundant"})
-    engine = make_engine(replicas=memory_lib.Protection(refresh="state"))
+    engine = make_engine(replicas=config_lib.RedundancySection(mode="bubble", refresh="state"))
     jobs = compile_ahead.find_jobs(engine, evaluate=False)
     for names in find_programs(jobs).values():
       self.assertCountEqual(names, _STEP | {"propose", "redundant"})

@@ -8,9 +8,8 @@ import jax
 import numpy as np
 import optax
 
-from bamboo_jax import base
+from bamboo_jax import base, config as config_lib
 from bamboo_jax.models import model as model_lib
-from bamboo_jax.plan import memory as memory_lib
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import reduce, replicas, update
 from bamboo_jax.runtime.stage import programs as programs_lib
@@ -39,7 +38,7 @@ def make_engine(**options):
       devices=dict(enumerate(jax.devices()[:2])),
       num_shares=1,
       keep=True,
-      replicas=memory_lib.Protection(**options),
+      replicas=config_lib.RedundancySection(mode="bubble", **options),
       cache=CACHE,
   )
   engine.set_pipelines([OWNERS], [SHADOWS], engine.shares)

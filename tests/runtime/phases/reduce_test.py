@@ -69,10 +69,7 @@ class ReduceTest(parameterized.TestCase):
   def test_units_take_the_devices_in_turn(self):
     (spec,) = engines.cut(1)
     engine = engine_lib.Engine(
-        [spec],
-        owners=[(0,), (1,)],
-        devices=dict(enumerate(jax.devices()[:2])),
-        num_shares=2,
+        [spec], owners=[(0,), (1,)], devices=dict(enumerate(jax.devices()[:2])), num_shares=2
     )
     like = spec_lib.zero_accumulator(spec)
     for i, node in engine.nodes.items():

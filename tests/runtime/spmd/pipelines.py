@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import optax
 
+from bamboo_jax import config as config_lib
 from bamboo_jax.models import zoo
 from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.runtime import engine as rows_engine
@@ -105,7 +106,7 @@ class Pipelines:
     costs = schedules.uniform_costs(num_stages)
     nodes = range(num_pipelines * num_stages)
     owners = [nodes[i : i + num_stages] for i in nodes[::num_stages]]
-    self.plan = rows_lib.Redundancy("lazy")
+    self.plan = config_lib.RedundancySection("lazy")
     self.num_microbatches, self.costs = num_microbatches, costs
     self.rows = rows_engine.Engine(
         spec.cut(bounds or BOUNDS[num_stages]),
@@ -177,8 +178,12 @@ class Pipelines:
     self.begin()
     order = timeline_lib.linearize(
         [
-            self.plan.plan(
-                roles, microbatches=self._microbatches(p), costs=self.costs, in_flight=None
+            rows_lib.plan_rows(
+                self.plan,
+                roles,
+                microbatches=self._microbatches(p),
+                costs=self.costs,
+                in_flight=None,
             ).timeline
             for p, roles in enumerate(self.roles)
         ]

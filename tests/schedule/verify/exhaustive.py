@@ -14,7 +14,7 @@ import operator
 import random
 from typing import NamedTuple
 
-from bamboo_jax import base
+from bamboo_jax import base, config as config_lib
 from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.schedule import (
     checker,
@@ -107,8 +107,14 @@ class Step:
 
 def plan_rows(mode, roles, microbatches, *, costs, in_flight):
   """Returns the rows of a step; mode "eager" runs redundant passes in any wait."""
-  made = rows_lib.Redundancy(mode, margin=0.0, overrun=99.0)
-  return made.plan(roles, microbatches=microbatches, costs=costs, in_flight=in_flight)
+  return rows_lib.plan_rows(
+      config_lib.RedundancySection(mode, margin=0.0),
+      roles,
+      microbatches=microbatches,
+      costs=costs,
+      in_flight=in_flight,
+      overrun=99.0,
+  )
 
 
 def owners_after(num_stages: int, lost_before: Sequence[str]) -> tuple[int, ...]:
