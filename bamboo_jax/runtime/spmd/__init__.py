@@ -14,8 +14,7 @@ Read `executor` first, then `program` and `tick`.
   ring          The nodes that run a program together, in one or many processes.
   program       The program of a segment of a step.
   tick          The passes and the exchange of one tick on one device.
-  block_passes  Forward and backward pass of the repeating blocks.
-  end_passes    The same of the layers before and after them.
+  passes        Forward and backward pass of a stage, from the programs of its units.
   weights       Packs the state of a node to arguments, and unpacks its sums.
   layout        Which stage has which layers.
   buffers       The arrays that a device keeps between ticks.

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from bamboo_jax import base
+from bamboo_jax.runtime.stage import spec as spec_lib
 
 Slot = int | jax.Array  # Of a buffer; mostly traced.
 
@@ -17,35 +18,28 @@ class Kept(flax.struct.PyTreeNode):
   """Values that forward passes keep for backward passes: arrays [slots, ...].
 
   Attributes:
-    residuals: Of each block in the order of JAX, without parameters and inputs,
-      arrays [slots, blocks, ...].
+    saved: `spec.Saved` of each block, arrays [slots, blocks, ...].
     inputs: Of each block, arrays [slots, blocks, ...].
     outputs: Output of the last block, which the epilogue reads.
   """
 
-  residuals: list[jax.Array]
+  saved: spec_lib.Saved
   inputs: base.PyTree
   outputs: base.PyTree
 
 
 class MicrobatchSums(flax.struct.PyTreeNode):
-  """Sums over the microbatches of a step, on one device, float32.
+  """Sums over the microbatches of a share, on one device, by position of the layer.
 
   Attributes:
-    grads: Gradients of the sum of losses for the layers of a block, arrays
-      [stages of the node, blocks, ...].
-    stats: Statistics of these layers, in the same form; includes the stage of
-      the replica.
-    end_grads: Gradients of the layers of both ends, by name.
-    end_stats: Statistics of the layers of both ends, by name.
-    loss: Sums of `layer.Loss.stack`.
+    blocks: Of the layers of a block, arrays [stages of the node, blocks, ...].
+    prologue: Of the layers before the blocks.
+    epilogue: Of those behind them.
   """
 
-  grads: list[base.PyTree]
-  stats: list[base.PyTree]
-  end_grads: dict[str, base.PyTree]
-  end_stats: dict[str, base.PyTree]
-  loss: jax.Array
+  blocks: spec_lib.Accumulator
+  prologue: spec_lib.Accumulator
+  epilogue: spec_lib.Accumulator
 
 
 class Carry(flax.struct.PyTreeNode):
@@ -89,12 +83,6 @@ def write(buffer: base.PyTree, value: base.PyTree, slot: Slot) -> base.PyTree:
   """Returns the buffer with `value` in a slot; unchanged if it is -1."""
   value = jax.tree.map(lambda old, new: jnp.where(slot >= 0, new, old), read(buffer, slot), value)
   return put(buffer, value, slot)  # With -1 some slot gets its own value again.
-
-
-def add(buffer: base.PyTree, value: base.PyTree, *slots: Slot) -> base.PyTree:
-  """Returns the buffer with `value` added in a slot, in its dtype."""
-  total = jax.tree.map(lambda t, v: t + v.astype(t.dtype), read(buffer, *slots), value)
-  return put(buffer, total, *slots)
 
 
 def zeros_like(shapes: base.PyTree) -> base.PyTree:

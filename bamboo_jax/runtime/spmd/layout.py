@@ -73,9 +73,9 @@ class BlockLayout:
     return range(self.blocks.last, self.num_layers)
 
   @property
-  def ends(self) -> tuple[int, ...]:
-    """Layers of the prologue and of the epilogue."""
-    return (*self.prologue, *self.epilogue)
+  def block(self) -> range:
+    """Layers of the first block."""
+    return range(self.blocks.first, self.blocks.first + self.blocks.period)
 
   def first_layer(self, stage: int) -> int:
     """Returns the index of the first layer of a stage's blocks; `stage` may be traced."""
@@ -86,6 +86,17 @@ class BlockLayout:
     is_last = stage == self.num_stages - 1
     last = self.num_layers if is_last else self.first_layer(stage + 1)
     return range(self.first_layer(stage) if stage else 0, last)
+
+  def blocks_of(self, stage: base.StageId) -> list[range]:
+    """Returns the layers of each block of a stage."""
+    first, period = self.first_layer(stage), self.blocks.period
+    starts = range(first, first + self.count * period, period)
+    return [range(start, start + period) for start in starts]
+
+
+def unit_of(spec: spec_lib.StageSpec, layers: range) -> spec_lib.StageSpec:
+  """Returns some layers of a model as one unit."""
+  return dataclasses.replace(spec, first=layers.start, last=layers.stop, is_unit=True)
 
 
 def find_blocks(signatures: Sequence[Hashable]) -> Blocks | None:

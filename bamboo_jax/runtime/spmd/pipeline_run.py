@@ -243,15 +243,12 @@ class PipelineRun:
       self, sums: buffers_lib.MicrobatchSums, dump: Dump, stages: Sequence[base.StageId]
   ) -> None:
     """Fills the sums of a node with those of the stages that it keeps."""
-    for to, stage in enumerate(stages):
-      if stage not in dump.stages:
-        continue
-      source = dump.stages.index(stage)
-      is_own = source < dump.num_owned and to < self.program.sizes.num_owned
-      for name in ("stats", "grads") if is_own else ("stats",):
-        given = jax.tree.map(lambda a, i=source: a[0, i], getattr(dump.sums, name))
-        _store(getattr(sums, name), given, to=(0, to))
-    for name in ("end_grads", "end_stats", "loss"):
+    for to, stage in enumerate(stages[: self.program.sizes.num_owned]):
+      if stage in dump.stages[: dump.num_owned]:
+        source = dump.stages.index(stage)
+        given = jax.tree.map(lambda a, i=source: a[0, i], dump.sums.blocks)
+        _store(sums.blocks, given, to=(0, to))
+    for name in ("prologue", "epilogue"):
       _store(getattr(sums, name), getattr(dump.sums, name), to=())
 
   def _read(self, buffer: base.PyTree, n: int, slot: int) -> base.PyTree:

@@ -14,21 +14,19 @@ from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
 import os
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.models import model as model_lib
 from bamboo_jax.runtime import accelerator
 from bamboo_jax.runtime.spmd import (
-    block_passes,
     buffers as buffers_lib,
-    end_passes,
     global_arrays,
     layout as layout_lib,
+    passes as passes_lib,
     tick as tick_lib,
 )
 from bamboo_jax.runtime.spmd.ticks import tick_table as table_lib
@@ -142,39 +140,29 @@ class SegmentProgram:
     self.spec, self.layout, self.sizes = spec, layout, sizes
     self._params = params
     self.mesh = jax.sharding.Mesh(np.array(devices), (tick_lib.STAGE,))
-    self._blocks = block_passes.BlockPasses(spec, layout, params)
-    self._ends = end_passes.EndPasses(spec, layout)
+    self._passes = passes_lib.StagePasses(spec, layout)
     self.activation = spec.model.input_shapes(spec.batch)[layout.blocks.first]
-    self._kept = self._blocks.kept_shapes(self.activation)
+    self._kept = self._passes.kept_shapes(self.activation)
 
   @property
-  def weights(self) -> tick_lib.DeviceWeights:
+  def weights(self) -> passes_lib.DeviceWeights:
     """Shapes of the weights of one device."""
-    blocks = buffers_lib.repeat(self._blocks.shapes(), self.sizes.num_held, self.layout.count)
-    state = self.spec.state
-    names = [self.spec.model.layer_names[i] for i in self.layout.ends]
-    ends = {name: (self._params[name], state.stats[name]) for name in names}
-    return tick_lib.DeviceWeights(blocks, ends)
+    layout, names, stats = self.layout, self.spec.model.layer_names, self.spec.state.stats
+    unit = lambda layers: tuple(
+        tuple(by_name[names[i]] for i in layers) for by_name in (self._params, stats)
+    )
+    blocks = buffers_lib.repeat(unit(layout.block), self.sizes.num_held, layout.count)
+    return passes_lib.DeviceWeights(blocks, unit(layout.prologue), unit(layout.epilogue))
 
   @property
   def carry(self) -> buffers_lib.Carry:
     """Shapes of the carry of one device."""
-    slots, blocks = self.sizes.num_slots, self._blocks.shapes()
-    sums = lambda tree, *counts: jax.tree.map(
-        lambda a: jax.ShapeDtypeStruct((*counts, *a.shape), jnp.float32), tree
-    )
-    count, ends = self.layout.count, self.weights.ends
+    slots = self.sizes.num_slots
     return buffers_lib.Carry(
         activations=buffers_lib.repeat(self.activation, slots["activations"]),
         grads=buffers_lib.repeat(self.activation, slots["grads"]),
         kept=buffers_lib.repeat(self._kept, slots["residuals"]),
-        sums=buffers_lib.MicrobatchSums(
-            grads=sums([b[0] for b in blocks], self.sizes.num_owned, count),
-            stats=sums([b[1] for b in blocks], self.sizes.num_held, count),
-            end_grads=sums({name: end[0] for name, end in ends.items()}),
-            end_stats=sums({name: end[1] for name, end in ends.items()}),
-            loss=cast("jax.Array", self.spec.accumulator.loss),
-        ),
+        sums=self._passes.sums_shapes(self.sizes.num_owned),
     )
 
   @property
@@ -265,7 +253,7 @@ class SegmentProgram:
 
   def _run(
       self,
-      weights: tick_lib.DeviceWeights,
+      weights: passes_lib.DeviceWeights,
       batch: base.PyTree,
       numbers: jax.Array,
       step: jax.Array,
@@ -274,17 +262,16 @@ class SegmentProgram:
       fetched: buffers_lib.Kept | None,
       host: tuple[base.PyTree, base.PyTree],
   ) -> tuple[buffers_lib.Carry, buffers_lib.Kept | None, base.PyTree]:
-    spec, sizes = self.spec, self.sizes
+    sizes = self.sizes
     local = lambda tree: jax.tree.map(lambda a: a[0], tree)
     whole = lambda tree: jax.tree.map(lambda a: a[None], tree)
-    key = lambda microbatch: model_lib.microbatch_key(spec.seed, step, microbatch, impl=spec.prng)
     body = tick_lib.TickBody(
-        blocks=self._blocks,
-        ends=self._ends,
+        passes=self._passes,
         activation=self.activation,
         weights=local(weights),
         batch=local(batch),
-        keys=jax.lax.map(key, numbers),  # `vmap` changes unsafe_rbg.
+        numbers=numbers,
+        step=step,
         num_nodes=self.mesh.size,
         fetched=local(fetched),
     )

@@ -9,32 +9,17 @@ are outside these loops.
 
 import dataclasses
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 
 from bamboo_jax import base
-from bamboo_jax.runtime.spmd import block_passes, branch, buffers as buffers_lib, end_passes
+from bamboo_jax.runtime.spmd import branch, buffers as buffers_lib, passes as passes_lib
 from bamboo_jax.runtime.spmd.ticks import tick_table as table_lib
 
 STAGE = "stage"  # The axis of the mesh.
 
 Carry = buffers_lib.Carry
 Kept = buffers_lib.Kept
-
-
-class DeviceWeights(flax.struct.PyTreeNode):
-  """Parameters and statistics that a device computes with.
-
-  Attributes:
-    blocks: Of the layers of a block, arrays [holds, blocks, ...]: the stages
-      that its node owns, or its stage and that of its replica.
-    ends: Of the layers of both ends by name; zero on nodes that do not run
-      them.
-  """
-
-  blocks: block_passes.Block
-  ends: end_passes.Ends
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,16 +29,16 @@ class TickBody:
   Attributes:
     activation: Shapes of the values between stages.
     batch: Microbatches of its pipeline, arrays [microbatches, ...].
-    keys: Random keys of the microbatches, [microbatches].
+    numbers: Global indices of the microbatches, [microbatches].
     fetched: Residuals that earlier programs left in host memory, or None.
   """
 
-  blocks: block_passes.BlockPasses
-  ends: end_passes.EndPasses
+  passes: passes_lib.StagePasses
   activation: base.PyTree
-  weights: DeviceWeights
+  weights: passes_lib.DeviceWeights
   batch: base.PyTree
-  keys: jax.Array
+  numbers: jax.Array
+  step: jax.Array
   num_nodes: int
   fetched: Kept | None
 
@@ -97,18 +82,10 @@ class TickBody:
   def _forward(
       self, p: table_lib.Pass, carry: Carry, sent: base.PyTree
   ) -> tuple[Carry, base.PyTree]:
-    """Runs a forward pass; on the first stage also that of the prologue."""
-    data = buffers_lib.read((self.batch, self.keys), p.microbatch)
     inputs = lambda: buffers_lib.read(carry.activations, p.inputs)
-    weights = self.weights
-    entered, sums = self.ends.enter(p, weights.ends, carry.sums, data, inputs)
-    outputs, kept, stats = self.blocks.forward(
-        p, weights.blocks, entered, data, carry.kept, sums.stats
-    )
-    sums = sums.replace(stats=stats)
-    kept = kept.replace(outputs=buffers_lib.put(kept.outputs, outputs, p.residual))
+    outputs, kept = self.passes.forward(p, self.weights, inputs, self._data(p), carry.kept)
     written = buffers_lib.write(carry.activations, outputs, p.output)
-    carry = carry.replace(activations=written, kept=kept, sums=sums)
+    carry = carry.replace(activations=written, kept=kept)
     is_own = p.host < 0  # Outputs of redundant passes are not sent.
     choose = lambda new, old: jnp.where(is_own, new, old)
     return carry, jax.tree.map(choose, outputs, sent)
@@ -116,26 +93,20 @@ class TickBody:
   def _backward(
       self, state: tuple[Carry, base.PyTree], row: jax.Array
   ) -> tuple[Carry, base.PyTree]:
-    """Runs a backward pass; on the first and last stage also of the ends."""
     carry, _ = state
     fields = row[:-2].reshape(table_lib.NUM_FORWARDS + 1, -1)
     p = table_lib.Pass(*fields[-1])
-    data = buffers_lib.read((self.batch, self.keys), p.microbatch)
     kept = carry.kept
     if self.fetched is not None:
       kept, _ = branch.run_if(p.host >= 0, self._fetch, kept, (p.host, p.residual))
-    is_last = p.stage == self.ends.layout.num_stages - 1
-    found, sums = self.ends.leave(p, self.weights.ends, carry.sums, kept, data)
-    grad = jax.tree.map(
-        lambda own, received: jnp.where(is_last, own, received),
-        found,
-        buffers_lib.read(carry.grads, p.inputs),
-    )
-    grad, grads = self.blocks.backward(p, self.weights.blocks, kept, grad, sums.grads)
-    sums = sums.replace(grads=grads)
-    sums = self.ends.enter_backward(p, self.weights.ends, sums, data, grad)
+    received = buffers_lib.read(carry.grads, p.inputs)
+    grad, sums = self.passes.backward(p, self.weights, received, self._data(p), kept, carry.sums)
     written = buffers_lib.write(carry.grads, grad, p.output)
     return carry.replace(grads=written, kept=kept, sums=sums), grad
+
+  def _data(self, p: table_lib.Pass) -> passes_lib.Data:
+    batch, number = buffers_lib.read((self.batch, self.numbers), p.microbatch)
+    return passes_lib.Data(batch, self.step, number)
 
   def _fetch(self, kept: Kept, slots: tuple[buffers_lib.Slot, buffers_lib.Slot]) -> Kept:
     """Brings residuals back from host memory."""

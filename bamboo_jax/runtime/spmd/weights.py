@@ -13,7 +13,12 @@ import jax
 import jax.numpy as jnp
 
 from bamboo_jax import base
-from bamboo_jax.runtime.spmd import buffers as buffers_lib, program as program_lib, tick as tick_lib
+from bamboo_jax.runtime.spmd import (
+    buffers as buffers_lib,
+    layout as layout_lib,
+    passes as passes_lib,
+    program as program_lib,
+)
 from bamboo_jax.runtime.stage import spec as spec_lib
 
 # Parameters and statistics of layers by name, by stage.
@@ -32,7 +37,7 @@ class Packing:
       device: jax.Device,
       stages: tuple[base.StageId, ...],
       known: tuple[base.StageId, ...],
-  ) -> Callable[[States], tick_lib.DeviceWeights]:
+  ) -> Callable[[States], passes_lib.DeviceWeights]:
     """Returns a function that packs a node's weights to arrays [1, ...].
 
     `stages` are the stages that the node owns or shadows, in order; `known` are
@@ -82,34 +87,36 @@ def _state_shapes(program: program_lib.SegmentProgram, stages: Sequence[base.Sta
 
 def _pack(
     program: program_lib.SegmentProgram, stages: Sequence[base.StageId], held: States
-) -> tick_lib.DeviceWeights:
+) -> passes_lib.DeviceWeights:
   layout, names = program.layout, program.spec.model.layer_names
   zeros = buffers_lib.zeros_like(program.weights)
   holds = (*stages, *[None] * (program.sizes.num_held - len(stages)))
+  nothing = jax.tree.map(lambda a: a[0, 0], zeros.blocks)
 
-  def find(stage: base.StageId | None, block: int, position: int) -> base.PyTree:
-    if stage is None or stage not in held:
-      return jax.tree.map(lambda a: a[0, 0], zeros.blocks[position])
-    index = layout.first_layer(stage) + block * layout.blocks.period + position
-    return tuple(tree[names[index]] for tree in held[stage])
+  def unit(stage: base.StageId, layers: range) -> passes_lib.Unit:
+    params, stats = held[stage]
+    return tuple(tuple(tree[names[i]] for i in layers) for tree in (params, stats))
 
-  def stack(position: int) -> base.PyTree:
-    found = [find(stage, block, position) for stage in holds for block in range(layout.count)]
-    shape = (1, len(holds), layout.count)
-    return jax.tree.map(
-        lambda zero, *a: jnp.stack([part.astype(zero.dtype) for part in a]).reshape(
-            *shape, *a[0].shape
-        ),
-        *(zeros.blocks[position], *found),
-    )
-
-  ends = {name: jax.tree.map(lambda a: a[None], e) for name, e in zeros.ends.items()}
+  found: list[passes_lib.Unit] = []
+  for stage in holds:
+    if stage in held:
+      found += (unit(stage, layers) for layers in layout.blocks_of(stage))
+    else:
+      found += [nothing] * layout.count
+  shape = (1, len(holds), layout.count)
+  blocks = jax.tree.map(
+      lambda zero, *a: jnp.stack([part.astype(zero.dtype) for part in a]).reshape(
+          *shape, *a[0].shape
+      ),
+      *(nothing, *found),
+  )
   put = lambda zero, a: a[None].astype(zero.dtype)
-  for params, stats in held.values():
-    for name in params.keys() & ends.keys():
-      own = (params[name], stats[name])
-      ends[name] = jax.tree.map(put, ends[name], own)
-  return tick_lib.DeviceWeights([stack(j) for j in range(layout.blocks.period)], ends)
+  ends = {}
+  for name, stage in (("prologue", 0), ("epilogue", layout.num_stages - 1)):
+    ends[name] = zero = getattr(zeros, name)
+    own = unit(base.StageId(stage), getattr(layout, name)) if stage in held else zero
+    ends[name] = jax.tree.map(put, zero, own)
+  return passes_lib.DeviceWeights(blocks, **ends)
 
 
 def _unpack(
@@ -118,19 +125,15 @@ def _unpack(
     hold: int,
     sums: buffers_lib.MicrobatchSums,
 ) -> spec_lib.Accumulator:
-  layout, names = program.layout, program.spec.model.layer_names
-  grads, stats = {}, {}
-  for i in layout.layers(stage):
-    name = names[i]
-    if name in sums.end_grads:
-      take = lambda a: a[0]
-      found = (sums.end_grads[name], sums.end_stats[name])
-    else:
-      block, j = divmod(i - layout.first_layer(stage), layout.blocks.period)
-      take = lambda a, block=block: a[0, hold, block]
-      found = (sums.grads[j], sums.stats[j])
-    found = jax.tree.map(take, found)
-    some = lambda a: a.reshape(a.shape or (1,))  # No scalars in accumulators.
-    grads[name], stats[name] = jax.tree.map(some, found)
-  is_last = stage == layout.num_stages - 1
-  return spec_lib.Accumulator(grads, stats, sums.loss[0] if is_last else None)
+  layout = program.layout
+  parts = [
+      jax.tree.map(lambda a, block=block: a[0, hold, block], sums.blocks)
+      for block in range(layout.count)
+  ]
+  layers = layout.blocks_of(stage)
+  first = lambda total: jax.tree.map(lambda a: a[0], total)
+  if stage == 0:
+    parts, layers = [first(sums.prologue), *parts], [layout.prologue, *layers]
+  if stage == layout.num_stages - 1:
+    parts, layers = [*parts, first(sums.epilogue)], [*layers, layout.epilogue]
+  return spec_lib.from_units(parts, [layout_lib.unit_of(program.spec, one) for one in layers])

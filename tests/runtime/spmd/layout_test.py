@@ -55,7 +55,9 @@ class LayoutTest(parameterized.TestCase):
     layout = layout_lib.make_layout(make_spec(make_gpt2(4)), [0, 5, 10])
     self.assertEqual(layout.count, 2)
     self.assertEqual([layout.first_layer(s) for s in range(2)], [1, 5])
-    self.assertEqual(layout.ends, (0, 9))
+    self.assertEqual(
+        (layout.prologue, layout.block, layout.epilogue), (range(1), range(1, 3), range(9, 10))
+    )
     self.assertEqual(layout.blocks.cuts(4), (3, 5, 7))
 
   @parameterized.parameters(1, 2, 3, 6)
@@ -66,8 +68,10 @@ class LayoutTest(parameterized.TestCase):
     for stage, ends in enumerate(itertools.pairwise(bounds)):
       self.assertEqual(layout.layers(stage), range(*ends))
       first = layout.first_layer(stage)
-      blocks = range(first, first + layout.count * layout.blocks.period)
-      self.assertEqual([*blocks], [l for l in range(*ends) if l not in layout.ends])
+      blocks = [layer for block in layout.blocks_of(stage) for layer in block]
+      self.assertEqual(blocks, [*range(first, first + layout.count * layout.blocks.period)])
+      at_ends = {*layout.prologue, *layout.epilogue}
+      self.assertEqual(blocks, [l for l in range(*ends) if l not in at_ends])
 
   def test_stages_of_unequal_shape(self):
     blocks = layout_lib.blocks_of(make_spec(make_gpt2(4)))

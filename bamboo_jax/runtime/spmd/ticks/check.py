@@ -126,7 +126,9 @@ class _Node:
       if p.stage:
         self._read("activations", p.inputs, holdings_lib.input_of(key), where)
       # Residuals of a repeated pass are not read.
-      self.fill("residuals", p.residual, key if p.counts else None, where)
+      held = self._start
+      is_repeated = key in held.residuals or key in held.host or key in held.accumulated
+      self.fill("residuals", p.residual, None if is_repeated else key, where)
       if p.host >= 0:
         self._offloaded[key] = t
         del self._slots["residuals"][p.residual]

@@ -110,24 +110,20 @@ class _Node:
     )
 
   def forward(self, key: Key) -> Pass:
-    counts = not self._work.has_residuals(self._node, key)
+    is_repeated = self._work.has_residuals(self._node, key)
     inputs, residuals = self._read(key), self.slots["residuals"]
-    residual = residuals.take(key if counts else (None, key[1]))
-    if not counts:  # Run again only for its output.
+    residual = residuals.take((None, key[1]) if is_repeated else key)
+    if is_repeated:  # Run again only for its output.
       del residuals.taken[None, key[1]]
     output = -1
     if self._reads[key] and key not in self.slots["activations"].taken:
       output = self.slots["activations"].take(key)
-    return self._pass(key, inputs=inputs, residual=residual, output=output, counts=int(counts))
+    return self._pass(key, inputs=inputs, residual=residual, output=output)
 
   def redundant(self, microbatch: int) -> Pass:
     key, residuals = (self._stages[1], microbatch), self.slots["residuals"]
     return self._pass(
-        key,
-        inputs=self._read(key),
-        residual=residuals.take((None, microbatch)),
-        host=microbatch,
-        counts=1,
+        key, inputs=self._read(key), residual=residuals.take((None, microbatch)), host=microbatch
     )
 
   def release_redundant(self) -> None:

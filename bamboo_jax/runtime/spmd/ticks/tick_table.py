@@ -41,8 +41,6 @@ class Pass:
       reads it.
     host: Slot in host memory to which a redundant forward pass writes its
       residuals, or from which a backward pass reads them.
-    counts: 1 if loss and statistics count, 0 if a forward pass is repeated for
-      its output only.
   """
 
   microbatch: int = -1
@@ -52,7 +50,6 @@ class Pass:
   residual: int = -1
   output: int = -1
   host: int = -1
-  counts: int = 0
 
   def __bool__(self) -> bool:
     return self.microbatch >= 0

@@ -225,22 +225,20 @@ class TickTableTest(absltest.TestCase):
     self.assertEqual(
         table.ticks[1],
         (
-            table_lib.Tick((make(1, 0, 0, residual=1, counts=1),), arriving_grads=0),
+            table_lib.Tick((make(1, 0, 0, residual=1),), arriving_grads=0),
             table_lib.Tick(
-                (make(0, 1, 0, inputs=0, residual=0, counts=1),),
-                make(0, 1, 0, residual=0),
-                arriving_inputs=0,
+                (make(0, 1, 0, inputs=0, residual=0),), make(0, 1, 0, residual=0), arriving_inputs=0
             ),
         ),
     )
     array = table.as_array(1, 4)
     self.assertEqual(array.dtype, np.int32)
     self.assertEqual(array.shape, (2, 3, table_lib.NUM_FIELDS))
-    self.assertEqual(array[1, 0, :8].tolist(), [0, 1, 0, 0, 0, -1, -1, 1])
-    self.assertEqual(array[1, 0, 32:40].tolist(), [0, 1, 0, -1, 0, -1, -1, 0])
+    self.assertEqual(array[1, 0, :7].tolist(), [0, 1, 0, 0, 0, -1, -1])
+    self.assertEqual(array[1, 0, 28:35].tolist(), [0, 1, 0, -1, 0, -1, -1])
     self.assertEqual(array[:, 0, -2:].tolist(), [[-1, 0], [0, -1]])
     # Beyond the end nothing is done.
-    self.assertEqual(table.as_array(4, 5)[:, :, ::8].max(), -1)
+    self.assertEqual(table.as_array(4, 5)[:, :, ::7].max(), -1)
 
   def test_residuals_that_leave_are_counted_by_segment(self):
     table = make_table(4, 8, budget=0.0)
