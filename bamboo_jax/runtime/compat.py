@@ -5,10 +5,6 @@ changes, this module raises an error instead of failing inside a step.
 """
 
 from collections.abc import Callable
-import copy
-import dataclasses
-import functools
-import threading
 from typing import Any
 
 import jax
@@ -103,78 +99,42 @@ def has_devices() -> bool:
   return xla_bridge.backends_are_initialized()
 
 
-@dataclasses.dataclass(frozen=True)
-class Compilation:
-  """A program that JAX asks XLA to compile, for certain devices.
-
-  Attributes:
-    fingerprint: Hash of the program, shapes, donations, shardings, kinds of
-      memory, options of XLA, versions, and the kind of device; not of the
-      particular devices.
-    compile: Returns the executable; takes seconds.
-    load: Returns the executable from the result of `serialize` for this
-      fingerprint, for the devices of this one. Runs it as machine code: pass
-      trusted data only.
-  """
-
-  fingerprint: str
-  compile: Callable[[], Any]
-  load: Callable[[bytes], Any]
-
-
-_compile_or_get_cached = compiler.compile_or_get_cached
-_is_cache_used = compilation_cache.is_cache_used
-_compiling = threading.local()  # `here`: this thread compiles for `answer`.
+Load = Callable[[str, Callable[[bytes], Any]], Any]
 _hash_accelerator_config = cache_key._hash_accelerator_config
+_hash_compile_options = cache_key._hash_serialized_compile_options
 
 
-def intercept_compilations(answer: Callable[[Compilation], Any]) -> None:
-  """Replaces JAX's compilation by `answer`, from now on.
+def use_cache(load: Load, save: Callable[[str, Any], None]) -> None:
+  """Replaces where JAX's persistent compilation cache reads and writes.
 
-  `Compilation.compile` does not use JAX's persistent cache: XLA:CPU serializes
-  an executable that it has loaded without its functions. Three kinds of
-  programs never get here: those that call back into Python belong to their
-  process, on GPUs compiling for several processes is a collective, and those
-  for devices that are not there cannot be loaded.
+  Keys of JAX are hashes of the program, shapes, donations, shardings, kinds of
+  memory, options of XLA, versions, and the topology of the devices. Here they
+  depend on the kind of devices, not on the particular ones: a program is loaded
+  for other devices and in processes with other numbers of devices.
+
+  Args:
+    load: Returns the executable of a key, None if there is none; the function
+      that it gets turns the result of `serialize` into an executable.
+    save: Takes an executable that XLA has compiled, and its key.
   """
 
-  def compile_or_ask(
-      backend: Any,
-      module: Any,
-      devices: Any,
-      options: Any,
-      callbacks: Any,
-      executable_devices: Any,
-      *rest: Any,
-  ) -> Any:
-    given = (backend, module, devices, options, callbacks, executable_devices)
-    run = functools.partial(_compile_or_get_cached, *given, *rest)
-    spans_processes = len({device.process_index for device in devices.flat}) > 1
-    is_absent = isinstance(backend, _jax.CompileOnlyPyClient)
-    if callbacks or is_absent or (spans_processes and backend.platform != "cpu"):
-      return run()
+  def get(key: str, options: Any, backend: Any, devices: Any) -> tuple[Any, int | None]:
+    found = load(key, lambda data: backend.deserialize_executable(data, devices, options))
+    return (None, None) if found is None else (found, 0)
 
-    def compile_here() -> Any:
-      _compiling.here = True
-      try:
-        return run()
-      finally:
-        _compiling.here = False
+  def put(
+      key: str, secs: float, name: str, backend: Any, executable: Any, callbacks: Any
+  ) -> None:
+    if not callbacks:  # Those call back into this process.
+      save(key, executable)
 
-    placeless = _drop_device_numbers(options)
-    return answer(
-        Compilation(
-            cache_key.get(module, devices, placeless, backend),
-            compile=compile_here,
-            load=lambda data: backend.deserialize_executable(data, executable_devices, options),
-        )
-    )
-
-  compiler.compile_or_get_cached = compile_or_ask
-  compilation_cache.is_cache_used = lambda backend: (
-      not getattr(_compiling, "here", False) and _is_cache_used(backend)
-  )
+  compilation_cache.get_executable_and_time = get
+  compiler._cache_write = put  # JAX's own writes in the first process of several only.
   cache_key._hash_accelerator_config = _hash_accelerators
+  cache_key._hash_serialized_compile_options = lambda hash_obj, options, **_: (
+      _hash_compile_options(hash_obj, options, strip_device_assignment=True)
+  )
+  jax.config.update("jax_raise_persistent_cache_errors", True)
 
 
 def _hash_accelerators(hash_obj: Any, devices: np.ndarray) -> None:
@@ -183,13 +143,3 @@ def _hash_accelerators(hash_obj: Any, devices: np.ndarray) -> None:
     cache_key._hash_devices(hash_obj, devices)
   else:
     _hash_accelerator_config(hash_obj, devices)
-
-
-def _drop_device_numbers(options: Any) -> Any:
-  """Returns XLA's options as if for the first devices."""
-  options, devices = copy.deepcopy(options), options.device_assignment
-  if devices is not None:
-    shape = (devices.replica_count(), devices.computation_count())
-    numbers = np.arange(np.prod(shape)).reshape(shape)
-    options.device_assignment = xla_client.DeviceAssignment.create(numbers)
-  return options

@@ -26,7 +26,7 @@ from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.models import units
 from bamboo_jax.plan import cost_model
 from bamboo_jax.runtime import devices as devices_lib
-from bamboo_jax.runtime.executables import mappings, program_store
+from bamboo_jax.runtime.executables import program_store
 from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.train.setup import accept, build, sizes
 from bamboo_jax.verify import (
@@ -107,7 +107,7 @@ class Layouts:
       self, layout: layouts_lib.SweepLayout, *, num_late: int | None = None
   ) -> trials_lib.Trials:
     """Returns the trials of a layout, of which `num_late` nodes may come later."""
-    if mappings.count() > _MANY_MAPPINGS:  # Too many end the process.
+    if program_store.count_mappings() > _MANY_MAPPINGS:  # Too many end the process.
       self.cache.clear()
       jax.clear_caches()
       gc.collect()

@@ -6,7 +6,17 @@ from absl.testing import parameterized
 import jax
 
 from bamboo_jax.runtime import rounding
-from bamboo_jax.runtime.executables import key
+
+_CPU = """
+processor	: 0
+vendor_id	: GenuineIntel
+model name	: Xeon
+cpu MHz		: 2000.1
+flags		: sse avx
+
+processor	: 1
+model name	: Other
+"""
 
 
 class RoundingTest(parameterized.TestCase):
@@ -61,8 +71,29 @@ class RoundingTest(parameterized.TestCase):
     found = []
     for flags in ("avx", "avx", "avx2"):
       cpu = f"x86_64\nvendor_id: x\nmodel name: Fast 7\nflags: {flags}"
-      with mock.patch.object(key, "describe_processor", return_value=cpu):
+      with mock.patch.object(rounding, "describe_processor", return_value=cpu):
         found.append(rounding.describe()["processor"])
     self.assertEqual(found[0], found[1])
     self.assertNotEqual(found[1], found[2])
     self.assertStartsWith(found[0], "Fast 7 ")
+
+  @parameterized.parameters(
+      ("2000.1", "800.0", True),  # The clock changes all the time.
+      ("processor	: 1", "processor	: 2", True),
+      ("sse avx", "sse", False),
+      ("Xeon", "EPYC", False),
+  )
+  def test_cpu(self, old, new, is_same):
+    before = rounding.parse_cpu(_CPU)
+    after = rounding.parse_cpu(_CPU.replace(old, new))
+    self.assertIn("flags: sse avx", before)
+    self.assertEqual(before == after, is_same)
+
+  @parameterized.parameters((2, 8, True), (8, 16, False), (16, 16, True))
+  def test_threads(self, old, new, is_same):
+    """These tests have 8 devices, so at least 8 threads."""
+    hosts = []
+    for threads in (old, new):
+      with mock.patch.dict(os.environ, NPROC=str(threads)):
+        hosts.append(rounding.describe_host())
+    self.assertEqual(hosts[0] == hosts[1], is_same)

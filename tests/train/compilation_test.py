@@ -30,14 +30,14 @@ class CompilationTest(absltest.TestCase):
     programs = store_lib.use()
     self.addCleanup(store_lib.use)
 
-    def note(compilation):
+    def note(key, deserialize):
       if threading.current_thread() not in others:  # Of earlier tests.
-        asked.add(compilation.fingerprint)
-      return programs.get(compilation)
+        asked.add(key)
+      return programs.load(key, deserialize)
 
     config = small.make_config(2, 2, 1)
     trials = trials_lib.Trials(config, cache=programs_lib.ProgramCache())
-    compat.intercept_compilations(note)
+    compat.use_cache(note, programs.save)
     folder = self.enterContext(tempfile.TemporaryDirectory())
     worker = trials.begin(small.make_case("1,0/1,5 2,,,join").faults, workdir_path=folder)
     strike = local_cohort.LocalCohort.strike

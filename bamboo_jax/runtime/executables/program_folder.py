@@ -6,22 +6,22 @@ machine code, so the folder and each entry must belong to this user or root and
 must not be writable by others: where others may write to the parent folder,
 they can put another folder in its place at any time.
 
-If several processes want the same program at once, one compiles it:
+If several processes or threads want the same program at once, one compiles it:
 
-  1 A  read(key): absent                B  read(key): absent
-  2 A  claim(key): at once              B  claim(key): waits for A
-  3 A  compiles, write(key)
-  4 A  releases the claim               B  read(key): loads it
+  1 A  get(key): absent, has a lock     B  get(key): absent, waits for the lock
+  2 A  compiles
+  3 A  put(key), releases the lock      B  reads it
 
-B waits for a limited time: A may have been stopped.
+B waits for a limited time: A may have been stopped. If A cannot compile, its
+thread releases the lock with its next `get`.
 """
 
-from collections.abc import Iterator
 import contextlib
 import fcntl
 import hashlib
 import os
 import pathlib
+import threading
 import time
 
 from absl import logging
@@ -36,7 +36,11 @@ _POLL_SECS = 0.02
 
 
 class ProgramFolder:
-  """Entries by key; thread-safe, and never raises `OSError`."""
+  """Entries by key; thread-safe, and never raises `OSError`.
+
+  Attributes:
+    is_usable: Whether it is there, and nobody else may write to it.
+  """
 
   def __init__(
       self, path: str | os.PathLike[str], *, limit_bytes: int = 2**30, wait_secs: float = 20.0
@@ -52,19 +56,50 @@ class ProgramFolder:
     self._limit_bytes = limit_bytes
     self._wait_secs = wait_secs
     self._warned: set[str] = set()
+    self._claims = threading.local()  # `file`: the lock of this thread.
     try:
       self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
       reason = base.find_danger(self._path.stat())
     except OSError as error:
       reason = error.strerror
-    self._is_usable = reason is None
-    if not self._is_usable:
+    self.is_usable = reason is None
+    if not self.is_usable:
       self._warn("cannot be used", reason)
 
-  def read(self, key: str) -> bytes | None:
-    """Returns an entry; None if it is absent or damaged."""
-    if not self._is_usable:
+  def get(self, key: str) -> bytes | None:
+    """Returns an entry; None if it is absent or damaged.
+
+    Then this thread has a claim: others that ask for it wait for its `put`.
+    """
+    self._release()
+    if not self.is_usable:
       return None
+    found = self._read(key)
+    if found is None:
+      self._claim(key)
+      found = self._read(key)  # Written by the previous holder.
+      if found is not None:
+        self._release()
+    return found
+
+  def put(self, key: str, data: bytes) -> None:
+    """Adds or replaces an entry atomically."""
+    try:
+      if self.is_usable and len(data) <= self._limit_bytes:
+        # Not synced: a torn entry is detected.
+        path = self._path / f"{key}{_ENTRY}"
+        base.write_atomically(path, _seal(key, data), sync=False)
+        self._evict()
+    except OSError as error:
+      self._warn("cannot be written to", error.strerror)
+    finally:
+      self._release()
+
+  def reject(self, key: str, reason: str) -> None:
+    """Warns that an entry is unusable; it will be overwritten."""
+    self._warn("has a bad entry", f"{key}{_ENTRY}, {reason}")
+
+  def _read(self, key: str) -> bytes | None:
     path = self._path / f"{key}{_ENTRY}"
     try:
       with open(path, "rb") as file:
@@ -86,35 +121,21 @@ class ProgramFolder:
       return None
     return data
 
-  def reject(self, key: str, reason: str) -> None:
-    """Warns that an entry is unusable; it will be overwritten."""
-    self._warn("has a bad entry", f"{key}{_ENTRY}, {reason}")
+  def _claim(self, key: str) -> None:
+    """Keeps others from compiling `key`; blocks up to `wait_secs`."""
+    # Few locks for all keys, so that they need not be removed.
+    path = self._path / f"{key[:2]}{_LOCK}"
+    with contextlib.suppress(OSError):  # No locks: all compile.
+      self._claims.file = file = base.open_lock(path)
+      deadline = time.monotonic() + self._wait_secs
+      while not _try_lock(file.fileno()) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECS)
 
-  def write(self, key: str, data: bytes) -> None:
-    """Adds or replaces an entry atomically."""
-    if not self._is_usable or len(data) > self._limit_bytes:
-      return
-    try:
-      # Not synced: a torn entry is detected.
-      path = self._path / f"{key}{_ENTRY}"
-      base.write_atomically(path, _seal(key, data), sync=False)
-      self._evict()
-    except OSError as error:
-      self._warn("cannot be written to", error.strerror)
-
-  @contextlib.contextmanager
-  def claim(self, key: str) -> Iterator[None]:
-    """Keeps other processes from compiling `key`; blocks up to `wait_secs`."""
-    with contextlib.ExitStack() as stack:
-      if self._is_usable:
-        # Few locks for all keys, so that they need not be removed.
-        path = self._path / f"{key[:2]}{_LOCK}"
-        with contextlib.suppress(OSError):  # No locks: all compile.
-          file = stack.enter_context(base.open_lock(path))
-          deadline = time.monotonic() + self._wait_secs
-          while not _try_lock(file.fileno()) and time.monotonic() < deadline:
-            time.sleep(_POLL_SECS)
-      yield
+  def _release(self) -> None:
+    """Ends the claim of this thread, if it has one."""
+    if (file := getattr(self._claims, "file", None)) is not None:
+      file.close()
+      self._claims.file = None
 
   def _evict(self) -> None:
     entries, oldest_part = [], time.time() - _PART_SECS

@@ -1,9 +1,9 @@
 """A folder of executables takes any harm without harming a run."""
 
-import fcntl
 import os
 import pathlib
 import tempfile
+import threading
 
 from absl.testing import absltest, parameterized
 
@@ -26,11 +26,11 @@ class FolderTest(parameterized.TestCase):
     return self.path / f"{key}.xla"
 
   def test_another_process_reads(self):
-    folder_lib.ProgramFolder(self.path).write(_KEY, _DATA)
+    folder_lib.ProgramFolder(self.path).put(_KEY, _DATA)
     other = folder_lib.ProgramFolder(self.path)
     with self.assertNoLogs():
-      self.assertEqual(other.read(_KEY), _DATA)
-      self.assertIsNone(other.read(_OTHER))
+      self.assertEqual(other.get(_KEY), _DATA)
+      self.assertIsNone(other.get(_OTHER))
     self.assertEqual(self.path.stat().st_mode & 0o777, 0o700)
 
   @parameterized.named_parameters(
@@ -43,30 +43,30 @@ class FolderTest(parameterized.TestCase):
   def test_damage_is_a_miss(self, damage):
     folder = folder_lib.ProgramFolder(self.path)
     for key in (_KEY, _OTHER):
-      folder.write(key, _DATA)
+      folder.put(key, _DATA)
       self.entry(key).write_bytes(damage(self.entry(key).read_bytes()))
     with self.assertLogs(level="WARNING") as logs:
-      self.assertIsNone(folder.read(_KEY))
-      self.assertIsNone(folder.read(_OTHER))
+      self.assertIsNone(folder.get(_KEY))
+      self.assertIsNone(folder.get(_OTHER))
     self.assertLen(logs.output, 1)
-    folder.write(_KEY, _DATA)
-    self.assertEqual(folder.read(_KEY), _DATA)
+    folder.put(_KEY, _DATA)
+    self.assertEqual(folder.get(_KEY), _DATA)
 
   def test_entry_of_another_key(self):
     folder = folder_lib.ProgramFolder(self.path)
-    folder.write(_KEY, _DATA)
+    folder.put(_KEY, _DATA)
     self.entry(_KEY).rename(self.entry(_OTHER))
     with self.assertLogs(level="WARNING"):
-      self.assertIsNone(folder.read(_OTHER))
+      self.assertIsNone(folder.get(_OTHER))
 
   @parameterized.parameters(0o777, 0o770)
   def test_others_may_write(self, mode):
-    folder_lib.ProgramFolder(self.path).write(_KEY, _DATA)
+    folder_lib.ProgramFolder(self.path).put(_KEY, _DATA)
     self.path.chmod(mode)
     with self.assertLogs(level="WARNING") as logs:
       folder = folder_lib.ProgramFolder(self.path)
-      self.assertIsNone(folder.read(_KEY))
-      folder.write(_OTHER, _DATA)
+      self.assertIsNone(folder.get(_KEY))
+      folder.put(_OTHER, _DATA)
     self.assertRegex(logs.output[0], r"others may write to it; chmod go-w")
     self.assertFalse(self.entry(_OTHER).exists())
 
@@ -74,23 +74,23 @@ class FolderTest(parameterized.TestCase):
   def test_others_may_exchange_it(self, mode):
     """Their folder is in its place, with a file that they could write."""
     folder = folder_lib.ProgramFolder(self.path)
-    folder.write(_KEY, _DATA)
-    self.assertEqual(folder.read(_KEY), _DATA)
+    folder.put(_KEY, _DATA)
+    self.assertEqual(folder.get(_KEY), _DATA)
     self.path.rename(self.path.with_name("c"))
     self.path.mkdir()
     self.entry(_KEY).write_bytes((self.path.with_name("c") / "aa11.xla").read_bytes())
     self.entry(_KEY).chmod(mode)
     with self.assertLogs(level="WARNING") as logs:
-      self.assertIsNone(folder.read(_KEY))
+      self.assertIsNone(folder.get(_KEY))
     self.assertRegex(logs.output[0], "aa11.xla, others may write to it")
 
   @absltest.skipUnless(os.geteuid() == 0, "needs root")
   def test_an_entry_of_another_user(self):
     folder = folder_lib.ProgramFolder(self.path)
-    folder.write(_KEY, _DATA)
+    folder.put(_KEY, _DATA)
     os.chown(self.entry(_KEY), strangers.NOBODY, strangers.NOBODY)
     with self.assertLogs(level="WARNING") as logs:
-      self.assertIsNone(folder.read(_KEY))
+      self.assertIsNone(folder.get(_KEY))
     self.assertRegex(logs.output[0], "aa11.xla, it belongs to another user")
 
   def test_belongs_to_another_user(self):
@@ -105,41 +105,65 @@ class FolderTest(parameterized.TestCase):
     with self.assertLogs(level="WARNING") as logs:
       folder = folder_lib.ProgramFolder(self.path)
     self.assertRegex(logs.output[0], "Not a directory.*--program_cache")
-    folder.write(_KEY, _DATA)
-    self.assertIsNone(folder.read(_KEY))
+    folder.put(_KEY, _DATA)
+    self.assertIsNone(folder.get(_KEY))
 
   def test_full(self):
     folder = folder_lib.ProgramFolder(self.path)
-    folder.write(_KEY, b"old")
+    folder.put(_KEY, b"old")
     with self.assertLogs(level="WARNING") as logs, limits.file_size(16):
-      folder.write(_KEY, _DATA)
-      folder.write(_OTHER, _DATA)
+      folder.put(_KEY, _DATA)
+      folder.put(_OTHER, _DATA)
     self.assertLen(logs.output, 1)
-    self.assertEqual(folder.read(_KEY), b"old")
-    self.assertEqual(os.listdir(self.path), [f"{_KEY}.xla"])
+    self.assertEqual(folder.get(_KEY), b"old")
+    self.assertEqual([path.name for path in self.path.glob("*[!k]")], [f"{_KEY}.xla"])
 
   def test_least_recently_used_goes(self):
     folder = folder_lib.ProgramFolder(self.path, limit_bytes=1000)
     for age, key in enumerate(("cc", "dd", "ee")):
-      folder.write(key, _DATA)
+      folder.put(key, _DATA)
       os.utime(self.entry(key), (age, age))
-    folder.read("cc")
-    folder.write("ff", _DATA)  # 1240 bytes in all.
+    folder.get("cc")
+    folder.put("ff", _DATA)  # 1240 bytes in all.
     left = {file.stem for file in self.path.iterdir()}
     self.assertEqual(left, {"cc", "ee", "ff"})
-    folder.write("gg", bytes(1001))
-    self.assertIsNone(folder.read("gg"))
+    folder.put("gg", bytes(1001))
+    self.assertIsNone(folder.get("gg"))
 
-  def test_claims(self):
-    folder = folder_lib.ProgramFolder(self.path, wait_secs=0)
-    with folder.claim(_KEY):
-      with open(next(self.path.iterdir())) as file:
-        with self.assertRaises(BlockingIOError):
-          fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-      with folder.claim(_KEY):  # Whoever holds it may have been stopped.
-        pass
-    with folder_lib.ProgramFolder(self.path, wait_secs=1e6).claim(_KEY):
-      pass
+  def test_one_compiles_and_others_wait_for_its_entry(self):
+    folder = folder_lib.ProgramFolder(self.path, wait_secs=1e6)
+    other = folder_lib.ProgramFolder(self.path, wait_secs=1e6)
+    self.assertIsNone(folder.get(_KEY))
+    found, asks = [], threading.Event()
+
+    def ask():
+      asks.set()
+      found.append(other.get(_KEY))
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asks.wait()
+    asking.join(0.1)  # It ends by then only without the lock.
+    self.assertEmpty(found)
+    folder.put(_KEY, _DATA)
+    asking.join(60.0)
+    self.assertEqual(found, [_DATA])
+
+  def test_a_claim_ends(self):
+    patient = folder_lib.ProgramFolder(self.path, wait_secs=1e6)
+    patient.put(_OTHER, _DATA)
+    self.assertIsNone(patient.get(_KEY))
+    patient.get(_OTHER)  # It could not compile the other one.
+    other, found = folder_lib.ProgramFolder(self.path, wait_secs=1e6), []
+    asking = threading.Thread(target=lambda: found.append(other.get(_KEY)), daemon=True)
+    asking.start()
+    asking.join(60.0)
+    self.assertEqual(found, [None])
+
+  def test_who_has_a_claim_may_have_been_stopped(self):
+    stopped = folder_lib.ProgramFolder(self.path)
+    self.assertIsNone(stopped.get(_KEY))
+    self.assertIsNone(folder_lib.ProgramFolder(self.path, wait_secs=0).get(_KEY))
 
   def test_writer_that_died(self):
     folder = folder_lib.ProgramFolder(self.path)
@@ -147,6 +171,6 @@ class FolderTest(parameterized.TestCase):
       (self.path / name).touch()
       if age:
         os.utime(self.path / name, (age, age))
-    folder.write(_KEY, _DATA)
+    folder.put(_KEY, _DATA)
     left = {file.name for file in self.path.iterdir()}
     self.assertEqual(left, {"new.part", f"{_KEY}.xla"})
