@@ -261,14 +261,12 @@ class RowsExecutor:
       timelines: Sequence[timeline_lib.Timeline],
       filling: redundancy.StepFilling | None = None,
   ) -> None:
-    """See `Executor`."""
     if timelines is not self._timelines:  # Most steps have those of the last.
       self._timelines = timelines
       self._order = timeline_lib.linearize(timelines)
     self.filler.plan(filling)
 
   def compute(self, strike: Callable[[NodeId], None], recorder: recorder_lib.Recorder) -> None:
-    """See `Executor`."""
     nodes, check = self._engine.nodes, self._members.check
     self._engine.clock.catch_up()
     self.filler.begin(nodes)
@@ -284,15 +282,12 @@ class RowsExecutor:
       check()
 
   def holdings(self, *, is_begun: bool) -> dict[NodeId, holdings_lib.Holdings]:
-    """See `Executor`."""
     nodes = self._engine.nodes.items() if is_begun else ()
     return {number: node.store.holdings() for number, node in nodes}
 
   def can_continue(self) -> bool:
-    """See `Executor`."""
     return True
 
   def planned_passes(self, secs: float) -> account_lib.NodeTime | None:
-    """See `Executor`."""
     del secs
     return None

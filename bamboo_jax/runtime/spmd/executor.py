@@ -50,7 +50,6 @@ class Programs:
     self.filler = self._rows.filler
 
   def jobs(self, lines: rows_engine.Lines) -> list[Callable[[], Any]]:
-    """See `executor.Executor`."""
     engine, jobs = self._engine, self.programs.jobs(lines)
     if lines is engine.lines:
       for owners in survivable_deaths(engine.owners, engine.shadows):
@@ -59,7 +58,6 @@ class Programs:
     return jobs
 
   def begin(self, step: base.StepId, feed: node_lib.FeedFn) -> None:
-    """See `executor.Executor`."""
     self.programs.begin(step, feed)
     self.is_by_rows = False
 
@@ -68,7 +66,6 @@ class Programs:
       timelines: Sequence[timeline_lib.Timeline],
       filling: redundancy.StepFilling | None = None,
   ) -> None:
-    """See `executor.Executor`."""
     self._rows.plan(timelines, filling)
     if self.programs.uses_processes:  # Nothing is left of an earlier attempt.
       self.is_by_rows = False
@@ -114,7 +111,6 @@ class Programs:
     return self._rows.holdings(is_begun=True) if self.is_by_rows else self.programs.holdings()
 
   def can_continue(self) -> bool:
-    """See `executor.Executor`."""
     return not self.programs.uses_processes and (self.is_by_rows or self.programs.can_run())
 
   def planned_passes(self, secs: float) -> account_lib.NodeTime | None:
