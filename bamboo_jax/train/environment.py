@@ -8,7 +8,7 @@ from typing import Any
 from bamboo_jax import base
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import progress as progress_lib
-from bamboo_jax.train.members import cohort as cohort_lib, local_cohort
+from bamboo_jax.train.members import cohort as cohort_lib
 from bamboo_jax.train.record import workdir as workdir_lib
 from bamboo_jax.train.setup import executors
 
@@ -36,7 +36,6 @@ class Environment:
   cohort: cohort_lib.Cohort
   workdir: workdir_lib.Workdir
   name: str = ""
-  transfers: cohort_lib.Transfers = local_cohort.NoTransfers()
   processes: executors.ProcessRing | None = None
   faults: Iterable[faults_lib.Fault] = ()
   director: cohort_lib.FaultInjector | None = None

@@ -166,7 +166,6 @@ def train_in_cluster(
       cohort=cluster_cohort.ClusterCohort(joined.client, joined.exits),
       workdir=workdir_lib.Workdir.at(workdir),
       name=name,
-      transfers=cluster_cohort.PeerTransfers(joined.client, joined.transport),
       processes=joined.processes,
       check_fence=functools.partial(fence_lib.check, fence, stamp),
       faults=sizes.read_faults(config, faults),

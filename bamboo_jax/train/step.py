@@ -27,6 +27,7 @@ from bamboo_jax.runtime.phases import compile_ahead, reduce, replicas, update
 from bamboo_jax.runtime.profile import recorder as recorder_lib
 from bamboo_jax.schedule import redundancy, timeline as timeline_lib
 from bamboo_jax.train import environment, failures, sums as sums_lib
+from bamboo_jax.train.members import cohort as cohort_lib
 from bamboo_jax.train.record import step_times
 from bamboo_jax.train.setup import executors, job as job_lib
 
@@ -80,7 +81,8 @@ class Vote:
 
   Attributes:
     seen: Number of the newest view that it can work in.
-    ready: See `cohort.Transfers.ready`.
+    ready: Version of the layout if all programs are compiled, so that members can
+      connect to the nodes that are needed after a death; else `NOT_READY`.
     prints: Fingerprints of its state; None if they are not due.
     nonfinite: See `StepRunner.find_nonfinite`.
     save: Its report of checkpoints; see `checkpoint.writer`.
@@ -90,7 +92,7 @@ class Vote:
   """
 
   seen: base.ViewId
-  ready: int = -1
+  ready: int = cohort_lib.NOT_READY
   measured: Measured = Measured()
   prints: replicas.Prints | None = None
   nonfinite: str = ""

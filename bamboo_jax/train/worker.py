@@ -79,9 +79,9 @@ class Worker:
     self._compiler = background_compiler.BackgroundCompiler(
         self.state, self._step.executor, evaluate=self._evaluates
     )
-    given.transfers.attach(engine, self._compiler.is_idle)
     self._data = failures_lib.SafeData(job.task, cohort, self._journal.failures)
     self._begun, self._saves_at_stop = -1, False
+    self._connected = (0, cohort_lib.NOT_READY)  # View and version of the layout.
     self._failed = failures_lib.Failure()  # The one that ends the run.
     self._plans = layout_lib.StepPlans(job.rows, fills=job.fills_waits)
 
@@ -174,8 +174,11 @@ class Worker:
         self._cohort.adopt(seen)
         return self._regroup()  # The same calls as joining nodes make.
       self._improve()
-    said = [vote.ready for vote in votes.values()]
-    self._given.transfers.preconnect(said, self.state.version)
+    version = self.state.version
+    known = (self._cohort.view.number, version)
+    if self._connected != known and {vote.ready for vote in votes.values()} == {version}:
+      self._cohort.connect()  # To the nodes that are needed after a death.
+      self._connected = known
     self._begin()
 
   def _vote(self) -> step_lib.Vote:
@@ -184,7 +187,7 @@ class Worker:
     step, state = self._step, self.state
     return step_lib.Vote(
         seen=self._compiler.newest_ready(self._data.failures),
-        ready=self._given.transfers.ready(state.version),
+        ready=state.version if self._compiler.is_idle() else cohort_lib.NOT_READY,
         measured=step.measure(state.layout, self._deaths.of_step(state.steps + 1)),
         prints=step.take_prints(),
         nonfinite=step.find_nonfinite(),
@@ -309,7 +312,7 @@ class Worker:
     cohort, state = self._cohort, self.state
     self._slow.forget()
     self._deaths.meet(cohort.view)
-    self._given.transfers.settle()
+    cohort.collect_addresses()
     is_begun = self._begun == state.steps
     held = self._step.executor.holdings(is_begun=is_begun)
     since = self._given.started_secs
@@ -403,7 +406,7 @@ class Worker:
     explain = lambda change: self._journal.explain(self._deaths.describe_change(change))
     if self.state.improve(explain):
       if is_prepared:
-        self._given.transfers.connect()
+        cohort.connect()
       self._compile(is_prepared=is_prepared)
       self.state.compare_copies(self._journal.during)
     leaving = cohort.hosted & {*cohort.view.leaving}

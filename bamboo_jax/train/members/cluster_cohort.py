@@ -3,7 +3,7 @@
 Values are converted to JSON and sent through the agent.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 import os
 import select
 import socket
@@ -14,7 +14,6 @@ from bamboo_jax.base import json as json_lib, logs
 from bamboo_jax.cluster import client as client_lib, frames, messages, views
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.recovery import layout as layout_lib
-from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.wire import transport as transport_lib
 from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.train.members import cohort as cohort_lib
@@ -52,11 +51,9 @@ class ClusterCohort:
     return self._client.newest
 
   def host_of(self, node: base.NodeId) -> base.NodeId:
-    """See `Cohort`."""
     return node
 
   def wait_start(self) -> cohort_lib.Start:
-    """See `Cohort`."""
     facts = dict(self._client.wait_facts())
     members = frozenset(facts.pop("members", ()))
     layout = None
@@ -66,43 +63,37 @@ class ClusterCohort:
     return cohort_lib.Start(layout, members, is_restart=is_restart)
 
   def enter(self) -> None:
-    """See `Cohort`."""
     self._client.send(messages.WorkerReady())
     first = self._client.wait_first()
     self._client.adopt(first)
     self._exits.adopt(first.number)
 
   def gather(self, key: str, value: T) -> dict[base.NodeId, T]:
-    """See `Cohort`."""
     said = self._client.gather(key, json_lib.to_plain(value))
     kind = type(value)
     return {n: json_lib.from_plain(kind, v) for n, v in said.items()}
 
   def check(self) -> None:
-    """See `Cohort`."""
     self._exits.check()
     self._client.note_progress()
 
   def retract(self) -> None:
-    """See `Cohort`."""
     self._exits.transport.retract()
 
   def take_retracted(self) -> bool:
-    """See `Cohort`."""
     return self._exits.transport.take_retracted()
 
   def wait_change(self, timeout_secs: float) -> views.View | None:
-    """See `Cohort`."""
     view: views.View | None = self._client.wait_interrupt(timeout_secs)
     return view
 
   def wait_members(self, count: int, *, why: str = "") -> None:
-    """See `Cohort`; another node can always join a cluster."""
+    """Another node can always join a cluster."""
     del why
     self._client.wait_members(count)
 
   def adopt(self, number: base.ViewId) -> None:
-    """See `Cohort`; starts the first attempt in the view."""
+    """Starts the first attempt in the view."""
     stopped_for = self._client.wait_interrupt(0)
     self._client.adopt(self._client.find_view(number))
     if stopped_for is None or stopped_for.number != number:
@@ -110,20 +101,29 @@ class ClusterCohort:
     self._exits.adopt(number)
 
   def arrived_secs(self, number: base.ViewId) -> float:
-    """See `Cohort`."""
     return self._client.arrived_secs(number)
 
   def died_secs(self, number: base.ViewId) -> float | None:
-    """See `Cohort`; only the director knows, so None."""
+    """Only the director knows, so None."""
     del number
     return None
 
   def silent_secs(self, number: base.ViewId) -> Mapping[base.NodeId, float]:
-    """See `Cohort`."""
     return self._client.silent_secs(number)
 
+  def collect_addresses(self) -> None:
+    begun = self._client.collect("begun").items()
+    logs.note_names({m.number: m.name for m in self.view.members})
+    self._exits.transport.set_addresses(
+        {node: json_lib.from_plain(channel_lib.Begun, b).address for node, b in begun}
+    )
+
+  def connect(self) -> None:
+    others = sorted(self.view.numbers - self.hosted)
+    self._exits.transport.connect(others[:_MOST_PARTNERS])
+
   def settled(self, steps: base.StepId) -> None:
-    """See `Cohort`; starts the next attempt."""
+    """Starts the next attempt."""
     del steps
     self._exits.settled()
 
@@ -149,7 +149,6 @@ class RemoteDirector:
     self._say({"number": number, "name": name, "pid": os.getpid()})
 
   def strike(self, due: faults_lib.Due) -> bool:
-    """See `cohort.FaultInjector`."""
     self._say({"line": due.fault.line, "owner": due.owner})
     while not (answers := self._hear()):
       pass
@@ -225,44 +224,3 @@ class Exits:
   def _begin(self, attempt: int) -> None:
     self._attempt = attempt
     self.transport.begin(attempt)
-
-
-class PeerTransfers:
-  """The transfers of a process of a cluster."""
-
-  def __init__(self, client: client_lib.Client, transport: transport_lib.Transport) -> None:
-    self._client = client
-    self._transport = transport
-    self._connected = (0, cohort_lib.NOT_READY)
-
-  def attach(self, engine: engine_lib.Engine, is_compiled: Callable[[], bool]) -> None:
-    """See `Transfers`."""
-    self._engine = engine
-    self._is_compiled = is_compiled
-
-  def settle(self) -> None:
-    """See `Transfers`; raises `base.ViewChangedError` after another loss."""
-    begun = self._client.collect("begun").items()
-    logs.note_names({m.number: m.name for m in self._client.adopted.members})
-    self._transport.set_addresses(
-        {node: json_lib.from_plain(channel_lib.Begun, b).address for node, b in begun}
-    )
-
-  def ready(self, version: int) -> int:
-    """See `Transfers`; ready once all programs are compiled."""
-    return version if self._is_compiled() else cohort_lib.NOT_READY
-
-  def connect(self) -> None:
-    """See `Transfers`; raises as a transfer does if a node is lost."""
-    others = sorted(self._client.adopted.numbers - self._engine.nodes.keys())
-    self._transport.connect(others[:_MOST_PARTNERS])
-
-  def preconnect(self, said: Iterable[int], version: int) -> None:
-    """See `Transfers`; all nodes call it at once, between two steps.
-
-    Raises as a transfer does if a node is lost.
-    """
-    facts = (self._client.adopted.number, version)
-    if set(said) == {version} and self._connected != facts:
-      self.connect()
-      self._connected = facts

@@ -2,12 +2,10 @@
 
 A *member* is a process; it hosts one node or several. Agents and sockets stay
 below this interface, so a worker runs in the same way alone (`local_cohort`),
-in a cluster (`cluster_cohort`) and in a scripted test. Its `Transfers` are the
-connections in advance to nodes that are needed after a death, and the end of
-transfers between live nodes after a loss.
+in a cluster (`cluster_cohort`) and in a scripted test.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 import dataclasses
 from typing import Any, Protocol, TypeVar
 
@@ -15,10 +13,9 @@ from bamboo_jax import base
 from bamboo_jax.cluster import views
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.recovery import layout as layout_lib
-from bamboo_jax.runtime import engine as engine_lib
 
 T = TypeVar("T")
-NOT_READY = -1  # See `Transfers.ready`.
+NOT_READY = -1  # See `step.Vote`.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,33 +106,23 @@ class Cohort(Protocol):
     By number, of the nodes that the agent of this member was in contact with.
     """
 
+  def collect_addresses(self) -> None:
+    """Learns, in a new view, where its members listen; ends transfers begun before.
+
+    Blocks; raises `base.ViewChangedError` after another loss.
+    """
+
+  def connect(self) -> None:
+    """Connects to the nodes that may be needed; all members call it between two steps.
+
+    Raises as a transfer does if a node is lost.
+    """
+
   def settled(self, steps: base.StepId) -> None:
     """Records that no message of the first `steps` steps is in flight."""
 
   def report(self, kind: str, **facts: Any) -> None:
     """Reports an event to the agent, for joining nodes and observers."""
-
-
-class Transfers(Protocol):
-  """Interface to the transfers between processes, outside of a step."""
-
-  def attach(self, engine: engine_lib.Engine, is_compiled: Callable[[], bool]) -> None:
-    """Sets the nodes, and whether all programs are compiled; called first."""
-
-  def settle(self) -> None:
-    """Completes, after a new view, all transfers begun between live nodes."""
-
-  def ready(self, version: int) -> int:
-    """Returns the layout's `version` if ready to preconnect; else -1."""
-
-  def connect(self) -> None:
-    """Connects to the nodes needed in new roles; all members call it."""
-
-  def preconnect(self, said: Iterable[int], version: int) -> None:
-    """Connects to the nodes needed after a death, if all members are ready.
-
-    `said` has the values of `ready` of all members.
-    """
 
 
 class FaultInjector(Protocol):

@@ -5,7 +5,7 @@ victims, so that `check` and `gather` raise; the worker then adopts the view.
 """
 
 import collections
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 import random
 import time
 from typing import Any, TypeVar
@@ -61,16 +61,14 @@ class LocalCohort:
     return frozenset(self.newest.numbers)
 
   def host_of(self, node: base.NodeId) -> base.NodeId:
-    """See `Cohort`."""
     del node
     return self.number
 
   def wait_start(self) -> cohort_lib.Start:
-    """See `Cohort`."""
     return cohort_lib.Start()
 
   def enter(self) -> None:
-    """See `Cohort`; the first view is already adopted."""
+    """The first view is already adopted."""
     self._has_entered = True
 
   def is_asked_to_stop(self) -> bool:
@@ -83,14 +81,13 @@ class LocalCohort:
     return self._has_entered
 
   def gather(self, key: str, value: T) -> dict[base.NodeId, T]:
-    """See `Cohort`."""
     self._raise_if_changed()
     assert key not in self._said, f"{key} is said twice in one view"
     self._said.append(key)
     return {self.number: value}
 
   def check(self) -> None:
-    """See `Cohort`; injects pending faults."""
+    """Injects pending faults."""
     self._num_checks += 1
     due = [d for at, d in self._pending if at <= self._num_checks]
     self._pending = [p for p in self._pending if p[0] > self._num_checks]
@@ -99,45 +96,49 @@ class LocalCohort:
     self._raise_if_changed()
 
   def retract(self) -> None:
-    """See `Cohort`; this member outlives its nodes, and votes."""
+    """This member outlives its nodes, and votes."""
 
   def take_retracted(self) -> bool:
-    """See `Cohort`; never."""
+    """Never."""
     return False
 
   def wait_change(self, timeout_secs: float) -> views.View | None:
-    """See `Cohort`; does not wait."""
+    """Does not wait."""
     del timeout_secs
     return self.newest if self._is_changed() else None
 
   def wait_members(self, count: int, *, why: str = "") -> None:
-    """See `Cohort`; joining nodes are in the view at once."""
+    """Joining nodes are in the view at once."""
     if len(self.newest.members) < count:
       raise base.InfeasibleError(why)
     self._raise_if_changed()
 
   def adopt(self, number: base.ViewId) -> None:
-    """See `Cohort`."""
     self.view = self._views[number]
     for old in [n for n in self._views if n < number]:
       del self._views[old], self._arrived[old]
     self._said.clear()
 
   def arrived_secs(self, number: base.ViewId) -> float:
-    """See `Cohort`; the time of the death."""
+    """The time of the death."""
     return self._arrived[number]
 
   def died_secs(self, number: base.ViewId) -> float | None:
-    """See `Cohort`; a death makes its view at once."""
+    """A death makes its view at once."""
     return self._arrived[number]
 
   def silent_secs(self, number: base.ViewId) -> Mapping[base.NodeId, float]:
-    """See `Cohort`; there is no agent."""
+    """There is no agent."""
     del number
     return {}
 
+  def collect_addresses(self) -> None:
+    pass
+
+  def connect(self) -> None:
+    pass
+
   def settled(self, steps: base.StepId) -> None:
-    """See `Cohort`."""
     if self.first_step < 0:
       self.first_step = steps
     num = self._num_checks
@@ -145,7 +146,7 @@ class LocalCohort:
     self._checks_per_step, self._num_checks = num, 0
 
   def report(self, kind: str, **facts: Any) -> None:
-    """See `Cohort`; a node that reports to leave is gone."""
+    """A node that reports to leave is gone."""
     if kind == "leave":
       self._change(lost={facts["node"]}, reason="a node has left")
     elif kind == "slow":
@@ -154,7 +155,6 @@ class LocalCohort:
       self._change(leaving={facts["node"]}, reason=why)
 
   def strike(self, due: faults_lib.Due) -> bool:
-    """See `cohort.FaultInjector`."""
     key = (due.fault.line, due.fault)
     if key in self._done:  # The step may be repeated.
       return due.fault.kind == "join"
@@ -230,24 +230,3 @@ class LocalCohort:
   def _raise_if_changed(self) -> None:
     if self._is_changed():
       raise base.ViewChangedError(self.newest.reason)
-
-
-class NoTransfers:
-  """The transfers of a single member, which stay in its process."""
-
-  def attach(self, *parts: object) -> None:
-    """See `Transfers`."""
-
-  def settle(self) -> None:
-    """See `Transfers`."""
-
-  def ready(self, version: int) -> int:
-    """See `Transfers`; never."""
-    del version
-    return cohort_lib.NOT_READY
-
-  def connect(self) -> None:
-    """See `Transfers`."""
-
-  def preconnect(self, said: Iterable[int], version: int) -> None:
-    """See `Transfers`."""

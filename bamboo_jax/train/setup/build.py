@@ -16,7 +16,7 @@ from bamboo_jax import base, config as config_lib
 from bamboo_jax.data import batches as batches_lib, source as source_lib
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.models import model as model_lib, units, zoo
-from bamboo_jax.plan import (cost_model, partition as partition_lib, planner, rows as rows_lib)
+from bamboo_jax.plan import cost_model, partition as partition_lib, planner, rows as rows_lib
 from bamboo_jax.runtime import devices as devices_lib, engine as engine_lib, places
 from bamboo_jax.runtime.profile import profiler, roofline
 from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
