@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 import bamboo_jax
-from bamboo_jax import base, sim
+from bamboo_jax import base, config as config_lib, sim
 from bamboo_jax.base import functions
 from bamboo_jax.metrics import logger as logger_lib
 from bamboo_jax.sim import presets
@@ -96,11 +96,8 @@ class BadPartsTest(folders.FolderCase):
   )
   def test_optimizer(self, code, message):
     with self.assertRaisesRegex(ValueError, message):
-      optimizers.make_optimizer(
-          self.write(code),
-          schedule=schedules.LearningRateSchedule("constant", 0.1, 0.1),
-          options={},
-      )
+      section = config_lib.OptimizerSection(name=self.write(code), options={})
+      optimizers.make_optimizer(section, 0.1)
 
   @parameterized.named_parameters(
       ("nothing", "def make(): pass", {}, "cannot be made"),
@@ -109,7 +106,10 @@ class BadPartsTest(folders.FolderCase):
   )
   def test_schedule(self, code, options, message):
     with self.assertRaisesRegex(ValueError, message):
-      schedules.make_schedule(self.write(code), peak=1.0, options=options, num_steps=3)
+      section = config_lib.OptimizerSection(
+          schedule=self.write(code), learning_rate=1.0, schedule_options=options
+      )
+      schedules.make_schedule(section, num_steps=3)
 
   def test_schedule_gets_peak_and_length(self):
     """And leaves out what only schedules of optax have."""
@@ -119,7 +119,10 @@ class BadPartsTest(folders.FolderCase):
         "  return optax.linear_schedule(learning_rate, 0.0, decay_steps)\n"
     )
     options = {"warmup_steps": 10, "decay_steps": None}
-    made = schedules.make_schedule(name, peak=2.0, options=options, num_steps=4)
+    section = config_lib.OptimizerSection(
+        schedule=name, learning_rate=2.0, schedule_options=options
+    )
+    made = schedules.make_schedule(section, num_steps=4)
     self.assertEqual([made.rate_at(n) for n in (0, 1, 4)], [2.0, 1.5, 0.0])
     self.assertEqual(dict(made.unused), {"warmup_steps": 10})
 
@@ -156,11 +159,8 @@ class BadPartsTest(folders.FolderCase):
 
   def test_weight_decay_goes_to_the_gradient(self):
     name = self.write("import optax\n" "def make(learning_rate): return optax.sgd(learning_rate)\n")
-    made = optimizers.make_optimizer(
-        name,
-        schedule=schedules.LearningRateSchedule("constant", 0.5, 0.5),
-        options={"weight_decay": 0.25},
-    )
+    section = config_lib.OptimizerSection(name=name, options={"weight_decay": 0.25})
+    made = optimizers.make_optimizer(section, 0.5)
     params = {"w": np.float32([[8.0]])}
     zeros = {"w": np.float32([[0.0]])}
     updates, _ = made.update(zeros, made.init(params), params)

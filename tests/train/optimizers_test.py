@@ -8,18 +8,23 @@ import jax
 import numpy as np
 import optax
 
+from bamboo_jax import config as config_lib
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.runtime.profile import profiler
 from bamboo_jax.runtime.stage import programs as programs_lib
-from bamboo_jax.train.setup import optimizers, schedules
+from bamboo_jax.train.setup import optimizers
 from bamboo_jax.verify import cases, trials as trials_lib
 from configs import sweep_faults
 from tests import samples
 
-_CONSTANT = dict(schedule=schedules.LearningRateSchedule("constant", 1e-2, 1e-2), options={})
 _DEATH = cases.Case(faults_lib.parse_faults("1,0/1,reduce,kill", source="test"))
 _PROFILES = []
 _estimate = profiler.estimate
+
+
+def make(name, options=None, **changes):
+  section = config_lib.OptimizerSection(name=name, options=options or {}, **changes)
+  return optimizers.make_optimizer(section, 1e-2)
 
 
 def make_config(name):
@@ -49,7 +54,7 @@ def find_accepted():
   accepted = []
   for name in optimizers.find_optimizers():
     try:
-      optimizers.make_optimizer(name, **_CONSTANT)
+      make(name)
     except ValueError:
       continue
     accepted.append(name)
@@ -79,8 +84,7 @@ class OptimizersTest(parameterized.TestCase):
     self.assertEqual(trials.run(_DEATH).rungs, ("shadow",))
 
   def test_any_takes_a_weight_decay(self):
-    options = _CONSTANT | {"options": {"weight_decay": 0.5}}
-    sgd = optimizers.make_optimizer("sgd", **options)
+    sgd = make("sgd", {"weight_decay": 0.5})
     update, _ = sgd.update(1.0, sgd.init(2.0), 2.0)
     self.assertAlmostEqual(float(update), -1e-2 * (1.0 + 0.5 * 2.0))
 
@@ -99,7 +103,7 @@ class OptimizersTest(parameterized.TestCase):
     grads = jax.tree.map(np.ones_like, params)
 
     def update(decay, options):
-      optimizer = optimizers.make_optimizer(name, **_CONSTANT | {"options": options}, decay=decay)
+      optimizer = make(name, options, decay=decay)
       return optimizer.update(grads, optimizer.init(params), params)[0]
 
     matrices, every = update("matrices", options), update("all", options)
@@ -113,12 +117,12 @@ class OptimizersTest(parameterized.TestCase):
   def test_decay_adds_no_state(self):
     """So a run can go on with the other choice."""
     params = {"kernel": np.ones((2, 3)), "bias": np.ones(3)}
-    options = _CONSTANT | {"options": {"weight_decay": 0.5}}
+    options = {"weight_decay": 0.5}
     shapes = [
         [
             (jax.tree_util.keystr(path), leaf.shape)
             for path, leaf in jax.tree_util.tree_leaves_with_path(
-                optimizers.make_optimizer("adamw", **options, decay=decay).init(params)
+                make("adamw", options, decay=decay).init(params)
             )
         ]
         for decay in ("all", "matrices")
@@ -126,9 +130,9 @@ class OptimizersTest(parameterized.TestCase):
     self.assertEqual(*shapes)
 
   def test_an_optimizer_that_decays_all_parameters(self):
-    options = _CONSTANT | {"options": {"weight_decay": 0.5}}
+    options = {"weight_decay": 0.5}
     with self.assertRaisesRegex(ValueError, "'novograd', which decays all"):
-      optimizers.make_optimizer("novograd", **options, decay="matrices")
+      make("novograd", options, decay="matrices")
 
   @parameterized.named_parameters(
       ("loss", {}, "'lbfgs' cannot be used: it needs more than .* 'value'"),
@@ -136,7 +140,7 @@ class OptimizersTest(parameterized.TestCase):
   )
   def test_needs_more_than_a_layer(self, options, message):
     with self.assertRaisesRegex(ValueError, message) as caught:
-      optimizers.make_optimizer("lbfgs", **_CONSTANT | {"options": options})
+      make("lbfgs", options)
     self.assertNotIn("\n", str(caught.exception))
 
   @parameterized.named_parameters(
@@ -145,16 +149,16 @@ class OptimizersTest(parameterized.TestCase):
       ("finite", optax.apply_if_finite(optax.sgd(0.1), 3)),
   )
   def test_what_depends_on_other_parameters(self, transform):
-    def make(learning_rate: float):
+    def chain(learning_rate: float):
       return optax.chain(transform, optax.sgd(learning_rate))
 
-    with mock.patch.object(optimizers, "find_optimizers", lambda: {"a": make}):
+    with mock.patch.object(optimizers, "find_optimizers", lambda: {"a": chain}):
       with self.assertRaisesRegex(
           ValueError,
           "by itself. Instead of optax.clip_by_global_norm set config.optimizer.clip_norm",
       ):
-        optimizers.make_optimizer("a", **_CONSTANT)
+        make("a")
 
   def test_state_that_is_not_plain_arrays(self):
     with self.assertRaisesRegex(ValueError, "'noisy_sgd' cannot be used: .* 0/rng_key is key<fry>"):
-      optimizers.make_optimizer("noisy_sgd", **_CONSTANT)
+      make("noisy_sgd")

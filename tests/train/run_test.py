@@ -48,11 +48,12 @@ cli.run(train.main)
 """
 
 
-def _shared_optimizer(name, **options):
-  """Returns equal optimizers for equal arguments, as programs need."""
-  key = (name, repr(options))
+def _shared_optimizer(section, rate):
+  """Returns equal optimizers for equal options, as programs need."""
+  rates = [float(rate(n)) for n in (1, 2, 5, 40)] if callable(rate) else rate
+  key = f"{section} {rates}"
   if key not in _OPTIMIZERS:
-    _OPTIMIZERS[key] = _make_optimizer(name, **options)
+    _OPTIMIZERS[key] = _make_optimizer(section, rate)
   return _OPTIMIZERS[key]
 
 

@@ -4,13 +4,17 @@ from absl.testing import parameterized
 import numpy as np
 import optax
 
+from bamboo_jax import config as config_lib
 from bamboo_jax.train.setup import schedules
 
 _DEFAULT = {"init_value": 0.0, "warmup_steps": 10, "decay_steps": None}
 
 
 def _make(name, *, num_steps=40, **options):
-  return schedules.make_schedule(name, peak=0.1, options=_DEFAULT | options, num_steps=num_steps)
+  section = config_lib.OptimizerSection(
+      schedule=name, learning_rate=0.1, schedule_options=_DEFAULT | options
+  )
+  return schedules.make_schedule(section, num_steps=num_steps)
 
 
 def _rates(schedule, num_steps):
@@ -122,7 +126,10 @@ class SchedulesTest(parameterized.TestCase):
       self.assertIn(want, found[0])
 
   def test_a_rate_of_zero(self):
-    schedule = schedules.make_schedule("constant", peak=0.0, options={}, num_steps=5)
+    schedule = schedules.make_schedule(
+        config_lib.OptimizerSection(schedule="constant", learning_rate=0.0, schedule_options={}),
+        num_steps=5,
+    )
     (found,) = schedule.find_warnings(5)
     self.assertIn("rate is 0 from step 1 of", found)
 

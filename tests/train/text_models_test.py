@@ -16,7 +16,7 @@ from bamboo_jax.models import zoo
 from bamboo_jax.runtime.phases import update
 from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.train import run as run_lib
-from bamboo_jax.train.setup import accept, build, preparation
+from bamboo_jax.train.setup import accept, optimizers, preparation
 from bamboo_jax.verify import cases, trials as trials_lib
 from configs import sweep_faults
 from tests import samples, tiny
@@ -113,8 +113,7 @@ class TextModelsTest(parameterized.TestCase):
     self.assertIn(make().model.options.variant, zoo.VARIANTS[name])
     for variant in zoo.VARIANTS[name]:
       config = make(variant)
-      accept.accept(config)
-      build.make_optimizer(config)
+      optimizers.make_optimizer(accept.accept(config).optimizer, 0.1)
       self.assertEqual(config.model.name, name)
       zoo.make_model(config.model.name, **config.model.options)
       if variant != "tiny":

@@ -10,7 +10,6 @@ import pathlib
 from typing import Any
 
 import jax
-import optax
 
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.data import batches as batches_lib, source as source_lib
@@ -60,7 +59,7 @@ def make_task(config: config_lib.Config, *, needs_data: bool = True) -> Task:
   model = zoo.make_model(config.model.name, **config.model.options)
   if model.sample and not needs_data:
     batch = model.batch_shapes(pipeline.microbatch_size)
-    return Task(_make_whole(config, model, batch), None, make_schedule(config))
+    return Task(_make_whole(config, model, batch), None, _make_schedule(config))
   source = source_lib.open_source(
       config.data.name, _source_shape(config, model), config.data.options
   )
@@ -93,7 +92,11 @@ def make_task(config: config_lib.Config, *, needs_data: bool = True) -> Task:
     }
     model = dataclasses.replace(model, sample=sample)
   whole = _make_whole(config, model, batch)
-  return Task(whole, batches, make_schedule(config))
+  return Task(whole, batches, _make_schedule(config))
+
+
+def _make_schedule(config: config_lib.Config) -> schedules.LearningRateSchedule:
+  return schedules.make_schedule(config.optimizer, num_steps=config.num_steps)
 
 
 def _make_whole(
@@ -107,30 +110,10 @@ def _make_whole(
       first=0,
       last=len(model.layers),
       batch=batch,
-      optimizer=make_optimizer(config),
+      optimizer=optimizers.make_optimizer(config.optimizer, _make_schedule(config).rate),
       remat=config.pipeline.remat,
       seed=config.seed,
       prng=config.model.prng,
-  )
-
-
-def make_schedule(config: config_lib.Config) -> schedules.LearningRateSchedule:
-  """Returns the learning rate of each step."""
-  return schedules.make_schedule(
-      config.optimizer.schedule,
-      peak=config.optimizer.learning_rate,
-      options=config.optimizer.schedule_options,
-      num_steps=config.num_steps,
-  )
-
-
-def make_optimizer(config: config_lib.Config) -> optax.GradientTransformation:
-  """Returns the optimizer of a config."""
-  return optimizers.make_optimizer(
-      config.optimizer.name,
-      schedule=make_schedule(config),
-      options=config.optimizer.options,
-      decay=config.optimizer.decay,
   )
 
 

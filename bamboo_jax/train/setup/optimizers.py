@@ -15,45 +15,38 @@ from jax.extend import core
 import numpy as np
 import optax
 
-from bamboo_jax import base
-from bamboo_jax.train.setup import schedules
+from bamboo_jax import base, config as config_lib
 
 _MASKS = ("mask", "weight_decay_mask")  # Names of optax for the argument.
 
 
 def make_optimizer(
-    name: str,
-    *,
-    schedule: schedules.LearningRateSchedule,
-    options: Mapping[str, Any],
-    decay: str = "all",
+    section: config_lib.OptimizerSection, rate: float | optax.Schedule
 ) -> optax.GradientTransformation:
   """Returns an optimizer of optax that updates each layer by itself.
 
-  Args:
-    name: Function of optax with an argument `learning_rate`, such as "adamw";
-      or the user's own, "file.py:function", see `base.find_function`.
-    options: Further arguments of that function. "weight_decay" is allowed for
-      all: an optimizer without it gets an L2 term in its gradient.
-    decay: The parameters that decay, "all" or "matrices", those of
-      two dimensions or more, embeddings included.
+  Its name is a function of optax with an argument `learning_rate`, such as
+  "adamw"; or the user's own, "file.py:function", see `base.find_function`. The
+  option "weight_decay" is allowed for all: an optimizer without it gets an L2 term
+  in its gradient. Only "matrices" means parameters of two dimensions or more,
+  embeddings included.
 
   Raises:
     ValueError: A name or option is invalid, or the optimizer needs more than a
       layer's gradients and parameters.
   """
-  function = _find(name)
-  arguments = {"learning_rate": schedule.rate, **options}
+  name, function = section.name, _find(section.name)
+  arguments = {"learning_rate": rate, **section.options}
   known = inspect.signature(function).parameters
-  mask = None if decay == "all" else _find_matrices
-  rate = None
+  mask = None if section.decay == "all" else _find_matrices
+  decay_rate = None
   if "weight_decay" not in known:
-    rate = arguments.pop("weight_decay", None)
+    decay_rate = arguments.pop("weight_decay", None)
   if mask is not None:
     _set_mask(arguments, mask, known, name)
   optimizer = _call(function, arguments, what=f"optimizer {name!r}")
-  if rate is not None:
-    optimizer = optax.chain(optax.add_decayed_weights(rate, mask), optimizer)
+  if decay_rate is not None:
+    optimizer = optax.chain(optax.add_decayed_weights(decay_rate, mask), optimizer)
   _check_update(optimizer, what=f"optimizer {name!r}")
   return optimizer
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from bamboo_jax import base
+from bamboo_jax import base, config as config_lib
 
 CONSTANT = "constant"
 _PEAKS = ("peak_value", "init_value", "value")  # Names of optax for the peak.
@@ -95,23 +95,19 @@ class LearningRateSchedule:
     return last + 1 if num_steps - last > _SHORT * num_steps else None
 
 
-def make_schedule(
-    name: str, *, peak: float, options: Mapping[str, Any], num_steps: int
-) -> LearningRateSchedule:
+def make_schedule(section: config_lib.OptimizerSection, *, num_steps: int) -> LearningRateSchedule:
   """Returns the schedule of a run of `num_steps` steps.
 
-  Args:
-    name: Function of optax that returns a schedule, or "constant"; or the
-      user's own, "file.py:function", see `base.find_function`.
-    peak: The largest rate, or the first one of a schedule that only falls. An
-      own function gets it as `learning_rate`, if it has that argument.
-    options: Arguments of that function except the peak. By default, and for
-      None, lengths are such that the schedule ends with the run. Options of
-      other schedules are ignored.
+  Its name is a function of optax that returns a schedule, or "constant"; or the
+  user's own, "file.py:function", see `base.find_function`, which gets the peak as
+  `learning_rate`, if it has that argument. The peak is the largest rate, or the
+  first one of a schedule that only falls. By default, and for None, lengths are
+  such that the schedule ends with the run. Options of other schedules are ignored.
 
   Raises:
     ValueError: The name or an option is invalid.
   """
+  name, peak, options = section.schedule, section.learning_rate, section.schedule_options
   schedules, is_own = find_schedules(), base.is_function_name(name)
   function: Callable[..., Any]
   known: list[str] = []
