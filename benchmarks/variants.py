@@ -195,7 +195,7 @@ class Program(Rows):
 
   def _compute(self) -> None:
     self.programs.begin(self._step, self._feed)
-    self.programs.plan({}, line=0)
+    self.programs.plan((), line=0)
     self.programs.run_in_children(lambda nodes, segment: None, lambda: None)
     self.programs.put_sums()
 

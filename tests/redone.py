@@ -3,8 +3,7 @@
 from collections.abc import Collection
 import dataclasses
 
-from bamboo_jax.runtime.spmd import pipeline_run as run_lib
-from bamboo_jax.runtime.spmd.ticks import tick_table as table_lib
+from bamboo_jax.runtime.spmd import pipeline_run as run_lib, ticks as ticks_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -12,7 +11,7 @@ class Redone:
   """Numbers of passes in the rest of a step after a death.
 
   Attributes:
-    from_host: Backward passes from residuals in host memory.
+    from_host: Backward passes from residuals of redundant passes, in host memory.
     again: Repeated forward passes.
     at_most: Bound on `again`: forward passes of the segment in which the node
       died, and of its stages, except those that its shadow had run.
@@ -24,8 +23,8 @@ class Redone:
 
 
 def find_redone(
-    before: table_lib.TickTable,
-    after: table_lib.TickTable,
+    before: ticks_lib.TickTable,
+    after: ticks_lib.TickTable,
     *,
     lost: Collection[int],
     num_ticks: int,
@@ -46,14 +45,13 @@ def find_redone(
       key
       for n in lost
       for held in [before.start[n]]
-      for key in (*held.residuals, *held.host, *held.accumulated)
+      for key in (*held.residuals, *held.accumulated)
   }
   gone |= {key for key in through if before.owners[key[0]] in lost}
-  kept = {key for held in after.start for key in (*held.residuals, *held.host)}
+  kept = {key for held in after.start for key in held.residuals}
   ran = _forwards(after, 0, len(after.ticks))
-  backwards = [own.backward for row in after.ticks for own in row]
   return Redone(
-      from_host=sum(b.host >= 0 for b in backwards),
+      from_host=sum(before.owners[stage] in lost for stage, _ in kept),
       again=len(ran & (through | broken | gone)),
       at_most=len(broken | (gone - kept)),
   )
@@ -71,12 +69,6 @@ def of_run(run: run_lib.PipelineRun, former: run_lib.PipelineRun) -> Redone:
   )
 
 
-def _forwards(table: table_lib.TickTable, first: int, stop: int) -> set[table_lib.Key]:
+def _forwards(table: ticks_lib.TickTable, first: int, stop: int) -> set[ticks_lib.Key]:
   """Returns the owners' forward passes in ticks `first` to `stop - 1`."""
-  return {
-      (p.stage, p.microbatch)
-      for row in table.ticks[first:stop]
-      for own in row
-      for p in [own.forward]
-      if p
-  }
+  return {own.forward for row in table.ticks[first:stop] for own in row if own.forward}

@@ -4,7 +4,7 @@ The scheduler derives the owed work from the holdings, so a schedule for the
 rest of a step needs only the holdings of the survivors.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping
 import dataclasses
 
 from bamboo_jax import base
@@ -49,10 +49,13 @@ class Holdings:
         accumulated=frozenset(x for x in self.accumulated if x[0] in accumulated),
     )
 
-  def renumbered(self, numbers: Sequence[int]) -> "Holdings":
-    """Returns the holdings with microbatch `m` renamed to `numbers[m]`."""
+  def numbered(self, numbers: Mapping[int, int]) -> "Holdings":
+    """Returns the holdings of some microbatches, each renamed to its value in `numbers`."""
     return Holdings(
-        *(frozenset((stage, numbers[m]) for stage, m in keys) for keys in vars(self).values())
+        *(
+            frozenset((stage, numbers[m]) for stage, m in keys if m in numbers)
+            for keys in vars(self).values()
+        )
     )
 
   def __or__(self, other: "Holdings") -> "Holdings":

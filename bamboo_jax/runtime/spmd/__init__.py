@@ -8,7 +8,7 @@ Read `executor` first, then `program` and `tick`.
   executor      Passes of a step by the engine, or by rows where it cannot.
   plan          Plans the ticks of a step, and their times.
   memory        Predicts the device memory of a node.
-  ticks/        The tables that programs run.
+  ticks         The table that a program runs, lowered from a schedule.
   engine        The programs of all pipelines, and their roles.
   pipeline_run  The progress of a step, and how it continues after a death.
   ring          The nodes that run a program together, in one or many processes.
@@ -19,6 +19,6 @@ Read `executor` first, then `program` and `tick`.
   layout        Which stage has which layers.
   buffers       The arrays that a device keeps between ticks.
   global_arrays Arrays over the devices of a program, a part on each.
-  processes/    JAX's multi-process runtime, for pipelines over processes.
+  processes     Pipelines over processes, by JAX's multi-process runtime.
   branch        A branch that changes large arrays in place.
 """

@@ -21,14 +21,15 @@ from bamboo_jax.runtime.spmd import (
     processes as processes_lib,
     program as program_lib,
     ring as ring_lib,
+    ticks as ticks_lib,
     weights as weights_lib,
 )
-from bamboo_jax.runtime.spmd.ticks import lowering, tick_table as table_lib
 from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
-from bamboo_jax.schedule import holdings as holdings_lib, instruction as instruction_lib
+from bamboo_jax.schedule import instruction as instruction_lib
 
 Owners = Sequence[base.NodeId]
-Segment = Sequence[tuple[table_lib.Tick, ...]]
+Order = Sequence[tuple[base.NodeId, instruction_lib.Instruction]]
+Segment = Sequence[tuple[ticks_lib.Tick, ...]]
 _MAX_RINGS = 64  # More than a layout and each death in it need.
 
 
@@ -45,7 +46,7 @@ class SpmdEngine:
       self,
       rows: engine_lib.Engine,
       whole: spec_lib.StageSpec,
-      table: table_lib.TickTable,
+      table: ticks_lib.TickTable,
       *,
       keeps: bool,
       segment_ticks: int | None = None,
@@ -77,7 +78,6 @@ class SpmdEngine:
     self._sizes, self._sizes_of_rest = program_lib.find_sizes(
         table, num_stages=self.layout.num_stages, keeps=keeps, segment_ticks=segment_ticks
     )
-    self._most_residuals = self._sizes_of_rest.num_slots["residuals"] - 1
     self._rings: recent.Recent[ring_lib.Ring] = recent.Recent(_MAX_RINGS)
     self.runs: dict[base.ShareId, Any] = {}
     self.running: list[run_lib.PipelineRun] = []
@@ -92,7 +92,7 @@ class SpmdEngine:
     rows = self._rows
     owners = [row for row, _ in lines or rows.lines]
     nodes = [node for row in owners for node in set(row)]
-    if not all(map(table_lib.is_ring, owners)):
+    if not all(map(ticks_lib.is_ring, owners)):
       return False
     return self._processes is not None or (
         self._devices.keys() >= set(nodes)
@@ -128,7 +128,7 @@ class SpmdEngine:
     copies = 2 if self._keeps else 1
     carry, sizes = program.carry, program.sizes
     num_segments = -(-len(self._table.ticks) // sizes.num_ticks)
-    slots = max(1, sizes.num_slots["residuals"])
+    slots = sizes.buffers["residuals"]
     residuals = spec_lib.nbytes(carry.kept) // slots * sizes.num_offloads
     sent = 2 * spec_lib.nbytes(program.activation) * sizes.num_ticks * self._keeps
     return {
@@ -144,8 +144,8 @@ class SpmdEngine:
       run.release()
     self.runs = {}
 
-  def plan(self, rows: Mapping[base.NodeId, instruction_lib.Row], *, line: int) -> None:
-    """Plans the remaining passes of a line, from the rows of its nodes.
+  def plan(self, order: Order, *, line: int) -> None:
+    """Plans the remaining passes of a line, from the schedule of its nodes.
 
     Passes that remaining nodes have done are kept, if all are in this process.
     """
@@ -159,31 +159,23 @@ class SpmdEngine:
       if self._rows.nodes.keys().isdisjoint(owners):
         self.runs.pop(share, None)
       elif former is None or former.owners != owners:
-        self.runs[share] = self._make_run(rows, share, owners, former)
+        # Otherwise another pipeline begins this share from the start.
+        is_rest = former is not None and {*former.nodes}.issuperset(owners)
+        self.runs[share] = self._make_run(order, share, owners, is_rest=is_rest)
 
   def _make_run(
-      self,
-      rows: Mapping[base.NodeId, instruction_lib.Row],
-      share: base.ShareId,
-      owners: Owners,
-      former: run_lib.PipelineRun | None,
+      self, order: Order, share: base.ShareId, owners: Owners, *, is_rest: bool
   ) -> run_lib.PipelineRun | processes_lib.ChildRun:
-    numbers, table = self._numbers(share), self._table
-    if former and not {*former.nodes}.issuperset(owners):
-      former = None  # Another pipeline, which begins this share from the start.
-    ring = self._find(owners)
-    dumps = None
-    if former is not None:
-      dumps = {node: former.dump(node) for node in dict.fromkeys(owners)}
+    numbers, table, ring = self._numbers(share), self._table, self._find(owners)
+    stores = {n: self._rows.nodes[n].store for n in dict.fromkeys(owners)} if is_rest else None
     # The table is for whole steps, with one stage per node.
-    if dumps is not None or len(ring.nodes) < len(owners):
-      own = lambda row: tuple(i for i in row if i.microbatch in numbers)
-      table = lowering.lower(
-          {node: own(row) for node, row in rows.items()},
+    if stores is not None or len(ring.nodes) < len(owners):
+      table = ticks_lib.lower(
+          ((node, i) for node, i in order if i.microbatch in numbers),
           owners=owners,
           microbatches=numbers,
-          start=None if dumps is None else run_lib.find_starts(dumps, owners),
-          most_residuals=self._most_residuals,
+          holdings={n: store.holdings() for n, store in (stores or {}).items()},
+          in_flight=self._sizes_of_rest.num_slots["residuals"],
       )
       ring = self._find(owners, table)
     weights, batch = self._inputs(ring.program, owners, numbers)
@@ -194,7 +186,7 @@ class SpmdEngine:
       arrays = [*weights.values(), batch]
       return processes_lib.ChildRun(self._processes, program, work, arrays)
     inputs = (program.put(weights), program.put(dict.fromkeys(weights, batch)), *facts)
-    return run_lib.PipelineRun(ring, table, inputs, owners=owners, dumps=dumps)
+    return run_lib.PipelineRun(ring, table, inputs, owners=owners, share=share, stores=stores)
 
   @property
   def is_done(self) -> bool:
@@ -255,21 +247,21 @@ class SpmdEngine:
           unpack = self._packing.find_unpack(run.program, node.device, stage, hold)
           node.store.accumulators[stage, share] = unpack(run.sums(number))
 
-  def holdings(self) -> dict[base.NodeId, holdings_lib.Holdings]:
-    """Returns the arrays of the step on local nodes, for the scheduler."""
-    found: dict[base.NodeId, holdings_lib.Holdings] = {}
-    for share, run in self.runs.items() if self._keeps else ():
+  def dump(self) -> None:
+    """Puts all arrays of the step into the stores of local nodes, if a death can be survived."""
+    if not self._keeps:
+      return
+    for run in self.runs.values():
       for number in self._rows.nodes.keys() & run.owners:
-        held = run.held(number).holdings().renumbered(self._numbers(share))
-        found[number] = held | found.get(number, holdings_lib.NOTHING)
-    return found
+        run.dump(number, self._rows.nodes[number].store)
+    self.put_sums()
 
   @property
   def _packing(self) -> weights_lib.Packing:
     key = ("packing", self.layout)
     return self._rows.programs.others.get(key, weights_lib.Packing)
 
-  def _find(self, owners: Owners, table: table_lib.TickTable | None = None) -> ring_lib.Ring:
+  def _find(self, owners: Owners, table: ticks_lib.TickTable | None = None) -> ring_lib.Ring:
     """Returns the ring of owners, with a program whose sizes fit a table."""
     nodes = tuple(dict.fromkeys(owners))
     num_owned = max(map(owners.count, nodes))
@@ -283,7 +275,7 @@ class SpmdEngine:
       nodes: tuple[base.NodeId, ...],
       *,
       num_owned: int,
-      table: table_lib.TickTable | None = None,
+      table: ticks_lib.TickTable | None = None,
   ) -> ring_lib.Ring:
     def make() -> ring_lib.Ring:
       sizes = self._sizes
@@ -311,7 +303,7 @@ class SpmdEngine:
     ring = list(dict.fromkeys(owners))
     places = [ring.index(node) for node in owners]
     return {
-        node: table_lib.stages_of(places, n)[: program.sizes.num_held]
+        node: ticks_lib.stages_of(places, n)[: program.sizes.num_held]
         for n, node in enumerate(ring)
     }
 

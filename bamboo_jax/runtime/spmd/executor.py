@@ -17,13 +17,7 @@ from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.runtime import engine as rows_engine, executor as executor_lib, node as node_lib
 from bamboo_jax.runtime.profile import recorder as recorder_lib
 from bamboo_jax.runtime.spmd import engine as engine_lib, plan as plan_lib
-from bamboo_jax.runtime.spmd.ticks import check
-from bamboo_jax.schedule import (
-    holdings as holdings_lib,
-    instruction as instruction_lib,
-    redundancy,
-    timeline as timeline_lib,
-)
+from bamboo_jax.schedule import holdings as holdings_lib, redundancy, timeline as timeline_lib
 
 
 class Programs:
@@ -74,12 +68,7 @@ class Programs:
       self._give_up_programs()
       return
     for line, timeline in enumerate(timelines):
-      rows: dict[base.NodeId, list[instruction_lib.Instruction]] = {
-          node: [] for node in self._engine.lines[line][0]
-      }
-      for slot in timeline.slots:
-        rows[slot.node].append(slot.instruction)
-      self.programs.plan({n: tuple(row) for n, row in rows.items()}, line=line)
+      self.programs.plan([(s.node, s.instruction) for s in timeline.slots], line=line)
 
   def compute(self, strike: Callable[[base.NodeId], None], recorder: recorder_lib.Recorder) -> None:
     """See `executor.Executor`; the passes of programs cannot be measured."""
@@ -91,7 +80,7 @@ class Programs:
     def strike_at(owners: Sequence[base.NodeId], segment: Sequence[Sequence[Any]]) -> None:
       for tick in segment:
         for node, own in zip(owners, tick, strict=True):
-          for _ in check.passes(own) if node in nodes else ():
+          for _ in own.passes if node in nodes else ():
             strike(node)
 
     if self.programs.uses_processes:
@@ -108,7 +97,9 @@ class Programs:
     """See `executor.Executor`; nothing if each node is a process."""
     if not is_begun or self.programs.uses_processes:
       return {}
-    return self._rows.holdings(is_begun=True) if self.is_by_rows else self.programs.holdings()
+    if not self.is_by_rows:
+      self.programs.dump()
+    return self._rows.holdings(is_begun=True)
 
   def can_continue(self) -> bool:
     return not self.programs.uses_processes and (self.is_by_rows or self.programs.can_run())

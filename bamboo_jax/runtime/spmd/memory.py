@@ -46,7 +46,7 @@ def _find_fields(
   gradients = lambda own: sum(c.gradient_bytes for c in own)
   residuals = lambda own: sum(c.residual_bytes for c in own)
   working = lambda own: max((c.working_bytes for c in own), default=0)
-  slots, value = sizes.num_slots, block[-1].activation_bytes
+  slots, value = sizes.buffers, block[-1].activation_bytes
   kept = count * residuals(block) + value
   sums = sizes.num_owned * count * gradients(block)
   sums += gradients(before) + gradients(behind)

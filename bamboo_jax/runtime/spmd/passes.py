@@ -20,8 +20,12 @@ import jax
 import jax.numpy as jnp
 
 from bamboo_jax import base
-from bamboo_jax.runtime.spmd import branch, buffers as buffers_lib, layout as layout_lib
-from bamboo_jax.runtime.spmd.ticks import tick_table as table_lib
+from bamboo_jax.runtime.spmd import (
+    branch,
+    buffers as buffers_lib,
+    layout as layout_lib,
+    ticks as ticks_lib,
+)
 from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
 
 # Parameters and statistics of the layers of a unit, by position.
@@ -63,7 +67,7 @@ class StagePasses:
 
   def forward(
       self,
-      p: table_lib.Pass,
+      p: ticks_lib.Pass,
       weights: DeviceWeights,
       inputs: Callable[[], base.PyTree],
       data: Data,
@@ -91,7 +95,7 @@ class StagePasses:
 
   def backward(
       self,
-      p: table_lib.Pass,
+      p: ticks_lib.Pass,
       weights: DeviceWeights,
       grad: base.PyTree,
       data: Data,
@@ -147,7 +151,7 @@ class StagePasses:
     ends = (shapes(self.prologue.unit), shapes(self.epilogue.unit))
     return buffers_lib.MicrobatchSums(blocks, *ends)
 
-  def _count(self, p: table_lib.Pass) -> jax.Array:
+  def _count(self, p: ticks_lib.Pass) -> jax.Array:
     """Returns the number of blocks of a stage, as a value that is traced.
 
     XLA makes a loop part of a CUDA graph only if it does not know the trip count.

@@ -1,71 +1,29 @@
 """The progress of one pipeline in a step, segment by segment.
 
 A segment donates nothing if a death can be survived, so that a death costs only
-the segment in which it happened: each remaining node dumps the arrays that it
-has, and another run loads them and continues the step.
+the segment in which it happened: each remaining node dumps what it has into its
+store of arrays, which rows use too, and another run loads the rest of the step
+from the stores.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-import dataclasses
-import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.runtime.spmd import buffers as buffers_lib, global_arrays, ring as ring_lib
-from bamboo_jax.runtime.spmd.ticks import check, tick_table as table_lib
+from bamboo_jax.runtime.spmd import (
+    buffers as buffers_lib,
+    global_arrays,
+    ring as ring_lib,
+    ticks as ticks_lib,
+    weights as weights_lib,
+)
+from bamboo_jax.runtime.stage import array_store
 
-Key = table_lib.Key
-_KINDS = ("activations", "grads", "residuals", "host")
-# Readers of arrays by stage and microbatch.
-_Readers = dict[Key, Callable[[], base.PyTree]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Dump:
-  """The arrays of a step on one node, in NumPy, by stage and microbatch.
-
-  Attributes:
-    activations: Outputs of stages.
-    grads: Gradients with respect to outputs of stages.
-    residuals: Those that were on the device.
-    host: Those that were in host memory.
-    accumulated: Backward passes whose gradients are in `sums`.
-    stages: The stages of `sums`, which it owns, then its replica's.
-    num_owned: Number of stages in the sums of gradients.
-  """
-
-  activations: Mapping[Key, base.PyTree]
-  grads: Mapping[Key, base.PyTree]
-  residuals: Mapping[Key, buffers_lib.Kept]
-  host: Mapping[Key, buffers_lib.Kept]
-  accumulated: frozenset[Key]
-  stages: tuple[base.StageId, ...]
-  num_owned: int
-  sums: buffers_lib.MicrobatchSums
-
-  def held(self) -> table_lib.Held:
-    """Returns the keys of its arrays; only slots of `host` count."""
-    return _keys({kind: getattr(self, kind) for kind in _KINDS}, self.accumulated)
-
-
-Dumps = Mapping[base.NodeId, Dump]
-
-
-def find_starts(dumps: Dumps, owners: Sequence[base.NodeId]) -> dict[base.NodeId, table_lib.Held]:
-  """Returns the arrays of each node once gradients have been sent again.
-
-  `owners` are the owners of the stages from now on.
-  """
-  held = {node: dump.held() for node, dump in dumps.items()}
-  for node, dump in dumps.items():
-    for stage, m in dump.grads:
-      if (owner := owners[stage]) != node:
-        grads = {**held[owner].grads, (stage, m): -1}
-        held[owner] = dataclasses.replace(held[owner], grads=grads)
-  return held
+Key = ticks_lib.Key
+Stores = Mapping[base.NodeId, array_store.StepArrays]
 
 
 class PipelineRun:
@@ -81,30 +39,29 @@ class PipelineRun:
   def __init__(
       self,
       ring: ring_lib.Ring,
-      table: table_lib.TickTable,
+      table: ticks_lib.TickTable,
       inputs: Sequence[base.PyTree],
       *,
       owners: Sequence[base.NodeId],
-      dumps: Dumps | None = None,
+      share: base.ShareId,
+      stores: Stores | None = None,
   ) -> None:
-    """Begins a step, or continues it from what its nodes have dumped.
+    """Begins a step, or with `stores` continues it from what nodes have dumped.
 
     `inputs` are the first four arguments of `SegmentProgram.segment`.
     """
     program = ring.program
     self.program, self.table, self._ring = program, table, ring
-    self.owners, self.nodes = tuple(owners), ring.nodes
-    self.is_rest, self.num_segments = dumps is not None, 0
-    self._known: tuple[int, list[check.NodeContents]] = (-1, [])
+    self.owners, self.nodes, self._share = tuple(owners), ring.nodes, share
+    self.is_rest, self.num_segments = stores is not None, 0
     self._inputs = inputs
     self._offloaded: list[buffers_lib.Kept] = []
     self._sent: list[tuple[base.PyTree, base.PyTree]] = []
-    self._before = dumps or {}
-    if dumps is None:
+    if stores is None:
       self._carry = program.start()
       self._fetched = ring.zeros(program.fetched, kind="pinned_host")
     else:
-      self._carry, self._fetched = self._load(dumps)
+      self._carry, self._fetched = self._load(stores)
     self._pending: tuple[Any, ...] | None = None
 
   @property
@@ -113,14 +70,17 @@ class PipelineRun:
     return not self.segment
 
   @property
-  def segment(self) -> Sequence[tuple[table_lib.Tick, ...]]:
+  def segment(self) -> Sequence[tuple[ticks_lib.Tick, ...]]:
     """The ticks of the next segment."""
-    first = self.num_segments * self.program.sizes.num_ticks
-    return self.table.ticks[first : first + self.program.sizes.num_ticks]
+    return self.table.ticks[self._num_ticks :][: self.program.sizes.num_ticks]
+
+  @property
+  def _num_ticks(self) -> int:
+    return self.num_segments * self.program.sizes.num_ticks
 
   def start(self) -> None:
     """Starts the next segment."""
-    self._pending = self._call(self.num_segments * self.program.sizes.num_ticks, self._carry)
+    self._pending = self._call(self._num_ticks, self._carry)
 
   def run_idle(self) -> None:
     """Runs a segment without passes, which connects all processes; blocks."""
@@ -151,105 +111,60 @@ class PipelineRun:
     device = self.program.mesh.devices[self.nodes.index(node)]
     return global_arrays.part_on(device, self._carry.sums)
 
-  def held(self, node: base.NodeId) -> table_lib.Held:
-    """Returns the arrays that a node would dump; only slots of `host` count."""
-    return _keys(self._readers(node), self._contents(node)[1].held.accumulated)
-
-  def dump(self, node: base.NodeId) -> Dump:
-    """Copies the arrays of a local node."""
-    n, contents = self._contents(node)
-    return Dump(
-        **{kind: {k: read() for k, read in r.items()} for kind, r in self._readers(node).items()},
-        accumulated=contents.held.accumulated,
-        stages=self.table.stages_of(n),
-        num_owned=self.program.sizes.num_owned,
-        sums=jax.tree.map(np.asarray, self.sums(node)),
-    )
-
-  def _readers(self, node: base.NodeId) -> dict[str, _Readers]:
-    """Returns functions that read a node's arrays, by kind."""
-    n, contents = self._contents(node)
-    held, size = contents.held, self.program.sizes.num_ticks
-
-    def reader(buffer: base.PyTree, slot: int) -> Callable[[], base.PyTree]:
-      return functools.partial(self._read, buffer, n, slot)
-
-    def read(buffer: base.PyTree, slots: Mapping[Key, int]) -> _Readers:
-      return {key: reader(buffer, slot) for key, slot in slots.items()}
-
-    def sent(kind: int, made: Mapping[Key, int]) -> _Readers:
-      made = made if self.program.sizes.keeps else {}
-      return {key: reader(self._sent[t // size][kind], t % size) for key, t in made.items()}
-
-    def offloaded(key: Key, t: int) -> Callable[[], base.PyTree]:
+  def dump(self, node: base.NodeId, store: array_store.StepArrays) -> None:
+    """Puts all arrays of a local node but its sums into its store, in NumPy."""
+    n, size = self.nodes.index(node), self.program.sizes.num_ticks
+    found = self.table.find_contents(n, self._num_ticks, self.program.sizes.num_slots)
+    carry, arrays = self._carry, {"activations": store.activations, "grads": store.grads}
+    for (kind, key), t in found.sent.items():
+      sent = self._sent[t // size][kind == "grads"]
+      arrays[kind][self._number(key)] = self._read(sent, n, t % size)
+    for (kind, key), slot in found.slots.items():
+      if kind == "residuals":
+        store.saved[self._number(key)] = self._read(carry.kept, n, slot)
+      else:
+        arrays[kind][self._number(key)] = self._read(getattr(carry, kind), n, slot)
+    for key, t in found.offloaded.items():
       first = t - t % size
       slot = self.table.offloads(n, first, first + size)[key]
-      return reader(self._offloaded[t // size], slot)
-
-    def known(kind: str) -> _Readers:
-      arrays = getattr(self._before[node], kind) if node in self._before else {}
-      return {key: functools.partial(lambda a: a, array) for key, array in arrays.items()}
-
-    fetched = {key: slot for key, slot in held.host.items() if key not in held.accumulated}
-    carry = self._carry
-    activations, grads = sent(0, contents.outputs), sent(1, contents.input_grads)
-    moved = {key: offloaded(key, t) for key, t in contents.offloaded.items()}
-    return {
-        "activations": known("activations")
-        | activations
-        | read(carry.activations, held.activations),
-        "grads": known("grads") | grads | read(carry.grads, held.grads),
-        "residuals": read(carry.kept, held.residuals),
-        "host": read(self._fetched, fetched) | moved,
-    }
+      store.saved[self._number(key)] = self._read(self._offloaded[t // size], n, slot)
+    store.accumulated |= {*map(self._number, found.accumulated)}
+    for key in store.saved.keys() & store.accumulated:
+      del store.saved[key]
 
   def _call(self, first: int, carry: buffers_lib.Carry) -> tuple[Any, ...]:
     """Starts the segment of a tick and those after it."""
-    rows = self.table.as_array(first, first + self.program.sizes.num_ticks)
+    sizes = self.program.sizes
+    rows = self.table.as_array(first, first + sizes.num_ticks, sizes.num_slots, sizes.num_owned)
     table = self.program.put({n: rows[n : n + 1] for n in self._ring.local})
     host = self._ring.take_host()
     return self.program.segment(*self._inputs, table, carry, self._fetched, host)
 
-  def _contents(self, node: base.NodeId) -> tuple[int, check.NodeContents]:
-    """Returns a node's place in the ring, and the contents of its slots."""
-    if self._known[0] != self.num_segments:
-      ticks = self.num_segments * self.program.sizes.num_ticks
-      found = check.find_contents(self.table, ticks)
-      self._known = (self.num_segments, found)
-    n = self.nodes.index(node)
-    return n, self._known[1][n]
-
-  def _load(self, dumps: Dumps) -> tuple[buffers_lib.Carry, base.PyTree]:
-    """Puts the arrays of all nodes into the slots of the table."""
-    program, zeros = self.program, ring_lib.host_zeros
+  def _load(self, stores: Stores) -> tuple[buffers_lib.Carry, base.PyTree]:
+    """Puts the arrays that the table needs into their slots."""
+    program, table, zeros = self.program, self.table, ring_lib.host_zeros
     carries = {n: zeros(program.carry) for n in self._ring.local}
     fetched = {n: zeros(program.fetched) for n in self._ring.local}
     for n, carry in carries.items():
-      start, own = self.table.start[n], dumps[self.nodes[n]]
-      for kind in ("activations", "grads"):
-        for key, slot in getattr(start, kind).items():
-          holders = (getattr(dump, kind) for dump in (own, *dumps.values()))
-          value = next(arrays[key] for arrays in holders if key in arrays)
-          _store(getattr(carry, kind), value, to=(0, slot))
-      for key, slot in start.residuals.items():
-        _store(carry.kept, own.residuals[key], to=(0, slot))
-      if fetched[n] is not None:
-        for key, slot in start.host.items():
-          _store(fetched[n], own.host[key], to=(0, slot))
-      self._load_sums(carry.sums, own, self.table.stages_of(n))
+      start, own = table.start[n], stores[self.nodes[n]]
+      for kind, keys in (("activations", start.activations), ("grads", start.gradients)):
+        for key in keys:
+          number = self._number(key)
+          holders = (getattr(store, kind) for store in (own, *stores.values()))
+          value = next(arrays[number] for arrays in holders if number in arrays)
+          slot = table.find_slot(n, kind, key, program.sizes.num_slots)
+          _store(getattr(carry, kind), value, slot)
+      for key, slot in table.fetches(n).items():
+        _store(fetched[n], own.saved[self._number(key)], slot)
+      for hold, stage in enumerate(table.stages_of(n)[: program.sizes.num_owned]):
+        total = own.accumulators.get((stage, self._share))
+        if total is not None:
+          weights_lib.load_sums(program, stage, hold, carry.sums, total)
     return program.put(carries), program.put(fetched, kind="pinned_host")
 
-  def _load_sums(
-      self, sums: buffers_lib.MicrobatchSums, dump: Dump, stages: Sequence[base.StageId]
-  ) -> None:
-    """Fills the sums of a node with those of the stages that it keeps."""
-    for to, stage in enumerate(stages[: self.program.sizes.num_owned]):
-      if stage in dump.stages[: dump.num_owned]:
-        source = dump.stages.index(stage)
-        given = jax.tree.map(lambda a, i=source: a[0, i], dump.sums.blocks)
-        _store(sums.blocks, given, to=(0, to))
-    for name in ("prologue", "epilogue"):
-      _store(getattr(sums, name), getattr(dump.sums, name), to=())
+  def _number(self, key: Key) -> Key:
+    """Returns a key with the number of the microbatch in the global batch."""
+    return key[0], int(self._inputs[2][key[1]])
 
   def _read(self, buffer: base.PyTree, n: int, slot: int) -> base.PyTree:
     """Returns the value of a node in a slot."""
@@ -257,12 +172,6 @@ class PipelineRun:
     return jax.tree.map(lambda a: np.asarray(a)[0, slot], own)
 
 
-def _store(buffer: base.PyTree, value: base.PyTree, *, to: tuple[int, ...]) -> None:
-  """Copies a value into NumPy arrays."""
-  jax.tree.map(lambda a, v: a.__setitem__(to or ..., v), buffer, value)
-
-
-def _keys(arrays: Mapping[str, Mapping[Key, Any]], accumulated: frozenset[Key]) -> table_lib.Held:
-  found = {kind: dict.fromkeys(arrays[kind], -1) for kind in _KINDS}
-  found["host"] = {(stage, m): m for stage, m in arrays["host"]}  # The slots of all tables.
-  return table_lib.Held(**found, accumulated=accumulated)
+def _store(buffer: base.PyTree, value: base.PyTree, slot: int) -> None:
+  """Copies a value into a slot of NumPy arrays."""
+  jax.tree.map(lambda a, v: a.__setitem__((0, slot), v), buffer, value)

@@ -1,6 +1,6 @@
 """Plans a step as one program: its ticks, and how long they take.
 
-The program runs the passes of the same rows, see `spmd.ticks.tick_table`. The
+The program runs the passes of the same rows, see `spmd.ticks`. The
 layers behind the blocks run forward and backward in the backward pass of the
 last stage, and those before the blocks run a second time in the backward pass
 of the first.
@@ -17,8 +17,8 @@ from bamboo_jax.runtime.spmd import (
     layout as layout_lib,
     memory as memory_lib,
     program as program_lib,
+    ticks as ticks_lib,
 )
-from bamboo_jax.runtime.spmd.ticks import check, lowering, tick_table as table_lib
 from bamboo_jax.schedule import (
     costs as costs_lib,
     instruction as instruction_lib,
@@ -38,7 +38,7 @@ class ProgramPlan:
   """
 
   plan: planner.Plan
-  table: table_lib.TickTable
+  table: ticks_lib.TickTable
 
   @functools.cached_property
   def plain(self) -> timeline_lib.Timeline:
@@ -75,7 +75,7 @@ def plan_program(
     plan: planner.Plan,
     *,
     layout: layout_lib.BlockLayout,
-    sizes_of: Callable[[table_lib.TickTable], Sequence[program_lib.Sizes]],
+    sizes_of: Callable[[ticks_lib.TickTable], Sequence[program_lib.Sizes]],
     budget: float | None,
 ) -> ProgramPlan:
   """Returns the program of a plan whose stages are made of whole blocks.
@@ -84,7 +84,7 @@ def plan_program(
     plan: The plan by rows.
     layout: Its stages.
     sizes_of: Returns the sizes of the programs that run a table.
-    budget: See `lowering.lower`.
+    budget: See `ticks.fill`; None for no redundant forward passes.
 
   Raises:
     base.InfeasibleError: A node needs more memory than the plan allows.
@@ -92,13 +92,13 @@ def plan_program(
   costs = program_costs(
       plan.partition, plan.profile, num_before=layout.blocks.first, num_behind=len(layout.epilogue)
   )
-  table = lowering.lower(
-      plan.timeline.instructions,
+  table = ticks_lib.lower(
+      ((slot.node, slot.instruction) for slot in plan.timeline.slots),
       owners=plan.owners[0],
       microbatches=plan.batch.microbatches(0),
-      costs=costs,
-      budget=budget,
   )
+  if budget is not None and plan.num_stages > 1:
+    table = ticks_lib.fill(table, costs=costs, budget=budget)
   memory = memory_lib.with_programs(plan.memory, plan.profile.layers, layout, sizes_of(table))
   peak_bytes, limit = max(node.total_bytes for node in memory), plan.memory_limit_bytes
   if limit is not None and peak_bytes > limit:
@@ -116,7 +116,7 @@ def plan_program(
 
 
 def lay_out(
-    table: table_lib.TickTable,
+    table: ticks_lib.TickTable,
     costs: costs_lib.StageCosts,
     *,
     without: Collection[instruction_lib.Op] = (),
@@ -131,7 +131,7 @@ def lay_out(
     end_ms = start_ms
     for n, own in base.by_node(tick):
       at_ms = start_ms
-      for i in check.passes(own):
+      for i in own.passes:
         if i.op in without:
           continue
         slots.append(timeline_lib.Slot(n, i, at_ms, at_ms + costs.pass_ms(i)))

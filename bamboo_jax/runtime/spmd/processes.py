@@ -52,8 +52,8 @@ from bamboo_jax.runtime.spmd import (
     pipeline_run as run_lib,
     program as program_lib,
     ring as ring_lib,
+    ticks as ticks_lib,
 )
-from bamboo_jax.runtime.spmd.ticks import tick_table as table_lib
 from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
 from bamboo_jax.runtime.wire import transport as transport_lib
 
@@ -91,7 +91,7 @@ class ShareWork:
   owners: tuple[base.NodeId, ...]
   layout: layout_lib.BlockLayout
   sizes: program_lib.Sizes
-  table: table_lib.TickTable
+  table: ticks_lib.TickTable
   numbers: np.ndarray
   step: np.uint32
 
@@ -423,14 +423,14 @@ class ChildRun:
     return self._sums is not None
 
   @property
-  def table(self) -> table_lib.TickTable:
+  def table(self) -> ticks_lib.TickTable:
     return self.work.table
 
   def load(self) -> None:
     """Lets the child load the passes and, if needed, compile."""
     self.ring.load(self.work, self.arrays)
 
-  def run(self, strike: Callable[[Sequence[tuple[table_lib.Tick, ...]]], None]) -> None:
+  def run(self, strike: Callable[[Sequence[tuple[ticks_lib.Tick, ...]]], None]) -> None:
     """Runs all segments; calls `strike` with the ticks of each that has been started."""
     self.load()
     self.ring.connect()
@@ -525,7 +525,7 @@ class _Child:
     inputs = [program.put({self._rank: part}) for part in self._memory.read()]
     ring = ring_lib.Ring(program, tuple(dict.fromkeys(work.owners)))
     inputs += [work.numbers, work.step]
-    return run_lib.PipelineRun(ring, work.table, inputs, owners=work.owners)
+    return run_lib.PipelineRun(ring, work.table, inputs, owners=work.owners, share=base.ShareId(0))
 
 
 def _find_address(host: str) -> str:

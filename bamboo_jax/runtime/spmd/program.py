@@ -28,8 +28,8 @@ from bamboo_jax.runtime.spmd import (
     layout as layout_lib,
     passes as passes_lib,
     tick as tick_lib,
+    ticks as ticks_lib,
 )
-from bamboo_jax.runtime.spmd.ticks import tick_table as table_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 
 PartitionSpec = jax.sharding.PartitionSpec
@@ -43,7 +43,7 @@ class Sizes:
   Attributes:
     num_ticks: Ticks of a segment.
     num_microbatches: Microbatches of a pipeline.
-    num_slots: Slots of "activations", "grads" and "residuals".
+    num_slots: See `TickTable.num_slots`.
     num_offloads: Redundant forward passes of one node in a segment, at most.
     num_fetches: Residuals from host memory; 0 at the start of a step.
     num_owned: Stages that a node owns, at most.
@@ -61,32 +61,50 @@ class Sizes:
   num_held: int
   keeps: bool
 
-  def fits(self, table: table_lib.TickTable) -> bool:
-    """Returns whether the executable can run the ticks of the table."""
+  @property
+  def buffers(self) -> dict[str, int]:
+    """Slots of the buffers of activations, gradients and residuals of a node."""
     slots = self.num_slots
-    return (
-        all(table.num_slots[kind] <= room for kind, room in slots.items())
-        and most_offloads(table, self.num_ticks) <= self.num_offloads
+    # Inputs of redundant passes are those of the replica.
+    num_reading = self.num_held if self.num_offloads else self.num_owned
+    return {
+        "activations": num_reading * slots["activations"],
+        "grads": self.num_owned * slots["grads"],
+        "residuals": self.num_owned * slots["residuals"] + slots["spare"],
+    }
+
+  def fits(self, table: ticks_lib.TickTable) -> bool:
+    """Returns whether the executable can run the ticks of the table."""
+    return self == self.widen(table)
+
+  def widen(self, table: ticks_lib.TickTable) -> "Sizes":
+    """Returns sizes with at least the room that the table needs."""
+    offloads, fetches = most_offloads(table, self.num_ticks), most_fetches(table)
+    return dataclasses.replace(
+        self,
+        num_slots={k: max(n, self.num_slots[k]) for k, n in table.num_slots.items()},
+        num_offloads=max(self.num_offloads, offloads),
+        num_fetches=max(self.num_fetches, fetches),
     )
 
-  def widen(self, table: table_lib.TickTable) -> "Sizes":
-    """Returns sizes with at least the slots that the table needs."""
-    room = {k: max(n, self.num_slots[k]) for k, n in table.num_slots.items()}
-    return dataclasses.replace(self, num_slots=room)
 
-
-def most_offloads(table: table_lib.TickTable, num_ticks: int) -> int:
+def most_offloads(table: ticks_lib.TickTable, num_ticks: int) -> int:
   """Returns the most redundant passes of a node in a segment of ticks."""
-  counts = [
+  counts = (
       len(table.offloads(n, t, t + num_ticks))
       for t in range(0, len(table.ticks), num_ticks)
       for n in range(table.num_nodes)
-  ]
+  )
   return max(counts, default=0)
 
 
+def most_fetches(table: ticks_lib.TickTable) -> int:
+  """Returns the most residuals that a node has in host memory at the start."""
+  return max(len(held.residuals) for held in table.start)
+
+
 def find_sizes(
-    table: table_lib.TickTable, *, num_stages: int, keeps: bool, segment_ticks: int | None = None
+    table: ticks_lib.TickTable, *, num_stages: int, keeps: bool, segment_ticks: int | None = None
 ) -> tuple[Sizes, Sizes]:
   """Returns the sizes at the start of a step, and of its rest after a death.
 
@@ -103,13 +121,16 @@ def find_sizes(
       num_held=2 if keeps else 1,  # Its stage and a replica.
       keeps=keeps,
   )
-  # The nodes of a pipeline that has lost some own two or more stages.
-  room = table.num_microbatches + num_stages
+  # The nodes of a pipeline that has lost some own two or more stages, so they need
+  # two ticks for a microbatch: half as many are in flight. Sent values may all be
+  # there at the start, and residuals come from the host as they are used.
+  count = table.num_microbatches
+  in_flight = min(count, num_stages)
   rest = dataclasses.replace(
       first,
-      num_slots=dict.fromkeys(("activations", "grads"), room) | {"residuals": 2 * num_stages + 2},
+      num_slots={"activations": count, "grads": count, "residuals": in_flight, "spare": 1},
       num_offloads=0,
-      num_fetches=table.num_microbatches if first.num_offloads else 0,
+      num_fetches=table.num_slots["residuals"] + bool(first.num_offloads) * count,
       num_owned=2,
       num_held=2,
   )
@@ -157,7 +178,7 @@ class SegmentProgram:
   @property
   def carry(self) -> buffers_lib.Carry:
     """Shapes of the carry of one device."""
-    slots = self.sizes.num_slots
+    slots = self.sizes.buffers
     return buffers_lib.Carry(
         activations=buffers_lib.repeat(self.activation, slots["activations"]),
         grads=buffers_lib.repeat(self.activation, slots["grads"]),
@@ -204,7 +225,7 @@ class SegmentProgram:
     sizes = self.sizes
     numbers = jax.ShapeDtypeStruct((sizes.num_microbatches,), jnp.uint32)
     step = jax.ShapeDtypeStruct((), jnp.uint32)
-    fields = (sizes.num_ticks, table_lib.NUM_FIELDS)
+    fields = (sizes.num_ticks, ticks_lib.NUM_FIELDS)
     arguments = (
         self.place(self.weights),
         self.place(self.batch),

@@ -13,8 +13,12 @@ import jax
 import jax.numpy as jnp
 
 from bamboo_jax import base
-from bamboo_jax.runtime.spmd import branch, buffers as buffers_lib, passes as passes_lib
-from bamboo_jax.runtime.spmd.ticks import tick_table as table_lib
+from bamboo_jax.runtime.spmd import (
+    branch,
+    buffers as buffers_lib,
+    passes as passes_lib,
+    ticks as ticks_lib,
+)
 
 STAGE = "stage"  # The axis of the mesh.
 
@@ -53,14 +57,14 @@ class TickBody:
     """
     carry, offloaded = carry
     nothing = buffers_lib.zeros_like(self.activation)
-    passes = row[:-2].reshape(table_lib.NUM_FORWARDS + 1, -1)
+    passes = row[:-2].reshape(ticks_lib.NUM_FORWARDS + 1, -1)
     num_forwards = jnp.sum(passes[:-1, 0] >= 0)
-    forward = lambda k, s: self._forward(table_lib.Pass(*passes[k]), *s)
+    forward = lambda k, s: self._forward(ticks_lib.Pass(*passes[k]), *s)
     carry, outputs = jax.lax.fori_loop(0, num_forwards, forward, (carry, nothing))
     if offloaded is not None:  # On a GPU beside the backward pass.
-      offload = lambda k, s: _offload(table_lib.Pass(*passes[k]), *s)
+      offload = lambda k, s: _offload(ticks_lib.Pass(*passes[k]), *s)
       # The own pass, if any, is the first, and stays.
-      first = jnp.where(table_lib.Pass(*passes[0]).host < 0, 1, 0)
+      first = jnp.where(ticks_lib.Pass(*passes[0]).host < 0, 1, 0)
       offloaded, kept = jax.lax.fori_loop(first, num_forwards, offload, (offloaded, carry.kept))
       carry = carry.replace(kept=kept)
     (carry, grads), row = branch.run_if(passes[-1, 0] >= 0, self._backward, (carry, nothing), row)
@@ -80,7 +84,7 @@ class TickBody:
     return (carry, offloaded), (outputs, grads)
 
   def _forward(
-      self, p: table_lib.Pass, carry: Carry, sent: base.PyTree
+      self, p: ticks_lib.Pass, carry: Carry, sent: base.PyTree
   ) -> tuple[Carry, base.PyTree]:
     inputs = lambda: buffers_lib.read(carry.activations, p.inputs)
     outputs, kept = self.passes.forward(p, self.weights, inputs, self._data(p), carry.kept)
@@ -94,8 +98,8 @@ class TickBody:
       self, state: tuple[Carry, base.PyTree], row: jax.Array
   ) -> tuple[Carry, base.PyTree]:
     carry, _ = state
-    fields = row[:-2].reshape(table_lib.NUM_FORWARDS + 1, -1)
-    p = table_lib.Pass(*fields[-1])
+    fields = row[:-2].reshape(ticks_lib.NUM_FORWARDS + 1, -1)
+    p = ticks_lib.Pass(*fields[-1])
     kept = carry.kept
     if self.fetched is not None:
       kept, _ = branch.run_if(p.host >= 0, self._fetch, kept, (p.host, p.residual))
@@ -104,7 +108,7 @@ class TickBody:
     written = buffers_lib.write(carry.grads, grad, p.output)
     return carry.replace(grads=written, kept=kept, sums=sums), grad
 
-  def _data(self, p: table_lib.Pass) -> passes_lib.Data:
+  def _data(self, p: ticks_lib.Pass) -> passes_lib.Data:
     batch, number = buffers_lib.read((self.batch, self.numbers), p.microbatch)
     return passes_lib.Data(batch, self.step, number)
 
@@ -116,7 +120,7 @@ class TickBody:
     return buffers_lib.put(kept, value, to)
 
 
-def _offload(p: table_lib.Pass, offloaded: Kept, kept: Kept) -> tuple[Kept, Kept]:
+def _offload(p: ticks_lib.Pass, offloaded: Kept, kept: Kept) -> tuple[Kept, Kept]:
   """Copies residuals of a redundant pass to host memory."""
   value = buffers_lib.read(kept, p.residual)
   value = jax.device_put(value, jax.memory.Space.Host)

@@ -125,15 +125,34 @@ def _unpack(
     hold: int,
     sums: buffers_lib.MicrobatchSums,
 ) -> spec_lib.Accumulator:
+  parts, units = [], []
+  for name, at, unit in _parts(program, stage, hold):
+    parts.append(jax.tree.map(lambda a, at=at: a[at], getattr(sums, name)))
+    units.append(unit)
+  return spec_lib.from_units(parts, units)
+
+
+def load_sums(
+    program: program_lib.SegmentProgram,
+    stage: base.StageId,
+    hold: int,
+    sums: buffers_lib.MicrobatchSums,
+    total: spec_lib.Accumulator,
+) -> None:
+  """Writes the sums of a stage into those of a node, NumPy arrays [1, ...]."""
+  for name, at, unit in _parts(program, stage, hold):
+    part = spec_lib.to_unit(total, unit)
+    jax.tree.map(lambda a, v, at=at: a.__setitem__(at, v), getattr(sums, name), part)
+
+
+def _parts(
+    program: program_lib.SegmentProgram, stage: base.StageId, hold: int
+) -> list[tuple[str, tuple[int, ...], spec_lib.StageSpec]]:
+  """Returns where the sums of each unit of a stage are: field, index, and the unit."""
   layout = program.layout
-  parts = [
-      jax.tree.map(lambda a, block=block: a[0, hold, block], sums.blocks)
-      for block in range(layout.count)
-  ]
-  layers = layout.blocks_of(stage)
-  first = lambda total: jax.tree.map(lambda a: a[0], total)
+  parts = [("blocks", (0, hold, i), layers) for i, layers in enumerate(layout.blocks_of(stage))]
   if stage == 0:
-    parts, layers = [first(sums.prologue), *parts], [layout.prologue, *layers]
+    parts.insert(0, ("prologue", (0,), layout.prologue))
   if stage == layout.num_stages - 1:
-    parts, layers = [*parts, first(sums.epilogue)], [*layers, layout.epilogue]
-  return spec_lib.from_units(parts, [layout_lib.unit_of(program.spec, one) for one in layers])
+    parts.append(("epilogue", (0,), layout.epilogue))
+  return [(name, at, layout_lib.unit_of(program.spec, layers)) for name, at, layers in parts]

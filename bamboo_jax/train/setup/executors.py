@@ -19,8 +19,8 @@ from bamboo_jax.runtime.spmd import (
     plan as plan_lib,
     processes as processes_lib,
     program as segment_lib,
+    ticks as ticks_lib,
 )
-from bamboo_jax.runtime.spmd.ticks import check, tick_table as table_lib
 from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.train.setup import build
 
@@ -51,11 +51,9 @@ def find_cuts(config: config_lib.Config, task: build.Task) -> tuple[int, ...] | 
 def plan_program(config: config_lib.Config, task: build.Task, plan: planner.Plan) -> ProgramPlan:
   """Returns the program of a plan; its stages must start at `find_cuts`."""
   layout = layout_lib.make_layout(task.whole, plan.partition.bounds)
-  program = plan_lib.plan_program(
+  return plan_lib.plan_program(
       plan, layout=layout, sizes_of=functools.partial(_find_sizes, config), budget=_budget(config)
   )
-  check.check(program.table)
-  return program
 
 
 def make_segments(
@@ -76,7 +74,7 @@ def make_segments(
 
 
 def _find_sizes(
-    config: config_lib.Config, table: table_lib.TickTable
+    config: config_lib.Config, table: ticks_lib.TickTable
 ) -> tuple[segment_lib.Sizes, ...]:
   """Returns the sizes at the start of a step, and after a death if it can."""
   keeps = config.redundancy.mode != "none"

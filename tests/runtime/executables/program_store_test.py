@@ -190,9 +190,9 @@ class StoreTest(parameterized.TestCase):
       dict(function=lambda a, b: (a @ b, jnp.sin(b))),  # Other names and lines.
       dict(first=5, devices=2, sharded=True, like=dict(devices=2, sharded=True)),
   )
-  def test_same_program(self, like={}, **changes):
+  def test_same_program(self, like=None, **changes):
     store = self.use_store()
-    _lower(**like).compile()
+    _lower(**(like or {})).compile()
     with self.compiling(store, 0):
       _lower(**changes).compile()
 

@@ -72,7 +72,8 @@ class DeathTest(parameterized.TestCase):
     made.begin()
     made.advance()
     run = made.programs.runs[0]
-    self.assertNotEmpty([k for k in run.held(1).host if k[0] == 2])
+    made.programs.dump()
+    self.assertNotEmpty([k for k in made.rows.nodes[1].store.saved if k[0] == 2])
     for node, has_loss in ((1, False), (2, True)):  # Shadow and owner.
       sums = run.sums(node)
       self.assertEqual(any(map(jax.numpy.any, jax.tree.leaves(sums.epilogue))), has_loss)

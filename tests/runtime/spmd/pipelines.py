@@ -11,9 +11,11 @@ from bamboo_jax import config as config_lib
 from bamboo_jax.models import zoo
 from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.runtime import engine as rows_engine
-from bamboo_jax.runtime.phases import compile_ahead
-from bamboo_jax.runtime.spmd import engine as engine_lib
-from bamboo_jax.runtime.spmd.ticks import lowering
+from bamboo_jax.runtime.spmd import (
+    engine as engine_lib,
+    executor as executor_lib,
+    ticks as ticks_lib,
+)
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import (
     failover,
@@ -117,13 +119,11 @@ class Pipelines:
     )
     self.initial = [failover.Roles.initial(row) for row in owners]
     self.reset()
-    table = lowering.lower(
-        self._rows(0, self.roles[0], {}),
-        owners=owners[0],
-        microbatches=range(num_microbatches),
-        costs=costs,
-        budget=budget,
+    table = ticks_lib.lower(
+        self._order(0, self.roles[0]), owners=owners[0], microbatches=range(num_microbatches)
     )
+    if budget is not None:
+      table = ticks_lib.fill(table, costs=costs, budget=budget)
     self.programs = engine_lib.SpmdEngine(
         *(self.rows, spec, table), keeps=True, segment_ticks=segment_ticks
     )
@@ -143,8 +143,7 @@ class Pipelines:
     self.rows.begin_step(STEP, feed(STEP), num_microbatches=self.num_microbatches * len(self.roles))
     self.programs.begin(STEP, feed(STEP))
     for p, roles in enumerate(self.roles):
-      rows = self._rows(p, roles, None) if dead else {}
-      self.programs.plan(rows, line=p)
+      self.programs.plan(self._order(p, roles), line=p)
 
   def advance(self, num_segments=None):
     """Runs some segments, or all."""
@@ -155,13 +154,13 @@ class Pipelines:
 
   def die(self, victim, *, pipeline=0):
     """Plans the rest of the step without a node."""
-    holdings = self.programs.holdings()
+    self.programs.dump()
+    holdings = {number: node.store.holdings() for number, node in self.rows.nodes.items()}
     self.rows.kill(victim)
     roles, left = failover.fail_over(self.roles[pipeline], holdings, {victim})
     self.roles[pipeline] = roles
     self._set_roles()
-    rows = self._rows(pipeline, roles, left)
-    self.programs.plan(rows, line=pipeline)
+    self.programs.plan(self._order(pipeline, roles, left), line=pipeline)
 
   def sums(self):
     """Returns the sums of all stages, of all pipelines."""
@@ -202,12 +201,14 @@ class Pipelines:
     first = pipeline * self.num_microbatches
     return range(first, first + self.num_microbatches)
 
-  def _rows(self, pipeline, roles, holdings):
-    return simulate_lib.simulate(
-        [lines_lib.Line(roles.owners, self._microbatches(pipeline))],
+  def _order(self, pipeline, roles, holdings=None):
+    bounds = lines_lib.in_flight_limits(len(roles.owners))
+    timeline = simulate_lib.simulate(
+        [lines_lib.Line(roles.owners, self._microbatches(pipeline), bounds)],
         costs=self.costs,
         holdings=holdings,
-    ).instructions
+    )
+    return timeline_lib.linearize([timeline])
 
 
 @functools.cache
@@ -250,7 +251,7 @@ def make_three():
   """Returns two pipelines of three stages, compiled."""
   made = Pipelines(3, 4, 2)
   owners, shares = made.rows.owners, made.rows.shares
-  deaths = compile_ahead.survivable_deaths(owners, made.rows.shadows)
+  deaths = executor_lib.survivable_deaths(owners, made.rows.shadows)
   with quick_compilation():
     for row in (owners, *deaths):
       for job in made.programs.jobs([*zip(row, shares, strict=True)]):

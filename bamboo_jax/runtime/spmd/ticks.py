@@ -1,0 +1,484 @@
+"""The schedule of a step, or of its rest, lowered to the ticks of a program.
+
+A program moves in lockstep: in a tick each node runs at most one forward and one
+backward pass, forward first, then all exchange results. The passes come in the
+order of `schedule.simulate`, each in the first tick that has its input. So with
+P stages F(m) of stage s is in tick m + s and B(m) in tick m + 2 (P - 1) - s, and
+a step takes as long as with 1F1B, with 2 (P - s) - 1 microbatches in flight on
+stage s.
+
+A tick lasts as long as the passes of its busiest node. In the rest of it other
+nodes run redundant forward passes, by the `rule` of rows: the end of a tick is
+what a row waits for.
+
+Microbatches are counted from 0 in each pipeline. In a buffer, the slot of a
+microbatch is its number modulo K, where K is the most that is in flight at once;
+each stage of a node has K slots. Nodes form a ring: each sends activations to
+the next and gradients to the one before.
+"""
+
+import collections
+from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
+import functools
+import itertools
+from typing import NamedTuple
+
+import numpy as np
+
+from bamboo_jax import base
+from bamboo_jax.schedule import (
+    costs as costs_lib,
+    holdings as holdings_lib,
+    instruction as instruction_lib,
+    lines as lines_lib,
+    rule as rule_lib,
+)
+
+Instruction = instruction_lib.Instruction
+Op = instruction_lib.Op
+Key = holdings_lib.Item  # Stage and microbatch.
+Slots = Mapping[str, int]
+_Array = tuple[str, Key]  # Kind and key.
+
+MAX_REDUNDANT = 3  # In a tick.
+NUM_FORWARDS = 1 + MAX_REDUNDANT
+
+
+class Pass(NamedTuple):
+  """One pass of a node in a tick, as a program reads it; -1 means none.
+
+  Attributes:
+    microbatch: Its position among those of the pipeline.
+    stage: Stage whose parameters it uses.
+    hold: Index of the stage among those that the node holds, see `stages_of`.
+    inputs: Slot of the activation that a forward pass reads, none on stage 0;
+      or of the gradient that a backward pass reads, none on the last stage.
+    residual: Slot of residuals, which a forward pass fills and a backward pass
+      reads.
+    output: Slot of activations or gradients for the result, if the node itself
+      reads it.
+    host: Slot in host memory to which a redundant forward pass writes its
+      residuals, or from which a backward pass reads them.
+  """
+
+  microbatch: int = -1
+  stage: int = -1
+  hold: int = -1
+  inputs: int = -1
+  residual: int = -1
+  output: int = -1
+  host: int = -1
+
+
+NUM_FIELDS = (NUM_FORWARDS + 1) * len(Pass()) + 2
+
+
+class Tick(NamedTuple):
+  """The passes of one node in one tick, in order, and what arrives at its end.
+
+  Attributes:
+    redundant: At most `MAX_REDUNDANT` forward passes of the node's replica.
+    inputs: The activation sent by the previous node, if it is needed.
+    grad: The gradient sent by the next node, likewise.
+  """
+
+  forward: Key | None = None
+  redundant: tuple[Key, ...] = ()
+  backward: Key | None = None
+  inputs: Key | None = None
+  grad: Key | None = None
+
+  @property
+  def passes(self) -> list[Instruction]:
+    """Its passes as instructions."""
+    ran = [(Op.FORWARD, self.forward), *((Op.REDUNDANT_FORWARD, key) for key in self.redundant)]
+    ran.append((Op.BACKWARD, self.backward))
+    return [Instruction(key[0], op, key[1]) for op, key in ran if key]
+
+
+class Contents(NamedTuple):
+  """The arrays of a node between two ticks.
+
+  Attributes:
+    slots: Slot of each array in the buffers of activations, gradients and
+      residuals, by kind and key.
+    sent: Tick that computed an output or the gradient of an input, likewise.
+    offloaded: Tick that moved residuals to host memory.
+    accumulated: Backward passes whose gradients are in the sums.
+  """
+
+  slots: dict[_Array, int]
+  sent: dict[_Array, int]
+  offloaded: dict[Key, int]
+  accumulated: set[Key]
+
+
+def stages_of(owners: Sequence[int], node: int) -> tuple[base.StageId, ...]:
+  """Returns the stages that a node owns, along the ring, then its replica's."""
+  count = len(owners)
+  own = [s for s, owner in base.by_stage(owners) if owner == node]
+  if len(own) == 1:
+    return (own[0], base.StageId((own[0] + 1) % count))
+  begins = [(s - 1) % count not in own for s in own]
+  first = begins.index(True) if any(begins) else 0
+  return (*own[first:], *own[:first])
+
+
+def is_ring(owners: Sequence[int]) -> bool:
+  """Returns whether each node sends activations only to the next one."""
+  nodes = list(dict.fromkeys(owners))
+  places = [nodes.index(node) for node in owners]
+  return all(
+      (to - source) % len(nodes) in (0, 1 % len(nodes)) for source, to in itertools.pairwise(places)
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class TickTable:
+  """The ticks of all nodes of a pipeline.
+
+  Attributes:
+    owners: The node of each stage; nodes are numbered along the ring.
+    ticks: By tick, then node.
+    start: What each node needs of the data that nodes hold before the first
+      tick: activations and gradients on its device, residuals in host memory.
+  """
+
+  owners: tuple[int, ...]
+  num_microbatches: int
+  ticks: tuple[tuple[Tick, ...], ...]
+  start: tuple[holdings_lib.Holdings, ...]
+
+  @property
+  def num_nodes(self) -> int:
+    """Number of nodes."""
+    return 1 + max(self.owners)
+
+  @property
+  def num_stages(self) -> int:
+    """Number of stages."""
+    return len(self.owners)
+
+  def stages_of(self, node: int) -> tuple[base.StageId, ...]:
+    """Returns the stages whose weights a node holds, see `stages_of`."""
+    return self._stages[node]
+
+  @functools.cached_property
+  def num_slots(self) -> dict[str, int]:
+    """Slots of "activations", "grads" and "residuals" of a stage, at least 1.
+
+    Also those of residuals that no backward pass reads on the device, "spare":
+    of redundant passes, and of passes that are repeated for their output only.
+    """
+    least: dict[tuple[str, int, int, int], int] = {}
+    most = dict(least)
+    for n in range(self.num_nodes):
+      for (kind, (stage, m)), (first, last) in self._lives[n].items():
+        for t in range(first, last + 1):
+          where = (kind, n, stage, t)
+          least[where] = min(m, least.get(where, m))
+          most[where] = max(m, most.get(where, m))
+    found = dict.fromkeys(("activations", "grads", "residuals"), 1)
+    for where, m in most.items():
+      found[where[0]] = max(found[where[0]], 1 + m - least[where])
+    spare = (
+        len(own.redundant) + self._is_repeated(n, own.forward)
+        for row in self.ticks
+        for n, own in enumerate(row)
+    )
+    return found | {"spare": max(spare, default=0)}
+
+  def find_slot(self, node: int, kind: str, key: Key, slots: Slots) -> int:
+    """Returns the slot of an array in a buffer, which has `slots` for a stage."""
+    reader = key[0] + (kind == "activations")
+    return self._stages[node].index(reader) * slots[kind] + key[1] % slots[kind]
+
+  def as_array(self, first: int, stop: int, slots: Slots, num_owned: int) -> np.ndarray:
+    """Returns ticks `first` to `stop - 1`, int32[nodes, ticks, NUM_FIELDS].
+
+    A row has the fields of all forward passes and of the backward pass, then
+    the slots of the two arrivals. Ticks beyond the last have no passes.
+    Redundant forward passes write their residuals to the slots of `offloads`.
+    `num_owned` is the number of stages in the buffer of residuals, behind which
+    are the spare slots.
+    """
+    found = np.full((self.num_nodes, stop - first, NUM_FIELDS), -1, np.int32)
+    for n in range(self.num_nodes):
+      offloads, fetches = self.offloads(n, first, stop), self.fetches(n)
+      slot = functools.partial(self.find_slot, n, slots=slots)
+      for t, row in enumerate(self.ticks[first:stop], start=first):
+        own, spare = row[n], itertools.count(num_owned * slots["residuals"])
+        rows: list[Pass] = []
+        for key in (own.forward, *own.redundant):
+          if key is None:
+            continue
+          is_kept = key == own.forward and not self._is_repeated(n, key)
+          one = self._pass(
+              *(n, t, key, "activations", holdings_lib.input_of(key), key, slots),
+              residual=slot("residuals", key) if is_kept else next(spare),
+          )
+          rows.append(one._replace(host=offloads.get(key, -1) if key in own.redundant else -1))
+        rows += [Pass()] * (NUM_FORWARDS - len(rows))
+        back = Pass()
+        if key := own.backward:
+          back = self._pass(
+              *(n, t, key, "grads", key, holdings_lib.input_of(key), slots),
+              residual=slot("residuals", key),
+          )._replace(host=fetches.get(key, -1))
+        arriving = (
+            -1 if key is None else slot(kind, key)
+            for kind, key in (("activations", own.inputs), ("grads", own.grad))
+        )
+        found[n, t - first] = [*itertools.chain(*rows, back), *arriving]
+    return found
+
+  def offloads(self, node: int, first: int, stop: int) -> dict[Key, int]:
+    """Returns the slots of residuals that a node moves to host memory.
+
+    In ticks `first` to `stop - 1`, by stage and microbatch.
+    """
+    keys = (key for row in self.ticks[first:stop] for key in row[node].redundant)
+    return {key: slot for slot, key in enumerate(keys)}
+
+  def fetches(self, node: int) -> dict[Key, int]:
+    """Returns the slots of the residuals that a node has in host memory at the start."""
+    return {key: slot for slot, key in enumerate(sorted(self.start[node].residuals))}
+
+  def find_contents(self, node: int, num_ticks: int, slots: Slots) -> Contents:
+    """Returns the arrays of a node after the first `num_ticks` ticks."""
+    start, held = self.start[node], dict[tuple[str, int], Key]()
+    found = Contents({}, {}, {}, set(start.accumulated))
+
+    def fill(kind: str, key: Key | None) -> None:
+      if key is not None:
+        held[kind, self.find_slot(node, kind, key, slots)] = key
+
+    for kind, keys in (("activations", start.activations), ("grads", start.gradients)):
+      for key in keys:
+        fill(kind, key)
+    for t, row in enumerate(self.ticks[:num_ticks]):
+      own = row[node]
+      if key := own.forward:
+        found.sent["activations", key] = t
+        if not self._is_repeated(node, key):
+          fill("residuals", key)
+        fill("activations", self._if_read(node, t, "activations", key))
+      for key in own.redundant:
+        found.offloaded[key] = t
+      if key := own.backward:
+        fill("residuals", key)
+        del held["residuals", self.find_slot(node, "residuals", key, slots)]
+        found.accumulated.add(key)
+        if key[0]:
+          found.sent["grads", holdings_lib.input_of(key)] = t
+          fill("grads", self._if_read(node, t, "grads", holdings_lib.input_of(key)))
+      fill("activations", own.inputs)
+      fill("grads", own.grad)
+    found.slots.update({(kind, key): slot for (kind, slot), key in held.items()})
+    return found
+
+  @functools.cached_property
+  def _stages(self) -> list[tuple[base.StageId, ...]]:
+    return [stages_of(self.owners, n) for n in range(self.num_nodes)]
+
+  @functools.cached_property
+  def _lives(self) -> list[dict[_Array, tuple[int, int]]]:
+    """First and last tick in which each array that is read has its slot, by node."""
+    found = []
+    for n, start in enumerate(self.start):
+      begins: dict[_Array, int] = {}
+      ends: dict[_Array, int] = {}
+      begins |= {("activations", key): 0 for key in start.activations}
+      begins |= {("grads", key): 0 for key in start.gradients}
+      for t, row in enumerate(self.ticks):
+        own = row[n]
+        for key in filter(None, (own.forward, *own.redundant)):
+          ends["activations", holdings_lib.input_of(key)] = t
+        if own.forward:
+          begins.setdefault(("activations", own.forward), t)
+          if not self._is_repeated(n, own.forward):
+            begins["residuals", own.forward] = t
+        if key := own.backward:
+          begins.setdefault(("residuals", key), t)
+          ends["residuals", key] = ends["grads", key] = t
+          begins.setdefault(("grads", holdings_lib.input_of(key)), t)
+        if own.inputs:
+          begins.setdefault(("activations", own.inputs), t + 1)
+        if own.grad:
+          begins.setdefault(("grads", own.grad), t + 1)
+      found.append({what: (begins[what], t) for what, t in ends.items() if what in begins})
+    return found
+
+  def _is_repeated(self, node: int, key: Key | None) -> bool:
+    start = self.start[node]
+    return key in start.residuals or key in start.accumulated
+
+  def _if_read(self, node: int, tick: int, kind: str, key: Key) -> Key | None:
+    """Returns `key` if the node reads what it has made in a tick; else None."""
+    return key if self._lives[node].get((kind, key), (0, -1))[1] >= tick else None
+
+  def _pass(
+      self,
+      node: int,
+      tick: int,
+      key: Key,
+      kind: str,
+      read: Key,
+      made: Key,
+      slots: Slots,
+      *,
+      residual: int,
+  ) -> Pass:
+    """Returns a pass that reads and makes arrays of a kind."""
+    stage, m = key
+    has_inputs = 0 <= read[0] < self.num_stages - 1
+    is_read = self._if_read(node, tick, kind, made)
+    return Pass(
+        microbatch=m,
+        stage=stage,
+        hold=self._stages[node].index(stage),
+        inputs=self.find_slot(node, kind, read, slots) if has_inputs else -1,
+        residual=residual,
+        output=self.find_slot(node, kind, made, slots) if is_read else -1,
+    )
+
+
+def lower(
+    order: Iterable[tuple[base.NodeId, Instruction]],
+    *,
+    owners: Sequence[base.NodeId],
+    microbatches: Sequence[int],
+    holdings: lines_lib.Holdings | None = None,
+    in_flight: int | None = None,
+) -> TickTable:
+  """Returns the ticks that run the passes of a schedule.
+
+  Redundant forward passes are left out, as ticks have other waits than rows.
+
+  Args:
+    order: Nodes and instructions, see `simulate.simulate`; a send comes before
+      its receive.
+    owners: The node of each stage; a node's stages are contiguous, cyclically.
+    microbatches: Microbatches of the pipeline, by position.
+    holdings: Data that each node holds at the start.
+    in_flight: If given, a forward pass waits for the backward pass of the
+      microbatch so many before, so that it finds its slot free.
+
+  Raises:
+    ValueError: A node's stages are not contiguous, or an input is missing.
+  """
+  nodes = list(dict.fromkeys(owners))
+  if not is_ring(owners):
+    raise ValueError(f"Each node of a program sends to the next one only, got owners {[*owners]}.")
+  position = {m: i for i, m in enumerate(microbatches)}
+  held = [(holdings or {}).get(node, holdings_lib.NOTHING).numbered(position) for node in nodes]
+  free: collections.Counter[tuple[int, Op]] = collections.Counter()
+  ran: dict[tuple[Op, Key], int] = {}
+  # First tick in which a node may read an array from another node.
+  there: dict[tuple[int, _Array], int] = {}
+  ticks: dict[tuple[int, int], dict[str, Key]] = collections.defaultdict(dict)
+  start: list[dict[str, set[Key]]] = [collections.defaultdict(set) for _ in nodes]
+
+  def own(n: int, kind: str) -> frozenset[Key]:
+    return held[n].activations if kind == "activations" else held[n].gradients
+
+  def receive(n: int, i: Instruction, key: Key) -> None:
+    assert i.peer is not None
+    if i.op is Op.RECV_ACTIVATION:
+      kind, made, at = "activations", (Op.FORWARD, key), "inputs"
+    else:
+      kind, made, at = "grads", (Op.BACKWARD, (base.StageId(key[0] + 1), key[1])), "grad"
+    if key in own(nodes.index(i.peer), kind):  # Sent before the first tick.
+      start[n][kind].add(key)
+      there[n, (kind, key)] = 0
+    else:
+      ticks[ran[made], n][at] = key
+      there[n, (kind, key)] = ran[made] + 1
+
+  def find_input(n: int, kind: str, key: Key, made: tuple[Op, Key]) -> int:
+    if (n, (kind, key)) in there:
+      return there[n, (kind, key)]
+    if key in own(n, kind):
+      start[n][kind].add(key)
+      return 0
+    if made not in ran:
+      raise ValueError(f"Node {nodes[n]} lacks the input of a pass: {kind} of {key}.")
+    return ran[made] + 1
+
+  for node, i in order:
+    n, key = nodes.index(node), (i.stage, position[i.microbatch])
+    if i.is_receive:
+      receive(n, i, key)
+    elif i.op is Op.FORWARD:
+      before = holdings_lib.input_of(key)
+      at = find_input(n, "activations", before, (Op.FORWARD, before)) if i.stage else 0
+      if in_flight is not None:
+        at = max(at, 1 + ran.get((Op.BACKWARD, (key[0], key[1] - in_flight)), -1))
+      at = ran[Op.FORWARD, key] = max(at, free[n, Op.FORWARD])
+      free[n, Op.FORWARD] = at + 1
+      ticks[at, n]["forward"] = key
+    elif i.op is Op.BACKWARD:
+      behind = (base.StageId(i.stage + 1), key[1])
+      is_last = behind[0] == len(owners)
+      at = 0 if is_last else find_input(n, "grads", key, (Op.BACKWARD, behind))
+      if key in held[n].residuals:
+        start[n]["residuals"].add(key)
+      elif (Op.FORWARD, key) in ran:
+        at = max(at, ran[Op.FORWARD, key])
+      else:
+        raise ValueError(f"Node {node} lacks the input of a pass: residuals of {key}.")
+      at = ran[Op.BACKWARD, key] = max(at, free[n, Op.BACKWARD])
+      free[n, Op.BACKWARD] = at + 1
+      ticks[at, n]["backward"] = key
+  num_ticks = 1 + max(ran.values(), default=-1)
+  return TickTable(
+      owners=tuple(map(nodes.index, owners)),
+      num_microbatches=len(microbatches),
+      ticks=tuple(
+          tuple(Tick(**ticks.get((t, n), {})) for n in range(len(nodes))) for t in range(num_ticks)
+      ),
+      start=tuple(
+          holdings_lib.Holdings(
+              activations=frozenset(needs["activations"]),
+              gradients=frozenset(needs["grads"]),
+              residuals=frozenset(needs["residuals"]),
+              accumulated=held[n].accumulated,
+          )
+          for n, needs in enumerate(start)
+      ),
+  )
+
+
+def fill(table: TickTable, *, costs: costs_lib.StageCosts, budget: float) -> TickTable:
+  """Returns a table of a whole step with redundant forward passes.
+
+  First they take the time that nodes have left in their ticks. Others may
+  lengthen ticks, early ones first, until the step is longer by the fraction
+  `budget`; with `math.inf` all passes are run.
+  """
+  ticks = [[*row] for row in table.ticks]
+  time_ms = [[sum(map(costs.pass_ms, own.passes)) for own in row] for row in ticks]
+  lasts_ms = [*map(max, time_ms)]
+  left_ms = budget * sum(lasts_ms) if budget else 0.0
+  rules, done = [], [set[Instruction]() for _ in range(table.num_nodes)]
+  for n in range(table.num_nodes):
+    replica = table.stages_of(n)[1]
+    passes = [Instruction(replica, Op.REDUNDANT_FORWARD, m) for m in range(table.num_microbatches)]
+    times_ms = {i: costs.pass_ms(i) for i in passes}
+    rules.append(rule_lib.WaitRule(passes, times_ms, latest_ms={}, span_ms=0.0))
+  for is_free in (True, False):
+    made = [set[Key]() for _ in rules]
+    for (t, row), (n, rule) in itertools.product(enumerate(ticks), enumerate(rules)):
+      if key := row[n].forward:
+        made[n].add(key)
+      while len(row[n].redundant) < MAX_REDUNDANT and (i := rule.find_next(done[n], made[n])):
+        end_ms = lasts_ms[t] + (0.0 if is_free else left_ms)
+        if not dataclasses.replace(rule, span_ms=end_ms).fits(i, None, now_ms=time_ms[t][n]):
+          break
+        done[n].add(i)
+        row[n] = row[n]._replace(redundant=(*row[n].redundant, (i.stage, i.microbatch)))
+        time_ms[t][n] += costs.pass_ms(i)
+        left_ms -= max(0.0, time_ms[t][n] - lasts_ms[t])
+        lasts_ms[t] = max(lasts_ms[t], time_ms[t][n])
+  return dataclasses.replace(table, ticks=tuple(map(tuple, ticks)))

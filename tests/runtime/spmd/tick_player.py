@@ -1,0 +1,115 @@
+"""Plays a table of ticks as a program does, with keys for arrays."""
+
+from bamboo_jax import base
+from bamboo_jax.runtime.spmd import ticks as ticks_lib
+from bamboo_jax.schedule import checker, holdings as holdings_lib, instruction, lines as lines_lib
+
+Op = instruction.Op
+
+
+def check(table, *, widen=0, segment_ticks=3):
+  """Raises unless the table does the step: its work as rows, its arrays by slots."""
+  rows, line = as_rows(table), lines_lib.Line(range_of(table), range(table.num_microbatches))
+  checker.check(rows, [line], dict(base.by_node(table.start)))
+  slots = {kind: count + widen for kind, count in table.num_slots.items()}
+  player = Player(table, slots)
+  for first in range(0, len(table.ticks), segment_ticks):
+    player.run(first, first + segment_ticks)
+  return player
+
+
+def range_of(table):
+  return tuple(map(base.NodeId, table.owners))
+
+
+def as_rows(table):
+  """Returns the rows of a table; results are sent at the end of their tick."""
+  nodes = base.nodes(table.num_nodes)
+  rows = {n: [] for n in nodes}
+  for tick in table.ticks:
+    for n in nodes:
+      rows[n] += tick[n].passes
+    for n in nodes:
+      for kind, key, source in (("A", tick[n].inputs, n - 1), ("G", tick[n].grad, n + 1)):
+        if key is not None:
+          source = nodes[source % len(nodes)]
+          transfer = instruction.Transfer(kind, *key, source, n)
+          rows[source].append(transfer.send)
+          rows[n].append(transfer.receive)
+  return rows
+
+
+class Player:
+  """The buffers of all nodes; raises `AssertionError` at a wrong read."""
+
+  def __init__(self, table, slots):
+    self.table, self.slots = table, slots
+    self.num_owned = max(map(table.owners.count, table.owners))
+    self.buffers = []
+    for n, start in enumerate(table.start):
+      loaded = {("activations", key) for key in start.activations}
+      loaded |= {("grads", key) for key in start.gradients}
+      held = {(kind, table.find_slot(n, kind, key, slots)): key for kind, key in loaded}
+      assert len(held) == len(loaded), "two arrays in a slot"
+      held |= {("host", slot): key for key, slot in table.fetches(n).items()}
+      self.buffers.append(held)
+    self.offloaded = [[] for _ in table.start]
+
+  def run(self, first, stop):
+    array = self.table.as_array(first, stop, self.slots, self.num_owned)
+    for t in range(stop - first):
+      sent = [self.run_node(n, [int(x) for x in row]) for n, row in enumerate(array[:, t])]
+      for n, row in enumerate(array[:, t]):
+        before, behind = sent[n - 1][0], sent[(n + 1) % len(sent)][1]
+        for kind, slot, key in (("activations", row[-2], before), ("grads", row[-1], behind)):
+          if slot >= 0:
+            self.put(n, kind, int(slot), key)
+    for n, own in enumerate(self.offloaded):
+      offloads = self.table.offloads(n, first, stop)
+      assert dict(own) == offloads, (own, offloads)
+      own.clear()
+
+  def run_node(self, n, row):
+    size = len(ticks_lib.Pass())
+    *forwards, back = (ticks_lib.Pass(*row[i : i + size]) for i in range(0, len(row) - 2, size))
+    output = grad = None
+    for p in forwards:
+      if p.microbatch < 0:
+        continue
+      key = self.key(n, p)
+      if p.stage:
+        self.read(n, "activations", p.inputs, holdings_lib.input_of(key))
+      self.put(n, "residuals", p.residual, key)
+      if p.host >= 0:
+        self.offloaded[n].append((key, p.host))
+      else:
+        output = key
+      if p.output >= 0:
+        self.put(n, "activations", p.output, key)
+    # Residuals leave beside the backward pass.
+    for key, _ in self.offloaded[n]:
+      assert key not in self.table.start[n].residuals
+    if back.microbatch >= 0:
+      key = self.key(n, back)
+      if back.host >= 0:
+        self.read(n, "host", back.host, key)
+        self.put(n, "residuals", back.residual, key)
+      self.read(n, "residuals", back.residual, key)
+      if back.stage + 1 < self.table.num_stages:
+        self.read(n, "grads", back.inputs, key)
+      grad = holdings_lib.input_of(key)
+      if back.output >= 0:
+        self.put(n, "grads", back.output, grad)
+    return output, grad
+
+  def key(self, n, p):
+    assert self.table.stages_of(n)[p.hold] == p.stage
+    return p.stage, p.microbatch
+
+  def read(self, n, kind, slot, key):
+    found = self.buffers[n].get((kind, slot))
+    assert found == key, f"slot {slot} of {kind} of node {n} holds {found}, not {key}"
+
+  def put(self, n, kind, slot, key):
+    assert key is not None
+    self.buffers[n][kind, slot] = key

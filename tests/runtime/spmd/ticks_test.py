@@ -1,0 +1,274 @@
+import dataclasses
+import itertools
+import math
+
+from absl.testing import absltest, parameterized
+import numpy as np
+
+from bamboo_jax.runtime.spmd import plan as plan_lib, ticks as ticks_lib
+from bamboo_jax.schedule import (
+    checker,
+    costs as costs_lib,
+    failover,
+    holdings as holdings_lib,
+    instruction as instruction_lib,
+    lines as lines_lib,
+    render as grid_lib,
+    simulate as simulate_lib,
+    timeline as timeline_lib,
+)
+from tests import redone as redone_lib, schedules
+from tests.runtime.spmd import tick_player
+
+Op = instruction_lib.Op
+
+# Backward passes so short that there is little room beside them.
+TIGHT = costs_lib.StageCosts(
+    forward_ms=(1.0, 1.5, 1.0, 2.0), backward_ms=(1.0, 1.5, 1.0, 2.0), transfer_ms=(0.0,) * 3
+)
+
+
+def simulate(owners, num_microbatches, holdings=None):
+  bounds = lines_lib.in_flight_limits(len(owners))
+  line = lines_lib.Line(owners, range(num_microbatches), bounds)
+  costs = schedules.uniform_costs(len(owners))
+  return timeline_lib.linearize([simulate_lib.simulate([line], costs=costs, holdings=holdings)])
+
+
+def make_table(num_stages, num_microbatches, *, budget=None, costs=None):
+  owners = range(num_stages)
+  order = simulate(owners, num_microbatches)
+  table = ticks_lib.lower(order, owners=owners, microbatches=range(num_microbatches))
+  if budget is None or num_stages == 1:
+    return table
+  costs = costs or schedules.uniform_costs(num_stages)
+  return ticks_lib.fill(table, costs=costs, budget=budget)
+
+
+def lay_out(table, **options):
+  costs = schedules.uniform_costs(table.num_stages)
+  return plan_lib.lay_out(table, costs, **options)
+
+
+def find_overhead(table):
+  plain = lay_out(table, without={Op.REDUNDANT_FORWARD})
+  return lay_out(table).span_ms / plain.span_ms - 1.0
+
+
+def place(table, op):
+  """Returns the tick of each pass of an operation, by stage and microbatch."""
+  return {
+      (i.stage, i.microbatch): t
+      for t, tick in enumerate(table.ticks)
+      for own in tick
+      for i in own.passes
+      if i.op is op
+  }
+
+
+class LowerTest(parameterized.TestCase):
+
+  @parameterized.product(num_stages=[1, 2, 3, 5, 8], num_microbatches=[1, 2, 5, 9])
+  def test_each_pass_has_its_tick(self, num_stages, num_microbatches):
+    table = make_table(num_stages, num_microbatches)
+    last = num_stages - 1
+    everything = list(itertools.product(range(num_stages), range(num_microbatches)))
+    self.assertEqual(place(table, Op.FORWARD), {(s, m): m + s for s, m in everything})
+    self.assertEqual(place(table, Op.BACKWARD), {(s, m): m + 2 * last - s for s, m in everything})
+    self.assertEqual(lay_out(table).span_ms, 3 * (num_microbatches + last))
+    in_flight = min(2 * num_stages - 1, num_microbatches)
+    self.assertEqual(table.num_slots["residuals"], in_flight)
+    self.assertEqual(table.num_slots["spare"], 0)
+
+  @parameterized.parameters(*itertools.product((1, 2, 3, 5), (1, 4, 9), (None, 0.0, math.inf)))
+  def test_every_size(self, num_stages, num_microbatches, budget):
+    table = make_table(num_stages, num_microbatches, budget=budget)
+    for widen in (0, 2):  # A program may have more slots.
+      tick_player.check(table, widen=widen)
+    num_redundant = lay_out(table).num_redundant
+    if budget is None or num_stages == 1:
+      self.assertEqual(num_redundant, 0)
+    elif budget == 0.0:
+      self.assertAlmostEqual(find_overhead(table), 0.0)
+    else:
+      self.assertEqual(num_redundant, num_stages * num_microbatches)
+
+  def test_microbatches_and_nodes_are_counted_from_zero(self):
+    # The second pipeline of two: nodes 2 and 3, microbatches 4 to 7.
+    line = lines_lib.Line((2, 3), range(4, 8), (2, 1))
+    timeline = simulate_lib.simulate([line], costs=schedules.uniform_costs(2))
+    order = timeline_lib.linearize([timeline])
+    self.assertEqual(
+        ticks_lib.lower(order, owners=(2, 3), microbatches=range(4, 8)), make_table(2, 4)
+    )
+
+  def test_refuses(self):
+    with self.assertRaisesRegex(ValueError, r"next one only.*\[0, 1, 0, 2\]"):
+      ticks_lib.lower((), owners=(0, 1, 0, 2), microbatches=(0,))
+    for stage, op, missing in ((0, Op.BACKWARD, "grads"), (1, Op.FORWARD, "activations")):
+      order = [(stage, instruction_lib.Instruction(stage, op, 0))]
+      with self.assertRaisesRegex(ValueError, f"lacks the input of a pass: {missing}"):
+        ticks_lib.lower(order, owners=(0, 1), microbatches=(0,))
+    order = [(1, instruction_lib.Instruction(1, Op.BACKWARD, 0))]
+    with self.assertRaisesRegex(ValueError, "lacks the input of a pass: residuals"):
+      ticks_lib.lower(order, owners=(0, 1), microbatches=(0,))
+
+  @parameterized.named_parameters(
+      ("pass_lost", 2, 0, dict(backward=None), "does not run|not"),
+      ("input_lost", 0, 1, dict(inputs=None), "not there"),
+      ("grad_lost", 1, 0, dict(grad=None), "not there"),
+  )
+  def test_the_player_refuses(self, t, n, change, message):
+    table = make_table(2, 2)
+    ticks = [list(tick) for tick in table.ticks]
+    ticks[t][n] = ticks[t][n]._replace(**change)
+    with self.assertRaisesRegex(checker.ScheduleError, message):
+      tick_player.check(dataclasses.replace(table, ticks=tuple(map(tuple, ticks))))
+
+  def test_the_player_refuses_one_slot_too_few(self):
+    table = make_table(3, 4)
+    slots = {**table.num_slots, "residuals": 3}
+    with self.assertRaisesRegex(AssertionError, "residuals of node 0 holds"):
+      tick_player.Player(table, slots).run(0, len(table.ticks))
+
+
+class FillTest(parameterized.TestCase):
+
+  # As `3 (M + P - 1)` units are all that ideal 1F1B takes.
+  @parameterized.parameters((4, 8, 31), (8, 16, 127), (4, 16, 33))
+  def test_passes_that_are_free(self, num_stages, num_microbatches, count):
+    size = (num_stages, num_microbatches)
+    free = make_table(*size, budget=0.0)
+    self.assertEqual(lay_out(free).num_redundant, count)
+    self.assertEqual(find_overhead(free), 0.0)
+    every = make_table(*size, budget=math.inf)
+    self.assertEqual(lay_out(every).num_redundant, num_stages * num_microbatches)
+    if num_microbatches == 2 * num_stages:
+      self.assertLessEqual(find_overhead(every), 0.05)
+
+  @parameterized.parameters(0.0, 0.05, 0.1, 0.3, math.inf)
+  def test_keeps_to_the_budget(self, budget):
+    table = make_table(4, 8, costs=TIGHT, budget=budget)
+    tick_player.check(table)
+    span_ms = plan_lib.lay_out(table, TIGHT).span_ms
+    plain_ms = plan_lib.lay_out(make_table(4, 8), TIGHT).span_ms
+    self.assertLessEqual(span_ms, plain_ms * (1.0 + budget) + 1e-6)
+    if budget == 0.3:
+      self.assertGreater(span_ms, plain_ms)
+
+
+class RestTest(parameterized.TestCase):
+  """Any node may die after any tick; who is left finishes the step."""
+
+  def finish(self, table, num_ticks, victims):
+    """Returns the table of the rest of a step."""
+    held, slots = {}, table.num_slots
+    for n, start in enumerate(table.start):
+      found = table.find_contents(n, num_ticks, slots)
+      arrays = {*found.slots, *found.sent}
+      of = lambda kind, arrays=arrays: {key for name, key in arrays if name == kind}
+      residuals = (of("residuals") | {*found.offloaded} | start.residuals) - found.accumulated
+      held[n] = holdings_lib.Holdings(
+          frozenset(of("activations") | start.activations),
+          frozenset(of("grads") | start.gradients),
+          frozenset(residuals),
+          frozenset(found.accumulated),
+      )
+    roles = failover.Roles.initial(table.owners)
+    roles, left = failover.fail_over(roles, held, victims)
+    return ticks_lib.lower(
+        simulate(roles.owners, table.num_microbatches, left),
+        owners=roles.owners,
+        microbatches=range(table.num_microbatches),
+        holdings={n: held[n] for n in roles.nodes},
+        in_flight=table.num_stages,
+    )
+
+  @parameterized.parameters((2, 4, 1), (3, 5, 1), (4, 16, 5))
+  def test_every_cut(self, num_stages, num_microbatches, every):
+    for budget in (None, 0.0):
+      table = make_table(num_stages, num_microbatches, budget=budget)
+      cuts = range(0, len(table.ticks) + 1, every)
+      for t, victim in itertools.product(cuts, range(num_stages)):
+        rest = self.finish(table, t, {victim})
+        tick_player.check(rest, widen=t % 2)
+        redone = redone_lib.find_redone(
+            table, rest, lost={victim}, num_ticks=t, segment_ticks=num_stages
+        )
+        self.assertLessEqual(redone.again, redone.at_most, (t, victim))
+        # One executable has room for all of them.
+        self.assertLessEqual(rest.num_slots["residuals"], num_stages)
+        self.assertLessEqual(rest.num_slots["spare"], 1)
+        for start in rest.start:
+          self.assertLessEqual(len(start.residuals), num_microbatches + 2 * num_stages - 1)
+        if budget is not None and t == len(table.ticks):
+          # All that is owed is redundant backward passes, lazily.
+          ran = sum(own.forward is not None for row in rest.ticks for own in row)
+          self.assertEqual(redone.from_host + ran, num_microbatches)
+
+
+class TickTableTest(absltest.TestCase):
+
+  def test_two_microbatches_through_two_stages(self):
+    table = make_table(2, 2)
+    self.assertEqual(
+        table.ticks[1],
+        (
+            ticks_lib.Tick(forward=(0, 1), grad=(0, 0)),
+            ticks_lib.Tick(forward=(1, 0), backward=(1, 0), inputs=(0, 1)),
+        ),
+    )
+    array = table.as_array(1, 4, table.num_slots, 1)
+    self.assertEqual(array.dtype, np.int32)
+    self.assertEqual(array.shape, (2, 3, ticks_lib.NUM_FIELDS))
+    self.assertEqual(array[1, 0, :7].tolist(), [0, 1, 0, 0, 0, -1, -1])
+    self.assertEqual(array[1, 0, 28:35].tolist(), [0, 1, 0, -1, 0, -1, -1])
+    self.assertEqual(array[:, 0, -2:].tolist(), [[-1, 0], [0, -1]])
+    # Beyond the end nothing is done.
+    self.assertEqual(table.as_array(4, 5, table.num_slots, 1)[:, :, ::7].max(), -1)
+
+  def test_residuals_that_leave_are_counted_by_segment(self):
+    table = make_table(4, 8, budget=0.0)
+    slots = [table.offloads(1, t, t + 4) for t in range(0, 14, 4)]
+    self.assertEqual(sorted(key for own in slots for key in own), [(2, m) for m in range(8)])
+    for own in slots:
+      self.assertEqual(sorted(own.values()), list(range(len(own))))
+
+  def test_stages_of_a_node(self):
+    self.assertEqual(ticks_lib.stages_of((0, 1, 2), 1), (1, 2))
+    self.assertEqual(ticks_lib.stages_of((0, 1, 2), 2), (2, 0))
+    self.assertEqual(ticks_lib.stages_of((0, 1, 1), 1), (1, 2))
+    self.assertEqual(ticks_lib.stages_of((1, 0, 1), 1), (2, 0))
+    self.assertEqual(ticks_lib.stages_of((0, 0), 0), (0, 1))
+    self.assertEqual(ticks_lib.stages_of((0, 0, 1, 0), 0), (3, 0, 1))
+    self.assertEqual(ticks_lib.stages_of((0, 0, 0), 0), (0, 1, 2))
+
+  def test_rings(self):
+    for owners in ((0, 1, 2), (2, 2, 0, 2), (0, 1, 0, 1), (5, 5)):
+      self.assertTrue(ticks_lib.is_ring(owners), owners)
+    for owners in ((0, 1, 0, 2), (0, 2, 1, 0, 1)):
+      self.assertFalse(ticks_lib.is_ring(owners), owners)
+
+
+class TimelineTest(absltest.TestCase):
+
+  def test_a_tick_lasts_as_long_as_its_busiest_node(self):
+    table = make_table(2, 2, budget=0.0)
+    self.assertEqual(
+        grid_lib.render_grid(plan_lib.lay_out(table, schedules.uniform_costs(2))).splitlines(),
+        [
+            "node 0 F0  F1  RF0 RF1 B0      ....B1      ",
+            "node 1 RF0 F0  B0      F1  B1      RF1 ....",
+            "       36 columns are 9 ms, bubble 11.1 %",
+        ],
+    )
+
+  def test_a_tick_ends_with_the_exchange(self):
+    costs = schedules.uniform_costs(2, transfer_ms=0.5)
+    table = make_table(2, 1, costs=costs)
+    # F0, then F0 and B0, then B0, each with a transfer in both directions.
+    self.assertEqual(plan_lib.lay_out(table, costs).span_ms, 6.0 + 3 * 1.0)
+
+
+if __name__ == "__main__":
+  absltest.main()
