@@ -69,15 +69,34 @@ class UnitPrograms:
     self._lock = threading.RLock()
     self._join_vjp: compat.JoinVjp | None = None
     self._compiled: dict[tuple[str, places.Place], jax.stages.Compiled] = {}
-    jit = functools.partial(jax.jit, keep_unused=True)  # `after` only orders programs.
-    self.forward = jit(self._forward)
-    self.redundant = jit(self._redundant) if mesh is None else self._copy_forward
-    self.backward = jit(self._backward, donate_argnums=(5,))
-    self.evaluate = jit(self._evaluate)
-    self.update = jit(self._update, donate_argnums=(0, 1))
-    self.propose = jit(self._update)
-    self.norms, self.zeros = jit(self._norms), jit(self._zeros)
-    self._copy = jit(self._cast)
+    whole, data, state = places.of_any, places.of_data, self._of_state
+    self.forward = self._jit("forward", (whole, data, data))
+    self.redundant = self._jit("redundant", ()) if mesh is None else self._copy_forward
+    self.backward = self._jit("backward", (whole, data, state), donated=(5,))
+    self.evaluate = self._jit("evaluate", (whole, data))
+    self.update = self._jit("update", state, donated=(0, 1))
+    self.propose = self._jit("propose", state)
+    self.norms, self.zeros = self._jit("norms", whole), self._jit("zeros", state)
+    self._copy = self._jit("cast", state)
+
+  def _jit(self, name: str, results: Any, donated: tuple[int, ...] = ()) -> Any:
+    """Returns a function under `jax.jit`.
+
+    `results` find where results lie on a mesh, as the next program expects them.
+    """
+    function = getattr(self, f"_{name}")
+    # `keep_unused`: `after` only orders programs.
+    jit = functools.partial(jax.jit, function, donate_argnums=donated, keep_unused=True)
+    if (mesh := self._mesh) is None:
+      return jit()
+
+    def find() -> Any:
+      shapes = jax.eval_shape(function, *self._find_arguments(name, None))
+      if callable(results):
+        return results(mesh, shapes)
+      return tuple(place(mesh, part) for place, part in zip(results, shapes, strict=True))
+
+    return _MeshProgram(lambda: jit(out_shardings=find()))
 
   def cast(self, params: Layers) -> Layers:
     """Returns parameters as passes read them; may be the same arrays."""
@@ -137,9 +156,7 @@ class UnitPrograms:
 
     whole = lambda dtype, *shape: put(jax.ShapeDtypeStruct(shape, dtype), places.of_any)
     data = lambda tree: put(tree, places.of_data)
-    state = lambda tree: put(
-        tree, lambda place, tree: places.of_state(place, tree, unit.model.name)
-    )
+    state = lambda tree: put(tree, self._of_state)
     unit, number, scale = self.unit, whole(np.uint32), whole(np.float32)
     own = spec_lib.to_unit(unit.state, unit)
     total = state(spec_lib.to_unit(unit.accumulator, unit))
@@ -189,7 +206,7 @@ class UnitPrograms:
   def _cast(self, params: Layers) -> Layers:
     """Returns the parameters that passes read in another dtype; None for others."""
     copy = lambda a, like: None if a.dtype == like.dtype else a.astype(like.dtype)
-    return self._as_state(jax.tree.map(copy, params, self.copies))
+    return jax.tree.map(copy, params, self.copies)
 
   def _forward(
       self,
@@ -207,8 +224,7 @@ class UnitPrograms:
     loss = None
     if self.unit.is_last:
       outputs, loss = None, outputs
-    saved = spec_lib.Saved(None, residuals, stats, loss)
-    return make_token(), *self._as_data((outputs, saved))
+    return make_token(), outputs, spec_lib.Saved(None, residuals, stats, loss)
 
   def _redundant(
       self, *args: base.PyTree
@@ -239,15 +255,17 @@ class UnitPrograms:
     grads = spec_lib.drop_frozen(self.unit, grads)
     add = lambda total, x: total + x.reshape(total.shape).astype(total.dtype)
     seen = spec_lib.Accumulator(grads, saved.stats, saved.loss)
-    accumulator = jax.tree.map(add, accumulator, seen)
-    return make_token(), self._as_data(grad_inputs), self._as_state(accumulator)
+    return make_token(), grad_inputs, jax.tree.map(add, accumulator, seen)
 
   def _evaluate(
       self, after: jax.Array, params: Layers, stats: Layers, inputs: base.PyTree, batch: base.PyTree
   ) -> tuple[jax.Array, base.PyTree]:
     """Runs a forward pass without dropout; the last unit returns `layer.Loss.stack`."""
     outputs, _ = self._apply(widen(params), stats, inputs, batch)
-    return make_token(), self._as_data(outputs)
+    return make_token(), outputs
+
+  def _propose(self, *args: base.PyTree) -> spec_lib.StageState:
+    return self._update(*args)
 
   def _update(
       self,
@@ -268,7 +286,7 @@ class UnitPrograms:
       updates, slot = self.unit.optimizer.update(grads, slot, old)
       new = optax.apply_updates(old, updates)
       layers.append((new, slot, jax.tree.map(mean, stats, like)))
-    return self._as_state(spec_lib.StageState(*zip(*layers, strict=True)))
+    return spec_lib.StageState(*zip(*layers, strict=True))
 
   def _norms(self, total: spec_lib.Accumulator) -> jax.Array:
     """Returns the squared gradient norm of each layer, tied copies excluded."""
@@ -282,7 +300,7 @@ class UnitPrograms:
   def _zeros(self, after: jax.Array) -> spec_lib.Accumulator:
     """Returns the accumulator before the first microbatch."""
     zero = spec_lib.zero_accumulator(self.unit)
-    return self._as_state(spec_lib.to_unit(zero, self.unit))
+    return spec_lib.to_unit(zero, self.unit)
 
   def _apply(
       self,
@@ -313,17 +331,27 @@ class UnitPrograms:
       outputs = outputs.stack()
     return outputs, tuple(stats[name] for name in unit.names)
 
-  def _as_data(self, tree: base.PyTree) -> base.PyTree:
-    """Lets results lie on the mesh where the next program expects them."""
-    if self._mesh is None:
-      return tree
-    return jax.lax.with_sharding_constraint(tree, places.of_data(self._mesh, tree))
+  def _of_state(self, place: places.Place, tree: base.PyTree) -> base.PyTree:
+    return places.of_state(place, tree, self.unit.model.name)
 
-  def _as_state(self, tree: base.PyTree) -> base.PyTree:
-    if self._mesh is None:
-      return tree
-    where = places.of_state(self._mesh, tree, self.unit.model.name)
-    return jax.lax.with_sharding_constraint(tree, where)
+
+class _MeshProgram:
+  """A function under `jax.jit` that is made when it is first used."""
+
+  def __init__(self, make: Callable[[], Any]) -> None:
+    self._make, self._jitted = make, None
+
+  def __call__(self, *args: base.PyTree) -> Any:
+    return self._find()(*args)
+
+  def trace(self, *args: base.PyTree) -> jax.stages.Traced:
+    """Traces the function for arguments or their shapes."""
+    return self._find().trace(*args)
+
+  def _find(self) -> Any:
+    if self._jitted is None:  # No lock: it would be held while others wait for this trace.
+      self._jitted = self._make()
+    return self._jitted
 
 
 class ProgramCache:

@@ -7,7 +7,8 @@ from absl.testing import absltest, parameterized
 import jax
 import numpy as np
 
-from bamboo_jax.runtime import node as node_lib
+from bamboo_jax.models import sharding
+from bamboo_jax.runtime import node as node_lib, places
 from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
 from bamboo_jax.schedule import holdings as holdings_lib, instruction as instruction_lib
 from tests.runtime import engine_test as engines
@@ -15,6 +16,7 @@ from tests.runtime.spmd import pipelines as small
 
 Op = instruction_lib.Op
 _MICROBATCH = 1
+MESH = jax.sharding.Mesh(np.array(jax.devices()[:4]).reshape(2, 2), sharding.AXES)
 
 
 def bits(tree):
@@ -28,12 +30,12 @@ def memory_kinds(tree):
 class Stage:
   """A node with some layers of a small GPT-2, in stage 1."""
 
-  def __init__(self, first, last, *, cache=None, residuals="host"):
+  def __init__(self, first, last, *, cache=None, residuals="host", device=None):
     self.spec = dataclasses.replace(engines.make_whole(), first=first, last=last)
     self.cache = cache or programs_lib.ProgramCache()
     self.node = node_lib.Node(
         0,
-        jax.devices()[1],
+        device or jax.devices()[1],
         links=mock.Mock(),
         clock=node_lib.Clock(),
         programs=self.cache,
@@ -46,7 +48,7 @@ class Stage:
     self.node.begin_step(3, feed, microbatches_per_share=2)
     rng = np.random.default_rng(0)
     random = lambda a: rng.standard_normal(a.shape).astype(a.dtype)
-    put = lambda tree: jax.device_put(tree, self.node.device)
+    put = lambda tree: jax.device_put(tree, places.of_data(self.node.device, tree))
     self.inputs = put(jax.tree.map(random, self.spec.inputs))
     self.grad = put(jax.tree.map(random, self.spec.outputs))
 
@@ -69,7 +71,7 @@ class Stage:
     return bits((store.accumulators, store.grads))
 
 
-class TraceTest(absltest.TestCase):
+class TraceTest(parameterized.TestCase):
 
   def test_what_is_traced_without_a_device_is_not_traced_again(self):
     cache, spec = programs_lib.ProgramCache(), engines.make_whole()
@@ -86,11 +88,12 @@ class TraceTest(absltest.TestCase):
         cache.get(spec.units[0], device).compile("evaluate", device)
     self.assertIs(programs_lib.UnitPrograms._apply, apply)
 
-  def test_calls_find_what_is_compiled(self):
-    stage = Stage(1, 6)
-    for unit in stage.spec.units:
+  @parameterized.parameters(None, MESH)
+  def test_calls_find_what_is_compiled(self, device):
+    stage = Stage(1, 6, device=device)
+    for _, programs in stage.node.units(1):
       for name in ("forward", "backward", "redundant", "zeros", "cast"):
-        stage.cache.get(unit).compile(name, stage.node.device)
+        programs.compile(name, stage.node.device)
     compiled = []
     jax.monitoring.register_event_duration_secs_listener(
         lambda name, secs, **_: compiled.append(name) if "backend_compile" in name else None
@@ -99,6 +102,10 @@ class TraceTest(absltest.TestCase):
     stage.run(Op.REDUNDANT_FORWARD)
     stage.backward()
     self.assertEmpty(compiled)
+    for total in stage.node.store.accumulators.values():
+      where = places.of_state(stage.node.device, total.grads, "gpt2")
+      placed = lambda a, want: self.assertTrue(a.sharding.is_equivalent_to(want, a.ndim))
+      jax.tree.map(placed, total.grads, where)
 
 
 class RedundantTest(parameterized.TestCase):
