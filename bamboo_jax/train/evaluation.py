@@ -8,7 +8,6 @@ is no deadlock.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 import time
-from typing import NamedTuple
 
 import numpy as np
 
@@ -39,17 +38,12 @@ class EvalPart:
   fails: bool
 
 
-class Evaluated(NamedTuple):
-  """The means by name, None if it ended early; and whether the run stops."""
-
-  means: dict[str, float] | None
-  stops: bool
-
-
 def run(
     job: job_lib.Job, data: failures.SafeData, given: environment.Environment, *, step: base.StepId
-) -> Evaluated:
-  """Returns the mean "loss" in nats, and those of the metrics of the model.
+) -> tuple[dict[str, float] | None, bool]:
+  """Returns the mean "loss" in nats and those of the metrics of the model, by name.
+
+  None instead if it has ended early; and whether the run stops.
 
   Blocks until all members have called it after `step` steps. About once a
   second they agree to go on: a request to end the run, a notice or an error in
@@ -79,13 +73,13 @@ def run(
     losses |= {i: loss for part in said for i, loss in part.losses.items()}
     first += len(numbers)
     if any(part.stops or part.hurries or part.fails for part in said):
-      return Evaluated(None, stops=any(part.stops for part in said))
+      return None, any(part.stops for part in said)
     rate = len(numbers) / max(part.secs for part in said)
     count = max(1, round(rate * _AGREE_SECS))
   found = {i: weights[i] * np.array(loss) for i, loss in losses.items()}
   whole = job.task.whole
   names = whole.model.metrics(whole.batch, train=False)
-  return Evaluated(average(found, names), stops=False)
+  return average(found, names), False
 
 
 def evaluate(

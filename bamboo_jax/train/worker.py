@@ -255,12 +255,12 @@ class Worker:
       return
     self._journal.explain(f"evaluating after step {steps}", step=steps)
     with self._journal.during("useful"):
-      done = evaluation.run(self._job, self._data, self._given, step=steps)
-    if done.means is None:
+      means, stops = evaluation.run(self._job, self._data, self._given, step=steps)
+    if means is None:
       self._journal.show("the evaluation has ended early")
     else:
-      self._journal.write_event("eval", step=steps, values=done.means)
-    if done.stops:
+      self._journal.write_event("eval", step=steps, values=means)
+    if stops:
       self._stop_at, self._saves_at_stop = steps, True
 
   def _begin(self) -> None:

@@ -223,6 +223,9 @@ class ChargesTest(parameterized.TestCase):
     self.assertEqual(got.recovery, 5 * 2.0 + 6 * 1.0)
     self.assertEqual(got.redundant, 6 * 1.0)
     self.assertEqual(got.idle, 1.0 + 5 * 1.0 + 30.0 + 2.0)
+    self.now = 8.0
+    self._add(charges, _result(7.0, secs=1.0))
+    self.assertEqual(self._account(charges).node_time.idle, got.idle + 2.0)  # Once.
 
   def test_charges_from_the_start_of_the_agent(self):
     charges = charges_lib.Charges(-4.0, clock=lambda: 1.0)

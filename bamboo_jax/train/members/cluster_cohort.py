@@ -42,12 +42,10 @@ class ClusterCohort:
 
   @property
   def view(self) -> views.View:
-    """The view that this member works in."""
     return self._client.adopted
 
   @property
   def newest(self) -> views.View:
-    """The newest view known here."""
     return self._client.newest
 
   def host_of(self, node: base.NodeId) -> base.NodeId:
@@ -128,7 +126,7 @@ class ClusterCohort:
     self._exits.settled()
 
   def report(self, kind: str, **facts: Any) -> None:
-    """See `Cohort`; "leave" and "slow" are always about this node."""
+    """Reports of "leave" and "slow" are always about this node."""
     if kind in ("leave", "slow"):
       del facts["node"]
     self._client.send(_REPORTS[kind](**facts))

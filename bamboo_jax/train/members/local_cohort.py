@@ -96,10 +96,9 @@ class LocalCohort:
     self._raise_if_changed()
 
   def retract(self) -> None:
-    """This member outlives its nodes, and votes."""
+    """Tells nobody: this member outlives its nodes, and votes."""
 
   def take_retracted(self) -> bool:
-    """Never."""
     return False
 
   def wait_change(self, timeout_secs: float) -> views.View | None:
@@ -108,7 +107,7 @@ class LocalCohort:
     return self.newest if self._is_changed() else None
 
   def wait_members(self, count: int, *, why: str = "") -> None:
-    """Joining nodes are in the view at once."""
+    """Does not wait: joining nodes are in the view at once."""
     if len(self.newest.members) < count:
       raise base.InfeasibleError(why)
     self._raise_if_changed()
@@ -128,7 +127,6 @@ class LocalCohort:
     return self._arrived[number]
 
   def silent_secs(self, number: base.ViewId) -> Mapping[base.NodeId, float]:
-    """There is no agent."""
     del number
     return {}
 
