@@ -373,81 +373,115 @@ def lower(
     raise ValueError(f"Each node of a program sends to the next one only, got owners {[*owners]}.")
   position = {m: i for i, m in enumerate(microbatches)}
   held = [(holdings or {}).get(node, holdings_lib.NOTHING).numbered(position) for node in nodes]
-  free: collections.Counter[tuple[int, Op]] = collections.Counter()
-  ran: dict[tuple[Op, Key], int] = {}
-  # First tick in which a node may read an array from another node.
-  there: dict[tuple[int, _Array], int] = {}
-  ticks: dict[tuple[int, int], dict[str, Key]] = collections.defaultdict(dict)
-  start: list[dict[str, set[Key]]] = [collections.defaultdict(set) for _ in nodes]
-
-  def own(n: int, kind: str) -> frozenset[Key]:
-    return held[n].activations if kind == "activations" else held[n].gradients
-
-  def receive(n: int, i: Instruction, key: Key) -> None:
-    assert i.peer is not None
-    if i.op is Op.RECV_ACTIVATION:
-      kind, made, at = "activations", (Op.FORWARD, key), "inputs"
-    else:
-      kind, made, at = "grads", (Op.BACKWARD, (base.StageId(key[0] + 1), key[1])), "grad"
-    if key in own(nodes.index(i.peer), kind):  # Sent before the first tick.
-      start[n][kind].add(key)
-      there[n, (kind, key)] = 0
-    else:
-      ticks[ran[made], n][at] = key
-      there[n, (kind, key)] = ran[made] + 1
-
-  def find_input(n: int, kind: str, key: Key, made: tuple[Op, Key]) -> int:
-    if (n, (kind, key)) in there:
-      return there[n, (kind, key)]
-    if key in own(n, kind):
-      start[n][kind].add(key)
-      return 0
-    if made not in ran:
-      raise ValueError(f"Node {nodes[n]} lacks the input of a pass: {kind} of {key}.")
-    return ran[made] + 1
-
+  found = _Lowered(nodes, held, num_stages=len(owners), in_flight=in_flight)
   for node, i in order:
     n, key = nodes.index(node), (i.stage, position[i.microbatch])
     if i.is_receive:
-      receive(n, i, key)
+      assert i.peer is not None
+      found.receive(n, nodes.index(i.peer), i.op, key)
     elif i.op is Op.FORWARD:
-      before = holdings_lib.input_of(key)
-      at = find_input(n, "activations", before, (Op.FORWARD, before)) if i.stage else 0
-      if in_flight is not None:
-        at = max(at, 1 + ran.get((Op.BACKWARD, (key[0], key[1] - in_flight)), -1))
-      at = ran[Op.FORWARD, key] = max(at, free[n, Op.FORWARD])
-      free[n, Op.FORWARD] = at + 1
-      ticks[at, n]["forward"] = key
+      found.add_forward(n, key)
     elif i.op is Op.BACKWARD:
-      behind = (base.StageId(i.stage + 1), key[1])
-      is_last = behind[0] == len(owners)
-      at = 0 if is_last else find_input(n, "grads", key, (Op.BACKWARD, behind))
-      if key in held[n].residuals:
-        start[n]["residuals"].add(key)
-      elif (Op.FORWARD, key) in ran:
-        at = max(at, ran[Op.FORWARD, key])
-      else:
-        raise ValueError(f"Node {node} lacks the input of a pass: residuals of {key}.")
-      at = ran[Op.BACKWARD, key] = max(at, free[n, Op.BACKWARD])
-      free[n, Op.BACKWARD] = at + 1
-      ticks[at, n]["backward"] = key
-  num_ticks = 1 + max(ran.values(), default=-1)
+      found.add_backward(n, key)
   return TickTable(
       owners=tuple(map(nodes.index, owners)),
       num_microbatches=len(microbatches),
       ticks=tuple(
-          tuple(Tick(**ticks.get((t, n), {})) for n in range(len(nodes))) for t in range(num_ticks)
+          tuple(Tick(**found.ticks.get((t, n), {})) for n in range(len(nodes)))
+          for t in range(found.num_ticks)
       ),
-      start=tuple(
-          holdings_lib.Holdings(
-              activations=frozenset(needs["activations"]),
-              gradients=frozenset(needs["grads"]),
-              residuals=frozenset(needs["residuals"]),
-              accumulated=held[n].accumulated,
-          )
-          for n, needs in enumerate(start)
-      ),
+      start=tuple(map(found.start, range(len(nodes)))),
   )
+
+
+class _Lowered:
+  """Passes that have their ticks; nodes are numbered along the ring.
+
+  Attributes:
+    ticks: Fields of `Tick`, by tick and node.
+    num_ticks: Number of ticks so far.
+  """
+
+  def __init__(
+      self,
+      nodes: Sequence[base.NodeId],
+      held: Sequence[holdings_lib.Holdings],
+      *,
+      num_stages: int,
+      in_flight: int | None,
+  ) -> None:
+    self.ticks: dict[tuple[int, int], dict[str, Key]] = collections.defaultdict(dict)
+    self.num_ticks = 0
+    self._nodes, self._held, self._num_stages, self._in_flight = nodes, held, num_stages, in_flight
+    self._free: collections.Counter[tuple[int, Op]] = collections.Counter()
+    self._ran: dict[tuple[Op, Key], int] = {}
+    # First tick in which a node may read an array from another node.
+    self._there: dict[tuple[int, _Array], int] = {}
+    self._start: dict[tuple[int, str], set[Key]] = collections.defaultdict(set)
+
+  def receive(self, n: int, source: int, op: Op, key: Key) -> None:
+    """Lets an array arrive after the pass that makes it."""
+    if op is Op.RECV_ACTIVATION:
+      kind, made, at = "activations", (Op.FORWARD, key), "inputs"
+    else:
+      kind, made, at = "grads", (Op.BACKWARD, (base.StageId(key[0] + 1), key[1])), "grad"
+    if key in self._own(source, kind):  # Sent before the first tick.
+      self._start[n, kind].add(key)
+      self._there[n, (kind, key)] = 0
+    else:
+      self.ticks[self._ran[made], n][at] = key
+      self._there[n, (kind, key)] = self._ran[made] + 1
+
+  def add_forward(self, n: int, key: Key) -> None:
+    (stage, m), at = key, 0
+    if stage:
+      before = holdings_lib.input_of(key)
+      at = self._find_input(n, "activations", before, (Op.FORWARD, before))
+    if self._in_flight is not None:
+      at = max(at, 1 + self._ran.get((Op.BACKWARD, (stage, m - self._in_flight)), -1))
+    self._add(n, Op.FORWARD, key, at)
+
+  def add_backward(self, n: int, key: Key) -> None:
+    behind, at = (base.StageId(key[0] + 1), key[1]), 0
+    if behind[0] < self._num_stages:
+      at = self._find_input(n, "grads", key, (Op.BACKWARD, behind))
+    if key in self._held[n].residuals:
+      self._start[n, "residuals"].add(key)
+    elif (Op.FORWARD, key) in self._ran:
+      at = max(at, self._ran[Op.FORWARD, key])
+    else:
+      raise self._lacks(n, "residuals", key)
+    self._add(n, Op.BACKWARD, key, at)
+
+  def start(self, n: int) -> holdings_lib.Holdings:
+    """Returns what a node needs at the start."""
+    needs = {
+        kind: frozenset(self._start[n, kind]) for kind in ("activations", "grads", "residuals")
+    }
+    return holdings_lib.Holdings(*needs.values(), accumulated=self._held[n].accumulated)
+
+  def _add(self, n: int, op: Op, key: Key, at: int) -> None:
+    at = max(at, self._free[n, op])
+    self._ran[op, key], self._free[n, op] = at, at + 1
+    self.ticks[at, n]["forward" if op is Op.FORWARD else "backward"] = key
+    self.num_ticks = max(self.num_ticks, at + 1)
+
+  def _find_input(self, n: int, kind: str, key: Key, made: tuple[Op, Key]) -> int:
+    """Returns the first tick in which a node may read an array."""
+    if (n, (kind, key)) in self._there:
+      return self._there[n, (kind, key)]
+    if key in self._own(n, kind):
+      self._start[n, kind].add(key)
+      return 0
+    if made not in self._ran:
+      raise self._lacks(n, kind, key)
+    return self._ran[made] + 1
+
+  def _own(self, n: int, kind: str) -> frozenset[Key]:
+    return self._held[n].activations if kind == "activations" else self._held[n].gradients
+
+  def _lacks(self, n: int, kind: str, key: Key) -> ValueError:
+    return ValueError(f"Node {self._nodes[n]} lacks the input of a pass: {kind} of {key}.")
 
 
 def fill(table: TickTable, *, costs: costs_lib.StageCosts, budget: float) -> TickTable:
