@@ -11,14 +11,12 @@ Read `executor` first, then `program` and `tick`.
   ticks         The table that a program runs, lowered from a schedule.
   engine        The programs of all pipelines, and their roles.
   pipeline_run  The progress of a step, and how it continues after a death.
-  ring          The nodes that run a program together, in one or many processes.
-  program       The program of a segment of a step.
+  program       The program of a segment of a step, and its arrays over all devices.
   tick          The passes and the exchange of one tick on one device.
   passes        Forward and backward pass of a stage, from the programs of its units.
   weights       Packs the state of a node to arguments, and unpacks its sums.
   layout        Which stage has which layers.
   buffers       The arrays that a device keeps between ticks.
-  global_arrays Arrays over the devices of a program, a part on each.
   processes     Pipelines over processes, by JAX's multi-process runtime.
   branch        A branch that changes large arrays in place.
 """

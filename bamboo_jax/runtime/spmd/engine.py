@@ -14,13 +14,12 @@ import jax
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.runtime import engine as engine_lib, node as node_lib, recent
+from bamboo_jax.runtime import engine as engine_lib, node as node_lib
 from bamboo_jax.runtime.spmd import (
     layout as layout_lib,
     pipeline_run as run_lib,
     processes as processes_lib,
     program as program_lib,
-    ring as ring_lib,
     ticks as ticks_lib,
     weights as weights_lib,
 )
@@ -30,7 +29,6 @@ from bamboo_jax.schedule import instruction as instruction_lib
 Owners = Sequence[base.NodeId]
 Order = Sequence[tuple[base.NodeId, instruction_lib.Instruction]]
 Segment = Sequence[tuple[ticks_lib.Tick, ...]]
-_MAX_RINGS = 64  # More than a layout and each death in it need.
 
 
 class SpmdEngine:
@@ -78,7 +76,6 @@ class SpmdEngine:
     self._sizes, self._sizes_of_rest = program_lib.find_sizes(
         table, num_stages=self.layout.num_stages, keeps=keeps, segment_ticks=segment_ticks
     )
-    self._rings: recent.Recent[ring_lib.Ring] = recent.Recent(_MAX_RINGS)
     self.runs: dict[base.ShareId, Any] = {}
     self.running: list[run_lib.PipelineRun] = []
 
@@ -108,7 +105,7 @@ class SpmdEngine:
     return [functools.partial(self._compile, row) for row in own]
 
   def _compile(self, owners: Owners) -> None:
-    program = self._find(owners).program
+    program = self._find(owners)
     if self._processes is None:
       _ = program.segment, program.start
     else:
@@ -123,7 +120,7 @@ class SpmdEngine:
 
   def num_bytes(self) -> dict[str, int]:
     """Returns the bytes of a node's arrays beside its state, by memory."""
-    program = self._find(self._rows.owners[0]).program
+    program = self._find(self._rows.owners[0])
     # Copies of a segment's carry; assumes one process per node.
     copies = 2 if self._keeps else 1
     carry, sizes = program.carry, program.sizes
@@ -166,10 +163,10 @@ class SpmdEngine:
   def _make_run(
       self, order: Order, share: base.ShareId, owners: Owners, *, is_rest: bool
   ) -> run_lib.PipelineRun | processes_lib.ChildRun:
-    numbers, table, ring = self._numbers(share), self._table, self._find(owners)
+    numbers, table, program = self._numbers(share), self._table, self._find(owners)
     stores = {n: self._rows.nodes[n].store for n in dict.fromkeys(owners)} if is_rest else None
     # The table is for whole steps, with one stage per node.
-    if stores is not None or len(ring.nodes) < len(owners):
+    if stores is not None or len(set(owners)) < len(owners):
       table = ticks_lib.lower(
           ((node, i) for node, i in order if i.microbatch in numbers),
           owners=owners,
@@ -177,16 +174,15 @@ class SpmdEngine:
           holdings={n: store.holdings() for n, store in (stores or {}).items()},
           in_flight=self._sizes_of_rest.num_slots["residuals"],
       )
-      ring = self._find(owners, table)
-    weights, batch = self._inputs(ring.program, owners, numbers)
+      program = self._find(owners, table)
+    weights, batch = self._inputs(program, owners, numbers)
     facts = (np.array(numbers, np.uint32), np.uint32(self._step))
-    program = ring.program
     if self._processes is not None:
       work = processes_lib.ShareWork(tuple(owners), self.layout, program.sizes, table, *facts)
       arrays = [*weights.values(), batch]
       return processes_lib.ChildRun(self._processes, program, work, arrays)
     inputs = (program.put(weights), program.put(dict.fromkeys(weights, batch)), *facts)
-    return run_lib.PipelineRun(ring, table, inputs, owners=owners, share=share, stores=stores)
+    return run_lib.PipelineRun(program, table, inputs, owners=owners, share=share, stores=stores)
 
   @property
   def is_done(self) -> bool:
@@ -261,40 +257,26 @@ class SpmdEngine:
     key = ("packing", self.layout)
     return self._rows.programs.others.get(key, weights_lib.Packing)
 
-  def _find(self, owners: Owners, table: ticks_lib.TickTable | None = None) -> ring_lib.Ring:
-    """Returns the ring of owners, with a program whose sizes fit a table."""
-    nodes = tuple(dict.fromkeys(owners))
+  def _find(
+      self, owners: Owners, table: ticks_lib.TickTable | None = None
+  ) -> program_lib.SegmentProgram:
+    """Returns the program of owners, whose sizes fit a table; compiles nothing yet."""
+    nodes, sizes = tuple(dict.fromkeys(owners)), self._sizes
     num_owned = max(map(owners.count, nodes))
-    # Large enough also for nodes that continue an interrupted step.
-    if table is not None:
+    if table is not None or num_owned > 1:
+      # Large enough also for nodes that continue an interrupted step.
       num_owned = max(2, num_owned)
-    return self._get_ring(nodes, num_owned=num_owned, table=table)
-
-  def _get_ring(
-      self,
-      nodes: tuple[base.NodeId, ...],
-      *,
-      num_owned: int,
-      table: ticks_lib.TickTable | None = None,
-  ) -> ring_lib.Ring:
-    def make() -> ring_lib.Ring:
-      sizes = self._sizes
-      if num_owned > 1:
-        sizes = dataclasses.replace(self._sizes_of_rest, num_owned=num_owned, num_held=num_owned)
-      if table and not sizes.fits(table):  # Compiled now, in a pause.
-        sizes = sizes.widen(table)
-      # A worker needs only the shapes of the program that its child runs.
-      devices = [self._devices[node] for node in nodes if node in self._devices]
-      program = self._rows.programs.others.get(
-          ("segment", self.layout, str(sizes), *devices),
-          lambda: program_lib.SegmentProgram(
-              *(self._whole, self.layout, sizes), devices=devices, params=self._params
-          ),
-      )
-      return ring_lib.Ring(program, nodes)
-
-    fits = lambda r: table is None or r.program.sizes.fits(table)
-    return self._rings.get((num_owned, *nodes), make, fits=fits)
+      sizes = dataclasses.replace(self._sizes_of_rest, num_owned=num_owned, num_held=num_owned)
+    if table is not None:  # If it is larger, it is compiled now, in a pause.
+      sizes = sizes.widen(table)
+    # A worker needs only the shapes of the program that its child runs.
+    devices = [self._devices[node] for node in nodes if node in self._devices]
+    return self._rows.programs.others.get(
+        ("segment", self.layout, str(sizes), *devices),
+        lambda: program_lib.SegmentProgram(
+            *(self._whole, self.layout, sizes), devices=devices, params=self._params
+        ),
+    )
 
   def _stages(
       self, program: program_lib.SegmentProgram, owners: Owners

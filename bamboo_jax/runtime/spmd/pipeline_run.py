@@ -15,8 +15,7 @@ import numpy as np
 from bamboo_jax import base
 from bamboo_jax.runtime.spmd import (
     buffers as buffers_lib,
-    global_arrays,
-    ring as ring_lib,
+    program as program_lib,
     ticks as ticks_lib,
     weights as weights_lib,
 )
@@ -38,7 +37,7 @@ class PipelineRun:
 
   def __init__(
       self,
-      ring: ring_lib.Ring,
+      program: program_lib.SegmentProgram,
       table: ticks_lib.TickTable,
       inputs: Sequence[base.PyTree],
       *,
@@ -50,16 +49,15 @@ class PipelineRun:
 
     `inputs` are the first four arguments of `SegmentProgram.segment`.
     """
-    program = ring.program
-    self.program, self.table, self._ring = program, table, ring
-    self.owners, self.nodes, self._share = tuple(owners), ring.nodes, share
+    self.program, self.table, self._share = program, table, share
+    self.owners, self.nodes = tuple(owners), tuple(dict.fromkeys(owners))
     self.is_rest, self.num_segments = stores is not None, 0
     self._inputs = inputs
     self._offloaded: list[buffers_lib.Kept] = []
     self._sent: list[tuple[base.PyTree, base.PyTree]] = []
     if stores is None:
       self._carry = program.start()
-      self._fetched = ring.zeros(program.fetched, kind="pinned_host")
+      self._fetched = program.zeros(program.fetched, kind="pinned_host")
     else:
       self._carry, self._fetched = self._load(stores)
     self._pending: tuple[Any, ...] | None = None
@@ -103,13 +101,12 @@ class PipelineRun:
 
   def release(self) -> None:
     """Lets later segments overwrite what this run has left on the host."""
-    self._ring.free += zip(self._offloaded, self._sent, strict=True)
+    self.program.free += zip(self._offloaded, self._sent, strict=True)
     self._offloaded, self._sent = [], []
 
   def sums(self, node: base.NodeId) -> buffers_lib.MicrobatchSums:
     """Returns the sums of a local node, arrays [1, ...]."""
-    device = self.program.mesh.devices[self.nodes.index(node)]
-    return global_arrays.part_on(device, self._carry.sums)
+    return self.program.part(self.nodes.index(node), self._carry.sums)
 
   def dump(self, node: base.NodeId, store: array_store.StepArrays) -> None:
     """Puts all arrays of a local node but its sums into its store, in NumPy."""
@@ -136,15 +133,15 @@ class PipelineRun:
     """Starts the segment of a tick and those after it."""
     sizes = self.program.sizes
     rows = self.table.as_array(first, first + sizes.num_ticks, sizes.num_slots, sizes.num_owned)
-    table = self.program.put({n: rows[n : n + 1] for n in self._ring.local})
-    host = self._ring.take_host()
+    table = self.program.put({n: rows[n : n + 1] for n in self.program.local})
+    host = self.program.take_host()
     return self.program.segment(*self._inputs, table, carry, self._fetched, host)
 
   def _load(self, stores: Stores) -> tuple[buffers_lib.Carry, base.PyTree]:
     """Puts the arrays that the table needs into their slots."""
-    program, table, zeros = self.program, self.table, ring_lib.host_zeros
-    carries = {n: zeros(program.carry) for n in self._ring.local}
-    fetched = {n: zeros(program.fetched) for n in self._ring.local}
+    program, table, zeros = self.program, self.table, program_lib.host_zeros
+    carries = {n: zeros(program.carry) for n in self.program.local}
+    fetched = {n: zeros(program.fetched) for n in self.program.local}
     for n, carry in carries.items():
       start, own = table.start[n], stores[self.nodes[n]]
       for kind, keys in (("activations", start.activations), ("grads", start.gradients)):
@@ -168,8 +165,7 @@ class PipelineRun:
 
   def _read(self, buffer: base.PyTree, n: int, slot: int) -> base.PyTree:
     """Returns the value of a node in a slot."""
-    own = global_arrays.part_on(self.program.mesh.devices[n], buffer)
-    return jax.tree.map(lambda a: np.asarray(a)[0, slot], own)
+    return jax.tree.map(lambda a: np.asarray(a)[0, slot], self.program.part(n, buffer))
 
 
 def _store(buffer: base.PyTree, value: base.PyTree, slot: int) -> None:

@@ -51,7 +51,6 @@ from bamboo_jax.runtime.spmd import (
     layout as layout_lib,
     pipeline_run as run_lib,
     program as program_lib,
-    ring as ring_lib,
     ticks as ticks_lib,
 )
 from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
@@ -523,9 +522,10 @@ class _Child:
     program = self._programs[key]
     _ = program.segment, program.start
     inputs = [program.put({self._rank: part}) for part in self._memory.read()]
-    ring = ring_lib.Ring(program, tuple(dict.fromkeys(work.owners)))
     inputs += [work.numbers, work.step]
-    return run_lib.PipelineRun(ring, work.table, inputs, owners=work.owners, share=base.ShareId(0))
+    return run_lib.PipelineRun(
+        program, work.table, inputs, owners=work.owners, share=base.ShareId(0)
+    )
 
 
 def _find_address(host: str) -> str:

@@ -21,10 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.runtime import accelerator
+from bamboo_jax.runtime import accelerator, devices as devices_lib
 from bamboo_jax.runtime.spmd import (
     buffers as buffers_lib,
-    global_arrays,
     layout as layout_lib,
     passes as passes_lib,
     tick as tick_lib,
@@ -72,10 +71,6 @@ class Sizes:
         "grads": self.num_owned * slots["grads"],
         "residuals": self.num_owned * slots["residuals"] + slots["spare"],
     }
-
-  def fits(self, table: ticks_lib.TickTable) -> bool:
-    """Returns whether the executable can run the ticks of the table."""
-    return self == self.widen(table)
 
   def widen(self, table: ticks_lib.TickTable) -> "Sizes":
     """Returns sizes with at least the room that the table needs."""
@@ -128,7 +123,7 @@ def find_sizes(
   in_flight = min(count, num_stages)
   rest = dataclasses.replace(
       first,
-      num_slots={"activations": count, "grads": count, "residuals": in_flight, "spare": 1},
+      num_slots={"activations": count, "grads": count, "residuals": in_flight, "spare": 0},
       num_offloads=0,
       num_fetches=table.num_slots["residuals"] + bool(first.num_offloads) * count,
       num_owned=2,
@@ -137,11 +132,18 @@ def find_sizes(
   return first, rest
 
 
+def host_zeros(shapes: base.PyTree) -> base.PyTree:
+  """Returns NumPy arrays [1, ...] for the shapes of one device."""
+  return jax.tree.map(lambda a: np.zeros((1, *a.shape), a.dtype), shapes)
+
+
 class SegmentProgram:
   """The program of a segment for some devices, along the ring.
 
   Attributes:
     activation: Shapes of the values between stages.
+    local: Places in the ring of the devices of this process.
+    free: Buffers in host memory that later segments may take.
   """
 
   def __init__(
@@ -161,6 +163,8 @@ class SegmentProgram:
     self.spec, self.layout, self.sizes = spec, layout, sizes
     self._params = params
     self.mesh = jax.sharding.Mesh(np.array(devices), (tick_lib.STAGE,))
+    self.local = [n for n, device in enumerate(devices) if devices_lib.is_local(device)]
+    self.free: list[base.PyTree] = []
     self._passes = passes_lib.StagePasses(spec, layout)
     self.activation = spec.model.input_shapes(spec.batch)[layout.blocks.first]
     self._kept = self._passes.kept_shapes(self.activation)
@@ -263,14 +267,34 @@ class SegmentProgram:
   def place(self, shapes: base.PyTree, *, kind: str | None = None) -> Any:
     """Returns the shapes of one device as global shapes, sharded over nodes."""
     sharding = jax.sharding.NamedSharding(self.mesh, _BY_NODE, memory_kind=kind)
-    return global_arrays.widen(buffers_lib.repeat(shapes, 1), sharding)
+    like = lambda a: jax.ShapeDtypeStruct((self.mesh.size, *a.shape), a.dtype, sharding=sharding)
+    return jax.tree.map(like, shapes)
 
   def put(self, by_place: Mapping[int, base.PyTree], *, kind: str | None = None) -> base.PyTree:
     """Joins the arrays of local nodes, [1, ...] each, to global arrays."""
     sharding = jax.sharding.NamedSharding(self.mesh, _BY_NODE, memory_kind=kind)
     on = functools.partial(jax.sharding.SingleDeviceSharding, memory_kind=kind)
     parts = [jax.device_put(part, on(self.mesh.devices[n])) for n, part in by_place.items()]
-    return global_arrays.join(parts, sharding)
+
+    def join(*arrays: jax.Array) -> jax.Array:
+      shape = (self.mesh.size, *arrays[0].shape[1:])
+      return jax.make_array_from_single_device_arrays(shape, sharding, list(arrays))
+
+    return jax.tree.map(join, *parts)
+
+  def part(self, n: int, whole: base.PyTree) -> base.PyTree:
+    """Returns the part of global arrays on a local device, [1, ...]."""
+    device = self.mesh.devices[n]
+    find = lambda a: next(s.data for s in a.addressable_shards if s.device == device)
+    return jax.tree.map(find, whole)
+
+  def take_host(self) -> base.PyTree:
+    """Returns buffers in host memory for a segment, which consumes them."""
+    return self.free.pop() if self.free else self.zeros(self.host, kind="pinned_host")
+
+  def zeros(self, shapes: base.PyTree, *, kind: str | None = None) -> base.PyTree:
+    """Returns global arrays of zeros, from the shapes of one device."""
+    return self.put(dict.fromkeys(self.local, host_zeros(shapes)), kind=kind)
 
   def _run(
       self,

@@ -168,8 +168,7 @@ class TickTable:
   def num_slots(self) -> dict[str, int]:
     """Slots of "activations", "grads" and "residuals" of a stage, at least 1.
 
-    Also those of residuals that no backward pass reads on the device, "spare":
-    of redundant passes, and of passes that are repeated for their output only.
+    Also those of residuals that leave for the host at the end of a tick, "spare".
     """
     least: dict[tuple[str, int, int, int], int] = {}
     most = dict(least)
@@ -182,12 +181,8 @@ class TickTable:
     found = dict.fromkeys(("activations", "grads", "residuals"), 1)
     for where, m in most.items():
       found[where[0]] = max(found[where[0]], 1 + m - least[where])
-    spare = (
-        len(own.redundant) + self._is_repeated(n, own.forward)
-        for row in self.ticks
-        for n, own in enumerate(row)
-    )
-    return found | {"spare": max(spare, default=0)}
+    spare = max((len(own.redundant) for row in self.ticks for own in row), default=0)
+    return found | {"spare": spare}
 
   def find_slot(self, node: int, kind: str, key: Key, slots: Slots) -> int:
     """Returns the slot of an array in a buffer, which has `slots` for a stage."""
@@ -213,12 +208,12 @@ class TickTable:
         for key in (own.forward, *own.redundant):
           if key is None:
             continue
-          is_kept = key == own.forward and not self._is_repeated(n, key)
+          is_own = key == own.forward
           one = self._pass(
               *(n, t, key, "activations", holdings_lib.input_of(key), key, slots),
-              residual=slot("residuals", key) if is_kept else next(spare),
+              residual=slot("residuals", key) if is_own else next(spare),
           )
-          rows.append(one._replace(host=offloads.get(key, -1) if key in own.redundant else -1))
+          rows.append(one._replace(host=-1 if is_own else offloads[key]))
         rows += [Pass()] * (NUM_FORWARDS - len(rows))
         back = Pass()
         if key := own.backward:
@@ -261,8 +256,7 @@ class TickTable:
       own = row[node]
       if key := own.forward:
         found.sent["activations", key] = t
-        if not self._is_repeated(node, key):
-          fill("residuals", key)
+        fill("residuals", key)
         fill("activations", self._if_read(node, t, "activations", key))
       for key in own.redundant:
         found.offloaded[key] = t
@@ -297,8 +291,7 @@ class TickTable:
           ends["activations", holdings_lib.input_of(key)] = t
         if own.forward:
           begins.setdefault(("activations", own.forward), t)
-          if not self._is_repeated(n, own.forward):
-            begins["residuals", own.forward] = t
+          begins["residuals", own.forward] = ends["residuals", own.forward] = t
         if key := own.backward:
           begins.setdefault(("residuals", key), t)
           ends["residuals", key] = ends["grads", key] = t
@@ -309,10 +302,6 @@ class TickTable:
           begins.setdefault(("grads", own.grad), t + 1)
       found.append({what: (begins[what], t) for what, t in ends.items() if what in begins})
     return found
-
-  def _is_repeated(self, node: int, key: Key | None) -> bool:
-    start = self.start[node]
-    return key in start.residuals or key in start.accumulated
 
   def _if_read(self, node: int, tick: int, kind: str, key: Key) -> Key | None:
     """Returns `key` if the node reads what it has made in a tick; else None."""
