@@ -93,7 +93,7 @@ def main(flags: AblateFlags) -> None:
       for trial in ablation.plan_trials(sweeps, repeats=flags.repeats)
   ]
   show = lambda job: {"trial": str(job)}
-  inputs = [*sweep.digest_files(files), str(config)]
+  inputs = [*sweep.digest_files(files), *sweep.digest_code(config.to_dict()), str(config)]
   rows = []
   for row in sweep.run(ablation.run_job, jobs, where, inputs=inputs, describe=show):
     rows.append(row)

@@ -112,7 +112,7 @@ class JobFlags:
   num_processes: int | None = flagset.flag(
       None, "Jobs at once; by default one for each core.", least=1
   )
-  scheduler: str | None = flagset.flag(
+  dask: str | None = flagset.flag(
       None, "A Dask scheduler, tcp://host:8786; its workers run the jobs."
   )
   shard: str | None = flagset.flag(
@@ -128,12 +128,12 @@ class JobFlags:
     `alone`: why jobs must run one after the other on this machine, "" if not.
     """
     if alone:
-      flagset.refuse(["num_processes", "scheduler"], alone)
-    if self.scheduler:
-      flagset.refuse(["num_processes"], "with --scheduler")
+      flagset.refuse(["num_processes", "dask"], alone)
+    if self.dask:
+      flagset.refuse(["num_processes"], "with --dask")
     return sweep.Where(
         num_processes=1 if alone else self.num_processes,
-        scheduler=self.scheduler,
+        dask=self.dask,
         shard=sweep.parse_shard(self.shard) if self.shard else None,
         num_merged=self.merge,
         folder=pathlib.Path(workdir, "jobs") if workdir else None,

@@ -118,7 +118,9 @@ def main(flags: VerifyFlags) -> None:
   )
   states: collections.Counter[str] = collections.Counter()
   num_failed = 0
-  for row in itertools.chain.from_iterable(sweep_lib.run(table.run, jobs, where)):
+  inputs = sweep_lib.digest_code(flags.config.to_dict())
+  done = sweep_lib.run(table.run, jobs, where, inputs=inputs)
+  for row in itertools.chain.from_iterable(done):
     print(table.render(row), flush=True)
     states.update(row.states)
     num_failed += len(row.failures)

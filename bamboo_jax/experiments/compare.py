@@ -84,7 +84,8 @@ def run(
         f"note: --trace={trace} is played alone, without the sweep of "
         f"{plain['sweep']['field']}, which changes how traces are generated."
     )
-  outcomes = _play_all(_make_jobs(tuple(plain["policies"]), plays), where)
+  inputs = [*sweep_lib.digest_files([trace]), *sweep_lib.digest_code(plain)]
+  outcomes = _play_all(_make_jobs(tuple(plain["policies"]), plays), where, inputs)
   sweep: dict[Any, dict[str, list[loop.Outcome]]] = {}
   for policy, found in outcomes.items():
     for one, outcome in zip(plays[1:], found[1:], strict=True):
@@ -189,12 +190,14 @@ def _make_jobs(policies: Sequence[str], plays: Sequence[Play]) -> list[PolicyJob
   ]
 
 
-def _play_all(jobs: Sequence[PolicyJob], where: sweep_lib.Where) -> dict[str, list[loop.Outcome]]:
+def _play_all(
+    jobs: Sequence[PolicyJob], where: sweep_lib.Where, inputs: Sequence[str]
+) -> dict[str, list[loop.Outcome]]:
   results = sweep_lib.run(
       play,
       jobs,
       where,
-      inputs=sweep_lib.digest_files([jobs[0].plays[0].path]),
+      inputs=inputs,
       num_runs=lambda job: len(job.plays),
       describe=lambda job: {"policy": job.policy},
   )

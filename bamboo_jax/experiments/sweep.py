@@ -20,7 +20,6 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import importlib
 import importlib.metadata
 import multiprocessing
 import os
@@ -90,14 +89,14 @@ class Where:
   Attributes:
     num_processes: Of this machine; None: one per core. With one, jobs run in
       this process.
-    scheduler: Address of a Dask scheduler, whose workers run the jobs instead.
+    dask: Address of a Dask scheduler, whose workers run the jobs instead.
     shard: The jobs to run; None: all.
     num_merged: Number of shards whose results are merged; no job is run then.
     folder: Of results; None: they are not kept.
   """
 
   num_processes: int | None = None
-  scheduler: str | None = None
+  dask: str | None = None
   shard: Shard | None = None
   num_merged: int | None = None
   folder: pathlib.Path | None = None
@@ -197,6 +196,11 @@ def digest_files(paths: Sequence[str | None]) -> list[str]:
   return [kept.digest(packaged.find_file(p)) for p in paths if p is not None]
 
 
+def digest_code(config: Mapping[str, Any]) -> list[str]:
+  """Returns a hash of each file of the user's code that a config names, for `inputs`."""
+  return [f"{path} {digest}" for path, digest in base.find_code(config).items()]
+
+
 def _check_shards(count: int, num_jobs: int, done: Mapping[int, Any]) -> None:
   """Raises `ValueError`, which names shards without results for all jobs."""
   lacking = []
@@ -219,21 +223,25 @@ def _run_all(
   todo, num_broken = dict(todo), 0
   num_processes = where.num_processes or len(os.sched_getaffinity(0))
   num_processes = min(num_processes, len(todo))
-  if where.scheduler is None and num_processes == 1:
+  if where.dask is None and num_processes == 1:
     for i, job in todo.items():
       yield i, function(job)
     return
   while todo:
+    start = _start_processes(num_processes) if where.dask is None else _join_dask(where.dask)
     try:
-      if where.scheduler is not None:
-        done = _on_dask(function, todo, where.scheduler)
-      else:
-        done = _on_processes(function, todo, num_processes)
-      with contextlib.closing(done):
-        for i, result in done:
-          del todo[i]
-          num_broken = 0
-          yield i, result
+      with start as executor:
+        waiting = {executor.submit(_call, function, versions(), job): i for i, job in todo.items()}
+        try:
+          for future in futures.as_completed([*waiting]):
+            i = waiting.pop(future)
+            result = future.result()
+            del todo[i]
+            num_broken = 0
+            yield i, result
+        finally:
+          for future in waiting:
+            future.cancel()
     except process.BrokenProcessPool:
       num_broken += 1
       if num_broken == _MAX_BROKEN:
@@ -243,87 +251,62 @@ def _run_all(
         ) from None
 
 
-def _on_processes(
-    function: Callable[[Any], Any], jobs: Mapping[int, Any], number: int
-) -> Generator[tuple[int, Any]]:
+@contextlib.contextmanager
+def _start_processes(number: int) -> Iterator[futures.Executor]:
   # Spawned processes inherit no locks and no threads.
   pool = process.ProcessPoolExecutor(number, mp_context=multiprocessing.get_context("spawn"))
   try:
-    yield from _collect(pool, function, jobs)
+    yield pool
   finally:
     pool.shutdown(cancel_futures=True)
 
 
-def _on_dask(
-    function: Callable[[Any], Any], jobs: Mapping[int, Any], address: str
-) -> Generator[tuple[int, Any]]:
-  distributed = extras.load("distributed", extra="sweep", what="--scheduler")
+@contextlib.contextmanager
+def _join_dask(address: str) -> Iterator[futures.Executor]:
+  """Yields the executor of a Dask cluster, and says what is wrong with it in one line."""
+  distributed = extras.load("distributed", extra="sweep", what="--dask")
   try:
     client = distributed.Client(address, timeout=_CONNECT_SECS, set_as_default=False)
   except (OSError, ValueError) as error:
-    raise ValueError(f"--scheduler={address}: no Dask scheduler answers: {error}") from error
+    raise ValueError(f"--dask={address}: no Dask scheduler answers: {error}") from error
   with client:
-    _check_workers(client, address)
-    call = functools.partial(_call, function, versions())
     try:
-      yield from _collect(client.get_executor(pure=False), call, jobs)
+      client.wait_for_workers(1, timeout=_CONNECT_SECS)
+      yield client.get_executor(pure=False)
+    except TimeoutError:
+      raise ValueError(f"--dask={address}: it has no worker after {_CONNECT_SECS} s.") from None
     except distributed.KilledWorker as error:
-      raise ValueError(f"--scheduler={address}: {error}") from error
+      raise ValueError(f"--dask={address}: {error}") from error
+    except RuntimeError as error:
+      if "deserialization" not in str(error):
+        raise
+      why = f"a worker cannot import the job, and its log says why: {error}"
+      raise ValueError(f"--dask={address}: {why.splitlines()[0]}") from error
     except futures.CancelledError:
-      raise ValueError(f"--scheduler={address}: the scheduler ended before the jobs.") from None
-
-
-def _collect(
-    executor: futures.Executor, call: Callable[[Any], Any], jobs: Mapping[int, Any]
-) -> Generator[tuple[int, Any]]:
-  waiting = {executor.submit(call, job): i for i, job in jobs.items()}
-  try:
-    for future in futures.as_completed([*waiting]):
-      yield waiting.pop(future), future.result()
-  finally:
-    for future in waiting:
-      future.cancel()
-
-
-def _check_workers(client: Any, address: str) -> None:
-  """Raises `ValueError`, which names a worker that cannot take part."""
-
-  def ask() -> dict[str, str]:
-    # Sent as code: a worker may lack the package.
-    module = importlib.import_module("bamboo_jax.experiments.sweep")
-    found: dict[str, str] = module.versions()
-    return found
-
-  what = f"--scheduler={address}:"
-  try:
-    client.wait_for_workers(1, timeout=_CONNECT_SECS)
-  except TimeoutError:
-    raise ValueError(f"{what} it has no worker after {_CONNECT_SECS} s.") from None
-  for worker, number in client.nthreads().items():
-    if number != 1:
-      raise ValueError(
-          f"{what} worker {worker} has {number} threads; start it with " "--nthreads=1."
-      )
-  for worker, found in client.run(ask, on_error="return").items():
-    if isinstance(found, Exception):
-      raise ValueError(f"{what} worker {worker}: {found}.")
-    _check_versions(found, versions(), f"{what} worker {worker}")
+      raise ValueError(f"--dask={address}: the scheduler ended before the jobs.") from None
 
 
 def _call(function: Callable[[Any], Any], wanted: Mapping[str, str], job: Any) -> Any:
-  """Runs a job on a worker, which may have joined after the check."""
-  _check_versions(versions(), wanted, f"Worker on {platform.node()}")
-  return function(job)
-
-
-def _check_versions(found: Mapping[str, str], wanted: Mapping[str, str], who: str) -> None:
-  other = [
+  """Runs a job in a worker; raises `ValueError` if it may have another result there."""
+  found = versions()
+  wrong = [
       f"{name} {found.get(name)}, not {version}"
       for name, version in wanted.items()
       if found.get(name) != version
   ]
-  if other:
-    raise ValueError(f"{who} has {'; '.join(other)}.")
+  if (number := _count_threads()) > 1:
+    wrong.append(f"{number} threads; start it with --nthreads=1")
+  if wrong:
+    raise ValueError(f"Worker on {platform.node()} has {'; '.join(wrong)}.")
+  return function(job)
+
+
+def _count_threads() -> int:
+  """Returns how many jobs this process runs at once."""
+  if distributed := sys.modules.get("distributed"):
+    with contextlib.suppress(ValueError):  # It is no worker of Dask.
+      return int(distributed.get_worker().state.nthreads)
+  return 1
 
 
 @functools.cache

@@ -145,6 +145,20 @@ class SweepTest(folders.FolderCase):
       found, _ = run(str, jobs, where)
       self.assertEqual(found == ["kept"], is_kept, msg=edited)
 
+  def test_a_plugin_that_is_installed(self):
+    plugin = self.folder / "installed_plugin.py"
+    self.enterContext(mock.patch.object(sys, "path", [*sys.path, str(self.folder)]))
+    where = sweep.Where(num_processes=1, folder=self.folder / "jobs")
+    digests = []
+    for content in ("x = 1", "x = 2"):
+      plugin.write_text(content)
+      importlib.invalidate_caches()
+      digests.append(sweep.digest_code({"plugins": ["installed_plugin"], "model": {"name": "a"}}))
+      _, lines = run(square, [5], where, inputs=digests[-1])
+    self.assertLen(digests[0], 1)
+    self.assertNotEqual(*digests)
+    self.assertRegex(lines[0], "^note: 1 kept results in .* are of other code, plug-ins, inputs")
+
   def test_a_result_that_others_can_write(self):
     where = sweep.Where(num_processes=1, folder=self.folder / "jobs")
     run(square, [5], where)
@@ -190,8 +204,10 @@ class DaskTest(folders.FolderCase):
     super().setUp()
     port = ports.free_port()
     self.address = f"tcp://127.0.0.1:{port}"
-    self.where = sweep.Where(scheduler=self.address)
+    self.where = sweep.Where(dask=self.address)
     self.start("scheduler", "--no-dashboard", f"--port={port}")
+    # It may take longer to start than a sweep waits for it.
+    distributed.Client(self.address, set_as_default=False, timeout=_DEADLINE_SECS).close()
 
   def start(self, program, *arguments, path=_ROOT):
     process = subprocess.Popen(
@@ -230,13 +246,10 @@ class DaskTest(folders.FolderCase):
   def test_a_worker_with_other_code(self):
     shutil.copytree(_ROOT / "bamboo_jax", self.folder / "bamboo_jax")
     self.start_worker(path=self.folder)
-    with self.assertRaisesRegex(
-        ValueError, r"worker tcp://127\S* has bamboo_jax code .*, not code "
-    ):
+    with self.assertRaisesRegex(ValueError, r"^Worker on \S+ has bamboo_jax code .*, not code "):
       run(square, [1], self.where)
 
   def test_workers_that_cannot_take_part(self):
-    distributed.Client(self.address, set_as_default=False).close()  # It runs.
     with mock.patch.object(sweep, "_CONNECT_SECS", 0.5):
       with self.assertRaisesRegex(ValueError, "has no worker after 0.5 s"):
         run(square, [1], self.where)
@@ -247,7 +260,7 @@ class DaskTest(folders.FolderCase):
   def test_a_worker_that_cannot_import(self):
     (self.folder / "bamboo_jax.py").write_text("import no_such")
     self.start_worker(path=self.folder)
-    with self.assertRaisesRegex(ValueError, "worker tcp://.*No module named 'no_such'"):
+    with self.assertRaisesRegex(ValueError, "^--dask=tcp://.*a worker cannot import the job"):
       run(square, [1], self.where)
 
 
@@ -257,7 +270,5 @@ class NoSchedulerTest(parameterized.TestCase):
   def test_one_line(self, address):
     address = address.format(port=ports.free_port())
     with mock.patch.object(sweep, "_CONNECT_SECS", 0.5):
-      with self.assertRaisesRegex(
-          ValueError, f"^--scheduler={address}: no Dask scheduler answers: "
-      ):
-        run(square, [1], sweep.Where(scheduler=address))
+      with self.assertRaisesRegex(ValueError, f"^--dask={address}: no Dask scheduler answers: "):
+        run(square, [1], sweep.Where(dask=address))

@@ -53,8 +53,8 @@ _CASES = (
     ),
     (
         "ablate_times",
-        (*_ABLATE, "--scheduler=tcp://a:1", "--num_processes=2"),
-        "--num_processes and --scheduler have no effect without --measure",
+        (*_ABLATE, "--dask=tcp://a:1", "--num_processes=2"),
+        "--num_processes and --dask have no effect without --measure",
     ),
     (
         "shard",
@@ -64,8 +64,8 @@ _CASES = (
     ("merge", (*_SIM, "--shard=1/2", "--merge=2"), "Give one of --shard and --merge, not both"),
     (
         "processes",
-        (*_SIM, "--scheduler=tcp://a:1", "--num_processes=2"),
-        "--num_processes has no effect with --scheduler",
+        (*_SIM, "--dask=tcp://a:1", "--num_processes=2"),
+        "--num_processes has no effect with --dask",
     ),
     ("validate", (*_VALIDATE, "--faults=a.csv"), "Unknown command line flag .faults."),
     (

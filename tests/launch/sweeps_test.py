@@ -34,14 +34,14 @@ class SweepsTest(folders.FolderCase):
     self.assertEqual((self.folder / "w/summary.csv").read_text(), want)
     self.assertFalse((self.folder / "w/jobs").exists())
 
-  def test_no_scheduler(self):
+  def test_no_dask(self):
     done = commands.fork(
         *("-m", "launch.simulate", "--config=configs/sim/compare.py:quick"),
         f"--workdir={self.folder}/w",
-        f"--scheduler=tcp://127.0.0.1:{ports.free_port()}",
+        f"--dask=tcp://127.0.0.1:{ports.free_port()}",
     )
     self.assertEqual(done.returncode, 2)
-    self.assertRegex(done.stderr, r"^error: --scheduler=tcp://.*: no Dask scheduler .*\n$")
+    self.assertRegex(done.stderr, r"^error: --dask=tcp://.*: no Dask scheduler .*\n$")
 
   @samples.only_all
   def test_ablate(self):  # Trains three times.
