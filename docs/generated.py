@@ -6,6 +6,7 @@ A part stands between two comments, of which the first names what it repeats:
   <!-- generated: commands -->           what `bamboo COMMAND --help` prints
   <!-- generated: examples/plain.py -->  a file
   <!-- generated: examples/plain.py, def loss -->  a definition in a file
+  <!-- generated: reproductions/oobleck/digits.csv -->  figures of others beside ours
   <!-- end -->
 
 With `--check` nothing is written: it names the pages that differ, and fails.
@@ -14,6 +15,7 @@ With `--check` nothing is written: it names the pages that differ, and fails.
 import ast
 from collections.abc import Sequence
 import contextlib
+import csv
 import functools
 import io
 import multiprocessing
@@ -110,6 +112,19 @@ def read_code(name: str) -> str:
   return f"```python\n{text.strip()}\n```\n"
 
 
+def read_digits(name: str) -> str:
+  """Returns a table of figures of others beside ours: `FILE`, or `FILE, STEP_TIMES`."""
+  path, _, kind = name.partition(", ")
+  rows = [*csv.DictReader((_ROOT / path).read_text().splitlines())]
+  rows = [row for row in rows if not kind or row.pop("step_times") == kind]
+  for row in rows:
+    if interval := row.pop("ours_ci95", ""):
+      row["ours"] += f" ± {interval}"
+  head = [*rows[0]]
+  lines = [[cell or "–" * (key != "note") for key, cell in row.items()] for row in rows]
+  return "".join(f"| {' | '.join(line)} |\n" for line in [head, ["---"] * len(head), *lines])
+
+
 def link_pages(text: str) -> str:
   """Returns text of a page in docs/reference/ with mentions of pages linked.
 
@@ -125,7 +140,7 @@ def _render(name: str) -> str:
     return link_pages(_all_options())
   if name == "commands":
     return link_pages(_all_commands())
-  return read_code(name)
+  return read_digits(name) if ".csv" in name else read_code(name)
 
 
 def fill(page: str) -> str:

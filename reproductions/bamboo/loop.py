@@ -8,12 +8,14 @@ handle losses and ends of steps; see also
 `third_party/published/*_simulator.md`.
 
 Unlike our simulator this does what the artifacts do, even where no real system
-would (`Flaws`), so that their tables can be separated from the effects of their
-inputs. Steps between two events are equal, and counted, not played.
+would, so that their tables can be separated from the effects of their inputs:
+steps go on ending until the timer fires, so that a restart pauses nothing; and
+a new gathering does not cancel older timers, of which the first that fires ends
+it, and the next ones find an empty list and stop training. Steps between two
+events are equal, and counted, not played.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-import dataclasses
 import enum
 import heapq
 import math
@@ -47,28 +49,6 @@ class State(enum.Enum):
   STOPPED = enum.auto()
   GATHERING = enum.auto()
   RUNNING = enum.auto()
-
-
-@dataclasses.dataclass(frozen=True)
-class Flaws:
-  """Flaws of the artifacts that a sound simulator would not have.
-
-  Attributes:
-    trains_while_gathering: Steps go on ending until the timer fires, so that a
-      restart pauses nothing.
-    timers_left_over: A new gathering does not cancel older timers. The first
-      that fires ends it; the next ones find an empty list and stop training.
-    scans_heap: Whether a loss precedes the end of a checkpoint is decided by
-      the order of the heap's array instead of the times of events.
-  """
-
-  trains_while_gathering: bool = True
-  timers_left_over: bool = True
-  scans_heap: bool = True
-
-
-ALL_FLAWS = Flaws()
-SOUND = Flaws(False, False, False)
 
 
 class Node:
@@ -128,22 +108,15 @@ class Loop:
   """
 
   def __init__(
-      self,
-      rules: Rules,
-      *,
-      flaws: Flaws = ALL_FLAWS,
-      creation_ms: int = CREATION_MS,
-      queues_steps: bool = False,
+      self, rules: Rules, *, creation_ms: int = CREATION_MS, queues_steps: bool = False
   ) -> None:
     self._rules = rules
-    self._flaws = flaws
     self._creation_ms = creation_ms
     self.queues_steps = queues_steps
     self._queue: list[_Event] = []
     self._live: dict[str, Node] = {}  # In order of addition.
     self._gathered: list[Node] = []
     self._has_lost_gathered = False
-    self._timer = 0  # Number of the newest timer.
     # Node time until a time at which the nodes of now live: their number times
     # that, plus this.
     self._node_ms_offset = 0
@@ -220,8 +193,6 @@ class Loop:
   def gather(self, *, is_global: bool) -> None:
     """Lists the nodes that are ready, and sets a timer."""
     self.state = State.GATHERING
-    if not self._flaws.trains_while_gathering:
-      self.step_end_ms = None
     self._list_nodes(is_global)
 
   def scan(self, end_ms: int) -> bool:
@@ -295,16 +266,13 @@ class Loop:
   def _list_nodes(self, is_global: bool) -> None:
     self._gathered = [node for node in self._live.values() if node.is_ready]
     self._has_lost_gathered = False
-    self._timer += 1
     delay_ms = self._rules.timers_ms[is_global]
     self.timer_sum_ms[is_global] += delay_ms
     kind = _GLOBAL_TIMER if is_global else _LOCAL_TIMER
     at_ms = self.now_ms + delay_ms
-    self._push(at_ms, kind, self._fire, self._timer, is_global)
+    self._push(at_ms, kind, self._fire, is_global)
 
-  def _fire(self, timer: int, is_global: bool) -> None:
-    if not (self._flaws.timers_left_over or timer == self._timer):
-      return
+  def _fire(self, is_global: bool) -> None:
     if self._has_lost_gathered:
       self._list_nodes(is_global)
       return

@@ -3,7 +3,7 @@
 The three are settings of one event simulator, described in our words in
 `third_party/published/oobleck_simulator.md`. Step times come from a table of
 throughput by the number of nodes. The rules have flaws that favour some
-systems, see `bamboo.loop.Flaws`; `simulate` keeps them unless told otherwise.
+systems (`bamboo.loop`); `simulate` keeps them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,13 +45,15 @@ def simulate(
     trace: trace_lib.Trace,
     *,
     has_rollback: bool = True,
-    flaws: artifact_loop.Flaws = artifact_loop.ALL_FLAWS,
+    scans_heap: bool = True,
 ) -> Outcome | None:
   """Returns the outcome on a trace; None if the model cannot be run.
 
   The run ends with the last event of the trace, and notices are ignored. With
-  `has_rollback`, Varuna loses the steps since its last checkpoint. Raises
-  `ValueError` if the trace is too short or too small for any training.
+  `has_rollback`, Varuna loses the steps since its last checkpoint. Whether a loss precedes the end
+  of a checkpoint is decided by the order of a heap's array, as in the artifact, or without
+  `scans_heap` by the times of events. Raises `ValueError` if the trace is too short or too small
+  for any training.
   """
   if system not in inputs.SYSTEMS:
     raise ValueError(base.suggest(system, inputs.SYSTEMS, what="system"))
@@ -74,8 +76,7 @@ def simulate(
         f"{rows[-1][0]} ms."
     )
   rules = _make_rules(model, system, rows, has_rollback)
-  queues_steps = flaws.scans_heap and system == "varuna"
-  loop = artifact_loop.Loop(rules, flaws=flaws, queues_steps=queues_steps)
+  loop = artifact_loop.Loop(rules, queues_steps=scans_heap and system == "varuna")
   loop.run(rows, end_ms=rows[-1][0])
   samples = model.samples_per_step * loop.num_steps
   if isinstance(rules, oobleck_rules.VarunaRules):

@@ -1,14 +1,12 @@
 """The inputs of Oobleck's evaluation: models, constants, published traces.
 
-Throughput by number of nodes and constants are in two CSV files, the traces on
-the page that describes the rules; see `third_party/published`.
+Throughput by number of nodes, constants and traces are CSV files in `third_party/published`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 import csv
 import dataclasses
 import pathlib
-import re
 
 from bamboo_jax.traces import trace as trace_lib
 
@@ -22,10 +20,9 @@ _STUCK_MS = 10**12  # Step time where the throughput is 0.
 
 _THROUGHPUT = "oobleck_throughput_by_nodes.csv"
 _CONSTANTS = "oobleck_simulator_constants.csv"
-_PAGE = "oobleck_simulator.md"
+_TRACES = "oobleck_traces.csv"
 _RESULTS = "oobleck_simulated.csv"
 _CANNOT_RUN = "OOM"
-_NUM_NODES = 30  # Nodes at the start of a synthetic trace.
 
 # Further digits of some throughputs, by system and model.
 _DIGITS = {
@@ -101,47 +98,19 @@ def read_models(folder: pathlib.Path) -> dict[str, Model]:
 
 def read_traces(folder: pathlib.Path) -> dict[str, Trace]:
   """Returns the traces of the evaluation, by name."""
-  text = (folder / _PAGE).read_text(encoding="utf-8")
-  synthetic = re.findall(r"^\| (\w+) \| ([\d,]+) \| ([\d ]+) \|$", text, re.M)
-  (recorded,) = re.findall(r"^```\n(0\+.*?)```", text, re.M | re.S)
-  traces = {
-      name: _make_trace(name, _synthetic_events(int(gap.replace(",", "")), nodes.split()))
-      for name, gap, nodes in synthetic
+  events: dict[str, list[Event]] = {}
+  for row in _rows(folder / _TRACES):
+    event = Event(int(row["time_ms"]), row["kind"], f"node{row['node']}")
+    events.setdefault(row["trace"], []).append(event)
+  return {
+      name: Trace(name, tuple(found), duration_ms=found[-1].time_ms)
+      for name, found in events.items()
   }
-  traces["ec2"] = _make_trace("ec2", _recorded_events(recorded.split()))
-  return traces
 
 
 def read_published(folder: pathlib.Path) -> list[dict[str, str]]:
   """Returns the rows of the published table, unchanged."""
   return _rows(folder / _RESULTS)
-
-
-def _synthetic_events(gap_ms: int, nodes: Sequence[str]) -> Iterator[Event]:
-  for node in range(1, _NUM_NODES + 1):
-    yield Event(0, "add", f"node{node}")
-  for number, node in enumerate(nodes, 1):
-    yield Event(number * gap_ms, "remove", f"node{node}")
-
-
-def _recorded_events(words: Sequence[str]) -> Iterator[Event]:
-  """Parses `m+k` (adds k nodes at minute m) and `m-a.b` (removes a and b)."""
-  num_added = 0
-  for word in words:
-    minute, sign, what = re.fullmatch(r"(\d+)([-+])([\d.]+)", word).groups()
-    time_ms = 60_000 * int(minute)
-    if sign == "-":
-      for node in what.split("."):
-        yield Event(time_ms, "remove", f"node{node}")
-      continue
-    for _ in range(int(what)):
-      num_added += 1
-      yield Event(time_ms, "add", f"node{num_added}")
-
-
-def _make_trace(name: str, events: Iterable[Event]) -> Trace:
-  events = tuple(events)
-  return Trace(name, events, duration_ms=events[-1].time_ms)
 
 
 def _read_throughput(
