@@ -8,17 +8,21 @@ import os
 import pathlib
 import random
 import re
+import shlex
 import statistics
+import subprocess
 import sys
 from typing import Any, NamedTuple
 
+from bamboo_jax import base
 from bamboo_jax.accounting import runs
-from bamboo_jax.benchmarks import turns
-from bamboo_jax.metrics import jsonl, summary as summary_lib
+from bamboo_jax.benchmarks import interleave
+from bamboo_jax.metrics import jsonl, summary as summary_lib, table as table_lib
 
 # Swept fields that are flags of the run, and name a file.
 FILES = ("faults", "trace")
 
+_HINT = " (traceback: --verbosity=1)"  # Of a command, at the end of an error.
 Row = Mapping[str, str | int | float | None]
 Sweeps = Mapping[str, Sequence[str]]  # Values of each field, as given.
 
@@ -127,18 +131,74 @@ class Job(NamedTuple):
   def __str__(self) -> str:
     return f"{self.trial} repeat={self.trial.repeat}"
 
+  @property
+  def folder(self) -> pathlib.Path:
+    """Folder of the run."""
+    return pathlib.Path(self.workdir, self.trial.folder)
+
+  @property
+  def command(self) -> list[str]:
+    """The command line of the run."""
+    own = [*self.trial.flags, f"--workdir={self.folder}"]
+    return [sys.executable, "-m", self.module, *self.arguments, *own]
+
 
 def run_job(job: Job) -> Row:
   """Returns the row of a trial; raises `ValueError` if it fails.
 
   A run that ended early goes on.
   """
-  folder = pathlib.Path(job.workdir, job.trial.folder)
-  command = [sys.executable, "-m", job.module, *job.arguments]
-  command += [*job.trial.flags, f"--workdir={folder}"]
-  turns.run_training(command, name=str(job))
-  row = read_row(folder, job.trial)
+  run_training(job.command, name=str(job))
+  row = read_row(job.folder, job.trial)
   return row if job.is_timed else {**row, **dict.fromkeys(TIMES)}
+
+
+def take_turns(jobs: Sequence[Job], sweeps: Sweeps, *, rival: str | None, steps: int) -> list[Row]:
+  """Returns the rows of runs that take turns; writes `turns.csv`, and prints ratios.
+
+  Raises `ValueError` as `interleave.compare`.
+  """
+  first = next(j for j in jobs if all(sweeps[f][0] == value for f, value in j.trial.setting))
+  jobs = [first, *(job for job in jobs if job is not first)]
+  limits = interleave.NO_LIMITS if first.module.endswith("cluster") else {}
+  more = [f"--config.{name}={value}" for name, value in limits.items()]
+  commands = {str(job.trial): [*job.command, *more] for job in jobs}
+  folders = {str(job.trial): job.folder for job in jobs}
+  workdir = pathlib.Path(first.workdir)
+  if rival:
+    folders["rival"] = workdir / "rival"
+    commands["rival"] = [*shlex.split(rival), f"--workdir={folders['rival']}"]
+  for name, folder in folders.items():
+    if (folder / "metrics.jsonl").exists():
+      raise ValueError(f"{folder} has a run of {name}; runs that take turns start anew.")
+  rounds = interleave.compare(commands, folders, steps=steps)
+  found = [
+      {"round": k, "run": name, "step_ms": ms}
+      for name, own in rounds.items()
+      for k, ms in enumerate(own)
+  ]
+  base.write_atomically(workdir / "turns.csv", table_lib.to_csv(found))
+  for name, own in rounds.items():
+    ratio = interleave.render_ratio(own, rounds[str(first.trial)])
+    median_ms = statistics.median(own)
+    print(f"{name} step_ms={median_ms:.1f} pairs={len(own)} ratio_to_first={ratio}", flush=True)
+  return [
+      {
+          **read_row(job.folder, job.trial),
+          **dict.fromkeys(TIMES),
+          "step_ms": statistics.median(rounds[str(job.trial)]),
+      }
+      for job in jobs
+  ]
+
+
+def run_training(command: Sequence[str], *, name: str) -> None:
+  """Runs a command silently; `ValueError` with its last output if it fails."""
+  done = subprocess.run(command, capture_output=True, text=True, check=False)
+  if done.returncode:
+    said = (done.stderr.splitlines() or ["no message"])[-1]
+    said = said.removeprefix("error: ").removesuffix(_HINT)
+    raise ValueError(f"{name}: {said}")
 
 
 def read_row(workdir: str | os.PathLike[str], trial: Trial) -> Row:

@@ -1,5 +1,7 @@
 """Predicted against measured memory of nodes on virtual devices.
 
+python -m bamboo_jax.benchmarks.memory [--config=bench_memory]
+
 The measurement of a program is the sum of the arrays on its device before it
 runs (all live arrays of JAX, each buffer once), its results that are not
 donated buffers, and XLA's temporary memory (`temp_size`). The peak of a node is
@@ -7,6 +9,7 @@ the largest sum in a step. Arrays in host memory, and temporary buffers of
 transfers, do not count.
 """
 
+import argparse
 import collections
 from collections.abc import Callable, Iterable, Sequence
 import dataclasses
@@ -17,6 +20,7 @@ from typing import Any
 import jax
 
 from bamboo_jax import config as config_lib
+from bamboo_jax.cli import config_check
 from bamboo_jax.metrics import table as table_lib
 from bamboo_jax.plan import memory as memory_lib
 from bamboo_jax.runtime import devices as devices_lib, engine as engine_lib
@@ -24,7 +28,7 @@ from bamboo_jax.runtime.phases import reduce, update
 from bamboo_jax.runtime.profile import profiler
 from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
 from bamboo_jax.schedule import failover, timeline as timeline_lib
-from bamboo_jax.train.setup import build
+from bamboo_jax.train.setup import accept, build
 
 # The measured cases, as changes to the config.
 _MODE, _PIPELINES = "redundancy.mode", "pipeline.num_pipelines"
@@ -245,3 +249,14 @@ def _die(engine: engine_lib.Engine, roles: failover.Roles, victim: int) -> failo
       [after.owners, *engine.owners[1:]], [after.shadows, *engine.shadows[1:]], engine.shares
   )
   return after
+
+
+def main() -> None:
+  """Measures, and prints."""
+  parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+  parser.add_argument("--config", default="bench_memory")
+  compare(accept.accept(config_check.load(parser.parse_args().config)))
+
+
+if __name__ == "__main__":
+  main()

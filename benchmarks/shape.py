@@ -1,5 +1,7 @@
 """Throughput with f of N nodes gone, against (N - f)/N of the original.
 
+python -m bamboo_jax.benchmarks.shape [--config=bench_shape] [--out=runs/bench_shape]
+
 For each number of nodes there is a run of `bamboo train` with paced nodes, so
 few cores suffice. One node dies after the other, each at a random time in a
 step, until the next death would leave a layer without a copy.
@@ -17,19 +19,24 @@ Runs with fewer nodes have faster nodes, so that steps of all runs take about as
 long and one core can walk the rows of 16 nodes.
 """
 
+import argparse
 from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import pathlib
 import random
 import statistics
+import sys
+
+import tqdm
 
 from bamboo_jax import base, config as config_lib
-from bamboo_jax.benchmarks import table, turns
+from bamboo_jax.benchmarks import ablation
+from bamboo_jax.cli import config_check
 from bamboo_jax.metrics import jsonl, table as table_lib
 from bamboo_jax.recovery import assignment, ladder as ladder_lib, layout as layout_lib
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.sim import speed as speed_lib, times as times_lib
-from bamboo_jax.train.setup import job as job_lib, sizes
+from bamboo_jax.train.setup import accept, job as job_lib, sizes
 
 _NUM_FIRST, _NUM_EACH = 6, 4  # Steps before the first death, and after each.
 _COLUMNS = (
@@ -126,7 +133,7 @@ def compare(config: config_lib.Config, *, train: Sequence[str], out: pathlib.Pat
   numbers = range(least, sizes.num_nodes(config) + 1)
   devices_lib.use_virtual_devices(len(numbers))
   # A rehearsal compiles all programs first.
-  for number in turns.show_progress([0, *numbers], name="nodes"):
+  for number in tqdm.tqdm([0, *numbers], desc="nodes", disable=not sys.stderr.isatty()):
     num_nodes = number or least
     own = {
         "redundancy.spares": num_nodes - least,
@@ -137,7 +144,9 @@ def compare(config: config_lib.Config, *, train: Sequence[str], out: pathlib.Pat
     _train([*train, *options], folder, losses)
     if number:
       found += measure(losses, jsonl.read_lines(folder / "metrics.jsonl"))
-  print(table.render(found, _COLUMNS))
+  pairs = [column.split("=") for column in _COLUMNS.split()]
+  cells = [[text.format(**row) for _, text in pairs] for row in found]
+  print(table_lib.align([[heading for heading, _ in pairs], *cells]))
   base.write_atomically(out / "shape.csv", table_lib.to_csv(found))
   off, from_first = (
       [abs(row[name] / row["step_ms"] - 1) for row in found]
@@ -178,4 +187,21 @@ def _train(command: Sequence[str], folder: pathlib.Path, losses: Sequence[Loss])
   faults.write_text("".join(deaths))
   num_steps = _NUM_FIRST + len(deaths) * _NUM_EACH
   run = [f"--config.num_steps={num_steps}", f"--faults={faults}"]
-  turns.run_training([*command, *run, f"--workdir={folder}"], name=str(folder))
+  ablation.run_training([*command, *run, f"--workdir={folder}"], name=str(folder))
+
+
+def main() -> None:
+  """Measures, and prints."""
+  parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+  parser.add_argument("--config", default="bench_shape")
+  parser.add_argument("--out", default="runs/bench_shape")
+  given = parser.parse_args()
+  config = accept.accept(config_check.load(given.config))
+  if config.model.name != "paced" or config.pipeline.num_pipelines == 1:
+    raise SystemExit("error: --config needs model.name='paced' and 2 pipelines or more.")
+  train = [sys.executable, "-m", "bamboo_jax.launch.train", f"--config={given.config}"]
+  compare(config, train=train, out=pathlib.Path(given.out))
+
+
+if __name__ == "__main__":
+  main()

@@ -1,7 +1,6 @@
 """The pipeline of `bench_peer`, to compare executors.
 
-`bamboo bench` runs both in turns, with and without redundancy, regardless of
-the config's executor.
+`bamboo ablate --interleave` runs both in turns, with and without redundancy.
 """
 
 import ml_collections

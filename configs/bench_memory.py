@@ -1,7 +1,7 @@
 """A small pipeline of 3 stages, to compare predicted and measured memory.
 
-`bamboo bench` measures all modes of redundancy in turns, regardless of the
-config's mode.
+`bamboo_jax.benchmarks.memory` measures all modes of redundancy, regardless of
+the config's mode.
 """
 
 import ml_collections

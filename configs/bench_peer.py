@@ -1,7 +1,7 @@
 """A pipeline of 2 stages, one core each, to compare with another system.
 
 8 blocks of width 256, sequence 128, vocabulary 8192, global batch 16 in 8
-microbatches, float32. `bamboo bench` runs every stage in a process of its own.
+microbatches, float32.
 """
 
 import ml_collections

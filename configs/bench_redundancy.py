@@ -3,7 +3,7 @@
 configs/bench_redundancy.py        that of `bench_peer`
 configs/bench_redundancy.py:paced  4 paced stages, passes with 30 % jitter
 
-`bamboo bench` runs all modes in turns, regardless of the config's mode.
+`bamboo ablate --interleave` runs all modes in turns.
 """
 
 import ml_collections

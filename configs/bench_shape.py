@@ -1,6 +1,6 @@
 """From 4 to 16 nodes, which die one after the other.
 
-For `bamboo bench`: nodes emulate slower machines, so 2 cores suffice.
+For `bamboo_jax.benchmarks.shape`: nodes emulate slower machines, so 2 cores suffice.
 """
 
 import ml_collections

@@ -25,10 +25,11 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "machines": ("agent", "store"),
     "data": ("tokenize", "convert"),
-    "study": ("simulate", "trace", "ablate", "bench", "validate", "verify"),
+    "study": ("simulate", "trace", "ablate", "validate", "verify"),
 }
 # Commands of earlier versions, and what follows "NAME is gone: ".
 GONE: Mapping[str, str] = {
+    "bench": "it is bamboo ablate --interleave=5; see docs/guides/sweeps.md.",
     "compare": "it is bamboo report A B --same.",
     "cost": "it is bamboo report A.",
     "debug": "it is bamboo status --stacks --workdir=A.",

@@ -7,6 +7,11 @@ bamboo ablate --config=quickstart --measure=losses --sweep=seed=0,1,2 \
 bamboo ablate --config=paced --sweep=trace=monday.csv,tuesday.csv \
   --sweep=recovery.policy=bamboo,oobleck,recycle,varuna,checkpoint
 
+bamboo ablate --config=bench_redundancy --sweep=redundancy.mode=none,lazy,eager \
+  --interleave=5 --processes --config.num_steps=200
+bamboo ablate --config=bench_peer --sweep=redundancy.mode=none --interleave=5 --processes \
+  --rival="python -m bamboo_jax.benchmarks.torch_pipeline --config=bench_peer"
+
 Several sweeps give all combinations; `faults` and `trace` are files. Runs are
 those of `bamboo train`, with a trace of `bamboo cluster`, in another order in
 each repeat. Writes after each run `runs.csv`, `means` with 95 % intervals, and
@@ -14,6 +19,11 @@ each repeat. Writes after each run `runs.csv`, `means` with 95 % intervals, and
 CSV, Markdown and LaTeX, and at the end `ablation.png`. There `step_ms` and
 `tokens_per_sec` are medians within steps, and `samples_per_wall_sec` counts all
 time after the first step. The same command again resumes.
+
+With `--interleave=N` all runs are there at once, and all but one suspended: they take turns of N
+steps in random order until the first has ended. `step_ms` is the median of a run's turns, and
+`turns.csv` has all of them; ratios to the first setting are medians of pairs, with 95 % intervals
+by bootstrap. `--rival` is a command that writes steps to WORKDIR/metrics.jsonl, as one more run.
 """
 
 import dataclasses
@@ -51,6 +61,13 @@ class AblateFlags:
       "times: one run at a time; losses: several at once, without times.",
       choices=("times", "losses"),
   )
+  processes: bool = flagset.flag(False, "Each run is a cluster, with a process for each node.")
+  interleave: int | None = flagset.flag(
+      None, "Runs take turns of so many steps.", least=1, excludes="faults trace"
+  )
+  rival: str | None = flagset.flag(
+      None, "Another command that takes turns; gets --workdir.", needs="interleave"
+  )
   workdir: str = flagset.flag("runs/ablate", "Where results go.")
   program_cache: str | None = shared.program_cache()
   figure_format: tuple[str, ...] = shared.figure_format()
@@ -80,24 +97,30 @@ def main(flags: AblateFlags) -> None:
   sweeps = flags.read_sweeps()
   is_timed = flags.measure == "times"
   where = flags.jobs.read(flags.workdir, alone="without --measure=losses" * is_timed)
+  if flags.interleave:
+    flagset.refuse(["measure", "repeats", "shard", "merge"], "with --interleave")
+    flagset.refuse([f for f in ablation.FILES if f in sweeps], "with --interleave")
   plots.check()
   workdir, config = pathlib.Path(flags.workdir), flags.config
-  program = "cluster" if flags.trace or "trace" in sweeps else "train"
+  is_cluster = flags.processes or flags.trace or "trace" in sweeps
+  program = f"bamboo_jax.launch.{'cluster' if is_cluster else 'train'}"
   passed = [*ablation.FILES, "config", "time_scale", "nodes", "program_cache"]
-  arguments = flagset.to_argv(flags, *passed, *["figure_format"] * config.metrics.plots)
+  arguments = tuple(flagset.to_argv(flags, *passed, *["figure_format"] * config.metrics.plots))
   files = [flags.faults, flags.trace, *(v for f in ablation.FILES for v in sweeps.get(f, ()))]
   jobs = [
-      ablation.Job(
-          *(trial, f"bamboo_jax.launch.{program}", tuple(arguments), flags.workdir, is_timed)
-      )
+      ablation.Job(trial, program, arguments, flags.workdir, is_timed)
       for trial in ablation.plan_trials(sweeps, repeats=flags.repeats)
   ]
-  show = lambda job: {"trial": str(job)}
-  inputs = [*sweep.digest_files(files), *sweep.digest_code(config.to_dict()), str(config)]
-  rows = []
-  for row in sweep.run(ablation.run_job, jobs, where, inputs=inputs, describe=show):
-    rows.append(row)
+  rows: list[ablation.Row] = []
+  if flags.interleave:
+    rows = ablation.take_turns(jobs, sweeps, rival=flags.rival, steps=flags.interleave)
     table = ablation_report.write_tables(workdir, rows, sweeps)
+  else:
+    show = lambda job: {"trial": str(job)}
+    inputs = [*sweep.digest_files(files), *sweep.digest_code(config.to_dict()), str(config)]
+    for row in sweep.run(ablation.run_job, jobs, where, inputs=inputs, describe=show):
+      rows.append(row)
+      table = ablation_report.write_tables(workdir, rows, sweeps)
   with progress.waiting("figures are drawn"):
     figure = ablation_report.draw(rows, sweeps)
     plots.save_figure(figure, workdir / "ablation.png", flags.figure_format)

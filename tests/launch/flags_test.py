@@ -13,7 +13,7 @@ _VALIDATE = (
     "--trace=configs/validate_1x2.csv",
 )
 _TRACE = "third_party/published/parcae_p3.csv"
-_NO_WORKDIR = ("launch.verify", "launch.trace", "launch.report", "launch.bench", "launch.plan")
+_NO_WORKDIR = ("launch.verify", "launch.trace", "launch.report", "launch.plan")
 _CASES = (
     (
         "simulate_trace",
@@ -133,12 +133,13 @@ _CASES = (
         "--hours has no effect on show",
     ),
     ("measure", (*_ABLATE, "--measure=time"), "value of --measure 'time'; did you mean 'times'"),
-    ("bench_peer", ("launch.bench", "--out=a"), "--out has no effect in the benchmark 'rivals'"),
     (
-        "bench_rival",
-        (*("launch.bench", "--config=configs/bench_redundancy.py"), "--rival=torch"),
-        "--rival has no effect in the benchmark 'redundancy'",
+        "turns",
+        (*_ABLATE, "--interleave=5", "--repeats=2"),
+        "--repeats has no effect with --interleave",
     ),
+    ("turns_of", (*_ABLATE, "--interleave=0"), "--interleave must be at least 1, got 0"),
+    ("rival", (*_ABLATE, "--rival=a"), "--rival has no effect without --interleave"),
     (
         "formats",
         (*_SIM, "--figure_format=png,gif"),
@@ -149,7 +150,7 @@ _CASES = (
 
 class FlagsTest(parameterized.TestCase):
 
-  # Each starts Python, a second, and those of bench start JAX.
+  # Each starts Python, a second.
   @parameterized.named_parameters(*samples.draw(_CASES, 8))
   def test_one_line(self, arguments, message):
     command, *rest = arguments

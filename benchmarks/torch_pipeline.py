@@ -1,14 +1,19 @@
-"""One stage of a small GPT under `torch.distributed.pipelining`, 1F1B, gloo.
+"""A small GPT under `torch.distributed.pipelining`, 1F1B, gloo, beside runs of `bamboo ablate`.
 
-Started by `bench.rivals`, with all numbers in a JSON argument. Each line of
-input runs a training step and is answered by "answer {}"; the end of input ends
-it. The model is that of `configs/bench_peer.py`, and malloc keeps freed memory,
-as in this project.
+python -m bamboo_jax.benchmarks.torch_pipeline --config=bench_peer --workdir=runs/torch
+
+Each stage is a process on a core of its own, split as our plan is. The model is that of
+`configs/bench_peer.py`, and malloc keeps freed memory, as in this project.
 """
 
+import argparse
+import contextlib
 import json
 import os
+import pathlib
+import subprocess
 import sys
+import time
 import types
 
 import torch
@@ -17,7 +22,10 @@ import torch.distributed as dist
 from torch.distributed import pipelining
 import torch.nn.functional as F
 
+from bamboo_jax.base import ports
+from bamboo_jax.cli import config_check
 from bamboo_jax.runtime import allocator
+from bamboo_jax.train.setup import accept, build
 
 
 class Block(nn.Module):
@@ -74,9 +82,8 @@ class Stage(nn.Module):
     return x
 
 
-def main() -> None:
-  """Runs steps until the input ends."""
-  a = types.SimpleNamespace(**json.loads(sys.argv[1]))
+def train(a: types.SimpleNamespace) -> None:
+  """Trains one stage; the last one writes `metrics.jsonl`."""
   os.sched_setaffinity(0, {a.core})
   allocator.keep_freed_memory()
   torch.set_num_threads(1)
@@ -92,18 +99,59 @@ def main() -> None:
   loss_fn = lambda out, y: F.cross_entropy(out.flatten(0, 1), y.flatten())
   schedule = pipelining.Schedule1F1B(stage, a.num_microbatches, loss_fn=loss_fn)
   optimizer = torch.optim.AdamW(module.parameters(), lr=a.learning_rate)
-  print("answer {}", flush=True)
-  for _ in sys.stdin:
-    optimizer.zero_grad()
-    losses = []
-    last = a.rank == world - 1
-    schedule.step(
-        *([inputs] if a.rank == 0 else []), **(dict(target=targets, losses=losses) if last else {})
-    )
-    optimizer.step()
-    loss = {"loss": torch.stack(losses).mean().item()} if last else {}
-    print(f"answer {json.dumps(loss)}", flush=True)
+  is_last = a.rank == world - 1
+  with contextlib.ExitStack() as stack:
+    if is_last:
+      log = stack.enter_context(open(pathlib.Path(a.workdir, "metrics.jsonl"), "w", buffering=1))
+    for step in range(1, a.num_steps + 1):
+      start, losses = time.perf_counter(), []
+      optimizer.zero_grad()
+      last = dict(target=targets, losses=losses) if is_last else {}
+      schedule.step(*([inputs] if a.rank == 0 else []), **last)
+      optimizer.step()
+      dist.barrier()
+      if is_last:
+        loss, step_ms = torch.stack(losses).mean().item(), 1e3 * (time.perf_counter() - start)
+        log.write(json.dumps(dict(step=step, loss=loss, step_ms=step_ms)) + "\n")
   dist.destroy_process_group()
+
+
+def main() -> None:
+  """Starts a process on a core of its own for each stage, and waits for all."""
+  if sys.argv[1].startswith("{"):
+    train(types.SimpleNamespace(**json.loads(sys.argv[1])))
+    return
+  parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+  for name, default in (("config", "bench_peer"), ("workdir", "runs/torch"), ("num_steps", "1000")):
+    parser.add_argument(f"--{name}", default=default)
+  given = parser.parse_args()
+  config = accept.accept(config_check.load(given.config))
+  pipeline, cores = config.pipeline, sorted(os.sched_getaffinity(0))
+  if pipeline.num_pipelines != 1 or pipeline.num_stages > len(cores):
+    raise SystemExit(
+        f"error: --config={given.config} must have one pipeline and a stage for each of "
+        f"{len(cores)} cores, got {pipeline.num_pipelines} x {pipeline.num_stages}."
+    )
+  plan = build.make_plan(config, build.make_profile(config, build.make_task(config)))
+  sizes = ("num_blocks", "width", "num_heads", "sequence_length", "vocab_size")
+  facts = {name: config.model.options[name] for name in sizes} | dict(
+      workdir=given.workdir,
+      num_steps=int(given.num_steps),
+      port=ports.free_port(),
+      batch_size=pipeline.num_microbatches * pipeline.microbatch_size,
+      num_microbatches=pipeline.num_microbatches,
+      bounds=plan.partition.bounds,
+      learning_rate=config.optimizer.learning_rate,
+  )
+  pathlib.Path(given.workdir).mkdir(parents=True, exist_ok=True)
+  stages = [
+      subprocess.Popen(
+          [sys.executable, "-m", __spec__.name, json.dumps(facts | dict(rank=rank, core=core))]
+      )
+      for rank, core in enumerate(cores[: pipeline.num_stages])
+  ]
+  if any([stage.wait() for stage in stages]):
+    raise SystemExit("error: a stage failed.")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,157 @@
+"""Runs that take turns on one machine, so that their times are compared in pairs.
+
+Machines drift, so no run is timed alone: all are started, and all but one are suspended. In each
+round every run trains for some steps, in random order:
+
+  round   0         1         2
+          b a c     c b a     a c b      ->  ratios of the medians of a round
+
+A run is a command of its own that writes `metrics.jsonl`; nothing in it knows of the others. The
+step in which it is suspended is not counted.
+"""
+
+from collections.abc import Mapping, Sequence
+import os
+import pathlib
+import random
+import signal
+import statistics
+import subprocess
+import time
+
+import numpy as np
+
+from bamboo_jax.metrics import jsonl, progress
+
+WARMUP = 5  # Steps before the first round, which compile and warm up caches.
+# Nodes that are suspended with all others are neither silent nor stopped.
+NO_LIMITS = {
+    f"cluster.{name}": 86_400.0
+    for name in ("stopped_secs", "least_silence_secs", "most_silence_secs", "no_progress_secs")
+}
+_POLL_SECS = 0.02
+_NUM_DRAWS = 2000
+_TAIL = 400  # Characters of the output of a run that has failed.
+
+
+class Run:
+  """A run of its own processes, which starts at once; `stop` suspends all of them."""
+
+  def __init__(self, name: str, command: Sequence[str], folder: pathlib.Path) -> None:
+    self.name, self._folder = name, folder
+    folder.mkdir(parents=True, exist_ok=True)
+    self._size, self._times_ms = 0, list[float]()
+    self._log = folder / "output.log"
+    with self._log.open("w") as log:
+      self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+
+  def stop(self) -> None:
+    """Suspends it: each process before its children, so that no new ones are missed."""
+    _signal_all(self._process.pid, signal.SIGSTOP)
+
+  def go(self) -> None:
+    """Lets it go on: children first, so that no parent sees a child suspended."""
+    _signal_all(self._process.pid, signal.SIGCONT)
+
+  def read_times_ms(self) -> list[float]:
+    """Returns the times of its steps so far."""
+    path = self._folder / "metrics.jsonl"
+    if path.exists() and path.stat().st_size != self._size:  # Reading costs the others time.
+      self._size = path.stat().st_size
+      self._times_ms = [*jsonl.column(jsonl.read_lines(path), "step_ms").values]
+    return self._times_ms
+
+  def wait_for(self, num_steps: int) -> bool:
+    """Blocks until it has logged so many steps; returns whether it goes on after that.
+
+    Raises `ValueError` with the last output if the run has failed.
+    """
+    while len(self.read_times_ms()) < num_steps:
+      if (code := self._process.poll()) is not None:
+        if code:
+          tail = self._log.read_text(errors="replace").strip()[-_TAIL:]
+          raise ValueError(f"{self.name}: exit code {code}: {tail}")
+        return False
+      time.sleep(_POLL_SECS)
+    return True
+
+  def end(self, *, is_early: bool = False) -> None:
+    """Blocks until the run has ended, which is told to end if `is_early`."""
+    self.go()
+    if is_early:
+      _signal_all(self._process.pid, signal.SIGTERM)
+    self._process.wait()
+
+
+def take_turns(runs: Sequence[Run], *, steps: int) -> dict[str, list[float]]:
+  """Returns for each run its median step in ms of each round.
+
+  Blocks until a run has ended, and then until the others have.
+  """
+  rounds: dict[str, list[float]] = {run.name: [] for run in runs}
+  rng, is_going = random.Random(0), True
+  while is_going:
+    medians = {}
+    for run in rng.sample(runs, len(runs)):
+      run.go()
+      num_before = len(run.read_times_ms()) + 1  # In this step it was suspended.
+      is_going = run.wait_for(num_before + steps) and is_going
+      run.stop()
+      if len(times := run.read_times_ms()[num_before : num_before + steps]) == steps:
+        medians[run.name] = statistics.median(times)
+    if len(medians) == len(runs):
+      for name, median in medians.items():
+        rounds[name].append(median)
+  for run in runs:
+    run.go()
+    run.wait_for(10**9)
+  return rounds
+
+
+def compare(
+    commands: Mapping[str, Sequence[str]], folders: Mapping[str, pathlib.Path], *, steps: int
+) -> dict[str, list[float]]:
+  """Starts all runs, one after the other, and returns as `take_turns`.
+
+  Raises `ValueError` if a run fails, or ends before a whole round.
+  """
+  runs: list[Run] = []
+  try:
+    for name, command in commands.items():
+      with progress.waiting(f"{name} starts"):
+        runs.append(Run(name, command, folders[name]))
+        runs[-1].wait_for(WARMUP)
+        runs[-1].stop()
+    with progress.waiting(f"{len(runs)} runs take turns of {steps} steps"):
+      rounds = take_turns(runs, steps=steps)
+  except BaseException:
+    for run in runs:
+      run.end(is_early=True)
+    raise
+  if not all(rounds.values()):
+    raise ValueError(f"A run ended before each had {steps} steps; set config.num_steps higher.")
+  return rounds
+
+
+def render_ratio(times: Sequence[float], to: Sequence[float]) -> str:
+  """Returns the median ratio of pairs, and its 95 % interval by bootstrap over them."""
+  ratios = np.array([v / t for v, t in zip(times, to, strict=True)])
+  if len(ratios) == 1:
+    return f"{ratios[0]:.3f}"
+  draws = np.random.default_rng(0).choice(ratios, size=(_NUM_DRAWS, len(ratios)))
+  low, high = np.percentile(np.median(draws, axis=1), [2.5, 97.5])
+  return f"{np.median(ratios):.3f} [{low:.3f}, {high:.3f}]"
+
+
+def _signal_all(pid: int, number: signal.Signals) -> None:
+  """Sends a signal to a process and all below it, suspending from above."""
+  try:
+    if number == signal.SIGSTOP:
+      os.kill(pid, number)
+    tasks = pathlib.Path(f"/proc/{pid}/task").glob("*/children")
+    for child in {int(word) for task in tasks for word in task.read_text().split()}:
+      _signal_all(child, number)
+    if number != signal.SIGSTOP:
+      os.kill(pid, number)
+  except (FileNotFoundError, ProcessLookupError):
+    return  # It has ended meanwhile.

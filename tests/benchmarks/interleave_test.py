@@ -1,0 +1,116 @@
+"""Runs that take turns: one at a time, with all of its processes, and compared in pairs."""
+
+import itertools
+import os
+import sys
+
+from bamboo_jax.benchmarks import interleave
+from tests import folders
+
+# Logs steps, and its name for each in a file that all share, in a child of the run.
+_CHILD = """
+import json, pathlib, sys, time
+folder, name, num_steps, ms, code = sys.argv[1:]
+for step in range(int(num_steps)):
+  time.sleep(0.005)
+  with open(pathlib.Path(folder).parent / "all", "a") as shared:
+    shared.write(name)
+  with open(pathlib.Path(folder, "metrics.jsonl"), "a") as log:
+    log.write(json.dumps(dict(step=step + 1, step_ms=float(ms) + step)) + "\\n")
+if int(code):
+  sys.exit("the disk is full")
+"""
+_RUN = """
+import subprocess, sys
+sys.exit(subprocess.call([sys.executable, "-S", "-c", *sys.argv[1:]]))
+"""
+
+
+def is_alive(pid):
+  try:
+    os.kill(pid, 0)
+  except ProcessLookupError:
+    return False
+  return True
+
+
+class FakeRun:
+  """Logs a step for each look at it; the first after a pause takes longer."""
+
+  def __init__(self, name, num_steps):
+    self.name, self._left, self._times, self._is_first = name, num_steps, [9.0] * 5, False
+
+  def go(self):
+    self._is_first = True
+
+  def stop(self):
+    pass
+
+  def read_times_ms(self):
+    return [*self._times]
+
+  def wait_for(self, num_steps):
+    while len(self._times) < num_steps and self._left:
+      self._times.append(1e3 if self._is_first else float(len(self._times)))
+      self._is_first = False
+      self._left -= 1
+    return len(self._times) >= num_steps
+
+
+class InterleaveTest(folders.FolderCase):
+
+  def compare(self, numbers, *, code=0, steps=4):
+    """Returns rounds of runs with these numbers of steps; the last ends with `code`."""
+    names = "abc"[: len(numbers)]
+    folders_ = {name: self.folder / name for name in names}
+    commands = {
+        name: [
+            *(sys.executable, "-S", "-c", _RUN, _CHILD, str(folders_[name]), name),
+            *(str(number), str(100 * k), str(code * (k == len(numbers)))),
+        ]
+        for k, (name, number) in enumerate(zip(names, numbers, strict=True), 1)
+    }
+    return interleave.compare(commands, folders_, steps=steps)
+
+  def test_one_at_a_time(self):
+    rounds = self.compare([60, 50, 90])
+    (number,) = {len(own) for own in rounds.values()}
+    self.assertGreaterEqual(number, 2)
+    for k, own in enumerate(rounds.values(), 1):
+      self.assertEqual(own, sorted(own))  # Steps get longer; none is counted twice.
+      self.assertGreaterEqual(own[0], 100 * k + interleave.WARMUP)
+    order = (self.folder / "all").read_text()
+    self.assertLen(order, 200)
+    turns = [(name, len([*own])) for name, own in itertools.groupby(order)]
+    # Whoever has its turn makes all of its steps; then some run to their ends.
+    for name, length in turns[:3]:
+      self.assertGreaterEqual(length, interleave.WARMUP, name)
+    for name, length in turns[3:-3]:
+      self.assertGreaterEqual(length, 4, name)
+
+  def test_the_step_of_a_pause_is_not_counted(self):
+    rounds = interleave.take_turns([FakeRun("a", 13), FakeRun("b", 100)], steps=3)
+    # Steps 5, 9 and 13 are the first after a pause; a has no fourth round.
+    self.assertEqual(rounds, {"a": [7.0, 11.0, 15.0], "b": [7.0, 11.0, 15.0]})
+
+  def test_too_few_steps(self):
+    with self.assertRaisesRegex(
+        ValueError, "^A run ended before each had 30 steps; set config.num"
+    ):
+      self.compare([20, 20], steps=30)
+
+  def test_a_run_that_fails(self):
+    with self.assertRaisesRegex(ValueError, "^b: exit code 1: the disk is full$"):
+      self.compare([10_000, 20], code=1)
+    # The other one has been told to end, though it was suspended.
+    run = interleave.Run("sleep", ["sleep", "1000"], self.folder / "c")
+    run.stop()
+    run.end(is_early=True)
+    self.assertFalse(is_alive(run._process.pid))
+
+  def test_ratio(self):
+    ratio = interleave.render_ratio
+    self.assertEqual(ratio([2.0, 6.0, 30.0], [1.0, 2.0, 10.0]), "3.000 [2.000, 3.000]")
+    self.assertEqual(ratio([3.0], [2.0]), "1.500")
+    with self.assertRaises(ValueError):  # Not a pair.
+      ratio([1.0], [1.0, 2.0])
