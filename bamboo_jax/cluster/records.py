@@ -1,0 +1,264 @@
+"""Records of a run, each made once: the only judge of who made one.
+
+A record is never changed. Of several that make one key, one wins, and all get
+its value, also if an answer got lost or a write comes late. So whoever got no
+answer says the same again. `mark` and `marks` are values of one writer each.
+
+The place is a folder that all nodes share, or a bucket: s3://, gs:// or az://.
+Every value is signed with a key that follows from the secret of the run.
+"""
+
+from collections.abc import Iterator
+import contextlib
+import datetime
+import errno
+import hashlib
+import hmac
+import json
+import os
+import pathlib
+import tempfile
+from typing import Any, Protocol
+
+_NAME = "records"  # Below the workdir of the run.
+_PART = ".part-"  # Prefix of files that have no name yet.
+_TIMEOUT = datetime.timedelta(seconds=3)  # Of one request to a bucket.
+_RETRIES: dict[str, Any] = {
+    "max_retries": 4,
+    "backoff": {
+        "init_backoff": datetime.timedelta(milliseconds=50),
+        "max_backoff": datetime.timedelta(milliseconds=400),
+        "base": 2,
+    },
+    "retry_timeout": _TIMEOUT,
+}
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+class LostError(OSError):
+  """The place has lost records, ignores conditions, or has damaged ones."""
+
+
+class Backend(Protocol):
+  """Where records are; all calls block, and raise `OSError`."""
+
+  def create(self, key: str, content: bytes) -> None:
+    """Makes a key, unless it is there; only reading tells who made it."""
+
+  def put(self, key: str, content: bytes) -> None:
+    """Writes a key that nobody else writes."""
+
+  def read(self, key: str) -> bytes | None:
+    """Returns the newest content, None if there is none."""
+
+  def keys(self, prefix: str) -> list[str]:
+    """Returns the keys PREFIX/NAME; may lag behind."""
+
+  def delete(self, key: str) -> None:
+    """Removes a key, if it is there."""
+
+
+class Records:
+  """The records of a run; calls block, and raise `OSError`."""
+
+  def __init__(self, workdir: str | os.PathLike[str], key: bytes) -> None:
+    """Opens the records below a folder or URL; `key` signs them."""
+    where = os.fspath(workdir)
+    self.where = f"{where.rstrip('/')}/{_NAME}"
+    self._place: Backend = Bucket(self.where) if "://" in where else Folder(self.where)
+    self._key = key
+
+  def make(self, key: str, value: Any) -> Any:
+    """Returns the value of a key: `value` if it had none; read, not believed."""
+    self._place.create(key, self._seal(key, value))
+    if (found := self.find(key)) is None:
+      raise LostError(f"{self.where}/{key} is not there right after it was made.")
+    return found
+
+  def find(self, key: str) -> Any:
+    """Returns the value of a key, None if there is none."""
+    content = self._place.read(key)
+    return None if content is None else self._open(key, content)
+
+  def newest(self, name: str, after: int) -> int:
+    """Returns the last of the numbers of NAME/N that follow `after` without a gap.
+
+    It is `after` if there is none. The number of reads grows with the logarithm.
+    """
+    step = 1
+    while self._place.read(f"{name}/{after + step}") is not None:
+      step *= 2
+    there, missing = after + step // 2, after + step
+    while missing - there > 1:
+      middle = (there + missing) // 2
+      if self._place.read(f"{name}/{middle}") is None:
+        missing = middle
+      else:
+        there = middle
+    return there
+
+  def follow(self, name: str, after: int) -> list[Any]:
+    """Returns the records NAME/N that follow `after`, in order."""
+    found: list[Any] = []
+    while (value := self.find(f"{name}/{after + len(found) + 1}")) is not None:
+      found.append(value)
+    return found
+
+  def mark(self, key: str, value: Any) -> None:
+    """Writes a key of which this is the only writer."""
+    self._place.put(key, self._seal(key, value))
+
+  def marks(self, name: str) -> dict[str, Any]:
+    """Returns the values of NAME/..., by the rest of the key; may lag behind."""
+    found = {key.removeprefix(f"{name}/"): self.find(key) for key in self._place.keys(name)}
+    return {key: value for key, value in found.items() if value is not None}
+
+  def drop(self, key: str) -> None:
+    """Removes a mark."""
+    self._place.delete(key)
+
+  def probe(self, who: str) -> None:
+    """Raises `LostError` if the place takes a key twice; `OSError` if none."""
+    key = f"probe/{who}"
+    if [self.make(key, number) for number in (1, 2)] != [1, 1]:
+      raise LostError(
+          f"{self.where} replaces what is there, though asked to create it only if it is "
+          "absent, so it cannot tell which nodes are in the run. Name another --workdir."
+      )
+    self.drop(key)
+
+  def _seal(self, key: str, value: Any) -> bytes:
+    text = json.dumps(value)
+    return f"{self._sign(key, text)}{text}".encode()
+
+  def _open(self, key: str, content: bytes) -> Any:
+    text = content.decode(errors="replace")
+    if not hmac.compare_digest(self._sign(key, text[64:]).encode(), text[:64].encode()):
+      raise LostError(f"{self.where}/{key} is damaged, or signed with another secret.")
+    return json.loads(text[64:])
+
+  def _sign(self, key: str, text: str) -> str:
+    return hmac.new(self._key, f"{key}\0{text}".encode(), hashlib.sha256).hexdigest()
+
+
+class Folder:
+  """Records as files of a folder; needs hard links, and no locks."""
+
+  def __init__(self, path: str) -> None:
+    self._path = pathlib.Path(path)
+
+  def create(self, key: str, content: bytes) -> None:
+    with self._written(key, content) as part:
+      try:
+        os.link(part, self._path / key)
+      except FileExistsError:
+        pass
+      except OSError as error:
+        if error.errno not in _NO_LINKS:
+          raise
+        why = "its file system has no hard links, which a run needs; name another --workdir"
+        raise OSError(error.errno, why) from error
+
+  def put(self, key: str, content: bytes) -> None:
+    with self._written(key, content) as part:
+      os.replace(part, self._path / key)
+
+  def read(self, key: str) -> bytes | None:
+    try:
+      with open(self._path / key, "rb") as file:  # NFS asks its server on open.
+        return file.read()
+    except FileNotFoundError:
+      return None
+
+  def keys(self, prefix: str) -> list[str]:
+    try:
+      names = sorted(os.listdir(self._path / prefix))
+    except FileNotFoundError:
+      return []
+    return [f"{prefix}/{name}" for name in names if not name.startswith(_PART)]
+
+  def delete(self, key: str) -> None:
+    (self._path / key).unlink(missing_ok=True)
+
+  @contextlib.contextmanager
+  def _written(self, key: str, content: bytes) -> Iterator[str]:
+    """Writes a file that has no name of a key yet; syncs before and after it gets one."""
+    path = self._path / key
+    try:
+      path.parent.mkdir(parents=True, exist_ok=True)
+      fd, part = tempfile.mkstemp(dir=path.parent, prefix=_PART)
+      try:
+        with open(fd, "wb") as file:
+          file.write(content)
+          file.flush()
+          os.fsync(fd)
+        yield part
+      finally:
+        pathlib.Path(part).unlink(missing_ok=True)
+      for folder in dict.fromkeys((path.parent, self._path, self._path.parent)):
+        _sync(folder)
+    except OSError as error:  # It names a file of ours, or none.
+      raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _sync(folder: pathlib.Path) -> None:
+  fd = os.open(folder, os.O_RDONLY)
+  try:
+    os.fsync(fd)
+  finally:
+    os.close(fd)
+
+
+class Bucket:
+  """Records as objects of a bucket, by its URL."""
+
+  def __init__(self, url: str) -> None:
+    import obstore  # Runs in a folder do without it.
+    from obstore import exceptions, store
+
+    self._obstore, self._exceptions = obstore, exceptions
+    options: dict[str, Any] = {"timeout": _TIMEOUT}
+    if os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://"):
+      options["allow_http"] = True  # Of a server on this machine.
+    try:
+      self._place = store.from_url(url, client_options=options, retry_config=_RETRIES)
+    except exceptions.BaseError as error:
+      raise ValueError(f"{url} is no folder, and no bucket: {error}") from error
+
+  def create(self, key: str, content: bytes) -> None:
+    with self._telling():
+      try:
+        self._obstore.put(self._place, key, content, mode="create", use_multipart=False)
+      except self._exceptions.AlreadyExistsError:
+        pass  # Perhaps made by this call, whose first answer was lost.
+
+  def put(self, key: str, content: bytes) -> None:
+    with self._telling():
+      self._obstore.put(self._place, key, content, use_multipart=False)
+
+  def read(self, key: str) -> bytes | None:
+    with self._telling():
+      try:
+        return bytes(self._obstore.get(self._place, key).bytes())
+      except FileNotFoundError:
+        return None
+
+  def keys(self, prefix: str) -> list[str]:
+    with self._telling():
+      listed = self._obstore.list(self._place, f"{prefix}/").collect()
+      return sorted(entry["path"] for entry in listed)
+
+  def delete(self, key: str) -> None:
+    with self._telling():
+      try:
+        self._obstore.delete(self._place, key)
+      except FileNotFoundError:
+        pass
+
+  @contextlib.contextmanager
+  def _telling(self) -> Iterator[None]:
+    """Raises `OSError` for all errors of the bucket, of one line."""
+    try:
+      yield
+    except self._exceptions.BaseError as error:
+      raise OSError(f"The bucket gave no answer: {str(error).splitlines()[0]}") from error
