@@ -32,6 +32,7 @@ _RETRIES: dict[str, Any] = {
     },
     "retry_timeout": _TIMEOUT,
 }
+_ENDPOINTS = ("AWS_ENDPOINT_URL", "GOOGLE_BASE_URL", "AZURE_STORAGE_ENDPOINT")
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
@@ -216,9 +217,9 @@ class Bucket:
     import obstore  # Runs in a folder do without it.
     from obstore import exceptions, store
 
-    self._obstore, self._exceptions = obstore, exceptions
-    options: dict[str, Any] = {"timeout": _TIMEOUT}
-    if os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://"):
+    self._url, self._obstore, self._exceptions = url, obstore, exceptions
+    options: Any = {"timeout": _TIMEOUT}
+    if any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS):
       options["allow_http"] = True  # Of a server on this machine.
     try:
       self._place = store.from_url(url, client_options=options, retry_config=_RETRIES)
@@ -258,7 +259,13 @@ class Bucket:
   @contextlib.contextmanager
   def _telling(self) -> Iterator[None]:
     """Raises `OSError` for all errors of the bucket, of one line."""
+    errors, kinds = self._exceptions, (FileNotFoundError, self._exceptions.BaseError)
     try:
       yield
-    except self._exceptions.BaseError as error:
-      raise OSError(f"The bucket gave no answer: {str(error).splitlines()[0]}") from error
+    except kinds as error:
+      what = "no answer"
+      if isinstance(error, FileNotFoundError):
+        what = "there is no such bucket"
+      elif isinstance(error, (errors.PermissionDeniedError, errors.UnauthenticatedError)):
+        what = "its credentials do not permit this"
+      raise OSError(f"{self._url}: {what}: {str(error).splitlines()[0]}") from error

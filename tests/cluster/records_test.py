@@ -149,7 +149,7 @@ class RecordsTest(parameterized.TestCase):
     }
     with mock.patch.dict(records_lib.os.environ, environ):
       records = records_lib.Records("s3://bucket/run", b"key")
-      with self.assertRaisesRegex(OSError, "^The bucket gave no answer: [^\n]*$"):
+      with self.assertRaisesRegex(OSError, "^s3://bucket/run/records: no answer: [^\n]*$"):
         records.make("views/1", 1)
 
 

@@ -1,0 +1,160 @@
+"""Records in buckets that are busy, slow, lose answers, or are no judge at all."""
+
+import collections
+import datetime
+import os
+import threading
+from unittest import mock
+
+from absl.testing import absltest, parameterized
+
+from bamboo_jax.cluster import records as records_lib
+from tests import buckets
+
+_PLACES = ({"testcase_name": scheme, "scheme": scheme} for scheme in buckets.OPEN)
+# Requests to make a record, one after another; after these they succeed.
+_FAULTS = (
+    ("503",),
+    ("503", "503", "503"),
+    ("slow",),
+    ("closed",),
+    ("lost",),
+    ("503_after",),
+    ("lost", "closed", "503_after"),
+    ("slow", "503", "lost"),
+)
+
+
+@parameterized.named_parameters(*_PLACES)
+class RecordsBucketTest(parameterized.TestCase):
+
+  def open(self, scheme, name=""):
+    """Starts the server; returns records in its bucket."""
+    self.front, environ = buckets.OPEN[scheme](self.id().rpartition(".")[2].replace("_", "-"))
+    self.addCleanup(self.front.close)
+    self.enterContext(mock.patch.dict(os.environ, environ))
+    self.url = f"{scheme}://{self.front.bucket}/a/run"
+    return self.again()
+
+  def again(self, key=b"key", secs=60):
+    """Returns the records as another node has them; a busy machine needs its time."""
+    timeout = datetime.timedelta(seconds=secs)
+    with mock.patch.object(records_lib, "_TIMEOUT", timeout):
+      with mock.patch.dict(records_lib._RETRIES, retry_timeout=timeout):
+        return records_lib.Records(self.url, key)
+
+  def test_what_records_do(self, scheme):
+    records = self.open(scheme)
+    records.probe("n0")
+    self.assertEqual(records.marks("probe"), {})
+    self.assertIsNone(records.find("views/1"))
+    self.assertEqual(records.make("views/1", {"a": 1}), {"a": 1})
+    self.assertEqual(self.again().make("views/1", "other"), {"a": 1})
+    for number in range(2, 7):
+      records.make(f"views/{number}", number)
+    self.assertEqual(self.again().newest("views", 0), 6)
+    self.assertEqual(self.again().follow("views", 1), [2, 3, 4, 5, 6])
+    for value in (1, 2):
+      records.mark("nodes/a", value)
+    records.mark("nodes/b", 3)
+    self.assertEqual(self.again().marks("nodes"), {"a": 2, "b": 3})
+    records.drop("nodes/a")
+    records.drop("nodes/a")
+    self.assertEqual(self.again().marks("nodes"), {"b": 3})
+    with self.assertRaisesRegex(records_lib.LostError, "another secret"):
+      self.again(b"other").find("views/1")
+
+  def test_marks_of_several_pages(self, scheme):
+    records = self.open(scheme)
+    for number in range(buckets.PAGE + 5):
+      records.mark(f"nodes/{number}", number)
+    self.assertLen(records.marks("nodes"), buckets.PAGE + 5)
+
+  def test_one_of_many_makers_wins_whatever_fails(self, scheme):
+    self.open(scheme)
+    faults = [f for some in _FAULTS for f in (*some, *[""] * 5)]
+    self.front.fail(*faults)
+    found = collections.defaultdict(dict)
+
+    def make(who):
+      records = self.again()
+      for number in range(12):
+        found[who][number] = records.make(f"views/{number}", who)
+
+    makers = [threading.Thread(target=make, args=(who,)) for who in range(6)]
+    for maker in makers:
+      maker.start()
+    for maker in makers:
+      maker.join()
+    self.assertGreater(self.front.counts["PUT"], len(faults))  # All of them have happened.
+    there = {number: self.again().find(f"views/{number}") for number in range(12)}
+    self.assertEqual(dict(found), dict.fromkeys(range(6), there))
+
+  def test_a_fault_changes_nothing(self, scheme):
+    records = self.open(scheme)
+    for number, faults in enumerate(_FAULTS):
+      with self.subTest(faults=faults):
+        key = f"views/{number}"
+        self.front.fail(*faults)
+        self.assertEqual(records.make(key, "mine"), "mine")
+        self.assertEqual(self.again().make(key, "other"), "mine")
+        # Also if somebody else has made it.
+        self.again().make(f"others/{number}", "other")
+        self.front.fail(*faults)
+        self.assertEqual(records.make(f"others/{number}", "mine"), "other")
+        if len(faults) == 1:
+          self.front.fail(*faults, method="GET")
+          self.assertEqual(records.find(key), "mine")
+
+  def test_who_got_no_answer_says_the_same_again(self, scheme):
+    records = self.open(scheme)
+    for number, fault in enumerate(("503", "closed", "lost")):
+      key = f"views/{number}"
+      with self.front.failing(fault):
+        with self.assertRaisesRegex(OSError, "^[^\n]*$"):
+          records.make(key, "mine")
+        other = None
+        if fault != "lost":
+          self.assertIsNone(self.again().find(key))
+          other = "other"
+      if other:
+        self.assertEqual(self.again().make(key, other), other)
+      self.assertEqual(records.make(key, "mine"), other or "mine")
+
+  def test_what_lands_late_replaces_nothing(self, scheme):
+    """Its maker has given up long ago, and others have gone on."""
+    records = self.open(scheme)
+    self.front.fail(*["held"] * 9)
+    with self.assertRaises(OSError):
+      self.again(secs=0.5).make("views/1", "late")
+    self.front.fail_no_more()
+    self.assertEqual(self.again().make("views/1", "other"), "other")
+    self.front.release()
+    self.assertEqual(self.again().find("views/1"), "other")
+    self.assertEqual(records.make("views/1", "late"), "other")
+
+  def test_a_place_that_ignores_conditions(self, scheme):
+    records = self.open(scheme)
+    self.front.ignores_conditions = True
+    with self.assertRaisesRegex(records_lib.LostError, f"{self.url}.* replaces what is there"):
+      records.probe("n0")
+
+  def test_no_right_to_write(self, scheme):
+    records = self.open(scheme)
+    self.again().make("views/1", "other")
+    self.front.is_read_only = True
+    for call in (lambda: records.probe("n0"), lambda: records.make("views/2", 2)):
+      with self.assertRaisesRegex(OSError, f"^[^\n]*{self.url}[^\n]*$"):
+        call()
+    self.assertEqual(records.find("views/1"), "other")
+
+  def test_a_bucket_that_is_not_there(self, scheme):
+    self.open(scheme)
+    self.url = f"{scheme}://missing/run"
+    records = self.again()
+    with self.assertRaisesRegex(OSError, f"^[^\n]*{self.url}[^\n]*$"):
+      records.probe("n0")
+
+
+if __name__ == "__main__":
+  absltest.main()
