@@ -23,7 +23,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
         *("quickstart", "plan", "profile", "train", "cluster", "status", "report"),
         *("options", "kill"),
     ),
-    "machines": ("agent", "store"),
+    "machines": ("agent",),
     "data": ("tokenize", "convert"),
     "study": ("simulate", "trace", "ablate", "validate", "verify"),
 }
@@ -37,8 +37,9 @@ GONE: Mapping[str, str] = {
     "gpu_compile": "it is bamboo plan --compile=h100.",
     "layouts": "it is bamboo verify --layouts=20.",
     "models": "it is bamboo plan --list.",
+    "store": "a run needs only its --workdir; see docs/guides/hosts.md.",
     "sweep_faults": "it is bamboo verify.",
-    "up": "bamboo store and bamboo agent start the nodes; see docs/guides/hosts.md.",
+    "up": "bamboo agent starts each node; see docs/guides/hosts.md.",
 }
 _HELP = """\
 usage: bamboo COMMAND [--flag=value ...]

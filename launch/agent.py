@@ -3,8 +3,8 @@ r"""The agent of one node: starts its worker and stays in touch with the others.
 bamboo agent --config=quickstart --workdir=/shared/run \
   --name=n0 --zone=a --host=10.0.0.7
 
-One for each node, after `bamboo store` with the same workdir; `bamboo cluster`
-starts all of them on one machine. The first SIGTERM announces that the node
+One for each node, with the same workdir, which all share; `bamboo cluster` starts
+all of them on one machine. The first SIGTERM announces that the node
 will be preempted: other nodes take over its stages, and it ends. A second one,
 or SIGINT, ends it at once.
 """
@@ -15,21 +15,17 @@ import sys
 
 from bamboo_jax.base import logs
 from bamboo_jax.cli import flagset
-from bamboo_jax.cluster import copies, notices as notices_lib
-from bamboo_jax.launch import cli, identity as identity_flags, node as node_flags
+from bamboo_jax.cluster import copies, judge, notices as notices_lib, records as records_lib
+from bamboo_jax.launch import cli, node as node_flags
 from bamboo_jax.local_cluster import narrator as narrator_lib, node
 from bamboo_jax.metrics import progress as progress_lib
+from bamboo_jax.net import identity as identity_lib
 
 
 @dataclasses.dataclass(frozen=True)
 class AgentFlags:
   """What the agent alone obeys."""
 
-  etcd: str | None = flagset.flag(
-      None,
-      "host:port, or several with commas between; https:// in front for TLS. By default that of "
-      "`bamboo store` with the same --workdir.",
-  )
   zone: str = flagset.flag("", "Zone that the node is in.")
   nodes: int | None = flagset.flag(None, "Number of nodes to begin with.", least=1)
   notice: str = flagset.flag(
@@ -51,10 +47,10 @@ def main(flags: AgentFlags) -> None:
   spare = copies.Spare() if copies.is_copy else None
   given = flags.node
   logs.use(given.name)
-  endpoints, found = given.identity.found_in(flags.etcd, given.workdir)
-  identity = found.make("agent", given.name, host=given.host)
-  etcd = identity_flags.connect(endpoints, identity)
-  own = dataclasses.replace(given, identity=found)
+  identity_lib.check_host(given.host, secret=b"of the run")
+  own = dataclasses.replace(given, identity=given.identity.drawn(given.workdir))
+  identity = own.identity.make("agent", given.name, host=given.host)
+  records = records_lib.Records(given.workdir, identity.entry_key)
   # Name and workdir come first, where `ps` shows them.
   arguments = flagset.to_argv(own, "name", "workdir")
   arguments += flagset.to_argv(own, *("config", "host", "run", "secret", "certificates", "faults"))
@@ -67,7 +63,7 @@ def main(flags: AgentFlags) -> None:
       workdir=given.workdir,
       num_nodes=flags.nodes,
       name=given.name,
-      run=found.run,
+      machine=judge.find_machine(),
       zone=flags.zone,
       host=given.host,
       command=[sys.executable, "-m", "bamboo_jax.launch.worker", *arguments],
@@ -79,7 +75,7 @@ def main(flags: AgentFlags) -> None:
     if flags.progress and given.director is None:
       narrator = narrator_lib.Narrator(given.workdir, progress)
     node.run(
-        *(etcd, options, identity, spare),
+        *(records, options, identity, spare),
         metrics_port=flags.metrics_port,
         metrics_host=flags.metrics_host,
         narrator=narrator,

@@ -7,10 +7,9 @@ bamboo cluster --config=quickstart --workdir=runs/cluster \
 With `--page` it prints the address of a page that shows the run, with buttons
 that kill nodes. With `--random_kills=50` instead of `--faults`, 50 workers are
 killed, and each is replaced. With `--trace=FILE --time_scale=60` nodes join and
-die as in a trace, sixty times as fast. Starts an etcd too, and ends all
-processes. The same command resumes from the last checkpoint. On Ctrl-C, SIGTERM
-or SIGUSR1 the step is finished and saved first; a second Ctrl-C or SIGTERM ends
-all at once.
+die as in a trace, sixty times as fast. All processes end with the run. The same
+command resumes from the last checkpoint. On Ctrl-C, SIGTERM or SIGUSR1 the step
+is finished and saved first; a second Ctrl-C or SIGTERM ends all at once.
 """
 
 import dataclasses
@@ -40,8 +39,6 @@ class ClusterFlags:
       least=1,
   )
   zones: tuple[str, ...] = flagset.flag(("a",), "Zones, given out in turn.")
-  etcd: str | None = flagset.flag(None, "Host and port of etcd; without it one is started.")
-  run: str = flagset.flag("run", "Name of the run in etcd.")
   faults: str | None = flagset.flag(
       None, "CSV file of what happens to nodes: step,node,at,kind.", excludes="random_kills trace"
   )
@@ -98,14 +95,12 @@ def main(flags: ClusterFlags) -> None:
   setup = setup_lib.Setup(
       workdir=pathlib.Path(flags.workdir),
       arguments=[
-          *flagset.to_argv(flags, "config", "workdir", "faults", "run", "device_memory_fraction"),
+          *flagset.to_argv(flags, "config", "workdir", "faults", "device_memory_fraction"),
           *(f"--config.{name}={value}" for name, value in change.items()),
           f"--program_cache={shared.find_program_cache(flags.program_cache)}",
       ],
       first_zones=first_zones,
       zones=flags.zones,
-      etcd=flags.etcd,
-      run=flags.run,
       faults=sizes.read_faults(config, flags.faults),
       replay=replay,
       gpus=gpus,

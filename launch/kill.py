@@ -15,6 +15,7 @@ import signal
 from bamboo_jax.cli import flagset
 from bamboo_jax.launch import cli, identity
 from bamboo_jax.local_cluster import inquiry
+from bamboo_jax.report import status
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,9 +34,8 @@ def main(flags: KillFlags) -> None:
     )
   workers = inquiry.find_workers(pathlib.Path(flags.observed.workdir) / "logs")
   if missing := [name for name in flags.names if name not in workers]:
-    with flags.observed.explaining():
-      members = flags.observed.connect().registry.members()
-    hosts = {member.name: member.host for member in members}
+    run = status.read(flags.observed.open(), flags.observed.name)
+    hosts = {member.name: member.host for member in run.registered}
     raise ValueError(inquiry.explain_missing(missing[0], workers, hosts))
   for name in dict.fromkeys(flags.names):
     os.kill(workers[name], signal.SIGKILL)

@@ -4,12 +4,9 @@ bamboo status --workdir=runs/cluster
 bamboo status --workdir=runs/cluster --watch
 bamboo status --workdir=runs/cluster --page
 bamboo status --workdir=runs/cluster --stacks
-bamboo status --etcd=127.0.0.1:2379 --secret=FILE
 
 Lists nodes, layout, failures that would be survived now, and times of the last
-recoveries. Reads only the store and files, so it disturbs no worker. With the
-`--workdir` of a running `bamboo cluster` no other flag is needed; for agents
-that were started one by one, name the store.
+recoveries. Reads only files, so it disturbs no worker.
 
 `--stacks` shows what the workers of this machine do, and which waits for which.
 It asks each by signals, which disturb no step; they answer in their logs. A
@@ -25,7 +22,7 @@ import threading
 import time
 
 from bamboo_jax.cli import flagset
-from bamboo_jax.cluster.store import registry as registry_lib
+from bamboo_jax.cluster import records as records_lib
 from bamboo_jax.launch import cli, identity, shared
 from bamboo_jax.local_cluster import inquiry
 from bamboo_jax.report import status
@@ -52,24 +49,23 @@ class StatusFlags:
 
 
 def main(flags: StatusFlags) -> None:
-  """Reads from the store, and prints or serves."""
+  """Reads the records, and prints or serves."""
   if flags.stacks:
     _ask(flags.observed.workdir)
     return
-  observed = flags.observed.connect()
-  registry, run = observed.registry, observed.run
-  feed = feed_lib.Feed(observed.workdir, registry, name=run)
-  with flags.observed.explaining():
-    if flags.json:
-      print(json.dumps(feed.read()))
-    elif (port := flags.page.port) is not None:
-      feed.read()  # There is such a run.
-      token = server.make_token(observed.secret)
-      address = server.start(feed.read, token=token, port=port)
-      print(f"page: {address}", flush=True)
-      threading.Event().wait()
-    else:
-      _show(registry, run, watches=flags.watch)
+  observed, name = flags.observed, flags.observed.name
+  records = observed.open()
+  feed = feed_lib.Feed(pathlib.Path(observed.workdir or ""), records, name=name)
+  if flags.json:
+    print(json.dumps(feed.read()))
+  elif (port := flags.page.port) is not None:
+    feed.read()  # There is such a run.
+    token = server.make_token(observed.read_secret().decode())
+    address = server.start(feed.read, token=token, port=port)
+    print(f"page: {address}", flush=True)
+    threading.Event().wait()
+  else:
+    _show(records, name, watches=flags.watch)
 
 
 def _ask(workdir: str | None) -> None:
@@ -82,12 +78,12 @@ def _ask(workdir: str | None) -> None:
     print(line)
 
 
-def _show(registry: registry_lib.Registry, run: str, *, watches: bool) -> None:
+def _show(records: records_lib.Records, name: str, *, watches: bool) -> None:
   while True:
-    text = status.render(status.read(registry, run), now_secs=time.time())
+    run = status.read(records, name)
     is_screen = watches and sys.stdout.isatty()
-    print(_CLEAR * is_screen + text, flush=True)
-    if not watches:
+    print(_CLEAR * is_screen + status.render(run, now_secs=time.time()), flush=True)
+    if not watches or not run.registered:
       return
     time.sleep(1.0)
 

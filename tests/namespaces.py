@@ -3,7 +3,7 @@ r"""Trains on nodes in network namespaces, and disturbs what is between them.
 python -m tests.namespaces --workdir=FOLDER [--nodes=4] [--steps=400] [KIND ...]
 
 Takes root, and Linux with `ip`, `ss` and tun devices. Each node is a namespace
-with an agent, and etcd has one too; packets between them pass a switch in this
+with an agent; packets between them pass a switch in this
 process, which delays, loses and drops them. Faults come one after the other,
 each while training goes on:
 
@@ -16,7 +16,6 @@ each while training goes on:
   loss20   20 % of all packets are lost, for 15 s
   mtu      packets above 1,400 bytes to and from one node are lost, for 30 s
   delay    each packet takes 200 ms, for 20 s
-  store    nothing gets to or from the store for 60 s, and one node is killed
   leader   nothing gets to or from the leader, for 15 s
 
 Prints a line for each: steps and members before and after. Exits with 1 if a
@@ -43,14 +42,13 @@ import sys
 import threading
 import time
 
-from bamboo_jax.cluster import views
-from bamboo_jax.cluster.store import fence, private_etcd
+from bamboo_jax.cluster import judge, records as records_lib, views
+from bamboo_jax.net import identity
 
 _TUN = "/dev/net/tun"
 _SET_TUN = 0x400454CA
 _TUN_FLAGS = 0x1001  # IP packets, and nothing else.
 _NET = "10.79.0."
-_STORE = "store"
 _PATIENCE_SECS = 120.0
 _SMALL_BYTES = 1400
 _ENV = {**os.environ, "JAX_PLATFORMS": "cpu"}
@@ -136,10 +134,9 @@ class Net:
       subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
   def reset_all(self, name: str) -> int:
-    """Resets all connections of a node but those to the store."""
-    ends = f"dst {_NET}0/24 and not dst {self.addresses[_STORE]}"
+    """Resets all connections of a node."""
     command = ("ss", "--kill", "--no-header", "--tcp", "state", "established")
-    command = self._enter(name, *command, ends)
+    command = self._enter(name, *command, f"dst {_NET}0/24")
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
     return len(done.stdout.splitlines())
 
@@ -178,20 +175,9 @@ class Run:
     secret = args.workdir / "secret"
     secret.write_text(secrets.token_hex())
     secret.chmod(0o600)
-    store = net.addresses[_STORE]
-    url = f"http://{store}:2379"
-    net.start(
-        _STORE,
-        private_etcd.find_binary(),
-        f"--data-dir={args.workdir / 'etcd'}",
-        f"--listen-client-urls={url}",
-        f"--advertise-client-urls={url}",
-        log=args.workdir / "etcd.log",
-    )
-    log = args.workdir / "etcd.log"
-    while b"ready to serve" not in log.read_bytes():
-      time.sleep(0.1)
-    self._common = (f"--etcd={store}:2379", f"--secret={secret}")
+    self._common = (f"--secret={secret}",)
+    key = identity.find_entry_key(identity.read_secret(str(secret)))
+    self._records = records_lib.Records(self.folder, key)
     self.agents = {
         name: self._python(
             name,
@@ -208,10 +194,7 @@ class Run:
 
   def view(self) -> views.View:
     """Returns the newest view."""
-    folder = fence.Fence(self.folder)
-    claim, _ = folder.read()
-    found = folder.views_after(claim.stamp, 0) if claim else []
-    return found[-1] if found else views.EMPTY
+    return judge.run(judge.newest_view(), self._records)
 
   def steps(self) -> int:
     """Returns the number of steps in the log."""
@@ -291,18 +274,6 @@ def _delay(run: Run) -> None:
   time.sleep(20.0)
 
 
-def _store(run: Run) -> None:
-  run.net.switch.cut |= run.net.pairs(_STORE)
-  time.sleep(10.0)
-  victim = run.view().members[-1].name
-  run.excused.add(victim)
-  run.agents[victim].kill()
-  before = run.steps()
-  time.sleep(50.0)
-  if run.steps() < before + 2:
-    sys.exit("Nothing went on while the store was away.")
-
-
 def _leader(run: Run) -> None:
   leader = run.view().members[0].name
   run.excused.add(leader)
@@ -319,7 +290,6 @@ KINDS: dict[str, Callable[[Run], None]] = {
     "loss20": _loss20,
     "mtu": _mtu,
     "delay": _delay,
-    "store": _store,
     "leader": _leader,
 }
 
@@ -386,7 +356,7 @@ def main() -> None:
   with open(args.workdir / "train.log", "w") as log:
     subprocess.run([*train, f"--workdir={whole}"], check=True, stdout=log, env=_ENV)
   with contextlib.ExitStack() as stack:
-    names = [_STORE, *(f"n{i}" for i in range(args.nodes))]
+    names = [f"n{i}" for i in range(args.nodes)]
     run = Run(args, Net(names, stack))
     run.wait_steps(2)
     _disturb(run, args.kinds)

@@ -4,7 +4,7 @@ python -m tests.page_cost [--nodes=64] [--rate=10] [--steps=3000] [--secs=30]
     [--browser]
 
 A thread writes the files of a run of `nodes` nodes: the log, the rows of all
-nodes, and the status in an etcd. The run has done `steps` steps, and goes on at
+nodes, and the status. The run has done `steps` steps, and goes on at
 `rate` steps a second. `bamboo status --page` serves the page to one reader of
 its events. Prints the processor time of that
 server as a share of one core, and then the times of other requests. With
@@ -18,7 +18,6 @@ import dataclasses
 import http.client
 import json
 import pathlib
-import secrets
 import socket
 import statistics
 import subprocess
@@ -31,12 +30,7 @@ import urllib.parse
 import psutil
 
 from bamboo_jax.base import json as json_lib
-from bamboo_jax.cluster import views
-from bamboo_jax.cluster.store import (
-    endpoint as endpoint_lib,
-    private_etcd,
-    registry as registry_lib,
-)
+from bamboo_jax.cluster import judge, records as records_lib, views
 from bamboo_jax.configs import quickstart
 from bamboo_jax.metrics import jsonl, rows as rows_lib
 from bamboo_jax.net import identity as identity_lib
@@ -54,10 +48,10 @@ _WARMUP_SECS = 3.0
 
 
 class FakeRun:
-  """Writes files and status of a run into a folder and a store."""
+  """Writes files and status of a run into a folder."""
 
-  def __init__(self, workdir, registry, *, num_nodes):
-    self._workdir, self._registry = workdir, registry
+  def __init__(self, workdir, records, *, num_nodes):
+    self._workdir, self._records = workdir, records
     zones = [members.member(n, "abc"[n % 3]) for n in range(num_nodes)]
     self.view = views.View(1, tuple(zones), "all have come", ())
     count = num_nodes // _STAGES
@@ -76,8 +70,8 @@ class FakeRun:
     config = json.loads(quickstart.get_config().to_json_best_effort())
     config["cost"]["instance"] = "p3.2xlarge"
     (workdir / "config.json").write_text(json.dumps(config))
-    registry.check_config({"config": config})
-    registry.write_view(self.view)
+    records.make("run/0", judge.describe_run({"config": config}))
+    judge.run(judge.make_view(views.EMPTY, self.view), records)
     (workdir / "rows").mkdir()
     self._log = jsonl.MetricsWriter(workdir / "metrics.jsonl")
     self._num_nodes = num_nodes
@@ -93,7 +87,7 @@ class FakeRun:
     self._log.write_step(self.num_steps, values)
     told = {"steps": self.num_steps, "metrics": metrics}
     if is_told:
-      self._registry.write_status({**self._status, **told})
+      self._records.mark("status/0", {"at_secs": time.time(), **self._status, **told})
 
   def write_rows(self):
     """Writes the last four steps of each node."""
@@ -204,23 +198,16 @@ def main():
   given = parser.parse_args()
   with tempfile.TemporaryDirectory() as name:
     workdir = pathlib.Path(name)
-    secret = endpoint_lib.secret_file(workdir)
-    secret.touch(mode=0o600)
-    secret.write_text(secrets.token_hex(32))
-    etcd = private_etcd.PrivateEtcd(workdir / "etcd", secret=identity_lib.read_secret(str(secret)))
-    found = endpoint_lib.RunAddress(etcd.endpoint, "run")
-    endpoint_lib.write(workdir, found)
+    secret = identity_lib.read_secret(identity_lib.draw_secret(workdir))
+    records = records_lib.Records(workdir, identity_lib.find_entry_key(secret))
     stop = threading.Event()
     writer = server = None
     try:
-      etcd.wait_ready()
-      registry = registry_lib.Registry(etcd.client, "run")
-      run = FakeRun(workdir, registry, num_nodes=given.nodes)
+      run = FakeRun(workdir, records, num_nodes=given.nodes)
       for _ in range(given.steps):
         run.step(is_told=False)
       for member in run.view.members:
-        key = f"/bamboo/run/nodes/{member.name}"
-        etcd.client.put(key, json.dumps(json_lib.to_plain(member)))
+        records.mark(f"nodes/{member.incarnation}", {"member": json_lib.to_plain(member)})
       writer = threading.Thread(target=run.run, args=(given.rate, stop))
       writer.start()
       server = subprocess.Popen(
@@ -239,7 +226,6 @@ def main():
       if server is not None:
         server.kill()
         server.wait()
-      etcd.close()
 
 
 def _measure(run, pid, address, port, token, given):

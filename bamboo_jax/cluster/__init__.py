@@ -2,10 +2,12 @@
 
 Each node has an agent and a worker. The worker trains; its agent watches it and
 other agents, and maintains the log of views: numbered sets of nodes, written
-once, in the workdir, and copied to etcd for joining nodes. Nothing here
-computes or imports JAX.
+once, in the records of the run. Nothing here computes or imports JAX.
 
   views       numbered sets of nodes, and the next one; pure
+  records     values that are made once, in a folder or a bucket
+  judge       views, numbers of nodes and runs, as records
+  holding     a run of one process
   agent/      the agent: its decisions, and the shell that carries them out
   client      the worker's connection to its agent; decisions: client_state
   messages    messages of agents and workers, as values
@@ -14,12 +16,11 @@ computes or imports JAX.
   waits       what a worker waits for, told on a signal
   stalls      which worker blocks all others; pure
   notices     preemption notices of clouds
-  store/      etcd, and the keys of a run
   door        accepts authenticated connections
   children    processes that do not outlive their parent
   copies      forked processes that share what their parent has loaded
 
-Read first: `views`, then `agent/membership`.
+Read first: `views`, `judge`, then `agent/membership`.
 """
 
 from bamboo_jax.base import calls

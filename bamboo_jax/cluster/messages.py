@@ -19,8 +19,7 @@ FINISHED = "finished"  # The last key that a worker posts.
 class Greeting:
   """The first message of an agent to another that connects.
 
-  `stamp` identifies the run. A run restarted on an empty store draws a new one,
-  so that leftovers of the old run are ignored.
+  `stamp` identifies the run, so that leftovers of an older one are ignored.
   """
 
   incarnation: str
@@ -60,8 +59,8 @@ class Beat:
 class Ready:
   """The worker of an agent is ready to be a member.
 
-  `origin` is the number of the view without members that it starts from, 0 for
-  the first start; None if it joins others.
+  `origin` is the number of the view without members that it starts from, 0 in a
+  new folder; None if it joins others.
   """
 
   origin: base.ViewId | None = None
@@ -69,7 +68,7 @@ class Ready:
 
 @dataclasses.dataclass(frozen=True)
 class NewView:
-  """A view is in the store."""
+  """A view has been made."""
 
   view: views.View
 

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 _NAME = "records"  # Below the workdir of the run.
 _PART = ".part-"  # Prefix of files that have no name yet.
 _TIMEOUT = datetime.timedelta(seconds=3)  # Of one request to a bucket.
-_RETRIES: dict[str, Any] = {
+_RETRIES: Any = {
     "max_retries": 4,
     "backoff": {
         "init_backoff": datetime.timedelta(milliseconds=50),
@@ -111,8 +111,12 @@ class Records:
 
   def marks(self, name: str) -> dict[str, Any]:
     """Returns the values of NAME/..., by the rest of the key; may lag behind."""
-    found = {key.removeprefix(f"{name}/"): self.find(key) for key in self._place.keys(name)}
-    return {key: value for key, value in found.items() if value is not None}
+    found = {rest: self.find(f"{name}/{rest}") for rest in self.names(name)}
+    return {rest: value for rest, value in found.items() if value is not None}
+
+  def names(self, name: str) -> list[str]:
+    """Returns the rest of each key NAME/..., without its value; may lag behind."""
+    return [key.removeprefix(f"{name}/") for key in self._place.keys(name)]
 
   def drop(self, key: str) -> None:
     """Removes a mark."""

@@ -2,7 +2,7 @@
 
 There is one counter. Every change of the set makes a new view with the next
 number, and messages of an older one are dropped. All functions are pure; of two
-views with one number the first in the workdir counts, see `store.fence`.
+views with one number the first that was recorded counts, see `judge`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -39,8 +39,9 @@ class View:
     number: Grows by one with every change.
     reason: What changed since the previous view, for people.
     leaving: Numbers of members whose preemption has been announced.
-    epoch: The view without members from which this life of the run began, see
-      `store.fence`.
+    epoch: The view without members from which this life of the run began.
+    run: The view without members from which the run itself began; 0 in a new
+      folder.
     repeats: Number of the view of which this is a copy, 0 if it is none. A copy
       carries a message through the log of views and interrupts no worker.
     is_ask: Whether the message asks if any member is alive.
@@ -53,6 +54,7 @@ class View:
   reason: str
   leaving: tuple[base.NodeId, ...] = ()
   epoch: base.ViewId = base.ViewId(0)
+  run: base.ViewId = base.ViewId(0)
   repeats: base.ViewId = base.ViewId(0)
   is_ask: bool = False
   words: str = ""
@@ -158,15 +160,13 @@ def answer(view: View, name: str) -> View:
 def over(view: View) -> View:
   """Returns the view after `view` that ends this life of the run."""
   reason = f"no member of view {view.number} is left"
-  return View(view.next_number, (), reason)
+  return View(view.next_number, (), reason, run=view.run)
 
 
-def void(before: View) -> View:
-  """Returns the view that replaces the one after `before`, which is damaged."""
-  words = f"the file of view {before.number + 1} is damaged, and does not count"
-  if before.members:
-    return repeat(before, words)
-  return View(before.next_number, (), words, epoch=before.epoch)
+def begin_run(view: View, reason: str, members: tuple[Member, ...] = ()) -> View:
+  """Returns the view after `view` from which another run begins in the folder."""
+  number = view.next_number
+  return View(number, members, reason, epoch=number if members else EMPTY.epoch, run=number)
 
 
 EMPTY = View(base.ViewId(0), (), "no node has joined yet")
@@ -191,7 +191,7 @@ def next_view(
   stay = [m for m in view.members if m.incarnation not in lost]
   known = {m.incarnation for m in view.members} | set(lost) | set(noticed)
   numbers = {m.number for m in stay}
-  come = []  # A store that has lost its data may reuse a number.
+  come = []
   for c in sorted(c for c in candidates if c.incarnation not in known):
     if c.number not in numbers:
       numbers.add(c.number)
@@ -214,4 +214,5 @@ def next_view(
       "; ".join(reasons),
       leaving=tuple(m.number for m in leaving),
       epoch=view.epoch if view.members else view.number,
+      run=view.run,
   )

@@ -2,7 +2,7 @@
 
 setup        faults, trace and zones of a run; checked
 cluster_run  one run from the first process to the report; read first
-machine      the processes: etcd and agents; places of nodes
+machine      the agents, and places of nodes
 director     injects faults when workers report that they are due
 inquiry      asks workers what they do
 page         a page on the run, with buttons

@@ -43,7 +43,7 @@ def run(
   setup.check_ports()
   with base.lock_folder(setup.workdir):
     with progress_lib.ProgressLine(num_steps=config.num_steps) as progress:
-      cluster = machine.LocalCluster(setup.workdir, etcd=setup.etcd, run=setup.run)
+      cluster = machine.LocalCluster(setup.workdir)
       direct = director.Director(setup.faults, cluster)
       cluster_run = ClusterRun(setup, progress, cluster, direct)
       with hearing(cluster_run.ask_to_stop, tidies=True):
@@ -106,7 +106,7 @@ class ClusterRun:
       are_copies = setup_lib.prepare(config, self._setup.workdir)
     placed = machine.place_nodes(config, dict(base.by_node(zones)))
     self._progress.show_text(placed.survival.render())
-    self._cluster.take_folder()  # Nothing is written before it.
+    self._cluster.take_folder(config.cluster.most_silence_secs)  # Nothing is written before it.
     self._setup.write_faults()
     try:
       start = functools.partial(self.start_node, is_copy=are_copies)

@@ -1,26 +1,16 @@
-"""The processes of a cluster on this machine: etcd and agents."""
+"""The agents of a cluster on this machine, and their places."""
 
 from collections.abc import Mapping, Sequence
 import functools
 import pathlib
-import secrets
 import signal
 import subprocess
 import sys
 import time
 from typing import NamedTuple
 
-from absl import logging
-
 from bamboo_jax import base, config as config_lib
-from bamboo_jax.cluster import children, copies
-from bamboo_jax.cluster.store import (
-    endpoint as endpoint_lib,
-    etcd as etcd_lib,
-    fence as fence_lib,
-    private_etcd,
-    registry as registry_lib,
-)
+from bamboo_jax.cluster import children, copies, judge, records as records_lib, views
 from bamboo_jax.net import identity as identity_lib
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.recovery import placement as placement_lib, survival as survival_lib
@@ -34,58 +24,30 @@ class LocalCluster:
   Logs go to `workdir/logs`. Until `take_folder` nothing is written.
 
   Attributes:
+    records: Those of the run, after `take_folder`.
     num_failed: Number of agents that ended with an error.
     mistake: A mistake of the user with which an agent ended; "" without any.
   """
 
-  def __init__(self, workdir: pathlib.Path, *, etcd: str | None, run: str) -> None:
+  records: records_lib.Records
+
+  def __init__(self, workdir: pathlib.Path) -> None:
     self.num_failed, self.mistake = 0, ""
-    self._etcd, self._run = etcd, run
     self._agents: dict[str, subprocess.Popen[bytes] | copies.Copy] = {}
     self._zones: dict[str, str] = {}  # Of started nodes.
     self._logs = workdir / "logs"
     self._workdir = workdir
-    self._secret = endpoint_lib.secret_file(workdir)
-    self._store: private_etcd.PrivateEtcd | None = None
     self._ended: set[str] = set()
-    self._fence = fence_lib.Fence(workdir)
-    self._found, self._found_secs = self._fence.read(), time.monotonic()
 
-  def connect(self) -> registry_lib.Registry:
-    """Returns the store of the run, over a connection of its own."""
-    own = self._own
-    assert self._etcd is not None, "Its etcd has not been started yet."
-    etcd = etcd_lib.Etcd(self._etcd, tls=own.store, key=own.entry_key)
-    return registry_lib.Registry(etcd, self._run)
+  def take_folder(self, patience_secs: float) -> None:
+    """Begins a run in the folder.
 
-  def take_folder(self) -> None:
-    """Takes the folder over from a run that has ended, and connects the store.
-
-    Draws a secret, and starts an etcd unless one was named. Raises `ValueError`
-    if members on other machines are still alive, or the named etcd knows the
-    run already, and `OSError` without an etcd; then nothing has changed.
+    Raises `ValueError` if members of a former run are alive, which have
+    `patience_secs` to answer.
     """
-    secret = secrets.token_hex(32)
-    self._own = identity_lib.issue(secret.encode(), run=self._run, role="operator", name="")
-    if self._etcd is None:
-      private_etcd.find_binary()
-    elif self.connect().exists():
-      raise ValueError(
-          f"There is a run {self._run!r} at etcd {self._etcd} already; give "
-          "another name with --run."
-      )
-    self._fence.clear(self._found, self._found_secs)
-    endpoint_lib.remove(self._workdir)  # Of one that was killed.
-    base.write_atomically(self._secret, secret, mode=0o600)
-    self._logs.mkdir(exist_ok=True)
-    if self._etcd is None:
-      self._store = private_etcd.PrivateEtcd(
-          self._workdir / "etcd", secret=secret.encode(), run=self._run
-      )
-      self._store.wait_ready()
-      self._etcd = self._store.endpoint
-    self._registry = self.connect()
-    endpoint_lib.write(self._workdir, endpoint_lib.RunAddress(self._etcd, self._run))
+    secret = identity_lib.read_secret(identity_lib.draw_secret(self._workdir))
+    self.records = records_lib.Records(self._workdir, identity_lib.find_entry_key(secret))
+    judge.run(judge.begin_run("bamboo cluster", patience_secs), self.records)
 
   def start_agent(
       self,
@@ -103,8 +65,6 @@ class LocalCluster:
     command = [
         *(sys.executable, "-m", "bamboo_jax.launch.agent", f"--name={name}"),
         *arguments,
-        f"--etcd={self._etcd}",
-        f"--secret={self._secret}",
         f"--zone={zone}",
         "--verbosity=0",
     ]
@@ -154,23 +114,25 @@ class LocalCluster:
 
   def leader(self) -> str:
     """Returns the name of the node that makes the next view."""
-    view = self._registry.read_view()
-    leader = view.leader() if view else None
+    leader = self._read_view().leader()
     assert leader is not None, "There is no view yet."
     return leader.name
+
+  def _read_view(self) -> views.View:
+    view: views.View = judge.run(judge.newest_view(), self.records)
+    return view
 
   def has_live_members(self) -> bool:
     """Returns whether an agent of the newest view runs; True if nobody knows."""
     try:
-      view = self._registry.read_view()
-    except OSError:  # The store is away for a moment.
+      view = self._read_view()
+    except OSError:  # The folder is away for a moment.
       return True
     running = {name for name, agent in self._agents.items() if agent.poll() is None}
-    return view is not None and any(m.name in running for m in view.members)
+    return any(m.name in running for m in view.members)
 
   def close(self) -> None:
-    """Ends all processes: agents first, so that they can leave the run."""
-    endpoint_lib.remove(self._workdir)
+    """Ends all processes."""
     running = [p for p in self._agents.values() if p.poll() is None]
     for process in running:
       process.send_signal(signal.SIGINT)  # One that has just started ignores
@@ -182,24 +144,11 @@ class LocalCluster:
       except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    if self._store is not None:
-      self._store.close()
 
   def tend(self) -> dict[str, str]:
-    """Returns a message for each agent that failed since the last call.
-
-    Restarts its own etcd if that has died: only joining nodes need it.
-    """
+    """Returns a message for each agent that failed since the last call."""
     said = {}
-    if self._store is not None:
-      try:
-        self._store.tend()
-      except OSError as error:
-        logging.warning("etcd cannot be started: %s", error)
-    own = {process.pid for process in self._agents.values()}
-    if self._store is not None:
-      own.add(self._store.process.pid)
-    children.reap_orphans(own)
+    children.reap_orphans({process.pid for process in self._agents.values()})
     for name, process in self._agents.items():
       if name not in self._ended and process.poll() is not None:
         self._ended.add(name)

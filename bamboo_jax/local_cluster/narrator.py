@@ -91,7 +91,7 @@ class Narrator:
     elif state.has_worker:
       waits = f"the worker of {state.options.name} starts, compiles and meets the others"
     elif state.roster.registered is None:
-      waits = "no answer from the store of the run yet"
+      waits = "the records of the run cannot be read yet"
     else:
       waits = "waiting for the other nodes"
     if waits != self._waits:

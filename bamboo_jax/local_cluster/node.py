@@ -12,15 +12,14 @@ from typing import Any
 from absl import logging
 
 from bamboo_jax import base, config as config_lib
-from bamboo_jax.cluster import children, copies
+from bamboo_jax.cluster import children, copies, records as records_lib
 from bamboo_jax.cluster.agent import agent as agent_lib, exporter, state as state_lib
-from bamboo_jax.cluster.store import etcd as etcd_lib
 from bamboo_jax.local_cluster import machine, narrator as narrator_lib
 from bamboo_jax.net import identity as identity_lib
 from bamboo_jax.runtime import settings
 from bamboo_jax.train.setup import sizes
 
-_PROTOCOL = 9  # Version of the messages between processes.
+_PROTOCOL = 10  # Version of the messages between processes.
 _PACKAGES = ("bamboo_jax", "jax", "jaxlib")
 
 
@@ -40,7 +39,6 @@ def make_options(
           "protocol": _PROTOCOL,
           "version": {name: metadata.version(name) for name in _PACKAGES},
           "nodes": num_nodes,
-          "workdir": str(pathlib.Path(workdir).absolute()),
           "config": config.to_dict(),
           "environment": settings.read_given(os.environ),
           "code": base.find_code(config.to_dict()),
@@ -52,7 +50,7 @@ def make_options(
 
 
 def run(
-    etcd: etcd_lib.Etcd,
+    records: records_lib.Records,
     options: state_lib.AgentOptions,
     identity: identity_lib.Identity,
     spare: copies.Spare | None = None,
@@ -82,7 +80,7 @@ def run(
   if narrator is not None:
     narrator.start()
   while must_restart:
-    agent = agent_lib.Agent(etcd, options, identity, spare)
+    agent = agent_lib.Agent(records, options, identity, spare)
     if narrator is not None:
       narrator.state = agent.state
     reason = asyncio.run(_run(agent))

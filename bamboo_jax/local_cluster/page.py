@@ -1,7 +1,6 @@
 """The page of a run on this machine, with buttons that cause faults."""
 
 from bamboo_jax import base
-from bamboo_jax.cluster.store import endpoint as endpoint_lib
 from bamboo_jax.local_cluster import director as director_lib, machine, setup as setup_lib
 from bamboo_jax.report.live import feed as feed_lib, server
 
@@ -12,12 +11,12 @@ def serve(
   """Starts to serve the page; returns a line with its address, or a warning."""
   feed = feed_lib.Feed(
       setup.workdir,
-      cluster.connect(),
-      name=setup.run,
+      cluster.records,
+      name=setup.workdir.absolute().name,
       actions=director_lib.ACTIONS,
       kills=director.kills,
   )
-  secret = endpoint_lib.secret_file(setup.workdir).read_text()
+  secret = (setup.workdir / "secret").read_text()
   assert setup.page_port is not None
   try:
     address = server.start(

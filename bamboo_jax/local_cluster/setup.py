@@ -22,7 +22,6 @@ class Setup:
     arguments: Command-line arguments of every agent.
     first_zones: Zone of each initial node.
     zones: Assigned in turn to nodes that join without one.
-    etcd: Host and port; None starts an etcd.
     faults_file: Written with `faults`, for the workers; None: they have one.
     replay: Trace to replay from the first step on, if any.
     gpus: GPUs of this machine, assigned in turn.
@@ -35,8 +34,6 @@ class Setup:
   arguments: Sequence[str]
   first_zones: Sequence[str]
   zones: Sequence[str]
-  etcd: str | None
-  run: str
   faults: Sequence[faults_lib.Fault] = ()
   faults_file: pathlib.Path | None = None
   replay: trace_replay.Replay | None = None

@@ -12,6 +12,7 @@ certificate, run and role. Without a secret the key is public, so a cluster then
 stays on the loopback interface.
 """
 
+import contextlib
 import dataclasses
 import datetime
 import functools
@@ -19,6 +20,7 @@ import hashlib
 import ipaddress
 import os
 import pathlib
+import secrets
 import socket
 import ssl
 import tempfile
@@ -33,7 +35,7 @@ from cryptography.x509 import oid
 
 from bamboo_jax.net import addresses
 
-_ROLES = ("agent", "worker", "store", "operator")
+_ROLES = ("agent", "worker")
 _AUTHORITY = x509.Name([x509.NameAttribute(oid.NameOID.COMMON_NAME, "bamboo")])
 _EARLY = datetime.timedelta(days=1)  # The clocks of nodes may differ.
 _LIFE = datetime.timedelta(days=365)
@@ -53,14 +55,12 @@ class Identity:
   Attributes:
     server: For accepted connections.
     client: For opened connections.
-    store: For connections to etcd, whose older releases lack TLS 1.3.
-    entry_key: Signs entries in the store.
+    entry_key: Signs records of the run.
   """
 
   run: str
   server: ssl.SSLContext
   client: ssl.SSLContext
-  store: ssl.SSLContext
   entry_key: bytes
 
   def check(self, connection: Any, role: str, name: str | None = None) -> None:
@@ -81,16 +81,6 @@ def issue(
 ) -> Identity:
   """Returns the identity of a process that knows the secret of a run."""
   return _make_identity(run, secret, *_issue(secret, run, role, name, now))
-
-
-def write(folder: pathlib.Path, secret: bytes, *, run: str, role: str) -> None:
-  """Writes the files that `load` reads, only for this user."""
-  folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-  contents = _issue(secret, run, role, "", None)
-  for name, content in zip(_FILES, contents, strict=True):
-    (folder / name).unlink(missing_ok=True)
-    (folder / name).touch(mode=0o600)
-    (folder / name).write_bytes(content)
 
 
 class _Credentials(NamedTuple):
@@ -169,11 +159,34 @@ def read_secret(path: str | None) -> bytes:
   return secret
 
 
+def draw_secret(workdir: str | os.PathLike[str]) -> str:
+  """Returns the path of WORKDIR/secret, drawn by the first process of a run."""
+  file = pathlib.Path(workdir) / "secret"
+  if not file.exists():
+    file.parent.mkdir(parents=True, exist_ok=True)
+    fd, drawn = tempfile.mkstemp(dir=file.parent, prefix=".secret.")  # For this user only.
+    try:
+      with open(fd, "w") as content:
+        content.write(secrets.token_hex(32))
+        content.flush()
+        os.fsync(fd)
+      with contextlib.suppress(FileExistsError):
+        os.link(drawn, file)
+    finally:
+      os.unlink(drawn)
+  return str(file)
+
+
+def find_entry_key(secret: bytes) -> bytes:
+  """Returns the key that signs records of a run, by its secret."""
+  return _derive(secret, b"bamboo entries", 32)
+
+
 def check_host(host: str, *, secret: bytes) -> None:
   """Raises `ValueError` unless nodes may listen on `host` with this secret.
 
-  Gloo (executor="spmd") and etcd without TLS are in the clear, so nodes on
-  several machines need a private network.
+  Gloo (executor="spmd") is in the clear, so nodes on several machines need a
+  private network.
   """
   try:
     address = ipaddress.ip_address(addresses.find(host, 0).parts[0])
@@ -201,9 +214,8 @@ def check_host(host: str, *, secret: bytes) -> None:
     )
   if address.is_global:
     raise ValueError(
-        "Gloo and etcd may be unencrypted, so nodes listen on a private "
-        f"network only, got {host!r}. Give --host an address such as of "
-        "10.0.0.0/8 or fd00::/8."
+        "Gloo may be unencrypted, so nodes listen on a private network only, got "
+        f"{host!r}. Give --host an address such as of 10.0.0.0/8 or fd00::/8."
     )
 
 
@@ -220,10 +232,7 @@ def _derive(secret: bytes, info: bytes, num_bytes: int) -> bytes:
 
 @functools.lru_cache(maxsize=8)
 def _stretch(secret: bytes) -> bytes:
-  """Returns a key that takes long to compute.
-
-  It is the same for all runs of a secret, which may share one etcd.
-  """
+  """Returns a key that takes long to compute."""
   return hashlib.scrypt(secret, salt=b"bamboo", **_SCRYPT)
 
 
@@ -259,17 +268,13 @@ def _make_identity(
   with tempfile.TemporaryDirectory() as folder:
     file = os.path.join(folder, "pem")  # No other user may enter the folder.
     pathlib.Path(file).write_bytes(certificate + key)
-    for side, version in (
-        (ssl.PROTOCOL_TLS_SERVER, ssl.TLSVersion.TLSv1_3),
-        (ssl.PROTOCOL_TLS_CLIENT, ssl.TLSVersion.TLSv1_3),
-        (ssl.PROTOCOL_TLS_CLIENT, ssl.TLSVersion.TLSv1_2),
-    ):
+    for side in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT):
       context = ssl.SSLContext(side)
-      context.minimum_version = version
+      context.minimum_version = ssl.TLSVersion.TLSv1_3
       context.check_hostname = False  # Names are those of nodes: see `check`.
       context.verify_mode = ssl.CERT_REQUIRED
       context.load_verify_locations(cadata=authority.decode())
       context.load_cert_chain(file)
       contexts.append(context)
-  server, client, store = contexts
-  return Identity(run, server, client, store, _derive(secret, b"bamboo entries", 32))
+  server, client = contexts
+  return Identity(run, server, client, find_entry_key(secret))

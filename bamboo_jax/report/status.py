@@ -7,8 +7,7 @@ from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
-from bamboo_jax.cluster import views
-from bamboo_jax.cluster.store import registry as registry_lib
+from bamboo_jax.cluster import judge, records as records_lib, views
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.recovery import durations, layout as layout_lib, slowness, survival as survival_lib
 
@@ -17,11 +16,11 @@ _FOR_NEWCOMERS = ("members", "restart")  # Shown beside the layout.
 
 @dataclasses.dataclass(frozen=True)
 class StoredRun:
-  """State of a run in the store.
+  """State of a run in its records.
 
-  `registered` agents hold a lease; those that are not members are joining, or
-  have just died. `status` is as reported, see `cluster.store.registry`; may be
-  empty. `config` is that of the run.
+  `registered` agents have shown their address; those that are not members are
+  joining, or have just died. `status` is as reported; may be empty. `config` is
+  that of the run.
   """
 
   name: str
@@ -32,19 +31,22 @@ class StoredRun:
   config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def read(registry: registry_lib.Registry, name: str) -> StoredRun:
-  """Returns the state of a run in the store.
+def read(records: records_lib.Records, name: str) -> StoredRun:
+  """Returns the newest run of a folder.
 
-  Raises `OSError` if the store cannot be reached, `ValueError` if it does not
-  have the run.
+  Raises `OSError` if the records cannot be read, `ValueError` without a run.
   """
-  config = registry.read_config()["config"]
+  view = judge.run(judge.newest_view(), records)
+  config = (records.find(f"run/{view.run}") or {}).get("config", {}).get("config")
+  if config is None:
+    raise ValueError(f"There is no run of agents in {records.where}.")
+  there = [mark["member"] for mark in records.marks("nodes").values()]
   return StoredRun(
       name=name,
       num_steps=config["num_steps"],
-      view=registry.read_view() or views.EMPTY,
-      registered=registry.members(),
-      status=registry.read_status(),
+      view=view,
+      registered=[json_lib.from_plain(views.Member, member) for member in there],
+      status=records.find(f"status/{view.run}") or {},
       config=config,
   )
 
@@ -69,6 +71,8 @@ def render(run: StoredRun, *, now_secs: float) -> str:
         f"{name(pipeline.roles.shadows.get(stage))}"
         for stage, owner in base.by_stage(pipeline.roles.owners)
     ]
+  if not run.registered:
+    lines.insert(0, "No agent of this run is alive.")
   others = [m for m in run.registered if m.number not in members]
   lines += [
       f"spares: {name.join(members - layout.nodes)}",

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from bamboo_jax import base
+from bamboo_jax.cluster import views
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.train.members import cohort as cohort_lib
@@ -26,8 +27,8 @@ class Environment:
     director: Injects due faults; None without faults.
     progress: Shows steps; None if another member does.
     prefetches: Whether to prepare data ahead, in a thread.
-    check_fence: Raises `base.FencedError` if members of a later epoch than the
-      given one own the workdir.
+    check_fence: Raises `base.FencedError` once the life of the run to which a
+      view belongs is over.
     stops: Returns whether to save and end the run after this step.
     callbacks: Called after every committed step that this member writes.
     started_secs: Start of the local nodes, on `time.perf_counter`.
@@ -41,7 +42,7 @@ class Environment:
   director: cohort_lib.FaultInjector | None = None
   progress: progress_lib.ProgressLine | None = None
   prefetches: bool = False
-  check_fence: Callable[[base.ViewId], None] = lambda epoch: None
+  check_fence: Callable[[views.View], None] = lambda view: None
   stops: Callable[[], bool] = lambda: False
   callbacks: Sequence[Callback] = ()
   started_secs: float = dataclasses.field(default_factory=time.perf_counter)

@@ -9,15 +9,20 @@ import contextlib
 import functools
 import os
 import socket
-import time
 from typing import NamedTuple
 
 import jax
 
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.base import logs
-from bamboo_jax.cluster import client as client_lib, copies, waits
-from bamboo_jax.cluster.store import fence as fence_lib, tenure
+from bamboo_jax.cluster import (
+    client as client_lib,
+    copies,
+    holding,
+    judge,
+    records as records_lib,
+    waits,
+)
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.net import identity as identity_lib
@@ -70,8 +75,6 @@ def train_and_evaluate(
   """
   config = accept.accept(config)
   where = workdir_lib.Workdir.at(workdir)
-  found = fence_lib.Fence(workdir).read()
-  found_secs = time.monotonic()
   due = sizes.read_faults(config, faults)
   num_nodes, source = sizes.num_nodes(config), faults or ""
   faults_lib.check_nodes(due, num_nodes=num_nodes, zones=local_cohort.ZONES, source=source)
@@ -83,7 +86,7 @@ def train_and_evaluate(
   cohort = local_cohort.LocalCohort(num_nodes, seed=config.seed)
   with (
       base.lock_folder(workdir),
-      tenure.hold(workdir, found, found_secs) as check_fence,
+      _hold(config, workdir) as holder,
       progress_lib.ProgressLine(num_steps=config.num_steps) as progress,
       contextlib.ExitStack() as stack,
   ):
@@ -94,8 +97,8 @@ def train_and_evaluate(
         director=cohort,
         progress=progress,
         prefetches=True,
-        check_fence=check_fence,
-        stops=cohort.is_asked_to_stop,
+        check_fence=lambda view: holder.check(),
+        stops=lambda: _check(holder) or cohort.is_asked_to_stop(),
         callbacks=callbacks,
     )
     worker = worker_lib.Worker(job, given)
@@ -109,6 +112,21 @@ def train_and_evaluate(
     for line in missed:
       progress.show_text(line)
     return is_done
+
+
+def _hold(
+    config: config_lib.Config, workdir: str
+) -> contextlib.AbstractContextManager[holding.Holder]:
+  secret = identity_lib.read_secret(identity_lib.draw_secret(workdir))
+  records = records_lib.Records(workdir, identity_lib.find_entry_key(secret))
+  return holding.hold(records, patience_secs=config.cluster.most_silence_secs)
+
+
+def _check(holder: holding.Holder) -> bool:
+  """Returns False; raises `base.FencedError` once others are seen to have the folder."""
+  if holder.is_taken:
+    holder.check()
+  return False
 
 
 def _place_nodes(
@@ -142,8 +160,7 @@ def train_in_cluster(
   Args:
     agent: Socket connected to the agent of this node.
     workdir: Folder of the run, shared by all nodes.
-    stamp: Identity of the run; `base.FencedError` once the workdir belongs to
-      another run.
+    stamp: Identity of the run.
     host: Address at which this node listens and other nodes reach it.
     identity: Certificates for connections to other machines.
     started_secs: Start of the agent, on `time.perf_counter`.
@@ -156,7 +173,7 @@ def train_in_cluster(
   config = accept.accept(config)
   logs.note_names({number: name})
   joined = _join(config, agent, number=number, stamp=stamp, host=host, identity=identity)
-  fence = fence_lib.Fence(workdir)
+  records = records_lib.Records(workdir, identity.entry_key)
   # A cluster may also follow a trace, which needs no faults here.
   strikes = None
   if director:
@@ -167,7 +184,7 @@ def train_in_cluster(
       workdir=workdir_lib.Workdir.at(workdir),
       name=name,
       processes=joined.processes,
-      check_fence=functools.partial(fence_lib.check, fence, stamp),
+      check_fence=lambda view: judge.check_now(view, records),
       faults=sizes.read_faults(config, faults),
       director=strikes,
       stops=strikes.is_asked_to_stop if strikes else lambda: False,

@@ -67,7 +67,7 @@ class Worker:
         warn=lambda step, text: self._journal.write_event(
             "save_failed", step=step, values={"reason": text}
         ),
-        check_fence=lambda: given.check_fence(cohort.view.epoch),
+        check_fence=lambda: given.check_fence(cohort.view),
     )
     self.state = run_state_lib.RunState(
         engine, cohort, transfer=self._transfer, rules=job.rules, writer=self._writer
@@ -183,7 +183,6 @@ class Worker:
 
   def _vote(self) -> step_lib.Vote:
     self._wait_for_joins()
-    self._given.check_fence(self._cohort.view.epoch)
     step, state = self._step, self.state
     return step_lib.Vote(
         seen=self._compiler.newest_ready(self._data.failures),
@@ -437,7 +436,7 @@ class Worker:
 
   def _finish(self) -> bool:
     """Writes checkpoint and summary at the end; blocks for all members."""
-    self._given.check_fence(self._cohort.view.epoch)
+    self._given.check_fence(self._cohort.view)
     if not self._failed.text:  # The last commit may have failed.
       said = self._cohort.gather("failures", self._data.failures.first)
       self._decide_on(said.values())

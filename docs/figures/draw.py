@@ -253,7 +253,7 @@ def draw_ladder() -> Drawing:
 def draw_membership() -> Drawing:
   """Draws how a death becomes a view."""
   drawing = Drawing(900, 400)
-  columns = {"n2": 90, "n0": 330, "n1": 570, "WORKDIR/views": 800}
+  columns = {"n2": 90, "n0": 330, "n1": 570, "records/views": 800}
   for name, x in columns.items():
     what = f"node {name}" if name[0] == "n" else name
     drawing.box(x - 70, 14, 140, 40, _GREY, text=what)

@@ -214,7 +214,6 @@ class ClusterTest(folders.FolderCase):
       bamboo_jax.cluster(config, workdir=self.folder)
 
   @samples.only_all
-  @commands.needs_etcd
   def test_an_interrupt_saves_the_step(self):
     done = commands.run("-c", _INTERRUPTED, str(self.folder))
     self.assertEqual(done.returncode, 7, msg=done.stderr)

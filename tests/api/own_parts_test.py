@@ -15,7 +15,6 @@ from bamboo_jax.metrics import logger as logger_lib
 from bamboo_jax.sim import presets
 from bamboo_jax.train.setup import accept, optimizers, schedules
 from tests import folders, samples, tiny
-from tests.launch import commands
 
 _PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs/guides/own_parts.md"
 _DEATH = ["3,0/0,1,kill"]  # Of the node that writes the log.
@@ -56,7 +55,6 @@ class OwnPartsTest(folders.FolderCase):
     np.testing.assert_allclose(rates, wanted, rtol=1e-6)
 
   @samples.only_all
-  @commands.needs_etcd
   def test_in_a_cluster(self):
     whole = bamboo_jax.train(self.config, workdir=self.folder / "whole")
     killed = bamboo_jax.cluster(self.config, workdir=self.folder / "killed", faults=_DEATH)

@@ -9,7 +9,6 @@ import sys
 import pytest
 
 from tests import folders
-from tests.launch import commands
 
 nbclient = pytest.importorskip("nbclient")
 nbformat = pytest.importorskip("nbformat")
@@ -49,7 +48,6 @@ class PagesTest(folders.FolderCase):
         "PYTHONPATH", f"{_ROOT}{os.pathsep}{path}"
     )
 
-  @commands.needs_etcd
   def test_page(self):
     text = (_ROOT / "docs" / "guides" / "python.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)

@@ -84,6 +84,7 @@ class RecordsTest(parameterized.TestCase):
     self._records.drop("nodes/a")
     self._records.drop("nodes/a")
     self.assertEqual(self._records.marks("nodes"), {"b": 3})
+    self.assertEqual(self._records.names("nodes"), ["b"])
 
   def test_a_writer_that_was_killed_leaves_no_mark(self):
     self._records.mark("nodes/a", 1)

@@ -162,17 +162,18 @@ class ViewsTest(parameterized.TestCase):
     want = members.view(6, 4, reason="n1 left: gone", leaving=(4,), epoch=2)
     self.assertEqual(after, want)
 
-  def test_what_counts_for_a_damaged_view(self):
-    before = members.view(3, 1, 4, epoch=2)
-    void = views.void(before)
-    self.assertEqual(views.original(void), before)
-    self.assertEqual((void.number, void.is_ask), (4, False))
-    # All begin again, as from any view without members.
-    for number, epoch in ((0, 0), (3, 1)):
-      void = views.void(members.view(number, epoch=epoch))
-      self.assertEqual(
-          (void.number, void.members, void.repeats, void.epoch), (number + 1, (), 0, epoch)
-      )
+  def test_another_life_and_another_run(self):
+    view = members.view(3, 1, 4, epoch=2, run=2)
+    over = views.over(view)
+    self.assertEqual((over.number, over.members, over.run), (4, (), 2))
+    begun = views.begin_run(over, "n1 begins")
+    self.assertEqual((begun.number, begun.epoch, begun.run), (5, 0, 5))
+    alone = views.begin_run(over, "n1 begins", (members.member(1),))
+    self.assertEqual((alone.number, alone.epoch, alone.run), (5, 5, 5))
+    for origin in (over, begun):
+      first = views.next_view(origin, lost={}, candidates=[members.member(7)])
+      self.assertEqual((first.epoch, first.run), (origin.number, origin.run))
+      self.assertEqual(views.ask(first, "n9").run, origin.run)
 
   @parameterized.parameters((1, 0), (0, 0))
   def test_members_must_be_sorted(self, *numbers):

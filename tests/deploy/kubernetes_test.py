@@ -64,7 +64,6 @@ class KubernetesTest(runs.DeployedCase):
     return self.wait_member(self.find(job).name)
 
   @samples.only_all
-  @commands.needs_etcd
   def test_pods_are_replaced(self):
     self.tend = self.cluster.tend
     self.addCleanup(self.cluster.close)

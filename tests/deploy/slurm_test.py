@@ -38,7 +38,6 @@ def has_slurm():
 
 @samples.only_all
 @absltest.skipUnless(has_slurm(), "needs root, and Slurm (see docs/deploy)")
-@commands.needs_etcd
 class SlurmTest(runs.DeployedCase):
 
   def setUp(self):

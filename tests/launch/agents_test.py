@@ -14,7 +14,6 @@ from tests import notice_server, samples
 from tests.launch import commands
 
 
-@commands.needs_etcd
 class AgentsTest(commands.CommandCase):
 
   CHANGES = {
@@ -30,12 +29,10 @@ class AgentsTest(commands.CommandCase):
     super().setUp()
     self.cloud = notice_server.NoticeServer()
     self.addCleanup(self.cloud.close)
-    self.etcd = commands.start_etcd(self.folder / "etcd", self.addCleanup)
 
   def start_agent(self, number, *arguments, host=None):
     return self.start(
         "agent",
-        f"--etcd=http://{self.etcd.endpoint}",
         f"--name=n{number}",
         f"--zone=z{number}",
         f"--host={host or f'127.0.0.{number + 1}'}",
@@ -68,10 +65,10 @@ class AgentsTest(commands.CommandCase):
         self.assertRegex(text, r"n2 joined \(zone z2\); \d of 3 nodes are here")
         self.assertIn("n1 left: handed over after a notice", text)
         self.assertRegex(text, r"(?s)step=1 loss=.*step=100 .*state_sha256=\w{64}")
-        self.assertNotIn("etcd", text)
       programs = (self.folder / "run" / "programs").glob("*.xla")
       self.assertNotEmpty([*programs])  # What one compiles all machines have.
-      shown = commands.fork("-m", "launch.status", f"--etcd={self.etcd.endpoint}").stdout
+      shown = commands.fork("-m", "launch.status", f"--workdir={self.folder}/run").stdout
+      self.assertStartsWith(shown, "No agent of this run is alive.")
       self.assertIn("n1 left: handed over after a notice", shown)
       self.assertIn("step=100 num_steps=100", shown)
     with self.phase("a run without failures"):

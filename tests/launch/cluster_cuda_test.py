@@ -16,7 +16,6 @@ _STAND_IN = pathlib.Path(__file__).with_name("cuda_stand_in")
 
 
 @samples.only_all
-@commands.needs_etcd
 class ClusterCudaTest(commands.CommandCase):
 
   CHANGES = {

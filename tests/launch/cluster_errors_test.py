@@ -1,19 +1,16 @@
 """What a user can get wrong about a cluster: one line, exit status 2."""
 
-import json
 import os
-import socket
 import subprocess
 import sys
-import tempfile
 import threading
 
 from absl.testing import parameterized
 
-from bamboo_jax.base import types
 from bamboo_jax.checkpoint import manifest
-from bamboo_jax.cluster.store import fence as fence_lib, registry as registry_lib
-from tests import samples
+from bamboo_jax.cluster import judge, records as records_lib, views
+from bamboo_jax.net import identity
+from tests import members, samples
 from tests.launch import commands
 
 _MINE = """
@@ -141,33 +138,18 @@ class ErrorsTest(FailingCase):
     )
     self.assertFalse((self.folder / "run/logs").exists())
 
-  def test_not_an_etcd(self):
-    listener = socket.create_server(("127.0.0.1", 0))
-    self.addCleanup(listener.close)
-
-    def answer():
-      connection, _ = listener.accept()
-      with connection:
-        connection.recv(1 << 16)
-        connection.sendall(b"HTTP/1.1 200 OK\r\n\r\nwelcome")
-
-    threading.Thread(target=answer, daemon=True).start()
-    etcd = f"127.0.0.1:{listener.getsockname()[1]}"
-    said = self.fail_agent(f"--etcd={etcd}", code=1)
-    self.assertIn(f"Cannot reach etcd at {etcd}", said)
-
   @parameterized.parameters(("missing", "No such file", 1), ("", "must be a file, not a folder", 2))
   def test_secret(self, name, message, code):
     secret = f"--secret={self.folder / name}"
-    said = self.fail_agent("--etcd=h:1", secret, code=code)
+    said = self.fail_agent(secret, code=code)
     self.assertIn(message, said)
 
   def test_certificates(self):
-    said = self.fail_agent("--etcd=h:1", f"--certificates={self.folder}")
+    said = self.fail_agent(f"--certificates={self.folder}")
     self.assertIn("must hold authority.pem, certificate.pem, key.pem", said)
 
-  def test_certificates_do_not_sign_what_is_in_the_store(self):
-    flags = "--etcd=h:1", "--host=0.0.0.0", f"--certificates={self.folder}"
+  def test_certificates_do_not_sign_records(self):
+    flags = "--host=0.0.0.0", f"--certificates={self.folder}"
     self.assertIn("is all addresses of this", self.fail_agent(*flags))
 
   @parameterized.parameters(
@@ -191,51 +173,29 @@ class ErrorsTest(FailingCase):
     self.assertIn(message, said)
     self.assertFalse((self.folder / "run").exists())
 
-  def test_an_address_without_a_port(self):
-    self.assertIn("is written host:port, ", self.fail_cluster("--etcd=nowhere"))
+  def test_a_run_of_another_config(self):
+    """One of its members lives, and says so."""
+    (self.folder / "run").mkdir()
+    secret = identity.read_secret(identity.draw_secret(self.folder / "run"))
+    records = records_lib.Records(self.folder / "run", identity.find_entry_key(secret))
+    judge.run(judge.make_view(views.EMPTY, members.view(1, 0)), records)
+    records.make("run/0", judge.describe_run({}))
+    over = threading.Event()
 
+    def answer():
+      while not over.wait(0.01):
+        asked = judge.run(judge.newest_view(), records)
+        if asked.is_ask:
+          judge.run(judge.make_view(asked, views.answer(asked, "n0")), records)
 
-@commands.needs_etcd
-class EtcdErrorsTest(FailingCase):
-
-  @classmethod
-  def setUpClass(cls):
-    super().setUpClass()
-    folder = cls.enterClassContext(tempfile.TemporaryDirectory())
-    cls.server = commands.start_etcd(folder, cls.addClassCleanup)
-
-  def setUp(self):
-    super().setUp()
-    self.run_name = self.id()
-    self.etcd = self.server.client
-    self.registry = registry_lib.Registry(self.etcd, self.run_name)
-    self.to_etcd = f"--etcd={self.etcd.endpoints}", f"--run={self.run_name}"
-
-  def test_what_differs_between_nodes(self):
-    """A node that fails comes first; what it has said of itself is changed."""
-    last = f"/bamboo/{self.run_name}/tickets/{types.MAX_NODES - 1}"
-    self.etcd.put(last, json.dumps(["a", "life", ""]))
-    said = self.fail_agent(*self.to_etcd)
-    self.assertIn("can have no more; start another with --run", said)
-    key = f"/bamboo/{self.run_name}/config"
-    facts = self.etcd.get(key)
-    for change, message in (
-        (lambda f: f["config"].update(seed=7), "config.seed is 7 there and 0"),
-        (lambda f: f.update(workdir="/else"), 'workdir is "/else" there and'),
-        (lambda f: f["version"].update(jax="0.1"), 'jax is "0.1" there and "'),
-    ):
-      changed = json.loads(facts)
-      change(changed)
-      self.etcd.put(key, json.dumps(changed))
-      self.assertIn(message, self.fail_agent(*self.to_etcd))
-
-  def test_a_name_that_is_taken(self):
-    self.registry.check_config({})
-    fence = fence_lib.Fence(self.folder / "run")
-    fence.create("stamp")
-    said = self.fail_cluster(*self.to_etcd)
-    self.assertIn(f"There is a run {self.run_name!r}", said)
-    fence_lib.check(fence, "stamp", 0)  # Its members go on.
+    answering = threading.Thread(target=answer)
+    answering.start()
+    try:
+      said = self.fail_agent()
+    finally:
+      over.set()
+      answering.join()
+    self.assertRegex(said, "This node does not fit the run in .*/run: .* is absent there and ")
 
   def test_a_worker_that_dies_at_start(self):
     said = self.fail_cluster("--config.plan.memory_limit_gib=1e-6")

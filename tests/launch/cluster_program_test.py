@@ -27,7 +27,6 @@ class _ProgramCase(commands.CommandCase):
 
 
 @samples.only_all
-@commands.needs_etcd
 class ProgramTest(_ProgramCase):
 
   def test_the_program_goes_on(self):
@@ -42,7 +41,6 @@ class ProgramTest(_ProgramCase):
 
 
 @samples.only_all
-@commands.needs_etcd
 class ChildTest(_ProgramCase):
 
   HELD_FROM = 2

@@ -1,4 +1,4 @@
-"""Commands in processes of their own, and etcd: what tests of them share."""
+"""Commands in processes of their own: what tests of them share."""
 
 import contextlib
 import json
@@ -11,9 +11,8 @@ import tempfile
 import threading
 import time
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
-from bamboo_jax.cluster.store import private_etcd
 from bamboo_jax.runtime.executables import program_folder as folder_lib
 from tests import forks
 
@@ -59,25 +58,6 @@ def get_config():
     config.metrics.logger = f"{__file__}:make_logger"
   return config
 """
-
-
-def has_etcd():
-  try:
-    private_etcd.find_binary()
-  except OSError:
-    return False
-  return True
-
-
-needs_etcd = absltest.skipUnless(has_etcd(), "etcd is not installed")
-
-
-def start_etcd(folder, add_cleanup, *, secret=None):
-  """Returns an etcd that answers, in a folder."""
-  etcd = private_etcd.PrivateEtcd(pathlib.Path(folder), secret=secret)
-  add_cleanup(etcd.close)
-  etcd.wait_ready()
-  return etcd
 
 
 def run(*arguments):

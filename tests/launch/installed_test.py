@@ -207,7 +207,6 @@ class InstalledTest(parameterized.TestCase):
       self.assertRegex(said, want)
 
   @samples.only_all
-  @commands.needs_etcd
   def test_cluster(self):
     self.run_script("bamboo", "cluster", *_SMALL, "--workdir=w")
     said = self.run_script("bamboo", "report", "w")

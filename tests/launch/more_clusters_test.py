@@ -7,7 +7,6 @@ _ALONE = {"pipeline.num_pipelines": 1, "pipeline.num_microbatches": 4}
 
 
 @samples.only_all
-@commands.needs_etcd
 class WaitTest(commands.CommandCase):
 
   CHANGES = {
@@ -36,7 +35,6 @@ class WaitTest(commands.CommandCase):
 
 
 @samples.only_all
-@commands.needs_etcd
 class TemplatesTest(commands.CommandCase):
 
   CHANGES = {

@@ -11,14 +11,13 @@ from tests.launch import commands
 _TRAIN = "--config=tests/tiny.py"
 _RUN = "--workdir={run}"
 _SIM = ("simulate", "--config=configs/sim/compare.py:quick", _RUN)
-_AWAY = "127.0.0.1:9"
 _VALIDATE = (
     *("validate", "--config=configs/validate.py:1x2", _RUN),
     "--trace=configs/validate_1x2.csv",
 )
 # Files of a run, and of what else may be in such a folder.
 _FILES = (
-    *("checkpoints/note", "cluster.log", "config.py", "etcd/data/note"),
+    *("checkpoints/note", "cluster.log", "config.py", "records/note"),
     *("failures.log", "layers.json", "logs/n0.log", "metrics.jsonl"),
     *("plain.log", "provenance.json", "random_kills.csv", "run/metrics.jsonl"),
     *("summary.json", "trace.csv"),
@@ -34,7 +33,6 @@ _MISTAKES = (
         ("cluster", _TRAIN, _RUN, "--config.model.options.num_block=2"),
         "did you mean 'num_blocks'",
     ),
-    ("cluster_etcd", ("cluster", _TRAIN, _RUN, f"--etcd={_AWAY}"), f"Cannot reach etcd at {_AWAY}"),
     (
         "cluster_page",
         ("cluster", _TRAIN, _RUN, "--page_port={port}"),
@@ -45,27 +43,12 @@ _MISTAKES = (
         ("cluster", _TRAIN, _RUN, "--metrics_port={port}"),
         "--metrics_port: cannot listen at 127.0.0.1:.*: Address already",
     ),
-    ("agent_store_away", ("agent", _TRAIN, _RUN, "--name=n0"), f"Cannot reach etcd at {_AWAY}"),
     (
-        "agent_no_workdir",
-        ("agent", _TRAIN, "--workdir={run}/no", "--name=n0"),
-        "No cluster runs in .*/no: there is no endpoint.json",
-    ),
-    (
-        "agent_etcd_away",
-        (*("agent", _TRAIN, "--workdir={run}/no", "--name=n0"), f"--etcd={_AWAY}"),
-        f"Cannot reach etcd at {_AWAY}",
-    ),
-    (
-        "store_port",
-        ("store", _RUN, "--port={port}"),
-        "--port: cannot listen at 127.0.0.1:.*: Address already in use",
-    ),
-    (
-        "store_host",
-        ("store", "--workdir={run}/no", "--host=8.8.8.8"),
+        "agent_host",
+        ("agent", _TRAIN, _RUN, "--name=n0", "--host=8.8.8.8"),
         "a private network only, got '8.8.8.8'",
     ),
+    ("store", ("__main__", "store", _RUN), "store is gone: a run needs only its --workdir"),
     (
         "simulate",
         (*_SIM, "--config.sweep.num_seeds=0"),
@@ -94,13 +77,11 @@ _MISTAKES = (
     (
         "kill_no_cluster",
         ("kill", "--workdir={run}/no", "n2"),
-        "No cluster runs in .*/no: there is no endpoint.json",
+        "No cluster has run in .*/no: there is no .*/no/secret",
     ),
-    (
-        "kill_dead_cluster",
-        ("kill", _RUN, "n2"),
-        f"The cluster in .*/run is no longer running: .*{_AWAY}",
-    ),
+    ("kill_dead_cluster", ("kill", _RUN, "n2"), "There is no run of agents in .*/run/records"),
+    ("status", ("status", _RUN), "There is no run of agents in .*/run/records"),
+    ("status_no_workdir", ("status",), "Give the --workdir of a run"),
     ("report", ("report", "{run}/no"), "There is no run in .*/no: it has neither"),
 )
 
@@ -115,8 +96,6 @@ class RefusedTest(folders.FolderCase):
       (run / name).write_text("former")
     (run / "secret").touch(mode=0o600)
     (run / "secret").write_text("0123456789abcdef" * 4)
-    endpoint = f'{{"etcd": "https://{_AWAY}", "run": "run"}}\n'
-    (run / "endpoint.json").write_text(endpoint)
     (self.folder / "records.jsonl").write_text('{"text": "a"}\n')
     self.taken = self.enterContext(socket.create_server(("127.0.0.1", 0)))
 
@@ -128,10 +107,7 @@ class RefusedTest(folders.FolderCase):
     before = folders.read_all(self.folder)
     done = commands.fork("-m", f"launch.{command}", *given)
     self.assertEqual(folders.read_all(self.folder), before)
-    # An agent that cannot reach its store is started again.
-    is_away = command == "agent" and "Cannot reach etcd" in done.stderr
-    code = 1 if is_away else 2
-    self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+    self.assertEqual(done.returncode, 2, done.stdout + done.stderr)
     self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
     return done.stderr
 
@@ -141,10 +117,7 @@ class RefusedTest(folders.FolderCase):
     self.assertRegex(self.refuse(*arguments), message)
 
   @parameterized.parameters(
-      ("cluster", _TRAIN, "--random_kills=2"),
-      ("train", _TRAIN),
-      ("store", "--port=0"),
-      ("quickstart",),
+      ("cluster", _TRAIN, "--random_kills=2"), ("train", _TRAIN), ("quickstart",)
   )
   def test_a_folder_in_use(self, command, *arguments):
     with open(self.folder / "run" / ".lock", "w") as lock:

@@ -85,7 +85,7 @@ class RunTest(folders.FolderCase):
   def make_run(self, **changes):
     """Returns a run, with `self.nodes`; `take` returns what it shows."""
     self.nodes, self.progress = FakeNodes(), mock.Mock()
-    given = dict(arguments=[], first_zones=["a", "b"], zones=["a", "b"], etcd=None, run="run")
+    given = dict(arguments=[], first_zones=["a", "b"], zones=["a", "b"])
     setup = setup_lib.Setup(workdir=self.folder, **given | changes)
     return cluster_run.ClusterRun(setup, self.progress, self.nodes, self.nodes)
 

@@ -1,51 +1,32 @@
-"""A folder is taken over only from a run that is over."""
+"""The agents of a cluster, and the folder that it takes."""
 
-import time
 from unittest import mock
 
 from absl.testing import parameterized
 
-from bamboo_jax.cluster import children
-from bamboo_jax.cluster.store import endpoint as endpoint_lib, fence as fence_lib
+from bamboo_jax.cluster import children, judge, records as records_lib, views
 from bamboo_jax.local_cluster import machine
 from tests import folders, members
 
 
 class MachineTest(folders.FolderCase):
 
-  @parameterized.parameters(True, False)
-  def test_members_that_live_keep_their_folder(self, live):
-    fence = fence_lib.Fence(self.folder)
-    fence.create("stamp")
-    theirs = endpoint_lib.RunAddress("https://h:1", "run")
-    endpoint_lib.write(self.folder, theirs)
-    (self.folder / "secret").write_text("theirs")
-    before = folders.read_all(self.folder)
-    one = machine.LocalCluster(self.folder, etcd=None, run="run")
-    etcd = mock.Mock(endpoint="https://h:2")
-    self.enterContext(
-        mock.patch.multiple(
-            machine.private_etcd,
-            find_binary=mock.DEFAULT,
-            PrivateEtcd=lambda *unused_args, **unused_flags: etcd,
-        )
-    )
+  def test_members_that_live_keep_their_folder(self):
+    refuse = mock.patch.object(judge, "begin_run", side_effect=ValueError("alive"))
+    with refuse as begin, self.assertRaisesRegex(ValueError, "alive"):
+      machine.LocalCluster(self.folder).take_folder(9.0)
+    begin.assert_called_with("bamboo cluster", 9.0)
 
-    def sleep(secs):
-      self.assertBetween(secs, 0.0, 4.0)
-      if live:
-        fence.beat("stamp")
-
-    with mock.patch.object(time, "sleep", sleep):
-      if live:
-        with self.assertRaisesRegex(ValueError, "Members of a run are alive in "):
-          one.take_folder()
-        self.assertEqual(folders.read_all(self.folder), before)
-        return
-      one.take_folder()
-    self.assertIsNone(fence.read().claim)
-    self.assertEqual(endpoint_lib.read(self.folder).etcd, "https://h:2")
-    self.assertNotEqual((self.folder / "secret").read_text(), "theirs")
+  def test_each_run_of_a_folder_begins_in_a_view_of_its_own(self):
+    runs = []
+    for _ in range(3):
+      one = machine.LocalCluster(self.folder)
+      one.take_folder(9.0)
+      view = judge.run(judge.newest_view(), one.records)
+      one.records.make(f"run/{view.run}", judge.describe_run({}))
+      runs.append(view.run)
+    self.assertEqual(runs, [0, 1, 2])
+    self.assertEqual((self.folder / "secret").stat().st_mode & 0o077, 0)
 
   @parameterized.named_parameters(
       ("killed", -9, "", "Node n1: its agent was killed by SIGKILL."),
@@ -72,23 +53,12 @@ class MachineTest(folders.FolderCase):
 
   def start(self, codes):
     """Returns a cluster of agents that have ended with these codes, or run, in zones a, b, a."""
-    one = machine.LocalCluster(self.folder, etcd=None, run="run")
+    one = machine.LocalCluster(self.folder)
     processes = iter([mock.Mock(returncode=c, pid=7, poll=lambda code=c: code) for c in codes])
     with mock.patch.object(children, "start", lambda *_, **__: next(processes)):
       for number in range(len(codes)):
         one.start_agent(f"n{number}", "aba"[number], arguments=[], environ={})
     return one
-
-  def test_its_etcd_starts_again_whatever_happens(self):
-    etcd = mock.Mock(endpoint="https://h:2")
-    etcd.tend.side_effect = [None, OSError("etcd.log"), None]
-    replaced = dict(find_binary=mock.DEFAULT, PrivateEtcd=lambda *_, **__: etcd)
-    one = machine.LocalCluster(self.folder, etcd=None, run="run")
-    with mock.patch.multiple(machine.private_etcd, **replaced):
-      one.take_folder()
-    for _ in range(3):
-      self.assertEqual(one.tend(), {})
-    self.assertEqual(etcd.tend.call_count, 3)
 
   def test_the_nodes_of_a_zone_that_run(self):
     one = self.start([-9, None, None])
@@ -98,35 +68,16 @@ class MachineTest(folders.FolderCase):
       ("one_lives", (0, 1), True),
       ("only_one_that_joins", (1,), False),
       ("nobody_has_begun", (), False),
-      ("no_view", None, False),
   )
   def test_whether_members_live(self, numbers, want):
     one = object.__new__(machine.LocalCluster)
     codes = {"n0": None, "n1": 2, "n2": None}
     one._agents = {n: mock.Mock(poll=lambda code=code: code) for n, code in codes.items()}
-    view = None if numbers is None else members.view(1, *numbers)
-    one._registry = mock.Mock(read_view=lambda: view)
+    one.records = records_lib.Records(self.folder, b"key")
+    if numbers:
+      judge.run(judge.make_view(views.EMPTY, members.view(1, *numbers)), one.records)
     self.assertEqual(one.has_live_members(), want)
-    one._registry.read_view = mock.Mock(side_effect=OSError("away"))
+    if numbers == (0, 1):
+      self.assertEqual(one.leader(), "n0")
+    one.records.newest = mock.Mock(side_effect=OSError("away"))
     self.assertTrue(one.has_live_members())
-
-
-class EndpointTest(folders.FolderCase):
-
-  def test_it_is_told_while_the_run_lasts(self):
-    endpoint = endpoint_lib.RunAddress("https://127.0.0.1:2379", "run")
-    endpoint_lib.write(self.folder, endpoint)
-    self.assertEqual(endpoint_lib.read(self.folder), endpoint)
-    for _ in range(2):
-      endpoint_lib.remove(self.folder)
-    with self.assertRaisesRegex(ValueError, "No cluster runs in .*--etcd"):
-      endpoint_lib.read(self.folder)
-    (self.folder / "summary.json").write_text("{}")
-    with self.assertRaisesRegex(ValueError, "has ended: see .*bamboo report"):
-      endpoint_lib.read(self.folder)
-
-  @parameterized.parameters("{", "[]", '{"etcd": 3, "run": "run"}')
-  def test_a_damaged_file(self, text):
-    (self.folder / "endpoint.json").write_text(text)
-    with self.assertRaisesRegex(ValueError, "endpoint.json is damaged: "):
-      endpoint_lib.read(self.folder)

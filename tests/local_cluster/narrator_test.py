@@ -91,7 +91,7 @@ class NarratorTest(folders.FolderCase):
     self.assertEqual(
         [call.args[0] for call in said.call_args_list],
         [
-            "no answer from the store of the run yet",
+            "the records of the run cannot be read yet",
             "waiting for the other nodes",
             worker,
             "the first step begins",

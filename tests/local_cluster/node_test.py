@@ -11,7 +11,7 @@ from unittest import mock
 from absl.testing import absltest
 
 from bamboo_jax import base
-from bamboo_jax.cluster.store import registry as registry_lib
+from bamboo_jax.cluster import judge
 from bamboo_jax.local_cluster import node
 from bamboo_jax.train.setup import accept
 from tests import tiny
@@ -42,11 +42,10 @@ class NodeTest(absltest.TestCase):
             workdir=str(folder),
             num_nodes=2,
             name="n0",
-            **dict.fromkeys(("run", "zone", "host", "command"), ""),
+            **dict.fromkeys(("zone", "host", "command"), ""),
         )
       return options.config
 
-    registry = registry_lib.Registry(None, "run")
     for change, message in (
         (
             lambda: facts(JAX_THREEFRY_PARTITIONABLE="0"),
@@ -62,12 +61,8 @@ class NodeTest(absltest.TestCase):
         ),
     ):
       there, here = facts(), change()
-      registry._create = lambda *_: False
-      registry._etcd = mock.Mock(endpoints="h:1")
-      registry.read_config = lambda there=there: there
-      registry.check_config(there)
-      with self.assertRaisesRegex(ValueError, message):
-        registry.check_config(here)
+      self.assertEqual(judge.find_difference(there, there), "")
+      self.assertRegex(judge.find_difference(there, here), message)
 
   def test_signals(self):
     """A first SIGTERM is a notice, as any SIGUSR1 or SIGHUP; a second ends."""
@@ -123,7 +118,7 @@ class NodeTest(absltest.TestCase):
 
     class Agent:
 
-      def __init__(self, etcd, options, identity, spare):
+      def __init__(self, records, options, identity, spare):
         lives.append((options.is_again, spare))
         must_restart = len(lives) < 3
         self.state = types.SimpleNamespace(must_restart=must_restart)

@@ -8,12 +8,15 @@ from absl.testing import parameterized
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.cluster.store import fence as fence_lib
+from bamboo_jax.cluster import judge, records as records_lib, views
+from bamboo_jax.net import identity
 from bamboo_jax.plan import cost_model
 from bamboo_jax.runtime import devices
 from bamboo_jax.train import run
 from bamboo_jax.train.setup import build
-from tests import folders, tiny
+from tests import folders, members, tiny
+
+_SECRET = b"0123456789abcdef" * 2
 
 
 class RefusedTest(folders.FolderCase):
@@ -107,10 +110,20 @@ class RefusedTest(folders.FolderCase):
     self.assertEqual(os.listdir(self.folder / "a"), [".lock"])
 
   def test_agents_live_in_the_workdir(self):
-    fence = fence_lib.Fence(self.folder / "a")
-    fence.create("stamp")
-    beat = lambda secs: fence.beat("stamp")
-    with mock.patch.object(time, "sleep", beat):
-      with self.assertRaisesRegex(ValueError, "Members of a run are alive in .*/a;"):
+    records = records_lib.Records(self.folder / "a", identity.find_entry_key(_SECRET))
+    (self.folder / "a").mkdir()
+    (self.folder / "a/secret").touch(mode=0o600)
+    (self.folder / "a/secret").write_bytes(_SECRET)
+    view = members.view(1, 0, 1)
+    judge.run(judge.make_view(views.EMPTY, view), records)
+
+    def answer(secs):
+      asked = judge.run(judge.newest_view(), records)
+      judge.run(judge.make_view(asked, views.answer(asked, "n1")), records)
+
+    with mock.patch.object(time, "sleep", answer):
+      with self.assertRaisesRegex(
+          ValueError, "A run is under way in this workdir, of n0, n1; end it"
+      ):
         self.train("a")
     self.assertFalse((self.folder / "a" / "metrics.jsonl").exists())

@@ -4,17 +4,21 @@ import threading
 import time
 
 from bamboo_jax import base
-from bamboo_jax.cluster.store import fence as fence_lib, tenure
-from bamboo_jax.metrics import jsonl
+from bamboo_jax.cluster import judge, records as records_lib, views
+from bamboo_jax.net import identity
 from bamboo_jax.train import run
 from tests import folders, tiny
 
 
 class TakenTest(folders.FolderCase):
 
+  def open(self, workdir):
+    key = identity.find_entry_key((workdir / "secret").read_bytes())
+    return records_lib.Records(workdir, key)
+
   def test_it_ends_before_it_writes(self):
     workdir = self.folder / "a"
-    metrics, fence = workdir / "metrics.jsonl", fence_lib.Fence(workdir)
+    metrics = workdir / "metrics.jsonl"
     seen = []
 
     def take():
@@ -23,9 +27,10 @@ class TakenTest(folders.FolderCase):
         if metrics.exists() and b'"loss"' in metrics.read_bytes():
           break
         time.sleep(0.001)
-      seen.append(fence.read()[0])
-      fence.replace("agent")
-      seen.append(len(jsonl.read_lines(metrics)))
+      records = self.open(workdir)
+      view = judge.run(judge.newest_view(), records)
+      begun = views.begin_run(view, "an agent begins")
+      seen.extend([view, judge.run(judge.make_view(view, begun), records) == begun])
 
     taker = threading.Thread(target=take)
     taker.start()
@@ -33,16 +38,15 @@ class TakenTest(folders.FolderCase):
     with self.assertRaisesRegex(base.FencedError, "now belongs to another run"):
       run.train_and_evaluate(config, workdir=str(workdir))
     taker.join()
-    self.assertTrue(tenure.is_alone(seen[0]))
-    # At most one step had been voted for by then.
-    self.assertLess(len(jsonl.read_lines(metrics)), seen[1] + 2)
+    self.assertTrue(judge.is_alone(seen[0]))
+    self.assertTrue(seen[1])
     self.assertFalse((workdir / "summary.json").exists())
     self.assertEmpty([*(workdir / "checkpoints").glob("*")])
-    self.assertEqual(fence.read()[0], fence_lib.Claim("agent"))
 
   def test_one_that_has_ended_keeps_nobody_waiting(self):
     workdir = self.folder / "a"
     config = tiny.make_config(num_steps=2)
     run.train_and_evaluate(config, workdir=str(workdir), stop_at=1)
-    self.assertEqual(fence_lib.Fence(workdir).read(), (None, 0))
+    newest = judge.run(judge.newest_view(), self.open(workdir))
+    self.assertEqual((newest.number, newest.members), (2, ()))
     self.assertTrue(run.train_and_evaluate(config, workdir=str(workdir)))

@@ -7,7 +7,6 @@
   selection       nodes to remove, to admit, and to start with
   arrival         a join, step by step
   run_over        restart of a run that has lost all members
-  run_stamp       identity of the run, also if the store has lost its data
   knowledge/      known agents, silent ones, and their suspicions
   links           connections with other agents, and their failures
   heartbeats      which agent sends them to which
@@ -15,7 +14,7 @@
 All of that is pure, and tested with a simulated network in `tests/explorer`.
 With sockets, timers and processes:
 
-  agent           the shell; connects the core to the store and to:
+  agent           the shell; connects the core to the judge and to:
   peers           connections with other agents
   worker_process  the worker
   exporter        metrics for Prometheus

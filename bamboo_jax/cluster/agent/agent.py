@@ -1,12 +1,11 @@
-"""The shell of an agent: sockets, timers, store and worker.
+"""The shell of an agent: sockets, timers, records and worker.
 
 Turns sockets, timers and processes into events for `core`, and carries out its
 actions. It imports no JAX, so it starts within milliseconds.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from concurrent import futures
+from collections.abc import Coroutine
 import contextlib
 import time
 from typing import Any
@@ -15,7 +14,7 @@ import uuid
 from absl import logging
 
 from bamboo_jax.base import logs, threads
-from bamboo_jax.cluster import copies, messages, notices as notices_lib
+from bamboo_jax.cluster import copies, messages, notices as notices_lib, records as records_lib
 from bamboo_jax.cluster.agent import (
     core,
     events as events_lib,
@@ -23,10 +22,9 @@ from bamboo_jax.cluster.agent import (
     state as state_lib,
     worker_process,
 )
-from bamboo_jax.cluster.store import etcd as etcd_lib, fence as fence_lib, registry as registry_lib
 from bamboo_jax.net import identity as identity_lib
 
-_MOST_CALLS = 16  # Concurrent calls to the store; each flow has one.
+_LEAVE_SECS = 2.0  # To tell at the end that it has left.
 
 
 class Agent:
@@ -34,21 +32,16 @@ class Agent:
 
   def __init__(
       self,
-      etcd: etcd_lib.Etcd,
+      records: records_lib.Records,
       options: state_lib.AgentOptions,
       identity: identity_lib.Identity,
       spare: copies.Spare | None = None,
   ) -> None:
     """Makes an agent; `spare`, if given, is a forked process for the worker."""
-    self._options, self._etcd = options, etcd
+    self._options, self._records = options, records
     self._identity = identity
     self._state = state_lib.AgentState(options, incarnation=uuid.uuid4().hex)
     self._events: asyncio.Queue[Any] = asyncio.Queue()
-    self._fence = fence_lib.Fence(options.workdir)
-    etcd.forget()  # As for a process that has just started.
-    self._registry = registry_lib.Registry(etcd, options.run)
-    # A pool of its own, so that a hanging store blocks no connection.
-    self._calls = futures.ThreadPoolExecutor(_MOST_CALLS, "store")
     self._peers = peers_lib.Peers(
         identity, self._events, ack_secs=options.limits.least_silence_secs
     )
@@ -65,8 +58,8 @@ class Agent:
   async def run(self) -> str:
     """Runs until the worker has ended; returns the reason, "" if done.
 
-    Raises `OSError` without a store or a port, `ValueError` if the workdir or
-    the store is of another run, or the run can have no more nodes.
+    Raises `OSError` without records or a port, `ValueError` if the workdir is
+    of another run, or the run can have no more nodes.
     """
     self._tell(events_lib.Began())
     self._start(self._tick())
@@ -132,34 +125,27 @@ class Agent:
         greeting = messages.Greeting(state.incarnation, state.stamp)
         return await self._peers.listen(options.host, greeting=greeting)
       case events_lib.StartWorker(number, stamp):
-        self._start(self._warn_of_store())
         since = f"{time.monotonic() - self._started_secs:.3f}"
         command = [*options.command, str(number), stamp, since]
         return await self._worker.start(command, log=options.log)
       case events_lib.WaitNotice():
         assert options.notices is not None, "nothing to poll"
         return await notices_lib.wait_notice(options.notices)
-      case events_lib.Store(method, args):
-        return await self._call_store(method, self._registry, *args)
-      case events_lib.WatchStore(secs, after):
-        return await self._call_store(self._registry.wait, after, secs)
-      case events_lib.CallFence(method, args):
-        # In its own thread: a hanging folder must block neither store nor dial.
-        # There are few, as each flow waits for at most one call.
-        call = getattr(self._fence, method)
-        beside = threads.call_beside(call, *args, name="folder")
-        return await asyncio.wrap_future(beside)
+      case events_lib.CallJudge("mark", (key, value)):
+        return await self._mark(key, value)
+      case events_lib.CallJudge(method, args):
+        return await self._call_judge(method, *args)
     raise TypeError(f"Unknown request {request}.")
 
-  def _call_store(self, call: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
-    loop = asyncio.get_running_loop()
-    return loop.run_in_executor(self._calls, call, *args)
+  async def _mark(self, key: str, value: dict[str, Any]) -> None:
+    """Writes a mark with the time of day, for `bamboo status`."""
+    await self._call_judge("mark", key, {"at_secs": time.time(), **value})
 
-  async def _warn_of_store(self) -> None:
-    with contextlib.suppress(OSError):  # That it is away is found elsewhere.
-      version = await self._call_store(self._etcd.version)
-      if fault := etcd_lib.find_fault(version):
-        logging.info("%s", fault)  # Often the only etcd of a wheel.
+  async def _call_judge(self, method: str, *args: Any) -> Any:
+    # In its own thread: a place that hangs must block no connection. There are
+    # few, as each flow waits for at most one call.
+    call = getattr(self._records, method)
+    return await asyncio.wrap_future(threads.call_beside(call, *args, name="judge"))
 
   async def _tick(self) -> None:
     while True:
@@ -176,12 +162,11 @@ class Agent:
     self._worker.kill()
     for task in self._tasks:
       task.cancel()
-    self._etcd.stop_waiting()
     await self._peers.close()
-    with contextlib.suppress(OSError):
-      if self._state.is_status_new:
-        status = self._state.status
-        await self._call_store(self._registry.write_status, status)
-      await self._call_store(self._registry.leave)
+    state = self._state
+    with contextlib.suppress(OSError, TimeoutError):
+      async with asyncio.timeout(_LEAVE_SECS):
+        if state.is_status_new:
+          await self._mark(f"status/{state.run}", state.status)
+        await self._call_judge("drop", f"nodes/{state.incarnation}")
     await self._worker.close()
-    await asyncio.to_thread(self._calls.shutdown, cancel_futures=True)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bamboo_jax import base
-from bamboo_jax.cluster import children, messages
+from bamboo_jax.cluster import children, judge, messages
 from bamboo_jax.cluster.agent import (
     arrival,
     events as events_lib,
@@ -19,11 +19,9 @@ from bamboo_jax.cluster.agent import (
     run_over,
     state as state_lib,
 )
-from bamboo_jax.cluster.store import registry as registry_lib
 
-_Registry = registry_lib.Registry
 _RETRY_SECS = 0.1
-_STATUS_SECS = 1.0  # Interval of reports to the store.
+_STATUS_SECS = 1.0  # Interval of reports for `bamboo status`.
 
 
 def on(state: state_lib.AgentState, event: Any, now: float) -> list[Any]:
@@ -184,10 +182,7 @@ def _end_worker(state: state_lib.AgentState, code: int) -> None:
 def _fail(state: state_lib.AgentState, reason: str) -> events_lib.Flow:
   """Ends, unless the run has restarted: then the worker had to end."""
   try:
-    yield from membership.read_made(state)
-    claim, _ = yield events_lib.CallFence("read")
-    if claim is not None and claim.stamp != state.stamp:
-      state.restart("the run has restarted")
+    yield from membership.read(state)
   except OSError as error:
     state.warn(f"{error}")
   if state.is_done:  # The exit may be seen before the last messages are read.
@@ -198,12 +193,12 @@ def _fail(state: state_lib.AgentState, reason: str) -> events_lib.Flow:
 
 
 def _make_sure(state: state_lib.AgentState) -> events_lib.Flow:
-  """Tells the worker that it is still a member, if the folder says so.
+  """Tells the worker that it is still a member, if the log says so.
 
   While this agent was suspended, a view without this node may have been made;
-  then it is in the folder, even if the message is still unread.
+  then it is in the log, even if the message is still unread.
   """
-  yield from state.until_ok(membership.read_made, state)
+  yield from state.until_ok(membership.read, state)
   if not state.is_ending:
     state.tell_worker(messages.StillMember())
 
@@ -215,11 +210,11 @@ def _report(state: state_lib.AgentState, status: Mapping[str, Any]) -> None:
 
 
 def _write_status(state: state_lib.AgentState) -> events_lib.Flow:
-  """Writes the newest status to the store, at most once a second."""
+  """Writes the newest status, at most once a second."""
   while state.is_status_new:
     state.is_status_new = False
     try:
-      yield events_lib.store(_Registry.write_status, dict(state.status))
+      yield from judge.call("mark", f"status/{state.run}", dict(state.status))
     except OSError as error:
       state.warn(f"{error}")
     yield events_lib.Sleep(_STATUS_SECS)

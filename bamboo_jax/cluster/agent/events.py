@@ -4,7 +4,7 @@ An event is an input of the core, an action an output. A request is an action
 with a result: `Ask` names the waiting flow, `Answered` delivers the result.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 import dataclasses
 from typing import Any
 
@@ -182,35 +182,11 @@ class Sleep:
 
 
 @dataclasses.dataclass(frozen=True)
-class Store:
-  """Calls a method of `store.registry.Registry` with these arguments."""
-
-  method: Callable[..., Any]
-  args: tuple[Any, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True)
-class WatchStore:
-  """Waits for a change of the run in the store, at most `secs`.
-
-  Changes count from the revision `after`, None for the newest seen so far.
-  """
-
-  secs: float
-  after: int | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class CallFence:
-  """Calls a method of `store.fence.Fence`, by its name."""
+class CallJudge:
+  """Calls a method of `records.Records`, by its name."""
 
   method: str
   args: tuple[Any, ...] = ()
-
-
-def store(method: Callable[..., Any], *args: Any) -> Store:
-  """Returns the request to call a method of the registry."""
-  return Store(method, args)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """The state of an agent as metrics for Prometheus, on a port of its own."""
 
 from collections.abc import Callable, Iterator
+import pathlib
 import socketserver
 import sys
 import threading
@@ -92,7 +93,8 @@ class _Collector(registry_lib.Collector):
         make = core.CounterMetricFamily
       found = make(f"bamboo_{name}", meaning, labels=("run", "node", "zone"))
       options = state.options
-      found.add_metric([options.run, options.name, options.zone], float(value))
+      run = pathlib.Path(options.workdir).absolute().name
+      found.add_metric([run, options.name, options.zone], float(value))
       yield found
 
 

@@ -17,7 +17,7 @@ process of an agent is gone, its host refuses connections within milliseconds.
         |                   |                  |       `mend`; it may be busy
 """
 
-from bamboo_jax.cluster import messages, views
+from bamboo_jax.cluster import judge, messages, views
 from bamboo_jax.cluster.agent import events as events_lib, heartbeats, state as state_lib
 
 _REDIAL_SECS = 0.2
@@ -39,6 +39,10 @@ def connect(state: state_lib.AgentState, incarnation: str) -> None:
     return
   state.connected.add(incarnation)
   state.unreachable.pop(incarnation, None)
+  other = roster.known.get(incarnation)
+  if other is not None and other.name == roster.own.name and other.number < roster.own.number:
+    why = f"Another node {other.name!r} of this run is alive; give each node its own name."
+    state.finish(events_lib.End(error=ValueError(why)))
   send = lambda message: state.send(message, to=[incarnation])
   if (reason := roster.gone.get(state.incarnation)) is not None:
     send(state.gone(reason))
@@ -94,9 +98,9 @@ def fail(state: state_lib.AgentState, incarnation: str, reason: str, is_refused:
   state.connected.discard(incarnation)
   if incarnation not in roster.known or state.is_ending:
     return
-  is_registered = incarnation in (roster.registered or ())
-  if is_refused and not (is_registered or roster.view.find(incarnation)):
+  if is_refused and not roster.view.find(incarnation):
     _drop(state, incarnation)  # Not a member: it simply left.
+    state.start(_drop_mark(state, incarnation))
     return
   suspect = messages.Suspect(incarnation, f"its agent cannot be reached: {reason}", is_refused)
   state.unreachable[incarnation] = suspect
@@ -131,6 +135,14 @@ def _drop(state: state_lib.AgentState, incarnation: str) -> None:
   state.suspicions.drop(incarnation)
   state.unreachable.pop(incarnation, None)
   state.dialed_secs.pop(incarnation, None)
+
+
+def _drop_mark(state: state_lib.AgentState, incarnation: str) -> events_lib.Flow:
+  """Removes the mark of an agent that has left; one that lives marks itself again."""
+  try:
+    yield from judge.call("drop", f"nodes/{incarnation}")
+  except OSError as error:
+    state.warn(f"{error}")
 
 
 def tell_suspicions(state: state_lib.AgentState) -> None:

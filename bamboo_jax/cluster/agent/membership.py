@@ -2,7 +2,7 @@
 
 What happens when a node dies:
 
-   the dead       leader                       folder          others
+   the dead       leader                       judge           others
       x              |                            |               |
       |-- 1 connections closed, and refused; or silence --------->|
       |              |<-- 2 "suspects" -------------------------->|
@@ -14,11 +14,10 @@ What happens when a node dies:
 
   1 see `links` and `watch`; an agent whose worker died reports it: "gone"
   2 `selection` decides which nodes to remove and which to admit
-  3 `_propose`; of several proposals the first in the workdir counts
-    (`store.fence`), which workers need anyway. `_publish` writes the view to
-    the store, for joining nodes.
-  4 `adopt`; an agent that missed the message reads the view, see
-    `arrival.look`. Only now are connections with the dead cut.
+  3 `_propose`; of several proposals the first that is recorded counts, see
+    `judge`
+  4 `adopt`; an agent that missed the message reads the view, see `look`. Only
+    now are connections with the dead cut.
 
 If the leader does not act, the next member does. An agent that seems cut off
 waits, so that the others propose first.
@@ -28,7 +27,8 @@ from collections.abc import Collection
 import math
 
 from bamboo_jax import base
-from bamboo_jax.cluster import messages, views
+from bamboo_jax.base import json as json_lib
+from bamboo_jax.cluster import judge, messages, views
 from bamboo_jax.cluster.agent import (
     events as events_lib,
     heartbeats,
@@ -36,17 +36,16 @@ from bamboo_jax.cluster.agent import (
     selection,
     state as state_lib,
 )
-from bamboo_jax.cluster.store import registry as registry_lib
 
-_Registry = registry_lib.Registry
 _SOON_SECS = 0.005
 _RETRY_SECS = 0.1
 _PATIENCE_SECS = 1.0  # An agent that has lost most others waits so long.
 _HANDOVER_SECS = 2.0  # After that the next member proposes.
-_LOOK_SECS = 2.0  # Poll interval of the folder.
+_LOOK_SECS = 2.0  # Interval of reads of the records.
+_FIRST_LOOK_SECS = 0.2  # Until this agent is a member.
+_NUM_LOOKERS = 3  # Members that look for new agents.
 _HANG_SECS = 1.0  # A folder hangs if it has given no answer for so long.
 _LASTING_HANG_SECS = 60.0  # Then a worker may count as hanging all the same.
-_NUM_PUBLISHERS = 6  # In case the first cannot reach the store.
 _SETTLE_SECS = 2.0  # Wait of an agent whose worker is gone.
 
 
@@ -93,12 +92,6 @@ def decide(state: state_lib.AgentState) -> None:
   """Proposes the next view if one is due and it is this agent's turn."""
   if _wanted(state) is not None:
     state.start(_propose(state), once=True)
-  if state.published < state.roster.view.number:
-    lost = state.roster.gone.keys() | state.unreachable.keys()
-    left = [i for i in state.roster.incarnations if i not in lost]
-    if state.incarnation in left[:_NUM_PUBLISHERS]:
-      wait_secs = _HANDOVER_SECS * left.index(state.incarnation)
-      state.start(_publish(state, wait_secs), once=True)
 
 
 def decide_soon(state: state_lib.AgentState) -> None:
@@ -139,30 +132,27 @@ def _propose(state: state_lib.AgentState) -> events_lib.Flow:
         yield events_lib.Sleep(_PATIENCE_SECS)
         state.patient_for = view.number
       else:
-        made = yield events_lib.CallFence("claim_view", (state.stamp, view))
-        if made.find(state.incarnation) is None:  # Its maker may be dead.
-          yield events_lib.store(_Registry.write_view, made)
-        learn(state, [made])
+        learn(state, [(yield from judge.make_view(state.roster.view, view))])
     except OSError as error:
       state.warn(f"{error} Trying again.")
       yield events_lib.Sleep(_RETRY_SECS)
 
 
 def _ask_lost(state: state_lib.AgentState, view: views.View) -> events_lib.Flow:
-  """Asks in the folder those that `view` removes, and waits.
+  """Asks in the log those that `view` removes, and waits.
 
-  Only without an answer it may be claimed; if one answers, all wait for the
+  Only without an answer it may be made; if one answers, all wait for the
   network.
   """
   asked = state.roster.view
   whom = [m for m in asked.members if not view.find(m.incarnation)]
   if not asked.is_ask or not {m.number for m in whom} <= {*asked.asked}:
-    asked = views.ask(asked, state.options.name, whom)
-    asked = yield events_lib.CallFence("claim_view", (state.stamp, asked))
+    question = views.ask(asked, state.options.name, whom)
+    asked = yield from judge.make_view(asked, question)
     learn(state, [asked])
   patience_secs = state.options.limits.most_silence_secs
   if all(state.suspicions.is_refused(m.incarnation) for m in whom):
-    # Their hosts are not stopped, so those alive look at the folder meanwhile.
+    # Their hosts are not stopped, so those alive look at the log meanwhile.
     patience_secs = min(patience_secs, 2 * _LOOK_SECS)
   end_secs = state.now + patience_secs
   while state.now < end_secs:
@@ -171,38 +161,9 @@ def _ask_lost(state: state_lib.AgentState, view: views.View) -> events_lib.Flow:
       return
     if selection.doubt(state, due) < selection.Uncertainty.GREAT:
       return
-  yield from read_made(state)
+  yield from read(state)
   if asked.is_ask and state.roster.view.number == asked.number:
     state.patient_for = asked.next_number
-
-
-def _publish(state: state_lib.AgentState, wait_secs: float) -> events_lib.Flow:
-  """Writes views to the store that it may lack."""
-  if wait_secs:
-    yield events_lib.Sleep(wait_secs)
-  while not state.is_ending:
-    made = [v for v in state.roster.views() if v.number > state.published]
-    if not made:
-      return
-    try:
-      yield events_lib.store(_Registry.write_view, made[0])
-      state.published = made[0].number
-    except OSError as error:
-      state.warn(f"{error} Trying again.")
-      yield events_lib.Sleep(_RETRY_SECS)
-
-
-def find_unpublished(
-    state: state_lib.AgentState, found: Collection[views.View], published: base.ViewId
-) -> None:
-  """Writes views again that the store has lost, such as after a restore.
-
-  The store returned `found` after views up to `published` had been written.
-  """
-  there = max((view.number for view in found), default=views.EMPTY.number)
-  if there < published == state.published == state.roster.view.number:
-    state.published = there
-    decide(state)
 
 
 def _wanted(state: state_lib.AgentState) -> views.View | None:
@@ -236,26 +197,16 @@ def _wanted(state: state_lib.AgentState) -> views.View | None:
 def read(state: state_lib.AgentState) -> events_lib.Flow:
   """Reads all views unknown here, in order; only the last if none is known."""
   if not state.roster.view.number:
-    newest = yield events_lib.store(_Registry.read_view)
-    learn(state, [newest] if newest is not None else [])
-  elif not (yield from read_made(state)):
-    known = state.roster.view.number
-    learn(state, (yield events_lib.store(_Registry.read_views, known)))
-
-
-def read_made(state: state_lib.AgentState) -> events_lib.Flow:
-  """Reads the views of the folder; returns whether there are new ones."""
-  known = state.roster.view.number
-  found = yield events_lib.CallFence("views_after", (state.stamp, known))
-  learn(state, found)
-  return bool(found)
+    learn(state, [(yield from judge.newest_view())])
+  else:
+    learn(state, (yield from judge.views_after(state.roster.view.number)))
 
 
 def learn(state: state_lib.AgentState, found: Collection[views.View]) -> None:
   """Adopts views that were read, in order."""
   for view in found:
     if view.number > state.roster.view.number:
-      state.send(messages.NewView(view))  # Others may not reach the store.
+      state.send(messages.NewView(view))  # Others may not reach the judge.
       adopt(state, view)
 
 
@@ -286,7 +237,9 @@ def adopt(state: state_lib.AgentState, view: views.View) -> None:
   state.do(events_lib.Log(f"View {view.number}: {view.text}"))
   silent = _find_silent(state, former, view)
   _leave_out(state, former, view)
-  if view.repeats:  # The worker knows the original.
+  if view.run != state.run:
+    state.restart("another run has begun in the folder")
+  elif view.repeats:  # The worker knows the original.
     if view.is_ask:
       state.start(_answer(state), once=True)
   elif state.roster.is_member:
@@ -321,31 +274,58 @@ def _find_silent(
 
 
 def _answer(state: state_lib.AgentState) -> events_lib.Flow:
-  """Answers a question in the folder: this member is alive."""
+  """Answers a question in the log: this member is alive."""
   while (asked := state.roster.view).is_ask and state.roster.is_at_work:
     is_asked = not asked.asked or state.roster.own.number in asked.asked
     if state.is_ending or not is_asked:
       return
     try:
-      view = views.answer(asked, state.options.name)
-      made = yield events_lib.CallFence("claim_view", (state.stamp, view))
-      learn(state, [made])
+      answer = views.answer(asked, state.options.name)
+      learn(state, [(yield from judge.make_view(asked, answer))])
     except OSError as error:
       state.warn(f"{error} Trying again.")
       yield events_lib.Sleep(_RETRY_SECS)
 
 
-def look_at_folder(state: state_lib.AgentState) -> events_lib.Flow:
-  """Finds views in the folder that this agent has not received."""
+def look(state: state_lib.AgentState) -> events_lib.Flow:
+  """Finds views and agents that this agent has not heard of, until the end."""
   while True:
-    yield events_lib.Sleep(_LOOK_SECS)
-    if state.roster.view.number:
-      state.folder_secs = min(state.folder_secs, state.now)
-      try:
-        yield from read_made(state)
-        state.folder_secs = math.inf
-      except OSError as error:
-        state.warn(f"{error}")
+    state.folder_secs = min(state.folder_secs, state.now)
+    try:
+      yield from read(state)
+      yield from _look_for_agents(state)
+      state.folder_secs = math.inf
+    except OSError as error:
+      state.warn(f"{error}")
+    is_first = not state.roster.is_member
+    yield events_lib.Sleep(_FIRST_LOOK_SECS if is_first else _LOOK_SECS)
+
+
+def _look_for_agents(state: state_lib.AgentState) -> events_lib.Flow:
+  """Connects to marked agents; marks this one until it is a member."""
+  roster, me = state.roster, state.incarnation
+  if me in roster.incarnations[_NUM_LOOKERS:]:
+    return  # Who comes connects to all members.
+  found = {*(yield from judge.call("names", "nodes"))}
+  is_due = not roster.view.members and state.now >= state.marked_secs + _LOOK_SECS
+  if is_due or me not in found:
+    yield from mark(state)
+  there = []
+  for life in sorted(found - roster.known.keys() - roster.left - {me}):
+    if (value := (yield from judge.call("find", f"nodes/{life}"))) is not None:
+      there.append(json_lib.from_plain(views.Member, value["member"]))
+  if me in roster.incarnations[:1]:
+    for life in sorted(found & roster.left):  # They may be unable to.
+      yield from judge.call("drop", f"nodes/{life}")
+  roster.registered = found - roster.left
+  state.dial(there)
+
+
+def mark(state: state_lib.AgentState) -> events_lib.Flow:
+  """Shows others where this agent listens, and that it lives."""
+  state.marked_secs = state.now
+  value = {"member": json_lib.to_plain(state.roster.own), "awake_secs": state.awake}
+  yield from judge.call("mark", f"nodes/{state.incarnation}", value)
 
 
 def _leave_out(state: state_lib.AgentState, former: views.View, view: views.View) -> None:

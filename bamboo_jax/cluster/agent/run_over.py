@@ -1,12 +1,12 @@
 """The restart of a run that has lost all members.
 
 An agent that is not a member checks whether the members of the view are gone:
-they have said so, or they can neither be reached nor renew their leases. It may
-merely be cut off, so it then asks them in the log of views, in the folder of
-the run. If none answers, it writes a view without members, from which all
-agents begin another life, with a new worker, at the newest checkpoint.
+they have said so, or cannot be reached. It may merely be cut off, so it then
+asks them in the log of views. If none answers, it makes a view without members,
+from which all agents begin another life, with a new worker, at the newest
+checkpoint. It is another run if nobody is left of the former one.
 
-  newcomer                         folder                a member, if one lives
+  newcomer                         judge                 a member, if one lives
      |-- 1 view N+1, "asks" -------->|                             |
      |                               |<-- 2 polls, every 2 s ------|
      |   3 waits                     |<-- 4 view N+2, "is alive" --|
@@ -14,11 +14,9 @@ agents begin another life, with a new worker, at the newest checkpoint.
      |<- 6 which of both is there ---|
 """
 
-from bamboo_jax.cluster import messages, views
-from bamboo_jax.cluster.agent import events as events_lib, membership, run_stamp, state as state_lib
-from bamboo_jax.cluster.store import registry as registry_lib
+from bamboo_jax.cluster import judge, messages, views
+from bamboo_jax.cluster.agent import events as events_lib, membership, state as state_lib
 
-_Registry = registry_lib.Registry
 _ALONE_SECS = 1.0  # Live members answer within this time.
 
 
@@ -36,7 +34,7 @@ def look(state: state_lib.AgentState) -> None:
   if state.over_secs is None:
     state.over_secs = state.now
   is_due = state.now >= state.over_secs + _patience_secs(state)
-  if is_due and _is_over(state):
+  if is_due:
     state.start(_end_run(state), once=True)
 
 
@@ -70,14 +68,6 @@ def _seems_over(state: state_lib.AgentState) -> bool:
   return all(state.suspicions.suspects(i) for i in members)
 
 
-def _is_over(state: state_lib.AgentState) -> bool:
-  """Whether their leases have expired too."""
-  roster = state.roster
-  members = set(roster.incarnations) - roster.gone.keys()
-  is_known = roster.registered is None or members & roster.registered
-  return not is_known and _seems_over(state)
-
-
 def _patience_secs(state: state_lib.AgentState) -> float:
   """Returns how long to wait: longer if members may be alive but cut off."""
   members = set(state.roster.incarnations) - state.roster.gone.keys()
@@ -89,44 +79,20 @@ def _patience_secs(state: state_lib.AgentState) -> float:
 
 def _end_run(state: state_lib.AgentState) -> events_lib.Flow:
   yield from state.until_ok(membership.read, state)
-  if {*state.roster.incarnations} - state.roster.gone.keys():
-    if not (yield from _ask_in_vain(state)):
+  members = {*state.roster.incarnations}
+  is_nobody_left = not (state.options.is_again or members & state.roster.gone.keys())
+  if members - state.roster.gone.keys():
+    patience_secs = state.options.limits.most_silence_secs
+    ask = state.until_ok(judge.ask, state.roster.view, state.options.name, patience_secs)
+    membership.learn(state, [asked := (yield from ask)])
+    if not asked.is_ask or state.roster.view != asked:
       state.num_answers += 1
       state.over_secs = None  # Members are alive, only unreachable from here.
       return
-  while not state.is_ending and _is_over(state):
-    number = state.roster.view.number
-    empty = views.over(state.roster.view)
-    made = yield from state.until_ok(_make, state, empty)
-    if made != empty or state.roster.view.number > number:  # It took long.
-      membership.learn(state, [made])
-      continue
-    yield from run_stamp.begin_life(state, empty.number)
-    state.send(messages.NewView(empty))
-    membership.adopt(state, empty)
-
-
-def _ask_in_vain(state: state_lib.AgentState) -> events_lib.Flow:
-  """Asks in the folder whether a member is alive; True if none answers.
-
-  The next view in the folder is either the answer of a member or the view
-  without members, however late either is written. A question of another node
-  counts too.
-  """
-  asked = state.roster.view
-  if not asked.is_ask:
-    asked = views.ask(asked, state.options.name)
-    made = yield from state.until_ok(_make, state, asked)
+  while not state.is_ending and _seems_over(state):
+    view = state.roster.view
+    empty = views.over(view)
+    if is_nobody_left:
+      empty = views.begin_run(view, empty.reason)
+    made = yield from state.until_ok(judge.make_view, view, empty)
     membership.learn(state, [made])
-    if not made.is_ask:
-      return False
-  yield events_lib.Sleep(state.options.limits.most_silence_secs)
-  yield from state.until_ok(membership.read, state)
-  return state.roster.view.number == asked.number
-
-
-def _make(state: state_lib.AgentState, view: views.View) -> events_lib.Flow:
-  """Claims a view; returns the one of its number, once the store has it too."""
-  made = yield events_lib.CallFence("claim_view", (state.stamp, view))
-  yield events_lib.store(_Registry.write_view, made)
-  return made

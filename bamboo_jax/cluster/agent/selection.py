@@ -159,9 +159,9 @@ def find_first(state: state_lib.AgentState) -> list[views.Member] | None:
     del joining[i]
   is_unclear = any(joining.keys() & state.suspicions.of(i).keys() for i in joining)
   are_all = (
-      (origin > 0 or state.is_short)
+      (origin > roster.view.run or state.is_short)
       and waited_secs >= _SETTLE_SECS
-      and (roster.registered or set()) <= joining.keys() | roster.left
+      and (roster.registered or set()) <= joining.keys() | state.unreachable.keys()
   )
   is_enough = len(joining) >= state.options.num_nodes
   is_due = (is_enough or are_all) and not is_unclear

@@ -14,11 +14,10 @@ from bamboo_jax.cluster.agent.knowledge import (
     suspicion as suspicion_lib,
     watch as watch_lib,
 )
-from bamboo_jax.cluster.store import etcd as etcd_lib
 
 _RETRY_SECS = 0.1
 _WARN_SECS = 10.0
-# How long a joining or restarting node waits for the store.
+# How long a joining or restarting node waits for the judge.
 _GIVE_UP_SECS, _AGAIN_GIVE_UP_SECS = 15.0, 300.0
 
 
@@ -36,10 +35,10 @@ class AgentOptions:
     command: Starts the worker; the number of the node, the stamp of the run,
       the age of the agent in seconds, and the number of the socket are
       appended.
+    machine: See `judge.find_machine`.
     is_again: Whether the node restarts after it was in the run before.
   """
 
-  run: str
   name: str
   zone: str
   workdir: str
@@ -50,6 +49,7 @@ class AgentOptions:
   command: Sequence[str]
   log: str
   limits: config_lib.ClusterSection
+  machine: str = ""
   notices: notices_lib.Poller | None = None
   is_again: bool = False
 
@@ -69,13 +69,13 @@ class AgentState:
     self._flows: dict[int, events_lib.Flow] = {}
     self._num_flows = 0
     self._warned_secs: dict[str, float] = {}
-    # The store.
-    self.stamp = ""  # Of the run; "" before it is known.
-    self.lost_secs: float | None = None  # Since when it is rejected.
-    self.published = base.ViewId(0)  # Newest view that this agent wrote there.
-    self.folder_secs = math.inf  # Since when the folder has not answered.
+    # The judge.
+    self.run = base.ViewId(0)  # The view from which the run began.
+    self.stamp = ""  # Identity of the run; "" before it is known.
+    self.folder_secs = math.inf  # Since when it has not answered.
+    self.marked_secs = -math.inf  # When this agent last showed its address.
     self.status: dict[str, Any] = {}  # For `bamboo status`.
-    self.is_status_new = False  # Whether the store lacks some of it.
+    self.is_status_new = False  # Whether some of it has not been written.
     # Other agents.
     self.connected: set[str] = set()
     self.unreachable: dict[str, messages.Suspect] = {}  # When last tried.
@@ -155,25 +155,18 @@ class AgentState:
         self.warn(f"{error} Trying again.")
         yield events_lib.Sleep(_RETRY_SECS)
 
-  def ask(self, request: Any, *, fatal: type[Exception] | tuple[()] = ()) -> events_lib.Flow:
-    """Retries a request for a while without an answer; then raises `OSError`.
+  def ask(self, make_flow: Callable[..., events_lib.Flow], *args: Any) -> events_lib.Flow:
+    """Retries a flow for a while without an answer; then raises `OSError`.
 
     A joining node may have a wrong address, so it gives up sooner than a
-    restarted one. If the store loses its data, the agent restarts. An error of
-    type `fatal` is raised at once.
+    restarted one.
     """
-    is_again = self.options.is_again
-    patience_secs = _AGAIN_GIVE_UP_SECS if is_again else _GIVE_UP_SECS
+    patience_secs = _AGAIN_GIVE_UP_SECS if self.options.is_again else _GIVE_UP_SECS
     end_secs = None
     while True:
       try:
-        return (yield request)
+        return (yield from make_flow(*args))
       except OSError as error:
-        if is_again and isinstance(error, etcd_lib.LostStoreError):
-          self.restart(f"{error}")
-          raise
-        if isinstance(error, fatal):
-          raise
         now = yield events_lib.Sleep(_RETRY_SECS)
         end_secs = now + patience_secs if end_secs is None else end_secs
         if now >= end_secs:

@@ -1,4 +1,4 @@
-"""Reads what a run tells: its store, its log, and rows of its members."""
+"""Reads what a run tells: its records, its log, and rows of its members."""
 
 from collections.abc import Mapping, Sequence
 import contextlib
@@ -9,12 +9,12 @@ from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.accounting import prices as prices_lib
-from bamboo_jax.cluster.store import registry as registry_lib
+from bamboo_jax.cluster import records as records_lib
 from bamboo_jax.metrics import chrome_trace, jsonl, rows as rows_lib
 from bamboo_jax.report import status as status_lib
 from bamboo_jax.report.live import facts, history as history_lib
 
-_STORE_SECS = 0.5  # Between two reads of the store.
+_RECORDS_SECS = 0.5  # Between two reads of the records.
 _ROWS_SECS = 2.0  # And of the rows.
 
 
@@ -23,8 +23,8 @@ class Feed:
 
   Args:
     workdir: Folder of the run; None if this machine cannot read it.
-    registry: Its store; None for a run that is over.
-    name: Name of the run in the store.
+    records: Those of a run with agents; None for a run that is over.
+    name: Name of the run, for people.
     actions: Faults that buttons may cause.
     kills: See `facts.Known`; may grow.
     charges: Replace entries of `config.cost`.
@@ -33,32 +33,32 @@ class Feed:
   def __init__(
       self,
       workdir: pathlib.Path | None,
-      registry: registry_lib.Registry | None = None,
+      records: records_lib.Records | None = None,
       *,
       name: str = "run",
       actions: Sequence[str] = (),
       kills: Mapping[base.NodeId, float] = history_lib.EMPTY,
       charges: Mapping[str, Any] | None = None,
   ) -> None:
-    self._workdir, self._registry, self._charges = workdir, registry, charges
+    self._workdir, self._records, self._charges = workdir, records, charges
     self._known = facts.Known(name, history_lib.History(kills), actions=actions, kills=kills)
     self._log: jsonl.MetricsReader | None = None
     if workdir is not None:
       self._log = jsonl.MetricsReader(workdir / "metrics.jsonl")
     self._cost: Mapping[str, Any] = {}
-    self._store_secs = self._rows_secs = -_ROWS_SECS
+    self._records_secs = self._rows_secs = -_ROWS_SECS
 
   def read(self) -> dict[str, Any]:
-    """Returns the value of `facts.find` now; blocks, for the store at most.
+    """Returns the value of `facts.find` now; blocks, for the records at most.
 
-    Raises `OSError` if the store or a file of the run cannot be read, and
+    Raises `OSError` if the records or a file of the run cannot be read, and
     `ValueError` if they do not fit.
     """
     now = time.monotonic()
-    if self._registry is not None and now >= self._store_secs + _STORE_SECS:
-      run = self._known.run = status_lib.read(self._registry, self._known.name)
+    if self._records is not None and now >= self._records_secs + _RECORDS_SECS:
+      run = self._known.run = status_lib.read(self._records, self._known.name)
       self._known.meet(run.view.members)
-      self._store_secs = now
+      self._records_secs = now
       self._set_config(run.config)
     if self._workdir is not None:
       self._read_workdir(self._workdir, now)
@@ -81,7 +81,7 @@ class Feed:
       if known.rows is None and (workdir / "trace.json").exists():
         last = chrome_trace.read_last(workdir / "trace.json")
         known.rows = facts.traced_rows(last)
-    if self._registry is None:
+    if self._records is None:
       self._set_config(json.loads((workdir / "config.json").read_text()))
       with contextlib.suppress(FileNotFoundError):  # The run is not over.
         known.summary = json.loads((workdir / "summary.json").read_text())

@@ -1,18 +1,20 @@
-"""Agents with sockets, a store and worker processes that compute nothing."""
+"""Agents with sockets, records and worker processes that compute nothing."""
 
 import asyncio
+import dataclasses
 import os
 import pathlib
 import signal
 import sys
 import tempfile
 import threading
+import time
 import unittest
 from unittest import mock
 
 from bamboo_jax import config
+from bamboo_jax.cluster import judge, records as records_lib
 from bamboo_jax.cluster.agent import agent as agent_lib, events as events_lib, peers as peers_lib
-from bamboo_jax.cluster.store import etcd as etcd_lib, private_etcd, registry as registry_lib
 from bamboo_jax.net import identity as identity_lib
 from tests.cluster.agent import given
 
@@ -58,15 +60,7 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
     folder = tempfile.TemporaryDirectory()
     self.addCleanup(folder.cleanup)
     self.folder = pathlib.Path(folder.name)
-    try:
-      self.etcd = private_etcd.PrivateEtcd(self.folder / "etcd", secret=b"s")
-    except OSError as error:
-      self.skipTest(str(error))
-    self.addCleanup(self.etcd.process.wait)
-    self.addCleanup(self.etcd.process.kill)
-    self.addCleanup(self.etcd.client.close)
-    self.etcd.wait_ready()
-    self.store = self.etcd.client
+    self.records = records_lib.Records(self.folder, b"key")
 
   async def asyncSetUp(self):
     self.agents, self.lives = {}, {}
@@ -92,7 +86,7 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
             heartbeat_secs=0.5, least_silence_secs=60, most_silence_secs=60
         ),
     )
-    self.agents[name] = agent_lib.Agent(self.store, options, issue("agent", options.name))
+    self.agents[name] = agent_lib.Agent(self.records, options, issue("agent", options.name))
     self.lives[name] = asyncio.create_task(self.agents[name].run())
 
   def logged(self, name):
@@ -118,62 +112,43 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
     await self.wait(2, "n1 n2")
     self.start("n3")
     await self.wait(3, "n1 n2 n3")
-    registry = registry_lib.Registry(self.store, "run")
-    reasons = [v.reason for v in registry.read_views(1)]
+    reasons = [v["reason"] for v in self.records.follow("views", 1)]
     self.assertEqual(reasons, ["n0 left: its worker was killed by SIGKILL", "n3 joined"])
-    self.assertCountEqual([m.name for m in registry.members()], ["n1", "n2", "n3"])
-    while registry.read_status().get("steps") != 3:
-      await asyncio.sleep(0.1)
-
-  async def test_another_life_takes_the_store_as_it_is(self):
-    answer = {"header": {"cluster_id": "1", "revision": "9"}}
-    store = etcd_lib.Etcd("h:1", transport=lambda *_: (200, answer))
-    store.get("/some/key")
-    self.assertEqual(store.revision, 9)
-    agent_lib.Agent(store, given.make_options("n9"), issue("agent", "n9"))
-    self.assertEqual(store.revision, 0)
-
-  async def test_the_folder_does_not_wait_for_the_store(self):
-    options = given.make_options("n9", workdir=str(self.folder))
-    agent = agent_lib.Agent(self.store, options, issue("agent", "n9"))
-    over = threading.Event()
-    wait = events_lib.Store(lambda _: over.wait(60))
-    calls = [asyncio.create_task(agent._do(wait)) for _ in range(40)]
-    await asyncio.sleep(0)
-    try:
-      async with asyncio.timeout(10):
-        claim, _ = await agent._do(events_lib.CallFence("read"))
-    finally:
-      over.set()
-      await asyncio.gather(*calls)
-      agent._calls.shutdown()
-    self.assertEqual(claim.stamp, self.agents["n0"]._state.stamp)
+    names = lambda: sorted(m["member"]["name"] for m in self.records.marks("nodes").values())
+    async with asyncio.timeout(60):
+      while names() != ["n1", "n2", "n3"]:
+        await asyncio.sleep(0.1)
+      while (self.records.find("status/0") or {}).get("steps") != 3:
+        await asyncio.sleep(0.1)
+    self.assertAlmostEqual(self.records.find("status/0")["at_secs"], time.time(), delta=60)
 
   async def test_a_folder_that_hangs_holds_up_nothing_else(self):
     options = given.make_options("n9", workdir=str(self.folder))
-    agent = agent_lib.Agent(self.store, options, issue("agent", "n9"))
+    agent = agent_lib.Agent(self.records, options, issue("agent", "n9"))
     over = threading.Event()
-    with mock.patch.object(agent._fence, "beat", lambda _: over.wait(60)):
-      beat = events_lib.CallFence("beat", ("run",))
-      calls = [asyncio.create_task(agent._do(beat)) for _ in range(40)]
+    with mock.patch.object(self.records, "drop", lambda _: over.wait(60)):
+      drop = events_lib.CallJudge("drop", ("nodes/x",))
+      calls = [asyncio.create_task(agent._do(drop)) for _ in range(40)]
       await asyncio.sleep(0)
       try:
         async with asyncio.timeout(10):
-          dial = peers_lib._connect("localhost", self.port(), 1.0)
+          dial = peers_lib._connect("127.0.0.1", self.agents["n0"].state.roster.own.port, 1.0)
           (await dial).close()
-          await agent._do(events_lib.Store(lambda _: None))
-          await agent._do(events_lib.CallFence("read"))
+          self.assertEqual(await agent._do(events_lib.CallJudge("newest", ("views", 0))), 1)
         calls[0].cancel()  # The flow has ended; its call goes on.
       finally:
         over.set()
         done = await asyncio.gather(*calls, return_exceptions=True)
-        agent._calls.shutdown()
     self.assertIsInstance(done[0], asyncio.CancelledError)
     self.assertEqual(done[1:], [True] * 39)
 
-  def port(self):
-    """Returns one that somebody listens on."""
-    return int(self.etcd.endpoint.rpartition(":")[2])
+  async def test_a_folder_that_hangs_keeps_no_agent_from_its_end(self):
+    over = threading.Event()
+    self.addCleanup(over.set)
+    with mock.patch.object(self.records, "drop", lambda _: over.wait(60)):
+      self.lives["n2"].cancel()
+      await asyncio.gather(self.lives["n2"], return_exceptions=True)
+      self.assertFalse(over.is_set())
 
   async def test_a_stopped_worker_is_killed(self):
     os.kill(self.agents["n1"]._worker._process.pid, signal.SIGSTOP)
@@ -187,23 +162,24 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
 
   async def test_an_agent_of_another_run_is_refused(self):
     options = given.make_options("n4", config={"seed": 1}, workdir=str(self.folder))
-    agent = agent_lib.Agent(self.store, options, issue("agent", options.name))
-    with self.assertRaisesRegex(ValueError, "seed is 0 there and 1 here"):
-      await agent.run()
+    options = dataclasses.replace(options, limits=config.ClusterSection(most_silence_secs=60))
+    agent = agent_lib.Agent(self.records, options, issue("agent", options.name))
 
-  async def test_a_release_of_the_store_with_faults_is_logged(self):
-    find = mock.patch.object(etcd_lib, "find_fault", return_value="it errs")
-    with find, self.assertLogs("absl", "INFO") as logs:
-      self.start("n3")
-      await self.wait(2, "n0 n1 n2 n3")
-    self.assertIn("it errs", "".join(logs.output))
+    async def sleep(secs):
+      """Waits for an answer only as long as it takes."""
+      while judge.run(judge.newest_view(), self.records).is_ask:
+        await rest(0.01)
+      await rest(min(secs, 0.01))
+
+    rest = asyncio.sleep
+    with mock.patch.object(agent_lib.asyncio, "sleep", sleep):
+      async with asyncio.timeout(60):
+        with self.assertRaisesRegex(ValueError, "seed is 0 there and 1 here"):
+          await agent.run()
 
   async def test_a_notice(self):
     self.assertTrue(self.agents["n1"].give_notice("SIGTERM"))
     self.assertFalse(self.agents["n1"].give_notice("SIGTERM"))
     await self.wait(2, "n0 n1 n2")
-    registry = registry_lib.Registry(self.store, "run")
-    async with asyncio.timeout(60):  # It is written after it is told.
-      while (view := registry.read_view()).number < 2:
-        await asyncio.sleep(0.01)
+    view = judge.run(judge.newest_view(), self.records)
     self.assertEqual([m.name for m in view.members if m.number in view.leaving], ["n1"])

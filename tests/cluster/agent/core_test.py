@@ -1,14 +1,15 @@
 """What one agent does about what happens to others: events in, actions out."""
 
+import contextlib
+import dataclasses
+
 from absl.testing import parameterized
 
-from bamboo_jax.cluster import messages, views
-from bamboo_jax.cluster.agent import events as events_lib
-from bamboo_jax.cluster.store import etcd as etcd_lib, registry as registry_lib
+from bamboo_jax.base import json as json_lib
+from bamboo_jax.cluster import judge, messages, views
+from bamboo_jax.cluster.agent import events as events_lib, membership
 from tests import members
 from tests.cluster.agent import given
-
-_Registry = registry_lib.Registry
 
 
 class CoreTest(given.CoreCase):
@@ -36,9 +37,8 @@ class CoreTest(given.CoreCase):
     view = members.view(2, 0, 2, reason=f"n1 left: {why}")
     actions = self.answer(1.0)
     self.assertEqual(self.asked(actions), [given.claim(view)])
-    actions = self.answer(view)
     self.assertEqual(
-        actions[:4],
+        self.answer(view)[:4],
         [
             events_lib.Send(messages.NewView(view)),
             events_lib.Log(f"View 2: n1 left: {why}"),
@@ -46,8 +46,6 @@ class CoreTest(given.CoreCase):
             events_lib.TellWorker(messages.NewView(view)),
         ],
     )
-    write = events_lib.store(_Registry.write_view, view)
-    self.assertIn(write, self.asked(actions))
 
   @parameterized.parameters(True, False)
   def test_a_death_waits_for_who_is_tried_again(self, is_reached):
@@ -67,7 +65,7 @@ class CoreTest(given.CoreCase):
       self.assertEqual(self.asked(self.tick(0.1 * tenth)), [])
     self.assertEqual(self.asked(self.tick(4.1)), [events_lib.Sleep(0.0)])
     (request,) = self.asked(self.answer(4.1, now=4.1))
-    self.assertEqual(request.args[1].numbers, {0, 2})
+    self.assertEqual([m["number"] for m in request.args[1]["members"]], [0, 2])
 
   def test_what_waits_does_not_while_the_agent_is_away(self):
     self.begin()
@@ -158,8 +156,8 @@ class CoreTest(given.CoreCase):
     self.on(given.said(2, messages.Gone("killed")))
     self.assertEqual(self.asked(self.answer()), [events_lib.Sleep(1.0)])
     (request,) = self.asked(self.answer(2.0))
-    self.assertEqual(request, given.claim(request.args[1]))
-    self.assertEqual(request.args[1].numbers, {0})
+    why = "n1 left: killed; n2 left: killed"
+    self.assertEqual(request, given.claim(members.view(2, 0, reason=why)))
 
   def test_a_minority_that_the_others_went_on_without(self):
     self.begin()
@@ -168,9 +166,7 @@ class CoreTest(given.CoreCase):
     self.asked(self.answer())
     self.asked(self.answer(2.0))
     made = members.view(2, 1, 2, reason="n0 left: silent")
-    write = events_lib.store(_Registry.write_view, made)
-    self.assertEqual(self.asked(self.answer(made)), [write])
-    actions = self.answer(True)
+    actions = self.answer(made)
     reason = "the others continue without it: n0 left: silent"
     self.assertEqual(actions[-1], events_lib.End(reason))
     self.assertEqual(self.on(given.closed(1)), [])  # Says nothing about them.
@@ -182,15 +178,6 @@ class CoreTest(given.CoreCase):
     other = members.view(2, 0, 2, reason="n2 was first")
     self.assertEqual(self.answer(other)[1].text, "View 2: n2 was first")
     self.assertEqual(self.state.roster.view, other)
-
-  def test_one_that_leaves_this_node_out_is_told_the_store_first(self):
-    self.begin()
-    self.asked(self.on(given.said(1, messages.Gone("gone"))))
-    self.asked(self.answer())
-    other = members.view(2, 2, reason="n2 was first, and has died")
-    write = events_lib.store(_Registry.write_view, other)
-    self.assertEqual(self.asked(self.answer(other)), [write])
-    self.assertIsInstance(self.answer(True)[-1], events_lib.End)
 
   def test_a_folder_that_does_not_answer_is_asked_again(self):
     self.begin()
@@ -207,51 +194,101 @@ class CoreTest(given.CoreCase):
     self.assertEqual(self.asked(self.answer()), first)
 
   @parameterized.parameters((False, 15.0), (True, 300.0))
-  def test_a_store_that_is_away_is_waited_for(self, is_again, secs):
+  def test_a_judge_that_is_away_is_waited_for(self, is_again, secs):
     self.begin(is_again=is_again)
-    flow = self.state.ask("request")
-    self.assertEqual(next(flow), "request")
+    request = events_lib.CallJudge("find", ("run/0",))
+    flow = self.state.ask(judge.call, "find", "run/0")
+    self.assertEqual(next(flow), request)
     for now in (1.0, 0.9 + secs):
       self.assertEqual(flow.throw(OSError("away.")), events_lib.Sleep(0.1))
-      self.assertEqual(flow.send(now), "request")
+      self.assertEqual(flow.send(now), request)
     flow.throw(OSError("away."))
     with self.assertRaisesRegex(OSError, "away."):
       flow.send(1.0 + secs)
 
-  @parameterized.parameters(False, True)
-  def test_a_store_that_has_lost_its_data(self, is_again):
-    self.begin(is_again=is_again)
-    flow = self.state.ask("request")
-    next(flow)
-    error = etcd_lib.LostStoreError("lost.")
-    if is_again:
-      with self.assertRaises(etcd_lib.LostStoreError):
-        flow.throw(error)
-    else:
-      self.assertEqual(flow.throw(error), events_lib.Sleep(0.1))
-    self.assertEqual(self.state.must_restart, is_again)
+  def test_who_has_lost_its_records_goes_on_from_nothing(self):
+    self.begin()
+    self.asked(self.on(given.said(1, messages.Gone("gone"))))
+    (ask,) = self.answer()
+    self.assertEqual(ask.request, given.find(members.view(1, 0, 1, 2)))
+    for there in (None, members.view(1, 0, 1)):  # An empty folder, or another's.
+      log, again = self.answer(there)[:2]
+      self.assertIn("have lost view 1", log.text)
+      self.assertEqual(again.request, events_lib.Sleep(0.1))
+      self.state._warned_secs = {}
+      self.assertEqual(self.answer(), [ask])
 
   def test_what_two_say_in_turn_is_not_warned_of_again_and_again(self):
     self.begin()
     said = []
     for tenth in range(205):
       self.state.now, self.state.actions = tenth / 10, []
-      self.state.warn(f"No store.{' Trying again.' * (tenth % 2)}")
+      self.state.warn(f"No answer.{' Trying again.' * (tenth % 2)}")
       said += [tenth] * bool(self.state.actions)
     self.assertEqual(said, [0, 1, 100, 101, 200, 201])
 
-  def test_a_store_that_was_away_is_told_all_views_in_order(self):
+  def look(self):
+    """Looks at the records, which have no new view; returns what is asked then."""
+    self.state.start(membership.look(self.state))
+    self.assertEqual(self.asked(self.state.actions), [given.made_after(1)])
+    return self.asked(self.answer([]))
+
+  @parameterized.parameters((0, True), (2, True), (3, False), (7, True))
+  def test_who_looks_for_agents(self, me, looks):
+    """A newcomer, and the first members; all look for views."""
+    self.begin(me=me, numbers=range(5))
+    names = events_lib.CallJudge("names", ("nodes",))
+    wait = events_lib.Sleep(0.2 if me == 7 else 2.0)
+    self.assertEqual(self.look(), [names if looks else wait])
+
+  def test_an_agent_that_is_found(self):
     self.begin()
-    view = lambda n: members.view(n, 0, 1)
-    write = lambda n: events_lib.store(_Registry.write_view, view(n))
-    tell = lambda n: self.on(given.said(1, messages.NewView(view(n))))
-    self.assertEqual(self.asked(tell(2)), [write(2)])
-    self.assertEqual(self.asked(tell(3)), [])
-    self.answer(error=OSError("no store."))
-    self.assertEqual(self.asked(self.answer(1.1)), [write(2)])
-    self.assertEqual(self.asked(self.answer(True)), [write(3)])
-    self.assertEqual(self.asked(self.answer(True)), [])
-    self.assertEqual(self.asked(self.tick(1.2)), [])
+    self.look()
+    self.on(given.said(1, messages.NewView(members.view(2, 0, 1))))  # Without n2.
+    asked = self.asked(self.answer(["life 0", "life 1", "life 2", "life 8", "life 9"]))
+    self.assertEqual(asked, [events_lib.CallJudge("find", ("nodes/life 8",))])
+    asked = self.asked(self.answer({"member": json_lib.to_plain(members.member(8))}))
+    self.assertEqual(asked, [events_lib.CallJudge("find", ("nodes/life 9",))])
+    # It has left just now; and who was left out may be unable to say that it is gone.
+    self.assertEqual(self.asked(self.answer()), [events_lib.CallJudge("drop", ("nodes/life 2",))])
+    self.assertIn(events_lib.DialAgent(members.member(8)), self.answer())
+    self.assertEqual(self.state.roster.registered, {f"life {n}" for n in (0, 1, 8, 9)})
+
+  def test_a_mark_that_another_has_removed_is_made_again(self):
+    self.begin()
+    self.look()
+    (request,) = self.asked(self.answer(["life 1"]))
+    self.assertEqual((request.method, request.args[0]), ("mark", "nodes/life 0"))
+    self.assertEqual(request.args[1]["member"], json_lib.to_plain(members.member(0)))
+
+  def test_agents_show_that_they_live_until_there_is_a_member(self):
+    self.begin(numbers=())
+    for now, is_due in ((10.0, True), (11.0, False), (12.0, True)):
+      flow = membership._look_for_agents(self.state)
+      next(flow)
+      self.state.now = now
+      with self.assertRaises(StopIteration) if not is_due else contextlib.nullcontext():
+        self.assertEqual(flow.send(["life 0"]).method, "mark")
+
+  def test_who_refuses_and_is_no_member_has_left(self):
+    self.begin()
+    self.on(events_lib.PeerCame(members.member(5)))
+    drop = events_lib.CallJudge("drop", ("nodes/life 5",))
+    self.assertEqual(self.requested(given.refused(5)), [drop])
+    self.assertNotIn("life 5", self.state.roster.known)
+    self.assertNotIn(drop, self.requested(given.refused(1)))
+
+  @parameterized.parameters((0, 3, True), (3, 0, False))
+  def test_two_nodes_with_one_name(self, first, second, ends):
+    """The later one ends."""
+    self.begin(me=second)
+    self.state.roster.me = dataclasses.replace(members.member(second), name="same")
+    other = dataclasses.replace(members.member(first), name="same")
+    self.state.roster.known[other.incarnation] = other
+    actions = self.on(events_lib.PeerReached(other.incarnation))
+    found = [f"{a.error}" for a in actions if isinstance(a, events_lib.End)]
+    why = "Another node 'same' of this run is alive; give each node its own name."
+    self.assertEqual(found, [why] * ends)
 
   def test_hearsay_cuts_nothing(self):
     self.begin()
@@ -310,8 +347,7 @@ class CoreTest(given.CoreCase):
     asked = views.ask(self.state.roster.view, "n9")
     answer = views.answer(asked, "n1")
     actions = self.on(given.said(0, messages.NewView(asked)))
-    asks = [a for a in actions if isinstance(a, events_lib.Ask)]
-    (self.flow,) = (a.flow for a in asks if a.request == given.claim(answer))
+    self.assertIn(given.claim(answer), self.asked(actions))
     actions += self.answer(error=OSError("no folder."))
     self.assertEqual(self.asked(self.answer(2.0)), [given.claim(answer)])
     other = views.answer(asked, "n0")  # It was first.

@@ -39,7 +39,7 @@ def state(**status):
   roster = roster_lib.AgentRoster()
   roster.me = members.member(0)
   roster.adopt(members.view(4, 0, 2, 5, leaving=(2,)))
-  options = types.SimpleNamespace(run="mine", name="n0", zone="a")
+  options = types.SimpleNamespace(workdir="runs/mine", name="n0", zone="a")
   return types.SimpleNamespace(roster=roster, status=status, options=options)
 
 

@@ -5,7 +5,8 @@ import dataclasses
 from absl.testing import parameterized
 
 from bamboo_jax import config
-from bamboo_jax.cluster import messages
+from bamboo_jax.base import json as json_lib
+from bamboo_jax.cluster import messages, views
 from bamboo_jax.cluster.agent import core, events as events_lib, state as state_lib
 from tests import members
 
@@ -13,7 +14,6 @@ from tests import members
 def make_options(name, **changes):
   """Returns what an agent of the simulation is told."""
   told = dict(
-      run="run",
       name=name,
       zone="a",
       workdir="workdir",
@@ -43,11 +43,30 @@ def silent(number, *whom, count=1, is_certain=False):
 
 
 def claim(view):
-  return events_lib.CallFence("claim_view", ("run", view))
+  return events_lib.CallJudge("make", (f"views/{view.number}", json_lib.to_plain(view)))
 
 
 def made_after(number):
-  return events_lib.CallFence("views_after", ("run", number))
+  return events_lib.CallJudge("follow", ("views", number))
+
+
+def plain(answer):
+  """Returns an answer as the judge gives it: views as JSON."""
+  if isinstance(answer, list):
+    return list(map(plain, answer))
+  return json_lib.to_plain(answer) if isinstance(answer, views.View) else answer
+
+
+def send(flow, answer, known):
+  """Returns the next request of a flow; `known` is there, where it looks for it."""
+  request = flow.send(plain(answer))
+  if request == find(known):
+    request = flow.send(json_lib.to_plain(known))
+  return request
+
+
+def find(view):
+  return events_lib.CallJudge("find", (f"views/{view.number}",))
 
 
 def said(number, message):
@@ -70,7 +89,6 @@ class CoreCase(parameterized.TestCase):
     state.watch.begin(0.0)
     found = [members.member(n, host=hosts[n % len(hosts)]) for n in numbers]
     state.roster.adopt(dataclasses.replace(members.view(1), members=tuple(found)))
-    state.published = 1
     state.has_origin, state.origin = True, 0
     for number in numbers:
       state.roster.meet(members.member(number))
@@ -86,7 +104,13 @@ class CoreCase(parameterized.TestCase):
 
   def asked(self, actions):
     """Returns what is asked for; the flow of the last is kept for `answer`."""
-    asks = [a for a in actions if isinstance(a, events_lib.Ask)]
+    asks = []
+    for action in actions:
+      if isinstance(action, events_lib.Ask):
+        if action.request == find(self.state.roster.view):  # It is there still.
+          there = events_lib.Answered(action.flow, plain(self.state.roster.view))
+          (action,) = core.on(self.state, there, self.state.now)
+        asks.append(action)
     if asks:
       self.flow = asks[-1].flow
     return [a.request for a in asks]
@@ -101,7 +125,7 @@ class CoreCase(parameterized.TestCase):
     return self.on(events_lib.Ticked(), now)
 
   def answer(self, answer=None, error=None, now=1.0):
-    return self.on(events_lib.Answered(self.flow, answer, error), now)
+    return self.on(events_lib.Answered(self.flow, plain(answer), error), now)
 
 
 def find_sent(actions):

@@ -5,13 +5,9 @@ from absl.testing import parameterized
 from bamboo_jax import base, config
 from bamboo_jax.cluster import messages, stalls as stalls_lib, views
 from bamboo_jax.cluster.agent import events as events_lib, membership, selection, state as state_lib
-from bamboo_jax.cluster.store import fence as fence_lib, registry as registry_lib
 from bamboo_jax.schedule import channel as channel_lib
 from tests import members
 from tests.cluster.agent import given
-
-_Registry = registry_lib.Registry
-_LOOK_AT_FENCE = events_lib.CallFence("read")
 
 
 class OwnWorkerTest(given.CoreCase):
@@ -28,8 +24,7 @@ class OwnWorkerTest(given.CoreCase):
     actions = self.on(events_lib.WorkerExited(code))
     if code > 0:  # Has the run begun anew?
       self.assertEqual(self.asked(actions), [given.made_after(1)])
-      self.assertEqual(self.asked(self.answer([])), [_LOOK_AT_FENCE])
-      actions = self.answer((fence_lib.Claim("run"), 0))
+      actions = self.answer([])
     self.assertEqual(events_lib.End(reason) in actions, code >= 0)
     if code < 0:  # The others go on without it, and then it ends.
       gone = messages.Gone(reason, silent_secs=1.0)
@@ -80,8 +75,7 @@ class OwnWorkerTest(given.CoreCase):
     self.begin(me=1)
     self.asked(self.on(events_lib.WorkerExited(0)))
     self.on(events_lib.WorkerSaid(messages.Done()))
-    self.asked(self.answer([]))
-    actions = self.answer((fence_lib.Claim("run"), 0))
+    actions = self.answer([])
     said = events_lib.Send(messages.Done())
     self.assertEqual(actions, [said, events_lib.End()])
 
@@ -121,9 +115,8 @@ class OwnWorkerTest(given.CoreCase):
   def test_the_worker_ends_because_another_run_has_the_folder(self):
     self.begin(me=1)
     self.requested(events_lib.WorkerExited(1))
-    self.answer([])
-    actions = self.answer((fence_lib.Claim("other"), 0))
-    self.assertIn(events_lib.End("the run has restarted"), actions)
+    actions = self.answer([views.begin_run(self.state.roster.view, "another begins")])
+    self.assertIn(events_lib.End("another run has begun in the folder"), actions)
     self.assertTrue(self.state.must_restart)
 
   def test_the_worker_ends_because_the_run_has_begun_anew(self):
@@ -136,71 +129,44 @@ class OwnWorkerTest(given.CoreCase):
 
   def test_nobody_is_left(self):
     self.begin(numbers=(0, 1))
-    self.state.roster.registered = set()
     self.on(given.said(1, messages.Gone("killed")))
     self.on(events_lib.WorkerExited(-9))
     self.assertEqual(self.asked(self.tick(1.0)), [])
-    read = events_lib.store(_Registry.read_views, 1)
     self.assertEqual(self.asked(self.tick(2.0)), [given.made_after(1)])
-    self.assertEqual(self.asked(self.answer([])), [read])
     empty = members.view(2, reason="no member of view 1 is left")
     self.assertEqual(self.asked(self.answer([])), [given.claim(empty)])
-    self.assertEqual(
-        self.asked(self.answer(empty)), [events_lib.store(_Registry.write_view, empty)]
-    )
-    (claim,) = self.asked(self.answer(True))
-    self.assertEqual(claim.args, (fence_lib.Claim("run", 2),))
-    actions = self.answer()
+    actions = self.answer(empty)
     self.assertIn(events_lib.End("no member of view 1 is left"), actions)
     self.assertTrue(self.state.must_restart)
 
   def test_somebody_was_first_to_go_on(self):
     self.begin(numbers=(0, 1))
-    self.state.roster.registered = set()
     self.on(given.said(1, messages.Gone("killed")))
     self.on(events_lib.WorkerExited(-9))
     for now in (1.0, 2.0):
       self.asked(self.tick(now))
-    for found in ([], []):
-      self.asked(self.answer(found))
+    self.asked(self.answer([]))
     other = members.view(2, 1, reason="n0 left: killed")
-    write = events_lib.store(_Registry.write_view, other)
-    self.assertEqual(self.asked(self.answer(other)), [write])
-    self.answer(True)
+    self.answer(other)
     self.assertEqual(self.state.roster.view, other)
     self.assertFalse(self.state.must_restart)
 
   @parameterized.parameters(True, False)
   def test_members_that_merely_cannot_be_reached(self, is_over):
     self.begin(numbers=(0, 1))
-    self.state.roster.registered = set()
     self.on(events_lib.WorkerExited(-9))
     self.on(given.refused(1))
     self.asked(self.tick(2.0))
     self.asked(self.tick(3.1))
-    self.asked(self.answer([]))
     asked = views.ask(members.view(1, 0, 1), "n0")
     self.assertEqual(self.asked(self.answer([])), [given.claim(asked)])
-    self.asked(self.answer(asked))
-    wait = events_lib.Sleep(self.state.options.limits.most_silence_secs)
-    self.assertEqual(self.asked(self.answer(True))[-1], wait)
+    self.assertEqual(self.asked(self.answer(asked)), [events_lib.Sleep(0.0)])
+    self.asked(self.answer(3.1))
     self.assertEqual(self.asked(self.answer(13.1)), [given.made_after(2)])
-    answers = [] if is_over else [views.answer(asked, "n1")]
-    requests = self.asked(self.answer(answers))
-    if is_over:  # Nor has the store a newer one.
-      requests = self.asked(self.answer([]))
+    requests = self.asked(self.answer([] if is_over else [views.answer(asked, "n1")]))
     empty = members.view(3, reason="no member of view 2 is left")
     self.assertEqual(given.claim(empty) in requests, is_over)
     self.assertEqual(self.state.num_answers, int(not is_over))
-
-  @parameterized.parameters(({"life 1"},), (None,))
-  def test_whose_lease_lives_is_no_proof_that_all_are_gone(self, registered):
-    self.begin(numbers=(0, 1))
-    self.state.roster.registered = registered
-    self.on(events_lib.WorkerExited(-9))
-    self.on(given.refused(1))
-    for second in range(2, 30):
-      self.assertEqual(self.asked(self.tick(second)), [])
 
   def test_a_slow_worker_hands_over(self):
     self.begin()
@@ -230,12 +196,8 @@ class OwnWorkerTest(given.CoreCase):
         break
     self.assertEqual(now, killed)
 
-  @parameterized.parameters(
-      ("it answers", ([], None), 15),
-      ("it fails", (None, OSError("Input/output error")), 75),
-      ("it hangs", None, 75),
-  )
-  def test_a_worker_that_waits_for_the_folder(self, _, answer, killed_secs):
+  @parameterized.parameters(("answers", 15), ("fails", 75), ("hangs", 75))
+  def test_a_worker_that_waits_for_the_folder(self, it, killed_secs):
     """All others wait for it from second 1 on, for 13 s; it is then killed."""
     limits = config.ClusterSection(1.0, 2.0, no_progress_secs=13.0)
     self.begin(numbers=(0, 1), limits=limits)
@@ -243,16 +205,24 @@ class OwnWorkerTest(given.CoreCase):
     stall = stalls_lib.Stall(False, 1, begun, ((1, "a"),))
     waits = stalls_lib.Stall(True, 1, begun, ((1, "a"), (1, "b")))
     self.on(events_lib.Ticked(), 0.0)
-    self.state.start(membership.look_at_folder(self.state))
+    self.state.start(membership.look(self.state))
     self.asked(self.state.actions)
+
+    def read(now):
+      self.answer([], now=now)
+      self.answer(["life 0"], now=now)
+
+    read(0.0)
     for now in range(1, 100):
       beat = messages.WorkerBeat(1, False, stall)
       self.on(events_lib.WorkerSaid(beat), now)
       self.on(given.said(1, messages.Beat(waits, 1)), now)
-      if now == 2 or answer and now % 2 == 0:  # It looks at the folder.
+      if now == 2 or it != "hangs" and now % 2 == 0:  # It looks at the folder.
         self.answer(now, now=now)
-        if answer:
-          self.answer(*answer, now=now)
+        if it == "answers":
+          read(now)
+        elif it == "fails":
+          self.answer(error=OSError("Input/output error"), now=now)
       if events_lib.KillWorker() in self.on(events_lib.Ticked(), now):
         break
     self.assertEqual(now, killed_secs)
@@ -287,7 +257,7 @@ class OwnWorkerTest(given.CoreCase):
     self.on(events_lib.WorkerSaid(messages.WorkerBeat(1, True, stall)))
     self.assertEqual(self.sent(events_lib.Ticked()), [(messages.Beat(stall, 1), None)])
 
-  def test_a_doubt_is_settled_by_the_folder(self):
+  def test_a_doubt_is_settled_by_the_log(self):
     self.begin()
     asked = self.asked(self.on(events_lib.WorkerSaid(messages.Doubt())))
     self.assertEqual(asked, [given.made_after(1)])
@@ -312,11 +282,12 @@ class OwnWorkerTest(given.CoreCase):
     self.begin()
     report = lambda steps: self.on(events_lib.WorkerSaid(messages.Report({"steps": steps})))
     first = self.asked(report(1))
-    self.assertEqual(first, [events_lib.store(_Registry.write_status, {"steps": 1})])
+    write = lambda steps: events_lib.CallJudge("mark", ("status/0", {"steps": steps}))
+    self.assertEqual(first, [write(1)])
     self.assertEqual([*report(2), *report(3)], [])
     self.assertEqual(self.asked(self.answer()), [events_lib.Sleep(1.0)])
     second = self.asked(self.answer())
-    self.assertEqual(second, [events_lib.store(_Registry.write_status, {"steps": 3})])
+    self.assertEqual(second, [write(3)])
 
   def test_an_agent_that_does_not_fit_ends(self):
     options = given.make_options("n7")

@@ -110,7 +110,7 @@ class FactsTest(absltest.TestCase):
     self.assertEqual(got["survival"]["zones"], {"a": "shadow", "b": "shadow", "c": "none"})
     self.assertEqual((got["head"]["run"], got["head"]["step"], got["head"]["view"]), ("mine", 5, 4))
 
-  def test_who_died_and_has_a_lease_yet_is_gone(self):
+  def test_who_died_and_is_marked_yet_is_gone(self):
     here = run(*nodes(4), roles=_TWO, registered=[member(7, "b")])
     here.status["recoveries"] = [durations_test.RECOVERY | {"nodes": [7], "names": ["n7"]}]
     got = self.find(here)["nodes"]

@@ -98,7 +98,7 @@ class ServerTest(absltest.TestCase):
 
   def test_the_last_value_stays_when_the_store_is_away(self):
     self.ask("value")
-    self.value = OSError("etcd does not answer")
+    self.value = OSError("the folder does not answer")
     seen = ""
     while "does not answer" not in seen:  # It reads ten times a second.
       _, seen = self.ask("value")

@@ -19,7 +19,7 @@ class AgentRoster:
     self.left: set[str] = set()  # Removed by a view.
     self.done: set[str] = set()
     self.noticed: dict[str, str] = {}  # Why they will be preempted.
-    # Those whose lease is alive, None before the first look.
+    # Those that show their address, None before the first look.
     self.registered: set[str] | None = None
     self._views: dict[base.ViewId, views.View] = {}
 

@@ -1,0 +1,216 @@
+"""Which nodes are in a run, and of which run: what the records of a folder say.
+
+  views/N        view N; see `views`
+  run/R          identity and config of the run that began in view R, or 0
+  tickets/R/K    the node that has number K in it
+  placed/R       whether its first nodes are placed by zone
+  nodes/LIFE     an agent that can be connected to; a mark
+  status/R       what the run tells `bamboo status`; a mark, and decides nothing
+
+All but marks are made once, so whoever comes late, or got no answer, finds what
+counts. A folder has one log of views for ever: each command begins another run
+in it, with a view without members. First it asks the members of the former run
+in the log, and one that lives answers there:
+
+  view N            members
+  view N+1          "bamboo cluster asks whether any member of view N is alive"
+  view N+2          "n2 is alive", or no members: whichever is made first
+
+All functions are flows: they yield requests, and are sent the answers. `run`
+carries them out for a process that has no agent.
+"""
+
+from collections.abc import Mapping
+import ipaddress
+import json
+import os
+import pathlib
+import socket
+import time
+from typing import Any
+import uuid
+
+from bamboo_jax import base
+from bamboo_jax.base import json as json_lib
+from bamboo_jax.cluster import records as records_lib, views
+from bamboo_jax.cluster.agent import events as events_lib
+from bamboo_jax.net import addresses
+
+_DIAL_SECS = 1.0
+_POLL_SECS = 0.5
+ALONE = "bamboo train"  # Name of the member of a run in one process.
+
+
+def call(method: str, *args: Any) -> events_lib.Flow:
+  """Calls a method of `records.Records`."""
+  return (yield events_lib.CallJudge(method, args))
+
+
+def run(flow: events_lib.Flow, records: records_lib.Records) -> Any:
+  """Carries out a flow; blocks, and returns its result."""
+  answer = None
+  while True:
+    try:
+      request = flow.send(answer)
+    except StopIteration as end:
+      return end.value
+    if isinstance(request, events_lib.Sleep):
+      time.sleep(request.secs)
+      answer = time.monotonic()
+    else:
+      answer = getattr(records, request.method)(*request.args)
+
+
+# Views.
+
+
+def make_view(known: views.View, view: views.View) -> events_lib.Flow:
+  """Returns the view after `known`: `view`, unless another was made before.
+
+  Raises `OSError` if `known` is not there: the place has lost records, or a
+  folder is not mounted.
+  """
+  if known.number:
+    there = yield from call("find", f"views/{known.number}")
+    if there != json_lib.to_plain(known):
+      lost = f"The records of the run have lost view {known.number}. Is its folder mounted?"
+      raise records_lib.LostError(lost)
+  made = yield from call("make", f"views/{view.number}", json_lib.to_plain(view))
+  return json_lib.from_plain(views.View, made)
+
+
+def newest_view() -> events_lib.Flow:
+  """Returns the newest view; `views.EMPTY` if there is none."""
+  number = yield from call("newest", "views", 0)
+  if not number:
+    return views.EMPTY
+  return json_lib.from_plain(views.View, (yield from call("find", f"views/{number}")))
+
+
+def views_after(number: base.ViewId) -> events_lib.Flow:
+  """Returns the views that follow one, in order."""
+  found = yield from call("follow", "views", number)
+  return [json_lib.from_plain(views.View, view) for view in found]
+
+
+def check(view: views.View) -> events_lib.Flow:
+  """Raises `base.FencedError` if the life of `view` is over."""
+  if view.number and (yield from call("find", f"views/{view.number}")) is None:
+    raise FileNotFoundError(
+        f"There is no record of view {view.number}. Was it removed, or is the folder not mounted?"
+    )
+  for later in (yield from views_after(view.number)):
+    if later.run != view.run:
+      raise base.FencedError("The workdir now belongs to another run.")
+    if not later.members:
+      raise base.FencedError(
+          f"The run restarted in view {later.number} without this node, as no "
+          "member could be reached."
+      )
+
+
+def check_now(view: views.View, records: records_lib.Records) -> None:
+  """Carries out `check`; retries for a while if the folder cannot be read, as agents do."""
+  base.ask_again(lambda: run(check(view), records))
+
+
+# Runs.
+
+
+def is_alone(view: views.View) -> bool:
+  """Whether a run is in one process, see `holding`."""
+  return any(m.name == ALONE for m in view.members)
+
+
+def ask(view: views.View, name: str, patience_secs: float) -> events_lib.Flow:
+  """Asks whether a member of a view is alive, and waits; returns the newest view.
+
+  It is still a question if none has answered in time.
+  """
+  if not view.is_ask or view.asked:
+    view = yield from make_view(view, views.ask(view, name))
+  end_secs = (yield events_lib.Sleep(0.0)) + patience_secs
+  while view.is_ask:
+    now = yield events_lib.Sleep(min(_POLL_SECS, patience_secs))
+    if found := (yield from views_after(view.number)):
+      return found[-1]
+    if now >= end_secs:
+      break
+  return view
+
+
+def begin_run(
+    name: str, patience_secs: float, *, alone: tuple[views.Member, ...] = ()
+) -> events_lib.Flow:
+  """Begins another run in the folder; returns the view from which it begins.
+
+  That has no members, or all of a run in one process. Raises `ValueError` if a
+  member of the former run is alive.
+  """
+  view = yield from newest_view()
+  former = yield from call("find", f"run/{view.run}")
+  if view == views.EMPTY and former is None and not alone:
+    return view
+  is_here = former is not None and former["machine"] == find_machine()
+  if view.members and not (is_here and all(map(_is_gone, view.members))):
+    view = yield from ask(view, name, patience_secs)
+    if not view.is_ask:
+      raise ValueError(_explain_living(view))
+  begun = views.begin_run(view, f"{name} begins another run", alone)
+  if (made := (yield from make_view(view, begun))) != begun:
+    raise ValueError(_explain_living(made))
+  for life in (yield from call("names", "nodes")):
+    yield from call("drop", f"nodes/{life}")
+  return begun
+
+
+def _explain_living(view: views.View) -> str:
+  names = ", ".join(m.name for m in view.members) or "another command, just started,"
+  return f"A run is under way in this workdir, of {names}; end it, or name another --workdir."
+
+
+def describe_run(config: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the value of run/R, if this process is the first to make it."""
+  return {"id": uuid.uuid4().hex, "machine": find_machine(), "config": config}
+
+
+def find_machine() -> str:
+  """Returns what differs between machines, and between networks of one."""
+  boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+  return f"{boot} {os.readlink('/proc/self/ns/net')}"
+
+
+def _is_gone(member: views.Member) -> bool:
+  """Whether the process of a member has ended for certain.
+
+  A process that merely hangs does not refuse connections. Another machine may
+  have a firewall that does.
+  """
+  try:
+    family, address = addresses.find(member.host, member.port, flags=socket.AI_NUMERICHOST)
+    if not ipaddress.ip_address(address[0]).is_loopback:
+      return False
+    with socket.socket(family) as connection:
+      connection.settimeout(_DIAL_SECS)
+      connection.connect(address)
+  except ConnectionRefusedError:
+    return True
+  except OSError:
+    return False
+  return False
+
+
+def find_difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+  """Returns in what a node does not fit its run, "" if it does."""
+  there, here = (
+      {
+          name: json.dumps(value, sort_keys=True)
+          for name, value in json_lib.flatten(facts).items()
+          if value != {}
+      }
+      for facts in (there, here)
+  )
+  for name in sorted(there.keys() | here.keys()):
+    if there.get(name) != here.get(name):
+      return f"{name} is {there.get(name, 'absent')} there and {here.get(name, 'absent')} here"
+  return ""

@@ -1,0 +1,205 @@
+"""Views, runs and questions in the records of a folder."""
+
+import dataclasses
+import socket
+import types
+from unittest import mock
+
+from absl.testing import parameterized
+
+from bamboo_jax import base
+from bamboo_jax.base import json as json_lib
+from bamboo_jax.cluster import judge, records as records_lib, views
+from tests import folders, members
+
+
+class JudgeTest(folders.FolderCase):
+
+  def setUp(self):
+    super().setUp()
+    self.records = records_lib.Records(self.folder, b"key")
+    self.slept_secs = 0.0
+    self.on_sleep = lambda: None
+    clock = types.SimpleNamespace(sleep=self._sleep, monotonic=lambda: self.slept_secs)
+    self.enterContext(mock.patch.object(judge, "time", clock))
+
+  def _sleep(self, secs):
+    self.slept_secs += secs
+    self.on_sleep()
+
+  def do(self, flow):
+    return judge.run(flow, self.records)
+
+  def put(self, *made):
+    for view in made:
+      self.records.make(f"views/{view.number}", json_lib.to_plain(view))
+
+  def test_the_first_view_of_a_number_counts(self):
+    self.assertEqual(self.do(judge.newest_view()), views.EMPTY)
+    one, other = members.view(1, 0, 1), members.view(1, 2)
+    self.assertEqual(self.do(judge.make_view(views.EMPTY, one)), one)
+    self.assertEqual(self.do(judge.make_view(views.EMPTY, other)), one)
+    self.assertEqual(self.do(judge.newest_view()), one)
+    two = members.view(2, 0)
+    self.assertEqual(self.do(judge.make_view(one, two)), two)
+    self.assertEqual(self.do(judge.views_after(0)), [one, two])
+
+  def test_nobody_goes_on_from_a_view_that_is_lost(self):
+    for there in (None, members.view(1, 3)):
+      if there:
+        self.put(there)
+      with self.assertRaisesRegex(records_lib.LostError, "have lost view 1"):
+        self.do(judge.make_view(members.view(1, 0, 1), members.view(2, 0)))
+      self.assertIsNone(self.records.find("views/2"))
+
+  def test_who_may_write(self):
+    first = members.view(1, 0, 1)
+    with self.assertRaisesRegex(FileNotFoundError, "no record of view 1"):
+      self.do(judge.check(first))
+    asked = views.ask(first, "n9")
+    answered = views.answer(asked, "n0")
+    smaller = dataclasses.replace(members.view(4, 0), epoch=0)
+    self.put(first, asked, answered, smaller)
+    self.do(judge.check(first))
+    self.put(views.over(smaller))
+    with self.assertRaisesRegex(base.FencedError, "restarted in view 5 without this node"):
+      self.do(judge.check(first))
+    self.do(judge.check(views.over(smaller)))
+    self.put(views.begin_run(views.over(smaller), "another"))
+    for view in (first, views.over(smaller)):
+      with self.assertRaisesRegex(base.FencedError, "another run|without this node"):
+        self.do(judge.check(view))
+
+  @parameterized.parameters("answered", "in vain", "asked before", "left to another")
+  def test_a_question(self, how):
+    view = members.view(1, 0, 1)
+    self.put(view)
+    question = views.ask(view, "n9")
+    if how == "asked before":
+      self.put(question)
+    if how == "left to another":  # It was not asked whether any is alive.
+      self.put(question := views.ask(view, "n1", [members.member(0)]))
+    if how == "answered":
+      self.on_sleep = lambda: self.slept_secs and self.put(views.answer(question, "n0"))
+    newest = self.do(judge.ask(self.do(judge.newest_view()), "n9", 7.0))
+    self.assertEqual(self.slept_secs, 0.5 if how == "answered" else 7.0)
+    self.assertEqual(newest.is_ask, how != "answered")
+    self.assertEqual(newest.number, 2 if how in ("in vain", "asked before") else 3)
+    self.assertEqual(newest.asked, ())
+
+  # Which run begins in a folder.
+
+  def run_of(self, number, *, machine=None):
+    run = judge.describe_run({"seed": 0})
+    self.records.make(f"run/{number}", run | ({"machine": machine} if machine else {}))
+
+  def begin(self, **given):
+    return self.do(judge.begin_run("bamboo cluster", 9.0, **given))
+
+  def living(self):
+    """Returns a member that accepts connections."""
+    self.listener = socket.create_server(("127.0.0.1", 0))
+    self.addCleanup(self.listener.close)
+    port = self.listener.getsockname()[1]
+    return dataclasses.replace(members.member(0), host="127.0.0.1", port=port)
+
+  def gone(self):
+    """Returns a member whose process has ended."""
+    member = self.living()
+    self.listener.close()
+    return member
+
+  def test_a_new_folder(self):
+    self.assertEqual(self.begin(), views.EMPTY)
+    self.run_of(0)  # Of a command that was killed before the first view.
+    begun = self.begin()
+    self.assertEqual((begun.number, begun.run, begun.members), (1, 1, ()))
+    self.assertEqual(self.slept_secs, 0.0)
+
+  def test_a_process_that_trains_alone(self):
+    begun = self.begin(alone=(members.member(0),))
+    self.assertEqual((begun.number, begun.run, begun.epoch), (1, 1, 1))
+    self.assertEqual(begun, self.do(judge.newest_view()))
+    self.assertFalse(judge.is_alone(begun))
+    alone = dataclasses.replace(members.member(0), name=judge.ALONE)
+    self.assertTrue(judge.is_alone(dataclasses.replace(begun, members=(alone,))))
+
+  def test_a_run_without_members_is_over(self):
+    self.put(members.view(1, 0), views.over(members.view(1, 0)))
+    self.run_of(0)
+    self.records.mark("nodes/life 0", {})
+    self.assertEqual(self.begin().run, 3)
+    self.assertEqual(self.slept_secs, 0.0)
+    self.assertEqual(self.records.marks("nodes"), {})
+
+  @parameterized.named_parameters(
+      ("its_process_is_gone", "gone", None, 0),
+      ("its_process_accepts_connections", "living", None, 9),
+      ("it_was_on_another_machine", "gone", "another", 9),
+      ("it_may_be_behind_a_firewall", "elsewhere", None, 9),
+  )
+  def test_members_that_do_not_answer(self, how, machine, slept):
+    member = self.living() if how == "living" else self.gone()
+    if how == "elsewhere":
+      member = dataclasses.replace(member, host="192.0.2.1")
+    view = dataclasses.replace(members.view(1), members=(member,))
+    self.put(view)
+    self.run_of(0, machine=machine)
+    begun = self.begin()
+    self.assertEqual(self.slept_secs, slept)
+    self.assertEqual((begun.number, begun.members), (3 if slept else 2, ()))
+    self.assertEqual(begun.run, begun.number)
+
+  def test_members_that_live_keep_their_folder(self):
+    view = dataclasses.replace(members.view(1), members=(self.living(),))
+    self.put(view)
+    self.run_of(0)
+    question = views.ask(view, "bamboo cluster")
+    self.on_sleep = lambda: self.put(views.answer(question, "n0"))
+    with self.assertRaisesRegex(
+        ValueError, "A run is under way in this workdir, of n0; end it, or name"
+    ):
+      self.begin()
+    self.assertEqual(self.do(judge.newest_view()).text, "n0 is alive")
+
+  def test_an_answer_that_comes_late_counts(self):
+    """It is there between the last look and the view that would begin a run."""
+    view = dataclasses.replace(members.view(1), members=(self.living(),))
+    self.put(view)
+    self.run_of(0)
+    answer = views.answer(views.ask(view, "bamboo cluster"), "n0")
+    make = self.records.make
+
+    def make_late(key, value):
+      if key == "views/3":
+        make(key, json_lib.to_plain(answer))
+      return make(key, value)
+
+    with mock.patch.object(self.records, "make", make_late):
+      with self.assertRaisesRegex(ValueError, "A run is under way in this workdir, of n0"):
+        self.begin()
+    self.assertEqual(self.do(judge.newest_view()), answer)
+
+  def test_of_two_at_once_one_begins(self):
+    self.put(members.view(1, 0), views.over(members.view(1, 0)))
+    self.run_of(0)
+    other = records_lib.Records(self.folder, b"key")
+    flow = judge.begin_run("one", 9.0)
+    request = next(flow)
+    while not (request.method == "make" and request.args[0] == "views/3"):
+      request = flow.send(getattr(self.records, request.method)(*request.args))
+    begun = judge.run(judge.begin_run("other", 9.0), other)
+    with self.assertRaisesRegex(ValueError, "another command, just started"):
+      while True:
+        request = flow.send(getattr(self.records, request.method)(*request.args))
+    self.assertEqual(self.do(judge.newest_view()), begun)
+
+  def test_what_differs(self):
+    there = {"seed": 1, "model": {"options": {"depth": 2}}, "none": {}}
+    here = {"seed": 1, "model": {"options": {}}, "extra": "x"}
+    self.assertEqual(judge.find_difference(there, there), "")
+    self.assertEqual(judge.find_difference(there, here), 'extra is absent there and "x" here')
+    del here["extra"]
+    self.assertEqual(
+        judge.find_difference(there, here), "model.options.depth is 2 there and absent here"
+    )
