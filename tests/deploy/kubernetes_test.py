@@ -50,27 +50,29 @@ class KubernetesTest(runs.DeployedCase):
     own = kubelet.Kubelet(pods, self.environ)
     self.cluster = kubelet.Cluster(documents, own)
 
-  def find(self, job):
-    """Returns the pod of a job; one that ended has been replaced by another number."""
-    (pod,) = (pod for pod in self.cluster.pods if pod.job == job)
-    return pod
+  def wait_agent(self, zone, former=None):
+    """Returns the pod of a zone once it is a member, and another one than `former`.
 
-  def replace(self, job, number):
-    """Signals the pod of a job once it has joined; returns the member that follows it."""
-    old = self.find(job).name
-    self.wait_member(old)
-    self.find(job).signal(number)
-    self.wait_for(lambda: self.find(job).name != old, f"another pod of {job}")
-    return self.wait_member(self.find(job).name)
+    A pod that fails before the store answers is replaced, so its number is not known ahead.
+    """
+
+    def find():
+      (pod,) = (p for p in self.cluster.pods if p.job == f"bamboo-agents-{zone}")
+      return pod if pod != former and pod.name in self.members() else None
+
+    return self.wait_for(find, f"member of zone {zone} beside {former}")
 
   @samples.only_all
   def test_pods_are_replaced(self):
     self.tend = self.cluster.tend
     self.addCleanup(self.cluster.close)
     self.cluster.start()
-    self.wait_for(lambda: len(self.members()) == 3, "three members")
-    self.assertEqual(self.replace("bamboo-agents-0", signal.SIGKILL).zone, "0")
-    self.replace("bamboo-agents-1", signal.SIGTERM)  # It is evicted.
+    pods = [self.wait_agent(zone) for zone in range(3)]
+    pods[0].signal(signal.SIGKILL)
+    new = self.wait_agent(0, pods[0])
+    self.assertEqual(self.members()[new.name].zone, "0")
+    pods[1].signal(signal.SIGTERM)  # It is evicted.
+    self.wait_agent(1, pods[1])
     self.release()
     self.wait_for(self.cluster.tend, "end")
     self.assertLen(self.cluster.pods, 4)
