@@ -2,9 +2,8 @@
 
   clock    virtual time
   network  hosts, links and connections, and their faults
-  store    etcd in memory, and its faults
-  share    a folder that all share, and its faults
-  world    these four together
+  judge    the records of a run, and what goes wrong on the way to them
+  world    these three together
   machine  a host: the real core of an agent in a simulated shell, and a worker
   worker   a worker that keeps to the protocol and computes hashes
   kinds    what a fault may be

@@ -1,7 +1,7 @@
-"""A newcomer that hears nobody ends no healthy run, however late its claims.
+"""A newcomer that hears nobody ends no healthy run, however late its records are made.
 
-All members' folder hangs while it believes that nobody is left; what it claims
-then gets to the folder when they are back, or much later.
+The judge hangs for all members while it believes that nobody is left; what it
+makes then takes effect when they are back, or much later.
 """
 
 import itertools
@@ -13,26 +13,29 @@ from tests.explorer import history, plans
 
 _HANG_SECS = (0.1, 12.0, 20.0)
 _LATE_SECS = (0.0, 10.0, 25.0)
-_CASES = [*itertools.product(_HANG_SECS, _LATE_SECS, (6.2, 25.0), (0, 1))]
+_KINDS = ("late", "late_effect")
+_CASES = [*itertools.product(_HANG_SECS, _LATE_SECS, (6.2, 25.0), _KINDS, (0, 1))]
 
 
-def make_plan(seed, *, hang_secs, late_secs, late_at_secs, secs=70.0):
+def make_plan(seed, *, hang_secs, late_secs, late_at_secs, kind="late", secs=70.0):
   """Returns a plan: n4 comes, and hears no member for `secs`."""
   faults = [
       plans.SimFault(6.0, "apart", ("n4",), secs),
       plans.SimFault(6.0, "join", ("n4",)),
-      plans.SimFault(late_at_secs, "late_claim", ("n4",), late_secs),
+      plans.SimFault(late_at_secs, kind, ("n4",), late_secs),
   ]
   members = tuple(f"n{i}" for i in range(4))
-  faults.append(plans.SimFault(9.0, "hang_folder", members, hang_secs))
+  faults.append(plans.SimFault(9.0, "hang_judge", members, hang_secs))
   return plans.FaultPlan(seed, 4, 0, tuple(faults), no_progress_secs=60.0)
 
 
 class AskTest(parameterized.TestCase):
 
   @parameterized.parameters(*samples.draw(_CASES, 12))
-  def test_a_healthy_run_goes_on(self, hang_secs, late_secs, late_at_secs, seed):
-    plan = make_plan(seed, hang_secs=hang_secs, late_secs=late_secs, late_at_secs=late_at_secs)
+  def test_a_healthy_run_goes_on(self, hang_secs, late_secs, late_at_secs, kind, seed):
+    plan = make_plan(
+        seed, hang_secs=hang_secs, late_secs=late_secs, late_at_secs=late_at_secs, kind=kind
+    )
     self.assertEqual(history.explore(plan), [], msg=plan)
 
   def test_it_asks_and_is_answered_and_no_step_waits(self):

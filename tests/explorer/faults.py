@@ -19,7 +19,7 @@ _AWAY_SECS = 1.4
 def begin(history: Any, fault: plans.SimFault) -> None:
   """Begins a fault of the plan of a `history.ClusterHistory`."""
   world, network, hosts = history.world, history.world.network, fault.hosts
-  share = world.shared.share
+  judge = world.shared.judge
   history.check_views()
   world.log(f"{fault}")
   machines = [history.machines[h] for h in hosts if h in history.machines]
@@ -57,34 +57,31 @@ def begin(history: Any, fault: plans.SimFault) -> None:
       hold(network.crowded, hosts)
     case "apart":
       _break(history, fault)
-      hold(world.cut_off, {*history.machines} - {*hosts})
-    case "hang_folder" | "stale" | "late_claim" | "folder_errors":
+    case "stall":
+      for host in history.all_hosts():
+        judge.hang(host, fault.secs)
+    case "late" | "late_effect":
+      judge.be_late(hosts[0], fault.secs, gives_up=fault.kind == "late_effect")
+    case "hang_judge" | "stale" | "slow_judge" | "judge_errors":
       act = {
-          "hang_folder": share.hang,
-          "stale": share.be_stale,
-          "late_claim": share.be_late,
-          "folder_errors": share.fail,
+          "hang_judge": judge.hang,
+          "stale": judge.be_stale,
+          "slow_judge": judge.be_slow,
+          "judge_errors": judge.fail,
       }[fault.kind]
       for host in hosts:
         act(host, fault.secs)
     case "torn":
-      share.files.num_torn += 1
-    case "freeze_claim" | "freeze_begin":
-      method = "begin" if fault.kind == "freeze_begin" else "claim_view"
-      machines[0].freeze_after(method, fault.secs)
-    case "amnesia":
-      world.etcd.forget()
-    case "go_back":
-      later(world.etcd.save())
-    case "stall":
-      end_secs = world.clock.now + fault.secs
-      world.stalled_until = max(world.stalled_until, end_secs)
+      judge.num_torn += 1
+      later(judge.mend)
+    case "freeze_make":
+      machines[0].freeze_after("make", fault.secs)
     case "cut_off":
-      hold(world.cut_off, hosts)
+      hold(judge.cut_off, hosts)
     case "lose_answers" | "full":
       name = "is_full" if fault.kind == "full" else "loses_answers"
-      setattr(world.etcd, name, True)
-      later(setattr, world.etcd, name, False)
+      setattr(judge, name, True)
+      later(setattr, judge, name, False)
 
 
 def _be_busy(history: Any, machine: machine_lib.SimulatedMachine, end_secs: float) -> None:
@@ -99,7 +96,7 @@ def _be_busy(history: Any, machine: machine_lib.SimulatedMachine, end_secs: floa
 def _break(history: Any, fault: plans.SimFault) -> None:
   network, hosts = history.world.network, fault.hosts
   pairs = {hosts}
-  rest = {*history.machines, *(h for f in history.plan.faults for h in f.hosts)}
+  rest = history.all_hosts()
   if fault.kind in ("cut_all", "refuse_all"):
     pairs = {*itertools.permutations(rest, 2)}
   if fault.kind in ("isolate", "slow", "apart"):

@@ -3,14 +3,14 @@
 What must hold, whatever happens:
 
   view        one set of members for each number of a view
-  log         a view that an agent has adopted is what the folder says for ever
+  one         a view that an agent has adopted is what the records say for ever
   state       all who commit a step in one life have the same state after it
   fence       nobody commits in a view well after others have in a later one,
-              nor in a life well after a later one has begun
+              nor in a life well after a later one has begun, unless it cannot
+              know; what nobody has checked is not written
   accuracy    a node is left out only if it is to blame, see `Plan.excused`
   copies      nobody goes back to a checkpoint while a worker has the state
-  progress    steps are committed again soon after the last fault; those of the
-              store keep nobody who has the state from going on
+  progress    steps are committed again soon after the last fault
   end         all agents end, and well, once the last step is done
   bounds      what an agent keeps does not grow
 """
@@ -24,17 +24,16 @@ from bamboo_jax.cluster.agent import state as state_lib
 from tests.explorer import (
     clock as clock_lib,
     faults,
+    judge as judge_lib,
     machine as machine_lib,
     network as network_lib,
     plans,
-    share as share_lib,
-    store as store_lib,
     worker as worker_lib,
     world as world_lib,
 )
 
 _LIMITS = config.ClusterSection(heartbeat_secs=0.25, no_progress_secs=10.0, start_silence_secs=15.0)
-_FENCE_SECS = 1.0
+_FENCE_SECS = 3.0  # Agents look at the views every 2 s.
 _SETTLE_SECS = 15.0  # After the last fault, before a history may end well.
 _PATIENCE_SECS = 40.0  # Before it must have; a dead run is asked for 20 s.
 _RECENT_SECS = 2.0
@@ -46,7 +45,6 @@ _FAILURES = (AssertionError, AttributeError, LookupError, TypeError)
 def make_options(host: str, plan: plans.FaultPlan) -> state_lib.AgentOptions:
   """Returns what the agent of a host is told."""
   return state_lib.AgentOptions(
-      run="run",
       name=host,
       zone=_ZONES[int(host[1:]) % len(_ZONES)],
       workdir="workdir",
@@ -72,9 +70,8 @@ class ClusterHistory:
     self.plan = plan
     self.violations: list[str] = []
     clock, rng = clock_lib.SimulatedClock(), random.Random(plan.seed)
-    share_rng = random.Random(f"share {plan.seed}")
     shared = worker_lib.Shared(
-        share=share_lib.Share(clock, share_rng),
+        judge=judge_lib.Judge(clock, random.Random(f"judge {plan.seed}")),
         on_commit=self._note_commit,
         is_gone=self._is_gone,
         num_steps=plan.num_steps or 1 << 30,
@@ -83,26 +80,26 @@ class ClusterHistory:
         clock=clock,
         random=rng,
         network=network_lib.Network(clock, rng),
-        etcd=store_lib.Server(lambda: clock.now),
         shared=shared,
         on_end=self._note_end,
         on_adopt=self._note_views,
     )
+    self.judge = shared.judge
     self.machines: dict[str, machine_lib.SimulatedMachine] = {}
-    self._first: dict[tuple[str, int], float] = {}  # First commit in a view.
+    self._first: dict[int, float] = {}  # First commit in a view.
     self._last_secs = 0.0
     self._trained: set[worker_lib.ScriptedWorker] = set()  # Who has committed.
     self.late: set[str] = set()  # Killed when others were done.
     self._lives: list[tuple[str, int]] = []  # Stamp and epoch, in order.
-    self._views: dict[tuple[str, int], frozenset[str]] = {}
-    self._adopted: dict[tuple[str, int], views.View] = {}
+    self._views: dict[int, frozenset[str]] = {}
+    self._found: list[views.View] = []  # In the records.
+    self._adopted: dict[int, views.View] = {}
     self._states: dict[tuple[str, int, int], str] = {}  # After a step.
-    self._begun: dict[tuple[str, int], float] = {}  # When a life had begun.
+    self._begun: dict[int, float] = {}  # When a life had begun.
     for i in range(plan.num_nodes):
       clock.at(rng.uniform(0.0, 0.3), self.add, f"n{i}")
     for fault in plan.faults:
       clock.at(fault.at_secs, faults.begin, self, fault)
-    clock.at(plan.quiet_secs + _SETTLE_SECS, self._check_progress)
 
   def run(self) -> list[str]:
     """Runs it; returns the violations."""
@@ -117,8 +114,12 @@ class ClusterHistory:
       self.world.clock.run(self.world.clock.now + 1.0)
       self.check_views()
     self._check_bounds()
-    self._check_log()
+    self._check_records()
     return self.violations
+
+  def all_hosts(self) -> set[str]:
+    """Returns those that have come, and those to come."""
+    return {*self.machines, *(h for f in self.plan.faults for h in f.hosts)}
 
   def add(self, host: str) -> None:
     """A host comes."""
@@ -152,8 +153,8 @@ class ClusterHistory:
     now = self._last_secs = self.world.clock.now
     self._trained.add(worker)
     who = f"node {worker.number} in view {view} commits step {steps}"
-    run, claimed = worker.stamp, worker.client.adopted.epoch
-    self._first.setdefault((run, view), now)
+    run, own = worker.stamp, worker.client.adopted.epoch
+    self._first.setdefault(view, now)
     excused = self.plan.excused()
     if host_of(self, worker) in excused:
       want = state  # It may be the last that it does, and nobody hears of it.
@@ -161,14 +162,12 @@ class ClusterHistory:
       want = self._states.setdefault((run, epoch, steps), state)
     if state != want:
       self.violate(f"state: {who} of another run")
-    begun = [e for r, e in self._begun if r == run and e > claimed]
-    if any(now > self._begun[run, e] + _FENCE_SECS for e in begun):
-      self.violate(f"fence: {who}, life {claimed}, though {begun} have begun")
-    later = [n for r, n in self._first if r == run and n > view]
-    if any(now > self._first[run, n] + _FENCE_SECS for n in later):
+    allowed_secs = now - _FENCE_SECS - self.plan.away_secs
+    if begun := [e for e, secs in self._begun.items() if e > own and secs < allowed_secs]:
+      self.violate(f"fence: {who}, life {own}, though {begun} have begun")
+    if later := [n for n, secs in self._first.items() if n > view and secs < allowed_secs]:
       self.violate(f"fence: {who} though others are in {later}")
     workers = [m.worker for m in self.machines.values() if m.worker]
-    workers = [w for w in workers if w.claim]  # Others have not begun.
     lives = {w: (w.stamp, w.epoch) for w in workers}
     if (run, epoch) not in self._lives:
       self._lives.append((run, epoch))
@@ -182,48 +181,31 @@ class ClusterHistory:
         self.violate(f"copies: {who} of an older run")
 
   def _note_views(self, machine: machine_lib.SimulatedMachine) -> None:
-    """Compares the views of an agent with those of all, and with the folder."""
-    state, share = machine.state, self.world.shared.share
-    for view in state.roster.views():
-      key = state.stamp, view.number
-      if key not in self._adopted:
-        self._adopted[key] = view
-        there = share.find_view(*key)
-        if there != view:
-          self.violate(f"log: {machine.host} has {view}, the folder {there}")
-      elif self._adopted[key] != view:
-        known = self._adopted[key]
-        self.violate(f"log: {machine.host} has {view}, others {known}")
+    """Compares the views of an agent with those of all, and with the records."""
+    for view in machine.state.roster.views():
+      known = self._adopted.setdefault(view.number, view)
+      if known != view:
+        self.violate(f"one: {machine.host} has {view}, others {known}")
+    self._check_records()
 
-  def _check_log(self) -> None:
-    """Whether the folder says of all views what it has said."""
-    share = self.world.shared.share
-    for key, view in self._adopted.items():
-      if (there := share.find_view(*key)) != view:
-        self.violate(f"log: {key} was {view}, and is {there} in the folder")
+  def _check_records(self) -> None:
+    """Whether the records say of all views what they have said."""
+    for number, view in self._adopted.items():
+      if (there := self.judge.find_view(number)) != view:
+        self.violate(f"one: view {number} was {view}, and is {there} in the records")
 
   def check_views(self) -> None:
     """Records a violation if two agents have different views of a number."""
-    for run, epoch in self.world.shared.share.lives():
-      self._begun.setdefault((run, epoch), self.world.clock.now)
+    for number in range(len(self._found), self.judge.newest_view()):
+      self._found.append(self.judge.find_view(number + 1))
+      if not self._found[-1].members:
+        self._begun[number + 1] = self.world.clock.now
     for machine in self.machines.values():
       view = machine.state.roster.view
       members = frozenset(m.incarnation for m in view.members)
-      key = (machine.state.stamp, view.number)
-      known = self._views.setdefault(key, members)
+      known = self._views.setdefault(view.number, members)
       if known != members:
         self.violate(f"view: {view.number} is {sorted(known)} and {sorted(members)}")
-
-  def _check_progress(self) -> None:
-    """Whether they go on although the store may still be away."""
-    living = [m for m in self.machines.values() if not m.is_hung]
-    members = [m for m in living if m.state.roster.is_member]
-    workers = [m.worker for m in members if m.worker and m.worker.claim]
-    lives = {(w.stamp, w.epoch) for w in workers if w.steps > 0}
-    trained = lives.intersection(self._lives[-1:])  # Not if they begin anew.
-    is_due = trained and self._is_enough() and not self.plan.num_steps
-    if is_due and not self._is_recent():
-      self.violate(f"progress: no step since {self._last_secs:.2f} s")
 
   def _is_enough(self) -> bool:
     """Whether training need not wait for more nodes."""
@@ -258,12 +240,12 @@ class ClusterHistory:
 
   def _unsettled(self) -> list[str]:
     """Returns what still has to come."""
-    # Who is no member needs the store; who hangs does nothing any more.
+    # Who is no member needs the judge; who hangs does nothing any more.
     alive = {
         h: m
         for h, m in self.machines.items()
         if m.is_alive and not m.is_hung
-        if m.is_at_work or h not in self.world.cut_off
+        if m.is_at_work or h not in self.judge.cut_off
     }
     excused = self._excused()
     found = [
@@ -271,11 +253,11 @@ class ClusterHistory:
         for h, m in self.machines.items()
         if not m.is_dead and m.ended is not None and h not in excused
         if m.ended.error or m.ended.reason
-        # A newcomer may give up a store that is away for long.
+        # A newcomer may give up a judge that is away for long.
         if not isinstance(m.ended.error, OSError)
     ]
     if self.plan.num_steps:
-      spared = excused | self.world.cut_off.keys()
+      spared = excused | self.judge.cut_off.keys()
       if self._is_enough():
         found += [f"end: {h} lives" for h in alive if h not in spared]
       if self._last_secs:
@@ -285,10 +267,9 @@ class ClusterHistory:
       found.append(f"progress: no step since {self._last_secs:.2f} s")
     numbers = [m.state.roster.view.number for m in alive.values() if not m.is_frozen]
     newest = max(numbers, default=0)  # Who hangs may know an older life.
-    there = self.world.store_view()
     at_work = {h for h, m in alive.items() if m.is_at_work}
-    if at_work - self.world.cut_off.keys() and there != newest:
-      found.append(f"view: the store has {there}, and not {newest}")
+    if at_work - self.judge.cut_off.keys() and (there := self.judge.newest_view()) != newest:
+      found.append(f"view: the records have {there}, and not {newest}")
     for host, machine in alive.items():
       roster = machine.state.roster
       if host in excused or self.plan.num_steps:

@@ -8,6 +8,8 @@ import sys
 
 from absl.testing import parameterized
 
+from bamboo_jax.base import json as json_lib
+from bamboo_jax.cluster import views
 from tests.explorer import history, plans
 
 _COURSES = """
@@ -51,6 +53,39 @@ class HistoryTest(parameterized.TestCase):
     one.machines["n1"].kill_worker()  # Which no fault of the plan explains.
     (found,) = one.run()
     self.assertIn("accuracy: n1 ended: its worker was killed by SIGKILL", found)
+
+  def test_healthy_members_that_end_are_found(self):
+    """Though no worker is left by then to ask for its state."""
+    one = history.ClusterHistory(plans.FaultPlan(0, num_nodes=4, num_steps=0, faults=()))
+    one.world.clock.run(4.0)
+    known = one.machines["n0"].state.roster.view
+    one.judge.make(f"views/{known.number + 1}", json_lib.to_plain(views.over(known)))
+    found = one.run()
+    ends = {v.split(" ends: ")[0].split("copies: ")[1] for v in found if " ends: " in v}
+    self.assertEqual(ends, {"n0", "n1", "n2", "n3"}, msg=found)
+
+  def test_a_record_that_changes_is_found(self):
+    one = history.ClusterHistory(plans.FaultPlan(0, num_nodes=4, num_steps=0, faults=()))
+    one.world.clock.run(4.0)
+    del one.judge._values["views/1"]
+    one.judge.make("views/1", json_lib.to_plain(views.begin_run(views.EMPTY, "another")))
+    self.assertIn("one: view 1 was ", one.run()[0])
+
+  def test_a_place_that_ignores_conditions_is_refused(self):
+    one = history.ClusterHistory(plans.FaultPlan(0, num_nodes=3, num_steps=0, faults=()))
+    one.judge.ignores_conditions = True
+    one.world.clock.run(25.0)
+    for machine in one.machines.values():
+      self.assertIsNotNone(machine.ended)
+      self.assertRegex(str(machine.ended.error), "replaces what is there")
+
+  def test_training_goes_on_while_the_judge_is_away(self):
+    stall = plans.SimFault(4.0, "stall", (), 25.0)
+    one = history.ClusterHistory(plans.FaultPlan(0, 4, 0, (stall,)))
+    one.world.clock.run(6.0)
+    steps = one.machines["n0"].worker.steps
+    one.world.clock.run(8.0)
+    self.assertGreater(one.machines["n0"].worker.steps, steps)
 
   def test_a_wrong_value_is_found(self):
     one = history.ClusterHistory(plans.FaultPlan(0, 4, 0, ()))

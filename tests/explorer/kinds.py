@@ -4,7 +4,7 @@ from collections.abc import Callable
 import dataclasses
 
 HUNG_SECS = 2.0  # Who is away for longer may be left out.
-FORGOTTEN_SECS = 40.0  # Nobody waits for so long for an answer in the folder.
+FORGOTTEN_SECS = 30.0  # No worker waits for so long for the judge.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,18 +69,17 @@ KINDS = {
     "no_files": FaultKind(1, (0.5, 8.0), blamed=_if_long(1)),
     "bad_route": FaultKind(1, blamed=lambda fault: fault.hosts[:1]),
     "stall": FaultKind(0, (0.5, 8.0)),
-    "cut_off": FaultKind(1, (0.5, 60.0)),
+    "cut_off": FaultKind(1, (0.5, 60.0), blamed=_if_forgotten),
     "lose_answers": FaultKind(0, (1.0, 5.0)),
     "full": FaultKind(0, (1.0, 5.0)),
-    "amnesia": FaultKind(),
-    "go_back": FaultKind(0, (0.1, 4.0)),
     "apart": FaultKind(),
-    "hang_folder": FaultKind(1, (0.5, 8.0), blamed=_if_forgotten),
+    "hang_judge": FaultKind(1, (0.5, 8.0), blamed=_if_forgotten),
+    "slow_judge": FaultKind(1, (1.0, 8.0)),
     "freeze_agent": FaultKind(1, (0.2, 6.0), blamed=_if_long(1)),
     "stale": FaultKind(1, (0.5, 6.0)),
-    "late_claim": FaultKind(1, (0.5, 25.0)),
-    "folder_errors": FaultKind(1, (0.5, 5.0)),
+    "late": FaultKind(1, (0.5, 25.0)),
+    "late_effect": FaultKind(1, (0.5, 60.0)),
+    "judge_errors": FaultKind(1, (0.5, 5.0)),
     "torn": FaultKind(),
-    "freeze_claim": FaultKind(1, (0.2, 6.0), blamed=_if_long(1)),
-    "freeze_begin": FaultKind(1, (0.2, 6.0), blamed=_if_long(1)),
+    "freeze_make": FaultKind(1, (0.2, 6.0), blamed=_if_long(1)),
 }

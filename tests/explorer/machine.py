@@ -12,11 +12,13 @@ from typing import Any
 from bamboo_jax import base
 from bamboo_jax.cluster import views
 from bamboo_jax.cluster.agent import core, events as events_lib, state as state_lib
-from bamboo_jax.cluster.store import fence as fence_lib, registry as registry_lib
-from tests.explorer import network as network_lib, worker as worker_lib, world as world_lib
+from tests.explorer import (
+    judge as judge_lib,
+    network as network_lib,
+    worker as worker_lib,
+    world as world_lib,
+)
 
-_STORE_SECS = (0.001, 0.01)
-_STORE_TIMEOUT_SECS = 2.0  # As in `etcd.Etcd`.
 _EXIT_SECS = 0.05  # At most, until an agent sees its worker's exit.
 _PIPE_SECS = 0.0001
 _EVENT_SECS = 0.002  # For an event, while others wait.
@@ -44,7 +46,6 @@ class SimulatedMachine:
     self.ended: events_lib.End | None = None
     self._freeze_after: tuple[str, float] = ("", 0.0)
     self._backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
-    self._etcd = world.etcd.client()
     self._begin(options)
     self._tick()
 
@@ -138,11 +139,8 @@ class SimulatedMachine:
     self._port = 1000 + life
     self.ended = self.left = None
     self.state = state_lib.AgentState(options, incarnation=self._life)
-    self._etcd.forget()
-    self.registry = registry_lib.Registry(self._etcd, options.run)
     self._links: dict[str, network_lib.SimulatedLink] = {}
     self._refused: set[str] = set()  # When last tried.
-    self._protocol = fence_lib.FenceProtocol("workdir", lambda: self._now)
     self._left: set[str] = set()  # Whom it has cut for good.
     self._tell(events_lib.Began())
 
@@ -209,8 +207,9 @@ class SimulatedMachine:
       self.worker.end()
       self.worker = None
     self.world.network.close(self.host)
-    if self._reaches_store():
-      self.registry.leave()
+    self.world.shared.judge.call(
+        self.host, ("delete", f"nodes/{self.state.incarnation}"), lambda answer: None
+    )
     if self.state.must_restart:
       options = dataclasses.replace(self.state.options, is_again=True)
       self.world.clock.at(0.1, self._begin, options)
@@ -219,14 +218,8 @@ class SimulatedMachine:
 
   def _ask(self, flow: int, request: Any) -> None:
     match request:
-      case events_lib.Store(method, args):
-        secs = self.world.random.uniform(*_STORE_SECS)
-        self.world.clock.at(secs, self._ask_store, self._life, flow, method, *args)
-      case events_lib.WatchStore():
-        self._watch(flow, request)
-      case events_lib.CallFence(method, args):
-        calls = getattr(self._protocol, method)(*args)
-        self._ask_folder(self._life, flow, method, calls, None, None)
+      case events_lib.CallJudge(method, args):
+        self._ask_judge(self._life, flow, method, args, ())
       case events_lib.Sleep(secs):
         self.world.clock.at(secs, self._wake_flow, self._life, flow)
       case events_lib.Listen():
@@ -239,69 +232,21 @@ class SimulatedMachine:
   def _wake_flow(self, life: str, flow: int) -> None:
     self._tell(events_lib.Answered(flow, self._now), life)
 
-  def _ask_folder(self, life: str, flow: int, name: str, *came: Any) -> None:
-    """Makes the next call of the folder, or tells what came of them all."""
+  def _ask_judge(self, life: str, flow: int, method: str, args: Any, answers: Any) -> None:
+    """Makes the next call of the judge, or tells what came of them all."""
     if self.is_frozen or self.is_behind:
-      self._backlog.append((self._ask_folder, (life, flow, name, *came)))
-      return
-    calls, answer, error = came
-    try:
-      call = calls.send(answer) if error is None else calls.throw(error)
-    except StopIteration as end:
-      if name == self._freeze_after[0]:
+      self._backlog.append((self._ask_judge, (life, flow, method, args, answers)))
+    elif life == self._life and self.is_alive:
+      call, answer, error = judge_lib.carry_on(method, args, answers)
+      if call is not None:
+        then = lambda found: self._ask_judge(life, flow, method, args, (*answers, found))
+        self.world.shared.judge.call(self.host, call, then)
+        return
+      if method == self._freeze_after[0]:
         self.world.clock.at(self._freeze_after[1], self.thaw)
         self._freeze_after = "", 0.0
         self.freeze()
-      self._tell(events_lib.Answered(flow, end.value), life)
-    except OSError as failure:
-      self._tell(events_lib.Answered(flow, None, failure), life)
-    else:
-      then = functools.partial(self._ask_folder, life, flow, name, calls)
-      if life == self._life and self.is_alive:
-        self.world.shared.share.ask(self.host, call, then)
-
-  def _watch(self, flow: int, watch: events_lib.WatchStore) -> None:
-    """Answers once, when there is news or the time is over."""
-    after = self._etcd.revision if watch.after is None else watch.after
-    life, is_open = self._life, [True]
-
-    def answer(is_news: bool) -> None:
-      if is_open and (self._reaches_store() or not is_news):
-        is_open.clear()
-        secs = self.world.random.uniform(*_STORE_SECS)
-        self.world.clock.at(secs, self._wake_flow, life, flow)
-
-    self.world.clock.at(watch.secs, answer, False)
-    if self._reaches_store():
-      prefix = f"/bamboo/{self.state.options.run}/"
-      self.world.etcd.watch(prefix, after, lambda: answer(True))
-
-  def _reaches_store(self) -> bool:
-    world = self.world
-    is_stalled = world.clock.now < world.stalled_until
-    return not is_stalled and self.host not in world.cut_off
-
-  def _ask_store(self, life: str, flow: int, method: Callable[..., Any], *args: Any) -> None:
-    if life != self._life or not self.is_alive:
-      return
-    answer = error = None
-    secs = self.world.random.uniform(*_STORE_SECS)
-    if not self._reaches_store():
-      wait_secs = self.world.stalled_until - self.world.clock.now
-      is_short = 0 < wait_secs < _STORE_TIMEOUT_SECS
-      if is_short and self.host not in self.world.cut_off:
-        self.world.clock.at(wait_secs + secs, self._ask_store, life, flow, method, *args)
-        return
-      secs, error = _STORE_TIMEOUT_SECS, OSError("no answer of the store.")
-    else:
-      try:
-        answer = method(self.registry, *args)
-      except (OSError, ValueError) as failure:
-        error = failure
-      if self.world.etcd.loses_answers and self.world.random.random() < 0.5:
-        secs, answer = _STORE_TIMEOUT_SECS, None
-        error = OSError("no answer of the store.")
-    self._later(secs, events_lib.Answered(flow, answer, error))
+      self._tell(events_lib.Answered(flow, answer, error), life)
 
   # The worker.
 

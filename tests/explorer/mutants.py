@@ -19,6 +19,8 @@ import tempfile
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _AGENT = "bamboo_jax/cluster/agent/"
 _PROTOCOL = "bamboo_jax/runtime/wire/protocol.py"
+_RECORDS = "bamboo_jax/cluster/records.py"
+_JUDGE = "bamboo_jax/cluster/judge.py"
 
 # Name: mode, or a test; file, text, and what it becomes, once or more.
 MUTANTS = {
@@ -85,53 +87,6 @@ MUTANTS = {
             "        i in roster.known",
         ),
     ),
-    "a4_who_is_not_heard_is_dead": (
-        "store",
-        (f"{_AGENT}run_over.py", "if not (yield from _ask_in_vain(state)):", "if False:"),
-    ),
-    "a4_a_lapsed_lease_is_a_death": (
-        "store",
-        (
-            f"{_AGENT}run_over.py",
-            "  return all(state.suspicions.suspects(i) for i in members)",
-            "  return True",
-        ),
-        (f"{_AGENT}run_over.py", "if not (yield from _ask_in_vain(state)):", "if False:"),
-    ),
-    "a5_an_empty_store_is_as_good": (
-        "store",
-        (
-            "bamboo_jax/cluster/store/registry.py",
-            "if self._guard is not None and found != self._guard[1]:",
-            "if False:",
-        ),
-        ("bamboo_jax/cluster/store/registry.py", "guard=self._guard", "guard=None"),
-        ("bamboo_jax/cluster/store/etcd.py", "if revision < floor:", "if False:"),
-    ),
-    "a6_only_the_leader_tells_the_store": (
-        "store",
-        (
-            f"{_AGENT}membership.py",
-            "    if state.incarnation in left[:_NUM_PUBLISHERS]:",
-            "    if state.incarnation in left[:1]:",
-        ),
-    ),
-    "a6_the_store_is_not_told": (
-        "store",
-        (
-            f"{_AGENT}membership.py",
-            "      state.start(_publish(state, wait_secs), once=True)",
-            "      pass",
-        ),
-    ),
-    "two_views_of_one_number": (
-        "folder",
-        (
-            "tests/explorer/share.py",
-            "    if name not in self._files:\n      if self.num_torn",
-            "    if True:\n      if self.num_torn",
-        ),
-    ),
     "a9_refused_for_ever_is_alive": (
         "crash",
         (f"{_AGENT}run_over.py", "state.now >= state.over_secs + _patience_secs(state)", "False"),
@@ -167,13 +122,78 @@ MUTANTS = {
         "tests/train/run_state_test.py",
         ("bamboo_jax/train/run_state.py", 'facts={"restart": True}', "facts={}"),
     ),
-    # Ask and answer, and the folder.
+    # Ask and answer, and the records.
+    "a4_who_is_not_heard_is_dead": (
+        "judge",
+        (
+            f"{_AGENT}run_over.py",
+            "  if members - state.roster.gone.keys() and not (yield from _ask_in_vain(state)):",
+            "  if False:\n    yield",
+        ),
+    ),
+    "a_question_of_others_is_an_answer": (
+        "late",
+        (f"{_AGENT}run_over.py", "    if not asked.is_ask:\n      return False\n", ""),
+    ),
+    "members_look_only_when_told": (
+        "late",
+        (f"{_AGENT}arrival.py", "  state.start(membership.look(state))\n", ""),
+    ),
+    # Those of a list that was made before the records were.
+    "r_what_was_asked_for_is_believed": (
+        "tests/cluster/records_bucket_test.py",
+        (
+            _RECORDS,
+            "    if (found := self.find(key)) is None:",
+            "    found = value\n    if found is None:",
+        ),
+    ),
+    "r_what_is_there_is_replaced": (
+        "late",
+        (
+            "tests/explorer/judge.py",
+            "    if key not in values or self.ignores_conditions:\n",
+            "    if key not in values or self._random.random() < 0.05:\n",
+        ),
+    ),
+    "r_former_view_not_read": (
+        "tests/cluster/judge_test.py",
+        (_JUDGE, "    if there != json_lib.to_plain(known):", "    if False:"),
+    ),
+    "r_life_not_checked": (
+        "tests/cluster/judge_test.py",
+        (_JUDGE, "    if not later.members:\n      raise", "    if False:\n      raise"),
+    ),
+    "r_probe_left_out": (
+        "tests/explorer/history_test.py",
+        (
+            f"{_AGENT}arrival.py",
+            '    yield from state.ask(judge.call, "probe", state.incarnation)\n',
+            "    pass\n",
+        ),
+    ),
+    "r_probe_takes_all": (
+        "tests/cluster/records_bucket_test.py",
+        (_RECORDS, "[1, 1]:", "[1, 1] and False:"),
+    ),
+    "r_bucket_without_conditions": (
+        "tests/cluster/records_bucket_test.py",
+        (_RECORDS, 'mode="create", use_multipart', "use_multipart"),
+    ),
+    "r_one_page_of_marks": (
+        "tests/cluster/records_bucket_test.py",
+        (
+            _RECORDS,
+            'self._obstore.list(self._place, f"{prefix}/").collect()',
+            'next(iter(self._obstore.list(self._place, f"{prefix}/", chunk_size=50)))',
+        ),
+    ),
     "nobody_answers": (
-        "folder",
+        "late",
         (f"{_AGENT}membership.py", "      state.start(_answer(state), once=True)", "      pass"),
     ),
     "who_asks_does_not_wait": (
-        "folder",
+        "late",
         (
             f"{_AGENT}run_over.py",
             "  yield events_lib.Sleep(state.options.limits.most_silence_secs)\n"
@@ -181,41 +201,7 @@ MUTANTS = {
             "",
         ),
     ),
-    "members_look_only_when_told": (
-        "folder",
-        (f"{_AGENT}arrival.py", "  state.start(membership.look_at_folder(state))\n", ""),
-    ),
-    "a_view_of_others_is_taken_for_the_question": (
-        "folder",
-        (f"{_AGENT}run_over.py", "    if not made.is_ask:\n      return False\n", ""),
-    ),
-    "a_damaged_view_stays": (
-        "folder",
-        ("bamboo_jax/cluster/store/fence.py", "VOID_SECS = 10.0", "VOID_SECS = 1e9"),
-    ),
-    "a_damaged_view_is_void_for_one_only": (
-        "folder",
-        ("bamboo_jax/cluster/store/fence.py", 'yield "create", name, _render(void)', "return void"),
-    ),
-    "a_claim_is_believed": (
-        "folder",
-        (
-            "bamboo_jax/cluster/store/fence.py",
-            "found = yield from self._read_view(stamp, view.number)",
-            "found = view",
-        ),
-    ),
     # It would only disturb training.
-    "a_copy_is_told_to_workers": (
-        "tests/cluster/agent/core_test.py",
-        (
-            f"{_AGENT}membership.py",
-            "  if view.repeats:  # The worker knows the original.\n",
-            "  if view.repeats and state.roster.is_member:\n"
-            "    state.tell_worker(messages.NewView(view))\n"
-            "  if view.repeats:\n",
-        ),
-    ),
     # A newcomer hears the views in order, unless a connection is reset.
     "newcomers_miss_the_original": (
         "tests/cluster/agent/core_test.py",
@@ -239,18 +225,6 @@ MUTANTS = {
             "bamboo_jax/cluster/views.py",
             "epoch=view.epoch if view.members else view.number",
             "epoch=view.epoch",
-        ),
-    ),
-    "m03_worker_ignores_later_epoch": (
-        "folder",
-        ("bamboo_jax/cluster/store/fence.py", "if found.epoch > claim.epoch:", "if False:"),
-    ),
-    "m04_fence_reads_first_life": (
-        "folder",
-        (
-            "bamboo_jax/cluster/store/fence.py",
-            "begun[-1].epoch if begun",
-            "begun[0].epoch if begun",
         ),
     ),
     "m06_no_grace_if_certain": (
@@ -339,14 +313,6 @@ MUTANTS = {
             f"{_AGENT}selection.py",
             '    lost |= {i: "it is done" for i',
             '    lost |= {i: "" for i in () for i',
-        ),
-    ),
-    "m19_newcomer_takes_a_folder_without_asking": (
-        "folder",
-        (
-            f"{_AGENT}run_stamp.py",
-            "  if newest.is_ask:\n    yield",
-            "  return True\n  if newest.is_ask:\n    yield",
         ),
     ),
     "m20_answers_count_for_nothing": (

@@ -14,9 +14,11 @@ from tests.explorer import kinds
 
 _SIZES = {"large": [8, 9, 10, 12]}
 _FIRST_SECS, _LAST_SECS = 3.0, 11.0  # When faults begin.
+_AWAY = {"stall", "cut_off", "hang_judge", "slow_judge", "stale", "judge_errors", "torn"}
+_AWAY |= {"lose_answers", "full", "freeze_agent"}
 _BREAKS = ("cut", "cut_one_way", "isolate", "refuse", "no_files")
 _JOIN_SECS = 3.0  # Until one that has come can tell who is cut off.
-_TORN_SECS = 12.0  # Until a view that is damaged counts as none.
+_TORN_SECS = 12.0  # Until a view that is damaged is mended.
 _MEND_SECS = 1.5  # Until a link that is whole again has been tried.
 
 
@@ -46,22 +48,13 @@ class FaultPlan:
 
   @property
   def end_secs(self) -> float:
-    """When the last fault ends from which somebody may need to recover.
-
-    One host that cannot reach the store keeps nobody from going on, unless the
-    store has lost what only that one may still know.
-    """
-    kinds = {fault.kind for fault in self.faults}
-    spared = {"cut_off"} if kinds.isdisjoint(("amnesia", "go_back")) else {}
-    ends = [f.at_secs + f.secs * (f.kind not in spared) for f in self.faults]
-    return max([_FIRST_SECS, *ends])
+    """When the last fault ends from which somebody may need to recover."""
+    return max([_FIRST_SECS, *(f.at_secs + f.secs for f in self.faults)])
 
   @property
-  def quiet_secs(self) -> float:
-    """When the last fault ends of those that do not concern the store."""
-    kinds = {"stall", "full", "cut_off", "lose_answers", "go_back", "amnesia"}
-    others = [f for f in self.faults if f.kind not in kinds]
-    return dataclasses.replace(self, faults=tuple(others)).end_secs
+  def away_secs(self) -> float:
+    """How long somebody may not know what the records say."""
+    return max((f.secs for f in self.faults if f.kind in _AWAY), default=0.0)
 
   def excused(self) -> set[str]:
     """Returns the hosts that the others may go on without.
@@ -149,8 +142,8 @@ MODES = {
     "crash": "kill vanish worker join pair wipe_out",
     "stop": "kill join freeze freeze busy stop_worker all_busy",
     "net": "reset reset cut cut_one_way severed isolate refuse slow bad_route" " kill",
-    "store": "stall cut_off lose_answers full kill join worker lapse away"
-    " amnesia go_back apart handover",
+    "judge": "stall cut_off lose_answers full slow_judge kill join worker lapse away"
+    " apart handover",
     "workers": "worker worker join all_workers notice kill",
 }
 MODES["all"] = " ".join(sorted({*" ".join(MODES.values()).split()})) + (" no_files no_files")
@@ -162,10 +155,10 @@ MODES["race"] = (
 MODES["dark"] = "cut_all cut_all refuse_all kill worker join"
 MODES["votes"] = "last_vote last_vote last_vote join"
 # Not among `all`, as it takes longer until all goes on.
-MODES["folder"] = (
-    "hang_folder all_hang stale late_claim folder_errors torn_view"
-    " freeze_claim begin_late two_lives kill join worker ask_late cut_off"
-    " lost_and_hung"
+MODES["late"] = (
+    "hang_judge all_hang stale late late_effect judge_errors torn_view"
+    " freeze_make begin_late two_lives kill join worker ask_late cut_off"
+    " hung_and_join"
 )
 
 
@@ -298,15 +291,15 @@ def _draw_stalls(
 ) -> Iterator[SimFault]:
   """Yields faults in which what nodes share stalls; see `_draw_faults`."""
   match word:
-    case "all_hang":  # The server of the folder, not one mount.
+    case "all_hang":  # The place, not one way to it.
       secs = rng.choice([rng.uniform(0.5, 20.0), kinds.FORGOTTEN_SECS])
-      yield _fault(at_secs, "hang_folder", names, secs)
+      yield _fault(at_secs, "hang_judge", names, secs)
     case "torn_view":  # That of a death, so that all wait for the next.
       yield _fault(at_secs, "torn", (), _TORN_SECS)
       yield _fault(at_secs + 0.01, "kill", (rng.choice(names),))
     case "begin_late":  # Who begins a life is stopped in it.
       host = rng.choice(names)
-      yield _fault(at_secs, "freeze_begin", (host,), rng.uniform(1.0, 6.0))
+      yield _fault(at_secs, "freeze_make", (host,), rng.uniform(1.0, 6.0))
       yield _fault(at_secs + 0.1, "all_workers")
     case "two_lives":  # All nodes restart twice.
       for begin_secs in (at_secs, at_secs + rng.uniform(6.0, 9.0)):
@@ -316,13 +309,12 @@ def _draw_stalls(
       yield _fault(at_secs, "apart", hosts, rng.uniform(40.0, 70.0))
       yield _fault(at_secs, "join", hosts)
       if rng.random() < 0.5:
-        yield _fault(at_secs + 0.2, "late_claim", hosts, rng.uniform(0.5, 25.0))
+        kind = rng.choice(["late", "late_effect"])
+        yield _fault(at_secs + 0.2, kind, hosts, rng.uniform(0.5, 25.0))
       hang_secs = rng.choice([rng.uniform(0.5, 20.0), kinds.FORGOTTEN_SECS])
-      yield _fault(at_secs + 3.0, "hang_folder", names[:-1], hang_secs)
-    case "lost_and_hung":  # A newcomer sees neither a run nor a sign of life.
-      secs = rng.uniform(0.5, 20.0)
-      yield _fault(at_secs, "hang_folder", names, secs)
-      yield _fault(at_secs + 0.1, "amnesia")
+      yield _fault(at_secs + 3.0, "hang_judge", names[:-1], hang_secs)
+    case "hung_and_join":  # A newcomer sees no sign of life in the records.
+      yield _fault(at_secs, "stall", (), rng.uniform(0.5, 20.0))
       yield _join(names, at_secs + 0.3)
     case "lapse" | "away":  # One comes at the end, or dies in it.
       secs = rng.uniform(*((5.5, 8.0) if word == "lapse" else (35.0, 45.0)))
@@ -335,7 +327,7 @@ def _draw_stalls(
 
 _DEATHS = "join pair wipe_out all_busy join_and_death"
 _CUTS = "bad_route severed apart lost_vote last_vote"
-_STALLS = "all_hang torn_view begin_late two_lives ask_late lost_and_hung lapse away"
+_STALLS = "all_hang torn_view begin_late two_lives ask_late hung_and_join lapse away"
 _DRAWS = {
     **dict.fromkeys([*_DEATHS.split(), "handover"], _draw_deaths),
     **dict.fromkeys(_CUTS.split(), _draw_cuts),

@@ -13,7 +13,7 @@ from absl.testing import parameterized
 
 from tests.explorer import history, plans, worker
 
-_FORMED_SECS, _LOST_SECS, _END_SECS = 4.0, 6.0, 9.0
+_FORMED_SECS, _LOST_SECS, _END_SECS = 4.0, 2.0, 3.0
 
 
 def measure(num_nodes):
@@ -23,10 +23,13 @@ def measure(num_nodes):
   step, to each other node.
   """
   tenth = max(num_nodes // 10, 1)
+  formed_secs = _FORMED_SECS + num_nodes / 32  # Nodes take their numbers one after another.
+  lost_secs = formed_secs + _LOST_SECS
+  end_secs = lost_secs + _END_SECS
   lost = [f"n{i}" for i in range(0, 2 * tenth, 2)]
   come = [f"n{num_nodes + i}" for i in range(tenth)]
-  faults = [plans.SimFault(_FORMED_SECS, "kill", (h,)) for h in lost]
-  faults += [plans.SimFault(_LOST_SECS, "join", (h,)) for h in come]
+  faults = [plans.SimFault(formed_secs, "kill", (h,)) for h in lost]
+  faults += [plans.SimFault(lost_secs, "join", (h,)) for h in come]
   one = history.ClusterHistory(plans.FaultPlan(0, num_nodes, 0, tuple(faults)))
   network = one.world.network
   sent = collections.Counter()
@@ -36,11 +39,11 @@ def measure(num_nodes):
 
   network.on_send = count
   sizes, most = [], 0
-  one.world.clock.run(_FORMED_SECS - 1.0)
+  one.world.clock.run(formed_secs - 1.0)
   calm = sent["Beat"]
-  one.world.clock.run(_FORMED_SECS)
+  one.world.clock.run(formed_secs)
   calm = sent["Beat"] - calm
-  for until_secs in (_FORMED_SECS, _LOST_SECS, _END_SECS):
+  for until_secs in (formed_secs, lost_secs, end_secs):
     one.world.clock.run(until_secs)
     alive = [m for m in one.machines.values() if m.is_alive]
     alive = [m for m in alive if m.state.roster.is_member]
@@ -55,7 +58,7 @@ def measure(num_nodes):
   return {
       "connections": most,
       "calm_beats_per_sec": calm / num_nodes,
-      "beats_per_sec": sent["Beat"] / num_nodes / _END_SECS,
+      "beats_per_sec": sent["Beat"] / num_nodes / end_secs,
       "other_posts": sent["Post"] / num_nodes / (num_nodes - 1) - steps,
       "kept": max(m.state.num_kept for m in alive),
   }

@@ -10,21 +10,21 @@ another state than the others, or commits a step together with other members.
 from collections.abc import Callable, Generator
 import dataclasses
 import hashlib
+import math
 from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
-from bamboo_jax.cluster import client_state, messages, views
-from bamboo_jax.cluster.store import fence as fence_lib
+from bamboo_jax.cluster import client_state, judge as real_judge, messages, views
 from bamboo_jax.schedule import channel as channel_lib
-from tests.explorer import clock as clock_lib, share as share_lib
+from tests.explorer import clock as clock_lib, judge as judge_lib
 
 _INIT_SECS, STEP_SECS, _COMPILE_SECS = 0.5, 0.25, 0.5
 _SAVE_STEPS = 4
 _LAST_SECS = 0.5
 _EXPLAIN_SECS = 30.0  # As in `train.worker`.
 _BEAT_SECS, _SILENCE_SECS = 0.25, 3.0
-_AGAIN_SECS = 0.1  # Between two looks at a folder that gives errors.
+_AGAIN_SECS, _PATIENCE_SECS = 0.1, 30.0  # As in `base.ask_again`.
 
 # How long to wait; or for what, and how long at most.
 _Wanted = float | tuple[Callable[[], bool], float | None]
@@ -33,17 +33,17 @@ _Steps = Generator[_Wanted, bool | None, Any]
 
 @dataclasses.dataclass
 class Shared:
-  """What workers share: a folder with checkpoints, and who watches.
+  """What workers share: records, checkpoints, and who watches.
 
   Attributes:
-    share: The folder, with the fence of the run.
+    judge: The records of the run.
     saved: Steps and state of checkpoints.
     on_commit: Called with worker, view, epoch, step and state.
     is_gone: Whether the worker of a host is gone, so a transfer with it fails.
     num_steps: Where training ends.
   """
 
-  share: share_lib.Share
+  judge: judge_lib.Judge
   on_commit: Callable[["ScriptedWorker", int, int, int, str], None]
   is_gone: Callable[[str], bool]
   num_steps: int
@@ -59,7 +59,6 @@ class ScriptedWorker:
 
   Attributes:
     stamp: Of the run, as its agent says.
-    claim: With that stamp; None before it begins.
   """
 
   def __init__(
@@ -75,10 +74,9 @@ class ScriptedWorker:
   ) -> None:
     self.number, self.stamp = number, stamp
     self.is_stopped = self._is_over = False
-    self.claim: fence_lib.Claim | None = None
     self._steps, self._epoch, self._state = -1, 0, ""
     self._clock, self.shared = clock, shared
-    self._host, self.fence = host, shared.share.at_once(host)
+    self._host, self._num_saves = host, 0  # Under way.
     self._say, self._exit = say, exit
     self._backlog: list[Any] = []
     self.client = client_state.ClientState(
@@ -188,7 +186,6 @@ class ScriptedWorker:
 
   def _live(self) -> _Steps:
     client = self.client
-    self.claim = fence_lib.Claim(self.stamp)
     yield _INIT_SECS
     if not (yield from client.on_purpose(client.wait_facts())):
       self._steps = max(self.shared.saved, default=0)
@@ -203,7 +200,8 @@ class ScriptedWorker:
           is_new = False
           yield from self._regroup()
         elif self.steps >= self.shared.num_steps:
-          yield from self._check_fence()
+          self._save()
+          yield (lambda: not self._num_saves), None
           yield from self._gather(messages.FINISHED, None)
           yield _LAST_SECS  # Until its checkpoint is closed.
           self._say(messages.Done())
@@ -254,11 +252,12 @@ class ScriptedWorker:
       if any(self.shared.is_gone(m.host) for m in client.adopted.members):
         raise OSError("a transfer has failed")
       client.note_progress()
-    yield from self._check_fence()
     seen = max(client.newest.number, client.adopted.number)
     self._voted_in = client.adopted.number
     votes = yield from self._gather(f"vote {self.steps}", seen)
     self._commit()
+    if self.steps % _SAVE_STEPS == 0:
+      self._save()
     seen = min(votes.values())
     if seen > client.adopted.number:
       yield from self._adopt((yield from client.find_view(seen)))
@@ -272,26 +271,30 @@ class ScriptedWorker:
     if stopped_for is None or stopped_for.number != view.number:
       client.post(view.number, "begun", json_lib.to_plain(self._begun()))
 
-  def _check_fence(self) -> _Steps:
-    """Looks at the fence, as `fence.check`."""
-    claim = fence_lib.Claim(self.stamp, self.client.adopted.epoch)
-    while True:
-      while secs := self.shared.share.hung_secs(self._host):
-        yield secs
-      try:
-        fence_lib.refuse(self.fence.read()[0], claim)
+  def _save(self, end_secs: float = math.inf) -> None:
+    """Writes a checkpoint beside training, unless its life is over; see `judge.check_now`."""
+    steps, state = self.steps, self._state
+
+    def then(error: Exception | None) -> None:
+      self._num_saves -= 1
+      if self._is_over:
         return
-      except base.FencedError:
-        raise _FailedError from None
-      except OSError:
-        yield _AGAIN_SECS
+      if error is None:
+        self.shared.saved.setdefault(steps, state)
+        self._look()
+      elif isinstance(error, OSError) and self._clock.now < end_secs:
+        end = min(end_secs, self._clock.now + _PATIENCE_SECS)
+        self._clock.at(_AGAIN_SECS, self._save, end)
+      else:
+        self._leave(1)
+
+    self._num_saves += 1
+    self.shared.judge.run(self._host, real_judge.check(self.client.adopted), then)
 
   def _commit(self) -> None:
     # Those who commit a step have voted in one view, also who commits it late.
     state = f"{self._state} {self.steps} {self._voted_in}".encode()
     self._state = hashlib.sha256(state).hexdigest()[:16]
     self._steps += 1
-    if self.steps % _SAVE_STEPS == 0:
-      self.shared.saved.setdefault(self.steps, self._state)
     self._say(messages.Report({"steps": self.steps}))
     self.shared.on_commit(self, self.client.adopted.number, self.epoch, self.steps, self._state)
