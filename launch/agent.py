@@ -5,8 +5,8 @@ bamboo agent --config=quickstart --workdir=/shared/run \
 
 One for each node, with the same workdir, which all share; `bamboo cluster` starts
 all of them on one machine. The first SIGTERM announces that the node
-will be preempted: other nodes take over its stages, and it ends. A second one,
-or SIGINT, ends it at once.
+will be preempted: other nodes take over its stages, and it ends with status 143.
+A second one, or SIGINT, ends it at once.
 """
 
 import dataclasses
@@ -15,7 +15,13 @@ import sys
 
 from bamboo_jax.base import logs
 from bamboo_jax.cli import flagset
-from bamboo_jax.cluster import copies, judge, notices as notices_lib, records as records_lib
+from bamboo_jax.cluster import (
+    children,
+    copies,
+    judge,
+    notices as notices_lib,
+    records as records_lib,
+)
 from bamboo_jax.launch import cli, node as node_flags
 from bamboo_jax.local_cluster import narrator as narrator_lib, node
 from bamboo_jax.metrics import progress as progress_lib
@@ -74,13 +80,13 @@ def main(flags: AgentFlags) -> None:
     # `bamboo cluster` shows it itself.
     if flags.progress and given.director is None:
       narrator = narrator_lib.Narrator(given.workdir, progress)
-    node.run(
+    is_complete = node.run(
         *(records, options, identity, spare),
         metrics_port=flags.metrics_port,
         metrics_host=flags.metrics_host,
         narrator=narrator,
     )
-  os._exit(0)
+  os._exit(0 if is_complete else children.LEFT)
 
 
 if __name__ == "__main__":

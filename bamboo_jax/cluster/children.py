@@ -10,6 +10,7 @@ import subprocess
 # Exit status after a mistake of the user, see `cli.command`; and of a worker
 # after an error of its own machine, which `describe_exit` calls `LOCAL_EXIT`.
 MISTAKE, LOCAL = 2, 3
+LEFT = 143  # Of an agent that has left after a notice, as of what SIGTERM has ended.
 LOCAL_EXIT = f"exit status {LOCAL}"
 _PR_SET_PDEATHSIG = 1
 _PF_EXITING = 4  # Of the kernel's task flags.

@@ -16,6 +16,7 @@ from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.recovery import placement as placement_lib, survival as survival_lib
 
 _LEAVE_SECS = 5.0
+_GOOD_ENDS = (0, children.LEFT)
 
 
 class LocalCluster:
@@ -89,7 +90,7 @@ class LocalCluster:
 
   def has_failed(self, name: str) -> bool:
     """Returns whether an agent had failed at the last call of `tend`."""
-    return name in self._ended and bool(self._agents[name].returncode)
+    return name in self._ended and self._agents[name].returncode not in _GOOD_ENDS
 
   def kill_agent(self, name: str) -> None:
     """Kills the agent of a node, and its worker with it."""
@@ -150,11 +151,11 @@ class LocalCluster:
     said = {}
     children.reap_orphans({process.pid for process in self._agents.values()})
     for name, process in self._agents.items():
-      if name not in self._ended and process.poll() is not None:
+      if name not in self._ended and (code := process.poll()) is not None:
         self._ended.add(name)
-        if process.returncode:
+        if code not in _GOOD_ENDS:
           self.num_failed += 1
-          said[name] = self._explain_end(name, process.returncode)
+          said[name] = self._explain_end(name, code)
     return said
 
 

@@ -58,8 +58,10 @@ def run(
     metrics_port: int | None = None,
     metrics_host: str = "127.0.0.1",
     narrator: narrator_lib.Narrator | None = None,
-) -> None:
+) -> bool:
   """Runs an agent until its worker, and restarted workers, have ended; blocks.
+
+  Returns whether the run is complete; otherwise the node has left after a notice.
 
   The first worker is `spare`, if given. Metrics for Prometheus are served at
   `metrics_port` of `metrics_host`; if that is in use, a warning is logged.
@@ -97,6 +99,7 @@ def run(
       tail = children.read_tail(pathlib.Path(options.log), num_lines=3)
       reason += f". Its log ends: {tail}"
     raise base.NodeFailedError(f"Node {options.name}: {reason}.")
+  return not agent.state.has_left
 
 
 def allow_files() -> None:

@@ -56,7 +56,8 @@ class AgentsTest(commands.CommandCase):
       self.assertIn('environment.JAX_THREEFRY_PARTITIONABLE is absent there and "0" here.', said)
     with self.phase("notice"):
       self.cloud.announced = {"gcp"}
-      self.finish(agents[1])
+      agents[1].communicate(timeout=300)
+      self.assertEqual(agents[1].returncode, 143)
     with self.phase("end"):
       self.release()
       said = self.finish(*agents[::2])

@@ -8,7 +8,7 @@ import tempfile
 import types
 from unittest import mock
 
-from absl.testing import absltest
+from absl.testing import parameterized
 
 from bamboo_jax import base
 from bamboo_jax.cluster import judge
@@ -18,7 +18,7 @@ from tests import tiny
 from tests.cluster.agent import given
 
 
-class NodeTest(absltest.TestCase):
+class NodeTest(parameterized.TestCase):
 
   def test_as_many_files_as_may_be(self):
     """Others open two sockets each to an agent: there may be hundreds."""
@@ -113,7 +113,8 @@ class NodeTest(absltest.TestCase):
         node.run(None, options, None)
       self.assertIs(type(caught.exception), kind)
 
-  def test_who_begins_again_is_told_so(self):
+  @parameterized.parameters(True, False)
+  def test_who_begins_again_is_told_so(self, has_left):
     lives = []
 
     class Agent:
@@ -121,11 +122,12 @@ class NodeTest(absltest.TestCase):
       def __init__(self, records, options, identity, spare):
         lives.append((options.is_again, spare))
         must_restart = len(lives) < 3
-        self.state = types.SimpleNamespace(must_restart=must_restart)
+        self.state = types.SimpleNamespace(must_restart=must_restart, has_left=has_left)
 
       async def run(self):
         return ""
 
     self.enterContext(mock.patch.object(node.agent_lib, "Agent", Agent))
-    node.run(None, given.make_options("n0"), None, "spare")
+    is_complete = node.run(None, given.make_options("n0"), None, "spare")
+    self.assertEqual(is_complete, not has_left)
     self.assertEqual(lives, [(False, "spare"), (True, None), (True, None)])

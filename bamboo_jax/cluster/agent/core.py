@@ -142,6 +142,7 @@ def _hear_worker(state: state_lib.AgentState, message: Any) -> None:
       membership.take_notice(state, reason)
     case messages.Leave():
       state.send(messages.Gone("handed over after a notice"))
+      state.has_left = True
       state.finish(events_lib.End())
 
 

@@ -104,6 +104,7 @@ class AgentState:
     self.num_answers = 0  # How often a member was alive after all.
     self.is_ending = False  # Then it ignores news about others.
     self.must_restart = False  # With a new worker.
+    self.has_left = False  # Whether others have taken over, before the run was done.
     self.fault = ""  # Why it has killed its worker, "" if it has not.
     self.is_mistake = False  # Whether a mistake of the user has ended it.
     self.cause = ""  # Why its worker has ended, if others may continue.
