@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# A run under SkyPilot: a store and spot machines. From the top folder of the
-# repository:
+# A run under SkyPilot on spot machines. From the top folder of the repository:
 #
 #   NFS=SERVER:/FOLDER docs/deploy/skypilot.sh up 9 --env CONFIG=quickstart
 #   docs/deploy/skypilot.sh down 9
@@ -14,19 +13,15 @@ shift 2
 case "$command" in
   up)
     : "${NFS:?must be SERVER:/FOLDER, files that all machines share}"
-    began="$(date +%s)"
-    sky launch --yes --detach-run --cluster=bamboo-store --env "NFS=$NFS" \
-      "$files/skypilot_store.yaml"
     for i in $(seq 0 "$last"); do
       sky jobs launch --yes --detach-run --name="bamboo-$i" --env "NFS=$NFS" \
-        --env "BEGAN=$began" "$@" "$files/skypilot_agent.yaml" || echo "bamboo-$i: not launched"
+        "$@" "$files/skypilot_agent.yaml" || echo "bamboo-$i: not launched"
     done
     ;;
   down)
     for i in $(seq 0 "$last"); do
       sky jobs cancel --yes --name="bamboo-$i" || echo "bamboo-$i: not found"
     done
-    sky down --yes bamboo-store
     ;;
   *)
     echo "error: $command must be up or down" >&2

@@ -6,8 +6,8 @@
 #   slurm_one_machine.sh FOLDER 5
 #
 # Writes FOLDER/slurm.conf, starts the daemons, and ends them and all jobs on
-# Ctrl-C. Partition `cpu` is for the job with the store, `preemptible` for the
-# nodes, which jobs in `urgent` preempt. Each node has one core and one "GPU".
+# Ctrl-C. Jobs in partition `urgent` preempt those in `preemptible`. Each node has
+# one core and one "GPU".
 set -euo pipefail
 folder="$(realpath "${1:?folder for the files of Slurm}")" last=$((${2:-5} - 1))
 first_port="${FIRST_PORT:-17002}" host="$(hostname)"
@@ -41,7 +41,6 @@ PreemptMode=REQUEUE
 GresTypes=gpu
 NodeName=s[0-$last] NodeHostname=$host NodeAddr=127.0.0.1 CPUs=1 Gres=gpu:1 \
 Port=[$((first_port + 1))-$((first_port + 1 + last))]
-PartitionName=cpu Nodes=ALL MaxTime=INFINITE PriorityTier=2 PreemptMode=OFF
 PartitionName=preemptible Nodes=ALL Default=YES PriorityTier=1 GraceTime=40
 PartitionName=urgent Nodes=ALL PriorityTier=3 PreemptMode=OFF
 END

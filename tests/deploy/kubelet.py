@@ -1,9 +1,9 @@
 """Starts the containers of pods as processes of this machine.
 
-Knows what `docs/deploy/kubernetes.yaml` uses: environment, mounts, the names of
-services, and when a pod is replaced. Paths and names are replaced in the text
-of commands. Pods have loopback addresses. `Kubelet` starts pods; `Cluster`
-stands in for the rest of Kubernetes, where there is none.
+Knows what `docs/deploy/kubernetes.yaml` uses: environment, mounts, and when a
+pod is replaced. Paths are replaced in the text of commands. Pods have loopback
+addresses. `Kubelet` starts pods; `Cluster` stands in for the rest of Kubernetes,
+where there is none.
 """
 
 import itertools
@@ -51,7 +51,7 @@ class Kubelet:
   def __init__(self, folder, environ) -> None:
     self.folder, self._environ = pathlib.Path(folder), environ
 
-  def start(self, pod, *, job, address, claims, services) -> Pod:
+  def start(self, pod, *, job, address, claims) -> Pod:
     """Starts the container of a pod.
 
     Args:
@@ -59,7 +59,6 @@ class Kubelet:
       job: Name of its job.
       address: Where it listens.
       claims: Names of the claims of volumes that there are.
-      services: Address and port of each service, by name and port.
     """
     name, labels = pod["metadata"]["name"], pod["metadata"]["labels"]
     (container,) = pod["spec"]["containers"]
@@ -76,9 +75,6 @@ class Kubelet:
     folder.mkdir(parents=True, exist_ok=True)
     mounts = {"/tmp": folder, **self._mount(pod["spec"], container, claims)}
     (script,) = container["args"]
-    for service, at in services.items():
-      assert at.startswith("127."), at  # Nothing leaves this machine.
-      script = script.replace(service, at)
     with open(folder / "log", "ab") as log:
       process = subprocess.Popen(
           [*container["command"], _place(script, mounts)],
@@ -127,12 +123,10 @@ class Cluster:
     for document in documents:
       kinds.setdefault(document["kind"], []).append(document)
     (self._set,) = kinds["JobSet"]
-    self._services = kinds["Service"]
     claims = kinds["PersistentVolumeClaim"]
     self._claims = [claim["metadata"]["name"] for claim in claims]
     self._kubelet = kubelet
     self._numbers = itertools.count(1)
-    self._addresses: dict[str, str] = {}  # By label `app`.
     self._done: set[str] = set()
     self.pods: list[Pod] = []
 
@@ -172,20 +166,10 @@ class Cluster:
     name = f"bamboo-{job['name']}-{index}"
     template = job["template"]["spec"]["template"]
     labels = template["metadata"]["labels"]
-    address = f"127.0.77.{number}"
-    if template["spec"]["restartPolicy"] == "OnFailure":  # The pod stays.
-      address = self._addresses.setdefault(labels["app"], address)
     metadata = {"name": f"{name}-{number}", "labels": labels | {INDEX: str(index)}}
-    services = {}
-    for service in self._services:
-      at = self._addresses.get(service["spec"]["selector"]["app"])
-      (port,) = service["spec"]["ports"]
-      name_and_port = f"{service['metadata']['name']}:{port['port']}"
-      services[name_and_port] = f"{at}:{port['port']}"
     return self._kubelet.start(
         {"metadata": metadata, "spec": template["spec"]},
         job=name,
-        address=address,
+        address=f"127.0.77.{number}",
         claims=self._claims,
-        services=services,
     )

@@ -9,11 +9,7 @@ import os
 import shlex
 import sys
 
-from bamboo_jax.cluster.store import (
-    endpoint as endpoint_lib,
-    etcd as etcd_lib,
-    registry as registry_lib,
-)
+from bamboo_jax.cluster import judge, records as records_lib
 from bamboo_jax.net import identity as identity_lib
 from tests.launch import commands
 
@@ -44,8 +40,7 @@ class DeployedCase(commands.CommandCase):
   def setUp(self):
     super().setUp()
     self.workdir = self.folder / "run"
-    self.secret = endpoint_lib.secret_file(self.workdir)
-    self.registries = {}
+    self.secret = self.workdir / "secret"
     self.write_program("bamboo", f'{_BAMBOO}exec $python "$@"\n')
     self.environ = {**os.environ, "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}"}
 
@@ -66,20 +61,9 @@ class DeployedCase(commands.CommandCase):
     metrics = self.workdir / "metrics.jsonl"
     if not (metrics.exists() and b'"loss"' in metrics.read_bytes()):
       return {}
-    endpoint = endpoint_lib.read(self.workdir)
-    if endpoint not in self.registries:
-      self.registries[endpoint] = self.open_registry(endpoint)
-    view = self.registries[endpoint].read_view()
-    return {m.name: m for m in view.members} if view else {}
-
-  def open_registry(self, endpoint):
-    """Returns the registry of the run, once for each store it has had."""
-    own = identity_lib.issue(
-        identity_lib.read_secret(str(self.secret)), run=endpoint.run, role="operator", name=""
-    )
-    etcd = etcd_lib.Etcd(endpoint.etcd, tls=own.store, key=own.entry_key)
-    self.addCleanup(etcd.close)
-    return registry_lib.Registry(etcd, endpoint.run)
+    key = identity_lib.find_entry_key(identity_lib.read_secret(str(self.secret)))
+    view = judge.run(judge.newest_view(), records_lib.Records(self.workdir, key))
+    return {m.name: m for m in view.members}
 
   def wait_member(self, name):
     """Returns the member of that name once it has joined."""

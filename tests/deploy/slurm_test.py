@@ -70,11 +70,8 @@ class SlurmTest(runs.DeployedCase):
 
   def test_tasks_are_killed_and_requeued(self):
     nodes = ("--array=0-2", "--partition=preemptible", "--gres=gpu:1")
-    file = _FILES / "slurm.sh"
-    job = self.call("sbatch", "--parsable", "--partition=cpu", file, *nodes)
-    log = self.folder / f"slurm-{job.strip()}.out"
+    array = self.call("sbatch", "--parsable", *nodes, _FILES / "slurm.sh").strip()
     self.wait_member("n2-0")
-    array = log.read_text().rpartition("array of nodes: ")[2].strip()
     self.call("scancel", "--signal=KILL", f"{array}_0.0")
     self.wait_member("n0-1")
     drained = self.members()["n1-0"].zone
@@ -84,7 +81,7 @@ class SlurmTest(runs.DeployedCase):
     self.assertNotEqual(self.wait_member("n1-1").zone, drained)
     self.release()
     self.wait_for(lambda: not self.call("squeue", "--noheader"), "end")
-    state = self.call("scontrol", "show", "job", job.strip())
+    state = self.call("scontrol", "show", "job", f"{array}_2")
     self.assertIn("JobState=COMPLETED", state)
     self.check_state()
 
@@ -105,19 +102,17 @@ class FileTest(runs.DeployedCase):
     note = f'echo "${{0##*/}} $@" >>{self.calls}\n'
     self.write_program("scancel", note)
     self.write_program("scontrol", note)
-    self.write_program("squeue", "echo 7_0\n")
-    self.write_program("sbatch", f'{note}test -z "$QUOTA" && echo 7\n')
     self.write_program("hostname", "echo 10.0.0.7 10.0.0.8\n")
     self.write_program("srun", _SRUN)
     self.write_program("ip", _IP)
-    self.check_commands(f'{note}test "$1" != store || touch "$WORKDIR/$MADE"\n')
-    self.workdir.mkdir()
-    self.environ |= {"WORKDIR": str(self.workdir), "CONFIG": "quickstart", "MADE": "endpoint.json"}
+    self.check_commands(note)
+    self.environ |= {"WORKDIR": str(self.workdir), "CONFIG": "quickstart"} | self.TASK
 
-  def run_file(self, *arguments, **environ):
+  def run_file(self, **environ):
     """Runs the file; returns its exit status, and what it called."""
+    self.calls.touch()
     done = subprocess.run(
-        [_FILES / "slurm.sh", *arguments],
+        [_FILES / "slurm.sh"],
         env={**self.environ, **environ},
         cwd=self.folder,
         stderr=subprocess.PIPE,
@@ -136,79 +131,43 @@ class FileTest(runs.DeployedCase):
       ({"INTERFACE": "ib0", "ADDRESS": "10.0.0.1"}, "", "10.9.0.3"),
   )
   def test_step_and_address(self, environ, cores, address):
-    _, (agent, _), said = self.run_file(**self.TASK, **environ)
+    _, (agent, _), said = self.run_file(**environ)
     self.assertEqual(said, cores)
     self.assertEndsWith(agent, f" --host={address}")
 
   def test_interface_without_address(self):
-    self.calls.touch()
-    status, calls, said = self.run_file(**self.TASK, INTERFACE="ib1")
+    status, calls, said = self.run_file(INTERFACE="ib1")
     self.assertEqual((status, calls), (1, []))
     self.assertEndsWith(said, "INTERFACE=ib1 has no address of IPv4 on this machine\n")
 
-  def test_the_store_is_not_requeued(self):
-    text = (_FILES / "slurm.sh").read_text()
-    self.assertIn("\n#SBATCH --no-requeue\n", text)
-
   def test_node(self):
-    status, (agent, requeue), said = self.run_file(**self.TASK)
+    status, (agent, cancel), said = self.run_file()
     self.assertEqual(
         agent,
         f"bamboo agent --config=quickstart --workdir={self.workdir} --nodes=8 "
         "--name=n3-2 --zone=s1 --host=10.0.0.7",
     )
-    self.assertEqual(requeue, "scontrol requeue 7_3")
+    self.assertEqual(cancel, "scancel --state=PENDING 7")
     self.assertEqual(status, 0, msg=said)
 
   @parameterized.parameters(
-      # Exit status of the agent, the newest file, and that of the node.
-      ("2", "endpoint.json", 2, False),  # A mistake in the command.
-      ("2", "metrics.jsonl", 2, False),  # An error that all nodes meet.
-      ("1", "metrics.jsonl", 0, True),  # It was removed from the run.
-      ("137", "endpoint.json", 0, True),  # It was killed.
-      ("0", "summary.json", 0, False),  # The run is complete.
-      ("1", "summary.json", 0, True),  # Another run was.
+      # Exit status of the agent, that of the node, and what else is done.
+      (2, 2, []),  # A mistake in the command, or an error that all nodes meet.
+      (1, 0, ["scontrol requeue 7_3"]),  # It was removed from the run.
+      (137, 0, ["scontrol requeue 7_3"]),  # It was killed.
+      (143, 0, ["scontrol requeue 7_3"]),  # It left after a notice.
+      (0, 0, ["scancel --state=PENDING 7"]),  # The run is complete.
   )
-  def test_end_of_node(self, ended, newest, want, is_requeued):
-    for name in ("metrics.jsonl", "summary.json", "endpoint.json", newest):
-      (self.workdir / name).touch()
-      secs = {newest: 3, "endpoint.json": 2}.get(name, 1)
-      os.utime(self.workdir / name, (secs, secs))
+  def test_end_of_node(self, ended, want, calls):
     self.write_program("bamboo", f"exit {ended}\n")
-    self.calls.touch()
-    status, calls, said = self.run_file(**self.TASK)
-    self.assertEqual(status, want, msg=said)
-    self.assertEqual(calls, ["scontrol requeue 7_3"] * is_requeued)
+    status, found, said = self.run_file()
+    self.assertEqual((status, found), (want, calls), msg=said)
 
-  def test_store(self):
-    file = _FILES / "slurm.sh"
-    status, calls, said = self.run_file("--array=0-8", SLURM_JOB_ID="6")
-    self.assertEqual(status, 0, msg=said)
-    self.assertEqual(
-        calls,
-        [
-            f"bamboo store --workdir={self.workdir} --host=10.0.0.7 --port=0",
-            "sbatch --parsable --job-name=bamboo-node --requeue "
-            f"--signal=TERM@60 --output={self.workdir}/logs/slurm-%A_%a.out "
-            f"--array=0-8 {file}",
-            "scancel 7",
-        ],
-    )
-
-  def test_all_nodes_have_ended(self):
-    """None was requeued, so each has ended with status 2."""
-    self.write_program("squeue", "true\n")
-    self.check_commands('test "$1" != store || { touch "$WORKDIR/$MADE"; exec sleep 60; }\n')
-    status, _, _ = self.run_file("--array=0-8", SLURM_JOB_ID="6")
-    self.assertEqual(status, 2)
-
-  def test_a_full_queue(self):
-    status, calls, _ = self.run_file("--array=0-8", QUOTA="exhausted")
-    self.assertEqual(status, 1)
-    self.assertLen(calls, 2)  # There is nothing to cancel.
-
-  def test_no_workdir(self):
-    self.calls.touch()
-    status, calls, said = self.run_file(WORKDIR="")
-    self.assertEqual((status, calls), (1, []))
-    self.assertEndsWith(said, "WORKDIR: must name a folder that all nodes share\n")
+  def test_what_is_not_given(self):
+    for name, why in (
+        ("WORKDIR", "must name a folder that all nodes share"),
+        ("SLURM_ARRAY_TASK_ID", "must be submitted with --array"),
+    ):
+      status, calls, said = self.run_file(**{name: ""})
+      self.assertEqual((status, calls), (1, []))
+      self.assertEndsWith(said, f"{name}: {why}\n")

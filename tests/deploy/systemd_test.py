@@ -2,12 +2,12 @@
 
 import configparser
 import re
-import shlex
 import shutil
 import subprocess
 
-from absl.testing import absltest, parameterized
+from absl.testing import absltest
 
+from bamboo_jax.cluster import children
 from tests.deploy import runs
 from tests.launch import commands
 
@@ -50,22 +50,6 @@ class SystemdTest(runs.DeployedCase):
     self.assertEqual(names, {*self.variables.values()})
     self.assertEqual(self.service["EnvironmentFile"], "/etc/bamboo.env")
 
-  @parameterized.parameters(True, False)
-  def test_it_waits_for_the_store(self, has_store):
-    """Whatever an earlier run has left."""
-    self.workdir.mkdir()
-    (self.workdir / "summary.json").touch()
-    if has_store:
-      (self.workdir / "endpoint.json").touch()
-    text = self.service["ExecStartPre"].replace("$$", "$")
-    command = shlex.split(text.replace("${WORKDIR}", str(self.workdir)))
-    path = self.workdir / "endpoint.json"
-    self.write_program("sleep", f"echo waits\ntouch {path}\n")
-    done = subprocess.run(command, env=self.environ, capture_output=True, text=True, timeout=60)
-    self.assertEqual((done.returncode, done.stderr), (0, ""))
-    self.assertEqual(done.stdout, "" if has_store else "waits\n")
-    self.assertNotIn("ExecCondition", self.service)
-
   @absltest.skipUnless(shutil.which("systemd-analyze"), "needs systemd")
   def test_verify(self):
     path = self.folder / _FILE.name
@@ -78,6 +62,6 @@ class SystemdTest(runs.DeployedCase):
     self.assertEqual(self.service["Restart"], "on-failure")
     self.assertEqual(self.service["RestartPreventExitStatus"], "2")
     self.assertEqual(self.service["KillMode"], "mixed")  # A notice.
-    # However long the store is away.
+    self.assertEqual(self.service["SuccessExitStatus"], f"{children.LEFT}")
+    # However long the folder is away.
     self.assertEqual(self.unit["StartLimitIntervalSec"], "0")
-    self.assertEqual(self.service["TimeoutStartSec"], "infinity")
