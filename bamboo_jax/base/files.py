@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 import contextlib
 import fcntl
 import functools
+import math
 import os
 import pathlib
 import shutil
@@ -23,16 +24,17 @@ _T = TypeVar("_T")
 
 
 def ask_again(read: Callable[[], _T]) -> _T:
-  """Returns `read()`, retried after `OSError` for up to 30 s; blocks.
+  """Returns `read()`, retried for up to 30 s after the first `OSError`; blocks.
 
   A shared folder may fail for a moment, which must not end the process. Raises
   the last `OSError`.
   """
-  end_secs = time.monotonic() + _PATIENCE_SECS
+  end_secs = math.inf  # Not from the start: the first call may have hung for long.
   while True:
     try:
       return read()
     except OSError as error:
+      end_secs = min(end_secs, time.monotonic() + _PATIENCE_SECS)
       if time.monotonic() >= end_secs:
         raise
       logging.log_every_n_seconds(logging.WARNING, "%s. Retrying.", 10, error)

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from unittest import mock
 
 from absl.testing import parameterized
 
@@ -19,6 +20,33 @@ class FilesTest(parameterized.TestCase):
     super().setUp()
     self.root = self.enterContext(tempfile.TemporaryDirectory())
     self.path = pathlib.Path(self.root, "file")
+
+  @parameterized.parameters(
+      # Seconds that each read hangs before it fails, and how many are made.
+      ([1.0] * 60, 29),
+      ([300.0, 1.0, 0.0], 4),  # The patience begins with the first error.
+      ([300.0, 30.0, 0.0], 2),
+      ([], 1),
+  )
+  def test_a_read_is_retried(self, hangs, want):
+    now, count = [0.0], 0
+
+    def read():
+      nonlocal count
+      count += 1
+      if count <= len(hangs):
+        now[0] += hangs[count - 1]
+        raise OSError("away")
+      return "there"
+
+    clock = {"monotonic": lambda: now[0], "sleep": lambda secs: now.__setitem__(0, now[0] + secs)}
+    self.enterContext(mock.patch.multiple("time", **clock))
+    if want == len(hangs) + 1:
+      self.assertEqual(base.ask_again(read), "there")
+    else:
+      with self.assertRaisesRegex(OSError, "away"):
+        base.ask_again(read)
+    self.assertEqual(count, want)
 
   @parameterized.parameters("text", b"\0bytes", "")
   def test_content_is_replaced(self, content):
