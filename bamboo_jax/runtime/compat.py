@@ -5,7 +5,7 @@ changes, this module raises an error instead of failing inside a step.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 from jax._src import (
@@ -128,7 +128,7 @@ def use_cache(load: Load, save: Callable[[str, Any], None]) -> None:
     if not callbacks:  # Those call back into this process.
       save(key, executable)
 
-  compilation_cache.get_executable_and_time = get
+  compilation_cache.get_executable_and_time = cast(Any, get)
   compiler._cache_write = put  # JAX's own writes in the first process of several only.
   cache_key._hash_accelerator_config = _hash_accelerators
   cache_key._hash_serialized_compile_options = lambda hash_obj, options, **_: (

@@ -263,7 +263,8 @@ class Node:
     """Returns the state as passes read it, the same for all of a step."""
     copies = self.store.copies
     if stage not in copies:
-      state, params = self.state[stage], {}
+      state = self.state[stage]
+      params: dict[str, base.PyTree] = {}
       for unit, programs in self._units[stage]:
         own = programs.cast(spec_lib.to_unit(state, unit).params)
         params |= zip(unit.names, own, strict=True)

@@ -59,7 +59,8 @@ def find_jobs(engine: engine_lib.Engine, *, evaluate: bool) -> list[Job]:
   if evaluate:
     names.append("evaluate")
   has_copies = any(engine.shadows) or len(engine.owners) > 1  # Their fingerprints are compared.
-  units, jobs = programs_lib.find_kinds(engine.specs), []
+  units = programs_lib.find_kinds(engine.specs)
+  jobs: list[Job] = []
   # One place after the other: later ones load the programs of the first.
   for place in dict.fromkeys(map(engine.find_compute, engine.devices)):
     assert place is not None, "All these nodes are local."
