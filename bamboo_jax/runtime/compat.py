@@ -122,9 +122,7 @@ def use_cache(load: Load, save: Callable[[str, Any], None]) -> None:
     found = load(key, lambda data: backend.deserialize_executable(data, devices, options))
     return (None, None) if found is None else (found, 0)
 
-  def put(
-      key: str, secs: float, name: str, backend: Any, executable: Any, callbacks: Any
-  ) -> None:
+  def put(key: str, secs: float, name: str, backend: Any, executable: Any, callbacks: Any) -> None:
     if not callbacks:  # Those call back into this process.
       save(key, executable)
 

@@ -6,7 +6,7 @@ passes are kept until the commit, for a failover. They lie in host memory and
 return to the device only if used.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -42,7 +42,8 @@ class StepArrays:
   Attributes:
     activations: Outputs of stages.
     grads: Gradients with respect to these.
-    saved: Values that the units of a stage keep of a forward pass.
+    saved: Values that the units of a stage keep of a forward pass; after a death
+      those that nodes of a program have dumped, `spmd.buffers.Kept` in NumPy.
     copies: States with parameters as passes read them, by stage; present while
       rows run.
     accumulators: Sums over the microbatches of a share, by stage and share.
@@ -58,7 +59,7 @@ class StepArrays:
     """Drops all arrays."""
     self.activations: dict[Key, base.PyTree] = {}
     self.grads: dict[Key, base.PyTree] = {}
-    self.saved: dict[Key, list[spec_lib.Saved]] = {}
+    self.saved: dict[Key, Any] = {}
     self.copies: dict[base.StageId, spec_lib.StageState] = {}
     self.accumulators: dict[Sum, spec_lib.Accumulator] = {}
     self.accumulated: set[Key] = set()

@@ -110,9 +110,7 @@ class TraceTest(parameterized.TestCase):
 
 class RedundantTest(parameterized.TestCase):
 
-  @parameterized.named_parameters(
-      ("middle", 1, 3), ("last_stage", 1, 6), ("the_loss_alone", 5, 6)
-  )
+  @parameterized.named_parameters(("middle", 1, 3), ("last_stage", 1, 6), ("the_loss_alone", 5, 6))
   def test_keeps_what_a_forward_pass_keeps(self, first, last):
     stage = Stage(first, last)
     outputs, kept = stage.run(Op.FORWARD)
