@@ -16,11 +16,10 @@ from bamboo_jax.recovery import (
     assignment,
     ladder as ladder_lib,
     layout as layout_lib,
-    placement as placement_lib,
     planner,
     shapes as shapes_lib,
+    templates as templates_lib,
 )
-from bamboo_jax.recovery.oobleck import cover as cover_lib, templates as templates_lib
 from bamboo_jax.schedule import failover
 from tests import profiles
 
@@ -110,9 +109,6 @@ def make_rules(
   )
   has_replicas = mode != "none"
   ladder = make_ladder(has_replicas=has_replicas, **rungs)
-  shape = shapes_lib.Depth(
-      partition, predicted.profile, has_replicas=has_replicas, max_pipelines=num_shares
-  )
   return assignment.RecoveryRules(
       segments=partition,
       num_shares=num_shares,
@@ -127,8 +123,7 @@ def make_rules(
       ),
       ladder=ladder,
       planner=planner.Planner(
-          shape,
-          placement_lib.Placer("spread", has_replicas=has_replicas),
+          shapes_lib.Templates((partition,), predicted, ladder.options),
           planner.PredictedTimes(predicted),
           fold=ladder.options.fold,
       ),
@@ -163,13 +158,17 @@ def make_template_rules(
       min_nodes=min_nodes,
       max_nodes=min(num_layers, 2 * min_nodes - 1),
   )
-  coverer = cover_lib.Coverer(templates, predicted, degrades=True)
-  has_replicas = mode != "none"
-  partitions = tuple(t.partition for t in templates.templates)
+  partitions = tuple(template.partition for template in templates)
   segments = partition_lib.refine(partitions)
-  shape = shapes_lib.TemplateShapes(coverer, method)
-  if layout == "grid":
-    shape = shapes_lib.Grid(partitions, predicted)
+  ladder = make_ladder(has_replicas=mode != "none", reroute=reroute, method=method)
+  shape = shapes_lib.Templates(
+      partitions,
+      predicted,
+      ladder.options,
+      mixes=layout == "templates",
+      uses_all=layout == "templates",
+      degrades=True,
+  )
   return assignment.RecoveryRules(
       segments=segments,
       num_shares=num_shares,
@@ -182,12 +181,8 @@ def make_template_rules(
           per_share=per_share,
           segments=segments,
       ),
-      ladder=make_ladder(has_replicas=has_replicas, reroute=reroute),
+      ladder=ladder,
       planner=planner.Planner(
-          shape,
-          placement_lib.Placer("spread", has_replicas=has_replicas),
-          planner.PredictedTimes(predicted),
-          fold=True,
-          is_strict=layout == "templates",
+          shape, planner.PredictedTimes(predicted), fold=True, is_strict=layout == "templates"
       ),
   )

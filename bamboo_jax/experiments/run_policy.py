@@ -51,9 +51,8 @@ def make(config: config_lib.Config, traces: Sequence[str]) -> PolicyRules:
   price = loop.price_on(readers.read_traces(traces), _find_price(config))
   profile = build.make_profile(config, build.make_task(config))
   templates = build_recovery.make_templates(config, profile, is_cluster=True)
-  plan = build.make_plan(
-      config, profile, is_cluster=True, num_stages=templates.min_nodes if templates else None
-  )
+  num_stages = templates[0].partition.num_stages if templates else None
+  plan = build.make_plan(config, profile, is_cluster=True, num_stages=num_stages)
   rules = build_recovery.make_rules(config, plan, templates)
   speed = speed_lib.ProfileSpeed(
       profile,

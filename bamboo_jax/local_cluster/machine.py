@@ -172,9 +172,9 @@ def place_nodes(config: config_lib.Config, zones: Mapping[base.NodeId, str]) -> 
   The first numbers are those of owners, pipeline by pipeline, then of spares.
   """
   stages = partition_lib.Partition(tuple(range(config.pipeline.num_stages + 1)))
-  pipelines, spares = placement_lib.place_nodes(
-      zones, [stages] * config.pipeline.num_pipelines, has_replicas=config.redundancy.mode != "none"
-  )
-  order = [*(n for p in pipelines for n in p.roles.owners), *spares]
+  partitions = (stages,) * config.pipeline.num_pipelines
+  has_replicas = config.redundancy.mode != "none"
+  order = placement_lib.arrange(partitions, [*zones], zones, has_replicas=has_replicas)
+  pipelines = placement_lib.make_pipelines(partitions, order, has_replicas)
   survival = survival_lib.find_survival(pipelines, zones)
   return Placement({node: i for i, node in enumerate(order)}, survival)

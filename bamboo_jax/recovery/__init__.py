@@ -8,16 +8,16 @@ ladder and the same planner.
   repair      spares take places, replicas are made
 
   planner     makes pipelines and predicts their cost, in three parts:
-  shapes      1. how many, of how many stages: depth, templates, grid, even
-  placement   2. which node gets which stage; searches for the arrangement
-                 that survives most failures, `survival` counts them
+  shapes      1. how many, of how many stages: covers, and Bamboo's triggers
+  placement   2. which node gets which stage: neighbours apart, copies spread
   (planner)   3. times: how long steps and pauses take
-  oobleck/    Oobleck's templates, covers and rules
-  triggers    Bamboo's: when new pipelines are desirable
+  templates   the best partition for each number of nodes (Oobleck)
+  regroup     Oobleck's rules after a loss: keep, borrow, merge
   moves       which state is copied when pipelines change, or layouts
 
   layout      the nodes of each stage, spares, and in a run their shares and rows
   assignment  completes decisions of a run: shares, detours and copies
+  survival    the failures that pipelines survive
   slowness    which node is slow, and makes the others wait
   agreement   the conclusion of a view's members from their statuses
   durations   how long recoveries of a run took, from its log

@@ -225,26 +225,29 @@ class _Question:
 
   def _find_better(self, before: Layout, repaired: Layout) -> Decision | None:
     """Returns new pipelines if they train more within the horizon."""
-    assert self.planner is not None  # Else `improve` has returned.
-    usable = _candidates(before, dead=_NOBODY)[0]
-    options = self.ladder.options
-    if not options.reconfigure and not options.checkpoint:
+    options, planner = self.ladder.options, self.planner
+    if not planner or not options.reconfigure and not options.checkpoint:
       return None
+    usable = _candidates(before, dead=_NOBODY)[0]
+    may_stay = planner.may_stay(before.pipelines) and all(
+        {*usable}.issuperset(p.nodes) for p in before.pipelines
+    )
+    rung = "reconfigure" if options.reconfigure else "checkpoint"
     try:
+      # The same question, without the work of planning: none are faster.
+      if may_stay and planner.times.step_secs(before.pipelines) <= planner.best_secs(len(usable)):
+        return None
       if options.reconfigure:
-        rung = "reconfigure"
-        pipelines = self.planner.adapt(before.pipelines, usable)
+        pipelines = planner.adapt(before.pipelines, usable)
       else:
-        rung = "checkpoint"
-        pipelines = self.planner.fresh(usable, self.zones)
+        pipelines = planner.fresh(usable, self.zones)
     except base.InfeasibleError:
       return None
     if pipelines == before.pipelines:
       return None  # No pause, but no gain either.
     now = self._steps("repair", before.pipelines, repaired.pipelines)
     new = self._steps(rung, before.pipelines, pipelines)
-    stays = self.planner.may_stay(repaired.pipelines)
-    if stays and new <= now * (1 + _EVEN):
+    if new <= now * (1 + _EVEN) and planner.may_stay(repaired.pipelines):
       return None
     return Decision(
         rung,

@@ -1,14 +1,14 @@
 """Plans pipelines and predicts their cost: shapes, places and times.
 
   shapes  how many pipelines, of how many stages      `shapes`
-  places  which node gets which stage at a start      `places`
+  places  which node gets which stage at a start      `placement`
   times   how long steps and changes take             `Times`
 
 Clusters predict times from a profile of the model (`PredictedTimes`);
 simulations add the other costs of a change.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
 from typing import Protocol
@@ -22,6 +22,7 @@ Pipeline = pipelines_lib.Pipeline
 Nodes = Sequence[base.NodeId]
 Pipelines = tuple[Pipeline, ...]
 Zones = Mapping[base.NodeId, str]
+Arrange = Callable[[shapes_lib.Partitions, Nodes, Zones], Nodes]
 
 
 class Times(Protocol):
@@ -59,30 +60,32 @@ class Planner:
   """Plans pipelines; caches results that depend only on the number of nodes.
 
   Args:
-    shapes: Number and partitions of pipelines.
     fold: Whether nodes own several stages of one pipeline if there are too few
       for a whole one.
-    is_strict: Whether pipelines in which a node owns several stages are
-      replaced even by slower ones.
+    arrange: Returns the node of each new place, then the rest; by default
+      `placement.arrange`.
+    is_strict: Whether pipelines in which a node owns several stages are replaced even
+      by slower ones, so that all nodes find a place.
   """
 
   def __init__(
       self,
       shapes: shapes_lib.Shapes,
-      placer: placement_lib.Placer,
       times: Times,
       *,
       fold: bool,
+      arrange: Arrange | None = None,
       is_strict: bool = False,
   ) -> None:
-    self.heeds_zones = placer.heeds_zones
+    self._is_strict = is_strict
     self._shapes = shapes
-    self._placer = placer
+    self._arrange = arrange or functools.partial(
+        placement_lib.arrange, has_replicas=shapes.has_replicas
+    )
     self.times = times
     self._fold = fold
-    self._is_strict = is_strict
     self.partitions = functools.cache(self.partitions)
-    self._find_best = functools.cache(self._find_best)
+    self.best_secs = functools.cache(self.best_secs)
 
   def partitions(self, num_nodes: int) -> shapes_lib.Partitions:
     """Returns the partition of each new pipeline of `num_nodes` nodes.
@@ -107,38 +110,36 @@ class Planner:
         self.partitions(len(nodes)), self.arrange(nodes, zones), self._shapes.has_replicas
     )
 
-  def arrange(self, nodes: Nodes, zones: Zones) -> Sequence[base.NodeId]:
+  def arrange(self, nodes: Nodes, zones: Zones) -> Nodes:
     """Returns the node of each place of `fresh`, then the other nodes."""
     if self._must_fold(len(nodes)):
       return nodes
-    return self._placer.arrange(self.partitions(len(nodes)), nodes, zones)
+    return self._arrange(self.partitions(len(nodes)), nodes, zones)
 
   def adapt(self, pipelines: Sequence[Pipeline], nodes: Nodes) -> Pipelines:
-    """Returns the pipelines to continue with after nodes were lost or joined.
+    """Returns pipelines to continue with after nodes were lost or joined.
 
-    These are `pipelines` themselves if new ones are no faster. Nodes of
-    `pipelines` that are not in `nodes` are lost; spares are used in the order
-    of `nodes`.
+    Nodes of `pipelines` that are not in `nodes` are lost; spares are used in the order
+    of `nodes`. `decide` checks whether they are better than `pipelines`.
 
     Raises:
       base.InfeasibleError: There are too few nodes for one pipeline, or none of
         them has a copy of some layer.
     """
-    alive = {*nodes}
-    if self._must_fold(len(nodes)):
-      # Nothing has changed.
-      if len(pipelines) == 1 and alive == {*pipelines[0].nodes}:
-        return tuple(pipelines)
-      return self._folded(pipelines, nodes)
-    is_whole = all(alive.issuperset(p.nodes) for p in pipelines)
-    if is_whole and self.may_stay(pipelines):
-      if self.times.step_secs(pipelines) <= self._find_best(len(nodes)):
-        return tuple(pipelines)
-    return self._shapes.adapt(pipelines, nodes)
+    if not self._must_fold(len(nodes)):
+      return self._shapes.adapt(pipelines, nodes)
+    # Nothing has changed.
+    if len(pipelines) == 1 and {*nodes} == {*pipelines[0].nodes}:
+      return tuple(pipelines)
+    return self._folded(pipelines, nodes)
 
   def may_stay(self, pipelines: Sequence[Pipeline]) -> bool:
     """Returns whether pipelines are kept if new ones are no faster."""
     return not self._is_strict or all(len(p.nodes) == p.partition.num_stages for p in pipelines)
+
+  def best_secs(self, num_nodes: int) -> float:
+    """Returns the time of a step of `fresh`, whichever the nodes are."""
+    return self.times.step_secs(self.fresh(base.nodes(num_nodes), {}))
 
   def _must_fold(self, num_nodes: int) -> bool:
     if not self._fold:
@@ -149,7 +150,3 @@ class Planner:
     return shapes_lib.fold(
         self._shapes.smallest, pipelines, nodes, has_replicas=self._shapes.has_replicas
     )
-
-  def _find_best(self, num_nodes: int) -> float:
-    # Whichever nodes: only the number matters.
-    return self.times.step_secs(self.fresh(base.nodes(num_nodes), {}))

@@ -1,36 +1,41 @@
 """Shapes of pipelines for a number of nodes, and how they follow others.
 
-  Depth      Bamboo's (NSDI'23): of one depth; the other nodes are spares
-  Templates  Oobleck's (SOSP'23): of many depths, so that no node idles
-  Grid       Varuna's (EuroSys'22): the fastest number and depth, at each start
-  Even       all nodes, as evenly as can be, for tables of throughput
+All are made from templates, the best partition for each depth:
 
-`fold` makes one pipeline of fewer nodes than stages. If there were pipelines
-before, nodes get the places that need the fewest copies (`moves`); otherwise
-see `places`.
+  one depth            Bamboo's (NSDI'23): as many as there are nodes for; others are spares
+  several, not mixed   Varuna's (EuroSys'22): the fastest number and depth, at each start
+  several, mixed       Oobleck's (SOSP'23): a cover, so that no node idles
+
+A cover has at least f + 1 pipelines, so every layer has that many owners. Of all
+covers, which are enumerated, the one with the shortest predicted step is taken. If
+there were pipelines before, nodes get the places that need the fewest copies
+(`moves`). `fold` makes one pipeline of fewer nodes than stages.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 import dataclasses
+import functools
 import itertools
+import math
 from typing import Protocol
 
 import numpy as np
 
 from bamboo_jax import base, config
-from bamboo_jax.plan import cost_model, partition as partition_lib, pipelines as pipelines_lib
+from bamboo_jax.plan import partition as partition_lib, pipelines as pipelines_lib
 from bamboo_jax.plan.times import predictor as predictor_lib
-from bamboo_jax.recovery import moves, placement as placement_lib, triggers
-from bamboo_jax.recovery.oobleck import cover as cover_lib, regroup
+from bamboo_jax.recovery import moves, regroup
 from bamboo_jax.schedule import failover
 
 Pipeline = pipelines_lib.Pipeline
 Nodes = Sequence[base.NodeId]
 Partitions = tuple[partition_lib.Partition, ...]
 Pipelines = tuple[Pipeline, ...]
+Depths = tuple[int, ...]  # Of the pipelines of a cover, growing.
 
-METHODS = ("rules", "replanning")
 GRID_DEPTHS = (0.5, 0.75, 1.0, 1.25, 1.5)  # Multiples of the number of stages.
+_DEFAULTS = config.RecoverySection()
+_MAX_TIES = 64  # Most equally good covers that are kept.
 
 
 class Shapes(Protocol):
@@ -63,125 +68,160 @@ class Shapes(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Depth:
-  """The largest number of pipelines of one depth.
+class Templates:
+  """Pipelines of given depths; a `Shapes`.
 
   Attributes:
-    profile: Costs of layers; None if unknown, then nodes stay in their order.
-    max_pipelines: Largest number of pipelines; None: no limit.
-    options: Complete pipelines are changed only if one of its triggers fires.
+    depths: The partition of each depth. If mixed, those of consecutive depths.
+    predictor: Predicts steps; it limits the number of pipelines.
+    options: With one depth, complete pipelines are changed only if one of Bamboo's
+      triggers fires. With mixed ones, `num_failures` is f, and `method` how pipelines
+      replace others: by Oobleck's "rules" (section 5: keep, borrow, merge), or by
+      "replanning": among the fastest covers the one that moves the fewest bytes,
+      then nodes.
+    mixes: Whether pipelines may have different depths.
+    uses_all: Whether as many nodes as possible are used, as in Bamboo and Oobleck, even
+      if fewer were faster; "rules" always do.
+    degrades: Whether nodes that are too few for f + 1 pipelines make fewer.
+    max_pipelines: Largest number of pipelines; None: no other limit.
   """
 
-  partition: partition_lib.Partition
-  profile: cost_model.Profile | None = None
-  has_replicas: bool = False
+  depths: Partitions
+  predictor: predictor_lib.Predictor
+  options: config.RecoverySection = _DEFAULTS
+  mixes: bool = False
+  uses_all: bool = True
+  degrades: bool = False
   max_pipelines: int | None = None
-  options: config.RecoverySection = config.RecoverySection()
-
-  @property
-  def smallest(self) -> partition_lib.Partition:
-    """The partition of every pipeline."""
-    return self.partition
-
-  def partitions(self, num_nodes: int) -> Partitions:
-    """Returns the partition of each pipeline; see `Shapes`."""
-    return (self.partition,) * _count(num_nodes, self.partition.num_stages, self.max_pipelines)
-
-  def adapt(self, pipelines: Sequence[Pipeline], nodes: Nodes) -> Pipelines:
-    """See `Shapes`; returns `pipelines` themselves if no trigger fires."""
-    partitions = self.partitions(len(nodes))
-    training = {node for p in pipelines for node in p.nodes}
-    if training <= {*nodes} and not triggers.fire(
-        self.options,
-        pipelines,
-        num_spares=len(nodes) - len(training),
-        most_pipelines=len(partitions),
-    ):
-      return tuple(pipelines)
-    if self.profile is None:
-      return placement_lib.make_pipelines(partitions, nodes, self.has_replicas)
-    _check_copies(self.profile, pipelines, nodes)
-    return moves.assign_nodes(
-        *(self.profile, pipelines, partitions, nodes), has_replicas=self.has_replicas
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class TemplateShapes:
-  """Pipelines of different depths that use all nodes.
-
-  Attributes:
-    method: How pipelines replace others: by Oobleck's "rules" (section 5: keep,
-      borrow, merge), or by "replanning": among the fastest covers of all nodes
-      the one that moves the fewest bytes, then nodes.
-    use_all: Whether all nodes are used, as in Oobleck, even if fewer were
-      faster; "rules" always use all.
-  """
-
-  coverer: cover_lib.Coverer
-  method: str = "replanning"
-  use_all: bool = True
-
-  def __post_init__(self) -> None:
-    if self.method not in METHODS:
-      raise ValueError(base.suggest(self.method, METHODS, what="method"))
 
   @property
   def has_replicas(self) -> bool:
-    """Whether stages have shadows."""
-    return self.coverer.predictor.has_replicas
+    """Whether the predictor's steps have redundancy."""
+    return self.predictor.has_replicas
 
-  @property
+  @functools.cached_property
   def smallest(self) -> partition_lib.Partition:
     """The template of n0 nodes."""
-    return self.coverer.templates.templates[0].partition
+    return min(self.depths, key=lambda p: p.num_stages)
 
   def partitions(self, num_nodes: int) -> Partitions:
-    """Returns the best cover of all nodes."""
-    return self._of(self._covers(num_nodes)[0].sizes)
+    """Returns the best cover of the nodes."""
+    return self._of(self.covers(num_nodes)[0])
 
   def adapt(self, pipelines: Sequence[Pipeline], nodes: Nodes) -> Pipelines:
-    """See `Shapes`; by `method`."""
-    predictor = self.coverer.predictor
-    if self.method == "rules":
-      plans = [[(self._of([len(g)]), g) for g in self._groups(pipelines, nodes)]]
+    """Returns `pipelines` themselves if no trigger fires; see `Shapes`."""
+    if len(self.depths) == 1:
+      if not fires(self.options, pipelines, nodes, most=len(self.covers(len(nodes))[0])):
+        return tuple(pipelines)
+    if self.mixes and self.options.method == "rules":
+      plans = [[(self._of((len(g),)), g) for g in self._groups(pipelines, nodes)]]
     else:
-      covers = self._covers(len(nodes))
-      plans = [[(self._of(c.sizes), nodes)] for c in covers]
-    _check_copies(predictor.profile, pipelines, nodes)
+      plans = [[(self._of(cover), tuple(nodes))] for cover in self.covers(len(nodes))]
+    profile = self.predictor.profile
+    if lost := moves.lost_layers(pipelines, nodes):
+      raise base.InfeasibleError(
+          f"No live node has a copy of layer {profile.layers[lost[0]].name}."
+      )
     choices = []
     for plan in plans:
       made = [
-          moves.assign_nodes(
-              predictor.profile, pipelines, partitions, group, has_replicas=self.has_replicas
-          )
-          for partitions, group in plan
+          moves.assign_nodes(profile, pipelines, parts, group, has_replicas=self.has_replicas)
+          for parts, group in plan
       ]
       choices.append(tuple(itertools.chain.from_iterable(made)))
     if len(choices) == 1:
       return choices[0]
     return min(choices, key=lambda after: self._cost(pipelines, after, nodes))
 
-  def _covers(self, num_nodes: int) -> tuple[cover_lib.Cover, ...]:
-    if self.use_all or self.method == "rules":
-      return self.coverer.best(self.coverer.most_used(num_nodes))
-    return self.coverer.best_of_some(num_nodes)
+  @functools.cached_property
+  def _of_depth(self) -> dict[int, partition_lib.Partition]:
+    return {p.num_stages: p for p in self.depths}
 
-  def _of(self, sizes: Sequence[int]) -> Partitions:
-    return tuple(self.coverer.templates.of(n).partition for n in sizes)
+  def _of(self, cover: Depths) -> Partitions:
+    return tuple(self._of_depth[depth] for depth in cover)
+
+  @functools.cached_property
+  def covers(self) -> Callable[[int], tuple[Depths, ...]]:
+    """Returns the covers of some nodes with the shortest step, all equally good.
+
+    Raises:
+      base.InfeasibleError: There are too few nodes for f + 1 pipelines, or fewer
+        microbatches than that.
+    """
+    return functools.cache(self._find_covers)  # Of this instance only.
+
+  def _find_covers(self, num_nodes: int) -> tuple[Depths, ...]:
+    fewest, least = self._fewest(num_nodes), self.smallest.num_stages
+    if num_nodes < least and fewest == 1:
+      raise base.InfeasibleError(f"{num_nodes} nodes are too few for a pipeline of {least}.")
+    if num_nodes < fewest * least:
+      raise base.InfeasibleError(
+          f"{num_nodes} nodes are too few: {fewest} pipelines of at least {least} nodes "
+          f"need {fewest * least}, {fewest * least - num_nodes} more."
+      )
+    most = min(self.predictor.most_pipelines, self.max_pipelines or num_nodes)
+    if fewest > most:
+      raise base.InfeasibleError(f"{fewest} pipelines are too many for {most} microbatches.")
+    tried = [*(self._mixed if self.mixes else self._alike)(num_nodes, fewest, most)]
+    if len(tried) == 1:
+      return tuple(tried)
+    best_ms, found = math.inf, []
+    for cover in tried:
+      if self._least_ms(cover) <= best_ms:
+        step_ms = self._step_ms(cover)
+        if step_ms < best_ms:
+          best_ms, found = step_ms, [cover]
+        elif step_ms == best_ms and self.mixes and sum(cover) == sum(found[0]):
+          found.append(cover)
+    return tuple(found[:_MAX_TIES])
+
+  def _fewest(self, num_nodes: int) -> int:
+    """Returns the least number of pipelines: f + 1, if they may be mixed."""
+    wanted = self.options.num_failures + 1 if self.mixes else 1
+    return max(1, min(wanted, num_nodes // self.smallest.num_stages)) if self.degrades else wanted
+
+  def _alike(self, num_nodes: int, fewest: int, most: int) -> Iterator[Depths]:
+    """Yields pipelines of one depth, the deepest first, as it is taken of equally fast ones."""
+    total = self.predictor.most_pipelines
+    for depth in sorted(self._of_depth, reverse=True):
+      if count := min(num_nodes // depth, most):
+        # Other numbers give the busiest pipeline as many microbatches as a smaller one.
+        busiest = {-(-total // n) for n in range(1, count + 1)}
+        counts = [count] if self.uses_all else [-(-total // n) for n in busiest]
+        yield from ((depth,) * n for n in counts)
+
+  def _mixed(self, num_nodes: int, fewest: int, most: int) -> Iterator[Depths]:
+    """Yields all covers, of fewer nodes first: more are not taken if they are no faster."""
+    least, largest = self.smallest.num_stages, max(self._of_depth)
+    used = min(num_nodes, largest * min(num_nodes // least, most))
+    wanted = (self.options.num_failures + 1) * least
+    uses_all = self.uses_all or self.options.method == "rules"
+    for total in [used] if uses_all else range(min(wanted, used), used + 1):
+      for number in range(max(fewest, -(-total // largest)), min(most, total // least) + 1):
+        yield from _divide(total, number, least, largest)
+
+  def _least_ms(self, cover: Depths) -> float:
+    """Returns a bound: each pipeline does no more microbatches than its pace allows."""
+    paces = (self.predictor.pace(self._of_depth[depth]) for depth in cover)
+    rate = sum(1.0 / pace.least_ms for pace in paces)
+    return self.predictor.num_microbatches / rate * (1 - 1e-9)  # An error of rounding.
+
+  def _step_ms(self, cover: Depths) -> float:
+    partitions = self._of(cover)
+    counts = self.predictor.deal([self.predictor.pace(p) for p in partitions])
+    return self.predictor.step_time(partitions, counts).total_ms
 
   def _groups(self, pipelines: Sequence[Pipeline], nodes: Nodes) -> regroup.Groups:
-    templates, alive = self.coverer.templates, {*nodes}
+    alive, most = {*nodes}, self.predictor.most_pipelines
     left = [tuple(n for n in p.nodes if n in alive) for p in pipelines]
     training = {node for group in left for node in group}
     groups = regroup.regroup(
         left,
         joined=tuple(node for node in nodes if node not in training),
-        min_nodes=templates.min_nodes,
-        max_nodes=templates.max_nodes,
-        min_pipelines=self.coverer.min_pipelines(len(nodes)),
+        min_nodes=self.smallest.num_stages,
+        max_nodes=max(self._of_depth),
+        min_pipelines=self._fewest(len(nodes)),
     )
-    most = self.coverer.predictor.most_pipelines
     if len(groups) > most:
       raise base.InfeasibleError(f"{len(groups)} pipelines are too many for {most} microbatches.")
     return groups
@@ -190,7 +230,7 @@ class TemplateShapes:
       self, before: Sequence[Pipeline], after: Pipelines, nodes: Nodes
   ) -> tuple[float, int, int]:
     """Returns the key to minimise: step time in ms, bytes and nodes moved."""
-    predictor = self.coverer.predictor
+    predictor = self.predictor
     copies = moves.plan_layer_copies(predictor.profile, before, after, nodes)
     return (
         predictor.predict(after).total_ms,
@@ -199,92 +239,41 @@ class TemplateShapes:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class Grid:
-  """The number of pipelines and their depth with the fastest step.
+def _divide(total: int, number: int, least: int, largest: int) -> Iterator[Depths]:
+  """Yields all growing sequences of `number` depths from `least` to `largest`, by their sum."""
+  if number == 1:
+    if least <= total <= largest:
+      yield (total,)
+    return
+  # With less here, the rest could not have all nodes; and the rest are no smaller.
+  for first in range(max(least, total - (number - 1) * largest), total // number + 1):
+    for rest in _divide(total - first, number - 1, first, largest):
+      yield (first, *rest)
 
-  Varuna (EuroSys'22) searches this grid by simulation at each start.
 
-  Attributes:
-    choices: One partition for each depth.
+def fires(
+    options: config.RecoverySection, pipelines: Sequence[Pipeline], nodes: Nodes, *, most: int
+) -> bool:
+  """Returns whether new pipelines are desirable, by the triggers that are switched on.
+
+  Bamboo (NSDI'23) reconfigures if spares can relieve all nodes with two stages, if the
+  number of such nodes makes another loss likely to be fatal, or if there are nodes for
+  one more pipeline. These are the rules of its public simulator. Always if a node is
+  lost. `decide` checks whether new pipelines pay.
+
+  Args:
+    options: `refill`, `max_doubled` and `grow` count.
+    most: Number of pipelines that all nodes suffice for.
   """
-
-  choices: Partitions
-  predictor: predictor_lib.Predictor
-
-  @property
-  def has_replicas(self) -> bool:
-    """Whether stages have shadows."""
-    return self.predictor.has_replicas
-
-  @property
-  def smallest(self) -> partition_lib.Partition:
-    """The partition with the fewest stages."""
-    return min(self.choices, key=lambda p: p.num_stages)
-
-  def partitions(self, num_nodes: int) -> Partitions:
-    """Returns the fastest choice; the deepest among equals.
-
-    It may leave nodes unused, so more nodes are never slower than fewer.
-    """
-    found = []
-    for partition in self.choices:
-      for count in self._counts(num_nodes // partition.num_stages):
-        pipelines = placement_lib.make_pipelines(
-            [partition] * count, base.nodes(count * partition.num_stages), False
-        )
-        step_ms = self.predictor.predict(pipelines).total_ms
-        found.append((step_ms, -partition.num_stages, (partition,) * count))
-    if not found:
-      _count(num_nodes, self.smallest.num_stages)
-    return min(found, key=lambda plan: plan[:2])[-1]
-
-  def _counts(self, most: int) -> list[int]:
-    """Returns the numbers of pipelines up to `most` that are worth trying.
-
-    Others give the busiest pipeline as many microbatches as a smaller number.
-    """
-    total = self.predictor.most_pipelines
-    busiest = {-(-total // n) for n in range(1, min(most, total) + 1)}
-    return [-(-total // num_microbatches) for num_microbatches in busiest]
-
-  def adapt(self, pipelines: Sequence[Pipeline], nodes: Nodes) -> Pipelines:
-    """See `Shapes`; the fastest pipelines, with the fewest bytes copied."""
-    profile = self.predictor.profile
-    partitions = self.partitions(len(nodes))
-    _check_copies(profile, pipelines, nodes)
-    return moves.assign_nodes(profile, pipelines, partitions, nodes, has_replicas=self.has_replicas)
-
-
-@dataclasses.dataclass(frozen=True)
-class Even:
-  """All nodes, in pipelines of at least `num_stages`, of almost equal size.
-
-  For tables of measured throughput, whose partitions are not known: stages are
-  equal parts of the model.
-  """
-
-  num_stages: int
-  has_replicas: bool
-
-  @property
-  def smallest(self) -> partition_lib.Partition:
-    """The pipeline of `num_stages` nodes."""
-    return self._partition(self.num_stages)
-
-  def partitions(self, num_nodes: int) -> Partitions:
-    """Returns partitions of a model of `2 * num_stages` equal layers."""
-    num_pipelines = _count(num_nodes, self.num_stages)
-    each, rest = divmod(num_nodes, num_pipelines)
-    return tuple(self._partition(each + (i < rest)) for i in range(num_pipelines))
-
-  def adapt(self, pipelines: Sequence[Pipeline], nodes: Nodes) -> Pipelines:
-    """Returns new pipelines of the nodes in their order."""
-    return placement_lib.make_pipelines(self.partitions(len(nodes)), nodes, self.has_replicas)
-
-  def _partition(self, num_nodes: int) -> partition_lib.Partition:
-    num_layers = 2 * self.num_stages
-    return partition_lib.Partition(tuple(s * num_layers // num_nodes for s in range(num_nodes + 1)))
+  training = {node for p in pipelines for node in p.nodes}
+  num_training = sum(len(p.nodes) for p in pipelines)
+  num_doubled = sum(p.partition.num_stages - len(p.nodes) for p in pipelines)
+  return (
+      not training <= {*nodes}
+      or (options.refill and 0 < num_doubled <= len(nodes) - len(training))
+      or 2 * num_doubled > options.max_doubled * num_training
+      or (options.grow and most > len(pipelines))
+  )
 
 
 def fold(
@@ -311,15 +300,3 @@ def fold(
   owners = tuple(node_of[i] for i, run in enumerate(runs) for _ in run)
   roles = failover.Roles.initial(owners, has_replicas=has_replicas)
   return (Pipeline(partition, roles),)
-
-
-def _count(num_nodes: int, num_stages: int, most: int | None = None) -> int:
-  count = min(num_nodes // num_stages, num_nodes if most is None else most)
-  if not count:
-    raise base.InfeasibleError(f"{num_nodes} nodes are too few for a pipeline of {num_stages}.")
-  return count
-
-
-def _check_copies(profile: cost_model.Profile, pipelines: Sequence[Pipeline], nodes: Nodes) -> None:
-  if lost := moves.lost_layers(pipelines, nodes):
-    raise base.InfeasibleError(f"No live node has a copy of layer {profile.layers[lost[0]].name}.")

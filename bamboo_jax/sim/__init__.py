@@ -11,6 +11,8 @@ Pure Python. Decisions are those of `recovery`; this adds time and money.
   books             counts steps, saves and lost work between events
 
   policies          a policy from settings: ladder, shapes, places, times
+  shapes            pipelines for tables, whose partitions are not known
+  places            who gets which place: in order, at random, by zones
   times             durations of boots, detection, restarts and saves, and with
                     them of steps, changes and losses; measured on a cluster
   speed             how long a step is: predicted from a model's profile, by

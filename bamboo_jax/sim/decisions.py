@@ -79,8 +79,14 @@ class Decider:
   MAX_ANSWERS = 20_000  # The cache is cleared at this size.
 
   def __init__(
-      self, ladder: ladder_lib.Ladder, planner: Planner, times: times_lib.PipelineTimes
+      self,
+      ladder: ladder_lib.Ladder,
+      planner: Planner,
+      times: times_lib.PipelineTimes,
+      *,
+      heeds_zones: bool = True,
   ) -> None:
+    self._heeds = heeds_zones
     self.ladder = ladder
     self.planner = planner
     self.times = times
@@ -111,7 +117,7 @@ class Decider:
         self._answers.clear()
         self._places.clear()
       answer = self._answers[key] = self._ask(places.layout, change, when)
-    if answer.decision.rung == "checkpoint" and self.planner.heeds_zones:
+    if answer.decision.rung == "checkpoint" and self._heeds:
       if not (places.layout.leaving or change.noticed):
         return self._heed_zones(answer, find_zones())
       return self._ask(places.layout, dataclasses.replace(change, zones=find_zones()), when)

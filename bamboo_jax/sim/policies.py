@@ -15,16 +15,17 @@ from bamboo_jax.plan import cost_model, memory as memory_lib, partition as parti
 from bamboo_jax.plan.times import predictor as predictor_lib
 from bamboo_jax.recovery import (
     ladder as ladder_lib,
-    placement as placement_lib,
     planner as planner_lib,
     shapes as shapes_lib,
+    templates as templates_lib,
 )
-from bamboo_jax.recovery.oobleck import cover as cover_lib, templates as templates_lib
 from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.sim import (
     communication as communication_lib,
     decisions,
     loop,
+    places,
+    shapes as sim_shapes,
     speed as speed_lib,
     times as times_lib,
 )
@@ -213,30 +214,31 @@ class _Maker:
         fold=settings.fold,
         hand_over=settings.hand_over,
         horizon_secs=settings.horizon_secs,
+        num_failures=settings.num_failures,
+        method=settings.method,
     )
     ladder = ladder_lib.Ladder(options, has_replicas, settings.reroute)
     profile = None
     if isinstance(workload.costs, speed_lib.Table):
-      shapes = shapes_lib.Even(num_stages, has_replicas)
-      if settings.layout == "depth":
-        shapes = shapes_lib.Depth(
-            partition_lib.Partition(tuple(range(num_stages + 1))),
-            has_replicas=has_replicas,
-            max_pipelines=settings.max_pipelines,
-        )
-      speed = workload.costs
+      shapes: shapes_lib.Shapes = sim_shapes.TableShapes(
+          num_stages,
+          has_replicas,
+          is_even=settings.layout != "depth",
+          max_pipelines=settings.max_pipelines,
+      )
+      speed: times_lib.Speed = workload.costs
     else:
       profile = workload.costs
-      speed = self._make_speed(profile, redundant, ladder.reroute)
-      shapes = self._shapes(speed, num_stages)
+      predicted = speed = self._make_speed(profile, redundant, ladder.reroute)
+      shapes = self._shapes(predicted.predictor, num_stages, options)
     times = times_lib.PipelineTimes(speed, self.durations, drops=options.drop, profile=profile)
-    placer = placement_lib.Placer(
+    placer = places.Placer(
         settings.placement, has_replicas=has_replicas, seed=seed, max_tries=_MAX_TRIES
     )
-    planner = planner_lib.Planner(shapes, placer, times, fold=options.fold)
+    planner = planner_lib.Planner(shapes, times, fold=options.fold, arrange=placer.arrange)
     return loop.Policy(
         name=name,
-        decider=decisions.Decider(ladder, planner, times),
+        decider=decisions.Decider(ladder, planner, times, heeds_zones=placer.heeds_zones),
         durations=self.durations,
         market="spot" if settings.is_preemptible else "on_demand",
     )
@@ -260,30 +262,28 @@ class _Maker:
         split="makespan" if settings.layout == "templates" else "even",
     )
 
-  def _shapes(self, speed: speed_lib.ProfileSpeed, num_stages: int) -> shapes_lib.Shapes:
-    settings, predictor = self.settings, speed.predictor
+  def _shapes(
+      self, predictor: predictor_lib.Predictor, num_stages: int, options: config_lib.RecoverySection
+  ) -> shapes_lib.Shapes:
+    settings = self.settings
     num_layers = len(predictor.profile.layers)
     if make := _OWN_LAYOUTS.get(settings.layout):
       return make(settings, self.workload, predictor)
     if settings.layout == "depth":
       if num_stages > num_layers:
         raise base.InfeasibleError(
-            f"num_stages={num_stages} needs as many layers, of which there are " f"{num_layers}."
+            f"num_stages={num_stages} needs as many layers, of which there are {num_layers}."
         )
-      most = self.workload.num_microbatches
-      if settings.max_pipelines is not None:
-        most = min(most, settings.max_pipelines)
-      return shapes_lib.Depth(
-          self._partition(num_stages, predictor),
-          predictor.profile,
-          has_replicas=predictor.has_replicas,
-          max_pipelines=most,
+      partitions: shapes_lib.Partitions = (self._partition(num_stages, predictor),)
+      return shapes_lib.Templates(
+          partitions, predictor, options, max_pipelines=settings.max_pipelines
       )
     if settings.layout == "grid":
       wanted = {math.ceil(f * num_stages) for f in settings.depths}
       depths = sorted({min(depth, num_layers) for depth in wanted})
-      return shapes_lib.Grid(self._partitions(depths, predictor), predictor)
-    make = functools.partial(
+      partitions = self._partitions(depths, predictor)
+      return shapes_lib.Templates(partitions, predictor, options, uses_all=False)
+    make_templates = functools.partial(
         templates_lib.make_templates,
         predictor.profile.layers,
         num_failures=settings.num_failures,
@@ -292,13 +292,14 @@ class _Maker:
         num_microbatches=self.workload.num_microbatches,
         upkeep=self._upkeep(predictor.has_replicas),
     )
-    found = make()
+    found = make_templates()
     # Depths above the necessary one give more choice.
     most = min(num_stages + num_stages // 2, num_layers)
-    if found.max_nodes < most:
-      found = make(max_nodes=most)
-    return shapes_lib.TemplateShapes(
-        cover_lib.Coverer(found, predictor), settings.method, use_all=settings.use_all
+    if found[-1].partition.num_stages < most:
+      found = make_templates(max_nodes=most)
+    partitions = tuple(template.partition for template in found)
+    return shapes_lib.Templates(
+        partitions, predictor, options, mixes=True, uses_all=settings.use_all
     )
 
   def _partitions(

@@ -13,7 +13,7 @@ import types
 from typing import Any
 
 from bamboo_jax import config as config_lib
-from bamboo_jax.recovery.oobleck import templates
+from bamboo_jax.recovery import templates
 
 # More nodes share them: the system limits how many programs are loaded.
 MAX_DEVICES = 12

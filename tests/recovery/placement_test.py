@@ -145,14 +145,16 @@ class SurvivalTest(parameterized.TestCase):
     self.assertEqual((got.num_zones, got.num_apart), (1, 2))
 
 
-def _best_by_force(zones, partitions, has_replicas):
+def _survives_by_force(zones, partitions, has_replicas):
   num_places = sum(p.num_stages for p in partitions)
   return max(
-      survival.find_survival(
-          placement_lib.make_pipelines(partitions, nodes, has_replicas), zones
-      ).score
+      _survives_of(placement_lib.make_pipelines(partitions, nodes, has_replicas), zones)
       for nodes in itertools.permutations(zones, num_places)
   )
+
+
+def _survives_of(pipelines, zones):
+  return survival.find_survival(pipelines, zones).score[:3]
 
 
 class PlacementTest(parameterized.TestCase):
@@ -170,55 +172,60 @@ class PlacementTest(parameterized.TestCase):
       ("odd_circle", "aabbb", [5]),
       ("three_pipelines", "aaabbc", [2, 2, 2]),
   )
-  def test_is_the_best_of_all(self, text, depths):
+  def test_no_other_survives_more_zones_and_nodes(self, text, depths):
     for has_replicas in (True, False):
       partitions = [partition_lib.Partition((*range(depth), 5)) for depth in depths]
       zones = _zones(text)
-      pipelines, spares = placement_lib.place_nodes(zones, partitions, has_replicas=has_replicas)
-      self.assertEqual(
-          survival.find_survival(pipelines, zones).score,
-          _best_by_force(zones, partitions, has_replicas),
-      )
-      placed = [n for p in pipelines for n in p.nodes]
-      self.assertCountEqual((*placed, *spares), zones)
+      nodes = placement_lib.arrange(partitions, range(len(text)), zones, has_replicas=has_replicas)
+      self.assertCountEqual(nodes, zones)
+      pipelines = placement_lib.make_pipelines(partitions, nodes, has_replicas)
+      want = _survives_by_force(zones, partitions, has_replicas)
+      self.assertEqual(_survives_of(pipelines, zones), want)
 
   @parameterized.named_parameters(
-      # Zones, pipelines, stages, then score without the sums at its end.
-      ("eight_in_two", "aaaabbbb", 2, 4, (2, 1, 3, 2, 1)),
-      ("eight_in_three", "aaabbbcc", 2, 4, (3, 2, 3, 3, 1)),
-      ("forty_eight_in_three", "abc" * 16, 4, 12, (3, 2, 7, 3, 4)),
-      ("two_hundred_in_four", "abcd" * 50, 10, 20, (4, 3, 19, 4, 14)),
+      # Zones, pipelines, stages, the score without the sums, and neighbours that are apart.
+      ("eight_in_two", "aaaabbbb", 2, 4, (2, 1, 3, 2, 1), 8),
+      ("eight_in_three", "aaabbbcc", 2, 4, (3, 2, 3, 3, 1), 8),
+      ("forty_eight_in_three", "abc" * 16, 4, 12, (3, 2, 7, 3, 4), 48),
+      ("two_hundred_in_four", "abcd" * 50, 10, 20, (4, 3, 19, 4, 14), 200),
+      ("one_is_large", "a" * 14 + "b" * 6 + "c" * 4, 2, 12, (3, 1, 3, 2, 0), 20),
+      ("half_are_in_one", "a" * 12 + "b" * 6 + "c" * 6, 3, 8, (3, 2, 5, 2, 1), 23),
   )
-  def test_large_clusters_survive_most(self, text, num, depth, score):
+  def test_large_clusters(self, text, num, depth, score, num_apart):
+    zones, partitions = _zones(text), [_even(depth)] * num
+    nodes = placement_lib.arrange(partitions, range(len(text)), zones, has_replicas=True)
+    pipelines = placement_lib.make_pipelines(partitions, nodes, True)
+    got = survival.find_survival(pipelines, zones)
+    self.assertEqual((got.score[:5], got.num_apart), (score, num_apart))
+
+  @parameterized.named_parameters(
+      ("one_zone", "aaaa", [0, 1, 2, 3]),
+      ("no_zone", "", [0, 1, 2, 3]),
+      ("first_nodes_first", "aab", [0, 2, 1]),
+      ("two", "aabb", [0, 2, 1, 3]),
+  )
+  def test_nodes_stay_in_order(self, text, want):
     zones = _zones(text)
-    pipelines, _ = placement_lib.place_nodes(zones, [_even(depth)] * num)
-    got = survival.find_survival(pipelines, zones)
-    self.assertEqual(got.score[:5], score)
-    self.assertEqual(got.num_apart, num * depth)
+    partitions = [_even(2)] * (len(want) // 2)
+    nodes = placement_lib.arrange(partitions, range(len(want)), zones, has_replicas=True)
+    self.assertEqual([*nodes], want)
 
-  @parameterized.named_parameters(
-      ("one_large", "a" * 14 + "b" * 6 + "c" * 4, 2, 12),
-      ("half", "a" * 12 + "b" * 6 + "c" * 6, 3, 8),
+  @parameterized.parameters(
+      # Of one zone, and of two.
+      (["z|a", "z|a", "z|b", "z|b"],),
+      (["y|a", "y|a", "y|b", "y|b", "z|c", "z|c", "z|d", "z|d"],),
   )
-  def test_swaps_help_if_zones_are_uneven(self, text, num, depth):
-    partitions, zones = [_even(depth)] * num, _zones(text)
-    pipelines, _ = placement_lib.place_nodes(zones, partitions, max_tries=300)
-    got = survival.find_survival(pipelines, zones)
-    in_order = survival.find_survival(
-        placement_lib.make_pipelines(partitions, range(24), True), zones
-    )
-    self.assertLen(got.zones, 3)
-    self.assertGreater(got.score, in_order.score)
-
-  @parameterized.named_parameters(
-      ("too_few", "abc", [2, 2], "3 nodes cannot take the 4 places of 2 pipel"),
-      ("no_pipeline", "abc", [], "3 nodes cannot take the 0 places"),
-  )
-  def test_refuses(self, text, depths, message):
-    with self.assertRaisesRegex(base.InfeasibleError, message):
-      placement_lib.place_nodes(_zones(text), [_even(d) for d in depths])
-
-  def test_first_nodes_get_the_first_places(self):
-    pipelines, spares = placement_lib.place_nodes(_zones("aab"), [_even(2)])
-    self.assertEqual(pipelines[0].roles.owners, (0, 2))
-    self.assertEqual(spares, (1,))
+  def test_copies_are_spread_over_hosts(self, labels):
+    zones, num = dict(enumerate(labels)), len(labels) // 2
+    for has_replicas in (True, False):
+      partitions = [_even(2)] * num
+      nodes = placement_lib.arrange(partitions, range(2 * num), zones, has_replicas=has_replicas)
+      pipelines = placement_lib.make_pipelines(partitions, nodes, has_replicas)
+      where = [[zones[n].split("|") for n in p.nodes] for p in pipelines]
+      if has_replicas:
+        for (zone, host), (other, another) in where:
+          self.assertNotEqual(host, another)
+          self.assertEqual(zone == other, num == 2)
+      else:
+        owners = [{host for _, host in stage} for stage in zip(*where, strict=True)]
+        self.assertEqual([len(hosts) for hosts in owners], [num, num])

@@ -1,17 +1,11 @@
 """Shapes, places and times together, and who gets which place."""
 
-import collections
-
 from absl.testing import parameterized
 
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.plan import partition as partition_lib, pipelines as pipelines_lib
 from bamboo_jax.plan.times import predictor as predictor_lib
-from bamboo_jax.recovery import (
-    placement as placement_lib,
-    planner as planner_lib,
-    shapes as shapes_lib,
-)
+from bamboo_jax.recovery import planner as planner_lib, shapes as shapes_lib
 from bamboo_jax.schedule import failover
 from tests import layouts
 
@@ -19,7 +13,7 @@ _PARTITION = partition_lib.Partition((0, 1, 2, 3, 4))
 _PROFILE = layouts.make_profile(4)
 
 
-def make_planner(*, mode="lazy", fold=True, most=2, shape=None):
+def make_planner(*, mode="lazy", fold=True, most=2):
   predictor = predictor_lib.Predictor(
       _PROFILE,
       num_microbatches=8,
@@ -27,14 +21,8 @@ def make_planner(*, mode="lazy", fold=True, most=2, shape=None):
       split="even",
       redundant=config_lib.RedundancySection(mode),
   )
-  has_replicas = mode != "none"
-  depth = shapes_lib.Depth(_PARTITION, _PROFILE, has_replicas=has_replicas, max_pipelines=most)
-  return planner_lib.Planner(
-      shape or depth,
-      placement_lib.Placer("spread", has_replicas=has_replicas),
-      planner_lib.PredictedTimes(predictor),
-      fold=fold,
-  )
+  shape = shapes_lib.Templates((_PARTITION,), predictor, max_pipelines=most)
+  return planner_lib.Planner(shape, planner_lib.PredictedTimes(predictor), fold=fold)
 
 
 def owners(pipelines):
@@ -71,16 +59,6 @@ class PlannerTest(parameterized.TestCase):
     after = make_planner().adapt([before], nodes)
     self.assertEqual(owners(after), want)
 
-  @parameterized.named_parameters(
-      ("as_fast_as_new", (1, 0), (1, 0)), ("slower", (1, 1), (0, 1)), ("not_whole", (1, 9), (0, 1))
-  )
-  def test_pipelines_stay_unless_new_ones_are_faster(self, before, want):
-    shape = shapes_lib.Even(2, False)  # It would always make new ones.
-    roles = failover.Roles(before)
-    before = pipelines_lib.Pipeline(shape.smallest, roles)
-    after = make_planner(shape=shape, mode="none").adapt([before], [0, 1])
-    self.assertEqual(owners(after), [want])
-
   def test_times(self):
     planner = make_planner()
     one, two = planner.fresh(range(4), {}), planner.fresh(range(8), {})
@@ -98,33 +76,3 @@ class PlannerTest(parameterized.TestCase):
         planner.fresh(nodes, {})
       with self.assertRaisesRegex(base.InfeasibleError, "nodes are too few"):
         planner.adapt(make_planner().fresh(range(4), {}), nodes)
-
-
-class PlacesTest(parameterized.TestCase):
-
-  def zones(self, method):
-    zones = {n: f"zone{n % 2}" for n in range(8)}
-    placer = placement_lib.Placer(method, has_replicas=True, max_tries=20)
-    nodes = placer.arrange([_PARTITION] * 2, range(8), zones)
-    return [[zones[n] for n in nodes[i : i + 4]] for i in (0, 4)]
-
-  def test_cluster(self):
-    self.assertEqual(self.zones("cluster"), [["zone0"] * 4, ["zone1"] * 4])
-
-  def test_spread(self):
-    for zones in self.zones("spread"):
-      for here, there in zip(zones, zones[1:], strict=False):
-        self.assertNotEqual(here, there)
-
-  def test_order(self):
-    self.assertEqual(self.zones("order"), [["zone0", "zone1"] * 2] * 2)
-
-  def test_random_is_repeatable(self):
-    self.assertEqual(self.zones("random"), self.zones("random"))
-    self.assertNotEqual(self.zones("random"), self.zones("order"))
-    counts = collections.Counter(z for p in self.zones("random") for z in p)
-    self.assertEqual(counts, {"zone0": 4, "zone1": 4})
-
-  def test_refuses(self):
-    with self.assertRaisesRegex(ValueError, "did you mean 'spread'"):
-      placement_lib.Placer("spraed", has_replicas=True)

@@ -8,13 +8,17 @@ from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
 
-from bamboo_jax import base, config, config as config_lib
+from bamboo_jax import base, config as config_lib
 from bamboo_jax.plan import partition as partition_lib, pipelines as pipelines_lib
 from bamboo_jax.plan.times import predictor as predictor_lib
-from bamboo_jax.recovery import moves, placement as placement_lib, shapes as shapes_lib
-from bamboo_jax.recovery.oobleck import cover as cover_lib, templates as templates_lib
+from bamboo_jax.recovery import (
+    moves,
+    placement as placement_lib,
+    shapes as shapes_lib,
+    templates as templates_lib,
+)
 from bamboo_jax.schedule import failover
-from bamboo_jax.sim import communication as communication_lib
+from bamboo_jax.sim import communication as communication_lib, shapes as table_shapes
 from tests import layouts, profiles
 
 _TWO = partition_lib.Partition((0, 2, 4))
@@ -23,14 +27,31 @@ _FOUR = partition_lib.Partition((0, 1, 2, 3, 4))
 _PROFILE = layouts.make_profile(4)
 
 
-def make_predictor(**options):
-  return predictor_lib.Predictor(_PROFILE, num_microbatches=12, **options)
+def make_predictor(profile=_PROFILE, **options):
+  return predictor_lib.Predictor(profile, num_microbatches=12, **options)
 
 
-def make_templates(method="replanning", *, use_all=True, **options):
-  found = templates_lib.make_templates(_PROFILE.layers, num_failures=1, min_nodes=2, max_nodes=4)
-  coverer = cover_lib.Coverer(found, make_predictor(**options))
-  return shapes_lib.TemplateShapes(coverer, method, use_all=use_all)
+def make_depth(partition, *, max_pipelines=None, mode="none", **options):
+  predictor = make_predictor(redundant=config_lib.RedundancySection(mode))
+  return shapes_lib.Templates(
+      (partition,), predictor, config_lib.RecoverySection(**options), max_pipelines=max_pipelines
+  )
+
+
+def make_templates(
+    method="replanning", *, uses_all=True, num_failures=1, predictor=None, **options
+):
+  predictor = predictor or make_predictor(**options)
+  found = templates_lib.make_templates(
+      predictor.profile.layers, num_failures=num_failures, min_nodes=2, max_nodes=4
+  )
+  section = config_lib.RecoverySection(method=method, num_failures=num_failures)
+  depths = tuple(template.partition for template in found)
+  return shapes_lib.Templates(depths, predictor, section, mixes=True, uses_all=uses_all)
+
+
+def make_grid(*partitions, predictor=None):
+  return shapes_lib.Templates(partitions, predictor or make_predictor(), uses_all=False)
 
 
 def make_pipelines(partitions, nodes, *, has_replicas=False):
@@ -45,11 +66,11 @@ def copied_layers(before, after, nodes):
 class PartitionsTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
-      ("depth", shapes_lib.Depth(_TWO), 5, [2, 2]),
-      ("at_most", shapes_lib.Depth(_TWO, max_pipelines=1), 5, [2]),
+      ("depth", make_depth(_TWO), 5, [2, 2]),
+      ("at_most", make_depth(_TWO, max_pipelines=1), 5, [2]),
       ("templates", make_templates(), 7, [2, 2, 3]),
-      ("grid", shapes_lib.Grid((_TWO, _THREE), make_predictor()), 5, [2, 2]),
-      ("even", shapes_lib.Even(2, False), 5, [3, 2]),
+      ("grid", make_grid(_TWO, _THREE), 5, [2, 2]),
+      ("even", table_shapes.TableShapes(2, False), 5, [3, 2]),
   )
   def test_sizes(self, shape, num_nodes, expected):
     got = [p.num_stages for p in shape.partitions(num_nodes)]
@@ -67,17 +88,12 @@ class PartitionsTest(parameterized.TestCase):
     profile = dataclasses.replace(
         layouts.make_profile(4), reduce_latency_ms=latency_ms, reduce_bytes_per_ms=1e6 / megabytes
     )
-    predictor = predictor_lib.Predictor(
-        profile,
-        num_microbatches=12,
-        split="even" if layout == "grid" else "makespan",
-        communication=communication_lib.Communication(reduction=reduction, overlap=overlap),
+    predictor = make_predictor(
+        profile, communication=communication_lib.Communication(reduction=reduction, overlap=overlap)
     )
-    shape = shapes_lib.Grid((_TWO, _THREE, _FOUR), predictor)
+    shape = make_grid(_TWO, _THREE, _FOUR, predictor=predictor)
     if layout == "templates":
-      found = templates_lib.make_templates(profile.layers, num_failures=1, min_nodes=2, max_nodes=4)
-      coverer = cover_lib.Coverer(found, predictor)
-      shape = shapes_lib.TemplateShapes(coverer, use_all=False)
+      shape = make_templates(uses_all=False, predictor=predictor)
     times = []
     for num_nodes in range(4, 40):
       partitions = shape.partitions(num_nodes)
@@ -91,28 +107,23 @@ class PartitionsTest(parameterized.TestCase):
   def test_no_node_is_left_over(self):
     """As in Oobleck, although a sum over more pipelines takes longer."""
     profile = dataclasses.replace(_PROFILE, reduce_latency_ms=1e6)
-    found = templates_lib.make_templates(profile.layers, num_failures=1, min_nodes=2, max_nodes=4)
-    predictor = predictor_lib.Predictor(
-        profile,
-        num_microbatches=12,
-        communication=communication_lib.Communication(reduction="ring"),
+    predictor = make_predictor(
+        profile, communication=communication_lib.Communication(reduction="ring")
     )
     sizes = {
-        use_all: [
+        uses_all: [
             p.num_stages
-            for p in shapes_lib.TemplateShapes(
-                cover_lib.Coverer(found, predictor), use_all=use_all
-            ).partitions(12)
+            for p in make_templates(uses_all=uses_all, predictor=predictor).partitions(12)
         ]
-        for use_all in (True, False)
+        for uses_all in (True, False)
     }
     self.assertEqual(sizes, {True: [4, 4, 4], False: [4, 4]})
 
   @parameterized.named_parameters(
-      ("depth", shapes_lib.Depth(_TWO), 1, "1 nodes are too few for a pipeline"),
+      ("depth", make_depth(_TWO), 1, "1 nodes are too few for a pipeline of 2"),
       ("templates", make_templates(), 3, "3 nodes are too few: 2 pipelines"),
-      ("grid", shapes_lib.Grid((_THREE, _TWO), make_predictor()), 1, "of 2"),
-      ("even", shapes_lib.Even(2, False), 1, "1 nodes are too few"),
+      ("grid", make_grid(_THREE, _TWO), 1, "1 nodes are too few for a pipeline of 2"),
+      ("even", table_shapes.TableShapes(2, False), 1, "1 nodes are too few"),
   )
   def test_too_few(self, shape, num_nodes, message):
     with self.assertRaisesRegex(base.InfeasibleError, message):
@@ -134,7 +145,7 @@ class DepthTest(parameterized.TestCase):
   )
   def test_adapt(self, nodes, most, num_pipelines, spares, num_copied):
     before = make_pipelines([_TWO, _TWO], range(4))
-    shape = shapes_lib.Depth(_TWO, _PROFILE, max_pipelines=most)
+    shape = make_depth(_TWO, max_pipelines=most)
     after = shape.adapt(before, nodes)
     self.assertLen(after, num_pipelines)
     training = {n for p in after for n in p.nodes}
@@ -146,27 +157,53 @@ class DepthTest(parameterized.TestCase):
     roles, _ = failover.fail_over(before[0].roles, {}, [1])
     doubled = (pipelines_lib.Pipeline(_TWO, roles), before[1])
     for refill, is_kept in ((True, False), (False, True)):
-      shape = shapes_lib.Depth(
-          _TWO,
-          _PROFILE,
-          has_replicas=True,
-          max_pipelines=2,
-          options=config.RecoverySection(refill=refill, max_doubled=2.0),
-      )
+      shape = make_depth(_TWO, mode="lazy", max_pipelines=2, refill=refill, max_doubled=2.0)
       self.assertEqual(shape.adapt(before, range(5)), before)
       after = shape.adapt(doubled, [0, 2, 3, 9])
       self.assertEqual(after == doubled, is_kept)
       self.assertEqual(after[1], before[1])
 
-  def test_without_costs_nodes_follow_in_order(self):
-    before = make_pipelines([_TWO], [0, 1])
-    after = shapes_lib.Depth(_TWO).adapt(before, [7, 0, 4, 5])
-    self.assertEqual([p.nodes for p in after], [(7, 0), (4, 5)])
+  @parameterized.named_parameters(
+      # Pipelines, nodes with two stages, spares, then the options of which one fires.
+      ("nothing", 3, 0, 3, ()),
+      ("refill", 3, 1, 1, ("refill",)),
+      ("too_few_to_refill", 3, 2, 1, ()),
+      ("max_doubled", 2, 3, 0, ("max_doubled",)),
+      ("grow", 2, 0, 4, ("grow",)),
+      ("all", 2, 3, 7, ("refill", "max_doubled", "grow")),
+  )
+  def test_triggers(self, num_pipelines, num_doubled, num_spares, fire):
+    pipelines = [
+        pipelines_lib.Pipeline(_FOUR, failover.Roles.initial(range(4 * i, 4 * i + 4)))
+        for i in range(num_pipelines)
+    ]
+    for i in range(num_doubled):
+      which, node = i % num_pipelines, 4 * (i % num_pipelines) + i // num_pipelines * 2
+      roles, _ = failover.fail_over(pipelines[which].roles, {}, [node])
+      pipelines[which] = pipelines_lib.Pipeline(_FOUR, roles)
+    nodes = [n for p in pipelines for n in p.nodes] + [*range(100, 100 + num_spares)]
+    off = dict(refill=False, grow=False, max_doubled=2.0)
+    on = dict(refill=True, grow=True, max_doubled=0.5)
+    found = [
+        name
+        for name in on
+        if shapes_lib.fires(
+            config_lib.RecoverySection(**off | {name: on[name]}),
+            pipelines,
+            nodes,
+            most=len(nodes) // 4,
+        )
+    ]
+    self.assertCountEqual(found, fire)
+    with self.subTest("a node is lost"):
+      self.assertTrue(
+          shapes_lib.fires(config_lib.RecoverySection(**off), pipelines, nodes[1:], most=1)
+      )
 
   def test_refuses_layers_without_a_copy(self):
     before = make_pipelines([_TWO, _TWO], range(4))
     for shape, nodes in (
-        (shapes_lib.Depth(_TWO, _PROFILE), [0, 2]),
+        (make_depth(_TWO), [0, 2]),
         (make_templates(), [0, 2, 8, 9]),
         (make_templates("rules"), [0, 2, 8, 9]),
     ):
@@ -203,7 +240,7 @@ class TemplatesTest(parameterized.TestCase):
       return make_predictor().predict(make(sizes, nodes)).total_ms
 
     def make(sizes, chosen):
-      partitions = [shape.coverer.templates.of(n).partition for n in sizes]
+      partitions = [shape.depths[n - 2] for n in sizes]
       return make_pipelines(partitions, chosen)
 
     def cost(after):
@@ -219,10 +256,6 @@ class TemplatesTest(parameterized.TestCase):
     ]
     self.assertEqual(cost(shape.adapt(before, nodes)), min(map(cost, others)))
 
-  def test_refuses(self):
-    with self.assertRaisesRegex(ValueError, "did you mean 'rules'"):
-      make_templates("rule")
-
   @parameterized.parameters(((4, 4),), ((3, 5),))
   def test_replanning_moves_least_of_equally_fast(self, sizes):
     # One layer takes longer than all others, so both covers are as fast.
@@ -231,16 +264,12 @@ class TemplatesTest(parameterized.TestCase):
         profiles.make_layer(f"{i}", forward_ms=ms, backward_ms=2 * ms, parameter_bytes=1024)
         for i, ms in enumerate(forward_ms)
     )
-    templates = templates_lib.make_templates(
-        profile.layers, num_failures=1, min_nodes=3, max_nodes=5
-    )
-    predictor = predictor_lib.Predictor(profile, num_microbatches=12)
-    coverer = cover_lib.Coverer(templates, predictor)
-    found = [cover.sizes for cover in coverer.best(8)]
-    self.assertEqual(found, [(3, 5), (4, 4)])
-    before = make_pipelines([templates.of(n).partition for n in sizes], range(8))
-    after = shapes_lib.TemplateShapes(coverer).adapt(before, list(range(8)))
-    self.assertEqual(after, before)
+    found = templates_lib.make_templates(profile.layers, num_failures=1, min_nodes=3, max_nodes=5)
+    depths = tuple(template.partition for template in found)
+    shape = shapes_lib.Templates(depths, make_predictor(profile), mixes=True)
+    self.assertEqual(shape.covers(8), ((3, 5), (4, 4)))
+    before = make_pipelines([depths[n - 3] for n in sizes], range(8))
+    self.assertEqual(shape.adapt(before, list(range(8))), before)
 
 
 class FoldTest(parameterized.TestCase):

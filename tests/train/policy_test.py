@@ -46,11 +46,11 @@ class PolicyTest(parameterized.TestCase):
     plan = build.make_plan(config, profile, num_stages=2)
     ladder = build_recovery.make_rules(config, plan, templates).ladder
     taken = {
-        "shadow": ladder.shadow,
+        "shadow": ladder.has_replicas,
         "reroute": ladder.reroute != "none",
-        "drop": ladder.drop,
-        "reconfigure": ladder.reconfigure,
-        "checkpoint": ladder.checkpoint,
+        "drop": ladder.options.drop,
+        "reconfigure": ladder.options.reconfigure,
+        "checkpoint": ladder.options.checkpoint,
     }
     self.assertEqual({r for r, is_on in taken.items() if is_on}, {*rungs})
     self.assertEqual(config.pipeline.layout, layout)
@@ -148,7 +148,7 @@ class PolicyTest(parameterized.TestCase):
       with self.assertRaisesRegex(base.InfeasibleError, message):
         make()
       config = config.changed({"pipeline.num_stages": take})
-    self.assertLessEqual(make().max_nodes, most)
+    self.assertLessEqual(make()[-1].partition.num_stages, most)
 
   def test_no_node_of_one_program_is_slow(self):
     config = make_config("bamboo")

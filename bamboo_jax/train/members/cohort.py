@@ -136,5 +136,5 @@ class FaultInjector(Protocol):
 
 
 def zones_of(view: views.View) -> Mapping[base.NodeId, str]:
-  """Returns the zone of each node of a view."""
-  return {member.number: member.zone for member in view.members}
+  """Returns the zone and host of each node of a view, as `recovery.placement` takes them."""
+  return {member.number: f"{member.zone}|{member.host}" for member in view.members}

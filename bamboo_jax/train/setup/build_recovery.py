@@ -1,5 +1,6 @@
 """Makes the rules of layout changes from a config."""
 
+from collections.abc import Sequence
 import functools
 import math
 
@@ -9,17 +10,16 @@ from bamboo_jax.plan.times import predictor as predictor_lib
 from bamboo_jax.recovery import (
     assignment,
     ladder as ladder_lib,
-    placement as placement_lib,
     planner as planner_lib,
     shapes as shapes_lib,
+    templates as templates_lib,
 )
-from bamboo_jax.recovery.oobleck import cover as cover_lib, templates as templates_lib
 from bamboo_jax.train.setup import build
 
 
 def make_templates(
     config: config_lib.Config, profile: cost_model.Profile, *, is_cluster: bool = False
-) -> templates_lib.PipelineTemplates | None:
+) -> tuple[templates_lib.Template, ...] | None:
   """Returns the pipeline templates of a config; None if its layout has none.
 
   They cover any sufficient number of nodes: the deepest has about twice the
@@ -54,8 +54,8 @@ def make_templates(
       **memory,
   )
   found = make()
-  most = min(2 * found.min_nodes - 1, len(cuts) + 1)
-  return found if most <= found.max_nodes else make(max_nodes=most)
+  most = min(2 * found[0].partition.num_stages - 1, len(cuts) + 1)
+  return found if most <= found[-1].partition.num_stages else make(max_nodes=most)
 
 
 def _check_depth(config: config_lib.Config, *, most_nodes: int) -> None:
@@ -97,7 +97,7 @@ def _make_grid(config: config_lib.Config, plan: planner.Plan) -> shapes_lib.Part
 def make_rules(
     config: config_lib.Config,
     plan: planner.Plan,
-    templates: templates_lib.PipelineTemplates | None = None,
+    templates: Sequence[templates_lib.Template] | None = None,
 ) -> assignment.RecoveryRules:
   """Returns the rules for a run that starts with `plan`.
 
@@ -118,31 +118,27 @@ def make_rules(
       redundant=config.redundancy,
   )
   partitions: shapes_lib.Partitions = (plan.partition,)
-  shape: shapes_lib.Shapes = shapes_lib.Depth(
-      plan.partition,
-      plan.profile,
-      has_replicas=ladder.has_replicas,
-      max_pipelines=num_shares,
-      options=recovery,
-  )
   if config.pipeline.layout == "grid":
     partitions = _make_grid(config, plan)
-    shape = shapes_lib.Grid(partitions, predicted)
   if templates:
-    partitions += tuple(t.partition for t in templates.templates)
-    shape = shapes_lib.TemplateShapes(
-        cover_lib.Coverer(templates, predicted, degrades=True), recovery.method
-    )
+    partitions = tuple(template.partition for template in templates)
+  shape = shapes_lib.Templates(
+      partitions,
+      predicted,
+      recovery,
+      mixes=bool(templates),
+      uses_all=config.pipeline.layout != "grid",
+      degrades=True,
+  )
   return assignment.RecoveryRules(
-      segments=partition_lib.refine(partitions),
+      segments=partition_lib.refine((plan.partition, *partitions)),
       num_shares=num_shares,
       predictor=predicted if by_makespan else None,
       ladder=ladder,
       planner=planner_lib.Planner(
           shape,
-          placement_lib.Placer("spread", has_replicas=ladder.has_replicas),
           planner_lib.PredictedTimes(predicted),
           fold=recovery.fold,
-          is_strict=templates is not None,
+          is_strict=shape.mixes,
       ),
   )

@@ -109,7 +109,7 @@ def make_job(
       profile,
       cuts=executors.find_cuts(config, task),
       is_cluster=is_cluster,
-      num_stages=None if templates is None else templates.min_nodes,
+      num_stages=templates[0].partition.num_stages if templates else None,
   )
   rules = build_recovery.make_rules(config, plan, templates)
   fills = is_cluster and not executors.is_program(config)

@@ -48,12 +48,11 @@ def make_plan(config: config_lib.Config) -> PlannedRun:
 def _plan_rows(config: config_lib.Config, profile: cost_model.Profile) -> PlannedRun:
   templates = build_recovery.make_templates(config, profile)
   lines = [
-      f"template of {template.num_nodes} nodes: "
-      f"layers {template.partition.bounds}, up to "
-      f"{max(template.memory_bytes) / 2**20:.2f} MiB without replicas"
-      for template in (templates.templates if templates else ())
+      f"template of {partition.num_stages} nodes: layers {partition.bounds}, up to "
+      f"{max(memory_bytes) / 2**20:.2f} MiB without replicas"
+      for partition, memory_bytes in templates or ()
   ]
-  num_stages = None if templates is None else templates.min_nodes
+  num_stages = templates[0].partition.num_stages if templates else None
   plan = build.make_plan(config, profile, num_stages=num_stages)
   rows = build.make_rows(config, plan)
   roles = rows.roles(0)

@@ -6,7 +6,7 @@ from absl.testing import parameterized
 
 from bamboo_jax import base
 from bamboo_jax.plan import memory as memory_lib, partition as partition_lib
-from bamboo_jax.recovery.oobleck import templates as templates_lib
+from bamboo_jax.recovery import templates as templates_lib
 from tests import profiles
 
 _MIB = 2**20
@@ -67,10 +67,7 @@ class TemplatesTest(parameterized.TestCase):
         num_failures=num_failures,
         memory_limit_bytes=fitting and fitting * 4 * _MIB,
     )
-    self.assertEqual([t.num_nodes for t in got.templates], sizes)
-    self.assertEqual(got.min_nodes, sizes[0])
-    self.assertEqual(got.max_nodes, sizes[-1])
-    self.assertEqual(got.min_total_nodes, (num_failures + 1) * sizes[0])
+    self.assertEqual([template.partition.num_stages for template in got], sizes)
 
   def test_is_the_best_partition(self):
     layers = _layers(9, residual_mib=1)
@@ -78,8 +75,8 @@ class TemplatesTest(parameterized.TestCase):
     got = templates_lib.make_templates(
         layers, num_failures=0, memory_limit_bytes=limit, num_microbatches=2, max_nodes=6
     )
-    for template in got.templates:
-      num_nodes = template.num_nodes
+    for template in got:
+      num_nodes = template.partition.num_stages
       wanted = partition_lib.split_layers(
           layers,
           num_stages=num_nodes,
@@ -88,7 +85,6 @@ class TemplatesTest(parameterized.TestCase):
           upkeep=memory_lib.OVERLAPPED,
       )
       self.assertEqual(template.partition, wanted)
-      self.assertEqual(got.of(num_nodes), template)
       self.assertEqual(
           template.memory_bytes,
           tuple(
@@ -125,8 +121,3 @@ class TemplatesTest(parameterized.TestCase):
   def test_refuses(self, options, message):
     with self.assertRaisesRegex(ValueError, message):
       templates_lib.make_templates(_layers(3), **({"num_failures": 1} | options))
-
-  def test_refuses_a_size_without_template(self):
-    got = templates_lib.make_templates(_layers(3), num_failures=1)
-    with self.assertRaisesRegex(ValueError, "num_nodes must be from 1 to 1"):
-      got.of(2)

@@ -5,7 +5,7 @@ import itertools
 from absl.testing import parameterized
 
 from bamboo_jax import base
-from bamboo_jax.recovery.oobleck import regroup, templates as templates_lib
+from bamboo_jax.recovery import regroup, templates as templates_lib
 
 
 class RegroupTest(parameterized.TestCase):

@@ -10,78 +10,18 @@ f + 1 pipelines each layer has f + 1 owners, so any f nodes may be lost.
 
 from collections.abc import Mapping, Sequence
 import dataclasses
-import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 from bamboo_jax import base
 from bamboo_jax.plan import cost_model, memory as memory_lib, partition as partition_lib
 from bamboo_jax.schedule import lines as lines_lib
 
 
-@dataclasses.dataclass(frozen=True)
-class Template:
+class Template(NamedTuple):
   """A pipeline of one stage per node, and the memory of each stage."""
 
   partition: partition_lib.Partition
   memory_bytes: tuple[int, ...]
-
-  @property
-  def num_nodes(self) -> int:
-    """Number of nodes, and so of stages."""
-    return self.partition.num_stages
-
-
-@dataclasses.dataclass(frozen=True)
-class PipelineTemplates:
-  """Templates for consecutive numbers of nodes, in growing order.
-
-  Attributes:
-    templates: One per number of nodes.
-    num_failures: f: any f nodes may be lost at once, since there are always
-      more pipelines than that.
-  """
-
-  templates: tuple[Template, ...]
-  num_failures: int
-
-  def __post_init__(self) -> None:
-    sizes = [t.num_nodes for t in self.templates]
-    if not sizes or sizes != list(range(sizes[0], sizes[0] + len(sizes))):
-      raise ValueError(f"templates must be for consecutive numbers of nodes, got {sizes}.")
-    needed = needed_max_nodes(sizes[0], num_failures=self.num_failures)
-    if sizes[-1] < needed:
-      raise base.InfeasibleError(
-          f"Templates for {sizes[0]} to {sizes[-1]} nodes leave nodes idle: "
-          f"with num_failures={self.num_failures} they must reach {needed}."
-      )
-
-  @functools.cached_property
-  def min_nodes(self) -> int:
-    """Nodes of the smallest pipeline: n0."""
-    return self.templates[0].num_nodes
-
-  @functools.cached_property
-  def max_nodes(self) -> int:
-    """Nodes of the largest pipeline: n_max."""
-    return self.templates[-1].num_nodes
-
-  @property
-  def min_pipelines(self) -> int:
-    """Number of pipelines that there must be: f + 1."""
-    return self.num_failures + 1
-
-  @property
-  def min_total_nodes(self) -> int:
-    """Least number of nodes that can be covered."""
-    return self.min_pipelines * self.min_nodes
-
-  def of(self, num_nodes: int) -> Template:
-    """Returns the template for `num_nodes`, from `min_nodes` to `max_nodes`."""
-    if not self.min_nodes <= num_nodes <= self.max_nodes:
-      raise ValueError(
-          f"num_nodes must be from {self.min_nodes} to {self.max_nodes}, got " f"{num_nodes}."
-      )
-    return self.templates[num_nodes - self.min_nodes]
 
 
 def needed_max_nodes(min_nodes: int, *, num_failures: int) -> int:
@@ -100,8 +40,8 @@ def make_templates(
     upkeep: memory_lib.Upkeep = memory_lib.OVERLAPPED,
     ties: Sequence[cost_model.TieCost] = (),
     cuts: Sequence[int] | None = None,
-) -> PipelineTemplates:
-  """Returns the templates for all numbers of nodes that pipelines may have.
+) -> tuple[Template, ...]:
+  """Returns the templates for all numbers of nodes that pipelines may have, growing.
 
   Each is the exact optimum of `partition.split_layers`, whose other arguments
   are passed on.
@@ -132,17 +72,22 @@ def make_templates(
   options = dict(upkeep=upkeep, ties=ties, cuts=cuts)
   splitter = _Splitter(costs, memory_limit_bytes, num_microbatches, options)
   first = splitter.smallest(min_nodes)
-  needed = needed_max_nodes(first.num_nodes, num_failures=num_failures)
+  least = first.partition.num_stages
+  needed = needed_max_nodes(least, num_failures=num_failures)
   last = needed if max_nodes is None else max_nodes
+  if last < needed:
+    raise base.InfeasibleError(
+        f"Templates for {least} to {last} nodes leave nodes idle: "
+        f"with num_failures={num_failures} they must reach {needed}."
+    )
   if last > most_nodes:
     raise base.InfeasibleError(
         f"Pipelines of {last} nodes are needed (the smallest has "
-        f"{first.num_nodes}, num_failures={num_failures}), but there are only "
+        f"{least}, num_failures={num_failures}), but there are only "
         f"{most_nodes} layers, or groups that stay together, and each node "
         "needs one."
     )
-  rest = map(splitter.split, range(first.num_nodes + 1, last + 1))
-  return PipelineTemplates((first, *rest), num_failures)
+  return (first, *map(splitter.split, range(least + 1, last + 1)))
 
 
 @dataclasses.dataclass(frozen=True)

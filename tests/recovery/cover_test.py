@@ -14,7 +14,7 @@ from bamboo_jax.plan import (
     planner,
 )
 from bamboo_jax.plan.times import predictor as predictor_lib
-from bamboo_jax.recovery.oobleck import cover as cover_lib, templates as templates_lib
+from bamboo_jax.recovery import shapes as shapes_lib, templates as templates_lib
 from bamboo_jax.schedule import failover
 from tests import profiles
 
@@ -179,12 +179,22 @@ class PredictorTest(parameterized.TestCase):
     self.assertEqual(got.norm_ms, 0.125 * 11 + 0.25 - 0.25)
 
 
-def _all_covers(num_nodes, templates):
-  sizes = range(templates.min_nodes, templates.max_nodes + 1)
-  for n in range(templates.min_pipelines, num_nodes // sizes[0] + 1):
+def _all_covers(num_nodes, sizes, min_pipelines):
+  for n in range(min_pipelines, num_nodes // sizes[0] + 1):
     for chosen in itertools.combinations_with_replacement(sizes, n):
       if sum(chosen) == num_nodes:
         yield chosen
+
+
+def _make_shapes(profile, predictor, *, num_failures, degrades=False, **options):
+  templates = templates_lib.make_templates(profile.layers, num_failures=num_failures, **options)
+  return shapes_lib.Templates(
+      tuple(template.partition for template in templates),
+      predictor,
+      config_lib.RecoverySection(num_failures=num_failures),
+      mixes=True,
+      degrades=degrades,
+  )
 
 
 class CoverTest(parameterized.TestCase):
@@ -204,59 +214,55 @@ class CoverTest(parameterized.TestCase):
   def test_is_the_best_of_all(self, layers, least, failures, shares, more):
     forwards, parameters = map(list, zip(*layers, strict=True))
     profile = _profile(forwards, parameters=parameters)
-    templates = templates_lib.make_templates(
-        profile.layers, num_failures=failures, min_nodes=least, max_nodes=5
-    )
     predictor = predictor_lib.Predictor(profile, num_microbatches=7, num_shares=shares)
-    num_nodes = templates.min_total_nodes + more
-    found = cover_lib.Coverer(templates, predictor).best(num_nodes)
-
+    shapes = _make_shapes(profile, predictor, num_failures=failures, min_nodes=least, max_nodes=5)
+    num_nodes = (failures + 1) * least + more
     best = {}
-    for sizes in _all_covers(num_nodes, templates):
+    for sizes in _all_covers(num_nodes, range(least, 6), failures + 1):
       if len(sizes) > 7:
         continue
-      partitions = [templates.of(n).partition for n in sizes]
+      partitions = [shapes.depths[n - least] for n in sizes]
       best[sizes] = min(
           predictor.step_time(partitions, counts).total_ms for counts in _splits(7, len(sizes))
       )
     least_ms = min(best.values())
-    for cover in found:
-      self.assertEqual(cover.step_time.total_ms, least_ms)
-      self.assertEqual(sum(cover.num_microbatches), 7)
     self.assertCountEqual(
-        [cover.sizes for cover in found], [sizes for sizes, ms in best.items() if ms == least_ms]
+        shapes.covers(num_nodes), [sizes for sizes, ms in best.items() if ms == least_ms]
     )
 
   @parameterized.product(min_nodes=[1, 2, 3], num_failures=[0, 1, 2])
   def test_fewer_pipelines_from_n0_on(self, min_nodes, num_failures):
     profile = _profile([1.0] * 6)
-    templates = templates_lib.make_templates(
-        profile.layers, num_failures=num_failures, min_nodes=min_nodes, max_nodes=2 * min_nodes - 1
+    most = 2 * min_nodes - 1
+    shapes = _make_shapes(
+        profile,
+        predictor_lib.Predictor(profile, num_microbatches=8, group=2),
+        num_failures=num_failures,
+        min_nodes=min_nodes,
+        max_nodes=most,
+        degrades=True,
     )
-    predictor = predictor_lib.Predictor(profile, num_microbatches=8, group=2)
-    coverer = cover_lib.Coverer(templates, predictor, degrades=True)
     for num_nodes in range(min_nodes, 24):
-      used = coverer.most_used(num_nodes)
-      cover = coverer.best(used)[0]
+      sizes = shapes.covers(num_nodes)[0]
       # There are four shares.
-      self.assertEqual(used, min(num_nodes, 4 * templates.max_nodes))
-      wanted = min(num_failures + 1, num_nodes // min_nodes)
-      self.assertGreaterEqual(len(cover.sizes), wanted)
-      self.assertEqual({n % 2 for n in cover.num_microbatches}, {0})
-    with self.assertRaisesRegex(
-        base.InfeasibleError, "0 nodes are too few: 1 pipelines of at least"
-    ):
-      coverer.best(coverer.most_used(0))
+      self.assertEqual(sum(sizes), min(num_nodes, 4 * most))
+      self.assertGreaterEqual(len(sizes), min(num_failures + 1, num_nodes // min_nodes))
+    with self.assertRaisesRegex(base.InfeasibleError, "0 nodes are too few for a pipeline of"):
+      shapes.covers(0)
 
   @parameterized.named_parameters(
-      ("few", 3, 4, "3 nodes are too few: 2 pipelines of at least 2 .* need 4"),
-      ("many", 12, 3, "12 nodes are too many: .* at least 4 pipelines of at"),
+      ("few", 3, 4, "3 nodes are too few: 2 pipelines of at least 2 .* need 4, 1 more"),
+      ("one_microbatch", 12, 1, "2 pipelines are too many for 1 microbatches"),
   )
   def test_infeasible(self, num_nodes, num_microbatches, message):
     profile = _profile([1.0] * 6)
-    coverer = cover_lib.Coverer(
-        templates_lib.make_templates(profile.layers, num_failures=1, min_nodes=2),
-        predictor_lib.Predictor(profile, num_microbatches=num_microbatches),
-    )
+    predictor = predictor_lib.Predictor(profile, num_microbatches=num_microbatches)
+    shapes = _make_shapes(profile, predictor, num_failures=1, min_nodes=2)
     with self.assertRaisesRegex(base.InfeasibleError, message):
-      coverer.best(num_nodes)
+      shapes.covers(num_nodes)
+
+  def test_more_nodes_than_pipelines_can_use_are_spares(self):
+    profile = _profile([1.0] * 6)
+    predictor = predictor_lib.Predictor(profile, num_microbatches=3)
+    shapes = _make_shapes(profile, predictor, num_failures=1, min_nodes=2)
+    self.assertEqual(shapes.covers(12), ((3, 3, 3),))
