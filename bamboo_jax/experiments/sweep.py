@@ -20,6 +20,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import importlib
 import importlib.metadata
 import multiprocessing
 import os
@@ -227,11 +228,12 @@ def _run_all(
     for i, job in todo.items():
       yield i, function(job)
     return
+  call = function if where.dask is None else functools.partial(_call, function, versions())
   while todo:
     start = _start_processes(num_processes) if where.dask is None else _join_dask(where.dask)
     try:
       with start as executor:
-        waiting = {executor.submit(_call, function, versions(), job): i for i, job in todo.items()}
+        waiting = {executor.submit(call, job): i for i, job in todo.items()}
         try:
           for future in futures.as_completed([*waiting]):
             i = waiting.pop(future)
@@ -270,43 +272,54 @@ def _join_dask(address: str) -> Iterator[futures.Executor]:
   except (OSError, ValueError) as error:
     raise ValueError(f"--dask={address}: no Dask scheduler answers: {error}") from error
   with client:
+    _check_workers(client, address)
     try:
-      client.wait_for_workers(1, timeout=_CONNECT_SECS)
       yield client.get_executor(pure=False)
-    except TimeoutError:
-      raise ValueError(f"--dask={address}: it has no worker after {_CONNECT_SECS} s.") from None
     except distributed.KilledWorker as error:
       raise ValueError(f"--dask={address}: {error}") from error
-    except RuntimeError as error:
-      if "deserialization" not in str(error):
-        raise
-      why = f"a worker cannot import the job, and its log says why: {error}"
-      raise ValueError(f"--dask={address}: {why.splitlines()[0]}") from error
     except futures.CancelledError:
       raise ValueError(f"--dask={address}: the scheduler ended before the jobs.") from None
 
 
+def _check_workers(client: Any, address: str) -> None:
+  """Raises `ValueError`, which names a worker that cannot take part."""
+
+  def ask() -> dict[str, str]:
+    # Sent as code: a worker may lack the package.
+    module = importlib.import_module("bamboo_jax.experiments.sweep")
+    found: dict[str, str] = module.versions()
+    return found
+
+  what = f"--dask={address}:"
+  try:
+    client.wait_for_workers(1, timeout=_CONNECT_SECS)
+  except TimeoutError:
+    raise ValueError(f"{what} it has no worker after {_CONNECT_SECS} s.") from None
+  for worker, number in client.nthreads().items():
+    if number != 1:
+      raise ValueError(
+          f"{what} worker {worker} has {number} threads; start it with " "--nthreads=1."
+      )
+  for worker, found in client.run(ask, on_error="return").items():
+    if isinstance(found, Exception):
+      raise ValueError(f"{what} worker {worker}: {found}.")
+    _check_versions(found, versions(), f"{what} worker {worker}")
+
+
 def _call(function: Callable[[Any], Any], wanted: Mapping[str, str], job: Any) -> Any:
-  """Runs a job in a worker; raises `ValueError` if it may have another result there."""
-  found = versions()
-  wrong = [
+  """Runs a job on a worker, which may have joined after the check."""
+  _check_versions(versions(), wanted, f"Worker on {platform.node()}")
+  return function(job)
+
+
+def _check_versions(found: Mapping[str, str], wanted: Mapping[str, str], who: str) -> None:
+  other = [
       f"{name} {found.get(name)}, not {version}"
       for name, version in wanted.items()
       if found.get(name) != version
   ]
-  if (number := _count_threads()) > 1:
-    wrong.append(f"{number} threads; start it with --nthreads=1")
-  if wrong:
-    raise ValueError(f"Worker on {platform.node()} has {'; '.join(wrong)}.")
-  return function(job)
-
-
-def _count_threads() -> int:
-  """Returns how many jobs this process runs at once."""
-  if distributed := sys.modules.get("distributed"):
-    with contextlib.suppress(ValueError):  # It is no worker of Dask.
-      return int(distributed.get_worker().state.nthreads)
-  return 1
+  if other:
+    raise ValueError(f"{who} has {'; '.join(other)}.")
 
 
 @functools.cache

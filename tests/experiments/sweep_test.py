@@ -246,7 +246,9 @@ class DaskTest(folders.FolderCase):
   def test_a_worker_with_other_code(self):
     shutil.copytree(_ROOT / "bamboo_jax", self.folder / "bamboo_jax")
     self.start_worker(path=self.folder)
-    with self.assertRaisesRegex(ValueError, r"^Worker on \S+ has bamboo_jax code .*, not code "):
+    with self.assertRaisesRegex(
+        ValueError, r"worker tcp://127\S* has bamboo_jax code .*, not code "
+    ):
       run(square, [1], self.where)
 
   def test_workers_that_cannot_take_part(self):
@@ -260,7 +262,7 @@ class DaskTest(folders.FolderCase):
   def test_a_worker_that_cannot_import(self):
     (self.folder / "bamboo_jax.py").write_text("import no_such")
     self.start_worker(path=self.folder)
-    with self.assertRaisesRegex(ValueError, "^--dask=tcp://.*a worker cannot import the job"):
+    with self.assertRaisesRegex(ValueError, "worker tcp://.*No module named 'no_such'"):
       run(square, [1], self.where)
 
 
