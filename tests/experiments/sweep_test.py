@@ -246,6 +246,7 @@ class DaskTest(folders.FolderCase):
   def test_a_worker_with_other_code(self):
     shutil.copytree(_ROOT / "bamboo_jax", self.folder / "bamboo_jax")
     self.start_worker(path=self.folder)
+    self.wait_for_workers(1)
     with self.assertRaisesRegex(
         ValueError, r"worker tcp://127\S* has bamboo_jax code .*, not code "
     ):
@@ -256,12 +257,14 @@ class DaskTest(folders.FolderCase):
       with self.assertRaisesRegex(ValueError, "has no worker after 0.5 s"):
         run(square, [1], self.where)
     self.start_worker(num_threads=2)
+    self.wait_for_workers(1)
     with self.assertRaisesRegex(ValueError, "2 threads; .*--nthreads=1"):
       run(square, [1], self.where)
 
   def test_a_worker_that_cannot_import(self):
     (self.folder / "bamboo_jax.py").write_text("import no_such")
     self.start_worker(path=self.folder)
+    self.wait_for_workers(1)
     with self.assertRaisesRegex(ValueError, "worker tcp://.*No module named 'no_such'"):
       run(square, [1], self.where)
 
