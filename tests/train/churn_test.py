@@ -13,7 +13,7 @@ from tests.verify import small
 _POINTS = (3, "reduce", "vote", "apply", 5, "compute")
 _EARLY, _LATE = 6, 30  # Steps; in each a node dies, and another joins.
 # A line each of the file of faults, which have happened, and of the summary.
-_ARE_OF_EVENTS = ("._done", ".happened", "._recoveries")
+_ARE_OF_EVENTS = ("._done", ".happened", "._deaths.recoveries")
 
 
 def find_sizes(root):
