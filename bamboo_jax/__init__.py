@@ -7,7 +7,7 @@ Each room says in its `__init__` what stands in it; none imports one above it.
   local_cluster   a whole cluster on one machine: real processes, really killed
   gpu             compiles for GPUs on machines without one
   experiments     simulated experiments, against published figures
-  train           the training loop of one member of a cohort
+  training        the training loop of one member of a cohort
   report          runs as an HTML page
   exchange        weights from and for `transformers`
   checkpoint      checkpoints: parts of members, put together
@@ -53,7 +53,7 @@ _OFFERED = {
     "plan": "",
     "read_result": "metrics.result",
     "simulate": "sim",
-    "train": "",
+    "train": "api",
 }
 __all__ = ["__version__", *_OFFERED]
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
   from bamboo_jax import config as config_lib
   from bamboo_jax.models import model as model_lib
-  from bamboo_jax.train.setup import show
+  from bamboo_jax.training.setup import show
 
 _MOST_DEVICES = 8
 _CONFIG_FILE = '''"""The config of this run, as Python code made it."""
@@ -83,7 +83,7 @@ def train(
     OSError: A file cannot be read or written.
   """
   from bamboo_jax.runtime.executables import program_folder, program_store
-  from bamboo_jax.train import run
+  from bamboo_jax.training import run
 
   config = _accept(config)
   program_store.use(program_folder.default_path())  # Compiled programs, as commands keep them.
@@ -111,8 +111,8 @@ def plan(config: "ml_collections.ConfigDict") -> "show.PlannedRun":
   Nothing runs on a device. Raises `ValueError` if the config does not fit
   together.
   """
-  from bamboo_jax.train import run
-  from bamboo_jax.train.setup import show, sizes
+  from bamboo_jax.training import run
+  from bamboo_jax.training.setup import show, sizes
 
   config = _accept(config)
   run.use_devices(config, sizes.num_nodes(config))  # For a run that follows.
@@ -182,7 +182,7 @@ def load(workdir: str | os.PathLike[str], model: "model_lib.Model | None" = None
   from bamboo_jax.exchange import weights
   from bamboo_jax.models import from_loss, zoo
   from bamboo_jax.runtime import devices
-  from bamboo_jax.train.setup import build
+  from bamboo_jax.training.setup import build
 
   devices.use_virtual_devices(_MOST_DEVICES)  # For a run that follows.
   values = pathlib.Path(workdir, "config.json")
@@ -204,7 +204,7 @@ def load(workdir: str | os.PathLike[str], model: "model_lib.Model | None" = None
 
 def _accept(config: Any) -> "config_lib.Config":
   """Returns the options of a config, checked as commands check them."""
-  from bamboo_jax.train.setup import accept
+  from bamboo_jax.training.setup import accept
 
   return accept.accept(config)
 

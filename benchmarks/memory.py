@@ -28,7 +28,7 @@ from bamboo_jax.runtime.phases import reduce, update
 from bamboo_jax.runtime.profile import profiler
 from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
 from bamboo_jax.schedule import failover, timeline as timeline_lib
-from bamboo_jax.train.setup import accept, build
+from bamboo_jax.training.setup import accept, build
 
 # The measured cases, as changes to the config.
 _MODE, _PIPELINES = "redundancy.mode", "pipeline.num_pipelines"

@@ -33,7 +33,7 @@ _PERIOD_SECS = 0.1
 # Runs in each worker, before it trains, as a module of `config.plugins`.
 _PLUGIN = """
 import json, pathlib
-from bamboo_jax.train.record import slow_nodes
+from bamboo_jax.training.record import slow_nodes
 
 _hear = slow_nodes.SlowNodes.hear
 

@@ -36,7 +36,7 @@ from bamboo_jax.metrics import jsonl, table as table_lib
 from bamboo_jax.recovery import assignment, ladder as ladder_lib, layout as layout_lib
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.sim import speed as speed_lib, times as times_lib
-from bamboo_jax.train.setup import accept, job as job_lib, sizes
+from bamboo_jax.training.setup import accept, job as job_lib, sizes
 
 _NUM_FIRST, _NUM_EACH = 6, 4  # Steps before the first death, and after each.
 _COLUMNS = (

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from bamboo_jax.base import ports
 from bamboo_jax.cli import config_check
 from bamboo_jax.runtime import allocator
-from bamboo_jax.train.setup import accept, build
+from bamboo_jax.training.setup import accept, build
 
 
 class Block(nn.Module):

@@ -23,7 +23,7 @@ from bamboo_jax.base import packaged
 from bamboo_jax.cli import command, config_check, flagset
 from bamboo_jax.configs import default as default_config
 from bamboo_jax.metrics import progress
-from bamboo_jax.train.setup import accept
+from bamboo_jax.training.setup import accept
 
 flags.disclaim_key_flags()
 hearing = command.hearing

@@ -23,7 +23,7 @@ from bamboo_jax.local_cluster import cluster_run, setup as setup_lib
 from bamboo_jax.metrics import progress
 from bamboo_jax.runtime import accelerator
 from bamboo_jax.traces import readers, replay as replay_lib
-from bamboo_jax.train.setup import sizes
+from bamboo_jax.training.setup import sizes
 
 
 @dataclasses.dataclass(frozen=True)

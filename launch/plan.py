@@ -67,8 +67,8 @@ def _plan(flags: PlanFlags) -> None:
     cli.check_folder(flags.trace)
   with progress.waiting("importing JAX"):
     from bamboo_jax.metrics import chrome_trace
-    from bamboo_jax.train.record import step_traces
-    from bamboo_jax.train.setup import rental, show
+    from bamboo_jax.training.record import step_traces
+    from bamboo_jax.training.setup import rental, show
 
   if flags.nodes:
     with progress.waiting("layouts are compared"):

@@ -43,7 +43,7 @@ def main(flags: ProfileFlags) -> None:
   from bamboo_jax.plan import cost_model, render
   from bamboo_jax.runtime import devices as devices_lib
   from bamboo_jax.runtime.profile import profiler
-  from bamboo_jax.train.setup import build
+  from bamboo_jax.training.setup import build
 
   devices_lib.use_virtual_devices(2)  # Two ends of a link.
   task, devices = build.make_task(flags.config), jax.devices()[:2]

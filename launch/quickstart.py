@@ -24,8 +24,8 @@ from bamboo_jax.config import Config
 from bamboo_jax.launch import cli, shared
 from bamboo_jax.metrics import progress, summary as summary_lib
 from bamboo_jax.report import comparison
-from bamboo_jax.train.record import workdir as workdir_lib
-from bamboo_jax.train.setup import sizes
+from bamboo_jax.training.record import workdir as workdir_lib
+from bamboo_jax.training.setup import sizes
 
 # Unless they are given: all deaths are in the first ten steps, and one figure
 # shows both runs.

@@ -13,7 +13,7 @@ from bamboo_jax.cli import flagset
 from bamboo_jax.experiments import sweep
 from bamboo_jax.metrics import plots
 from bamboo_jax.runtime.executables import program_folder as folder_lib
-from bamboo_jax.train.record import workdir as workdir_lib
+from bamboo_jax.training.record import workdir as workdir_lib
 
 
 def workdir(help_text: str = "Where checkpoints and metrics go.") -> Any:

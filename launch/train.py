@@ -18,7 +18,7 @@ from bamboo_jax.cli import flagset
 from bamboo_jax.config import Config
 from bamboo_jax.launch import cli, shared
 from bamboo_jax.metrics import progress, summary as summary_lib
-from bamboo_jax.train.record import workdir as workdir_lib
+from bamboo_jax.training.record import workdir as workdir_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,7 @@ class TrainFlags:
 def main(flags: TrainFlags) -> None:
   """Trains; everything else is in the library."""
   with progress.waiting("importing JAX"):  # Flags are checked before.
-    from bamboo_jax.train import run
+    from bamboo_jax.training import run
 
   change = shared.find_format_change(flags.figure_format, flags.config)
   shared.use_program_cache(flags.program_cache)

@@ -45,7 +45,7 @@ def _train(flags: node.NodeFlags, argv: Sequence[str]) -> None:
   logs.use(flags.name)
   started_secs = time.perf_counter() - float(argv[3])
   accelerator.take_fraction(os.environ, flags.device_memory_fraction)
-  from bamboo_jax.train import run
+  from bamboo_jax.training import run
 
   folder = flags.program_cache
   if folder is None:

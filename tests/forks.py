@@ -66,7 +66,7 @@ def _start_server(unused_pid):
 
 def serve():
   """Runs the commands that are ordered, one by one, until there are no more."""
-  importlib.import_module("bamboo_jax.train.run")  # It starts no devices.
+  importlib.import_module("bamboo_jax.training.run")  # It starts no devices.
 
   for line in sys.stdin:
     order = json.loads(line)

@@ -16,7 +16,7 @@ _LAYERS = (
     ("api",),
     ("benchmarks", "reproductions"),
     ("local_cluster", "experiments", "gpu"),
-    ("train", "report"),
+    ("training", "report"),
     ("exchange",),
     ("checkpoint", "sim"),
     ("runtime", "cluster"),
@@ -33,12 +33,21 @@ _BESIDE = ("benchmarks", "reproductions")
 # Who else may import what; `launch` and `configs` may import everything.
 _JAX = ("chex", "flax", "jax", "jaxlib", "optax", "orbax", "tensorstore")
 _WITH_JAX = (
-    *("models", "runtime", "checkpoint", "train", "benchmarks", "reproductions", "gpu", "verify"),
+    *(
+        "models",
+        "runtime",
+        "checkpoint",
+        "training",
+        "benchmarks",
+        "reproductions",
+        "gpu",
+        "verify",
+    ),
 )
 _RESERVED = {name: _WITH_JAX for name in _JAX} | {
     "ml_collections": (
         "api",
-        "train",
+        "training",
         "local_cluster",
         "experiments",
         "benchmarks",
@@ -54,7 +63,7 @@ _RESERVED = {name: _WITH_JAX for name in _JAX} | {
 _DOORS = {
     "bamboo_jax.runtime.spmd": (
         "bamboo_jax/runtime/spmd/",
-        "bamboo_jax/train/setup/executors.py",
+        "bamboo_jax/training/setup/executors.py",
     )
 }
 
@@ -200,7 +209,7 @@ class LayeringTest(parameterized.TestCase):
       ("upwards", "base/a.py", "from bamboo_jax.plan import planner", True),
       ("neighbour", "plan/a.py", "from bamboo_jax import net", True),
       ("apart", "runtime/a.py", "from bamboo_jax.cluster import views", True),
-      ("top_neighbour", "report/a.py", "import bamboo_jax.train.loop", True),
+      ("top_neighbour", "report/a.py", "import bamboo_jax.training.loop", True),
       ("in_a_function", "data/a.py", "def f():\n  import jax.numpy", True),
       ("flax_is_jax", "sim/a.py", "from flax import struct", True),
       ("chex_is_jax", "metrics/a.py", "import chex", True),
@@ -211,19 +220,19 @@ class LayeringTest(parameterized.TestCase):
       ("unknown_package", "plan/a.py", "import bamboo_jax.misc", True),
       ("from_unknown", "misc/a.py", "import os", True),
       ("root", "__init__.py", "from bamboo_jax import base", True),
-      ("launch", "train/a.py", "from launch import train", True),
-      ("downwards", "train/a.py", "from bamboo_jax import base", False),
+      ("launch", "training/a.py", "from launch import train", True),
+      ("downwards", "training/a.py", "from bamboo_jax import base", False),
       ("same_package", "plan/a.py", "from bamboo_jax.plan import b", False),
       ("jax_in_models", "models/a.py", "import jax", False),
-      ("api", "api.py", "from bamboo_jax.train import run", False),
-      ("api_is_on_top", "train/a.py", "from bamboo_jax import api", True),
-      ("config_in_train", "train/a.py", "import ml_collections", False),
+      ("api", "api.py", "from bamboo_jax.training import run", False),
+      ("api_is_on_top", "training/a.py", "from bamboo_jax import api", True),
+      ("config_in_train", "training/a.py", "import ml_collections", False),
       ("numpy", "data/a.py", "import numpy as np", False),
       ("similar_name", "data/a.py", "import jaxtyping", False),
-      ("room", "train/a.py", "from bamboo_jax.runtime import spmd", True),
-      ("in_the_room", "train/a.py", "import bamboo_jax.runtime.spmd.a", True),
+      ("room", "training/a.py", "from bamboo_jax.runtime import spmd", True),
+      ("in_the_room", "training/a.py", "import bamboo_jax.runtime.spmd.a", True),
       ("own", "runtime/spmd/a.py", "import bamboo_jax.runtime.spmd.b", False),
-      ("door", "train/setup/executors.py", "import bamboo_jax.runtime.spmd", False),
+      ("door", "training/setup/executors.py", "import bamboo_jax.runtime.spmd", False),
   )
   def test_import(self, path, code, is_wrong):
     got = find_violations({f"bamboo_jax/{path}": f'"""Doc."""\n{code}\n'})

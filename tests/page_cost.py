@@ -36,7 +36,7 @@ from bamboo_jax.metrics import jsonl, rows as rows_lib
 from bamboo_jax.net import identity as identity_lib
 from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.schedule import failover
-from bamboo_jax.train.record import step_traces
+from bamboo_jax.training.record import step_traces
 from tests import browser, layouts, members
 from tests.recovery import durations_test
 from tests.report.live import facts_test

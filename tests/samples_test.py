@@ -51,7 +51,7 @@ class CpuSecsTest(parameterized.TestCase):
     self.assertEqual(cpu_secs.read(path), {"a.py": 2.0, "b.py": 1.2})
 
   def test_files_without_a_record(self):
-    names = ["tests/launch/a_test.py", "tests/samples_test.py", "tests/train/a_test.py"]
+    names = ["tests/launch/a_test.py", "tests/samples_test.py", "tests/training/a_test.py"]
     names.append("tests/base_test.py")  # There is no such file: no bytes.
     want = [names[0], names[2], names[1], names[3]]
     self.assertEqual(sorted(names, key=cpu_secs.guess, reverse=True), want)

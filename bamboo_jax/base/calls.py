@@ -1,6 +1,6 @@
-"""Packages that can be called: `bamboo_jax.train(...)` beside its modules.
+"""Packages that can be called: `bamboo_jax.plan(...)` beside its modules.
 
-For both `bamboo_jax.train(config)` and `from bamboo_jax.train import run` to
+For both `bamboo_jax.plan(config)` and `from bamboo_jax.plan import planner` to
 work, the module object of the package gets a class with `__call__`, see
 "Customizing module attribute access" in Python's data model.
 """

@@ -58,7 +58,7 @@ class Config(Section, path="config"):
             "p3.2xlarge."
         )
     mode = self.redundancy.mode
-    # A policy decides about replicas later, see `train.setup.policy`.
+    # A policy decides about replicas later, see `training.setup.policy`.
     if mode != "none" and self.pipeline.num_stages == 1 and self.recovery.policy is None:
       raise ValueError(
           f"config.redundancy.mode={mode!r} needs at least 2 stages, so that another node can "

@@ -9,7 +9,7 @@ from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.plan import cost_model
 from bamboo_jax.sim import decisions, loop, speed as speed_lib, times as times_lib
 from bamboo_jax.traces import readers
-from bamboo_jax.train.setup import build, build_recovery, sizes
+from bamboo_jax.training.setup import build, build_recovery, sizes
 
 
 def check(config: config_lib.Config, *, layers: str | None, cluster: str | None) -> None:

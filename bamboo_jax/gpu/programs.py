@@ -20,7 +20,7 @@ from bamboo_jax.models import sharding
 from bamboo_jax.plan import planner
 from bamboo_jax.runtime import places
 from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
-from bamboo_jax.train.setup import build, executors
+from bamboo_jax.training.setup import build, executors
 
 _ALWAYS = ("forward", "backward", "update", "norms", "zeros", "cast")
 _AHEAD = ("bubble", "budget", "eager")  # Modes with redundant passes.

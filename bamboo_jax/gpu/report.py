@@ -14,7 +14,7 @@ from bamboo_jax.metrics import table as table_lib
 from bamboo_jax.plan import planner
 from bamboo_jax.runtime import accelerator, settings
 from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.train.setup import build, executors, show
+from bamboo_jax.training.setup import build, executors, show
 
 _ADVICE = (
     "Take more config.pipeline.num_stages, a smaller "

@@ -19,7 +19,7 @@ from bamboo_jax.metrics import jsonl, progress as progress_lib
 from bamboo_jax.recovery import durations
 from bamboo_jax.runtime import accelerator
 from bamboo_jax.traces import replay as replay_lib, trace as trace_lib
-from bamboo_jax.train.setup import sizes
+from bamboo_jax.training.setup import sizes
 
 _POLL_SECS = 0.05
 _MAX_PAUSE_SECS = 60.0  # Between attempts to start a node for a join.

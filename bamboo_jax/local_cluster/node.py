@@ -17,7 +17,7 @@ from bamboo_jax.cluster.agent import agent as agent_lib, exporter, state as stat
 from bamboo_jax.local_cluster import machine, narrator as narrator_lib
 from bamboo_jax.net import identity as identity_lib
 from bamboo_jax.runtime import settings
-from bamboo_jax.train.setup import sizes
+from bamboo_jax.training.setup import sizes
 
 _PROTOCOL = 10  # Version of the messages between processes.
 _PACKAGES = ("bamboo_jax", "jax", "jaxlib")

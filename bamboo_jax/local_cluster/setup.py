@@ -9,7 +9,7 @@ from bamboo_jax import base, config as config_lib
 from bamboo_jax.faults import faults as faults_lib, random_kills
 from bamboo_jax.net import addresses
 from bamboo_jax.traces import replay as trace_replay, trace as trace_lib
-from bamboo_jax.train.setup import sizes
+from bamboo_jax.training.setup import sizes
 
 _HOST = "127.0.0.1"  # All processes are on this machine.
 
@@ -61,7 +61,7 @@ class Setup:
 
 def check(config: config_lib.Config, zones: Sequence[str]) -> None:
   """Raises `ValueError` if config or zones do not fit a cluster."""
-  from bamboo_jax.train.setup import build  # Takes a second: JAX.
+  from bamboo_jax.training.setup import build  # Takes a second: JAX.
 
   build.check_environment()
   if not all(zones) or not zones:
@@ -116,9 +116,9 @@ def prepare(config: config_lib.Config, workdir: pathlib.Path) -> bool:
 
   Raises `base.CheckpointError` if `workdir` is of another run.
   """
-  for name in ("bamboo_jax.local_cluster.node", "bamboo_jax.train.run"):
+  for name in ("bamboo_jax.local_cluster.node", "bamboo_jax.training.run"):
     importlib.import_module(name)  # Takes a second: JAX.
-  from bamboo_jax.train.setup import preparation, saving
+  from bamboo_jax.training.setup import preparation, saving
 
   can_fork = preparation.prepare(config)
   saving.check_same(config, preparation.peek(), workdir / "checkpoints")

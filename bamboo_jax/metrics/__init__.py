@@ -1,7 +1,7 @@
 """Outputs of a run: log, progress, figures, traces, summary.
 
   jsonl          metrics.jsonl, one JSON object per line; write and read what
-                 `train.record.journal` puts into it
+                 `training.record.journal` puts into it
   summary        summary.json, and the hash of arrays in it
   result         summary and log of a run, for Python code
   progress       a bar, or lines for `grep`

@@ -41,7 +41,7 @@ class TrainingView(Protocol):
 
 
 class Members(Protocol):
-  """The members of a run; see `train.members.cohort.Cohort`."""
+  """The members of a run; see `training.members.cohort.Cohort`."""
 
   @property
   def view(self) -> TrainingView:

@@ -6,7 +6,7 @@ import random
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.recovery import moves
 from bamboo_jax.runtime.executables import program_store
-from bamboo_jax.train import worker as worker_lib
+from bamboo_jax.training import worker as worker_lib
 from bamboo_jax.verify import cases
 
 _LAST_POINT = 12  # Instructions before which nodes die; some rows are shorter.

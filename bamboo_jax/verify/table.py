@@ -28,7 +28,7 @@ from bamboo_jax.plan import cost_model
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.executables import program_store
 from bamboo_jax.runtime.stage import programs as programs_lib
-from bamboo_jax.train.setup import accept, build, sizes
+from bamboo_jax.training.setup import accept, build, sizes
 from bamboo_jax.verify import (
     cases as cases_lib,
     clusters,

@@ -24,10 +24,10 @@ from bamboo_jax.recovery import durations, layout as layout_lib
 from bamboo_jax.runtime.phases import replicas
 from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
 from bamboo_jax.schedule import timeline as timeline_lib
-from bamboo_jax.train import environment, worker as worker_lib
-from bamboo_jax.train.members import cohort as cohort_lib, local_cohort
-from bamboo_jax.train.record import workdir as workdir_lib
-from bamboo_jax.train.setup import accept, build, job as job_lib, preparation, sizes
+from bamboo_jax.training import environment, worker as worker_lib
+from bamboo_jax.training.members import cohort as cohort_lib, local_cohort
+from bamboo_jax.training.record import workdir as workdir_lib
+from bamboo_jax.training.setup import accept, build, job as job_lib, preparation, sizes
 from bamboo_jax.verify import cases as cases_lib, layouts, storm as storm_lib
 
 

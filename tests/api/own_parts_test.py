@@ -13,7 +13,7 @@ from bamboo_jax import base, config as config_lib, sim
 from bamboo_jax.base import functions
 from bamboo_jax.metrics import logger as logger_lib
 from bamboo_jax.sim import presets
-from bamboo_jax.train.setup import accept, optimizers, schedules
+from bamboo_jax.training.setup import accept, optimizers, schedules
 from tests import folders, samples, tiny
 
 _PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs/guides/own_parts.md"

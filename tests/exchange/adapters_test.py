@@ -17,8 +17,8 @@ from bamboo_jax import base
 from bamboo_jax.checkpoint import manifest as manifest_lib
 from bamboo_jax.exchange import weights
 from bamboo_jax.models import zoo
-from bamboo_jax.train import run as run_lib
-from bamboo_jax.train.setup import accept, build
+from bamboo_jax.training import run as run_lib
+from bamboo_jax.training.setup import accept, build
 from tests import samples, tiny
 from tests.launch import commands
 

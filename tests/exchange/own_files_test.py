@@ -11,8 +11,8 @@ import pytest
 from bamboo_jax import base
 from bamboo_jax.data import draws
 from bamboo_jax.metrics import jsonl
-from bamboo_jax.train import run as run_lib
-from bamboo_jax.train.setup import accept
+from bamboo_jax.training import run as run_lib
+from bamboo_jax.training.setup import accept
 from configs import finetune
 from tests import tiny
 

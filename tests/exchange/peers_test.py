@@ -16,7 +16,7 @@ from bamboo_jax.checkpoint import manifest as manifest_lib
 from bamboo_jax.exchange import names, weights
 from bamboo_jax.models import model as model_lib, zoo
 from bamboo_jax.models.text import llama
-from bamboo_jax.train import run as run_lib
+from bamboo_jax.training import run as run_lib
 from tests import samples, tiny
 
 torch = pytest.importorskip("torch")

@@ -103,9 +103,9 @@ MUTANTS = {
         ),
     ),
     "who_lags_does_not_commit": (
-        "tests/train/run_state_test.py",
+        "tests/training/run_state_test.py",
         (
-            "bamboo_jax/train/run_state.py",
+            "bamboo_jax/training/run_state.py",
             "    if -1 < self.steps < agreement.steps:\n      commit()\n",
             "",
         ),
@@ -119,8 +119,8 @@ MUTANTS = {
         ),
     ),
     "newcomers_wait_to_be_told": (
-        "tests/train/run_state_test.py",
-        ("bamboo_jax/train/run_state.py", 'facts={"restart": True}', "facts={}"),
+        "tests/training/run_state_test.py",
+        ("bamboo_jax/training/run_state.py", 'facts={"restart": True}', "facts={}"),
     ),
     # Ask and answer, and the records.
     "a4_who_is_not_heard_is_dead": (

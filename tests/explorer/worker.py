@@ -1,6 +1,6 @@
 """A worker that keeps to the protocol, and computes hashes.
 
-It talks as real ones do (`cluster.client_state`), and follows `train.worker`:
+It talks as real ones do (`cluster.client_state`), and follows `training.worker`:
 it is told facts, compiles, works in views, votes on each step, and agrees with
 all others after a loss. Its state is the hash of the steps it has committed and
 of the views that have voted for them; so a worker is found that goes on from
@@ -22,7 +22,7 @@ from tests.explorer import clock as clock_lib, judge as judge_lib
 _INIT_SECS, STEP_SECS, _COMPILE_SECS = 0.5, 0.25, 0.5
 _SAVE_STEPS = 4
 _LAST_SECS = 0.5
-_EXPLAIN_SECS = 30.0  # As in `train.worker`.
+_EXPLAIN_SECS = 30.0  # As in `training.worker`.
 _BEAT_SECS, _SILENCE_SECS = 0.25, 3.0
 _AGAIN_SECS, _PATIENCE_SECS = 0.1, 30.0  # As in `base.ask_again`.
 

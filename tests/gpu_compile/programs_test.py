@@ -13,7 +13,7 @@ import pytest
 
 from bamboo_jax.gpu import private, programs, report, targets
 from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.train.setup import accept, build, show
+from bamboo_jax.training.setup import accept, build, show
 from tests.gpu_compile import findings, hlo
 
 if _REASON := private.find_reason():

@@ -7,7 +7,7 @@
 
 Each phase waits for what users see of it. A minute of two cores, as ten workers start; what is
 in no phase is in tables of pure functions (`tests/local_cluster`), and other layouts, executors
-and rungs are in `tests/train/worker_test.py`.
+and rungs are in `tests/training/worker_test.py`.
 """
 
 import collections
@@ -173,7 +173,7 @@ class ClusterTest(commands.CommandCase):
     for number in range(_NUM_NODES):
       self.assertRegex(stacks, rf"(?m)^== n{number}, process \d+$")
       self.assertRegex(waits, rf"(?m)^n{number} waits for (no node|n\d)")
-    self.assertIn('train/worker.py", line', stacks)
+    self.assertIn('training/worker.py", line', stacks)
 
   def check_stranger(self):
     """Another user calls all sockets, and holds them; no view changes, and steps go on."""

@@ -12,7 +12,7 @@ import ml_collections
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.cli import config_check
 from bamboo_jax.launch import cli
-from bamboo_jax.train.setup import accept
+from bamboo_jax.training.setup import accept
 from configs import default
 from tests import tiny
 from tests.launch import commands

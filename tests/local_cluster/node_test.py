@@ -13,7 +13,7 @@ from absl.testing import parameterized
 from bamboo_jax import base
 from bamboo_jax.cluster import judge
 from bamboo_jax.local_cluster import node
-from bamboo_jax.train.setup import accept
+from bamboo_jax.training.setup import accept
 from tests import tiny
 from tests.cluster.agent import given
 

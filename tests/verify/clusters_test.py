@@ -7,7 +7,7 @@ from unittest import mock
 
 from absl.testing import absltest
 
-from bamboo_jax.train.setup import accept
+from bamboo_jax.training.setup import accept
 from bamboo_jax.verify import clusters as clusters_lib, table
 from configs import sweep_faults
 

@@ -4,7 +4,7 @@ import functools
 
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.runtime.stage import programs as programs_lib
-from bamboo_jax.train.setup import build
+from bamboo_jax.training.setup import build
 from bamboo_jax.verify import cases, trials as trials_lib
 from configs import sweep_faults
 

@@ -5,7 +5,7 @@ from unittest import mock
 
 from absl.testing import parameterized
 
-from bamboo_jax.train.setup import accept
+from bamboo_jax.training.setup import accept
 from bamboo_jax.verify import layouts as layouts_lib, table, trials as trials_lib
 from tests.verify import small
 

@@ -19,7 +19,7 @@ from tests import members, strangers
 from tests.launch import commands
 
 _DEPLOY = pathlib.Path(__file__).resolve().parents[3] / "docs" / "deploy"
-# What the writer of the log reports; see `train.record.outputs`.
+# What the writer of the log reports; see `training.record.outputs`.
 _METRICS = dict(
     loss=2.5,
     learning_rate=1e-3,

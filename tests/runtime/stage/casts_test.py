@@ -16,7 +16,7 @@ from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import reduce, update
 from bamboo_jax.runtime.stage import casts, programs as programs_lib, spec as spec_lib
 from bamboo_jax.schedule import timeline as timeline_lib
-from bamboo_jax.train import evaluation
+from bamboo_jax.training import evaluation
 from tests import samples
 from tests.runtime import engine_test as engines
 from tests.runtime.spmd import pipelines

@@ -1,0 +1,149 @@
+"""Compiles in the background, so that a new view finds its programs ready."""
+
+from collections.abc import Callable, Collection, Iterable
+from concurrent import futures
+import threading
+import time
+from typing import Any
+
+from bamboo_jax import base
+from bamboo_jax.cluster import views
+from bamboo_jax.recovery import layout as layout_lib, moves
+from bamboo_jax.runtime import executor as executor_lib
+from bamboo_jax.runtime.phases import compile_ahead
+from bamboo_jax.training import failures as failures_lib, run_state as run_state_lib
+
+_PAUSES = 3.0  # Pause after a job, as a multiple of its processor time.
+
+
+class BackgroundCompiler:
+  """Compiles one job after the other in a thread.
+
+  A program that fails to compile would be missing after a death, or block a
+  joining node forever, so its error ends this member with its next vote.
+  """
+
+  def __init__(
+      self, state: run_state_lib.RunState, executor: executor_lib.Executor, *, evaluate: bool
+  ) -> None:
+    self._engine = state.engine
+    self._executor = executor
+    self._cohort = state.cohort
+    self._state = state
+    self._evaluate = evaluate
+    self._thread = futures.ThreadPoolExecutor(1, "compiler")
+    self._last: futures.Future[None] = futures.Future()
+    self._last.set_result(None)
+    self._asked = self._ready = base.ViewId(0)
+    self._error: Exception | None = None
+    self._is_closed = False
+    self._hurry = threading.Event()
+    self._is_under_way = False
+    self._followed: layout_lib.Layout | None = None
+
+  def is_idle(self) -> bool:
+    """Returns whether every job has ended."""
+    return self._last.done()
+
+  def trace(self) -> None:
+    """Traces the programs of local nodes, which raises errors of the model's code."""
+    for node in self._engine.nodes.values():
+      for stage in node.specs:
+        for _, programs in node.units(stage):
+          for name in ("forward", "backward", "update"):
+            programs.trace(name, node.device)
+
+  def compile(self) -> None:
+    """Starts to compile the present roles and those after a death."""
+    self._begin(pauses=0.0)
+
+  def follow(self) -> None:
+    """Starts to compile the present roles, if they are new since the last call.
+
+    Pauses after each job, as training needs the cores and the interpreter, too;
+    but not at the start of a run, when no program is ready for a death.
+    """
+    if self._followed != self._state.layout:
+      self._begin(pauses=_PAUSES * self._is_under_way)
+      self._is_under_way = True
+
+  def wait(self) -> None:
+    """Blocks until all jobs have ended, without their pauses."""
+    self._hurry.set()
+    futures.wait([self._last])
+    self._hurry.clear()
+
+  def close(self) -> None:
+    """Cancels the pending jobs and waits for the running one."""
+    self._is_closed = True
+    self._hurry.set()
+    self._thread.shutdown(cancel_futures=True)
+
+  def newest_ready(self, failures: failures_lib.Failures) -> base.ViewId:
+    """Returns the newest view whose programs are compiled, by its number.
+
+    Starts to compile for a newer view. If a job has failed in the user's code,
+    adds that to `failures`; else raises `base.CompilationError`.
+    """
+    if self._error is not None:
+      if failures_lib.is_users(self._error):
+        failures.add(self._error, base.describe_error(self._error))
+        return self._cohort.view.number
+      raise base.CompilationError(f"A program failed to compile: {self._error}") from self._error
+    newest, adopted = self._cohort.newest, self._cohort.view.number
+    if newest.number > max(adopted, self._asked):
+      self._asked = newest.number
+      self._submit(self._prepare, newest.number, self._find_jobs(newest))
+    return max(adopted, self._ready)
+
+  def prepare(self, view: views.View) -> None:
+    """Compiles the roles of a view; blocks."""
+    self._prepare(view.number, self._find_jobs(view))
+
+  def prepare_nodes(self, alive: Collection[base.NodeId]) -> None:
+    """Compiles what local nodes need in a run with nodes `alive`; blocks."""
+    self._is_under_way = True
+    self._call(self._find_programs() + self._jobs_of(self._state.plan(alive).layout))
+
+  def _begin(self, *, pauses: float) -> None:
+    self._followed = self._state.layout
+    lines = self._engine.lines
+    more = compile_ahead.find_jobs_of(self._engine, lines, self._executor.jobs)
+    self._submit(self._call, [*self._find_programs(), *more, moves.load_solver], pauses)
+    self._submit(self._follow_deaths, self._state.plan_deaths(), pauses)
+
+  def _submit(self, call: Callable[..., None], *arguments: Any) -> None:
+    self._last = self._thread.submit(self._guard, call, *arguments)
+
+  def _guard(self, call: Callable[..., None], *arguments: Any) -> None:
+    try:
+      call(*arguments)
+    except Exception as error:  # XLA raises various types.
+      self._error = self._error or error
+
+  def _find_jobs(self, view: views.View) -> list[Callable[[], Any]]:
+    return self._jobs_of(self._state.plan(view.numbers).layout)
+
+  def _jobs_of(self, layout: layout_lib.Layout) -> list[Callable[[], Any]]:
+    lines = layout.by_segment.lines
+    return compile_ahead.find_jobs_of(self._engine, lines, self._executor.jobs)
+
+  def _find_programs(self) -> list[Callable[[], Any]]:
+    return compile_ahead.find_jobs(self._engine, evaluate=self._evaluate)
+
+  def _prepare(self, view: base.ViewId, jobs: list[Callable[[], Any]]) -> None:
+    self._call(jobs)
+    self._ready = max(view, self._ready)
+
+  def _follow_deaths(self, layouts: Iterable[layout_lib.Layout], pauses: float) -> None:
+    for layout in layouts:
+      if self._is_closed:
+        return
+      self._call(self._jobs_of(layout), pauses)
+
+  def _call(self, jobs: list[Callable[[], Any]], pauses: float = 0.0) -> None:
+    for job in jobs:
+      if not self._is_closed:
+        start_secs = time.thread_time()
+        job()
+        self._hurry.wait(pauses * (time.thread_time() - start_secs))

@@ -1,0 +1,85 @@
+"""A negative control: the last step of a run without one share of its batch.
+
+Equal hashes of two runs prove something only if a fault would have changed
+them. So after the last step, from the state before it and the gradients that
+the nodes still hold, the step is redone without one share, as if its sum had
+been lost unnoticed. The hash of that state must differ.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+
+from bamboo_jax import base
+from bamboo_jax.checkpoint import digest
+from bamboo_jax.runtime.phases import reduce, update
+from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.training import sums as sums_lib
+from bamboo_jax.training.setup import job as job_lib
+
+
+class Control:
+  """A callback that writes the hash of the last step without a share.
+
+  For a process that hosts all nodes. Writes nothing if the run is resumed right
+  before its last step, or if there is only one share.
+  """
+
+  def __init__(self, job: job_lib.Job, path: pathlib.Path) -> None:
+    self._job, self._engine, self._path = job, job.engine, path
+    self._before: dict[str, spec_lib.LayerState] = {}
+
+  def __call__(self, step: int, metrics: Mapping[str, Any]) -> None:
+    """Keeps the state before the last step, and redoes that after it."""
+    num_steps, num_shares = self._job.config.num_steps, self._engine.num_shares
+    if step == num_steps - 1:
+      copy = lambda array: np.array(array)  # The array will be donated.
+      self._before = jax.tree.map(copy, self._engine.layer_states())
+    elif step == num_steps and self._before and num_shares > 1:
+      told = {
+          "step": step,
+          "shares": num_shares,
+          "state_sha256": self.redo(dropped=base.ShareId(num_shares - 1)),
+      }
+      base.write_atomically(self._path, json.dumps(told) + "\n")
+
+  def redo(self, *, dropped: base.ShareId | None) -> str:
+    """Returns the hash after the last step without a share; changes nothing."""
+    engine = self._engine
+    lines, results = engine.lines, engine.results
+    states = {number: node.state for number, node in engine.nodes.items()}
+    try:
+      engine.results = dataclasses.replace(results, totals={}, received={}, proposed={})
+      engine.lines = [
+          (row, [share for share in shares if share != dropped]) for row, shares in lines
+      ]
+      reduce.reduce(engine)
+      for node in engine.nodes.values():
+        node.state = {}
+      for stage, owner in base.by_stage(engine.owners[0]):
+        names = engine.specs[stage].names
+        state = spec_lib.merge_layers({n: self._before[n] for n in names})
+        engine.nodes[owner].put_state(stage, state)
+      update.apply(engine, self._find_scale())
+      digests = digest.digest_layers(engine.layer_states())
+    finally:
+      engine.lines, engine.results = lines, results
+      for number, state in states.items():
+        engine.nodes[number].state = state
+    plan, order = self._job.plan, self._job.task.whole.names
+    samples_seen = self._job.config.num_steps * plan.batch.batch_size
+    return digest.state_sha256(digests, order, samples_seen=samples_seen)
+
+  def _find_scale(self) -> float:
+    sums = sums_lib.LocalSums(
+        {stage: tuple(norms.tolist()) for stage, norms in reduce.stage_norms(self._engine).items()},
+        tuple(reduce.loss(self._engine).tolist()),
+    )
+    return sums_lib.add_up(
+        [sums], num_stages=len(self._engine.specs), clip_norm=self._job.config.optimizer.clip_norm
+    ).scale

@@ -1,0 +1,58 @@
+"""The arguments of a worker that depend on its process."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+import dataclasses
+import time
+from typing import Any
+
+from bamboo_jax import base
+from bamboo_jax.cluster import views
+from bamboo_jax.faults import faults as faults_lib
+from bamboo_jax.metrics import progress as progress_lib
+from bamboo_jax.training.members import cohort as cohort_lib
+from bamboo_jax.training.record import workdir as workdir_lib
+from bamboo_jax.training.setup import executors
+
+# Called with the number of a committed step, from 1, and its metrics by name.
+Callback = Callable[[int, Mapping[str, Any]], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Environment:
+  """The arguments of a worker that depend on its process.
+
+  Attributes:
+    name: Name of this member among several; "" if it is alone.
+    processes: Runs programs over several processes; None without.
+    director: Injects due faults; None without faults.
+    progress: Shows steps; None if another member does.
+    prefetches: Whether to prepare data ahead, in a thread.
+    check_fence: Raises `base.FencedError` once the life of the run to which a
+      view belongs is over.
+    stops: Returns whether to save and end the run after this step.
+    callbacks: Called after every committed step that this member writes.
+    started_secs: Start of the local nodes, on `time.perf_counter`.
+  """
+
+  cohort: cohort_lib.Cohort
+  workdir: workdir_lib.Workdir
+  name: str = ""
+  processes: executors.ProcessRing | None = None
+  faults: Iterable[faults_lib.Fault] = ()
+  director: cohort_lib.FaultInjector | None = None
+  progress: progress_lib.ProgressLine | None = None
+  prefetches: bool = False
+  check_fence: Callable[[views.View], None] = lambda view: None
+  stops: Callable[[], bool] = lambda: False
+  callbacks: Sequence[Callback] = ()
+  started_secs: float = dataclasses.field(default_factory=time.perf_counter)
+
+  def strike(self, due: faults_lib.Due) -> bool:
+    """Lets a fault happen now; see `cohort.FaultInjector`."""
+    assert self.director is not None, "Faults need a director."
+    return self.director.strike(due)
+
+  def call_next(self, steps: base.StepId) -> None:
+    """Injects the next join early: without it no later step can run."""
+    due = faults_lib.find_joins(self.faults, after=steps)
+    all(self.strike(d) for d in due)  # Up to the first new one.

@@ -1,0 +1,129 @@
+"""The deaths that a member has seen, their times, and how it explains a pause."""
+
+from collections.abc import Iterable, Mapping
+import dataclasses
+import time
+
+from bamboo_jax import base
+from bamboo_jax.cluster import views
+from bamboo_jax.recovery import agreement as agreement_lib, assignment, durations
+from bamboo_jax.training import run_state as run_state_lib, step as step_lib
+
+_MOST_TAKERS = 4  # Number of nodes listed with their new stage.
+
+
+class Deaths:
+  """The recoveries of a run, and the names of its nodes.
+
+  Attributes:
+    recoveries: Since the start of this member.
+    names: Of the members of the view, and of dead owners, by number.
+  """
+
+  def __init__(self, state: run_state_lib.RunState) -> None:
+    self._state = state
+    self.recoveries: list[durations.RecoveryTimes] = []
+    self.names: dict[base.NodeId, str] = {}
+
+  def roll_back(self, steps: base.StepId) -> None:
+    """Notes that all steps after the first `steps` will be repeated."""
+    for recovery in self.recoveries:
+      if recovery.step_end_at_secs is None:
+        recovery.step = base.StepId(steps + 1)
+
+  def meet(self, view: views.View) -> None:
+    """Notes the names of a view's members; keeps those of dead owners."""
+    kept = {n: name for n, name in self.names.items() if n in self._state.layout.nodes}
+    self.names = kept | {m.number: m.name for m in view.members}
+
+  def add(
+      self,
+      agreement: agreement_lib.Agreement,
+      silent_secs: Iterable[Mapping[base.NodeId, float]],
+      agreed_at_secs: float,
+  ) -> None:
+    """Notes the loss of nodes that led to the present view.
+
+    `silent_secs` is `Cohort.silent_secs` of each member; `agreed_at_secs` is on
+    `time.perf_counter`.
+    """
+    cohort = self._state.cohort
+    view, lost = cohort.view.number, tuple(sorted(agreement.lost))
+    heirs: tuple[str, ...] = ()
+    if agreement.rung == "shadow":
+      owners, victims = agreement.layout.owners, agreement.victims
+      found = (owners[v.pipeline][v.stage] for v in victims)
+      heirs = tuple(self._name(node) for node in found if node is not None)
+    self.recoveries.append(
+        durations.RecoveryTimes(
+            step=base.StepId(agreement.steps + 1),
+            view=view,
+            nodes=lost,
+            names=tuple(map(self._name, lost)),
+            victims=tuple(map(str, agreement.victims)),
+            rung=agreement.rung,
+            heirs=heirs,
+            reason=agreement.reason,
+            view_at_secs=cohort.arrived_secs(view),
+            died_at_secs=cohort.died_secs(view),
+            silence_to_view_secs=durations.longest_silence(lost, silent_secs),
+            agreed_at_secs=agreed_at_secs,
+        )
+    )
+
+  def describe(self, agreement: agreement_lib.Agreement) -> str:
+    """Returns how training goes on after the last loss."""
+    loss = dataclasses.asdict(self.recoveries[-1])
+    then = durations.describe_answer(loss)
+    if agreement.change and agreement.change.rolls_back:
+      steps = agreement.restored
+      then = f"restoring step {steps}" if steps else "beginning from the start"
+    return f"{durations.describe_loss(loss)} died; {then}"
+
+  def describe_change(self, change: assignment.Decision) -> str:
+    """Returns why training pauses for a change of the layout."""
+    takers = [
+        f"{self._name(node)} takes stage {place}"
+        for node, place in change.layout.find_takers(self._state.layout)
+    ]
+    if (num_more := len(takers) - _MOST_TAKERS) > 0:
+      takers = [*takers[:_MOST_TAKERS], f"{num_more} more"]
+    why = "; ".join([", ".join(takers) or change.reason, "programs are loaded"])
+    return f"{change.rung}: {why}"
+
+  def note_ready(self) -> None:
+    """Notes that the rest of the step is planned, for all losses so far."""
+    now = time.perf_counter()
+    for recovery in self.recoveries:
+      if recovery.ready_at_secs is None:
+        recovery.ready_at_secs = now
+
+  def of_step(self, step: int) -> list[durations.RecoveryTimes]:
+    return [r for r in self.recoveries if r.step == step]
+
+  def end_step(
+      self, step: base.StepId, measured: step_lib.Measured | None
+  ) -> list[durations.RecoveryTimes]:
+    """Returns those of a step that is committed now.
+
+    `measured` is None if owed passes are not known.
+    """
+    for recovery in (found := self.of_step(step)):
+      recovery.step_end_at_secs = time.perf_counter()
+      if measured is not None:
+        span = measured.owed.get(recovery.view)
+        recovery.merge_owed([span] if span else [])
+    return found
+
+  def find_totals(self) -> dict[str, float]:
+    """Returns counts since the start of this member, for Prometheus."""
+    done = [r for r in self.recoveries if r.step_end_at_secs is not None]
+    return {
+        "deaths": sum(len(r.nodes) for r in done),
+        "recoveries": len(done),
+        "pause_seconds": sum(r["pause_secs"] for r in durations.report(map(vars, done), {})),
+    }
+
+  def _name(self, node: base.NodeId) -> str:
+    # A joining node may not have seen a view with a node that died.
+    return self.names.get(node, f"node {node}")

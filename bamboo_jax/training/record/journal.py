@@ -1,0 +1,511 @@
+"""The journal of a run: what happened, step by step, in lines that are only appended.
+
+The member that hosts the lowest training node writes. All members make the same
+calls and measure the same; the others keep the last step, and write it if the
+writer died before it was written. All else that is known of a run is a fold of
+these lines: `fold_summary` here, `accounting.runs`, `metrics.progress`, `report`.
+"""
+
+import collections
+from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import dataclasses
+import functools
+import json
+import statistics
+import time
+import types
+from typing import Any, NamedTuple
+
+from absl import logging
+
+from bamboo_jax import base
+from bamboo_jax.accounting import ledger as ledger_lib, runs
+from bamboo_jax.base import logs
+from bamboo_jax.checkpoint import digest
+from bamboo_jax.metrics import (
+    jsonl,
+    logger as logger_lib,
+    loss_plot,
+    plots,
+    progress as progress_lib,
+    summary as summary_lib,
+)
+from bamboo_jax.metrics.loggers import background, csv_file, tensorboard, wandb_run
+from bamboo_jax.recovery import durations
+from bamboo_jax.training import (
+    environment,
+    failures as failures_lib,
+    run_state as run_state_lib,
+    step as step_lib,
+)
+from bamboo_jax.training.record import charges as charges_lib, mfu, step_times, step_traces
+from bamboo_jax.training.setup import job as job_lib, sizes
+
+_COUNT_SECS = 4.0  # Between counts of compiled programs.
+_RATES = {f"{unit}_per_sec": unit for unit in ("tokens", "samples")}
+# Events that are shown or counted by others.
+WARNING, CHANGED, SKIPPED = "warning", "changed", "skipped"
+
+
+class _Step(NamedTuple):
+  """A committed step, with what was true at its end."""
+
+  done: step_lib.Committed
+  live: charges_lib.Live
+  owners: list[list[base.NodeId]]
+  rung: str
+  num_updates: int  # Of the parameters, before this step.
+  num_dropped: int  # Samples that it left out.
+  charges: Sequence[charges_lib.Charge]
+
+
+class Journal:
+  """Journal, trace and summary of a run, and its progress; the workdir must exist.
+
+  Attributes:
+    shown: Metrics of the last step that this member wrote.
+    failures: Those of loggers and callbacks, among others.
+  """
+
+  def __init__(
+      self, job: job_lib.Job, given: environment.Environment, state: run_state_lib.RunState
+  ) -> None:
+    self._job, self._given, self._state = job, given, state
+    self._config, self._workdir, cost = job.config, given.workdir, job.config.cost
+    self._charges = charges_lib.Charges(given.started_secs)
+    self._new_ledger = functools.partial(
+        ledger_lib.Ledger, sizes.find_price(job.config), market=cost.market
+    )
+    self._ledger = self._new_ledger()
+    self._unit = job.task.batches.source.unit  # Of the rate; None: as in the first step.
+    self._mfu = mfu.Mfu.of(job)
+    self._lines: jsonl.MetricsWriter | None = None  # None: another member writes.
+    self._background: list[background.Background] = []  # Loggers of the package.
+    self._own: list[tuple[str, Any]] = []  # Loggers and callbacks of the user, each with a name.
+    num_traced = max(1, job.config.metrics.trace_steps)
+    self._traced = collections.deque[step_lib.Committed](maxlen=num_traced)
+    self._first_secs: float | None = None  # Time 0 of the trace.
+    self._rows = step_traces.RowFile(self._workdir.rows, given.name, num_steps=num_traced)
+    profiles = self._workdir.profiles / given.name
+    self._profiler = step_traces.Profiler(job.config.metrics.profiled, profiles)
+    self.shown: dict[str, float] = {}
+    self.failures = failures_lib.Failures()
+    self._last: _Step | None = None
+    self._started_at: int | None = None
+    self._has_warned = False
+    self._counted_secs = 0.0  # When compiled programs were counted.
+    self._owners: list[list[base.NodeId]] = []  # Last written.
+
+  def begin(self, step: int) -> None:
+    """Starts the journal at `step`, at the start of a run; later steps are repeated."""
+    self._started_at = step
+    self._profiler.note_done(step)
+    logs.note_step(step)
+    warnings, num_steps = self._job.find_warnings(), self._config.num_steps
+    for text in (sizes.describe_batch(self._config), self._job.describe_plan()):
+      self.show(text)
+    self._charges.begin(self._live())
+    if step >= num_steps:
+      self.show(f"resumed_from_step={step}" * (step > 0))
+      self.show(f"nothing to do: {step} of {num_steps=} steps are done")
+    if not self._state.is_writer:
+      return
+    step_traces.clear(self._workdir.rows)  # Of an earlier run.
+    text = json.dumps(self._config.to_json(), indent=2)
+    base.write_atomically(self._workdir.config, text + "\n")
+    if (manifest := self._job.task.batches.source.manifest) is not None:
+      base.write_atomically(self._workdir.data, manifest.to_json())
+    if step < num_steps:
+      self.close()  # It may have started at another step.
+      self._open(step, begins=True)
+      if self.failures.error is not None:
+        raise self.failures.error
+      self._roll_back(jsonl.START, step)
+      for text in warnings:
+        self.write_event(WARNING, step=step, values={"text": text})
+      for change in self._state.writer.changes:
+        values = dataclasses.asdict(change) | {"text": change.render()}
+        self.write_event(CHANGED, step=step, values=values)
+
+  def show(self, text: str) -> None:
+    """Shows a line, unless it is empty."""
+    if self._given.progress is not None and text:
+      self._given.progress.show_text(text)
+
+  def write_step(self, done: step_lib.Committed) -> None:
+    """Writes a committed step, and the recoveries in it."""
+    layout, batch = self._state.layout, self._job.plan.batch
+    kept = sum(map(len, layout.shares)) / batch.num_shares
+    num_dropped, live = round(batch.batch_size * (1 - kept)), self._live()
+    self._charges.add_step(
+        done,
+        live,
+        num_samples=batch.batch_size - num_dropped,
+        sums_secs=step_times.mean_sums_secs([done.measured.sums_secs], layout),
+    )
+    before, self._last = self._last, _Step(
+        done,
+        live,
+        owners=[list(roles.owners) for roles in layout.roles],
+        rung=done.recoveries[-1].rung if done.recoveries else self._state.rung,
+        num_updates=self._state.num_updates - (not done.skipped),
+        num_dropped=num_dropped,
+        charges=self._charges.take(),
+    )
+    self._profiler.note_done(done.steps)
+    logs.note_step(done.steps)
+    self._rows.add(done, with_plan=self._state.is_writer)
+    if not self._state.is_writer:
+      self.close()  # Another member writes from now on.
+      return
+    self._ensure(done.steps - 1, before)
+    self._write(self._last)
+    for recovery in done.recoveries:
+      self.write_event("recovery", step=done.steps, values=dataclasses.asdict(recovery))
+
+  def welcome(
+      self,
+      boot_secs: Mapping[base.NodeId, float],
+      *,
+      names: Mapping[base.NodeId, str],
+      in_step: bool,
+  ) -> None:
+    """Charges and writes joining nodes; see `Charges.welcome`."""
+    if come := self._charges.welcome(boot_secs, None if in_step else self._live()):
+      values = {
+          "boot_secs": {str(n): come[n] for n in come},
+          "names": [names.get(n, f"node {n}") for n in come],
+      }
+      self.write_event("join", step=self._state.steps + 1, values=values)  # The step they join.
+
+  def write_event(self, event: str, *, step: int, values: Mapping[str, Any]) -> None:
+    """Writes and shows an event after `step` steps, such as an evaluation."""
+    if self._state.is_writer:
+      self._ensure(step, self._last)
+      self._append({"event": event, "step": step, **values})
+
+  def explain(self, reason: str, *, step: int | None = None, at_once: bool = False) -> None:
+    """Shows and writes why training pauses, by default before the next step.
+
+    It is shown if the pause is long, or `at_once`.
+    """
+    if self._given.progress is not None:
+      self._given.progress.explain(reason, at_once=at_once)
+    if self._state.is_first:  # The writer may have died.
+      steps, flags = self._state.steps, {"at_once": True} if at_once else {}
+      self._ensure(steps, self._last)
+      line = {"event": "pause", "step": step or steps + 1, "reason": reason, **flags}
+      self._append(line, is_shown=False)
+
+  def count_compiled(self, num_done: int, num_programs: int) -> None:
+    """Explains a pause every few seconds by the number of compiled programs."""
+    now = time.monotonic()
+    if num_done == 1:
+      self._counted_secs = now
+    elif now > self._counted_secs + _COUNT_SECS and num_done < num_programs:
+      self._counted_secs = now
+      self.explain(f"{num_done} of {num_programs} programs are compiled")
+
+  def during(self, kind: str) -> contextlib.AbstractContextManager[None]:
+    """Charges the time of a `with` block; see `Charges.during`."""
+    return self._charges.during(kind)
+
+  def roll_back(self, step: int) -> None:
+    """Notes that the steps after `step` will be repeated."""
+    self._charges.charge("lost")
+    if self._state.is_writer:
+      self._ensure(step, self._last)
+      for logger in self._background:
+        logger.rewind(step)
+      self._roll_back(jsonl.ROLLBACK, step)
+    self._last = None
+    self._charges.take()
+
+  def flush(self) -> None:
+    """Waits until rows are written, and ends the profile of this member."""
+    self._profiler.stop()
+    self._rows.flush()
+
+  def write_summary(self, step: int, digests: digest.Digests) -> None:
+    """Writes summary and plots after `step` steps, unless already written."""
+    self._ensure(step, self._last)
+    self._charges.charge()
+    self._add(self._charges.take())
+    cost = {"event": "cost", "step": step, **self._totals}
+    lines = [*jsonl.read_lines(self._workdir.metrics), cost]
+    summary = fold_summary(self._job, lines, digests, is_new=self._started_at != step)
+    has_trained = summary.median_step_secs is not None
+    if not has_trained and _is_written(self._workdir.summary, summary.state_sha256):
+      return
+    self._append(cost)
+    plots_due = has_trained and self._config.metrics.plots
+    if plots_due:
+      self.explain("figures are drawn", step=step)
+    for logger in self._background:
+      logger.close()
+    self._warn_of_loggers()
+    try:  # Last: a launcher ends all processes once it sees the summary.
+      self._draw(lines if plots_due else ())
+    except base.MissingExtraError as error:
+      logging.log_first_n(logging.WARNING, "No plots. %s", 1, error)
+    finally:
+      summary_lib.write_summary(self._workdir.summary, summary)
+
+  def close(self) -> None:
+    """Closes journal, loggers and callbacks."""
+    if self._lines is not None:
+      self._lines.close()
+      self._call("close")
+      self._lines, self._background, self._own = None, [], []
+
+  def _write(self, last: _Step) -> None:
+    done, job = last.done, self._job
+    num_training = len(last.live.training)
+    self._add(last.charges)
+    self._unit = self._unit or done.sums.unit(job.plan.batch.batch_size)
+    shown = {
+        "loss": done.sums.mean_loss,
+        **dict(zip(job.task.whole.metrics, done.sums.metrics, strict=True)),
+        "learning_rate": job.task.schedule.rate_at(last.num_updates),
+        f"{self._unit}_per_sec": done.sums.weight / done.secs,
+    }
+    if span_secs := done.measured.span_secs:
+      shown["bubble_pct"] = 100 * (1.0 - done.measured.passes.total / (span_secs * num_training))
+    shown["step_ms"] = 1e3 * done.secs
+    if self._mfu is not None:
+      shown["mfu_pct"] = self._mfu.find_pct(done.secs, num_nodes=num_training)
+    account = self._ledger.account()
+    shown["goodput_pct"] = 100 * account.node_time.goodput
+    if account.price is not None:
+      shown["usd"] = account.usd
+    self.shown = shown
+    more = self._totals | {
+        "grad_norm": done.sums.grad_norm,
+        "samples_seen": done.steps * job.plan.batch.batch_size,
+        "samples_dropped": last.num_dropped,
+        "phase_ms": {k: 1e3 * v for k, v in done.phase_secs.items()},
+        "view": done.view,
+    }
+    if done.filled is not None and done.predicted is not None:
+      planned = dataclasses.asdict(done.predicted)
+      more["redundant"] = dataclasses.asdict(done.filled) | {
+          f"planned_{name}": value for name, value in planned.items()
+      }
+    if done.skipped:  # First: the line of a step is the last one about it.
+      self._append({"event": SKIPPED, "step": done.steps, "reason": done.skipped})
+    if last.owners != self._owners:
+      self._owners = last.owners
+      names = {str(n): name for n, name in done.names.items()}
+      values = {"owners": last.owners, "rung": last.rung, "at_secs": time.perf_counter()}
+      self._append({"event": "layout", "step": done.steps, **values, "names": names})
+    self._append({"step": done.steps, **shown, **more})
+    if self._first_secs is None:
+      self._first_secs = done.start_secs
+    self._traced.append(done)
+
+  def _append(self, line: dict[str, Any], *, is_shown: bool = True) -> None:
+    """Appends a line, shows it, and hands it to loggers and callbacks."""
+    assert self._lines is not None, "Another member writes the journal."
+    self._lines.write_step(line["step"], line)
+    if self._given.progress is not None and is_shown:
+      progress_lib.show_line(self._given.progress, line)
+    values = {k: v for k, v in line.items() if k not in ("event", "step")}
+    if event := line.get("event"):
+      self._call("event", event, line["step"], values)
+    else:
+      self._call("log", line["step"], values)
+      self._warn_of_loggers()
+
+  def _ensure(self, step: int, last: _Step | None) -> None:
+    """Opens the journal; if a dead member wrote it, goes on after `step`.
+
+    Writes the step `last` if the dead member did not.
+    """
+    if self._lines is None:
+      step = last.done.steps if last else step
+      lines = self._open(step)
+      is_told = any(l["step"] == step for l in lines if "event" not in l)
+      if last is not None and not is_told:  # It died right after the commit.
+        self._write(last)
+
+  def _open(self, step: int, *, begins: bool = False) -> Sequence[jsonl.Line]:
+    """Opens the journal after `step`; reads the totals, and returns its lines."""
+    reader = jsonl.MetricsReader(self._workdir.metrics)
+    with contextlib.closing(reader):
+      lines = jsonl.fold(reader.read())
+    totals = runs.last_totals(lines, up_to_step=None if begins else step)
+    self._ledger = self._new_ledger(start=totals)
+    rates = [unit for line in lines for rate, unit in _RATES.items() if rate in line]
+    self._unit = next(iter(rates), self._unit)  # It stays what it was.
+    self._lines = jsonl.MetricsWriter(
+        self._workdir.metrics,
+        life=reader.life + begins,
+        member=self._given.name,
+        on_error=self._warn_of_journal,
+    )
+    self._open_loggers(step)
+    return lines
+
+  def _open_loggers(self, step: int) -> None:
+    """Makes loggers, which forget the steps after `step`, and takes callbacks."""
+    config, folder = self._config, self._workdir.metrics.parent
+    make: dict[str, Callable[[int], logger_lib.Logger]] = {
+        "csv": functools.partial(csv_file.CsvFile, folder),
+        "tensorboard": functools.partial(tensorboard.TensorBoard, folder),
+        "wandb": lambda step: wandb_run.WandbRun(folder, config.to_dict()),
+    }
+    for name in logger_lib.parse_names(config.metrics.logger):
+      if name in make:
+        self._background.append(background.Background(name, make[name], step=step))
+      else:
+        what = f"logger {name!r}"
+        self._call_own(what, self._add_own, what, name)
+    nothing = lambda *unused: None
+    for callback in self._given.callbacks:
+      one = types.SimpleNamespace(log=callback, event=nothing, close=nothing)
+      self._own.append(("callback", one))
+
+  def _add_own(self, what: str, name: str) -> None:
+    logger = logger_lib.make_logger(name, self._config, self._workdir.metrics.parent)
+    self._own.append((what, logger))
+
+  def _call(self, method: str, *arguments: Any) -> None:
+    for logger in self._background:
+      getattr(logger, method)(*arguments)
+    self._own = [
+        (what, logger)
+        for what, logger in self._own
+        if self._call_own(what, getattr(logger, method), *arguments)
+    ]
+
+  def _call_own(self, what: str, call: Callable[..., object], *arguments: Any) -> bool:
+    """Calls code of the user; returns False if it raises."""
+    try:
+      call(*arguments)
+      return True
+    except Exception as error:  # Whatever the code of the user raises.
+      raised = base.CallbackError(f"The {what} raised {base.describe_error(error)}")
+      raised.__cause__ = error
+      self.failures.add(raised, f"{raised}")
+      return False
+
+  def _warn_of_loggers(self) -> None:
+    for logger in self._background:
+      if error := logger.take_error():
+        values = {"text": f"{error}. Training continues."}
+        self.write_event(WARNING, step=self._state.steps, values=values)
+
+  def _warn_of_journal(self, error: OSError) -> None:
+    """Warns once that lines are late."""
+    if not self._has_warned:
+      self.show(
+          f"warning: Cannot write {self._workdir.metrics}: "
+          f"{error.strerror or error}. Training continues; lines are kept."
+      )
+    self._has_warned = True
+
+  def _roll_back(self, event: str, step: int) -> None:
+    """Writes an event after which the steps after `step` are repeated."""
+    self._add(self._charges.take())
+    lines = jsonl.read_lines(self._workdir.metrics)
+    self._ledger.roll_back(runs.last_totals(lines, up_to_step=step))
+    self._append({"event": event, "step": step, **self._totals})
+
+  def _add(self, charges: Sequence[charges_lib.Charge]) -> None:
+    for secs, node_time, num_samples in charges:
+      self._ledger.add_time(secs, node_time, num_samples=num_samples)
+
+  @property
+  def _totals(self) -> dict[str, object]:
+    """The totals so far, as an entry of a line."""
+    return {runs.KEY: self._ledger.totals().as_dict()}
+
+  def _live(self) -> charges_lib.Live:
+    owners = (roles.owners for roles in self._state.layout.roles)
+    training = frozenset(node for row in owners for node in row)
+    return charges_lib.Live(training, frozenset(self._state.spares))
+
+  def _draw(self, lines: Sequence[jsonl.Line]) -> None:
+    """Writes the trace, if a step was run, and figures of `lines`, if there are any."""
+    traced = []
+    if self._first_secs is not None:
+      traced = step_traces.write_trace(
+          self._workdir, self._given.name, [*self._traced], since_secs=self._first_secs
+      )
+    if lines:
+      formats = plots.parse_formats(self._config.metrics.figure_format)
+      figure = loss_plot.draw_losses([loss_plot.read_losses(lines, name="")])
+      plots.save_figure(figure, self._workdir.loss_plot, formats)
+      step_traces.plot_step(self._workdir.schedule_plot, traced, formats=formats)
+
+
+def fold_summary(
+    job: job_lib.Job, lines: Sequence[jsonl.Line], digests: digest.Digests, *, is_new: bool
+) -> summary_lib.Summary:
+  """Returns the summary of a run from its lines, for `summary.json`.
+
+  The last line tells the step. Unless it `is_new`, nothing was done since the
+  run was resumed.
+  """
+  plan, order, steps = job.plan, job.task.whole.names, lines[-1]["step"]
+  samples_seen = steps * plan.batch.batch_size
+  starts = [i for i, line in enumerate(lines) if line.get("event") == jsonl.START]
+  since = lines[starts[-1] if starts else 0 :]
+  resumed_from, found = since[0]["step"] if starts else 0, _of_event(since, "recovery")
+  recoveries = [*{line["view"]: line for line in found}.values()]  # One per view.
+  if not is_new:
+    resumed_from, since = steps, ()
+  reports = zip(recoveries, durations.report(recoveries, {}), strict=True)
+  trained = [line for line in since if "event" not in line]
+  bubbles = [line["bubble_pct"] / 100 for line in trained if "bubble_pct" in line]
+  losses = [line.get("loss") for line in lines if "event" not in line]
+  ledger = ledger_lib.Ledger(
+      sizes.find_price(job.config), market=job.config.cost.market, start=runs.last_totals(lines)
+  )
+  return summary_lib.Summary(
+      steps=steps,
+      final_loss=losses[-1] if losses else None,
+      params_sha256=digest.params_sha256(digests, order),
+      state_sha256=digest.state_sha256(digests, order, samples_seen=samples_seen),
+      samples_seen=samples_seen,
+      resumed_from_step=resumed_from,
+      median_step_secs=summary_lib.median_but_first([line["step_ms"] / 1e3 for line in trained]),
+      bubble_fraction=summary_lib.median_but_first(bubbles),
+      more={
+          "skipped_steps": len({line["step"] for line in _of_event(lines, SKIPPED)}),
+          "epochs": job.task.batches.source.epochs(samples_seen),
+          "samples_dropped": sum(line.get("samples_dropped", 0) for line in trained),
+          "evaluation": next(iter(_of_event(since, "eval")[::-1]), None),
+          "predicted_step_secs": plan.step_time.total_ms / 1e3,
+          "predicted_bubble_fraction": plan.timeline.mean_bubble,
+          "redundancy": _mean_redundancy(job.config.redundancy.mode, trained),
+          "costs_measured": plan.profile.measured,
+          "partition": list(plan.partition.bounds),
+          "recoveries": [{**line, **more} for line, more in reports],
+          "cost": ledger.account().as_dict(),
+      },
+  )
+
+
+def _mean_redundancy(mode: str, steps: Sequence[jsonl.Line]) -> dict[str, Any] | None:
+  """Returns the means over steps that filled waits; None without any."""
+  found = [line["redundant"] for line in steps if "redundant" in line]
+  if not found:
+    return None
+  means = {k: statistics.fmean(one[k] for one in found) for k in found[0]}
+  return {"mode": mode, "steps": len(found), **means}
+
+
+def _of_event(lines: Sequence[jsonl.Line], event: str) -> list[dict[str, Any]]:
+  """Returns the lines of an event, without its name."""
+  found = (line for line in lines if line.get("event") == event)
+  return [{k: v for k, v in line.items() if k != "event"} for line in found]
+
+
+def _is_written(path: Any, state_sha256: str) -> bool:
+  """Returns whether the summary of a state is there."""
+  try:
+    return summary_lib.read_summary(path).state_sha256 == state_sha256
+  except (OSError, ValueError):
+    return False

@@ -1,0 +1,291 @@
+"""Trains from a config, into a workdir, and resumes the run that it contains.
+
+Both entry points, all nodes in this process and one member of a cluster, make
+an environment for the same worker.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import functools
+import os
+import socket
+from typing import NamedTuple
+
+import jax
+
+from bamboo_jax import base, config as config_lib
+from bamboo_jax.base import logs
+from bamboo_jax.cluster import (
+    client as client_lib,
+    copies,
+    holding,
+    judge,
+    records as records_lib,
+    waits,
+)
+from bamboo_jax.faults import faults as faults_lib
+from bamboo_jax.metrics import progress as progress_lib
+from bamboo_jax.net import identity as identity_lib
+from bamboo_jax.runtime import accelerator, devices as devices_lib
+from bamboo_jax.runtime.executables import program_store
+from bamboo_jax.runtime.wire import endpoints, transport as transport_lib
+from bamboo_jax.training import control as control_lib, environment, worker as worker_lib
+from bamboo_jax.training.members import cluster_cohort, local_cohort
+from bamboo_jax.training.record import workdir as workdir_lib
+from bamboo_jax.training.setup import accept, executors, job as job_lib, preparation, saving, sizes
+
+
+def train_and_evaluate(
+    config: config_lib.Config,
+    *,
+    workdir: str,
+    stop_at: int | None = None,
+    faults: str | None = None,
+    hearing: Callable[
+        [Callable[[], bool]], contextlib.AbstractContextManager[None]
+    ] = lambda ask: contextlib.nullcontext(),
+    callbacks: Sequence[environment.Callback] = (),
+    settles: bool = False,
+    with_control: bool = False,
+) -> bool:
+  """Trains all nodes in this process; returns whether `num_steps` are done.
+
+  Each node has a virtual device.
+
+  Args:
+    config: Options of the run; or a `ConfigDict` of them.
+    workdir: Folder of the run, which is resumed if it exists.
+    stop_at: Return after this many steps instead, without a checkpoint.
+    faults: Path of a file of deaths and joins, see `faults`.
+    hearing: Context entered while training. It may call its argument at any
+      time, which saves and ends the run after the current step, and returns
+      whether training has begun.
+    callbacks: Each is called after every committed step.
+    settles: Whether to wait for unfinished saves even after an exception;
+      needed if the process goes on and may use the workdir again.
+    with_control: Whether to write `control.json`, see `control`.
+
+  Raises:
+    ValueError: The config is inconsistent or of another run than `workdir`, or
+      another process uses `workdir`. `base` has subclasses for some cases.
+    base.RunFailedError: The user's code or data ended the run. Its cause is a
+      `base.CallbackError`, with a cause of its own, if a callback raised.
+    base.FencedError: Another run has taken over `workdir`.
+    OSError: A file cannot be read or written.
+  """
+  config = accept.accept(config)
+  where = workdir_lib.Workdir.at(workdir)
+  due = sizes.read_faults(config, faults)
+  num_nodes, source = sizes.num_nodes(config), faults or ""
+  faults_lib.check_nodes(due, num_nodes=num_nodes, zones=local_cohort.ZONES, source=source)
+  with progress_lib.waiting("reading the data, planning the step"):
+    job = job_lib.make_job(config, devices=_place_nodes(config, due))
+  saving.check_same(config, job.task, where.checkpoints)
+  if with_control:
+    callbacks = (*callbacks, control_lib.Control(job, where.control))
+  cohort = local_cohort.LocalCohort(num_nodes, seed=config.seed)
+  with (
+      base.lock_folder(workdir),
+      _hold(config, workdir) as holder,
+      progress_lib.ProgressLine(num_steps=config.num_steps) as progress,
+      contextlib.ExitStack() as stack,
+  ):
+    given = environment.Environment(
+        cohort=cohort,
+        workdir=where,
+        faults=due,
+        director=cohort,
+        progress=progress,
+        prefetches=True,
+        check_fence=lambda view: holder.check(),
+        stops=lambda: _check(holder) or cohort.is_asked_to_stop(),
+        callbacks=callbacks,
+    )
+    worker = worker_lib.Worker(job, given)
+    if settles:
+      stack.callback(worker.state.writer.close)
+    stack.enter_context(hearing(cohort.ask_to_stop))
+    is_done = worker.run(stop_at)
+    missed = faults_lib.find_missed(
+        due, cohort.happened, first=cohort.first_step, end=worker.state.steps, source=source
+    )
+    for line in missed:
+      progress.show_text(line)
+    return is_done
+
+
+def _hold(
+    config: config_lib.Config, workdir: str
+) -> contextlib.AbstractContextManager[holding.Holder]:
+  secret = identity_lib.read_secret(identity_lib.draw_secret(workdir))
+  records = records_lib.Records(workdir, identity_lib.find_entry_key(secret))
+  return holding.hold(records, patience_secs=config.cluster.most_silence_secs)
+
+
+def _check(holder: holding.Holder) -> bool:
+  """Returns False; raises `base.FencedError` once others are seen to have the folder."""
+  if holder.is_taken:
+    holder.check()
+  return False
+
+
+def _place_nodes(
+    config: config_lib.Config, due: Sequence[faults_lib.Fault]
+) -> Mapping[base.NodeId, jax.Device]:
+  """Returns the devices of all nodes, those that join later included."""
+  num_late = sum(fault.kind == "join" for fault in due)
+  num_nodes = sizes.num_nodes(config) + num_late
+  apart = use_devices(config, num_nodes)
+  # If all die, the same number of new nodes joins and shares the devices.
+  numbers = base.nodes(num_nodes * (1 + len(due)))
+  return devices_lib.place_nodes(numbers, apart=apart)
+
+
+def train_in_cluster(
+    config: config_lib.Config,
+    agent: socket.socket,
+    *,
+    workdir: str,
+    name: str,
+    number: base.NodeId,
+    stamp: str,
+    host: str,
+    identity: identity_lib.Identity,
+    started_secs: float,
+    faults: str | None = None,
+    director: str | None = None,
+) -> None:
+  """Trains on one node of a cluster, together with the other nodes; blocks.
+
+  Args:
+    agent: Socket connected to the agent of this node.
+    workdir: Folder of the run, shared by all nodes.
+    stamp: Identity of the run.
+    host: Address at which this node listens and other nodes reach it.
+    identity: Certificates for connections to other machines.
+    started_secs: Start of the agent, on `time.perf_counter`.
+    faults: As for `train_and_evaluate`.
+    director: Name of the local socket of the process that injects them.
+
+  Raises:
+    base.UnrecoverableHereError: A stage has no copy left.
+  """
+  config = accept.accept(config)
+  logs.note_names({number: name})
+  joined = _join(config, agent, number=number, stamp=stamp, host=host, identity=identity)
+  records = records_lib.Records(workdir, identity.entry_key)
+  # A cluster may also follow a trace, which needs no faults here.
+  strikes = None
+  if director:
+    strikes = cluster_cohort.RemoteDirector(director, number=number, name=name)
+  job = job_lib.make_job(config, devices=joined.devices, exchange=joined.transport)
+  given = environment.Environment(
+      cohort=cluster_cohort.ClusterCohort(joined.client, joined.exits),
+      workdir=workdir_lib.Workdir.at(workdir),
+      name=name,
+      processes=joined.processes,
+      check_fence=lambda view: judge.check_now(view, records),
+      faults=sizes.read_faults(config, faults),
+      director=strikes,
+      stops=strikes.is_asked_to_stop if strikes else lambda: False,
+      started_secs=started_secs,
+  )
+  worker_lib.Worker(job, given).run()
+
+
+class _Joined(NamedTuple):
+  """A node's connections to its agent and to other nodes, and its devices."""
+
+  client: client_lib.Client
+  exits: cluster_cohort.Exits
+  transport: transport_lib.Transport
+  processes: executors.ProcessRing | None
+  devices: Mapping[base.NodeId, jax.Device]
+
+
+def _join(
+    config: config_lib.Config,
+    agent: socket.socket,
+    *,
+    number: base.NodeId,
+    stamp: str,
+    host: str,
+    identity: identity_lib.Identity,
+) -> _Joined:
+  """Connects to the agent, listens for other nodes, and starts JAX."""
+  make_ring = fork_children(config, host=host)
+  transport = transport_lib.Transport(
+      number,
+      run=stamp,
+      endpoint=endpoints.listen(host, identity, silence_secs=config.cluster.least_silence_secs),
+  )
+  processes = make_ring and make_ring(number, transport)
+  exits = cluster_cohort.Exits(transport, *([processes.progress] if processes else []))
+  waits.tell_on_signal(number, exits.begun)
+  client = client_lib.Client(
+      agent,
+      number=number,
+      on_lost=exits.lose,
+      begun=exits.begun,
+      heartbeat_secs=config.cluster.heartbeat_secs,
+      silence_secs=config.cluster.least_silence_secs,
+  )
+  transport.note = client.note_progress  # It has listened since before.
+  apart = use_devices(config, 1)
+  devices = devices_lib.place_nodes([number], apart=apart)
+  return _Joined(client, exits, transport, processes, devices)
+
+
+def fork_children(
+    config: config_lib.Config, *, host: str
+) -> Callable[[base.NodeId, transport_lib.Transport], executors.ProcessRing] | None:
+  """Prepares to run programs over several processes; None for rows.
+
+  Call before this process has threads. Returns a function that makes the end of
+  a node, which listens at `host`, from its number and transport.
+  """
+  if not executors.is_program(config):
+    return None
+  accelerator.share_with_child(os.environ)
+  memory = executors.SharedMemory()
+  run_passes = functools.partial(_run_passes, config, memory, host)
+  fork = copies.Successors(run_passes, keeps=[memory.fd]).next
+  compiler = None
+  platform = accelerator.find_platform(os.environ, accelerator.find_gpus(os.environ))
+  if platform == "cpu" and program_store.use().folder is not None:
+    compile_ahead = functools.partial(_compile_programs, config)
+    compiler = executors.Compiler(copies.Successors(compile_ahead).next)
+  return functools.partial(
+      executors.ProcessRing, fork=fork, memory=memory, host=host, compiler=compiler
+  )
+
+
+def _run_passes(
+    config: config_lib.Config, memory: executors.SharedMemory, host: str, end: socket.socket
+) -> None:
+  """Runs programs over several processes, for the worker at the other `end`."""
+  use_devices(config, 1)
+  executors.run_child(end, memory, lambda: preparation.take(config).task.whole, host=host)
+
+
+def _compile_programs(config: config_lib.Config, end: socket.socket) -> None:
+  """Compiles programs over several processes ahead, for the worker at the other `end`."""
+  use_devices(config, config.pipeline.num_stages)
+  executors.compile_programs(end, lambda: preparation.take(config).task.whole)
+
+
+def use_devices(config: config_lib.Config, num_nodes: int) -> bool:
+  """Makes devices for nodes; returns whether transfers have separate devices.
+
+  Call before anything else starts JAX.
+  """
+  per_node = sizes.num_devices(config)
+  apart = per_node > 1
+  devices_lib.use_virtual_devices(
+      num_nodes,
+      per_node=per_node,
+      distinct=executors.is_program(config) or per_node > 1,
+      apart=apart,
+      deterministic=config.node.deterministic,
+  )
+  return apart

@@ -1,0 +1,420 @@
+"""The replicated state of a run: steps done, layout, and the arrays.
+
+A change of the layout that copies state is a two-phase commit: all members
+fetch their new state and report it; once all have, the layout is valid. After a
+death in between it is valid if any survivor received every report; otherwise it
+is discarded.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+import contextlib
+import dataclasses
+import itertools
+import time
+from typing import Any
+
+import jax
+import optax
+
+from bamboo_jax import base
+from bamboo_jax.base import json as json_lib
+from bamboo_jax.checkpoint import parts, writer as writer_lib
+from bamboo_jax.cluster import views
+from bamboo_jax.recovery import (
+    agreement as agreement_lib,
+    assignment,
+    layout as layout_lib,
+    slowness,
+    survival,
+)
+from bamboo_jax.runtime import engine as engine_lib
+from bamboo_jax.runtime.phases import replicas
+from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.schedule import holdings as holdings_lib
+from bamboo_jax.training import state_transfer
+from bamboo_jax.training.members import cohort as cohort_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Statuses:
+  """A member's reports on its nodes, by number.
+
+  `silent_secs`: how long lost nodes had been silent, see `Cohort.silent_secs`.
+  """
+
+  by_node: Mapping[base.NodeId, agreement_lib.Status]
+  silent_secs: Mapping[base.NodeId, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+  """A member's report on a checkpoint that all roll back to.
+
+  Attributes:
+    is_damaged: Whether it could not read its part.
+    saved: Steps with a complete checkpoint that this member finds.
+  """
+
+  is_damaged: bool
+  saved: tuple[base.StepId, ...]
+
+
+@dataclasses.dataclass(eq=False)
+class RunState:
+  """One member's copy of the state of the run.
+
+  Attributes:
+    steps: Number of committed steps; -1 before it is known.
+    version: Counts the changes of the layout; -1 before it is known.
+    rollbacks: Number of returns to a checkpoint.
+    rung: Rung of the last change between two steps; "none" before the first.
+    named: Slow nodes so far; newcomers learn them from the others.
+    num_skipped: Number of skipped steps in a row before the next one.
+    damaged: Steps whose checkpoints were found damaged, until a step is
+      committed.
+  """
+
+  engine: engine_lib.Engine
+  cohort: cohort_lib.Cohort
+  _: dataclasses.KW_ONLY
+  transfer: state_transfer.StateTransfer
+  rules: assignment.RecoveryRules
+  writer: writer_lib.Writer
+  steps: base.StepId = base.StepId(-1)
+  version: int = -1
+  rollbacks: int = 0
+  layout: layout_lib.Layout = layout_lib.Layout()
+  rung: str = "none"
+  damaged: tuple[base.StepId, ...] = ()
+  named: tuple[slowness.Named, ...] = ()
+  num_skipped: int = 0
+  _saved_in: base.ViewId = views.EMPTY.number  # The view in which copies were at risk.
+  _settled: tuple[base.ViewId, layout_lib.Layout] | None = None
+  _compared: tuple[base.ViewId, int, base.StepId] | None = None
+
+  @property
+  def is_writer(self) -> bool:
+    """Whether this member writes log and summary; False without a layout."""
+    return min(self.layout.nodes, default=None) in self.cohort.hosted
+
+  @property
+  def num_updates(self) -> int:
+    """Number of updates of the parameters of local nodes; blocks.
+
+    Skipped steps do not count. An optimizer without a schedule of the learning
+    rate may not count updates; then it is the number of steps.
+    """
+    is_count = lambda slot: isinstance(slot, optax.ScaleByScheduleState)
+    for node in self.engine.nodes.values():
+      for state in node.state.values():
+        for slot in jax.tree.leaves(state.slots, is_leaf=is_count):
+          if is_count(slot):
+            return int(slot.count)
+    return self.steps
+
+  @property
+  def is_first(self) -> bool:
+    """Whether this member hosts the lowest live node that has a role."""
+    live = self.layout.nodes & self.cohort.view.numbers
+    return min(live, default=None) in self.cohort.hosted
+
+  def find_risk(self) -> base.ViewId:
+    """Returns the number of the newest view if all copies of some segment will be lost.
+
+    Its nodes will be preempted. 0 if there are others, or that state was saved.
+    """
+    view = self.cohort.newest
+    if view.leaving and view.number > self._saved_in:
+      held = [h for h in self.layout.copies if h[0] in view.numbers]
+      if survival.find_ending(held, view.leaving):
+        return view.number
+    return views.EMPTY.number
+
+  def report_save(self, num_skipped: int) -> parts.PartsReport:
+    """Returns the report of checkpoints for the vote on the next step.
+
+    A save that is due at a skipped step begins at the next good one;
+    `num_skipped` steps in a row were skipped up to and with this one.
+    """
+    step = base.StepId(self.steps + 1)
+    after = step if num_skipped else self.steps - self.num_skipped
+    return self.writer.say(step, after=base.StepId(after))
+
+  def hear_saves(self, said: Mapping[base.NodeId, parts.PartsReport]) -> None:
+    """Handles the reports of all members after a commit; may start a save."""
+    host_of, me = self.cohort.host_of, self.cohort.number
+    owners = [n for n in self.layout.nodes if host_of(n) == me]
+    if all(n in self.engine.nodes for n in owners):  # Each saves its stages.
+      self.writer.hear(self.steps, said, **self._whose_state())
+
+  def save_last(self) -> None:
+    """Saves the state; blocks, see `checkpoint.writer.Writer.save_last`."""
+    self.writer.save_last(
+        self.steps,
+        self.cohort.gather,
+        waiting=self.cohort.check,
+        num_skipped=self.num_skipped,
+        **self._whose_state(),
+    )
+
+  def save_at_risk(self, view: base.ViewId) -> None:
+    """Saves now, for the view that announces that all copies will be lost.
+
+    All members call it after a commit. Blocks until the checkpoint is complete,
+    because the nodes may not live until the next votes.
+    """
+    with contextlib.suppress(base.CheckpointError):  # The writer has warned.
+      self.save_last()
+    self._saved_in = view
+
+  def _whose_state(self) -> dict[str, Any]:
+    """Returns arguments of the writer: members by stage, and local state."""
+    states, host_of, rows = {}, self.cohort.host_of, self.engine.owners
+    for owners in rows:
+      for stage, node in base.by_stage(owners):
+        if node in self.engine.nodes:
+          states[stage] = self.engine.nodes[node].state.get(stage)
+    owners = [[host_of(n) for n in row] for row in rows]
+    return {"view": self.cohort.view.number, "owners": owners, "states": states}
+
+  @property
+  def spares(self) -> frozenset[base.NodeId]:
+    """Live nodes without a role."""
+    return self.cohort.view.numbers - self.layout.nodes
+
+  def begin(self, layout: layout_lib.Layout) -> None:
+    """Starts a run, or resumes from its newest checkpoint that can be read.
+
+    Raises `base.CheckpointError` if the checkpoint is of another run.
+    """
+    restored = None
+    while restored is None:
+      saved = [steps for steps in self.writer.steps() if steps not in self.damaged]
+      steps = max(saved, default=base.StepId(0))
+      try:
+        restored = self._restore(steps, layout)
+      except base.DamagedCheckpointError:  # Not used again, with a warning.
+        if not steps:
+          raise
+        self.damaged += (steps,)
+    self.steps, self.version = steps, 0
+    self.num_skipped = self.writer.num_skipped
+    self.set_layout(layout)
+    for (node, stage), state in restored.items():
+      self.transfer.put(node, stage, state)
+
+  def statuses(
+      self, holdings: Mapping[base.NodeId, holdings_lib.Holdings], *, since_secs: float
+  ) -> Statuses:
+    """Returns the reports on local nodes.
+
+    Args:
+      holdings: Data of the current step that each local node holds.
+      since_secs: Start of the nodes of this member, on `time.perf_counter`.
+    """
+    boot_secs = time.perf_counter() - since_secs if self.steps < 0 else 0.0
+    saved = self.writer.steps()
+    alive = self.cohort.hosted & self.cohort.view.numbers
+    return Statuses(
+        {
+            node: agreement_lib.Status(
+                steps=self.steps,
+                version=self.version,
+                rollbacks=self.rollbacks,
+                layout=self.layout,
+                holdings=holdings.get(node, holdings_lib.NOTHING),
+                saved=saved,
+                damaged=self.damaged,
+                boot_secs=boot_secs,
+                named=self.named,
+                num_skipped=self.num_skipped,
+            )
+            for node in sorted(alive)
+        },
+        self.cohort.silent_secs(self.cohort.view.number),
+    )
+
+  def set_layout(self, layout: layout_lib.Layout) -> None:
+    """Adopts a layout; local nodes must hold the state of their roles."""
+    self.layout = layout
+    self.engine.set_pipelines(*layout.by_segment)
+    if layout.roles and self.is_writer:
+      members = sorted(self.cohort.view.numbers)
+      facts = {**json_lib.to_plain(layout), "members": members}
+      self.cohort.report("facts", facts=facts)
+
+  def catch_up(self, agreement: agreement_lib.Agreement, *, commit: Callable[[], None]) -> None:
+    """Catches up with the members that are ahead.
+
+    `commit` commits the current step.
+    """
+    # Others may have changed the layout again since the state was moved.
+    if self.version < self.transfer.fetched_for <= agreement.known_version:
+      self.transfer.install()
+      if agreement.rollbacks > self.rollbacks:
+        self.steps = agreement.steps
+    elif agreement.known_version < self.transfer.fetched_for:
+      self.transfer.forget()  # A later change will have that version.
+    if -1 < self.steps < agreement.steps:
+      commit()
+    self.steps = agreement.steps
+    self.version = agreement.version
+    self.rollbacks = agreement.rollbacks
+    self.named = agreement.named
+    self.num_skipped = agreement.num_skipped
+    self.set_layout(agreement.layout)
+
+  def wait_for_nodes(
+      self, agreement: agreement_lib.Agreement, *, show: Callable[[str], None]
+  ) -> None:
+    """Waits until all members have adopted a view with more nodes; blocks.
+
+    Joining nodes are told that the run restarts from a checkpoint, since the
+    member that announced the layout to them may be dead.
+
+    Raises:
+      base.UnrecoverableHereError: Restarts from a checkpoint are off.
+      base.InfeasibleError: No other node can join.
+      base.ViewChangedError: A member was lost.
+    """
+    cohort, change = self.cohort, agreement.change
+    assert change is not None
+    if change.rung == "stop":
+      stages = {place.stage for place in agreement.victims}
+      lost = base.UnrecoverableHereError(tuple(sorted(stages)))
+      cohort.report("failed", reason=f"{lost}")  # Else agents would begin another life.
+      raise lost
+    show(f"waiting: {change.reason}")
+    if min(cohort.view.numbers) in cohort.hosted:
+      cohort.report("facts", facts={"restart": True})
+    cohort.wait_members(len(cohort.view.members) + 1, why=change.reason)
+    seen = cohort.gather("waiting", cohort.newest.number)
+    cohort.adopt(min(seen.values()))
+
+  def plan(self, alive: Collection[base.NodeId]) -> assignment.Decision:
+    """Returns the change between two steps if nodes `alive` were members."""
+    return self._plan(self.cohort.newest, {*alive, *self.layout.nodes})
+
+  def _plan(self, view: views.View, nodes: Collection[base.NodeId]) -> assignment.Decision:
+    zones = cohort_lib.zones_of(view)
+    return self.rules.improve(self.layout, nodes, zones=zones, leaving=view.leaving)
+
+  def plan_deaths(self) -> Iterator[layout_lib.Layout]:
+    """Yields the layouts after any single death that need new programs.
+
+    May be iterated in any thread.
+    """
+    view = self.cohort.view
+    return self.rules.after_deaths(
+        self.layout, view.numbers, zones=cohort_lib.zones_of(view), leaving=view.leaving
+    )
+
+  def improve(self, begin: Callable[[assignment.Decision], None]) -> bool:
+    """Makes the change that is due between two steps; False if there is none.
+
+    Calls `begin` with the change first. Raises as `carry_out`.
+    """
+    view = self.cohort.view
+    if self._settled == (view.number, self.layout):
+      return False
+    change = self._plan(view, view.numbers)
+    if change.layout == self.layout:
+      self._settled = (view.number, self.layout)
+      return False
+    begin(change)
+    self.carry_out(change)
+    self.rung = change.rung
+    return True
+
+  def carry_out(
+      self, change: assignment.Decision, *, restored: base.StepId = base.StepId(0)  # noqa: B008
+  ) -> None:
+    """Changes the layout on all members, in two phases; blocks.
+
+    A change that rolls back restores the checkpoint of step `restored`, or an
+    older one if that is damaged.
+
+    Raises:
+      base.ViewChangedError, OSError: A member was lost.
+    """
+    version = self.version + 1
+    if change.rolls_back:
+      restored, states = self._restore_common(restored, change.layout)
+      self.transfer.keep(states, version=version)
+    else:
+      self.transfer.prefetch(change.copies, version=version)
+    self.cohort.gather(f"moved {version}", None)
+    self.transfer.install()
+    self.version = version
+    if change.rolls_back:
+      self.steps, self.rollbacks = restored, self.rollbacks + 1
+      self.num_skipped = self.writer.num_skipped
+    self.set_layout(change.layout)
+
+  def compare_copies(
+      self, during: Callable[[str], contextlib.AbstractContextManager[None]]
+  ) -> None:
+    """Compares all copies of each layer: owners and replicas, in all pipelines.
+
+    After a change of the layout, and at the end; else votes carry fingerprints,
+    so that the comparison costs no message (`step.StepRunner`). Blocks until
+    all members call it, each of which names the copies that differ.
+
+    Args:
+      during: Charges the time of its context to a kind.
+
+    Raises `base.ReplicaMismatchError`, or as `Cohort.gather`.
+    """
+    now = (self.cohort.view.number, self.version, self.steps)
+    if now == self._compared:
+      return  # `gather` allows a key once per view.
+    self._compared = now
+    with during("redundant"):
+      prints = replicas.take_prints(self.engine, self.steps)
+    key = f"replicas {self.version} {self.steps}"
+    said = self.cohort.gather(key, prints).values()
+    replicas.compare(said, self.engine.specs)
+
+  def _restore_common(
+      self, steps: base.StepId, layout: layout_lib.Layout
+  ) -> tuple[base.StepId, dict[state_transfer.NodeStage, spec_lib.StageState]]:
+    """Returns the newest step up to `steps` that all can read, and its state.
+
+    Blocks until all members call it. Each reads only the state of its nodes.
+    """
+    while True:
+      states: dict[state_transfer.NodeStage, spec_lib.StageState] = {}
+      is_damaged = False
+      try:
+        states = self._restore(steps, layout)
+      except base.DamagedCheckpointError:  # Not used again, with a warning.
+        if not steps:
+          raise
+        is_damaged = True
+      mine = Restored(is_damaged, self.writer.steps())
+      said = self.cohort.gather(f"restored {self.version + 1} {steps}", mine)
+      if not any(restored.is_damaged for restored in said.values()):
+        return steps, states
+      self.damaged += (steps,)
+      steps = agreement_lib.newest_common(
+          {m: [s for s in r.saved if s < steps] for m, r in said.items()}
+      )
+
+  def _restore(
+      self, steps: base.StepId, layout: layout_lib.Layout
+  ) -> dict[state_transfer.NodeStage, spec_lib.StageState]:
+    """Returns the state of local nodes in a layout, by node and stage."""
+    needed = set()
+    for roles in layout.roles:
+      held = [*base.by_stage(roles.owners), *roles.shadows.items()]
+      needed |= {(n, s) for s, n in held if n in self.cohort.hosted}
+    names = {
+        stage: [layer.name for layer in self.engine.specs[stage].layers]
+        for stage in sorted({s for _, s in needed})
+    }
+    layers = self.writer.restore(steps, [*itertools.chain(*names.values())])
+    states = {
+        stage: spec_lib.merge_layers({name: layers[name] for name in own})
+        for stage, own in names.items()
+    }
+    return {(node, stage): states[stage] for node, stage in sorted(needed)}

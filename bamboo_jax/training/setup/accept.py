@@ -1,0 +1,108 @@
+"""Accepts the config of a file: its keys, values, folder and policy."""
+
+import json
+import pathlib
+from typing import Any
+
+from absl import logging
+import ml_collections
+
+from bamboo_jax import base, config as config_lib
+from bamboo_jax.data import source, vocabularies
+from bamboo_jax.metrics import logger as logger_lib
+from bamboo_jax.training.setup import policy, sizes
+
+_FROM_FOLDER = "init_from"  # A model with the name and sizes of the folder.
+
+
+def accept(given: Any) -> config_lib.Config:
+  """Returns the options of a run, and what follows from them.
+
+  Args:
+    given: What `get_config()` of a config file has returned; or the result of
+      an earlier call, which is returned.
+
+  Raises:
+    ValueError: A key is misspelt or missing, a value is not allowed, the policy, logger, price
+      or machine is unknown, or options do not fit together.
+    OSError: The file of prices cannot be read.
+  """
+  if isinstance(given, config_lib.Config):
+    return given
+  _check_is_config(given)
+  config = config_lib.Config.read(given)
+  config = policy.set_options(_fill_from_folder(config))
+  logger_lib.parse_names(config.metrics.logger)
+  sizes.find_price(config)
+  sizes.find_machine(config)
+  return config
+
+
+def check_own(given: Any) -> None:
+  """Raises `ValueError` for a config with keys of its own that holds None."""
+  _check_is_config(given)
+  base.check_none(given)
+
+
+def _check_is_config(given: Any) -> None:
+  """Raises `ValueError` unless `given` is a `ConfigDict`."""
+  if not isinstance(given, ml_collections.ConfigDict):
+    raise ValueError(
+        "get_config() of the config file must return an "
+        f"ml_collections.ConfigDict, got {given!r}."
+    )
+
+
+def _fill_from_folder(config: config_lib.Config) -> config_lib.Config:
+  """Returns `config` with name and sizes of the model "init_from".
+
+  A folder of `peft` names the folder of the model, and also sets adapters.
+  Other options of the model stay. Texts of the source `files` are read with the
+  tokenizer of the folder, unless an option names another.
+
+  Raises:
+    ValueError: There is no folder, or it is not of one of our models.
+    base.CheckpointError: Its config.json is damaged or has unknown settings.
+  """
+  if config.model.name != _FROM_FOLDER:
+    return config
+  if config.init_from is None:
+    raise ValueError(
+        f"config.model.name={_FROM_FOLDER!r} needs the option "
+        "config.init_from: a folder of Hugging Face."
+    )
+  # Imported late: it imports JAX, which other commands do not need.
+  from bamboo_jax.exchange import adapters, hub_config, hub_folder, weights
+
+  path = folder = pathlib.Path(config.init_from)
+  if adapters.is_folder(path):
+    folder = adapters.read_config(path).base
+  try:
+    found = json.loads((folder / "config.json").read_bytes())
+  except (OSError, ValueError) as error:
+    raise base.CheckpointError(
+        f"config.init_from={str(folder)!r} must be a folder of Hugging Face "
+        f"with a config.json: {getattr(error, 'strerror', None) or error}."
+        f"{hub_folder.hint_at_download(folder)}"
+    ) from error
+  kinds = {f.fixed["model_type"]: n for n, f in hub_config.FAMILIES.items()}
+  kind = found.get("model_type")
+  if kind not in kinds:
+    raise ValueError(base.suggest(str(kind), kinds, what="model_type"))
+  options = weights.read_options(path, kinds[kind])
+  options |= config.model.options
+  if "positions" in options and options.get("sequence_length"):
+    if options["sequence_length"] > options["positions"]:
+      logging.warning(
+          "config.model.options.sequence_length=%d is shortened to %d, the "
+          "positions of the model in %s.",
+          *(options["sequence_length"], options["positions"], folder),
+      )
+      options["sequence_length"] = options["positions"]
+  changes = {"model.name": kinds[kind], "model.options": options}
+  if source.is_files(config.data.name) and any(
+      (folder / name).is_file() for name in vocabularies.FILES
+  ):
+    own = {"tokenizer": str(folder)}
+    changes["data.options"] = {**own, **config.data.options}
+  return config.changed(changes)

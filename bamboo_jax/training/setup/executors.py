@@ -1,0 +1,132 @@
+"""Picks the executor of a config; see `build` for the rest.
+
+Nothing else names a module of `runtime.spmd`.
+"""
+
+from collections.abc import Sequence
+import functools
+import math
+
+import jax
+
+from bamboo_jax import config as config_lib
+from bamboo_jax.plan import planner
+from bamboo_jax.runtime import engine as engine_lib, executor as executor_lib
+from bamboo_jax.runtime.spmd import (
+    engine as spmd_engine,
+    executor as spmd_executor,
+    layout as layout_lib,
+    plan as plan_lib,
+    processes as processes_lib,
+    program as segment_lib,
+    ticks as ticks_lib,
+)
+from bamboo_jax.runtime.stage import programs as programs_lib
+from bamboo_jax.training.setup import build
+
+Compiler = processes_lib.Compiler
+SharedMemory = processes_lib.SharedMemory
+ProcessRing = processes_lib.ProcessRing
+ProgramPlan = plan_lib.ProgramPlan
+compile_programs = processes_lib.compile_programs
+run_child = processes_lib.live
+
+
+def is_program(config: config_lib.Config) -> bool:
+  """Returns whether a step is one program per pipeline, not rows."""
+  return config.pipeline.executor == "spmd"
+
+
+def find_cuts(config: config_lib.Config, task: build.Task) -> tuple[int, ...] | None:
+  """Returns the layers at which a stage other than the first may start.
+
+  None for rows, see `build.find_cuts`. Raises `ValueError` unless equal blocks
+  of the model can be dealt to its stages evenly.
+  """
+  if not is_program(config):
+    return None
+  return layout_lib.blocks_of(task.whole).cuts(config.pipeline.num_stages)
+
+
+def plan_program(config: config_lib.Config, task: build.Task, plan: planner.Plan) -> ProgramPlan:
+  """Returns the program of a plan; its stages must start at `find_cuts`."""
+  layout = layout_lib.make_layout(task.whole, plan.partition.bounds)
+  return plan_lib.plan_program(
+      plan, layout=layout, sizes_of=functools.partial(_find_sizes, config), budget=_budget(config)
+  )
+
+
+def make_segments(
+    config: config_lib.Config, task: build.Task, plan: planner.Plan, devices: Sequence[jax.Device]
+) -> dict[str, segment_lib.SegmentProgram]:
+  """Returns the programs of a pipeline on `devices`, not compiled yet.
+
+  By name: "segment", and "rest" for after a death, if one can be survived.
+  """
+  layout = layout_lib.make_layout(task.whole, plan.partition.bounds)
+  sizes = _find_sizes(config, plan_program(config, task, plan).table)
+  return {
+      name: segment_lib.SegmentProgram(
+          *(task.whole, layout, size), devices=devices, params=programs_lib.copies_of(task.whole)
+      )
+      for name, size in zip(("segment", "rest"), sizes, strict=False)
+  }
+
+
+def _find_sizes(
+    config: config_lib.Config, table: ticks_lib.TickTable
+) -> tuple[segment_lib.Sizes, ...]:
+  """Returns the sizes at the start of a step, and after a death if it can."""
+  keeps = config.redundancy.mode != "none"
+  first, rest = segment_lib.find_sizes(
+      table, num_stages=table.num_stages, keeps=keeps, segment_ticks=config.pipeline.segment_ticks
+  )
+  return (first, rest) if keeps else (first,)
+
+
+def make_executor(
+    config: config_lib.Config,
+    task: build.Task,
+    plan: planner.Plan,
+    *,
+    engine: engine_lib.Engine,
+    members: executor_lib.Members,
+    processes: ProcessRing | None = None,
+) -> executor_lib.Executor:
+  """Returns the executor of a config, not compiled yet."""
+  if not is_program(config):
+    return executor_lib.RowsExecutor(engine, members)
+  program = plan_program(config, task, plan)
+  programs = make_programs(*(config, task, program), engine=engine, processes=processes)
+  return spmd_executor.Programs(program, programs, engine, members)
+
+
+def make_programs(
+    config: config_lib.Config,
+    task: build.Task,
+    program: ProgramPlan,
+    *,
+    engine: engine_lib.Engine,
+    processes: ProcessRing | None = None,
+) -> spmd_engine.SpmdEngine:
+  """Returns the programs of a step; arguments as for `make_executor`."""
+  return spmd_engine.SpmdEngine(
+      engine,
+      task.whole,
+      program.table,
+      keeps=config.redundancy.mode != "none",
+      segment_ticks=config.pipeline.segment_ticks,
+      processes=processes,
+  )
+
+
+def _budget(config: config_lib.Config) -> float | None:
+  """Returns the allowed share of time for redundant passes; None for none."""
+  budgets = {
+      "none": None,
+      "lazy": None,
+      "bubble": 0.0,
+      "budget": config.redundancy.budget,
+      "eager": math.inf,
+  }
+  return budgets[config.redundancy.mode]

@@ -1,0 +1,107 @@
+"""Makes the writer of checkpoints from a config."""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+import json
+import pathlib
+import types
+from typing import Any
+
+from bamboo_jax import base, config as config_lib
+from bamboo_jax.base import json as json_lib
+from bamboo_jax.checkpoint import (
+    identity as identity_lib,
+    manifest as manifest_lib,
+    writer as writer_lib,
+)
+from bamboo_jax.config import surroundings
+from bamboo_jax.exchange import weights
+from bamboo_jax.runtime import rounding
+from bamboo_jax.training.setup import build, executors, job as job_lib
+
+# Options whose change alters the results of training, by their beginnings.
+_MEANT = (
+    *("model.", "recovery.drop"),
+    *(
+        f"optimizer.{field.name}"
+        for field in dataclasses.fields(surroundings.OptimizerSection)
+        if field.name != "most_skipped_steps"  # It ends a run.
+    ),
+)
+
+
+def make_writer(
+    job: job_lib.Job,
+    *,
+    directory: pathlib.Path,
+    member: base.NodeId,
+    warn: Callable[[base.StepId, str], None],
+    check_fence: Callable[[], None],
+) -> writer_lib.Writer:
+  """Returns the checkpoint writer of a member; see `writer.Writer`."""
+  config, model = job.config, job.task.whole
+  is_program = executors.is_program(config)
+  return writer_lib.Writer(
+      directory,
+      keep=config.checkpoint.keep,
+      every_steps=config.checkpoint.every_steps,
+      member=member,
+      model=model,
+      identity=_identify(
+          config,
+          job.task,
+          rounding={
+              **rounding.describe(),
+              "code": base.find_code(config.to_json()),
+              "model.prng": model.prng,
+              "node.deterministic": config.node.deterministic,
+              "node.mesh.data": config.node.mesh.data,
+              "node.mesh.tensor": config.node.mesh.tensor,
+              "pipeline.executor": config.pipeline.executor,
+              "pipeline.microbatch_size": job.plan.batch.microbatch_size,
+              "pipeline.num_shares": job.plan.batch.num_shares,
+              "pipeline.remat": model.remat,
+              # Rounding of one program for all stages depends on the cuts.
+              "partition": list(job.plan.partition.bounds) if is_program else None,
+          },
+      ),
+      warn=warn,
+      check_fence=check_fence,
+      weights=weights.open_later(config.init_from, model.model),
+  )
+
+
+def check_same(config: config_lib.Config, task: build.Task, directory: pathlib.Path) -> None:
+  """Raises `base.CheckpointError` if `directory` is of another run.
+
+  Looks at its newest checkpoint that can be read; workers judge damaged ones.
+  """
+  for name in reversed(manifest_lib.find(directory) if directory.is_dir() else []):
+    try:
+      meta = manifest_lib.read_manifest(directory / name.file).meta
+    except (OSError, ValueError):
+      continue
+    _identify(config, task).check(meta, step=name.step, where=str(directory))
+    return
+
+
+def _identify(
+    config: config_lib.Config,
+    task: build.Task,
+    rounding: Mapping[str, Any] = types.MappingProxyType({}),
+) -> identity_lib.RunIdentity:
+  plain = config.to_json()
+  del plain["name"]  # It decides on nothing.
+  # A length that is None in the config follows `num_steps`.
+  plain["optimizer"]["schedule_options"] = json.loads(
+      json.dumps(dict(task.schedule.options), default=dict)
+  )
+  return identity_lib.RunIdentity(
+      seed=config.seed,
+      batch_size=task.batches.batch_size,
+      model=task.whole.model.fingerprint,
+      data=task.batches.source.fingerprint,
+      rounding=dict(rounding),
+      config=json_lib.flatten(plain),
+      meant=_MEANT,
+  )

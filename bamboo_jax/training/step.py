@@ -1,0 +1,394 @@
+"""One step of training as a transaction, on the nodes of one member.
+
+Until the vote no phase changes the state, so lost results can be recomputed;
+after the vote the update is local and needs no peer.
+
+  compute  rows of forward and backward passes, and the transfers between them
+  ties     gradients of parameters shared by layers on different stages
+  reduce   gradients summed over shares, in order, beside the accumulators
+  norm     global norm of the gradient, for clipping
+  refresh  replicas get the final gradients
+  vote     all have finished the phases before: the step is committed
+  apply    the update of every stage and replica
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import contextlib
+import dataclasses
+import time
+
+from bamboo_jax import base
+from bamboo_jax.accounting import account as account_lib
+from bamboo_jax.checkpoint import arrays as layer_arrays, parts
+from bamboo_jax.faults import faults as faults_lib, slow as slow_lib
+from bamboo_jax.recovery import durations, layout as layout_lib, slowness
+from bamboo_jax.runtime import node as node_lib
+from bamboo_jax.runtime.phases import compile_ahead, reduce, replicas, update
+from bamboo_jax.runtime.profile import recorder as recorder_lib
+from bamboo_jax.schedule import redundancy, timeline as timeline_lib
+from bamboo_jax.training import environment, failures, sums as sums_lib
+from bamboo_jax.training.members import cohort as cohort_lib
+from bamboo_jax.training.record import step_times
+from bamboo_jax.training.setup import executors, job as job_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+  """What was measured in a step: on the nodes of a member; or on all, see `join`.
+
+  Attributes:
+    passes: Time of passes, see `step_times`.
+    span_secs: From the start of the step to the end of the last pass.
+    sums_secs: Time of summing gradients, by segment, waiting for others included.
+    owed: Start and end of owed passes, in seconds since they were planned, by
+      view that lost a node.
+    ran: Passes by node, see `executor.Filler.ran`.
+    nodes: Times of the nodes; empty if passes are not measured.
+  """
+
+  passes: account_lib.NodeTime = account_lib.NodeTime()
+  span_secs: float = 0.0
+  sums_secs: Mapping[base.StageId, float] = dataclasses.field(default_factory=dict)
+  owed: Mapping[base.ViewId, tuple[float, float]] = dataclasses.field(default_factory=dict)
+  ran: Mapping[base.NodeId, redundancy.Ran] = dataclasses.field(default_factory=dict)
+  nodes: slowness.Step = dataclasses.field(default_factory=dict)
+
+
+def join(said: Iterable[Measured]) -> Measured:
+  """Returns what all members have measured, from what each has."""
+  said = list(said)
+  sums_secs: dict[base.StageId, float] = {}
+  owed: dict[base.ViewId, tuple[float, float]] = {}
+  for one in said:
+    for segment, secs in one.sums_secs.items():  # The last to arrive does not wait.
+      sums_secs[segment] = min(secs, sums_secs.get(segment, secs))
+    for view, (first, last) in one.owed.items():
+      before = owed.get(view, (first, last))
+      owed[view] = (min(first, before[0]), max(last, before[1]))
+  return Measured(
+      passes=sum((one.passes for one in said), account_lib.NodeTime()),
+      span_secs=max((one.span_secs for one in said), default=0.0),
+      sums_secs=sums_secs,
+      owed=owed,
+      ran={node: ran for one in said for node, ran in one.ran.items()},
+      nodes={node: times for one in said for node, times in one.nodes.items()},
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class Vote:
+  """A member's vote that it has finished all phases before the commit.
+
+  Attributes:
+    seen: Number of the newest view that it can work in.
+    ready: Version of the layout if all programs are compiled, so that members can
+      connect to the nodes that are needed after a death; else `NOT_READY`.
+    prints: Fingerprints of its state; None if they are not due.
+    nonfinite: See `StepRunner.find_nonfinite`.
+    save: Its report of checkpoints; see `checkpoint.writer`.
+    stops: Whether it was asked to end the run after this step.
+    at_risk: See `RunState.find_risk`.
+    failure: An error of the user's code; then the step is not committed.
+  """
+
+  seen: base.ViewId
+  ready: int = cohort_lib.NOT_READY
+  measured: Measured = Measured()
+  prints: replicas.Prints | None = None
+  nonfinite: str = ""
+  save: parts.PartsReport | None = None
+  stops: bool = False
+  at_risk: base.ViewId = base.ViewId(0)
+  failure: failures.Failure = failures.Failure()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Committed:
+  """A committed step, with the measurements known to this member.
+
+  Attributes:
+    view: Number of the view at its end.
+    phase_secs: Time of each phase, repetitions included. Work is dispatched
+      ahead, so a phase ends when the next had to wait for it.
+    instructions: Times of those of local nodes.
+    start_secs: Start of the step, on `time.perf_counter`.
+    idle_secs: Part of `secs` in which all nodes waited for others to join.
+    skipped: Why the step did not change the state; "" if it did.
+    planned: Timelines planned at its start, by pipeline, of all nodes.
+    measured: On all nodes; without values if this member did not get the votes.
+    filled: Effect of redundant forward passes that filled waits, or None.
+    predicted: Their predicted effect.
+    names: Of nodes, by number.
+  """
+
+  steps: base.StepId
+  view: base.ViewId
+  sums: sums_lib.StepSums
+  secs: float
+  phase_secs: Mapping[str, float]
+  instructions: Sequence[recorder_lib.MeasuredInstruction]
+  start_secs: float
+  idle_secs: float = 0.0
+  skipped: str = ""
+  planned: Sequence[timeline_lib.Timeline] = ()
+  measured: Measured = Measured()
+  filled: redundancy.Effect | None = None
+  predicted: redundancy.Effect | None = None
+  recoveries: tuple[durations.RecoveryTimes, ...] = ()
+  names: Mapping[base.NodeId, str] = dataclasses.field(default_factory=dict)
+
+
+class StepRunner:
+  """Runs the phases of one step after the other.
+
+  Attributes:
+    instructions: Times of those that have run on local nodes.
+    start_secs: Start of the step, on `time.perf_counter`.
+    num_skipped: Skipped steps in a row, up to and with this one.
+    idle_secs: See `Committed`; the worker adds its waits.
+  """
+
+  def __init__(self, job: job_lib.Job, given: environment.Environment) -> None:
+    self._engine, self._cohort, self._given = job.engine, given.cohort, given
+    self._options = job.config.optimizer
+    self._check_every_steps = job.config.redundancy.check_every_steps
+    self._num_microbatches = job.plan.batch.total_microbatches
+    self.executor = executors.make_executor(
+        *(job.config, job.task, job.plan),
+        engine=job.engine,
+        members=given.cohort,
+        processes=given.processes,
+    )
+    self._recorder = recorder_lib.Recorder()
+    self._delays = step_times.DelayMeter(job.engine.exchange)
+    self._slow: dict[base.NodeId, slow_lib.SlowNode] = {}  # Local nodes, by faults.
+
+  def begin(
+      self,
+      step: base.StepId,
+      feed: node_lib.FeedFn,
+      due: faults_lib.FaultsDue,
+      num_skipped: int = 0,
+  ) -> None:
+    """Starts `step`, from 0; `feed` returns the data of its microbatches.
+
+    `num_skipped` steps in a row were skipped before.
+    """
+    self._step = step
+    self._num_before = num_skipped
+    self._due = due
+    self._skipped = ""
+    self._planned: Sequence[timeline_lib.Timeline] = ()
+    self.instructions: list[recorder_lib.MeasuredInstruction] = []
+    self._slow_down(due.slowed)
+    self._delays.begin()
+    self.start_secs = self._last = time.perf_counter()
+    self.idle_secs = 0.0
+    self._phase_secs = dict.fromkeys(faults_lib.PHASES, 0.0)
+    self._engine.begin_step(step, feed, num_microbatches=self._num_microbatches)
+    self.executor.begin(step, feed)
+
+  def plan(
+      self,
+      timelines: Sequence[timeline_lib.Timeline],
+      filling: redundancy.StepFilling | None = None,
+  ) -> None:
+    """Sets the timelines of the rest of the step; see `executor.Executor`."""
+    self.executor.plan(timelines, filling)
+    self._planned = self._planned or timelines  # Later plans are of the rest.
+
+  #             member 0                      member 1
+  #  compute    rows ---- transfers ----      rows
+  #  ties       -------- gradients of tied parameters --------
+  #  reduce     -------- shares of each stage, in order -------
+  #  norm       gather: squares, loss         gather: squares, loss
+  #             scale, skipped? = f(all)      the same
+  #  refresh    -------- final gradients to shadows -----------  unless skipped
+  #  vote       gather: a vote                gather: a vote
+  #             ========================================== commit
+  #  apply      update                        update             unless skipped
+  #
+  # If a node dies above the line, the others run the owed instructions in the
+  # next view. If one dies below it, some members may have all votes; the others
+  # learn of the commit from those, see `recovery.agreement`.
+
+  def run_until_vote(self) -> None:
+    """Runs the rest of the step up to the vote.
+
+    Raises:
+      base.NonFiniteError: See `sums.judge`.
+      Exception: A transfer failed, or a node of the view was lost. JAX does not
+        document which exceptions it raises when a peer dies.
+    """
+    engine = self._engine
+    with self._phase("compute"):
+      strike = lambda node: self._strike(self._due.pop_at_instruction(node))
+      self.executor.compute(strike, self._recorder)
+      self.instructions += self._recorder.finish()
+    with self._phase("ties"):
+      reduce.tie(engine)
+    with self._phase("reduce"):
+      reduce.reduce(engine)
+      engine.wait()
+    with self._phase("norm"):
+      self._sums = self._gather_sums()
+      num = self._num_before
+      self._skipped = sums_lib.judge(self._step, self._sums, self._options, num_skipped=num)
+      self.num_skipped = num + 1 if self._skipped else 0
+    with self._phase("refresh"):
+      if not self._skipped:
+        update.refresh(engine, self._sums.scale)
+      engine.wait()
+
+  def vote(self, vote: Vote) -> dict[base.NodeId, Vote]:
+    """Returns the votes of all members, which commit the step; blocks.
+
+    Raises `base.ReplicaMismatchError` if copies of a layer differ.
+    """
+    with self._phase("vote"):
+      votes = self._cohort.gather(f"vote {self._step}", vote)
+      self._cohort.settled(base.StepId(self._step + 1))
+    if told := [v.prints for v in votes.values() if v.prints is not None]:
+      replicas.compare(told, self._engine.specs)
+    return votes
+
+  def apply(self) -> None:
+    """Updates the state of local nodes after the commit; donates it."""
+    with self._clock("apply"):
+      self._strike(self._due.pop_at_phase("apply"))
+      self.bury()
+      if not self._skipped:
+        update.apply(self._engine, self._sums.scale)
+      self._engine.wait()
+
+  @property
+  def is_measured(self) -> bool:
+    """Whether passes are measured, not planned."""
+    return self.executor.planned_passes(self._phase_secs["compute"]) is None
+
+  def measure(
+      self, layout: layout_lib.Layout, recoveries: Sequence[durations.RecoveryTimes]
+  ) -> Measured:
+    """Returns what local nodes have measured so far; `recoveries` are in this step."""
+    ran, phase_secs = self.instructions, self._phase_secs
+    nodes = self._cohort.hosted & layout.nodes
+    owed = {r.view: step_times.find_owed(ran, r, layout) for r in recoveries}
+    end_secs = max((one.end_secs for one in ran), default=self.start_secs)
+    return Measured(
+        passes=self.executor.planned_passes(phase_secs["compute"])
+        or step_times.measure_passes(ran, nodes=nodes, layout=layout, recoveries=recoveries),
+        span_secs=end_secs - self.start_secs,
+        sums_secs=step_times.sums_of(
+            phase_secs["ties"] + phase_secs["reduce"], nodes=nodes, layout=layout
+        ),
+        owed={view: span for view, span in owed.items() if span},
+        ran=self.executor.filler.ran(ran),
+        nodes=self._delays.measure(ran, num_nodes=len(self._engine.nodes)),
+    )
+
+  def result(
+      self,
+      measured: Measured,
+      recoveries: Sequence[durations.RecoveryTimes],
+      names: Mapping[base.NodeId, str],
+  ) -> Committed:
+    """Returns the record of the committed step, which ends now, and learns from it."""
+    filler = self.executor.filler
+    filled, predicted = filler.find_effect(measured.ran), filler.predicted
+    if filled is not None and predicted is not None:
+      filler.learn(filled.stretch)
+    return Committed(
+        steps=base.StepId(self._step + 1),
+        view=self._cohort.view.number,
+        sums=self._sums,
+        secs=time.perf_counter() - self.start_secs,
+        phase_secs=self._phase_secs,
+        instructions=self.instructions,
+        start_secs=self.start_secs,
+        idle_secs=self.idle_secs,
+        skipped=self._skipped,
+        planned=self._planned,
+        measured=measured,
+        filled=filled,
+        predicted=predicted,
+        recoveries=tuple(recoveries),
+        names=dict(names),
+    )
+
+  def compile(self, *, evaluate: bool, tell: Callable[[int, int], object]) -> None:
+    """Compiles all programs of local nodes; blocks, see `compile_all`."""
+    compile_ahead.compile_all(self._engine, tell=tell, evaluate=evaluate, more=self.executor.jobs)
+
+  def take_prints(self) -> replicas.Prints | None:
+    """Returns fingerprints for the vote, None if they are not due; blocks."""
+    every_steps = self._check_every_steps
+    if not every_steps or self._step % every_steps:
+      return None
+    with self._clock("refresh"):
+      return replicas.take_prints(self._engine, self._step)
+
+  def find_nonfinite(self) -> str:
+    """Returns the name of a local state array with NaN or infinity; "" if none.
+
+    Searches only if loss or gradient of this step are not finite; copies one
+    array at a time to the host.
+    """
+    if self._sums.is_finite:
+      return ""
+    layers = self._engine.layer_states().items()
+    arrays = {name: layer_arrays.name_leaves(s) for name, s in layers}
+    return layer_arrays.find_nonfinite(arrays) or ""
+
+  def bury(self) -> None:
+    """Deletes the arrays of local nodes that have died."""
+    for node in self._engine.nodes.keys() - self._cohort.hosted:
+      self._recorder.forget(node)
+      self._engine.kill(node)
+    self._recorder.forgive()
+
+  def close(self) -> None:
+    """Ends the measuring thread."""
+    self._recorder.close()
+
+  def _slow_down(self, slowed: Iterable[faults_lib.Due]) -> None:
+    """Slows local nodes down as faults demand, and ends that when it is due."""
+    numbers = {m.name: m.number for m in self._cohort.view.members}
+    for due in slowed:
+      node = due.owner if due.fault.place else numbers.get(due.fault.node)
+      if node in self._engine.nodes:
+        self._slow[node] = due.fault.slow
+    for number, slow in self._slow.items():
+      is_over = slow.until is not None and self._step >= slow.until
+      if node := self._engine.nodes.get(number):
+        node.slow_factor = 1.0 if is_over else slow.factor
+
+  def _gather_sums(self) -> sums_lib.StepSums:
+    engine, last = self._engine, len(self._engine.specs) - 1
+    owns_loss = any(row[last] in engine.nodes for row in engine.owners)
+    mine = sums_lib.LocalSums(
+        {s: tuple(n.tolist()) for s, n in reduce.stage_norms(engine).items()},
+        tuple(reduce.loss(engine).tolist()) if owns_loss else None,
+    )
+    key = f"sums {self._step}"
+    said = self._delays.gather(lambda: self._cohort.gather(key, mine))
+    return sums_lib.add_up(said.values(), num_stages=last + 1, clip_norm=self._options.clip_norm)
+
+  @contextlib.contextmanager
+  def _phase(self, phase: str) -> Iterator[None]:
+    """Enters a phase: measures it, injects due faults, checks the view."""
+    with self._clock(phase):
+      self._strike(self._due.pop_at_phase(phase))
+      self._cohort.check()
+      yield
+
+  @contextlib.contextmanager
+  def _clock(self, phase: str) -> Iterator[None]:
+    start = time.perf_counter()
+    try:
+      yield
+    finally:
+      self._phase_secs[phase] += time.perf_counter() - start
+
+  def _strike(self, due: Iterable[faults_lib.Due]) -> None:
+    for fault in due:
+      self._given.strike(fault)

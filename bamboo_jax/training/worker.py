@@ -1,0 +1,465 @@
+"""The worker: trains on the nodes of one member, together with all others.
+
+When a node of the view is lost, the current step stops; all survivors end their
+transfers, report what they hold, and agree on how to continue
+(`recovery.agreement`): usually in the middle of the step, with the stages of
+the dead nodes on their shadows.
+"""
+
+from collections.abc import Iterable, Mapping
+import contextlib
+import dataclasses
+import functools
+import time
+
+from bamboo_jax import base
+from bamboo_jax.base import garbage
+from bamboo_jax.checkpoint import digest
+from bamboo_jax.cluster import messages
+from bamboo_jax.data import batches as batches_lib
+from bamboo_jax.faults import faults as faults_lib
+from bamboo_jax.recovery import agreement as agreement_lib, layout as layout_lib
+from bamboo_jax.training import (
+    background_compiler,
+    environment,
+    evaluation,
+    failures as failures_lib,
+    run_state as run_state_lib,
+    state_transfer,
+    step as step_lib,
+    sums as sums_lib,
+)
+from bamboo_jax.training.members import cohort as cohort_lib
+from bamboo_jax.training.record import deaths as deaths_lib, journal as journal_lib, slow_nodes
+from bamboo_jax.training.setup import job as job_lib, saving
+
+# A death found this long after a failed transfer counts as its cause.
+_EXPLAIN_SECS = 30.0
+_REPORTED = 5  # Number of recoveries that `bamboo status` shows.
+
+# Errors that no death explains.
+_FINAL = (
+    base.CheckpointError,
+    base.CompilationError,
+    base.EndedError,
+    base.FencedError,
+    base.NonFiniteError,
+    base.ReplicaMismatchError,
+)
+
+
+class Worker:
+  """One member of a run; construction opens the folder of checkpoints."""
+
+  def __init__(self, job: job_lib.Job, given: environment.Environment) -> None:
+    config, cohort, engine = job.config, given.cohort, job.engine
+    self._config = config
+    self._job = job
+    self._given = given
+    self._cohort = cohort
+    self.engine = engine
+    self._step = step_lib.StepRunner(job, given)
+    self._transfer = state_transfer.StateTransfer(engine, cohort)
+    self._writer = saving.make_writer(
+        job,
+        directory=given.workdir.checkpoints,
+        member=cohort.number,
+        warn=lambda step, text: self._journal.write_event(
+            "save_failed", step=step, values={"reason": text}
+        ),
+        check_fence=lambda: given.check_fence(cohort.view),
+    )
+    self.state = run_state_lib.RunState(
+        engine, cohort, transfer=self._transfer, rules=job.rules, writer=self._writer
+    )
+    self._journal = journal_lib.Journal(job, given, self.state)
+    self._deaths = deaths_lib.Deaths(self.state)
+    self._slow = slow_nodes.SlowNodes(self.state, self._journal, response=config.recovery.slow)
+    self._evaluates = config.evaluate.every_steps > 0
+    self._compiler = background_compiler.BackgroundCompiler(
+        self.state, self._step.executor, evaluate=self._evaluates
+    )
+    self._data = failures_lib.SafeData(job.task, cohort, self._journal.failures)
+    self._begun, self._saves_at_stop = -1, False
+    self._connected = (0, cohort_lib.NOT_READY)  # View and version of the layout.
+    self._failed = failures_lib.Failure()  # The one that ends the run.
+    self._plans = layout_lib.StepPlans(job.rows, fills=job.fills_waits)
+
+  def run(self, stop_at: int | None = None) -> bool:
+    """Trains until all steps are done; returns whether they are.
+
+    `stop_at` ends it after that many steps instead, without a final checkpoint.
+    Raises one of `_FINAL`, or what no death explains.
+    """
+    with contextlib.ExitStack() as stack:
+      for part in (self._journal, self._step, self._compiler):
+        stack.callback(part.close)
+      num_steps = self._config.num_steps
+      self._last_step = self._stop_at = min(num_steps, stop_at or num_steps)
+      self._prepare(self._cohort.wait_start())
+      if self._given.prefetches and self.state.steps < self._stop_at:
+        self._data.source = stack.enter_context(
+            batches_lib.Prefetcher(self._job.task.batches, first_step=self.state.steps)
+        )
+      stack.enter_context(garbage.frozen())
+      self._cohort.enter()
+      return self._run()
+
+  def _run(self) -> bool:
+    is_new_view = True
+    while True:
+      try:
+        if is_new_view:
+          self._regroup()
+          is_new_view = False
+        elif self.state.steps >= self._stop_at:
+          return self._finish()
+        else:
+          self._train_step()
+      except base.NonFiniteError:
+        self._writer.close()  # Completes a save of the good state.
+        raise
+      except _FINAL:
+        raise
+      except Exception as error:  # JAX raises various types when a peer dies.
+        self._recover(error)
+        is_new_view = True
+
+  def _prepare(self, start: cohort_lib.Start) -> None:
+    """Loads state and programs before this member joins its first view."""
+    state, hosted = self.state, self._cohort.hosted
+    if start.layout:
+      state.layout = start.layout
+      nodes = start.members | hosted
+      for copy in state.plan(nodes).copies:
+        if copy.destination in hosted:
+          self.engine.load_programs(copy.destination, copy.stage)
+      self._compiler.prepare_nodes(nodes)
+    elif not start.is_restart:  # Otherwise the survivors choose the layout.
+      if steps := max(self._writer.steps(), default=0):
+        self._journal.explain(f"restoring step {steps}")
+      state.begin(self._job.first_layout)
+      self._journal.begin(state.steps)
+      self._note_damaged()
+    if state.steps < self._config.num_steps:
+      self._journal.explain("the programs of the first step are compiled")
+      self._step.compile(evaluate=self._evaluates, tell=self._journal.count_compiled)
+
+  # One step after the other.
+
+  def _train_step(self) -> None:
+    """Runs a step or its rest, and starts the next one."""
+    self._step.run_until_vote()
+    votes = self._step.vote(self._vote())
+    if self._decide_on(vote.failure for vote in votes.values()):
+      return
+    sums_lib.check_state(self.state.steps, (v.nonfinite for v in votes.values()))
+    self._commit(votes)
+    if any(vote.stops for vote in votes.values()):
+      self._stop_at, self._saves_at_stop = self.state.steps, True
+      return
+    at_risk = max(vote.at_risk for vote in votes.values())
+    if at_risk and self.state.steps < self._stop_at:
+      why = {"reason": "all nodes with a copy of some layers will be preempted"}
+      self._journal.write_event("saving", step=self.state.steps, values=why)
+      with self._journal.during("checkpoint"):
+        self.state.save_at_risk(at_risk)
+    self._compiler.follow()
+    self._evaluate()
+    if self._saves_at_stop:  # It was asked to end meanwhile.
+      return
+    seen = min(vote.seen for vote in votes.values())
+    with self._journal.during("recovery"):
+      if seen > self._cohort.view.number:
+        self._cohort.adopt(seen)
+        return self._regroup()  # The same calls as joining nodes make.
+      self._improve()
+    version = self.state.version
+    known = (self._cohort.view.number, version)
+    if self._connected != known and {vote.ready for vote in votes.values()} == {version}:
+      self._cohort.connect()  # To the nodes that are needed after a death.
+      self._connected = known
+    self._begin()
+
+  def _vote(self) -> step_lib.Vote:
+    self._wait_for_joins()
+    step, state = self._step, self.state
+    return step_lib.Vote(
+        seen=self._compiler.newest_ready(self._data.failures),
+        ready=state.version if self._compiler.is_idle() else cohort_lib.NOT_READY,
+        measured=step.measure(state.layout, self._deaths.of_step(state.steps + 1)),
+        prints=step.take_prints(),
+        nonfinite=step.find_nonfinite(),
+        save=state.report_save(step.num_skipped),
+        stops=self._given.stops(),
+        at_risk=state.find_risk(),
+        failure=self._data.failures.first,
+    )
+
+  def _decide_on(self, said: Iterable[failures_lib.Failure]) -> bool:
+    """Ends the run, or failed members, see `failures`; False if none failed."""
+    if not (failed := [failure for failure in said if failure.text]):
+      return False
+    self._begun = -1  # What the failed ones sent is wrong.
+    steps = self.state.steps
+    self._failed = failures_lib.decide(failed, self._data, steps=steps)
+    self._stop_at, self._saves_at_stop = steps, steps > 0
+    return True
+
+  def _wait_for_joins(self) -> None:
+    due = faults_lib.find_joins(self._given.faults, step=self.state.steps + 1)
+    if due and (num := [*map(self._given.strike, due)].count(False)):
+      self._journal.explain(f"the faults replace nodes: waiting for {num} more to join")
+      since_secs = time.perf_counter()
+      self._cohort.wait_members(len(self._cohort.view.members) + num)
+      self._step.idle_secs += time.perf_counter() - since_secs
+      self._compiler.prepare(self._cohort.newest)
+
+  def _commit(self, votes: Mapping[base.NodeId, step_lib.Vote]) -> None:
+    """Applies a step that all members have voted for; it must not fail.
+
+    `votes` is empty if this member has not received them.
+    """
+    step, state = self._step, self.state
+    step.apply()
+    state.steps = base.StepId(state.steps + 1)
+    state.num_skipped = step.num_skipped
+    state.damaged = ()  # Its step may be saved again.
+    measured = step_lib.join(vote.measured for vote in votes.values())
+    found = self._deaths.end_step(state.steps, measured if votes and step.is_measured else None)
+    self._journal.write_step(step.result(measured, found, self._deaths.names))
+    if votes:
+      self._slow.hear([measured.nodes])
+      if not self._is_stopped():
+        with self._journal.during("checkpoint"):
+          state.hear_saves({n: vote.save for n, vote in votes.items() if vote.save})
+    if state.is_writer:
+      facts = {
+          "steps": state.steps,
+          "recoveries": [dataclasses.asdict(r) for r in self._deaths.recoveries[-_REPORTED:]],
+          "slow": [{"step": one.step, **one.values} for one in state.named[-_REPORTED:]],
+          "metrics": self._journal.shown,
+          "totals": self._deaths.find_totals(),
+          "ladder": dataclasses.asdict(self._job.rules.ladder),
+      }
+      self._cohort.report("report", facts=facts)
+
+  def _is_stopped(self) -> bool:
+    return self._config.num_steps > self.state.steps == self._stop_at
+
+  def _evaluate(self) -> None:
+    """Evaluates if that is due; a death cancels it."""
+    steps, every_steps = self.state.steps, self._config.evaluate.every_steps
+    if not every_steps or steps % every_steps or self._is_stopped():
+      return
+    self._journal.explain(f"evaluating after step {steps}", step=steps)
+    with self._journal.during("useful"):
+      means, stops = evaluation.run(self._job, self._data, self._given, step=steps)
+    if means is None:
+      self._journal.show("the evaluation has ended early")
+    else:
+      self._journal.write_event("eval", step=steps, values=means)
+    if stops:
+      self._stop_at, self._saves_at_stop = steps, True
+
+  def _begin(self) -> None:
+    step, layout = self.state.steps, self.state.layout
+    if step >= self._stop_at:
+      return
+    self._begun = step
+    self._step.begin(
+        step,
+        functools.partial(self._data.microbatch, step),
+        faults_lib.FaultsDue(
+            self._given.faults, step=step, owners=layout.owners, hosted=self._cohort.hosted
+        ),
+        self.state.num_skipped,
+    )
+    self._step.plan(self._plans.whole(layout), self._plans.filling(layout))
+
+  # Changes of the view.
+
+  def _recover(self, error: Exception) -> None:
+    """Adopts a view without the dead; raises `error` if no node died."""
+    is_users = failures_lib.is_users(error)
+    view = self._cohort.wait_change(0.0 if is_users else _EXPLAIN_SECS)
+    if view is None and is_users:
+      failures_lib.end_run(self._cohort, base.describe_error(error), error)
+    if view is None:
+      raise error
+    if self._cohort.take_retracted():
+      self._begun = self.state.steps - 1  # The step runs from its start.
+    self._step.bury()
+    # Members may have received different sets of votes.
+    self._stop_at, self._saves_at_stop = self._last_step, False
+    self._writer.abandon()
+    self._cohort.adopt(view.number)
+
+  #   dead         me                        others
+  #    x           |--- status ------------->|    1. steps done, data held
+  #                |    agree()              |    2. pure: same in, same out
+  #                |    commit, if others did|    3. all at the same step
+  #                |--- moved v ------------>|    4. only if state must move
+  #                |    plan the rest, go on |    5.
+  #
+  # A death in 1 to 4 restarts this in the next view. In 4 the layout is valid
+  # if any member received all reports; the others have fetched their state and
+  # learn of it from `known_version`. Old attempts' messages are dropped.
+
+  def _regroup(self) -> None:
+    """Agrees with all members of the adopted view on how to continue."""
+    cohort, state = self._cohort, self.state
+    self._slow.forget()
+    self._deaths.meet(cohort.view)
+    cohort.collect_addresses()
+    is_begun = self._begun == state.steps
+    held = self._step.executor.holdings(is_begun=is_begun)
+    since = self._given.started_secs
+    said = cohort.gather("status", state.statuses(held, since_secs=since))
+    statuses = {n: s for words in said.values() for n, s in words.by_node.items()}
+    agreed_at_secs = time.perf_counter()
+    agreement = agreement_lib.agree(
+        statuses,
+        self._job.rules,
+        zones=cohort_lib.zones_of(cohort.view),
+        leaving=cohort.view.leaving,
+    )
+    if agreement.refused & cohort.hosted:
+      raise base.NodeFailedError(
+          f"This node finds checkpoints up to step {state.steps}, other nodes "
+          f"up to {agreement.steps}; all nodes need the same workdir."
+      )
+    if agreement.lost:
+      silent_secs = [words.silent_secs for words in said.values()]
+      self._deaths.add(agreement, silent_secs, agreed_at_secs)
+    known = {*state.damaged, *(d for s in statuses.values() for d in s.damaged)}
+    state.damaged = tuple(sorted(known))
+    self.engine.links.drain(cohort.view.numbers | cohort.newest.numbers)
+    have_gone_back = agreement.rollbacks > state.rollbacks
+    state.catch_up(agreement, commit=lambda: self._commit({}))
+    if have_gone_back:  # The others have; this member missed it.
+      self._roll_back(agreement.steps)
+    cohort.settled(state.steps)
+    boot_secs = {n: s.boot_secs for n, s in statuses.items()}
+    self._journal.welcome(
+        boot_secs,
+        names={m.number: m.name for m in cohort.view.members},
+        in_step=self._begun == state.steps,
+    )
+    if self._begun >= 0 and agreement.lost:
+      self._journal.explain(self._deaths.describe(agreement), at_once=True)
+    elif self._begun >= 0:
+      self._journal.explain(cohort.view.reason)
+    if agreement.change and not agreement.change.layout.pipelines:
+      self._given.call_next(self.state.steps)
+      state.wait_for_nodes(agreement, show=self._journal.explain)
+      return self._regroup()
+    if agreement.change:
+      self._take_rung(agreement)
+    elif agreement.is_fresh and not agreement.lost:
+      self._improve(is_prepared=True)  # A newcomer may take a place.
+    self._plan_rest(agreement)
+    if agreement.lost:
+      self._deaths.note_ready()
+
+  def _take_rung(self, agreement: agreement_lib.Agreement) -> None:
+    """Carries out the agreed change of the layout."""
+    assert (change := agreement.change) is not None
+    self.state.carry_out(change, restored=agreement.restored)
+    if not agreement.layout.roles:
+      self._journal.begin(self.state.steps)
+    elif change.rolls_back:
+      self._roll_back(self.state.steps)
+    self._note_damaged()
+    self._compile()
+
+  def _roll_back(self, steps: base.StepId) -> None:
+    self._journal.roll_back(steps)
+    self._deaths.roll_back(steps)
+
+  def _note_damaged(self) -> None:
+    """Notes the checkpoints that were damaged."""
+    for step in self.state.damaged:
+      self._journal.write_event("damaged", step=self.state.steps, values={"checkpoint": step})
+
+  def _plan_rest(self, agreement: agreement_lib.Agreement) -> None:
+    if self._begun != self.state.steps or agreement.is_fresh:
+      self._begin()
+    layout = self.state.layout
+    if agreement.is_fresh:
+      return
+    if not self._step.executor.can_continue():
+      self._step.plan(self._plans.whole(layout))
+      return
+    try:
+      self._step.plan(self._plans.rest(layout, agreement.holdings))
+    except base.InfeasibleError:  # On all members: a value in flight was lost,
+      self._begin()  # and no survivor has a copy.
+
+  def _improve(self, *, is_prepared: bool = False) -> None:
+    """Makes the change that is due between two steps.
+
+    If it `is_prepared`, all programs of the next step are compiled already.
+    """
+    cohort = self._cohort
+    explain = lambda change: self._journal.explain(self._deaths.describe_change(change))
+    if self.state.improve(explain):
+      if is_prepared:
+        cohort.connect()
+      self._compile(is_prepared=is_prepared)
+      self.state.compare_copies(self._journal.during)
+    leaving = cohort.hosted & {*cohort.view.leaving}
+    for node in sorted(leaving - self.state.layout.nodes):
+      cohort.report("leave", node=node)
+
+  def _compile(self, *, is_prepared: bool = False) -> None:
+    """Compiles new roles; in the background if other members wait.
+
+    An error of the user's code ends the run. In the step it would be found too
+    late: the others could not leave it, to save the last one.
+    """
+    is_alone = self.state.layout.nodes <= self.engine.nodes.keys()
+    if is_prepared and not is_alone:
+      return  # `follow` compiles, after a step.
+    try:
+      if is_alone:
+        self._step.compile(evaluate=self._evaluates, tell=self._journal.count_compiled)
+      else:
+        self._compiler.trace()
+        self._compiler.compile()
+    except Exception as error:  # The user's code may raise anything.
+      if not failures_lib.is_users(error):
+        raise
+      self._data.failures.add(error, base.describe_error(error))
+    said = self._cohort.gather(f"code {self.state.version}", self._data.failures.first)
+    self._decide_on(said.values())
+
+  def _finish(self) -> bool:
+    """Writes checkpoint and summary at the end; blocks for all members."""
+    self._given.check_fence(self._cohort.view)
+    if not self._failed.text:  # The last commit may have failed.
+      said = self._cohort.gather("failures", self._data.failures.first)
+      self._decide_on(said.values())
+    is_done = self.state.steps >= self._config.num_steps
+    if self._config.redundancy.check_every_steps:
+      self.state.compare_copies(self._journal.during)
+    saves = is_done or self._saves_at_stop
+    if saves:
+      if (steps := self.state.steps) and self._begun >= 0:
+        self._journal.explain(f"saving step {steps}", step=steps)
+      with self._journal.during("checkpoint"):
+        self.state.save_last()
+    if self._failed.text:
+      self._cohort.gather("saved", None)
+      failures_lib.end_run(self._cohort, self._failed.text, self._data.failures.error)
+    self._journal.flush()
+    said = self._cohort.gather("digests", digest.digest_layers(self.engine.layer_states()))
+    if self.state.is_writer:  # May come here again after a death.
+      params = {k: v for words in said.values() for k, v in words.params.items()}
+      state = {k: v for words in said.values() for k, v in words.state.items()}
+      self._journal.write_summary(self.state.steps, digest.Digests(params, state))
+    if saves:
+      self._cohort.gather(messages.FINISHED, None)
+      self._writer.close()
+    self._cohort.report("done")
+    return is_done

@@ -1,0 +1,139 @@
+"""What a config may have, and what of it reaches the programs."""
+
+import dataclasses
+
+from absl.testing import parameterized
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import bamboo_jax
+from bamboo_jax import base
+from bamboo_jax.training.setup import accept, build, build_recovery
+from tests import layouts, tiny
+
+
+def make_model():
+  init = lambda key: {"w": jnp.zeros(3)}
+  loss = lambda params, batch: ((batch["x"] @ params["w"]).mean(), {"step_ms": 1.0})
+  return bamboo_jax.from_loss(init, loss, has_aux=True, batch_keys=("x",))
+
+
+def make_data():
+  return {"x": np.zeros((256, 3), np.float32)}
+
+
+class CheckConfigTest(parameterized.TestCase):
+
+  @parameterized.parameters(("num_steps", 0), ("pipeline.num_shares", 1), ("checkpoint.keep", 1))
+  def test_least(self, name, least):
+    config = tiny.get_config()
+    config.update_from_flattened_dict({name: least})
+    accept.accept(config)
+    config.update_from_flattened_dict({name: least - 1})
+    message = f"config.{name} must be at least {least}, got {least - 1}"
+    with self.assertRaisesRegex(ValueError, message):
+      accept.accept(config)
+
+  @parameterized.parameters(
+      ("node.mesh.data", 3, "mesh.data=3 must divide .*microbatch_size=2"),
+      ("pipeline.layout", "template", "did you mean 'templates'"),
+      ("pipeline.executor", "spdm", "did you mean 'spmd'"),
+      ("optimizer.decay", "matrix", "did you mean 'matrices'"),
+  )
+  def test_refuses(self, name, value, message):
+    self.refuse(message, **{name: value})
+
+  @parameterized.parameters(
+      ("node.mesh.tensor", 2, "config.node.mesh needs executor='rows'"),
+      ("pipeline.layout", "templates", "layout='templates' needs executor="),
+      ("model.name", "paced", "model.name='paced' needs executor"),
+      ("recovery.slow", "remove", "slow='remove' needs executor='rows'"),
+      ("pipeline.schedule", "gpipe", "schedule='gpipe' needs executor='rows': a tick"),
+  )
+  def test_programs_of_all_nodes_refuse(self, name, value, message):
+    self.refuse(message, **{name: value, "pipeline.executor": "spmd"})
+
+  def test_refuses_a_metric_that_the_log_has(self):
+    config = bamboo_jax.get_config("copies")
+    config.model.name, config.data.name = f"{__name__}:make_model", f"{__name__}:make_data"
+    with self.assertRaisesRegex(ValueError, "A metric cannot be called 'step_ms', a name that"):
+      build.make_task(accept.accept(config))
+
+  def test_refuses_float64(self):
+    with jax.enable_x64(True):
+      with self.assertRaisesRegex(ValueError, "^JAX_ENABLE_X64 is set, but"):
+        build.make_task(tiny.get_config())
+
+  @parameterized.parameters("num_steps", "model.name", "optimizer.learning_rate", "metrics.plots")
+  def test_refuses_none(self, name):
+    self.refuse(f"config.{name} must be .*, got None", **{name: None})
+
+  def test_none_where_it_is_allowed(self):
+    config = tiny.get_config()
+    config.optimizer.clip_norm = None
+    config.optimizer.clip_norm = 2
+    config.optimizer.clip_norm = config.plan.profile = None
+    accept.accept(config)
+
+  def refuse(self, message, **changes):
+    config = tiny.get_config()
+    config.pipeline.microbatch_size = 2
+    config.update_from_flattened_dict(changes)
+    with self.assertRaisesRegex(ValueError, message):
+      accept.accept(config)
+
+
+class MeshTest(parameterized.TestCase):
+
+  def test_devices_of_a_node_share_passes_and_state(self):
+    config = tiny.get_config()
+    config.plan.memory_limit_gib = 1.0
+    config.pipeline.microbatch_size = 2
+    task = build.make_task(config)
+    single = build.make_profile(config, task)
+    config.node.mesh.data = config.node.mesh.tensor = 2
+    shared = build.make_profile(config, task)
+    for layer, part in zip(single.layers, shared.layers, strict=True):
+      self.assertEqual(part.backward_ms, layer.backward_ms / 4)
+      self.assertEqual(part.parameter_bytes, layer.parameter_bytes)
+    self.assertEqual(shared.link_latency_ms, single.link_latency_ms)
+    options = build.memory_options(config, is_cluster=False)
+    self.assertEqual(options["memory_limit_bytes"], 4 * 2**30)
+
+
+class TemplatesTest(parameterized.TestCase):
+
+  @parameterized.parameters((None, 2, 3), (2e-3, 3, 5), (1e-6, None, "No pipeline of 2 to 6 nodes"))
+  def test_memory_bounds_them(self, limit_gib, least, most):
+    config = tiny.get_config()
+    config.pipeline.layout, config.pipeline.num_stages = "templates", 2
+    config.redundancy.mode = "none"
+    config.plan.memory_limit_gib = limit_gib
+    profile = layouts.make_profile(6)
+    profile = dataclasses.replace(
+        profile,
+        layers=[
+            dataclasses.replace(l, parameter_bytes=2**18, slot_bytes=2**19) for l in profile.layers
+        ],
+    )
+    make = lambda: build_recovery.make_templates(config, profile)
+    if least is None:
+      with self.assertRaisesRegex(base.InfeasibleError, most):
+        make()
+    else:
+      found = make()
+      depths = [template.partition.num_stages for template in found]
+      self.assertEqual((depths[0], depths[-1]), (least, most))
+
+
+class TaskTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      ("model.prng", "rbg", "prng"), ("pipeline.remat", "dots", "remat"), ("seed", 7, "seed")
+  )
+  def test_the_model_as_one_stage(self, key, value, name):
+    config = tiny.get_config()
+    self.assertNotEqual(getattr(build.make_task(config).whole, name), value)
+    config.update_from_flattened_dict({key: value})
+    self.assertEqual(getattr(build.make_task(config).whole, name), value)

@@ -1,0 +1,119 @@
+"""Nothing is compiled while others wait: each test shares no programs."""
+
+import tempfile
+import threading
+from unittest import mock
+
+from absl.testing import absltest
+import jax
+import numpy as np
+
+from bamboo_jax.runtime import compat
+from bamboo_jax.runtime.executables import program_store as store_lib
+from bamboo_jax.runtime.phases import fingerprint
+from bamboo_jax.runtime.stage import programs as programs_lib
+from bamboo_jax.training import background_compiler, evaluation
+from bamboo_jax.training.members import local_cohort
+from bamboo_jax.training.record import deaths
+from bamboo_jax.verify import trials as trials_lib
+from tests.verify import small
+
+
+class CompilationTest(absltest.TestCase):
+
+  # Shares nothing, so that all programs are asked for again: 8 s.
+  def test_a_join_asks_for_no_program_that_was_not_there(self):
+    jax.clear_caches()
+    fingerprint._find_program.cache_clear()  # Earlier tests join fewer nodes.
+    asked, before = set(), set()
+    others = {*threading.enumerate()} - {threading.main_thread()}
+    programs = store_lib.use()
+    self.addCleanup(store_lib.use)
+
+    def note(key, deserialize):
+      if threading.current_thread() not in others:  # Of earlier tests.
+        asked.add(key)
+      return programs.load(key, deserialize)
+
+    config = small.make_config(2, 2, 1)
+    trials = trials_lib.Trials(config, cache=programs_lib.ProgramCache())
+    compat.use_cache(note, programs.save)
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    worker = trials.begin(small.make_case("1,0/1,5 2,,,join").faults, workdir_path=folder)
+    strike = local_cohort.LocalCohort.strike
+
+    def join(cohort, due):
+      if due.fault.kind == "join":
+        worker._compiler.wait()
+        before.update(asked)
+      return strike(cohort, due)
+
+    with mock.patch.object(local_cohort.LocalCohort, "strike", join):
+      worker.run(stop_at=4)
+    self.assertIn(2, worker.state.layout.nodes)
+    self.assertNotEmpty(before)
+    self.assertEqual(asked, before)
+
+  # Shares nothing, or programs of other trials would be found: 10 s.
+  def test_nothing_is_compiled_between_death_and_commit(self):
+    jax.clear_caches()
+    trials = trials_lib.Trials(
+        small.make_config(3, 2, 1, num_shares=2), cache=programs_lib.ProgramCache()
+    )
+    compiled, seen = [], []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda name, secs, **_: compiled.append(name) if "backend_compile" in name else None
+    )
+    self.addCleanup(jax.monitoring.clear_event_listeners)
+    add, ready = deaths.Deaths.add, deaths.Deaths.end_step
+    submit = background_compiler.BackgroundCompiler._submit
+
+    def compile_at_once(compiler, *arguments):  # A slow machine may be late.
+      submit(compiler, *arguments)
+      compiler.wait()
+
+    def lose(*args):
+      compiled.clear()
+      add(*args)
+
+    def commit(known, *args):
+      if known.recoveries:
+        seen.append(len(compiled))
+      return ready(known, *args)
+
+    with (
+        mock.patch.object(background_compiler.BackgroundCompiler, "_submit", compile_at_once),
+        mock.patch.object(deaths.Deaths, "add", lose),
+        mock.patch.object(deaths.Deaths, "end_step", commit),
+    ):
+      trials.run(small.make_case("1,0/1,3"))
+      trials.run(small.make_case("1,0/2,3 2,0/0,reduce"))
+    self.assertEqual(seen[0], 0)
+    jax.jit(lambda a: a + 43)(np.ones(3))  # The listener does listen.
+    self.assertNotEmpty(compiled)
+
+  # As above: 10 s.
+  def test_an_evaluation_after_a_death_finds_its_programs(self):
+    config = small.make_config(3, 2, 1, evaluate__every_steps=2)
+    trials = trials_lib.Trials(config, cache=programs_lib.ProgramCache())
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    worker = trials.begin(small.make_case("2,0/1,3").faults, workdir_path=folder)
+    compiled, main = [], threading.main_thread()
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda name, secs, **_: compiled.append(name)
+        if "/compile/" in name and threading.current_thread() is main
+        else None
+    )
+    self.addCleanup(jax.monitoring.clear_event_listeners)
+    evaluate, seen = evaluation.run, []
+
+    def wait_and_evaluate(*args, step):
+      worker._compiler.wait()
+      compiled.clear()
+      loss = evaluate(*args, step=step)
+      seen.append((step, len(compiled)))
+      return loss
+
+    with mock.patch.object(evaluation, "run", wait_and_evaluate):
+      worker.run(stop_at=5)
+    self.assertEqual(seen[-1], (4, 0))

@@ -1,0 +1,189 @@
+"""What one member records of deaths, and how it explains a pause."""
+
+import types
+
+from absl.testing import absltest, parameterized
+
+from bamboo_jax.base import types as base_types
+from bamboo_jax.recovery import (
+    agreement as agreement_lib,
+    assignment,
+    durations,
+    layout as layout_lib,
+)
+from bamboo_jax.schedule import failover
+from bamboo_jax.training import step as step_lib
+from bamboo_jax.training.record import deaths as deaths_lib
+from tests import layouts, members
+
+_Roles = failover.Roles
+
+
+def make_layout(*rows):
+  shares = tuple((i,) for i in range(len(rows)))
+  return layouts.make_layout(tuple(map(_Roles, rows)), shares)
+
+
+def make_agreement(**changes):
+  given = dict(
+      steps=21,
+      known_version=0,
+      version=1,
+      rollbacks=0,
+      layout=make_layout((0, 0), (2, 3)),
+      holdings={},
+      lost=frozenset({1}),
+      victims=(base_types.Place(0, 1),),
+      rung="shadow",
+      reason="every lost stage has a live shadow",
+      change=None,
+      restored=0,
+      is_fresh=False,
+  )
+  return agreement_lib.Agreement(**given | changes)
+
+
+def make_recovery(**changes):
+  given = dict(
+      step=1,
+      view=2,
+      nodes=(1,),
+      names=("n1",),
+      victims=("0/1",),
+      rung="shadow",
+      reason="",
+      view_at_secs=10.0,
+      agreed_at_secs=10.25,
+  )
+  return durations.RecoveryTimes(**given | changes)
+
+
+def make_change(*rows, **changes):
+  given = dict(rung="checkpoint", reason="0/1 have no copy", rolls_back=True)
+  return assignment.Decision(layout=make_layout(*rows), **given | changes)
+
+
+class DeathsTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.cohort = types.SimpleNamespace(
+        view=members.view(2, 0, 2, 3, reason="n4 joined"),
+        arrived_secs={2: 10.0}.get,
+        died_secs={2: None}.get,
+    )
+    layout = make_layout((0, 1), (2, 3))
+    self.state = types.SimpleNamespace(cohort=self.cohort, layout=layout)
+    self.deaths = deaths_lib.Deaths(self.state)
+
+  def lose(self, agreement, *, knows=True):
+    if knows:
+      self.deaths.meet(members.view(1, 0, 1, 2, 3))
+    self.deaths.meet(self.cohort.view)
+    said = [{1: 0.5}, {}, {1: 0.25}]
+    self.deaths.add(agreement, said, 10.5)
+    return self.deaths.recoveries[-1]
+
+  def test_a_loss(self):
+    recovery = self.lose(make_agreement())
+    self.assertEqual(recovery.step, 22)  # Of the line that its step gets.
+    self.assertEqual((recovery.nodes, recovery.names), ((1,), ("n1",)))
+    self.assertEqual(recovery.heirs, ("n0",))
+    self.assertEqual(recovery.silence_to_view_secs, 0.25)
+    self.assertEqual(recovery.view_at_secs, 10.0)
+    self.assertEqual(recovery.agreed_at_secs, 10.5)
+    for name in ("died_at_secs", "ready_at_secs", "step_end_at_secs"):
+      self.assertIsNone(getattr(recovery, name))
+    self.deaths.note_ready()
+    ready_secs = recovery.ready_at_secs
+    self.assertIsNotNone(ready_secs)
+    self.deaths.note_ready()
+    self.assertEqual(recovery.ready_at_secs, ready_secs)
+
+  def test_counts_for_prometheus(self):
+    recovery = self.lose(make_agreement())
+    none = {"deaths": 0, "recoveries": 0, "pause_seconds": 0}
+    self.assertEqual(self.deaths.find_totals(), none)  # Its step goes on.
+    recovery.ready_at_secs, recovery.step_end_at_secs = 10.75, 11.0
+    one = {"deaths": 1, "recoveries": 1, "pause_seconds": 1.0}
+    self.assertEqual(self.deaths.find_totals(), one)
+
+  def test_a_loss_in_steps_that_are_done_again(self):
+    recovery = self.lose(make_agreement())
+    self.deaths.roll_back(7)
+    self.assertEqual(recovery.step, 8)
+    recovery.step_end_at_secs = 0.0  # A time as any other.
+    self.deaths.roll_back(3)
+    self.assertEqual(recovery.step, 8)
+
+  @parameterized.named_parameters(
+      ("owed", {2: (0.5, 2.5)}, (11.0, 13.0)),
+      ("nothing_owed", {}, (None, None)),
+      ("not_measured", None, None),
+  )
+  def test_the_commit_of_the_step_in_which_it_happened(self, owed, span):
+    recovery = self.lose(make_agreement())
+    recovery.ready_at_secs = 10.5
+    measured = None if owed is None else step_lib.Measured(owed=owed)
+    found = [self.deaths.end_step(step, measured) for step in (21, 22, 23)]
+    self.assertEqual(found, [[], [recovery], []])
+    self.assertIsNotNone(recovery.step_end_at_secs)
+    self.assertEqual(recovery.are_owed_measured, span is not None)
+    got = recovery.first_owed_at_secs, recovery.last_owed_at_secs
+    self.assertEqual(got, span or (None, None))
+
+  def test_a_newcomer_does_not_know_the_names_of_the_dead(self):
+    recovery = self.lose(make_agreement(), knows=False)
+    self.assertEqual(recovery.names, ("node 1",))
+
+  def test_names_of_those_without_a_role_are_forgotten(self):
+    for number in range(5, 9):
+      self.deaths.meet(members.view(number, 0, 2, 3, number))
+    self.assertEqual({*self.deaths.names}, {0, 2, 3, 8})
+
+  @parameterized.named_parameters(
+      ("shadow", {}, "n1 (stage 0/1) died; its shadow n0 took over"),
+      (
+          "reroute",
+          {"rung": "reroute", "reason": "others have it"},
+          "n1 (stage 0/1) died; reroute: others have it",
+      ),
+      (
+          "checkpoint",
+          dict(rung="checkpoint", restored=20, change=make_change((0, 2))),
+          "n1 (stage 0/1) died; restoring step 20",
+      ),
+      (
+          "from_the_start",
+          dict(rung="checkpoint", change=make_change((0, 2))),
+          "n1 (stage 0/1) died; beginning from the start",
+      ),
+  )
+  def test_what_is_said_of_a_view(self, changes, text):
+    agreement = make_agreement(**changes)
+    self.lose(agreement)
+    self.assertEqual(self.deaths.describe(agreement), text)
+
+  @parameterized.named_parameters(
+      ("one", [(0, 1), (2, 4)], "repair: n4 takes stage 1/1; programs are loaded"),
+      (
+          "many",
+          [(4, 0), (1, 2), (3, 4)],
+          "repair: n4 takes stage 0/0, n0 takes stage 0/1, node 1 takes stage "
+          "1/0, n2 takes stage 1/1, 2 more; programs are loaded",
+      ),
+      ("none", [(0, 1), (2, 3)], "repair: a replica; programs are loaded"),
+  )
+  def test_what_is_said_of_a_change(self, rows, text):
+    self.deaths.meet(members.view(2, 0, 2, 3, 4))
+    change = make_change(*rows, rung="repair", reason="a replica")
+    self.assertEqual(self.deaths.describe_change(change), text)
+
+  def test_find_takers_of_a_first_layout(self):
+    got = make_layout((0, 1)).find_takers(layout_lib.Layout())
+    places = [base_types.Place(0, 0), base_types.Place(0, 1)]
+    self.assertEqual(got, [*zip((0, 1), places, strict=True)])
+
+
+if __name__ == "__main__":
+  absltest.main()

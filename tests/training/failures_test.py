@@ -1,0 +1,179 @@
+"""Errors of the user's code and data end the run, not node after node."""
+
+import os
+import types
+
+from absl.testing import parameterized
+import jax
+import numpy as np
+
+from bamboo_jax import base
+from bamboo_jax.cluster import views
+from bamboo_jax.data import batches as batches_lib, samples
+from bamboo_jax.training import failures
+
+_HERE = f"{__file__}:"
+_WRONG = {
+    "key": KeyError("label"),
+    "os": FileNotFoundError(2, "No such file", "/nowhere"),
+    "data": base.DataError("a.bin: token 40 is 99."),
+}
+
+
+class Cohort:
+  """A member of several, in which all say what this one says, or `others`."""
+
+  def __init__(self, *, num_members=2, reason="", others=None):
+    members = [views.Member(i, f"n{i}", "a", f"n{i}", "", 0) for i in range(num_members)]
+    self.view = views.View(1, tuple(members), reason)
+    self.hosted, self.others = frozenset({0}), others
+    self.reports, self.num_retracted = [], 0
+
+  def gather(self, key, value):
+    del key
+    said = {0: value}
+    if len(self.view.members) > 1:
+      said[1] = value if self.others is None else self.others
+    return said
+
+  def retract(self):
+    self.num_retracted += 1
+
+  def report(self, kind, **facts):
+    self.reports.append((kind, facts))
+
+
+def make_data(kind, cohort, *, shape=(3,), bad=5):
+  """Returns data with an error at sample `bad`, four samples to a step."""
+
+  def batch(indices, *, seed):
+    del seed
+    if bad in indices and kind in _WRONG:
+      raise _WRONG[kind]
+    width = (7,) if bad in indices else shape
+    return {"inputs": np.zeros((len(indices), *width), np.int32)}
+
+  source = samples.Source({}, 8, batch, lambda indices: batch(indices, seed=0))
+  batches = batches_lib.Batches(source, 0, num_microbatches=2, microbatch_size=2)
+  like = {"inputs": jax.ShapeDtypeStruct((2, *shape), np.int32)}
+  task = types.SimpleNamespace(batches=batches, whole=types.SimpleNamespace(batch=like))
+  return failures.SafeData(task, cohort, failures.Failures())
+
+
+class SafeDataTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      ("key", r"^Cannot read sample 5: .*failures_test.py:\d+: KeyError: 'label'"),
+      ("data", r"^Cannot read sample 5: .*: a.bin: token 40 is 99.$"),
+      (
+          "shape",
+          r"^Cannot read samples 4 to 5: array 'inputs' must be int32\[3\] for "
+          r"each sample, as in the first step, got int32\[7\].$",
+      ),
+  )
+  def test_an_error_is_kept_until_the_vote(self, kind, text):
+    cohort = Cohort()
+    data = make_data(kind, cohort)
+    data.microbatch(0, 1)
+    self.assertEqual(data.failures.first, failures.Failure())
+    self.assertEqual(cohort.num_retracted, 0)
+    for num in (1, 2):  # The first one counts.
+      found = data.microbatch(1, 0, ("inputs",))
+      self.assertEqual(cohort.num_retracted, num)
+    np.testing.assert_array_equal(found["inputs"], np.ones((2, 3), np.int32))
+    self.assertRegex(data.failures.first.text, text)
+    self.assertEqual(data.failures.first.place, (False, 1, 0))
+    data.eval_microbatch(1, 0)
+    self.assertEqual(cohort.num_retracted, 2)
+    self.assertEqual(data.failures.first.place, (False, 1, 0))
+
+  def test_held_out_samples(self):
+    data = make_data("key", Cohort())
+    data.eval_microbatch(1, 0)
+    self.assertStartsWith(data.failures.first.text, "Cannot read held-out sample 5: ")
+    self.assertEqual(data.failures.first.place, (True, 1, 0))
+
+  @parameterized.parameters(
+      ("the_first_one_dies", dict(), True),
+      ("it_is_alone", dict(num_members=1), False),
+      (
+          "one_has_just_died_of_it",
+          dict(reason="n7 left: its worker ended with exit status 3"),
+          False,
+      ),
+  )
+  def test_a_disk_that_fails(self, _, facts, dies):
+    data = make_data("os", Cohort(**facts))
+    if dies:
+      with self.assertRaisesRegex(base.NodeFailedError, "/nowhere: No such"):
+        data.microbatch(1, 0)
+    else:
+      data.microbatch(1, 0)
+    self.assertTrue(data.failures.first.is_local)
+
+
+class DecideTest(parameterized.TestCase):
+  """Who ends: the run, this member that has failed, or the other that has."""
+
+  @parameterized.parameters(
+      # This member has failed; can the other go on?
+      ("key", "key", False, "run"),
+      ("key", "key", True, "this"),
+      # The other has failed; can this one read the microbatch?
+      (None, "key", None, "run"),
+      (None, "none", None, "other"),
+  )
+  def test_data(self, own, readable, others, ends):
+    cohort = Cohort(others=others)
+    data = make_data(readable, cohort)
+    failed = failures.Failure("x", failures.ReadPlace(False, 1, 0))
+    if own:
+      data.microbatch(1, 0)
+    elif readable == "none":
+      data = make_data("key", cohort, bad=-1)
+    if ends == "run":
+      self.assertEqual(failures.decide([failed], data, steps=1), failed)
+      return
+    error = base.NodeFailedError if ends == "this" else base.ViewChangedError
+    with self.assertRaises(error):
+      failures.decide([failed], data, steps=1)
+
+  @parameterized.parameters((KeyError("x"), "run"), (OSError("full"), "other"))
+  def test_code(self, error, ends):
+    said = failures.Failures()
+    said.add(error, "a logger raised")
+    data = make_data("key", Cohort())
+    if ends == "run":
+      found = failures.decide([said.first], data, steps=1)
+      self.assertEqual(found.text, "a logger raised")
+    else:
+      with self.assertRaises(base.ViewChangedError):
+        failures.decide([said.first], data, steps=1)
+
+  def test_the_end_of_a_run_is_told(self):
+    cohort = Cohort()
+    with self.assertRaisesRegex(base.RunFailedError, "^why$"):
+      failures.end_run(cohort, "why", None)
+    self.assertEqual(cohort.reports, [("failed", {"reason": "why"})])
+
+
+class IsUsersTest(parameterized.TestCase):
+
+  def test_by_the_lines_that_it_passed(self):
+    def fail(error):
+      raise error
+
+    for error, want in (
+        (KeyError("x"), True),
+        (OSError("x"), False),
+        (base.ViewChangedError("x"), False),
+    ):
+      try:
+        fail(error)
+      except type(error) as raised:
+        self.assertEqual(failures.is_users(raised), want, msg=repr(error))
+    try:
+      os.path.join(1)  # Python's own code.
+    except TypeError as raised:
+      raised.__traceback__ = raised.__traceback__.tb_next
+      self.assertFalse(failures.is_users(raised))

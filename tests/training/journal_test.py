@@ -1,0 +1,660 @@
+import dataclasses
+import functools
+import io
+import json
+import pathlib
+import tempfile
+import types
+from typing import Any
+from unittest import mock
+
+from absl.testing import parameterized
+import numpy as np
+
+from bamboo_jax import config as config_lib
+from bamboo_jax.accounting import account as account_lib
+from bamboo_jax.checkpoint import digest, identity as identity_lib
+from bamboo_jax.metrics import (
+    chrome_trace,
+    jsonl,
+    loss_plot,
+    plots,
+    progress as progress_lib,
+    rows as rows_lib,
+    schedule_plot,
+)
+from bamboo_jax.recovery import durations, layout as layout_lib
+from bamboo_jax.runtime import devices as devices_lib
+from bamboo_jax.runtime.profile import recorder as recorder_lib
+from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.schedule import failover, instruction as instruction_lib, timeline as timeline_lib
+from bamboo_jax.training import environment, step as step_lib, sums as sums_lib
+from bamboo_jax.training.record import (
+    charges as charges_lib,
+    journal as journal_lib,
+    step_traces,
+    workdir as workdir_lib,
+)
+from bamboo_jax.training.setup import accept, job as job_lib, sizes
+from tests import layouts, tiny
+
+_OWNERS = ((0, 1), (2, 3))
+
+
+def _recovery(step, *, view):
+  return durations.RecoveryTimes(
+      step=step,
+      view=view,
+      nodes=(0,),
+      names=("n0",),
+      victims=("0/0",),
+      rung="shadow",
+      reason="",
+      view_at_secs=1.0,
+      agreed_at_secs=1.5,
+      ready_at_secs=2.0,
+  )
+
+
+@dataclasses.dataclass
+class State:
+  """The part of a `run_state.RunState` that a journal looks at."""
+
+  nodes: dict
+  number: int
+  layout: layout_lib.Layout = layouts.make_layout(
+      tuple(failover.Roles(row) for row in _OWNERS), ((0,), ())
+  )
+  spares: frozenset[int] = frozenset()
+  rung: str = "none"
+  steps: int = 0
+  num_updates: int = 1  # Of parameters, after the last step.
+  writer: Any = dataclasses.field(default_factory=lambda: types.SimpleNamespace(changes=()))
+
+  @property
+  def is_writer(self):
+    return self.number == min(self.nodes)
+
+  is_first = is_writer
+
+
+def _committed(step, weight=64.0, **facts):
+  return step_lib.Committed(
+      steps=step,
+      view=1,
+      sums=sums_lib.StepSums(weight * (10.0 - step), weight, 1 / 64, 0.5),
+      secs=2.0,
+      phase_secs={"compute": 1.5},
+      start_secs=100.0 + 2 * step,
+      **{"instructions": (), **facts},
+  )
+
+
+def _measured(step, **facts):
+  """Returns a committed step with one instruction of node 1."""
+  forward = instruction_lib.Instruction(1, instruction_lib.Op.FORWARD, 0)
+  slot = recorder_lib.MeasuredInstruction(1, forward, 103.0, 103.5)
+  return _committed(step, instructions=[slot], **facts)
+
+
+class JournalTest(parameterized.TestCase):
+  """Nodes 0 to 3 in one process; the lowest that lives writes."""
+
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    cls.config = accept.accept(tiny.get_config())
+    cls.job = job_lib.make_job(cls.config, devices=devices_lib.place_nodes([0, 1]))
+    cls.digests = digest.digest_layers(spec_lib.init_layers(cls.job.task.whole))
+
+  def setUp(self):
+    super().setUp()
+    self.root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    self.nodes, self.told = {}, b""
+    self.shown = io.StringIO()
+    for number in range(4):
+      self.join(number)
+
+  def join(self, number):
+    node = journal_lib.Journal(
+        self.job,
+        environment.Environment(
+            cohort=None,
+            workdir=workdir_lib.Workdir(self.root),
+            progress=progress_lib.ProgressLine(num_steps=9, stream=self.shown),
+        ),
+        State(self.nodes, number),
+    )
+    self.nodes[number] = node
+    return node
+
+  def make_job(self, **changes):
+    config = tiny.make_config(
+        optimizer__schedule_options={"init_value": 0.0, "warmup_steps": 1}, **changes
+    )
+    config.optimizer.schedule_options.decay_steps = 3
+    return job_lib.make_job(accept.accept(config), devices=self.job.engine.devices)
+
+  def begin(self, step=0):
+    for node in self.nodes.values():
+      node.begin(step)
+
+  def train(self, *steps, **facts):
+    for step in steps:
+      for node in self.nodes.values():
+        node.write_step(_committed(step, **facts))
+
+  def lines(self, event=None):
+    """Returns steps, or events, as told so far; they are never rewritten."""
+    content = (self.root / "metrics.jsonl").read_bytes()
+    self.assertStartsWith(content, self.told)
+    self.told = content
+    lines = jsonl.read_lines(self.root / "metrics.jsonl")
+    return [line for line in lines if line.get("event") == event]
+
+  def test_compiled_programs_are_counted(self):
+    self.begin()
+    self.enterContext(mock.patch.object(journal_lib, "_COUNT_SECS", -1.0))
+    for done in (1, 2, 3):
+      self.nodes[0].count_compiled(done, 3)
+    said = [line["reason"] for line in self.lines("pause")]
+    self.assertEqual(said, ["2 of 3 programs are compiled"])
+
+  def test_layouts_and_joins(self):
+    self.begin()
+    self.train(1)
+    for node in self.nodes.values():
+      node._state.layout = layouts.make_layout(
+          (failover.Roles((0, 1)), failover.Roles((2, 9))), ((0,), (1,))
+      )
+      node._state.rung = "repair"
+      node.welcome({0: 50.0, 9: 20.0}, names={9: "n7"}, in_step=False)
+    self.train(2, 3)
+    self.assertEqual(
+        [(l["step"], l["rung"], l["owners"]) for l in self.lines("layout")],
+        [(1, "none", [[0, 1], [2, 3]]), (2, "repair", [[0, 1], [2, 9]])],
+    )
+    (join,) = self.lines("join")
+    self.assertEqual(join["boot_secs"], {"9": 20.0})
+    idle = [line["account"]["parts"]["idle"] for line in self.lines()]
+    self.assertGreaterEqual(idle[1], idle[0] + 20.0)
+
+  def steps(self):
+    return [line["step"] for line in self.lines()]
+
+  def summary(self, step):
+    self.nodes[min(self.nodes)].write_summary(step, self.digests)
+    return json.loads((self.root / "summary.json").read_text())
+
+  def test_lines_and_summary(self):
+    self.begin()
+    self.train(1, 2)
+    first, second = self.lines()
+    for name in ("tokens_per_sec", "step_ms", "account", "phase_ms"):
+      self.assertIn(name, first)
+    self.assertNotIn("usd", first)
+    self.assertEqual(second["loss"], 8.0)
+    self.assertEqual(second["tokens_per_sec"], 32.0)
+    self.assertEqual(second["samples_seen"], 2 * 4)
+    self.assertEqual(second["view"], 1)
+    self.assertTrue((self.root / "config.json").exists())
+    summary = self.summary(2)
+    self.assertEqual(summary["final_loss"], 8.0)
+    self.assertEqual(summary["resumed_from_step"], 0)
+    self.assertEqual(summary["median_step_secs"], 2.0)
+    self.assertEqual(summary["cost"]["num_samples"], 8)
+
+  @parameterized.parameters("tokens", None)
+  def test_the_unit_of_a_rate_never_changes(self, unit):
+    for node in self.nodes.values():
+      node._unit = unit  # Of the source; None if it does not tell.
+    self.begin()
+    self.train(1)
+    self.train(2, weight=2.0)  # Of 4 samples with hardly a target.
+    self.join(7)._unit = unit
+    self.nodes = {7: self.nodes[7]}  # It has seen no step before.
+    self.nodes[7]._state.nodes = self.nodes
+    self.train(3, weight=2.0)
+    rates = [line.get("tokens_per_sec") for line in self.lines()]
+    self.assertEqual(rates, [32.0, 1.0, 1.0])
+
+  def test_passes_of_all_nodes(self):
+    self.begin()
+    passes = account_lib.NodeTime(useful=4.5, redundant=2.0)
+    self.train(1, measured=step_lib.Measured(passes, span_secs=3.0))
+    (line,) = self.lines()
+    parts = line["account"]["parts"]
+    self.assertEqual((parts["useful"], parts["redundant"]), (4.5, 2.0))
+    self.assertAlmostEqual(line["bubble_pct"], 100 * (1 - 6.5 / (4 * 3)))
+
+  @parameterized.parameters(True, False)
+  def test_the_writer_dies_after_the_commit(self, has_written):
+    self.begin()
+    self.train(1, 2)
+    dead = self.nodes.pop(0)
+    if has_written:
+      dead._state = State({0: dead}, 0)
+      dead.write_step(_committed(3))
+    self.train(3, 4) if has_written else self.train_without(0, 3, 4)
+    self.assertEqual(self.steps(), [1, 2, 3, 4])
+    self.assertEqual(self.lines()[-1]["samples_seen"], 16)
+    self.assertEqual(self.summary(4)["cost"]["num_samples"], 16)
+
+  @parameterized.named_parameters(
+      ("all_have_committed", True, True, 2.0),
+      ("it_has_not_told", False, True, 2.0),
+      ("it_alone_has_committed", True, False, 5.0),  # They do it again.
+      ("nobody_has", False, False, 5.0),
+  )
+  def test_time_is_charged_once(self, has_told, have_heard, secs):
+    clocked = functools.partial(charges_lib.Charges, clock=lambda: self.now)
+    self.enterContext(mock.patch.object(charges_lib, "Charges", clocked))
+    self.now, self.nodes = 102.0, {}
+    for number in range(4):
+      self.join(number)
+    self.begin()
+    for self.now, step in ((104.0, 1), (106.0, 2)):
+      self.train(step)
+    self.now = 108.0
+    third = _committed(3)
+    dead, left = self.nodes[0], [*self.nodes.values()][1:]
+    if has_told:
+      dead.write_step(third)
+    if have_heard:
+      for node in left:
+        node.write_step(third)
+    del self.nodes[0]
+    dead.close()
+    self.now = 106.0 + secs
+    if not have_heard:
+      for node in left:
+        node.write_step(dataclasses.replace(third, secs=secs))
+    start, self.now = self.now + 0.5, self.now + 2.5
+    for node in left:
+      node.write_step(dataclasses.replace(_committed(4), start_secs=start, secs=2.0))
+    self.assertEqual(self.steps(), [1, 2, 3, 4])
+    account = self.lines()[-1]["account"]
+    self.assertEqual(account["secs"], self.now - 102.0)
+    self.assertEqual(account["node_secs"], 4 * account["secs"])
+    self.assertEqual(account["parts"]["lost"], 0.0)
+    self.assertEqual(account["num_samples"], 16)
+
+  def test_rates_of_steps(self):
+    """Steps that are skipped, or written by the next member, have theirs."""
+    self.begin()
+    for num_updates, train in (
+        (1, lambda: self.train(1)),
+        (1, lambda: self.train(2, skipped="not finite")),
+        (2, lambda: self.train_without(0, 3)),
+        (3, lambda: self.train(4)),
+    ):
+      for node in self.nodes.values():
+        node._state.num_updates = num_updates
+      train()
+    rates = [line["learning_rate"] for line in self.lines()]
+    peak = self.config.optimizer.learning_rate  # After 3 steps of warmup.
+    want = [0.0, peak / 3, peak / 3, 2 * peak / 3]
+    np.testing.assert_allclose(rates, want, rtol=1e-6)
+    self.assertIn(" lr=0.0033333 ", self.shown.getvalue())
+
+  def test_an_event_of_long_ago_removes_nothing(self):
+    self.begin()
+    self.train(1, 2, 3)
+    del self.nodes[0]
+    self.nodes[1].write_event("save_failed", step=1, values={"reason": "why"})
+    self.assertEqual(self.steps(), [1, 2, 3])
+
+  def test_what_a_dead_writer_left_untold_has_its_own_layout(self):
+    self.begin()
+    self.train(1)
+    dead = self.nodes[0]
+    self.nodes[0] = None
+    for node in [n for n in self.nodes.values() if n]:
+      node.write_step(_committed(2))
+    del self.nodes[0]
+    for node in self.nodes.values():
+      node._state.layout = layouts.make_layout(
+          (failover.Roles((1, 1)), failover.Roles((2, 3))), ((), ())
+      )
+      node._state.rung = "repair"  # Of the last change between two steps.
+    self.train(3, recoveries=(_recovery(3, view=2),))
+    dead.close()
+    dropped = [line["samples_dropped"] for line in self.lines()]
+    self.assertEqual(dropped[0], dropped[1])
+    self.assertGreater(dropped[2], dropped[1])
+    first, *_, last = self.lines("layout")
+    self.assertEqual((first["step"], first["owners"]), (1, [[0, 1], [2, 3]]))
+    self.assertEqual((last["step"], last["rung"], last["owners"]), (3, "shadow", [[1, 1], [2, 3]]))
+    self.assertEqual(self.steps(), [1, 2, 3])
+
+  def test_schedule_plot_shows_a_step_without_a_death(self):
+    def slots(node):
+      i = instruction_lib.Instruction(0, instruction_lib.Op.FORWARD, node)
+      slot = timeline_lib.Slot(node, i, 0.0, 3.0)
+      return dict(
+          planned=[timeline_lib.Timeline((slot,), (node,), 3.0)],
+          instructions=[recorder_lib.MeasuredInstruction(node, i, 102.0, 102.5)],
+      )
+
+    steps = [
+        _committed(1, **slots(5)),
+        _committed(2, **slots(6)),
+        _committed(3, **slots(7), recoveries=(_recovery(2, view=2),)),
+    ]
+    titles, drawn = [], []
+
+    def draw(title, **slots):
+      titles.append(title)
+      drawn.append(slots)
+
+    with (
+        mock.patch.object(schedule_plot, "draw_schedule", draw),
+        mock.patch.object(plots, "save_figure") as save,
+    ):
+      for some in (steps, steps[2:], [_committed(1)]):
+        traced = [step_traces.traced_step(s, since_secs=s.start_secs) for s in some]
+        step_traces.plot_step("a.png", traced, formats=("svg",))
+    quiet, death = drawn  # Nothing without measured slots.
+    self.assertEqual(titles, ["Step 2", "Step 3, in which n0 died: planned before that"])
+    for got, node in ((quiet, 6), (death, 7)):
+      for kind in ("planned", "measured"):
+        (slot,) = got[kind]
+        self.assertEqual((slot.track, slot.name), (f"node {node}", f"0F{node}"))
+        self.assertEqual(slot.meaning, f"forward pass of stage 0, microbatch {node}")
+    save.assert_called_with(None, "a.png", ("svg",))
+
+  @parameterized.parameters(True, False)
+  def test_the_summary_comes_last(self, can_draw):
+    # A launcher ends all members soon after it is there.
+    there = []
+
+    def draw(*args, **options):
+      del args, options
+      there.append((self.root / "summary.json").exists())
+      if not can_draw:
+        raise OSError("no space")
+      return plots.new_figure((1, 1))[0]
+
+    self.enterContext(mock.patch.object(loss_plot, "draw_losses", draw))
+    self.begin()
+    self.train(1)
+    changes = {"metrics.plots": True}
+    self.nodes[0]._config = self.nodes[0]._config.changed(changes)
+    if can_draw:
+      self.summary(1)
+    else:
+      with self.assertRaisesRegex(OSError, "no space"):
+        self.summary(1)
+    self.assertEqual(there, [False])
+    self.assertTrue((self.root / "summary.json").exists())
+
+  def test_trace_has_the_plan_of_each_step(self):
+    self.begin()
+    i = instruction_lib.Instruction(1, instruction_lib.Op.RECV_GRAD, 2, 3)
+    for step, node in ((1, 0), (2, 1)):
+      slot = timeline_lib.Slot(node, i, 0.0, 3.0)
+      start_secs = 100.0 + 2 * step
+      self.train(
+          step,
+          planned=[timeline_lib.Timeline((slot,), (node,), 3.0)],
+          instructions=[recorder_lib.MeasuredInstruction(node, i, start_secs, start_secs + 0.5)],
+      )
+    self.summary(2)
+    events = json.loads((self.root / "trace.json").read_text())["traceEvents"]
+    found = [(e["pid"], e["args"]["step"], e["ts"]) for e in events if "ts" in e]
+    # In microseconds; the second step starts two seconds after the first.
+    self.assertCountEqual(found, [(1, 1, 0.0), (1, 2, 2e6), (2, 1, 0.0), (2, 2, 2e6)])
+
+  def test_skipped_steps_are_told_once_each(self):
+    self.begin()
+    self.train(1)
+    self.train(2, 3, skipped="not finite: loss=nan grad_norm=1.0")
+    del self.nodes[0]
+    self.nodes[1].write_event("eval", step=3, values={})  # Takes over.
+    self.train(4)
+    self.assertEqual(
+        self.lines("skipped"),
+        [
+            {"event": "skipped", "step": step, "reason": "not finite: loss=nan grad_norm=1.0"}
+            for step in (2, 3)
+        ],
+    )
+    self.assertEqual(self.steps(), [1, 2, 3, 4])
+    self.assertEqual(self.summary(4)["skipped_steps"], 2)
+
+  def train_without(self, writer, first, *steps):
+    """Lets all commit a step, of which the writer does not tell any more."""
+    present = dict(self.nodes)
+    self.nodes[writer] = None
+    for node in present.values():
+      node.write_step(_committed(first))
+    del self.nodes[writer]
+    self.train(*steps)
+
+  def test_the_writer_changes_and_changes_back(self):
+    self.begin()
+    self.train(1, 2)
+    self.nodes[-1] = self.join(-1)
+    self.train(3)
+    del self.nodes[-1]
+    self.train(4, 5)
+    self.assertEqual(self.steps(), [1, 2, 3, 4, 5])
+    self.assertEqual(self.summary(5)["cost"]["num_samples"], 20)
+
+  def test_rows_of_all_members_are_in_the_trace(self):
+    rows = self.root / "rows"
+    rows.mkdir()
+    slot = [("n3", "1F0", "forward", 1.0, 2.0)]
+    make = lambda at_secs, slots: [rows_lib.StepRows(1, at_secs, 0.0, slots)]
+    rows_lib.write(rows / "n0.json", make(100.0, []))
+    rows_lib.write(rows / "n3.json", make(100.5, slot))
+    done = _measured(1, recoveries=(_recovery(1, view=2),), names={1: "n5"})
+    (traced,) = step_traces.write_trace(
+        workdir_lib.Workdir(self.root), "n0", [done], since_secs=done.start_secs
+    )
+    last = chrome_trace.read_last(self.root / "trace.json")
+    by_track = {s.track: s for s in last.measured if s.name == "1F0"}
+    (death,) = [s for s in last.measured if s.category == "death"]
+    self.assertEqual((death.track, death.name), ("n0", "n0 dies"))
+    self.assertAlmostEqual(by_track["n3"].end_ms - by_track["n3"].start_ms, 1.0)
+    self.assertContainsSubset(["n3", "n5"], by_track)  # No numbers of arrival.
+    self.assertLen(traced.measured, len(last.measured))  # For the figure, too.
+
+  def test_a_member_writes_its_last_steps(self):
+    workdir = workdir_lib.Workdir(self.root)
+    file = step_traces.RowFile(workdir.rows, "n1", num_steps=2)
+    for step in (1, 2, 3):
+      file.add(_measured(step), with_plan=True)
+    file.flush()
+    (steps,) = rows_lib.read_members(workdir.rows).values()
+    self.assertEqual([rows.step for rows in steps], [2, 3])
+    self.assertNotEmpty(steps[-1].slots)
+    (workdir.rows / "n1.json").write_text("[{")
+    self.assertEqual(rows_lib.read_members(workdir.rows), {})
+    step_traces.clear(workdir.rows)
+    self.assertEmpty([*workdir.rows.iterdir()])
+
+  def test_rows_that_cannot_be_written_hold_nothing_up(self):
+    (self.root / "rows").write_text("no folder")
+    file = step_traces.RowFile(self.root / "rows", "n1", num_steps=2)
+    for step in (1, 2):
+      file.add(_committed(step), with_plan=True)
+      file.flush()
+
+  def test_dollars_are_shown_if_the_kind_of_node_is_named(self):
+    config = self.job.config.changed({"cost.instance": "p3.2xlarge"})
+    job = dataclasses.replace(self.job, config=config)
+    with mock.patch.object(self, "job", job):
+      self.nodes = {}
+      self.join(0)
+    self.begin()
+    self.train(1)
+    (line,) = self.lines()
+    self.assertGreater(line["usd"], 0.0)
+    self.assertIn(f" usd={line['usd']:.5g} view=1\n", self.shown.getvalue())
+    self.assertGreater(self.summary(1)["cost"]["cost_usd"], line["usd"])
+
+  def test_what_happens_before_a_step_has_its_number(self):
+    self.begin()
+    self.train(1)
+    for number, node in self.nodes.items():
+      node._state.steps = 1
+      node.explain("n9 joined")
+      node.welcome({9: 20.0}, names={9: "n7"}, in_step=number == 0)
+    self.assertEqual([l["step"] for l in self.lines("join")], [2])
+    pause = {"step": 2, "event": "pause", "reason": "n9 joined"}
+    self.assertEqual(self.lines("pause"), [pause])
+    del self.nodes[0]  # It dies in step 2; the join has happened.
+    for node in self.nodes.values():
+      node.explain("n0 died")
+    self.train(2)
+    self.assertEqual([l["step"] for l in self.lines("join")], [2])
+    reasons = [l["reason"] for l in self.lines("pause")]
+    self.assertEqual(reasons[-1], "n0 died")
+    self.assertEqual(self.steps(), [1, 2])
+
+  def test_recoveries_outlive_writers_and_come_once(self):
+    self.begin()
+    self.train(1)
+    self.train(2, recoveries=(_recovery(2, view=2),))
+    del self.nodes[0]
+    self.train(3, recoveries=(_recovery(3, view=3),))
+    for node in self.nodes.values():
+      node.roll_back(1)
+    self.assertEqual(self.steps(), [1])
+    self.train(2, recoveries=(_recovery(2, view=4),))
+    recoveries = self.summary(2)["recoveries"]
+    self.assertEqual([r["view"] for r in recoveries], [2, 3, 4])
+    self.assertEqual(recoveries[0]["nodes"], [0])
+    self.assertIn("recovery step=3 victims=0/0 rung=shadow view=3\n", self.shown.getvalue())
+    self.assertGreater(self.summary(2)["cost"]["lost_pct"], 0)
+
+  def test_recoveries_outlive_a_writer_that_dies_as_all_go_back(self):
+    self.begin()
+    self.train(1)
+    self.train(2, recoveries=(_recovery(2, view=2),))
+    self.train(3, recoveries=(_recovery(3, view=3),))
+    self.join(7)
+    for writer in (0, 1):  # The next one dies before it has told of a step.
+      del self.nodes[writer]
+      for node in self.nodes.values():
+        node.roll_back(1)
+      self.assertEqual(self.steps(), [1])
+    self.join(8)
+    del self.nodes[7]
+    self.train(2, recoveries=(_recovery(2, view=4),))
+    recoveries = self.summary(2)["recoveries"]
+    self.assertEqual([r["view"] for r in recoveries], [2, 3, 4])
+
+  def test_resumes(self):
+    self.begin()
+    self.train(1, 2, 3, recoveries=(_recovery(2, view=2),))
+    self.nodes = {}
+    for number in (0, 1):
+      self.join(number)
+    self.begin(2)
+    self.train(3, 4, 5)
+    self.join(7)
+    del self.nodes[0], self.nodes[1]  # Whoever has come later knows, too.
+    self.assertEqual(self.steps(), [1, 2, 3, 4, 5])
+    summary = self.summary(5)
+    self.assertEqual(summary["resumed_from_step"], 2)
+    self.assertEqual(summary["recoveries"], [])
+    self.assertEqual(summary["cost"]["num_samples"], 20)
+
+  def test_nothing_to_do_leaves_the_summary(self):
+    self.begin()
+    self.train(1)
+    before = self.summary(1)
+    self.nodes = {}
+    self.join(0)
+    self.begin(1)
+    self.assertEqual(self.summary(1), before)
+    former = before | {"state_sha256": "of another step"}
+    (self.root / "summary.json").write_text(json.dumps(former))
+    self.assertEqual(self.summary(1)["state_sha256"], before["state_sha256"])
+
+  @parameterized.parameters(
+      ({}, "4 samples a step: 2 copies x 2 microbatches x 1"),
+      (
+          {"num_pipelines": 1, "microbatch_size": 8},
+          "16 samples a step: 1 copy x 2 microbatches x 8",
+      ),
+      ({"layout": "templates"}, "4 samples a step: 4 microbatches x 1"),
+  )
+  def test_batch_in_words(self, changes, want):
+    small = {"num_pipelines": 2, "num_microbatches": 2, "microbatch_size": 1, **changes}
+    config = config_lib.Config().changed({f"pipeline.{k}": v for k, v in small.items()})
+    self.assertEqual(sizes.describe_batch(config), want)
+
+  def test_warnings_and_changes_are_shown_and_written_once(self):
+    with mock.patch.object(self, "job", self.make_job()):
+      self.nodes = {0: self.join(0), 1: self.join(1)}
+    self.nodes[1]._given = dataclasses.replace(self.nodes[1]._given, progress=None)
+    change = identity_lib.ChangedSetting("optimizer.learning_rate", 0.1, 0.2, True)
+    for node in self.nodes.values():
+      node._state.nodes = self.nodes
+      node._state.writer = types.SimpleNamespace(changes=(change,))
+    self.begin(2)
+    events = {line["event"]: line for line in jsonl.read_lines(self.root / "metrics.jsonl")}
+    warning = (
+        "the learning rate is 0 from step 4 of config.num_steps=5 on: these "
+        "steps change no parameter."
+    )
+    changed = (
+        "changed=optimizer.learning_rate old=0.1 new=0.2; later steps can differ "
+        "in bits from a run without the change."
+    )
+    self.assertEqual([*events], ["start", "warning", "changed"])
+    self.assertEqual(events["warning"]["text"], warning)
+    self.assertEqual(
+        events["changed"],
+        {"event": "changed", "step": 2, **dataclasses.asdict(change), "text": changed},
+    )
+    self.assertEqual(
+        self.shown.getvalue().splitlines()[2:],
+        ["resumed_from_step=2", f"warning: {warning}", changed],
+    )
+
+  def test_a_logger_that_fails_in_the_last_step_is_named(self):
+    (self.root / "metrics.csv").mkdir()  # So it cannot be written.
+    job = self.make_job(metrics__logger="csv")
+    with mock.patch.object(self, "job", job):
+      self.nodes = {0: self.join(0)}
+    self.nodes[0]._state.nodes = self.nodes
+    self.begin()
+    self.train(1)
+    self.summary(1)
+    (line,) = [l for l in self.lines("warning") if "metrics.csv" in l["text"]]
+    self.assertStartsWith(line["text"], "No more lines for logger csv: [Errno 21] Is a")
+    self.assertEndsWith(line["text"], "/metrics.csv'. Training continues.")
+    self.assertEqual(self.steps(), [1])
+
+  def test_code_of_the_user_that_raises_is_called_once(self):
+    def fail(step, metrics):
+      self.assertIn("loss", metrics)
+      called.append(step)
+      raise KeyError("mine")
+
+    called, node = [], self.nodes[0]
+    node._given = dataclasses.replace(node._given, callbacks=(fail,))
+    self.begin()
+    self.train(1, 2)
+    self.assertEqual(called, [1])
+    self.assertIn("The callback raised", node.failures.first.text)
+    self.assertIsInstance(node.failures.error.__cause__, KeyError)
+
+  def test_a_new_life_is_above_the_last(self):
+    self.begin()
+    self.train(1, 2)
+    late = self.nodes.pop(0)
+    self.nodes = {}
+    self.join(0)
+    self.begin(1)
+    self.train(2)
+    late._state = State({0: late}, 0)
+    late.write_step(_committed(3, weight=1.0))  # It does not know that it is over.
+    self.train(3)
+    self.assertEqual([line["loss"] for line in self.lines()], [9.0, 8.0, 7.0])
+    content = (self.root / "metrics.jsonl").read_text().splitlines()
+    self.assertEqual({json.loads(line)["life"] for line in content}, {1, 2})

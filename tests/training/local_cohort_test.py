@@ -1,0 +1,103 @@
+"""A cohort of one member: what happens to nodes makes views."""
+
+from absl.testing import parameterized
+
+from bamboo_jax import base
+from bamboo_jax.faults import faults as faults_lib
+from bamboo_jax.training.members import local_cohort
+
+
+def strike(cohort, line, owner=None):
+  """Lets a fault happen that is written as in a file."""
+  (fault,) = faults_lib.parse_faults(line, source="test")
+  return cohort.strike(faults_lib.Due(fault, owner))
+
+
+class LocalCohortTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.cohort = local_cohort.LocalCohort(4, zones=("a", "b"))
+
+  def test_alone_all_agree_at_once(self):
+    self.assertEqual(self.cohort.gather("vote 0", 7), {0: 7})
+    self.assertEqual(self.cohort.hosted, {0, 1, 2, 3})
+    self.assertIsNone(self.cohort.wait_change(0.0))
+    self.assertEqual({self.cohort.host_of(n) for n in range(4)}, {0})
+
+  def test_nothing_is_said_twice_in_a_view(self):
+    self.cohort.gather("vote 1", 0)
+    with self.assertRaisesRegex(AssertionError, "vote 1 is said twice"):
+      self.cohort.gather("vote 1", 0)
+    for step in range(2, 100):  # It is not kept for ever.
+      self.cohort.gather(f"vote {step}", 0)
+    self.assertLess(len(self.cohort._said), 20)
+
+  @parameterized.parameters(
+      ("1,0/1,3,kill", 1, {0, 2, 3}),
+      ("1,0/1,vote,node", 2, {0, 1, 3}),
+      ("1,0/1,0,stop", 3, {0, 1, 2}),
+  )
+  def test_a_death_is_known_at_once(self, line, owner, left):
+    strike(self.cohort, line, owner)
+    self.assertEqual(self.cohort.hosted, left)
+    for call in (self.cohort.check, lambda: self.cohort.gather("vote 1", 0)):
+      with self.assertRaises(base.ViewChangedError):
+        call()
+    view = self.cohort.wait_change(0.0)
+    self.assertEqual((view.number, view.numbers), (2, left))
+    self.cohort.adopt(view.number)
+    self.cohort.check()
+    self.assertFalse(strike(self.cohort, line, owner))  # It happens once.
+    self.cohort.check()
+
+  @parameterized.parameters(
+      ("2,,,leader", {1, 2, 3}),
+      ("2,b,,zone", {0, 2}),
+      ("2,n2,,kill", {0, 1, 3}),
+      ("2,,,all", {4, 5, 6, 7}),
+  )
+  def test_any_time(self, line, left):
+    for _ in range(8):
+      self.cohort.check()
+    self.cohort.settled(1)
+    strike(self.cohort, line)
+    with self.assertRaises(base.ViewChangedError):
+      for _ in range(8):  # In the next step, which is as long.
+        self.cohort.check()
+    self.assertEqual(self.cohort.hosted, left)
+
+  @parameterized.parameters(1, 4, 7)
+  def test_a_fault_of_any_time_happens_within_as_many_checks_as_a_step(self, num_before):
+    for seed in range(10):
+      self.cohort = local_cohort.LocalCohort(4, seed=seed)
+      for step in range(3):
+        for check in range(8):
+          if (step, check) == (2, num_before):
+            strike(self.cohort, "2,n1,,notice")
+          self.cohort.check()
+        self.cohort.settled(step + 1)
+      for _ in range(num_before):
+        self.cohort.check()
+      self.assertEqual(self.cohort.newest.leaving, (1,))
+
+  def test_who_comes_or_leaves_interrupts_nobody(self):
+    self.assertFalse(strike(self.cohort, "2,,,join"))
+    self.cohort.wait_members(5)
+    with self.assertRaisesRegex(base.InfeasibleError, "1 more"):
+      self.cohort.wait_members(6, why="1 more")
+    strike(self.cohort, "2,n1,,notice")
+    self.cohort.check()
+    newest = self.cohort.newest
+    self.assertEqual((newest.number, newest.leaving), (3, (1,)))
+    self.assertEqual(newest.numbers, {0, 1, 2, 3, 4})
+    self.cohort.adopt(3)
+    self.cohort.report("leave", node=1)
+    with self.assertRaises(base.ViewChangedError):
+      self.cohort.check()
+
+  def test_the_last_death_of_agents_and_workers(self):
+    for node in range(3):
+      strike(self.cohort, f"2,0/{node},0,node", node)
+    with self.assertRaisesRegex(ValueError, "No live node is left"):
+      strike(self.cohort, "2,0/3,0,node", 3)

@@ -1,0 +1,164 @@
+"""Optimizers: each that is accepted trains, and survives a death."""
+
+import dataclasses
+from unittest import mock
+
+from absl.testing import parameterized
+import jax
+import numpy as np
+import optax
+
+from bamboo_jax import config as config_lib
+from bamboo_jax.faults import faults as faults_lib
+from bamboo_jax.runtime.profile import profiler
+from bamboo_jax.runtime.stage import programs as programs_lib
+from bamboo_jax.training.setup import optimizers
+from bamboo_jax.verify import cases, trials as trials_lib
+from configs import sweep_faults
+from tests import samples
+
+_DEATH = cases.Case(faults_lib.parse_faults("1,0/1,reduce,kill", source="test"))
+_PROFILES = []
+_estimate = profiler.estimate
+
+
+def make(name, options=None, **changes):
+  section = config_lib.OptimizerSection(name=name, options=options or {}, **changes)
+  return optimizers.make_optimizer(section, 1e-2)
+
+
+def make_config(name):
+  """Returns a config with as little to compile as there can be."""
+  config = sweep_faults.get_config()
+  config.model.name = "tests.mlp_bn:make_mlp_bn"
+  config.model.options = dict(num_blocks=1, width=4, sequence_length=4, vocab_size=8)
+  config.checkpoint.every_steps = 0
+  config.pipeline.num_pipelines = config.pipeline.num_microbatches = 1
+  config.pipeline.num_stages = 2
+  config.redundancy.mode = "lazy"
+  config.optimizer.name = name
+  config.optimizer.options = config.optimizer.schedule_options = {}
+  config.optimizer.schedule = "constant"  # Some take no other.
+  return config
+
+
+def estimate_once(spec, **options):
+  """Returns the costs of the first optimizer for all; they cut in two alike."""
+  if not _PROFILES:
+    _PROFILES.append(_estimate(spec, **options))
+  return dataclasses.replace(_PROFILES[0], fingerprint=options["fingerprint"])
+
+
+def find_accepted():
+  """Returns the names of all optimizers that need no options."""
+  accepted = []
+  for name in optimizers.find_optimizers():
+    try:
+      make(name)
+    except ValueError:
+      continue
+    accepted.append(name)
+  return accepted
+
+
+class OptimizersTest(parameterized.TestCase):
+
+  def test_there_are_many(self):
+    self.assertLen(find_accepted(), 26)
+
+  @parameterized.parameters(*samples.draw(find_accepted(), 3))
+  def test_a_death_in_the_second_step(self, name):
+    cache = programs_lib.ProgramCache()
+    with mock.patch.object(profiler, "estimate", estimate_once):
+      trials = trials_lib.Trials(make_config(name), cache=cache)
+    outcome = trials.run(_DEATH)
+    self.assertEqual(outcome.rungs, ("shadow",))
+
+  def test_a_death_while_matrices_decay(self):
+    config = make_config("adamw")
+    config.optimizer.options = {"weight_decay": 0.5}
+    config.optimizer.decay = "matrices"
+    cache = programs_lib.ProgramCache()
+    with mock.patch.object(profiler, "estimate", estimate_once):
+      trials = trials_lib.Trials(config, cache=cache)
+    self.assertEqual(trials.run(_DEATH).rungs, ("shadow",))
+
+  def test_any_takes_a_weight_decay(self):
+    sgd = make("sgd", {"weight_decay": 0.5})
+    update, _ = sgd.update(1.0, sgd.init(2.0), 2.0)
+    self.assertAlmostEqual(float(update), -1e-2 * (1.0 + 0.5 * 2.0))
+
+  @parameterized.named_parameters(
+      ("own", "adamw", {"weight_decay": 0.5}),
+      ("other_name", "lars", {"weight_decay": 0.5}),
+      ("rate_name", "adafactor", {"weight_decay_rate": 0.5}),
+      ("none", "sgd", {"weight_decay": 0.5}),
+      ("by_default", "lion", {}),
+  )
+  def test_decay_of_matrices(self, name, options):
+    """Parameters of two dimensions decay alike, others do not."""
+    kernel = np.arange(1.0, 7.0, dtype=np.float32).reshape(2, 3)
+    params = {"kernel": kernel, "bias": kernel[1], "scale": kernel[1, 1:2]}
+    params["scale"] = params["scale"].reshape(())
+    grads = jax.tree.map(np.ones_like, params)
+
+    def update(decay, options):
+      optimizer = make(name, options, decay=decay)
+      return optimizer.update(grads, optimizer.init(params), params)[0]
+
+    matrices, every = update("matrices", options), update("all", options)
+    none = update("all", {k: 0.0 for k in options or ["weight_decay"]})
+    np.testing.assert_array_equal(matrices["kernel"], every["kernel"])
+    self.assertTrue(np.any(matrices["kernel"] != none["kernel"]))
+    for key in ("bias", "scale"):
+      np.testing.assert_array_equal(matrices[key], none[key])
+    self.assertTrue(np.any(every["bias"] != none["bias"]))
+
+  def test_decay_adds_no_state(self):
+    """So a run can go on with the other choice."""
+    params = {"kernel": np.ones((2, 3)), "bias": np.ones(3)}
+    options = {"weight_decay": 0.5}
+    shapes = [
+        [
+            (jax.tree_util.keystr(path), leaf.shape)
+            for path, leaf in jax.tree_util.tree_leaves_with_path(
+                make("adamw", options, decay=decay).init(params)
+            )
+        ]
+        for decay in ("all", "matrices")
+    ]
+    self.assertEqual(*shapes)
+
+  def test_an_optimizer_that_decays_all_parameters(self):
+    options = {"weight_decay": 0.5}
+    with self.assertRaisesRegex(ValueError, "'novograd', which decays all"):
+      make("novograd", options, decay="matrices")
+
+  @parameterized.named_parameters(
+      ("loss", {}, "'lbfgs' cannot be used: it needs more than .* 'value'"),
+      ("layers", {"linesearch": None}, "'lbfgs' .* a parameter depends on oth"),
+  )
+  def test_needs_more_than_a_layer(self, options, message):
+    with self.assertRaisesRegex(ValueError, message) as caught:
+      make("lbfgs", options)
+    self.assertNotIn("\n", str(caught.exception))
+
+  @parameterized.named_parameters(
+      ("norm", optax.clip_by_global_norm(1.0)),
+      ("update", optax.normalize_by_update_norm()),
+      ("finite", optax.apply_if_finite(optax.sgd(0.1), 3)),
+  )
+  def test_what_depends_on_other_parameters(self, transform):
+    def chain(learning_rate: float):
+      return optax.chain(transform, optax.sgd(learning_rate))
+
+    with mock.patch.object(optimizers, "find_optimizers", lambda: {"a": chain}):
+      with self.assertRaisesRegex(
+          ValueError,
+          "by itself. Instead of optax.clip_by_global_norm set config.optimizer.clip_norm",
+      ):
+        make("a")
+
+  def test_state_that_is_not_plain_arrays(self):
+    with self.assertRaisesRegex(ValueError, "'noisy_sgd' cannot be used: .* 0/rng_key is key<fry>"):
+      make("noisy_sgd")

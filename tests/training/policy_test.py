@@ -1,0 +1,174 @@
+"""Policies of the simulator as settings of a run."""
+
+import itertools
+import pathlib
+import sys
+import tempfile
+from unittest import mock
+
+from absl.testing import parameterized
+
+from bamboo_jax import base
+from bamboo_jax.sim import policies as policies_lib, presets
+from bamboo_jax.training import run
+from bamboo_jax.training.setup import accept, build, build_recovery, sizes
+from tests import layouts, tiny
+
+_NUMBERS = itertools.count()
+_ALL = ("shadow", "reroute", "reconfigure", "checkpoint")
+
+
+def make_config(name, **changes):
+  config = tiny.get_config()
+  config.redundancy.mode = "bubble"
+  config.pipeline.num_pipelines = 2
+  config.recovery.policy = name
+  return tiny.change(config, **changes)
+
+
+class PolicyTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      ("bamboo", "depth", ("shadow", "reconfigure", "checkpoint")),
+      ("oobleck", "templates", ("reconfigure", "checkpoint")),
+      ("recycle", "depth", ("reroute", "checkpoint")),
+      ("varuna", "grid", ("checkpoint",)),
+      ("checkpoint", "depth", ("checkpoint",)),
+      ("sample_dropping", "depth", ("drop", "checkpoint")),
+      ("on_demand", "depth", ("checkpoint",)),
+      ("full_with_shadows", "templates", _ALL),
+  )
+  def test_rungs_of_runs_are_those_of_the_simulator(self, name, layout, rungs):
+    config = make_config(name)
+    config = accept.accept(config)
+    profile = layouts.make_profile(6)
+    templates = build_recovery.make_templates(config, profile)
+    plan = build.make_plan(config, profile, num_stages=2)
+    ladder = build_recovery.make_rules(config, plan, templates).ladder
+    taken = {
+        "shadow": ladder.has_replicas,
+        "reroute": ladder.reroute != "none",
+        "drop": ladder.options.drop,
+        "reconfigure": ladder.options.reconfigure,
+        "checkpoint": ladder.options.checkpoint,
+    }
+    self.assertEqual({r for r, is_on in taken.items() if is_on}, {*rungs})
+    self.assertEqual(config.pipeline.layout, layout)
+    self.assertEqual(presets.PLANNERS[name].rungs, rungs)
+    is_paid = config.cost.market == "on_demand"
+    self.assertEqual(is_paid, name == "on_demand")
+    self.assertEqual(config.recovery.is_preemptible, not is_paid)
+
+  def test_counts_in_workers_of_a_cluster(self):
+    config = make_config("oobleck")
+    given = dict.fromkeys(("name", "number", "stamp", "identity"))
+    given |= {"host": "127.0.0.1", "workdir": "", "started_secs": 0.0}
+    transport = mock.patch.object(run.transport_lib, "Transport")
+    listen = mock.patch.object(run.endpoints, "listen")
+    # The first part that is made from the config.
+    make = mock.patch.object(run, "fork_children", side_effect=EOFError)
+    with transport, listen, make as made, self.assertRaises(EOFError):
+      run.train_in_cluster(config, None, **given)
+    self.assertEqual(made.call_args.args[0].pipeline.layout, "templates")
+
+  def test_none_changes_nothing(self):
+    config = make_config(None)
+    self.assertEqual(accept.accept(config).to_dict(), config.to_dict())
+
+  def test_one_of_your_own(self):
+    self.addCleanup(presets.OWN.clear)
+    settings = policies_lib.Settings(rungs=("reroute",), layout="templates")
+    presets.register("mine", settings)
+    config = make_config("mine")
+    config = accept.accept(config)
+    self.assertFalse(config.recovery.checkpoint)
+
+  def make_plugin(self, text):
+    """Returns the name of a new module on the path."""
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    name = f"plugin_{next(_NUMBERS)}"
+    pathlib.Path(folder, f"{name}.py").write_text(text)
+    self.enterContext(mock.patch.object(sys, "path", [folder, *sys.path]))
+    self.addCleanup(presets.OWN.clear)
+    return name
+
+  def test_a_plugin_registers_one(self):
+    name = self.make_plugin(
+        "from bamboo_jax import sim\n"
+        "sim.register('mine', sim.Settings(rungs=('reconfigure',),"
+        " layout='grid', hand_over=False))\n"
+    )
+    config = make_config("mine", plugins=(name,))
+    config = accept.accept(config)
+    self.assertEqual(config.pipeline.layout, "grid")
+    self.assertFalse(config.recovery.checkpoint)
+    self.assertFalse(config.recovery.hand_over)
+    self.assertTrue(config.recovery.reconfigure)
+
+  @parameterized.parameters(
+      ("from nowhere import x", "No module named 'nowhere'; a plugin must be"),
+      ("1 / 0", "'plugin_.*' cannot be imported: ZeroDivisionError: div"),
+      ("def", "'plugin_.*' cannot be imported: SyntaxError: "),
+  )
+  def test_plugins_that_cannot_be_imported(self, text, message):
+    name = self.make_plugin(text)
+    with self.assertRaisesRegex(ValueError, f"^config.plugins: {message}"):
+      accept.accept(make_config(None, plugins=(name,)))
+
+  def test_runs_lack_a_layout_of_your_own(self):
+    self.addCleanup(presets.OWN.clear)
+    settings = policies_lib.Settings(layout="liveput")
+    presets.register("mine", settings)
+    with self.assertRaisesRegex(ValueError, "layout='liveput', which only sim"):
+      accept.accept(make_config("mine"))
+
+  @parameterized.parameters(
+      ("bambo", {}, "policy of runs 'bambo'; did you mean 'bamboo'"),
+      ("parcae", {}, "Unknown policy of runs 'parcae'"),
+      ("bamboo", {"redundancy__mode": "none"}, "needs replicas, got .*'none'"),
+      ("full", {"pipeline__num_stages": 1}, "needs replicas, .*num_stages=1"),
+  )
+  def test_refuses(self, name, changes, message):
+    with self.assertRaisesRegex(ValueError, message):
+      accept.accept(make_config(name, **changes))
+
+  @parameterized.parameters((5, 4, 1, 3), (5, 3, 1, None), (4, 4, 1, 3), (3, 3, 0, 2), (2, 2, 1, 1))
+  def test_templates_deeper_than_the_model(self, most, stages, failures, take):
+    config = make_config("oobleck", pipeline__num_stages=stages)
+    config = accept.accept(config)
+    config = config.changed({"recovery.num_failures": failures})
+    profile = layouts.make_profile(most)
+    make = lambda: build_recovery.make_templates(config, profile)
+    if take is not None:
+      message = (
+          f"recovery.policy=oobleck needs pipelines of up to .* num_stages="
+          f"{stages} on.* into {most} parts .* --config.pipeline.num_stages="
+          f"{take}, or"
+      )
+      with self.assertRaisesRegex(base.InfeasibleError, message):
+        make()
+      config = config.changed({"pipeline.num_stages": take})
+    self.assertLessEqual(make()[-1].partition.num_stages, most)
+
+  def test_no_node_of_one_program_is_slow(self):
+    config = make_config("bamboo")
+    config.pipeline.executor = "spmd"
+    folder = self.enterContext(tempfile.TemporaryDirectory())
+    path = pathlib.Path(folder, "faults.csv")
+    path.write_text("1,0/0,,slow\n")
+    with self.assertRaisesRegex(ValueError, "line 1: slow needs executor"):
+      sizes.read_faults(config, str(path))
+
+  def test_nobody_dies_on_demand(self):
+    config = make_config("on_demand")
+    config = accept.accept(config)
+    self.assertEqual(sizes.read_faults(config, "there is none"), ())
+
+  def test_grid_has_one_partition_for_each_depth(self):
+    one = dict(pipeline__num_stages=4, pipeline__num_pipelines=1)
+    config = make_config("varuna", **one)
+    config = accept.accept(config)
+    plan = build.make_plan(config, layouts.make_profile(12))
+    rules = build_recovery.make_rules(config, plan)
+    found = {tuple(p.num_stages for p in rules.planner.partitions(n)) for n in range(2, 7)}
+    self.assertEqual(found, {(2,), (3,), (4,), (6,)})

@@ -1,0 +1,129 @@
+"""Runs that are refused before anything is compiled or written."""
+
+import os
+import time
+from unittest import mock
+
+from absl.testing import parameterized
+import numpy as np
+
+from bamboo_jax import base
+from bamboo_jax.cluster import judge, records as records_lib, views
+from bamboo_jax.net import identity
+from bamboo_jax.plan import cost_model
+from bamboo_jax.runtime import devices
+from bamboo_jax.training import run
+from bamboo_jax.training.setup import build
+from tests import folders, members, tiny
+
+_SECRET = b"0123456789abcdef" * 2
+
+
+class RefusedTest(folders.FolderCase):
+
+  def train(self, name, **changes):
+    run.train_and_evaluate(tiny.make_config(**changes), workdir=str(self.folder / name))
+
+  @parameterized.named_parameters(
+      ("model", "model__name", "gtp2", "model 'gtp2'; did you mean 'gpt2'"),
+      ("variant", "model__options__variant", "tny", "did you mean 'tiny'"),
+      ("prng", "model__prng", "rgb", "'rgb'; did you mean 'rbg'"),
+      ("optimizer", "optimizer__name", "adamm", "did you mean 'adam'"),
+      ("schedule", "optimizer__schedule", "constnt", "mean 'constant'"),
+      ("rate", "optimizer__learning_rate", np.nan, "at least 0, got nan"),
+      ("clip", "optimizer__clip_norm", -1.0, "must be above 0, got -1"),
+      ("nonfinite", "optimizer__on_nonfinite", "skp", "did you mean 'skip'"),
+      ("source", "data__name", "sythetic", "did you mean 'synthetic'"),
+      ("rows", "pipeline__schedule", "1f1", "did you mean '1f1b'"),
+      ("remat", "pipeline__remat", "ful", "did you mean 'full'"),
+      ("executor", "pipeline__executor", "row", "did you mean 'rows'"),
+      ("stages", "pipeline__num_stages", 5, "from 1 to 4 .* got 5"),
+      ("shares", "pipeline__num_shares", 3, "num_microbatches=2 .* 3"),
+      ("number", "pipeline__microbatch_size", 0, "at least 1, got 0"),
+      ("keep", "checkpoint__keep", 0, "at least 1, got 0"),
+      ("memory", "plan__memory_limit_gib", 1e-6, "MiB too much"),
+      ("no_profile", "plan__profile", "/no/file", "/no/file"),
+      ("vocabulary", "data__options__vocab_size", 99, "vocab_size=99"),
+      ("heldout", "data__options__num_heldout", 0, "no held-out samples to evaluate"),
+  )
+  def test_bad_config(self, path, value, message):
+    changes = {"evaluate__every_steps": 2, path: value}
+    with self.assertRaisesRegex((ValueError, OSError), message) as caught:
+      self.train("a", **changes)
+    self.assertNotIn("\n", str(caught.exception))
+    self.assertEqual(os.listdir(self.folder), [])
+
+  @parameterized.named_parameters(
+      ("absent", None, "^config.data.name: No file matches '.*/text'"),
+      ("empty", b"", "too short: it has 0 tokens"),
+      ("short", b"few words", "too short: it has 10 tokens"),
+  )
+  def test_bad_text(self, content, message):
+    path = self.folder / "text"
+    if content is not None:
+      path.write_bytes(content)
+    changes = {"data__name": str(path), "model__options__vocab_size": 256}
+    changes["data__options"] = {"heldout_fraction": 0.0, "cache_dir": f"{self.folder}/cache"}
+    with self.assertRaisesRegex(base.DataError, message):
+      self.train("a", model__options__sequence_length=16, **changes)
+
+  @parameterized.named_parameters(("absent", ""), ("file", "file"), ("below_a_file", "file/a"))
+  def test_bad_workdir(self, name):
+    (self.folder / "file").write_text("mine")
+    workdir = name and str(self.folder / name)
+    with self.assertRaisesRegex((ValueError, OSError), "ot a directory"):
+      run.train_and_evaluate(tiny.make_config(), workdir=workdir)
+    self.assertEqual((self.folder / "file").read_text(), "mine")
+
+  def test_every_node_has_a_device(self):
+    """Also those that come later."""
+    faults = self.folder / "faults"
+    faults.write_text("1,,,join\n3,,,join\n")
+    config = tiny.make_config(
+        pipeline__num_pipelines=2,
+        pipeline__num_stages=2,
+        pipeline__num_shares=2,
+        redundancy__spares=1,
+    )
+    with (
+        mock.patch.object(devices, "use_virtual_devices", side_effect=RuntimeError) as use,
+        self.assertRaises(RuntimeError),
+    ):
+      run.train_and_evaluate(config, workdir=str(self.folder / "a"), faults=str(faults))
+    use.assert_called_once_with(
+        2 * 2 + 1 + 2, per_node=1, distinct=False, apart=False, deterministic=True
+    )
+
+  def test_profile_of_another_model(self):
+    other = tiny.make_config(model__options__width=32)
+    profile = build.make_profile(other, build.make_task(other))
+    path = self.folder / "profile.json"
+    path.write_text(cost_model.to_json(profile))
+    message = f"{path}: .* model.width: have 32, want 16"
+    with self.assertRaisesRegex(base.StaleProfileError, message):
+      self.train("a", plan__profile=str(path))
+
+  def test_a_workdir_has_one_run(self):
+    with base.lock_folder(self.folder / "a"):
+      with self.assertRaisesRegex(ValueError, "/a is in use by process"):
+        self.train("a")
+    self.assertEqual(os.listdir(self.folder / "a"), [".lock"])
+
+  def test_agents_live_in_the_workdir(self):
+    records = records_lib.Records(self.folder / "a", identity.find_entry_key(_SECRET))
+    (self.folder / "a").mkdir()
+    (self.folder / "a/secret").touch(mode=0o600)
+    (self.folder / "a/secret").write_bytes(_SECRET)
+    view = members.view(1, 0, 1)
+    judge.run(judge.make_view(views.EMPTY, view), records)
+
+    def answer(secs):
+      asked = judge.run(judge.newest_view(), records)
+      judge.run(judge.make_view(asked, views.answer(asked, "n1")), records)
+
+    with mock.patch.object(time, "sleep", answer):
+      with self.assertRaisesRegex(
+          ValueError, "A run is under way in this workdir, of n0, n1; end it"
+      ):
+        self.train("a")
+    self.assertFalse((self.folder / "a" / "metrics.jsonl").exists())

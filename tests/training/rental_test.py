@@ -1,0 +1,118 @@
+"""Plans for rented machines: text, proposals, and what cannot be."""
+
+import pathlib
+import re
+import tempfile
+
+from absl.testing import parameterized
+
+from bamboo_jax import base
+from bamboo_jax.plan import cost_model
+from bamboo_jax.training.setup import accept, build, rental, show
+from tests import tiny
+
+
+def make_config(machine="p5.48xlarge", **changes):
+  config = tiny.get_config()
+  config.data.name = "text_files"  # There are none: planning reads no data.
+  config.data.options = dict(pattern="/nowhere/*.txt")
+  config.evaluate.every_steps = 0
+  config.plan.machine = machine
+  config.update_from_flattened_dict(
+      {name.replace("__", "."): value for name, value in changes.items()}
+  )
+  return config
+
+
+class RentalTest(parameterized.TestCase):
+
+  def forecast(self, config):
+    return rental.forecast(config, build.make_task(config, needs_data=False))
+
+  def test_text(self):
+    planned = show.make_plan(make_config())
+    nodes = planned.plan.num_pipelines * planned.plan.num_stages
+    for words in (
+        f"x 1 GPUs: {nodes} x H100 80G\n",
+        "as 6 published runs reach",
+        r"speed: [\d,]+ tokens/s \([\d,]+ to [\d,]+\), MFU \d+ %",
+        r"memory: 0\.\d of 79\.1 GiB per GPU",
+        r"cost: \$[\d,]+ a day, \$[\d,.]+ per billion tokens .* p5.48xlarge",
+    ):
+      self.assertRegex(planned.text, words)
+    self.assertIn("rows of pipeline 0", planned.details)
+
+  def test_numbers_agree(self):
+    found = self.forecast(make_config())
+    likely, shortest, longest = found.secs
+    self.assertBetween(likely, shortest, longest)
+    per_gpu = found.price.usd_per_hour("spot") / 8
+    self.assertAlmostEqual(found.usd_per_hour, per_gpu * found.num_gpus)
+    tokens_per_hour = 3600 / likely * found.units_per_step
+    self.assertAlmostEqual(
+        found.usd_per_billion(likely), found.usd_per_hour / tokens_per_hour * 1e9
+    )
+    peak = found.num_gpus * 989e12 * likely
+    self.assertAlmostEqual(found.mfu, found.flops_per_step / peak)
+
+  def test_gpus_of_a_node_share_its_work(self):
+    one, four = (self.forecast(make_config(node__mesh__data=n)) for n in (1, 2))
+    self.assertEqual(four.num_gpus, 2 * one.num_gpus)
+    self.assertLess(four.gib_per_gpu, one.gib_per_gpu)
+
+  def test_a_measured_profile_takes_precedence(self):
+    config = make_config()
+    made = build.make_profile(config, build.make_task(config, needs_data=False))
+    layers = [dict(vars(layer), forward_ms=500.0, backward_ms=1000.0) for layer in made.layers]
+    profile = cost_model.Profile(
+        **dict(
+            vars(made),
+            layers=tuple(cost_model.LayerCost(**layer) for layer in layers),
+            measured=True,
+            fingerprint=dict(made.fingerprint, device="gpu NVIDIA H100"),
+        )
+    )
+    with tempfile.TemporaryDirectory() as folder:
+      path = pathlib.Path(folder, "profile.json")
+      path.write_text(cost_model.to_json(profile))
+      found = self.forecast(make_config(plan__profile=str(path)))
+    self.assertLen({*found.secs}, 1)
+    self.assertGreater(found.secs[0], 1.0)
+    self.assertIn("from a measured profile", rental.render(found))
+
+  def test_proposals(self):
+    config = accept.accept(make_config(pipeline__num_microbatches=8))
+    text = rental.propose(config, 1)
+    self.assertRegex(text, r"\d+ layouts fit, \d+ do not")
+    self.assertRegex(text, r"best: [\d.]+ % faster than the next one, by")
+    self.assertIn("--config.pipeline.num_stages=", text)
+    *_, secs, _, _, gib = text.splitlines()[1].split()
+    self.assertIn(f"\nstep: {secs} s (", text)
+    self.assertIn(f"\nmemory: {gib} of ", text)
+
+  def test_a_plan_has_one_bubble(self):
+    text = show.make_plan(tiny.make_config(redundancy__mode="eager")).text
+    found = re.findall(r"([\d.]+) % bubble|bubble ([\d.]+) %\n", text)
+    self.assertLen(found, 2)
+    self.assertEqual(found[0][0], found[1][1])
+
+  @parameterized.parameters(
+      ("h10", {}, "Unknown machine 'h10'; did you mean 'h100'"),
+      (
+          "p5.48xlarge",
+          {"node__mesh__tensor": 3},
+          "mesh.tensor=3 must divide the 8 GPUs of .*'p5.48xlarge'",
+      ),
+  )
+  def test_refuses(self, machine, changes, message):
+    with self.assertRaisesRegex(ValueError, message):
+      show.make_plan(make_config(machine, **changes))
+
+  def test_a_model_that_does_not_fit(self):
+    config = make_config("l4", pipeline__microbatch_size=2**24)
+    message = (
+        r"config.plan.machine='l4' has 22\.0 GiB per GPU, .* stage \d .* needs "
+        r".* too much\. Use more stages"
+    )
+    with self.assertRaisesRegex(base.InfeasibleError, message):
+      show.make_plan(config)

@@ -1,0 +1,285 @@
+"""What members remember of the run, without an engine that computes."""
+
+import dataclasses
+from unittest import mock
+
+from absl.testing import parameterized
+import numpy as np
+import optax
+
+from bamboo_jax import base
+from bamboo_jax.base import types
+from bamboo_jax.recovery import assignment, layout as layout_lib, slowness
+from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.schedule import failover
+from bamboo_jax.training import run_state as run_state_lib
+from tests import layouts, members
+
+
+@dataclasses.dataclass
+class Agreement:
+  """The part of an `agreement.Agreement` that is looked at."""
+
+  steps: int
+  known_version: int
+  version: int
+  layout: layout_lib.Layout
+  rollbacks: int = 0
+  named: tuple[slowness.Named, ...] = ()
+  num_skipped: int = 0
+
+
+class Parts:
+  """Cohort, engine, transfer and writer; records what they are asked."""
+
+  def __init__(self, rules):
+    self.rules = rules
+    self.asked = []
+    self.hosted = frozenset({0})
+    self.view = self.newest = members.view(1, 0, 1, 2, 3)
+    self.fetched_for = -1
+    self.saved, self.damaged, self.others = [], {}, {}
+    self.num_skipped = 3  # Of the checkpoint restored last.
+    self.state = run_state_lib.RunState(self, self, transfer=self, rules=self, writer=self)
+
+  def improve(self, layout, members, **options):
+    self.asked.append("improve")
+    return self.rules.improve(layout, members, **options)
+
+  def set_pipelines(self, owners, shadows, shares, lines):
+    del shadows, lines
+    self.asked.append(f"pipelines {owners} {shares}")
+
+  def report(self, kind, **facts):
+    self.asked.append(f"report {kind} {sorted([*facts, *facts.get('facts', ())])}")
+
+  def prefetch(self, copies, *, version):
+    self.asked.append(f"prefetch {len(copies)} for {version}")
+
+  def silent_secs(self, view):
+    del view
+    return {}
+
+  def gather(self, key, value):
+    self.asked.append(key)
+    # Another member has seen less.
+    return {0: value, 1: self.others.get(key, 7)}
+
+  def wait_members(self, count, *, why):
+    del why
+    self.asked.append(f"wait for {count}")
+    self.newest = members.view(9, 0, 1, 2, 3, 4, 5)
+
+  def adopt(self, number):
+    self.asked.append(f"adopt {number}")
+
+  def install(self):
+    self.asked.append("install")
+
+  def forget(self):
+    self.asked.append("forget")
+
+  def keep(self, states, *, version):
+    self.asked.append(f"keep {len(states)} for {version}")
+
+  def steps(self):
+    return tuple(self.saved)
+
+  def restore(self, steps, names):
+    self.asked.append(f"restore {steps}: {' '.join(names)}")
+    if steps in self.damaged:
+      if self.damaged[steps]:
+        self.saved.remove(steps)  # This member does not use it again.
+      raise base.DamagedCheckpointError(f"{steps} is damaged.")
+    return {name: spec_lib.LayerState(name, (), {}) for name in names}
+
+  def put(self, node, stage, state):
+    self.asked.append(f"put {node}/{stage}: {' '.join(state.params)}")
+
+
+class RunStateTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.rules = layouts.make_rules(2, 2)
+    self.parts = Parts(self.rules)
+    self.state = self.parts.state
+
+  def take(self):
+    """Returns what was asked since the last call."""
+    asked, self.parts.asked = self.parts.asked, []
+    return asked
+
+  def start(self, *owners):
+    roles = [failover.Roles.initial(o) for o in owners]
+    self.state.steps, self.state.version = 3, 0
+    pipelines = layouts.make_pipelines(roles)
+    self.state.set_layout(self.rules.start(pipelines))
+    return self.take()
+
+  def lay_out(self):
+    """Returns a layout of two stages, of layers a0 b0 and a1 b1."""
+    self.parts.specs = {stage: mock.Mock(layers=[mock.Mock(), mock.Mock()]) for stage in (0, 1)}
+    for stage, spec in self.parts.specs.items():
+      for layer, name in zip(spec.layers, "ab", strict=True):
+        layer.name = f"{name}{stage}"
+    pipelines = layouts.make_pipelines([failover.Roles.initial((0, 1))])
+    return self.rules.start(pipelines)
+
+  @parameterized.parameters(
+      ([1, 3, 6], [6], [6, 3]), ([3, 6, 9], [9, 6], [9, 6, 3]), ([6], [6], [6, 0])
+  )
+  def test_who_begins_takes_the_newest_that_is_not_damaged(self, saved, damaged, tried):
+    self.parts.saved, self.parts.damaged = saved, dict.fromkeys(damaged, True)
+    self.state.begin(self.lay_out())
+    restored = [a for a in self.take() if a.startswith("restore")]
+    self.assertEqual(restored, [f"restore {n}: a0 b0 a1 b1" for n in tried])
+    self.assertEqual(self.state.steps, tried[-1])
+    self.assertEqual(self.state.statuses({}, since_secs=0).by_node[0].damaged, tuple(damaged))
+
+  def test_damaged_weights_that_were_given_are_an_error(self):
+    self.parts.saved, self.parts.damaged = [], {0: False}
+    layout = self.lay_out()
+    with self.assertRaises(base.DamagedCheckpointError):
+      self.state.begin(layout)
+    change = assignment.Decision("checkpoint", layout, "", rolls_back=True)
+    with self.assertRaises(base.DamagedCheckpointError):
+      self.state.carry_out(change, restored=0)
+
+  @parameterized.parameters(
+      # What this member and another have; which are damaged here and there.
+      ([3, 6], (3, 6), [6], [], [6, 3]),
+      ([3, 6], (3, 6), [], [6], [6, 3]),
+      ([3, 6], (3, 6), [6], [6], [6, 3]),
+      ([2, 3, 6], (2, 3, 6), [6], [3], [6, 3, 2]),
+      ([2, 6], (2, 3, 6), [], [6], [6, 2]),  # Only the other sees 3.
+      ([6], (6,), [], [6], [6, 0]),
+      ([3, 6], (3, 6), [], [], [6]),
+  )
+  def test_all_go_back_to_what_all_can_read(self, mine, others, here, there, tried):
+    self.parts.saved, self.parts.damaged = mine, dict.fromkeys(here, True)
+    self.parts.others = {
+        f"restored 0 {step}": run_state_lib.Restored(step in there, others) for step in tried
+    }
+    layout = self.lay_out()
+    change = assignment.Decision("checkpoint", layout, "", rolls_back=True)
+    self.state.carry_out(change, restored=6)
+    want = []
+    for step in tried:
+      want += [f"restore {step}: a0 b0 a1 b1", f"restored 0 {step}"]
+    asked = self.take()
+    self.assertEqual(asked[: len(want)], want)
+    self.assertEqual(asked[len(want) :][:3], ["keep 2 for 0", "moved 0", "install"])
+    self.assertEqual((self.state.steps, self.state.rollbacks), (tried[-1], 1))
+    self.assertEqual(self.state.num_skipped, 3)
+
+  def test_who_begins_restores_owned_stages_and_replicas(self):
+    self.parts.saved = [1, 3]
+    self.state.begin(self.lay_out())
+    self.assertEqual((self.state.steps, self.state.version), (3, 0))
+    self.assertEqual(self.state.num_skipped, 3)
+    restored, _, _, *put = self.take()
+    self.assertEqual(restored, "restore 3: a0 b0 a1 b1")
+    self.assertEqual(put, ["put 0/0: a0 b0", "put 0/1: a1 b1"])
+
+  def test_only_the_first_node_that_owns_something_tells_others(self):
+    asked = self.start((0, 1), (2, 3))
+    self.assertLen(asked, 2)
+    self.assertRegex(asked[1], r"^report facts .*'facts', .*'members'")
+    self.parts.hosted = frozenset({1})
+    self.assertLen(self.start((0, 1), (2, 3)), 1)
+
+  def test_updates_are_counted_by_the_state(self):
+    """Steps that are skipped are none, so they are fewer than steps."""
+    params = {"w": np.ones(2)}
+    self.state.steps = 9
+    for rate, want in ((lambda count: 0.1 / (1 + count), 2), (0.1, 9)):
+      optimizer = optax.adamw(rate)
+      slots = optimizer.init(params)
+      for _ in range(2):
+        _, slots = optimizer.update(params, slots, params)
+      state = spec_lib.StageState({"a": params}, {"a": slots}, {"a": ()})
+      self.parts.nodes = {3: mock.Mock(state={}), 4: mock.Mock(state={1: state})}
+      self.assertEqual(self.state.num_updates, want)
+
+  def test_the_first_that_lives_explains_a_pause(self):
+    self.start((0, 1), (2, 3))
+    for alive, hosted, is_first in (
+        ((0, 1, 2, 3), {0}, True),
+        ((0, 1, 2, 3), {1}, False),
+        ((1, 2, 3), {1}, True),  # The writer has died.
+        ((1, 2, 3), {2}, False),
+        ((), {0}, False),
+    ):
+      self.parts.view = members.view(2, *alive)
+      self.parts.hosted = frozenset(hosted)
+      self.assertEqual(self.state.is_first, is_first)
+
+  def test_what_is_settled_is_not_asked_again(self):
+    self.start((0, 1), (2, 3))
+    self.assertFalse(self.state.improve(print))
+    self.assertEqual(self.take(), ["improve"])
+    self.assertFalse(self.state.improve(print))
+    self.assertEmpty(self.take())
+    self.parts.view = members.view(2, 0, 1, 2, 3, 4)
+    self.assertFalse(self.state.improve(print))
+    self.assertEqual(self.take(), ["improve"])
+
+  def test_state_moves_before_a_layout_counts(self):
+    self.start((0, 1))
+    self.assertTrue(self.state.improve(print))
+    improve, prefetch, moved, install, *_ = self.take()
+    self.assertEqual((improve, moved, install), ("improve", "moved 1", "install"))
+    self.assertEqual(prefetch, "prefetch 4 for 1")
+    self.assertEqual(self.state.version, 1)
+    self.assertEqual(self.state.layout.nodes, {0, 1, 2, 3})
+
+  def test_who_lags_commits_once(self):
+    self.start((0, 1), (2, 3))
+    for steps, num_commits in ((3, 0), (4, 1), (4, 0)):
+      commits = []
+      self.state.catch_up(
+          Agreement(steps, 0, 1, self.state.layout), commit=lambda: commits.append(1)  # noqa: B023
+      )
+      self.assertLen(commits, num_commits)
+      self.assertEqual((self.state.steps, self.state.version), (steps, 1))
+    self.state.steps = -1  # It has just come.
+    named = (slowness.Named(3, 1, "n1", "h", 2.0, 9.0),)
+    self.state.catch_up(
+        Agreement(5, 1, 1, layout_lib.Layout(), named=named, num_skipped=2), commit=self.fail
+    )
+    self.assertEqual((self.state.steps, self.state.named), (5, named))
+    self.assertEqual(self.state.num_skipped, 2)
+    self.assertEqual(self.state.spares, {0, 1, 2, 3})
+
+  def test_too_few_nodes_wait_for_more(self):
+    change = assignment.Decision("wait", layout_lib.Layout(), "2 more.")
+    agreement = mock.Mock(change=change, victims=(types.Place(0, 1),))
+    self.state.wait_for_nodes(agreement, show=self.parts.asked.append)
+    self.assertEqual(
+        self.take(),
+        [
+            *("waiting: 2 more.", "report facts ['facts', 'restart']", "wait for 5"),
+            *("waiting", "adopt 7"),
+        ],
+    )
+    self.parts.hosted = frozenset({1})
+    self.state.wait_for_nodes(agreement, show=self.parts.asked.append)
+    self.assertNotIn("report facts ['facts', 'restart']", self.take())
+    agreement.change = dataclasses.replace(change, rung="stop")
+    with self.assertRaisesRegex(base.UnrecoverableHereError, "stage 1;"):
+      self.state.wait_for_nodes(agreement, show=self.fail)
+    self.assertEqual(self.take(), ["report failed ['reason']"])  # On all nodes.
+
+  def test_who_missed_that_state_has_moved_takes_what_it_has_fetched(self):
+    for fetched_for, known, version, want in (
+        (1, 1, 0, {"install"}),
+        (1, 2, 0, {"install"}),  # Others have lost a node since.
+        (1, 1, 1, set()),
+        (1, 0, 0, {"forget"}),  # Else it would be taken for the next change.
+        (-1, 1, 0, set()),
+    ):
+      self.start((0, 1), (2, 3))
+      self.state.version, self.parts.fetched_for = version, fetched_for
+      self.state.catch_up(Agreement(3, known, known, self.state.layout), commit=self.fail)
+      self.assertEqual({*self.take()} & {"install", "forget"}, want)

@@ -1,0 +1,436 @@
+"""Whole runs, from a config to what is in the workdir.
+
+Compiling is what takes time, seconds per stage and device, so all runs here
+share their programs, and most are of one model.
+"""
+
+import errno
+import hashlib
+import io
+import json
+import math
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+from unittest import mock
+
+from absl.testing import parameterized
+import numpy as np
+
+from bamboo_jax import base
+from bamboo_jax.checkpoint import manifest, orbax_item
+from bamboo_jax.metrics import jsonl
+from bamboo_jax.runtime.stage import programs as programs_lib
+from bamboo_jax.training import control, run
+from bamboo_jax.training.setup import job as job_lib, optimizers
+from tests import samples, tiny
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_DEADLINE_SECS = 240
+_MLP_OPTIONS = {"num_blocks": 2, "width": 8, "sequence_length": 8, "vocab_size": 16}
+_PROGRAMS = programs_lib.ProgramCache()
+_OPTIMIZERS = {}
+_make_optimizer = optimizers.make_optimizer
+
+# Trains, but no checkpoint ever gets to the disk.
+_NEVER_SAVES = """
+import threading
+
+from bamboo_jax.checkpoint import orbax_item
+from bamboo_jax.launch import cli
+from bamboo_jax.launch import train
+
+orbax_item.write_item = lambda *unused: threading.Event().wait()
+cli.run(train.main)
+"""
+
+
+def _shared_optimizer(section, rate):
+  """Returns equal optimizers for equal options, as programs need."""
+  rates = [float(rate(n)) for n in (1, 2, 5, 40)] if callable(rate) else rate
+  key = f"{section} {rates}"
+  if key not in _OPTIMIZERS:
+    _OPTIMIZERS[key] = _make_optimizer(section, rate)
+  return _OPTIMIZERS[key]
+
+
+def _plan(num_pipelines, num_stages, *, num_shares, total=4):
+  """Returns the changes for a plan with `total` microbatches."""
+  return {
+      "pipeline__num_pipelines": num_pipelines,
+      "pipeline__num_stages": num_stages,
+      "pipeline__num_microbatches": total // num_pipelines,
+      "pipeline__num_shares": num_shares,
+  }
+
+
+def _hashes(folder):
+  return {
+      str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).digest()
+      for path in sorted(folder.rglob("*"))
+      if path.is_file()
+  }
+
+
+def _steps_saved(workdir):
+  return [name.step for name in manifest.find(workdir / "checkpoints")]
+
+
+def _losses(workdir):
+  return jsonl.column(jsonl.read_lines(workdir / "metrics.jsonl"), "loss")
+
+
+def _summary(workdir):
+  return json.loads((workdir / "summary.json").read_text())
+
+
+class RunTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    self.output = io.StringIO()
+    for patch in (
+        mock.patch.object(programs_lib, "ProgramCache", lambda: _PROGRAMS),
+        mock.patch.object(optimizers, "make_optimizer", _shared_optimizer),
+        mock.patch("sys.stdout", self.output),
+    ):
+      self.enterContext(patch)
+
+  def train(self, name, *, stop_at=None, faults=None, **changes):
+    """Trains in the workdir called `name`, which is returned."""
+    workdir = self.root / name
+    run.train_and_evaluate(
+        tiny.make_config(**changes), workdir=str(workdir), stop_at=stop_at, faults=faults
+    )
+    return workdir
+
+  def test_a_negative_control(self):
+    """Its hash differs, and is that of the run if no share is lost."""
+    changes = _plan(2, 2, num_shares=2) | {"redundancy__mode": "eager"}
+    hashes, make = [], control.Control
+
+    def make_control(*given):
+      one = make(*given)
+
+      def call(step, metrics):
+        one(step, metrics)
+        if step == 5:
+          hashes.append(one.redo(dropped=None))
+
+      return call
+
+    with mock.patch.object(control, "Control", make_control):
+      run.train_and_evaluate(
+          tiny.make_config(**changes), workdir=str(self.root / "a"), with_control=True
+      )
+    summary = _summary(self.root / "a")
+    told = json.loads((self.root / "a" / "control.json").read_text())
+    self.assertEqual((told["step"], told["shares"]), (5, 2))
+    self.assertEqual(hashes, [summary["state_sha256"]])
+    self.assertNotEqual(told["state_sha256"], summary["state_sha256"])
+    plain = _summary(self.train("b", **changes))
+    self.assertEqual(plain["state_sha256"], summary["state_sha256"])
+
+  def test_outcome(self):
+    changes = {"evaluate__every_steps": 4, "metrics__plots": True}
+    workdir = self.train("a", **changes)
+    names = {"checkpoints", "config.json", "metrics.jsonl", "summary.json"}
+    names |= {"trace.json", "loss.png", "schedule.png", ".lock"}
+    self.assertEqual(set(os.listdir(workdir)), names)
+    self.assertEqual(_steps_saved(workdir), [4, 5])
+    config = json.loads((workdir / "config.json").read_text())
+    self.assertEqual(config["pipeline"]["num_stages"], 2)
+
+    summary = _summary(workdir)
+    steps, losses = _losses(workdir)
+    self.assertEqual(steps, (1, 2, 3, 4, 5))
+    self.assertEqual(summary["steps"], 5)
+    self.assertEqual(summary["final_loss"], losses[-1])
+    self.assertEqual(summary["samples_seen"], 5 * 2 * 2)
+    self.assertEqual(summary["resumed_from_step"], 0)
+    self.assertGreater(summary["median_step_secs"], 0)
+    self.assertBetween(summary["bubble_fraction"], 0, 1)
+    for name in ("params_sha256", "state_sha256"):
+      self.assertLen(summary[name], 64)
+
+    lines = jsonl.read_lines(workdir / "metrics.jsonl")
+    steps, losses = jsonl.column(lines, "loss", event="eval")
+    self.assertEqual(steps, (4,))
+    self.assertEqual(summary["evaluation"], {"step": 4, "loss": losses[0]})
+    self.assertRegex(
+        self.output.getvalue(),
+        r"(?m)^step=5 loss=\d\.\d{4} lr=0\.00\d+ tokens_per_sec=\d+ "
+        # No price, so no dollars.
+        r"bubble_pct=\d+\.\d step_ms=\d+\.\d goodput_pct=\d+\.\d view=1$",
+    )
+
+  def test_trace_has_what_was_planned_and_what_was_measured(self):
+    workdir = self.train("a", metrics__trace_steps=2)
+    events = json.loads((workdir / "trace.json").read_text())["traceEvents"]
+    pids = {e["args"]["name"]: e["pid"] for e in events if e["name"] == "process_name"}
+    for kind in ("planned", "measured"):
+      slots = [e for e in events if e["pid"] == pids[kind] and e["ph"] == "X"]
+      self.assertEqual({e["args"]["step"] for e in slots}, {4, 5})
+      # 2 microbatches on 2 stages, each with 2 transfers to and fro.
+      names = {e["name"] for e in slots}
+      self.assertContainsSubset({"0F0", "1F0", "0B1", "1B1"}, names)
+      self.assertTrue(all(e["dur"] >= 0 for e in slots))
+
+  def test_the_plan_in_a_trace_is_that_of_its_step(self):
+    faults = self.root / "faults.csv"
+    faults.write_text("step,node,at,kind\n2,0/0,reduce,kill\n")
+    changes = {"metrics__trace_steps": 5, "redundancy__mode": "lazy"}
+    workdir = self.train("a", faults=str(faults), **changes)
+    events = json.loads((workdir / "trace.json").read_text())["traceEvents"]
+    tracks = {
+        (e["pid"], e["tid"]): e["args"]["name"].partition(" (")[0]
+        for e in events
+        if e["name"] == "thread_name"
+    }
+    nodes = {}
+    for e in events:
+      if e["ph"] == "X":
+        key = e["pid"], e["args"]["step"]
+        nodes.setdefault(key, set()).add(tracks[e["pid"], e["tid"]])
+    planned, measured = ([nodes[p, s] for s in range(1, 6)] for p in (1, 2))
+    whole = {f"n{i}" for i in range(len(planned[0]))}
+    # It dies in the third step, which was planned with it.
+    self.assertEqual(planned[:3], [whole] * 3)
+    self.assertEqual(planned[3:], [whole - {"n0"}] * 2)
+    self.assertEqual(measured, planned)
+
+  def test_run_goes_on_to_the_bit(self):
+    whole, again = self.train("whole"), self.train("again")
+    self.train("parts", num_steps=3)  # Between two checkpoints.
+    parts = self.train("parts")
+    for name in ("state_sha256", "params_sha256", "final_loss", "samples_seen"):
+      self.assertEqual(_summary(again)[name], _summary(whole)[name])
+      self.assertEqual(_summary(parts)[name], _summary(whole)[name])
+    self.assertEqual(_summary(parts)["resumed_from_step"], 3)
+    self.assertEqual(_losses(parts), _losses(whole))
+    self.assertEqual(_losses(again), _losses(whole))
+
+  @parameterized.parameters(*zip(samples.draw(("5/*/node0/d/*", "5.*.json"), 1)))
+  def test_damaged_checkpoint_is_passed_over_and_an_older_one_resumed(self, damaged):
+    workdir = self.train("a")
+    files = (workdir / "checkpoints").glob(damaged)
+    path = max(files, key=lambda p: p.stat().st_size)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    self.train("a", num_steps=8)
+    self.assertEqual(_summary(workdir)["resumed_from_step"], 4)
+    self.assertEqual(_steps_saved(workdir), [6, 8])
+    events = jsonl.read_lines(workdir / "metrics.jsonl")
+    found = [e for e in events if e.get("event") == "damaged"]
+    is_read = "node0" in damaged  # The other is not even tried.
+    want = [{"event": "damaged", "step": 4, "checkpoint": 5}] * is_read
+    self.assertEqual(found, want)
+    whole = self.train("whole", num_steps=8)
+    for name in ("state_sha256", "final_loss", "steps"):
+      self.assertEqual(_summary(workdir)[name], _summary(whole)[name])
+    self.assertEqual(_losses(workdir), _losses(whole))
+
+  # Compiles in a process of its own: 8 s.
+  def test_stop_waits_for_no_save_and_the_run_goes_on_to_the_bit(self):
+    workdir = self.root / "parts"
+    # Stops at the step of a checkpoint, with the one before in flight for ever.
+    done = subprocess.run(
+        [
+            *[sys.executable, "-c", _NEVER_SAVES, "--config=tests/tiny.py"],
+            *[f"--workdir={workdir}", "--stop_at=4"],
+        ],
+        cwd=_ROOT,
+        capture_output=True,
+        text=True,
+        timeout=_DEADLINE_SECS,
+    )
+    self.assertEqual((done.returncode, done.stderr), (0, ""))
+    self.assertRegex(done.stdout, r"\nstep=4 .*\n$")
+    self.assertEqual(_summary(workdir)["steps"], 4)
+    self.assertEqual(_steps_saved(workdir), [])
+    self.train("parts")
+    whole = self.train("whole")
+    for name in ("state_sha256", "final_loss", "steps"):
+      self.assertEqual(_summary(workdir)[name], _summary(whole)[name])
+    self.assertEqual(_losses(workdir), _losses(whole))
+
+  def test_there_is_a_device_for_everybody_who_comes(self):
+    path = self.root / "faults.csv"
+    path.write_text("1,,,join\n2,,,all\n3,,,all\n")  # One, two, two, two.
+    config = tiny.make_config(pipeline__num_pipelines=1, pipeline__num_stages=1)
+    with (
+        mock.patch.object(job_lib, "make_job", side_effect=ValueError) as make,
+        self.assertRaises(ValueError),
+    ):
+      run.train_and_evaluate(config, workdir=str(self.root), faults=str(path))
+    self.assertContainsSubset(range(6), make.call_args.kwargs["devices"])
+
+  def test_finished_run_is_left_alone(self):
+    workdir = self.train("a")
+    before = _hashes(workdir)
+    self.train("a")
+    self.assertEqual(_hashes(workdir), before)
+    self.train("a", num_steps=2)
+    before.pop("config.json")
+    self.assertEqual(before.items() - _hashes(workdir).items(), set())
+    self.assertIn("nothing to do: 5 of num_steps=2", self.output.getvalue())
+
+  # The model has statistics, and is small.
+  def test_checkpoint_fits_other_plans(self):
+    model = {"model__name": "tests.mlp_bn:make_mlp_bn", "model__options": _MLP_OPTIONS}
+    plans = {
+        f"{num_pipelines}x{num_stages}": model | _plan(num_pipelines, num_stages, num_shares=4)
+        for num_pipelines, num_stages in ((2, 2), (1, 4), (4, 1), (1, 1))
+    }
+    first = self.train("first", num_steps=2, **plans["2x2"])
+    wanted = _summary(first)
+    states = {}
+    for name, plan in plans.items():
+      workdir = self.root / name
+      shutil.copytree(first, workdir)
+      os.unlink(workdir / "summary.json")
+      self.train(name, num_steps=2, **plan)
+      for key in ("params_sha256", "state_sha256"):
+        self.assertEqual(_summary(workdir)[key], wanted[key], msg=name)
+      self.train(name, num_steps=3, **plan)
+      self.assertEqual(_losses(workdir)[0], (1, 2, 3))
+      states[name] = _summary(workdir)["state_sha256"]
+    self.assertLen(set(states.values()), 1, msg=str(states))
+
+  @samples.only_all
+  def test_plans_have_one_loss_curve(self):
+    one = self.train("one", num_steps=50, **_plan(1, 1, num_shares=1))
+    many = self.train("many", num_steps=50, **_plan(2, 4, num_shares=2))
+    one, many = _losses(one)[1], _losses(many)[1]
+    self.assertLess(one[-1], one[0] - 0.1)
+    np.testing.assert_allclose(many, one, rtol=1e-4)
+
+  def test_checkpoint_of_another_run(self):
+    workdir = self.train("a", num_steps=2)
+    before = _hashes(workdir)
+    for path, value, message in (
+        ("seed", 1, "run: config.seed is 0 there, 1 here"),
+        ("model__options__width", 32, "model.options.width is 16 there, 32 here"),
+        ("model__options__dropout_rate", 0.2, "dropout_rate is 0.1 there"),
+        ("data__options__branching", 3, "has data.branching=4, this one has 3"),
+        ("pipeline__microbatch_size", 1, "microbatch_size is 2 there, 1 "),
+        ("optimizer__name", "sgd", "of another model or optimizer"),
+    ):
+      changes = {path: value}
+      if path == "optimizer__name":
+        changes["optimizer__options"] = {}
+      with self.subTest(path):
+        with self.assertRaisesRegex(base.CheckpointError, message):
+          self.train("a", num_steps=4, **changes)
+        self.assertEqual(_hashes(workdir), before)
+
+  def test_changes_since_the_checkpoint(self):
+    code = self.root / "rates.py"
+    code.write_text("def make():\n  return lambda count: 0.01\n")
+    own = dict(optimizer__schedule=f"{code}:make", optimizer__schedule_options={})
+    workdir = self.train("a", num_steps=2, **own)
+    (path,) = (workdir / "checkpoints").glob("2.*.json")
+    meta = json.loads(path.read_text())["meta"]
+    self.assertContainsSubset(
+        {"threads", "processor", "versions.jaxlib", "environment.XLA_FLAGS"}, meta["rounding"]
+    )
+    self.assertEqual(meta["config"]["num_steps"], 2)
+    self.train("a", num_steps=3, **own)
+    code.write_text("def make():\n  return lambda count: 0.05\n")
+    digests = [
+        hashlib.sha256(text.encode()).hexdigest()[:12]
+        for text in (code.read_text().replace("5", "1"), code.read_text())
+    ]
+    self.output.truncate(0)
+    self.train(
+        "a",
+        **own,
+        num_steps=4,
+        optimizer__learning_rate=1.0,
+        pipeline__num_microbatches=4,
+        pipeline__microbatch_size=1,
+        checkpoint__keep=5,
+        optimizer__most_skipped_steps=7,
+    )
+    lines = jsonl.read_lines(workdir / "metrics.jsonl")
+    found = [line for line in lines if line.get("event") == "changed"]
+    self.assertEqual(
+        [(l["step"], l["key"], l["old"], l["new"], l["changes_bits"]) for l in found],
+        [
+            (2, "num_steps", 2, 3, False),
+            (3, f"code.{code}", *digests, True),
+            (3, "pipeline.microbatch_size", 2, 1, True),
+            (3, "checkpoint.keep", 2, 5, False),
+            (3, "num_steps", 3, 4, False),
+            (3, "optimizer.learning_rate", 0.01, 1.0, True),
+            (3, "optimizer.most_skipped_steps", 20, 7, False),
+            (3, "pipeline.num_microbatches", 2, 4, False),
+        ],
+    )
+    for line in found[1:]:
+      self.assertEqual(self.output.getvalue().count(line["text"]), 1)
+
+  def test_checkpoint_of_an_older_version(self):
+    workdir = self.train("a", num_steps=2)
+    (path,) = (workdir / "checkpoints").glob("2.*.json")
+    content = json.loads(path.read_text())
+    del content["meta"]["config"], content["meta"]["rounding"]["threads"]
+    del content["sha256"]
+    content["format"] = 1
+    path.write_text(json.dumps(content))
+    self.train("a", num_steps=3)
+    lines = jsonl.read_lines(workdir / "metrics.jsonl")
+    self.assertEqual(_losses(workdir)[0], (1, 2, 3))
+    (found,) = [line for line in lines if line.get("event") == "changed"]
+    self.assertEqual(found["key"], "config, threads")
+    self.assertEqual(found["old"], "unknown")
+
+  def test_rates_follow_the_number_of_steps(self):
+    """Also if steps are skipped, and in a run that goes on."""
+    changes = {
+        "optimizer__schedule_options": {"init_value": 0.1, "warmup_steps": 0},
+        "optimizer__learning_rate": 0.1,
+        "num_steps": 4,
+    }
+    workdir = self.train("a", stop_at=2, **changes)
+    self.train("a", **changes)
+    rates = jsonl.column(jsonl.read_lines(workdir / "metrics.jsonl"), "learning_rate")
+    want = [0.05 * (1 + math.cos(math.pi * count / 4)) for count in range(4)]
+    np.testing.assert_allclose(rates[1], want, rtol=1e-5)
+    self.assertIn("step=4 ", self.output.getvalue())
+    self.assertIn(" lr=0.014645 ", self.output.getvalue())
+
+  def test_full_disk_for_a_while(self):
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with mock.patch.object(orbax_item, "write_item", side_effect=full):
+      with self.assertRaisesRegex(
+          base.CheckpointError, "step 5 .*No space left .* There is no checkpoint; .*same command"
+      ):
+        self.train("a")
+    self.assertEqual(_steps_saved(self.root / "a"), [])
+    text = self.output.getvalue()
+    for step, tries in ((2, 1), (4, 1), (5, 2)):
+      self.assertEqual(text.count(f"warning: Cannot save step {step}"), tries)
+    self.assertIn("step=5", text)
+
+    workdir = self.train("a")  # There is room again.
+    self.assertEqual(_summary(workdir)["resumed_from_step"], 0)
+    with mock.patch.object(
+        orbax_item,
+        "write_item",
+        wraps=orbax_item.write_item,
+        side_effect=[full, mock.DEFAULT, mock.DEFAULT],
+    ):
+      self.train("a", num_steps=8)  # Step 6 fails.
+    events = jsonl.read_lines(workdir / "metrics.jsonl")
+    self.assertEqual([e["step"] for e in events if e.get("event") == "save_failed"], [6])
+    with mock.patch.object(orbax_item, "write_item", side_effect=full):
+      with self.assertRaisesRegex(base.CheckpointError, "is of step 8; once"):
+        self.train("a", num_steps=9)
+    self.assertEqual(_steps_saved(workdir)[-1], 8)
+    self.assertEqual(_losses(workdir)[0], tuple(range(1, 10)))

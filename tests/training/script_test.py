@@ -1,0 +1,300 @@
+"""What is heard from others decides how a member goes on."""
+
+import dataclasses
+import itertools
+import json
+import math
+import pathlib
+import tempfile
+from unittest import mock
+
+from absl.testing import parameterized
+import jax
+
+from bamboo_jax import base
+from bamboo_jax.base import json as json_lib
+from bamboo_jax.faults import faults as faults_lib
+from bamboo_jax.metrics import jsonl
+from bamboo_jax.schedule import holdings, instruction as instruction_lib
+from bamboo_jax.training import run_state as run_state_lib, step as step_lib
+from bamboo_jax.training.members import local_cohort
+from bamboo_jax.verify import trials as trials_lib
+from tests import fakes, samples
+from tests.verify import small
+
+
+class ScriptCase(parameterized.TestCase):
+  """Trains with a script of what is heard."""
+
+  def begin(self, script, size=(2, 2, 1), text="", **changes):
+    """Returns a worker; `script` is as for the fake."""
+    self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    self.trials = small.make_trials(*size, **changes)
+    faults = small.make_case(text).faults if text else ()
+
+    def wrap(cohort):
+      self.local = cohort
+      return fakes.ScriptedCohort(cohort, script)
+
+    self.worker = self.trials.begin(faults, workdir_path=self.folder, wrap=wrap)
+    return self.worker
+
+  def lines(self):
+    return jsonl.read_lines(self.folder / "metrics.jsonl")
+
+  def train(self, *args, **options):
+    """Returns a worker that has trained; arguments are those of `begin`."""
+    worker = self.begin(*args, **options)
+    worker.run(stop_at=3)
+    got = trials_lib.bits_of(worker.engine.layer_states())
+    self.assertEqual(got, self.trials.want(3).layers[0])
+    return worker
+
+  def kill(self, node):
+    """Returns what kills a node while all are heard."""
+
+    def die(said):
+      del said
+      fault = faults_lib.Fault(0, "0/0", at=node)  # Of no other meaning.
+      self.local.strike(faults_lib.Due(fault, node))
+      raise base.ViewChangedError(f"node {node} died")
+
+    return die
+
+  def tell(self, node, **facts):
+    """Returns what lets a node say something else of itself."""
+
+    def change(said):
+      by_node = dict(said[0].by_node)
+      by_node[node] = dataclasses.replace(by_node[node], **facts)
+      return {0: dataclasses.replace(said[0], by_node=by_node)}
+
+    return change
+
+
+class ScriptTest(ScriptCase):
+
+  @parameterized.parameters(0, 1)
+  def test_votes_not_heard_but_the_commit_has_happened(self, step):
+    ahead = self.tell(1, steps=step + 1, holdings=holdings.NOTHING)
+    script = {f"vote {step}": [self.kill(2)], "status": [None, ahead]}
+    worker = self.train(script, spares=1)
+    self.assertEqual(worker.state.steps, 3)
+    self.assertEqual(jsonl.column(self.lines(), "loss")[0], (1, 2, 3))
+
+  def test_votes_not_heard_and_no_commit(self):
+    self.train({"vote 1": [self.kill(2)]}, spares=1)
+
+  def test_what_is_settled_is_what_is_committed(self):
+    """Whoever hears all votes says the same as who learns of them later."""
+    small.make_trials(2, 2, 1, spares=1).want(3)  # Settles, too.
+    settle = local_cohort.LocalCohort.settled
+    with mock.patch.object(
+        local_cohort.LocalCohort, "settled", autospec=True, side_effect=settle
+    ) as settled:
+      worker = self.train({"vote 1": [self.kill(2)]}, spares=1)
+    said = [call.args[1] for call in settled.call_args_list]
+    # At the start, twice for the second step, which is decided anew.
+    self.assertEqual(said, [0, 1, 1, 2, worker.state.steps])
+
+  def test_others_are_too_far(self):
+    ahead = self.tell(1, steps=5)
+    with self.assertRaisesRegex(base.NodeFailedError, "same workdir"):
+      self.train({"vote 1": [self.kill(2)], "status": [None, ahead]}, spares=1)
+
+  def test_a_second_death_while_the_first_is_agreed_on(self):
+    worker = self.train({"status": [None, self.kill(1)]}, size=(4, 2, 1), text="1,0/3,4")
+    self.assertEqual(set(worker.engine.owners[0]), {0, 2})
+
+  def test_a_death_before_new_pipelines_count(self):
+    """What was fetched for them is dropped; a checkpoint is taken instead."""
+    changes = {"mode": "none", "recovery__reroute": False}
+    worker = self.train({"moved 1": [self.kill(3)]}, size=(2, 2, 2), text="1,0/1,4", **changes)
+    self.assertEqual(worker.state.rollbacks, 1)
+
+  def test_who_missed_that_all_have_gone_back(self):
+    layouts, carry_out = [], run_state_lib.RunState.carry_out
+
+    def note(state, change, **options):
+      layouts.append(change.layout)
+      carry_out(state, change, **options)
+
+    def went_back(said):
+      facts = dict(steps=0, version=1, rollbacks=1, layout=layouts[0])
+      return self.tell(2, **facts, holdings=holdings.NOTHING)(said)
+
+    with mock.patch.object(run_state_lib.RunState, "carry_out", note):
+      worker = self.train(
+          {"moved 1": [self.kill(3)], "status": [None, None, went_back]},
+          **dict(text="1,0/1,4", mode="none", spares=2),
+      )
+    self.assertEqual((worker.state.rollbacks, len(layouts)), (1, 1))
+    self.assertEqual(jsonl.column(self.lines(), "loss")[0], (1, 2, 3))
+
+  def test_a_death_while_replicas_are_made(self):
+    worker = self.train({"moved 2": [self.kill(0)]}, size=(4, 2, 1), text="1,0/2,4")
+    self.assertEqual(set(worker.engine.owners[0]), {1, 3})
+
+  def test_a_death_before_all_have_finished(self):
+    worker = self.train({"finished": [self.kill(0)]}, num_steps=3)
+    self.assertEqual(worker.state.layout.nodes, {1})
+
+  def test_an_error_that_a_death_explains_is_not_raised_later(self):
+    """A result fails, but this member hears of the death before it asks."""
+    lost = jax.numpy.ones(3)
+    lost.delete()
+
+    strike = local_cohort.LocalCohort.strike
+
+    def poison(cohort, due):
+      failed = instruction_lib.Instruction(0, instruction_lib.Op.FORWARD, 0)
+      self.worker._step._recorder.add(0, failed, lost)
+      return strike(cohort, due)
+
+    with mock.patch.object(local_cohort.LocalCohort, "strike", poison):
+      self.train({}, size=(4, 2, 1), text="1,0/3,4")
+
+  def test_an_error_that_no_death_explains(self):
+    def fail(said):
+      raise OSError("of another kind")
+
+    with self.assertRaisesRegex(OSError, "of another kind"):
+      self.train({"sums 1": [fail]})
+
+
+class BadNumbersTest(ScriptCase):
+  """A step without finite sums counts and changes nothing, whoever dies."""
+
+  def poison(self, said):
+    """Lets the loss of a step be no number."""
+    bad = dataclasses.replace(said[0], loss=(float("nan"), said[0].loss[1]))
+    return {0: bad}
+
+  def train_poisoned(self, text="", script=None, size=(2, 2, 2), **changes):
+    """Returns the state after steps 1 and 2, of which 2 has bad numbers."""
+    script = {"sums 1": [self.poison] * 4} | (script or {})
+    worker = self.begin(script, size, text, **changes)
+    worker.run(stop_at=2)
+    self.assertEqual(worker.state.steps, 2)
+    worker.state.compare_copies(worker._journal.during)
+    skipped = [l for l in self.lines() if l.get("event") == "skipped"]
+    self.assertEqual([l["step"] for l in skipped], [2])
+    self.assertIn("not finite: loss=nan", skipped[0]["reason"])
+    want = self.trials.want(1).layers[0]  # As if the second had not been.
+    for pipeline in range(len(worker.engine.owners)):
+      got = trials_lib.bits_of(worker.engine.layer_states(pipeline))
+      self.assertEqual(got, want)
+
+  @parameterized.parameters(
+      *("", "1,0/1,apply"),
+      *samples.draw(("1,0/1,3", "1,0/0,norm", "1,0/1,refresh", "1,1/0,vote"), 1),
+  )
+  def test_deaths(self, text):
+    self.train_poisoned(text)
+
+  def test_by_state(self):
+    self.train_poisoned("1,0/0,vote", size=(2, 2, 1), refresh="state")
+
+  def test_votes_not_heard_but_the_commit_has_happened(self):
+    ahead = self.tell(1, steps=2, holdings=holdings.NOTHING)
+    script = {"vote 1": [self.kill(2)], "status": [None, ahead]}
+    self.train_poisoned(script=script, size=(2, 2, 1), spares=1)
+
+  def test_stop(self):
+    wait = mock.patch.object(local_cohort.LocalCohort, "wait_change")
+    with wait as waits, self.assertRaisesRegex(base.NonFiniteError, "Step 2 has loss=nan"):
+      self.train_poisoned(size=(2, 2, 1), optimizer__on_nonfinite="stop")
+    waits.assert_not_called()  # No death explains it.
+
+  @parameterized.parameters(
+      *samples.draw(itertools.product(["skip", "apply"], [0, 1], ["params", "slots"]), 2)
+  )
+  def test_state_that_is_not_finite_ends_the_run(self, on_nonfinite, stage, part):
+
+    def spoil(said):
+      for node in self.worker.engine.nodes.values():
+        state = node.state.get(stage)
+        if state is not None:
+          worse = jax.tree.map(lambda a: (a + math.nan).astype(a.dtype), getattr(state, part))
+          node.state[stage] = state.replace(**{part: worse})
+      return said
+
+    script = {"vote 0": [spoil]}
+    worker = self.begin(script, optimizer__on_nonfinite=on_nonfinite)
+    with self.assertRaisesRegex(
+        base.NonFiniteError, "^Training stops before step 2: .*: [a-z]+/.* is not finite"
+    ):
+      worker.run(stop_at=9)
+    self.assertEqual(worker.state.steps, 1)
+
+  def test_state_of_another_member_is_not_finite(self):
+
+    def tell(said):
+      bad = dataclasses.replace(said[0], nonfinite="head: params/w")
+      return {0: said[0], 1: bad}
+
+    worker = self.begin({"vote 1": [tell]})
+    with self.assertRaisesRegex(base.NonFiniteError, "before step 2: head: params/w is not finite"):
+      worker.run(stop_at=3)
+
+
+class MismatchTest(ScriptCase):
+  """Copies that differ end the run, whoever holds them."""
+
+  def spoil(self, stage, *nodes):
+    """Returns what lets some nodes have other parameters of a stage."""
+
+    def change(said):
+      for number in nodes:
+        node = self.worker.engine.nodes[number]
+        state = node.state[stage]
+        add = lambda a: a.at[(0,) * a.ndim].add(1e-6)
+        node.state[stage] = state.replace(params=jax.tree.map(add, state.params))
+      return said
+
+    return change
+
+  def train_spoiled(self, script, size=(2, 2, 2), num_steps=4, **changes):
+    changes = {"check_every_steps": 2, **changes}
+    self.begin(script, size, **changes).run(stop_at=num_steps)
+
+  @parameterized.named_parameters(
+      # Nodes 0 and 1 are the first pipeline, 2 and 3 the second.
+      ("replica", (1, 0), {}, "0 . 1, 2, 3"),
+      ("owner", (1, 1), {}, "1 . 0, 2, 3"),
+      ("a_whole_pipeline", (0, 2, 3), {}, "0, 1 . 2, 3"),
+      ("no_replicas", (0, 2), {"mode": "none"}, "0 . 2"),
+  )
+  def test_found_with_the_next_votes(self, where, changes, nodes):
+    script = {"vote 0": [self.spoil(*where)]}
+    with self.assertRaisesRegex(
+        base.ReplicaMismatchError,
+        rf"After step 2 .* \(segment {where[0]}\) differ .* nodes: {nodes}\.$",
+    ):
+      self.train_spoiled(script, **changes)
+
+  def test_found_at_the_end(self):
+    script = {"vote 2": [self.spoil(1, 0)]}
+    with self.assertRaisesRegex(base.ReplicaMismatchError, "After step 3"):
+      self.train_spoiled(script, num_steps=3)
+
+  def test_copies_made_after_the_last_step_are_compared_once(self):
+    worker = self.begin({}, (3, 2, 1), "1,0/1,4")
+    worker.run(stop_at=2)  # In a cluster nobody hears a word said twice.
+    self.assertEqual(worker.engine.owners, [(0, 0, 2)])
+
+  def test_what_another_member_says(self):
+
+    def tell(said):
+      vote = said[0]
+      plain = json_lib.to_plain(vote)
+      plain = json.loads(json.dumps(plain))  # As over sockets.
+      plain["prints"]["nodes"]["1"]["head"] ^= 1 << 63
+      return {0: vote, 1: json_lib.from_plain(step_lib.Vote, plain)}
+
+    with self.assertRaisesRegex(base.ReplicaMismatchError, r"After step 2 .*'head' .* nodes: "):
+      self.train_spoiled({"vote 2": [tell]}, size=(2, 2, 1))
+
+  def test_never(self):
+    script = {"vote 0": [self.spoil(1, 0)]}
+    self.train_spoiled(script, num_steps=3, check_every_steps=0)

@@ -1,0 +1,111 @@
+"""A slow node is named once, and leaves if so configured."""
+
+import dataclasses
+import types
+
+from absl.testing import parameterized
+
+from bamboo_jax.recovery import slowness
+from bamboo_jax.training.record import slow_nodes
+from tests import members
+from tests.training import deaths_test
+
+
+def make_step(*busy_ms):
+  """Returns what members say about a step: one node each."""
+  return [
+      {n: slowness.NodeStep("0F*4", ms / 1e3, (200 - ms) / 1e3)} for n, ms in enumerate(busy_ms)
+  ]
+
+
+_USUAL = make_step(20, 20, 20, 20)
+_SLOW_1 = make_step(20, 100, 20, 20)
+_NUM_USUAL = slowness.NUM_SKIPPED + slowness.LEAST_PAST
+
+
+class SlowNodesTest(parameterized.TestCase):
+
+  def setUp(self):
+    super().setUp()
+    self.events, self.reported = [], []
+
+  def make(self, *, response="report", me=0, num_members=5, leaving=()):
+    view = members.view(2, *range(num_members))
+    cohort = types.SimpleNamespace(
+        view=view,
+        newest=types.SimpleNamespace(numbers=view.numbers, leaving=leaving),
+        hosted=frozenset({me}),
+        report=lambda kind, **facts: self.reported.append((kind, facts)),
+    )
+    self.state = types.SimpleNamespace(
+        cohort=cohort,
+        steps=0,
+        is_writer=me == 0,
+        named=(),
+        layout=deaths_test.make_layout((0, 1), (2, 3)),
+    )
+    journal = types.SimpleNamespace(
+        write_event=lambda event, *, step, values: self.events.append((event, step, values))
+    )
+    self.nodes = slow_nodes.SlowNodes(self.state, journal, response=response)
+
+  def hear(self, *steps):
+    for said in steps:
+      self.state.steps += 1
+      self.nodes.hear(said)
+
+  def test_named_once_by_the_writer(self):
+    self.make()
+    self.hear(*[_USUAL] * _NUM_USUAL, *[_SLOW_1] * 2)
+    self.assertEqual(self.events, [])
+    self.hear(*[_SLOW_1] * 3)
+    values = {"node": "n1", "host": "h", "factor": 5.0}
+    values |= {"busy_ms": 100.0}
+    self.assertEqual(self.events, [("slow", _NUM_USUAL + 3, values)])
+    self.assertEqual([one.values for one in self.state.named], [values])
+    self.assertEqual(self.reported, [])
+
+  def test_a_slow_host_is_known_when_it_is_slow_again(self):
+    self.make()
+    cohort = self.state.cohort
+    for number in 1, 3:  # Of the same host, before and after it has joined.
+      members = [
+          dataclasses.replace(m, host="x" if m.number == number else m.name)
+          for m in cohort.view.members
+      ]
+      cohort.view = dataclasses.replace(cohort.view, members=tuple(members))
+      slow = make_step(*(100 if n == number else 20 for n in range(4)))
+      self.nodes.forget()
+      self.hear(*[_USUAL] * _NUM_USUAL, *[slow] * 3)
+    first, again = self.state.named
+    self.assertEqual((first.host, again.host), ("x", "x"))
+    self.assertNotIn("named_before", first.values)
+    self.assertEqual(again.values["named_before"], 1)
+
+  def test_others_know_it_too(self):
+    self.make(me=2, response="remove")
+    self.hear(*[_USUAL] * _NUM_USUAL, *[_SLOW_1] * 3)
+    self.assertEqual([one.node for one in self.state.named], ["n1"])
+    self.assertEqual((self.events, self.reported), ([], []))
+
+  @parameterized.named_parameters(
+      ("removed", dict(response="remove"), 1),
+      ("reported", dict(response="report"), 0),
+      ("too_few_would_stay", dict(response="remove", num_members=2), 0),
+      ("others_leave", dict(response="remove", leaving=(0, 2, 3)), 0),
+  )
+  def test_the_slow_node_leaves(self, options, num_reports):
+    self.make(me=1, **options)
+    count = options.get("num_members", 4)
+    usual, slow = _USUAL[:count], _SLOW_1[:count]
+    self.hear(*[usual] * _NUM_USUAL, *[slow] * 5)
+    why = "it is 5.0 times as slow as it should be"
+    report = ("slow", {"node": 1, "reason": why})
+    self.assertEqual(self.reported, [report] * num_reports)
+
+  def test_a_view_has_no_past(self):
+    self.make()
+    self.hear(*[_USUAL] * _NUM_USUAL)
+    self.nodes.forget()
+    self.hear(*[_USUAL] * (_NUM_USUAL - 1), *[_SLOW_1] * 3)
+    self.assertEqual(self.events, [])
