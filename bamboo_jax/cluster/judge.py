@@ -133,8 +133,8 @@ def ask(view: views.View, name: str, patience_secs: float) -> events_lib.Flow:
   while view.is_ask:
     now = yield events_lib.Sleep(min(_POLL_SECS, patience_secs))
     if found := (yield from views_after(view.number)):
-      return found[-1]
-    if now >= end_secs:
+      view, end_secs = found[-1], now + patience_secs  # It may be another question.
+    elif now >= end_secs:
       break
   return view
 

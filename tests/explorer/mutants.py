@@ -188,7 +188,7 @@ MUTANTS = {
         "late",
         (f"{_AGENT}membership.py", "      state.start(_answer(state), once=True)", "      pass"),
     ),
-    "who_asks_does_not_wait": ("late", (_JUDGE, "    if now >= end_secs:", "    if True:")),
+    "who_asks_does_not_wait": ("late", (_JUDGE, "    elif now >= end_secs:", "    else:")),
     # A newcomer hears the views in order, unless a connection is reset.
     "newcomers_miss_the_original": (
         "tests/cluster/agent/core_test.py",

@@ -264,7 +264,7 @@ class ProgramStepTest(parameterized.TestCase):
 class ConfigTest(parameterized.TestCase):
 
   def test_blocks_stay_whole(self):
-    config = make_config()
+    config = accept.accept(make_config())
     cuts = executors.find_cuts(config, build.make_task(config))
     self.assertEqual(cuts, (3,))
     plan = build.make_plan(config, make_profile(), cuts=cuts)
