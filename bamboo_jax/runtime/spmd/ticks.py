@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import functools
 import itertools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -399,7 +399,7 @@ class _Lowered:
       num_stages: int,
       in_flight: int | None,
   ) -> None:
-    self.ticks: dict[tuple[int, int], dict[str, Key]] = collections.defaultdict(dict)
+    self.ticks: dict[tuple[int, int], dict[str, Any]] = collections.defaultdict(dict)
     self.num_ticks = 0
     self._nodes, self._held, self._num_stages, self._in_flight = nodes, held, num_stages, in_flight
     self._free: collections.Counter[tuple[int, Op]] = collections.Counter()
@@ -444,10 +444,11 @@ class _Lowered:
 
   def start(self, n: int) -> holdings_lib.Holdings:
     """Returns what a node needs at the start."""
-    needs = {
-        kind: frozenset(self._start[n, kind]) for kind in ("activations", "grads", "residuals")
-    }
-    return holdings_lib.Holdings(*needs.values(), accumulated=self._held[n].accumulated)
+    activations, grads, residuals = (
+        frozenset(self._start[n, kind]) for kind in ("activations", "grads", "residuals")
+    )
+    accumulated = self._held[n].accumulated
+    return holdings_lib.Holdings(activations, grads, residuals, accumulated=accumulated)
 
   def _add(self, n: int, op: Op, key: Key, at: int) -> None:
     at = max(at, self._free[n, op])

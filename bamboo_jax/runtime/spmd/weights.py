@@ -95,11 +95,11 @@ def _pack(
 
   def unit(stage: base.StageId, layers: range) -> passes_lib.Unit:
     params, stats = held[stage]
-    return tuple(tuple(tree[names[i]] for i in layers) for tree in (params, stats))
+    return tuple(params[names[i]] for i in layers), tuple(stats[names[i]] for i in layers)
 
   found: list[passes_lib.Unit] = []
   for stage in holds:
-    if stage in held:
+    if stage is not None and stage in held:
       found += (unit(stage, layers) for layers in layout.blocks_of(stage))
     else:
       found += [nothing] * layout.count
@@ -150,7 +150,9 @@ def _parts(
 ) -> list[tuple[str, tuple[int, ...], spec_lib.StageSpec]]:
   """Returns where the sums of each unit of a stage are: field, index, and the unit."""
   layout = program.layout
-  parts = [("blocks", (0, hold, i), layers) for i, layers in enumerate(layout.blocks_of(stage))]
+  parts: list[tuple[str, tuple[int, ...], range]] = [
+      ("blocks", (0, hold, i), layers) for i, layers in enumerate(layout.blocks_of(stage))
+  ]
   if stage == 0:
     parts.insert(0, ("prologue", (0,), layout.prologue))
   if stage == layout.num_stages - 1:
