@@ -4,6 +4,7 @@
   run/R          identity and config of the run that began in view R, or 0
   tickets/R/K    the node that has number K in it
   placed/R       whether its first nodes are placed by zone
+  done/R         made once all steps of it are done; who comes later has nothing to do
   nodes/LIFE     an agent that can be connected to; a mark
   status/R       what the run tells `bamboo status`; a mark, and decides nothing
 
@@ -29,6 +30,8 @@ import socket
 import time
 from typing import Any
 import uuid
+
+from absl import logging
 
 from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
@@ -115,6 +118,14 @@ def check_now(view: views.View, records: records_lib.Records) -> None:
 
 
 # Runs.
+
+
+def note_done(view: views.View, records: records_lib.Records) -> None:
+  """Records that all steps of the run of `view` are done; blocks, and warns if it cannot."""
+  try:
+    base.ask_again(lambda: records.make(f"done/{view.run}", True))
+  except OSError as error:
+    logging.warning("Cannot record that the run is complete: %s", error)
 
 
 def is_alone(view: views.View) -> bool:

@@ -29,6 +29,7 @@ class Environment:
     prefetches: Whether to prepare data ahead, in a thread.
     check_fence: Raises `base.FencedError` once the life of the run to which a
       view belongs is over.
+    note_done: Records that all steps of the run to which a view belongs are done.
     stops: Returns whether to save and end the run after this step.
     callbacks: Called after every committed step that this member writes.
     started_secs: Start of the local nodes, on `time.perf_counter`.
@@ -43,6 +44,7 @@ class Environment:
   progress: progress_lib.ProgressLine | None = None
   prefetches: bool = False
   check_fence: Callable[[views.View], None] = lambda view: None
+  note_done: Callable[[views.View], None] = lambda view: None
   stops: Callable[[], bool] = lambda: False
   callbacks: Sequence[Callback] = ()
   started_secs: float = dataclasses.field(default_factory=time.perf_counter)

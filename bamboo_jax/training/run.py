@@ -185,6 +185,7 @@ def train_in_cluster(
       name=name,
       processes=joined.processes,
       check_fence=lambda view: judge.check_now(view, records),
+      note_done=lambda view: judge.note_done(view, records),
       faults=sizes.read_faults(config, faults),
       director=strikes,
       stops=strikes.is_asked_to_stop if strikes else lambda: False,

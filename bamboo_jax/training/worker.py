@@ -461,5 +461,7 @@ class Worker:
     if saves:
       self._cohort.gather(messages.FINISHED, None)
       self._writer.close()
+    if is_done:
+      self._given.note_done(self._cohort.view)
     self._cohort.report("done")
     return is_done

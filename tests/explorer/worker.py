@@ -204,6 +204,8 @@ class ScriptedWorker:
           yield (lambda: not self._num_saves), None
           yield from self._gather(messages.FINISHED, None)
           yield _LAST_SECS  # Until its checkpoint is closed.
+          self._note_done()
+          yield (lambda: not self._num_saves), None
           self._say(messages.Done())
           return
         else:
@@ -290,6 +292,18 @@ class ScriptedWorker:
 
     self._num_saves += 1
     self.shared.judge.run(self._host, real_judge.check(self.client.adopted), then)
+
+  def _note_done(self) -> None:
+    """Records that the run is complete, as `judge.note_done`."""
+
+    def then(error: Exception | None) -> None:
+      self._num_saves -= 1
+      if error is not None and not self._is_over:
+        self._clock.at(_AGAIN_SECS, self._note_done)
+
+    self._num_saves += 1
+    flow = real_judge.call("make", f"done/{self.client.adopted.run}", True)
+    self.shared.judge.run(self._host, flow, then)
 
   def _commit(self) -> None:
     # Those who commit a step have voted in one view, also who commits it late.

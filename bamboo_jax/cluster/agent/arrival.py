@@ -32,6 +32,10 @@ def join(state: state_lib.AgentState) -> events_lib.Flow:
   if not options.is_again:
     yield from state.ask(judge.call, "probe", state.incarnation)
   begun = yield from _find_run(state)
+  if (yield from state.ask(judge.call, "find", f"done/{state.run}")):
+    state.do(events_lib.Log(f"All steps of the run in {options.workdir} are done."))
+    state.finish(events_lib.End())
+    return
   number = yield from take_number(state, begun)
   port = yield events_lib.Listen()
   roster.me = views.Member(

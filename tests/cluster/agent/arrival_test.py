@@ -101,6 +101,15 @@ class ArrivalTest(folders.FolderCase):
       self.find_run(name="n7", config={"seed": 1})
     self.assertEqual(self.newest(), views.EMPTY)
 
+  def test_a_run_that_is_complete(self):
+    self.find_run()
+    judge.note_done(members.view(1, 0), self.records)
+    state = self.start("n7")
+    self.do(arrival.join(state))
+    self.assertTrue(state.is_ending)
+    self.assertEqual(self.records.marks("nodes"), {})
+    self.assertIn("All steps of the run in there are done.", str(state.actions))
+
   def test_a_process_that_trains_alone(self):
     alone = members.view(1, 0)
     alone = views.View(1, (views.Member(0, judge.ALONE, "", "life", "h", 1),), "test", run=1)
