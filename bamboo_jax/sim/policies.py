@@ -68,9 +68,9 @@ class Settings:
     method: How that layout adapts pipelines, by "replanning" or by "rules".
     use_all: Whether that layout uses every node, even if fewer are faster.
     placement: One of `places.METHODS`.
-    redundant: How stages are protected if the rung "shadow" is enabled. None
-      takes mode "bubble" or no shadows, whichever has the higher expected
-      throughput.
+    redundant: How stages are protected if the rung "shadow" is enabled.
+    picks_mode: Whether its mode is "bubble" or no shadows, whichever has the
+      higher expected throughput.
     charges_replicas: Whether the memory limit includes replicas, also after any
       single death, as in a run; else only a node's own stage.
     communication: The cost of summing gradients and refreshing replicas.
@@ -87,7 +87,8 @@ class Settings:
   method: str = "replanning"
   use_all: bool = True
   placement: str = "spread"
-  redundant: config_lib.RedundancySection | None = config_lib.RedundancySection(mode="bubble")
+  redundant: config_lib.RedundancySection = config_lib.RedundancySection(mode="bubble")
+  picks_mode: bool = False
   charges_replicas: bool = True
   communication: communication_lib.Communication = _NCCL
   reroute: str = "shares"
@@ -156,7 +157,7 @@ def make_choices(
     *,
     seed: int = 0,
 ) -> tuple[loop.Policy, ...]:
-  """Returns the candidates for `redundant` None or layout "liveput", else one policy.
+  """Returns the candidates for `picks_mode` or layout "liveput", else one policy.
 
   A policy caches its plans from run to run. The seed is for the placement
   "random". Raises `ValueError` that names the policy.
@@ -175,11 +176,9 @@ def make_choices(
 
 
 def _choices(settings: Settings) -> Iterator[Settings]:
-  redundant, modes = settings.redundant, ("none", "bubble")
-  if redundant is not None:
-    modes = (redundant.mode,)
-  elif "shadow" not in settings.rungs:
-    modes = ("none",)
+  modes = (settings.redundant.mode,)
+  if settings.picks_mode:
+    modes = ("none", "bubble") if "shadow" in settings.rungs else ("none",)
   layout, depths = settings.layout, (1.0,)
   if layout == _LIVEPUT:
     layout, depths = "depth", settings.depths
@@ -188,7 +187,7 @@ def _choices(settings: Settings) -> Iterator[Settings]:
         settings,
         layout=layout,
         overprovision=depth * settings.overprovision,
-        redundant=dataclasses.replace(redundant or config_lib.RedundancySection(), mode=mode),
+        redundant=dataclasses.replace(settings.redundant, mode=mode),
     )
 
 
@@ -201,7 +200,6 @@ class _Maker:
   def make(self, name: str, seed: int) -> loop.Policy:
     settings, workload = self.settings, self.workload
     redundant = settings.redundant
-    assert redundant is not None, "Each mode is a candidate."
     has_replicas = "shadow" in settings.rungs and redundant.has_replicas
     if not has_replicas:
       redundant = config_lib.RedundancySection()
@@ -330,6 +328,6 @@ class _Maker:
 
   def _upkeep(self, has_replicas: bool) -> memory_lib.Upkeep:
     settings = self.settings
-    if settings.redundant is None or not (has_replicas and settings.charges_replicas):
+    if not (has_replicas and settings.charges_replicas):
       return memory_lib.OVERLAPPED
     return dataclasses.replace(memory_lib.OVERLAPPED, protection=settings.redundant)

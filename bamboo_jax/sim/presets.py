@@ -44,7 +44,7 @@ POLICIES: Mapping[str, Settings] = {
     "reconfigure": _make("reconfigure", "checkpoint"),
     "recycle": _make("reroute", "checkpoint"),
     "full_with_shadows": _make(*_ALL),
-    "full": _make(*_ALL, redundant=None),
+    "full": _make(*_ALL, picks_mode=True),
 }
 
 _TEMPLATES = dict(layout="templates", use_all=False)
@@ -58,7 +58,7 @@ PLANNERS: Mapping[str, Settings] = {
     "recycle": _make("reroute", "checkpoint", layout="depth"),
     "parcae": _make("reconfigure", "checkpoint", layout="liveput"),
     "full_with_shadows": _make(*_ALL, **_TEMPLATES),
-    "full": _make(*_ALL, redundant=None, **_TEMPLATES),
+    "full": _make(*_ALL, picks_mode=True, **_TEMPLATES),
 }
 
 OWN: dict[str, Settings] = {}  # Added by `register`.

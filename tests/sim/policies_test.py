@@ -107,7 +107,7 @@ class ForecastTest(parameterized.TestCase):
 
   def test_what_counts_is_when_training_is_possible(self):
     live = {2: 3.0, 4: 1.0}  # Too few nodes on average.
-    policy = make_policy(layout="depth", redundant=None, forecast=(live, 1.0))
+    policy = make_policy(layout="depth", picks_mode=True, forecast=(live, 1.0))
     self.assertTrue(policy.decider.ladder.has_replicas)
     always = expect(policy, {4: 1.0}, 1.0)
     self.assertAlmostEqual(expect(policy, live, 1.0), always / 4)
@@ -123,7 +123,7 @@ class ForecastTest(parameterized.TestCase):
         layout="depth",
         max_pipelines=max_pipelines,
         reroute="stage",
-        redundant=None,
+        picks_mode=True,
         forecast=({4 * max_pipelines: 1.0}, losses),
     )
     self.assertEqual(policy.decider.ladder.has_replicas, has_shadows)
