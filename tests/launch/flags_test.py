@@ -98,7 +98,7 @@ _CASES = (
     (
         "layouts",
         ("launch.verify", "--layouts=3", "--sweep=seed=1,2"),
-        "Give one of --layouts and --sweep, not both",
+        "Give one of --sweep and --layouts, not both",
     ),
     ("kinds", ("launch.verify", "--kinds=pairs"), "did you mean 'pair'"),
     ("faults", ("launch.verify", "--faults=1,0/1,5"), "--faults, line 1: "),
