@@ -4,7 +4,7 @@ Tested with jax 0.10.2, and written against the source of 0.11.2 as well. If JAX
 changes, this module raises an error instead of failing inside a step.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import jax
@@ -118,12 +118,26 @@ def use_cache(load: Load, save: Callable[[str, Any], None]) -> None:
     save: Takes an executable that XLA has compiled, and its key.
   """
 
-  def get(key: str, options: Any, backend: Any, devices: Any) -> tuple[Any, int | None]:
+  # Programs that call back into this process are not kept. Those that read are told of
+  # the callbacks from JAX 0.11 on, those that write until 0.10.
+
+  def get(
+      key: str, options: Any, backend: Any, devices: Any, callbacks: Sequence[Any] = ()
+  ) -> tuple[Any, int | None]:
+    if callbacks:
+      return None, None
     found = load(key, lambda data: backend.deserialize_executable(data, devices, options))
     return (None, None) if found is None else (found, 0)
 
-  def put(key: str, secs: float, name: str, backend: Any, executable: Any, callbacks: Any) -> None:
-    if not callbacks:  # Those call back into this process.
+  def put(
+      key: str,
+      secs: float,
+      name: str,
+      backend: Any,
+      executable: Any,
+      callbacks: Sequence[Any] = (),
+  ) -> None:
+    if not callbacks:
       save(key, executable)
 
   compilation_cache.get_executable_and_time = cast(Any, get)

@@ -37,7 +37,6 @@ whole = bamboo_jax.train(config, workdir=sys.argv[1] + "/b")
 assert killed.state_sha256 == whole.state_sha256
 assert len(killed.recoveries) == 1
 from bamboo_jax.runtime import rounding
-from bamboo_jax.runtime.executables import key
 import os
 import pathlib
 import pydoc
