@@ -232,7 +232,7 @@ class RecoveryRules:
 
 def find_copies(before: Layout, members: Nodes, after: Layout) -> tuple[failover.StageCopy, ...]:
   """Returns the copies of state between live members that `after` needs."""
-  alike = [1] * max(0, len(after.segments) - 1)
+  alike = [1] * max(0, len(before.segments) - 1, len(after.segments) - 1)
   copies = moves.plan_copies(before.held, after.held, members, alike)
   return tuple(
       failover.StageCopy(segment, copy.source, copy.destination)

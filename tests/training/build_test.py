@@ -117,7 +117,7 @@ class TemplatesTest(parameterized.TestCase):
             dataclasses.replace(l, parameter_bytes=2**18, slot_bytes=2**19) for l in profile.layers
         ],
     )
-    make = lambda: build_recovery.make_templates(config, profile)
+    make = lambda: build_recovery.make_templates(accept.accept(config), profile)
     if least is None:
       with self.assertRaisesRegex(base.InfeasibleError, most):
         make()

@@ -42,10 +42,10 @@ def make_config(name):
   return config
 
 
-def estimate_once(spec, **options):
+def estimate_once(spec, rates, **options):
   """Returns the costs of the first optimizer for all; they cut in two alike."""
   if not _PROFILES:
-    _PROFILES.append(_estimate(spec, **options))
+    _PROFILES.append(_estimate(spec, rates, **options))
   return dataclasses.replace(_PROFILES[0], fingerprint=options["fingerprint"])
 
 

@@ -194,7 +194,7 @@ class ProgramStepTest(parameterized.TestCase):
 
   def test_a_pipeline_computes_the_share_of_another(self):
     """Nobody who is left of the first pipeline has the last stage."""
-    run = Run("1,0/0,3 1,0/1,4 2,0/1,2", pipeline__num_pipelines=2, redundancy__spares=0)
+    run = Run("1,0/0,3 1,0/1,6 2,0/1,2", pipeline__num_pipelines=2, redundancy__spares=0)
     self.assertEqual(run.by_rows(), [False] * 4)
     self.assertEqual([e["rung"] for e in run.recoveries()], ["shadow", "reroute", "shadow"])
     self.assert_same(run, 2)
