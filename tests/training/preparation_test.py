@@ -46,7 +46,7 @@ class PreparationTest(absltest.TestCase):
     self.addCleanup(gc.unfreeze)
     self.assertFalse(preparation.prepare(config))  # There are devices.
     ((_, prepared),) = preparation._prepared
-    other = tiny.make_config(seed=1)
+    other = accept.accept(tiny.make_config(seed=1))
     self.assertIsNot(job_lib.make_job(other, devices=None).task, prepared.task)
     job = job_lib.make_job(config, devices=None)
     self.assertIs(job.task, prepared.task)

@@ -21,7 +21,7 @@ def make_config(machine="p5.48xlarge", **changes):
   config.update_from_flattened_dict(
       {name.replace("__", "."): value for name, value in changes.items()}
   )
-  return config
+  return accept.accept(config)
 
 
 class RentalTest(parameterized.TestCase):
@@ -81,7 +81,7 @@ class RentalTest(parameterized.TestCase):
     self.assertIn("from a measured profile", rental.render(found))
 
   def test_proposals(self):
-    config = accept.accept(make_config(pipeline__num_microbatches=8))
+    config = make_config(pipeline__num_microbatches=8)
     text = rental.propose(config, 1)
     self.assertRegex(text, r"\d+ layouts fit, \d+ do not")
     self.assertRegex(text, r"best: [\d.]+ % faster than the next one, by")
@@ -91,7 +91,7 @@ class RentalTest(parameterized.TestCase):
     self.assertIn(f"\nmemory: {gib} of ", text)
 
   def test_a_plan_has_one_bubble(self):
-    text = show.make_plan(tiny.make_config(redundancy__mode="eager")).text
+    text = show.make_plan(accept.accept(tiny.make_config(redundancy__mode="eager"))).text
     found = re.findall(r"([\d.]+) % bubble|bubble ([\d.]+) %\n", text)
     self.assertLen(found, 2)
     self.assertEqual(found[0][0], found[1][1])
