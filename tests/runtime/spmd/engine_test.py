@@ -68,7 +68,7 @@ class ProgramTest(absltest.TestCase):
       self.assertContainsSubset(loops, find_ancestors(operands, name))
 
   def test_residuals_hold_no_parameters(self):
-    kept = make_program().carry.kept.residuals
+    kept = make_program().carry.kept.saved.residuals
     layers = pipelines.initial_layers(pipelines.make_three().spec)
     params = jax.tree.leaves(layers["block_00.mlp"].params)
     large = {a.shape for a in params if a.ndim > 1}
