@@ -9,10 +9,12 @@ from absl.testing import absltest
 _CODE = """
 from bamboo_jax.benchmarks import memory
 from bamboo_jax.runtime import devices
+from bamboo_jax.training.setup import accept
 from configs import bench_memory
 
 config = bench_memory.get_config()
 config.redundancy.mode = "none"
+config = accept.accept(config)
 devices.use_virtual_devices(config.pipeline.num_stages, distinct=True)
 print("ratios", *(r.ratio for r in memory._measure(config, "none")))
 """
