@@ -130,12 +130,7 @@ def use_cache(load: Load, save: Callable[[str, Any], None]) -> None:
     return (None, None) if found is None else (found, 0)
 
   def put(
-      key: str,
-      secs: float,
-      name: str,
-      backend: Any,
-      executable: Any,
-      callbacks: Sequence[Any] = (),
+      key: str, secs: float, name: str, backend: Any, executable: Any, callbacks: Sequence[Any] = ()
   ) -> None:
     if not callbacks:
       save(key, executable)
