@@ -94,7 +94,7 @@ class ClusterTest(commands.CommandCase):
       whole = self.start("train", workdir="whole")
       self.hear(f"step={last + 1} ")
       self.hear("trace at_secs=0.1 remove=n4 node=c/1")
-      self.hear("Node n4: its agent was killed by SIGKILL. 4 of 5 nodes are left; ")
+      self.hear("Node n4: its agent was killed by SIGKILL. ")  # n5 may count already.
       self.hear("trace at_secs=0.2 add=n5 node=d/1")
     with self.phase("end"):
       self.release()
