@@ -108,7 +108,9 @@ def compile_segments(
   They are that of a segment, and that which finishes a step after a death.
   """
   devices = private.make_devices(targets.describe(gpu), plan.num_stages)
-  segments = executors.make_segments(config, task, plan, devices)
+  # `plan` may have the times of ticks already.
+  rows = build.make_plan(config, plan.profile, cuts=executors.find_cuts(config, task))
+  segments = executors.make_segments(config, task, rows, devices)
   for name, program in segments.items():
     on_host = jax.tree.leaves((program.fetched, program.host))
     with private.host_arguments(len(on_host)):
