@@ -8,8 +8,8 @@
   nodes/LIFE     an agent that can be connected to; a mark
   status/R       what the run tells `bamboo status`; a mark, and decides nothing
 
-All but marks are made once, so whoever comes late, or got no answer, finds what
-counts. A folder has one log of views for ever: each command begins another run
+All but marks are made once and never changed. A process that comes late, or that
+got no answer, reads them and learns what was decided. A folder has one log of views for ever: each command begins another run
 in it, with a view without members. First it asks the members of the former run
 in the log, and one that lives answers there:
 
@@ -186,7 +186,7 @@ def describe_run(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def find_machine() -> str:
-  """Returns what differs between machines, and between networks of one."""
+  """Returns an identity of this machine and of the network namespace of this process."""
   boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
   return f"{boot} {os.readlink('/proc/self/ns/net')}"
 

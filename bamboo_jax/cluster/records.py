@@ -1,8 +1,8 @@
 """Records of a run, each made once: the only judge of who made one.
 
-A record is never changed. Of several that make one key, one wins, and all get
-its value, also if an answer got lost or a write comes late. So whoever got no
-answer says the same again. `mark` and `marks` are values of one writer each.
+A record is never changed. If several processes make the same key, one of them
+wins, and all read its value. So a process that got no answer makes the same call
+again, and it does not matter which of its writes takes effect. `mark` and `marks` are values of one writer each.
 
 The place is a folder that all nodes share, or a bucket: s3://, gs:// or az://.
 Every value is signed with a key that follows from the secret of the run.
@@ -157,7 +157,7 @@ class Folder:
       try:
         os.link(part, self._path / key)
       except FileExistsError:
-        pass
+        pass  # Made by another, or by an earlier try of this process.
       except OSError as error:
         if error.errno not in _NO_LINKS:
           raise

@@ -19,7 +19,7 @@ from bamboo_jax.schedule import failover
 Partitions = Sequence[partition_lib.Partition]
 Zones = Mapping[base.NodeId, str]  # As "zone", or as "zone|host".
 
-_APART = 8  # Neighbours that are together weigh like so many layers.
+_APART = 8  # Two neighbours in one zone count as much as this number of shared layers.
 
 
 def make_pipelines(

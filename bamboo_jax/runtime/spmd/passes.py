@@ -145,7 +145,7 @@ class StagePasses:
     return buffers_lib.Kept(repeat(self.block.saved), repeat(activation), activation)
 
   def sums_shapes(self, num_owned: int) -> buffers_lib.MicrobatchSums:
-    """Returns the shapes of the sums of a node that owns so many stages."""
+    """Returns the shapes of the sums of a node, for the number of stages that it owns."""
     shapes = lambda unit: spec_lib.to_unit(unit.accumulator, unit)
     blocks = buffers_lib.repeat(shapes(self.block.unit), num_owned, self._layout.count)
     ends = (shapes(self.prologue.unit), shapes(self.epilogue.unit))

@@ -351,8 +351,8 @@ def lower(
     owners: The node of each stage; a node's stages are contiguous, cyclically.
     microbatches: Microbatches of the pipeline, by position.
     holdings: Data that each node holds at the start.
-    in_flight: If given, a forward pass waits for the backward pass of the
-      microbatch so many before, so that it finds its slot free.
+    in_flight: K: a forward pass waits for the backward pass of the microbatch that
+      is K earlier, whose slot it takes; None: it does not wait.
 
   Raises:
     ValueError: A node's stages are not contiguous, or an input is missing.
@@ -443,7 +443,7 @@ class _Lowered:
     self._add(n, Op.BACKWARD, key, at)
 
   def start(self, n: int) -> holdings_lib.Holdings:
-    """Returns what a node needs at the start."""
+    """Returns the arrays that a node must have before the first tick."""
     activations, grads, residuals = (
         frozenset(self._start[n, kind]) for kind in ("activations", "grads", "residuals")
     )
