@@ -9,9 +9,10 @@
   status/R       what the run tells `bamboo status`; a mark, and decides nothing
 
 All but marks are made once and never changed. A process that comes late, or that
-got no answer, reads them and learns what was decided. A folder has one log of views for ever: each command begins another run
-in it, with a view without members. First it asks the members of the former run
-in the log, and one that lives answers there:
+got no answer, reads them and learns what was decided. A folder has one log of
+views for ever: each command begins another run in it, with a view without
+members. First it asks the members of the former run in the log, and one that
+lives answers there:
 
   view N            members
   view N+1          "bamboo cluster asks whether any member of view N is alive"

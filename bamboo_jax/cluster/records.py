@@ -2,7 +2,8 @@
 
 A record is never changed. If several processes make the same key, one of them
 wins, and all read its value. So a process that got no answer makes the same call
-again, and it does not matter which of its writes takes effect. `mark` and `marks` are values of one writer each.
+again, and it does not matter which of its writes takes effect. `mark` and `marks`
+are values of one writer each.
 
 The place is a folder that all nodes share, or a bucket: s3://, gs:// or az://.
 Every value is signed with a key that follows from the secret of the run.

@@ -15,8 +15,8 @@ from bamboo_jax.accounting import (
 )
 from bamboo_jax.configs import default
 from bamboo_jax.metrics import jsonl
-from bamboo_jax.recovery import durations
 from tests.launch import commands
+from tests.training import deaths_test
 
 _PRICES = """instance,on_demand_usd_per_hour,spot_usd_per_hour,source,date
 small,36,3.6,test,2021
@@ -116,17 +116,7 @@ class ReportTest(parameterized.TestCase):
       for file in ("config.json", "metrics.jsonl"):
         shutil.copy(self.workdir / file, folder)
       runs.append(str(folder))
-    death = durations.RecoveryTimes(
-        step=1,
-        view=2,
-        nodes=(1,),
-        names=("n1",),
-        victims=("0/1",),
-        rung="shadow",
-        reason="",
-        view_at_secs=1.0,
-        agreed_at_secs=1.0,
-    )
+    death = deaths_test.make_recovery(view_at_secs=1.0, agreed_at_secs=1.0)
     with contextlib.closing(jsonl.MetricsWriter(folder.parent / "deaths/metrics.jsonl")) as log:
       log.write_event("recovery", step=1, values=dataclasses.asdict(death))
     page = f"--out={self.workdir / 'both.html'}"

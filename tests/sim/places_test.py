@@ -9,6 +9,7 @@ from bamboo_jax import base
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.recovery import placement as placement_lib, survival
 from bamboo_jax.sim import places as places_lib
+from tests.recovery import placement_test
 
 _PARTITION = partition_lib.Partition((0, 1, 2, 3, 4))
 
@@ -33,19 +34,7 @@ def _best_by_force(zones, partitions, has_replicas):
 
 class PlacementTest(parameterized.TestCase):
 
-  @parameterized.named_parameters(
-      ("two_zones", "aabb", [2, 2]),
-      ("one_zone", "aaaa", [2, 2]),
-      ("uneven", "aaaab", [4]),
-      ("uneven_two_pipelines", "aaaabb", [3, 3]),
-      ("three_zones", "aabbcc", [3, 3]),
-      ("each_its_own", "abcdef", [2, 4]),
-      ("different_depths", "aaabbc", [4, 2]),
-      ("single_nodes", "aabb", [1, 1, 1]),
-      ("spares", "aaabbcc", [2, 2]),
-      ("odd_circle", "aabbb", [5]),
-      ("three_pipelines", "aaabbc", [2, 2, 2]),
-  )
+  @parameterized.named_parameters(*placement_test.SMALL)
   def test_is_the_best_of_all(self, text, depths):
     for has_replicas in (True, False):
       partitions = [partition_lib.Partition((*range(depth), 5)) for depth in depths]

@@ -5,13 +5,13 @@ import types
 from absl.testing import parameterized
 
 from bamboo_jax.accounting import account as account_lib, ledger as ledger_lib
-from bamboo_jax.recovery import durations
 from bamboo_jax.runtime.profile import recorder
 from bamboo_jax.schedule import failover, instruction as instruction_lib
 from bamboo_jax.training import run_state, step as step_lib, sums as sums_lib
 from bamboo_jax.training.record import charges as charges_lib, step_times
 from bamboo_jax.training.setup import sizes
 from tests import layouts, profiles, tiny
+from tests.training import deaths_test
 
 NodeTime = account_lib.NodeTime
 Op = instruction_lib.Op
@@ -144,18 +144,7 @@ class ChargesTest(parameterized.TestCase):
   def test_death(self):
     charges = self._charges()
     charges.charge()
-    recovery = durations.RecoveryTimes(
-        step=1,
-        view=2,
-        nodes=(1,),
-        names=("n1",),
-        victims=("0/1",),
-        rung="shadow",
-        reason="",
-        view_at_secs=4.0,
-        agreed_at_secs=4.5,
-        ready_at_secs=4.75,
-    )
+    recovery = deaths_test.make_recovery(view_at_secs=4.0, agreed_at_secs=4.5, ready_at_secs=4.75)
     measured = [
         _measured(0, 0, Op.FORWARD, 0.0, 2.0),
         _measured(0, 1, Op.BACKWARD, 5.0, 8.0),  # For node 1.
