@@ -234,6 +234,7 @@ class ClusterTest(commands.CommandCase):
     return jsonl.read_lines(self.folder / name / "metrics.jsonl")
 
   def check_end(self):
+    self.assertLen([*(self.folder / "run/records/done").iterdir()], 1)  # Not of the first run.
     found, want = self.summary("run"), self.summary("whole")
     for key in ("state_sha256", "samples_seen", "steps"):
       self.assertEqual(found[key], want[key], msg=key)
