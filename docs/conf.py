@@ -54,18 +54,13 @@ nitpick_ignore = [
 
 def _add_toctrees(app: Any, page: str, source: list[str]) -> None:
   """Makes the sidebar of "All pages" in index.md, a part of each row."""
-  if page == "index":
-    row = r"^\| \*\*(.+?)\*\* \| (.*) \|$"
-    for title, links in re.findall(row, source[0], re.MULTILINE):
-      pages = re.findall(r"\]\(([\w/]+)\.md\)", links)
-      source[0] += _render_toctree(f":caption: {title}", pages)
-  elif page == "measurements/index":
-    source[0] += _render_toctree(":glob:", ["*"])
-
-
-def _render_toctree(option: str, pages: list[str]) -> str:
-  lines = ("", "```{toctree}", ":hidden:", option, "", *pages, "```", "")
-  return "\n".join(lines)
+  if page != "index":
+    return
+  row = r"^\| \*\*(.+?)\*\* \| (.*) \|$"
+  for title, links in re.findall(row, source[0], re.MULTILINE):
+    pages = re.findall(r"\]\(([\w/]+)\.md\)", links)
+    lines = ("", "```{toctree}", ":hidden:", f":caption: {title}", "", *pages, "```", "")
+    source[0] += "\n".join(lines)
 
 
 def setup(app: Any) -> None:

@@ -40,13 +40,13 @@ _PART = re.compile(
 
 def render_options(options: Sequence[config.Option]) -> str:
   """Returns tables in Markdown, one for each section on top."""
-  lines, section = ["## The run", *_TABLE], None
+  lines, section = ["### The run", *_TABLE], None
   for option in options:
     top = option.name.split(".")[0]
     is_section = not option.default
     if is_section and option.name == top:
       section = top
-      lines += ["", f"## {top}", "", option.help, *_TABLE]
+      lines += ["", f"### {top}", "", option.help, *_TABLE]
       continue
     assert "." not in option.name or top == section, option
     default_value = f"`{option.default}`" if option.default else ""
@@ -67,17 +67,17 @@ def read_help(name: str) -> str:
 def render_command(name: str, text: str) -> str:
   """Returns a section in Markdown from the help of a command.
 
-  Examples follow the summary and become a block of code, as do the flags.
+  Examples become blocks of code, flags a list, and paragraphs one line each.
   """
   body, _, flags = text.partition("\nflags:\n")
-  body = re.sub(
-      r"\n\n(bamboo .*?)(?=\n\n|\n*\Z)", r"\n\n```\n\1\n```", body.strip(), flags=re.DOTALL
-  )
-  block = flags.rstrip()
-  parts = [f"## bamboo {name}", body]
-  if block:
-    parts.append(f"```\n{block}\n```")
-  return "\n\n".join(parts) + "\n"
+  parts = [f"### bamboo {name}"]
+  for part in body.strip().split("\n\n"):
+    is_code = part.startswith("bamboo ")
+    parts.append(f"```\n{part}\n```" if is_code else part.replace("\n", " "))
+  flags = re.sub(r"\n {4}", " ", flags.strip("\n"))
+  flags = re.sub(r"^  (\S+): ", r"* `\1`: ", flags, flags=re.MULTILINE)
+  parts.append(re.sub(r":\n(?=[*])", ":\n\n", flags))
+  return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def _all_commands() -> str:
@@ -116,13 +116,25 @@ def read_digits(name: str) -> str:
   """Returns a table of figures of others beside ours: `FILE`, or `FILE, STEP_TIMES`."""
   path, _, kind = name.partition(", ")
   rows = [*csv.DictReader((_ROOT / path).read_text().splitlines())]
+  if "system" in rows[0]:
+    rows = _spread(rows)
   rows = [row for row in rows if not kind or row.pop("step_times") == kind]
   for row in rows:
     if interval := row.pop("ours_ci95", ""):
       row["ours"] += f" ± {interval}"
-  head = [*rows[0]]
-  lines = [[cell or "–" * (key != "note") for key, cell in row.items()] for row in rows]
-  return "".join(f"| {' | '.join(line)} |\n" for line in [head, ["---"] * len(head), *lines])
+  lines = [[*rows[0]], ["---"] * len(rows[0]), *([c or "–" for c in row.values()] for row in rows)]
+  return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _spread(rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+  """Returns a row for each trace and model, with a column for each system."""
+  found: dict[tuple[str, str], dict[str, str]] = {}
+  for row in rows:
+    trace, model, system, *values, note = row.values()
+    spread = found.setdefault((trace, model), {"trace": trace, "model": model})
+    cell = " / ".join(filter(None, values))
+    spread[system] = " ".join(filter(None, (cell, "\\*" if note == "scan order" else note)))
+  return [*found.values()]
 
 
 def link_pages(text: str) -> str:

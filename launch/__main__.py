@@ -37,9 +37,9 @@ GONE: Mapping[str, str] = {
     "gpu_compile": "it is bamboo plan --compile=h100.",
     "layouts": "it is bamboo verify --layouts=20.",
     "models": "it is bamboo plan --list.",
-    "store": "a run needs only its --workdir; see docs/guides/hosts.md.",
+    "store": "a run needs only its --workdir; see docs/guides/deploy.md.",
     "sweep_faults": "it is bamboo verify.",
-    "up": "bamboo agent starts each node; see docs/guides/hosts.md.",
+    "up": "bamboo agent starts each node; see docs/guides/deploy.md.",
 }
 _HELP = """\
 usage: bamboo COMMAND [--flag=value ...]
@@ -51,7 +51,7 @@ Configs, for --config=NAME; also --config=FILE, and NAME:ARGUMENT for variants:
 {configs}
 
 Pages:
-  docs/start/first_minute.md
+  docs/start/first_run.md
   docs/reference/options.md, or bamboo options, for --config.NAME=VALUE
 """
 

@@ -23,9 +23,10 @@ from bamboo_jax.verify import cases, trials as trials_lib
 _GUIDES = pathlib.Path(__file__).resolve().parents[1] / "docs" / "guides"
 
 
-def _read_code(page):
-  text = (_GUIDES / page).read_text()
-  (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+def _read_code(page, word):
+  """Returns the block of a page that has a word in it."""
+  blocks = re.findall(r"```python\n(.*?)```", (_GUIDES / page).read_text(), re.DOTALL)
+  (code,) = (block for block in blocks if word in block)
   return code
 
 
@@ -37,7 +38,7 @@ class ModelsPageTest(absltest.TestCase):
 
   def test_code_trains(self):
     folder = self.enterContext(tempfile.TemporaryDirectory())
-    code = _read_code("own_model.md")
+    code = _read_code("own_training.md", "make_gru")
     path = pathlib.Path(folder, "gru.py")
     path.write_text(code)
     sys.path.insert(0, folder)
@@ -68,7 +69,7 @@ class ModelsPageTest(absltest.TestCase):
     )
     out = self.enterContext(contextlib.redirect_stdout(io.StringIO()))
     with mock.patch.object(weights, "open_weights", return_value=read) as opens:
-      exec(_read_code("models.md"), {})
+      exec(_read_code("models.md", "translate"), {})
     self.assertEqual(opens.call_args.args[1].fingerprint, model.fingerprint)
     self.assertEqual(len(ast.literal_eval(out.getvalue())), 32)
 

@@ -23,10 +23,10 @@ class Config(Section, path="config"):
   seed: int = option(0, "Of parameters, order of the data and dropout.")
   num_steps: int = option(1_000, "Updates of the whole run.", least=0)
   init_from: str | None = option(
-      None, "Folder of weights, see docs/guides/finetune.md; None: from the seed."
+      None, "Folder of weights, see docs/guides/models.md; None: from the seed."
   )
   plugins: tuple[str, ...] = option(
-      (), "Modules that register policies; see docs/research/paced.md."
+      (), "Modules that register policies; see docs/research/simulator.md."
   )
   model: work.ModelSection = part(work.ModelSection)
   data: work.DataSection = part(work.DataSection)

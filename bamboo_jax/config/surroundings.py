@@ -1,6 +1,6 @@
 """Sections on planning, updates, the cluster, prices and logs.
 
-What "file.py:function" may be, docs/guides/own_parts.md tells.
+What "file.py:function" may be, docs/guides/own_training.md tells.
 """
 
 from collections.abc import Mapping
@@ -71,7 +71,7 @@ class CheckpointSection(Section, path="config.checkpoint"):
 
 @dataclasses.dataclass(frozen=True)
 class ClusterSection(Section, path="config.cluster"):
-  """Detection of failures among real nodes; see docs/guides/cluster.md."""
+  """Detection of failures among real nodes; see docs/concepts/membership.md."""
 
   heartbeat_secs: float = option(0.1, "Between two signs of life.", above=0)
   stopped_secs: float = option(

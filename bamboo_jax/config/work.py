@@ -1,6 +1,6 @@
 """Sections on what is trained, how it is spread, and what follows a death.
 
-What "file.py:function" may be, docs/guides/own_parts.md tells.
+What "file.py:function" may be, docs/guides/own_training.md tells.
 """
 
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ class DataSection(Section, path="config.data"):
   """The data to train on."""
 
   name: str = option(
-      "stdlib_text", "A source or paths, see docs/guides/own_data.md; or " '"file.py:function".'
+      "stdlib_text", "A source or paths, see docs/guides/data.md; or " '"file.py:function".'
   )
   options: Mapping[str, Any] = option({}, "Arguments of that source; see its docstring.")
 
@@ -48,7 +48,7 @@ class PipelineSection(Section, path="config.pipeline"):
   executor: str = option(
       "rows",
       '"rows": each node runs its own instructions; or "spmd": the passes of a '
-      "pipeline are one program, see docs/research/executors.md.",
+      "pipeline are one program, see docs/concepts/engine.md.",
       choices=("rows", "spmd"),
   )
   layout: str = option(

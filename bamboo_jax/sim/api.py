@@ -1,4 +1,4 @@
-"""A run of a policy on a trace in one call: `docs/research/simulate.md`."""
+"""A run of a policy on a trace in one call: `docs/research/simulator.md`."""
 
 from collections.abc import Sequence
 import os

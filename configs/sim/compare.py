@@ -48,7 +48,7 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
       trace_file=dict(  # Changes to the file of --trace.
           num_nodes=config_dict.placeholder(int), time_scale=1.0  # None: as in the file.
       ),
-      # Modules that register policies, see docs/research/simulate.md.
+      # Modules that register policies, see docs/research/simulator.md.
       plugins=(),
       policies=_plain(presets.PLANNERS if "planners" in variants else presets.POLICIES),
       sweep=dict(

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A run of bamboo_jax under Slurm; see the guide, docs/guides/slurm.md.
+# A run of bamboo_jax under Slurm; see the guide, docs/guides/deploy.md.
 #
 #   export WORKDIR=/shared/run CONFIG=quickstart NODES=8
 #   sbatch --array=0-8 --partition=preemptible --gres=gpu:1 slurm.sh

@@ -1,4 +1,4 @@
-"""All parts of the user in one run: the file of docs/guides/own_parts.md."""
+"""All parts of the user in one run: the file of docs/guides/own_training.md."""
 
 import collections
 import pathlib
@@ -16,7 +16,7 @@ from bamboo_jax.sim import presets
 from bamboo_jax.training.setup import accept, optimizers, schedules
 from tests import folders, samples, tiny
 
-_PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs/guides/own_parts.md"
+_PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs/guides/own_training.md"
 _DEATH = ["3,0/0,1,kill"]  # Of the node that writes the log.
 
 
@@ -24,7 +24,8 @@ class OwnPartsTest(folders.FolderCase):
 
   def setUp(self):
     super().setUp()
-    (code,) = re.findall(r"^```python\n(.*?)^```", _PAGE.read_text(), re.M | re.S)
+    blocks = re.findall(r"^```python\n(.*?)^```", _PAGE.read_text(), re.M | re.S)
+    (code,) = (block for block in blocks if "make_policy" in block)
     path = self.folder / "parts.py"
     path.write_text(code)
     find = functions.find_function(f"{path}:get_config", what="config")

@@ -1,4 +1,4 @@
-"""The code of docs/guides/python.md and of the notebook, in small."""
+"""The code of docs/reference/api.md and of the notebook, in small."""
 
 import os
 import pathlib
@@ -49,7 +49,7 @@ class PagesTest(folders.FolderCase):
     )
 
   def test_page(self):
-    text = (_ROOT / "docs" / "guides" / "python.md").read_text()
+    text = (_ROOT / "docs" / "reference" / "api.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
     self.assertLen(blocks, 6)
     self.assertLen(blocks[0].strip().splitlines(), 10)

@@ -126,7 +126,7 @@ class FileTest(parameterized.TestCase):
     self.assertEqual(name, claim["metadata"]["name"])
     self.assertIn(
         f"create secret generic {volumes['secret']['secret']['secretName']} ",
-        (commands.ROOT / "docs/guides/kubernetes.md").read_text(),
+        (commands.ROOT / "docs/guides/deploy.md").read_text(),
     )
     self.assertIn("nvidia.com/gpu", container["resources"]["limits"])
     self.assertEqual(pod["spec"]["restartPolicy"], "Never")

@@ -25,7 +25,7 @@ from tests import strangers
 from tests.launch import commands
 
 _NUM_NODES = 5
-# What a stranger gets, and from how many; the rows are those of docs/guides/cluster.md.
+# What a stranger gets, and from how many; the rows are those of docs/guides/deploy.md.
 _LISTENERS = {
     "agent": ("closed", _NUM_NODES),
     "worker: transport": ("closed", _NUM_NODES),
@@ -189,7 +189,7 @@ class ClusterTest(commands.CommandCase):
     for answer, count in _LISTENERS.values():
       counts[answer] += count
     self.assertEqual(collections.Counter(said.values()), counts, msg=said)
-    text = (commands.ROOT / "docs" / "guides" / "cluster.md").read_text()
+    text = (commands.ROOT / "docs" / "guides" / "deploy.md").read_text()
     rows = [line.split(" | ")[0].removeprefix("| ") for line in text.splitlines()]
     self.assertContainsSubset(_LISTENERS, rows)
     step = self.read_value()["head"]["step"]

@@ -31,7 +31,7 @@ def run_python(code, **environment):
 class PageTest(absltest.TestCase):
 
   def test_the_page_runs_without_jax(self):  # Starts Python and plans, 3 s.
-    page = (_ROOT / "docs/research/simulate.md").read_text()
+    page = (_ROOT / "docs/research/simulator.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     self.assertLen(blocks, 4)
     done = run_python(_NO_JAX + "\n".join(blocks))
