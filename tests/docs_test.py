@@ -1,7 +1,9 @@
 """Names in the pages on top and in docs/ are those of files and definitions."""
 
 import ast
+import configparser
 import functools
+import importlib
 import pathlib
 import re
 from typing import Any
@@ -35,6 +37,12 @@ _IMPORT = re.compile(r"^\s*from (bamboo_jax[\w.]*) import (\w+)", re.MULTILINE)
 _RUN = re.compile(r" -m ((?:bamboo_jax|benchmarks|launch|tests)\.[\w.]+)")
 _COMMAND = re.compile(r"(?:^|[`\s])(?:\S*/)?bamboo (\w[\w-]*)", re.MULTILINE)
 _CONFIG = re.compile(r"--config=(\w[\w./-]*)")
+# A command with what follows it in its line, and its flags.
+_LINE = re.compile(r"(?:^|[`\s])(?:\S*/)?bamboo (\w[\w-]*)([^\n`|#;]*)", re.MULTILINE)
+_FLAG = re.compile(r"(?<=\s)--([a-z]\w*)")
+_OPTION = re.compile(r"--config\.([a-z][\w.]*)")
+_GLOBAL_FLAGS = {"help", "print_config", "verbosity"}
+_EXTRAS = re.compile(r"pip install[^\n]*\[([\w,]+)\]")
 # Files of readers and of other repositories.
 _OTHERS = {
     *("a.py", "corpus.txt", "file.py", "gru.py", "mine.py", "pairs.jsonl"),
@@ -43,6 +51,8 @@ _OTHERS = {
     *("predictivity-compute-budget.md", "cpu_secs.txt"),
     *("monday.csv", "small.csv", "tuesday.csv"),
 }
+# Folders of readers, and in workdirs.
+_FOLDERS = {"code", "events", "wandb", "wiki", "wiki_tokens"}
 # First words of dotted names that are not modules of ours.
 _FOREIGN = {
     *("cache_key", "chat_template", "eqx", "flax", "jax", "jnp", "lax", "nnx", "optax", "torch"),
@@ -64,7 +74,10 @@ def find_missing(text: str) -> list[str]:
   modules = _MODULE.findall(text) + _RUN.findall(code)
   modules += [".".join(names) for names in _IMPORT.findall(code)]
   commands = __main__.read_summaries()
+  extras = ",".join(_EXTRAS.findall(code)).split(",")
   return [
+      *(name for name in extras if name and name not in _extras()),
+      *_find_wrong_flags(code.replace("\\\n", " ")),
       *(name for name in _FILE.findall(code) if not _is_file(name)),
       *(name for name in _FOLDER.findall(code) if not _is_folder(name)),
       *(n for n in modules if not (_is_defined(n) or _is_option(n) or f"config.{n}" in GONE)),
@@ -119,8 +132,51 @@ def _is_folder(name: str) -> bool:
       or name == "bamboo_jax/programs"  # In the cache folder of the user.
       or first.startswith(".")
   ):
-    return True
+    # A package that is gone would be such a name, in lower case.
+    return is_ours or rest or not first.islower() or first in _FOLDERS or f'"{first}' in _sources()
   return not rest or name.rstrip("/.") in _paths() or "." in last
+
+
+@functools.cache
+def _extras() -> frozenset[str]:
+  parser = configparser.ConfigParser()
+  parser.read(_ROOT / "setup.cfg")
+  return frozenset(parser["options.extras_require"])
+
+
+@functools.cache
+def _flags() -> dict[str, set[str]]:
+  """Returns the flags of each command, as the page of options has them."""
+  page = (_ROOT / "docs/reference/options.md").read_text()
+  sections = re.split(r"^### bamboo (\w+)$", page, flags=re.MULTILINE)[1:]
+  found = {}
+  for name, text in zip(sections[::2], sections[1::2], strict=True):
+    flags = re.findall(r"^[*] `--(?:\[no\])?(\w+)`: ", text, re.MULTILINE)
+    found[name] = {*flags, *_GLOBAL_FLAGS}
+  return found
+
+
+def _find_wrong_flags(code: str) -> list[str]:
+  """Returns flags that their commands do not have, and options that configs do not have."""
+  wrong = []
+  for command, rest in _LINE.findall(code):
+    flags = _flags().get(command)
+    if flags is None:
+      continue
+    for flag in _FLAG.findall(rest):
+      if not flags & {flag, flag.removeprefix("no")}:
+        wrong.append(f"{command} --{flag}")
+    config = _load(*re.findall(r"--config=([\w/]+):?([\w.,-]*)", rest)[:1])
+    wrong += [name for name in _OPTION.findall(rest) if not _has(config, name)]
+  return wrong
+
+
+@functools.cache
+def _load(given: tuple[str, str] = ("default", "")) -> Any:
+  """Returns a packaged config; a reader's has the options of the default."""
+  name, argument = given if given[0] in packaged.list_configs() else ("default", "")
+  module = importlib.import_module(f"bamboo_jax.configs.{name.replace('/', '.')}")
+  return module.get_config(*filter(None, [argument]))
 
 
 def _is_config(name: str) -> bool:
@@ -259,6 +315,14 @@ class DocsTest(parameterized.TestCase):
       ("```\nfrom bamboo_jax.models import layers\n```", 1),
       ("```\nfrom bamboo_jax.models import layer\n```", 0),
       ("```\npython -m bamboo_jax.launch.trian\n```", 1),
+      ("`pip install '.[page,plots]'`", 0),
+      ("`pip install '.[page,clusters]'`", 1),
+      ("`testing/` and `bamboo_jax/testing/`", 2),
+      ("`bamboo train --worker=3`", 1),
+      ("```\nbamboo train --config=gpt2:xl \\\n  --workdirs=w  # --a\n```", 1),
+      ("`bamboo train --config.pipeline.num_stage=2`", 1),
+      ("`bamboo simulate --config=sim/bamboo_bert --config.num_seeds=3`", 0),
+      ("`bamboo simulate --config=sim/bamboo_bert --config.num_steps=3`", 1),
       ("`--config=quickstrat`", 1),
       ("`--config=gpt2:xl --config=mine.py`", 0),
   )
