@@ -7,11 +7,10 @@ lost all copies, the error has to name just them. Deaths that leave the
 survivors with the same holdings are planned once.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import itertools
 import operator
-import random
 from typing import NamedTuple
 
 from bamboo_jax import base, config as config_lib
@@ -49,9 +48,6 @@ class Tally(NamedTuple):
 
   def __add__(self, other: "Tally") -> "Tally":
     return Tally(*map(operator.add, self, other))
-
-  def __str__(self) -> str:
-    return ", ".join(f"{value} {name.replace('_', ' ')}" for name, value in self._asdict().items())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,54 +113,19 @@ def plan_rows(mode, roles, microbatches, *, costs, in_flight):
   )
 
 
-def owners_after(num_stages: int, lost_before: Sequence[str]) -> tuple[int, ...]:
-  """Returns the owners of the stages after deaths in earlier steps.
-
-  Each stage has its own node at first. `lost_before` names nodes (by number) in
-  the order of their deaths, each of which was followed by new replicas.
-  """
-  roles = failover.Roles.initial(range(num_stages))
-  for name in lost_before:
-    if not name.isdigit() or int(name) not in roles.owners:
-      raise ValueError(f"lost_before must name nodes of {sorted(roles.nodes)}, got {name!r}.")
-    if len(roles.nodes) == 1:
-      raise ValueError(f"lost_before must leave a node, got {name} as well.")
-    roles, _ = failover.fail_over(roles, {}, {int(name)})
-    roles = failover.Roles.initial(roles.owners)
-  return roles.owners
-
-
-def verify_deaths(
-    step: Step,
-    *,
-    num_victims: int = 1,
-    num_cuts: int | None = None,
-    second_every: int = 0,
-    seed: int = 0,
-) -> Iterator[Tally]:
+def verify_deaths(step: Step, *, num_victims: int = 1, second_every: int = 0) -> Iterator[Tally]:
   """Checks deaths in `step`; yields the tally so far after every cut.
 
-  `num_cuts` of None takes every cut, else so many random ones. After every
-  `second_every`-th plan (0: never) each survivor dies at every cut of the rest
+  After every `second_every`-th plan (0: never) each survivor dies at every cut of the rest
   of the step. Raises `checker.ScheduleError` if a rest does not finish the
   step, `base.InfeasibleError` if it cannot be planned.
   """
   cuts = cuts_lib.Cuts(step.plan())
-  chosen = cuts
-  if num_cuts is not None:
-    rng = random.Random(seed)
-    chosen = (cuts.draw(rng) for _ in range(num_cuts))
-  return _verify(step, step.roles, cuts, chosen, num_victims=num_victims, second_every=second_every)
+  return _verify(step, step.roles, cuts, num_victims=num_victims, second_every=second_every)
 
 
 def _verify(
-    step: Step,
-    roles: failover.Roles,
-    cuts: cuts_lib.Cuts,
-    chosen: Iterable[cuts_lib.Cut],
-    *,
-    num_victims: int,
-    second_every: int,
+    step: Step, roles: failover.Roles, cuts: cuts_lib.Cuts, *, num_victims: int, second_every: int
 ) -> Iterator[Tally]:
   survived = {
       victims: _is_survived(roles, victims)
@@ -172,7 +133,7 @@ def _verify(
   }
   seen = set()
   tally = Tally()
-  for cut in chosen:
+  for cut in cuts:
     tally += Tally(cuts=1)
     for victims, is_survived in survived.items():
       if not is_survived:
@@ -192,7 +153,7 @@ def _verify(
       tally += Tally(plans=1)
       if second_every and len(seen) % second_every == 0:
         second_cuts = cuts_lib.Cuts(rest, holdings=held)
-        *_, second = _verify(step, after, second_cuts, second_cuts, num_victims=1, second_every=0)
+        *_, second = _verify(step, after, second_cuts, num_victims=1, second_every=0)
         tally += Tally(plans=second.plans, second_deaths=second.deaths, second_lost=second.lost)
     yield tally
 
