@@ -5,7 +5,7 @@ XLA flags once, and a check that goes wrong may end its process. So the process
 that asks for checks starts no JAX itself.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import importlib
 import json
@@ -17,7 +17,6 @@ import tempfile
 import traceback
 from typing import Any
 
-from bamboo_jax.metrics import table as table_lib
 from tests.gpu import settings as settings_lib
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -28,12 +27,10 @@ class Found:
   """The result of one check.
 
   Attributes:
-    lines: For people.
-    values: For programs, plain JSON values.
+    values: Figures by name, plain JSON values.
     problems: What is wrong, a line each.
   """
 
-  lines: Sequence[str] = ()
   values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   problems: Sequence[str] = ()
 
@@ -91,11 +88,6 @@ def describe(error: BaseException) -> str:
   """Returns one line, not too long, that tells what went wrong."""
   text = " ".join(str(error).split())
   return f"{type(error).__name__}: {text}"[:400]
-
-
-def lines_of(rows: Sequence[Sequence[str]], *, left: Collection[int]) -> list[str]:
-  """Returns rows as aligned lines."""
-  return table_lib.align(rows, left=left).splitlines()
 
 
 def main(module: str, name: str, settings: str, answer: str) -> None:

@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from tests.gpu import child, settings as settings_lib
+from tests.gpu import child, fill_table, settings as settings_lib
 
 
 def pytest_addoption(parser):
@@ -42,12 +42,14 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_terminal_summary(terminalreporter, config):
-  for name, found in config.stash[_REPORT].items():
-    terminalreporter.section(name)
-    for line in found.lines:
-      terminalreporter.line(f"  {line}")
-    for problem in found.problems:
-      terminalreporter.line(f"FAILED {name}: {problem}")
+  for part, figures in config.stash[_REPORT].items():
+    terminalreporter.section(part)
+    for figure, value in figures:
+      if figure != "problems":
+        terminalreporter.line(f"  {figure}: {fill_table.show(value)}")
+        continue
+      for problem in value:
+        terminalreporter.line(f"FAILED {part}: {problem}")
 
 
 @pytest.fixture
@@ -74,8 +76,13 @@ def secs_left(request, part):
 
 @pytest.fixture
 def note(request, part):
-  """Writes figures at once."""
-  return lambda **figures: _write_lines(request.config, part, figures)
+  """Writes figures at once, and shows them at the end."""
+
+  def add(**figures):
+    request.config.stash[_REPORT].setdefault(part, []).extend(_flatten(figures))
+    _write_lines(request.config, part, figures)
+
+  return add
 
 
 @pytest.fixture
@@ -92,11 +99,10 @@ def run_alone(settings, secs_left, note):
 
 
 @pytest.fixture
-def report(request, part, note):
-  """Puts what was found into the report; fails if there are problems."""
+def report(note):
+  """Notes what was found; fails if there are problems."""
 
   def add(found):
-    request.config.stash[_REPORT][part] = found
     note(**found.values, problems=list(found.problems), ok=not found.problems)
     assert not found.problems
 

@@ -1,22 +1,15 @@
 """A cluster of workers that share one device, some of which are killed."""
 
-import json
-import os
-import pathlib
 import statistics
-import sys
 
 import pytest
 
-from tests.gpu import child
+from tests.gpu import child, training
 
 _CONFIG = (
-    "--config=configs/sweep_faults.py",
     "--config.model.options.num_blocks=4",
     "--config.pipeline.num_pipelines=2",
     "--config.pipeline.num_microbatches=4",
-    "--config.checkpoint.every_steps=0",
-    "--config.metrics.plots=False",
 )
 
 
@@ -34,8 +27,7 @@ def judge(killed, whole, *, num_kills):
     problems.append(f"{len(secs)} recoveries after {num_kills} kills")
   if not values["same_bits"]:
     problems.append("other bits than without kills")
-  lines = [f"{key}: {value}" for key, value in values.items()]
-  return child.Found(lines, values, problems)
+  return child.Found(values, problems)
 
 
 @pytest.mark.gpu
@@ -48,19 +40,16 @@ def test_cluster(settings, report, secs_left, tmp_path):
   kills = f"--random_kills={num_kills}"
   fraction = f"--device_memory_fraction={0.8 / num_workers}"
   given = {"whole": ("launch.train",), "killed": ("launch.cluster", kills, fraction)}
+  summaries = []
   for name, (module, *arguments) in given.items():
-    problem = child.run_command(
-        [
-            *(sys.executable, "-m", module, *_CONFIG, *sizes, *arguments),
-            f"--workdir={tmp_path / name}",
-        ],
-        xla_flags=os.environ.get("XLA_FLAGS", ""),
-        timeout_secs=secs_left(),
+    summary, problem = training.train(
+        *(tmp_path / name, *_CONFIG, *sizes, *arguments), module=module, timeout_secs=secs_left()
     )
     if problem:
       report(child.Found(problems=[f"{name}: {problem}"]))
-  read = lambda name: json.loads(pathlib.Path(tmp_path, name, "summary.json").read_text())
-  report(judge(read("killed"), read("whole"), num_kills=num_kills))
+    summaries.append(summary)
+  whole, killed = summaries
+  report(judge(killed, whole, num_kills=num_kills))
 
 
 @pytest.mark.parametrize(

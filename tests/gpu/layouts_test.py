@@ -12,8 +12,7 @@ def judge(hashes):
   """Returns what the hashes of the layouts say; a dict by layout."""
   same = len(set(hashes.values())) == 1
   problems = [] if same else [f"layouts give other bits: {hashes}"]
-  lines = [f"{layout}: {value[:12]}" for layout, value in hashes.items()]
-  return child.Found(lines, {"same_bits": same}, problems)
+  return child.Found({"same_bits": same}, problems)
 
 
 @pytest.mark.gpu

@@ -12,34 +12,28 @@ import pytest
 
 from tests.gpu import child
 
-# What sets the allocator of GPUs, and what holds if it is not set.
-VARIABLES = {
-    "XLA_PYTHON_CLIENT_PREALLOCATE": "true",
-    "XLA_CLIENT_MEM_FRACTION": "0.75",
-    "XLA_PYTHON_CLIENT_MEM_FRACTION": "old name of XLA_CLIENT_MEM_FRACTION",
-    "XLA_PYTHON_CLIENT_ALLOCATOR": "default",
-    "XLA_PYTHON_CLIENT_USE_TFRT_GPU_CLIENT": "0",
-}
+# What sets the allocator of GPUs.
+_VARIABLES = (
+    "XLA_PYTHON_CLIENT_PREALLOCATE",
+    "XLA_CLIENT_MEM_FRACTION",
+    "XLA_PYTHON_CLIENT_MEM_FRACTION",  # An old name of it.
+    "XLA_PYTHON_CLIENT_ALLOCATOR",
+    "XLA_PYTHON_CLIENT_USE_TFRT_GPU_CLIENT",
+)
 
 
 def check_memory(settings):
   """Finds the settings of the allocator, and whether its figures add up."""
-  lines = [
-      f"{name}: {os.environ.get(name, f'not set ({default})')}"
-      for name, default in VARIABLES.items()
-  ]
+  values = {name: os.environ.get(name) for name in _VARIABLES}
   device = jax.devices()[0]
   stats = device.memory_stats()
   if not stats:
     problem = f"no memory statistics on {device.platform}"
-    return child.Found(lines + [problem], problems=[problem] if settings.needs_gpu else [])
+    return child.Found(values, problems=[problem] if settings.needs_gpu else [])
   num_bytes = settings.copy_mib << 20
   moments = watch(device, device.memory_stats, num_bytes=num_bytes)
-  lines += [f"{key}: {v}" for key, v in sorted(moments["held"].items())]
-  lines.append(_preallocation(moments["held"]))
-  return child.Found(
-      lines, {**moments, "num_bytes": num_bytes}, find_problems(**moments, num_bytes=num_bytes)
-  )
+  values |= {**moments, "num_bytes": num_bytes}
+  return child.Found(values, find_problems(**moments, num_bytes=num_bytes))
 
 
 def watch(device, read_stats, *, num_bytes):
@@ -84,13 +78,6 @@ def find_problems(*, before, held, donated, freed, num_bytes):
   if in_use(freed) > slack:
     problems.append(f"{in_use(freed)} bytes are still in use after freeing")
   return problems
-
-
-def _preallocation(stats):
-  pool, limit = stats.get("pool_bytes"), stats.get("bytes_limit")
-  if not pool or not limit or pool < 0:
-    return "preallocated: not reported"
-  return f"preallocated: {100 * pool / limit:.0f} % of the limit"
 
 
 @pytest.mark.gpu

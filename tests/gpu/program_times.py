@@ -15,9 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.runtime.profile import products
 from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
-from tests.gpu import mfu
 
 _BURST_MS = 50.0  # Approximate time of back-to-back calls.
 _MAX_BURST = 16  # Calls; their results may be in memory at once.
@@ -53,15 +51,10 @@ class StageBench:
     """Starts a new sum of gradients."""
     self.total = self.program("zeros")(self._token)
 
-  def compile(self, name: str) -> jax.stages.Compiled:
-    """Returns a program as XLA compiles it; calls find it."""
-    compiled = self._programs.compile(name, self._device)
-    assert compiled is not None, name
-    return compiled
-
   def program(self, name: str) -> Callable[..., base.PyTree]:
     """Returns a program, compiled."""
-    self.compile(name)
+    compiled = self._programs.compile(name, self._device)
+    assert compiled is not None, name
     return getattr(self._programs, name)
 
   def forward(self) -> jax.Array:
@@ -98,41 +91,6 @@ class StageBench:
 
   def _cast(self) -> None:
     self._params = self._programs.cast(self._state.params)
-
-
-def time_stage(
-    spec: spec_lib.StageSpec,
-    *,
-    unit: str,
-    batch: Mapping[str, np.ndarray],
-    device: jax.Device,
-    num_repeats: int,
-) -> list[mfu.ProgramRate]:
-  """Returns the rates of forward, backward and update of stage `unit`."""
-  bench = StageBench(spec, batch=batch, device=device)
-  forward_flops = sum(products.layer_flops(spec).values())
-  factors = {"forward": 1, "backward": products.BACKWARD_FACTOR, "update": 0}
-  rates = []
-  for name, factor in factors.items():
-    start = time.perf_counter()
-    compiled = bench.compile(name)
-    compile_secs = time.perf_counter() - start
-    alone_ms, ms = time_calls(getattr(bench, name), num_repeats=num_repeats)
-    memory = compiled.memory_analysis()  # None where XLA does not know.
-    read = lambda what, m=memory: int(getattr(m, f"{what}_size_in_bytes", 0))
-    rates.append(
-        mfu.ProgramRate(
-            unit=unit,
-            program=name,
-            ms=ms,
-            alone_ms=alone_ms,
-            compile_secs=compile_secs,
-            model_flops=factor * forward_flops,
-            moved_bytes=read("argument") + read("output"),
-            temp_bytes=read("temp"),
-        )
-    )
-  return rates
 
 
 def time_calls(call: Callable[[], base.PyTree], *, num_repeats: int) -> tuple[float, float]:

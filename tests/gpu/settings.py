@@ -30,7 +30,6 @@ class Settings:
     variant: Size of GPT-2, see `models.text.gpt2`.
     prng: Generator of dropout that JAX knows.
     dtype: Of activations and products.
-    num_stages: Stages of the pipeline whose programs are timed.
     remat: What is kept for the backward pass, see `runtime.stage.spec`.
     step_variant: Size of GPT-2 that is trained for whole steps.
     step_attention: Its kernel of attention.
@@ -40,7 +39,7 @@ class Settings:
     num_kills: Kills in that cluster.
     num_repeats: How often each thing is timed.
     copy_mib: Size of the array that is moved to host memory and back.
-    product_size: Width of the square matrices that find the highest rate.
+    product_size: Width of the square matrices whose products run beside a copy.
     peak_tflops: Peak of the device for products in `dtype`, in TFLOP/s; None:
       from `accounting/gpus.csv`.
     needs_gpu: Whether it is a failure if there is no GPU.
@@ -53,7 +52,6 @@ class Settings:
   dropout_rate: float = 0.1
   prng: str = "threefry2x32"
   dtype: str = "bfloat16"
-  num_stages: int = 4
   remat: str = "full"
   step_variant: str = "small"
   step_attention: str = "cudnn"
@@ -81,7 +79,6 @@ SMOKE = Settings(
     vocab_size=64,
     sequence_length=32,
     microbatch_size=2,
-    num_stages=2,
     step_variant="tiny",
     step_attention="xla",
     step_microbatches=2,

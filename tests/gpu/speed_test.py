@@ -42,7 +42,7 @@ def check_speed(settings):
   if predicted:
     least, likely, most = (1e3 * tokens / ms for ms in predicted)
     values["predicted"] = {"least": least, "likely": likely, "most": most}
-  return child.Found(values=values)
+  return child.Found(values)
 
 
 def predict(spec, device_kind, count):
@@ -59,14 +59,12 @@ def predict(spec, device_kind, count):
 
 @pytest.mark.gpu
 def test_speed(run_alone, report, settings):
-  lines, problems = [], []
+  problems = []
   for variant in settings.speed_variants.split(","):
     check = {"small": check_small, "medium": check_medium}.get(variant, check_speed)
     found = run_alone(check, label=variant)
     problems += [f"{variant}: {problem}" for problem in found.problems]
-    for figure, value in found.values.items():
-      lines.append(f"{variant}: {figure}: {value}")
-  report(child.Found(lines, {}, problems))
+  report(child.Found(problems=problems))
 
 
 def check_small(settings):

@@ -13,14 +13,13 @@ def check_count(settings):
 
 
 @pytest.mark.gpu
-def test_spmd(report, run_alone, note, secs_left, settings, tmp_path):
+def test_spmd(report, run_alone, secs_left, settings, tmp_path):
   found = run_alone(check_count)
   if found.problems:
     report(found)
   num_devices = found.values["devices"]
   if num_devices < 2 and settings.needs_gpu:
-    note(devices=num_devices)
-    report(child.Found(["needs at least 2 GPUs"], {"devices": num_devices}))
+    report(child.Found({"devices": num_devices, "skipped": "needs at least 2 GPUs"}))
     return
   summaries, problems = {}, []
   for executor in ("rows", "spmd"):
@@ -36,4 +35,4 @@ def test_spmd(report, run_alone, note, secs_left, settings, tmp_path):
     if problem:
       problems.append(f"{executor}: {problem}")
   hashes = [s.get("state_sha256") for s in summaries.values()]
-  report(child.Found([], {"same_bits": len({*hashes}) == 1}, problems))
+  report(child.Found({"same_bits": len({*hashes}) == 1}, problems))

@@ -1,4 +1,4 @@
-"""Products of a model, and the rate at which a device makes them."""
+"""Products of a model: what its rate on a device is counted in."""
 
 from absl.testing import parameterized
 import jax
@@ -6,25 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from bamboo_jax.metrics import table as table_lib
 from bamboo_jax.models import zoo
 from bamboo_jax.runtime.profile import products
 from bamboo_jax.runtime.stage import spec as spec_lib
-from tests.gpu import mfu
-
-
-def make_rate(**changes):
-  fields = dict(
-      unit="stage 0",
-      program="forward",
-      ms=2.0,
-      alone_ms=2.5,
-      compile_secs=1.0,
-      model_flops=4 * 10**11,
-      moved_bytes=10**9,
-      temp_bytes=2**20,
-  )
-  return mfu.ProgramRate(**(fields | changes))
+from tests.gpu import step_test
 
 
 class FlopsTest(parameterized.TestCase):
@@ -51,7 +36,7 @@ class FlopsTest(parameterized.TestCase):
             "head": 2 * s * l * d * v,
         },
     )
-    self.assertEqual(mfu.unread_attention(whole), 2 * 2 * s * l * l * d)
+    self.assertEqual(step_test.unread_attention(whole), 2 * 2 * s * l * l * d)
 
   @parameterized.named_parameters(
       ("batched", lambda a: jnp.einsum("bij,bkj->bik", a, a), 2 * 4 * 6 * 6 * 5),
@@ -81,31 +66,3 @@ class FlopsTest(parameterized.TestCase):
       products.count_products(loop, jax.ShapeDtypeStruct((2, 2), jnp.float32))
     jaxpr = jax.make_jaxpr(loop)(np.eye(2, dtype=np.float32))
     self.assertEqual(products.find_products(jaxpr, loop_length=3), [(3 * 16, 3 * 48, 0)])
-
-
-class MfuTest(parameterized.TestCase):
-
-  def test_rates(self):
-    rate = make_rate()
-    self.assertAlmostEqual(rate.tflops, 200.0)
-    self.assertAlmostEqual(rate.mfu(800.0), 0.25)
-    self.assertAlmostEqual(rate.gigabytes_per_sec, 500.0)
-
-  def test_table(self):
-    rates = [make_rate(), make_rate(program="update", model_flops=0)]
-    known = mfu.table_rows(rates, peak_tflops=800.0)
-    self.assertEqual(
-        table_lib.align(known, left=(0, 1)),
-        "unit     program  compile s     ms  alone ms  GFLOP  TFLOP/s"
-        "  MFU %  GB/s  temp MiB\n"
-        "stage 0  forward        1.0  2.000     2.500    400    200.0"
-        "   25.0   500         1\n"
-        "stage 0  update         1.0  2.000     2.500      -        -"
-        "      -   500         1",
-    )
-    unknown = mfu.table_rows(rates, peak_tflops=None)
-    self.assertEqual([row[7] for row in unknown], ["MFU %", "-", "-"])
-
-  def test_time_must_be_positive(self):
-    with self.assertRaisesRegex(ValueError, "ms must be positive"):
-      make_rate(ms=0.0)
