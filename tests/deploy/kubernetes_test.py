@@ -1,17 +1,13 @@
-"""A run on Kubernetes, whose pods are processes here; see `kubelet`.
+"""The file for Kubernetes: what its pods run, here as processes, and its fields."""
 
-The whole run takes half a minute, as six workers import JAX.
-"""
-
+import pathlib
 import re
 import secrets
-import signal
 
 from absl.testing import parameterized
 import kubernetes_validate
 import yaml
 
-from tests import samples
 from tests.deploy import kubelet, runs
 from tests.launch import commands
 
@@ -27,59 +23,27 @@ def read():
 
 class KubernetesTest(runs.DeployedCase):
 
-  def setUp(self):
-    super().setUp()
-    pods = self.folder / "pods"
-    self.workdir = pods / "bamboo-shared" / "run"
-    self.workdir.mkdir(parents=True)
-    self.secret = pods / "bamboo" / "secret"
-    self.secret.parent.mkdir()
-    self.secret.write_text(secrets.token_hex())
-    self.secret.chmod(0o600)
-    self.pods = pods
+  def run_pods(self):
+    """Returns the exit codes of one pod of each zone, and what they wrote."""
+    pods = pathlib.Path(self.folder, "pods")
+    (pods / "bamboo-shared" / "run").mkdir(parents=True)
+    secret = pods / "bamboo" / "secret"
+    secret.parent.mkdir()
+    secret.write_text(secrets.token_hex())
+    secret.chmod(0o600)
     documents = read()
     (agents,) = documents[0]["spec"]["replicatedJobs"]
-    agents["template"]["spec"]["parallelism"] = 1
     given = {"CONFIG": str(self.config), "NODES": "3"}
     for entry in kubelet.find_container(agents["template"])["env"]:
       if entry["name"] in given:
         entry["value"] = given[entry["name"]]
-    own = kubelet.Kubelet(pods, self.environ)
-    self.cluster = kubelet.Cluster(documents, own)
-
-  def wait_agent(self, zone, former=None):
-    """Returns the pod of a zone once it is a member, and another one than `former`.
-
-    A pod that fails is replaced, so its number is not known ahead.
-    """
-
-    def find():
-      (pod,) = (p for p in self.cluster.pods if p.job == f"bamboo-agents-{zone}")
-      return pod if pod != former and pod.name in self.members() else None
-
-    return self.wait_for(find, f"member of zone {zone} beside {former}")
-
-  @samples.only_all
-  def test_pods_are_replaced(self):
-    self.tend = self.cluster.tend
-    self.addCleanup(self.cluster.close)
-    self.cluster.start()
-    pods = [self.wait_agent(zone) for zone in range(3)]
-    pods[0].signal(signal.SIGKILL)
-    new = self.wait_agent(0, pods[0])
-    self.assertEqual(self.members()[new.name].zone, "0")
-    pods[1].signal(signal.SIGTERM)  # It is evicted.
-    self.wait_agent(1, pods[1])
-    self.release()
-    self.wait_for(self.cluster.tend, "end")
-    self.assertLen(self.cluster.pods, 3)
-    self.check_state()
+    processes = kubelet.start_pods(documents, pods, self.environ)
+    codes = [process.wait(300) for process in processes]
+    return codes, [path.read_text() for path in pods.glob("*/log")]
 
   def test_a_mistake_of_the_user_is_not_tried_again(self):
     self.write_program("bamboo", "exit 2\n")
-    self.cluster.start()
-    self.addCleanup(self.cluster.close)
-    codes = [pod.process.wait(300) for pod in self.cluster.pods]
+    codes, _ = self.run_pods()
     self.assertEqual(codes, [2, 2, 2])
     (agents,) = read()[0]["spec"]["replicatedJobs"]
     rules = agents["template"]["spec"]["podFailurePolicy"]["rules"]
@@ -89,16 +53,14 @@ class KubernetesTest(runs.DeployedCase):
   def test_commands(self):
     calls = self.folder / "calls"
     self.check_commands(f'echo "$@" >>{calls}\n')
-    self.cluster.start()
-    self.addCleanup(self.cluster.close)
-    codes = [pod.process.wait(300) for pod in self.cluster.pods]
-    logs = [p.read_text() for p in self.pods.glob("*/log")]
+    codes, logs = self.run_pods()
     self.assertEqual(codes, [0, 0, 0], msg=logs)
     self.assertEqual(logs, [""] * 3)
-    temporary = self.pods / "bamboo-agents-2-3" / "secret"
+    pods = self.folder / "pods"
     self.assertIn(
-        f"agent --config={self.config} --workdir={self.workdir} --nodes=3 "
-        f"--name=bamboo-agents-2-3 --zone=2 --host=127.0.77.3 --secret={temporary}",
+        f"agent --config={self.config} --workdir={pods}/bamboo-shared/run --nodes=3 "
+        "--name=bamboo-agents-2-3 --zone=2 --host=127.0.77.3 "
+        f"--secret={pods}/bamboo-agents-2-3/secret",
         calls.read_text().splitlines(),
     )
 

@@ -4,6 +4,7 @@ With the daemons it takes most of a minute, as six workers import JAX. Without
 them programs that only write down their arguments stand for those of Slurm.
 """
 
+import json
 import os
 import shutil
 import subprocess
@@ -11,6 +12,8 @@ import subprocess
 from absl.testing import absltest, parameterized
 
 from bamboo_jax.base import ports
+from bamboo_jax.cluster import judge, records as records_lib
+from bamboo_jax.net import identity as identity_lib
 from tests import samples
 from tests.deploy import runs
 from tests.launch import commands
@@ -39,6 +42,17 @@ def has_slurm():
 @samples.only_all
 @absltest.skipUnless(has_slurm(), "needs root, and Slurm (see docs/deploy)")
 class SlurmTest(runs.DeployedCase):
+  """Steps are slow until the test releases the run: time for nodes to be replaced."""
+
+  CHANGES = {
+      "num_steps": 80,
+      "pipeline.num_pipelines": 1,
+      "pipeline.num_stages": 2,
+      "pipeline.num_microbatches": 2,
+      "checkpoint.every_steps": 25,
+      "redundancy.spares": 1,
+  }
+  HELD_FROM = 1
 
   def setUp(self):
     super().setUp()
@@ -68,6 +82,19 @@ class SlurmTest(runs.DeployedCase):
         command, cwd=self.folder, env=self.environ, capture_output=True, text=True, check=True
     ).stdout
 
+  def members(self):
+    """Returns the members by name; none before the first step."""
+    metrics = self.workdir / "metrics.jsonl"
+    if not (metrics.exists() and b'"loss"' in metrics.read_bytes()):
+      return {}
+    key = identity_lib.find_entry_key(identity_lib.read_secret(str(self.workdir / "secret")))
+    view = judge.run(judge.newest_view(), records_lib.Records(self.workdir, key))
+    return {m.name: m for m in view.members}
+
+  def wait_member(self, name):
+    """Returns the member of that name once it has joined."""
+    return self.wait_for(lambda: self.members().get(name), f"member {name}")
+
   def test_tasks_are_killed_and_requeued(self):
     nodes = ("--array=0-2", "--partition=preemptible", "--gres=gpu:1")
     array = self.call("sbatch", "--parsable", *nodes, _FILES / "slurm.sh").strip()
@@ -83,7 +110,9 @@ class SlurmTest(runs.DeployedCase):
     self.wait_for(lambda: not self.call("squeue", "--noheader"), "end")
     state = self.call("scontrol", "show", "job", f"{array}_2")
     self.assertIn("JobState=COMPLETED", state)
-    self.check_state()
+    self.finish(self.start("train", workdir="whole"))
+    found = json.loads((self.workdir / "summary.json").read_text())
+    self.assertEqual(found["state_sha256"], self.summary("whole")["state_sha256"])
 
 
 class FileTest(runs.DeployedCase):
