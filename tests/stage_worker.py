@@ -5,6 +5,7 @@ what it has compiled and loaded, and the bits that came out.
 """
 
 import hashlib
+import itertools
 import json
 import sys
 
@@ -34,48 +35,28 @@ def make_spec():
 
 
 def run_all(device):
-  """Runs every program of the stage on a device.
+  """Runs every program of the stage on a device, with random arguments.
 
   Returns:
     The hash of what each returned, by name, and how many arrays that were to be
     donated are still there.
   """
-  spec = make_spec()
-  programs = programs_lib.UnitPrograms(spec)
-  hashes = {}
-
-  def call(name, *args):
-    placed = jax.device_put(args, device)
-    result = getattr(programs, name)(*placed)
-    arrays = jax.tree.leaves(result)
+  programs = programs_lib.UnitPrograms(make_spec())
+  hashes, num_kept = {}, 0
+  for name in ("zeros", "forward", "evaluate", "backward", "norms", "propose", "update"):
+    infos, _ = programs.compile(name, device).args_info
+    rng = np.random.default_rng(0)
+    fill = lambda a, rng=rng: (np.abs(rng.standard_normal(a.shape)) * 10).astype(a.dtype)
+    args = jax.device_put(jax.tree.map(fill, infos), device)
+    arrays = jax.tree.leaves(getattr(programs, name)(*args))
     assert all(a.devices() == {device} for a in arrays)
     parts = b"".join(np.asarray(a).tobytes() for a in arrays)
     hashes[name] = hashlib.sha256(parts).hexdigest()
-    return result, placed
-
-  rng = np.random.default_rng(0)
-  fill = lambda a: (rng.standard_normal(a.shape) * 10).astype(a.dtype) % 16
-  state = spec_lib.merge_layers(spec_lib.init_layers(spec))
-  state = jax.device_get(spec_lib.to_unit(state, spec))
-  batch = jax.tree.map(fill, {k: spec.batch[k] for k in spec.batch_keys})
-  inputs, number = jax.tree.map(fill, spec.inputs), np.uint32(3)
-  passes = (state.params, state.stats, inputs, batch)
-  token = np.zeros((1,), np.int8)
-  zeros, _ = call("zeros", token)
-  zeros = jax.device_get(zeros)
-  (_, _, saved), _ = call("forward", token, *passes, number, number, number)
-  call("evaluate", token, *passes)
-  (_, _, total), given = call("backward", token, state.params, inputs, saved, None, zeros)
-  kept = [a for a in jax.tree.leaves(given[5]) if not a.is_deleted()]
-  total, one = jax.device_get(total), np.float32(1)
-  call("norms", total)
-  arguments = (state.params, state.slots, total, one, one)
-  _, given = call("propose", *arguments)
-  assert not any(a.is_deleted() for a in jax.tree.leaves(given))
-  _, given = call("update", *arguments)
-  kept += [a for a in jax.tree.leaves(given[:2]) if not a.is_deleted()]
+    donated = [info.donated for info in jax.tree.leaves(infos)]
+    assert any(donated) is (name in ("backward", "update")), name
+    num_kept += sum(not a.is_deleted() for a in itertools.compress(jax.tree.leaves(args), donated))
   assert hashes["propose"] == hashes["update"]
-  return hashes, len(kept)
+  return hashes, num_kept
 
 
 def main():
