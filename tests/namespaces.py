@@ -27,6 +27,7 @@ import argparse
 from collections.abc import Callable
 import contextlib
 import fcntl
+import functools
 import heapq
 import itertools
 import json
@@ -171,23 +172,21 @@ class Run:
     self.net, self.folder = net, args.workdir / "run"
     self.nodes = [f"n{i}" for i in range(args.nodes)]
     self.excused: set[str] = set()
-    self._logs = args.workdir
     secret = args.workdir / "secret"
     secret.write_text(secrets.token_hex())
     secret.chmod(0o600)
-    self._common = (f"--secret={secret}",)
     key = identity.find_entry_key(identity.read_secret(str(secret)))
     self._records = records_lib.Records(self.folder, key)
     self.agents = {
-        name: self._python(
+        name: net.start(
             name,
-            "launch.agent",
-            *_config(args),
+            *(sys.executable, "-m", "launch.agent", *_config(args), f"--secret={secret}"),
             f"--workdir={self.folder}",
             f"--name={name}",
             f"--zone={'ab'[i % 2]}",
             f"--host={net.addresses[name]}",
             f"--nodes={args.nodes}",
+            log=args.workdir / f"{name}.log",
         )
         for i, name in enumerate(self.nodes)
     }
@@ -218,10 +217,6 @@ class Run:
         sys.exit(f"No {count} steps after step {wanted - count}.")
       time.sleep(0.1)
 
-  def _python(self, name: str, *arguments: str) -> subprocess.Popen:
-    command = (sys.executable, "-m", *arguments, *self._common)
-    return self.net.start(name, *command, log=self._logs / f"{name}.log")
-
 
 # Faults; each ends when its generator does.
 
@@ -249,29 +244,14 @@ def _one_way(run: Run) -> None:
   time.sleep(1.5)
 
 
-def _loss(run: Run) -> None:
-  run.net.switch.loss = 0.02
-  time.sleep(20.0)
-
-
-def _loss5(run: Run) -> None:
-  run.net.switch.loss = 0.05
-  time.sleep(20.0)
-
-
-def _loss20(run: Run) -> None:
-  run.net.switch.loss = 0.2
-  time.sleep(15.0)
-
-
 def _mtu(run: Run) -> None:
   run.net.switch.small |= run.net.pairs(run.view().members[0].name)
   time.sleep(30.0)
 
 
-def _delay(run: Run) -> None:
-  run.net.switch.delay_secs = 0.2
-  time.sleep(20.0)
+def _hold(run: Run, *, secs: float, loss: float = 0.0, delay_secs: float = 0.0) -> None:
+  run.net.switch.loss, run.net.switch.delay_secs = loss, delay_secs
+  time.sleep(secs)
 
 
 def _leader(run: Run) -> None:
@@ -285,11 +265,11 @@ KINDS: dict[str, Callable[[Run], None]] = {
     "reset": _reset,
     "cut": _cut,
     "one_way": _one_way,
-    "loss": _loss,
-    "loss5": _loss5,
-    "loss20": _loss20,
+    "loss": functools.partial(_hold, secs=20.0, loss=0.02),
+    "loss5": functools.partial(_hold, secs=20.0, loss=0.05),
+    "loss20": functools.partial(_hold, secs=15.0, loss=0.2),
     "mtu": _mtu,
-    "delay": _delay,
+    "delay": functools.partial(_hold, secs=20.0, delay_secs=0.2),
     "leader": _leader,
 }
 
