@@ -10,8 +10,8 @@ from absl.testing import parameterized
 from bamboo_jax.experiments import compare, sweep
 from bamboo_jax.reproductions import publish as publish_lib
 from bamboo_jax.reproductions.bamboo import table as bamboo_bert
-from bamboo_jax.reproductions.oobleck import evaluation as oobleck, inputs, ours
-from bamboo_jax.traces import readers, trace as trace_lib
+from bamboo_jax.reproductions.oobleck import evaluation as oobleck, inputs
+from bamboo_jax.traces import readers
 from configs.sim import (
     bamboo_bert as bamboo_config,
     checkpoint_strawman as strawman_config,
@@ -128,34 +128,6 @@ class PublishedTest(folders.FolderCase):
         [row["note"] for row in rows], ["OOM", "hangs on the scan order of a heap", ""]
     )
     self.assertIn("| 10m, GPT-3-2.7b, oobleck | 6.89 | 6.89 | 1.000 |", out)
-
-  def test_oobleck_on_all_traces(self):
-    config = oobleck_config.get_config("GPT-2")
-    rows, _ = self._run(oobleck, config)
-    self.assertLen(rows, 7 * 3)
-    # On the recorded trace the artifact rolls nothing back for this model.
-    (varuna,) = (row for row in rows if row["trace"] == "ec2" and row["policy"] == "varuna")
-    self.assertEqual(float(varuna["share_fallback"]), 0)
-
-  def test_our_simulator_stands_still_while_nodes_reconfigure(self):
-    by_nodes = dict.fromkeys(range(15, 31), 10.0)
-    model = inputs.Model(
-        name="made",
-        samples_per_step=10,
-        throughput={"oobleck": by_nodes, "varuna": by_nodes},
-        idle_gpus={},
-        reconfigure_ms=3_000,
-        restart_ms=8_000,
-        restart_ms_by_nodes=None,
-        checkpoint_ms=2_000,
-        local_ms=4_000,
-    )
-    events = [trace_lib.Event(0, "add", f"n{i}") for i in range(24)]
-    events.append(trace_lib.Event(60_500, "remove", "n3"))
-    trace = trace_lib.Trace("made", tuple(events), duration_ms=100_000)
-    # Steps of 1 s end at 49 ... 60 s, and at 64.5 ... 99.5 s.
-    got = ours.simulate(model, "oobleck", trace)
-    self.assertAlmostEqual(got, 10 * (12 + 36) / (100 - 48))
 
   def test_checkpoint_strawman(self):
     config = strawman_config.get_config()

@@ -19,19 +19,11 @@ def make_batch(size=SIZE):
   return {"images": rng.integers(0, 256, shape).astype(np.uint8), "labels": LABELS}
 
 
-def shapes_of(model):
-  batch = model.batch_shapes(S)
-  return {
-      name: jax.eval_shape(lambda i=i: model.init_layer(i, seed=0, batch_shapes=batch))
-      for i, name in enumerate(model.layer_names)
-  }
-
-
 def draw(model):
   """Returns random variables; compiles nothing, unlike `init_layer`."""
   rng = np.random.default_rng(1)
   make = lambda a: rng.uniform(0.1, 0.3, a.shape).astype(a.dtype)
-  return jax.tree.map(make, shapes_of(model))
+  return jax.tree.map(make, model.variable_shapes())
 
 
 def run(model, variables, batch, *, params=None, train=False):
