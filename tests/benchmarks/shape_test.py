@@ -4,23 +4,19 @@ from absl.testing import absltest
 
 from bamboo_jax import config as config_lib
 from bamboo_jax.benchmarks import shape
-from bamboo_jax.schedule import failover
 from bamboo_jax.sim import speed as speed_lib
 from tests import layouts
 
 
 def plan(mode):
   rules = layouts.make_rules(2, 2, mode=mode, layer_secs=1.0)
-  roles = [failover.Roles.initial(row) for row in ((0, 1), (2, 3))]
-  if mode == "none":
-    roles = [failover.Roles(r.owners) for r in roles]
   speed = speed_lib.ProfileSpeed(
       layouts.make_profile(2, layer_secs=1.0),
       num_microbatches=8,
       microbatch_size=1,
       redundant=config_lib.RedundancySection(mode),
   )
-  first = rules.start(layouts.make_pipelines(roles))
+  first = rules.start(rules.planner.fresh(range(4), {}))
   return [*shape.plan_losses(rules, first, speed)]
 
 
