@@ -4,7 +4,6 @@ from collections.abc import Mapping
 import dataclasses
 import enum
 import json
-import random
 from typing import Any, NamedTuple
 
 from absl.testing import parameterized
@@ -74,46 +73,11 @@ _PLAIN = {
 }
 
 
-def _random_tree(rng):
-  def leaf():
-    return Leaf(rng.randrange(9), rng.random(), rng.choice(list(Colour)))
-
-  def place():
-    return types.Place(rng.randrange(3), rng.randrange(3))
-
-  def times(make):
-    return [make() for _ in range(rng.randrange(4))]
-
-  return Tree(
-      leaves=tuple(times(leaf)),
-      edge=(rng.randrange(9), "e"),
-      first=rng.choice([None, leaf()]),
-      by_node={rng.randrange(99): tuple("ab"[: rng.randrange(3)])},
-      by_name={str(i): leaf() for i in times(rng.random)},
-      by_place={p: rng.randrange(9) for p in times(place)},
-      held=frozenset(tuple(p) for p in times(place)),
-      pairs=[Pair("n", p) for p in times(place)],
-      label=rng.choice([1, "one"]),
-      meta=rng.choice([None, 1.5, [1, "a"], {"k": {}}]),
-  )
-
-
 class JsonTest(parameterized.TestCase):
 
   def test_plain_form(self):
     self.assertEqual(json_lib.to_plain(_TREE), _PLAIN)
-    self.assertEqual(json_lib.from_plain(Tree, _PLAIN), _TREE)
-
-  def test_random_values_come_back_from_text(self):
-    rng = random.Random(0)
-    for _ in range(200):
-      tree = _random_tree(rng)
-      text = json.dumps(json_lib.to_plain(tree))
-      got = json_lib.from_plain(Tree, json.loads(text))
-      self.assertEqual(got, tree)
-      self.assertIsInstance(got.by_place, dict)
-      for kind, value in ((Pair, got.pairs), (types.Place, got.by_place)):
-        self.assertEqual({type(v) for v in value}, {kind} if value else set())
+    self.assertEqual(json_lib.from_plain(Tree, json.loads(json.dumps(_PLAIN))), _TREE)
 
   def test_defaults_may_be_missing_and_whole_numbers_are_floats(self):
     got = json_lib.from_plain(Leaf, {"count": 1, "secs": 2})
@@ -134,15 +98,6 @@ class JsonTest(parameterized.TestCase):
     got = json_lib.from_plain(kind, plain)
     self.assertEqual(got, value)
     self.assertIs(type(got), type(value))
-
-  @parameterized.parameters(
-      (base.NodeId, True, "NodeId must be int, got True."),
-      (base.NodeId, 1.5, "NodeId must be int, got 1.5."),
-      (dict[base.NodeId, str], {"x": "a"}, "must be a whole number as key"),
-  )
-  def test_what_a_new_type_rejects(self, kind, plain, message):
-    with self.assertRaisesRegex(ValueError, message):
-      json_lib.from_plain(kind, plain)
 
   @parameterized.parameters(
       # Field, its content, and how the message goes on after `Tree.` and field.
