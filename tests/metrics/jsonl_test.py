@@ -14,15 +14,21 @@ class JsonlTest(folders.FolderCase):
     super().setUp()
     self.path = self.folder / "metrics.jsonl"
 
+  def writing(self, **options):
+    return contextlib.closing(jsonl.MetricsWriter(self.path, **options))
+
+  def reader(self):
+    return self.enterContext(contextlib.closing(jsonl.MetricsReader(self.path)))
+
   def _write_run(self):
-    with contextlib.closing(jsonl.MetricsWriter(self.path)) as writer:
+    with self.writing() as writer:
       for step in (1, 2, 3, 4):
         writer.write_step(step, {"loss": 4.0 - step / 2})
         if step % 2 == 0:
           writer.write_event("eval", step=step, values={"loss": 5.0 - step})
 
   def test_lines(self):
-    with contextlib.closing(jsonl.MetricsWriter(self.path)) as writer:
+    with self.writing() as writer:
       writer.write_step(1, {"loss": 2.5, "tokens_per_sec": 100})
       writer.write_event("eval", step=1)
       # Nothing waits in a buffer until the file is closed.
@@ -33,8 +39,9 @@ class JsonlTest(folders.FolderCase):
       )
 
   def test_lines_are_read_as_they_come(self):
-    with contextlib.closing(jsonl.MetricsWriter(self.path)) as writer:
-      reader = self.enterContext(contextlib.closing(jsonl.MetricsReader(self.path)))
+    reader = self.reader()
+    self.assertEqual(reader.read(), ())  # There is no file yet.
+    with self.writing() as writer:
       self.assertEqual(reader.read(), ())
       writer.write_step(1, {})
       writer.write_step(2, {})
@@ -47,12 +54,6 @@ class JsonlTest(folders.FolderCase):
       self.assertEqual(reader.read(), ({"step": 4},))
       self.assertEqual(reader.read(), ())
 
-  def test_a_reader_waits_for_the_file(self):
-    reader = self.enterContext(contextlib.closing(jsonl.MetricsReader(self.path)))
-    self.assertEqual(reader.read(), ())
-    self._write_run()
-    self.assertLen(reader.read(), 6)
-
   @parameterized.parameters(
       (float("nan"), None),
       (float("-inf"), None),
@@ -64,7 +65,7 @@ class JsonlTest(folders.FolderCase):
       ("text", "text"),
   )
   def test_values_are_strict_json(self, value, want):
-    with contextlib.closing(jsonl.MetricsWriter(self.path)) as writer:
+    with self.writing() as writer:
       writer.write_step(1, {"value": value})
     line = json.loads(self.path.read_text(), parse_constant=self.fail)
     self.assertEqual((line["step"], line["value"]), (1, want))
@@ -73,7 +74,7 @@ class JsonlTest(folders.FolderCase):
   def test_resumed_run_has_each_step_once(self, resumed_from_step):
     self._write_run()
     before = self.path.read_bytes()
-    with contextlib.closing(jsonl.MetricsWriter(self.path)) as writer:
+    with self.writing() as writer:
       writer.write_event("start", step=resumed_from_step)
       for step in range(resumed_from_step + 1, 6):
         writer.write_step(step, {"loss": 0.0})
@@ -81,6 +82,8 @@ class JsonlTest(folders.FolderCase):
     kept = min(resumed_from_step, 4)
     self.assertEqual(steps, (*range(1, kept + 1), *range(resumed_from_step + 1, 6)))
     self.assertEqual(losses[:kept], (3.5, 3.0, 2.5, 2.0)[:kept])
+    evals = jsonl.column(jsonl.read_lines(self.path), "loss", event="eval")
+    self.assertEqual(evals, ((2, 4)[: kept // 2], (3.0, 1.0)[: kept // 2]))
     self.assertStartsWith(self.path.read_bytes(), before)
 
   @parameterized.parameters(
@@ -110,7 +113,7 @@ class JsonlTest(folders.FolderCase):
     whole = self.path.read_text()
     self.path.write_text(whole + torn)
     self.assertLen(jsonl.read_lines(self.path), 6)
-    with contextlib.closing(jsonl.MetricsWriter(self.path)) as writer:
+    with self.writing() as writer:
       writer.write_step(5, {"loss": 2.0})
     with self.assertLogs(level="WARNING") as logs:
       lines = jsonl.read_lines(self.path)
@@ -128,7 +131,7 @@ class JsonlTest(folders.FolderCase):
       (0, "File too large.*metrics.jsonl"), (5, "only 5 of 37 bytes.*metrics.jsonl")
   )
   def test_line_that_does_not_fit_waits_for_room(self, room_bytes, message):
-    with contextlib.closing(jsonl.MetricsWriter(self.path)) as writer:
+    with self.writing() as writer:
       writer.write_step(1, {})
       with limits.file_size(self.path.stat().st_size + room_bytes):
         with self.assertRaisesRegex(OSError, message):
@@ -138,10 +141,7 @@ class JsonlTest(folders.FolderCase):
     self.assertEqual(jsonl.read_lines(self.path), ({"step": 1}, {"step": 2}, {"step": 3}))
 
   def test_another_writes_behind_a_line_that_was_cut_off(self):
-    with (
-        contextlib.closing(jsonl.MetricsWriter(self.path, member="n0")) as first,
-        contextlib.closing(jsonl.MetricsWriter(self.path, member="n1")) as second,
-    ):
+    with self.writing(member="n0") as first, self.writing(member="n1") as second:
       first.write_step(1, {})
       with limits.file_size(self.path.stat().st_size + 45):
         for step in (2, 3):  # A part of the first fits.
@@ -154,11 +154,8 @@ class JsonlTest(folders.FolderCase):
     self.assertEqual(found, [(1, None), (2, {"step": 0}), (3, {"step": 0}), (4, None)])
 
   def test_two_lives_write_at_once(self):
-    with (
-        contextlib.closing(jsonl.MetricsWriter(self.path, life=1)) as old,
-        contextlib.closing(jsonl.MetricsWriter(self.path, life=2)) as new,
-    ):
-      reader = self.enterContext(contextlib.closing(jsonl.MetricsReader(self.path)))
+    with self.writing(life=1) as old, self.writing(life=2) as new:
+      reader = self.reader()
       for step in (1, 2, 3):
         old.write_step(step, {"loss": 1.0})
       new.write_event("start", step=1)
@@ -174,16 +171,9 @@ class JsonlTest(folders.FolderCase):
 
   def test_error_that_is_handled_is_not_raised(self):
     errors = []
-    with contextlib.closing(jsonl.MetricsWriter(self.path, on_error=errors.append)) as writer:
+    with self.writing(on_error=errors.append) as writer:
       with limits.file_size(0):
         writer.write_step(1, {})
         writer.write_event("eval", step=1)
     self.assertLen(errors, 2)
     self.assertEqual(jsonl.read_lines(self.path), ({"step": 1}, {"step": 1, "event": "eval"}))
-
-  def test_column(self):
-    self._write_run()
-    lines = jsonl.read_lines(self.path)
-    self.assertEqual(jsonl.column(lines, "loss", event="eval"), ((2, 4), (3.0, 1.0)))
-    self.assertEqual(jsonl.column(lines, "loss")[0], (1, 2, 3, 4))
-    self.assertEqual(jsonl.column(lines, "bubble_pct"), ((), ()))

@@ -31,7 +31,10 @@ def _key(fig):
 class SchedulePlotTest(parameterized.TestCase):
 
   def test_key_has_a_label_of_each_form(self):
-    fig = _draw(_SLOTS, _SLOTS)
+    """A category whose labels do not fit, or that has none, has its name."""
+    narrow = TrackSlot("node 0", "0SG0>1", 5.0, 5.001, "send", "gradient sent")
+    other = TrackSlot("node 1", "?", 4.0, 5.0, "odd")
+    fig = _draw((*_SLOTS, narrow), (*_SLOTS, other))
     self.assertEqual(
         _key(fig),
         [
@@ -39,15 +42,12 @@ class SchedulePlotTest(parameterized.TestCase):
             ("0B0: backward pass", "#0072B2"),
             ("0RA0<0: output received", "#E69F00"),
             ("0RG0<0: gradient received", "#E69F00"),
+            ("odd", "#F0E442"),
+            ("send", "#5F4690"),
         ],
     )
     self.assertEqual(fig.get_suptitle(), "Step 7")
     self.assertEmpty(figures.find_faults(fig))
-
-  def test_a_category_without_labels_keeps_its_name(self):
-    narrow = TrackSlot("node 0", "0F9", 5.0, 5.001, "forward", "forward pass")
-    other = TrackSlot("node 0", "?", 6.0, 9.0, "odd")
-    self.assertEqual([text for text, _ in _key(_draw([narrow, other]))], ["forward", "odd"])
 
   def test_labels_lie_in_their_boxes(self):
     # From far too narrow to wide: left out, upright, level.
