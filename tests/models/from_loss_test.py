@@ -95,11 +95,6 @@ class FromLossTest(parameterized.TestCase):
     found = _run(model, params, key=jax.random.key(0), train=False)
     self.assertEqual(float(found.total), 28.0)
 
-  def test_own_weights(self):
-    loss = lambda params, batch: layer_lib.Loss(params["w"].sum(), jnp.float32(9))
-    model = _make(loss)
-    self.assertEqual(float(_run(model, _variables(model).params).weight), 9.0)
-
   def test_metrics_are_sums(self):
     model = _make(_aux_loss, has_aux=True)
     params = _variables(model).params
@@ -117,7 +112,8 @@ class FromLossTest(parameterized.TestCase):
     )
     for weight, found in ((8, 4.0), (0, 0.0)):  # The mean of nothing is not a number.
       model = _make(weigh(weight), has_aux=True)
-      self.assertEqual(float(_run(model, _variables(model).params).metrics["rate"]), found)
+      loss = _run(model, _variables(model).params)
+      self.assertEqual((float(loss.weight), float(loss.metrics["rate"])), (weight, found))
 
   def test_state(self):
     init = lambda key: (_init(key), {"mean": jnp.ones(3), "ema": [jnp.zeros(())]})
@@ -240,11 +236,6 @@ class FromLossTest(parameterized.TestCase):
     params = layer.init(jax.random.key(0), None, {}).params
     shapes = sorted(value.shape for value in params.values())
     self.assertEqual(shapes, [(2, 3), (3,)])
-
-  def test_refuses_a_loss_per_sample(self):
-    model = _make(lambda params, batch: batch["y"] * params["w"][0])
-    with self.assertRaisesRegex(ValueError, "a scalar .* array \\(4,\\)"):
-      _run(model, _variables(model).params)
 
 
 if __name__ == "__main__":

@@ -46,9 +46,15 @@ class ZooTest(parameterized.TestCase):
       ("gpt2_long", "gpt2", {"positions": 31}, "=32 is longer than .*=31"),
       ("llama_long", "llama", {"sequence_length": 129}, "longer than .*=128"),
       ("qwen_heads", "qwen", {"num_kv_heads": 3}, "num_heads=4 must be a mult"),
-      ("bert_heads", "bert", {"num_heads": 5}, "width=64 must be a multiple"),
+      ("heads", "gpt2", {"width": 70}, "width=70 must be a multiple of num_he"),
       ("odd", "llama", {"head_width": 5}, "head_width must be even, got 5"),
       ("dtype", "llama", {"dtype": "float16"}, "Unknown dtype 'float16'"),
+      ("chunk", "gpt2", {"loss_chunk": 0}, "loss_chunk must be a positive"),
+      ("kernel", "gpt2", {"attention": "cudn"}, "did you mean 'cudnn'"),
+      ("drop", "gpt2", {"attention": "xla"}, "'xla' does not .* got 0.1"),
+      ("cudnn", "llama", {"attention": "cudnn"}, "needs dtype=bfloat16, got f"),
+      ("model", "gtp2", {}, "Unknown model 'gtp2'; did you mean 'gpt2'"),
+      ("variant", "gpt2", {"variant": "smal"}, "'smal'; did you mean 'small'"),
       ("kind", "qwen", {"tied": "no"}, "'tied' of model 'qwen' must be bool"),
       ("name", "bert", {"num_block": 2}, "did you mean 'num_blocks'"),
       ("rate", "bert", {"dropout_rate": 1.0}, "dropout_rate must be"),
@@ -60,9 +66,9 @@ class ZooTest(parameterized.TestCase):
   )
   def test_refuses(self, name, options, message):
     with self.assertRaisesRegex(ValueError, message):
-      zoo.make_model(name, variant="tiny", **options)
+      zoo.make_model(name, **{"variant": "tiny"} | options)
 
-  @parameterized.parameters("bert", "llama")
+  @parameterized.parameters("bert", "gpt2", "llama")
   def test_refuses_batch_of_another_length(self, name):
     model = zoo.make_model(name, variant="tiny", num_blocks=1)
     shapes = model.batch_shapes(2)

@@ -75,10 +75,3 @@ class DenseTest(parameterized.TestCase):
         self.assertEqual((grad.shape, grad.dtype), (arg.shape, arg.dtype))
         grad, want_grad = np.float32(grad), np.float32(want_grad)
         self.assertLess(plain.relative_error(grad, want_grad), 2e-2)
-
-  @parameterized.named_parameters((name, *case) for name, case in CASES.items())
-  def test_keeps_arguments_and_moments_only(self, function, _, shapes):
-    args = make_args(shapes, dtype="bfloat16")
-    _, vjp = jax.vjp(function, *args)
-    for kept in vjp.opaque_residuals:
-      self.assertEqual(kept.shape, (2, 3))
