@@ -1,26 +1,14 @@
 """Rules of clusters whose stages are all alike, one layer each."""
 
 from collections.abc import Sequence
+import dataclasses
 from typing import Any
 
 from bamboo_jax import config as config_lib
-from bamboo_jax.plan import (
-    cost_model,
-    partition as partition_lib,
-    pipelines as pipelines_lib,
-    planner as planner_lib,
-    rows,
-)
-from bamboo_jax.plan.times import predictor as predictor_lib
-from bamboo_jax.recovery import (
-    assignment,
-    ladder as ladder_lib,
-    layout as layout_lib,
-    planner,
-    shapes as shapes_lib,
-    templates as templates_lib,
-)
+from bamboo_jax.plan import cost_model, partition as partition_lib, pipelines as pipelines_lib
+from bamboo_jax.recovery import assignment, ladder as ladder_lib, layout as layout_lib
 from bamboo_jax.schedule import failover
+from bamboo_jax.training.setup import build, build_recovery
 from tests import profiles
 
 
@@ -53,28 +41,6 @@ def make_layout(roles: Sequence[failover.Roles], shares: layout_lib.Shares) -> l
   return layout_lib.Layout(pipelines, shares, pipelines[0].partition.bounds)
 
 
-def make_rows(
-    profile: cost_model.Profile,
-    mode: str,
-    *,
-    num_stages: int,
-    num_pipelines: int = 1,
-    num_shares: int,
-    per_share: int = 4,
-    segments: partition_lib.Partition | None = None,
-) -> rows.RowPlanner:
-  """Returns the planner of rows of such pipelines."""
-  plan = planner_lib.make_plan(
-      profile,
-      num_stages=num_stages,
-      num_pipelines=num_pipelines,
-      num_microbatches=num_shares * per_share // num_pipelines,
-      num_shares=num_shares,
-      microbatch_size=1,
-  )
-  return rows.RowPlanner(plan, config_lib.RedundancySection(mode), segments)
-
-
 def make_ladder(
     *, has_replicas: bool = True, reroute: str = "shares", **options: Any
 ) -> ladder_lib.Ladder:
@@ -88,101 +54,38 @@ def make_rules(
     num_stages: int,
     num_shares: int,
     *,
+    num_layers: int | None = None,
     mode: str = "lazy",
     layer_secs: float = 0.001,
     split: str = "even",
     per_share: int = 4,
-    **rungs,
-) -> assignment.RecoveryRules:
-  """Returns rules for pipelines of so many stages, at most one per share.
-
-  With the `split` "makespan", shares of `per_share` microbatches are dealt so.
-  """
-  partition = partition_lib.Partition(tuple(range(num_stages + 1)))
-  predicted = predictor_lib.Predictor(
-      make_profile(num_stages, layer_secs=layer_secs),
-      num_microbatches=per_share * num_shares,
-      num_shares=num_shares,
-      split=split,
-      group=per_share,
-      redundant=config_lib.RedundancySection(mode),
-  )
-  has_replicas = mode != "none"
-  ladder = make_ladder(has_replicas=has_replicas, **rungs)
-  return assignment.RecoveryRules(
-      segments=partition,
-      num_shares=num_shares,
-      predictor=predicted if split == "makespan" else None,
-      rows=make_rows(
-          predicted.profile,
-          mode,
-          num_stages=num_stages,
-          num_shares=num_shares,
-          per_share=per_share,
-          segments=partition,
-      ),
-      ladder=ladder,
-      planner=planner.Planner(
-          shapes_lib.Templates((partition,), predicted, ladder.options),
-          planner.PredictedTimes(predicted),
-          fold=ladder.options.fold,
-      ),
-  )
-
-
-def make_template_rules(
-    num_layers: int,
-    num_shares: int,
-    *,
-    min_nodes: int = 2,
-    mode: str = "lazy",
-    method: str = "replanning",
+    layout: str = "depth",
     reroute: str = "shares",
-    per_share: int = 4,
-    layout: str = "templates",
+    **recovery: Any,
 ) -> assignment.RecoveryRules:
-  """Returns rules for pipelines of any depth from `min_nodes` on.
+  """Returns the rules of a run with pipelines of so many stages, at most one per share.
 
-  With the `layout` "grid" all have the depth that is fastest.
+  With the `split` "makespan" shares are dealt so that all finish together.
   """
-  predicted = predictor_lib.Predictor(
-      make_profile(num_layers),
-      num_microbatches=per_share * num_shares,
-      num_shares=num_shares,
-      group=per_share,
-      redundant=config_lib.RedundancySection(mode),
+  num_pipelines = num_shares if split == "even" else 1
+  config = config_lib.Config().changed(
+      {
+          "pipeline.executor": "spmd" if reroute == "whole_shares" else "rows",
+          "pipeline.layout": layout,
+          "pipeline.microbatch_size": 1,
+          "pipeline.num_microbatches": num_shares * per_share // num_pipelines,
+          "pipeline.num_pipelines": num_pipelines,
+          "pipeline.num_shares": num_shares,
+          "pipeline.num_stages": num_stages,
+          "recovery.reroute": reroute != "none",
+          "redundancy.mode": mode,
+          **{f"recovery.{name}": value for name, value in recovery.items()},
+      }
   )
-  templates = templates_lib.make_templates(
-      predicted.profile.layers,
-      num_failures=1,
-      min_nodes=min_nodes,
-      max_nodes=min(num_layers, 2 * min_nodes - 1),
+  profile = make_profile(num_layers or num_stages, layer_secs=layer_secs)
+  templates = build_recovery.make_templates(config, profile)
+  plan = build.make_plan(
+      config, profile, num_stages=templates[0].partition.num_stages if templates else None
   )
-  partitions = tuple(template.partition for template in templates)
-  segments = partition_lib.refine(partitions)
-  ladder = make_ladder(has_replicas=mode != "none", reroute=reroute, method=method)
-  shape = shapes_lib.Templates(
-      partitions,
-      predicted,
-      ladder.options,
-      mixes=layout == "templates",
-      uses_all=layout == "templates",
-      degrades=True,
-  )
-  return assignment.RecoveryRules(
-      segments=segments,
-      num_shares=num_shares,
-      predictor=predicted,
-      rows=make_rows(
-          predicted.profile,
-          mode,
-          num_stages=min_nodes,
-          num_shares=num_shares,
-          per_share=per_share,
-          segments=segments,
-      ),
-      ladder=ladder,
-      planner=planner.Planner(
-          shape, planner.PredictedTimes(predicted), fold=True, is_strict=layout == "templates"
-      ),
-  )
+  rules = build_recovery.make_rules(config, plan, templates)
+  return dataclasses.replace(rules, rows=build.make_rows(config, plan, rules.segments))

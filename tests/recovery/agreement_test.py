@@ -1,10 +1,7 @@
 """What the nodes that are left agree on."""
 
-import json
-
 from absl.testing import parameterized
 
-from bamboo_jax.base import json as json_lib
 from bamboo_jax.recovery import agreement, layout as layout_lib, slowness
 from bamboo_jax.schedule import failover, holdings as holdings_lib
 from tests import layouts
@@ -65,29 +62,6 @@ class AgreeTest(parameterized.TestCase):
     self.assertEqual(got.steps, 5)
     self.assertTrue(got.is_fresh)
     self.assertEqual(got.holdings[0], holdings_lib.NOTHING)
-
-  def test_a_pipeline_without_a_stage_makes_the_update_too(self):
-    roles = [failover.Roles.initial(r.owners, has_replicas=False) for r in _LAYOUT.roles]
-    bare = layouts.make_layout(roles, _LAYOUT.shares)
-    broken = agree(everybody([0, 1], layout=bare), mode="none").layout
-    statuses = everybody([0, 1, 4], layout=broken)
-    self.assertEqual(agree(statuses, mode="none").rung, "checkpoint")
-    for steps in (4, 5):  # Node 2 has the only copy of stage 2.
-      statuses = everybody([0, 1, 5], layout=broken)
-      statuses[3] = status(steps=steps, layout=broken)
-      got = agree(statuses, mode="none")
-      self.assertEqual((got.steps, got.rung), (steps, "reroute"))
-      self.assertEqual({row for _, row, _ in got.layout.ways}, {(3, 4, 2)})
-
-  def test_another_pipeline_computes_for_a_lost_one(self):
-    got = agree(everybody([0, 1]) | {4: status(holdings=_HELD)})
-    self.assertEqual((got.rung, got.victims), ("reroute", ((0, 0), (0, 1))))
-    self.assertEqual(got.layout.roles[0].owners, (2, 4, 2))
-    self.assertEqual(got.layout.roles[1], _LAYOUT.roles[1])
-    self.assertEqual(got.layout.shares, _LAYOUT.shares)
-    self.assertEqual(got.version, 1)
-    self.assertEqual(got.holdings[4].activations, _HELD.activations)
-    self.assertFalse(got.is_fresh)
 
   def test_new_pipelines_wait_for_their_state(self):
     got = agree(everybody([0, 1, 4]), reroute="none")
@@ -177,14 +151,6 @@ class AgreeTest(parameterized.TestCase):
   )
   def test_newest_common(self, seen, expected):
     self.assertEqual(agreement.newest_common(seen), expected)
-
-  @parameterized.parameters(
-      {"holdings": _HELD, "saved": (1, 2)}, {"steps": -1, "version": -1, "layout": _NOBODY}
-  )
-  def test_json(self, **changes):
-    want = status(**changes)
-    content = json.loads(json.dumps(json_lib.to_plain(want)))
-    self.assertEqual(json_lib.from_plain(agreement.Status, content), want)
 
   def test_newcomers_decide_nothing(self):
     got = agree(everybody() | {9: status(steps=-1, version=-1, layout=_NOBODY)})

@@ -130,25 +130,6 @@ class PredictorTest(parameterized.TestCase):
     )
     self.assertEqual(got, plan.step_time)
 
-  def test_a_node_with_two_stages_is_slower_and_gets_less(self):
-    profile = _profile([1.0] * 4)
-    partition = partition_lib.Partition((0, 1, 2, 3, 4))
-    whole = pipelines_lib.Pipeline(partition, failover.Roles.initial(range(4)))
-    hurt = pipelines_lib.Pipeline(partition, failover.Roles((4, 5, 5, 7)))
-    predictor = predictor_lib.Predictor(
-        profile, num_microbatches=16, redundant=config_lib.RedundancySection("lazy")
-    )
-    counts = predictor.split([whole, hurt])
-    self.assertEqual(sum(counts), 16)
-    self.assertGreater(counts[0], counts[1])
-    even = predictor_lib.Predictor(
-        profile, num_microbatches=16, redundant=config_lib.RedundancySection("lazy"), split="even"
-    )
-    self.assertEqual(even.split([whole, hurt]), (8, 8))
-    self.assertGreater(
-        even.predict([whole, hurt]).total_ms, predictor.predict([whole, hurt]).total_ms
-    )
-
   def test_vacant_pipelines_do_not_help(self):
     profile = _profile([1.0, 1.0])
     partition = partition_lib.Partition((0, 1, 2))

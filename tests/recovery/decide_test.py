@@ -39,7 +39,7 @@ def make_pipeline(owners, *, replicas):
 class FakePlanner:
   """Pipelines of 4 nodes; slower if a node has two stages or one is vacant."""
 
-  def __init__(self, *, replicas=True, reconfigure_secs=10.0):
+  def __init__(self, *, replicas, reconfigure_secs=10.0):
     self.times = self
     self._replicas = replicas
     self._reconfigure_secs = reconfigure_secs
@@ -78,13 +78,15 @@ def make_layout(name, num_pipelines=2, spares=()):
   )
 
 
-def decide(name, layout, *, when="step", lost=(), joined=(), noticed=()):
-  ladder = make_ladder(name)
+def decide(
+    name, layout, *, when="step", lost=(), joined=(), noticed=(), reconfigure_secs=10.0, **options
+):
+  ladder = make_ladder(name, **options)
   return recovery.decide(
       layout,
       ladder_lib.Change(frozenset(lost), tuple(joined), frozenset(noticed)),
       ladder=ladder,
-      planner=FakePlanner(replicas=ladder.has_replicas),
+      planner=FakePlanner(replicas=ladder.has_replicas, reconfigure_secs=reconfigure_secs),
       when=when,
   )
 
@@ -130,11 +132,6 @@ class LossTest(parameterized.TestCase):
     live = {*range(4 * num_pipelines)} - {*lost}
     self.assertEqual({*decision.layout.spares}, live)
 
-  def test_shadow_owns_the_stage(self):
-    decision = decide("bamboo", make_layout("bamboo"), lost=[2, 4])
-    self.assertEqual(owners_of(decision.layout), [(0, 1, 1, 3), (7, 5, 6, 7)])
-    self.assertEqual(decision.gone, ())
-
   def test_peers_compute_until_a_spare_comes(self):
     first = decide("recycle", make_layout("recycle"), lost=[2])
     self.assertEqual(first.gone, ((0, 2),))
@@ -145,13 +142,6 @@ class LossTest(parameterized.TestCase):
     self.assertEqual(second.reason, "1 spare takes a place")
     self.assertEqual(owners_of(second.layout), [(0, 1, 9, 3), (4, 5, 6, 7)])
     self.assertEqual(second.repairs[0].used, (9,))
-
-  def test_the_last_peer(self):
-    layout = decide("recycle", make_layout("recycle"), lost=[2]).layout
-    self.assertEqual(decide("recycle", layout, lost=[7]).rung, "reroute")
-    decision = decide("recycle", layout, lost=[6])
-    self.assertEqual(decision.rung, "checkpoint")
-    self.assertEqual(owners_of(decision.layout), [(0, 1, 3, 4)])
 
   @parameterized.named_parameters(
       # Two pipelines and a spare; rungs by share and whole share, live nodes.
@@ -184,6 +174,11 @@ class LossTest(parameterized.TestCase):
     self.assertEqual(decision.layout.pipelines, ())
 
 
+def _die(*noticed):
+  """Node 2 dies while others are about to leave."""
+  return {"lost": [2], "noticed": noticed}
+
+
 class BoundaryTest(parameterized.TestCase):
 
   def test_spares_take_places(self):
@@ -197,98 +192,49 @@ class BoundaryTest(parameterized.TestCase):
     self.assertLen(decision.layout.pipelines[0].roles.shadows, 4)
 
   @parameterized.named_parameters(
-      # Of three pipelines one is slow, two fast ones are not worth it.
-      ("slow", 3, [2], [], "repair"),
-      # Four that are slow are: 4 / 1.5 is less than 3.
-      ("all_slow", 4, [2], [], "reconfigure"),
-      ("another_pipeline", 1, [], [10, 11, 12, 13], "reconfigure"),
-      ("not_enough_for_one", 1, [], [10, 11, 12], "none"),
+      # System, pipelines, spares, lost in a step before, and events; then the rung, and the
+      # owners of the first pipeline. Of three pipelines one is slow: two fast ones are not
+      # worth it. Four that are slow are: 4 / 1.5 is less than 3.
+      ("slow", "bamboo", 3, [], [2], {}, "repair", (0, 1, 1, 3)),
+      ("all_slow", "bamboo", 4, [], [2], {}, "reconfigure", (0, 1, 3, 4)),
+      ("another", "bamboo", 1, [], [], {"joined": range(10, 14)}, "reconfigure", (0, 1, 2, 3)),
+      ("not_enough_for_one", "bamboo", 1, [], [], {"joined": [10, 11, 12]}, "none", (0, 1, 2, 3)),
+      ("spare", "bamboo", 2, [8], [], {"noticed": [2]}, "repair", (0, 1, 8, 3)),
+      ("shadow_takes_over", "bamboo", 2, [], [], {"noticed": [2]}, "shadow", (0, 1, 1, 3)),
+      ("others_take_over", "cluster", 2, [], [], {"noticed": [1, 2]}, "reroute", (0, 0, 2, 3)),
+      ("owners_take_over", "recycle", 2, [], [], {"noticed": [2]}, "reroute", (0, 1, 2, 3)),
+      ("no_shadow", "oobleck", 2, [], [], {"noticed": [2]}, "reconfigure", (0, 1, 3, 4)),
+      ("no_copy", "bamboo", 2, [], [], {"noticed": [1, 2, 5, 6]}, "reconfigure", (0, 3, 4, 7)),
+      ("restart", "varuna", 2, [], [], {"noticed": [2]}, "checkpoint", (0, 1, 3, 4)),
+      ("too_few", "varuna", 2, [], [], {"noticed": range(5)}, "none", (0, 1, 2, 3)),
+      # In a step.
+      ("dead", "oobleck", 1, [8, 9], [], _die(2, 8), "checkpoint", (0, 1, 3, 9)),
+      ("dead_too_few", "oobleck", 1, [], [], _die(2), "wait", None),
+      ("dead_too_few_but_for_them", "oobleck", 1, [8], [], _die(8), "checkpoint", (0, 1, 3, 8)),
+      ("dead_all_leave", "oobleck", 1, [8], [], _die(0, 1, 3, 8), "checkpoint", (0, 1, 3, 8)),
   )
-  def test_new_pipelines_if_they_pay(self, num_pipelines, lost, joined, rung):
-    layout = make_layout("bamboo", num_pipelines)
-    layout = decide("bamboo", layout, lost=lost).layout
-    decision = decide("bamboo", layout, when="boundary", joined=joined)
+  def test_events(self, name, num_pipelines, spares, before, events, rung, first):
+    layout = decide(name, make_layout(name, num_pipelines, spares), lost=before).layout
+    when = "step" if "lost" in events else "boundary"
+    decision = decide(name, layout, when=when, **events)
     self.assertEqual(decision.rung, rung)
-    self.assertFalse(decision.rolls_back)
+    self.assertEqual(decision.rolls_back, when == "step")
+    self.assertEqual([*owners_of(decision.layout), None][0], first)
 
   def test_a_pause_must_pay_within_the_horizon(self):
-    layout = make_layout("bamboo", 1)
-    change = ladder_lib.Change(joined=(10, 11, 12, 13))
-    rungs = [
-        recovery.decide(
-            layout,
-            change,
-            ladder=make_ladder("bamboo", horizon_secs=600.0),
-            planner=FakePlanner(reconfigure_secs=secs),
-            when="boundary",
-        ).rung
-        for secs in (299.0, 301.0)
-    ]
-    self.assertEqual(rungs, ["reconfigure", "none"])
-
-  def test_replicas_are_made_if_the_planner_keeps_the_pipelines(self):
-    class KeepingPlanner(FakePlanner):
-
-      def adapt(self, pipelines, nodes):
-        return tuple(pipelines)
-
-    ladder = make_ladder("bamboo")
-    lost = decide("bamboo", make_layout("bamboo", 1), lost=[2])
-    self.assertNotIn(2, lost.layout.pipelines[0].roles.shadows)
-    # Copying takes a second, in which training without replicas gains more.
-    decision = recovery.decide(
-        lost.layout, ladder_lib.NOTHING, ladder=ladder, planner=KeepingPlanner(), when="boundary"
-    )
-    self.assertEqual(decision.rung, "repair")
-    (pipeline,) = decision.layout.pipelines
-    self.assertRegex(decision.reason, r"^\d+ replicas are made$")
-    self.assertCountEqual(pipeline.roles.shadows, range(_NUM_STAGES))
-
-  @parameterized.named_parameters(
-      ("spare", "bamboo", [8], [2], "repair", (0, 1, 8, 3)),
-      ("shadow_takes_over", "bamboo", [], [2], "shadow", (0, 1, 1, 3)),
-      ("others_take_over", "cluster", [], [1, 2], "reroute", (0, 0, 2, 3)),
-      ("owners_take_over", "recycle", [], [2], "reroute", (0, 1, 2, 3)),
-      ("no_shadow", "oobleck", [], [2], "reconfigure", (0, 1, 3, 4)),
-      ("no_copy", "bamboo", [], [1, 2, 5, 6], "reconfigure", (0, 3, 4, 7)),
-      ("restart", "varuna", [], [2], "checkpoint", (0, 1, 3, 4)),
-      ("too_few", "varuna", [], [0, 1, 2, 3, 4], "none", (0, 1, 2, 3)),
-  )
-  def test_notice(self, name, spares, noticed, rung, first):
-    layout = make_layout(name, spares=spares)
-    decision = decide(name, layout, noticed=noticed, when="boundary")
-    self.assertEqual(decision.rung, rung)
-    self.assertFalse(decision.rolls_back)
-    self.assertEqual(owners_of(decision.layout)[0], first)
+    for secs, rung in ((299.0, "reconfigure"), (301.0, "none")):
+      given = dict(joined=range(10, 14), when="boundary", horizon_secs=600.0)
+      layout = make_layout("bamboo", 1)
+      self.assertEqual(decide("bamboo", layout, reconfigure_secs=secs, **given).rung, rung)
 
   def test_without_handing_over_nodes_stay_until_they_are_gone(self):
-    layout = make_layout("bamboo")
-    change = ladder_lib.Change(noticed=frozenset({2}))
     for hand_over, rung in ((True, "shadow"), (False, "none")):
-      decision = recovery.decide(
-          layout,
-          change,
-          ladder=make_ladder("bamboo", hand_over=hand_over),
-          planner=FakePlanner(),
-          when="boundary",
-      )
+      layout = make_layout("bamboo")
+      decision = decide("bamboo", layout, noticed=[2], when="boundary", hand_over=hand_over)
       self.assertEqual(decision.rung, rung)
       self.assertEqual(decision.layout.leaving, {2})
       self.assertEqual(2 in decision.layout.spares, hand_over)
       self.assertCountEqual(decision.layout.live, range(8))
-
-  @parameterized.named_parameters(
-      ("a_spare", [8, 9], [2, 8], "checkpoint", (0, 1, 3, 9)),
-      ("too_few", [], [2], "wait", None),
-      ("too_few_but_for_them", [8], [8], "checkpoint", (0, 1, 3, 8)),
-      ("all_leave", [8], [0, 1, 3, 8], "checkpoint", (0, 1, 3, 8)),
-  )
-  def test_notice_in_mid_step(self, spares, noticed, rung, first):
-    layout = make_layout("oobleck", 1, spares)
-    decision = decide("oobleck", layout, lost=[2], noticed=noticed)
-    self.assertEqual(decision.rung, rung)
-    owners = owners_of(decision.layout)
-    self.assertEqual(owners[0] if owners else None, first)
 
   @parameterized.parameters(([3], (0, 1, 2, 4)), ([0, 3], (0, 1, 2, 3)))
   def test_start_with_nodes_that_leave(self, noticed, first):
@@ -307,17 +253,6 @@ class BoundaryTest(parameterized.TestCase):
     self.assertFalse(started.rolls_back)
     self.assertEqual(owners_of(started.layout), [(0, 1, 2, 7)])
     self.assertEqual(started.layout.spares, (5,))
-
-  def test_planned_restart_loses_no_step(self):
-    layout = make_layout("varuna", 1)
-    decision = decide("varuna", layout, when="boundary", joined=range(10, 14))
-    self.assertEqual(decision.rung, "checkpoint")
-    self.assertFalse(decision.rolls_back)
-    self.assertLen(decision.layout.pipelines, 2)
-
-  def test_when(self):
-    with self.assertRaisesRegex(ValueError, "Unknown time 'now'"):
-      decide("full", make_layout("full"), when="now")
 
 
 _NODES = st.integers(0, 15)

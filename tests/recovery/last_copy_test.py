@@ -13,16 +13,16 @@ from tests import layouts
 
 
 def make_rules(num_stages, kind, mode, reroute):
+  given = dict(mode=mode, reroute=reroute, per_share=1)
   if kind == "depth":
-    return layouts.make_rules(num_stages, 3, mode=mode, reroute=reroute, per_share=1)
-  return layouts.make_template_rules(
-      *(2 * num_stages - 1, 3),
-      min_nodes=num_stages,
-      mode=mode,
-      reroute=reroute,
-      per_share=1,
-      method="rules" if kind == "rules" else "replanning",
+    return layouts.make_rules(num_stages, 3, **given)
+  return layouts.make_rules(
+      *(num_stages, 3),
+      num_layers=2 * num_stages - 1,
       layout="grid" if kind == "grid" else "templates",
+      method="rules" if kind == "rules" else "replanning",
+      split="makespan",
+      **given,
   )
 
 
@@ -93,14 +93,16 @@ class LastCopyTest(parameterized.TestCase):
 
   @parameterized.product(
       size=[(2, 1), (3, 1), (2, 2), (3, 2), (2, 3), (4, 2)],
-      kind=["depth", "templates", "rules", "grid"],
-      reroute=["shares", "whole_shares", "none"],
+      how=[
+          ("depth", "whole_shares"),
+          *itertools.product(["depth", "templates", "rules", "grid"], ["shares", "none"]),
+      ],
       mode=["lazy", "none"],
   )
-  def test_all_subsets_at_once(self, size, kind, reroute, mode):
+  def test_all_subsets_at_once(self, size, how, mode):
     """Nodes that together have all layers continue, in any layout."""
     num_stages, num_pipelines = size
-    rules = make_rules(num_stages, kind, mode, reroute)
+    rules = make_rules(num_stages, how[0], mode, how[1])
     members = range(num_stages * num_pipelines)
     first = rules.start(rules.planner.fresh(members, {}))
     num_on = 0

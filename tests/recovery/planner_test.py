@@ -2,27 +2,16 @@
 
 from absl.testing import parameterized
 
-from bamboo_jax import base, config as config_lib
+from bamboo_jax import base
 from bamboo_jax.plan import partition as partition_lib, pipelines as pipelines_lib
-from bamboo_jax.plan.times import predictor as predictor_lib
-from bamboo_jax.recovery import planner as planner_lib, shapes as shapes_lib
 from bamboo_jax.schedule import failover
 from tests import layouts
 
 _PARTITION = partition_lib.Partition((0, 1, 2, 3, 4))
-_PROFILE = layouts.make_profile(4)
 
 
-def make_planner(*, mode="lazy", fold=True, most=2):
-  predictor = predictor_lib.Predictor(
-      _PROFILE,
-      num_microbatches=8,
-      num_shares=2,
-      split="even",
-      redundant=config_lib.RedundancySection(mode),
-  )
-  shape = shapes_lib.Templates((_PARTITION,), predictor, max_pipelines=most)
-  return planner_lib.Planner(shape, planner_lib.PredictedTimes(predictor), fold=fold)
+def make_planner(**recovery):
+  return layouts.make_rules(4, 2, **recovery).planner
 
 
 def owners(pipelines):
@@ -39,12 +28,6 @@ class PlannerTest(parameterized.TestCase):
     few = planner.fresh([3, 1], {})
     self.assertEqual(owners(few), [(3, 3, 1, 1)])
     self.assertEqual(planner.arrange([3, 1], {}), [3, 1])
-
-  def test_zones_matter_at_a_start(self):
-    zones = {n: "ab"[n // 4] for n in range(8)}
-    for pipeline in make_planner().fresh(range(8), zones):
-      here = [zones[n] for n in pipeline.roles.owners]
-      self.assertTrue(all(a != b for a, b in zip(here, here[1:], strict=False)))
 
   @parameterized.named_parameters(
       ("whole", (0, 1, 2, 3), [*range(7)], [(0, 1, 2, 3)]),

@@ -213,24 +213,6 @@ class DepthTest(parameterized.TestCase):
 
 class TemplatesTest(parameterized.TestCase):
 
-  @parameterized.product(
-      lost=[(0,), (4,), (0, 4), (1, 5), (3, 6, 7), (0, 1, 2)],
-      mode=["none", "lazy"],
-      method=["rules", "replanning"],
-  )
-  def test_nodes_train_on_all_layers(self, lost, mode, method):
-    shape = make_templates(method, redundant=config_lib.RedundancySection(mode))
-    before = make_pipelines([_THREE, _THREE, _TWO], range(8), has_replicas=mode == "lazy")
-    nodes = [node for node in range(10) if node not in lost]
-    after = shape.adapt(before, nodes)
-    training = [n for p in after for n in p.nodes]
-    self.assertLen({*training}, len(training))
-    self.assertLessEqual({*training}, {*nodes})
-    if method == "replanning":
-      self.assertCountEqual(training, nodes)
-    for pipeline in after:
-      self.assertEqual(bool(pipeline.roles.shadows), mode == "lazy")
-
   def test_replanning_is_the_best_of_all(self):
     shape = make_templates()
     before, nodes = make_pipelines([_THREE, _THREE], range(6)), [*range(1, 7)]
@@ -273,17 +255,6 @@ class TemplatesTest(parameterized.TestCase):
 
 
 class FoldTest(parameterized.TestCase):
-
-  @parameterized.parameters(1, 2, 3)
-  def test_few_nodes_share_all_stages(self, count):
-    (pipeline,) = shapes_lib.fold(_FOUR, (), range(count), has_replicas=True)
-    owners = pipeline.roles.owners
-    self.assertEqual(set(owners), set(range(count)))
-    most = max(owners.count(node) for node in range(count))
-    self.assertEqual(most, -(-4 // count))
-    for node in range(count):  # Stages of a node follow each other.
-      stages = pipeline.roles.stages_of(node)
-      self.assertEqual(stages, tuple(range(stages[0], stages[-1] + 1)))
 
   @parameterized.parameters((True, 4), (False, 0))
   def test_nodes_keep_what_they_hold(self, has_replicas, num_shadows):

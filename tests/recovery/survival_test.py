@@ -22,8 +22,3 @@ class EndingTest(absltest.TestCase):
             want.append(segment)
         got = survival.find_ending(iter(copies), gone)
         self.assertEqual(got, tuple(want), (copies, gone))
-
-  def test_a_node_that_has_nothing(self):
-    self.assertEqual(survival.find_ending([(0, 0), (1, 1)], [2]), ())
-    self.assertEqual(survival.find_ending([], [0, 1]), ())
-    self.assertEqual(survival.find_ending([(0, 0), (1, 0), (1, 1)], [1]), (1,))
