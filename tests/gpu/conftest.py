@@ -87,10 +87,14 @@ def note(request, part):
 
 @pytest.fixture
 def run_alone(settings, secs_left, note):
-  """Runs a check in a process of its own, by default with training's flags."""
+  """Runs a check in a process of its own, by default with training's flags.
 
-  def run(check, *, xla_flags=settings_lib.SAME_BITS, label=None):
-    found = child.run(check, settings, xla_flags=xla_flags, timeout_secs=secs_left())
+  `changes` are of the settings.
+  """
+
+  def run(check, *, xla_flags=settings_lib.SAME_BITS, label=None, **changes):
+    own = dataclasses.replace(settings, **changes)
+    found = child.run(check, own, xla_flags=xla_flags, timeout_secs=secs_left())
     if label:
       note(**{label: found.values})
     return found

@@ -81,20 +81,11 @@ def check_bits(settings):
   """Finds digests of all gradients and losses, and the times of the passes.
 
   The model has one block of full width: embedding, attention, MLP and head,
-  thus products, reductions and, for the embedding, scattered sums.
+  thus products, reductions and, for the embedding, scattered sums. Without dropout
+  attention is by the kernel of steps.
   """
-  return _check_bits(settings, subject.make_whole(settings, num_blocks=1))
-
-
-def check_bits_of_kernel(settings):
-  """Like `check_bits`, with the kernel of attention of steps."""
-  settings = dataclasses.replace(settings, dropout_rate=0.0)
-  kernel = settings.step_attention
-  spec = subject.make_whole(settings, num_blocks=1, attention=kernel)
-  return _check_bits(settings, spec)
-
-
-def _check_bits(settings, spec):
+  attention = None if settings.dropout_rate else settings.step_attention
+  spec = subject.make_whole(settings, num_blocks=1, attention=attention)
   bench = program_times.StageBench(
       spec, batch=subject.make_microbatch(settings, 0), device=jax.devices()[0]
   )
@@ -124,8 +115,8 @@ def digest(tree):
 def test_determinism(run_alone, report, note, tmp_path):
   outcomes, problems = {}, []
   for mode, flags in make_modes(tmp_path).items():
-    check = check_bits_of_kernel if mode == CUDNN else check_bits
-    found = [run_alone(check, xla_flags=f) for f in flags]
+    changes = {"dropout_rate": 0.0} if mode == CUDNN else {}
+    found = [run_alone(check_bits, xla_flags=f, **changes) for f in flags]
     if wrong := [p for f in found for p in f.problems]:
       problems.append(f"{mode}: {wrong[0]}")
     else:

@@ -1,7 +1,5 @@
 """Tokens per second with and without redundant passes, and predictions."""
 
-import dataclasses
-
 import jax
 import pytest
 
@@ -16,7 +14,6 @@ _WAYS = {"none": None, "device": "forward", "host": "redundant"}
 
 def check_speed(settings):
   """Times steps of a whole GPT-2 on one device, by place of residuals."""
-  settings = dataclasses.replace(settings, dropout_rate=0.0)
   spec = subject.make_whole(settings, attention=settings.step_attention)
   device = jax.devices()[0]
   bench = program_times.StageBench(spec, batch=subject.make_microbatch(settings, 0), device=device)
@@ -61,20 +58,9 @@ def predict(spec, device_kind, count):
 def test_speed(run_alone, report, settings):
   problems = []
   for variant in settings.speed_variants.split(","):
-    check = {"small": check_small, "medium": check_medium}.get(variant, check_speed)
-    found = run_alone(check, label=variant)
+    found = run_alone(check_speed, label=variant, variant=variant, dropout_rate=0.0)
     problems += [f"{variant}: {problem}" for problem in found.problems]
   report(child.Found(problems=problems))
-
-
-def check_small(settings):
-  """Like `check_speed`, for GPT-2 124M."""
-  return check_speed(dataclasses.replace(settings, variant="small"))
-
-
-def check_medium(settings):
-  """Like `check_speed`, for GPT-2 medium."""
-  return check_speed(dataclasses.replace(settings, variant="medium"))
 
 
 def test_predict():
