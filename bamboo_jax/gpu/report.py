@@ -1,19 +1,26 @@
-"""Memory and costs of compiled programs, and of each stage beside the plan.
+"""Memory and costs of the programs that the plan of a config needs, for one kind of GPU.
 
-Operations and bytes of a program are those of XLA's cost analysis, which counts
-a loop once and calls of libraries (cuBLAS, cuDNN) not at all.
+A kind of unit is compiled once, for a device or for the mesh of a node. With
+`executor="spmd"` passes are segments of one program over the nodes of a pipeline.
+Operations and bytes of a program are those of XLA's cost analysis, which counts a loop once
+and calls of libraries (cuBLAS, cuDNN) not at all.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 import dataclasses
+import math
+
+import jax
+import numpy as np
 
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.accounting import machines
-from bamboo_jax.gpu import private, programs as programs_lib, targets
+from bamboo_jax.gpu import private, targets
 from bamboo_jax.metrics import table as table_lib
+from bamboo_jax.models import sharding
 from bamboo_jax.plan import planner
-from bamboo_jax.runtime import accelerator, settings
-from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.runtime import accelerator, places, settings
+from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
 from bamboo_jax.training.setup import build, executors, show
 
 _ADVICE = (
@@ -21,102 +28,85 @@ _ADVICE = (
     "config.pipeline.microbatch_size, config.pipeline.remat=inputs, or "
     "config.model.options.loss_chunk for large vocabularies."
 )
-_MIB = 2**20
-_PASSES = ("forward", "backward", "redundant")
-
-Programs = Mapping[str, programs_lib.Program]
-_HEADER = ("unit", "program", "args", "out", "temp", "host MiB", "MFLOP", "MB accessed")
+_ALWAYS = ("forward", "backward", "update", "norms", "zeros", "cast")
+_AHEAD = ("bubble", "budget", "eager")  # Modes with redundant passes.
+_HEADER = ("owner", "program", "args", "out", "temp", "host MiB", "MFLOP", "MB accessed")
 
 
 @dataclasses.dataclass(frozen=True)
-class StageMemory:
-  """Peak of a stage while rows run, in bytes on each device of its node.
+class Program:
+  """A compiled program.
 
   Attributes:
-    planned: By the planner.
-    compiled: The same with the sizes of compiled programs.
-    largest: The program with the most temporary memory.
+    owner: Its unit, by the name of the first layer, or "pipeline".
+    name: Name in `runtime.stage.programs`, or "segment".
   """
 
-  planned: int
-  compiled: int
-  largest: programs_lib.Program
+  owner: str
+  name: str
+  compiled: jax.stages.Compiled
+
+  def num_bytes(self, *kinds: str) -> int:
+    """Returns the bytes on one device of these kinds, as XLA assigned them.
+
+    "argument", "output" and "temp" are on the device, "alias" are outputs in the memory of
+    donated arguments, and "host_argument" and "host_output" are in host memory.
+    """
+    sizes = self.compiled.memory_analysis()
+    return sum(getattr(sizes, f"{kind}_size_in_bytes") for kind in kinds)
+
+  @property
+  def device_bytes(self) -> int:
+    """All memory on one device."""
+    return self.num_bytes("argument", "output", "temp") - self.num_bytes("alias")
 
 
-def find_memory(
-    stages: Sequence[spec_lib.StageSpec],
+def compile_units(
+    config: config_lib.Config,
+    task: build.Task,
     plan: planner.Plan,
-    by_kind: Mapping[object, Programs],
-    num_devices: int,
-) -> list[StageMemory]:
-  """Returns the memory of each stage of `plan`."""
-  found = []
-  for number, stage in enumerate(stages):
-    planned = plan.memory[number]
-    layers = plan.profile.layers[stage.first : stage.last]
-    in_flight = planned.residual_bytes / sum(l.residual_bytes for l in layers)
-    own = [by_kind[unit.kind] for unit in stage.units]
-    run = list(own)
-    if planned.replica_bytes:  # It may have to run passes of the next stage.
-      after = stages[(number + 1) % len(stages)]
-      run += [by_kind[unit.kind] for unit in after.units]
-    passes = [p for one in run for n, p in one.items() if n in _PASSES]
-    largest = max(passes, key=lambda p: p.memory.temp)
-    state = sum(one["update"].memory.arguments for one in own)
-    sums = sum(one["zeros"].memory.outputs for one in own)
-    copies = sum(one["cast"].memory.outputs for one in own if "cast" in one)
-    kept = sum(one["forward"].memory.outputs for one in own)
-    others = planned.replica_bytes + planned.buffer_bytes
-    others += planned.transfer_bytes
-    others += planned.copy_bytes - sum(layer.copy_bytes for layer in layers)
-    others += sum(layer.frozen_bytes for layer in layers)  # Not of an update.
-    trained = sum(layer.gradient_bytes for layer in layers)
-    count = planned.accumulator_bytes / max(1, trained)
-    compiled = state + (count - 1) * sums + copies + in_flight * kept
-    compiled += largest.memory.temp + others / num_devices
-    found.append(StageMemory(planned.phases["compute"] // num_devices, int(compiled), largest))
-  return found
+    gpu: machines.Machine,
+    *,
+    names: Sequence[str] | None = None,
+) -> Iterator[tuple[spec_lib.StageSpec, Program]]:
+  """Yields the programs of each kind of unit, once, with a unit of the kind.
 
-
-def find_segment_memory(
-    plan: planner.Plan, programs: Sequence[programs_lib.Program]
-) -> list[StageMemory]:
-  """Returns the memory of each stage if passes run as segments (SPMD).
-
-  During a segment, whose weights are copies, a node also holds its state and
-  that of its replica.
+  Args:
+    task: Model and batch.
+    plan: Its partition counts.
+    names: Of programs; None: those that the config needs.
   """
-  largest = max(programs, key=lambda program: program.memory.total)
-  return [
-      StageMemory(m.phases["compute"], m.resident_bytes + largest.memory.total, largest)
-      for m in plan.memory
-  ]
+  shape = (config.node.mesh.data, config.node.mesh.tensor)
+  devices = private.make_devices(targets.describe(gpu), math.prod(shape))
+  place: places.Place = devices[0]
+  if len(devices) > 1:
+    place = jax.sharding.Mesh(np.array(devices).reshape(shape), sharding.AXES)
+  if names is None:
+    runs_ahead = config.redundancy.mode in _AHEAD and len(devices) == 1
+    names = [*_ALWAYS, *["evaluate"] * bool(config.evaluate.every_steps)]
+    names += ["redundant"] * runs_ahead
+  cache = programs_lib.ProgramCache()
+  for unit in programs_lib.find_kinds(task.whole.cut(plan.partition.bounds)):
+    programs = cache.get(unit, place)
+    for name in names:
+      if (compiled := programs.compile(name, place)) is not None:
+        yield unit, Program(unit.names[0], name, compiled)
 
 
-def check_memory(memory: Sequence[StageMemory], gpu: machines.Machine) -> None:
-  """Raises `base.InfeasibleError` if a stage does not fit on a GPU."""
-  for number, one in enumerate(memory):
-    if one.compiled > gpu.memory_bytes:
-      program = one.largest
-      raise base.InfeasibleError(
-          f"Stage {number} needs {one.compiled / 2**30:.1f} GiB, and programs "
-          f"on {gpu.gpu} have {gpu.memory_bytes / 2**30:.1f} GiB; its "
-          f"largest program, {program.name} of {program.owner}, needs "
-          f"{program.memory.temp / 2**30:.1f} GiB besides its arguments. "
-          f"{_ADVICE}"
-      )
+def compile_segments(
+    config: config_lib.Config, task: build.Task, plan: planner.Plan, gpu: machines.Machine
+) -> Iterator[Program]:
+  """Yields the programs of the SPMD executor.
 
-
-def render_program(program: programs_lib.Program) -> tuple[str, ...]:
-  """Returns the cells of a program in the table of programs."""
-  memory, costs = program.memory, private.find_costs(program.compiled)
-  sizes = (memory.arguments, memory.outputs, memory.temp, memory.host)
-  return (
-      program.owner,
-      program.name,
-      *(f"{n / _MIB:.0f}" for n in sizes),
-      *(f"{costs[name] / 1e6:.1f}" for name in ("flops", "bytes accessed")),
-  )
+  They are that of a segment, and that which finishes a step after a death.
+  """
+  devices = private.make_devices(targets.describe(gpu), plan.num_stages)
+  # `plan` may have the times of ticks already.
+  rows = build.make_plan(config, plan.profile, cuts=executors.find_cuts(config, task))
+  for name, program in executors.make_segments(config, task, rows, devices).items():
+    on_host = jax.tree.leaves((program.fetched, program.host))
+    with private.host_arguments(len(on_host)):
+      yield Program("pipeline", name, program.segment)
 
 
 def find_flags(*, deterministic: bool) -> str:
@@ -126,9 +116,9 @@ def find_flags(*, deterministic: bool) -> str:
 
 
 def make_report(config: config_lib.Config, gpu_name: str) -> str:
-  """Returns the report on a config's programs; compiles for minutes.
+  """Returns a table of a config's programs; compiles for minutes.
 
-  Call before JAX starts. Raises `base.InfeasibleError` if a stage does not fit,
+  Call before JAX starts. Raises `base.InfeasibleError` if the plan or a program does not fit,
   `ValueError` if this Python cannot compile for GPUs, the GPU is not known, or
   the config does not fit together.
   """
@@ -136,38 +126,31 @@ def make_report(config: config_lib.Config, gpu_name: str) -> str:
   if reason := private.find_reason():
     raise ValueError(f"Cannot compile for {gpu.gpu}: {reason}.")
   private.prepare(find_flags(deterministic=config.node.deterministic))
-  limit = {"plan.memory_limit_gib": gpu.memory_bytes / 2**30}
-  config = config.changed(limit)
+  config = config.changed({"plan.memory_limit_gib": gpu.memory_bytes / 2**30})
   task = build.make_task(config, needs_data=False)
   plan = show.make_plan(config).plan
   if executors.is_program(config):
-    found = list(programs_lib.compile_segments(config, task, plan, gpu))
-    return _render(gpu, "pipeline", found, find_segment_memory(plan, found))
-  by_kind: dict[object, dict[str, programs_lib.Program]] = {}
-  for unit, program in programs_lib.compile_units(config, task, plan, gpu):
-    by_kind.setdefault(unit.kind, {})[program.name] = program
-  stages = task.whole.cut(plan.partition.bounds)
-  num_devices = config.node.mesh.data * config.node.mesh.tensor
-  memory = find_memory(stages, plan, by_kind, num_devices)
-  found = [program for one in by_kind.values() for program in one.values()]
-  return _render(gpu, "kind of unit", found, memory)
+    found = [*compile_segments(config, task, plan, gpu)]
+  else:
+    found = [program for _, program in compile_units(config, task, plan, gpu)]
+  for program in found:
+    if program.device_bytes > gpu.memory_bytes:
+      raise base.InfeasibleError(
+          f"The program {program.name} of {program.owner} needs "
+          f"{program.device_bytes / 2**30:.1f} GiB, and programs on {gpu.gpu} have "
+          f"{gpu.memory_bytes / 2**30:.1f} GiB; {program.num_bytes('temp') / 2**30:.1f} GiB of "
+          f"it are neither arguments nor results. {_ADVICE}"
+      )
+  table = table_lib.align([_HEADER, *map(_render, found)], left=range(len(_HEADER)))
+  return f"{gpu.gpu}: compiled programs\n{table}"
 
 
-def _render(
-    gpu: machines.Machine,
-    what: str,
-    found: Sequence[programs_lib.Program],
-    memory: Sequence[StageMemory],
-) -> str:
-  """Returns programs and memory; raises `base.InfeasibleError`."""
-  check_memory(memory, gpu)
-  rows = [_HEADER, *map(render_program, found)]
-  table = table_lib.align(rows, left=range(len(_HEADER)))
-  lines = [f"{gpu.gpu}: programs of each {what}", table]
-  lines += [
-      f"stage {i}: {m.compiled / 2**30:.2f} GiB on each device by the compiled "
-      f"programs, {m.planned / 2**30:.2f} GiB by the planner, limit "
-      f"{gpu.memory_bytes / 2**30:.2f} GiB"
-      for i, m in enumerate(memory)
-  ]
-  return "\n".join(lines)
+def _render(program: Program) -> tuple[str, ...]:
+  """Returns the cells of a program in the table."""
+  costs = private.find_costs(program.compiled)
+  sizes = (("argument",), ("output",), ("temp",), ("host_argument", "host_output"))
+  return (
+      *(program.owner, program.name),
+      *(f"{program.num_bytes(*kinds) / 2**20:.0f}" for kinds in sizes),
+      *(f"{costs[name] / 1e6:.1f}" for name in ("flops", "bytes accessed")),
+  )
