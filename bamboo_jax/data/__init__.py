@@ -12,7 +12,7 @@ can continue after a death.
 
   disk              files of tokens, texts or records, by their paths
   mixture           several sources by weights
-  readers, corpus   files to documents; documents to a text with a manifest
+  corpus            a text in memory: its manifest, and that of Python itself
   vocabularies      a text as bytes, or as tokens of a trained tokenizer
   chat              messages as tokens, by a chat template; which are learned
   masked            masked tokens in pairs of windows, for BERT

@@ -91,12 +91,13 @@ def read_template(tokenizer: str | pathlib.Path) -> ChatTemplate:
 
 
 def encode(
-    record: Mapping[str, Any], template: ChatTemplate, tokenizer: vocabularies.TokenizerFile
+    record: Mapping[str, Any], template: ChatTemplate, tokenizer: Any
 ) -> tuple[list[int], np.ndarray]:
   """Returns the tokens of a record, and whether each is learned, bool [tokens].
 
   Args:
     record: Has `FIELD`, and maybe "tools".
+    tokenizer: That of `tokenizers`.
 
   Raises:
     base.DataError: Messages are wrong, or the template does not take them.
@@ -109,11 +110,12 @@ def encode(
     text.encode()
   except UnicodeEncodeError as error:
     raise base.DataError(f"{error}.") from error
-  tokens, place_T = tokenizer.encode_with_places(text)
-  is_learned = np.zeros(len(tokens), bool)
+  found = tokenizer.encode(text, add_special_tokens=False)
+  place_T = np.array([start for start, _ in found.offsets], np.int64)
+  is_learned = np.zeros(len(place_T), bool)
   for start, stop in answers:
     is_learned |= (start <= place_T) & (place_T < stop)
-  return tokens, is_learned
+  return found.ids, is_learned
 
 
 def _check(messages: Any) -> None:

@@ -1,4 +1,4 @@
-"""A text as an ordered list of documents, and its split.
+"""A text in memory as an ordered list of documents: its manifest, its split, that of Python.
 
 The manifest has the SHA-256 of every document, so that a resume with another
 text is rejected, and the difference found.
@@ -8,8 +8,21 @@ from collections.abc import Sequence
 import dataclasses
 import functools
 import hashlib
+import importlib
 import json
 import math
+import os
+import pathlib
+import sysconfig
+
+from bamboo_jax import base
+
+# Of the library: installed packages, tests, compiled files, and help topics, read separately.
+_SKIPPED = frozenset(
+    "__pycache__ dist-packages idle_test pydoc_data site-packages test tests".split()
+)
+# Written when Python was built; describes the machine.
+_GENERATED_PREFIX = "_sysconfigdata"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,3 +105,49 @@ def split_tail(
     if cut > 0:
       head.append(CorpusDocument(last.name, last.content[:cut]))
   return tuple(head), tuple(reversed(tail))
+
+
+def read_stdlib() -> tuple[CorpusDocument, ...]:
+  """Returns the help topics and the sources of the running Python, about 12 MB.
+
+  The topics come first, under "help/", then the library, under "lib/".
+  """
+  try:
+    topics = importlib.import_module("pydoc_data.topics").topics
+  except ImportError as error:
+    raise base.DataError(
+        f"This Python has no help topics ({error}); give paths of texts, or a "
+        "Python with its whole standard library."
+    ) from error
+  documents = [
+      CorpusDocument(f"help/{name}", text.encode()) for name, text in sorted(topics.items())
+  ]
+  return (*documents, *read_library(sysconfig.get_path("stdlib")))
+
+
+def read_library(root: str | os.PathLike[str]) -> tuple[CorpusDocument, ...]:
+  """Returns the Python sources below `root`, named "lib/...".
+
+  Excludes installed packages, tests and generated files.
+  """
+
+  def fail(error: OSError) -> None:
+    raise error
+
+  root, names = pathlib.Path(root), list[str]()
+  try:
+    for folder, subfolders, inner in os.walk(root, onerror=fail):
+      subfolders[:] = [name for name in subfolders if name not in _SKIPPED]
+      names += [
+          pathlib.Path(folder, name).relative_to(root).as_posix()
+          for name in inner
+          if name.endswith(".py") and not name.startswith(_GENERATED_PREFIX)
+      ]
+    documents = tuple(
+        CorpusDocument(f"lib/{name}", (root / name).read_bytes()) for name in sorted(names)
+    )
+  except OSError as error:
+    raise base.DataError(f"Cannot read {error.filename}: {error.strerror}.") from error
+  if not documents:
+    raise base.DataError(f"There are no Python sources in {root}.")
+  return documents

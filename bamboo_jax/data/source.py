@@ -10,15 +10,7 @@ import re
 from typing import Any
 
 from bamboo_jax import base
-from bamboo_jax.data import (
-    arrays as arrays_lib,
-    corpus,
-    markov,
-    masked,
-    readers,
-    samples,
-    vocabularies,
-)
+from bamboo_jax.data import arrays as arrays_lib, corpus, markov, masked, samples, vocabularies
 from bamboo_jax.data.disk import files, packing, token_files
 
 
@@ -147,7 +139,7 @@ def _make_stdlib_text(
     heldout_fraction: Share of the text, at its end, for evaluation.
   """
   samples.check_fraction(heldout_fraction)
-  documents = readers.read_stdlib()
+  documents = corpus.read_stdlib()
   parts = corpus.split_tail(documents, fraction=heldout_fraction)
   vocabulary = vocabularies.read_vocabulary(tokenizer, vocab_size)
   size = vocabulary.vocab_size

@@ -5,11 +5,12 @@ of SentencePiece the extra `data`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+import dataclasses
 import hashlib
 import json
 import os
 import pathlib
-from typing import Any, Protocol
+from typing import Any
 
 from absl import logging
 import numpy as np
@@ -28,123 +29,35 @@ _SPECIAL = ("[PAD]", "[CLS]", "[SEP]", "[MASK]")
 _PIECE_CHARS = 1 << 16
 
 
-class Vocabulary(Protocol):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Vocabulary:
   """A vocabulary of tokens from 0 to `vocab_size - 1`.
 
   Attributes:
+    end: Token that ends a document.
+    encode_texts: Returns the tokens of each text, without the end token.
     fingerprint: Everything that the tokens depend on, as plain values.
     in_pieces: Whether lines of a text may be encoded one by one.
-    end: Token that ends a document.
     special: Padding, [CLS], [SEP] and [MASK], if there are any.
+    tokenizer: That of `tokenizers`, from a tokenizer.json.
   """
 
   vocab_size: int
   end: int
-  special: tuple[int, ...] | None
+  encode_texts: Callable[[Sequence[str]], list[Any]]
   fingerprint: Mapping[str, str | int]
-  in_pieces: bool
-
-  def encode_texts(self, texts: Sequence[str]) -> list[Sequence[int]]:
-    """Returns the tokens of each text, without the end token."""
-
-
-class ByteVocabulary:
-  """Each byte is a token; 0, which does not occur in text, ends a document."""
-
-  vocab_size = 256
-  end = 0
+  in_pieces: bool = True
   special: tuple[int, ...] | None = None
-  in_pieces = True
-  fingerprint: Mapping[str, str | int] = {"tokens": "bytes", "vocab_size": 256}
-
-  def encode_texts(self, texts: Sequence[str]) -> list[Any]:
-    """Returns the bytes of each text in UTF-8."""
-    return [np.frombuffer(text.encode(), np.uint8) for text in texts]
+  tokenizer: Any = None
 
 
-class TokenizerFile:
-  """The tokens of a tokenizer.json.
-
-  What it sets for inference is switched off, see `_switch_off`, and special
-  tokens of its post-processor are not added.
-  """
-
-  def __init__(self, path: pathlib.Path, end: int | None = None) -> None:
-    """Reads a file; raises `base.DataError` if it is damaged or has no end."""
-    self._tokenizer = tokenizer = _load(path)
-    if changes := _switch_off(tokenizer):
-      logging.warning("%s: %s.", path, "; ".join(changes))
-    self.vocab_size = tokenizer.get_vocab_size()
-    ends = [n for n in map(tokenizer.token_to_id, _ENDS) if n is not None]
-    added = tokenizer.get_added_tokens_decoder()
-    marked = [n for n in ends if n in added and added[n].special]
-    usual = ends[0] if ends else None
-    self.end = _find_end(
-        *(path, self.vocab_size, tokenizer.token_to_id),
-        wanted=end,
-        certain=marked[0] if marked else None,
-        usual=usual,
-    )
-    special = tuple(map(tokenizer.token_to_id, _SPECIAL))
-    self.special = None if None in special else special
-    # Lines cannot be encoded one by one if a space is put before each text, as
-    # in Llama 2, or surrounding whitespace is removed.
-    a, b, both = self.encode_texts(["a\n", "b\n", "a\nb\n"])
-    self.in_pieces = [*a, *b] == [*both]
-    content = tokenizer.to_str().encode() + _describe_end(self.end, usual)
-    self.fingerprint: Mapping[str, str | int] = {
-        "tokens": "file",
-        "vocab_size": self.vocab_size,
-        "vocab_sha256": hashlib.sha256(content).hexdigest(),
-        **({} if self.in_pieces else {"in_pieces": False}),
-    }
-
-  def encode_texts(self, texts: Sequence[str]) -> list[Sequence[int]]:
-    """Returns the tokens of each text, without the end token."""
-    found = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-    return [encoding.ids for encoding in found]
-
-  def encode_with_places(self, text: str) -> tuple[list[int], np.ndarray]:
-    """Returns the tokens of a text, and the character where each begins."""
-    found = self._tokenizer.encode(text, add_special_tokens=False)
-    return found.ids, np.array([start for start, _ in found.offsets], np.int64)
-
-
-class SentencePieces:
-  """The tokens of a SentencePiece file."""
-
-  special: tuple[int, ...] | None = None
-  in_pieces = False  # A space is put before each text.
-
-  def __init__(self, path: pathlib.Path, end: int | None = None) -> None:
-    """Reads a file; raises `base.DataError` if it is damaged or has no end."""
-    library = extras.load("sentencepiece", extra="data", what=str(path))
-    try:
-      content = path.read_bytes()
-      self._model = library.SentencePieceProcessor(model_proto=content)
-    except (OSError, RuntimeError) as error:
-      raise base.DataError(f"Cannot read {path}: {error}.") from error
-    self.vocab_size = len(self._model)
-    own = self._model.eos_id()
-    usual = own if own >= 0 else None
-    self.end = _find_end(
-        *(path, self.vocab_size, self._find_piece), wanted=end, certain=usual, usual=usual
-    )
-    content += _describe_end(self.end, usual)
-    self.fingerprint: Mapping[str, str | int] = {
-        "tokens": "sentencepiece",
-        "vocab_size": self.vocab_size,
-        "vocab_sha256": hashlib.sha256(content).hexdigest(),
-    }
-
-  def encode_texts(self, texts: Sequence[str]) -> list[Sequence[int]]:
-    """Returns the tokens of each text, without the end token."""
-    tokens: list[Sequence[int]] = self._model.encode(list(texts))
-    return tokens
-
-  def _find_piece(self, name: str) -> int | None:
-    number: int = self._model.piece_to_id(name)  # Of <unk> if it is unknown.
-    return number if self._model.id_to_piece(number) == name else None
+# Each byte is a token; 0, which does not occur in text, ends a document.
+BYTES = Vocabulary(
+    256,
+    0,
+    lambda texts: [np.frombuffer(text.encode(), np.uint8) for text in texts],
+    {"tokens": "bytes", "vocab_size": 256},
+)
 
 
 def read_vocabulary(
@@ -160,12 +73,11 @@ def read_vocabulary(
     base.DataError: There is no vocabulary, it is damaged, or it has more than
       `vocab_size` tokens.
   """
-  found: Vocabulary = ByteVocabulary()
+  found = BYTES
   if path is not None:
     path = find_file(path)
-    is_pieces = path.suffix == ".model"
-    kind = SentencePieces if is_pieces else TokenizerFile
-    found = kind(path, end_token)
+    read = _read_sentencepiece if path.suffix == ".model" else _read_tokenizer
+    found = read(path, end_token)
   elif end_token not in (None, found.end):
     raise ValueError(f"end_token must be None or {found.end} for bytes, got {end_token}.")
   check_size(found, path, vocab_size)
@@ -200,10 +112,9 @@ def encode(vocabulary: Vocabulary, documents: Sequence[corpus.CorpusDocument]) -
   The dtype is the smallest unsigned one. Any vocabulary but that of bytes
   raises `base.DataError` for a document that is not UTF-8.
   """
-  if isinstance(vocabulary, ByteVocabulary):
+  if vocabulary is BYTES:
     content = b"".join(document.content + b"\0" for document in documents)
     return np.frombuffer(content, np.uint8)
-  dtype = np.uint16 if vocabulary.vocab_size <= 1 << 16 else np.uint32
   parts: list[Sequence[int]] = []
   for document in documents:
     try:
@@ -215,8 +126,76 @@ def encode(vocabulary: Vocabulary, documents: Sequence[corpus.CorpusDocument]) -
       ) from error
     pieces = [*_split_lines(text)] if vocabulary.in_pieces else [text]
     parts += [*vocabulary.encode_texts(pieces), [vocabulary.end]]
-  arrays = [np.array(tokens, dtype) for tokens in parts]
-  return np.concatenate([np.zeros(0, dtype), *arrays])
+  dtype = np.uint16 if vocabulary.vocab_size <= 1 << 16 else np.uint32
+  return np.concatenate([np.zeros(0, dtype), *(np.array(tokens, dtype) for tokens in parts)])
+
+
+def _read_tokenizer(path: pathlib.Path, wanted: int | None) -> Vocabulary:
+  """Returns the vocabulary of a tokenizer.json.
+
+  What it sets for inference is switched off, and special tokens of its post-processor are
+  not added.
+  """
+  library = extras.load("tokenizers", extra="bpe", what=str(path))
+  try:
+    tokenizer = library.Tokenizer.from_str(path.read_bytes().decode("utf-8-sig"))
+  except OSError as error:
+    raise base.DataError(f"Cannot read {path}: {error.strerror or error}.") from error
+  except Exception as error:  # The library raises no more precise class.
+    raise base.DataError(f"{path} is damaged or no tokenizer.json ({error}).") from error
+  if changes := _switch_off(tokenizer):
+    logging.warning("%s: %s.", path, "; ".join(changes))
+
+  def encode_texts(texts: Sequence[str]) -> list[Any]:
+    found = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    return [encoding.ids for encoding in found]
+
+  size = tokenizer.get_vocab_size()
+  ends = [n for n in map(tokenizer.token_to_id, _ENDS) if n is not None]
+  added = tokenizer.get_added_tokens_decoder()
+  marked = next((n for n in ends if n in added and added[n].special), None)
+  usual = ends[0] if ends else None
+  end = _find_end(path, size, tokenizer.token_to_id, wanted=wanted, certain=marked, usual=usual)
+  special = tuple(map(tokenizer.token_to_id, _SPECIAL))
+  # Lines cannot be encoded one by one if a space is put before each text, as
+  # in Llama 2, or surrounding whitespace is removed.
+  a, b, both = encode_texts(["a\n", "b\n", "a\nb\n"])
+  in_pieces = [*a, *b] == [*both]
+  more: dict[str, str | int] = {} if in_pieces else {"in_pieces": False}
+  return Vocabulary(
+      *(size, end, encode_texts),
+      _describe("file", size, tokenizer.to_str().encode(), end, usual) | more,
+      in_pieces,
+      None if None in special else special,
+      tokenizer,
+  )
+
+
+def _read_sentencepiece(path: pathlib.Path, wanted: int | None) -> Vocabulary:
+  library = extras.load("sentencepiece", extra="data", what=str(path))
+  try:
+    content = path.read_bytes()
+    model = library.SentencePieceProcessor(model_proto=content)
+  except (OSError, RuntimeError) as error:
+    raise base.DataError(f"Cannot read {path}: {error}.") from error
+
+  def find_piece(name: str) -> int | None:
+    number: int = model.piece_to_id(name)  # Of <unk> if it is unknown.
+    return number if model.id_to_piece(number) == name else None
+
+  size, own = len(model), model.eos_id() if model.eos_id() >= 0 else None
+  end = _find_end(path, size, find_piece, wanted=wanted, certain=own, usual=own)
+  described = _describe("sentencepiece", size, content, end, own)
+  # A space is put before each text.
+  return Vocabulary(size, end, lambda texts: model.encode([*texts]), described, in_pieces=False)
+
+
+def _describe(
+    kind: str, size: int, content: bytes, end: int, usual: int | None
+) -> dict[str, str | int]:
+  content += b"" if end == usual else b" end=%d" % end
+  sha256 = hashlib.sha256(content).hexdigest()
+  return {"tokens": kind, "vocab_size": size, "vocab_sha256": sha256}
 
 
 def _find_end(
@@ -240,7 +219,7 @@ def _find_end(
         "end_token."
     )
   if not 0 <= end < vocab_size:
-    raise ValueError(f"end_token must be one of the {vocab_size} tokens of {path}, got " f"{end}.")
+    raise ValueError(f"end_token must be one of the {vocab_size} tokens of {path}, got {end}.")
   return end
 
 
@@ -261,21 +240,6 @@ def _read_end(folder: pathlib.Path, to_id: Callable[[str], int | None]) -> int |
     if isinstance(number, int):
       return number
   return None
-
-
-def _describe_end(end: int, usual: int | None) -> bytes:
-  """Returns the suffix of a tokenizer's digest for an unusual end token."""
-  return b"" if end == usual else b" end=%d" % end
-
-
-def _load(path: pathlib.Path) -> Any:
-  library = extras.load("tokenizers", extra="bpe", what=str(path))
-  try:
-    return library.Tokenizer.from_str(path.read_bytes().decode("utf-8-sig"))
-  except OSError as error:
-    raise base.DataError(f"Cannot read {path}: {error.strerror or error}.") from error
-  except Exception as error:  # The library raises no more precise class.
-    raise base.DataError(f"{path} is damaged or no tokenizer.json ({error}).") from error
 
 
 def _switch_off(tokenizer: Any) -> list[str]:

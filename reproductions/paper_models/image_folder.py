@@ -188,10 +188,10 @@ def _find_classes(path: str) -> dict[str, list[pathlib.Path]]:
   classes: dict[str, list[pathlib.Path]] = {}
   left_out = []
   for entry in folders.list_folder(root):
-    if folders.is_hidden(entry.name) or not entry.is_dir():
+    if entry.name.startswith(".") or not entry.is_dir():
       left_out.append(entry.name)
       continue
-    names = [e.name for e in folders.list_folder(pathlib.Path(entry))]
+    names = [e.name for e in folders.list_folder(entry)]
     images = [name for name in names if _is_image(name)]
     left_out += [f"{entry.name}/{n}" for n in names if not _is_image(n)]
     if not images:
@@ -206,7 +206,7 @@ def _find_classes(path: str) -> dict[str, list[pathlib.Path]]:
 
 
 def _is_image(name: str) -> bool:
-  return name.lower().endswith(_SUFFIXES) and not folders.is_hidden(name)
+  return name.lower().endswith(_SUFFIXES) and not name.startswith(".")
 
 
 def _list_images(classes: Mapping[str, Sequence[pathlib.Path]]) -> Images:

@@ -19,7 +19,8 @@ from absl import logging
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.data import corpus, readers, samples, source as source_lib, vocabularies
+from bamboo_jax.data import corpus, samples, source as source_lib, vocabularies
+from bamboo_jax.data.disk import files
 
 Pair = tuple[bytes, bytes]
 
@@ -56,13 +57,13 @@ def make_translation(
         f"'target', got {pattern=}, {source=}, {target=}."
     )
   if source is not None and target is not None:
-    sides = [readers.read_files(source), readers.read_files(target)]
+    sides = [files.read_texts(source), files.read_texts(target)]
     documents, pairs = sides[0] + sides[1], join_lines(*sides)
   elif pattern is not None:
-    documents = readers.read_files(pattern)
+    documents = files.read_texts(pattern)
     pairs = split_columns(documents)
   else:
-    documents = readers.read_stdlib()
+    documents = corpus.read_stdlib()
     pairs = find_docstrings(documents)
   vocabulary = vocabularies.read_vocabulary(tokenizer, vocab_size)
   return make_pairs(

@@ -53,7 +53,7 @@ def write_tokenizer(folder, template=PLAIN):
   elif template is not None:
     (folder / "chat_template.jinja").write_text(template)
   (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-  return vocabularies.read_vocabulary(folder)
+  return vocabularies.read_vocabulary(folder).tokenizer
 
 
 class ChatTest(files_test.FilesCase):

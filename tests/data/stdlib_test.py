@@ -6,7 +6,8 @@ import sysconfig
 from absl.testing import parameterized
 
 from bamboo_jax import base
-from bamboo_jax.data import readers
+from bamboo_jax.data import corpus
+from bamboo_jax.data.disk import files
 from tests import folders
 
 
@@ -28,25 +29,25 @@ class ReadersTest(folders.FolderCase):
   )
   def test_read_files(self, pattern, names):
     self._write("b.txt", "a.txt", "c.md", "d/e.txt")
-    documents = readers.read_files(str(self.folder / pattern))
+    documents = files.read_texts(str(self.folder / pattern))
     self.assertEqual([d.name for d in documents], names)
     self.assertEqual({d.content for d in documents}, {b"text"})
 
   def test_an_empty_file_among_others_is_a_document(self):
     self._write("a.txt", content=b"")
     self._write("b.txt")
-    documents = readers.read_files(str(self.folder / "*.txt"))
+    documents = files.read_texts(str(self.folder / "*.txt"))
     self.assertEqual([d.content for d in documents], [b"", b"text"])
 
   def test_a_byte_order_mark_is_no_text(self):
     self._write("a.txt", content=b"\xef\xbb\xbftext")
-    (document,) = readers.read_files(str(self.folder / "*.txt"))
+    (document,) = files.read_texts(str(self.folder / "*.txt"))
     self.assertEqual(document.content, b"text")
 
   def test_refuses(self):
     pattern = str(self.folder / "*.text")
     with self.assertRaisesRegex(base.DataError, f"No file matches {re.escape(repr(pattern))}"):
-      readers.read_files(pattern)
+      files.read_texts(pattern)
     self._write("corpus.txt")
     for name, hint in (
         ("corpsu.txt", "; did you mean 'corpus.txt'?"),
@@ -55,21 +56,21 @@ class ReadersTest(folders.FolderCase):
     ):
       path = str(self.folder / name)
       with self.assertRaises(base.MissingFileError) as caught:
-        readers.read_files(path)
+        files.read_texts(path)
       self.assertEqual(str(caught.exception), f"No file matches {path!r}{hint}")
     self._write("empty/a.txt", content=b"")
     (self.folder / "pipe").mkdir()
     os.mkfifo(self.folder / "pipe/a.txt")
     for name, message in (("empty", "a.txt is empty"), ("pipe", "No file matches")):
       with self.assertRaisesRegex(base.DataError, message):
-        readers.read_files(str(self.folder / name / "*"))
+        files.read_texts(str(self.folder / name / "*"))
 
   def test_read_library(self):
     self._write("z.py", "a.py", "email/mime/text.py", "testing.py")
     self._write("note.txt", "_sysconfigdata__linux_.py", "pydoc_data/topics.py")
     self._write("site-packages/numpy.py", "__pycache__/a.cpython-311.py")
     self._write("test/test_a.py", "email/tests/a.py", "idlelib/idle_test/a.py")
-    documents = readers.read_library(self.folder)
+    documents = corpus.read_library(self.folder)
     self.assertEqual(
         [d.name for d in documents],
         ["lib/a.py", "lib/email/mime/text.py", "lib/testing.py", "lib/z.py"],
@@ -78,10 +79,10 @@ class ReadersTest(folders.FolderCase):
   @parameterized.parameters("", "absent")
   def test_library_without_sources(self, name):
     with self.assertRaises(base.DataError):
-      readers.read_library(self.folder / name)
+      corpus.read_library(self.folder / name)
 
   def test_read_stdlib(self):
-    documents = readers.read_stdlib()
+    documents = corpus.read_stdlib()
     by_name = {d.name: d.content for d in documents}
     self.assertLen(by_name, len(documents))
     self.assertEqual(list(by_name), sorted(by_name))

@@ -34,10 +34,10 @@ class ByteVocabularyTest(absltest.TestCase):
 
   def test_encode(self):
     documents = [CorpusDocument("a", b"ab"), CorpusDocument("b", b""), CorpusDocument("c", b"\xff")]
-    got = vocabularies.encode(vocabularies.ByteVocabulary(), documents)
+    got = vocabularies.encode(vocabularies.BYTES, documents)
     self.assertEqual(got.tolist(), [97, 98, 0, 0, 255, 0])
     self.assertEqual(got.dtype, np.uint8)
-    self.assertEmpty(vocabularies.encode(vocabularies.ByteVocabulary(), []))
+    self.assertEmpty(vocabularies.encode(vocabularies.BYTES, []))
 
 
 @unittest.skipUnless(_HAS_TOKENIZERS, "the extra `bpe` is not installed")

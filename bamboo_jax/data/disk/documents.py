@@ -86,8 +86,7 @@ class Document:
   values: tuple[Value, ...]
 
 
-# Yields rows of a part, and where each is, for messages.
-_Rows = Callable[[Part, Sequence[str]], Iterator[tuple[str | FileLine, Any]]]
+Rows = Iterator[tuple[str | FileLine, Any]]  # Each with where it is, for messages.
 
 
 def is_records(path: pathlib.Path) -> bool:
@@ -145,16 +144,16 @@ def read_part(part: Part, fields: Sequence[str]) -> Iterator[Document]:
   Raises:
     base.DataError: A row is damaged, or lacks a field; names it.
   """
-  path, needs_records = part.paths[0], len(fields) > 1 or fields == (chat.FIELD,)
+  needs_records = len(fields) > 1 or fields == (chat.FIELD,)
   if part.kind == "text":
     if needs_records:
-      raise base.DataError(f"{path} is a text, without the fields {fields}.")
+      raise base.DataError(f"{part.paths[0]} is a text, without the fields {fields}.")
     for name in part.paths:
       yield Document(name, (read_text(name),))
     return
-  read: dict[str, _Rows] = {"lines": _read_lines, "list": _read_list, "parquet": _read_parquet}
-  rows = read.get(part.kind, _read_rows)(part, fields)
-  for where, row in rows:
+  read: dict[str, Callable[[Part, Sequence[str]], Rows]]
+  read = {"lines": _read_lines, "list": _read_list, "parquet": _read_parquet}
+  for where, row in read.get(part.kind, _read_rows)(part, fields):
     is_text = isinstance(row, str) and not needs_records
     yield Document(where, (row,) if is_text else _pick(where, row, fields))
 
@@ -202,6 +201,7 @@ def _find_kind(path: pathlib.Path) -> str:
 
 
 def _pick(where: str | FileLine, row: Any, fields: Sequence[str]) -> tuple[Value, ...]:
+  """Returns the values of a row; raises `base.DataError` if they are no text or tokens."""
   if not isinstance(row, dict):
     raise base.DataError(f"{where} must be an object, got {str(row)[:50]!r}.")
   values = []
@@ -212,10 +212,12 @@ def _pick(where: str | FileLine, row: Any, fields: Sequence[str]) -> tuple[Value
     if fields == (chat.FIELD,):
       return (row,)
     value = row[field]
-    is_tokens = isinstance(value, list | tuple) and all(
-        type(token) is int and token >= 0 for token in value
-    )
-    if not (isinstance(value, str) or is_tokens):
+    if isinstance(value, str):
+      try:
+        value.encode()
+      except UnicodeEncodeError as error:
+        raise base.DataError(f"{where}: {error}.") from error
+    elif not isinstance(value, list) or not all(type(t) is int and t >= 0 for t in value):
       raise base.DataError(
           f"{where}: field {field!r} must be a text or a list of tokens, got "
           f"{str(value)[:50]!r}."
@@ -248,7 +250,7 @@ def read_text(path: str) -> Iterator[str]:
       place += len(piece)
 
 
-def _read_lines(part: Part, fields: Sequence[str]) -> Iterator[tuple[FileLine, Any]]:
+def _read_lines(part: Part, fields: Sequence[str]) -> Rows:
   """Yields the objects on the lines that begin in a range of bytes."""
   (path,), place = part.paths, part.start
   with open_bytes(path) as file:
@@ -266,7 +268,7 @@ def _read_lines(part: Part, fields: Sequence[str]) -> Iterator[tuple[FileLine, A
         raise base.DataError(f"{where}: {error}; there must be one object on each line.") from error
 
 
-def _read_list(part: Part, fields: Sequence[str]) -> Iterator[tuple[str, Any]]:
+def _read_list(part: Part, fields: Sequence[str]) -> Rows:
   (path,) = part.paths
   with open_bytes(path) as file:
     content = file.read()
@@ -278,7 +280,7 @@ def _read_list(part: Part, fields: Sequence[str]) -> Iterator[tuple[str, Any]]:
     yield f"{path}, object {number} of the list", row
 
 
-def _read_parquet(part: Part, fields: Sequence[str]) -> Iterator[tuple[str, Any]]:
+def _read_parquet(part: Part, fields: Sequence[str]) -> Rows:
   (path,) = part.paths
   file = _open(part.kind, path)
   # All columns if one is missing, for the message; chats may have others, as tools.
@@ -294,7 +296,7 @@ def _read_parquet(part: Part, fields: Sequence[str]) -> Iterator[tuple[str, Any]
         raise base.DataError(f"{where}: {error}.") from error
 
 
-def _read_rows(part: Part, fields: Sequence[str]) -> Iterator[tuple[str, Any]]:
+def _read_rows(part: Part, fields: Sequence[str]) -> Rows:
   (path,) = part.paths
   rows = _open(part.kind, path)
   for number in range(part.start, part.stop):

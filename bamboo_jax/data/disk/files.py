@@ -13,7 +13,7 @@ import json
 import os
 import pathlib
 import shlex
-from typing import Any, NamedTuple
+from typing import Any
 
 from absl import logging
 
@@ -27,6 +27,8 @@ from bamboo_jax.data.disk import (
 )
 
 _TOKENS = (".bin", ".npy")
+# Files of tokens, their manifest, and what `bamboo tokenize` tells of them.
+_Opened = tuple[list[token_files.TokenFile], tuple[corpus.ManifestEntry, ...], Mapping[str, Any]]
 
 
 def make_files(
@@ -75,10 +77,10 @@ def make_files(
   fields = tuple(field.split(","))
   if len(fields) > 2:
     raise ValueError(f"field must be one name, or two, got {field!r}.")
-  has_prompts = len(fields) == 2 or field == chat.FIELD
-  loss = loss or ("completion" if has_prompts else "all")
+  loss = loss or ("completion" if len(fields) == 2 or field == chat.FIELD else "all")
   options = packing_lib.PackingOptions(sequence_length, packing, masked=bool(documents), loss=loss)
-  settings = dict(
+  open_files = functools.partial(
+      _open,
       vocab_size=vocab_size,
       fields=fields,
       tokenizer=tokenizer,
@@ -86,21 +88,52 @@ def make_files(
       end_token=end_token,
       cache_dir=cache_dir,
   )
-  make = functools.partial(_make_one, fraction=heldout_fraction, options=options, settings=settings)
-  return _make_all(make, path, heldout_path)
-
-
-def _make_all(
-    make: Callable[[str, str | None], samples.Source], path: str, heldout_path: str | None
-) -> samples.Source:
-  """Returns the samples of a path, or the mixture that `path` describes."""
+  heldout = heldout_fraction if heldout_path is None else heldout_path
+  facts = {"end_token": end_token, "fields": [*fields]}
+  make = functools.partial(_make, open_files, heldout=heldout, options=options, facts=facts)
   weights = _parse_weights(path)
   if weights is None:
-    return make(path, heldout_path)
+    return make(path)
   if heldout_path is not None:
     raise ValueError("A mixture takes heldout_fraction, not heldout_path.")
-  made = {name: make(name, None) for name in weights}
-  return mixture.make_mixture(made, [*weights.values()])
+  return mixture.make_mixture({name: make(name) for name in weights}, [*weights.values()])
+
+
+def _make(
+    open_files: Callable[[str], _Opened],
+    path: str,
+    *,
+    heldout: float | str,
+    options: packing_lib.PackingOptions,
+    facts: Mapping[str, Any],
+) -> samples.Source:
+  train, entries, found = open_files(path)
+  rest: float | list[token_files.TokenFile]
+  if isinstance(heldout, str):
+    rest, more, _ = open_files(heldout)
+    entries += more
+  else:
+    rest = heldout
+  return packing_lib.make_source(
+      train,
+      rest,
+      options,
+      manifest=corpus.CorpusManifest(entries),
+      vocab_size=found["vocab_size"],
+      special=tuple(found["special"]) if found.get("special") else None,
+      fingerprint={
+          "source": "files",
+          "files": {e.name: f"{e.num_bytes}:{e.sha256}" for e in entries},
+          "heldout": "files" if isinstance(heldout, str) else heldout,
+          "sequence_length": options.sequence_length,
+          "packing": options.packing,
+          "documents": options.masked,
+          "loss": options.loss,
+          "tokenizer": tokenizing.digest_of(found),
+          **facts,
+          **{key: found[key] for key in ("template",) if key in found},
+      },
+  )
 
 
 def find_files(pattern: str) -> list[tuple[str, pathlib.Path]]:
@@ -116,8 +149,8 @@ def find_files(pattern: str) -> list[tuple[str, pathlib.Path]]:
   if documents_lib.is_hub_dataset(root):
     return [(root.name, root)]
   if root.is_dir():
-    found, left_out = folders.list_files(root)
-    found, others = _pick_kind(found)
+    every, left_out = folders.list_files(root)
+    found, others = _pick_kind(every)
     if others:
       left_out = [
           f"{len(others)} files of other kinds than {found[0].name}, as "
@@ -129,19 +162,33 @@ def find_files(pattern: str) -> list[tuple[str, pathlib.Path]]:
     every = [pathlib.Path(p) for p in sorted(glob.glob(pattern, recursive=True))]
     every = [p for p in every if p.is_file() or documents_lib.is_hub_dataset(p)]
     found = folders.drop_repeated(every)
-    others = sorted({*every} - {*found})
-    left_out = [f"{path} (links to the rest)" for path in others]
+    left_out = [f"{path} (links to the rest)" for path in every if path not in {*found}]
     while glob.has_magic(str(root)) or not root.is_dir():
       root = root.parent
   if not found:
     folder, name = os.path.split(pattern)
-    if not os.path.isdir(folder or "."):
-      hint = f"; there is no folder {folder!r}."
-    else:
+    if os.path.isdir(folder or "."):
       hint = base.hint_at(name, os.listdir(folder or "."))
+    else:
+      hint = f"; there is no folder {folder!r}."
     raise base.MissingFileError(f"No file matches {given!r}{hint}", given)
   folders.warn_of(given, left_out)
   return [(path.relative_to(root).as_posix(), path) for path in found]
+
+
+def read_texts(pattern: str) -> tuple[corpus.CorpusDocument, ...]:
+  """Returns the files of `find_files` as texts in memory, without byte order marks.
+
+  Raises `base.DataError` if a file cannot be read or is not UTF-8.
+  """
+  found = find_files(pattern)
+  documents = [
+      corpus.CorpusDocument(name, "".join(documents_lib.read_text(str(path))).encode())
+      for name, path in found
+  ]
+  if not any(document.content for document in documents):
+    raise base.DataError(f"There is no text: {found[0][1]} is empty.")
+  return tuple(documents)
 
 
 def _pick_kind(paths: list[pathlib.Path]) -> tuple[list[pathlib.Path], list[pathlib.Path]]:
@@ -152,8 +199,7 @@ def _pick_kind(paths: list[pathlib.Path]) -> tuple[list[pathlib.Path], list[path
   paths = [p for p in paths if p.suffix != ".idx"]
   for is_kind in (lambda p: p.suffix in _TOKENS, documents_lib.is_records):
     if chosen := [p for p in paths if is_kind(p)]:
-      others = {*paths} - {*chosen}
-      return chosen, sorted(p for p in others if p.name != tokenizing.FACTS)
+      return chosen, [p for p in paths if not is_kind(p) and p.name != tokenizing.FACTS]
   return paths, []
 
 
@@ -174,51 +220,6 @@ def _parse_weights(text: str) -> dict[str, float] | None:
   return dict(zip(words[1::2], weights, strict=True))
 
 
-class _Opened(NamedTuple):
-  """Files of tokens, their manifest, and what `bamboo tokenize` tells."""
-
-  files: list[token_files.TokenFile]
-  entries: tuple[corpus.ManifestEntry, ...]
-  facts: Mapping[str, Any]
-
-
-def _make_one(
-    path: str,
-    heldout_path: str | None,
-    *,
-    fraction: float,
-    options: packing_lib.PackingOptions,
-    settings: Mapping[str, Any],
-) -> samples.Source:
-  train, heldout = _open(path, **settings), None
-  entries = train.entries
-  if heldout_path is not None:
-    heldout = _open(heldout_path, **settings)
-    entries = (*entries, *heldout.entries)
-  manifest, special = corpus.CorpusManifest(entries), train.facts.get("special")
-  return packing_lib.make_source(
-      train.files,
-      fraction if heldout is None else heldout.files,
-      options,
-      manifest=manifest,
-      vocab_size=train.facts.get("vocab_size", settings["vocab_size"]),
-      special=None if special is None else tuple(special),
-      fingerprint={
-          "source": "files",
-          "files": {e.name: f"{e.num_bytes}:{e.sha256}" for e in manifest.entries},
-          "heldout": fraction if heldout is None else "files",
-          "sequence_length": options.sequence_length,
-          "packing": options.packing,
-          "documents": options.masked,
-          "loss": options.loss,
-          "end_token": settings["end_token"],
-          "fields": [*settings["fields"]],
-          "tokenizer": tokenizing.digest_of(train.facts),
-          **{key: train.facts[key] for key in ("template",) if key in train.facts},
-      },
-  )
-
-
 def _open(
     path: str,
     *,
@@ -229,21 +230,20 @@ def _open(
     end_token: int | None,
     cache_dir: str | os.PathLike[str] | None,
 ) -> _Opened:
-  named = find_files(path)
-  entries = None
+  named, entries = find_files(path), None
   if named[0][1].suffix not in _TOKENS:
     names, paths = zip(*named, strict=True)
     task = tokenizing.TokenizingTask(paths, names, tokenizer, fields, end_token=end_token)
-    named, entries = _tokenize(task, vocab_size, cache_dir)
+    vocabularies.check_size(task.vocabulary, tokenizer, vocab_size)
+    named, entries = _tokenize(task, cache_dir)
   facts = {p.parent: tokenizing.read_facts(p.parent) for _, p in named}
   _check_tokenizers(facts, tokenizer, vocab_size, end_token)
-  ends = {folder: found.get("end") for folder, found in facts.items()}
   files = [
       token_files.open_file(
           path,
           dtype=dtype,
           vocab_size=vocab_size,
-          end=ends[path.parent] if end_token is None else end_token,
+          end=facts[path.parent].get("end") if end_token is None else end_token,
       )
       for _, path in named
   ]
@@ -258,19 +258,22 @@ def _open(
     file.read(0, min(file.num_tokens, 1 << 20))
   if entries is None:
     entries = tuple(token_files.describe_file(p, name) for name, p in named)
-  return _Opened(files, entries, facts[named[0][1].parent])
+  return files, entries, {"vocab_size": vocab_size, **facts[named[0][1].parent]}
 
 
 def _tokenize(
-    task: tokenizing.TokenizingTask,
-    vocab_size: int | None,
-    cache_dir: str | os.PathLike[str] | None,
+    task: tokenizing.TokenizingTask, cache_dir: str | os.PathLike[str] | None
 ) -> tuple[list[tuple[str, pathlib.Path]], tuple[corpus.ManifestEntry, ...]]:
   """Returns the files of tokens of texts, and the manifest of the texts."""
-  vocabularies.check_size(task.vocabulary, task.tokenizer, vocab_size)
-  facts = task.describe()
-  digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
-  out = _find_cache(cache_dir) / digest.hexdigest()[:24]
+  facts, root = task.describe(), cache_dir or os.environ.get("XDG_CACHE_HOME")
+  try:
+    root = root or pathlib.Path.home() / ".cache"
+  except RuntimeError as error:  # A user without a home, as in containers.
+    raise base.DataError(
+        f"Cannot keep tokens of texts: {error} Name a folder with config.data.options.cache_dir."
+    ) from error
+  out = pathlib.Path(root) if cache_dir else pathlib.Path(root, "bamboo_jax", "tokens")
+  out /= hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
   try:
     for done in tokenizing.run(task, out, num_workers=0, waits=True):
       if done.num_tokens:
@@ -286,26 +289,9 @@ def _tokenize(
         f"Cannot keep tokens of texts in {out}: {error.strerror}. Name another "
         "folder with config.data.options.cache_dir."
     ) from error
-  entries = []
-  for name, found in facts["files"].items():
-    num_bytes, sha256 = found.split(":", 1)
-    entries.append(corpus.ManifestEntry(name, int(num_bytes), sha256))
-  paths = sorted(out.glob("*.bin"))
-  return [(path.name, path) for path in paths], tuple(entries)
-
-
-def _find_cache(given: str | os.PathLike[str] | None) -> pathlib.Path:
-  """Returns the folder of tokenized texts; raises `base.DataError`."""
-  if given:
-    return pathlib.Path(given)
-  root = os.environ.get("XDG_CACHE_HOME")
-  try:
-    root = root or pathlib.Path.home() / ".cache"
-  except RuntimeError as error:  # A user without a home, as in containers.
-    raise base.DataError(
-        f"Cannot keep tokens of texts: {error} Name a folder with " "config.data.options.cache_dir."
-    ) from error
-  return pathlib.Path(root, "bamboo_jax", "tokens")
+  described = {name: found.split(":", 1) for name, found in facts["files"].items()}
+  entries = tuple(corpus.ManifestEntry(n, int(size), sha) for n, (size, sha) in described.items())
+  return [(path.name, path) for path in sorted(out.glob("*.bin"))], entries
 
 
 def _check_tokenizers(
@@ -315,18 +301,17 @@ def _check_tokenizers(
     end_token: int | None,
 ) -> None:
   """Raises `base.DataError` if folders, or the tokenizer, do not fit."""
-  digests = {str(f): tokenizing.digest_of(found) for f, found in facts.items()}
-  digests = {folder: digest for folder, digest in digests.items() if digest}
   for folder, found in facts.items():
     if vocab_size is not None and found.get("vocab_size", 0) > vocab_size:
       raise base.DataError(
           f"{folder} has tokens of a vocab_size={found['vocab_size']}, more "
           f"than the model's {vocab_size}."
       )
+  digests = {str(f): tokenizing.digest_of(found) for f, found in facts.items() if found}
   if tokenizer is not None and digests:
     vocabulary = vocabularies.read_vocabulary(tokenizer, end_token=end_token)
     digests[tokenizer] = tokenizing.digest_of(vocabulary.fingerprint)
-  first, *others = digests.items() or [("", "")]
-  for folder, digest in others:
-    if digest != first[1]:
-      raise base.DataError(f"{first[0]} has tokens of another tokenizer than {folder}.")
+  for folder, digest in digests.items():
+    first = next(iter(digests))
+    if digest != digests[first]:
+      raise base.DataError(f"{first} has tokens of another tokenizer than {folder}.")

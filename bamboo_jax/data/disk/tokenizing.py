@@ -6,7 +6,7 @@ not depend on the number of processes. `tokens.json` in the folder says what the
 tokens were made of.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 import dataclasses
 import functools
@@ -15,7 +15,7 @@ import json
 import multiprocessing
 import os
 import pathlib
-from typing import Any, cast, IO, NamedTuple
+from typing import Any, cast, NamedTuple
 
 from absl import logging
 import numpy as np
@@ -48,17 +48,17 @@ class TokenizingTask:
   part_bytes: int = 1 << 26
   end_token: int | None = None
 
-  @functools.cached_property
+  @property
   def vocabulary(self) -> vocabularies.Vocabulary:
-    """The vocabulary, read once."""
-    return vocabularies.read_vocabulary(self.tokenizer, end_token=self.end_token)
+    """The vocabulary, read once by each process."""
+    return _read_vocabulary(self.tokenizer, self.end_token)
 
-  @functools.cached_property
+  @property
   def template(self) -> chat.ChatTemplate | None:
     """The template of chats; None for other records and for texts."""
     if self.fields != (chat.FIELD,):
       return None
-    if not isinstance(self.vocabulary, vocabularies.TokenizerFile):
+    if self.vocabulary.tokenizer is None:
       raise base.DataError(
           f"field={chat.FIELD} needs the option tokenizer: a tokenizer.json with a chat template, "
           f"or its folder, got {self.tokenizer!r}."
@@ -67,12 +67,12 @@ class TokenizingTask:
 
   def describe(self) -> dict[str, Any]:
     """Returns everything that the tokens depend on, as JSON."""
-    special = self.vocabulary.special
     entries = []
     for path, name in zip(self.paths, self.names, strict=True):
       files = sorted(path.glob("*.arrow")) if path.is_dir() else []
       described = {f"{name}/{file.name}": file for file in files} or {name: path}
       entries += [token_files.describe_file(f, n) for n, f in described.items()]
+    special, template = self.vocabulary.special, self.template
     return {
         "files": {e.name: f"{e.num_bytes}:{e.sha256}" for e in entries},
         "fields": [*self.fields],
@@ -80,7 +80,7 @@ class TokenizingTask:
         "end": self.vocabulary.end,
         "special": special and [*special],
         **self.vocabulary.fingerprint,
-        **({"template": self.template.sha256} if self.template else {}),
+        **({"template": template.sha256} if template else {}),
     }
 
 
@@ -110,28 +110,22 @@ def run(
   out = pathlib.Path(out)
   parts = documents_lib.find_parts(task.paths, task.part_bytes)
   facts = {**task.describe(), "num_parts": len(parts)}
-  is_ours = (out / FACTS).exists() and _load_facts(out) == facts
-  if is_ours and not _find_missing(out, len(parts)):
+  if _load_facts(out) == facts and not _find_missing(out, len(parts)):
     # Finished, maybe by another user: it need not be writable.
     yield TokenizingProgress(len(parts), len(parts), 0, 0)
     return
   with base.lock_folder(out, waits=waits):
-    check_facts(out, facts)
+    _check_facts(out, facts)
     base.write_atomically(out / FACTS, json.dumps(facts, indent=1))
     missing = _find_missing(out, len(parts))
-    progress = TokenizingProgress(len(parts), len(parts) - len(missing), 0, 0)
-    yield progress
+    finished, num_documents, num_tokens = len(parts) - len(missing), 0, 0
+    yield TokenizingProgress(len(parts), finished, 0, 0)
     write = functools.partial(_write_part, task, out)
-    given = ([parts[n] for n in missing], missing)
     try:
-      for num_documents, num_tokens in _map(write, *given, num_workers):
-        progress = TokenizingProgress(
-            len(parts),
-            progress.num_finished + 1,
-            progress.num_documents + num_documents,
-            progress.num_tokens + num_tokens,
-        )
-        yield progress
+      for written in _map(write, [(parts[n], n) for n in missing], num_workers):
+        finished, num_documents = finished + 1, num_documents + written[0]
+        num_tokens += written[1]
+        yield TokenizingProgress(len(parts), finished, num_documents, num_tokens)
     except base.DataError:
       if not any(out.glob("*.idx")):  # Other flags may still be right.
         for file in (out / FACTS, *out.glob("*.tmp")):
@@ -139,47 +133,17 @@ def run(
       raise
 
 
-def check_facts(out: pathlib.Path, facts: dict[str, Any]) -> None:
-  """Raises `ValueError` if `out` has tokens of other files or settings.
-
-  `facts` are those of `Task.describe`.
-  """
-  if not (out / FACTS).exists():
-    return
-  found = _load_facts(out)
-  for key in sorted({*found, *facts}):
-    old, new = found.get(key), facts.get(key)
-    if old == new:
-      continue
-    if isinstance(old, dict) and isinstance(new, dict):
-      names = [n for n in sorted({*old, *new}) if old.get(n) != new.get(n)]
-      raise ValueError(
-          f"{out} has the tokens of other files: {names[0]} has changed, or is"
-          " in only one of them. Name another folder."
-      )
-    raise ValueError(
-        f"{out} has tokens with {key}={old!r}, must be {new!r}. Name another " "folder."
-    )
-
-
 def read_facts(folder: pathlib.Path) -> dict[str, Any]:
   """Returns the facts of a folder of tokens; {} if another program wrote it.
 
   Raises `base.DataError` if parts are missing.
   """
-  if not (folder / FACTS).exists():
-    return {}
   facts = _load_facts(folder)
-  for number in _find_missing(folder, facts["num_parts"])[:1]:
+  for number in _find_missing(folder, facts.get("num_parts", 0))[:1]:
     raise base.DataError(
-        f"{_name(folder, number, '.idx')} is missing: the folder is "
+        f"{folder / f'{number:05d}.idx'} is missing: the folder is "
         "unfinished; run `bamboo tokenize` again, which goes on with it."
     )
-  return facts
-
-
-def _load_facts(folder: pathlib.Path) -> dict[str, Any]:
-  facts: dict[str, Any] = json.loads((folder / FACTS).read_bytes())
   return facts
 
 
@@ -188,22 +152,48 @@ def digest_of(facts: Mapping[str, Any]) -> str:
   return str(facts.get("vocab_sha256", facts.get("tokens", "")))
 
 
+def _check_facts(out: pathlib.Path, facts: Mapping[str, Any]) -> None:
+  """Raises `ValueError` if `out` has tokens of other files or settings."""
+  found = _load_facts(out)
+  for key in sorted({*found, *facts}) if found else ():
+    old, new = found.get(key), facts.get(key)
+    if old != new and isinstance(old, dict) and isinstance(new, dict):
+      names = [n for n in sorted({*old, *new}) if old.get(n) != new.get(n)]
+      raise ValueError(
+          f"{out} has the tokens of other files: {names[0]} has changed, or is"
+          " in only one of them. Name another folder."
+      )
+    if old != new:
+      raise ValueError(
+          f"{out} has tokens with {key}={old!r}, must be {new!r}. Name another folder."
+      )
+
+
+def _load_facts(folder: pathlib.Path) -> dict[str, Any]:
+  file = folder / FACTS
+  facts: dict[str, Any] = json.loads(file.read_bytes()) if file.exists() else {}
+  return facts
+
+
+@functools.lru_cache(maxsize=1)
+def _read_vocabulary(tokenizer: str | None, end_token: int | None) -> vocabularies.Vocabulary:
+  return vocabularies.read_vocabulary(tokenizer, end_token=end_token)
+
+
 def _map(
-    write: "functools.partial[tuple[int, int]]",
-    parts: Sequence[documents_lib.Part],
-    numbers: Sequence[int],
+    write: Callable[[documents_lib.Part, int], tuple[int, int]],
+    given: Sequence[tuple[documents_lib.Part, int]],
     num_workers: int,
 ) -> Iterator[tuple[int, int]]:
-  if not num_workers or len(parts) < 2:
-    yield from map(write, parts, numbers)
+  if not num_workers or len(given) < 2:
+    yield from itertools.starmap(write, given)
     return
   context = multiprocessing.get_context("spawn")
   with futures.ProcessPoolExecutor(
-      min(num_workers, len(parts)), mp_context=context, initializer=_use_one_core
+      min(num_workers, len(given)), mp_context=context, initializer=_use_one_core
   ) as pool:
-    waiting = [*map(functools.partial(pool.submit, write), parts, numbers)]
     try:
-      for done in futures.as_completed(waiting):
+      for done in futures.as_completed([pool.submit(write, *part) for part in given]):
         yield done.result()
     finally:
       pool.shutdown(wait=True, cancel_futures=True)
@@ -217,22 +207,27 @@ def _write_part(
     task: TokenizingTask, out: pathlib.Path, part: documents_lib.Part, number: int
 ) -> tuple[int, int]:
   """Returns the numbers of documents and tokens that it has written."""
-  vocabulary = task.vocabulary
+  vocabulary, template = task.vocabulary, task.template
   size = vocabulary.vocab_size
   dtype = np.dtype("u1" if size <= 256 else "<u2" if size <= 1 << 16 else "<i4")
-  path, lengths, counts_D, empty = _name(out, number, ".bin"), [], [], []
+  path, lengths, counts_D, empty = out / f"{number:05d}.bin", [], [], []
   before = [os.stat(name) for name in part.paths]
   documents = documents_lib.read_part(part, task.fields)
   with open(path.with_suffix(".tmp"), "wb") as file:
     while group := [*itertools.islice(documents, _DOCUMENTS_AT_ONCE)]:
-      encoded = _encode_chats(task, group) if task.template else _encode(vocabulary, group)
-      for document, values in zip(group, encoded, strict=True):
-        counts = [_write(file, value, dtype) for value in values]
+      for document, values in zip(group, _encode(vocabulary, template, group), strict=True):
+        counts = []  # Of tokens, for each value, which is in pieces.
+        for value in values:
+          counts.append(0)
+          for piece in value:
+            file.write(np.asarray(piece, dtype).tobytes())
+            counts[-1] += len(piece)
         if not any(counts):
           empty.append(document.where)
           continue
-        if not task.template:  # A template ends a chat itself.
-          counts[-1] += _write(file, [[vocabulary.end]], dtype)
+        if not template:  # A template ends a chat itself.
+          file.write(np.asarray(vocabulary.end, dtype).tobytes())
+          counts[-1] += 1
         lengths += counts
         counts_D.append(len(counts))
   for name, old in zip(part.paths, before, strict=True):
@@ -246,50 +241,49 @@ def _write_part(
   return len(counts_D), sum(lengths)
 
 
-def _encode_chats(
-    task: TokenizingTask, group: Sequence[documents_lib.Document]
-) -> Iterator[list[Iterable[Sequence[int]]]]:
-  """Yields the tokens of each chat: by turns a prompt and what is learned."""
-  template, tokenizer = task.template, task.vocabulary
-  assert template and isinstance(tokenizer, vocabularies.TokenizerFile)
-  for document in group:
-    (record,) = document.values
-    try:
-      tokens, is_learned = chat.encode(cast(dict[str, Any], record), template, tokenizer)
-    except base.DataError as error:
-      raise base.DataError(f"{document.where}: {error}") from error
-    cuts = np.flatnonzero(np.diff(is_learned, prepend=False)).tolist()
-    cuts += [len(tokens)] * (2 - len(cuts) % 2)  # The last part is learned, maybe empty.
-    yield [[tokens[start:stop]] for start, stop in itertools.pairwise([0, *cuts])]
-
-
 def _encode(
-    vocabulary: vocabularies.Vocabulary, group: Sequence[documents_lib.Document]
+    vocabulary: vocabularies.Vocabulary,
+    template: chat.ChatTemplate | None,
+    group: Sequence[documents_lib.Document],
 ) -> Iterator[list[Iterable[Sequence[int]]]]:
-  """Yields the tokens of each document: for each field, in pieces."""
-  texts = []
-  for document in group:
-    for value in document.values:
-      if isinstance(value, str):
-        try:
-          value.encode()
-        except UnicodeEncodeError as error:
-          raise base.DataError(f"{document.where}: {error}.") from error
-        texts.append(value)
+  """Yields the tokens of each document: for each value, in pieces.
+
+  The values of a chat are by turns a prompt and what is learned.
+  """
+  texts = [value for document in group for value in document.values if isinstance(value, str)]
   encoded = iter(vocabulary.encode_texts(texts))
   for document in group:
     values: list[Iterable[Sequence[int]]] = []
     for value in document.values:
       if isinstance(value, str):
         values.append([next(encoded)])
-      elif isinstance(value, Sequence):
-        tokens = cast(Sequence[int], value)
-        values.append([_without_end(vocabulary, document, tokens)])
-      elif vocabulary.in_pieces:
-        values.append(vocabulary.encode_texts([text])[0] for text in value)
+      elif isinstance(value, list):
+        values.append([_without_end(vocabulary, document, value)])
+      elif isinstance(value, dict):
+        assert template
+        values += _encode_chat(vocabulary, template, document)
       else:
-        values.append(vocabulary.encode_texts(["".join(value)]))
+        pieces = cast(Iterator[str], value)
+        if not vocabulary.in_pieces:
+          pieces = iter(["".join(pieces)])
+        values.append(vocabulary.encode_texts([piece])[0] for piece in pieces)
     yield values
+
+
+def _encode_chat(
+    vocabulary: vocabularies.Vocabulary,
+    template: chat.ChatTemplate,
+    document: documents_lib.Document,
+) -> Iterator[list[list[int]]]:
+  (record,) = document.values
+  try:
+    tokens, is_learned = chat.encode(cast(dict[str, Any], record), template, vocabulary.tokenizer)
+  except base.DataError as error:
+    raise base.DataError(f"{document.where}: {error}") from error
+  cuts = np.flatnonzero(np.diff(is_learned, prepend=False)).tolist()
+  cuts += [len(tokens)] * (2 - len(cuts) % 2)  # The last part is learned, maybe empty.
+  for start, stop in itertools.pairwise([0, *cuts]):
+    yield [tokens[start:stop]]
 
 
 def _without_end(
@@ -305,20 +299,6 @@ def _without_end(
   return tokens[:-1] if tokens and tokens[-1] == vocabulary.end else tokens
 
 
-def _write(file: IO[bytes], pieces: Iterable[Sequence[int]], dtype: np.dtype) -> int:
-  """Returns the number of tokens that it has written."""
-  count = 0
-  for piece in pieces:
-    file.write(np.asarray(piece, dtype).tobytes())
-    count += len(piece)
-  return count
-
-
 def _find_missing(folder: pathlib.Path, num_parts: int) -> list[int]:
   """Returns the parts that are not finished, by number."""
-  numbers = range(num_parts)
-  return [n for n in numbers if not _name(folder, n, ".idx").exists()]
-
-
-def _name(folder: pathlib.Path, number: int, suffix: str) -> pathlib.Path:
-  return folder / f"{number:05d}{suffix}"
+  return [n for n in range(num_parts) if not (folder / f"{n:05d}.idx").exists()]
