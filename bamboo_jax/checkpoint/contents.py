@@ -1,14 +1,19 @@
 """Reads layers of one checkpoint, and finds damage."""
 
 from collections.abc import Callable, Mapping, Sequence
+import functools
 import pathlib
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.checkpoint import arrays as layer_arrays, manifest as manifest_lib, orbax_item
-from bamboo_jax.metrics import summary as summary_lib
+from bamboo_jax.checkpoint import (
+    arrays as layer_arrays,
+    digest,
+    manifest as manifest_lib,
+    orbax_item,
+)
 from bamboo_jax.models import layer as layer_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 
@@ -68,11 +73,10 @@ def _check_layers(
     found = manifest.specs(layer)
     wanted = layer_arrays.specs_of(layer_arrays.shapes_of(state))
     for name in [*wanted, *found]:
-      if found.get(name) != wanted.get(name):
+      there, here = (specs.get(name, "absent") for specs in (found, wanted))
+      if there != here:
         raise base.CheckpointError(
-            f"{other}: in layer {layer!r}, {name} is "
-            f"{found.get(name, 'absent')} there and "
-            f"{wanted.get(name, 'absent')} in the model."
+            f"{other}: in layer {layer!r}, {name} is {there} there and {here} in the model."
         )
   for layer in manifest.layers:
     if layer not in like:
@@ -90,62 +94,60 @@ def read_arrays(
   Raises `base.DamagedCheckpointError`, or `base.CheckpointError` if they are
   temporarily unreadable, or `weights` are not those of the run.
   """
-  frozen = {name: manifest.frozen[name] for name in names if name in manifest.frozen}
-  arrays = _read_items(file, {name: manifest.layers[name] for name in names})
-  found = _read_items(file, {name: entry for name, entry in frozen.items() if entry.item})
-  for name, entry in frozen.items():
-    arrays[name] |= found[name] if entry.item else _take(file, name, entry, weights)
+  arrays: dict[str, dict[str, np.ndarray]] = {name: {} for name in names}
+  for entries in (manifest.layers, manifest.frozen):
+    wanted = {name: entries[name] for name in names if name in entries}
+    for item in sorted({entry.item for entry in wanted.values()}):
+      own = {name: entry for name, entry in wanted.items() if entry.item == item}
+      read = _read_item if item else functools.partial(_take, weights)
+      for name, found in read(file, own).items():
+        arrays[name] |= found
+        if layer_arrays.specs_of(found) == own[name].arrays:
+          if digest.sha256(found) == own[name].sha256:
+            continue
+        if item:
+          raise base.DamagedCheckpointError(
+              f"Checkpoint {file} is damaged: layer {name!r} is not as saved."
+          )
+        raise base.CheckpointError(
+            f"{_needs(file)}, but {weights and weights.path} has changed since: layer {name!r} has "
+            "other frozen weights."
+        )
   return arrays
 
 
-def _read_items(
+def _read_item(
     file: pathlib.Path, entries: Mapping[str, manifest_lib.LayerEntry]
 ) -> dict[str, dict[str, np.ndarray]]:
-  arrays: dict[str, dict[str, np.ndarray]] = {}
-  for item in sorted({entry.item for entry in entries.values()}):
-    shapes = {
-        name: layer_arrays.parse_specs(entry.arrays)
-        for name, entry in entries.items()
-        if entry.item == item
-    }
-    try:
-      arrays |= orbax_item.read_item(file.parent / item, shapes)
-    except Exception as error:  # Orbax raises various types.
-      text = f"Cannot read checkpoint {file}: {orbax_item.describe_error(error)}."
-      if not orbax_item.is_of_system(error):
-        raise base.DamagedCheckpointError(text) from error
-      raise base.CheckpointError(f"{text} Without that file, an older one is used.") from error
-  for name, entry in entries.items():
-    if layer_arrays.specs_of(arrays[name]) != entry.arrays or sha256(arrays[name]) != entry.sha256:
-      raise base.DamagedCheckpointError(
-          f"Checkpoint {file} is damaged: layer {name!r} is not as saved."
-      )
-  return arrays
+  """Returns the arrays of layers in the same item."""
+  (item,) = {entry.item for entry in entries.values()}
+  shapes = {name: layer_arrays.parse_specs(entry.arrays) for name, entry in entries.items()}
+  try:
+    return orbax_item.read_item(file.parent / item, shapes)
+  except Exception as error:  # Orbax raises various types.
+    text = f"Cannot read checkpoint {file}: {orbax_item.describe_error(error)}."
+    if not orbax_item.is_of_system(error):
+      raise base.DamagedCheckpointError(text) from error
+    raise base.CheckpointError(f"{text} Without that file, an older one is used.") from error
 
 
 def _take(
-    file: pathlib.Path, layer: str, frozen: manifest_lib.LayerEntry, weights: InitialWeights | None
-) -> dict[str, np.ndarray]:
-  """Returns the frozen arrays of a layer in format 3, which has their hash only.
-
-  Raises `base.CheckpointError` if `weights` cannot be read, or have others.
-  """
-  needs = f"Checkpoint {file} needs the weights from which its run began"
+    weights: InitialWeights | None,
+    file: pathlib.Path,
+    entries: Mapping[str, manifest_lib.LayerEntry],
+) -> dict[str, dict[str, np.ndarray]]:
+  """Returns the frozen arrays of layers in format 3, which has their hashes only."""
   if weights is None:
-    raise base.CheckpointError(f"{needs}: set config.init_from.")
+    raise base.CheckpointError(f"{_needs(file)}: set config.init_from.")
   try:
-    found = layer_arrays.name_leaves(weights.read(layer))
+    found = {name: layer_arrays.name_leaves(weights.read(name)) for name in entries}
   except base.CheckpointError as error:  # Maybe damaged: this one is not.
-    raise base.CheckpointError(f"{needs}. {error}") from error
-  arrays = {name: np.asarray(found[name]) for name in frozen.arrays}
-  if layer_arrays.specs_of(arrays) != frozen.arrays or sha256(arrays) != frozen.sha256:
-    raise base.CheckpointError(
-        f"{needs}, but {weights.path} has changed since: layer {layer!r} has "
-        "other frozen weights."
-    )
-  return arrays
+    raise base.CheckpointError(f"{_needs(file)}. {error}") from error
+  return {
+      name: {array: np.asarray(found[name][array]) for array in entry.arrays}
+      for name, entry in entries.items()
+  }
 
 
-def sha256(arrays: Mapping[str, np.ndarray]) -> str:
-  """Returns the hash of arrays, in the order of their names."""
-  return summary_lib.digest_arrays(sorted(arrays.items()))
+def _needs(file: pathlib.Path) -> str:
+  return f"Checkpoint {file} needs the weights from which its run began"

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from bamboo_jax import base
 from bamboo_jax.checkpoint import arrays as layer_arrays
 from bamboo_jax.metrics import summary as summary_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
@@ -35,15 +34,17 @@ class Digests:
 
 def digest_layers(layers: Mapping[str, spec_lib.LayerState]) -> Digests:
   """Returns the hashes of layers; copies one array at a time to the host."""
-  params, state = {}, {}
-  for name, layer in layers.items():
-    params[name] = summary_lib.digest_arrays(
-        (path, np.asarray(leaf).astype(np.float32)) for path, leaf in _sorted_leaves(layer.params)
-    )
-    state[name] = summary_lib.digest_arrays(
-        (path, np.asarray(leaf)) for path, leaf in _sorted_leaves(layer)
-    )
-  return Digests(params, state)
+  return Digests(
+      {n: sha256(layer_arrays.name_leaves(l.params), np.float32) for n, l in layers.items()},
+      {n: sha256(layer_arrays.name_leaves(l)) for n, l in layers.items()},
+  )
+
+
+def sha256(arrays: Mapping[str, Any], dtype: Any = None) -> str:
+  """Returns the hash of arrays of a layer in the order of their names, each as `dtype`."""
+  return summary_lib.digest_arrays(
+      (name, np.asarray(a, dtype)) for name, a in sorted(arrays.items())
+  )
 
 
 def params_sha256(digests: Digests, order: Sequence[str]) -> str:
@@ -54,10 +55,6 @@ def params_sha256(digests: Digests, order: Sequence[str]) -> str:
 def state_sha256(digests: Digests, order: Sequence[str], *, samples_seen: int) -> str:
   """Returns the hash of parameters, slots, statistics and data position."""
   return _join([*(digests.state[name] for name in order), str(samples_seen)])
-
-
-def _sorted_leaves(tree: base.PyTree) -> list[tuple[str, Any]]:
-  return sorted(layer_arrays.name_leaves(tree).items())
 
 
 def _join(words: Iterable[str]) -> str:

@@ -23,6 +23,7 @@ from bamboo_jax import base
 from bamboo_jax.checkpoint import (
     arrays as layer_arrays,
     contents,
+    digest,
     manifest as manifest_lib,
     orbax_item,
 )
@@ -124,9 +125,7 @@ class CheckpointFolder:
         self._remove(left)
       raise
     entries = {
-        layer: manifest_lib.LayerEntry(
-            where, contents.sha256(arrays), layer_arrays.specs_of(arrays)
-        )
+        layer: manifest_lib.LayerEntry(where, digest.sha256(arrays), layer_arrays.specs_of(arrays))
         for layer, arrays in layers.items()
     }
     if is_frozen:

@@ -74,14 +74,11 @@ class RunIdentity:
       except TypeError:
         same = False
       if not same:
-        raise ValueError(
-            f"{key} must be plain JSON values (no tuples, no arrays), got " f"{value!r}."
-        )
+        raise ValueError(f"{key} must be plain JSON values (no tuples, no arrays), got {value!r}.")
 
   def describe(self, step: base.StepId) -> dict[str, Any]:
     """Returns the description for a checkpoint after `step` steps."""
-    samples_seen = step * self.batch_size
-    return self._describe() | {"samples_seen": samples_seen}
+    return self._describe() | {"samples_seen": step * self.batch_size}
 
   def check(
       self, meta: Mapping[str, Any], *, step: base.StepId, where: str
@@ -91,11 +88,13 @@ class RunIdentity:
     `meta` is its description, with at least the keys of `describe`. Raises
     `base.CheckpointError` if it is of another run.
     """
-    wanted = self.describe(step)
-    for name in ("rounding", "config"):
-      del wanted[name]
-    found = {key: meta.get(key) for key in wanted}
-    differences = _differences(found, wanted)
+    wanted = {k: v for k, v in self.describe(step).items() if k not in ("rounding", "config")}
+    old, new = (json_lib.flatten({k: tree.get(k) for k in wanted}) for tree in (meta, wanted))
+    differences = [
+        f"it has {key}={old.get(key)!r}, this one has {new.get(key)!r}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key)
+    ]
     if differences:
       there = meta.get("config", {})
       options = [
@@ -116,35 +115,21 @@ class RunIdentity:
     return described
 
   def _find_changes(self, meta: Mapping[str, Any]) -> tuple[ChangedSetting, ...]:
-    there = meta.get("rounding", {})
-    unknown = [key for key, value in self.rounding.items() if key not in there and value != {}]
+    there, config = meta.get("rounding", {}), meta.get("config")
+    unknown = ["config"] * bool(self.config and config is None)
+    unknown += [key for key, value in self.rounding.items() if key not in there and value != {}]
+    config = self.config if config is None else config
     old, new = json_lib.flatten(there), json_lib.flatten(self.rounding)
     changes = [
         ChangedSetting(key, old[key], new[key], changes_bits=True)
         for key in sorted(old.keys() & new.keys())
         if old[key] != new[key]
     ]
-    there = meta.get("config")
-    if there is None:
-      there, unknown = self.config, ["config"] * bool(self.config) + unknown
-    for key in sorted(self.config.keys() | there.keys()):
-      old, new = there.get(key), self.config.get(key)
-      if old != new and key not in self.rounding:
-        changes.append(ChangedSetting(key, old, new, key.startswith(self.meant)))
+    changes += [
+        ChangedSetting(key, config.get(key), self.config.get(key), key.startswith(self.meant))
+        for key in sorted(self.config.keys() | config.keys())
+        if config.get(key) != self.config.get(key) and key not in self.rounding
+    ]
     if unknown:
       changes.append(ChangedSetting(", ".join(unknown), UNKNOWN, None, True))
     return tuple(changes)
-
-
-def _differences(
-    found: Mapping[str, Any], wanted: Mapping[str, Any], prefix: str = ""
-) -> list[str]:
-  """Returns the differences of two trees of plain values, by entry."""
-  differences = []
-  for key in sorted(found.keys() | wanted.keys()):
-    there, here = found.get(key), wanted.get(key)
-    if isinstance(there, Mapping) and isinstance(here, Mapping):
-      differences += _differences(there, here, f"{prefix}{key}.")
-    elif there != here:
-      differences.append(f"it has {prefix}{key}={there!r}, this one has {here!r}")
-  return differences

@@ -14,7 +14,7 @@ import errno
 import itertools
 import os
 import secrets
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from bamboo_jax.base import logs
 from bamboo_jax.checkpoint import (
     arrays as layer_arrays,
     contents,
+    digest,
     folder as folder_lib,
     identity as identity_lib,
     manifest as manifest_lib,
@@ -38,14 +39,8 @@ _MOST_TRIES = 2  # Attempts of the save at the end.
 _Arrays = Mapping[str, Mapping[str, np.ndarray]]  # By layer and name.
 
 
-class _Written(NamedTuple):
-  part: manifest_lib.Manifest | None
-  error: str = ""
-
-
-class _Joined(NamedTuple):
-  save: parts.Save
-  error: str = ""
+class _NotFiniteError(ValueError):
+  """The state has numbers that must not replace finite ones."""
 
 
 class Writer:
@@ -102,8 +97,8 @@ class Writer:
     self._thread = futures.ThreadPoolExecutor(1, "checkpoint")
     self._save: parts.Save | None = None  # The save whose parts are missing.
     self._parts: dict[base.NodeId, manifest_lib.Manifest] = {}
-    self._writing: futures.Future[_Written] | None = None
-    self._joining: futures.Future[_Joined] | None = None
+    self._writing: futures.Future[manifest_lib.Manifest] | None = None  # This member's part.
+    self._joining: tuple[parts.Save, futures.Future[None]] | None = None
     self._error = ""
     self.changes: tuple[identity_lib.ChangedSetting, ...] = ()
     self.num_skipped = 0
@@ -258,8 +253,9 @@ class Writer:
     name = f"{self._folder.attempt + 1}-{self._incarnation}" if begins else ""
     report = parts.PartsReport(name, is_busy, error=self._error)
     if self._save and self._writing and self._writing.done():
-      written = self._writing.result()
-      report = dataclasses.replace(report, save=str(self._save.name), **written._asdict())
+      error = _describe(self._writing)
+      part = None if error else self._writing.result()
+      report = dataclasses.replace(report, save=str(self._save.name), part=part, error=error)
     return report
 
   def _hear(self, said: Mapping[base.NodeId, parts.PartsReport]) -> None:
@@ -276,7 +272,7 @@ class Writer:
         self._parts[member] = report.part
     if self._save and self._save.stages.keys() <= self._parts.keys():
       if self._member == self._save.writer:
-        self._joining = self._thread.submit(self._join, self._save, self._parts)
+        self._joining = self._save, self._thread.submit(self._join, self._save, self._parts)
       self._save = self._writing = None
 
   def _begin(self, save: parts.Save, states: Mapping[base.StageId, spec_lib.StageState]) -> None:
@@ -291,14 +287,14 @@ class Writer:
     arrays = layer_arrays.copy_to_host(layers, omitted)
     is_writer = self._member == save.writer
     if save.is_alone and is_writer:
-      self._joining = self._thread.submit(self._write_alone, save, arrays)
+      self._joining = save, self._thread.submit(self._write_alone, save, arrays)
     elif arrays or is_writer:
       self._writing = self._thread.submit(self._write, save, arrays)
 
   def _end_joining(self, *, blocks: bool) -> None:
     """Ends the save that this member joins, if there is one."""
-    if self._joining is not None and (blocks or self._joining.done()):
-      save, error = self._joining.result()  # May be interrupted and repeated.
+    if self._joining is not None and (blocks or self._joining[1].done()):
+      save, error = self._joining[0], _describe(self._joining[1])  # May be interrupted, repeated.
       self._joining = None
       if error:
         self._fail(save, error)
@@ -313,29 +309,25 @@ class Writer:
 
   def _wait(self, waiting: Callable[[], None]) -> None:
     """Blocks until this member has written its part."""
-    started = (self._writing, self._joining)
-    pending: set[futures.Future[Any]] = {f for f in started if f is not None}
+    pending: set[futures.Future[Any]] = {self._joining[1]} if self._joining else set()
+    pending |= {self._writing} if self._writing else set()
     while pending:
       waiting()
       pending = futures.wait(pending, timeout=_WAIT_SECS).not_done
 
-  # In the thread. Errors are returned, as this member must report them.
+  # In the thread.
 
-  def _write(self, save: parts.Save, layers: _Arrays) -> _Written:
+  def _write(self, save: parts.Save, layers: _Arrays) -> manifest_lib.Manifest:
     item = f"node{self._member}"
     if name := layer_arrays.find_nonfinite(layers):
-      return _Written(None, f"{name} is not finite everywhere")
-    try:
-      if self._member == save.writer:
-        self._folder.remove_unfinished(save.name)
-      trained, frozen = self._divide(layers)
-      stored = self._store_frozen(save.name, item, frozen)
-      part = self._folder.write_part(save.name, item, trained)
-    except (OSError, ValueError) as error:
-      return _Written(None, orbax_item.describe_error(error))
+      raise _NotFiniteError(f"{name} is not finite everywhere")
+    if self._member == save.writer:
+      self._folder.remove_unfinished(save.name)
+    trained, frozen = self._divide(layers)
+    stored = self._store_frozen(save.name, item, frozen)
+    part = self._folder.write_part(save.name, item, trained)
     found = {layer: entry for layer, entry in stored.frozen.items() if layer in layers}
-    files = {**part.files, **stored.files}
-    return _Written(dataclasses.replace(part, frozen=found, files=files))
+    return dataclasses.replace(part, frozen=found, files={**part.files, **stored.files})
 
   def _divide(self, layers: _Arrays) -> tuple[_Arrays, _Arrays]:
     """Returns the arrays that change, and the others, of layers that have such arrays."""
@@ -364,7 +356,7 @@ class Writer:
     same = {
         layer: entry
         for layer, entry in newest.frozen.items()
-        if entry.item and layer in layers and entry.sha256 == contents.sha256(layers[layer])
+        if entry.item and layer in layers and entry.sha256 == digest.sha256(layers[layer])
     }
     self._frozen = {**self._frozen, **same}
     new = {layer: arrays for layer, arrays in layers.items() if layer not in same}
@@ -374,24 +366,25 @@ class Writer:
         part, frozen={**self._frozen, **part.frozen}, files={**files, **part.files}
     )
 
-  def _join(
-      self, save: parts.Save, written: Mapping[base.NodeId, manifest_lib.Manifest]
-  ) -> _Joined:
+  def _join(self, save: parts.Save, written: Mapping[base.NodeId, manifest_lib.Manifest]) -> None:
     whole = manifest_lib.join(
         written.values(),
         order=self._model.model.layer_names,
         meta=self._identity.describe(save.name.step) | save.meta,
     )
-    try:
-      self._folder.finish(save.name, whole, keeps=bool(save.num_skipped))
-    except base.FencedError as error:
-      return _Joined(save, str(error).rstrip("."))
-    except OSError as error:
-      return _Joined(save, orbax_item.describe_error(error))
-    return _Joined(save)
+    self._folder.finish(save.name, whole, keeps=bool(save.num_skipped))
 
-  def _write_alone(self, save: parts.Save, layers: _Arrays) -> _Joined:
-    part, error = self._write(save, layers)
-    if part is None:
-      return _Joined(save, error)
-    return self._join(save, {self._member: part})
+  def _write_alone(self, save: parts.Save, layers: _Arrays) -> None:
+    self._join(save, {self._member: self._write(save, layers)})
+
+
+def _describe(ended: futures.Future[Any]) -> str:
+  """Waits; returns why a part or a checkpoint could not be written, "" if it was."""
+  error = ended.exception()
+  if isinstance(error, _NotFiniteError | base.FencedError):
+    return str(error).rstrip(".")
+  if isinstance(error, (OSError, ValueError)):
+    return orbax_item.describe_error(error)
+  if error is not None:
+    raise error
+  return ""
