@@ -45,6 +45,7 @@ from bamboo_jax.base.files import (
     find_full,
     lock_folder,
     open_lock,
+    refuse_url,
     write_atomically,
 )
 from bamboo_jax.base.functions import (

@@ -7,6 +7,7 @@ import functools
 import math
 import os
 import pathlib
+import re
 import shutil
 import socket
 import stat
@@ -95,6 +96,15 @@ def find_danger(status: os.stat_result) -> str | None:
   if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
     return "others may write to it; chmod go-w"
   return None
+
+
+def refuse_url(what: str, path: str | os.PathLike[str]) -> None:
+  """Raises `ValueError` if `path`, the value of `what`, is a URL: it would name a local folder."""
+  if re.match(r"\w+://", os.fspath(path)):
+    raise ValueError(
+        f"{what}={os.fspath(path)!r} is a URL, must be a path; a cluster needs a folder that all "
+        "of its machines mount."
+    )
 
 
 def write_atomically(

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from absl import flags
 
+from bamboo_jax import base
 from bamboo_jax.config import section
 
 flags.disclaim_key_flags()
@@ -32,6 +33,7 @@ _DEFINE: Mapping[Any, Callable[..., Any]] = {
 CONFIG = "config"
 _T = TypeVar("_T")
 _OWN = "flag"  # In the metadata of a field.
+_FOLDERS = ("out", "workdir", "workdirs")  # Flags of all commands.
 
 
 class _Flag(NamedTuple):
@@ -118,6 +120,10 @@ def read(kind: type[_T], rest: Sequence[str]) -> _T:
     if own.is_needed and name not in is_set:
       raise ValueError(f"The flag --{name} is needed.")
     own.limits.check(f"--{name}", values[name], values.__getitem__)
+    if name in _FOLDERS and name in is_set:
+      label, *places = (name, *rest) if own.takes_rest else (f"--{name}", str(values[name]))
+      for place in places:
+        base.refuse_url(label, place)
     if name in is_set and (others := sorted(is_set.intersection(own.excludes))):
       raise ValueError(f"Give one of --{' and --'.join([name, *others])}, not both.")
     if own.needs and is_set.isdisjoint(own.needs):

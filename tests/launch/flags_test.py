@@ -15,6 +15,20 @@ _VALIDATE = (
 _TRACE = "third_party/published/parcae_p3.csv"
 _NO_WORKDIR = ("launch.verify", "launch.trace", "launch.report", "launch.plan")
 _CASES = (
+    *(
+        (
+            f"{name}_url",
+            (f"launch.{name}", *flags),
+            "='s3://b/run' is a URL, must be a path; a cluster needs a folder",
+        )
+        for name, *flags in (
+            ("train", "--config=tests/tiny.py", "--workdir=s3://b/run"),
+            ("cluster", "--config=tests/tiny.py", "--workdir=s3://b/run"),
+            ("status", "--workdir=s3://b/run"),
+            ("report", "s3://b/run"),
+            ("tokenize", "--path=a", "--out=s3://b/run"),
+        )
+    ),
     (
         "simulate_trace",
         (*_SIM, f"--trace={_TRACE}", "--config.sweep.num_seeds=3"),
@@ -154,7 +168,7 @@ class FlagsTest(parameterized.TestCase):
   @parameterized.named_parameters(*samples.draw(_CASES, 8))
   def test_one_line(self, arguments, message):
     command, *rest = arguments
-    if command not in _NO_WORKDIR:
+    if command not in _NO_WORKDIR and "s3:" not in f"{rest}":
       rest.append("--workdir=build/never_made")
     done = commands.fork("-m", command, *rest)
     self.assertEqual(done.returncode, 2, done.stderr)

@@ -265,6 +265,7 @@ def _tokenize(
     task: tokenizing.TokenizingTask, cache_dir: str | os.PathLike[str] | None
 ) -> tuple[list[tuple[str, pathlib.Path]], tuple[corpus.ManifestEntry, ...]]:
   """Returns the files of tokens of texts, and the manifest of the texts."""
+  base.refuse_url("cache_dir", cache_dir or "")
   facts, root = task.describe(), cache_dir or os.environ.get("XDG_CACHE_HOME")
   try:
     root = root or pathlib.Path.home() / ".cache"

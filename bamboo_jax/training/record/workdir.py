@@ -2,6 +2,7 @@
 
 import pathlib
 
+from bamboo_jax import base
 from bamboo_jax.checkpoint import manifest
 
 
@@ -39,8 +40,9 @@ class Workdir:
   def at(cls, path: str) -> "Workdir":
     """Returns the workdir at a path, without making it.
 
-    Raises `ValueError` if the path is not that of a directory.
+    Raises `ValueError` if the path is not that of a directory, or a URL.
     """
+    base.refuse_url("workdir", path)
     root = pathlib.Path(path)
     if not path or (root.exists() and not root.is_dir()):
       raise ValueError(f"workdir={path!r} is not a directory.")
