@@ -5,7 +5,7 @@ places. So the source of a sample, and its index there, are a function of (seed,
 index), and after any number of samples the shares are those of the weights.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import functools
 from typing import Any
 
@@ -40,11 +40,11 @@ def make_mixture(sources: Mapping[str, samples.Source], weights: Sequence[float]
 
   def batch(indices: Sequence[int], *, seed: int) -> dict[str, Any]:
     places = [place(seed, index) for index in indices]
-    return _merge(places, lambda part, own: parts[part].batch(own, seed=seed))
+    return _join([parts[part].batch([own], seed=seed) for part, own in places])
 
   def heldout_batch(indices: Sequence[int]) -> dict[str, Any]:
-    places = [divmod(index, len(evaluated))[::-1] for index in indices]
-    return _merge(places, lambda part, own: evaluated[part].heldout_batch(own))
+    places = [divmod(index, len(evaluated)) for index in indices]
+    return _join([evaluated[part].heldout_batch([own]) for own, part in places])
 
   def count_epochs(num_samples: int) -> dict[str, float]:
     shares = [num_samples * count / _BLOCK for count in counts]
@@ -104,25 +104,13 @@ def split_block(weights: Mapping[str, float]) -> list[int]:
   return [int(count) for count in counts]
 
 
-def _merge(
-    places: Sequence[tuple[int, int]], read: Callable[[int, list[int]], dict[str, Any]]
-) -> dict[str, Any]:
-  """Returns the samples at (part, index), read part by part."""
-  found: dict[str, np.ndarray] = {}
-  for part in sorted({part for part, _ in places}):
-    rows = [row for row, (of, _) in enumerate(places) if of == part]
-    arrays = read(part, [places[row][1] for row in rows])
-    arrays = {n: a() if callable(a) else a for n, a in arrays.items()}
-    shapes = {name: array.shape[1:] for name, array in arrays.items()}
-    if not found:
-      found = {
-          name: np.zeros((len(places), *shapes[name]), array.dtype)
-          for name, array in arrays.items()
-      }
-    if shapes != (wanted := {n: a.shape[1:] for n, a in found.items()}):
+def _join(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+  """Returns samples of one each as one batch."""
+  arrays = [{n: a() if callable(a) else a for n, a in row.items()} for row in rows]
+  shapes = [{name: array.shape for name, array in row.items()} for row in arrays]
+  for other in shapes:
+    if other != shapes[0]:
       raise base.DataError(
-          "Sources of a mixture must have the same arrays, got " f"{shapes} and {wanted}."
+          f"Sources of a mixture must have the same arrays, got {other} and {shapes[0]}."
       )
-    for name, array in arrays.items():
-      found[name][rows] = array
-  return found
+  return {name: np.concatenate([row[name] for row in arrays]) for name in arrays[0]}

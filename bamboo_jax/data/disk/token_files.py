@@ -16,7 +16,7 @@ import hashlib
 import itertools
 import os
 import pathlib
-from typing import Any, NamedTuple
+from typing import Any
 
 from absl import logging
 import numpy as np
@@ -40,17 +40,6 @@ _MEGATRON_DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 _BLOCK = 1 << 20  # Entries that are checked at a time.
 _WHOLE_BYTES = 1 << 24  # Of larger files a digest reads only samples:
 _NUM_SAMPLES, _SAMPLE_BYTES = 64, 1 << 16
-
-
-class Documents(NamedTuple):
-  """Documents in a part of a file, in tokens from its beginning.
-
-  `starts` ascend; the first may be before the part. `prompts` are the starts and
-  the ends of prompts, int64 [prompts, 2].
-  """
-
-  starts: np.ndarray
-  prompts: np.ndarray
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -90,11 +79,6 @@ class TokenFile:
   index: Index | None = None
   tokens: np.ndarray | None = None
 
-  @functools.cached_property
-  def _stamp(self) -> tuple[int, int]:
-    """Size and time of the file at its first read."""
-    return _stamp(self.name)
-
   def read(self, start: int, stop: int) -> np.ndarray:
     """Returns the tokens from `start` to below `stop`.
 
@@ -104,17 +88,25 @@ class TokenFile:
     if self.tokens is not None:
       return self.tokens[start:stop]
     tokens = self._read(start, stop)
-    if tokens.size and (
-        tokens.max() >= self.vocab_size or (self.dtype.kind == "i" and tokens.min() < 0)
-    ):
-      self._fail_at_first()
+    if self._find_wrong(tokens).size:
+      for first in range(0, self.num_tokens, _BLOCK):
+        tokens = self._read(first, min(first + _BLOCK, self.num_tokens))
+        for place in self._find_wrong(tokens)[:1]:
+          raise base.DataError(
+              f"{self.name}: token {first + place} is {tokens[place]}, "
+              f"must be below the model's vocab_size={self.vocab_size}."
+          )
     return tokens
 
-  def documents(self, start: int, stop: int) -> Documents:
+  def documents(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns the documents with tokens from `start` to below `stop`.
+
+    These are their starts, in tokens of the file, of which the first may be before `start`;
+    and starts and ends of prompts, int64 [prompts, 2].
 
     Raises `base.DataError` if the file does not tell where they are.
     """
+    nothing = np.zeros((0, 2), np.int64)
     if self.index is None:
       if self.end is None:
         raise base.DataError(
@@ -122,8 +114,7 @@ class TokenFile:
             "'end_token', or an .idx file."
         )
       ends = np.flatnonzero(self.read(start, stop - 1) == self.end)
-      starts = np.concatenate([[start], start + 1 + ends])
-      return Documents(starts, np.zeros((0, 2), np.int64))
+      return np.concatenate([[start], start + 1 + ends]), nothing
     byte_S, size = self.index.byte_S, self.dtype.itemsize
     firsts, end = self.index.sequence_D, len(self.index.sequence_D) - 1
     # numpy would copy all of an array that is not aligned.
@@ -133,8 +124,8 @@ class TokenFile:
     last = bisect.bisect_left(firsts, last, first + 1, end)
     starts = byte_S[firsts[first:last]] // size
     if not self.index.has_prompts:
-      return Documents(starts, np.zeros((0, 2), np.int64))
-    return Documents(starts, (byte_S[firsts[first] : firsts[last]] // size).reshape(-1, 2))
+      return starts, nothing
+    return starts, (byte_S[firsts[first] : firsts[last]] // size).reshape(-1, 2)
 
   def iter_ends(self) -> Iterator[np.ndarray]:
     """Yields the ends of all documents, in tokens, in blocks."""
@@ -157,6 +148,11 @@ class TokenFile:
     places = np.append(self.index.byte_S // self.dtype.itemsize, self.num_tokens)
     return places[:-1:2], places[1::2], places[2::2]
 
+  @functools.cached_property
+  def _stamp(self) -> tuple[int, int]:
+    """Size and time of the file at its first read."""
+    return _stamp(self.name)
+
   def _read(self, start: int, stop: int) -> np.ndarray:
     place = self.first_byte + start * self.dtype.itemsize
     if _stamp(self.name) == self._stamp:
@@ -165,16 +161,11 @@ class TokenFile:
         return tokens
     raise base.DataError(f"{self.name} has changed while it was read.")
 
-  def _fail_at_first(self) -> None:
-    for start in range(0, self.num_tokens, _BLOCK):
-      tokens = self._read(start, min(start + _BLOCK, self.num_tokens))
-      wrong = np.flatnonzero((tokens < 0) | (tokens >= self.vocab_size))
-      if wrong.size:
-        raise base.DataError(
-            f"{self.name}: token {start + wrong[0]} is {tokens[wrong[0]]}, "
-            f"must be below the model's vocab_size={self.vocab_size}."
-        )
-    raise base.DataError(f"{self.name} has changed while it was read.")
+  def _find_wrong(self, tokens: np.ndarray) -> np.ndarray:
+    """Returns the places of tokens that the model does not have."""
+    if not tokens.size or (tokens.max() < self.vocab_size and tokens.min() >= 0):
+      return np.zeros(0, np.int64)
+    return np.flatnonzero((tokens < 0) | (tokens >= self.vocab_size))
 
 
 def open_file(
@@ -287,56 +278,46 @@ def _read_header(path: pathlib.Path, dtype: str | None) -> tuple[np.dtype, int]:
 
 def _read_index(path: pathlib.Path, num_bytes: int) -> tuple[Index, np.dtype]:
   """Returns the index in an .idx, and the dtype of its file of `num_bytes`."""
-  content = np.memmap(path, mode="r") if path.stat().st_size else b""
-  header_bytes = _MEGATRON_HEADER.itemsize
-  if bytes(content[: len(_MEGATRON)]) != _MEGATRON or (len(content) < header_bytes):
+  content = np.memmap(path, mode="r") if path.stat().st_size else np.zeros(0, np.uint8)
+  size = _MEGATRON_HEADER.itemsize
+  if bytes(content[: len(_MEGATRON)]) != _MEGATRON or len(content) < size:
     raise base.DataError(f"{path} is not the index of a Megatron file.")
-  header = np.frombuffer(bytes(content[:header_bytes]), _MEGATRON_HEADER)[0]
+  header = np.frombuffer(bytes(content[:size]), _MEGATRON_HEADER)[0]
   sequences, documents = (int(header["num_sequences"]), int(header["num_documents"]))
   if header["dtype"] not in _MEGATRON_DTYPES:
     raise base.DataError(
-        f"{path} has tokens of type {header['dtype']}, must be one of " f"{[*_MEGATRON_DTYPES]}."
+        f"{path} has tokens of type {header['dtype']}, must be one of {[*_MEGATRON_DTYPES]}."
     )
   kind = np.dtype(_MEGATRON_DTYPES[int(header["dtype"])])
-  wanted = header_bytes + 12 * sequences + 8 * documents
-  if len(content) < wanted:
+  cuts = np.cumsum([size, 4 * sequences, 8 * sequences, 8 * documents])
+  if len(content) < cuts[-1]:
     raise base.DataError(
         f"{path} has {len(content)} bytes, but {sequences} sequences and "
-        f"{documents} documents need {wanted}."
+        f"{documents} documents need {cuts[-1]}."
     )
-  cuts = np.cumsum([header_bytes, 4 * sequences, 8 * sequences, 8 * documents])
   length_S, byte_S, sequence_D = (
       np.asarray(content)[a:b].view(of)
       for (a, b), of in zip(itertools.pairwise(cuts), ("<i4", "<i8", "<i8"), strict=True)
   )
-  _check_index(path, num_bytes, kind, length_S, byte_S)
-  if not documents or sequence_D[0] or sequence_D[-1] != sequences:
-    raise base.DataError(
-        f"{path} does not fit its file: its documents must have the sequences "
-        f"from 0 to {sequences}, got {sequence_D[:1]} to {sequence_D[-1:]}."
-    )
-  has_prompts = bool((np.diff(sequence_D) % 2 == 0).all())
-  return Index(byte_S, sequence_D, has_prompts), kind
-
-
-def _check_index(
-    path: pathlib.Path, num_bytes: int, kind: np.dtype, length_S: np.ndarray, byte_S: np.ndarray
-) -> None:
-  """Raises `base.DataError` unless sequences follow each other to the end."""
+  # Sequences follow each other to the end, and documents have all of them.
   lengths = length_S.astype(np.int64) * kind.itemsize
-  ends = np.cumsum(lengths)
-  for sequence in np.flatnonzero(byte_S != ends - lengths)[:1]:
-    raise base.DataError(
-        f"{path} does not fit its file: sequence {sequence} begins at"
-        f" byte {byte_S[sequence]}, must be at {(ends - lengths)[sequence]}."
+  starts = np.cumsum(lengths) - lengths
+  fault = ""
+  for sequence in np.flatnonzero(byte_S != starts)[:1]:
+    fault = f"sequence {sequence} begins at byte {byte_S[sequence]}, must be at {starts[sequence]}"
+  if not fault and (total := lengths.sum()) != num_bytes:
+    fault = f"its sequences have {total} bytes, the .bin has {num_bytes}"
+  if not fault and (not documents or sequence_D[0] or sequence_D[-1] != sequences):
+    fault = (
+        f"its documents must have the sequences from 0 to {sequences}, got {sequence_D[:1]} to "
+        f"{sequence_D[-1:]}"
     )
-  if (total := lengths.sum()) != num_bytes:
-    raise base.DataError(
-        f"{path} does not fit its file: its sequences have {total} bytes, the "
-        f".bin has {num_bytes}."
-    )
+  if fault:
+    raise base.DataError(f"{path} does not fit its file: {fault}.")
   for empty in np.flatnonzero(lengths == 0)[:1]:
     logging.warning("%s: sequence %d and maybe others are empty.", path, empty)
+  has_prompts = bool((np.diff(sequence_D) % 2 == 0).all())
+  return Index(byte_S, sequence_D, has_prompts), kind
 
 
 def _stamp(path: str) -> tuple[int, int]:
