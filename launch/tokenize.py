@@ -28,9 +28,7 @@ class TokenizeFlags:
   path: str = flagset.flag(None, "What to read.", is_needed=True)
   out: str = flagset.flag(None, "Folder to write.", is_needed=True)
   tokenizer: str | None = flagset.flag(
-      None,
-      "A tokenizer.json, a SentencePiece file, or the folder of one; by default each byte is a "
-      "token.",
+      None, "A tokenizer.json, or its folder; by default each byte is a token."
   )
   field: str = flagset.flag(
       "text",

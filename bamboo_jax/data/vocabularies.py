@@ -1,7 +1,6 @@
 """Vocabularies: the bytes of a text, or a trained tokenizer from a file.
 
-A tokenizer.json of `tokenizers` or `transformers` needs the extra `bpe`, a file
-of SentencePiece the extra `data`.
+A tokenizer.json of `tokenizers` or `transformers` needs the extra `bpe`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +18,8 @@ from bamboo_jax import base
 from bamboo_jax.base import extras
 from bamboo_jax.data import corpus
 
-# In a folder, the first that exists.
+# In a folder, the first that exists. Those of SentencePiece are refused: neither library reads
+# them as they are, or makes the same tokens of a text.
 FILES = ("tokenizer.json", "tokenizer.model", "spiece.model")
 # What ends a document, the first that there is and is a special token; else the
 # `eos_token` in these files, or in config.json; else any of the former.
@@ -76,8 +76,7 @@ def read_vocabulary(
   found = BYTES
   if path is not None:
     path = find_file(path)
-    read = _read_sentencepiece if path.suffix == ".model" else _read_tokenizer
-    found = read(path, end_token)
+    found = _read_tokenizer(path, end_token)
   elif end_token not in (None, found.end):
     raise ValueError(f"end_token must be None or {found.end} for bytes, got {end_token}.")
   check_size(found, path, vocab_size)
@@ -136,6 +135,11 @@ def _read_tokenizer(path: pathlib.Path, wanted: int | None) -> Vocabulary:
   What it sets for inference is switched off, and special tokens of its post-processor are
   not added.
   """
+  if path.suffix == ".model":
+    raise base.DataError(
+        f"{path} is a file of SentencePiece, must be a {FILES[0]}: take the model's, or make one "
+        "by save_pretrained of its tokenizer in transformers."
+    )
   library = extras.load("tokenizers", extra="bpe", what=str(path))
   try:
     tokenizer = library.Tokenizer.from_str(path.read_bytes().decode("utf-8-sig"))
@@ -155,62 +159,8 @@ def _read_tokenizer(path: pathlib.Path, wanted: int | None) -> Vocabulary:
   added = tokenizer.get_added_tokens_decoder()
   marked = next((n for n in ends if n in added and added[n].special), None)
   usual = ends[0] if ends else None
-  end = _find_end(path, size, tokenizer.token_to_id, wanted=wanted, certain=marked, usual=usual)
-  special = tuple(map(tokenizer.token_to_id, _SPECIAL))
-  # Lines cannot be encoded one by one if a space is put before each text, as
-  # in Llama 2, or surrounding whitespace is removed.
-  a, b, both = encode_texts(["a\n", "b\n", "a\nb\n"])
-  in_pieces = [*a, *b] == [*both]
-  more: dict[str, str | int] = {} if in_pieces else {"in_pieces": False}
-  return Vocabulary(
-      *(size, end, encode_texts),
-      _describe("file", size, tokenizer.to_str().encode(), end, usual) | more,
-      in_pieces,
-      None if None in special else special,
-      tokenizer,
-  )
-
-
-def _read_sentencepiece(path: pathlib.Path, wanted: int | None) -> Vocabulary:
-  library = extras.load("sentencepiece", extra="data", what=str(path))
-  try:
-    content = path.read_bytes()
-    model = library.SentencePieceProcessor(model_proto=content)
-  except (OSError, RuntimeError) as error:
-    raise base.DataError(f"Cannot read {path}: {error}.") from error
-
-  def find_piece(name: str) -> int | None:
-    number: int = model.piece_to_id(name)  # Of <unk> if it is unknown.
-    return number if model.id_to_piece(number) == name else None
-
-  size, own = len(model), model.eos_id() if model.eos_id() >= 0 else None
-  end = _find_end(path, size, find_piece, wanted=wanted, certain=own, usual=own)
-  described = _describe("sentencepiece", size, content, end, own)
-  # A space is put before each text.
-  return Vocabulary(size, end, lambda texts: model.encode([*texts]), described, in_pieces=False)
-
-
-def _describe(
-    kind: str, size: int, content: bytes, end: int, usual: int | None
-) -> dict[str, str | int]:
-  content += b"" if end == usual else b" end=%d" % end
-  sha256 = hashlib.sha256(content).hexdigest()
-  return {"tokens": kind, "vocab_size": size, "vocab_sha256": sha256}
-
-
-def _find_end(
-    path: pathlib.Path,
-    vocab_size: int,
-    to_id: Callable[[str], int | None],
-    *,
-    wanted: int | None,
-    certain: int | None,
-    usual: int | None,
-) -> int:
-  """Returns the token that ends a document; the first that is known."""
-  end = wanted if wanted is not None else certain
-  if end is None:
-    end = _read_end(path.parent, to_id)
+  end = marked if wanted is None else wanted
+  end = _read_end(path.parent, tokenizer.token_to_id) if end is None else end
   end = usual if end is None else end
   if end is None:
     raise base.DataError(
@@ -218,9 +168,22 @@ def _find_end(
         f"and no eos_token in a {_SETTINGS[0]} beside it. Give the option "
         "end_token."
     )
-  if not 0 <= end < vocab_size:
-    raise ValueError(f"end_token must be one of the {vocab_size} tokens of {path}, got {end}.")
-  return end
+  if not 0 <= end < size:
+    raise ValueError(f"end_token must be one of the {size} tokens of {path}, got {end}.")
+  content = tokenizer.to_str().encode() + (b"" if end == usual else b" end=%d" % end)
+  # Lines cannot be encoded one by one if a space is put before each text, as
+  # in Llama 2, or surrounding whitespace is removed.
+  a, b, both = encode_texts(["a\n", "b\n", "a\nb\n"])
+  in_pieces = [*a, *b] == [*both]
+  special = tuple(map(tokenizer.token_to_id, _SPECIAL))
+  fingerprint = {
+      "tokens": "file",
+      "vocab_size": size,
+      "vocab_sha256": hashlib.sha256(content).hexdigest(),
+      **({} if in_pieces else {"in_pieces": False}),
+  }
+  special_or_none = None if None in special else special
+  return Vocabulary(size, end, encode_texts, fingerprint, in_pieces, special_or_none, tokenizer)
 
 
 def _read_end(folder: pathlib.Path, to_id: Callable[[str], int | None]) -> int | None:

@@ -679,23 +679,6 @@ class TokenizeTest(FilesCase):
     with self.assertRaisesRegex(base.DataError, "bytes has tokens of another"):
       self.make("bytes", tokenizer=str(self.folder))
 
-  def test_sentencepiece(self):
-    library = _import("sentencepiece")
-    library.SentencePieceTrainer.train(
-        sentence_iterator=iter([row["text"] for row in self.rows]),
-        model_prefix=f"{self.folder}/tokenizer",
-        vocab_size=30,
-        minloglevel=2,
-    )
-    source = self.make("a.jsonl", tokenizer=f"{self.folder}/tokenizer.model")
-    model = library.SentencePieceProcessor(f"{self.folder}/tokenizer.model")
-    want = [t for r in self.rows for t in (*model.encode(r["text"]), 2)]
-    samples = source.batch(range(source.samples_per_epoch), seed=0)["inputs"]
-    self.assertEqual(
-        sorted(map(tuple, samples.tolist())),
-        sorted(zip(*[iter(want[: samples.size])] * 4, strict=True)),
-    )
-
 
 class LargeFileTest(FilesCase):
 

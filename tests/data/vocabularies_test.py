@@ -201,6 +201,10 @@ class TokenizerFileTest(parameterized.TestCase):
 
 class NoTokenizersTest(absltest.TestCase):
 
+  def test_sentencepiece_is_refused(self):
+    with self.assertRaisesRegex(base.DataError, "tokenizer.model is a file of SentencePiece, must"):
+      vocabularies.read_vocabulary("llama/tokenizer.model")
+
   def test_error_names_the_extra(self):
     self.enterContext(mock.patch.dict(sys.modules, {"tokenizers": None}))
     with self.assertRaisesRegex(ValueError, r"pip install 'bamboo_jax\[bpe\]'"):

@@ -61,8 +61,8 @@ def make_files(
       `field` has two names, or is "messages".
     field: Field of records with the text or its tokens; or two such fields, as
       "prompt,completion"; or "messages", see `chat`.
-    tokenizer: For texts and records: a tokenizer.json or a SentencePiece file,
-      or the folder of one; None: each byte is a token.
+    tokenizer: For texts and records: a tokenizer.json or its folder; None: each
+      byte is a token.
     dtype: Type of tokens in a .bin without a header; None: "uint16".
     end_token: Ends a document, in files of tokens without an index, and in
       texts; None: the token that the tokenizer tells.
