@@ -1,7 +1,6 @@
 """Reads layers of one checkpoint, and finds damage."""
 
-from collections.abc import Callable, Mapping, Sequence
-import functools
+from collections.abc import Mapping, Sequence
 import pathlib
 from typing import Any, NamedTuple
 
@@ -14,20 +13,7 @@ from bamboo_jax.checkpoint import (
     manifest as manifest_lib,
     orbax_item,
 )
-from bamboo_jax.models import layer as layer_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
-
-
-class InitialWeights(NamedTuple):
-  """The weights from which a run began.
-
-  Attributes:
-    path: Their folder, for messages.
-    read: Returns the variables of a layer; raises `base.CheckpointError`.
-  """
-
-  path: str
-  read: Callable[[str], layer_lib.Variables]
 
 
 class CheckpointContents(NamedTuple):
@@ -38,10 +24,7 @@ class CheckpointContents(NamedTuple):
 
 
 def read(
-    file: pathlib.Path,
-    like: Mapping[str, spec_lib.LayerState],
-    names: Sequence[str],
-    weights: InitialWeights | None = None,
+    file: pathlib.Path, like: Mapping[str, spec_lib.LayerState], names: Sequence[str]
 ) -> CheckpointContents:
   """Reads some layers of the checkpoint with the manifest `file`, those in `names`.
 
@@ -49,12 +32,12 @@ def read(
   result has the same structure, with numpy arrays of the same dtypes.
 
   Raises `base.DamagedCheckpointError` if it is incomplete or damaged, and
-  `base.CheckpointError` if it is temporarily unreadable, of another model or
-  optimizer, or needs other `weights`; names the first layer that differs.
+  `base.CheckpointError` if it is temporarily unreadable, or of another model or
+  optimizer; names the first layer that differs.
   """
   manifest = manifest_lib.read_manifest(file)
   _check_layers(file, manifest, like)
-  arrays = read_arrays(file, manifest, names, weights)
+  arrays = read_arrays(file, manifest, names)
   states = {name: layer_arrays.restore_layer(arrays[name], like[name]) for name in names}
   return CheckpointContents(states, dict(manifest.meta))
 
@@ -84,70 +67,31 @@ def _check_layers(
 
 
 def read_arrays(
-    file: pathlib.Path,
-    manifest: manifest_lib.Manifest,
-    names: Sequence[str],
-    weights: InitialWeights | None,
+    file: pathlib.Path, manifest: manifest_lib.Manifest, names: Sequence[str]
 ) -> dict[str, dict[str, np.ndarray]]:
   """Returns the arrays of the layers `names`, by layer and name.
 
   Raises `base.DamagedCheckpointError`, or `base.CheckpointError` if they are
-  temporarily unreadable, or `weights` are not those of the run.
+  temporarily unreadable.
   """
   arrays: dict[str, dict[str, np.ndarray]] = {name: {} for name in names}
   for entries in (manifest.layers, manifest.frozen):
     wanted = {name: entries[name] for name in names if name in entries}
     for item in sorted({entry.item for entry in wanted.values()}):
       own = {name: entry for name, entry in wanted.items() if entry.item == item}
-      read = _read_item if item else functools.partial(_take, weights)
-      for name, found in read(file, own).items():
-        arrays[name] |= found
-        if layer_arrays.specs_of(found) == own[name].arrays:
-          if digest.sha256(found) == own[name].sha256:
-            continue
-        if item:
+      shapes = {name: layer_arrays.parse_specs(entry.arrays) for name, entry in own.items()}
+      try:
+        found = orbax_item.read_item(file.parent / item, shapes)
+      except Exception as error:  # Orbax raises various types.
+        text = f"Cannot read checkpoint {file}: {orbax_item.describe_error(error)}."
+        if not orbax_item.is_of_system(error):
+          raise base.DamagedCheckpointError(text) from error
+        raise base.CheckpointError(f"{text} Without that file, an older one is used.") from error
+      for name, entry in own.items():
+        same = layer_arrays.specs_of(found[name]) == entry.arrays
+        if not same or digest.sha256(found[name]) != entry.sha256:
           raise base.DamagedCheckpointError(
               f"Checkpoint {file} is damaged: layer {name!r} is not as saved."
           )
-        raise base.CheckpointError(
-            f"{_needs(file)}, but {weights and weights.path} has changed since: layer {name!r} has "
-            "other frozen weights."
-        )
+        arrays[name] |= found[name]
   return arrays
-
-
-def _read_item(
-    file: pathlib.Path, entries: Mapping[str, manifest_lib.LayerEntry]
-) -> dict[str, dict[str, np.ndarray]]:
-  """Returns the arrays of layers in the same item."""
-  (item,) = {entry.item for entry in entries.values()}
-  shapes = {name: layer_arrays.parse_specs(entry.arrays) for name, entry in entries.items()}
-  try:
-    return orbax_item.read_item(file.parent / item, shapes)
-  except Exception as error:  # Orbax raises various types.
-    text = f"Cannot read checkpoint {file}: {orbax_item.describe_error(error)}."
-    if not orbax_item.is_of_system(error):
-      raise base.DamagedCheckpointError(text) from error
-    raise base.CheckpointError(f"{text} Without that file, an older one is used.") from error
-
-
-def _take(
-    weights: InitialWeights | None,
-    file: pathlib.Path,
-    entries: Mapping[str, manifest_lib.LayerEntry],
-) -> dict[str, dict[str, np.ndarray]]:
-  """Returns the frozen arrays of layers in format 3, which has their hashes only."""
-  if weights is None:
-    raise base.CheckpointError(f"{_needs(file)}: set config.init_from.")
-  try:
-    found = {name: layer_arrays.name_leaves(weights.read(name)) for name in entries}
-  except base.CheckpointError as error:  # Maybe damaged: this one is not.
-    raise base.CheckpointError(f"{_needs(file)}. {error}") from error
-  return {
-      name: {array: np.asarray(found[name][array]) for array in entry.arrays}
-      for name, entry in entries.items()
-  }
-
-
-def _needs(file: pathlib.Path) -> str:
-  return f"Checkpoint {file} needs the weights from which its run began"

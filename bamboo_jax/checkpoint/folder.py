@@ -70,11 +70,7 @@ class CheckpointFolder:
     return tuple(name.step for name, _ in self._complete())
 
   def read(
-      self,
-      step: base.StepId,
-      like: Mapping[str, spec_lib.LayerState],
-      names: Sequence[str],
-      weights: contents.InitialWeights | None = None,
+      self, step: base.StepId, like: Mapping[str, spec_lib.LayerState], names: Sequence[str]
   ) -> contents.CheckpointContents:
     """Reads a checkpoint; see `contents.read`.
 
@@ -84,7 +80,7 @@ class CheckpointFolder:
     for name in reversed(self._find()):
       if name.step == step and name not in self._passed_over:
         try:
-          return contents.read(self.path / name.file, like, names, weights)
+          return contents.read(self.path / name.file, like, names)
         except base.DamagedCheckpointError as error:
           self._passed_over.add(name)
           logging.warning("%s It is left as it is; an older one is used.", error)

@@ -67,8 +67,7 @@ class LayerEntry:
   """Arrays of one layer.
 
   Attributes:
-    item: Directory with the arrays; "" if they are those of the weights that the run
-      began from, as frozen arrays are in format 3.
+    item: Directory with the arrays.
     sha256: Hash of the bytes of the arrays in the order of their names.
     arrays: Dtype and shape of each array by name.
   """
@@ -187,10 +186,12 @@ def _parse(data: bytes) -> Manifest:
     raise ValueError("its hash does not match")
   if content.pop("format") not in range(_UNSIGNED, _FORMAT + 1):
     raise base.CheckpointError("it is of another version of this program")
-  if "frozen" not in content:  # Until format 3.
-    frozen = {name: entry.pop("frozen", None) for name, entry in content["layers"].items()}
-    content["frozen"] = {name: {"item": "", **entry} for name, entry in frozen.items() if entry}
-  return json_lib.from_plain(Manifest, content)
+  # Of format 3; a list, as each entry loses the field.
+  if any([entry.pop("frozen", None) for entry in content["layers"].values()]):
+    raise base.CheckpointError(
+        "its frozen weights are in another folder, which this version does not look for"
+    )
+  return json_lib.from_plain(Manifest, {"frozen": {}, **content})  # Not there until format 3.
 
 
 def _sha256(content: Mapping[str, Any]) -> str:

@@ -22,7 +22,6 @@ from bamboo_jax import base
 from bamboo_jax.base import logs
 from bamboo_jax.checkpoint import (
     arrays as layer_arrays,
-    contents,
     digest,
     folder as folder_lib,
     identity as identity_lib,
@@ -30,6 +29,7 @@ from bamboo_jax.checkpoint import (
     orbax_item,
     parts,
 )
+from bamboo_jax.models import layer as layer_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 
 _WAIT_SECS = 0.1  # Between two calls of `waiting` while a save is written.
@@ -66,7 +66,7 @@ class Writer:
       identity: identity_lib.RunIdentity,
       warn: Callable[[base.StepId, str], None],
       check_fence: Callable[[], None],
-      weights: contents.InitialWeights | None = None,
+      weights: Callable[[str], layer_lib.Variables] | None = None,
   ) -> None:
     """Opens the folder, or raises `base.CheckpointError`.
 
@@ -82,7 +82,7 @@ class Writer:
       check_fence: Raises `base.FencedError` if other processes own the folder.
         Called in the writing thread, before a checkpoint becomes complete and
         before one is removed.
-      weights: From which the run begins; None: from the seed.
+      weights: Returns those of a layer from which the run begins; None: from the seed.
     """
     self._folder = folder_lib.CheckpointFolder(directory, keep=keep, check_fence=check_fence)
     self._every_steps = every_steps
@@ -130,10 +130,10 @@ class Writer:
       states: dict[str, Any] = {}
       units = self._model.single_layers
       for index in map(names.index, layers):
-        states |= spec_lib.init_layers(units[index], self._weights.read if self._weights else None)
+        states |= spec_lib.init_layers(units[index], self._weights)
       return states
     shapes = spec_lib.split_layers(self._model.state)
-    states, meta = base.ask_again(lambda: self._folder.read(step, shapes, layers, self._weights))
+    states, meta = base.ask_again(lambda: self._folder.read(step, shapes, layers))
     where = str(self._folder.path)
     self.changes = self._identity.check(meta, step=step, where=where)
     self.num_skipped, self._saved = parts.num_skipped(meta), step
@@ -356,7 +356,7 @@ class Writer:
     same = {
         layer: entry
         for layer, entry in newest.frozen.items()
-        if entry.item and layer in layers and entry.sha256 == digest.sha256(layers[layer])
+        if layer in layers and entry.sha256 == digest.sha256(layers[layer])
     }
     self._frozen = {**self._frozen, **same}
     new = {layer: arrays for layer, arrays in layers.items() if layer not in same}

@@ -50,12 +50,14 @@ def open_weights(
   return lambda name: layer_arrays.restore_layer(read(name), like[name])
 
 
-def open_later(path: str | None, model: model_lib.Model) -> contents.InitialWeights | None:
+def open_later(
+    path: str | None, model: model_lib.Model
+) -> Callable[[str], layer_lib.Variables] | None:
   """Returns `open_weights`, called by the first read; None without a path."""
   if path is None:
     return None
   read = functools.cache(lambda: open_weights(path, model))
-  return contents.InitialWeights(path, lambda layer: read()(layer))
+  return lambda layer: read()(layer)
 
 
 def import_folder(
@@ -224,10 +226,9 @@ def _open_checkpoint(
       for name, shape in shapes.items()
   }
   hub_folder.check(found, wanted, [], where=path)
-  first = open_later(_find_first(path), model)
 
   def read(layer: str) -> hub_folder.Arrays:
-    arrays = contents.read_arrays(path, manifest, [layer], first)[layer]
+    arrays = contents.read_arrays(path, manifest, [layer])[layer]
     arrays = {k: a for k, a in arrays.items() if k.startswith(_KINDS)}
     if name := layer_arrays.find_nonfinite({layer: arrays}):
       raise base.CheckpointError(f"{path}: {name} has NaN or infinite values.")

@@ -125,6 +125,8 @@ def _make_former(file, form):
   prefix = f"{folder.name}/{save.name}/"
   manifest["files"] = {k.removeprefix(prefix): n for k, n in manifest["files"].items()}
   for entry in manifest["layers"].values():
+    if form == 3:
+      entry["frozen"] = None
     entry["item"] = entry["item"].removeprefix(prefix)
   if form > 1:
     manifest["sha256"] = manifest_lib._sha256(manifest)
