@@ -39,38 +39,30 @@ def copy(files: Mapping[str, pathlib.Path], out: pathlib.Path) -> None:
     shutil.copyfile(file, out / name)
 
 
-def list_files(
-    folder: str | os.PathLike[str], names: tuple[str, ...] = (*_TOKENIZER, *_GENERATION)
-) -> Files:
-  """Returns the files of a tokenizer and of generation in a folder."""
-  files = {name: pathlib.Path(folder, name) for name in names}
-  return {name: file for name, file in files.items() if file.is_file()}
-
-
-def find(path: str | os.PathLike[str]) -> Files:
+def find(path: str | os.PathLike[str], tokenizer: str | os.PathLike[str] | None = None) -> Files:
   """Returns the files that belong to the weights in a folder.
 
   `path` is a workdir, a checkpoint, the folder of an import, or one of Hugging
   Face. Of those that it came from the nearest with a tokenizer has that, and
-  the nearest with settings of generation has these. Warns of a folder that is
-  missing. Raises `base.CheckpointError` if a config is damaged.
+  the nearest with settings of generation has these; the folder `tokenizer`
+  comes first. Warns of a folder that is missing.
+
+  Raises `ValueError` if there is no tokenizer in `tokenizer`, and
+  `base.CheckpointError` if a config is damaged.
   """
+  if tokenizer is not None and not (given := _list_files(tokenizer, (*_TOKENIZER, *_GENERATION))):
+    raise ValueError(f"There is no tokenizer file in {tokenizer}.")
   folders, found = [*_find_folders(path)], Files()
   for names in (_TOKENIZER, _GENERATION):
-    found |= next(filter(None, (list_files(f, names) for f in folders)), {})
-  return found
+    found |= next(filter(None, (_list_files(f, names) for f in folders)), {})
+  if tokenizer is None:
+    return found
+  return {n: file for n, file in found.items() if n in _GENERATION} | given
 
 
-def find_with_tokenizer(path: str | os.PathLike[str], tokenizer: str | os.PathLike[str]) -> Files:
-  """Returns the files of weights in `path`, with another tokenizer.
-
-  Raises `ValueError` if there is none in the folder `tokenizer`.
-  """
-  given = list_files(tokenizer)
-  if not given:
-    raise ValueError(f"There is no tokenizer file in {tokenizer}.")
-  kept = {n: file for n, file in find(path).items() if n in _GENERATION}
-  return kept | given
+def _list_files(folder: str | os.PathLike[str], names: tuple[str, ...]) -> Files:
+  files = {name: pathlib.Path(folder, name) for name in names}
+  return {name: file for name, file in files.items() if file.is_file()}
 
 
 def _find_folders(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
@@ -82,14 +74,14 @@ def _find_folders(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
     folders.append(folders[-1].parent)
   for folder in folders:
     yield folder
-    for source in find_sources(folder):
+    for source in _find_sources(folder):
       if source.is_dir():
         yield from _find_folders(source)
       else:
         logging.warning("%s names %s, which does not exist.", folder, source)
 
 
-def find_sources(workdir: pathlib.Path) -> Iterator[pathlib.Path]:
+def _find_sources(workdir: pathlib.Path) -> Iterator[pathlib.Path]:
   """Yields the folders that the config of a run, or of adapters, names."""
   if adapters.is_folder(workdir):
     yield adapters.find_base(workdir).absolute()

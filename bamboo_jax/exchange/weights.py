@@ -134,11 +134,7 @@ def export_folder(
   options = _options_of(checkpoint)
   if options["name"] != name:
     raise base.CheckpointError(f"{checkpoint} is of the model {options['name']!r}, not {name!r}.")
-  files = (
-      companions.find(path)
-      if tokenizer is None
-      else companions.find_with_tokenizer(path, tokenizer)
-  )
+  files = companions.find(path, tokenizer)
   model = zoo.make_model(**options)
   read, merged = _open_checkpoint(checkpoint, model), adapters.drop_adapters(model)
   num_params = merged.num_params()

@@ -106,7 +106,7 @@ class CompanionsTest(folders.FolderCase):
     options = {"tokenizer": str(text)}
     self.run_config("run", init_from=str(hub), data={"options": options})
     self.assertEqual(self.found("run"), [text, text, hub])
-    files = companions.find_with_tokenizer(self.folder / "run", other)
+    files = companions.find(self.folder / "run", other)
     self.assertEqual([file.parent for file in files.values()], [hub, other])
 
   def test_adapters(self):

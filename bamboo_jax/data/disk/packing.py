@@ -17,6 +17,7 @@ Dimension key:
 import bisect
 from collections.abc import Sequence
 import dataclasses
+import functools
 import itertools
 from typing import Any
 
@@ -51,6 +52,11 @@ class PackingOptions:
     for name, allowed in (("packing", PACKINGS), ("loss", LOSSES)):
       if getattr(self, name) not in allowed:
         raise ValueError(base.suggest(getattr(self, name), allowed, what=name))
+
+  @property
+  def is_apart(self) -> bool:
+    """Whether no target belongs to the next document."""
+    return self.masked or self.packing == "whole"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -109,61 +115,57 @@ def make_source(
   _check_length("training", parts, options, total)
   if options.loss == "completion":
     _report_targets([*parts, *others], options)
-  cut = _Cutter([*parts, *others], options).cut
+  cut = functools.partial(_cut, [*parts, *others], options)
   return samples.make_shuffled(cut, size=total, num_heldout=num_heldout, unit="tokens", **facts)
 
 
-class _Cutter:
-  """Cuts samples out of files."""
+def _cut(
+    parts: Sequence[Spans], options: PackingOptions, numbers: Sequence[int]
+) -> dict[str, np.ndarray]:
+  """Returns the samples with these numbers, over all files."""
+  firsts = [*itertools.accumulate((part.count for part in parts), initial=0)]
+  shape = (len(numbers), options.sequence_length)
+  arrays = {"inputs": np.zeros(shape, np.int32), "targets": np.full(shape, -1, np.int32)}
+  if options.masked:
+    arrays["documents"] = np.zeros(shape, np.int32)
+  for row, number in enumerate(numbers):
+    at = bisect.bisect_right(firsts, number) - 1
+    start, stop = parts[at].span(number - firsts[at])
+    sample = {name: array[row] for name, array in arrays.items()}
+    _fill(sample, parts[at].file, start, stop, options)
+  return arrays
 
-  def __init__(self, parts: Sequence[Spans], options: PackingOptions) -> None:
-    self._parts, self._options = parts, options
-    counts = (part.count for part in parts)
-    self._firsts = [*itertools.accumulate(counts, initial=0)]
-    self._needs_documents = (
-        options.masked or options.packing == "whole" or options.loss == "completion"
-    )
 
-  def cut(self, numbers: Sequence[int]) -> dict[str, np.ndarray]:
-    """Returns the samples with these numbers, over all files."""
-    shape = (len(numbers), self._options.sequence_length)
-    arrays = {"inputs": np.zeros(shape, np.int32), "targets": np.full(shape, -1, np.int32)}
-    if self._options.masked:
-      arrays["documents"] = np.zeros(shape, np.int32)
-    for row, number in enumerate(numbers):
-      at = bisect.bisect_right(self._firsts, number) - 1
-      start, stop = self._parts[at].span(number - self._firsts[at])
-      sample = {name: array[row] for name, array in arrays.items()}
-      self._fill(sample, self._parts[at].file, start, stop)
-    return arrays
-
-  def _fill(
-      self, sample: dict[str, np.ndarray], file: token_files.TokenFile, start: int, stop: int
-  ) -> None:
-    tokens = file.read(start, min(stop + 1, file.num_tokens))
-    length, targets = stop - start, sample["targets"]
-    sample["inputs"][:length] = tokens[:length]
-    targets[: len(tokens) - 1] = tokens[1:]
-    if not self._needs_documents:
-      return
-    starts, prompts = file.documents(start, start + len(tokens))
-    starts, prompts = starts - start, prompts - start
-    if self._options.masked or self._options.packing == "whole":
-      # A sample has few documents: a loop is faster than calls of numpy.
-      places = [*starts.tolist(), length]
-      for number, (first, last) in enumerate(itertools.pairwise(places), 1):
-        if first > 0:
-          targets[first - 1] = -1
-        if self._options.masked:
-          sample["documents"][max(first, 0) : last] = number
-    if self._options.loss == "completion":
-      for first, last in prompts.tolist():
-        targets[max(first - 1, 0) : max(last - 1, 0)] = -1
+def _fill(
+    sample: dict[str, np.ndarray],
+    file: token_files.TokenFile,
+    start: int,
+    stop: int,
+    options: PackingOptions,
+) -> None:
+  tokens = file.read(start, min(stop + 1, file.num_tokens))
+  length, targets = stop - start, sample["targets"]
+  sample["inputs"][:length] = tokens[:length]
+  targets[: len(tokens) - 1] = tokens[1:]
+  if not options.is_apart and options.loss == "all":
+    return
+  starts, prompts = file.documents(start, start + len(tokens))
+  if options.is_apart:
+    # A sample has few documents: a loop is faster than calls of numpy.
+    places = [*(starts - start).tolist(), length]
+    for number, (first, last) in enumerate(itertools.pairwise(places), 1):
+      if first > 0:
+        targets[first - 1] = -1
+      if options.masked:
+        sample["documents"][max(first, 0) : last] = number
+  if options.loss == "completion":
+    for first, last in (prompts - start).tolist():
+      targets[max(first - 1, 0) : max(last - 1, 0)] = -1
 
 
 def _find_spans(file: token_files.TokenFile, options: PackingOptions) -> Spans:
   length = options.sequence_length
-  if options.masked or options.packing == "whole":
+  if options.is_apart:
     file.documents(0, 1)  # Raises an error if it cannot.
   has_prompts = file.index is not None and file.index.has_prompts
   if options.loss == "completion" and not has_prompts:
@@ -219,8 +221,7 @@ def _report_targets(parts: Sequence[Spans], options: PackingOptions) -> None:
     num_prompts += len(starts)
     num_long += int((prompts - starts > length).sum())
     # Where inputs are whose targets are learned: `begin` up to `ends - 2`.
-    is_apart = options.masked or options.packing == "whole"
-    begin = np.maximum(prompts - 1, starts if is_apart else 0)
+    begin = np.maximum(prompts - 1, starts if options.is_apart else 0)
     is_learned = begin < ends - 1
     first = part.find(begin[is_learned])
     last = np.minimum(part.find(ends[is_learned] - 2), part.count - 1)
