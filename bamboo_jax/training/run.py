@@ -249,30 +249,30 @@ def fork_children(
     return None
   accelerator.share_with_child(os.environ)
   memory = executors.SharedMemory()
-  run_passes = functools.partial(_run_passes, config, memory, host)
-  fork = copies.Successors(run_passes, keeps=[memory.fd]).next
+
+  def fork(num_devices: int) -> Callable[[], socket.socket]:
+    run_passes = functools.partial(_run_passes, config, memory, host, num_devices)
+    return copies.Successors(run_passes, keeps=[memory.fd]).next
+
   compiler = None
   platform = accelerator.find_platform(os.environ, accelerator.find_gpus(os.environ))
   if platform == "cpu" and program_store.use().folder is not None:
-    compile_ahead = functools.partial(_compile_programs, config)
-    compiler = executors.Compiler(copies.Successors(compile_ahead).next)
+    compiler = executors.Compiler(fork(config.pipeline.num_stages))
   return functools.partial(
-      executors.ProcessRing, fork=fork, memory=memory, host=host, compiler=compiler
+      executors.ProcessRing, fork=fork(1), memory=memory, host=host, compiler=compiler
   )
 
 
 def _run_passes(
-    config: config_lib.Config, memory: executors.SharedMemory, host: str, end: socket.socket
+    config: config_lib.Config,
+    memory: executors.SharedMemory,
+    host: str,
+    num_devices: int,
+    end: socket.socket,
 ) -> None:
-  """Runs programs over several processes, for the worker at the other `end`."""
-  use_devices(config, 1)
+  """Runs or compiles programs over several processes, for the worker at the other `end`."""
+  use_devices(config, num_devices)
   executors.run_child(end, memory, lambda: preparation.take(config).task.whole, host=host)
-
-
-def _compile_programs(config: config_lib.Config, end: socket.socket) -> None:
-  """Compiles programs over several processes ahead, for the worker at the other `end`."""
-  use_devices(config, config.pipeline.num_stages)
-  executors.compile_programs(end, lambda: preparation.take(config).task.whole)
 
 
 def use_devices(config: config_lib.Config, num_nodes: int) -> bool:

@@ -5,6 +5,7 @@ What a run without failures comes to is computed in another process meanwhile.
 
 import os
 import pathlib
+import re
 import signal
 import time
 
@@ -33,10 +34,15 @@ class ProgramTest(_ProgramCase):
     faults = ("1,0/1,9,kill", "2,,,join", "3,0/0,12,kill")
     recoveries = self.compare(self.write_faults(*faults))
     self.assertEqual([r["rung"] for r in recoveries], ["shadow"] * 2)
+    # Steps were finished, not repeated.
+    logs = "".join(p.read_text() for p in (self.folder / "killed" / "logs").iterdir())
+    found = re.findall(r"(\d+) of 24 passes of share 0 are left", logs)
+    self.assertLen(found, 4)  # Two nodes were left each time.
+    self.assertLess(max(map(int, found)), 24)
 
   def test_a_second_death_in_the_same_step(self):
-    """The third stage has fewer than 20 passes, so it dies as they are repeated."""
-    recoveries = self.compare(self.write_faults("1,0/1,3,kill", "1,0/2,20,kill"))
+    """The third stage has 8 passes, so it dies in those that are left."""
+    recoveries = self.compare(self.write_faults("1,0/1,3,kill", "1,0/2,8,kill"))
     self.assertLen(recoveries, 2)
 
 

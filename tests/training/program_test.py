@@ -178,15 +178,6 @@ class ProgramStepTest(parameterized.TestCase):
     self.assertEqual(recoveries[0]["victims"], [faults.split(",")[1]])
     self.assert_same(run)
 
-  def test_processes_repeat_the_step(self):
-    executor = Run(num_steps=1).executor
-    self.assertNotEmpty(executor.holdings(is_begun=True))
-    with mock.patch.object(executor.programs, "_processes", mock.Mock()):
-      self.assertEqual(executor.holdings(is_begun=True), {})
-      self.assertFalse(executor.can_continue())
-      executor.plan([])
-    self.assertEqual(executor.programs.runs, {})
-
   def test_two_pipelines(self):
     run = Run("1,0/0,4 2,1/1,6", pipeline__num_pipelines=2)
     self.assertEqual(run.by_rows(), [False] * 4)
@@ -237,7 +228,7 @@ class ProgramStepTest(parameterized.TestCase):
   def test_a_program_that_fails_in_a_segment(self):
     """A real failure: what the program returns is an error, and none is due."""
     run_undisturbed()
-    finish = run_lib.PipelineRun.finish
+    finish = run_lib.LocalSegments.finish
     calls, cohorts = [], []
     make_cohort = local_cohort.LocalCohort
 
@@ -245,16 +236,16 @@ class ProgramStepTest(parameterized.TestCase):
       cohorts.append(make_cohort(*args))
       return cohorts[-1]
 
-    def fail(run, **options):
-      calls.append(run)
-      finish(run, is_lost=len(calls) == 5)
+    def fail(segments, **options):
+      calls.append(segments)
+      finish(segments, is_lost=len(calls) == 5)
       if len(calls) == 5:
-        cohorts[0].strike(faults_lib.Due(parse("1,0/0,0")[0], run.nodes[0]))
+        cohorts[0].strike(faults_lib.Due(parse("1,0/0,0")[0], 0))
         raise RuntimeError("A peer has died.")
 
     with (
         mock.patch.object(local_cohort, "LocalCohort", make),
-        mock.patch.object(run_lib.PipelineRun, "finish", fail),
+        mock.patch.object(run_lib.LocalSegments, "finish", fail),
     ):
       run = Run()
     self.assertLen(run.recoveries(), 1)

@@ -8,8 +8,9 @@ continue with other owners.
 from collections.abc import Callable, Collection, Mapping, Sequence
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, cast
 
+from absl import logging
 import jax
 import numpy as np
 
@@ -24,7 +25,7 @@ from bamboo_jax.runtime.spmd import (
     weights as weights_lib,
 )
 from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
-from bamboo_jax.schedule import instruction as instruction_lib
+from bamboo_jax.schedule import holdings as holdings_lib, instruction as instruction_lib
 
 Owners = Sequence[base.NodeId]
 Order = Sequence[tuple[base.NodeId, instruction_lib.Instruction]]
@@ -76,12 +77,12 @@ class SpmdEngine:
     self._sizes, self._sizes_of_rest = program_lib.find_sizes(
         table, num_stages=self.layout.num_stages, keeps=keeps, segment_ticks=segment_ticks
     )
-    self.runs: dict[base.ShareId, Any] = {}
+    self.runs: dict[base.ShareId, run_lib.PipelineRun] = {}
     self.running: list[run_lib.PipelineRun] = []
 
   @property
   def uses_processes(self) -> bool:
-    """Whether each node is a process; then an interrupted step is repeated."""
+    """Whether each node is a process."""
     return self._processes is not None
 
   def can_run(self, lines: engine_lib.Lines = ()) -> bool:
@@ -89,23 +90,25 @@ class SpmdEngine:
     rows = self._rows
     owners = [row for row, _ in lines or rows.lines]
     nodes = [node for row in owners for node in set(row)]
-    if not all(map(ticks_lib.is_ring, owners)):
+    if not all(map(ticks_lib.is_ring, owners)) or len({*nodes}) < len(nodes):
       return False
-    return self._processes is not None or (
-        self._devices.keys() >= set(nodes)
-        and len({self._devices[node] for node in nodes}) == len(nodes)
-    )
+    devices = {self._devices[node] for node in nodes if node in self._devices}
+    return self._processes is not None or len(devices) == len(nodes)
 
   def jobs(self, lines: engine_lib.Lines) -> list[Callable[[], Any]]:
     """Returns the jobs that compile segments for lines with local nodes."""
     if not self.can_run(lines):
       return []
     rows = sorted({tuple(row) for row, _ in lines})
-    own = (row for row in rows if not self._devices.keys().isdisjoint(row))
-    return [functools.partial(self._compile, row) for row in own]
+    own = [row for row in rows if not self._devices.keys().isdisjoint(row)]
+    found: list[Callable[[], Any]] = [functools.partial(self._compile, row) for row in own]
+    if self.uses_processes and self._keeps and len(rows) > 1:
+      # The death of a node ends the runs of other pipelines, too.
+      found += [functools.partial(self._compile, row, is_rest=True) for row in own]
+    return found
 
-  def _compile(self, owners: Owners) -> None:
-    program = self._find(owners)
+  def _compile(self, owners: Owners, *, is_rest: bool = False) -> None:
+    program = self._find(owners, is_rest=is_rest)
     if self._processes is None:
       _ = program.segment, program.start
     else:
@@ -138,13 +141,20 @@ class SpmdEngine:
     """Drops the runs of the previous step."""
     self._step, self._feed = step, feed
     for run in self.runs.values():
-      run.release()
+      run.segments.release()
+    self.forget()
+
+  def forget(self) -> None:
+    """Drops the runs of this step, but not what is in the stores of nodes."""
     self.runs = {}
+    if self._processes is not None:
+      self._processes.forget()
 
   def plan(self, order: Order, *, line: int) -> None:
     """Plans the remaining passes of a line, from the schedule of its nodes.
 
-    Passes that remaining nodes have done are kept, if all are in this process.
+    What nodes have dumped is used, and moved to the nodes that need it: blocks
+    for values of other processes, and raises as the transport.
     """
     owners, shares = self._rows.lines[line]
     # Shares may have been dropped.
@@ -152,37 +162,69 @@ class SpmdEngine:
     for share in self.runs.keys() - live:
       del self.runs[share]
     for share in shares:
-      former = None if self.uses_processes else self.runs.get(share)
-      if self._rows.nodes.keys().isdisjoint(owners):
-        self.runs.pop(share, None)
-      elif former is None or former.owners != owners:
-        # Otherwise another pipeline begins this share from the start.
-        is_rest = former is not None and {*former.nodes}.issuperset(owners)
-        self.runs[share] = self._make_run(order, share, owners, is_rest=is_rest)
+      former = self.runs.get(share)
+      if former is not None and former.owners == owners:
+        continue
+      self.runs.pop(share, None)
+      if not self._rows.nodes.keys().isdisjoint(owners):
+        if run := self._make_run(order, share, owners):
+          self.runs[share] = run
 
   def _make_run(
-      self, order: Order, share: base.ShareId, owners: Owners, *, is_rest: bool
-  ) -> run_lib.PipelineRun | processes_lib.ChildRun:
+      self, order: Order, share: base.ShareId, owners: Owners
+  ) -> run_lib.PipelineRun | None:
+    """Returns the run of the passes of a share; None if there are none."""
     numbers, table, program = self._numbers(share), self._table, self._find(owners)
-    stores = {n: self._rows.nodes[n].store for n in dict.fromkeys(owners)} if is_rest else None
-    # The table is for whole steps, with one stage per node.
-    if stores is not None or len(set(owners)) < len(owners):
+    nodes = list(dict.fromkeys(owners))
+    owned = (instruction_lib.Op.FORWARD, instruction_lib.Op.BACKWARD)
+    count = sum(i.op in owned and i.microbatch in numbers for _, i in order)
+    if count < table.num_passes or len(nodes) < len(owners):
+      # The table is for whole steps, with one stage per node.
       table = ticks_lib.lower(
-          ((node, i) for node, i in order if i.microbatch in numbers),
+          order,
           owners=owners,
           microbatches=numbers,
-          holdings={n: store.holdings() for n, store in (stores or {}).items()},
           in_flight=self._sizes_of_rest.num_slots["residuals"],
       )
       program = self._find(owners, table)
+    if not count:
+      return None
+    if count < self._table.num_passes:
+      logging.info("%d of %d passes of share %d are left", count, self._table.num_passes, share)
+    self._move(table.moves)
+    local = {n: node for n, node in enumerate(nodes) if node in self._rows.nodes}
+    begin = None
+    if any(table.start[n] != holdings_lib.NOTHING for n in local):
+      begin = {
+          n: run_lib.load(
+              *(program, table, n, self._rows.nodes[node].store), share=share, numbers=numbers
+          )
+          for n, node in local.items()
+      }
+    rows = run_lib.find_rows(table, program.sizes)
     weights, batch = self._inputs(program, owners, numbers)
     facts = (np.array(numbers, np.uint32), np.uint32(self._step))
-    if self._processes is not None:
-      work = processes_lib.ShareWork(tuple(owners), self.layout, program.sizes, table, *facts)
-      arrays = [*weights.values(), batch]
-      return processes_lib.ChildRun(self._processes, program, work, arrays)
-    inputs = (program.put(weights), program.put(dict.fromkeys(weights, batch)), *facts)
-    return run_lib.PipelineRun(program, table, inputs, owners=owners, share=share, stores=stores)
+    segments: run_lib.Segments
+    if self._processes is None:
+      inputs = (program.put(weights), program.put(dict.fromkeys(weights, batch)), *facts)
+      segments = run_lib.LocalSegments(program, inputs, {n: rows[n] for n in local}, begin)
+    else:
+      (n,) = local
+      work = processes_lib.ShareWork(self.layout, program.sizes, share, *facts)
+      arrays = (weights[n], batch, rows[n], begin and begin[n])
+      segments = processes_lib.ChildSegments(self._processes, work, arrays)
+    return run_lib.PipelineRun(program, table, segments, tuple(owners), numbers)
+
+  def _move(self, moves: Order) -> None:
+    """Moves arrays of the step between stores."""
+    for number, i in moves:
+      if node := self._rows.nodes.get(number):
+        key, link = (i.stage, i.microbatch), node.find_link(i)
+        arrays = node.store.activations if i.transfer(number).kind == "A" else node.store.grads
+        if i.is_send:
+          link.send(arrays[key])
+        else:
+          arrays[key] = link.receive()
 
   @property
   def is_done(self) -> bool:
@@ -197,14 +239,14 @@ class SpmdEngine:
         left[run.owners] = run  # The lowest share stays.
     self.running = [*left.values()]
     self._errors: list[Exception] = []
-    self._try(run_lib.PipelineRun.start)
+    self._try(lambda r: r.segments.start())
 
   def finish(self, lost: Collection[base.NodeId] = ()) -> None:
     """Waits for all that was started; then raises the first error.
 
     Results of pipelines with nodes in `lost` are discarded.
     """
-    self._try(lambda r: r.finish(is_lost=not set(r.nodes).isdisjoint(lost)))
+    self._try(lambda r: r.segments.finish(is_lost=not set(r.nodes).isdisjoint(lost)))
     errors, self._errors, self.running = self._errors, [], []
     if errors:
       raise errors[0]
@@ -226,22 +268,24 @@ class SpmdEngine:
     see `ProcessRing.run` for `note_progress`.
     """
     assert self._processes is not None, "Each node is a process."
-    rings: dict[Owners, list[processes_lib.ChildRun]] = {}
+    rings: dict[Owners, list[run_lib.PipelineRun]] = {}
     for _, run in sorted(self.runs.items()):  # The same order at all nodes.
       rings.setdefault(run.nodes, []).append(run)
     for nodes, runs in rings.items():
       run_all = functools.partial(_run_all, runs, functools.partial(strike, nodes))
-      self._processes.run(nodes, runs[0].load, run_all, note_progress=note_progress)
+      load = cast(processes_lib.ChildSegments, runs[0].segments).load
+      self._processes.run(nodes, load, run_all, note_progress=note_progress)
 
   def put_sums(self) -> None:
     """Gives local nodes the gradient sums of their stages."""
     for share, run in self.runs.items():
       for stage, number in base.by_stage(run.owners):
-        if number in self._rows.nodes:
-          node = self._rows.nodes[number]
-          hold = run.table.stages_of(run.nodes.index(number)).index(stage)
-          unpack = self._packing.find_unpack(run.program, node.device, stage, hold)
-          node.store.accumulators[stage, share] = unpack(run.sums(number))
+        node, n = self._rows.nodes.get(number), run.nodes.index(number)
+        if node is None or (sums := run.segments.sums(n)) is None:
+          continue
+        hold = run.table.stages_of(n).index(stage)
+        unpack = self._packing.find_unpack(run.program, node.device, stage, hold)
+        node.store.accumulators[stage, share] = unpack(sums)
 
   def dump(self) -> None:
     """Puts all arrays of the step into the stores of local nodes, if a death can be survived."""
@@ -258,12 +302,12 @@ class SpmdEngine:
     return self._rows.programs.others.get(key, weights_lib.Packing)
 
   def _find(
-      self, owners: Owners, table: ticks_lib.TickTable | None = None
+      self, owners: Owners, table: ticks_lib.TickTable | None = None, *, is_rest: bool = False
   ) -> program_lib.SegmentProgram:
     """Returns the program of owners, whose sizes fit a table; compiles nothing yet."""
     nodes, sizes = tuple(dict.fromkeys(owners)), self._sizes
     num_owned = max(map(owners.count, nodes))
-    if table is not None or num_owned > 1:
+    if table is not None or is_rest or num_owned > 1:
       # Large enough also for nodes that continue an interrupted step.
       num_owned = max(2, num_owned)
       sizes = dataclasses.replace(self._sizes_of_rest, num_owned=num_owned, num_held=num_owned)
@@ -311,9 +355,15 @@ class SpmdEngine:
     return weights, batch
 
 
-def _run_all(runs: Sequence[processes_lib.ChildRun], strike: Callable[[Segment], None]) -> None:
+def _run_all(runs: Sequence[run_lib.PipelineRun], strike: Callable[[Segment], None]) -> None:
   for run in runs:
-    run.run(strike)
+    child = cast(processes_lib.ChildSegments, run.segments)
+    child.load()
+    while not run.is_done:
+      child.start()
+      strike(run.segment)
+      child.finish()
+    child.take_sums()
 
 
 def _check(owners: Sequence[Owners], devices: Mapping[base.NodeId, jax.Device]) -> None:

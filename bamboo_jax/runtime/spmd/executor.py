@@ -1,10 +1,9 @@
 """An executor whose passes are programs, one per pipeline.
 
-In one process a death costs the segment in which it happened: the survivors
-hold the results of earlier segments, so the rest of the step is planned as for
-rows and runs as programs on the survivors. If each node is a process, the step
-is repeated on the survivors. If programs cannot run the new roles, because
-nodes would share a device, rows repeat the step from its start.
+A death costs the segment in which it happened: the survivors hold the results
+of earlier segments, so the rest of the step is planned as for rows and runs as
+programs on the survivors. If programs cannot run the new roles, because nodes
+would share a device, rows repeat the step from its start.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -61,9 +60,8 @@ class Programs:
       filling: redundancy.StepFilling | None = None,
   ) -> None:
     self._rows.plan(timelines, filling)
-    if self.programs.uses_processes:  # Nothing is left of an earlier attempt.
-      self.is_by_rows = False
-      self._forget()
+    if self.programs.uses_processes:  # What they have done is in the stores.
+      self.programs.forget()
     if self.is_by_rows or not self.programs.can_run():
       self._give_up_programs()
       return
@@ -94,19 +92,16 @@ class Programs:
     self.programs.put_sums()
 
   def holdings(self, *, is_begun: bool) -> dict[base.NodeId, holdings_lib.Holdings]:
-    """See `executor.Executor`; nothing if each node is a process."""
-    if not is_begun or self.programs.uses_processes:
-      return {}
-    if not self.is_by_rows:
+    if is_begun and not self.is_by_rows:
       self.programs.dump()
-    return self._rows.holdings(is_begun=True)
+    return self._rows.holdings(is_begun=is_begun)
 
   def can_continue(self) -> bool:
-    return not self.programs.uses_processes and (self.is_by_rows or self.programs.can_run())
+    return self.is_by_rows or self.programs.can_run()
 
   def planned_passes(self, secs: float) -> account_lib.NodeTime | None:
     """See `executor.Executor`; None if rows run the step."""
-    if not self.programs.runs:
+    if self.is_by_rows:
       return None
     owners = {node for row, _ in self._engine.lines for node in row}
     part = len(owners & self._engine.nodes.keys()) / len(owners)
@@ -121,12 +116,9 @@ class Programs:
           "of its results may differ from those of programs."
       )
       self.is_by_rows = True
-      self._forget()
-
-  def _forget(self) -> None:
-    self.programs.runs = {}
-    for node in self._engine.nodes.values():
-      node.store.clear()
+      self.programs.forget()
+      for node in self._engine.nodes.values():
+        node.store.clear()
 
 
 def survivable_deaths(

@@ -7,7 +7,8 @@ from the stores.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+import dataclasses
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -22,45 +23,153 @@ from bamboo_jax.runtime.spmd import (
 from bamboo_jax.runtime.stage import array_store
 
 Key = ticks_lib.Key
-Stores = Mapping[base.NodeId, array_store.StepArrays]
 
 
-class PipelineRun:
-  """The progress of a pipeline in a step: segments, and their results.
+class Begin(NamedTuple):
+  """What a node has when a program continues a step, NumPy arrays [1, ...].
 
   Attributes:
-    owners: The node of each stage.
-    nodes: The same nodes once each, along the ring.
-    num_segments: Number of finished segments.
-    is_rest: Whether it continues a step.
+    carry: See `buffers.Carry`.
+    fetched: Residuals in host memory.
   """
+
+  carry: buffers_lib.Carry
+  fetched: buffers_lib.Kept | None
+
+
+class Left(NamedTuple):
+  """What finished segments have left of a node, arrays [1, ...].
+
+  Attributes:
+    carry: After the last one.
+    host: Residuals of redundant passes and sent values, by segment.
+  """
+
+  carry: buffers_lib.Carry
+  host: Sequence[tuple[buffers_lib.Kept | None, Any]]
+
+
+class Segments(Protocol):
+  """The segments of a step, on local devices.
+
+  Attributes:
+    num_segments: Number of finished segments.
+  """
+
+  @property
+  def num_segments(self) -> int:
+    ...
+
+  def start(self) -> None:
+    """Starts the next segment."""
+
+  def finish(self, *, is_lost: bool = False) -> None:
+    """Blocks until the segment is finished; raises its error.
+
+    With `is_lost`, a node of the pipeline is dead, and the results are
+    discarded.
+    """
+
+  def sums(self, n: int) -> buffers_lib.MicrobatchSums | None:
+    """Returns the sums of the local node at a place, arrays [1, ...]; None if unknown."""
+
+  def read(self, n: int) -> Left | None:
+    """Returns what is left of the local node at a place; None if nothing."""
+
+  def release(self) -> None:
+    """Lets later segments overwrite what these have left on the host."""
+
+
+class LocalSegments:
+  """Segments of a program that this process runs."""
 
   def __init__(
       self,
       program: program_lib.SegmentProgram,
-      table: ticks_lib.TickTable,
       inputs: Sequence[base.PyTree],
-      *,
-      owners: Sequence[base.NodeId],
-      share: base.ShareId,
-      stores: Stores | None = None,
+      rows: Mapping[int, np.ndarray],
+      begin: Mapping[int, Begin] | None = None,
   ) -> None:
-    """Begins a step, or with `stores` continues it from what nodes have dumped.
+    """All mappings are by place in the ring, of local nodes.
 
-    `inputs` are the first four arguments of `SegmentProgram.segment`.
+    Args:
+      inputs: The first four arguments of `SegmentProgram.segment`.
+      rows: See `find_rows`.
+      begin: None at the start of a step.
     """
-    self.program, self.table, self._share = program, table, share
-    self.owners, self.nodes = tuple(owners), tuple(dict.fromkeys(owners))
-    self.is_rest, self.num_segments = stores is not None, 0
-    self._inputs = inputs
-    self._offloaded: list[buffers_lib.Kept] = []
-    self._sent: list[tuple[base.PyTree, base.PyTree]] = []
-    if stores is None:
-      self._carry = program.start()
-      self._fetched = program.zeros(program.fetched, kind="pinned_host")
+    self._program, self._inputs, self._rows = program, inputs, rows
+    if begin is None:
+      carry, self._fetched = program.start(), program.zeros(program.fetched, kind="pinned_host")
     else:
-      self._carry, self._fetched = self._load(stores)
-    self._pending: tuple[Any, ...] | None = None
+      carry = program.put({n: one.carry for n, one in begin.items()})
+      fetched = {n: one.fetched for n, one in begin.items()}
+      self._fetched = program.put(fetched, kind="pinned_host")
+    self._left = Left(carry, ())  # Replaced as a whole: another thread may read it.
+    self._pending: Any = None
+
+  @property
+  def num_segments(self) -> int:
+    return len(self._left.host)
+
+  def start(self) -> None:
+    rows = {n: rows[self.num_segments] for n, rows in self._rows.items()}
+    self._pending = self._call(rows, self._left.carry)
+
+  def run_idle(self) -> None:
+    """Runs a segment without passes, which connects all processes; blocks."""
+    fields = (self._program.sizes.num_ticks, ticks_lib.NUM_FIELDS)
+    idle = dict.fromkeys(self._rows, np.full(fields, -1, np.int32))
+    jax.block_until_ready(self._call(idle, self._program.start()))
+
+  def finish(self, *, is_lost: bool = False) -> None:
+    pending, self._pending = self._pending, None
+    carry, *host = jax.block_until_ready(pending)
+    if not is_lost:
+      self._left = Left(carry, (*self._left.host, tuple(host)))
+
+  def release(self) -> None:
+    self._program.free += self._left.host
+    self._left = self._left._replace(host=())
+
+  def sums(self, n: int) -> buffers_lib.MicrobatchSums:
+    return self._program.part(n, self._left.carry.sums)
+
+  def read(self, n: int) -> Left:
+    left: Left = self._program.part(n, self._left)
+    return left
+
+  def _call(self, rows: Mapping[int, np.ndarray], carry: buffers_lib.Carry) -> tuple[Any, ...]:
+    """Starts a segment."""
+    program, table = self._program, {n: row[None] for n, row in rows.items()}
+    return program.segment(
+        *self._inputs, program.put(table), carry, self._fetched, program.take_host()
+    )
+
+
+@dataclasses.dataclass
+class PipelineRun:
+  """The progress of a pipeline in a step.
+
+  Attributes:
+    program: Its shapes.
+    numbers: Microbatches of its share, in the global batch.
+  """
+
+  program: program_lib.SegmentProgram
+  table: ticks_lib.TickTable
+  segments: Segments
+  owners: tuple[base.NodeId, ...]
+  numbers: Sequence[int]
+
+  @property
+  def nodes(self) -> tuple[base.NodeId, ...]:
+    """The nodes along the ring."""
+    return tuple(dict.fromkeys(self.owners))
+
+  @property
+  def num_segments(self) -> int:
+    """Number of finished segments."""
+    return self.segments.num_segments
 
   @property
   def is_done(self) -> bool:
@@ -70,102 +179,78 @@ class PipelineRun:
   @property
   def segment(self) -> Sequence[tuple[ticks_lib.Tick, ...]]:
     """The ticks of the next segment."""
-    return self.table.ticks[self._num_ticks :][: self.program.sizes.num_ticks]
-
-  @property
-  def _num_ticks(self) -> int:
-    return self.num_segments * self.program.sizes.num_ticks
-
-  def start(self) -> None:
-    """Starts the next segment."""
-    self._pending = self._call(self._num_ticks, self._carry)
-
-  def run_idle(self) -> None:
-    """Runs a segment without passes, which connects all processes; blocks."""
-    jax.block_until_ready(self._call(len(self.table.ticks), self.program.start()))
-
-  def finish(self, *, is_lost: bool = False) -> None:
-    """Blocks until the segment is finished; raises its error.
-
-    With `is_lost`, a node of the pipeline is dead, and the results are
-    discarded.
-    """
-    pending, self._pending = self._pending, None
-    carry, offloaded, sent = jax.block_until_ready(pending)
-    if is_lost:
-      return
-    self.num_segments += 1
-    self._carry = carry
-    self._offloaded.append(offloaded)
-    self._sent.append(sent)
-
-  def release(self) -> None:
-    """Lets later segments overwrite what this run has left on the host."""
-    self.program.free += zip(self._offloaded, self._sent, strict=True)
-    self._offloaded, self._sent = [], []
-
-  def sums(self, node: base.NodeId) -> buffers_lib.MicrobatchSums:
-    """Returns the sums of a local node, arrays [1, ...]."""
-    return self.program.part(self.nodes.index(node), self._carry.sums)
+    size = self.program.sizes.num_ticks
+    return self.table.ticks[self.num_segments * size :][:size]
 
   def dump(self, node: base.NodeId, store: array_store.StepArrays) -> None:
     """Puts all arrays of a local node but its sums into its store, in NumPy."""
-    n, size = self.nodes.index(node), self.program.sizes.num_ticks
-    found = self.table.find_contents(n, self._num_ticks, self.program.sizes.num_slots)
-    carry, arrays = self._carry, {"activations": store.activations, "grads": store.grads}
+    n, sizes = self.nodes.index(node), self.program.sizes
+    if (left := self.segments.read(n)) is None:
+      return
+    carry, size = left.carry, sizes.num_ticks
+    found = self.table.find_contents(n, len(left.host) * size, sizes.num_slots)
+    arrays = {"activations": store.activations, "grads": store.grads}
     for (kind, key), t in found.sent.items():
-      sent = self._sent[t // size][kind == "grads"]
-      arrays[kind][self._number(key)] = self._read(sent, n, t % size)
+      sent = left.host[t // size][1][kind == "grads"]
+      arrays[kind][self._number(key)] = _read(sent, t % size)
     for (kind, key), slot in found.slots.items():
       if kind == "residuals":
-        store.saved[self._number(key)] = self._read(carry.kept, n, slot)
+        store.saved[self._number(key)] = _read(carry.kept, slot)
       else:
-        arrays[kind][self._number(key)] = self._read(getattr(carry, kind), n, slot)
+        arrays[kind][self._number(key)] = _read(getattr(carry, kind), slot)
     for key, t in found.offloaded.items():
       first = t - t % size
       slot = self.table.offloads(n, first, first + size)[key]
-      store.saved[self._number(key)] = self._read(self._offloaded[t // size], n, slot)
+      store.saved[self._number(key)] = _read(left.host[t // size][0], slot)
     store.accumulated |= {*map(self._number, found.accumulated)}
     for key in store.saved.keys() & store.accumulated:
       del store.saved[key]
 
-  def _call(self, first: int, carry: buffers_lib.Carry) -> tuple[Any, ...]:
-    """Starts the segment of a tick and those after it."""
-    sizes = self.program.sizes
-    rows = self.table.as_array(first, first + sizes.num_ticks, sizes.num_slots, sizes.num_owned)
-    table = self.program.put({n: rows[n : n + 1] for n in self.program.local})
-    host = self.program.take_host()
-    return self.program.segment(*self._inputs, table, carry, self._fetched, host)
-
-  def _load(self, stores: Stores) -> tuple[buffers_lib.Carry, base.PyTree]:
-    """Puts the arrays that the table needs into their slots."""
-    program, table, zeros = self.program, self.table, program_lib.host_zeros
-    carries = {n: zeros(program.carry) for n in self.program.local}
-    fetched = {n: zeros(program.fetched) for n in self.program.local}
-    for n, carry in carries.items():
-      start, own = table.start[n], stores[self.nodes[n]]
-      for kind, keys in (("activations", start.activations), ("grads", start.gradients)):
-        for key in keys:
-          number = self._number(key)
-          holders = (getattr(store, kind) for store in (own, *stores.values()))
-          value = next(arrays[number] for arrays in holders if number in arrays)
-          slot = table.find_slot(n, kind, key, program.sizes.num_slots)
-          _store(getattr(carry, kind), value, slot)
-      for key, slot in table.fetches(n).items():
-        _store(fetched[n], own.saved[self._number(key)], slot)
-      for hold, stage in enumerate(table.stages_of(n)[: program.sizes.num_owned]):
-        total = own.accumulators.get((stage, self._share))
-        if total is not None:
-          weights_lib.load_sums(program, stage, hold, carry.sums, total)
-    return program.put(carries), program.put(fetched, kind="pinned_host")
-
   def _number(self, key: Key) -> Key:
-    """Returns a key with the number of the microbatch in the global batch."""
-    return key[0], int(self._inputs[2][key[1]])
+    return key[0], self.numbers[key[1]]
 
-  def _read(self, buffer: base.PyTree, n: int, slot: int) -> base.PyTree:
-    """Returns the value of a node in a slot."""
-    return jax.tree.map(lambda a: np.asarray(a)[0, slot], self.program.part(n, buffer))
+
+def find_rows(table: ticks_lib.TickTable, sizes: program_lib.Sizes) -> np.ndarray:
+  """Returns the ticks as programs read them, int32[nodes, segments, ticks, NUM_FIELDS]."""
+  size = sizes.num_ticks
+  parts = [
+      table.as_array(first, first + size, sizes.num_slots, sizes.num_owned)
+      for first in range(0, len(table.ticks), size)
+  ]
+  return np.stack(parts, axis=1)
+
+
+def load(
+    program: program_lib.SegmentProgram,
+    table: ticks_lib.TickTable,
+    n: int,
+    store: array_store.StepArrays,
+    *,
+    share: base.ShareId,
+    numbers: Sequence[int],
+) -> Begin:
+  """Returns what a node needs of its store before the first tick."""
+  begin = Begin(program_lib.host_zeros(program.carry), program_lib.host_zeros(program.fetched))
+  start, number = table.start[n], lambda key: (key[0], numbers[key[1]])
+  for kind, keys, held in (
+      ("activations", start.activations, store.activations),
+      ("grads", start.gradients, store.grads),
+  ):
+    for key in keys:
+      slot = table.find_slot(n, kind, key, program.sizes.num_slots)
+      _store(getattr(begin.carry, kind), held[number(key)], slot)
+  for key, slot in table.fetches(n).items():
+    _store(begin.fetched, store.saved[number(key)], slot)
+  for hold, stage in enumerate(table.stages_of(n)[: program.sizes.num_owned]):
+    total = store.accumulators.get((stage, share))
+    if total is not None:
+      weights_lib.load_sums(program, stage, hold, begin.carry.sums, total)
+  return begin
+
+
+def _read(buffer: base.PyTree, slot: int) -> base.PyTree:
+  """Returns the value in a slot."""
+  return jax.tree.map(lambda a: np.asarray(a)[0, slot], buffer)
 
 
 def _store(buffer: base.PyTree, value: base.PyTree, slot: int) -> None:

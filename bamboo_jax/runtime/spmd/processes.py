@@ -2,36 +2,40 @@
 
 A collective that has lost a peer may never end, and cannot be ended; a process
 can. So a worker, which holds the state of its node, runs no collective: its
-child does. The child ends when a node of the ring has died or a connection was
-reset. The next one starts JAX with the nodes that are left, and repeats the
-passes of the step. Repairs and joins change the ring in the same way.
+child does. After a death or a reset connection the worker takes what the child
+has left, and ends it. The next one starts JAX with the nodes that are left.
+Repairs and joins change the ring in the same way.
 
      worker                     child                    the other workers
   1.   |<======= do all have a child in the same ring? ==========>|
        |  fork, once the former child is gone                     |
        |--- Topology -----------> | JAX starts; that of the first |
        |                          | node listens, then the others |
-       |--- ShareWork, arrays --> | compiles                      |
+       |--- ShareWork, arrays --> | compiles, loads               |
   2.   |<======= has any child failed? then again from 1 ========>|
-       |--- ShareWork, arrays --> | loads                         |
        |--- "connect" ----------> | a segment without passes      |
-       |--- "run" --------------> | a segment                     |
+       |--- Run ----------------> | a segment                     |
        |<------------------ done  |                               |
-       |--- "sums" -------------> | sums -> memory                |
+       |--- Read ---------------> | sums -> memory                |
   3.   |<======= has any child failed? then again from 1 ========>|
 
-A child that fails ends at once, so that those connected to it fail as well. If
-a node dies, the waits of its peers end with the view, and the executor plans
-the passes again. JAX's coordinator ends once all have connected: it would end
-all children when one dies.
+If a node dies, the waits of its peers end with the view. Then each worker reads
+all that finished segments have left, by a second thread of the child, as the
+first may be in a collective forever; and the executor plans the rest of the
+step. A child that fails ends at once, so that those connected to it fail as
+well; if no node has died, they repeat the passes from where they began. JAX's
+coordinator ends once all have connected: it would end all children when one
+dies.
 """
 
 from collections.abc import Callable, Sequence
 import contextlib
 import dataclasses
+import functools
 from multiprocessing import connection
 import os
 import pickle
+import queue
 import secrets
 import signal
 import socket
@@ -51,13 +55,13 @@ from bamboo_jax.runtime.spmd import (
     layout as layout_lib,
     pipeline_run as run_lib,
     program as program_lib,
-    ticks as ticks_lib,
 )
 from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
 from bamboo_jax.runtime.wire import transport as transport_lib
 
 _MOST_TRIES = 4  # In a row; then the error ends the run.
 _LOOK_SECS, _CALL_SECS = 0.02, 0.005
+_STUCK_SECS = 10.0  # Without work, of a child that should say what it has.
 _CHANNEL = "ring"
 
 
@@ -85,14 +89,32 @@ class RingProgram:
 
 @dataclasses.dataclass(frozen=True)
 class ShareWork:
-  """The passes of one share of the batch; weights and batch are in the memory."""
+  """The passes of one share of the batch.
 
-  owners: tuple[base.NodeId, ...]
+  Its arrays are in the memory: weights of the node, batch, `find_rows` of its
+  place, and `Begin` or None.
+  """
+
   layout: layout_lib.BlockLayout
   sizes: program_lib.Sizes
-  table: ticks_lib.TickTable
+  share: base.ShareId
   numbers: np.ndarray
   step: np.uint32
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """Runs the next segment of a share."""
+
+  share: base.ShareId
+
+
+@dataclasses.dataclass(frozen=True)
+class Read:
+  """Copies the sums of a share to the memory, or else all that is left of it."""
+
+  share: base.ShareId
+  only_sums: bool
 
 
 class SharedMemory:
@@ -119,12 +141,13 @@ class _Process:
   def __init__(self, end: socket.socket) -> None:
     self._pipe = connection.Connection(end.detach())
     self._pid: int | None = None
-    self._cpu_secs = 0.0
+    self._cpu_secs, self._number = 0.0, 0
 
   def tell(self, message: Any) -> None:
     """Sends a message; `hear` awaits the answer."""
+    self._number += 1
     try:
-      self._pipe.send(message)
+      self._pipe.send((self._number, message))
     except OSError as error:
       raise ChildError("the process has ended") from error
 
@@ -133,16 +156,18 @@ class _Process:
 
     Meanwhile calls `busy` if it uses a processor, and else `idle`; both may raise.
     """
-    while not self.has_said(_LOOK_SECS):
-      before = self._cpu_secs
-      with contextlib.suppress(OSError):  # It is gone; the pipe will tell.
-        # The clock of a process, as clock_getcpuclockid(3) finds it.
-        self._cpu_secs = time.clock_gettime(~(self._pid or 0) << 3 | 2)
-      (idle if self._cpu_secs == before else busy)()
-    try:
-      error = self._pipe.recv()
-    except (EOFError, OSError) as closed:
-      raise ChildError("the process has ended") from closed
+    number = 0
+    while number < self._number:  # Nobody has awaited the answers before.
+      while not self.has_said(_LOOK_SECS):
+        before = self._cpu_secs
+        with contextlib.suppress(OSError):  # It is gone; the pipe will tell.
+          # The clock of a process, as clock_getcpuclockid(3) finds it.
+          self._cpu_secs = time.clock_gettime(~(self._pid or 0) << 3 | 2)
+        (idle if self._cpu_secs == before else busy)()
+      try:
+        number, error = self._pipe.recv()
+      except (EOFError, OSError) as closed:
+        raise ChildError("the process has ended") from closed
     if error:
       raise ChildError(error)
 
@@ -160,13 +185,13 @@ class _Process:
 
 
 class Compiler:
-  """Compiles programs ahead, so that children load them; see `compile_programs`.
+  """Compiles programs ahead, so that children load them.
 
-  A process of its own has as many devices as the largest ring.
+  It has a child of its own, in no ring, with as many devices as the largest one.
   """
 
   def __init__(self, fork: Callable[[], socket.socket]) -> None:
-    """`fork` returns a socket to a process that calls `compile_programs`."""
+    """`fork` returns a socket to a process that calls `live`."""
     self._fork, self._lock = fork, threading.Lock()
     self._process: _Process | None = None
 
@@ -183,26 +208,6 @@ class Compiler:
         self._process = None
 
 
-def compile_programs(end: socket.socket, find_whole: Callable[[], spec_lib.StageSpec]) -> None:
-  """Compiles the programs that are asked for at `end`, until that is closed."""
-  signal.signal(signal.SIGTERM, signal.SIG_IGN)
-  pipe = connection.Connection(end.detach())
-  pipe.send(os.getpid())
-  whole = None
-  try:
-    while True:
-      wanted = pipe.recv()
-      whole = whole or find_whole()
-      program = _make_program(whole, wanted, jax.devices()[: wanted.size])
-      _ = program.segment, program.start
-      pipe.send("")
-  except (EOFError, ConnectionError):
-    return  # The worker is gone.
-  except Exception as error:  # The model's code may raise anything.
-    logging.exception("A program cannot be compiled.")
-    pipe.send(base.describe_error(error))
-
-
 def _make_program(
     whole: spec_lib.StageSpec, wanted: RingProgram | ShareWork, devices: Sequence[jax.Device]
 ) -> program_lib.SegmentProgram:
@@ -213,6 +218,9 @@ def _make_program(
 
 class ProcessRing:
   """The worker's end: its child, and the agreement with the other workers.
+
+  Attributes:
+    child: The present child.
 
   Args:
     number: The node of this worker.
@@ -235,10 +243,12 @@ class ProcessRing:
   ) -> None:
     self._number, self._exchange, self._host = number, exchange, host
     self._fork, self._memory, self._compiler = fork, memory, compiler
-    self._child, self._is_new = _Process(fork()), True
+    self.child, self._is_new = _Process(fork()), True
     self._is_connected, self._num_segments = False, 0
     self._nodes: tuple[base.NodeId, ...] = ()
     self._name = ""  # Of the ring, unique.
+    self._begun: set[base.ShareId] = set()  # The child has finished a segment.
+    self._left: dict[base.ShareId, run_lib.Left] = {}
 
   def run(
       self,
@@ -261,17 +271,21 @@ class ProcessRing:
       Exception: As `note_progress` or the transport, if a node is lost.
     """
     self._note_progress, nodes = note_progress, tuple(nodes)
-    for _ in range(_MOST_TRIES):
-      names = self._tell_all(nodes, self._name if self._nodes == nodes else "")
-      error = ""
-      if len({*names}) > 1 or not names[0]:
-        self._replace()
-        error = self._agree(nodes, lambda: self._start(nodes, compiles))
-      error = error or self._agree(nodes, passes)
-      if not error:
-        return
-      logging.warning("The program of nodes %s starts again: %s", nodes, error)
-    raise ChildError(f"The program of nodes {nodes} has failed {_MOST_TRIES} times: {error}")
+    try:
+      for _ in range(_MOST_TRIES):
+        names = self._tell_all(nodes, self._name if self._nodes == nodes else "")
+        error = ""
+        if len({*names}) > 1 or not names[0]:
+          self._replace()
+          error = self._agree(nodes, lambda: self._start(nodes, compiles))
+        error = error or self._agree(nodes, passes)
+        if not error:
+          return
+        logging.warning("The program of nodes %s starts again: %s", nodes, error)
+      raise ChildError(f"The program of nodes {nodes} has failed {_MOST_TRIES} times: {error}")
+    except BaseException:
+      self._nodes = ()  # Never again: the others may be in another segment.
+      raise
 
   def compile_ahead(self, program: RingProgram) -> None:
     """Compiles a program that children will load, if they can; blocks."""
@@ -287,32 +301,58 @@ class ProcessRing:
     self._memory.write(arrays)
     self._ask(work)
 
-  def connect(self) -> None:
-    """Lets the child connect to those of the ring, unless it has."""
+  def run_segment(self, share: base.ShareId) -> None:
+    """Lets the child run a segment, once it has connected; `hear` awaits its end."""
     if not self._is_connected:
       self._ask("connect")
       self._is_connected = True
-
-  def sums(self) -> base.PyTree:
-    """Returns the sums of the passes that the child has run."""
-    self._ask("sums")
-    return self._memory.read()
-
-  def start_segment(self) -> None:
-    """Lets the child run a segment; `hear` awaits its end."""
     self._num_segments += 1
-    self._child.tell("run")
+    self.child.tell(Run(share))
 
   def hear(self) -> None:
     """Blocks until the child has answered; raises `ChildError` if it has failed.
 
     Raises if a node is lost. Notes progress while the child uses a processor.
     """
-    self._child.hear(self._exchange.check, self._note_progress)
+    self.child.hear(self._exchange.check, self._note_progress)
+
+  def finish_segment(self, share: base.ShareId) -> None:
+    """Like `hear`, for the end of a segment."""
+    self.hear()
+    self._begun.add(share)
+
+  def sums(self, share: base.ShareId) -> buffers_lib.MicrobatchSums:
+    """Returns the sums of a share."""
+    self._ask(Read(share, only_sums=True))
+    return self._memory.read()
+
+  def read(self, share: base.ShareId) -> run_lib.Left | None:
+    """Returns what the last child that ran segments of a share has left; None if nothing.
+
+    Blocks, but not for segments or other nodes.
+    """
+    since_secs = time.monotonic()
+
+    def wait() -> None:
+      if time.monotonic() > since_secs + _STUCK_SECS:
+        raise ChildError("the process is stuck")
+
+    if share in self._begun:
+      try:
+        self.child.tell(Read(share, only_sums=False))
+        self.child.hear(wait, lambda: None)
+        self._left[share] = self._memory.read()
+      except ChildError as error:
+        logging.warning("Nothing is left of share %d: %s", share, error)
+    return self._left.get(share)
+
+  def forget(self) -> None:
+    """Drops what children have left."""
+    self._begun, self._left = set(), {}
 
   def _ask(self, message: Any) -> None:
     """Sends the child a message, and blocks until it has answered."""
-    self._child.tell(message)
+    self.child.tell(message)
     self.hear()
 
   def _start(self, nodes: tuple[base.NodeId, ...], compiles: Callable[[], None]) -> None:
@@ -322,11 +362,11 @@ class ProcessRing:
       name = self._receive(nodes[0])
       if not name:
         raise ChildError("the first process has ended")
-      self._child.tell(Topology(name.split()[0], rank, len(nodes)))
+      self.child.tell(Topology(name.split()[0], rank, len(nodes)))
     else:
       name = f"{_find_address(self._host)} {secrets.token_hex(8)}"
       try:
-        self._child.tell(Topology(name.split()[0], rank, len(nodes)))
+        self.child.tell(Topology(name.split()[0], rank, len(nodes)))
         is_ready = self._wait_for_coordinator(name.split()[0])
       except ChildError:
         self._send(nodes[1:], "")
@@ -344,7 +384,7 @@ class ProcessRing:
     """
     host, _, port = address.rpartition(":")
     family, place = addresses.find(host.strip("[]"), int(port))
-    while not self._child.has_said(_CALL_SECS):
+    while not self.child.has_said(_CALL_SECS):
       self._exchange.check()
       with socket.socket(family) as caller:
         if not caller.connect_ex(place):
@@ -360,9 +400,6 @@ class ProcessRing:
     except ChildError as failure:
       error = f"node {self._number}: {failure}"
       self._replace()
-    except BaseException:
-      self._replace()
-      raise
     error = next(filter(None, self._tell_all(nodes, error)), "")
     if error:
       self._replace()
@@ -386,68 +423,52 @@ class ProcessRing:
     """Ends the child, unless it is new, and takes another one."""
     if self._is_new:
       return
-    self._child.close()
-    self._child, self._is_new = _Process(self._fork()), True
-    self._nodes, self._name, self._is_connected, self._num_segments = (), "", False, 0
+    for share in self._begun:
+      self.read(share)
+    self.child.close()
+    self.child, self._is_new, self._begun = _Process(self._fork()), True, set()
+    self._nodes, self._is_connected, self._num_segments = (), False, 0
 
 
-@dataclasses.dataclass
-class ChildRun:
-  """The passes of one share of the batch, for a child.
+class ChildSegments:
+  """Segments that a child runs; see `pipeline_run.Segments`."""
 
-  Attributes:
-    program: Has the shapes of the program, for the device of the worker.
-    arrays: Weights of this node, and the batch.
-  """
-
-  ring: ProcessRing
-  program: program_lib.SegmentProgram
-  work: ShareWork
-  arrays: Sequence[base.PyTree]
-  _sums: buffers_lib.MicrobatchSums | None = None
-
-  @property
-  def owners(self) -> tuple[base.NodeId, ...]:
-    """The node of each stage."""
-    return self.work.owners
-
-  @property
-  def nodes(self) -> tuple[base.NodeId, ...]:
-    """The same nodes once each, along the ring."""
-    return tuple(dict.fromkeys(self.work.owners))
-
-  @property
-  def is_done(self) -> bool:
-    """Whether all segments have been run."""
-    return self._sums is not None
-
-  @property
-  def table(self) -> ticks_lib.TickTable:
-    return self.work.table
+  def __init__(self, ring: ProcessRing, work: ShareWork, arrays: Sequence[base.PyTree]) -> None:
+    self.num_segments = 0
+    self._ring, self._work, self._arrays = ring, work, arrays
+    self._child: _Process | None = None  # Which has loaded it.
+    self._sums: buffers_lib.MicrobatchSums | None = None
 
   def load(self) -> None:
-    """Lets the child load the passes and, if needed, compile."""
-    self.ring.load(self.work, self.arrays)
+    """Lets the child load the passes, unless it has; another one begins anew."""
+    if self._child is not self._ring.child:
+      self._ring.load(self._work, self._arrays)
+      self._child, self.num_segments = self._ring.child, 0
 
-  def run(self, strike: Callable[[Sequence[tuple[ticks_lib.Tick, ...]]], None]) -> None:
-    """Runs all segments; calls `strike` with the ticks of each that has been started."""
-    self.load()
-    self.ring.connect()
-    size = self.work.sizes.num_ticks
-    for first in range(0, len(self.table.ticks), size):
-      self.ring.start_segment()
-      strike(self.table.ticks[first : first + size])
-      self.ring.hear()
-    self._sums = self.ring.sums()
+  def start(self) -> None:
+    self._ring.run_segment(self._work.share)
 
-  def sums(self, node: base.NodeId) -> buffers_lib.MicrobatchSums:
-    """Returns the sums of the local node, arrays [1, ...]."""
-    del node
-    assert self._sums is not None, "All segments have been run."
+  def finish(self, *, is_lost: bool = False) -> None:
+    del is_lost  # Then `ProcessRing` raises.
+    self._ring.finish_segment(self._work.share)
+    self.num_segments += 1
+
+  def take_sums(self) -> None:
+    """Takes the sums of the child."""
+    self._sums = self._ring.sums(self._work.share)
+
+  def sums(self, n: int) -> buffers_lib.MicrobatchSums | None:
+    del n
     return self._sums
 
+  def read(self, n: int) -> run_lib.Left | None:
+    del n
+    if left := self._ring.read(self._work.share):
+      self._sums = left.carry.sums
+    return left
+
   def release(self) -> None:
-    """Does nothing: the child has what it has left on the host."""
+    """Does nothing: the child does when it loads another step."""
 
 
 def live(
@@ -457,7 +478,7 @@ def live(
     *,
     host: str,
 ) -> None:
-  """The life of a child; returns once its worker is gone, or after an error.
+  """The life of a child; returns once its worker is gone.
 
   Args:
     end: Connected to the worker.
@@ -465,33 +486,69 @@ def live(
     host: Address at which the children of other machines reach this one.
   """
   signal.signal(signal.SIGTERM, signal.SIG_IGN)  # The worker decides.
-  pipe = connection.Connection(end.detach())
-  try:
-    pipe.send(os.getpid())
-    child = _Child(pipe.recv(), memory, host)
-    pipe.send("")
-    child.whole = find_whole()
-    while True:
-      child.do(pipe.recv())
-      pipe.send("")
-  except (EOFError, ConnectionError):
-    return  # The worker is gone.
-  except Exception as error:  # JAX raises various types.
-    logging.exception("The passes have failed.")
-    pipe.send(base.describe_error(error))
+  pipe, lock = connection.Connection(end.detach()), threading.Lock()
+  child = _Child(memory, host, find_whole)
+  inbox = queue.SimpleQueue[Any]()
+
+  def do(number: int, message: Any) -> None:
+    error = ""
+    try:
+      child.do(message)
+    except Exception as failure:  # JAX raises various types.
+      logging.exception("The passes have failed.")
+      error = base.describe_error(failure)
+    with lock, contextlib.suppress(OSError):
+      pipe.send((number, error))
+
+  def listen() -> None:
+    try:
+      while True:
+        number, message = pipe.recv()
+        if isinstance(message, Read):  # The other thread may be in a collective.
+          do(number, message)
+        else:
+          inbox.put((number, message))
+    except (EOFError, OSError):
+      inbox.put(None)  # The worker is gone.
+
+  pipe.send(os.getpid())
+  threading.Thread(target=listen, daemon=True).start()
+  while said := inbox.get():
+    do(*said)
 
 
 class _Child:
-  """A child that has joined a ring.
+  """A child, which joins one ring, or compiles programs for others."""
 
-  Attributes:
-    whole: The whole model as one stage.
-  """
+  def __init__(
+      self, memory: SharedMemory, host: str, find_whole: Callable[[], spec_lib.StageSpec]
+  ) -> None:
+    self._memory, self._host, self._find_whole = memory, host, functools.cache(find_whole)
+    self._programs: dict[str, program_lib.SegmentProgram] = {}
+    self._step: np.uint32 | None = None
+    self._runs: dict[base.ShareId, run_lib.LocalSegments] = {}
 
-  whole: spec_lib.StageSpec
+  def do(self, message: Any) -> None:
+    match message:
+      case RingProgram(size=size):
+        program = _make_program(self._find_whole(), message, jax.devices()[:size])
+        _ = program.segment, program.start
+      case Topology():
+        self._join(message)
+      case ShareWork():
+        self._load(message)
+      case "connect":
+        next(iter(self._runs.values())).run_idle()
+        jax.distributed.shutdown()
+      case Run(share):
+        self._runs[share].start()
+        self._runs[share].finish()
+      case Read(share, only_sums):
+        run, n = self._runs[share], self._rank
+        self._memory.write(run.sums(n) if only_sums else run.read(n))
 
-  def __init__(self, topology: Topology, memory: SharedMemory, host: str) -> None:
-    compat.use_host_for_collectives(host)
+  def _join(self, topology: Topology) -> None:
+    compat.use_host_for_collectives(self._host)
     jax.distributed.initialize(
         *(topology.address, topology.size, topology.rank),
         coordinator_bind_address=topology.address,
@@ -499,32 +556,22 @@ class _Child:
     )
     first = {d.process_index: d for d in reversed(jax.devices())}
     self._devices = [first[rank] for rank in range(topology.size)]
-    self._rank, self._memory = topology.rank, memory
-    self._programs: dict[str, program_lib.SegmentProgram] = {}
+    self._rank, _ = topology.rank, self._find_whole()  # Found before the first passes.
 
-  def do(self, message: Any) -> None:
-    match message:
-      case ShareWork():
-        self._run = self._load(message)
-      case "connect":
-        self._run.run_idle()
-        jax.distributed.shutdown()
-      case "run":
-        self._run.start()
-        self._run.finish()
-      case "sums":
-        self._memory.write(self._run.sums(self._run.nodes[self._rank]))
-
-  def _load(self, work: ShareWork) -> run_lib.PipelineRun:
+  def _load(self, work: ShareWork) -> None:
+    if work.step != self._step:
+      for run in self._runs.values():
+        run.release()
+      self._step, self._runs = work.step, {}
     key = str(work.sizes)
     if key not in self._programs:
-      self._programs[key] = _make_program(self.whole, work, self._devices)
-    program = self._programs[key]
+      self._programs[key] = _make_program(self._find_whole(), work, self._devices)
+    program, rank = self._programs[key], self._rank
     _ = program.segment, program.start
-    inputs = [program.put({self._rank: part}) for part in self._memory.read()]
-    inputs += [work.numbers, work.step]
-    return run_lib.PipelineRun(
-        program, work.table, inputs, owners=work.owners, share=base.ShareId(0)
+    weights, batch, rows, begin = self._memory.read()
+    inputs = [program.put({rank: weights}), program.put({rank: batch}), work.numbers, work.step]
+    self._runs[work.share] = run_lib.LocalSegments(
+        program, inputs, {rank: rows}, begin and {rank: begin}
     )
 
 

@@ -31,7 +31,6 @@ from bamboo_jax.schedule import (
     costs as costs_lib,
     holdings as holdings_lib,
     instruction as instruction_lib,
-    lines as lines_lib,
     rule as rule_lib,
 )
 
@@ -114,6 +113,14 @@ class Contents(NamedTuple):
   accumulated: set[Key]
 
 
+class _Life(NamedTuple):
+  """Tick that makes an array, and those from which and up to which it has its slot."""
+
+  made: int
+  first: int
+  last: int
+
+
 def stages_of(owners: Sequence[int], node: int) -> tuple[base.StageId, ...]:
   """Returns the stages that a node owns, along the ring, then its replica's."""
   count = len(owners)
@@ -141,14 +148,22 @@ class TickTable:
   Attributes:
     owners: The node of each stage; nodes are numbered along the ring.
     ticks: By tick, then node.
-    start: What each node needs of the data that nodes hold before the first
-      tick: activations and gradients on its device, residuals in host memory.
+    start: What each node needs before the first tick: activations and gradients
+      on its device, residuals in host memory; and what is in its sums.
+    moves: Transfers before the first tick, as the schedule has them.
   """
 
   owners: tuple[int, ...]
   num_microbatches: int
   ticks: tuple[tuple[Tick, ...], ...]
   start: tuple[holdings_lib.Holdings, ...]
+  moves: tuple[tuple[base.NodeId, Instruction], ...] = ()
+
+  @property
+  def num_passes(self) -> int:
+    """Number of passes that owners run."""
+    own = (node for row in self.ticks for node in row)
+    return sum((node.forward is not None) + (node.backward is not None) for node in own)
 
   @property
   def num_nodes(self) -> int:
@@ -173,7 +188,7 @@ class TickTable:
     least: dict[tuple[str, int, int, int], int] = {}
     most = dict(least)
     for n in range(self.num_nodes):
-      for (kind, (stage, m)), (first, last) in self._lives[n].items():
+      for (kind, (stage, m)), (_, first, last) in self._lives[n].items():
         for t in range(first, last + 1):
           where = (kind, n, stage, t)
           least[where] = min(m, least.get(where, m))
@@ -242,34 +257,19 @@ class TickTable:
 
   def find_contents(self, node: int, num_ticks: int, slots: Slots) -> Contents:
     """Returns the arrays of a node after the first `num_ticks` ticks."""
-    start, held = self.start[node], dict[tuple[str, int], Key]()
-    found = Contents({}, {}, {}, set(start.accumulated))
-
-    def fill(kind: str, key: Key | None) -> None:
-      if key is not None:
-        held[kind, self.find_slot(node, kind, key, slots)] = key
-
-    for kind, keys in (("activations", start.activations), ("grads", start.gradients)):
-      for key in keys:
-        fill(kind, key)
+    found = Contents({}, {}, {}, set(self.start[node].accumulated))
+    for (kind, key), life in self._lives[node].items():
+      if life.made < num_ticks <= life.last:
+        found.slots[kind, key] = self.find_slot(node, kind, key, slots)
     for t, row in enumerate(self.ticks[:num_ticks]):
       own = row[node]
-      if key := own.forward:
-        found.sent["activations", key] = t
-        fill("residuals", key)
-        fill("activations", self._if_read(node, t, "activations", key))
-      for key in own.redundant:
-        found.offloaded[key] = t
+      if own.forward:
+        found.sent["activations", own.forward] = t
+      found.offloaded.update(dict.fromkeys(own.redundant, t))
       if key := own.backward:
-        fill("residuals", key)
-        del held["residuals", self.find_slot(node, "residuals", key, slots)]
         found.accumulated.add(key)
         if key[0]:
           found.sent["grads", holdings_lib.input_of(key)] = t
-          fill("grads", self._if_read(node, t, "grads", holdings_lib.input_of(key)))
-      fill("activations", own.inputs)
-      fill("grads", own.grad)
-    found.slots.update({(kind, key): slot for (kind, slot), key in held.items()})
     return found
 
   @functools.cached_property
@@ -277,35 +277,37 @@ class TickTable:
     return [stages_of(self.owners, n) for n in range(self.num_nodes)]
 
   @functools.cached_property
-  def _lives(self) -> list[dict[_Array, tuple[int, int]]]:
-    """First and last tick in which each array that is read has its slot, by node."""
+  def _lives(self) -> list[dict[_Array, _Life]]:
+    """The life of each array that a node reads, by node."""
     found = []
     for n, start in enumerate(self.start):
-      begins: dict[_Array, int] = {}
+      begins: dict[_Array, tuple[int, int]] = {}  # As in `_Life`.
       ends: dict[_Array, int] = {}
-      begins |= {("activations", key): 0 for key in start.activations}
-      begins |= {("grads", key): 0 for key in start.gradients}
+      begins |= {("activations", key): (-1, 0) for key in start.activations}
+      begins |= {("grads", key): (-1, 0) for key in start.gradients}
       for t, row in enumerate(self.ticks):
         own = row[n]
         for key in filter(None, (own.forward, *own.redundant)):
           ends["activations", holdings_lib.input_of(key)] = t
         if own.forward:
-          begins.setdefault(("activations", own.forward), t)
-          begins["residuals", own.forward] = ends["residuals", own.forward] = t
+          begins.setdefault(("activations", own.forward), (t, t))
+          begins["residuals", own.forward] = t, t
+          ends["residuals", own.forward] = t
         if key := own.backward:
-          begins.setdefault(("residuals", key), t)
+          begins.setdefault(("residuals", key), (t, t))
           ends["residuals", key] = ends["grads", key] = t
-          begins.setdefault(("grads", holdings_lib.input_of(key)), t)
+          begins.setdefault(("grads", holdings_lib.input_of(key)), (t, t))
         if own.inputs:
-          begins.setdefault(("activations", own.inputs), t + 1)
+          begins.setdefault(("activations", own.inputs), (t, t + 1))
         if own.grad:
-          begins.setdefault(("grads", own.grad), t + 1)
-      found.append({what: (begins[what], t) for what, t in ends.items() if what in begins})
+          begins.setdefault(("grads", own.grad), (t, t + 1))
+      found.append({what: _Life(*begins[what], t) for what, t in ends.items() if what in begins})
     return found
 
   def _if_read(self, node: int, tick: int, kind: str, key: Key) -> Key | None:
     """Returns `key` if the node reads what it has made in a tick; else None."""
-    return key if self._lives[node].get((kind, key), (0, -1))[1] >= tick else None
+    life = self._lives[node].get((kind, key))
+    return key if life is not None and life.last >= tick else None
 
   def _pass(
       self,
@@ -338,11 +340,11 @@ def lower(
     *,
     owners: Sequence[base.NodeId],
     microbatches: Sequence[int],
-    holdings: lines_lib.Holdings | None = None,
     in_flight: int | None = None,
 ) -> TickTable:
   """Returns the ticks that run the passes of a schedule.
 
+  What a pass reads, and no pass before it has made, is there at the start.
   Redundant forward passes are left out, as ticks have other waits than rows.
 
   Args:
@@ -350,36 +352,43 @@ def lower(
       its receive.
     owners: The node of each stage; a node's stages are contiguous, cyclically.
     microbatches: Microbatches of the pipeline, by position.
-    holdings: Data that each node holds at the start.
     in_flight: K: a forward pass waits for the backward pass of the microbatch that
       is K earlier, whose slot it takes; None: it does not wait.
 
-  Raises:
-    ValueError: A node's stages are not contiguous, or an input is missing.
+  Raises `ValueError` if a node's stages are not contiguous.
   """
   nodes = list(dict.fromkeys(owners))
   if not is_ring(owners):
     raise ValueError(f"Each node of a program sends to the next one only, got owners {[*owners]}.")
   position = {m: i for i, m in enumerate(microbatches)}
-  held = [(holdings or {}).get(node, holdings_lib.NOTHING).numbered(position) for node in nodes]
-  found = _Lowered(nodes, held, num_stages=len(owners), in_flight=in_flight)
+  found, moves = _Lowered([*map(nodes.index, owners)], in_flight), []
+  moved = set[instruction_lib.Transfer]()
   for node, i in order:
+    if i.microbatch not in position:
+      continue
     n, key = nodes.index(node), (i.stage, position[i.microbatch])
-    if i.is_receive:
-      assert i.peer is not None
-      found.receive(n, nodes.index(i.peer), i.op, key)
-    elif i.op is Op.FORWARD:
-      found.add_forward(n, key)
-    elif i.op is Op.BACKWARD:
-      found.add_backward(n, key)
+    match i.op:
+      case Op.FORWARD:
+        found.add_forward(n, key)
+      case Op.BACKWARD:
+        found.add_backward(n, key)
+      case Op.SEND_ACTIVATION | Op.SEND_GRAD if not found.has_made(i.op, key):
+        moved.add(i.transfer(node))
+        moves.append((node, i))
+      case Op.RECV_ACTIVATION | Op.RECV_GRAD:
+        if i.transfer(node) in moved:
+          moves.append((node, i))
+        else:
+          found.receive(n, i.op, key)
   return TickTable(
-      owners=tuple(map(nodes.index, owners)),
+      owners=tuple(found.owners),
       num_microbatches=len(microbatches),
       ticks=tuple(
           tuple(Tick(**found.ticks.get((t, n), {})) for n in range(len(nodes)))
           for t in range(found.num_ticks)
       ),
-      start=tuple(map(found.start, range(len(nodes)))),
+      start=tuple(found.start(n, len(microbatches)) for n in range(len(nodes))),
+      moves=tuple(moves),
   )
 
 
@@ -391,63 +400,51 @@ class _Lowered:
     num_ticks: Number of ticks so far.
   """
 
-  def __init__(
-      self,
-      nodes: Sequence[base.NodeId],
-      held: Sequence[holdings_lib.Holdings],
-      *,
-      num_stages: int,
-      in_flight: int | None,
-  ) -> None:
+  def __init__(self, owners: Sequence[int], in_flight: int | None) -> None:
+    self.owners, self._in_flight = owners, in_flight
     self.ticks: dict[tuple[int, int], dict[str, Any]] = collections.defaultdict(dict)
     self.num_ticks = 0
-    self._nodes, self._held, self._num_stages, self._in_flight = nodes, held, num_stages, in_flight
     self._free: collections.Counter[tuple[int, Op]] = collections.Counter()
     self._ran: dict[tuple[Op, Key], int] = {}
     # First tick in which a node may read an array from another node.
     self._there: dict[tuple[int, _Array], int] = {}
     self._start: dict[tuple[int, str], set[Key]] = collections.defaultdict(set)
 
-  def receive(self, n: int, source: int, op: Op, key: Key) -> None:
+  def has_made(self, op: Op, key: Key) -> bool:
+    """Returns whether a pass has made the array of a transfer."""
+    return _maker(_kind(op), key) in self._ran
+
+  def receive(self, n: int, op: Op, key: Key) -> None:
     """Lets an array arrive after the pass that makes it."""
-    if op is Op.RECV_ACTIVATION:
-      kind, made, at = "activations", (Op.FORWARD, key), "inputs"
-    else:
-      kind, made, at = "grads", (Op.BACKWARD, (base.StageId(key[0] + 1), key[1])), "grad"
-    if key in self._own(source, kind):  # Sent before the first tick.
-      self._start[n, kind].add(key)
-      self._there[n, (kind, key)] = 0
-    else:
-      self.ticks[self._ran[made], n][at] = key
-      self._there[n, (kind, key)] = self._ran[made] + 1
+    made = self._ran[_maker(_kind(op), key)]
+    self.ticks[made, n]["inputs" if op is Op.RECV_ACTIVATION else "grad"] = key
+    self._there[n, (_kind(op), key)] = made + 1
 
   def add_forward(self, n: int, key: Key) -> None:
     (stage, m), at = key, 0
     if stage:
-      before = holdings_lib.input_of(key)
-      at = self._find_input(n, "activations", before, (Op.FORWARD, before))
+      at = self._find_input(n, "activations", holdings_lib.input_of(key))
     if self._in_flight is not None:
       at = max(at, 1 + self._ran.get((Op.BACKWARD, (stage, m - self._in_flight)), -1))
     self._add(n, Op.FORWARD, key, at)
 
   def add_backward(self, n: int, key: Key) -> None:
-    behind, at = (base.StageId(key[0] + 1), key[1]), 0
-    if behind[0] < self._num_stages:
-      at = self._find_input(n, "grads", key, (Op.BACKWARD, behind))
-    if key in self._held[n].residuals:
-      self._start[n, "residuals"].add(key)
-    elif (Op.FORWARD, key) in self._ran:
+    is_last = key[0] + 1 == len(self.owners)
+    at = 0 if is_last else self._find_input(n, "grads", key)
+    if (Op.FORWARD, key) in self._ran:
       at = max(at, self._ran[Op.FORWARD, key])
     else:
-      raise self._lacks(n, "residuals", key)
+      self._start[n, "residuals"].add(key)
     self._add(n, Op.BACKWARD, key, at)
 
-  def start(self, n: int) -> holdings_lib.Holdings:
+  def start(self, n: int, num_microbatches: int) -> holdings_lib.Holdings:
     """Returns the arrays that a node must have before the first tick."""
     activations, grads, residuals = (
         frozenset(self._start[n, kind]) for kind in ("activations", "grads", "residuals")
     )
-    accumulated = self._held[n].accumulated
+    owned = [s for s, owner in base.by_stage(self.owners) if owner == n]
+    keys = itertools.product(owned, range(num_microbatches))
+    accumulated = frozenset(key for key in keys if (Op.BACKWARD, key) not in self._ran)
     return holdings_lib.Holdings(activations, grads, residuals, accumulated=accumulated)
 
   def _add(self, n: int, op: Op, key: Key, at: int) -> None:
@@ -456,22 +453,26 @@ class _Lowered:
     self.ticks[at, n]["forward" if op is Op.FORWARD else "backward"] = key
     self.num_ticks = max(self.num_ticks, at + 1)
 
-  def _find_input(self, n: int, kind: str, key: Key, made: tuple[Op, Key]) -> int:
+  def _find_input(self, n: int, kind: str, key: Key) -> int:
     """Returns the first tick in which a node may read an array."""
-    if (n, (kind, key)) in self._there:
-      return self._there[n, (kind, key)]
-    if key in self._own(n, kind):
-      self._start[n, kind].add(key)
-      return 0
-    if made not in self._ran:
-      raise self._lacks(n, kind, key)
-    return self._ran[made] + 1
+    if at := self._there.get((n, (kind, key))):
+      return at
+    _, (stage, _) = made = _maker(kind, key)
+    if made in self._ran and self.owners[stage] == n:
+      return self._ran[made] + 1
+    self._start[n, kind].add(key)
+    return 0
 
-  def _own(self, n: int, kind: str) -> frozenset[Key]:
-    return self._held[n].activations if kind == "activations" else self._held[n].gradients
 
-  def _lacks(self, n: int, kind: str, key: Key) -> ValueError:
-    return ValueError(f"Node {self._nodes[n]} lacks the input of a pass: {kind} of {key}.")
+def _kind(op: Op) -> str:
+  return "activations" if op in (Op.SEND_ACTIVATION, Op.RECV_ACTIVATION) else "grads"
+
+
+def _maker(kind: str, key: Key) -> tuple[Op, Key]:
+  """Returns the pass that makes an array."""
+  if kind == "activations":
+    return Op.FORWARD, key
+  return Op.BACKWARD, (base.StageId(key[0] + 1), key[1])
 
 
 def fill(table: TickTable, *, costs: costs_lib.StageCosts, budget: float) -> TickTable:

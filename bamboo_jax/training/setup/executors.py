@@ -28,7 +28,6 @@ Compiler = processes_lib.Compiler
 SharedMemory = processes_lib.SharedMemory
 ProcessRing = processes_lib.ProcessRing
 ProgramPlan = plan_lib.ProgramPlan
-compile_programs = processes_lib.compile_programs
 run_child = processes_lib.live
 
 

@@ -75,7 +75,7 @@ class DeathTest(parameterized.TestCase):
     made.programs.dump()
     self.assertNotEmpty([k for k in made.rows.nodes[1].store.saved if k[0] == 2])
     for node, has_loss in ((1, False), (2, True)):  # Shadow and owner.
-      sums = run.sums(node)
+      sums = run.segments.sums(node)
       self.assertEqual(any(map(jax.numpy.any, jax.tree.leaves(sums.epilogue))), has_loss)
 
   def test_a_death_of_a_node_that_has_taken_over(self):

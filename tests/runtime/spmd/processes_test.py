@@ -7,6 +7,7 @@ import socket
 import threading
 
 from absl.testing import absltest, parameterized
+import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.runtime.spmd import processes
@@ -18,16 +19,17 @@ _NODES = (1, 4, 7)
 class Child(threading.Thread):
   """Answers as `processes.live`, and fails when it is told `fails_at`."""
 
-  def __init__(self, end, fails_at):
+  def __init__(self, end, fails_at, memory):
     super().__init__(daemon=True)
     self._pipe, self._fails_at = connection.Connection(end.detach()), fails_at
+    self._memory = memory
     self.start()
 
   def run(self):
     self._pipe.send(os.getpid())
     try:
       while True:
-        message = self._pipe.recv()
+        number, message = self._pipe.recv()
         name = message if isinstance(message, str) else type(message).__name__
         if name == self._fails_at:
           self._pipe.close()
@@ -36,7 +38,9 @@ class Child(threading.Thread):
           host, port = message.address.split(":")
           with socket.create_server((host, int(port))) as coordinator:
             coordinator.accept()
-        self._pipe.send("out of memory" if f"{name}!" == self._fails_at else "")
+        if name == "Read":
+          self._memory.write(np.array(message.share))
+        self._pipe.send((number, "out of memory" if f"{name}!" == self._fails_at else ""))
     except (EOFError, OSError):
       return
 
@@ -47,13 +51,14 @@ class Worker:
   def __init__(self, number, fails=()):
     self.exchange = transport_lib.Transport(number, run="r", endpoint=endpoints.UnixEndpoint())
     self._fails, self.num_forks, self.num_passes = [*fails], 0, 0
+    self.memory = processes.SharedMemory()
     self.ring = processes.ProcessRing(
-        number, self.exchange, fork=self._fork, memory=processes.SharedMemory(), host="127.0.0.1"
+        number, self.exchange, fork=self._fork, memory=self.memory, host="127.0.0.1"
     )
 
   def _fork(self):
     ours, theirs = socket.socketpair()
-    Child(theirs, self._fails.pop(0) if self._fails else "")
+    Child(theirs, self._fails.pop(0) if self._fails else "", self.memory)
     self.num_forks += 1
     return ours
 
@@ -65,9 +70,8 @@ class Worker:
 
   def _pass(self):
     self._load()
-    self.ring.connect()
-    self.ring.start_segment()
-    self.ring.hear()
+    self.ring.run_segment(5)
+    self.ring.finish_segment(5)
     self.num_passes += 1
 
 
@@ -104,7 +108,7 @@ class ProcessRingTest(parameterized.TestCase):
     self.assertEqual([w.num_forks for w in workers.values()], [1] * 3)
     self.assertEqual([w.ring.progress() for w in workers.values()], [(_NODES, 3)] * 3)
 
-  @parameterized.parameters("Topology", "NoneType", "NoneType!", "connect", "run", "run!")
+  @parameterized.parameters("Topology", "NoneType", "NoneType!", "connect", "Run", "Run!")
   def test_a_child_that_fails(self, message):
     """Once, and then the first child of the ring at the same message."""
     for fails in ({"node4": [message]}, {"node4": [message], "node1": ["", message]}):
@@ -114,7 +118,7 @@ class ProcessRingTest(parameterized.TestCase):
       self.assertEqual([w.num_forks for w in workers.values()], [1 + len(fails)] * 3)
 
   def test_an_error_that_stays(self):
-    self.make(node7=["run!"] * 9)
+    self.make(node7=["Run!"] * 9)
     for future in self.start():
       with self.assertRaisesRegex(processes.ChildError, "failed 4 times: node 7: out of memory"):
         future.result(timeout=60)
@@ -131,6 +135,24 @@ class ProcessRingTest(parameterized.TestCase):
     self.begin(2)
     self.run_all(_NODES[1:])
     self.assertEqual([workers[n].ring.progress() for n in _NODES[1:]], [(_NODES[1:], 1)] * 2)
+
+  def test_what_a_child_has_left(self):
+    workers = self.make(node4=["", "Run!"])
+    self.assertIsNone(workers[4].ring.read(5))  # It has run nothing.
+    self.run_all()
+    self.assertEqual([w.ring.read(5) for w in workers.values()], [5] * 3)
+    self.assertIsNone(workers[4].ring.read(6))
+    for worker in workers.values():
+      worker.exchange.interrupt("node 9 is lost")
+      with self.assertRaises(base.AttemptOverError):
+        worker.run()
+      self.assertEqual(worker.ring.read(5), 5)
+    self.begin(2)
+    self.run_all()  # Children that were interrupted are replaced.
+    self.assertEqual([w.num_forks for w in workers.values()], [3] * 3)
+    for worker in workers.values():
+      worker.ring.forget()
+      self.assertIsNone(worker.ring.read(5))
 
   def test_memory(self):
     memory = processes.SharedMemory()
