@@ -164,7 +164,7 @@ def _finish(
     most = worst[1].total_bytes if worst else 0
     free_bytes = [limit_bytes - max(need.total_bytes, most) for need in now]
   costs, place = stages.place_residuals(
-      stages.stage_costs(partition, profile, num_accumulators=batch.shares_per_pipeline),
+      stages.stage_costs(partition, profile),
       profile.host_bytes_per_ms,
       num_microbatches=batch.num_microbatches,
       free_bytes=free_bytes,

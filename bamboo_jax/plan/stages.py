@@ -31,12 +31,11 @@ def busy_ms(costs: costs_lib.StageCosts, owners: Sequence[base.NodeId]) -> dict[
 
 
 def stage_costs(
-    partition: partition_lib.Partition, profile: cost_model.Profile, *, num_accumulators: int = 1
+    partition: partition_lib.Partition, profile: cost_model.Profile
 ) -> costs_lib.StageCosts:
   """Returns the costs of the stages of `partition`, as schedules need them.
 
-  Every pass and every transfer is charged one dispatch in addition. A stage
-  holds `num_accumulators` copies of its gradients.
+  Every pass and every transfer is charged one dispatch in addition.
 
   Raises:
     ValueError: `partition` does not split as many layers as `profile` has.
@@ -63,10 +62,6 @@ def stage_costs(
       transfer_ms=tuple(dispatch_ms + profile.transfer_ms(size) for size in sizes[:-1]),
       activation_bytes=sizes,
       residual_bytes=sums(lambda c: c.residual_bytes),
-      resident_bytes=sums(
-          lambda c: num_accumulators * c.gradient_bytes
-          + (c.parameter_bytes + c.slot_bytes + c.copy_bytes)
-      ),
   )
 
 

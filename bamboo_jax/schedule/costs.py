@@ -17,8 +17,6 @@ class StageCosts:
       boundary.
     activation_bytes: Size of the output.
     residual_bytes: Size of the residuals, the input included.
-    resident_bytes: Size of parameters, optimizer slots and gradient
-      accumulator.
     redundant_ms: Time of a redundant forward pass; `forward_ms` if not given.
   """
 
@@ -27,12 +25,11 @@ class StageCosts:
   transfer_ms: tuple[float, ...]
   activation_bytes: tuple[int, ...] = ()
   residual_bytes: tuple[int, ...] = ()
-  resident_bytes: tuple[int, ...] = ()
   redundant_ms: tuple[float, ...] = ()
 
   def __post_init__(self) -> None:
     stages = len(self.forward_ms)
-    for name in ("activation_bytes", "residual_bytes", "resident_bytes"):
+    for name in ("activation_bytes", "residual_bytes"):
       if not getattr(self, name):
         object.__setattr__(self, name, (0,) * stages)
     if not self.redundant_ms:

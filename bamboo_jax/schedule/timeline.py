@@ -1,15 +1,11 @@
-"""The instructions of a step with their times, and the memory of a row."""
+"""The instructions of a step with their times."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
 
 from bamboo_jax import base
-from bamboo_jax.schedule import (
-    costs as costs_lib,
-    holdings as holdings_lib,
-    instruction as instruction_lib,
-)
+from bamboo_jax.schedule import instruction as instruction_lib
 
 Instruction = instruction_lib.Instruction
 Op = instruction_lib.Op
@@ -102,72 +98,3 @@ def linearize(timelines: Sequence[Timeline]) -> tuple[tuple[base.NodeId, Instruc
   """
   slots = [slot for timeline in timelines for slot in timeline.slots]
   return tuple((s.node, s.instruction) for s in sorted(slots, key=lambda s: s.start_ms))
-
-
-# What instructions read and leave on the device: the kind of the array ("A"
-# activation, "G" gradient, "R" residuals), and what to add to the stage of the
-# instruction to get that of the array.
-_USES = {
-    Op.FORWARD: (("A", -1),),
-    Op.BACKWARD: (("G", 0), ("R", 0)),
-    Op.SEND_ACTIVATION: (("A", 0),),
-    Op.SEND_GRAD: (("G", 0),),
-}
-_MAKES = {
-    Op.FORWARD: (("A", 0), ("R", 0)),
-    Op.REDUNDANT_FORWARD: (("A", 0),),
-    Op.BACKWARD: (("G", -1),),
-    Op.RECV_ACTIVATION: (("A", 0),),
-    Op.RECV_GRAD: (("G", 0),),
-}
-
-
-def peak_bytes(
-    row: instruction_lib.Row,
-    *,
-    owned: Collection[base.StageId],
-    costs: costs_lib.StageCosts,
-    holdings: holdings_lib.Holdings = holdings_lib.NOTHING,
-) -> int:
-  """Returns the largest number of bytes on the device of a node.
-
-  A node runs one instruction after the other, so its memory follows from its
-  row alone. An array is on the device from the instruction that makes or
-  receives it to its last use in the row; inputs and results of a pass coexist.
-  Arrays of `holdings` count from the start if a pass reads them, and only
-  during the transfer if they are sent again. Copies kept in host memory until
-  the commit do not count: sent arrays, and the results of redundant forward
-  passes, whose input and output are on the device only while they run. Resident
-  bytes of the `owned` stages are added.
-  """
-  sizes = {"A": costs.activation_bytes, "G": costs.activation_bytes, "R": costs.residual_bytes}
-  held = {"A": holdings.activations, "G": holdings.gradients, "R": holdings.residuals}
-  made = {
-      (kind, i.stage + shift, i.microbatch) for i in row for kind, shift in _MAKES.get(i.op, ())
-  }
-  live: set[tuple[str, int, int]] = set()
-  now = peak = 0
-  # Backwards, so that the last use of an array is seen before all others.
-  for i in reversed(row):
-    during = now
-    for kind, shift in _MAKES.get(i.op, ()):
-      stage = i.stage + shift
-      key = (kind, stage, i.microbatch)
-      if key in live:
-        live.remove(key)
-        now -= sizes[kind][stage]
-      elif stage >= 0:
-        during += sizes[kind][stage]
-    for kind, shift in _USES.get(i.op, ()):
-      stage = i.stage + shift
-      key = (kind, stage, i.microbatch)
-      if key in live:
-        continue
-      is_held = key not in made and key[1:] in held[kind]
-      if key in made or is_held:
-        during += sizes[kind][stage]
-        if not (is_held and i.is_transfer):
-          live.add(key)
-          now += sizes[kind][stage]
-    peak = max(peak, during)
-  return peak + sum(costs.resident_bytes[stage] for stage in owned)
