@@ -6,6 +6,7 @@ compiles nothing: it counts the products of traced programs, see `roofline`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+import dataclasses
 import itertools
 import operator
 import statistics
@@ -86,8 +87,12 @@ def estimate(
     if unit.kind not in seen:
       programs = programs_lib.UnitPrograms(unit)
       kept = _residual_bytes(programs)
-      # A backward pass may hold the gradients of all these at once.
-      working = kept + spec_lib.nbytes(unit.accumulator.grads)
+      # A backward pass may hold at once all that it recomputes of a unit, and the gradients.
+      whole = kept
+      if unit.remat != "full":
+        full = dataclasses.replace(unit, remat="full")
+        whole = _residual_bytes(programs_lib.UnitPrograms(full))
+      working = whole + spec_lib.nbytes(unit.accumulator.grads)
       if unit.is_last:  # A forward pass has logits, maybe of a wider dtype.
         forward = programs.trace("forward").jaxpr
         working = max(working, products.largest_product(forward))

@@ -6,7 +6,8 @@ All nodes run one program, so all need the same:
   carry        residuals, values between stages, and sums of gradients; twice if
                the next segment may have to start again from the same arguments
   temporary    residuals and scratch memory of the epilogue, scratch memory of
-               the prologue, and residuals on their way to the host
+               the prologue, what a backward pass recomputes of a block, and
+               residuals on their way to the host
 """
 
 from collections.abc import Sequence
@@ -51,7 +52,8 @@ def _find_fields(
   sums = sizes.num_owned * count * gradients(block)
   sums += gradients(before) + gradients(behind)
   copies = 2 if sizes.keeps else 1  # Arguments and results.
-  temporary = residuals(behind) + working(behind) + working(before)
+  whole = lambda own: max(residuals(own), working(own) - gradients(own))  # Recomputed or kept.
+  temporary = whole(behind) + working(behind) + working(before) + whole(block) - residuals(block)
   temporary += bool(sizes.num_offloads) * kept
   return dict(
       copy_bytes=sizes.num_held * count * read(block) + read(before + behind),

@@ -60,9 +60,13 @@ class StagePasses:
 
   def __init__(self, spec: spec_lib.StageSpec, layout: layout_lib.BlockLayout) -> None:
     self._layout = layout
-    self.block, self.prologue, self.epilogue = (
-        programs_lib.UnitPrograms(layout_lib.unit_of(spec, layers))
-        for layers in (layout.block, layout.prologue, layout.epilogue)
+    self.block = programs_lib.UnitPrograms(layout_lib.unit_of(spec, layout.block))
+    # Both run forward and backward in one pass: to keep nothing would save nothing.
+    self.prologue, self.epilogue = (
+        programs_lib.UnitPrograms(
+            dataclasses.replace(layout_lib.unit_of(spec, layers), remat="full")
+        )
+        for layers in (layout.prologue, layout.epilogue)
     )
 
   def forward(
