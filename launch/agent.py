@@ -60,7 +60,7 @@ def main(flags: AgentFlags) -> None:
   # Name and workdir come first, where `ps` shows them.
   arguments = flagset.to_argv(own, "name", "workdir")
   arguments += flagset.to_argv(own, *("config", "host", "run", "secret", "certificates", "faults"))
-  arguments += flagset.to_argv(own, "director", "device_memory_fraction", "program_cache")
+  arguments += flagset.to_argv(own, "device_memory_fraction", "program_cache")
   notices = None
   if flags.notice != "none":
     notices = notices_lib.Poller(flags.notice, url=flags.notice_url)
@@ -77,8 +77,7 @@ def main(flags: AgentFlags) -> None:
   )
   with progress_lib.ProgressLine(num_steps=given.config.num_steps) as progress:
     narrator = None
-    # `bamboo cluster` shows it itself.
-    if flags.progress and given.director is None:
+    if flags.progress:
       narrator = narrator_lib.Narrator(given.workdir, progress)
     is_complete = node.run(
         *(records, options, identity, spare),

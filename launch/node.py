@@ -16,7 +16,6 @@ class NodeFlags:
   workdir: str = shared.workdir()
   host: str = flagset.flag("127.0.0.1", "Where to listen.")
   faults: str | None = flagset.flag(None, "CSV file of faults.")
-  director: str | None = flagset.flag(None, "Socket of the injector.")
   device_memory_fraction: float | None = shared.device_memory_fraction()
   program_cache: str | None = shared.program_cache(
       "programs in --workdir, so that all machines have the same"

@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 
@@ -42,6 +43,8 @@ def main(argv: Sequence[str]) -> None:
 def _train(flags: node.NodeFlags, argv: Sequence[str]) -> None:
   signal.signal(signal.SIGINT, signal.SIG_IGN)  # The agent decides.
   faulthandler.register(signal.SIGUSR1)  # Shows where every thread is.
+  asked = threading.Event()
+  signal.signal(children.SAVE, lambda number, frame: asked.set())
   logs.use(flags.name)
   started_secs = time.perf_counter() - float(argv[3])
   accelerator.take_fraction(os.environ, flags.device_memory_fraction)
@@ -61,7 +64,7 @@ def _train(flags: node.NodeFlags, argv: Sequence[str]) -> None:
       host=flags.host,
       identity=flags.identity.make("worker", flags.name, host=flags.host),
       faults=flags.faults,
-      director=flags.director,
+      stops=asked.is_set,
       started_secs=started_secs,
   )
   logging.info("Programs: %d compiled, %d loaded.", programs.num_compiled, programs.num_loaded)

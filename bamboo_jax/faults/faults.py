@@ -35,7 +35,7 @@ KINDS = (*("kill", "node", "stop", "notice", "leader", "zone", "all", "join"), s
 COLUMNS = ("step", "node", "at", "kind")
 
 _WITHOUT_NODE = ("leader", "all", "join")
-_SPARED = ("join", "notice", slow_lib.KIND)  # No node dies of these.
+SPARED = ("join", "notice", slow_lib.KIND)  # No node dies of these.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,7 +198,7 @@ def check_nodes(
   Nodes are n0, n1, ..., including nodes that join later. If all nodes may die,
   they restart under new names.
   """
-  num_deaths = sum(f.kind not in _SPARED for f in faults)
+  num_deaths = sum(f.kind not in SPARED for f in faults)
   may_all_die = num_deaths >= num_nodes or any(f.kind in ("all", "zone") for f in faults)
   most = num_nodes + sum(f.kind == "join" for f in faults)
   most *= 1 + may_all_die * len(faults)
@@ -267,9 +267,9 @@ def find_joins(faults: Iterable[Fault], *, step: int | None = None, after: int =
 class FaultsDue:
   """The faults of one step that this process injects.
 
-  A fault with `at` is injected before that instruction or phase, by the process
-  that hosts the owner of its place; others, except joins, as the step begins,
-  by the process that hosts the lowest node.
+  A fault with `at` is due before that instruction or phase, in the process that
+  hosts the owner of its place; others, except joins, as the step begins, in all
+  processes: each carries out what hits its own nodes.
 
   Args:
     step: The step, from 0.
@@ -278,8 +278,7 @@ class FaultsDue:
     hosted: The nodes that this process hosts.
 
   Attributes:
-    slowed: The faults by which nodes become slow in this step; every process
-      carries out those of its nodes.
+    slowed: The faults by which nodes become slow in this step.
   """
 
   def __init__(
@@ -291,7 +290,6 @@ class FaultsDue:
       hosted: Collection[base.NodeId],
   ) -> None:
     self._num_run = collections.Counter[int]()
-    lowest = min(n for row in owners for n in row if n is not None)
     due = [
         Due(fault, _owner(fault, owners))
         for fault in faults
@@ -299,7 +297,7 @@ class FaultsDue:
     ]
     self.slowed = [d for d in due if d.fault.kind == slow_lib.KIND]
     self._at = [d for d in due if d.fault.at is not None and d.owner in hosted]
-    self._any_time = [d for d in due if d.fault.at is None and lowest in hosted]
+    self._any_time = [d for d in due if d.fault.at is None]
 
   def __bool__(self) -> bool:
     return bool(self._at or self._any_time)

@@ -14,15 +14,17 @@ from typing import NamedTuple
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.base import logs, ports
 from bamboo_jax.faults import faults as faults_lib
-from bamboo_jax.local_cluster import director, machine, page, setup as setup_lib
-from bamboo_jax.metrics import jsonl, progress as progress_lib
+from bamboo_jax.local_cluster import machine, setup as setup_lib, strikes as strikes_lib
+from bamboo_jax.metrics import jsonl, nodes as nodes_lib, progress as progress_lib
 from bamboo_jax.recovery import durations
+from bamboo_jax.report.live import feed as feed_lib, server
 from bamboo_jax.runtime import accelerator
 from bamboo_jax.traces import replay as replay_lib, trace as trace_lib
 from bamboo_jax.training.setup import sizes
 
 _POLL_SECS = 0.05
 _MAX_PAUSE_SECS = 60.0  # Between attempts to start a node for a join.
+_ASK_SECS = 1.0  # Between two requests to save and end.
 _SAVE_SECS = 60.0  # Time limit, plus ten steps, to finish a step and save.
 _LEAVE_SECS = 5.0  # Time for agents to end once the summary is written.
 _SLOW = 4.0  # A step is reported if it lasts this multiple of the usual time.
@@ -44,8 +46,8 @@ def run(
   with base.lock_folder(setup.workdir):
     with progress_lib.ProgressLine(num_steps=config.num_steps) as progress:
       cluster = machine.LocalCluster(setup.workdir)
-      direct = director.Director(setup.faults, cluster)
-      cluster_run = ClusterRun(setup, progress, cluster, direct)
+      strikes = strikes_lib.Strikes(setup.faults, cluster)
+      cluster_run = ClusterRun(setup, progress, cluster, strikes)
       with hearing(cluster_run.ask_to_stop, tidies=True):
         cluster_run.run(config)
       for line in cluster_run.find_missed():
@@ -70,10 +72,10 @@ class ClusterRun:
       setup: setup_lib.Setup,
       progress: progress_lib.ProgressLine,
       cluster: machine.LocalCluster,
-      direct: director.Director,
+      strikes: strikes_lib.Strikes,
   ) -> None:
     self._setup, self._progress = setup, progress
-    self._cluster, self._director = cluster, direct
+    self._cluster, self._strikes = cluster, strikes
     self._summary = setup.workdir / "summary.json"
     self._logs = setup.workdir / "logs"
     self._former_summary = self._read_summary()
@@ -88,7 +90,8 @@ class ClusterRun:
     self._told_secs: float | None = None  # When the last step ended.
     self._step_secs = collections.deque([1.0], maxlen=9)
     self._over_secs: float | None = None  # When the summary was seen.
-    self._stop_secs: float | None = None  # When the workers were asked to stop.
+    self._stop_secs: float | None = None  # When the workers were first asked to stop.
+    self._ask_secs = 0.0  # When they are asked next.
     self._player: TracePlayer | None = None
 
   def run(self, config: config_lib.Config) -> None:
@@ -114,9 +117,8 @@ class ClusterRun:
       folder = shlex.quote(str(self._setup.workdir))
       self._progress.show_text(f"status: bamboo status --workdir={folder}")
       self._progress.explain(f"{len(names)} nodes start, compile and meet; logs: {self._logs}")
-      self._director.listen()
       if self._setup.page_port is not None:
-        self._progress.show_text(page.serve(self._setup, self._cluster, self._director))
+        self._serve_page()
       if replay is not None:
         self.play(replay, names)
       while self.tend(time.monotonic()):
@@ -125,6 +127,25 @@ class ClusterRun:
       self._cluster.close()
     if not self._is_over and (self._cluster.num_failed or self._former_summary is None):
       raise base.EndedError(self._cluster.mistake or f"The run has ended early; see {self._logs}.")
+
+  def _serve_page(self) -> None:
+    """Serves a page on the run, with buttons that cause faults, and shows its address."""
+    setup = self._setup
+    assert setup.page_port is not None
+    feed = feed_lib.Feed(
+        setup.workdir,
+        self._cluster.records,
+        name=setup.workdir.absolute().name,
+        actions=strikes_lib.ACTIONS,
+        kills=self._strikes.kills,
+    )
+    token = server.make_token((setup.workdir / "secret").read_text())
+    try:
+      act = self._strikes.cause
+      address = server.start(feed.read, token=token, port=setup.page_port, act=act)
+      self._progress.show_text(f"page: {address}")
+    except (OSError, base.MissingExtraError) as error:
+      self._progress.show_text(f"warning: No page: {error} Training continues.")
 
   def play(self, replay: replay_lib.Replay, names: list[str]) -> None:
     """Replays a trace from the first step on; `names` are those of its first nodes."""
@@ -144,7 +165,7 @@ class ClusterRun:
     if not self._is_over:
       self._progress.show_text(f"nothing to do: {content['steps']} steps are done")
       return
-    kills = self._director.kills
+    kills = self._strikes.kills
     content["recoveries"] = durations.report(content["recoveries"], kills)
     text = json.dumps(content, indent=2) + "\n"
     base.write_atomically(self._summary, text)
@@ -158,7 +179,7 @@ class ClusterRun:
     """Returns a message for each fault that never happened."""
     return faults_lib.find_missed(
         self._setup.faults,
-        self._director.happened,
+        self._strikes.happened,
         first=min(self._starts, default=0),
         end=self._last_step,
         source="--faults",
@@ -174,11 +195,7 @@ class ClusterRun:
   def start_node(self, zone: str = "", node: str = "", *, is_copy: bool = False) -> str:
     name, zones = f"n{self._num_started}", self._setup.zones
     zone = zone or zones[self._num_started % len(zones)]
-    arguments = [
-        *self._setup.arguments,
-        f"--nodes={len(self._setup.first_zones)}",
-        f"--director={self._director.address}",
-    ]
+    arguments = [*self._setup.arguments, f"--nodes={len(self._setup.first_zones)}", "--noprogress"]
     if (port := self._setup.metrics_port) is not None:
       port += self._num_started
       if fault := ports.find_fault(port):  # Only the agent's log would say so.
@@ -200,19 +217,18 @@ class ClusterRun:
 
   def _note(self, event: str, name: str, node: str) -> None:
     """Adds a line to `nodes.jsonl`; `node` is the name in a trace."""
-    facts = {"event": event, "name": name, "node": node}
-    line = json.dumps({"at_secs": time.perf_counter(), **facts})
     try:
-      with open(self._setup.workdir / "nodes.jsonl", "a") as file:
-        file.write(line + "\n")
+      nodes_lib.note(self._setup.workdir, event, name, node=node)
     except OSError as error:  # It must not end a run that trains.
       self._progress.show_text(f"warning: {error}")
 
   def tend(self, now_secs: float) -> bool:
     """Shows progress and does what is due; returns whether the run goes on."""
-    if self._is_asked_to_stop and self._stop_secs is None:
-      self._director.stop()
-      self._stop_secs = now_secs
+    if self._is_asked_to_stop and now_secs >= self._ask_secs:
+      self._strikes.stop()  # Also workers that have started since.
+      self._ask_secs = now_secs + _ASK_SECS
+      self._stop_secs = self._stop_secs or now_secs
+    self._strikes.read()
     self._tell_of_failures()
     is_stopping = self._stop_secs is not None
     goes_on = bool(self._cluster.num_running) or not is_stopping and self._expects_joins()
@@ -223,7 +239,7 @@ class ClusterRun:
     if self._stop_secs is not None and now_secs > self._stop_secs + patience_secs:
       raise ValueError("No step ended in time to be saved.")
     self._tell_if_slow(now_secs)
-    num_own = self._cluster.num_failed - len(self._director.kills)
+    num_own = self._cluster.num_failed - len(self._strikes.kills)
     if not self._has_stepped and num_own > 0:
       raise base.EndedError(self._cluster.mistake or "A node has failed before the first step.")
     if self._over_secs is None and self._is_over:
@@ -238,10 +254,8 @@ class ClusterRun:
 
   def _tell_of_failures(self) -> None:
     for name, text in self._cluster.tend().items():
-      pid = self._director.pids.pop(name, "unknown")
-      log = self._logs / f"{name}.log"
       if not self._cluster.mistake:  # Others end with it, too.
-        self._progress.show_text(f"{text}; worker: pid {pid}, log {log}")
+        self._progress.show_text(f"{text}; worker: log {self._logs / name}.log")
       if full := base.find_full(self._setup.workdir):
         self._progress.show_text(f"warning: {full}")
 
@@ -261,11 +275,11 @@ class ClusterRun:
     """Returns whether nodes will still join, after all others were killed."""
     if self._player is not None:
       return self._player.brings_nodes
-    are_struck = self._cluster.num_failed <= len(self._director.kills)
-    return are_struck and not self._is_over and self._director.call_next()
+    are_struck = self._cluster.num_failed <= len(self._strikes.kills)
+    return are_struck and not self._is_over and self._strikes.call_next()
 
   def _start_due(self, now_secs: float) -> None:
-    self._joins += [_Join()] * self._director.take_joins()
+    self._joins += [_Join()] * self._strikes.take_joins()
     self._replace_lost(now_secs)
     for join in [j for j in self._joins if j.due_secs <= now_secs]:
       self._joins.remove(join)
@@ -288,11 +302,10 @@ class ClusterRun:
   def _replace_lost(self, now_secs: float) -> None:
     """Replaces nodes that failed before they joined; training may wait."""
     for name, join in [*self._joining.items()]:
-      if self._director.has_joined(name):
+      if self._cluster.has_failed(name):
         del self._joining[name]
-      elif self._cluster.has_failed(name):
-        del self._joining[name]
-        self._try_again(join, f"{name} could not join", now_secs)
+        if self._cluster.find_number(name) is None:
+          self._try_again(join, f"{name} could not join", now_secs)
 
   def _try_again(self, join: _Join, why: str, now_secs: float) -> None:
     secs = min(2.0**join.tries, _MAX_PAUSE_SECS)
@@ -315,7 +328,7 @@ class ClusterRun:
     if event.kind != "add":
       self._note(event.kind, name, event.node)
     if event.kind == "remove":
-      self._director.kill_node(name)
+      self._strikes.kill_node(name)
     elif event.kind == "notice":
       self._cluster.give_notice(name)
 
@@ -334,7 +347,6 @@ class ClusterRun:
         self._has_stepped = True
         logs.note_step(line["step"])
         self._step_secs.append(line.get("step_ms", 1e3) / 1e3)
-        self._director.step_secs = statistics.median(self._step_secs)
 
 
 class TracePlayer:

@@ -1,6 +1,7 @@
 """The agents of a cluster on this machine, and their places."""
 
 from collections.abc import Mapping, Sequence
+import contextlib
 import functools
 import pathlib
 import signal
@@ -26,18 +27,19 @@ class LocalCluster:
 
   Attributes:
     records: Those of the run, after `take_folder`.
+    run: The view from which it begins.
     num_failed: Number of agents that ended with an error.
     mistake: A mistake of the user with which an agent ended; "" without any.
   """
 
   records: records_lib.Records
+  run: base.ViewId
 
   def __init__(self, workdir: pathlib.Path) -> None:
     self.num_failed, self.mistake = 0, ""
     self._agents: dict[str, subprocess.Popen[bytes] | copies.Copy] = {}
     self._zones: dict[str, str] = {}  # Of started nodes.
-    self._logs = workdir / "logs"
-    self._workdir = workdir
+    self.workdir, self.logs = workdir, workdir / "logs"
     self._ended: set[str] = set()
 
   def take_folder(self, patience_secs: float) -> None:
@@ -46,9 +48,10 @@ class LocalCluster:
     Raises `ValueError` if members of a former run are alive, which have
     `patience_secs` to answer.
     """
-    secret = identity_lib.read_secret(identity_lib.draw_secret(self._workdir))
-    self.records = records_lib.Records(self._workdir, identity_lib.find_entry_key(secret))
-    judge.run(judge.begin_run("bamboo cluster", patience_secs), self.records)
+    secret = identity_lib.read_secret(identity_lib.draw_secret(self.workdir))
+    self.records = records_lib.Records(self.workdir, identity_lib.find_entry_key(secret))
+    begun = judge.run(judge.begin_run("bamboo cluster", patience_secs), self.records)
+    self.run = begun.run
 
   def start_agent(
       self,
@@ -69,8 +72,8 @@ class LocalCluster:
         f"--zone={zone}",
         "--verbosity=0",
     ]
-    self._logs.mkdir(parents=True, exist_ok=True)
-    log = self._logs / f"{name}.agent.log"
+    self.logs.mkdir(parents=True, exist_ok=True)
+    log = self.logs / f"{name}.agent.log"
     if is_copy:
       run = functools.partial(copies.run, command, log=log)
       self._agents[name] = copies.Copy(run)
@@ -101,7 +104,7 @@ class LocalCluster:
     self._agents[name].terminate()
 
   def _explain_end(self, name: str, code: int) -> str:
-    said, log = "", self._logs / f"{name}.agent.log"
+    said, log = "", self.logs / f"{name}.agent.log"
     # If it was not killed, its log may end with the reason.
     if code > 0 and log.exists():
       said = children.read_tail(log, num_lines=1).removeprefix("error: ")
@@ -113,24 +116,26 @@ class LocalCluster:
         f"agent: pid {self._agents[name].pid}, log {log}"
     )
 
-  def leader(self) -> str:
-    """Returns the name of the node that makes the next view."""
-    leader = self._read_view().leader()
-    assert leader is not None, "There is no view yet."
-    return leader.name
+  def find_number(self, name: str) -> base.NodeId | None:
+    """Returns the number of a node in the run; None if no view has it, or that is not known."""
+    with contextlib.suppress(OSError):  # The folder is away for a moment.
+      for view in reversed(self._read_views()):
+        for member in view.members:
+          if member.name == name:
+            return member.number
+    return None
 
-  def _read_view(self) -> views.View:
-    view: views.View = judge.run(judge.newest_view(), self.records)
-    return view
+  def _read_views(self) -> list[views.View]:
+    found: list[views.View] = judge.run(judge.views_after(self.run), self.records)
+    return found
 
   def has_live_members(self) -> bool:
     """Returns whether an agent of the newest view runs; True if nobody knows."""
-    try:
-      view = self._read_view()
-    except OSError:  # The folder is away for a moment.
-      return True
     running = {name for name, agent in self._agents.items() if agent.poll() is None}
-    return any(m.name in running for m in view.members)
+    try:
+      return any(m.name in running for view in self._read_views()[-1:] for m in view.members)
+    except OSError:  # As above.
+      return True
 
   def close(self) -> None:
     """Ends all processes."""

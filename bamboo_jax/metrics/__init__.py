@@ -2,6 +2,7 @@
 
   jsonl          metrics.jsonl, one JSON object per line; write and read what
                  `training.record.journal` puts into it
+  nodes          nodes.jsonl: nodes that start or are removed, and faults that hit them
   summary        summary.json, and the hash of arrays in it
   result         summary and log of a run, for Python code
   progress       a bar, or lines for `grep`

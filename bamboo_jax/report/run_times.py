@@ -7,14 +7,13 @@ steps, which compile, are ignored.
 from collections.abc import Mapping, Sequence
 import dataclasses
 import itertools
-import json
 import math
 import pathlib
 import statistics
 from typing import Any
 
 from bamboo_jax.accounting import ledger as ledger_lib, runs
-from bamboo_jax.metrics import jsonl
+from bamboo_jax.metrics import jsonl, nodes as nodes_lib
 
 Owners = tuple[tuple[str, ...], ...]
 
@@ -71,8 +70,7 @@ def read(workdir: pathlib.Path) -> RunTimes:
   Raises `OSError` without a log, `ValueError` if it has fewer than two steps.
   """
   lines = jsonl.read_lines(workdir / "metrics.jsonl")
-  nodes = (workdir / "nodes.jsonl").read_text().splitlines()
-  return make(lines, [json.loads(line) for line in nodes])
+  return make(lines, nodes_lib.Reader(workdir, all_lines=True).read())
 
 
 def make(lines: Sequence[Mapping[str, Any]], nodes: Sequence[Mapping[str, Any]]) -> RunTimes:

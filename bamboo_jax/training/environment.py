@@ -24,7 +24,6 @@ class Environment:
   Attributes:
     name: Name of this member among several; "" if it is alone.
     processes: Runs programs over several processes; None without.
-    director: Injects due faults; None without faults.
     progress: Shows steps; None if another member does.
     prefetches: Whether to prepare data ahead, in a thread.
     check_fence: Raises `base.FencedError` once the life of the run to which a
@@ -40,7 +39,6 @@ class Environment:
   name: str = ""
   processes: executors.ProcessRing | None = None
   faults: Iterable[faults_lib.Fault] = ()
-  director: cohort_lib.FaultInjector | None = None
   progress: progress_lib.ProgressLine | None = None
   prefetches: bool = False
   check_fence: Callable[[views.View], None] = lambda view: None
@@ -49,12 +47,7 @@ class Environment:
   callbacks: Sequence[Callback] = ()
   started_secs: float = dataclasses.field(default_factory=time.perf_counter)
 
-  def strike(self, due: faults_lib.Due) -> bool:
-    """Lets a fault happen now; see `cohort.FaultInjector`."""
-    assert self.director is not None, "Faults need a director."
-    return self.director.strike(due)
-
   def call_next(self, steps: base.StepId) -> None:
     """Injects the next join early: without it no later step can run."""
     due = faults_lib.find_joins(self.faults, after=steps)
-    all(self.strike(d) for d in due)  # Up to the first new one.
+    all(map(self.cohort.strike, due))  # Up to the first new one.

@@ -94,7 +94,6 @@ def train_and_evaluate(
         cohort=cohort,
         workdir=where,
         faults=due,
-        director=cohort,
         progress=progress,
         prefetches=True,
         check_fence=lambda view: holder.check(),
@@ -152,8 +151,8 @@ def train_in_cluster(
     host: str,
     identity: identity_lib.Identity,
     started_secs: float,
+    stops: Callable[[], bool],
     faults: str | None = None,
-    director: str | None = None,
 ) -> None:
   """Trains on one node of a cluster, together with the other nodes; blocks.
 
@@ -164,8 +163,8 @@ def train_in_cluster(
     host: Address at which this node listens and other nodes reach it.
     identity: Certificates for connections to other machines.
     started_secs: Start of the agent, on `time.perf_counter`.
+    stops: Returns whether to save and end the run after this step.
     faults: As for `train_and_evaluate`.
-    director: Name of the local socket of the process that injects them.
 
   Raises:
     base.UnrecoverableHereError: A stage has no copy left.
@@ -174,21 +173,17 @@ def train_in_cluster(
   logs.note_names({number: name})
   joined = _join(config, agent, number=number, stamp=stamp, host=host, identity=identity)
   records = records_lib.Records(workdir, identity.entry_key)
-  # A cluster may also follow a trace, which needs no faults here.
-  strikes = None
-  if director:
-    strikes = cluster_cohort.RemoteDirector(director, number=number, name=name)
+  where = workdir_lib.Workdir.at(workdir)
   job = job_lib.make_job(config, devices=joined.devices, exchange=joined.transport)
   given = environment.Environment(
-      cohort=cluster_cohort.ClusterCohort(joined.client, joined.exits),
-      workdir=workdir_lib.Workdir.at(workdir),
+      cohort=cluster_cohort.ClusterCohort(joined.client, joined.exits, records, where.root),
+      workdir=where,
       name=name,
       processes=joined.processes,
       check_fence=lambda view: judge.check_now(view, records),
       note_done=lambda view: judge.note_done(view, records),
       faults=sizes.read_faults(config, faults),
-      director=strikes,
-      stops=strikes.is_asked_to_stop if strikes else lambda: False,
+      stops=stops,
       started_secs=started_secs,
   )
   worker_lib.Worker(job, given).run()

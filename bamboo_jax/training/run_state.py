@@ -94,8 +94,8 @@ class RunState:
 
   @property
   def is_writer(self) -> bool:
-    """Whether this member writes log and summary; False without a layout."""
-    return min(self.layout.nodes, default=None) in self.cohort.hosted
+    """Whether this member writes journal and summary; False without a layout."""
+    return bool(self.layout.nodes) and cohort_lib.acts(self.cohort, self.layout)
 
   @property
   def num_updates(self) -> int:
@@ -111,12 +111,6 @@ class RunState:
           if is_count(slot):
             return int(slot.count)
     return self.steps
-
-  @property
-  def is_first(self) -> bool:
-    """Whether this member hosts the lowest live node that has a role."""
-    live = self.layout.nodes & self.cohort.view.numbers
-    return min(live, default=None) in self.cohort.hosted
 
   def find_risk(self) -> base.ViewId:
     """Returns the number of the newest view if all copies of some segment will be lost.
@@ -285,7 +279,7 @@ class RunState:
       cohort.report("failed", reason=f"{lost}")  # Else agents would begin another life.
       raise lost
     show(f"waiting: {change.reason}")
-    if min(cohort.view.numbers) in cohort.hosted:
+    if cohort_lib.acts(cohort, layout_lib.Layout()):
       cohort.report("facts", facts={"restart": True})
     cohort.wait_members(len(cohort.view.members) + 1, why=change.reason)
     seen = cohort.gather("waiting", cohort.newest.number)

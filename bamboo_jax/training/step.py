@@ -149,7 +149,7 @@ class StepRunner:
   """
 
   def __init__(self, job: job_lib.Job, given: environment.Environment) -> None:
-    self._engine, self._cohort, self._given = job.engine, given.cohort, given
+    self._engine, self._cohort = job.engine, given.cohort
     self._options = job.config.optimizer
     self._check_every_steps = job.config.redundancy.check_every_steps
     self._num_microbatches = job.plan.batch.total_microbatches
@@ -391,4 +391,4 @@ class StepRunner:
 
   def _strike(self, due: Iterable[faults_lib.Due]) -> None:
     for fault in due:
-      self._given.strike(fault)
+      self._cohort.strike(fault)

@@ -208,7 +208,7 @@ class Worker:
 
   def _wait_for_joins(self) -> None:
     due = faults_lib.find_joins(self._given.faults, step=self.state.steps + 1)
-    if due and (num := [*map(self._given.strike, due)].count(False)):
+    if due and (num := [*map(self._cohort.strike, due)].count(False)):
       self._journal.explain(f"the faults replace nodes: waiting for {num} more to join")
       since_secs = time.perf_counter()
       self._cohort.wait_members(len(self._cohort.view.members) + num)

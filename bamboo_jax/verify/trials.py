@@ -215,7 +215,6 @@ def begin(
       cohort=wrap(cohort) if wrap else cohort,
       workdir=workdir_lib.Workdir(pathlib.Path(folder)),
       faults=faults,
-      director=cohort,
   )
   return worker_lib.Worker(job, given)
 

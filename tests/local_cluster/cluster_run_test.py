@@ -25,7 +25,7 @@ _TRACE = """
 
 
 class FakeNodes:
-  """Stands for both the processes and the director; a test sets what they say.
+  """Stands for both the processes and the strikes; a test sets what they say.
 
   Attributes:
     error: Raised by the start of an agent.
@@ -36,13 +36,18 @@ class FakeNodes:
     said: What the next call of `tend` returns.
   """
 
-  address, mistake, error, num_failed, num_running = "d", "", None, 0, 2
-  arguments, num_joins, step_secs, has_next = (), 0, 1.0, True
+  mistake, error, num_failed, num_running = "", None, 0, 2
+  arguments, num_joins, has_next = (), 0, True
 
   def __init__(self):
     self.events, self.joined, self.failed, self.said = [], set(), set(), {}
-    self.kills, self.pids, self.happened = {}, {}, set()
-    self.has_joined, self.has_failed = self.joined.__contains__, self.failed.__contains__
+    self.kills, self.happened, self.has_failed = {}, set(), self.failed.__contains__
+
+  def find_number(self, name):
+    return 7 if name in self.joined else None
+
+  def read(self):
+    pass
 
   def start_agent(self, name, zone, *, arguments, **unused):
     if self.error is not None:
@@ -186,10 +191,10 @@ class RunTest(folders.FolderCase):
   def test_a_death_is_told_with_its_logs_and_beside_a_full_disk(self):
     one = self.start_run()
     for self.free, num_lines in ((1 << 20, 1), (0, 2)):
-      self.nodes.said, self.nodes.pids = {"n1": "n1 died"}, {"n1": 7}
+      self.nodes.said = {"n1": "n1 died"}
       one.tend(0.0)
       log = self.folder / "logs" / "n1.log"
-      want = [f"n1 died; worker: pid 7, log {log}", f"warning: {base.find_full(self.folder)}"]
+      want = [f"n1 died; worker: log {log}", f"warning: {base.find_full(self.folder)}"]
       self.assertEqual(self.take(), want[:num_lines])
 
   def test_a_metrics_port_in_use_is_said(self):

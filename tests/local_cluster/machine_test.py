@@ -73,11 +73,12 @@ class MachineTest(folders.FolderCase):
     one = object.__new__(machine.LocalCluster)
     codes = {"n0": None, "n1": 2, "n2": None}
     one._agents = {n: mock.Mock(poll=lambda code=code: code) for n, code in codes.items()}
-    one.records = records_lib.Records(self.folder, b"key")
+    one.records, one.run = records_lib.Records(self.folder, b"key"), views.EMPTY.run
     if numbers:
       judge.run(judge.make_view(views.EMPTY, members.view(1, *numbers)), one.records)
     self.assertEqual(one.has_live_members(), want)
-    if numbers == (0, 1):
-      self.assertEqual(one.leader(), "n0")
-    one.records.newest = mock.Mock(side_effect=OSError("away"))
+    found = [one.find_number(f"n{n}") for n in range(2)]
+    self.assertEqual(found, [n if n in numbers else None for n in range(2)])
+    one.records.find = mock.Mock(side_effect=OSError("away"))
     self.assertTrue(one.has_live_members())
+    self.assertIsNone(one.find_number("n1"))

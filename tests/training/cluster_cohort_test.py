@@ -1,20 +1,20 @@
 """A member of a cluster between its client and its transport."""
 
 import os
-import socket
 from unittest import mock
 
 from absl.testing import absltest, parameterized
 import numpy as np
 
 from bamboo_jax.base import json as json_lib
-from bamboo_jax.cluster import frames, messages, views
+from bamboo_jax.cluster import messages, records as records_lib, views
 from bamboo_jax.faults import faults as faults_lib
+from bamboo_jax.metrics import nodes as nodes_lib
 from bamboo_jax.runtime.wire import endpoints, transport as transport_lib
 from bamboo_jax.schedule import failover, holdings as holdings_lib
 from bamboo_jax.training import run
 from bamboo_jax.training.members import cluster_cohort
-from tests import layouts, tiny
+from tests import folders, layouts, tiny
 
 _PATIENCE_SECS = 20.0
 
@@ -102,7 +102,7 @@ class ClusterCohortTest(parameterized.TestCase):
   def make(self, **options):
     client, transport = Client(**options), Transport()
     exits = cluster_cohort.Exits(transport, lambda: ((1, 4), 2))
-    return client, transport, cluster_cohort.ClusterCohort(client, exits)
+    return client, transport, cluster_cohort.ClusterCohort(client, exits, None, None)
 
   @parameterized.named_parameters(
       ("a_joining_node_stops_nothing", None, 1),
@@ -174,34 +174,81 @@ class ClusterCohortTest(parameterized.TestCase):
     self.assertEqual(client.said, [messages.Leave(), messages.Assignment({"steps": 1})])
 
 
-class RemoteDirectorTest(absltest.TestCase):
+class StrikeTest(folders.FolderCase):
+  """Signals are recorded; records are real."""
 
-  def test_says_who_it_is_and_asks_for_each_fault(self):
-    with socket.socket(socket.AF_UNIX) as server:
-      server.bind("")
-      server.listen()
-      address = server.getsockname().decode().removeprefix("\0")
-      director = cluster_cohort.RemoteDirector(address, number=3, name="n3")
-      connection, _ = server.accept()
-    (fault,) = faults_lib.parse_faults("2,0/1,vote,kill", source="test")
-    with connection, director._socket:
-      connection.sendall(frames.encode({"has_joined": True}))
-      self.assertTrue(director.strike(faults_lib.Due(fault, 5)))
-      decoder = frames.Decoder()
-      self.assertEqual(
-          decoder.feed(connection.recv(1 << 16)),
-          [{"number": 3, "name": "n3", "pid": os.getpid()}, {"line": fault.line, "owner": 5}],
-      )
-      self.assertFalse(director.is_asked_to_stop())
-      for _ in range(2):  # Before the answer, and after it.
-        connection.sendall(frames.encode({"stop": True}) + frames.encode({"has_joined": False}))
-        self.assertFalse(director.strike(faults_lib.Due(fault, 5)))
-        self.assertTrue(director.is_asked_to_stop())
-      connection.sendall(frames.encode({"has_joined": True}))
-      self.assertTrue(director.strike(faults_lib.Due(fault, 5)))
-      connection.shutdown(socket.SHUT_WR)
-      with self.assertRaisesRegex(ConnectionError, "that injects faults has ended"):
-        director.strike(faults_lib.Due(fault, 5))
+  def setUp(self):
+    super().setUp()
+    self.records = records_lib.Records(self.folder, b"key")
+    self.told = nodes_lib.Reader(self.folder)
+    self.signals = []
+    note = lambda pid, number: self.signals.append((pid == os.getpid(), number.name))
+    self.enterContext(mock.patch.object(os, "kill", note))
+
+  def make(self, number):
+    """Returns the cohort of one of four nodes, in zones a and b."""
+    client = Client()
+    client.number = number
+    member = lambda n: views.Member(n, f"n{n}", "ab"[n % 2], f"life{n}", "h", 7)
+    client.adopted = views.View(3, tuple(map(member, range(4))), "")
+    exits = cluster_cohort.Exits(Transport())
+    return cluster_cohort.ClusterCohort(client, exits, self.records, self.folder)
+
+  def strike(self, line, owner=None, numbers=range(4)):
+    """Returns what each node says to a fault, and the nodes that it has hit."""
+    (fault,) = faults_lib.parse_faults(line, source="test")
+    with mock.patch.object(cluster_cohort.threading, "Timer", _AtOnce):
+      said = [self.make(n).strike(faults_lib.Due(fault, owner)) for n in numbers]
+    return said, [(one["name"], one["kind"]) for one in self.told.read()]
+
+  @parameterized.parameters(
+      ("3,0/0,6,kill", 2, ["n2"], ["KILL"]),
+      ("3,0/0,6,stop", 1, ["n1"], ["STOP"]),
+      ("3,0/0,vote,node", 1, ["n1"], ["agent KILL", "KILL"]),
+      ("3,0/0,,notice", 1, ["n1"], ["agent TERM"]),
+      ("3,0/0,,slow:4", 1, ["n1"], []),
+      ("3,n3,,kill", None, ["n3"], ["KILL"]),
+      ("3,,,leader", None, ["n0"], ["agent KILL", "KILL"]),
+      ("3,b,,zone", None, ["n1", "n3"], ["agent KILL", "KILL"] * 2),
+      ("3,,,all", None, ["n0", "n1", "n2", "n3"], ["KILL"] * 4),
+      ("3,1/0,,kill", None, [], []),
+  )
+  def test_victims_strike_themselves(self, line, owner, names, signals):
+    said, told = self.strike(line, owner)
+    (fault,) = faults_lib.parse_faults(line, source="test")
+    self.assertEqual((said, told), ([False] * 4, [(name, fault.kind) for name in names]))
+    found = ["agent " * (not own) + name.removeprefix("SIG") for own, name in self.signals]
+    self.assertEqual(found, signals)
+
+  def test_a_fault_happens_once(self):
+    for owner, names in ((1, ["n1"]), (2, [])):  # The step is repeated with another owner.
+      _, told = self.strike("3,0/0,,kill", owner)
+      self.assertEqual([name for name, _ in told], names)
+    one, faults = self.make(1), faults_lib.parse_faults("\n4,0/1,3,notice", source="test")
+    for _ in range(2):  # The node lives on, and repeats the step.
+      one.strike(faults_lib.Due(faults[0], 1))
+    self.assertEqual([line["line"] for line in self.told.read()], [2])
+
+  def test_a_fault_happens_though_it_cannot_be_noted(self):
+    nothing = mock.patch.object(nodes_lib, "note", side_effect=OSError("full"))
+    with nothing, self.assertLogs("absl", "WARNING"):
+      self.strike("3,0/0,6,kill", 2)
+    self.assertLen(self.signals, 1)
+
+  def test_a_join_calls_a_node_until_one_has_drawn_a_ticket(self):
+    for number in range(4):
+      self.records.make(f"tickets/0/{number}", "n")
+    said, told = self.strike("3,,,join", numbers=[0, 2])
+    self.assertEqual((said, told), ([False] * 2, [("n0", "join"), ("n2", "join")]))
+    self.records.make("tickets/0/4", "n")
+    self.assertEqual(self.strike("3,,,join", numbers=[0, 2]), ([True] * 2, []))
+
+
+class _AtOnce:
+  """Stands for a timer."""
+
+  def __init__(self, secs, call, arguments):
+    self.start = lambda: call(*arguments)
 
 
 class JoinTest(absltest.TestCase):

@@ -75,8 +75,6 @@ class State:
   def is_writer(self):
     return self.number == min(self.nodes)
 
-  is_first = is_writer
-
 
 def _committed(step, weight=64.0, **facts):
   return step_lib.Committed(

@@ -87,10 +87,7 @@ class Run:
     cohort = local_cohort.LocalCohort(sizes.num_nodes(config))
     with tempfile.TemporaryDirectory() as folder:
       given = environment.Environment(
-          cohort=cohort,
-          workdir=workdir.Workdir(pathlib.Path(folder)),
-          faults=parse(faults),
-          director=cohort,
+          cohort=cohort, workdir=workdir.Workdir(pathlib.Path(folder)), faults=parse(faults)
       )
       self.worker = worker_lib.Worker(job, given)
       self.worker.run(stop_at=num_steps)

@@ -202,18 +202,18 @@ class RunStateTest(parameterized.TestCase):
       self.parts.nodes = {3: mock.Mock(state={}), 4: mock.Mock(state={1: state})}
       self.assertEqual(self.state.num_updates, want)
 
-  def test_the_first_that_lives_explains_a_pause(self):
+  def test_the_first_that_lives_writes(self):
     self.start((0, 1), (2, 3))
-    for alive, hosted, is_first in (
+    for alive, hosted, is_writer in (
         ((0, 1, 2, 3), {0}, True),
         ((0, 1, 2, 3), {1}, False),
         ((1, 2, 3), {1}, True),  # The writer has died.
         ((1, 2, 3), {2}, False),
-        ((), {0}, False),
+        ((4, 5), {4}, True),  # No node of the layout lives.
     ):
       self.parts.view = members.view(2, *alive)
       self.parts.hosted = frozenset(hosted)
-      self.assertEqual(self.state.is_first, is_first)
+      self.assertEqual(self.state.is_writer, is_writer)
 
   def test_what_is_settled_is_not_asked_again(self):
     self.start((0, 1), (2, 3))

@@ -3,16 +3,24 @@
 Values are converted to JSON and sent through the agent.
 """
 
+import collections
 from collections.abc import Callable, Mapping
 import os
-import select
-import socket
+import pathlib
+import random
+import signal
+import statistics
+import threading
+import time
 from typing import Any, TypeVar
+
+from absl import logging
 
 from bamboo_jax import base
 from bamboo_jax.base import json as json_lib, logs
-from bamboo_jax.cluster import client as client_lib, frames, messages, views
+from bamboo_jax.cluster import client as client_lib, messages, records as records_lib, views
 from bamboo_jax.faults import faults as faults_lib
+from bamboo_jax.metrics import nodes as nodes_lib
 from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.runtime.wire import transport as transport_lib
 from bamboo_jax.schedule import channel as channel_lib
@@ -32,13 +40,26 @@ _REPORTS = {
 
 
 class ClusterCohort:
-  """A member of a cluster; transfers to other processes go through `exits`."""
+  """A member of a cluster; transfers to other processes go through `exits`.
 
-  def __init__(self, client: client_lib.Client, exits: "Exits") -> None:
+  It carries out the faults that hit its node, and notes them in `workdir`;
+  `records` say which have happened.
+  """
+
+  def __init__(
+      self,
+      client: client_lib.Client,
+      exits: "Exits",
+      records: records_lib.Records,
+      workdir: pathlib.Path,
+  ) -> None:
     self.number = client.number
     self.hosted = frozenset({client.number})
-    self._client = client
-    self._exits = exits
+    self._client, self._exits = client, exits
+    self._records, self._workdir = records, workdir
+    self._struck: set[int] = set()  # Lines of the faults that have hit this process.
+    self._settled_secs = time.perf_counter()
+    self._step_secs = collections.deque([1.0], maxlen=9)
 
   @property
   def view(self) -> views.View:
@@ -102,7 +123,7 @@ class ClusterCohort:
     return self._client.arrived_secs(number)
 
   def died_secs(self, number: base.ViewId) -> float | None:
-    """Only the director knows, so None."""
+    """Only the launcher knows, so None."""
     del number
     return None
 
@@ -124,6 +145,8 @@ class ClusterCohort:
     """Starts the next attempt."""
     del steps
     self._exits.settled()
+    before, self._settled_secs = self._settled_secs, time.perf_counter()
+    self._step_secs.append(self._settled_secs - before)
 
   def report(self, kind: str, **facts: Any) -> None:
     """Reports of "leave" and "slow" are always about this node."""
@@ -131,44 +154,53 @@ class ClusterCohort:
       del facts["node"]
     self._client.send(_REPORTS[kind](**facts))
 
-
-class RemoteDirector:
-  """A `cohort.FaultInjector` behind a local socket, which sends real signals.
-
-  `address` is the name of an abstract Unix socket; `OSError` if it is not
-  reachable.
-  """
-
-  def __init__(self, address: str, *, number: base.NodeId, name: str) -> None:
-    self._socket = socket.socket(socket.AF_UNIX)
-    self._socket.connect(f"\0{address}")
-    self._decoder = frames.Decoder()
-    self._is_asked_to_stop = False
-    self._say({"number": number, "name": name, "pid": os.getpid()})
-
   def strike(self, due: faults_lib.Due) -> bool:
-    self._say({"line": due.fault.line, "owner": due.owner})
-    while not (answers := self._hear()):
-      pass
-    return bool(answers[0]["has_joined"])
+    fault, run = due.fault, self.view.run
+    key = f"faults/{run}/{fault.line}"
+    if fault.kind == "join":
+      drawn: int = base.ask_again(lambda: self._records.newest(f"tickets/{run}", -1))
+      ticket: int = base.ask_again(lambda: self._records.make(key, drawn + 1))
+      if ticket > drawn and fault.line not in self._struck:
+        self._struck.add(fault.line)
+        self._note(fault)  # The launcher starts a node.
+      return ticket <= drawn
+    victims = [member.number for member in cohort_lib.find_victims(due, self.view)]
+    if self.number in victims and fault.line not in self._struck:
+      self._struck.add(fault.line)
+      # A step that is repeated with other owners has the victims of the first time.
+      if self.number in base.ask_again(lambda: self._records.make(key, victims)):
+        if fault.at is not None:
+          self._suffer(fault)
+        else:  # All victims draw the same time.
+          secs = random.Random(fault.line).random() * statistics.median(self._step_secs)
+          timer = threading.Timer(secs, self._suffer, (fault,))
+          timer.daemon = True
+          timer.start()
+    return False
 
-  def is_asked_to_stop(self) -> bool:
-    """Returns whether to save and end the run after this step; never blocks."""
-    while select.select([self._socket], [], [], 0)[0]:
-      self._hear()
-    return self._is_asked_to_stop
+  def _note(self, fault: faults_lib.Fault) -> None:
+    (name,) = (m.name for m in self.view.members if m.number == self.number)
+    facts = {"kind": fault.kind, "line": fault.line, "number": self.number}
+    try:
+      nodes_lib.note(self._workdir, nodes_lib.FAULT, name, **facts)
+    except OSError as error:
+      logging.warning("Cannot tell of the fault in line %d: %s", fault.line, error)
 
-  def _hear(self) -> list[Mapping[str, Any]]:
-    """Receives messages; returns the answers among them; blocks."""
-    data = self._socket.recv(1 << 16)
-    if not data:
-      raise ConnectionError("The process that injects faults has ended.")
-    said = self._decoder.feed(data)
-    self._is_asked_to_stop |= any("stop" in message for message in said)
-    return [message for message in said if "stop" not in message]
-
-  def _say(self, message: Mapping[str, Any]) -> None:
-    self._socket.sendall(frames.encode(message))
+  def _suffer(self, fault: faults_lib.Fault) -> None:
+    """Lets a fault hit this node; its agent is the parent of this process."""
+    self._note(fault)
+    match fault.kind:
+      case "notice":
+        os.kill(os.getppid(), signal.SIGTERM)
+      case "slow":
+        pass  # `step.StepRunner` lets passes take longer.
+      case "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+      case "node" | "leader" | "zone":
+        os.kill(os.getppid(), signal.SIGKILL)  # This process ends with it.
+        os.kill(os.getpid(), signal.SIGKILL)
+      case _:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Exits:

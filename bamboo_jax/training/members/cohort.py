@@ -124,15 +124,36 @@ class Cohort(Protocol):
   def report(self, kind: str, **facts: Any) -> None:
     """Reports an event to the agent, for joining nodes and observers."""
 
-
-class FaultInjector(Protocol):
-  """Injects faults."""
-
   def strike(self, due: faults_lib.Due) -> bool:
-    """Injects a due fault and blocks until training may continue.
+    """Carries out what a due fault does to the nodes of this member, once in a run.
 
-    Returns True for a join that was already carried out.
+    Returns whether it is a join whose node has come before.
     """
+
+
+def acts(cohort: Cohort, layout: layout_lib.Layout) -> bool:
+  """Returns whether this member acts for all.
+
+  It hosts the lowest live node with a role in the layout, or the lowest of the
+  view if none is live.
+  """
+  numbers = cohort.view.numbers
+  return min(layout.nodes & numbers or numbers) in cohort.hosted
+
+
+def find_victims(due: faults_lib.Due, view: views.View) -> list[views.Member]:
+  """Returns the members of a view that a fault hits."""
+  fault, members = due.fault, view.members
+  match fault.kind:
+    case "all":
+      return [*members]
+    case "zone":
+      return [m for m in members if m.zone == fault.node]
+    case "leader":
+      return [*members[:1]]
+  if due.owner is not None:
+    return [m for m in members if m.number == due.owner]
+  return [m for m in members if m.name == fault.node]
 
 
 def zones_of(view: views.View) -> Mapping[base.NodeId, str]:

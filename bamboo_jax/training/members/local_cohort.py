@@ -24,7 +24,7 @@ _NUM_SAID = 16  # Last keys of a view that are checked against repetition.
 
 
 class LocalCohort:
-  """The only member; also the `cohort.FaultInjector` of its own faults.
+  """The only member, which injects the faults of all nodes.
 
   Args:
     num_nodes: Number of nodes, spares included.
@@ -168,7 +168,7 @@ class LocalCohort:
     return False
 
   def _strike(self, due: faults_lib.Due) -> None:
-    victims = self._find_victims(due)
+    victims = cohort_lib.find_victims(due, self.newest)
     kind = due.fault.kind
     if not victims:
       return
@@ -188,19 +188,6 @@ class LocalCohort:
       if not come:
         raise ValueError(f"No live node is left after fault {due.fault}.")
     self._change(lost=numbers, come=come, reason=f"{names} died: {kind}")
-
-  def _find_victims(self, due: faults_lib.Due) -> list[views.Member]:
-    members, fault = self.newest.members, due.fault
-    match fault.kind:
-      case "all":
-        return list(members)
-      case "zone":
-        return [m for m in members if m.zone == fault.node]
-      case "leader":
-        return list(members[:1])
-    if due.owner is not None:
-      return [m for m in members if m.number == due.owner]
-    return [m for m in members if m.name == fault.node]
 
   def _change(
       self,

@@ -192,7 +192,7 @@ class Journal:
     """
     if self._given.progress is not None:
       self._given.progress.explain(reason, at_once=at_once)
-    if self._state.is_first:  # The writer may have died.
+    if self._state.is_writer:
       steps, flags = self._state.steps, {"at_once": True} if at_once else {}
       self._ensure(steps, self._last)
       line = {"event": "pause", "step": step or steps + 1, "reason": reason, **flags}

@@ -10,6 +10,7 @@ class Workdir:
   """The folder of a run, `root`.
 
   Attributes:
+    root: The folder.
     config: The config, as JSON.
     data: Manifest of the training data.
     metrics: The log: one JSON object per line, for each step and event.
@@ -24,6 +25,7 @@ class Workdir:
   """
 
   def __init__(self, root: pathlib.Path) -> None:
+    self.root = root
     self.config = root / "config.json"
     self.data = root / "data.json"
     self.metrics = root / "metrics.jsonl"
