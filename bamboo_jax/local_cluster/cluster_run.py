@@ -14,7 +14,7 @@ from typing import NamedTuple
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.base import logs, ports
 from bamboo_jax.faults import faults as faults_lib
-from bamboo_jax.local_cluster import machine, setup as setup_lib, strikes as strikes_lib
+from bamboo_jax.local_cluster import machine, narrator, setup as setup_lib, strikes as strikes_lib
 from bamboo_jax.metrics import jsonl, nodes as nodes_lib, progress as progress_lib
 from bamboo_jax.recovery import durations
 from bamboo_jax.report.live import feed as feed_lib, server
@@ -92,7 +92,9 @@ class ClusterRun:
     self._over_secs: float | None = None  # When the summary was seen.
     self._stop_secs: float | None = None  # When the workers were first asked to stop.
     self._ask_secs = 0.0  # When they are asked next.
-    self._player: TracePlayer | None = None
+    self._events: collections.deque[trace_lib.Event] = collections.deque()  # Of a trace, to come.
+    self._replayed: dict[str, str] | None = None  # Names of nodes, by those in the trace.
+    self._trace_secs: float | None = None  # When its time began.
 
   def run(self, config: config_lib.Config) -> None:
     """Runs until all agents have ended, or there is a summary.
@@ -149,7 +151,8 @@ class ClusterRun:
 
   def play(self, replay: replay_lib.Replay, names: list[str]) -> None:
     """Replays a trace from the first step on; `names` are those of its first nodes."""
-    self._player = TracePlayer(replay, names)
+    self._events.extend(replay.events)
+    self._replayed = dict(zip(replay.first, names, strict=True))
 
   def ask_to_stop(self) -> bool:
     """Asks the run to save and end; returns whether it has state to save.
@@ -165,15 +168,10 @@ class ClusterRun:
     if not self._is_over:
       self._progress.show_text(f"nothing to do: {content['steps']} steps are done")
       return
-    kills = self._strikes.kills
-    content["recoveries"] = durations.report(content["recoveries"], kills)
-    text = json.dumps(content, indent=2) + "\n"
-    base.write_atomically(self._summary, text)
-    for recovery in content["recoveries"]:
-      self._progress.show_text(durations.describe(recovery))
-    if redundancy := content["redundancy"]:
-      self._progress.show_text(progress_lib.render_redundancy(redundancy))
-    self._progress.show_text(f"state_sha256={content['state_sha256']}")
+    content["recoveries"] = durations.report(content["recoveries"], self._strikes.kills)
+    base.write_atomically(self._summary, json.dumps(content, indent=2) + "\n")
+    for line in narrator.render_end(self._summary):
+      self._progress.show_text(line)
 
   def find_missed(self) -> list[str]:
     """Returns a message for each fault that never happened."""
@@ -273,8 +271,8 @@ class ClusterRun:
 
   def _expects_joins(self) -> bool:
     """Returns whether nodes will still join, after all others were killed."""
-    if self._player is not None:
-      return self._player.brings_nodes
+    if self._replayed is not None:
+      return any(event.kind == "add" for event in self._events)
     are_struck = self._cluster.num_failed <= len(self._strikes.kills)
     return are_struck and not self._is_over and self._strikes.call_next()
 
@@ -284,17 +282,18 @@ class ClusterRun:
     for join in [j for j in self._joins if j.due_secs <= now_secs]:
       self._joins.remove(join)
       self._start_join(join, now_secs)
-    if self._player is not None and self._has_stepped:
-      for event in self._player.take_due(now_secs):
-        self._play(event, now_secs)
+    if self._events and self._has_stepped:
+      start_secs = self._trace_secs = now_secs if self._trace_secs is None else self._trace_secs
+      while self._events and self._events[0].time_ms <= 1e3 * (now_secs - start_secs):
+        self._play(self._events.popleft(), now_secs)
 
   def _start_join(self, join: _Join, now_secs: float) -> None:
     try:
       name = self.start_node(join.zone, join.node)
     except OSError as error:
       return self._try_again(join, f"no node can start: {error}", now_secs)
-    if self._player is not None and join.node:
-      self._player.names[join.node] = name
+    if self._replayed is not None and join.node:
+      self._replayed[join.node] = name
     else:
       self._joining[name] = join
       self._progress.show_text(f"{name} starts, to join")
@@ -314,13 +313,13 @@ class ClusterRun:
     self._joins.append(join)
 
   def _play(self, event: trace_lib.Event, now_secs: float) -> None:
-    assert self._player is not None
+    assert self._replayed is not None
     if event.kind == "add":
-      self._player.names.pop(event.node, None)  # Of its former life.
+      self._replayed.pop(event.node, None)  # Of its former life.
       self._start_join(_Join(event.zone, event.node), now_secs)
     elif event.kind == "remove":
       self._joins = [j for j in self._joins if j.node != event.node]
-    if (name := self._player.names.get(event.node)) is None:
+    if (name := self._replayed.get(event.node)) is None:
       return  # It has not been started.
     self._progress.show_text(
         f"trace at_secs={event.time_ms / 1e3:.1f} {event.kind}={name} " f"node={event.node}"
@@ -347,30 +346,3 @@ class ClusterRun:
         self._has_stepped = True
         logs.note_step(line["step"])
         self._step_secs.append(line.get("step_ms", 1e3) / 1e3)
-
-
-class TracePlayer:
-  """Replays a trace; the caller passes the time and carries out the events.
-
-  `names` maps the nodes of the trace to the names of nodes in the run.
-  """
-
-  def __init__(self, replay: replay_lib.Replay, first: list[str]) -> None:
-    self._left = collections.deque(replay.events)
-    self.names = dict(zip(replay.first, first, strict=True))
-    self._start_secs: float | None = None
-
-  @property
-  def brings_nodes(self) -> bool:
-    """Whether the trace has more nodes to add, so that none may be live now."""
-    return any(event.kind == "add" for event in self._left)
-
-  def take_due(self, now_secs: float) -> list[trace_lib.Event]:
-    """Returns the events that are due; the first call starts the trace."""
-    if self._start_secs is None:
-      self._start_secs = now_secs
-    now_ms = 1e3 * (now_secs - self._start_secs)
-    due = []
-    while self._left and self._left[0].time_ms <= now_ms:
-      due.append(self._left.popleft())
-    return due
