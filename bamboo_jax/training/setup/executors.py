@@ -96,20 +96,7 @@ def make_executor(
   if not is_program(config):
     return executor_lib.RowsExecutor(engine, members)
   program = plan_program(config, task, plan)
-  programs = make_programs(*(config, task, program), engine=engine, processes=processes)
-  return spmd_executor.Programs(program, programs, engine, members)
-
-
-def make_programs(
-    config: config_lib.Config,
-    task: build.Task,
-    program: ProgramPlan,
-    *,
-    engine: engine_lib.Engine,
-    processes: ProcessRing | None = None,
-) -> spmd_engine.SpmdEngine:
-  """Returns the programs of a step; arguments as for `make_executor`."""
-  return spmd_engine.SpmdEngine(
+  programs = spmd_engine.SpmdEngine(
       engine,
       task.whole,
       program.table,
@@ -117,6 +104,7 @@ def make_programs(
       segment_ticks=config.pipeline.segment_ticks,
       processes=processes,
   )
+  return spmd_executor.Programs(program, programs, engine, members)
 
 
 def _budget(config: config_lib.Config) -> float | None:

@@ -5,7 +5,7 @@ the layer. A phase of the step, not the optimizer, clips the gradient by its
 global norm.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 import inspect
 import re
 from typing import Any
@@ -35,19 +35,34 @@ def make_optimizer(
     ValueError: A name or option is invalid, or the optimizer needs more than a
       layer's gradients and parameters.
   """
-  name, function = section.name, _find(section.name)
+  name, what = section.name, f"optimizer {section.name!r}"
+  if base.is_function_name(name):
+    function = base.find_function(name, what="optimizer")
+  elif (found := find_optimizers().get(name)) is None:
+    raise ValueError(base.suggest(name, find_optimizers(), what="optimizer"))
+  else:
+    function = found
   arguments = {"learning_rate": rate, **section.options}
   known = inspect.signature(function).parameters
   mask = None if section.decay == "all" else _find_matrices
   decay_rate = None
   if "weight_decay" not in known:
     decay_rate = arguments.pop("weight_decay", None)
-  if mask is not None:
-    _set_mask(arguments, mask, known, name)
-  optimizer = _call(function, arguments, what=f"optimizer {name!r}")
+  if mask and (masks := [option for option in _MASKS if option in known]):
+    arguments.setdefault(masks[0], mask)
+  elif mask and "weight_decay" in known:
+    raise ValueError(
+        f"config.optimizer.decay='matrices' cannot be used with the {what}, which decays all "
+        f"parameters; got weight_decay={arguments.get('weight_decay')}."
+    )
+  base.check_options(function, arguments, what=what)
+  try:
+    optimizer = function(**arguments)
+  except Exception as error:  # optax raises various types.
+    raise ValueError(f"The {what} cannot be made: {error}") from error
   if decay_rate is not None:
     optimizer = optax.chain(optax.add_decayed_weights(decay_rate, mask), optimizer)
-  _check_update(optimizer, what=f"optimizer {name!r}")
+  _check_update(optimizer, what=what)
   return optimizer
 
 
@@ -64,45 +79,9 @@ def find_optimizers() -> dict[str, Callable[..., Any]]:
   }
 
 
-def _find(name: str) -> Callable[..., Any]:
-  if base.is_function_name(name):
-    return base.find_function(name, what="optimizer")
-  optimizers = find_optimizers()
-  if name not in optimizers:
-    raise ValueError(base.suggest(name, optimizers, what="optimizer"))
-  return optimizers[name]
-
-
 def _find_matrices(params: base.PyTree) -> base.PyTree:
   """Returns a mask of the parameters of at least two dimensions."""
   return jax.tree.map(lambda param: param.ndim >= 2, params)
-
-
-def _set_mask(
-    arguments: dict[str, Any],
-    mask: Callable[[base.PyTree], base.PyTree],
-    known: Collection[str],
-    name: str,
-) -> None:
-  """Adds the mask to the arguments of an optimizer with its own decay."""
-  found = [option for option in _MASKS if option in known]
-  if found:
-    arguments.setdefault(found[0], mask)
-  elif "weight_decay" in known:
-    raise ValueError(
-        "config.optimizer.decay='matrices' cannot be used with the optimizer "
-        f"{name!r}, which decays all parameters; got "
-        f"weight_decay={arguments.get('weight_decay')}."
-    )
-
-
-def _call(function: Callable[..., Any], arguments: Mapping[str, Any], *, what: str) -> Any:
-  """Returns `function(**arguments)`; an error names the bad argument."""
-  base.check_options(function, arguments, what=what)
-  try:
-    return function(**arguments)
-  except Exception as error:  # optax raises various types.
-    raise ValueError(f"The {what} cannot be made: {error}") from error
 
 
 def _check_update(optimizer: optax.GradientTransformation, *, what: str) -> None:
