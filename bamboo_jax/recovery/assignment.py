@@ -4,10 +4,9 @@ Every member of a view knows the same layout and draws the same conclusions from
 it, by `recovery.decide`, as the simulator does.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 import contextlib
 import dataclasses
-from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.plan import (
@@ -117,28 +116,6 @@ class RecoveryRules:
     else:
       after = self._balance(self.start(made))
     return Decision(rung, after, decision.reason, copies=find_copies(layout, members, after))
-
-  def after_deaths(
-      self, layout: Layout, members: Nodes, *, zones: Zones, leaving: Nodes = ()
-  ) -> Iterator[Layout]:
-    """Yields the layout that follows after the death of each single node.
-
-    Skips layouts whose pipelines have the same partitions and numbers of shares
-    as `layout`: they need no new programs.
-    """
-
-    def sizes(layout: Layout) -> list[tuple[partition_lib.Partition, int]]:
-      pairs = zip(layout.pipelines, layout.shares, strict=True)
-      return [(p.partition, len(own)) for p, own in pairs]
-
-    for node in sorted(layout.nodes) if self.predictor else ():
-      left = {*members} - {node}
-      facts: dict[str, Any] = dict(zones=zones, leaving=leaving)
-      lost = self.lose(layout, left, **facts).layout
-      if lost.pipelines:
-        after = self.improve(lost, left, **facts).layout
-        if sizes(after) != sizes(layout):
-          yield after
 
   def restart(self, members: Nodes, *, zones: Zones, leaving: Nodes = ()) -> Decision:
     """Returns the change to a first layout, with state from a checkpoint."""

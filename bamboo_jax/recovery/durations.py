@@ -77,19 +77,17 @@ class RecoveryTimes:
     assert end_secs is not None, "The step has not ended."
     return max(0.0, end_secs - self.view_at_secs)
 
-  def merge_owed(self, found: Iterable[tuple[float, float]]) -> None:
-    """Sets the times of owed passes, once the step has ended.
+  def set_owed(self, span: tuple[float, float] | None) -> None:
+    """Sets the times of owed passes, once the step has ended; None: there were none.
 
-    `found` are their first start and last end on each member, in seconds since
-    that member had planned the rest, as clocks of machines differ.
+    They are in seconds since a member had planned the rest, as clocks of machines differ.
     """
-    spans, ready_secs = list(found), self.ready_at_secs
+    ready_secs, end_secs = self.ready_at_secs, self.step_end_at_secs
     self.are_owed_measured = True
-    if spans and ready_secs is not None:
-      assert self.step_end_at_secs is not None, "The step has not ended."
-      ends = (min(s[0] for s in spans), max(s[1] for s in spans))
+    if span and ready_secs is not None:
+      assert end_secs is not None, "The step has not ended."
       # Members are ready some milliseconds apart.
-      first, last = (min(ready_secs + t, self.step_end_at_secs) for t in ends)
+      first, last = (min(ready_secs + t, end_secs) for t in span)
       self.first_owed_at_secs, self.last_owed_at_secs = first, last
 
 

@@ -1,6 +1,6 @@
 """Compiles in the background, so that a new view finds its programs ready."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from concurrent import futures
 import threading
 import time
@@ -41,30 +41,17 @@ class BackgroundCompiler:
     self._is_under_way = False
     self._followed: layout_lib.Layout | None = None
 
-  def is_idle(self) -> bool:
-    """Returns whether every job has ended."""
-    return self._last.done()
-
-  def trace(self) -> None:
-    """Traces the programs of local nodes, which raises errors of the model's code."""
-    for node in self._engine.nodes.values():
-      for stage in node.specs:
-        for _, programs in node.units(stage):
-          for name in ("forward", "backward", "update"):
-            programs.trace(name, node.device)
-
-  def compile(self) -> None:
-    """Starts to compile the present roles and those after a death."""
-    self._begin(pauses=0.0)
-
   def follow(self) -> None:
-    """Starts to compile the present roles, if they are new since the last call.
+    """Starts to compile all roles, and the present ones of the executor, if the layout is new.
 
     Pauses after each job, as training needs the cores and the interpreter, too;
     but not at the start of a run, when no program is ready for a death.
     """
     if self._followed != self._state.layout:
-      self._begin(pauses=_PAUSES * self._is_under_way)
+      self._followed = self._state.layout
+      jobs = compile_ahead.find_jobs(self._engine, self._executor.jobs, evaluate=self._evaluate)
+      pauses = _PAUSES * self._is_under_way
+      self._submit(self._call, [*jobs, moves.load_solver], pauses)
       self._is_under_way = True
 
   def wait(self) -> None:
@@ -93,24 +80,13 @@ class BackgroundCompiler:
     newest, adopted = self._cohort.newest, self._cohort.view.number
     if newest.number > max(adopted, self._asked):
       self._asked = newest.number
-      self._submit(self._prepare, newest.number, self._find_jobs(newest))
+      self._submit(self._prepare, newest.number, self._find_jobs(newest.numbers))
     return max(adopted, self._ready)
 
-  def prepare(self, view: views.View) -> None:
-    """Compiles the roles of a view; blocks."""
-    self._prepare(view.number, self._find_jobs(view))
-
-  def prepare_nodes(self, alive: Collection[base.NodeId]) -> None:
-    """Compiles what local nodes need in a run with nodes `alive`; blocks."""
+  def prepare(self, alive: Collection[base.NodeId], view: base.ViewId = views.EMPTY.number) -> None:
+    """Compiles what only a run of nodes `alive` needs, as that of `view` is; blocks."""
     self._is_under_way = True
-    self._call(self._find_programs() + self._jobs_of(self._state.plan(alive).layout))
-
-  def _begin(self, *, pauses: float) -> None:
-    self._followed = self._state.layout
-    lines = self._engine.lines
-    more = compile_ahead.find_jobs_of(self._engine, lines, self._executor.jobs)
-    self._submit(self._call, [*self._find_programs(), *more, moves.load_solver], pauses)
-    self._submit(self._follow_deaths, self._state.plan_deaths(), pauses)
+    self._prepare(view, self._find_jobs(alive))
 
   def _submit(self, call: Callable[..., None], *arguments: Any) -> None:
     self._last = self._thread.submit(self._guard, call, *arguments)
@@ -121,25 +97,12 @@ class BackgroundCompiler:
     except Exception as error:  # XLA raises various types.
       self._error = self._error or error
 
-  def _find_jobs(self, view: views.View) -> list[Callable[[], Any]]:
-    return self._jobs_of(self._state.plan(view.numbers).layout)
-
-  def _jobs_of(self, layout: layout_lib.Layout) -> list[Callable[[], Any]]:
-    lines = layout.by_segment.lines
-    return compile_ahead.find_jobs_of(self._engine, lines, self._executor.jobs)
-
-  def _find_programs(self) -> list[Callable[[], Any]]:
-    return compile_ahead.find_jobs(self._engine, evaluate=self._evaluate)
+  def _find_jobs(self, alive: Collection[base.NodeId]) -> list[Callable[[], Any]]:
+    return self._executor.jobs(self._state.plan(alive).layout.by_segment.lines)
 
   def _prepare(self, view: base.ViewId, jobs: list[Callable[[], Any]]) -> None:
     self._call(jobs)
     self._ready = max(view, self._ready)
-
-  def _follow_deaths(self, layouts: Iterable[layout_lib.Layout], pauses: float) -> None:
-    for layout in layouts:
-      if self._is_closed:
-        return
-      self._call(self._jobs_of(layout), pauses)
 
   def _call(self, jobs: list[Callable[[], Any]], pauses: float = 0.0) -> None:
     for job in jobs:

@@ -6,7 +6,7 @@ death in between it is valid if any survivor received every report; otherwise it
 is discarded.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 import contextlib
 import dataclasses
 import itertools
@@ -292,16 +292,6 @@ class RunState:
   def _plan(self, view: views.View, nodes: Collection[base.NodeId]) -> assignment.Decision:
     zones = cohort_lib.zones_of(view)
     return self.rules.improve(self.layout, nodes, zones=zones, leaving=view.leaving)
-
-  def plan_deaths(self) -> Iterator[layout_lib.Layout]:
-    """Yields the layouts after any single death that need new programs.
-
-    May be iterated in any thread.
-    """
-    view = self.cohort.view
-    return self.rules.after_deaths(
-        self.layout, view.numbers, zones=cohort_lib.zones_of(view), leaving=view.leaving
-    )
 
   def improve(self, begin: Callable[[assignment.Decision], None]) -> bool:
     """Makes the change that is due between two steps; False if there is none.

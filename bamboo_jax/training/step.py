@@ -27,7 +27,6 @@ from bamboo_jax.runtime.phases import compile_ahead, reduce, replicas, update
 from bamboo_jax.runtime.profile import recorder as recorder_lib
 from bamboo_jax.schedule import redundancy, timeline as timeline_lib
 from bamboo_jax.training import environment, failures, sums as sums_lib
-from bamboo_jax.training.members import cohort as cohort_lib
 from bamboo_jax.training.record import step_times
 from bamboo_jax.training.setup import executors, job as job_lib
 
@@ -81,8 +80,6 @@ class Vote:
 
   Attributes:
     seen: Number of the newest view that it can work in.
-    ready: Version of the layout if all programs are compiled, so that members can
-      connect to the nodes that are needed after a death; else `NOT_READY`.
     prints: Fingerprints of its state; None if they are not due.
     nonfinite: See `StepRunner.find_nonfinite`.
     save: Its report of checkpoints; see `checkpoint.writer`.
@@ -92,7 +89,6 @@ class Vote:
   """
 
   seen: base.ViewId
-  ready: int = cohort_lib.NOT_READY
   measured: Measured = Measured()
   prints: replicas.Prints | None = None
   nonfinite: str = ""
@@ -118,7 +114,6 @@ class Committed:
     measured: On all nodes; without values if this member did not get the votes.
     filled: Effect of redundant forward passes that filled waits, or None.
     predicted: Their predicted effect.
-    names: Of nodes, by number.
   """
 
   steps: base.StepId
@@ -135,7 +130,6 @@ class Committed:
   filled: redundancy.Effect | None = None
   predicted: redundancy.Effect | None = None
   recoveries: tuple[durations.RecoveryTimes, ...] = ()
-  names: Mapping[base.NodeId, str] = dataclasses.field(default_factory=dict)
 
 
 class StepRunner:
@@ -286,12 +280,7 @@ class StepRunner:
         nodes=self._delays.measure(ran, num_nodes=len(self._engine.nodes)),
     )
 
-  def result(
-      self,
-      measured: Measured,
-      recoveries: Sequence[durations.RecoveryTimes],
-      names: Mapping[base.NodeId, str],
-  ) -> Committed:
+  def result(self, measured: Measured, recoveries: Sequence[durations.RecoveryTimes]) -> Committed:
     """Returns the record of the committed step, which ends now, and learns from it."""
     filler = self.executor.filler
     filled, predicted = filler.find_effect(measured.ran), filler.predicted
@@ -312,12 +301,11 @@ class StepRunner:
         filled=filled,
         predicted=predicted,
         recoveries=tuple(recoveries),
-        names=dict(names),
     )
 
   def compile(self, *, evaluate: bool, tell: Callable[[int, int], object]) -> None:
     """Compiles all programs of local nodes; blocks, see `compile_all`."""
-    compile_ahead.compile_all(self._engine, tell=tell, evaluate=evaluate, more=self.executor.jobs)
+    compile_ahead.compile_all(self._engine, self.executor.jobs, tell=tell, evaluate=evaluate)
 
   def take_prints(self) -> replicas.Prints | None:
     """Returns fingerprints for the vote, None if they are not due; blocks."""

@@ -81,7 +81,6 @@ class Worker:
     )
     self._data = failures_lib.SafeData(job.task, cohort, self._journal.failures)
     self._begun, self._saves_at_stop = -1, False
-    self._connected = (0, cohort_lib.NOT_READY)  # View and version of the layout.
     self._failed = failures_lib.Failure()  # The one that ends the run.
     self._plans = layout_lib.StepPlans(job.rows, fills=job.fills_waits)
 
@@ -127,14 +126,10 @@ class Worker:
 
   def _prepare(self, start: cohort_lib.Start) -> None:
     """Loads state and programs before this member joins its first view."""
-    state, hosted = self.state, self._cohort.hosted
+    state = self.state
     if start.layout:
       state.layout = start.layout
-      nodes = start.members | hosted
-      for copy in state.plan(nodes).copies:
-        if copy.destination in hosted:
-          self.engine.load_programs(copy.destination, copy.stage)
-      self._compiler.prepare_nodes(nodes)
+      self._compiler.prepare(start.members | self._cohort.hosted)
     elif not start.is_restart:  # Otherwise the survivors choose the layout.
       if steps := max(self._writer.steps(), default=0):
         self._journal.explain(f"restoring step {steps}")
@@ -143,7 +138,16 @@ class Worker:
       self._note_damaged()
     if state.steps < self._config.num_steps:
       self._journal.explain("the programs of the first step are compiled")
-      self._step.compile(evaluate=self._evaluates, tell=self._journal.count_compiled)
+      self._compile()
+
+  def _compile(self) -> None:
+    """Compiles the programs of units for all roles, and the executor's for the present ones."""
+    self._step.compile(evaluate=self._evaluates, tell=self._journal.count_compiled)
+
+  def _compile_alone(self) -> None:
+    """Compiles what a new layout needs, unless others wait: `follow` does it then."""
+    if self.state.layout.nodes <= self.engine.nodes.keys():
+      self._compile()
 
   # One step after the other.
 
@@ -174,11 +178,6 @@ class Worker:
         self._cohort.adopt(seen)
         return self._regroup()  # The same calls as joining nodes make.
       self._improve()
-    version = self.state.version
-    known = (self._cohort.view.number, version)
-    if self._connected != known and {vote.ready for vote in votes.values()} == {version}:
-      self._cohort.connect()  # To the nodes that are needed after a death.
-      self._connected = known
     self._begin()
 
   def _vote(self) -> step_lib.Vote:
@@ -186,7 +185,6 @@ class Worker:
     step, state = self._step, self.state
     return step_lib.Vote(
         seen=self._compiler.newest_ready(self._data.failures),
-        ready=state.version if self._compiler.is_idle() else cohort_lib.NOT_READY,
         measured=step.measure(state.layout, self._deaths.of_step(state.steps + 1)),
         prints=step.take_prints(),
         nonfinite=step.find_nonfinite(),
@@ -213,7 +211,8 @@ class Worker:
       since_secs = time.perf_counter()
       self._cohort.wait_members(len(self._cohort.view.members) + num)
       self._step.idle_secs += time.perf_counter() - since_secs
-      self._compiler.prepare(self._cohort.newest)
+      newest = self._cohort.newest
+      self._compiler.prepare(newest.numbers, newest.number)
 
   def _commit(self, votes: Mapping[base.NodeId, step_lib.Vote]) -> None:
     """Applies a step that all members have voted for; it must not fail.
@@ -227,9 +226,9 @@ class Worker:
     state.damaged = ()  # Its step may be saved again.
     measured = step_lib.join(vote.measured for vote in votes.values())
     found = self._deaths.end_step(state.steps, measured if votes and step.is_measured else None)
-    self._journal.write_step(step.result(measured, found, self._deaths.names))
+    self._journal.write_step(step.result(measured, found))
     if votes:
-      self._slow.hear([measured.nodes])
+      self._slow.hear(measured.nodes)
       if not self._is_stopped():
         with self._journal.during("checkpoint"):
           state.hear_saves({n: vote.save for n, vote in votes.items() if vote.save})
@@ -310,7 +309,6 @@ class Worker:
     """Agrees with all members of the adopted view on how to continue."""
     cohort, state = self._cohort, self.state
     self._slow.forget()
-    self._deaths.meet(cohort.view)
     cohort.collect_addresses()
     is_begun = self._begun == state.steps
     held = self._step.executor.holdings(is_begun=is_begun)
@@ -341,11 +339,7 @@ class Worker:
       self._roll_back(agreement.steps)
     cohort.settled(state.steps)
     boot_secs = {n: s.boot_secs for n, s in statuses.items()}
-    self._journal.welcome(
-        boot_secs,
-        names={m.number: m.name for m in cohort.view.members},
-        in_step=self._begun == state.steps,
-    )
+    self._journal.welcome(boot_secs, in_step=self._begun == state.steps)
     if self._begun >= 0 and agreement.lost:
       self._journal.explain(self._deaths.describe(agreement), at_once=True)
     elif self._begun >= 0:
@@ -357,7 +351,7 @@ class Worker:
     if agreement.change:
       self._take_rung(agreement)
     elif agreement.is_fresh and not agreement.lost:
-      self._improve(is_prepared=True)  # A newcomer may take a place.
+      self._improve()  # A newcomer may take a place.
     self._plan_rest(agreement)
     if agreement.lost:
       self._deaths.note_ready()
@@ -371,7 +365,7 @@ class Worker:
     elif change.rolls_back:
       self._roll_back(self.state.steps)
     self._note_damaged()
-    self._compile()
+    self._compile_alone()
 
   def _roll_back(self, steps: base.StepId) -> None:
     self._journal.roll_back(steps)
@@ -396,43 +390,16 @@ class Worker:
     except base.InfeasibleError:  # On all members: a value in flight was lost,
       self._begin()  # and no survivor has a copy.
 
-  def _improve(self, *, is_prepared: bool = False) -> None:
-    """Makes the change that is due between two steps.
-
-    If it `is_prepared`, all programs of the next step are compiled already.
-    """
+  def _improve(self) -> None:
+    """Makes the change that is due between two steps."""
     cohort = self._cohort
     explain = lambda change: self._journal.explain(self._deaths.describe_change(change))
     if self.state.improve(explain):
-      if is_prepared:
-        cohort.connect()
-      self._compile(is_prepared=is_prepared)
+      self._compile_alone()
       self.state.compare_copies(self._journal.during)
     leaving = cohort.hosted & {*cohort.view.leaving}
     for node in sorted(leaving - self.state.layout.nodes):
       cohort.report("leave", node=node)
-
-  def _compile(self, *, is_prepared: bool = False) -> None:
-    """Compiles new roles; in the background if other members wait.
-
-    An error of the user's code ends the run. In the step it would be found too
-    late: the others could not leave it, to save the last one.
-    """
-    is_alone = self.state.layout.nodes <= self.engine.nodes.keys()
-    if is_prepared and not is_alone:
-      return  # `follow` compiles, after a step.
-    try:
-      if is_alone:
-        self._step.compile(evaluate=self._evaluates, tell=self._journal.count_compiled)
-      else:
-        self._compiler.trace()
-        self._compiler.compile()
-    except Exception as error:  # The user's code may raise anything.
-      if not failures_lib.is_users(error):
-        raise
-      self._data.failures.add(error, base.describe_error(error))
-    said = self._cohort.gather(f"code {self.state.version}", self._data.failures.first)
-    self._decide_on(said.values())
 
   def _finish(self) -> bool:
     """Writes checkpoint and summary at the end; blocks for all members."""

@@ -44,11 +44,6 @@ class ImproveTest(parameterized.TestCase):
     self.assertEqual(lost.shares, before.shares)
     after = rules.improve(lost, left, zones={}).layout
     self.assertEqual([len(own) for own in after.shares], [3, 5])
-    later = [*rules.after_deaths(before, range(6), zones={})]
-    self.assertLen(later, 6)
-    self.assertIn(after, later)
-    one = rules.start(_TWO.pipelines[:1])  # Which has all shares in any case.
-    self.assertEmpty([*rules.after_deaths(one, range(3), zones={})])
 
   def test_shares_are_dropped_until_pipelines_are_made_anew(self):
     rules = layouts.make_rules(3, 2, mode="none", reroute="none", drop=True, reconfigure=False)

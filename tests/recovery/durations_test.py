@@ -50,17 +50,17 @@ class OrderTest(parameterized.TestCase):
     self.assertEqual(bool(found), bool(expected))
 
   @parameterized.named_parameters(
-      ("nothing_owed", [], None, None),
-      ("two_members", [(0.25, 1.0), (0.125, 0.5)], 11.125, 12.0),
-      ("ready_apart", [(0.25, 2.5)], 11.25, 13.0),
+      ("nothing_owed", None, None, None),
+      ("two_members", (0.125, 1.0), 11.125, 12.0),
+      ("ready_apart", (0.25, 2.5), 11.25, 13.0),
   )
-  def test_owed_passes_are_after_the_plan(self, spans, first, last):
+  def test_owed_passes_are_after_the_plan(self, span, first, last):
     fields = durations.RecoveryTimes.__dataclass_fields__
     one = durations.RecoveryTimes(
         **{k: v for k, v in RECOVERY.items() if k in fields}
         | {"first_owed_at_secs": None, "last_owed_at_secs": None}
     )
-    one.merge_owed(spans)
+    one.set_owed(span)
     found = one.first_owed_at_secs, one.last_owed_at_secs
     self.assertEqual(found, (first, last))
 

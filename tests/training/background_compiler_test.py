@@ -26,9 +26,6 @@ class State:
     del alive
     return mock.Mock(layout=self.layout)
 
-  def plan_deaths(self):
-    return ()
-
 
 class BackgroundCompilerTest(absltest.TestCase):
 
@@ -38,35 +35,31 @@ class BackgroundCompilerTest(absltest.TestCase):
     self.state = State()
     self.state.cohort, self.state.engine = self.cohort, mock.Mock()
     executor = mock.Mock()
+    executor.jobs = lambda lines: [*self.jobs]
     self.compiler = background_compiler.BackgroundCompiler(self.state, executor, evaluate=False)
     self.addCleanup(self.compiler.close)
     self.jobs = []
     self.failures = failures_lib.Failures()
     self.fail = functools.partial(int, "no such kernel")  # No line of ours.
 
-    def find(engine, lines, more):
-      del engine, lines
-      assert more == executor.jobs
-      return list(self.jobs)
-
-    self.enterContext(mock.patch.object(compile_ahead, "find_jobs_of", find))
-    self.enterContext(mock.patch.object(compile_ahead, "find_jobs", return_value=[]))
+    find = lambda engine, more, evaluate: more(engine.lines)
+    self.enterContext(mock.patch.object(compile_ahead, "find_jobs", find))
 
   def fail_in_code_of_the_user(self):
     raise NotImplementedError("no such layer")
 
   def test_an_error_is_told_and_not_forgotten_for_a_later_job(self):
-    self.jobs = [self.fail]
-    self.compiler.compile()
-    self.jobs = []
-    self.compiler.compile()
+    for jobs in ([self.fail], []):
+      self.jobs = jobs
+      self.compiler.follow()
+      self.state.layout = mock.Mock()
     self.compiler.wait()
     with self.assertRaisesRegex(base.CompilationError, "no such kernel"):
       self.compiler.newest_ready(self.failures)
 
   def test_an_error_of_the_user_is_told_with_the_vote(self):
     self.jobs = [self.fail_in_code_of_the_user]
-    self.compiler.compile()
+    self.compiler.follow()
     self.compiler.wait()
     ready = self.compiler.newest_ready(self.failures)
     self.assertEqual(ready, self.cohort.view.number)
@@ -108,7 +101,6 @@ class BackgroundCompilerTest(absltest.TestCase):
     self.jobs = [go_on.wait]
     self.cohort._change(come=1, reason="a node has joined")
     self.assertEqual(self.compiler.newest_ready(self.failures), self.cohort.view.number)
-    self.assertFalse(self.compiler.is_idle())
     go_on.set()
     self.compiler.wait()
     self.assertEqual(self.compiler.newest_ready(self.failures), self.cohort.newest.number)
@@ -131,7 +123,7 @@ class BackgroundCompilerTest(absltest.TestCase):
       go_on.wait()
 
     self.jobs = [first, lambda: ran.append(1)]
-    self.compiler.compile()
+    self.compiler.follow()
     begun.wait()
     closing = threading.Thread(target=self.compiler.close)
     closing.start()

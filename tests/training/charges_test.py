@@ -85,16 +85,16 @@ class ChargesTest(parameterized.TestCase):
         for node, secs in enumerate([1.0, 0.5, 3.0, 2.5])
     ]
     self.assertEqual([*map(dict, said)][3], {1: 2.5})
-    self.assertEqual(step_times.mean_sums_secs(said, layout), (1.0 + 0.5) / 2)
-    self.assertEqual(step_times.mean_sums_secs([], layout), 0.0)
+    least = step_lib.join(step_lib.Measured(sums_secs=one) for one in said).sums_secs
+    self.assertEqual(step_times.mean_sums_secs(least, layout), (1.0 + 0.5) / 2)
+    self.assertEqual(step_times.mean_sums_secs({}, layout), 0.0)
 
   def test_sums_of_one_process(self):
     """Node 0 owns both stages of the first pipeline by now."""
     layout = _layout((0, 0), (2, 3))
-    said = [step_times.sums_of(2.0, nodes={0, 2, 3}, layout=layout)]
-    self.assertEqual(said, [{0: 2.0, 1: 2.0}])
-    said += [{0: 1.0}]
-    mean = step_times.mean_sums_secs(said, layout)
+    said = step_times.sums_of(2.0, nodes={0, 2, 3}, layout=layout)
+    self.assertEqual(said, {0: 2.0, 1: 2.0})
+    mean = step_times.mean_sums_secs(said | {0: 1.0}, layout)
     self.assertAlmostEqual(mean, (2.0 + 1.0 + 2.0) / 3)
 
   def test_a_wait_for_others_to_join_is_idle(self):

@@ -1,10 +1,11 @@
 """What one member records of deaths, and how it explains a pause."""
 
 import types
+from unittest import mock
 
 from absl.testing import absltest, parameterized
 
-from bamboo_jax.base import types as base_types
+from bamboo_jax.base import logs, types as base_types
 from bamboo_jax.recovery import (
     agreement as agreement_lib,
     assignment,
@@ -67,6 +68,8 @@ class DeathsTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
+    names = {n: f"n{n}" for n in (0, 2, 3, 4)}
+    self.enterContext(mock.patch.dict(logs._names, names, clear=True))
     self.cohort = types.SimpleNamespace(
         view=members.view(2, 0, 2, 3, reason="n4 joined"),
         arrived_secs={2: 10.0}.get,
@@ -78,8 +81,7 @@ class DeathsTest(parameterized.TestCase):
 
   def lose(self, agreement, *, knows=True):
     if knows:
-      self.deaths.meet(members.view(1, 0, 1, 2, 3))
-    self.deaths.meet(self.cohort.view)
+      logs.note_names({1: "n1"})
     said = [{1: 0.5}, {}, {1: 0.25}]
     self.deaths.add(agreement, said, 10.5)
     return self.deaths.recoveries[-1]
@@ -136,11 +138,6 @@ class DeathsTest(parameterized.TestCase):
     recovery = self.lose(make_agreement(), knows=False)
     self.assertEqual(recovery.names, ("node 1",))
 
-  def test_names_of_those_without_a_role_are_forgotten(self):
-    for number in range(5, 9):
-      self.deaths.meet(members.view(number, 0, 2, 3, number))
-    self.assertEqual({*self.deaths.names}, {0, 2, 3, 8})
-
   @parameterized.named_parameters(
       ("shadow", {}, "n1 (stage 0/1) died; its shadow n0 took over"),
       (
@@ -175,7 +172,6 @@ class DeathsTest(parameterized.TestCase):
       ("none", [(0, 1), (2, 3)], "repair: a replica; programs are loaded"),
   )
   def test_what_is_said_of_a_change(self, rows, text):
-    self.deaths.meet(members.view(2, 0, 2, 3, 4))
     change = make_change(*rows, rung="repair", reason="a replica")
     self.assertEqual(self.deaths.describe_change(change), text)
 

@@ -12,7 +12,8 @@ from absl.testing import parameterized
 import numpy as np
 
 from bamboo_jax import config as config_lib
-from bamboo_jax.accounting import account as account_lib
+from bamboo_jax.accounting import account as account_lib, machines
+from bamboo_jax.base import logs
 from bamboo_jax.checkpoint import digest, identity as identity_lib
 from bamboo_jax.metrics import (
     chrome_trace,
@@ -25,7 +26,7 @@ from bamboo_jax.metrics import (
 )
 from bamboo_jax.recovery import durations, layout as layout_lib
 from bamboo_jax.runtime import devices as devices_lib
-from bamboo_jax.runtime.profile import recorder as recorder_lib
+from bamboo_jax.runtime.profile import products, recorder as recorder_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import failover, instruction as instruction_lib, timeline as timeline_lib
 from bamboo_jax.training import environment, step as step_lib, sums as sums_lib
@@ -107,6 +108,8 @@ class JournalTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
+    names = {**{n: f"n{n}" for n in range(4)}, 1: "n5", 9: "n7"}
+    self.enterContext(mock.patch.dict(logs._names, names, clear=True))
     self.root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
     self.nodes, self.told = {}, b""
     self.shown = io.StringIO()
@@ -158,6 +161,17 @@ class JournalTest(parameterized.TestCase):
     said = [line["reason"] for line in self.lines("pause")]
     self.assertEqual(said, ["2 of 3 programs are compiled"])
 
+  def test_share_of_the_peak(self):
+    self.begin()
+    self.train(1)
+    self.assertNotIn("mfu_pct", self.lines()[-1])  # That of a CPU is not known.
+    del self.nodes[0]._peak_secs
+    with mock.patch.object(machines, "find_peak_tflops", return_value=1e-3):
+      self.train(2)
+    per_microbatch = sum(products.layer_flops(self.job.task.whole).values())
+    flops = 3 * per_microbatch * self.job.plan.batch.total_microbatches
+    self.assertAlmostEqual(self.lines()[-1]["mfu_pct"], 100 * flops / (2.0 * 4 * 1e9))
+
   def test_layouts_and_joins(self):
     self.begin()
     self.train(1)
@@ -166,7 +180,7 @@ class JournalTest(parameterized.TestCase):
           (failover.Roles((0, 1)), failover.Roles((2, 9))), ((0,), (1,))
       )
       node._state.rung = "repair"
-      node.welcome({0: 50.0, 9: 20.0}, names={9: "n7"}, in_step=False)
+      node.welcome({0: 50.0, 9: 20.0}, in_step=False)
     self.train(2, 3)
     self.assertEqual(
         [(l["step"], l["rung"], l["owners"]) for l in self.lines("layout")],
@@ -446,7 +460,7 @@ class JournalTest(parameterized.TestCase):
     make = lambda at_secs, slots: [rows_lib.StepRows(1, at_secs, 0.0, slots)]
     rows_lib.write(rows / "n0.json", make(100.0, []))
     rows_lib.write(rows / "n3.json", make(100.5, slot))
-    done = _measured(1, recoveries=(_recovery(1, view=2),), names={1: "n5"})
+    done = _measured(1, recoveries=(_recovery(1, view=2),))
     (traced,) = step_traces.write_trace(
         workdir_lib.Workdir(self.root), "n0", [done], since_secs=done.start_secs
     )
@@ -498,7 +512,7 @@ class JournalTest(parameterized.TestCase):
     for number, node in self.nodes.items():
       node._state.steps = 1
       node.explain("n9 joined")
-      node.welcome({9: 20.0}, names={9: "n7"}, in_step=number == 0)
+      node.welcome({9: 20.0}, in_step=number == 0)
     self.assertEqual([l["step"] for l in self.lines("join")], [2])
     pause = {"step": 2, "event": "pause", "reason": "n9 joined"}
     self.assertEqual(self.lines("pause"), [pause])

@@ -52,7 +52,7 @@ class SlowNodesTest(parameterized.TestCase):
   def hear(self, *steps):
     for said in steps:
       self.state.steps += 1
-      self.nodes.hear(said)
+      self.nodes.hear({node: times for one in said for node, times in one.items()})
 
   def test_named_once_by_the_writer(self):
     self.make()

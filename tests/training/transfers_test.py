@@ -16,7 +16,8 @@ class TransfersTest(absltest.TestCase):
     super().setUp()
     self.client = mock.Mock(number=1, adopted=members.view(8, 0, 1, 3))
     self.transport = mock.Mock()
-    self.cohort = cluster_cohort.ClusterCohort(self.client, cluster_cohort.Exits(self.transport))
+    exits = cluster_cohort.Exits(self.transport)
+    self.cohort = cluster_cohort.ClusterCohort(self.client, exits, None, None)
 
   def test_collect_addresses(self):
     said = {0: channel_lib.Begun(address="a"), 1: channel_lib.Begun(waits_for=(7, 3))}
@@ -25,9 +26,6 @@ class TransfersTest(absltest.TestCase):
     }
     self.cohort.collect_addresses()
     self.transport.set_addresses.assert_called_once_with({0: "a", 1: ""})
-
-  def test_connect(self):
-    self.cohort.connect()
     self.transport.connect.assert_called_once_with([0, 3])
 
 

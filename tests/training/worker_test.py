@@ -19,11 +19,10 @@ from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.runtime import engine as engine_lib, node as node_lib
 from bamboo_jax.runtime.phases import reduce
 from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.training import failures as failures_lib, step as step_lib, worker as worker_lib
+from bamboo_jax.training import step as step_lib, worker as worker_lib
 from bamboo_jax.training.members import local_cohort
 from bamboo_jax.verify import cases, trials as trials_lib
 from tests import samples
-from tests.training import failures_test
 from tests.verify import small
 
 _TWO_AT_ONCE = ("both_pipelines", (2, 2, 2), "1,0/0,3 1,1/1,5")
@@ -153,70 +152,18 @@ class RetractedTest(absltest.TestCase):
     taken.assert_called_once()
 
 
-class CodeTest(parameterized.TestCase):
-  """The user's code fails as it is traced or compiled for new roles."""
-
-  def _fail(self, **unused):
-    raise NotImplementedError("no such layer")  # A line of ours.
-
-  @parameterized.parameters(
-      ("alone", False, True),
-      ("alone", True, True),
-      ("others_wait", False, True),
-      ("others_wait", True, False),
-  )
-  def test_the_run_ends_with_the_last_step(self, kind, is_prepared, is_told):
-    worker = object.__new__(worker_lib.Worker)
-    cohort = failures_test.Cohort()
-    worker._cohort, worker._evaluates = cohort, False
-    worker._data = failures_test.make_data("", cohort)
-    worker.state = mock.Mock(steps=3, version=1)
-    worker.state.layout.nodes = {0, 1}
-    worker.engine = mock.Mock(nodes=dict.fromkeys([0, 1] if kind == "alone" else [0]))
-    worker._step, worker._journal = mock.Mock(compile=self._fail), mock.Mock()
-    worker._compiler = mock.Mock(trace=self._fail)
-    worker._failed = failures_lib.Failure()
-    worker._compile(is_prepared=is_prepared)
-    if is_told:
-      self.assertRegex(
-          worker._failed.text, r"worker_test.py:\d+: NotImplementedError: no such layer"
-      )
-      self.assertEqual((worker._stop_at, worker._saves_at_stop), (3, True))
-    else:
-      self.assertEqual(worker._failed.text, "")
-
-  def test_in_a_run(self):
-    trials = small.make_trials(2, 2, 2, mode="none", recovery__reroute=False)
-    case = small.make_case("1,0/1,4")
-    folder = self.enterContext(tempfile.TemporaryDirectory())
-    worker = trials.begin(case.faults, workdir_path=folder)
-    compiled = mock.Mock(side_effect=[None, NotImplementedError("no such layer")])
-    compile_all = worker._step.compile
-
-    def compile_roles(**options):
-      compiled()
-      compile_all(**options)
-
-    with (
-        mock.patch.object(worker._step, "compile", compile_roles),
-        self.assertRaisesRegex(base.RunFailedError, "no such layer"),
-    ):
-      worker.run(stop_at=4)
-    self.assertEqual(worker._writer.steps(), (1,))
-
-
 class JoinsTest(absltest.TestCase):
 
   def test_the_time_of_a_wait_for_others_to_join(self):
     worker = object.__new__(worker_lib.Worker)
     step, clock = mock.Mock(idle_secs=1.0), mock.Mock(perf_counter=lambda: 2.0)
     wait = lambda num: setattr(clock, "perf_counter", lambda: num + 2.0)
-    cohort = mock.Mock(wait_members=wait)
+    cohort = mock.Mock(wait_members=wait, strike=lambda due: False)
     cohort.view.members = "abc"
     worker._step, worker._cohort, worker._compiler = step, cohort, mock.Mock()
     worker._journal, worker.state = mock.Mock(), mock.Mock(steps=3)
     joins = [faults_lib.Fault(4, "", kind="join")] * 2
-    worker._given = mock.Mock(faults=joins, strike=lambda due: False)
+    worker._given = mock.Mock(faults=joins)
     with mock.patch.object(worker_lib, "time", clock):
       worker._wait_for_joins()
     self.assertEqual(step.idle_secs, 1.0 + 5.0)

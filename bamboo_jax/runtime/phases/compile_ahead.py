@@ -21,25 +21,22 @@ from bamboo_jax.runtime.wire import ordered_sum
 Job = Callable[[], Any]
 # The jobs of an executor for some lines, see `executor.Executor.jobs`.
 MoreJobs = Callable[[engine_lib.Lines], list[Job]]
+_NO_MORE: MoreJobs = lambda lines: []
 
 
 def compile_all(
     engine: engine_lib.Engine,
+    more: MoreJobs = _NO_MORE,
     *,
     tell: Callable[[int, int], object] = lambda num_done, num_jobs: None,
     evaluate: bool = False,
-    more: MoreJobs = lambda lines: [],
 ) -> None:
-  """Runs the jobs of the present roles, in one thread per core; blocks.
+  """Runs the jobs of `find_jobs`, in one thread per core; blocks.
 
   Calls `tell` after each job. Raises the first error of a job.
-
-  Args:
-    evaluate: Whether to include programs of evaluations.
-    more: The jobs of the executor.
   """
   pool = concurrent.futures.ThreadPoolExecutor(os.cpu_count())
-  jobs = [*find_jobs(engine, evaluate=evaluate), *find_jobs_of(engine, engine.lines, more)]
+  jobs = find_jobs(engine, more, evaluate=evaluate)
   try:
     waiting = [pool.submit(job) for job in jobs]
     for num_done, future in enumerate(concurrent.futures.as_completed(waiting), 1):
@@ -49,8 +46,13 @@ def compile_all(
     pool.shutdown(wait=False, cancel_futures=True)
 
 
-def find_jobs(engine: engine_lib.Engine, *, evaluate: bool) -> list[Job]:
-  """Returns the jobs that compile the programs of local nodes in any role."""
+def find_jobs(engine: engine_lib.Engine, more: MoreJobs = _NO_MORE, *, evaluate: bool) -> list[Job]:
+  """Returns the jobs that compile the programs of local nodes in any role.
+
+  Args:
+    more: The jobs of the executor, for the present lines.
+    evaluate: Whether to include programs of evaluations.
+  """
   names = ["forward", "backward", "update", "norms", "zeros", "cast"]
   if engine.replicas.refresh == "state":  # Updates while replicas are left.
     names.append("propose")
@@ -72,18 +74,9 @@ def find_jobs(engine: engine_lib.Engine, *, evaluate: bool) -> list[Job]:
     jobs.append(functools.partial(reduce.compile_ties, engine, place))
   for device in dict.fromkeys(engine.devices.values()) if engine.num_shares > 1 else ():
     jobs += [functools.partial(reduce.compile_add, unit, device) for unit in units]
-  return jobs
-
-
-def find_jobs_of(
-    engine: engine_lib.Engine, lines: engine_lib.Lines, more: MoreJobs = lambda lines: []
-) -> list[Job]:
-  """Returns the jobs of sums between processes and of the executor for some lines."""
-  jobs = more(lines)
-  if engine.exchange is not None and len(lines) > 1:
+  if engine.exchange is not None and engine.num_shares > 1:  # Other processes may own the same.
     device = jax.local_devices(backend="cpu")[0]
-    num_shares = sum(len(own) for _, own in lines)
     num_bytes = [spec_lib.nbytes(u.accumulator) for s in engine.specs for u in s.units]
     for size in ordered_sum.sizes(max(num_bytes) // 4):
-      jobs.append(functools.partial(ordered_sum.find_program, num_shares, size, device))
-  return jobs
+      jobs.append(functools.partial(ordered_sum.find_program, engine.num_shares, size, device))
+  return [*jobs, *more(engine.lines)]

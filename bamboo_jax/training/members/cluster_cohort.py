@@ -136,9 +136,7 @@ class ClusterCohort:
     self._exits.transport.set_addresses(
         {node: json_lib.from_plain(channel_lib.Begun, b).address for node, b in begun}
     )
-
-  def connect(self) -> None:
-    others = sorted(self.view.numbers - self.hosted)
+    others = sorted(self.view.numbers - self.hosted)  # Any may be needed after a death.
     self._exits.transport.connect(others[:_MOST_PARTNERS])
 
   def settled(self, steps: base.StepId) -> None:

@@ -15,7 +15,6 @@ from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.recovery import layout as layout_lib
 
 T = TypeVar("T")
-NOT_READY = -1  # See `step.Vote`.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,15 +106,9 @@ class Cohort(Protocol):
     """
 
   def collect_addresses(self) -> None:
-    """Learns, in a new view, where its members listen; ends transfers begun before.
+    """Learns where the members of a new view listen, and begins to connect to them.
 
-    Blocks; raises `base.ViewChangedError` after another loss.
-    """
-
-  def connect(self) -> None:
-    """Connects to the nodes that may be needed; all members call it between two steps.
-
-    Raises as a transfer does if a node is lost.
+    Ends transfers begun before. Blocks; raises `base.ViewChangedError` after another loss.
     """
 
   def settled(self, steps: base.StepId) -> None:

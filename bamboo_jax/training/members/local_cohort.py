@@ -11,6 +11,7 @@ import time
 from typing import Any, TypeVar
 
 from bamboo_jax import base
+from bamboo_jax.base import logs
 from bamboo_jax.cluster import views
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.training.members import cohort as cohort_lib
@@ -133,9 +134,6 @@ class LocalCohort:
   def collect_addresses(self) -> None:
     pass
 
-  def connect(self) -> None:
-    pass
-
   def settled(self, steps: base.StepId) -> None:
     if self.first_step < 0:
       self.first_step = steps
@@ -203,6 +201,7 @@ class LocalCohort:
       zone = self._zones[number % len(self._zones)]
       name = f"n{number}"
       stay.append(views.Member(number, name, zone, name, "", 0))
+      logs.note_names({number: name})
     self._next += come
     left = {*before.leaving, *leaving} & {m.number for m in stay}
     self.newest = views.View(before.next_number, tuple(stay), reason, leaving=tuple(sorted(left)))

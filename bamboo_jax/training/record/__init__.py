@@ -6,6 +6,5 @@ deaths       the times of recoveries, and how a pause is explained
 step_times   times of passes and nodes in a step, and what delays them
 slow_nodes   names slow nodes after a step
 workdir      the files of a run
-mfu          model FLOPs utilisation of a step
 step_traces  planned and measured steps, for pages, plots, Perfetto and XProf
 """

@@ -1,11 +1,14 @@
-"""The deaths that a member has seen, their times, and how it explains a pause."""
+"""The deaths that a member has seen, their times, and how it explains a pause.
+
+A node that joins may never have heard the name of one that has died; see `base.logs`.
+"""
 
 from collections.abc import Iterable, Mapping
 import dataclasses
 import time
 
 from bamboo_jax import base
-from bamboo_jax.cluster import views
+from bamboo_jax.base import logs
 from bamboo_jax.recovery import agreement as agreement_lib, assignment, durations
 from bamboo_jax.training import run_state as run_state_lib, step as step_lib
 
@@ -13,28 +16,17 @@ _MOST_TAKERS = 4  # Number of nodes listed with their new stage.
 
 
 class Deaths:
-  """The recoveries of a run, and the names of its nodes.
-
-  Attributes:
-    recoveries: Since the start of this member.
-    names: Of the members of the view, and of dead owners, by number.
-  """
+  """The `recoveries` of a run since the start of this member."""
 
   def __init__(self, state: run_state_lib.RunState) -> None:
     self._state = state
     self.recoveries: list[durations.RecoveryTimes] = []
-    self.names: dict[base.NodeId, str] = {}
 
   def roll_back(self, steps: base.StepId) -> None:
     """Notes that all steps after the first `steps` will be repeated."""
     for recovery in self.recoveries:
       if recovery.step_end_at_secs is None:
         recovery.step = base.StepId(steps + 1)
-
-  def meet(self, view: views.View) -> None:
-    """Notes the names of a view's members; keeps those of dead owners."""
-    kept = {n: name for n, name in self.names.items() if n in self._state.layout.nodes}
-    self.names = kept | {m.number: m.name for m in view.members}
 
   def add(
       self,
@@ -53,13 +45,13 @@ class Deaths:
     if agreement.rung == "shadow":
       owners, victims = agreement.layout.owners, agreement.victims
       found = (owners[v.pipeline][v.stage] for v in victims)
-      heirs = tuple(self._name(node) for node in found if node is not None)
+      heirs = tuple(logs.name_of(node) for node in found if node is not None)
     self.recoveries.append(
         durations.RecoveryTimes(
             step=base.StepId(agreement.steps + 1),
             view=view,
             nodes=lost,
-            names=tuple(map(self._name, lost)),
+            names=tuple(map(logs.name_of, lost)),
             victims=tuple(map(str, agreement.victims)),
             rung=agreement.rung,
             heirs=heirs,
@@ -83,7 +75,7 @@ class Deaths:
   def describe_change(self, change: assignment.Decision) -> str:
     """Returns why training pauses for a change of the layout."""
     takers = [
-        f"{self._name(node)} takes stage {place}"
+        f"{logs.name_of(node)} takes stage {place}"
         for node, place in change.layout.find_takers(self._state.layout)
     ]
     if (num_more := len(takers) - _MOST_TAKERS) > 0:
@@ -112,7 +104,7 @@ class Deaths:
       recovery.step_end_at_secs = time.perf_counter()
       if measured is not None:
         span = measured.owed.get(recovery.view)
-        recovery.merge_owed([span] if span else [])
+        recovery.set_owed(span)
     return found
 
   def find_totals(self) -> dict[str, float]:
@@ -123,7 +115,3 @@ class Deaths:
         "recoveries": len(done),
         "pause_seconds": sum(r["pause_secs"] for r in durations.report(map(vars, done), {})),
     }
-
-  def _name(self, node: base.NodeId) -> str:
-    # A joining node may not have seen a view with a node that died.
-    return self.names.get(node, f"node {node}")

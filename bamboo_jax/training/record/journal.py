@@ -18,9 +18,10 @@ import types
 from typing import Any, NamedTuple
 
 from absl import logging
+import jax
 
 from bamboo_jax import base
-from bamboo_jax.accounting import ledger as ledger_lib, runs
+from bamboo_jax.accounting import ledger as ledger_lib, machines, runs
 from bamboo_jax.base import logs
 from bamboo_jax.checkpoint import digest
 from bamboo_jax.metrics import (
@@ -33,13 +34,14 @@ from bamboo_jax.metrics import (
 )
 from bamboo_jax.metrics.loggers import background, csv_file, tensorboard, wandb_run
 from bamboo_jax.recovery import durations
+from bamboo_jax.runtime.profile import products
 from bamboo_jax.training import (
     environment,
     failures as failures_lib,
     run_state as run_state_lib,
     step as step_lib,
 )
-from bamboo_jax.training.record import charges as charges_lib, mfu, step_times, step_traces
+from bamboo_jax.training.record import charges as charges_lib, step_times, step_traces
 from bamboo_jax.training.setup import job as job_lib, sizes
 
 _COUNT_SECS = 4.0  # Between counts of compiled programs.
@@ -79,7 +81,6 @@ class Journal:
     )
     self._ledger = self._new_ledger()
     self._unit = job.task.batches.source.unit  # Of the rate; None: as in the first step.
-    self._mfu = mfu.Mfu.of(job)
     self._lines: jsonl.MetricsWriter | None = None  # None: another member writes.
     self._background: list[background.Background] = []  # Loggers of the package.
     self._own: list[tuple[str, Any]] = []  # Loggers and callbacks of the user, each with a name.
@@ -142,7 +143,7 @@ class Journal:
         done,
         live,
         num_samples=batch.batch_size - num_dropped,
-        sums_secs=step_times.mean_sums_secs([done.measured.sums_secs], layout),
+        sums_secs=step_times.mean_sums_secs(done.measured.sums_secs, layout),
     )
     before, self._last = self._last, _Step(
         done,
@@ -164,19 +165,10 @@ class Journal:
     for recovery in done.recoveries:
       self.write_event("recovery", step=done.steps, values=dataclasses.asdict(recovery))
 
-  def welcome(
-      self,
-      boot_secs: Mapping[base.NodeId, float],
-      *,
-      names: Mapping[base.NodeId, str],
-      in_step: bool,
-  ) -> None:
+  def welcome(self, boot_secs: Mapping[base.NodeId, float], *, in_step: bool) -> None:
     """Charges and writes joining nodes; see `Charges.welcome`."""
     if come := self._charges.welcome(boot_secs, None if in_step else self._live()):
-      values = {
-          "boot_secs": {str(n): come[n] for n in come},
-          "names": [names.get(n, f"node {n}") for n in come],
-      }
+      values = {"boot_secs": {str(n): come[n] for n in come}, "names": [*map(logs.name_of, come)]}
       self.write_event("join", step=self._state.steps + 1, values=values)  # The step they join.
 
   def write_event(self, event: str, *, step: int, values: Mapping[str, Any]) -> None:
@@ -273,8 +265,8 @@ class Journal:
     if span_secs := done.measured.span_secs:
       shown["bubble_pct"] = 100 * (1.0 - done.measured.passes.total / (span_secs * num_training))
     shown["step_ms"] = 1e3 * done.secs
-    if self._mfu is not None:
-      shown["mfu_pct"] = self._mfu.find_pct(done.secs, num_nodes=num_training)
+    if self._peak_secs is not None:
+      shown["mfu_pct"] = 100 * self._peak_secs / (done.secs * num_training)
     account = self._ledger.account()
     shown["goodput_pct"] = 100 * account.node_time.goodput
     if account.price is not None:
@@ -296,7 +288,7 @@ class Journal:
       self._append({"event": SKIPPED, "step": done.steps, "reason": done.skipped})
     if last.owners != self._owners:
       self._owners = last.owners
-      names = {str(n): name for n, name in done.names.items()}
+      names = {str(n): logs.name_of(n) for n in sorted(last.live.nodes)}
       values = {"owners": last.owners, "rung": last.rung, "at_secs": time.perf_counter()}
       self._append({"event": "layout", "step": done.steps, **values, "names": names})
     self._append({"step": done.steps, **shown, **more})
@@ -420,6 +412,19 @@ class Journal:
   def _totals(self) -> dict[str, object]:
     """The totals so far, as an entry of a line."""
     return {runs.KEY: self._ledger.totals().as_dict()}
+
+  @functools.cached_property
+  def _peak_secs(self) -> float | None:
+    """Time of the products of a step at the peak of a node; None if that is not known.
+
+    Traces the model. Attention by a fused kernel is no product and is not counted.
+    """
+    whole, mesh = self._job.task.whole, self._config.node.mesh
+    kind, dtype = jax.local_devices()[0].device_kind, whole.model.fingerprint.get("dtype", "")
+    if (peak := machines.find_peak_tflops(kind, dtype=dtype)) is None:
+      return None
+    flops = products.step_flops(whole) * self._job.plan.batch.total_microbatches
+    return flops / (1e12 * peak * mesh.data * mesh.tensor)
 
   def _live(self) -> charges_lib.Live:
     owners = (roles.owners for roles in self._state.layout.roles)

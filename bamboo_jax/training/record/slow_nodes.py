@@ -1,7 +1,6 @@
 """Names the nodes that are slow, and lets them hand over if so configured."""
 
 import collections
-from collections.abc import Iterable
 
 from bamboo_jax import base
 from bamboo_jax.recovery import slowness
@@ -29,12 +28,12 @@ class SlowNodes:
     self._history.clear()
     self._num_heard = 0
 
-  def hear(self, said: Iterable[slowness.Step]) -> None:
-    """Judges a committed step; `said` has the times of each member's nodes."""
+  def hear(self, times: slowness.Step) -> None:
+    """Judges a committed step, by the times of all nodes."""
     self._num_heard += 1
     if self._num_heard <= slowness.NUM_SKIPPED:
       return
-    self._history.append({n: s for nodes in said for n, s in nodes.items()})
+    self._history.append(times)
     named = {one.number for one in self._state.named}
     for node, factor in slowness.find_slow([*self._history]).items():
       if node not in named:

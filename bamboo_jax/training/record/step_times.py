@@ -69,18 +69,12 @@ def sums_of(
   return {s: secs for row in rows for s, n in base.by_stage(row) if n in nodes}
 
 
-def mean_sums_secs(
-    said: Iterable[Mapping[base.StageId, float]], layout: layout_lib.Layout
-) -> float:
+def mean_sums_secs(least: Mapping[base.StageId, float], layout: layout_lib.Layout) -> float:
   """Returns the mean time per node of summing gradients, without waiting.
 
   All nodes of a segment sum together, and the last to arrive does not wait; so
-  the time of a segment is the least that members have `said`.
+  the time of a segment is the `least` of its nodes.
   """
-  least: dict[base.StageId, float] = {}
-  for one in said:
-    for segment, secs in one.items():
-      least[segment] = min(secs, least.get(segment, secs))
   found: dict[base.NodeId, float] = {}
   for way in layout.ways:
     for segment, node in base.by_stage(way.owners):

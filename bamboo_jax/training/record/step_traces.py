@@ -19,7 +19,7 @@ from absl import logging
 import jax
 
 from bamboo_jax import base
-from bamboo_jax.base import threads
+from bamboo_jax.base import logs, threads
 from bamboo_jax.metrics import (
     chrome_trace,
     plots,
@@ -107,7 +107,7 @@ class RowFile:
 
   def _replace(self, done: step_lib.Committed, at_secs: float, with_plan: bool) -> None:
     if with_plan and done.planned is not self._planned and done.planned:
-      slots = rows_lib.pack(planned_slots(done.planned, namer(done)))
+      slots = rows_lib.pack(planned_slots(done.planned, logs.name_of))
       planned = rows_lib.StepRows(done.steps, at_secs, done.start_secs, slots)
       rows_lib.write(self._folder / rows_lib.PLANNED, [planned])
       self._planned = done.planned
@@ -193,7 +193,7 @@ def traced_step(done: step_lib.Committed, *, since_secs: float) -> chrome_trace.
   return chrome_trace.TracedStep(
       done.steps,
       1e3 * (done.start_secs - since_secs),
-      planned_slots(done.planned, namer(done)),
+      planned_slots(done.planned, logs.name_of),
       (*measured_slots(done), *deaths),
   )
 
@@ -222,11 +222,6 @@ def plot_step(
   plots.save_figure(figure, path, formats)
 
 
-def namer(done: step_lib.Committed) -> Callable[[base.NodeId], str]:
-  """Returns a function of a node's name in a step."""
-  return lambda node: done.names.get(node, f"node {node}")
-
-
 def planned_slots(
     timelines: Sequence[timeline_lib.Timeline],
     name: Callable[[base.NodeId], str] = "node {}".format,
@@ -245,9 +240,9 @@ def planned_slots(
 
 def measured_slots(done: step_lib.Committed) -> tuple[slot_lib.TrackSlot, ...]:
   """Returns the measured slots of a step, in milliseconds since its start."""
-  ms, name = lambda secs: 1e3 * (secs - done.start_secs), namer(done)
+  ms = lambda secs: 1e3 * (secs - done.start_secs)
   return tuple(
-      _slot(name, m.node, m.instruction, ms(m.start_secs), ms(m.end_secs))
+      _slot(logs.name_of, m.node, m.instruction, ms(m.start_secs), ms(m.end_secs))
       for m in done.instructions
   )
 

@@ -84,20 +84,20 @@ class CompileAheadTest(absltest.TestCase):
     engine, asked = make_engine(), []
     job = lambda: None
     more = lambda lines: asked.append(lines) or [job]
-    self.assertEqual(compile_ahead.find_jobs_of(engine, engine.lines, more), [job])
+    self.assertIs(compile_ahead.find_jobs(engine, more, evaluate=False)[-1], job)
     self.assertEqual(asked, [engine.lines])
 
   def test_sums_between_processes(self):
     engine = make_engine(exchange=mock.Mock())
     largest = max(a.size for u in engine.specs[0].units for a in jax.tree.leaves(u.accumulator))
-    jobs = compile_ahead.find_jobs_of(engine, engine.lines)
-    counts, sizes, _ = zip(*(job.args for job in jobs), strict=True)
+    jobs = compile_ahead.find_jobs(engine, evaluate=False)
+    sums = [job.args for job in jobs if job.func is ordered_sum.find_program]
+    counts, sizes, _ = zip(*sums, strict=True)
     self.assertEqual({*counts}, {2})
     for num_nodes in (1, 2, 3):
       bounds = ordered_sum.cut(largest, num_nodes)
       found = {ordered_sum._padded(b - a) for a, b in ordered_sum.pieces(*bounds[:2])}
       self.assertContainsSubset(found, {*sizes})
-    self.assertEmpty(compile_ahead.find_jobs_of(engine, engine.lines[:1]))
 
 
 if __name__ == "__main__":
