@@ -1,4 +1,8 @@
-"""Compiles in the background, so that a new view finds its programs ready."""
+"""Compiles in the background, so that a new view finds its programs ready.
+
+Programs of units serve all roles and are compiled before the first step; these are
+the executor's own, of one program for all nodes.
+"""
 
 from collections.abc import Callable, Collection
 from concurrent import futures
@@ -10,7 +14,6 @@ from bamboo_jax import base
 from bamboo_jax.cluster import views
 from bamboo_jax.recovery import layout as layout_lib, moves
 from bamboo_jax.runtime import executor as executor_lib
-from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.training import failures as failures_lib, run_state as run_state_lib
 
 _PAUSES = 3.0  # Pause after a job, as a multiple of its processor time.
@@ -23,14 +26,8 @@ class BackgroundCompiler:
   joining node forever, so its error ends this member with its next vote.
   """
 
-  def __init__(
-      self, state: run_state_lib.RunState, executor: executor_lib.Executor, *, evaluate: bool
-  ) -> None:
-    self._engine = state.engine
-    self._executor = executor
-    self._cohort = state.cohort
-    self._state = state
-    self._evaluate = evaluate
+  def __init__(self, state: run_state_lib.RunState, executor: executor_lib.Executor) -> None:
+    self._executor, self._cohort, self._state = executor, state.cohort, state
     self._thread = futures.ThreadPoolExecutor(1, "compiler")
     self._last: futures.Future[None] = futures.Future()
     self._last.set_result(None)
@@ -42,16 +39,15 @@ class BackgroundCompiler:
     self._followed: layout_lib.Layout | None = None
 
   def follow(self) -> None:
-    """Starts to compile all roles, and the present ones of the executor, if the layout is new.
+    """Starts to compile the executor's programs for the layout, if that is new.
 
     Pauses after each job, as training needs the cores and the interpreter, too;
     but not at the start of a run, when no program is ready for a death.
     """
     if self._followed != self._state.layout:
       self._followed = self._state.layout
-      jobs = compile_ahead.find_jobs(self._engine, self._executor.jobs, evaluate=self._evaluate)
-      pauses = _PAUSES * self._is_under_way
-      self._submit(self._call, [*jobs, moves.load_solver], pauses)
+      jobs = self._executor.jobs(self._state.engine.lines)
+      self._submit(self._call, [*jobs, moves.load_solver], _PAUSES * self._is_under_way)
       self._is_under_way = True
 
   def wait(self) -> None:

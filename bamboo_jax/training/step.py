@@ -12,7 +12,7 @@ after the vote the update is local and needs no peer.
   apply    the update of every stage and replica
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import time
@@ -23,7 +23,7 @@ from bamboo_jax.checkpoint import arrays as layer_arrays, parts
 from bamboo_jax.faults import faults as faults_lib, slow as slow_lib
 from bamboo_jax.recovery import durations, layout as layout_lib, slowness
 from bamboo_jax.runtime import node as node_lib
-from bamboo_jax.runtime.phases import compile_ahead, reduce, replicas, update
+from bamboo_jax.runtime.phases import reduce, replicas, update
 from bamboo_jax.runtime.profile import recorder as recorder_lib
 from bamboo_jax.schedule import redundancy, timeline as timeline_lib
 from bamboo_jax.training import environment, failures, sums as sums_lib
@@ -302,10 +302,6 @@ class StepRunner:
         predicted=predicted,
         recoveries=tuple(recoveries),
     )
-
-  def compile(self, *, evaluate: bool, tell: Callable[[int, int], object]) -> None:
-    """Compiles all programs of local nodes; blocks, see `compile_all`."""
-    compile_ahead.compile_all(self._engine, self.executor.jobs, tell=tell, evaluate=evaluate)
 
   def take_prints(self) -> replicas.Prints | None:
     """Returns fingerprints for the vote, None if they are not due; blocks."""

@@ -19,6 +19,7 @@ from bamboo_jax.cluster import messages
 from bamboo_jax.data import batches as batches_lib
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.recovery import agreement as agreement_lib, layout as layout_lib
+from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.training import (
     background_compiler,
     environment,
@@ -75,10 +76,7 @@ class Worker:
     self._journal = journal_lib.Journal(job, given, self.state)
     self._deaths = deaths_lib.Deaths(self.state)
     self._slow = slow_nodes.SlowNodes(self.state, self._journal, response=config.recovery.slow)
-    self._evaluates = config.evaluate.every_steps > 0
-    self._compiler = background_compiler.BackgroundCompiler(
-        self.state, self._step.executor, evaluate=self._evaluates
-    )
+    self._compiler = background_compiler.BackgroundCompiler(self.state, self._step.executor)
     self._data = failures_lib.SafeData(job.task, cohort, self._journal.failures)
     self._begun, self._saves_at_stop = -1, False
     self._failed = failures_lib.Failure()  # The one that ends the run.
@@ -142,7 +140,12 @@ class Worker:
 
   def _compile(self) -> None:
     """Compiles the programs of units for all roles, and the executor's for the present ones."""
-    self._step.compile(evaluate=self._evaluates, tell=self._journal.count_compiled)
+    compile_ahead.compile_all(
+        self.engine,
+        self._step.executor.jobs,
+        tell=self._journal.count_compiled,
+        evaluate=self._config.evaluate.every_steps > 0,
+    )
 
   def _compile_alone(self) -> None:
     """Compiles what a new layout needs, unless others wait: `follow` does it then."""

@@ -10,7 +10,6 @@ from absl.testing import absltest
 
 from bamboo_jax import base
 from bamboo_jax.recovery import layout as layout_lib
-from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.schedule import failover
 from bamboo_jax.training import background_compiler, failures as failures_lib
 from bamboo_jax.training.members import local_cohort
@@ -36,14 +35,11 @@ class BackgroundCompilerTest(absltest.TestCase):
     self.state.cohort, self.state.engine = self.cohort, mock.Mock()
     executor = mock.Mock()
     executor.jobs = lambda lines: [*self.jobs]
-    self.compiler = background_compiler.BackgroundCompiler(self.state, executor, evaluate=False)
+    self.compiler = background_compiler.BackgroundCompiler(self.state, executor)
     self.addCleanup(self.compiler.close)
     self.jobs = []
     self.failures = failures_lib.Failures()
     self.fail = functools.partial(int, "no such kernel")  # No line of ours.
-
-    find = lambda engine, more, evaluate: more(engine.lines)
-    self.enterContext(mock.patch.object(compile_ahead, "find_jobs", find))
 
   def fail_in_code_of_the_user(self):
     raise NotImplementedError("no such layer")

@@ -474,10 +474,10 @@ class JournalTest(parameterized.TestCase):
 
   def test_a_member_writes_its_last_steps(self):
     workdir = workdir_lib.Workdir(self.root)
-    file = step_traces.RowFile(workdir.rows, "n1", num_steps=2)
+    file = step_traces.RowLogger(workdir.rows, "n1", num_steps=2)
     for step in (1, 2, 3):
-      file.add(_measured(step), with_plan=True)
-    file.flush()
+      file.log(step, {"done": _measured(step), "with_plan": True})
+    file.close()
     (steps,) = rows_lib.read_members(workdir.rows).values()
     self.assertEqual([rows.step for rows in steps], [2, 3])
     self.assertNotEmpty(steps[-1].slots)
@@ -485,13 +485,6 @@ class JournalTest(parameterized.TestCase):
     self.assertEqual(rows_lib.read_members(workdir.rows), {})
     step_traces.clear(workdir.rows)
     self.assertEmpty([*workdir.rows.iterdir()])
-
-  def test_rows_that_cannot_be_written_hold_nothing_up(self):
-    (self.root / "rows").write_text("no folder")
-    file = step_traces.RowFile(self.root / "rows", "n1", num_steps=2)
-    for step in (1, 2):
-      file.add(_committed(step), with_plan=True)
-      file.flush()
 
   def test_dollars_are_shown_if_the_kind_of_node_is_named(self):
     config = self.job.config.changed({"cost.instance": "p3.2xlarge"})

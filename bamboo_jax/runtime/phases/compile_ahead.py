@@ -60,7 +60,7 @@ def find_jobs(engine: engine_lib.Engine, more: MoreJobs = _NO_MORE, *, evaluate:
     names.append("redundant")
   if evaluate:
     names.append("evaluate")
-  has_copies = any(engine.shadows) or len(engine.owners) > 1  # Their fingerprints are compared.
+  has_copies = engine.replicas.has_replicas or engine.num_shares > 1  # These are compared.
   units = programs_lib.find_kinds(engine.specs)
   jobs: list[Job] = []
   # One place after the other: later ones load the programs of the first.

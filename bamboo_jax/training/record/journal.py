@@ -44,6 +44,7 @@ from bamboo_jax.training import (
 from bamboo_jax.training.record import charges as charges_lib, step_times, step_traces
 from bamboo_jax.training.setup import job as job_lib, sizes
 
+_ROWS_SECS = 5.0  # For the last rows; the folder may hang.
 _COUNT_SECS = 4.0  # Between counts of compiled programs.
 _RATES = {f"{unit}_per_sec": unit for unit in ("tokens", "samples")}
 # Events that are shown or counted by others.
@@ -87,7 +88,12 @@ class Journal:
     num_traced = max(1, job.config.metrics.trace_steps)
     self._traced = collections.deque[step_lib.Committed](maxlen=num_traced)
     self._first_secs: float | None = None  # Time 0 of the trace.
-    self._rows = step_traces.RowFile(self._workdir.rows, given.name, num_steps=num_traced)
+    self._rows: background.Background | None = None
+    if given.name:  # Of a member that is not alone.
+      make_rows = lambda step: step_traces.RowLogger(
+          self._workdir.rows, given.name, num_steps=num_traced
+      )
+      self._rows = background.Background("rows", make_rows, step=0, close_secs=_ROWS_SECS)
     profiles = self._workdir.profiles / given.name
     self._profiler = step_traces.Profiler(job.config.metrics.profiled, profiles)
     self.shown: dict[str, float] = {}
@@ -156,7 +162,8 @@ class Journal:
     )
     self._profiler.note_done(done.steps)
     logs.note_step(done.steps)
-    self._rows.add(done, with_plan=self._state.is_writer)
+    if self._rows is not None:
+      self._rows.log(done.steps, {"done": done, "with_plan": self._state.is_writer})
     if not self._state.is_writer:
       self.close()  # Another member writes from now on.
       return
@@ -217,7 +224,10 @@ class Journal:
   def flush(self) -> None:
     """Waits until rows are written, and ends the profile of this member."""
     self._profiler.stop()
-    self._rows.flush()
+    if self._rows is not None:
+      self._rows.close()
+      if error := self._rows.take_error():
+        logging.warning("%s", error)
 
   def write_summary(self, step: int, digests: digest.Digests) -> None:
     """Writes summary and plots after `step` steps, unless already written."""

@@ -1,25 +1,22 @@
 """Planned and measured steps, for pages, pictures and traces.
 
-`RowFile` writes a member's last steps in a thread beside the steps, as a file
-of `metrics.rows`; `write_trace` joins those of all members for Perfetto.
+`RowLogger` writes a member's last steps as a file of `metrics.rows`; `write_trace`
+joins those of all members for Perfetto.
 `Profiler` has XLA trace some steps for XProf: `config.metrics.profile_steps`.
 """
 
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 import os
 import pathlib
-import queue
-import threading
 import time
 from typing import Any
 
-from absl import logging
 import jax
 
 from bamboo_jax import base
-from bamboo_jax.base import logs, threads
+from bamboo_jax.base import logs
 from bamboo_jax.metrics import (
     chrome_trace,
     plots,
@@ -34,7 +31,6 @@ from bamboo_jax.training.record import workdir as workdir_lib
 Op = instruction_lib.Op
 
 _PAUSE_SECS = 0.5  # Between two writes, however short the steps are.
-_FLUSH_SECS = 5.0  # For the last write; the folder may hang.
 _CATEGORIES = {Op.FORWARD: "forward", Op.REDUNDANT_FORWARD: "redundant", Op.BACKWARD: "backward"}
 _OUTPUT = "output of stage {i.stage} for microbatch {i.microbatch}"
 _MEANINGS = {
@@ -48,74 +44,42 @@ _MEANINGS = {
 }
 
 
-class RowFile:
-  """Writes the last `num_steps` of the member `name`; does not block its steps.
+class RowLogger:
+  """A `logger.Logger` of the last `num_steps` of the member `name`, as a file of `metrics.rows`.
 
-  A member that is alone has no name and writes nothing. After an error of the
-  folder, which is logged, nothing more is written.
+  `log` gets the step as "done", and "with_plan": whether to write the plan of all
+  nodes, too, if it is new.
   """
 
   def __init__(self, folder: pathlib.Path, name: str, *, num_steps: int) -> None:
-    self._folder, self._name = folder, name
-    self._last: collections.deque[Any] = collections.deque(maxlen=num_steps)
-    self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    self._planned: object = None
-    if name:
-      threads.call_beside(self._run, name="rows")
+    folder.mkdir(exist_ok=True)
+    self._folder, self._name, self._planned = folder, name, None
+    self._last = collections.deque[step_lib.Committed](maxlen=num_steps)
+    self._next_secs = 0.0
 
-  def add(self, done: step_lib.Committed, *, with_plan: bool) -> None:
-    """Adds a step; `with_plan`: also writes the plan of all nodes if new."""
-    if not self._name:
-      return
-    at_secs = time.time() + done.start_secs - time.perf_counter()
-    self._queue.put((done, at_secs, with_plan))
-
-  def flush(self) -> None:
-    """Waits until all steps are written, at most five seconds."""
-    if not self._name:
-      return
-    flushed = threading.Event()
-    self._queue.put(flushed)
-    flushed.wait(_FLUSH_SECS)
-
-  def _run(self) -> None:
-    try:
-      self._folder.mkdir(exist_ok=True)
-      while True:
-        self._write()
-        time.sleep(_PAUSE_SECS)
-    except OSError as error:
-      logging.warning("No more rows for pages and traces: %s", error)
-    while True:  # Drops steps, for they will not be written.
-      if isinstance(item := self._queue.get(), threading.Event):
-        item.set()
-
-  def _write(self) -> None:
-    """Waits for the next step, and writes all that there are by then."""
-    items = [self._queue.get()]
-    while not self._queue.empty():
-      items.append(self._queue.get())
-    flushed = [item for item in items if isinstance(item, threading.Event)]
-    steps = [item for item in items if not isinstance(item, threading.Event)]
-    try:
-      if steps:
-        self._last += steps
-        self._replace(*steps[-1])
-    finally:
-      for event in flushed:
-        event.set()
-
-  def _replace(self, done: step_lib.Committed, at_secs: float, with_plan: bool) -> None:
-    if with_plan and done.planned is not self._planned and done.planned:
-      slots = rows_lib.pack(planned_slots(done.planned, logs.name_of))
-      planned = rows_lib.StepRows(done.steps, at_secs, done.start_secs, slots)
+  def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+    done = metrics["done"]
+    self._last.append(done)
+    if metrics["with_plan"] and done.planned is not self._planned and done.planned:
+      planned = _pack(done, planned_slots(done.planned, logs.name_of))
       rows_lib.write(self._folder / rows_lib.PLANNED, [planned])
       self._planned = done.planned
-    measured = []
-    for d, secs, _ in self._last:
-      packed = rows_lib.pack(measured_slots(d))
-      measured.append(rows_lib.StepRows(d.steps, secs, d.start_secs, packed))
+    if time.monotonic() >= self._next_secs:
+      self.close()
+
+  def event(self, name: str, step: int, values: Mapping[str, Any]) -> None:
+    pass
+
+  def close(self) -> None:
+    """Writes the file."""
+    measured = [_pack(done, measured_slots(done)) for done in self._last]
     rows_lib.write(self._folder / f"{self._name}.json", measured)
+    self._next_secs = time.monotonic() + _PAUSE_SECS
+
+
+def _pack(done: step_lib.Committed, slots: Iterable[slot_lib.TrackSlot]) -> rows_lib.StepRows:
+  at_secs = time.time() + done.start_secs - time.perf_counter()
+  return rows_lib.StepRows(done.steps, at_secs, done.start_secs, rows_lib.pack(slots))
 
 
 def clear(folder: pathlib.Path) -> None:
