@@ -210,6 +210,8 @@ class RunStateTest(parameterized.TestCase):
         ((1, 2, 3), {1}, True),  # The writer has died.
         ((1, 2, 3), {2}, False),
         ((4, 5), {4}, True),  # No node of the layout lives.
+        ((), {0}, True),  # There is no view yet.
+        ((), {1}, False),
     ):
       self.parts.view = members.view(2, *alive)
       self.parts.hosted = frozenset(hosted)

@@ -128,10 +128,10 @@ def acts(cohort: Cohort, layout: layout_lib.Layout) -> bool:
   """Returns whether this member acts for all.
 
   It hosts the lowest live node with a role in the layout, or the lowest of the
-  view if none is live.
+  view if none is live. Before the first view all are.
   """
-  numbers = cohort.view.numbers
-  return min(layout.nodes & numbers or numbers) in cohort.hosted
+  alive = cohort.view.numbers or layout.nodes
+  return min(layout.nodes & alive or alive) in cohort.hosted
 
 
 def find_victims(due: faults_lib.Due, view: views.View) -> list[views.Member]:
