@@ -33,14 +33,20 @@ class WorkerReply:
 
 def find_workers(logs: pathlib.Path) -> dict[str, int]:
   """Returns the process ids of the workers that log to `logs`, by node."""
-  found = {}
+  found: dict[str, dict[int, int]] = {}  # With the parent of each.
   for process in pathlib.Path("/proc").glob("[0-9]*"):
     with contextlib.suppress(OSError):  # It has ended, or is another user's.
       log = (process / "fd/2").readlink()
       is_worker = _PROGRAM in (process / "cmdline").read_bytes()
       if is_worker and log.parent == logs.resolve():
-        found[log.stem] = int(process.name)
-  return dict(sorted(found.items()))
+        _, parent, *_ = (process / "stat").read_text().rpartition(")")[2].split()
+        found.setdefault(log.stem, {})[int(process.name)] = int(parent)
+  return {  # A worker forks children, which look like it.
+      name: pid
+      for name, parents in sorted(found.items())
+      for pid, parent in parents.items()
+      if parent not in parents
+  }
 
 
 def explain_missing(name: str, workers: Collection[str], hosts: Mapping[str, str]) -> str:

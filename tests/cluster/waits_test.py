@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from unittest import mock
 
 from absl.testing import absltest, parameterized
 
@@ -104,6 +105,21 @@ class InquiryTest(parameterized.TestCase):
     lines = inquiry.render([answer])
     self.assertEqual(lines[0], f"== n4, process {worker.pid}")
     self.assertIn("n4 waits for node 3, node 7", lines)
+
+  def test_a_child_of_a_worker_is_not_taken_for_it(self):
+    script = """if True:
+      import os, sys, time
+      end, other = os.pipe()
+      if not os.fork():
+        os.close(other)
+        os.read(end, 1)  # Until its parent ends.
+        os._exit(0)
+      print("ready", file=sys.stderr, flush=True)
+      time.sleep(60)
+    """
+    with mock.patch.dict(globals(), _WORKER=script):
+      worker = self.start("n4", "-m", "bamboo_jax.launch.worker")
+    self.assertEqual(inquiry.find_workers(self.logs), {"n4": worker.pid})
 
   @parameterized.parameters(
       ("n1", ["n0"], {"n0": "10.0.0.7"}, "Unknown node 'n1'; did you mean 'n0'"),
