@@ -12,10 +12,11 @@ import time
 from typing import NamedTuple
 
 from bamboo_jax import base, config as config_lib
-from bamboo_jax.base import logs, ports
+from bamboo_jax.base import logs
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.local_cluster import machine, narrator, setup as setup_lib, strikes as strikes_lib
 from bamboo_jax.metrics import jsonl, nodes as nodes_lib, progress as progress_lib
+from bamboo_jax.net import addresses
 from bamboo_jax.recovery import durations
 from bamboo_jax.report.live import feed as feed_lib, server
 from bamboo_jax.runtime import accelerator
@@ -196,12 +197,11 @@ class ClusterRun:
     arguments = [*self._setup.arguments, f"--nodes={len(self._setup.first_zones)}", "--noprogress"]
     if (port := self._setup.metrics_port) is not None:
       port += self._num_started
-      if fault := ports.find_fault(port):  # Only the agent's log would say so.
-        self._progress.show_text(
-            f"warning: No metrics of {name} at port {port}: {fault}. Training " "continues."
-        )
-      else:
+      try:
+        addresses.check_free("--metrics_port", setup_lib.HOST, port)
         arguments.append(f"--metrics_port={port}")
+      except ValueError as error:  # Only the agent's log would say so.
+        self._progress.show_text(f"warning: No metrics of {name}: {error} Training continues.")
     self._num_started += 1
     self._cluster.start_agent(
         name,

@@ -11,7 +11,7 @@ from bamboo_jax.net import addresses
 from bamboo_jax.traces import replay as trace_replay, trace as trace_lib
 from bamboo_jax.training.setup import sizes
 
-_HOST = "127.0.0.1"  # All processes are on this machine.
+HOST = "127.0.0.1"  # All processes are on this machine.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,10 +49,10 @@ class Setup:
   def check_ports(self) -> None:
     """Raises `ValueError` if a port of the page or of metrics is in use."""
     if self.page_port is not None:
-      addresses.check_free("--page_port", _HOST, self.page_port)
+      addresses.check_free("--page_port", HOST, self.page_port)
     if (first := self.metrics_port) is not None:
       for port in range(first, first + len(self.first_zones)):
-        addresses.check_free("--metrics_port", _HOST, port)
+        addresses.check_free("--metrics_port", HOST, port)
 
   def write_faults(self) -> None:
     if self.faults_file is not None:

@@ -34,12 +34,15 @@ def render(host: str, port: int) -> str:
 
 def check_free(flag: str, host: str, port: int) -> None:
   """Raises `ValueError`, which names `flag`, if nobody may listen at a port."""
+  if port > 65535:
+    raise ValueError(f"{flag}: ports are up to 65535, got {port}.")
   family, address = find(host, port)
   with socket.socket(family) as listener:
     # As servers do: connections that were closed just now are no obstacle.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
       listener.bind(address)
+      listener.listen()  # Only this fails beside a listener of all interfaces.
     except OSError as error:
       raise ValueError(
           f"{flag}: cannot listen at {render(host, port)}: {error.strerror}."
