@@ -103,7 +103,10 @@ class Strikes:
       if kind == "notice":
         self._cluster.give_notice(node)
       elif kind == "slow":
-        self._suspend_often(pid, faults_lib.Fault.slow.factor)
+        is_slow = pid in self._slow
+        self._slow[pid] = faults_lib.Fault.slow.factor
+        if not is_slow:
+          threading.Thread(target=self._alternate, args=(pid,), name="slow", daemon=True).start()
       else:
         self._slow.pop(pid, None)
         self._note_death(node)
@@ -133,14 +136,8 @@ class Strikes:
     if (number := self._cluster.find_number(name)) is not None:
       self.kills[number] = time.perf_counter()
 
-  def _suspend_often(self, pid: int, factor: float) -> None:
-    """Suspends a worker so that it runs 1 / `factor` of the time."""
-    is_slow = pid in self._slow
-    self._slow[pid] = factor
-    if not is_slow:
-      threading.Thread(target=self._alternate, args=(pid,), name="slow", daemon=True).start()
-
   def _alternate(self, pid: int) -> None:
+    """Suspends a worker often, so that it runs 1 / `factor` of the time."""
     while True:
       for number in signal.SIGSTOP, signal.SIGCONT:
         with self._lock:  # Another fault ends it, and may have stopped it.

@@ -86,10 +86,19 @@ def train_and_evaluate(
   cohort = local_cohort.LocalCohort(num_nodes, seed=config.seed)
   with (
       base.lock_folder(workdir),
-      _hold(config, workdir) as holder,
       progress_lib.ProgressLine(num_steps=config.num_steps) as progress,
       contextlib.ExitStack() as stack,
   ):
+    secret = identity_lib.read_secret(identity_lib.draw_secret(workdir))
+    records = records_lib.Records(workdir, identity_lib.find_entry_key(secret))
+    patience_secs = config.cluster.most_silence_secs
+    holder = stack.enter_context(holding.hold(records, patience_secs=patience_secs))
+
+    def stops() -> bool:
+      if holder.is_taken:
+        holder.check()  # Raises, as others have the folder.
+      return cohort.is_asked_to_stop()
+
     given = environment.Environment(
         cohort=cohort,
         workdir=where,
@@ -97,7 +106,7 @@ def train_and_evaluate(
         progress=progress,
         prefetches=True,
         check_fence=lambda view: holder.check(),
-        stops=lambda: _check(holder) or cohort.is_asked_to_stop(),
+        stops=stops,
         callbacks=callbacks,
     )
     worker = worker_lib.Worker(job, given)
@@ -111,21 +120,6 @@ def train_and_evaluate(
     for line in missed:
       progress.show_text(line)
     return is_done
-
-
-def _hold(
-    config: config_lib.Config, workdir: str
-) -> contextlib.AbstractContextManager[holding.Holder]:
-  secret = identity_lib.read_secret(identity_lib.draw_secret(workdir))
-  records = records_lib.Records(workdir, identity_lib.find_entry_key(secret))
-  return holding.hold(records, patience_secs=config.cluster.most_silence_secs)
-
-
-def _check(holder: holding.Holder) -> bool:
-  """Returns False; raises `base.FencedError` once others are seen to have the folder."""
-  if holder.is_taken:
-    holder.check()
-  return False
 
 
 def _place_nodes(

@@ -76,15 +76,6 @@ def _check_depth(config: config_lib.Config, *, most_nodes: int) -> None:
   )
 
 
-def _make_ladder(config: config_lib.Config) -> ladder_lib.Ladder:
-  is_program = config.pipeline.executor == "spmd"
-  return ladder_lib.Ladder(
-      config.recovery,
-      has_replicas=config.redundancy.mode != "none",
-      rerouting="whole_shares" if is_program else "shares",
-  )
-
-
 def _make_grid(config: config_lib.Config, plan: planner.Plan) -> shapes_lib.Partitions:
   """Returns the partitions of the depths that Varuna chooses from."""
   most = len(build.find_cuts(plan.profile)) + 1
@@ -104,7 +95,12 @@ def make_rules(
   The number of stages and the partition change only with `templates` or a grid
   of depths. `ValueError` names an option that is not allowed.
   """
-  recovery, ladder = config.recovery, _make_ladder(config)
+  recovery, is_program = config.recovery, config.pipeline.executor == "spmd"
+  ladder = ladder_lib.Ladder(
+      recovery,
+      has_replicas=config.redundancy.mode != "none",
+      rerouting="whole_shares" if is_program else "shares",
+  )
   num_shares = plan.batch.num_shares
   # A memory limit allows a pipeline only the shares that it starts with.
   is_finer = num_shares > plan.num_pipelines and plan.memory_limit_bytes is None

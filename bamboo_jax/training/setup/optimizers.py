@@ -44,7 +44,8 @@ def make_optimizer(
     function = found
   arguments = {"learning_rate": rate, **section.options}
   known = inspect.signature(function).parameters
-  mask = None if section.decay == "all" else _find_matrices
+  matrices = lambda params: jax.tree.map(lambda param: param.ndim >= 2, params)
+  mask = None if section.decay == "all" else matrices
   decay_rate = None
   if "weight_decay" not in known:
     decay_rate = arguments.pop("weight_decay", None)
@@ -77,11 +78,6 @@ def find_optimizers() -> dict[str, Callable[..., Any]]:
       if not name.startswith(("_", "scale_by_"))
       and "learning_rate" in inspect.signature(function).parameters
   }
-
-
-def _find_matrices(params: base.PyTree) -> base.PyTree:
-  """Returns a mask of the parameters of at least two dimensions."""
-  return jax.tree.map(lambda param: param.ndim >= 2, params)
 
 
 def _check_update(optimizer: optax.GradientTransformation, *, what: str) -> None:
