@@ -22,11 +22,11 @@ def note(workdir: pathlib.Path, event: str, name: str, **facts: Any) -> None:
 
 
 class Reader:
-  """Reads the lines that are appended from now on, or all; each once."""
+  """Reads the lines that are appended from now on, each once."""
 
-  def __init__(self, workdir: pathlib.Path, *, all_lines: bool = False) -> None:
+  def __init__(self, workdir: pathlib.Path) -> None:
     self._path = workdir / _FILE
-    self._at = 0 if all_lines or not self._path.exists() else self._path.stat().st_size
+    self._at = self._path.stat().st_size if self._path.exists() else 0
 
   def read(self) -> list[dict[str, Any]]:
     if not self._path.exists():

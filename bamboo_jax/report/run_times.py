@@ -7,13 +7,14 @@ steps, which compile, are ignored.
 from collections.abc import Mapping, Sequence
 import dataclasses
 import itertools
+import json
 import math
 import pathlib
 import statistics
 from typing import Any
 
 from bamboo_jax.accounting import ledger as ledger_lib, runs
-from bamboo_jax.metrics import jsonl, nodes as nodes_lib
+from bamboo_jax.metrics import jsonl
 
 Owners = tuple[tuple[str, ...], ...]
 
@@ -70,7 +71,8 @@ def read(workdir: pathlib.Path) -> RunTimes:
   Raises `OSError` without a log, `ValueError` if it has fewer than two steps.
   """
   lines = jsonl.read_lines(workdir / "metrics.jsonl")
-  return make(lines, nodes_lib.Reader(workdir, all_lines=True).read())
+  nodes = (workdir / "nodes.jsonl").read_text().splitlines()
+  return make(lines, [json.loads(line) for line in nodes])
 
 
 def make(lines: Sequence[Mapping[str, Any]], nodes: Sequence[Mapping[str, Any]]) -> RunTimes:
