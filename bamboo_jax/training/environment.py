@@ -5,7 +5,6 @@ import dataclasses
 import time
 from typing import Any
 
-from bamboo_jax import base
 from bamboo_jax.cluster import views
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import progress as progress_lib
@@ -46,8 +45,3 @@ class Environment:
   stops: Callable[[], bool] = lambda: False
   callbacks: Sequence[Callback] = ()
   started_secs: float = dataclasses.field(default_factory=time.perf_counter)
-
-  def call_next(self, steps: base.StepId) -> None:
-    """Injects the next join early: without it no later step can run."""
-    due = faults_lib.find_joins(self.faults, after=steps)
-    all(map(self.cohort.strike, due))  # Up to the first new one.

@@ -339,7 +339,8 @@ class Worker:
     have_gone_back = agreement.rollbacks > state.rollbacks
     state.catch_up(agreement, commit=lambda: self._commit({}))
     if have_gone_back:  # The others have; this member missed it.
-      self._roll_back(agreement.steps)
+      self._journal.roll_back(agreement.steps)
+      self._deaths.roll_back(agreement.steps)
     cohort.settled(state.steps)
     boot_secs = {n: s.boot_secs for n, s in statuses.items()}
     self._journal.welcome(boot_secs, in_step=self._begun == state.steps)
@@ -348,7 +349,9 @@ class Worker:
     elif self._begun >= 0:
       self._journal.explain(cohort.view.reason)
     if agreement.change and not agreement.change.layout.pipelines:
-      self._given.call_next(self.state.steps)
+      # The next join comes early: without it no later step can run.
+      due = faults_lib.find_joins(self._given.faults, after=self.state.steps)
+      all(map(cohort.strike, due))  # Up to the first new one.
       state.wait_for_nodes(agreement, show=self._journal.explain)
       return self._regroup()
     if agreement.change:
@@ -366,13 +369,10 @@ class Worker:
     if not agreement.layout.roles:
       self._journal.begin(self.state.steps)
     elif change.rolls_back:
-      self._roll_back(self.state.steps)
+      self._journal.roll_back(self.state.steps)
+      self._deaths.roll_back(self.state.steps)
     self._note_damaged()
     self._compile_alone()
-
-  def _roll_back(self, steps: base.StepId) -> None:
-    self._journal.roll_back(steps)
-    self._deaths.roll_back(steps)
 
   def _note_damaged(self) -> None:
     """Notes the checkpoints that were damaged."""
