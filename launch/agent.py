@@ -57,10 +57,6 @@ def main(flags: AgentFlags) -> None:
   own = dataclasses.replace(given, identity=given.identity.drawn(given.workdir))
   identity = own.identity.make("agent", given.name, host=given.host)
   records = records_lib.Records(given.workdir, identity.entry_key)
-  # Name and workdir come first, where `ps` shows them.
-  arguments = flagset.to_argv(own, "name", "workdir")
-  arguments += flagset.to_argv(own, *("config", "host", "run", "secret", "certificates", "faults"))
-  arguments += flagset.to_argv(own, "device_memory_fraction", "program_cache")
   notices = None
   if flags.notice != "none":
     notices = notices_lib.Poller(flags.notice, url=flags.notice_url)
@@ -72,7 +68,7 @@ def main(flags: AgentFlags) -> None:
       machine=judge.find_machine(),
       zone=flags.zone,
       host=given.host,
-      command=[sys.executable, "-m", "bamboo_jax.launch.worker", *arguments],
+      command=[sys.executable, "-m", "bamboo_jax.launch.worker", *flagset.to_argv(own)],
       notices=notices,
   )
   with progress_lib.ProgressLine(num_steps=given.config.num_steps) as progress:

@@ -11,9 +11,10 @@ from bamboo_jax.launch import cli, identity as identity_flags, shared
 class NodeFlags:
   """What an agent passes on to its worker."""
 
+  # Name and workdir come first, where `ps` shows them.
   name: str = flagset.flag(None, "Of the node.", is_needed=True)
-  config: Config = cli.config("default", "What to train.")
   workdir: str = shared.workdir()
+  config: Config = cli.config("default", "What to train.")
   host: str = flagset.flag("127.0.0.1", "Where to listen.")
   faults: str | None = flagset.flag(None, "CSV file of faults.")
   device_memory_fraction: float | None = shared.device_memory_fraction()

@@ -170,7 +170,7 @@ def refuse_keys(keys: Iterable[str], when: str) -> None:
 
 
 def to_argv(given: Any, *names: str) -> list[str]:
-  """Returns arguments that set flags of a child process as these are.
+  """Returns arguments that set flags of a child process as these are: `names`, or all.
 
   Of the config, its name and what the command line overrides. Flags with their
   default are left out.
@@ -180,9 +180,11 @@ def to_argv(given: Any, *names: str) -> list[str]:
     name, value = _name(field), getattr(given, field.name)
     if _OWN not in field.metadata:
       argv += to_argv(value, *names)
-    elif name == CONFIG and CONFIG in names:
+    elif names and name not in names:
+      continue
+    elif name == CONFIG:
       argv += _config_argv()
-    elif name in names and value != field.default:
+    elif value != field.default:
       argv.append(f"--{name}={','.join(map(str, value)) if isinstance(value, tuple) else value}")
   return argv
 
