@@ -242,9 +242,8 @@ def _die(engine: engine_lib.Engine, roles: failover.Roles, victim: int) -> failo
   former, after = after, failover.Roles.initial(after.owners)
   for stage, shadow in after.shadows.items():
     if stage not in former.shadows:
-      state = engine.nodes[after.owners[stage]].state[stage]
       engine.load_programs(shadow, stage)
-      engine.nodes[shadow].put_state(stage, state)
+      engine.nodes[shadow].put_state(engine.nodes[after.owners[stage]].layers_of(stage))
   engine.set_pipelines(
       [after.owners, *engine.owners[1:]], [after.shadows, *engine.shadows[1:]], engine.shares
   )

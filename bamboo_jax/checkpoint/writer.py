@@ -36,6 +36,7 @@ _WAIT_SECS = 0.1  # Between two calls of `waiting` while a save is written.
 _MOST_TRIES = 2  # Attempts of the save at the end.
 
 
+_Layers = Mapping[str, spec_lib.LayerState]  # By name.
 _Arrays = Mapping[str, Mapping[str, np.ndarray]]  # By layer and name.
 
 
@@ -132,7 +133,7 @@ class Writer:
       for index in map(names.index, layers):
         states |= spec_lib.init_layers(units[index], self._weights)
       return states
-    shapes = spec_lib.split_layers(self._model.state)
+    shapes = self._model.state
     states, meta = base.ask_again(lambda: self._folder.read(step, shapes, layers))
     where = str(self._folder.path)
     self.changes = self._identity.check(meta, step=step, where=where)
@@ -169,7 +170,7 @@ class Writer:
       *,
       view: base.ViewId,
       owners: Sequence[Sequence[base.NodeId]],
-      states: Mapping[base.StageId, spec_lib.StageState],
+      states: Mapping[base.StageId, _Layers],
   ) -> None:
     """Handles the reports of all members, right after the commit of a step.
 
@@ -206,7 +207,7 @@ class Writer:
       *,
       view: base.ViewId,
       owners: Sequence[Sequence[base.NodeId]],
-      states: Mapping[base.StageId, spec_lib.StageState],
+      states: Mapping[base.StageId, _Layers],
       waiting: Callable[[], None],
       num_skipped: int = 0,
   ) -> None:
@@ -275,14 +276,14 @@ class Writer:
         self._joining = self._save, self._thread.submit(self._join, self._save, self._parts)
       self._save = self._writing = None
 
-  def _begin(self, save: parts.Save, states: Mapping[base.StageId, spec_lib.StageState]) -> None:
+  def _begin(self, save: parts.Save, states: Mapping[base.StageId, _Layers]) -> None:
     self._end_joining(blocks=True)
     self._folder.attempt = max(self._folder.attempt, save.name.attempt)
     self._save = None if save.is_alone else save
     self._parts, self._writing, self._error = {}, None, ""
     layers: dict[str, Any] = {}
     for stage in save.stages.get(self._member, ()):
-      layers |= spec_lib.split_layers(states[stage])
+      layers |= states[stage]
     omitted = {name: entry.arrays for name, entry in self._frozen.items()}
     arrays = layer_arrays.copy_to_host(layers, omitted)
     is_writer = self._member == save.writer

@@ -5,8 +5,8 @@ Each pipeline has its own partition. So a layout divides layers in two ways:
   stage    of a pipeline: the layers of one place. Decisions, places of faults
            and predictions are by stage.
   segment  a range of layers that no partition of the run cuts: it has one owner
-           in each pipeline. Programs, state, copies, gradients, holdings and
-           the instructions of rows are by segment.
+           in each pipeline. Copies, holdings and the instructions of rows
+           are by segment.
 
   layers      0 1 2 | 3 4 | 5 | 6 7 8      segments of the whole run
   pipeline 0  a       b         c          3 stages

@@ -29,7 +29,7 @@ Owners = Sequence[Sequence[base.NodeId]]  # By pipeline and stage.
 # Owners by stage, and the shares that take this path through the nodes.
 Lines = Sequence[tuple[Sequence[base.NodeId], Sequence[base.ShareId]]]
 
-StageOnNode = tuple[base.StageId, base.NodeId]
+UnitOnNode = tuple[int, base.NodeId]  # First layer of a unit.
 _empty = functools.partial(dataclasses.field, default_factory=dict)
 
 
@@ -38,24 +38,25 @@ class PhaseResults:
   """Results of earlier phases of a step, on local nodes.
 
   Attributes:
-    tied: Accumulators with the sum of all copies of tied parameters, by stage
+    tied: Accumulators with the sum of all copies of tied parameters, by unit
       and share; the others are in the node's store.
-    totals: Sums over all shares, by stage and the node that holds them.
-    received: Final gradients that shadows received, by stage and node.
-    proposed: States after the step, if computed before the commit, by stage and
+    totals: Sums over all shares, by unit and place of nodes that hold them.
+    received: Final gradients that shadows received, by unit and node.
+    proposed: States after the step, if computed before the commit, by unit and
       node.
   """
 
   tied: dict[store_lib.Sum, spec_lib.Accumulator] = _empty()
-  totals: dict[base.StageId, dict[places.Place, spec_lib.Accumulator]] = _empty()
-  received: dict[StageOnNode, spec_lib.Accumulator] = _empty()
-  proposed: dict[StageOnNode, spec_lib.StageState] = _empty()
+  totals: dict[int, dict[places.Place, spec_lib.Accumulator]] = _empty()
+  received: dict[UnitOnNode, spec_lib.Accumulator] = _empty()
+  proposed: dict[UnitOnNode, tuple[spec_lib.LayerState, ...]] = _empty()
 
 
 class Engine:
   """The nodes of this process.
 
   Attributes:
+    units: The units of the model, by first layer.
     nodes: The nodes that this process drives, by number.
     devices: The device of each local node, also of nodes that join later.
     owners: For each pipeline, the node of each stage.
@@ -94,6 +95,7 @@ class Engine:
       exchange: Connects this process, which then has one node, with others.
     """
     self.specs = tuple(specs)
+    self.units = {unit.first: unit for spec in specs for unit in spec.units}
     self.ties = spec_lib.find_ties(specs)
     self.owners = [tuple(row) for row in owners]
     self.shadows: list[dict[base.StageId, base.NodeId]] = [{} for _ in owners]
@@ -111,6 +113,7 @@ class Engine:
     self.results = PhaseResults()
     self.links = links_lib.Links(
         specs=self.specs,
+        units=self.units,
         refresh=self.replicas.refresh,
         exchange=exchange,
         find_compute=self.find_compute,
@@ -157,15 +160,13 @@ class Engine:
     self.shadows = [dict(replicas) for replicas in shadows]
     self.shares = [tuple(own) for own in shares]
     self.lines = lines or [*zip(self.owners, self.shares, strict=True)]
-    roles = []
+    keeps = set()
     for row, replicas in zip(self.owners, self.shadows, strict=True):
-      roles += [*base.by_stage(row), *replicas.items()]
-    for stage, node in roles:
-      self.load_programs(node, stage)
-    keeps = {(node, stage) for stage, node in roles}
+      for stage, node in (*base.by_stage(row), *replicas.items()):
+        self.load_programs(node, stage)
+        keeps |= {(node, name) for name in self.specs[stage].names}
     for number, node in self.nodes.items():
-      for stage in [s for s in node.state if (number, s) not in keeps]:
-        del node.state[stage]
+      node.state = {n: state for n, state in node.state.items() if (number, n) in keeps}
 
   def kill(self, number: base.NodeId) -> None:
     """Deletes a node and its arrays, as its death would."""
@@ -188,16 +189,15 @@ class Engine:
   def set_state(self, layers: Mapping[str, spec_lib.LayerState]) -> None:
     """Gives every node a copy of the state of its layers."""
     for node in self.nodes.values():
-      for stage, spec in node.specs.items():
-        state = spec_lib.merge_layers({name: layers[name] for name in spec.names})
-        node.put_state(stage, state)
+      names = {name for spec in node.specs.values() for name in spec.names}
+      node.put_state({name: layers[name] for name in names})
 
   def layer_states(self, pipeline: int = 0) -> dict[str, spec_lib.LayerState]:
     """Returns the state of each layer that local owners in `pipeline` hold."""
     layers: dict[str, spec_lib.LayerState] = {}
     for stage, node in base.by_stage(self.owners[pipeline]):
       if node in self.nodes:
-        layers |= spec_lib.split_layers(self.nodes[node].state[stage])
+        layers |= self.nodes[node].layers_of(stage)
     return layers
 
   def begin_step(self, step: base.StepId, feed: node_lib.FeedFn, *, num_microbatches: int) -> None:
@@ -205,12 +205,7 @@ class Engine:
 
     `num_microbatches` is a multiple of the number of shares.
     """
-    if self.replicas.slots == "host":  # New replicas are elsewhere.
-      for replicas in self.shadows:
-        for stage, number in replicas.items():
-          if number in self.nodes:
-            node = self.nodes[number]
-            node.state[stage] = node.with_slots(stage, "pinned_host")
+    self.move_slots()  # New replicas are elsewhere.
     self.results = PhaseResults()
     self._per_share = num_microbatches // self.num_shares
     # Without a replica the step cannot go on after a death.
@@ -218,6 +213,13 @@ class Engine:
     for node in self.nodes.values():
       node.store.keep = self._keep and has_copies
       node.begin_step(step, feed, microbatches_per_share=self._per_share)
+
+  def move_slots(self) -> None:
+    """Moves slots of replicas to the memory in which they wait for the update."""
+    for replicas in self.shadows if self.replicas.slots == "host" else ():
+      for stage, node in replicas.items():
+        if node in self.nodes:
+          self.nodes[node].move_slots(stage, "pinned_host")
 
   @property
   def num_microbatches(self) -> int:

@@ -88,11 +88,11 @@ class Node:
   """A node of a pipeline; runs instructions on its device, or its mesh.
 
   Calls return before the device has finished, except where a link blocks. A
-  stage is a list of units, and a pass runs the program of each in turn.
+  stage is a range of units, and a pass runs the program of each in turn.
 
   Attributes:
     specs: The stages that the node holds, as owner or replica.
-    state: State of each of these stages.
+    state: State of the layers of these stages, by name.
     store: Arrays of the current step.
     free_secs: When its last paced pass ends, on the clock.
     slow_factor: Factor by which its passes are slowed down, 1 by default.
@@ -118,7 +118,7 @@ class Node:
     self.node = node
     self.device = device
     self.specs: dict[base.StageId, spec_lib.StageSpec] = {}
-    self.state: dict[base.StageId, spec_lib.StageState] = {}
+    self.state: dict[str, spec_lib.LayerState] = {}
     self.store = store_lib.StepArrays(sends_host=sends_host)
     self.slow_factor = 1.0
     self._links = links
@@ -212,64 +212,64 @@ class Node:
 
     That of the last stage is `layer.Loss.stack`.
     """
-    state, inputs = self._cast(stage), self._put_data(inputs)
+    inputs = self._put_data(inputs)
     batch = self._put_data({k: batch[k] for k in self.specs[stage].batch_keys})
-    for unit, programs in self._units[stage]:
-      self._token, inputs = self._run(programs.evaluate, unit, state, inputs, batch)
+    for unit in self._units[stage]:
+      self._token, inputs = self._run("evaluate", unit, inputs, batch)
     return inputs
 
   def update(
       self,
-      stage: base.StageId,
+      unit: spec_lib.StageSpec,
       total: spec_lib.Accumulator,
       scale: float,
       num_microbatches: int,
       *,
       donate: bool = True,
-  ) -> spec_lib.StageState:
-    """Returns the state of a stage after the step.
+  ) -> tuple[spec_lib.LayerState, ...]:
+    """Returns the states of the layers of a unit after the step.
 
     Args:
       total: Final gradients, multiplied by `scale` here.
       donate: Whether parameters and slots of the former state are donated.
     """
-    state, parts = self.with_slots(stage, "device"), []
+    old, programs = spec_lib.take(unit, self.state), self._programs.get(unit, self.device)
     scalars = (np.float32(scale), np.float32(num_microbatches))
     scalars = jax.device_put(scalars, places.whole(self.device))
-    for unit, programs in self._units[stage]:
-      old, sums = spec_lib.to_unit(state, unit), spec_lib.to_unit(total, unit)
-      run = programs.update if donate else programs.propose
-      new = run(spec_lib.drop_frozen(unit, old.params), old.slots, sums, *scalars)
-      parts.append(spec_lib.add_frozen(new, old))
-    return self._join(stage, parts)
+    params = spec_lib.drop_frozen(unit, [layer.params for layer in old])
+    slots = places.move(tuple(layer.slots for layer in old), "device")
+    run = programs.update if donate else programs.propose
+    return spec_lib.add_frozen(run(params, slots, total, *scalars), old)
 
-  def norms(self, stage: base.StageId, total: spec_lib.Accumulator) -> list[jax.Array]:
-    """Returns the squared gradient norms of the layers, one array for each unit."""
-    return [p.norms(spec_lib.to_unit(total, unit)) for unit, p in self._units[stage]]
+  def norms(self, unit: spec_lib.StageSpec, total: spec_lib.Accumulator) -> jax.Array:
+    """Returns the squared gradient norms of the layers of a unit."""
+    norms: jax.Array = self._programs.get(unit, self.device).norms(total)
+    return norms
 
-  def with_slots(self, stage: base.StageId, memory_kind: str) -> spec_lib.StageState:
-    """Returns the state of a stage with its slots moved to a kind of memory."""
-    state = self.state[stage]
-    return state.replace(slots=places.move(state.slots, memory_kind))
+  def move_slots(self, stage: base.StageId, memory_kind: str) -> None:
+    """Moves the slots of a stage to a kind of memory."""
+    for name in self.specs[stage].names:
+      layer = self.state[name]
+      self.state[name] = layer.replace(slots=places.move(layer.slots, memory_kind))
 
-  def put_state(self, stage: base.StageId, state: spec_lib.StageState) -> None:
-    """Takes a copy of the state of a stage, from any device."""
-    model = self.specs[stage].model.name
-    where = places.of_state(self.device, state, model)
-    self.state[stage] = jax.device_put(state, where, may_alias=False)
-    self.store.copies.pop(stage, None)  # Cast from the former state.
+  def layers_of(self, stage: base.StageId) -> dict[str, spec_lib.LayerState]:
+    """Returns the state of the layers of a stage that it has."""
+    return {name: self.state[name] for name in self.specs[stage].names if name in self.state}
 
-  def _cast(self, stage: base.StageId) -> spec_lib.StageState:
-    """Returns the state as passes read it, the same for all of a step."""
+  def put_state(self, layers: Mapping[str, spec_lib.LayerState]) -> None:
+    """Takes a copy of the state of some layers, from any device."""
+    (model,) = {spec.model.name for spec in self.specs.values()}
+    where = places.of_state(self.device, layers, model)
+    self.state |= jax.device_put(layers, where, may_alias=False)
+    self.store.copies.clear()  # Cast from the former state.
+
+  def _cast(self, unit: spec_lib.StageSpec, programs: programs_lib.UnitPrograms) -> Any:
+    """Returns the parameters of a unit as passes read them, the same for all of a step."""
     copies = self.store.copies
-    if stage not in copies:
-      state = self.state[stage]
-      params: dict[str, base.PyTree] = {}
-      for unit, programs in self._units[stage]:
-        own = programs.cast(spec_lib.to_unit(state, unit).params)
-        params |= zip(unit.names, own, strict=True)
-      copies[stage] = state.replace(params=params)
-    return copies[stage]
+    if unit.first not in copies:
+      layers = spec_lib.take(unit, self.state)
+      copies[unit.first] = programs.cast(tuple(layer.params for layer in layers))
+    return copies[unit.first]
 
   def _forward(
       self, stage: base.StageId, microbatch: int, *, is_redundant: bool = False
@@ -280,20 +280,20 @@ class Node:
     unit with the loss, because no other unit waits for it: if the owner dies,
     `_complete` runs it.
     """
-    state, data = self._cast(stage), self._data(stage, microbatch)
+    data = self._data(stage, microbatch)
     # None on stage 0.
     inputs = self.store.activations.get(holdings_lib.input_of((stage, microbatch)))
     inputs, outputs = places.move(inputs, "device"), None
     kept: list[spec_lib.Saved] = []
-    for unit, programs in self._units[stage]:
+    for unit in self._units[stage]:
       held = outputs  # The node keeps the input of the first unit separately.
-      if is_redundant and unit.is_last:
+      if is_redundant and unit[0].is_last:
         return None, [*kept, spec_lib.Saved(held, None, None, None)]
       if is_redundant and self._residuals == "host":
-        done = self._run(programs.redundant, unit, state, inputs, *data)
+        done = self._run("redundant", unit, inputs, *data)
         self._token, inputs, outputs, saved = done
       else:
-        self._token, outputs, saved = self._run(programs.forward, unit, state, inputs, *data)
+        self._token, outputs, saved = self._run("forward", unit, inputs, *data)
         inputs = outputs
       kept.append(saved.replace(inputs=held))
     return outputs, kept
@@ -306,34 +306,29 @@ class Node:
       kept: Sequence[spec_lib.Saved],
   ) -> list[spec_lib.Saved]:
     """Returns `kept` with the residuals that a redundant forward pass omits."""
-    state, data = self._cast(stage), self._data(stage, microbatch)
-    done = []
-    for (unit, programs), saved in zip(self._units[stage], kept, strict=True):
+    data, done = self._data(stage, microbatch), []
+    for unit, saved in zip(self._units[stage], kept, strict=True):
       if saved.residuals is None:
         given = inputs if saved.inputs is None else saved.inputs
-        self._token, _, new = self._run(programs.forward, unit, state, given, *data)
+        self._token, _, new = self._run("forward", unit, given, *data)
         saved = new.replace(inputs=saved.inputs)
       done.append(saved)
     return done
 
   def _run(
-      self,
-      program: Callable[..., tuple[base.PyTree, ...]],
-      unit: spec_lib.StageSpec,
-      state: spec_lib.StageState,
-      inputs: base.PyTree,
-      batch: base.PyTree,
-      *numbers: jax.Array,
+      self, name: str, unit: Unit, inputs: base.PyTree, batch: base.PyTree, *numbers: jax.Array
   ) -> tuple[base.PyTree, ...]:
     """Runs a forward pass of a unit; in training `numbers` are step and microbatch."""
-    own = spec_lib.to_unit(state, unit)
+    spec, programs = unit
+    stats = tuple(layer.stats for layer in spec_lib.take(spec, self.state))
     if numbers:
-      numbers = (*numbers, self._put_number(unit.first))
-    batch = {key: batch[key] for key in unit.batch_keys}
-    return program(self._after(), own.params, own.stats, inputs, batch, *numbers)
-
-  def _join(self, stage: base.StageId, parts: Sequence[base.PyTree]) -> base.PyTree:
-    return spec_lib.from_units(parts, self.specs[stage].units)
+      numbers = (*numbers, self._put_number(spec.first))
+    batch = {key: batch[key] for key in spec.batch_keys}
+    run = getattr(programs, name)
+    done: tuple[base.PyTree, ...] = run(
+        self._after(), self._cast(*unit), stats, inputs, batch, *numbers
+    )
+    return done
 
   def _data(self, stage: base.StageId, microbatch: int) -> tuple[base.PyTree, jax.Array, jax.Array]:
     keys = self.specs[stage].batch_keys
@@ -351,29 +346,26 @@ class Node:
 
   def _backward(self, instruction: Instruction) -> jax.Array:
     stage, microbatch = instruction.stage, instruction.microbatch
-    state, units = self._cast(stage), self._units[stage]
+    units, sums = self._units[stage], self.store.accumulators
     # Numbered over all shares.
     share = base.ShareId(microbatch // self._microbatches_per_share)
-    # Popped, as the programs donate it.
-    total = self.store.accumulators.pop((stage, share), None)
-    if total is None:
-      total = self._join(stage, [p.zeros(self._after()) for _, p in units])
     inputs, kept, grad = self.store.take_inputs((stage, microbatch))
     # A redundant pass left some out.
     if any(one.residuals is None for one in kept):
       kept = self._complete(stage, microbatch, inputs, kept)
       self._spend(self._left_out_ms(stage), instruction)
-    parts: list[base.PyTree] = []
     for (unit, programs), saved in zip(reversed(units), reversed(kept), strict=True):
-      self._token, grad, part = programs.backward(
-          *(self._after(), spec_lib.to_unit(state, unit).params),
+      # Popped, as the program donates it.
+      total = sums.pop((unit.first, share), None)
+      if total is None:
+        total = programs.zeros(self._after())
+      self._token, grad, sums[unit.first, share] = programs.backward(
+          *(self._after(), self._cast(unit, programs)),
           inputs if unit is units[0][0] else saved.inputs,
           saved.replace(inputs=None),  # As it was traced.
-          *(grad, spec_lib.to_unit(total, unit)),
+          *(grad, total),
       )
-      parts.insert(0, part)  # In model order again.
     self._spend(self.specs[stage].pace.backward_ms, instruction)
-    self.store.accumulators[stage, share] = self._join(stage, parts)
     self.store.accumulated.add((stage, microbatch))
     if stage > 0:
       self.store.grads[holdings_lib.input_of((stage, microbatch))] = grad

@@ -13,28 +13,13 @@ class Channel:
     kind: "activation", "grad", "refresh", "tie" or "sum".
     nodes: Source and destination. Of a sum, a node for each share, then the
       nodes without a share.
-    key: The stage; of a tie also the layer and its parameter, of a sum and of a
-      refresh also the unit.
+    key: The stage of an activation or gradient, the first layer of the unit of a
+      sum or refresh, and a `TiedCopy`.
   """
 
   kind: str
   nodes: tuple[base.NodeId, ...]
   key: tuple[str | int, ...] = ()
-
-  @property
-  def stage(self) -> base.StageId:
-    """The stage that it belongs to."""
-    return base.StageId(self._index(0))
-
-  @property
-  def unit(self) -> int:
-    """Index of the unit in its stage, for a sum or a refresh."""
-    return self._index(1)
-
-  def _index(self, place: int) -> int:
-    index = self.key[place]
-    assert isinstance(index, int), self
-    return index
 
   def __str__(self) -> str:
     """Returns a unique name of the channel."""

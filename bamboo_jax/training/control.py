@@ -62,9 +62,7 @@ class Control:
       for node in engine.nodes.values():
         node.state = {}
       for stage, owner in base.by_stage(engine.owners[0]):
-        names = engine.specs[stage].names
-        state = spec_lib.merge_layers({n: self._before[n] for n in names})
-        engine.nodes[owner].put_state(stage, state)
+        engine.nodes[owner].put_state({n: self._before[n] for n in engine.specs[stage].names})
       update.apply(engine, self._find_scale())
       digests = digest.digest_layers(engine.layer_states())
     finally:

@@ -29,7 +29,6 @@ from bamboo_jax.recovery import (
 )
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import replicas
-from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import holdings as holdings_lib
 from bamboo_jax.training import state_transfer
 from bamboo_jax.training.members import cohort as cohort_lib
@@ -167,7 +166,7 @@ class RunState:
     for owners in rows:
       for stage, node in base.by_stage(owners):
         if node in self.engine.nodes:
-          states[stage] = self.engine.nodes[node].state.get(stage)
+          states[stage] = self.engine.nodes[node].layers_of(stage)
     owners = [[host_of(n) for n in row] for row in rows]
     return {"view": self.cohort.view.number, "owners": owners, "states": states}
 
@@ -357,17 +356,17 @@ class RunState:
       prints = replicas.take_prints(self.engine, self.steps)
     key = f"replicas {self.version} {self.steps}"
     said = self.cohort.gather(key, prints).values()
-    replicas.compare(said, self.engine.specs)
+    replicas.compare(said)
 
   def _restore_common(
       self, steps: base.StepId, layout: layout_lib.Layout
-  ) -> tuple[base.StepId, dict[state_transfer.NodeStage, spec_lib.StageState]]:
+  ) -> tuple[base.StepId, dict[state_transfer.NodeStage, state_transfer.Layers]]:
     """Returns the newest step up to `steps` that all can read, and its state.
 
     Blocks until all members call it. Each reads only the state of its nodes.
     """
     while True:
-      states: dict[state_transfer.NodeStage, spec_lib.StageState] = {}
+      states: dict[state_transfer.NodeStage, state_transfer.Layers] = {}
       is_damaged = False
       try:
         states = self._restore(steps, layout)
@@ -386,19 +385,13 @@ class RunState:
 
   def _restore(
       self, steps: base.StepId, layout: layout_lib.Layout
-  ) -> dict[state_transfer.NodeStage, spec_lib.StageState]:
+  ) -> dict[state_transfer.NodeStage, state_transfer.Layers]:
     """Returns the state of local nodes in a layout, by node and stage."""
     needed = set()
     for roles in layout.roles:
       held = [*base.by_stage(roles.owners), *roles.shadows.items()]
       needed |= {(n, s) for s, n in held if n in self.cohort.hosted}
-    names = {
-        stage: [layer.name for layer in self.engine.specs[stage].layers]
-        for stage in sorted({s for _, s in needed})
-    }
+    names = {stage: self.engine.specs[stage].names for stage in sorted({s for _, s in needed})}
     layers = self.writer.restore(steps, [*itertools.chain(*names.values())])
-    states = {
-        stage: spec_lib.merge_layers({name: layers[name] for name in own})
-        for stage, own in names.items()
-    }
+    states = {stage: {name: layers[name] for name in own} for stage, own in names.items()}
     return {(node, stage): states[stage] for node, stage in sorted(needed)}

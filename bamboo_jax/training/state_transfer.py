@@ -16,6 +16,7 @@ from bamboo_jax.schedule import failover
 from bamboo_jax.training.members import cohort as cohort_lib
 
 NodeStage = tuple[base.NodeId, base.StageId]
+Layers = Mapping[str, spec_lib.LayerState]  # By name.
 
 
 class StateTransfer:
@@ -28,7 +29,7 @@ class StateTransfer:
   def __init__(self, engine: engine_lib.Engine, cohort: cohort_lib.Cohort) -> None:
     self._engine = engine
     self._cohort = cohort
-    self._fetched: dict[NodeStage, spec_lib.StageState] = {}
+    self._fetched: dict[NodeStage, Layers] = {}
     self.fetched_for = -1
 
   @property
@@ -49,14 +50,14 @@ class StateTransfer:
     for copy in copies:
       if copy not in mine and copy.source in engine.nodes:
         name = _name(copy, version)
-        for leaf in jax.tree.leaves(engine.nodes[copy.source].state[copy.stage]):
+        for leaf in jax.tree.leaves(engine.nodes[copy.source].layers_of(copy.stage)):
           self._exchange.send(copy.destination, name, [leaf])
     self._fetched, self.fetched_for = {}, version
     for copy in mine:
       self._engine.load_programs(copy.destination, copy.stage)
       self._fetched[copy.destination, copy.stage] = self._fetch(copy, version)
 
-  def keep(self, states: Mapping[NodeStage, spec_lib.StageState], *, version: int) -> None:
+  def keep(self, states: Mapping[NodeStage, Layers], *, version: int) -> None:
     """Keeps state, by node and stage, to install for layout `version`."""
     for node, stage in states:
       self._engine.load_programs(node, stage)
@@ -72,19 +73,17 @@ class StateTransfer:
     """Drops fetched state, for a change of the layout that was discarded."""
     self._fetched, self.fetched_for = {}, -1
 
-  def put(self, node: base.NodeId, stage: base.StageId, state: spec_lib.StageState) -> None:
+  def put(self, node: base.NodeId, stage: base.StageId, state: Layers) -> None:
     """Sets the state of a stage on a local node."""
     self._engine.load_programs(node, stage)
-    self._engine.nodes[node].put_state(stage, state)
+    self._engine.nodes[node].put_state(state)
 
-  def _fetch(self, copy: failover.StageCopy, version: int) -> spec_lib.StageState:
+  def _fetch(self, copy: failover.StageCopy, version: int) -> Layers:
     """Returns the state to copy; blocks until it has arrived."""
     if copy.source in self._engine.nodes:
-      return self._engine.nodes[copy.source].state[copy.stage]
+      return self._engine.nodes[copy.source].layers_of(copy.stage)
     name, shapes = _name(copy, version), self._engine.specs[copy.stage].state
-    state: spec_lib.StageState = jax.tree.map(
-        lambda _: self._exchange.receive(copy.source, name)[0], shapes
-    )
+    state: Layers = jax.tree.map(lambda _: self._exchange.receive(copy.source, name)[0], shapes)
     return state
 
 

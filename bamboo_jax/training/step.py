@@ -243,7 +243,7 @@ class StepRunner:
       votes = self._cohort.gather(f"vote {self._step}", vote)
       self._cohort.settled(base.StepId(self._step + 1))
     if told := [v.prints for v in votes.values() if v.prints is not None]:
-      replicas.compare(told, self._engine.specs)
+      replicas.compare(told)
     return votes
 
   def apply(self) -> None:

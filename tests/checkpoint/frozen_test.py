@@ -62,7 +62,7 @@ class FrozenTest(absltest.TestCase):
         lambda what, value: {0: value},
         view=1,
         owners=_OWNERS,
-        states={0: spec_lib.merge_layers(self.layers)},
+        states={0: self.layers},
         waiting=lambda: None,
     )
 

@@ -49,14 +49,11 @@ _ALONE = ((0, 0), (0, 0))
 
 def _states(step):
   """Returns the state of two stages, whose numbers depend on the step."""
-  shapes = spec_lib.split_layers(_SPEC.state)
+  shapes = _SPEC.state
   numbers = lambda a: (np.arange(a.size) + step).astype(a.dtype)
   layers = jax.tree.map(lambda a: numbers(a).reshape(a.shape), shapes)
   halves = (_NAMES[:2], _NAMES[2:])
-  return {
-      stage: spec_lib.merge_layers({name: layers[name] for name in names})
-      for stage, names in enumerate(halves)
-  }
+  return {stage: {name: layers[name] for name in names} for stage, names in enumerate(halves)}
 
 
 class WriterTest(parameterized.TestCase):
@@ -122,13 +119,13 @@ class WriterTest(parameterized.TestCase):
     self.vote(3)
     good = self.writers[0].steps()
     make_states = _states
-    name = next(n for n in _NAMES[2:] if make_states(4)[1].params[n])
+    name = next(n for n in _NAMES[2:] if make_states(4)[1][n].params)
 
     def spoil(step):
       states = make_states(step)
-      whole = getattr(states[1], part)
-      bad = jax.tree.map(lambda a: a * np.nan, whole[name])
-      return states | {1: states[1].replace(**{part: whole | {name: bad}})}
+      layer = states[1][name]
+      bad = jax.tree.map(lambda a: a * np.nan, getattr(layer, part))
+      return states | {1: states[1] | {name: layer.replace(**{part: bad})}}
 
     with mock.patch.dict(globals(), _states=spoil):
       for step in range(4, 10):
@@ -165,7 +162,7 @@ class WriterTest(parameterized.TestCase):
     found = self.make(7).restore(step, _NAMES)
     wanted = {}
     for state in _states(step).values():
-      wanted |= spec_lib.split_layers(state)
+      wanted |= state
     self.assertEqual(list(found), list(_NAMES))
     jax.tree.map(functools.partial(np.testing.assert_array_equal, strict=True), found, wanted)
 

@@ -83,8 +83,11 @@ def _pipelined_grads(settings, whole, layers):
   reduce.tie(engine)
   reduce.reduce(engine)
   engine.wait()
-  totals = engine.results.totals.values()
-  return {name: grads for total in totals for name, grads in total[device].grads.items()}
+  return {
+      name: grads
+      for first, totals in engine.results.totals.items()
+      for name, grads in zip(engine.units[first].names, totals[device].grads, strict=True)
+  }
 
 
 @pytest.mark.gpu

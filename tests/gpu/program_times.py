@@ -36,9 +36,8 @@ class StageBench:
     self.spec, self._device = unit, device
     self._programs = programs_lib.UnitPrograms(unit)
     place = jax.sharding.SingleDeviceSharding(device)
-    init = lambda: spec_lib.to_unit(spec_lib.merge_layers(spec_lib.init_layers(unit)), unit)
-    self._state = jax.jit(init, out_shardings=place)()
-    self._cast()
+    init = lambda: spec_lib.take(unit, spec_lib.init_layers(unit))
+    self._put(jax.jit(init, out_shardings=place)())
     make = jax.jit(lambda: random_like((spec.inputs, spec.outputs)))
     self._inputs, self._grad = jax.device_put(make(), device)
     self._batch = jax.device_put({key: batch[key] for key in spec.batch_keys}, device)
@@ -58,7 +57,7 @@ class StageBench:
 
   def forward(self) -> jax.Array:
     """Runs the forward pass."""
-    params, stats = self._params, self._state.stats
+    params, stats = self._params, self._stats
     done, self.outputs, self._saved = self.program("forward")(
         *(self._token, params, stats, self._inputs, self._batch),
         *(self._zero, self._zero, self._zero),
@@ -68,7 +67,7 @@ class StageBench:
   def redundant(self) -> jax.Array:
     """Runs the redundant forward pass, whose results go to host memory."""
     return self.program("redundant")(
-        *(self._token, self._params, self._state.stats, self._inputs),
+        *(self._token, self._params, self._stats, self._inputs),
         *(self._batch, self._zero, self._zero, self._zero),
     )
 
@@ -81,15 +80,13 @@ class StageBench:
 
   def update(self) -> base.PyTree:
     """Runs the optimizer on the sum of the backward passes, and casts."""
-    state = self._state
-    self._state = self.program("update")(
-        state.params, state.slots, self.total, self._one, self._one
-    )
-    self._cast()
-    return self._state, self._params
+    params, slots = (tuple(getattr(l, f) for l in self._layers) for f in ("params", "slots"))
+    self._put(self.program("update")(params, slots, self.total, self._one, self._one))
+    return self._layers, self._params
 
-  def _cast(self) -> None:
-    self._params = self._programs.cast(self._state.params)
+  def _put(self, layers: tuple[spec_lib.LayerState, ...]) -> None:
+    self._layers, self._stats = layers, tuple(layer.stats for layer in layers)
+    self._params = self._programs.cast(tuple(layer.params for layer in layers))
 
 
 def time_calls(call: Callable[[], base.PyTree], *, num_repeats: int) -> tuple[float, float]:

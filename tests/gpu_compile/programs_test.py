@@ -157,7 +157,7 @@ class ProgramsTest(parameterized.TestCase):
       found, state = by_kind[unit.kind], unit.state
       sums = spec_lib.nbytes(unit.accumulator)
       self.assertGreaterEqual(found["backward"].num_bytes("alias"), sums)
-      kept = spec_lib.nbytes((state.params, state.slots))
+      kept = spec_lib.nbytes([(layer.params, layer.slots) for layer in state.values()])
       self.assertGreaterEqual(found["update"].num_bytes("alias"), kept)
 
   def test_memory_with_frozen_weights(self):

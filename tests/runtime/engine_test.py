@@ -115,8 +115,9 @@ def grads_of(engine, pipeline=0):
   """Returns the gradients of all layers; the nodes of a pipeline have them."""
   grads = {}
   for stage, number in enumerate(engine.owners[pipeline]):
-    totals = engine.results.totals[stage]
-    grads |= totals[engine.nodes[number].device].grads
+    for unit in engine.specs[stage].units:
+      total = engine.results.totals[unit.first][engine.nodes[number].device]
+      grads |= zip(unit.names, total.grads, strict=True)
   return grads
 
 
@@ -217,7 +218,8 @@ class ResidualsTest(absltest.TestCase):
   def test_hold_no_parameters(self):
     for node in make_engine(2, 1, 1).nodes.values():
       ((stage, spec),) = node.specs.items()
-      large = {a.shape for a in jax.tree.leaves(spec.state.params) if a.ndim > 1}
+      params = [layer.params for layer in spec.state.values()]
+      large = {a.shape for a in jax.tree.leaves(params) if a.ndim > 1}
       saved = [programs.saved for _, programs in node.units(stage)]
       kept = {a.shape for s in saved for a in s.residuals}
       self.assertEmpty(large & kept)

@@ -94,7 +94,7 @@ class Parts:
     return {name: spec_lib.LayerState(name, (), {}) for name in names}
 
   def put(self, node, stage, state):
-    self.asked.append(f"put {node}/{stage}: {' '.join(state.params)}")
+    self.asked.append(f"put {node}/{stage}: {' '.join(state)}")
 
 
 class RunStateTest(parameterized.TestCase):
@@ -119,10 +119,7 @@ class RunStateTest(parameterized.TestCase):
 
   def lay_out(self):
     """Returns a layout of two stages, of layers a0 b0 and a1 b1."""
-    self.parts.specs = {stage: mock.Mock(layers=[mock.Mock(), mock.Mock()]) for stage in (0, 1)}
-    for stage, spec in self.parts.specs.items():
-      for layer, name in zip(spec.layers, "ab", strict=True):
-        layer.name = f"{name}{stage}"
+    self.parts.specs = {s: mock.Mock(names=(f"a{s}", f"b{s}")) for s in (0, 1)}
     pipelines = layouts.make_pipelines([failover.Roles.initial((0, 1))])
     return self.rules.start(pipelines)
 
@@ -198,8 +195,8 @@ class RunStateTest(parameterized.TestCase):
       slots = optimizer.init(params)
       for _ in range(2):
         _, slots = optimizer.update(params, slots, params)
-      state = spec_lib.StageState({"a": params}, {"a": slots}, {"a": ()})
-      self.parts.nodes = {3: mock.Mock(state={}), 4: mock.Mock(state={1: state})}
+      state = {"a": spec_lib.LayerState(params, slots, ())}
+      self.parts.nodes = {3: mock.Mock(state={}), 4: mock.Mock(state=state)}
       self.assertEqual(self.state.num_updates, want)
 
   def test_the_first_that_lives_writes(self):

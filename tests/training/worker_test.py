@@ -241,9 +241,9 @@ class BrokenTest(parameterized.TestCase):
     case, add = small.make_case("1,0/1,4"), reduce._add_here
     trials.run(case)
 
-    def add_backwards(engine, channel, held):
-      backwards = dict(zip(held, reversed(held.values()), strict=True))
-      return add(engine, channel, backwards)
+    def add_backwards(parts, device):
+      backwards = dict(zip(parts, reversed(parts.values()), strict=True))
+      return add(backwards, device)
 
     with mock.patch.object(reduce, "_add_here", add_backwards):
       with self.assertRaises(trials_lib.TroubleError):

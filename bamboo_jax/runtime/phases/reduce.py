@@ -42,7 +42,7 @@ def compile_add(unit: spec_lib.StageSpec, device: jax.Device) -> None:
   """Compiles the sum of two accumulators of a unit on a device."""
   where = jax.sharding.SingleDeviceSharding(device)
   put = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where)
-  like = jax.tree.map(put, spec_lib.to_unit(unit.accumulator, unit))
+  like = jax.tree.map(put, unit.accumulator)
   _add_two.lower(like, like).compile()
 
 
@@ -55,7 +55,7 @@ def compile_ties(engine: engine_lib.Engine, place: places.Place) -> None:
   """Compiles the sums of tied parameters in a place."""
   for group in engine.ties:
     copy = group[0]
-    like = engine.specs[copy.stage].accumulator.grads[copy.layer][copy.param]
+    like = engine.units[copy.unit].accumulator.grads[copy.layer][copy.param]
     named = {copy.param: np.zeros(like.shape, like.dtype)}
     where = places.of_state(place, named, engine.specs[0].model.name)
     zeros = jax.device_put(named, where)[copy.param]
@@ -78,11 +78,11 @@ def _tie_group(
     share: base.ShareId,
     tied: Mapping[store_lib.Sum, spec_lib.Accumulator],
 ) -> dict[store_lib.Sum, spec_lib.Accumulator]:
-  """Returns the accumulators that change, by stage and share."""
+  """Returns the accumulators that change, by unit and share."""
   nodes, held, parts = engine.nodes, {}, {}
   for copy in group:
     if (node := row[copy.stage]) in nodes:
-      key = (copy.stage, share)
+      key = (copy.unit, share)
       # Another group may have changed it before.
       held[key] = tied.get(key, nodes[node].store.accumulators[key])
       parts[node, copy] = held[key].grads[copy.layer][copy.param]
@@ -96,10 +96,11 @@ def _tie_group(
         parts[destination, copy] = link.receive()
   for copy in group:
     if (node := row[copy.stage]) in nodes:
-      grads = held[copy.stage, share].grads
+      key = (copy.unit, share)
+      grads = [*held[key].grads]
       total = ordered_sum.add([parts[node, c] for c in group])
-      layer = {**grads[copy.layer], copy.param: total}
-      held[copy.stage, share] = held[copy.stage, share].replace(grads={**grads, copy.layer: layer})
+      grads[copy.layer] = {**grads[copy.layer], copy.param: total}
+      held[key] = held[key].replace(grads=tuple(grads))
   return held
 
 
@@ -115,134 +116,113 @@ def _transfers(
   return transfers
 
 
-def find_channels(
-    specs: Sequence[spec_lib.StageSpec],
-    stage: base.StageId,
-    owners: Sequence[Sequence[base.NodeId]],
-    lines: engine_lib.Lines,
-) -> list[channel_lib.Channel]:
-  """Returns the channels of the sums of a stage's units.
+def find_nodes(
+    stage: base.StageId, owners: engine_lib.Owners, lines: engine_lib.Lines
+) -> tuple[base.NodeId, ...]:
+  """Returns the nodes that need the sums of a stage.
 
-  The nodes of each are those that computed the shares, one per share in order,
-  then owners without a share.
+  First those that computed the shares, one for each share in order, then owners
+  without a share.
   """
   holder = {share: row[stage] for row, own in lines for share in own}
   nodes = [holder[share] for share in sorted(holder)]
-  others = sorted({row[stage] for row in owners}.difference(nodes))
-  nodes = (*nodes, *others)
-  units = range(len(specs[stage].units))
-  return [channel_lib.Channel("sum", nodes, (stage, unit)) for unit in units]
-
-
-def get_exchanged_sum(
-    engine: engine_lib.Engine, channel: channel_lib.Channel
-) -> ordered_sum.OrderedSum | None:
-  """Returns a sum over several processes, compiled; None if it is within one.
-
-  One of the nodes of the channel must be local.
-  """
-  # One node holds all shares.
-  if engine.exchange is None or len({*channel.nodes}) == 1:
-    return None
-  num_computed = sum(len(own) for _, own in engine.lines)
-  unit = _unit_of(engine, channel)
-  (me,) = engine.nodes.keys() & channel.nodes  # With an exchange there is one.
-  return ordered_sum.OrderedSum(
-      channel.nodes[:num_computed],
-      channel.nodes[num_computed:],
-      me=me,
-      like=spec_lib.to_unit(unit.accumulator, unit),
-      device=jax.local_devices(backend="cpu")[0],
-  )
+  return (*nodes, *sorted({row[stage] for row in owners}.difference(nodes)))
 
 
 def reduce(engine: engine_lib.Engine) -> None:
-  """Sums the shares of each stage that is computed or owned here.
+  """Sums the shares of each unit that is computed or owned here.
 
   The passes are over, so nodes drop their low-precision copies of weights.
   """
-  totals = {}
+  totals, tied = {}, engine.results.tied
   for node in engine.nodes.values():
     node.store.copies.clear()
   shares = sorted(share for _, own in engine.lines for share in own)
-  for stage in base.stages(len(engine.specs)):
-    channels = find_channels(engine.specs, stage, engine.owners, engine.lines)
-    nodes, held = channels[0].nodes, {}
-    # At the end of `nodes` there may be owners without a share.
-    for index, (share, holder) in enumerate(zip(shares, nodes, strict=False)):
-      if holder in engine.nodes:
-        accumulator = engine.nodes[holder].store.accumulators[stage, share]
-        held[index] = engine.results.tied.get((stage, share), accumulator)
-    if engine.nodes.keys() & nodes:
-      sums = [_add(engine, channel, held) for channel in channels]
-      units = engine.specs[stage].units
-      totals[stage] = {
-          device: spec_lib.from_units([s[device] for s in sums], units) for device in sums[0]
-      }
+  for stage, spec in base.by_stage(engine.specs):
+    nodes = find_nodes(stage, engine.owners, engine.lines)
+    if engine.nodes.keys().isdisjoint(nodes):
+      continue
+    for index, unit in enumerate(spec.units):
+      parts = {}
+      # At the end of `nodes` there may be owners without a share.
+      for place, (share, holder) in enumerate(zip(shares, nodes, strict=False)):
+        if holder in engine.nodes:
+          key = (unit.first, share)
+          parts[place] = tied.get(key) or engine.nodes[holder].store.accumulators[key]
+      totals[unit.first] = _add(engine, unit, index, nodes, parts)
   engine.results.totals = totals
 
 
 def _add(
     engine: engine_lib.Engine,
-    channel: channel_lib.Channel,
-    held: Mapping[int, spec_lib.Accumulator],
+    unit: spec_lib.StageSpec,
+    index: int,
+    nodes: tuple[base.NodeId, ...],
+    parts: Mapping[int, spec_lib.Accumulator],
 ) -> dict[places.Place, spec_lib.Accumulator]:
-  """Returns the sum of a unit, by place; `held` are the local accumulators."""
-  unit = _unit_of(engine, channel)
-  parts = {index: spec_lib.to_unit(a, unit) for index, a in held.items()}
-  program = get_exchanged_sum(engine, channel)
-  nodes: Sequence[base.NodeId]
-  if program is not None:
-    assert engine.exchange is not None
-    total, nodes = program(engine.exchange, str(channel), parts), [program.me]
+  """Returns the sum of a unit, by place.
+
+  `index` is that of the unit in its stage; `parts` are the local accumulators by
+  place in `nodes`.
+  """
+  if engine.exchange is None or len({*nodes}) == 1:  # One node holds all shares.
+    local: Sequence[base.NodeId] = nodes
+    devices = list(dict.fromkeys(engine.devices[n] for n in nodes))
+    total = _add_here(parts, devices[index % len(devices)])
   else:
-    total, nodes = _add_here(engine, channel, parts), channel.nodes
+    local = [*engine.nodes]  # With an exchange there is one.
+    num_computed = sum(len(own) for _, own in engine.lines)
+    program = ordered_sum.OrderedSum(
+        *(nodes[:num_computed], nodes[num_computed:]),
+        me=local[0],
+        like=unit.accumulator,
+        device=jax.local_devices(backend="cpu")[0],
+    )
+    channel = channel_lib.Channel("sum", nodes, (unit.first,))
+    total = program(engine.exchange, str(channel), parts)
   totals = {}
-  for place in dict.fromkeys(engine.nodes[node].device for node in nodes):
+  for place in dict.fromkeys(engine.nodes[node].device for node in local):
     where = places.of_state(place, total, unit.model.name)
     totals[place] = jax.device_put(total, where)
   return totals
 
 
 def _add_here(
-    engine: engine_lib.Engine,
-    channel: channel_lib.Channel,
-    parts: Mapping[int, spec_lib.Accumulator],
+    parts: Mapping[int, spec_lib.Accumulator], device: jax.Device
 ) -> spec_lib.Accumulator:
   """Returns the sum of all shares of a unit, all of which are local."""
-  if len(parts) == 1:
-    return parts[0]
-  devices = list(dict.fromkeys(engine.devices[n] for n in channel.nodes))
-  device = devices[channel.unit % len(devices)]
-  total = jax.device_put(parts[0], device)
-  for index in range(1, len(parts)):  # None is donated: they may be needed.
-    total = _add_two(total, jax.device_put(parts[index], device))
+  total, *others = (parts[place] for place in range(len(parts)))
+  for part in others:  # None is donated: they may be needed.
+    total = _add_two(jax.device_put(total, device), jax.device_put(part, device))
   return total
 
 
-def owned_totals(engine: engine_lib.Engine) -> dict[engine_lib.StageOnNode, spec_lib.Accumulator]:
-  """Returns the sums by stage and local owner, where they are present.
+def owned_totals(engine: engine_lib.Engine) -> dict[engine_lib.UnitOnNode, spec_lib.Accumulator]:
+  """Returns the sums by unit and local owner, where they are present.
 
   A node that became the owner after the sum has the sum that `refresh` sent it.
   """
   nodes, totals = engine.nodes, engine.results.totals
   return {
-      (stage, number): totals[stage][nodes[number].device]
+      (unit.first, number): totals[unit.first][nodes[number].device]
       for row in engine.owners
       for stage, number in base.by_stage(row)
-      if number in nodes and nodes[number].device in totals[stage]
+      if number in nodes
+      for unit in engine.specs[stage].units
+      if nodes[number].device in totals[unit.first]
   }
 
 
 def stage_norms(engine: engine_lib.Engine) -> dict[base.StageId, np.ndarray]:
-  """Returns the squared gradient norm of each layer, by local stage.
+  """Returns the squared gradient norm of each layer, by stage of a local owner.
 
   Blocks until they are computed.
   """
   norms = {}
-  for stage, total in sorted(engine.results.totals.items()):
+  for stage, spec in base.by_stage(engine.specs):
     if node := _local_owner(engine, stage):
-      norms[stage] = node.norms(stage, total[node.device])
+      totals = [(unit, engine.results.totals[unit.first][node.device]) for unit in spec.units]
+      norms[stage] = [node.norms(unit, total) for unit, total in totals]
   return {
       stage: np.concatenate([np.asarray(n, np.float64) for n in parts])
       for stage, parts in norms.items()
@@ -251,15 +231,10 @@ def stage_norms(engine: engine_lib.Engine) -> dict[base.StageId, np.ndarray]:
 
 def loss(engine: engine_lib.Engine) -> np.ndarray:
   """Returns the sums of `layer.Loss.stack`; blocks."""
-  stage = base.StageId(len(engine.specs) - 1)
-  node = _local_owner(engine, stage)
+  node = _local_owner(engine, base.StageId(len(engine.specs) - 1))
   assert node is not None, "the last stage is not local"
-  total = engine.results.totals[stage][node.device]
+  total = engine.results.totals[max(engine.units)][node.device]
   return np.asarray(total.loss, np.float64)
-
-
-def _unit_of(engine: engine_lib.Engine, channel: channel_lib.Channel) -> spec_lib.StageSpec:
-  return engine.specs[channel.stage].units[channel.unit]
 
 
 def _local_owner(engine: engine_lib.Engine, stage: base.StageId) -> node_lib.Node | None:

@@ -1,12 +1,11 @@
 """Replicas: copies of a stage's state on another node, equal to the bit."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 import dataclasses
 
 from bamboo_jax import base
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import fingerprint
-from bamboo_jax.runtime.stage import spec as spec_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,12 +24,8 @@ def take_prints(engine: engine_lib.Engine, steps: base.StepId) -> Prints:
   started = {}
   has_copies = any(engine.shadows) or len(engine.owners) > 1
   for number, node in engine.nodes.items() if has_copies else ():
-    layers: dict[str, spec_lib.LayerState] = {}
-    for state in node.state.values():
-      layers |= spec_lib.split_layers(state)
-    started[number] = {  # All are started before one is awaited.
-        name: fingerprint.start(layer) for name, layer in layers.items()
-    }
+    # All are started before one is awaited.
+    started[number] = {name: fingerprint.start(layer) for name, layer in node.state.items()}
   nodes = {
       number: {name: fingerprint.read(print_) for name, print_ in own.items()}
       for number, own in started.items()
@@ -38,29 +33,26 @@ def take_prints(engine: engine_lib.Engine, steps: base.StepId) -> Prints:
   return Prints(steps, nodes)
 
 
-def compare(said: Iterable[Prints], specs: Sequence[spec_lib.StageSpec]) -> None:
+def compare(said: Iterable[Prints]) -> None:
   """Compares all copies of each layer: owners, replicas, in all pipelines.
 
   Args:
     said: The fingerprints of all members, after the same number of steps.
-    specs: The segments of the model.
 
   Raises:
     base.ReplicaMismatchError: Two nodes differ.
   """
   said = list(said)
-  for segment, spec in enumerate(specs):
-    for layer in spec.layers:
-      nodes: dict[int, list[base.NodeId]] = {}
-      for prints in said:
-        for number, own in prints.nodes.items():
-          if layer.name in own:
-            nodes.setdefault(own[layer.name], []).append(number)
-      if len(nodes) > 1:
-        # The minority first.
-        groups = sorted(map(sorted, nodes.values()), key=lambda g: (len(g), g))
-        raise base.ReplicaMismatchError(
-            f"After step {said[0].steps} the states of layer {layer.name!r} "
-            f"(segment {segment}) differ between nodes: "
-            f"{' | '.join(', '.join(map(str, group)) for group in groups)}."
-        )
+  layers: dict[str, dict[int, list[base.NodeId]]] = {}
+  for prints in said:
+    for number, own in prints.nodes.items():
+      for name, value in own.items():
+        layers.setdefault(name, {}).setdefault(value, []).append(number)
+  for name, nodes in sorted(layers.items()):
+    if len(nodes) > 1:
+      # The minority first.
+      groups = sorted(map(sorted, nodes.values()), key=lambda g: (len(g), g))
+      raise base.ReplicaMismatchError(
+          f"After step {said[0].steps} the states of layer {name!r} differ between nodes: "
+          f"{' | '.join(', '.join(map(str, group)) for group in groups)}."
+      )

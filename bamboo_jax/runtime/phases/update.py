@@ -24,44 +24,35 @@ from bamboo_jax.schedule import channel as channel_lib
 def refresh(engine: engine_lib.Engine, scale: float) -> int:
   """Sends each shadow its gradients or state; returns the bytes received."""
   nodes, results = engine.nodes, engine.results
-  results.received, results.proposed = {}, {}
-  values = reduce.owned_totals(engine)
+  totals = reduce.owned_totals(engine)
   sends_state = engine.replicas.refresh == "state"
-  if sends_state and any(engine.shadows):
-    for (stage, number), total in values.items():
-      # Not donated: the step may still fail.
-      results.proposed[stage, number] = nodes[number].update(
-          stage, total, scale, engine.num_microbatches, donate=False
+  results.proposed = {  # Not donated: the step may still fail.
+      (unit, number): nodes[number].update(
+          engine.units[unit], total, scale, engine.num_microbatches, donate=False
       )
-    values = results.proposed
-  received, num_bytes = {}, 0
+      for (unit, number), total in (totals.items() if sends_state and any(engine.shadows) else ())
+  }
+  results.received, num_bytes = {}, 0
   for owners, shadows in zip(engine.owners, engine.shadows, strict=True):
     for stage, shadow in sorted(shadows.items()):  # One order at all ends.
       owner = owners[stage]
       if owner not in nodes and shadow not in nodes:
         continue
-      units, parts = engine.specs[stage].units, []
-      for number, unit in enumerate(units):
-        link = engine.links.get(channel_lib.Channel("refresh", (owner, shadow), (stage, number)))
+      for unit in engine.specs[stage].units:
+        link = engine.links.get(channel_lib.Channel("refresh", (owner, shadow), (unit.first,)))
         if owner in nodes:
-          part = spec_lib.to_unit(values[stage, owner], unit)
-          if sends_state:
-            params = spec_lib.drop_frozen(unit, part.params)
-            part = part.replace(params=params)
-          link.send(part)
+          key = (unit.first, owner)
+          link.send(
+              spec_lib.without_frozen(unit, results.proposed[key]) if sends_state else totals[key]
+          )
         if shadow in nodes:
-          part = link.receive()
-          num_bytes += spec_lib.nbytes(part)
+          value, key = link.receive(), (unit.first, shadow)
+          num_bytes += spec_lib.nbytes(value)
           if sends_state:
-            old = spec_lib.to_unit(nodes[shadow].state[stage], unit)
-            part = spec_lib.add_frozen(part, old)
-          parts.append(part)
-      if parts:
-        received[stage, shadow] = spec_lib.from_units(parts, units)
-  if sends_state:
-    results.proposed |= received
-  else:
-    results.received = received
+            old = spec_lib.take(unit, nodes[shadow].state)
+            results.proposed[key] = spec_lib.add_frozen(value, old)
+          else:
+            results.received[key] = value
   return num_bytes
 
 
@@ -73,13 +64,11 @@ def apply(engine: engine_lib.Engine, scale: float) -> None:
   totals = {**reduce.owned_totals(engine), **engine.results.received}
   proposed = engine.results.proposed
   for number, node in engine.nodes.items():
-    for stage in list(node.state):
-      state = proposed.pop((stage, number), None)
-      if state is None:
-        total = totals[stage, number]
-        state = node.update(stage, total, scale, engine.num_microbatches)
-      node.state[stage] = state
-      is_replica = any(s.get(stage) == number for s in engine.shadows)
-      if is_replica and engine.replicas.slots == "host":
-        # The update needs them on the device.
-        node.state[stage] = node.with_slots(stage, "pinned_host")
+    for first, unit in engine.units.items():
+      if unit.names[0] in node.state:
+        layers = proposed.pop((first, number), None)
+        if layers is None:
+          total = totals[first, number]
+          layers = node.update(unit, total, scale, engine.num_microbatches)
+        node.state |= zip(unit.names, layers, strict=True)
+  engine.move_slots()  # The update needs them on the device.

@@ -129,13 +129,13 @@ def step_flops(spec: spec_lib.StageSpec) -> int:
 
 def _layer_flops(spec: spec_lib.StageSpec) -> int:
   (layer,) = spec.layers
-  state = spec.state
+  state = spec.state[layer.name]
   return count_products(
       lambda params, stats, inputs, batch: layer.apply(
           params, stats, inputs, batch, key=None, train=False
       ),
-      state.params[layer.name],
-      state.stats[layer.name],
+      state.params,
+      state.stats,
       spec.inputs,
       {key: spec.batch[key] for key in layer.batch_keys},
   )

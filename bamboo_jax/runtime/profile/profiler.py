@@ -122,7 +122,7 @@ def _make_profile(
   ties = []
   for layer in spec.layers:
     for tie in layer.trained_ties:
-      shared = spec.state.params[layer.name][tie.param]
+      shared = spec.state[layer.name].params[tie.param]
       ties.append(cost_model.TieCost(tie.layer, layer.name, spec_lib.nbytes(shared)))
   return cost_model.Profile(
       layers=tuple(layers),
@@ -142,7 +142,7 @@ def fingerprint_of(spec: spec_lib.StageSpec, *, device: jax.Device) -> dict[str,
       "batch": {key: [str(np.dtype(a.dtype)), *a.shape] for key, a in sorted(spec.batch.items())},
       "remat": spec.remat,
       "prng": spec.prng,
-      "slots": len(jax.tree.leaves(spec.state.slots)),
+      "slots": len(jax.tree.leaves([layer.slots for layer in spec.state.values()])),
       "device": f"{device.platform} {device.device_kind}",
       "versions": {"jax": jax.__version__},
   }
@@ -187,15 +187,15 @@ def _layer_costs(unit: spec_lib.StageSpec, costs: Sequence[_Costs]) -> list[cost
     costs = [cost._replace(redundant_ms=0.0) for cost in costs]
   return [
       cost_model.LayerCost(
-          name=layer.names[0],
+          name=name,
           **_at_pace(cost, layer)._asdict(),
-          parameter_bytes=spec_lib.nbytes(layer.state.params),
-          frozen_bytes=spec_lib.nbytes(layer.state.params)
-          - spec_lib.nbytes(layer.accumulator.grads),
-          slot_bytes=spec_lib.nbytes(layer.state.slots),
+          parameter_bytes=spec_lib.nbytes(state.params),
+          frozen_bytes=spec_lib.nbytes(state.params) - spec_lib.nbytes(layer.accumulator.grads),
+          slot_bytes=spec_lib.nbytes(state.slots),
           activation_bytes=spec_lib.nbytes(layer.outputs),
       )
       for layer, cost in zip(unit.single_layers, costs, strict=True)
+      for name, state in layer.state.items()
   ]
 
 
@@ -233,9 +233,9 @@ def _time_unit(
 ) -> _Costs:
   programs = programs_lib.UnitPrograms(unit)
   run = lambda name, *args: _timed(getattr(programs, name), *args)
-  state = spec_lib.merge_layers(spec_lib.init_layers(unit))
-  state = spec_lib.to_unit(state, unit)
-  state = jax.device_put(state, device, may_alias=False)
+  layers = spec_lib.take(unit, spec_lib.init_layers(unit))
+  layers = jax.device_put(layers, device, may_alias=False)
+  stats = tuple(layer.stats for layer in layers)
   inputs = _random(unit.inputs, device)
   batch = jax.device_put({k: batch[k] for k in unit.batch_keys}, device)
   grad = _random(unit.outputs, device)
@@ -245,8 +245,8 @@ def _time_unit(
   _, total = run("zeros", token)
   forward_ms, backward_ms, update_ms, norm_ms = [], [], [], []
   for _ in range(num_repeats + 2):  # 2 to warm up.
-    cast_ms, params = _timed(programs.cast, state.params)
-    args = (token, params, state.stats, inputs, batch, zero, zero, zero)
+    cast_ms, params = _timed(programs.cast, tuple(layer.params for layer in layers))
+    args = (token, params, stats, inputs, batch, zero, zero, zero)
     secs, (_, _, saved) = run("forward", *args)
     forward_ms.append(secs)
     args = (token, params, inputs, saved, grad, total)
@@ -254,13 +254,15 @@ def _time_unit(
     backward_ms.append(secs)
     secs, _ = run("norms", total)
     norm_ms.append(secs)
-    trained = spec_lib.drop_frozen(unit, state.params)
-    secs, new = run("update", trained, state.slots, total, scale, scale)
-    state = spec_lib.add_frozen(new, state)
+    trained = spec_lib.drop_frozen(unit, [layer.params for layer in layers])
+    slots = tuple(layer.slots for layer in layers)
+    secs, new = run("update", trained, slots, total, scale, scale)
+    layers = spec_lib.add_frozen(new, layers)
+    stats = tuple(layer.stats for layer in layers)
     update_ms.append(secs + cast_ms)
   # Each alone: cached leftovers would slow the other passes down.
-  params = programs.cast(state.params)
-  args = (token, params, state.stats, inputs, batch, zero, zero, zero)
+  params = programs.cast(tuple(layer.params for layer in layers))
+  args = (token, params, stats, inputs, batch, zero, zero, zero)
   redundant_ms = [run("redundant", *args)[0] for _ in range(num_repeats + 2)]
   times = (forward_ms, backward_ms, update_ms, norm_ms, redundant_ms)
   medians = [max(0.0, statistics.median(ms[2:]) - idle) for ms in times]

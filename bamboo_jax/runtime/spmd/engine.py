@@ -285,7 +285,8 @@ class SpmdEngine:
           continue
         hold = run.table.stages_of(n).index(stage)
         unpack = self._packing.find_unpack(run.program, node.device, stage, hold)
-        node.store.accumulators[stage, share] = unpack(sums)
+        totals = unpack(sums)
+        node.store.accumulators |= {(unit, share): total for unit, total in totals.items()}
 
   def dump(self) -> None:
     """Puts all arrays of the step into the stores of local nodes, if a death can be survived."""
@@ -347,8 +348,13 @@ class SpmdEngine:
     weights = {}
     for n, (node, stages) in enumerate(self._stages(program, owners).items()):
       if node in rows.nodes:
-        state, device = rows.nodes[node].state, self._devices[node]
-        held = {s: (state[s].params, state[s].stats) for s in stages if s in state}
+        device, held = self._devices[node], {}
+        for stage in stages:
+          if layers := rows.nodes[node].layers_of(stage):
+            held[stage] = (
+                {name: layer.params for name, layer in layers.items()},
+                {name: layer.stats for name, layer in layers.items()},
+            )
         known = tuple(held)
         pack = self._packing.find_pack(program, device, stages, known)
         weights[n] = pack(held)

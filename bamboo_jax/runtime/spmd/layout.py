@@ -99,6 +99,11 @@ def unit_of(spec: spec_lib.StageSpec, layers: range) -> spec_lib.StageSpec:
   return dataclasses.replace(spec, first=layers.start, last=layers.stop, is_unit=True)
 
 
+def units_of(spec: spec_lib.StageSpec, layers: range) -> tuple[spec_lib.StageSpec, ...]:
+  """Returns the units of rows that are these layers of a model."""
+  return dataclasses.replace(spec, first=layers.start, last=layers.stop).units
+
+
 def find_blocks(signatures: Sequence[Hashable]) -> Blocks | None:
   """Returns the repetition that covers most layers; None if there is none.
 

@@ -150,9 +150,8 @@ class StagePasses:
 
   def sums_shapes(self, num_owned: int) -> buffers_lib.MicrobatchSums:
     """Returns the shapes of the sums of a node, for the number of stages that it owns."""
-    shapes = lambda unit: spec_lib.to_unit(unit.accumulator, unit)
-    blocks = buffers_lib.repeat(shapes(self.block.unit), num_owned, self._layout.count)
-    ends = (shapes(self.prologue.unit), shapes(self.epilogue.unit))
+    block, *ends = (u.unit.accumulator for u in (self.block, self.prologue, self.epilogue))
+    blocks = buffers_lib.repeat(block, num_owned, self._layout.count)
     return buffers_lib.MicrobatchSums(blocks, *ends)
 
   def _count(self, p: ticks_lib.Pass) -> jax.Array:

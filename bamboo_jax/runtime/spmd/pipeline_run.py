@@ -242,9 +242,7 @@ def load(
   for key, slot in table.fetches(n).items():
     _store(begin.fetched, store.saved[number(key)], slot)
   for hold, stage in enumerate(table.stages_of(n)[: program.sizes.num_owned]):
-    total = store.accumulators.get((stage, share))
-    if total is not None:
-      weights_lib.load_sums(program, stage, hold, begin.carry.sums, total)
+    weights_lib.load_sums(program, stage, hold, begin.carry.sums, store.accumulators, share)
   return begin
 
 

@@ -172,10 +172,10 @@ class SegmentProgram:
   @property
   def weights(self) -> passes_lib.DeviceWeights:
     """Shapes of the weights of one device."""
-    layout, names, stats = self.layout, self.spec.model.layer_names, self.spec.state.stats
+    layout, names, state = self.layout, self.spec.model.layer_names, self.spec.state
     unit = lambda layers: (
         tuple(self._params[names[i]] for i in layers),
-        tuple(stats[names[i]] for i in layers),
+        tuple(state[names[i]].stats for i in layers),
     )
     blocks = buffers_lib.repeat(unit(layout.block), self.sizes.num_held, layout.count)
     return passes_lib.DeviceWeights(blocks, unit(layout.prologue), unit(layout.epilogue))

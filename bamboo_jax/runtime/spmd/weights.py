@@ -19,7 +19,7 @@ from bamboo_jax.runtime.spmd import (
     passes as passes_lib,
     program as program_lib,
 )
-from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.runtime.stage import array_store, spec as spec_lib
 
 # Parameters and statistics of layers by name, by stage.
 States = Mapping[base.StageId, tuple[dict[str, base.PyTree], dict[str, base.PyTree]]]
@@ -49,8 +49,8 @@ class Packing:
 
   def find_unpack(
       self, program: program_lib.SegmentProgram, device: jax.Device, stage: base.StageId, hold: int
-  ) -> Callable[[buffers_lib.MicrobatchSums], spec_lib.Accumulator]:
-    """Returns a function that slices a stage's sums out of a node's.
+  ) -> Callable[[buffers_lib.MicrobatchSums], dict[int, spec_lib.Accumulator]]:
+    """Returns a function that slices a stage's sums, by unit, out of a node's.
 
     The node's sums are arrays [1, ...], see `PipelineRun.sums`.
     """
@@ -80,8 +80,8 @@ def _state_shapes(program: program_lib.SegmentProgram, stages: Sequence[base.Sta
   shapes = {}
   for stage in stages:
     own = [names[i] for i in program.layout.layers(stage)]
-    params = {name: state.params[name] for name in own}
-    shapes[stage] = (params, {name: state.stats[name] for name in own})
+    params = {name: state[name].params for name in own}
+    shapes[stage] = (params, {name: state[name].stats for name in own})
   return shapes
 
 
@@ -124,12 +124,16 @@ def _unpack(
     stage: base.StageId,
     hold: int,
     sums: buffers_lib.MicrobatchSums,
-) -> spec_lib.Accumulator:
-  parts, units = [], []
-  for name, at, unit in _parts(program, stage, hold):
-    parts.append(jax.tree.map(lambda a, at=at: a[at], getattr(sums, name)))
-    units.append(unit)
-  return spec_lib.from_units(parts, units)
+) -> dict[int, spec_lib.Accumulator]:
+  totals = {}
+  for name, at, layers in _parts(program, stage, hold):
+    part = jax.tree.map(lambda a, at=at: a[at], getattr(sums, name))
+    for unit in layout_lib.units_of(program.spec, layers):
+      own = slice(unit.first - layers.start, unit.last - layers.start)
+      totals[unit.first] = spec_lib.Accumulator(
+          part.grads[own], part.stats[own], part.loss if unit.is_last else None
+      )
+  return totals
 
 
 def load_sums(
@@ -137,18 +141,23 @@ def load_sums(
     stage: base.StageId,
     hold: int,
     sums: buffers_lib.MicrobatchSums,
-    total: spec_lib.Accumulator,
+    totals: Mapping[array_store.Sum, spec_lib.Accumulator],
+    share: base.ShareId,
 ) -> None:
-  """Writes the sums of a stage into those of a node, NumPy arrays [1, ...]."""
-  for name, at, unit in _parts(program, stage, hold):
-    part = spec_lib.to_unit(total, unit)
-    jax.tree.map(lambda a, v, at=at: a.__setitem__(at, v), getattr(sums, name), part)
+  """Writes the sums of a stage, if there are some, into those of a node, NumPy arrays [1, ...]."""
+  for name, at, layers in _parts(program, stage, hold):
+    units = layout_lib.units_of(program.spec, layers)
+    own = [totals[u.first, share] for u in units if (u.first, share) in totals]
+    if own:
+      grads, stats = (sum((getattr(a, f) for a in own), ()) for f in ("grads", "stats"))
+      part = spec_lib.Accumulator(grads, stats, own[-1].loss)
+      jax.tree.map(lambda a, v, at=at: a.__setitem__(at, v), getattr(sums, name), part)
 
 
 def _parts(
     program: program_lib.SegmentProgram, stage: base.StageId, hold: int
-) -> list[tuple[str, tuple[int, ...], spec_lib.StageSpec]]:
-  """Returns where the sums of each unit of a stage are: field, index, and the unit."""
+) -> list[tuple[str, tuple[int, ...], range]]:
+  """Returns where the sums of some layers of a stage are: field and index."""
   layout = program.layout
   parts: list[tuple[str, tuple[int, ...], range]] = [
       ("blocks", (0, hold, i), layers) for i, layers in enumerate(layout.blocks_of(stage))
@@ -157,4 +166,4 @@ def _parts(
     parts.insert(0, ("prologue", (0,), layout.prologue))
   if stage == layout.num_stages - 1:
     parts.append(("epilogue", (0,), layout.epilogue))
-  return [(name, at, layout_lib.unit_of(program.spec, layers)) for name, at, layers in parts]
+  return parts

@@ -6,6 +6,7 @@ passes are kept until the commit, for a failover. They lie in host memory and
 return to the device only if used.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +17,7 @@ from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import holdings as holdings_lib
 
 Key = holdings_lib.Item  # Stage and microbatch.
-Sum = tuple[base.StageId, base.ShareId]
+Sum = tuple[int, base.ShareId]  # First layer of a unit, and share.
 
 
 class BackwardInputs(NamedTuple):
@@ -44,9 +45,8 @@ class StepArrays:
     grads: Gradients with respect to these.
     saved: Values that the units of a stage keep of a forward pass; after a death
       those that nodes of a program have dumped, `spmd.buffers.Kept` in NumPy.
-    copies: States with parameters as passes read them, by stage; present while
-      rows run.
-    accumulators: Sums over the microbatches of a share, by stage and share.
+    copies: Parameters as passes read them, by unit; present while rows run.
+    accumulators: Sums over the microbatches of a share, by unit and share.
     accumulated: Backward passes that are in these sums.
   """
 
@@ -60,7 +60,7 @@ class StepArrays:
     self.activations: dict[Key, base.PyTree] = {}
     self.grads: dict[Key, base.PyTree] = {}
     self.saved: dict[Key, Any] = {}
-    self.copies: dict[base.StageId, spec_lib.StageState] = {}
+    self.copies: dict[int, Sequence[base.PyTree]] = {}
     self.accumulators: dict[Sum, spec_lib.Accumulator] = {}
     self.accumulated: set[Key] = set()
 

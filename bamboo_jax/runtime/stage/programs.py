@@ -48,7 +48,7 @@ class UnitPrograms:
         -> (done, grad_inputs, accumulator); donates the accumulator
     evaluate(after, params, stats, inputs, batch) -> (done, outputs or loss)
     update(params, slots, total, scale, num_microbatches)
-        -> state; donates params and slots; both without frozen parameters
+        -> states of the layers; donates params and slots; all without frozen parameters
     propose: the same as update, but donates nothing
     norms(total) -> float32 [layers], squared norms of the gradients
     zeros(after) -> accumulator
@@ -116,7 +116,8 @@ class UnitPrograms:
   @functools.cached_property
   def copy_bytes(self) -> int:
     """Size of the arrays that `cast` makes; 0 if passes read the parameters."""
-    pairs = zip(*map(jax.tree.leaves, (self.copies, self.unit.state.params)), strict=True)
+    params = [layer.params for layer in spec_lib.take(self.unit, self.unit.state)]
+    pairs = zip(*map(jax.tree.leaves, (self.copies, params)), strict=True)
     return spec_lib.nbytes([c for c, p in pairs if c.dtype != p.dtype])
 
   @property
@@ -158,37 +159,38 @@ class UnitPrograms:
     data = lambda tree: put(tree, places.of_data)
     state = lambda tree: put(tree, self._of_state)
     unit, number, scale = self.unit, whole(np.uint32), whole(np.float32)
-    own = spec_lib.to_unit(unit.state, unit)
-    total = state(spec_lib.to_unit(unit.accumulator, unit))
-    token, params = whole(np.int8, 1), state(self.copies)
+    own, total = spec_lib.take(unit, unit.state), state(unit.accumulator)
+    params = tuple(layer.params for layer in own)
+    stats = state(tuple(layer.stats for layer in own))
+    token, copies = whole(np.int8, 1), state(self.copies)
     batch = data({k: unit.batch[k] for k in unit.batch_keys})
-    passes = (token, params, state(own.stats), data(unit.inputs), batch)
+    passes = (token, copies, stats, data(unit.inputs), batch)
     match name:
       case "cast":
-        return (state(own.params),)
+        return (state(params),)
       case "forward" | "redundant":
         return (*passes, number, number, number)
       case "backward":
-        return (token, params, data(unit.inputs), data(self.saved), data(unit.outputs), total)
+        return (token, copies, data(unit.inputs), data(self.saved), data(unit.outputs), total)
       case "evaluate":
         return passes
       case "update" | "propose":
-        trained = state(spec_lib.drop_frozen(unit, own.params))
-        return (trained, state(own.slots), total, scale, scale)
+        trained = state(spec_lib.drop_frozen(unit, params))
+        return (trained, state(tuple(layer.slots for layer in own)), total, scale, scale)
       case "norms":
         return (total,)
     return (token,)
 
   @functools.cached_property
   def _copies(self) -> Layers:
-    unit = self.unit
-    state = spec_lib.to_unit(unit.state, unit)
+    unit, own = self.unit, spec_lib.take(self.unit, self.unit.state)
+    params = tuple(layer.params for layer in own)
     if not unit.is_mixed:
-      return state.params
+      return params
     batch = {k: unit.batch[k] for k in unit.batch_keys}
     number = jax.ShapeDtypeStruct((), jnp.uint32)
-    data = (state.stats, unit.inputs, batch)
-    return casts.find_copies(self._passes, state.params, unit.outputs, data, number)
+    data = (tuple(layer.stats for layer in own), unit.inputs, batch)
+    return casts.find_copies(self._passes, params, unit.outputs, data, number)
 
   def _passes(
       self, params: Layers, grad: base.PyTree, data: tuple[base.PyTree, ...], number: jax.Array
@@ -264,7 +266,7 @@ class UnitPrograms:
     outputs, _ = self._apply(widen(params), stats, inputs, batch)
     return make_token(), outputs
 
-  def _propose(self, *args: base.PyTree) -> spec_lib.StageState:
+  def _propose(self, *args: base.PyTree) -> tuple[spec_lib.LayerState, ...]:
     return self._update(*args)
 
   def _update(
@@ -274,8 +276,8 @@ class UnitPrograms:
       total: spec_lib.Accumulator,
       scale: jax.Array,
       num_microbatches: jax.Array,
-  ) -> spec_lib.StageState:
-    shapes = spec_lib.to_unit(self.unit.state, self.unit).stats
+  ) -> tuple[spec_lib.LayerState, ...]:
+    shapes = spec_lib.take(self.unit, self.unit.state)
     scaled = lambda g, like: g.reshape(like.shape) * scale
     mean = lambda s, like: (s / num_microbatches).reshape(like.shape)
     layers = []
@@ -285,8 +287,8 @@ class UnitPrograms:
       grads = jax.tree.map(scaled, grads, old)
       updates, slot = self.unit.optimizer.update(grads, slot, old)
       new = optax.apply_updates(old, updates)
-      layers.append((new, slot, jax.tree.map(mean, stats, like)))
-    return spec_lib.StageState(*zip(*layers, strict=True))
+      layers.append(spec_lib.LayerState(new, slot, jax.tree.map(mean, stats, like.stats)))
+    return tuple(layers)
 
   def _norms(self, total: spec_lib.Accumulator) -> jax.Array:
     """Returns the squared gradient norm of each layer, tied copies excluded."""
@@ -299,8 +301,7 @@ class UnitPrograms:
 
   def _zeros(self, after: jax.Array) -> spec_lib.Accumulator:
     """Returns the accumulator before the first microbatch."""
-    zero = spec_lib.zero_accumulator(self.unit)
-    return spec_lib.to_unit(zero, self.unit)
+    return spec_lib.zero_accumulator(self.unit)
 
   def _apply(
       self,
@@ -395,7 +396,7 @@ def find_kinds(specs: Iterable[spec_lib.StageSpec]) -> list[spec_lib.StageSpec]:
 def copies_of(spec: spec_lib.StageSpec) -> dict[str, base.PyTree]:
   """Returns shapes of parameters, in the dtypes that passes read, by layer."""
   if not spec.is_mixed:
-    return spec.state.params
+    return {name: layer.params for name, layer in spec.state.items()}
   by_kind = {unit.kind: UnitPrograms(unit).copies for unit in find_kinds([spec])}
   return {
       name: copies

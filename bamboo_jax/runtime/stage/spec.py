@@ -3,16 +3,18 @@
 Everything here follows from the model, the shapes of a microbatch and the
 optimizer, so that two nodes that hold the same layers agree without messages.
 
-A stage is a list of units (`models.units`), and each unit is a stage by itself.
-Programs belong to kinds of units, which are independent of names: `to_unit`
-converts layer names to positions for them, `from_units` back.
+A stage is a range of units (`models.units`), and each unit is a stage by itself.
+Only programs and transfers know stages. State is kept by the name of the layer.
+Sums are kept by unit, which is identified by the index of its first layer. So
+both are independent of the partition. Programs belong to kinds of units and know
+no names: their arguments are tuples with an entry for each layer.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 import dataclasses
 import functools
 import itertools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import flax.struct
 import jax
@@ -24,22 +26,14 @@ from bamboo_jax import base
 from bamboo_jax.models import layer as layer_lib, linen, model as model_lib, units as units_lib
 
 
-class StageState(flax.struct.PyTreeNode):
-  """The state of a stage on one node between steps, by layer name or position.
+class LayerState(flax.struct.PyTreeNode):
+  """The state of a layer between steps.
 
   Attributes:
     params: Parameters, float32.
     slots: State of the optimizer.
     stats: Statistics, such as those of batch normalisation.
   """
-
-  params: base.PyTree
-  slots: base.PyTree
-  stats: base.PyTree
-
-
-class LayerState(flax.struct.PyTreeNode):
-  """The part of a `StageState` that belongs to one layer."""
 
   params: base.PyTree
   slots: base.PyTree
@@ -54,7 +48,7 @@ class Saved(flax.struct.PyTreeNode):
       node keeps separately.
     residuals: Without parameters and inputs. None if only the inputs are kept,
       see `StagePrograms.complete`.
-    stats: Statistics after this microbatch, by position of the layer.
+    stats: Statistics after this microbatch, of each layer.
     loss: `layer.Loss.stack`; last unit only.
   """
 
@@ -65,16 +59,16 @@ class Saved(flax.struct.PyTreeNode):
 
 
 class Accumulator(flax.struct.PyTreeNode):
-  """Sums over the microbatches of one share, all float32.
+  """Sums over the microbatches of one share of a unit, all float32.
 
   Attributes:
-    grads: Gradients of the sum of losses, by layer name or position.
-    stats: Sums of statistics, by layer; leaves have at least one dimension.
-    loss: Sums of `layer.Loss.stack`; last stage only.
+    grads: Gradients of the sum of losses, of each layer.
+    stats: Sums of statistics, of each layer; leaves have at least one dimension.
+    loss: Sums of `layer.Loss.stack`; last unit only.
   """
 
-  grads: base.PyTree
-  stats: base.PyTree
+  grads: tuple[base.PyTree, ...]
+  stats: tuple[base.PyTree, ...]
   loss: jax.Array | None
 
 
@@ -195,13 +189,13 @@ class StageSpec:
     return any(a.dtype != jnp.float32 for a in inputs)
 
   @functools.cached_property
-  def state(self) -> StageState:
-    """Shapes of the state."""
-    return jax.eval_shape(lambda: merge_layers(init_layers(self)))
+  def state(self) -> dict[str, LayerState]:
+    """Shapes of the state of each layer."""
+    return jax.eval_shape(lambda: init_layers(self))
 
   @functools.cached_property
   def accumulator(self) -> Accumulator:
-    """Shapes of an accumulator."""
+    """Shapes of an accumulator of these layers as one unit."""
     return jax.eval_shape(lambda: zero_accumulator(self))
 
 
@@ -221,7 +215,7 @@ def init_layers(
       variables = draw(index)
     else:
       variables = initial(name)
-      known, params = spec.state.params[name], variables.params
+      known, params = spec.state[name].params, variables.params
       if known.keys() - params.keys():  # Weights of a model without adapters.
         params = {**draw(index).params, **params}
         variables = variables.replace(params=params)
@@ -232,36 +226,23 @@ def init_layers(
   return layers
 
 
-def merge_layers(layers: Mapping[str, LayerState]) -> StageState:
-  """Returns the state of a stage from the states of its layers."""
-  return StageState(
-      params={name: layer.params for name, layer in layers.items()},
-      slots={name: layer.slots for name, layer in layers.items()},
-      stats={name: layer.stats for name, layer in layers.items()},
-  )
-
-
-def split_layers(state: StageState) -> dict[str, LayerState]:
-  """Returns the state of each layer of a stage."""
-  return {
-      name: LayerState(state.params[name], state.slots[name], state.stats[name])
-      for name in state.params
-  }
-
-
-def zero_accumulator(spec: StageSpec) -> Accumulator:
+def zero_accumulator(unit: StageSpec) -> Accumulator:
   """Returns the accumulator before the first microbatch."""
   zeros = lambda a: jnp.zeros(a.shape or (1,), jnp.float32)
-  params = spec.state.params
-  trained = {layer.name: _drop_frozen(layer, params[layer.name]) for layer in spec.layers}
+  layers = take(unit, unit.state)
   return Accumulator(
-      grads=jax.tree.map(zeros, trained),
-      stats=jax.tree.map(zeros, spec.state.stats),
-      loss=jnp.zeros((2 + len(spec.metrics),), jnp.float32) if spec.is_last else None,
+      grads=jax.tree.map(zeros, drop_frozen(unit, [layer.params for layer in layers])),
+      stats=tuple(jax.tree.map(zeros, layer.stats) for layer in layers),
+      loss=jnp.zeros((2 + len(unit.metrics),), jnp.float32) if unit.is_last else None,
   )
 
 
-def drop_frozen(unit: StageSpec, params: Sequence[base.PyTree]) -> tuple[base.PyTree, ...]:
+def take(unit: StageSpec, layers: Mapping[str, LayerState]) -> tuple[LayerState, ...]:
+  """Returns the states of the layers of a unit."""
+  return tuple(layers[name] for name in unit.names)
+
+
+def drop_frozen(unit: StageSpec, params: Iterable[base.PyTree]) -> tuple[base.PyTree, ...]:
   """Returns the trained parameters of each layer of a unit."""
   return tuple(map(_drop_frozen, unit.layers, params))
 
@@ -270,58 +251,49 @@ def _drop_frozen(layer: linen.LinenLayer, params: base.PyTree) -> dict[str, jax.
   return {k: v for k, v in params.items() if k.startswith(layer.trained)}
 
 
-def add_frozen(state: StageState, old: StageState) -> StageState:
-  """Returns a unit's state with the frozen parameters of an older one."""
-  pairs = zip(old.params, state.params, strict=True)
-  return state.replace(params=tuple({**o, **new} for o, new in pairs))
+def without_frozen(unit: StageSpec, layers: Sequence[LayerState]) -> tuple[LayerState, ...]:
+  """Returns the states of the layers of a unit without frozen parameters."""
+  trained = drop_frozen(unit, (layer.params for layer in layers))
+  return tuple(one.replace(params=p) for one, p in zip(layers, trained, strict=True))
+
+
+def add_frozen(layers: Iterable[LayerState], old: Iterable[LayerState]) -> tuple[LayerState, ...]:
+  """Returns states of layers with the frozen parameters of older ones."""
+  pairs = zip(layers, old, strict=True)
+  return tuple(new.replace(params={**was.params, **new.params}) for new, was in pairs)
 
 
 class TiedCopy(NamedTuple):
-  """One copy of a tied parameter, identified by names."""
+  """One copy of a tied parameter.
+
+  Attributes:
+    unit: First layer of its unit.
+    layer: Place of its layer in the unit.
+  """
 
   stage: base.StageId
-  layer: str
+  unit: int
+  layer: int
   param: str
 
 
 def find_ties(specs: Sequence[StageSpec]) -> list[list[TiedCopy]]:
   """Returns the copies of each trained tied parameter, in model order."""
   groups: dict[tuple[str, str], list[TiedCopy]] = {}
-  stages = {l.name: s for s, spec in base.by_stage(specs) for l in spec.layers}
+  places = {
+      name: (stage, unit.first, place)
+      for stage, spec in base.by_stage(specs)
+      for unit in spec.units
+      for place, name in enumerate(unit.names)
+  }
   for layer in specs[0].model.layers:
     for tie in layer.trained_ties:
-      owner = TiedCopy(stages[tie.layer], tie.layer, tie.layer_param)
+      owner = TiedCopy(*places[tie.layer], tie.layer_param)
       group = groups.setdefault((tie.layer, tie.layer_param), [owner])
-      group.append(TiedCopy(stages[layer.name], layer.name, tie.param))
+      group.append(TiedCopy(*places[layer.name], tie.param))
   return [*groups.values()]
 
 
 def nbytes(tree: base.PyTree) -> int:
   """Returns the size of all arrays of a tree, or of arrays of these shapes."""
   return sum(a.size * np.dtype(a.dtype).itemsize for a in jax.tree.leaves(tree))
-
-
-def to_unit(tree: StageState | Accumulator, unit: StageSpec) -> Any:
-  """Returns the part of `tree` that belongs to a unit, keyed by position."""
-  parts: dict[str, Any] = {}
-  for field in dataclasses.fields(tree):
-    value = getattr(tree, field.name)
-    if isinstance(value, dict):
-      parts[field.name] = tuple(value[name] for name in unit.names)
-    else:  # The loss, of the last unit.
-      parts[field.name] = value if unit.is_last else None
-  return type(tree)(**parts)
-
-
-def from_units(parts: Sequence[StageState | Accumulator], units: Sequence[StageSpec]) -> Any:
-  """Merges the parts of all units, keyed by name again."""
-  whole: dict[str, Any] = {}
-  for field in dataclasses.fields(parts[0]):
-    values = [getattr(part, field.name) for part in parts]
-    if isinstance(values[0], tuple):
-      names = itertools.chain.from_iterable(unit.names for unit in units)
-      layers = itertools.chain.from_iterable(values)
-      whole[field.name] = dict(zip(names, layers, strict=True))
-    else:
-      whole[field.name] = values[-1]
-  return type(parts[0])(**whole)

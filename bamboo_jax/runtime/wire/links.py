@@ -6,7 +6,7 @@ transport. `Links` has all links of this process, by channel.
 """
 
 import collections
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import dataclasses
 import functools
 from typing import Any, Protocol
@@ -133,6 +133,7 @@ class Links:
   """
 
   specs: Sequence[spec_lib.StageSpec]
+  units: Mapping[int, spec_lib.StageSpec]  # By first layer.
   refresh: str
   exchange: transport_lib.Transport | None
   find_compute: Callable[[base.NodeId], places.Place | None]
@@ -180,30 +181,26 @@ class Links:
       self, channel: channel_lib.Channel, place: places.Place, like: base.PyTree
   ) -> base.PyTree:
     """Returns the shardings of a value, at either end."""
-    model = self.specs[channel.stage].model.name
+    model = self.specs[0].model.name
     match channel.kind:
       case "refresh":
         return places.of_state(place, like, model)
       case "tie":
-        param = channel.key[2]
+        param = channel.key[-1]
         return places.of_state(place, {param: like}, model)[param]
     return places.of_data(place, like)
 
   def _shapes(self, channel: channel_lib.Channel) -> base.PyTree:
-    spec = self.specs[channel.stage]
-    match channel.kind:
-      case "activation" | "grad":
-        return spec.outputs
-      case "refresh":
-        unit = spec.units[channel.unit]
+    match channel.kind, channel.key:
+      case "activation" | "grad", (int(stage),):
+        return self.specs[stage].outputs
+      case "refresh", (int(first),):
+        unit = self.units[first]
         if self.refresh != "state":
-          return spec_lib.to_unit(unit.accumulator, unit)
-        state = spec_lib.to_unit(unit.state, unit)
-        params = spec_lib.drop_frozen(unit, state.params)
-        return state.replace(params=params)
-      case "tie":
-        _, layer, param = channel.key
-        return spec.accumulator.grads[str(layer)][param]
+          return unit.accumulator
+        return spec_lib.without_frozen(unit, spec_lib.take(unit, unit.state))
+      case "tie", (_, int(first), int(layer), param):
+        return self.units[first].accumulator.grads[layer][param]
     raise AssertionError(channel)
 
 

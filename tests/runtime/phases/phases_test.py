@@ -72,27 +72,29 @@ class PhasesTest(parameterized.TestCase):
     for step in range(2):  # The second starts from slots in host memory.
       del step
       run_until_vote(engine)
-      replica_slots = [engine.nodes[node].state[stage].slots for stage, node in SHADOWS.items()]
+      replicas_of = [engine.nodes[node].layers_of(stage) for stage, node in SHADOWS.items()]
+      replica_slots = [layer.slots for layers in replicas_of for layer in layers.values()]
       on_host = "pinned_host" if options["slots"] == "host" else "device"
       self.assertEqual(kinds(replica_slots), {on_host})
       with small.quick_compilation():
         update.apply(engine, 1e-2)
-      replicas.compare([replicas.take_prints(engine, 0)], engine.specs)
+      replicas.compare([replicas.take_prints(engine, 0)])
       for number, node in engine.nodes.items():
-        for stage, state in node.state.items():
+        for stage in node.specs:
           is_replica = SHADOWS[stage] == number
-          self.assertEqual(kinds(state.params), {"device"})
-          self.assertEqual(kinds(state.slots), {on_host if is_replica else "device"})
-    state = engine.nodes[0].state[1]
-    params = jax.tree.map(np.array, state.params)
-    name = next(n for n, p in params.items() if jax.tree.leaves(p))
+          layers = node.layers_of(stage).values()
+          self.assertEqual(kinds([layer.params for layer in layers]), {"device"})
+          slots = kinds([layer.slots for layer in layers])
+          self.assertEqual(slots, {on_host if is_replica else "device"})
+    own = engine.nodes[0].layers_of(1)
+    name, layer = next((n, l) for n, l in own.items() if jax.tree.leaves(l.params))
+    params = jax.tree.map(np.array, layer.params)
     next(iter(jax.tree.leaves(params))).flat[0] += 1
-    engine.nodes[0].put_state(1, state.replace(params=params))
+    engine.nodes[0].put_state({name: layer.replace(params=params)})
     with self.assertRaisesRegex(
-        base.ReplicaMismatchError,
-        rf"After step 4 .* '{name}' \(segment 1\) differ .* nodes: 0 \| 1\.",
+        base.ReplicaMismatchError, rf"After step 4 .* '{name}' differ between nodes: 0 \| 1\."
     ):
-      replicas.compare([replicas.take_prints(engine, 4)], engine.specs)
+      replicas.compare([replicas.take_prints(engine, 4)])
 
   def test_nothing_is_donated_before_the_commit_and_all_after(self):
     engine = make_engine()

@@ -45,23 +45,26 @@ class ReduceTest(parameterized.TestCase):
         num_shares=max(len(holders), len(nodes)),
         cache=CACHE,
     )
-    shares = make_shares(len(holders), spec.accumulator)
+    like = {unit.first: unit.accumulator for unit in spec.units}
+    shares = make_shares(len(holders), like)
     lines = [((node,), [i for i, h in enumerate(holders) if h == node]) for node in nodes]
     own = [shares for _, shares in lines]
     engine.set_pipelines(engine.owners, [{} for _ in nodes], own, lines)
     for i, node in enumerate(holders):
       place = engine.nodes[node].device
-      held = engine.nodes[node].store.accumulators
-      held[0, i] = jax.device_put(shares[i], place)
+      for unit, share in jax.device_put(shares[i], place).items():
+        engine.nodes[node].store.accumulators[unit, i] = share
     reduce.reduce(engine)
     want = shares[0]
     for share in shares[1:]:
       want = jax.tree.map(np.add, want, share)
-    self.assertEqual(engine.results.totals[0].keys(), {jax.devices()[n] for n in nodes})
-    for device, total in engine.results.totals[0].items():
-      for got in jax.tree.leaves(total):
-        self.assertEqual(got.devices(), {device})
-      jax.tree.map(np.testing.assert_array_equal, total, want)
+    self.assertEqual(engine.results.totals.keys(), like.keys())
+    for unit, totals in engine.results.totals.items():
+      self.assertEqual(totals.keys(), {jax.devices()[n] for n in nodes})
+      for device, total in totals.items():
+        for got in jax.tree.leaves(total):
+          self.assertEqual(got.devices(), {device})
+        jax.tree.map(np.testing.assert_array_equal, total, want[unit])
     for node in engine.nodes.values():  # The step may have to sum again.
       for array in jax.tree.leaves(node.store.arrays()):
         self.assertFalse(array.is_deleted())
@@ -71,9 +74,10 @@ class ReduceTest(parameterized.TestCase):
     engine = engine_lib.Engine(
         [spec], owners=[(0,), (1,)], devices=dict(enumerate(jax.devices()[:2])), num_shares=2
     )
-    like = spec_lib.zero_accumulator(spec)
     for i, node in engine.nodes.items():
-      node.store.accumulators[0, i] = jax.device_put(like, node.device)
+      for unit in spec.units:
+        zero = jax.device_put(spec_lib.zero_accumulator(unit), node.device)
+        node.store.accumulators[unit.first, i] = zero
     add, used = reduce._add_two, []
 
     def note(a, b):

@@ -26,7 +26,7 @@ class ProfilerTest(parameterized.TestCase):
     whole = engines.make_whole()
     self.assertEqual([layer.name for layer in profile.layers], list(whole.model.layer_names))
     for layer in profile.layers:
-      params = jax.tree.leaves(whole.state.params[layer.name])
+      params = jax.tree.leaves(whole.state[layer.name].params)
       self.assertEqual(layer.parameter_bytes, sum(4 * p.size for p in params), layer.name)
       # AdamW has two slots per parameter and a count.
       self.assertEqual(layer.slot_bytes, 2 * layer.parameter_bytes + 4)

@@ -169,7 +169,9 @@ class Pipelines:
     for share, row in enumerate(self.rows.owners):
       for stage, node in enumerate(row):
         store = self.rows.nodes[node].store
-        found[stage, share] = jax.tree.map(np.array, store.accumulators[stage, share])
+        for unit in self.rows.specs[stage].units:
+          total = jax.tree.map(np.array, store.accumulators[unit.first, share])
+          found[unit.first, share] = total
     return found
 
   def sums_of_rows(self):
@@ -226,8 +228,8 @@ def relative_error(sums, spec, num_microbatches):
       initial_layers(spec), microbatch, step=STEP, microbatches=range(num_microbatches)
   )
   grads, total = {}, np.zeros(2)
-  for part in sums.values():
-    for name, layer in part.grads.items():
+  for (first, _), part in sums.items():
+    for name, layer in zip(spec.names[first:], part.grads, strict=False):
       zero = jax.tree.map(np.zeros_like, layer)
       grads[name] = jax.tree.map(np.add, grads.get(name, zero), layer)
     if part.loss is not None:

@@ -55,11 +55,11 @@ class CopiesTest(parameterized.TestCase):
   def test_one_thread_asks_while_another_traces(self):
     """Neither waits for the other, though each has a lock of its own."""
     programs = programs_lib.UnitPrograms(make_spec().units[0])
-    has_begun, to_unit, found = threading.Event(), spec_lib.to_unit, []
+    has_begun, take, found = threading.Event(), spec_lib.take, []
 
     def note(*args):
       has_begun.set()
-      return to_unit(*args)
+      return take(*args)
 
     ask = lambda: found.append(programs.copies)
 
@@ -69,7 +69,7 @@ class CopiesTest(parameterized.TestCase):
         has_begun.wait(0.2)  # It does so only without the lock.
         ask()
 
-    self.enterContext(mock.patch.object(spec_lib, "to_unit", note))
+    self.enterContext(mock.patch.object(spec_lib, "take", note))
     tracing = threading.Thread(target=trace, daemon=True)
     tracing.start()
     tracing.join(60.0)
@@ -133,16 +133,17 @@ class ProgramsTest(parameterized.TestCase):
     spec = dataclasses.replace(make_spec(name), remat=remat)
     for unit in spec.units:
       programs = programs_lib.UnitPrograms(unit)
-      state = spec_lib.merge_layers(spec_lib.init_layers(unit))
-      state = spec_lib.to_unit(state, unit)
+      layers = spec_lib.take(unit, spec_lib.init_layers(unit))
+      params = tuple(layer.params for layer in layers)
       rng = np.random.default_rng(0)
       random = lambda a, rng=rng: rng.standard_normal(a.shape).astype(a.dtype)
       inputs, grad = jax.tree.map(random, (unit.inputs, unit.outputs))
       batch = {k: pipelines.microbatch(0, 0)[k] for k in unit.batch_keys}
       run = jax.jit(programs._passes)
-      rest = (grad, (state.stats, inputs, batch), np.uint32(1))
-      want = run(state.params, *rest)
-      got = run(programs.cast(state.params), *rest)
+      stats = tuple(layer.stats for layer in layers)
+      rest = (grad, (stats, inputs, batch), np.uint32(1))
+      want = run(params, *rest)
+      got = run(programs.cast(params), *rest)
       jax.tree.map(np.testing.assert_array_equal, got, want)
       for a in jax.tree.leaves(got[1][2].grads):
         self.assertEqual(a.dtype, jnp.float32)

@@ -42,7 +42,7 @@ class Stage:
         residuals=residuals,
     )
     self.node.load_programs(1, self.spec)
-    self.node.put_state(1, spec_lib.merge_layers(spec_lib.init_layers(self.spec)))
+    self.node.put_state(spec_lib.init_layers(self.spec))
     batch = engines.make_batches(1).microbatch(0, 0)
     feed = lambda m, keys: {k: batch[k] for k in keys}
     self.node.begin_step(3, feed, microbatches_per_share=2)
@@ -148,18 +148,18 @@ class KindsTest(parameterized.TestCase):
   def test_blocks_differ_in_their_dropout(self):
     first = Stage(1, 3)
     second = Stage(3, 5, cache=first.cache)
-    leaves = jax.tree.leaves(first.node.state[1])
-    second.node.state[1] = jax.tree.unflatten(jax.tree.structure(second.node.state[1]), leaves)
+    pairs = zip(first.spec.names, second.spec.names, strict=True)
+    second.node.put_state({to: first.node.state[name] for name, to in pairs})
     one, other = (stage.run(Op.FORWARD)[0] for stage in (first, second))
     self.assertNotEqual(bits(one), bits(other))
 
   def outputs(self, *, step=0, microbatch=0, index=0, **changes):
     """Returns the output of the embedding in training, with dropout."""
     (unit,) = dataclasses.replace(small.make_spec(), last=1, **changes).units
-    state = spec_lib.to_unit(spec_lib.merge_layers(spec_lib.init_layers(unit)), unit)
+    (layer,) = spec_lib.take(unit, spec_lib.init_layers(unit))
     _, outputs, _ = programs_lib.UnitPrograms(unit).forward(
         programs_lib.make_token(),
-        *(state.params, state.stats, None, small.microbatch(0, 0)),
+        *((layer.params,), (layer.stats,), None, small.microbatch(0, 0)),
         *map(np.uint32, (step, microbatch, index)),
     )
     return np.asarray(outputs)

@@ -18,7 +18,8 @@ def channel(*nodes):
 
 def make_links(exchange=None):
   return links_lib.Links(
-      specs=[types.SimpleNamespace(outputs=LIKE)],
+      specs=[types.SimpleNamespace(outputs=LIKE, model=types.SimpleNamespace(name="m"))],
+      units={},
       refresh="gradient",
       exchange=exchange,
       find_compute=lambda node: None,
