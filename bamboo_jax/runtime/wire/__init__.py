@@ -7,9 +7,7 @@ transport, whose connections may break. Read `transport`, then `protocol`.
   ordered_sum  the sum of gradients over shares, between processes
 
   transport    values to and from all other nodes, by channel and attempt
-  peer         one other node: threads and sockets
   protocol     which values to send, to send again, to deliver and to drop: pure
   frame        a value as bytes
-  endpoints    where a node listens and dials: Unix sockets, mutual TLS
-  sockets      connected sockets, plain or TLS
+  endpoints    where a node listens and dials, and what it reads and writes there
 """

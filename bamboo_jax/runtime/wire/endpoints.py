@@ -7,27 +7,79 @@ Between machines it is mutual TLS with the identities of the run. An address is
 the text that others dial: "unix:PATH" or "HOST:PORT".
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
 import contextlib
 import ipaddress
 import os
+import select
 import socket
 import ssl
 import struct
 import tempfile
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol
 
 from bamboo_jax.net import addresses, identity as identity_lib
-from bamboo_jax.runtime.wire import sockets
-
-_T = TypeVar("_T")
 
 _BACKLOG = 512
+_BUFFER_BYTES = 1 << 22
 _UNIX = "unix:"
 # Fits into what any link of IPv6 carries, also where a tunnel drops larger
 # packets without a sign.
 _SEGMENTS = (socket.IPPROTO_TCP, socket.TCP_MAXSEG, 1200)
 _CREDENTIALS = struct.Struct("3i")  # Process, user and group.
+
+
+Buffer = Any  # Bytes, a view of some, or an array of numpy.
+
+
+class Wire:
+  """A connected socket, plain or TLS; methods raise `OSError` once it is gone.
+
+  One thread at a time reads or writes, as OpenSSL demands; the thread that owns
+  a connection closes it, once no other one uses it.
+  """
+
+  def __init__(self, connection: socket.socket) -> None:
+    self._socket = connection
+    self._is_plain = not isinstance(connection, ssl.SSLSocket)
+    if self._is_plain:
+      for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+        connection.setsockopt(socket.SOL_SOCKET, option, _BUFFER_BYTES)
+
+  def set_timeout(self, secs: float | None) -> None:
+    """Sets how long a read or write may wait; None: for ever."""
+    self._socket.settimeout(secs)
+
+  def write(self, buffers: Sequence[Buffer]) -> None:
+    for buffer in buffers:
+      if len(buffer):
+        self._socket.sendall(buffer)
+
+  def read_into(self, view: memoryview) -> None:
+    """Fills `view`; blocks."""
+    flags = socket.MSG_WAITALL if self._is_plain else 0
+    while view:
+      size = self._socket.recv_into(view, len(view), flags)
+      if not size:
+        raise ConnectionError("closed by the other end")
+      view = view[size:]
+
+  def wait_until_lost(self) -> None:
+    """Blocks until the connection is gone; nothing may be left to read."""
+    poll = select.poll()
+    poll.register(self._socket.fileno(), select.POLLIN | select.POLLRDHUP)
+    poll.poll()
+
+  def cut(self) -> None:
+    """Ends the connection, in any thread; those that use it return."""
+    with contextlib.suppress(OSError):  # It may be closed at the other end.
+      # That of the plain socket, as another thread may be in one of TLS.
+      socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+  def close(self) -> None:
+    """Ends the connection; its number may then be that of another one."""
+    self.cut()
+    self._socket.close()
 
 
 class Endpoint(Protocol):
@@ -41,14 +93,14 @@ class Endpoint(Protocol):
   address: str
   listener: socket.socket
 
-  def secure(self, connection: socket.socket, *, is_server: bool) -> sockets.Wire:
+  def secure(self, connection: socket.socket, *, is_server: bool) -> Wire:
     """Authenticates the other end of a connection, and returns it.
 
     Blocks for at most the timeout of the connection, which stays; raises
     `OSError` if the other end does not belong to the run.
     """
 
-  def dial(self, address: str, timeout_secs: float) -> sockets.Wire:
+  def dial(self, address: str, timeout_secs: float) -> Wire:
     """Returns a secure connection to an address, with a timeout; raises `OSError`."""
 
   def close(self) -> None:
@@ -60,24 +112,31 @@ class UnixEndpoint:
 
   def __init__(self) -> None:
     self.listener = socket.socket(socket.AF_UNIX)
-    self._number = bind_nameless(self.listener.bind).number
+    # Until its name is removed it is in a directory that only this user may enter;
+    # afterwards only processes of this user can open its path. Raises `OSError` if
+    # the directory for temporary files does not support sockets.
+    with tempfile.TemporaryDirectory() as path:  # Its mode is 0700.
+      folder = os.open(path, os.O_PATH)
+      try:  # By the number of the folder: names of sockets have 107 bytes.
+        name = f"/proc/self/fd/{folder}/socket"
+        self.listener.bind(name)
+        self._number = os.open(name, os.O_PATH)
+      finally:
+        os.close(folder)
     self.listener.listen(_BACKLOG)
     self.address = f"{_UNIX}/proc/{os.getpid()}/fd/{self._number}"
 
-  def secure(self, connection: socket.socket, *, is_server: bool) -> sockets.Wire:
-    """See `Endpoint`."""
+  def secure(self, connection: socket.socket, *, is_server: bool) -> Wire:
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, user, _ = _CREDENTIALS.unpack(found)
     if user not in (os.getuid(), 0):
       raise ConnectionError(f"user {user} is not that of this run")
-    return sockets.Wire(connection)
+    return Wire(connection)
 
-  def dial(self, address: str, timeout_secs: float) -> sockets.Wire:
-    """See `Endpoint`."""
+  def dial(self, address: str, timeout_secs: float) -> Wire:
     return _dial(self, socket.AF_UNIX, address.removeprefix(_UNIX), timeout_secs)
 
   def close(self) -> None:
-    """See `Endpoint`."""
     # Once: the number may be reused afterwards.
     if self.listener.fileno() >= 0:
       _close(self.listener)
@@ -106,8 +165,7 @@ class TlsEndpoint:
     port = self.listener.getsockname()[1]
     self.address = addresses.render(host, port)
 
-  def secure(self, connection: socket.socket, *, is_server: bool) -> sockets.Wire:
-    """See `Endpoint`."""
+  def secure(self, connection: socket.socket, *, is_server: bool) -> Wire:
     context = self._identity.server if is_server else self._identity.client
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
@@ -130,16 +188,14 @@ class TlsEndpoint:
     except BaseException:
       wrapped.close()
       raise
-    return sockets.Wire(wrapped)
+    return Wire(wrapped)
 
-  def dial(self, address: str, timeout_secs: float) -> sockets.Wire:
-    """See `Endpoint`."""
+  def dial(self, address: str, timeout_secs: float) -> Wire:
     host, _, port = address.rpartition(":")
     family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
     return _dial(self, family, (host.strip("[]"), int(port)), timeout_secs)
 
   def close(self) -> None:
-    """See `Endpoint`."""
     _close(self.listener)
 
 
@@ -153,39 +209,6 @@ def listen(host: str, identity: identity_lib.Identity, *, silence_secs: float) -
   if ipaddress.ip_address(address).is_loopback:
     return UnixEndpoint()
   return TlsEndpoint(address, identity, silence_secs=silence_secs)
-
-
-class Bound(NamedTuple, Generic[_T]):
-  """A Unix socket without a name.
-
-  Attributes:
-    result: Return value of the function that bound it.
-    number: File descriptor: its path is `/proc/PROCESS/fd/NUMBER`.
-  """
-
-  result: _T
-  number: int
-
-
-def bind_nameless(bind: Callable[[str], _T]) -> Bound[_T]:
-  """Binds a Unix socket whose name is removed before this returns.
-
-  Until then it is in a directory that only this user may enter; afterwards only
-  processes of this user can open its path, see `Bound`.
-
-  Args:
-    bind: Binds a socket to the path that it is called with.
-
-  Raises:
-    OSError: The directory for temporary files does not support sockets.
-  """
-  with tempfile.TemporaryDirectory() as path:  # Its mode is 0700.
-    folder = os.open(path, os.O_PATH)
-    try:  # By the number of the folder: names of sockets have 107 bytes.
-      name = f"/proc/self/fd/{folder}/socket"
-      return Bound(bind(name), os.open(name, os.O_PATH))
-    finally:
-      os.close(folder)
 
 
 def name_caller(connection: socket.socket) -> str:
@@ -213,7 +236,7 @@ def explain(error: OSError) -> str:
 
 def _dial(
     endpoint: Endpoint, family: int, address: str | tuple[str, int], timeout_secs: float
-) -> sockets.Wire:
+) -> Wire:
   connection = socket.socket(family)
   try:
     if family != socket.AF_UNIX:

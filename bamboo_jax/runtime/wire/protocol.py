@@ -43,16 +43,13 @@ class Outbox:
 
   @property
   def num_values(self) -> int:
-    """Number of values of the attempt so far."""
     return self.num_received + len(self._kept)
 
   @property
   def has_unsent(self) -> bool:
-    """Whether `pull` has a value."""
     return self._next < self.num_values
 
   def add(self, channel: str, payload: list[Any], meta: str = "", size: int = 0) -> None:
-    """Adds a value of `size` bytes."""
     self._kept.append(Frame(self.attempt, self.num_values, channel, meta, payload, size))
     self.kept_bytes += size
 

@@ -361,7 +361,7 @@ class TransportTest(parameterized.TestCase):
 
   def test_a_value_of_an_attempt_that_is_over_may_be_donated(self):
     first, second = self._make(2)
-    with first._lock:
+    with first.lock:
       first._peers[1].set_address(None)  # So it is not written yet.
     array = jnp.ones(1 << 20)
     first.send(1, "a", [array])
