@@ -123,7 +123,6 @@ class Engine:
         self.load_programs(node, stage)
 
   def load_programs(self, node: base.NodeId, stage: base.StageId) -> None:
-    """Gives a local node the programs of a stage, as owner or replica."""
     device = self.find_compute(node)
     if device is None:
       return
@@ -182,7 +181,9 @@ class Engine:
     if alone:
       sums = [t.pop(node.device, None) for t in results.totals.values()]
       state = [*node.state.values()]
-      store_lib.delete_arrays([sums, received, state, node.store.arrays()])
+      for array in jax.tree.leaves([sums, received, state, node.store.arrays()]):
+        if isinstance(array, jax.Array) and not array.is_deleted():
+          array.delete()
     node.state.clear()
     node.store.clear()
 
@@ -227,7 +228,6 @@ class Engine:
     return self._per_share * sum(map(len, self.shares))
 
   def compute(self, order: Iterable[tuple[base.NodeId, instruction_lib.Instruction]]) -> None:
-    """Runs the instructions of local nodes, in the given order."""
     for number, instruction in order:
       if number in self.nodes:
         self.nodes[number].run(instruction)

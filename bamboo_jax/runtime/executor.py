@@ -6,9 +6,9 @@ an engine, so all later phases of a step are the same.
 """
 
 import collections
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import time
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from bamboo_jax import base
 from bamboo_jax.accounting import account as account_lib
@@ -29,33 +29,13 @@ Instruction = instruction_lib.Instruction
 # An instruction that was started, and its result.
 _Started = tuple[Instruction, base.PyTree]
 
-T = TypeVar("T")
-
-
-class TrainingView(Protocol):
-  """The nodes that train together; see `cluster.views.View`."""
-
-  @property
-  def numbers(self) -> Collection[NodeId]:
-    """Numbers of its nodes."""
-
 
 class Members(Protocol):
   """The members of a run; see `training.members.cohort.Cohort`."""
 
   @property
-  def view(self) -> TrainingView:
-    """The nodes that train."""
-
-  @property
   def hosted(self) -> frozenset[NodeId]:
     """The nodes that this member drives."""
-
-  def host_of(self, node: NodeId) -> NodeId:
-    """Returns the member that hosts a node."""
-
-  def gather(self, key: str, value: T) -> dict[NodeId, T]:
-    """Returns the values of all members, by member; blocks."""
 
   def check(self) -> None:
     """Raises `base.ViewChangedError` if a node is lost."""
@@ -144,7 +124,6 @@ class Filler:
 
   @property
   def predicted(self) -> redundancy.Effect | None:
-    """The predicted effect of these passes."""
     return self._filling.predicted if self._filling else None
 
   def _fill(self, node: node_lib.Node, receive: Instruction | None) -> Iterator[_Started]:
@@ -248,13 +227,11 @@ class RowsExecutor:
     self._order: Sequence[tuple[NodeId, Instruction]] = ()
 
   def jobs(self, lines: engine_lib.Lines) -> list[Callable[[], Any]]:
-    """See `Executor`; empty, as rows run only the programs of stages."""
     del lines
-    return []
+    return []  # Rows run only the programs of units.
 
   def begin(self, step: base.StepId, feed: node_lib.FeedFn) -> None:
-    """See `Executor`; results lie in the engine."""
-    del step, feed
+    del step, feed  # Results lie in the engine.
 
   def plan(
       self,

@@ -55,7 +55,6 @@ class Clock:
     self.now_secs = 0.0
 
   def catch_up(self) -> None:
-    """Advances the clock to real time."""
     self.now_secs = max(self.now_secs, time.perf_counter())
 
   def wait_until(self, secs: float) -> None:
@@ -136,7 +135,6 @@ class Node:
     self.specs[stage], self._units[stage] = spec, units
 
   def units(self, stage: base.StageId) -> Sequence[Unit]:
-    """Returns the units of a stage, in order, with their programs."""
     return self._units[stage]
 
   def begin_step(self, step: base.StepId, feed: FeedFn, *, microbatches_per_share: int) -> None:
@@ -167,11 +165,9 @@ class Node:
 
   @property
   def is_free(self) -> bool:
-    """Whether all passes have ended."""
     return time.perf_counter() >= self.free_secs and (self._token is None or self._token.is_ready())
 
   def wait(self) -> None:
-    """Blocks until all passes have ended."""
     jax.block_until_ready(self._token)
     self._clock.wait_until(self.free_secs)
     self._clock.catch_up()
@@ -242,12 +238,10 @@ class Node:
     return spec_lib.add_frozen(run(params, slots, total, *scalars), old)
 
   def norms(self, unit: spec_lib.StageSpec, total: spec_lib.Accumulator) -> jax.Array:
-    """Returns the squared gradient norms of the layers of a unit."""
     norms: jax.Array = self._programs.get(unit, self.device).norms(total)
     return norms
 
   def move_slots(self, stage: base.StageId, memory_kind: str) -> None:
-    """Moves the slots of a stage to a kind of memory."""
     for name in self.specs[stage].names:
       layer = self.state[name]
       self.state[name] = layer.replace(slots=places.move(layer.slots, memory_kind))
@@ -336,7 +330,6 @@ class Node:
     return batch, self._step, self._put_number(microbatch)
 
   def _put_number(self, number: int) -> jax.Array:
-    """Returns a microbatch, or the index of a layer, on the device."""
     if number not in self._numbers:
       self._numbers[number] = jax.device_put(np.uint32(number), places.whole(self.device))
     return self._numbers[number]
@@ -372,7 +365,6 @@ class Node:
     return self._token  # Not the sums: the next pass donates them.
 
   def find_link(self, instruction: Instruction) -> links_lib.Link:
-    """Returns the link of a transfer of this node."""
     return self._links.find(self.node, instruction)
 
   def _spend(self, ms: float, instruction: Instruction) -> None:
@@ -389,7 +381,6 @@ class Node:
     return unit.pace.forward_ms if unit.is_last else 0.0
 
   def _after(self) -> jax.Array:
-    """Returns the token of the last program of the row."""
     if self._token is None:
       self._token = jax.device_put(np.zeros((1,), np.int8), places.whole(self.device))
     return self._token

@@ -27,7 +27,6 @@ def whole(place: Place) -> jax.sharding.Sharding:
 
 
 def of_any(place: Place, tree: base.PyTree) -> base.PyTree:
-  """Returns the shardings of arrays that are replicated on all devices."""
   return jax.tree.map(lambda _: whole(place), tree)
 
 

@@ -61,7 +61,6 @@ def describe() -> dict[str, Any]:
 
 
 def describe_processor() -> str:
-  """Returns a description of the processor, several lines."""
   try:
     cpu = parse_cpu(pathlib.Path("/proc/cpuinfo").read_text())
   except OSError:  # Not Linux.

@@ -10,7 +10,6 @@ import numpy as np
 
 from bamboo_jax.runtime import compat
 from bamboo_jax.runtime.executables import program_store as store_lib
-from bamboo_jax.runtime.phases import fingerprint
 from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.training import background_compiler, evaluation
 from bamboo_jax.training.members import local_cohort
@@ -24,7 +23,6 @@ class CompilationTest(absltest.TestCase):
   # Shares nothing, so that all programs are asked for again: 8 s.
   def test_a_join_asks_for_no_program_that_was_not_there(self):
     jax.clear_caches()
-    fingerprint._find_program.cache_clear()  # Earlier tests join fewer nodes.
     asked, before = set(), set()
     others = {*threading.enumerate()} - {threading.main_thread()}
     programs = store_lib.use()

@@ -132,7 +132,6 @@ class ProgramFolder:
         time.sleep(_POLL_SECS)
 
   def _release(self) -> None:
-    """Ends the claim of this thread, if it has one."""
     if (file := getattr(self._claims, "file", None)) is not None:
       file.close()
       self._claims.file = None
@@ -171,7 +170,6 @@ def _seal(key: str, data: bytes) -> bytes:
 
 
 def _try_lock(fd: int) -> bool:
-  """Returns whether the lock of a file was acquired; does not block."""
   try:
     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
   except BlockingIOError:

@@ -78,5 +78,5 @@ def find_jobs(engine: engine_lib.Engine, more: MoreJobs = _NO_MORE, *, evaluate:
     device = jax.local_devices(backend="cpu")[0]
     num_bytes = [spec_lib.nbytes(u.accumulator) for s in engine.specs for u in s.units]
     for size in ordered_sum.sizes(max(num_bytes) // 4):
-      jobs.append(functools.partial(ordered_sum.find_program, engine.num_shares, size, device))
+      jobs.append(functools.partial(ordered_sum.compile_add, engine.num_shares, size, device))
   return [*jobs, *more(engine.lines)]

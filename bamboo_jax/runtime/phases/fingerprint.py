@@ -9,8 +9,6 @@ with probability 2**-64. It reads the state once and writes nothing.
 """
 
 from collections.abc import Sequence
-import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,26 +27,14 @@ _ARRAY_FACTOR = 0x9E3779B97F4A7C15  # 2**64 / golden ratio.
 def compile_for(unit: spec_lib.StageSpec, place: places.Place) -> None:
   """Compiles the fingerprint programs of a unit's state in a place."""
   where = places.of_state(place, unit.state, unit.model.name)
-  pairs = zip(*map(jax.tree.leaves, (unit.state, where)), strict=True)
-  for like, sharding in pairs:
-    _find_program(like.shape, like.dtype, sharding.with_memory_kind("device"))
+  for like, sharding in zip(*map(jax.tree.leaves, (unit.state, where)), strict=True):
+    there = sharding.with_memory_kind("device")
+    add_up.lower(jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=there)).compile()
 
 
 def start(tree: base.PyTree) -> Started:
   """Starts to compute the fingerprint of a tree; `read` returns it."""
-  started = []
-  for array in places.move(jax.tree.leaves(tree), "device"):
-    place = array.sharding.with_memory_kind("device")
-    started.append(_find_program(array.shape, array.dtype, place)(array))
-  return started
-
-
-@functools.cache
-def _find_program(
-    shape: tuple[int, ...], dtype: Any, sharding: jax.sharding.Sharding
-) -> jax.stages.Compiled:
-  like = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
-  return jax.jit(add_up).lower(like).compile()
+  return [add_up(array) for array in places.move(jax.tree.leaves(tree), "device")]
 
 
 def read(started: Started) -> int:
@@ -60,8 +46,9 @@ def read(started: Started) -> int:
   return total
 
 
+@jax.jit
 def add_up(array: jax.Array) -> jax.Array:
-  """Returns the two words of an array's fingerprint, uint32 [2]; for `jit`."""
+  """Returns the two words of an array's fingerprint, uint32 [2]."""
   words = _to_words(array)
   at = jnp.arange(words.size, dtype=jnp.uint32)
   # This factor and the next are primes of xxHash32.

@@ -26,7 +26,6 @@ With one share on each of D devices, a device sends 2 (D - 1) / D gradients.
 
 from collections.abc import Mapping, Sequence
 import itertools
-import operator
 
 import jax
 import numpy as np
@@ -39,20 +38,13 @@ from bamboo_jax.schedule import channel as channel_lib
 
 
 def compile_add(unit: spec_lib.StageSpec, device: jax.Device) -> None:
-  """Compiles the sum of two accumulators of a unit on a device."""
   where = jax.sharding.SingleDeviceSharding(device)
   put = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where)
   like = jax.tree.map(put, unit.accumulator)
-  _add_two.lower(like, like).compile()
-
-
-@jax.jit
-def _add_two(a: spec_lib.Accumulator, b: spec_lib.Accumulator) -> spec_lib.Accumulator:
-  return jax.tree.map(operator.add, a, b)
+  ordered_sum.add.lower([like, like]).compile()
 
 
 def compile_ties(engine: engine_lib.Engine, place: places.Place) -> None:
-  """Compiles the sums of tied parameters in a place."""
   for group in engine.ties:
     copy = group[0]
     like = engine.units[copy.unit].accumulator.grads[copy.layer][copy.param]
@@ -193,7 +185,7 @@ def _add_here(
   """Returns the sum of all shares of a unit, all of which are local."""
   total, *others = (parts[place] for place in range(len(parts)))
   for part in others:  # None is donated: they may be needed.
-    total = _add_two(jax.device_put(total, device), jax.device_put(part, device))
+    total = ordered_sum.add(jax.device_put([total, part], device))
   return total
 
 

@@ -41,7 +41,6 @@ class Product(NamedTuple):
   score_bytes: int
 
   def times(self, count: int) -> "Product":
-    """Returns `count` such products as one."""
     return Product(*(count * value for value in self))
 
   def without_scores(self) -> "Product":
@@ -59,7 +58,6 @@ def count_products(function: Callable[..., Any], *args: base.PyTree) -> int:
 
 
 def moved_bytes(traced: jax.stages.Traced) -> int:
-  """Returns the bytes of arguments and results of a program."""
   return spec_lib.nbytes((traced.in_avals, traced.out_info))
 
 

@@ -84,7 +84,6 @@ class Recorder:
     return sorted(measured, key=lambda m: (m.node, m.start_secs, m.end_secs))
 
   def close(self) -> None:
-    """Ends the threads."""
     for watch in self._watches.values():
       watch.end()
     for watch in [*self._watches.values(), *self._forgotten]:

@@ -158,7 +158,7 @@ class SegmentProgram:
     """Compiles nothing yet.
 
     `spec` is the whole model; `params` are shapes by layer, as passes read
-    them, see `runtime.stage.casts`.
+    them, see `runtime.stage.programs`.
     """
     self.spec, self.layout, self.sizes = spec, layout, sizes
     self._params = params

@@ -7,7 +7,7 @@ return to the device only if used.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -18,20 +18,6 @@ from bamboo_jax.schedule import holdings as holdings_lib
 
 Key = holdings_lib.Item  # Stage and microbatch.
 Sum = tuple[int, base.ShareId]  # First layer of a unit, and share.
-
-
-class BackwardInputs(NamedTuple):
-  """Inputs of a backward pass; `inputs` or `grad` is None at the ends.
-
-  Attributes:
-    inputs: Input of the stage.
-    saved: Values that its units keep of the forward pass.
-    grad: Gradient with respect to the output.
-  """
-
-  inputs: base.PyTree
-  saved: list[spec_lib.Saved]
-  grad: base.PyTree
 
 
 class StepArrays:
@@ -56,7 +42,6 @@ class StepArrays:
     self.clear()
 
   def clear(self) -> None:
-    """Drops all arrays."""
     self.activations: dict[Key, base.PyTree] = {}
     self.grads: dict[Key, base.PyTree] = {}
     self.saved: dict[Key, Any] = {}
@@ -65,7 +50,6 @@ class StepArrays:
     self.accumulated: set[Key] = set()
 
   def holdings(self) -> holdings_lib.Holdings:
-    """Returns the holdings, for the scheduler."""
     return holdings_lib.Holdings(
         activations=frozenset(self.activations),
         gradients=frozenset(self.grads),
@@ -74,7 +58,6 @@ class StepArrays:
     )
 
   def arrays(self) -> list[jax.Array]:
-    """Returns all arrays."""
     held = (self.activations, self.grads, self.saved)
     held += (self.copies, self.accumulators)
     return jax.tree.leaves([list(values.values()) for values in held])
@@ -85,13 +68,14 @@ class StepArrays:
     if outputs is not None:
       self.activations.setdefault(key, outputs)
 
-  def take_inputs(self, key: Key) -> BackwardInputs:
-    """Returns the inputs of a backward pass on the device, and drops them."""
-    taken = BackwardInputs(
-        inputs=self.activations.pop(holdings_lib.input_of(key), None),
-        saved=self.saved.pop(key),
-        grad=self.grads.pop(key, None),
-    )
+  def take_inputs(self, key: Key) -> tuple[base.PyTree, list[spec_lib.Saved], base.PyTree]:
+    """Returns what a backward pass reads, on the device, and drops it.
+
+    That is the input of the stage, what its units keep, and the gradient with
+    respect to the output; None at the ends.
+    """
+    inputs = self.activations.pop(holdings_lib.input_of(key), None)
+    taken = (inputs, self.saved.pop(key), self.grads.pop(key, None))
     return places.move(taken, "device")
 
   def send(self, kept: dict[Key, base.PyTree], key: Key) -> base.PyTree:
@@ -102,10 +86,3 @@ class StepArrays:
       if self._sends_host:
         return kept[key]
     return places.move(value, "device")
-
-
-def delete_arrays(tree: base.PyTree) -> None:
-  """Frees the arrays of a tree at once; later reads raise."""
-  for array in jax.tree.leaves(tree):
-    if isinstance(array, jax.Array) and not array.is_deleted():
-      array.delete()

@@ -18,20 +18,22 @@ the token tells when an instruction has finished.
 from collections.abc import Callable, Hashable, Iterable
 import functools
 import threading
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import jax
+from jax.extend import core
 import jax.numpy as jnp
 import numpy as np
 import optax
 
 from bamboo_jax import base
 from bamboo_jax.models import model as model_lib, remat
-from bamboo_jax.runtime import compat, places, recent
-from bamboo_jax.runtime.stage import casts, spec as spec_lib
+from bamboo_jax.runtime import compat, places
+from bamboo_jax.runtime.stage import spec as spec_lib
 
 Layers = tuple[base.PyTree, ...]
 _MAX_OTHERS = 64  # With 250 mappings of memory each.
+_T = TypeVar("_T")
 
 
 class UnitPrograms:
@@ -107,7 +109,7 @@ class UnitPrograms:
 
   @property
   def copies(self) -> Layers:
-    """Shapes of the parameters in the dtypes that passes read, see `casts`."""
+    """Shapes of the parameters in the dtypes that passes read, see `find_copies`."""
     # This lock first: threads that trace hold it as they ask for the property,
     # whose own lock (of Python 3.11) another thread would hold otherwise.
     with self._lock:
@@ -190,12 +192,12 @@ class UnitPrograms:
     batch = {k: unit.batch[k] for k in unit.batch_keys}
     number = jax.ShapeDtypeStruct((), jnp.uint32)
     data = (tuple(layer.stats for layer in own), unit.inputs, batch)
-    return casts.find_copies(self._passes, params, unit.outputs, data, number)
+    return find_copies(self._passes, params, unit.outputs, data, number)
 
   def _passes(
       self, params: Layers, grad: base.PyTree, data: tuple[base.PyTree, ...], number: jax.Array
   ) -> base.PyTree:
-    """Runs each pass once, to be traced for `casts.find_copies`.
+    """Runs each pass once, to be traced for `find_copies`.
 
     `data` is statistics, inputs and batch; `number` serves as step, microbatch
     and index.
@@ -266,9 +268,6 @@ class UnitPrograms:
     outputs, _ = self._apply(widen(params), stats, inputs, batch)
     return make_token(), outputs
 
-  def _propose(self, *args: base.PyTree) -> tuple[spec_lib.LayerState, ...]:
-    return self._update(*args)
-
   def _update(
       self,
       params: Layers,
@@ -290,6 +289,8 @@ class UnitPrograms:
       layers.append(spec_lib.LayerState(new, slot, jax.tree.map(mean, stats, like.stats)))
     return tuple(layers)
 
+  _propose = _update
+
   def _norms(self, total: spec_lib.Accumulator) -> jax.Array:
     """Returns the squared gradient norm of each layer, tied copies excluded."""
     norms = []
@@ -300,7 +301,6 @@ class UnitPrograms:
     return jnp.stack(norms)
 
   def _zeros(self, after: jax.Array) -> spec_lib.Accumulator:
-    """Returns the accumulator before the first microbatch."""
     return spec_lib.zero_accumulator(self.unit)
 
   def _apply(
@@ -355,6 +355,23 @@ class _MeshProgram:
     return self._jitted
 
 
+class Recent(Generic[_T]):
+  """A cache of at most `limit` values, which drops the least recently used; thread-safe."""
+
+  def __init__(self, limit: int) -> None:
+    self._limit, self._lock = limit, threading.RLock()
+    self._values: dict[Hashable, _T] = {}  # The least recently used first.
+
+  def get(self, key: Hashable, make: Callable[[], _T]) -> _T:
+    """Returns the value of `key`, made if there is none."""
+    with self._lock:
+      value = self._values.pop(key) if key in self._values else make()
+      self._values[key] = value
+      if len(self._values) > self._limit:
+        del self._values[next(iter(self._values))]
+      return value
+
+
 class ProgramCache:
   """The programs of a model, kept while nodes and plans change; thread-safe.
 
@@ -362,11 +379,14 @@ class ProgramCache:
   partition, finds them again.
 
   Attributes:
-    others: Cache of programs that are not of a single unit.
+    others: Programs that are not of a single unit. XLA:CPU takes about three
+      mappings of memory for each kernel, and Linux kills a process at 65,530. So
+      a run whose layout changes often must drop programs of old layouts; loading
+      one again takes milliseconds.
   """
 
   def __init__(self) -> None:
-    self.others: recent.Recent[Any] = recent.Recent(_MAX_OTHERS)
+    self.others = Recent[Any](_MAX_OTHERS)
     self._units: dict[Hashable, UnitPrograms] = {}
     self._lock = threading.Lock()
 
@@ -379,9 +399,8 @@ class ProgramCache:
       return self._units[unit.kind, mesh]
 
   def clear(self) -> None:
-    """Drops all programs."""
     self._units.clear()
-    self.others.clear()
+    self.others = Recent(_MAX_OTHERS)
 
 
 def find_kinds(specs: Iterable[spec_lib.StageSpec]) -> list[spec_lib.StageSpec]:
@@ -403,6 +422,48 @@ def copies_of(spec: spec_lib.StageSpec) -> dict[str, base.PyTree]:
       for unit in spec.units
       for name, copies in zip(unit.names, by_kind[unit.kind], strict=True)
   }
+
+
+def find_copies(run: Callable[..., Any], params: base.PyTree, *others: base.PyTree) -> base.PyTree:
+  """Returns the shapes of `params` with the dtypes in which `run` reads them.
+
+  In mixed precision layers cast the weights that they multiply with. These are
+  the same for all microbatches of a step, so they are cast once per step, and
+  passes read the copies. A weight is copied only if its sole use is a cast to one
+  dtype. So no bit depends on it, and layer norms, or an embedding that is summed
+  in float32, have no copy. All arguments of `run` are shapes too.
+  """
+  jaxpr = jax.make_jaxpr(run)(params, *others).jaxpr
+  leaves, structure = jax.tree.flatten(params)
+  copies = []
+  for leaf, variable in zip(leaves, jaxpr.invars, strict=False):
+    dtypes = _find_dtypes(jaxpr, variable)
+    dtype = dtypes.pop() if len(dtypes) == 1 else leaf.dtype
+    is_narrower = dtype.itemsize < leaf.dtype.itemsize
+    copies.append(leaf.update(dtype=dtype) if is_narrower else leaf)
+  return jax.tree.unflatten(structure, copies)
+
+
+def _find_dtypes(jaxpr: core.Jaxpr, variable: Any) -> set[Any]:
+  """Returns the dtypes in which a variable is used, its own if not cast."""
+  own = variable.aval.dtype
+  is_result = any(v is variable for v in jaxpr.outvars)
+  found: set[Any] = {own} if is_result else set()
+  for eqn in jaxpr.eqns:
+    inner = [getattr(value, "jaxpr", value) for value in eqn.params.values()]
+    inner = [value for value in inner if isinstance(value, core.Jaxpr)]
+    # Else positions do not match, as in `cond`: counts as not cast.
+    is_call = inner and all(len(j.invars) == len(eqn.invars) for j in inner)
+    for i, argument in enumerate(eqn.invars):
+      if argument is not variable:
+        continue
+      if eqn.primitive.name == "convert_element_type":
+        found.add(eqn.params["new_dtype"])
+      elif is_call:
+        found.update(*(_find_dtypes(j, j.invars[i]) for j in inner))
+      else:
+        found.add(own)
+  return found
 
 
 def make_token() -> jax.Array:

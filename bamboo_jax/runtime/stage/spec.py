@@ -110,7 +110,6 @@ class StageSpec:
 
   @property
   def layers(self) -> tuple[linen.LinenLayer, ...]:
-    """The layers of the stage."""
     return self.model.layers[self.first : self.last]
 
   @functools.cached_property
@@ -152,7 +151,6 @@ class StageSpec:
 
   @functools.cached_property
   def names(self) -> tuple[str, ...]:
-    """Names of the layers."""
     return tuple(layer.name for layer in self.layers)
 
   @property
@@ -227,7 +225,6 @@ def init_layers(
 
 
 def zero_accumulator(unit: StageSpec) -> Accumulator:
-  """Returns the accumulator before the first microbatch."""
   zeros = lambda a: jnp.zeros(a.shape or (1,), jnp.float32)
   layers = take(unit, unit.state)
   return Accumulator(

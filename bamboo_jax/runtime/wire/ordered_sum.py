@@ -41,7 +41,7 @@ class OrderedSum:
       like: base.PyTree,
       device: jax.Device,
   ) -> None:
-    """Compiles the addition.
+    """Compiles nothing.
 
     Args:
       holders: The node of each share, in order of the shares.
@@ -55,8 +55,6 @@ class OrderedSum:
     self._like, self._structure = jax.tree.flatten(like)
     bounds = cut(sum(a.size for a in self._like), len(self._nodes))
     self._pieces = {node: pieces(*bounds[i : i + 2]) for i, node in enumerate(self._nodes)}
-    sizes = {_padded(last - first) for first, last in self._pieces[me]}
-    self._programs = {n: find_program(len(holders), n, device) for n in sizes}
 
   def __call__(
       self, exchange: transport_lib.Transport, channel: str, held: Mapping[int, base.PyTree]
@@ -105,7 +103,7 @@ class OrderedSum:
     if size < padded:
       terms = [np.pad(term, (0, padded - size)) for term in terms]
     placed = jax.device_put(list(terms), self._device)
-    return np.asarray(self._programs[padded](placed))[:size]
+    return np.asarray(add(placed))[:size]
 
   def _take(self) -> np.ndarray:
     size = sum(a.size for a in self._like)
@@ -151,15 +149,14 @@ def sizes(most: int) -> list[int]:
   return [size for n in range(last.bit_length()) if 16 <= (size := 1 << n) <= last]
 
 
-@functools.cache
-def find_program(count: int, size: int, device: jax.Device) -> jax.stages.Compiled:
-  """Returns the program that adds `count` terms from left to right."""
+def compile_add(count: int, size: int, device: jax.Device) -> None:
+  """Compiles the sum of `count` terms."""
   place = jax.sharding.SingleDeviceSharding(device)
   term = jax.ShapeDtypeStruct((size,), jnp.float32, sharding=place)
-  return add.lower([term] * count).compile()
+  add.lower([term] * count).compile()
 
 
 @jax.jit
-def add(terms: list[jax.Array]) -> jax.Array:
-  """Returns the sum of arrays of one shape, added from left to right."""
-  return functools.reduce(operator.add, terms)
+def add(terms: list[base.PyTree]) -> base.PyTree:
+  """Returns the sum of trees of one structure, added from left to right."""
+  return functools.reduce(functools.partial(jax.tree.map, operator.add), terms)

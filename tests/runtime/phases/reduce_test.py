@@ -9,6 +9,7 @@ import numpy as np
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import reduce
 from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
+from bamboo_jax.runtime.wire import ordered_sum
 from tests.runtime import engine_test as engines
 
 CACHE = programs_lib.ProgramCache()
@@ -78,13 +79,13 @@ class ReduceTest(parameterized.TestCase):
       for unit in spec.units:
         zero = jax.device_put(spec_lib.zero_accumulator(unit), node.device)
         node.store.accumulators[unit.first, i] = zero
-    add, used = reduce._add_two, []
+    add, used = ordered_sum.add, []
 
-    def note(a, b):
-      used.append(jax.tree.leaves(a)[0].devices())
-      return add(a, b)
+    def note(terms):
+      used.append(jax.tree.leaves(terms)[0].devices())
+      return add(terms)
 
-    with mock.patch.object(reduce, "_add_two", note):
+    with mock.patch.object(ordered_sum, "add", note):
       reduce.reduce(engine)
     first, second = ({device} for device in jax.devices()[:2])
     self.assertEqual(used, [first, second] * (len(used) // 2))

@@ -14,7 +14,7 @@ import optax
 from bamboo_jax.models import zoo
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import reduce, update
-from bamboo_jax.runtime.stage import casts, programs as programs_lib, spec as spec_lib
+from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
 from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.training import evaluation
 from tests import samples
@@ -100,7 +100,7 @@ class FindCopiesTest(parameterized.TestCase):
   )
   def test_dtype(self, run, want):
     like = jax.ShapeDtypeStruct((2, 2), jnp.float32)
-    self.assertEqual(casts.find_copies(run, like).dtype, want)
+    self.assertEqual(programs_lib.find_copies(run, like).dtype, want)
 
 
 class ProgramsTest(parameterized.TestCase):

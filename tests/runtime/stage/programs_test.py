@@ -108,6 +108,15 @@ class TraceTest(parameterized.TestCase):
       jax.tree.map(placed, total.grads, where)
 
 
+class RecentTest(absltest.TestCase):
+
+  def test_drops_what_was_used_longest_ago(self):
+    values, made = programs_lib.Recent(2), []
+    for key in "abacab":
+      self.assertEqual(values.get(key, lambda key=key: made.append(key) or key), key)
+    self.assertEqual(made, ["a", "b", "c", "b"])
+
+
 class RedundantTest(parameterized.TestCase):
 
   @parameterized.named_parameters(("middle", 1, 3), ("last_stage", 1, 6), ("the_loss_alone", 5, 6))
