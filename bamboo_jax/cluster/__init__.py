@@ -14,7 +14,6 @@ once, in the records of the run. Nothing here computes or imports JAX.
   frames      how a message travels on a connection
   detection   when silence counts as a death; agent/knowledge applies it
   waits       what a worker waits for, told on a signal
-  stalls      which worker blocks all others; pure
   notices     preemption notices of clouds
   door        accepts authenticated connections
   children    processes that do not outlive their parent

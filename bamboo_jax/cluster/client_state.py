@@ -9,10 +9,9 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from bamboo_jax import base
-from bamboo_jax.cluster import messages, stalls, views
+from bamboo_jax.cluster import messages, views
 from bamboo_jax.schedule import channel as channel_lib
 
-_STALL_BEATS = 10  # Heartbeats without progress before a report.
 _AWAY_BEATS = 5  # After as many missed beats it may be removed.
 
 Wait = Generator[tuple[Callable[[], bool], float | None], bool | None, Any]
@@ -42,8 +41,8 @@ class ClientState:
       on_lost: Called with the new view when it lacks a member of the adopted
         one; its result is posted there as "begun". Called once with an empty
         view before the first.
-      begun: Returns the transfers that this worker is waiting for, which are
-        posted to find the worker that hangs.
+      begun: Returns the transfers that this worker is waiting for: as long as it
+        waits for others, it does not hang.
       now: Returns the time in seconds, on a clock that runs in a suspended
         machine.
       silence_secs: After this silence others may have removed this node.
@@ -58,8 +57,7 @@ class ClientState:
     self._gathered: dict[tuple[base.ViewId, str], dict[base.NodeId, Any]] = {}
     self._facts: Any = None
     self._posted: list[tuple[base.ViewId, str]] = []
-    self._progress = self._num_idle = 0
-    self._last_progress = -1
+    self._progress = 0
     self._is_waiting = self._is_in_doubt = self._is_in_trouble = False
     self._beat_secs = now()
 
@@ -108,29 +106,31 @@ class ClientState:
     self._stop_if_lost()
 
   def beat(self) -> None:
-    """Sends a heartbeat; includes what the worker waits for, if for long."""
+    """Sends a heartbeat."""
     self._doubt_if_away()
     self._beat_secs = self._now()
-    is_idle = self._progress == self._last_progress
-    self._num_idle = self._num_idle + 1 if is_idle else 0
-    self._last_progress = self._progress
-    stall = None
-    if self._is_waiting or self._num_idle >= _STALL_BEATS:
-      stall = stalls.Stall(
-          self._is_waiting, self.adopted.number, self._find_begun(), tuple(self._posted)
-      )
-    beat = messages.WorkerBeat(self._progress, self._is_waiting, stall, self.step)
-    self._send(beat)
+    is_waiting = self._is_waiting or self._waits_for_others()
+    self._send(messages.WorkerBeat(self._progress, is_waiting, self.step))
+
+  def _waits_for_others(self) -> bool:
+    """Whether this worker needs another to go on, as far as that is a member.
+
+    Connections within a ring may break in silence, so its last node counts as
+    working: without it the others go on.
+    """
+    begun = self._find_begun()
+    ring = begun.ring if self.newest.numbers.issuperset(begun.ring) else ()
+    return bool(begun.waits_for) or bool(ring) and self.number != max(ring)
 
   # Waits.
 
   def on_purpose(self, wait: Wait) -> Wait:
-    """Runs `wait`; meanwhile heartbeats report an intentionally idle worker."""
-    self._is_waiting = True
+    """Runs `wait`; meanwhile heartbeats report a worker that waits."""
+    was_waiting, self._is_waiting = self._is_waiting, True
     try:
       return (yield from wait)
     finally:
-      self._is_waiting = False
+      self._is_waiting = was_waiting
       self.note_progress()
 
   def collect(self, key: str) -> Wait:
@@ -139,15 +139,15 @@ class ClientState:
     Raises `base.ViewChangedError` if a member is gone.
     """
     entry, since_secs = (self.adopted.number, key), self._now()
-    yield lambda: entry in self._gathered or self.is_interrupted, None
+    there = lambda: entry in self._gathered or self.is_interrupted
+    yield from self.on_purpose(_until(there))
     if entry not in self._gathered:
       raise base.ViewChangedError(self._interrupt.reason)
     self._doubt_if_away()
     if self._now() - since_secs >= self._silence_secs:
       self._doubt()  # Agent or network may have been down.
-    if self._is_in_doubt:  # The folder may hang; this is no stall.
-      yield from self.on_purpose(self._wait_sure())
-    self.note_progress()
+    if self._is_in_doubt:  # The folder may hang.
+      yield from self.on_purpose(_until(lambda: not self._is_in_doubt))
     if entry in self._posted:  # All members have received those before it.
       del self._posted[: self._posted.index(entry)]
     return self._gathered.pop(entry)
@@ -188,9 +188,6 @@ class ClientState:
     yield lambda: self._facts is not None, None
     return self._facts
 
-  def _wait_sure(self) -> Wait:
-    yield lambda: not self._is_in_doubt, None
-
   def _doubt_if_away(self) -> None:
     """Asks the agent whether this is a member, after a suspension."""
     away_secs = self._now() - self._beat_secs
@@ -223,3 +220,7 @@ class ClientState:
     if found is not None and found.number > self._interrupt.number:
       self.post(found.number, "begun", self._on_lost(found))
       self._interrupt = found
+
+
+def _until(condition: Callable[[], bool]) -> Wait:
+  yield condition, None

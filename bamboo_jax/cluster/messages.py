@@ -10,7 +10,7 @@ from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
-from bamboo_jax.cluster import frames, stalls as stalls_lib, views
+from bamboo_jax.cluster import frames, views
 
 FINISHED = "finished"  # The last key that a worker posts.
 
@@ -44,15 +44,7 @@ class Post:
 
 @dataclasses.dataclass(frozen=True)
 class Beat:
-  """A heartbeat of an agent; `stall` if its worker makes no progress.
-
-  `view` is the number of the newest view that it knows; `asks` requests a
-  heartbeat in return.
-  """
-
-  stall: stalls_lib.Stall | None = None
-  view: base.ViewId = base.ViewId(0)
-  asks: bool = False
+  """A heartbeat of an agent."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,14 +124,12 @@ class Adopt:
 class WorkerBeat:
   """A heartbeat of a worker.
 
-  `progress` grows with all work; `is_waiting` if the worker is idle on purpose;
-  `stall` if it makes no progress, for any reason; `step` is the last committed
-  step, for logs.
+  `progress` grows with all work; `is_waiting` if the worker waits, for others or
+  on purpose; `step` is the last committed step, for logs.
   """
 
   progress: int
   is_waiting: bool
-  stall: stalls_lib.Stall | None = None
   step: base.StepId = base.StepId(0)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 # What follows "<option> is gone: ".
 GONE: Mapping[str, str] = {
+    "config.cluster.num_watchers": "an agent hears all others, each less often in large clusters.",
     "config.data.prefetch_steps": "the data of one step is prepared ahead, as 1 said.",
     "config.pipeline.head": (
         "head and loss of executor='spmd' run with the backward pass, which always took less time."

@@ -89,7 +89,6 @@ class ClusterSection(Section, path="config.cluster"):
       60.0, "A worker that hangs for longer is killed; at least 4 recent gaps.", above=0
   )
   gather_secs: float = option(300.0, "Then the run starts, though nodes are missing.", above=0)
-  num_watchers: int = option(8, "Agents that hear a node; all, in doubt.", least=1)
 
 
 @dataclasses.dataclass(frozen=True)

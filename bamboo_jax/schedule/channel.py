@@ -35,10 +35,8 @@ class Begun:
     address: Address of its transport, see `runtime.wire.endpoints`.
     waits_for: Nodes from which it waits for values.
     ring: Nodes whose processes run one program with it, see `runtime.spmd`.
-    num_segments: Number of segments of that program that it has started.
   """
 
   address: str = ""
   waits_for: tuple[base.NodeId, ...] = ()
   ring: tuple[base.NodeId, ...] = ()
-  num_segments: int = 0

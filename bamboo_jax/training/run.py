@@ -210,7 +210,7 @@ def _join(
       endpoint=endpoints.listen(host, identity, silence_secs=config.cluster.least_silence_secs),
   )
   processes = make_ring and make_ring(number, transport)
-  exits = cluster_cohort.Exits(transport, *([processes.progress] if processes else []))
+  exits = cluster_cohort.Exits(transport, *([processes.ring] if processes else []))
   waits.tell_on_signal(number, exits.begun)
   client = client_lib.Client(
       agent,

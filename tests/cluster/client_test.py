@@ -5,11 +5,12 @@ import subprocess
 import sys
 import threading
 
-from absl.testing import absltest
+from absl.testing import parameterized
 
 from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import client as client_lib, frames
+from bamboo_jax.schedule import channel as channel_lib
 from tests import members
 
 
@@ -17,7 +18,7 @@ def view(number, *numbers):
   return members.view(number, *numbers, reason=f"view {number}")
 
 
-class ClientTest(absltest.TestCase):
+class ClientTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
@@ -25,7 +26,8 @@ class ClientTest(absltest.TestCase):
     self.agent.settimeout(20)
     self.decoder, self.heard = frames.Decoder(), []
     self.stopped = []
-    self.client = client_lib.Client(theirs, number=1, on_lost=self.stop, begun=lambda: "begun")
+    self.begun = channel_lib.Begun()
+    self.client = client_lib.Client(theirs, number=1, on_lost=self.stop, begun=lambda: self.begun)
 
   def stop(self, new):
     self.stopped.append(new.number)
@@ -63,7 +65,8 @@ class ClientTest(absltest.TestCase):
           "import socket, sys, threading\n"
           "from bamboo_jax.cluster import client\n"
           "agent = socket.socket(fileno=int(sys.argv[1]))\n"
-          "client.Client(agent, number=1, on_lost=print, begun=print)\n"
+          "from bamboo_jax.schedule import channel\n"
+          "client.Client(agent, number=1, on_lost=print, begun=channel.Begun)\n"
           "threading.Event().wait()"
       )
       ours, theirs = socket.socketpair()
@@ -121,10 +124,21 @@ class ClientTest(absltest.TestCase):
       self.gathered(3, f"vote {step}", {0: "x", 1: "y", 2: "z"})
       self.client.gather(f"vote {step}", "y")
     self.client.post(3, "vote 100", "y")
-    self.assertIsNone(self.client.wait_interrupt(0.3))  # It says what it awaits.
-    while (stall := self.hear("WorkerBeat")["stall"]) is None:
-      pass
-    self.assertEqual(stall["posted"], [[3, "vote 99"], [3, "vote 100"]])
+    self.assertEqual(self.client._state._posted, [(3, "vote 99"), (3, "vote 100")])
+
+  @parameterized.parameters(
+      ({}, False),
+      ({"waits_for": (2,)}, True),
+      ({"ring": (1, 2)}, True),
+      ({"ring": (0, 1)}, False),  # Of a ring that hangs the last is blamed.
+      ({"ring": (1, 5)}, False),  # That is no member.
+  )
+  def test_who_waits_for_others_does_not_hang(self, begun, waits):
+    self.begin()
+    self.begun = channel_lib.Begun(**begun)
+    self.hear("WorkerBeat")
+    self.hear("WorkerBeat")
+    self.assertEqual(self.hear("WorkerBeat")["is_waiting"], waits)
 
   def check_doubt(self, meanwhile=lambda: None):
     """Fails unless a member gathers votes only once its agent says so."""

@@ -8,10 +8,8 @@ import sys
 from absl.testing import absltest, parameterized
 
 from bamboo_jax import config
-from bamboo_jax.cluster import children, detection, messages, stalls as stalls_lib
+from bamboo_jax.cluster import children, detection, messages
 from bamboo_jax.cluster.agent.knowledge import watch as watch_lib
-from bamboo_jax.schedule import channel as channel_lib
-from tests import members
 
 _LIMITS = config.ClusterSection(
     stopped_secs=0.5,
@@ -44,11 +42,6 @@ class SilenceTest(parameterized.TestCase):
     silence.excuse(8.0)
     self.assertFalse(silence.is_over(8.9))
     self.assertAlmostEqual(silence.limit_secs, 1.0)
-
-
-def stall(*waits_for, is_waiting=False):
-  begun = channel_lib.Begun(waits_for=waits_for)
-  return stalls_lib.Stall(is_waiting, 1, begun, ((1, "begun"),))
 
 
 class ChildrenTest(absltest.TestCase):
@@ -93,14 +86,15 @@ class WatchTest(parameterized.TestCase):
     self.watch = watch_lib.HeartbeatWatch(_LIMITS)
 
   def fault(self, now, *, is_stopped=False):
-    both = [members.member(0), members.member(1)]
-    return self.watch.find_fault(now, both, me=both[0], is_stopped=is_stopped)
+    return self.watch.find_fault(now, is_stopped=is_stopped)
 
-  def beat(self, progress, now, stall=None):
-    is_waiting = stall is not None and stall.is_waiting
+  def beat(self, progress, now, *, is_waiting=False):
     self.watch.note_worker(now)
-    beat = messages.WorkerBeat(progress, is_waiting, stall)
-    self.watch.note_progress(beat, now)
+    self.watch.note_progress(messages.WorkerBeat(progress, is_waiting), now)
+
+  def hangs(self, now):
+    self.watch.note_worker(now)
+    return "made no progress" in self.fault(now)
 
   def test_a_worker_that_starts_may_be_silent_for_longer(self):
     self.assertEqual(self.fault(19.0), "")
@@ -151,34 +145,20 @@ class WatchTest(parameterized.TestCase):
     self.assertEqual(self.watch.find_silent(17.0).keys(), {"a"})
 
   def test_the_limit_of_progress_follows_the_gaps(self):
-    self.beat(1, 1.0, stall())
-    self.assertIsNone(self.watch.stall(30.9))
-    self.assertEqual(self.watch.stall(31.1), stall())
-    self.beat(2, 11.0, stall())
-    self.assertIsNone(self.watch.stall(50.9))  # 4 times the gap of 10 s.
-    self.assertEqual(self.watch.stall(51.1), stall())
-
-  def test_waiting_on_purpose_is_no_lack_of_progress(self):
-    waiting = stall(is_waiting=True)
-    self.beat(1, 1.0, waiting)
-    self.beat(1, 99.0, waiting)
-    self.assertEqual(self.watch.stall(99.0), waiting)
-    self.beat(1, 100.0, stall())
-    self.assertIsNone(self.watch.stall(129.0))
-    self.beat(1, 129.0, stall())
-    self.assertEqual(self.watch.stall(130.1), stall())
-
-  @parameterized.named_parameters(
-      ("nobody_else", stall(), None, False),
-      ("all_wait_for_it", stall(), stall(0), True),
-      ("it_waits_for_another", stall(1), stall(), False),
-      ("on_purpose", stall(), stall(is_waiting=True), True),
-  )
-  def test_whose_fault(self, mine, other, is_mine):
     self.watch.begin(0.0, is_ready=True)
-    self.beat(1, 1.0, mine)
-    self.beat(1, 40.0, mine)
-    self.watch.note_stall("life 1", other)
-    self.assertEqual("made no progress" in self.fault(40.0), is_mine)
-    self.watch.note_stall("life 1", None)
-    self.assertEqual(self.fault(40.0), "")
+    self.beat(1, 1.0)
+    self.assertFalse(self.hangs(30.9))
+    self.assertTrue(self.hangs(31.1))
+    self.beat(2, 11.0)
+    self.assertFalse(self.hangs(50.9))  # 4 times the gap of 10 s.
+    self.assertTrue(self.hangs(51.1))
+
+  def test_a_worker_that_waits_does_not_hang(self):
+    self.watch.begin(0.0, is_ready=True)
+    self.beat(1, 1.0, is_waiting=True)
+    self.beat(1, 99.0, is_waiting=True)
+    self.assertFalse(self.hangs(99.0))
+    self.beat(1, 100.0)
+    self.beat(1, 129.0)
+    self.assertFalse(self.hangs(129.0))
+    self.assertTrue(self.hangs(130.1))

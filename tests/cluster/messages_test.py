@@ -4,9 +4,8 @@ from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
 
-from bamboo_jax.cluster import frames, messages, stalls as stalls_lib, views
+from bamboo_jax.cluster import frames, messages, views
 from bamboo_jax.cluster.agent.knowledge import board as board_lib
-from bamboo_jax.schedule import channel as channel_lib
 
 _JSON = st.dictionaries(st.text(), st.integers() | st.text() | st.none())
 
@@ -43,9 +42,6 @@ class MessagesTest(parameterized.TestCase):
 
   @parameterized.parameters(
       messages.Beat(),
-      messages.Beat(
-          stalls_lib.Stall(False, 3, channel_lib.Begun("h", (2,), (0, 3), 5), ((3, "begun"),))
-      ),
       messages.Post(1, "vote", {"seen": [1, None]}),
       messages.NewView(
           views.View(

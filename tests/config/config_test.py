@@ -119,7 +119,6 @@ class ConfigTest(parameterized.TestCase):
       ({"cluster.start_silence_secs": 0.0}, "start_silence_secs must be above 0, got 0.0"),
       ({"cluster.no_progress_secs": float("nan")}, "no_progress_secs must be above 0, got nan"),
       ({"cluster.gather_secs": 0.0}, "gather_secs must be above 0, got 0.0"),
-      ({"cluster.num_watchers": 0}, "num_watchers must be at least 1, got 0"),
       ({"cost.market": "sport"}, "config.cost.market 'sport'; did you mean 'spot'"),
       ({"cost.region": "here"}, "config.cost.region='here' has no effect without .*instance"),
       ({"cost.prices": "a.csv"}, "config.cost.prices='a.csv' has no effect without"),

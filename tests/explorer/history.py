@@ -55,10 +55,7 @@ def make_options(host: str, plan: plans.FaultPlan) -> state_lib.AgentOptions:
       command=(),
       log="",
       limits=dataclasses.replace(
-          _LIMITS,
-          num_watchers=plan.num_watchers,
-          gather_secs=plan.gather_secs,
-          no_progress_secs=plan.no_progress_secs,
+          _LIMITS, gather_secs=plan.gather_secs, no_progress_secs=plan.no_progress_secs
       ),
   )
 

@@ -33,8 +33,7 @@ class FaultPlan:
   Attributes:
     seed: Of latencies; what is owed is dealt by shares if it is odd.
     num_steps: Where training ends; 0 for never.
-    num_watchers: See `config.ClusterSection`, as for what follows.
-    gather_secs: Where no link breaks nobody need be given up for lost.
+    gather_secs: See `config.ClusterSection`. Where no link breaks nobody need be given up for lost.
     no_progress_secs: Where all links break nobody goes on alone before.
   """
 
@@ -42,7 +41,6 @@ class FaultPlan:
   num_nodes: int
   num_steps: int
   faults: tuple[SimFault, ...]
-  num_watchers: int = 8
   gather_secs: float = 10.0
   no_progress_secs: float = 10.0
 
@@ -184,11 +182,8 @@ def draw(mode: str, seed: int) -> FaultPlan:
         faults.append(fault)
     at_secs += rng.choice([rng.uniform(0.0, 0.3), rng.uniform(0.3, 6.0)])
   num_steps = rng.choice([0, 0, 0, rng.randint(8, 40)])
-  is_small = mode not in _SIZES
-  num_watchers = 8 if seed % 3 and is_small else 2  # All, or some.
   return FaultPlan(
       *(seed, num_nodes, num_steps, tuple(faults)),
-      num_watchers,
       gather_secs=100.0 if mode == "workers" else 10.0,
       no_progress_secs=60.0 if mode == "dark" else 10.0,
   )

@@ -69,8 +69,8 @@ def find_excess(costs, num_nodes):
   others = num_nodes - 1
   budget = {
       "connections": others,
-      "calm_beats_per_sec": 2.1 * min(others, 8),
-      "beats_per_sec": 2.1 * min(others, 8) + 0.8 * others,
+      "calm_beats_per_sec": 2.1 * others,
+      "beats_per_sec": 2.1 * others,
       "other_posts": 12,
       "kept": 12 + others / 8,
   }

@@ -101,7 +101,7 @@ class ClusterCohortTest(parameterized.TestCase):
 
   def make(self, **options):
     client, transport = Client(**options), Transport()
-    exits = cluster_cohort.Exits(transport, lambda: ((1, 4), 2))
+    exits = cluster_cohort.Exits(transport, lambda: (1, 4))
     return client, transport, cluster_cohort.ClusterCohort(client, exits, None, None)
 
   @parameterized.named_parameters(
@@ -117,7 +117,7 @@ class ClusterCohortTest(parameterized.TestCase):
     self.assertLen(client.said, num_posts)
     for view, key, value in client.said:
       self.assertEqual((view, key), (2, "begun"))
-      want = {"address": "here", "waits_for": [3], "ring": [1, 4], "num_segments": 2}
+      want = {"address": "here", "waits_for": [3], "ring": [1, 4]}
       self.assertEqual(value, want)
 
   def test_settled(self):

@@ -9,7 +9,6 @@
   run_over        restart of a run that has lost all members
   knowledge/      known agents, silent ones, and their suspicions
   links           connections with other agents, and their failures
-  heartbeats      which agent sends them to which
 
 All of that is pure, and tested with a simulated network in `tests/explorer`.
 With sockets, timers and processes:

@@ -13,7 +13,6 @@ from bamboo_jax.cluster import children, judge, messages
 from bamboo_jax.cluster.agent import (
     arrival,
     events as events_lib,
-    heartbeats,
     links,
     membership,
     run_over,
@@ -76,7 +75,7 @@ def _hear_peer(state: state_lib.AgentState, incarnation: str, message: Any) -> N
         state.board.post(member.number, message)
         state.deliver(message.view)
     case messages.Beat():
-      heartbeats.hear(state, incarnation, message)
+      state.heard.add(incarnation)
     case messages.Ready():
       roster.ready[incarnation] = message
       membership.decide_soon(state)
@@ -93,7 +92,6 @@ def _hear_peer(state: state_lib.AgentState, incarnation: str, message: Any) -> N
     case messages.Suspects(count, suspects):
       there = [s for s in suspects if s.incarnation not in roster.left]
       if state.suspicions.note(incarnation, there, count=count, now=state.awake):
-        heartbeats.ask(state)
         membership.decide_soon(state)
     case messages.Assignment():
       state.received = message

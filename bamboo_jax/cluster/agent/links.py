@@ -18,7 +18,7 @@ process of an agent is gone, its host refuses connections within milliseconds.
 """
 
 from bamboo_jax.cluster import judge, messages, views
-from bamboo_jax.cluster.agent import events as events_lib, heartbeats, state as state_lib
+from bamboo_jax.cluster.agent import events as events_lib, state as state_lib
 
 _REDIAL_SECS = 0.2
 _TRY_SECS = 0.1  # A host refuses a connection within this time.
@@ -52,8 +52,6 @@ def connect(state: state_lib.AgentState, incarnation: str) -> None:
     send(messages.Notice(reason))
   if state.suspects.count:
     send(state.suspects)
-  if heartbeats.is_sparse(state):  # Else there soon is another.
-    send(state.beaten[1])
   for view in roster.views():
     send(messages.NewView(view))
   tell_assignment(state, incarnation)
@@ -163,7 +161,6 @@ def tell_suspicions(state: state_lib.AgentState) -> None:
       state.do(events_lib.Log(f"Suspects {name}: {s.reason}"))
   state.suspicions.note(state.incarnation, suspects, count=state.suspects.count, now=state.awake)
   state.send(state.suspects)
-  heartbeats.ask(state)  # Logged before it has consequences.
 
 
 def _redial(state: state_lib.AgentState, incarnation: str) -> events_lib.Flow:

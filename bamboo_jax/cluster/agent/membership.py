@@ -29,14 +29,10 @@ import math
 from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import judge, messages, views
-from bamboo_jax.cluster.agent import (
-    events as events_lib,
-    heartbeats,
-    links,
-    selection,
-    state as state_lib,
-)
+from bamboo_jax.cluster.agent import events as events_lib, links, selection, state as state_lib
 
+_BEATS = 0.1  # Interval of heartbeats, as a part of `least_silence_secs`.
+_MOST_HEARD = 600.0  # Heartbeats that an agent receives in a second.
 _SOON_SECS = 0.005
 _RETRY_SECS = 0.1
 _PATIENCE_SECS = 1.0  # An agent that has lost most others waits so long.
@@ -56,15 +52,21 @@ def look_around(state: state_lib.AgentState, *, is_worker_stopped: bool) -> None
   if _HANG_SECS <= hung_secs < _LASTING_HANG_SECS:
     state.watch.excuse_work(state.now)  # It may wait for the folder, too.
   if state.has_worker:
-    if fault := state.watch.find_fault(
-        state.now, state.roster.view.members, me=state.roster.own, is_stopped=is_worker_stopped
-    ):
+    if fault := state.watch.find_fault(state.now, is_stopped=is_worker_stopped):
       state.fault = fault
       state.do(events_lib.KillWorker())  # Fenced: it must not resume.
-    heartbeats.give(state)
+    _beat(state)
   links.tell_suspicions(state)
   _tell_trouble(state)
   decide(state)
+
+
+def _beat(state: state_lib.AgentState) -> None:
+  """Sends a heartbeat when one is due; of many agents each sends fewer."""
+  secs = max(_BEATS * state.options.limits.least_silence_secs, len(state.connected) / _MOST_HEARD)
+  if state.now >= state.beaten_secs + secs:
+    state.beaten_secs = state.now
+    state.send(messages.Beat())
 
 
 def _tell_trouble(state: state_lib.AgentState) -> None:
@@ -243,7 +245,7 @@ def adopt(state: state_lib.AgentState, view: views.View) -> None:
     if view.is_ask:
       state.start(_answer(state), once=True)
   elif state.roster.is_member:
-    state.watch.note_view(state.now)
+    state.watch.excuse_work(state.now)
     if silent:
       state.tell_worker(messages.Silent(view.number, silent))
     state.tell_worker(messages.NewView(view))

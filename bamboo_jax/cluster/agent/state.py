@@ -82,7 +82,7 @@ class AgentState:
     self.dialed_secs: dict[str, float] = {}  # Last, after one was closed.
     self.suspects = messages.Suspects(0, ())
     self.received: messages.Assignment | None = None  # From a member.
-    self.beaten = (float("-inf"), messages.Beat())  # The last one, and when.
+    self.beaten_secs = -math.inf  # When the last heartbeat was sent.
     # How the worker begins.
     self.is_short = False  # Whether some first nodes did not join in time.
     self.has_origin = False  # Whether that is known.

@@ -244,7 +244,7 @@ class ProcessRing:
     self._number, self._exchange, self._host = number, exchange, host
     self._fork, self._memory, self._compiler = fork, memory, compiler
     self.child, self._is_new = _Process(fork()), True
-    self._is_connected, self._num_segments = False, 0
+    self._is_connected = False
     self._nodes: tuple[base.NodeId, ...] = ()
     self._name = ""  # Of the ring, unique.
     self._begun: set[base.ShareId] = set()  # The child has finished a segment.
@@ -292,9 +292,9 @@ class ProcessRing:
     if self._compiler is not None:
       self._compiler.compile(program, self._exchange.note)
 
-  def progress(self) -> tuple[tuple[base.NodeId, ...], int]:
-    """Returns the nodes of its ring, and how many segments it has started there."""
-    return self._nodes, self._num_segments
+  def ring(self) -> tuple[base.NodeId, ...]:
+    """Returns the nodes of its ring."""
+    return self._nodes
 
   def load(self, work: ShareWork, arrays: base.PyTree) -> None:
     """Lets the child load the passes of a share and, if needed, compile."""
@@ -306,7 +306,6 @@ class ProcessRing:
     if not self._is_connected:
       self._ask("connect")
       self._is_connected = True
-    self._num_segments += 1
     self.child.tell(Run(share))
 
   def hear(self) -> None:
@@ -427,7 +426,7 @@ class ProcessRing:
       self.read(share)
     self.child.close()
     self.child, self._is_new, self._begun = _Process(self._fork()), True, set()
-    self._nodes, self._is_connected, self._num_segments = (), False, 0
+    self._nodes, self._is_connected = (), False
 
 
 class ChildSegments:

@@ -212,15 +212,15 @@ class Exits:
   def __init__(
       self,
       transport: transport_lib.Transport,
-      progress: Callable[[], tuple[tuple[base.NodeId, ...], int]] = lambda: ((), 0),
+      ring: Callable[[], tuple[base.NodeId, ...]] = lambda: (),
   ) -> None:
-    """`progress` returns `ring` and `num_segments` of `channel.Begun`."""
-    self.transport, self._progress, self._attempt = transport, progress, 0
+    """`ring` returns that of `channel.Begun`."""
+    self.transport, self._ring, self._attempt = transport, ring, 0
 
   def begun(self) -> channel_lib.Begun:
     """Returns this member's address, and its open waits."""
     waits = {r.node for r in self.transport.open_waits()}
-    return channel_lib.Begun(self.transport.address, tuple(sorted(waits)), *self._progress())
+    return channel_lib.Begun(self.transport.address, tuple(sorted(waits)), self._ring())
 
   def lose(self, view: views.View) -> dict[str, Any]:
     """Interrupts all transfers after a loss; returns `begun`, as JSON.

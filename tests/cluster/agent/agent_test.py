@@ -30,7 +30,7 @@ assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN  # Its agent decides.
 
 def beat():
   for count in itertools.count():
-    say(kind="WorkerBeat", progress=count, is_waiting=False, stall=None)
+    say(kind="WorkerBeat", progress=count, is_waiting=False)
     time.sleep(0.1)
 
 threading.Thread(target=beat, daemon=True).start()

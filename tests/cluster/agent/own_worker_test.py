@@ -3,9 +3,8 @@
 from absl.testing import parameterized
 
 from bamboo_jax import base, config
-from bamboo_jax.cluster import messages, stalls as stalls_lib, views
+from bamboo_jax.cluster import messages, views
 from bamboo_jax.cluster.agent import events as events_lib, membership, selection, state as state_lib
-from bamboo_jax.schedule import channel as channel_lib
 from tests import members
 from tests.cluster.agent import given
 
@@ -33,7 +32,7 @@ class OwnWorkerTest(given.CoreCase):
       self.assertEqual(self.requested(view), [events_lib.Sleep(2.0)])
       self.answer(3.0, now=3.0)
       self.assertFalse(self.state.is_ending)  # Nobody has said so since.
-      self.on(given.said(2, messages.Beat(view=2)), now=3.0)
+      self.on(given.said(2, messages.Beat()), now=3.0)
       self.assertIn(events_lib.End(reason), self.answer(3.1, now=3.1))
     self.assertEqual(self.state.is_ending, True)
     self.assertFalse(self.state.must_restart)
@@ -201,9 +200,7 @@ class OwnWorkerTest(given.CoreCase):
     """All others wait for it from second 1 on, for 13 s; it is then killed."""
     limits = config.ClusterSection(1.0, 2.0, no_progress_secs=13.0)
     self.begin(numbers=(0, 1), limits=limits)
-    begun = channel_lib.Begun()
-    stall = stalls_lib.Stall(False, 1, begun, ((1, "a"),))
-    waits = stalls_lib.Stall(True, 1, begun, ((1, "a"), (1, "b")))
+    self.state.watch.begin(0.0, is_ready=True)
     self.on(events_lib.Ticked(), 0.0)
     self.state.start(membership.look(self.state))
     self.asked(self.state.actions)
@@ -214,9 +211,9 @@ class OwnWorkerTest(given.CoreCase):
 
     read(0.0)
     for now in range(1, 100):
-      beat = messages.WorkerBeat(1, False, stall)
+      beat = messages.WorkerBeat(1, False)
       self.on(events_lib.WorkerSaid(beat), now)
-      self.on(given.said(1, messages.Beat(waits, 1)), now)
+      self.on(given.said(1, messages.Beat()), now)
       if now == 2 or it != "hangs" and now % 2 == 0:  # It looks at the folder.
         self.answer(now, now=now)
         if it == "answers":
@@ -234,7 +231,7 @@ class OwnWorkerTest(given.CoreCase):
       now = tenth / 10
       self.on(given.said(1, messages.Beat()), now)
       beats += self.on(events_lib.Ticked(), now)
-    self.assertEqual({*beats}, {events_lib.Send(messages.Beat(view=1))})
+    self.assertEqual({*beats}, {events_lib.Send(messages.Beat())})
     self.assertBetween(len(beats), 8, 10)
     actions = self.on(events_lib.Ticked(), 3.1)
     (text,) = (a.text for a in actions if isinstance(a, events_lib.Log))
@@ -247,15 +244,7 @@ class OwnWorkerTest(given.CoreCase):
   def test_who_was_away_blames_nobody(self):
     self.begin()
     self.on(events_lib.Ticked(), 0.1)
-    self.assertEqual(self.on(events_lib.Ticked(), 9.0), [events_lib.Send(messages.Beat(view=1))])
-
-  def test_others_hear_why_nothing_goes_on(self):
-    self.begin()
-    self.on(events_lib.Ticked())
-    self.assertEqual(self.sent(events_lib.Ticked()), [])  # It just has.
-    stall = stalls_lib.Stall(True, 1, channel_lib.Begun(), ())
-    self.on(events_lib.WorkerSaid(messages.WorkerBeat(1, True, stall)))
-    self.assertEqual(self.sent(events_lib.Ticked()), [(messages.Beat(stall, 1), None)])
+    self.assertEqual(self.on(events_lib.Ticked(), 9.0), [events_lib.Send(messages.Beat())])
 
   def test_a_doubt_is_settled_by_the_log(self):
     self.begin()

@@ -106,7 +106,7 @@ class ProcessRingTest(parameterized.TestCase):
     for _ in range(3):
       self.run_all()
     self.assertEqual([w.num_forks for w in workers.values()], [1] * 3)
-    self.assertEqual([w.ring.progress() for w in workers.values()], [(_NODES, 3)] * 3)
+    self.assertEqual([w.ring.ring() for w in workers.values()], [_NODES] * 3)
 
   @parameterized.parameters("Topology", "NoneType", "NoneType!", "connect", "Run", "Run!")
   def test_a_child_that_fails(self, message):
@@ -114,7 +114,7 @@ class ProcessRingTest(parameterized.TestCase):
     for fails in ({"node4": [message]}, {"node4": [message], "node1": ["", message]}):
       workers = self.make(**fails)
       self.run_all()
-      self.assertEqual({w.ring.progress() for w in workers.values()}, {(_NODES, 1)})
+      self.assertEqual({w.ring.ring() for w in workers.values()}, {_NODES})
       self.assertEqual([w.num_forks for w in workers.values()], [1 + len(fails)] * 3)
 
   def test_an_error_that_stays(self):
@@ -134,7 +134,7 @@ class ProcessRingTest(parameterized.TestCase):
         future.result(timeout=60)
     self.begin(2)
     self.run_all(_NODES[1:])
-    self.assertEqual([workers[n].ring.progress() for n in _NODES[1:]], [(_NODES[1:], 1)] * 2)
+    self.assertEqual([workers[n].ring.ring() for n in _NODES[1:]], [_NODES[1:]] * 2)
 
   def test_what_a_child_has_left(self):
     workers = self.make(node4=["", "Run!"])

@@ -13,7 +13,7 @@ vertex cover) explains the failures: the others can all reach each other.
 """
 
 import collections
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 import dataclasses
 import itertools
 import math
@@ -25,7 +25,6 @@ from bamboo_jax.cluster import messages
 # attempt shows that it is over.
 _GRACE_SECS = 1.0
 _CERTAIN_GRACE_SECS = 3.0
-_ALONE_SECS = 0.5  # Then others are certain of a death as well.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,15 +46,11 @@ class Suspicions:
   def __init__(self, me: str) -> None:
     self._me = me
     self._edges: dict[str, dict[str, Edge]] = {}  # By accuser and accused.
-    self._uncertain: dict[str, set[str]] = {}  # Of them, the uncertain ones.
-    # When each certain edge became known, by accused and accuser; only of
-    # members that this agent does not suspect, so few after many deaths.
-    self._certain: dict[str, dict[str, float]] = collections.defaultdict(dict)
     # Number of certain accusers, by accused.
     self._num_certain: collections.Counter[str] = collections.Counter()
-    # No edge is unclear, or due, before these times: with a thousand agents and
-    # a hundred deaths, each agent receives a thousand reports.
-    self._unclear_secs = self._due_secs = math.inf
+    # No edge is due before this time: with a thousand agents and a hundred
+    # deaths, each agent receives a thousand reports.
+    self._due_secs = math.inf
     # When edges started to wait: all, and those of one end.
     self._wait_secs = -math.inf
     self._end_wait_secs: dict[str, float] = {}
@@ -63,25 +58,6 @@ class Suspicions:
 
   def of(self, accuser: str) -> Mapping[str, Edge]:
     return self._edges.get(accuser, {})
-
-  def unclear(self, now: float) -> Iterator[tuple[str, str]]:
-    """Yields (accuser, accused) of suspicions that may be wrong.
-
-    Includes certain ones that only their accuser has held for a while: the link
-    between the two may be broken.
-    """
-    for by, accused in self._uncertain.items():
-      for whom in accused:
-        yield by, whom
-    if now < self._unclear_secs:
-      return
-    first = math.inf
-    for whom, accusers in self._certain.items():
-      for by, first_secs in accusers.items():
-        if now >= first_secs + _ALONE_SECS:
-          yield by, whom
-        first = min(first, first_secs)
-    self._unclear_secs = first + _ALONE_SECS
 
   def suspects(self, accused: str) -> bool:
     return accused in self.of(self._me)
@@ -101,7 +77,6 @@ class Suspicions:
     before = self.of(accuser)
     after: dict[str, Edge] = {}
     new: dict[tuple[str, bool], Edge] = {}
-    uncertain = set()
     for s in suspects:
       old = before.get(s.incarnation)
       kind = s.reason, s.is_certain
@@ -110,39 +85,17 @@ class Suspicions:
       else:  # After many deaths there are few kinds.
         edge = new.setdefault(kind, Edge(*kind, now))
       after[s.incarnation] = edge
-      if not edge.is_certain:
-        uncertain.add(s.incarnation)
     self._edges[accuser] = after
-    self._uncertain.pop(accuser, None)
-    if uncertain:
-      self._uncertain[accuser] = uncertain
     for edge in new.values():
       self._due_secs = min(self._due_secs, now + _grace(edge))
-      self._unclear_secs = min(self._unclear_secs, now + _ALONE_SECS)
     for whom in before.keys() | after.keys():
       old, edge = before.get(whom), after.get(whom)
-      if edge is old:
-        continue
       is_certain = edge is not None and edge.is_certain
       was_certain = old is not None and old.is_certain
       self._num_certain[whom] += is_certain - was_certain
-      if accuser == self._me:
-        self._note_certain(whom)
-      elif not self.suspects(whom):
-        self._certain[whom].pop(accuser, None)
-        if edge is not None and is_certain:
-          self._certain[whom][accuser] = edge.first_secs
     if mended := before.keys() - after.keys():
       self.wait_again(now, ends={accuser, *mended})
     return True
-
-  def _note_certain(self, whom: str) -> None:
-    """Records certain accusers of a member that this agent does not suspect."""
-    edges = {} if self.suspects(whom) else self._edges
-    found = ((by, of.get(whom)) for by, of in edges.items())
-    self._certain[whom] = {by: edge.first_secs for by, edge in found if edge and edge.is_certain}
-    if self._certain[whom]:
-      self._unclear_secs = -math.inf  # Some may be old.
 
   def wait_again(self, now: float, *, ends: Collection[str] | None = None) -> None:
     """Restarts the grace periods of suspicions by or of `ends`, by default all.
@@ -158,20 +111,10 @@ class Suspicions:
     """Forgets an agent once it is removed."""
     for whom, edge in self.of(incarnation).items():
       self._num_certain[whom] -= edge.is_certain
-    for table in (
-        self._edges,
-        self._uncertain,
-        self._certain,
-        self._num_certain,
-        self._end_wait_secs,
-    ):
+    for table in (self._edges, self._num_certain, self._end_wait_secs):
       table.pop(incarnation, None)
-    for accusers in self._certain.values():
-      accusers.pop(incarnation, None)
     for edges in self._edges.values():
       edges.pop(incarnation, None)
-    for accused in self._uncertain.values():
-      accused.discard(incarnation)
 
   def explain(
       self, members: Collection[str], *, now: float, quiet: Collection[str] = ()
