@@ -193,7 +193,7 @@ class Run:
 
   def view(self) -> views.View:
     """Returns the newest view."""
-    return judge.run(judge.newest_view(), self._records)
+    return judge.newest_view(self._records)
 
   def steps(self) -> int:
     """Returns the number of steps in the log."""

@@ -8,18 +8,18 @@ once, in the records of the run. Nothing here computes or imports JAX.
   records     values that are made once, in a folder or a bucket
   judge       views, numbers of nodes and runs, as records
   holding     a run of one process
-  agent/      the agent: its decisions, and the shell that carries them out
+  agent/      the agent: one class that runs the protocols, and what it decides by
   client      the worker's connection to its agent; decisions: client_state
   messages    messages of agents and workers, as values
   frames      how a message travels on a connection
-  detection   when silence counts as a death; agent/knowledge applies it
+  detection   when silence counts as a death; agent/watch applies it
   waits       what a worker waits for, told on a signal
   notices     preemption notices of clouds
   door        accepts authenticated connections
   children    processes that do not outlive their parent
   copies      forked processes that share what their parent has loaded
 
-Read first: `views`, `judge`, then `agent/membership`.
+Read first: `views`, `judge`, then `agent/agent`.
 """
 
 from bamboo_jax.base import calls

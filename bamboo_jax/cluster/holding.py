@@ -35,8 +35,7 @@ def hold(records: records_lib.Records, *, patience_secs: float) -> Iterator["Hol
     me = views.Member(
         base.NodeId(0), judge.ALONE, "", uuid.uuid4().hex, _HOST, listener.getsockname()[1]
     )
-    begin = judge.begin_run(judge.ALONE, patience_secs, alone=(me,))
-    view = judge.run(begin, records)
+    view = judge.begin_run(records, judge.ALONE, patience_secs, alone=(me,))
     records.make(f"run/{view.run}", judge.describe_run({"command": judge.ALONE}))
     holder = Holder(records, view)
     try:
@@ -61,27 +60,27 @@ class Holder:
 
   def check(self) -> None:
     """Raises `base.FencedError` if others have taken the folder."""
-    judge.check_now(self._view, self._records)
+    judge.check_now(self._records, self._view)
 
   def close(self) -> None:
     """Records that nobody is left of the run."""
     self._over.set()
     self._thread.join(_LOOK_SECS)  # Unless the folder hangs.
     try:
-      newest = judge.run(judge.newest_view(), self._records)
+      newest = judge.newest_view(self._records)
       if newest.run == self._view.run:
-        judge.run(judge.make_view(newest, views.over(newest)), self._records)
+        judge.make_view(self._records, newest, views.over(newest))
     except OSError as error:  # The next process asks.
       logging.warning("Cannot record that this process ends: %s", error)
 
   def _answer(self) -> None:
     while not self.is_taken and not self._over.wait(_LOOK_SECS):
       try:
-        found = judge.run(judge.views_after(self._newest.number), self._records)
+        found = judge.views_after(self._records, self._newest.number)
         newest = [self._newest, *found][-1]
         if newest.is_ask:
           answer = views.answer(newest, judge.ALONE)
-          newest = judge.run(judge.make_view(newest, answer), self._records)
+          newest = judge.make_view(self._records, newest, answer)
         self._newest = newest
       except OSError as error:
         logging.warning("Cannot show that this process is alive: %s", error)

@@ -20,26 +20,25 @@ lives answers there:
   view N+1          "bamboo cluster asks whether any member of view N is alive"
   view N+2          "n2 is alive", or no members: whichever is made first
 
-All functions are flows: they yield requests, and are sent the answers. `run`
-carries them out for a process that has no agent.
+What blocks takes the records; an agent calls it in a thread.
 """
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
 import ipaddress
 import json
 import os
 import pathlib
 import socket
-import time
 from typing import Any
 import uuid
 
 from absl import logging
 
 from bamboo_jax import base
-from bamboo_jax.base import json as json_lib
-from bamboo_jax.cluster import records as records_lib, views
-from bamboo_jax.cluster.agent import events as events_lib
+from bamboo_jax.base import json as json_lib, threads
+from bamboo_jax.cluster import views
+from bamboo_jax.cluster.records import LostError, Records
 from bamboo_jax.net import addresses
 
 _DIAL_SECS = 1.0
@@ -47,65 +46,41 @@ _POLL_SECS = 0.5
 ALONE = "bamboo train"  # Name of the member of a run in one process.
 
 
-def call(method: str, *args: Any) -> events_lib.Flow:
-  """Calls a method of `records.Records`."""
-  return (yield events_lib.CallJudge(method, args))
-
-
-def run(flow: events_lib.Flow, records: records_lib.Records) -> Any:
-  """Carries out a flow; blocks, and returns its result."""
-  answer = None
-  while True:
-    try:
-      request = flow.send(answer)
-    except StopIteration as end:
-      return end.value
-    if isinstance(request, events_lib.Sleep):
-      time.sleep(request.secs)
-      answer = time.monotonic()
-    else:
-      answer = getattr(records, request.method)(*request.args)
-
-
 # Views.
 
 
-def make_view(known: views.View, view: views.View) -> events_lib.Flow:
+def make_view(records: Records, known: views.View, view: views.View) -> views.View:
   """Returns the view after `known`: `view`, unless another was made before.
 
   Raises `OSError` if `known` is not there: the place has lost records, or a
   folder is not mounted.
   """
-  if known.number:
-    there = yield from call("find", f"views/{known.number}")
-    if there != json_lib.to_plain(known):
-      lost = f"The records of the run have lost view {known.number}. Is its folder mounted?"
-      raise records_lib.LostError(lost)
-  made = yield from call("make", f"views/{view.number}", json_lib.to_plain(view))
+  if known.number and records.find(f"views/{known.number}") != json_lib.to_plain(known):
+    raise LostError(f"The records of the run have lost view {known.number}. Is its folder mounted?")
+  made = records.make(f"views/{view.number}", json_lib.to_plain(view))
   return json_lib.from_plain(views.View, made)
 
 
-def newest_view() -> events_lib.Flow:
+def newest_view(records: Records) -> views.View:
   """Returns the newest view; `views.EMPTY` if there is none."""
-  number = yield from call("newest", "views", 0)
+  number = records.newest("views", 0)
   if not number:
     return views.EMPTY
-  return json_lib.from_plain(views.View, (yield from call("find", f"views/{number}")))
+  return json_lib.from_plain(views.View, records.find(f"views/{number}"))
 
 
-def views_after(number: base.ViewId) -> events_lib.Flow:
+def views_after(records: Records, number: base.ViewId) -> list[views.View]:
   """Returns the views that follow one, in order."""
-  found = yield from call("follow", "views", number)
-  return [json_lib.from_plain(views.View, view) for view in found]
+  return [json_lib.from_plain(views.View, v) for v in records.follow("views", number)]
 
 
-def check(view: views.View) -> events_lib.Flow:
+def check(records: Records, view: views.View) -> None:
   """Raises `base.FencedError` if the life of `view` is over."""
-  if view.number and (yield from call("find", f"views/{view.number}")) is None:
+  if view.number and records.find(f"views/{view.number}") is None:
     raise FileNotFoundError(
         f"There is no record of view {view.number}. Was it removed, or is the folder not mounted?"
     )
-  for later in (yield from views_after(view.number)):
+  for later in views_after(records, view.number):
     if later.run != view.run:
       raise base.FencedError("The workdir now belongs to another run.")
     if not later.members:
@@ -115,15 +90,15 @@ def check(view: views.View) -> events_lib.Flow:
       )
 
 
-def check_now(view: views.View, records: records_lib.Records) -> None:
+def check_now(records: Records, view: views.View) -> None:
   """Carries out `check`; retries for a while if the folder cannot be read, as agents do."""
-  base.ask_again(lambda: run(check(view), records))
+  base.ask_again(lambda: check(records, view))
 
 
 # Runs.
 
 
-def note_done(view: views.View, records: records_lib.Records) -> None:
+def note_done(records: Records, view: views.View) -> None:
   """Records that all steps of the run of `view` are done; blocks, and warns if it cannot."""
   try:
     base.ask_again(lambda: records.make(f"done/{view.run}", True))
@@ -136,45 +111,54 @@ def is_alone(view: views.View) -> bool:
   return any(m.name == ALONE for m in view.members)
 
 
-def ask(view: views.View, name: str, patience_secs: float) -> events_lib.Flow:
+async def ask(
+    call: Callable[..., Awaitable[Any]], view: views.View, name: str, patience_secs: float
+) -> views.View:
   """Asks whether a member of a view is alive, and waits; returns the newest view.
 
-  It is still a question if none has answered in time.
+  It is still a question if none has answered in time. `call` calls a function with the
+  records.
   """
   if not view.is_ask or view.asked:
-    view = yield from make_view(view, views.ask(view, name))
-  end_secs = (yield events_lib.Sleep(0.0)) + patience_secs
+    view = await call(make_view, view, views.ask(view, name))
+  now = asyncio.get_running_loop().time
+  end_secs = now() + patience_secs
   while view.is_ask:
-    now = yield events_lib.Sleep(min(_POLL_SECS, patience_secs))
-    if found := (yield from views_after(view.number)):
-      view, end_secs = found[-1], now + patience_secs  # It may be another question.
-    elif now >= end_secs:
+    await asyncio.sleep(min(_POLL_SECS, patience_secs))
+    if found := await call(views_after, view.number):
+      view, end_secs = found[-1], now() + patience_secs  # It may be another question.
+    elif now() >= end_secs:
       break
   return view
 
 
 def begin_run(
-    name: str, patience_secs: float, *, alone: tuple[views.Member, ...] = ()
-) -> events_lib.Flow:
+    records: Records, name: str, patience_secs: float, *, alone: tuple[views.Member, ...] = ()
+) -> views.View:
   """Begins another run in the folder; returns the view from which it begins.
 
   That has no members, or all of a run in one process. Raises `ValueError` if a
   member of the former run is alive.
   """
-  view = yield from newest_view()
-  former = yield from call("find", f"run/{view.run}")
+
+  async def call(function: Callable[..., Any], *args: Any) -> Any:
+    return function(records, *args)
+
+  view = newest_view(records)
+  former = records.find(f"run/{view.run}")
   if view == views.EMPTY and former is None and not alone:
     return view
   is_here = former is not None and former["machine"] == find_machine()
   if view.members and not (is_here and all(map(_is_gone, view.members))):
-    view = yield from ask(view, name, patience_secs)
+    asking = ask(call, view, name, patience_secs)
+    view = threads.call_beside(asyncio.run, asking, name="judge").result()  # Also in a notebook.
     if not view.is_ask:
       raise ValueError(_explain_living(view))
   begun = views.begin_run(view, f"{name} begins another run", alone)
-  if (made := (yield from make_view(view, begun))) != begun:
+  if (made := make_view(records, view, begun)) != begun:
     raise ValueError(_explain_living(made))
-  for life in (yield from call("names", "nodes")):
-    yield from call("drop", f"nodes/{life}")
+  for life in records.names("nodes"):
+    records.drop(f"nodes/{life}")
   return begun
 
 

@@ -35,7 +35,7 @@ class Hello:
 
 @dataclasses.dataclass(frozen=True)
 class Post:
-  """A value for all members of a view, see `knowledge.board`; plain JSON."""
+  """A value for all members of a view, see `agent.board`; plain JSON."""
 
   view: base.ViewId
   key: str

@@ -50,8 +50,7 @@ class LocalCluster:
     """
     secret = identity_lib.read_secret(identity_lib.draw_secret(self.workdir))
     self.records = records_lib.Records(self.workdir, identity_lib.find_entry_key(secret))
-    begun = judge.run(judge.begin_run("bamboo cluster", patience_secs), self.records)
-    self.run = begun.run
+    self.run = judge.begin_run(self.records, "bamboo cluster", patience_secs).run
 
   def start_agent(
       self,
@@ -126,8 +125,7 @@ class LocalCluster:
     return None
 
   def _read_views(self) -> list[views.View]:
-    found: list[views.View] = judge.run(judge.views_after(self.run), self.records)
-    return found
+    return judge.views_after(self.records, self.run)
 
   def has_live_members(self) -> bool:
     """Returns whether an agent of the newest view runs; True if nobody knows."""

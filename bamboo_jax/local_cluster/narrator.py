@@ -10,7 +10,7 @@ import threading
 
 from absl import logging
 
-from bamboo_jax.cluster.agent import state as state_lib
+from bamboo_jax.cluster.agent import agent as agent_lib
 from bamboo_jax.metrics import jsonl, progress as progress_lib
 from bamboo_jax.recovery import durations
 
@@ -18,15 +18,15 @@ _LOOK_SECS = 0.25
 
 
 class Narrator:
-  """Follows the agent in `state`, and the log in its workdir, in a thread.
+  """Follows the agent `agent`, and the log in its workdir, in a thread.
 
   Attributes:
-    state: That of the agent; None if there is none, or none yet.
+    agent: None if there is no agent, or none yet.
   """
 
   def __init__(self, workdir: str, progress: progress_lib.ProgressLine) -> None:
     """Lines that are in the log already are not shown."""
-    self.state: state_lib.AgentState | None = None
+    self.agent: agent_lib.Agent | None = None
     self._progress = progress
     self._workdir = pathlib.Path(workdir)
     self._reader = jsonl.MetricsReader(self._workdir / "metrics.jsonl")
@@ -44,17 +44,17 @@ class Narrator:
     """Shows what is left, and how the run ended if it is done."""
     self._is_over.set()
     self._thread.join(timeout=10 * _LOOK_SECS)  # The folder may hang.
-    if self.state is not None and self.state.is_done:
+    if self.agent is not None and self.agent.is_done:
       for line in render_end(self._workdir / "summary.json"):
         self._progress.show_text(line)
 
   def look(self) -> None:
     """Shows what is new."""
-    if self.state is not None:
-      self._show_nodes(self.state)
-      self._explain(self.state)
+    if self.agent is not None:
+      self._show_nodes(self.agent)
+      self._explain(self.agent)
     lines = self._reader.read()
-    if self.state is None or self._view:  # Before, another run writes the log.
+    if self.agent is None or self._view:  # Before, another run writes the log.
       for line in lines:
         progress_lib.show_line(self._progress, line)
 
@@ -66,8 +66,8 @@ class Narrator:
     except (OSError, ValueError) as error:
       logging.warning("Steps are no longer shown: %s", error)
 
-  def _show_nodes(self, state: state_lib.AgentState) -> None:
-    roster, num_nodes = state.roster, state.options.num_nodes
+  def _show_nodes(self, agent: agent_lib.Agent) -> None:
+    roster, num_nodes = agent.roster, agent.options.num_nodes
     view = roster.view
     if view.number > self._view:
       self._view = view.number
@@ -84,13 +84,13 @@ class Narrator:
             f"{member.name} joined{where}; {len(self._here)} of {num_nodes} " "nodes are here"
         )
 
-  def _explain(self, state: state_lib.AgentState) -> None:
+  def _explain(self, agent: agent_lib.Agent) -> None:
     """Says what this node waits for, until it trains and the log tells."""
-    if state.roster.is_member:
+    if agent.roster.is_member:
       waits = ""
-    elif state.has_worker:
-      waits = f"the worker of {state.options.name} starts, compiles and meets the others"
-    elif state.roster.registered is None:
+    elif agent.has_worker:
+      waits = f"the worker of {agent.options.name} starts, compiles and meets the others"
+    elif agent.roster.registered is None:
       waits = "the records of the run cannot be read yet"
     else:
       waits = "waiting for the other nodes"

@@ -13,7 +13,7 @@ from absl import logging
 
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.cluster import children, copies, records as records_lib
-from bamboo_jax.cluster.agent import agent as agent_lib, exporter, state as state_lib
+from bamboo_jax.cluster.agent import agent as agent_lib, exporter
 from bamboo_jax.local_cluster import machine, narrator as narrator_lib
 from bamboo_jax.net import identity as identity_lib
 from bamboo_jax.runtime import settings
@@ -25,12 +25,12 @@ _PACKAGES = ("bamboo_jax", "jax", "jaxlib")
 
 def make_options(
     config: config_lib.Config, *, workdir: str, num_nodes: int | None, name: str, **given: Any
-) -> state_lib.AgentOptions:
+) -> agent_lib.AgentOptions:
   """Returns the options of an agent of a run.
 
-  `given` are fields of `state.AgentOptions` that do not follow from the others.
+  `given` are fields of `AgentOptions` that do not follow from the others.
   """
-  return state_lib.AgentOptions(
+  return agent_lib.AgentOptions(
       name=name,
       workdir=workdir,
       num_nodes=num_nodes or sizes.num_nodes(config),
@@ -51,7 +51,7 @@ def make_options(
 
 def run(
     records: records_lib.Records,
-    options: state_lib.AgentOptions,
+    options: agent_lib.AgentOptions,
     identity: identity_lib.Identity,
     spare: copies.Spare | None = None,
     *,
@@ -74,24 +74,22 @@ def run(
   must_restart, agent = True, None
   if metrics_port is not None:
     try:
-      exporter.serve(
-          metrics_port, host=metrics_host, state=lambda: None if agent is None else agent.state
-      )
+      exporter.serve(metrics_port, host=metrics_host, agent=lambda: agent)
     except (OSError, OverflowError) as error:  # The latter: above 65535.
       logging.warning("No metrics at port %d: %s.", metrics_port, error)
   if narrator is not None:
     narrator.start()
   while must_restart:
-    agent = agent_lib.Agent(records, options, identity, spare)
+    agent = agent_lib.make_agent(records, options, identity, spare)
     if narrator is not None:
-      narrator.state = agent.state
+      narrator.agent = agent
     reason = asyncio.run(_run(agent))
-    must_restart, spare = agent.state.must_restart, None
+    must_restart, spare = agent.must_restart, None
     options = dataclasses.replace(options, is_again=True)
   if narrator is not None:
     narrator.close()
   assert agent is not None
-  if reason and agent.state.is_mistake:  # The last line of the log explains it.
+  if reason and agent.is_mistake:  # The last line of the log explains it.
     tail = children.read_tail(pathlib.Path(options.log), num_lines=1)
     raise base.EndedError(tail.removeprefix("error: "))
   if reason:
@@ -99,7 +97,7 @@ def run(
       tail = children.read_tail(pathlib.Path(options.log), num_lines=3)
       reason += f". Its log ends: {tail}"
     raise base.NodeFailedError(f"Node {options.name}: {reason}.")
-  return not agent.state.has_left
+  return not agent.has_left
 
 
 def allow_files() -> None:

@@ -36,7 +36,7 @@ def read(records: records_lib.Records, name: str) -> StoredRun:
 
   Raises `OSError` if the records cannot be read, `ValueError` without a run.
   """
-  view = judge.run(judge.newest_view(), records)
+  view = judge.newest_view(records)
   config = (records.find(f"run/{view.run}") or {}).get("config", {}).get("config")
   if config is None:
     raise ValueError(f"There is no run of agents in {records.where}.")

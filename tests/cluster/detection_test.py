@@ -9,7 +9,7 @@ from absl.testing import absltest, parameterized
 
 from bamboo_jax import config
 from bamboo_jax.cluster import children, detection, messages
-from bamboo_jax.cluster.agent.knowledge import watch as watch_lib
+from bamboo_jax.cluster.agent import watch as watch_lib
 
 _LIMITS = config.ClusterSection(
     stopped_secs=0.5,

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import time
-import types
 from unittest import mock
 
 from bamboo_jax import base
@@ -19,7 +18,6 @@ with holding.hold(records.Records(sys.argv[1], b"key"), patience_secs=60.0):
   sys.stdin.read()
 """
 _DEADLINE_SECS = 120
-_CLOCK = {"monotonic": time.monotonic}
 
 
 class HoldingTest(folders.FolderCase):
@@ -33,7 +31,7 @@ class HoldingTest(folders.FolderCase):
     return holding.hold(self.records, patience_secs=60.0)
 
   def newest(self):
-    return judge.run(judge.newest_view(), self.records)
+    return judge.newest_view(self.records)
 
   def wait_for(self, condition):
     end_secs = time.monotonic() + _DEADLINE_SECS
@@ -43,7 +41,7 @@ class HoldingTest(folders.FolderCase):
 
   def ask(self, name="n0"):
     view = self.newest()
-    return judge.run(judge.make_view(view, views.ask(view, name)), self.records)
+    return judge.make_view(self.records, view, views.ask(view, name))
 
   def test_it_is_there_until_it_ends(self):
     with self.hold() as holder:
@@ -61,8 +59,7 @@ class HoldingTest(folders.FolderCase):
 
   def test_another_process_is_refused(self):
     with self.hold() as holder:
-      sleep = lambda _: self.wait_for(lambda: not self.newest().is_ask)
-      with mock.patch.object(judge, "time", types.SimpleNamespace(sleep=sleep, **_CLOCK)):
+      with mock.patch.object(judge, "_POLL_SECS", 0.01):
         with self.assertRaisesRegex(ValueError, "of bamboo train; end it, or name"):
           with self.hold():
             self.fail("it began")
@@ -73,7 +70,7 @@ class HoldingTest(folders.FolderCase):
       with mock.patch.object(views, "answer", side_effect=OSError("away")):
         asked = self.ask()
         begun = views.begin_run(asked, "n0 begins")
-        judge.run(judge.make_view(asked, begun), self.records)
+        judge.make_view(self.records, asked, begun)
       self.wait_for(lambda: holder.is_taken)
       with self.assertRaisesRegex(base.FencedError, "belongs to another run"):
         holder.check()

@@ -1,8 +1,8 @@
 """Views, runs and questions in the records of a folder."""
 
+import asyncio
 import dataclasses
 import socket
-import types
 from unittest import mock
 
 from absl.testing import parameterized
@@ -11,6 +11,7 @@ from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import judge, records as records_lib, views
 from tests import folders, members
+from tests.explorer import machine
 
 
 class JudgeTest(folders.FolderCase):
@@ -20,55 +21,58 @@ class JudgeTest(folders.FolderCase):
     self.records = records_lib.Records(self.folder, b"key")
     self.slept_secs = 0.0
     self.on_sleep = lambda: None
-    clock = types.SimpleNamespace(sleep=self._sleep, monotonic=lambda: self.slept_secs)
-    self.enterContext(mock.patch.object(judge, "time", clock))
+    self.enterContext(mock.patch.object(asyncio, "run", self.run_in_virtual_time))
 
-  def _sleep(self, secs):
-    self.slept_secs += secs
-    self.on_sleep()
+  def run_in_virtual_time(self, waits):
+    loop = machine.VirtualLoop(lambda: self.slept_secs)
+    task = loop.create_task(waits)
+    while (due := loop.run_due()) is not None:
+      self.slept_secs = due
+      self.on_sleep()
+    return task.result()
 
-  def do(self, flow):
-    return judge.run(flow, self.records)
+  async def call(self, function, *args):
+    return function(self.records, *args)
 
   def put(self, *made):
     for view in made:
       self.records.make(f"views/{view.number}", json_lib.to_plain(view))
 
   def test_the_first_view_of_a_number_counts(self):
-    self.assertEqual(self.do(judge.newest_view()), views.EMPTY)
+    self.assertEqual(judge.newest_view(self.records), views.EMPTY)
     one, other = members.view(1, 0, 1), members.view(1, 2)
-    self.assertEqual(self.do(judge.make_view(views.EMPTY, one)), one)
-    self.assertEqual(self.do(judge.make_view(views.EMPTY, other)), one)
-    self.assertEqual(self.do(judge.newest_view()), one)
+    self.assertEqual(judge.make_view(self.records, views.EMPTY, one), one)
+    self.assertEqual(judge.make_view(self.records, views.EMPTY, other), one)
+    self.assertEqual(judge.newest_view(self.records), one)
     two = members.view(2, 0)
-    self.assertEqual(self.do(judge.make_view(one, two)), two)
-    self.assertEqual(self.do(judge.views_after(0)), [one, two])
+    self.assertEqual(judge.make_view(self.records, one, two), two)
+    self.assertEqual(judge.views_after(self.records, 0), [one, two])
 
   def test_nobody_goes_on_from_a_view_that_is_lost(self):
     for there in (None, members.view(1, 3)):
       if there:
         self.put(there)
       with self.assertRaisesRegex(records_lib.LostError, "have lost view 1"):
-        self.do(judge.make_view(members.view(1, 0, 1), members.view(2, 0)))
+        judge.make_view(self.records, members.view(1, 0, 1), members.view(2, 0))
       self.assertIsNone(self.records.find("views/2"))
 
   def test_who_may_write(self):
     first = members.view(1, 0, 1)
     with self.assertRaisesRegex(FileNotFoundError, "no record of view 1"):
-      self.do(judge.check(first))
+      judge.check(self.records, first)
     asked = views.ask(first, "n9")
     answered = views.answer(asked, "n0")
     smaller = dataclasses.replace(members.view(4, 0), epoch=0)
     self.put(first, asked, answered, smaller)
-    self.do(judge.check(first))
+    judge.check(self.records, first)
     self.put(views.over(smaller))
     with self.assertRaisesRegex(base.FencedError, "restarted in view 5 without this node"):
-      self.do(judge.check(first))
-    self.do(judge.check(views.over(smaller)))
+      judge.check(self.records, first)
+    judge.check(self.records, views.over(smaller))
     self.put(views.begin_run(views.over(smaller), "another"))
     for view in (first, views.over(smaller)):
       with self.assertRaisesRegex(base.FencedError, "another run|without this node"):
-        self.do(judge.check(view))
+        judge.check(self.records, view)
 
   @parameterized.parameters("answered", "in vain", "asked before", "left to another")
   def test_a_question(self, how):
@@ -81,7 +85,7 @@ class JudgeTest(folders.FolderCase):
       self.put(question := views.ask(view, "n1", [members.member(0)]))
     if how == "answered":
       self.on_sleep = lambda: self.slept_secs and self.put(views.answer(question, "n0"))
-    newest = self.do(judge.ask(self.do(judge.newest_view()), "n9", 7.0))
+    newest = asyncio.run(judge.ask(self.call, judge.newest_view(self.records), "n9", 7.0))
     self.assertEqual(self.slept_secs, 0.5 if how == "answered" else 7.0)
     self.assertEqual(newest.is_ask, how != "answered")
     self.assertEqual(newest.number, 2 if how in ("in vain", "asked before") else 3)
@@ -94,7 +98,7 @@ class JudgeTest(folders.FolderCase):
     self.records.make(f"run/{number}", run | ({"machine": machine} if machine else {}))
 
   def begin(self, **given):
-    return self.do(judge.begin_run("bamboo cluster", 9.0, **given))
+    return judge.begin_run(self.records, "bamboo cluster", 9.0, **given)
 
   def living(self):
     """Returns a member that accepts connections."""
@@ -119,7 +123,7 @@ class JudgeTest(folders.FolderCase):
   def test_a_process_that_trains_alone(self):
     begun = self.begin(alone=(members.member(0),))
     self.assertEqual((begun.number, begun.run, begun.epoch), (1, 1, 1))
-    self.assertEqual(begun, self.do(judge.newest_view()))
+    self.assertEqual(begun, judge.newest_view(self.records))
     self.assertFalse(judge.is_alone(begun))
     alone = dataclasses.replace(members.member(0), name=judge.ALONE)
     self.assertTrue(judge.is_alone(dataclasses.replace(begun, members=(alone,))))
@@ -160,7 +164,7 @@ class JudgeTest(folders.FolderCase):
         ValueError, "A run is under way in this workdir, of n0; end it, or name"
     ):
       self.begin()
-    self.assertEqual(self.do(judge.newest_view()).text, "n0 is alive")
+    self.assertEqual(judge.newest_view(self.records).text, "n0 is alive")
 
   def test_an_answer_that_comes_late_counts(self):
     """It is there between the last look and the view that would begin a run."""
@@ -178,21 +182,23 @@ class JudgeTest(folders.FolderCase):
     with mock.patch.object(self.records, "make", make_late):
       with self.assertRaisesRegex(ValueError, "A run is under way in this workdir, of n0"):
         self.begin()
-    self.assertEqual(self.do(judge.newest_view()), answer)
+    self.assertEqual(judge.newest_view(self.records), answer)
 
   def test_of_two_at_once_one_begins(self):
     self.put(members.view(1, 0), views.over(members.view(1, 0)))
     self.run_of(0)
     other = records_lib.Records(self.folder, b"key")
-    flow = judge.begin_run("one", 9.0)
-    request = next(flow)
-    while not (request.method == "make" and request.args[0] == "views/3"):
-      request = flow.send(getattr(self.records, request.method)(*request.args))
-    begun = judge.run(judge.begin_run("other", 9.0), other)
-    with self.assertRaisesRegex(ValueError, "another command, just started"):
-      while True:
-        request = flow.send(getattr(self.records, request.method)(*request.args))
-    self.assertEqual(self.do(judge.newest_view()), begun)
+    make, begun = self.records.make, []
+
+    def make_late(key, value):
+      if key == "views/3":
+        begun.append(judge.begin_run(other, "other", 9.0))
+      return make(key, value)
+
+    with mock.patch.object(self.records, "make", make_late):
+      with self.assertRaisesRegex(ValueError, "another command, just started"):
+        judge.begin_run(self.records, "one", 9.0)
+    self.assertEqual([judge.newest_view(self.records)], begun)
 
   def test_what_differs(self):
     there = {"seed": 1, "model": {"options": {"depth": 2}}, "none": {}}

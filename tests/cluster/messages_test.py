@@ -5,7 +5,7 @@ import hypothesis
 from hypothesis import strategies as st
 
 from bamboo_jax.cluster import frames, messages, views
-from bamboo_jax.cluster.agent.knowledge import board as board_lib
+from bamboo_jax.cluster.agent import board as board_lib
 
 _JSON = st.dictionaries(st.text(), st.integers() | st.text() | st.none())
 

@@ -88,7 +88,7 @@ class SlurmTest(runs.DeployedCase):
     if not (metrics.exists() and b'"loss"' in metrics.read_bytes()):
       return {}
     key = identity_lib.find_entry_key(identity_lib.read_secret(str(self.workdir / "secret")))
-    view = judge.run(judge.newest_view(), records_lib.Records(self.workdir, key))
+    view = judge.newest_view(records_lib.Records(self.workdir, key))
     return {m.name: m for m in view.members}
 
   def wait_member(self, name):

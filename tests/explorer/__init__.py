@@ -4,7 +4,7 @@
   network  hosts, links and connections, and their faults
   judge    the records of a run, and what goes wrong on the way to them
   world    these three together
-  machine  a host: the real core of an agent in a simulated shell, and a worker
+  machine  a host: the real agent, on a loop in virtual time, and a worker
   worker   a worker that keeps to the protocol and computes hashes
   kinds    what a fault may be
   plans    `faults` as a plan, drawn from a seed; shrinks

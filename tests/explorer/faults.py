@@ -39,7 +39,7 @@ def begin(history: Any, fault: plans.SimFault) -> None:
       getattr(machines[0], fault.kind)()
     case "worker" | "all_workers":
       for machine in machines or history.machines.values():
-        if any(m.state.is_done for m in history.machines.values()):
+        if any(m.agent.is_done for m in history.machines.values()):
           history.late.add(machine.host)  # It will not be done.
         machine.kill_worker()
     case "notice":

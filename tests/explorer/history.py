@@ -20,7 +20,7 @@ import random
 
 from bamboo_jax import config
 from bamboo_jax.cluster import views
-from bamboo_jax.cluster.agent import state as state_lib
+from bamboo_jax.cluster.agent import agent as agent_lib
 from tests.explorer import (
     clock as clock_lib,
     faults,
@@ -42,9 +42,9 @@ _ZONES = "abc"
 _FAILURES = (AssertionError, AttributeError, LookupError, TypeError)
 
 
-def make_options(host: str, plan: plans.FaultPlan) -> state_lib.AgentOptions:
+def make_options(host: str, plan: plans.FaultPlan) -> agent_lib.AgentOptions:
   """Returns what the agent of a host is told."""
-  return state_lib.AgentOptions(
+  return agent_lib.AgentOptions(
       name=host,
       zone=_ZONES[int(host[1:]) % len(_ZONES)],
       workdir="workdir",
@@ -140,7 +140,7 @@ class ClusterHistory:
     host, end = machine.host, machine.ended
     assert end is not None, host
     has_state = (machine.worker or machine.left) in self._trained
-    is_lost = machine.state.must_restart or end.error is not None
+    is_lost = machine.agent.must_restart or end.error is not None
     if has_state and is_lost and host not in self._excused():
       self.violate(f"copies: {host} ends: {end.error or end.reason}")
 
@@ -179,7 +179,7 @@ class ClusterHistory:
 
   def _note_views(self, machine: machine_lib.SimulatedMachine) -> None:
     """Compares the views of an agent with those of all, and with the records."""
-    for view in machine.state.roster.views():
+    for view in machine.agent.roster.recent_views():
       known = self._adopted.setdefault(view.number, view)
       if known != view:
         self.violate(f"one: {machine.host} has {view}, others {known}")
@@ -198,7 +198,7 @@ class ClusterHistory:
       if not self._found[-1].members:
         self._begun[number + 1] = self.world.clock.now
     for machine in self.machines.values():
-      view = machine.state.roster.view
+      view = machine.agent.roster.view
       members = frozenset(m.incarnation for m in view.members)
       known = self._views.setdefault(view.number, members)
       if known != members:
@@ -207,7 +207,7 @@ class ClusterHistory:
   def _is_enough(self) -> bool:
     """Whether training need not wait for more nodes."""
     newest = max(
-        (m.state.roster.view for m in self.machines.values()), key=lambda view: view.number
+        (m.agent.roster.view for m in self.machines.values()), key=lambda view: view.number
     )
     live = [m for m in newest.members if not self.machines[m.host].is_dead]
     if newest.number and not newest.members:  # All nodes restart.
@@ -223,8 +223,8 @@ class ClusterHistory:
 
   def _check_bounds(self) -> None:
     for host, machine in self.machines.items():
-      if machine.is_alive and machine.state.num_kept > _MOST_KEPT:
-        self.violate(f"bounds: {host} keeps {machine.state.num_kept} values")
+      if machine.is_alive and machine.agent.num_kept > _MOST_KEPT:
+        self.violate(f"bounds: {host} keeps {machine.agent.num_kept} values")
 
   def _excused(self) -> set[str]:
     """Returns the hosts that the others may go on without.
@@ -262,13 +262,13 @@ class ClusterHistory:
     is_due = alive and self._is_enough() and not self.plan.num_steps
     if is_due and not self._is_recent():
       found.append(f"progress: no step since {self._last_secs:.2f} s")
-    numbers = [m.state.roster.view.number for m in alive.values() if not m.is_frozen]
+    numbers = [m.agent.roster.view.number for m in alive.values() if not m.is_frozen]
     newest = max(numbers, default=0)  # Who hangs may know an older life.
     at_work = {h for h, m in alive.items() if m.is_at_work}
     if at_work - self.judge.cut_off.keys() and (there := self.judge.newest_view()) != newest:
       found.append(f"view: the records have {there}, and not {newest}")
     for host, machine in alive.items():
-      roster = machine.state.roster
+      roster = machine.agent.roster
       if host in excused or self.plan.num_steps:
         continue
       if roster.view.number != newest or not roster.is_member:

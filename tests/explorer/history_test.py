@@ -58,7 +58,7 @@ class HistoryTest(parameterized.TestCase):
     """Though no worker is left by then to ask for its state."""
     one = history.ClusterHistory(plans.FaultPlan(0, num_nodes=4, num_steps=0, faults=()))
     one.world.clock.run(4.0)
-    known = one.machines["n0"].state.roster.view
+    known = one.machines["n0"].agent.roster.view
     one.judge.make(f"views/{known.number + 1}", json_lib.to_plain(views.over(known)))
     found = one.run()
     ends = {v.split(" ends: ")[0].split("copies: ")[1] for v in found if " ends: " in v}

@@ -19,7 +19,6 @@ from typing import Any
 from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import records as records_lib, views
-from bamboo_jax.cluster.agent import events as events_lib
 from tests.explorer import clock as clock_lib
 
 _CALL_SECS = (0.0005, 0.005)  # One way.
@@ -50,15 +49,15 @@ class _Replay:
     raise _WantedCall(call)
 
 
-def carry_on(method: str, args: Sequence[Any], answers: Sequence[Any]) -> tuple[Any, Any, Any]:
-  """Carries on a call of `Records` after answers; returns the next call, result and error."""
+def carry_on(function: Any, args: Sequence[Any], answers: Sequence[Any]) -> tuple[Any, Any, Any]:
+  """Carries on a function of `Records` after answers; returns the next call, result and error."""
   records = records_lib.Records("judge", _KEY)
   records._place = _Replay(answers)
   try:
-    return None, getattr(records, method)(*args), None
+    return None, function(records, *args), None
   except _WantedCall as wanted:
     return wanted.args[0], None, None
-  except OSError as error:
+  except (OSError, base.FencedError) as error:
     return None, None, error
 
 
@@ -131,7 +130,7 @@ class Judge:
     """Makes a record at once."""
     call: Any = None
     answers: list[Any] = []
-    while (call := carry_on("make", (key, value), answers)[0]) is not None:
+    while (call := carry_on(records_lib.Records.make, (key, value), answers)[0]) is not None:
       answers.append(getattr(self, f"_{call[0]}")(self._values, *call[1:]))
 
   # Calls.
@@ -140,24 +139,19 @@ class Judge:
     """Makes a call of a place; `then` gets the answer, or an error."""
     self._later(self._arrive, host, call, then)
 
-  def run(self, host: str, flow: events_lib.Flow, then: Callable[[Any], None]) -> None:
-    """Carries out a flow of calls; `then` gets None, or the error with which it ends."""
+  def run(
+      self, host: str, function: Any, args: Sequence[Any], then: Callable[[Any, Any], None]
+  ) -> None:
+    """Calls a function with the records; `then` gets the result and the error."""
 
-    def go_on(request: Any, answers: tuple[Any, ...]) -> None:
-      call, answer, error = carry_on(request.method, request.args, answers)
-      if call is not None:
-        self.call(host, call, lambda found: go_on(request, (*answers, found)))
-        return
-      try:
-        request = flow.send(answer) if error is None else flow.throw(error)
-      except StopIteration:
-        then(None)
-      except (OSError, base.FencedError) as failure:
-        then(failure)
+    def go_on(*answers: Any) -> None:
+      call, result, error = carry_on(function, args, answers)
+      if call is None:
+        then(result, error)
       else:
-        go_on(request, ())
+        self.call(host, call, lambda found: go_on(*answers, found))
 
-    go_on(next(flow), ())
+    go_on()
 
   def _later(self, do: Callable[..., None], host: str, *args: Any) -> None:
     is_slow = self._clock.now < self._slow.get(host, 0.0)

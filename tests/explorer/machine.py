@@ -1,17 +1,17 @@
-"""A machine: the real core of an agent in a simulated shell, and a worker.
+"""A machine: the real `Agent`, on a loop in virtual time and in a simulated world, and a worker."""
 
-It carries out the actions of the core as `cluster.agent.agent` does.
-"""
-
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+import contextlib
 import dataclasses
 import functools
+import heapq
 import random
 from typing import Any
 
 from bamboo_jax import base
-from bamboo_jax.cluster import views
-from bamboo_jax.cluster.agent import core, events as events_lib, state as state_lib
+from bamboo_jax.cluster import messages, views
+from bamboo_jax.cluster.agent import agent as agent_lib, mesh as mesh_lib
 from tests.explorer import (
     judge as judge_lib,
     network as network_lib,
@@ -24,30 +24,80 @@ _PIPE_SECS = 0.0001
 _EVENT_SECS = 0.002  # For an event, while others wait.
 
 
+class VirtualLoop(asyncio.BaseEventLoop):
+  """A loop in which time passes only as `now` says."""
+
+  def __init__(self, now: Callable[[], float]) -> None:
+    super().__init__()
+    self._selector, self.time = self, now
+    self._failures: list[BaseException] = []
+    # Tasks of processes that are killed have no exception.
+    self.set_exception_handler(
+        lambda loop, context: self._failures.extend(filter(None, [context.get("exception")]))
+    )
+
+  def __del__(self) -> None:
+    """Closes nothing: its tasks end with it."""
+
+  def _write_to_self(self) -> None:
+    """It never sleeps."""
+
+  def select(self, timeout: float | None) -> Iterable[Any]:
+    return ()
+
+  def _process_events(self, events: Iterable[Any]) -> None:
+    """There are none."""
+
+  def run_due(self) -> float | None:
+    """Runs what is due by now; returns when something is next."""
+    while True:
+      self.call_soon(self.stop)
+      self.run_forever()
+      if self._failures:
+        raise self._failures.pop()
+      if not self._ready:
+        return self._scheduled[0].when() if self._scheduled else None
+
+  def run_without_timers(self) -> None:
+    """Runs what has come, though something else may be due."""
+    due, self._scheduled = self._scheduled, []
+    self.run_due()
+    for timer in self._scheduled:
+      heapq.heappush(due, timer)
+    self._scheduled = due
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+  """How an agent has ended: with a reason, "" if all is done, or an error."""
+
+  reason: str
+  error: BaseException | None
+
+
 class SimulatedMachine:
   """A host with an agent and its worker.
 
   Attributes:
-    state: The state of the agent, of the one that lives or lived last.
+    agent: The agent that lives or lived last.
     ended: How the last agent ended, None while one lives.
     is_dead: Whether the processes or the machine are gone.
     worker: The worker that lives; else None.
     left: The worker of this agent that has ended by itself.
   """
 
-  def __init__(self, world: world_lib.World, options: state_lib.AgentOptions) -> None:
+  def __init__(self, world: world_lib.World, options: agent_lib.AgentOptions) -> None:
     self.world = world
     self.host = options.host
     # Clocks of machines have nothing in common.
     self._ahead_secs = random.Random(f"clock {options.host}").uniform(0.0, 1e5)
-    self.is_dead = self.is_frozen = self.is_hung = self.is_behind = False
+    self.is_dead = self.is_frozen = self.is_hung = False
     self.worker: worker_lib.ScriptedWorker | None = None
     self.left: worker_lib.ScriptedWorker | None = None
-    self.ended: events_lib.End | None = None
     self._freeze_after: tuple[str, float] = ("", 0.0)
-    self._backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+    self._backlog: list[tuple[Any, ...]] = []  # What has come meanwhile.
+    self._lives: list[Any] = []  # Kept, so that tasks of killed processes do not run on.
     self._begin(options)
-    self._tick()
 
   @property
   def is_alive(self) -> bool:
@@ -57,7 +107,7 @@ class SimulatedMachine:
   @property
   def is_at_work(self) -> bool:
     """Whether its worker is a member."""
-    return self.worker is not None and self.state.roster.is_member
+    return self.worker is not None and self.agent.roster.is_member
 
   # What may happen to it.
 
@@ -75,7 +125,7 @@ class SimulatedMachine:
     """The worker ends."""
     if self.worker is not None:
       self.worker.end()
-      self._worker_exited(self._life, code)
+      self._worker_exited(self.agent, code)
 
   def freeze(self, *, is_all: bool = True) -> None:
     """All processes are stopped, or only the agent."""
@@ -107,12 +157,13 @@ class SimulatedMachine:
 
   def _catch_up(self) -> None:
     """Handles what has come one by one, so its worker may be faster."""
-    if self._backlog and not self.is_frozen:
-      call, args = self._backlog.pop(0)
-      self.is_behind = False
-      call(*args)
-      self.is_behind = bool(self._backlog)
-      self.world.clock.at(_EVENT_SECS, self._catch_up)
+    if not self.is_frozen:
+      if self._backlog:
+        agent, *call = self._backlog.pop(0)
+        if agent is self.agent:
+          self._loop.call_soon(*call)
+        self.world.clock.at(_EVENT_SECS, self._catch_up)
+      self.step()
 
   def stop_worker(self) -> None:
     """SIGSTOP of the worker."""
@@ -121,7 +172,7 @@ class SimulatedMachine:
 
   def give_notice(self) -> None:
     """The node will be preempted."""
-    self._tell(events_lib.Noticed("SIGTERM"))
+    self.tell(self.agent, self.agent._take_notice, "SIGTERM")
 
   def _die(self) -> None:
     self.is_dead = True
@@ -131,196 +182,253 @@ class SimulatedMachine:
 
   # The life of an agent.
 
-  def _begin(self, options: state_lib.AgentOptions) -> None:
+  def _begin(self, options: agent_lib.AgentOptions) -> None:
     if self.is_dead:
       return
     life = next(self.world.lives)
-    self._life = f"{options.name}#{life}"
-    self._port = 1000 + life
-    self.ended = self.left = None
-    self.state = state_lib.AgentState(options, incarnation=self._life)
-    self._links: dict[str, network_lib.SimulatedLink] = {}
-    self._refused: set[str] = set()  # When last tried.
-    self._left: set[str] = set()  # Whom it has cut for good.
-    self._tell(events_lib.Began())
-
-  def _tell(self, event: Any, life: str | None = None) -> None:
-    if not self.is_alive or life not in (None, self._life):
-      return
-    if self.is_frozen or self.is_behind:
-      self._backlog.append((self._tell, (event, self._life)))
-      return
-    known = self.state.roster.view
-    actions = core.on(self.state, event, self._now)
-    if self.state.roster.view is not known:
-      self.world.on_adopt(self)
-    for action in actions:
-      if self.is_alive:
-        self._carry_out(action)
-
-  @property
-  def _now(self) -> float:
-    """What its clock shows."""
-    return self.world.clock.now + self._ahead_secs
-
-  def _later(self, secs: float, event: Any) -> None:
-    self.world.clock.at(secs, self._tell, event, self._life)
-
-  def _tick(self) -> None:
-    if self.is_dead:
-      return
-    if not self.is_frozen:
-      is_stopped = self.worker is not None and self.worker.is_stopped
-      self._tell(events_lib.Ticked(is_stopped))
-    secs = self.state.options.limits.heartbeat_secs
-    self.world.clock.at(secs, self._tick)
-
-  def _carry_out(self, action: Any) -> None:
-    match action:
-      case events_lib.Ask(flow, request):
-        self._ask(flow, request)
-      case events_lib.DialAgent(member):
-        self._dial(member)
-      case events_lib.Send(message, to):
-        message = network_lib.copy(message)
-        for incarnation in self._links if to is None else to:
-          if (link := self._links.get(incarnation)) is not None:
-            link.send(message)
-      case events_lib.Cut(incarnation):
-        self._left.add(incarnation)
-        self._cut(incarnation)
-      case events_lib.TellWorker(message):
-        if self.worker is not None:
-          self.world.clock.at(_PIPE_SECS, self._tell_worker, message)
-      case events_lib.KillWorker():
-        self.kill_worker()
-      case events_lib.Log(text):
-        self.world.log(f"{self._life}: {text}")
-      case events_lib.End():
-        self._end(action)
-
-  def _end(self, end: events_lib.End) -> None:
-    self.world.log(f"{self._life}: ends: {end.error or end.reason!r}")
-    self.ended = end
-    self.world.on_end(self)
-    if self.worker is not None:
-      self.worker.end()
-      self.worker = None
-    self.world.network.close(self.host)
-    self.world.shared.judge.call(
-        self.host, ("delete", f"nodes/{self.state.incarnation}"), lambda answer: None
+    self.ended: Ended | None = None
+    self.left = None
+    self._loop = VirtualLoop(lambda: self.world.clock.now + self._ahead_secs)
+    self._wake_secs = float("inf")
+    incarnation = f"{options.name}#{life}"
+    self.agent = agent_lib.Agent(
+        options,
+        incarnation=incarnation,
+        judge=self._ask_judge,
+        mesh=_Mesh(self, 1000 + life),
+        worker=_Process(self),
+        log=lambda level, text, *args: self.world.log(f"{incarnation}: {text % args}"),
     )
-    if self.state.must_restart:
-      options = dataclasses.replace(self.state.options, is_again=True)
-      self.world.clock.at(0.1, self._begin, options)
+    self._run = self._loop.create_task(self.agent.run())
+    self._lives.append((self._loop, self.agent, self._run))
+    self.step()
 
-  # Requests.
+  def tell(self, agent: agent_lib.Agent, call: Callable[..., Any], *args: Any) -> None:
+    """Something happens to an agent, unless it has ended."""
+    if agent is not self.agent or self.is_dead:
+      return
+    if self.is_frozen or self._backlog:
+      self._backlog.append((agent, call, *args))
+    else:
+      self._loop.call_soon(call, *args)
+      self.step()
 
-  def _ask(self, flow: int, request: Any) -> None:
-    match request:
-      case events_lib.CallJudge(method, args):
-        self._ask_judge(self._life, flow, method, args, ())
-      case events_lib.Sleep(secs):
-        self.world.clock.at(secs, self._wake_flow, self._life, flow)
-      case events_lib.Listen():
-        self.world.network.listeners[self.host, self._port] = self._accept
-        self._later(0.0, events_lib.Answered(flow, self._port))
-      case events_lib.StartWorker(number, stamp):
-        self._start_worker(number, stamp)
-        self._later(0.0, events_lib.Answered(flow))
+  def later(self, secs: float, call: Callable[..., Any], *args: Any) -> None:
+    """Something happens to the agent of now, later."""
+    self.world.clock.at(secs, self.tell, self.agent, call, *args)
 
-  def _wake_flow(self, life: str, flow: int) -> None:
-    self._tell(events_lib.Answered(flow, self._now), life)
+  def step(self) -> None:
+    """Runs the agent as far as it comes by now."""
+    if self.is_dead or self.is_frozen or self._run.done():
+      return
+    loop, known = self._loop, self.agent.roster.view
+    due = loop.run_without_timers() if self._backlog else loop.run_due()
+    if self.agent.roster.view is not known:
+      self.world.on_adopt(self)
+    self.note_end()
+    if self._run.done():
+      if self._run.exception() is not None and not isinstance(
+          self._run.exception(), (OSError, ValueError, base.RunFailedError)
+      ):
+        raise self._run.exception()  # type: ignore[misc]
+      if self.agent.must_restart:
+        options = dataclasses.replace(self.agent.options, is_again=True)
+        self.world.clock.at(0.1, self._begin, options)
+    elif due is not None and due < self._wake_secs:
+      self._wake_secs = due
+      self.world.clock.at(max(0.0, due - loop.time()), self._wake, loop, due)
 
-  def _ask_judge(self, life: str, flow: int, method: str, args: Any, answers: Any) -> None:
-    """Makes the next call of the judge, or tells what came of them all."""
-    if self.is_frozen or self.is_behind:
-      self._backlog.append((self._ask_judge, (life, flow, method, args, answers)))
-    elif life == self._life and self.is_alive:
-      call, answer, error = judge_lib.carry_on(method, args, answers)
+  def _wake(self, loop: VirtualLoop, due: float) -> None:
+    if loop is self._loop and due == self._wake_secs:
+      self._wake_secs = float("inf")
+      self.step()
+
+  def note_end(self) -> None:
+    """Tells once how the agent has ended, while its worker is there."""
+    if self.ended is None and self.agent.is_ending:
+      end = self.agent._end
+      error = end.exception()
+      self.ended = Ended("" if error else end.result(), error)
+      self.world.log(f"{self.agent.incarnation}: ends: {error or self.ended.reason!r}")
+      self.world.on_end(self)
+
+  def _ask_judge(self, function: Any, *args: Any) -> Awaitable[Any]:
+    """Calls a function with the records, each call of the judge in its time."""
+    answer, agent = self._loop.create_future(), self.agent
+
+    def go_on(*answers: Any) -> None:
+      call, result, error = judge_lib.carry_on(function, args, answers)
       if call is not None:
-        then = lambda found: self._ask_judge(life, flow, method, args, (*answers, found))
+        then = lambda found: self.tell(agent, go_on, *answers, found)
         self.world.shared.judge.call(self.host, call, then)
         return
-      if method == self._freeze_after[0]:
+      if function.__name__.startswith(self._freeze_after[0] or "-"):
         self.world.clock.at(self._freeze_after[1], self.thaw)
         self._freeze_after = "", 0.0
         self.freeze()
-      self._tell(events_lib.Answered(flow, answer, error), life)
+        self._backlog.append((agent, settle, answer, result, error))
+        return
+      settle(answer, result, error)
 
-  # The worker.
+    go_on()
+    return answer
 
-  def _start_worker(self, number: base.NodeId, stamp: str) -> None:
-    self.worker = worker_lib.ScriptedWorker(
-        number,
+  def _worker_exited(self, agent: agent_lib.Agent, code: int) -> None:
+    if agent is self.agent:
+      self.left = self.worker if code >= 0 else None
+      self.worker = None
+      secs = self.world.random.uniform(_PIPE_SECS, _EXIT_SECS)
+      self.later(secs, settle, self.agent._worker_process.exit, code)
+
+
+def settle(future: asyncio.Future[Any], result: Any, error: BaseException | None = None) -> None:
+  """Sets the result of a future, or its error, if somebody waits for it still."""
+  if not future.done():
+    if error is None:
+      future.set_result(result)
+    else:
+      future.set_exception(error)
+
+
+class _Process:
+  """As `worker_process.WorkerProcess`."""
+
+  def __init__(self, machine: SimulatedMachine) -> None:
+    self._machine = machine
+    self.exit = machine._loop.create_future()
+
+  async def start(
+      self, command: Sequence[str], *, log: str, on_message: Callable[[Any], None]
+  ) -> None:
+    machine = self._machine
+    number, stamp, _ = command
+    machine.worker = worker_lib.ScriptedWorker(
+        base.NodeId(int(number)),
         stamp,
-        host=self.host,
-        clock=self.world.clock,
-        shared=self.world.shared,
-        say=lambda message: self._later(_PIPE_SECS, events_lib.WorkerSaid(message)),
-        exit=functools.partial(self._worker_exited, self._life),
+        host=machine.host,
+        clock=machine.world.clock,
+        shared=machine.world.shared,
+        say=functools.partial(machine.later, _PIPE_SECS, on_message),
+        exit=functools.partial(machine._worker_exited, machine.agent),
     )
 
-  def _tell_worker(self, message: Any) -> None:
-    if self.worker is not None:
-      self.worker.hear(message)
+  async def wait(self) -> int:
+    code: int = await self.exit
+    return code
 
-  def _worker_exited(self, life: str, code: int) -> None:
-    if life != self._life:
-      return
-    self.left = self.worker if code >= 0 else None
-    self.worker = None
-    secs = self.world.random.uniform(_PIPE_SECS, _EXIT_SECS)
-    self._later(secs, events_lib.WorkerExited(code))
+  def send(self, message: Any) -> None:
+    if self._machine.worker is not None:
+      self._machine.world.clock.at(_PIPE_SECS, self._hear, message)
 
-  # Other agents.
+  def _hear(self, message: Any) -> None:
+    if (worker := self._machine.worker) is not None:
+      worker.hear(message)
 
-  def _dial(self, member: views.Member) -> None:
-    life, other = self._life, member.incarnation
+  def is_stopped(self) -> bool:
+    worker = self._machine.worker
+    return worker is not None and worker.is_stopped
+
+  def is_busy(self) -> bool:
+    return False
+
+  def reap_orphans(self) -> None:
+    """There are none."""
+
+  def kill_hanging(self) -> None:
+    self._machine.kill_worker()
+
+  def kill(self) -> None:
+    machine = self._machine
+    machine.note_end()
+    if machine.worker is not None:
+      machine.worker.end()
+      machine.worker = None
+
+  async def close(self) -> None:
+    """It has been killed."""
+
+
+class _Mesh:
+  """As `mesh.Mesh`."""
+
+  def __init__(self, machine: SimulatedMachine, port: int) -> None:
+    self._machine, self._port = machine, port
+    self._links: dict[str, network_lib.SimulatedLink] = {}
+    self._refused: set[str] = set()  # When last tried.
+    self._left: set[str] = set()
+
+  def listen(
+      self,
+      host: str,
+      *,
+      greeting: messages.Greeting,
+      on_came: Callable[[views.Member], None],
+      on_message: Callable[[str, Any], None],
+  ) -> int:
+    machine, agent = self._machine, self._machine.agent
+
+    def accept(hello: tuple[views.Member, str]) -> Callable[[Any], None] | None:
+      member, stamp = hello
+      if stamp != greeting.stamp:
+        return None  # It is of another run.
+      machine.later(0.0, on_came, member)
+      return lambda message: machine.tell(agent, on_message, member.incarnation, message)
+
+    machine.world.network.listeners[host, self._port] = accept
+    return self._port
+
+  @contextlib.asynccontextmanager
+  async def connect(
+      self, member: views.Member, me: views.Member, on_accepted: Callable[[], None]
+  ) -> AsyncIterator[Awaitable[str]]:
+    machine, agent, other = self._machine, self._machine.agent, member.incarnation
+    loop = machine._loop
+    opened: asyncio.Future[network_lib.SimulatedLink] = loop.create_future()
+    closed: asyncio.Future[str] = loop.create_future()
 
     def accepted() -> None:
       if other in self._refused:
         self._refused.remove(other)
-        self._tell(events_lib.PeerAccepted(other), life)
+        on_accepted()
 
-    def opened(connection: network_lib.SimulatedLink) -> None:
-      is_over = self.is_dead or life != self._life or self.ended is not None
-      if is_over or other in self._left:
-        connection.drop()
-        return
-      self._cut(other)
-      self._links[other] = connection
-      self._tell(events_lib.PeerReached(other), life)
+    def open_link(link: network_lib.SimulatedLink) -> None:
+      if opened.done():
+        link.drop()
+      else:
+        opened.set_result(link)
 
     def failed(reason: str, is_refused: bool) -> None:
       if is_refused:
         self._refused.add(other)
-      self._tell(events_lib.PeerFailed(other, reason, is_refused), life)
+      settle(opened, None, (mesh_lib.GoneError if is_refused else OSError)(reason))
 
-    def closed(reason: str) -> None:
-      if life == self._life:
-        self._links.pop(other, None)
-      self._tell(events_lib.PeerClosed(other, reason), life)
-
-    self.world.network.dial(
-        self.host,
+    tell = functools.partial(machine.tell, agent)
+    machine.world.network.dial(
+        machine.host,
         (member.host, member.port),
-        (self.state.roster.me, self.state.stamp),
-        on_accepted=accepted,
-        on_open=opened,
-        on_failed=failed,
-        on_closed=closed,
+        (me, agent.stamp),
+        on_accepted=functools.partial(tell, accepted),
+        on_open=functools.partial(tell, open_link),
+        on_failed=functools.partial(tell, failed),
+        on_closed=functools.partial(tell, settle, closed),
     )
-
-  def _accept(self, hello: tuple[views.Member, str]) -> Callable[[Any], None] | None:
-    member, stamp = hello
-    if stamp != self.state.stamp:
-      return None  # It is of another run.
-    life = self._life
-    self._later(0.0, events_lib.PeerCame(member))
-    return lambda message: self._tell(events_lib.PeerSaid(member.incarnation, message), life)
-
-  def _cut(self, incarnation: str) -> None:
-    link = self._links.pop(incarnation, None)
-    if link is not None:
+    link = self._links[other] = await opened
+    try:
+      yield closed
+    finally:
       link.drop()
+      if self._links.get(other) is link:
+        del self._links[other]
+
+  def send(self, message: Any, to: Iterable[str] | None = None) -> None:
+    message = network_lib.copy(message)
+    for incarnation in list(self._links) if to is None else to:
+      if (link := self._links.get(incarnation)) is not None:
+        link.send(message)
+
+  def forget(self, incarnation: str) -> None:
+    if (link := self._links.pop(incarnation, None)) is not None:
+      link.drop()
+
+  async def close(self) -> None:
+    self._machine.world.network.close(self._machine.host)

@@ -46,8 +46,8 @@ def measure(num_nodes):
   for until_secs in (formed_secs, lost_secs, end_secs):
     one.world.clock.run(until_secs)
     alive = [m for m in one.machines.values() if m.is_alive]
-    alive = [m for m in alive if m.state.roster.is_member]
-    views = {(v.number, len(v.members)) for m in alive for v in [m.state.roster.view]}
+    alive = [m for m in alive if m.agent.roster.is_member]
+    views = {(v.number, len(v.members)) for m in alive for v in [m.agent.roster.view]}
     assert len(views) == 1, views
     sizes += [size for _, size in views]
     ends = collections.Counter(c.source for c in network.connections)
@@ -60,7 +60,7 @@ def measure(num_nodes):
       "calm_beats_per_sec": calm / num_nodes,
       "beats_per_sec": sent["Beat"] / num_nodes / end_secs,
       "other_posts": sent["Post"] / num_nodes / (num_nodes - 1) - steps,
-      "kept": max(m.state.num_kept for m in alive),
+      "kept": max(m.agent.num_kept for m in alive),
   }
 
 

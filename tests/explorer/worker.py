@@ -15,7 +15,13 @@ from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
-from bamboo_jax.cluster import client_state, judge as real_judge, messages, views
+from bamboo_jax.cluster import (
+    client_state,
+    judge as real_judge,
+    messages,
+    records as records_lib,
+    views,
+)
 from bamboo_jax.schedule import channel as channel_lib
 from tests.explorer import clock as clock_lib, judge as judge_lib
 
@@ -277,7 +283,7 @@ class ScriptedWorker:
     """Writes a checkpoint beside training, unless its life is over; see `judge.check_now`."""
     steps, state = self.steps, self._state
 
-    def then(error: Exception | None) -> None:
+    def then(_: Any, error: Exception | None) -> None:
       self._num_saves -= 1
       if self._is_over:
         return
@@ -291,19 +297,19 @@ class ScriptedWorker:
         self._leave(1)
 
     self._num_saves += 1
-    self.shared.judge.run(self._host, real_judge.check(self.client.adopted), then)
+    self.shared.judge.run(self._host, real_judge.check, (self.client.adopted,), then)
 
   def _note_done(self) -> None:
     """Records that the run is complete, as `judge.note_done`."""
 
-    def then(error: Exception | None) -> None:
+    def then(_: Any, error: Exception | None) -> None:
       self._num_saves -= 1
       if error is not None and not self._is_over:
         self._clock.at(_AGAIN_SECS, self._note_done)
 
     self._num_saves += 1
-    flow = real_judge.call("make", f"done/{self.client.adopted.run}", True)
-    self.shared.judge.run(self._host, flow, then)
+    key = f"done/{self.client.adopted.run}"
+    self.shared.judge.run(self._host, records_lib.Records.make, (key, True), then)
 
   def _commit(self) -> None:
     # Those who commit a step have voted in one view, also who commits it late.

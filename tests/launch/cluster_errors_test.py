@@ -178,15 +178,15 @@ class ErrorsTest(FailingCase):
     (self.folder / "run").mkdir()
     secret = identity.read_secret(identity.draw_secret(self.folder / "run"))
     records = records_lib.Records(self.folder / "run", identity.find_entry_key(secret))
-    judge.run(judge.make_view(views.EMPTY, members.view(1, 0)), records)
+    judge.make_view(records, views.EMPTY, members.view(1, 0))
     records.make("run/0", judge.describe_run({}))
     over = threading.Event()
 
     def answer():
       while not over.wait(0.01):
-        asked = judge.run(judge.newest_view(), records)
+        asked = judge.newest_view(records)
         if asked.is_ask:
-          judge.run(judge.make_view(asked, views.answer(asked, "n0")), records)
+          judge.make_view(records, asked, views.answer(asked, "n0"))
 
     answering = threading.Thread(target=answer)
     answering.start()

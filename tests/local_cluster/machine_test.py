@@ -15,14 +15,14 @@ class MachineTest(folders.FolderCase):
     refuse = mock.patch.object(judge, "begin_run", side_effect=ValueError("alive"))
     with refuse as begin, self.assertRaisesRegex(ValueError, "alive"):
       machine.LocalCluster(self.folder).take_folder(9.0)
-    begin.assert_called_with("bamboo cluster", 9.0)
+    begin.assert_called_with(mock.ANY, "bamboo cluster", 9.0)
 
   def test_each_run_of_a_folder_begins_in_a_view_of_its_own(self):
     runs = []
     for _ in range(3):
       one = machine.LocalCluster(self.folder)
       one.take_folder(9.0)
-      view = judge.run(judge.newest_view(), one.records)
+      view = judge.newest_view(one.records)
       one.records.make(f"run/{view.run}", judge.describe_run({}))
       runs.append(view.run)
     self.assertEqual(runs, [0, 1, 2])
@@ -75,7 +75,7 @@ class MachineTest(folders.FolderCase):
     one._agents = {n: mock.Mock(poll=lambda code=code: code) for n, code in codes.items()}
     one.records, one.run = records_lib.Records(self.folder, b"key"), views.EMPTY.run
     if numbers:
-      judge.run(judge.make_view(views.EMPTY, members.view(1, *numbers)), one.records)
+      judge.make_view(one.records, views.EMPTY, members.view(1, *numbers))
     self.assertEqual(one.has_live_members(), want)
     found = [one.find_number(f"n{n}") for n in range(2)]
     self.assertEqual(found, [n if n in numbers else None for n in range(2)])

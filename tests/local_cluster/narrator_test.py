@@ -5,7 +5,8 @@ import json
 import types
 from unittest import mock
 
-from bamboo_jax.cluster.agent.knowledge import roster as roster_lib
+from bamboo_jax import config
+from bamboo_jax.cluster.agent import roster as roster_lib
 from bamboo_jax.local_cluster import narrator as narrator_lib
 from bamboo_jax.metrics import progress as progress_lib
 from tests import folders, members
@@ -21,10 +22,10 @@ class NarratorTest(folders.FolderCase):
   def setUp(self):
     super().setUp()
     self.stream = io.StringIO()
-    self.roster = roster_lib.AgentRoster()
+    self.roster = roster_lib.Roster("life 0", config.ClusterSection(), 3)
     self.roster.me = members.member(0, zone="a")
     self.roster.known = {"life 0": self.roster.me}
-    self.state = types.SimpleNamespace(
+    self.agent = types.SimpleNamespace(
         roster=self.roster,
         options=types.SimpleNamespace(name="n0", num_nodes=3),
         has_worker=False,
@@ -38,7 +39,7 @@ class NarratorTest(folders.FolderCase):
   def make(self):
     self.progress = progress_lib.ProgressLine(num_steps=9, stream=self.stream)
     narrator = narrator_lib.Narrator(str(self.folder), self.progress)
-    narrator.state = self.state
+    narrator.agent = self.agent
     return narrator
 
   def take(self):
@@ -82,7 +83,7 @@ class NarratorTest(folders.FolderCase):
     narrator.look()
     self.roster.registered = {"life 0"}
     narrator.look()
-    self.state.has_worker = True
+    self.agent.has_worker = True
     narrator.look()
     self.roster.adopt(members.view(1, 0, 1, reason="the first nodes"))
     narrator.look()
@@ -112,7 +113,7 @@ class NarratorTest(folders.FolderCase):
   def test_the_end(self):
     for is_done, said in ((False, []), (True, ["state_sha256=5a"])):
       narrator = self.make()
-      self.state.is_done = is_done
+      self.agent.is_done = is_done
       (self.folder / "summary.json").write_text(json.dumps(_END))
       narrator.start()
       narrator.close()

@@ -83,7 +83,7 @@ class NodeTest(parameterized.TestCase):
           await asyncio.sleep(0)
         await asyncio.sleep(60)
 
-    self.enterContext(mock.patch.object(node.agent_lib, "Agent", Agent))
+    self.enterContext(mock.patch.object(node.agent_lib, "make_agent", Agent))
     with self.assertRaises(KeyboardInterrupt):
       node.run(None, given.make_options("n0"), None)
     self.assertEqual(heard, ["SIGUSR1", "SIGHUP", "SIGTERM"])
@@ -96,15 +96,11 @@ class NodeTest(parameterized.TestCase):
 
     facts = types.SimpleNamespace(must_restart=False)
 
-    class Agent:
+    async def run():
+      return "its worker ended with exit status 2"
 
-      def __init__(self, *args):
-        self.state = facts
-
-      async def run(self):
-        return "its worker ended with exit status 2"
-
-    self.enterContext(mock.patch.object(node.agent_lib, "Agent", Agent))
+    facts.run = run
+    self.enterContext(mock.patch.object(node.agent_lib, "make_agent", lambda *_: facts))
     for facts.is_mistake, kind, said in (
         (True, base.EndedError, "^no such layer$"),
         (False, base.NodeFailedError, "^Node n0: .*status 2. Its log ends: "),
@@ -121,13 +117,12 @@ class NodeTest(parameterized.TestCase):
 
       def __init__(self, records, options, identity, spare):
         lives.append((options.is_again, spare))
-        must_restart = len(lives) < 3
-        self.state = types.SimpleNamespace(must_restart=must_restart, has_left=has_left)
+        self.must_restart, self.has_left = len(lives) < 3, has_left
 
       async def run(self):
         return ""
 
-    self.enterContext(mock.patch.object(node.agent_lib, "Agent", Agent))
+    self.enterContext(mock.patch.object(node.agent_lib, "make_agent", Agent))
     is_complete = node.run(None, given.make_options("n0"), None, "spare")
     self.assertEqual(is_complete, not has_left)
     self.assertEqual(lives, [(False, "spare"), (True, None), (True, None)])

@@ -115,11 +115,11 @@ class RefusedTest(folders.FolderCase):
     (self.folder / "a/secret").touch(mode=0o600)
     (self.folder / "a/secret").write_bytes(_SECRET)
     view = members.view(1, 0, 1)
-    judge.run(judge.make_view(views.EMPTY, view), records)
+    judge.make_view(records, views.EMPTY, view)
 
     def answer(secs):
-      asked = judge.run(judge.newest_view(), records)
-      judge.run(judge.make_view(asked, views.answer(asked, "n1")), records)
+      asked = judge.newest_view(records)
+      judge.make_view(records, asked, views.answer(asked, "n1"))
 
     with mock.patch.object(time, "sleep", answer):
       with self.assertRaisesRegex(

@@ -28,9 +28,9 @@ class TakenTest(folders.FolderCase):
           break
         time.sleep(0.001)
       records = self.open(workdir)
-      view = judge.run(judge.newest_view(), records)
+      view = judge.newest_view(records)
       begun = views.begin_run(view, "an agent begins")
-      seen.extend([view, judge.run(judge.make_view(view, begun), records) == begun])
+      seen.extend([view, judge.make_view(records, view, begun) == begun])
 
     taker = threading.Thread(target=take)
     taker.start()
@@ -47,6 +47,6 @@ class TakenTest(folders.FolderCase):
     workdir = self.folder / "a"
     config = tiny.make_config(num_steps=2)
     run.train_and_evaluate(config, workdir=str(workdir), stop_at=1)
-    newest = judge.run(judge.newest_view(), self.open(workdir))
+    newest = judge.newest_view(self.open(workdir))
     self.assertEqual((newest.number, newest.members), (2, ()))
     self.assertTrue(run.train_and_evaluate(config, workdir=str(workdir)))

@@ -12,7 +12,7 @@ from wsgiref import simple_server
 import prometheus_client
 from prometheus_client import core, registry as registry_lib
 
-from bamboo_jax.cluster.agent import state as state_lib
+from bamboo_jax.cluster.agent import agent as agent_lib
 from bamboo_jax.net import addresses, callers
 
 _MAX_CALLERS = 16
@@ -42,19 +42,19 @@ class Sample(NamedTuple):
   value: float
 
 
-def find_samples(state: state_lib.AgentState) -> list[Sample]:
+def find_samples(agent: agent_lib.Agent) -> list[Sample]:
   """Returns the metrics of an agent, in base units; pure.
 
   Only an agent whose worker writes the log knows the metrics of steps, and the
   counts since that worker started. Those of other agents are absent or
   outdated: see "step".
   """
-  view, status = state.roster.view, state.status
+  view, status = agent.roster.view, agent.status
   samples = [
       Sample("view", "Number of the current view.", view.number),
       Sample("members", "Nodes in the view.", len(view.members)),
       Sample("leaving", "Members about to be preempted.", len(view.leaving)),
-      Sample("is_member", "Whether this node is in it.", state.roster.is_at_work),
+      Sample("is_member", "Whether this node is in it.", agent.roster.is_at_work),
   ]
   if "steps" in status:
     samples.append(Sample("step", "Steps done.", status["steps"]))
@@ -80,32 +80,32 @@ def _convert(name: str, value: float) -> Sample:
 
 class _Collector(registry_lib.Collector):
 
-  def __init__(self, state: Callable[[], state_lib.AgentState | None]) -> None:
-    self._state = state
+  def __init__(self, agent: Callable[[], agent_lib.Agent | None]) -> None:
+    self._agent = agent
 
   def collect(self) -> Iterator[core.Metric]:
     """Yields the metrics at this moment."""
-    if (state := self._state()) is None:
+    if (agent := self._agent()) is None:
       return
-    for name, meaning, value in find_samples(state):
+    for name, meaning, value in find_samples(agent):
       make: Any = core.GaugeMetricFamily
       if name.endswith("_total"):
         make = core.CounterMetricFamily
       found = make(f"bamboo_{name}", meaning, labels=("run", "node", "zone"))
-      options = state.options
+      options = agent.options
       run = pathlib.Path(options.workdir).absolute().name
       found.add_metric([run, options.name, options.zone], float(value))
       yield found
 
 
-def serve(port: int, *, host: str, state: Callable[[], state_lib.AgentState | None]) -> int:
+def serve(port: int, *, host: str, agent: Callable[[], agent_lib.Agent | None]) -> int:
   """Serves the metrics in a daemon thread; returns the port.
 
-  `state` returns the state of the current agent, or None before there is one.
+  `agent` returns the current one, or None before there is one.
   Raises `OSError` if the port is in use.
   """
   registry = prometheus_client.CollectorRegistry()
-  registry.register(_Collector(state))
+  registry.register(_Collector(agent))
   address = addresses.find(host, port)
   server = _Server(address)
   server.set_app(prometheus_client.make_wsgi_app(registry))

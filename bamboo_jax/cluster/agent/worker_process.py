@@ -1,7 +1,7 @@
 """The process of the worker, and a socket to it."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import contextlib
 import os
 import signal
@@ -14,7 +14,6 @@ from absl import logging
 
 from bamboo_jax.base import threads
 from bamboo_jax.cluster import children, copies, frames, messages
-from bamboo_jax.cluster.agent import events as events_lib
 
 _CHUNK = 1 << 16
 _LOOK_SECS = 0.05  # Between two looks at whether it is dying.
@@ -23,22 +22,19 @@ _DEATH_SECS = 10.0  # That the kernel may take to remove it.
 
 
 class WorkerProcess:
-  """One worker process; `events` gets its messages and its exit.
+  """One worker process: the forked process `spare` if given, else a spawned one."""
 
-  It is the forked process `spare` if given, else a spawned one.
-  """
-
-  def __init__(self, events: asyncio.Queue[Any], spare: copies.Spare | None = None) -> None:
-    self._events = events
+  def __init__(self, spare: copies.Spare | None = None) -> None:
     self._spare = spare
     self._process: subprocess.Popen[bytes] | copies.Copy | None = None
     self._ended: asyncio.Future[int] | None = None
     self._writer: asyncio.StreamWriter | None = None
     self._early: list[bytes] = []
     self._cpu_ticks = 0
-    self._tasks: list[asyncio.Task[None]] = []
 
-  async def start(self, command: Sequence[str], *, log: str) -> None:
+  async def start(
+      self, command: Sequence[str], *, log: str, on_message: Callable[[Any], None]
+  ) -> None:
     """Starts `command` with its socket's number appended; logs to `log`."""
     os.makedirs(os.path.dirname(log), exist_ok=True)
     if self._spare is not None:
@@ -58,8 +54,7 @@ class WorkerProcess:
     reader, self._writer = await asyncio.open_connection(sock=ours)
     self._writer.writelines(self._early)
     self._early.clear()
-    works = (self._read(reader), self._wait(self._process.pid, self._ended))
-    self._tasks = [asyncio.create_task(work) for work in works]
+    self._reading = asyncio.create_task(self._read(reader, on_message))
 
   def send(self, message: Any) -> None:
     """Sends a message to the worker; before its start, queues it."""
@@ -114,20 +109,21 @@ class WorkerProcess:
       with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(asyncio.shield(self._ended), _DEATH_SECS)
 
-  async def _read(self, reader: asyncio.StreamReader) -> None:
+  async def wait(self) -> int:
+    """Returns the exit status of the process, once it is ending."""
+    assert self._process is not None and self._ended is not None
+    while True:
+      done, _ = await asyncio.wait([self._ended], timeout=_LOOK_SECS)
+      code = self._ended.result() if done else children.find_exit(self._process.pid)
+      if code is not None:
+        return code
+
+  async def _read(self, reader: asyncio.StreamReader, on_message: Callable[[Any], None]) -> None:
     decoder = frames.Decoder()
     try:
       while data := await reader.read(_CHUNK):
         for content in decoder.feed(data):
-          message = messages.parse(content, messages.FROM_WORKER)
-          self._events.put_nowait(events_lib.WorkerSaid(message))
+          on_message(messages.parse(content, messages.FROM_WORKER))
     except (OSError, frames.BadFrameError) as error:
       logging.warning("The worker: %s", error)
       self.kill()  # It is gone, or sends garbage.
-
-  async def _wait(self, pid: int, ended: asyncio.Future[int]) -> None:
-    code = None
-    while code is None:
-      done, _ = await asyncio.wait([ended], timeout=_LOOK_SECS)
-      code = ended.result() if done else children.find_exit(pid)
-    self._events.put_nowait(events_lib.WorkerExited(code))

@@ -14,7 +14,7 @@ from unittest import mock
 
 from bamboo_jax import config
 from bamboo_jax.cluster import judge, records as records_lib
-from bamboo_jax.cluster.agent import agent as agent_lib, events as events_lib, peers as peers_lib
+from bamboo_jax.cluster.agent import agent as agent_lib, mesh as mesh_lib
 from bamboo_jax.net import identity as identity_lib
 from tests.cluster.agent import given
 
@@ -86,7 +86,7 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
             heartbeat_secs=0.5, least_silence_secs=60, most_silence_secs=60
         ),
     )
-    self.agents[name] = agent_lib.Agent(self.records, options, issue("agent", options.name))
+    self.agents[name] = agent_lib.make_agent(self.records, options, issue("agent", options.name))
     self.lives[name] = asyncio.create_task(self.agents[name].run())
 
   def logged(self, name):
@@ -106,7 +106,7 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
     return await asyncio.wait_for(self.lives[name], 60)
 
   async def test_workers_die_and_come(self):
-    os.kill(self.agents["n0"]._worker._process.pid, signal.SIGKILL)
+    os.kill(self.agents["n0"]._worker_process._process.pid, signal.SIGKILL)
     reason = await self.end_of("n0")
     self.assertEqual(reason, "its worker was killed by SIGKILL")
     await self.wait(2, "n1 n2")
@@ -124,17 +124,17 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
 
   async def test_a_folder_that_hangs_holds_up_nothing_else(self):
     options = given.make_options("n9", workdir=str(self.folder))
-    agent = agent_lib.Agent(self.records, options, issue("agent", "n9"))
+    agent = agent_lib.make_agent(self.records, options, issue("agent", "n9"))
     over = threading.Event()
     with mock.patch.object(self.records, "drop", lambda _: over.wait(60)):
-      drop = events_lib.CallJudge("drop", ("nodes/x",))
-      calls = [asyncio.create_task(agent._do(drop)) for _ in range(40)]
+      drop = lambda records, key: records.drop(key)
+      calls = [asyncio.ensure_future(agent._judge(drop, "nodes/x")) for _ in range(40)]
       await asyncio.sleep(0)
       try:
         async with asyncio.timeout(10):
-          dial = peers_lib._connect("127.0.0.1", self.agents["n0"].state.roster.own.port, 1.0)
+          dial = mesh_lib._connect("127.0.0.1", self.agents["n0"].roster.own.port, 1.0)
           (await dial).close()
-          self.assertEqual(await agent._do(events_lib.CallJudge("newest", ("views", 0))), 1)
+          self.assertEqual(await agent._judge(records_lib.Records.newest, "views", 0), 1)
         calls[0].cancel()  # The flow has ended; its call goes on.
       finally:
         over.set()
@@ -151,7 +151,7 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
       self.assertFalse(over.is_set())
 
   async def test_a_stopped_worker_is_killed(self):
-    os.kill(self.agents["n1"]._worker._process.pid, signal.SIGSTOP)
+    os.kill(self.agents["n1"]._worker_process._process.pid, signal.SIGSTOP)
     reason = await self.end_of("n1")
     self.assertIn("its worker was stopped for", reason)
     await self.wait(2, "n0 n2")
@@ -163,11 +163,11 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
   async def test_an_agent_of_another_run_is_refused(self):
     options = given.make_options("n4", config={"seed": 1}, workdir=str(self.folder))
     options = dataclasses.replace(options, limits=config.ClusterSection(most_silence_secs=60))
-    agent = agent_lib.Agent(self.records, options, issue("agent", options.name))
+    agent = agent_lib.make_agent(self.records, options, issue("agent", options.name))
 
     async def sleep(secs):
       """Waits for an answer only as long as it takes."""
-      while judge.run(judge.newest_view(), self.records).is_ask:
+      while judge.newest_view(self.records).is_ask:
         await rest(0.01)
       await rest(min(secs, 0.01))
 
@@ -181,5 +181,5 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
     self.assertTrue(self.agents["n1"].give_notice("SIGTERM"))
     self.assertFalse(self.agents["n1"].give_notice("SIGTERM"))
     await self.wait(2, "n0 n1 n2")
-    view = judge.run(judge.newest_view(), self.records)
+    view = judge.newest_view(self.records)
     self.assertEqual([m.name for m in view.members if m.number in view.leaving], ["n1"])

@@ -13,8 +13,8 @@ import urllib.request
 from absl.testing import absltest, parameterized
 import yaml
 
-from bamboo_jax.cluster.agent import exporter
-from bamboo_jax.cluster.agent.knowledge import roster as roster_lib
+from bamboo_jax import config
+from bamboo_jax.cluster.agent import exporter, roster as roster_lib
 from tests import members, strangers
 from tests.launch import commands
 
@@ -34,9 +34,9 @@ _METRICS = dict(
 _TOTALS = {"deaths": 3, "recoveries": 2, "pause_seconds": 0.5}
 
 
-def state(**status):
-  """Returns the part of an agent's state that is read."""
-  roster = roster_lib.AgentRoster()
+def make_agent(**status):
+  """Returns the part of an agent that is read."""
+  roster = roster_lib.Roster("life 0", config.ClusterSection(), 3)
   roster.me = members.member(0)
   roster.adopt(members.view(4, 0, 2, 5, leaving=(2,)))
   options = types.SimpleNamespace(workdir="runs/mine", name="n0", zone="a")
@@ -45,7 +45,7 @@ def state(**status):
 
 def find_samples():
   """Returns the metrics of the agent that knows most, by name."""
-  told = state(steps=7, metrics=_METRICS, totals=_TOTALS)
+  told = make_agent(steps=7, metrics=_METRICS, totals=_TOTALS)
   samples = exporter.find_samples(told)
   return {f"bamboo_{sample.name}": sample.value for sample in samples}
 
@@ -72,8 +72,8 @@ class ExporterTest(parameterized.TestCase):
     self.assertAlmostEqual(find_samples()[name], value)
 
   def test_names_and_types_follow_the_conventions_of_prometheus(self):
-    told = state(steps=7, metrics=_METRICS, totals=_TOTALS)
-    port = exporter.serve(0, host="127.0.0.1", state=lambda: told)
+    told = make_agent(steps=7, metrics=_METRICS, totals=_TOTALS)
+    port = exporter.serve(0, host="127.0.0.1", agent=lambda: told)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/") as answer:
       text = answer.read().decode()
     kinds = dict(re.findall(r"# TYPE (\w+) (\w+)", text))
@@ -98,7 +98,7 @@ class ExporterTest(parameterized.TestCase):
 
   def test_text(self):
     known = [None]
-    port = exporter.serve(0, host="127.0.0.1", state=lambda: known[-1])
+    port = exporter.serve(0, host="127.0.0.1", agent=lambda: known[-1])
 
     def read():
       with urllib.request.urlopen(f"http://127.0.0.1:{port}/") as answer:
@@ -106,7 +106,7 @@ class ExporterTest(parameterized.TestCase):
       return [line for line in lines if not line.startswith("#")]
 
     self.assertEqual(read(), [])
-    known.append(state(steps=7, metrics={"loss": 2.5, "reason": "text"}))
+    known.append(make_agent(steps=7, metrics={"loss": 2.5, "reason": "text"}))
     labels = '{node="n0",run="mine",zone="a"}'
     self.assertEqual(
         read(),
@@ -119,7 +119,7 @@ class ExporterTest(parameterized.TestCase):
             f"bamboo_loss{labels} 2.5",
         ],
     )
-    known.append(state())
+    known.append(make_agent())
     self.assertLen(read(), 4)
 
   def test_an_agent_serves_loopback_unless_told_otherwise(self):
@@ -130,7 +130,7 @@ class ExporterTest(parameterized.TestCase):
 
   def test_idle_callers(self):
     """They use up neither threads nor files, and lock nobody out."""
-    port = exporter.serve(0, host="127.0.0.1", state=state)
+    port = exporter.serve(0, host="127.0.0.1", agent=make_agent)
     before = threading.active_count()
     idle = strangers.hold(port, 100)
     for caller in idle:
@@ -156,7 +156,7 @@ class ExporterTest(parameterized.TestCase):
         mock.patch.object(socket.socket, "accept", refuse),
         mock.patch.object(exporter, "time", clock),
     ):
-      port = exporter.serve(0, host="127.0.0.1", state=state)
+      port = exporter.serve(0, host="127.0.0.1", agent=make_agent)
       with urllib.request.urlopen(f"http://127.0.0.1:{port}/") as answer:
         self.assertIn("bamboo_view", answer.read().decode())
     self.assertLen(pauses, 2)
@@ -166,7 +166,7 @@ class ExporterTest(parameterized.TestCase):
       other.bind(("127.0.0.1", 0))
       other.listen()
       with self.assertRaises(OSError):
-        exporter.serve(other.getsockname()[1], host="127.0.0.1", state=lambda: None)
+        exporter.serve(other.getsockname()[1], host="127.0.0.1", agent=lambda: None)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,17 @@
-"""What an agent under test is told, and one to tell it to."""
+"""An agent under test, in virtual time, beside others that do what a test says."""
 
+import asyncio
+import contextlib
 import dataclasses
 
 from absl.testing import parameterized
 
 from bamboo_jax import config
 from bamboo_jax.base import json as json_lib
-from bamboo_jax.cluster import messages, views
-from bamboo_jax.cluster.agent import core, events as events_lib, state as state_lib
+from bamboo_jax.cluster import messages, records as records_lib, views
+from bamboo_jax.cluster.agent import agent as agent_lib, mesh as mesh_lib
 from tests import members
+from tests.explorer import machine
 
 
 def make_options(name, **changes):
@@ -25,110 +28,212 @@ def make_options(name, **changes):
       log="",
       limits=config.ClusterSection(),
   )
-  return state_lib.AgentOptions(**{**told, **changes})
+  return agent_lib.AgentOptions(**{**told, **changes})
 
 
-def closed(number):
-  return events_lib.PeerClosed(f"life {number}", "closed")
+def suspects(*whom, count=1, is_certain=False):
+  """What an agent says of others."""
+  found = (messages.Suspect(f"life {n}", "silent", is_certain) for n in whom)
+  return messages.Suspects(count, tuple(found))
 
 
-def refused(number):
-  return events_lib.PeerFailed(f"life {number}", "refused", is_refused=True)
+class Mesh:
+  """Connections of one agent; `refusing` numbers refuse, `silent` ones give no answer."""
+
+  def __init__(self):
+    self.sent, self.dialed, self.forgotten = [], [], []
+    self.refusing, self.silent, self.closed, self.accepted = set(), set(), {}, {}
+
+  @contextlib.asynccontextmanager
+  async def connect(self, member, me, on_accepted):
+    self.dialed.append(member.number)
+    self.accepted[member.number] = on_accepted
+    await asyncio.sleep(0.001)
+    if member.number in self.refusing:
+      raise mesh_lib.GoneError("refused")
+    if member.number in self.silent:
+      raise OSError("no answer")
+    self.closed[member.number] = asyncio.get_running_loop().create_future()
+    yield self.closed[member.number]
+
+  def send(self, message, to=None):
+    self.sent += [(message, who) for who in ((None,) if to is None else to)]
+
+  def listen(self, host, *, greeting, on_came, on_message):
+    self.greeting = greeting
+    return 1
+
+  def forget(self, incarnation):
+    self.forgotten.append(incarnation)
+
+  async def close(self):
+    pass
 
 
-def silent(number, *whom, count=1, is_certain=False):
-  """What a member says of others."""
-  suspects = tuple(messages.Suspect(f"life {n}", "silent", is_certain) for n in whom)
-  return said(number, messages.Suspects(count, suspects))
+class Worker:
+  """The worker of one agent."""
+
+  def __init__(self, loop):
+    self.sent, self.is_killed, self.stopped, self.busy = [], False, False, False
+    self.exit = loop.create_future()
+    self.send = self.sent.append
+    self.is_stopped = lambda: self.stopped
+    self.is_busy = lambda: self.busy
+    self.reap_orphans = lambda: None
+
+  async def start(self, command, *, log, on_message):
+    self.command = command
+
+  async def wait(self):
+    return await self.exit
+
+  def kill(self):
+    self.is_killed = True
+
+  kill_hanging = kill
+
+  async def close(self):
+    pass
 
 
-def claim(view):
-  return events_lib.CallJudge("make", (f"views/{view.number}", json_lib.to_plain(view)))
+class Place:
+  """Records in memory; calls fail while there are `errors`."""
+
+  def __init__(self):
+    self.values, self.errors, self.calls = {}, [], []
+
+  def _note(self, *call):
+    self.calls.append(call)
+    if self.errors:
+      raise self.errors.pop(0)
+
+  def create(self, key, content):
+    self._note("create", key)
+    self.values.setdefault(key, content)
+
+  def put(self, key, content):
+    self._note("put", key)
+    self.values[key] = content
+
+  def read(self, key):
+    self._note("read", key)
+    return self.values.get(key)
+
+  def keys(self, prefix):
+    self._note("keys", prefix)
+    return sorted(key for key in self.values if key.startswith(f"{prefix}/"))
+
+  def delete(self, key):
+    self._note("delete", key)
+    self.values.pop(key, None)
 
 
-def made_after(number):
-  return events_lib.CallJudge("follow", ("views", number))
+class AgentCase(parameterized.TestCase):
+  """One agent, `agent`, beside others that are numbers."""
 
-
-def plain(answer):
-  """Returns an answer as the judge gives it: views as JSON."""
-  if isinstance(answer, list):
-    return list(map(plain, answer))
-  return json_lib.to_plain(answer) if isinstance(answer, views.View) else answer
-
-
-def send(flow, answer, known):
-  """Returns the next request of a flow; `known` is there, where it looks for it."""
-  request = flow.send(plain(answer))
-  if request == find(known):
-    request = flow.send(json_lib.to_plain(known))
-  return request
-
-
-def find(view):
-  return events_lib.CallJudge("find", (f"views/{view.number}",))
-
-
-def said(number, message):
-  return events_lib.PeerSaid(f"life {number}", message)
-
-
-class CoreCase(parameterized.TestCase):
-  """One agent: events in, actions out."""
-
-  def begin(self, *, me=0, numbers=(0, 1, 2), hosts="h", **changes):
-    """An agent that is a member of view 1, and has nothing to do.
+  def begin(self, *, me=0, numbers=(0, 1, 2), hosts="h", name=None, view=None, **changes):
+    """An agent that is a member of view 1, connected to the others, with nothing to do.
 
     `hosts` are those of the members, assigned in turn.
     """
-    options = make_options(f"n{me}", **changes)
-    self.state = state = state_lib.AgentState(options, incarnation=f"life {me}")
-    state.roster.me = members.member(me, host=hosts[me % len(hosts)])
-    state.stamp = "run"
-    state.has_worker = True
-    state.watch.begin(0.0)
+    name = name or f"n{me}"
+    self.make(name=name, me=me, **changes)
+    roster = self.agent.roster
+    roster.me = members.member(me, host=hosts[me % len(hosts)])
+    roster.known[f"life {me}"] = roster.me
     found = [members.member(n, host=hosts[n % len(hosts)]) for n in numbers]
-    state.roster.adopt(dataclasses.replace(members.view(1), members=tuple(found)))
-    state.has_origin, state.origin = True, 0
-    for number in numbers:
-      state.roster.meet(members.member(number))
-      if number != me:
-        state.watch.add(f"life {number}", 0.0)
+    view = view or dataclasses.replace(members.view(1), members=tuple(found))
+    roster.adopt(view)
+    self.records.make(f"views/{view.number}", json_lib.to_plain(view))
+    self.agent.stamp, self.agent.has_worker = "run", True
+    self.agent._has_origin, roster.origin = True, 0
+    others = [m for m in found if m.number != me]
+    self.tell(self.agent._dial, others)
+    for member in others:
+      roster.watch.add(member.incarnation, 0.0)
+    self.run_for(0.01)
+    self.mesh.sent.clear()
+    self.mesh.dialed.clear()
 
-  def on(self, event, now=1.0):
-    return core.on(self.state, event, now)
+  def make(self, *, name="n0", me=0, **changes):
+    """An agent that has not joined; its step `_join` is left to the test."""
+    if not hasattr(self, "place"):
+      self.place = Place()
+      self.records = records_lib.Records("there", b"key")
+      self.records._place = self.place
+    self.now, self.warned, self.logged = 0.0, [], []
+    self.loop = machine.VirtualLoop(lambda: self.now)
+    self.mesh, self.worker = Mesh(), Worker(self.loop)
+    self.agent = agent_lib.Agent(
+        make_options(name, **changes),
+        incarnation=f"life {me}",
+        judge=self.ask,
+        mesh=self.mesh,
+        worker=self.worker,
+        log=lambda level, text, *args: self.logged.append(text % args),
+    )
 
-  def sent(self, event):
-    """Returns what is said to others, and to whom."""
-    return find_sent(self.on(event))
+    async def _join():
+      """Waits for the test."""
 
-  def asked(self, actions):
-    """Returns what is asked for; the flow of the last is kept for `answer`."""
-    asks = []
-    for action in actions:
-      if isinstance(action, events_lib.Ask):
-        if action.request == find(self.state.roster.view):  # It is there still.
-          there = events_lib.Answered(action.flow, plain(self.state.roster.view))
-          (action,) = core.on(self.state, there, self.state.now)
-        asks.append(action)
-    if asks:
-      self.flow = asks[-1].flow
-    return [a.request for a in asks]
+    self.join, self.agent._join = self.agent._join, _join
+    self.life = self.loop.create_task(self.agent.run())
+    self.loop.run_due()
 
-  def requested(self, event):
-    return self.asked(self.on(event))
+  async def ask(self, function, *args):
+    await asyncio.sleep(0.0001)
+    return function(self.records, *args)
 
-  def tick(self, now):
-    """All live, and a heartbeat passes."""
-    for number in range(4):
-      self.on(said(number, messages.Beat()), now)
-    return self.on(events_lib.Ticked(), now)
+  def tell(self, call, *args):
+    """Something happens to the agent."""
+    self.loop.call_soon(call, *args)
+    self.loop.run_due()
 
-  def answer(self, answer=None, error=None, now=1.0):
-    return self.on(events_lib.Answered(self.flow, plain(answer), error), now)
+  def hear(self, number, message):
+    self.tell(self.agent._hear, f"life {number}", message)
 
+  def hear_worker(self, message):
+    self.tell(self.agent._hear_worker, message)
 
-def find_sent(actions):
-  """Returns messages and to whom they go, None for all."""
-  sends = [a for a in actions if isinstance(a, events_lib.Send)]
-  return [(a.message, to) for a in sends for to in a.to or (None,)]
+  def run_for(self, secs, *, beats=()):
+    """Time passes, in which some others, and the worker, give signs of life."""
+    end = self.now + secs
+    beat_secs = self.now
+    while self.now < end - 1e-9:
+      if beats and self.now >= beat_secs:
+        self.agent.roster.watch.note_worker(self.now)
+        for number in beats:
+          self.hear(number, messages.Beat())
+        beat_secs += 0.1
+      due = self.loop.run_due()
+      next_secs = min(end, due or end, beat_secs if beats else end)
+      self.now = max(self.now + 1e-6, next_secs)
+    self.loop.run_due()
+
+  def do(self, coroutine, *, secs=1000.0):
+    """Returns the result of a step."""
+    task = self.loop.create_task(coroutine)
+    while not task.done() and self.now < secs:
+      self.now = max(self.now, self.loop.run_due())
+      self.loop.run_due()
+    return task.result()
+
+  def make_view(self, view):
+    self.records.make(f"views/{view.number}", json_lib.to_plain(view))
+    return view
+
+  def find_view(self, number):
+    found = self.records.find(f"views/{number}")
+    return found and json_lib.from_plain(views.View, found)
+
+  @property
+  def view(self):
+    return self.agent.roster.view
+
+  @property
+  def ended(self):
+    """Why the agent has ended; None if it has not."""
+    end = self.agent._end
+    if not end.done():
+      return None
+    return end.exception() or end.result()

@@ -1,15 +1,21 @@
-"""What one agent does about its worker, and when nobody else is left."""
+"""What one agent does about its worker, and how it joins and leaves."""
+
+from unittest import mock
 
 from absl.testing import parameterized
 
 from bamboo_jax import base, config
-from bamboo_jax.cluster import messages, views
-from bamboo_jax.cluster.agent import events as events_lib, membership, selection, state as state_lib
+from bamboo_jax.cluster import judge, messages, records as records_lib, views
 from tests import members
 from tests.cluster.agent import given
 
 
-class OwnWorkerTest(given.CoreCase):
+class OwnWorkerTest(given.AgentCase):
+
+  def exit(self, code):
+    """The worker, which was started, ends."""
+    self.tell(self.agent._start, self.agent._end_worker, code)
+    self.run_for(0.001)
 
   @parameterized.named_parameters(
       ("done", messages.Done(), 0, ""),
@@ -19,23 +25,17 @@ class OwnWorkerTest(given.CoreCase):
   def test_the_end_of_the_worker(self, message, code, reason):
     self.begin(me=1)
     if message:
-      self.on(events_lib.WorkerSaid(message))
-    actions = self.on(events_lib.WorkerExited(code))
-    if code > 0:  # Has the run begun anew?
-      self.assertEqual(self.asked(actions), [given.made_after(1)])
-      actions = self.answer([])
-    self.assertEqual(events_lib.End(reason) in actions, code >= 0)
+      self.hear_worker(message)
+    self.exit(code)
     if code < 0:  # The others go on without it, and then it ends.
-      gone = messages.Gone(reason, silent_secs=1.0)
-      self.assertIn(events_lib.Send(gone), actions)
-      view = given.said(0, messages.NewView(members.view(2, 0, 2)))
-      self.assertEqual(self.requested(view), [events_lib.Sleep(2.0)])
-      self.answer(3.0, now=3.0)
-      self.assertFalse(self.state.is_ending)  # Nobody has said so since.
-      self.on(given.said(2, messages.Beat()), now=3.0)
-      self.assertIn(events_lib.End(reason), self.answer(3.1, now=3.1))
-    self.assertEqual(self.state.is_ending, True)
-    self.assertFalse(self.state.must_restart)
+      self.assertEqual([m.reason for m, _ in self.mesh.sent], [reason])
+      self.hear(0, messages.NewView(members.view(2, 0, 2)))
+      self.run_for(2.5)
+      self.assertIsNone(self.ended)  # Nobody has said so since.
+      self.hear(2, messages.Beat())
+      self.run_for(0.2)
+    self.assertEqual(self.ended, reason)
+    self.assertFalse(self.agent.must_restart)
 
   @parameterized.parameters(
       # Exit status, whether it joined others or is in the view, and whether
@@ -48,35 +48,35 @@ class OwnWorkerTest(given.CoreCase):
   )
   def test_a_mistake_of_the_user(self, code, origin, is_member, is_mistake):
     self.begin(me=1, numbers=(0, 1, 2) if is_member else (0, 2))
-    self.state.origin = origin
-    self.on(events_lib.WorkerExited(code))
-    self.assertEqual(self.state.is_mistake, is_mistake)
+    self.agent.roster.origin = origin
+    self.exit(code)
+    self.assertEqual(self.agent.is_mistake, is_mistake)
 
-  def test_an_error_that_ends_the_run(self):
+  @parameterized.parameters((1, True), (1, False), (3, False))
+  def test_an_error_that_ends_the_run(self, me, is_own):
     """Each agent ends with it, also one that is no member."""
+    self.begin(me=me)
     said = messages.Failed("no such layer")
-    for me, event in (
-        (1, events_lib.WorkerSaid(said)),
-        (1, given.said(0, said)),
-        (3, given.said(0, said)),
-    ):
-      self.begin(me=me)
-      actions = self.on(event)
-      (end,) = [a for a in actions if isinstance(a, events_lib.End)]
-      self.assertIsInstance(end.error, base.RunFailedError)
-      self.assertEqual(f"{end.error}", "no such layer")
-      is_own = isinstance(event, events_lib.WorkerSaid)
-      self.assertEqual(events_lib.Send(said) in actions, is_own)
+    if is_own:
+      self.hear_worker(said)
+    else:
+      self.hear(0, said)
+    self.assertIsInstance(self.ended, base.RunFailedError)
+    self.assertEqual(f"{self.ended}", "no such layer")
+    self.assertEqual((said, None) in self.mesh.sent, is_own)
+
+  def test_an_error_of_who_is_no_member(self):
     self.begin(me=0, numbers=(0, 1))
-    self.assertEqual(self.on(given.said(2, said)), [])  # It is no member.
+    self.hear(2, messages.Failed("no such layer"))
+    self.assertIsNone(self.ended)
 
   def test_the_last_words_of_the_worker_are_read_after_its_exit(self):
     self.begin(me=1)
-    self.asked(self.on(events_lib.WorkerExited(0)))
-    self.on(events_lib.WorkerSaid(messages.Done()))
-    actions = self.answer([])
-    said = events_lib.Send(messages.Done())
-    self.assertEqual(actions, [said, events_lib.End()])
+    self.tell(self.agent._start, self.agent._end_worker, 0)
+    self.hear_worker(messages.Done())
+    self.run_for(0.1)
+    self.assertEqual(self.ended, "")
+    self.assertIn((messages.Done(), None), self.mesh.sent)
 
   @parameterized.named_parameters(
       ("who_came_when_others_were_done", (), True),
@@ -84,203 +84,269 @@ class OwnWorkerTest(given.CoreCase):
       ("who_finishes_with_them_and_still_writes", (0, 1, 2), False),
   )
   def test_ends_when_others_are_done(self, finish, ends):
-    self.begin(me=1, numbers=(0, 1, 2))
-    post = messages.Post(1, messages.FINISHED, None)
+    self.begin(me=1)
     for number in finish:
-      said = events_lib.WorkerSaid(post)
-      self.on(said if number == 1 else given.said(number, post))
-    self.on(given.said(0, messages.Done()))
-    requests = self.requested(events_lib.Ticked())
-    wait = events_lib.Sleep(self.state.options.limits.most_silence_secs)
-    self.assertEqual(wait in requests, ends)
-    if ends:
-      self.assertIn(events_lib.End(), self.answer(20.0, now=20.0))
+      post = messages.Post(1, messages.FINISHED, None)
+      if number == 1:
+        self.hear_worker(post)
+      else:
+        self.hear(number, post)
+    self.hear(0, messages.Done())
+    self.run_for(9.9, beats=(0, 2))
+    self.assertIsNone(self.ended)
+    self.run_for(0.5, beats=(0, 2))
+    self.assertEqual(self.ended, "" if ends else None)
 
   def test_who_is_done_is_left_out_with_the_dead(self):
     self.begin(me=1, numbers=(0, 1, 2, 3))
-    self.on(given.said(0, messages.Done()))
-    self.asked(self.on(given.said(2, messages.Gone("killed"))))
-    (request,) = self.asked(self.answer())
+    self.hear(0, messages.Done())
+    self.hear(2, messages.Gone("killed"))
+    self.run_for(0.1)
     want = members.view(2, 1, 3, reason="n0 left: it is done; n2 left: killed")
-    self.assertEqual(request, given.claim(want))
+    self.assertEqual(self.view, want)
 
-  def test_nobody_joins_a_run_that_is_done(self):
-    self.begin()
-    self.state.roster.meet(members.member(3))
-    self.on(given.said(1, messages.Done()))
-    self.on(given.said(3, messages.Ready()))
-    self.assertEqual(selection.find_newcomers(self.state), [])
-
-  def test_the_worker_ends_because_another_run_has_the_folder(self):
+  @parameterized.parameters(False, True)
+  def test_the_worker_ends_because_the_run_has_begun_anew(self, is_other):
     self.begin(me=1)
-    self.requested(events_lib.WorkerExited(1))
-    actions = self.answer([views.begin_run(self.state.roster.view, "another begins")])
-    self.assertIn(events_lib.End("another run has begun in the folder"), actions)
-    self.assertTrue(self.state.must_restart)
-
-  def test_the_worker_ends_because_the_run_has_begun_anew(self):
-    self.begin(me=1)
-    self.requested(events_lib.WorkerExited(1))
-    empty = members.view(2, reason="no member of view 1 is left")
-    actions = self.answer([empty])
-    self.assertIn(events_lib.End("no member of view 1 is left"), actions)
-    self.assertTrue(self.state.must_restart)
+    empty = views.begin_run(self.view, "another") if is_other else views.over(self.view)
+    self.make_view(empty)
+    self.exit(1)
+    want = "another run has begun in the folder" if is_other else empty.reason
+    self.assertEqual(self.ended, want)
+    self.assertTrue(self.agent.must_restart)
 
   def test_nobody_is_left(self):
     self.begin(numbers=(0, 1))
-    self.on(given.said(1, messages.Gone("killed")))
-    self.on(events_lib.WorkerExited(-9))
-    self.assertEqual(self.asked(self.tick(1.0)), [])
-    self.assertEqual(self.asked(self.tick(2.0)), [given.made_after(1)])
-    empty = members.view(2, reason="no member of view 1 is left")
-    self.assertEqual(self.asked(self.answer([])), [given.claim(empty)])
-    actions = self.answer(empty)
-    self.assertIn(events_lib.End("no member of view 1 is left"), actions)
-    self.assertTrue(self.state.must_restart)
-
-  def test_somebody_was_first_to_go_on(self):
-    self.begin(numbers=(0, 1))
-    self.on(given.said(1, messages.Gone("killed")))
-    self.on(events_lib.WorkerExited(-9))
-    for now in (1.0, 2.0):
-      self.asked(self.tick(now))
-    self.asked(self.answer([]))
-    other = members.view(2, 1, reason="n0 left: killed")
-    self.answer(other)
-    self.assertEqual(self.state.roster.view, other)
-    self.assertFalse(self.state.must_restart)
-
-  @parameterized.parameters(True, False)
-  def test_members_that_merely_cannot_be_reached(self, is_over):
-    self.begin(numbers=(0, 1))
-    self.on(events_lib.WorkerExited(-9))
-    self.on(given.refused(1))
-    self.asked(self.tick(2.0))
-    self.asked(self.tick(3.1))
-    asked = views.ask(members.view(1, 0, 1), "n0")
-    self.assertEqual(self.asked(self.answer([])), [given.claim(asked)])
-    self.assertEqual(self.asked(self.answer(asked)), [events_lib.Sleep(0.0)])
-    self.asked(self.answer(3.1))
-    self.assertEqual(self.asked(self.answer(13.1)), [given.made_after(2)])
-    requests = self.asked(self.answer([] if is_over else [views.answer(asked, "n1")]))
-    empty = members.view(3, reason="no member of view 2 is left")
-    self.assertEqual(given.claim(empty) in requests, is_over)
-    self.assertEqual(self.state.num_answers, int(not is_over))
+    self.hear(1, messages.Gone("killed"))
+    self.exit(-9)
+    self.run_for(0.9)
+    self.assertIsNone(self.find_view(2))
+    self.run_for(0.5)
+    self.assertEqual(self.ended, "no member of view 1 is left")
+    self.assertTrue(self.agent.must_restart)
 
   def test_a_slow_worker_hands_over(self):
     self.begin()
-    self.on(events_lib.WorkerSaid(messages.WorkerReady()))
-    actions = self.on(events_lib.WorkerSaid(messages.Slow("it is slow")))
-    self.assertIn(events_lib.Send(messages.Notice("it is slow")), actions)
+    self.hear_worker(messages.Slow("it is slow"))
+    self.assertIn((messages.Notice("it is slow"), None), self.mesh.sent)
+    self.run_for(0.1)
+    self.assertEqual(self.view.leaving, (0,))
 
   def test_a_stopped_worker_is_killed(self):
     self.begin()
-    for tenth in range(11):
-      actions = self.on(events_lib.Ticked(is_worker_stopped=True), tenth / 10)
-      self.assertNotIn(events_lib.KillWorker(), actions)
-    actions = self.on(events_lib.Ticked(is_worker_stopped=True), 1.1)
-    self.assertIn(events_lib.KillWorker(), actions)
-    actions = self.on(events_lib.WorkerExited(-9), 1.7)
-    reason = "its worker was stopped for 1.0 s"
-    gone = messages.Gone(reason, silent_secs=1.7)
-    self.assertIn(events_lib.Send(gone), actions)
+    self.run_for(0.5, beats=(1, 2))
+    self.worker.stopped = True
+    self.run_for(0.8)
+    self.assertFalse(self.worker.is_killed)
+    self.run_for(0.4)
+    self.assertTrue(self.worker.is_killed)
+    self.exit(-9)
+    (gone,) = (m for m, _ in self.mesh.sent if isinstance(m, messages.Gone))
+    self.assertEqual(gone.reason, "its worker was stopped for 1.0 s")
+    self.assertBetween(gone.silent_secs, 1.0, 1.5)
 
   @parameterized.parameters((0, 61), (59, 120))
   def test_a_worker_that_imports_is_killed_once_it_rests(self, until, killed):
-    self.begin(limits=config.ClusterSection(1.0, 2.0))
-    self.state.watch.begin(0.0)
-    for now in range(200):
-      tick = events_lib.Ticked(is_worker_busy=now <= until)
-      if events_lib.KillWorker() in self.on(tick, now):
-        break
-    self.assertEqual(now, killed)
+    self.begin()
+    while not self.worker.is_killed:
+      self.worker.busy = self.now < until
+      self.run_for(1.0)
+    self.assertBetween(self.now, killed - 1, killed + 1)
 
   @parameterized.parameters(("answers", 15), ("fails", 75), ("hangs", 75))
   def test_a_worker_that_waits_for_the_folder(self, it, killed_secs):
-    """All others wait for it from second 1 on, for 13 s; it is then killed."""
-    limits = config.ClusterSection(1.0, 2.0, no_progress_secs=13.0)
-    self.begin(numbers=(0, 1), limits=limits)
-    self.state.watch.begin(0.0, is_ready=True)
-    self.on(events_lib.Ticked(), 0.0)
-    self.state.start(membership.look(self.state))
-    self.asked(self.state.actions)
-
-    def read(now):
-      self.answer([], now=now)
-      self.answer(["life 0"], now=now)
-
-    read(0.0)
-    for now in range(1, 100):
-      beat = messages.WorkerBeat(1, False)
-      self.on(events_lib.WorkerSaid(beat), now)
-      self.on(given.said(1, messages.Beat()), now)
-      if now == 2 or it != "hangs" and now % 2 == 0:  # It looks at the folder.
-        self.answer(now, now=now)
-        if it == "answers":
-          read(now)
-        elif it == "fails":
-          self.answer(error=OSError("Input/output error"), now=now)
-      if events_lib.KillWorker() in self.on(events_lib.Ticked(), now):
-        break
-    self.assertEqual(now, killed_secs)
-
-  def test_silence_is_found_though_it_ticks(self):
-    self.begin()
-    beats = []
-    for tenth in range(1, 31):
-      now = tenth / 10
-      self.on(given.said(1, messages.Beat()), now)
-      beats += self.on(events_lib.Ticked(), now)
-    self.assertEqual({*beats}, {events_lib.Send(messages.Beat())})
-    self.assertBetween(len(beats), 8, 10)
-    actions = self.on(events_lib.Ticked(), 3.1)
-    (text,) = (a.text for a in actions if isinstance(a, events_lib.Log))
-    reason = "its agent was silent for 3.0 s"
-    self.assertEqual(text, f"Suspects n2: {reason}")
-    suspect = messages.Suspect("life 2", reason, is_certain=False)
-    told = events_lib.Send(messages.Suspects(1, (suspect,)))
-    self.assertIn(told, actions)
-
-  def test_who_was_away_blames_nobody(self):
-    self.begin()
-    self.on(events_lib.Ticked(), 0.1)
-    self.assertEqual(self.on(events_lib.Ticked(), 9.0), [events_lib.Send(messages.Beat())])
+    """It makes no progress from second 1 on, for 13 s; it is then killed."""
+    self.begin(numbers=(0, 1), limits=config.ClusterSection(no_progress_secs=13.0))
+    self.hear_worker(messages.WorkerReady())
+    self.tell(self.agent._start, self.agent._follow)
+    self.run_for(0.9)
+    if it == "fails":
+      self.place.errors = [OSError("Input/output error")] * 999
+    if it == "hangs":
+      never = self.loop.create_future()
+      self.agent._judge = lambda *_: never
+    self.hear_worker(messages.WorkerBeat(1, False))
+    while not self.worker.is_killed:
+      self.hear_worker(messages.WorkerBeat(1, False))
+      self.run_for(0.5, beats=(1,))
+    self.assertBetween(self.now, killed_secs - 1.5, killed_secs + 1.5)
 
   def test_a_doubt_is_settled_by_the_log(self):
     self.begin()
-    asked = self.asked(self.on(events_lib.WorkerSaid(messages.Doubt())))
-    self.assertEqual(asked, [given.made_after(1)])
-    self.asked(self.answer(error=OSError("no folder.")))
-    self.assertEqual(self.asked(self.answer(2.0)), [given.made_after(1)])
-    self.assertEqual(self.answer([]), [events_lib.TellWorker(messages.StillMember())])
-    self.asked(self.on(events_lib.WorkerSaid(messages.Doubt())))
-    actions = self.answer([members.view(2, 1, 2)])
-    self.assertNotIn(events_lib.TellWorker(messages.StillMember()), actions)
-    self.assertIsInstance(actions[-1], events_lib.End)
-
-  def test_who_became_a_member_when_all_others_were_done(self):
-    self.begin()
-    self.assertEqual(self.asked(self.tick(1.1)), [])
-    self.on(given.said(1, messages.Done()))
-    self.on(given.said(2, messages.Done()))
-    asked = self.asked(self.on(events_lib.Ticked(), 1.2))
-    self.assertEqual(asked, [events_lib.Sleep(10.0)])
-    self.assertEqual(self.answer(11.2), [events_lib.End()])
+    self.place.errors = [OSError("no folder.")]
+    self.hear_worker(messages.Doubt())
+    self.run_for(0.05)
+    self.assertEqual(self.worker.sent, [])
+    self.run_for(0.1)
+    self.assertEqual(self.worker.sent, [messages.StillMember()])
+    self.worker.sent.clear()
+    self.make_view(members.view(2, 1, 2))
+    self.hear_worker(messages.Doubt())
+    self.run_for(0.1)
+    self.assertEqual(self.worker.sent, [])
+    self.assertIn("the others continue without it", self.ended)
 
   def test_the_status_is_written_once_a_second(self):
     self.begin()
-    report = lambda steps: self.on(events_lib.WorkerSaid(messages.Report({"steps": steps})))
-    first = self.asked(report(1))
-    write = lambda steps: events_lib.CallJudge("mark", ("status/0", {"steps": steps}))
-    self.assertEqual(first, [write(1)])
-    self.assertEqual([*report(2), *report(3)], [])
-    self.assertEqual(self.asked(self.answer()), [events_lib.Sleep(1.0)])
-    second = self.asked(self.answer())
-    self.assertEqual(second, [write(3)])
+    for steps in (1, 2, 3):
+      self.hear_worker(messages.Report({"steps": steps}))
+      self.run_for(0.1)
+    self.assertEqual(self.records.find("status/0")["steps"], 1)
+    self.run_for(1.0)
+    self.assertEqual(self.records.find("status/0")["steps"], 3)
 
-  def test_an_agent_that_does_not_fit_ends(self):
-    options = given.make_options("n7")
-    self.state = state_lib.AgentState(options, incarnation="life 7")
-    self.asked(self.on(events_lib.Began()))
-    error = ValueError("config.seed is 0 there and 1 here")
-    self.assertEqual(self.answer(error=error), [events_lib.End(error=error)])
+
+class JoinTest(given.AgentCase):
+  """Which run a node joins, and which number it has."""
+
+  def find_run(self, **changes):
+    self.make(**changes)
+    return self.do(self.agent._find_run())
+
+  def later(self, secs, call, *args):
+    """Something happens to the records while the agent waits."""
+    self.loop.call_later(secs, call, *args)
+
+  def check_run(self, run, stamp):
+    self.assertEqual((self.agent.run_id, self.agent.stamp), (run, stamp))
+
+  def test_the_first_node_says_what_all_agree_on(self):
+    self.assertEqual(self.find_run(me=1), views.EMPTY)
+    self.check_run(0, "life 1")
+    self.find_run(me=0)
+    self.check_run(0, "life 1")
+
+  def test_a_run_that_began_later(self):
+    self.find_run()
+    begun = views.begin_run(members.view(1, 0), "n1 begins")
+    for view in (members.view(1, 0), begun, members.view(3, 4, 5, run=2)):
+      self.make_view(view)
+    self.assertEqual(self.find_run(me=5).number, 3)
+    self.check_run(2, "life 5")
+
+  def test_a_run_of_another_config_with_members_that_live(self):
+    self.find_run()
+    view = self.make_view(members.view(1, 0, 1))
+    self.make(me=7, config={"seed": 1})
+    self.later(2.0, self.make_view, views.answer(views.ask(view, "n0"), "n1"))
+    with self.assertRaisesRegex(
+        ValueError, "This node does not fit the run in workdir: seed is 0 there and 1 here."
+    ):
+      self.do(self.agent._find_run())
+
+  @parameterized.parameters(True, False)
+  def test_a_run_of_another_config_of_which_nobody_is_left(self, has_begun):
+    self.find_run()
+    if has_begun:
+      self.make_view(members.view(1, 0, 1))
+    self.records.mark("nodes/life 0", {"awake_secs": 1.0})
+    view = self.find_run(me=7, config={"seed": 1})
+    self.assertBetween(self.now, 10.0, 10.1)
+    self.assertEqual(view, judge.newest_view(self.records))
+    self.assertEqual((view.members, view.run), ((), view.number))
+    self.assertEqual(view.number, 3 if has_begun else 1)
+    self.check_run(view.number, "life 7")
+
+  def test_agents_that_start_keep_their_folder(self):
+    """They have no view yet, but mark themselves again and again."""
+    self.find_run()
+    mark = lambda secs: self.records.mark("nodes/life 0", {"awake_secs": secs})
+    mark(1.0)
+    self.make(me=7, config={"seed": 1})
+    self.later(2.0, mark, 3.0)
+    with self.assertRaisesRegex(ValueError, "seed is 0 there and 1 here"):
+      self.do(self.agent._find_run())
+    self.assertEqual(judge.newest_view(self.records), views.EMPTY)
+
+  def test_a_run_that_is_complete(self):
+    self.find_run()
+    judge.note_done(self.records, members.view(1, 0))
+    self.make(me=7)
+    self.do(self.join())
+    self.assertEqual(self.ended, "")
+    self.assertEqual(self.records.marks("nodes"), {})
+    self.assertEqual(self.logged, ["All steps of the run in workdir are done."])
+
+  def test_a_process_that_trains_alone(self):
+    self.make()
+    me = views.Member(0, judge.ALONE, "", "life", "h", 1)
+    alone = self.make_view(views.View(1, (me,), "test", run=1))
+    self.later(2.0, self.make_view, views.answer(views.ask(alone, "n0"), judge.ALONE))
+    with self.assertRaisesRegex(ValueError, "bamboo train is running in workdir; end it, or"):
+      self.do(self.agent._find_run())
+    view = self.find_run()  # It is killed.
+    self.assertEqual((view.number, view.run), (5, 5))
+    self.assertIsNone(self.records.find("run/1"))
+
+  @parameterized.parameters((False, 15.0), (True, 300.0))
+  def test_a_judge_that_is_away_is_waited_for(self, is_again, secs):
+    self.make(is_again=is_again)
+    self.place.errors = [OSError("away.")] * 10_000
+    with self.assertRaisesRegex(OSError, "away."):
+      self.do(self.agent._find_run())
+    self.assertBetween(self.now, secs, secs + 0.3)
+
+  def take(self, name, *, begun=views.EMPTY, **changes):
+    told = dict(place=lambda zones: {t: i for i, t in enumerate(zones)}, num_nodes=3)
+    self.make(name=name, me=name[1:], **told | changes)
+    return self.do(self.agent._take_number(begun))
+
+  def test_a_lost_answer_takes_no_second_number(self):
+    late = members.view(1, 0)
+    self.assertEqual(self.take("n0", begun=late), 0)
+    create = self.place.create
+
+    def lose(key, content):
+      create(key, content)
+      self.place.create = create
+      raise OSError("no answer.")
+
+    self.place.create = lose
+    self.assertEqual(self.take("n1", begun=late), 1)
+    self.assertLen(self.records.follow("tickets/0", -1), 2)
+
+  def ticket(self, number, name, zone):
+    own = {"zone": zone, "incarnation": f"life of {name}", "name": name}
+    self.records.make(f"tickets/0/{number}", own)
+
+  def test_the_first_nodes_are_placed_by_zone_in_the_order_of_names(self):
+    self.make()
+    self.ticket(0, "n10", "b")
+    self.ticket(1, "n2", "c")
+    seen = []
+
+    def place(zones):
+      seen.append(zones)
+      return {ticket: 100 + ticket for ticket in zones}
+
+    self.assertEqual(self.take("n1", place=place), 102)
+    self.assertEqual([*seen[0].items()], [(2, "a"), (1, "c"), (0, "b")])
+    self.assertTrue(self.records.find("placed/0"))
+    self.assertFalse(self.agent.roster.is_short)
+    self.assertEqual(self.take("n11", place=None), 3)  # It comes later.
+
+  def test_a_first_node_that_does_not_come(self):
+    self.make()
+    self.ticket(0, "n2", "a")
+    self.assertEqual(self.take("n0", place=None), 1)
+    self.assertBetween(self.now, 300.0, 301.0)
+    self.assertFalse(self.records.find("placed/0"))
+    self.assertTrue(self.agent.roster.is_short)
+    self.assertEqual(self.take("n5", place=None), 2)  # It comes when others have decided.
+
+  def test_a_run_that_can_have_no_more_nodes(self):
+    self.make()
+    self.enter_context(mock.patch.object(records_lib.Records, "newest", lambda *_: 8190))
+    with self.assertRaisesRegex(ValueError, "workdir has had 8191 nodes, dead ones included, and"):
+      self.do(self.agent._take_number(views.EMPTY))
+
+  def test_it_is_ready_once_it_knows_whom_it_reaches(self):
+    self.begin(me=3)
+    self.mesh.silent.add(1)
+    self.agent.roster.connected.discard("life 1")
+    self.hear_worker(messages.WorkerReady())
+    self.run_for(0.3)
+    self.assertNotIn((messages.Ready(0), None), self.mesh.sent)
+    self.tell(self.mesh.closed[1].set_result, "closed")
+    self.run_for(0.3)
+    self.assertIn((messages.Ready(0), None), self.mesh.sent)

@@ -4,7 +4,6 @@ import dataclasses
 
 from absl.testing import parameterized
 
-from bamboo_jax.cluster.agent import events as events_lib
 from tests.explorer import history, machine as machine_lib, plans
 
 
@@ -30,7 +29,7 @@ class SimulationTest(parameterized.TestCase):
     views = {
         host: (view.number, " ".join(sorted(m.name for m in view.members)))
         for host, node in self.nodes.items()
-        for view in [node.state.roster.view]
+        for view in [node.agent.roster.view]
         if node.is_alive
     }
     self.assertEqual(views, {h: (number, members) for h in members.split()})
@@ -49,7 +48,7 @@ class SimulationTest(parameterized.TestCase):
     # One that is left alone asks first: a firewall may refuse for the others.
     is_alone = " " not in left
     self.run_for(6.0 if is_alone else 0.1 if len(dead) <= 5 else 1.5)
-    newest = self.nodes[left.split()[0]].state.roster.view.number
+    newest = self.nodes[left.split()[0]].agent.roster.view.number
     self.assertBetween(newest, 2, 1 + len(dead.split()))
     self.check(newest, left)
     self.run_for(30.0)
@@ -60,25 +59,25 @@ class SimulationTest(parameterized.TestCase):
     self.run_for(0.006)
     self.nodes["n0"].kill()
     self.run_for(3.0)
-    numbers = {n.state.roster.view.number for n in self.nodes.values()}
+    numbers = {n.agent.roster.view.number for n in self.nodes.values()}
     self.check(max(numbers), "n2 n3")
 
   @parameterized.parameters(("n2", "n0 n1 n3"), ("n0", "n1 n2 n3"))
   def test_a_machine_that_says_nothing_any_more(self, dead, left):
     self.nodes[dead].vanish()
     self.run_for(2.7)
-    self.assertEqual(self.nodes["n3"].state.roster.view.number, 1)
+    self.assertEqual(self.nodes["n3"].agent.roster.view.number, 1)
     self.run_for(2.0)
     self.check(2, left)
     reason = "its agent was silent for 3.0 s"
-    self.assertEqual(self.nodes["n3"].state.roster.view.reason, f"{dead} left: {reason}")
+    self.assertEqual(self.nodes["n3"].agent.roster.view.reason, f"{dead} left: {reason}")
 
   def test_a_machine_that_hangs(self):
     self.nodes["n2"].hang()
     self.run_for(2.7)
-    self.assertEqual(self.nodes["n3"].state.roster.view.number, 1)
+    self.assertEqual(self.nodes["n3"].agent.roster.view.number, 1)
     self.run_for(2.0)
-    reason = self.nodes["n3"].state.roster.view.reason
+    reason = self.nodes["n3"].agent.roster.view.reason
     self.assertEqual(reason, "n2 left: its agent was silent for 3.0 s")
 
   def test_a_worker_ends_while_its_agent_lives(self):
@@ -91,7 +90,7 @@ class SimulationTest(parameterized.TestCase):
   def test_a_worker_is_killed(self):
     self.nodes["n1"].kill_worker()
     self.run_for(0.1)
-    self.assertEqual(self.nodes["n0"].state.roster.view.number, 2)
+    self.assertEqual(self.nodes["n0"].agent.roster.view.number, 2)
     self.assertTrue(self.nodes["n1"].is_alive)  # Until others go on for sure.
     self.run_for(3.0)
     self.check(2, "n0 n2 n3")
@@ -100,7 +99,7 @@ class SimulationTest(parameterized.TestCase):
     for node in self.nodes.values():
       node.kill_worker()
     self.run_for(12.0)
-    number = self.nodes["n0"].state.roster.view.number
+    number = self.nodes["n0"].agent.roster.view.number
     self.check(number, "n0 n1 n2 n3")
     self.assertGreater(self.nodes["n0"].worker.epoch, 0)
     self.assertGreater(self.nodes["n0"].worker.steps, 4)
@@ -109,8 +108,8 @@ class SimulationTest(parameterized.TestCase):
     self.nodes["n1"].give_notice()
     self.run_for(0.1)
     self.check(2, "n0 n1 n2 n3")
-    number = self.nodes["n1"].state.roster.me.number
-    self.assertEqual(self.nodes["n3"].state.roster.view.leaving, (number,))
+    number = self.nodes["n1"].agent.roster.me.number
+    self.assertEqual(self.nodes["n3"].agent.roster.view.leaving, (number,))
 
   def test_a_notice_before_it_has_joined(self):
     self.history.add("n4")
@@ -124,8 +123,8 @@ class SimulationTest(parameterized.TestCase):
     self.begin(4, num_steps=5)
     self.run_for(5.0)
     for node in self.nodes.values():
-      self.assertEqual(node.ended, events_lib.End())
-      self.assertEqual(node.state.roster.view.number, 1)
+      self.assertEqual(node.ended, machine_lib.Ended("", None))
+      self.assertEqual(node.agent.roster.view.number, 1)
 
   @parameterized.parameters((False, "is alive; give each node"), (True, None))
   def test_a_name_twice(self, is_dead, problem):
@@ -140,7 +139,7 @@ class SimulationTest(parameterized.TestCase):
       self.assertIn(problem, f"{twin.ended.error}")
       self.check(1, "n0 n1 n2 n3")
     else:
-      members = self.nodes["n0"].state.roster.view.members
+      members = self.nodes["n0"].agent.roster.view.members
       hosts = [m.host for m in members]
       self.assertCountEqual(hosts, ["n0", "n2", "n3", "n9"])
 

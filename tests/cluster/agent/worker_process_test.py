@@ -6,7 +6,7 @@ import sys
 import tempfile
 import unittest
 
-from bamboo_jax.cluster.agent import events as events_lib, worker_process
+from bamboo_jax.cluster.agent import worker_process
 
 _HANGS = """
 import faulthandler, signal, socket, sys, threading
@@ -28,14 +28,14 @@ class WorkerProcessTest(unittest.IsolatedAsyncioTestCase):
   # A second: it starts a process.
   async def test_stacks_of_a_hanging_worker(self):
     folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-    events = asyncio.Queue()
-    worker = worker_process.WorkerProcess(events)
+    said = asyncio.Queue()
+    worker = worker_process.WorkerProcess()
     log = folder / "n0.log"
-    await worker.start([sys.executable, "-c", _HANGS], log=str(log))
-    await asyncio.wait_for(events.get(), 60)  # It is ready, and hangs.
+    command = [sys.executable, "-c", _HANGS]
+    await worker.start(command, log=str(log), on_message=said.put_nowait)
+    await asyncio.wait_for(said.get(), 60)  # It is ready, and hangs.
     self.assertTrue(worker.is_busy())  # Up to now.
     worker.kill_hanging()
-    ended = await asyncio.wait_for(events.get(), 60)
-    self.assertEqual(ended, events_lib.WorkerExited(-9))
+    self.assertEqual(await asyncio.wait_for(worker.wait(), 60), -9)
     self.assertIn("hang_here", log.read_text())
     await worker.close()

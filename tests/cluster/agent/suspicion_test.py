@@ -6,7 +6,7 @@ import random
 from absl.testing import parameterized
 
 from bamboo_jax.cluster import messages
-from bamboo_jax.cluster.agent.knowledge import suspicion
+from bamboo_jax.cluster.agent import suspicion
 
 
 def explain(edges, *, now, members="abcde", quiet=""):

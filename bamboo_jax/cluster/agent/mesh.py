@@ -1,11 +1,11 @@
-"""Connections between agents.
+"""The connections of an agent with the others.
 
 Each agent sends on the connections that it opens, and reads from those that
-others open. What a closed connection means is decided elsewhere.
+others open. What a closed connection means `agent` decides.
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 import contextlib
 import errno
 import socket
@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from absl import logging
 
 from bamboo_jax.cluster import door as door_lib, frames, messages, views
-from bamboo_jax.cluster.agent import events as events_lib
 from bamboo_jax.net import addresses, identity as identity_lib
 
 _CONNECT_SECS = 5.0
@@ -33,38 +32,69 @@ class _Visitor(NamedTuple):
   messages: list[frames.Message]  # Received with the greeting.
 
 
-class Peers:
-  """The connections to other agents, by incarnation; feeds `events`.
+class GoneError(OSError):
+  """The process of an agent is gone: connections are refused, or reach another."""
+
+
+class Mesh:
+  """The connections with other agents, by incarnation.
 
   A connection is closed if the other host acknowledges nothing for `ack_secs`:
-  Linux tries for minutes, and perhaps no other agent watches this link.
+  Linux tries for minutes.
   """
 
-  def __init__(
-      self, identity: identity_lib.Identity, events: asyncio.Queue[Any], *, ack_secs: float
-  ) -> None:
+  def __init__(self, identity: identity_lib.Identity, *, ack_secs: float) -> None:
     self._identity = identity
     self._ack_secs = ack_secs
-    self._events = events
     self._door = door_lib.Door(identity, self._hear)
     self._writers: dict[str, asyncio.StreamWriter] = {}
     self._heard: dict[str, set[asyncio.StreamWriter]] = {}  # From others.
-    self._dials: dict[str, asyncio.Task[None]] = {}
     self._left: set[str] = set()
     self._refused: set[str] = set()  # Last attempts.
     self._greeting = messages.Greeting("", "")
 
-  async def listen(self, host: str, *, greeting: messages.Greeting) -> int:
-    """Starts to accept connections; returns the port."""
-    self._greeting = greeting
+  def listen(
+      self,
+      host: str,
+      *,
+      greeting: messages.Greeting,
+      on_came: Callable[[views.Member], None],
+      on_message: Callable[[str, Any], None],
+  ) -> int:
+    """Starts to accept connections; returns the port.
+
+    `on_came` gets each agent that connects, `on_message` what it says.
+    """
+    self._greeting, self._on_came, self._on_message = greeting, on_came, on_message
     return self._door.listen(host)
 
-  def dial(self, member: views.Member, *, me: views.Member) -> None:
-    """Opens a connection to an agent; replaces the former one."""
+  @contextlib.asynccontextmanager
+  async def connect(
+      self, member: views.Member, me: views.Member, on_accepted: Callable[[], None]
+  ) -> AsyncIterator[Awaitable[str]]:
+    """Connects to an agent; yields what returns why the connection has ended.
+
+    `on_accepted` is called once its host accepts connections after a refusal;
+    the agent itself may take a while to answer. Raises `GoneError` if its process is gone,
+    otherwise `OSError` if it cannot be reached.
+    """
     known = member.incarnation
-    if known not in self._left:
-      self._hang_up(known)
-      self._dials[known] = self._door.start(self._connect(member, me))
+    try:
+      reader, writer = await self._reach(member, me, on_accepted)
+    except ConnectionRefusedError as error:
+      self._refused.add(known)
+      raise GoneError("refused") from error
+    except GoneError:
+      raise
+    except (OSError, ValueError, EOFError) as error:
+      raise OSError(str(error) or type(error).__name__) from error
+    self._writers[known] = writer
+    try:
+      yield _find_end(reader)
+    finally:
+      writer.close()
+      if self._writers.get(known) is writer:
+        del self._writers[known]
 
   def send(self, message: Any, to: Iterable[str] | None = None) -> None:
     """Sends to some agents, by default to all; only if connected."""
@@ -78,7 +108,8 @@ class Peers:
     """Closes the connections with a removed agent permanently."""
     self._left.add(incarnation)
     self._refused.discard(incarnation)
-    self._hang_up(incarnation)
+    if (writer := self._writers.pop(incarnation, None)) is not None:
+      writer.transport.abort()  # The peer may never read the rest.
     for writer in self._heard.pop(incarnation, ()):
       writer.transport.abort()
 
@@ -91,28 +122,8 @@ class Peers:
       writer.close()
     await self._door.close()
 
-  def _hang_up(self, incarnation: str) -> None:
-    if (task := self._dials.pop(incarnation, None)) is not None:
-      task.cancel()
-    if (writer := self._writers.pop(incarnation, None)) is not None:
-      writer.transport.abort()  # The peer may never read the rest.
-
-  async def _connect(self, member: views.Member, me: views.Member) -> None:
-    known = member.incarnation
-    try:
-      reader, writer = await self._reach(member, me)
-      with contextlib.closing(writer):
-        await self._stay_connected(known, reader, writer)
-    except (OSError, TimeoutError, ValueError, EOFError) as error:
-      if is_refused := isinstance(error, ConnectionRefusedError):
-        self._refused.add(known)
-      reason = "refused" if is_refused else str(error) or type(error).__name__
-      is_gone = is_refused or isinstance(error, _OtherError)
-      failed = events_lib.PeerFailed(known, reason, is_gone)
-      self._events.put_nowait(failed)
-
   async def _reach(
-      self, member: views.Member, me: views.Member
+      self, member: views.Member, me: views.Member, on_accepted: Callable[[], None]
   ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Connects and greets; retries for a while if the connection breaks.
 
@@ -123,7 +134,7 @@ class Peers:
     end_secs = now() + _BREAKS_SECS
     while True:
       try:
-        reader, writer = await self._open(member)
+        reader, writer = await self._open(member, on_accepted)
         try:
           await asyncio.wait_for(self._greet(reader, writer, member, me), door_lib.HELLO_SECS)
           return reader, writer
@@ -135,21 +146,9 @@ class Peers:
           raise
         await asyncio.sleep(_BROKE_SECS)
 
-  async def _stay_connected(
-      self, known: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-  ) -> None:
-    self._writers[known] = writer
-    self._events.put_nowait(events_lib.PeerReached(known))
-    reason = "the connection was closed"
-    try:
-      await reader.read(1)  # The peer never writes here: this is the end.
-    except OSError as error:
-      reason = f"the connection broke: {error}"
-    if self._writers.get(known) is writer:
-      del self._writers[known]
-      self._events.put_nowait(events_lib.PeerClosed(known, reason))
-
-  async def _open(self, member: views.Member) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+  async def _open(
+      self, member: views.Member, on_accepted: Callable[[], None]
+  ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     connection = None
     async with asyncio.timeout(_CONNECT_SECS):
       while connection is None:
@@ -166,7 +165,7 @@ class Peers:
           await asyncio.sleep(_RETRY_SECS)
     if member.incarnation in self._refused:
       self._refused.remove(member.incarnation)
-      self._events.put_nowait(events_lib.PeerAccepted(member.incarnation))
+      on_accepted()
     try:
       return await asyncio.open_connection(
           sock=connection,
@@ -193,9 +192,9 @@ class Peers:
     if not isinstance(greeting, messages.Greeting):
       raise ValueError("it sends no valid greeting")
     if greeting.incarnation != member.incarnation:
-      raise _OtherError("another agent has its address now")
+      raise GoneError("another agent has its address now")
     if greeting.stamp != self._greeting.stamp:
-      raise _OtherError("it is of another run")
+      raise GoneError("it is of another run")
     writer.write(messages.encode(messages.Hello(me)))
 
   async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -208,12 +207,11 @@ class Peers:
       return
     heard = self._heard.setdefault(known, set())
     heard.add(writer)
-    self._events.put_nowait(events_lib.PeerCame(member))
+    self._on_came(member)
     try:
       while True:
         for content in said:
-          message = messages.parse(content, messages.FROM_AGENT)
-          self._events.put_nowait(events_lib.PeerSaid(known, message))
+          self._on_message(known, messages.parse(content, messages.FROM_AGENT))
         if not (data := await reader.read(_CHUNK)):
           break
         said = decoder.feed(data)
@@ -238,10 +236,6 @@ class Peers:
     return _Visitor(hello.member, decoder, said)
 
 
-class _OtherError(ValueError):
-  """Another process has the address of the agent."""
-
-
 async def _connect(host: str, port: int, ack_secs: float) -> socket.socket:
   try:
     numeric = socket.AI_NUMERICHOST
@@ -259,6 +253,15 @@ async def _connect(host: str, port: int, ack_secs: float) -> socket.socket:
     connection.close()
     raise
   return connection
+
+
+async def _find_end(reader: asyncio.StreamReader) -> str:
+  """Returns why a connection has ended, once it has."""
+  try:
+    await reader.read(1)  # The peer never writes here: this is the end.
+  except OSError as error:
+    return f"the connection broke: {error}"
+  return "the connection was closed"
 
 
 async def _read(reader: asyncio.StreamReader, decoder: frames.Decoder) -> list[frames.Message]:

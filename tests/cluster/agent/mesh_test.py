@@ -13,11 +13,44 @@ from unittest import mock
 from absl.testing import parameterized
 
 from bamboo_jax.cluster import frames, messages, views
-from bamboo_jax.cluster.agent import events as events_lib, peers as peers_lib
+from bamboo_jax.cluster.agent import mesh as mesh_lib
 from bamboo_jax.net import identity as identity_lib
-from tests.cluster.agent import given
 
 _THIN_LINEAR_TIMEOUTS = socket.IPPROTO_TCP, 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Came:
+  member: views.Member
+
+
+@dataclasses.dataclass(frozen=True)
+class Said:
+  incarnation: str
+  message: object
+
+
+@dataclasses.dataclass(frozen=True)
+class Reached:
+  incarnation: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Accepted:
+  incarnation: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Closed:
+  incarnation: str
+  reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Failed:
+  incarnation: str
+  reason: str
+  is_refused: bool
 
 
 class Agent:
@@ -38,24 +71,47 @@ class Agent:
     self.stamp = stamp
     self.events = asyncio.Queue()
     self.identity = identity_lib.issue(secret, run=run, role=role, name=name or f"n{number}")
-    self.peers = peers_lib.Peers(self.identity, self.events, ack_secs=2.5)
+    self.mesh = mesh_lib.Mesh(self.identity, ack_secs=2.5)
     self.number = number
+    self.dials = []
 
   async def listen(self):
     name, life = f"n{self.number}", f"life {self.number}"
     greeting = messages.Greeting(life, self.stamp)
-    port = await self.peers.listen(self.host, greeting=greeting)
+    say = self.events.put_nowait
+    port = self.mesh.listen(
+        self.host,
+        greeting=greeting,
+        on_came=lambda member: say(Came(member)),
+        on_message=lambda who, message: say(Said(who, message)),
+    )
     self.me = views.Member(self.number, name, "a", life, self.host, port)
     return self
 
   def dial(self, other):
-    self.peers.dial(other.me, me=self.me)
+    self.dials.append(asyncio.create_task(self.connect(getattr(other, "me", other))))
+
+  async def connect(self, member):
+    who, say = member.incarnation, self.events.put_nowait
+    try:
+      async with self.mesh.connect(member, self.me, lambda: say(Accepted(who))) as closed:
+        say(Reached(who))
+        reason = await closed
+      say(Closed(who, reason))
+    except OSError as error:
+      say(Failed(who, str(error), isinstance(error, mesh_lib.GoneError)))
+
+  async def close(self):
+    await self.mesh.close()
+    for dial in self.dials:
+      dial.cancel()
+    await asyncio.gather(*self.dials, return_exceptions=True)
 
   async def heard(self, count=1):
     return [await self.events.get() for _ in range(count)]
 
 
-class PeersTest(parameterized.TestCase):
+class MeshTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
@@ -67,8 +123,8 @@ class PeersTest(parameterized.TestCase):
       try:
         await asyncio.wait_for(scenario(a, b), 20)
       finally:
-        await a.peers.close()
-        await b.peers.close()
+        await a.close()
+        await b.close()
         gc.collect()  # Warns of what was not closed.
 
     asyncio.run(run())
@@ -76,23 +132,19 @@ class PeersTest(parameterized.TestCase):
   def test_messages_and_the_end(self):
     async def scenario(a, b):
       a.dial(b)
-      self.assertEqual(await a.heard(), [events_lib.PeerReached("life 1")])
-      a.peers.send(messages.Ready(2), ["life 2"])
-      a.peers.send(messages.Ready(3), ["life 1"])
-      a.peers.send(messages.Done())
+      self.assertEqual(await a.heard(), [Reached("life 1")])
+      a.mesh.send(messages.Ready(2), ["life 2"])
+      a.mesh.send(messages.Ready(3), ["life 1"])
+      a.mesh.send(messages.Done())
       self.assertEqual(
           await b.heard(3),
-          [
-              events_lib.PeerCame(a.me),
-              given.said(0, messages.Ready(3)),
-              given.said(0, messages.Done()),
-          ],
+          [Came(a.me), Said("life 0", messages.Ready(3)), Said("life 0", messages.Done())],
       )
-      writer = a.peers._writers["life 1"]
+      writer = a.mesh._writers["life 1"]
       option = socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT
       used = writer.get_extra_info("socket")
       self.assertEqual(used.getsockopt(*option), 2_500)  # What gets no answer.
-      (heard,) = b.peers._heard["life 0"]
+      (heard,) = b.mesh._heard["life 0"]
       listened = heard.get_extra_info("socket")
       for end in (used, listened):
         size = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
@@ -108,10 +160,10 @@ class PeersTest(parameterized.TestCase):
       writer.transport.abort()
       (closed,) = await a.heard()
       self.assertEqual(closed.incarnation, "life 1")
-      self.assertIsInstance(closed, events_lib.PeerClosed)
+      self.assertIsInstance(closed, Closed)
       a.dial(b)  # Again.
-      self.assertEqual(await a.heard(), [events_lib.PeerReached("life 1")])
-      self.assertEqual(await b.heard(), [events_lib.PeerCame(a.me)])
+      self.assertEqual(await a.heard(), [Reached("life 1")])
+      self.assertEqual(await b.heard(), [Came(a.me)])
 
     self.run_agents(scenario)
 
@@ -123,7 +175,7 @@ class PeersTest(parameterized.TestCase):
           refuse = mock.Mock(side_effect=AssertionError)
           stack.enter_context(mock.patch.object(asyncio, "to_thread", refuse))
         a.dial(b)
-        self.assertEqual(await a.heard(), [events_lib.PeerReached("life 1")])
+        self.assertEqual(await a.heard(), [Reached("life 1")])
 
     self.run_agents(scenario, host=host)
 
@@ -153,7 +205,7 @@ class PeersTest(parameterized.TestCase):
       self.assertTrue(a.events.empty())
       a.dial(b)
       (failed,) = await a.heard()
-      self.assertIsInstance(failed, events_lib.PeerFailed)
+      self.assertIsInstance(failed, Failed)
       self.assertTrue(b.events.empty())
 
     self.run_agents(scenario, **second)
@@ -171,7 +223,7 @@ class PeersTest(parameterized.TestCase):
         writer.close()
       self.assertTrue(a.events.empty())
       b.dial(a)  # It still answers.
-      self.assertEqual(await a.heard(), [events_lib.PeerCame(b.me)])
+      self.assertEqual(await a.heard(), [Came(b.me)])
 
     self.run_agents(scenario)
 
@@ -192,7 +244,7 @@ class PeersTest(parameterized.TestCase):
         if data:
           await reader.read()
         writer.close()
-        while len(a.peers._door._tasks) > 1:  # The first accepts others.
+        while len(a.mesh._door._tasks) > 1:  # The first accepts others.
           await asyncio.sleep(0)
       self.assertTrue(a.events.empty())
 
@@ -226,9 +278,9 @@ class PeersTest(parameterized.TestCase):
       a.dial(b)
       await a.heard()
       with self.assertLogs("absl", "WARNING") as logs:
-        a.peers._writers["life 1"].write(frames.encode({"kind": "x"}))
+        a.mesh._writers["life 1"].write(frames.encode({"kind": "x"}))
         (closed,) = await a.heard()
-      self.assertIsInstance(closed, events_lib.PeerClosed)
+      self.assertIsInstance(closed, Closed)
       self.assertIn("unknown message of kind 'x'", logs.output[0])
 
     self.run_agents(scenario)
@@ -238,15 +290,13 @@ class PeersTest(parameterized.TestCase):
       a.dial(b)
       await a.heard()
       await b.heard()
-      b.peers.forget("life 0")
+      b.mesh.forget("life 0")
       (closed,) = await a.heard()
-      self.assertIsInstance(closed, events_lib.PeerClosed)
+      self.assertIsInstance(closed, Closed)
       a.dial(b)
       _, closed = await a.heard(2)
-      self.assertIsInstance(closed, events_lib.PeerClosed)
+      self.assertIsInstance(closed, Closed)
       self.assertTrue(b.events.empty())
-      b.dial(a)
-      self.assertEmpty(b.peers._dials)
 
     self.run_agents(scenario)
 
@@ -255,7 +305,7 @@ class PeersTest(parameterized.TestCase):
       hang_up = lambda _, writer: writer.close()
       server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
       port = server.sockets[0].getsockname()[1]
-      b.peers.dial(dataclasses.replace(a.me, port=port), me=b.me)
+      b.dial(dataclasses.replace(a.me, port=port))
       (lost,) = await b.heard()
       self.assertIn("reset", lost.reason.lower())
       server.close()
@@ -264,7 +314,7 @@ class PeersTest(parameterized.TestCase):
 
   def test_nobody_there(self):
     async def scenario(a, b):
-      await b.peers.close()
+      await b.mesh.close()
       a.dial(b)
       (failed,) = await a.heard()
       self.assertEqual(failed.incarnation, "life 1")
@@ -277,24 +327,24 @@ class PeersTest(parameterized.TestCase):
       with socket.create_server(("127.0.0.1", 0)) as host:
         port = host.getsockname()[1]
       busy = dataclasses.replace(b.me, port=port)
-      a.peers.dial(busy, me=a.me)
+      a.dial(busy)
       (failed,) = await a.heard()
       self.assertTrue(failed.is_refused)
       with socket.create_server(("127.0.0.1", port)):  # No agent answers yet.
-        a.peers.dial(busy, me=a.me)
-        self.assertEqual(await a.heard(), [events_lib.PeerAccepted("life 1")])
+        a.dial(busy)
+        self.assertEqual(await a.heard(), [Accepted("life 1")])
         a.dial(b)  # Says so once.
-        self.assertEqual(await a.heard(), [events_lib.PeerReached("life 1")])
+        self.assertEqual(await a.heard(), [Reached("life 1")])
 
     self.run_agents(scenario)
 
   def test_another_agent_has_its_address(self):
     async def scenario(a, b):
       former = dataclasses.replace(b.me, incarnation="former life")
-      a.peers.dial(former, me=a.me)
+      a.dial(former)
       with self.assertLogs("absl", "WARNING"):
         (failed,) = await a.heard()
-        while len(b.peers._door._tasks) > 1:  # The first accepts others.
+        while len(b.mesh._door._tasks) > 1:  # The first accepts others.
           await asyncio.sleep(0)
       self.assertTrue(failed.is_refused)
       self.assertIn("another agent has its address", failed.reason)
@@ -306,7 +356,7 @@ class PeersTest(parameterized.TestCase):
       a.dial(b)
       with self.assertLogs("absl", "WARNING"):
         (failed,) = await a.heard()
-        while len(b.peers._door._tasks) > 1:
+        while len(b.mesh._door._tasks) > 1:
           await asyncio.sleep(0)
       self.assertTrue(failed.is_refused)
       self.assertIn("of another run", failed.reason)
@@ -317,17 +367,17 @@ class PeersTest(parameterized.TestCase):
   def test_no_files_are_left_here(self):
     async def scenario(a, b):
       errors = [OSError(errno.EMFILE, "Too many open files")] * 2
-      connect = peers_lib._connect
+      connect = mesh_lib._connect
 
       async def refuse(*args):
         if errors:
           raise errors.pop()
         return await connect(*args)
 
-      with self.assertLogs("absl", "WARNING"), mock.patch.object(peers_lib, "_connect", refuse):
+      with self.assertLogs("absl", "WARNING"), mock.patch.object(mesh_lib, "_connect", refuse):
         a.dial(b)
         heard = await a.heard()
-      self.assertEqual(heard, [events_lib.PeerReached("life 1")])
+      self.assertEqual(heard, [Reached("life 1")])
 
     self.run_agents(scenario)
 
@@ -335,7 +385,7 @@ class PeersTest(parameterized.TestCase):
     """They say nothing of the agent: it is not suspected for that."""
 
     async def scenario(a, b):
-      connect, resets = peers_lib._connect, [1, 2, 3]
+      connect, resets = mesh_lib._connect, [1, 2, 3]
       host = self.enter_context(socket.create_server(("127.0.0.1", 0)))
 
       async def meet(name, port, ack_secs):
@@ -349,16 +399,16 @@ class PeersTest(parameterized.TestCase):
         accepted.close()
         return caller
 
-      with mock.patch.object(peers_lib, "_connect", meet):
+      with mock.patch.object(mesh_lib, "_connect", meet):
         a.dial(b)
         heard = await a.heard()
-      self.assertEqual(heard, [events_lib.PeerReached("life 1")])
+      self.assertEqual(heard, [Reached("life 1")])
 
     self.run_agents(scenario)
 
   def test_a_link_that_is_whole_again_is_tried_soon(self):
     async def scenario(a, b):
-      connect, tries = peers_lib._connect, []
+      connect, tries = mesh_lib._connect, []
 
       async def lose_the_first(*args):
         tries.append(args)
@@ -367,20 +417,20 @@ class PeersTest(parameterized.TestCase):
         return await connect(*args)
 
       with (
-          mock.patch.object(peers_lib, "_connect", lose_the_first),
-          mock.patch.object(peers_lib, "_TRY_SECS", 0.05),
+          mock.patch.object(mesh_lib, "_connect", lose_the_first),
+          mock.patch.object(mesh_lib, "_TRY_SECS", 0.05),
       ):
         a.dial(b)
         heard = await a.heard()
-      self.assertEqual(heard, [events_lib.PeerReached("life 1")])
+      self.assertEqual(heard, [Reached("life 1")])
 
     self.run_agents(scenario)
 
   def test_no_answer(self):
     async def scenario(a, b):
       with (
-          mock.patch.object(peers_lib, "_connect", lambda *_: asyncio.sleep(9)),
-          mock.patch.object(peers_lib, "_CONNECT_SECS", 0.1),
+          mock.patch.object(mesh_lib, "_connect", lambda *_: asyncio.sleep(9)),
+          mock.patch.object(mesh_lib, "_CONNECT_SECS", 0.1),
       ):
         a.dial(b)
         (failed,) = await a.heard()

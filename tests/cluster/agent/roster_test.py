@@ -1,0 +1,99 @@
+"""Whom an agent knows, who is taken in, and whether those that are left out may be alive."""
+
+import dataclasses
+
+from absl.testing import parameterized
+
+from bamboo_jax import config
+from bamboo_jax.cluster import messages, views
+from bamboo_jax.cluster.agent import roster as roster_lib
+from tests import members
+from tests.cluster.agent import given
+
+
+class RosterTest(parameterized.TestCase):
+
+  def make(self, *, numbers=(0, 1, 2), hosts="h"):
+    self.roster = roster_lib.Roster("life 0", config.ClusterSection(), 4)
+    found = [members.member(n, host=hosts[n % len(hosts)]) for n in numbers]
+    self.roster.me = found[0]
+    self.roster.known = {m.incarnation: m for m in found}
+    self.roster.adopt(dataclasses.replace(members.view(1), members=tuple(found)))
+    for number in numbers[1:]:
+      self.roster.watch.add(f"life {number}", 0.0)
+
+  def suspect(self, accuser, *accused):
+    said = given.suspects(*accused)
+    self.roster.suspicions.note(f"life {accuser}", said.suspects, count=1, now=0.0)
+
+  def test_others_may_have_missed_the_last_few_views(self):
+    self.make()
+    for number in range(1, 13):
+      self.roster.adopt(views.View(number, (members.member(0),), ""))
+    self.roster.drop_older(11)
+    found = [view.number for view in self.roster.recent_views()]
+    self.assertEqual(found, list(range(3, 13)))
+    self.assertEqual(self.roster.find_view(2).members, ())
+    self.assertEqual(self.roster.find_view(3).members, (members.member(0),))
+
+  @parameterized.named_parameters(
+      ("each_who_is_ready", {}, [3, 4]),
+      ("not_whom_a_member_suspects", {2: [3]}, [4]),
+      ("not_who_suspects_a_member", {3: [1]}, [4]),
+      ("of_two_who_do_not_meet_the_first", {4: [3]}, [3]),
+      ("whatever_others_say", {5: [3]}, [3, 4]),
+      ("not_who_is_gone", {}, [4], "gone"),
+      ("nobody_once_a_member_is_done", {}, [], "done"),
+  )
+  def test_newcomers(self, suspects, come, what=""):
+    self.make()
+    for number in (3, 4):
+      self.roster.known[f"life {number}"] = members.member(number)
+      self.roster.ready[f"life {number}"] = messages.Ready()
+    for accuser, accused in suspects.items():
+      self.suspect(accuser, *accused)
+    if what == "gone":
+      self.roster.gone["life 3"] = "its worker ended"
+    if what == "done":
+      self.roster.done.add("life 1")
+    self.assertEqual([m.number for m in self.roster.find_newcomers()], come)
+
+  @parameterized.named_parameters(
+      ("nobody_is_lost", [], [], "NONE", 5),
+      ("one_is_lost", [4], [], "NONE", 5),
+      ("the_majority_stays", [3, 4], [], "NONE", 5, 2),
+      ("all_others_are_lost", [1, 2, 3, 4], [], "GREAT", 5),
+      ("all_others_refuse", [], [1, 2, 3, 4], "SMALL", 5),
+      ("on_another_host", [], [1, 2, 3, 4], "SMALL", 5, 0, 5, "aabbb"),
+      ("on_several_hosts", [], [1, 2, 3, 4], "GREAT", 5, 0, 5, "aabbc"),
+      ("on_several_hosts_but_one", [], [1, 2, 3], "SMALL", 5, 0, 5, "abcde"),
+      ("on_the_other_host_of_two", [], [1], "NONE", 5, 0, 2, "ab"),
+      ("on_several_hosts_for_long", [], [1, 2, 3, 4], "SMALL", 72, 0, 5, "abcde"),
+      ("most_refuse_and_one_is_silent", [1], [2, 3, 4], "GREAT", 5),
+      ("most_are_lost_for_two", [2, 3, 4], [], "GREAT", 5, 1),
+      ("for_long", [1, 2, 3, 4], [], "GREAT", 70),
+      ("for_so_long_that_all_stand_still", [1, 2, 3, 4], [], "SMALL", 72),
+      ("half_of_four_seem_lost", [2, 3], [], "GREAT", 5, 0, 4),
+      ("half_of_six_are_lost", [3, 4, 5], [], "GREAT", 5, 2, 6),
+      ("the_other_of_two_is_silent", [1], [], "GREAT", 5, 0, 2),
+      ("the_other_of_two_refuses", [], [1], "NONE", 5, 0, 2),
+  )
+  def test_doubt(self, silent, refused, want, secs, of=0, num_members=5, hosts="h"):
+    """Members 0 to `of` have lost others since second 1."""
+    self.make(numbers=range(num_members), hosts=hosts)
+    self.roster.watch.tick(1.0)
+    suspects = tuple(
+        messages.Suspect(f"life {n}", "it is lost", is_certain=n in refused)
+        for n in sorted([*silent, *refused])
+    )
+    for number in range(of + 1):
+      self.roster.suspicions.note(f"life {number}", suspects, count=1, now=1.0)
+    stay = {*range(num_members)} - {*silent, *refused}
+    now = 1.0
+    for tenth in range(10, 10 * secs):
+      now = tenth / 10
+      self.roster.watch.tick(now)
+      for number in stay - {0}:
+        self.roster.watch.note(f"life {number}", now)
+    found = self.roster.doubt(members.view(2, *sorted(stay)), now)
+    self.assertEqual(found, roster_lib.Uncertainty[want])

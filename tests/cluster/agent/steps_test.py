@@ -1,0 +1,434 @@
+"""What one agent does about what happens to others."""
+
+import dataclasses
+
+from absl.testing import parameterized
+
+from bamboo_jax.base import json as json_lib
+from bamboo_jax.cluster import messages, views
+from tests import members
+from tests.cluster.agent import given
+
+_REFUSED = "its agent cannot be reached: refused"
+
+
+class LinksTest(given.AgentCase):
+
+  def test_a_closed_connection_is_opened_again(self):
+    self.begin()
+    self.tell(self.mesh.closed[1].set_result, "closed")
+    self.assertEqual(self.mesh.dialed, [1])
+    self.run_for(0.01)
+    self.assertIn((messages.NewView(self.view), "life 1"), self.mesh.sent)
+    self.tell(self.mesh.closed[1].set_result, "closed")  # At once: it may have left this one out.
+    self.run_for(0.15)
+    self.assertEqual(self.mesh.dialed, [1])
+    self.run_for(0.1)
+    self.assertEqual(self.mesh.dialed, [1, 1])
+
+  def refuse(self, *numbers):
+    self.mesh.refusing.update(numbers)
+    for number in numbers:
+      self.tell(self.mesh.closed[number].set_result, "closed")
+
+  def test_a_death(self):
+    self.begin()
+    self.refuse(1)
+    self.hear(2, given.suspects(1, is_certain=True))
+    self.run_for(0.02)
+    view = members.view(2, 0, 2, reason=f"n1 left: {_REFUSED}")
+    self.assertEqual(self.view, view)
+    self.assertEqual(self.find_view(2), view)
+    self.assertIn((messages.NewView(view), None), self.mesh.sent)
+    self.assertEqual(self.mesh.forgotten, ["life 1"])
+    self.assertIn(messages.NewView(view), self.worker.sent)
+    self.assertNotIn("life 1", self.agent.roster.known)
+
+  def test_two_deaths_at_once_are_one_view(self):
+    self.begin(numbers=range(5))
+    self.refuse(1)
+    self.hear(2, messages.Gone("test"))
+    self.run_for(0.0005)
+    self.assertIsNone(self.find_view(2))  # Node 1 is tried again.
+    for number in (3, 4):
+      self.hear(number, given.suspects(1, is_certain=True))
+    self.run_for(0.02)
+    self.assertEqual(self.view, members.view(2, 0, 3, 4, reason=self.view.reason))
+
+  def test_who_alone_is_refused_waits(self):
+    self.begin()
+    self.refuse(1)
+    self.run_for(2.9, beats=(1, 2))
+    self.assertEqual(self.view.number, 1)
+    self.run_for(0.4, beats=(1, 2))
+    self.assertEqual(self.view, members.view(2, 0, 2, reason=f"n1 left: {_REFUSED}"))
+
+  def test_who_was_suspended_waits_again(self):
+    self.begin()
+    self.run_for(1.0, beats=(1, 2))
+    self.refuse(1)
+    self.run_for(0.1, beats=(1, 2))
+    self.now += 60.0
+    self.run_for(2.8, beats=(1, 2))
+    self.assertEqual(self.view.number, 1)
+    self.run_for(0.6, beats=(1, 2))
+    self.assertEqual(self.view.number, 2)
+
+  def test_who_does_not_refuse_any_more_may_be_busy(self):
+    self.begin()
+    self.refuse(1)
+    self.run_for(2.5, beats=(2,))
+    self.mesh.refusing.clear()
+    self.mesh.silent.add(1)
+    self.tell(self.mesh.accepted[1])
+    self.assertIn((messages.Suspects(2, ()), None), self.mesh.sent)
+
+  def test_who_refuses_and_is_no_member_has_left(self):
+    self.begin()
+    self.records.mark("nodes/life 5", {})
+    self.mesh.refusing.add(5)
+    self.tell(self.agent._welcome, members.member(5))
+    self.run_for(0.1)
+    self.assertNotIn("life 5", self.agent.roster.known)
+    self.assertEqual(self.records.names("nodes"), [])
+    self.mesh.refusing.clear()
+    self.tell(self.agent._welcome, members.member(5))  # It is back.
+    self.run_for(0.1)
+    self.assertIn("life 5", self.agent.roster.connected)
+
+  def test_who_has_become_a_member_is_suspected(self):
+    self.begin()
+    self.mesh.refusing.add(5)
+    self.hear(1, messages.NewView(members.view(2, 0, 1, 2, 5)))
+    self.run_for(0.1)
+    self.assertIn("life 5", self.agent.roster.unreachable)
+
+  @parameterized.parameters((0, 3, True), (3, 0, False))
+  def test_two_nodes_with_one_name(self, first, second, ends):
+    """The later one ends."""
+    self.begin(me=second, numbers=(1, 2))
+    self.agent.roster.me = dataclasses.replace(members.member(second), name="same")
+    other = dataclasses.replace(members.member(first), name="same")
+    self.tell(self.agent._welcome, other)
+    self.run_for(0.1)
+    why = "Another node 'same' of this run is alive; give each node its own name."
+    self.assertEqual(str(self.ended), why if ends else "None")
+
+  def test_who_is_reached_is_told_what_it_has_missed(self):
+    self.begin()
+    self.hear_worker(messages.WorkerReady())
+    self.hear_worker(messages.Assignment({"a": 1}))
+    self.tell(self.agent.give_notice, "SIGTERM")
+    post = messages.Post(1, "vote", "yes")
+    self.hear_worker(post)
+    missed = [
+        messages.Ready(0),
+        messages.Notice("SIGTERM"),
+        messages.NewView(members.view(1, 0, 1, 2)),
+    ]
+    for number, more in ((5, [messages.Assignment({"a": 1})]), (1, [post])):
+      self.mesh.sent.clear()
+      self.tell(self.agent._resend, members.member(number))
+      self.assertEqual(self.mesh.sent, [(m, f"life {number}") for m in missed + more])
+
+
+class SuspicionsTest(given.AgentCase):
+
+  def test_silence(self):
+    self.begin()
+    self.run_for(2.9, beats=(1,))
+    self.assertEqual([m for m, _ in self.mesh.sent if m != messages.Beat()], [])
+    self.assertBetween(len(self.mesh.sent), 8, 11)
+    self.run_for(0.3, beats=(1,))
+    reason = "its agent was silent for 3.0 s"
+    self.assertIn(f"Suspects n2: {reason}", self.logged)
+    told = messages.Suspects(1, (messages.Suspect("life 2", reason, is_certain=False),))
+    self.assertIn((told, None), self.mesh.sent)
+
+  def test_of_many_agents_each_beats_less_often(self):
+    self.begin(numbers=range(601))
+    self.run_for(2.9)
+    self.assertBetween(sum(m == messages.Beat() for m, _ in self.mesh.sent), 2, 3)
+
+  def test_who_was_away_blames_nobody(self):
+    self.begin()
+    self.run_for(0.2, beats=(1, 2))
+    self.now += 9.0
+    self.run_for(0.2)
+    self.assertNotIn(messages.Suspects, {type(m) for m, _ in self.mesh.sent})
+
+  def test_hearsay_cuts_nothing(self):
+    self.begin()
+    self.run_for(0.5, beats=(1, 2))
+    self.hear(2, given.suspects(1))
+    self.run_for(0.8, beats=(1, 2))
+    self.hear(2, given.suspects(count=2))  # It was a hiccup.
+    self.hear(2, given.suspects(1, count=1))  # Comes late.
+    self.run_for(3.0, beats=(1, 2))
+    self.assertEqual((self.view.number, self.mesh.forgotten), (1, []))
+    self.hear(2, given.suspects(1, count=3))
+    self.run_for(1.2, beats=(1, 2))
+    self.assertEqual(self.view.reason, "n2 left: it cannot reach the others")
+
+  def test_of_who_was_left_out_nothing_is_kept(self):
+    self.begin()
+    self.hear(1, messages.NewView(members.view(2, 0, 1)))
+    self.hear(1, given.suspects(2, 3))
+    self.assertCountEqual(self.agent.roster.suspicions.of("life 1"), ["life 3"])
+    self.assertIsNone(self.agent.roster.watch.silent_secs("life 2", 5.0))
+
+  def test_who_is_not_a_member_accuses_nobody(self):
+    self.begin()
+    self.tell(self.agent._welcome, members.member(3))
+    self.hear(3, given.suspects(1, is_certain=True))
+    self.hear(3, messages.Ready())  # Nor does it come in, as it cannot reach all.
+    self.run_for(4.0, beats=(1, 2, 3))
+    self.assertEqual(self.view.number, 1)
+    self.hear(3, given.suspects(count=2))
+    self.run_for(0.1)
+    self.assertEqual(self.view.reason, "n3 joined")
+
+  def test_whose_worker_began_elsewhere_does_not_join(self):
+    self.begin()
+    self.tell(self.agent._welcome, members.member(3))
+    self.hear(3, messages.Ready(0))
+    self.run_for(0.1)
+    self.assertEqual(self.view.number, 1)
+
+  @parameterized.named_parameters(
+      ("an_agent_that_is_silent", [(1, messages.Beat(), 1.5)], 2.5),
+      ("it_was_never_heard", [], None),
+      (
+          "its_worker_had_been_silent_when_it_ended",
+          [(1, messages.Gone("killed", silent_secs=0.25), 3.0), (1, messages.Beat(), 3.5)],
+          1.25,
+      ),
+      ("it_has_handed_over", [(1, messages.Gone("handed over"), 3.0)], 1.0),
+  )
+  def test_how_long_a_lost_node_was_silent(self, heard, secs):
+    self.begin(me=2)  # Node 0 proposes.
+    for number, message, now in heard:
+      self.now = now
+      self.hear(number, message)
+    self.now = 4.0
+    view = messages.NewView(members.view(2, 0, 2))
+    self.hear(0, view)
+    silent = [messages.Silent(2, {1: secs})] if secs is not None else []
+    self.assertEqual(
+        [m for m in self.worker.sent if not isinstance(m, messages.Trouble)], [*silent, view]
+    )
+
+
+class ViewsTest(given.AgentCase):
+
+  def test_the_next_member_acts_if_the_leader_does_not(self):
+    self.begin(me=1)
+    self.hear(2, messages.Gone("killed"))
+    self.run_for(1.9, beats=(0,))
+    self.assertIsNone(self.find_view(2))
+    self.run_for(0.2, beats=(0,))
+    self.assertEqual(self.view, members.view(2, 0, 1, reason="n2 left: killed"))
+
+  def lose_most(self):
+    self.begin()
+    self.hear(1, messages.Gone("killed"))
+    self.hear(2, messages.Gone("killed"))
+
+  def test_a_minority_lets_others_go_first(self):
+    self.lose_most()
+    self.run_for(0.9)
+    self.assertIsNone(self.find_view(2))
+    self.run_for(0.2)
+    self.assertEqual(self.view, members.view(2, 0, reason="n1 left: killed; n2 left: killed"))
+
+  def test_a_minority_that_the_others_went_on_without(self):
+    self.lose_most()
+    self.make_view(members.view(2, 1, 2, reason="n0 left: silent"))
+    self.run_for(1.2)
+    self.assertEqual(self.ended, "the others continue without it: n0 left: silent")
+
+  def test_a_proposal_that_comes_second(self):
+    self.begin()
+    other = self.make_view(members.view(2, 0, 2, reason="n2 was first"))
+    self.hear(1, messages.Gone("gone"))
+    self.run_for(0.1)
+    self.assertEqual(self.view, other)
+
+  def test_a_folder_that_does_not_answer_is_asked_again(self):
+    self.begin()
+    self.place.errors = [OSError("no folder.")] * 3
+    self.hear(1, messages.Gone("gone"))
+    self.run_for(0.25)
+    self.assertEqual(self.view.number, 1)
+    self.assertEqual(self.logged, ["no folder. Trying again."])
+    self.run_for(0.2)
+    self.assertEqual(self.view.number, 2)
+
+  def test_who_has_lost_its_records_goes_on_from_nothing(self):
+    self.begin()
+    self.place.values.clear()
+    self.hear(1, messages.Gone("gone"))
+    self.run_for(5.0, beats=(2,))
+    self.assertIn("have lost view 1", self.logged[0])
+    self.assertEqual((self.view.number, self.place.values), (1, {}))
+
+  def test_what_two_say_in_turn_is_not_warned_of_again_and_again(self):
+    self.begin()
+    for tenth in range(205):
+      self.now = tenth / 10
+      self.agent._warn(f"No answer.{' Trying again.' * (tenth % 2)}")
+    self.assertLen(self.logged, 6)
+
+  def test_views_that_are_told(self):
+    self.begin(me=2)
+    self.hear(0, messages.NewView(self.make_view(members.view(2, 0, 1, 2, 3))))
+    self.assertEqual(self.view.number, 2)
+    self.make_view(members.view(3, 0, 2, 3))
+    self.hear(0, messages.NewView(self.make_view(members.view(4, 0, 2))))
+    self.assertEqual(self.view.number, 2)  # One is missing.
+    self.run_for(0.01)
+    self.assertEqual(self.view.number, 4)
+
+  def test_a_member_answers_who_asks_and_its_worker_works_on(self):
+    self.begin(me=1)
+    asked = self.make_view(views.ask(self.view, "n9"))
+    self.place.errors = [OSError("no folder.")]
+    self.hear(0, messages.NewView(asked))
+    self.run_for(0.2)
+    self.assertEqual(self.find_view(3), views.answer(asked, "n1"))
+    self.assertEqual(self.worker.sent, [])
+    # Values are posted in the view in which workers are.
+    for number in (0, 2):
+      self.hear(number, messages.Post(1, "vote", "no"))
+    self.hear_worker(messages.Post(1, "vote", "no"))
+    values = dict.fromkeys(range(3), "no")
+    self.assertEqual(self.worker.sent, [messages.Gathered(1, "vote", values)])
+
+  @parameterized.parameters(1, 3)
+  def test_who_has_no_worker_and_who_is_no_member_do_not_answer(self, me):
+    self.begin(me=me)
+    if me == 1:
+      self.agent.roster.gone["life 1"] = "killed"
+    asked = self.make_view(views.ask(self.view, "n9"))
+    self.hear(0, messages.NewView(asked))
+    self.run_for(0.2)
+    self.assertEqual(self.view, asked)
+    self.assertIsNone(self.find_view(3))
+
+  @parameterized.parameters(1, 2)
+  def test_a_newcomer_that_hears_a_copy_first_works_in_the_original(self, count):
+    self.begin(me=3)
+    self.agent.roster.origin = None
+    joined = members.view(2, 0, 1, 2, 3)
+    copy = views.ask(joined, "n9")
+    for _ in range(count - 1):
+      copy = views.answer(copy, "n0")
+    self.hear(0, messages.NewView(copy))
+    self.assertEqual(self.worker.sent, [messages.NewView(joined)])
+    self.assertEqual(self.view, copy)
+    self.assertEqual(self.agent.roster.find_view(2), joined)
+
+  def test_values_are_posted_to_all_members(self):
+    self.begin(me=1)
+    post = messages.Post(1, "vote", "yes")
+    self.hear_worker(post)
+    self.assertEqual(self.mesh.sent, [(post, "life 0"), (post, "life 2")])
+    self.hear(0, messages.Post(1, "vote", "no"))
+    self.hear(2, post)
+    values = {0: "no", 1: "yes", 2: "yes"}
+    self.assertEqual(self.worker.sent, [messages.Gathered(1, "vote", values)])
+
+
+class FollowTest(given.AgentCase):
+  """What it finds in the records."""
+
+  @parameterized.parameters((0, True), (2, True), (3, False), (7, True))
+  def test_who_looks_for_agents(self, me, looks):
+    """A newcomer, and the first members; all look for views."""
+    self.begin(me=me, numbers=range(5))
+    self.place.calls.clear()
+    self.tell(self.agent._start, self.agent._follow)
+    self.run_for(0.1)
+    self.assertEqual(self.place.calls[0], ("read", "views/2"))
+    self.assertEqual(("keys", "nodes") in self.place.calls, looks)
+    self.run_for(0.3)  # A newcomer looks again soon.
+    self.assertEqual(self.place.calls.count(("read", "views/2")), 2 if me == 7 else 1)
+
+  def test_agents_that_are_found(self):
+    self.begin()
+    self.hear(1, messages.NewView(members.view(2, 0, 1)))  # Without n2.
+    for number in (1, 2, 8):
+      self.records.mark(
+          f"nodes/life {number}", {"member": json_lib.to_plain(members.member(number))}
+      )
+    self.do(self.agent._look_for_agents())
+    self.assertIn("life 8", self.agent.roster.known)
+    # Who was left out may be unable to say that it is gone; and this one shows itself.
+    self.assertEqual(self.records.names("nodes"), ["life 0", "life 1", "life 8"])
+    self.assertEqual(self.agent.roster.registered, {"life 1", "life 8"})
+    there = self.records.find("nodes/life 0")
+    self.assertEqual(there["member"], json_lib.to_plain(members.member(0)))
+
+  def test_agents_show_that_they_live_until_there_is_a_member(self):
+    self.begin(numbers=())
+    for now, is_due in ((10.0, True), (11.0, False), (12.1, True)):
+      self.now = now
+      self.place.calls.clear()
+      self.do(self.agent._look_for_agents())
+      self.assertEqual(("put", "nodes/life 0") in self.place.calls, is_due)
+
+
+class RunOverTest(given.AgentCase):
+  """Who ends a run of which nobody is left."""
+
+  def end_run(self, *, said=(0, 1, 2), is_again=False, view=None, secs=0.1):
+    self.begin(me=3, is_again=is_again, view=view)
+    self.agent.roster.gone = {f"life {n}": "killed" for n in said}
+    for number in {0, 1, 2} - {*said}:
+      self.mesh.refusing.add(number)
+      self.tell(self.mesh.closed[number].set_result, "closed")
+    self.agent.roster.origin = None
+    self.run_for(1.2 + secs)
+
+  def test_it_writes_a_view_without_members(self):
+    self.end_run()
+    self.assertEqual(self.find_view(2), views.View(2, (), "no member of view 1 is left"))
+    self.assertTrue(self.agent.must_restart)
+
+  def test_another_was_first(self):
+    self.begin(me=3)
+    other = self.make_view(members.view(2, 1))
+    self.agent.roster.gone = {f"life {n}": "killed" for n in range(3)}
+    self.do(self.agent._end_run())
+    self.assertEqual(self.view, other)
+
+  @parameterized.parameters((False, (), True), (True, (), False), (False, (1,), False))
+  def test_it_is_another_run_if_nobody_is_left_of_the_former_one(self, is_again, said, begins):
+    self.end_run(is_again=is_again, said=said, secs=11.0)
+    self.assertEqual(self.find_view(2), views.ask(members.view(1, 0, 1, 2), "n3"))
+    want = views.View(3, (), "no member of view 2 is left", run=3 if begins else 0)
+    self.assertEqual(self.find_view(3), want)
+
+  def test_one_question_counts_for_all_who_ask(self):
+    self.end_run(view=views.ask(members.view(1, 0, 1, 2), "n9"), said=(), secs=9.0)
+    self.assertIsNone(self.find_view(3))
+    self.run_for(2.0)
+    self.assertEqual(self.find_view(3).members, ())
+
+  @parameterized.parameters(0, 1)
+  def test_any_other_view_is_an_answer(self, kind):
+    first = members.view(1, 0, 1, 2)
+    answer = (views.answer(views.ask(first, "n3"), "n1"), members.view(3, 0, 1))[kind]
+    self.end_run(secs=2.0, said=())
+    self.make_view(answer)
+    self.run_for(1.0)
+    self.assertEqual(self.view, answer)
+    self.assertEqual(self.agent._num_answers, 1)
+    self.assertIsNone(self.ended)
+
+  def test_who_was_answered_waits_for_longer(self):
+    self.begin(me=3)
+    found = []
+    for self.agent._num_answers in (0, 1, 7, 100):
+      found.append(self.agent._find_patience() / self.agent.options.limits.most_silence_secs)
+    self.assertEqual(found, [1, 2, 8, 8])
