@@ -172,9 +172,8 @@ class Client:
       for content in decoder.feed(data):
         message = messages.parse(content, messages.TO_WORKER)
         with self._changed:
-          if isinstance(message, messages.Silent):
-            self._silent[message.view] = dict(message.secs)
           if isinstance(message, messages.NewView):
             self._arrived[message.view.number] = time.perf_counter()
+            self._silent[message.view.number] = message.silent
           self._state.hear(message)
           self._changed.notify_all()

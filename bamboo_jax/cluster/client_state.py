@@ -73,11 +73,11 @@ class ClientState:
   def hear(self, message: Any) -> None:
     """Takes one of `messages.TO_WORKER`."""
     match message:
-      case messages.NewView(view):
+      case messages.NewView(view=view):
         self._see(view)
       case messages.Gathered(view, key, values):
         self._gathered[view, key] = values
-      case messages.StillMember():
+      case messages.Doubt():
         self._is_in_doubt = False
       case messages.Trouble(is_due):
         self._is_in_trouble = is_due

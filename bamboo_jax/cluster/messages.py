@@ -49,7 +49,7 @@ class Beat:
 
 @dataclasses.dataclass(frozen=True)
 class Ready:
-  """The worker of an agent is ready to be a member.
+  """The worker of an agent has compiled its programs, and is ready to be a member.
 
   `origin` is the number of the view without members that it starts from, 0 in a
   new folder; None if it joins others.
@@ -60,21 +60,26 @@ class Ready:
 
 @dataclasses.dataclass(frozen=True)
 class NewView:
-  """A view has been made."""
+  """A view has been made.
+
+  `silent`: for how long, as the agent adopted the view, the nodes that it removes had been
+  silent, by number; told to workers.
+  """
 
   view: views.View
+  silent: dict[base.NodeId, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
 class Notice:
-  """The node of an agent will be preempted."""
+  """The node of an agent will be preempted, or its worker is slow: others take over."""
 
   reason: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Gone:
-  """The sender is no longer a member; its agent may be alive.
+  """The sender is no longer a member, as its worker has ended or handed over.
 
   `silent_secs`: how long its worker had been silent; None if it left on notice.
   """
@@ -134,11 +139,6 @@ class WorkerBeat:
 
 
 @dataclasses.dataclass(frozen=True)
-class WorkerReady:
-  """The worker has compiled its programs."""
-
-
-@dataclasses.dataclass(frozen=True)
 class Report:
   """Progress of training, for `bamboo status`; plain JSON by name."""
 
@@ -147,7 +147,7 @@ class Report:
 
 @dataclasses.dataclass(frozen=True)
 class Doubt:
-  """The worker asks whether it is still a member.
+  """The worker asks whether it is still a member; its agent repeats it if so.
 
   It may have been suspended, or an awaited message came after a long silence.
   """
@@ -166,41 +166,12 @@ class Failed:
 
 
 @dataclasses.dataclass(frozen=True)
-class Leave:
-  """The worker has handed its stages over, after a notice."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Slow:
-  """The worker is slow, and shall hand its stages over as after a notice."""
-
-  reason: str
-
-
-@dataclasses.dataclass(frozen=True)
 class Gathered:
   """The values that all members of a view have posted under a key."""
 
   view: base.ViewId
   key: str
   values: dict[base.NodeId, Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class StillMember:
-  """The answer to `Doubt`."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Silent:
-  """For how long the nodes that a view removes had been silent.
-
-  `secs` are by number of the node, until the agent adopted `view`. Sent before
-  the view.
-  """
-
-  view: base.ViewId
-  secs: dict[base.NodeId, float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,11 +186,11 @@ def _table(*classes: type) -> dict[str, type]:
 
 
 HANDSHAKE = _table(Greeting, Hello)
-FROM_AGENT = _table(*(Post, Beat, Ready, NewView, Notice, Gone, Suspects, Done, Assignment), Failed)
+FROM_AGENT = _table(*(Post, Beat, Ready, NewView, Notice, Gone, Suspects, Done, Assignment, Failed))
 FROM_WORKER = _table(
-    *(Post, Adopt, WorkerBeat, WorkerReady, Assignment, Report, Doubt, Done), *(Leave, Slow, Failed)
+    *(Post, Adopt, WorkerBeat, Ready, Assignment, Report, Doubt, Done, Notice, Gone, Failed)
 )
-TO_WORKER = _table(*(Gathered, NewView, StillMember, Assignment, Silent, Trouble))
+TO_WORKER = _table(Gathered, NewView, Doubt, Assignment, Trouble)
 
 
 def encode(message: Any) -> bytes:

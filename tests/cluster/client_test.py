@@ -36,8 +36,8 @@ class ClientTest(parameterized.TestCase):
   def say(self, kind, **values):
     self.agent.sendall(frames.encode({"kind": kind, **values}))
 
-  def show(self, number, *numbers):
-    self.say("NewView", view=json_lib.to_plain(view(number, *numbers)))
+  def show(self, number, *numbers, **silent):
+    self.say("NewView", view=json_lib.to_plain(view(number, *numbers)), **silent)
 
   def gathered(self, number, key, values):
     self.say("Gathered", view=number, key=key, values=values)
@@ -96,12 +96,10 @@ class ClientTest(parameterized.TestCase):
 
   def test_how_long_the_lost_were_silent(self):
     self.begin()
-    self.say("Silent", view=4, secs={"2": 3.0})
-    self.show(4, 0, 1)
+    self.show(4, 0, 1, silent={"2": 3.0})
     self.client.adopt(self.client.find_view(4))
     self.assertEqual(self.client.silent_secs(4), {2: 3.0})
-    self.say("Silent", view=5, secs={"0": 0.25})
-    self.show(5, 1)
+    self.show(5, 1, silent={"0": 0.25})
     self.client.adopt(self.client.find_view(5))
     silent_secs = self.client.silent_secs(5)
     self.assertEqual(silent_secs[0], 0.25)
@@ -152,7 +150,7 @@ class ClientTest(parameterized.TestCase):
     while not self.hear("WorkerBeat")["is_waiting"]:
       pass  # So nobody takes it for the one that hangs.
     self.assertEqual(got, [])
-    self.say("StillMember")
+    self.say("Doubt")
     thread.join()
     self.assertEqual(got, [{0: "x", 1: "y", 2: "z"}])
 

@@ -56,7 +56,7 @@ class MessagesTest(parameterized.TestCase):
     self.assertEqual(messages.parse(content, messages.FROM_AGENT), message)
 
   @parameterized.parameters(
-      messages.Gathered(1, "vote", {2: "no", 10: None}), messages.Silent(2, {10: 0.5})
+      messages.Gathered(1, "vote", {2: "no", 10: None}), messages.NewView(views.EMPTY, {10: 0.5})
   )
   def test_keys_are_numbers(self, message):
     (content,) = frames.Decoder().feed(messages.encode(message))

@@ -197,7 +197,7 @@ class ScriptedWorker:
       self._steps = max(self.shared.saved, default=0)
       self._state = self.shared.saved.get(self.steps, "start")
     yield _COMPILE_SECS
-    self._say(messages.WorkerReady())
+    self._say(messages.Ready())
     client.adopt((yield from client.on_purpose(client.wait_first())))
     is_new = True
     while True:

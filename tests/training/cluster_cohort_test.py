@@ -171,7 +171,10 @@ class ClusterCohortTest(parameterized.TestCase):
     client, _, cohort = self.make()
     cohort.report("leave", node=1)
     cohort.report("facts", facts={"steps": 1})
-    self.assertEqual(client.said, [messages.Leave(), messages.Assignment({"steps": 1})])
+    self.assertEqual(
+        client.said,
+        [messages.Gone("handed over after a notice"), messages.Assignment({"steps": 1})],
+    )
 
 
 class StrikeTest(folders.FolderCase):

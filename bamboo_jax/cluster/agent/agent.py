@@ -815,9 +815,7 @@ class Agent:
         self._start_once(self._answer)
     elif roster.is_member:
       self._watch.excuse_work(self._now())
-      if silent:
-        self._worker_process.send(messages.Silent(view.number, silent))
-      self._worker_process.send(messages.NewView(view))
+      self._worker_process.send(messages.NewView(view, silent))
       self._deliver(view.number)
     elif was_in and view.members:
       if self._cause:
@@ -1014,7 +1012,7 @@ class Agent:
       case messages.WorkerBeat(step=step):
         logs.note_step(step)
         self._watch.note_progress(message, self._now())
-      case messages.WorkerReady():
+      case messages.Ready():
         self._watch.begin(self._now(), is_ready=True)
         roster.ready_secs = self._now()
         self._start(self._say_ready)
@@ -1031,10 +1029,10 @@ class Agent:
       case messages.Failed(reason):
         self._tell(message)
         self._finish(error=base.RunFailedError(reason))
-      case messages.Slow(reason):
+      case messages.Notice(reason):
         self._take_notice(reason)
-      case messages.Leave():
-        self._tell(messages.Gone("handed over after a notice"))
+      case messages.Gone():
+        self._tell(message)
         self.has_left = True
         self._finish()
 
@@ -1051,7 +1049,7 @@ class Agent:
     """
     await self._retry(self._read)
     if not self.is_ending:
-      self._worker_process.send(messages.StillMember())
+      self._worker_process.send(messages.Doubt())
 
   def _report(self, status: Mapping[str, Any]) -> None:
     self.status |= status

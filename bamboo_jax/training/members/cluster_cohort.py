@@ -29,13 +29,13 @@ from bamboo_jax.training.members import cohort as cohort_lib
 T = TypeVar("T")
 _MOST_PARTNERS = 512  # Nodes connected ahead, at most.
 _ATTEMPT_BITS = 32  # Low bits of an attempt's number; the high ones: its view.
-_REPORTS = {
+_REPORTS: dict[str, Callable[..., Any]] = {
     "done": messages.Done,
     "failed": messages.Failed,
     "facts": messages.Assignment,
-    "leave": messages.Leave,
+    "leave": lambda: messages.Gone("handed over after a notice"),
     "report": messages.Report,
-    "slow": messages.Slow,
+    "slow": messages.Notice,
 }
 
 
@@ -82,7 +82,7 @@ class ClusterCohort:
     return cohort_lib.Start(layout, members, is_restart=is_restart)
 
   def enter(self) -> None:
-    self._client.send(messages.WorkerReady())
+    self._client.send(messages.Ready())
     first = self._client.wait_first()
     self._client.adopt(first)
     self._exits.adopt(first.number)

@@ -34,7 +34,7 @@ def beat():
     time.sleep(0.1)
 
 threading.Thread(target=beat, daemon=True).start()
-say(kind="WorkerReady")
+say(kind="Ready")
 while data := sock.recv(1 << 16):
   for message in decoder.feed(data):
     match message["kind"]:

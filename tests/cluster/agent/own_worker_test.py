@@ -127,7 +127,7 @@ class OwnWorkerTest(given.AgentCase):
 
   def test_a_slow_worker_hands_over(self):
     self.begin()
-    self.hear_worker(messages.Slow("it is slow"))
+    self.hear_worker(messages.Notice("it is slow"))
     self.assertIn((messages.Notice("it is slow"), None), self.mesh.sent)
     self.run_for(0.1)
     self.assertEqual(self.view.leaving, (0,))
@@ -157,7 +157,7 @@ class OwnWorkerTest(given.AgentCase):
   def test_a_worker_that_waits_for_the_folder(self, it, killed_secs):
     """It makes no progress from second 1 on, for 13 s; it is then killed."""
     self.begin(numbers=(0, 1), limits=config.ClusterSection(no_progress_secs=13.0))
-    self.hear_worker(messages.WorkerReady())
+    self.hear_worker(messages.Ready())
     self.tell(self.agent._start, self.agent._follow)
     self.run_for(0.9)
     if it == "fails":
@@ -178,7 +178,7 @@ class OwnWorkerTest(given.AgentCase):
     self.run_for(0.05)
     self.assertEqual(self.worker.sent, [])
     self.run_for(0.1)
-    self.assertEqual(self.worker.sent, [messages.StillMember()])
+    self.assertEqual(self.worker.sent, [messages.Doubt()])
     self.worker.sent.clear()
     self.make_view(members.view(2, 1, 2))
     self.hear_worker(messages.Doubt())
@@ -344,7 +344,7 @@ class JoinTest(given.AgentCase):
     self.begin(me=3)
     self.mesh.silent.add(1)
     self.agent.roster.connected.discard("life 1")
-    self.hear_worker(messages.WorkerReady())
+    self.hear_worker(messages.Ready())
     self.run_for(0.3)
     self.assertNotIn((messages.Ready(0), None), self.mesh.sent)
     self.tell(self.mesh.closed[1].set_result, "closed")

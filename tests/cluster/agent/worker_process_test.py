@@ -16,7 +16,7 @@ faulthandler.register(signal.SIGUSR1)
 sock = socket.socket(fileno=int(sys.argv[1]))
 
 def hang_here():
-  sock.sendall(frames.encode({"kind": "WorkerReady"}))
+  sock.sendall(frames.encode({"kind": "Ready"}))
   threading.Event().wait()
 
 hang_here()
