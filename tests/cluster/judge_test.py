@@ -11,7 +11,7 @@ from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import judge, records as records_lib, views
 from tests import folders, members
-from tests.explorer import machine
+from tests.explorer import clock
 
 
 class JudgeTest(folders.FolderCase):
@@ -24,7 +24,7 @@ class JudgeTest(folders.FolderCase):
     self.enterContext(mock.patch.object(asyncio, "run", self.run_in_virtual_time))
 
   def run_in_virtual_time(self, waits):
-    loop = machine.VirtualLoop(lambda: self.slept_secs)
+    loop = clock.VirtualLoop(lambda: self.slept_secs)
     task = loop.create_task(waits)
     while (due := loop.run_due()) is not None:
       self.slept_secs = due

@@ -1,6 +1,6 @@
 """Explores what may happen to a cluster, by simulating its real decisions.
 
-  clock    virtual time
+  clock    virtual time, and an asyncio loop in it
   network  hosts, links and connections, and their faults
   judge    the records of a run, and what goes wrong on the way to them
   world    these three together

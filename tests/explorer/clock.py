@@ -1,6 +1,7 @@
 """Virtual time: jumps from one happening to the next."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Iterable
 import heapq
 import itertools
 from typing import Any
@@ -27,3 +28,46 @@ class SimulatedClock:
       self.count += 1
       call(*args)
     self.now = max(self.now, until_secs)
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+  """A loop in which time passes only as `now` says."""
+
+  def __init__(self, now: Callable[[], float]) -> None:
+    super().__init__()
+    self._selector, self.time = self, now
+    self._failures: list[BaseException] = []
+    # Tasks of processes that are killed have no exception.
+    self.set_exception_handler(
+        lambda loop, context: self._failures.extend(filter(None, [context.get("exception")]))
+    )
+
+  def __del__(self) -> None:
+    """Closes nothing: its tasks end with it."""
+
+  def _write_to_self(self) -> None:
+    """It never sleeps."""
+
+  def select(self, timeout: float | None) -> Iterable[Any]:
+    return ()
+
+  def _process_events(self, events: Iterable[Any]) -> None:
+    """There are none."""
+
+  def run_due(self) -> float | None:
+    """Runs what is due by now; returns when something is next."""
+    while True:
+      self.call_soon(self.stop)
+      self.run_forever()
+      if self._failures:
+        raise self._failures.pop()
+      if not self._ready:
+        return self._scheduled[0].when() if self._scheduled else None
+
+  def run_without_timers(self) -> None:
+    """Runs what has come, though something else may be due."""
+    due, self._scheduled = self._scheduled, []
+    self.run_due()
+    for timer in self._scheduled:
+      heapq.heappush(due, timer)
+    self._scheduled = due

@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 import contextlib
 import dataclasses
 import functools
-import heapq
 import random
 from typing import Any
 
@@ -13,6 +12,7 @@ from bamboo_jax import base
 from bamboo_jax.cluster import messages, views
 from bamboo_jax.cluster.agent import agent as agent_lib, mesh as mesh_lib
 from tests.explorer import (
+    clock as clock_lib,
     judge as judge_lib,
     network as network_lib,
     worker as worker_lib,
@@ -22,49 +22,6 @@ from tests.explorer import (
 _EXIT_SECS = 0.05  # At most, until an agent sees its worker's exit.
 _PIPE_SECS = 0.0001
 _EVENT_SECS = 0.002  # For an event, while others wait.
-
-
-class VirtualLoop(asyncio.BaseEventLoop):
-  """A loop in which time passes only as `now` says."""
-
-  def __init__(self, now: Callable[[], float]) -> None:
-    super().__init__()
-    self._selector, self.time = self, now
-    self._failures: list[BaseException] = []
-    # Tasks of processes that are killed have no exception.
-    self.set_exception_handler(
-        lambda loop, context: self._failures.extend(filter(None, [context.get("exception")]))
-    )
-
-  def __del__(self) -> None:
-    """Closes nothing: its tasks end with it."""
-
-  def _write_to_self(self) -> None:
-    """It never sleeps."""
-
-  def select(self, timeout: float | None) -> Iterable[Any]:
-    return ()
-
-  def _process_events(self, events: Iterable[Any]) -> None:
-    """There are none."""
-
-  def run_due(self) -> float | None:
-    """Runs what is due by now; returns when something is next."""
-    while True:
-      self.call_soon(self.stop)
-      self.run_forever()
-      if self._failures:
-        raise self._failures.pop()
-      if not self._ready:
-        return self._scheduled[0].when() if self._scheduled else None
-
-  def run_without_timers(self) -> None:
-    """Runs what has come, though something else may be due."""
-    due, self._scheduled = self._scheduled, []
-    self.run_due()
-    for timer in self._scheduled:
-      heapq.heappush(due, timer)
-    self._scheduled = due
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,7 +145,7 @@ class SimulatedMachine:
     life = next(self.world.lives)
     self.ended: Ended | None = None
     self.left = None
-    self._loop = VirtualLoop(lambda: self.world.clock.now + self._ahead_secs)
+    self._loop = clock_lib.VirtualLoop(lambda: self.world.clock.now + self._ahead_secs)
     self._wake_secs = float("inf")
     incarnation = f"{options.name}#{life}"
     self.agent = agent_lib.Agent(
@@ -238,7 +195,7 @@ class SimulatedMachine:
       self._wake_secs = due
       self.world.clock.at(max(0.0, due - loop.time()), self._wake, loop, due)
 
-  def _wake(self, loop: VirtualLoop, due: float) -> None:
+  def _wake(self, loop: clock_lib.VirtualLoop, due: float) -> None:
     if loop is self._loop and due == self._wake_secs:
       self._wake_secs = float("inf")
       self.step()

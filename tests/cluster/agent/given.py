@@ -11,7 +11,7 @@ from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import messages, records as records_lib, views
 from bamboo_jax.cluster.agent import agent as agent_lib, mesh as mesh_lib
 from tests import members
-from tests.explorer import machine
+from tests.explorer import clock
 
 
 def make_options(name, **changes):
@@ -162,7 +162,7 @@ class AgentCase(parameterized.TestCase):
       self.records = records_lib.Records("there", b"key")
       self.records._place = self.place
     self.now, self.warned, self.logged = 0.0, [], []
-    self.loop = machine.VirtualLoop(lambda: self.now)
+    self.loop = clock.VirtualLoop(lambda: self.now)
     self.mesh, self.worker = Mesh(), Worker(self.loop)
     self.agent = agent_lib.Agent(
         make_options(name, **changes),
