@@ -118,7 +118,7 @@ class SimulatedMachine:
       if self._backlog:
         agent, *call = self._backlog.pop(0)
         if agent is self.agent:
-          self._loop.call_soon(*call)
+          self.loop.call_soon(*call)
         self.world.clock.at(_EVENT_SECS, self._catch_up)
       self.step()
 
@@ -145,7 +145,7 @@ class SimulatedMachine:
     life = next(self.world.lives)
     self.ended: Ended | None = None
     self.left = None
-    self._loop = clock_lib.VirtualLoop(lambda: self.world.clock.now + self._ahead_secs)
+    self.loop = clock_lib.VirtualLoop(lambda: self.world.clock.now + self._ahead_secs)
     self._wake_secs = float("inf")
     incarnation = f"{options.name}#{life}"
     self.agent = agent_lib.Agent(
@@ -156,8 +156,8 @@ class SimulatedMachine:
         worker=_Process(self),
         log=lambda level, text, *args: self.world.log(f"{incarnation}: {text % args}"),
     )
-    self._run = self._loop.create_task(self.agent.run())
-    self._lives.append((self._loop, self.agent, self._run))
+    self._run = self.loop.create_task(self.agent.run())
+    self._lives.append((self.loop, self.agent, self._run))
     self.step()
 
   def tell(self, agent: agent_lib.Agent, call: Callable[..., Any], *args: Any) -> None:
@@ -167,7 +167,7 @@ class SimulatedMachine:
     if self.is_frozen or self._backlog:
       self._backlog.append((agent, call, *args))
     else:
-      self._loop.call_soon(call, *args)
+      self.loop.call_soon(call, *args)
       self.step()
 
   def later(self, secs: float, call: Callable[..., Any], *args: Any) -> None:
@@ -178,7 +178,7 @@ class SimulatedMachine:
     """Runs the agent as far as it comes by now."""
     if self.is_dead or self.is_frozen or self._run.done():
       return
-    loop, known = self._loop, self.agent.roster.view
+    loop, known = self.loop, self.agent.roster.view
     due = loop.run_without_timers() if self._backlog else loop.run_due()
     if self.agent.roster.view is not known:
       self.world.on_adopt(self)
@@ -196,7 +196,7 @@ class SimulatedMachine:
       self.world.clock.at(max(0.0, due - loop.time()), self._wake, loop, due)
 
   def _wake(self, loop: clock_lib.VirtualLoop, due: float) -> None:
-    if loop is self._loop and due == self._wake_secs:
+    if loop is self.loop and due == self._wake_secs:
       self._wake_secs = float("inf")
       self.step()
 
@@ -211,7 +211,7 @@ class SimulatedMachine:
 
   def _ask_judge(self, function: Any, *args: Any) -> Awaitable[Any]:
     """Calls a function with the records, each call of the judge in its time."""
-    answer, agent = self._loop.create_future(), self.agent
+    answer, agent = self.loop.create_future(), self.agent
 
     def go_on(*answers: Any) -> None:
       call, result, error = judge_lib.carry_on(function, args, answers)
@@ -252,7 +252,7 @@ class _Process:
 
   def __init__(self, machine: SimulatedMachine) -> None:
     self._machine = machine
-    self.exit = machine._loop.create_future()
+    self.exit = machine.loop.create_future()
 
   async def start(
       self, command: Sequence[str], *, log: str, on_message: Callable[[Any], None]
@@ -338,10 +338,31 @@ class _Mesh:
   async def connect(
       self, member: views.Member, me: views.Member, on_accepted: Callable[[], None]
   ) -> AsyncIterator[Awaitable[str]]:
+    other, now = member.incarnation, self._machine.loop.time
+    end_secs = now() + mesh_lib._BREAKS_SECS
+    while True:
+      opened, closed = self._dial(member, me, on_accepted)
+      try:
+        link = self._links[other] = await opened
+        break
+      except ConnectionResetError:  # While the agent says nothing yet.
+        if now() > end_secs:
+          raise
+        await asyncio.sleep(mesh_lib._BROKE_SECS)
+    try:
+      yield closed
+    finally:
+      link.drop()
+      if self._links.get(other) is link:
+        del self._links[other]
+
+  def _dial(
+      self, member: views.Member, me: views.Member, on_accepted: Callable[[], None]
+  ) -> tuple[asyncio.Future[network_lib.SimulatedLink], asyncio.Future[str]]:
+    """Dials once; returns what the connection, and its end, will be told to."""
     machine, agent, other = self._machine, self._machine.agent, member.incarnation
-    loop = machine._loop
-    opened: asyncio.Future[network_lib.SimulatedLink] = loop.create_future()
-    closed: asyncio.Future[str] = loop.create_future()
+    opened: asyncio.Future[network_lib.SimulatedLink] = machine.loop.create_future()
+    closed: asyncio.Future[str] = machine.loop.create_future()
 
     def accepted() -> None:
       if other in self._refused:
@@ -359,6 +380,10 @@ class _Mesh:
         self._refused.add(other)
       settle(opened, None, (mesh_lib.GoneError if is_refused else OSError)(reason))
 
+    def close(reason: str) -> None:
+      settle(opened, None, ConnectionResetError(reason))
+      settle(closed, reason)
+
     tell = functools.partial(machine.tell, agent)
     machine.world.network.dial(
         machine.host,
@@ -367,15 +392,9 @@ class _Mesh:
         on_accepted=functools.partial(tell, accepted),
         on_open=functools.partial(tell, open_link),
         on_failed=functools.partial(tell, failed),
-        on_closed=functools.partial(tell, settle, closed),
+        on_closed=functools.partial(tell, close),
     )
-    link = self._links[other] = await opened
-    try:
-      yield closed
-    finally:
-      link.drop()
-      if self._links.get(other) is link:
-        del self._links[other]
+    return opened, closed
 
   def send(self, message: Any, to: Iterable[str] | None = None) -> None:
     message = network_lib.copy(message)
