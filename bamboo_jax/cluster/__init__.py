@@ -9,7 +9,7 @@ once, in the records of the run. Nothing here computes or imports JAX.
   judge       views, numbers of nodes and runs, as records
   holding     a run of one process
   agent/      the agent: one class that runs the protocols, and what it decides by
-  client      the worker's connection to its agent; decisions: client_state
+  client      the worker's side of the protocol with its agent
   messages    messages of agents and workers, as values
   frames      how a message travels on a connection
   detection   when silence counts as a death; agent/watch applies it

@@ -1,12 +1,12 @@
-"""The worker's end of the socket to its agent.
+"""The worker's side of the protocol with its agent.
 
-A thread reads, so that a new view interrupts the worker while it computes or
-waits for a value. A wait for posts ends early if a newer view lacks a member. A
-process that was suspended asks its agent whether it is still a member before it
-believes posts. Decisions are in `client_state`.
+A thread reads what the agent says, so that a new view interrupts the worker while it
+computes or waits for a value. A wait for posts ends early if a newer view lacks a
+member. A process that was suspended asks its agent whether it is still a member
+before it believes posts.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 import functools
 import os
 import socket
@@ -18,107 +18,148 @@ from absl import logging
 
 from bamboo_jax import base
 from bamboo_jax.base import logs
-from bamboo_jax.cluster import client_state, frames, messages, views
+from bamboo_jax.cluster import frames, messages, views
 from bamboo_jax.schedule import channel as channel_lib
 
 _NUM_OLD = 8  # Views whose times are kept.
+_AWAY_BEATS = 5  # After as many missed beats it may be removed.
+
+# Yields a condition and a timeout in seconds (or None), and is sent whether the
+# condition held in time; then it returns its result.
+Wait = Generator[tuple[Callable[[], bool], float | None], bool | None, Any]
 
 
-def _blocking(
-    wait: Callable[..., client_state.Wait], on_purpose: bool = False
-) -> Callable[..., Any]:
-  """Returns a method that blocks until a wait of `ClientState` is over."""
+def _blocking(wait: Callable[..., Wait]) -> Callable[..., Any]:
+  """Returns a method that blocks until a wait is over."""
 
   @functools.wraps(wait)
   def block(self: "Client", *args: Any) -> Any:
-    run = self._wait_on_purpose if on_purpose else self._wait
-    return run(wait(self._state, *args))
+    return self._block(wait(self, *args))
+
+  return block
+
+
+def _idle(wait: Callable[..., Wait]) -> Callable[..., Any]:
+  """As `_blocking`; meanwhile heartbeats report that the main thread waits."""
+
+  @functools.wraps(wait)
+  def block(self: "Client", *args: Any) -> Any:
+    is_main = threading.current_thread() is threading.main_thread()
+    waits = wait(self, *args)
+    return self._block(self._on_purpose(waits) if is_main else waits)
 
   return block
 
 
 class Client:
-  """Talks to the agent of node `number`; methods are those of `ClientState`."""
+  """What the worker of node `number` knows and does; `adopted` is the view it works in.
+
+  Attributes:
+    newest: The newest view that is known, adopted or not.
+    send: Sends one of `messages.FROM_WORKER`.
+  """
 
   def __init__(
       self,
-      sock: socket.socket,
-      *,
       number: base.NodeId,
+      *,
+      send: Callable[[Any], None],
       on_lost: Callable[[views.View], Any],
       begun: Callable[[], channel_lib.Begun],
       heartbeat_secs: float = 0.1,
       silence_secs: float = 3.0,
+      now: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
+      block: Callable[[Wait], Any] | None = None,
   ) -> None:
-    """Starts to read from a socket that is connected to the agent.
+    """Starts before the first message.
 
-    `on_lost` is called at once, in the thread that reads; see `ClientState` for
-    it and what follows.
+    Args:
+      on_lost: Called at once, by who calls `hear`, with the new view when it lacks
+        a member of the adopted one; its result is posted there as "begun". Called
+        once with an empty view before the first.
+      begun: Returns the transfers that this worker is waiting for: as long as it
+        waits for others, it does not hang.
+      silence_secs: After this silence others may have removed this node.
+      now: Returns the time in seconds, on a clock that runs in a suspended
+        machine.
+      block: Carries out a wait, by default in threads.
     """
-    self.number = number
-    self._sock = sock
-    self._heartbeat_secs = heartbeat_secs
+    self.number, self.send = number, send
+    self.adopted = self.newest = views.EMPTY
+    self._interrupt = views.EMPTY
+    self._on_lost, self._find_begun = on_lost, begun
+    self._now, self._heartbeat_secs, self._silence_secs = now, heartbeat_secs, silence_secs
+    self._block = block or self._block_thread
+    self._changed = threading.Condition()
     self._arrived: dict[base.ViewId, float] = {}
     self._silent: dict[base.ViewId, dict[base.NodeId, float]] = {}
-    self._changed = threading.Condition()
-    self._writing = threading.Lock()
-    self._state = client_state.ClientState(
-        number,
-        send=self.send,
-        on_lost=on_lost,
-        begun=begun,
-        now=lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
-        heartbeat_secs=heartbeat_secs,
-        silence_secs=silence_secs,
-    )
-    for work in (self._read, self._beat):
-      threading.Thread(target=work, name="agent", daemon=True).start()
+    self._views: dict[base.ViewId, views.View] = {}
+    self._gathered: dict[tuple[base.ViewId, str], dict[base.NodeId, Any]] = {}
+    self._facts: Any = None
+    self._posted: list[tuple[base.ViewId, str]] = []
+    self._progress = 0
+    self._is_waiting = self._is_in_doubt = self._is_in_trouble = False
+    self._beat_secs = now()
 
   @property
-  def adopted(self) -> views.View:
-    return self._state.adopted
-
-  @property
-  def newest(self) -> views.View:
-    """The newest view that is known, adopted or not."""
-    with self._changed:
-      return self._state.newest
+  def is_interrupted(self) -> bool:
+    """Whether a newer view lacks a member of the adopted one."""
+    return self._interrupt.number > self.adopted.number
 
   def note_progress(self) -> None:
-    self._state.note_progress()
+    """Reports progress, with the next heartbeat."""
+    self._progress += 1
 
-  def send(self, message: Any) -> None:
-    with self._writing:
-      self._sock.sendall(messages.encode(message))
+  def hear(self, message: Any) -> None:
+    """Takes one of `messages.TO_WORKER`."""
+    with self._changed:
+      match message:
+        case messages.NewView(view, silent):
+          self._arrived[view.number], self._silent[view.number] = time.perf_counter(), silent
+          self._see(view)
+        case messages.Gathered(number, key, values):
+          self._gathered[number, key] = values
+        case messages.Doubt():
+          self._is_in_doubt = False
+        case messages.Trouble(is_due):
+          self._is_in_trouble = is_due
+        case messages.Assignment(facts):
+          self._facts = facts
+      self._changed.notify_all()
 
   def post(self, view: base.ViewId, key: str, value: Any) -> None:
-    with self._changed:
-      self._state.post(view, key, value)
+    """Posts a value for all members of a view; of each key the first counts.
 
-  def gather(self, key: str, value: Any) -> dict[base.NodeId, Any]:
-    """Posts a value; returns those of all members of the adopted view.
-
-    Raises `base.ViewChangedError` if a member is gone.
+    A joining node may post in a later view before it adopts one.
     """
-    self.post(self.adopted.number, key, value)
-    found: dict[base.NodeId, Any] = self.collect(key)
-    return found
-
-  collect = _blocking(client_state.ClientState.collect)
-  find_view = _blocking(client_state.ClientState.find_view)
-  wait_interrupt = _blocking(client_state.ClientState.wait_interrupt, on_purpose=True)
-  wait_members = _blocking(client_state.ClientState.wait_members, on_purpose=True)
-  wait_first = _blocking(client_state.ClientState.wait_first, on_purpose=True)
-  wait_facts = _blocking(client_state.ClientState.wait_facts, on_purpose=True)
+    with self._changed:
+      if (view, key) not in self._posted:  # Some have received the first.
+        self._posted.append((view, key))
+        self.send(messages.Post(view, key, value))
 
   def adopt(self, view: views.View) -> None:
     """Makes `view` the one that this worker works in."""
     with self._changed:
-      self._state.adopt(view)
+      self.adopted = view
+      for entry in [e for e in self._gathered if e[0] < view.number]:
+        del self._gathered[entry]
+      for number in [n for n in self._views if n < view.number]:
+        del self._views[number]
       for number in [n for n in self._arrived if n < view.number - _NUM_OLD]:
-        del self._arrived[number]
-        self._silent.pop(number, None)
+        del self._arrived[number], self._silent[number]
+      self._posted = [p for p in self._posted if p[0] >= view.number]
+      self.send(messages.Adopt(view.number))
+      self._stop_if_lost()
       self._changed.notify_all()
+
+  def beat(self) -> None:
+    """Sends a heartbeat."""
+    with self._changed:
+      self._doubt_if_away()
+      self._beat_secs = self._now()
+      is_waiting = self._is_waiting or self._waits_for_others()
+      step = base.StepId(logs.last_step())
+      self.send(messages.WorkerBeat(self._progress, is_waiting, step))
 
   def arrived_secs(self, number: base.ViewId) -> float:
     """Returns when a view arrived, on `time.perf_counter`."""
@@ -138,11 +179,87 @@ class Client:
           if view <= number
       }
 
-  def _wait_on_purpose(self, wait: client_state.Wait) -> Any:
-    is_main = threading.current_thread() is threading.main_thread()
-    return self._wait(self._state.on_purpose(wait) if is_main else wait)
+  # Waits.
 
-  def _wait(self, wait: client_state.Wait) -> Any:
+  def gather(self, key: str, value: Any) -> dict[base.NodeId, Any]:
+    """Posts a value; returns those of all members of the adopted view.
+
+    Raises `base.ViewChangedError` if a member is gone.
+    """
+    self.post(self.adopted.number, key, value)
+    found: dict[base.NodeId, Any] = self.collect(key)
+    return found
+
+  @_blocking
+  def collect(self, key: str) -> Wait:
+    """Returns the values of all members of the adopted view, by number.
+
+    Raises `base.ViewChangedError` if a member is gone.
+    """
+    entry, since_secs = (self.adopted.number, key), self._now()
+    yield from self._on_purpose(_until(lambda: entry in self._gathered or self.is_interrupted))
+    if entry not in self._gathered:
+      raise base.ViewChangedError(self._interrupt.reason)
+    self._doubt_if_away()
+    if self._now() - since_secs >= self._silence_secs:
+      self._doubt()  # Agent or network may have been down.
+    if self._is_in_doubt:  # The folder may hang.
+      yield from self._on_purpose(_until(lambda: not self._is_in_doubt))
+    if entry in self._posted:  # All members have received those before it.
+      del self._posted[: self._posted.index(entry)]
+    return self._gathered.pop(entry)
+
+  @_idle
+  def wait_interrupt(self, timeout_secs: float | None) -> Wait:
+    """Returns the next view once it lacks a member; None after the timeout.
+
+    A timeout above 0 starts once the agent suspects no member: until then a
+    view is due.
+    """
+    while not (yield lambda: self.is_interrupted, timeout_secs):
+      if not (timeout_secs and self._is_in_trouble):
+        return None
+    return self._interrupt
+
+  @_idle
+  def wait_members(self, count: int) -> Wait:
+    """Waits until the newest view has `count` members.
+
+    Raises `base.ViewChangedError` if a member of the adopted view is gone.
+    """
+    is_full = lambda: len(self.newest.members) >= count
+    yield lambda: is_full() or self.is_interrupted, None
+    if self.is_interrupted:
+      raise base.ViewChangedError(self._interrupt.reason)
+
+  @_idle
+  def wait_first(self) -> Wait:
+    """Returns the first view with this node; waits for it."""
+    yield lambda: self._find_first() is not None, None
+    return self._find_first()
+
+  @_blocking
+  def find_view(self, number: base.ViewId) -> Wait:
+    """Returns a view by its number; waits for it if necessary."""
+    yield lambda: number in self._views, None
+    return self._views[number]
+
+  @_idle
+  def wait_facts(self) -> Wait:
+    """Returns the members' facts about the run; waits for them."""
+    yield lambda: self._facts is not None, None
+    return self._facts
+
+  def _on_purpose(self, wait: Wait) -> Wait:
+    """Runs `wait`; meanwhile heartbeats report a worker that waits."""
+    was_waiting, self._is_waiting = self._is_waiting, True
+    try:
+      return (yield from wait)
+    finally:
+      self._is_waiting = was_waiting
+      self.note_progress()
+
+  def _block_thread(self, wait: Wait) -> Any:
     with self._changed:
       held: bool | None = None
       while True:
@@ -152,28 +269,79 @@ class Client:
           return end.value
         held = self._changed.wait_for(condition, timeout_secs)
 
-  def _beat(self) -> None:
-    while True:
-      with self._changed:
-        self._state.step = base.StepId(logs.last_step())
-        self._state.beat()
-      time.sleep(self._heartbeat_secs)
+  def _waits_for_others(self) -> bool:
+    """Whether this worker needs another to go on, as far as that is a member.
 
-  def _read(self) -> None:
+    Connections within a ring may break in silence, so its last node counts as
+    working: without it the others go on.
+    """
+    begun = self._find_begun()
+    ring = begun.ring if self.newest.numbers.issuperset(begun.ring) else ()
+    return bool(begun.waits_for) or bool(ring) and self.number != max(ring)
+
+  def _doubt_if_away(self) -> None:
+    """Asks the agent whether this is a member, after a suspension."""
+    if self._now() - self._beat_secs > _AWAY_BEATS * self._heartbeat_secs:
+      self._doubt()
+
+  def _doubt(self) -> None:
+    if not self._is_in_doubt:
+      self._is_in_doubt = True
+      self.send(messages.Doubt())
+
+  def _see(self, view: views.View) -> None:
+    self.newest = self._views[view.number] = view
+    if self.adopted.members:
+      self._stop_if_lost()
+    elif self.number in view.numbers:
+      # Members may admit it now or in a later view: see `wait_first`.
+      self.post(view.number, "begun", self._on_lost(views.EMPTY))
+
+  def _find_first(self) -> views.View | None:
+    found = sorted(v for v, key in self._gathered if key == "begun")
+    known = (self._views[number] for number in found)
+    return next((v for v in known if v.numbers <= self.newest.numbers), None)
+
+  def _stop_if_lost(self) -> None:
+    """Interrupts the step if a newer view lacks a member."""
+    known = (view for _, view in sorted(self._views.items()))
+    later = (view for view in known if view.number > self.adopted.number)
+    found = views.find_successor(self.adopted, later)
+    if found is not None and found.number > self._interrupt.number:
+      self.post(found.number, "begun", self._on_lost(found))
+      self._interrupt = found
+
+
+def _until(condition: Callable[[], bool]) -> Wait:
+  yield condition, None
+
+
+def connect(sock: socket.socket, **given: Any) -> Client:
+  """Returns the client of a worker; threads read, and send heartbeats.
+
+  `sock` is connected to the agent, and `given` are arguments of `Client`.
+  """
+  writing, decoder = threading.Lock(), frames.Decoder()
+
+  def send(message: Any) -> None:
+    with writing:
+      sock.sendall(messages.encode(message))
+
+  def beat() -> None:
+    while True:
+      client.beat()
+      time.sleep(client._heartbeat_secs)
+
+  def read() -> None:
     try:
-      self._hear()
+      while data := sock.recv(1 << 16):
+        for content in decoder.feed(data):
+          client.hear(messages.parse(content, messages.TO_WORKER))
     except Exception:  # It must not continue without hearing its agent.
       logging.exception("The connection to the agent has failed.")
     os._exit(1)  # Without an agent there is no cluster.
 
-  def _hear(self) -> None:
-    decoder = frames.Decoder()
-    while data := self._sock.recv(1 << 16):
-      for content in decoder.feed(data):
-        message = messages.parse(content, messages.TO_WORKER)
-        with self._changed:
-          if isinstance(message, messages.NewView):
-            self._arrived[message.view.number] = time.perf_counter()
-            self._silent[message.view.number] = message.silent
-          self._state.hear(message)
-          self._changed.notify_all()
+  client = Client(send=send, **given)
+  for work in (read, beat):
+    threading.Thread(target=work, name="agent", daemon=True).start()
+  return client

@@ -212,7 +212,7 @@ def _join(
   processes = make_ring and make_ring(number, transport)
   exits = cluster_cohort.Exits(transport, *([processes.ring] if processes else []))
   waits.tell_on_signal(number, exits.begun)
-  client = client_lib.Client(
+  client = client_lib.connect(
       agent,
       number=number,
       on_lost=exits.lose,

@@ -27,7 +27,7 @@ class ClientTest(parameterized.TestCase):
     self.decoder, self.heard = frames.Decoder(), []
     self.stopped = []
     self.begun = channel_lib.Begun()
-    self.client = client_lib.Client(theirs, number=1, on_lost=self.stop, begun=lambda: self.begun)
+    self.client = client_lib.connect(theirs, number=1, on_lost=self.stop, begun=lambda: self.begun)
 
   def stop(self, new):
     self.stopped.append(new.number)
@@ -66,7 +66,7 @@ class ClientTest(parameterized.TestCase):
           "from bamboo_jax.cluster import client\n"
           "agent = socket.socket(fileno=int(sys.argv[1]))\n"
           "from bamboo_jax.schedule import channel\n"
-          "client.Client(agent, number=1, on_lost=print, begun=channel.Begun)\n"
+          "client.connect(agent, number=1, on_lost=print, begun=channel.Begun)\n"
           "threading.Event().wait()"
       )
       ours, theirs = socket.socketpair()
@@ -122,7 +122,7 @@ class ClientTest(parameterized.TestCase):
       self.gathered(3, f"vote {step}", {0: "x", 1: "y", 2: "z"})
       self.client.gather(f"vote {step}", "y")
     self.client.post(3, "vote 100", "y")
-    self.assertEqual(self.client._state._posted, [(3, "vote 99"), (3, "vote 100")])
+    self.assertEqual(self.client._posted, [(3, "vote 99"), (3, "vote 100")])
 
   @parameterized.parameters(
       ({}, False),
@@ -157,13 +157,13 @@ class ClientTest(parameterized.TestCase):
   def test_one_that_was_stopped_believes_nobody_before_its_agent(self):
     self.begin()
     # As if the process had not run for a moment: five heartbeats are 0.5 s.
-    self.client._state._beat_secs -= 1.0
+    self.client._beat_secs -= 1.0
     self.gathered(3, "vote", {0: "x", 1: "y", 2: "z"})
     self.check_doubt()
 
   def test_what_comes_after_a_long_silence_is_doubted(self):
     self.begin()
-    self.client._state._silence_secs = 0.0
+    self.client._silence_secs = 0.0
     votes = {0: "x", 1: "y", 2: "z"}
     self.check_doubt(lambda: self.gathered(3, "vote", votes))
 
@@ -196,7 +196,7 @@ class ClientTest(parameterized.TestCase):
     self.assertEqual(self.hear("Post"), {"view": 4, "key": "begun", "value": "stopped for 4"})
     self.assertEqual(self.client.wait_interrupt(None), view(4, 0, 1))
     self.client.adopt(view(4, 0, 1))
-    self.assertFalse(self.client._state.is_interrupted)
+    self.assertFalse(self.client.is_interrupted)
 
   def test_of_each_key_the_first_counts(self):
     self.begin()
@@ -212,7 +212,7 @@ class ClientTest(parameterized.TestCase):
     self.client.find_view(5)
     self.assertEqual(self.client.wait_interrupt(None), view(4, 0, 1))
     self.client.adopt(view(4, 0, 1))
-    self.assertFalse(self.client._state.is_interrupted)
+    self.assertFalse(self.client.is_interrupted)
     self.assertEqual(self.stopped, [0, 4])
 
   def test_a_newcomer_stops_nothing_though_it_dies_before_it_is_adopted(self):
@@ -224,8 +224,8 @@ class ClientTest(parameterized.TestCase):
     self.assertEqual(self.stopped, [0])
     self.show(5, 0, 1, 2)
     self.client.find_view(5)
-    self.assertFalse(self.client._state.is_interrupted)
+    self.assertFalse(self.client.is_interrupted)
     self.client.adopt(self.client.find_view(4))
-    self.assertTrue(self.client._state.is_interrupted)
+    self.assertTrue(self.client.is_interrupted)
     self.assertEqual(self.client.wait_interrupt(None).number, 5)
     self.assertEqual(self.stopped, [0, 5])

@@ -243,8 +243,8 @@ MUTANTS = {
     "m10_woken_worker_not_checked": (
         "race",
         (
-            "bamboo_jax/cluster/client_state.py",
-            "    if away_secs > _AWAY_BEATS * self._heartbeat_secs:",
+            "bamboo_jax/cluster/client.py",
+            "    if self._now() - self._beat_secs > _AWAY_BEATS * self._heartbeat_secs:",
             "    if False:",
         ),
     ),
@@ -259,7 +259,7 @@ MUTANTS = {
     "m12_no_doubt_after_silence": (
         "race",
         (
-            "bamboo_jax/cluster/client_state.py",
+            "bamboo_jax/cluster/client.py",
             "    if self._now() - since_secs >= self._silence_secs:",
             "    if False:",
         ),

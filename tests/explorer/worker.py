@@ -1,6 +1,6 @@
 """A worker that keeps to the protocol, and computes hashes.
 
-It talks as real ones do (`cluster.client_state`), and follows `training.worker`:
+It talks as real ones do (`cluster.client`), and follows `training.worker`:
 it is told facts, compiles, works in views, votes on each step, and agrees with
 all others after a loss. Its state is the hash of the steps it has committed and
 of the views that have voted for them; so a worker is found that goes on from
@@ -16,7 +16,7 @@ from typing import Any
 from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import (
-    client_state,
+    client as client_lib,
     judge as real_judge,
     messages,
     records as records_lib,
@@ -85,7 +85,7 @@ class ScriptedWorker:
     self._host, self._num_saves = host, 0  # Under way.
     self._say, self._exit = say, exit
     self._backlog: list[Any] = []
-    self.client = client_state.ClientState(
+    self.client = client_lib.Client(
         number,
         send=say,
         on_lost=self._on_lost,
@@ -93,6 +93,7 @@ class ScriptedWorker:
         now=lambda: clock.now,
         heartbeat_secs=_BEAT_SECS,
         silence_secs=_SILENCE_SECS,
+        block=lambda wait: wait,
     )
     self._condition: Callable[[], bool] | None = None
     self._turn = 0
@@ -193,12 +194,12 @@ class ScriptedWorker:
   def _live(self) -> _Steps:
     client = self.client
     yield _INIT_SECS
-    if not (yield from client.on_purpose(client.wait_facts())):
+    if not (yield from client.wait_facts()):
       self._steps = max(self.shared.saved, default=0)
       self._state = self.shared.saved.get(self.steps, "start")
     yield _COMPILE_SECS
     self._say(messages.Ready())
-    client.adopt((yield from client.on_purpose(client.wait_first())))
+    client.adopt((yield from client.wait_first()))
     is_new = True
     while True:
       try:
@@ -222,8 +223,7 @@ class ScriptedWorker:
   def _recover(self) -> _Steps:
     client = self.client
     while True:
-      wait = client.wait_interrupt(_EXPLAIN_SECS)
-      view = yield from client.on_purpose(wait)
+      view = yield from client.wait_interrupt(_EXPLAIN_SECS)
       if view is None:
         raise _FailedError
       client.adopt(view)

@@ -263,7 +263,7 @@ class JoinTest(absltest.TestCase):
         (run.devices_lib, "place_nodes"),
     ):
       self.enterContext(mock.patch.object(module, name))
-    self.enterContext(mock.patch.object(run.client_lib, "Client", LateClient))
+    self.enterContext(mock.patch.object(run.client_lib, "connect", LateClient))
     client = run._join(
         run.accept.accept(tiny.get_config()),
         None,
