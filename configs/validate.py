@@ -1,4 +1,4 @@
-"""A small model for `bamboo validate`: steps of a tenth of a second on 2 cores.
+"""A small model for `bamboo simulate --beside`: steps of a tenth of a second on 2 cores.
 
 configs/validate.py      1 pipeline of 2 stages
 configs/validate.py:2x2  2 pipelines of 2 stages
@@ -23,5 +23,5 @@ def get_config(size: str = "1x2") -> ml_collections.ConfigDict:
   config.redundancy.spares = 0
   config.evaluate.every_steps = 0
   config.checkpoint.every_steps = 0
-  config.cost.instance = "p3.2xlarge"  # `bamboo validate` predicts dollars.
+  config.cost.instance = "p3.2xlarge"  # Dollars are predicted, too.
   return config

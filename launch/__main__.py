@@ -25,7 +25,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "machines": ("agent",),
     "data": ("tokenize", "convert"),
-    "study": ("simulate", "trace", "ablate", "validate", "verify"),
+    "study": ("simulate", "trace", "ablate", "verify"),
 }
 # Commands of earlier versions, and what follows "NAME is gone: ".
 GONE: Mapping[str, str] = {
@@ -40,6 +40,7 @@ GONE: Mapping[str, str] = {
     "store": "a run needs only its --workdir; see docs/guides/deploy.md.",
     "sweep_faults": "it is bamboo verify.",
     "up": "bamboo agent starts each node; see docs/guides/deploy.md.",
+    "validate": "it is bamboo cluster, then bamboo simulate --beside=A.",
 }
 _HELP = """\
 usage: bamboo COMMAND [--flag=value ...]

@@ -2,8 +2,7 @@
 
 A command is a module with a dataclass of flags and `main(flags)`. Keys of the
 config are those of `configs/default.py`, except in sections of options, which
-are checked by their users. A command with configs of other kinds accepts only
-the keys that are in the file.
+are checked by their users.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,10 +44,7 @@ class _Parser(config_flags.ConfigFileFlagParser):  # type: ignore[misc]
 
 
 def config(default: str | None, help_text: str) -> Any:
-  """Declares the flag `--config`; None: it must be given.
-
-  Annotated as `config.Config`, it is that of a run; else it has keys of its own.
-  """
+  """Declares the flag `--config`, a `config.Config`; None: it must be given."""
   return flagset.flag(default, help_text + _CONFIG_HELP, is_needed=default is None, define=_define)
 
 
@@ -69,19 +65,19 @@ def run(
     *,
     if_interrupted: Callable[[], str] = lambda: "",
     is_node: bool = False,
+    is_study: bool = False,
 ) -> None:
   """Runs `main` as the command of this process, and exits.
 
-  Its argument is annotated with the dataclass of the flags. Errors and the
-  other arguments are as in `command.run`.
+  Its argument is annotated with the dataclass of the flags. If it `is_study`, the run of
+  the config is only simulated. Errors and the other arguments are as in `command.run`.
   """
   kind = next(hint for name, hint in typing.get_type_hints(main).items() if name != "return")
-  is_run = typing.get_type_hints(kind).get(flagset.CONFIG) is config_lib.Config
 
   def start(argv: Sequence[str]) -> None:
     if _PRINT in flags.FLAGS and flags.FLAGS[_PRINT].value:
       given: Any = flags.FLAGS[flagset.CONFIG].value
-      print(_render(given) if is_run else given)
+      print(_render(given))
     else:
       main(flagset.read(kind, argv[1:]))
 
@@ -89,23 +85,22 @@ def run(
   doc = (sys.modules["__main__"].__doc__ or "").strip()
   command.run(
       start,
-      parse=functools.partial(_parse_flags, is_run=is_run),
+      parse=functools.partial(_parse_flags, is_study=is_study),
       help_text=packaged.locate_pages(f"{doc}\n\n{flagset.render(kind)}\n"),
       if_interrupted=if_interrupted,
       is_node=is_node,
   )
 
 
-def _parse_flags(argv: Sequence[str], *, is_run: bool) -> list[str]:
+def _parse_flags(argv: Sequence[str], *, is_study: bool) -> list[str]:
   """Returns the arguments that are not flags; suggests names for a bad key."""
   try:
-    check_config_arguments(argv, is_run=is_run)
+    check_config_arguments(argv)
     with progress.waiting("reading the config"):  # Its file may import much.
       rest = flags.FLAGS(list(argv))
-    if is_run:
-      flags.FLAGS[flagset.CONFIG].value = accept.accept(flags.FLAGS[flagset.CONFIG].value)
-    elif flagset.CONFIG in flags.FLAGS and flags.FLAGS[flagset.CONFIG].value is not None:
-      accept.check_own(flags.FLAGS[flagset.CONFIG].value)
+    if flagset.CONFIG in flags.FLAGS:
+      given = flags.FLAGS[flagset.CONFIG].value
+      flags.FLAGS[flagset.CONFIG].value = accept.accept(given, is_study=is_study)
     return rest
   except flags.IllegalFlagValueError as error:
     is_file = re.match("flag --config=(?!None: )", str(error))
@@ -117,21 +112,14 @@ def _parse_flags(argv: Sequence[str], *, is_run: bool) -> list[str]:
     command.fail(config_check.explain(error), 2)
 
 
-def check_config_arguments(argv: Sequence[str], *, is_run: bool = True) -> None:
+def check_config_arguments(argv: Sequence[str]) -> None:
   """Raises `ValueError` unless `argv` has one existing config, with known keys."""
   paths = config_check.find_paths(argv)
   if len(paths) > 1:
     raise ValueError(f"Give one --config, got {' and '.join(paths)}.")
-  path = paths[0] if paths else None
-  if path is not None:
+  for path in paths:
     packaged.find_config(path)
-  if is_run:
-    known = default_config.get_config()
-  elif path is not None:
-    known = config_check.load(path)
-  else:
-    return
-  config_check.check_overrides(argv, known, gone=config_lib.GONE)
+  config_check.check_overrides(argv, default_config.get_config(), gone=config_lib.GONE)
 
 
 def _render(config: config_lib.Config) -> str:

@@ -3,15 +3,9 @@ r"""Measures the costs of the layers of a model on this machine.
 bamboo profile --config=quickstart --out=profile.json
 bamboo train --config=quickstart \
   --config.plan.profile=profile.json --workdir=runs/profiled
-
-With `--cluster` a cluster on this machine loses a node and gets another; with
-several pipelines it also loses one of them and gets another. The file then has
-the times of this and of steps; `bamboo validate` reads it. Logs are in a folder
-beside it.
 """
 
 import dataclasses
-import pathlib
 import sys
 
 import tqdm
@@ -19,7 +13,7 @@ import tqdm
 from bamboo_jax import base
 from bamboo_jax.cli import flagset
 from bamboo_jax.config import Config
-from bamboo_jax.launch import cli, shared
+from bamboo_jax.launch import cli
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,16 +22,11 @@ class ProfileFlags:
 
   config: Config = cli.config("default", "What to measure.")
   out: str = flagset.flag(None, "JSON file to write.", is_needed=True)
-  cluster: bool = flagset.flag(False, "Measure a cluster instead.")
-  program_cache: str | None = shared.program_cache()
 
 
 def main(flags: ProfileFlags) -> None:
   """Measures and writes the profile."""
   cli.check_folder(flags.out)
-  if flags.cluster:
-    _measure_cluster(flags)
-    return
   import jax
 
   from bamboo_jax.plan import cost_model, render
@@ -57,24 +46,6 @@ def main(flags: ProfileFlags) -> None:
     )
   base.write_atomically(flags.out, cost_model.to_json(profile))
   print(f"{render.render_profile(profile)}\nprofile: {flags.out}")
-
-
-def _measure_cluster(flags: ProfileFlags) -> None:
-  from bamboo_jax.experiments import validation
-  from bamboo_jax.local_cluster import setup as setup_lib, trial
-
-  config, out = flags.config, pathlib.Path(flags.out)
-  setup_lib.check(config, ["a"])
-  pipeline = config.pipeline
-  run = trial.calibrate(
-      flagset.to_argv(flags, "config", "program_cache"),
-      workdir=out.with_suffix(""),
-      num_nodes=pipeline.num_pipelines * pipeline.num_stages,
-      num_pipelines=pipeline.num_pipelines,
-  )
-  measured = validation.measure(run)
-  base.write_atomically(out, measured.to_json())
-  print(f"{measured}\ncluster: {out}")
 
 
 if __name__ == "__main__":

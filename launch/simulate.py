@@ -1,71 +1,135 @@
-r"""Simulates training on preemptible nodes.
+r"""Simulates training on preemptible nodes: policies on a trace, and what they cost.
 
-bamboo simulate --config=sim/compare --workdir=runs/sim
-bamboo simulate --config=sim/compare --workdir=runs/sim \
-  --trace=trace.csv
+bamboo simulate --config=gpt2 --policies=bamboo,oobleck,varuna --trace=ec2 \
+  --workdir=runs/sim
+bamboo simulate --config=sim/compare --sweep=study.durations.restart_secs=10,40,300 \
+  --workdir=runs/restarts
+bamboo simulate --beside=runs/cluster --workdir=runs/beside
+bamboo simulate --table=oobleck --workdir=runs/oobleck
 
-The config's `experiment` is one of those below, and its other keys are the
-options of that experiment. Nothing runs on a device. The same command resumes.
-docs/research/simulator.md explains what is modelled.
+The config is that of a run, and a policy changes some of its options; `own` is the config
+as it is, and `bamboo+grid` one policy after another. Without `--trace` preemptions are
+generated, by config.study.trace. Nothing runs on a device. The same command resumes.
+
+With `--beside` a run of `bamboo cluster` is played again, with its config, its times and
+its nodes, and both are compared. With `--table` the rules are those of a paper's artifact:
+`bamboo`, `bamboo:VGG`, `oobleck`, `oobleck:GPT-2`. docs/research/simulator.md explains
+what is modelled.
 """
 
 import dataclasses
+import json
 import pathlib
 import sys
-from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.cli import flagset
-from bamboo_jax.experiments import compare, provenance, unused
+from bamboo_jax.config import Config
+from bamboo_jax.experiments import beside, compare, provenance, sweep
 from bamboo_jax.launch import cli, shared
-from bamboo_jax.reproductions.bamboo import table as bamboo_bert
-from bamboo_jax.reproductions.oobleck import evaluation as oobleck
+from bamboo_jax.recovery import policies as policies_lib
+from bamboo_jax.reproductions import publish
+from bamboo_jax.reproductions.bamboo import table as bamboo_table
+from bamboo_jax.reproductions.oobleck import evaluation as oobleck_table, inputs
+from bamboo_jax.traces import readers
 
-# What `config.experiment` may be, all called with the same arguments.
-_EXPERIMENTS = {
-    "bamboo_artifact": bamboo_bert.run,
-    "compare": compare.run,
-    "oobleck_artifact": oobleck.run,
-}
+_TABLES = {"bamboo": bamboo_table.run, "oobleck": oobleck_table.run}
+_BY_DEFAULT = ("own", "on_demand", "checkpoint", "varuna", "bamboo", "oobleck", "full")
+_OF_POLICIES = ("policies", "trace", "time_scale", "nodes", "sweep")
 
 
 @dataclasses.dataclass(frozen=True)
 class SimulateFlags:
   """What to simulate."""
 
-  config: Any = cli.config(None, "What to simulate.")
+  config: Config = cli.config("sim/compare", "What to train.")
   workdir: str = shared.workdir("Where everything is written.")
-  trace: str | None = flagset.flag(None, "File with the preemptions; else they are generated.")
+  policies: tuple[str, ...] = flagset.flag(_BY_DEFAULT, "What follows preemptions.")
+  trace: tuple[str, ...] = flagset.flag(
+      (), "Files of preemptions, as for `bamboo cluster`; or a published one, such as ec2."
+  )
+  time_scale: float = flagset.flag(
+      1.0, "How many times as fast as recorded the trace is played.", above=0
+  )
+  nodes: int | None = flagset.flag(
+      None, "Most nodes at once; scales the trace.", least=1, needs="trace"
+  )
+  sweep: str | None = flagset.flag(None, "An option and its values: study.trace.hours=12,24.")
+  seeds: int = flagset.flag(5, "Generated traces for each value, or runs of --table.", least=1)
+  beside: str | None = flagset.flag(None, "Workdir of a run to compare with.", excludes="table")
+  table: str | None = flagset.flag(None, "Published results to repeat.")
   figure_format: tuple[str, ...] = shared.figure_format()
   jobs: shared.JobFlags = flagset.part(shared.JobFlags)
 
 
 @shared.ending
 def main(flags: SimulateFlags) -> None:
-  """Runs the experiment of the config."""
-  config = flags.config
-  name = config.get("experiment")
-  if name not in _EXPERIMENTS:
-    raise ValueError(base.suggest(str(name), _EXPERIMENTS, what="experiment"))
-  if name == "compare":
-    given = flagset.given_keys()
-    flagset.refuse_texts(*unused.find_unused(config, trace=flags.trace, given=given))
-  if not config.get("plots", True):
-    flagset.refuse(["figure_format"], "with config.plots=False")
-  where = flags.jobs.read(flags.workdir)
-  workdir = pathlib.Path(flags.workdir)
-  _EXPERIMENTS[name](
-      config, workdir=workdir, trace=flags.trace, formats=flags.figure_format, where=where
-  )
-  # Last, as experiments check their options.
+  """Runs the simulation that the flags select."""
+  config, workdir = flags.config, pathlib.Path(flags.workdir)
+  shared.find_format_change(flags.figure_format, config)
+  other = "beside" if flags.beside else "table" if flags.table else None
+  if other:
+    flagset.refuse(["config", *_OF_POLICIES], f"with --{other}")
+    flagset.refuse_keys([name for name in vars(config)], f"with --{other}")
+  where, formats = flags.jobs.read(flags.workdir), flags.figure_format
+  traces = tuple(_find_trace(name, workdir) for name in flags.trace)
+  if flags.beside:
+    flagset.refuse(["seeds", "num_processes", "dask", "shard", "merge"], "with --beside")
+    print(beside.run(pathlib.Path(flags.beside), workdir=workdir, formats=formats))
+  elif flags.table:
+    name, _, model = flags.table.partition(":")
+    if name not in _TABLES:
+      raise ValueError(base.suggest(name, _TABLES, what="table"))
+    given = {"num_seeds": flags.seeds} if flagset.is_given("seeds") else {}
+    _TABLES[name](model or None, workdir=workdir, formats=formats, where=where, **given)
+  else:
+    _compare(flags, traces, workdir, where)
+  # Last, as simulations check their options.
   provenance.write(
       workdir,
       command=["bamboo", "simulate", *sys.argv[1:]],
-      config=config.to_json(),
-      trace=flags.trace,
+      config=json.dumps({} if other else config.to_json()),
+      traces=traces,
   )
   where.clear()
 
 
+def _compare(
+    flags: SimulateFlags, traces: tuple[str, ...], workdir: pathlib.Path, where: sweep.Where
+) -> None:
+  if flags.trace:
+    flagset.refuse(["seeds"], "with --trace, which is one trace")
+    flagset.refuse_keys(["study.trace"], "with --trace, which has the preemptions")
+  else:
+    flagset.refuse(["time_scale"], "without --trace")
+  if not flags.sweep:
+    flagset.refuse(["seeds"], "without --sweep")
+  if flags.config.study.table.file is None:
+    flagset.refuse_keys(["study.table"], "without config.study.table.file")
+  for policy in flags.policies:
+    policies_lib.find(policy)
+  compare.run(
+      flags.config,
+      flags.policies,
+      workdir=workdir,
+      preemptions=compare.Preemptions(traces, flags.time_scale, flags.nodes),
+      sweep=compare.parse_sweep(flags.sweep, flags.seeds) if flags.sweep else compare.Sweep(),
+      formats=flags.figure_format,
+      where=where,
+  )
+
+
+def _find_trace(name: str, workdir: pathlib.Path) -> str:
+  """Returns the file of a trace; writes it, if it is one of Oobleck's."""
+  if pathlib.Path(name).suffix or pathlib.Path(name).exists():
+    return name
+  known = inputs.read_traces(publish.PUBLISHED)
+  if name not in known:
+    raise ValueError(base.suggest(name, known, what="trace"))
+  workdir.mkdir(parents=True, exist_ok=True)
+  base.write_atomically(workdir / f"{name}.csv", readers.render_events(known[name]))
+  return str(workdir / f"{name}.csv")
+
+
 if __name__ == "__main__":
-  cli.run(main)
+  cli.run(main, is_study=True)

@@ -1,14 +1,16 @@
 r"""Generates traces of preemptions, shows recorded ones, and draws more like them.
 
-bamboo trace generate --out=trace.csv --nodes_per_zone=11,11,10 \
-  --hazard_per_node_hour=0.6 --bulk_sizes=1:5,2:3,6:2 --zone_correlation=0.05
+bamboo trace generate --out=trace.csv --config.study.trace.nodes_per_zone="(11,11,10)" \
+  --config.study.trace.hazard_per_node_hour=0.6 \
+  --config.study.trace.bulk_sizes="((1,5),(2,3),(6,2))"
 bamboo trace show trace.csv --out=trace.png
 bamboo trace show trace.csv --num_nodes=16 --time_scale=0.01 \
   --events=small.csv
 bamboo trace resample trace.csv --out=new.csv --hours=48 --block_hours=2 --seed=1
 
-`generate` writes a file of events. `show` prints statistics of a trace. `resample`
-writes random blocks of a recorded trace, one after the other, as another one.
+`generate` writes a file of events, drawn as `config.study.trace` says. `show` prints
+statistics of a trace. `resample` writes random blocks of a recorded trace, one after the
+other, as another one.
 Several files are zones of one cluster. Formats: `docs/research/traces.md`.
 """
 
@@ -17,40 +19,10 @@ import dataclasses
 
 from bamboo_jax import base
 from bamboo_jax.cli import flagset
+from bamboo_jax.config import Config
 from bamboo_jax.launch import cli, shared
 from bamboo_jax.report import trace_report
-from bamboo_jax.traces import (
-    generator,
-    parameters as trace_parameters,
-    readers,
-    scale,
-    trace as trace_lib,
-)
-
-_DEFAULTS = trace_parameters.Parameters()
-
-
-@dataclasses.dataclass(frozen=True)
-class GeneratedFlags:
-  """How `generate` makes a trace: `traces.parameters.Parameters`."""
-
-  nodes_per_zone: tuple[str, ...] = flagset.flag(("32",), "Nodes of each zone, such as 11,11,10.")
-  bulk_sizes: tuple[str, ...] = flagset.flag(
-      ("1:1",), "Nodes lost at once and weights: 1:5,2:3,6:2."
-  )
-  hours: float = flagset.flag(_DEFAULTS.hours, "Length of the trace.")
-  hazard_per_node_hour: float = flagset.flag(
-      _DEFAULTS.hazard_per_node_hour, "Preemptions per node and hour."
-  )
-  zone_correlation: float = flagset.flag(
-      _DEFAULTS.zone_correlation, "Probability that a second zone is hit too."
-  )
-  reacquire_secs: float = flagset.flag(
-      _DEFAULTS.reacquire_secs, "Mean time until a node is replaced, or inf."
-  )
-  notice_secs: float = flagset.flag(
-      _DEFAULTS.notice_secs, "From the notice that a node gets to its end."
-  )
+from bamboo_jax.traces import generator, readers, scale, trace as trace_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,15 +36,15 @@ class TraceFlags:
   num_nodes: int | None = flagset.flag(None, "Scale to a cluster of this size.", least=1)
   time_scale: float = flagset.flag(1.0, "Multiply all times.", above=0)
   events: str | None = flagset.flag(None, "Write the trace as events.")
+  hours: float = flagset.flag(24.0, "Length of what is resampled.")
   block_hours: float = flagset.flag(1.0, "Length of a block.")
-  generated: GeneratedFlags = flagset.part(GeneratedFlags)
+  config: Config = cli.config("default", "What to generate.")
 
 
-_GENERATED = tuple(field.name for field in dataclasses.fields(GeneratedFlags))
 _READ = ("num_nodes", "time_scale")
 # The flags of each command, beside --out and --seed.
 _COMMANDS = {
-    "generate": _GENERATED,
+    "generate": ("config",),
     "show": (*_READ, "figure_format", "events"),
     "resample": (*_READ, "hours", "block_hours"),
 }
@@ -87,6 +59,8 @@ def main(flags: TraceFlags) -> None:
     raise ValueError(base.suggest(name, _COMMANDS, what="command"))
   for flag in {flag for own in _COMMANDS.values() for flag in own}.difference(_COMMANDS[name]):
     flagset.refuse([flag], f"on {name}")
+  if name != "generate":
+    flagset.refuse_keys(vars(flags.config), f"on {name}")
   formats = flags.figure_format
   if name == "show":
     formats = shared.formats_of(formats, flags.out)
@@ -104,14 +78,13 @@ def main(flags: TraceFlags) -> None:
 def _generate(flags: TraceFlags, files: Sequence[str]) -> trace_lib.Trace:
   if files:
     raise ValueError(f"Unexpected arguments: {' '.join(files)}")
-  parameters = trace_parameters.parse_options(vars(flags.generated))
-  return generator.generate_trace(parameters, seed=flags.seed, name=str(flags.out))
+  return generator.generate_trace(flags.config.study.trace, seed=flags.seed, name=str(flags.out))
 
 
 def _resample(flags: TraceFlags, files: Sequence[str]) -> trace_lib.Trace:
   return generator.resample(
       _read(flags, files),
-      hours=flags.generated.hours,
+      hours=flags.hours,
       block_hours=flags.block_hours,
       seed=flags.seed,
       name=str(flags.out),
@@ -125,4 +98,4 @@ def _read(flags: TraceFlags, files: Sequence[str]) -> trace_lib.Trace:
 
 
 if __name__ == "__main__":
-  cli.run(main)
+  cli.run(main, is_study=True)

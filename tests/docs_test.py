@@ -49,7 +49,7 @@ _OTHERS = {
     *("fresh.csv", "g4dn.csv", "gcp.csv", "gen.csv", "new.csv", "p3.csv"),
     *("gcp-v100x1-us-east1-c.txt", "hosts.txt", "p3-trace.csv", "vms.csv"),
     *("predictivity-compute-budget.md", "cpu_secs.txt"),
-    *("monday.csv", "small.csv", "tuesday.csv"),
+    *("monday.csv", "small.csv", "trace.csv", "tuesday.csv"),
 }
 # Folders of readers, and in workdirs.
 _FOLDERS = {"code", "events", "wandb", "wiki", "wiki_tokens"}

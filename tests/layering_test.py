@@ -21,9 +21,9 @@ _LAYERS = (
     ("checkpoint", "sim"),
     ("runtime", "cluster"),
     ("recovery", "accounting"),
-    ("plan", "data", "net", "cli"),
+    ("plan", "data", "net", "cli", "traces"),
     ("config",),
-    ("schedule", "models", "metrics", "faults", "traces"),
+    ("schedule", "models", "metrics", "faults"),
     ("base",),
 )
 _LEVELS = {name: -i for i, layer in enumerate(_LAYERS) for name in layer}

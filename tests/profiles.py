@@ -5,7 +5,7 @@ import dataclasses
 
 from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.plan import cost_model
-from bamboo_jax.sim import transformer
+from tests import transformer
 
 
 def make_price(
@@ -60,7 +60,11 @@ def make_profile(layers: Iterable[cost_model.LayerCost], **costs) -> cost_model.
 
 
 def make_transformer(
-    *, num_blocks: int = 4, microbatch_size: int = 1, link_bytes_per_sec: float = 1e9
+    *,
+    num_blocks: int = 4,
+    microbatch_size: int = 1,
+    flops_per_sec: float = 1e9,
+    link_bytes_per_sec: float = 1e9,
 ) -> cost_model.Profile:
   """Returns the estimated profile of a tiny transformer."""
   return transformer.estimate_transformer(
@@ -69,6 +73,6 @@ def make_transformer(
       sequence_length=32,
       vocab_size=100,
       microbatch_size=microbatch_size,
-      flops_per_sec=1e9,
+      flops_per_sec=flops_per_sec,
       link_bytes_per_sec=link_bytes_per_sec,
   )

@@ -69,5 +69,5 @@ from bamboo_jax.base.ids import (
     ViewId,
 )
 from bamboo_jax.base.names import hint_at, suggest
-from bamboo_jax.base.options import check_none, check_options, fits, OPTIONS
+from bamboo_jax.base.options import check_options, fits, OPTIONS
 from bamboo_jax.base.types import PyTree

@@ -53,18 +53,6 @@ def check_options(function: Callable[..., Any], options: Mapping[str, Any], *, w
       raise ValueError(f"The {what} needs the option {name!r}.")
 
 
-def check_none(section: Any, path: str = "config") -> None:
-  """Raises `ValueError` if a `ConfigDict` holds None where a value is needed.
-
-  References, such as placeholders, and sections of `OPTIONS` may hold None.
-  """
-  for key, value in section.items(preserve_field_references=True):
-    if value is None or isinstance(value, tuple) and None in value:
-      raise ValueError(f"{path}.{key} must have a value, got {value}.")
-    if isinstance(value, type(section)) and key not in OPTIONS:
-      check_none(value, f"{path}.{key}")
-
-
 def fits(value: Any, annotation: Any) -> bool:
   """Returns whether `value` is of the annotated type.
 

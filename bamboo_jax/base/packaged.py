@@ -28,9 +28,9 @@ def find_file(path: str | os.PathLike[str]) -> pathlib.Path:
   their last part. Any other name is returned unchanged.
   """
   given = pathlib.Path(path)
-  if given.exists() or given.suffix != ".csv":
+  if given.exists() or given.suffix not in (".csv", ".json"):
     return given
-  for name in ("configs", "third_party/published"):
+  for name in ("configs", "configs/sim", "third_party/published"):
     if str(given) in (given.name, f"{name}/{given.name}"):
       packaged = folder(name) / given.name
       if packaged.is_file():

@@ -4,6 +4,7 @@
   config         all options, and what does not fit together
   work           what is trained, how it is spread, what follows a death
   surroundings   planning, updates, the cluster, prices and logs
+  study          what only simulations have
   gone           options of earlier versions, and what to use instead
 
 `Config.read` makes them from the `ConfigDict` of a config file. Packages above
@@ -24,5 +25,6 @@ from bamboo_jax.config.section import (
     Section,
     without_none,
 )
+from bamboo_jax.config.study import DurationsSection, StudySection, TableSection, TraceSection
 from bamboo_jax.config.surroundings import ClusterSection, OptimizerSection
 from bamboo_jax.config.work import RecoverySection, RedundancySection

@@ -5,7 +5,7 @@ The defaults are those of GPT-2 small on 8 nodes: 2 pipelines of 4 stages.
 
 import dataclasses
 
-from bamboo_jax.config import surroundings, work
+from bamboo_jax.config import study as study_lib, surroundings, work
 from bamboo_jax.config.section import option, part, Section
 
 # Why options need executor='rows'.
@@ -41,6 +41,7 @@ class Config(Section, path="config"):
   cluster: surroundings.ClusterSection = part(surroundings.ClusterSection)
   cost: surroundings.CostSection = part(surroundings.CostSection)
   metrics: surroundings.MetricsSection = part(surroundings.MetricsSection)
+  study: study_lib.StudySection = part(study_lib.StudySection)
 
   def __post_init__(self) -> None:
     super().__post_init__()
@@ -58,8 +59,7 @@ class Config(Section, path="config"):
             "p3.2xlarge."
         )
     mode = self.redundancy.mode
-    # A policy decides about replicas later, see `training.setup.policy`.
-    if mode != "none" and self.pipeline.num_stages == 1 and self.recovery.policy is None:
+    if mode != "none" and self.pipeline.num_stages == 1:
       raise ValueError(
           f"config.redundancy.mode={mode!r} needs at least 2 stages, so that another node can "
           "hold the replica; got config.pipeline.num_stages=1. Set the mode to 'none', or more "

@@ -120,11 +120,7 @@ class Section:
     """
     fields = kinds_of(cls)
     for key in values:
-      if key not in fields:
-        name, what = f"{cls.path}.{key}", f"key of {cls.path}:"
-        if name in GONE:
-          raise ValueError(f"{name} is gone: {GONE[name]}")
-        raise ValueError(base.suggest(key, fields, what=what))
+      cls._check_key(key, fields)
     for key in fields:
       if key not in values:
         raise ValueError(
@@ -133,6 +129,13 @@ class Section:
     return cls(
         **{key: _read(values[key], kind, f"{cls.path}.{key}") for key, kind in fields.items()}
     )
+
+  @classmethod
+  def _check_key(cls, key: str, fields: Mapping[str, Any]) -> None:
+    if (name := f"{cls.path}.{key}") in GONE:
+      raise ValueError(f"{name} is gone: {GONE[name]}")
+    if key not in fields:
+      raise ValueError(base.suggest(key, fields, what=f"key of {cls.path}:"))
 
   def to_dict(self) -> dict[str, Any]:
     """Returns the options as a tree of plain dicts."""
@@ -149,16 +152,25 @@ class Section:
     return plain
 
   def changed(self, changes: Mapping[str, Any]) -> Self:
-    """Returns a copy with other values, by dotted name below this section."""
+    """Returns a copy with other values, by dotted name below this section.
+
+    Raises `ValueError` as `read` does.
+    """
     values: dict[str, Any] = {}
+    kinds = kinds_of(type(self))
     for name, value in changes.items():
       key, _, rest = name.partition(".")
+      self._check_key(key, kinds)
       if rest:
         inner = values.get(key, getattr(self, key))
         if isinstance(inner, Section):
           value = inner.changed({rest: value})
-        else:
+        elif isinstance(inner, Mapping):
           value = {**inner, rest: value}
+        else:
+          raise ValueError(f"{self.path}.{key} has no keys, got {rest!r}.")
+      elif not isinstance(value, Section):
+        value = _read(value, kinds[key], f"{self.path}.{key}")
       values[key] = value
     return dataclasses.replace(self, **values)
 

@@ -1,13 +1,10 @@
 """Simulated experiments, one module each, run by `bamboo simulate`.
 
-`run` takes a config of `configs/sim`, writes `summary.csv` and often
-`report.html` into the workdir, and prints a table.
+`run` writes `summary.csv` and `report.html` into the workdir, and prints a table.
 
-  compare       all policies on one trace, and over many at several settings;
-                compare_report reports it, gap splits the gap between policies,
-                unused finds options without an effect
-  validation    a run beside its simulation, for `bamboo validate`
-  run_policy    a run's own rules, as the policy of that simulation
+  compare       policies on one trace, and over many at several settings; gap splits
+                the gap between policies
+  beside        a recorded run beside its simulation
   sweep         runs jobs: on all cores, on a Dask cluster, in shards; kept
                 has results of jobs for a sweep that goes on
   output        estimates; tables: CSV, Markdown

@@ -1,21 +1,26 @@
-"""All policies on one trace, and over many traces at several settings."""
+"""Policies on one trace, and over settings of a field, on one trace or many."""
 
-from collections.abc import Iterator, Mapping, Sequence
-import copy
+import ast
+from collections.abc import Mapping, Sequence
 import dataclasses
-import json
 import math
+import numbers
 import pathlib
 import statistics
 import time
 from typing import Any, NamedTuple
 
-import ml_collections
+from bamboo_jax import config as config_lib
+from bamboo_jax.accounting import account as account_lib, prices as prices_lib
+from bamboo_jax.base import json as json_lib
+from bamboo_jax.experiments import gap, output, sweep as sweep_lib
+from bamboo_jax.recovery import policies as policies_lib
+from bamboo_jax.report import contents
+from bamboo_jax.sim import build, forecast, loop
+from bamboo_jax.traces import generator, readers, scale, trace as trace_lib
+from bamboo_jax.training.setup import sizes
 
-from bamboo_jax import base
-from bamboo_jax.accounting import account as account_lib
-from bamboo_jax.experiments import compare_report, gap, output, sweep as sweep_lib, unused
-from bamboo_jax.sim import build, forecast, loop, presets
+Config = config_lib.Config
 
 _SHOWN = (
     *("policy", "setting", "throughput_samples_per_sec", "cost_usd_per_hour"),
@@ -27,20 +32,47 @@ _GAPS = (
     "worst_gap_pct",
 )
 _NUM_JOBS = 32
+_INSTANCE = "p3.2xlarge"  # Its price counts if the config names none.
+_GENERATED = "study.trace"
+_NAMES = {
+    "study.trace.hazard_per_node_hour": "preemptions per node and hour",
+    "study.trace.hours": "length of the trace (h)",
+    "study.trace.zone_correlation": "probability that a second zone is hit",
+}
+# Of other fields, by the suffix of their name.
+_UNITS = {"_secs": "s", "_gib": "GiB", "_ms": "ms", "_per_sec": "1/s"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Preemptions:
+  """Files of a trace, as for `bamboo cluster`; without files a trace is generated."""
+
+  files: tuple[str, ...] = ()
+  time_scale: float = 1.0
+  num_nodes: int | None = None
+
+  def read(self, config: Config, seed: int) -> trace_lib.Trace:
+    if not self.files:
+      return generator.generate_trace(config.study.trace, seed=seed)
+    trace = readers.read_traces(self.files)
+    return scale.scale(trace, num_nodes=self.num_nodes, time_scale=1 / self.time_scale)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+  """Values of an option of the config; generated traces have `num_seeds` each."""
+
+  field: str = "study.trace.hazard_per_node_hour"
+  values: tuple[Any, ...] = ()
+  num_seeds: int = 5
 
 
 @dataclasses.dataclass(frozen=True)
 class Play:
-  """One trace at one setting.
+  """One trace at one setting, which is in the config; None for the main trace."""
 
-  Attributes:
-    config: Includes the setting.
-    path: File of the trace; None if it is generated.
-    setting: Value of the swept field; None for the main trace.
-  """
-
-  config: build.Config
-  path: str | None
+  config: Config
+  preemptions: Preemptions
   seed: int
   setting: Any = None
 
@@ -54,105 +86,102 @@ class PolicyJob:
 
 
 def run(
-    config: ml_collections.ConfigDict,
+    config: Config,
+    policies: Sequence[str],
     *,
     workdir: pathlib.Path,
-    trace: str | None,
+    preemptions: Preemptions,
+    sweep: Sweep = Sweep(),
     formats: Sequence[str] = ("png",),
     where: sweep_lib.Where = sweep_lib.HERE,
 ) -> None:
-  """Writes `summary.csv` and `report.html`, and prints the table.
+  """Writes `summary.csv` and the report, and prints the table.
 
-  Raises `ValueError` for a setting that does not fit, or as `sweep.run`.
+  Raises `ValueError` for an option that does not fit, or as `sweep.run`.
   """
-  plain = json.loads(config.to_json())
-  build.load_plugins(plain)
-  plain["policies"] |= {
-      name: dataclasses.asdict(settings) for name, settings in presets.OWN.items()
-  }
-  if not plain["policies"]:
-    raise ValueError("config.policies must have a policy, got none.")
-  plays = tuple(make_sweep(plain, trace))
-  plain = build.place(plain)
-  plays = (Play(plain, trace, config.seed), *plays)
-  name = build.make_trace(plain, path=trace, seed=config.seed).name
-  build.make_price(plain)  # Raises errors here rather than in a worker.
-  for policy in plain["policies"]:
-    build.make_choices(plain, policy)
-  if plain["sweep"]["values"] and len(plays) == 1:
+  if config.cost.instance is None:
+    print(f"note: nodes are charged as {_INSTANCE}; --config.cost.instance names another")
+    config = config.changed({"cost.instance": _INSTANCE})
+  if not (config.plan.profile or config.plan.machine or config.study.table.file):
     print(
-        f"note: --trace={trace} is played alone, without the sweep of "
-        f"{plain['sweep']['field']}, which changes how traces are generated."
+        "note: layers take what they would on this machine; --config.plan.machine=v100 is another"
     )
-  inputs = [*sweep_lib.digest_files([trace]), *sweep_lib.digest_code(plain)]
-  outcomes = _play_all(_make_jobs(tuple(plain["policies"]), plays), where, inputs)
-  sweep: dict[Any, dict[str, list[loop.Outcome]]] = {}
+  plays = (Play(config, preemptions, config.seed), *_plan(config, preemptions, sweep))
+  trace = preemptions.read(config, config.seed)
+  for policy in policies:  # Raises errors here rather than in a worker.
+    _find_choices(policy, plays[0])
+  inputs = [*sweep_lib.digest_files(preemptions.files), *sweep_lib.digest_code(config.to_dict())]
+  outcomes = _play_all(_make_jobs(tuple(policies), plays), where, inputs)
+  settings: dict[Any, dict[str, list[loop.Outcome]]] = {}
   for policy, found in outcomes.items():
     for one, outcome in zip(plays[1:], found[1:], strict=True):
-      by_policy = sweep.setdefault(one.setting, {})
-      by_policy.setdefault(policy, []).append(outcome)
-  rows = _rows(name, "", {p: found[:1] for p, found in outcomes.items()})
-  for setting, some in sweep.items():
-    rows += _rows(plain["sweep"]["field"], setting, some)
+      settings.setdefault(one.setting, {}).setdefault(policy, []).append(outcome)
+  rows = _rows(trace.name, "", {p: found[:1] for p, found in outcomes.items()})
+  for setting, some in settings.items():
+    rows += _rows(sweep.field, setting, some)
   output.write_summary(workdir, rows)
-  if config.plots:
-    compare_report.write_report(
-        workdir,
-        plain,
-        trace_name=name,
-        runs={policy: found[0] for policy, found in outcomes.items()},
-        sweep=sweep,
-        formats=formats,
-    )
+  report = _report(config, trace.name, {p: o[0] for p, o in outcomes.items()}, sweep, settings)
+  contents.write(workdir, report, formats if config.metrics.plots else ())
   print(output.render_rows(rows, _SHOWN))
   print("\nGap to the best policy, percent of its value, by cause:")
   print(output.render_rows(rows, _GAPS))
 
 
-def make_sweep(config: build.Config, trace: str | None) -> Iterator[Play]:
-  """Yields the plays beside the main trace.
-
-  There are none if the sweep is over the generation of traces but the trace is
-  a file. Raises `ValueError` if the swept field does not exist, or a value does
-  not fit it.
-  """
-  sweep = config["sweep"]
-  field, values = sweep["field"], sweep["values"]
-  if sweep["num_seeds"] < 1:
-    raise ValueError(f"config.sweep.num_seeds must be from 1, got {sweep['num_seeds']}.")
-  _find_field(config, field)
-  if not unused.is_swept(config, trace):
-    return
-  for value in values:
-    if field == "instance":
-      changed = build.place(_with_field(config, field, value))
-    else:  # The swept value takes precedence over a data sheet.
-      changed = _with_field(build.place(config), field, value)
-    for i in range(1 if trace else sweep["num_seeds"]):
-      yield Play(changed, trace, config["seed"] + i, value)
+def parse_sweep(text: str, num_seeds: int) -> Sweep:
+  """Returns a sweep such as `study.durations.boot_secs=45,90`, with typed values."""
+  field, _, values = text.partition("=")
+  if not field or not values:
+    raise ValueError(f"--sweep={text} must be an option and its values, such as seed=0,1.")
+  return Sweep(field, tuple(map(_parse, values.split(","))), num_seeds)
 
 
-def _with_field(config: build.Config, field: str, value: Any) -> build.Config:
-  """Returns the config with another value of a field, such as "trace.hours"."""
-  changed = copy.deepcopy(dict(config))
-  parent, key, now = _find_field(changed, field)
-  if now is not None and not base.fits(value, type(now)):
+def _parse(text: str) -> Any:
+  try:
+    return ast.literal_eval(text)
+  except (SyntaxError, ValueError):
+    return text
+
+
+def _plan(config: Config, preemptions: Preemptions, sweep: Sweep) -> list[Play]:
+  """Returns the plays beside the main trace; `ValueError` if a value does not fit."""
+  if sweep.values and preemptions.files and sweep.field.startswith(_GENERATED):
     raise ValueError(
-        f"config.sweep.values must fit config.{field}, which is {now!r}, got " f"{value!r}."
+        f"--sweep={sweep.field} changes how traces are generated, so it has no effect with --trace."
     )
-  parent[key] = value
-  return changed
+  num_seeds = 1 if preemptions.files else sweep.num_seeds
+  return [
+      Play(config.changed({sweep.field: value}), preemptions, config.seed + i, value)
+      for value in sweep.values
+      for i in range(num_seeds)
+  ]
 
 
-def _find_field(config: build.Config, field: str) -> tuple[Any, str, Any]:
-  """Returns the parent of a field, its key there, and its value."""
-  section, path = config, "config"
-  for name in field.split("."):
-    if not isinstance(section, dict) or name not in section:
-      allowed = section if isinstance(section, dict) else ()
-      raise ValueError("config.sweep.field: " + base.suggest(name, allowed, what=f"key of {path}:"))
-    parent, section, path = section, section[name], f"{path}.{name}"
-  return parent, name, section
+_MADE: dict[tuple[str, str], tuple[loop.Policy, ...]] = {}
+
+
+def _find_choices(policy: str, play: Play) -> tuple[loop.Policy, ...]:
+  """Returns the candidates for a policy, which keep their plans from play to play."""
+  policies_lib.load_plugins(play.config.plugins)
+  config = policies_lib.apply(play.config, policies_lib.find(policy))
+  key = policy, repr(config.changed({_GENERATED: config_lib.TraceSection()}))
+  if key not in _MADE:
+    _MADE[key] = build.make_choices(policy, config, find_costs(config))
+  return _MADE[key]
+
+
+def find_costs(config: Config) -> build.Costs:
+  """Returns the costs in the config's file, or estimates those of its model."""
+  if (costs := build.read_costs(config)) is not None:
+    return costs
+  from bamboo_jax.training.setup import build as run_build  # Imports JAX.
+
+  return run_build.make_profile(config, run_build.make_task(config, needs_data=False))
+
+
+def _find_price(config: Config) -> prices_lib.Price:
+  price = sizes.find_price(config)
+  assert price is not None
+  return price
 
 
 class PlayedJob(NamedTuple):
@@ -167,12 +196,10 @@ def play(job: PolicyJob) -> PlayedJob:
   start = time.process_time()
   outcomes = []
   for one in job.plays:
-    build.load_plugins(one.config)
-    trace = build.make_trace(one.config, path=one.path, seed=one.seed)
-    policy = forecast.choose(build.make_choices(one.config, job.policy), trace)
-    price = build.make_price(one.config)
+    trace = one.preemptions.read(one.config, one.seed)
+    policy = forecast.choose(_find_choices(job.policy, one), trace)
     is_main = one.setting is None
-    outcomes.append(loop.simulate(trace, policy, price, keep_moments=is_main))
+    outcomes.append(loop.simulate(trace, policy, _find_price(one.config), keep_moments=is_main))
   return PlayedJob(outcomes, time.process_time() - start)
 
 
@@ -269,3 +296,51 @@ def _row(
       **{f"gap_{c}_pct": gaps[c] if gaps else None for c in gap.CAUSES},
       "worst_gap_pct": worst,
   }
+
+
+def _report(
+    config: Config,
+    trace_name: str,
+    runs: Mapping[str, loop.Outcome],
+    sweep: Sweep,
+    settings: Mapping[Any, Mapping[str, Sequence[loop.Outcome]]],
+) -> contents.Value:
+  ranked = sorted(runs.items(), key=lambda run: run[1].account.value, reverse=True)
+  costs = config.study.table.file or config.plan.profile
+  own = [f"{k}={v}" for k, v in json_lib.flatten(config.study.to_dict()).items() if v is not None]
+  return contents.make(
+      f"Policies on trace {trace_name}",
+      [contents.simulated(policy, run) for policy, run in ranked],
+      remarks=[
+          f"Config {config.name}: {', '.join(own)}.",
+          f"Costs are {'those of ' + costs if costs else 'estimated, not measured'}. All policies "
+          "see the same trace; nodes on demand are not preempted. The best value comes first.",
+          "A run over time shows the current throughput, including steps that are rolled back "
+          "later; sums exclude those. Events before the first training are its start.",
+      ],
+      series=_series(settings, sweep.field),
+  )
+
+
+def name_field(field: str) -> str:
+  """Returns the label of an axis for an option, with its unit."""
+  for ending, unit in _UNITS.items():
+    if field.endswith(ending):
+      return f"{field.removesuffix(ending)} ({unit})"
+  return _NAMES.get(field, field)
+
+
+def _series(
+    settings: Mapping[Any, Mapping[str, Sequence[loop.Outcome]]], field: str
+) -> dict[str, contents.Value]:
+  """Returns value against the settings of the swept option, if these are numbers."""
+  if not settings or not all(isinstance(setting, numbers.Real) for setting in settings):
+    return {}
+  lines: dict[str, list[Any]] = {}
+  counts = set()
+  for setting, by_policy in sorted(settings.items()):
+    for policy, outcomes in by_policy.items():
+      value = output.estimate([o.account.value for o in outcomes])
+      lines.setdefault(policy, []).append(value.at(setting))
+      counts.add(len(outcomes))
+  return {"value": contents.series(name_field(field), lines, note=output.explain_bars(counts))}

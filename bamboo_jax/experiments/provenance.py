@@ -16,8 +16,10 @@ _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _PACKAGES = ("bamboo_jax", "ml_collections", "numpy", "scipy")
 
 
-def write(workdir: pathlib.Path, *, command: Sequence[str], config: str, trace: str | None) -> None:
-  """Writes `provenance.json`; `config` is JSON, `trace` a path or None.
+def write(
+    workdir: pathlib.Path, *, command: Sequence[str], config: str, traces: Sequence[str]
+) -> None:
+  """Writes `provenance.json`; `config` is JSON, `traces` are files.
 
   Raises `OSError` if the trace cannot be read, or the file not be written.
   """
@@ -27,8 +29,9 @@ def write(workdir: pathlib.Path, *, command: Sequence[str], config: str, trace: 
       "versions": {"python": platform.python_version()}
       | {name: _version(name) for name in _PACKAGES},
       "commit": _commit(),
-      "trace": trace,
-      "trace_sha256": trace and hashlib.sha256(packaged.find_file(trace).read_bytes()).hexdigest(),
+      "traces": {
+          name: hashlib.sha256(packaged.find_file(name).read_bytes()).hexdigest() for name in traces
+      },
   }
   text = json.dumps(found, indent=2) + "\n"
   base.write_atomically(workdir / "provenance.json", text)

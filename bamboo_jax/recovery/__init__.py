@@ -4,6 +4,7 @@ One process, a cluster and a simulation call the same `decide` with the same
 ladder and the same planner.
 
   ladder      the rungs, their settings, and the input of a decision
+  policies    choices of rungs and pipelines, by the names of systems
   decide      which rung is taken, and the pipelines that follow
   repair      spares take places, replicas are made
 

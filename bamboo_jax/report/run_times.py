@@ -19,6 +19,8 @@ from bamboo_jax.metrics import jsonl
 Owners = tuple[tuple[str, ...], ...]
 
 _NUM_NEAR = 20  # Steps nearby that estimate the normal time of a step.
+# What `nodes.jsonl` records, as events of a trace.
+_KINDS = {"start": "add", "remove": "remove", "notice": "notice"}
 _IDLE = ledger_lib.KINDS.index("idle")
 
 
@@ -56,13 +58,22 @@ class TimedStep:
 
 @dataclasses.dataclass(frozen=True)
 class RunTimes:
-  """A run; `start_secs`: from the start of its nodes to the first step."""
+  """A run.
+
+  Attributes:
+    start_secs: From the start of its nodes to the first step.
+    nodes: When a node was added or removed, seconds after the first step, and its name in
+      the trace.
+    removed: Names in the run of the nodes that the launcher removed.
+  """
 
   start_secs: float
   steps: tuple[TimedStep, ...]
   events: tuple[OwnerChange, ...]
   boot_secs: tuple[float, ...]
   totals: ledger_lib.Totals
+  nodes: tuple[tuple[float, str, str], ...] = ()
+  removed: tuple[str, ...] = ()
 
 
 def read(workdir: pathlib.Path) -> RunTimes:
@@ -124,6 +135,12 @@ def make(lines: Sequence[Mapping[str, Any]], nodes: Sequence[Mapping[str, Any]])
           node_secs=totals.node_secs + unseen_secs,
           parts=tuple(secs + unseen_secs * (i == _IDLE) for i, secs in enumerate(totals.parts)),
       ),
+      nodes=tuple(
+          (n["at_secs"] - begin_secs, kind, n["node"] or n["name"])
+          for n in nodes
+          if (kind := _KINDS.get(n["event"]))
+      ),
+      removed=tuple(kills),
   )
 
 

@@ -3,14 +3,13 @@
 Pure Python. Decisions are those of `recovery`; this adds time and money.
 
   api               one call for a run; its names are those of this package
-  presets           policies by name, and the job that they are compared on
 
   loop              plays a trace, event by event
   roster            nodes by name and by place
   decisions         asks `recovery.decide`, and caches the answers
   books             counts steps, saves and lost work between events
 
-  policies          a policy from settings: ladder, shapes, places, times
+  build             a policy from a config: ladder, shapes, places, times
   shapes            pipelines for tables, whose partitions are not known
   places            who gets which place: in order, at random, by zones
   times             durations of boots, detection, restarts and saves, and with
@@ -18,17 +17,12 @@ Pure Python. Decisions are those of `recovery`; this adds time and money.
   speed             how long a step is: predicted from a model's profile, by
                     `plan.times.predictor`, or looked up in a published table
   communication     sums of gradients by ring or tree, overlapped or not
-  transformer       costs of a transformer, estimated
 
   forecast          the expected throughput of a policy
-  build             makes all of that from `configs/sim/compare.py`
 
 Read `loop`, then `decisions`.
 """
 
-from bamboo_jax.sim.api import generate_trace, list_policies, make_policy, read_trace, simulate
-from bamboo_jax.sim.communication import Communication
-from bamboo_jax.sim.policies import register_layout, Settings, Workload
-from bamboo_jax.sim.presets import register
-from bamboo_jax.sim.times import Durations
-from bamboo_jax.sim.transformer import estimate_transformer
+from bamboo_jax.recovery.policies import register
+from bamboo_jax.sim.api import generate_trace, JOB, list_policies, make_policy, read_trace, simulate
+from bamboo_jax.sim.build import register_layout

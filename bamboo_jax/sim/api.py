@@ -1,28 +1,33 @@
 """A run of a policy on a trace in one call: `docs/research/simulator.md`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 import os
 from typing import Any
 
+from bamboo_jax import config as config_lib
 from bamboo_jax.accounting import prices as prices_lib
-from bamboo_jax.sim import (
-    forecast as forecast_lib,
-    loop,
-    policies as policies_lib,
-    presets,
-    times as times_lib,
-)
-from bamboo_jax.traces import generator, parameters as trace_parameters, readers, trace as trace_lib
+from bamboo_jax.recovery import policies
+from bamboo_jax.sim import build, forecast as forecast_lib, loop
+from bamboo_jax.traces import generator, readers, trace as trace_lib
 
-_DURATIONS = times_lib.Durations()
+# A model like GPT-2 medium, on a V100 and 10 Gbit/s for each node.
+JOB: Mapping[str, Any] = {
+    "pipeline.num_pipelines": 4,
+    "pipeline.num_stages": 8,
+    "pipeline.num_microbatches": 16,
+    "pipeline.microbatch_size": 8,
+    "plan.profile": "configs/sim/gpt2_medium.json",
+    "cost.instance": "p3.2xlarge",
+    "cost.date": "2021",  # As Bamboo used.
+}
 
 
 def simulate(
     trace: trace_lib.Trace,
-    policy: str | policies_lib.Settings | loop.Policy,
+    policy: str | loop.Policy,
+    config: config_lib.Config | None = None,
     *,
-    workload: policies_lib.Workload | None = None,
-    durations: times_lib.Durations = _DURATIONS,
+    costs: build.Costs | None = None,
     price: prices_lib.Price | None = None,
     keep_moments: bool = False,
 ) -> loop.Outcome:
@@ -30,36 +35,35 @@ def simulate(
 
   Args:
     trace: Also the forecast of policies that plan for one.
-    policy: A name, see `presets.find`, or settings. A policy made by
-      `make_policy` caches its plans, which take most of the time.
-    workload: By default `presets.make_workload`.
+    policy: A name, see `recovery.policies.find`. A policy made by `make_policy` caches
+      its plans, which take most of the time.
+    config: Of the run; by default `JOB`.
+    costs: By default those in the file that the config names.
     price: By default that of a p3.2xlarge in 2021, which Bamboo used.
     keep_moments: Whether the outcome has the course of the run.
 
   Raises:
-    ValueError: Settings do not fit, or there are never enough nodes.
+    ValueError: Options do not fit, or there are never enough nodes.
   """
   if not isinstance(policy, loop.Policy):
-    policy = make_policy(policy, trace, workload=workload, durations=durations)
+    policy = make_policy(policy, trace, config, costs=costs)
   price = price or prices_lib.find_price("p3.2xlarge", date="2021")
   return loop.simulate(trace, policy, price, keep_moments=keep_moments)
 
 
 def make_policy(
-    policy: str | policies_lib.Settings,
+    policy: str,
     trace: trace_lib.Trace,
+    config: config_lib.Config | None = None,
     *,
-    workload: policies_lib.Workload | None = None,
-    durations: times_lib.Durations = _DURATIONS,
+    costs: build.Costs | None = None,
 ) -> loop.Policy:
   """Returns a policy that can be simulated repeatedly; see `simulate`."""
-  if isinstance(policy, str):
-    name, settings = policy, presets.find(policy)
-  else:
-    name, settings = "policy", policy
-  workload = workload or presets.make_workload()
-  choices = policies_lib.make_choices(name, settings, workload, durations)
-  return forecast_lib.choose(choices, trace)
+  config = policies.apply(config or config_lib.Config().changed(JOB), policies.find(policy))
+  costs = costs or build.read_costs(config)
+  if costs is None:
+    raise ValueError("config.plan.profile must name a file of `bamboo profile`, or give `costs`.")
+  return forecast_lib.choose(build.make_choices(policy, config, costs), trace)
 
 
 def read_trace(*paths: str | os.PathLike[str]) -> trace_lib.Trace:
@@ -67,11 +71,11 @@ def read_trace(*paths: str | os.PathLike[str]) -> trace_lib.Trace:
   return readers.read_traces(paths)
 
 
-def generate_trace(*, seed: int = 0, **parameters: Any) -> trace_lib.Trace:
-  """Returns a random trace; see `traces.parameters.Parameters`."""
-  return generator.generate_trace(trace_parameters.Parameters(**parameters), seed=seed)
+def generate_trace(*, seed: int = 0, **options: Any) -> trace_lib.Trace:
+  """Returns a random trace; the options are those of `config.study.trace`."""
+  return generator.generate_trace(config_lib.TraceSection(**options), seed=seed)
 
 
-def list_policies() -> Sequence[str]:
+def list_policies() -> list[str]:
   """Returns the policy names that `simulate` accepts."""
-  return sorted({*presets.POLICIES, *presets.PLANNERS, *presets.OWN})
+  return sorted(policies.POLICIES)

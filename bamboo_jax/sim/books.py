@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import math
 
+from bamboo_jax import config as config_lib
 from bamboo_jax.accounting import account as account_lib, ledger as ledger_lib
 from bamboo_jax.sim import times as times_lib
 
@@ -39,7 +40,9 @@ class Books:
     elapsed_secs: Finished part of the step in flight.
   """
 
-  def __init__(self, ledger: ledger_lib.Ledger, *, saves: times_lib.Durations | None) -> None:
+  def __init__(
+      self, ledger: ledger_lib.Ledger, *, saves: config_lib.DurationsSection | None
+  ) -> None:
     self.num_steps = 0
     self.num_dropped = 0.0
     self.elapsed_secs = 0.0

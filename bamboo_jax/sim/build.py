@@ -1,206 +1,232 @@
-"""Makes the values of the library from `configs/sim/compare.py`.
+"""Makes the simulated policy of a config.
 
-An unreadable file is an `OSError`; a setting that is unknown, out of range or
-does not fit is a `ValueError` that names it.
+All policies use the ladder and the planner of runs; they differ in the rungs that are
+switched on, in the pipelines that are formed, and in their redundancy.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Sequence
 import dataclasses
 import functools
-import importlib
+import itertools
 import json
 import math
-import pathlib
-from typing import Any
 
-from bamboo_jax import base
-from bamboo_jax.accounting import machines, prices as prices_lib
-from bamboo_jax.base import json as json_lib
-from bamboo_jax.plan import cost_model
+from bamboo_jax import base, config as config_lib
+from bamboo_jax.accounting import machines
+from bamboo_jax.base import packaged
+from bamboo_jax.plan import cost_model, memory as memory_lib, partition as partition_lib
+from bamboo_jax.plan.times import predictor as predictor_lib
+from bamboo_jax.recovery import (
+    ladder as ladder_lib,
+    planner as planner_lib,
+    shapes as shapes_lib,
+    templates as templates_lib,
+)
+from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.sim import (
+    communication,
+    decisions,
     loop,
-    policies as policies_lib,
+    places,
+    shapes as sim_shapes,
     speed as speed_lib,
     times as times_lib,
-    transformer,
-)
-from bamboo_jax.traces import (
-    generator,
-    parameters as trace_parameters,
-    readers,
-    scale,
-    trace as trace_lib,
 )
 
-Trace = trace_lib.Trace
-Profile = cost_model.Profile
+Config = config_lib.Config
+Costs = cost_model.Profile | speed_lib.Table
 
-Config = Mapping[str, Any]  # A config as plain values.
-
-_COSTS = ("transformer", "profile", "table")
-
-# Keys that `place` sets from data sheets.
-OF_INSTANCE = tuple(
-    f"workload.{key}"
-    for key in (
-        *("gpus_per_node", "inner_bytes_per_sec", "memory_limit_gib"),
-        *("transformer.flops_per_sec", "transformer.bytes_per_sec"),
-        *("transformer.link_bytes_per_sec", "transformer.host_bytes_per_sec"),
-    )
-)
-# Other names of workload fields in the config.
-_SAME = (
-    *("num_stages", "num_microbatches", "microbatch_size"),
-    *("gpus_per_node", "inner_bytes_per_sec"),
-)
+# Makes the shapes of pipelines from a config and a predictor of their steps.
+MakeShapes = Callable[[Config, predictor_lib.Predictor], shapes_lib.Shapes]
+_LIVEPUT = "liveput"
+_OWN_LAYOUTS: dict[str, MakeShapes] = {}
+# Arrangements tried: the start is good, and more would take too long here.
+_MAX_TRIES = 20
 
 
-def load_plugins(config: Config) -> None:
-  """Imports the modules of the config that register policies or layouts."""
-  for name in config["plugins"]:
-    try:
-      importlib.import_module(name)
-    except ModuleNotFoundError as error:
-      raise ValueError(
-          f"config.plugins: {error}; a plugin must be in the working directory " "or on PYTHONPATH."
-      ) from error
-    except Exception as error:  # Any error of its code.
-      raise ValueError(
-          f"config.plugins: {name!r} cannot be imported: " f"{type(error).__name__}: {error}"
-      ) from error
+def register_layout(name: str, make_shapes: MakeShapes) -> None:
+  """Names a user's own planner, for `config.study.layout`."""
+  _OWN_LAYOUTS[name] = make_shapes
 
 
-def make_trace(config: Config, *, path: str | None, seed: int) -> Trace:
-  """Returns the trace of a file, or a generated one if `path` is None."""
+def read_costs(config: Config) -> Costs | None:
+  """Returns the costs in the file that the config names; None if it names none.
+
+  Raises `OSError`, or `ValueError` for a file that does not fit.
+  """
+  if config.study.table.file is not None:
+    return speed_lib.read_table(config.study.table)
+  path, size = config.plan.profile, config.pipeline.microbatch_size
   if path is None:
-    parameters = json_lib.from_plain(
-        trace_parameters.Parameters, config["trace"], where="config.trace"
-    )
-    return generator.generate_trace(parameters, seed=seed)
-  return scale.scale(readers.read_traces([path]), **config["trace_file"])
-
-
-def is_of_instance(config: Config) -> bool:
-  """Returns whether speeds and memory are from the instance's data sheet."""
-  workload = config["workload"]
-  if workload["of_instance"] is not None:
-    return bool(workload["of_instance"])
-  is_other = bool(config["instance"] != workload["speeds_of"])
-  return is_other and workload["costs"] == "transformer"
-
-
-def place(config: Config) -> Config:
-  """Returns the config with the workload on nodes of the instance."""
-  _find_price(config)  # Raises with a list of all instances that have a price.
-  if not is_of_instance(config):
-    return config
-  try:
-    workload = machines.apply(config["workload"], config["instance"])
-  except ValueError as error:
-    raise ValueError(
-        f"{error} Or set config.workload.of_instance=False and the speeds in " "config.workload."
-    ) from error
-  return {**config, "workload": workload}
-
-
-def _find_price(config: Config) -> prices_lib.Price:
-  return prices_lib.find_price(
-      config["instance"], prices=config["prices"], date=config["price_date"] or None
-  )
-
-
-def make_price(config: Config) -> prices_lib.Price:
-  """Returns the price of the instance; checks that the workload fits."""
-  price = _find_price(config)
-  workload = config["workload"]
-  count = workload["gpus_per_node"]
-  if workload["costs"] == "transformer" and price.gpu_count != count:
-    raise ValueError(
-        f"Instance {price.instance!r} has {price.gpu_count} GPUs, but "
-        f"config.workload.gpus_per_node is {count}: set it, and flops_per_sec "
-        "to what one of them reaches, or config.workload.of_instance."
-    )
-  return price
-
-
-def make_choices(config: Config, name: str) -> tuple[loop.Policy, ...]:
-  """Returns the candidates for a policy of the config, see `policies`."""
-  parts = ("durations", "policies", "seed", "workload")
-  return _make_choices(name, json.dumps({k: config[k] for k in parts}))
-
-
-@functools.cache
-def _make_choices(name: str, config: str) -> tuple[loop.Policy, ...]:
-  """Caches `make_choices` by JSON, since policies cache their plans."""
-  options = json.loads(config)
-  return policies_lib.make_choices(
-      name,
-      _make_settings(name, options["policies"][name]),
-      _make_workload(options["workload"]),
-      json_lib.from_plain(times_lib.Durations, options["durations"], where="config.durations"),
-      seed=options["seed"],
-  )
-
-
-def _make_settings(name: str, options: Config) -> policies_lib.Settings:
-  redundant = {"mode": "bubble"} | options.get("redundant", {})
-  return json_lib.from_plain(
-      policies_lib.Settings, {**options, "redundant": redundant}, where=f"Policy {name!r}"
-  )
-
-
-def _make_workload(options: Config) -> policies_lib.Workload:
-  if options["costs"] not in _COSTS:
-    raise ValueError(base.suggest(options["costs"], _COSTS, what="costs"))
-  limit_gib = options["memory_limit_gib"]
-  if limit_gib is not None and not 0 < limit_gib < math.inf:
-    raise ValueError(f"config.workload.memory_limit_gib must be above 0, got {limit_gib}.")
-  return policies_lib.Workload(
-      costs=_make_costs(options),
-      memory_limit_bytes=None if limit_gib is None else int(limit_gib * 2**30),
-      **{name: options[name] for name in _SAME},
-  )
-
-
-def _make_costs(options: Config) -> Profile | speed_lib.Table:
-  if options["costs"] == "transformer":
-    values = options["transformer"]
-    values = {**values, "microbatch_size": options["microbatch_size"]}
-    base.check_options(transformer.estimate_transformer, values, what="transformer")
-    # A node does the work, which its GPUs share.
-    for rate in ("flops_per_sec", "host_bytes_per_sec"):
-      if rate in values:
-        values[rate] *= options["gpus_per_node"]
-    return transformer.estimate_transformer(**values)
-  if options["costs"] == "table":
-    values = options["table"]
-    return speed_lib.read_table(
-        _need(values["path"], "table.path"),
-        column=values["column"],
-        samples_per_step=values["samples_per_step"],
-        where={k: v for k, v in values["where"].items() if v is not None},
-    )
-  path = _need(options["profile"], "profile")
-  profile = cost_model.from_json(pathlib.Path(path).read_text(encoding="utf-8-sig"), source=path)
-  _check_batch(profile, options["microbatch_size"], path)
-  if (rate := options["link_bytes_per_sec"]) is not None:
-    profile = dataclasses.replace(
-        profile, link_bytes_per_ms=rate / 1e3, reduce_bytes_per_ms=rate / 1e3
-    )
+    return None
+  text = packaged.find_file(path).read_text(encoding="utf-8-sig")
+  profile = cost_model.from_json(text, source=path)
+  for name, entry in profile.fingerprint.get("batch", {}).items():
+    if len(entry) > 1 and entry[1] != size:
+      raise ValueError(
+          f"{path} was measured with {json.dumps({name: entry})}, so "
+          f"config.pipeline.microbatch_size must be {entry[1]}, got {size}."
+      )
   return profile
 
 
-def _need(path: str | None, name: str) -> str:
-  if path is None:
-    raise ValueError(f"config.workload.{name} must name a file.")
-  return path
+def make_choices(name: str, config: Config, costs: Costs) -> tuple[loop.Policy, ...]:
+  """Returns the candidates of a config that plans for a forecast, else one policy.
+
+  A policy caches its plans from run to run. Raises `ValueError` that names the policy.
+  """
+  policies, refusal = [], None
+  for chosen in _choices(config):
+    try:
+      policies.append(_make(name, chosen, costs))
+    except base.InfeasibleError as error:
+      refusal = error
+    except ValueError as error:
+      raise ValueError(f"Policy {name!r}: {error}") from error
+  if not policies:
+    raise base.InfeasibleError(f"Policy {name!r}: {refusal}") from refusal
+  return tuple(policies)
 
 
-def _check_batch(profile: Profile, microbatch_size: int, path: str) -> None:
-  for name, entry in profile.fingerprint.get("batch", {}).items():
-    if len(entry) > 1 and entry[1] != microbatch_size:
-      raise ValueError(
-          f"{path} was measured with {json.dumps({name: entry})}, so "
-          f"config.workload.microbatch_size must be {entry[1]}, got "
-          f"{microbatch_size}."
+def _choices(config: Config) -> Iterator[Config]:
+  study, mode = config.study, config.redundancy.mode
+  modes = ("none", mode) if study.picks_mode and mode != "none" else (mode,)
+  depths, layout = (1.0,), {}
+  if study.layout == _LIVEPUT:
+    depths, layout = study.depths, {"study.layout": None, "pipeline.layout": "depth"}
+  elif study.layout is not None and study.layout not in _OWN_LAYOUTS:
+    raise ValueError(
+        base.suggest(study.layout, (_LIVEPUT, *_OWN_LAYOUTS), what="value of config.study.layout")
+    )
+  for depth, mode in itertools.product(depths, modes):
+    stages = depth * study.overprovision
+    yield config.changed({"study.overprovision": stages, "redundancy.mode": mode, **layout})
+
+
+def _make(name: str, config: Config, costs: Costs) -> loop.Policy:
+  study, options = config.study, config.recovery
+  has_replicas = config.redundancy.has_replicas
+  ladder = ladder_lib.Ladder(options, has_replicas, study.reroute)
+  num_stages = math.ceil(config.pipeline.num_stages * study.overprovision)
+  profile = None
+  if isinstance(costs, speed_lib.Table):
+    shapes: shapes_lib.Shapes = sim_shapes.TableShapes(
+        num_stages,
+        has_replicas,
+        is_even=config.pipeline.layout != "depth",
+        max_pipelines=study.max_pipelines,
+    )
+    speed: times_lib.Speed = costs
+  else:
+    profile = costs
+    predicted = speed = speed_lib.ProfileSpeed(
+        profile,
+        reroute=ladder.reroute,
+        memory_limit_bytes=_memory_limit(config),
+        num_microbatches=_num_microbatches(config),
+        microbatch_size=config.pipeline.microbatch_size,
+        redundant=config.redundancy,
+        communication=communication.Communication(study),
+        split="makespan" if config.pipeline.layout == "templates" else "even",
+    )
+    shapes = _Shapes(config, predicted.predictor, num_stages).make()
+  times = times_lib.PipelineTimes(speed, study.durations, drops=options.drop, profile=profile)
+  placer = places.Placer(
+      study.placement, has_replicas=has_replicas, seed=config.seed, max_tries=_MAX_TRIES
+  )
+  planner = planner_lib.Planner(shapes, times, fold=options.fold, arrange=placer.arrange)
+  stays = config.cost.market == "on_demand" or not options.is_preemptible
+  return loop.Policy(
+      name=name,
+      decider=decisions.Decider(ladder, planner, times, heeds_zones=placer.heeds_zones),
+      durations=study.durations,
+      market="on_demand" if stays else "spot",
+  )
+
+
+def _num_microbatches(config: Config) -> int:
+  return config.pipeline.num_pipelines * config.pipeline.num_microbatches
+
+
+def _memory_limit(config: Config) -> int | None:
+  limit_gib, mesh = config.plan.memory_limit_gib, config.node.mesh
+  if config.plan.machine is not None:
+    limit_gib = machines.find_machine(config.plan.machine).memory_bytes / 2**30
+  return None if limit_gib is None else int(limit_gib * 2**30) * mesh.data * mesh.tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class _Shapes:
+  """Makes the shapes of a config; its pipelines have `num_stages` unless that is planned."""
+
+  config: Config
+  predictor: predictor_lib.Predictor
+  num_stages: int
+
+  def make(self) -> shapes_lib.Shapes:
+    config, options = self.config, self.config.recovery
+    if make := _OWN_LAYOUTS.get(config.study.layout or ""):
+      return make(config, self.predictor)
+    if config.pipeline.layout == "templates":
+      return shapes_lib.Templates(
+          self._templates(), self.predictor, options, mixes=True, uses_all=config.study.uses_all
       )
+    num_layers = len(self.predictor.profile.layers)
+    if config.pipeline.layout == "grid":
+      wanted = {math.ceil(f * self.num_stages) for f in config.study.depths}
+      partitions = self._partitions(sorted({min(depth, num_layers) for depth in wanted}))
+      return shapes_lib.Templates(partitions, self.predictor, options, uses_all=False)
+    if self.num_stages > num_layers:
+      raise base.InfeasibleError(
+          f"num_stages={self.num_stages} needs as many layers, of which there are {num_layers}."
+      )
+    return shapes_lib.Templates(
+        (self._partition(self.num_stages),),
+        self.predictor,
+        options,
+        max_pipelines=config.study.max_pipelines,
+    )
+
+  def _templates(self) -> shapes_lib.Partitions:
+    layers = self.predictor.profile.layers
+    make = functools.partial(
+        templates_lib.make_templates,
+        layers,
+        num_failures=self.config.recovery.num_failures,
+        memory_limit_bytes=_memory_limit(self.config),
+        min_nodes=max(1, self.num_stages // 2),
+        num_microbatches=_num_microbatches(self.config),
+        upkeep=self._upkeep,
+    )
+    found = make()
+    # Depths above the necessary one give more choice.
+    most = min(self.num_stages + self.num_stages // 2, len(layers))
+    if found[-1].partition.num_stages < most:
+      found = make(max_nodes=most)
+    return tuple(template.partition for template in found)
+
+  def _partitions(self, depths: Sequence[int]) -> shapes_lib.Partitions:
+    found, refusals = [], []
+    for num_stages in depths:
+      try:
+        found.append(self._partition(num_stages))
+      except base.InfeasibleError as error:
+        refusals.append(error)
+    if not found:
+      raise refusals[-1]
+    return tuple(found)
+
+  def _partition(self, num_stages: int) -> partition_lib.Partition:
+    return partition_lib.split_layers(
+        self.predictor.profile.layers,
+        num_stages=num_stages,
+        memory_limit_bytes=_memory_limit(self.config),
+        in_flight=lines_lib.in_flight_bounds(num_stages, _num_microbatches(self.config)),
+        upkeep=self._upkeep,
+    )
+
+  @property
+  def _upkeep(self) -> memory_lib.Upkeep:
+    if not (self.predictor.has_replicas and self.config.study.charges_replicas):
+      return memory_lib.OVERLAPPED
+    return dataclasses.replace(memory_lib.OVERLAPPED, protection=self.config.redundancy)

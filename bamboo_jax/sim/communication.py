@@ -13,67 +13,38 @@ from collections.abc import Sequence
 import dataclasses
 import math
 
-from bamboo_jax import base
+from bamboo_jax import config as config_lib
 from bamboo_jax.plan import cost_model
 from bamboo_jax.plan.times import step_time as step_time_lib
 
-REDUCTIONS = ("ordered", "ring", "tree")
-OVERLAPS = ("none", "drain", "backward")
-DUPLEXES = ("half", "full")
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Communication(step_time_lib.OrderedSums):
-  """The methods of communication; the defaults are those of this runtime.
+  """The methods of communication that a study names.
 
-  Attributes:
-    reduction: How gradients are summed over pipelines, one of `REDUCTIONS`.
-    overlap: Passes with which a sum overlaps: "none", those of earlier stages
-      when the pipeline drains ("drain"), or also the last backward pass of its
-      own stage, layer by layer ("backward").
-    duplex: Whether a node can send while it receives ("full"), or not ("half").
-      A measured rate of reduction includes both directions.
-    gpus_per_node: Each GPU of a node has a part of each microbatch, so their
-      gradients are summed within the node first, by a ring.
-    inner_bytes_per_ms: Bandwidth between GPUs of a node, in each direction.
+  A measured rate of reduction includes both directions, whatever `duplex`.
   """
 
-  reduction: str = "ordered"
-  overlap: str = "none"
-  duplex: str = "half"
-  gpus_per_node: int = 1
-  inner_bytes_per_ms: float = math.inf
-
-  def __post_init__(self) -> None:
-    for name, allowed in (("reduction", REDUCTIONS), ("overlap", OVERLAPS), ("duplex", DUPLEXES)):
-      if getattr(self, name) not in allowed:
-        raise ValueError(base.suggest(getattr(self, name), allowed, what=name))
-    if self.gpus_per_node < 1 or not self.inner_bytes_per_ms > 0:
-      raise ValueError(
-          "gpus_per_node must be at least 1 and inner_bytes_per_ms above 0, "
-          f"got {self.gpus_per_node} and {self.inner_bytes_per_ms}."
-      )
+  study: config_lib.StudySection
 
   def reduce_ms(
       self, profile: cost_model.Profile, num_bytes: int, *, num_pipelines: int, num_shares: int
   ) -> float:
     """Returns the time to sum `num_bytes` of gradients over all shares."""
-    inner = 2 * (self.gpus_per_node - 1) / self.gpus_per_node
-    inner_ms = inner * num_bytes / self.inner_bytes_per_ms
     if num_shares == 1:
-      return inner_ms
+      return 0.0
     n = num_pipelines
     rounds, sent = 1, (num_shares // n + 1) * (n - 1) / n
     if n == 1:  # Nothing is sent, but shares are added.
       sent = num_shares - 1
-    elif self.reduction == "ring":
+    elif self.study.reduction == "ring":
       rounds, sent = 2 * (n - 1), 2 * (n - 1) / n
-    elif self.reduction == "tree":
+    elif self.study.reduction == "tree":
       rounds, sent = 2 * math.ceil(math.log2(n)), 2.0
-    if self.duplex == "half" and not profile.measured and n > 1:
+    if self.study.duplex == "half" and not profile.measured and n > 1:
       sent *= 2
     sent_ms = sent * num_bytes / profile.reduce_bytes_per_ms
-    return inner_ms + rounds * profile.reduce_latency_ms + sent_ms
+    return rounds * profile.reduce_latency_ms + sent_ms
 
   def sum_ms(
       self,
@@ -88,11 +59,11 @@ class Communication(step_time_lib.OrderedSums):
     for stage in stages:
       parts = [stage]
       ready_ms, end_ms = 0.0, -math.inf
-      if self.overlap == "backward":
+      if self.study.overlap == "backward":
         parts = [[layer] for layer in reversed(stage)]
         ready_ms = -sum(layer.backward_ms for layer in stage)
       for part in parts:
-        if self.overlap == "backward":
+        if self.study.overlap == "backward":
           ready_ms += part[0].backward_ms
         end_ms = max(end_ms, ready_ms) + self.reduce_ms(
             profile,
@@ -113,12 +84,12 @@ class Communication(step_time_lib.OrderedSums):
     drain_ms, exposed_ms = 0.0, 0.0
     for stage, stage_ms in zip(stages, sum_ms, strict=True):
       exposed_ms = max(exposed_ms, stage_ms - drain_ms)
-      if self.overlap != "none":
+      if self.study.overlap != "none":
         drain_ms += sum(layer.backward_ms for layer in stage)
     return exposed_ms
 
   def exchange_ms(self, sent_ms: float, received_ms: float) -> float:
     """Returns the time to send to one neighbour and receive from another."""
-    if self.duplex == "half":
+    if self.study.duplex == "half":
       return sent_ms + received_ms
     return max(sent_ms, received_ms)

@@ -12,10 +12,10 @@ import dataclasses
 import heapq
 from typing import Any
 
-from bamboo_jax import base
+from bamboo_jax import base, config as config_lib
 from bamboo_jax.accounting import account as account_lib, ledger as ledger_lib, prices as prices_lib
 from bamboo_jax.recovery import ladder as ladder_lib
-from bamboo_jax.sim import books as books_lib, decisions, roster as roster_lib, times as times_lib
+from bamboo_jax.sim import books as books_lib, decisions, roster as roster_lib
 from bamboo_jax.traces import spot_price, trace as trace_lib
 
 # Order of simultaneous events.
@@ -32,7 +32,7 @@ class Policy:
 
   name: str
   decider: decisions.Decider
-  durations: times_lib.Durations
+  durations: config_lib.DurationsSection
   market: str = "spot"
 
 

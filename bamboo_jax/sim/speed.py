@@ -14,8 +14,6 @@ import csv
 import dataclasses
 import functools
 import math
-import os
-import types
 from typing import Any, NamedTuple
 
 from bamboo_jax import base, config as config_lib
@@ -330,26 +328,21 @@ class Table:
     return Delay(max(0.0, late - soon))
 
 
-def read_table(
-    path: str | os.PathLike[str],
-    *,
-    column: str,
-    samples_per_step: float,
-    where: Mapping[str, str] = types.MappingProxyType({}),
-) -> Table:
-  """Returns a table from a comma-separated file with a header.
+def read_table(section: config_lib.TableSection) -> Table:
+  """Returns the table of a comma-separated file with a header.
 
-  The file has a column "nodes"; or pipelines in "dp" and stages in "pp", as
-  Parcae's (NSDI'24): then a number of nodes has the best rate that fits.
-
-  Args:
-    column: The column with the throughput; lines with "OOM" are skipped.
-    where: Required values of other columns, such as the model.
+  The file has a column "nodes"; or pipelines in "dp" and stages in "pp", as Parcae's
+  (NSDI'24): then a number of nodes has the best rate that fits. Lines with "OOM" in the
+  column of throughput are skipped.
 
   Raises:
     OSError: The file cannot be read.
     ValueError: The file is malformed; names file and line.
   """
+  path, column = section.file, section.column
+  assert path is not None
+  name, _, value = (section.rows or "").partition("=")
+  where = {name: value} if section.rows else {}
   rates: dict[int, float] = {}
   text = packaged.find_file(path).read_text(encoding="utf-8-sig")
   reader = csv.DictReader(text.splitlines())
@@ -387,4 +380,4 @@ def read_table(
     for num_nodes in range(min(rates, default=1), max(rates, default=0) + 1):
       best = rates[num_nodes] = max(best, rates.get(num_nodes, 0.0))
   words = [column, *(f"{name} {value}" for name, value in where.items())]
-  return Table(f"{path} ({', '.join(words)})", samples_per_step, rates)
+  return Table(f"{path} ({', '.join(words)})", section.samples_per_step, rates)

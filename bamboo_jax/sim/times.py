@@ -8,14 +8,9 @@ other predictions are scaled by the slowdown of the whole cluster.
 
 from collections.abc import Sequence
 import dataclasses
-import json
-import math
-import os
-import pathlib
 from typing import Any, Protocol
 
-from bamboo_jax import base
-from bamboo_jax.base import json as json_lib
+from bamboo_jax import base, config as config_lib
 from bamboo_jax.plan import cost_model, pipelines as pipelines_lib
 from bamboo_jax.recovery import ladder as ladder_lib, moves
 
@@ -80,38 +75,6 @@ class Speed(Protocol):
     """
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Durations:
-  """Times in seconds; copies of state between nodes are added to them.
-
-  Attributes:
-    boot_secs: From the arrival of a node until it can train.
-    detect_secs: From a loss without notice to the decision about it.
-    repair_secs: Pause when a spare takes a place.
-    reconfigure_secs: Pause when new pipelines are formed.
-    restart_secs: Time to end and start all processes.
-    load_secs: Time to load a checkpoint after that.
-    save_secs: Time to save one, while training goes on.
-    stall_secs: Pause to copy the state for a save.
-    save_every_secs: Interval of saves; 0: there are none.
-  """
-
-  boot_secs: float = 45.0
-  detect_secs: float = 1.0
-  repair_secs: float = 2.0
-  reconfigure_secs: float = 10.0
-  restart_secs: float = 40.0
-  load_secs: float = 20.0
-  save_secs: float = 30.0
-  stall_secs: float = 1.0
-  save_every_secs: float = 600.0
-
-  def __post_init__(self) -> None:
-    for name, value in dataclasses.asdict(self).items():
-      if not 0 <= value < math.inf:
-        raise ValueError(f"{name} must be at least 0, got {value}.")
-
-
 class PipelineTimes:
   """Adds the cost of changes to the speed of pipelines; a `planner.Times`.
 
@@ -120,7 +83,12 @@ class PipelineTimes:
   """
 
   def __init__(
-      self, speed: Speed, durations: Durations, *, drops: bool, profile: cost_model.Profile | None
+      self,
+      speed: Speed,
+      durations: config_lib.DurationsSection,
+      *,
+      drops: bool,
+      profile: cost_model.Profile | None,
   ) -> None:
     self._speed = speed
     self._durations = durations
@@ -194,30 +162,8 @@ class SizedStep:
 class MeasuredTimes:
   """The times of a cluster; the first of `steps` is that with all its nodes."""
 
-  durations: Durations
+  durations: config_lib.DurationsSection
   steps: tuple[SizedStep, ...]
-
-  def __str__(self) -> str:
-    durations = dataclasses.asdict(self.durations).items()
-    lines = [f"{name}={secs:.3f}" for name, secs in durations]
-    lines += [
-        f"nodes={step.num_nodes} pipelines={step.num_pipelines} "
-        f"step_ms={1e3 * step.cost.secs:.1f}"
-        for step in self.steps
-    ]
-    return "\n".join(lines)
-
-  def to_json(self) -> str:
-    return json.dumps(json_lib.to_plain(self), indent=2) + "\n"
-
-
-def read_measured(path: str | os.PathLike[str]) -> MeasuredTimes:
-  """Reads a file of `Measured.to_json`; raises `OSError` or `ValueError`."""
-  try:
-    content = json.loads(pathlib.Path(path).read_text(encoding="utf-8-sig"))
-  except ValueError as error:
-    raise ValueError(f"{path} is not JSON: {error}") from error
-  return json_lib.from_plain(MeasuredTimes, content, where=os.fspath(path))
 
 
 class MeasuredSpeed:

@@ -8,7 +8,6 @@ cluster of real processes replays them.
   spot_price   the price of nodes, for traces with prices
   summary      live nodes, preemptions, bulks, lifetimes
   scale        the same trace for another cluster: nodes, speed, zones
-  parameters   parameters of the generator, also as options
   generator    draws a trace: preemptions in bulks, nodes that return; or from
                blocks of a recorded one
   replay       the events that real nodes replay

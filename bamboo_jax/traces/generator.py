@@ -19,23 +19,28 @@ import math
 import operator
 import random
 
-from bamboo_jax.traces import parameters as trace_parameters, trace as trace_lib
+from bamboo_jax import config as config_lib
+from bamboo_jax.traces import trace as trace_lib
 
 _MS_PER_HOUR = trace_lib.MS_PER_HOUR
 
 
 def generate_trace(
-    parameters: trace_parameters.Parameters, *, seed: int, name: str = "generated"
+    parameters: config_lib.TraceSection, *, seed: int, name: str = "generated"
 ) -> trace_lib.Trace:
   """Returns a trace, a function of parameters and seed.
 
-  At most `nodes_per_zone` nodes of a zone are alive.
-
-  Raises:
-    ValueError: The seed is negative; Python would ignore its sign.
+  At most `nodes_per_zone` nodes of a zone are alive. Zones are "zone0" and on; a single
+  zone has no name. Raises `ValueError` for more than a trace may have.
   """
-  if seed < 0:
+  if seed < 0:  # Python would ignore its sign.
     raise ValueError(f"seed must be at least 0, got {seed}.")
+  for option, value, most in (
+      ("hours", parameters.hours, trace_lib.MAX_MS / _MS_PER_HOUR),
+      ("nodes_per_zone", max(parameters.nodes_per_zone), trace_lib.MAX_LIVE),
+  ):
+    if value > most:
+      raise ValueError(f"config.study.trace.{option} must be up to {most:g}, got {value}.")
   events = _Generation(parameters, random.Random(seed)).run()
   # A notice was appended with its preemption, at an earlier time.
   events.sort(key=operator.attrgetter("time_ms"))
@@ -104,7 +109,7 @@ def resample(
 
 class _Generation:
 
-  def __init__(self, parameters: trace_parameters.Parameters, draw: random.Random) -> None:
+  def __init__(self, parameters: config_lib.TraceSection, draw: random.Random) -> None:
     self._parameters = parameters
     self._draw = draw
     num_zones = len(parameters.nodes_per_zone)
@@ -192,7 +197,7 @@ class _Generation:
     self._events.append(trace_lib.Event(math.ceil(at_ms), kind, node))
 
 
-def _mean_loss(live: Sequence[int], parameters: trace_parameters.Parameters) -> float:
+def _mean_loss(live: Sequence[int], parameters: config_lib.TraceSection) -> float:
   """Returns the mean number of nodes that an instant removes from `live`."""
   weights = sum(weight for _, weight in parameters.bulk_sizes)
   losses = [

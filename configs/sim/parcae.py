@@ -2,18 +2,15 @@
 
 configs/sim/parcae.py:gpt-1.5b  or bert, gpt-6.7b, resnet152, vgg19
 
-Of its reactive policy: pipelines change at every join or loss, at any cost; by
-default a change takes no time. The proactive policy looks ahead by
-`horizon_secs` of the policy. See `docs/research/published.md`.
+Of its reactive policy, `--policies=oobleck+grid`: pipelines change at every join or loss,
+at any cost; by default a change takes no time. The proactive policy looks ahead by
+config.recovery.horizon_secs. See `docs/research/published.md`.
 """
-
-import dataclasses
 
 import ml_collections
 
 from bamboo_jax import base
 from bamboo_jax.configs.sim import compare
-from bamboo_jax.sim import times as times_lib
 
 # By model: the fewest nodes in the table, and the samples of a step.
 _MODELS = {
@@ -30,17 +27,14 @@ def get_config(model: str = "gpt-1.5b") -> ml_collections.ConfigDict:
   if model not in _MODELS:
     raise ValueError(base.suggest(model, _MODELS, what="model"))
   config = compare.get_config()
-  num_stages, samples_per_step = _MODELS[model]
-  config.workload.num_stages = num_stages
-  config.workload.costs = "table"
-  table = config.workload.table
-  table.path = "third_party/published/parcae_strategy_throughput.csv"
-  table.column = "samples_per_s"
-  table.samples_per_step = float(samples_per_step)
-  table.where.model = model
-  for field in dataclasses.fields(times_lib.Durations):
-    config.durations[field.name] = 0.0
-  config.durations.save_every_secs = 1.0  # At most a step is ever lost.
-  config.policies = {"reconfigure": config.policies.reconfigure}
-  config.policies.reconfigure.horizon_secs = 1e9  # Any change pays.
+  config.pipeline.num_stages, samples_per_step = _MODELS[model]
+  config.study.table.update(
+      file="third_party/published/parcae_strategy_throughput.csv",
+      column="samples_per_s",
+      rows=f"model={model}",
+      samples_per_step=float(samples_per_step),
+  )
+  config.study.durations.update(dict.fromkeys(config.study.durations, 0.0))
+  config.study.durations.save_every_secs = 1.0  # At most a step is ever lost.
+  config.recovery.horizon_secs = 1e9  # Any change pays.
   return config

@@ -4,11 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import csv
 import dataclasses
 import math
-import numbers
 import pathlib
 import time
-
-import ml_collections
 
 from bamboo_jax import base
 from bamboo_jax.experiments import output, sweep
@@ -27,6 +24,9 @@ _FIGURES = (
     *("preemptions", "hours"),
 )
 _CHUNKS = 4  # Tasks per policy and probability.
+PROBABILITIES = (0.01, 0.05, 0.10, 0.25, 0.50)  # Per hour.
+_BERT = "BERT"
+_ON_DEMAND_NODES = 32
 _REMARKS = (
     "The step times of policy bamboo are calibrated: they were fitted to the "
     "published table after seeing it. Those of artifact_bamboo_raw are the "
@@ -45,39 +45,48 @@ class Task:
 
   policy: str
   model: artifact.Model
-  latencies_ms: Mapping[str, int]
   probability: float
   seeds: range
 
 
 def run(
-    config: ml_collections.ConfigDict,
+    model: str | None = None,
     *,
     workdir: pathlib.Path,
-    trace: str | None,
+    policies: Sequence[str] = tuple(_STEP_TIMES),
+    probabilities: Sequence[float] = PROBABILITIES,
+    num_seeds: int = 1000,
     formats: Sequence[str] = ("png",),
     where: sweep.Where = sweep.HERE,
 ) -> None:
-  """Writes `summary.csv` and `report.html`; prints the published figures."""
-  if trace is not None:
-    raise ValueError(
-        "This experiment draws its preemptions, as the artifact does; leave "
-        f"out --trace={trace}."
-    )
-  tasks = list(_make_tasks(config))
-  estimates = estimate(tasks, where)
-  model = tasks[0].model
+  """Writes `summary.csv` and `report.html`; prints the published figures.
+
+  Args:
+    model: Of `artifact.MODELS`; None: BERT, the only one with calibrated step times.
+    workdir: Where the files go.
+    policies: With the artifact's step times, or with calibrated ones.
+    probabilities: Of a loss, for each node and hour.
+    num_seeds: Runs of each policy with each probability.
+    formats: Of figures.
+    where: Where runs are played.
+  """
+  model = model or _BERT
+  if model not in artifact.MODELS:
+    raise ValueError(base.suggest(model, artifact.MODELS, what="model"))
+  if model != _BERT:
+    policies = [policy for policy in policies if _STEP_TIMES[policy] == "artifact"]
+  found = artifact.MODELS[model]
+  estimates = estimate([*_make_tasks(found, policies, probabilities, num_seeds)], where)
   on_demand = {
-      "on_demand": artifact.on_demand(model, num_nodes=config.on_demand_nodes),
-      "artifact_on_demand": artifact.on_demand(model),
+      "on_demand": artifact.on_demand(found, num_nodes=_ON_DEMAND_NODES),
+      "artifact_on_demand": artifact.on_demand(found),
   }
-  rows = [_row(*key, e, config.num_seeds) for key, e in estimates.items()]
+  rows = [_row(*key, e, num_seeds) for key, e in estimates.items()]
   for policy, outcome in on_demand.items():
     rows.append(_row(policy, None, _estimate([outcome]), None))
-  is_bert = config.model == "BERT"
   report = contents.make(
-      f"{config.model} on preemptible nodes, by the rules of Bamboo's artifact",
-      remarks=_REMARKS if is_bert else _REMARKS[:1],
+      f"{model} on preemptible nodes, by the rules of Bamboo's artifact",
+      remarks=_REMARKS if model == _BERT else _REMARKS[:1],
       series={
           "value": contents.series(
               "preemption probability per hour",
@@ -87,59 +96,27 @@ def run(
                       for (name, rate), figures in estimates.items()
                       if name == policy
                   ]
-                  for policy in config.policies
+                  for policy in policies
               },
-              note=output.explain_bars([config.num_seeds]),
+              note=output.explain_bars([num_seeds]),
           )
       },
-      tables=_compare(estimates, on_demand) if is_bert else {},
+      tables=_compare(estimates, on_demand) if model == _BERT else {},
   )
   publish_lib.publish(workdir, rows, report, formats=formats)
 
 
-def _make_tasks(config: ml_collections.ConfigDict) -> Iterator[Task]:
+def _make_tasks(
+    model: artifact.Model, policies: Sequence[str], probabilities: Sequence[float], num_seeds: int
+) -> Iterator[Task]:
   """Yields the runs, all seeds of a setting one after the other."""
-  models = artifact.MODELS
-  if config.model not in models:
-    raise ValueError(base.suggest(config.model, models, what="model"))
-  for name in ("num_seeds", "on_demand_nodes"):
-    if config[name] < 1:
-      raise ValueError(f"{name} must be from 1, got {config[name]}.")
-  for name in ("policies", "preemption_probabilities"):
-    if not config[name]:
-      raise ValueError(f"{name} must have an entry, got {config[name]}.")
-  for name, secs in config.latencies.items():
-    if secs is not None and not 0 <= secs < math.inf:
-      raise ValueError(f"latencies.{name} must be from 0, got {secs}.")
-  for probability in config.preemption_probabilities:
-    if not isinstance(probability, numbers.Real) or not 0 <= probability < 1:
-      raise ValueError(
-          "preemption_probabilities must be numbers from 0 to below 1, got " f"{probability!r}."
-      )
-  end_seed = config.first_seed + config.num_seeds
-  for policy in config.policies:
-    if policy not in _STEP_TIMES:
-      raise ValueError(base.suggest(policy, _STEP_TIMES, what="policy"))
-    model = models[config.model]
-    if _STEP_TIMES[policy] == "calibrated":
-      if config.model != "BERT":
-        raise ValueError(
-            "Step times are calibrated for BERT alone; omit policy "
-            f"{policy!r} or model {config.model!r}."
-        )
-      model = dataclasses.replace(model, step_ms=artifact.CALIBRATED_BERT)
-    if config.latencies.reconfigure_secs is not None:
-      local_ms = round(1000 * config.latencies.reconfigure_secs)
-      model = dataclasses.replace(model, local_ms=local_ms)
-    latencies_ms = {
-        "creation_ms": round(1000 * config.latencies.creation_secs),
-        "global_ms": round(1000 * config.latencies.restart_secs),
-    }
-    for probability in config.preemption_probabilities:
-      size = math.ceil(config.num_seeds / _CHUNKS)
-      for start in range(config.first_seed, end_seed, size):
-        seeds = range(start, min(start + size, end_seed))
-        yield Task(policy, model, latencies_ms, probability, seeds)
+  calibrated = dataclasses.replace(model, step_ms=artifact.CALIBRATED_BERT)
+  size = math.ceil(num_seeds / _CHUNKS)
+  for policy in policies:
+    chosen = calibrated if _STEP_TIMES[policy] == "calibrated" else model
+    for probability in probabilities:
+      for start in range(0, num_seeds, size):
+        yield Task(policy, chosen, probability, range(start, min(start + size, num_seeds)))
 
 
 def _row(
@@ -211,9 +188,7 @@ def run_task(task: Task) -> tuple[list[artifact.Outcome], float]:
   """Returns the outcome of each seed, and the CPU time in seconds."""
   start = time.process_time()
   outcomes = [
-      artifact.simulate(
-          task.model, preemption_probability=task.probability, seed=seed, **task.latencies_ms
-      )
+      artifact.simulate(task.model, preemption_probability=task.probability, seed=seed)
       for seed in task.seeds
   ]
   return outcomes, time.process_time() - start

@@ -1,22 +1,19 @@
 """Oobleck's evaluation, by the rules of its artifact and in our simulator."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import dataclasses
 import functools
 import math
 import pathlib
-import re
 import statistics
 from typing import NamedTuple
-
-import ml_collections
 
 from bamboo_jax import base
 from bamboo_jax.experiments import output, sweep
 from bamboo_jax.report import contents
 from bamboo_jax.reproductions import publish as publish_lib
 from bamboo_jax.reproductions.oobleck import artifact, inputs, ours
-from bamboo_jax.traces import readers, trace as trace_lib
+from bamboo_jax.traces import trace as trace_lib
 
 _SHARES = (
     *("effective", "redundant", "checkpoint", "rebalance", "restart"),
@@ -55,42 +52,29 @@ class Case:
 
 
 def run(
-    config: ml_collections.ConfigDict,
+    model: str | None = None,
     *,
     workdir: pathlib.Path,
-    trace: str | None,
     formats: Sequence[str] = ("png",),
     where: sweep.Where = sweep.HERE,
 ) -> None:
-  """Writes `summary.csv` and `report.html`; prints the published figures."""
+  """Writes `summary.csv` and `report.html`; prints the published figures.
+
+  Of all models, or of one, on the published traces.
+  """
   models = inputs.read_models(publish_lib.PUBLISHED)
-  for what, names, known in (
-      ("model", config.models, models),
-      ("system", config.systems, inputs.SYSTEMS),
-  ):
-    for name in names:
-      if name not in known:
-        raise ValueError(base.suggest(name, known, what=what))
+  if model is not None and model not in models:
+    raise ValueError(base.suggest(model, models, what="model"))
   traces = inputs.read_traces(publish_lib.PUBLISHED)
-  if trace is not None:
-    found = readers.read_traces([trace])
-    traces = {_find_name(found, traces): found}
   published = {
       (row["trace"], row["model"], row["system"]): row["avg_samples_per_s"]
       for row in inputs.read_published(publish_lib.PUBLISHED)
   }
   plays = [
-      Play(
-          models[model],
-          system,
-          name,
-          found,
-          published.get((name, model, system), _OOM),
-          config.recorded,
-      )
+      Play(models[one], system, name, found, published.get((name, one, system), _OOM))
       for name, found in traces.items()
-      for model in config.models or models
-      for system in config.systems
+      for one in ([model] if model else models)
+      for system in reversed(inputs.SYSTEMS)
   ]
   cases = [*sweep.run(play_case, plays, where)]
   table = _compare(cases)
@@ -109,16 +93,15 @@ class Play(NamedTuple):
   name: str
   trace: trace_lib.Trace
   figure: str
-  recorded: bool | None
 
 
 def play_case(job: Play) -> Case:
   """Returns the results of a case."""
-  model, system, name, trace, figure, recorded = job
+  model, system, name, trace, figure = job
   # No synthetic trace adds nodes after its start.
   grows = any(e.kind == "add" and e.time_ms > 0 for e in trace.events)
-  recorded = grows if recorded is None else recorded
-  skips_rollback = recorded and model.name in artifact.NO_ROLLBACK
+  # On a recorded trace, of Varuna the artifact rolls back no work of the smaller models.
+  skips_rollback = grows and model.name in artifact.NO_ROLLBACK
   what = (model, system, trace)
   play = functools.partial(artifact.simulate, *what, has_rollback=not skips_rollback)
   outcome, in_order = play(), play(scans_heap=False)
@@ -137,19 +120,6 @@ def play_case(job: Play) -> Case:
       published=None if figure == _OOM else float(figure),
       losses_per_hour=(None if grows else num_losses / (trace.duration_ms / 3.6e6)),
   )
-
-
-def _find_name(trace: trace_lib.Trace, published: Mapping[str, trace_lib.Trace]) -> str:
-  """Returns the name of the published trace equal to `trace`, or its own."""
-  for name, known in published.items():
-    if _events(known) == _events(trace):
-      return name
-  return pathlib.Path(trace.name).name
-
-
-def _events(trace: trace_lib.Trace) -> Sequence[tuple[int, str, str]]:
-  """Returns the events, with only the digits of the nodes' names."""
-  return [(e.time_ms, e.kind, re.sub(r"\D", "", e.node)) for e in trace.events]
 
 
 def _row(case: Case) -> output.Row:

@@ -6,10 +6,12 @@ reassigned, no stale timer remains, added nodes are used as soon as that pays,
 and the downtime at the end counts.
 """
 
+from bamboo_jax import config as config_lib
 from bamboo_jax.accounting import prices as prices_lib
+from bamboo_jax.recovery import policies
 from bamboo_jax.reproductions.bamboo import loop as artifact_loop, rules as bamboo_rules
 from bamboo_jax.reproductions.oobleck import inputs
-from bamboo_jax.sim import loop, policies as policies_lib, speed as speed_lib, times as times_lib
+from bamboo_jax.sim import build, loop, speed as speed_lib
 from bamboo_jax.traces import trace as trace_lib
 
 Model, Trace = inputs.Model, trace_lib.Trace
@@ -17,11 +19,6 @@ Model, Trace = inputs.Model, trace_lib.Trace
 # Oobleck needs two pipelines for every layer to have a second copy, so its
 # pipelines may be half as long as the smallest measured number of nodes.
 _LEAST_STAGES = {"oobleck": 7, "varuna": 12, "bamboo": 12}
-_RUNGS = {
-    "oobleck": ("reconfigure", "checkpoint"),
-    "varuna": ("checkpoint",),
-    "bamboo": ("shadow", "reconfigure", "checkpoint"),
-}
 _CHECKPOINT_EVERY = 10  # Steps of all nodes.
 # Placeholder: costs are not used.
 _PRICE = prices_lib.Price(
@@ -36,14 +33,12 @@ def simulate(model: Model, system: str, trace: Trace) -> float | None:
   """
   if system not in model.throughput:
     return None
-  (policy,) = policies_lib.make_choices(
-      system,
-      policies_lib.Settings(rungs=_RUNGS[system], fold=False, hand_over=False),
-      policies_lib.Workload(
-          costs=_table(model, system, trace.num_nodes), num_stages=_LEAST_STAGES[system]
-      ),
-      _durations(model, system),
+  config = config_lib.Config().changed(
+      {"pipeline.num_stages": _LEAST_STAGES[system], "study.durations": _durations(model, system)}
   )
+  config = policies.apply(config, policies.find(f"{system}+grid"))
+  table = _table(model, system, trace.num_nodes)
+  (policy,) = build.make_choices(system, config.changed({"study.reroute": "shares"}), table)
   outcome = loop.simulate(trace, policy, _PRICE, keep_moments=True)
   starts = [m.secs for m in outcome.moments if m.samples_per_sec]
   if not starts:
@@ -64,7 +59,7 @@ def _table(model: Model, system: str, most: int) -> speed_lib.Table:
   return speed_lib.Table(name, model.samples_per_step, rates)
 
 
-def _durations(model: Model, system: str) -> times_lib.Durations:
+def _durations(model: Model, system: str) -> config_lib.DurationsSection:
   """Returns the published times.
 
   The artifact has no checkpoints of Oobleck and Bamboo; here they have the
@@ -77,7 +72,7 @@ def _durations(model: Model, system: str) -> times_lib.Durations:
   }[system]
   checkpoint_secs = model.checkpoint_ms / 1e3
   step_secs = model.step_ms("varuna", inputs.MAX_NODES) / 1e3
-  return times_lib.Durations(
+  return config_lib.DurationsSection(
       boot_secs=artifact_loop.CREATION_MS / 1e3,
       detect_secs=0.0,
       repair_secs=reconfigure_ms / 1e3,

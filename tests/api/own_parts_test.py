@@ -9,10 +9,10 @@ import numpy as np
 import optax
 
 import bamboo_jax
-from bamboo_jax import base, config as config_lib, sim
+from bamboo_jax import base, config as config_lib
 from bamboo_jax.base import functions
 from bamboo_jax.metrics import logger as logger_lib
-from bamboo_jax.sim import presets
+from bamboo_jax.recovery import policies
 from bamboo_jax.training.setup import accept, optimizers, schedules
 from tests import folders, samples, tiny
 
@@ -126,13 +126,10 @@ class BadPartsTest(folders.FolderCase):
     self.assertEqual(dict(made.unused), {"warmup_steps": 10})
 
   @parameterized.named_parameters(
-      ("text", "def make(): return 'bamboo'", "must return bamboo_jax.sim.Set"),
+      ("text", "def make(): return 'bamboo'", "must return a dict of options"),
       ("argument", "def make(a): pass", "needs the option 'a'"),
-      (
-          "layout",
-          "from bamboo_jax import sim\n" "def make(): return sim.Settings(layout='liveput')",
-          "which only simulations have",
-      ),
+      ("layout", "def make(): return {'study.layout': 'liveput'}", "which only simulations have"),
+      ("key", "def make(): return {'recovery.dorp': True}", "'dorp'; did you mean 'drop'"),
   )
   def test_policy(self, code, message):
     config = tiny.make_config(recovery__policy=self.write(code))
@@ -140,12 +137,9 @@ class BadPartsTest(folders.FolderCase):
       accept.accept(config)
 
   def test_policy_of_the_simulator(self):
-    name = self.write(
-        "from bamboo_jax import sim\n"
-        "def make(): return sim.Settings(rungs=('drop',), layout='depth')\n"
-    )
-    self.assertEqual(presets.find(name).rungs, ("drop",))
-    self.assertIsInstance(presets.find(name), sim.Settings)
+    name = self.write("def make(): return {'recovery.drop': True, 'study.placement': 'order'}")
+    self.assertTrue(accept.accept(tiny.make_config(recovery__policy=name)).recovery.drop)
+    self.assertEqual(policies.find(name)["study.placement"], "order")
 
   @parameterized.named_parameters(
       ("nothing", "def make(*given): pass", "NoneType lacks log, event, close"),

@@ -3,18 +3,19 @@
 import contextlib
 import csv
 import io
-import json
-import math
 import pathlib
 import sys
 import tempfile
 
 from absl.testing import parameterized
 
+from bamboo_jax import config as config_lib
 from bamboo_jax.accounting import account as account_lib
-from bamboo_jax.experiments import compare, compare_report, gap, sweep
-from bamboo_jax.sim import build
+from bamboo_jax.experiments import compare, gap, sweep as sweep_lib
+from bamboo_jax.plan import cost_model
+from bamboo_jax.training.setup import accept
 from configs.sim import compare as compare_config
+from tests import profiles, tiny
 from tests.launch import commands
 
 _EVENTS = """0,add,node1
@@ -26,26 +27,39 @@ _EVENTS = """0,add,node1
 """
 
 
-def make_config():
+_POLICIES = (
+    *("on_demand+grid", "checkpoint+grid", "sample_dropping+grid", "bamboo+grid", "oobleck+grid"),
+    *("recycle+grid", "full_with_shadows+grid", "full+grid"),
+)
+_SWEEP = compare.Sweep(values=(0.05, 0.5), num_seeds=2)
+_COSTS = profiles.make_transformer(num_blocks=3, flops_per_sec=1e8, link_bytes_per_sec=1.25e9)
+
+
+def get_config(folder=None):
+  """Returns the config of a small model and a few nodes; `folder` is for its profile."""
+  folder = folder or pathlib.Path(tempfile.mkdtemp())
+  (folder / "profile.json").write_text(cost_model.to_json(_COSTS))
   config = compare_config.get_config("quick")
-  config.plots = False
-  config.workload.transformer.update(num_blocks=3, width=64, sequence_length=32, vocab_size=100)
-  config.workload.transformer.flops_per_sec = 1e8
-  config.workload.num_stages = 2
-  config.workload.num_microbatches = 8
-  config.workload.microbatch_size = 1
-  config.trace.nodes_per_zone = (3, 3)
-  config.trace.hours = 6.0
-  config.sweep.values = (0.05, 0.5)
-  config.sweep.num_seeds = 2
+  config.metrics.plots = False
+  config.plan.profile = str(folder / "profile.json")
+  config.pipeline.update(num_stages=2, num_pipelines=1, num_microbatches=8, microbatch_size=1)
+  config.study.trace.update(nodes_per_zone=(3, 3), hours=6.0)
   return config
 
 
-def run(config, trace=None, *, quiet=True):
+def run(changes=None, *, policies=_POLICIES, sweep=_SWEEP, trace=(), quiet=True):
   """Returns the lines of `summary.csv` and the files that are written."""
   workdir = pathlib.Path(tempfile.mkdtemp())
+  config = accept.accept(get_config(), is_study=True).changed(changes or {})
   with contextlib.redirect_stdout(io.StringIO() if quiet else sys.stdout):
-    compare.run(config, workdir=workdir, trace=trace, where=sweep.Where(num_processes=1))
+    compare.run(
+        config,
+        policies,
+        workdir=workdir,
+        preemptions=compare.Preemptions(trace),
+        sweep=sweep,
+        where=sweep_lib.Where(num_processes=1),
+    )
   with open(workdir / "summary.csv", encoding="utf-8") as file:
     return list(csv.DictReader(file)), {path.name for path in workdir.iterdir()}
 
@@ -58,59 +72,36 @@ def write_trace(text):
 
 class CompareTest(parameterized.TestCase):
 
-  def test_nodes_of_an_instance(self):
-    config = make_config()
-    # Its price is not of 2021, and its speeds are not those of the config.
-    config.policies = {"on_demand": config.policies.on_demand}
-    config.sweep.field = "instance"
-    instances = config.sweep.values = ("p4d.24xlarge", "p3.2xlarge")
-    fields = ("throughput_samples_per_sec", "usd_per_million_samples")
-    found = {}
-    for instance in instances:
-      config.instance = instance
-      rows, _ = run(config)
-      for row in rows:
-        name = row["setting"] or instance
-        found.setdefault(name, set()).add(tuple(row[f] for f in fields))
-    (fast,), (slow,) = found["p4d.24xlarge"], found["p3.2xlarge"]
-    self.assertGreater(float(fast[0]), 10 * float(slow[0]))
-
   @parameterized.parameters(
-      ({}, "2021", 0.918),
-      ({"price_date": "2025"}, "2025", 0.4),
-      ({"price_date": ""}, "2025", 0.4),
-      ({"instance": "p4d.24xlarge"}, "2025", 5.33),
-      ({"instance": "p4d.24xlarge", "price_date": "p4d.24xlarge:2025"}, "2025", 5.33),
-      ({"instance": "g4dn.2xlarge"}, "undated", 0.32),
+      ({}, 0.918),
+      ({"cost.date": None}, 0.4),
+      ({"cost.instance": "p4d.24xlarge", "cost.date": None}, 5.33),
+      ({"cost.instance": None, "cost.date": None}, 0.4),  # With a note.
   )
-  def test_price(self, changes, date, usd_per_hour):
-    config = make_config()
-    config.update(changes)
-    price = build.make_price(build.place(json.loads(config.to_json())))
-    self.assertEqual((price.date, price.spot_usd_per_hour), (date, usd_per_hour))
+  def test_price(self, changes, usd_per_hour):
+    (row,), _ = run(changes, policies=("checkpoint",), sweep=compare.Sweep())
+    nodes = float(row["cost_usd_per_hour"]) / usd_per_hour
+    self.assertBetween(nodes, 5.0, 6.0)
 
   def test_a_single_run_has_no_interval(self):
-    config = make_config()
-    config.policies = {"reconfigure": config.policies.reconfigure}
-    one, *several = run(config)[0]
+    one, *several = run(policies=("oobleck+grid",))[0]
     self.assertEqual((one["value_ci95"], one["throughput_ci95"]), ("", ""))
     for row in several:
       self.assertGreater(float(row["value_ci95"]), 0.0)
 
   @parameterized.parameters(
-      ("trace.hazard_per_node_hour", "preemptions per node and hour"),
-      ("durations.boot_secs", "durations.boot (s)"),
-      ("workload.memory_limit_gib", "workload.memory_limit (GiB)"),
+      ("study.trace.hazard_per_node_hour", "preemptions per node and hour"),
+      ("study.durations.boot_secs", "study.durations.boot (s)"),
+      ("plan.memory_limit_gib", "plan.memory_limit (GiB)"),
       ("seed", "seed"),
   )
   def test_labels_have_units(self, field, label):
-    self.assertEqual(compare_report.name_field(field), label)
+    self.assertEqual(compare.name_field(field), label)
 
   def test_sweep(self):
-    rows, files = run(make_config())
-    self.assertEqual(files, {"summary.csv"})
-    policies = list(compare_config.get_config().policies)
-    count = len(policies)
+    rows, files = run()
+    self.assertEqual(files, {"summary.csv", "report.html", "report.json"})
+    policies, count = _POLICIES, len(_POLICIES)
     self.assertEqual(
         [(row["setting"], row["num_runs"]) for row in rows[::count]],
         [("", "1"), ("0.05", "2"), ("0.5", "2")],
@@ -125,33 +116,34 @@ class CompareTest(parameterized.TestCase):
     for row in rows:
       kinds = [float(row[f"{kind}_pct"]) for kind in account_lib.KINDS]
       self.assertAlmostEqual(sum(kinds), 100.0, places=3)
-      if row["policy"] == "on_demand":
+      if row["policy"] == "on_demand+grid":
         self.assertEqual(row["gap_pct"], "")
         continue
       causes = [float(row[f"gap_{cause}_pct"]) for cause in gap.CAUSES]
       self.assertAlmostEqual(sum(causes), float(row["gap_pct"]), places=3)
 
   def test_the_whole_ladder_is_worth_what_its_parts_are(self):
-    rows, _ = run(make_config())
+    rows, _ = run()
     value = {(r["policy"], r["setting"]): float(r["value"]) for r in rows}
     for policy, setting in value:
-      if policy not in ("on_demand", "sample_dropping"):  # No parts of it.
-        self.assertGreaterEqual(value["full", setting], 0.999 * value[policy, setting], msg=policy)
+      if policy not in ("on_demand+grid", "sample_dropping+grid"):  # No parts of it.
+        best = value["full+grid", setting]
+        self.assertGreaterEqual(best, 0.999 * value[policy, setting], msg=policy)
     for row in rows:
-      if row["policy"] == "full":  # Trace by trace, too.
+      if row["policy"] == "full+grid":  # Trace by trace, too.
         self.assertBetween(float(row["worst_gap_pct"]), 0.0, 0.1)
-      elif row["policy"] == "checkpoint" and row["num_runs"] == "1":
-        ratio = float(row["value"]) / value["full", row["setting"]]
+      elif row["policy"] == "checkpoint+grid" and row["num_runs"] == "1":
+        ratio = float(row["value"]) / value["full+grid", row["setting"]]
         worst = float(row["worst_gap_pct"])
         self.assertAlmostEqual(worst, 100 * (1 - ratio), places=2)
 
   def test_file_and_report(self):  # Drawing takes two seconds.
-    config = make_config()
-    config.plots = True
-    config.policies = {"reconfigure": config.policies.reconfigure}
-    config.sweep.field = "durations.reconfigure_secs"
-    config.sweep.values = (1.0, 100.0)
-    rows, files = run(config, write_trace(_EVENTS))
+    rows, files = run(
+        {"metrics.plots": True},
+        policies=("oobleck+grid",),
+        sweep=compare.Sweep("study.durations.reconfigure_secs", (1.0, 100.0)),
+        trace=(write_trace(_EVENTS),),
+    )
     wanted = {"report.html", "value.png", "node_time.png"}
     self.assertContainsSubset(wanted, files)
     settings = [(row["setting"], row["num_runs"]) for row in rows]
@@ -159,113 +151,74 @@ class CompareTest(parameterized.TestCase):
     fast, slow = (float(row["value"]) for row in rows[1:])
     self.assertGreater(fast, slow)
 
-  def test_a_sweep_of_generated_traces_is_not_played_beside_a_file(self):
-    config = make_config()
-    with contextlib.redirect_stdout(io.StringIO()) as out:
-      rows, _ = run(config, write_trace(_EVENTS), quiet=False)
-    self.assertLen(rows, len(config.policies))
-    self.assertRegex(
-        out.getvalue(),
-        "note: --trace=.*events.csv is played alone, without the sweep of "
-        "trace.hazard_per_node_hour",
-    )
+  def test_the_model_of_a_config_is_estimated(self):  # Imports JAX and traces, 2 s.
+    config = tiny.get_config()
+    costs = compare.find_costs(accept.accept(config))
+    self.assertFalse(costs.measured)
 
   @parameterized.named_parameters(
-      (
-          "field",
-          {"sweep.field": "trace.hour"},
-          "config.sweep.field: Unknown key of config.trace: 'hour'; did you",
-      ),
-      (
-          "nothing_swept",
-          {"sweep.field": "trace.hour", "sweep.values": ()},
-          "config.sweep.field: Unknown key of config.trace: 'hour'; did you",
-      ),
-      ("deep", {"sweep.field": "seed.x"}, "Unknown key of config.seed: 'x'"),
-      (
-          "value",
-          {"sweep.values": ("often",)},
-          "config.sweep.values must fit config.trace.hazard_per_node_hour",
-      ),
-      ("costs", {"workload.costs": "guess"}, "Unknown costs 'guess'"),
-      ("profile", {"workload.costs": "profile"}, "profile must name a file"),
-      ("instance", {"instance": "p3.large"}, "instance in .*prices.csv 'p3"),
-      ("trace", {"trace.hours": -1.0}, "hours must be above 0, .* got -1.0"),
-      ("hours", {"trace.hours": 1e9}, "hours must be .* up to 87840, got"),
-      ("depths", {"policies.full.depths": ()}, "depths must be one or more ab"),
-      ("depth", {"policies.full.depths": (0.0,)}, r"above 0, got .*0\.0"),
-      ("most", {"policies.full.max_pipelines": 0}, "None or at least 1, got 0"),
-      (
-          "fail",
-          {"policies.full.num_failures": -1},
-          "^Policy 'full': num_failures must be at least 0, got -1",
-      ),
-      ("memory", {"workload.memory_limit_gib": math.nan}, "gib must be above"),
-      ("boot", {"durations.boot_secs": math.inf}, "boot_secs must be at least"),
-      ("rungs", {"policies.bamboo.rungs": ()}, "rungs must name some of"),
-      ("seeds", {"sweep.num_seeds": 0}, "num_seeds must be from 1, got 0"),
-      ("plugin", {"plugins": ("nowhere",)}, "plugins: No module named 'now"),
-      (
-          "date",
-          {"instance": "p4d.24xlarge", "price_date": "2021"},
-          "Unknown date of p4d.24xlarge in .* '2021'.*Allowed: 2025.",
-      ),
-      (
-          "gpus",
-          {"instance": "p5.48xlarge", "workload.of_instance": False},
-          "'p5.48xlarge' has 8 GPUs, but config.workload.gpus_per_node is 1",
-      ),
-      ("bulks", {"trace.bulk_sizes": (3,)}, r"bulk_sizes\[0\] must be an arr"),
-      (
-          "speed",
-          {"workload.transformer.flops_per_sec": 0.0},
-          "flops_per_sec must be above 0, got 0.0",
-      ),
-      ("policy", {"policies.bamboo.layout": "deep"}, "Unknown layout 'deep'"),
-      ("none", {"policies": {}}, "config.policies must have"),
+      ("field", compare.Sweep("study.trace.hour", (1,)), "'hour'; did you mean 'hours'"),
+      ("deep", compare.Sweep("seed.x", (1,)), "seed"),
+      ("value", compare.Sweep(values=("often",)), "hazard_per_node_hour must be float"),
+      ("negative", compare.Sweep("study.trace.hours", (-1.0,)), "hours must be above 0"),
+  )
+  def test_bad_sweep(self, sweep, message):
+    with self.assertRaisesRegex(ValueError, message):
+      run(sweep=sweep)
+
+  @parameterized.named_parameters(
+      ("profile", {"plan.profile": "no.json"}, "no.json"),
+      ("instance", {"cost.instance": "p3.large", "cost.date": None}, "instance in .*prices.csv"),
+      ("hours", {"study.trace.hours": 1e9}, "hours must be up to 87840"),
+      ("layout", {"study.layout": "live"}, "'live'; did you mean 'liveput'"),
+      ("file", {"study.table.file": "no.csv"}, "no.csv"),
       (
           "cluster",
-          {"workload.num_stages": 6, "trace.nodes_per_zone": (2,), "trace.zone_correlation": 0.0},
+          {
+              "pipeline.num_stages": 6,
+              "recovery.fold": False,
+              "study.trace": config_lib.TraceSection(nodes_per_zone=(2,)),
+          },
           "cannot start on trace 'generated', which has at most 2 nodes",
       ),
   )
   def test_bad_config(self, changes, message):
-    config = make_config()
-    if "policies" in changes:  # None of them is left.
-      config.policies = changes.pop("policies")
-    config.update_from_flattened_dict(changes)
-    with self.assertRaisesRegex(ValueError, message):
-      run(config)
+    with self.assertRaisesRegex((ValueError, OSError), message):
+      run(changes, policies=("own",), sweep=compare.Sweep())
+
+  def test_a_sweep_of_generated_traces_needs_no_file(self):
+    with self.assertRaisesRegex(ValueError, "--sweep=study.trace.* has no effect with --trace"):
+      run(trace=(write_trace(_EVENTS),))
+
+  @parameterized.parameters(
+      ("seed=0,1", "seed", (0, 1)),
+      ("redundancy.mode=none,lazy", "redundancy.mode", ("none", "lazy")),
+      ("study.durations.boot_secs=1.5", "study.durations.boot_secs", (1.5,)),
+  )
+  def test_parse(self, text, field, values):
+    self.assertEqual(compare.parse_sweep(text, 3), compare.Sweep(field, values, 3))
+    with self.assertRaisesRegex(ValueError, "must be an option and its values"):
+      compare.parse_sweep(field, 3)
 
 
 class CommandTest(parameterized.TestCase):
 
   # Each starts Python, half a second.
   @parameterized.named_parameters(
-      ("no_config", [], "The flag --config is needed"),
-      (
-          "key",
-          ["--config=configs/sim/compare.py", "--config.sed=1"],
-          "Unknown key of config: 'sed'; did you mean 'seed'",
-      ),
-      (
-          "experiment",
-          ["--config=configs/sim/compare.py", "--config.experiment=compar"],
-          "Unknown experiment 'compar'; did you mean 'compare'",
-      ),
-      (
-          "variant",
-          ["--config=configs/sim/compare.py:fast"],
-          "A variant must be planners, quick or single, got fast",
-      ),
+      ("key", ["--config.sed=1"], "Unknown key of config: 'sed'; did you mean 'seed'"),
+      ("policy", ["--policies=oobleck,varunna"], "Unknown policy 'varunna'; did you mean 'varuna'"),
+      ("table", ["--table=ooblek"], "Unknown table 'ooblek'; did you mean 'oobleck'"),
+      ("model", ["--table=oobleck:GPT3"], "Unknown model 'GPT3'"),
+      ("with", ["--table=oobleck", "--policies=full"], "--policies has no effect with --table"),
+      ("variant", ["--config=sim/compare:fast"], "A variant must be quick or single, got fast"),
       (
           "trace",
-          [
-              "--config=configs/sim/compare.py",
-              f"--trace={write_trace('5,add,a' + chr(10) + '4,add,b')}",
-          ],
+          [f"--trace={write_trace('5,add,a' + chr(10) + '4,add,b')}"],
           "events.csv, line 2: events must be in order of time",
       ),
+      ("trace_name", ["--trace=ec3"], "Unknown trace 'ec3'; did you mean 'ec2'"),
+      ("no_run", ["--beside=no_run"], "no run of `bamboo cluster` in no_run: no nodes.jsonl"),
+      ("options", ["--config.study.table.rows=a=b"], "rows has no effect without config.study.tab"),
   )
   def test_one_line(self, arguments, line):
     workdir = f"--workdir={tempfile.mkdtemp()}"

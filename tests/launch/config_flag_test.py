@@ -90,7 +90,7 @@ class ConfigFlagTest(parameterized.TestCase):
 
   @parameterized.parameters(
       ("quickstart", "quickstart"),
-      ("sim/compare:quick", None),
+      ("sim/compare:quick", "sim/compare:quick"),
       ("gpt2:xl", "gpt2:xl"),
       ("examples/plain.py", "plain"),
   )
@@ -140,22 +140,21 @@ class ConfigFlagTest(parameterized.TestCase):
 
 _SHOW = """
 import dataclasses, json, sys
-from typing import Any
 from bamboo_jax import config as config_lib
 from bamboo_jax.launch import cli
 
-own_keys, *names = sys.argv.pop(1).split(",")
+names = sys.argv.pop(1).split(",")
 
 @dataclasses.dataclass(frozen=True)
 class Flags:
-  config: (Any if own_keys else config_lib.Config) = cli.config(None, "")
+  config: config_lib.Config = cli.config(None, "")
 
 def main(flags: Flags):
   print(json.dumps([find(flags.config, name) for name in names]))
 
 def find(found, name):
   for key in name.split("."):
-    found = found[key] if own_keys else getattr(found, key, None)
+    found = found[key] if isinstance(found, dict) else getattr(found, key, None)
   return found
 
 cli.run(main)
@@ -171,41 +170,18 @@ def _find_references(section, prefix=""):
       yield from _find_references(value, f"{prefix}{key}.")
 
 
-def _find_commented(path):
-  """Returns the keys in a file of which a comment or help text says None."""
-  if path == "configs/default.py":
-    options = config_lib.list_options(config_lib.Config)
-    keys = (o.name.split(".")[-1] for o in options if re.search(r"\bNone\b", o.help))
-    return {*keys} - {*base.OPTIONS}
-  found, said = set(), ""
-  for line in (commands.ROOT / path).read_text().splitlines():
-    code, _, comment = line.partition("#")
-    said += comment
-    if code.strip():
-      key = re.match(r" +(\w+)=", code)
-      if key and re.search(r"\bNone\b", said):
-        found.add(key[1])
-      said = ""
-  return found
-
-
 class NoneTest(parameterized.TestCase):
   """Each starts Python, a second."""
 
-  @parameterized.parameters(
-      ("configs/default.py", 15),
-      ("configs/sim/compare.py", 16),
-      ("configs/sim/bamboo_bert.py", 1),
-      ("configs/sim/oobleck.py", 1),
-  )
-  def test_wherever_the_comment_says_so(self, path, count):
-    names = [*_find_references(config_check.load(str(commands.ROOT / path)))]
-    self.assertLen(names, count)
+  def test_wherever_the_help_says_so(self):
+    names = [*_find_references(default.get_config())]
+    self.assertLen(names, count := 19)
     last = {name.rpartition(".")[2] for name in names}
-    self.assertContainsSubset(_find_commented(path), last)
-    is_sim = "sim" * ("sim/" in path)
+    options = config_lib.list_options(config_lib.Config)
+    told = {o.name.split(".")[-1] for o in options if re.search(r"\bNone\b", o.help)}
+    self.assertContainsSubset(told - {*base.OPTIONS}, last)
     done = commands.fork(
-        *("-c", _SHOW, ",".join([is_sim, *names]), f"--config={path}"),
+        *("-c", _SHOW, ",".join(names), "--config=configs/default.py"),
         *(f"--config.{name}=None" for name in names),
     )
     self.assertEqual(done.returncode, 0, done.stderr)
@@ -215,29 +191,24 @@ class NoneTest(parameterized.TestCase):
       ("number", "num_steps", "config.num_steps must be int, got None"),
       ("text", "model.name", "config.model.name must be str, got None"),
       ("truth", "metrics.plots", "config.metrics.plots must be bool, got None"),
+      (
+          "tuple",
+          "study.trace.nodes_per_zone",
+          "config.study.trace.nodes_per_zone must have a value, got .None,",
+      ),
   )
   def test_elsewhere(self, name, message):
     done = commands.fork(
-        *("-c", _SHOW, ",", "--config=configs/default.py"), f"--config.{name}=None"
+        *("-c", _SHOW, "seed", "--config=configs/default.py"), f"--config.{name}=None"
     )
     self.assertRegex(done.stderr, f"^error: {message}[^\n]*\n$")
-
-  @parameterized.named_parameters(
-      ("number", "seed", "config.seed must have a value, got None"),
-      ("tuple", "trace.nodes_per_zone", "zone must have a value, got .*None"),
-  )
-  def test_elsewhere_in_a_simulation(self, name, message):
-    done = commands.fork(
-        *("-c", _SHOW, "sim", "--config=configs/sim/compare.py"), f"--config.{name}=None"
-    )
-    self.assertRegex(done.stderr, f"^error: .*{message}[^\n]*\n$")
 
   def test_the_last_one_counts(self):
     """Also after a file that has set it to None."""
     name = "optimizer.clip_norm"
     for values, want in ((("None", "2"), 2.0), (("2", "None"), None)):
       done = commands.fork(
-          *("-c", _SHOW, f",{name}", "--config=configs/resnet.py"),
+          *("-c", _SHOW, name, "--config=configs/resnet.py"),
           *(f"--config.{name}={value}" for value in values),
       )
       self.assertEqual(done.stdout, f"{json.dumps([want])}\n", done.stderr)

@@ -8,10 +8,6 @@ from tests.launch import commands
 _SIM = ("launch.simulate", "--config=configs/sim/compare.py:quick")
 _CLUSTER = ("launch.cluster", "--config=tests/tiny.py")
 _ABLATE = ("launch.ablate", "--config=tests/tiny.py", "--sweep=seed=1,2")
-_VALIDATE = (
-    *("launch.validate", "--config=configs/validate.py:1x2"),
-    "--trace=configs/validate_1x2.csv",
-)
 _TRACE = "third_party/published/parcae_p3.csv"
 _NO_WORKDIR = ("launch.verify", "launch.trace", "launch.report", "launch.plan")
 _CASES = (
@@ -31,13 +27,13 @@ _CASES = (
     ),
     (
         "simulate_trace",
-        (*_SIM, f"--trace={_TRACE}", "--config.sweep.num_seeds=3"),
-        "--config.sweep.num_seeds has no effect with --trace, as .*: sweep",
+        (*_SIM, f"--trace={_TRACE}", "--config.study.trace.hours=3"),
+        "--config.study.trace.hours has no effect with --trace",
     ),
     (
         "simulate_figures",
-        (*_SIM, "--figure_format=pdf", "--noconfig.plots"),
-        "--figure_format has no effect with config.plots=False",
+        (*_SIM, "--figure_format=pdf", "--noconfig.metrics.plots"),
+        "--figure_format has no effect with config.metrics.plots=False",
     ),
     (
         "train_figures",
@@ -81,11 +77,11 @@ _CASES = (
         (*_SIM, "--dask=tcp://a:1", "--num_processes=2"),
         "--num_processes has no effect with --dask",
     ),
-    ("validate", (*_VALIDATE, "--faults=a.csv"), "Unknown command line flag .faults."),
+    ("beside", (*_SIM[:1], "--beside=a", "--table=oobleck"), "one of --beside and --table, not"),
     (
-        "validate_steps",
-        (*_VALIDATE, "--config.num_steps=9"),
-        "--config.num_steps has no effect on a run as long as --trace",
+        "beside_key",
+        (*_SIM[:1], "--beside=a", "--config.seed=9"),
+        "--config.seed has no effect with --beside",
     ),
     (
         "trace_figures",

@@ -11,10 +11,6 @@ from tests.launch import commands
 _TRAIN = "--config=tests/tiny.py"
 _RUN = "--workdir={run}"
 _SIM = ("simulate", "--config=configs/sim/compare.py:quick", _RUN)
-_VALIDATE = (
-    *("validate", "--config=configs/validate.py:1x2", _RUN),
-    "--trace=configs/validate_1x2.csv",
-)
 # Files of a run, and of what else may be in such a folder.
 _FILES = (
     *("checkpoints/note", "cluster.log", "config.py", "records/note"),
@@ -49,19 +45,10 @@ _MISTAKES = (
         "a private network only, got '8.8.8.8'",
     ),
     ("store", ("__main__", "store", _RUN), "store is gone: a run needs only its --workdir"),
-    (
-        "simulate",
-        (*_SIM, "--config.sweep.num_seeds=0"),
-        "config.sweep.num_seeds must be from 1, got 0",
-    ),
+    ("simulate", (*_SIM, "--seeds=0"), "--seeds must be at least 1, got 0"),
     ("simulate_merge", (*_SIM, "--merge=2"), "Shards are not complete: 1/2"),
     ("quickstart", ("quickstart", _RUN, "--faults=/no.csv"), "/no.csv: No such file"),
-    ("validate", _VALIDATE, "/run/run has a run, which would be taken for"),
-    (
-        "profile",
-        ("profile", _TRAIN, "--cluster", "--out={root}/run.json"),
-        "/run has a run, which would be taken for",
-    ),
+    ("validate", ("__main__", "validate", _RUN), "validate is gone: .*simulate --beside=A"),
     (
         "tokenize",
         ("tokenize", "--path={root}/records.jsonl", "--field=a", "--out={run}"),

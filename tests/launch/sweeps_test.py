@@ -5,9 +5,11 @@ from tests import folders, samples
 from tests.launch import commands
 
 _CONFIG = """
+import pathlib
 from tests.experiments import compare_test
 
-get_config = compare_test.make_config
+def get_config():
+  return compare_test.get_config(pathlib.Path(__file__).parent)
 """
 
 
@@ -23,7 +25,7 @@ class SweepsTest(folders.FolderCase):
   def test_simulate(self):
     config = self.folder / "small.py"
     config.write_text(_CONFIG)
-    flags = (f"--config={config}", "--num_processes=1")
+    flags = (f"--config={config}", "--num_processes=1", "--policies=bamboo+grid,checkpoint+grid")
     self.run_command("simulate", *flags, workdir="whole")
     for shard in ("2/2", "1/2"):
       said = self.run_command("simulate", *flags, f"--shard={shard}")

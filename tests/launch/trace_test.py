@@ -20,10 +20,10 @@ class TraceTest(folders.FolderCase):
   def test_generate_show_resample(self):
     path = self.folder / "trace.csv"
     options = [
-        "--nodes_per_zone=6,4",
-        "--hours=48",
-        "--hazard_per_node_hour=0.5",
-        "--bulk_sizes=1:3,2:1",
+        "--config.study.trace.nodes_per_zone=(6,4)",
+        "--config.study.trace.hours=48",
+        "--config.study.trace.hazard_per_node_hour=0.5",
+        "--config.study.trace.bulk_sizes=((1,3),(2,1))",
         "--seed=3",
     ]
     self._succeed("generate", f"--out={path}", *options)
@@ -78,7 +78,11 @@ class TraceTest(folders.FolderCase):
         (["generate"], "The flag --out is needed"),
         (["generate", "--out=x", "y"], "Unexpected arguments: y"),
         (["generate", "--out=no/x"], "Cannot write 'no/x'"),
-        (["generate", "--out=x", "--bulk_sizes=2"], "--bulk_sizes must be like 1:1, got '2'"),
+        (
+            ["generate", "--out=x", "--config.study.trace.bulk_sizes=(2,)"],
+            "bulk_sizes must be pairs of at least one node and a weight",
+        ),
+        (["show", "x", "--config.study.trace.hours=3"], "hours has no effect on show"),
     ):
       done = run(*arguments)
       self.assertEqual(done.returncode, 2, done.stderr)

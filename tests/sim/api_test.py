@@ -10,7 +10,7 @@ import tempfile
 
 from absl.testing import absltest, parameterized
 
-from bamboo_jax import base, sim
+from bamboo_jax import base, config as config_lib, sim
 from bamboo_jax.traces import trace as trace_lib
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -71,23 +71,20 @@ class SimulateTest(parameterized.TestCase):
         sim.simulate(self.trace, policy).account, sim.simulate(self.trace, "checkpoint").account
     )
 
+  def test_costs_are_needed(self):
+    with self.assertRaisesRegex(ValueError, "config.plan.profile must name a file"):
+      sim.make_policy("own", self.trace, config_lib.Config())
+
   def test_plugins_add_rows(self):  # Starts Python and simulates, 5 s.
     folder = pathlib.Path(tempfile.mkdtemp())
     (folder / "mine.py").write_text(
-        "from bamboo_jax import sim\n" "sim.register('mine', sim.Settings(rungs=('checkpoint',)))\n"
-    )
-    (folder / "few.py").write_text(
-        "from configs.sim import compare\n"
-        "def get_config():\n"
-        "  config = compare.get_config('quick')\n"
-        "  config.policies, config.sweep.values = {}, ()\n"
-        "  config.plugins, config.plots = ('mine',), False\n"
-        "  return config\n"
+        "from bamboo_jax import sim\nsim.register('mine', {'recovery.reconfigure': False})\n"
     )
     done = run_python(
         "import sys; from launch import cli, simulate\n"
-        f"sys.argv += ['--config={folder}/few.py', '--workdir={folder}']\n"
-        "cli.run(simulate.main)",
+        "sys.argv += ['--config=sim/compare:quick', '--policies=mine', '--config.metrics.plots=0',"
+        f" '--config.plugins=(\"mine\",)', '--workdir={folder}']\n"
+        "cli.run(simulate.main, is_study=True)",
         PYTHONPATH=os.pathsep.join([str(_ROOT), str(folder)]),
     )
     self.assertEqual(done.returncode, 0, done.stderr)
@@ -95,4 +92,4 @@ class SimulateTest(parameterized.TestCase):
     found = json.loads((folder / "provenance.json").read_text())
     self.assertEqual(found["config"]["plugins"], ["mine"])
     self.assertIn("numpy", found["versions"])
-    self.assertIn("bamboo simulate ", found["command"])
+    self.assertTrue(found["command"])

@@ -4,6 +4,7 @@ from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
 
+from bamboo_jax import config as config_lib
 from bamboo_jax.accounting import ledger as ledger_lib
 from bamboo_jax.sim import books as books_lib, times as times_lib
 from tests import profiles
@@ -20,7 +21,9 @@ def make_books(saves=None, *, step_secs=10.0, live=4, training=3):
 
 
 def make_saves(every_secs, save_secs=0.0, stall_secs=0.0):
-  return times_lib.Durations(save_every_secs=every_secs, save_secs=save_secs, stall_secs=stall_secs)
+  return config_lib.DurationsSection(
+      save_every_secs=every_secs, save_secs=save_secs, stall_secs=stall_secs
+  )
 
 
 def play(saves, step_secs, until_secs):

@@ -5,6 +5,7 @@ import dataclasses
 from absl.testing import parameterized
 from hypothesis import given, strategies as st
 
+from bamboo_jax import config as config_lib
 from bamboo_jax.sim import communication as communication_lib
 from tests import profiles
 
@@ -22,7 +23,8 @@ _STAGES = (_PROFILE.layers[:2], _PROFILE.layers[2:])
 
 
 def _make(reduction="ring", overlap="none", duplex="full"):
-  return communication_lib.Communication(reduction=reduction, overlap=overlap, duplex=duplex)
+  study = config_lib.StudySection(reduction=reduction, overlap=overlap, duplex=duplex)
+  return communication_lib.Communication(study)
 
 
 class ReduceTest(parameterized.TestCase):

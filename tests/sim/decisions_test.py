@@ -6,22 +6,17 @@ from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
 
-from bamboo_jax import config as config_lib
 from bamboo_jax.recovery import decide, ladder as ladder_lib, layout as layout_lib
-from bamboo_jax.sim import policies as policies_lib, times as times_lib
-from tests import profiles
+from bamboo_jax.sim import build
+from tests import policies, profiles
 
-_WORKLOAD = policies_lib.Workload(
-    costs=profiles.make_transformer(num_blocks=3), num_stages=2, num_microbatches=4
-)
+_COSTS = profiles.make_transformer(num_blocks=3)
 _SETTINGS = {
-    "varuna": policies_lib.Settings(rungs=("checkpoint",), layout="grid"),
-    "bamboo": policies_lib.Settings(rungs=("shadow", "reconfigure", "checkpoint"), layout="depth"),
-    "full": policies_lib.Settings(redundant=config_lib.RedundancySection("lazy")),
-    "recycle": policies_lib.Settings(
-        rungs=("reroute", "reconfigure", "checkpoint"), layout="depth"
-    ),
-    "drop": policies_lib.Settings(rungs=("drop", "checkpoint"), layout="depth"),
+    "varuna": dict(rungs=("checkpoint",)),
+    "bamboo": dict(rungs=("shadow", "reconfigure", "checkpoint"), pipeline__layout="depth"),
+    "full": dict(redundancy__mode="lazy"),
+    "recycle": dict(rungs=("reroute", "reconfigure", "checkpoint"), pipeline__layout="depth"),
+    "drop": dict(rungs=("drop", "checkpoint"), pipeline__layout="depth"),
 }
 _EVENTS = st.lists(
     st.tuples(
@@ -34,7 +29,8 @@ _EVENTS = st.lists(
 
 
 def make_decider(name):
-  (policy,) = policies_lib.make_choices(name, _SETTINGS[name], _WORKLOAD, times_lib.Durations())
+  config = policies.make_config(num_stages=2, num_microbatches=4, **_SETTINGS[name])
+  (policy,) = build.make_choices(name, config, _COSTS)
   return policy.decider
 
 

@@ -6,13 +6,14 @@ from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
 
-from bamboo_jax.sim import loop, policies as policies_lib, speed as speed_lib, times as times_lib
+from bamboo_jax import config as config_lib
+from bamboo_jax.sim import build, loop, speed as speed_lib
 from bamboo_jax.traces import summary as trace_summary, trace as trace_lib
-from tests import profiles
+from tests import policies, profiles
 
 # Steps of 80 samples take 80 s over the number of nodes.
 _TABLE = speed_lib.Table("table", 80.0, {n: float(n) for n in range(17) if n})
-_DURATIONS = times_lib.Durations(
+_DURATIONS = config_lib.DurationsSection(
     boot_secs=0.0,
     detect_secs=1.0,
     repair_secs=3.0,
@@ -44,14 +45,13 @@ def make_trace(text, *, num_nodes=8, end_secs=2000):
 
 
 def make_policy(name, *, num_stages=4, durations=_DURATIONS, **settings):
-  (policy,) = policies_lib.make_choices(
-      name,
-      policies_lib.Settings(
-          rungs=_RUNGS[name], **dict(placement="order", reroute="stage", fold=False) | settings
-      ),
-      policies_lib.Workload(costs=_TABLE, num_stages=num_stages),
-      durations,
+  config = policies.make_config(
+      _RUNGS[name],
+      num_stages=num_stages,
+      study__durations=durations,
+      **dict(study__placement="order", study__reroute="stage", recovery__fold=False) | settings,
   )
+  (policy,) = build.make_choices(name, config, _TABLE)
   return policy
 
 
@@ -124,7 +124,7 @@ class LoopTest(parameterized.TestCase):
     self.assertEqual(outcome.dropped_share, 0.5)
 
   def test_on_demand_is_not_preempted(self):
-    policy = make_policy("varuna", is_preemptible=False)
+    policy = make_policy("varuna", recovery__is_preemptible=False)
     outcome = loop.simulate(make_trace("204 remove 0"), policy, profiles.PRICE)
     self.assertEqual(outcome.num_steps, 190)
     self.assertAlmostEqual(outcome.account.usd, 3.0 * 8 * 2000 / 3600)

@@ -56,8 +56,8 @@ class Simulation:
   """The same, from simulations of all that has happened."""
 
   def __init__(self, rules, mode):
-    zero = {f.name: 0.0 for f in dataclasses.fields(times_lib.Durations)}
-    durations = times_lib.Durations(**zero)
+    zero = {f.name: 0.0 for f in dataclasses.fields(config_lib.DurationsSection)}
+    durations = config_lib.DurationsSection(**zero)
     profile = layouts.make_profile(_STAGES, layer_secs=10.0)
     times = times_lib.PipelineTimes(
         speed.ProfileSpeed(

@@ -20,7 +20,7 @@ def make_speed(mode="none", num_microbatches=12, reroute="shares", **communicati
       microbatch_size=2,
       redundant=config_lib.RedundancySection(mode),
       reroute=reroute,
-      communication=communication_lib.Communication(**communication),
+      communication=communication_lib.Communication(config_lib.StudySection(**communication)),
   )
 
 

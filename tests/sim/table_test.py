@@ -5,6 +5,7 @@ import tempfile
 
 from absl.testing import parameterized
 
+from bamboo_jax import config as config_lib
 from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.recovery import placement as placement_lib
 from bamboo_jax.schedule import failover
@@ -17,10 +18,10 @@ b,8,800.0,1.0
 """
 
 
-def write(text):
+def section(text, **options):
   path = pathlib.Path(tempfile.mkdtemp(), "table.csv")
   path.write_text(text)
-  return path
+  return config_lib.TableSection(file=str(path), **options)
 
 
 def make_pipelines(num_nodes, *, num_stages=4):
@@ -37,28 +38,28 @@ class ReadTest(parameterized.TestCase):
 
   def test_column_and_lines(self):
     table = speed_lib.read_table(
-        write(_TEXT), column="fast", samples_per_step=160, where={"model": "a"}
+        section(_TEXT, column="fast", samples_per_step=160.0, rows="model=a")
     )
     self.assertEqual(table.samples_per_sec, {8: 80.0, 7: 70.0})
     self.assertEqual(table.step_secs(8), 2.0)
 
   def test_byte_order_mark(self):
-    options = dict(column="fast", samples_per_step=160, where={"model": "a"})
+    options = dict(column="fast", rows="model=a")
     with_mark, without = (
-        speed_lib.read_table(write(text), **options).samples_per_sec
+        speed_lib.read_table(section(text, **options)).samples_per_sec
         for text in ("\ufeff" + _TEXT, _TEXT)
     )
     self.assertEqual(with_mark, without)
 
   def test_best_of_pipelines_and_stages(self):
     text = "dp,pp,fast\n2,2,40\n1,4,50\n1,3,20\n3,2,45\n1,7,60\n"
-    table = speed_lib.read_table(write(text), column="fast", samples_per_step=100)
+    table = speed_lib.read_table(section(text, column="fast"))
     want = {3: 20.0, 4: 50.0, 5: 50.0, 6: 50.0, 7: 60.0}
     self.assertEqual(table.samples_per_sec, want)
 
   def test_what_did_not_run_is_left_out(self):
     table = speed_lib.read_table(
-        write(_TEXT), column="slow", samples_per_step=160, where={"model": "a"}
+        section(_TEXT, column="slow", samples_per_step=160.0, rows="model=a")
     )
     with self.assertRaisesRegex(
         ValueError, r"slow, model a\) has no throughput for 7 nodes, only for 8"
@@ -75,7 +76,7 @@ class ReadTest(parameterized.TestCase):
   )
   def test_bad_file(self, text, message, column="fast"):
     with self.assertRaisesRegex(ValueError, message):
-      speed_lib.read_table(write(text), column=column, samples_per_step=1, where={"model": "a"})
+      speed_lib.read_table(section(text, column=column, rows="model=a"))
 
 
 class TableSpeedTest(parameterized.TestCase):

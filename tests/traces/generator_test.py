@@ -7,14 +7,10 @@ from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
 
-from bamboo_jax.traces import (
-    generator,
-    parameters as trace_parameters,
-    readers,
-    summary as trace_summary,
-)
+from bamboo_jax import config as config_lib
+from bamboo_jax.traces import generator, readers, summary as trace_summary
 
-Parameters = trace_parameters.Parameters
+Parameters = config_lib.TraceSection
 _SIZES = dict(bulk_sizes=((1, 1.0), (5, 1.0)))
 
 _PARAMETERS = st.builds(
@@ -119,8 +115,13 @@ class GenerateTest(parameterized.TestCase):
     self.assertEqual(lines, "0,add,node1 0,add,node2 0,add,node3")
     self.assertEqual(trace.duration_ms, 7_200_000)
     self.assertNotEqual(generate(seed=0).events, generate(seed=1).events)
-    with self.assertRaisesRegex(ValueError, "^seed must be at least 0, got -1"):
-      generate(seed=-1)
+    for changes, message in (
+        ({"seed": -1}, "^seed must be at least 0, got -1"),
+        ({"hours": 1e9}, "^config.study.trace.hours must be up to 87840, got 1000000000.0"),
+        ({"nodes_per_zone": (1, 10**9)}, "nodes_per_zone must be up to 100000, got 10000"),
+    ):
+      with self.assertRaisesRegex(ValueError, message):
+        generate(**changes)
 
 
 class ResampleTest(parameterized.TestCase):
@@ -168,10 +169,10 @@ class ResampleTest(parameterized.TestCase):
       self.resample("# duration_ms=3600000\n0,add,a", **options)
 
 
-class ParametersTest(parameterized.TestCase):
+class OptionsTest(parameterized.TestCase):
 
   @parameterized.parameters(
-      ("nodes_per_zone", (), (3, 0), (1, 10**9)),
+      ("nodes_per_zone", (), (3, 0)),
       ("hours", 0.0, math.inf),
       ("hazard_per_node_hour", -0.1, math.nan, 1e9),
       ("bulk_sizes", (), ((0, 1.0),), ((1, 0.0),), ((1, 2.0), (2, -1.0))),
@@ -181,5 +182,5 @@ class ParametersTest(parameterized.TestCase):
   )
   def test_refuses(self, name, *values):
     for value in values:
-      with self.assertRaisesRegex(ValueError, f"^{name} must be .*, got"):
+      with self.assertRaisesRegex(ValueError, f"^config.study.trace.{name} must be .*, got"):
         Parameters(**{name: value})

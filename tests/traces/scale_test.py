@@ -7,9 +7,9 @@ from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
 
+from bamboo_jax import config as config_lib
 from bamboo_jax.traces import (
     generator,
-    parameters as trace_parameters,
     readers,
     scale,
     summary as trace_summary,
@@ -63,9 +63,7 @@ class ScaleTest(parameterized.TestCase):
   @hypothesis.settings(max_examples=30, deadline=None)
   @hypothesis.given(st.integers(0, 10**6), st.integers(1, 40))
   def test_shares_stay(self, seed, num_nodes):
-    parameters = trace_parameters.Parameters(
-        nodes_per_zone=(8, 4), hours=6.0, hazard_per_node_hour=0.5
-    )
+    parameters = config_lib.TraceSection(nodes_per_zone=(8, 4), hours=6.0, hazard_per_node_hour=0.5)
     trace = generator.generate_trace(parameters, seed=seed)
     scaled = scale.scale_nodes(trace, num_nodes)
     self.assertLessEqual(scaled.num_nodes, num_nodes)

@@ -8,8 +8,8 @@ from unittest import mock
 
 from absl.testing import parameterized
 
-from bamboo_jax import base
-from bamboo_jax.sim import policies as policies_lib, presets
+from bamboo_jax import base, config as config_lib
+from bamboo_jax.recovery import policies
 from bamboo_jax.training import run
 from bamboo_jax.training.setup import accept, build, build_recovery, sizes
 from tests import layouts, tiny
@@ -54,7 +54,6 @@ class PolicyTest(parameterized.TestCase):
     }
     self.assertEqual({r for r, is_on in taken.items() if is_on}, {*rungs})
     self.assertEqual(config.pipeline.layout, layout)
-    self.assertEqual(presets.PLANNERS[name].rungs, rungs)
     is_paid = config.cost.market == "on_demand"
     self.assertEqual(is_paid, name == "on_demand")
     self.assertEqual(config.recovery.is_preemptible, not is_paid)
@@ -75,13 +74,15 @@ class PolicyTest(parameterized.TestCase):
     config = make_config(None)
     self.assertEqual(accept.accept(config).to_dict(), config.to_dict())
 
+  def register(self, name, changes):
+    self.addCleanup(policies.POLICIES.pop, name)
+    policies.register(name, changes)
+
   def test_one_of_your_own(self):
-    self.addCleanup(presets.OWN.clear)
-    settings = policies_lib.Settings(rungs=("reroute",), layout="templates")
-    presets.register("mine", settings)
-    config = make_config("mine")
-    config = accept.accept(config)
+    self.register("mine", {"recovery.checkpoint": False, "study.depths": (1.0,)})
+    config = accept.accept(make_config("mine"))
     self.assertFalse(config.recovery.checkpoint)
+    self.assertEqual(config.study, config_lib.StudySection())
 
   def make_plugin(self, text):
     """Returns the name of a new module on the path."""
@@ -89,14 +90,14 @@ class PolicyTest(parameterized.TestCase):
     name = f"plugin_{next(_NUMBERS)}"
     pathlib.Path(folder, f"{name}.py").write_text(text)
     self.enterContext(mock.patch.object(sys, "path", [folder, *sys.path]))
-    self.addCleanup(presets.OWN.clear)
+    self.addCleanup(policies.POLICIES.pop, "mine", None)
     return name
 
   def test_a_plugin_registers_one(self):
     name = self.make_plugin(
         "from bamboo_jax import sim\n"
-        "sim.register('mine', sim.Settings(rungs=('reconfigure',),"
-        " layout='grid', hand_over=False))\n"
+        "sim.register('mine', {'recovery.checkpoint': False,"
+        " 'pipeline.layout': 'grid', 'recovery.hand_over': False})\n"
     )
     config = make_config("mine", plugins=(name,))
     config = accept.accept(config)
@@ -115,22 +116,28 @@ class PolicyTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, f"^config.plugins: {message}"):
       accept.accept(make_config(None, plugins=(name,)))
 
-  def test_runs_lack_a_layout_of_your_own(self):
-    self.addCleanup(presets.OWN.clear)
-    settings = policies_lib.Settings(layout="liveput")
-    presets.register("mine", settings)
-    with self.assertRaisesRegex(ValueError, "layout='liveput', which only sim"):
+  def test_a_run_has_no_study(self):
+    self.register("mine", {"study.layout": "liveput"})
+    with self.assertRaisesRegex(ValueError, "study.layout='liveput', which only sim"):
       accept.accept(make_config("mine"))
+    config = make_config(None, study__durations__boot_secs=1.0)
+    with self.assertRaisesRegex(ValueError, "^config.study.durations.boot_secs=1.0 is for `bamb"):
+      accept.accept(config)
+    self.assertEqual(accept.accept(config, is_study=True).study.durations.boot_secs, 1.0)
 
   @parameterized.parameters(
-      ("bambo", {}, "policy of runs 'bambo'; did you mean 'bamboo'"),
-      ("parcae", {}, "Unknown policy of runs 'parcae'"),
-      ("bamboo", {"redundancy__mode": "none"}, "needs replicas, got .*'none'"),
-      ("full", {"pipeline__num_stages": 1}, "needs replicas, .*num_stages=1"),
+      ("bambo", {}, "Unknown policy 'bambo'; did you mean 'bamboo'"),
+      ("parcae", {}, "'parcae' has study.layout='liveput'"),
+      ("full", {"pipeline__num_stages": 1}, "mode='bubble' needs at least 2 stages"),
   )
   def test_refuses(self, name, changes, message):
     with self.assertRaisesRegex(ValueError, message):
       accept.accept(make_config(name, **changes))
+
+  @parameterized.parameters(("none", "bubble"), ("eager", "eager"))
+  def test_a_mode_of_replicas_stays(self, mode, want):
+    config = accept.accept(make_config("bamboo", redundancy__mode=mode))
+    self.assertEqual(config.redundancy.mode, want)
 
   @parameterized.parameters((5, 4, 1, 3), (5, 3, 1, None), (4, 4, 1, 3), (3, 3, 0, 2), (2, 2, 1, 1))
   def test_templates_deeper_than_the_model(self, most, stages, failures, take):

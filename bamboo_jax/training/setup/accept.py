@@ -8,19 +8,22 @@ from absl import logging
 import ml_collections
 
 from bamboo_jax import base, config as config_lib
+from bamboo_jax.base import json as json_lib
 from bamboo_jax.data import source, vocabularies
 from bamboo_jax.metrics import logger as logger_lib
-from bamboo_jax.training.setup import policy, sizes
+from bamboo_jax.recovery import policies
+from bamboo_jax.training.setup import sizes
 
 _FROM_FOLDER = "init_from"  # A model with the name and sizes of the folder.
 
 
-def accept(given: Any) -> config_lib.Config:
+def accept(given: Any, *, is_study: bool = False) -> config_lib.Config:
   """Returns the options of a run, and what follows from them.
 
   Args:
     given: What `get_config()` of a config file has returned; or the result of
       an earlier call, which is returned.
+    is_study: Whether the run is simulated, so that `config.study` counts.
 
   Raises:
     ValueError: A key is misspelt or missing, a value is not allowed, the policy, logger, price
@@ -31,17 +34,34 @@ def accept(given: Any) -> config_lib.Config:
     return given
   _check_is_config(given)
   config = config_lib.Config.read(given)
-  config = policy.set_options(_fill_from_folder(config))
+  config = _set_policy(_fill_from_folder(config), is_study=is_study)
   logger_lib.parse_names(config.metrics.logger)
   sizes.find_price(config)
   sizes.find_machine(config)
   return config
 
 
-def check_own(given: Any) -> None:
-  """Raises `ValueError` for a config with keys of its own that holds None."""
-  _check_is_config(given)
-  base.check_none(given)
+def _set_policy(config: config_lib.Config, *, is_study: bool) -> config_lib.Config:
+  """Returns `config` with its policy; a run does without what only simulations have."""
+  policies.load_plugins(config.plugins)
+  own = json_lib.flatten(config.study.to_dict())
+  default = json_lib.flatten(config_lib.StudySection().to_dict())
+  if not is_study and (given := [key for key in own if own[key] != default[key]]):
+    raise ValueError(
+        f"config.study.{given[0]}={own[given[0]]!r} is for `bamboo simulate`: a run has no "
+        "config.study."
+    )
+  if (name := config.recovery.policy) is None:
+    return config
+  changes = dict(policies.find(name))
+  if not is_study:
+    if layout := changes.get("study.layout"):
+      raise ValueError(
+          f"config.recovery.policy={name!r} has study.layout={layout!r}, which only simulations "
+          "have."
+      )
+    changes = {key: value for key, value in changes.items() if not key.startswith("study.")}
+  return policies.apply(config, changes)
 
 
 def _check_is_config(given: Any) -> None:

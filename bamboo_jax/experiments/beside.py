@@ -1,24 +1,30 @@
-"""Compares a run with its simulation, by events and by kinds of time.
+"""A recorded run beside its simulation, by events and by kinds of time.
 
-Both begin with the first step. The simulator is given the ladder and the
-planner of the run, the times of a cluster that were measured before, and the
-trace; of the run itself it knows only the end.
+The simulator is given the config of the run, so its ladder and planner; the times of
+boots, deaths, changes and steps that were measured in it; and when its nodes came and
+went. What is left to predict is the course: what is decided, and what that costs. Both
+begin with the first step.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 import dataclasses
 import itertools
+import json
 import math
 import pathlib
 import statistics
 from typing import Any, NamedTuple
 
+from bamboo_jax import base, config as config_lib
 from bamboo_jax.accounting import account as account_lib, ledger as ledger_lib, prices as prices_lib
+from bamboo_jax.base import json as json_lib
 from bamboo_jax.experiments import output
+from bamboo_jax.metrics import jsonl
 from bamboo_jax.report import contents, run_times
 from bamboo_jax.report.live import facts
-from bamboo_jax.sim import loop, times as times_lib
+from bamboo_jax.sim import decisions, loop, speed as speed_lib, times as times_lib
 from bamboo_jax.traces import replay as replay_lib, trace as trace_lib
+from bamboo_jax.training.setup import sizes
 
 _ORDERS = 1000  # Maximum number of orders of pipelines that are tried.
 _NUM_FIRST = 5  # Steps during which programs are still being loaded.
@@ -41,45 +47,37 @@ class Side:
     return sum(known) if len(known) == len(found) else None
 
 
-def measure(run: run_times.RunTimes) -> times_lib.MeasuredTimes:
-  """Returns the times of a cluster for the simulator, from a run.
-
-  Raises `ValueError` if no node of it was killed by its trace, or none joined.
-  """
-  detects = [e.detect_secs for e in run.events if e.detect_secs is not None]
-  changes = [e for e in run.events if not e.is_loss and e.pause_secs is not None]
-  if not detects or not changes or not run.boot_secs:
-    raise ValueError(
-        "The run must lose a node that its trace removes, and another must " "take a place."
-    )
-  boot_secs = statistics.fmean(run.boot_secs)
+def measure(run: run_times.RunTimes, usual: config_lib.DurationsSection) -> times_lib.MeasuredTimes:
+  """Returns the times of a run for the simulator; `usual` are those of what never happened."""
   by_size: dict[tuple[int, int], tuple[list[Any], list[Any]]] = {}
   for index, step in enumerate(run.steps):
     if step.is_plain:
       size = (step.num_nodes, step.num_pipelines)
-      usual, first = by_size.setdefault(size, ([], []))
-      (first if index < _NUM_FIRST else usual).append(step.totals)
+      later, first = by_size.setdefault(size, ([], []))
+      (first if index < _NUM_FIRST else later).append(step.totals)
+  detects = [e.detect_secs for e in run.events if e.detect_secs is not None]
+  boot_secs = _mean(run.boot_secs, usual.boot_secs)
+  changes = [e for e in run.events if not e.is_loss and e.pause_secs is not None]
+  of = lambda rung: [max(0.0, e.pause_secs or 0.0) for e in changes if e.rung == rung]
+  any_secs = [max(0.0, e.pause_secs or 0.0) for e in changes]
   return times_lib.MeasuredTimes(
-      times_lib.Durations(
+      config_lib.DurationsSection(
           boot_secs=boot_secs,
-          detect_secs=statistics.fmean(detects),
-          repair_secs=_mean_pause(changes, "repair"),
-          reconfigure_secs=_mean_pause(changes, "reconfigure"),
+          detect_secs=_mean(detects, usual.detect_secs),
+          repair_secs=_mean(of("repair") or any_secs, usual.repair_secs),
+          reconfigure_secs=_mean(of("reconfigure") or any_secs, usual.reconfigure_secs),
           restart_secs=max(0.0, run.start_secs - boot_secs),
           load_secs=0.0,
           save_secs=0.0,
           stall_secs=0.0,
           save_every_secs=0.0,  # The steps include their stalls.
       ),
-      tuple(_mean_step(usual or first, *size) for size, (usual, first) in by_size.items()),
+      tuple(_mean_step(later or first, *size) for size, (later, first) in by_size.items()),
   )
 
 
-def _mean_pause(events: Sequence[run_times.OwnerChange], rung: str) -> float:
-  """Returns the mean pause of events of a rung; of all if there are none."""
-  found = [e for e in events if e.rung == rung] or events
-  known = [e.pause_secs for e in found if e.pause_secs is not None]
-  return max(0.0, statistics.fmean(known))
+def _mean(found: Sequence[float], usual: float) -> float:
+  return statistics.fmean(found) if found else usual
 
 
 def _mean_step(
@@ -249,57 +247,111 @@ def summarize(predicted: Side, run: Side) -> str:
   return " ".join(f"{name}={off:.1f}" for name, off in pairs)
 
 
+def read_config(folder: pathlib.Path) -> config_lib.Config:
+  """Returns the config of a run; `ValueError` if another version wrote it, with what differs."""
+  path = folder / "config.json"
+  try:
+    return config_lib.Config().changed(json_lib.flatten(json.loads(path.read_text())))
+  except (ValueError, AttributeError) as error:
+    raise ValueError(f"{path} is not of this version: {error}") from error
+
+
+def find_replay(run: run_times.RunTimes, folder: pathlib.Path) -> replay_lib.Replay:
+  """Returns when the nodes of a run came and went; `ValueError` if that is not known."""
+  for line in jsonl.read_lines(folder / "metrics.jsonl"):
+    if line.get("event") == "recovery" and (own := {*line["names"]} - {*run.removed}):
+      raise ValueError(
+          f"Node {min(own)} of {folder} died in step {line['step']}, but not by --trace: a "
+          "simulation does not know when."
+      )
+  first, later = [], []
+  for at_secs, kind, node in run.nodes:
+    if at_secs <= 0:
+      first.append(node)
+    else:
+      later.append(trace_lib.Event(round(1e3 * at_secs), kind, node))
+  return replay_lib.Replay(tuple(first), tuple(later), round(1e3 * run.totals.secs))
+
+
+def make_policy(config: config_lib.Config, measured: times_lib.MeasuredTimes) -> loop.Policy:
+  """Returns the rules of a run as a policy, with its measured times."""
+  from bamboo_jax.training.setup import build, build_recovery  # Imports JAX.
+
+  profile = build.make_profile(config, build.make_task(config, needs_data=False))
+  templates = build_recovery.make_templates(config, profile, is_cluster=True)
+  num_stages = templates[0].partition.num_stages if templates else None
+  plan = build.make_plan(config, profile, is_cluster=True, num_stages=num_stages)
+  rules = build_recovery.make_rules(config, plan, templates)
+  speed = speed_lib.ProfileSpeed(
+      profile,
+      num_microbatches=plan.batch.total_microbatches,
+      microbatch_size=plan.batch.microbatch_size,
+      redundant=config.redundancy,
+      reroute=rules.ladder.reroute,
+  )
+  whole = rules.planner.fresh(base.nodes(plan.num_pipelines * plan.num_stages), {})
+  times = times_lib.PipelineTimes(
+      times_lib.MeasuredSpeed(speed, measured, whole=whole),
+      measured.durations,
+      drops=config.recovery.drop,
+      profile=None,  # The durations include copies.
+  )
+  decider = decisions.Decider(rules.ladder, rules.planner, times)
+  return loop.Policy("predicted", decider, measured.durations, market=config.cost.market)
+
+
+def run(folder: pathlib.Path, *, workdir: pathlib.Path, formats: Sequence[str] = ("png",)) -> str:
+  """Simulates the run in `folder`; writes tables and page to `workdir`, returns text."""
+  if not (folder / "nodes.jsonl").exists():
+    raise ValueError(
+        f"There is no run of `bamboo cluster` in {folder}: no nodes.jsonl says when its nodes "
+        "came and went."
+    )
+  config, times = read_config(folder), run_times.read(folder)
+  price = sizes.find_price(config) or prices_lib.find_price("p3.2xlarge", date="2021")
+  policy = make_policy(config, measure(times, config.study.durations))
+  text = report(
+      workdir,
+      times,
+      find_replay(times, folder),
+      policy,
+      folder=folder,
+      price=price,
+      formats=formats,
+  )
+  if not (folder / "summary.json").exists():
+    text = f"note: {folder} has not ended: this is about its first {len(times.steps)} steps\n{text}"
+  return text
+
+
 def report(
     workdir: pathlib.Path,
-    run: run_times.RunTimes,
+    times: run_times.RunTimes,
     replay: replay_lib.Replay,
-    make_policy: Callable[[times_lib.MeasuredTimes], loop.Policy],
+    policy: loop.Policy,
     *,
-    measured: times_lib.MeasuredTimes,
+    folder: pathlib.Path,
     price: prices_lib.Price,
     formats: Sequence[str] = ("png",),
 ) -> str:
-  """Predicts a run in `workdir/run`, writes tables and page; returns text.
-
-  It is also predicted from its own times, to separate noise in `measured` from
-  effects that the simulator lacks.
-  """
-  policy, own = make_policy(measured), measure(run)
-  market = policy.market
-  real = of_run(run, price, market=market)
-  secs = real.account.secs
-  predicted, outcome = predict(replay, policy, price, secs=secs)
-  again, _ = predict(replay, make_policy(own), price, secs=secs)
+  """Predicts the run in `folder`; writes tables and page to `workdir`, returns text."""
+  real = of_run(times, price, market=policy.market)
+  predicted, outcome = predict(replay, policy, price, secs=real.account.secs)
   rows = compare(predicted, real)
-  before = {(s.num_nodes, s.num_pipelines): s.cost.secs for s in measured.steps}
-  for step in own.steps:
-    what = f"step of {step.num_nodes} nodes x {step.num_pipelines}, ms"
-    found = before.get((step.num_nodes, step.num_pipelines))
-    rows.append(_row(what, found and 1e3 * found, 1e3 * step.cost.secs))
   output.write_summary(workdir, rows)
+  lines = [
+      (r["what"], r["measured"], (r["predicted"],), {"no": "not the same"}.get(r["same"], ""))
+      for r in rows
+  ]
   comparison = contents.compare(
-      "Predicted and measured",
-      [
-          (
-              row["what"],
-              row["measured"],
-              (row["predicted"],),
-              {"no": "not the same"}.get(row["same"], ""),
-          )
-          for row in rows
-      ],
-      columns=["predicted"],
-      source="the run",
-      label="measured",
+      "Predicted and measured", lines, columns=["predicted"], source="the run", label="measured"
   )
-  ours, theirs = contents.simulated("predicted", outcome), contents.read_run(workdir / "run", {})
+  ours, theirs = contents.simulated("predicted", outcome), contents.read_run(folder, {})
   theirs["head"]["run"] = "measured"
   for value, side in ((ours, predicted), (theirs, real)):
     value["figures"] |= facts.figures_of(side.account)
   found = contents.make(
-      f"Prediction and outcome of {workdir.name}", [ours, theirs], tables={"validation": comparison}
+      f"Prediction and outcome of {folder.name}", [ours, theirs], tables={"beside": comparison}
   )
   contents.write(workdir, found, formats)
-  own_times = f"from its own times: {summarize(again, real)}"
-  last = summarize(predicted, real)
-  return f"{output.render_rows(rows)}\n{own_times}\n{last}"
+  return f"{output.render_rows(rows)}\n{summarize(predicted, real)}"

@@ -1,22 +1,15 @@
 """Layouts, places and forecasts of policies."""
 
-import dataclasses
-
 from absl.testing import parameterized
 
-from bamboo_jax import base, config as config_lib
-from bamboo_jax.sim import forecast as forecast_lib, policies as policies_lib, times as times_lib
-from tests import profiles
-
-_WORKLOAD = policies_lib.Workload(
-    costs=profiles.make_transformer(), num_stages=4, num_microbatches=8
-)
+from bamboo_jax import base
+from bamboo_jax.sim import build, forecast as forecast_lib
+from tests import policies, profiles
 
 
-def make_policy(workload=_WORKLOAD, forecast=None, **settings):
-  choices = policies_lib.make_choices(
-      "mine", policies_lib.Settings(**dict(fold=False) | settings), workload, times_lib.Durations()
-  )
+def make_policy(forecast=None, **changes):
+  config = policies.make_config(num_microbatches=8, **dict(recovery__fold=False) | changes)
+  choices = build.make_choices("mine", config, profiles.make_transformer())
   if forecast is None:
     return choices[0]
   return max(choices, key=lambda choice: expect(choice, *forecast))
@@ -34,11 +27,11 @@ def sizes(policy, num_nodes):
 class LayoutTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
-      ("depth", dict(layout="depth"), 11, [4, 4]),
-      ("at_most", dict(layout="depth", max_pipelines=1), 11, [4]),
-      ("more_stages", dict(layout="depth", overprovision=1.5), 11, [6]),
-      ("templates", dict(layout="templates"), 11, [2, 2, 2, 5]),
-      ("grid", dict(layout="grid", depths=(0.5, 1.0)), 5, [2, 2]),
+      ("depth", dict(pipeline__layout="depth"), 11, [4, 4]),
+      ("at_most", dict(pipeline__layout="depth", study__max_pipelines=1), 11, [4]),
+      ("more_stages", dict(pipeline__layout="depth", study__overprovision=1.5), 11, [6]),
+      ("templates", dict(pipeline__layout="templates"), 11, [2, 2, 2, 5]),
+      ("grid", dict(study__depths=(0.5, 1.0)), 5, [2, 2]),
   )
   def test_sizes(self, settings, num_nodes, expected):
     self.assertEqual(sizes(make_policy(**settings), num_nodes), expected)
@@ -48,18 +41,19 @@ class LayoutTest(parameterized.TestCase):
       settings=(
           # The limit in MiB that suffices, and one that does not.
           ({}, 4.6, 1.6),
-          ({"charges_replicas": False}, 1.2, 0.9),
-          ({"redundant": config_lib.RedundancySection("none")}, 1.2, 0.9),
+          ({"study__charges_replicas": False}, 1.2, 0.9),
+          ({"redundancy__mode": "none"}, 1.2, 0.9),
       ),
   )
   def test_limit_of_memory(self, layout, settings):
     settings, *limits = settings
     enough, too_little = (
-        dataclasses.replace(_WORKLOAD, memory_limit_bytes=int(mib * 2**20)) for mib in limits
+        dict(settings, pipeline__layout=layout, plan__memory_limit_gib=mib / 2**10)
+        for mib in limits
     )
-    make_policy(layout=layout, workload=enough, **settings)
+    make_policy(**enough)
     with self.assertRaisesRegex(base.InfeasibleError, "Policy 'mine': (No|Pipelines) "):
-      make_policy(layout=layout, workload=too_little, **settings)
+      make_policy(**too_little)
 
   @parameterized.parameters(
       ("depth", 3, "3 nodes are too few for a pipeline of 4"),
@@ -68,25 +62,24 @@ class LayoutTest(parameterized.TestCase):
   )
   def test_too_few_nodes(self, layout, num_nodes, message):
     with self.assertRaisesRegex(base.InfeasibleError, message):
-      sizes(make_policy(layout=layout), num_nodes)
+      sizes(make_policy(pipeline__layout=layout), num_nodes)
 
   @parameterized.parameters("depth", "grid", "templates")
   def test_few_nodes_are_folded(self, layout):
-    policy = make_policy(layout=layout, fold=True)
+    policy = make_policy(pipeline__layout=layout, recovery__fold=True)
     (pipeline,) = policy.decider.planner.fresh([7], {})
     self.assertEqual({*pipeline.roles.owners}, {7})
 
   def test_whole_pipelines_are_kept(self):
-    planner = make_policy(layout="depth").decider.planner
+    planner = make_policy(pipeline__layout="depth").decider.planner
     pipelines = planner.fresh(range(9), {})
     self.assertEqual(planner.adapt(pipelines, range(9)), pipelines)
 
   @parameterized.parameters(
-      (dict(rungs=("shadw",)), "Unknown rung 'shadw'; did you mean 'shadow'"),
-      (dict(layout="deep"), "Unknown layout 'deep'; did you mean 'depth'"),
-      (dict(overprovision=0.0), "overprovision must be above 0, got 0.0"),
-      (dict(placement="spraed"), "Policy 'mine': Unknown placement 'spraed'"),
-      (dict(layout="depth", overprovision=5.0), "Policy 'mine': num_stages"),
+      (dict(study__layout="liveputt"), "did you mean 'liveput'"),
+      (dict(study__overprovision=0.0), "config.study.overprovision must be above 0, got 0.0"),
+      (dict(study__placement="spraed"), "value of config.study.placement 'spraed'"),
+      (dict(pipeline__layout="depth", study__overprovision=5.0), "Policy 'mine': num_stages"),
   )
   def test_bad_settings(self, settings, message):
     with self.assertRaisesRegex(ValueError, message):
@@ -96,7 +89,7 @@ class LayoutTest(parameterized.TestCase):
 class ForecastTest(parameterized.TestCase):
 
   def test_losses_cost_throughput(self):
-    policy = make_policy(layout="depth", rungs=("checkpoint",))
+    policy = make_policy(pipeline__layout="depth", rungs=("checkpoint",))
     rates = [expect(policy, {8: 1.0}, n) for n in (0.0, 0.1, 1.0, 1e6)]
     self.assertEqual(rates, sorted(rates, reverse=True))
     self.assertLess(rates[-1], rates[0] / 1000)
@@ -107,7 +100,7 @@ class ForecastTest(parameterized.TestCase):
 
   def test_what_counts_is_when_training_is_possible(self):
     live = {2: 3.0, 4: 1.0}  # Too few nodes on average.
-    policy = make_policy(layout="depth", picks_mode=True, forecast=(live, 1.0))
+    policy = make_policy(pipeline__layout="depth", study__picks_mode=True, forecast=(live, 1.0))
     self.assertTrue(policy.decider.ladder.has_replicas)
     always = expect(policy, {4: 1.0}, 1.0)
     self.assertAlmostEqual(expect(policy, live, 1.0), always / 4)
@@ -120,10 +113,10 @@ class ForecastTest(parameterized.TestCase):
   )
   def test_shadows_where_they_pay(self, max_pipelines, losses, has_shadows):
     policy = make_policy(
-        layout="depth",
-        max_pipelines=max_pipelines,
-        reroute="stage",
-        picks_mode=True,
+        pipeline__layout="depth",
+        study__max_pipelines=max_pipelines,
+        study__reroute="stage",
+        study__picks_mode=True,
         forecast=({4 * max_pipelines: 1.0}, losses),
     )
     self.assertEqual(policy.decider.ladder.has_replicas, has_shadows)
@@ -137,19 +130,19 @@ class ForecastTest(parameterized.TestCase):
   )
   def test_liveput(self, live, losses, num_stages):
     policy = make_policy(
-        layout="liveput",
+        study__layout="liveput",
         rungs=("reconfigure", "checkpoint"),
-        depths=(1.0, 1.5),
+        study__depths=(1.0, 1.5),
         forecast=(live, losses),
     )
     self.assertEqual(sizes(policy, 7), [num_stages])
 
   def test_liveput_leaves_out_what_does_not_fit(self):
     policy = make_policy(
-        layout="liveput",
-        depths=(0.5, 1.0),
-        charges_replicas=False,
-        workload=dataclasses.replace(_WORKLOAD, memory_limit_bytes=2**21),
+        study__layout="liveput",
+        study__depths=(0.5, 1.0),
+        study__charges_replicas=False,
+        plan__memory_limit_gib=2 / 2**10,
         forecast=({8: 1.0}, 0.0),
     )
     self.assertEqual(sizes(policy, 8), [4, 4])

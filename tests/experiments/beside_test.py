@@ -1,6 +1,8 @@
 """A run and its simulation side by side, from made-up logs."""
 
+import contextlib
 import dataclasses
+import io
 import json
 import pathlib
 import tempfile
@@ -9,17 +11,19 @@ from absl.testing import absltest
 
 from bamboo_jax import config as config_lib
 from bamboo_jax.accounting import account as account_lib, ledger as ledger_lib
-from bamboo_jax.experiments import validation
+from bamboo_jax.experiments import beside
 from bamboo_jax.report import run_times
 from bamboo_jax.sim import decisions, loop, speed, times as times_lib
 from bamboo_jax.traces import replay as replay_lib, trace as trace_lib
-from tests import layouts, profiles
+from bamboo_jax.training.setup import accept
+from tests import layouts, profiles, tiny
 from tests.recovery import durations_test
 
 # Two nodes train for 11 steps of 2 s; one dies in the next, which takes 3 s; 5
 # more take 4 s; another comes, and pauses the next for 1 s; 5 more of 2 s.
 _STEPS = [2.0] * 11 + [3.0] + [4.0] * 5 + [3.0] + [2.0] * 5
 _LOSS, _JOIN = 12, 18
+_USUAL = config_lib.DurationsSection()
 
 
 def make_log(*, dead="n1"):
@@ -84,7 +88,7 @@ class ValidationTest(absltest.TestCase):
   def setUp(self):
     super().setUp()
     self.run_times = run_times.make(*make_log())
-    self.measured = validation.measure(self.run_times)
+    self.measured = beside.measure(self.run_times, _USUAL)
 
   def test_what_a_log_says(self):
     run = self.run_times
@@ -102,8 +106,7 @@ class ValidationTest(absltest.TestCase):
     run = run_times.make(*make_log(dead="n0"))
     self.assertTrue(run.events[0].is_loss)
     self.assertIsNone(run.events[0].detect_secs)
-    with self.assertRaisesRegex(ValueError, "a node that its trace removes"):
-      validation.measure(run)
+    self.assertEqual(beside.measure(run, _USUAL).durations.detect_secs, _USUAL.detect_secs)
 
   def test_a_pause_without_usual_steps_near_is_not_known(self):
     lines, nodes = make_log()
@@ -113,9 +116,9 @@ class ValidationTest(absltest.TestCase):
     begin = [dict(lines[0], step=_LOSS - 1)]  # None before it.
     run = run_times.make(begin + lines[first:], nodes)
     self.assertEqual([e.pause_secs for e in run.events], [None, 1.0])
-    side = validation.of_run(run, profiles.PRICE, market="spot")
+    side = beside.of_run(run, profiles.PRICE, market="spot")
     self.assertIsNone(side.pause_secs)
-    rows = validation.compare(side, side)
+    rows = beside.compare(side, side)
     self.assertEqual([r["measured"] for r in rows if "pause" in r["what"]], [None, None, 1.0])
 
   def test_a_death_before_it_was_struck_is_not_timed(self):
@@ -131,35 +134,30 @@ class ValidationTest(absltest.TestCase):
     self.assertEqual(
         [(s.num_nodes, s.cost.secs, s.cost.useful) for s in steps], [(2, 2.0, 0.5), (1, 4.0, 0.5)]
     )
-    path = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()), "c")
-    path.write_text(self.measured.to_json())
-    self.assertEqual(times_lib.read_measured(path), self.measured)
-    path.write_text('{"steps": []}')
-    with self.assertRaisesRegex(ValueError, "durations"):
-      times_lib.read_measured(path)
 
   def test_pauses_are_those_of_their_rung(self):
     repair = next(e for e in self.run_times.events if e.rung == "repair")
     more = [dataclasses.replace(repair, rung="reconfigure", pause_secs=secs) for secs in (3.0, 5.0)]
     events = (*self.run_times.events, *more)
     times = dataclasses.replace(self.run_times, events=events)
-    durations = validation.measure(times).durations
+    durations = beside.measure(times, _USUAL).durations
     self.assertEqual(durations.repair_secs, 1.0)
     self.assertEqual(durations.reconfigure_secs, 4.0)
     self.assertEqual(self.measured.durations.reconfigure_secs, 1.0)
 
-  def test_needs_a_loss_and_a_join(self):
-    calm = dataclasses.replace(self.run_times, events=())
-    with self.assertRaisesRegex(ValueError, "must lose a node"):
-      validation.measure(calm)
+  def test_what_never_happened_takes_the_usual_time(self):
+    calm = dataclasses.replace(self.run_times, events=(), boot_secs=())
+    durations = beside.measure(calm, _USUAL).durations
+    for name in ("boot_secs", "detect_secs", "repair_secs", "reconfigure_secs"):
+      self.assertEqual(getattr(durations, name), getattr(_USUAL, name))
 
   def test_predicts_the_run_that_it_was_measured_on(self):
     events = [(20_900, "remove", "b"), (21_900, "add", "c")]
     replay = replay_lib.Replay(("a", "b"), tuple(trace_lib.Event(*e) for e in events), 56_000)
     policy = make_policy(self.measured)
-    run = validation.of_run(self.run_times, profiles.PRICE, market="spot")
-    predicted, _ = validation.predict(replay, policy, profiles.PRICE, secs=run.account.secs)
-    table = {r["what"]: r for r in validation.compare(predicted, run)}
+    run = beside.of_run(self.run_times, profiles.PRICE, market="spot")
+    predicted, _ = beside.predict(replay, policy, profiles.PRICE, secs=run.account.secs)
+    table = {r["what"]: r for r in beside.compare(predicted, run)}
     self.assertEqual(table["event 0: shadow, at s"]["same"], "yes")
     self.assertEqual(table["event 1: repair, at s"]["same"], "yes")
     self.assertLen(predicted.events, 2)
@@ -167,7 +165,7 @@ class ValidationTest(absltest.TestCase):
     self.assertLess(abs(table["dollars"]["off"]), 1.0)
     self.assertLess(abs(table["useful, %"]["off"]), 2.0)
     self.assertRegex(
-        validation.summarize(predicted, run),
+        beside.summarize(predicted, run),
         r"^steps_off_pct=\S+ pauses_off_pct=\S+ dollars_off_pct=\S+$",
     )
 
@@ -176,29 +174,62 @@ class ValidationTest(absltest.TestCase):
     first = tuple(f"a/{i}" for i in range(3))
     lost = (trace_lib.Event(20_000, "remove", "a/2"),)
     replay = replay_lib.Replay(first, lost, 60_000)
-    side, outcome = validation.predict(replay, policy, profiles.PRICE, secs=60.0)
+    side, outcome = beside.predict(replay, policy, profiles.PRICE, secs=60.0)
     self.assertIn("repair", [m.rung for m in outcome.moments])
     self.assertEqual([e.rung for e in side.events], ["shadow"])
 
-  def test_report(self):
+  def write_run(self, lines, nodes):
     folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-    lines, _ = make_log()
-    (folder / "run").mkdir()
-    text = "\n".join(map(json.dumps, lines)) + "\n"
-    (folder / "run" / "metrics.jsonl").write_text(text)
-    (folder / "run" / "config.json").write_text("{}")
-    replay = replay_lib.Replay(("a", "b"), (), 56_000)
-    said = validation.report(
-        folder, self.run_times, replay, make_policy, measured=self.measured, price=profiles.PRICE
+    for name, found in (("metrics.jsonl", lines), ("nodes.jsonl", nodes)):
+      (folder / name).write_text("\n".join(map(json.dumps, found)) + "\n")
+    config = tiny.make_config(redundancy__mode="lazy", cost__instance="p3.2xlarge")
+    config = accept.accept(config)
+    (folder / "config.json").write_text(json.dumps(config.to_json()))
+    return folder
+
+  def test_report(self):
+    folder = self.write_run(*make_log())
+    said = beside.report(
+        folder / "out",
+        self.run_times,
+        replay_lib.Replay(("a", "b"), (), 56_000),
+        make_policy(self.measured),
+        folder=folder,
+        price=profiles.PRICE,
     )
-    own, last = said.splitlines()[-2:]
-    self.assertEqual(own, f"from its own times: {last}")
-    self.assertIn("| step of 1 nodes x 1, ms | 4000 | 4000 | 0 |", said)
+    self.assertRegex(said.splitlines()[-1], "^steps_off_pct=")
     self.assertIn("| event 0 | – | – | – | no |", said)
-    self.assertTrue((folder / "run_predicted.png").exists())
-    found = json.loads((folder / "report.json").read_text())
+    self.assertTrue((folder / "out/run_predicted.png").exists())
+    found = json.loads((folder / "out/report.json").read_text())
     self.assertEqual([run["head"]["run"] for run in found["runs"]], ["predicted", "measured"])
-    self.assertIn("not the same", str(found["tables"]["validation"]))
+    self.assertIn("not the same", str(found["tables"]["beside"]))
+
+  def test_when_nodes_came_and_went(self):
+    lines, nodes = make_log()
+    replay = beside.find_replay(self.run_times, self.write_run(lines, nodes))
+    self.assertEqual((replay.first, replay.duration_ms), (("a", "b"), 56_000))
+    self.assertEqual([*map(str, replay.events)], ["20900,remove,b", "21900,add,c"])
+    run = run_times.make(lines, nodes[:2])  # Nothing removed it.
+    with self.assertRaisesRegex(ValueError, "Node n1 of .* died in step 12, but not by --trace"):
+      beside.find_replay(run, self.write_run(lines, nodes))
+
+  def test_a_run_of_another_version(self):
+    folder = self.write_run(*make_log())
+    config = json.loads((folder / "config.json").read_text())
+    del config["study"]
+    (folder / "config.json").write_text(json.dumps(config))
+    self.assertEqual(beside.read_config(folder).redundancy.mode, "lazy")
+    config["pipeline"]["head"] = "forward"
+    (folder / "config.json").write_text(json.dumps(config))
+    with self.assertRaisesRegex(ValueError, "not of this version: config.pipeline.head is gone"):
+      beside.read_config(folder)
+
+  def test_from_the_files_of_a_run_that_goes_on(self):  # Imports JAX and traces, 3 s.
+    folder = self.write_run(*make_log())
+    with contextlib.redirect_stdout(io.StringIO()):
+      said = beside.run(folder, workdir=folder / "out")
+    self.assertRegex(said, "^note: .* has not ended: this is about its first 22 steps")
+    self.assertIn("| event 0: shadow, at s |", said)
 
   def with_second(self, run, place=0):
     """Returns the run with another pipeline, before the first or after it."""
@@ -210,18 +241,18 @@ class ValidationTest(absltest.TestCase):
     return dataclasses.replace(run, events=tuple(events))
 
   def test_other_owners_are_named(self):
-    run = validation.of_run(self.run_times, profiles.PRICE, market="spot")
+    run = beside.of_run(self.run_times, profiles.PRICE, market="spot")
     first, second = run.events
     other = dataclasses.replace(second, owners=(("2", "0"),))
     swapped = dataclasses.replace(run, events=(first, other))
-    rows_ = validation.compare(swapped, run)
+    rows_ = beside.compare(swapped, run)
     self.assertEqual([r["same"] for r in rows_ if r["same"]], ["yes", "no"])
-    rows_ = validation.compare(self.with_second(run), self.with_second(run, 1))
+    rows_ = beside.compare(self.with_second(run), self.with_second(run, 1))
     self.assertEqual([r["same"] for r in rows_ if r["same"]], ["yes", "yes"])
     events = [dataclasses.replace(e, owners=(("9",),)) for e in run.events]
     strange = dataclasses.replace(run, events=tuple(events))
-    rows_ = validation.compare(strange, run)
+    rows_ = beside.compare(strange, run)
     self.assertEqual([r["same"] for r in rows_ if r["same"]], ["no", "no"])
     fewer = dataclasses.replace(run, events=(first,))
-    rows_ = validation.compare(fewer, run)
+    rows_ = beside.compare(fewer, run)
     self.assertEqual([r["same"] for r in rows_ if r["same"]], ["yes", "no"])
