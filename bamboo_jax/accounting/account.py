@@ -109,9 +109,6 @@ class Account:
     node_secs: Sum over nodes of the time for which they lived.
     node_time: `node_secs`, split by activity.
     price: Price of a node; without it, properties in dollars and `value` raise.
-    mean_value: Average over time of throughput over dollars per hour, as
-      reported by Bamboo's simulator; None if not known. `value` is the
-      quotient of the averages instead.
   """
 
   secs: float
@@ -120,7 +117,6 @@ class Account:
   node_time: NodeTime
   price: prices_lib.Price | None
   market: str = "spot"
-  mean_value: float | None = None
 
   def __post_init__(self) -> None:
     prices_lib.check_market(self.market)
@@ -191,7 +187,6 @@ class Account:
           "cost_usd": self.usd,
           "cost_usd_per_hour": self.usd_per_hour,
           "value": self.value,
-          "mean_value": self.mean_value,
           "usd_per_million_samples": self.usd_per_million_samples,
           "spot_usd": self.usd_on("spot"),
           "on_demand_usd": self.usd_on("on_demand"),

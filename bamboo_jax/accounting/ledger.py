@@ -26,15 +26,12 @@ class Totals:
     node_secs: Time of all live nodes.
     parts: `node_secs`, split in the order of `KINDS`.
     num_samples: Samples trained on and kept.
-    value_secs: Integral over time of throughput over dollars per hour; None if
-      a part of the run had no price.
   """
 
   secs: float = 0.0
   node_secs: float = 0.0
   parts: tuple[float, ...] = (0.0,) * len(KINDS)
   num_samples: float = 0.0
-  value_secs: float | None = 0.0
 
   def as_dict(self) -> dict[str, Any]:
     """Returns the totals for a line of a log, parts by name."""
@@ -44,8 +41,9 @@ class Totals:
   @classmethod
   def parse(cls, entries: Mapping[str, Any]) -> "Totals":
     """Reads the output of `as_dict`; raises `ValueError` if it does not fit."""
+    own = {key: value for key, value in entries.items() if key != "value_secs"}  # Of older logs.
     try:
-      return cls(**{**entries, "parts": NodeTime(**entries["parts"]).parts})
+      return cls(**{**own, "parts": NodeTime(**entries["parts"]).parts})
     except (KeyError, TypeError) as error:
       raise ValueError(f"Not the totals of a ledger: {entries}.") from error
 
@@ -88,18 +86,12 @@ class Ledger:
       raise ValueError(
           f"Time and samples must be at least 0, got secs={secs}, " f"num_samples={num_samples}."
       )
-    old, value_secs = self._totals, self._totals.value_secs
-    if self._price is None or value_secs is None:
-      value_secs = None
-    elif num_samples and num_nodes:
-      usd_per_hour = num_nodes * self._price.usd_per_hour(self._market)
-      value_secs += num_samples / usd_per_hour
+    old = self._totals
     self._totals = Totals(
         old.secs + secs,
         old.node_secs + secs * num_nodes,
         tuple(map(operator.add, old.parts, parts)),
         old.num_samples + num_samples,
-        value_secs,
     )
 
   def totals(self) -> Totals:
@@ -121,7 +113,7 @@ class Ledger:
     parts |= {kind: kept[kind] for kind in account_lib.TRAINING}
     parts["lost"] += sum(lost)
     self._totals = dataclasses.replace(
-        now, parts=tuple(parts.values()), num_samples=mark.num_samples, value_secs=mark.value_secs
+        now, parts=tuple(parts.values()), num_samples=mark.num_samples
     )
 
   def account(self) -> account_lib.Account:
@@ -137,5 +129,4 @@ class Ledger:
         node_time=NodeTime.of(now.parts),
         price=self._price,
         market=self._market,
-        mean_value=(now.value_secs / now.secs if now.secs and now.value_secs is not None else None),
     )

@@ -5,11 +5,10 @@ Data sheets state peaks; `efficiency.csv` has the share of a roofline that
 published runs reach, and the column `mfu` the usual fraction of peak FLOPs.
 """
 
-from collections.abc import Mapping
 import csv
 import dataclasses
 import pathlib
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from bamboo_jax import base
 
@@ -98,17 +97,6 @@ def find_machine(name: str) -> Machine:
   )
 
 
-def find(instance: str) -> dict[str, str]:
-  """Returns an instance's entries in both tables, by column.
-
-  Raises `ValueError` if the tables do not list it.
-  """
-  rows = _read("instances.csv", "instance")
-  if instance not in rows:
-    raise ValueError(base.suggest(instance, rows, what="instance"))
-  return _read("gpus.csv", "gpu")[rows[instance]["gpu"]] | rows[instance]
-
-
 def gpus() -> dict[str, dict[str, str]]:
   """Returns the facts of the GPUs that commands may name, by that name."""
   rows = _read("gpus.csv", "gpu").values()
@@ -131,28 +119,6 @@ def find_kind(device_kind: str) -> dict[str, str] | None:
   named = {row["kind"]: row for row in _read("gpus.csv", "gpu").values()}
   fits = [k for k in named if k and words.issuperset(k.split())]
   return named[max(fits, key=len)] if fits else None
-
-
-def apply(workload: Mapping[str, Any], instance: str) -> dict[str, Any]:
-  """Returns a simulator's `workload` with its hardware set to `instance`.
-
-  Every GPU of a node holds all parameters of its stage, so the memory limit is
-  that of one GPU.
-  """
-  facts = find(instance)
-  of = lambda column: float(facts[column])
-  model = dict(workload["transformer"]) | {
-      "flops_per_sec": 1e12 * of("tflops") * of("mfu"),
-      "link_bytes_per_sec": 1e9 * of("network_gbit_per_sec") / 8,
-      "bytes_per_sec": 1e9 * of("memory_gb_per_sec"),
-      "host_bytes_per_sec": 1e9 * of("pcie_gb_per_sec"),
-  }
-  return dict(workload) | {
-      "transformer": model,
-      "gpus_per_node": int(facts["gpu_count"]),
-      "inner_bytes_per_sec": 1e9 * of("inner_gb_per_sec"),
-      "memory_limit_gib": of("memory_gib"),
-  }
 
 
 def _find_efficiency(capability: str) -> Efficiency:

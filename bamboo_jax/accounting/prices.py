@@ -140,8 +140,7 @@ def find_price(
     instance: The provider's name, such as "p3.2xlarge".
     prices: File of prices; None: the default one.
     region: Needed if the file lists the instance in several.
-    date: None takes the newest. Region and date may be prefixed by an instance,
-      such as "p3.2xlarge:2021", and are then ignored for any other.
+    date: None takes the newest.
 
   Raises:
     OSError: The file cannot be read.
@@ -150,11 +149,7 @@ def find_price(
   """
   path = prices or DEFAULT_PATH
   found, what = load_prices(path), f"in {path}"
-  wanted = {
-      "instance": instance,
-      "region": _pin_of(instance, region),
-      "date": _pin_of(instance, date),
-  }
+  wanted = {"instance": instance, "region": region, "date": date}
   for name, value in wanted.items():
     if value is not None:
       allowed = {getattr(price, name) for price in found}
@@ -177,12 +172,6 @@ def find_price(
           "prices are reported, so both are needed."
       )
   return found[0]
-
-
-def _pin_of(instance: str, value: str | None) -> str | None:
-  """Returns a date or region without prefix; None if for another instance."""
-  owner, _, own = (value or "").rpartition(":")
-  return value if not owner else own if owner == instance else None
 
 
 def _check_header(names: Sequence[str], *, where: str) -> None:

@@ -100,12 +100,8 @@ class CostSection(Section, path="config.cost"):
   )
   market: str = option("spot", 'Or "on_demand".', choices=("spot", "on_demand"))
   prices: str | None = option(None, "File; None: the package's.")
-  region: str | None = option(
-      None, 'Of the price; or of one instance, "p3.2xlarge:us-east-1". None: the ' "only region."
-  )
-  date: str | None = option(
-      None, 'Of the price; or of one instance, "p3.2xlarge:2021". None: newest.'
-  )
+  region: str | None = option(None, "Of the price; None: the only region.")
+  date: str | None = option(None, "Of the price; None: the newest.")
 
 
 @dataclasses.dataclass(frozen=True)

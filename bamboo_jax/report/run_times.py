@@ -191,12 +191,11 @@ def _lifetimes(nodes: Sequence[Mapping[str, Any]], begin_secs: float, end_secs: 
 
 
 def subtract(later: ledger_lib.Totals, earlier: ledger_lib.Totals) -> ledger_lib.Totals:
-  """Returns the difference of two totals; `value_secs` is left out."""
+  """Returns the difference of two totals."""
   parts = zip(later.parts, earlier.parts, strict=True)
   return ledger_lib.Totals(
       secs=later.secs - earlier.secs,
       node_secs=later.node_secs - earlier.node_secs,
       parts=tuple(max(0.0, a - b) for a, b in parts),
       num_samples=later.num_samples - earlier.num_samples,
-      value_secs=None,
   )

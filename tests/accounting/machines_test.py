@@ -9,26 +9,12 @@ class MachinesTest(parameterized.TestCase):
     for price in prices.load_prices(prices.DEFAULT_PATH):
       if price.instance in ("g5.xlarge", "NC6s_v3"):
         continue  # No data sheet of an A10G; no bandwidth is stated.
-      machine = machines.find(price.instance)
-      self.assertEqual(machine["gpu"], price.gpu)
-      self.assertEqual(int(machine["gpu_count"]), price.gpu_count)
-
-  @parameterized.parameters(
-      ("p3.2xlarge", 1, 4e13, 1.25e9, 16.0, 1.6e10),
-      ("p5.48xlarge", 8, 3.956e14, 4e11, 80.0, 6.4e10),
-  )
-  def test_apply(self, instance, count, flops, link, memory, pcie):
-    got = machines.apply({"transformer": {"width": 8}}, instance)
-    self.assertEqual(got["gpus_per_node"], count)
-    self.assertEqual(got["memory_limit_gib"], memory)
-    self.assertAlmostEqual(got["transformer"]["flops_per_sec"], flops)
-    self.assertAlmostEqual(got["transformer"]["link_bytes_per_sec"], link)
-    self.assertEqual(got["transformer"]["host_bytes_per_sec"], pcie)
-    self.assertEqual(got["transformer"]["width"], 8)
+      machine = machines.find_machine(price.instance)
+      self.assertEqual((machine.gpu, machine.num_gpus), (price.gpu, price.gpu_count))
 
   def test_unknown(self):
     with self.assertRaisesRegex(ValueError, "did you mean 'p3.2xlarge'"):
-      machines.find("p3.2xlrge")
+      machines.find_machine("p3.2xlrge")
 
   @parameterized.parameters(
       ("NVIDIA H100 80GB HBM3", 989.0),

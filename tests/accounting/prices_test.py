@@ -76,9 +76,6 @@ class PricesTest(parameterized.TestCase):
       ("region", "small", {"region": "west"}, 1.5),
       ("newest_of_region", "small", {"region": "east"}, 1.4),
       ("date", "small", {"date": "2021"}, 1.0),
-      ("own_date", "small", {"date": "small:2021"}, 1.0),
-      ("own_region", "small", {"region": "small:west"}, 1.5),
-      ("of_another", "large", {"date": "small:2021", "region": "small:x"}, 24.0),
   )
   def test_find(self, instance, options, spot):
     path = self._write(header=_TWO)
@@ -97,7 +94,6 @@ class PricesTest(parameterized.TestCase):
       ("instance", "smal", {}, "Unknown instance in .*p.csv 'smal'; did you"),
       ("region", "small", {"region": "eas"}, "'eas'; did you mean 'east'"),
       ("date", "small", {"date": "2022"}, "date of small in .*p.csv '2022'.*2021, 2024"),
-      ("owner", "small", {"date": "small:1"}, "date of small in .*csv '1'"),
       ("several", "small", {}, "2 prices of 2024-06, in west, east: give"),
   )
   def test_does_not_find(self, instance, options, message):

@@ -91,7 +91,7 @@ def _identify(
     rounding: Mapping[str, Any] = types.MappingProxyType({}),
 ) -> identity_lib.RunIdentity:
   plain = config.to_json()
-  del plain["name"]  # It decides on nothing.
+  del plain["name"], plain["study"]  # They decide on nothing.
   # A length that is None in the config follows `num_steps`.
   plain["optimizer"]["schedule_options"] = json.loads(
       json.dumps(dict(task.schedule.options), default=dict)
