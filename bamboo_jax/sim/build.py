@@ -40,8 +40,6 @@ Costs = cost_model.Profile | speed_lib.Table
 MakeShapes = Callable[[Config, predictor_lib.Predictor], shapes_lib.Shapes]
 _LIVEPUT = "liveput"
 _OWN_LAYOUTS: dict[str, MakeShapes] = {}
-# Arrangements tried: the start is good, and more would take too long here.
-_MAX_TRIES = 20
 
 
 def register_layout(name: str, make_shapes: MakeShapes) -> None:
@@ -131,9 +129,7 @@ def _make(name: str, config: Config, costs: Costs) -> loop.Policy:
     )
     shapes = _Shapes(config, predicted.predictor, num_stages).make()
   times = times_lib.PipelineTimes(speed, study.durations, drops=options.drop, profile=profile)
-  placer = places.Placer(
-      study.placement, has_replicas=has_replicas, seed=config.seed, max_tries=_MAX_TRIES
-  )
+  placer = places.Placer(study.placement, has_replicas, config.seed)
   planner = planner_lib.Planner(shapes, times, fold=options.fold, arrange=placer.arrange)
   stays = config.cost.market == "on_demand" or not options.is_preemptible
   return loop.Policy(
