@@ -23,6 +23,7 @@ import pathlib
 import sys
 
 from bamboo_jax import base
+from bamboo_jax.benchmarks import ablation
 from bamboo_jax.cli import flagset
 from bamboo_jax.config import Config
 from bamboo_jax.experiments import beside, compare, provenance, sweep
@@ -54,7 +55,9 @@ class SimulateFlags:
   nodes: int | None = flagset.flag(
       None, "Most nodes at once; scales the trace.", least=1, needs="trace"
   )
-  sweep: str | None = flagset.flag(None, "An option and its values: study.trace.hours=12,24.")
+  sweep: str | None = flagset.flag(
+      None, "An option and its values, as for `bamboo ablate`: study.trace.hours=12,24."
+  )
   seeds: int = flagset.flag(5, "Generated traces for each value, or runs of --table.", least=1)
   beside: str | None = flagset.flag(None, "Workdir of a run to compare with.", excludes="table")
   table: str | None = flagset.flag(None, "Published results to repeat.")
@@ -113,10 +116,17 @@ def _compare(
       flags.policies,
       workdir=workdir,
       preemptions=compare.Preemptions(traces, flags.time_scale, flags.nodes),
-      sweep=compare.parse_sweep(flags.sweep, flags.seeds) if flags.sweep else compare.Sweep(),
+      sweep=_read_sweep(flags),
       formats=flags.figure_format,
       where=where,
   )
+
+
+def _read_sweep(flags: SimulateFlags) -> compare.Sweep:
+  for field, texts in ablation.parse_sweeps([flags.sweep] if flags.sweep else []).items():
+    cli.check_config_arguments([f"--config.{field}=0"])
+    return compare.Sweep(field, tuple(map(ablation.read_value, texts)), flags.seeds)
+  return compare.Sweep()
 
 
 def _find_trace(name: str, workdir: pathlib.Path) -> str:

@@ -157,21 +157,25 @@ class Section:
     Raises `ValueError` as `read` does.
     """
     values: dict[str, Any] = {}
+    below: dict[str, dict[str, Any]] = {}  # Options that belong together change together.
     kinds = kinds_of(type(self))
     for name, value in changes.items():
       key, _, rest = name.partition(".")
       self._check_key(key, kinds)
       if rest:
-        inner = values.get(key, getattr(self, key))
-        if isinstance(inner, Section):
-          value = inner.changed({rest: value})
-        elif isinstance(inner, Mapping):
-          value = {**inner, rest: value}
-        else:
-          raise ValueError(f"{self.path}.{key} has no keys, got {rest!r}.")
-      elif not isinstance(value, Section):
-        value = _read(value, kinds[key], f"{self.path}.{key}")
-      values[key] = value
+        below.setdefault(key, {})[rest] = value
+      elif isinstance(value, Section):
+        values[key] = value
+      else:
+        values[key] = _read(value, kinds[key], f"{self.path}.{key}")
+    for key, more in below.items():
+      inner = values.get(key, getattr(self, key))
+      if isinstance(inner, Section):
+        values[key] = inner.changed(more)
+      elif isinstance(inner, Mapping):
+        values[key] = {**inner, **more}
+      else:
+        raise ValueError(f"{self.path}.{key} has no keys, got {next(iter(more))!r}.")
     return dataclasses.replace(self, **values)
 
 

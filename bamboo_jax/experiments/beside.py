@@ -6,7 +6,7 @@ went. What is left to predict is the course: what is decided, and what that cost
 begin with the first step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import itertools
 import json
@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.accounting import account as account_lib, ledger as ledger_lib, prices as prices_lib
-from bamboo_jax.base import json as json_lib
 from bamboo_jax.experiments import output
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.report import contents, run_times
@@ -251,9 +250,23 @@ def read_config(folder: pathlib.Path) -> config_lib.Config:
   """Returns the config of a run; `ValueError` if another version wrote it, with what differs."""
   path = folder / "config.json"
   try:
-    return config_lib.Config().changed(json_lib.flatten(json.loads(path.read_text())))
+    return config_lib.Config().changed(
+        dict(_options(json.loads(path.read_text()), config_lib.Config))
+    )
   except (ValueError, AttributeError) as error:
     raise ValueError(f"{path} is not of this version: {error}") from error
+
+
+def _options(
+    plain: Mapping[str, Any], kind: type[config_lib.Section], prefix: str = ""
+) -> Iterator[tuple[str, Any]]:
+  """Yields dotted names and values; a dict of options is one value, which replaces all."""
+  kinds = config_lib.kinds_of(kind)
+  for key, value in plain.items():
+    if config_lib.is_section(kinds.get(key)):
+      yield from _options(value, kinds[key], f"{prefix}{key}.")
+    else:
+      yield prefix + key, value
 
 
 def find_replay(run: run_times.RunTimes, folder: pathlib.Path) -> replay_lib.Replay:

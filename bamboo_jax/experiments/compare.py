@@ -1,6 +1,5 @@
 """Policies on one trace, and over settings of a field, on one trace or many."""
 
-import ast
 from collections.abc import Mapping, Sequence
 import dataclasses
 import math
@@ -125,21 +124,6 @@ def run(
   print(output.render_rows(rows, _SHOWN))
   print("\nGap to the best policy, percent of its value, by cause:")
   print(output.render_rows(rows, _GAPS))
-
-
-def parse_sweep(text: str, num_seeds: int) -> Sweep:
-  """Returns a sweep such as `study.durations.boot_secs=45,90`, with typed values."""
-  field, _, values = text.partition("=")
-  if not field or not values:
-    raise ValueError(f"--sweep={text} must be an option and its values, such as seed=0,1.")
-  return Sweep(field, tuple(map(_parse, values.split(","))), num_seeds)
-
-
-def _parse(text: str) -> Any:
-  try:
-    return ast.literal_eval(text)
-  except (SyntaxError, ValueError):
-    return text
 
 
 def _plan(config: Config, preemptions: Preemptions, sweep: Sweep) -> list[Play]:

@@ -21,14 +21,15 @@ def mean_usd_per_hour(trace: trace_lib.Trace) -> float | None:
       for zone in {price.zone for price in trace.prices}
   }
   alive_ms = paid = 0.0
-  for zone, start_ms, end_ms in _lives(trace) if bills else ():
-    if (bill := bills.get(zone, bills.get(""))) is None:
+  for start, end_ms in trace.lives() if bills else ():
+    if (bill := bills.get(start.zone, bills.get(""))) is None:
       raise ValueError(
           f"Trace {trace.name!r} has prices of the zones {sorted(bills)}, but "
-          f"none for nodes of {zone!r}."
+          f"none for nodes of {start.zone!r}."
       )
-    alive_ms += end_ms - start_ms
-    paid += bill.until(end_ms) - bill.until(start_ms)
+    end_ms = trace.duration_ms if end_ms is None else end_ms
+    alive_ms += end_ms - start.time_ms
+    paid += bill.until(end_ms) - bill.until(start.time_ms)
   return paid / alive_ms if alive_ms else None
 
 
@@ -48,15 +49,3 @@ class _Bill:
     i = bisect.bisect_right(self._times_ms, time_ms) - 1
     rest_ms = time_ms - self._times_ms[i]
     return self._sums[i] + rest_ms * self._usd_per_hour[i]
-
-
-def _lives(trace: trace_lib.Trace) -> list[tuple[str, int, int]]:
-  """Returns the zone of each node, and the times of its start and end."""
-  added_ms, lives = {}, []
-  for event in trace.events:
-    if event.kind == "add":
-      added_ms[event.node] = event.time_ms
-    elif event.kind == "remove":
-      lives.append((event.zone, added_ms.pop(event.node), event.time_ms))
-  ends = ((trace_lib.zone_of(n), t) for n, t in added_ms.items())
-  return lives + [(zone, t, trace.duration_ms) for zone, t in ends]

@@ -68,15 +68,7 @@ class TraceSummary:
 
 
 def summarize(trace: trace_lib.Trace) -> TraceSummary:
-  added_ms, lifetimes, num_notices = {}, [], 0
-  for event in trace.events:
-    if event.kind == "add":
-      added_ms[event.node] = event.time_ms
-    elif event.kind == "remove":
-      alive_ms = event.time_ms - added_ms.pop(event.node)
-      lifetimes.append(alive_ms / trace_lib.MS_PER_HOUR)
-    else:
-      num_notices += 1
+  lives_ms = [end_ms - start.time_ms for start, end_ms in trace.lives() if end_ms is not None]
   losses = list(zone_losses(trace))
   live = [count for _, count in trace.live_steps()]
   alive_ms = sum(n * (end - start) for start, end, n in live_spans(trace))
@@ -87,8 +79,8 @@ def summarize(trace: trace_lib.Trace) -> TraceSummary:
       max_nodes=max(live),
       bulks=collections.Counter(sum(zones.values()) for zones in losses),
       num_zone_instants=sum(len(zones) > 1 for zones in losses),
-      lifetimes_hours=tuple(lifetimes),
-      num_notices=num_notices,
+      lifetimes_hours=tuple(ms / trace_lib.MS_PER_HOUR for ms in lives_ms),
+      num_notices=sum(event.kind == "notice" for event in trace.events),
   )
 
 

@@ -147,6 +147,17 @@ class Trace:
     for time_ms, events in itertools.groupby(self.events, by_time):
       yield time_ms, tuple(events)
 
+  def lives(self) -> Iterator[tuple[Event, int | None]]:
+    """Yields the arrival of each node, and when it is preempted; None: it lives to the end."""
+    live: dict[str, Event] = {}
+    for event in self.events:
+      if event.kind == "add":
+        live[event.node] = event
+      elif event.kind == "remove":
+        yield live.pop(event.node), event.time_ms
+    for event in live.values():
+      yield event, None
+
   def live_steps(self) -> tuple[Step, ...]:
     """Returns (time, live nodes from then on) at each time with events.
 

@@ -7,7 +7,6 @@ names those that did not, with the command that repeats one.
 import collections
 from collections.abc import Mapping, Sequence
 import dataclasses
-import functools
 import gc
 import multiprocessing
 import pathlib
@@ -143,7 +142,7 @@ def plan(
   """
   if count is None:
     for settings in sweeps:
-      _check(config, settings)
+      config.changed(dict(settings))  # Raises `ValueError` for one that is not allowed.
     layouts = [layouts_lib.SweepLayout(tuple(settings)) for settings in sweeps]
   elif config.pipeline.executor == "spmd":
     raise ValueError("Random layouts need config.pipeline.executor='rows', got 'spmd'.")
@@ -165,15 +164,6 @@ def plan(
   return [
       VerifyJob(layout, config, options, given, program_cache, num_devices) for layout in layouts
   ]
-
-
-def _check(config: config_lib.Config, settings: Sequence[tuple[str, Any]]) -> None:
-  """Raises `ValueError` for an option of `settings` that is unknown or not allowed."""
-  given: Any = config.to_dict()
-  for name, value in settings:
-    *sections, key = name.split(".")
-    functools.reduce(dict.__getitem__, sections, given)[key] = value
-  config_lib.Config.read(given)
 
 
 def run(job: VerifyJob) -> list[VerifyRow]:

@@ -218,7 +218,9 @@ class ValidationTest(absltest.TestCase):
     config = json.loads((folder / "config.json").read_text())
     del config["study"]
     (folder / "config.json").write_text(json.dumps(config))
-    self.assertEqual(beside.read_config(folder).redundancy.mode, "lazy")
+    found = beside.read_config(folder)
+    self.assertEqual(found.redundancy.mode, "lazy")
+    self.assertEqual(found.model.options, config["model"]["options"])
     config["pipeline"]["head"] = "forward"
     (folder / "config.json").write_text(json.dumps(config))
     with self.assertRaisesRegex(ValueError, "not of this version: config.pipeline.head is gone"):

@@ -190,16 +190,6 @@ class CompareTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "--sweep=study.trace.* has no effect with --trace"):
       run(trace=(write_trace(_EVENTS),))
 
-  @parameterized.parameters(
-      ("seed=0,1", "seed", (0, 1)),
-      ("redundancy.mode=none,lazy", "redundancy.mode", ("none", "lazy")),
-      ("study.durations.boot_secs=1.5", "study.durations.boot_secs", (1.5,)),
-  )
-  def test_parse(self, text, field, values):
-    self.assertEqual(compare.parse_sweep(text, 3), compare.Sweep(field, values, 3))
-    with self.assertRaisesRegex(ValueError, "must be an option and its values"):
-      compare.parse_sweep(field, 3)
-
 
 class CommandTest(parameterized.TestCase):
 
@@ -217,6 +207,8 @@ class CommandTest(parameterized.TestCase):
           "events.csv, line 2: events must be in order of time",
       ),
       ("trace_name", ["--trace=ec3"], "Unknown trace 'ec3'; did you mean 'ec2'"),
+      ("sweep", ["--sweep=seed"], "--sweep=seed must be a field of the config and its values"),
+      ("swept", ["--sweep=study.trace.hour=3"], "'hour'; did you mean 'hours'"),
       ("no_run", ["--beside=no_run"], "no run of `bamboo cluster` in no_run: no nodes.jsonl"),
       ("options", ["--config.study.table.rows=a=b"], "rows has no effect without config.study.tab"),
   )
