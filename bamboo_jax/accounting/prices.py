@@ -16,9 +16,11 @@ import pathlib
 import re
 from typing import Any
 
-from bamboo_jax import base
+from bamboo_jax import base, config as config_lib
 
 MARKETS = ("spot", "on_demand")
+# What nodes of simulations are charged as whose config names none; Bamboo used it.
+STANDARD = config_lib.CostSection(instance="p3.2xlarge", date="2021")
 DEFAULT_PATH = pathlib.Path(__file__).with_name("prices.csv")
 
 NO_INSTANCE = (
@@ -125,6 +127,13 @@ def load_prices(source: str | os.PathLike[str]) -> tuple[Price, ...]:
   if not prices:
     raise ValueError(f"{source}: there are no prices.")
   return tuple(prices)
+
+
+def find(cost: config_lib.CostSection) -> Price | None:
+  """Returns the price of a node; None if the config names no kind of node; see `find_price`."""
+  if cost.instance is None:
+    return None
+  return find_price(cost.instance, prices=cost.prices, region=cost.region, date=cost.date)
 
 
 def find_price(

@@ -26,5 +26,5 @@ from bamboo_jax.config.section import (
     without_none,
 )
 from bamboo_jax.config.study import DurationsSection, StudySection, TableSection, TraceSection
-from bamboo_jax.config.surroundings import ClusterSection, OptimizerSection
+from bamboo_jax.config.surroundings import ClusterSection, CostSection, OptimizerSection
 from bamboo_jax.config.work import RecoverySection, RedundancySection

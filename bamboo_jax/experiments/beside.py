@@ -23,7 +23,6 @@ from bamboo_jax.report import contents, run_times
 from bamboo_jax.report.live import facts
 from bamboo_jax.sim import decisions, loop, speed as speed_lib, times as times_lib
 from bamboo_jax.traces import replay as replay_lib, trace as trace_lib
-from bamboo_jax.training.setup import sizes
 
 _ORDERS = 1000  # Maximum number of orders of pipelines that are tried.
 _NUM_FIRST = 5  # Steps during which programs are still being loaded.
@@ -321,7 +320,8 @@ def run(folder: pathlib.Path, *, workdir: pathlib.Path, formats: Sequence[str] =
         "came and went."
     )
   config, times = read_config(folder), run_times.read(folder)
-  price = sizes.find_price(config) or prices_lib.find_price("p3.2xlarge", date="2021")
+  price = prices_lib.find(config.cost) or prices_lib.find(prices_lib.STANDARD)
+  assert price is not None
   policy = make_policy(config, measure(times, config.study.durations))
   text = report(
       workdir,

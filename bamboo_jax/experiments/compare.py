@@ -17,7 +17,6 @@ from bamboo_jax.recovery import policies as policies_lib
 from bamboo_jax.report import contents
 from bamboo_jax.sim import build, forecast, loop
 from bamboo_jax.traces import generator, readers, scale, trace as trace_lib
-from bamboo_jax.training.setup import sizes
 
 Config = config_lib.Config
 
@@ -31,7 +30,6 @@ _GAPS = (
     "worst_gap_pct",
 )
 _NUM_JOBS = 32
-_INSTANCE = "p3.2xlarge"  # Its price counts if the config names none.
 _GENERATED = "study.trace"
 _NAMES = {
     "study.trace.hazard_per_node_hour": "preemptions per node and hour",
@@ -99,8 +97,9 @@ def run(
   Raises `ValueError` for an option that does not fit, or as `sweep.run`.
   """
   if config.cost.instance is None:
-    print(f"note: nodes are charged as {_INSTANCE}; --config.cost.instance names another")
-    config = config.changed({"cost.instance": _INSTANCE})
+    standard = prices_lib.STANDARD
+    print(f"note: nodes are charged as {standard.instance}; --config.cost.instance names another")
+    config = config.changed({"cost.instance": standard.instance, "cost.date": standard.date})
   if not (config.plan.profile or config.plan.machine or config.study.table.file):
     print(
         "note: layers take what they would on this machine; --config.plan.machine=v100 is another"
@@ -162,12 +161,6 @@ def find_costs(config: Config) -> build.Costs:
   return run_build.make_profile(config, run_build.make_task(config, needs_data=False))
 
 
-def _find_price(config: Config) -> prices_lib.Price:
-  price = sizes.find_price(config)
-  assert price is not None
-  return price
-
-
 class PlayedJob(NamedTuple):
   """The outcome of each play of a job, and the CPU time of all."""
 
@@ -182,8 +175,9 @@ def play(job: PolicyJob) -> PlayedJob:
   for one in job.plays:
     trace = one.preemptions.read(one.config, one.seed)
     policy = forecast.choose(_find_choices(job.policy, one), trace)
-    is_main = one.setting is None
-    outcomes.append(loop.simulate(trace, policy, _find_price(one.config), keep_moments=is_main))
+    price = prices_lib.find(one.config.cost)
+    assert price is not None
+    outcomes.append(loop.simulate(trace, policy, price, keep_moments=one.setting is None))
   return PlayedJob(outcomes, time.process_time() - start)
 
 

@@ -47,7 +47,8 @@ def simulate(
   """
   if not isinstance(policy, loop.Policy):
     policy = make_policy(policy, trace, config, costs=costs)
-  price = price or prices_lib.find_price("p3.2xlarge", date="2021")
+  price = price or prices_lib.find(prices_lib.STANDARD)
+  assert price is not None
   return loop.simulate(trace, policy, price, keep_moments=keep_moments)
 
 

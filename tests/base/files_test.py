@@ -59,7 +59,6 @@ class FilesTest(parameterized.TestCase):
   def test_files_that_others_read_are_replaced_not_rewritten(self):
     private = {  # Folders of one process, or files that a next start rewrites.
         "bamboo_jax/api.py",
-        "bamboo_jax/local_cluster/trial.py",
         "bamboo_jax/net/identity.py",
         "bamboo_jax/verify/table.py",
     }

@@ -76,7 +76,7 @@ class CompareTest(parameterized.TestCase):
       ({}, 0.918),
       ({"cost.date": None}, 0.4),
       ({"cost.instance": "p4d.24xlarge", "cost.date": None}, 5.33),
-      ({"cost.instance": None, "cost.date": None}, 0.4),  # With a note.
+      ({"cost.instance": None, "cost.date": None}, 0.918),  # With a note.
   )
   def test_price(self, changes, usd_per_hour):
     (row,), _ = run(changes, policies=("checkpoint",), sweep=compare.Sweep())

@@ -197,7 +197,7 @@ class InstalledTest(parameterized.TestCase):
     )
     self.assertEqual(said.count(no_plots), 1, msg=said)
     for arguments, extra in (
-        (("simulate", "--config=sim/oobleck", "--workdir=s"), "plots"),
+        (("simulate", "--policies=checkpoint", "--workdir=s"), "plots"),
         (("ablate", "--sweep=seed=1,2", "--workdir=a"), "plots"),
         (("train", "--config=resnet:tiny", *_IMAGES, "--workdir=i"), "images"),
     ):
@@ -224,14 +224,10 @@ class InstalledTest(parameterized.TestCase):
     self.assertRegex(said, r"live nodes, mean +24\.01")
 
   @parameterized.parameters(
-      (
-          "parcae:gpt-6.7b",
-          *("--trace=parcae_p3.csv", "--config.sweep.values=()"),
-          "--config.plots=False",
-      ),
-      ("oobleck",),
+      ("--config=sim/parcae:gpt-6.7b", "--trace=parcae_p3.csv", "--config.metrics.plots=False"),
+      ("--policies=oobleck,varuna", "--trace=ec2", "--config.metrics.plots=False"),
+      ("--table=oobleck",),
   )
-  def test_simulate(self, config, *rest):
-    given = (f"--config=sim/{config}", *rest, "--workdir=w")
-    self.run_script("bamboo", "simulate", *given)
+  def test_simulate(self, *given):
+    self.run_script("bamboo", "simulate", *given, "--workdir=w")
     self.assertTrue((self.folder / "w/summary.csv").exists())

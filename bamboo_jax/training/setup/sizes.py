@@ -52,12 +52,7 @@ def find_price(config: config_lib.Config) -> prices_lib.Price | None:
 
   Raises `OSError` for the file of prices, `ValueError` for a price that it lacks.
   """
-  cost = config.cost
-  if cost.instance is None:
-    return None
-  return prices_lib.find_price(
-      cost.instance, prices=cost.prices, region=cost.region, date=cost.date
-  )
+  return prices_lib.find(config.cost)
 
 
 def read_faults(config: config_lib.Config, path: str | None) -> tuple[faults_lib.Fault, ...]:
