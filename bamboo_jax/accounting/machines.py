@@ -2,7 +2,7 @@
 
 `gpus.csv` and `instances.csv` beside this module name the source of each line.
 Data sheets state peaks; `efficiency.csv` has the share of a roofline that
-published runs reach, and the column `mfu` the usual fraction of peak FLOPs.
+published runs reach.
 """
 
 import csv

@@ -98,11 +98,8 @@ class StudySection(Section, path="config.study"):
       above=0,
   )
   uses_all: bool = option(True, 'Layout "templates" uses every node, even if fewer are faster.')
-  placement: str = option(
-      "spread",
-      'Of nodes at a start: "order", "random", "cluster": a pipeline in few zones, "spread": '
-      "neighbours in different ones.",
-      choices=("order", "random", "cluster", "spread"),
+  spread: bool = option(
+      True, "At a start neighbours are in different zones, as in a run; else nodes are in order."
   )
   picks_mode: bool = option(False, "Replicas only if the expected throughput is higher with them.")
   charges_replicas: bool = option(

@@ -44,8 +44,8 @@ _ALL = {
 }
 _SYSTEMS: Mapping[str, Changes] = {
     "on_demand": {"recovery.is_preemptible": False, "cost.market": "on_demand"},
-    "checkpoint": {"study.placement": "order"},
-    "varuna": {"pipeline.layout": "grid", "study.placement": "order"},
+    "checkpoint": {"study.spread": False},
+    "varuna": {"pipeline.layout": "grid", "study.spread": False},
     "sample_dropping": {"recovery.drop": True},
     "bamboo": {**_SHADOWS, "study.overprovision": 1.5},
     "oobleck": {"recovery.reconfigure": True, "pipeline.layout": "templates"},
@@ -61,7 +61,7 @@ POLICIES: dict[str, Changes] = {
         "pipeline.layout": "grid",
         "study.layout": None,
         "study.overprovision": 1.0,
-        "study.placement": "spread",
+        "study.spread": True,
     },
     OWN: {},
 }

@@ -11,7 +11,6 @@ Pure Python. Decisions are those of `recovery`; this adds time and money.
 
   build             a policy from a config: ladder, shapes, places, times
   shapes            pipelines for tables, whose partitions are not known
-  places            who gets which place: in order, at random, by zones
   times             durations of boots, detection, restarts and saves, and with
                     them of steps, changes and losses; measured on a cluster
   speed             how long a step is: predicted from a model's profile, by

@@ -27,7 +27,6 @@ from bamboo_jax.sim import (
     communication,
     decisions,
     loop,
-    places,
     shapes as sim_shapes,
     speed as speed_lib,
     times as times_lib,
@@ -129,12 +128,12 @@ def _make(name: str, config: Config, costs: Costs) -> loop.Policy:
     )
     shapes = _Shapes(config, predicted.predictor, num_stages).make()
   times = times_lib.PipelineTimes(speed, study.durations, drops=options.drop, profile=profile)
-  placer = places.Placer(study.placement, has_replicas, config.seed)
-  planner = planner_lib.Planner(shapes, times, fold=options.fold, arrange=placer.arrange)
+  in_order = None if study.spread else lambda partitions, nodes, zones: nodes
+  planner = planner_lib.Planner(shapes, times, fold=options.fold, arrange=in_order)
   stays = config.cost.market == "on_demand" or not options.is_preemptible
   return loop.Policy(
       name=name,
-      decider=decisions.Decider(ladder, planner, times, heeds_zones=placer.heeds_zones),
+      decider=decisions.Decider(ladder, planner, times, heeds_zones=study.spread),
       durations=study.durations,
       market="on_demand" if stays else "spot",
   )

@@ -137,9 +137,9 @@ class BadPartsTest(folders.FolderCase):
       accept.accept(config)
 
   def test_policy_of_the_simulator(self):
-    name = self.write("def make(): return {'recovery.drop': True, 'study.placement': 'order'}")
+    name = self.write("def make(): return {'recovery.drop': True, 'study.spread': False}")
     self.assertTrue(accept.accept(tiny.make_config(recovery__policy=name)).recovery.drop)
-    self.assertEqual(policies.find(name)["study.placement"], "order")
+    self.assertFalse(policies.find(name)["study.spread"])
 
   @parameterized.named_parameters(
       ("nothing", "def make(*given): pass", "NoneType lacks log, event, close"),

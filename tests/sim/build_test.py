@@ -78,7 +78,7 @@ class LayoutTest(parameterized.TestCase):
   @parameterized.parameters(
       (dict(study__layout="liveputt"), "did you mean 'liveput'"),
       (dict(study__overprovision=0.0), "config.study.overprovision must be above 0, got 0.0"),
-      (dict(study__placement="spraed"), "value of config.study.placement 'spraed'"),
+      (dict(study__duplex="ful"), "value of config.study.duplex 'ful'; did you mean 'full'"),
       (dict(pipeline__layout="depth", study__overprovision=5.0), "Policy 'mine': num_stages"),
   )
   def test_bad_settings(self, settings, message):

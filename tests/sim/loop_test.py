@@ -49,7 +49,7 @@ def make_policy(name, *, num_stages=4, durations=_DURATIONS, **settings):
       _RUNGS[name],
       num_stages=num_stages,
       study__durations=durations,
-      **dict(study__placement="order", study__reroute="stage", recovery__fold=False) | settings,
+      **dict(study__spread=False, study__reroute="stage", recovery__fold=False) | settings,
   )
   (policy,) = build.make_choices(name, config, _TABLE)
   return policy
