@@ -249,9 +249,9 @@ def read_config(folder: pathlib.Path) -> config_lib.Config:
   """Returns the config of a run; `ValueError` if another version wrote it, with what differs."""
   path = folder / "config.json"
   try:
-    return config_lib.Config().changed(
-        dict(_options(json.loads(path.read_text()), config_lib.Config))
-    )
+    plain = json.loads(path.read_text())
+    plain.pop("study", None)  # A run has none of it.
+    return config_lib.Config().changed(dict(_options(plain, config_lib.Config)))
   except (ValueError, AttributeError) as error:
     raise ValueError(f"{path} is not of this version: {error}") from error
 

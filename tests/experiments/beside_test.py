@@ -216,7 +216,7 @@ class ValidationTest(absltest.TestCase):
   def test_a_run_of_another_version(self):
     folder = self.write_run(*make_log())
     config = json.loads((folder / "config.json").read_text())
-    del config["study"]
+    config["study"] = {"of": "another version"}
     (folder / "config.json").write_text(json.dumps(config))
     found = beside.read_config(folder)
     self.assertEqual(found.redundancy.mode, "lazy")
