@@ -40,6 +40,7 @@ nitpick_ignore_regex = [("py:.*", r"(?!bamboo_jax).*")]
 nitpick_ignore = [
     ("py:class", f"bamboo_jax.{name}")
     for name in (
+        "config.config.Config",
         "config.work.RedundancySection",
         "data.corpus.CorpusManifest",
         "models.model.Pace",

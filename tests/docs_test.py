@@ -321,8 +321,8 @@ class DocsTest(parameterized.TestCase):
       ("`bamboo train --worker=3`", 1),
       ("```\nbamboo train --config=gpt2:xl \\\n  --workdirs=w  # --a\n```", 1),
       ("`bamboo train --config.pipeline.num_stage=2`", 1),
-      ("`bamboo simulate --config=sim/bamboo_bert --config.num_seeds=3`", 0),
-      ("`bamboo simulate --config=sim/bamboo_bert --config.num_steps=3`", 1),
+      ("`bamboo simulate --config=sim/compare --config.study.trace.hours=3`", 0),
+      ("`bamboo simulate --config=sim/compare --config.study.trace.days=3`", 1),
       ("`--config=quickstrat`", 1),
       ("`--config=gpt2:xl --config=mine.py`", 0),
   )

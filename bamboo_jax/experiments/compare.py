@@ -102,7 +102,8 @@ def run(
     config = config.changed({"cost.instance": standard.instance, "cost.date": standard.date})
   if not (config.plan.profile or config.plan.machine or config.study.table.file):
     print(
-        "note: layers take what they would on this machine; --config.plan.machine=v100 is another"
+        "note: layers take what they would on this machine; --config.plan.machine=p3.2xlarge is "
+        "another"
     )
   plays = (Play(config, preemptions, config.seed), *_plan(config, preemptions, sweep))
   trace = preemptions.read(config, config.seed)

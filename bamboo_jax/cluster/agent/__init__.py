@@ -1,6 +1,6 @@
 """The agent of a node: a process that watches its worker and the other agents.
 
-node            the protocols of an agent, step by step; start here
+agent           the protocols of an agent, step by step; start here
 roster          what it knows of the others; nodes to remove, to admit, to start with; pure
 suspicion       which agents suspect which, and which nodes to remove for it; pure
 watch           silent agents, and the agent's own worker; pure

@@ -1,6 +1,5 @@
 """Times of layers and instructions.
 
-estimates  Estimates of the profiler, kept for other processes.
 products   Counts the products of a program, for `roofline` and MFU.
 profiler   Times of each layer, measured or estimated, for the planner.
 recorder   Times of the instructions of a step.

@@ -5,7 +5,6 @@ accept          keys, types and policy of a config that a user gives, model and
 build           task (model and data), profile, plan, rows, engine
 executors       the executor that the config names: rows, or programs
 build_recovery  the ladder, the planner and the rules of recovery
-policy          a policy of the simulator as settings of a run
 sizes           numbers that need neither model nor JAX
 optimizers      optax optimizers by name
 schedules       their learning rates, by name
