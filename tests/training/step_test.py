@@ -55,7 +55,7 @@ class Steps:
     self._step.run_until_vote()
     self._step.vote(step_lib.Vote(seen=1))
     self._step.apply()
-    return self._step.result(step_lib.Measured(), (), {})
+    return self._step.result(step_lib.Measured(), ())
 
 
 def bits_of(engine):
@@ -265,8 +265,8 @@ class MeasuredTest(parameterized.TestCase):
         redundancy.StepFilling([redundancy.PlannedRows(bare, {}, schedules.uniform_costs(1))])
     )
     ran = redundancy.Ran((10_000, 30_000), (redundancy.Filled(1, 1, 0, 20_000),), 120_000)
-    done = step.result(step_lib.Measured(ran={0: ran}), (), {})
+    done = step.result(step_lib.Measured(ran={0: ran}), ())
     want = redundancy.Effect(1, 0.5, 0.0, stretch=4.0)
     self.assertEqual((done.filled, done.predicted), (want, redundancy.Effect(0, 0.0, 0.0)))
     self.assertEqual(filler.stretch, 4.0)  # 80 of 120 ms, instead of 20.
-    self.assertIsNone(step.result(step_lib.Measured(), (), {}).filled)  # A node has died.
+    self.assertIsNone(step.result(step_lib.Measured(), ()).filled)  # A node has died.
