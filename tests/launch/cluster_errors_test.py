@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import threading
 
 from absl.testing import parameterized
 
@@ -180,21 +179,8 @@ class ErrorsTest(FailingCase):
     records = records_lib.Records(self.folder / "run", identity.find_entry_key(secret))
     judge.make_view(records, views.EMPTY, members.view(1, 0))
     records.make("run/0", judge.describe_run({}))
-    over = threading.Event()
-
-    def answer():
-      while not over.wait(0.01):
-        asked = judge.newest_view(records)
-        if asked.is_ask:
-          judge.make_view(records, asked, views.answer(asked, "n0"))
-
-    answering = threading.Thread(target=answer)
-    answering.start()
-    try:
+    with members.answering(records, "n0"):
       said = self.fail_agent()
-    finally:
-      over.set()
-      answering.join()
     self.assertRegex(said, "This node does not fit the run in .*/run: .* is absent there and ")
 
   def test_a_worker_that_dies_at_start(self):

@@ -1,7 +1,6 @@
 """Runs that are refused before anything is compiled or written."""
 
 import os
-import time
 from unittest import mock
 
 from absl.testing import parameterized
@@ -116,14 +115,7 @@ class RefusedTest(folders.FolderCase):
     (self.folder / "a/secret").write_bytes(_SECRET)
     view = members.view(1, 0, 1)
     judge.make_view(records, views.EMPTY, view)
-
-    def answer(secs):
-      asked = judge.newest_view(records)
-      judge.make_view(records, asked, views.answer(asked, "n1"))
-
-    with mock.patch.object(time, "sleep", answer):
-      with self.assertRaisesRegex(
-          ValueError, "A run is under way in this workdir, of n0, n1; end it"
-      ):
-        self.train("a")
+    message = "A run is under way in this workdir, of n0, n1; end it"
+    with members.answering(records, "n1"), self.assertRaisesRegex(ValueError, message):
+      self.train("a")
     self.assertFalse((self.folder / "a" / "metrics.jsonl").exists())
