@@ -15,7 +15,7 @@ import sys
 from typing import Any, NamedTuple
 
 from bamboo_jax import base
-from bamboo_jax.accounting import runs
+from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.benchmarks import interleave
 from bamboo_jax.metrics import jsonl, summary as summary_lib, table as table_lib
 
@@ -214,7 +214,7 @@ def read_row(workdir: str | os.PathLike[str], trial: Trial) -> Row:
   steps = [line for line in lines if "event" not in line][1:]
   recoveries = summary.more.get("recoveries", [])
   median = lambda name: _median(line.get(name) for line in steps)
-  first, last = runs.last_totals(lines, up_to_step=1), runs.last_totals(lines)
+  first, last = account_lib.last_totals(lines, up_to_step=1), account_lib.last_totals(lines)
   secs, cost = last.secs - first.secs, summary.more.get("cost", {})
   pauses = [r["kill_to_step_end_secs"] for r in recoveries]
   return {

@@ -4,12 +4,18 @@ A node costs the same whether it trains or waits, so the time of all live nodes
 is split by activity, and the parts must add up to the whole; real and simulated
 runs end in the same `Account`. Bamboo (NSDI'23, section 6) calls throughput
 over cost the *value*: samples per second over dollars per hour.
+
+`Totals` grow as a run goes on. Training counts as kept until it is rolled back.
+The line of a step in a log holds those of the whole run so far, so the last line
+suffices, and any price can be applied to it later.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import functools
 import math
+import operator
+from typing import Any, NamedTuple
 
 from bamboo_jax.accounting import prices as prices_lib
 
@@ -24,6 +30,7 @@ BADPUT = {
     "idle": "OTHER",
 }
 
+KEY = "account"  # Of the totals, in a line of a log.
 _TOLERANCE = 1e-9  # Relative; a sum of many parts is rounded.
 
 
@@ -193,6 +200,98 @@ class Account:
       }
     shares = self.node_time.shares().items()
     return figures | {f"{kind}_pct": 100 * share for kind, share in shares}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Totals:
+  """Totals of a run up to one moment, also as a mark to roll back to.
+
+  Attributes:
+    secs: Wall time.
+    node_secs: Time of all live nodes, which are all paid for.
+    parts: `node_secs`, split in the order of `KINDS`.
+    num_samples: Samples trained on and kept.
+  """
+
+  secs: float = 0.0
+  node_secs: float = 0.0
+  parts: tuple[float, ...] = (0.0,) * len(KINDS)
+  num_samples: float = 0.0
+
+  def as_dict(self) -> dict[str, Any]:
+    """Returns the totals for a line of a log, parts by name."""
+    parts = dict(zip(KINDS, self.parts, strict=True))
+    return dataclasses.asdict(self) | {"parts": parts}
+
+  @classmethod
+  def parse(cls, entries: Mapping[str, Any]) -> "Totals":
+    """Reads the output of `as_dict`; raises `ValueError` if it does not fit."""
+    own = {key: value for key, value in entries.items() if key != "value_secs"}  # Of older logs.
+    try:
+      return cls(**{**own, "parts": NodeTime(**entries["parts"]).parts})
+    except (KeyError, TypeError) as error:
+      raise ValueError(f"Not the totals of a ledger: {entries}.") from error
+
+  def add(
+      self, secs: float, parts: Sequence[float], *, node_secs: float, num_samples: float = 0.0
+  ) -> "Totals":
+    assert secs >= 0.0 and num_samples >= 0.0, f"secs={secs}, num_samples={num_samples}"
+    return Totals(
+        self.secs + secs,
+        self.node_secs + node_secs,
+        tuple(map(operator.add, self.parts, parts)),
+        self.num_samples + num_samples,
+    )
+
+  def roll_back(self, mark: "Totals") -> "Totals":
+    """Returns totals whose training since `mark` is lost time, without its samples.
+
+    Time, cost and the other kinds stay. Marks older than `mark` stay valid, but not one
+    that has itself been rolled back.
+    """
+    parts, kept = (dict(zip(KINDS, totals.parts, strict=True)) for totals in (self, mark))
+    lost = [parts[kind] - kept[kind] for kind in TRAINING]
+    assert min(lost) >= 0 and self.num_samples >= mark.num_samples, "The mark was rolled back."
+    parts |= {kind: kept[kind] for kind in TRAINING}
+    parts["lost"] += sum(lost)
+    return dataclasses.replace(self, parts=tuple(parts.values()), num_samples=mark.num_samples)
+
+  def account(self, price: prices_lib.Price | None, *, market: str = "spot") -> Account:
+    """Returns the account of the run so far.
+
+    Raises `ValueError` if no time has passed or the parts do not add up to it.
+    """
+    return Account(
+        secs=self.secs,
+        num_samples=self.num_samples,
+        node_secs=self.node_secs,
+        node_time=NodeTime.of(self.parts),
+        price=price,
+        market=market,
+    )
+
+
+class StepTotals(NamedTuple):
+  """The totals after a step, from a line of a log."""
+
+  step: int
+  totals: Totals
+
+
+def entries(lines: Iterable[Mapping[str, Any]]) -> Iterator[StepTotals]:
+  """Yields the entries in lines of a log; `ValueError` for a bad "account"."""
+  for line in lines:
+    if line.get(KEY) is not None:
+      yield StepTotals(line["step"], Totals.parse(line[KEY]))
+
+
+def last_totals(lines: Iterable[Mapping[str, Any]], *, up_to_step: int | None = None) -> Totals:
+  """Returns the last totals in lines of a log; zeros if there are none."""
+  last = Totals()
+  for step, totals in entries(lines):
+    if up_to_step is None or step <= up_to_step:
+      last = totals
+  return last
 
 
 def split_step(

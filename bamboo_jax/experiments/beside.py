@@ -16,7 +16,7 @@ import statistics
 from typing import Any, NamedTuple
 
 from bamboo_jax import base, config as config_lib
-from bamboo_jax.accounting import account as account_lib, ledger as ledger_lib, prices as prices_lib
+from bamboo_jax.accounting import account as account_lib, prices as prices_lib
 from bamboo_jax.experiments import output
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.report import contents, run_times
@@ -79,7 +79,7 @@ def _mean(found: Sequence[float], usual: float) -> float:
 
 
 def _mean_step(
-    steps: Sequence[ledger_lib.Totals], num_nodes: int, num_pipelines: int
+    steps: Sequence[account_lib.Totals], num_nodes: int, num_pipelines: int
 ) -> times_lib.SizedStep:
   secs = math.fsum(s.secs for s in steps)
   shares = {
@@ -142,17 +142,17 @@ def _simulate(
   return loop.simulate(trace, policy, price, keep_moments=True)
 
 
-def _totals(outcome: loop.Outcome) -> ledger_lib.Totals:
+def _totals(outcome: loop.Outcome) -> account_lib.Totals:
   a = outcome.account
   parts = a.node_time.parts
-  return ledger_lib.Totals(a.secs, a.node_secs, parts, a.num_samples)
+  return account_lib.Totals(a.secs, a.node_secs, parts, a.num_samples)
 
 
 def _account(
-    totals: ledger_lib.Totals, price: prices_lib.Price, market: str
+    totals: account_lib.Totals, price: prices_lib.Price, market: str
 ) -> account_lib.Account:
-  start = dataclasses.replace(totals, node_secs=math.fsum(totals.parts))
-  return ledger_lib.Ledger(price, market=market, start=start).account()
+  whole = dataclasses.replace(totals, node_secs=math.fsum(totals.parts))
+  return whole.account(price, market=market)
 
 
 def _events(outcome: loop.Outcome, start_secs: float) -> tuple[run_times.OwnerChange, ...]:

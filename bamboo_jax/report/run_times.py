@@ -13,7 +13,7 @@ import pathlib
 import statistics
 from typing import Any
 
-from bamboo_jax.accounting import ledger as ledger_lib, runs
+from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.metrics import jsonl
 
 Owners = tuple[tuple[str, ...], ...]
@@ -21,7 +21,7 @@ Owners = tuple[tuple[str, ...], ...]
 _NUM_NEAR = 20  # Steps nearby that estimate the normal time of a step.
 # What `nodes.jsonl` records, as events of a trace.
 _KINDS = {"start": "add", "remove": "remove", "notice": "notice"}
-_IDLE = ledger_lib.KINDS.index("idle")
+_IDLE = account_lib.KINDS.index("idle")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +53,7 @@ class TimedStep:
   num_nodes: int
   num_pipelines: int
   is_plain: bool
-  totals: ledger_lib.Totals
+  totals: account_lib.Totals
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +71,7 @@ class RunTimes:
   steps: tuple[TimedStep, ...]
   events: tuple[OwnerChange, ...]
   boot_secs: tuple[float, ...]
-  totals: ledger_lib.Totals
+  totals: account_lib.Totals
   nodes: tuple[tuple[float, str, str], ...] = ()
   removed: tuple[str, ...] = ()
 
@@ -95,7 +95,7 @@ def make(lines: Sequence[Mapping[str, Any]], nodes: Sequence[Mapping[str, Any]])
   recoveries = {l["step"]: l for l in lines if l.get("event") == "recovery"}
   joins = [l for l in lines if l.get("event") == "join"]
   layouts = {l["step"]: l for l in lines if l.get("event") == "layout"}
-  entries = runs.entries(l for l in lines if "event" not in l)
+  entries = [*account_lib.entries(l for l in lines if "event" not in l)]
   if len(entries) < 2:
     raise ValueError("The log must have at least two steps.")
   first = entries[0]
@@ -190,10 +190,10 @@ def _lifetimes(nodes: Sequence[Mapping[str, Any]], begin_secs: float, end_secs: 
   return sum(max(0.0, min(last, end_secs) - first) for first, last in lives)
 
 
-def subtract(later: ledger_lib.Totals, earlier: ledger_lib.Totals) -> ledger_lib.Totals:
+def subtract(later: account_lib.Totals, earlier: account_lib.Totals) -> account_lib.Totals:
   """Returns the difference of two totals."""
   parts = zip(later.parts, earlier.parts, strict=True)
-  return ledger_lib.Totals(
+  return account_lib.Totals(
       secs=later.secs - earlier.secs,
       node_secs=later.node_secs - earlier.node_secs,
       parts=tuple(max(0.0, a - b) for a, b in parts),

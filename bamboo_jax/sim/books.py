@@ -11,7 +11,7 @@ import functools
 import math
 
 from bamboo_jax import config as config_lib
-from bamboo_jax.accounting import account as account_lib, ledger as ledger_lib
+from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.sim import times as times_lib
 
 # Tolerances: part of a step that may be missing for it to count as done, and
@@ -21,32 +21,31 @@ _NEARLY = 1e-6
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Mark:
-  totals: ledger_lib.Totals
+  totals: account_lib.Totals
   num_steps: int
   num_dropped: float
   safe_at_secs: float
 
 
 class Books:
-  """Accounts for a run from event to event in a ledger.
+  """Accounts for a run from event to event.
 
   A state is copied at the end of the first step that is `save_every_secs` after
   the last copy, or later if the last save still runs. There are no copies if
   `save_every_secs` is 0 or `saves` is None.
 
   Attributes:
+    totals: Of the run so far.
     num_steps: Steps trained and not rolled back.
     num_dropped: Samples that were dropped from those steps.
     elapsed_secs: Finished part of the step in flight.
   """
 
-  def __init__(
-      self, ledger: ledger_lib.Ledger, *, saves: config_lib.DurationsSection | None
-  ) -> None:
+  def __init__(self, saves: config_lib.DurationsSection | None) -> None:
+    self.totals = account_lib.Totals()
     self.num_steps = 0
     self.num_dropped = 0.0
     self.elapsed_secs = 0.0
-    self._ledger = ledger
     self._saves = saves if saves and saves.save_every_secs else None
     self._save_every_secs = math.inf
     if saves and self._saves:
@@ -90,7 +89,7 @@ class Books:
 
   def lose_step(self) -> None:
     if self.elapsed_secs:
-      self._ledger.roll_back(self._step_mark.totals)
+      self.totals = self.totals.roll_back(self._step_mark.totals)
       self.elapsed_secs = 0.0
 
   def save(self) -> None:
@@ -102,7 +101,7 @@ class Books:
     """Returns to the last safe state."""
     self._settle(self._now_secs)
     safe = self._safe
-    self._ledger.roll_back(safe.totals)
+    self.totals = self.totals.roll_back(safe.totals)
     self.num_steps, self.num_dropped = safe.num_steps, safe.num_dropped
     self.elapsed_secs = 0.0
     self._pending = None
@@ -188,14 +187,14 @@ class Books:
       self._safe, self._pending = pending, None
 
   def _mark(self, safe_at_secs: float) -> _Mark:
-    return _Mark(self._ledger.totals(), self.num_steps, self.num_dropped, safe_at_secs)
+    return _Mark(self.totals, self.num_steps, self.num_dropped, safe_at_secs)
 
   def _add(self, secs: float, *, num_samples: float = 0.0, stalls: bool = False) -> None:
     rate = self._rate
     if stalls:
       rate = _make_rate("checkpoint", *self._num_nodes)
-    num_nodes = self._num_nodes[0]
-    self._ledger.add(secs, rate, num_nodes=num_nodes, num_samples=num_samples)
+    parts, node_secs = [secs * n for n in rate.parts], secs * self._num_nodes[0]
+    self.totals = self.totals.add(secs, parts, node_secs=node_secs, num_samples=num_samples)
 
 
 @functools.lru_cache(maxsize=100_000)

@@ -13,7 +13,7 @@ import heapq
 from typing import Any
 
 from bamboo_jax import base, config as config_lib
-from bamboo_jax.accounting import account as account_lib, ledger as ledger_lib, prices as prices_lib
+from bamboo_jax.accounting import account as account_lib, prices as prices_lib
 from bamboo_jax.recovery import ladder as ladder_lib
 from bamboo_jax.sim import books as books_lib, decisions, roster as roster_lib
 from bamboo_jax.traces import spot_price, trace as trace_lib
@@ -129,9 +129,9 @@ class _Run:
   ) -> None:
     self._policy = policy
     self._end_secs = trace.duration_ms / 1e3
-    self._ledger = ledger_lib.Ledger(price, market=policy.market)
+    self._price = price
     saves = policy.durations if policy.decider.ladder.options.checkpoint else None
-    self._books = books_lib.Books(self._ledger, saves=saves)
+    self._books = books_lib.Books(saves)
     self._places = policy.decider.empty
     self._roster = roster_lib.NodeRoster()
     self._heap: list[tuple[float, int, int, Any]] = [
@@ -163,7 +163,7 @@ class _Run:
     self._books.advance(end_secs)
     return Outcome(
         policy=self._policy.name,
-        account=self._ledger.account(),
+        account=self._books.totals.account(self._price, market=self._policy.market),
         num_steps=self._books.num_steps,
         num_dropped=self._books.num_dropped,
         num_events=num_events,

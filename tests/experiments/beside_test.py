@@ -10,7 +10,7 @@ import tempfile
 from absl.testing import absltest
 
 from bamboo_jax import config as config_lib
-from bamboo_jax.accounting import account as account_lib, ledger as ledger_lib
+from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.experiments import beside
 from bamboo_jax.report import run_times
 from bamboo_jax.sim import decisions, loop, speed, times as times_lib
@@ -27,7 +27,7 @@ _USUAL = config_lib.DurationsSection()
 
 
 def make_log(*, dead="n1"):
-  totals, lines = ledger_lib.Totals(), []
+  totals, lines = account_lib.Totals(), []
   for step, secs in enumerate(_STEPS, 1):
     num_nodes = 1 if _LOSS <= step < _JOIN else 2
     parts = account_lib.NodeTime(
@@ -35,12 +35,7 @@ def make_log(*, dead="n1"):
         bubble=0.5 * num_nodes * secs,
         idle=21.0 if step == _JOIN else 0.0,
     )
-    totals = ledger_lib.Totals(
-        totals.secs + secs,
-        totals.node_secs + parts.total,
-        tuple(map(sum, zip(totals.parts, parts.parts, strict=True))),
-        totals.num_samples + 8,
-    )
+    totals = totals.add(secs, parts.parts, node_secs=parts.total, num_samples=8)
     layout = {"at_secs": 100.0 + totals.secs}
     if step == 1:
       layout |= {"owners": [[0, 1]], "rung": "none"}

@@ -6,7 +6,7 @@ import json
 
 from absl.testing import parameterized
 
-from bamboo_jax.accounting import account as account_lib, ledger as ledger_lib
+from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.report import contents
 from bamboo_jax.sim import loop
 from tests import folders, profiles
@@ -23,11 +23,10 @@ _MOMENTS = (
 
 def outcome(useful=6.0, *, secs=9000.0, moments=_MOMENTS):
   """Returns a simulated run."""
-  ledger = ledger_lib.Ledger(PRICE)
-  activity = account_lib.NodeTime(useful=useful, idle=8 - useful)
-  ledger.add(secs, activity, num_samples=588_000.0)
+  activity = account_lib.NodeTime(useful=useful, idle=8 - useful) * secs
+  totals = account_lib.Totals(secs, activity.total, activity.parts, 588_000.0)
   rungs = {"checkpoint": 1}
-  return loop.Outcome("p", ledger.account(), 50, 0.0, 2, 1, rungs, moments)
+  return loop.Outcome("p", totals.account(PRICE), 50, 0.0, 2, 1, rungs, moments)
 
 
 def report():

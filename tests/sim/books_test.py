@@ -5,19 +5,17 @@ import hypothesis
 from hypothesis import strategies as st
 
 from bamboo_jax import config as config_lib
-from bamboo_jax.accounting import ledger as ledger_lib
 from bamboo_jax.sim import books as books_lib, times as times_lib
 from tests import profiles
 
 
 def make_books(saves=None, *, step_secs=10.0, live=4, training=3):
-  ledger = ledger_lib.Ledger(profiles.PRICE)
-  books = books_lib.Books(ledger, saves=saves)
+  books = books_lib.Books(saves)
   books.set_nodes(live=live, training=training)
   books.train(
       times_lib.StepCost(step_secs, num_samples=8, num_dropped=2, useful=0.5, redundant=0.25)
   )
-  return books, ledger
+  return books
 
 
 def make_saves(every_secs, save_secs=0.0, stall_secs=0.0):
@@ -54,9 +52,9 @@ def play(saves, step_secs, until_secs):
 class BooksTest(parameterized.TestCase):
 
   def test_a_long_stretch(self):
-    books, ledger = make_books()
+    books = make_books()
     books.advance(200_005.0)
-    account = ledger.account()
+    account = books.totals.account(profiles.PRICE)
     self.assertEqual(books.num_steps, 20_000)
     self.assertEqual(books.elapsed_secs, 5.0)
     self.assertEqual(books.step_end_secs, 200_010.0)
@@ -69,19 +67,19 @@ class BooksTest(parameterized.TestCase):
     self.assertAlmostEqual(shares["idle"], 0.25)
 
   def test_losing_the_step_in_flight(self):
-    books, ledger = make_books()
+    books = make_books()
     books.advance(27.0)
     books.lose_step()
     books.pause("recovery")
     books.advance(30.0)
-    account = ledger.account()
+    account = books.totals.account(profiles.PRICE)
     self.assertEqual((books.num_steps, account.num_samples), (2, 16))
     self.assertAlmostEqual(account.node_time.lost, 3 * 7.0)
     self.assertAlmostEqual(account.node_time.recovery, 3 * 3.0)
     self.assertAlmostEqual(account.node_time.idle, 30.0)
 
   def test_a_pause_within_a_step(self):
-    books, ledger = make_books()
+    books = make_books()
     books.advance(4.0)
     books.pause("recovery")
     books.advance(104.0)
@@ -89,15 +87,15 @@ class BooksTest(parameterized.TestCase):
     self.assertEqual(books.step_end_secs, 110.0)
     books.advance(110.0)
     self.assertEqual((books.num_steps, books.elapsed_secs), (1, 0.0))
-    self.assertAlmostEqual(ledger.account().node_time.recovery, 300.0)
+    self.assertAlmostEqual(books.totals.account(profiles.PRICE).node_time.recovery, 300.0)
 
   def test_rollback_to_a_safe_state(self):
     # States are taken at 60 and 120 s; the second is safe at 150 s.
     for now_secs, steps in ((59.0, 0), (89.0, 0), (90.0, 6), (149.0, 6)):
-      books, ledger = make_books(make_saves(60.0, 30.0))
+      books = make_books(make_saves(60.0, 30.0))
       books.advance(now_secs)
       books.roll_back()
-      account = ledger.account()
+      account = books.totals.account(profiles.PRICE)
       self.assertEqual(books.num_steps, steps, msg=now_secs)
       self.assertEqual(account.num_samples, 8 * steps)
       self.assertEqual(books.num_dropped, 2 * steps)
@@ -105,7 +103,7 @@ class BooksTest(parameterized.TestCase):
       self.assertAlmostEqual(account.node_time.lost, 3 * lost_secs)
 
   def test_a_state_that_was_not_safe_is_gone_after_a_rollback(self):
-    books, _ = make_books(make_saves(60.0, 30.0))
+    books = make_books(make_saves(60.0, 30.0))
     books.advance(65.0)
     books.roll_back()
     books.advance(100.0)
@@ -113,7 +111,7 @@ class BooksTest(parameterized.TestCase):
     self.assertEqual(books.num_steps, 0)
 
   def test_saving_on_request(self):
-    books, _ = make_books(make_saves(1000.0))
+    books = make_books(make_saves(1000.0))
     books.advance(40.0)
     books.save()
     books.advance(75.0)
@@ -131,7 +129,7 @@ class BooksTest(parameterized.TestCase):
   def test_as_if_played(self, step, every, save, stall, times):
     # Tenths of seconds: then a step may end when something else does.
     saves = make_saves(every / 10, save / 10, stall / 10)
-    books, ledger = make_books(saves, step_secs=step / 10)
+    books = make_books(saves, step_secs=step / 10)
     for time in sorted(times):
       books.advance(time / 10)
     until_secs = max(times) / 10
@@ -139,7 +137,7 @@ class BooksTest(parameterized.TestCase):
     self.assertEqual(books.num_steps, steps)
     self.assertAlmostEqual(books.elapsed_secs, elapsed_secs, places=4)
     if until_secs:
-      node_time = ledger.account().node_time
+      node_time = books.totals.account(profiles.PRICE).node_time
       self.assertAlmostEqual(node_time.checkpoint, 3 * stalled_secs, places=4)
     books.roll_back()
     self.assertEqual(books.num_steps, safe)

@@ -4,7 +4,7 @@ import types
 
 from absl.testing import parameterized
 
-from bamboo_jax.accounting import account as account_lib, ledger as ledger_lib
+from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.runtime.profile import recorder
 from bamboo_jax.schedule import failover, instruction as instruction_lib
 from bamboo_jax.training import run_state, step as step_lib, sums as sums_lib
@@ -50,7 +50,12 @@ class ChargesTest(parameterized.TestCase):
     self.now = 0.0
     self.nodes = charges_lib.Live(frozenset(range(4)), frozenset({4}))
     self.layout = _layout((0, 1), (2, 3))
-    self.ledger = ledger_lib.Ledger(_PRICE)
+    self.totals = account_lib.Totals()
+
+  def _count(self, secs, node_time, num_samples):
+    self.totals = self.totals.add(
+        secs, node_time.parts, node_secs=node_time.total, num_samples=num_samples
+    )
 
   def _charges(self):
     charges = charges_lib.Charges(0.0, clock=lambda: self.now)
@@ -60,8 +65,8 @@ class ChargesTest(parameterized.TestCase):
   def _account(self, charges=None):
     """Returns the account of all charges so far."""
     for secs, node_time, num_samples in charges.take() if charges else ():
-      self.ledger.add_time(secs, node_time, num_samples=num_samples)
-    return self.ledger.account()
+      self._count(secs, node_time, num_samples)
+    return self.totals.account(_PRICE)
 
   def _add(self, charges, result, passes=None, recoveries=(), sums_secs=0.0):
     """Charges a step after which `self.nodes` live."""
@@ -75,7 +80,7 @@ class ChargesTest(parameterized.TestCase):
     done = dataclasses.replace(result, measured=step_lib.Measured(passes), recoveries=recoveries)
     charges.add_step(done, self.nodes, num_samples=8, sums_secs=sums_secs)
     for secs, node_time, num in charges.take():
-      self.ledger.add_time(secs, node_time, num_samples=num)
+      self._count(secs, node_time, num)
 
   def test_sums_without_waiting(self):
     """Nodes 0 and 2 sum stage 0, 1 and 3 stage 1; some wait for the slower."""
@@ -256,8 +261,8 @@ class FindPriceTest(parameterized.TestCase):
 
   @parameterized.parameters(
       ("instance", "p3.2xlargee", "did you mean 'p3.2xlarge'"),
-      ("region", "mars", "Unknown region of p3.2xlarge in .*prices.csv 'mars'"),
-      ("date", "1999", "Unknown date of p3.2xlarge in .*prices.csv '1999'"),
+      ("region", "mars", "Unknown region of p3.2xlarge in .*instances.csv 'mars'"),
+      ("date", "1999", "Unknown date of p3.2xlarge in .*instances.csv '1999'"),
   )
   def test_refuses(self, key, value, message):
     config = tiny.get_config()

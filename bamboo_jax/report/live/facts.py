@@ -11,7 +11,7 @@ import math
 from typing import Any, NamedTuple
 
 from bamboo_jax import base
-from bamboo_jax.accounting import account as account_lib, ledger as ledger_lib, prices as prices_lib
+from bamboo_jax.accounting import account as account_lib, prices as prices_lib
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import views
 from bamboo_jax.metrics import chrome_trace, rows as rows_lib, slot as slot_lib
@@ -110,9 +110,8 @@ def figures_of(account: account_lib.Account) -> dict[str, Any]:
 def _find_figures(known: Known, found: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the column of a run in a report, from its files."""
   history, head = known.history, found["head"]
-  ledger = ledger_lib.Ledger(known.price, market=known.market, start=history.totals)
-  secs = history.totals.secs
-  return (figures_of(ledger.account()) if secs else {}) | {
+  totals, secs = history.totals, history.totals.secs
+  return (figures_of(totals.account(known.price, market=known.market)) if secs else {}) | {
       "state": head["state"],
       "model": words.describe_model(known.config),
       "steps": head["step"],

@@ -5,7 +5,7 @@ import types
 from typing import Any
 
 from bamboo_jax import base
-from bamboo_jax.accounting import ledger as ledger_lib, runs
+from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.recovery import durations, slowness
 
@@ -52,7 +52,7 @@ class History:
     self.events: list[dict[str, Any]] = []
     self.recoveries: dict[int, dict[str, Any]] = {}
     self.last: Mapping[str, Any] = {}
-    self.totals = ledger_lib.Totals()
+    self.totals = account_lib.Totals()
     self.num_tokens = 0.0
     self.owners: list[list[base.NodeId]] = []
     self.names: Mapping[str, str] = {}
@@ -70,7 +70,7 @@ class History:
 
   def _add_step(self, line: jsonl.Line) -> None:
     before = self.totals
-    for entry in runs.entries([line]):
+    for entry in account_lib.entries([line]):
       self.totals = entry.totals
     secs = self.totals.secs - before.secs
     node_secs = self.totals.node_secs - before.node_secs - self._boot_secs

@@ -3,7 +3,7 @@
 The member that hosts the lowest training node writes. All members make the same
 calls and measure the same; the others keep the last step, and write it if the
 writer died before it was written. All else that is known of a run is a fold of
-these lines: `fold_summary` here, `accounting.runs`, `metrics.progress`, `report`.
+these lines: `fold_summary` here, `accounting.account`, `metrics.progress`, `report`.
 """
 
 import collections
@@ -21,7 +21,7 @@ from absl import logging
 import jax
 
 from bamboo_jax import base
-from bamboo_jax.accounting import ledger as ledger_lib, machines, runs
+from bamboo_jax.accounting import account as account_lib, machines
 from bamboo_jax.base import logs
 from bamboo_jax.checkpoint import digest
 from bamboo_jax.metrics import (
@@ -77,10 +77,8 @@ class Journal:
     self._job, self._given, self._state = job, given, state
     self._config, self._workdir, cost = job.config, given.workdir, job.config.cost
     self._charges = charges_lib.Charges(given.started_secs)
-    self._new_ledger = functools.partial(
-        ledger_lib.Ledger, sizes.find_price(job.config), market=cost.market
-    )
-    self._ledger = self._new_ledger()
+    self._price, self._market = sizes.find_price(job.config), cost.market
+    self._totals = account_lib.Totals()
     self._unit = job.task.batches.source.unit  # Of the rate; None: as in the first step.
     self._lines: jsonl.MetricsWriter | None = None  # None: another member writes.
     self._background: list[background.Background] = []  # Loggers of the package.
@@ -234,7 +232,7 @@ class Journal:
     self._ensure(step, self._last)
     self._charges.charge()
     self._add(self._charges.take())
-    cost = {"event": "cost", "step": step, **self._totals}
+    cost = {"event": "cost", "step": step, **self._account}
     lines = [*jsonl.read_lines(self._workdir.metrics), cost]
     summary = fold_summary(self._job, lines, digests, is_new=self._started_at != step)
     has_trained = summary.median_step_secs is not None
@@ -277,12 +275,12 @@ class Journal:
     shown["step_ms"] = 1e3 * done.secs
     if self._peak_secs is not None:
       shown["mfu_pct"] = 100 * self._peak_secs / (done.secs * num_training)
-    account = self._ledger.account()
+    account = self._totals.account(self._price, market=self._market)
     shown["goodput_pct"] = 100 * account.node_time.goodput
     if account.price is not None:
       shown["usd"] = account.usd
     self.shown = shown
-    more = self._totals | {
+    more = self._account | {
         "grad_norm": done.sums.grad_norm,
         "samples_seen": done.steps * job.plan.batch.batch_size,
         "samples_dropped": last.num_dropped,
@@ -336,8 +334,7 @@ class Journal:
     reader = jsonl.MetricsReader(self._workdir.metrics)
     with contextlib.closing(reader):
       lines = jsonl.fold(reader.read())
-    totals = runs.last_totals(lines, up_to_step=None if begins else step)
-    self._ledger = self._new_ledger(start=totals)
+    self._totals = account_lib.last_totals(lines, up_to_step=None if begins else step)
     rates = [unit for line in lines for rate, unit in _RATES.items() if rate in line]
     self._unit = next(iter(rates), self._unit)  # It stays what it was.
     self._lines = jsonl.MetricsWriter(
@@ -411,17 +408,19 @@ class Journal:
     """Writes an event after which the steps after `step` are repeated."""
     self._add(self._charges.take())
     lines = jsonl.read_lines(self._workdir.metrics)
-    self._ledger.roll_back(runs.last_totals(lines, up_to_step=step))
-    self._append({"event": event, "step": step, **self._totals})
+    self._totals = self._totals.roll_back(account_lib.last_totals(lines, up_to_step=step))
+    self._append({"event": event, "step": step, **self._account})
 
   def _add(self, charges: Sequence[charges_lib.Charge]) -> None:
     for secs, node_time, num_samples in charges:
-      self._ledger.add_time(secs, node_time, num_samples=num_samples)
+      if secs:
+        parts, node_secs = node_time.parts, node_time.total
+        self._totals = self._totals.add(secs, parts, node_secs=node_secs, num_samples=num_samples)
 
   @property
-  def _totals(self) -> dict[str, object]:
+  def _account(self) -> dict[str, object]:
     """The totals so far, as an entry of a line."""
-    return {runs.KEY: self._ledger.totals().as_dict()}
+    return {account_lib.KEY: self._totals.as_dict()}
 
   @functools.cached_property
   def _peak_secs(self) -> float | None:
@@ -475,8 +474,8 @@ def fold_summary(
   trained = [line for line in since if "event" not in line]
   bubbles = [line["bubble_pct"] / 100 for line in trained if "bubble_pct" in line]
   losses = [line.get("loss") for line in lines if "event" not in line]
-  ledger = ledger_lib.Ledger(
-      sizes.find_price(job.config), market=job.config.cost.market, start=runs.last_totals(lines)
+  account = account_lib.last_totals(lines).account(
+      sizes.find_price(job.config), market=job.config.cost.market
   )
   return summary_lib.Summary(
       steps=steps,
@@ -498,7 +497,7 @@ def fold_summary(
           "costs_measured": plan.profile.measured,
           "partition": list(plan.partition.bounds),
           "recoveries": [{**line, **more} for line, more in reports],
-          "cost": ledger.account().as_dict(),
+          "cost": account.as_dict(),
       },
   )
 

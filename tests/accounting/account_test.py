@@ -5,7 +5,7 @@ from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
 
-from bamboo_jax.accounting import account as account_lib, ledger as ledger_lib
+from bamboo_jax.accounting import account as account_lib
 from tests import profiles
 
 NodeTime = account_lib.NodeTime
@@ -81,94 +81,71 @@ class AccountTest(parameterized.TestCase):
       NodeTime(lost=secs)
 
 
-class LedgerTest(parameterized.TestCase):
+def _add(totals, secs, rate, num_samples=0.0):
+  """Adds time at a constant rate, in nodes per kind."""
+  parts = [secs * nodes for nodes in rate.parts]
+  return totals.add(secs, parts, node_secs=secs * rate.total, num_samples=num_samples)
+
+
+class TotalsTest(parameterized.TestCase):
 
   def test_adds(self):
-    ledger = ledger_lib.Ledger(_PRICE)
-    ledger.add(100.0, _TRAINS, num_samples=500)
-    ledger.add(50.0, _WAITS)
-    account = ledger.account()
+    totals = _add(account_lib.Totals(), 100.0, _TRAINS, num_samples=500)
+    account = _add(totals, 50.0, _WAITS).account(_PRICE)
     self.assertEqual(account.secs, 150.0)
     self.assertEqual(account.node_secs, 1400.0)
     self.assertEqual(account.num_samples, 500)
     self.assertEqual(account.node_time, _TRAINS * 100 + NodeTime(restart=400))
     self.assertAlmostEqual(account.value, 500 / (1400 / 3600 * 0.918) / 3600)
 
-  def test_a_price_can_be_applied_later(self):
-    start = ledger_lib.Ledger(_PRICE)
-    start.add(100.0, _TRAINS, num_samples=500)
-    later = ledger_lib.Ledger(None, start=start.totals())
-    later.add(100.0, _TRAINS, num_samples=500)
-    totals = ledger_lib.Totals.parse(later.totals().as_dict())
-    self.assertEqual(totals.num_samples, 1000)
-    again = ledger_lib.Ledger(_PRICE, start=totals)
-    again.add(100.0, _TRAINS, num_samples=500)
-    self.assertAlmostEqual(again.account().usd, 3000 * 0.918 / 3600)
-    mark = later.totals()
-    later.add(100.0, _TRAINS, num_samples=500)
-    later.roll_back(mark)
-    self.assertEqual(later.account().num_samples, 1000)
-
   def test_rolls_back(self):
-    ledger = ledger_lib.Ledger(_PRICE)
-    ledger.add(10.0, _TRAINS, num_samples=50)
-    first = ledger.totals()
-    ledger.add(10.0, _TRAINS, num_samples=50)
-    second = ledger.totals()
-    ledger.add(10.0, _TRAINS, num_samples=50)
-    ledger.add(5.0, _WAITS)
-    ledger.roll_back(second)
-    account = ledger.account()
+    first = _add(account_lib.Totals(), 10.0, _TRAINS, num_samples=50)
+    second = _add(first, 10.0, _TRAINS, num_samples=50)
+    third = _add(_add(second, 10.0, _TRAINS, num_samples=50), 5.0, _WAITS)
+    third = third.roll_back(second)
+    account = third.account(_PRICE)
     self.assertEqual(account.num_samples, 100)
     self.assertEqual(account.secs, 35.0)
     self.assertEqual(account.node_time, _TRAINS * 20 + NodeTime(idle=10, restart=40, lost=90))
-    ledger.roll_back(first)
-    self.assertEqual(ledger.account().num_samples, 50)
-    self.assertEqual(ledger.account().node_time.lost, 180)
-    with self.assertRaisesRegex(ValueError, "was rolled back"):
-      ledger.roll_back(second)
+    back = third.roll_back(first)
+    self.assertEqual(back.num_samples, 50)
+    self.assertEqual(back.account(_PRICE).node_time.lost, 180)
+    with self.assertRaisesRegex(AssertionError, "was rolled back"):
+      back.roll_back(second)
 
   @parameterized.parameters(-1.0, math.nan)
   def test_refuses_time_and_samples(self, number):
-    ledger = ledger_lib.Ledger(_PRICE)
-    with self.assertRaisesRegex(ValueError, f"secs={number}"):
-      ledger.add(number, _TRAINS)
-    with self.assertRaisesRegex(ValueError, f"num_samples={number}"):
-      ledger.add(1.0, _TRAINS, num_samples=number)
+    with self.assertRaisesRegex(AssertionError, f"secs={number}"):
+      _add(account_lib.Totals(), number, _TRAINS)
+    with self.assertRaisesRegex(AssertionError, f"num_samples={number}"):
+      _add(account_lib.Totals(), 1.0, _TRAINS, num_samples=number)
     with self.assertRaisesRegex(ValueError, "needs time"):
-      ledger.account()
+      account_lib.Totals().account(_PRICE)
 
-  def test_rate_must_add_up_to_the_live_nodes(self):
-    ledger = ledger_lib.Ledger(_PRICE)
-    ledger.add(2.0, NodeTime(useful=7.0), num_nodes=8)
+  def test_parts_must_add_up_to_the_live_nodes(self):
+    totals = account_lib.Totals().add(2.0, NodeTime(useful=14.0).parts, node_secs=16.0)
     with self.assertRaisesRegex(ValueError, "the 16.0 .*, got 14.0 .87.5"):
-      ledger.account()
-
-  def test_measured_time_is_taken_as_it_is(self):
-    ledger = ledger_lib.Ledger(_PRICE)
-    time = NodeTime(useful=0.7, bubble=0.2)
-    ledger.add_time(0.3, time, num_samples=6)
-    ledger.add_time(0.0, NodeTime(idle=1.0))
-    account = ledger.account()
-    self.assertEqual(account.node_time, time)
-    self.assertAlmostEqual(account.num_nodes, 3.0)
-
-  def test_goes_on_from_a_line_of_a_log(self):
-    ledger = ledger_lib.Ledger(_PRICE)
-    ledger.add(0.1, _TRAINS, num_samples=3)
-    ledger.add(0.7, _WAITS)
-    text = json.dumps(ledger.totals().as_dict())
-    start = ledger_lib.Totals.parse(json.loads(text))
-    self.assertEqual(start, ledger.totals())
-    resumed = ledger_lib.Ledger(_PRICE, start=start)
-    for one in (ledger, resumed):
-      one.add(1.1, _TRAINS, num_samples=3)
-    self.assertEqual(resumed.account(), ledger.account())
+      totals.account(_PRICE)
 
   @parameterized.parameters({}, {"parts": {"usefull": 1}}, {"parts": [1]})
   def test_refuses_a_line(self, **entries):
     with self.assertRaisesRegex(ValueError, "Not the totals"):
-      ledger_lib.Totals.parse(entries)
+      account_lib.Totals.parse(entries)
+
+  def test_of_the_lines_of_a_log(self):
+    first = _add(account_lib.Totals(), 10.1, _TRAINS, num_samples=8)
+    second = _add(first, 10.2, _TRAINS, num_samples=8)
+    back = _add(second.roll_back(first), 5.0, _WAITS)
+    again = _add(back, 10.3, _TRAINS, num_samples=8)
+    text = "".join(
+        json.dumps({"step": step, **entry, account_lib.KEY: totals.as_dict()}) + "\n"
+        for step, totals, entry in (
+            *((1, first, {}), (2, second, {}), (1, back, {"event": "rollback"}), (2, again, {})),
+        )
+    )
+    lines = [*map(json.loads, text.splitlines()), {"step": 2, "event": "recovery"}]
+    for step, want in ((0, account_lib.Totals()), (1, back), (2, again), (3, again), (None, again)):
+      self.assertEqual(account_lib.last_totals(lines, up_to_step=step), want)
 
   @hypothesis.given(
       st.lists(
@@ -187,22 +164,21 @@ class LedgerTest(parameterized.TestCase):
   )
   @hypothesis.settings(max_examples=60, deadline=None)
   def test_always_adds_up(self, actions):
-    ledger, marks, node_secs = ledger_lib.Ledger(_PRICE), [], 0.0
+    totals, marks, node_secs = _add(account_lib.Totals(), 1.0, _TRAINS), [], 0.0
     kept = []  # Samples of each piece; a mark is a length.
-    ledger.add(1.0, _TRAINS)
     for action, *values in actions:
       if action == "add":
         secs, parts, num_samples = values
-        ledger.add(secs, NodeTime.of(parts), num_samples=num_samples)
+        totals = _add(totals, secs, NodeTime.of(parts), num_samples)
         kept.append(num_samples)
         node_secs += secs * sum(parts)
       elif action == "mark":
-        marks.append((ledger.totals(), len(kept)))
+        marks.append((totals, len(kept)))
       elif values[0] < len(marks):
         marks = marks[: values[0] + 1]
-        ledger.roll_back(marks[-1][0])
+        totals = totals.roll_back(marks[-1][0])
         kept = kept[: marks[-1][1]]
-    account = ledger.account()
+    account = totals.account(_PRICE)
     self.assertAlmostEqual(sum(account.node_time.shares().values()), 1.0)
     self.assertTrue(math.isclose(account.node_secs, node_secs + 10.0))
     self.assertTrue(
