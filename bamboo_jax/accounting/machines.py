@@ -1,6 +1,6 @@
 """Hardware of an instance: its GPUs, their links, its network.
 
-`gpus.csv` and `instances.csv` beside this module name the source of each line.
+`gpus.csv` beside this module and the table of `prices` name the source of each line.
 Data sheets state peaks; `efficiency.csv` has the share of a roofline that
 published runs reach.
 """
@@ -11,6 +11,7 @@ import pathlib
 from typing import NamedTuple
 
 from bamboo_jax import base
+from bamboo_jax.accounting import prices as prices_lib
 
 _FOLDER = pathlib.Path(__file__).parent
 
@@ -72,27 +73,28 @@ def find_machine(name: str) -> Machine:
 
   Raises `ValueError` with the most similar name if no table lists it.
   """
-  gpus, instances = _read("gpus.csv", "gpu"), _read("instances.csv", "instance")
+  gpus, listed = _read("gpus.csv", "gpu"), prices_lib.load_prices(prices_lib.DEFAULT_PATH)
+  instances = {line.instance: line for line in listed if line.network_gbit_per_sec}
   short = {gpu["machine"]: gpu for gpu in gpus.values() if gpu["machine"]}
   by_name = short | gpus
   if name not in by_name | instances:
     raise ValueError(base.suggest(name, [*short, *instances], what="machine"))
-  instance = instances.get(name, {})
-  facts = by_name.get(name) or gpus[instance["gpu"]]
+  instance = instances.get(name)
+  facts = gpus[instance.gpu] if instance else by_name[name]
   of = lambda column: 1e9 * float(facts[column])
-  network = instance.get("network_gbit_per_sec")
+  network = instance and instance.network_gbit_per_sec
   memory_mib = facts["usable_mib"] or 1024 * float(facts["memory_gib"])
   return Machine(
       name=name,
       gpu=facts["gpu"],
-      num_gpus=int(instance.get("gpu_count", 1)),
+      num_gpus=instance.gpu_count if instance else 1,
       flops_per_sec=1e3 * of("tflops"),
       float32_flops_per_sec=1e3 * of("float32_tflops"),
       memory_bytes=int(float(memory_mib) * 2**20),
       memory_bytes_per_sec=of("memory_gb_per_sec"),
       inner_bytes_per_sec=of("inner_gb_per_sec"),
       pcie_bytes_per_sec=of("pcie_gb_per_sec"),
-      network_bytes_per_sec=1e9 * float(network) / 8 if network else None,
+      network_bytes_per_sec=1e9 * network / 8 if network else None,
       efficiency=_find_efficiency(facts["capability"]),
   )
 

@@ -2,7 +2,7 @@
 
 The file is comma-separated with a header; `source` and `date` give the origin
 of a price, because spot prices change. Lines that start with `#` are comments.
-The default is `prices.csv` beside this module.
+The default is `instances.csv` beside this module, which `machines` reads too.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from bamboo_jax import base, config as config_lib
 MARKETS = ("spot", "on_demand")
 # What nodes of simulations are charged as whose config names none; Bamboo used it.
 STANDARD = config_lib.CostSection(instance="p3.2xlarge", date="2021")
-DEFAULT_PATH = pathlib.Path(__file__).with_name("prices.csv")
+DEFAULT_PATH = pathlib.Path(__file__).with_name("instances.csv")
 
 NO_INSTANCE = (
     "--{} needs a price, and the config of the run names no instance: give "
@@ -30,7 +30,8 @@ NO_INSTANCE = (
 
 _UNDATED = "undated"
 _PRICES = ("on_demand_usd_per_hour", "spot_usd_per_hour")
-_NUMBERS = ("gpu_count", *_PRICES)
+_MAY_LACK = ("network_gbit_per_sec", *_PRICES)
+_NUMBERS = ("gpu_count", *_MAY_LACK)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,7 @@ class Price:
 
   Attributes:
     instance: The provider's name of the kind of node, such as "p3.2xlarge".
+    network_gbit_per_sec: Between nodes; None if unknown.
     on_demand_usd_per_hour: Price of a node that is never preempted; None if
       unknown.
     spot_usd_per_hour: Price of a preemptible node, at most `on_demand`; None if
@@ -52,6 +54,7 @@ class Price:
   region: str = ""
   gpu: str = ""
   gpu_count: int = 1
+  network_gbit_per_sec: float | None = None
   on_demand_usd_per_hour: float | None
   spot_usd_per_hour: float | None
   source: str
@@ -198,7 +201,7 @@ def _parse_line(names: Sequence[str], entries: Sequence[str]) -> Price:
     raise ValueError(f"there must be {len(names)} columns, got {len(entries)}.")
   values: dict[str, Any] = {n: e.strip() for n, e in zip(names, entries, strict=True)}
   for name in values.keys() & set(_NUMBERS):
-    if not values[name] and name in _PRICES:
+    if not values[name] and name in _MAY_LACK:
       values[name] = None
       continue
     kind = int if name == "gpu_count" else float

@@ -5,12 +5,17 @@ from bamboo_jax.accounting import machines, prices
 
 class MachinesTest(parameterized.TestCase):
 
-  def test_what_is_priced_agrees(self):
+  def test_instances(self):
+    found: dict[str, machines.Machine] = {}
     for price in prices.load_prices(prices.DEFAULT_PATH):
       if price.instance in ("g5.xlarge", "NC6s_v3"):
         continue  # No data sheet of an A10G; no bandwidth is stated.
       machine = machines.find_machine(price.instance)
       self.assertEqual((machine.gpu, machine.num_gpus), (price.gpu, price.gpu_count))
+      self.assertEqual(machine.network_bytes_per_sec, price.network_gbit_per_sec / 8 * 1e9)
+      self.assertEqual(found.setdefault(price.instance, machine), machine)
+    with self.assertRaisesRegex(ValueError, "Unknown machine 'g5.xlarge'"):
+      machines.find_machine("g5.xlarge")
 
   def test_unknown(self):
     with self.assertRaisesRegex(ValueError, "did you mean 'p3.2xlarge'"):

@@ -168,7 +168,7 @@ class CompareTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
       ("profile", {"plan.profile": "no.json"}, "no.json"),
-      ("instance", {"cost.instance": "p3.large", "cost.date": None}, "instance in .*prices.csv"),
+      ("instance", {"cost.instance": "p3.large", "cost.date": None}, "instance in .*instances.csv"),
       ("hours", {"study.trace.hours": 1e9}, "hours must be up to 87840"),
       ("layout", {"study.layout": "live"}, "'live'; did you mean 'liveput'"),
       ("file", {"study.table.file": "no.csv"}, "no.csv"),
