@@ -35,6 +35,9 @@ class Case:
     last = max((f.step for f in self.faults), default=FIRST_STEP)
     return max(last - FIRST_STEP + 2, self.least)
 
+  def __iter__(self) -> Iterator[faults_lib.Fault]:
+    return iter(self.faults)
+
   def __str__(self) -> str:
     return " ".join(map(str, self.faults))
 

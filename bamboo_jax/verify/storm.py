@@ -26,7 +26,7 @@ class Storm:
     kinds: Of faults of a node; `all` needs a run that `goes_back`.
 
   Attributes:
-    drawn: So far; a fault file of these does the same.
+    faults: Drawn so far; a fault file of these does the same.
     num_compiled: Number of programs that have been compiled since it began.
   """
 
@@ -39,7 +39,7 @@ class Storm:
       kinds: Sequence[str] = ("kill",),
       goes_back: bool = False,
   ) -> None:
-    self.drawn: list[faults_lib.Fault] = []
+    self.faults: list[faults_lib.Fault] = []
     self._num_events = num_events
     self._at_once = at_once
     self._kinds, self._goes_back = kinds, goes_back
@@ -53,13 +53,8 @@ class Storm:
     """How many steps are enough for all events."""
     return self._num_events + 1
 
-  @property
-  def faults(self) -> "Storm":
-    """Itself, which draws them."""
-    return self
-
   def __str__(self) -> str:
-    return " ".join(map(str, self.drawn))
+    return " ".join(map(str, self.faults))
 
   def attach(self, worker: worker_lib.Worker) -> None:
     """Takes the worker that it strikes."""
@@ -71,10 +66,10 @@ class Storm:
       self._asked = step
       self._draw(step)
     self.num_compiled = program_store.use().num_compiled - self._num_before
-    return iter(self.drawn)
+    return iter(self.faults)
 
   def _draw(self, step: int) -> None:
-    if not self.drawn:
+    if not self.faults:
       self._worker._compiler.wait()
       self._num_before = program_store.use().num_compiled
       pipelines = self._worker.state.layout.pipelines
@@ -87,7 +82,7 @@ class Storm:
     self._most = max(self._most, members)
     count = rng.randint(1, self._at_once)
     points = [*range(_LAST_POINT), *faults_lib.PHASES]
-    for _ in range(min(count, self._num_events - len(self.drawn))):
+    for _ in range(min(count, self._num_events - len(self.faults))):
       victims = [
           n
           for n in sorted(left)
@@ -110,10 +105,10 @@ class Storm:
       members -= 1
     for _ in range(self._at_once):
       if rng.random() < (self._most - members) / _MISSING:
-        if len(self.drawn) < self._num_events:
+        if len(self.faults) < self._num_events:
           self._add(step + 1, "", None, "join")
           members += 1
 
   def _add(self, step: int, node: str, at: int | str | None, kind: str) -> None:
-    line = 2 + len(self.drawn)
-    self.drawn.append(faults_lib.Fault(step, node, at, kind, line))
+    line = 2 + len(self.faults)
+    self.faults.append(faults_lib.Fault(step, node, at, kind, line))

@@ -5,8 +5,9 @@ names those that did not, with the command that repeats one.
 """
 
 import collections
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import dataclasses
+import functools
 import gc
 import multiprocessing
 import pathlib
@@ -81,15 +82,20 @@ class FailedCase(NamedTuple):
   message: str
 
 
-class VerifyRow(NamedTuple):
+@dataclasses.dataclass
+class VerifyRow:
   """How the cases of a kind ended in a layout; `states` are hashes by number of cases."""
 
   layout: layouts_lib.SweepLayout
   kind: str
-  states: Mapping[str, int]
-  failures: Sequence[FailedCase]
-  counts: Mapping[str, int]
-  secs: float
+  states: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+  failures: list[FailedCase] = dataclasses.field(default_factory=list)
+  counts: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+  secs: float = 0.0
+
+  def fail(self, faults: Sequence[faults_lib.Fault] | None, error: Exception) -> None:
+    message = f"{type(error).__name__}: {error}"
+    self.failures.append(FailedCase(None if faults is None else tuple(faults), message))
 
 
 class Layouts:
@@ -103,9 +109,9 @@ class Layouts:
     self._wanted: dict[str, trials_lib.TrialOutcome] = {}
 
   def make_trials(
-      self, layout: layouts_lib.SweepLayout, *, num_late: int | None = None
+      self, layout: layouts_lib.SweepLayout, *, num_events: int = 0
   ) -> trials_lib.Trials:
-    """Returns the trials of a layout, of which `num_late` nodes may come later."""
+    """Returns the trials of a layout, in which that many events happen."""
     if program_store.count_mappings() > _MANY_MAPPINGS:  # Too many end the process.
       self.cache.clear()
       jax.clear_caches()
@@ -120,7 +126,7 @@ class Layouts:
           config,
           cache=self.cache,
           whole=self.whole,
-          num_late=num_late,
+          num_events=num_events,
           num_devices=layout.num_devices,
           plain=layouts_lib.without_deaths(self.config, layout),
           wanted=self._wanted,
@@ -171,22 +177,10 @@ def run(job: VerifyJob) -> list[VerifyRow]:
 
   Raises `ValueError` if the layout was given and cannot be planned.
   """
-  if job.arguments is not None:
-    return [_run_cluster(job, job.arguments)]
   kinds = job.options.kinds if job.options.faults is None else (_GIVEN,)
-  start = time.perf_counter()
-  try:
-    trials = _find_layouts(job).make_trials(job.layout, num_late=_count_late(job, kinds))
-  except Exception as error:
-    if job.layout.number is None:
-      raise
-    failure = FailedCase(None, f"{type(error).__name__}: {error}")
-    return [VerifyRow(job.layout, kind, {}, [failure], {}, 0.0) for kind in kinds]
-  rows = []
-  for kind in kinds:
-    rows.append(_run_kind(job, trials, kind, start))
-    start = time.perf_counter()
-  return rows
+  if job.arguments is not None:
+    kinds = (_PROCESSES,)
+  return [_run_kind(job, kind) for kind in kinds]
 
 
 def find_command(
@@ -198,10 +192,10 @@ def find_command(
     more = [f"--sweep={name}={value}" for name, value in layout.settings]
   else:
     more = ["--layouts=1", f"--seed={layout.number}"]
-  if failure.faults is not None:
-    more.append(f"--faults={';'.join(map(str, failure.faults))}")
-  elif row.kind == _PROCESSES:
+  if row.kind == _PROCESSES:
     more.append("--processes")
+  elif failure.faults is not None:
+    more.append(f"--faults={';'.join(map(str, failure.faults))}")
   elif row.kind != _GIVEN:
     more.append(f"--kinds={row.kind}")
   return shlex.join(["bamboo", "verify", *arguments, *more, f"--num_events={options.num_events}"])
@@ -217,26 +211,37 @@ def render(row: VerifyRow) -> str:
   return " ".join([*words, f"secs={row.secs:.1f}", str(row.layout)]).rstrip()
 
 
-def _run_kind(job: VerifyJob, trials: trials_lib.Trials, kind: str, start: float) -> VerifyRow:
-  states, counts = collections.Counter[str](), collections.Counter[str]()
-  rungs, failures = collections.Counter[str](), []
-  cases, is_rows = _list_cases(job, trials, kind), trials.config.pipeline.executor == "rows"
+def _run_kind(job: VerifyJob, kind: str) -> VerifyRow:
+  row, start, counts = VerifyRow(job.layout, kind), time.perf_counter(), collections.Counter[str]()
+  config = job.config.changed(dict(job.layout.settings))
+  cases: Sequence[cases_lib.Case | storm_lib.Storm] = ()
+  try:
+    if kind == _PROCESSES:
+      cases, run_case = [cases_lib.Case(())], functools.partial(_run_cluster, job)
+    else:
+      events = max(job.options.num_events, len(job.options.faults or ()))
+      trials = _find_layouts(job).make_trials(job.layout, num_events=events)
+      cases, run_case = _list_cases(job, trials, kind), trials.run
+  except Exception as error:
+    if job.layout.number is None:
+      raise
+    row.fail(None, error)
   is_quiet = not sys.stderr.isatty() or multiprocessing.parent_process() is not None
   for case in tqdm.tqdm(cases, desc=f"{kind} {job.layout}", unit="case", disable=is_quiet):
     try:
-      outcome = trials.run(case)
+      outcome = run_case(case)
       if isinstance(case, storm_lib.Storm) and kind == "storm":
-        counts.update(events=len(case.drawn), compiled=case.num_compiled)
-        if is_rows and case.num_compiled:
+        counts.update(events=len(case.faults), compiled=case.num_compiled)
+        if config.pipeline.executor == "rows" and case.num_compiled:
           raise trials_lib.TroubleError(f"{case.num_compiled} programs were compiled meanwhile")
     except Exception as error:
-      faults = case.drawn if isinstance(case, storm_lib.Storm) else case.faults
-      failures.append(FailedCase(tuple(faults), f"{type(error).__name__}: {error}"))
+      row.fail(case.faults, error)
       continue
-    states[outcome.state] += 1
-    rungs.update(outcome.rungs)
-  secs = time.perf_counter() - start
-  return VerifyRow(job.layout, kind, states, failures, {**rungs, **counts}, secs)
+    row.states[outcome.state] += 1
+    row.counts.update(outcome.rungs)
+  row.counts.update(counts)
+  row.secs = time.perf_counter() - start
+  return row
 
 
 def _list_cases(
@@ -264,18 +269,6 @@ def _list_cases(
   ]
 
 
-def _count_late(job: VerifyJob, kinds: Sequence[str]) -> int | None:
-  """Returns how many nodes may come later; None: all once more."""
-  events = job.options.num_events
-  if {*kinds} <= {"single", *cases_lib.KINDS}:
-    return None
-  if {*kinds} <= {"single", *cases_lib.KINDS, "storm"}:
-    return events
-  events = max(events, len(job.options.faults or ()))
-  changed = job.config.changed(dict(job.layout.settings))
-  return sizes.num_nodes(changed) * (1 + events)  # All may come again at each.
-
-
 _made: dict[str, Layouts] = {}  # Of this process, by their config; they keep programs.
 
 
@@ -288,20 +281,16 @@ def _find_layouts(job: VerifyJob) -> Layouts:
   return _made[key]
 
 
-def _run_cluster(job: VerifyJob, arguments: Sequence[str]) -> VerifyRow:
-  start, num_events = time.perf_counter(), job.options.num_events
+def _run_cluster(job: VerifyJob, case: cases_lib.Case) -> trials_lib.TrialOutcome:
+  """Runs a layout as a cluster; raises `RuntimeError` unless it ends as one process does."""
+  num_events, arguments = job.options.num_events, job.arguments or ()
   key = f"{job.config} {num_events}"
-  states, failures = collections.Counter[str](), []
-  try:
-    if key not in _alone:
-      _alone[key] = clusters.run(None, job.config, arguments, num_events=num_events)
-    state = clusters.run(job.layout, job.config, arguments, num_events=num_events)
-    if state != _alone[key]:
-      raise RuntimeError(f"{state[:12]} is not {_alone[key][:12]}, the state of one process")
-    states[state] += 1
-  except Exception as error:
-    failures = [FailedCase(None, f"{type(error).__name__}: {error}")]
-  return VerifyRow(job.layout, _PROCESSES, states, failures, {}, time.perf_counter() - start)
+  if key not in _alone:
+    _alone[key] = clusters.run(None, job.config, arguments, num_events=num_events)
+  state = clusters.run(job.layout, job.config, arguments, num_events=num_events)
+  if state != _alone[key]:
+    raise RuntimeError(f"{state[:12]} is not {_alone[key][:12]}, the state of one process")
+  return trials_lib.TrialOutcome((), (), (), (), state)
 
 
 _alone: dict[str, str] = {}  # States of undisturbed runs of one process.

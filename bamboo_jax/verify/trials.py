@@ -75,7 +75,7 @@ class Trials:
       *,
       cache: programs_lib.ProgramCache,
       whole: spec_lib.StageSpec | None = None,
-      num_late: int | None = None,
+      num_events: int = 0,
       num_devices: int | None = None,
       plain: config_lib.Config | None = None,
       wanted: dict[str, TrialOutcome] | None = None,
@@ -84,7 +84,7 @@ class Trials:
 
     Args:
       whole: The model whose programs `cache` has, if any.
-      num_late: How many nodes may come; by default, all once more.
+      num_events: After each of which all nodes may come again, as they may at the end.
       num_devices: That the nodes share; by default all.
       plain: The undisturbed run; by default that of `config` without redundancy.
       wanted: Outcomes of undisturbed runs, which trials of several layouts share.
@@ -93,9 +93,8 @@ class Trials:
     self._cache = cache
     self._wanted = {} if wanted is None else wanted
     self._plain = plain or layouts.without_deaths(self.config, layouts.SweepLayout())
-    num_late = num_late or sizes.num_nodes(self.config)  # Should all die.
     devices = jax.devices()[:num_devices]
-    nodes = base.nodes(sizes.num_nodes(self.config) + num_late)
+    nodes = base.nodes(sizes.num_nodes(self.config) * (2 + num_events))
     self._devices = {node: devices[i % len(devices)] for i, node in enumerate(nodes)}
     self._job = self._make_job(self.config, whole)
     self.whole = self._job.task.whole
@@ -118,7 +117,7 @@ class Trials:
     `base.ReplicaMismatchError` if a replica differs from its owner.
     """
     num_steps = cases_lib.FIRST_STEP + case.num_steps
-    outcome = self._train(self._job, case.faults, num_steps)
+    outcome = self._train(self._job, case, num_steps)
     wanted = self.want(num_steps)
     if outcome.losses != wanted.losses:
       raise TroubleError(f"losses {outcome.losses}, want {wanted.losses}")
@@ -135,10 +134,10 @@ class Trials:
       faults: Sequence[faults_lib.Fault],
       *,
       workdir_path: str,
-      wrap: Callable[[cohort_lib.Cohort], cohort_lib.Cohort] | None = None,
+      wrap: Callable[[cohort_lib.Cohort], cohort_lib.Cohort] = lambda cohort: cohort,
   ) -> worker_lib.Worker:
     """Returns a worker on new nodes; `workdir_path` must exist."""
-    return begin(self._with_engine(self._job), faults, workdir_path, wrap=wrap)
+    return self._begin(self._job, faults, workdir_path, wrap)
 
   def want(self, num_steps: int) -> TrialOutcome:
     """Returns the outcome of steps in which nobody dies."""
@@ -152,8 +151,14 @@ class Trials:
     prepared = prepare(config, self._cache, whole)
     return job_lib.make_job(config, devices=self._devices, prepared=prepared)
 
-  def _with_engine(self, job: job_lib.Job) -> job_lib.Job:
-    """Returns the job with nodes that have no state yet."""
+  def _begin(
+      self,
+      job: job_lib.Job,
+      faults: Iterable[faults_lib.Fault],
+      folder: str,
+      wrap: Callable[[cohort_lib.Cohort], cohort_lib.Cohort] = lambda cohort: cohort,
+  ) -> worker_lib.Worker:
+    """Returns a worker that hosts all nodes of a job, which have no state yet."""
     engine = build.make_engine(
         job.config,
         job.task,
@@ -162,13 +167,18 @@ class Trials:
         devices=job.engine.devices,
         segments=job.rules.segments,
     )
-    return dataclasses.replace(job, engine=engine)
+    given = environment.Environment(
+        cohort=wrap(local_cohort.LocalCohort(sizes.num_nodes(job.config))),
+        workdir=workdir_lib.Workdir(pathlib.Path(folder)),
+        faults=faults,
+    )
+    return worker_lib.Worker(dataclasses.replace(job, engine=engine), given)
 
   def _train(
       self, job: job_lib.Job, faults: Iterable[faults_lib.Fault], num_steps: int
   ) -> TrialOutcome:
     with tempfile.TemporaryDirectory() as folder:
-      worker = begin(self._with_engine(job), faults, folder)
+      worker = self._begin(job, faults, folder)
       if isinstance(faults, storm_lib.Storm):
         faults.attach(worker)
       with contextlib.closing(worker._writer):  # It may be saving yet.
@@ -200,23 +210,6 @@ def _losses_of(lines: Sequence[jsonl.Line]) -> tuple[float, ...]:
     if found.setdefault(step, loss) != loss:
       raise TroubleError(f"step {step} has the losses {found[step]} and {loss}")
   return tuple(found.values())
-
-
-def begin(
-    job: job_lib.Job,
-    faults: Iterable[faults_lib.Fault],
-    folder: str | pathlib.Path,
-    *,
-    wrap: Callable[[cohort_lib.Cohort], cohort_lib.Cohort] | None = None,
-) -> worker_lib.Worker:
-  """Returns a worker that hosts all nodes of a job; `folder` must exist."""
-  cohort = local_cohort.LocalCohort(sizes.num_nodes(job.config))
-  given = environment.Environment(
-      cohort=wrap(cohort) if wrap else cohort,
-      workdir=workdir_lib.Workdir(pathlib.Path(folder)),
-      faults=faults,
-  )
-  return worker_lib.Worker(job, given)
 
 
 def bits_of(layers: Mapping[str, spec_lib.LayerState]) -> dict[str, list[bytes]]:

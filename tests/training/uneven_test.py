@@ -126,5 +126,5 @@ class StormTest(parameterized.TestCase):
     storm = storm_lib.Storm(num_events=8, at_once=2, seed=0)
     with mock.patch.object(program_store.use(), "folder", None):
       trials.run(storm)
-    self.assertLen(storm.drawn, 8)
+    self.assertLen(storm.faults, 8)
     self.assertEqual(storm.num_compiled, 0)

@@ -1,5 +1,6 @@
 """Layouts times kinds of faults, and how a case that fails is repeated."""
 
+import dataclasses
 import shlex
 from unittest import mock
 
@@ -57,7 +58,8 @@ class TableTest(parameterized.TestCase):
         "0123456789ab kind=single cases=6 same=5 shadow=4 secs=1.2 "
         "pipeline.num_stages=3 redundancy.mode=lazy",
     )
-    self.assertStartsWith(table.render(row._replace(states={}, failures=[])), "none kind=single ")
+    empty = dataclasses.replace(row, states={}, failures=[])
+    self.assertStartsWith(table.render(empty), "none kind=single ")
 
   def test_random_layouts_of_one_program(self):
     config = make_config(2, 2, 1).changed({"pipeline.executor": "spmd"})
