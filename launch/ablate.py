@@ -106,7 +106,6 @@ def main(flags: AblateFlags) -> None:
   program = f"bamboo_jax.launch.{'cluster' if is_cluster else 'train'}"
   passed = [*ablation.FILES, "config", "time_scale", "nodes", "program_cache"]
   arguments = tuple(flagset.to_argv(flags, *passed, *["figure_format"] * config.metrics.plots))
-  files = [flags.faults, flags.trace, *(v for f in ablation.FILES for v in sweeps.get(f, ()))]
   jobs = [
       ablation.Job(trial, program, arguments, flags.workdir, is_timed)
       for trial in ablation.plan_trials(sweeps, repeats=flags.repeats)
@@ -117,7 +116,8 @@ def main(flags: AblateFlags) -> None:
     table = ablation_report.write_tables(workdir, rows, sweeps)
   else:
     show = lambda job: {"trial": str(job)}
-    inputs = [*sweep.digest_files(files), *sweep.digest_code(config.to_dict()), str(config)]
+    files = [flags.faults, flags.trace, *(v for f in ablation.FILES for v in sweeps.get(f, ()))]
+    inputs = [*sweep.digest_code(config.to_dict()), str(config), *filter(None, files)]
     for row in sweep.run(ablation.run_job, jobs, where, inputs=inputs, describe=show):
       rows.append(row)
       table = ablation_report.write_tables(workdir, rows, sweeps)

@@ -6,7 +6,7 @@ went. What is left to predict is the course: what is decided, and what that cost
 begin with the first step.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 import dataclasses
 import itertools
 import json
@@ -250,22 +250,9 @@ def read_config(folder: pathlib.Path) -> config_lib.Config:
   path = folder / "config.json"
   try:
     plain = json.loads(path.read_text())
-    plain.pop("study", None)  # A run has none of it.
-    return config_lib.Config().changed(dict(_options(plain, config_lib.Config)))
-  except (ValueError, AttributeError) as error:
+    return config_lib.Config.read({**plain, "study": config_lib.StudySection().to_dict()})
+  except (ValueError, TypeError, AttributeError) as error:
     raise ValueError(f"{path} is not of this version: {error}") from error
-
-
-def _options(
-    plain: Mapping[str, Any], kind: type[config_lib.Section], prefix: str = ""
-) -> Iterator[tuple[str, Any]]:
-  """Yields dotted names and values; a dict of options is one value, which replaces all."""
-  kinds = config_lib.kinds_of(kind)
-  for key, value in plain.items():
-    if config_lib.is_section(kinds.get(key)):
-      yield from _options(value, kinds[key], f"{prefix}{key}.")
-    else:
-      yield prefix + key, value
 
 
 def find_replay(run: run_times.RunTimes, folder: pathlib.Path) -> replay_lib.Replay:

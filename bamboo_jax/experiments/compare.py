@@ -109,7 +109,7 @@ def run(
   trace = preemptions.read(config, config.seed)
   for policy in policies:  # Raises errors here rather than in a worker.
     _find_choices(policy, plays[0])
-  inputs = [*sweep_lib.digest_files(preemptions.files), *sweep_lib.digest_code(config.to_dict())]
+  inputs = sweep_lib.digest_code(config.to_dict())
   outcomes = _play_all(_make_jobs(tuple(policies), plays), where, inputs)
   settings: dict[Any, dict[str, list[loop.Outcome]]] = {}
   for policy, found in outcomes.items():

@@ -17,6 +17,7 @@ import sysconfig
 from typing import Any
 
 from bamboo_jax import base
+from bamboo_jax.base import packaged
 
 _MAX_READ_BYTES = 2**26
 _NAMES = re.compile(r"[\w./+-]+[.]\w+|(?<=')[^'\n]+(?=')")  # Perhaps of files.
@@ -60,23 +61,23 @@ def _digest_loaded(code: Sequence[pathlib.Path]) -> Sequence[str]:
   files = {getattr(m, "__file__", None) for m in [*sys.modules.values()]}
   loaded = [pathlib.Path(file).resolve() for file in files if file]
   own = [p for p in loaded if not any(map(p.is_relative_to, known))]
-  return [digest(p) for p in own if p.suffix == ".py" and p.is_file()]
+  return [_digest(p) for p in own if p.suffix == ".py" and p.is_file()]
 
 
 def _digest_named(name: str) -> Sequence[str]:
   """Returns a hash of a file, if it is one; of code with its neighbours."""
-  path = pathlib.Path(name)
   try:
+    path = packaged.find_file(name)
     if not path.is_file():
       return ()
   except OSError:  # It is too long for a name.
     return ()
   if path.suffix != ".py":
-    return [digest(path)]
-  return [digest(file) for file in path.resolve().parent.glob("*.py")]
+    return [_digest(path)]
+  return [_digest(file) for file in path.resolve().parent.glob("*.py")]
 
 
-def digest(path: pathlib.Path) -> str:
+def _digest(path: pathlib.Path) -> str:
   """Returns name and hash of a file; if it is large, size and time."""
   status = path.stat()
   if status.st_size > _MAX_READ_BYTES:

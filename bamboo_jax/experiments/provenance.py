@@ -1,6 +1,7 @@
-"""The inputs of a result, in `provenance.json` beside it."""
+"""The inputs of a result: versions of code and libraries; `provenance.json` beside it."""
 
 from collections.abc import Sequence
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -12,8 +13,13 @@ import subprocess
 from bamboo_jax import base
 from bamboo_jax.base import packaged
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
-_PACKAGES = ("bamboo_jax", "ml_collections", "numpy", "scipy")
+_PACKAGE = pathlib.Path(__file__).resolve().parents[1]
+# Beside the package in a clone, and within it once installed.
+_BESIDE = ("benchmarks", "configs", "launch", "reproductions", "tests")
+CODE = [_PACKAGE]
+if not (_PACKAGE / "launch").is_dir():
+  CODE += [_PACKAGE.parent / name for name in _BESIDE]
+_LIBRARIES = ("jax", "ml_collections", "numpy", "scipy")
 
 
 def write(
@@ -26,8 +32,7 @@ def write(
   found = {
       "command": shlex.join(command),
       "config": json.loads(config),
-      "versions": {"python": platform.python_version()}
-      | {name: _version(name) for name in _PACKAGES},
+      "versions": versions(),
       "commit": _commit(),
       "traces": {
           name: hashlib.sha256(packaged.find_file(name).read_bytes()).hexdigest() for name in traces
@@ -37,11 +42,18 @@ def write(
   base.write_atomically(workdir / "provenance.json", text)
 
 
-def _version(package: str) -> str | None:
-  try:
-    return importlib.metadata.version(package)
-  except importlib.metadata.PackageNotFoundError:
-    return None
+@functools.cache
+def versions() -> dict[str, str]:
+  """Returns the versions of code and libraries, on which results depend."""
+  code = hashlib.sha256()
+  for folder in CODE:
+    for path in sorted(folder.rglob("*.py")):
+      code.update(f"{path.relative_to(folder)}\n".encode() + path.read_bytes())
+  return {
+      "bamboo_jax": f"code {code.hexdigest()[:8]}",
+      "Python": platform.python_version(),
+      **{name: importlib.metadata.version(name) for name in _LIBRARIES},
+  }
 
 
 def _commit() -> str | None:
@@ -49,10 +61,11 @@ def _commit() -> str | None:
 
   None if the code is not in a repository of its own, or git is missing.
   """
-  if not (_ROOT / ".git").exists():
+  root = _PACKAGE.parent
+  if not (root / ".git").exists():
     return None
   ask = lambda *arguments: subprocess.check_output(
-      ["git", *arguments], cwd=_ROOT, stderr=subprocess.DEVNULL, text=True
+      ["git", *arguments], cwd=root, stderr=subprocess.DEVNULL, text=True
   ).strip()
   try:
     commit = ask("rev-parse", "HEAD")

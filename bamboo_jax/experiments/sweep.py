@@ -19,9 +19,7 @@ from concurrent.futures import process
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import importlib
-import importlib.metadata
 import multiprocessing
 import os
 import pathlib
@@ -34,20 +32,13 @@ import time
 from typing import Any, TypeVar
 
 from bamboo_jax import base
-from bamboo_jax.base import extras, packaged
-from bamboo_jax.experiments import kept
+from bamboo_jax.base import extras
+from bamboo_jax.experiments import kept, provenance
 from bamboo_jax.metrics import progress as progress_lib
 
 _MAX_BROKEN = 3  # Pools in a row that finish no job.
 _CONNECT_SECS = 10.0
 _QUIET_SECS = 5.0  # After them a line says how much is left.
-_PACKAGE = pathlib.Path(__file__).resolve().parents[1]
-# Beside the package in a clone, and within it once installed.
-_BESIDE = ("benchmarks", "configs", "launch", "reproductions", "tests")
-_CODE = [_PACKAGE]
-if not (_PACKAGE / "launch").is_dir():
-  _CODE += [_PACKAGE.parent / name for name in _BESIDE]
-_LIBRARIES = ("jax", "numpy", "scipy")
 
 _Job = TypeVar("_Job")
 _Result = TypeVar("_Result")
@@ -137,10 +128,10 @@ def run(
     ValueError: Shards to merge lack results; the scheduler does not answer; a
       worker has other versions; processes die again and again.
   """
-  what = f"{versions()} {function.__module__}.{function.__qualname__} {inputs}"
+  what = f"{provenance.versions()} {function.__module__}.{function.__qualname__} {inputs}"
   files = []
   if where.folder is not None:
-    names = kept.find_names([f"{what} {job!r}" for job in jobs], _CODE)
+    names = kept.find_names([f"{what} {job!r}" for job in jobs], provenance.CODE)
     files = [where.folder / name for name in names]
     if where.folder.is_dir() and (others := {*where.folder.iterdir()} - {*files}):
       print(
@@ -192,11 +183,6 @@ def _describe_rest(num_done: int, num_left: int, secs: float) -> str:
   return f"{left}, about {num_left * secs / num_done / 60:.0f} min" if num_done else left
 
 
-def digest_files(paths: Sequence[str | None]) -> list[str]:
-  """Returns a hash of each file, for `inputs`; None is skipped."""
-  return [kept.digest(packaged.find_file(p)) for p in paths if p is not None]
-
-
 def digest_code(config: Mapping[str, Any]) -> list[str]:
   """Returns a hash of each file of the user's code that a config names, for `inputs`."""
   return [f"{path} {digest}" for path, digest in base.find_code(config).items()]
@@ -228,7 +214,9 @@ def _run_all(
     for i, job in todo.items():
       yield i, function(job)
     return
-  call = function if where.dask is None else functools.partial(_call, function, versions())
+  call = function
+  if where.dask is not None:
+    call = functools.partial(_call, function, provenance.versions())
   while todo:
     start = _start_processes(num_processes) if where.dask is None else _join_dask(where.dask)
     try:
@@ -286,7 +274,7 @@ def _check_workers(client: Any, address: str) -> None:
 
   def ask() -> dict[str, str]:
     # Sent as code: a worker may lack the package.
-    module = importlib.import_module("bamboo_jax.experiments.sweep")
+    module = importlib.import_module("bamboo_jax.experiments.provenance")
     found: dict[str, str] = module.versions()
     return found
 
@@ -303,12 +291,12 @@ def _check_workers(client: Any, address: str) -> None:
   for worker, found in client.run(ask, on_error="return").items():
     if isinstance(found, Exception):
       raise ValueError(f"{what} worker {worker}: {found}.")
-    _check_versions(found, versions(), f"{what} worker {worker}")
+    _check_versions(found, provenance.versions(), f"{what} worker {worker}")
 
 
 def _call(function: Callable[[Any], Any], wanted: Mapping[str, str], job: Any) -> Any:
   """Runs a job on a worker, which may have joined after the check."""
-  _check_versions(versions(), wanted, f"Worker on {platform.node()}")
+  _check_versions(provenance.versions(), wanted, f"Worker on {platform.node()}")
   return function(job)
 
 
@@ -320,17 +308,3 @@ def _check_versions(found: Mapping[str, str], wanted: Mapping[str, str], who: st
   ]
   if other:
     raise ValueError(f"{who} has {'; '.join(other)}.")
-
-
-@functools.cache
-def versions() -> dict[str, str]:
-  """Returns the versions of code and libraries, on which results depend."""
-  code = hashlib.sha256()
-  for folder in _CODE:
-    for path in sorted(folder.rglob("*.py")):
-      code.update(f"{path.relative_to(folder)}\n".encode() + path.read_bytes())
-  return {
-      "bamboo_jax": f"code {code.hexdigest()[:8]}",
-      "Python": platform.python_version(),
-      **{name: importlib.metadata.version(name) for name in _LIBRARIES},
-  }
