@@ -12,5 +12,4 @@ Run by `python -m bamboo_jax.benchmarks.NAME`:
   memory           predicted against measured memory of nodes
   shape            throughput with f of N nodes gone
   sum_times        a sum over processes: the transport against Gloo
-  record_slowness  times of nodes in a cluster, one of them slow
 """

@@ -77,7 +77,10 @@ def _parse(node, cell):
 
 
 def _read_traces():
-  """Returns the recorded steps, by trace; see `benchmarks.record_slowness`."""
+  """Returns the recorded steps, by trace: busy, waited and starved ms, as members vote.
+
+  A suspended node lost a part of its time, in periods of 100 ms.
+  """
   traces = {}
   with pathlib.Path(__file__).with_name("recorded_steps.csv").open() as file:
     for trace, *row in itertools.islice(csv.reader(file), 1, None):
