@@ -5,6 +5,7 @@ is the price of a node, averaged over the time of all nodes, times that time.
 """
 
 import bisect
+from collections.abc import Callable, Sequence
 import itertools
 
 from bamboo_jax.traces import trace as trace_lib
@@ -17,7 +18,7 @@ def mean_usd_per_hour(trace: trace_lib.Trace) -> float | None:
   if only other zones have prices.
   """
   bills = {
-      zone: _Bill([price for price in trace.prices if price.zone == zone])
+      zone: _sum_up([price for price in trace.prices if price.zone == zone])
       for zone in {price.zone for price in trace.prices}
   }
   alive_ms = paid = 0.0
@@ -29,23 +30,22 @@ def mean_usd_per_hour(trace: trace_lib.Trace) -> float | None:
       )
     end_ms = trace.duration_ms if end_ms is None else end_ms
     alive_ms += end_ms - start.time_ms
-    paid += bill.until(end_ms) - bill.until(start.time_ms)
+    paid += bill(end_ms) - bill(start.time_ms)
   return paid / alive_ms if alive_ms else None
 
 
-class _Bill:
-  """Sums up the prices of a zone; the first holds from the start."""
+def _sum_up(prices: Sequence[trace_lib.Price]) -> Callable[[int], float]:
+  """Returns the cost of a node until a time, in ms times dollars per hour.
 
-  def __init__(self, prices: list[trace_lib.Price]) -> None:
-    self._usd_per_hour = [price.usd_per_hour for price in prices]
-    self._times_ms = [0, *(price.time_ms for price in prices[1:])]
-    spans_ms = (b - a for a, b in itertools.pairwise(self._times_ms))
-    pairs = zip(self._usd_per_hour, spans_ms, strict=False)
-    costs = (usd_per_hour * span_ms for usd_per_hour, span_ms in pairs)
-    self._sums = [0.0, *itertools.accumulate(costs)]
+  The first price holds from the start.
+  """
+  times_ms = [0, *(price.time_ms for price in prices[1:])]
+  spans_ms = [b - a for a, b in itertools.pairwise(times_ms)]
+  costs = (price.usd_per_hour * ms for price, ms in zip(prices, spans_ms, strict=False))
+  sums = [0.0, *itertools.accumulate(costs)]
 
-  def until(self, time_ms: int) -> float:
-    """Returns the cost of a node until a time, in ms times dollars per hour."""
-    i = bisect.bisect_right(self._times_ms, time_ms) - 1
-    rest_ms = time_ms - self._times_ms[i]
-    return self._sums[i] + rest_ms * self._usd_per_hour[i]
+  def bill(time_ms: int) -> float:
+    i = bisect.bisect_right(times_ms, time_ms) - 1
+    return sums[i] + (time_ms - times_ms[i]) * prices[i].usd_per_hour
+
+  return bill
