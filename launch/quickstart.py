@@ -22,8 +22,8 @@ from bamboo_jax.benchmarks import story, twins
 from bamboo_jax.cli import flagset
 from bamboo_jax.config import Config
 from bamboo_jax.launch import cli, shared
-from bamboo_jax.metrics import progress, summary as summary_lib
-from bamboo_jax.report import comparison
+from bamboo_jax.metrics import plots, progress, summary as summary_lib
+from bamboo_jax.report import comparison, contents, figures
 from bamboo_jax.training.record import workdir as workdir_lib
 from bamboo_jax.training.setup import sizes
 
@@ -59,9 +59,10 @@ def main(flags: QuickstartFlags) -> None:
     runs = twins.run_all(folder, commands, num_steps=config.num_steps)
   folders = [folder / name for name in commands]
   try:
-    figure = (folder / "losses.png", flags.figure_format)
     with progress.waiting("figures are drawn"):
-      paths = comparison.save_figure(folders, *figure)
+      recorded = [contents.read_run(one, {}) for one in folders]
+      figure = figures.draw_losses(recorded, figures.plan_of(recorded[0]))
+      paths = plots.save_figure(figure, folder / "losses.png", flags.figure_format)
     for path in paths:
       print(f"figure: {path}")
   except base.MissingExtraError as error:

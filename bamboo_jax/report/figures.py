@@ -1,12 +1,13 @@
 """Figures of a report for papers, drawn with Matplotlib from its JSON."""
 
+import collections
 from collections.abc import Iterator, Mapping, Sequence
 import itertools
 import pathlib
 import re
 from typing import Any, NamedTuple
 
-from bamboo_jax.metrics import palette, plots
+from bamboo_jax.metrics import palette, plots, rows as rows_lib
 
 # The cheapest rung first.
 _RUNG_COLOURS = {
@@ -26,6 +27,23 @@ _LINE_COLOURS = (
 _LINE_STYLES = ("-", "--", ":")
 _MARKERS = "os^vDPX*"
 _SPARE_COLOUR = "#333333"
+# Losses of several runs may be equal: the first lies below the others.
+_LOSS_LINES = (
+    dict(color=palette.SKY, linewidth=4.0, alpha=0.6),
+    dict(color=palette.BLUE, linewidth=1.2),
+    dict(color=palette.RED, linewidth=1.2, linestyle="--"),
+    dict(color=palette.GREEN, linewidth=1.2, linestyle=":"),
+)
+# Slots of a step, by category; an example says what a name means.
+_SLOTS = {
+    "forward": "forward pass (0F1: stage 0, microbatch 1)",
+    "backward": "backward pass (0B1)",
+    "redundant": "redundant forward pass (1RF0: stage 1, microbatch 0)",
+    "transfer": "sent (S>) and received (R<): outputs (A), gradients (G)",
+}
+_ROW_INCHES = 0.36  # For a node in a step.
+_SLOT_FONT = 7  # Points.
+_MOST_UNLIKE = 3.0  # Ratio of parts that share a time scale.
 _CLOSE = 0.1  # Values within this share of the best get a panel of their own.
 _LABEL_INCHES = 0.22  # From a curve's label to the next.
 
@@ -52,6 +70,8 @@ def save_all(
     figures["losses"] = draw_losses(runs)
   for name, series in report["series"].items():
     figures[name] = draw_series(series)
+  if len(runs) == 1 and runs[0]["rows"] and runs[0]["rows"]["measured"]:
+    figures["schedule"] = draw_step(runs[0]["rows"])
   for run in runs:
     if len(run["curve"]) > 1:
       stem = "run_" + re.sub(r"[^a-z0-9]+", "_", run["head"]["run"].lower()).strip("_")
@@ -90,23 +110,114 @@ def draw_course(run: Mapping[str, Any]) -> Any:
   return fig
 
 
-def draw_losses(runs: Sequence[Mapping[str, Any]]) -> Any:
-  """Returns a figure of the losses of runs, by step, and of the steps with deaths."""
-  fig, [[axes]] = plots.new_figure((8, 4.2))
-  for (colour, style), run in zip(_styles(), runs, strict=False):
-    points = [point for point in run["curve"] if point[2] is not None]
-    if points:
-      steps, _, losses, *_ = zip(*points, strict=True)
-      name = plots.plain(run["head"]["run"])
-      axes.plot(steps, losses, color=colour, linestyle=style, linewidth=1.2, label=name)
-    for recovery in run["recoveries"]:
-      if recovery["step"] is not None:
-        axes.axvline(recovery["step"], color=colour, linewidth=0.8, alpha=0.35)
-  axes.set_ylabel("loss (nats per token); a vertical line: a death")
+def draw_losses(runs: Sequence[Mapping[str, Any]], planned: Sequence[Any] = ()) -> Any:
+  """Returns a figure of the losses of runs, by step, and of the steps with deaths and joins.
+
+  Above them stands a step as it was `planned`, if given, see `metrics.rows`.
+  """
+  slots = [rows_lib.TrackSlot(*slot) for slot in planned]
+  heights = [0.3 * len(rows_lib.tracks(slots)) + 1.0] * bool(slots) + [4.0]
+  fig, grid = plots.new_figure((8, sum(heights)), len(heights), height_ratios=heights)
+  axes = grid[-1, 0]
+  lines = itertools.cycle(_LOSS_LINES[len(runs) == 1 :])
+  for style, run in zip(lines, runs, strict=False):
+    _draw_loss(axes, run, f"{plots.plain(run['head']['run'])}: " * (len(runs) > 1), style)
+  axes.set_ylabel("loss (nats per token)")
   axes.set_xlabel("step")
   axes.xaxis.set_major_locator(plots.count_locator())
-  plots.add_legend(fig, axes.get_legend_handles_labels()[0], side="upper")
+  handles = axes.get_legend_handles_labels()[0]
+  if slots:
+    above = grid[0, 0]
+    _draw_slots(above, slots, rows_lib.tracks(slots), max(slot.end_ms for slot in slots))
+    above.set_title("A step, as planned", loc="left", fontsize=10)
+    above.set_xlabel("time (ms)")
+    axes.legend(handles=handles, loc="upper right", frameon=False)
+    handles = _slot_key(slots)
+  plots.add_legend(fig, handles, side="upper")
   return fig
+
+
+def plan_of(run: Mapping[str, Any]) -> list[Any]:
+  """Returns the planned slots of the first pipeline of a run."""
+  names = {node["name"] for node in run["nodes"] if node["row"] == "pipeline 0"}
+  return [slot for slot in (run["rows"] or {}).get("planned", ()) if slot[0] in names]
+
+
+def _draw_loss(axes: Any, run: Mapping[str, Any], name: str, style: Mapping[str, Any]) -> None:
+  points = [(step, loss) for step, _, loss, *_ in run["curve"] if loss is not None]
+  if points:
+    axes.plot(*zip(*points, strict=True), label=f"{name}train", **style)
+  if found := [point for point in run.get("evaluations", ()) if point[1] is not None]:
+    dots = dict(linestyle="", marker="o", markeredgecolor=_SPARE_COLOUR)
+    axes.plot(*zip(*found, strict=True), label=f"{name}evaluation", color=style["color"], **dots)
+  joins = [event["step"] for event in run["events"] if event["kind"] == "join"]
+  deaths = [recovery["step"] for recovery in run["recoveries"]]
+  for what, steps, colour in (("deaths", deaths, palette.RED), ("joins", joins, palette.GREEN)):
+    label = f"{name}steps with {what}"
+    for step in sorted({*steps} - {None}):
+      axes.axvline(step, zorder=0.5, color=colour, linewidth=0.8, alpha=0.5, label=label)
+      label = ""  # One entry of the legend for all.
+
+
+def draw_step(rows: Mapping[str, Any]) -> Any:
+  """Returns a figure of a step, see `metrics.rows.Step`: planned above measured, and a key.
+
+  Both have the same time scale unless that would make one too narrow.
+  """
+  planned, measured = ([rows_lib.TrackSlot(*s) for s in rows[k]] for k in ("planned", "measured"))
+  parts = [part for part in (("planned", planned), ("measured", measured)) if part[1]]
+  order = [*dict.fromkeys(slot.track for slot in (*planned, *measured))]
+  spans_ms = [max(slot.end_ms for slot in slots) for _, slots in parts]
+  is_shared = max(spans_ms) <= _MOST_UNLIKE * min(spans_ms)
+  height = 1.9 + len(parts) * (0.8 + _ROW_INCHES * len(order))
+  fig, grid = plots.new_figure((14, height), len(parts), sharex=is_shared)
+  title = f"Step {rows['step']}"
+  if dead := [name for name, _ in rows["deaths"]]:
+    title += f", in which {', '.join(dead)} died: planned before that"
+  fig.suptitle(plots.plain(title))
+  for axes, (name, slots), end_ms in zip(grid[:, 0], parts, spans_ms, strict=True):
+    scale = "" if is_shared else ", on its own scale of time"
+    axes.set_title(f"{name}, {end_ms:.1f} ms{scale}", loc="left", fontsize=10)
+    _draw_slots(axes, slots, order, max(spans_ms) if is_shared else end_ms)
+  grid[-1, 0].set_xlabel("time after the start of the step (ms)")
+  plots.add_legend(fig, _slot_key([*planned, *measured]))
+  return fig
+
+
+def _draw_slots(
+    axes: Any, slots: Sequence[rows_lib.TrackSlot], order: Sequence[str], span_ms: float
+) -> None:
+  """Draws a row for each track, in this order; names stand where they fit."""
+  # One collection for all boxes of a row and category, for speed.
+  boxes: dict[tuple[int, str], list[tuple[float, float]]] = collections.defaultdict(list)
+  width = 0.85 * 72 * axes.figure.get_figwidth() / (span_ms or 1.0)  # Points of a millisecond.
+  for slot in slots:
+    row, length_ms = order.index(slot.track), slot.end_ms - slot.start_ms
+    boxes[row, slot.category].append((slot.start_ms, length_ms))
+    if 0.68 * len(slot.name) * _SLOT_FONT + 2 < width * length_ms:
+      style = dict(ha="center", va="center", fontsize=_SLOT_FONT, clip_on=True)
+      ink = palette.ink(palette.PASSES[slot.category].light)
+      axes.text(slot.start_ms + length_ms / 2, row, slot.name, color=ink, **style)
+  edge = dict(edgecolor="white", linewidth=0.4)
+  for (row, category), ranges in boxes.items():
+    colour = palette.PASSES[category].light
+    axes.broken_barh(ranges, (row - 0.45, 0.9), facecolor=colour, **edge)
+  axes.set_yticks(range(len(order)), order)
+  axes.set_ylim(len(order) - 0.4, -0.6)
+  axes.set_xlim(min(0.0, min(slot.start_ms for slot in slots)), span_ms or 1.0)
+  axes.tick_params(axis="y", length=0)
+  axes.grid(visible=False, axis="y")
+  axes.spines["left"].set_visible(False)
+
+
+def _slot_key(slots: Sequence[rows_lib.TrackSlot]) -> list[Any]:
+  """Returns legend entries of the categories that are present."""
+  patches, present = plots.load("patches"), {slot.category for slot in slots}
+  return [
+      patches.Patch(color=palette.PASSES[category].light, label=text)
+      for category, text in _SLOTS.items()
+      if category in present
+  ]
 
 
 def _styles() -> Iterator[tuple[str, str]]:

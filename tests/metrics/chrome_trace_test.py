@@ -2,12 +2,10 @@ import json
 import pathlib
 import tempfile
 
-from absl.testing import parameterized
-
-from bamboo_jax.metrics import chrome_trace, slot as slot_lib
+from bamboo_jax.metrics import chrome_trace, rows
 from tests import folders
 
-TrackSlot = slot_lib.TrackSlot
+TrackSlot = rows.TrackSlot
 
 
 def _threads(steps):
@@ -34,11 +32,11 @@ class ChromeTraceTest(folders.FolderCase):
 
   def test_planned_and_measured_are_processes_and_tracks_are_threads(self):
     planned = (
-        TrackSlot("node 0", "0F0", 0.0, 1.0, "forward"),
-        TrackSlot("node 1", "1F0", 1.0, 2.0, "forward"),
+        TrackSlot("node 0", "0F0", "forward", 0.0, 1.0),
+        TrackSlot("node 1", "1F0", "forward", 1.0, 2.0),
     )
-    measured = (TrackSlot("node 0", "0F0", 0.25, 1.5, "forward"),)
-    steps = [chrome_trace.TracedStep(7, 100.0, planned, measured)]
+    measured = (TrackSlot("node 0", "0F0", "forward", 0.25, 1.5),)
+    steps = [rows.Step(6, 50.0, ()), rows.Step(7, 50.1, planned, measured)]
     self.assertEqual(
         _threads(steps),
         {
@@ -50,38 +48,21 @@ class ChromeTraceTest(folders.FolderCase):
 
   def test_slots_that_touch_share_a_thread_and_overlaps_do_not(self):
     measured = (
-        TrackSlot("node 0", "b", 0.3, 0.6),
+        TrackSlot("node 0", "b", "forward", 0.3, 0.6),
         # 0.1 + 0.2 > 0.3 in floating point, but not in nanoseconds.
-        TrackSlot("node 0", "a", 0.1, 0.1 + 0.2),
-        TrackSlot("node 0", "c", 0.5, 0.7),
-        TrackSlot("node 0", "d", 0.6, 0.8),
+        TrackSlot("node 0", "a", "forward", 0.1, 0.1 + 0.2),
+        TrackSlot("node 0", "c", "forward", 0.5, 0.7),
+        TrackSlot("node 0", "d", "forward", 0.6, 0.8),
     )
-    step = chrome_trace.TracedStep(1, 0.0, (), measured)
+    step = rows.Step(1, 0.0, (), measured)
     threads = _threads([step])
     self.assertEqual(
         {key: [s[0] for s in slots] for key, slots in threads.items()},
         {("measured", "node 0"): ["a", "b", "d"], ("measured", "node 0 (2)"): ["c"]},
     )
 
-  def test_planned_slots_of_the_last_step_are_read_back(self):
-    planned = (
-        TrackSlot("node 0", "0F0", 0.0, 1.0, "forward"),
-        TrackSlot("node 0", "0RF0", 0.5, 2.0, "redundant"),  # In "node 0 (2)".
-        TrackSlot("node 1", "1F0", 1.0, 2.0, "forward"),
-    )
-    steps = [
-        chrome_trace.TracedStep(7, 100.0, planned[:1], planned),
-        chrome_trace.TracedStep(8, 200.0, planned, planned[:1]),
-    ]
+  def test_a_death_is_an_instant(self):
     path = self.folder / "trace.json"
-    chrome_trace.write(path, steps)
-    self.assertCountEqual(chrome_trace.read_last(path).planned, planned)
-    chrome_trace.write(path, [])
-    self.assertEqual(chrome_trace.read_last(path).step, 0)
-
-  @parameterized.parameters("", "[]", "{}", '{"traceEvents": [{"ph": "X"}]}')
-  def test_another_file_is_no_trace(self, text):
-    path = self.folder / "trace.json"
-    path.write_text(text)
-    with self.assertRaisesRegex(ValueError, "is not the trace of a run"):
-      chrome_trace.read_last(path)
+    chrome_trace.write(path, [rows.Step(1, 0.0, (), (), [("n3", 2.0)])])
+    *_, event = json.loads(path.read_text())["traceEvents"]
+    self.assertEqual((event["ph"], event["name"], event["ts"]), ("i", "n3 dies", 2000.0))

@@ -7,6 +7,7 @@ import json
 from absl.testing import parameterized
 
 from bamboo_jax.accounting import account as account_lib
+from bamboo_jax.metrics import rows as rows_lib
 from bamboo_jax.report import contents
 from bamboo_jax.sim import loop
 from tests import folders, profiles
@@ -122,6 +123,17 @@ class ContentsTest(folders.FolderCase, parameterized.TestCase):
     self.assertEqual(rows["loss"], [1.5, None, None, None])
     self.assertEqual(rows["state"][0], "its log ends after step 2")
     self.assertEqual(rows["recoveries"][:2], ["1 shadow"] * 2)
+
+  def test_the_last_step_without_a_death(self):
+    run = self.write_run("a")
+    (run / "rows").mkdir()
+    slots = [rows_lib.TrackSlot("n0", "0F0", "forward", 1.0, 2.0)]
+    for steps, expected in (((1, 3), 1), ((3,), 3)):  # A node dies in the third.
+      rows_lib.write(
+          run / "rows" / "n0.json", [rows_lib.StepRows(step, 0.0, 0.0, slots) for step in steps]
+      )
+      found = contents.read_run(run, {})["rows"]
+      self.assertEqual((found["step"], found["measured"]), (expected, slots))
 
   def test_charges_replace_those_of_the_config(self):
     run = self.write_run("a")

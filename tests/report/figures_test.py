@@ -35,14 +35,52 @@ class FiguresTest(parameterized.TestCase):
 
   def test_losses(self):
     runs = []
-    for name, steps in (("a", [4]), ("b $1$", [])):
-      curve = [[i, float(i), 5.0 - i, 9.0, 4, None, 1.0] for i in range(1, 4)]
-      recoveries = [{"step": step, "rung": "shadow", "train_secs": 1.0} for step in steps]
-      runs.append(_run(name) | {"curve": curve, "recoveries": recoveries})
-    fig = figures_lib.draw_losses(runs)
-    lines = fig.axes[0].lines
-    self.assertEqual([list(line.get_ydata()) for line in lines[::2]], [[4.0, 3.0, 2.0]] * 2)
-    self.assertEqual(list(lines[1].get_xdata()), [4, 4])
+    for name, died in (("a", [2, 2, 3]), ("b $1$", [])):
+      run = _run(name)
+      run["curve"] = [[i, float(i), 5.0 - i, 9.0, 4, None, 1.0] for i in range(1, 4)]
+      run["recoveries"] = [{"step": step, "rung": "shadow", "train_secs": 1.0} for step in died]
+      runs.append(run | {"evaluations": [[3, 2.5], [4, None]]})
+    runs[0]["events"] = [{"step": 1, "kind": "join", "text": "n4 joined"}]
+    slots = [("n0", "0F0", "forward", 0.0, 2.0), ("n1", "1RF0", "redundant", 1.0, 9.0)]
+    fig = figures_lib.draw_losses(runs, slots)
+    step, axes = fig.axes
+    self.assertEqual([text.get_text() for text in step.texts], ["0F0", "1RF0"])
+    lines = axes.lines
+    curves = [list(line.get_ydata()) for line in lines if line.get_label().endswith("train")]
+    self.assertEqual(curves, [[4.0, 3.0, 2.0]] * 2)
+    self.assertGreater(lines[0].get_linewidth(), 2 * lines[-2].get_linewidth())
+    # Nodes died in steps 2 and 3, and joined in step 1.
+    self.assertEqual(
+        [line.get_xdata()[0] for line in lines if len(line.get_ydata()) == 2], [2, 3, 1]
+    )
+    self.assertEqual(
+        [text.get_text() for text in axes.get_legend().get_texts()],
+        ["a: train", "a: evaluation", "a: steps with deaths", "a: steps with joins"]
+        + [r"b \$1\$: train", r"b \$1\$: evaluation"],
+    )
+    self.assertEmpty(figures.find_faults(fig))
+    (axes,) = figures_lib.draw_losses(runs[:1]).axes
+    self.assertEqual(axes.get_legend_handles_labels()[1][0], "train")
+
+  @parameterized.parameters((2.9, 1), (3.1, 2))
+  def test_a_step(self, factor, num_scales):
+    """Parts that are not alike have scales of their own; names stand where they fit."""
+    names = ["n2", "n0", "n1"]  # In the order of the plan.
+    planned = [(name, "0F0", "forward", 0.0, 3.0) for name in names]
+    measured = [(n, s, k, factor * a, factor * b) for n, s, k, a, b in planned[::-1]]
+    measured.append(("n0", "0SA0>1", "transfer", 3.0, 3.0001))
+    step = {"step": 7, "planned": planned, "measured": measured, "deaths": [["n0", 1.0]]}
+    fig = figures_lib.draw_step(step)
+    self.assertLen({axes.get_xlim() for axes in fig.axes}, num_scales)
+    for axes, name in zip(fig.axes, ("planned", "measured"), strict=True):
+      title = axes.get_title(loc="left")
+      self.assertStartsWith(title, name)
+      self.assertEqual("on its own scale" in title, num_scales == 2, title)
+      self.assertEqual([text.get_text() for text in axes.get_yticklabels()], names)
+      self.assertEqual([text.get_text() for text in axes.texts], ["0F0"] * 3)
+    self.assertEqual(fig.get_suptitle(), "Step 7, in which n0 died: planned before that")
+    (legend,) = fig.legends
+    self.assertEqual([t.get_text().split()[0] for t in legend.texts], ["forward", "sent"])
     self.assertEmpty(figures.find_faults(fig))
 
   def test_bars_fill_the_whole(self):

@@ -15,16 +15,9 @@ from bamboo_jax import config as config_lib
 from bamboo_jax.accounting import account as account_lib, machines
 from bamboo_jax.base import logs
 from bamboo_jax.checkpoint import digest, identity as identity_lib
-from bamboo_jax.metrics import (
-    chrome_trace,
-    jsonl,
-    loss_plot,
-    plots,
-    progress as progress_lib,
-    rows as rows_lib,
-    schedule_plot,
-)
+from bamboo_jax.metrics import jsonl, plots, progress as progress_lib, rows as rows_lib
 from bamboo_jax.recovery import durations, layout as layout_lib
+from bamboo_jax.report import figures
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.profile import products, recorder as recorder_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
@@ -123,10 +116,12 @@ class JournalTest(parameterized.TestCase):
             cohort=None,
             workdir=workdir_lib.Workdir(self.root),
             progress=progress_lib.ProgressLine(num_steps=9, stream=self.shown),
+            name=f"n{number}",
         ),
         State(self.nodes, number),
     )
     self.nodes[number] = node
+    self.addCleanup(node.close)
     return node
 
   def make_job(self, **changes):
@@ -339,42 +334,6 @@ class JournalTest(parameterized.TestCase):
     self.assertEqual((last["step"], last["rung"], last["owners"]), (3, "shadow", [[1, 1], [2, 3]]))
     self.assertEqual(self.steps(), [1, 2, 3])
 
-  def test_schedule_plot_shows_a_step_without_a_death(self):
-    def slots(node):
-      i = instruction_lib.Instruction(0, instruction_lib.Op.FORWARD, node)
-      slot = timeline_lib.Slot(node, i, 0.0, 3.0)
-      return dict(
-          planned=[timeline_lib.Timeline((slot,), (node,), 3.0)],
-          instructions=[recorder_lib.MeasuredInstruction(node, i, 102.0, 102.5)],
-      )
-
-    steps = [
-        _committed(1, **slots(5)),
-        _committed(2, **slots(6)),
-        _committed(3, **slots(7), recoveries=(_recovery(2, view=2),)),
-    ]
-    titles, drawn = [], []
-
-    def draw(title, **slots):
-      titles.append(title)
-      drawn.append(slots)
-
-    with (
-        mock.patch.object(schedule_plot, "draw_schedule", draw),
-        mock.patch.object(plots, "save_figure") as save,
-    ):
-      for some in (steps, steps[2:], [_committed(1)]):
-        traced = [step_traces.traced_step(s, since_secs=s.start_secs) for s in some]
-        step_traces.plot_step("a.png", traced, formats=("svg",))
-    quiet, death = drawn  # Nothing without measured slots.
-    self.assertEqual(titles, ["Step 2", "Step 3, in which n0 died: planned before that"])
-    for got, node in ((quiet, 6), (death, 7)):
-      for kind in ("planned", "measured"):
-        (slot,) = got[kind]
-        self.assertEqual((slot.track, slot.name), (f"node {node}", f"0F{node}"))
-        self.assertEqual(slot.meaning, f"forward pass of stage 0, microbatch {node}")
-    save.assert_called_with(None, "a.png", ("svg",))
-
   @parameterized.parameters(True, False)
   def test_the_summary_comes_last(self, can_draw):
     # A launcher ends all members soon after it is there.
@@ -387,7 +346,7 @@ class JournalTest(parameterized.TestCase):
         raise OSError("no space")
       return plots.new_figure((1, 1))[0]
 
-    self.enterContext(mock.patch.object(loss_plot, "draw_losses", draw))
+    self.enterContext(mock.patch.object(figures, "draw_losses", draw))
     self.begin()
     self.train(1)
     changes = {"metrics.plots": True}
@@ -410,12 +369,21 @@ class JournalTest(parameterized.TestCase):
           step,
           planned=[timeline_lib.Timeline((slot,), (node,), 3.0)],
           instructions=[recorder_lib.MeasuredInstruction(node, i, start_secs, start_secs + 0.5)],
+          recoveries=(_recovery(2, view=2),) * (step - 1),
       )
+    for node in self.nodes.values():
+      node.flush()
     self.summary(2)
     events = json.loads((self.root / "trace.json").read_text())["traceEvents"]
-    found = [(e["pid"], e["args"]["step"], e["ts"]) for e in events if "ts" in e]
+    planned = [
+        (e["args"]["step"], round(e["ts"], -2)) for e in events if e["pid"] == 1 and "ts" in e
+    ]
     # In microseconds; the second step starts two seconds after the first.
-    self.assertCountEqual(found, [(1, 1, 0.0), (1, 2, 2e6), (2, 1, 0.0), (2, 2, 2e6)])
+    self.assertEqual(planned, [(1, 0.0), (2, 2e6)])
+    measured = [e for e in events if e["pid"] == 2 and e["ph"] == "X"]
+    self.assertEqual([e["args"]["step"] for e in measured], [1] * 4 + [2] * 4)  # By four members.
+    (death,) = [e for e in events if e["ph"] == "i"]
+    self.assertEqual((death["name"], death["args"]["step"]), ("n0 dies", 2))
 
   def test_skipped_steps_are_told_once_each(self):
     self.begin()
@@ -453,36 +421,15 @@ class JournalTest(parameterized.TestCase):
     self.assertEqual(self.steps(), [1, 2, 3, 4, 5])
     self.assertEqual(self.summary(5)["cost"]["num_samples"], 20)
 
-  def test_rows_of_all_members_are_in_the_trace(self):
-    rows = self.root / "rows"
-    rows.mkdir()
-    slot = [("n3", "1F0", "forward", 1.0, 2.0)]
-    make = lambda at_secs, slots: [rows_lib.StepRows(1, at_secs, 0.0, slots)]
-    rows_lib.write(rows / "n0.json", make(100.0, []))
-    rows_lib.write(rows / "n3.json", make(100.5, slot))
-    done = _measured(1, recoveries=(_recovery(1, view=2),))
-    (traced,) = step_traces.write_trace(
-        workdir_lib.Workdir(self.root), "n0", [done], since_secs=done.start_secs
-    )
-    last = chrome_trace.read_last(self.root / "trace.json")
-    by_track = {s.track: s for s in last.measured if s.name == "1F0"}
-    (death,) = [s for s in last.measured if s.category == "death"]
-    self.assertEqual((death.track, death.name), ("n0", "n0 dies"))
-    self.assertAlmostEqual(by_track["n3"].end_ms - by_track["n3"].start_ms, 1.0)
-    self.assertContainsSubset(["n3", "n5"], by_track)  # No numbers of arrival.
-    self.assertLen(traced.measured, len(last.measured))  # For the figure, too.
-
   def test_a_member_writes_its_last_steps(self):
     workdir = workdir_lib.Workdir(self.root)
     file = step_traces.RowLogger(workdir.rows, "n1", num_steps=2)
     for step in (1, 2, 3):
       file.log(step, {"done": _measured(step), "with_plan": True})
     file.close()
-    (steps,) = rows_lib.read_members(workdir.rows).values()
-    self.assertEqual([rows.step for rows in steps], [2, 3])
-    self.assertNotEmpty(steps[-1].slots)
-    (workdir.rows / "n1.json").write_text("[{")
-    self.assertEqual(rows_lib.read_members(workdir.rows), {})
+    steps = rows_lib.read_steps(workdir.rows, [])
+    self.assertEqual([step.step for step in steps], [2, 3])
+    self.assertEqual([slot.track for step in steps for slot in step.measured], ["n5", "n5"])
     step_traces.clear(workdir.rows)
     self.assertEmpty([*workdir.rows.iterdir()])
 

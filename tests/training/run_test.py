@@ -140,7 +140,7 @@ class RunTest(parameterized.TestCase):
     changes = {"evaluate__every_steps": 4, "metrics__plots": True}
     workdir = self.train("a", **changes)
     names = {"checkpoints", "config.json", "metrics.jsonl", "summary.json"}
-    names |= {"trace.json", "loss.png", "schedule.png", ".lock", "records", "secret"}
+    names |= {"trace.json", "rows", "loss.png", "schedule.png", ".lock", "records", "secret"}
     self.assertEqual(set(os.listdir(workdir)), names)
     self.assertEqual(_steps_saved(workdir), [4, 5])
     config = json.loads((workdir / "config.json").read_text())

@@ -14,7 +14,7 @@ from bamboo_jax import base
 from bamboo_jax.accounting import account as account_lib, prices as prices_lib
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import views
-from bamboo_jax.metrics import chrome_trace, rows as rows_lib, slot as slot_lib
+from bamboo_jax.metrics import rows as rows_lib
 from bamboo_jax.recovery import (
     decide as decide_lib,
     ladder as ladder_lib,
@@ -35,7 +35,7 @@ class Known:
     run: State in the store; None for a run that is over.
     price: Price of a node; None if the config names no instance.
     market: One of `prices.MARKETS`.
-    rows: Result of `find_rows`.
+    rows: The last step that was measured.
     actions: Faults that buttons may cause.
     kills: Time of death of nodes that this process has killed, by number.
     met: All members of views that were seen, by number.
@@ -50,7 +50,7 @@ class Known:
   run: status_lib.StoredRun | None = None
   price: prices_lib.Price | None = None
   market: str = "spot"
-  rows: Mapping[str, Any] | None = None
+  rows: rows_lib.Step | None = None
   actions: Sequence[str] = ()
   kills: Mapping[base.NodeId, float] = dataclasses.field(default_factory=dict)
   met: dict[base.NodeId, views.Member] = dataclasses.field(default_factory=dict)
@@ -89,7 +89,8 @@ def find(known: Known) -> dict[str, Any]:
       "events": list(history.events),
       "curve": [[*p[:5], usd * p[5] if usd else None, p[6]] for p in history.points],
       "time": find_time(totals.node_secs, totals.secs, account_lib.NodeTime.of(totals.parts)),
-      "rows": known.rows,
+      "evaluations": list(history.evaluations),
+      "rows": known.rows and known.rows._asdict(),
       "actions": list(known.actions),
   }
   return found if known.run else found | {"figures": _find_figures(known, found)}
@@ -120,46 +121,6 @@ def _find_figures(known: Known, found: Mapping[str, Any]) -> dict[str, Any]:
       "layout": words.describe_owners(history.owners),
       "recoveries": words.count(recovery["rung"] for recovery in found["recoveries"]),
       "state_sha256": head["state_sha256"] and head["state_sha256"][:12],
-  }
-
-
-def find_rows(
-    planned: rows_lib.StepRows | None,
-    members: Mapping[str, Sequence[rows_lib.StepRows]],
-    history: history_lib.History,
-) -> dict[str, Any] | None:
-  """Returns the plan of a step, and the last step that was measured.
-
-  None if there is neither. `members` has the last steps of each, by name.
-  """
-  steps = {r.step for rows in members.values() for r in rows if r.slots}
-  if planned is None and not steps:
-    return None
-  last = max(steps, default=0)
-  here = [r for rows in members.values() for r in rows if r.step == last]
-  begin = min((r.at_secs for r in here), default=0.0)
-  measured = [slot for r in here for slot in r.shifted(1e3 * (r.at_secs - begin))]
-  return {
-      "step": last or None,
-      "planned": planned.slots if planned else [],
-      "measured": measured,
-      "deaths": [
-          [name, 1e3 * (r["view_at_secs"] - here[0].start_secs)]
-          for r in history.recoveries.values()
-          if r["step"] == last and here
-          for name in r["names"]
-      ],
-  }
-
-
-def traced_rows(last: chrome_trace.TracedStep) -> dict[str, Any]:
-  """Returns the last step in `trace.json`, in the form of `find_rows`."""
-  measured = rows_lib.pack(last.measured)
-  return {
-      "step": last.step,
-      "planned": rows_lib.pack(last.planned),
-      "measured": [row for row in measured if row[2] != slot_lib.DEATH],
-      "deaths": [[row[0], row[3]] for row in measured if row[2] == slot_lib.DEATH],
   }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from bamboo_jax import base
 from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.cluster import records as records_lib
-from bamboo_jax.metrics import chrome_trace, jsonl, rows as rows_lib
+from bamboo_jax.metrics import jsonl, rows as rows_lib
 from bamboo_jax.report import status as status_lib
 from bamboo_jax.report.live import facts, history as history_lib
 
@@ -74,13 +74,10 @@ class Feed:
     known.history.add(lines)
     if now >= self._rows_secs + _ROWS_SECS:
       self._rows_secs = now
-      folder = workdir / "rows"
-      planned = [*rows_lib.read(folder / rows_lib.PLANNED), None][0]
-      members = rows_lib.read_members(folder)
-      known.rows = facts.find_rows(planned, members, known.history)
-      if known.rows is None and (workdir / "trace.json").exists():
-        last = chrome_trace.read_last(workdir / "trace.json")
-        known.rows = facts.traced_rows(last)
+      steps = rows_lib.read_steps(workdir / "rows", known.history.recoveries.values())
+      if self._records is None:  # A step with a death is not comparable to its plan.
+        steps = [step for step in steps if not step.deaths] or steps
+      known.rows = steps[-1] if steps else None
     if self._records is None:
       self._set_config(json.loads((workdir / "config.json").read_text()))
       with contextlib.suppress(FileNotFoundError):  # The run is not over.

@@ -34,6 +34,7 @@ class History:
   Attributes:
     points: Step, seconds of training, loss, tokens (or samples) per second,
       live nodes, seconds of all nodes so far, samples so far.
+    evaluations: Step and loss.
     events: Step, kind such as "join", and a sentence.
     recoveries: By view, as `find_recovery` returns them.
     last: The last line of a step; empty before.
@@ -49,6 +50,7 @@ class History:
     self._kills = kills
     self._boot_secs = 0.0  # Of nodes that are charged with the next step.
     self.points: list[tuple[Any, ...]] = []
+    self.evaluations: list[list[Any]] = []
     self.events: list[dict[str, Any]] = []
     self.recoveries: dict[int, dict[str, Any]] = {}
     self.last: Mapping[str, Any] = {}
@@ -113,6 +115,7 @@ class History:
           self._note(line, self.pause)
       case "eval":
         self.pause = ""
+        self.evaluations.append([line["step"], line.get("loss")])
       case "warning" | "changed":
         self._note(line, line["text"])
       case "slow":

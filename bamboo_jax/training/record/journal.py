@@ -6,7 +6,6 @@ writer died before it was written. All else that is known of a run is a fold of
 these lines: `fold_summary` here, `accounting.account`, `metrics.progress`, `report`.
 """
 
-import collections
 from collections.abc import Callable, Mapping, Sequence
 import contextlib
 import dataclasses
@@ -25,15 +24,17 @@ from bamboo_jax.accounting import account as account_lib, machines
 from bamboo_jax.base import logs
 from bamboo_jax.checkpoint import digest
 from bamboo_jax.metrics import (
+    chrome_trace,
     jsonl,
     logger as logger_lib,
-    loss_plot,
     plots,
     progress as progress_lib,
+    rows as rows_lib,
     summary as summary_lib,
 )
 from bamboo_jax.metrics.loggers import background, csv_file, tensorboard, wandb_run
 from bamboo_jax.recovery import durations
+from bamboo_jax.report import contents, figures
 from bamboo_jax.runtime.profile import products
 from bamboo_jax.training import (
     environment,
@@ -44,6 +45,7 @@ from bamboo_jax.training import (
 from bamboo_jax.training.record import charges as charges_lib, step_times, step_traces
 from bamboo_jax.training.setup import job as job_lib, sizes
 
+_ALONE = "train"  # File of rows of a process with all nodes.
 _ROWS_SECS = 5.0  # For the last rows; the folder may hang.
 _COUNT_SECS = 4.0  # Between counts of compiled programs.
 _RATES = {f"{unit}_per_sec": unit for unit in ("tokens", "samples")}
@@ -84,14 +86,10 @@ class Journal:
     self._background: list[background.Background] = []  # Loggers of the package.
     self._own: list[tuple[str, Any]] = []  # Loggers and callbacks of the user, each with a name.
     num_traced = max(1, job.config.metrics.trace_steps)
-    self._traced = collections.deque[step_lib.Committed](maxlen=num_traced)
-    self._first_secs: float | None = None  # Time 0 of the trace.
-    self._rows: background.Background | None = None
-    if given.name:  # Of a member that is not alone.
-      make_rows = lambda step: step_traces.RowLogger(
-          self._workdir.rows, given.name, num_steps=num_traced
-      )
-      self._rows = background.Background("rows", make_rows, step=0, close_secs=_ROWS_SECS)
+    make_rows = lambda step: step_traces.RowLogger(
+        self._workdir.rows, given.name or _ALONE, num_steps=num_traced
+    )
+    self._rows = background.Background("rows", make_rows, step=0, close_secs=_ROWS_SECS)
     profiles = self._workdir.profiles / given.name
     self._profiler = step_traces.Profiler(job.config.metrics.profiled, profiles)
     self.shown: dict[str, float] = {}
@@ -116,13 +114,13 @@ class Journal:
       self.show(f"nothing to do: {step} of {num_steps=} steps are done")
     if not self._state.is_writer:
       return
-    step_traces.clear(self._workdir.rows)  # Of an earlier run.
     text = json.dumps(self._config.to_json(), indent=2)
     base.write_atomically(self._workdir.config, text + "\n")
     if (manifest := self._job.task.batches.source.manifest) is not None:
       base.write_atomically(self._workdir.data, manifest.to_json())
     if step < num_steps:
-      self.close()  # It may have started at another step.
+      step_traces.clear(self._workdir.rows)  # Of an earlier run.
+      self._end_lines()  # It may have started at another step.
       self._open(step, begins=True)
       if self.failures.error is not None:
         raise self.failures.error
@@ -160,10 +158,9 @@ class Journal:
     )
     self._profiler.note_done(done.steps)
     logs.note_step(done.steps)
-    if self._rows is not None:
-      self._rows.log(done.steps, {"done": done, "with_plan": self._state.is_writer})
+    self._rows.log(done.steps, {"done": done, "with_plan": self._state.is_writer})
     if not self._state.is_writer:
-      self.close()  # Another member writes from now on.
+      self._end_lines()  # Another member writes from now on.
       return
     self._ensure(done.steps - 1, before)
     self._write(self._last)
@@ -222,10 +219,9 @@ class Journal:
   def flush(self) -> None:
     """Waits until rows are written, and ends the profile of this member."""
     self._profiler.stop()
-    if self._rows is not None:
-      self._rows.close()
-      if error := self._rows.take_error():
-        logging.warning("%s", error)
+    self._rows.close()
+    if error := self._rows.take_error():
+      logging.warning("%s", error)
 
   def write_summary(self, step: int, digests: digest.Digests) -> None:
     """Writes summary and plots after `step` steps, unless already written."""
@@ -246,14 +242,18 @@ class Journal:
       logger.close()
     self._warn_of_loggers()
     try:  # Last: a launcher ends all processes once it sees the summary.
-      self._draw(lines if plots_due else ())
+      self._draw(lines, with_figures=plots_due)
     except base.MissingExtraError as error:
       logging.log_first_n(logging.WARNING, "No plots. %s", 1, error)
     finally:
       summary_lib.write_summary(self._workdir.summary, summary)
 
   def close(self) -> None:
-    """Closes journal, loggers and callbacks."""
+    """Closes journal, rows, loggers and callbacks."""
+    self._rows.close()
+    self._end_lines()
+
+  def _end_lines(self) -> None:
     if self._lines is not None:
       self._lines.close()
       self._call("close")
@@ -300,9 +300,6 @@ class Journal:
       values = {"owners": last.owners, "rung": last.rung, "at_secs": time.perf_counter()}
       self._append({"event": "layout", "step": done.steps, **values, "names": names})
     self._append({"step": done.steps, **shown, **more})
-    if self._first_secs is None:
-      self._first_secs = done.start_secs
-    self._traced.append(done)
 
   def _append(self, line: dict[str, Any], *, is_shown: bool = True) -> None:
     """Appends a line, shows it, and hands it to loggers and callbacks."""
@@ -440,18 +437,17 @@ class Journal:
     training = frozenset(node for row in owners for node in row)
     return charges_lib.Live(training, frozenset(self._state.spares))
 
-  def _draw(self, lines: Sequence[jsonl.Line]) -> None:
-    """Writes the trace, if a step was run, and figures of `lines`, if there are any."""
-    traced = []
-    if self._first_secs is not None:
-      traced = step_traces.write_trace(
-          self._workdir, self._given.name, [*self._traced], since_secs=self._first_secs
-      )
-    if lines:
+  def _draw(self, lines: Sequence[jsonl.Line], *, with_figures: bool) -> None:
+    """Writes the trace, if a step was measured, and figures."""
+    steps = rows_lib.read_steps(self._workdir.rows, _of_event(lines, "recovery"))
+    if any(step.measured for step in steps):
+      chrome_trace.write(self._workdir.trace, steps)
+    if with_figures:
       formats = plots.parse_formats(self._config.metrics.figure_format)
-      figure = loss_plot.draw_losses([loss_plot.read_losses(lines, name="")])
-      plots.save_figure(figure, self._workdir.loss_plot, formats)
-      step_traces.plot_step(self._workdir.schedule_plot, traced, formats=formats)
+      run = contents.read_run(self._workdir.root, {})
+      plots.save_figure(figures.draw_losses([run]), self._workdir.loss_plot, formats)
+      if run["rows"] and run["rows"]["measured"]:
+        plots.save_figure(figures.draw_step(run["rows"]), self._workdir.schedule_plot, formats)
 
 
 def fold_summary(

@@ -1,14 +1,12 @@
 """Planned and measured steps, for pages, pictures and traces.
 
-`RowLogger` writes a member's last steps as a file of `metrics.rows`; `write_trace`
-joins those of all members for Perfetto.
+`RowLogger` writes a member's last steps as a file of `metrics.rows`.
 `Profiler` has XLA trace some steps for XProf: `config.metrics.profile_steps`.
 """
 
 import collections
-from collections.abc import Callable, Iterable, Mapping, Sequence
-import dataclasses
-import os
+from collections.abc import Callable, Mapping, Sequence
+import itertools
 import pathlib
 import time
 from typing import Any
@@ -17,42 +15,24 @@ import jax
 
 from bamboo_jax import base
 from bamboo_jax.base import logs
-from bamboo_jax.metrics import (
-    chrome_trace,
-    plots,
-    rows as rows_lib,
-    schedule_plot,
-    slot as slot_lib,
-)
+from bamboo_jax.metrics import rows as rows_lib
 from bamboo_jax.schedule import instruction as instruction_lib, timeline as timeline_lib
 from bamboo_jax.training import step as step_lib
-from bamboo_jax.training.record import workdir as workdir_lib
 
 Op = instruction_lib.Op
 
 _PAUSE_SECS = 0.5  # Between two writes, however short the steps are.
 _CATEGORIES = {Op.FORWARD: "forward", Op.REDUNDANT_FORWARD: "redundant", Op.BACKWARD: "backward"}
-_OUTPUT = "output of stage {i.stage} for microbatch {i.microbatch}"
-_MEANINGS = {
-    Op.FORWARD: "forward pass of stage {i.stage}, microbatch {i.microbatch}",
-    Op.BACKWARD: "backward pass of stage {i.stage}, microbatch {i.microbatch}",
-    Op.REDUNDANT_FORWARD: ("redundant forward pass, stage {i.stage}, microbatch {i.microbatch}"),
-    Op.SEND_ACTIVATION: _OUTPUT + ", to {peer}",
-    Op.RECV_ACTIVATION: _OUTPUT + ", from {peer}",
-    Op.SEND_GRAD: "gradient of the " + _OUTPUT + ", to {peer}",
-    Op.RECV_GRAD: "gradient of the " + _OUTPUT + ", from {peer}",
-}
 
 
 class RowLogger:
   """A `logger.Logger` of the last `num_steps` of the member `name`, as a file of `metrics.rows`.
 
-  `log` gets the step as "done", and "with_plan": whether to write the plan of all
-  nodes, too, if it is new.
+  `log` gets the step as "done", and "with_plan": whether to write the plans of all
+  nodes in these steps, too, if there is a new one.
   """
 
   def __init__(self, folder: pathlib.Path, name: str, *, num_steps: int) -> None:
-    folder.mkdir(exist_ok=True)
     self._folder, self._name, self._planned = folder, name, None
     self._last = collections.deque[step_lib.Committed](maxlen=num_steps)
     self._next_secs = 0.0
@@ -60,9 +40,12 @@ class RowLogger:
   def log(self, step: int, metrics: Mapping[str, Any]) -> None:
     done = metrics["done"]
     self._last.append(done)
+    self._folder.mkdir(exist_ok=True)
     if metrics["with_plan"] and done.planned is not self._planned and done.planned:
-      planned = _pack(done, planned_slots(done.planned, logs.name_of))
-      rows_lib.write(self._folder / rows_lib.PLANNED, [planned])
+      groups = itertools.groupby(self._last, key=lambda step: id(step.planned))
+      firsts = [next(steps) for _, steps in groups]
+      planned = [_pack(one, planned_slots(one.planned or (), logs.name_of)) for one in firsts]
+      rows_lib.write(self._folder / rows_lib.PLANNED, planned)
       self._planned = done.planned
     if time.monotonic() >= self._next_secs:
       self.close()
@@ -71,51 +54,21 @@ class RowLogger:
     pass
 
   def close(self) -> None:
-    """Writes the file."""
-    measured = [_pack(done, measured_slots(done)) for done in self._last]
-    rows_lib.write(self._folder / f"{self._name}.json", measured)
+    """Writes the file, if a step was done."""
+    if measured := [_pack(done, _measured_slots(done)) for done in self._last]:
+      rows_lib.write(self._folder / f"{self._name}.json", measured)
     self._next_secs = time.monotonic() + _PAUSE_SECS
 
 
-def _pack(done: step_lib.Committed, slots: Iterable[slot_lib.TrackSlot]) -> rows_lib.StepRows:
+def _pack(done: step_lib.Committed, slots: Sequence[rows_lib.TrackSlot]) -> rows_lib.StepRows:
   at_secs = time.time() + done.start_secs - time.perf_counter()
-  return rows_lib.StepRows(done.steps, at_secs, done.start_secs, rows_lib.pack(slots))
+  return rows_lib.StepRows(done.steps, at_secs, done.start_secs, slots)
 
 
 def clear(folder: pathlib.Path) -> None:
   """Removes the files of an earlier run."""
   for path in folder.glob("*.json"):
     path.unlink(missing_ok=True)
-
-
-def write_trace(
-    workdir: workdir_lib.Workdir,
-    name: str,
-    steps: Sequence[step_lib.Committed],
-    *,
-    since_secs: float,
-) -> list[chrome_trace.TracedStep]:
-  """Writes the trace of steps of the member `name`, with rows of all members.
-
-  `since_secs` is its time 0. Returns the steps; writes nothing if none was
-  measured.
-  """
-  if not any(done.instructions for done in steps):
-    return []
-  members = rows_lib.read_members(workdir.rows)
-  begins = {rows.step: rows.at_secs for rows in members.pop(name, ())}
-  others = [rows for found in members.values() for rows in found]
-  traced = []
-  for done in steps:
-    step = traced_step(done, since_secs=since_secs)
-    measured = list(step.measured)
-    for rows in others:
-      if rows.step == step.step in begins:
-        later_ms = 1e3 * (rows.at_secs - begins[step.step])
-        measured += rows_lib.unpack(rows.shifted(later_ms))
-    traced.append(dataclasses.replace(step, measured=measured))
-  chrome_trace.write(workdir.trace, traced)
-  return traced
 
 
 class Profiler:
@@ -141,55 +94,10 @@ class Profiler:
     self._is_on = False
 
 
-def traced_step(done: step_lib.Committed, *, since_secs: float) -> chrome_trace.TracedStep:
-  """Returns a committed step as planned at its start, and as measured.
-
-  A lost node is marked as dead when its loss became known.
-
-  `since_secs` is the time 0 of the trace, on the clock of `done`.
-  """
-  deaths = [
-      slot_lib.TrackSlot(name, f"{name} dies", ms, ms, slot_lib.DEATH)
-      for r in done.recoveries
-      for ms in [max(0.0, 1e3 * (r.view_at_secs - done.start_secs))]
-      for name in r.names
-  ]
-  return chrome_trace.TracedStep(
-      done.steps,
-      1e3 * (done.start_secs - since_secs),
-      planned_slots(done.planned, logs.name_of),
-      (*measured_slots(done), *deaths),
-  )
-
-
-def plot_step(
-    path: str | os.PathLike[str],
-    steps: Sequence[chrome_trace.TracedStep],
-    *,
-    formats: Sequence[str],
-) -> None:
-  """Draws the last measured step without a death, or else the last one.
-
-  A step with a death has several plans and is not comparable to its first.
-  Draws nothing if no step was measured.
-  """
-  is_death = lambda slot: slot.category == slot_lib.DEATH
-  steps = [s for s in steps if not all(map(is_death, s.measured))]
-  if not steps:
-    return
-  step = next((s for s in reversed(steps) if not any(map(is_death, s.measured))), steps[-1])
-  title = f"Step {step.step}"
-  if victims := [slot.track for slot in step.measured if is_death(slot)]:
-    title += f", in which {', '.join(victims)} died: planned before that"
-  measured = [slot for slot in step.measured if not is_death(slot)]
-  figure = schedule_plot.draw_schedule(title, planned=step.planned, measured=measured)
-  plots.save_figure(figure, path, formats)
-
-
 def planned_slots(
     timelines: Sequence[timeline_lib.Timeline],
     name: Callable[[base.NodeId], str] = "node {}".format,
-) -> tuple[slot_lib.TrackSlot, ...]:
+) -> tuple[rows_lib.TrackSlot, ...]:
   """Returns the slots of planned timelines, in ms, by place; `name` names a node."""
   place = lambda row: min(
       (s.instruction.stage for s in row if s.instruction.op == Op.FORWARD), default=0
@@ -202,7 +110,7 @@ def planned_slots(
   )
 
 
-def measured_slots(done: step_lib.Committed) -> tuple[slot_lib.TrackSlot, ...]:
+def _measured_slots(done: step_lib.Committed) -> tuple[rows_lib.TrackSlot, ...]:
   """Returns the measured slots of a step, in milliseconds since its start."""
   ms = lambda secs: 1e3 * (secs - done.start_secs)
   return tuple(
@@ -217,14 +125,8 @@ def _slot(
     instruction: instruction_lib.Instruction,
     start_ms: float,
     end_ms: float,
-) -> slot_lib.TrackSlot:
-  return slot_lib.TrackSlot(
-      track=name(node),
-      name=str(instruction),
-      start_ms=start_ms,
-      end_ms=end_ms,
-      category=_CATEGORIES.get(instruction.op, "transfer"),
-      meaning=_MEANINGS[instruction.op].format(
-          i=instruction, peer="" if instruction.peer is None else name(instruction.peer)
-      ),
+) -> rows_lib.TrackSlot:
+  category = _CATEGORIES.get(instruction.op, "transfer")
+  return rows_lib.TrackSlot(
+      name(node), str(instruction), category, round(start_ms, 3), round(end_ms, 3)
   )

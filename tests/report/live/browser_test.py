@@ -92,11 +92,13 @@ def make_known():
   known.run = status.StoredRun("cluster", 90, views.View(4, left, "n5 left: SIGKILL"), [], told)
   known.config, known.now_secs = _CONFIG, 1001.0
   names = [m.name for m in here[:8]]
-  planned = rows_lib.StepRows(1, 0.0, 0.0, _slots(names, 1.0))
-  rows = {n: [rows_lib.StepRows(_DIED_STEP, 0.0, 0.0, _slots([n], 20.0))] for n in names}
-  rows["n5"] = [rows_lib.StepRows(_DIED_STEP - 1, 0.0, 0.0, _slots(["n5"], 20.0))]
-  known.rows = facts.find_rows(planned, rows, known.history)
-  known.rows["deaths"] = [["n5", 400.0]]
+  known.rows = rows_lib.Step(
+      step=_DIED_STEP,
+      at_secs=0.0,
+      planned=_slots(names, 1.0),
+      measured=_slots([name for name in names if name != "n5"], 20.0),
+      deaths=[("n5", 400.0)],
+  )
   known.actions = ("kill", "stop", "slow", "notice", "zone", "join")
   return known
 

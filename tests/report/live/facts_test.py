@@ -8,7 +8,6 @@ from absl.testing import absltest
 
 from bamboo_jax.accounting import prices
 from bamboo_jax.cluster import views
-from bamboo_jax.metrics import rows as rows_lib
 from bamboo_jax.recovery import ladder as ladder_lib
 from bamboo_jax.report import status
 from bamboo_jax.report.live import facts, history as history_lib
@@ -204,30 +203,6 @@ class FactsTest(absltest.TestCase):
         {name: secs for name, secs in got["badput_secs"].items() if secs},
         {"INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION": 1.0, "OTHER": 3.0},
     )
-
-  def test_rows_of_the_last_step_on_one_clock(self):
-    make = lambda step, at, name: rows_lib.StepRows(
-        step, at, at - 90.0, [(name, "0F0", "forward", 1.0, 2.0)]
-    )
-    found = facts.find_rows(
-        make(1, 99.0, "n0"),
-        {
-            "n0": [make(2, 99.5, "n0"), make(3, 100.0, "n0")],
-            "n1": [make(3, 100.25, "n1")],
-            "n2": [make(2, 99.5, "n2")],  # It is dead.
-        },
-        history(
-            {"event": "recovery"}
-            | durations_test.RECOVERY
-            | {"nodes": [7], "names": ["n2"], "view_at_secs": 10.125}
-        ),
-    )
-    self.assertEqual(found["step"], 3)
-    self.assertEqual(
-        [slot[:1] + slot[3:] for slot in found["measured"]],
-        [("n0", 1.0, 2.0), ("n1", 251.0, 252.0)],
-    )
-    self.assertEqual(found["deaths"], [["n2", 125.0]])
 
   def test_a_run_that_is_over(self):
     layout = {"event": "layout", "step": 1, "owners": [[0, 1]], "rung": "none"}
