@@ -43,12 +43,4 @@ def find_faults(fig):
   for (a, box), (b, other) in itertools.combinations(texts, 2):
     if box.padded(-_ROUNDING).overlaps(other.padded(-_ROUNDING)):
       faults.append(f"{a.get_text()!r} and {b.get_text()!r} overlap")
-  for text, _ in texts:
-    arrow = getattr(text, "arrow_patch", None)
-    if arrow is None:
-      continue
-    line = arrow.get_transform().transform_path(arrow.get_path())
-    for other, box in texts:
-      if line.intersects_bbox(box.padded(-_ROUNDING), filled=False):
-        faults.append(f"a line goes through {other.get_text()!r}")
   return faults[:9]

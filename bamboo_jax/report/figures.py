@@ -45,7 +45,6 @@ _ROW_INCHES = 0.36  # For a node in a step.
 _SLOT_FONT = 7  # Points.
 _MOST_UNLIKE = 3.0  # Ratio of parts that share a time scale.
 _CLOSE = 0.1  # Values within this share of the best get a panel of their own.
-_LABEL_INCHES = 0.22  # From a curve's label to the next.
 
 
 class TimeUnit(NamedTuple):
@@ -231,8 +230,8 @@ Curves = Sequence[tuple[str, Sequence[Sequence[Any]]]]  # Points: x, y, low, hig
 def draw_series(series: Mapping[str, Any]) -> Any:
   """Returns a figure of a series, such as value against preemption rate.
 
-  Each line is labelled at its end, in the order of the values there. If several
-  end close to the best, which a scale from 0 hides, a second panel enlarges those.
+  The legend has the lines in the order of their values at the end. If several end
+  close to the best, which a scale from 0 hides, a second panel enlarges those.
   """
   ranked = sorted(series["lines"].items(), key=lambda line: line[1][-1][1], reverse=True)
   best: dict[float, float] = {}
@@ -241,17 +240,15 @@ def draw_series(series: Mapping[str, Any]) -> Any:
   ends = [points[-1] for _, points in ranked]
   is_close = [y > (1 - _CLOSE) * best[x] for x, y, *_ in ends]
   has_close = sum(is_close) > 1
-  height = max(3.6, _LABEL_INCHES * len(ranked) + 0.4)
-  shares = (height, 2.4) if has_close else (height,)
-  fig, grid = plots.new_figure(
-      (9, sum(shares) + 0.9), len(shares), sharex=True, height_ratios=shares
-  )
+  shares = (3.6, 2.4)[: 1 + has_close]
+  height = sum(shares) + 0.9 + 0.1 * len(ranked)  # Of the legend, too.
+  fig, grid = plots.new_figure((9, height), len(shares), sharex=True, height_ratios=shares)
   axes = grid[0, 0]
   _draw_curves(axes, ranked, dict.fromkeys(best, 1.0))
   axes.set_title(plots.plain(series["note"]), loc="left", fontsize=9)
   axes.set_ylabel(plots.plain(series["y"]))
   axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
-  _label_curves(axes, ranked, gap=_LABEL_INCHES / (height - 0.2))
+  plots.add_legend(fig, axes.get_legend_handles_labels()[0])
   if has_close:
     below = grid[1, 0]
     percent = {rate: value / 100 for rate, value in best.items()}
@@ -268,7 +265,7 @@ def _draw_curves(
     axes: Any, ranked: Curves, units: Mapping[float, float], *, shown: Sequence[bool] | None = None
 ) -> None:
   """Draws values in `units`, by rate; of the `shown` curves, or all."""
-  for i, ((colour, style), (_, points)) in enumerate(zip(_styles(), ranked, strict=False)):
+  for i, ((colour, style), (name, points)) in enumerate(zip(_styles(), ranked, strict=False)):
     if shown and not shown[i]:
       continue
     bars: list[Any] | None = None  # A single run has no interval.
@@ -281,6 +278,7 @@ def _draw_curves(
         [x for x, *_ in points],
         [y / units[x] for x, y, *_ in points],
         yerr=bars and list(zip(*bars, strict=True)),
+        label=plots.plain(name),
         color=colour,
         linestyle=style,
         marker=_MARKERS[i % len(_MARKERS)],
@@ -289,40 +287,6 @@ def _draw_curves(
         elinewidth=0.8,
         capsize=2,
     )
-
-
-def _label_curves(axes: Any, ranked: Curves, *, gap: float) -> None:
-  """Writes the name of each curve right of its end, at least `gap` apart.
-
-  `gap` is a share of the axis.
-  """
-  top = axes.get_ylim()[1]
-  heights = _spread([points[-1][1] / top for _, points in ranked], gap=gap)
-  for i, ((colour, _), (name, points)) in enumerate(zip(_styles(), ranked, strict=False)):
-    line = dict(arrowstyle="-", color=colour, linewidth=0.5, shrinkB=3)
-    axes.annotate(
-        plots.plain(name),
-        tuple(points[-1][:2]),
-        xytext=(1.04, heights[i]),
-        textcoords="axes fraction",
-        va="center",
-        color=colour,
-        arrowprops=line | dict(relpos=(0.0, 0.5), shrinkA=0),
-        annotation_clip=False,
-    )
-
-
-def _spread(targets: Sequence[float], *, gap: float) -> list[float]:
-  """Returns places from 0 to 1 closest to `targets`, at least `gap` apart.
-
-  `targets` decrease. Minimises the sum of squares.
-  """
-  from scipy import optimize  # Takes long to import.
-
-  wanted = [target + i * gap for i, target in enumerate(targets)]
-  places = optimize.isotonic_regression(wanted, increasing=False).x
-  lowest = gap * (len(targets) - 0.5)
-  return [max(lowest, min(1.0 - gap / 2, place)) - i * gap for i, place in enumerate(places)]
 
 
 def draw_node_time(runs: Sequence[Mapping[str, Any]]) -> Any:

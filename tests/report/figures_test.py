@@ -93,13 +93,11 @@ class FiguresTest(parameterized.TestCase):
       self.assertAlmostEqual(bars[-1].get_x() + bars[-1].get_width(), 100.0)
     self.assertAlmostEqual(axes.containers[0][0].get_width(), 75.0)
 
-  def test_values_are_labelled_in_order_and_never_below_0(self):
+  def test_values_are_in_order_and_never_below_0(self):
     lines = {"worse": [[0.1, 1.0, -8.0, 9.0]], "better": [[0.1, 2.0, 1.0, 9.0]]}
-    (axes,) = figures_lib.draw_series(_series(lines)).axes
-    labels = [text.get_text() for text in axes.texts]
-    self.assertEqual(labels, ["better", "worse"])
-    heights = [text.xyann[1] for text in axes.texts]
-    self.assertGreater(*heights)
+    fig = figures_lib.draw_series(_series(lines))
+    (axes,), (legend,) = fig.axes, fig.legends
+    self.assertEqual([text.get_text() for text in legend.texts], ["better", "worse"])
     for collection in axes.collections:
       for segment in collection.get_segments():
         self.assertGreaterEqual(segment[:, 1].min(), 0.0)
@@ -128,13 +126,14 @@ class FiguresTest(parameterized.TestCase):
       ([0.01 * i for i in range(20)],),
       ([0.0] * 12,),
   )
-  def test_no_line_strikes_a_label(self, values):
+  def test_the_legend_of_a_series_is_whole(self, values):
     lines = {
         f"policy_number_{i}": [[x, v, v - 0.1, v + 0.1] for x in (0.1, 1)]
         for i, v in enumerate(values)
     }
     fig = figures_lib.draw_series(_series(lines))
     self.assertEmpty(figures.find_faults(fig))
+    self.assertLen(fig.legends[0].texts, len(values))
 
   @parameterized.parameters(((4.5, 4.2, 1.0), ["a", "b"]), ((4.5, 2.0, 1.0), None))
   def test_close_values_have_a_panel(self, values, close):
