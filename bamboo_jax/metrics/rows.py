@@ -88,22 +88,25 @@ def _read(path: pathlib.Path) -> list[StepRows]:
 
 
 def read_steps(folder: pathlib.Path, recoveries: Iterable[Mapping[str, Any]]) -> list[Step]:
-  """Returns the last steps that members have measured, in order.
+  """Returns the last steps that members have measured, in order, as many as one keeps.
 
   If there are none, returns the plan, if there is one. `recoveries` are those in the log.
   """
   plans = _read(folder / PLANNED)
   steps: dict[int, list[StepRows]] = {}
+  num_kept = 0
   for path in sorted(folder.glob("*.json")):
     if path.name != PLANNED:
-      for rows in {rows.step: rows for rows in _read(path)}.values():  # Steps may be repeated.
+      kept = {rows.step: rows for rows in _read(path)}  # Steps may be repeated.
+      num_kept = max(num_kept, len(kept))
+      for rows in kept.values():
         if rows.slots:
           steps.setdefault(rows.step, []).append(rows)
   if not steps:
     return [Step(0, plan.at_secs, plan.after(0.0)) for plan in plans[-1:]]
   recoveries = list(recoveries)
   found = []
-  for step, members in sorted(steps.items()):
+  for step, members in sorted(steps.items())[-num_kept:]:  # Who is dead has older ones.
     at_secs = min(rows.at_secs for rows in members)
     plan = next((plan for plan in reversed(plans) if plan.step <= step), None)
     found.append(

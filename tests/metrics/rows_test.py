@@ -17,7 +17,7 @@ class RowsTest(folders.FolderCase):
     for name, rows in (
         ("n0", [_make(2, 99.5, "n0"), _make(3, 100.0, "n0")]),
         ("n1", [_make(3, 100.25, "n1")]),
-        ("n2", [_make(2, 99.5, "n2")]),  # It is dead.
+        ("n2", [_make(1, 99.0, "n2"), _make(2, 99.5, "n2")]),  # It is dead.
         ("planned", [_make(1, 99.0, "n0"), _make(3, 99.0, "n1")]),
     ):
       rows_lib.write(self.folder / f"{name}.json", rows)
