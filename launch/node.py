@@ -17,6 +17,9 @@ class NodeFlags:
   config: Config = cli.config("default", "What to train.")
   host: str = flagset.flag("127.0.0.1", "Where to listen.")
   faults: str | None = flagset.flag(None, "CSV file of faults.")
+  faults_run: int | None = flagset.flag(
+      None, "The run whose records say which faults have happened; by default the node's."
+  )
   device_memory_fraction: float | None = shared.device_memory_fraction()
   program_cache: str | None = shared.program_cache(
       "programs in --workdir, so that all machines have the same"

@@ -64,6 +64,7 @@ def _train(flags: node.NodeFlags, argv: Sequence[str]) -> None:
       host=flags.host,
       identity=flags.identity.make("worker", flags.name, host=flags.host),
       faults=flags.faults,
+      faults_run=flags.faults_run,
       stops=asked.is_set,
       started_secs=started_secs,
   )

@@ -4,8 +4,9 @@
   run/R          identity and config of the run that began in view R, or 0
   tickets/R/K    the node that has number K in it
   placed/R       whether its first nodes are placed by zone
-  faults/R/L     numbers of the nodes that the fault in line L of a file hits; of a join,
-                 the ticket after which its node has come
+  faults/R/L     the run in which the fault in line L of a file happened, as a command that
+                 began in run R outlives some; the numbers of the nodes that it hits, or of
+                 a join the ticket after which its node has come
   done/R         made once all steps of it are done; who comes later has nothing to do
   nodes/LIFE     an agent that can be connected to; a mark
   status/R       what the run tells `bamboo status`; a mark, and decides nothing

@@ -12,7 +12,7 @@ if `at` is empty.
   stop    its worker is suspended (SIGSTOP)
   notice  its preemption is announced; no process is killed
   leader  as `node`, for the node that makes the next view; `node` is empty
-  zone    as `node`, for all nodes in the zone that `node` names
+  zone    as `node`, for all members in the zone that `node` names
   all     all nodes die at once and restart; `node` is empty
   slow    passes of the node take longer from this step on, see `slow`
   join    a node joins; training waits for it at the start of the step, and it

@@ -195,6 +195,8 @@ class ClusterRun:
     name, zones = f"n{self._num_started}", self._setup.zones
     zone = zone or zones[self._num_started % len(zones)]
     arguments = [*self._setup.arguments, f"--nodes={len(self._setup.first_zones)}", "--noprogress"]
+    if self._setup.faults:  # They happen once, though new nodes may begin another run.
+      arguments.append(f"--faults_run={self._cluster.run}")
     if (port := self._setup.metrics_port) is not None:
       port += self._num_started
       try:
@@ -226,8 +228,8 @@ class ClusterRun:
       self._strikes.stop()  # Also workers that have started since.
       self._ask_secs = now_secs + _ASK_SECS
       self._stop_secs = self._stop_secs or now_secs
-    self._strikes.read()
     self._tell_of_failures()
+    self._strikes.read()  # After agents were polled: a victim tells before it dies.
     is_stopping = self._stop_secs is not None
     goes_on = bool(self._cluster.num_running) or not is_stopping and self._expects_joins()
     self._show_progress(now_secs)
@@ -237,7 +239,7 @@ class ClusterRun:
     if self._stop_secs is not None and now_secs > self._stop_secs + patience_secs:
       raise ValueError("No step ended in time to be saved.")
     self._tell_if_slow(now_secs)
-    num_own = self._cluster.num_failed - len(self._strikes.kills)
+    num_own = self._cluster.num_failed - self._strikes.num_deaths
     if not self._has_stepped and num_own > 0:
       raise base.EndedError(self._cluster.mistake or "A node has failed before the first step.")
     if self._over_secs is None and self._is_over:
@@ -273,7 +275,7 @@ class ClusterRun:
     """Returns whether nodes will still join, after all others were killed."""
     if self._replayed is not None:
       return any(event.kind == "add" for event in self._events)
-    are_struck = self._cluster.num_failed <= len(self._strikes.kills)
+    are_struck = self._cluster.num_failed <= self._strikes.num_deaths
     return are_struck and not self._is_over and self._strikes.call_next()
 
   def _start_due(self, now_secs: float) -> None:

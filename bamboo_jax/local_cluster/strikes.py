@@ -37,17 +37,23 @@ class Strikes:
 
   Attributes:
     kills: Time of death of each killed node, by number, on `time.perf_counter`.
+    num_deaths: How many nodes were killed, those that no view has included.
     happened: Lines of the faults that have hit a node, and of joins.
   """
 
   def __init__(self, faults: Sequence[faults_lib.Fault], cluster: machine.LocalCluster) -> None:
     self.kills: dict[base.NodeId, float] = {}
     self.happened: set[int] = set()
+    self._num_unknown = 0  # Deaths of nodes that no view has.
     self._faults, self._cluster = faults, cluster
     self._told = nodes_lib.Reader(cluster.workdir)
     self._num_joins = 0
     self._slow: dict[int, float] = {}  # Factors of suspended workers, by process.
     self._lock = threading.RLock()  # A page causes faults in a thread of its own.
+
+  @property
+  def num_deaths(self) -> int:
+    return len(self.kills) + self._num_unknown
 
   def read(self) -> None:
     """Learns what victims have told since the last call."""
@@ -78,7 +84,8 @@ class Strikes:
     for fault in joins:
       if fault.step == first and self._call(fault.line):
         # Nobody waits for it: ticket 0 was drawn at the start.
-        self._cluster.records.make(f"faults/{self._cluster.run}/{fault.line}", 0)
+        run = self._cluster.run
+        self._cluster.records.make(f"faults/{run}/{fault.line}", [run, 0])
     return first is not None
 
   def cause(self, kind: str, node: str) -> None:
@@ -133,7 +140,9 @@ class Strikes:
     return is_new
 
   def _note_death(self, name: str) -> None:
-    if (number := self._cluster.find_number(name)) is not None:
+    if (number := self._cluster.find_number(name)) is None:
+      self._num_unknown += 1
+    else:
       self.kills[number] = time.perf_counter()
 
   def _alternate(self, pid: int) -> None:

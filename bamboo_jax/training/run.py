@@ -147,6 +147,7 @@ def train_in_cluster(
     started_secs: float,
     stops: Callable[[], bool],
     faults: str | None = None,
+    faults_run: int | None = None,
 ) -> None:
   """Trains on one node of a cluster, together with the other nodes; blocks.
 
@@ -159,6 +160,7 @@ def train_in_cluster(
     started_secs: Start of the agent, on `time.perf_counter`.
     stops: Returns whether to save and end the run after this step.
     faults: As for `train_and_evaluate`.
+    faults_run: The run whose records say which faults have happened; None: of the node.
 
   Raises:
     base.UnrecoverableHereError: A stage has no copy left.
@@ -170,7 +172,9 @@ def train_in_cluster(
   where = workdir_lib.Workdir.at(workdir)
   job = job_lib.make_job(config, devices=joined.devices, exchange=joined.transport)
   given = environment.Environment(
-      cohort=cluster_cohort.ClusterCohort(joined.client, joined.exits, records, where.root),
+      cohort=cluster_cohort.ClusterCohort(
+          joined.client, joined.exits, records, where.root, faults_run=faults_run
+      ),
       workdir=where,
       name=name,
       processes=joined.processes,
@@ -210,7 +214,7 @@ def _join(
       endpoint=endpoints.listen(host, identity, silence_secs=config.cluster.least_silence_secs),
   )
   processes = make_ring and make_ring(number, transport)
-  exits = cluster_cohort.Exits(transport, *([processes.ring] if processes else []))
+  exits = cluster_cohort.Exits(transport, *([lambda: processes.running] if processes else []))
   waits.tell_on_signal(number, exits.begun)
   client = client_lib.connect(
       agent,

@@ -59,6 +59,10 @@ class FakeNodes:
     taken, self.num_joins = self.num_joins, 0
     return taken
 
+  @property
+  def num_deaths(self):
+    return len(self.kills)
+
   def tend(self):
     taken, self.said = self.said, {}
     return taken

@@ -124,7 +124,7 @@ class StrikesTest(folders.FolderCase):
     self.assertFalse(one.call_next())
     self.assertEqual(one.take_joins(), 0)
     # Members that come see that these have been called.
-    self.assertEqual(self.cluster.made, {f"faults/5/{line}": 0 for line in (2, 3, 4)})
+    self.assertEqual(self.cluster.made, {f"faults/5/{line}": [5, 0] for line in (2, 3, 4)})
 
   def test_all_are_asked_to_stop(self):
     one, sent = self.make(), []

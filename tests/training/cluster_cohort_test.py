@@ -188,14 +188,14 @@ class StrikeTest(folders.FolderCase):
     note = lambda pid, number: self.signals.append((pid == os.getpid(), number.name))
     self.enterContext(mock.patch.object(os, "kill", note))
 
-  def make(self, number):
+  def make(self, number, run=0):
     """Returns the cohort of one of four nodes, in zones a and b."""
     client = Client()
     client.number = number
     member = lambda n: views.Member(n, f"n{n}", "ab"[n % 2], f"life{n}", "h", 7)
-    client.adopted = views.View(3, tuple(map(member, range(4))), "")
+    client.adopted = views.View(run + 3, tuple(map(member, range(4))), "", run=run)
     exits = cluster_cohort.Exits(Transport())
-    return cluster_cohort.ClusterCohort(client, exits, self.records, self.folder)
+    return cluster_cohort.ClusterCohort(client, exits, self.records, self.folder, faults_run=0)
 
   def strike(self, line, owner=None, numbers=range(4)):
     """Returns what each node says to a fault, and the nodes that it has hit."""
@@ -245,6 +245,24 @@ class StrikeTest(folders.FolderCase):
     self.assertEqual((said, told), ([False] * 2, [("n0", "join"), ("n2", "join")]))
     self.records.make("tickets/0/4", "n")
     self.assertEqual(self.strike("3,,,join", numbers=[0, 2]), ([True] * 2, []))
+
+  def test_two_joins_of_a_step_wait_for_two_nodes(self):
+    faults = faults_lib.parse_faults("3,,,join\n3,,,join", source="test")
+    cohorts = [self.make(0), self.make(2)]
+    strike = lambda: [[c.strike(faults_lib.Due(f, None)) for f in faults] for c in cohorts]
+    self.assertEqual(strike(), [[False] * 2] * 2)
+    for number, come in ((0, [True, False]), (1, [True, True])):
+      self.records.make(f"tickets/0/{number}", "n")
+      self.assertEqual(strike(), [come] * 2)
+
+  def test_no_fault_happens_again_in_another_run_of_one_command(self):
+    faults = faults_lib.parse_faults("3,0/0,6,kill\n5,,,join", source="test")
+    for fault in faults:
+      self.make(1).strike(faults_lib.Due(fault, 1))
+    self.assertLen([*self.told.read()], 2)
+    later = self.make(1, run=9)
+    self.assertEqual([later.strike(faults_lib.Due(f, 1)) for f in faults], [False, True])
+    self.assertEmpty([*self.told.read()])
 
 
 class _AtOnce:

@@ -196,6 +196,7 @@ class Agent:
     try:
       await asyncio.wait([self._end])
     except asyncio.CancelledError:  # It is told to end at once.
+      self._end.cancel()
       await self._close()
       raise
     await self._close()
@@ -224,13 +225,25 @@ class Agent:
 
   def _start_once(self, step: Callable[..., Coroutine[Any, Any, None]]) -> None:
     """Starts a step unless it is under way."""
-    if step.__name__ not in self._tasks.values():
+    # A task that has ended stays among them until the loop comes round.
+    if not any(n == step.__name__ and not t.done() for t, n in self._tasks.items()):
       self._start(step)
 
   def _note_ended(self, task: asyncio.Task[None]) -> None:
     del self._tasks[task]
     if not task.cancelled() and (error := task.exception()) is not None:
       self._finish(error=error)
+
+  def _or_end(self, call: Callable[..., None]) -> Callable[..., None]:
+    """Returns a callback whose error ends the agent: half done, others must take over."""
+
+    def run(*args: Any) -> None:
+      try:
+        call(*args)
+      except Exception as error:
+        self._finish(error=error)
+
+    return run
 
   def _finish(self, reason: str = "", *, error: BaseException | None = None) -> None:
     """Ends the agent; the first reason counts."""
@@ -318,8 +331,8 @@ class Agent:
     port = self._mesh.listen(
         options.host,
         greeting=messages.Greeting(self.incarnation, self.stamp),
-        on_came=self._welcome,
-        on_message=self._hear,
+        on_came=self._or_end(self._welcome),
+        on_message=self._or_end(self._hear),
     )
     roster.me = views.Member(
         number, options.name, options.zone, self.incarnation, options.host, port
@@ -672,7 +685,7 @@ class Agent:
     """
     if self._soon is None:
       secs = max(0.0, self._decided_secs + _SOON_SECS - self._now())
-      self._soon = asyncio.get_running_loop().call_later(secs, self._decide_now)
+      self._soon = asyncio.get_running_loop().call_later(secs, self._or_end(self._decide_now))
 
   def _decide_now(self) -> None:
     self._soon, self._decided_secs = None, self._now()
@@ -983,7 +996,7 @@ class Agent:
     options, process = self.options, self._worker_process
     age = f"{self._now() - self._begun_secs:.3f}"
     command = [*options.command, str(self.roster.own.number), self.stamp, age]
-    await process.start(command, log=options.log, on_message=self._hear_worker)
+    await process.start(command, log=options.log, on_message=self._or_end(self._hear_worker))
     self.has_worker = True
     self._watch.begin(self._now())
     if (origin := self.roster.origin) is not None:

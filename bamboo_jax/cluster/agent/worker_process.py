@@ -85,7 +85,7 @@ class WorkerProcess:
     The worker's code need not respond: `faulthandler` writes them in its signal
     handler. A stopped process cannot, so it is killed at once.
     """
-    if self._process is None or self.is_stopped():
+    if self._process is None or self._process.returncode is not None or self.is_stopped():
       self.kill()
       return
     with contextlib.suppress(ProcessLookupError):

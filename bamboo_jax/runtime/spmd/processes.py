@@ -22,8 +22,8 @@ Repairs and joins change the ring in the same way.
 If a node dies, the waits of its peers end with the view. Then each worker reads
 all that finished segments have left, by a second thread of the child, as the
 first may be in a collective forever; and the executor plans the rest of the
-step. A child that fails ends at once, so that those connected to it fail as
-well; if no node has died, they repeat the passes from where they began. JAX's
+step. A child that fails is ended by its worker, so that those connected to it fail
+as well; if no node has died, they repeat the passes from where they began. JAX's
 coordinator ends once all have connected: it would end all children when one
 dies.
 """
@@ -118,20 +118,24 @@ class Read:
 
 
 class SharedMemory:
-  """Memory that a worker shares with its children; they take turns."""
+  """Memory that a worker shares with its children.
+
+  They take turns, but for a child that is about to be replaced: what one writes while the
+  other reads is lost, so a reader must expect any error.
+  """
 
   def __init__(self) -> None:
     self.fd = os.memfd_create("passes")
+    # Opened anew each time: processes that share a descriptor share its position, too.
+    self._path = f"/proc/self/fd/{self.fd}"
 
   def write(self, tree: base.PyTree) -> None:
     """Replaces the contents by NumPy copies of some arrays."""
-    with open(self.fd, "wb", closefd=False) as file:
-      file.seek(0)
+    with open(self._path, "r+b") as file:
       pickle.dump(jax.tree.map(np.asarray, tree), file, protocol=5)
 
   def read(self) -> base.PyTree:
-    with open(self.fd, "rb", closefd=False) as file:
-      file.seek(0)
+    with open(self._path, "rb") as file:
       return pickle.load(file)
 
 
@@ -221,6 +225,7 @@ class ProcessRing:
 
   Attributes:
     child: The present child.
+    running: The nodes whose programs run now, with its own; () between two runs.
 
   Args:
     number: The node of this worker.
@@ -245,6 +250,7 @@ class ProcessRing:
     self._fork, self._memory, self._compiler = fork, memory, compiler
     self.child, self._is_new = _Process(fork()), True
     self._is_connected = False
+    self.running: tuple[base.NodeId, ...] = ()
     self._nodes: tuple[base.NodeId, ...] = ()
     self._name = ""  # Of the ring, unique.
     self._begun: set[base.ShareId] = set()  # The child has finished a segment.
@@ -271,6 +277,7 @@ class ProcessRing:
       Exception: As `note_progress` or the transport, if a node is lost.
     """
     self._note_progress, nodes = note_progress, tuple(nodes)
+    self.running = nodes
     try:
       for _ in range(_MOST_TRIES):
         names = self._tell_all(nodes, self._name if self._nodes == nodes else "")
@@ -286,15 +293,13 @@ class ProcessRing:
     except BaseException:
       self._nodes = ()  # Never again: the others may be in another segment.
       raise
+    finally:
+      self.running = ()
 
   def compile_ahead(self, program: RingProgram) -> None:
     """Compiles a program that children will load, if they can; blocks."""
     if self._compiler is not None:
       self._compiler.compile(program, self._exchange.note)
-
-  def ring(self) -> tuple[base.NodeId, ...]:
-    """Returns the nodes of its ring."""
-    return self._nodes
 
   def load(self, work: ShareWork, arrays: base.PyTree) -> None:
     """Lets the child load the passes of a share and, if needed, compile."""
@@ -343,6 +348,8 @@ class ProcessRing:
         self._left[share] = self._memory.read()
       except ChildError as error:
         logging.warning("Nothing is left of share %d: %s", share, error)
+      except (pickle.UnpicklingError, EOFError, ValueError, TypeError) as error:
+        logging.warning("What is left of share %d was overwritten: %s", share, error)
     return self._left.get(share)
 
   def forget(self) -> None:

@@ -52,12 +52,16 @@ class ClusterCohort:
       exits: "Exits",
       records: records_lib.Records,
       workdir: pathlib.Path,
+      *,
+      faults_run: int | None = None,
   ) -> None:
     self.number = client.number
     self.hosted = frozenset({client.number})
     self._client, self._exits = client, exits
     self._records, self._workdir = records, workdir
     self._struck: set[int] = set()  # Lines of the faults that have hit this process.
+    self._tickets: dict[int, int] = {}  # That joins wait for, by line.
+    self._faults_run = faults_run
     self._settled_secs = time.perf_counter()
     self._step_secs = collections.deque([1.0], maxlen=9)
 
@@ -154,10 +158,17 @@ class ClusterCohort:
 
   def strike(self, due: faults_lib.Due) -> bool:
     fault, run = due.fault, self.view.run
-    key = f"faults/{run}/{fault.line}"
+    # If all agents die, new ones begin another run, in which no fault is repeated.
+    key = f"faults/{run if self._faults_run is None else self._faults_run}/{fault.line}"
     if fault.kind == "join":
       drawn: int = base.ask_again(lambda: self._records.newest(f"tickets/{run}", -1))
-      ticket: int = base.ask_again(lambda: self._records.make(key, drawn + 1))
+      others = [ticket for line, ticket in self._tickets.items() if line != fault.line]
+      own = [run, max([drawn, *others]) + 1]
+      there: list[int] = base.ask_again(lambda: self._records.make(key, own))
+      of_run, ticket = there
+      if of_run != run:
+        return True
+      self._tickets[fault.line] = ticket
       if ticket > drawn and fault.line not in self._struck:
         self._struck.add(fault.line)
         self._note(fault)  # The launcher starts a node.
@@ -166,7 +177,8 @@ class ClusterCohort:
     if self.number in victims and fault.line not in self._struck:
       self._struck.add(fault.line)
       # A step that is repeated with other owners has the victims of the first time.
-      if self.number in base.ask_again(lambda: self._records.make(key, victims)):
+      of_run, numbers = base.ask_again(lambda: self._records.make(key, [run, victims]))
+      if of_run == run and self.number in numbers:
         if fault.at is not None:
           self._suffer(fault)
         else:  # All victims draw the same time.

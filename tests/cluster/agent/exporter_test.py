@@ -125,7 +125,7 @@ class ExporterTest(parameterized.TestCase):
   def test_an_agent_serves_loopback_unless_told_otherwise(self):
     said = commands.fork("-m", "launch.agent", "--help").stdout
     self.assertRegex(said, r"--metrics_host: [^(]*\(default: '127.0.0.1'\)")
-    page = commands.ROOT / "docs" / "guides" / "cluster.md"
+    page = commands.ROOT / "docs" / "guides" / "deploy.md"
     self.assertIn("| `--metrics_port` | 127.0.0.1 unless", page.read_text())
 
   def test_idle_callers(self):

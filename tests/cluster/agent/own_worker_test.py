@@ -65,6 +65,26 @@ class OwnWorkerTest(given.AgentCase):
     self.assertEqual(f"{self.ended}", "no such layer")
     self.assertEqual((said, None) in self.mesh.sent, is_own)
 
+  def test_an_error_of_a_callback_ends_the_agent(self):
+    self.begin(me=1)
+    self.tell(self.agent._or_end(self.agent._hear), "life 0", messages.Suspects(1, None))
+    self.assertIsInstance(self.ended, TypeError)
+
+  def test_a_step_starts_again_while_its_end_is_noted(self):
+    """As of an agent that was suspended: answer and next question come at once."""
+    self.begin(me=1)
+    started = []
+
+    async def step():
+      started.append(self.now)
+
+    def start_twice():
+      self.agent._start_once(step)
+      self.loop.call_soon(self.agent._start_once, step)
+
+    self.tell(start_twice)
+    self.assertLen(started, 2)
+
   def test_an_error_of_who_is_no_member(self):
     self.begin(me=0, numbers=(0, 1))
     self.hear(2, messages.Failed("no such layer"))

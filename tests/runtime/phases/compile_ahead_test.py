@@ -91,7 +91,7 @@ class CompileAheadTest(absltest.TestCase):
     engine = make_engine(exchange=mock.Mock())
     largest = max(a.size for u in engine.specs[0].units for a in jax.tree.leaves(u.accumulator))
     jobs = compile_ahead.find_jobs(engine, evaluate=False)
-    sums = [job.args for job in jobs if job.func is ordered_sum.find_program]
+    sums = [job.args for job in jobs if job.func is ordered_sum.compile_add]
     counts, sizes, _ = zip(*sums, strict=True)
     self.assertEqual({*counts}, {2})
     for num_nodes in (1, 2, 3):
