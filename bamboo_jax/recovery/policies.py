@@ -34,6 +34,12 @@ _SYSTEM = {
     "study.reduction": "ring",
     "study.overlap": "drain",
     "study.duplex": "full",
+    # The defaults, as a policy before it may have others.
+    "study.layout": None,
+    "study.overprovision": 1.0,
+    "study.spread": True,
+    "study.picks_mode": False,
+    "study.uses_all": True,
 }
 _SHADOWS = {"redundancy.mode": "bubble", "recovery.reconfigure": True}
 _ALL = {

@@ -70,6 +70,11 @@ class PolicyTest(parameterized.TestCase):
       run.train_in_cluster(config, None, **given)
     self.assertEqual(made.call_args.args[0].pipeline.layout, "templates")
 
+  @parameterized.parameters("bamboo", "varuna", "parcae", "oobleck", "full")
+  def test_nothing_is_left_of_a_policy_before(self, first):
+    for name in ("checkpoint", "oobleck", "full_with_shadows", "on_demand"):
+      self.assertEqual(policies.find(f"{first}+{name}"), policies.find(name))
+
   def test_none_changes_nothing(self):
     config = make_config(None)
     self.assertEqual(accept.accept(config).to_dict(), config.to_dict())
