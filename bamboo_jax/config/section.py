@@ -234,6 +234,12 @@ def _read(value: Any, kind: Any, name: str) -> Any:
   if container is tuple and isinstance(value, (list, tuple)):
     if None in value:
       raise ValueError(f"{name} must have a value, got {value}.")
+    entry = typing.get_args(kind)[0]
+    for one in value:
+      if not base.fits(one, entry):
+        raise ValueError(
+            f"{name} must have {entry.__name__} entries, got {one!r}, {type(one).__name__}."
+        )
     return tuple(value)
   if container is tuple or not base.fits(value, kind):
     wanted = (tuple if container is tuple else plain).__name__

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import dataclasses
 import math
 
+from bamboo_jax import base
 from bamboo_jax.config.section import option, part, Section
 
 
@@ -56,6 +57,7 @@ class TraceSection(Section, path="config.study.trace"):
         (
             "bulk_sizes",
             are_pairs
+            and all(base.fits(size, int) and base.fits(weight, float) for size, weight in sizes)
             and all(size >= 1 and 0 <= weight < math.inf for size, weight in sizes)
             and any(weight for _, weight in sizes),
             "pairs of at least one node and a weight, none below 0, not all 0",
