@@ -262,6 +262,7 @@ class FindPriceTest(parameterized.TestCase):
   @parameterized.parameters(
       ("instance", "p3.2xlargee", "did you mean 'p3.2xlarge'"),
       ("region", "mars", "Unknown region of p3.2xlarge in .*instances.csv 'mars'"),
+      ("prices", "no.csv", "config.cost.prices='no.csv' cannot be read: No such file"),
       ("date", "1999", "Unknown date of p3.2xlarge in .*instances.csv '1999'"),
   )
   def test_refuses(self, key, value, message):

@@ -28,7 +28,6 @@ def accept(given: Any, *, is_study: bool = False) -> config_lib.Config:
   Raises:
     ValueError: A key is misspelt or missing, a value is not allowed, the policy, logger, price
       or machine is unknown, or options do not fit together.
-    OSError: The file of prices cannot be read.
   """
   if isinstance(given, config_lib.Config):
     return given

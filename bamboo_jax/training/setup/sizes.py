@@ -50,9 +50,14 @@ def find_machine(config: config_lib.Config) -> machines.Machine | None:
 def find_price(config: config_lib.Config) -> prices_lib.Price | None:
   """Returns the price of a node; None if the config names no kind of node.
 
-  Raises `OSError` for the file of prices, `ValueError` for a price that it lacks.
+  Raises `ValueError` for a file of prices that cannot be read, or a price that it lacks.
   """
-  return prices_lib.find(config.cost)
+  try:
+    return prices_lib.find(config.cost)
+  except OSError as error:
+    raise ValueError(
+        f"config.cost.prices={config.cost.prices!r} cannot be read: {error.strerror}."
+    ) from error
 
 
 def read_faults(config: config_lib.Config, path: str | None) -> tuple[faults_lib.Fault, ...]:
