@@ -47,7 +47,7 @@ class PriceFlags:
     """Returns the entries of `config.cost` that are given, and what these reset."""
     found = {name: value for name, value in vars(self).items() if value is not None}
     if "instance" in found or "prices" in found:  # Another node, or another list.
-      found = {"region": None, "date": None, **found}
+      found |= {"region": self.region, "date": self.date}
     return found
 
 

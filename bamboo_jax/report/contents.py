@@ -11,6 +11,7 @@
 
 import collections
 from collections.abc import Iterable, Mapping, Sequence
+import contextlib
 import csv
 import io
 import itertools
@@ -222,8 +223,12 @@ def _read(folder: pathlib.Path, charges: Mapping[str, Any]) -> Value:
     )
   if charges:
     raise ValueError(f"--{next(iter(charges))} has no effect on simulations, as in {folder}.")
-  report: Value = json.loads((folder / DATA).read_text(encoding="utf-8"))
-  return report
+  with contextlib.suppress(AttributeError, TypeError, ValueError):  # It may be damaged.
+    report: Value = json.loads((folder / DATA).read_text(encoding="utf-8"))
+    of_run = facts.empty("", "").keys()
+    if report.keys() == make("").keys() and all(of_run <= run.keys() for run in report["runs"]):
+      return report
+  raise ValueError(f"{folder / DATA} is not of this version: simulate again.")
 
 
 def read_run(folder: pathlib.Path, charges: Mapping[str, Any]) -> Value:

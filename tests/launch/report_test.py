@@ -93,9 +93,16 @@ class ReportTest(parameterized.TestCase):
   def test_fails_with_one_line(self, arguments, message):
     if arguments:
       self._write_log()
+    self._fails(message, *arguments)
+
+  def _fails(self, message, *arguments):
     got = self._run(*arguments)
     self.assertEqual(got.returncode, 2)
     self.assertRegex(got.stderr, rf"\Aerror: .*{message}.*\n\Z")
+
+  def test_a_price_of_a_simulation(self):
+    (self.workdir / "report.json").write_text("{}")
+    self._fails("--instance has no effect on simulations", "--instance=p3.2xlarge")
 
   def test_whether_runs_end_in_one_state(self):
     runs = []

@@ -158,7 +158,13 @@ class ContentsTest(folders.FolderCase, parameterized.TestCase):
   def test_refuses(self):
     run, empty = self.write_run("a"), self.folder / "empty"
     empty.mkdir()
+    damaged = []
+    for text in ("", "[1]", "{}", json.dumps(contents.make("") | {"runs": [{}]})):
+      damaged.append(self.folder / f"damaged_{len(damaged)}")
+      damaged[-1].mkdir()
+      (damaged[-1] / "report.json").write_text(text)
     for folders_, charges, message in (
+        *(([one], {}, f"{one}/report.json is not of this version: sim") for one in damaged),
         ([empty], {}, "no run in .*/empty: it has neither metrics.jsonl nor the report.json"),
         ([run, run], {}, "A folder is given twice"),
         ([run], {"instance": "p3.large"}, "Unknown instance .*'p3.2xlarge'"),
