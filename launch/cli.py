@@ -56,8 +56,12 @@ def _define(name: str, default: str | None, help_text: str) -> None:
       name, None, help_text, lock_config=False, accept_new_attributes=True
   )
   flags.FLAGS[name].parser = _Parser(name, lock_config=False)
-  flags.set_default(holder, default)
   flags.DEFINE_bool(_PRINT, False, "")
+  try:
+    check_config_arguments(sys.argv)
+  except ValueError:
+    return  # `_parse_flags` says it, unless help is asked for.
+  flags.set_default(holder, default)  # Parses what the command line overrides.
 
 
 def run(

@@ -4,6 +4,12 @@ from collections.abc import Mapping
 
 # What follows "<option> is gone: ".
 GONE: Mapping[str, str] = {
+    "config.policies": "`bamboo simulate` takes them as --policies=A,B.",
+    "config.sweep": "`bamboo simulate` takes an option and its values as --sweep=NAME=A,B.",
+    "config.trace": (
+        "config.study.trace says how preemptions are generated, --trace names a file of them."
+    ),
+    "config.workload": "config.model, config.pipeline and config.plan say what is trained.",
     "config.cluster.num_watchers": "an agent hears all others, each less often in large clusters.",
     "config.data.prefetch_steps": "the data of one step is prepared ahead, as 1 said.",
     "config.pipeline.head": (
