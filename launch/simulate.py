@@ -1,7 +1,7 @@
 r"""Simulates training on preemptible nodes: policies on a trace, and what they cost.
 
-bamboo simulate --config=gpt2 --policies=bamboo,oobleck,varuna --trace=ec2 \
-  --workdir=runs/sim
+bamboo simulate --config=gpt2 --config.plan.machine=p3.2xlarge \
+  --policies=bamboo,oobleck,varuna --trace=ec2 --workdir=runs/sim
 bamboo simulate --config=sim/compare --sweep=study.durations.restart_secs=10,40,300 \
   --workdir=runs/restarts
 bamboo simulate --beside=runs/cluster --workdir=runs/beside
@@ -36,6 +36,7 @@ from bamboo_jax.traces import readers
 
 _TABLES = {"bamboo": bamboo_table.run, "oobleck": oobleck_table.run}
 _BY_DEFAULT = ("own", "on_demand", "checkpoint", "varuna", "bamboo", "oobleck", "full")
+_TRACES = inputs.read_traces(publish.PUBLISHED)
 _OF_POLICIES = ("policies", "trace", "time_scale", "nodes", "sweep")
 
 
@@ -45,9 +46,15 @@ class SimulateFlags:
 
   config: Config = cli.config("sim/compare", "What to train.")
   workdir: str = shared.workdir("Where everything is written.")
-  policies: tuple[str, ...] = flagset.flag(_BY_DEFAULT, "What follows preemptions.")
+  policies: tuple[str, ...] = flagset.flag(
+      _BY_DEFAULT,
+      f"What follows preemptions: {', '.join(policies_lib.POLICIES)}, a plugin's, or "
+      "file.py:function; A+B is B after A.",
+  )
   trace: tuple[str, ...] = flagset.flag(
-      (), "Files of preemptions, as for `bamboo cluster`; or a published one, such as ec2."
+      (),
+      "Files of preemptions, as for `bamboo cluster`; or one that is published: "
+      f"{', '.join(_TRACES)}.",
   )
   time_scale: float = flagset.flag(
       1.0, "How many times as fast as recorded the trace is played.", above=0
@@ -74,8 +81,13 @@ def main(flags: SimulateFlags) -> None:
   if other:
     flagset.refuse(["config", *_OF_POLICIES], f"with --{other}")
     flagset.refuse_keys([name for name in vars(config)], f"with --{other}")
+  if (workdir / "metrics.jsonl").exists():
+    raise ValueError(
+        f"--workdir={workdir} has a run that trained, whose report.html this would replace: name "
+        "another."
+    )
   where, formats = flags.jobs.read(flags.workdir), flags.figure_format
-  traces = tuple(_find_trace(name, workdir) for name in flags.trace)
+  traces: tuple[str, ...] = ()
   if flags.beside:
     flagset.refuse(["seeds", "num_processes", "dask", "shard", "merge"], "with --beside")
     print(beside.run(pathlib.Path(flags.beside), workdir=workdir, formats=formats))
@@ -86,7 +98,7 @@ def main(flags: SimulateFlags) -> None:
     given = {"num_seeds": flags.seeds} if flagset.is_given("seeds") else {}
     _TABLES[name](model or None, workdir=workdir, formats=formats, where=where, **given)
   else:
-    _compare(flags, traces, workdir, where)
+    traces = _compare(flags, workdir, where)
   # Last, as simulations check their options.
   provenance.write(
       workdir,
@@ -97,9 +109,8 @@ def main(flags: SimulateFlags) -> None:
   where.clear()
 
 
-def _compare(
-    flags: SimulateFlags, traces: tuple[str, ...], workdir: pathlib.Path, where: sweep.Where
-) -> None:
+def _compare(flags: SimulateFlags, workdir: pathlib.Path, where: sweep.Where) -> tuple[str, ...]:
+  """Compares policies; returns the files of the trace."""
   if flags.trace:
     flagset.refuse(["seeds"], "with --trace, which is one trace")
     flagset.refuse_keys(["study.trace"], "with --trace, which has the preemptions")
@@ -109,21 +120,41 @@ def _compare(
     flagset.refuse(["seeds"], "without --sweep")
   if flags.config.study.table.file is None:
     flagset.refuse_keys(["study.table"], "without config.study.table.file")
-  for policy in flags.policies:
-    policies_lib.find(policy)
+  swept = _read_sweep(flags)
+  _check_policies(flags.policies, swept)
+  traces = tuple(_find_trace(name, workdir) for name in flags.trace)
   compare.run(
       flags.config,
       flags.policies,
       workdir=workdir,
       preemptions=compare.Preemptions(traces, flags.time_scale, flags.nodes),
-      sweep=_read_sweep(flags),
+      sweep=swept,
       formats=flags.figure_format,
       where=where,
   )
+  return traces
+
+
+def _check_policies(names: tuple[str, ...], swept: compare.Sweep) -> None:
+  """Raises `ValueError` for unknown policies, or an option that all of them set."""
+  given = ",".join(names)
+  if len({*names}) < max(1, len(names)):
+    raise ValueError(
+        f"--policies={given} must name a policy or several, each once. Allowed: "
+        f"{', '.join(sorted(policies_lib.POLICIES))}."
+    )
+  keys = set.intersection(*({*policies_lib.find(name)} for name in names))
+  keys -= {"redundancy.mode"}  # The config may say how policies have replicas.
+  when = f"with --policies={given}, which {'set' if names[1:] else 'sets'} it"
+  flagset.refuse_keys(keys, when)
+  if swept.values and swept.field in keys:
+    flagset.refuse_texts([f"--sweep={swept.field}"], when)
 
 
 def _read_sweep(flags: SimulateFlags) -> compare.Sweep:
   for field, texts in ablation.parse_sweeps([flags.sweep] if flags.sweep else []).items():
+    if field == "recovery.policy":
+      raise ValueError(f"--sweep={field}: give the policies as --policies=A,B.")
     cli.check_config_arguments([f"--config.{field}=0"])
     return compare.Sweep(field, tuple(map(ablation.read_value, texts)), flags.seeds)
   return compare.Sweep()
@@ -131,13 +162,12 @@ def _read_sweep(flags: SimulateFlags) -> compare.Sweep:
 
 def _find_trace(name: str, workdir: pathlib.Path) -> str:
   """Returns the file of a trace; writes it, if it is one of Oobleck's."""
-  if pathlib.Path(name).suffix or pathlib.Path(name).exists():
+  if pathlib.Path(name).suffix or pathlib.Path(name).is_file():
     return name
-  known = inputs.read_traces(publish.PUBLISHED)
-  if name not in known:
-    raise ValueError(base.suggest(name, known, what="trace"))
+  if name not in _TRACES:
+    raise ValueError(base.suggest(name, _TRACES, what="trace"))
   workdir.mkdir(parents=True, exist_ok=True)
-  base.write_atomically(workdir / f"{name}.csv", readers.render_events(known[name]))
+  base.write_atomically(workdir / f"{name}.csv", readers.render_events(_TRACES[name]))
   return str(workdir / f"{name}.csv")
 
 

@@ -209,6 +209,21 @@ class CommandTest(parameterized.TestCase):
       ("trace_name", ["--trace=ec3"], "Unknown trace 'ec3'; did you mean 'ec2'"),
       ("sweep", ["--sweep=seed"], "--sweep=seed must be a field of the config and its values"),
       ("swept", ["--sweep=study.trace.hour=3"], "'hour'; did you mean 'hours'"),
+      ("sweep_policy", ["--sweep=recovery.policy=bamboo"], "policies as --policies=A,B"),
+      ("section", ["--config.workload.name=a"], "config.workload is gone: config.model, config.pi"),
+      ("no_policy", ["--policies="], "--policies= must name a policy .* Allowed: bamboo, check"),
+      ("twice", ["--policies=own,own"], "--policies=own,own must name .*each once. Allowed: bam"),
+      (
+          "set",
+          ["--policies=oobleck", "--config.pipeline.layout=grid"],
+          "--config.pipeline.layout has no effect with --policies=oobleck, which sets it",
+      ),
+      (
+          "set_by_all",
+          ["--policies=oobleck,bamboo", "--sweep=cost.market=spot,on_demand"],
+          "--sweep=cost.market has no effect with --policies=oobleck,bamboo, which set it",
+      ),
+      ("prices", ["--config.cost.prices=no.csv"], "config.cost.prices='no.csv' cannot be read: No"),
       ("no_run", ["--beside=no_run"], "no run of `bamboo cluster` in no_run: no nodes.jsonl"),
       ("options", ["--config.study.table.rows=a=b"], "rows has no effect without config.study.tab"),
   )

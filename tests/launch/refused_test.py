@@ -46,7 +46,17 @@ _MISTAKES = (
     ),
     ("store", ("__main__", "store", _RUN), "store is gone: a run needs only its --workdir"),
     ("simulate", (*_SIM, "--seeds=0"), "--seeds must be at least 1, got 0"),
-    ("simulate_merge", (*_SIM, "--merge=2"), "Shards are not complete: 1/2"),
+    (
+        "simulate_policies",
+        (*_SIM[:2], "--workdir={root}/new", "--trace=ec2", "--policies=own,own"),
+        "--policies=own,own must name a policy or several, each once",
+    ),
+    ("simulate_run", _SIM, "/run has a run that trained, whose report.html this would replace"),
+    (
+        "simulate_merge",
+        (*_SIM[:2], "--workdir={root}", "--merge=2"),
+        "Shards are not complete: 1/2",
+    ),
     ("quickstart", ("quickstart", _RUN, "--faults=/no.csv"), "/no.csv: No such file"),
     ("validate", ("__main__", "validate", _RUN), "validate is gone: .*simulate --beside=A"),
     (
