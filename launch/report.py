@@ -86,8 +86,10 @@ def main(flags: ReportFlags) -> None:
 
 
 def _write(report: contents.Value, folders: list[pathlib.Path], flags: ReportFlags) -> None:
-  print(contents.render_table(report["tables"]["runs"], digits=None))
-  if not any("price" in row[:1] for row in report["tables"]["runs"]["rows"]):
+  runs = report["tables"].get("runs")  # None: published tables only.
+  for table in [runs] if runs else report["tables"].values():
+    print(contents.render_table(table, digits=None))
+  if runs and not any("price" in row[:1] for row in runs["rows"]):
     print("cost: not known; --instance=NAME says what a node is charged as")
   here = folders[0] if len(folders) == 1 else pathlib.Path()
   path = pathlib.Path(flags.out or here / contents.PAGE)

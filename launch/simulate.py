@@ -95,6 +95,8 @@ def main(flags: SimulateFlags) -> None:
     name, _, model = flags.table.partition(":")
     if name not in _TABLES:
       raise ValueError(base.suggest(name, _TABLES, what="table"))
+    if name == "oobleck":
+      flagset.refuse(["seeds"], "with --table=oobleck, whose traces are recorded")
     given = {"num_seeds": flags.seeds} if flagset.is_given("seeds") else {}
     _TABLES[name](model or None, workdir=workdir, formats=formats, where=where, **given)
   else:

@@ -199,6 +199,7 @@ class CommandTest(parameterized.TestCase):
       ("policy", ["--policies=oobleck,varunna"], "Unknown policy 'varunna'; did you mean 'varuna'"),
       ("table", ["--table=ooblek"], "Unknown table 'ooblek'; did you mean 'oobleck'"),
       ("model", ["--table=oobleck:GPT3"], "Unknown model 'GPT3'"),
+      ("seeds", ["--table=oobleck", "--seeds=2"], "--seeds has no effect with --table=oobleck, wh"),
       ("with", ["--table=oobleck", "--policies=full"], "--policies has no effect with --table"),
       ("variant", ["--config=sim/compare:fast"], "A variant must be quick or single, got fast"),
       (

@@ -10,6 +10,7 @@ from absl.testing import parameterized
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.configs import default
 from bamboo_jax.metrics import jsonl
+from bamboo_jax.report import contents
 from tests.launch import commands
 from tests.training import deaths_test
 
@@ -99,6 +100,11 @@ class ReportTest(parameterized.TestCase):
     got = self._run(*arguments)
     self.assertEqual(got.returncode, 2)
     self.assertRegex(got.stderr, rf"\Aerror: .*{message}.*\n\Z")
+
+  def test_a_published_table_without_runs(self):
+    table = contents.table("t", ["a"], [["figure"]])
+    (self.workdir / "report.json").write_text(json.dumps(contents.make("", tables={"t": table})))
+    self.assertRegex(self._run().stdout, r"^\| a \|\n.*\n\| figure \|\nreport: .*\n$")
 
   def test_a_price_of_a_simulation(self):
     (self.workdir / "report.json").write_text("{}")
