@@ -22,6 +22,7 @@ from bamboo_jax.base import packaged
 from bamboo_jax.cli import command, config_check, flagset
 from bamboo_jax.configs import default as default_config
 from bamboo_jax.metrics import progress
+from bamboo_jax.recovery import policies
 from bamboo_jax.training.setup import accept
 
 flags.disclaim_key_flags()
@@ -104,7 +105,9 @@ def _parse_flags(argv: Sequence[str], *, is_study: bool) -> list[str]:
       rest = flags.FLAGS(list(argv))
     if flagset.CONFIG in flags.FLAGS:
       given = flags.FLAGS[flagset.CONFIG].value
-      flags.FLAGS[flagset.CONFIG].value = accept.accept(given, is_study=is_study)
+      accepted = accept.accept(given, is_study=is_study)
+      _refuse_overwritten(accepted.recovery.policy)
+      flags.FLAGS[flagset.CONFIG].value = accepted
     return rest
   except flags.IllegalFlagValueError as error:
     is_file = re.match("flag --config=(?!None: )", str(error))
@@ -114,6 +117,16 @@ def _parse_flags(argv: Sequence[str], *, is_study: bool) -> list[str]:
     command.fail(str(error), 2)
   except Exception as error:  # The code of a config may raise anything.
     command.fail(config_check.explain(error), 2)
+
+
+def _refuse_overwritten(policy: str | None) -> None:
+  """Raises `ValueError` if the command line sets an option otherwise than the config's policy."""
+  if policy is not None:
+    own = policies.find(policy)
+    given = flagset.given_keys().items()
+    # The config may say how a policy has replicas.
+    keys = [k for k, v in given if own.get(k, v) != v and k != "redundancy.mode"]
+    flagset.refuse_keys(keys, f"with config.recovery.policy={policy!r}, which sets it")
 
 
 def check_config_arguments(argv: Sequence[str]) -> None:

@@ -156,10 +156,10 @@ def given_config() -> str:
   return str(flag.config_filename)
 
 
-def given_keys() -> list[str]:
-  """Returns the keys of the config that the command line sets, as "cost.date"."""
+def given_keys() -> dict[str, Any]:
+  """Returns what the command line sets in the config, by key, as "cost.date"."""
   flag: Any = flags.FLAGS[CONFIG]
-  return [*flag.override_values]
+  return dict(flag.override_values)
 
 
 def refuse_keys(keys: Iterable[str], when: str) -> None:

@@ -203,6 +203,16 @@ class NoneTest(parameterized.TestCase):
     )
     self.assertRegex(done.stderr, f"^error: {message}[^\n]*\n$")
 
+  @parameterized.parameters(("grid", 2), ("templates", 0))
+  def test_beside_a_policy(self, layout, code):
+    done = commands.fork(
+        *("-c", _SHOW, "seed", "--config=configs/default.py", "--config.recovery.policy=oobleck"),
+        *(f"--config.pipeline.layout={layout}", "--config.redundancy.mode=lazy"),
+    )
+    self.assertEqual(done.returncode, code, done.stderr)
+    wanted = "layout has no effect with config.recovery.policy='oobleck', which sets it"
+    self.assertEqual(wanted in done.stderr, code == 2, done.stderr)
+
   def test_the_last_one_counts(self):
     """Also after a file that has set it to None."""
     name = "optimizer.clip_norm"
