@@ -157,7 +157,7 @@ def given_config() -> str:
 
 
 def given_keys() -> dict[str, Any]:
-  """Returns what the command line sets in the config, by key, as "cost.date"."""
+  """Returns the values of `--config.KEY=VALUE` on the command line, by key."""
   flag: Any = flags.FLAGS[CONFIG]
   return dict(flag.override_values)
 

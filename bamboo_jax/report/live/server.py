@@ -46,7 +46,7 @@ def start(read: Read, *, token: str, port: int = 0, act: Act | None = None) -> s
   Args:
     read: Returns the value, see `feed.Feed.read`; is called in another thread.
     token: Needed for everything but the empty page.
-    act: Carries out a button, see `Director.cause`; raises `ValueError`.
+    act: Carries out a button, see `strikes.Strikes.cause`; raises `ValueError`.
 
   Raises:
     OSError: The port is in use.

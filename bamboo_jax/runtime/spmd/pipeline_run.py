@@ -74,7 +74,7 @@ class Segments(Protocol):
     """Returns the sums of the local node at a place, arrays [1, ...]; None if unknown."""
 
   def read(self, n: int) -> Left | None:
-    """Returns what is left of the local node at a place; None if nothing."""
+    """Returns the results of finished segments on node `n` of the ring, if it is local; or None."""
 
   def release(self) -> None:
     """Lets later segments overwrite what these have left on the host."""
@@ -229,7 +229,7 @@ def load(
     share: base.ShareId,
     numbers: Sequence[int],
 ) -> Begin:
-  """Returns what a node needs of its store before the first tick."""
+  """Returns the arrays of a node's store that the ticks read, in their slots."""
   begin = Begin(program_lib.host_zeros(program.carry), program_lib.host_zeros(program.fetched))
   start, number = table.start[n], lambda key: (key[0], numbers[key[1]])
   for kind, keys, held in (

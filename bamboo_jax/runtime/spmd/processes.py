@@ -126,7 +126,7 @@ class SharedMemory:
 
   def __init__(self) -> None:
     self.fd = os.memfd_create("passes")
-    # Opened anew each time: processes that share a descriptor share its position, too.
+    # Read and written by path: a forked process shares the position of an open file.
     self._path = f"/proc/self/fd/{self.fd}"
 
   def write(self, tree: base.PyTree) -> None:
@@ -331,9 +331,10 @@ class ProcessRing:
     return self._memory.read()
 
   def read(self, share: base.ShareId) -> run_lib.Left | None:
-    """Returns what the last child that ran segments of a share has left; None if nothing.
+    """Returns the results of a share's finished segments; None without any.
 
-    Blocks, but not for segments or other nodes.
+    They are those of the last child that ran some. Waits for the child, but not for a
+    segment that is under way, or for other nodes.
     """
     since_secs = time.monotonic()
 
