@@ -41,7 +41,7 @@ def make_timeline(owners, microbatches, transfer_ms=0.0, *, shadows=None):
     return bare
   # Redundant passes run in any wait, however late.
   rules = rule_lib.make_rules(bare, shadows=shadows, costs=costs, late=99.0)
-  return simulate_lib.replay(bare.instructions, costs.time_ms, rules)
+  return rule_lib.replay(bare.instructions, costs.time_ms, rules)
 
 
 def passes(timeline):

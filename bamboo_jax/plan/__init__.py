@@ -2,8 +2,7 @@
 
 Pure Python; costs come from a profile of the model, measured or estimated.
 
-  cost_model    costs of layers, and their JSON
-  stages        costs of stages, from those of their layers
+  cost_model    costs of layers and stages, and their JSON
   memory        device memory of each node, also after a death
   partition     splits layers into stages: the fastest slowest stage that fits
   batch_split   the batch in shares, and the shares and microbatches of each

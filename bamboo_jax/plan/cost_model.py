@@ -5,14 +5,16 @@ the speed of links. It is measured once per model, shapes and device, or
 estimated, and then saved; its fingerprint prevents its use for others.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import itertools
 import json
 import math
 from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
+from bamboo_jax.schedule import costs as costs_lib
 
 _VERSION = 1  # Version of the JSON format.
 
@@ -160,6 +162,38 @@ class Profile:
   def transfer_ms(self, num_bytes: int) -> float:
     """Returns the time to move `num_bytes` from one node to another."""
     return self.link_latency_ms + num_bytes / self.link_bytes_per_ms
+
+  def by_stage(self, bounds: Sequence[int]) -> list[tuple[LayerCost, ...]]:
+    """Returns the costs of the layers of each stage; `bounds` are those of a partition."""
+    if bounds[-1] != len(self.layers):
+      raise ValueError(
+          f"partition splits {bounds[-1]} layers, but the profile has {len(self.layers)}."
+      )
+    return [self.layers[first:last] for first, last in itertools.pairwise(bounds)]
+
+  def stage_costs(self, bounds: Sequence[int]) -> costs_lib.StageCosts:
+    """Returns the costs of stages, as schedules need them.
+
+    Every pass and every transfer is charged one dispatch in addition. Raises
+    `ValueError` for bounds of another number of layers.
+    """
+    stages = self.by_stage(bounds)
+
+    def sums(value: Callable[[LayerCost], Any], start: Any = 0) -> tuple[Any, ...]:
+      return tuple(start + sum(map(value, stage)) for stage in stages)
+
+    sizes = tuple(stage[-1].activation_bytes for stage in stages)
+    dispatch_ms = self.dispatch_ms
+    return costs_lib.StageCosts(
+        forward_ms=sums(lambda c: c.forward_ms, dispatch_ms),
+        backward_ms=sums(lambda c: c.backward_ms, dispatch_ms),
+        redundant_ms=sums(
+            lambda c: c.forward_ms if c.redundant_ms is None else c.redundant_ms, dispatch_ms
+        ),
+        transfer_ms=tuple(dispatch_ms + self.transfer_ms(size) for size in sizes[:-1]),
+        activation_bytes=sizes,
+        residual_bytes=sums(lambda c: c.residual_bytes),
+    )
 
   def check_fingerprint(self, expected: Mapping[str, Any]) -> None:
     """Raises `base.StaleProfileError` unless this is a profile of `expected`.

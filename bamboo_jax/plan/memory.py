@@ -195,7 +195,7 @@ class MemoryModel:
 
   def __init__(
       self,
-      costs: Sequence[cost_model.LayerCost],
+      layers: Sequence[cost_model.LayerCost],
       *,
       in_flight: Sequence[int],
       upkeep: Upkeep = PLAIN,
@@ -205,22 +205,24 @@ class MemoryModel:
     """Makes a model of the memory of layers.
 
     Args:
+      layers: Their costs for one microbatch, in model order.
       in_flight: Number of microbatches whose residuals each stage keeps.
-      cuts: First layer of each unit after the first; by default every layer is
-        a unit.
+      cuts: First layer of each unit after the first, where stages may start; by
+        default every layer is a unit.
     """
-    self.in_flight, self.upkeep = tuple(in_flight), upkeep
-    self._costs = tuple(costs)
-    self._activations = (0, *(c.activation_bytes for c in costs[:-1]), 0)
+    self.layers, self.in_flight, self.upkeep = tuple(layers), tuple(in_flight), upkeep
+    self.num_stages = len(self.in_flight)
+    # Layers after which a stage may end.
+    self.ends = {*(range(1, len(layers)) if cuts is None else cuts), len(layers)}
+    self._activations = (0, *(c.activation_bytes for c in layers[:-1]), 0)
     copies: dict[str, dict[str, int]] = {}
     for tie in ties:
       for name in (tie.owner, tie.user):
         copies.setdefault(name, {})[tie.owner] = tie.tied_bytes
-    self._tied = [sum(copies.get(c.name, {}).values()) for c in costs]
-    starts = {*(range(len(costs)) if cuts is None else cuts)} - {0}
-    unit_of = [*itertools.accumulate(i in starts for i in range(len(costs)))]
-    self._unit_gradients = _spread(unit_of, [c.gradient_bytes for c in costs])
-    self._unit_slots = _spread(unit_of, [c.slot_bytes for c in costs])
+    self._tied = [sum(copies.get(c.name, {}).values()) for c in layers]
+    unit_of = [*itertools.accumulate(i in self.ends for i in range(len(layers)))]
+    self._unit_gradients = _spread(unit_of, [c.gradient_bytes for c in layers])
+    self._unit_slots = _spread(unit_of, [c.slot_bytes for c in layers])
     self._owner = functools.cache(self._owner)
     self.shadow = functools.cache(self.shadow)
     self._parts = functools.cache(self._parts)
@@ -259,7 +261,7 @@ class MemoryModel:
 
   def _owner(self, first: int, last: int) -> NodeMemory:
     """Returns the memory of an owner with one microbatch in flight."""
-    layers = self._costs[first:last]
+    layers = self.layers[first:last]
     gradients = sum(c.gradient_bytes for c in layers)
     slots = sum(c.slot_bytes for c in layers)
     edge_bytes = self._activations[first] + self._activations[last]
@@ -287,7 +289,7 @@ class MemoryModel:
     one, count = self.owner(stage, first, last), self.upkeep.num_rerouted
     return NodeMemory(
         buffer_bytes=one.buffer_bytes,
-        accumulator_bytes=count * sum(c.gradient_bytes for c in self._costs[first:last]),
+        accumulator_bytes=count * sum(c.gradient_bytes for c in self.layers[first:last]),
         residual_bytes=one.residual_bytes,
         transfer_bytes=one.transfer_bytes,
         sum_bytes=count * sum(self._tied[first:last]),
@@ -297,7 +299,7 @@ class MemoryModel:
     """Returns the memory of a replica of layers `first` to `last - 1`."""
     protection = self.upkeep.protection
     assert protection.has_replicas, "There are no replicas."
-    layers = self._costs[first:last]
+    layers = self.layers[first:last]
     slots = sum(c.slot_bytes for c in layers)
     on_host = protection.slots == "host"
     sent = sum(c.gradient_bytes for c in layers) + self._sends_state * slots
@@ -309,6 +311,31 @@ class MemoryModel:
         received_bytes=sent,
         fetched_bytes=on_host * (not self._sends_state) * slots,
         link_working_bytes=self._link_working(first, last),
+    )
+
+  def explain(self, bounds: Sequence[int], limit_bytes: int) -> str:
+    """Returns the message that no split fits, with the most even as example."""
+    duty, memory = max(self.find_needs(bounds), key=lambda need: need[1].total_bytes)
+    names = [c.name for c in self.layers[bounds[duty.owned[0]] : bounds[duty.owned[-1] + 1]]]
+    protection, need_bytes = self.upkeep.protection, memory.total_bytes
+    who = f"stage {duty.node}" if not (protection.has_replicas or duty.stands_in) else str(duty)
+    phase = max(memory.phases, key=memory.phases.__getitem__)
+    help_ = "Use more stages, smaller microbatches or fewer of them in flight"
+    if protection.has_replicas:
+      better = {
+          'slots="host"': protection.slots == "device",
+          'refresh="gradient"': protection.refresh == "state",
+          'mode="lazy"': protection.runs_ahead,
+          'mode="none"': True,
+      }
+      help_ += f"; or of config.redundancy {', '.join(k for k, helps in better.items() if helps)}"
+    elif self.upkeep.num_rerouted:
+      help_ += "; or config.recovery.reroute=False"
+    return (
+        f"No split of {len(self.layers)} layers into {len(bounds) - 1} stages fits in "
+        f"{format_size(limit_bytes)} per device: at best {who} (layers {names[0]} to "
+        f"{names[-1]}) needs {format_size(need_bytes)} in phase {phase!r}, which is "
+        f"{format_size(need_bytes - limit_bytes)} too much. {help_}."
     )
 
   @property
@@ -330,37 +357,6 @@ def _spread(unit_of: Sequence[int], values: Sequence[int]) -> list[int]:
   for unit, value in zip(unit_of, values, strict=True):
     totals[unit] += value
   return [totals[unit] for unit in unit_of]
-
-
-def explain(
-    costs: Sequence[cost_model.LayerCost],
-    bounds: Sequence[int],
-    model: MemoryModel,
-    limit_bytes: int,
-) -> str:
-  """Returns the message that no split fits, with the most even as example."""
-  duty, memory = max(model.find_needs(bounds), key=lambda need: need[1].total_bytes)
-  first, last = bounds[duty.owned[0]], bounds[duty.owned[-1] + 1] - 1
-  protection, need_bytes = model.upkeep.protection, memory.total_bytes
-  who = f"stage {duty.node}" if not (protection.has_replicas or duty.stands_in) else str(duty)
-  phase = max(memory.phases, key=memory.phases.__getitem__)
-  help_ = "Use more stages, smaller microbatches or fewer of them in flight"
-  if protection.has_replicas:
-    better = {
-        'slots="host"': protection.slots == "device",
-        'refresh="gradient"': protection.refresh == "state",
-        'mode="lazy"': protection.runs_ahead,
-        'mode="none"': True,
-    }
-    help_ += f"; or of config.redundancy {', '.join(k for k, helps in better.items() if helps)}"
-  elif model.upkeep.num_rerouted:
-    help_ += "; or config.recovery.reroute=False"
-  return (
-      f"No split of {len(costs)} layers into {len(bounds) - 1} stages fits in "
-      f"{format_size(limit_bytes)} per device: at best {who} (layers {costs[first].name} to "
-      f"{costs[last].name}) needs {format_size(need_bytes)} in phase {phase!r}, which is "
-      f"{format_size(need_bytes - limit_bytes)} too much. {help_}."
-  )
 
 
 def format_mib(num_bytes: int) -> str:

@@ -11,15 +11,14 @@ which there is a split. We count in whole nanoseconds and bytes,
 so that ties are broken equally on all machines.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 import dataclasses
 import functools
 import itertools
 from typing import Any, TypeVar
 
 from bamboo_jax import base
-from bamboo_jax.plan import cost_model, memory as memory_lib
-from bamboo_jax.schedule import lines as lines_lib
+from bamboo_jax.plan import memory as memory_lib
 
 _NS_PER_MS = 1_000_000
 
@@ -39,10 +38,9 @@ class Partition:
   bounds: tuple[int, ...]
 
   def __post_init__(self) -> None:
-    if len(self.bounds) < 2 or self.bounds[0] != 0:
-      raise ValueError(f"Stage 0 must start at layer 0, got bounds={self.bounds}.")
-    if any(start >= end for start, end in itertools.pairwise(self.bounds)):
+    if self.num_stages < 1 or any(a >= b for a, b in itertools.pairwise((-1, *self.bounds))):
       raise ValueError(f"Every stage needs a layer, got bounds={self.bounds}.")
+    assert self.bounds[0] == 0, self.bounds
 
   @property
   def num_stages(self) -> int:
@@ -75,16 +73,7 @@ def refine(partitions: Iterable[Partition]) -> Partition:
   return Partition(tuple(sorted({b for p in partitions for b in p.bounds})))
 
 
-def split_layers(
-    costs: Sequence[cost_model.LayerCost],
-    *,
-    num_stages: int,
-    memory_limit_bytes: int | None = None,
-    in_flight: Sequence[int] | None = None,
-    upkeep: memory_lib.Upkeep = memory_lib.PLAIN,
-    ties: Sequence[cost_model.TieCost] = (),
-    cuts: Sequence[int] | None = None,
-) -> Partition:
+def split_layers(model: memory_lib.MemoryModel, memory_limit_bytes: int | None = None) -> Partition:
   """Returns a contiguous split with the least time of the slowest stage.
 
   The time is that of a forward and a backward pass. Ties are broken by, in this
@@ -92,66 +81,48 @@ def split_layers(
   times, early bounds.
 
   Args:
-    costs: One entry per layer, in model order, each for one microbatch.
-    num_stages: From 1 to `len(cuts) + 1`.
-    memory_limit_bytes: Memory of one device; None: no limit.
-    in_flight: Number of microbatches whose residuals each stage keeps; by
-      default `num_stages - s` for stage `s`, as in 1F1B.
-    upkeep: Memory of a node besides its stages. With replicas the limit holds
+    model: Names the layers, the stages and what they need in memory.
+    memory_limit_bytes: Memory of one device; None: no limit. With replicas it holds
       for a step of the initial roles, and for the one after any single death.
-    cuts: Layers at which a stage other than the first may start; by default any
-      but layer 0.
 
   Raises:
-    ValueError: `num_stages` is out of range.
+    ValueError: There are more stages than layers, or groups of them.
     base.InfeasibleError: No split was found that fits in `memory_limit_bytes`.
   """
-  if in_flight is None:
-    in_flight = lines_lib.in_flight_bounds(num_stages, num_stages)
-  if cuts is None:
-    cuts = range(1, len(costs))
-  if not 1 <= num_stages <= len(cuts) + 1:
+  num_stages, limit_bytes = model.num_stages, memory_limit_bytes
+  if not 1 <= num_stages <= len(model.ends):
     raise ValueError(
-        f"num_stages must be from 1 to {len(cuts) + 1} (the number of layers, "
+        f"num_stages must be from 1 to {len(model.ends)} (the number of layers, "
         f"or of groups that stay together), got {num_stages}."
     )
-  if len(in_flight) != num_stages:
-    raise ValueError(
-        f"in_flight needs an entry for each of the {num_stages} stages, got {tuple(in_flight)}."
-    )
-  model = memory_lib.MemoryModel(costs, in_flight=in_flight, upkeep=upkeep, cuts=cuts, ties=ties)
-  best = functools.partial(find_best, len(costs), num_stages, frozenset({*cuts, len(costs)}))
-  find_fastest = functools.partial(_find_fastest, costs, model, best)
-  limit_bytes = memory_limit_bytes
-  split = find_fastest(limit_bytes)
+  most = lambda split: max(need.total_bytes for _, need in model.find_needs(split.bounds))
+  split = _find_fastest(model, limit_bytes)
   if limit_bytes is None:
     assert split is not None
     return split
-  most = lambda split: max(need.total_bytes for _, need in model.find_needs(split.bounds))
   if split is not None and (need_bytes := most(split)) > limit_bytes:
-    split = find_fastest(limit_bytes * limit_bytes // need_bytes)
+    split = _find_fastest(model, limit_bytes * limit_bytes // need_bytes)
   if split is None or most(split) > limit_bytes:
-    even = best(model.total_bytes, max)
-    assert even is not None  # Without a limit any stage is allowed.
-    split = find_fastest(even[0])
+    split = _find_fastest(model, least_bytes(model))
     assert split is not None
     if most(split) > limit_bytes:
-      message = memory_lib.explain(costs, split.bounds, model, limit_bytes)
-      raise base.InfeasibleError(message)
+      raise base.InfeasibleError(model.explain(split.bounds, limit_bytes))
   return split
 
 
-def _find_fastest(
-    costs: Sequence[cost_model.LayerCost],
-    model: memory_lib.MemoryModel,
-    best: Callable[..., Any],
-    limit_bytes: int | None,
-) -> Partition | None:
+def least_bytes(model: memory_lib.MemoryModel) -> int:
+  """Returns the memory of the largest stage when memory is balanced."""
+  best = _find_best(model, model.total_bytes, max)
+  assert best is not None  # Without a limit any stage is allowed.
+  return best[0]
+
+
+def _find_fastest(model: memory_lib.MemoryModel, limit_bytes: int | None) -> Partition | None:
   """Returns the fastest split whose stages fit in a limit; None without any."""
   # Times are prefix sums, in integers: differences of floats are not exact.
-  layers_ns = [round((c.forward_ms + c.backward_ms) * _NS_PER_MS) for c in costs]
+  layers_ns = [round((c.forward_ms + c.backward_ms) * _NS_PER_MS) for c in model.layers]
   until_ns = [*itertools.accumulate(layers_ns, initial=0)]
-  boundary_bytes = (0, *(c.activation_bytes for c in costs))
+  boundary_bytes = (0, *(c.activation_bytes for c in model.layers))
 
   def stage_ns(stage: base.StageId, first: int, last: int) -> int | None:
     if limit_bytes is not None and model.total_bytes(stage, first, last) > limit_bytes:
@@ -162,29 +133,27 @@ def _find_fastest(
     ns = stage_ns(stage, first, last)
     return None if ns is None or ns > slowest_ns else (boundary_bytes[first], ns * ns)
 
-  if (fastest := best(stage_ns, max)) is None:
+  if (fastest := _find_best(model, stage_ns, max)) is None:
     return None
   slowest_ns = fastest[0]
-  found = best(unevenness, lambda a, b: (a[0] + b[0], a[1] + b[1]))
+  found = _find_best(model, unevenness, lambda a, b: (a[0] + b[0], a[1] + b[1]))
   assert found is not None
   return Partition(found[1])
 
 
-def find_best(
-    num_layers: int,
-    num_stages: int,
-    ends: Collection[int],
+def _find_best(
+    model: memory_lib.MemoryModel,
     charge: Callable[[base.StageId, int, int], _Value | None],
     combine: Callable[[_Value, _Value], _Value],
 ) -> tuple[_Value, tuple[int, ...]] | None:
   """Returns the least combined charge of all splits, and the first bounds with it.
 
   Args:
-    ends: Layers after which a stage may end.
     charge: Returns the cost of a stage, given its first layer and the one after
       its last; None if it is not allowed.
     combine: Combines costs; associative and monotone.
   """
+  num_layers, num_stages, ends = len(model.layers), model.num_stages, model.ends
   # By first layer: the cost of the stages from this one on, and their bounds.
   rest: dict[int, _Choice] = {num_layers: (None, (num_layers,))}
   for stage in reversed(base.stages(num_stages)):

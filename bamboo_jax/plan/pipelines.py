@@ -23,13 +23,6 @@ class Pipeline:
   roles: failover.Roles
   vacant: frozenset[base.StageId] = frozenset()
 
-  def __post_init__(self) -> None:
-    if self.partition.num_stages != self.roles.num_stages:
-      raise ValueError(
-          f"partition has {self.partition.num_stages} stages, roles have "
-          f"{self.roles.num_stages}."
-      )
-
   @functools.cached_property
   def nodes(self) -> tuple[base.NodeId, ...]:
     """The live nodes, by their first stage."""
@@ -39,10 +32,9 @@ class Pipeline:
         )
     )
 
-  def renumbered(self, numbers: Mapping[base.NodeId, base.NodeId]) -> "Pipeline":
-    """Returns the pipeline with node `n` renamed to `numbers[n]`."""
-    roles = self.roles.renumbered(numbers)
-    return Pipeline(self.partition, roles, self.vacant)
+  def renumbered(self, numbers: Mapping[base.NodeId, base.NodeId] | None = None) -> "Pipeline":
+    """Returns the pipeline with node `n` renamed to `numbers[n]`, see `Roles.renumbered`."""
+    return dataclasses.replace(self, roles=self.roles.renumbered(numbers))
 
   def by_segment(self, segments: partition_lib.Partition) -> failover.Roles:
     """Returns the roles by segment; each has the owner and shadow of its stage.
@@ -56,28 +48,14 @@ class Pipeline:
           f"A stage must start at one of the layers {segments.bounds}, got "
           f"stages at {self.partition.bounds}."
       )
-    roles = self.roles
     stages = [self.partition.stage_of(first) for first in segments.bounds[:-1]]
+    owners, shadows = self.roles.owners, self.roles.shadows
     return failover.Roles(
-        tuple(roles.owners[stage] for stage in stages),
-        {
-            segment: roles.shadows[stage]
-            for segment, stage in base.by_stage(stages)
-            if stage in roles.shadows
-        },
+        tuple(owners[stage] for stage in stages),
+        {i: shadows[stage] for i, stage in base.by_stage(stages) if stage in shadows},
     )
 
   @functools.cached_property
-  def shape(self) -> tuple[tuple[int, ...], ...]:
-    """Bounds, owners, replicas and vacant stages, with nodes renumbered.
-
-    Owners are numbered from 0, in order, so pipelines of one shape cost the
-    same.
-    """
-    number = {node: i for i, node in enumerate(self.roles.nodes)}
-    return (
-        self.partition.bounds,
-        tuple(number[node] for node in self.roles.owners),
-        tuple(self.roles.shadows),
-        tuple(sorted(self.vacant)),
-    )
+  def shape(self) -> "Pipeline":
+    """The pipeline with its nodes numbered from 0, in order; those of one shape cost the same."""
+    return self.renumbered()

@@ -4,9 +4,8 @@ Every pipeline gets the same partition. Nodes are numbered pipeline by pipeline,
 so that stage `s` of pipeline `d` is on node `d * num_stages + s`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import dataclasses
-from typing import Any
 
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.plan import (
@@ -14,7 +13,6 @@ from bamboo_jax.plan import (
     cost_model,
     memory as memory_lib,
     partition as partition_lib,
-    stages,
 )
 from bamboo_jax.plan.times import step_time as step_time_lib
 from bamboo_jax.schedule import (
@@ -69,16 +67,6 @@ class Plan:
         for d in range(self.num_pipelines)
     )
 
-  @property
-  def timelines(self) -> tuple[timeline_lib.Timeline, ...]:
-    """The timeline of each pipeline."""
-    return tuple(
-        self.timeline.renumbered(
-            add_nodes=owners[0], add_microbatches=self.batch.microbatches(pipeline)[0]
-        )
-        for pipeline, owners in enumerate(self.owners)
-    )
-
 
 _UNPROTECTED = config_lib.RedundancySection()
 
@@ -127,47 +115,40 @@ def make_plan(
       num_microbatches=num_microbatches,
       microbatch_size=microbatch_size,
   )
-  upkeep = memory_lib.Upkeep(
-      num_accumulators=batch.shares_per_pipeline,
-      num_rerouted=batch.shares_per_pipeline * (reroutes and num_pipelines > 1),
-      num_shares=batch.num_shares,
-      protection=protection,
-      is_remote=is_remote,
-  )
-  memory: dict[str, Any] = dict(
+  model = memory_lib.MemoryModel(
+      profile.layers,
       in_flight=lines_lib.in_flight_bounds(num_stages, num_microbatches, schedule),
-      upkeep=upkeep,
+      upkeep=memory_lib.Upkeep(
+          num_accumulators=batch.shares_per_pipeline,
+          num_rerouted=batch.shares_per_pipeline * (reroutes and num_pipelines > 1),
+          num_shares=batch.num_shares,
+          protection=protection,
+          is_remote=is_remote,
+      ),
       ties=profile.ties,
       cuts=cuts,
   )
-  partition = partition_lib.split_layers(
-      profile.layers, num_stages=num_stages, memory_limit_bytes=memory_limit_bytes, **memory
-  )
-  return _finish(profile, partition, batch, schedule, memory_limit_bytes, memory)
+  return _plan(profile, model, batch, schedule, memory_limit_bytes)
 
 
-def _finish(
+def _plan(
     profile: cost_model.Profile,
-    partition: partition_lib.Partition,
+    model: memory_lib.MemoryModel,
     batch: batch_split.BatchSplit,
     schedule: str,
     limit_bytes: int | None,
-    memory: Mapping[str, Any],
 ) -> Plan:
-  """Returns the plan of a partition; `memory` has arguments of its memory model."""
-  num_stages, protection = partition.num_stages, memory["upkeep"].protection
-  found = memory_lib.MemoryModel(profile.layers, **memory).find_needs(partition.bounds)
-  now, after = [need for _, need in found[:num_stages]], found[num_stages:]
+  num_stages, protection = model.num_stages, model.upkeep.protection
+  partition = partition_lib.split_layers(model, limit_bytes)
+  needs = model.find_needs(partition.bounds)
+  now, after = [need for _, need in needs[:num_stages]], needs[num_stages:]
   worst = max(after, key=lambda need: need[1].total_bytes, default=None)
   free_bytes = None
   if limit_bytes is not None:  # Also after a death.
     most = worst[1].total_bytes if worst else 0
     free_bytes = [limit_bytes - max(need.total_bytes, most) for need in now]
-  costs, place = stages.place_residuals(
-      stages.stage_costs(partition, profile),
-      profile.host_bytes_per_ms,
-      num_microbatches=batch.num_microbatches,
-      free_bytes=free_bytes,
+  costs, place = profile.stage_costs(partition.bounds).place_residuals(
+      profile.host_bytes_per_ms, num_microbatches=batch.num_microbatches, free_bytes=free_bytes
   )
   limits = lines_lib.in_flight_limits(num_stages, schedule)
   line = lines_lib.Line(base.nodes(num_stages), batch.microbatches(0), limits)

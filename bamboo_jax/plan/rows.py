@@ -8,7 +8,7 @@ import dataclasses
 import functools
 
 from bamboo_jax import base, config as config_lib
-from bamboo_jax.plan import partition as partition_lib, pipelines as pipelines_lib, planner, stages
+from bamboo_jax.plan import partition as partition_lib, pipelines as pipelines_lib, planner
 from bamboo_jax.schedule import (
     checker,
     costs as costs_lib,
@@ -66,9 +66,9 @@ class RowPlanner:
   @functools.cached_property
   def costs(self) -> StageCosts:
     """Times and sizes of each segment, for one microbatch."""
-    if self.segments in (None, self.plan.partition):
+    if self.segments is None or self.segments == self.plan.partition:
       return self.plan.costs
-    return stages.stage_costs(self.segments, self.plan.profile)
+    return self.plan.profile.stage_costs(self.segments.bounds)
 
   def pipeline(self, pipeline: int) -> pipelines_lib.Pipeline:
     """Returns pipeline `pipeline` of the plan, with its initial roles."""

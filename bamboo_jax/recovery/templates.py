@@ -10,6 +10,7 @@ f + 1 pipelines each layer has f + 1 owners, so any f nodes may be lost.
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+import itertools
 from typing import Any, NamedTuple
 
 from bamboo_jax import base
@@ -104,7 +105,7 @@ class _Splitter:
       try:
         return self.split(num_nodes)
       except base.InfeasibleError as error:
-        refusals.append((self._least_bytes(num_nodes), num_nodes, error))
+        refusals.append((partition_lib.least_bytes(self._model(num_nodes)), num_nodes, error))
     # Errors have no order.
     _, num_nodes, error = min(refusals, key=lambda r: r[:2])
     raise base.InfeasibleError(
@@ -113,35 +114,14 @@ class _Splitter:
     )
 
   def split(self, num_nodes: int) -> Template:
-    partition = partition_lib.split_layers(
-        self.costs,
-        num_stages=num_nodes,
-        memory_limit_bytes=self.memory_limit_bytes,
-        in_flight=self._in_flight(num_nodes),
-        **self.options,
-    )
-    return Template(partition, self._stage_bytes(partition))
-
-  def _least_bytes(self, num_nodes: int) -> int:
-    """Returns the memory of the largest stage when memory is balanced."""
     model = self._model(num_nodes)
-    ends = frozenset({*self.options["cuts"], len(self.costs)})
-    best = partition_lib.find_best(len(self.costs), num_nodes, ends, model.total_bytes, max)
-    assert best is not None  # Without a limit any stage is allowed.
-    return best[0]
-
-  def _in_flight(self, num_nodes: int) -> tuple[int, ...]:
-    # Never more in flight than stages: that many microbatches are no bound.
-    return lines_lib.in_flight_bounds(num_nodes, self.num_microbatches or num_nodes)
+    partition = partition_lib.split_layers(model, self.memory_limit_bytes)
+    ends = enumerate(itertools.pairwise(partition.bounds))
+    return Template(
+        partition, tuple(model.owner(base.StageId(s), *own).total_bytes for s, own in ends)
+    )
 
   def _model(self, num_nodes: int) -> memory_lib.MemoryModel:
-    in_flight = self._in_flight(num_nodes)
+    # Never more in flight than stages: that many microbatches are no bound.
+    in_flight = lines_lib.in_flight_bounds(num_nodes, self.num_microbatches or num_nodes)
     return memory_lib.MemoryModel(self.costs, in_flight=in_flight, **self.options)
-
-  def _stage_bytes(self, partition: partition_lib.Partition) -> tuple[int, ...]:
-    model = self._model(partition.num_stages)
-    return tuple(
-        model.owner(stage, owned.start, owned.stop).total_bytes
-        for stage in base.stages(partition.num_stages)
-        for owned in [partition.layers(stage)]
-    )

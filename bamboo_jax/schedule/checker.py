@@ -5,8 +5,9 @@ missing inputs, microbatches summed out of order, and deadlocks. It shares no
 code with `simulate`, which makes the rows.
 """
 
+import collections
 from collections.abc import Mapping, Sequence
-import dataclasses
+import itertools
 
 from bamboo_jax import base
 from bamboo_jax.schedule import (
@@ -23,14 +24,6 @@ class ScheduleError(ValueError):
   """A schedule that must not be run; the message names node and instruction."""
 
 
-_OTHER_END = {
-    Op.SEND_ACTIVATION: Op.RECV_ACTIVATION,
-    Op.RECV_ACTIVATION: Op.SEND_ACTIVATION,
-    Op.SEND_GRAD: Op.RECV_GRAD,
-    Op.RECV_GRAD: Op.SEND_GRAD,
-}
-
-
 def check(
     rows: Mapping[base.NodeId, Sequence[Instruction]],
     lines: Sequence[lines_lib.Line],
@@ -43,66 +36,52 @@ def check(
   for each other.
   """
   holdings = holdings or {}
-  checkers = {
-      node: Checker(node, lines=lines, holdings=holdings.get(node, holdings_lib.NOTHING))
-      for node in {*rows, *(owner for line in lines for owner in line.owners)}
+  nodes = {
+      node: _Node(node, lines, holdings.get(node, holdings_lib.NOTHING))
+      for node in sorted({*rows, *(owner for line in lines for owner in line.owners)})
   }
-  left = {node: [*row] for node, row in rows.items()}
+  left = {node: collections.deque(row) for node, row in rows.items()}
   sent: set[instruction_lib.Transfer] = set()
-  in_flight: dict[object, list[instruction_lib.Transfer]] = {}  # By link, in order.
-  received: set[instruction_lib.Transfer] = set()
+  # By link, in order.
+  in_flight = collections.defaultdict[object, list[instruction_lib.Transfer]](list)
   moving = True
   while moving:
     moving = False
     for node, row in left.items():
-      count = 0
-      for i in row:
-        if i.is_receive and i.transfer(node) not in sent:
-          break
-        checkers[node].run(i)
-        if i.is_transfer:
-          ends = sent if i.is_send else received
-          if i.transfer(node) in ends:
-            raise ScheduleError(f"Node {node} cannot run {i}: it is done twice.")
-          ends.add(i.transfer(node))
-          t = i.transfer(node)
-          link = in_flight.setdefault((t.kind, t.stage, t.source, t.destination), [])
-          if i.is_send:
-            link.append(t)
-          elif (first := link.pop(0)) != t:
-            raise ScheduleError(f"Node {node} cannot run {i}: {first.receive} was sent before.")
-        count += 1
-      del row[:count]
-      moving = moving or count > 0
-  if any(left.values()):
-    raise _explain_waits({node: row for node, row in left.items() if row})
-  if unread := sent - received:
-    one = min(unread, key=str)
-    raise _lacks_end(one.source, one.send)
-  for node in sorted(checkers):
-    checkers[node].finish()
+      while row and (not row[0].is_receive or row[0].transfer(node) in sent):
+        i, moving = row.popleft(), True
+        nodes[node].run(i)
+        if not i.is_transfer:
+          continue
+        t = i.transfer(node)
+        link = in_flight[t.kind, t.stage, t.source, t.destination]
+        if t in sent if i.is_send else t not in link:
+          raise ScheduleError(f"Node {node} cannot run {i}: it is done twice.")
+        if i.is_send:
+          sent.add(t)
+          link.append(t)
+        elif (first := link.pop(0)) != t:
+          raise ScheduleError(f"Node {node} cannot run {i}: {first.receive} was sent before.")
+  waits = {node: row[0].transfer(node) for node, row in left.items() if row}
+  for node, t in waits.items():
+    if t.send not in left.get(t.source, ()):
+      raise ScheduleError(f"Node {node} has {t.receive}, but node {t.source} has no {t.send}.")
+  if waits:
+    where = ", ".join(f"node {node} at {t.receive}" for node, t in waits.items())
+    raise ScheduleError(f"Deadlock, nodes wait for each other: {where}.")
+  for t in itertools.chain.from_iterable(in_flight.values()):
+    raise ScheduleError(
+        f"Node {t.source} has {t.send}, but node {t.destination} has no {t.receive}."
+    )
+  for one in nodes.values():
+    one.finish()
 
 
-def _explain_waits(left: Mapping[base.NodeId, Sequence[Instruction]]) -> ScheduleError:
-  """Returns the error that names the nodes that wait for each other."""
-  for node, (i, *_) in left.items():
-    assert i.peer is not None  # Only receives wait.
-    if not any(o.is_send and o.transfer(i.peer) == i.transfer(node) for o in left.get(i.peer, ())):
-      return _lacks_end(node, i)
-  waits = ", ".join(f"node {node} at {row[0]}" for node, row in left.items())
-  return ScheduleError(f"Deadlock, nodes wait for each other: {waits}.")
-
-
-def _lacks_end(node: base.NodeId, i: Instruction) -> ScheduleError:
-  other_end = dataclasses.replace(i, op=_OTHER_END[i.op], peer=node)
-  return ScheduleError(f"Node {node} has {i}, but node {i.peer} has no {other_end}.")
-
-
-class Checker:
+class _Node:
   """Follows the data that one node holds through its row."""
 
   def __init__(
-      self, node: base.NodeId, *, lines: Sequence[lines_lib.Line], holdings: holdings_lib.Holdings
+      self, node: base.NodeId, lines: Sequence[lines_lib.Line], holdings: holdings_lib.Holdings
   ) -> None:
     self._node = node
     self._line_of = {m: line for line in lines for m in line.microbatches}

@@ -25,7 +25,6 @@ from bamboo_jax.schedule import (
     costs as costs_lib,
     holdings as holdings_lib,
     lines as lines_lib,
-    owed as owed_lib,
     simulate as simulate_lib,
 )
 
@@ -161,7 +160,7 @@ class _Search:
     """Returns the time in ms that each node owes for a share."""
     costs = self._costs
     left_ms = dict.fromkeys(line.owners, 0.0)
-    owed = owed_lib.find_owed(line, self._holdings)
+    owed = lines_lib.find_owed(line, self._holdings)
     for s, node in base.by_stage(line.owners):
       left_ms[node] += len(owed.forwards[s]) * costs.forward_ms[s]
       left_ms[node] += len(owed.backwards[s]) * costs.backward_ms[s]

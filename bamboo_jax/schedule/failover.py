@@ -30,31 +30,18 @@ class Roles:
   """
 
   owners: tuple[base.NodeId, ...]
-  shadows: Mapping[base.StageId, base.NodeId] = dataclasses.field(default_factory=dict)
+  shadows: Mapping[base.StageId, base.NodeId] = dataclasses.field(default_factory=dict, hash=False)
 
   def __post_init__(self) -> None:
-    if not self.owners:
-      raise ValueError("owners must name a node for each stage, got none.")
     object.__setattr__(self, "shadows", dict(sorted(self.shadows.items())))
-    for stage, node in self.shadows.items():
-      if stage not in range(len(self.owners)):
-        raise ValueError(
-            f"shadows must name stages from 0 to {len(self.owners) - 1}, got " f"{stage}."
-        )
-      wanted = natural_shadow(self.owners, stage)
-      if node != wanted:
-        raise ValueError(
-            f"The shadow of stage {stage} must be {wanted} with "
-            f"owners={self.owners}, got {node}."
-        )
+    wanted = {s: natural_shadow(self.owners, s) for s in self.shadows}
+    assert self.shadows == wanted, f"{self}: shadows must be {wanted}"
 
   @classmethod
   def initial(cls, owners: Iterable[base.NodeId], *, has_replicas: bool = True) -> "Roles":
     """Returns roles with a replica of each stage, unless one node owns all."""
     owners = tuple(owners)
-    if not has_replicas or len({*owners}) == 1:
-      return cls(owners)
-    shadows = ((s, natural_shadow(owners, s)) for s in base.stages(len(owners)))
+    shadows = ((s, natural_shadow(owners, s)) for s in base.stages(len(owners)) if has_replicas)
     return cls(owners, {s: node for s, node in shadows if node is not None})
 
   @property
@@ -150,22 +137,14 @@ def fail_over(
 
   Raises `base.UnrecoverableHereError` if a stage has lost owner and replica.
   """
-  gone = tuple(
-      s
-      for s, owner in base.by_stage(roles.owners)
-      if owner in lost and roles.shadows.get(s, owner) in lost
-  )
+  lost = {*lost}
+  copies = ((s, {n, roles.shadows.get(s, n)}) for s, n in base.by_stage(roles.owners))
+  gone = tuple(s for s, nodes in copies if nodes <= lost)
   if gone:
     raise base.UnrecoverableHereError(gone)
   after = Roles(
-      tuple(
-          roles.shadows[s] if owner in lost else owner for s, owner in base.by_stage(roles.owners)
-      ),
-      {
-          s: shadow
-          for s, shadow in roles.shadows.items()
-          if shadow not in lost and roles.owners[s] not in lost
-      },
+      tuple(roles.shadows[s] if n in lost else n for s, n in base.by_stage(roles.owners)),
+      {s: n for s, n in roles.shadows.items() if lost.isdisjoint((n, roles.owners[s]))},
   )
   holdings = {
       node: holdings.get(node, holdings_lib.NOTHING).limited(

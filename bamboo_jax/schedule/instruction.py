@@ -11,7 +11,6 @@ a device. Buffers, links and programs belong to the executor.
 
 import dataclasses
 import enum
-from typing import Literal
 
 from bamboo_jax import base
 
@@ -32,8 +31,10 @@ class Op(enum.Enum):
   __hash__ = object.__hash__
 
 
-SENDS = frozenset({Op.SEND_ACTIVATION, Op.SEND_GRAD})
-RECEIVES = frozenset({Op.RECV_ACTIVATION, Op.RECV_GRAD})
+# The ends of a transfer, by its kind.
+_ENDS = {"A": (Op.SEND_ACTIVATION, Op.RECV_ACTIVATION), "G": (Op.SEND_GRAD, Op.RECV_GRAD)}
+_KINDS = {op: kind for kind, ends in _ENDS.items() for op in ends}
+SENDS, RECEIVES = map(frozenset, zip(*_ENDS.values(), strict=True))
 TRANSFERS = SENDS | RECEIVES
 
 
@@ -46,19 +47,13 @@ class Instruction:
       output is sent, or to whose output the gradient belongs: the owner of
       stage 3 sends `2SG0` to the owner of stage 2.
     microbatch: Index in the global batch of the step.
+    peer: The other node of a transfer; only transfers have one.
   """
 
   stage: base.StageId
   op: Op
   microbatch: int
   peer: base.NodeId | None = None
-
-  def __post_init__(self) -> None:
-    if (self.peer is None) == (self.op in TRANSFERS):
-      raise ValueError(
-          "A transfer has a peer and nothing else has one, got "
-          f"op={self.op.value}, peer={self.peer}."
-      )
 
   @property
   def is_send(self) -> bool:
@@ -78,10 +73,8 @@ class Instruction:
   def transfer(self, node: base.NodeId) -> "Transfer":
     """Returns the transfer that has this instruction of `node` as an end."""
     assert self.peer is not None, f"{self} is no transfer"
-    is_activation = self.op in (Op.SEND_ACTIVATION, Op.RECV_ACTIVATION)
     ends = (node, self.peer) if self.is_send else (self.peer, node)
-    kind: Literal["A", "G"] = "A" if is_activation else "G"
-    return Transfer(kind, self.stage, self.microbatch, *ends)
+    return Transfer(_KINDS[self.op], self.stage, self.microbatch, *ends)
 
   def __str__(self) -> str:
     text = f"{self.stage}{self.op.value}{self.microbatch}"
@@ -97,27 +90,21 @@ class Transfer:
   Kind "A" is the output of `stage`, "G" the gradient with respect to it.
   """
 
-  kind: Literal["A", "G"]
+  kind: str
   stage: base.StageId
   microbatch: int
   source: base.NodeId
   destination: base.NodeId
 
-  def __post_init__(self) -> None:
-    if self.source == self.destination:
-      raise ValueError(f"Node {self.source} needs no transfer to itself.")
-
   @property
   def send(self) -> Instruction:
     """Instruction in the row of `source`."""
-    op = Op.SEND_ACTIVATION if self.kind == "A" else Op.SEND_GRAD
-    return Instruction(self.stage, op, self.microbatch, self.destination)
+    return Instruction(self.stage, _ENDS[self.kind][0], self.microbatch, self.destination)
 
   @property
   def receive(self) -> Instruction:
     """Instruction in the row of `destination`."""
-    op = Op.RECV_ACTIVATION if self.kind == "A" else Op.RECV_GRAD
-    return Instruction(self.stage, op, self.microbatch, self.source)
+    return Instruction(self.stage, _ENDS[self.kind][1], self.microbatch, self.source)
 
 
 Row = tuple[Instruction, ...]

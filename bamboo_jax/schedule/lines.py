@@ -10,14 +10,33 @@ stage in another pipeline:
   pipeline 1  microbatches 8 to 15  4  5  6  7
 
 Lines that have nodes in common are scheduled together.
+
+The work that a line owes follows from the holdings of its nodes. Every stage
+owes the backward pass of every microbatch that its owner has not accumulated.
+The rest follows backwards: a backward pass needs residuals, so a
+forward pass if its owner has none; a forward pass needs its input, so a forward
+pass of the stage before if no possible sender has it. At the start of a step
+all passes are owed. After a failure the shadow owns the victim's stage and owes
+its backward passes for all microbatches, since the accumulator is lost:
+Bamboo's lazy redundant backward passes (NSDI'23, section 5). Node 1 dies, and
+node 0 is its shadow:
+
+  owners  held before               owed after the death
+  node 0  0F0 0F1                   1F0 1F1 1B0 1B1, and 0B0 0B1 as before
+  node 1  1F0 1F1 (dead)
+  node 2  2F0 2B0 2F1               2B1, and both gradients are sent to node 0
+
+Residuals of redundant forward passes on node 0 would save it 1F0 and 1F1.
 """
 
 from collections.abc import Mapping, Sequence
 import dataclasses
-import itertools
+from typing import NamedTuple
 
 from bamboo_jax import base
-from bamboo_jax.schedule import holdings as holdings_lib
+from bamboo_jax.schedule import holdings as holdings_lib, instruction as instruction_lib
+
+Transfer = instruction_lib.Transfer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,22 +62,9 @@ class Line:
     for name in ("owners", "microbatches", "in_flight"):
       if getattr(self, name) is not None:
         object.__setattr__(self, name, tuple(getattr(self, name)))
-    microbatches, in_flight = self.microbatches, self.in_flight
-    if not microbatches or any(a >= b for a, b in itertools.pairwise([-1, *microbatches])):
-      raise ValueError(
-          "microbatches must be increasing, non-negative integers, got " f"{list(microbatches)}."
-      )
-    num_stages = len(self.owners)
-    if in_flight is not None and (len(in_flight) != num_stages or min(in_flight) < 1):
-      raise ValueError(
-          f"in_flight must have a bound of at least 1 for each of the "
-          f"{num_stages} stages, got {list(in_flight)}."
-      )
 
 
 Holdings = Mapping[base.NodeId, holdings_lib.Holdings]
-
-
 SCHEDULES = ("1f1b", "gpipe")
 
 
@@ -78,3 +84,48 @@ def in_flight_bounds(
   """Returns the most microbatches whose residuals each stage keeps at once."""
   limits = in_flight_limits(num_stages, schedule) or (num_microbatches,) * num_stages
   return tuple(min(limit, num_microbatches) for limit in limits)
+
+
+class Owed(NamedTuple):
+  """Work that finishes the step of a line: microbatches per stage, ascending."""
+
+  forwards: list[list[int]]
+  backwards: list[list[int]]
+  transfers: list[Transfer]
+
+
+def find_owed(line: Line, holdings: Holdings) -> Owed:
+  """Returns the work that finishes the step; a missing node holds nothing.
+
+  Raises `base.InfeasibleError` if a gradient is needed that no owner holds or
+  will compute.
+  """
+  owners = line.owners
+  held = [holdings.get(node, holdings_lib.NOTHING) for node in owners]
+  owed = Owed([[] for _ in owners], [[] for _ in owners], [])
+  for m in line.microbatches:
+    output_needed = False
+    for s in reversed(base.stages(len(owners))):
+      owes_backward = (s, m) not in held[s].accumulated
+      if output_needed and owners[s] != owners[s + 1]:
+        owed.transfers.append(Transfer("A", s, m, owners[s], owners[s + 1]))
+      if (owes_backward and (s, m) not in held[s].residuals) or (
+          output_needed and (s, m) not in held[s].activations
+      ):
+        owed.forwards[s].append(m)
+        output_needed = s > 0 and (s - 1, m) not in held[s].activations
+      else:
+        output_needed = False
+      if not owes_backward:
+        continue
+      owed.backwards[s].append(m)
+      if s + 1 == len(owners) or (s, m) in held[s].gradients:
+        continue
+      if (s, m) not in held[s + 1].gradients and (s + 1, m) in held[s + 1].accumulated:
+        raise base.InfeasibleError(
+            f"Stage {s} needs the gradient of microbatch {m}, which node {owners[s + 1]} has used "
+            f"for stage {s + 1} but not kept."
+        )
+      if owners[s] != owners[s + 1]:
+        owed.transfers.append(Transfer("G", s, m, owners[s + 1], owners[s]))
+  return owed

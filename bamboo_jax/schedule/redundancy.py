@@ -23,7 +23,6 @@ from bamboo_jax.schedule import (
     costs as costs_lib,
     instruction as instruction_lib,
     rule as rule_lib,
-    simulate as simulate_lib,
     timeline as timeline_lib,
 )
 
@@ -53,7 +52,7 @@ class PlannedRows:
     """The rows whose waits are filled by the rules, played ahead."""
     if not self.rules:
       return self.bare
-    return simulate_lib.replay(self.bare.instructions, self.costs.time_ms, self.rules)
+    return rule_lib.replay(self.bare.instructions, self.costs.time_ms, self.rules)
 
   @functools.cached_property
   def effect(self) -> "Effect":
@@ -199,9 +198,9 @@ class StepFilling:
       if ms is None:
         return None
       time_ms = lambda i, ms=ms, costs=plan.costs: ms[i] if i in ms else costs.time_ms(i)
-      bare.append(simulate_lib.replay(rows, time_ms))
+      bare.append(rule_lib.replay(rows, time_ms))
       rows = {node: _insert(row, ran[node].filled) for node, row in rows.items()}
-      filled.append(simulate_lib.replay(rows, time_ms))
+      filled.append(rule_lib.replay(rows, time_ms))
     effect = Effect.of(bare, filled)
     span_ms = max(record.span for record in ran.values()) / 1e3
     return dataclasses.replace(effect, stretch=span_ms / (1.0 + effect.overhead) / self.span_ms)

@@ -11,12 +11,13 @@ come without a longer step, or be late by no more than the mode allows:
 
 Latest times follow from the plan without redundant passes, so a row that is
 behind the plan fills less. In a cluster the rule decides as waits occur; in one
-process and in predictions it is played ahead, see `simulate.replay`. The values
+process and in predictions it is played ahead, see `replay`. The values
 of a step do not depend on it.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 import dataclasses
+import itertools
 
 from bamboo_jax import base
 from bamboo_jax.schedule import (
@@ -28,6 +29,7 @@ from bamboo_jax.schedule import (
 
 Instruction = instruction_lib.Instruction
 Op = instruction_lib.Op
+Transfer = instruction_lib.Transfer
 
 # Waits are differences of sums of durations, in milliseconds.
 _ROUNDING_MS = 1e-6
@@ -136,3 +138,58 @@ def find_latest_ms(
     latest_ms[node, i] = end_ms
     start_ms[node] = end_ms - (slot.end_ms - slot.start_ms)
   return latest_ms
+
+
+def replay(
+    rows: Mapping[base.NodeId, Sequence[Instruction]],
+    ms: Callable[[Instruction], float],
+    rules: Mapping[base.NodeId, WaitRule] | None = None,
+) -> timeline_lib.Timeline:
+  """Returns the times of rows, whose waits are filled by `rules` if given.
+
+  Args:
+    ms: Returns the time of a pass, or from a send to its receive.
+  """
+  left = {node: iter(row) for node, row in rows.items()}
+  held = {node: holdings_lib.HoldingsLedger() for node in rows}
+  done: dict[base.NodeId, set[Instruction]] = {node: set() for node in rows}
+  free_ms, slots = dict.fromkeys(rows, 0.0), list[timeline_lib.Slot]()
+  sent_ms: dict[Transfer, float] = {}
+  waiting: dict[Transfer, tuple[base.NodeId, Instruction]] = {}
+
+  def run(node: base.NodeId, i: Instruction, pass_ms: float) -> None:
+    start_ms, free_ms[node] = free_ms[node], free_ms[node] + pass_ms
+    slots.append(timeline_lib.Slot(node, i, start_ms, free_ms[node]))
+    held[node].add(i)
+
+  def fill(node: base.NodeId, receive: Instruction | None, until_ms: float) -> None:
+    rule = rules.get(node) if rules else None
+    while rule and free_ms[node] < until_ms:
+      i = rule.find_next(done[node], held[node].activations)
+      if i is None or not rule.fits(i, receive, now_ms=free_ms[node]):
+        return
+      done[node].add(i)
+      run(node, i, ms(i))
+
+  moving: list[tuple[base.NodeId, Instruction | None]] = [(node, None) for node in rows]
+  while moving:
+    node, first = moving.pop()
+    for i in itertools.chain([first] if first else [], left[node]):
+      if i.is_receive:
+        transfer = i.transfer(node)
+        if transfer not in sent_ms:
+          waiting[transfer] = node, i
+          break
+        at_ms = sent_ms[transfer] + ms(i)
+        fill(node, i, at_ms)
+        free_ms[node] = max(free_ms[node], at_ms)
+      run(node, i, 0.0 if i.is_transfer else ms(i))
+      if i.is_send:
+        sent_ms[i.transfer(node)] = free_ms[node]
+        if i.transfer(node) in waiting:
+          moving.append(waiting.pop(i.transfer(node)))
+  assert not waiting, waiting
+  span_ms = max(free_ms.values(), default=0.0)
+  for node in rows:
+    fill(node, None, span_ms)
+  return timeline_lib.Timeline.of(slots, free_ms)

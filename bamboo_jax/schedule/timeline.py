@@ -40,6 +40,13 @@ class Timeline:
   nodes: tuple[base.NodeId, ...]
   span_ms: float
 
+  @classmethod
+  def of(cls, slots: list[Slot], free_ms: Mapping[base.NodeId, float]) -> "Timeline":
+    """Returns the timeline of unsorted slots; `free_ms` is the time at which each node ends."""
+    # Stable: sends precede their receives in `slots`, and times follow it.
+    slots.sort(key=lambda slot: slot.start_ms)
+    return cls(tuple(slots), tuple(free_ms), max(free_ms.values(), default=0.0))
+
   @functools.cached_property
   def rows(self) -> Mapping[base.NodeId, Sequence[Slot]]:
     """The slots of each node, in order."""
@@ -70,21 +77,6 @@ class Timeline:
   def num_redundant(self) -> int:
     """Number of redundant forward passes."""
     return sum(s.instruction.op is Op.REDUNDANT_FORWARD for s in self.slots)
-
-  def renumbered(self, *, add_nodes: int, add_microbatches: int) -> "Timeline":
-    """Returns the timeline with these offsets added to all numbers.
-
-    For an equal pipeline with other nodes and microbatches.
-    """
-    slots = []
-    for slot in self.slots:
-      i = slot.instruction
-      peer = None if i.peer is None else base.NodeId(i.peer + add_nodes)
-      other = Instruction(i.stage, i.op, i.microbatch + add_microbatches, peer)
-      node = base.NodeId(slot.node + add_nodes)
-      slots.append(Slot(node, other, slot.start_ms, slot.end_ms))
-    nodes = tuple(base.NodeId(n + add_nodes) for n in self.nodes)
-    return Timeline(tuple(slots), nodes, self.span_ms)
 
   def __str__(self) -> str:
     return "\n".join(f"{n}: {' '.join(map(str, row))}" for n, row in self.instructions.items())

@@ -212,13 +212,12 @@ class _Shapes:
     return tuple(found)
 
   def _partition(self, num_stages: int) -> partition_lib.Partition:
-    return partition_lib.split_layers(
+    model = memory_lib.MemoryModel(
         self.predictor.profile.layers,
-        num_stages=num_stages,
-        memory_limit_bytes=_memory_limit(self.config),
         in_flight=lines_lib.in_flight_bounds(num_stages, _num_microbatches(self.config)),
         upkeep=self._upkeep,
     )
+    return partition_lib.split_layers(model, _memory_limit(self.config))
 
   @property
   def _upkeep(self) -> memory_lib.Upkeep:

@@ -14,7 +14,7 @@ import csv
 import dataclasses
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.base import packaged
@@ -23,19 +23,9 @@ from bamboo_jax.plan import (
     cost_model,
     partition as partition_lib,
     pipelines as pipelines_lib,
-    stages,
 )
-from bamboo_jax.plan.times import (
-    pauses as pauses_lib,
-    predictor as predictor_lib,
-    step_time as step_time_lib,
-)
-from bamboo_jax.schedule import (
-    failover,
-    instruction as instruction_lib,
-    lines as lines_lib,
-    redundancy,
-)
+from bamboo_jax.plan.times import predictor as predictor_lib, step_time as step_time_lib
+from bamboo_jax.schedule import instruction as instruction_lib, redundancy
 from bamboo_jax.sim import times as times_lib
 
 Op = instruction_lib.Op
@@ -89,7 +79,7 @@ class ProfileSpeed:
     )
     self._reroute = reroute
     self._microbatch_size = microbatch_size
-    self._paces: dict[tuple[Any, ...], batch_split.PipelinePace] = {}
+    self._paces: dict[Pipeline, batch_split.PipelinePace] = {}
     self._plan = functools.cache(self._plan)
     self._played_pause_ms = functools.cache(self._played_pause_ms)
     self._redundant_ms = functools.cache(self._redundant_ms)
@@ -143,7 +133,7 @@ class ProfileSpeed:
     """
     if pipeline.shape not in self._paces:
       costs = self.predictor.stage_costs(pipeline.partition)
-      busy_ms = stages.busy_ms(costs, pipeline.roles.owners)
+      busy_ms = costs.busy_ms(pipeline.roles.owners)
       first_ms = sum(busy_ms.values()) + 2 * sum(costs.transfer_ms)
       next_ms = max(busy_ms.values())
       self._paces[pipeline.shape] = batch_split.PipelinePace(
@@ -230,14 +220,9 @@ class ProfileSpeed:
     num_stages = partition.num_stages
     halves = range(1, 2 * _NUM_VICTIMS, 2)  # The middles of equal parts.
     victims = (half * num_stages // (2 * _NUM_VICTIMS) for half in halves)
-    pauses_ms = pauses_lib.predict_pauses(
-        self._plan(partition, count).timeline,
-        roles=failover.Roles.initial(
-            base.nodes(num_stages), has_replicas=self.predictor.has_replicas
-        ),
-        microbatches=range(count),
-        costs=self.predictor.redundant_costs(partition, count),
-        in_flight=lines_lib.in_flight_limits(num_stages),
+    pauses_ms = predictor_lib.predict_pauses(
+        self._plan(partition, count),
+        self.predictor.new_roles(partition),
         num_times=_NUM_DEATH_TIMES,
         victims=sorted({*map(base.NodeId, victims)}),
         num_pipelines=num_pipelines,
@@ -245,10 +230,7 @@ class ProfileSpeed:
     return sum(pauses_ms) / len(pauses_ms)
 
   def _plan(self, partition: Partition, count: int) -> redundancy.PlannedRows:
-    roles = failover.Roles.initial(
-        base.nodes(partition.num_stages), has_replicas=self.predictor.has_replicas
-    )
-    return self.predictor.plan(partition, count, roles)
+    return self.predictor.plan(partition, count, self.predictor.new_roles(partition))
 
 
 def _fit(*, whole: float, **parts: float) -> dict[str, float]:

@@ -10,7 +10,7 @@ import hypothesis
 from hypothesis import strategies
 
 from bamboo_jax import base, config as config_lib
-from bamboo_jax.plan import cost_model, memory as memory_lib, partition as partition_lib, stages
+from bamboo_jax.plan import cost_model, memory as memory_lib
 from bamboo_jax.schedule import failover, lines as lines_lib, simulate as simulate_lib
 from tests import profiles
 
@@ -240,15 +240,15 @@ class RowsTest(parameterized.TestCase):
           dataclasses.replace(b, residual_bytes=b.residual_bytes + a.activation_bytes)
           for a, b in zip([layers[0], *layers], layers, strict=False)
       ]
-      partition = partition_lib.Partition(tuple(range(num_stages + 1)))
-      costs = stages.stage_costs(partition, profiles.make_profile(layers))
+      bounds = range(num_stages + 1)
+      costs = profiles.make_profile(layers).stage_costs(bounds)
       name, count = rng.choice(["1f1b", "gpipe"]), rng.randint(1, 12)
       model = memory_lib.MemoryModel(
           layers,
           in_flight=lines_lib.in_flight_bounds(num_stages, count, name),
           upkeep=memory_lib.Upkeep(protection=config_lib.RedundancySection(mode="lazy")),
       )
-      for duty, need in model.find_needs(partition.bounds):
+      for duty, need in model.find_needs(bounds):
         roles = failover.Roles.initial(range(num_stages))
         if duty.victim is not None:
           roles, _ = failover.fail_over(roles, {}, [duty.victim])
@@ -345,15 +345,13 @@ class SplitTest(parameterized.TestCase):
     ]
     needs = {bounds: _need(layers, bounds, in_flight) for bounds in splits}
     upkeep = memory_lib.Upkeep(protection=config_lib.RedundancySection(mode="bubble"))
-    split = functools.partial(
-        partition_lib.split_layers, layers, num_stages=num_stages, upkeep=upkeep
-    )
+    split = functools.partial(profiles.split, layers, num_stages, upkeep=upkeep)
     try:
-      self.assertLessEqual(needs[split(memory_limit_bytes=limit).bounds], limit)
+      self.assertLessEqual(needs[split(limit).bounds], limit)
     except base.InfeasibleError:  # A split that barely fits may be missed.
       self.assertGreater(1.5 * min(needs.values()), limit)
     # With room it is the fastest.
-    most = split(memory_limit_bytes=2 * max(needs.values())).bounds
+    most = split(2 * max(needs.values())).bounds
     self.assertEqual(most, split().bounds)
 
   def test_error_names_who_what_and_what_helps(self):
@@ -365,9 +363,9 @@ class SplitTest(parameterized.TestCase):
         r"layer_\d\) needs 9.0 MiB in phase .*, which is 1.0 MiB too much. Use more stages, .*; "
         r'or of config.redundancy slots="host", mode="lazy", mode="none".',
     ):
-      partition_lib.split_layers(
+      profiles.split(
           layers,
-          num_stages=4,
-          memory_limit_bytes=8 * 2**20,
+          4,
+          8 * 2**20,
           upkeep=memory_lib.Upkeep(protection=config_lib.RedundancySection(mode="bubble")),
       )

@@ -12,16 +12,14 @@ import statistics
 
 from absl.testing import parameterized
 
-from bamboo_jax.plan.times import pauses as pauses_lib
+from bamboo_jax.plan.times import predictor as predictor_lib
 from bamboo_jax.recovery import layout as layout_lib, moves
 from bamboo_jax.schedule import (
-    failover,
     holdings as holdings_lib,
     instruction as instruction_lib,
-    lines as lines_lib,
 )
-from tests import layouts, samples, schedules
-from tests.schedule.verify import cuts as cuts_lib, exhaustive
+from tests import layouts, samples
+from tests.schedule import deaths
 
 Op = instruction_lib.Op
 
@@ -90,7 +88,7 @@ class EveryDeathTest(parameterized.TestCase):
   )
   def test_every_cut(self, mode, num_stages, num_shares, num_pipelines):
     steps, layout = make_steps(num_stages, num_shares, num_pipelines, mode)
-    cuts, seen, count = cuts_lib.Cuts(steps.whole(layout)), set(), 0
+    cuts, seen, count = deaths.Cuts(steps.whole(layout)), set(), 0
     for cut in cuts:
       for victim in sorted(layout.nodes):
         place = cuts.nodes.index(victim)
@@ -117,7 +115,7 @@ class EveryDeathTest(parameterized.TestCase):
     for _ in range(12):
       layout, rows, held = first, steps.whole(first), None
       while True:
-        cuts = cuts_lib.Cuts(rows, holdings=held)
+        cuts = deaths.Cuts(rows, held)
         held = cuts.holdings(cuts.draw(rng))
         size = min(rng.choice([1, 1, 2]), len(layout.nodes))
         lost = {*rng.sample(sorted(layout.nodes), size)}
@@ -136,15 +134,9 @@ class PriceTest(parameterized.TestCase):
 
   @parameterized.product(mode=["lazy", "eager"], num_pipelines=[2, 4])
   def test_to_what_the_shadow_alone_would_need(self, mode, num_pipelines):
-    common = dict(
-        roles=failover.Roles.initial(range(4)),
-        microbatches=range(8),
-        costs=schedules.uniform_costs(4),
-        in_flight=lines_lib.in_flight_limits(4),
-    )
-    timeline = exhaustive.plan_rows(mode, **common).timeline
+    step = deaths.Step(range(4), 8, mode)
     alone, dealt = (
-        pauses_lib.predict_pauses(timeline, **common, num_times=4, num_pipelines=count)
+        predictor_lib.predict_pauses(step.plan(), step.roles, num_times=4, num_pipelines=count)
         for count in (None, num_pipelines)
     )
     for one, other in zip(alone, dealt, strict=True):

@@ -5,7 +5,7 @@ import itertools
 from absl.testing import parameterized
 
 from bamboo_jax import base
-from bamboo_jax.plan import memory as memory_lib, partition as partition_lib
+from bamboo_jax.plan import memory as memory_lib
 from bamboo_jax.recovery import templates as templates_lib
 from tests import profiles
 
@@ -77,10 +77,10 @@ class TemplatesTest(parameterized.TestCase):
     )
     for template in got:
       num_nodes = template.partition.num_stages
-      wanted = partition_lib.split_layers(
+      wanted = profiles.split(
           layers,
-          num_stages=num_nodes,
-          memory_limit_bytes=limit,
+          num_nodes,
+          limit,
           in_flight=[min(num_nodes - s, 2) for s in range(num_nodes)],
           upkeep=memory_lib.OVERLAPPED,
       )

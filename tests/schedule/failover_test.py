@@ -7,7 +7,7 @@ from absl.testing import absltest, parameterized
 import hypothesis
 from hypothesis import strategies as st
 
-from bamboo_jax.plan.times import pauses as pauses_lib
+from bamboo_jax.plan.times import predictor as predictor_lib
 from bamboo_jax.schedule import (
     checker,
     costs as costs_lib,
@@ -15,18 +15,12 @@ from bamboo_jax.schedule import (
     holdings as holdings_lib,
     instruction as instruction_lib,
     redundancy,
-    simulate as simulate_lib,
+    rule as rule_lib,
 )
-from tests import samples, schedules
-from tests.schedule.verify import cuts as cuts_lib, exhaustive
+from tests import samples
+from tests.schedule import deaths
 
 Op = instruction_lib.Op
-
-
-def verify_all(mode, owners, num_microbatches, **options):
-  step = exhaustive.Step.uniform(mode=mode, owners=owners, num_microbatches=num_microbatches)
-  *_, tally = exhaustive.verify_deaths(step, **options)
-  return tally
 
 
 class RestOfStepTest(parameterized.TestCase):
@@ -72,15 +66,12 @@ class RestOfStepTest(parameterized.TestCase):
       ),
   )
   def test_rows(self, victim, last_done, want):
-    step = exhaustive.Step.uniform(mode="eager", owners=range(3), num_microbatches=3)
+    step = deaths.Step(range(3), 3)
     held = {}
-    for node, row in step.plan().items():
+    for node, row in step.plan().timeline.instructions.items():
       names = [str(i) for i in row]
-      done = row[: names.index(last_done[node]) + 1]
-      held[node] = holdings_lib.after(done)
-    roles, valid = failover.fail_over(step.roles, held, {victim})
-    del held[victim]
-    rest = step.finish(roles, held=held, valid=valid)
+      held[node] = holdings_lib.after(row[: names.index(last_done[node]) + 1])
+    *_, rest = step.fail_over(step.roles, held, {victim})
     self.assertEqual([f"{n}: {' '.join(map(str, row))}" for n, row in rest.items()], want)
 
   @parameterized.parameters(
@@ -90,14 +81,8 @@ class RestOfStepTest(parameterized.TestCase):
       ("eager", 18.9),
   )
   def test_price_of_a_death(self, mode, want_ms):
-    common = dict(
-        roles=failover.Roles.initial(range(4)),
-        microbatches=range(8),
-        costs=schedules.uniform_costs(4),
-        in_flight=(4, 3, 2, 1),
-    )
-    plan = exhaustive.plan_rows(mode, **common)
-    prices = pauses_lib.predict_pauses(plan.timeline, **common, num_times=33)
+    step = deaths.Step(range(4), 8, mode)
+    prices = predictor_lib.predict_pauses(step.plan(), step.roles, num_times=33)
     self.assertLen(prices, 4 * 33)
     self.assertAlmostEqual(statistics.mean(prices), want_ms, places=1)
 
@@ -119,24 +104,24 @@ class VerifyTest(parameterized.TestCase):
       )
   )
   def test_every_death(self, mode, num_stages, num_microbatches, want):
-    tally = verify_all(mode, range(num_stages), num_microbatches)
-    self.assertGreaterEqual(tally.deaths, want)
-    self.assertEqual(tally.lost, 0)
+    tally = deaths.verify(deaths.Step(range(num_stages), num_microbatches, mode))
+    self.assertGreaterEqual(tally["deaths"], want)
+    self.assertEqual(tally["lost"], 0)
 
   @parameterized.parameters((4, 3), (4, 4), (5, 2))
   def test_every_two_deaths(self, num_stages, num_microbatches):
-    tally = verify_all("eager", range(num_stages), num_microbatches, num_victims=2)
+    tally = deaths.verify(deaths.Step(range(num_stages), num_microbatches), num_victims=2)
     # Of all pairs of nodes those that are not neighbours can both be lost.
     pairs = num_stages * (num_stages - 1) // 2
-    self.assertEqual(tally.deaths, tally.cuts * (pairs - num_stages))
-    self.assertEqual(tally.lost, tally.cuts * num_stages)
+    self.assertEqual(tally["deaths"], tally["cuts"] * (pairs - num_stages))
+    self.assertEqual(tally["lost"], tally["cuts"] * num_stages)
 
   @parameterized.parameters(("eager", 50), ("lazy", 20))
   def test_every_second_death(self, mode, second_every):
-    tally = verify_all(mode, range(4), 3, second_every=second_every)
-    self.assertGreaterEqual(tally.second_deaths, 1000)
+    tally = deaths.verify(deaths.Step(range(4), 3, mode), second_every=second_every)
+    self.assertGreaterEqual(tally["second"], 1000)
     # After one death the node opposite of the victim can still be lost.
-    self.assertEqual(tally.second_lost, 2 * tally.second_deaths)
+    self.assertEqual(tally["second lost"], 2 * tally["second"])
 
   @parameterized.parameters(
       # Nodes with several stages, after replicas have been made again.
@@ -149,9 +134,10 @@ class VerifyTest(parameterized.TestCase):
       ((8, 9, 2, 2), 3),
   )
   def test_every_death_after_an_earlier_one(self, owners, num_victims_survived):
-    tally = verify_all("eager", owners, 3)
-    self.assertEqual(tally.deaths, tally.cuts * num_victims_survived)
-    self.assertEqual(tally.lost, tally.cuts * (not num_victims_survived))
+    tally = deaths.verify(deaths.Step(owners, 3))
+    self.assertEqual(tally["deaths"], tally["cuts"] * num_victims_survived)
+    lost = len({*owners}) - num_victims_survived
+    self.assertEqual(tally["lost"], tally["cuts"] * lost)
 
   @parameterized.named_parameters(
       # The sums of a victim are thought to be still there.
@@ -160,12 +146,13 @@ class VerifyTest(parameterized.TestCase):
       ("missing_residuals", "residuals", "1B0: the residuals are not there"),
   )
   def test_catches(self, name, message):
-    step = exhaustive.Step.uniform(mode="lazy", owners=range(2), num_microbatches=1)
-    done = {node: holdings_lib.after(row) for node, row in step.plan().items()}
+    step = deaths.Step(range(2), 1, "lazy")
+    rows = step.plan().timeline.instructions
+    done = {node: holdings_lib.after(row) for node, row in rows.items()}
     roles, valid = failover.fail_over(step.roles, done, {1})
     wrong = {0: dataclasses.replace(valid[0], **{name: getattr(valid[0], name) | {(1, 0)}})}
     with self.assertRaisesRegex(checker.ScheduleError, message):
-      step.finish(roles, held={0: done[0]}, valid=wrong)
+      step.finish(roles, {0: done[0]}, wrong)
 
 
 class AnyPipelineTest(absltest.TestCase):
@@ -187,35 +174,33 @@ class AnyPipelineTest(absltest.TestCase):
         for _ in range(2)
     )
     bounds = st.lists(st.integers(1, 8), min_size=num_stages, max_size=num_stages)
-    step = exhaustive.Step(
-        roles=failover.Roles.initial(range(num_stages)),
-        microbatches=range(first, first + count),
-        costs=costs,
+    step = deaths.Step(
+        range(num_stages),
+        count,
         mode=data.draw(st.sampled_from(redundancy.MODES), "mode"),
+        costs=costs,
         in_flight=data.draw(st.none() | bounds, "in_flight"),
+        first=first,
     )
-    rows, roles, held = step.plan(), step.roles, None
+    rows, roles, held = step.plan().timeline.instructions, step.roles, None
     self._check_rows(rows, step, real)
     # Some nodes die, and some more in the rest of the step, as long as all
     # stages have a copy.
     rng = data.draw(st.randoms(use_true_random=False))
     while True:
-      cuts = cuts_lib.Cuts(rows, holdings=held)
+      cuts = deaths.Cuts(rows, held)
       held = cuts.holdings(cuts.draw(rng))
       lost = data.draw(st.sets(st.sampled_from(roles.nodes)), "lost")
-      if not lost or any(
-          {owner, roles.shadows.get(s, owner)} <= lost for s, owner in enumerate(roles.owners)
-      ):
+      rest = step.fail_over(roles, held, lost) if lost else None
+      if rest is None:
         break
-      roles, valid = failover.fail_over(roles, held, lost)
-      held = {node: held[node] for node in roles.nodes}
-      rows = step.finish(roles, held=held, valid=valid)
+      roles, held, rows = rest
 
   def _check_rows(self, rows, step, real):
     """Checks what the docstrings promise beside what the checker does."""
     # Rows run to their end too if the durations are not those they were made for.
-    simulate_lib.replay(rows, real.time_ms)
-    timeline = simulate_lib.replay(rows, step.costs.time_ms)
+    rule_lib.replay(rows, real.time_ms)
+    timeline = rule_lib.replay(rows, step.costs.time_ms)
     for row in rows.values():
       for k, i in enumerate(row):
         if i.is_receive:

@@ -31,15 +31,9 @@ class RolesTest(parameterized.TestCase):
     self.assertEqual(roles.stages_of(7), ())
     self.assertEqual(roles.replicas_of(5), (0, 2))
 
-  @parameterized.parameters(
-      ((), {}, "a node for each stage, got none"),
-      ((0, 1), {2: 0}, "stages from 0 to 1, got 2"),
-      ((0, 1), {1: 1}, r"shadow of stage 1 must be 0 with owners=\(0, 1\)"),
-      ((0, 1, 2), {1: 2}, "shadow of stage 1 must be 0"),
-      ((0, 0), {1: 0}, "shadow of stage 1 must be None"),
-  )
-  def test_refuses(self, owners, shadows, message):
-    with self.assertRaisesRegex(ValueError, message):
+  @parameterized.parameters(((0, 1), {1: 1}), ((0, 1, 2), {1: 2}), ((0, 0), {1: 0}))
+  def test_a_shadow_is_the_nearest_owner_before(self, owners, shadows):
+    with self.assertRaisesRegex(AssertionError, "shadows must be"):
       Roles(owners, shadows)
 
 

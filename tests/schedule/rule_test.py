@@ -19,7 +19,6 @@ from bamboo_jax.schedule import (
     lines as lines_lib,
     redundancy,
     rule as rule_lib,
-    simulate as simulate_lib,
 )
 from tests import schedules
 
@@ -50,7 +49,7 @@ def plan_step(mode, owners, num_microbatches, costs=None, **options):
 
 def run(plan, time_ms, rules=None):
   """Returns the timeline of a step with other times of passes, and its record."""
-  timeline = simulate_lib.replay(plan.bare.instructions, time_ms, rules)
+  timeline = rule_lib.replay(plan.bare.instructions, time_ms, rules)
   ran = {
       node: redundancy.Ran.of(
           (
@@ -258,7 +257,7 @@ class PlayedAheadTest(parameterized.TestCase):
     # Their redundant ones are done at 5 and 2 ms. So the work of 5 + 4 ms can
     # be lost, and that of 1 + 4 ms is covered.
     rows = {0: "0F0 0SA0>1 1RF0 0RG0<1 0B0", 1: "0RA0<0 1F0 1B0 0SG0>0 0RF0"}
-    timeline = simulate_lib.replay(
+    timeline = rule_lib.replay(
         {n: [*map(schedules.parse, r.split())] for n, r in rows.items()},
         schedules.uniform_costs(2).time_ms,
     )

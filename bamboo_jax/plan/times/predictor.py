@@ -1,4 +1,4 @@
-"""Predicts the time of a step of pipelines that may differ.
+"""Predicts the time of a step of pipelines that may differ, and the delay by a death in it.
 
 The passes of each pipeline are planned and played, as in `planner`. Then all
 nodes run the other phases together, each as long as its slowest node.
@@ -17,12 +17,13 @@ from bamboo_jax.plan import (
     partition as partition_lib,
     pipelines as pipelines_lib,
     rows as rows_lib,
-    stages,
 )
 from bamboo_jax.plan.times import step_time as step_time_lib
 from bamboo_jax.schedule import (
     costs as costs_lib,
+    dealing,
     failover,
+    holdings as holdings_lib,
     lines as lines_lib,
     redundancy,
     simulate as simulate_lib,
@@ -30,8 +31,6 @@ from bamboo_jax.schedule import (
 
 Partition = partition_lib.Partition
 Roles = failover.Roles
-# Owners, shadows.
-_Key = tuple[tuple[base.NodeId, ...], tuple[tuple[base.StageId, base.NodeId], ...]]
 StepTime = step_time_lib.StepTime
 Pipeline = pipelines_lib.Pipeline
 
@@ -93,33 +92,34 @@ class Predictor:
     self.other_phases = functools.cache(self.other_phases)
     self._compute_ms = functools.cache(self._compute_ms)
     self._pace = functools.cache(self._pace)
-    self._new_key = functools.cache(self._new_key)
+    self.new_roles = functools.cache(self.new_roles)
 
   def compute_ms(
       self, partition: Partition, num_microbatches: int, roles: Roles | None = None
   ) -> float:
     """Returns the time of a pipeline's passes; without `roles`, a new one."""
-    return self._compute_ms(partition, self._key(partition, roles), num_microbatches)
+    return self._compute_ms(partition, self._number(partition, roles), num_microbatches)
 
-  def _key(self, partition: Partition, roles: Roles | None) -> _Key:
-    """Returns the parts of the roles that affect the time of passes."""
-    if roles is None:
-      return self._new_key(partition)
-    roles = roles.renumbered()
-    shadows = tuple(roles.shadows.items()) if self._redundant.lengthens else ()
-    return roles.owners, shadows
+  def _number(self, partition: Partition, roles: Roles | None) -> Roles:
+    """Returns the roles of nodes from 0 on, with the shadows that affect the time of passes."""
+    roles = roles.renumbered() if roles else self.new_roles(partition)
+    return roles if self._redundant.lengthens else Roles(roles.owners)
 
-  def _compute_ms(self, partition: Partition, key: _Key, num_microbatches: int) -> float:
-    roles = Roles(key[0], dict(key[1]))
-    if self._extrapolate and num_microbatches > roles.num_stages + 2:
+  def new_roles(self, partition: Partition) -> Roles:
+    """Returns the roles of a new pipeline."""
+    return Roles.initial(base.nodes(partition.num_stages), has_replicas=self.has_replicas)
+
+  def _compute_ms(self, partition: Partition, roles: Roles, num_microbatches: int) -> float:
+    most = roles.num_stages + 2
+    if self._extrapolate and num_microbatches > most:
       if (next_ms := self._settled_ms(partition, roles)) is not None:
-        most = roles.num_stages + 2
-        most_ms = self.compute_ms(partition, most)
-        return most_ms + next_ms * (num_microbatches - most)
+        return self.compute_ms(partition, most) + next_ms * (num_microbatches - most)
     if self._redundant.lengthens:
       return self.plan(partition, num_microbatches, roles).timeline.span_ms
     # Passes that only fill waits do not lengthen it, so they are not placed.
-    return _span_ms(roles.owners, self.stage_costs(partition), num_microbatches)
+    limits = lines_lib.in_flight_limits(roles.num_stages)
+    line = lines_lib.Line(roles.owners, range(num_microbatches), limits)
+    return simulate_lib.simulate([line], costs=self.stage_costs(partition)).span_ms
 
   def _settled_ms(self, partition: Partition, roles: Roles) -> float | None:
     """Returns the time per microbatch in the steady state; None if not known.
@@ -146,14 +146,12 @@ class Predictor:
 
   def pace(self, partition: Partition, roles: Roles | None = None) -> batch_split.PipelinePace:
     """Returns the pace of a pipeline; without `roles`, of a new one."""
-    return self._pace(partition, self._key(partition, roles))
+    return self._pace(partition, self._number(partition, roles))
 
-  def _pace(self, partition: Partition, key: _Key) -> batch_split.PipelinePace:
-    busy_ms = stages.busy_ms(self.stage_costs(partition), key[0])
-    return batch_split.PipelinePace(
-        functools.cache(functools.partial(self._compute_ms, partition, key)),
-        least_ms=max(busy_ms.values()),
-    )
+  def _pace(self, partition: Partition, roles: Roles) -> batch_split.PipelinePace:
+    busy_ms = self.stage_costs(partition).busy_ms(roles.owners)
+    finish_ms = functools.cache(functools.partial(self._compute_ms, partition, roles))
+    return batch_split.PipelinePace(finish_ms, least_ms=max(busy_ms.values()))
 
   def other_phases(self, partition: Partition, *, num_pipelines: int) -> StepTime:
     """Returns the phases after the passes, with `compute_ms` of 0."""
@@ -172,7 +170,7 @@ class Predictor:
     """Returns the time of each stage's sum, with one share per pipeline."""
     return self.communication.sum_ms(
         self.profile,
-        stages.layers_by_stage(self.profile, partition),
+        self.profile.by_stage(partition.bounds),
         num_pipelines=num_pipelines,
         num_shares=num_pipelines,
     )
@@ -274,32 +272,69 @@ class Predictor:
       )
       needs = model.find_needs(partition.bounds)[:num_stages]
       free_bytes = [self._memory_limit_bytes - need.total_bytes for _, need in needs]
-    return stages.place_residuals(
-        costs,
-        self.profile.host_bytes_per_ms,
-        num_microbatches=num_microbatches,
-        free_bytes=free_bytes,
+    return costs.place_residuals(
+        self.profile.host_bytes_per_ms, num_microbatches=num_microbatches, free_bytes=free_bytes
     )[0]
 
   def stage_costs(self, partition: Partition) -> costs_lib.StageCosts:
     """Returns the costs of the stages of a pipeline."""
-    return stages.stage_costs(partition, self.profile)
-
-  def _new_key(self, partition: Partition) -> _Key:
-    new = failover.Roles.initial(base.nodes(partition.num_stages), has_replicas=self.has_replicas)
-    return self._key(partition, new)
-
-
-def _span_ms(
-    owners: Sequence[base.NodeId], costs: costs_lib.StageCosts, num_microbatches: int
-) -> float:
-  """Returns the time of a pipeline's own passes."""
-  bounds = lines_lib.in_flight_limits(len(owners))
-  line = lines_lib.Line(owners, range(num_microbatches), bounds)
-  return simulate_lib.simulate([line], costs=costs).span_ms
+    return self.profile.stage_costs(partition.bounds)
 
 
 def slowest(times: Iterable[StepTime]) -> StepTime:
   """Returns, for each phase, the longest of the given times."""
   phases = zip(*(time.phases for time in times), strict=True)
   return StepTime(*map(max, phases))
+
+
+def predict_pauses(
+    rows: redundancy.PlannedRows,
+    roles: Roles,
+    *,
+    num_times: int = 20,
+    victims: Sequence[base.NodeId] | None = None,
+    num_pipelines: int | None = None,
+) -> list[float]:
+  """Returns the delay of a step in ms for each victim and time of death.
+
+  The rest of the step is planned as after a real failure, from the instructions
+  that the others have finished by then, and played. Detection, planning and
+  draining are not included. A victim dies in the middle of each of `num_times`
+  equal parts of the step; passes that run at that time are repeated. The owed
+  work is dealt over `num_pipelines`, all like this one, by microbatch; None: the
+  shadow alone does it. Raises `base.UnrecoverableHereError` if a stage of a
+  victim has no shadow.
+
+  Args:
+    rows: The rows of the pipeline, whose owners and shadows are `roles`.
+  """
+  timeline, costs = rows.timeline, rows.costs
+  microbatches = sorted({slot.instruction.microbatch for slot in timeline.slots})
+  limits = lines_lib.in_flight_limits(roles.num_stages)
+  pauses_ms = []
+  for k in range(num_times):
+    died_ms = timeline.span_ms * (k + 0.5) / num_times
+    done = {
+        node: holdings_lib.after(s.instruction for s in row if s.end_ms <= died_ms)
+        for node, row in timeline.rows.items()
+    }
+    for victim in roles.nodes if victims is None else victims:
+      lines = []
+      held: dict[base.NodeId, holdings_lib.Holdings] = {}
+      copies: dict[base.NodeId, set[base.StageId]] = {}
+      for index in range(num_pipelines or 1):
+        own, mine = roles, done
+        if not index:  # The death is in the first pipeline.
+          own, mine = failover.fail_over(roles, done, {victim})
+        nodes = {n: base.NodeId(n + index * (1 + max(roles.nodes))) for n in roles.nodes}
+        numbers = {m: m + index * (1 + microbatches[-1]) for m in microbatches}
+        own = own.renumbered(nodes)
+        held |= {nodes[n]: holdings.numbered(numbers) for n, holdings in mine.items()}
+        for stage, node in (*base.by_stage(own.owners), *own.shadows.items()):
+          copies.setdefault(node, set()).add(stage)
+        lines.append(lines_lib.Line(own.owners, [*numbers.values()], limits, index))
+      if num_pipelines is not None:
+        lines = [*dealing.deal(lines, copies=copies, costs=costs, holdings=held, share_size=1)]
+      rest_ms = simulate_lib.simulate(lines, costs=costs, holdings=held).span_ms
+      pauses_ms.append(died_ms + rest_ms - timeline.span_ms)
+  return pauses_ms

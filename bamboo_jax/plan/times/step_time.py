@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import dataclasses
 import operator
 
-from bamboo_jax.plan import cost_model, partition as partition_lib, stages as stages_lib
+from bamboo_jax.plan import cost_model, partition as partition_lib
 
 
 class OrderedSums:
@@ -122,7 +122,7 @@ def predict_step_time(
     refresh: The data sent to replicas: the final "gradient", from which they
       compute the update, or the updated "state"; None without replicas.
   """
-  stages = stages_lib.layers_by_stage(profile, partition)
+  stages = profile.by_stage(partition.bounds)
   sum_ms = communication.sum_ms(profile, stages, num_pipelines=num_pipelines, num_shares=num_shares)
   scalar_ms = profile.reduce_latency_ms if partition.num_stages > 1 else 0.0
   return StepTime(

@@ -12,7 +12,7 @@ import functools
 
 from bamboo_jax import base
 from bamboo_jax.accounting import account as account_lib
-from bamboo_jax.plan import cost_model, partition as partition_lib, planner, stages
+from bamboo_jax.plan import cost_model, partition as partition_lib, planner
 from bamboo_jax.runtime.spmd import (
     layout as layout_lib,
     memory as memory_lib,
@@ -47,12 +47,12 @@ class ProgramPlan:
 
   def passes(self, secs: float) -> account_lib.NodeTime:
     """Returns the node time of the passes of a step, scaled to `secs`."""
-    slots = [slot for t in self.plan.timelines for slot in t.slots]
+    slots = self.plan.timeline.slots
     span_ms = max((slot.end_ms for slot in slots), default=0.0) or 1.0
 
     def total(ops: Collection[_Op]) -> float:
       ms = sum(s.end_ms - s.start_ms for s in slots if s.instruction.op in ops)
-      return secs * ms / span_ms
+      return self.plan.num_pipelines * secs * ms / span_ms
 
     return account_lib.NodeTime(
         useful=total((_Op.FORWARD, _Op.BACKWARD)), redundant=total((_Op.REDUNDANT_FORWARD,))
@@ -154,7 +154,7 @@ def program_costs(
 ) -> costs_lib.StageCosts:
   """Returns the costs of the stages in a program, without dispatch times."""
   profile = dataclasses.replace(profile, dispatch_ms=0.0)
-  costs = stages.stage_costs(partition, profile)
+  costs = profile.stage_costs(partition.bounds)
   layers = profile.layers
   before, behind = layers[:num_before], layers[len(layers) - num_behind :]
   forward_ms, backward_ms = list(costs.forward_ms), list(costs.backward_ms)

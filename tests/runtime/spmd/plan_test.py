@@ -63,11 +63,6 @@ class ProgramTest(absltest.TestCase):
     plan = make_plan(num_pipelines=2)
     made = plan_program(plan, budget=math.inf)
     self.assertEqual(made.plan.timeline.num_redundant, 4)
-    self.assertEqual([sorted(t.bubbles) for t in made.plan.timelines], [[0, 1], [2, 3]])
-    self.assertEqual(
-        [sorted({slot.instruction.microbatch for slot in t.slots}) for t in made.plan.timelines],
-        [[0, 1], [2, 3]],
-    )
     self.assertEqual(made.plan.step_time.compute_ms, made.plan.timeline.span_ms)
     self.assertEqual(made.plan.step_time.vote_ms, plan.step_time.vote_ms)
 

@@ -1,0 +1,190 @@
+"""Checks without a device that a step survives deaths wherever they happen.
+
+A cut says how far each node has come in its row. A receive needs its send, but
+a sender may be far ahead: cuts include transfers that are sent and not yet
+received. For each cut of a step and each choice of victims, their stages go to
+their shadows and the rest of the step is planned and checked, which refuses lost
+or repeated work, missing inputs, sums out of order and deadlock. If stages have
+lost all copies, the error has to name just them.
+"""
+
+import collections
+from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+import itertools
+import random
+
+from bamboo_jax import base, config as config_lib
+from bamboo_jax.plan import rows as rows_lib
+from bamboo_jax.schedule import (
+    checker,
+    costs as costs_lib,
+    failover,
+    holdings as holdings_lib,
+    instruction as instruction_lib,
+    lines as lines_lib,
+    simulate as simulate_lib,
+)
+from tests import schedules
+
+Rows = Mapping[int, instruction_lib.Row]
+Held = Mapping[int, holdings_lib.Holdings]
+Cut = tuple[int, ...]
+
+
+class Cuts:
+  """The cuts of rows, told apart by what the nodes hold.
+
+  Only passes and receives, the events, change that. A cut is the number of
+  events that each node has finished, in the order of `nodes`, sends aside.
+  """
+
+  def __init__(self, rows: Rows, holdings: Held | None = None) -> None:
+    self.nodes = tuple(rows)
+    sends, events, self._held = {}, [], []
+    for k, (node, row) in enumerate(rows.items()):
+      ledger = holdings_lib.HoldingsLedger((holdings or {}).get(node, holdings_lib.NOTHING))
+      own, held = [], [ledger.holdings()]
+      for i in row:
+        if i.is_send:
+          sends[i.transfer(node)] = k, len(own)
+          continue
+        own.append(i)
+        ledger.add(i)
+        held.append(ledger.holdings())
+      events.append(own)
+      self._held.append(held)
+    # For each event of each node, the node and the number of its events that
+    # must have been finished before.
+    self._needs = [
+        [sends[i.transfer(node)] if i.is_receive else (0, 0) for i in own]
+        for node, own in zip(self.nodes, events, strict=True)
+    ]
+
+  def __iter__(self) -> Iterator[Cut]:
+    """Yields every cut once, that at the start of all rows first."""
+    first = (0,) * len(self.nodes)
+    seen, todo = {first}, [first]
+    while todo:
+      cut = todo.pop()
+      yield cut
+      for k in self._movable(cut):
+        following = (*cut[:k], cut[k] + 1, *cut[k + 1 :])
+        if following not in seen:
+          seen.add(following)
+          todo.append(following)
+
+  def draw(self, rng: random.Random) -> Cut:
+    """Returns a random cut: nodes have run events in a random order."""
+    cut = [0] * len(self.nodes)
+    for _ in range(rng.randint(0, sum(map(len, self._needs)))):
+      cut[rng.choice(self._movable(cut))] += 1
+    return tuple(cut)
+
+  def holdings(self, cut: Cut) -> dict[int, holdings_lib.Holdings]:
+    """Returns the holdings of each node at `cut`."""
+    return {
+        node: held[count] for node, held, count in zip(self.nodes, self._held, cut, strict=True)
+    }
+
+  def _movable(self, cut: Sequence[int]) -> list[int]:
+    """Returns the positions of the nodes that can finish one more event."""
+    left = [(k, needs[cut[k]]) for k, needs in enumerate(self._needs) if cut[k] < len(needs)]
+    return [k for k, (sender, count) in left if cut[sender] >= count]
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+  """A step of one pipeline in which nodes are to die; by default of equal stages."""
+
+  owners: Sequence[int]
+  num_microbatches: int
+  mode: str = "eager"
+  costs: costs_lib.StageCosts | None = None
+  in_flight: Sequence[int] | None = ()
+  first: int = 0
+
+  @property
+  def roles(self) -> failover.Roles:
+    return failover.Roles.initial(self.owners, has_replicas=self.mode != "none")
+
+  def _line(self, owners: Sequence[int]) -> lines_lib.Line:
+    last, limits = self.first + self.num_microbatches, self.in_flight
+    limits = lines_lib.in_flight_limits(len(owners)) if limits == () else limits
+    return lines_lib.Line(owners, range(self.first, last), limits)
+
+  @property
+  def _costs(self) -> costs_lib.StageCosts:
+    return self.costs or schedules.uniform_costs(len(self.owners))
+
+  def plan(self):
+    """Returns its rows if nobody dies; checked. "eager" fills any wait."""
+    line = self._line(self.owners)
+    planned = rows_lib.plan_rows(
+        config_lib.RedundancySection(self.mode, margin=0.0),
+        self.roles,
+        microbatches=line.microbatches,
+        costs=self._costs,
+        in_flight=line.in_flight,
+        overrun=99.0,
+    )
+    checker.check(planned.timeline.instructions, [line])
+    return planned
+
+  def finish(self, roles: failover.Roles, held: Held, valid: Held) -> Rows:
+    """Returns rows that finish it, checked from what is `held`.
+
+    The plan relies on the `valid` part of that. Raises `checker.ScheduleError`
+    if the rows do not finish it.
+    """
+    lines = [self._line(roles.owners)]
+    rows = simulate_lib.simulate(lines, costs=self._costs, holdings=valid).instructions
+    checker.check(rows, lines, held)
+    return rows
+
+  def fail_over(self, roles: failover.Roles, held: Held, victims: Sequence[int]):
+    """Returns the roles, holdings and rows of the rest; None if stages are lost."""
+    lost = tuple(
+        s for s, n in enumerate(roles.owners) if {n, roles.shadows.get(s, n)} <= {*victims}
+    )
+    try:
+      after, valid = failover.fail_over(roles, held, victims)
+    except base.UnrecoverableHereError as error:
+      assert error.stages == lost, (roles, victims, error.stages)
+      return None
+    assert not lost, (roles, victims)
+    held = {node: held[node] for node in after.nodes}
+    return after, held, self.finish(after, held, valid)
+
+
+def verify(step: Step, *, num_victims: int = 1, second_every: int = 0) -> collections.Counter:
+  """Checks deaths at all cuts; returns counts of "cuts", "deaths" survived, and "lost".
+
+  Deaths that leave the survivors with the same holdings are planned once. After
+  every `second_every`-th plan (0: never) each survivor dies at every cut of the
+  rest of the step; these are "second" deaths and "second lost".
+  """
+  rows = step.plan().timeline.instructions
+  return _verify(step, step.roles, Cuts(rows), num_victims, second_every)
+
+
+def _verify(
+    step: Step, roles: failover.Roles, cuts: Cuts, num_victims: int, second_every: int
+) -> collections.Counter:
+  seen, tally = {}, collections.Counter()
+  for cut in cuts:
+    tally["cuts"] += 1
+    for victims in itertools.combinations(cuts.nodes, num_victims):
+      pairs = zip(cuts.nodes, cut, strict=True)
+      left = (victims, *(count for node, count in pairs if node not in victims))
+      if left not in seen:
+        rest = step.fail_over(roles, cuts.holdings(cut), victims)
+        seen[left] = rest is not None
+        tally["plans"] += seen[left]
+        if rest and second_every and tally["plans"] % second_every == 0:
+          after, held, rows = rest
+          second = _verify(step, after, Cuts(rows, held), 1, 0)
+          tally["second"] += second["deaths"]
+          tally["second lost"] += second["lost"]
+      tally["deaths" if seen[left] else "lost"] += 1
+  return tally
