@@ -106,12 +106,7 @@ def _render_request(plan: planner.Plan) -> str:
 
 
 def render_redundancy(
-    plan: planner.Plan,
-    redundant: redundancy.PlannedRows,
-    roles: failover.Roles,
-    *,
-    mode: str,
-    refresh: str,
+    plan: planner.Plan, redundant: redundancy.PlannedRows, *, mode: str, refresh: str
 ) -> str:
   """Returns overhead and coverage of redundancy, and the bytes of replicas."""
   effect = redundant.effect
@@ -120,7 +115,7 @@ def render_redundancy(
       f"{100 * max(0.0, effect.overhead):.1f} %, coverage {100 * effect.coverage:.1f} %"
   ]
   host = _kept_bytes(redundant, plan)
-  for stage, node in roles.shadows.items():
+  for stage, node in failover.Roles.initial(plan.owners[0]).shadows.items():
     memory = plan.memory[stage]
     state = memory.parameter_bytes + memory.slot_bytes
     first, last = plan.partition.bounds[stage : stage + 2]

@@ -3,7 +3,7 @@
 `plan_rows` makes all of them, to be run, predicted or simulated.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
 
@@ -20,7 +20,6 @@ from bamboo_jax.schedule import (
     timeline as timeline_lib,
 )
 
-Roles = failover.Roles
 StageCosts = costs_lib.StageCosts
 Line = lines_lib.Line
 
@@ -30,20 +29,19 @@ _OVERRUN = 1.6  # How much too late a pass of mode "eager" may end, by its own t
 
 def plan_rows(
     redundant: config_lib.RedundancySection,
-    roles: Roles,
+    line: Line,
+    shadows: Mapping[base.StageId, base.NodeId],
     *,
-    microbatches: Sequence[int],
     costs: StageCosts,
-    in_flight: Sequence[int] | None,
     overrun: float = _OVERRUN,
 ) -> redundancy.PlannedRows:
   """Returns the rows of a whole step of one pipeline."""
-  bare = simulate_lib.simulate([Line(roles.owners, microbatches, in_flight)], costs=costs)
+  bare = simulate_lib.simulate([line], costs=costs)
   rules = {}
-  if roles.shadows and redundant.runs_ahead:
+  if shadows and redundant.runs_ahead:
     rules = rule_lib.make_rules(
         bare,
-        shadows=roles.shadows,
+        shadows=shadows,
         costs=costs,
         late=overrun if redundant.mode == "eager" else -redundant.margin,
         late_ms=redundant.budget * bare.span_ms if redundant.mode == "budget" else 0.0,
@@ -72,39 +70,21 @@ class RowPlanner:
 
   def pipeline(self, pipeline: int) -> pipelines_lib.Pipeline:
     """Returns pipeline `pipeline` of the plan, with its initial roles."""
-    return pipelines_lib.Pipeline(self.plan.partition, self.roles(pipeline))
-
-  def roles(self, pipeline: int) -> Roles:
-    """Returns the initial owners and shadows of a pipeline, by stage."""
-    owners = self.plan.owners[pipeline]
-    return Roles.initial(owners, has_replicas=self.redundant.has_replicas)
+    owners, has_replicas = self.plan.owners[pipeline], self.redundant.has_replicas
+    roles = failover.Roles.initial(owners, has_replicas=has_replicas)
+    return pipelines_lib.Pipeline(self.plan.partition, roles)
 
   def whole(
-      self,
-      pipeline: int,
-      roles: Roles,
-      *,
-      shares: Sequence[base.ShareId] | None = None,
-      partition: partition_lib.Partition | None = None,
+      self, line: Line, shadows: Mapping[base.StageId, base.NodeId]
   ) -> redundancy.PlannedRows:
-    """Returns the rows of a whole step.
+    """Returns the rows of a whole step of one pipeline; `shadows` are by segment."""
+    return plan_rows(self.redundant, line, shadows, costs=self.costs)
 
-    Args:
-      roles: Owners and shadows by segment.
-      shares: Shares of the pipeline; by default those of the plan.
-      partition: Stages of the pipeline; by default those of the plan.
-    """
-    batch = self.plan.batch
-    microbatches = batch.microbatches(pipeline)
-    if shares is not None:
-      microbatches = batch.microbatches_of(shares)
-    return plan_rows(
-        self.redundant,
-        roles,
-        microbatches=microbatches,
-        costs=self.costs,
-        in_flight=self._in_flight(partition or self.plan.partition),
-    )
+  def first(self) -> redundancy.PlannedRows:
+    """Returns the rows of pipeline 0 of the plan."""
+    limits, microbatches = self._in_flight(self.plan.partition), self.plan.batch.microbatches(0)
+    roles = self.pipeline(0).by_segment(self.segments or self.plan.partition)
+    return self.whole(Line(roles.owners, microbatches, limits), roles.shadows)
 
   def lines(
       self,

@@ -257,12 +257,9 @@ class StepPlans:
 
   def _plan_apart(self, layout: Layout) -> None:
     """Plans a step of pipelines that have no node in common."""
-    computing = [p for p, own in enumerate(layout.shares) if own]
     plans = [
-        self._rows.whole(
-            p, layout.roles[p], shares=layout.shares[p], partition=layout.pipelines[p].partition
-        )
-        for p in computing
+        self._rows.whole(line, layout.roles[line.pipeline].shadows)
+        for line in layout.lines(self._rows)
     ]
     if not self._fills:
       self._whole = [plan.timeline for plan in plans]

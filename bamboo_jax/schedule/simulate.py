@@ -65,49 +65,55 @@ def simulate(
   return simulation.run()
 
 
+_OPS = (Op.FORWARD, Op.BACKWARD)
+
+
 @dataclasses.dataclass(slots=True, eq=False)
 class _Stage:
   """What the owner of a stage of a line owes and has.
 
+  Pairs are of its forward and its backward passes.
+
   Attributes:
-    left: Microbatches of owed forward and backward passes, the next one last.
+    left: Microbatches of owed passes, the next one last.
     pending: The microbatches of owed backward passes.
     kept: Microbatches whose residuals the node keeps; of all lines of a
       pipeline.
     most: Bound on `kept`.
     at_ms: Arrival of the input of a pass, there or in flight, by microbatch: an
-      activation or the gradient of the output.
+      activation, or the gradient of the output.
     received: Transfer of that input.
     to: The stage that gets the result of a pass.
   """
 
   stage: base.StageId
   node: base.NodeId
-  left: dict[Op, list[int]]
+  left: tuple[list[int], list[int]]
   pending: set[int]
   kept: set[int]
   most: int | None
-  at_ms: dict[tuple[Op, int], float] = dataclasses.field(default_factory=dict)
-  received: dict[tuple[Op, int], Transfer] = dataclasses.field(default_factory=dict)
-  to: "dict[Op, _Stage]" = dataclasses.field(default_factory=dict)
+  at_ms: tuple[dict[int, float], ...] = dataclasses.field(default_factory=lambda: ({}, {}))
+  received: tuple[dict[int, Transfer], ...] = dataclasses.field(default_factory=lambda: ({}, {}))
+  to: "list[_Stage | None]" = dataclasses.field(default_factory=lambda: [None, None])
 
-  def choices(self) -> Iterator[tuple[float, int, Op]]:
-    """Yields the passes that may run: arrival of their input, microbatch, operation."""
-    for op, left in self.left.items():
-      if left and (op, left[-1]) in self.at_ms and self._may_run(op, left[-1]):
-        yield self.at_ms[op, left[-1]], left[-1], op
-
-  def _may_run(self, op: Op, m: int) -> bool:
-    if op is Op.BACKWARD:
-      return m in self.kept and (self.most is not None or not self.left[Op.FORWARD])
-    # A pass that is run for its output alone leaves no residuals, and the next
-    # backward pass must not wait.
-    return (
-        self.most is None
-        or len(self.kept) < self.most
-        or m not in self.pending
-        or m == self.left[Op.BACKWARD][-1]
-    )
+  def choices(self) -> Iterator[tuple[float, bool, int]]:
+    """Yields the passes that may run: arrival of their input, is backward, microbatch."""
+    forwards, backwards = self.left
+    if forwards:
+      m = forwards[-1]
+      # A pass that is run for its output alone leaves no residuals, and the
+      # next backward pass must not wait.
+      if m in self.at_ms[0] and (
+          self.most is None
+          or len(self.kept) < self.most
+          or m not in self.pending
+          or m == backwards[-1]
+      ):
+        yield self.at_ms[0][m], False, m
+    if backwards and (self.most is not None or not forwards):
+      m = backwards[-1]
+      if m in self.kept and m in self.at_ms[1]:
+        yield self.at_ms[1][m], True, m
 
 
 # Start, ms; whether it is a backward pass; microbatch; -stage; node; stage.
@@ -121,8 +127,8 @@ class _Simulation:
     self._stages: dict[base.NodeId, list[_Stage]] = {}
     self._free_ms: dict[base.NodeId, float] = {}
     self._slots: list[Slot] = []
-    # By the pass that reads the value, its stage and microbatch.
-    self._transfers: dict[tuple[Op, int, int], Transfer] = {}
+    # By their reader: whether it is a backward pass, stage and microbatch.
+    self._transfers: dict[tuple[bool, int, int], Transfer] = {}
     # Sent and not received, by link: kind, stage, and both nodes.
     self._links = collections.defaultdict[Hashable, collections.deque[Transfer]](collections.deque)
     # By pipeline, stage and node.
@@ -136,27 +142,24 @@ class _Simulation:
       held, backwards = hold(node), owed.backwards[s]
       kept = self._kept[line.pipeline, s, node]
       kept |= {m for m in backwards if (s, m) in held.residuals}
-      left = {Op.FORWARD: owed.forwards[s][::-1], Op.BACKWARD: backwards[::-1]}
+      left = owed.forwards[s][::-1], backwards[::-1]
       most = None if line.in_flight is None else line.in_flight[s]
       one = _Stage(s, node, left, {*backwards}, kept, most)
       is_last = s + 1 == len(line.owners)
-      for m in owed.forwards[s]:
-        if not s or (s - 1, m) in held.activations:
-          one.at_ms[Op.FORWARD, m] = 0.0
-      for m in backwards:
-        if is_last or (s, m) in held.gradients:
-          one.at_ms[Op.BACKWARD, m] = 0.0
+      there = [m for m in left[0] if not s or (s - 1, m) in held.activations]
+      one.at_ms[False].update(dict.fromkeys(there, 0.0))
+      there = [m for m in backwards if is_last or (s, m) in held.gradients]
+      one.at_ms[True].update(dict.fromkeys(there, 0.0))
       stages.append(one)
       self._stages.setdefault(node, []).append(one)
     for one, after in itertools.pairwise(stages):
-      one.to[Op.FORWARD], after.to[Op.BACKWARD] = after, one
+      one.to[False], after.to[True] = after, one
     for t in owed.transfers:
-      op, held, makes = Op.FORWARD, hold(t.source).activations, t.stage
-      if t.kind == "G":
-        op, held, makes = Op.BACKWARD, hold(t.source).gradients, t.stage + 1
-      self._transfers[op, stages[makes].to[op].stage, t.microbatch] = t
-      if (t.stage, t.microbatch) in held:
-        self._deliver(stages[makes], op, t.microbatch, 0.0)
+      is_grad, held = t.kind == "G", hold(t.source)
+      reader, maker = stages[t.stage : t.stage + 2][:: 1 if is_grad else -1]
+      self._transfers[is_grad, reader.stage, t.microbatch] = t
+      if (t.stage, t.microbatch) in (held.gradients if is_grad else held.activations):
+        self._deliver(maker, is_grad, t.microbatch, 0.0)
 
   def run(self) -> timeline_lib.Timeline:
     self._free_ms = dict.fromkeys(sorted(self._stages), 0.0)
@@ -177,52 +180,52 @@ class _Simulation:
       start_ms, is_backward, m, _, node, stage = entry
       if latest[node] is not entry:
         continue
-      other = self._run(stage, Op.BACKWARD if is_backward else Op.FORWARD, m, start_ms)
+      other = self._run(stage, is_backward, m, start_ms)
       update(node)
       if other is not None and other.node != node:
         update(other.node)
-    owing = [one for own in self._stages.values() for one in own if any(one.left.values())]
+    owing = [one for own in self._stages.values() for one in own if any(one.left)]
     assert not owing, f"stuck: {owing}"
     return timeline_lib.Timeline.of(self._slots, self._free_ms)
 
   def _find_best(self, node: base.NodeId) -> _Key | None:
     best, free_ms = None, self._free_ms[node]
     for stage in self._stages[node]:
-      for at_ms, m, op in stage.choices():
-        key = (max(at_ms, free_ms), op is Op.BACKWARD, m, -stage.stage, node, stage)
+      for at_ms, is_backward, m in stage.choices():
+        key = (max(at_ms, free_ms), is_backward, m, -stage.stage, node, stage)
         if best is None or key < best:
           best = key
     return best
 
-  def _run(self, stage: _Stage, op: Op, m: int, start_ms: float) -> _Stage | None:
+  def _run(self, stage: _Stage, is_backward: bool, m: int, start_ms: float) -> _Stage | None:
     """Runs a pass and delivers its result; returns the stage that gets it."""
-    if transfer := stage.received.pop((op, m), None):
+    if transfer := stage.received[is_backward].pop(m, None):
       link, one = self._links[_link_of(transfer)], None
       # All that was sent before it on its link is received before, too.
       while one is not transfer and transfer in link:
         one = link.popleft()
         self._slots.append(Slot(one.destination, one.receive, start_ms, start_ms))
-    i = instruction_lib.Instruction(stage.stage, op, m)
+    i = instruction_lib.Instruction(stage.stage, _OPS[is_backward], m)
     end_ms = self._free_ms[stage.node] = start_ms + self._costs.pass_ms(i)
     self._slots.append(Slot(stage.node, i, start_ms, end_ms))
-    stage.left[op].pop()
-    if op is Op.BACKWARD:
+    stage.left[is_backward].pop()
+    if is_backward:
       stage.pending.discard(m)
       stage.kept.discard(m)
     elif m in stage.pending:
       stage.kept.add(m)
-    return self._deliver(stage, op, m, end_ms)
+    return self._deliver(stage, is_backward, m, end_ms)
 
-  def _deliver(self, stage: _Stage, op: Op, m: int, at_ms: float) -> _Stage | None:
+  def _deliver(self, stage: _Stage, is_backward: bool, m: int, at_ms: float) -> _Stage | None:
     """Passes the result of a pass on, by a transfer if its reader's node needs one."""
-    if (to := stage.to.get(op)) is None:
+    if (to := stage.to[is_backward]) is None:
       return None
-    if transfer := self._transfers.pop((op, to.stage, m), None):
+    if transfer := self._transfers.pop((is_backward, to.stage, m), None):
       self._slots.append(Slot(transfer.source, transfer.send, at_ms, at_ms))
       self._links[_link_of(transfer)].append(transfer)
-      to.received[op, m] = transfer
+      to.received[is_backward][m] = transfer
       at_ms += self._costs.transfer_ms[transfer.stage]
-    to.at_ms.setdefault((op, m), at_ms)
+    to.at_ms[is_backward].setdefault(m, at_ms)
     return to
 
 

@@ -124,7 +124,7 @@ def _make(name: str, config: Config, costs: Costs) -> loop.Policy:
         microbatch_size=config.pipeline.microbatch_size,
         redundant=config.redundancy,
         communication=communication.Communication(study),
-        split="makespan" if config.pipeline.layout == "templates" else "even",
+        by_makespan=config.pipeline.layout == "templates",
     )
     shapes = _Shapes(config, predicted.predictor, num_stages).make()
   times = times_lib.PipelineTimes(speed, study.durations, drops=options.drop, profile=profile)

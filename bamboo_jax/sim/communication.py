@@ -49,30 +49,21 @@ class Communication(step_time_lib.OrderedSums):
   def sum_ms(
       self,
       profile: cost_model.Profile,
-      stages: Sequence[Sequence[cost_model.LayerCost]],
+      stage: Sequence[cost_model.LayerCost],
       *,
       num_pipelines: int,
       num_shares: int,
-  ) -> tuple[float, ...]:
-    """Returns, by stage, how long its sum lasts after its own last pass."""
-    ends = []
-    for stage in stages:
-      parts = [stage]
-      ready_ms, end_ms = 0.0, -math.inf
-      if self.study.overlap == "backward":
-        parts = [[layer] for layer in reversed(stage)]
-        ready_ms = -sum(layer.backward_ms for layer in stage)
-      for part in parts:
-        if self.study.overlap == "backward":
-          ready_ms += part[0].backward_ms
-        end_ms = max(end_ms, ready_ms) + self.reduce_ms(
-            profile,
-            sum(layer.gradient_bytes for layer in part),
-            num_pipelines=num_pipelines,
-            num_shares=num_shares,
-        )
-      ends.append(end_ms)
-    return tuple(ends)
+  ) -> float:
+    """Returns how long the sum of a stage lasts after its own last pass."""
+    counts = dict(num_pipelines=num_pipelines, num_shares=num_shares)
+    if self.study.overlap != "backward":
+      return super().sum_ms(profile, stage, **counts)
+    ready_ms, end_ms = -sum(layer.backward_ms for layer in stage), -math.inf
+    for layer in reversed(stage):
+      ready_ms += layer.backward_ms
+      sum_ms = self.reduce_ms(profile, layer.gradient_bytes, **counts)
+      end_ms = max(end_ms, ready_ms) + sum_ms
+    return end_ms
 
   def exposed_ms(
       self, stages: Sequence[Sequence[cost_model.LayerCost]], sum_ms: Sequence[float]

@@ -52,8 +52,8 @@ class _Busy(NamedTuple):
 class ProfileSpeed:
   """Predicts steps from the costs of layers; caches played steps.
 
-  `num_microbatches` is the total over all pipelines; with `split`, `predictor`
-  assigns them when pipelines are formed. `reroute` is as in `ladder.Ladder`.
+  `num_microbatches` is the total over all pipelines; `predictor` assigns them
+  when pipelines are formed. `reroute` is as in `ladder.Ladder`.
   """
 
   def __init__(
@@ -63,7 +63,7 @@ class ProfileSpeed:
       num_microbatches: int,
       microbatch_size: int,
       redundant: config_lib.RedundancySection,
-      split: str = "makespan",
+      by_makespan: bool = True,
       communication: step_time_lib.OrderedSums = step_time_lib.RUNTIME,
       reroute: str = "shares",
       memory_limit_bytes: int | None = None,
@@ -71,7 +71,7 @@ class ProfileSpeed:
     self.predictor = predictor_lib.Predictor(
         profile,
         num_microbatches=num_microbatches,
-        split=split,
+        by_makespan=by_makespan,
         redundant=redundant,
         communication=communication,
         extrapolate=True,

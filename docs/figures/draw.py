@@ -159,9 +159,8 @@ def _plan_step() -> tuple[Slots, Slots]:
   )
   bounds = lines_lib.in_flight_limits(_STAGES)
   eager = config_lib.RedundancySection("eager")
-  whole = rows_lib.plan_rows(
-      eager, roles, microbatches=range(_MICROBATCHES), costs=costs, in_flight=bounds
-  ).timeline.rows
+  line = lines_lib.Line(roles.owners, range(_MICROBATCHES), bounds)
+  whole = rows_lib.plan_rows(eager, line, roles.shadows, costs=costs).timeline.rows
   held = {
       node: holdings_lib.after(s.instruction for s in row if s.end_ms <= _DIED_MS)
       for node, row in whole.items()

@@ -14,7 +14,6 @@ from bamboo_jax.plan import (
     rows as rows_lib,
 )
 from bamboo_jax.plan.times import predictor as predictor_lib, step_time as step_time_lib
-from bamboo_jax.schedule import failover
 from tests import profiles
 
 _MIB = 2**20
@@ -218,14 +217,9 @@ class RenderTest(absltest.TestCase):
     plan = _plan(
         _profile(map(_layer, "abc"), link_bytes_per_ms=1e12), num_stages=3, num_microbatches=4
     )
-    roles = failover.Roles.initial(range(3))
     bubble = config_lib.RedundancySection("bubble", margin=0.0)
     text = render.render_redundancy(
-        plan,
-        rows_lib.RowPlanner(plan, bubble).whole(0, roles),
-        roles,
-        mode="bubble",
-        refresh="gradient",
+        plan, rows_lib.RowPlanner(plan, bubble).first(), mode="bubble", refresh="gradient"
     )
     self.assertEqual(
         text.splitlines()[:2],

@@ -28,10 +28,7 @@ class SegmentsTest(parameterized.TestCase):
     )
     by_stage = rows_lib.RowPlanner(plan, config_lib.RedundancySection("lazy"))
     by_segment = dataclasses.replace(by_stage, segments=_SEGMENTS)
-    pipeline = by_stage.pipeline(0)
-    coarse = by_stage.whole(0, pipeline.roles).timeline
-    roles = pipeline.by_segment(_SEGMENTS)
-    fine = by_segment.whole(0, roles, partition=pipeline.partition).timeline
+    coarse, fine = by_stage.first().timeline, by_segment.first().timeline
     self.assertLess(fine.span_ms, 1.001 * coarse.span_ms)
     sent = lambda t: sum(i.is_send for _, i in timeline_lib.linearize([t]))
     self.assertEqual(sent(fine), sent(coarse))

@@ -140,11 +140,6 @@ class PredictorTest(parameterized.TestCase):
     with self.assertRaisesRegex(base.InfeasibleError, "given to 0 pipelines"):
       predictor.predict([hurt])
 
-  @parameterized.named_parameters(("split", dict(split="evne"), "did you mean 'even'"))
-  def test_refuses(self, options, message):
-    with self.assertRaisesRegex(ValueError, message):
-      predictor_lib.Predictor(_profile([1.0]), **({"num_microbatches": 4} | options))
-
   def test_phases_take_as_long_as_where_they_take_longest(self):
     # One layer has the parameters; the deep pipeline splits the others.
     profile = _profile([4.0, 4.0, 1.0], parameters=[1, 1, 9])

@@ -122,10 +122,9 @@ class Step:
     line = self._line(self.owners)
     planned = rows_lib.plan_rows(
         config_lib.RedundancySection(self.mode, margin=0.0),
-        self.roles,
-        microbatches=line.microbatches,
+        line,
+        self.roles.shadows,
         costs=self._costs,
-        in_flight=line.in_flight,
         overrun=99.0,
     )
     checker.check(planned.timeline.instructions, [line])

@@ -35,14 +35,11 @@ def plan_step(mode, owners, num_microbatches, costs=None, **options):
   costs = costs or schedules.uniform_costs(
       len(owners), forward_ms=20.0, backward_ms=40.0, transfer_ms=0.5
   )
-  plan = rows_lib.plan_rows(
-      config_lib.RedundancySection(mode, **options),
-      failover.Roles.initial(owners),
-      microbatches=range(num_microbatches),
-      costs=costs,
-      in_flight=lines_lib.in_flight_limits(len(owners)),
-  )
-  line = lines_lib.Line(owners, range(num_microbatches))
+  limits = lines_lib.in_flight_limits(len(owners))
+  line = lines_lib.Line(owners, range(num_microbatches), limits)
+  shadows = failover.Roles.initial(owners).shadows
+  section = config_lib.RedundancySection(mode, **options)
+  plan = rows_lib.plan_rows(section, line, shadows, costs=costs)
   checker.check(plan.timeline.instructions, [line])
   return plan
 

@@ -34,65 +34,60 @@ Roles = failover.Roles
 StepTime = step_time_lib.StepTime
 Pipeline = pipelines_lib.Pipeline
 
-SPLITS = ("makespan", "even")
 # A pipeline is in its steady state if a microbatch takes at most this multiple
 # of the nodes' work.
 _MOST_WAITING = 1.3
 _HELD = dataclasses.replace(
     memory_lib.OVERLAPPED, protection=config_lib.RedundancySection(mode="bubble")
 )
-_UNPROTECTED = config_lib.RedundancySection()
+_CACHED = (
+    *("stage_costs", "redundant_costs", "other_phases", "new_roles"),
+    *("_compute_ms", "_pace"),
+)
 
 
+@dataclasses.dataclass(eq=False)
 class Predictor:
-  """Predicts steps of a model; caches the played pipelines by their shape."""
+  """Predicts steps of a model; caches the played pipelines by their shape.
 
-  def __init__(
-      self,
-      profile: cost_model.Profile,
-      *,
-      num_microbatches: int,
-      num_shares: int = 1,
-      split: str = "makespan",
-      group: int = 1,
-      redundant: config_lib.RedundancySection = _UNPROTECTED,
-      communication: step_time_lib.OrderedSums = step_time_lib.RUNTIME,
-      extrapolate: bool = False,
-      memory_limit_bytes: int | None = None,
-  ) -> None:
-    """Makes a predictor.
+  Attributes:
+    num_microbatches: Per step, over all pipelines.
+    num_shares: Shares of the global batch. A pipeline has at least one; if
+      they cannot be dealt evenly, all are charged like the one with most.
+    by_makespan: Whether microbatches are dealt to pipelines so that they finish
+      together; else evenly.
+    group: Microbatches that stay together, such as those of a share.
+    redundant: Options of replicas.
+    extrapolate: Whether to extrapolate a pipeline from its steady state, in
+      which each microbatch takes as long as the one before.
+    memory_limit_bytes: Of a node's device; None: no limit. It decides where
+      residuals of redundant passes wait.
+  """
 
-    Args:
-      num_microbatches: Per step, over all pipelines.
-      num_shares: Shares of the global batch. A pipeline has at least one; if
-        they cannot be dealt evenly, all are charged like the one with most.
-      split: How microbatches are dealt to pipelines: so that they finish
-        together ("makespan"), or evenly ("even").
-      group: Microbatches that stay together, such as those of a share.
-      extrapolate: Whether to extrapolate a pipeline from its steady state, in
-        which each microbatch takes as long as the one before.
-      memory_limit_bytes: Of a node's device; None: no limit. It decides where
-        residuals of redundant passes wait.
-    """
-    if split not in SPLITS:
-      raise ValueError(base.suggest(split, SPLITS, what="split"))
-    self.profile = profile
-    self.most_pipelines = num_microbatches // group
-    self.num_microbatches = num_microbatches
-    self.has_replicas = redundant.has_replicas
-    self.communication = communication
-    self._group = group
-    self._num_shares = num_shares
-    self._extrapolate = extrapolate
-    self._memory_limit_bytes = memory_limit_bytes
-    self._split = split
-    self._redundant = redundant
-    self.stage_costs = functools.cache(self.stage_costs)
-    self.redundant_costs = functools.cache(self.redundant_costs)
-    self.other_phases = functools.cache(self.other_phases)
-    self._compute_ms = functools.cache(self._compute_ms)
-    self._pace = functools.cache(self._pace)
-    self.new_roles = functools.cache(self.new_roles)
+  profile: cost_model.Profile
+  _: dataclasses.KW_ONLY
+  num_microbatches: int
+  num_shares: int = 1
+  by_makespan: bool = True
+  group: int = 1
+  redundant: config_lib.RedundancySection = config_lib.RedundancySection()
+  communication: step_time_lib.OrderedSums = step_time_lib.RUNTIME
+  extrapolate: bool = False
+  memory_limit_bytes: int | None = None
+
+  def __post_init__(self) -> None:
+    for name in _CACHED:
+      setattr(self, name, functools.cache(getattr(self, name)))
+
+  @property
+  def most_pipelines(self) -> int:
+    """The largest number of pipelines."""
+    return self.num_microbatches // self.group
+
+  @property
+  def has_replicas(self) -> bool:
+    """Whether stages have replicas."""
+    return self.redundant.has_replicas
 
   def compute_ms(
       self, partition: Partition, num_microbatches: int, roles: Roles | None = None
@@ -103,7 +98,7 @@ class Predictor:
   def _number(self, partition: Partition, roles: Roles | None) -> Roles:
     """Returns the roles of nodes from 0 on, with the shadows that affect the time of passes."""
     roles = roles.renumbered() if roles else self.new_roles(partition)
-    return roles if self._redundant.lengthens else Roles(roles.owners)
+    return roles if self.redundant.lengthens else Roles(roles.owners)
 
   def new_roles(self, partition: Partition) -> Roles:
     """Returns the roles of a new pipeline."""
@@ -111,10 +106,10 @@ class Predictor:
 
   def _compute_ms(self, partition: Partition, roles: Roles, num_microbatches: int) -> float:
     most = roles.num_stages + 2
-    if self._extrapolate and num_microbatches > most:
+    if self.extrapolate and num_microbatches > most:
       if (next_ms := self._settled_ms(partition, roles)) is not None:
         return self.compute_ms(partition, most) + next_ms * (num_microbatches - most)
-    if self._redundant.lengthens:
+    if self.redundant.lengthens:
       return self.plan(partition, num_microbatches, roles).timeline.span_ms
     # Passes that only fill waits do not lengthen it, so they are not placed.
     limits = lines_lib.in_flight_limits(roles.num_stages)
@@ -128,7 +123,7 @@ class Predictor:
     than the nodes' work for one.
     """
     num_stages = roles.num_stages
-    if len({*roles.owners}) < num_stages or self._redundant.lengthens:
+    if len({*roles.owners}) < num_stages or self.redundant.lengthens:
       return None
     ends = [self.compute_ms(partition, num_stages + k) for k in range(3)]
     first_ms, second_ms = ends[1] - ends[0], ends[2] - ends[1]
@@ -155,25 +150,22 @@ class Predictor:
 
   def other_phases(self, partition: Partition, *, num_pipelines: int) -> StepTime:
     """Returns the phases after the passes, with `compute_ms` of 0."""
-    shares = -(-self._num_shares // num_pipelines)
+    shares = -(-self.num_shares // num_pipelines)
     return step_time_lib.predict_step_time(
         self.profile,
         partition,
         num_pipelines=num_pipelines,
         num_shares=shares * num_pipelines,
         compute_ms=0.0,
-        refresh=self._redundant.refresh if self.has_replicas else None,
+        refresh=self.redundant.refresh if self.has_replicas else None,
         communication=self.communication,
     )
 
   def sum_ms(self, partition: Partition, *, num_pipelines: int) -> tuple[float, ...]:
     """Returns the time of each stage's sum, with one share per pipeline."""
-    return self.communication.sum_ms(
-        self.profile,
-        self.profile.by_stage(partition.bounds),
-        num_pipelines=num_pipelines,
-        num_shares=num_pipelines,
-    )
+    counts = dict(num_pipelines=num_pipelines, num_shares=num_pipelines)
+    stages = self.profile.by_stage(partition.bounds)
+    return tuple(self.communication.sum_ms(self.profile, stage, **counts) for stage in stages)
 
   def step_time(
       self,
@@ -204,16 +196,16 @@ class Predictor:
     Raises:
       base.InfeasibleError: There are more pipelines than microbatches, or none.
     """
-    if self._split == "even":
+    if not self.by_makespan:
       return batch_split.split_evenly(self.num_microbatches, len(pipelines))
     return self.deal([self.pace(p.partition, p.roles) for p in pipelines])
 
   def deal(self, paces: Sequence[batch_split.PipelinePace]) -> tuple[int, ...]:
     """Returns each pipeline's microbatches, so that all finish together."""
     counts = batch_split.split_by_makespan(
-        self.most_pipelines, [pace.grouped(self._group) for pace in paces]
+        self.most_pipelines, [pace.grouped(self.group) for pace in paces]
     )
-    return tuple(self._group * count for count in counts)
+    return tuple(self.group * count for count in counts)
 
   def enough_groups(
       self, pipelines: Sequence[Pipeline], *, choices: Sequence[int], slack: float
@@ -248,13 +240,10 @@ class Predictor:
       self, partition: Partition, num_microbatches: int, roles: Roles
   ) -> redundancy.PlannedRows:
     """Returns the rows of a pipeline."""
-    return rows_lib.plan_rows(
-        self._redundant,
-        roles,
-        microbatches=range(num_microbatches),
-        costs=self.redundant_costs(partition, num_microbatches),
-        in_flight=lines_lib.in_flight_limits(roles.num_stages),
-    )
+    limits = lines_lib.in_flight_limits(roles.num_stages)
+    line = lines_lib.Line(roles.owners, range(num_microbatches), limits)
+    costs = self.redundant_costs(partition, num_microbatches)
+    return rows_lib.plan_rows(self.redundant, line, roles.shadows, costs=costs)
 
   def redundant_costs(self, partition: Partition, num_microbatches: int) -> costs_lib.StageCosts:
     """Returns costs of the stages of a new pipeline, for redundant passes.
@@ -263,7 +252,7 @@ class Predictor:
     """
     costs = self.stage_costs(partition)
     num_stages, free_bytes = partition.num_stages, None
-    if self._memory_limit_bytes is not None:
+    if self.memory_limit_bytes is not None:
       model = memory_lib.MemoryModel(
           self.profile.layers,
           in_flight=lines_lib.in_flight_bounds(num_stages, num_microbatches),
@@ -271,7 +260,7 @@ class Predictor:
           ties=self.profile.ties,
       )
       needs = model.find_needs(partition.bounds)[:num_stages]
-      free_bytes = [self._memory_limit_bytes - need.total_bytes for _, need in needs]
+      free_bytes = [self.memory_limit_bytes - need.total_bytes for _, need in needs]
     return costs.place_residuals(
         self.profile.host_bytes_per_ms, num_microbatches=num_microbatches, free_bytes=free_bytes
     )[0]

@@ -13,7 +13,6 @@ k shares per pipeline nothing can be added before it is sent, and a node sends
 
 from collections.abc import Sequence
 import dataclasses
-import operator
 
 from bamboo_jax.plan import cost_model, partition as partition_lib
 
@@ -41,17 +40,15 @@ class OrderedSums:
   def sum_ms(
       self,
       profile: cost_model.Profile,
-      stages: Sequence[Sequence[cost_model.LayerCost]],
+      stage: Sequence[cost_model.LayerCost],
       *,
       num_pipelines: int,
       num_shares: int,
-  ) -> tuple[float, ...]:
-    """Returns, by stage, how long its sum lasts after its own last pass."""
+  ) -> float:
+    """Returns how long the sum of a stage lasts after its own last pass."""
+    num_bytes = sum(layer.gradient_bytes for layer in stage)
     counts = dict(num_pipelines=num_pipelines, num_shares=num_shares)
-    return tuple(
-        self.reduce_ms(profile, sum(layer.gradient_bytes for layer in stage), **counts)
-        for stage in stages
-    )
+    return self.reduce_ms(profile, num_bytes, **counts)
 
   def exposed_ms(
       self, stages: Sequence[Sequence[cost_model.LayerCost]], sum_ms: Sequence[float]
@@ -93,16 +90,12 @@ class StepTime:
   @property
   def phases(self) -> tuple[float, ...]:
     """The time of each phase, in their order."""
-    phases: tuple[float, ...] = _PHASES(self)
-    return phases
+    return tuple(vars(self).values())
 
   @property
   def total_ms(self) -> float:
     """Time of all phases."""
     return sum(self.phases)
-
-
-_PHASES = operator.attrgetter(*(f.name for f in dataclasses.fields(StepTime)))
 
 
 def predict_step_time(
@@ -123,7 +116,8 @@ def predict_step_time(
       compute the update, or the updated "state"; None without replicas.
   """
   stages = profile.by_stage(partition.bounds)
-  sum_ms = communication.sum_ms(profile, stages, num_pipelines=num_pipelines, num_shares=num_shares)
+  counts = dict(num_pipelines=num_pipelines, num_shares=num_shares)
+  sum_ms = [communication.sum_ms(profile, stage, **counts) for stage in stages]
   scalar_ms = profile.reduce_latency_ms if partition.num_stages > 1 else 0.0
   return StepTime(
       compute_ms=compute_ms,

@@ -109,7 +109,7 @@ def make_rules(
       plan.profile,
       num_microbatches=plan.batch.total_microbatches,
       num_shares=num_shares,
-      split="makespan" if by_makespan else "even",
+      by_makespan=by_makespan,
       group=plan.batch.microbatches_per_share,
       redundant=config.redundancy,
   )

@@ -248,7 +248,7 @@ def _plan_step(config: config_lib.Config, task: build.Task, efficiency: float) -
 def _with_redundancy(config: config_lib.Config, plan: planner.Plan) -> _Step:
   """Returns a step by rows with its redundant passes."""
   rows = build.make_rows(config, plan)
-  whole = rows.whole(0, rows.roles(0))
+  whole = rows.first()
   extra_ms = whole.timeline.span_ms - plan.timeline.span_ms
   return _Step(plan, (plan.step_time.total_ms + extra_ms) / 1e3, whole.effect.overhead)
 

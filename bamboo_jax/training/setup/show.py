@@ -55,14 +55,13 @@ def _plan_rows(config: config_lib.Config, profile: cost_model.Profile) -> Planne
   num_stages = templates[0].partition.num_stages if templates else None
   plan = build.make_plan(config, profile, num_stages=num_stages)
   rows = build.make_rows(config, plan)
-  roles = rows.roles(0)
-  redundant = rows.whole(0, roles)
+  redundant = rows.first()
   lines.append(render.render_plan(_with_rows(plan, redundant.timeline)))
   grid = grid_lib.render_grid(redundant.timeline)
   lines.append(f"\nrows of pipeline 0:\n{grid}")
   if (mode := config.redundancy.mode) != "none":
     refresh = config.redundancy.refresh
-    lines.append(render.render_redundancy(plan, redundant, roles, mode=mode, refresh=refresh))
+    lines.append(render.render_redundancy(plan, redundant, mode=mode, refresh=refresh))
   return PlannedRun(plan, redundant.timeline, "\n".join(lines))
 
 

@@ -181,10 +181,9 @@ class Pipelines:
         [
             rows_lib.plan_rows(
                 self.plan,
-                roles,
-                microbatches=self._microbatches(p),
+                lines_lib.Line(roles.owners, self._microbatches(p)),
+                roles.shadows,
                 costs=self.costs,
-                in_flight=None,
             ).timeline
             for p, roles in enumerate(self.roles)
         ]
