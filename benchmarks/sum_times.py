@@ -42,11 +42,11 @@ def _serve(
     program = jax.jit(jax.shard_map(add, mesh=mesh, in_specs=spec, out_specs=spec))
     run = lambda: jax.block_until_ready(program(whole))
   else:
-    transport = transport_lib.Transport(rank, run="sums", endpoint=endpoints.UnixEndpoint())
+    transport = transport_lib.Transport(rank, run="sums", endpoint=endpoints.listen_unix())
     pipe.send(transport.address)
     transport.set_addresses(dict(enumerate(pipe.recv())))
-    total = ordered_sum.OrderedSum(range(count), me=rank, like=like, device=jax.devices()[0])
-    run = lambda: total(transport, "sum", {rank: value})
+    given = dict(nodes=range(count), num_shares=count, like=like, device=jax.devices()[0])
+    run = lambda: ordered_sum.ordered_sum(transport, "sum", {rank: value}, **given)
   pipe.send("ready")
   while pipe.recv():
     start = time.perf_counter()

@@ -97,10 +97,6 @@ class Engine:
     self.specs = tuple(specs)
     self.units = {unit.first: unit for spec in specs for unit in spec.units}
     self.ties = spec_lib.find_ties(specs)
-    self.owners = [tuple(row) for row in owners]
-    self.shadows: list[dict[base.StageId, base.NodeId]] = [{} for _ in owners]
-    self.shares = [*batch_split.deal_shares(num_shares, len(owners))]
-    self.lines: Lines = [*zip(self.owners, self.shares, strict=True)]
     self.replicas = replicas or config_lib.RedundancySection(mode="bubble")
     self.programs = programs_lib.ProgramCache() if cache is None else cache
     self.exchange = exchange
@@ -111,32 +107,21 @@ class Engine:
     self.nodes: dict[base.NodeId, node_lib.Node] = {}
     self.devices = dict(devices)
     self.results = PhaseResults()
-    self.links = links_lib.Links(
-        specs=self.specs,
-        units=self.units,
-        refresh=self.replicas.refresh,
-        exchange=exchange,
-        find_compute=self.find_compute,
-    )
-    for row in self.owners:
-      for stage, node in base.by_stage(row):
-        self.load_programs(node, stage)
+    self.links = links_lib.Links(exchange, self.find_compute)
+    shares = batch_split.deal_shares(num_shares, len(owners))
+    self.set_pipelines(owners, [{} for _ in owners], shares)
 
   def load_programs(self, node: base.NodeId, stage: base.StageId) -> None:
     device = self.find_compute(node)
     if device is None:
       return
     if node not in self.nodes:
+      sends_host = self.exchange is not None or device != self.devices[node]
       self.nodes[node] = node_lib.Node(
-          node,
-          device,
-          links=self.links,
-          clock=self.clock,
-          programs=self.programs,
-          residuals=self._residuals,
-          sends_host=self.exchange is not None or device != self.devices[node],
+          *(node, device, self.specs, self.links, self.clock, self.programs, self._residuals),
+          store=store_lib.StepArrays(sends_host=sends_host),
       )
-    self.nodes[node].load_programs(stage, self.specs[stage])
+    self.nodes[node].load_programs(stage)
 
   def find_compute(self, node: base.NodeId) -> places.Place | None:
     """Returns where a node computes; None if in another process."""
@@ -190,7 +175,7 @@ class Engine:
   def set_state(self, layers: Mapping[str, spec_lib.LayerState]) -> None:
     """Gives every node a copy of the state of its layers."""
     for node in self.nodes.values():
-      names = {name for spec in node.specs.values() for name in spec.names}
+      names = {name for stage in node.units for name in self.specs[stage].names}
       node.put_state({name: layers[name] for name in names})
 
   def layer_states(self, pipeline: int = 0) -> dict[str, spec_lib.LayerState]:

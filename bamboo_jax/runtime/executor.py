@@ -14,7 +14,6 @@ from bamboo_jax import base
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.runtime import engine as engine_lib, node as node_lib
 from bamboo_jax.runtime.profile import recorder as recorder_lib
-from bamboo_jax.runtime.wire import links as links_lib
 from bamboo_jax.schedule import (
     holdings as holdings_lib,
     instruction as instruction_lib,
@@ -130,15 +129,14 @@ class Filler:
     """Runs what fits before a receive, or without one at the end of the row."""
     if self._own is None:
       return
-    link = None if receive is None else node.find_link(receive)
-    if link is not None and not isinstance(link, links_lib.SocketLink):
+    channel = None if receive is None else node.find_channel(receive)
+    if channel and node.links.find_remote(channel) is None:
       return  # The value comes from this process.
-    activations = node.store.activations
-    while i := self._own.find_next(self._done, activations):
-      if link and not node.is_free and link.wait(self._left_secs(node)):
+    while i := self._own.find_next(self._done, node.store.activations):
+      if channel and not node.is_free and node.links.wait(channel, self._left_secs(node)):
         return
       node.wait()
-      if link and link.wait(0.0):
+      if channel and node.links.wait(channel, 0.0):
         return
       secs = (time.perf_counter() - self._start_secs) / self.stretch
       if not self._own.fits(i, receive, now_ms=1e3 * secs):

@@ -6,6 +6,7 @@ and those after a failure.
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import functools
 import time
 from typing import Any
 
@@ -20,11 +21,16 @@ from bamboo_jax.runtime.stage import (
     spec as spec_lib,
 )
 from bamboo_jax.runtime.wire import links as links_lib
-from bamboo_jax.schedule import holdings as holdings_lib, instruction as instruction_lib
+from bamboo_jax.schedule import (
+    channel as channel_lib,
+    holdings as holdings_lib,
+    instruction as instruction_lib,
+)
 
 Op = instruction_lib.Op
 Instruction = instruction_lib.Instruction
 Unit = tuple[spec_lib.StageSpec, programs_lib.UnitPrograms]
+_empty = functools.partial(dataclasses.field, init=False, default_factory=dict)
 
 # Returns the named entries of a microbatch of the current step.
 FeedFn = Callable[[int, tuple[str, ...]], Mapping[str, np.ndarray]]
@@ -83,6 +89,7 @@ def _sleep_until(secs: float) -> None:
     time.sleep(left_secs)
 
 
+@dataclasses.dataclass(eq=False)
 class Node:
   """A node of a pipeline; runs instructions on its device, or its mesh.
 
@@ -90,76 +97,58 @@ class Node:
   stage is a range of units, and a pass runs the program of each in turn.
 
   Attributes:
-    specs: The stages that the node holds, as owner or replica.
+    stages: All stages of the pipelines, held here or not.
+    residuals: Where those of redundant passes wait, see `plan.residuals`.
+    units: The units of the stages that the node holds, as owner or replica.
     state: State of the layers of these stages, by name.
     store: Arrays of the current step.
     free_secs: When its last paced pass ends, on the clock.
-    slow_factor: Factor by which its passes are slowed down, 1 by default.
+    slow_factor: Factor by which its passes are slowed down.
   """
 
-  def __init__(
-      self,
-      node: base.NodeId,
-      device: places.Place,
-      *,
-      links: links_lib.Links,
-      clock: Clock,
-      programs: programs_lib.ProgramCache,
-      residuals: str = "host",
-      sends_host: bool = False,
-  ) -> None:
-    """Makes a node that holds no stage yet.
+  node: base.NodeId
+  device: places.Place
+  stages: Sequence[spec_lib.StageSpec]
+  links: links_lib.Links
+  clock: Clock
+  programs: programs_lib.ProgramCache
+  residuals: str = "host"
+  store: store_lib.StepArrays = dataclasses.field(default_factory=store_lib.StepArrays)
+  units: dict[base.StageId, Sequence[Unit]] = _empty()
+  state: dict[str, spec_lib.LayerState] = _empty()
+  free_secs: float = 0.0
+  slow_factor: float = 1.0
+  _numbers: dict[int, jax.Array] = _empty()
+  _token: Any = None
 
-    Args:
-      residuals: Where those of redundant passes wait, see `plan.residuals`.
-      sends_host: See `array_store.StepArrays`.
-    """
-    self.node = node
-    self.device = device
-    self.specs: dict[base.StageId, spec_lib.StageSpec] = {}
-    self.state: dict[str, spec_lib.LayerState] = {}
-    self.store = store_lib.StepArrays(sends_host=sends_host)
-    self.slow_factor = 1.0
-    self._links = links
-    self._clock = clock
-    self.free_secs = 0.0
-    self._programs, self._residuals = programs, residuals
-    self._units: dict[base.StageId, Sequence[Unit]] = {}
-    self._numbers: dict[int, jax.Array] = {}
-    self._token: Any = None
-    self._feed: FeedFn
-
-  def load_programs(self, stage: base.StageId, spec: spec_lib.StageSpec) -> None:
+  def load_programs(self, stage: base.StageId) -> None:
     """Takes the programs of a stage; compiles nothing yet."""
-    units = [(unit, self._programs.get(unit, self.device)) for unit in spec.units]
-    self.specs[stage], self._units[stage] = spec, units
-
-  def units(self, stage: base.StageId) -> Sequence[Unit]:
-    return self._units[stage]
+    units = self.stages[stage].units
+    self.units[stage] = [(unit, self.programs.get(unit, self.device)) for unit in units]
 
   def begin_step(self, step: base.StepId, feed: FeedFn, *, microbatches_per_share: int) -> None:
     """Drops the arrays of the previous step and prepares `step`."""
     self.store.clear()
     self._microbatches_per_share = microbatches_per_share
-    self._number = step
-    self._step = jax.device_put(np.uint32(step), places.whole(self.device))
-    self._feed = feed
+    self._number, self._feed = step, feed
+    self._step = self._put(np.uint32(step))
 
   def run(self, instruction: Instruction) -> base.PyTree:
     """Starts an instruction; the result is ready once it has finished.
 
     Blocks while paced passes before it are still running.
     """
-    if self.free_secs > self._clock.now_secs:  # Of a paced node.
-      self._clock.wait_until(self.free_secs)
+    clock = self.clock
+    if self.free_secs > clock.now_secs:  # Of a paced node.
+      clock.wait_until(self.free_secs)
     begin_secs = time.perf_counter()
-    result, start_secs = self._start(instruction), self._clock.now_secs
+    result, start_secs = self._start(instruction), clock.now_secs
     if self.slow_factor > 1.0 and not instruction.is_transfer:
       if self.free_secs <= start_secs:  # Not paced: the device takes its time.
         jax.block_until_ready(self._token)
         start_secs, self.free_secs = begin_secs, time.perf_counter()
       self.free_secs += (self.slow_factor - 1.0) * (self.free_secs - start_secs)
-    if self.free_secs > self._clock.now_secs:
+    if self.free_secs > clock.now_secs:
       return Paced(result, start_secs, self.free_secs)
     return result
 
@@ -169,48 +158,52 @@ class Node:
 
   def wait(self) -> None:
     jax.block_until_ready(self._token)
-    self._clock.wait_until(self.free_secs)
-    self._clock.catch_up()
+    self.clock.wait_until(self.free_secs)
+    self.clock.catch_up()
 
   def _start(self, instruction: Instruction) -> base.PyTree:
     key = (instruction.stage, instruction.microbatch)
-    store = self.store
+    store, stage = self.store, self.stages[instruction.stage]
     match instruction.op:
       case Op.FORWARD:
-        outputs, saved = self._forward(*key)
-        self._spend(self.specs[instruction.stage].pace.forward_ms, instruction)
-        store.saved[key] = saved
+        outputs, store.saved[key] = self._forward(*key)
         if outputs is not None:
           store.activations[key] = outputs
-        return self._token
+        return self._spend(stage.pace.forward_ms, instruction)
       case Op.REDUNDANT_FORWARD:
         store.put_redundant(key, *self._forward(*key, is_redundant=True))
-        pace_ms = self.specs[instruction.stage].pace.forward_ms
-        self._spend(pace_ms - self._left_out_ms(instruction.stage), instruction)
-        return self._token
+        return self._spend(stage.pace.forward_ms - self._left_out_ms(stage), instruction)
       case Op.BACKWARD:
-        return self._backward(instruction)
+        self._backward(instruction)
+        return self._spend(stage.pace.backward_ms, instruction)
     # A transfer.
-    is_grad = instruction.op in (Op.SEND_GRAD, Op.RECV_GRAD)
-    arrays = store.grads if is_grad else store.activations
-    link = self.find_link(instruction)
+    channel = self.find_channel(instruction)
+    arrays = store.grads if channel.kind == "grad" else store.activations
     if instruction.is_send:
       value = store.send(arrays, key)
-      link.send(value)
+      self.links.send(channel, value)
       return value
-    arrays[key] = link.receive()
-    if not isinstance(link, links_lib.LocalLink):
-      self._clock.catch_up()
+    arrays[key] = self.links.receive(channel, stage.outputs)
+    if self.links.find_remote(channel) is not None:
+      self.clock.catch_up()
     return arrays[key]
+
+  def find_channel(self, instruction: Instruction) -> channel_lib.Channel:
+    """Returns the channel that this node uses for a transfer."""
+    assert instruction.peer is not None, instruction
+    is_grad = instruction.op in (Op.SEND_GRAD, Op.RECV_GRAD)
+    ends = (self.node, instruction.peer)
+    nodes = ends if instruction.is_send else ends[::-1]
+    return channel_lib.Channel("grad" if is_grad else "activation", nodes, (instruction.stage,))
 
   def evaluate(self, stage: base.StageId, inputs: base.PyTree, batch: base.PyTree) -> base.PyTree:
     """Returns the output of `stage` without dropout.
 
     That of the last stage is `layer.Loss.stack`.
     """
-    inputs = self._put_data(inputs)
-    batch = self._put_data({k: batch[k] for k in self.specs[stage].batch_keys})
-    for unit in self._units[stage]:
+    batch = {k: batch[k] for k in self.stages[stage].batch_keys}
+    inputs, batch = map(self._put, (inputs, batch))
+    for unit in self.units[stage]:
       self._token, inputs = self._run("evaluate", unit, inputs, batch)
     return inputs
 
@@ -229,41 +222,27 @@ class Node:
       total: Final gradients, multiplied by `scale` here.
       donate: Whether parameters and slots of the former state are donated.
     """
-    old, programs = spec_lib.take(unit, self.state), self._programs.get(unit, self.device)
-    scalars = (np.float32(scale), np.float32(num_microbatches))
-    scalars = jax.device_put(scalars, places.whole(self.device))
+    old, programs = spec_lib.take(unit, self.state), self.programs.get(unit, self.device)
+    scalars = map(self._put, (np.float32(scale), np.float32(num_microbatches)))
     params = spec_lib.drop_frozen(unit, [layer.params for layer in old])
     slots = places.move(tuple(layer.slots for layer in old), "device")
     run = programs.update if donate else programs.propose
     return spec_lib.add_frozen(run(params, slots, total, *scalars), old)
 
-  def norms(self, unit: spec_lib.StageSpec, total: spec_lib.Accumulator) -> jax.Array:
-    norms: jax.Array = self._programs.get(unit, self.device).norms(total)
-    return norms
-
   def move_slots(self, stage: base.StageId, memory_kind: str) -> None:
-    for name in self.specs[stage].names:
+    for name in self.stages[stage].names:
       layer = self.state[name]
       self.state[name] = layer.replace(slots=places.move(layer.slots, memory_kind))
 
   def layers_of(self, stage: base.StageId) -> dict[str, spec_lib.LayerState]:
     """Returns the state of the layers of a stage that it has."""
-    return {name: self.state[name] for name in self.specs[stage].names if name in self.state}
+    return {name: self.state[name] for name in self.stages[stage].names if name in self.state}
 
   def put_state(self, layers: Mapping[str, spec_lib.LayerState]) -> None:
     """Takes a copy of the state of some layers, from any device."""
-    (model,) = {spec.model.name for spec in self.specs.values()}
-    where = places.of_state(self.device, layers, model)
+    where = places.of_state(self.device, layers, self.stages[-1].model.name)
     self.state |= jax.device_put(layers, where, may_alias=False)
     self.store.copies.clear()  # Cast from the former state.
-
-  def _cast(self, unit: spec_lib.StageSpec, programs: programs_lib.UnitPrograms) -> Any:
-    """Returns the parameters of a unit as passes read them, the same for all of a step."""
-    copies = self.store.copies
-    if unit.first not in copies:
-      layers = spec_lib.take(unit, self.state)
-      copies[unit.first] = programs.cast(tuple(layer.params for layer in layers))
-    return copies[unit.first]
 
   def _forward(
       self, stage: base.StageId, microbatch: int, *, is_redundant: bool = False
@@ -279,11 +258,11 @@ class Node:
     inputs = self.store.activations.get(holdings_lib.input_of((stage, microbatch)))
     inputs, outputs = places.move(inputs, "device"), None
     kept: list[spec_lib.Saved] = []
-    for unit in self._units[stage]:
+    for unit in self.units[stage]:
       held = outputs  # The node keeps the input of the first unit separately.
       if is_redundant and unit[0].is_last:
         return None, [*kept, spec_lib.Saved(held, None, None, None)]
-      if is_redundant and self._residuals == "host":
+      if is_redundant and self.residuals == "host":
         done = self._run("redundant", unit, inputs, *data)
         self._token, inputs, outputs, saved = done
       else:
@@ -293,21 +272,15 @@ class Node:
     return outputs, kept
 
   def _complete(
-      self,
-      stage: base.StageId,
-      microbatch: int,
-      inputs: base.PyTree,
-      kept: Sequence[spec_lib.Saved],
-  ) -> list[spec_lib.Saved]:
-    """Returns `kept` with the residuals that a redundant forward pass omits."""
-    data, done = self._data(stage, microbatch), []
-    for unit, saved in zip(self._units[stage], kept, strict=True):
+      self, stage: base.StageId, microbatch: int, inputs: base.PyTree, kept: list[spec_lib.Saved]
+  ) -> None:
+    """Adds the residuals that a redundant forward pass omits to `kept`."""
+    data = self._data(stage, microbatch)
+    for place, (unit, saved) in enumerate(zip(self.units[stage], kept, strict=True)):
       if saved.residuals is None:
         given = inputs if saved.inputs is None else saved.inputs
         self._token, _, new = self._run("forward", unit, given, *data)
-        saved = new.replace(inputs=saved.inputs)
-      done.append(saved)
-    return done
+        kept[place] = new.replace(inputs=saved.inputs)
 
   def _run(
       self, name: str, unit: Unit, inputs: base.PyTree, batch: base.PyTree, *numbers: jax.Array
@@ -318,35 +291,42 @@ class Node:
     if numbers:
       numbers = (*numbers, self._put_number(spec.first))
     batch = {key: batch[key] for key in spec.batch_keys}
-    run = getattr(programs, name)
-    done: tuple[base.PyTree, ...] = run(
+    done: tuple[base.PyTree, ...] = getattr(programs, name)(
         self._after(), self._cast(*unit), stats, inputs, batch, *numbers
     )
     return done
 
+  def _cast(self, unit: spec_lib.StageSpec, programs: programs_lib.UnitPrograms) -> Any:
+    """Returns the parameters of a unit as passes read them, the same for all of a step."""
+    copies = self.store.copies
+    if unit.first not in copies:
+      layers = spec_lib.take(unit, self.state)
+      copies[unit.first] = programs.cast(tuple(layer.params for layer in layers))
+    return copies[unit.first]
+
   def _data(self, stage: base.StageId, microbatch: int) -> tuple[base.PyTree, jax.Array, jax.Array]:
-    keys = self.specs[stage].batch_keys
-    batch = self._put_data(dict(self._feed(microbatch, keys))) if keys else {}
+    keys = self.stages[stage].batch_keys
+    batch = self._put(dict(self._feed(microbatch, keys))) if keys else {}
     return batch, self._step, self._put_number(microbatch)
 
   def _put_number(self, number: int) -> jax.Array:
     if number not in self._numbers:
-      self._numbers[number] = jax.device_put(np.uint32(number), places.whole(self.device))
+      self._numbers[number] = self._put(np.uint32(number))
     return self._numbers[number]
 
-  def _put_data(self, value: base.PyTree) -> base.PyTree:
+  def _put(self, value: base.PyTree) -> base.PyTree:
     return jax.device_put(value, places.of_data(self.device, value))
 
-  def _backward(self, instruction: Instruction) -> jax.Array:
+  def _backward(self, instruction: Instruction) -> None:
     stage, microbatch = instruction.stage, instruction.microbatch
-    units, sums = self._units[stage], self.store.accumulators
+    units, sums = self.units[stage], self.store.accumulators
     # Numbered over all shares.
     share = base.ShareId(microbatch // self._microbatches_per_share)
     inputs, kept, grad = self.store.take_inputs((stage, microbatch))
     # A redundant pass left some out.
     if any(one.residuals is None for one in kept):
-      kept = self._complete(stage, microbatch, inputs, kept)
-      self._spend(self._left_out_ms(stage), instruction)
+      self._complete(stage, microbatch, inputs, kept)
+      self._spend(self._left_out_ms(self.stages[stage]), instruction)
     for (unit, programs), saved in zip(reversed(units), reversed(kept), strict=True):
       # Popped, as the program donates it.
       total = sums.pop((unit.first, share), None)
@@ -358,26 +338,24 @@ class Node:
           saved.replace(inputs=None),  # As it was traced.
           *(grad, total),
       )
-    self._spend(self.specs[stage].pace.backward_ms, instruction)
     self.store.accumulated.add((stage, microbatch))
     if stage > 0:
       self.store.grads[holdings_lib.input_of((stage, microbatch))] = grad
-    return self._token  # Not the sums: the next pass donates them.
 
-  def find_link(self, instruction: Instruction) -> links_lib.Link:
-    return self._links.find(self.node, instruction)
+  def _spend(self, ms: float, instruction: Instruction) -> jax.Array:
+    """Lets a pass take at least `ms`, or what its jitter makes of that.
 
-  def _spend(self, ms: float, instruction: Instruction) -> None:
-    """Lets a pass take at least `ms`, or what its jitter makes of that."""
-    if not ms:
-      return
-    pace = self.specs[instruction.stage].pace
-    ms = pace.vary(ms, f"{self._number} {instruction}")
-    self.free_secs = max(self.free_secs, self._clock.now_secs) + ms / 1e3
+    Returns its token, not the sums: the next pass donates them.
+    """
+    if ms:
+      pace = self.stages[instruction.stage].pace
+      ms = pace.vary(ms, f"{self._number} {instruction}")
+      self.free_secs = max(self.free_secs, self.clock.now_secs) + ms / 1e3
+    return self._after()
 
-  def _left_out_ms(self, stage: base.StageId) -> float:
+  def _left_out_ms(self, stage: spec_lib.StageSpec) -> float:
     """Returns the least time of the pass that a redundant one skips; 0 if none."""
-    unit, _ = self._units[stage][-1]
+    unit = stage.units[-1]
     return unit.pace.forward_ms if unit.is_last else 0.0
 
   def _after(self) -> jax.Array:

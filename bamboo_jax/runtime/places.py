@@ -66,6 +66,12 @@ def find_rules(tree: base.PyTree, model: str, sizes: Mapping[str, int]) -> base.
   return jax.tree_util.tree_map_with_path(find, tree)
 
 
+def put_shapes(tree: base.PyTree, shardings: base.PyTree) -> base.PyTree:
+  """Returns the shapes of the arrays of a tree, as if they lay there."""
+  like = lambda a, where: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where)
+  return jax.tree.map(like, tree, shardings)
+
+
 def move(tree: base.PyTree, memory_kind: str) -> base.PyTree:
   """Returns arrays moved to a kind of memory of their own devices."""
   leaves, structure = jax.tree.flatten(tree)

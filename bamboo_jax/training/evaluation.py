@@ -95,9 +95,7 @@ def evaluate(
   pass, and may raise.
   """
   nodes, losses = engine.nodes, {}
-  find_link = lambda row, stage: engine.links.get(
-      channel_lib.Channel("activation", (row[stage], row[stage + 1]), (stage,))
-  )
+  channel = lambda row, stage: channel_lib.Channel("activation", row[stage : stage + 2], (stage,))
   for index, batch in microbatches:
     row, value = engine.owners[index % len(engine.owners)], None
     for stage, node in base.by_stage(row):
@@ -105,10 +103,11 @@ def evaluate(
         continue
       check()
       if stage and row[stage - 1] not in nodes:
-        value = find_link(row, stage - 1).receive()
+        like = engine.specs[stage].inputs
+        value = engine.links.receive(channel(row, stage - 1), like)
       value = nodes[node].evaluate(stage, value, batch)
       if stage + 1 < len(row) and row[stage + 1] not in nodes:
-        find_link(row, stage).send(value)
+        engine.links.send(channel(row, stage), value)
     if row[-1] in nodes:
       losses[index] = value
   return {i: np.asarray(loss, np.float64) for i, loss in losses.items()}

@@ -142,7 +142,7 @@ class Worker:
     """Compiles the programs of units for all roles, and the executor's for the present ones."""
     compile_ahead.compile_all(
         self.engine,
-        self._step.executor.jobs,
+        self._step.executor.jobs(self.engine.lines),
         tell=self._journal.count_compiled,
         evaluate=self._config.evaluate.every_steps > 0,
     )
@@ -335,7 +335,7 @@ class Worker:
       self._deaths.add(agreement, silent_secs, agreed_at_secs)
     known = {*state.damaged, *(d for s in statuses.values() for d in s.damaged)}
     state.damaged = tuple(sorted(known))
-    self.engine.links.drain(cohort.view.numbers | cohort.newest.numbers)
+    self.engine.links.drain()
     have_gone_back = agreement.rollbacks > state.rollbacks
     state.catch_up(agreement, commit=lambda: self._commit({}))
     if have_gone_back:  # The others have; this member missed it.

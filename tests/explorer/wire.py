@@ -10,7 +10,9 @@ import dataclasses
 import itertools
 import random
 
-from bamboo_jax.runtime.wire import frame as frame_lib, protocol as protocol_lib
+import numpy as np
+
+from bamboo_jax.runtime.wire import protocol as protocol_lib
 
 
 class ViolationError(Exception):
@@ -30,7 +32,9 @@ class Connection:
 
   is_heard: bool = False
   greeting: tuple[int, int] | None = None
-  frames: collections.deque[frame_lib.Frame] = dataclasses.field(default_factory=collections.deque)
+  frames: collections.deque[protocol_lib.Frame] = dataclasses.field(
+      default_factory=collections.deque
+  )
   is_broken: bool = False
 
 
@@ -93,7 +97,7 @@ class WireHistory:
   def send(self) -> None:
     """The sender adds a value."""
     value = next(self.values)
-    self.outbox.add("a", [value], size=1 + value % 3)
+    self.outbox.add("a", [np.full(1 + value % 3, value)])
     self.sent[self.outbox.attempt].append(value)
 
   def connect(self) -> None:
@@ -178,12 +182,12 @@ class WireHistory:
     if attempt > self.inbox.attempt:
       self.deliver(self.inbox.begin(attempt))
 
-  def deliver(self, frames: list[frame_lib.Frame]) -> None:
+  def deliver(self, frames: list[protocol_lib.Frame]) -> None:
     """Takes the values that the receiver delivers."""
     for frame in frames:
       _require(frame.attempt == self.inbox.attempt, "a value of another attempt")
       got, sent = self.got[frame.attempt], self.sent[frame.attempt]
-      got += frame.payload
+      got += [array[0] for array in frame.payload]
       _require(got == sent[: len(got)], f"sent {sent}, delivered {got}")
 
 
@@ -197,7 +201,7 @@ def explore(seed: int) -> None:
   try:
     history.run(history.rng.randint(20, 400))
     history.settle()
-  except frame_lib.ProtocolError as error:
+  except protocol_lib.ProtocolError as error:
     raise ViolationError(f"a good peer is rejected: {error}") from error
 
 

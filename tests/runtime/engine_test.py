@@ -191,7 +191,7 @@ class RematTest(parameterized.TestCase):
       engine = make_engine(2, 1, 1, remat=remat)
       run_step(engine, num_microbatches=1)
       grads[remat] = jax.tree.map(np.asarray, grads_of(engine))
-      saved = [programs.saved for _, programs in engine.nodes[0].units(0)]
+      saved = [programs.saved for _, programs in engine.nodes[0].units[0]]
       kept[remat] = sum(a.size * a.dtype.itemsize for s in saved for a in s.residuals)
     self.assertLess(kept["inputs"], kept["dots"])
     self.assertLess(kept["dots"], kept["full"])
@@ -217,9 +217,9 @@ class ResidualsTest(absltest.TestCase):
 
   def test_hold_no_parameters(self):
     for node in make_engine(2, 1, 1).nodes.values():
-      ((stage, spec),) = node.specs.items()
-      params = [layer.params for layer in spec.state.values()]
+      (units,) = node.units.values()
+      params = [layer.params for unit, _ in units for layer in unit.state.values()]
       large = {a.shape for a in jax.tree.leaves(params) if a.ndim > 1}
-      saved = [programs.saved for _, programs in node.units(stage)]
+      saved = [programs.saved for _, programs in units]
       kept = {a.shape for s in saved for a in s.residuals}
       self.assertEmpty(large & kept)

@@ -61,7 +61,7 @@ class LateClient:
   def __init__(self, agent, *, begun, **unused):
     self.num_notes = 0
     self.transport = begun.__self__.transport
-    other = transport_lib.Transport(1, run="r", endpoint=endpoints.UnixEndpoint())
+    other = transport_lib.Transport(1, run="r", endpoint=endpoints.listen_unix())
     other.set_addresses({0: begun().address})
     for transport in (other, self.transport):
       transport.begin(1)
@@ -94,7 +94,7 @@ class Transport:
     pass
 
   def open_waits(self):
-    return [transport_lib.OpenWait(3, "a", 0.0)]
+    return [3]
 
 
 class ClusterCohortTest(parameterized.TestCase):

@@ -238,14 +238,13 @@ class BrokenTest(parameterized.TestCase):
 
   def test_wrong_order_of_shares(self):
     trials = small.make_trials(2, 4, 1, num_shares=4)
-    case, add = small.make_case("1,0/1,4"), reduce._add_here
+    case, add = small.make_case("1,0/1,4"), reduce.add_here
     trials.run(case)
 
     def add_backwards(parts, device):
-      backwards = dict(zip(parts, reversed(parts.values()), strict=True))
-      return add(backwards, device)
+      return add(parts[::-1], device)
 
-    with mock.patch.object(reduce, "_add_here", add_backwards):
+    with mock.patch.object(reduce, "add_here", add_backwards):
       with self.assertRaises(trials_lib.TroubleError):
         trials.run(case)
 

@@ -16,20 +16,11 @@ import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.runtime import places
-from bamboo_jax.runtime.stage import spec as spec_lib
 
 Started = Sequence[jax.Array]
 
 # Odd, so that the order of arrays matters.
 _ARRAY_FACTOR = 0x9E3779B97F4A7C15  # 2**64 / golden ratio.
-
-
-def compile_for(unit: spec_lib.StageSpec, place: places.Place) -> None:
-  """Compiles the fingerprint programs of a unit's state in a place."""
-  where = places.of_state(place, unit.state, unit.model.name)
-  for like, sharding in zip(*map(jax.tree.leaves, (unit.state, where)), strict=True):
-    there = sharding.with_memory_kind("device")
-    add_up.lower(jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=there)).compile()
 
 
 def start(tree: base.PyTree) -> Started:

@@ -24,7 +24,8 @@ one device, and units take the devices in turn:
 With one share on each of D devices, a device sends 2 (D - 1) / D gradients.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+import functools
 import itertools
 
 import jax
@@ -37,75 +38,40 @@ from bamboo_jax.runtime.wire import ordered_sum
 from bamboo_jax.schedule import channel as channel_lib
 
 
-def compile_add(unit: spec_lib.StageSpec, device: jax.Device) -> None:
-  where = jax.sharding.SingleDeviceSharding(device)
-  put = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where)
-  like = jax.tree.map(put, unit.accumulator)
-  ordered_sum.add.lower([like, like]).compile()
-
-
-def compile_ties(engine: engine_lib.Engine, place: places.Place) -> None:
-  for group in engine.ties:
-    copy = group[0]
-    like = engine.units[copy.unit].accumulator.grads[copy.layer][copy.param]
-    named = {copy.param: np.zeros(like.shape, like.dtype)}
-    where = places.of_state(place, named, engine.specs[0].model.name)
-    zeros = jax.device_put(named, where)[copy.param]
-    ordered_sum.add([zeros] * len(group))  # The first call compiles.
-
-
 def tie(engine: engine_lib.Engine) -> None:
   """Sums the gradients of tied parameters, beside the accumulators."""
   tied: dict[store_lib.Sum, spec_lib.Accumulator] = {}
-  for row, shares in engine.lines:
-    for share, group in itertools.product(shares, engine.ties):
-      tied |= _tie_group(engine, group, row, share, tied)
-  engine.results.tied = tied
-
-
-def _tie_group(
-    engine: engine_lib.Engine,
-    group: Sequence[spec_lib.TiedCopy],
-    row: Sequence[base.NodeId],
-    share: base.ShareId,
-    tied: Mapping[store_lib.Sum, spec_lib.Accumulator],
-) -> dict[store_lib.Sum, spec_lib.Accumulator]:
-  """Returns the accumulators that change, by unit and share."""
-  nodes, held, parts = engine.nodes, {}, {}
-  for copy in group:
-    if (node := row[copy.stage]) in nodes:
+  nodes, links, model = engine.nodes, engine.links, engine.specs[0].model.name
+  every = (key for row, own in engine.lines for key in itertools.product([row], own, engine.ties))
+  for row, share, group in every:
+    holders, parts = sorted({row[copy.stage] for copy in group}), {}
+    here = [copy for copy in group if row[copy.stage] in nodes]
+    for copy in here:
       key = (copy.unit, share)
       # Another group may have changed it before.
-      held[key] = tied.get(key, nodes[node].store.accumulators[key])
-      parts[node, copy] = held[key].grads[copy.layer][copy.param]
-  # All nodes walk one order, so none waits in a circle.
-  for copy, source, destination in _transfers(group, row):
-    if nodes.keys() & {source, destination}:
-      link = engine.links.get(channel_lib.Channel("tie", (source, destination), copy))
+      tied.setdefault(key, nodes[row[copy.stage]].store.accumulators[key])
+      parts[row[copy.stage], copy] = tied[key].grads[copy.layer][copy.param]
+    # All nodes walk one order, so none waits in a circle.
+    for copy, to in itertools.product(group, holders):
+      source = row[copy.stage]
+      if source == to or not nodes.keys() & {source, to}:
+        continue
+      channel = channel_lib.Channel("tie", (source, to), copy)
+      find_target = lambda place, value, param=copy.param: (
+          places.of_state(place, {param: value}, model)[param]
+      )
       if source in nodes:
-        link.send(parts[source, copy])
-      if destination in nodes:
-        parts[destination, copy] = link.receive()
-  for copy in group:
-    if (node := row[copy.stage]) in nodes:
-      key = (copy.unit, share)
-      grads = [*held[key].grads]
-      total = ordered_sum.add([parts[node, c] for c in group])
+        links.send(channel, parts[source, copy], find_target)
+      if to in nodes:
+        like = engine.units[copy.unit].accumulator.grads[copy.layer][copy.param]
+        parts[to, copy] = links.receive(channel, like, find_target)
+    for copy in here:
+      held = tied[copy.unit, share]
+      grads = [*held.grads]
+      total = ordered_sum.add([parts[row[copy.stage], c] for c in group])
       grads[copy.layer] = {**grads[copy.layer], copy.param: total}
-      held[key] = held[key].replace(grads=tuple(grads))
-  return held
-
-
-def _transfers(
-    group: Sequence[spec_lib.TiedCopy], row: Sequence[base.NodeId]
-) -> list[tuple[spec_lib.TiedCopy, base.NodeId, base.NodeId]]:
-  """Returns source, destination and copy, in one order for all nodes."""
-  transfers = []
-  holders = sorted({row[copy.stage] for copy in group})
-  for copy in group:
-    source = row[copy.stage]
-    transfers += [(copy, source, to) for to in holders if to != source]
-  return transfers
+      tied[copy.unit, share] = held.replace(grads=tuple(grads))
+  engine.results.tied = tied
 
 
 def find_nodes(
@@ -126,67 +92,42 @@ def reduce(engine: engine_lib.Engine) -> None:
 
   The passes are over, so nodes drop their low-precision copies of weights.
   """
-  totals, tied = {}, engine.results.tied
-  for node in engine.nodes.values():
+  totals, tied, local = {}, engine.results.tied, engine.nodes
+  for node in local.values():
     node.store.copies.clear()
   shares = sorted(share for _, own in engine.lines for share in own)
   for stage, spec in base.by_stage(engine.specs):
     nodes = find_nodes(stage, engine.owners, engine.lines)
-    if engine.nodes.keys().isdisjoint(nodes):
-      continue
-    for index, unit in enumerate(spec.units):
-      parts = {}
-      # At the end of `nodes` there may be owners without a share.
-      for place, (share, holder) in enumerate(zip(shares, nodes, strict=False)):
-        if holder in engine.nodes:
+    here = dict.fromkeys(local[node].device for node in nodes if node in local)
+    for index, unit in enumerate(spec.units if here else ()):
+      parts = {}  # By index; at the end of `nodes` there may be owners without a share.
+      for i, (share, holder) in enumerate(zip(shares, nodes, strict=False)):
+        if holder in local:
           key = (unit.first, share)
-          parts[place] = tied.get(key) or engine.nodes[holder].store.accumulators[key]
-      totals[unit.first] = _add(engine, unit, index, nodes, parts)
+          parts[i] = tied.get(key) or local[holder].store.accumulators[key]
+      if engine.exchange is None or len({*nodes}) == 1:  # One node holds all shares.
+        devices = list(dict.fromkeys(engine.devices[node] for node in nodes))
+        total = add_here([*parts.values()], devices[index % len(devices)])
+      else:
+        total = ordered_sum.ordered_sum(
+            engine.exchange,
+            str(channel_lib.Channel("sum", nodes, (unit.first,))),
+            parts,
+            nodes=nodes,
+            num_shares=len(shares),
+            like=unit.accumulator,
+            device=jax.local_devices(backend="cpu")[0],
+        )
+      where = {place: places.of_state(place, total, unit.model.name) for place in here}
+      totals[unit.first] = {place: jax.device_put(total, to) for place, to in where.items()}
   engine.results.totals = totals
 
 
-def _add(
-    engine: engine_lib.Engine,
-    unit: spec_lib.StageSpec,
-    index: int,
-    nodes: tuple[base.NodeId, ...],
-    parts: Mapping[int, spec_lib.Accumulator],
-) -> dict[places.Place, spec_lib.Accumulator]:
-  """Returns the sum of a unit, by place.
-
-  `index` is that of the unit in its stage; `parts` are the local accumulators by
-  place in `nodes`.
-  """
-  if engine.exchange is None or len({*nodes}) == 1:  # One node holds all shares.
-    local: Sequence[base.NodeId] = nodes
-    devices = list(dict.fromkeys(engine.devices[n] for n in nodes))
-    total = _add_here(parts, devices[index % len(devices)])
-  else:
-    local = [*engine.nodes]  # With an exchange there is one.
-    num_computed = sum(len(own) for _, own in engine.lines)
-    program = ordered_sum.OrderedSum(
-        *(nodes[:num_computed], nodes[num_computed:]),
-        me=local[0],
-        like=unit.accumulator,
-        device=jax.local_devices(backend="cpu")[0],
-    )
-    channel = channel_lib.Channel("sum", nodes, (unit.first,))
-    total = program(engine.exchange, str(channel), parts)
-  totals = {}
-  for place in dict.fromkeys(engine.nodes[node].device for node in local):
-    where = places.of_state(place, total, unit.model.name)
-    totals[place] = jax.device_put(total, where)
-  return totals
-
-
-def _add_here(
-    parts: Mapping[int, spec_lib.Accumulator], device: jax.Device
-) -> spec_lib.Accumulator:
+def add_here(parts: Sequence[spec_lib.Accumulator], device: jax.Device) -> spec_lib.Accumulator:
   """Returns the sum of all shares of a unit, all of which are local."""
-  total, *others = (parts[place] for place in range(len(parts)))
-  for part in others:  # None is donated: they may be needed.
-    total = ordered_sum.add(jax.device_put([total, part], device))
-  return total
+  # None is donated: they may be needed.
+  add = lambda total, part: ordered_sum.add(jax.device_put([total, part], device))
+  return functools.reduce(add, parts)
 
 
 def owned_totals(engine: engine_lib.Engine) -> dict[engine_lib.UnitOnNode, spec_lib.Accumulator]:
@@ -213,8 +154,10 @@ def stage_norms(engine: engine_lib.Engine) -> dict[base.StageId, np.ndarray]:
   norms = {}
   for stage, spec in base.by_stage(engine.specs):
     if node := _local_owner(engine, stage):
-      totals = [(unit, engine.results.totals[unit.first][node.device]) for unit in spec.units]
-      norms[stage] = [node.norms(unit, total) for unit, total in totals]
+      find = lambda unit, place=node.device: engine.programs.get(unit, place).norms
+      norms[stage] = [
+          find(unit)(engine.results.totals[unit.first][node.device]) for unit in spec.units
+      ]
   return {
       stage: np.concatenate([np.asarray(n, np.float64) for n in parts])
       for stage, parts in norms.items()

@@ -15,7 +15,9 @@ commit. Frozen parameters never change, so they are not sent.
 A death before 4 leaves both with the state before the step.
 """
 
-from bamboo_jax.runtime import engine as engine_lib
+import functools
+
+from bamboo_jax.runtime import engine as engine_lib, places
 from bamboo_jax.runtime.phases import reduce
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import channel as channel_lib
@@ -33,20 +35,20 @@ def refresh(engine: engine_lib.Engine, scale: float) -> int:
       for (unit, number), total in (totals.items() if sends_state and any(engine.shadows) else ())
   }
   results.received, num_bytes = {}, 0
+  find_target = functools.partial(places.of_state, model=engine.specs[0].model.name)
   for owners, shadows in zip(engine.owners, engine.shadows, strict=True):
     for stage, shadow in sorted(shadows.items()):  # One order at all ends.
       owner = owners[stage]
-      if owner not in nodes and shadow not in nodes:
-        continue
-      for unit in engine.specs[stage].units:
-        link = engine.links.get(channel_lib.Channel("refresh", (owner, shadow), (unit.first,)))
+      for unit in engine.specs[stage].units if nodes.keys() & {owner, shadow} else ():
+        channel = channel_lib.Channel("refresh", (owner, shadow), (unit.first,))
+        trained = functools.partial(spec_lib.without_frozen, unit)
+        key = (unit.first, owner)
         if owner in nodes:
-          key = (unit.first, owner)
-          link.send(
-              spec_lib.without_frozen(unit, results.proposed[key]) if sends_state else totals[key]
-          )
+          value = trained(results.proposed[key]) if sends_state else totals[key]
+          engine.links.send(channel, value, find_target)
         if shadow in nodes:
-          value, key = link.receive(), (unit.first, shadow)
+          like = trained(spec_lib.take(unit, unit.state)) if sends_state else unit.accumulator
+          value, key = engine.links.receive(channel, like, find_target), (unit.first, shadow)
           num_bytes += spec_lib.nbytes(value)
           if sends_state:
             old = spec_lib.take(unit, nodes[shadow].state)

@@ -5,13 +5,15 @@ divided among its layers in the proportions of the estimate. An estimate runs an
 compiles nothing: it counts the products of traced programs, see `roofline`.
 """
 
+import collections
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import functools
 import itertools
 import operator
 import statistics
 import time
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,23 +23,11 @@ from bamboo_jax import base
 from bamboo_jax.plan import cost_model
 from bamboo_jax.runtime.profile import products, roofline as roofline_lib
 from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
-from bamboo_jax.runtime.wire import links as links_lib
 
-_Link = roofline_lib.LinkCost
 _Number = TypeVar("_Number", int, float)
-
-
-class _Costs(NamedTuple):
-  """Milliseconds of the programs of a layer or unit, and its memory."""
-
-  forward_ms: float
-  backward_ms: float
-  update_ms: float
-  norm_ms: float
-  redundant_ms: float
-  residual_bytes: int
-  working_bytes: int
-  copy_bytes: int
+_Costs = Sequence[cost_model.LayerCost]
+_WARMUP = 2  # Runs before those that count.
+_SMALL, _LARGE = 1 << 10, 1 << 22  # Elements of arrays that are sent and added.
 
 
 def measure(
@@ -60,18 +50,24 @@ def measure(
   token = jax.device_put(token, devices[0])
   idle = _median_ms(lambda: nothing(token), num_repeats)
   rates = roofline_lib.assume(devices[0].platform)
-  seen, layers = {}, []
-  for unit in spec.units:
-    if unit.kind not in seen:
-      costs = _time_unit(unit, batch, devices[0], num_repeats, idle)
-      seen[unit.kind] = _share_out(costs, _estimate_layers(unit, rates))
-    layers += _layer_costs(unit, seen[unit.kind])
-    on_progress(unit.last - spec.first, spec.last - spec.first)
+  add, to = jax.jit(operator.add), devices[min(1, len(devices) - 1)]
+
+  def find(unit: spec_lib.StageSpec) -> _Costs:
+    found = _time_unit(unit, batch, devices[0], num_repeats, idle)
+    return _share_out(_estimate_layers(unit, rates), **found)
+
+  def reduce(own: jax.Array, other: jax.Array) -> tuple[jax.Array, jax.Array]:
+    total = add(own, jax.device_put(other, devices[0]))  # As `phases.reduce`.
+    return total, jax.device_put(total, to)
+
+  send = lambda own, other: jax.device_put(own, to, may_alias=False)
+  link, sums = (_slope(run, (devices[0], to), num_repeats) for run in (send, reduce))
   return _make_profile(
       spec,
-      layers,
-      link=_time_link(devices, num_repeats),
-      reduce=_time_reduce(devices, num_repeats),
+      find,
+      on_progress,
+      link=link,
+      reduce=sums,
       dispatch_ms=idle,
       measured=True,
       fingerprint=fingerprint,
@@ -82,27 +78,24 @@ def estimate(
     spec: spec_lib.StageSpec, rates: roofline_lib.Roofline, *, fingerprint: dict[str, Any]
 ) -> cost_model.Profile:
   """Returns a profile from counts of operations and bytes of `spec`, the whole model."""
-  seen, layers = {}, []
-  for unit in spec.units:
-    if unit.kind not in seen:
-      programs = programs_lib.UnitPrograms(unit)
-      kept = _residual_bytes(programs)
-      # A backward pass may hold at once all that it recomputes of a unit, and the gradients.
-      whole = kept
-      if unit.remat != "full":
-        full = dataclasses.replace(unit, remat="full")
-        whole = _residual_bytes(programs_lib.UnitPrograms(full))
-      working = whole + spec_lib.nbytes(unit.accumulator.grads)
-      if unit.is_last:  # A forward pass has logits, maybe of a wider dtype.
-        forward = programs.trace("forward").jaxpr
-        working = max(working, products.largest_product(forward))
-      seen[unit.kind] = _with_memory(
-          _estimate_layers(unit, rates), residual_bytes=kept, working_bytes=working
-      )
-    layers += _layer_costs(unit, seen[unit.kind])
+
+  def find(unit: spec_lib.StageSpec) -> _Costs:
+    programs = programs_lib.UnitPrograms(unit)
+    kept = _residual_bytes(programs)
+    # A backward pass may hold at once all that it recomputes of a unit, and the gradients.
+    whole = kept
+    if unit.remat != "full":
+      full = dataclasses.replace(unit, remat="full")
+      whole = _residual_bytes(programs_lib.UnitPrograms(full))
+    working = whole + spec_lib.nbytes(unit.accumulator.grads)
+    if unit.is_last:  # A forward pass has logits, maybe of a wider dtype.
+      working = max(working, products.largest_product(programs.trace("forward").jaxpr))
+    layers = _estimate_layers(unit, rates)
+    return _share_out(layers, residual_bytes=kept, working_bytes=working)
+
   return _make_profile(
       spec,
-      layers,
+      find,
       link=rates.link,
       reduce=rates.link,
       dispatch_ms=0.0,
@@ -113,12 +106,21 @@ def estimate(
 
 def _make_profile(
     spec: spec_lib.StageSpec,
-    layers: Sequence[cost_model.LayerCost],
+    find: Callable[[spec_lib.StageSpec], _Costs],
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
     *,
-    link: _Link,
-    reduce: _Link,
+    link: roofline_lib.LinkCost,
+    reduce: roofline_lib.LinkCost,
     **more: Any,
 ) -> cost_model.Profile:
+  """Returns the profile of a model; `find` returns the costs of a unit's layers."""
+  kinds: dict[Any, _Costs] = {}
+  layers: list[cost_model.LayerCost] = []
+  for unit in spec.units:
+    if unit.kind not in kinds:
+      kinds[unit.kind] = find(unit)
+    layers += map(_at_pace, unit.single_layers, kinds[unit.kind])
+    on_progress(unit.last - spec.first, spec.last - spec.first)
   ties = []
   for layer in spec.layers:
     for tie in layer.trained_ties:
@@ -148,30 +150,16 @@ def fingerprint_of(spec: spec_lib.StageSpec, *, device: jax.Device) -> dict[str,
   }
 
 
-def _share_out(unit: _Costs, layers: Sequence[_Costs]) -> list[_Costs]:
-  """Returns the costs of a unit, divided in the proportions of `layers`."""
-  weights = zip(*layers, strict=True)
-  dealt = map(_deal, unit, weights)
-  return _with_memory(
-      [_Costs(*share) for share in zip(*dealt, strict=True)],
-      residual_bytes=unit.residual_bytes,
-      working_bytes=unit.working_bytes,
-  )
+def _share_out(layers: _Costs, *, working_bytes: int, **totals: Any) -> _Costs:
+  """Returns the costs of layers, which add up to the totals of their unit.
 
-
-def _with_memory(
-    layers: Sequence[_Costs], *, residual_bytes: int, working_bytes: int
-) -> list[_Costs]:
-  """Returns the costs of layers with the memory of their whole unit.
-
-  Residuals are divided; the working memory of its programs is set on every
-  layer.
+  These are divided in the proportions of the layers; the working memory of its
+  programs is set on every layer.
   """
-  dealt = _deal(residual_bytes, [layer.residual_bytes for layer in layers])
-  return [
-      layer._replace(residual_bytes=kept, working_bytes=working_bytes)
-      for layer, kept in zip(layers, dealt, strict=True)
-  ]
+  for name, whole in totals.items():
+    parts = _deal(whole, [getattr(layer, name) for layer in layers])
+    layers = [dataclasses.replace(l, **{name: p}) for l, p in zip(layers, parts, strict=True)]
+  return [dataclasses.replace(layer, working_bytes=working_bytes) for layer in layers]
 
 
 def _deal(whole: _Number, weights: Sequence[float]) -> list[_Number]:
@@ -182,27 +170,12 @@ def _deal(whole: _Number, weights: Sequence[float]) -> list[_Number]:
   return [last - first for first, last in itertools.pairwise(until)]
 
 
-def _layer_costs(unit: spec_lib.StageSpec, costs: Sequence[_Costs]) -> list[cost_model.LayerCost]:
-  if unit.is_last:
-    costs = [cost._replace(redundant_ms=0.0) for cost in costs]
-  return [
-      cost_model.LayerCost(
-          name=name,
-          **_at_pace(cost, layer)._asdict(),
-          parameter_bytes=spec_lib.nbytes(state.params),
-          frozen_bytes=spec_lib.nbytes(state.params) - spec_lib.nbytes(layer.accumulator.grads),
-          slot_bytes=spec_lib.nbytes(state.slots),
-          activation_bytes=spec_lib.nbytes(layer.outputs),
-      )
-      for layer, cost in zip(unit.single_layers, costs, strict=True)
-      for name, state in layer.state.items()
-  ]
-
-
-def _at_pace(cost: _Costs, layer: spec_lib.StageSpec) -> _Costs:
-  """Returns the costs of a layer, at least its pace."""
+def _at_pace(layer: spec_lib.StageSpec, cost: cost_model.LayerCost) -> cost_model.LayerCost:
+  """Returns the costs of a layer of this kind, at least its pace."""
   pace, redundant_ms = layer.pace, cost.redundant_ms
-  return cost._replace(
+  return dataclasses.replace(
+      cost,
+      name=layer.names[0],
       forward_ms=max(cost.forward_ms, pace.forward_ms),
       backward_ms=max(cost.backward_ms, pace.backward_ms),
       # 0: it is left out.
@@ -230,60 +203,75 @@ def _time_unit(
     device: jax.Device,
     num_repeats: int,
     idle: float,
-) -> _Costs:
+) -> dict[str, Any]:
+  """Returns times and sizes of a unit, by attribute of `LayerCost`."""
   programs = programs_lib.UnitPrograms(unit)
-  run = lambda name, *args: _timed(getattr(programs, name), *args)
+  times = collections.defaultdict[str, list[float]](list)
+
+  def run(name: str, *args: Any) -> Any:
+    ms, result = _timed(getattr(programs, name), *args)
+    times[name].append(ms)
+    return result
+
   layers = spec_lib.take(unit, spec_lib.init_layers(unit))
   layers = jax.device_put(layers, device, may_alias=False)
-  stats = tuple(layer.stats for layer in layers)
-  inputs = _random(unit.inputs, device)
-  batch = jax.device_put({k: batch[k] for k in unit.batch_keys}, device)
-  grad = _random(unit.outputs, device)
-  zero = jax.device_put(np.uint32(0), device)
-  scale = jax.device_put(np.float32(1), device)
-  token = jax.device_put(np.zeros((1,), np.int8), device)
-  _, total = run("zeros", token)
-  forward_ms, backward_ms, update_ms, norm_ms = [], [], [], []
-  for _ in range(num_repeats + 2):  # 2 to warm up.
-    cast_ms, params = _timed(programs.cast, tuple(layer.params for layer in layers))
-    args = (token, params, stats, inputs, batch, zero, zero, zero)
-    secs, (_, _, saved) = run("forward", *args)
-    forward_ms.append(secs)
-    args = (token, params, inputs, saved, grad, total)
-    secs, (_, _, total) = run("backward", *args)
-    backward_ms.append(secs)
-    secs, _ = run("norms", total)
-    norm_ms.append(secs)
-    trained = spec_lib.drop_frozen(unit, [layer.params for layer in layers])
-    slots = tuple(layer.slots for layer in layers)
-    secs, new = run("update", trained, slots, total, scale, scale)
-    layers = spec_lib.add_frozen(new, layers)
+  inputs, grad = _random(unit.inputs, device), _random(unit.outputs, device)
+  facts = ({k: batch[k] for k in unit.batch_keys}, *[np.uint32(0)] * 3)
+  facts, scale, token = jax.device_put((facts, np.float32(1), np.zeros((1,), np.int8)), device)
+  total = run("zeros", token)
+  for _ in range(_WARMUP + num_repeats):
+    params = run("cast", tuple(layer.params for layer in layers))
     stats = tuple(layer.stats for layer in layers)
-    update_ms.append(secs + cast_ms)
+    _, _, saved = run("forward", token, params, stats, inputs, *facts)
+    _, _, total = run("backward", token, params, inputs, saved, grad, total)
+    run("norms", total)
+    trained = spec_lib.drop_frozen(unit, [layer.params for layer in layers])
+    new = run("update", trained, tuple(layer.slots for layer in layers), total, scale, scale)
+    layers = spec_lib.add_frozen(new, layers)
   # Each alone: cached leftovers would slow the other passes down.
-  params = programs.cast(tuple(layer.params for layer in layers))
-  args = (token, params, stats, inputs, batch, zero, zero, zero)
-  redundant_ms = [run("redundant", *args)[0] for _ in range(num_repeats + 2)]
-  times = (forward_ms, backward_ms, update_ms, norm_ms, redundant_ms)
-  medians = [max(0.0, statistics.median(ms[2:]) - idle) for ms in times]
+  params, stats = programs.cast(tuple(l.params for l in layers)), tuple(l.stats for l in layers)
+  for _ in range(_WARMUP + num_repeats):
+    run("redundant", token, params, stats, inputs, *facts)
+  times["update"] = [*map(operator.add, times["update"], times["cast"])]
+  median = lambda name: max(0.0, statistics.median(times[name][_WARMUP:]) - idle)
   compiled = [programs.compile(name, device) for name in ("forward", "backward")]
   analyses = [program and program.memory_analysis() for program in compiled]
-  working_bytes = max(int(a.temp_size_in_bytes) if a else 0 for a in analyses)
-  kept, copied = _residual_bytes(programs), programs.copy_bytes
-  return _Costs._make((*medians, kept, working_bytes, copied))
+  return dict(
+      forward_ms=median("forward"),
+      backward_ms=median("backward"),
+      update_ms=median("update"),
+      norm_ms=median("norms"),
+      redundant_ms=0.0 if unit.is_last else median("redundant"),
+      residual_bytes=_residual_bytes(programs),
+      working_bytes=max(int(a.temp_size_in_bytes) if a else 0 for a in analyses),
+      copy_bytes=programs.copy_bytes,
+  )
 
 
-def _estimate_layers(unit: spec_lib.StageSpec, rates: roofline_lib.Roofline) -> list[_Costs]:
+def _estimate_layers(unit: spec_lib.StageSpec, rates: roofline_lib.Roofline) -> _Costs:
   """Returns the costs of the layers of a unit, each compiled alone."""
   costs = []
   for layer in unit.single_layers:
-    programs = programs_lib.UnitPrograms(layer)
-    names = ("forward", "backward", "update", "norms")
-    times = [rates.pass_ms(programs, name) for name in names]
-    kept = _residual_bytes(programs)
-    redundant_ms = times[0] + kept / rates.host_bytes_per_ms
-    given = (*times, redundant_ms, kept, 0, programs.copy_bytes)
-    costs.append(_Costs._make(given))
+    programs, (state,) = programs_lib.UnitPrograms(layer), layer.state.values()
+    forward_ms, kept = rates.pass_ms(programs, "forward"), _residual_bytes(programs)
+    copied_ms = kept / rates.host_bytes_per_ms
+    param_bytes = spec_lib.nbytes(state.params)
+    costs.append(
+        cost_model.LayerCost(
+            name=layer.names[0],
+            forward_ms=forward_ms,
+            backward_ms=rates.pass_ms(programs, "backward"),
+            update_ms=rates.pass_ms(programs, "update"),
+            norm_ms=rates.pass_ms(programs, "norms"),
+            redundant_ms=0.0 if unit.is_last else forward_ms + copied_ms,
+            residual_bytes=kept,
+            copy_bytes=programs.copy_bytes,
+            parameter_bytes=param_bytes,
+            frozen_bytes=param_bytes - spec_lib.nbytes(layer.accumulator.grads),
+            slot_bytes=spec_lib.nbytes(state.slots),
+            activation_bytes=spec_lib.nbytes(layer.outputs),
+        )
+    )
   return costs
 
 
@@ -295,49 +283,19 @@ def _timed(function: Callable[..., Any], *args: Any) -> tuple[float, Any]:
 
 
 def _median_ms(function: Callable[[], Any], num_repeats: int) -> float:
-  times = [_timed(function)[0] for _ in range(num_repeats + 2)]
-  return statistics.median(times[2:])
+  times = [_timed(function)[0] for _ in range(_WARMUP + num_repeats)]
+  return statistics.median(times[_WARMUP:])
 
 
-_SMALL, _LARGE = 1 << 10, 1 << 22  # Elements.
-
-
-def _slope(time_of: Callable[[int], float]) -> _Link:
-  """Returns latency and rate from the times of two sizes of arrays."""
-  small_ms, large_ms = time_of(_SMALL), time_of(_LARGE)
+def _slope(
+    run: Callable[..., Any], devices: Sequence[jax.Device], num_repeats: int
+) -> roofline_lib.LinkCost:
+  """Returns latency and rate from the times of two sizes of arrays, one on each device."""
+  times_ms = []
+  for size in (_SMALL, _LARGE):
+    like = jax.ShapeDtypeStruct((size,), np.float32)
+    arrays = [_random(like, device) for device in devices]
+    times_ms.append(_median_ms(functools.partial(run, *arrays), num_repeats))
+  small_ms, large_ms = times_ms
   extra_ms = max(large_ms - small_ms, 1e-6)  # At least 1 ns: noise.
-  return _Link(small_ms, 4 * (_LARGE - _SMALL) / extra_ms)
-
-
-def _time_link(devices: Sequence[jax.Device], num_repeats: int) -> _Link:
-  source, destination = devices[0], devices[min(1, len(devices) - 1)]
-
-  def time_of(size: int) -> float:
-    like = jax.ShapeDtypeStruct((size,), np.float32)
-    link = links_lib.LocalLink(destination)
-    value = _random(like, source)
-
-    def transfer() -> jax.Array:
-      link.send(value)
-      return link.receive()
-
-    return _median_ms(transfer, num_repeats)
-
-  return _slope(time_of)
-
-
-def _time_reduce(devices: Sequence[jax.Device], num_repeats: int) -> _Link:
-  holders = (devices[0], devices[min(1, len(devices) - 1)])
-  add = jax.jit(operator.add)
-
-  def time_of(size: int) -> float:
-    like = jax.ShapeDtypeStruct((size,), np.float32)
-    own, other = (_random(like, device) for device in holders)
-
-    def reduce() -> tuple[jax.Array, jax.Array]:  # As `phases.reduce`.
-      total = add(own, jax.device_put(other, holders[0]))
-      return total, jax.device_put(total, holders[1])
-
-    return _median_ms(reduce, num_repeats)
-
-  return _slope(time_of)
+  return roofline_lib.LinkCost(small_ms, 4 * (_LARGE - _SMALL) / extra_ms)

@@ -219,12 +219,12 @@ class SpmdEngine:
     """Moves arrays of the step between stores."""
     for number, i in moves:
       if node := self._rows.nodes.get(number):
-        key, link = (i.stage, i.microbatch), node.find_link(i)
+        key, channel = (i.stage, i.microbatch), node.find_channel(i)
         arrays = node.store.activations if i.transfer(number).kind == "A" else node.store.grads
         if i.is_send:
-          link.send(arrays[key])
+          node.links.send(channel, arrays[key])
         else:
-          arrays[key] = link.receive()
+          arrays[key] = node.links.receive(channel, node.stages[i.stage].outputs)
 
   @property
   def is_done(self) -> bool:

@@ -16,7 +16,7 @@ import socket
 import ssl
 import struct
 import tempfile
-from typing import Any, Protocol
+from typing import Any
 
 from bamboo_jax.net import addresses, identity as identity_lib
 
@@ -30,6 +30,7 @@ _CREDENTIALS = struct.Struct("3i")  # Process, user and group.
 
 
 Buffer = Any  # Bytes, a view of some, or an array of numpy.
+Tls = tuple[identity_lib.Identity, float]  # And after how many silent seconds a peer is lost.
 
 
 class Wire:
@@ -82,7 +83,7 @@ class Wire:
     self._socket.close()
 
 
-class Endpoint(Protocol):
+class Endpoint:
   """The listening socket of a node; also dials other nodes.
 
   Attributes:
@@ -90,8 +91,12 @@ class Endpoint(Protocol):
     listener: Accepts connections; raises `OSError` once it is closed.
   """
 
-  address: str
-  listener: socket.socket
+  def __init__(
+      self, listener: socket.socket, address: str, identity: Tls | None = None, number: int = -1
+  ) -> None:
+    """Takes a socket that listens; `number` is the path of a Unix socket."""
+    self.listener, self.address = listener, address
+    self._tls, self._number = identity, number
 
   def secure(self, connection: socket.socket, *, is_server: bool) -> Wire:
     """Authenticates the other end of a connection, and returns it.
@@ -99,79 +104,18 @@ class Endpoint(Protocol):
     Blocks for at most the timeout of the connection, which stays; raises
     `OSError` if the other end does not belong to the run.
     """
-
-  def dial(self, address: str, timeout_secs: float) -> Wire:
-    """Returns a secure connection to an address, with a timeout; raises `OSError`."""
-
-  def close(self) -> None:
-    """Stops listening."""
-
-
-class UnixEndpoint:
-  """Listens on a Unix socket without a name."""
-
-  def __init__(self) -> None:
-    self.listener = socket.socket(socket.AF_UNIX)
-    # Until its name is removed it is in a directory that only this user may enter;
-    # afterwards only processes of this user can open its path. Raises `OSError` if
-    # the directory for temporary files does not support sockets.
-    with tempfile.TemporaryDirectory() as path:  # Its mode is 0700.
-      folder = os.open(path, os.O_PATH)
-      try:  # By the number of the folder: names of sockets have 107 bytes.
-        name = f"/proc/self/fd/{folder}/socket"
-        self.listener.bind(name)
-        self._number = os.open(name, os.O_PATH)
-      finally:
-        os.close(folder)
-    self.listener.listen(_BACKLOG)
-    self.address = f"{_UNIX}/proc/{os.getpid()}/fd/{self._number}"
-
-  def secure(self, connection: socket.socket, *, is_server: bool) -> Wire:
-    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _, user, _ = _CREDENTIALS.unpack(found)
-    if user not in (os.getuid(), 0):
-      raise ConnectionError(f"user {user} is not that of this run")
-    return Wire(connection)
-
-  def dial(self, address: str, timeout_secs: float) -> Wire:
-    return _dial(self, socket.AF_UNIX, address.removeprefix(_UNIX), timeout_secs)
-
-  def close(self) -> None:
-    # Once: the number may be reused afterwards.
-    if self.listener.fileno() >= 0:
-      _close(self.listener)
-      os.close(self._number)
-
-
-class TlsEndpoint:
-  """Listens on a free port of `host`, an address of IPv4 or IPv6.
-
-  Raises `OSError` if it cannot.
-  """
-
-  def __init__(self, host: str, identity: identity_lib.Identity, *, silence_secs: float) -> None:
-    """A connection is lost if the other host is silent for `silence_secs`."""
-    self._identity, self._silence_ms = identity, round(1e3 * silence_secs)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-      self.listener = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
-    except OSError as error:
-      raise OSError(
-          f"The worker cannot listen at {host}: {error.strerror}. Give an "
-          "address of this machine with --host; ports that programs may take "
-          "are those of net.ipv4.ip_local_port_range."
-      ) from error
-    self.listener.setsockopt(*_SEGMENTS)  # Accepted sockets inherit that.
-    port = self.listener.getsockname()[1]
-    self.address = addresses.render(host, port)
-
-  def secure(self, connection: socket.socket, *, is_server: bool) -> Wire:
-    context = self._identity.server if is_server else self._identity.client
+    if self._tls is None:
+      _, user = _find_caller(connection)
+      if user not in (os.getuid(), 0):
+        raise ConnectionError(f"user {user} is not that of this run")
+      return Wire(connection)
+    identity, silence_secs = self._tls
+    context = identity.server if is_server else identity.client
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
         (socket.TCP_NODELAY, 1),
         # Counts while bytes are not acknowledged, or probes are not answered.
-        (socket.TCP_USER_TIMEOUT, self._silence_ms),
+        (socket.TCP_USER_TIMEOUT, round(1e3 * silence_secs)),
         (socket.TCP_KEEPIDLE, 1),  # Seconds without bytes before a probe,
         (socket.TCP_KEEPINTVL, 1),  # and between probes.
     ):
@@ -184,41 +128,102 @@ class TlsEndpoint:
           f"({error.reason or error}): start all nodes with one --secret"
       ) from error
     try:
-      self._identity.check(wrapped, "worker")
+      identity.check(wrapped, "worker")
     except BaseException:
       wrapped.close()
       raise
     return Wire(wrapped)
 
   def dial(self, address: str, timeout_secs: float) -> Wire:
+    """Returns a secure connection to an address, with a timeout; raises `OSError`."""
     host, _, port = address.rpartition(":")
     family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
-    return _dial(self, family, (host.strip("[]"), int(port)), timeout_secs)
+    connection = socket.socket(family if self._tls else socket.AF_UNIX)
+    try:
+      connection.settimeout(timeout_secs)
+      if self._tls:
+        connection.setsockopt(*_SEGMENTS)
+        connection.connect((host.strip("[]"), int(port)))
+      else:
+        connection.connect(address.removeprefix(_UNIX))
+      return self.secure(connection, is_server=False)
+    except BaseException:
+      connection.close()
+      raise
 
   def close(self) -> None:
-    _close(self.listener)
+    """Stops listening, also for a thread that waits in `accept`."""
+    with contextlib.suppress(OSError):
+      self.listener.shutdown(socket.SHUT_RDWR)
+    self.listener.close()
+    if self._number >= 0:  # Once: the number may be reused afterwards.
+      os.close(self._number)
+      self._number = -1
 
 
 def listen(host: str, identity: identity_lib.Identity, *, silence_secs: float) -> Endpoint:
   """Listens for other workers: on a loopback `host` on a Unix socket.
 
   `host` is a name or an address; raises `OSError` if it is not of this machine.
-  For `silence_secs` see `TlsEndpoint`; the kernel tells if a process has ended.
+  For `silence_secs` see `listen_tls`; the kernel tells if a process has ended.
   """
   address = addresses.find(host, 0).parts[0]
   if ipaddress.ip_address(address).is_loopback:
-    return UnixEndpoint()
-  return TlsEndpoint(address, identity, silence_secs=silence_secs)
+    return listen_unix()
+  return listen_tls(address, identity, silence_secs=silence_secs)
+
+
+def listen_unix() -> Endpoint:
+  """Listens on a Unix socket without a name."""
+  listener = socket.socket(socket.AF_UNIX)
+  # Until its name is removed it is in a directory that only this user may enter;
+  # afterwards only processes of this user can open its path. Raises `OSError` if
+  # the directory for temporary files does not support sockets.
+  with tempfile.TemporaryDirectory() as path:  # Its mode is 0700.
+    folder = os.open(path, os.O_PATH)
+    try:  # By the number of the folder: names of sockets have 107 bytes.
+      name = f"/proc/self/fd/{folder}/socket"
+      listener.bind(name)
+      number = os.open(name, os.O_PATH)
+    finally:
+      os.close(folder)
+  listener.listen(_BACKLOG)
+  return Endpoint(listener, f"{_UNIX}/proc/{os.getpid()}/fd/{number}", number=number)
+
+
+def listen_tls(host: str, identity: identity_lib.Identity, *, silence_secs: float) -> Endpoint:
+  """Listens on a free port of `host`, an address of IPv4 or IPv6.
+
+  A connection is lost if the other host is silent for `silence_secs`. Raises
+  `OSError` if it cannot listen.
+  """
+  family = socket.AF_INET6 if ":" in host else socket.AF_INET
+  try:
+    listener = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
+  except OSError as error:
+    raise OSError(
+        f"The worker cannot listen at {host}: {error.strerror}. Give an "
+        "address of this machine with --host; ports that programs may take "
+        "are those of net.ipv4.ip_local_port_range."
+    ) from error
+  listener.setsockopt(*_SEGMENTS)  # Accepted sockets inherit that.
+  address = addresses.render(host, listener.getsockname()[1])
+  return Endpoint(listener, address, (identity, silence_secs))
 
 
 def name_caller(connection: socket.socket) -> str:
   """Returns where a connection that was accepted comes from."""
   if connection.family == socket.AF_UNIX:
-    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    process, user, _ = _CREDENTIALS.unpack(found)
-    return f"process {process} of user {user}"
+    return "process {} of user {}".format(*_find_caller(connection))
   host, port, *_ = connection.getpeername()
   return f"{host}:{port}"
+
+
+def _find_caller(connection: socket.socket) -> tuple[int, int]:
+  """Returns process and user at the other end of a Unix socket."""
+  found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+  process, user, _ = _CREDENTIALS.unpack(found)
+  return process, user
 
 
 def explain(error: OSError) -> str:
@@ -232,25 +237,3 @@ def explain(error: OSError) -> str:
           "silently: nodes must reach all TCP ports of each other"
       )
   return str(error) or type(error).__name__
-
-
-def _dial(
-    endpoint: Endpoint, family: int, address: str | tuple[str, int], timeout_secs: float
-) -> Wire:
-  connection = socket.socket(family)
-  try:
-    if family != socket.AF_UNIX:
-      connection.setsockopt(*_SEGMENTS)
-    connection.settimeout(timeout_secs)
-    connection.connect(address)
-    return endpoint.secure(connection, is_server=False)
-  except BaseException:
-    connection.close()
-    raise
-
-
-def _close(listener: socket.socket) -> None:
-  """Closes a listener, also for a thread that waits in `accept`."""
-  with contextlib.suppress(OSError):
-    listener.shutdown(socket.SHUT_RDWR)
-  listener.close()

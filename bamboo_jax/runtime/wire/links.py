@@ -1,179 +1,96 @@
-"""Links: how an array gets from one node to another.
+"""Links: how an array gets from one node to another, by channel.
 
-A link carries values of one shape in one direction, in order. Within a process
-an array is copied from device to device; to another process it travels over the
-transport. `Links` has all links of this process, by channel.
+Within a process an array is copied from device to device; to another process it
+travels over the transport. In both, the values of a channel arrive in order.
 """
 
 import collections
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable
 import dataclasses
-from typing import Protocol
 
 import jax
 
 from bamboo_jax import base
 from bamboo_jax.runtime import places
-from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import transport as transport_lib
-from bamboo_jax.schedule import channel as channel_lib, instruction as instruction_lib
+from bamboo_jax.schedule import channel as channel_lib
 
-Op = instruction_lib.Op
-
-
-class Link(Protocol):
-  """One direction between two nodes; values arrive in order."""
-
-  def send(self, value: base.PyTree) -> None:
-    """Sends a value, arrays on the source; returns before it has arrived."""
-
-  def receive(self) -> base.PyTree:
-    """Returns the next value, arrays on the destination."""
-
-  def drop(self) -> None:
-    """Drops values that were sent and not received."""
+# Returns the shardings of a value on the node that receives it.
+FindTarget = Callable[[places.Place, base.PyTree], base.PyTree]
+_Queue = collections.deque[base.PyTree]
 
 
-class LocalLink:
-  """A link between two devices of this process, or from a device to itself.
+@dataclasses.dataclass(frozen=True)
+class Links:
+  """All links of this process.
 
-  Nothing blocks: the copy starts when the value is ready, and cannot fail.
+  Attributes:
+    exchange: None if all nodes are in this process; with one, a single node is.
+    find_place: Returns where a local node computes.
   """
 
-  def __init__(self, to: base.PyTree) -> None:
-    """Makes a link to a device, or to shardings as a value has leaves."""
-    self._to = to
-    self._values = collections.deque[base.PyTree]()
+  exchange: transport_lib.Transport | None
+  find_place: Callable[[base.NodeId], places.Place | None]
+  _local: dict[channel_lib.Channel, _Queue] = dataclasses.field(
+      init=False, default_factory=lambda: collections.defaultdict(collections.deque)
+  )
 
-  def send(self, value: base.PyTree) -> None:
-    """See `Link`; the arrays are read, not donated."""
-    # Either end may be told to delete its arrays.
-    self._values.append(jax.device_put(value, self._to, may_alias=False))
+  def find_remote(self, channel: channel_lib.Channel) -> transport_lib.Transport | None:
+    """Returns the transport of a channel; None if both ends are in this process."""
+    source, destination = channel.nodes
+    return None if source == destination else self.exchange
 
-  def receive(self) -> base.PyTree:
-    return self._values.popleft()  # In one process the send came first.
-
-  def drop(self) -> None:
-    self._values.clear()
-
-
-class SocketLink:
-  """The local end of a link to a node of another process.
-
-  A value that was sent must be neither donated nor changed before the next
-  attempt begins: it may have to be sent again.
-  """
-
-  def __init__(
+  def send(
       self,
-      exchange: transport_lib.Transport,
       channel: channel_lib.Channel,
-      *,
-      like: base.PyTree,
-      to: base.PyTree,
+      value: base.PyTree,
+      find_target: FindTarget = places.of_data,
   ) -> None:
-    """`to` is the device, or shardings, of values that are received here."""
-    self._exchange, self._to = exchange, to
-    self._source, self._destination = channel.nodes
-    self._name = str(channel)
-    self._shapes, self._structure = jax.tree.flatten(like)
+    """Sends arrays on the source; returns before they have arrived.
 
-  def send(self, value: base.PyTree) -> None:
-    """See `Link`; the arrays need not be computed yet."""
-    self._exchange.send(self._destination, self._name, jax.tree.leaves(value))
+    They need not be computed yet. To another process they must be neither donated
+    nor changed before the next attempt begins: they may have to be sent again.
+    """
+    if exchange := self.find_remote(channel):
+      exchange.send(channel.nodes[1], str(channel), jax.tree.leaves(value))
+      return
+    place = self.find_place(channel.nodes[1])
+    assert place is not None, channel
+    # Not an alias: either end may be told to delete its arrays. The copy starts when
+    # the value is ready, and cannot fail.
+    copy = jax.device_put(value, find_target(place, value), may_alias=False)
+    self._local[channel].append(copy)
 
-  def receive(self) -> base.PyTree:
-    """See `Link`; blocks until the value has arrived.
+  def receive(
+      self,
+      channel: channel_lib.Channel,
+      like: base.PyTree,
+      find_target: FindTarget = places.of_data,
+  ) -> base.PyTree:
+    """Returns the next value, arrays on the destination, with the shapes `like`.
 
-    Raises:
+    Blocks until a value of another process has arrived. Raises:
       base.PeerRemovedError, base.AttemptOverError: It can no longer arrive.
     """
-    arrays = self._exchange.receive(self._source, self._name)
-    found, wanted = ([(a.shape, a.dtype) for a in each] for each in (arrays, self._shapes))
-    assert found == wanted, (self._name, found, wanted)
-    return jax.device_put(jax.tree.unflatten(self._structure, arrays), self._to)
+    exchange = self.find_remote(channel)
+    if exchange is None:  # In one process the send came first.
+      return self._local[channel].popleft()
+    arrays = exchange.receive(channel.nodes[0], str(channel))
+    shapes, structure = jax.tree.flatten(like)
+    found, wanted = ([(a.shape, a.dtype) for a in each] for each in (arrays, shapes))
+    assert found == wanted, (channel, found, wanted)
+    value, place = jax.tree.unflatten(structure, arrays), self.find_place(channel.nodes[1])
+    assert place is not None, channel
+    return jax.device_put(value, find_target(place, value))
 
-  def wait(self, secs: float) -> bool:
-    """Waits for a value, at most `secs`; returns whether it has arrived.
+  def wait(self, channel: channel_lib.Channel, secs: float) -> bool:
+    """Waits for a value of another process, at most `secs`; returns whether it is there.
 
     Raises as `receive`.
     """
-    return self._exchange.wait(self._source, self._name, secs)
+    exchange = self.find_remote(channel)
+    return exchange is None or exchange.wait(channel.nodes[0], str(channel), secs)
 
-  def drop(self) -> None:
-    """See `Link`; nothing, as the next attempt of the transport drops them."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Links:
-  """Links between nodes, made when they are first needed.
-
-  Without `exchange` all nodes are in this process; with one, a single node is.
-  """
-
-  specs: Sequence[spec_lib.StageSpec]
-  units: Mapping[int, spec_lib.StageSpec]  # By first layer.
-  refresh: str
-  exchange: transport_lib.Transport | None
-  find_compute: Callable[[base.NodeId], places.Place | None]
-  _links: dict[channel_lib.Channel, Link] = dataclasses.field(init=False, default_factory=dict)
-
-  def get(self, channel: channel_lib.Channel) -> Link:
-    """Returns the link of a channel, the same one in all threads."""
-    if link := self._links.get(channel):
-      return link
-    source, destination = channel.nodes
-    place, like = self.find_compute(destination), self._shapes(channel)
-    to = None if place is None else self._find_target(channel, place, like)
-    made: Link
-    if self.exchange is None or source == destination:
-      made = LocalLink(to)
-    else:
-      made = SocketLink(self.exchange, channel, like=like, to=to)
-    # Another thread may have been faster.
-    return self._links.setdefault(channel, made)
-
-  def find(self, node: base.NodeId, instruction: instruction_lib.Instruction) -> Link:
-    """Returns the link that `node` uses for a transfer."""
-    assert instruction.peer is not None, instruction
-    ends = (node, instruction.peer)
-    is_grad = instruction.op in (Op.SEND_GRAD, Op.RECV_GRAD)
-    return self.get(
-        channel_lib.Channel(
-            "grad" if is_grad else "activation",
-            ends if instruction.is_send else ends[::-1],
-            (instruction.stage,),
-        )
-    )
-
-  def drain(self, alive: Collection[base.NodeId]) -> None:
-    """Drops values sent but not received, and all links with dead nodes."""
-    for channel, link in list(self._links.items()):
-      link.drop()
-      if not set(alive).issuperset(channel.nodes):
-        del self._links[channel]
-
-  def _find_target(
-      self, channel: channel_lib.Channel, place: places.Place, like: base.PyTree
-  ) -> base.PyTree:
-    model = self.specs[0].model.name
-    match channel.kind:
-      case "refresh":
-        return places.of_state(place, like, model)
-      case "tie":
-        param = channel.key[-1]
-        return places.of_state(place, {param: like}, model)[param]
-    return places.of_data(place, like)
-
-  def _shapes(self, channel: channel_lib.Channel) -> base.PyTree:
-    match channel.kind, channel.key:
-      case "activation" | "grad", (int(stage),):
-        return self.specs[stage].outputs
-      case "refresh", (int(first),):
-        unit = self.units[first]
-        if self.refresh != "state":
-          return unit.accumulator
-        return spec_lib.without_frozen(unit, spec_lib.take(unit, unit.state))
-      case "tie", (_, int(first), int(layer), param):
-        return self.units[first].accumulator.grads[layer][param]
-    raise AssertionError(channel)
+  def drain(self) -> None:
+    """Drops values that were sent and not received; a new attempt drops those of sockets."""
+    self._local.clear()

@@ -17,114 +17,85 @@ nodes that hold a share each, a node sends 2 (D - 1) / D gradients.
 
 from collections.abc import Mapping, Sequence
 import functools
+import itertools
 import operator
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.runtime.wire import frame as frame_lib, transport as transport_lib
+from bamboo_jax.runtime.wire import protocol as protocol_lib, transport as transport_lib
 
 _PIECE = 1 << 18  # Elements of a piece at most.
 
 
-class OrderedSum:
-  """The sum of equal accumulators over all shares, in a fixed order."""
+def ordered_sum(
+    exchange: transport_lib.Transport,
+    channel: str,
+    held: Mapping[int, base.PyTree],
+    *,
+    nodes: Sequence[base.NodeId],
+    num_shares: int,
+    like: base.PyTree,
+    device: jax.Device,
+) -> base.PyTree:
+  """Returns the sum of equal accumulators as arrays of numpy; all nodes must call it.
 
-  def __init__(
-      self,
-      holders: Sequence[base.NodeId],
-      others: Sequence[base.NodeId] = (),
-      *,
-      me: base.NodeId,
-      like: base.PyTree,
-      device: jax.Device,
-  ) -> None:
-    """Compiles nothing.
+  Args:
+    channel: Names the sum, the same at all nodes.
+    held: The accumulators of the shares of this node, by index.
+    nodes: The node of each share, in order of the shares; then nodes that need
+      the sum and hold no share.
+    like: Shapes of an accumulator, float32.
+    device: Of the CPU backend. XLA flushes denormal numbers there, which numpy
+      does not, so it must add.
+  """
+  holders, all_nodes = nodes[:num_shares], [*dict.fromkeys(nodes)]
+  shapes, structure = jax.tree.flatten(like)
+  ends = [*itertools.accumulate((a.size for a in shapes), initial=0)]
+  bounds = cut(ends[-1], len(all_nodes))
+  own_pieces = {node: pieces(*bounds[i : i + 2]) for i, node in enumerate(all_nodes)}
+  me = all_nodes.index(exchange.me)
+  # Each node begins with another, so that none is sent all at once.
+  others = [*all_nodes[me + 1 :], *all_nodes[:me]]
 
-    Args:
-      holders: The node of each share, in order of the shares.
-      others: Nodes that need the sum and hold no share.
-      like: Shapes of an accumulator, float32.
-      device: Of the CPU backend. XLA flushes denormal numbers there, which
-        numpy does not, so it must add.
-    """
-    self._holders, self.me, self._device = tuple(holders), me, device
-    self._nodes = tuple(dict.fromkeys((*holders, *others)))
-    self._like, self._structure = jax.tree.flatten(like)
-    bounds = cut(sum(a.size for a in self._like), len(self._nodes))
-    self._pieces = {node: pieces(*bounds[i : i + 2]) for i, node in enumerate(self._nodes)}
+  def flatten(tree: base.PyTree) -> np.ndarray:
+    flat = make_flat()  # Without a leaf, of a unit that is frozen, it is empty.
+    leaves = [np.asarray(leaf).reshape(-1) for leaf in jax.tree.leaves(tree)]
+    return np.concatenate([flat[:0], *leaves], out=flat)
 
-  def __call__(
-      self, exchange: transport_lib.Transport, channel: str, held: Mapping[int, base.PyTree]
-  ) -> base.PyTree:
-    """Returns the sum as arrays of numpy; all nodes must call it.
+  make_flat = lambda: protocol_lib.empty(4 * ends[-1]).view(np.float32)
+  own, total = {i: flatten(held[i]) for i in sorted(held)}, make_flat()
+  rounds = range(max(map(len, own_pieces.values())))
+  for place in rounds if own else ():  # Nodes without a share only receive.
+    for node in others:
+      for piece in own_pieces[node][place : place + 1]:
+        # In order of the shares, as the receiver takes them.
+        exchange.send(node, f"{channel} terms", [flat[piece] for flat in own.values()])
+  for piece in own_pieces[exchange.me]:
+    got = {
+        node: iter(exchange.receive(node, f"{channel} terms")) for node in others if node in holders
+    }
+    terms = [own[i][piece] if i in own else next(got[n]) for i, n in enumerate(holders)]
+    total[piece] = _add(terms, device)
+    for node in others:
+      # Sent in place: each piece of `total` is written once.
+      exchange.send(node, f"{channel} sums", [total[piece]])
+  for place in rounds:
+    for node in others:
+      for piece in own_pieces[node][place : place + 1]:
+        (total[piece],) = exchange.receive(node, f"{channel} sums")
+  parts = map(slice, ends[:-1], ends[1:])
+  leaves = [total[part].reshape(a.shape) for part, a in zip(parts, shapes, strict=True)]
+  return jax.tree.unflatten(structure, leaves)
 
-    Args:
-      channel: Names the sum, the same at all nodes.
-      held: The accumulators of the shares of this node, by index.
-    """
-    me = self._nodes.index(self.me)
-    # Each node begins with another, so that none is sent all at once.
-    others = [*self._nodes[me + 1 :], *self._nodes[:me]]
-    own = {i: self._flatten(tree) for i, tree in held.items()}
-    total = self._take()
-    rounds = range(max(map(len, self._pieces.values())))
-    for place in rounds if own else ():  # Nodes without a share only receive.
-      for node in others:
-        for first, last in self._pieces[node][place : place + 1]:
-          # In order of the shares, as the receiver takes them.
-          terms = [own[i][first:last] for i in sorted(own)]
-          exchange.send(node, f"{channel} terms", terms)
-    for first, last in self._pieces[self.me]:
-      got = {
-          node: iter(exchange.receive(node, f"{channel} terms"))
-          for node in others
-          if node in self._holders
-      }
-      terms = [
-          own[i][first:last] if node == self.me else next(got[node])
-          for i, node in enumerate(self._holders)
-      ]
-      total[first:last] = self._add(terms)
-      for node in others:
-        # Sent in place: each piece of `total` is written once.
-        exchange.send(node, f"{channel} sums", [total[first:last]])
-    for place in rounds:
-      for node in others:
-        for first, last in self._pieces[node][place : place + 1]:
-          (total[first:last],) = exchange.receive(node, f"{channel} sums")
-    return self._unflatten(total)
 
-  def _add(self, terms: Sequence[np.ndarray]) -> np.ndarray:
-    size = len(terms[0])
-    padded = _padded(size)
-    if size < padded:
-      terms = [np.pad(term, (0, padded - size)) for term in terms]
-    placed = jax.device_put(list(terms), self._device)
-    return np.asarray(add(placed))[:size]
-
-  def _take(self) -> np.ndarray:
-    size = sum(a.size for a in self._like)
-    return frame_lib.empty(size * np.dtype(np.float32).itemsize).view(np.float32)
-
-  def _flatten(self, tree: base.PyTree) -> np.ndarray:
-    flat = self._take()
-    pairs = zip(self._split(flat), jax.tree.leaves(tree), strict=True)
-    for part, leaf in pairs:
-      part[:] = np.asarray(leaf).reshape(-1)
-    return flat
-
-  def _unflatten(self, flat: np.ndarray) -> base.PyTree:
-    pairs = zip(self._split(flat), self._like, strict=True)
-    leaves = [part.reshape(a.shape) for part, a in pairs]
-    return jax.tree.unflatten(self._structure, leaves)
-
-  def _split(self, flat: np.ndarray) -> list[np.ndarray]:
-    """Returns the part of each leaf; none for a unit that is frozen."""
-    ends = np.cumsum([a.size for a in self._like], dtype=int)
-    return np.split(flat, ends)[:-1]  # Nothing is left after the last end.
+def _add(terms: Sequence[np.ndarray], device: jax.Device) -> np.ndarray:
+  size = len(terms[0])
+  padded = _padded(size)
+  if size < padded:
+    terms = [np.pad(term, (0, padded - size)) for term in terms]
+  return np.asarray(add(jax.device_put(list(terms), device)))[:size]
 
 
 def cut(size: int, count: int) -> list[int]:
@@ -132,10 +103,9 @@ def cut(size: int, count: int) -> list[int]:
   return [size * i // count for i in range(count + 1)]
 
 
-def pieces(first: int, last: int) -> list[tuple[int, int]]:
-  """Returns the bounds of the pieces in which a slice is sent."""
-  starts = range(first, last, _PIECE)
-  return [(start, min(start + _PIECE, last)) for start in starts]
+def pieces(first: int, last: int) -> list[slice]:
+  """Returns the pieces in which a slice is sent."""
+  return [slice(start, min(start + _PIECE, last)) for start in range(first, last, _PIECE)]
 
 
 def _padded(size: int) -> int:
@@ -147,13 +117,6 @@ def sizes(most: int) -> list[int]:
   """Returns the sizes of programs that add accumulators of at most `most` elements."""
   last = _padded(max(1, min(most, _PIECE)))
   return [size for n in range(last.bit_length()) if 16 <= (size := 1 << n) <= last]
-
-
-def compile_add(count: int, size: int, device: jax.Device) -> None:
-  """Compiles the sum of `count` terms."""
-  place = jax.sharding.SingleDeviceSharding(device)
-  term = jax.ShapeDtypeStruct((size,), jnp.float32, sharding=place)
-  add.lower([term] * count).compile()
 
 
 @jax.jit

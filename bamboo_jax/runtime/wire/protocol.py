@@ -1,4 +1,4 @@
-"""Delivery of values from one node to another, without I/O.
+"""Delivery of values from one node to another, and values as bytes; without I/O.
 
 Each direction between two nodes has an `Outbox` at its sender and an `Inbox` at
 its receiver. They outlive connections, which are made by the sender. A value
@@ -17,13 +17,152 @@ knows, and how many of its values it has; the sender continues from there:
 
 Values of older attempts are dropped at both ends. Values of a newer attempt are
 held until the receiver begins it.
+
+A frame is a value, or one of the greetings that precede them:
+
+  magic | text size | attempt | number
+  channel "\\n" meta (UTF-8)
+  the bytes of arrays, which `meta` describes
+
+All integers are big-endian. The magic changes with the protocol, so a peer of
+another version is rejected at its first frame.
 """
 
+from collections.abc import Callable, Sequence
+import dataclasses
+import functools
+import itertools
+import json
+import math
+import struct
 from typing import Any
 
-from bamboo_jax.runtime.wire import frame as frame_lib
+import ml_dtypes
+import numpy as np
 
-Frame = frame_lib.Frame
+HEADER = struct.Struct(">4sIQQ")
+MAGIC = b"bjw2"
+_MOST_TEXT_BYTES = 1 << 24
+_ALIGNMENT = 64  # JAX's CPU backend takes such memory without a copy.
+
+# Fills a view with the next bytes of a connection.
+ReadInto = Callable[[memoryview], None]
+
+
+class ProtocolError(Exception):
+  """The other end does not follow this protocol, or a value is missing."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Frame:
+  """A value, or a greeting.
+
+  Attributes:
+    attempt: Number of the attempt that a value belongs to.
+    number: Index of a value among those of its attempt and direction; in a
+      greeting, how many values its sender has.
+    channel: Route of a value.
+    meta: Describes the payload of a value that has come; in a greeting, names both
+      nodes.
+    payload: Arrays.
+  """
+
+  attempt: int
+  number: int
+  channel: str = ""
+  meta: str = ""
+  payload: list[Any] = dataclasses.field(default_factory=list)
+
+  @property
+  def size(self) -> int:
+    """Size of the arrays in bytes."""
+    return sum(a.size * a.dtype.itemsize for a in self.payload)
+
+
+def encode(frame: Frame) -> bytes:
+  """Returns a frame as bytes, without its payload."""
+  meta = frame.meta or _describe(tuple((a.dtype, a.shape) for a in frame.payload))
+  text = f"{frame.channel}\n{meta}".encode()
+  return HEADER.pack(MAGIC, len(text), frame.attempt, frame.number) + text
+
+
+def buffers_of(frame: Frame) -> list[Any]:
+  """Returns a frame as buffers of bytes.
+
+  Blocks until arrays of JAX are computed and on the host. From then on the
+  frame keeps only their copies on the host; on the CPU backend these are the
+  arrays' own memory, which must not be donated.
+  """
+  frame.payload[:] = [np.asarray(a, order="C") for a in frame.payload]
+  return [encode(frame), *(a.reshape(-1).view(np.uint8) for a in frame.payload)]
+
+
+def read_head(read_into: ReadInto) -> Frame:
+  """Returns the next frame, without its payload.
+
+  Raises:
+    ProtocolError: The bytes are no frame of this protocol.
+  """
+  head = bytearray(HEADER.size)
+  read_into(memoryview(head))
+  magic, length, attempt, number = HEADER.unpack(head)
+  if magic != MAGIC:
+    raise ProtocolError(
+        f"its first bytes are {magic!r}, not {MAGIC!r}: it runs another version, or "
+        "is no worker of a run; install one version of bamboo_jax on all nodes"
+    )
+  if length > _MOST_TEXT_BYTES:
+    raise ProtocolError(f"a text of {length} bytes")
+  text = bytearray(length)
+  read_into(memoryview(text))
+  try:
+    channel, _, meta = text.decode().partition("\n")
+  except UnicodeDecodeError as error:
+    raise ProtocolError(f"a text is not UTF-8: {error}") from error
+  return Frame(attempt, number, channel, meta)
+
+
+def read_payload(frame: Frame, read_into: ReadInto) -> Frame:
+  """Returns a value with its arrays; raises `ProtocolError` if `meta` describes none."""
+  kinds = _parse(frame.meta)
+  # One allocation, in which each array begins aligned.
+  starts = [*itertools.accumulate((-(-k[2] // _ALIGNMENT) for k in kinds), initial=0)]
+  buffer, arrays = empty(_ALIGNMENT * starts.pop()), []
+  for (dtype, shape, size), start in zip(kinds, starts, strict=True):
+    part = buffer[_ALIGNMENT * start :][:size]
+    if size:
+      read_into(part.data)
+    arrays.append(part.view(dtype).reshape(shape))
+  return dataclasses.replace(frame, payload=arrays)
+
+
+def empty(size: int) -> np.ndarray:
+  """Returns `size` bytes, uint8, at an address that JAX takes without a copy.
+
+  A pool of buffers would not be faster: the C library keeps what is freed, see
+  `runtime.allocator`.
+  """
+  buffer = np.empty(size + _ALIGNMENT, np.uint8)
+  start = -buffer.__array_interface__["data"][0] % _ALIGNMENT
+  return buffer[start : start + size]
+
+
+@functools.lru_cache(4096)
+def _describe(kinds: tuple[tuple[np.dtype, tuple[int, ...]], ...]) -> str:
+  return json.dumps([[dtype.name, list(shape)] for dtype, shape in kinds])
+
+
+@functools.lru_cache(4096)
+def _parse(meta: str) -> tuple[tuple[np.dtype, tuple[int, ...], int], ...]:
+  """Returns dtype, shape and size in bytes of each array."""
+  try:
+    kinds = []
+    for name, shape in json.loads(meta):
+      dtype = np.dtype(getattr(ml_dtypes, name, name))
+      kinds.append((dtype, tuple(shape), math.prod(shape) * dtype.itemsize))
+  except (ValueError, TypeError, AttributeError) as error:
+    raise ProtocolError(f"a value is described as {meta[:80]!r}") from error
+  return tuple(kinds)
 
 
 class Outbox:
@@ -49,9 +188,9 @@ class Outbox:
   def has_unsent(self) -> bool:
     return self._next < self.num_values
 
-  def add(self, channel: str, payload: list[Any], meta: str = "", size: int = 0) -> None:
-    self._kept.append(Frame(self.attempt, self.num_values, channel, meta, payload, size))
-    self.kept_bytes += size
+  def add(self, channel: str, payload: Sequence[Any]) -> None:
+    self._kept.append(Frame(self.attempt, self.num_values, channel, payload=[*payload]))
+    self.kept_bytes += self._kept[-1].size
 
   def pull(self) -> Frame:
     """Returns the next value to write, and keeps it."""
@@ -61,7 +200,7 @@ class Outbox:
   def forget(self, count: int) -> None:
     """Drops the first `count` values of the attempt, as the receiver has them."""
     if not count <= self.num_values:
-      raise frame_lib.ProtocolError(f"it has {count} values, of {self.num_values} sent")
+      raise ProtocolError(f"it has {count} values, of {self.num_values} sent")
     gone = max(count - self.num_received, 0)
     self.kept_bytes -= sum(frame.size for frame in self._kept[:gone])
     del self._kept[:gone]
@@ -72,14 +211,14 @@ class Outbox:
     """Continues on a new connection, which the receiver greets with these.
 
     Raises:
-      frame.ProtocolError: The receiver does not have what it said it has.
+      ProtocolError: The receiver does not have what it said it has.
     """
     if attempt > self.attempt:  # It takes no value of this attempt any more.
       count = self.num_values
     elif attempt < self.attempt:
       count = 0
     if count < self.num_received:
-      raise frame_lib.ProtocolError(f"it has {count} values, and had {self.num_received}")
+      raise ProtocolError(f"it has {count} values, and had {self.num_received}")
     self.forget(count)
     self._next = count
 
@@ -107,14 +246,14 @@ class Inbox:
     """Returns the values to deliver now that this one has come.
 
     Raises:
-      frame.ProtocolError: A value is missing.
+      ProtocolError: A value is missing.
     """
     if frame.attempt < self.newest:
       return []
     if frame.attempt > self.newest:
       self.newest, self.count, self._held = frame.attempt, 0, []
     if frame.number != self.count:
-      raise frame_lib.ProtocolError(
+      raise ProtocolError(
           f"value {frame.number} of attempt {frame.attempt} has come, expected {self.count}"
       )
     self.count += 1

@@ -17,9 +17,8 @@ connection: the last value before a loss must be written again.
 """
 
 import collections
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 import contextlib
-import dataclasses
 import math
 import socket
 import threading
@@ -32,7 +31,7 @@ import numpy as np
 from bamboo_jax import base
 from bamboo_jax.base import logs
 from bamboo_jax.net import callers
-from bamboo_jax.runtime.wire import endpoints, frame as frame_lib, protocol as protocol_lib
+from bamboo_jax.runtime.wire import endpoints, protocol as protocol_lib
 
 QUEUED_BYTES = 4 << 30
 _RETRACTED = "retracted"  # Channel of `Transport.retract`.
@@ -50,25 +49,26 @@ _MAX_STRANGERS = 64  # Connections whose other end has not greeted yet.
 class Peer:
   """Values to and from one node, and the connections that carry them.
 
-  Attributes; `lock` guards all of them:
+  The lock of the transport guards all attributes:
     outbox: Values to the peer.
     values: Values of this attempt from the peer, by channel.
+    address: Where the peer listens; None: unknown.
+    is_wanted: Whether to connect, and again whenever the connection is lost.
     is_removed: Whether it is permanently gone, which ends the threads.
     error: Why a value cannot be sent; None otherwise.
+    changed: Notified of what the thread that writes waits for.
   """
 
-  def __init__(self, transport: "Transport", node: base.NodeId) -> None:
+  def __init__(self, transport: "Transport", node: base.NodeId, address: str | None) -> None:
     self._transport, self._node = transport, node
-    self._lock, self._changed = transport.lock, transport.changed
+    self._lock, self.address = transport.lock, address
     self.outbox, self._inbox = protocol_lib.Outbox(), protocol_lib.Inbox()
     self.values = collections.defaultdict[str, collections.deque[Any]](collections.deque)
-    self._address: str | None = None
-    self.is_removed = False
+    self.is_wanted = self.is_removed = False
     self.error: Exception | None = None
-    self._writable = threading.Condition(self._lock)  # The writer waits for it.
+    self.changed = threading.Condition(self._lock)
     self._unsaid_bytes = 0  # Received, and not told yet.
     self._greeted = 0  # Newest attempt that the peer has greeted with.
-    self._is_wanted = False  # Whether to connect.
     self._writing: endpoints.Wire | None = None
     self._reading: endpoints.Wire | None = None  # The newest one from the peer.
     self._warned_secs = -_WARN_SECS
@@ -97,32 +97,19 @@ class Peer:
     for frame in self._inbox.begin(attempt):
       self._deliver(frame)
 
-  def add(self, channel: str, arrays: Sequence[Any]) -> None:
-    """Adds a value, which the writer writes."""
-    self.outbox.add(channel, [*arrays], *frame_lib.describe(arrays))
-    self.connect()
-
-  def retract(self) -> int:
-    """Adds a retraction; returns the number of values up to it."""
-    self.add(_RETRACTED, [])
+  def add(self, channel: str, arrays: Sequence[Any]) -> int:
+    """Adds a value, which is then written; returns how many there are."""
+    self.outbox.add(channel, arrays)
+    self.is_wanted = True
+    self.changed.notify()
     return self.outbox.num_values
-
-  def connect(self) -> None:
-    """Connects in the background, and again whenever the connection is lost."""
-    self._is_wanted = True
-    self._writable.notify()
-
-  def set_address(self, address: str | None) -> None:
-    """Sets the address at which the peer listens; None: unknown."""
-    self._address = address
-    self._writable.notify()
 
   def remove(self) -> None:
     self.is_removed = True
     for wire in (self._writing, self._reading):
       if wire is not None:
         wire.cut()
-    self._writable.notify()
+    self.changed.notify()
 
   # The connection to the peer.
 
@@ -131,23 +118,22 @@ class Peer:
     pause_secs = _RETRY_SECS
     while True:
       with self._lock:
-        while not (self.is_removed or self._is_wanted and self._address):
-          self._writable.wait()
+        self.changed.wait_for(lambda: self.is_removed or self.is_wanted and self.address)
         if self.is_removed:
           return
-        address = str(self._address)
+        address = str(self.address)
+      was_good = False
       try:
         wire = self._transport.endpoint.dial(address, _DIAL_SECS)
       except OSError as error:
         self._warn(
             f"cannot reach {logs.name_of(self._node)} at {address}: {endpoints.explain(error)}."
         )
-        was_good = False
       else:
         was_good = self._write_to(wire)
       pause_secs = _RETRY_SECS if was_good else min(2 * pause_secs, _MOST_RETRY_SECS)
       with self._lock:
-        self._writable.wait_for(lambda: self.is_removed, pause_secs)
+        self.changed.wait_for(lambda: self.is_removed, pause_secs)
 
   def _write_to(self, wire: endpoints.Wire) -> bool:
     """Greets and writes until the connection is lost; returns whether it was good."""
@@ -158,27 +144,24 @@ class Peer:
           return False
         self._writing = wire
       name = f"{self._transport.me}>{self._node} {self._transport.run}"
-      wire.write([frame_lib.encode(frame_lib.Frame(0, 0, meta=name))])
-      greeting = frame_lib.read_head(wire.read_into)
+      wire.write([protocol_lib.encode(protocol_lib.Frame(0, 0, meta=name))])
+      greeting = protocol_lib.read_head(wire.read_into)
       wire.set_timeout(None)
       watcher = self._start(self._watch, "watches", wire)
       with self._lock:
         self.outbox.resume(greeting.attempt, greeting.number)
         self._greeted = max(self._greeted, greeting.attempt)
-        self._changed.notify_all()
+        self._transport.changed.notify_all()
       while True:
         with self._lock:
-          while self._writing is wire and not self.outbox.has_unsent:
-            self._writable.wait()
+          self.changed.wait_for(lambda: self._writing is not wire or self.outbox.has_unsent)
           if self._writing is not wire:
             return True
           frame = self.outbox.pull()
         # Waits for whatever computes the arrays, in this thread.
         wire.write(self._buffers(frame))
-    except frame_lib.ProtocolError as error:
-      self._warn(f"rejects {logs.name_of(self._node)}: {error}.")
-    except OSError as error:
-      logging.debug("Writing to %s: %s", logs.name_of(self._node), error)
+    except (protocol_lib.ProtocolError, OSError) as error:
+      self._note("Writing to", error)
     finally:
       with self._lock:
         self._writing = None
@@ -194,49 +177,47 @@ class Peer:
       if self._writing is wire:
         self._writing = None
         wire.cut()
-        self._writable.notify()
+        self.changed.notify()
 
-  def _buffers(self, frame: frame_lib.Frame) -> list[Any]:
+  def _buffers(self, frame: protocol_lib.Frame) -> list[Any]:
     try:
-      return frame_lib.buffers_of(frame)
+      return protocol_lib.buffers_of(frame)
     except Exception as error:  # JAX raises various types for a lost array.
       with self._lock:
         if frame.attempt == self.outbox.attempt:  # Else it may be donated.
           self.error = error  # For the thread that sends or receives next.
-          self._changed.notify_all()
+          self._transport.changed.notify_all()
       raise OSError(f"a value cannot be sent: {error}") from error
 
   # The connection from the peer.
 
-  def read(self, wire: endpoints.Wire, hello: frame_lib.Frame) -> None:
+  def read(self, wire: endpoints.Wire, hello: protocol_lib.Frame) -> None:
     """Answers a greeting, and reads values until the connection ends."""
     try:
       with self._lock:
         if hello.meta != f"{self._node}>{self._transport.me} {self._transport.run}":
-          raise frame_lib.ProtocolError(f"unexpected greeting {hello.meta!r}")
+          raise protocol_lib.ProtocolError(f"unexpected greeting {hello.meta!r}")
         if self.is_removed:
           return
         # What the former one still brings is not counted, but sent again.
         former, self._reading = self._reading, wire
-        greeting = frame_lib.Frame(self._inbox.newest, self._inbox.count)
+        greeting = protocol_lib.Frame(self._inbox.newest, self._inbox.count)
         if former is not None:
           former.cut()
-      wire.write([frame_lib.encode(greeting)])
+      wire.write([protocol_lib.encode(greeting)])
       wire.set_timeout(None)
       while True:
-        frame = frame_lib.read_head(wire.read_into)
+        frame = protocol_lib.read_head(wire.read_into)
         # Without the lock, as it may take long.
-        frame = frame_lib.read_payload(frame, lambda view: self._read_into(wire, view))
+        frame = protocol_lib.read_payload(frame, lambda view: self._read_into(wire, view))
         with self._lock:
           if self._reading is not wire:
             return
           for value in self._inbox.accept(frame):
             self._deliver(value)
-          self._changed.notify_all()
-    except frame_lib.ProtocolError as error:
-      self._warn(f"rejects {logs.name_of(self._node)}: {error}.")
-    except (OSError, ValueError) as error:
-      logging.debug("Reading from %s: %s", logs.name_of(self._node), error)
+          self._transport.changed.notify_all()
+    except (protocol_lib.ProtocolError, OSError, ValueError) as error:
+      self._note("Reading from", error)
     finally:
       with self._lock:
         if self._reading is wire:
@@ -248,14 +229,14 @@ class Peer:
       wire.read_into(view[start : start + _PART_BYTES])
       self._transport.note()
 
-  def _deliver(self, frame: frame_lib.Frame) -> None:
+  def _deliver(self, frame: protocol_lib.Frame) -> None:
     """Takes a value of this attempt."""
     if frame.channel == _RECEIVED:
       self.outbox.forget(int(frame.payload[0]))
       return
     self._unsaid_bytes += frame.size
     if frame.channel == _RETRACTED:
-      self._transport.note_retracted()
+      self._transport.is_retracted = True
     else:
       self.values[frame.channel].append(frame.payload)
     # 64 of these fit into what the peer may keep, so it need not wait for one.
@@ -263,20 +244,19 @@ class Peer:
       self._unsaid_bytes = 0
       self.add(_RECEIVED, [np.array(frame.number + 1)])
 
+  def _note(self, what: str, error: Exception) -> None:
+    """Notes why a connection has ended."""
+    name = logs.name_of(self._node)
+    if isinstance(error, protocol_lib.ProtocolError):
+      self._warn(f"rejects {name}: {error}.")
+    else:
+      logging.debug("%s %s: %s", what, name, error)
+
   def _warn(self, text: str) -> None:
     now = time.monotonic()
     if now >= self._warned_secs + _WARN_SECS and not self.is_removed:
       self._warned_secs = now
       logging.warning("%s %s", logs.name_of(self._transport.me), text)
-
-
-@dataclasses.dataclass(frozen=True)
-class OpenWait:
-  """A receive or send that blocks: its other node, channel, and since when."""
-
-  node: base.NodeId
-  channel: str
-  since_secs: float  # On `time.monotonic`.
 
 
 class Transport:
@@ -289,6 +269,7 @@ class Transport:
     changed: Notified of all that rows wait for.
     waited_secs: The time that all threads have spent in receives and in sends
       that had to wait, without time in which the process was suspended.
+    is_retracted: Whether any node has called `retract`, see `take_retracted`.
   """
 
   def __init__(
@@ -321,8 +302,8 @@ class Transport:
     self._addresses: dict[base.NodeId, str] = {}
     self._strangers = callers.Callers(_MAX_STRANGERS)
     self._rejections = logs.Sparing()
-    self._open: dict[int, OpenWait] = {}  # By thread.
-    self._is_closed = self._is_retracted = False
+    self._open: dict[int, base.NodeId] = {}  # By thread, the node that it waits for.
+    self._is_closed = self.is_retracted = False
     for target in (self._accept, self._watch_clock):
       threading.Thread(target=target, name="transport", daemon=True).start()
 
@@ -372,7 +353,7 @@ class Transport:
         array.copy_to_host_async()  # The thread that writes waits for it.
     with self.lock:
       if not self._check(node).has_room:
-        self._wait(node, channel, lambda peer: peer.has_room)
+        self._wait(node, lambda peer: peer.has_room)
       self._find(node).add(channel, arrays)
 
   def receive(self, node: base.NodeId, channel: str) -> Sequence[np.ndarray]:
@@ -381,17 +362,16 @@ class Transport:
     Raises as `send`; also if the node has moved to a newer attempt.
     """
     with self.lock:
-      self._wait(node, channel, lambda peer: bool(peer.values.get(channel)))
+      self.wait(node, channel)
       arrays: Sequence[np.ndarray] = self._find(node).values[channel].popleft()
       return arrays
 
-  def wait(self, node: base.NodeId, channel: str, secs: float) -> bool:
+  def wait(self, node: base.NodeId, channel: str, secs: float = math.inf) -> bool:
     """Waits for a value, at most `secs`; returns whether it has arrived.
 
     Raises as `receive`.
     """
-    with self.lock:
-      return self._wait(node, channel, lambda peer: bool(peer.values.get(channel)), secs)
+    return self._wait(node, lambda peer: bool(peer.values.get(channel)), secs)
 
   def retract(self) -> None:
     """Tells all nodes to use values of this attempt in no other; blocks.
@@ -400,20 +380,17 @@ class Transport:
     Raises as `receive`.
     """
     with self.lock:
-      self.note_retracted()
+      self.is_retracted = True
       others = [*self._addresses.keys() - {self.me}]
-      counts = {node: self._check(node).retract() for node in others}
+      counts = {node: self._check(node).add(_RETRACTED, []) for node in others}
       for node, count in counts.items():
         has_come = lambda peer, count=count: peer.outbox.num_received >= count
-        self._wait(node, "retracted", has_come)
+        self._wait(node, has_come)
 
   def take_retracted(self) -> bool:
     """Returns whether any node has called `retract` since the last call."""
-    taken, self._is_retracted = self._is_retracted, False
+    taken, self.is_retracted = self.is_retracted, False
     return taken
-
-  def note_retracted(self) -> None:
-    self._is_retracted = True
 
   def _check(self, node: base.NodeId) -> Peer:
     """Returns a peer to which values can be sent, or raises."""
@@ -424,31 +401,32 @@ class Transport:
     return peer
 
   def _wait(
-      self, node: base.NodeId, channel: str, is_true: Callable[[Peer], bool], secs: float = math.inf
+      self, node: base.NodeId, is_true: Callable[[Peer], bool], secs: float = math.inf
   ) -> bool:
-    """Waits for a peer, with the lock; returns False after `secs`."""
-    thread, attempt, since_secs = threading.get_ident(), self._attempt, time.monotonic()
-    self._open[thread] = OpenWait(node, channel, since_secs)
-    try:
-      while True:
-        peer = self._check(node)
-        if attempt != self._attempt:
-          raise base.AttemptOverError(f"Attempt {attempt} is over.")
-        if is_true(peer):
-          return True
-        # Afterwards: what came before the peer moved is still good.
-        if peer.newest > attempt:
-          raise base.AttemptOverError(f"Node {node} is in attempt {peer.newest} already.")
-        left_secs = since_secs + secs - time.monotonic()
-        if left_secs <= 0:
-          return False
-        self.changed.wait(min(left_secs, threading.TIMEOUT_MAX))
-    finally:
-      del self._open[thread]
-      self.waited_secs += time.monotonic() - since_secs
+    """Waits for a peer; returns False after `secs`."""
+    with self.lock:
+      thread, attempt, since_secs = threading.get_ident(), self._attempt, time.monotonic()
+      self._open[thread] = node
+      try:
+        while True:
+          peer = self._check(node)
+          if attempt != self._attempt:
+            raise base.AttemptOverError(f"Attempt {attempt} is over.")
+          if is_true(peer):
+            return True
+          # Afterwards: what came before the peer moved is still good.
+          if peer.newest > attempt:
+            raise base.AttemptOverError(f"Node {node} is in attempt {peer.newest} already.")
+          left_secs = since_secs + secs - time.monotonic()
+          if left_secs <= 0:
+            return False
+          self.changed.wait(min(left_secs, threading.TIMEOUT_MAX))
+      finally:
+        del self._open[thread]
+        self.waited_secs += time.monotonic() - since_secs
 
-  def open_waits(self) -> list[OpenWait]:
-    """Returns the receives and sends that wait now."""
+  def open_waits(self) -> list[base.NodeId]:
+    """Returns the nodes that receives and sends wait for now."""
     return [*self._open.copy().values()]  # Other threads change the dict.
 
   # Nodes.
@@ -458,14 +436,17 @@ class Transport:
     with self.lock:
       self._addresses |= addresses
       for node, peer in self._peers.items():
-        peer.set_address(self._addresses.get(node))
+        peer.address = self._addresses.get(node)
+        peer.changed.notify()
 
   def connect(self, nodes: Iterable[base.NodeId]) -> None:
     """Connects to nodes in the background, and keeps the connections."""
     with self.lock:
       for node in nodes:
         with contextlib.suppress(base.PeerRemovedError):
-          self._find(node).connect()
+          peer = self._find(node)
+          peer.is_wanted = True
+          peer.changed.notify()
 
   def remove(self, nodes: Collection[base.NodeId], why: str) -> None:
     """Drops all that is kept for nodes that are permanently gone."""
@@ -493,9 +474,8 @@ class Transport:
       if node in self._removed:
         raise base.PeerRemovedError(node, self._removed[node])
       if node not in self._peers:
-        peer = self._peers[node] = Peer(self, node)
-        peer.set_address(self._addresses.get(node))
-        peer.begin(self._attempt)  # As if it had been there before.
+        self._peers[node] = Peer(self, node, self._addresses.get(node))
+        self._peers[node].begin(self._attempt)  # As if it had been there before.
       return self._peers[node]
 
   # Threads.
@@ -516,29 +496,23 @@ class Transport:
     wire, caller = None, "a connection"
     try:
       caller = endpoints.name_caller(connection)
-      with self._make_room(connection):
-        connection.settimeout(_HELLO_SECS)
-        wire = self.endpoint.secure(connection, is_server=True)
-        hello = frame_lib.read_head(wire.read_into)
-        node = base.NodeId(int(hello.meta.partition(">")[0]))
-        peer = self._find(node)
-    except (OSError, ValueError, base.PeerRemovedError, frame_lib.ProtocolError) as error:
+      # A stranger is counted; if there are too many, the oldest one has to go.
+      with connection.dup() as stranger:  # TLS detaches the first handle.
+        self._strangers.add(stranger)
+        try:
+          connection.settimeout(_HELLO_SECS)
+          wire = self.endpoint.secure(connection, is_server=True)
+          hello = protocol_lib.read_head(wire.read_into)
+        finally:
+          self._strangers.remove(stranger)
+      peer = self._find(base.NodeId(int(hello.meta.partition(">")[0])))
+    except (OSError, ValueError, base.PeerRemovedError, protocol_lib.ProtocolError) as error:
       self._rejections.warn(
           *("%s at %s rejects %s: %s.", logs.name_of(self.me), self.address), *(caller, error)
       )
       (connection if wire is None else wire).close()
       return
     peer.read(wire, hello)
-
-  @contextlib.contextmanager
-  def _make_room(self, connection: socket.socket) -> Iterator[None]:
-    """Counts a stranger; if there are too many, the oldest one has to go."""
-    with connection.dup() as stranger:  # TLS detaches the first handle.
-      self._strangers.add(stranger)
-      try:
-        yield
-      finally:
-        self._strangers.remove(stranger)
 
   def _watch_clock(self) -> None:
     while not self._is_closed:

@@ -231,8 +231,8 @@ class Exits:
 
   def begun(self) -> channel_lib.Begun:
     """Returns this member's address, and its open waits."""
-    waits = {r.node for r in self.transport.open_waits()}
-    return channel_lib.Begun(self.transport.address, tuple(sorted(waits)), self._ring())
+    waits = sorted({*self.transport.open_waits()})
+    return channel_lib.Begun(self.transport.address, tuple(waits), self._ring())
 
   def lose(self, view: views.View) -> dict[str, Any]:
     """Interrupts all transfers after a loss; returns `begun`, as JSON.

@@ -80,7 +80,7 @@ class PhasesTest(parameterized.TestCase):
         update.apply(engine, 1e-2)
       replicas.compare([replicas.take_prints(engine, 0)])
       for number, node in engine.nodes.items():
-        for stage in node.specs:
+        for stage in node.units:
           is_replica = SHADOWS[stage] == number
           layers = node.layers_of(stage).values()
           self.assertEqual(kinds([layer.params for layer in layers]), {"device"})

@@ -49,7 +49,7 @@ class Worker:
   """A worker whose n-th child fails at the n-th message of `fails`."""
 
   def __init__(self, number, fails=()):
-    self.exchange = transport_lib.Transport(number, run="r", endpoint=endpoints.UnixEndpoint())
+    self.exchange = transport_lib.Transport(number, run="r", endpoint=endpoints.listen_unix())
     self._fails, self.num_forks, self.num_passes = [*fails], 0, 0
     self.rings = set()  # Seen by others, during its passes.
     self.memory = processes.SharedMemory()

@@ -34,14 +34,10 @@ class Stage:
     self.spec = dataclasses.replace(engines.make_whole(), first=first, last=last)
     self.cache = cache or programs_lib.ProgramCache()
     self.node = node_lib.Node(
-        0,
-        device or jax.devices()[1],
-        links=mock.Mock(),
-        clock=node_lib.Clock(),
-        programs=self.cache,
-        residuals=residuals,
+        *(0, device or jax.devices()[1], [None, self.spec]),
+        *(mock.Mock(), node_lib.Clock(), self.cache, residuals),
     )
-    self.node.load_programs(1, self.spec)
+    self.node.load_programs(1)
     self.node.put_state(spec_lib.init_layers(self.spec))
     batch = engines.make_batches(1).microbatch(0, 0)
     feed = lambda m, keys: {k: batch[k] for k in keys}
@@ -91,7 +87,7 @@ class TraceTest(parameterized.TestCase):
   @parameterized.parameters(None, MESH)
   def test_calls_find_what_is_compiled(self, device):
     stage = Stage(1, 6, device=device)
-    for _, programs in stage.node.units(1):
+    for _, programs in stage.node.units[1]:
       for name in ("forward", "backward", "redundant", "zeros", "cast"):
         programs.compile(name, stage.node.device)
     compiled = []

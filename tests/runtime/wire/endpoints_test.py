@@ -29,7 +29,7 @@ class ListenTest(parameterized.TestCase):
 
   @parameterized.parameters((0, None), (1, "is not that of this run"))
   def test_other_users(self, offset, problem):
-    endpoint = endpoints.UnixEndpoint()
+    endpoint = endpoints.listen_unix()
     self.addCleanup(endpoint.close)
     connection = mock.create_autospec(socket.socket, instance=True)
     found = struct.pack("3i", os.getpid(), os.getuid() + offset, os.getgid())

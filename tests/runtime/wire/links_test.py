@@ -1,48 +1,96 @@
-"""Which links a process has, and which no more."""
-
-import types
+"""Links carry arrays in order, within a process and between processes."""
 
 from absl.testing import absltest, parameterized
+import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from bamboo_jax.runtime.wire import links as links_lib
+from bamboo_jax.runtime.wire import endpoints, links as links_lib, transport as transport_lib
 from bamboo_jax.schedule import channel as channel_lib
 
-LIKE = jax.ShapeDtypeStruct((2, 3), np.float32)
+LIKE = {
+    "a": jax.ShapeDtypeStruct((2, 3), np.float32),
+    "b": jax.ShapeDtypeStruct((4,), jnp.bfloat16),
+    "c": jax.ShapeDtypeStruct((), np.float32),
+    "d": [jax.ShapeDtypeStruct((2, 1, 2), np.float32)],
+    "e": jax.ShapeDtypeStruct((), np.int32),
+}
+CHANNEL = channel_lib.Channel("activation", (0, 1), (3,))
 
 
-def channel(*nodes):
-  return channel_lib.Channel("activation", nodes, (0,))
+def make_value(device, first):
+  def numbers(a):
+    return (first + jnp.arange(a.size)).astype(a.dtype).reshape(a.shape)
 
-
-def make_links(exchange=None):
-  return links_lib.Links(
-      specs=[types.SimpleNamespace(outputs=LIKE, model=types.SimpleNamespace(name="m"))],
-      units={},
-      refresh="gradient",
-      exchange=exchange,
-      find_compute=lambda node: None,
-  )
+  return jax.device_put(jax.tree.map(numbers, LIKE), device)
 
 
 class LinksTest(parameterized.TestCase):
 
-  @parameterized.parameters(
-      (None, (0, 1), links_lib.LocalLink),
-      (object(), (0, 1), links_lib.SocketLink),
-      (object(), (1, 1), links_lib.LocalLink),
-  )
-  def test_kind(self, exchange, nodes, kind):
-    self.assertIsInstance(make_links(exchange).get(channel(*nodes)), kind)
+  def make(self, kind, destination):
+    """Returns both ends of the links."""
+    find_place = lambda node: destination
+    if kind == "local":
+      return [links_lib.Links(None, find_place)] * 2
+    transports = [
+        transport_lib.Transport(n, run="r", endpoint=endpoints.listen_unix()) for n in range(2)
+    ]
+    for transport in transports:
+      self.addCleanup(transport.close)
+      transport.set_addresses({n: t.address for n, t in enumerate(transports)})
+      transport.begin(1)
+    return [links_lib.Links(transport, find_place) for transport in transports]
 
-  def test_links_with_the_dead_are_dropped(self):
-    links = make_links()
-    kept, dropped = channel(0, 1), channel(2, 0)
-    link, other = links.get(kept), links.get(dropped)
-    links.drain({0, 1})
-    self.assertIs(links.get(kept), link)
-    self.assertIsNot(links.get(dropped), other)
+  @parameterized.parameters(("local", 1), ("local", 0), ("socket", 1))
+  def test_values_arrive_in_order(self, kind, destination):
+    source, destination = jax.devices()[0], jax.devices()[destination]
+    here, there = self.make(kind, destination)
+    self.assertEqual(there.find_remote(CHANNEL) is None, kind == "local")
+    sent = [make_value(source, i) for i in (1, 2, 3)]
+    for value in sent:
+      here.send(CHANNEL, value)
+    for value in sent:
+      self.assertTrue(there.wait(CHANNEL, 60.0))
+      got = there.receive(CHANNEL, LIKE)
+      chex.assert_trees_all_equal_structs(got, value)
+      leaves = zip(jax.tree.leaves(got), jax.tree.leaves(value), strict=True)
+      for a, b in leaves:
+        self.assertEqual(a.devices(), {destination})
+        self.assertEqual((a.dtype, a.shape), (b.dtype, b.shape))
+        np.testing.assert_array_equal(a, b)
+        self.assertFalse(b.is_deleted())
+
+  def test_arrays_on_a_mesh(self):
+    specs = (("data", "tensor"), ("tensor",), ("data",), ())
+    find_target = lambda place, _: [
+        jax.sharding.NamedSharding(place, jax.sharding.PartitionSpec(*spec)) for spec in specs
+    ]
+    meshes = [
+        jax.sharding.Mesh(np.array(devices).reshape(2, 2), ("data", "tensor"))
+        for devices in (jax.devices()[:4], jax.devices()[4:8])
+    ]
+    values = [np.arange(8.0, dtype=np.float32).reshape(4, 2) + i for i in range(4)]
+    for kind in ("local", "socket"):
+      here, there = self.make(kind, meshes[1])
+      here.send(CHANNEL, jax.device_put(values, find_target(meshes[0], values)), find_target)
+      found = there.receive(CHANNEL, values, find_target)
+      for got, value, to in zip(found, values, find_target(meshes[1], values), strict=True):
+        np.testing.assert_array_equal(got, value)
+        self.assertEqual(got.sharding, to)
+
+  def test_dropped_values_are_not_received(self):
+    here, there = self.make("local", jax.devices()[0])
+    for first in (1, 2):
+      here.send(CHANNEL, make_value(jax.devices()[0], first))
+    here.drain()
+    here.send(CHANNEL, make_value(jax.devices()[0], 3))
+    got, want = there.receive(CHANNEL, LIKE), make_value(jax.devices()[0], 3)
+    np.testing.assert_array_equal(got["a"], want["a"])
+
+  def test_a_node_sends_to_itself_within_its_process(self):
+    links = links_lib.Links(object(), None)
+    self.assertIsNone(links.find_remote(channel_lib.Channel("activation", (1, 1), (0,))))
 
 
 if __name__ == "__main__":

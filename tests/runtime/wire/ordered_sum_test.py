@@ -61,7 +61,7 @@ class OrderedSumTest(parameterized.TestCase):
     count = max(*holders, *others, 1) + 1
     # Large shares are more than may be queued.
     transports = [
-        transport_lib.Transport(n, run="r", endpoint=endpoints.UnixEndpoint(), queued_bytes=1 << 19)
+        transport_lib.Transport(n, run="r", endpoint=endpoints.listen_unix(), queued_bytes=1 << 19)
         for n in range(count)
     ]
     exchanges = []
@@ -73,12 +73,15 @@ class OrderedSumTest(parameterized.TestCase):
     got = {}
 
     def run(me):
-      add = ordered_sum.OrderedSum(
-          holders, others, me=me, like=shares[0], device=jax.devices("cpu")[0]
-      )
       held = {i: shares[i] for i, node in enumerate(holders) if node == me}
       for turn in range(2):
-        got[me] = add(exchanges[me], f"sum {turn}", held)
+        got[me] = ordered_sum.ordered_sum(
+            *(exchanges[me], f"sum {turn}", held),
+            nodes=[*holders, *others],
+            num_shares=len(holders),
+            like=shares[0],
+            device=jax.devices("cpu")[0],
+        )
 
     stop = threading.Event()
 
@@ -118,7 +121,9 @@ class OrderedSumTest(parameterized.TestCase):
   def test_pieces(self):
     most = ordered_sum._PIECE
     self.assertEqual(ordered_sum.pieces(5, 5), [])
-    self.assertEqual(ordered_sum.pieces(1, most + 3), [(1, most + 1), (most + 1, most + 3)])
+    self.assertEqual(
+        ordered_sum.pieces(1, most + 3), [slice(1, most + 1), slice(most + 1, most + 3)]
+    )
 
 
 if __name__ == "__main__":
