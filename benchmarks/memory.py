@@ -22,7 +22,7 @@ import jax
 from bamboo_jax import config as config_lib
 from bamboo_jax.cli import config_check
 from bamboo_jax.metrics import table as table_lib
-from bamboo_jax.plan import memory as memory_lib
+from bamboo_jax.plan import memory as memory_lib, rows as rows_lib
 from bamboo_jax.runtime import devices as devices_lib, engine as engine_lib
 from bamboo_jax.runtime.phases import reduce, update
 from bamboo_jax.runtime.profile import profiler
@@ -184,7 +184,7 @@ def _measure(config: config_lib.Config, name: str) -> list[Result]:
   plan = build.make_plan(config, profile)
   meter = Meter()
   engine = build.make_engine(config, task, plan, cache=_Cache(meter))
-  rows = build.make_rows(config, plan)
+  rows = rows_lib.RowPlanner(plan, config.redundancy)
   roles = [rows.roles(p) for p in range(plan.num_pipelines)]
   engine.set_pipelines([r.owners for r in roles], [r.shadows for r in roles], engine.shares)
   engine.set_state(spec_lib.init_layers(task.whole))

@@ -1,14 +1,13 @@
 """Rules of clusters whose stages are all alike, one layer each."""
 
 from collections.abc import Sequence
-import dataclasses
 from typing import Any
 
 from bamboo_jax import config as config_lib
 from bamboo_jax.plan import cost_model, partition as partition_lib, pipelines as pipelines_lib
 from bamboo_jax.recovery import assignment, ladder as ladder_lib, layout as layout_lib
 from bamboo_jax.schedule import failover
-from bamboo_jax.training.setup import build, build_recovery
+from bamboo_jax.training.setup import build
 from tests import profiles
 
 
@@ -83,9 +82,8 @@ def make_rules(
       }
   )
   profile = make_profile(num_layers or num_stages, layer_secs=layer_secs)
-  templates = build_recovery.make_templates(config, profile)
+  templates = build.make_templates(config, profile)
   plan = build.make_plan(
       config, profile, num_stages=templates[0].partition.num_stages if templates else None
   )
-  rules = build_recovery.make_rules(config, plan, templates)
-  return dataclasses.replace(rules, rows=build.make_rows(config, plan, rules.segments))
+  return build.make_rules(config, plan, templates)

@@ -274,13 +274,13 @@ def find_replay(run: run_times.RunTimes, folder: pathlib.Path) -> replay_lib.Rep
 
 def make_policy(config: config_lib.Config, measured: times_lib.MeasuredTimes) -> loop.Policy:
   """Returns the rules of a run as a policy, with its measured times."""
-  from bamboo_jax.training.setup import build, build_recovery  # Imports JAX.
+  from bamboo_jax.training.setup import build  # Imports JAX.
 
   profile = build.make_profile(config, build.make_task(config, needs_data=False))
-  templates = build_recovery.make_templates(config, profile, is_cluster=True)
+  templates = build.make_templates(config, profile, is_cluster=True)
   num_stages = templates[0].partition.num_stages if templates else None
   plan = build.make_plan(config, profile, is_cluster=True, num_stages=num_stages)
-  rules = build_recovery.make_rules(config, plan, templates)
+  rules = build.make_rules(config, plan, templates)
   speed = speed_lib.ProfileSpeed(
       profile,
       num_microbatches=plan.batch.total_microbatches,

@@ -1,7 +1,7 @@
 """Fault injection: which nodes die, get a notice, or join, and when.
 
 One file of faults serves runs in one process and clusters; each process injects
-what hits the nodes that it hosts (`training.members`).
+what hits the nodes that it hosts (`training.cohort`).
 
   faults        a fault, its file, and the faults due in a step; read first
   slow          by how much a node is slow

@@ -118,8 +118,8 @@ def prepare(config: config_lib.Config, workdir: pathlib.Path) -> bool:
   """
   for name in ("bamboo_jax.local_cluster.node", "bamboo_jax.training.run"):
     importlib.import_module(name)  # Takes a second: JAX.
-  from bamboo_jax.training.setup import preparation, saving
+  from bamboo_jax.training.setup import job as job_lib, saving
 
-  can_fork = preparation.prepare(config)
-  saving.check_same(config, preparation.peek(), workdir / "checkpoints")
+  can_fork = job_lib.prepare(config)
+  saving.check_same(config, job_lib.peek(), workdir / "checkpoints")
   return can_fork

@@ -1,6 +1,6 @@
 """Faults of a cluster on this machine: those that victims tell of, and those of buttons.
 
-A fault of a file is carried out by its victims (`training.members`), which note
+A fault of a file is carried out by its victims (`training.cohort`), which note
 it right before; this process reads that, and starts the nodes that join.
 
     a victim                records of the run        nodes.jsonl       launcher

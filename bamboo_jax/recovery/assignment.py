@@ -40,23 +40,25 @@ class RecoveryRules:
   """Completes decisions of a run: deals shares to pipelines, and plans copies of state.
 
   Attributes:
-    segments: Segments of the run; no stage starts inside one.
-    num_shares: Shares of the batch, and the largest number of pipelines.
+    rows: Plans steps by segments of the run; no stage starts inside one. There are
+      at most as many pipelines as shares of its batch.
     ladder: May reroute by shares or whole shares, but not by stage.
     predictor: Deals shares so that all pipelines finish together; None: evenly.
-    rows: Plans the rest of a step, if the ladder reroutes by shares.
   """
 
-  segments: partition_lib.Partition
-  num_shares: int
+  rows: rows_lib.RowPlanner
   ladder: ladder_lib.Ladder
   planner: planner_lib.Planner
   predictor: predictor_lib.Predictor | None = None
-  rows: rows_lib.RowPlanner | None = None
 
   def __post_init__(self) -> None:
     if self.ladder.rerouting == "stage":
       raise ValueError("reroute='stage' is only for simulations.")
+
+  @property
+  def segments(self) -> partition_lib.Partition:
+    """The segments of the run."""
+    return self.rows.segments or self.rows.plan.partition
 
   def lose(
       self,
@@ -137,7 +139,7 @@ class RecoveryRules:
     by_stage = self.ladder.reroute == "shares"
     takers = [i for i, p in enumerate(pipelines) if by_stage or not p.vacant]
     dealt = batch_split.deal_shares(
-        self.num_shares,
+        self.rows.plan.batch.num_shares,
         len(takers),
         kept and [kept[i] for i in takers],
         self._counts([pipelines[i] for i in takers]),
@@ -178,11 +180,10 @@ class RecoveryRules:
 
   @property
   def _is_bounded(self) -> bool:
-    return self.rows is not None and self.rows.plan.memory_limit_bytes is not None
+    return self.rows.plan.memory_limit_bytes is not None
 
   def _deal(self, layout: Layout, holdings: lines_lib.Holdings, least_gain: float = 0.0) -> Layout:
     """Returns the layout with the detours that end the step soonest."""
-    assert self.rows is not None
     size = self.rows.plan.batch.microbatches_per_share
     dealt = dealing.deal(
         layout.lines(self.rows),
@@ -203,7 +204,7 @@ class RecoveryRules:
   def _counts(self, pipelines: Sequence[Pipeline]) -> tuple[int, ...] | None:
     if self.predictor is None:
       return None
-    size = self.predictor.num_microbatches // self.num_shares
+    size = self.rows.plan.batch.microbatches_per_share
     return tuple(n // size for n in self.predictor.split(pipelines))
 
 

@@ -30,7 +30,7 @@ _Started = tuple[Instruction, base.PyTree]
 
 
 class Members(Protocol):
-  """The members of a run; see `training.members.cohort.Cohort`."""
+  """The members of a run; see `training.cohort.Cohort`."""
 
   @property
   def hosted(self) -> frozenset[NodeId]:

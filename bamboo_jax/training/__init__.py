@@ -9,7 +9,7 @@ same `worker`, and only the cohort below it differs.
   step                 the phases of a step, by an executor of `runtime`;
                        `sums` clips the gradient, and decides whether the step
                        may change the state
-  members/             a worker's view of the other members: the cohort
+  cohort               a worker's view of the other members, alone or in a cluster
   run_state            steps done, layout, and the arrays, all copies of which
                        are equal; `state_transfer` moves them between nodes
   background_compiler  compiles new roles in the background of training

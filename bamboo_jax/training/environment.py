@@ -8,7 +8,7 @@ from typing import Any
 from bamboo_jax.cluster import views
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import progress as progress_lib
-from bamboo_jax.training.members import cohort as cohort_lib
+from bamboo_jax.training import cohort as cohort_lib
 from bamboo_jax.training.record import workdir as workdir_lib
 from bamboo_jax.training.setup import executors
 

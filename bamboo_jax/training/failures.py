@@ -28,7 +28,7 @@ import numpy as np
 from bamboo_jax import base
 from bamboo_jax.cluster import children
 from bamboo_jax.data import batches as batches_lib
-from bamboo_jax.training.members import cohort as cohort_lib
+from bamboo_jax.training import cohort as cohort_lib
 from bamboo_jax.training.setup import build
 
 

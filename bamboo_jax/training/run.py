@@ -9,30 +9,26 @@ import contextlib
 import functools
 import os
 import socket
-from typing import NamedTuple
 
 import jax
 
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.base import logs
-from bamboo_jax.cluster import (
-    client as client_lib,
-    copies,
-    holding,
-    judge,
-    records as records_lib,
-    waits,
-)
+from bamboo_jax.cluster import copies, holding, judge, records as records_lib, waits
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.net import identity as identity_lib
 from bamboo_jax.runtime import accelerator, devices as devices_lib
 from bamboo_jax.runtime.executables import program_store
 from bamboo_jax.runtime.wire import endpoints, transport as transport_lib
-from bamboo_jax.training import control as control_lib, environment, worker as worker_lib
-from bamboo_jax.training.members import cluster_cohort, local_cohort
+from bamboo_jax.training import (
+    cohort as cohort_lib,
+    control as control_lib,
+    environment,
+    worker as worker_lib,
+)
 from bamboo_jax.training.record import workdir as workdir_lib
-from bamboo_jax.training.setup import accept, executors, job as job_lib, preparation, saving, sizes
+from bamboo_jax.training.setup import accept, executors, job as job_lib, saving, sizes
 
 
 def train_and_evaluate(
@@ -77,13 +73,13 @@ def train_and_evaluate(
   where = workdir_lib.Workdir.at(workdir)
   due = sizes.read_faults(config, faults)
   num_nodes, source = sizes.num_nodes(config), faults or ""
-  faults_lib.check_nodes(due, num_nodes=num_nodes, zones=local_cohort.ZONES, source=source)
+  faults_lib.check_nodes(due, num_nodes=num_nodes, zones=cohort_lib.ZONES, source=source)
   with progress_lib.waiting("reading the data, planning the step"):
     job = job_lib.make_job(config, devices=_place_nodes(config, due))
   saving.check_same(config, job.task, where.checkpoints)
   if with_control:
     callbacks = (*callbacks, control_lib.Control(job, where.control))
-  cohort = local_cohort.LocalCohort(num_nodes, seed=config.seed)
+  cohort = cohort_lib.LocalCohort(num_nodes, seed=config.seed)
   with (
       base.lock_folder(workdir),
       progress_lib.ProgressLine(num_steps=config.num_steps) as progress,
@@ -97,7 +93,7 @@ def train_and_evaluate(
     def stops() -> bool:
       if holder.is_taken:
         holder.check()  # Raises, as others have the folder.
-      return cohort.is_asked_to_stop()
+      return cohort.is_asked_to_stop
 
     given = environment.Environment(
         cohort=cohort,
@@ -167,17 +163,29 @@ def train_in_cluster(
   """
   config = accept.accept(config)
   logs.note_names({number: name})
-  joined = _join(config, agent, number=number, stamp=stamp, host=host, identity=identity)
+  make_ring = fork_children(config, host=host)
+  silence_secs = config.cluster.least_silence_secs
+  transport = transport_lib.Transport(
+      number, run=stamp, endpoint=endpoints.listen(host, identity, silence_secs=silence_secs)
+  )
+  processes = make_ring and make_ring(number, transport)
   records = records_lib.Records(workdir, identity.entry_key)
   where = workdir_lib.Workdir.at(workdir)
-  job = job_lib.make_job(config, devices=joined.devices, exchange=joined.transport)
+  cohort = cohort_lib.ClusterCohort(
+      *(number, transport, records, where.root),
+      ring=lambda: processes.running if processes else (),
+      faults_run=faults_run,
+  )
+  waits.tell_on_signal(number, cohort.begun)
+  cohort.connect(agent, config.cluster)
+  apart = use_devices(config, 1)
+  devices = devices_lib.place_nodes([number], apart=apart)
+  job = job_lib.make_job(config, devices=devices, exchange=transport)
   given = environment.Environment(
-      cohort=cluster_cohort.ClusterCohort(
-          joined.client, joined.exits, records, where.root, faults_run=faults_run
-      ),
+      cohort=cohort,
       workdir=where,
       name=name,
-      processes=joined.processes,
+      processes=processes,
       check_fence=lambda view: judge.check_now(records, view),
       note_done=lambda view: judge.note_done(records, view),
       faults=sizes.read_faults(config, faults),
@@ -185,49 +193,6 @@ def train_in_cluster(
       started_secs=started_secs,
   )
   worker_lib.Worker(job, given).run()
-
-
-class _Joined(NamedTuple):
-  """A node's connections to its agent and to other nodes, and its devices."""
-
-  client: client_lib.Client
-  exits: cluster_cohort.Exits
-  transport: transport_lib.Transport
-  processes: executors.ProcessRing | None
-  devices: Mapping[base.NodeId, jax.Device]
-
-
-def _join(
-    config: config_lib.Config,
-    agent: socket.socket,
-    *,
-    number: base.NodeId,
-    stamp: str,
-    host: str,
-    identity: identity_lib.Identity,
-) -> _Joined:
-  """Connects to the agent, listens for other nodes, and starts JAX."""
-  make_ring = fork_children(config, host=host)
-  transport = transport_lib.Transport(
-      number,
-      run=stamp,
-      endpoint=endpoints.listen(host, identity, silence_secs=config.cluster.least_silence_secs),
-  )
-  processes = make_ring and make_ring(number, transport)
-  exits = cluster_cohort.Exits(transport, *([lambda: processes.running] if processes else []))
-  waits.tell_on_signal(number, exits.begun)
-  client = client_lib.connect(
-      agent,
-      number=number,
-      on_lost=exits.lose,
-      begun=exits.begun,
-      heartbeat_secs=config.cluster.heartbeat_secs,
-      silence_secs=config.cluster.least_silence_secs,
-  )
-  transport.note = client.note_progress  # It has listened since before.
-  apart = use_devices(config, 1)
-  devices = devices_lib.place_nodes([number], apart=apart)
-  return _Joined(client, exits, transport, processes, devices)
 
 
 def fork_children(
@@ -265,7 +230,7 @@ def _run_passes(
 ) -> None:
   """Runs or compiles programs over several processes, for the worker at the other `end`."""
   use_devices(config, num_devices)
-  executors.run_child(end, memory, lambda: preparation.take(config).task.whole, host=host)
+  executors.run_child(end, memory, lambda: job_lib.take(config).task.whole, host=host)
 
 
 def use_devices(config: config_lib.Config, num_nodes: int) -> bool:

@@ -30,8 +30,7 @@ from bamboo_jax.recovery import (
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import replicas
 from bamboo_jax.schedule import holdings as holdings_lib
-from bamboo_jax.training import state_transfer
-from bamboo_jax.training.members import cohort as cohort_lib
+from bamboo_jax.training import cohort as cohort_lib, state_transfer
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import transport as transport_lib
 from bamboo_jax.schedule import failover
-from bamboo_jax.training.members import cohort as cohort_lib
+from bamboo_jax.training import cohort as cohort_lib
 
 NodeStage = tuple[base.NodeId, base.StageId]
 Layers = Mapping[str, spec_lib.LayerState]  # By name.

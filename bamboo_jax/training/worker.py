@@ -22,6 +22,7 @@ from bamboo_jax.recovery import agreement as agreement_lib, layout as layout_lib
 from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.training import (
     background_compiler,
+    cohort as cohort_lib,
     environment,
     evaluation,
     failures as failures_lib,
@@ -30,7 +31,6 @@ from bamboo_jax.training import (
     step as step_lib,
     sums as sums_lib,
 )
-from bamboo_jax.training.members import cohort as cohort_lib
 from bamboo_jax.training.record import deaths as deaths_lib, journal as journal_lib, slow_nodes
 from bamboo_jax.training.setup import job as job_lib, saving
 
@@ -80,7 +80,7 @@ class Worker:
     self._data = failures_lib.SafeData(job.task, cohort, self._journal.failures)
     self._begun, self._saves_at_stop = -1, False
     self._failed = failures_lib.Failure()  # The one that ends the run.
-    self._plans = layout_lib.StepPlans(job.rows, fills=job.fills_waits)
+    self._plans = layout_lib.StepPlans(job.rules.rows, fills=job.fills_waits)
 
   def run(self, stop_at: int | None = None) -> bool:
     """Trains until all steps are done; returns whether they are.

@@ -24,10 +24,9 @@ from bamboo_jax.recovery import durations, layout as layout_lib
 from bamboo_jax.runtime.phases import replicas
 from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
 from bamboo_jax.schedule import timeline as timeline_lib
-from bamboo_jax.training import environment, worker as worker_lib
-from bamboo_jax.training.members import cohort as cohort_lib, local_cohort
+from bamboo_jax.training import cohort as cohort_lib, environment, worker as worker_lib
 from bamboo_jax.training.record import workdir as workdir_lib
-from bamboo_jax.training.setup import accept, build, job as job_lib, preparation, sizes
+from bamboo_jax.training.setup import accept, build, job as job_lib, sizes
 from bamboo_jax.verify import cases as cases_lib, layouts, storm as storm_lib
 
 
@@ -58,12 +57,12 @@ def prepare(
     config: config_lib.Config,
     cache: programs_lib.ProgramCache,
     whole: spec_lib.StageSpec | None = None,
-) -> preparation.Prepared:
+) -> job_lib.Prepared:
   """Returns the task of a config; `cache` may have programs of `whole`."""
   task = build.make_task(config)
   if whole is not None:
     task = dataclasses.replace(task, whole=whole)
-  return preparation.Prepared(task, cache)
+  return job_lib.Prepared(task, cache)
 
 
 class Trials:
@@ -103,7 +102,7 @@ class Trials:
   def steps(self) -> cases_lib.Steps:
     """The step in which nobody dies."""
     layout = self._job.first_layout
-    plans = layout_lib.StepPlans(self._job.rows)
+    plans = layout_lib.StepPlans(self._job.rules.rows)
     place_of = {n: layout.places_of([n])[0] for n in layout.nodes}
     return cases_lib.Steps(
         order=tuple(place_of[node] for node, _ in timeline_lib.linearize(plans.whole(layout))),
@@ -168,7 +167,7 @@ class Trials:
         segments=job.rules.segments,
     )
     given = environment.Environment(
-        cohort=wrap(local_cohort.LocalCohort(sizes.num_nodes(job.config))),
+        cohort=wrap(cohort_lib.LocalCohort(sizes.num_nodes(job.config))),
         workdir=workdir_lib.Workdir(pathlib.Path(folder)),
         faults=faults,
     )

@@ -50,7 +50,9 @@ class Steps:
       return None
     after = change.layout
     assert after.nodes == left
-    assert sorted(s for own in after.shares for s in own) == [*range(self.rules.num_shares)]
+    assert sorted(s for own in after.shares for s in own) == [
+        *range(self.rules.rows.plan.batch.num_shares)
+    ]
     assert all(left.issuperset(row) for _, row, _ in after.ways)
     for _, row, _ in after.ways:
       assert after.copies.issuperset((n, s) for s, n in enumerate(row))

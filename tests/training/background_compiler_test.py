@@ -11,8 +11,7 @@ from absl.testing import absltest
 from bamboo_jax import base
 from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.schedule import failover
-from bamboo_jax.training import background_compiler, failures as failures_lib
-from bamboo_jax.training.members import local_cohort
+from bamboo_jax.training import background_compiler, cohort as cohort_lib, failures as failures_lib
 from tests import layouts
 
 
@@ -30,7 +29,7 @@ class BackgroundCompilerTest(absltest.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.cohort = local_cohort.LocalCohort(2)
+    self.cohort = cohort_lib.LocalCohort(2)
     self.state = State()
     self.state.cohort, self.state.engine = self.cohort, mock.Mock()
     executor = mock.Mock()

@@ -9,7 +9,7 @@ import numpy as np
 
 import bamboo_jax
 from bamboo_jax import base
-from bamboo_jax.training.setup import accept, build, build_recovery
+from bamboo_jax.training.setup import accept, build
 from tests import layouts, tiny
 
 
@@ -98,8 +98,8 @@ class MeshTest(parameterized.TestCase):
       self.assertEqual(part.backward_ms, layer.backward_ms / 4)
       self.assertEqual(part.parameter_bytes, layer.parameter_bytes)
     self.assertEqual(shared.link_latency_ms, single.link_latency_ms)
-    options = build.memory_options(config, is_cluster=False)
-    self.assertEqual(options["memory_limit_bytes"], 4 * 2**30)
+    limit_bytes = build.find_memory_limit(accept.accept(config))
+    self.assertEqual(limit_bytes, 4 * 2**30)
 
 
 class TemplatesTest(parameterized.TestCase):
@@ -117,7 +117,7 @@ class TemplatesTest(parameterized.TestCase):
             dataclasses.replace(l, parameter_bytes=2**18, slot_bytes=2**19) for l in profile.layers
         ],
     )
-    make = lambda: build_recovery.make_templates(accept.accept(config), profile)
+    make = lambda: build.make_templates(accept.accept(config), profile)
     if least is None:
       with self.assertRaisesRegex(base.InfeasibleError, most):
         make()

@@ -12,8 +12,8 @@ from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import nodes as nodes_lib
 from bamboo_jax.runtime.wire import endpoints, transport as transport_lib
 from bamboo_jax.schedule import failover, holdings as holdings_lib
-from bamboo_jax.training import run
-from bamboo_jax.training.members import cluster_cohort
+from bamboo_jax.training import cohort as cohort_lib
+from bamboo_jax.training.setup import accept
 from tests import folders, layouts, tiny
 
 _PATIENCE_SECS = 20.0
@@ -21,8 +21,6 @@ _PATIENCE_SECS = 20.0
 
 class Client:
   """An agent that knows of view 2, and of a loss if `lost` is not None."""
-
-  number = 1
 
   def __init__(self, lost=None, facts=None):
     self.adopted = views.View(1, (), "")
@@ -101,8 +99,9 @@ class ClusterCohortTest(parameterized.TestCase):
 
   def make(self, **options):
     client, transport = Client(**options), Transport()
-    exits = cluster_cohort.Exits(transport, lambda: (1, 4))
-    return client, transport, cluster_cohort.ClusterCohort(client, exits, None, None)
+    cohort = cohort_lib.ClusterCohort(1, transport, None, None, ring=lambda: (1, 4))
+    cohort.client = client
+    return client, transport, cohort
 
   @parameterized.named_parameters(
       ("a_joining_node_stops_nothing", None, 1),
@@ -133,15 +132,14 @@ class ClusterCohortTest(parameterized.TestCase):
     self.assertEqual(transport.attempts, [5 << 32])
 
   def test_a_loss_interrupts_and_drops_what_is_kept_for_the_dead(self):
-    transport = Transport()
-    exits = cluster_cohort.Exits(transport)
+    _, transport, cohort = self.make()
     members = tuple(views.Member(i, f"n{i}", "a", f"life{i}", "h", 7) for i in (0, 1))
-    said = exits.lose(views.View(9, members, "n3 is gone"))
+    said = cohort._lose(views.View(9, members, "n3 is gone"))
     self.assertEqual(transport.kept, [{0, 1}])
     self.assertRegex(transport.interrupted, "view 9")
     self.assertEqual(transport.until, 9 << 32)
     self.assertEqual(said["address"], "here")
-    exits.lose(views.EMPTY)  # Before the first view nobody is dead.
+    cohort._lose(views.EMPTY)  # Before the first view nobody is dead.
     self.assertLen(transport.kept, 1)
 
   def test_values_travel_as_json(self):
@@ -191,16 +189,16 @@ class StrikeTest(folders.FolderCase):
   def make(self, number, run=0):
     """Returns the cohort of one of four nodes, in zones a and b."""
     client = Client()
-    client.number = number
     member = lambda n: views.Member(n, f"n{n}", "ab"[n % 2], f"life{n}", "h", 7)
     client.adopted = views.View(run + 3, tuple(map(member, range(4))), "", run=run)
-    exits = cluster_cohort.Exits(Transport())
-    return cluster_cohort.ClusterCohort(client, exits, self.records, self.folder, faults_run=0)
+    cohort = cohort_lib.ClusterCohort(number, Transport(), self.records, self.folder, faults_run=0)
+    cohort.client = client
+    return cohort
 
   def strike(self, line, owner=None, numbers=range(4)):
     """Returns what each node says to a fault, and the nodes that it has hit."""
     (fault,) = faults_lib.parse_faults(line, source="test")
-    with mock.patch.object(cluster_cohort.threading, "Timer", _AtOnce):
+    with mock.patch.object(cohort_lib.threading, "Timer", _AtOnce):
       said = [self.make(n).strike(faults_lib.Due(fault, owner)) for n in numbers]
     return said, [(one["name"], one["kind"]) for one in self.told.read()]
 
@@ -272,25 +270,14 @@ class _AtOnce:
     self.start = lambda: call(*arguments)
 
 
-class JoinTest(absltest.TestCase):
+class ConnectTest(absltest.TestCase):
 
   def test_a_node_is_heard_before_there_is_a_client(self):
-    for module, name in (
-        (run.waits, "tell_on_signal"),
-        (run, "use_devices"),
-        (run.devices_lib, "place_nodes"),
-    ):
-      self.enterContext(mock.patch.object(module, name))
-    self.enterContext(mock.patch.object(run.client_lib, "connect", LateClient))
-    client = run._join(
-        run.accept.accept(tiny.get_config()),
-        None,
-        number=0,
-        stamp="r",
-        host="127.0.0.1",
-        identity=None,
-    ).client
-    self.addCleanup(client.transport.close)
-    self.assertTrue(client.was_heard)
-    client.transport.note()
-    self.assertEqual(client.num_notes, 1)
+    self.enterContext(mock.patch.object(cohort_lib.client_lib, "connect", LateClient))
+    transport = transport_lib.Transport(0, run="r", endpoint=endpoints.UnixEndpoint())
+    self.addCleanup(transport.close)
+    cohort = cohort_lib.ClusterCohort(0, transport, None, None)
+    cohort.connect(None, accept.accept(tiny.get_config()).cluster)
+    self.assertTrue(cohort.client.was_heard)
+    transport.note()
+    self.assertEqual(cohort.client.num_notes, 1)

@@ -11,8 +11,7 @@ import numpy as np
 from bamboo_jax.runtime import compat
 from bamboo_jax.runtime.executables import program_store as store_lib
 from bamboo_jax.runtime.stage import programs as programs_lib
-from bamboo_jax.training import background_compiler, evaluation
-from bamboo_jax.training.members import local_cohort
+from bamboo_jax.training import background_compiler, cohort as cohort_lib, evaluation
 from bamboo_jax.training.record import deaths
 from bamboo_jax.verify import trials as trials_lib
 from tests.verify import small
@@ -38,7 +37,7 @@ class CompilationTest(absltest.TestCase):
     compat.use_cache(note, programs.save)
     folder = self.enterContext(tempfile.TemporaryDirectory())
     worker = trials.begin(small.make_case("1,0/1,5 2,,,join").faults, workdir_path=folder)
-    strike = local_cohort.LocalCohort.strike
+    strike = cohort_lib.LocalCohort.strike
 
     def join(cohort, due):
       if due.fault.kind == "join":
@@ -46,7 +45,7 @@ class CompilationTest(absltest.TestCase):
         before.update(asked)
       return strike(cohort, due)
 
-    with mock.patch.object(local_cohort.LocalCohort, "strike", join):
+    with mock.patch.object(cohort_lib.LocalCohort, "strike", join):
       worker.run(stop_at=4)
     self.assertIn(2, worker.state.layout.nodes)
     self.assertNotEmpty(before)

@@ -4,7 +4,7 @@ from absl.testing import parameterized
 
 from bamboo_jax import base
 from bamboo_jax.faults import faults as faults_lib
-from bamboo_jax.training.members import local_cohort
+from bamboo_jax.training import cohort as cohort_lib
 
 
 def strike(cohort, line, owner=None):
@@ -17,7 +17,7 @@ class LocalCohortTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.cohort = local_cohort.LocalCohort(4, zones=("a", "b"))
+    self.cohort = cohort_lib.LocalCohort(4, zones=("a", "b"))
 
   def test_alone_all_agree_at_once(self):
     self.assertEqual(self.cohort.gather("vote 0", 7), {0: 7})
@@ -70,7 +70,7 @@ class LocalCohortTest(parameterized.TestCase):
   @parameterized.parameters(1, 4, 7)
   def test_a_fault_of_any_time_happens_within_as_many_checks_as_a_step(self, num_before):
     for seed in range(10):
-      self.cohort = local_cohort.LocalCohort(4, seed=seed)
+      self.cohort = cohort_lib.LocalCohort(4, seed=seed)
       for step in range(3):
         for check in range(8):
           if (step, check) == (2, num_before):

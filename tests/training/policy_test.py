@@ -11,7 +11,7 @@ from absl.testing import parameterized
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.recovery import policies
 from bamboo_jax.training import run
-from bamboo_jax.training.setup import accept, build, build_recovery, sizes
+from bamboo_jax.training.setup import accept, build, sizes
 from tests import layouts, tiny
 
 _NUMBERS = itertools.count()
@@ -42,9 +42,9 @@ class PolicyTest(parameterized.TestCase):
     config = make_config(name)
     config = accept.accept(config)
     profile = layouts.make_profile(6)
-    templates = build_recovery.make_templates(config, profile)
+    templates = build.make_templates(config, profile)
     plan = build.make_plan(config, profile, num_stages=2)
-    ladder = build_recovery.make_rules(config, plan, templates).ladder
+    ladder = build.make_rules(config, plan, templates).ladder
     taken = {
         "shadow": ladder.has_replicas,
         "reroute": ladder.reroute != "none",
@@ -150,7 +150,7 @@ class PolicyTest(parameterized.TestCase):
     config = accept.accept(config)
     config = config.changed({"recovery.num_failures": failures})
     profile = layouts.make_profile(most)
-    make = lambda: build_recovery.make_templates(config, profile)
+    make = lambda: build.make_templates(config, profile)
     if take is not None:
       message = (
           f"recovery.policy=oobleck needs pipelines of up to .* num_stages="
@@ -181,6 +181,6 @@ class PolicyTest(parameterized.TestCase):
     config = make_config("varuna", **one)
     config = accept.accept(config)
     plan = build.make_plan(config, layouts.make_profile(12))
-    rules = build_recovery.make_rules(config, plan)
+    rules = build.make_rules(config, plan)
     found = {tuple(p.num_stages for p in rules.planner.partitions(n)) for n in range(2, 7)}
     self.assertEqual(found, {(2,), (3,), (4,), (6,)})

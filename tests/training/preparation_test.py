@@ -6,19 +6,19 @@ import json
 from absl.testing import absltest
 import jax
 
-from bamboo_jax.training.setup import accept, job as job_lib, preparation
+from bamboo_jax.training.setup import accept, job as job_lib
 from tests import tiny
 from tests.launch import commands
 
 _PREPARE = """
 import importlib, json, sys
-from bamboo_jax.training.setup import preparation
+from bamboo_jax.training.setup import job as job_lib
 
 found = {}
 for name in sys.argv[1:]:
   config = importlib.import_module(f"configs.{name}").get_config()
   given = config.to_dict()
-  found[name] = preparation.prepare(config) and config.to_dict() == given
+  found[name] = job_lib.prepare(config) and config.to_dict() == given
 print(json.dumps(found))
 """
 
@@ -38,14 +38,14 @@ class PreparationTest(absltest.TestCase):
         tiny.make_config(model__options__num_blocks=1, pipeline__executor="spmd")
     )
     with self.assertRaisesRegex(ValueError, "needs a block of layers that rep"):
-      preparation.prepare(config)
+      job_lib.prepare(config)
 
   def test_is_taken_once_by_a_job_of_the_same_config(self):
     config = accept.accept(tiny.get_config())
     jax.devices()
     self.addCleanup(gc.unfreeze)
-    self.assertFalse(preparation.prepare(config))  # There are devices.
-    ((_, prepared),) = preparation._prepared
+    self.assertFalse(job_lib.prepare(config))  # There are devices.
+    ((_, prepared),) = job_lib._prepared
     other = accept.accept(tiny.make_config(seed=1))
     self.assertIsNot(job_lib.make_job(other, devices=None).task, prepared.task)
     job = job_lib.make_job(config, devices=None)

@@ -18,10 +18,9 @@ from bamboo_jax.metrics import jsonl
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.spmd import pipeline_run as run_lib
 from bamboo_jax.runtime.stage import programs as programs_lib
-from bamboo_jax.training import environment, run, worker as worker_lib
-from bamboo_jax.training.members import local_cohort
+from bamboo_jax.training import cohort as cohort_lib, environment, run, worker as worker_lib
 from bamboo_jax.training.record import workdir
-from bamboo_jax.training.setup import accept, build, executors, job as job_lib, preparation, sizes
+from bamboo_jax.training.setup import accept, build, executors, job as job_lib, sizes
 from bamboo_jax.verify import trials
 from configs import sweep_faults
 from tests import samples, tiny
@@ -84,7 +83,7 @@ class Run:
         devices=devices_lib.place_nodes(numbers),
         prepared=trials.prepare(config, _PROGRAMS, make_whole(config.model.options["num_blocks"])),
     )
-    cohort = local_cohort.LocalCohort(sizes.num_nodes(config))
+    cohort = cohort_lib.LocalCohort(sizes.num_nodes(config))
     with tempfile.TemporaryDirectory() as folder:
       given = environment.Environment(
           cohort=cohort, workdir=workdir.Workdir(pathlib.Path(folder)), faults=parse(faults)
@@ -227,7 +226,7 @@ class ProgramStepTest(parameterized.TestCase):
     run_undisturbed()
     finish = run_lib.LocalSegments.finish
     calls, cohorts = [], []
-    make_cohort = local_cohort.LocalCohort
+    make_cohort = cohort_lib.LocalCohort
 
     def make(*args):
       cohorts.append(make_cohort(*args))
@@ -241,7 +240,7 @@ class ProgramStepTest(parameterized.TestCase):
         raise RuntimeError("A peer has died.")
 
     with (
-        mock.patch.object(local_cohort, "LocalCohort", make),
+        mock.patch.object(cohort_lib, "LocalCohort", make),
         mock.patch.object(run_lib.LocalSegments, "finish", fail),
     ):
       run = Run()
@@ -287,7 +286,7 @@ class RunTest(absltest.TestCase):
         num_steps=3,
     )
     take = lambda config: trials.prepare(config, _PROGRAMS, make_whole())
-    self.enterContext(mock.patch.object(preparation, "take", take))
+    self.enterContext(mock.patch.object(job_lib, "take", take))
     run.train_and_evaluate(config, workdir=str(workdir), faults=str(faults))
     summary = json.loads((workdir / "summary.json").read_text())
     self.assertEqual(summary["steps"], 3)

@@ -16,8 +16,7 @@ from bamboo_jax.base import json as json_lib
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.schedule import holdings, instruction as instruction_lib
-from bamboo_jax.training import run_state as run_state_lib, step as step_lib
-from bamboo_jax.training.members import local_cohort
+from bamboo_jax.training import cohort as cohort_lib, run_state as run_state_lib, step as step_lib
 from bamboo_jax.verify import trials as trials_lib
 from tests import fakes, samples
 from tests.verify import small
@@ -88,9 +87,9 @@ class ScriptTest(ScriptCase):
   def test_what_is_settled_is_what_is_committed(self):
     """Whoever hears all votes says the same as who learns of them later."""
     small.make_trials(2, 2, 1, spares=1).want(3)  # Settles, too.
-    settle = local_cohort.LocalCohort.settled
+    settle = cohort_lib.LocalCohort.settled
     with mock.patch.object(
-        local_cohort.LocalCohort, "settled", autospec=True, side_effect=settle
+        cohort_lib.LocalCohort, "settled", autospec=True, side_effect=settle
     ) as settled:
       worker = self.train({"vote 1": [self.kill(2)]}, spares=1)
     said = [call.args[1] for call in settled.call_args_list]
@@ -144,14 +143,14 @@ class ScriptTest(ScriptCase):
     lost = jax.numpy.ones(3)
     lost.delete()
 
-    strike = local_cohort.LocalCohort.strike
+    strike = cohort_lib.LocalCohort.strike
 
     def poison(cohort, due):
       failed = instruction_lib.Instruction(0, instruction_lib.Op.FORWARD, 0)
       self.worker._step._recorder.add(0, failed, lost)
       return strike(cohort, due)
 
-    with mock.patch.object(local_cohort.LocalCohort, "strike", poison):
+    with mock.patch.object(cohort_lib.LocalCohort, "strike", poison):
       self.train({}, size=(4, 2, 1), text="1,0/3,4")
 
   def test_an_error_that_no_death_explains(self):
@@ -201,7 +200,7 @@ class BadNumbersTest(ScriptCase):
     self.train_poisoned(script=script, size=(2, 2, 1), spares=1)
 
   def test_stop(self):
-    wait = mock.patch.object(local_cohort.LocalCohort, "wait_change")
+    wait = mock.patch.object(cohort_lib.LocalCohort, "wait_change")
     with wait as waits, self.assertRaisesRegex(base.NonFiniteError, "Step 2 has loss=nan"):
       self.train_poisoned(size=(2, 2, 1), optimizer__on_nonfinite="stop")
     waits.assert_not_called()  # No death explains it.

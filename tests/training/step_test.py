@@ -15,8 +15,7 @@ from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.recovery import slowness
 from bamboo_jax.runtime import executor as executor_lib
 from bamboo_jax.schedule import failover, instruction, redundancy, timeline as timeline_lib
-from bamboo_jax.training import environment, step as step_lib
-from bamboo_jax.training.members import local_cohort
+from bamboo_jax.training import cohort as cohort_lib, environment, step as step_lib
 from tests import layouts, members, schedules
 from tests.runtime import engine_test as engines
 from tests.training import deaths_test
@@ -31,7 +30,7 @@ class Steps:
     num_nodes = sum(map(len, engine.owners))
     self._engine = engine
     self._timelines = engines.play(engine, num_microbatches=2)
-    cohort = local_cohort.LocalCohort(num_nodes)
+    cohort = cohort_lib.LocalCohort(num_nodes)
     job = types.SimpleNamespace(
         config=config_lib.Config().changed(
             {

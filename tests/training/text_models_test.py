@@ -16,7 +16,7 @@ from bamboo_jax.models import zoo
 from bamboo_jax.runtime.phases import update
 from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.training import run as run_lib
-from bamboo_jax.training.setup import accept, optimizers, preparation
+from bamboo_jax.training.setup import accept, job as job_lib, optimizers
 from bamboo_jax.verify import cases, trials as trials_lib
 from configs import sweep_faults
 from tests import samples, tiny
@@ -91,12 +91,12 @@ class TextModelsTest(parameterized.TestCase):
           **adapters,
       }
       config.checkpoint.every_steps = 0
-      prepared = preparation.take(config)  # Programs of both modes.
+      prepared = job_lib.take(config)  # Programs of both modes.
       for mode in num_bytes:
         config.redundancy.refresh = mode
         with (
             tempfile.TemporaryDirectory() as workdir,
-            mock.patch.object(preparation, "take", lambda _, p=prepared: p),
+            mock.patch.object(job_lib, "take", lambda _, p=prepared: p),
             mock.patch.object(update, "refresh", count),
         ):
           run_lib.train_and_evaluate(config, workdir=workdir)

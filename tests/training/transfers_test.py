@@ -6,7 +6,7 @@ from absl.testing import absltest
 
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.schedule import channel as channel_lib
-from bamboo_jax.training.members import cluster_cohort
+from bamboo_jax.training import cohort as cohort_lib
 from tests import members
 
 
@@ -14,10 +14,10 @@ class TransfersTest(absltest.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.client = mock.Mock(number=1, adopted=members.view(8, 0, 1, 3))
+    self.client = mock.Mock(adopted=members.view(8, 0, 1, 3))
     self.transport = mock.Mock()
-    exits = cluster_cohort.Exits(self.transport)
-    self.cohort = cluster_cohort.ClusterCohort(self.client, exits, None, None)
+    self.cohort = cohort_lib.ClusterCohort(1, self.transport, None, None)
+    self.cohort.client = self.client
 
   def test_collect_addresses(self):
     said = {0: channel_lib.Begun(address="a"), 1: channel_lib.Begun(waits_for=(7, 3))}

@@ -19,8 +19,7 @@ from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.runtime import engine as engine_lib, node as node_lib
 from bamboo_jax.runtime.phases import reduce
 from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.training import step as step_lib, worker as worker_lib
-from bamboo_jax.training.members import local_cohort
+from bamboo_jax.training import cohort as cohort_lib, step as step_lib, worker as worker_lib
 from bamboo_jax.verify import cases, trials as trials_lib
 from tests import samples
 from tests.verify import small
@@ -115,7 +114,7 @@ class DeathsTest(parameterized.TestCase):
     for delay in samples.draw(range(16, 40, 3), 1):  # Checks of the cohort.
       with (
           self.subTest(delay),
-          mock.patch.object(local_cohort.random.Random, "randint", lambda *_, at=delay: at),
+          mock.patch.object(cohort_lib.random.Random, "randint", lambda *_, at=delay: at),
       ):
         self.assertEqual(trials.run(case).rungs, ())
 

@@ -2,14 +2,12 @@
 
 accept          keys, types and policy of a config that a user gives, model and
                 tokenizer of its folder of Hugging Face
-build           task (model and data), profile, plan, rows, engine
+build           task (model and data), profile, plan, rules of recovery, engine
 executors       the executor that the config names: rows, or programs
-build_recovery  the ladder, the planner and the rules of recovery
 sizes           numbers that need neither model nor JAX
 optimizers      optax optimizers by name
 schedules       their learning rates, by name
 show            the plan as text, for `bamboo plan`
-preparation     parts that need no device, made once for many processes
 rental          speed and dollars of a run on machines that can be rented
 saving          the checkpoint writer
 job             all parts in one value; read first

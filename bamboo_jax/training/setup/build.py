@@ -1,10 +1,8 @@
-"""Makes model, data, plan and engine from a config.
-
-The parts take plain arguments, so that the library below needs no config.
-"""
+"""Makes model, data, plan, rules of recovery and engine from a config."""
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+import functools
 import math
 import pathlib
 from typing import Any
@@ -15,7 +13,21 @@ from bamboo_jax import base, config as config_lib
 from bamboo_jax.data import batches as batches_lib, source as source_lib
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.models import model as model_lib, units, zoo
-from bamboo_jax.plan import cost_model, partition as partition_lib, planner, rows as rows_lib
+from bamboo_jax.plan import (
+    cost_model,
+    memory as memory_lib,
+    partition as partition_lib,
+    planner as plan_lib,
+    rows as rows_lib,
+)
+from bamboo_jax.plan.times import predictor as predictor_lib
+from bamboo_jax.recovery import (
+    assignment,
+    ladder as ladder_lib,
+    planner as planner_lib,
+    shapes as shapes_lib,
+    templates as templates_lib,
+)
 from bamboo_jax.runtime import devices as devices_lib, engine as engine_lib, places
 from bamboo_jax.runtime.profile import profiler, roofline
 from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
@@ -165,7 +177,7 @@ def make_plan(
     cuts: Sequence[int] | None = None,
     is_cluster: bool = False,
     num_stages: int | None = None,
-) -> planner.Plan:
+) -> plan_lib.Plan:
   """Returns the plan of a config; pure, needs no device.
 
   Args:
@@ -177,7 +189,7 @@ def make_plan(
     base.InfeasibleError: No partition fits in memory.
   """
   pipeline = config.pipeline
-  return planner.make_plan(
+  return plan_lib.make_plan(
       profile,
       num_stages=num_stages or pipeline.num_stages,
       num_pipelines=pipeline.num_pipelines,
@@ -186,7 +198,10 @@ def make_plan(
       num_shares=pipeline.num_shares or pipeline.num_pipelines,
       schedule=pipeline.schedule,
       cuts=find_cuts(profile) if cuts is None else cuts,
-      **memory_options(config, is_cluster=is_cluster),
+      memory_limit_bytes=find_memory_limit(config),
+      protection=config.redundancy,
+      reroutes=config.recovery.reroute,
+      is_remote=is_cluster,
   )
 
 
@@ -195,32 +210,131 @@ def find_cuts(profile: cost_model.Profile) -> tuple[int, ...]:
   return units.find_cuts([layer.name for layer in profile.layers])
 
 
-def memory_options(config: config_lib.Config, *, is_cluster: bool) -> dict[str, Any]:
-  """Returns the memory arguments of `planner.make_plan`, by name."""
+def find_memory_limit(config: config_lib.Config) -> int | None:
+  """Returns the memory of a node in bytes, of all its devices; None: no limit."""
   limit, machine = config.plan.memory_limit_gib, sizes.find_machine(config)
   if machine is not None:
     limit = machine.memory_bytes / 2**30
-  if limit is not None:  # Of each device; what a node holds is cut over all.
-    limit = int(limit * 2**30) * sizes.num_devices(config)
-  return {
-      "memory_limit_bytes": limit,
-      "protection": config.redundancy,
-      "reroutes": config.recovery.reroute,
-      "is_remote": is_cluster,
-  }
+  return None if limit is None else int(limit * 2**30) * sizes.num_devices(config)
 
 
-def make_rows(
-    config: config_lib.Config, plan: planner.Plan, segments: partition_lib.Partition | None = None
-) -> rows_lib.RowPlanner:
-  """Returns the planner of rows; `segments` are by default the stages of `plan`."""
-  return rows_lib.RowPlanner(plan, config.redundancy, segments)
+def make_templates(
+    config: config_lib.Config, profile: cost_model.Profile, *, is_cluster: bool = False
+) -> tuple[templates_lib.Template, ...] | None:
+  """Returns the pipeline templates of a config; None if its layout has none.
+
+  They cover any sufficient number of nodes: the deepest has about twice the
+  nodes of the smallest (Oobleck, SOSP'23, section 4). Raises
+  `base.InfeasibleError` if the model has too few layers or does not fit.
+  """
+  pipeline, num_failures = config.pipeline, config.recovery.num_failures
+  if pipeline.layout != "templates":
+    return None
+  num_shares = pipeline.num_shares or pipeline.num_pipelines
+  most_shares = max(1, num_shares - num_failures)  # Others may have one.
+  upkeep = memory_lib.Upkeep(
+      num_accumulators=most_shares,
+      num_rerouted=num_shares - most_shares if config.recovery.reroute else 0,
+      num_shares=most_shares,
+      protection=config.redundancy,
+      is_remote=is_cluster,
+  )
+  cuts = find_cuts(profile)
+  _check_depth(config, most_nodes=len(cuts) + 1)
+  make = functools.partial(
+      templates_lib.make_templates,
+      profile.layers,
+      num_failures=num_failures,
+      min_nodes=pipeline.num_stages,
+      num_microbatches=pipeline.num_pipelines * pipeline.num_microbatches,
+      upkeep=upkeep,
+      ties=profile.ties,
+      cuts=cuts,
+      memory_limit_bytes=find_memory_limit(config),
+  )
+  found = make()
+  most = min(2 * found[0].partition.num_stages - 1, len(cuts) + 1)
+  return found if most <= found[-1].partition.num_stages else make(max_nodes=most)
+
+
+def _check_depth(config: config_lib.Config, *, most_nodes: int) -> None:
+  """Raises `base.InfeasibleError` if templates are deeper than the model."""
+  num_stages, policy = config.pipeline.num_stages, config.recovery.policy
+  need = functools.partial(
+      templates_lib.needed_max_nodes, num_failures=config.recovery.num_failures
+  )
+  if need(num_stages) <= most_nodes:
+    return
+  most = max(n for n in range(1, most_nodes + 1) if need(n) <= most_nodes)
+  what = f"recovery.policy={policy}" if policy else "pipeline.layout=templates"
+  raise base.InfeasibleError(
+      f"{what} needs pipelines of up to {need(num_stages)} nodes here "
+      f"(templates from num_stages={num_stages} on), but this model can be cut "
+      f"into {most_nodes} parts at most. Take "
+      f"--config.pipeline.num_stages={most}, or a model with more blocks."
+  )
+
+
+def make_rules(
+    config: config_lib.Config,
+    plan: plan_lib.Plan,
+    templates: Sequence[templates_lib.Template] | None = None,
+) -> assignment.RecoveryRules:
+  """Returns the rules for a run that starts with `plan`.
+
+  The number of stages and the partition change only with `templates` or a grid
+  of depths. `ValueError` names an option that is not allowed.
+  """
+  recovery, is_program = config.recovery, config.pipeline.executor == "spmd"
+  ladder = ladder_lib.Ladder(
+      recovery,
+      has_replicas=config.redundancy.mode != "none",
+      rerouting="whole_shares" if is_program else "shares",
+  )
+  num_shares = plan.batch.num_shares
+  # A memory limit allows a pipeline only the shares that it starts with.
+  is_finer = num_shares > plan.num_pipelines and plan.memory_limit_bytes is None
+  by_makespan = templates is not None or is_finer
+  predicted = predictor_lib.Predictor(
+      plan.profile,
+      num_microbatches=plan.batch.total_microbatches,
+      num_shares=num_shares,
+      by_makespan=by_makespan,
+      group=plan.batch.microbatches_per_share,
+      redundant=config.redundancy,
+  )
+  partitions: shapes_lib.Partitions = (plan.partition,)
+  if templates:
+    partitions = tuple(template.partition for template in templates)
+  elif config.pipeline.layout == "grid":  # Of the depths that Varuna chooses from.
+    most = len(find_cuts(plan.profile)) + 1
+    depths = {min(math.ceil(f * plan.num_stages), most) for f in shapes_lib.GRID_DEPTHS}
+    make = functools.partial(make_plan, config, plan.profile)
+    partitions = tuple(make(num_stages=depth).partition for depth in sorted(depths))
+  shape = shapes_lib.Templates(
+      partitions,
+      predicted,
+      recovery,
+      mixes=bool(templates),
+      uses_all=config.pipeline.layout != "grid",
+      degrades=True,
+  )
+  return assignment.RecoveryRules(
+      rows=rows_lib.RowPlanner(
+          plan, config.redundancy, partition_lib.refine((plan.partition, *partitions))
+      ),
+      predictor=predicted if by_makespan else None,
+      ladder=ladder,
+      planner=planner_lib.Planner(
+          shape, planner_lib.PredictedTimes(predicted), fold=recovery.fold, is_strict=shape.mixes
+      ),
+  )
 
 
 def make_engine(
     config: config_lib.Config,
     task: Task,
-    plan: planner.Plan,
+    plan: plan_lib.Plan,
     *,
     cache: programs_lib.ProgramCache,
     devices: Mapping[base.NodeId, jax.Device] | None = None,

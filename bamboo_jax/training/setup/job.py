@@ -1,19 +1,70 @@
-"""All parts of a run that are made from its config, before it starts."""
+"""All parts of a run that are made from its config, before it starts.
+
+Those that need no device are made once for many workers: a process that is forked
+into workers (`cluster.copies`) imports all modules, reads the data and traces the
+programs beforehand. A worker takes the results when it makes its job.
+"""
 
 from collections.abc import Mapping
 import dataclasses
 import functools
+import gc
+import threading
 
 import jax
 
 from bamboo_jax import base, config as config_lib
-from bamboo_jax.plan import planner, rows as rows_lib
+from bamboo_jax.plan import planner
 from bamboo_jax.recovery import assignment, layout as layout_lib
-from bamboo_jax.runtime import engine as engine_lib
+from bamboo_jax.runtime import compat, engine as engine_lib
+from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.runtime.wire import transport as transport_lib
-from bamboo_jax.training.setup import build, build_recovery, executors, preparation, sizes
+from bamboo_jax.training.setup import build, executors, sizes
 
 _SLACK = 0.05  # Allowed lengthening of a step relative to the finest shares.
+_TRACED = ("forward", "redundant", "backward", "evaluate", "update", "norms", "zeros", "cast")
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+  """The task of a config, and its traced programs."""
+
+  task: build.Task
+  programs: programs_lib.ProgramCache
+
+
+_prepared: list[tuple[config_lib.Config, Prepared]] = []  # One at most.
+
+
+def prepare(config: config_lib.Config) -> bool:
+  """Prepares a job; returns whether this process may be forked afterwards.
+
+  It may not once it has threads or devices, for example because the model's
+  code uses them. Raises as `build.make_task` and `executors.find_cuts`.
+  """
+  task, programs = build.make_task(config), programs_lib.ProgramCache()
+  executors.find_cuts(config, task)  # Checks it before nodes start.
+  if not executors.is_program(config):
+    for unit in programs_lib.find_kinds([task.whole]):
+      for name in _TRACED:
+        programs.get(unit).trace(name)
+  _prepared[:] = [(config, Prepared(task, programs))]
+  gc.collect()
+  gc.freeze()  # Copies share its memory, until one writes to it.
+  return threading.active_count() == 1 and not compat.has_devices()
+
+
+def peek() -> build.Task:
+  """Returns the task of the prepared job."""
+  ((_, prepared),) = _prepared
+  return prepared.task
+
+
+def take(config: config_lib.Config) -> Prepared:
+  """Returns and removes the prepared parts of a config; else makes its task."""
+  if _prepared and _prepared[0][0] == config:
+    return _prepared.pop()[1]
+  return Prepared(build.make_task(config), programs_lib.ProgramCache())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,16 +73,18 @@ class Job:
 
   Attributes:
     engine: The local nodes, without state.
-    fills_waits: Whether redundant forward passes fill waits as these occur.
   """
 
   config: config_lib.Config
   task: build.Task
   plan: planner.Plan
-  rows: rows_lib.RowPlanner
   rules: assignment.RecoveryRules
   engine: engine_lib.Engine
-  fills_waits: bool
+
+  @property
+  def fills_waits(self) -> bool:
+    """Whether redundant forward passes fill waits as these occur."""
+    return self.engine.exchange is not None and not executors.is_program(self.config)
 
   @functools.cached_property
   def first_layout(self) -> layout_lib.Layout:
@@ -39,8 +92,7 @@ class Job:
     if self.config.pipeline.layout != "depth":
       nodes = base.nodes(sizes.num_nodes(self.config))
       return self.rules.start(self.rules.planner.fresh(nodes, {}))
-    pipelines = range(self.plan.num_pipelines)
-    return self.rules.start([self.rows.pipeline(p) for p in pipelines])
+    return self.rules.start([*map(self.rules.rows.pipeline, range(self.plan.num_pipelines))])
 
   def find_enough_shares(self) -> int:
     """Returns the fewest shares with which pipelines finish together."""
@@ -90,7 +142,7 @@ def make_job(
     *,
     devices: Mapping[base.NodeId, jax.Device],
     exchange: transport_lib.Transport | None = None,
-    prepared: preparation.Prepared | None = None,
+    prepared: Prepared | None = None,
 ) -> Job:
   """Returns the job of a config; `ValueError` if the config is inconsistent.
 
@@ -99,11 +151,10 @@ def make_job(
     exchange: Transport to other processes; None without.
     prepared: By default the parts that this process has prepared, if any.
   """
-  prepared = prepared or preparation.take(config)
-  task = prepared.task
+  prepared = prepared or take(config)
+  task, is_cluster = prepared.task, exchange is not None
   profile = build.make_profile(config, task)
-  is_cluster = exchange is not None
-  templates = build_recovery.make_templates(config, profile, is_cluster=is_cluster)
+  templates = build.make_templates(config, profile, is_cluster=is_cluster)
   plan = build.make_plan(
       config,
       profile,
@@ -111,24 +162,14 @@ def make_job(
       is_cluster=is_cluster,
       num_stages=templates[0].partition.num_stages if templates else None,
   )
-  rules = build_recovery.make_rules(config, plan, templates)
-  fills = is_cluster and not executors.is_program(config)
-  rows = build.make_rows(config, plan, rules.segments)
-  rules = dataclasses.replace(rules, rows=rows)
-  return Job(
+  rules = build.make_rules(config, plan, templates)
+  engine = build.make_engine(
       config,
       task,
       plan,
-      rows,
-      rules,
-      build.make_engine(
-          config,
-          task,
-          plan,
-          cache=prepared.programs,
-          devices=devices,
-          exchange=exchange,
-          segments=rules.segments,
-      ),
-      fills_waits=fills,
+      cache=prepared.programs,
+      devices=devices,
+      exchange=exchange,
+      segments=rules.segments,
   )
+  return Job(config, task, plan, rules, engine)

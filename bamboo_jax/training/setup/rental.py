@@ -13,7 +13,7 @@ from bamboo_jax import base, config as config_lib
 from bamboo_jax.accounting import machines, prices as prices_lib
 from bamboo_jax.metrics import table as table_lib
 from bamboo_jax.models import units
-from bamboo_jax.plan import planner
+from bamboo_jax.plan import planner, rows as rows_lib
 from bamboo_jax.runtime import places
 from bamboo_jax.runtime.profile import products
 from bamboo_jax.training.setup import build, executors, sizes
@@ -247,7 +247,7 @@ def _plan_step(config: config_lib.Config, task: build.Task, efficiency: float) -
 
 def _with_redundancy(config: config_lib.Config, plan: planner.Plan) -> _Step:
   """Returns a step by rows with its redundant passes."""
-  rows = build.make_rows(config, plan)
+  rows = rows_lib.RowPlanner(plan, config.redundancy)
   whole = rows.first()
   extra_ms = whole.timeline.span_ms - plan.timeline.span_ms
   return _Step(plan, (plan.step_time.total_ms + extra_ms) / 1e3, whole.effect.overhead)

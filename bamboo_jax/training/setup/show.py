@@ -3,9 +3,9 @@
 import dataclasses
 
 from bamboo_jax import config as config_lib
-from bamboo_jax.plan import cost_model, planner, render
+from bamboo_jax.plan import cost_model, planner, render, rows as rows_lib
 from bamboo_jax.schedule import render as grid_lib, timeline as timeline_lib
-from bamboo_jax.training.setup import build, build_recovery, executors, rental, sizes
+from bamboo_jax.training.setup import build, executors, rental, sizes
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -46,7 +46,7 @@ def make_plan(config: config_lib.Config) -> PlannedRun:
 
 
 def _plan_rows(config: config_lib.Config, profile: cost_model.Profile) -> PlannedRun:
-  templates = build_recovery.make_templates(config, profile)
+  templates = build.make_templates(config, profile)
   lines = [
       f"template of {partition.num_stages} nodes: layers {partition.bounds}, up to "
       f"{max(memory_bytes) / 2**20:.2f} MiB without replicas"
@@ -54,7 +54,7 @@ def _plan_rows(config: config_lib.Config, profile: cost_model.Profile) -> Planne
   ]
   num_stages = templates[0].partition.num_stages if templates else None
   plan = build.make_plan(config, profile, num_stages=num_stages)
-  rows = build.make_rows(config, plan)
+  rows = rows_lib.RowPlanner(plan, config.redundancy)
   redundant = rows.first()
   lines.append(render.render_plan(_with_rows(plan, redundant.timeline)))
   grid = grid_lib.render_grid(redundant.timeline)
