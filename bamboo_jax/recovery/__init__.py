@@ -5,15 +5,15 @@ ladder and the same planner.
 
   ladder      the rungs, their settings, and the input of a decision
   policies    choices of rungs and pipelines, by the names of systems
-  decide      which rung is taken, and the pipelines that follow
-  repair      spares take places, replicas are made
+  decide      which rung is taken, and the pipelines that follow; spares take
+              places, replicas are made
 
   planner     makes pipelines and predicts their cost, in three parts:
-  shapes      1. how many, of how many stages: covers, and Bamboo's triggers
+  shapes      1. how many, of how many stages: covers, Bamboo's triggers, and
+              Oobleck's rules after a loss: keep, borrow, merge
   placement   2. which node gets which stage: neighbours apart, copies spread
   (planner)   3. times: how long steps and pauses take
   templates   the best partition for each number of nodes (Oobleck)
-  regroup     Oobleck's rules after a loss: keep, borrow, merge
   moves       which state is copied when pipelines change, or layouts
 
   layout      the nodes of each stage, spares, and in a run their shares and rows

@@ -10,9 +10,13 @@ cluster and the simulator decide here, once per event.
   drop        samples dropped   a node under notice hands over: to a
   reconfigure a copy survives     spare, by new pipelines, or to the
   checkpoint  otherwise           nodes that would replace it if it died
+
+A spare that takes a place relieves a node that will be preempted, takes a stage
+without an owner, or a stage of a node that owns several, in this order. It copies
+the state from a live node.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import dataclasses
 
 from bamboo_jax import base
@@ -23,7 +27,6 @@ from bamboo_jax.recovery import (
     layout as layout_lib,
     moves,
     planner as planner_lib,
-    repair as repair_lib,
 )
 from bamboo_jax.schedule import failover
 
@@ -136,7 +139,7 @@ class _Question:
       owned = frozenset().union(*moves.owned_layers(pipelines).values())
       return len(owned) == pipelines[0].partition.num_layers
     return self.ladder.reroute == "stage" and all(
-        repair_lib.find_owner(pipelines, i, stage) is not None
+        find_owner(pipelines, i, stage) is not None
         for i, pipeline in enumerate(pipelines)
         for stage in pipeline.vacant
     )
@@ -169,7 +172,7 @@ class _Question:
     New pipelines are made only if the time that they save exceeds the pause.
     """
     before = decision.layout
-    after, repairs = repair_lib.repair(before, has_replicas=self.ladder.has_replicas)
+    after, repairs = repair(before, has_replicas=self.ladder.has_replicas)
     if self.planner:
       better = self._heed_notice(after) or self._find_better(before, after)
       if better:
@@ -264,6 +267,68 @@ class _Question:
       pause_secs = self.planner.times.pause_secs(rung, before, after)
     left_secs = max(0.0, self.ladder.options.horizon_secs - pause_secs)
     return left_secs / self.planner.times.step_secs(after)
+
+
+def repair(layout: Layout, *, has_replicas: bool) -> tuple[Layout, dict[int, failover.Repair]]:
+  """Gives places to spares, and makes replicas; also returns the repairs by pipeline.
+
+  Where stages have replicas, a node may own several.
+  """
+  pipelines, repairs = list(layout.pipelines), {}
+  spares = [node for node in layout.spares if node not in layout.leaving]
+  for i, pipeline in enumerate(pipelines):
+    places = [
+        s
+        for s, owner in base.by_stage(pipeline.roles.owners)
+        if (s in pipeline.vacant or owner in layout.leaving)
+        and find_owner(pipelines, i, s) is not None  # A source of the state.
+    ]
+    takers = dict(zip(places, spares, strict=False))  # Either may be fewer.
+    filled = _fill(pipeline, takers)
+    done = failover.Repair(filled.roles, (*takers.values(),), 0)
+    if has_replicas and not filled.vacant:
+      # Without those that `takers` has.
+      more = failover.repair(filled.roles, spares[len(takers) :])
+      done = dataclasses.replace(more, used=(*done.used, *more.used))
+    if done.used or done.num_replicas:
+      pipelines[i] = Pipeline(filled.partition, done.roles, filled.vacant)
+      repairs[i] = done
+      spares = spares[len(done.used) :]
+  if not repairs:
+    return layout, repairs
+  taken = {node for done in repairs.values() for node in done.used}
+  owners = {node for pipeline in pipelines for node in pipeline.nodes}
+  relieved = [  # Alive until they are preempted.
+      node for pipeline in layout.pipelines for node in pipeline.nodes if node not in owners
+  ]
+  after = dataclasses.replace(
+      layout,
+      pipelines=tuple(pipelines),
+      spares=(*(n for n in layout.spares if n not in taken), *relieved),
+  )
+  return after, repairs
+
+
+def _fill(pipeline: Pipeline, takers: Mapping[base.StageId, NodeId]) -> Pipeline:
+  """Gives stages to `takers`; drops replicas that are no longer on a shadow."""
+  roles = pipeline.roles
+  owners = tuple(takers.get(s, n) for s, n in base.by_stage(roles.owners))
+  shadows = {s: n for s, n in roles.shadows.items() if n == failover.natural_shadow(owners, s)}
+  return Pipeline(
+      pipeline.partition, failover.Roles(owners, shadows), pipeline.vacant.difference(takers)
+  )
+
+
+def find_owner(pipelines: Sequence[Pipeline], index: int, stage: base.StageId) -> NodeId | None:
+  """Returns the owner of `stage` in a pipeline of the same partition, or None.
+
+  Preferably in pipeline `index` itself.
+  """
+  pipeline = pipelines[index]
+  for other in (pipeline, *pipelines):
+    if stage not in other.vacant and other.partition == pipeline.partition:
+      return other.roles.owners[stage]
+  return None
 
 
 def _lose(

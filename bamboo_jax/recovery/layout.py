@@ -48,21 +48,6 @@ class Way(NamedTuple):
   shares: tuple[base.ShareId, ...]
 
 
-class BySegment(NamedTuple):
-  """A layout by segment, as arguments of `Engine.set_pipelines`.
-
-  Attributes:
-    owners: Owner of each segment, by pipeline.
-    shadows: Shadow of each segment that has one, by pipeline.
-    lines: Owners by segment, and their shares, of each way.
-  """
-
-  owners: list[tuple[base.NodeId, ...]]
-  shadows: list[Mapping[base.StageId, base.NodeId]]
-  shares: Shares
-  lines: list[tuple[tuple[base.NodeId, ...], tuple[base.ShareId, ...]]]
-
-
 @dataclasses.dataclass(frozen=True)
 class Layout:
   """The pipelines, and the shares of the batch that each computes.
@@ -123,6 +108,11 @@ class Layout:
         Way(pipeline, owners, tuple(shares)) for (pipeline, owners), shares in found.items()
     )
 
+  @property
+  def lines_of_ways(self) -> list[tuple[tuple[base.NodeId, ...], tuple[base.ShareId, ...]]]:
+    """Owners by segment, and their shares, of each way; as `Engine.lines`."""
+    return [way[1:] for way in self.ways]
+
   @functools.cached_property
   def is_joint(self) -> bool:
     """Whether ways have nodes in common."""
@@ -132,16 +122,6 @@ class Layout:
   def lines(self, rows: rows_lib.RowPlanner) -> list[lines_lib.Line]:
     """Returns the lines of a whole step, see `schedule.lines`."""
     return rows.lines(self.ways, [p.partition for p in self.pipelines])
-
-  @property
-  def by_segment(self) -> BySegment:
-    """The layout as arguments of `Engine.set_pipelines`."""
-    return BySegment(
-        [r.owners for r in self.roles],
-        [r.shadows for r in self.roles],
-        self.shares,
-        [way[1:] for way in self.ways],
-    )
 
   @property
   def nodes(self) -> frozenset[base.NodeId]:
@@ -177,28 +157,23 @@ class Layout:
     left = {s: row for s, row in detours.items() if row != owners[s]}
     return dataclasses.replace(self, detours=left)
 
-  def find_takers(self, before: "Layout") -> list[tuple[base.NodeId, types.Place]]:
-    """Returns nodes and the places that they own now but not in `before`."""
-    former = {
-        (node, pipeline, stage)
-        for pipeline, row in enumerate(before.owners)
-        for stage, node in base.by_stage(row)
-    }
-    return [
-        (node, types.Place(pipeline, stage))
+  @functools.cached_property
+  def _places(self) -> dict[types.Place, base.NodeId | None]:
+    """The owner of each place."""
+    return {
+        types.Place(pipeline, stage): node
         for pipeline, row in enumerate(self.owners)
         for stage, node in base.by_stage(row)
-        if node is not None and (node, pipeline, stage) not in former
-    ]
+    }
+
+  def find_takers(self, before: "Layout") -> list[tuple[base.NodeId, types.Place]]:
+    """Returns nodes and the places that they own now but not in `before`."""
+    owners = self._places.items()
+    return [(n, at) for at, n in owners if n is not None and before._places.get(at) != n]
 
   def places_of(self, nodes: Collection[base.NodeId]) -> tuple[types.Place, ...]:
     """Returns the places that `nodes` own."""
-    return tuple(
-        types.Place(pipeline, stage)
-        for pipeline, row in enumerate(self.owners)
-        for stage, owner in base.by_stage(row)
-        if owner in nodes
-    )
+    return tuple(place for place, owner in self._places.items() if owner in nodes)
 
   def segments_of(self, place: types.Place) -> Sequence[base.StageId]:
     """Returns the segments of a place; none if it is not in this layout."""

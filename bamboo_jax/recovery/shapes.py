@@ -24,7 +24,7 @@ import numpy as np
 from bamboo_jax import base, config
 from bamboo_jax.plan import partition as partition_lib, pipelines as pipelines_lib
 from bamboo_jax.plan.times import predictor as predictor_lib
-from bamboo_jax.recovery import moves, regroup
+from bamboo_jax.recovery import moves
 from bamboo_jax.schedule import failover
 
 Pipeline = pipelines_lib.Pipeline
@@ -32,6 +32,7 @@ Nodes = Sequence[base.NodeId]
 Partitions = tuple[partition_lib.Partition, ...]
 Pipelines = tuple[Pipeline, ...]
 Depths = tuple[int, ...]  # Of the pipelines of a cover, growing.
+Groups = tuple[tuple[base.NodeId, ...], ...]
 
 GRID_DEPTHS = (0.5, 0.75, 1.0, 1.25, 1.5)  # Multiples of the number of stages.
 _DEFAULTS = config.RecoverySection()
@@ -211,11 +212,11 @@ class Templates:
     counts = self.predictor.deal([self.predictor.pace(p) for p in partitions])
     return self.predictor.step_time(partitions, counts).total_ms
 
-  def _groups(self, pipelines: Sequence[Pipeline], nodes: Nodes) -> regroup.Groups:
+  def _groups(self, pipelines: Sequence[Pipeline], nodes: Nodes) -> Groups:
     alive, most = {*nodes}, self.predictor.most_pipelines
     left = [tuple(n for n in p.nodes if n in alive) for p in pipelines]
     training = {node for group in left for node in group}
-    groups = regroup.regroup(
+    groups = regroup(
         left,
         joined=tuple(node for node in nodes if node not in training),
         min_nodes=self.smallest.num_stages,
@@ -274,6 +275,65 @@ def fires(
       or 2 * num_doubled > options.max_doubled * num_training
       or (options.grow and most > len(pipelines))
   )
+
+
+def regroup(
+    groups: Sequence[tuple[base.NodeId, ...]],
+    *,
+    joined: Sequence[base.NodeId] = (),
+    min_nodes: int,
+    max_nodes: int,
+    min_pipelines: int,
+) -> Groups:
+  """Returns the nodes of each pipeline by the rules of Oobleck (section 5).
+
+  A pipeline that has lost nodes is kept if it still has `min_nodes`. Else it
+  borrows, one by one, the last node of the largest pipeline. If no pipeline can
+  spare one, it is merged: its nodes go to the smallest pipelines. A pipeline
+  that has lost all nodes is dropped unless it is needed for `min_pipelines`.
+
+  The paper does not say where joining nodes go. Here pipelines that are too
+  small get them; if enough remain they make new pipelines; then the smallest
+  pipelines grow. The rest are spares.
+
+  Args:
+    groups: Surviving nodes of each pipeline, stage by stage.
+    joined: Nodes that are in no pipeline yet.
+    min_nodes: Size of the smallest pipeline: n0.
+    max_nodes: Size of the largest pipeline: n_max.
+    min_pipelines: f + 1.
+
+  Raises `base.InfeasibleError` if there are too few nodes for that.
+  """
+  num_nodes = sum(map(len, groups)) + len(joined)
+  needed = min_pipelines * min_nodes
+  if num_nodes < needed:
+    raise base.InfeasibleError(
+        f"{num_nodes} nodes are too few: {min_pipelines} pipelines of at least "
+        f"{min_nodes} nodes need {needed}, {needed - num_nodes} more."
+    )
+  left = [list(group) for group in groups if group]
+  left += [[] for _ in range(min_pipelines - len(left))]
+  waiting = list(joined)
+  while short := [group for group in left if len(group) < min_nodes]:
+    # The one that lacks fewest.
+    borrower, largest = max(short, key=len), max(left, key=len)
+    if waiting:
+      borrower.append(waiting.pop(0))
+    elif len(largest) > min_nodes:
+      borrower.append(largest.pop())
+    else:
+      # None is above `min_nodes`, one is below, and there are `needed` nodes,
+      # so there are more than `min_pipelines`, and one can go.
+      merged = min(short, key=len)
+      left = [group for group in left if group is not merged]
+      waiting += merged
+  while len(waiting) >= min_nodes:
+    left.append(waiting[:min_nodes])
+    del waiting[:min_nodes]
+  while waiting and len(smallest := min(left, key=len)) < max_nodes:
+    smallest.append(waiting.pop(0))
+  return tuple(map(tuple, left))
 
 
 def fold(

@@ -85,61 +85,6 @@ class Survival:
     return " ".join(s[0].upper() + s[1:] for s in said)
 
 
-@dataclasses.dataclass(frozen=True)
-class Copies:
-  """The copies of all layers.
-
-  Attributes:
-    holders: Number of layers by the set of nodes that have a copy.
-    pairs: Owner and shadow of each stage; without a shadow, the owner twice.
-  """
-
-  holders: Mapping[frozenset[base.NodeId], int]
-  pairs: tuple[tuple[base.NodeId, base.NodeId], ...]
-
-  @classmethod
-  def of(cls, pipelines: Sequence[pipelines_lib.Pipeline]) -> "Copies":
-    """Returns the copies on owners and shadows of `pipelines`."""
-    holders: list[set[base.NodeId]] = [set() for _ in range(pipelines[0].partition.num_layers)]
-    pairs = []
-    for pipeline in pipelines:
-      for stage, owner in base.by_stage(pipeline.roles.owners):
-        shadow = pipeline.roles.shadows.get(stage)
-        alive = set() if shadow is None else {shadow}
-        if stage not in pipeline.vacant:  # Else only a replica.
-          alive.add(owner)
-          pairs.append((owner, owner if shadow is None else shadow))
-        for layer in pipeline.partition.layers(stage):
-          holders[layer] |= alive
-    return cls(collections.Counter(map(frozenset, holders)), tuple(pairs))
-
-  def survival(self, zones: Mapping[base.NodeId, str]) -> Survival:
-    """Returns the failures survived; `zones` has all nodes, even idle ones."""
-    spread = {nodes: collections.Counter(zones[n] for n in nodes) for nodes in self.holders}
-    together = {zones[a] for a, b in self.pairs if zones[a] == zones[b]}
-    # Least number of copies of a layer outside of a zone.
-    left = {
-        zone: min(len(nodes) - in_[zone] for nodes, in_ in spread.items())
-        for zone in sorted(set(zones.values()))
-    }
-    alive = tuple(zone for zone, copies in left.items() if copies)
-    return Survival(
-        zones=alive,
-        fatal_zones=tuple(zone for zone, copies in left.items() if not copies),
-        shadow_zones=tuple(zone for zone in alive if zone not in together),
-        num_zones=max(0, min(map(len, spread.values())) - 1),  # One must live.
-        # 0 also without a copy.
-        num_nodes=max(0, min(map(len, self.holders)) - 1),
-        num_nodes_after_zone=min((left[zone] - 1 for zone in alive), default=0),
-        num_apart=sum(zones[a] != zones[b] for a, b in self.pairs),
-        num_together=sum(
-            math.comb(num, 2) * num_layers
-            for nodes, num_layers in self.holders.items()
-            for num in spread[nodes].values()
-        ),
-    )
-
-
 def find_survival(
     pipelines: Sequence[pipelines_lib.Pipeline], zones: Mapping[base.NodeId, str]
 ) -> Survival:
@@ -147,9 +92,42 @@ def find_survival(
 
   A node missing in `zones` counts as a zone of its own.
   """
-  copies = Copies.of(pipelines)
-  nodes = frozenset().union(*copies.holders)
-  return copies.survival({n: f"node {n}" for n in nodes} | dict(zones))
+  layers: list[set[base.NodeId]] = [set() for _ in range(pipelines[0].partition.num_layers)]
+  pairs = []  # Owner and shadow of each stage; without a shadow, the owner twice.
+  for pipeline in pipelines:
+    for stage, owner in base.by_stage(pipeline.roles.owners):
+      shadow = pipeline.roles.shadows.get(stage)
+      alive = set() if shadow is None else {shadow}
+      if stage not in pipeline.vacant:  # Else only a replica.
+        alive.add(owner)
+        pairs.append((owner, owner if shadow is None else shadow))
+      for layer in pipeline.partition.layers(stage):
+        layers[layer] |= alive
+  holders = collections.Counter(map(frozenset, layers))  # Number of layers by their copies.
+  zones = {n: f"node {n}" for n in frozenset().union(*holders)} | dict(zones)
+  spread = {nodes: collections.Counter(zones[n] for n in nodes) for nodes in holders}
+  together = {zones[a] for a, b in pairs if zones[a] == zones[b]}
+  # Least number of copies of a layer outside of a zone.
+  left = {
+      zone: min(len(nodes) - in_[zone] for nodes, in_ in spread.items())
+      for zone in sorted(set(zones.values()))
+  }
+  stay = tuple(zone for zone, copies in left.items() if copies)
+  return Survival(
+      zones=stay,
+      fatal_zones=tuple(zone for zone, copies in left.items() if not copies),
+      shadow_zones=tuple(zone for zone in stay if zone not in together),
+      num_zones=max(0, min(map(len, spread.values())) - 1),  # One must live.
+      # 0 also without a copy.
+      num_nodes=max(0, min(map(len, holders)) - 1),
+      num_nodes_after_zone=min((left[zone] - 1 for zone in stay), default=0),
+      num_apart=sum(zones[a] != zones[b] for a, b in pairs),
+      num_together=sum(
+          math.comb(num, 2) * num_layers
+          for nodes, num_layers in holders.items()
+          for num in spread[nodes].values()
+      ),
+  )
 
 
 def find_ending(

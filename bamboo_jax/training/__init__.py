@@ -6,9 +6,8 @@ same `worker`, and only the cohort below it differs.
 
   run                  builds a member of either kind; where commands enter
   worker               the loop: steps, changes of the view, the end
-  step                 the phases of a step, by an executor of `runtime`;
-                       `sums` clips the gradient, and decides whether the step
-                       may change the state
+  step                 the phases of a step, by an executor of `runtime`; clips the
+                       gradient, and decides whether the step may change the state
   cohort               a worker's view of the other members, alone or in a cluster
   run_state            steps done, layout, and the arrays, all copies of which
                        are equal; `state_transfer` moves them between nodes
@@ -18,7 +17,6 @@ same `worker`, and only the cohort below it differs.
   control              a negative control: the last step without a share
   record/              the journal of a run: what happened, summary and account
   setup/               makes the parts of a run from a config
-  environment          the arguments of a worker
 
 Read `step` first, then `worker`: the picture above `_regroup` is what happens
 when a node dies.

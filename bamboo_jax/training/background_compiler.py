@@ -94,7 +94,7 @@ class BackgroundCompiler:
       self._error = self._error or error
 
   def _find_jobs(self, alive: Collection[base.NodeId]) -> list[Callable[[], Any]]:
-    return self._executor.jobs(self._state.plan(alive).layout.by_segment.lines)
+    return self._executor.jobs(self._state.plan(alive).layout.lines_of_ways)
 
   def _prepare(self, view: base.ViewId, jobs: list[Callable[[], Any]]) -> None:
     self._call(jobs)

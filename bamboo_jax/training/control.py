@@ -19,7 +19,7 @@ from bamboo_jax import base
 from bamboo_jax.checkpoint import digest
 from bamboo_jax.runtime.phases import reduce, update
 from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.training import sums as sums_lib
+from bamboo_jax.training import step as step_lib
 from bamboo_jax.training.setup import job as job_lib
 
 
@@ -74,10 +74,10 @@ class Control:
     return digest.state_sha256(digests, order, samples_seen=samples_seen)
 
   def _find_scale(self) -> float:
-    sums = sums_lib.LocalSums(
+    sums = step_lib.LocalSums(
         {stage: tuple(norms.tolist()) for stage, norms in reduce.stage_norms(self._engine).items()},
         tuple(reduce.loss(self._engine).tolist()),
     )
-    return sums_lib.add_up(
+    return step_lib.add_up(
         [sums], num_stages=len(self._engine.specs), clip_norm=self._job.config.optimizer.clip_norm
     ).scale

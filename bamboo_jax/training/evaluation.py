@@ -14,7 +14,7 @@ import numpy as np
 from bamboo_jax import base
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.schedule import channel as channel_lib
-from bamboo_jax.training import environment, failures
+from bamboo_jax.training import failures
 from bamboo_jax.training.setup import job as job_lib
 
 _AGREE_SECS = 1.0  # Between two agreements to go on.
@@ -39,7 +39,7 @@ class EvalPart:
 
 
 def run(
-    job: job_lib.Job, data: failures.SafeData, given: environment.Environment, *, step: base.StepId
+    job: job_lib.Job, data: failures.SafeData, given: job_lib.Environment, *, step: base.StepId
 ) -> tuple[dict[str, float] | None, bool]:
   """Returns the mean "loss" in nats and those of the metrics of the model, by name.
 

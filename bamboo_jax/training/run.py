@@ -21,12 +21,7 @@ from bamboo_jax.net import identity as identity_lib
 from bamboo_jax.runtime import accelerator, devices as devices_lib
 from bamboo_jax.runtime.executables import program_store
 from bamboo_jax.runtime.wire import endpoints, transport as transport_lib
-from bamboo_jax.training import (
-    cohort as cohort_lib,
-    control as control_lib,
-    environment,
-    worker as worker_lib,
-)
+from bamboo_jax.training import cohort as cohort_lib, control as control_lib, worker as worker_lib
 from bamboo_jax.training.record import workdir as workdir_lib
 from bamboo_jax.training.setup import accept, executors, job as job_lib, saving, sizes
 
@@ -40,7 +35,7 @@ def train_and_evaluate(
     hearing: Callable[
         [Callable[[], bool]], contextlib.AbstractContextManager[None]
     ] = lambda ask: contextlib.nullcontext(),
-    callbacks: Sequence[environment.Callback] = (),
+    callbacks: Sequence[job_lib.Callback] = (),
     settles: bool = False,
     with_control: bool = False,
 ) -> bool:
@@ -95,7 +90,7 @@ def train_and_evaluate(
         holder.check()  # Raises, as others have the folder.
       return cohort.is_asked_to_stop
 
-    given = environment.Environment(
+    given = job_lib.Environment(
         cohort=cohort,
         workdir=where,
         faults=due,
@@ -181,7 +176,7 @@ def train_in_cluster(
   apart = use_devices(config, 1)
   devices = devices_lib.place_nodes([number], apart=apart)
   job = job_lib.make_job(config, devices=devices, exchange=transport)
-  given = environment.Environment(
+  given = job_lib.Environment(
       cohort=cohort,
       workdir=where,
       name=name,

@@ -1,7 +1,9 @@
 """One step of training as a transaction, on the nodes of one member.
 
 Until the vote no phase changes the state, so lost results can be recomputed;
-after the vote the update is local and needs no peer.
+after the vote the update is local and needs no peer. Decisions are pure functions of
+the gathered sums, so that all members agree even if one dies meanwhile: the scale of
+the gradient, and whether the step may change the state at all.
 
   compute  rows of forward and backward passes, and the transfers between them
   ties     gradients of parameters shared by layers on different stages
@@ -15,9 +17,12 @@ after the vote the update is local and needs no peer.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
+import math
 import time
 
-from bamboo_jax import base
+import numpy as np
+
+from bamboo_jax import base, config as config_lib
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.checkpoint import arrays as layer_arrays, parts
 from bamboo_jax.faults import faults as faults_lib, slow as slow_lib
@@ -26,7 +31,7 @@ from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime.phases import reduce, replicas, update
 from bamboo_jax.runtime.profile import recorder as recorder_lib
 from bamboo_jax.schedule import redundancy, timeline as timeline_lib
-from bamboo_jax.training import environment, failures, sums as sums_lib
+from bamboo_jax.training import failures
 from bamboo_jax.training.record import step_times
 from bamboo_jax.training.setup import executors, job as job_lib
 
@@ -75,6 +80,118 @@ def join(said: Iterable[Measured]) -> Measured:
 
 
 @dataclasses.dataclass(frozen=True)
+class LocalSums:
+  """One member's part of the sums of a step.
+
+  Attributes:
+    squares: By stage, the squared norm of the gradient of each layer.
+    loss: Sum of the losses, in nats, their weight, in tokens, and the sums of
+      the metrics; None if the member hosts no last stage.
+  """
+
+  squares: Mapping[int, tuple[float, ...]]
+  loss: tuple[float, ...] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class StepSums:
+  """The sums of a step.
+
+  Attributes:
+    loss: Sum of the losses, in nats.
+    weight: Number of tokens, or of images or other samples, that count.
+    scale: Factor of the gradients.
+    grad_norm: Global norm of the mean gradient before clipping.
+    metrics: Means of the metrics, in the order of `StageSpec.metrics`.
+  """
+
+  loss: float
+  weight: float
+  scale: float
+  grad_norm: float
+  metrics: tuple[float, ...] = ()
+
+  @property
+  def mean_loss(self) -> float:
+    """Mean loss per token; not a number if no token counts."""
+    return self.loss / self.weight if self.weight else math.nan
+
+  @property
+  def is_finite(self) -> bool:
+    """Whether loss and gradient are finite, or no token counts."""
+    is_finite = math.isfinite(self.mean_loss) and math.isfinite(self.grad_norm)
+    return is_finite or not self.weight
+
+  def unit(self, batch_size: int) -> str:
+    """Returns "samples" if the weight is at most that; else "tokens"."""
+    return "samples" if 0 < self.weight <= batch_size else "tokens"
+
+
+def add_up(said: Iterable[LocalSums], *, num_stages: int, clip_norm: float | None) -> StepSums:
+  """Returns the sums of a step from the parts `said` by all members.
+
+  `clip_norm` is the largest norm of the mean gradient; None: no clipping.
+  """
+  said = list(said)
+  loss, weight, *sums = next(s.loss for s in said if s.loss is not None)
+  squares: list[float] = []
+  for stage in range(num_stages):
+    squares += next(s.squares[stage] for s in said if stage in s.squares)
+  if not weight:
+    nothing = (math.nan,) * len(sums)
+    return StepSums(loss, weight, scale=0.0, grad_norm=math.nan, metrics=nothing)
+  metrics = tuple(found / weight for found in sums)
+  norm = math.sqrt(sum(np.asarray(squares, np.float64))) / weight
+  if clip_norm is None or not norm > clip_norm:  # Also if it is not a number.
+    return StepSums(loss, weight, 1.0 / weight, norm, metrics)
+  return StepSums(loss, weight, clip_norm / norm / weight, norm, metrics)
+
+
+def judge(
+    step: base.StepId, sums: StepSums, options: config_lib.OptimizerSection, *, num_skipped: int
+) -> str:
+  """Returns why `step`, from 0, must not change the state; "" if it may.
+
+  `num_skipped` steps in a row were skipped right before it. Raises
+  `base.NonFiniteError` if the run must end.
+  """
+  trouble = f"loss={sums.mean_loss} grad_norm={sums.grad_norm}"
+  reason = f"not finite: {trouble}"
+  if not sums.weight:
+    reason = "no token of the batch counts"
+  elif options.on_nonfinite == "apply" or sums.is_finite:
+    return ""
+  elif options.on_nonfinite == "stop":
+    raise base.NonFiniteError(
+        f"Step {step + 1} has {trouble}, so training stops before its update. "
+        "config.optimizer.on_nonfinite='skip' goes on without such steps."
+    )
+  if 0 < (most := options.most_skipped_steps) <= num_skipped + 1:
+    before = step - num_skipped
+    raise base.NonFiniteError(
+        f"Training stops at step {step + 1}: all steps after step {before} "
+        f"were skipped (config.optimizer.most_skipped_steps={most})"
+        f", the last one because {reason}. Checkpoints up to step {before} are "
+        "from before."
+    )
+  return reason
+
+
+def check_state(step: base.StepId, found: Iterable[str]) -> None:
+  """Raises `base.NonFiniteError` if the state before `step` is not finite.
+
+  `found` has the name of a non-finite array of each member, or "" if it has
+  none; `step` counts from 0.
+  """
+  if name := next(filter(None, found), None):
+    raise base.NonFiniteError(
+        f"Training stops before step {step + 1}: {name} is not finite, so no "
+        "step can succeed and no checkpoint would be saved. Earlier "
+        "checkpoints are not affected."
+    )
+
+
+@dataclasses.dataclass(frozen=True)
 class Vote:
   """A member's vote that it has finished all phases before the commit.
 
@@ -118,7 +235,7 @@ class Committed:
 
   steps: base.StepId
   view: base.ViewId
-  sums: sums_lib.StepSums
+  sums: StepSums
   secs: float
   phase_secs: Mapping[str, float]
   instructions: Sequence[recorder_lib.MeasuredInstruction]
@@ -142,7 +259,7 @@ class StepRunner:
     idle_secs: See `Committed`; the worker adds its waits.
   """
 
-  def __init__(self, job: job_lib.Job, given: environment.Environment) -> None:
+  def __init__(self, job: job_lib.Job, given: job_lib.Environment) -> None:
     self._engine, self._cohort = job.engine, given.cohort
     self._options = job.config.optimizer
     self._check_every_steps = job.config.redundancy.check_every_steps
@@ -227,7 +344,7 @@ class StepRunner:
     with self._phase("norm"):
       self._sums = self._gather_sums()
       num = self._num_before
-      self._skipped = sums_lib.judge(self._step, self._sums, self._options, num_skipped=num)
+      self._skipped = judge(self._step, self._sums, self._options, num_skipped=num)
       self.num_skipped = num + 1 if self._skipped else 0
     with self._phase("refresh"):
       if not self._skipped:
@@ -277,7 +394,7 @@ class StepRunner:
         ),
         owed={view: span for view, span in owed.items() if span},
         ran=self.executor.filler.ran(ran),
-        nodes=self._delays.measure(ran, num_nodes=len(self._engine.nodes)),
+        nodes=self._delays.measure(ran, is_alone=len(self._engine.nodes) == 1),
     )
 
   def result(self, measured: Measured, recoveries: Sequence[durations.RecoveryTimes]) -> Committed:
@@ -346,16 +463,16 @@ class StepRunner:
       if node := self._engine.nodes.get(number):
         node.slow_factor = 1.0 if is_over else slow.factor
 
-  def _gather_sums(self) -> sums_lib.StepSums:
+  def _gather_sums(self) -> StepSums:
     engine, last = self._engine, len(self._engine.specs) - 1
     owns_loss = any(row[last] in engine.nodes for row in engine.owners)
-    mine = sums_lib.LocalSums(
+    mine = LocalSums(
         {s: tuple(n.tolist()) for s, n in reduce.stage_norms(engine).items()},
         tuple(reduce.loss(engine).tolist()) if owns_loss else None,
     )
     key = f"sums {self._step}"
     said = self._delays.gather(lambda: self._cohort.gather(key, mine))
-    return sums_lib.add_up(said.values(), num_stages=last + 1, clip_norm=self._options.clip_norm)
+    return add_up(said.values(), num_stages=last + 1, clip_norm=self._options.clip_norm)
 
   @contextlib.contextmanager
   def _phase(self, phase: str) -> Iterator[None]:

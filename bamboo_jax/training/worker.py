@@ -23,13 +23,11 @@ from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.training import (
     background_compiler,
     cohort as cohort_lib,
-    environment,
     evaluation,
     failures as failures_lib,
     run_state as run_state_lib,
     state_transfer,
     step as step_lib,
-    sums as sums_lib,
 )
 from bamboo_jax.training.record import deaths as deaths_lib, journal as journal_lib, slow_nodes
 from bamboo_jax.training.setup import job as job_lib, saving
@@ -52,7 +50,7 @@ _FINAL = (
 class Worker:
   """One member of a run; construction opens the folder of checkpoints."""
 
-  def __init__(self, job: job_lib.Job, given: environment.Environment) -> None:
+  def __init__(self, job: job_lib.Job, given: job_lib.Environment) -> None:
     config, cohort, engine = job.config, given.cohort, job.engine
     self._config = config
     self._job = job
@@ -160,7 +158,7 @@ class Worker:
     votes = self._step.vote(self._vote())
     if self._decide_on(vote.failure for vote in votes.values()):
       return
-    sums_lib.check_state(self.state.steps, (v.nonfinite for v in votes.values()))
+    step_lib.check_state(self.state.steps, (v.nonfinite for v in votes.values()))
     self._commit(votes)
     if any(vote.stops for vote in votes.values()):
       self._stop_at, self._saves_at_stop = self.state.steps, True

@@ -24,7 +24,7 @@ from bamboo_jax.recovery import durations, layout as layout_lib
 from bamboo_jax.runtime.phases import replicas
 from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
 from bamboo_jax.schedule import timeline as timeline_lib
-from bamboo_jax.training import cohort as cohort_lib, environment, worker as worker_lib
+from bamboo_jax.training import cohort as cohort_lib, worker as worker_lib
 from bamboo_jax.training.record import workdir as workdir_lib
 from bamboo_jax.training.setup import accept, build, job as job_lib, sizes
 from bamboo_jax.verify import cases as cases_lib, layouts, storm as storm_lib
@@ -166,7 +166,7 @@ class Trials:
         devices=job.engine.devices,
         segments=job.rules.segments,
     )
-    given = environment.Environment(
+    given = job_lib.Environment(
         cohort=wrap(cohort_lib.LocalCohort(sizes.num_nodes(job.config))),
         workdir=workdir_lib.Workdir(pathlib.Path(folder)),
         faults=faults,

@@ -5,7 +5,7 @@ import itertools
 from absl.testing import parameterized
 
 from bamboo_jax import base
-from bamboo_jax.recovery import regroup, templates as templates_lib
+from bamboo_jax.recovery import shapes as shapes_lib, templates as templates_lib
 
 
 class RegroupTest(parameterized.TestCase):
@@ -27,7 +27,7 @@ class RegroupTest(parameterized.TestCase):
       ("finds_no_place", ["abc", "def"], "x", ["abc", "def"], "x"),
   )
   def test_rules(self, groups, joined, want, spares):
-    got = regroup.regroup(
+    got = shapes_lib.regroup(
         [tuple(g) for g in groups], joined=joined, min_nodes=2, max_nodes=3, min_pipelines=2
     )
     self.assertCountEqual(["".join(g) for g in got], want)
@@ -45,7 +45,7 @@ class RegroupTest(parameterized.TestCase):
         num_tried += 1
         names = iter(range(sum(sizes)))
         groups = [tuple(itertools.islice(names, n)) for n in sizes]
-        got = regroup.regroup(
+        got = shapes_lib.regroup(
             groups, min_nodes=min_nodes, max_nodes=max_nodes, min_pipelines=num_failures + 1
         )
         self.assertCountEqual(sum(got, ()), range(sum(sizes)))
@@ -60,4 +60,4 @@ class RegroupTest(parameterized.TestCase):
     with self.assertRaisesRegex(
         base.InfeasibleError, "3 nodes are too few: 2 pipelines of at least 2"
     ):
-      regroup.regroup([(1, 2), (3,)], min_nodes=2, max_nodes=3, min_pipelines=2)
+      shapes_lib.regroup([(1, 2), (3,)], min_nodes=2, max_nodes=3, min_pipelines=2)

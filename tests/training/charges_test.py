@@ -7,7 +7,7 @@ from absl.testing import parameterized
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.runtime.profile import recorder
 from bamboo_jax.schedule import failover, instruction as instruction_lib
-from bamboo_jax.training import run_state, step as step_lib, sums as sums_lib
+from bamboo_jax.training import run_state, step as step_lib
 from bamboo_jax.training.record import charges as charges_lib, step_times
 from bamboo_jax.training.setup import sizes
 from tests import layouts, profiles, tiny
@@ -29,7 +29,7 @@ def _result(start_secs, *, secs=10.0, measured=(), **phases):
   return step_lib.Committed(
       steps=1,
       view=1,
-      sums=sums_lib.StepSums(1.0, 1.0, 1.0, 0.5),
+      sums=step_lib.StepSums(1.0, 1.0, 1.0, 0.5),
       secs=secs,
       phase_secs=phases,
       instructions=measured,
@@ -52,9 +52,10 @@ class ChargesTest(parameterized.TestCase):
     self.layout = _layout((0, 1), (2, 3))
     self.totals = account_lib.Totals()
 
-  def _count(self, secs, node_time, num_samples):
+  def _take(self, charges):
+    new = charges.take()
     self.totals = self.totals.add(
-        secs, node_time.parts, node_secs=node_time.total, num_samples=num_samples
+        new.secs, new.parts, node_secs=new.node_secs, num_samples=new.num_samples
     )
 
   def _charges(self):
@@ -64,8 +65,8 @@ class ChargesTest(parameterized.TestCase):
 
   def _account(self, charges=None):
     """Returns the account of all charges so far."""
-    for secs, node_time, num_samples in charges.take() if charges else ():
-      self._count(secs, node_time, num_samples)
+    if charges:
+      self._take(charges)
     return self.totals.account(_PRICE)
 
   def _add(self, charges, result, passes=None, recoveries=(), sums_secs=0.0):
@@ -79,8 +80,7 @@ class ChargesTest(parameterized.TestCase):
     )
     done = dataclasses.replace(result, measured=step_lib.Measured(passes), recoveries=recoveries)
     charges.add_step(done, self.nodes, num_samples=8, sums_secs=sums_secs)
-    for secs, node_time, num in charges.take():
-      self._count(secs, node_time, num)
+    self._take(charges)
 
   def test_sums_without_waiting(self):
     """Nodes 0 and 2 sum stage 0, 1 and 3 stage 1; some wait for the slower."""
@@ -245,8 +245,8 @@ class ChargesTest(parameterized.TestCase):
     charges = self._charges()
     self.now = 2.0
     charges.charge("lost")
-    self.assertEqual(charges.take(), [(2.0, NodeTime(lost=10.0), 0)])
-    self.assertEqual(charges.take(), [])
+    want = account_lib.Totals(2.0, 10.0, NodeTime(lost=10.0).parts)
+    self.assertEqual([charges.take(), charges.take()], [want, account_lib.Totals()])
 
 
 class FindPriceTest(parameterized.TestCase):

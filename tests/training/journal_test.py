@@ -22,7 +22,7 @@ from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.profile import products, recorder as recorder_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import failover, instruction as instruction_lib, timeline as timeline_lib
-from bamboo_jax.training import environment, step as step_lib, sums as sums_lib
+from bamboo_jax.training import step as step_lib
 from bamboo_jax.training.record import (
     charges as charges_lib,
     journal as journal_lib,
@@ -74,7 +74,7 @@ def _committed(step, weight=64.0, **facts):
   return step_lib.Committed(
       steps=step,
       view=1,
-      sums=sums_lib.StepSums(weight * (10.0 - step), weight, 1 / 64, 0.5),
+      sums=step_lib.StepSums(weight * (10.0 - step), weight, 1 / 64, 0.5),
       secs=2.0,
       phase_secs={"compute": 1.5},
       start_secs=100.0 + 2 * step,
@@ -112,7 +112,7 @@ class JournalTest(parameterized.TestCase):
   def join(self, number):
     node = journal_lib.Journal(
         self.job,
-        environment.Environment(
+        job_lib.Environment(
             cohort=None,
             workdir=workdir_lib.Workdir(self.root),
             progress=progress_lib.ProgressLine(num_steps=9, stream=self.shown),

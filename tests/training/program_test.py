@@ -18,7 +18,7 @@ from bamboo_jax.metrics import jsonl
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.spmd import pipeline_run as run_lib
 from bamboo_jax.runtime.stage import programs as programs_lib
-from bamboo_jax.training import cohort as cohort_lib, environment, run, worker as worker_lib
+from bamboo_jax.training import cohort as cohort_lib, run, worker as worker_lib
 from bamboo_jax.training.record import workdir
 from bamboo_jax.training.setup import accept, build, executors, job as job_lib, sizes
 from bamboo_jax.verify import trials
@@ -85,7 +85,7 @@ class Run:
     )
     cohort = cohort_lib.LocalCohort(sizes.num_nodes(config))
     with tempfile.TemporaryDirectory() as folder:
-      given = environment.Environment(
+      given = job_lib.Environment(
           cohort=cohort, workdir=workdir.Workdir(pathlib.Path(folder)), faults=parse(faults)
       )
       self.worker = worker_lib.Worker(job, given)

@@ -15,7 +15,8 @@ from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.recovery import slowness
 from bamboo_jax.runtime import executor as executor_lib
 from bamboo_jax.schedule import failover, instruction, redundancy, timeline as timeline_lib
-from bamboo_jax.training import cohort as cohort_lib, environment, step as step_lib
+from bamboo_jax.training import cohort as cohort_lib, step as step_lib
+from bamboo_jax.training.setup import job as job_lib
 from tests import layouts, members, schedules
 from tests.runtime import engine_test as engines
 from tests.training import deaths_test
@@ -45,7 +46,7 @@ class Steps:
         ),
         engine=engine,
     )
-    self._step = step_lib.StepRunner(job, environment.Environment(cohort=cohort, workdir=None))
+    self._step = step_lib.StepRunner(job, job_lib.Environment(cohort=cohort, workdir=None))
 
   def run(self, step, feed):
     due = faults_lib.FaultsDue((), step=step, owners=self._engine.owners, hosted=())
@@ -229,7 +230,7 @@ class MeasuredTest(parameterized.TestCase):
         _planned=(),
         _phase_secs={"compute": 1.0, "ties": 0.0, "reduce": 0.0},
         _cohort=types.SimpleNamespace(hosted=frozenset({0}), view=members.view(2, 0, 2, 3)),
-        _delays=types.SimpleNamespace(measure=lambda ran, num_nodes: {}),
+        _delays=types.SimpleNamespace(measure=lambda ran, is_alone: {}),
         _engine=types.SimpleNamespace(nodes={0: None}),
         **facts,
     )

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from unittest import mock
 
 from absl.testing import absltest, parameterized
 
@@ -49,17 +50,23 @@ class NodesTest(parameterized.TestCase):
         (instruction.Instruction(1, ops.BACKWARD, 0), 0.01),
         (instruction.Instruction(0, ops.REDUNDANT_FORWARD, 0), 0.02),
     ]
-    got = step_times.measure_nodes(
-        [recorder.MeasuredInstruction(4, i, 1.0, 1.0 + secs) for i, secs in row],
-        secs=0.1,
-        waited_secs=0.03,
-        starved_secs=0.01,
-        is_alone=is_alone,
-    )
+    clock = mock.Mock(perf_counter=iter([1.0, 1.1]).__next__)
+    waits, starved = iter([2.0, 2.03]), iter([5.0, 5.01])
+    with (
+        mock.patch.object(step_times, "time", clock),
+        mock.patch.object(step_times, "starved_secs", starved.__next__),
+    ):
+      exchange = mock.Mock()
+      type(exchange).waited_secs = property(lambda _: next(waits))
+      meter = step_times.DelayMeter(exchange)
+      got = meter.measure(
+          [recorder.MeasuredInstruction(4, i, 1.0, 1.0 + secs) for i, secs in row],
+          is_alone=is_alone,
+      )
     self.assertEqual(got.keys(), {4})
     self.assertEqual(got[4].work, "1B*1 1F*2")
     self.assertAlmostEqual(got[4].busy_secs, busy_secs)
-    self.assertEqual(got[4].starved_secs, 0.01 if is_alone else 0.0)
+    self.assertAlmostEqual(got[4].starved_secs, 0.01 if is_alone else 0.0)
     if waited_secs is None:
       self.assertIsNone(got[4].waited_secs)
     else:

@@ -6,7 +6,7 @@ from absl.testing import parameterized
 
 from bamboo_jax import base
 from bamboo_jax.config import surroundings
-from bamboo_jax.training import sums
+from bamboo_jax.training import step as step_lib
 
 _NAN, _INF = math.nan, math.inf
 
@@ -21,24 +21,24 @@ class SumsTest(parameterized.TestCase):
   )
   def test_what_members_said(self, clip_norm, scale):
     said = [
-        sums.LocalSums({1: (36.0,)}, (8.0, 2.0)),
-        sums.LocalSums({0: (28.0, 36.0)}, None),
-        sums.LocalSums({0: (28.0, 36.0)}, None),
+        step_lib.LocalSums({1: (36.0,)}, (8.0, 2.0)),
+        step_lib.LocalSums({0: (28.0, 36.0)}, None),
+        step_lib.LocalSums({0: (28.0, 36.0)}, None),
     ]
-    got = sums.add_up(said, num_stages=2, clip_norm=clip_norm)
-    self.assertEqual(got, sums.StepSums(8.0, 2.0, scale, 5.0))
+    got = step_lib.add_up(said, num_stages=2, clip_norm=clip_norm)
+    self.assertEqual(got, step_lib.StepSums(8.0, 2.0, scale, 5.0))
     self.assertEqual(got.mean_loss, 4.0)
 
   @parameterized.parameters((2.0, (2.0, 0.5)), (0.0, (_NAN, _NAN)))
   def test_means_of_metrics(self, weight, means):
-    said = [sums.LocalSums({0: (1.0,)}, (8.0, weight, 4.0, 1.0))]
-    got = sums.add_up(said, num_stages=1, clip_norm=None).metrics
+    said = [step_lib.LocalSums({0: (1.0,)}, (8.0, weight, 4.0, 1.0))]
+    got = step_lib.add_up(said, num_stages=1, clip_norm=None).metrics
     self.assertEqual(str(got), str(means))
 
   @parameterized.parameters(None, 1.0)
   def test_no_token_counts(self, clip_norm):
-    said = [sums.LocalSums({0: (0.0,)}, (0.0, 0.0))]
-    got = sums.add_up(said, num_stages=1, clip_norm=clip_norm)
+    said = [step_lib.LocalSums({0: (0.0,)}, (0.0, 0.0))]
+    got = step_lib.add_up(said, num_stages=1, clip_norm=clip_norm)
     self.assertEqual((got.weight, got.scale), (0.0, 0.0))
     self.assertTrue(math.isnan(got.mean_loss))
 
@@ -57,9 +57,9 @@ class SumsTest(parameterized.TestCase):
       (_NAN, 0.0, _NAN, "apply", "no token of the batch counts"),
   )
   def test_judge(self, loss, weight, norm, on_nonfinite, skipped):
-    total = sums.StepSums(loss * weight, weight, 1.0, norm)
+    total = step_lib.StepSums(loss * weight, weight, 1.0, norm)
     options = surroundings.OptimizerSection(on_nonfinite=on_nonfinite)
-    got = sums.judge(6, total, options, num_skipped=0)
+    got = step_lib.judge(6, total, options, num_skipped=0)
     self.assertEqual(got, skipped)
 
   @parameterized.parameters(
@@ -75,8 +75,8 @@ class SumsTest(parameterized.TestCase):
   )
   def test_skipped_steps_in_a_row(self, most, loss, weight, num, message):
     options = surroundings.OptimizerSection(most_skipped_steps=most)
-    total = sums.StepSums(loss * weight, weight, 1.0, 1.0)
-    judge = lambda: sums.judge(59, total, options, num_skipped=num)
+    total = step_lib.StepSums(loss * weight, weight, 1.0, 1.0)
+    judge = lambda: step_lib.judge(59, total, options, num_skipped=num)
     if message is None:
       judge()
       return
@@ -85,18 +85,18 @@ class SumsTest(parameterized.TestCase):
 
   @parameterized.parameters((8.0, "samples"), (6.0, "samples"), (9.0, "tokens"), (0.0, "tokens"))
   def test_unit(self, weight, unit):
-    self.assertEqual(sums.StepSums(1.0, weight, 1.0, 1.0).unit(8), unit)
+    self.assertEqual(step_lib.StepSums(1.0, weight, 1.0, 1.0).unit(8), unit)
 
   def test_check_state(self):
-    sums.check_state(6, ["", ""])
+    step_lib.check_state(6, ["", ""])
     with self.assertRaisesRegex(base.NonFiniteError, "before step 7: a: b is"):
-      sums.check_state(6, ["", "a: b"])
+      step_lib.check_state(6, ["", "a: b"])
 
   @parameterized.parameters((_NAN, 1.0), (1.0, _INF))
   def test_stop(self, loss, norm):
     with self.assertRaisesRegex(
         base.NonFiniteError, f"Step 7 has loss={loss} grad_norm={norm}, so .*"
     ):
-      total = sums.StepSums(2.0 * loss, 2.0, 1.0, norm)
+      total = step_lib.StepSums(2.0 * loss, 2.0, 1.0, norm)
       options = surroundings.OptimizerSection(on_nonfinite="stop")
-      sums.judge(6, total, options, num_skipped=0)
+      step_lib.judge(6, total, options, num_skipped=0)

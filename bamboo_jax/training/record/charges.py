@@ -35,20 +35,12 @@ class Live(NamedTuple):
     return self.training | self.spares
 
 
-class Charge(NamedTuple):
-  """Wall time, and what the live nodes did in it."""
-
-  secs: float
-  node_time: NodeTime
-  num_samples: int = 0
-
-
 class Charges:
   """Charges the time of a run, from `since_secs` on its `clock`."""
 
   def __init__(self, since_secs: float, clock: Callable[[], float] = time.perf_counter) -> None:
     self._clock, self._since_secs, self._last = clock, since_secs, since_secs
-    self._new: list[Charge] = []
+    self._new = account_lib.Totals()
     self._live = Live()  # At the last charge; of a member that joins, none before its first step.
     self._boot_secs = 0.0  # Of nodes that have joined, not charged yet.
     self._otherwise = "restart"  # Charged by default; "idle" after the first step.
@@ -58,9 +50,9 @@ class Charges:
     self._live = live
     self.charge()
 
-  def take(self) -> list[Charge]:
-    """Returns the charges since the last call."""
-    found, self._new = self._new, []
+  def take(self) -> account_lib.Totals:
+    """Returns the sum of all charges since the last call."""
+    found, self._new = self._new, account_lib.Totals()
     return found
 
   def welcome(
@@ -119,15 +111,18 @@ class Charges:
     before, self._live = self._live if self._live.nodes else live, live
     time_of_step = _split(step, before, live, sums_secs) + NodeTime(idle=self._boot_secs)
     self._boot_secs = 0.0
-    self._new.append(Charge(step.secs, time_of_step, num_samples))
+    self._add(step.secs, time_of_step, num_samples)
     self._last = step.start_secs + step.secs
     self.charge("recovery" if step.recoveries else None)
 
   def _charge_until(self, end_secs: float, kind: str) -> None:
     if self._live.nodes and (secs := max(0.0, end_secs - self._last)):
-      node_secs = secs * len(self._live.nodes)
-      self._new.append(Charge(secs, NodeTime(**{kind: node_secs})))
+      self._add(secs, NodeTime(**{kind: secs * len(self._live.nodes)}))
       self._last = end_secs
+
+  def _add(self, secs: float, did: NodeTime, num_samples: int = 0) -> None:
+    """Charges wall time; `did` is what the live nodes did in it."""
+    self._new = self._new.add(secs, did.parts, node_secs=did.total, num_samples=num_samples)
 
 
 def _split(step: step_lib.Committed, before: Live, after: Live, sums_secs: float) -> NodeTime:

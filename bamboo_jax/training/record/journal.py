@@ -37,7 +37,6 @@ from bamboo_jax.recovery import durations
 from bamboo_jax.report import contents, figures
 from bamboo_jax.runtime.profile import products
 from bamboo_jax.training import (
-    environment,
     failures as failures_lib,
     run_state as run_state_lib,
     step as step_lib,
@@ -62,7 +61,7 @@ class _Step(NamedTuple):
   rung: str
   num_updates: int  # Of the parameters, before this step.
   num_dropped: int  # Samples that it left out.
-  charges: Sequence[charges_lib.Charge]
+  charges: account_lib.Totals
 
 
 class Journal:
@@ -74,7 +73,7 @@ class Journal:
   """
 
   def __init__(
-      self, job: job_lib.Job, given: environment.Environment, state: run_state_lib.RunState
+      self, job: job_lib.Job, given: job_lib.Environment, state: run_state_lib.RunState
   ) -> None:
     self._job, self._given, self._state = job, given, state
     self._config, self._workdir, cost = job.config, given.workdir, job.config.cost
@@ -408,11 +407,9 @@ class Journal:
     self._totals = self._totals.roll_back(account_lib.last_totals(lines, up_to_step=step))
     self._append({"event": event, "step": step, **self._account})
 
-  def _add(self, charges: Sequence[charges_lib.Charge]) -> None:
-    for secs, node_time, num_samples in charges:
-      if secs:
-        parts, node_secs = node_time.parts, node_time.total
-        self._totals = self._totals.add(secs, parts, node_secs=node_secs, num_samples=num_samples)
+  def _add(self, charges: account_lib.Totals) -> None:
+    secs, node_secs, parts, num_samples = dataclasses.astuple(charges)
+    self._totals = self._totals.add(secs, parts, node_secs=node_secs, num_samples=num_samples)
 
   @property
   def _account(self) -> dict[str, object]:

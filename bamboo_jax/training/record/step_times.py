@@ -156,61 +156,41 @@ class DelayMeter:
     return result
 
   def measure(
-      self, measured: Iterable[recorder_lib.MeasuredInstruction], *, num_nodes: int
+      self, measured: Iterable[recorder_lib.MeasuredInstruction], *, is_alone: bool
   ) -> slowness.Step:
-    """Returns the times of the local nodes in the step so far."""
+    """Returns the times of the local nodes in the step so far.
+
+    If this process hosts one node, which `is_alone`, its time outside of receives
+    counts as busy, as when the process is suspended.
+    """
+    secs = time.perf_counter() - self._start_secs
     received_secs = self._waited_secs() - self._received_secs
-    return measure_nodes(
-        measured,
-        secs=time.perf_counter() - self._start_secs,
-        waited_secs=max(0.0, received_secs + self._gather_secs),
-        starved_secs=starved_secs() - self._starved_secs,
-        is_alone=num_nodes == 1,
-    )
+    unwaited_secs = secs - max(0.0, received_secs + self._gather_secs)
+    starved = starved_secs() - self._starved_secs  # Of the thread that runs the rows.
+    counts: dict[base.NodeId, collections.Counter[str]] = {}
+    busy: dict[base.NodeId, float] = {}
+    # Redundant passes fill waits, or do not run.
+    spare: dict[base.NodeId, float] = {}
+    for one in measured:
+      node, instruction = one.node, one.instruction
+      took_secs = one.end_secs - one.start_secs
+      if instruction.op is Op.REDUNDANT_FORWARD:
+        spare[node] = spare.get(node, 0.0) + took_secs
+      elif instruction.op not in instruction_lib.TRANSFERS:
+        kind = f"{instruction.stage}{instruction.op.value}"
+        counts.setdefault(node, collections.Counter())[kind] += 1
+        busy[node] = busy.get(node, 0.0) + took_secs
+    found = {}
+    for node, busy_secs in busy.items():
+      work = " ".join(f"{k}*{num}" for k, num in sorted(counts[node].items()))
+      found[node] = slowness.NodeStep(work, busy_secs)
+      if is_alone:
+        busy_secs = max(busy_secs, unwaited_secs - spare.get(node, 0.0))
+        found[node] = slowness.NodeStep(work, busy_secs, max(0.0, secs - busy_secs), starved)
+    return found
 
   def _waited_secs(self) -> float:
     return self._exchange.waited_secs if self._exchange else 0.0
-
-
-def measure_nodes(
-    measured: Iterable[recorder_lib.MeasuredInstruction],
-    *,
-    secs: float,
-    waited_secs: float,
-    starved_secs: float,
-    is_alone: bool,
-) -> slowness.Step:
-  """Returns the times of local nodes in a step.
-
-  Args:
-    secs: The duration of the step, waiting included.
-    starved_secs: Of the thread that runs the rows.
-    is_alone: Whether the process hosts one node. Then its time outside of
-      receives counts as busy, as when the process is suspended.
-  """
-  counts: dict[base.NodeId, collections.Counter[str]] = {}
-  busy: dict[base.NodeId, float] = {}
-  # Redundant passes fill waits, or do not run.
-  spare: dict[base.NodeId, float] = {}
-  for one in measured:
-    node, instruction = one.node, one.instruction
-    took_secs = one.end_secs - one.start_secs
-    if instruction.op is Op.REDUNDANT_FORWARD:
-      spare[node] = spare.get(node, 0.0) + took_secs
-    elif instruction.op not in instruction_lib.TRANSFERS:
-      kind = f"{instruction.stage}{instruction.op.value}"
-      counts.setdefault(node, collections.Counter())[kind] += 1
-      busy[node] = busy.get(node, 0.0) + took_secs
-  found = {}
-  for node, busy_secs in busy.items():
-    work = " ".join(f"{k}*{num}" for k, num in sorted(counts[node].items()))
-    if is_alone:
-      busy_secs = max(busy_secs, secs - waited_secs - spare.get(node, 0.0))
-      free_secs = max(0.0, secs - busy_secs)
-      found[node] = slowness.NodeStep(work, busy_secs, free_secs, starved_secs)
-    else:
-      found[node] = slowness.NodeStep(work, busy_secs)
-  return found
 
 
 def starved_secs() -> float:

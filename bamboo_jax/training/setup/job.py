@@ -1,24 +1,31 @@
-"""All parts of a run that are made from its config, before it starts.
+"""All parts of a run that are made before it starts: of its config, and of a process.
 
 Those that need no device are made once for many workers: a process that is forked
 into workers (`cluster.copies`) imports all modules, reads the data and traces the
 programs beforehand. A worker takes the results when it makes its job.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 import functools
 import gc
 import threading
+import time
+from typing import Any
 
 import jax
 
 from bamboo_jax import base, config as config_lib
+from bamboo_jax.cluster import views
+from bamboo_jax.faults import faults as faults_lib
+from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.plan import planner
 from bamboo_jax.recovery import assignment, layout as layout_lib
 from bamboo_jax.runtime import compat, engine as engine_lib
 from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.runtime.wire import transport as transport_lib
+from bamboo_jax.training import cohort as cohort_lib
+from bamboo_jax.training.record import workdir as workdir_lib
 from bamboo_jax.training.setup import build, executors, sizes
 
 _SLACK = 0.05  # Allowed lengthening of a step relative to the finest shares.
@@ -135,6 +142,41 @@ class Job:
             f"pipelines to finish together; {enough} would do."
         )
     return found
+
+
+# Called with the number of a committed step, from 1, and its metrics by name.
+Callback = Callable[[int, Mapping[str, Any]], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Environment:
+  """The arguments of a worker that depend on its process.
+
+  Attributes:
+    name: Name of this member among several; "" if it is alone.
+    processes: Runs programs over several processes; None without.
+    progress: Shows steps; None if another member does.
+    prefetches: Whether to prepare data ahead, in a thread.
+    check_fence: Raises `base.FencedError` once the life of the run to which a
+      view belongs is over.
+    note_done: Records that all steps of the run to which a view belongs are done.
+    stops: Returns whether to save and end the run after this step.
+    callbacks: Called after every committed step that this member writes.
+    started_secs: Start of the local nodes, on `time.perf_counter`.
+  """
+
+  cohort: cohort_lib.Cohort
+  workdir: workdir_lib.Workdir
+  name: str = ""
+  processes: executors.ProcessRing | None = None
+  faults: Iterable[faults_lib.Fault] = ()
+  progress: progress_lib.ProgressLine | None = None
+  prefetches: bool = False
+  check_fence: Callable[[views.View], None] = lambda view: None
+  note_done: Callable[[views.View], None] = lambda view: None
+  stops: Callable[[], bool] = lambda: False
+  callbacks: Sequence[Callback] = ()
+  started_secs: float = dataclasses.field(default_factory=time.perf_counter)
 
 
 def make_job(
