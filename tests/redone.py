@@ -3,7 +3,8 @@
 from collections.abc import Collection
 import dataclasses
 
-from bamboo_jax.runtime.spmd import pipeline_run as run_lib, ticks as ticks_lib
+from bamboo_jax.runtime.spmd import program as program_lib, ticks as ticks_lib
+from bamboo_jax.schedule import instruction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,18 +58,19 @@ def find_redone(
   )
 
 
-def of_run(run: run_lib.PipelineRun, former: run_lib.PipelineRun) -> Redone:
+def of_run(run: program_lib.PipelineRun, former: program_lib.PipelineRun) -> Redone:
   """Returns the passes of `former` that `run`, which continues it, repeats."""
   size = former.program.sizes.num_ticks
   return find_redone(
       former.table,
       run.table,
       lost=[n for n, o in enumerate(former.nodes) if o not in run.nodes],
-      num_ticks=former.num_segments * size,
+      num_ticks=former.segments.num_segments * size,
       segment_ticks=size,
   )
 
 
 def _forwards(table: ticks_lib.TickTable, first: int, stop: int) -> set[ticks_lib.Key]:
   """Returns the owners' forward passes in ticks `first` to `stop - 1`."""
-  return {own.forward for row in table.ticks[first:stop] for own in row if own.forward}
+  passes = (i for row in table.ticks[first:stop] for own in row for i in own.passes)
+  return {ticks_lib.key_of(i) for i in passes if i.op is instruction.Op.FORWARD}

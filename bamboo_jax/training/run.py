@@ -207,12 +207,12 @@ def fork_children(
     run_passes = functools.partial(_run_passes, config, memory, host, num_devices)
     return copies.Successors(run_passes, keeps=[memory.fd]).next
 
-  compiler = None
+  fork_compiler = None
   platform = accelerator.find_platform(os.environ, accelerator.find_gpus(os.environ))
   if platform == "cpu" and program_store.use().folder is not None:
-    compiler = executors.Compiler(fork(config.pipeline.num_stages))
+    fork_compiler = fork(config.pipeline.num_stages)
   return functools.partial(
-      executors.ProcessRing, fork=fork(1), memory=memory, host=host, compiler=compiler
+      executors.ProcessRing, fork=fork(1), memory=memory, host=host, fork_compiler=fork_compiler
   )
 
 

@@ -16,7 +16,6 @@ import numpy as np
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.runtime import devices as devices_lib
-from bamboo_jax.runtime.spmd import pipeline_run as run_lib
 from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.training import cohort as cohort_lib, run, worker as worker_lib
 from bamboo_jax.training.record import workdir
@@ -220,32 +219,6 @@ class ProgramStepTest(parameterized.TestCase):
     losses, _ = run_rows()
     got = jsonl.column(run.lines, "loss")[1]
     np.testing.assert_allclose(got[-4:], losses, rtol=1e-5)
-
-  def test_a_program_that_fails_in_a_segment(self):
-    """A real failure: what the program returns is an error, and none is due."""
-    run_undisturbed()
-    finish = run_lib.LocalSegments.finish
-    calls, cohorts = [], []
-    make_cohort = cohort_lib.LocalCohort
-
-    def make(*args):
-      cohorts.append(make_cohort(*args))
-      return cohorts[-1]
-
-    def fail(segments, **options):
-      calls.append(segments)
-      finish(segments, is_lost=len(calls) == 5)
-      if len(calls) == 5:
-        cohorts[0].strike(faults_lib.Due(parse("1,0/0,0")[0], 0))
-        raise RuntimeError("A peer has died.")
-
-    with (
-        mock.patch.object(cohort_lib, "LocalCohort", make),
-        mock.patch.object(run_lib.LocalSegments, "finish", fail),
-    ):
-      run = Run()
-    self.assertLen(run.recoveries(), 1)
-    self.assert_same(run)
 
 
 class ConfigTest(parameterized.TestCase):

@@ -3,20 +3,13 @@
 Every device runs the same loop over ticks; a table, an argument made by
 `ticks`, says what it does in each tick. State, sums and all phases after the
 passes are shared with rows. Only `training.setup.executors` imports this package.
-Read `executor` first, then `program` and `tick`.
+Read `executor` first, then `program` and `passes`.
 
-  executor      Passes of a step by the engine, or by rows where it cannot.
-  plan          Plans the ticks of a step, and their times.
-  memory        Predicts the device memory of a node.
-  ticks         The table that a program runs, lowered from a schedule.
-  engine        The programs of all pipelines, and their roles.
-  pipeline_run  The progress of a step, and how it continues after a death.
-  program       The program of a segment of a step, and its arrays over all devices.
-  tick          The passes and the exchange of one tick on one device.
-  passes        Forward and backward pass of a stage, from the programs of its units.
-  weights       Packs the state of a node to arguments, and unpacks its sums.
-  layout        Which stage has which layers.
-  buffers       The arrays that a device keeps between ticks.
-  processes     Pipelines over processes, by JAX's multi-process runtime.
-  branch        A branch that changes large arrays in place.
+  executor   Passes of a step by programs, or by rows where they cannot.
+  plan       Plans the ticks of a step, their times, and the memory of a node.
+  ticks      The table that a program runs, lowered from a schedule.
+  program    The program of a segment of a step; its progress, also after a death.
+  passes     The passes and the exchange of one tick on one device.
+  layout     Which stage has which layers.
+  processes  Pipelines over processes, by JAX's multi-process runtime.
 """

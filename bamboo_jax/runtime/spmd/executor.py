@@ -1,5 +1,9 @@
 """An executor whose passes are programs, one per pipeline.
 
+It complements the engine of rows, whose nodes hold the state, receive the sums,
+and run all phases after the passes. So a step may be cut at any segment, and
+continue with other owners.
+
 A death costs the segment in which it happened: the survivors hold the results
 of earlier segments, so the rest of the step is planned as for rows and runs as
 programs on the survivors. If programs cannot run the new roles, because nodes
@@ -7,16 +11,36 @@ would share a device, rows repeat the step from its start.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+import dataclasses
+import functools
 from typing import Any
 
 from absl import logging
+import jax
+import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.accounting import account as account_lib
-from bamboo_jax.runtime import engine as rows_engine, executor as executor_lib, node as node_lib
+from bamboo_jax.runtime import engine as engine_lib, executor as executor_lib, node as node_lib
 from bamboo_jax.runtime.profile import recorder as recorder_lib
-from bamboo_jax.runtime.spmd import engine as engine_lib, plan as plan_lib
-from bamboo_jax.schedule import holdings as holdings_lib, redundancy, timeline as timeline_lib
+from bamboo_jax.runtime.spmd import (
+    layout as layout_lib,
+    passes as passes_lib,
+    plan as plan_lib,
+    processes as processes_lib,
+    program as program_lib,
+    ticks as ticks_lib,
+)
+from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.schedule import (
+    holdings as holdings_lib,
+    instruction as instruction_lib,
+    redundancy,
+    timeline as timeline_lib,
+)
+
+Op = instruction_lib.Op
+Owners = tuple[base.NodeId, ...]  # By stage.
 
 
 class Programs:
@@ -24,80 +48,113 @@ class Programs:
 
   Attributes:
     filler: The filler of rows; programs fill no waits.
-    plan_of_step: Ticks and times of a step.
-    programs: The engine that runs the passes.
     is_by_rows: Whether rows run the passes of this step instead.
+    runs: The passes of pipelines with local nodes in the current step, by share of the
+      batch. A pipeline computes one share after the other.
   """
 
   def __init__(
       self,
       plan_of_step: plan_lib.ProgramPlan,
-      programs: engine_lib.SpmdEngine,
-      engine: rows_engine.Engine,
+      whole: spec_lib.StageSpec,
+      engine: engine_lib.Engine,
       members: executor_lib.Members,
+      processes: processes_lib.ProcessRing | None = None,
   ) -> None:
-    self.plan_of_step, self.programs = plan_of_step, programs
-    self.is_by_rows = False
-    self._engine, self._members = engine, members
-    self._rows = executor_lib.RowsExecutor(engine, members)
-    self.filler = self._rows.filler
+    """Compiles nothing yet.
 
-  def jobs(self, lines: rows_engine.Lines) -> list[Callable[[], Any]]:
-    engine, jobs = self._engine, self.programs.jobs(lines)
-    if lines is engine.lines:
-      for owners in survivable_deaths(engine.owners, engine.shadows):
-        after = [(row, own) for row, own in zip(owners, engine.shares, strict=True) if own]
-        jobs += self.programs.jobs(after)
-    return jobs
+    Args:
+      plan_of_step: Its ticks are those of every pipeline while all nodes live.
+      whole: The whole model as one stage.
+      engine: Its nodes hold the state; each owns a stage made of whole blocks.
+      processes: Runs the passes, if each node is a process; else None.
+
+    Raises `ValueError` if there are fewer devices than nodes.
+    """
+    # A joined node knows no device of first owners that have died.
+    devices = [engine.devices[n] for row in engine.owners for n in row if n in engine.devices]
+    if processes is None and len({*devices}) < len(devices):
+      raise ValueError(
+          "One program for all stages needs a device of its own for each of "
+          f"{len(devices)} nodes, got {len({*devices})}; {layout_lib.ADVICE}."
+      )
+    self._plan, self._engine = plan_of_step, engine
+    self._members, self._processes = members, processes
+    layout = plan_of_step.layout
+    make = functools.partial(passes_lib.StagePasses, whole, layout)
+    self._passes: passes_lib.StagePasses = engine.programs.others.get(("passes", layout), make)
+    self._rows = executor_lib.RowsExecutor(engine, members)
+    self.filler, self.is_by_rows = self._rows.filler, False
+    self.runs: dict[base.ShareId, program_lib.PipelineRun] = {}
+
+  def jobs(self, lines: engine_lib.Lines) -> list[Callable[[], Any]]:
+    rows = [tuple(row) for row, _ in lines]
+    found = dict.fromkeys((row, False) for row in rows)
+    if lines is self._engine.lines:
+      for row, shadows in zip(self._engine.owners, self._engine.shadows, strict=True):
+        found |= dict.fromkeys((after, False) for after in survivable_deaths(row, shadows))
+    if self._plan.keeps and len(rows) > 1:
+      # After the death of a node other pipelines continue from what they have left, too.
+      found |= dict.fromkeys((row, True) for row in rows)
+    return [
+        functools.partial(self._compile, row, is_rest=is_rest)
+        for row, is_rest in found
+        if self._can_run([row]) and not self._engine.devices.keys().isdisjoint(row)
+    ]
 
   def begin(self, step: base.StepId, feed: node_lib.FeedFn) -> None:
-    self.programs.begin(step, feed)
-    self.is_by_rows = False
+    self._step, self._feed, self.is_by_rows = step, feed, False
+    for run in self.runs.values():
+      run.segments.release()
+    self._forget()
 
   def plan(
       self,
       timelines: Sequence[timeline_lib.Timeline],
       filling: redundancy.StepFilling | None = None,
   ) -> None:
+    """See `executor.Executor`.
+
+    What nodes have dumped is used, and moved to the nodes that need it: blocks
+    for values of other processes, and raises as the transport.
+    """
     self._rows.plan(timelines, filling)
-    if self.programs.uses_processes:  # What they have done is in the stores.
-      self.programs.forget()
-    if self.is_by_rows or not self.programs.can_run():
+    self._forget()  # What they have done is in the stores.
+    if self.is_by_rows or not self.can_continue():
       self._give_up_programs()
       return
-    for line, timeline in enumerate(timelines):
-      self.programs.plan([(s.node, s.instruction) for s in timeline.slots], line=line)
+    for (owners, shares), timeline in zip(self._engine.lines, timelines, strict=True):
+      if not self._engine.nodes.keys().isdisjoint(owners):
+        for share in shares:
+          self._plan_share(share, tuple(owners), timeline)
 
   def compute(self, strike: Callable[[base.NodeId], None], recorder: recorder_lib.Recorder) -> None:
     """See `executor.Executor`; the passes of programs cannot be measured."""
     if self.is_by_rows:
       self._rows.compute(strike, recorder)
       return
-    nodes, members = self._engine.nodes, self._members
-
-    def strike_at(owners: Sequence[base.NodeId], segment: Sequence[Sequence[Any]]) -> None:
-      for tick in segment:
-        for node, own in zip(owners, tick, strict=True):
-          for _ in own.passes if node in nodes else ():
-            strike(node)
-
-    if self.programs.uses_processes:
-      self.programs.run_in_children(strike_at, members.check)
-    while not self.programs.is_done:
-      members.check()
-      self.programs.start()
-      for run in self.programs.running:
-        strike_at(run.nodes, run.segment)
-      self.programs.finish(nodes.keys() - members.hosted)
-    self.programs.put_sums()
+    runs = [run for _, run in sorted(self.runs.items())]  # The same order at all nodes.
+    if self._processes is None:
+      self._run(runs, strike)
+    else:
+      for nodes in dict.fromkeys(run.nodes for run in runs):
+        own = [run for run in runs if run.nodes == nodes]
+        self._processes.run(
+            *(nodes, functools.partial(_load, own), functools.partial(self._run, own, strike)),
+            note_progress=self._members.check,
+        )
+    self.put_sums()
 
   def holdings(self, *, is_begun: bool) -> dict[base.NodeId, holdings_lib.Holdings]:
-    if is_begun and not self.is_by_rows:
-      self.programs.dump()
+    if is_begun and self._plan.keeps:
+      for run in self.runs.values():
+        for number in self._engine.nodes.keys() & run.owners:
+          run.dump(number, self._engine.nodes[number].store)
+      self.put_sums()
     return self._rows.holdings(is_begun=is_begun)
 
   def can_continue(self) -> bool:
-    return self.is_by_rows or self.programs.can_run()
+    return self.is_by_rows or self._can_run([row for row, _ in self._engine.lines])
 
   def planned_passes(self, secs: float) -> account_lib.NodeTime | None:
     """See `executor.Executor`; None if rows run the step."""
@@ -105,7 +162,152 @@ class Programs:
       return None
     owners = {node for row, _ in self._engine.lines for node in row}
     part = len(owners & self._engine.nodes.keys()) / len(owners)
-    return self.plan_of_step.passes(secs) * part
+    return self._plan.passes(secs) * part
+
+  def put_sums(self) -> None:
+    """Gives local nodes the gradient sums of their stages."""
+    for share, run in self.runs.items():
+      for stage, number in base.by_stage(run.owners):
+        node, n = self._engine.nodes.get(number), run.nodes.index(number)
+        if node is not None and (sums := run.segments.sums(n)) is not None:
+          hold = run.table.stages[n].index(stage)
+          totals = self._passes.unpack(stage, hold, sums)
+          node.store.accumulators |= {(unit, share): total for unit, total in totals.items()}
+
+  def _can_run(self, rows: Sequence[Sequence[base.NodeId]]) -> bool:
+    """Returns whether programs can run pipelines of these owners."""
+    nodes = [node for row in rows for node in set(row)]
+    devices = [self._engine.devices[node] for node in nodes if node in self._engine.devices]
+    is_shared = len({*nodes}) < len(nodes) or len({*devices}) < len(devices)
+    return all(map(ticks_lib.is_ring, rows)) and not is_shared
+
+  def _compile(self, owners: Owners, *, is_rest: bool) -> None:
+    program, engine = self._find(owners, is_rest=is_rest), self._engine
+    if self._processes is None:
+      _ = program.segment, program.start
+    else:
+      size = len(set(owners))
+      self._processes.compile_ahead(self._plan.layout, program.sizes, size)
+    num_held, num_owned = program.sizes.num_held, program.sizes.num_owned
+    for node, stages in _stages(program.sizes, owners).items():
+      if device := engine.devices.get(node):
+        states = self._passes.states(stages, self._passes.spec.state)
+        like = functools.partial(_shapes_on, device)
+        self._passes.pack.lower(stages, num_held, like(states)).compile()
+        sums = like(passes_lib.repeat(program.carry.sums, 1))
+        for hold, stage in enumerate(stages[:num_owned]):
+          self._passes.unpack.lower(stage, hold, sums).compile()
+
+  def _find(
+      self, owners: Owners, table: ticks_lib.TickTable | None = None, *, is_rest: bool = False
+  ) -> program_lib.SegmentProgram:
+    """Returns the program of owners; compiles nothing yet.
+
+    That of a whole step, unless it is for a rest: that of a `table`, or of most.
+    """
+    nodes, (sizes, rest) = tuple(dict.fromkeys(owners)), self._plan.sizes
+    if table is not None:  # If it is larger, it is compiled now, in a pause.
+      sizes = rest | program_lib.Sizes.of(table, rest.num_ticks, keeps=rest.keeps)
+    elif is_rest or len(nodes) < len(owners):
+      num_owned = max(rest.num_owned, *map(owners.count, nodes))
+      sizes = dataclasses.replace(rest, num_owned=num_owned)
+    # A worker needs only the shapes of the program that its child runs.
+    devices = [self._engine.devices[node] for node in nodes if node in self._engine.devices]
+    found: program_lib.SegmentProgram = self._engine.programs.others.get(
+        ("segment", self._plan.layout, str(sizes), *devices),
+        lambda: program_lib.SegmentProgram(self._passes, sizes, devices),
+    )
+    return found
+
+  def _plan_share(
+      self, share: base.ShareId, owners: Owners, timeline: timeline_lib.Timeline
+  ) -> None:
+    """Plans the passes of a share that are left, if there are some."""
+    table, engine = self._plan.table, self._engine
+    first, nodes = share * table.num_microbatches, list(dict.fromkeys(owners))
+    numbers = range(first, first + table.num_microbatches)
+    order = [(s.node, s.instruction) for s in timeline.slots]
+    owned = [i for _, i in order if i.op in (Op.FORWARD, Op.BACKWARD) and i.microbatch in numbers]
+    if not owned:
+      return
+    program = self._find(owners)
+    if len(owned) < table.num_passes or len(nodes) < len(owners):
+      # The table is for whole steps, with one stage per node.
+      in_flight = self._plan.sizes[1].num_slots["residuals"]
+      table = ticks_lib.lower(order, owners=owners, microbatches=numbers, in_flight=in_flight)
+      program = self._find(owners, table)
+    if len(owned) < self._plan.table.num_passes:
+      logging.info(
+          "%d of %d passes of share %d are left", len(owned), self._plan.table.num_passes, share
+      )
+    self._move(table.moves)
+    local = {n: node for n, node in enumerate(nodes) if node in engine.nodes}
+    begin = None
+    if any(table.start[n] != holdings_lib.NOTHING for n in local):
+      load = functools.partial(program_lib.load, program, table, share=share, numbers=numbers)
+      begin = {n: load(n, engine.nodes[node].store) for n, node in local.items()}
+    given = self._find_given(program, owners, numbers)
+    rows = dict(enumerate(program_lib.find_rows(table, program.sizes)))
+    segments: program_lib.Segments
+    if self._processes is None:
+      segments = program_lib.LocalSegments(program, given, {n: rows[n] for n in local}, begin)
+    else:
+      (n,) = local
+      arrays = (given[n], rows[n], begin and begin[n])
+      work = (self._plan.layout, program.sizes, share, self._step)
+      segments = processes_lib.ChildSegments(self._processes, work, arrays)
+    self.runs[share] = program_lib.PipelineRun(program, table, segments, owners, numbers)
+
+  def _run(
+      self, runs: Sequence[program_lib.PipelineRun], strike: Callable[[base.NodeId], None]
+  ) -> None:
+    """Runs all segments of pipelines side by side; the shares of one in turn."""
+    nodes, members = self._engine.nodes, self._members
+    while left := {run.nodes: run for run in reversed(runs) if run.segment}:
+      members.check()
+      for run in left.values():
+        run.segments.start()
+      for run in left.values():
+        for tick in run.segment:
+          for node, own in zip(run.nodes, tick, strict=True):
+            for _ in own.passes if node in nodes else ():
+              strike(node)
+      lost = nodes.keys() - members.hosted
+      for run in left.values():
+        run.segments.finish(is_lost=not lost.isdisjoint(run.nodes))
+
+  def _move(self, moves: Sequence[tuple[base.NodeId, instruction_lib.Instruction]]) -> None:
+    """Moves arrays of the step between stores."""
+    for number, i in moves:
+      if node := self._engine.nodes.get(number):
+        key, channel = ticks_lib.key_of(i), node.find_channel(i)
+        arrays = node.store.activations if i.transfer(number).kind == "A" else node.store.grads
+        if i.is_send:
+          node.links.send(channel, arrays[key])
+        else:
+          arrays[key] = node.links.receive(channel, node.stages[i.stage].outputs)
+
+  def _find_given(
+      self, program: program_lib.SegmentProgram, owners: Owners, numbers: Sequence[int]
+  ) -> dict[int, passes_lib.Given]:
+    """Returns what the passes of local nodes read, by place in the ring."""
+    keys, found = self._passes.spec.batch_keys, {}
+    data = [self._feed(m, keys) for m in numbers]
+    batch = {key: np.stack([one[key] for one in data])[None] for key in keys}
+    counters = np.array([numbers], np.uint32), np.array([self._step], np.uint32)
+    for n, (number, stages) in enumerate(_stages(program.sizes, owners).items()):
+      if node := self._engine.nodes.get(number):
+        layers = {k: v for stage in stages for k, v in node.layers_of(stage).items()}
+        states = self._passes.states(stages, layers)
+        weights = self._passes.pack(stages, program.sizes.num_held, states)
+        found[n] = passes_lib.Given(weights, batch, *counters)
+    return found
+
+  def _forget(self) -> None:
+    """Drops the runs of this step, but not what is in the stores of nodes."""
+    self.runs = {}
+    if self._processes is not None:
+      self._processes.forget()
 
   def _give_up_programs(self) -> None:
     """Makes rows repeat the step from its start, unless they run it already."""
@@ -116,20 +318,36 @@ class Programs:
           "of its results may differ from those of programs."
       )
       self.is_by_rows = True
-      self.programs.forget()
       for node in self._engine.nodes.values():
         node.store.clear()
 
 
 def survivable_deaths(
-    owners: Sequence[Sequence[base.NodeId]], shadows: Sequence[Mapping[base.StageId, base.NodeId]]
-) -> Iterator[list[tuple[base.NodeId, ...]]]:
-  """Yields the owners after the death of each node that has shadows."""
-  for pipeline, holders in enumerate(shadows):
-    row = owners[pipeline]
-    for victim in sorted({row[stage] for stage in holders}):
-      after = [tuple(r) for r in owners]
-      after[pipeline] = tuple(
-          holders.get(stage, node) if node == victim else node for stage, node in base.by_stage(row)
-      )
-      yield after
+    owners: Sequence[base.NodeId], shadows: Mapping[base.StageId, base.NodeId]
+) -> Iterator[Owners]:
+  """Yields the owners of a pipeline after the death of each node that has shadows."""
+  for victim in sorted({owners[stage] for stage in shadows}):
+    yield tuple(
+        shadows.get(stage, node) if node == victim else node
+        for stage, node in base.by_stage(owners)
+    )
+
+
+def _stages(
+    sizes: program_lib.Sizes, owners: Owners
+) -> dict[base.NodeId, tuple[base.StageId, ...]]:
+  """Returns the stages that each node holds, in order along the ring."""
+  ring = list(dict.fromkeys(owners))
+  places = [ring.index(node) for node in owners]
+  held = (ticks_lib.stages_of(places, n)[: sizes.num_held] for n in range(len(ring)))
+  return dict(zip(ring, held, strict=True))
+
+
+def _load(runs: Sequence[program_lib.PipelineRun]) -> None:
+  for run in runs:
+    run.segments.load()
+
+
+def _shapes_on(device: Any, tree: base.PyTree) -> Any:
+  place = jax.sharding.SingleDeviceSharding(device)
+  return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place), tree)

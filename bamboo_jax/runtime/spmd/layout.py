@@ -16,23 +16,69 @@ ADVICE = "use config.pipeline.executor='rows', whose stages may differ"
 
 
 @dataclasses.dataclass(frozen=True)
-class Blocks:
-  """The repeating block of a model.
+class BlockLayout:
+  """The repeating block of a model, and the layers of each stage.
 
   Attributes:
-    first: Index of its first layer, so the number of layers of the prologue.
+    first: Index of the first layer of the blocks, so the number of layers before them.
     period: Number of layers of one block.
-    count: How often it repeats, at least twice.
+    count: Number of blocks of a stage.
+    num_layers: Number of layers of the model.
   """
 
   first: int
   period: int
   count: int
+  num_layers: int
+  num_stages: int
 
   @property
-  def last(self) -> int:
-    """Index of the first layer of the epilogue."""
-    return self.first + self.period * self.count
+  def prologue(self) -> range:
+    """Layers that only the first stage runs."""
+    return range(self.first)
+
+  @property
+  def block(self) -> range:
+    """Layers of the first block."""
+    return range(self.first, self.first + self.period)
+
+  @property
+  def epilogue(self) -> range:
+    """Layers that only the last stage runs."""
+    return range(self.first_layer(self.num_stages), self.num_layers)
+
+  def first_layer(self, stage: int) -> int:
+    """Returns the index of the first layer of a stage's blocks; `stage` may be traced."""
+    return self.first + stage * self.count * self.period
+
+  def blocks_of(self, stage: base.StageId) -> list[range]:
+    """Returns the layers of each block of a stage."""
+    starts = range(self.first_layer(stage), self.first_layer(stage + 1), self.period)
+    return [range(start, start + self.period) for start in starts]
+
+  def parts_of(self, stage: base.StageId, hold: int) -> list[tuple[str, tuple[int, ...], range]]:
+    """Returns all layers of a stage, and where they are in the arrays of `passes.Parts`.
+
+    That is a field and the index there, after that of the node; `hold` is the place of the
+    stage among those of the node.
+    """
+    parts: list[tuple[str, tuple[int, ...], range]] = [
+        ("blocks", (hold, i), layers) for i, layers in enumerate(self.blocks_of(stage))
+    ]
+    if stage == 0:
+      parts.insert(0, ("prologue", (), self.prologue))
+    if stage == self.num_stages - 1:
+      parts.append(("epilogue", (), self.epilogue))
+    return parts
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+  """The repetition of a block of layers: its first layer, its layers, how often it comes."""
+
+  first: int
+  period: int
+  count: int
 
   def cuts(self, num_stages: int) -> tuple[int, ...]:
     """Returns the first layers of stages with as many blocks, without layer 0.
@@ -46,62 +92,7 @@ class Blocks:
           f"{ADVICE}."
       )
     size = self.period * self.count // num_stages
-    return tuple(range(self.first + size, self.last, size))
-
-
-@dataclasses.dataclass(frozen=True)
-class BlockLayout:
-  """The layers of each stage."""
-
-  blocks: Blocks
-  num_layers: int
-  num_stages: int
-
-  @property
-  def count(self) -> int:
-    """Number of blocks of a stage."""
-    return self.blocks.count // self.num_stages
-
-  @property
-  def prologue(self) -> range:
-    """Layers that only the first stage runs."""
-    return range(self.blocks.first)
-
-  @property
-  def epilogue(self) -> range:
-    """Layers that only the last stage runs."""
-    return range(self.blocks.last, self.num_layers)
-
-  @property
-  def block(self) -> range:
-    """Layers of the first block."""
-    return range(self.blocks.first, self.blocks.first + self.blocks.period)
-
-  def first_layer(self, stage: int) -> int:
-    """Returns the index of the first layer of a stage's blocks; `stage` may be traced."""
-    return self.blocks.first + stage * self.count * self.blocks.period
-
-  def layers(self, stage: base.StageId) -> range:
-    """Returns the indices of all layers of a stage."""
-    is_last = stage == self.num_stages - 1
-    last = self.num_layers if is_last else self.first_layer(stage + 1)
-    return range(self.first_layer(stage) if stage else 0, last)
-
-  def blocks_of(self, stage: base.StageId) -> list[range]:
-    """Returns the layers of each block of a stage."""
-    first, period = self.first_layer(stage), self.blocks.period
-    starts = range(first, first + self.count * period, period)
-    return [range(start, start + period) for start in starts]
-
-
-def unit_of(spec: spec_lib.StageSpec, layers: range) -> spec_lib.StageSpec:
-  """Returns some layers of a model as one unit."""
-  return dataclasses.replace(spec, first=layers.start, last=layers.stop, is_unit=True)
-
-
-def units_of(spec: spec_lib.StageSpec, layers: range) -> tuple[spec_lib.StageSpec, ...]:
-  """Returns the units of rows that are these layers of a model."""
-  return dataclasses.replace(spec, first=layers.start, last=layers.stop).units
+    return tuple(self.first + size * stage for stage in range(1, num_stages))
 
 
 def find_blocks(signatures: Sequence[Hashable]) -> Blocks | None:
@@ -146,7 +137,7 @@ def blocks_of(spec: spec_lib.StageSpec) -> Blocks:
         f"differs from {names[0]!r}; {ADVICE}."
     )
   tied = {tie.layer for layer in spec.model.layers for tie in layer.ties}
-  for layer in spec.model.layers[blocks.first : blocks.last]:
+  for layer in spec.model.layers[blocks.first :][: blocks.period * blocks.count]:
     if layer.ties or layer.name in tied:
       raise ValueError(
           f"Layer {layer.name!r} of a repeating block shares a parameter with "
@@ -166,4 +157,5 @@ def make_layout(spec: spec_lib.StageSpec, bounds: Sequence[int]) -> BlockLayout:
   more = (bounds[-1] - len(spec.model.layers)) // blocks.period
   blocks = dataclasses.replace(blocks, count=blocks.count + more)
   assert tuple(bounds[1:-1]) == blocks.cuts(num_stages), bounds
-  return BlockLayout(blocks, num_layers=bounds[-1], num_stages=num_stages)
+  count = blocks.count // num_stages
+  return BlockLayout(blocks.first, blocks.period, count, bounds[-1], num_stages)

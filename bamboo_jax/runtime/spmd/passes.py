@@ -1,187 +1,452 @@
-"""The passes of a stage inside a tick: those of the programs of its units.
+"""What a device does in a tick: the passes of a stage, and the exchange.
 
-The first stage begins with the layers before the blocks, the prologue, and the
-last one ends with those behind them, the epilogue. Both are in branches, so that
-no other stage computes them. The prologue is recomputed in the backward pass.
-The epilogue runs forward and backward in the backward pass: nothing of the size
-of the logits is kept, and redundant forward passes, whose outputs no stage waits
-for, skip it.
+A device runs the forward passes that the table lists, redundant ones included,
+copies residuals of redundant ones to host memory, runs the backward pass, and
+then exchanges the results with its neighbours. Passes and copies are in loops
+with as many iterations as the table says; exchanges, which involve all devices,
+are outside these loops.
+
+The passes are those of the programs of units. The first stage begins with the
+layers before the blocks, the prologue, and the last one ends with those behind
+them, the epilogue. Both are in branches, so that no other stage computes them.
+The prologue is recomputed in the backward pass. The epilogue runs forward and
+backward in the backward pass: nothing of the size of the logits is kept, and
+redundant forward passes, whose outputs no stage waits for, skip it.
 
 All stages that a node holds are in the same arrays, and a pass takes the index
 of its stage: so passes of an owner, of a shadow and of a node that took over are
 the same code, and give the same bits.
+
+A buffer is a tree of arrays [slots, ...]; the table of ticks gives the slots,
+-1 for none.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
+from typing import Any, TypeVar
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 
 from bamboo_jax import base
-from bamboo_jax.runtime.spmd import (
-    branch,
-    buffers as buffers_lib,
-    layout as layout_lib,
-    ticks as ticks_lib,
-)
-from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
+from bamboo_jax.runtime.spmd import layout as layout_lib, ticks as ticks_lib
+from bamboo_jax.runtime.stage import array_store, programs as programs_lib, spec as spec_lib
 
+STAGE = "stage"  # The axis of the mesh.
+
+Slot = int | jax.Array  # Of a buffer; mostly traced.
 # Parameters and statistics of the layers of a unit, by position.
 Unit = tuple[programs_lib.Layers, programs_lib.Layers]
+# A microbatch, and what its random numbers follow from: the step, and its index.
+_Data = tuple[base.PyTree, jax.Array, jax.Array]
+_T = TypeVar("_T")
+_U = TypeVar("_U")
 
 
-class DeviceWeights(flax.struct.PyTreeNode):
-  """Parameters and statistics that a device computes with.
+class Parts(flax.struct.PyTreeNode):
+  """Weights or sums of the stages of a device, by position of the layer.
+
+  Weights are a `Unit` each, as passes read them, of the stages that the node owns, or of
+  its stage and its replica. Sums are an `Accumulator` each, over the microbatches of a
+  share, of the stages that it owns.
 
   Attributes:
-    blocks: Of a block, arrays [holds, blocks, ...]: the stages that its node
-      owns, or its stage and that of its replica.
-    prologue: Zero on nodes that do not run it, as is `epilogue`.
+    blocks: Of the layers of a block, arrays [stages of the node, blocks, ...].
+    prologue: Of the layers before the blocks; zero on nodes that do not run them.
+    epilogue: Of those behind them, likewise.
   """
 
-  blocks: Unit
-  prologue: Unit
-  epilogue: Unit
+  blocks: base.PyTree
+  prologue: base.PyTree
+  epilogue: base.PyTree
 
 
-@dataclasses.dataclass(frozen=True)
-class Data:
-  """A microbatch, and what its random numbers follow from."""
+class Kept(flax.struct.PyTreeNode):
+  """Values that forward passes keep for backward passes: arrays [slots, ...].
 
+  Attributes:
+    saved: `spec.Saved` of each block, arrays [slots, blocks, ...].
+    inputs: Of each block, arrays [slots, blocks, ...].
+    outputs: Output of the last block, which the epilogue reads.
+  """
+
+  saved: spec_lib.Saved
+  inputs: base.PyTree
+  outputs: base.PyTree
+
+
+class Buffers(flax.struct.PyTreeNode):
+  """Arrays by kind, see `ticks.KINDS`; None for those that are not kept.
+
+  A scan carries those of the device from tick to tick. Those in host memory are what a
+  segment leaves: values sent in each tick, and residuals of redundant passes.
+
+  Attributes:
+    activations: Inputs of forward passes, received or local.
+    gradients: Gradients of outputs, received or local.
+  """
+
+  activations: base.PyTree
+  gradients: base.PyTree
+  residuals: base.PyTree
+
+
+class Carry(flax.struct.PyTreeNode):
+  """What a scan carries from tick to tick."""
+
+  buffers: Buffers
+  sums: Parts
+
+
+class Given(flax.struct.PyTreeNode):
+  """What the passes of a step read on a device.
+
+  Attributes:
+    batch: The microbatches of its pipeline, arrays [microbatches, ...].
+    numbers: Their indices in the global batch, uint32[microbatches].
+    step: uint32.
+  """
+
+  weights: Parts
   batch: base.PyTree
-  step: jax.Array
-  microbatch: jax.Array
+  numbers: Any
+  step: Any
+
+
+def run_if(
+    predicate: bool | jax.Array, run: Callable[[_T, _U], _T], carry: _T, inputs: _U
+) -> tuple[_T, _U]:
+  """Returns `run(carry, inputs)` if `predicate` holds, else `carry`: changes it in place.
+
+  XLA copies all operands of a conditional, taken or not: in every tick that would
+  be all buffers and all sums of gradients. Operands of a loop stay in place. So
+  this is a loop with zero iterations or one.
+
+  Args:
+    predicate: A scalar, which may differ between devices.
+    run: Contains no collective; returns a tree like `carry`.
+    carry: Arrays to be changed, in place.
+    inputs: Small arrays on which everything else that `run` computes depends.
+      XLA hoists loop-invariant code out of a loop, where it would always run;
+      so these are made to look variant.
+
+  Returns:
+    The result, and `inputs`. Code that reads these instead of the argument runs
+    after this branch, so nothing is copied because it might run before.
+  """
+
+  def body(i: jax.Array, state: tuple[_T, _U]) -> tuple[_T, _U]:
+    carry, inputs = state
+    seem = lambda a: jnp.where(i == 0, a, jnp.zeros_like(a))
+    inputs = jax.tree.map(seem, inputs)
+    return run(carry, inputs), inputs
+
+  return jax.lax.fori_loop(0, jnp.where(predicate, 1, 0), body, (carry, inputs))
+
+
+def read(buffer: base.PyTree, *slots: Slot) -> base.PyTree:
+  """Returns the value in a slot; undefined if it is -1."""
+
+  def take(array: jax.Array) -> jax.Array:
+    shape = array.shape[len(slots) :]
+    start, sizes = (*slots, *[0] * len(shape)), (*[1] * len(slots), *shape)
+    return jax.lax.dynamic_slice(array, start, sizes).reshape(shape)
+
+  return jax.tree.map(take, buffer)
+
+
+def put(buffer: base.PyTree, value: base.PyTree, *slots: Slot) -> base.PyTree:
+  """Returns the buffer with `value` in a slot, which must not be -1."""
+
+  def update(array: jax.Array, part: jax.Array) -> jax.Array:
+    start = (*slots, *[0] * part.ndim)
+    part = jnp.expand_dims(part, tuple(range(len(slots))))
+    return jax.lax.dynamic_update_slice(array, part, start)
+
+  return jax.tree.map(update, buffer, value)
+
+
+def write(buffer: base.PyTree, value: base.PyTree, slot: Slot) -> base.PyTree:
+  """Returns the buffer with `value` in a slot; unchanged if it is -1."""
+  value = jax.tree.map(lambda old, new: jnp.where(slot >= 0, new, old), read(buffer, slot), value)
+  return put(buffer, value, slot)  # With -1 some slot gets its own value again.
+
+
+def zeros_like(shapes: base.PyTree) -> base.PyTree:
+  """Returns zeros of these shapes."""
+  return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+
+
+def repeat(shapes: base.PyTree, *counts: int) -> base.PyTree:
+  """Returns shapes with more leading dimensions."""
+  return jax.tree.map(lambda a: jax.ShapeDtypeStruct((*counts, *a.shape), a.dtype), shapes)
 
 
 class StagePasses:
-  """The passes of a stage, whose index may be traced; `spec` is the whole model."""
+  """The passes of a stage, whose index may be traced.
+
+  Attributes:
+    activation: Shapes of the values between stages.
+    kept: Shapes of the values kept in one slot.
+    pack: Returns the weights of a node as arrays [1, ...], from its stages in order,
+      the number of stages that its arrays hold, and parameters and statistics by the
+      name of the layer; those that are not there are zero. On the device of the node.
+    unpack: Returns the sums of a stage by unit, from the stage, its place among those
+      of the node, and the node's sums, arrays [1, ...].
+  """
 
   def __init__(self, spec: spec_lib.StageSpec, layout: layout_lib.BlockLayout) -> None:
-    self._layout = layout
-    self.block = programs_lib.UnitPrograms(layout_lib.unit_of(spec, layout.block))
+    """`spec` is the whole model."""
+    self.spec, self.layout = spec, layout
     # Both run forward and backward in one pass: to keep nothing would save nothing.
-    self.prologue, self.epilogue = (
-        programs_lib.UnitPrograms(
-            dataclasses.replace(layout_lib.unit_of(spec, layers), remat="full")
-        )
-        for layers in (layout.prologue, layout.epilogue)
+    self._units = Parts(
+        self._make_unit(layout.block, spec.remat),
+        self._make_unit(layout.prologue, "full"),
+        self._make_unit(layout.epilogue, "full"),
     )
+    self._params = programs_lib.copies_of(spec)
+    self.activation = spec.model.input_shapes(spec.batch)[layout.first]
+    of_blocks = lambda tree: repeat(tree, layout.count)
+    saved = of_blocks(self._units.blocks.saved)
+    self.kept = Kept(saved, of_blocks(self.activation), self.activation)
+    self.pack = jax.jit(self._pack, static_argnums=(0, 1))
+    self.unpack = jax.jit(self._unpack, static_argnums=(0, 1))
 
-  def forward(
-      self,
-      p: ticks_lib.Pass,
-      weights: DeviceWeights,
-      inputs: Callable[[], base.PyTree],
-      data: Data,
-      kept: buffers_lib.Kept,
-  ) -> tuple[base.PyTree, buffers_lib.Kept]:
-    """Runs a forward pass; the input is the result of `inputs`, but on stage 0.
+  def weights(self, num_held: int) -> Parts:
+    """Returns the shapes of the weights of a device that holds as many stages."""
+    state, parts = self.spec.state, {}
+    for name in ("blocks", "prologue", "epilogue"):
+      own = getattr(self._units, name).unit.names
+      parts[name] = (tuple(self._params[n] for n in own), tuple(state[n].stats for n in own))
+    blocks = repeat(parts.pop("blocks"), num_held, self.layout.count)
+    return Parts(blocks, **parts)
 
-    Returns the output, and `kept`, changed in place.
+  def sums(self, num_owned: int) -> Parts:
+    """Returns the shapes of the sums of a device that owns as many stages."""
+    block, *ends = (
+        unit.unit.accumulator
+        for unit in (self._units.blocks, self._units.prologue, self._units.epilogue)
+    )
+    return Parts(repeat(block, num_owned, self.layout.count), *ends)
+
+  def states(
+      self, stages: Iterable[base.StageId], layers: Mapping[str, spec_lib.LayerState]
+  ) -> dict[str, tuple[base.PyTree, base.PyTree]]:
+    """Returns parameters and statistics of those layers of some stages that are in `layers`."""
+    ranges = (part[2] for stage in stages for part in self.layout.parts_of(stage, 0))
+    names = (self.spec.model.layer_names[i] for own in ranges for i in own)
+    return {name: (layers[name].params, layers[name].stats) for name in names if name in layers}
+
+  def run_tick(
+      self, given: Given, fetched: Kept | None, state: tuple[Carry, Buffers], row: jax.Array
+  ) -> tuple[tuple[Carry, Buffers], tuple[base.PyTree, base.PyTree]]:
+    """Runs a tick; returns the next `state`, and the values sent to both sides.
+
+    Args:
+      fetched: Residuals that earlier programs left in host memory.
+      state: The carry, and the buffers in host memory, of which this changes those for
+        residuals of redundant forward passes.
+      row: int32[NUM_FIELDS], see `TickTable.as_array`.
     """
-    first = self._layout.first_layer(p.stage)
-    enter = lambda: _forward(self.prologue, weights.prologue, None, data, 0)[0]
-    entered = jax.lax.cond(p.stage == 0, enter, inputs)
+    carry, host = state
+    nothing = zeros_like(self.activation)
+    passes = row[:-2].reshape(ticks_lib.NUM_FORWARDS + 1, -1)
+    num_forwards = jnp.sum(passes[:-1, 0] >= 0)
+    forward = lambda k, s: self._run_forward(given, ticks_lib.Pass(*passes[k]), *s)
+    carry, outputs = jax.lax.fori_loop(0, num_forwards, forward, (carry, nothing))
+    if host.residuals is not None:  # On a GPU beside the backward pass.
+      offload = lambda k, s: _offload(ticks_lib.Pass(*passes[k]), *s)
+      # The own pass, if any, is the first, and stays.
+      first = jnp.where(ticks_lib.Pass(*passes[0]).host < 0, 1, 0)
+      kept = (host.residuals, carry.buffers.residuals)
+      offloaded, kept = jax.lax.fori_loop(first, num_forwards, offload, kept)
+      host = host.replace(residuals=offloaded)
+      carry = carry.replace(buffers=carry.buffers.replace(residuals=kept))
 
-    def run(i: jax.Array, carry: base.PyTree) -> base.PyTree:
-      inputs, kept = carry
-      own = buffers_lib.read(weights.blocks, p.hold, i)
-      outputs, saved = _forward(
-          self.block, own, inputs, data, first + i * self._layout.blocks.period
+    def backward(state: tuple[Carry, base.PyTree], row: jax.Array) -> tuple[Carry, base.PyTree]:
+      fields = row[:-2].reshape(ticks_lib.NUM_FORWARDS + 1, -1)
+      return self._run_backward(given, fetched, ticks_lib.Pass(*fields[-1]), state[0])
+
+    (carry, grads), row = run_if(passes[-1, 0] >= 0, backward, (carry, nothing), row)
+    # XLA is free to send before the backward pass. Then outputs would make this
+    # stage wait for the stages that run a forward pass in this tick, and the
+    # passes of a tick would run one after the other. So outputs depend on later
+    # results.
+    seem = lambda a: jnp.where(row[0] >= -1, a, jnp.zeros_like(a))
+    outputs = jax.tree.map(seem, outputs)
+    buffers = carry.buffers.replace(
+        activations=write(carry.buffers.activations, _send(outputs, 1), row[-2]),
+        gradients=write(carry.buffers.gradients, _send(grads, -1), row[-1]),
+    )
+    return (carry.replace(buffers=buffers), host), (outputs, grads)
+
+  def _run_forward(
+      self, given: Given, p: ticks_lib.Pass, carry: Carry, sent: base.PyTree
+  ) -> tuple[Carry, base.PyTree]:
+    """Runs a forward pass; changes the carry in place, and returns what to send."""
+    old, first = carry.buffers, self.layout.first_layer(p.stage)
+    data, weights = _find_data(given, p), given.weights
+    enter = lambda: self._forward("prologue", weights.prologue, None, data, 0)[0]
+    entered = jax.lax.cond(p.stage == 0, enter, lambda: read(old.activations, p.inputs))
+
+    def run(i: jax.Array, state: base.PyTree) -> base.PyTree:
+      inputs, kept = state
+      own = read(weights.blocks, p.hold, i)
+      index = first + i * self.layout.period
+      outputs, saved = self._forward("blocks", own, inputs, data, index)
+      keep = lambda buffer, value: put(buffer, value, p.residual, i)
+      return outputs, kept.replace(saved=keep(kept.saved, saved), inputs=keep(kept.inputs, inputs))
+
+    outputs, kept = jax.lax.fori_loop(0, self._count(p), run, (entered, old.residuals))
+    kept = kept.replace(outputs=put(kept.outputs, outputs, p.residual))
+    activations = write(old.activations, outputs, p.output)
+    is_own = p.host < 0  # Outputs of redundant passes are not sent.
+    sent = jax.tree.map(lambda new, old: jnp.where(is_own, new, old), outputs, sent)
+    return carry.replace(buffers=old.replace(activations=activations, residuals=kept)), sent
+
+  def _run_backward(
+      self, given: Given, fetched: Kept | None, p: ticks_lib.Pass, carry: Carry
+  ) -> tuple[Carry, base.PyTree]:
+    """Runs a backward pass; changes the carry in place, and returns what to send."""
+    buffers, sums = carry.buffers, carry.sums
+    kept, data, weights = buffers.residuals, _find_data(given, p), given.weights
+    if fetched is not None:
+      bring = lambda kept, slots: put(
+          kept, jax.device_put(read(fetched, slots[0]), jax.memory.Space.Device), slots[1]
       )
-      put = lambda buffer, value: buffers_lib.put(buffer, value, p.residual, i)
-      return outputs, kept.replace(saved=put(kept.saved, saved), inputs=put(kept.inputs, inputs))
-
-    outputs, kept = jax.lax.fori_loop(0, self._count(p), run, (entered, kept))
-    return outputs, kept.replace(outputs=buffers_lib.put(kept.outputs, outputs, p.residual))
-
-  def backward(
-      self,
-      p: ticks_lib.Pass,
-      weights: DeviceWeights,
-      grad: base.PyTree,
-      data: Data,
-      kept: buffers_lib.Kept,
-      sums: buffers_lib.MicrobatchSums,
-  ) -> tuple[base.PyTree, buffers_lib.MicrobatchSums]:
-    """Runs a backward pass; `grad` is that of the output, but on the last stage.
-
-    Returns the gradient of the input, and `sums`, changed in place.
-    """
+      kept, _ = run_if(p.host >= 0, bring, kept, (p.host, p.residual))
+    grad = read(buffers.gradients, p.inputs)
 
     def leave(state: base.PyTree, outputs: base.PyTree) -> base.PyTree:
-      _, total = state
-      _, saved = _forward(
-          self.epilogue, weights.epilogue, outputs, data, self._layout.epilogue.start
-      )
-      return _backward(self.epilogue, weights.epilogue, outputs, saved, None, total)
+      index = self.layout.epilogue.start
+      _, saved = self._forward("epilogue", weights.epilogue, outputs, data, index)
+      return self._backward("epilogue", weights.epilogue, outputs, saved, None, state[1])
 
-    outputs = buffers_lib.read(kept.outputs, p.residual)
-    is_last = p.stage == self._layout.num_stages - 1
-    (grad, total), _ = branch.run_if(is_last, leave, (grad, sums.epilogue), outputs)
-    sums = sums.replace(epilogue=total)
+    outputs = read(kept.outputs, p.residual)
+    is_last = p.stage == self.layout.num_stages - 1
+    (grad, epilogue), _ = run_if(is_last, leave, (grad, sums.epilogue), outputs)
 
-    def run(j: jax.Array, carry: base.PyTree) -> base.PyTree:
-      (grad, total), i = carry, self._layout.count - 1 - j
-      own = buffers_lib.read(weights.blocks, p.hold, i)
-      start, saved = buffers_lib.read((kept.inputs, kept.saved), p.residual, i)
-      before = buffers_lib.read(total, p.hold, i)
-      grad, after = _backward(self.block, own, start, saved, grad, before)
-      return grad, buffers_lib.put(total, after, p.hold, i)
+    def run(j: jax.Array, state: base.PyTree) -> base.PyTree:
+      (grad, total), i = state, self.layout.count - 1 - j
+      own = read(weights.blocks, p.hold, i)
+      start, saved = read((kept.inputs, kept.saved), p.residual, i)
+      before = read(total, p.hold, i)
+      grad, after = self._backward("blocks", own, start, saved, grad, before)
+      return grad, put(total, after, p.hold, i)
 
-    grad, total = jax.lax.fori_loop(0, self._count(p), run, (grad, sums.blocks))
-    sums = sums.replace(blocks=total)
+    grad, blocks = jax.lax.fori_loop(0, self._count(p), run, (grad, sums.blocks))
 
     def enter(total: base.PyTree, inputs: tuple[base.PyTree, base.PyTree]) -> base.PyTree:
       grad, batch = inputs
-      again = dataclasses.replace(data, batch=batch)
-      _, saved = _forward(self.prologue, weights.prologue, None, again, 0)
-      return _backward(self.prologue, weights.prologue, None, saved, grad, total)[1]
+      _, saved = self._forward("prologue", weights.prologue, None, (batch, *data[1:]), 0)
+      return self._backward("prologue", weights.prologue, None, saved, grad, total)[1]
 
-    total, _ = branch.run_if(p.stage == 0, enter, sums.prologue, (grad, data.batch))
-    return grad, sums.replace(prologue=total)
+    prologue, _ = run_if(p.stage == 0, enter, sums.prologue, (grad, data[0]))
+    buffers = buffers.replace(gradients=write(buffers.gradients, grad, p.output), residuals=kept)
+    return Carry(buffers, Parts(blocks, prologue, epilogue)), grad
 
-  def kept_shapes(self, activation: base.PyTree) -> buffers_lib.Kept:
-    """Returns the shapes of the values kept in one slot."""
-    repeat = lambda tree: buffers_lib.repeat(tree, self._layout.count)
-    return buffers_lib.Kept(repeat(self.block.saved), repeat(activation), activation)
+  def _make_unit(self, layers: range, remat: str) -> programs_lib.UnitPrograms:
+    first, last = layers.start, layers.stop
+    unit = dataclasses.replace(self.spec, first=first, last=last, remat=remat, is_unit=True)
+    return programs_lib.UnitPrograms(unit)
 
-  def sums_shapes(self, num_owned: int) -> buffers_lib.MicrobatchSums:
-    """Returns the shapes of the sums of a node, for the number of stages that it owns."""
-    block, *ends = (u.unit.accumulator for u in (self.block, self.prologue, self.epilogue))
-    blocks = buffers_lib.repeat(block, num_owned, self._layout.count)
-    return buffers_lib.MicrobatchSums(blocks, *ends)
+  def _forward(
+      self, part: str, weights: Unit, inputs: base.PyTree, data: _Data, index: Slot
+  ) -> tuple[base.PyTree, spec_lib.Saved]:
+    unit, (batch, *numbers) = getattr(self._units, part), data
+    batch = {key: batch[key] for key in unit.unit.batch_keys}
+    numbers.append(jnp.asarray(index, jnp.uint32))
+    _, *result = unit.forward(programs_lib.make_token(), *weights, inputs, batch, *numbers)
+    return tuple(result)
+
+  def _backward(self, part: str, weights: Unit, *values: base.PyTree) -> Sequence[base.PyTree]:
+    """Returns the gradient of the input, and the sums.
+
+    `values` are the input, saved values, gradient of the output, and former sums.
+    """
+    unit = getattr(self._units, part)
+    return unit.backward(programs_lib.make_token(), weights[0], *values)[1:]
 
   def _count(self, p: ticks_lib.Pass) -> jax.Array:
     """Returns the number of blocks of a stage, as a value that is traced.
 
     XLA makes a loop part of a CUDA graph only if it does not know the trip count.
     """
-    return jnp.where(p.stage < 0, 0, self._layout.count)
+    return jnp.where(p.stage < 0, 0, self.layout.count)
+
+  def _pack(
+      self,
+      stages: Sequence[base.StageId],
+      num_held: int,
+      states: Mapping[str, tuple[base.PyTree, base.PyTree]],
+  ) -> Parts:
+    names, zeros = self.spec.model.layer_names, zeros_like(self.weights(num_held))
+    nothing = jax.tree.map(lambda a: a[0, 0], zeros.blocks)
+
+    def unit(layers: range, like: Unit) -> Unit:
+      if any(names[i] not in states for i in layers):
+        return like
+      own = tuple(zip(*(states[names[i]] for i in layers), strict=True)) or ((), ())
+      return jax.tree.map(lambda zero, a: a.astype(zero.dtype), like, own)
+
+    blocks = [unit(own, nothing) for stage in stages for own in self.layout.blocks_of(stage)]
+    blocks += [nothing] * (num_held * self.layout.count - len(blocks))
+    shape = (num_held, self.layout.count)
+    stack = lambda *parts: jnp.stack(parts).reshape(*shape, *parts[0].shape)
+    parts = Parts(
+        jax.tree.map(stack, *blocks),
+        unit(self.layout.prologue, zeros.prologue),
+        unit(self.layout.epilogue, zeros.epilogue),
+    )
+    return jax.tree.map(lambda a: a[None], parts)
+
+  def _unpack(self, stage: base.StageId, hold: int, sums: Parts) -> dict[int, spec_lib.Accumulator]:
+    totals = {}
+    for name, at, layers in self.layout.parts_of(stage, hold):
+      part = jax.tree.map(lambda a, at=at: a[(0, *at)], getattr(sums, name))
+      for unit in self._units_of(layers):
+        own = slice(unit.first - layers.start, unit.last - layers.start)
+        totals[unit.first] = spec_lib.Accumulator(
+            part.grads[own], part.stats[own], part.loss if unit.is_last else None
+        )
+    return totals
+
+  def load_sums(
+      self,
+      stage: base.StageId,
+      hold: int,
+      sums: Parts,
+      totals: Mapping[array_store.Sum, spec_lib.Accumulator],
+      share: base.ShareId,
+  ) -> None:
+    """Writes the sums of a stage, if there are some, into those of its node, in NumPy [1, ...]."""
+    for name, at, layers in self.layout.parts_of(stage, hold):
+      firsts = [unit.first for unit in self._units_of(layers)]
+      own = [totals[first, share] for first in firsts if (first, share) in totals]
+      if own:
+        grads, stats = (sum((getattr(a, f) for a in own), ()) for f in ("grads", "stats"))
+        part = spec_lib.Accumulator(grads, stats, own[-1].loss)
+        jax.tree.map(lambda a, v, at=at: a.__setitem__((0, *at), v), getattr(sums, name), part)
+
+  def _units_of(self, layers: range) -> tuple[spec_lib.StageSpec, ...]:
+    """Returns the units of rows that are these layers."""
+    return dataclasses.replace(self.spec, first=layers.start, last=layers.stop).units
 
 
-def _forward(
-    unit: programs_lib.UnitPrograms,
-    weights: Unit,
-    inputs: base.PyTree,
-    data: Data,
-    index: int | jax.Array,
-) -> tuple[base.PyTree, spec_lib.Saved]:
-  batch = {key: data.batch[key] for key in unit.unit.batch_keys}
-  index = jnp.asarray(index, jnp.uint32)
-  _, *result = unit.forward(
-      *(programs_lib.make_token(), *weights, inputs, batch, data.step, data.microbatch, index)
-  )
-  return tuple(result)
+def _find_data(given: Given, p: ticks_lib.Pass) -> _Data:
+  batch, number = read((given.batch, given.numbers), p.microbatch)
+  return batch, given.step, number
 
 
-def _backward(
-    unit: programs_lib.UnitPrograms, weights: Unit, *values: base.PyTree
-) -> Sequence[base.PyTree]:
-  """Returns the gradient of the input, and the sums.
+def _offload(p: ticks_lib.Pass, offloaded: Kept, kept: Kept) -> tuple[Kept, Kept]:
+  """Copies residuals of a redundant pass to host memory."""
+  value = jax.device_put(read(kept, p.residual), jax.memory.Space.Host)
+  return put(offloaded, value, p.host), kept
 
-  `values` are the input, saved values, gradient of the output, and former sums.
-  """
-  return unit.backward(programs_lib.make_token(), weights[0], *values)[1:]
+
+def _send(values: base.PyTree, to: int) -> base.PyTree:
+  """Returns what arrives if all nodes send to the next one, or with -1 to the one before."""
+  count = jax.lax.axis_size(STAGE)
+  pairs = [(n, (n + to) % count) for n in range(count)]
+  return jax.tree.map(lambda a: jax.lax.ppermute(a, STAGE, pairs), values)

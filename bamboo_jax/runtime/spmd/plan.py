@@ -1,4 +1,4 @@
-"""Plans a step as one program: its ticks, and how long they take.
+"""Plans a step as one program: its ticks, how long they take, and the memory of a node.
 
 The program runs the passes of the same rows, see `spmd.ticks`. The
 layers behind the blocks run forward and backward in the backward pass of the
@@ -6,7 +6,7 @@ last stage, and those before the blocks run a second time in the backward pass
 of the first.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 import dataclasses
 import functools
 
@@ -15,7 +15,6 @@ from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.plan import cost_model, partition as partition_lib, planner
 from bamboo_jax.runtime.spmd import (
     layout as layout_lib,
-    memory as memory_lib,
     program as program_lib,
     ticks as ticks_lib,
 )
@@ -35,10 +34,18 @@ class ProgramPlan:
   Attributes:
     plan: Costs, times and memory of the program.
     table: The ticks.
+    sizes: Of the program at the start of a step, and of that of its rest after a death.
   """
 
   plan: planner.Plan
+  layout: layout_lib.BlockLayout
   table: ticks_lib.TickTable
+  sizes: tuple[program_lib.Sizes, program_lib.Sizes]
+
+  @property
+  def keeps(self) -> bool:
+    """Whether a death can be survived."""
+    return self.sizes[0].keeps
 
   @functools.cached_property
   def plain(self) -> timeline_lib.Timeline:
@@ -73,25 +80,24 @@ class ProgramPlan:
 
 def plan_program(
     plan: planner.Plan,
-    *,
     layout: layout_lib.BlockLayout,
-    sizes_of: Callable[[ticks_lib.TickTable], Sequence[program_lib.Sizes]],
+    *,
     budget: float | None,
+    keeps: bool,
+    segment_ticks: int | None = None,
 ) -> ProgramPlan:
   """Returns the program of a plan whose stages are made of whole blocks.
 
   Args:
     plan: The plan by rows.
     layout: Its stages.
-    sizes_of: Returns the sizes of the programs that run a table.
     budget: See `ticks.fill`; None for no redundant forward passes.
+    keeps: See `program.find_sizes`, as for `segment_ticks`.
 
   Raises:
     base.InfeasibleError: A node needs more memory than the plan allows.
   """
-  costs = program_costs(
-      plan.partition, plan.profile, num_before=layout.blocks.first, num_behind=len(layout.epilogue)
-  )
+  costs = program_costs(plan.partition, plan.profile, layout)
   table = ticks_lib.lower(
       ((slot.node, slot.instruction) for slot in plan.timeline.slots),
       owners=plan.owners[0],
@@ -99,7 +105,10 @@ def plan_program(
   )
   if budget is not None and plan.num_stages > 1:
     table = ticks_lib.fill(table, costs=costs, budget=budget)
-  memory = memory_lib.with_programs(plan.memory, plan.profile.layers, layout, sizes_of(table))
+  sizes = program_lib.find_sizes(table, keeps=keeps, segment_ticks=segment_ticks)
+  programs = (find_memory(plan.profile.layers, layout, one) for one in sizes[: 1 + keeps])
+  needed = max(programs, key=lambda fields: sum(fields.values()))
+  memory = tuple(dataclasses.replace(node, **needed) for node in plan.memory)
   peak_bytes, limit = max(node.total_bytes for node in memory), plan.memory_limit_bytes
   if limit is not None and peak_bytes > limit:
     raise base.InfeasibleError(
@@ -112,7 +121,7 @@ def plan_program(
   plan = dataclasses.replace(
       plan, costs=costs, timeline=timeline, step_time=step_time, memory=memory
   )
-  return ProgramPlan(plan, table)
+  return ProgramPlan(plan, layout, table, sizes)
 
 
 def lay_out(
@@ -146,25 +155,51 @@ def lay_out(
 
 
 def program_costs(
-    partition: partition_lib.Partition,
-    profile: cost_model.Profile,
-    *,
-    num_before: int,
-    num_behind: int,
+    partition: partition_lib.Partition, profile: cost_model.Profile, layout: layout_lib.BlockLayout
 ) -> costs_lib.StageCosts:
   """Returns the costs of the stages in a program, without dispatch times."""
-  profile = dataclasses.replace(profile, dispatch_ms=0.0)
-  costs = profile.stage_costs(partition.bounds)
-  layers = profile.layers
-  before, behind = layers[:num_before], layers[len(layers) - num_behind :]
+  costs = dataclasses.replace(profile, dispatch_ms=0.0).stage_costs(partition.bounds)
+  once_ms = lambda layers: sum(profile.layers[i].forward_ms for i in layers)
   forward_ms, backward_ms = list(costs.forward_ms), list(costs.backward_ms)
-  behind_ms = sum(layer.forward_ms for layer in behind)
-  forward_ms[-1] = max(0.0, forward_ms[-1] - behind_ms)
-  backward_ms[-1] += behind_ms
-  backward_ms[0] += sum(layer.forward_ms for layer in before)
+  forward_ms[-1] = max(0.0, forward_ms[-1] - once_ms(layout.epilogue))
+  backward_ms[-1] += once_ms(layout.epilogue)
+  backward_ms[0] += once_ms(layout.prologue)
   return dataclasses.replace(
       costs,
       forward_ms=tuple(forward_ms),
       backward_ms=tuple(backward_ms),
       redundant_ms=tuple(forward_ms),  # They skip the epilogue.
+  )
+
+
+def find_memory(
+    layers: Sequence[cost_model.LayerCost], layout: layout_lib.BlockLayout, sizes: program_lib.Sizes
+) -> dict[str, int]:
+  """Returns the fields of `NodeMemory` that a program decides; all nodes need the same.
+
+  weights      of the stages that it holds and of both ends, as passes read them
+  carry        residuals, values between stages, and sums of gradients; twice if
+               the next segment may have to start again from the same arguments
+  temporary    residuals and scratch memory of the epilogue, scratch memory of
+               the prologue, what a backward pass recomputes of a block, and
+               residuals on their way to the host
+  """
+  parts = (layout.block, layout.prologue, layout.epilogue)
+  block, before, behind = ([layers[i] for i in part] for part in parts)
+  read = lambda own: sum(c.copy_bytes or c.parameter_bytes for c in own)
+  gradients = lambda own: sum(c.gradient_bytes for c in own)
+  residuals = lambda own: sum(c.residual_bytes for c in own)
+  working = lambda own: max((c.working_bytes for c in own), default=0)
+  slots, value, count = sizes.buffers, block[-1].activation_bytes, layout.count
+  kept = count * residuals(block) + value
+  sums = sizes.num_owned * count * gradients(block) + gradients(before + behind)
+  copies = 2 if sizes.keeps else 1  # Arguments and results.
+  whole = lambda own: max(residuals(own), working(own) - gradients(own))  # Recomputed or kept.
+  temporary = whole(behind) + working(behind) + working(before) + whole(block) - residuals(block)
+  temporary += bool(sizes.num_offloads) * kept
+  return dict(
+      copy_bytes=sizes.num_held * count * read(block) + read(before + behind),
+      residual_bytes=copies * slots["residuals"] * kept,
+      transfer_bytes=copies * (slots["activations"] + slots["gradients"]) * value,
+      working_bytes=temporary + copies * sums,
   )

@@ -9,14 +9,13 @@ Repairs and joins change the ring in the same way.
      worker                     child                    the other workers
   1.   |<======= do all have a child in the same ring? ==========>|
        |  fork, once the former child is gone                     |
-       |--- Topology -----------> | JAX starts; that of the first |
+       |--- join ---------------> | JAX starts; that of the first |
        |                          | node listens, then the others |
-       |--- ShareWork, arrays --> | compiles, loads               |
+       |--- load, arrays -------> | compiles, loads               |
   2.   |<======= has any child failed? then again from 1 ========>|
-       |--- "connect" ----------> | a segment without passes      |
-       |--- Run ----------------> | a segment                     |
+       |--- run ----------------> | connects, runs a segment      |
        |<------------------ done  |                               |
-       |--- Read ---------------> | sums -> memory                |
+       |--- read ---------------> | sums -> memory                |
   3.   |<======= has any child failed? then again from 1 ========>|
 
 If a node dies, the waits of its peers end with the view. Then each worker reads
@@ -30,7 +29,6 @@ dies.
 
 from collections.abc import Callable, Sequence
 import contextlib
-import dataclasses
 import functools
 from multiprocessing import connection
 import os
@@ -51,12 +49,11 @@ from bamboo_jax import base
 from bamboo_jax.net import addresses
 from bamboo_jax.runtime import compat
 from bamboo_jax.runtime.spmd import (
-    buffers as buffers_lib,
     layout as layout_lib,
-    pipeline_run as run_lib,
+    passes as passes_lib,
     program as program_lib,
 )
-from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
+from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import transport as transport_lib
 
 _MOST_TRIES = 4  # In a row; then the error ends the run.
@@ -67,54 +64,6 @@ _CHANNEL = "ring"
 
 class ChildError(RuntimeError):
   """The child of this worker, or of another, has failed."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Topology:
-  """The ring of a child; `address` is that of JAX's coordinator."""
-
-  address: str
-  rank: int
-  size: int
-
-
-@dataclasses.dataclass(frozen=True)
-class RingProgram:
-  """A program to compile for a ring of some `size`."""
-
-  layout: layout_lib.BlockLayout
-  sizes: program_lib.Sizes
-  size: int
-
-
-@dataclasses.dataclass(frozen=True)
-class ShareWork:
-  """The passes of one share of the batch.
-
-  Its arrays are in the memory: weights of the node, batch, `find_rows` of its
-  place, and `Begin` or None.
-  """
-
-  layout: layout_lib.BlockLayout
-  sizes: program_lib.Sizes
-  share: base.ShareId
-  numbers: np.ndarray
-  step: np.uint32
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-  """Runs the next segment of a share."""
-
-  share: base.ShareId
-
-
-@dataclasses.dataclass(frozen=True)
-class Read:
-  """Copies the sums of a share to the memory, or else all that is left of it."""
-
-  share: base.ShareId
-  only_sums: bool
 
 
 class SharedMemory:
@@ -147,11 +96,11 @@ class _Process:
     self._pid: int | None = None
     self._cpu_secs, self._number = 0.0, 0
 
-  def tell(self, message: Any) -> None:
-    """Sends a message; `hear` awaits the answer."""
+  def tell(self, name: str, *args: Any) -> None:
+    """Calls a method of the other `_Child`; `hear` awaits its end."""
     self._number += 1
     try:
-      self._pipe.send((self._number, message))
+      self._pipe.send((self._number, name, args))
     except OSError as error:
       raise ChildError("the process has ended") from error
 
@@ -188,38 +137,6 @@ class _Process:
     self._pipe.close()
 
 
-class Compiler:
-  """Compiles programs ahead, so that children load them.
-
-  It has a child of its own, in no ring, with as many devices as the largest one.
-  """
-
-  def __init__(self, fork: Callable[[], socket.socket]) -> None:
-    """`fork` returns a socket to a process that calls `live`."""
-    self._fork, self._lock = fork, threading.Lock()
-    self._process: _Process | None = None
-
-  def compile(self, program: RingProgram, note_progress: Callable[[], None]) -> None:
-    """Compiles a program; blocks. An error is left to the children that need it."""
-    with self._lock:
-      self._process = self._process or _Process(self._fork())
-      try:
-        self._process.tell(program)
-        self._process.hear(lambda: None, note_progress)
-      except ChildError as error:
-        logging.warning("A program cannot be compiled ahead: %s", error)
-        self._process.close()
-        self._process = None
-
-
-def _make_program(
-    whole: spec_lib.StageSpec, wanted: RingProgram | ShareWork, devices: Sequence[jax.Device]
-) -> program_lib.SegmentProgram:
-  return program_lib.SegmentProgram(
-      *(whole, wanted.layout, wanted.sizes), devices=devices, params=programs_lib.copies_of(whole)
-  )
-
-
 class ProcessRing:
   """The worker's end: its child, and the agreement with the other workers.
 
@@ -233,7 +150,8 @@ class ProcessRing:
     fork: Ends the last child; returns a socket to the next one, which calls
       `live` with the same `memory`.
     host: Address at which other machines reach this one.
-    compiler: Compiles programs ahead; None if children cannot load them.
+    fork_compiler: Returns a socket to a child in no ring, with as many devices as the
+      largest one, which compiles programs ahead; None if children cannot load them.
   """
 
   def __init__(
@@ -244,48 +162,48 @@ class ProcessRing:
       fork: Callable[[], socket.socket],
       memory: SharedMemory,
       host: str,
-      compiler: Compiler | None = None,
+      fork_compiler: Callable[[], socket.socket] | None = None,
   ) -> None:
     self._number, self._exchange, self._host = number, exchange, host
-    self._fork, self._memory, self._compiler = fork, memory, compiler
+    self._fork, self._fork_compiler, self._memory = fork, fork_compiler, memory
     self.child, self._is_new = _Process(fork()), True
-    self._is_connected = False
+    self._compiler: _Process | None = None
+    self._lock = threading.Lock()  # Of the compiler.
     self.running: tuple[base.NodeId, ...] = ()
     self._nodes: tuple[base.NodeId, ...] = ()
     self._name = ""  # Of the ring, unique.
     self._begun: set[base.ShareId] = set()  # The child has finished a segment.
-    self._left: dict[base.ShareId, run_lib.Left] = {}
+    self._left: dict[base.ShareId, program_lib.Left] = {}
 
   def run(
       self,
-      nodes: Sequence[base.NodeId],
-      compiles: Callable[[], None],
-      passes: Callable[[], None],
+      nodes: tuple[base.NodeId, ...],
+      load: Callable[[], None],
+      run: Callable[[], None],
       *,
       note_progress: Callable[[], None],
   ) -> None:
-    """Calls `passes` in a ring of `nodes`, until no child fails; blocks.
+    """Calls `load` and `run` in a ring of `nodes`, until no child fails; blocks.
 
     The workers of all `nodes` call it at once.
 
     Args:
-      compiles: Called before, if the children are new: loads a program.
+      load: Lets the child load the passes, unless it has; also compiles, if it is new.
       note_progress: Called while the child works.
 
     Raises:
       ChildError: The children have failed several times in a row.
       Exception: As `note_progress` or the transport, if a node is lost.
     """
-    self._note_progress, nodes = note_progress, tuple(nodes)
-    self.running = nodes
+    self._note_progress, self.running = note_progress, nodes
     try:
       for _ in range(_MOST_TRIES):
         names = self._tell_all(nodes, self._name if self._nodes == nodes else "")
         error = ""
         if len({*names}) > 1 or not names[0]:
           self._replace()
-          error = self._agree(nodes, lambda: self._start(nodes, compiles))
-        error = error or self._agree(nodes, passes)
+          error = self._agree(nodes, lambda: self._start(nodes), load)
+        error = error or self._agree(nodes, load, run)
         if not error:
           return
         logging.warning("The program of nodes %s starts again: %s", nodes, error)
@@ -296,22 +214,22 @@ class ProcessRing:
     finally:
       self.running = ()
 
-  def compile_ahead(self, program: RingProgram) -> None:
-    """Compiles a program that children will load, if they can; blocks."""
-    if self._compiler is not None:
-      self._compiler.compile(program, self._exchange.note)
+  def compile_ahead(self, *program: Any) -> None:
+    """Compiles a program that children will load, if they can; blocks.
 
-  def load(self, work: ShareWork, arrays: base.PyTree) -> None:
-    """Lets the child load the passes of a share and, if needed, compile."""
-    self._memory.write(arrays)
-    self._ask(work)
-
-  def run_segment(self, share: base.ShareId) -> None:
-    """Lets the child run a segment, once it has connected; `hear` awaits its end."""
-    if not self._is_connected:
-      self._ask("connect")
-      self._is_connected = True
-    self.child.tell(Run(share))
+    Its arguments are those of `_Child.compile`. An error is left to the children that need it.
+    """
+    if self._fork_compiler is None:
+      return
+    with self._lock:
+      self._compiler = self._compiler or _Process(self._fork_compiler())
+      try:
+        self._compiler.tell("compile", *program)
+        self._compiler.hear(lambda: None, self._exchange.note)
+      except ChildError as error:
+        logging.warning("A program cannot be compiled ahead: %s", error)
+        self._compiler.close()
+        self._compiler = None
 
   def hear(self) -> None:
     """Blocks until the child has answered; raises `ChildError` if it has failed.
@@ -320,17 +238,23 @@ class ProcessRing:
     """
     self.child.hear(self._exchange.check, self._note_progress)
 
-  def finish_segment(self, share: base.ShareId) -> None:
-    """Like `hear`, for the end of a segment."""
+  def load(self, work: Sequence[Any], arrays: base.PyTree) -> None:
+    """Lets the child load the passes of a share, see `_Child.load`; blocks."""
+    self._memory.write(arrays)
+    self.child.tell("load", *work)
+    self.hear()
+
+  def finish(self, share: base.ShareId, *, is_last: bool) -> passes_lib.Parts | None:
+    """Awaits the end of a segment; returns the sums of the share after the last one."""
     self.hear()
     self._begun.add(share)
-
-  def sums(self, share: base.ShareId) -> buffers_lib.MicrobatchSums:
-    """Returns the sums of a share."""
-    self._ask(Read(share, only_sums=True))
+    if not is_last:
+      return None
+    self.child.tell("read", share, True)
+    self.hear()
     return self._memory.read()
 
-  def read(self, share: base.ShareId) -> run_lib.Left | None:
+  def read(self, share: base.ShareId) -> program_lib.Left | None:
     """Returns the results of a share's finished segments; None without any.
 
     They are those of the last child that ran some. Waits for the child, but not for a
@@ -344,7 +268,7 @@ class ProcessRing:
 
     if share in self._begun:
       try:
-        self.child.tell(Read(share, only_sums=False))
+        self.child.tell("read", share, False)
         self.child.hear(wait, lambda: None)
         self._left[share] = self._memory.read()
       except ChildError as error:
@@ -357,23 +281,18 @@ class ProcessRing:
     """Drops what children have left."""
     self._begun, self._left = set(), {}
 
-  def _ask(self, message: Any) -> None:
-    """Sends the child a message, and blocks until it has answered."""
-    self.child.tell(message)
-    self.hear()
-
-  def _start(self, nodes: tuple[base.NodeId, ...], compiles: Callable[[], None]) -> None:
+  def _start(self, nodes: tuple[base.NodeId, ...]) -> None:
     """Lets JAX start in the children of all `nodes`: the first one listens."""
     rank, self._is_new, is_ready = nodes.index(self._number), False, False
     if rank:
       name = self._receive(nodes[0])
       if not name:
         raise ChildError("the first process has ended")
-      self.child.tell(Topology(name.split()[0], rank, len(nodes)))
+      self.child.tell("join", name.split()[0], rank, len(nodes))
     else:
       name = f"{_find_address(self._host)} {secrets.token_hex(8)}"
       try:
-        self.child.tell(Topology(name.split()[0], rank, len(nodes)))
+        self.child.tell("join", name.split()[0], rank, len(nodes))
         is_ready = self._wait_for_coordinator(name.split()[0])
       except ChildError:
         self._send(nodes[1:], "")
@@ -382,7 +301,6 @@ class ProcessRing:
     if not is_ready:
       self.hear()
     self._nodes, self._name = nodes, name
-    compiles()
 
   def _wait_for_coordinator(self, address: str) -> bool:
     """Blocks until it listens, as a client that calls too early waits for a second.
@@ -399,11 +317,12 @@ class ProcessRing:
     self.hear()
     return True
 
-  def _agree(self, nodes: tuple[base.NodeId, ...], act: Callable[[], None]) -> str:
+  def _agree(self, nodes: tuple[base.NodeId, ...], *acts: Callable[[], None]) -> str:
     """Acts; returns an error of any child of the ring, which ends all of them."""
     error = ""
     try:
-      act()
+      for act in acts:
+        act()
     except ChildError as failure:
       error = f"node {self._number}: {failure}"
       self._replace()
@@ -434,43 +353,44 @@ class ProcessRing:
       self.read(share)
     self.child.close()
     self.child, self._is_new, self._begun = _Process(self._fork()), True, set()
-    self._nodes, self._is_connected = (), False
+    self._nodes = ()
 
 
 class ChildSegments:
-  """Segments that a child runs; see `pipeline_run.Segments`."""
+  """Segments that a child runs; see `program.Segments`.
 
-  def __init__(self, ring: ProcessRing, work: ShareWork, arrays: Sequence[base.PyTree]) -> None:
+  Args:
+    work: Arguments of `_Child.load`; the third is the share.
+    arrays: What it reads from the memory.
+  """
+
+  def __init__(self, ring: ProcessRing, work: Sequence[Any], arrays: Sequence[Any]) -> None:
     self.num_segments = 0
-    self._ring, self._work, self._arrays = ring, work, arrays
+    self._ring, self._work, self._arrays, self._share = ring, work, arrays, work[2]
     self._child: _Process | None = None  # Which has loaded it.
-    self._sums: buffers_lib.MicrobatchSums | None = None
+    self._sums: passes_lib.Parts | None = None
 
   def load(self) -> None:
-    """Lets the child load the passes, unless it has; another one begins anew."""
     if self._child is not self._ring.child:
       self._ring.load(self._work, self._arrays)
       self._child, self.num_segments = self._ring.child, 0
 
   def start(self) -> None:
-    self._ring.run_segment(self._work.share)
+    self._ring.child.tell("run", self._share)
 
-  def finish(self, *, is_lost: bool = False) -> None:
+  def finish(self, *, is_lost: bool) -> None:
     del is_lost  # Then `ProcessRing` raises.
-    self._ring.finish_segment(self._work.share)
     self.num_segments += 1
+    is_last = self.num_segments == len(self._arrays[1])
+    self._sums = self._ring.finish(self._share, is_last=is_last)
 
-  def take_sums(self) -> None:
-    """Takes the sums of the child."""
-    self._sums = self._ring.sums(self._work.share)
-
-  def sums(self, n: int) -> buffers_lib.MicrobatchSums | None:
+  def sums(self, n: int) -> passes_lib.Parts | None:
     del n
     return self._sums
 
-  def read(self, n: int) -> run_lib.Left | None:
+  def read(self, n: int) -> program_lib.Left | None:
     del n
-    if left := self._ring.read(self._work.share):
+    if left := self._ring.read(self._share):
       self._sums = left.carry.sums
     return left
 
@@ -497,10 +417,10 @@ def live(
   child = _Child(memory, host, find_whole)
   inbox = queue.SimpleQueue[Any]()
 
-  def do(number: int, message: Any) -> None:
+  def do(number: int, name: str, args: Sequence[Any]) -> None:
     error = ""
     try:
-      child.do(message)
+      getattr(child, name)(*args)
     except Exception as failure:  # JAX raises various types.
       logging.exception("The passes have failed.")
       error = base.describe_error(failure)
@@ -510,11 +430,11 @@ def live(
   def listen() -> None:
     try:
       while True:
-        number, message = pipe.recv()
-        if isinstance(message, Read):  # The other thread may be in a collective.
-          do(number, message)
+        said = pipe.recv()
+        if said[1] == "read":  # The other thread may be in a collective.
+          do(*said)
         else:
-          inbox.put((number, message))
+          inbox.put(said)
     except (EOFError, OSError):
       inbox.put(None)  # The worker is gone.
 
@@ -531,55 +451,73 @@ class _Child:
       self, memory: SharedMemory, host: str, find_whole: Callable[[], spec_lib.StageSpec]
   ) -> None:
     self._memory, self._host, self._find_whole = memory, host, functools.cache(find_whole)
+    self._devices: list[jax.Device] = []  # Of its ring.
+    self._passes: passes_lib.StagePasses | None = None
     self._programs: dict[str, program_lib.SegmentProgram] = {}
-    self._step: np.uint32 | None = None
-    self._runs: dict[base.ShareId, run_lib.LocalSegments] = {}
+    self._step: base.StepId | None = None
+    self._runs: dict[base.ShareId, program_lib.LocalSegments] = {}
+    self._is_connected = False
 
-  def do(self, message: Any) -> None:
-    match message:
-      case RingProgram(size=size):
-        program = _make_program(self._find_whole(), message, jax.devices()[:size])
-        _ = program.segment, program.start
-      case Topology():
-        self._join(message)
-      case ShareWork():
-        self._load(message)
-      case "connect":
-        next(iter(self._runs.values())).run_idle()
-        jax.distributed.shutdown()
-      case Run(share):
-        self._runs[share].start()
-        self._runs[share].finish()
-      case Read(share, only_sums):
-        run, n = self._runs[share], self._rank
-        self._memory.write(run.sums(n) if only_sums else run.read(n))
+  def compile(
+      self, layout: layout_lib.BlockLayout, sizes: program_lib.Sizes, num_nodes: int
+  ) -> program_lib.SegmentProgram:
+    """Compiles the program of a ring of some nodes, unless it has."""
+    if self._passes is None:
+      self._passes = passes_lib.StagePasses(self._find_whole(), layout)
+    key = f"{sizes} {num_nodes}"
+    if key not in self._programs:
+      devices = self._devices or jax.devices()[:num_nodes]
+      self._programs[key] = program_lib.SegmentProgram(self._passes, sizes, devices)
+    _ = self._programs[key].segment, self._programs[key].start
+    return self._programs[key]
 
-  def _join(self, topology: Topology) -> None:
+  def join(self, address: str, rank: int, size: int) -> None:
+    """Starts JAX in a ring, with its coordinator at an address."""
     compat.use_host_for_collectives(self._host)
     jax.distributed.initialize(
-        *(topology.address, topology.size, topology.rank),
-        coordinator_bind_address=topology.address,
+        *(address, size, rank),
+        coordinator_bind_address=address,
         cluster_detection_method="deactivate",
     )
     first = {d.process_index: d for d in reversed(jax.devices())}
-    self._devices = [first[rank] for rank in range(topology.size)]
-    self._rank, _ = topology.rank, self._find_whole()  # Found before the first passes.
+    self._devices, self._rank = [first[rank] for rank in range(size)], rank
+    self._find_whole()  # Before the first passes.
 
-  def _load(self, work: ShareWork) -> None:
-    if work.step != self._step:
+  def load(
+      self,
+      layout: layout_lib.BlockLayout,
+      sizes: program_lib.Sizes,
+      share: base.ShareId,
+      step: base.StepId,
+  ) -> None:
+    """Loads the passes of a share.
+
+    The memory has what they read, `find_rows` of its place, and `Begin` or None.
+    """
+    if step != self._step:
       for run in self._runs.values():
         run.release()
-      self._step, self._runs = work.step, {}
-    key = str(work.sizes)
-    if key not in self._programs:
-      self._programs[key] = _make_program(self._find_whole(), work, self._devices)
-    program, rank = self._programs[key], self._rank
-    _ = program.segment, program.start
-    weights, batch, rows, begin = self._memory.read()
-    inputs = [program.put({rank: weights}), program.put({rank: batch}), work.numbers, work.step]
-    self._runs[work.share] = run_lib.LocalSegments(
-        program, inputs, {rank: rows}, begin and {rank: begin}
+      self._step, self._runs = step, {}
+    program = self.compile(layout, sizes, len(self._devices))
+    given, rows, begin = self._memory.read()
+    self._runs[share] = program_lib.LocalSegments(
+        program, {self._rank: given}, {self._rank: rows}, begin and {self._rank: begin}
     )
+
+  def run(self, share: base.ShareId) -> None:
+    """Runs a segment of a share."""
+    run = self._runs[share]
+    if not self._is_connected:
+      run.run_idle()
+      jax.distributed.shutdown()
+      self._is_connected = True
+    run.start()
+    run.finish(is_lost=False)
+
+  def read(self, share: base.ShareId, only_sums: bool) -> None:
+    """Copies the sums of a share to the memory, or else all that is left of it."""
+    run, n = self._runs[share], self._rank
+    self._memory.write(run.sums(n) if only_sums else run.read(n))
 
 
 def _find_address(host: str) -> str:

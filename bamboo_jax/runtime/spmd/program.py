@@ -4,6 +4,11 @@ Every device runs a scan over the ticks of a segment. The table of these ticks
 is an argument, so one executable runs any part of any order. It calls no
 function of the host and depends only on its arguments.
 
+A segment donates nothing if a death can be survived, so that a death costs only
+the segment in which it happened: each remaining node dumps what it has into its
+store of arrays, which rows use too, and another program loads the rest of the
+step from the stores.
+
 `jax.shard_map` runs without its check of varying values (`check_vma`). With it,
 the derivative with respect to an array that is equal on all devices would be
 summed over all of them inside the branch that only the first stage takes, and
@@ -14,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
 import os
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -22,17 +27,10 @@ import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.runtime import accelerator, devices as devices_lib
-from bamboo_jax.runtime.spmd import (
-    buffers as buffers_lib,
-    layout as layout_lib,
-    passes as passes_lib,
-    tick as tick_lib,
-    ticks as ticks_lib,
-)
-from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.runtime.spmd import passes as passes_lib, ticks as ticks_lib
+from bamboo_jax.runtime.stage import array_store
 
-PartitionSpec = jax.sharding.PartitionSpec
-_BY_NODE = PartitionSpec(tick_lib.STAGE)
+_BY_NODE = jax.P(passes_lib.STAGE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +44,6 @@ class Sizes:
     num_offloads: Redundant forward passes of one node in a segment, at most.
     num_fetches: Residuals from host memory; 0 at the start of a step.
     num_owned: Stages that a node owns, at most.
-    num_held: The same including replicas.
     keeps: Whether sent values are returned too, in host memory, and nothing is
       donated.
   """
@@ -57,82 +54,79 @@ class Sizes:
   num_offloads: int
   num_fetches: int
   num_owned: int
-  num_held: int
   keeps: bool
+
+  @classmethod
+  def of(cls, table: ticks_lib.TickTable, num_ticks: int, *, keeps: bool) -> "Sizes":
+    """Returns the least sizes for a table."""
+    starts, nodes = range(0, len(table.ticks), num_ticks), range(table.num_nodes)
+    offloads = (len(table.offloads(n, t, t + num_ticks)) for n in nodes for t in starts)
+    return cls(
+        num_ticks,
+        table.num_microbatches,
+        table.num_slots,
+        num_offloads=max(offloads, default=0),
+        num_fetches=max(len(held.residuals) for held in table.start),
+        num_owned=max(map(table.owners.count, nodes)),
+        keeps=keeps,
+    )
+
+  def __or__(self, other: "Sizes") -> "Sizes":
+    """Returns sizes with room for both."""
+    return dataclasses.replace(
+        self,
+        num_slots={kind: max(n, other.num_slots[kind]) for kind, n in self.num_slots.items()},
+        num_offloads=max(self.num_offloads, other.num_offloads),
+        num_fetches=max(self.num_fetches, other.num_fetches),
+        num_owned=max(self.num_owned, other.num_owned),
+    )
+
+  @property
+  def num_held(self) -> int:
+    """Stages that a node owns or has a replica of, at most."""
+    return max(self.num_owned, 1 + self.keeps)
 
   @property
   def buffers(self) -> dict[str, int]:
-    """Slots of the buffers of activations, gradients and residuals of a node."""
+    """Slots of the buffers of a node, by kind."""
     slots = self.num_slots
     # Inputs of redundant passes are those of the replica.
     num_reading = self.num_held if self.num_offloads else self.num_owned
     return {
         "activations": num_reading * slots["activations"],
-        "grads": self.num_owned * slots["grads"],
+        "gradients": self.num_owned * slots["gradients"],
         "residuals": self.num_owned * slots["residuals"] + slots["spare"],
     }
 
-  def widen(self, table: ticks_lib.TickTable) -> "Sizes":
-    """Returns sizes with at least the room that the table needs."""
-    offloads, fetches = most_offloads(table, self.num_ticks), most_fetches(table)
-    return dataclasses.replace(
-        self,
-        num_slots={k: max(n, self.num_slots[k]) for k, n in table.num_slots.items()},
-        num_offloads=max(self.num_offloads, offloads),
-        num_fetches=max(self.num_fetches, fetches),
-    )
-
-
-def most_offloads(table: ticks_lib.TickTable, num_ticks: int) -> int:
-  """Returns the most redundant passes of a node in a segment of ticks."""
-  counts = (
-      len(table.offloads(n, t, t + num_ticks))
-      for t in range(0, len(table.ticks), num_ticks)
-      for n in range(table.num_nodes)
-  )
-  return max(counts, default=0)
-
-
-def most_fetches(table: ticks_lib.TickTable) -> int:
-  """Returns the most residuals that a node has in host memory at the start."""
-  return max(len(held.residuals) for held in table.start)
-
 
 def find_sizes(
-    table: ticks_lib.TickTable, *, num_stages: int, keeps: bool, segment_ticks: int | None = None
+    table: ticks_lib.TickTable, *, keeps: bool, segment_ticks: int | None
 ) -> tuple[Sizes, Sizes]:
   """Returns the sizes at the start of a step, and of its rest after a death.
 
-  See `engine.SpmdEngine` for the arguments.
+  Args:
+    table: The ticks of the step.
+    keeps: Whether nodes hold replicas, so that a death can be survived.
+    segment_ticks: Ticks of a segment; None for the number of stages, or for all ticks if
+      no death can be survived.
   """
-  ticks = segment_ticks or (num_stages if keeps else len(table.ticks))
-  first = Sizes(
-      num_ticks=ticks,
-      num_microbatches=table.num_microbatches,
-      num_slots=table.num_slots,
-      num_offloads=most_offloads(table, ticks),
-      num_fetches=0,
-      num_owned=1,
-      num_held=2 if keeps else 1,  # Its stage and a replica.
-      keeps=keeps,
-  )
+  num_ticks = segment_ticks or (table.num_stages if keeps else len(table.ticks))
+  first, count = Sizes.of(table, num_ticks, keeps=keeps), table.num_microbatches
   # The nodes of a pipeline that has lost some own two or more stages, so they need
   # two ticks for a microbatch: half as many are in flight. Sent values may all be
   # there at the start, and residuals come from the host as they are used.
-  count = table.num_microbatches
-  in_flight = min(count, num_stages)
+  slots = {"activations": count, "gradients": count, "residuals": min(count, table.num_stages)}
   rest = dataclasses.replace(
       first,
-      num_slots={"activations": count, "grads": count, "residuals": in_flight, "spare": 0},
+      num_slots=slots | {"spare": 0},
       num_offloads=0,
       num_fetches=table.num_slots["residuals"] + bool(first.num_offloads) * count,
       num_owned=2,
-      num_held=2,
   )
   return first, rest
 
 
-def host_zeros(shapes: base.PyTree) -> base.PyTree:
+def host_zeros(shapes: base.PyTree) -> Any:
   """Returns NumPy arrays [1, ...] for the shapes of one device."""
   return jax.tree.map(lambda a: np.zeros((1, *a.shape), a.dtype), shapes)
 
@@ -141,137 +135,72 @@ class SegmentProgram:
   """The program of a segment for some devices, along the ring.
 
   Attributes:
-    activation: Shapes of the values between stages.
+    given, carry, fetched, host: Shapes of its arguments on one device: what passes read;
+      what goes from tick to tick; residuals from host memory; and what it leaves there,
+      None for arrays that it does not keep.
     local: Places in the ring of the devices of this process.
     free: Buffers in host memory that later segments may take.
   """
 
   def __init__(
-      self,
-      spec: spec_lib.StageSpec,
-      layout: layout_lib.BlockLayout,
-      sizes: Sizes,
-      *,
-      devices: Sequence[jax.Device],
-      params: dict[str, base.PyTree],
+      self, passes: passes_lib.StagePasses, sizes: Sizes, devices: Sequence[jax.Device]
   ) -> None:
-    """Compiles nothing yet.
-
-    `spec` is the whole model; `params` are shapes by layer, as passes read
-    them, see `runtime.stage.programs`.
-    """
-    self.spec, self.layout, self.sizes = spec, layout, sizes
-    self._params = params
-    self.mesh = jax.sharding.Mesh(np.array(devices), (tick_lib.STAGE,))
+    """Compiles nothing yet."""
+    self.passes, self.sizes = passes, sizes
+    self.mesh = jax.sharding.Mesh(np.array(devices), (passes_lib.STAGE,))
     self.local = [n for n, device in enumerate(devices) if devices_lib.is_local(device)]
-    self.free: list[base.PyTree] = []
-    self._passes = passes_lib.StagePasses(spec, layout)
-    self.activation = spec.model.input_shapes(spec.batch)[layout.blocks.first]
-    self._kept = self._passes.kept_shapes(self.activation)
-
-  @property
-  def weights(self) -> passes_lib.DeviceWeights:
-    """Shapes of the weights of one device."""
-    layout, names, state = self.layout, self.spec.model.layer_names, self.spec.state
-    unit = lambda layers: (
-        tuple(self._params[names[i]] for i in layers),
-        tuple(state[names[i]].stats for i in layers),
+    self.free: list[passes_lib.Buffers] = []
+    spec, count, repeat = passes.spec, sizes.num_microbatches, passes_lib.repeat
+    number = jax.ShapeDtypeStruct((), np.uint32)
+    batch = {key: spec.batch[key] for key in spec.batch_keys}
+    self.given = passes_lib.Given(
+        passes.weights(sizes.num_held), repeat(batch, count), repeat(number, count), number
     )
-    blocks = buffers_lib.repeat(unit(layout.block), self.sizes.num_held, layout.count)
-    return passes_lib.DeviceWeights(blocks, unit(layout.prologue), unit(layout.epilogue))
-
-  @property
-  def carry(self) -> buffers_lib.Carry:
-    """Shapes of the carry of one device."""
-    slots = self.sizes.buffers
-    return buffers_lib.Carry(
-        activations=buffers_lib.repeat(self.activation, slots["activations"]),
-        grads=buffers_lib.repeat(self.activation, slots["grads"]),
-        kept=buffers_lib.repeat(self._kept, slots["residuals"]),
-        sums=self._passes.sums_shapes(self.sizes.num_owned),
-    )
-
-  @property
-  def batch(self) -> base.PyTree:
-    """Shapes of the microbatches of a pipeline."""
-    shapes = {key: self.spec.batch[key] for key in self.spec.batch_keys}
-    return buffers_lib.repeat(shapes, self.sizes.num_microbatches)
-
-  @property
-  def fetched(self) -> buffers_lib.Kept | None:
-    """Shapes of the residuals that one device gets from host memory."""
-    count = self.sizes.num_fetches
-    return buffers_lib.repeat(self._kept, count) if count else None
-
-  @property
-  def host(self) -> tuple[base.PyTree, base.PyTree]:
-    """Shapes of the arrays that one device leaves in host memory.
-
-    These are residuals of redundant passes, and the values sent in each tick;
-    None for those that it does not keep.
-    """
-    sizes = self.sizes
-    offloaded = sent = None
-    if sizes.num_offloads:
-      offloaded = buffers_lib.repeat(self._kept, sizes.num_offloads)
-    if sizes.keeps:
-      sent = buffers_lib.repeat((self.activation,) * 2, sizes.num_ticks)
-    return offloaded, sent
+    shapes = {"activations": passes.activation, "gradients": passes.activation}
+    shapes["residuals"] = passes.kept
+    buffers = {kind: repeat(shapes[kind], slots) for kind, slots in sizes.buffers.items()}
+    self.carry = passes_lib.Carry(passes_lib.Buffers(**buffers), passes.sums(sizes.num_owned))
+    optional = lambda shape, count: repeat(shape, count) if count else None
+    self.fetched = optional(passes.kept, sizes.num_fetches)
+    sent = optional(passes.activation, sizes.keeps * sizes.num_ticks)
+    self.host = passes_lib.Buffers(sent, sent, optional(passes.kept, sizes.num_offloads))
 
   @functools.cached_property
   def segment(self) -> jax.stages.Compiled:
     """The compiled program of a segment.
 
-    Its arguments are the weights, the microbatches, their numbers, the step,
-    the table of its ticks, the carry, residuals in host memory, and buffers
-    like `host`, donated, whose contents do not matter; all but numbers and step
-    have a leading dimension of nodes. It returns the carry, and both `host`.
+    Its arguments are `given`, the table of its ticks, the carry, residuals in host
+    memory, and buffers like `host`, donated, whose contents do not matter; all have a
+    leading dimension of nodes. It returns the carry, and what it leaves in host memory.
     """
-    sizes = self.sizes
-    numbers = jax.ShapeDtypeStruct((sizes.num_microbatches,), jnp.uint32)
-    step = jax.ShapeDtypeStruct((), jnp.uint32)
-    fields = (sizes.num_ticks, ticks_lib.NUM_FIELDS)
-    arguments = (
-        self.place(self.weights),
-        self.place(self.batch),
-        *(numbers, step),
-        self.place(jax.ShapeDtypeStruct(fields, jnp.int32)),
-        self.place(self.carry),
-        self.place(self.fetched, kind="pinned_host"),
-        self.place(self.host, kind="pinned_host"),
-    )
-    everywhere = PartitionSpec()
+    fields = (self.sizes.num_ticks, ticks_lib.NUM_FIELDS)
     program = jax.shard_map(
-        self._run,
-        mesh=self.mesh,
-        in_specs=(*[_BY_NODE] * 2, *[everywhere] * 2, *[_BY_NODE] * 4),
-        out_specs=(_BY_NODE,) * 3,
-        check_vma=False,
+        self._run, mesh=self.mesh, in_specs=_BY_NODE, out_specs=_BY_NODE, check_vma=False
     )
     # With `keeps` the carry stays, as a death may end the segment.
-    donated = (7,) if sizes.keeps else (5, 7)
-    jitted = jax.jit(program, donate_argnums=donated)
+    jitted = jax.jit(program, donate_argnums=(4,) if self.sizes.keeps else (2, 4))
+    table = jax.ShapeDtypeStruct(fields, jnp.int32)
+    arguments = self._place((self.given, table, self.carry))
+    on_host = self._place((self.fetched, self.host), kind="pinned_host")
     platform = self.mesh.devices.flat[0].platform
     options = accelerator.find_graph_options(platform, os.environ)
-    return jitted.trace(*arguments).lower().compile(options)
+    return jitted.trace(*arguments, *on_host).lower().compile(options)
 
   @functools.cached_property
-  def start(self) -> Callable[[], buffers_lib.Carry]:
+  def start(self) -> Callable[[], passes_lib.Carry]:
     """The compiled program that makes an empty carry."""
-    shapes = self.place(self.carry)
-    zeros = jax.jit(
-        lambda: buffers_lib.zeros_like(shapes),
-        out_shardings=jax.tree.map(lambda a: a.sharding, shapes),
-    )
+    shapes = self._place(self.carry)
+    shardings = jax.tree.map(lambda a: a.sharding, shapes)
+    zeros = jax.jit(lambda: passes_lib.zeros_like(shapes), out_shardings=shardings)
     return zeros.trace().lower().compile()
 
-  def place(self, shapes: base.PyTree, *, kind: str | None = None) -> Any:
+  def _place(self, shapes: base.PyTree, *, kind: str | None = None) -> Any:
     """Returns the shapes of one device as global shapes, sharded over nodes."""
     sharding = jax.sharding.NamedSharding(self.mesh, _BY_NODE, memory_kind=kind)
     like = lambda a: jax.ShapeDtypeStruct((self.mesh.size, *a.shape), a.dtype, sharding=sharding)
     return jax.tree.map(like, shapes)
 
-  def put(self, by_place: Mapping[int, base.PyTree], *, kind: str | None = None) -> base.PyTree:
+  def put(self, by_place: Mapping[int, base.PyTree], *, kind: str | None = None) -> Any:
     """Joins the arrays of local nodes, [1, ...] each, to global arrays."""
     sharding = jax.sharding.NamedSharding(self.mesh, _BY_NODE, memory_kind=kind)
     on = functools.partial(jax.sharding.SingleDeviceSharding, memory_kind=kind)
@@ -283,56 +212,237 @@ class SegmentProgram:
 
     return jax.tree.map(join, *parts)
 
-  def part(self, n: int, whole: base.PyTree) -> base.PyTree:
+  def part(self, n: int, whole: base.PyTree) -> Any:
     """Returns the part of global arrays on a local device, [1, ...]."""
     device = self.mesh.devices[n]
     find = lambda a: next(s.data for s in a.addressable_shards if s.device == device)
     return jax.tree.map(find, whole)
 
-  def take_host(self) -> base.PyTree:
-    """Returns buffers in host memory for a segment, which consumes them."""
-    return self.free.pop() if self.free else self.zeros(self.host, kind="pinned_host")
-
-  def zeros(self, shapes: base.PyTree, *, kind: str | None = None) -> base.PyTree:
-    """Returns global arrays of zeros, from the shapes of one device."""
-    return self.put(dict.fromkeys(self.local, host_zeros(shapes)), kind=kind)
+  def host_zeros(self, shapes: base.PyTree) -> Any:
+    """Returns global arrays of zeros in host memory, from the shapes of one device."""
+    return self.put(dict.fromkeys(self.local, host_zeros(shapes)), kind="pinned_host")
 
   def _run(
       self,
-      weights: passes_lib.DeviceWeights,
-      batch: base.PyTree,
-      numbers: jax.Array,
-      step: jax.Array,
+      given: passes_lib.Given,
       table: jax.Array,
-      carry: buffers_lib.Carry,
-      fetched: buffers_lib.Kept | None,
-      host: tuple[base.PyTree, base.PyTree],
-  ) -> tuple[buffers_lib.Carry, buffers_lib.Kept | None, base.PyTree]:
-    sizes = self.sizes
-    local = lambda tree: jax.tree.map(lambda a: a[0], tree)
-    whole = lambda tree: jax.tree.map(lambda a: a[None], tree)
-    body = tick_lib.TickBody(
-        passes=self._passes,
-        activation=self.activation,
-        weights=local(weights),
-        batch=local(batch),
-        numbers=numbers,
-        step=step,
-        num_nodes=self.mesh.size,
-        fetched=local(fetched),
-    )
+      carry: passes_lib.Carry,
+      fetched: passes_lib.Kept | None,
+      host: passes_lib.Buffers,
+  ) -> tuple[passes_lib.Carry, passes_lib.Buffers]:
+    own = jax.tree.map(lambda a: a[0], (given, table, carry, fetched, host))
+    given, table, carry, fetched, host = own
     # Written inside of the loop: values stacked by the scan leave host memory.
-    offloaded, sent = jax.device_put(local(host), jax.memory.Space.Host)
+    host = jax.device_put(host, jax.memory.Space.Host)
 
-    def run(state: base.PyTree, item: tuple[jax.Array, jax.Array]) -> Any:
-      (state, sent), (t, row) = state, item
-      state, values = body.run(state, row)
-      if sizes.keeps:
-        values = jax.device_put(values, jax.memory.Space.Host)
-        sent = buffers_lib.put(sent, values, t)
-      return (state, sent), None
+    def run(state: Any, item: tuple[jax.Array, jax.Array]) -> Any:
+      t, row = item
+      (carry, host), sent = self.passes.run_tick(given, fetched, state, row)
+      if self.sizes.keeps:
+        sent = jax.device_put(sent, jax.memory.Space.Host)
+        before = (host.activations, host.gradients)
+        activations, gradients = passes_lib.put(before, sent, t)
+        host = host.replace(activations=activations, gradients=gradients)
+      return (carry, host), None
 
-    (state, sent), _ = jax.lax.scan(
-        run, ((local(carry), offloaded), sent), (jnp.arange(sizes.num_ticks), local(table))
-    )
-    return whole(state[0]), whole(state[1]), whole(sent)
+    state, _ = jax.lax.scan(run, (carry, host), (jnp.arange(self.sizes.num_ticks), table))
+    return jax.tree.map(lambda a: a[None], state)
+
+
+# What a node has when a program continues a step, NumPy arrays [1, ...]: the carry, and
+# residuals in host memory.
+Begin = tuple[passes_lib.Carry, passes_lib.Kept | None]
+
+
+class Left(NamedTuple):
+  """What finished segments have left of a node, arrays [1, ...].
+
+  Attributes:
+    carry: After the last one.
+    host: In host memory, by segment.
+  """
+
+  carry: passes_lib.Carry
+  host: Sequence[passes_lib.Buffers]
+
+
+class Segments(Protocol):
+  """The segments of a share of the batch, on local devices."""
+
+  @property
+  def num_segments(self) -> int:
+    """Number of finished segments."""
+    ...
+
+  def load(self) -> None:
+    """Loads the passes; those that were lost begin anew."""
+
+  def start(self) -> None:
+    """Starts the next segment."""
+
+  def finish(self, *, is_lost: bool) -> None:
+    """Blocks until the segment is finished; raises its error.
+
+    With `is_lost`, a node of the pipeline is dead, and the results are discarded.
+    """
+
+  def sums(self, n: int) -> passes_lib.Parts | None:
+    """Returns the sums of the local node at a place, arrays [1, ...]; None if unknown."""
+
+  def read(self, n: int) -> Left | None:
+    """Returns what has been left of the local node at a place, if it is known."""
+
+  def release(self) -> None:
+    """Lets later segments overwrite what these have left on the host."""
+
+
+class LocalSegments:
+  """Segments of a program that this process runs."""
+
+  def __init__(
+      self,
+      program: SegmentProgram,
+      given: Mapping[int, passes_lib.Given],
+      rows: Mapping[int, np.ndarray],
+      begin: Mapping[int, Begin] | None = None,
+  ) -> None:
+    """All mappings are by place in the ring, of local nodes.
+
+    Args:
+      given: Arrays [1, ...].
+      rows: See `find_rows`.
+      begin: None at the start of a step.
+    """
+    self._program, self._given, self._rows = program, program.put(given), rows
+    if begin is None:
+      carry, self._fetched = program.start(), program.host_zeros(program.fetched)
+    else:
+      carry = program.put({n: carry for n, (carry, _) in begin.items()})
+      fetched = {n: fetched for n, (_, fetched) in begin.items()}
+      self._fetched = program.put(fetched, kind="pinned_host")
+    self._left = Left(carry, ())  # Replaced as a whole: another thread may read it.
+    self._pending: Any = None
+
+  @property
+  def num_segments(self) -> int:
+    return len(self._left.host)
+
+  def load(self) -> None:
+    pass
+
+  def start(self) -> None:
+    rows = {n: rows[self.num_segments] for n, rows in self._rows.items()}
+    self._pending = self._call(rows, self._left.carry)
+
+  def run_idle(self) -> None:
+    """Runs a segment without passes, which connects all processes; blocks."""
+    idle = {n: np.full_like(rows[0], -1) for n, rows in self._rows.items()}
+    jax.block_until_ready(self._call(idle, self._program.start()))
+
+  def finish(self, *, is_lost: bool) -> None:
+    carry, host = jax.block_until_ready(self._pending)
+    if not is_lost:
+      self._left = Left(carry, (*self._left.host, host))
+
+  def release(self) -> None:
+    self._program.free += self._left.host
+    self._left = self._left._replace(host=())
+
+  def sums(self, n: int) -> passes_lib.Parts:
+    sums: passes_lib.Parts = self._program.part(n, self._left.carry.sums)
+    return sums
+
+  def read(self, n: int) -> Left:
+    left: Left = self._program.part(n, self._left)
+    return left
+
+  def _call(self, rows: Mapping[int, np.ndarray], carry: passes_lib.Carry) -> Any:
+    program, table = self._program, {n: row[None] for n, row in rows.items()}
+    host = program.free.pop() if program.free else program.host_zeros(program.host)
+    return program.segment(self._given, program.put(table), carry, self._fetched, host)
+
+
+@dataclasses.dataclass
+class PipelineRun:
+  """The progress of a pipeline in a step, of one share of the batch.
+
+  Attributes:
+    program: Its shapes.
+    numbers: Microbatches of the share, in the global batch.
+  """
+
+  program: SegmentProgram
+  table: ticks_lib.TickTable
+  segments: Segments
+  owners: tuple[base.NodeId, ...]
+  numbers: Sequence[int]
+
+  @property
+  def nodes(self) -> tuple[base.NodeId, ...]:
+    """The nodes along the ring."""
+    return tuple(dict.fromkeys(self.owners))
+
+  @property
+  def segment(self) -> Sequence[tuple[ticks_lib.Tick, ...]]:
+    """The ticks of the next segment; none if all are finished."""
+    size = self.program.sizes.num_ticks
+    return self.table.ticks[self.segments.num_segments * size :][:size]
+
+  def dump(self, node: base.NodeId, store: array_store.StepArrays) -> None:
+    """Puts all arrays of a local node but its sums into its store, in NumPy."""
+    n, sizes = self.nodes.index(node), self.program.sizes
+    if (left := self.segments.read(n)) is None:
+      return
+    num_ticks, arrays = len(left.host) * sizes.num_ticks, _arrays_of(store)
+    number = lambda key: (key[0], self.numbers[key[1]])
+    for (kind, key), segment, slot in self.table.find_contents(
+        n, num_ticks, size=sizes.num_ticks, slots=sizes.num_slots
+    ):
+      buffer = getattr(left.carry.buffers if segment is None else left.host[segment], kind)
+      value = jax.tree.map(lambda a, slot=slot: np.asarray(a)[0, slot], buffer)
+      arrays[kind][number(key)] = value
+    store.accumulated |= {*map(number, self.table.find_accumulated(n, num_ticks))}
+    for key in store.saved.keys() & store.accumulated:
+      del store.saved[key]
+
+
+def find_rows(table: ticks_lib.TickTable, sizes: Sizes) -> np.ndarray:
+  """Returns the ticks as programs read them, int32[nodes, segments, ticks, NUM_FIELDS]."""
+  size = sizes.num_ticks
+  parts = [
+      table.as_array(first, first + size, sizes.num_slots, sizes.num_owned)
+      for first in range(0, len(table.ticks), size)
+  ]
+  return np.stack(parts, axis=1)
+
+
+def load(
+    program: SegmentProgram,
+    table: ticks_lib.TickTable,
+    n: int,
+    store: array_store.StepArrays,
+    *,
+    share: base.ShareId,
+    numbers: Sequence[int],
+) -> Begin:
+  """Returns the arrays of a node's store that the ticks read, in their slots."""
+  carry, fetched = host_zeros((program.carry, program.fetched))
+  arrays, fetches = _arrays_of(store), table.fetches(n)
+  for kind in ticks_lib.KINDS:
+    for key in getattr(table.start[n], kind):
+      if kind == "residuals":
+        buffer, slot = fetched, fetches[key]
+      else:
+        buffer = getattr(carry.buffers, kind)
+        slot = table.find_slot(n, (kind, key), program.sizes.num_slots)
+      value = arrays[kind][key[0], numbers[key[1]]]
+      jax.tree.map(lambda a, v, slot=slot: a.__setitem__((0, slot), v), buffer, value)
+  for hold, stage in enumerate(table.stages[n][: program.sizes.num_owned]):
+    program.passes.load_sums(stage, hold, carry.sums, store.accumulators, share)
+  return carry, fetched
+
+
+def _arrays_of(store: array_store.StepArrays) -> dict[str, dict[ticks_lib.Key, Any]]:
+  """Returns the arrays of a store by kind, see `ticks.KINDS`."""
+  arrays = (store.activations, store.grads, store.saved)
+  return dict(zip(ticks_lib.KINDS, arrays, strict=True))

@@ -18,11 +18,11 @@ the next and gradients to the one before.
 """
 
 import collections
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import functools
 import itertools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,11 +37,19 @@ from bamboo_jax.schedule import (
 Instruction = instruction_lib.Instruction
 Op = instruction_lib.Op
 Key = holdings_lib.Item  # Stage and microbatch.
+Array = tuple[str, Key]  # One of `KINDS`, and whose output, gradient or residuals it is.
 Slots = Mapping[str, int]
-_Array = tuple[str, Key]  # Kind and key.
 
+KINDS = ("activations", "gradients", "residuals")
 MAX_REDUNDANT = 3  # In a tick.
 NUM_FORWARDS = 1 + MAX_REDUNDANT
+_ORDER = (Op.FORWARD, Op.REDUNDANT_FORWARD, Op.BACKWARD)  # In a tick.
+_CARRIED = {
+    Op.SEND_ACTIVATION: "activations",
+    Op.RECV_ACTIVATION: "activations",
+    Op.SEND_GRAD: "gradients",
+    Op.RECV_GRAD: "gradients",
+}
 
 
 class Pass(NamedTuple):
@@ -77,48 +85,31 @@ class Tick(NamedTuple):
   """The passes of one node in one tick, in order, and what arrives at its end.
 
   Attributes:
-    redundant: At most `MAX_REDUNDANT` forward passes of the node's replica.
-    inputs: The activation sent by the previous node, if it is needed.
-    grad: The gradient sent by the next node, likewise.
+    passes: A forward pass, at most `MAX_REDUNDANT` redundant ones, a backward pass.
+    arrivals: At most one activation, from the previous node, and one gradient, from
+      the next.
   """
 
-  forward: Key | None = None
-  redundant: tuple[Key, ...] = ()
-  backward: Key | None = None
-  inputs: Key | None = None
-  grad: Key | None = None
+  passes: tuple[Instruction, ...] = ()
+  arrivals: tuple[Array, ...] = ()
 
-  @property
-  def passes(self) -> list[Instruction]:
-    """Its passes as instructions."""
-    ran = [(Op.FORWARD, self.forward), *((Op.REDUNDANT_FORWARD, key) for key in self.redundant)]
-    ran.append((Op.BACKWARD, self.backward))
-    return [Instruction(key[0], op, key[1]) for op, key in ran if key]
+  def add(self, i: Instruction) -> "Tick":
+    """Returns the tick with another pass."""
+    passes = sorted((*self.passes, i), key=lambda i: _ORDER.index(i.op))
+    return self._replace(passes=tuple(passes))
 
 
-class Contents(NamedTuple):
-  """The arrays of a node between two ticks.
-
-  Attributes:
-    slots: Slot of each array in the buffers of activations, gradients and
-      residuals, by kind and key.
-    sent: Tick that computed an output or the gradient of an input, likewise.
-    offloaded: Tick that moved residuals to host memory.
-    accumulated: Backward passes whose gradients are in the sums.
-  """
-
-  slots: dict[_Array, int]
-  sent: dict[_Array, int]
-  offloaded: dict[Key, int]
-  accumulated: set[Key]
-
-
-class _Life(NamedTuple):
+class Life(NamedTuple):
   """Tick that makes an array, and those from which and up to which it has its slot."""
 
   made: int
   first: int
   last: int
+
+
+def key_of(i: Instruction) -> Key:
+  """Returns stage and microbatch."""
+  return i.stage, i.microbatch
 
 
 def stages_of(owners: Sequence[int], node: int) -> tuple[base.StageId, ...]:
@@ -148,61 +139,96 @@ class TickTable:
   Attributes:
     owners: The node of each stage; nodes are numbered along the ring.
     ticks: By tick, then node.
-    start: What each node needs before the first tick: activations and gradients
-      on its device, residuals in host memory; and what is in its sums.
     moves: Transfers before the first tick, as the schedule has them.
   """
 
   owners: tuple[int, ...]
   num_microbatches: int
   ticks: tuple[tuple[Tick, ...], ...]
-  start: tuple[holdings_lib.Holdings, ...]
   moves: tuple[tuple[base.NodeId, Instruction], ...] = ()
 
-  @property
+  @functools.cached_property
   def num_passes(self) -> int:
     """Number of passes that owners run."""
-    own = (node for row in self.ticks for node in row)
-    return sum((node.forward is not None) + (node.backward is not None) for node in own)
+    passes = (i for row in self.ticks for own in row for i in own.passes)
+    return sum(i.op is not Op.REDUNDANT_FORWARD for i in passes)
 
   @property
   def num_nodes(self) -> int:
-    """Number of nodes."""
     return 1 + max(self.owners)
 
   @property
   def num_stages(self) -> int:
-    """Number of stages."""
     return len(self.owners)
 
-  def stages_of(self, node: int) -> tuple[base.StageId, ...]:
-    """Returns the stages whose weights a node holds, see `stages_of`."""
-    return self._stages[node]
+  @functools.cached_property
+  def stages(self) -> list[tuple[base.StageId, ...]]:
+    """The stages whose weights each node holds, see `stages_of`."""
+    return [stages_of(self.owners, n) for n in range(self.num_nodes)]
+
+  @functools.cached_property
+  def lives(self) -> list[dict[Array, Life]]:
+    """The life of each array that a node reads, by node.
+
+    One that the node has at the start is made in tick -1. Of these, residuals are in
+    host memory, and have a slot only while they are read.
+    """
+    found = []
+    for n in range(self.num_nodes):
+      made: dict[Array, tuple[int, int]] = {}
+      lives: dict[Array, Life] = {}
+      for t, row in enumerate(self.ticks):
+        for i in row[n].passes:
+          for array in self._reads(i):
+            begin = made.setdefault(array, (-1, t if array[0] == "residuals" else 0))
+            lives[array] = Life(*begin, t)
+          for array in makes(i):
+            made.setdefault(array, (t, t))
+        for array in row[n].arrivals:
+          made.setdefault(array, (t, t + 1))
+      found.append(lives)
+    return found
+
+  @functools.cached_property
+  def start(self) -> list[holdings_lib.Holdings]:
+    """What each node needs before the first tick, and what is in its sums.
+
+    Activations and gradients are on its device, residuals in host memory.
+    """
+    found = []
+    for n, lives in enumerate(self.lives):
+      needed = [array for array, life in lives.items() if life.made < 0]
+      activations, gradients, residuals = (
+          frozenset(key for kind, key in needed if kind == one) for one in KINDS
+      )
+      stages = [stage for stage in self.stages[n] if self.owners[stage] == n]
+      keys = itertools.product(stages, range(self.num_microbatches))
+      accumulated = frozenset(keys) - self._find_backward(n, len(self.ticks))
+      found.append(holdings_lib.Holdings(activations, gradients, residuals, accumulated))
+    return found
 
   @functools.cached_property
   def num_slots(self) -> dict[str, int]:
-    """Slots of "activations", "grads" and "residuals" of a stage, at least 1.
+    """Slots of arrays of each kind of a stage, at least 1.
 
     Also those of residuals that leave for the host at the end of a tick, "spare".
     """
-    least: dict[tuple[str, int, int, int], int] = {}
-    most = dict(least)
-    for n in range(self.num_nodes):
-      for (kind, (stage, m)), (_, first, last) in self._lives[n].items():
-        for t in range(first, last + 1):
-          where = (kind, n, stage, t)
-          least[where] = min(m, least.get(where, m))
-          most[where] = max(m, most.get(where, m))
-    found = dict.fromkeys(("activations", "grads", "residuals"), 1)
-    for where, m in most.items():
-      found[where[0]] = max(found[where[0]], 1 + m - least[where])
-    spare = max((len(own.redundant) for row in self.ticks for own in row), default=0)
-    return found | {"spare": spare}
+    held = collections.defaultdict[tuple[str, int, int, int], set[int]](set)
+    for n, lives in enumerate(self.lives):
+      for (kind, (stage, m)), life in lives.items():
+        for t in range(life.first, life.last + 1):
+          held[kind, n, stage, t].add(m)
+    found = dict.fromkeys((*KINDS, "spare"), 1)
+    for (kind, *_), numbers in held.items():
+      found[kind] = max(found[kind], 1 + max(numbers) - min(numbers))
+    found["spare"] = max(len(_redundant(own)) for row in self.ticks for own in row)
+    return found
 
-  def find_slot(self, node: int, kind: str, key: Key, slots: Slots) -> int:
-    """Returns the slot of an array in a buffer, which has `slots` for a stage."""
-    reader = key[0] + (kind == "activations")
-    return self._stages[node].index(reader) * slots[kind] + key[1] % slots[kind]
+  def find_slot(self, node: int, array: Array, slots: Slots) -> int:
+    """Returns the slot of an array in its buffer, which has `slots` for a stage."""
+    kind, (stage, m) = array
+    reader = base.StageId(stage + (kind == "activations"))
+    return self.stages[node].index(reader) * slots[kind] + m % slots[kind]
 
   def as_array(self, first: int, stop: int, slots: Slots, num_owned: int) -> np.ndarray:
     """Returns ticks `first` to `stop - 1`, int32[nodes, ticks, NUM_FIELDS].
@@ -216,31 +242,18 @@ class TickTable:
     found = np.full((self.num_nodes, stop - first, NUM_FIELDS), -1, np.int32)
     for n in range(self.num_nodes):
       offloads, fetches = self.offloads(n, first, stop), self.fetches(n)
-      slot = functools.partial(self.find_slot, n, slots=slots)
       for t, row in enumerate(self.ticks[first:stop], start=first):
-        own, spare = row[n], itertools.count(num_owned * slots["residuals"])
-        rows: list[Pass] = []
-        for key in (own.forward, *own.redundant):
-          if key is None:
-            continue
-          is_own = key == own.forward
-          one = self._pass(
-              *(n, t, key, "activations", holdings_lib.input_of(key), key, slots),
-              residual=slot("residuals", key) if is_own else next(spare),
-          )
-          rows.append(one._replace(host=-1 if is_own else offloads[key]))
-        rows += [Pass()] * (NUM_FORWARDS - len(rows))
-        back = Pass()
-        if key := own.backward:
-          back = self._pass(
-              *(n, t, key, "grads", key, holdings_lib.input_of(key), slots),
-              residual=slot("residuals", key),
-          )._replace(host=fetches.get(key, -1))
-        arriving = (
-            -1 if key is None else slot(kind, key)
-            for kind, key in (("activations", own.inputs), ("grads", own.grad))
-        )
-        found[n, t - first] = [*itertools.chain(*rows, back), *arriving]
+        rows, spare = [Pass()] * (NUM_FORWARDS + 1), itertools.count(num_owned * slots["residuals"])
+        for place, i in enumerate(row[n].passes):
+          one, key = self._lower(n, t, i, slots), key_of(i)
+          if i.op is Op.REDUNDANT_FORWARD:
+            one = one._replace(residual=next(spare), host=offloads[key])
+          elif i.op is Op.BACKWARD:
+            place, one = -1, one._replace(host=fetches.get(key, -1))
+          rows[place] = one
+        arrivals = {array[0]: self.find_slot(n, array, slots) for array in row[n].arrivals}
+        arriving = (arrivals.get(kind, -1) for kind in KINDS[:2])
+        found[n, t - first] = [*itertools.chain(*rows), *arriving]
     return found
 
   def offloads(self, node: int, first: int, stop: int) -> dict[Key, int]:
@@ -248,91 +261,86 @@ class TickTable:
 
     In ticks `first` to `stop - 1`, by stage and microbatch.
     """
-    keys = (key for row in self.ticks[first:stop] for key in row[node].redundant)
+    keys = (key for row in self.ticks[first:stop] for key in _redundant(row[node]))
     return {key: slot for slot, key in enumerate(keys)}
 
   def fetches(self, node: int) -> dict[Key, int]:
     """Returns the slots of the residuals that a node has in host memory at the start."""
     return {key: slot for slot, key in enumerate(sorted(self.start[node].residuals))}
 
-  def find_contents(self, node: int, num_ticks: int, slots: Slots) -> Contents:
-    """Returns the arrays of a node after the first `num_ticks` ticks."""
-    found = Contents({}, {}, {}, set(self.start[node].accumulated))
-    for (kind, key), life in self._lives[node].items():
-      if life.made < num_ticks <= life.last:
-        found.slots[kind, key] = self.find_slot(node, kind, key, slots)
+  def find_contents(
+      self, node: int, num_ticks: int, *, size: int, slots: Slots
+  ) -> Iterator[tuple[Array, int | None, int]]:
+    """Yields where the arrays of a node are after `num_ticks` ticks, in segments of `size`.
+
+    Each with the segment that has left it in host memory, None if it is on the device,
+    and its slot there.
+    """
+    for array, life in self.lives[node].items():
+      is_here = life.made >= 0 or array[0] != "residuals"
+      if is_here and life.made < num_ticks <= life.last:
+        yield array, None, self.find_slot(node, array, slots)
     for t, row in enumerate(self.ticks[:num_ticks]):
-      own = row[node]
-      if own.forward:
-        found.sent["activations", own.forward] = t
-      found.offloaded.update(dict.fromkeys(own.redundant, t))
-      if key := own.backward:
-        found.accumulated.add(key)
-        if key[0]:
-          found.sent["grads", holdings_lib.input_of(key)] = t
-    return found
+      segment, at = divmod(t, size)
+      for i in row[node].passes:
+        if i.op is Op.REDUNDANT_FORWARD:
+          offloads = self.offloads(node, t - at, t - at + size)
+          yield ("residuals", key_of(i)), segment, offloads[key_of(i)]
+        else:
+          yield from ((array, segment, at) for array in makes(i)[:1] if self._is_passed(array))
 
-  @functools.cached_property
-  def _stages(self) -> list[tuple[base.StageId, ...]]:
-    return [stages_of(self.owners, n) for n in range(self.num_nodes)]
+  def find_accumulated(self, node: int, num_ticks: int) -> frozenset[Key]:
+    """Returns the backward passes whose gradients are in a node's sums after some ticks."""
+    return self.start[node].accumulated | self._find_backward(node, num_ticks)
 
-  @functools.cached_property
-  def _lives(self) -> list[dict[_Array, _Life]]:
-    """The life of each array that a node reads, by node."""
-    found = []
-    for n, start in enumerate(self.start):
-      begins: dict[_Array, tuple[int, int]] = {}  # As in `_Life`.
-      ends: dict[_Array, int] = {}
-      begins |= {("activations", key): (-1, 0) for key in start.activations}
-      begins |= {("grads", key): (-1, 0) for key in start.gradients}
-      for t, row in enumerate(self.ticks):
-        own = row[n]
-        for key in filter(None, (own.forward, *own.redundant)):
-          ends["activations", holdings_lib.input_of(key)] = t
-        if own.forward:
-          begins.setdefault(("activations", own.forward), (t, t))
-          begins["residuals", own.forward] = t, t
-          ends["residuals", own.forward] = t
-        if key := own.backward:
-          begins.setdefault(("residuals", key), (t, t))
-          ends["residuals", key] = ends["grads", key] = t
-          begins.setdefault(("grads", holdings_lib.input_of(key)), (t, t))
-        if own.inputs:
-          begins.setdefault(("activations", own.inputs), (t, t + 1))
-        if own.grad:
-          begins.setdefault(("grads", own.grad), (t, t + 1))
-      found.append({what: _Life(*begins[what], t) for what, t in ends.items() if what in begins})
-    return found
+  def _find_backward(self, node: int, num_ticks: int) -> frozenset[Key]:
+    passes = (i for row in self.ticks[:num_ticks] for i in row[node].passes)
+    return frozenset(key_of(i) for i in passes if i.op is Op.BACKWARD)
 
-  def _if_read(self, node: int, tick: int, kind: str, key: Key) -> Key | None:
-    """Returns `key` if the node reads what it has made in a tick; else None."""
-    life = self._lives[node].get((kind, key))
-    return key if life is not None and life.last >= tick else None
+  def _is_passed(self, array: Array) -> bool:
+    """Returns whether an array is not input or output of the model, which nobody passes on."""
+    kind, (stage, _) = array
+    return kind == "residuals" or 0 <= stage < self.num_stages - 1
 
-  def _pass(
-      self,
-      node: int,
-      tick: int,
-      key: Key,
-      kind: str,
-      read: Key,
-      made: Key,
-      slots: Slots,
-      *,
-      residual: int,
-  ) -> Pass:
-    """Returns a pass that reads and makes arrays of a kind."""
-    stage, m = key
-    has_inputs = 0 <= read[0] < self.num_stages - 1
-    is_read = self._if_read(node, tick, kind, made)
+  def _reads(self, i: Instruction) -> list[Array]:
+    return [*filter(self._is_passed, reads(i))]
+
+  def _lower(self, n: int, t: int, i: Instruction, slots: Slots) -> Pass:
+    """Returns a pass of a node in a tick, with the slots that `slots` decide."""
+    find, lives = functools.partial(self.find_slot, n, slots=slots), self.lives[n]
+    inputs = [find(a) for a in self._reads(i) if a[0] != "residuals"]
+    outputs = [find(a) for a in makes(i)[:1] if a in lives and lives[a].last >= t]
+    is_redundant = i.op is Op.REDUNDANT_FORWARD
     return Pass(
-        microbatch=m,
-        stage=stage,
-        hold=self._stages[node].index(stage),
-        inputs=self.find_slot(node, kind, read, slots) if has_inputs else -1,
-        residual=residual,
-        output=self.find_slot(node, kind, made, slots) if is_read else -1,
+        microbatch=i.microbatch,
+        stage=i.stage,
+        hold=self.stages[n].index(i.stage),
+        inputs=next(iter(inputs), -1),
+        residual=-1 if is_redundant else find(("residuals", key_of(i))),
+        output=next(iter(outputs), -1),
     )
+
+
+def reads(i: Instruction) -> list[Array]:
+  """Returns what a pass reads, also if that is the model's input or the loss."""
+  key = key_of(i)
+  if i.op is Op.BACKWARD:
+    return [("residuals", key), ("gradients", key)]
+  return [("activations", holdings_lib.input_of(key))]
+
+
+def makes(i: Instruction) -> list[Array]:
+  """Returns what a pass leaves on its device: first what it may send."""
+  match i.op:
+    case Op.FORWARD:
+      return [("activations", key_of(i)), ("residuals", key_of(i))]
+    case Op.BACKWARD:
+      return [("gradients", holdings_lib.input_of(key_of(i)))]
+  return []  # Residuals of redundant passes leave for the host.
+
+
+def _redundant(tick: Tick) -> list[Key]:
+  return [key_of(i) for i in tick.passes if i.op is Op.REDUNDANT_FORWARD]
 
 
 def lower(
@@ -357,122 +365,45 @@ def lower(
 
   Raises `ValueError` if a node's stages are not contiguous.
   """
-  nodes = list(dict.fromkeys(owners))
   if not is_ring(owners):
     raise ValueError(f"Each node of a program sends to the next one only, got owners {[*owners]}.")
-  position = {m: i for i, m in enumerate(microbatches)}
-  found, moves = _Lowered([*map(nodes.index, owners)], in_flight), []
-  moved = set[instruction_lib.Transfer]()
-  for node, i in order:
-    if i.microbatch not in position:
+  nodes, position = list(dict.fromkeys(owners)), {m: i for i, m in enumerate(microbatches)}
+  ticks: list[list[Tick]] = []
+  made: dict[Array, int] = {}  # Tick of the pass that makes it.
+  there: dict[tuple[int, Array], int] = {}  # First tick in which a node may read it.
+  free = collections.Counter[tuple[int, Op]]()
+  moves, moved = [], set[instruction_lib.Transfer]()
+  for node, given in order:
+    if given.microbatch not in position or given.op is Op.REDUNDANT_FORWARD:
       continue
-    n, key = nodes.index(node), (i.stage, position[i.microbatch])
-    match i.op:
-      case Op.FORWARD:
-        found.add_forward(n, key)
-      case Op.BACKWARD:
-        found.add_backward(n, key)
-      case Op.SEND_ACTIVATION | Op.SEND_GRAD if not found.has_made(i.op, key):
+    n, i = nodes.index(node), dataclasses.replace(given, microbatch=position[given.microbatch])
+    if i.is_transfer:
+      array = _CARRIED[i.op], key_of(i)
+      if i.is_send and array not in made:
         moved.add(i.transfer(node))
-        moves.append((node, i))
-      case Op.RECV_ACTIVATION | Op.RECV_GRAD:
-        if i.transfer(node) in moved:
-          moves.append((node, i))
-        else:
-          found.receive(n, i.op, key)
+      if i.transfer(node) in moved:
+        moves.append((node, given))
+      elif i.is_receive:
+        own = ticks[made[array]][n]
+        ticks[made[array]][n] = own._replace(arrivals=(*own.arrivals, array))
+        there[n, array] = made[array] + 1
+      continue
+    at = max(free[n, i.op], *(there.get((n, array), 0) for array in reads(i)))
+    if in_flight is not None and i.op is Op.FORWARD:
+      before = holdings_lib.input_of((i.stage, i.microbatch - in_flight))
+      at = max(at, 1 + made.get(("gradients", before), -1))
+    free[n, i.op] = at + 1
+    ticks += ([Tick()] * len(nodes) for _ in range(len(ticks), at + 1))
+    ticks[at][n] = ticks[at][n].add(i)
+    for array in makes(i):
+      made[array] = at
+      there[n, array] = at + (array[0] != "residuals")
   return TickTable(
-      owners=tuple(found.owners),
+      owners=tuple(map(nodes.index, owners)),
       num_microbatches=len(microbatches),
-      ticks=tuple(
-          tuple(Tick(**found.ticks.get((t, n), {})) for n in range(len(nodes)))
-          for t in range(found.num_ticks)
-      ),
-      start=tuple(found.start(n, len(microbatches)) for n in range(len(nodes))),
+      ticks=tuple(map(tuple, ticks)),
       moves=tuple(moves),
   )
-
-
-class _Lowered:
-  """Passes that have their ticks; nodes are numbered along the ring.
-
-  Attributes:
-    ticks: Fields of `Tick`, by tick and node.
-    num_ticks: Number of ticks so far.
-  """
-
-  def __init__(self, owners: Sequence[int], in_flight: int | None) -> None:
-    self.owners, self._in_flight = owners, in_flight
-    self.ticks: dict[tuple[int, int], dict[str, Any]] = collections.defaultdict(dict)
-    self.num_ticks = 0
-    self._free: collections.Counter[tuple[int, Op]] = collections.Counter()
-    self._ran: dict[tuple[Op, Key], int] = {}
-    # First tick in which a node may read an array from another node.
-    self._there: dict[tuple[int, _Array], int] = {}
-    self._start: dict[tuple[int, str], set[Key]] = collections.defaultdict(set)
-
-  def has_made(self, op: Op, key: Key) -> bool:
-    """Returns whether a pass has made the array of a transfer."""
-    return _maker(_kind(op), key) in self._ran
-
-  def receive(self, n: int, op: Op, key: Key) -> None:
-    """Lets an array arrive after the pass that makes it."""
-    made = self._ran[_maker(_kind(op), key)]
-    self.ticks[made, n]["inputs" if op is Op.RECV_ACTIVATION else "grad"] = key
-    self._there[n, (_kind(op), key)] = made + 1
-
-  def add_forward(self, n: int, key: Key) -> None:
-    (stage, m), at = key, 0
-    if stage:
-      at = self._find_input(n, "activations", holdings_lib.input_of(key))
-    if self._in_flight is not None:
-      at = max(at, 1 + self._ran.get((Op.BACKWARD, (stage, m - self._in_flight)), -1))
-    self._add(n, Op.FORWARD, key, at)
-
-  def add_backward(self, n: int, key: Key) -> None:
-    is_last = key[0] + 1 == len(self.owners)
-    at = 0 if is_last else self._find_input(n, "grads", key)
-    if (Op.FORWARD, key) in self._ran:
-      at = max(at, self._ran[Op.FORWARD, key])
-    else:
-      self._start[n, "residuals"].add(key)
-    self._add(n, Op.BACKWARD, key, at)
-
-  def start(self, n: int, num_microbatches: int) -> holdings_lib.Holdings:
-    """Returns the arrays that a node must have before the first tick."""
-    activations, grads, residuals = (
-        frozenset(self._start[n, kind]) for kind in ("activations", "grads", "residuals")
-    )
-    owned = [s for s, owner in base.by_stage(self.owners) if owner == n]
-    keys = itertools.product(owned, range(num_microbatches))
-    accumulated = frozenset(key for key in keys if (Op.BACKWARD, key) not in self._ran)
-    return holdings_lib.Holdings(activations, grads, residuals, accumulated=accumulated)
-
-  def _add(self, n: int, op: Op, key: Key, at: int) -> None:
-    at = max(at, self._free[n, op])
-    self._ran[op, key], self._free[n, op] = at, at + 1
-    self.ticks[at, n]["forward" if op is Op.FORWARD else "backward"] = key
-    self.num_ticks = max(self.num_ticks, at + 1)
-
-  def _find_input(self, n: int, kind: str, key: Key) -> int:
-    """Returns the first tick in which a node may read an array."""
-    if at := self._there.get((n, (kind, key))):
-      return at
-    _, (stage, _) = made = _maker(kind, key)
-    if made in self._ran and self.owners[stage] == n:
-      return self._ran[made] + 1
-    self._start[n, kind].add(key)
-    return 0
-
-
-def _kind(op: Op) -> str:
-  return "activations" if op in (Op.SEND_ACTIVATION, Op.RECV_ACTIVATION) else "grads"
-
-
-def _maker(kind: str, key: Key) -> tuple[Op, Key]:
-  """Returns the pass that makes an array."""
-  if kind == "activations":
-    return Op.FORWARD, key
-  return Op.BACKWARD, (base.StageId(key[0] + 1), key[1])
 
 
 def fill(table: TickTable, *, costs: costs_lib.StageCosts, budget: float) -> TickTable:
@@ -486,23 +417,21 @@ def fill(table: TickTable, *, costs: costs_lib.StageCosts, budget: float) -> Tic
   time_ms = [[sum(map(costs.pass_ms, own.passes)) for own in row] for row in ticks]
   lasts_ms = [*map(max, time_ms)]
   left_ms = budget * sum(lasts_ms) if budget else 0.0
-  rules, done = [], [set[Instruction]() for _ in range(table.num_nodes)]
-  for n in range(table.num_nodes):
-    replica = table.stages_of(n)[1]
+  rules, done = [], [set[Instruction]() for _ in table.stages]
+  for _, replica in table.stages:
     passes = [Instruction(replica, Op.REDUNDANT_FORWARD, m) for m in range(table.num_microbatches)]
     times_ms = {i: costs.pass_ms(i) for i in passes}
     rules.append(rule_lib.WaitRule(passes, times_ms, latest_ms={}, span_ms=0.0))
   for is_free in (True, False):
     made = [set[Key]() for _ in rules]
     for (t, row), (n, rule) in itertools.product(enumerate(ticks), enumerate(rules)):
-      if key := row[n].forward:
-        made[n].add(key)
-      while len(row[n].redundant) < MAX_REDUNDANT and (i := rule.find_next(done[n], made[n])):
+      made[n] |= {key_of(i) for i in row[n].passes if i.op is Op.FORWARD}
+      while len(_redundant(row[n])) < MAX_REDUNDANT and (i := rule.find_next(done[n], made[n])):
         end_ms = lasts_ms[t] + (0.0 if is_free else left_ms)
         if not dataclasses.replace(rule, span_ms=end_ms).fits(i, None, now_ms=time_ms[t][n]):
           break
         done[n].add(i)
-        row[n] = row[n]._replace(redundant=(*row[n].redundant, (i.stage, i.microbatch)))
+        row[n] = row[n].add(i)
         time_ms[t][n] += costs.pass_ms(i)
         left_ms -= max(0.0, time_ms[t][n] - lasts_ms[t])
         lasts_ms[t] = max(lasts_ms[t], time_ms[t][n])

@@ -30,7 +30,7 @@ class StepArrays:
     activations: Outputs of stages.
     grads: Gradients with respect to these.
     saved: Values that the units of a stage keep of a forward pass; after a death
-      those that nodes of a program have dumped, `spmd.buffers.Kept` in NumPy.
+      those that nodes of a program have dumped, `spmd.passes.Kept` in NumPy.
     copies: Parameters as passes read them, by unit; present while rows run.
     accumulators: Sums over the microbatches of a share, by unit and share.
     accumulated: Backward passes that are in these sums.

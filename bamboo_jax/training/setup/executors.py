@@ -4,7 +4,6 @@ Nothing else names a module of `runtime.spmd`.
 """
 
 from collections.abc import Sequence
-import functools
 import math
 
 import jax
@@ -13,18 +12,15 @@ from bamboo_jax import config as config_lib
 from bamboo_jax.plan import planner
 from bamboo_jax.runtime import engine as engine_lib, executor as executor_lib
 from bamboo_jax.runtime.spmd import (
-    engine as spmd_engine,
     executor as spmd_executor,
     layout as layout_lib,
+    passes as passes_lib,
     plan as plan_lib,
     processes as processes_lib,
-    program as segment_lib,
-    ticks as ticks_lib,
+    program as program_lib,
 )
-from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.training.setup import build
 
-Compiler = processes_lib.Compiler
 SharedMemory = processes_lib.SharedMemory
 ProcessRing = processes_lib.ProcessRing
 ProgramPlan = plan_lib.ProgramPlan
@@ -49,38 +45,26 @@ def find_cuts(config: config_lib.Config, task: build.Task) -> tuple[int, ...] | 
 
 def plan_program(config: config_lib.Config, task: build.Task, plan: planner.Plan) -> ProgramPlan:
   """Returns the program of a plan; its stages must start at `find_cuts`."""
-  layout = layout_lib.make_layout(task.whole, plan.partition.bounds)
   return plan_lib.plan_program(
-      plan, layout=layout, sizes_of=functools.partial(_find_sizes, config), budget=_budget(config)
+      plan,
+      layout_lib.make_layout(task.whole, plan.partition.bounds),
+      budget=_budget(config),
+      keeps=config.redundancy.mode != "none",
+      segment_ticks=config.pipeline.segment_ticks,
   )
 
 
 def make_segments(
     config: config_lib.Config, task: build.Task, plan: planner.Plan, devices: Sequence[jax.Device]
-) -> dict[str, segment_lib.SegmentProgram]:
+) -> dict[str, program_lib.SegmentProgram]:
   """Returns the programs of a pipeline on `devices`, not compiled yet.
 
   By name: "segment", and "rest" for after a death, if one can be survived.
   """
-  layout = layout_lib.make_layout(task.whole, plan.partition.bounds)
-  sizes = _find_sizes(config, plan_program(config, task, plan).table)
-  return {
-      name: segment_lib.SegmentProgram(
-          *(task.whole, layout, size), devices=devices, params=programs_lib.copies_of(task.whole)
-      )
-      for name, size in zip(("segment", "rest"), sizes, strict=False)
-  }
-
-
-def _find_sizes(
-    config: config_lib.Config, table: ticks_lib.TickTable
-) -> tuple[segment_lib.Sizes, ...]:
-  """Returns the sizes at the start of a step, and after a death if it can."""
-  keeps = config.redundancy.mode != "none"
-  first, rest = segment_lib.find_sizes(
-      table, num_stages=table.num_stages, keeps=keeps, segment_ticks=config.pipeline.segment_ticks
-  )
-  return (first, rest) if keeps else (first,)
+  program = plan_program(config, task, plan)
+  passes, (first, rest) = passes_lib.StagePasses(task.whole, program.layout), program.sizes
+  sizes = {"segment": first} | ({"rest": rest} if program.keeps else {})
+  return {name: program_lib.SegmentProgram(passes, size, devices) for name, size in sizes.items()}
 
 
 def make_executor(
@@ -96,15 +80,7 @@ def make_executor(
   if not is_program(config):
     return executor_lib.RowsExecutor(engine, members)
   program = plan_program(config, task, plan)
-  programs = spmd_engine.SpmdEngine(
-      engine,
-      task.whole,
-      program.table,
-      keeps=config.redundancy.mode != "none",
-      segment_ticks=config.pipeline.segment_ticks,
-      processes=processes,
-  )
-  return spmd_executor.Programs(program, programs, engine, members)
+  return spmd_executor.Programs(program, task.whole, engine, members, processes)
 
 
 def _budget(config: config_lib.Config) -> float | None:

@@ -58,7 +58,7 @@ class LayoutTest(parameterized.TestCase):
     self.assertEqual(
         (layout.prologue, layout.block, layout.epilogue), (range(1), range(1, 3), range(9, 10))
     )
-    self.assertEqual(layout.blocks.cuts(4), (3, 5, 7))
+    self.assertEqual(layout_lib.blocks_of(make_spec(make_gpt2(4))).cuts(4), (3, 5, 7))
 
   @parameterized.parameters(1, 2, 3, 6)
   def test_stages_have_every_layer_once(self, num_stages):
@@ -66,12 +66,12 @@ class LayoutTest(parameterized.TestCase):
     bounds = (0, *layout_lib.blocks_of(spec).cuts(num_stages), 14)
     layout = layout_lib.make_layout(spec, bounds)
     for stage, ends in enumerate(itertools.pairwise(bounds)):
-      self.assertEqual(layout.layers(stage), range(*ends))
-      first = layout.first_layer(stage)
-      blocks = [layer for block in layout.blocks_of(stage) for layer in block]
-      self.assertEqual(blocks, [*range(first, first + layout.count * layout.blocks.period)])
-      at_ends = {*layout.prologue, *layout.epilogue}
-      self.assertEqual(blocks, [l for l in range(*ends) if l not in at_ends])
+      parts = layout.parts_of(stage, 3)
+      self.assertEqual([i for _, _, layers in parts for i in layers], [*range(*ends)])
+      blocks = [(3, k) for k in range(6 // num_stages)]
+      self.assertEqual([at for name, at, _ in parts if name == "blocks"], blocks)
+      names = ["prologue"] * (not stage) + ["epilogue"] * (stage == num_stages - 1)
+      self.assertEqual([name for name, _, _ in parts if name != "blocks"], names)
 
   def test_stages_of_unequal_shape(self):
     blocks = layout_lib.blocks_of(make_spec(make_gpt2(4)))

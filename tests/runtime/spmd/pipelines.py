@@ -7,13 +7,15 @@ import jax
 import numpy as np
 import optax
 
-from bamboo_jax import config as config_lib
+from bamboo_jax import base, config as config_lib
 from bamboo_jax.models import zoo
 from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.runtime import engine as rows_engine
 from bamboo_jax.runtime.spmd import (
-    engine as engine_lib,
     executor as executor_lib,
+    layout as layout_lib,
+    plan as plan_lib,
+    program as program_lib,
     ticks as ticks_lib,
 )
 from bamboo_jax.runtime.stage import spec as spec_lib
@@ -120,13 +122,26 @@ class Pipelines:
     self.initial = [failover.Roles.initial(row) for row in owners]
     self.reset()
     table = ticks_lib.lower(
-        self._order(0, self.roles[0]), owners=owners[0], microbatches=range(num_microbatches)
+        timeline_lib.linearize([self._simulate(0)]),
+        owners=owners[0],
+        microbatches=range(num_microbatches),
     )
     if budget is not None:
       table = ticks_lib.fill(table, costs=costs, budget=budget)
-    self.programs = engine_lib.SpmdEngine(
-        *(self.rows, spec, table), keeps=True, segment_ticks=segment_ticks
-    )
+    sizes = program_lib.find_sizes(table, keeps=True, segment_ticks=segment_ticks)
+    layout = layout_lib.make_layout(spec, bounds or BOUNDS[num_stages])
+    step = plan_lib.ProgramPlan(None, layout, table, sizes)
+    self.programs = executor_lib.Programs(step, spec, self.rows, members=self)
+
+  @property
+  def hosted(self):
+    return frozenset(self.rows.nodes)
+
+  def check(self):
+    """Ends `advance` before another segment starts."""
+    if not self.num_left:
+      raise base.ViewChangedError
+    self.num_left -= 1
 
   def reset(self, dead=()):
     """Lets all nodes live again, as in the first step, without the dead."""
@@ -142,25 +157,22 @@ class Pipelines:
     self.reset(dead)
     self.rows.begin_step(STEP, feed(STEP), num_microbatches=self.num_microbatches * len(self.roles))
     self.programs.begin(STEP, feed(STEP))
-    for p, roles in enumerate(self.roles):
-      self.programs.plan(self._order(p, roles), line=p)
+    self.programs.plan([*map(self._simulate, range(len(self.roles)))])
 
-  def advance(self, num_segments=None):
+  def advance(self, num_segments=-1):
     """Runs some segments, or all."""
-    while not self.programs.is_done and num_segments != 0:
-      self.programs.start()
-      self.programs.finish()
-      num_segments = num_segments and num_segments - 1
+    self.num_left = num_segments
+    with contextlib.suppress(base.ViewChangedError):
+      self.programs.compute(lambda node: None, None)
 
   def die(self, victim, *, pipeline=0):
     """Plans the rest of the step without a node."""
-    self.programs.dump()
-    holdings = {number: node.store.holdings() for number, node in self.rows.nodes.items()}
+    holdings = self.programs.holdings(is_begun=True)
     self.rows.kill(victim)
     roles, left = failover.fail_over(self.roles[pipeline], holdings, {victim})
     self.roles[pipeline] = roles
     self._set_roles()
-    self.programs.plan(self._order(pipeline, roles, left), line=pipeline)
+    self.programs.plan([self._simulate(p, left) for p in range(len(self.roles))])
 
   def sums(self):
     """Returns the sums of all stages, of all pipelines."""
@@ -202,14 +214,11 @@ class Pipelines:
     first = pipeline * self.num_microbatches
     return range(first, first + self.num_microbatches)
 
-  def _order(self, pipeline, roles, holdings=None):
-    bounds = lines_lib.in_flight_limits(len(roles.owners))
-    timeline = simulate_lib.simulate(
-        [lines_lib.Line(roles.owners, self._microbatches(pipeline), bounds)],
-        costs=self.costs,
-        holdings=holdings,
-    )
-    return timeline_lib.linearize([timeline])
+  def _simulate(self, pipeline, holdings=None):
+    owners = self.roles[pipeline].owners
+    bounds = lines_lib.in_flight_limits(len(owners))
+    line = lines_lib.Line(owners, self._microbatches(pipeline), bounds)
+    return simulate_lib.simulate([line], costs=self.costs, holdings=holdings)
 
 
 @functools.cache
@@ -251,12 +260,9 @@ def find_unequal(got, want):
 def make_three():
   """Returns two pipelines of three stages, compiled."""
   made = Pipelines(3, 4, 2)
-  owners, shares = made.rows.owners, made.rows.shares
-  deaths = executor_lib.survivable_deaths(owners, made.rows.shadows)
   with quick_compilation():
-    for row in (owners, *deaths):
-      for job in made.programs.jobs([*zip(row, shares, strict=True)]):
-        job()
+    for job in made.programs.jobs(made.rows.lines):
+      job()
   return made
 
 

@@ -1,17 +1,11 @@
 import dataclasses
-import functools
 import math
 
 from absl.testing import absltest
 
 from bamboo_jax import base
-from bamboo_jax.plan import memory as memory_lib, planner
-from bamboo_jax.runtime.spmd import (
-    layout as layout_lib,
-    memory,
-    plan as program,
-    program as segments,
-)
+from bamboo_jax.plan import planner
+from bamboo_jax.runtime.spmd import layout as layout_lib, plan as program, program as segments
 from tests import profiles
 
 
@@ -34,17 +28,12 @@ def make_plan(*, num_pipelines=1, num_microbatches=2):
   )
 
 
-_LAYOUT = layout_lib.BlockLayout(
-    layout_lib.Blocks(first=1, period=1, count=4), num_layers=6, num_stages=2
-)
+_LAYOUT = layout_lib.BlockLayout(first=1, period=1, count=2, num_layers=6, num_stages=2)
 
 
-def plan_program(plan, *, keeps=False, **options):
+def plan_program(plan, **options):
   """Returns the program of such a plan."""
-  sizes_of = functools.partial(segments.find_sizes, num_stages=2, keeps=keeps)
-  return program.plan_program(
-      *(plan,), layout=_LAYOUT, sizes_of=lambda table: sizes_of(table)[: 1 + keeps], **options
-  )
+  return program.plan_program(plan, _LAYOUT, keeps=False, **options)
 
 
 class ProgramTest(absltest.TestCase):
@@ -52,7 +41,7 @@ class ProgramTest(absltest.TestCase):
   def test_layers_are_charged_where_the_program_runs_them(self):
     plan = make_plan()
     self.assertEqual(plan.partition.bounds, (0, 3, 6))
-    costs = program.program_costs(plan.partition, plan.profile, num_before=1, num_behind=1)
+    costs = program.program_costs(plan.partition, plan.profile, _LAYOUT)
     # The first stage runs the first layer again with the backward pass; the
     # last runs the last layer, forth and back, with the backward pass.
     self.assertEqual(costs.forward_ms, (2.5, 2.25 - 0.25))
@@ -103,27 +92,25 @@ class ProgramTest(absltest.TestCase):
     sizes = segments.Sizes(
         num_ticks=2,
         num_microbatches=4,
-        num_slots=dict(activations=2, grads=1, residuals=3, spare=0),
+        num_slots=dict(activations=2, gradients=1, residuals=3, spare=0),
         num_offloads=0,
         num_fetches=0,
         num_owned=1,
-        num_held=2,
         keeps=False,
     )
-    node = memory_lib.NodeMemory(parameter_bytes=1, slot_bytes=2)
     keeps = dict(keeps=True, num_offloads=1)
     # With redundant passes a node has slots for the inputs of its replica, too.
     ends = 1000 + 2000 + (2000 - 8)  # As much as a backward pass may recompute.
-    cases = (({}, 1, 2 + 1, ends), (keeps, 2, 2 * 2 + 1, ends + 203))
-    for changes, copies, values, temporary in cases:
+    for changes, copies, held, values, temporary in (
+        ({}, 1, 1, 2 + 1, ends),
+        (keeps, 2, 2, 2 * 2 + 1, ends + 203),
+    ):
       with self.subTest(changes):
         changed = dataclasses.replace(sizes, **changes)
-        found = memory.with_programs([node], layers, _LAYOUT, [sizes, changed])
-        want = dataclasses.replace(
-            node,
-            copy_bytes=2 * 2 * 10 + 20,
+        want = dict(
+            copy_bytes=held * 2 * 10 + 20,
             residual_bytes=copies * 3 * 203,
             transfer_bytes=copies * values * 3,
             working_bytes=temporary + copies * (2 * 5 + 15),
         )
-        self.assertEqual(found, (want,))
+        self.assertEqual(program.find_memory(layers, _LAYOUT, changed), want)

@@ -29,17 +29,16 @@ class Child(threading.Thread):
     self._pipe.send(os.getpid())
     try:
       while True:
-        number, message = self._pipe.recv()
-        name = message if isinstance(message, str) else type(message).__name__
+        number, name, args = self._pipe.recv()
         if name == self._fails_at:
           self._pipe.close()
           return
-        if name == "Topology" and message.rank == 0:
-          host, port = message.address.split(":")
+        if name == "join" and args[1] == 0:
+          host, port = args[0].split(":")
           with socket.create_server((host, int(port))) as coordinator:
             coordinator.accept()
-        if name == "Read":
-          self._memory.write(np.array(message.share))
+        if name == "read":
+          self._memory.write(np.array(args[0]))
         self._pipe.send((number, "out of memory" if f"{name}!" == self._fails_at else ""))
     except (EOFError, OSError):
       return
@@ -67,12 +66,11 @@ class Worker:
     self.ring.run(nodes, self._load, self._pass, note_progress=self.exchange.check)
 
   def _load(self):
-    self.ring.load(None, [1.0])
+    self.ring.load((), [1.0])
 
   def _pass(self):
-    self._load()
-    self.ring.run_segment(5)
-    self.ring.finish_segment(5)
+    self.ring.child.tell("run", 5)
+    self.ring.finish(5, is_last=False)
     self.rings.add(self.ring.running)
     self.num_passes += 1
 
@@ -112,7 +110,7 @@ class ProcessRingTest(parameterized.TestCase):
     # A worker that hangs between two programs waits for nobody.
     self.assertEqual([w.ring.running for w in workers.values()], [()] * 3)
 
-  @parameterized.parameters("Topology", "NoneType", "NoneType!", "connect", "Run", "Run!")
+  @parameterized.parameters("join", "load", "load!", "run", "run!")
   def test_a_child_that_fails(self, message):
     """Once, and then the first child of the ring at the same message."""
     for fails in ({"node4": [message]}, {"node4": [message], "node1": ["", message]}):
@@ -121,7 +119,7 @@ class ProcessRingTest(parameterized.TestCase):
       self.assertEqual([w.num_forks for w in workers.values()], [1 + len(fails)] * 3)
 
   def test_an_error_that_stays(self):
-    self.make(node7=["Run!"] * 9)
+    self.make(node7=["run!"] * 9)
     for future in self.start():
       with self.assertRaisesRegex(processes.ChildError, "failed 4 times: node 7: out of memory"):
         future.result(timeout=60)
@@ -142,7 +140,7 @@ class ProcessRingTest(parameterized.TestCase):
       self.assertEqual(workers[node].ring.running, ())
 
   def test_what_a_child_has_left(self):
-    workers = self.make(node4=["", "Run!"])
+    workers = self.make(node4=["", "run!"])
     self.assertIsNone(workers[4].ring.read(5))  # It has run nothing.
     self.run_all()
     self.assertEqual([w.ring.read(5) for w in workers.values()], [5] * 3)

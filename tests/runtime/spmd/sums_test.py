@@ -42,7 +42,7 @@ class SumsTest(parameterized.TestCase):
       with pipelines.quick_compilation():
         made.begin()
         made.advance()
-      weights = made.programs.runs[0].program.weights.blocks
+      weights = made.programs.runs[0].program.given.weights.blocks
       dtypes = {a.dtype.name for a in jax.tree.leaves(weights)}
       self.assertEqual("bfloat16" in dtypes, not found)
       found.append(made.sums())

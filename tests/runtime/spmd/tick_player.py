@@ -30,12 +30,11 @@ def as_rows(table):
     for n in nodes:
       rows[n] += tick[n].passes
     for n in nodes:
-      for kind, key, source in (("A", tick[n].inputs, n - 1), ("G", tick[n].grad, n + 1)):
-        if key is not None:
-          source = nodes[source % len(nodes)]
-          transfer = instruction.Transfer(kind, *key, source, n)
-          rows[source].append(transfer.send)
-          rows[n].append(transfer.receive)
+      for kind, key in tick[n].arrivals:
+        source = nodes[(n - 1 if kind == "activations" else n + 1) % len(nodes)]
+        transfer = instruction.Transfer("A" if kind == "activations" else "G", *key, source, n)
+        rows[source].append(transfer.send)
+        rows[n].append(transfer.receive)
   return rows
 
 
@@ -48,8 +47,8 @@ class Player:
     self.buffers = []
     for n, start in enumerate(table.start):
       loaded = {("activations", key) for key in start.activations}
-      loaded |= {("grads", key) for key in start.gradients}
-      held = {(kind, table.find_slot(n, kind, key, slots)): key for kind, key in loaded}
+      loaded |= {("gradients", key) for key in start.gradients}
+      held = {(array[0], table.find_slot(n, array, slots)): array[1] for array in loaded}
       assert len(held) == len(loaded), "two arrays in a slot"
       held |= {("host", slot): key for key, slot in table.fetches(n).items()}
       self.buffers.append(held)
@@ -61,7 +60,7 @@ class Player:
       sent = [self.run_node(n, [int(x) for x in row]) for n, row in enumerate(array[:, t])]
       for n, row in enumerate(array[:, t]):
         before, behind = sent[n - 1][0], sent[(n + 1) % len(sent)][1]
-        for kind, slot, key in (("activations", row[-2], before), ("grads", row[-1], behind)):
+        for kind, slot, key in (("activations", row[-2], before), ("gradients", row[-1], behind)):
           if slot >= 0:
             self.put(n, kind, int(slot), key)
     for n, own in enumerate(self.offloaded):
@@ -96,14 +95,14 @@ class Player:
         self.put(n, "residuals", back.residual, key)
       self.read(n, "residuals", back.residual, key)
       if back.stage + 1 < self.table.num_stages:
-        self.read(n, "grads", back.inputs, key)
+        self.read(n, "gradients", back.inputs, key)
       grad = holdings_lib.input_of(key)
       if back.output >= 0:
-        self.put(n, "grads", back.output, grad)
+        self.put(n, "gradients", back.output, grad)
     return output, grad
 
   def key(self, n, p):
-    assert self.table.stages_of(n)[p.hold] == p.stage
+    assert self.table.stages[n][p.hold] == p.stage
     return p.stage, p.microbatch
 
   def read(self, n, kind, slot, key):
