@@ -10,12 +10,9 @@ once, in the records of the run. Nothing here computes or imports JAX.
   holding     a run of one process
   agent/      the agent: one class that runs the protocols, and what it decides by
   client      the worker's side of the protocol with its agent
-  messages    messages of agents and workers, as values
-  frames      how a message travels on a connection
-  detection   when silence counts as a death; agent/watch applies it
+  messages    messages of agents and workers, as values, and how they travel
   waits       what a worker waits for, told on a signal
   notices     preemption notices of clouds
-  door        accepts authenticated connections
   children    processes that do not outlive their parent
   copies      forked processes that share what their parent has loaded
 

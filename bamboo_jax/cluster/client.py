@@ -18,10 +18,9 @@ from absl import logging
 
 from bamboo_jax import base
 from bamboo_jax.base import logs
-from bamboo_jax.cluster import frames, messages, views
+from bamboo_jax.cluster import messages, views
 from bamboo_jax.schedule import channel as channel_lib
 
-_NUM_OLD = 8  # Views whose times are kept.
 _AWAY_BEATS = 5  # After as many missed beats it may be removed.
 
 # Yields a condition and a timeout in seconds (or None), and is sent whether the
@@ -30,17 +29,10 @@ Wait = Generator[tuple[Callable[[], bool], float | None], bool | None, Any]
 
 
 def _blocking(wait: Callable[..., Wait]) -> Callable[..., Any]:
-  """Returns a method that blocks until a wait is over."""
+  """Returns a method that blocks until a wait is over.
 
-  @functools.wraps(wait)
-  def block(self: "Client", *args: Any) -> Any:
-    return self._block(wait(self, *args))
-
-  return block
-
-
-def _idle(wait: Callable[..., Wait]) -> Callable[..., Any]:
-  """As `_blocking`; meanwhile heartbeats report that the main thread waits."""
+  Meanwhile heartbeats report that the main thread waits.
+  """
 
   @functools.wraps(wait)
   def block(self: "Client", *args: Any) -> Any:
@@ -56,7 +48,7 @@ class Client:
 
   Attributes:
     newest: The newest view that is known, adopted or not.
-    send: Sends one of `messages.FROM_WORKER`.
+    say: Says something of this node, with fields of `messages.Say`.
   """
 
   def __init__(
@@ -84,7 +76,7 @@ class Client:
         machine.
       block: Carries out a wait, by default in threads.
     """
-    self.number, self.send = number, send
+    self.number, self._send = number, send
     self.adopted = self.newest = views.EMPTY
     self._interrupt = views.EMPTY
     self._on_lost, self._find_begun = on_lost, begun
@@ -92,13 +84,13 @@ class Client:
     self._block = block or self._block_thread
     self._changed = threading.Condition()
     self._arrived: dict[base.ViewId, float] = {}
-    self._silent: dict[base.ViewId, dict[base.NodeId, float]] = {}
     self._views: dict[base.ViewId, views.View] = {}
     self._gathered: dict[tuple[base.ViewId, str], dict[base.NodeId, Any]] = {}
     self._facts: Any = None
     self._posted: list[tuple[base.ViewId, str]] = []
     self._progress = 0
-    self._is_waiting = self._is_in_doubt = self._is_in_trouble = False
+    self._is_waiting = self._is_due = False
+    self._doubts = self._settled = 0  # How many it has had, and how many the log has settled.
     self._beat_secs = now()
 
   @property
@@ -114,17 +106,15 @@ class Client:
     """Takes one of `messages.TO_WORKER`."""
     with self._changed:
       match message:
-        case messages.NewView(view, silent):
-          self._arrived[view.number], self._silent[view.number] = time.perf_counter(), silent
-          self._see(view)
+        case messages.NewView(view, is_due, doubts):
+          self._is_due, self._settled = is_due, doubts
+          if view.number > self.newest.number:
+            self._arrived[view.number] = time.perf_counter()
+            self._see(view)
         case messages.Gathered(number, key, values):
           self._gathered[number, key] = values
-        case messages.Doubt():
-          self._is_in_doubt = False
-        case messages.Trouble(is_due):
-          self._is_in_trouble = is_due
-        case messages.Assignment(facts):
-          self._facts = facts
+        case messages.Beginning(layout):
+          self._facts = layout
       self._changed.notify_all()
 
   def post(self, view: base.ViewId, key: str, value: Any) -> None:
@@ -135,7 +125,10 @@ class Client:
     with self._changed:
       if (view, key) not in self._posted:  # Some have received the first.
         self._posted.append((view, key))
-        self.send(messages.Post(view, key, value))
+        self._send(messages.Post(view, key, value))
+
+  def say(self, **changes: Any) -> None:
+    self._send(messages.Say(**changes))
 
   def adopt(self, view: views.View) -> None:
     """Makes `view` the one that this worker works in."""
@@ -144,11 +137,9 @@ class Client:
       for entry in [e for e in self._gathered if e[0] < view.number]:
         del self._gathered[entry]
       for number in [n for n in self._views if n < view.number]:
-        del self._views[number]
-      for number in [n for n in self._arrived if n < view.number - _NUM_OLD]:
-        del self._arrived[number], self._silent[number]
+        del self._views[number], self._arrived[number]
       self._posted = [p for p in self._posted if p[0] >= view.number]
-      self.send(messages.Adopt(view.number))
+      self._beat()
       self._stop_if_lost()
       self._changed.notify_all()
 
@@ -156,28 +147,11 @@ class Client:
     """Sends a heartbeat."""
     with self._changed:
       self._doubt_if_away()
-      self._beat_secs = self._now()
-      is_waiting = self._is_waiting or self._waits_for_others()
-      step = base.StepId(logs.last_step())
-      self.send(messages.WorkerBeat(self._progress, is_waiting, step))
+      self._beat()
 
   def arrived_secs(self, number: base.ViewId) -> float:
     """Returns when a view arrived, on `time.perf_counter`."""
     return self._arrived[number]
-
-  def silent_secs(self, number: base.ViewId) -> dict[base.NodeId, float]:
-    """Returns how long lost nodes had been silent when a view arrived.
-
-    Includes nodes lost in the last few views before it, which may have been
-    superseded before they had an effect.
-    """
-    with self._changed:
-      return {
-          node: secs + self._arrived[number] - self._arrived[view]
-          for view, silent in sorted(self._silent.items())
-          for node, secs in silent.items()
-          if view <= number
-      }
 
   # Waits.
 
@@ -197,19 +171,19 @@ class Client:
     Raises `base.ViewChangedError` if a member is gone.
     """
     entry, since_secs = (self.adopted.number, key), self._now()
-    yield from self._on_purpose(_until(lambda: entry in self._gathered or self.is_interrupted))
+    yield lambda: entry in self._gathered or self.is_interrupted, None
     if entry not in self._gathered:
       raise base.ViewChangedError(self._interrupt.reason)
     self._doubt_if_away()
     if self._now() - since_secs >= self._silence_secs:
       self._doubt()  # Agent or network may have been down.
-    if self._is_in_doubt:  # The folder may hang.
-      yield from self._on_purpose(_until(lambda: not self._is_in_doubt))
+    # Reading the log may take a while, as the folder may hang.
+    yield lambda: self._settled == self._doubts, None
     if entry in self._posted:  # All members have received those before it.
       del self._posted[: self._posted.index(entry)]
     return self._gathered.pop(entry)
 
-  @_idle
+  @_blocking
   def wait_interrupt(self, timeout_secs: float | None) -> Wait:
     """Returns the next view once it lacks a member; None after the timeout.
 
@@ -217,11 +191,11 @@ class Client:
     view is due.
     """
     while not (yield lambda: self.is_interrupted, timeout_secs):
-      if not (timeout_secs and self._is_in_trouble):
+      if not (timeout_secs and self._is_due):
         return None
     return self._interrupt
 
-  @_idle
+  @_blocking
   def wait_members(self, count: int) -> Wait:
     """Waits until the newest view has `count` members.
 
@@ -232,7 +206,7 @@ class Client:
     if self.is_interrupted:
       raise base.ViewChangedError(self._interrupt.reason)
 
-  @_idle
+  @_blocking
   def wait_first(self) -> Wait:
     """Returns the first view with this node; waits for it."""
     yield lambda: self._find_first() is not None, None
@@ -244,7 +218,7 @@ class Client:
     yield lambda: number in self._views, None
     return self._views[number]
 
-  @_idle
+  @_blocking
   def wait_facts(self) -> Wait:
     """Returns the members' facts about the run; waits for them."""
     yield lambda: self._facts is not None, None
@@ -269,6 +243,12 @@ class Client:
           return end.value
         held = self._changed.wait_for(condition, timeout_secs)
 
+  def _beat(self) -> None:
+    self._beat_secs = self._now()
+    is_waiting, step = self._is_waiting or self._waits_for_others(), base.StepId(logs.last_step())
+    beat = messages.Beat(self._progress, is_waiting, step, self.adopted.number, self._doubts)
+    self._send(beat)
+
   def _waits_for_others(self) -> bool:
     """Whether this worker needs another to go on, as far as that is a member.
 
@@ -285,9 +265,9 @@ class Client:
       self._doubt()
 
   def _doubt(self) -> None:
-    if not self._is_in_doubt:
-      self._is_in_doubt = True
-      self.send(messages.Doubt())
+    if self._settled == self._doubts:
+      self._doubts += 1
+      self._beat()
 
   def _see(self, view: views.View) -> None:
     self.newest = self._views[view.number] = view
@@ -312,16 +292,12 @@ class Client:
       self._interrupt = found
 
 
-def _until(condition: Callable[[], bool]) -> Wait:
-  yield condition, None
-
-
 def connect(sock: socket.socket, **given: Any) -> Client:
   """Returns the client of a worker; threads read, and send heartbeats.
 
   `sock` is connected to the agent, and `given` are arguments of `Client`.
   """
-  writing, decoder = threading.Lock(), frames.Decoder()
+  writing = threading.Lock()
 
   def send(message: Any) -> None:
     with writing:
@@ -334,9 +310,9 @@ def connect(sock: socket.socket, **given: Any) -> Client:
 
   def read() -> None:
     try:
-      while data := sock.recv(1 << 16):
-        for content in decoder.feed(data):
-          client.hear(messages.parse(content, messages.TO_WORKER))
+      with sock.makefile("rb") as stream:
+        while head := stream.read(4):
+          client.hear(messages.TO_WORKER.decode(stream.read(messages.find_length(head))))
     except Exception:  # It must not continue without hearing its agent.
       logging.exception("The connection to the agent has failed.")
     os._exit(1)  # Without an agent there is no cluster.

@@ -56,23 +56,21 @@ def make_view(records: Records, known: views.View, view: views.View) -> views.Vi
   Raises `OSError` if `known` is not there: the place has lost records, or a
   folder is not mounted.
   """
-  if known.number and records.find(f"views/{known.number}") != json_lib.to_plain(known):
+  if known.number and records.find(f"views/{known.number}", views.View) != known:
     raise LostError(f"The records of the run have lost view {known.number}. Is its folder mounted?")
-  made = records.make(f"views/{view.number}", json_lib.to_plain(view))
-  return json_lib.from_plain(views.View, made)
+  made: views.View = records.make(f"views/{view.number}", view, views.View)
+  return made
 
 
 def newest_view(records: Records) -> views.View:
   """Returns the newest view; `views.EMPTY` if there is none."""
-  number = records.newest("views", 0)
-  if not number:
-    return views.EMPTY
-  return json_lib.from_plain(views.View, records.find(f"views/{number}"))
+  found: views.View | None = records.find(f"views/{records.newest('views', 0)}", views.View)
+  return found or views.EMPTY
 
 
 def views_after(records: Records, number: base.ViewId) -> list[views.View]:
   """Returns the views that follow one, in order."""
-  return [json_lib.from_plain(views.View, v) for v in records.follow("views", number)]
+  return records.follow("views", number, views.View)
 
 
 def check(records: Records, view: views.View) -> None:

@@ -1,40 +1,45 @@
-"""Messages between processes of a cluster, one class each.
+"""Messages between processes of a cluster, one class each, and how they travel.
 
-A message is sent as a JSON object: its class as `kind`, and its fields. The
-tables below list the messages of each direction.
+  Hello      both agents of a new connection say who they are
+  Post       a value for all members of a view: worker, its agent, other agents
+  Beat       a sign of life, of an agent or a worker
+  Say        what a node says of itself, or its worker
+  Suspects   what an agent thinks of others
+  NewView    a view: to agents, and to a worker
+  Beginning  what a node begins with: to newcomers, and to a worker
+  Gathered   what all members have posted: to a worker
+
+A message is MessagePack, which keeps NaN and numbers as keys, with its length in front. A
+foreign peer is rejected at its first message: too long, or none of these. Reading is strict:
+what does not fit raises `ValueError`, which names the field.
 """
 
-from collections.abc import Mapping
-import dataclasses
+import asyncio
+import struct
 from typing import Any
 
+import msgspec
+
 from bamboo_jax import base
-from bamboo_jax.base import json as json_lib
-from bamboo_jax.cluster import frames, views
+from bamboo_jax.cluster import views
 
 FINISHED = "finished"  # The last key that a worker posts.
+MAX_BYTES = 16 << 20
+_LENGTH = struct.Struct(">I")
 
 
-@dataclasses.dataclass(frozen=True)
-class Greeting:
-  """The first message of an agent to another that connects.
+class _Message(msgspec.Struct, frozen=True, tag_field="kind", tag=True, forbid_unknown_fields=True):
+  """A message; its class is its `kind`."""
 
-  `stamp` identifies the run, so that leftovers of an older one are ignored.
-  """
 
-  incarnation: str
+class Hello(_Message, frozen=True):
+  """The first message of both ends; `stamp` identifies the run, as one before may linger."""
+
+  member: views.Member
   stamp: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Hello:
-  """The answer to `Greeting`: the identity of the agent."""
-
-  member: views.Member
-
-
-@dataclasses.dataclass(frozen=True)
-class Post:
+class Post(_Message, frozen=True):
   """A value for all members of a view, see `agent.board`; plain JSON."""
 
   view: base.ViewId
@@ -42,54 +47,53 @@ class Post:
   value: Any
 
 
-@dataclasses.dataclass(frozen=True)
-class Beat:
-  """A heartbeat of an agent."""
+class Beat(_Message, frozen=True):
+  """A heartbeat of an agent; or of a worker, which says how it works.
 
-
-@dataclasses.dataclass(frozen=True)
-class Ready:
-  """The worker of an agent has compiled its programs, and is ready to be a member.
-
-  `origin` is the number of the view without members that it starts from, 0 in a
-  new folder; None if it joins others.
+  Attributes:
+    progress: Grows with all work.
+    is_waiting: Whether the worker waits, for others or on purpose.
+    step: The last committed step, for logs.
+    view: The view that the worker works in.
+    doubts: How often the worker has asked whether it is still a member: it may have been
+      suspended, or an awaited message came after a long silence.
   """
 
+  progress: int = 0
+  is_waiting: bool = False
+  step: base.StepId = base.StepId(0)
+  view: base.ViewId = base.ViewId(0)
+  doubts: int = 0
+
+
+class Say(_Message, frozen=True):
+  """What a node says of itself: an agent all of it, whenever some changes; a worker what is new.
+
+  Attributes:
+    is_ready: Whether the worker has compiled its programs, and can be a member.
+    origin: The view without members that it starts from, 0 in a new folder; None if it joins
+      others.
+    notice: Why others take over: it will be preempted, or its worker is slow.
+    gone: Why it is no member any more: its worker has ended or handed over.
+    silent_secs: How long that worker had been silent; None if it left on notice.
+    is_done: Whether it has finished the run, and ends.
+    failed: The error that ended the run, which is saved; every node would meet it.
+    layout: To its own agent: the assignment of layers to nodes, for newcomers.
+    report: To its own agent: progress for `bamboo status`, by name.
+  """
+
+  is_ready: bool = False
   origin: base.ViewId | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class NewView:
-  """A view has been made.
-
-  `silent`: for how long, as the agent adopted the view, the nodes that it removes had been
-  silent, by number; told to workers.
-  """
-
-  view: views.View
-  silent: dict[base.NodeId, float] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True)
-class Notice:
-  """The node of an agent will be preempted, or its worker is slow: others take over."""
-
-  reason: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Gone:
-  """The sender is no longer a member, as its worker has ended or handed over.
-
-  `silent_secs`: how long its worker had been silent; None if it left on notice.
-  """
-
-  reason: str
+  notice: str = ""
+  gone: str = ""
   silent_secs: float | None = None
+  is_done: bool = False
+  failed: str = ""
+  layout: dict[str, Any] | None = None
+  report: dict[str, Any] | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class Suspect:
+class Suspect(msgspec.Struct, frozen=True):
   """An agent that another one cannot reach, or does not hear.
 
   `is_certain` if connections are refused, as after the end of the process.
@@ -100,73 +104,33 @@ class Suspect:
   is_certain: bool
 
 
-@dataclasses.dataclass(frozen=True)
-class Suspects:
+class Suspects(_Message, frozen=True):
   """All suspicions of the sender; `count` grows with each change."""
 
   count: int
   suspects: tuple[Suspect, ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class Assignment:
-  """The assignment of layers to nodes, for joining nodes; empty if none.
+class NewView(_Message, frozen=True):
+  """A view has been made; to a worker again whenever the rest changes.
 
-  Contains `restart` if the run starts from a checkpoint.
+  Attributes:
+    is_due: Whether members are gone or suspected, and a view without them is due.
+    doubts: After how many doubts of the worker the log still had it in this view.
   """
 
-  facts: Any
+  view: views.View
+  is_due: bool = False
+  doubts: int = 0
 
 
-@dataclasses.dataclass(frozen=True)
-class Adopt:
-  """The worker works in a view from now on."""
+class Beginning(_Message, frozen=True):
+  """The assignment of layers to nodes; empty if none, `restart` in it: from a checkpoint."""
 
-  view: base.ViewId
-
-
-@dataclasses.dataclass(frozen=True)
-class WorkerBeat:
-  """A heartbeat of a worker.
-
-  `progress` grows with all work; `is_waiting` if the worker waits, for others or
-  on purpose; `step` is the last committed step, for logs.
-  """
-
-  progress: int
-  is_waiting: bool
-  step: base.StepId = base.StepId(0)
+  layout: dict[str, Any]
 
 
-@dataclasses.dataclass(frozen=True)
-class Report:
-  """Progress of training, for `bamboo status`; plain JSON by name."""
-
-  facts: dict[str, Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class Doubt:
-  """The worker asks whether it is still a member; its agent repeats it if so.
-
-  It may have been suspended, or an awaited message came after a long silence.
-  """
-
-
-@dataclasses.dataclass(frozen=True)
-class Done:
-  """The worker has finished the run, and ends; so does its agent."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Failed:
-  """An error that every node would meet has ended the run, which is saved."""
-
-  reason: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Gathered:
+class Gathered(_Message, frozen=True):
   """The values that all members of a view have posted under a key."""
 
   view: base.ViewId
@@ -174,37 +138,30 @@ class Gathered:
   values: dict[base.NodeId, Any]
 
 
-@dataclasses.dataclass(frozen=True)
-class Trouble:
-  """Whether members are gone or suspected, and a view without them is due."""
-
-  is_due: bool
-
-
-def _table(*classes: type) -> dict[str, type]:
-  return {cls.__name__: cls for cls in classes}
-
-
-HANDSHAKE = _table(Greeting, Hello)
-FROM_AGENT = _table(*(Post, Beat, Ready, NewView, Notice, Gone, Suspects, Done, Assignment, Failed))
-FROM_WORKER = _table(
-    *(Post, Adopt, WorkerBeat, Ready, Assignment, Report, Doubt, Done, Notice, Gone, Failed)
-)
-TO_WORKER = _table(Gathered, NewView, Doubt, Assignment, Trouble)
+GREETING = msgspec.msgpack.Decoder(Hello)
+FROM_AGENT = msgspec.msgpack.Decoder(Post | Beat | Say | Suspects | NewView | Beginning)
+FROM_WORKER = msgspec.msgpack.Decoder(Post | Beat | Say)
+TO_WORKER = msgspec.msgpack.Decoder(NewView | Beginning | Gathered)
 
 
 def encode(message: Any) -> bytes:
-  kind = type(message).__name__
-  return frames.encode({"kind": kind, **json_lib.to_plain(message)})
+  body = msgspec.msgpack.encode(message)
+  if len(body) > MAX_BYTES:
+    raise ValueError(f"A message has {len(body)} bytes, at most {MAX_BYTES}.")
+  return _LENGTH.pack(len(body)) + body
 
 
-def parse(content: Mapping[str, Any], table: Mapping[str, type]) -> Any:
-  """Returns a message of `table`; raises `BadFrameError` if it is none."""
-  fields = dict(content)
-  kind = fields.pop("kind", None)
-  if kind not in table:
-    raise frames.BadFrameError(f"unknown message of kind {kind!r}")
-  try:
-    return json_lib.from_plain(table[kind], fields)
-  except ValueError as error:
-    raise frames.BadFrameError(f"not a message: {error}") from error
+def find_length(head: bytes, most: int = MAX_BYTES) -> int:
+  """Returns the length of the message behind these four bytes."""
+  length: int = _LENGTH.unpack(head)[0]
+  if length > most:
+    raise ValueError(f"a message of {length} bytes, at most {most} are taken")
+  return length
+
+
+async def read(
+    reader: asyncio.StreamReader, kinds: msgspec.msgpack.Decoder[Any], most: int = MAX_BYTES
+) -> Any:
+  """Returns the next message, of at most `most` bytes; `EOFError` at the end."""
+  head = await reader.readexactly(_LENGTH.size)
+  return kinds.decode(await reader.readexactly(find_length(head, most)))

@@ -12,7 +12,7 @@ import dataclasses
 import http
 import http.client
 import json
-from typing import Any, NamedTuple
+from typing import Any
 import urllib.error
 import urllib.request
 
@@ -24,15 +24,8 @@ _TIMEOUT_SECS = 2.0
 _TOKEN_SECS = 60
 
 
-class HttpResponse(NamedTuple):
-  """Status and body of an HTTP response."""
-
-  status: int
-  text: str
-
-
-# Sends a request with method, path and headers.
-Ask = Callable[[str, str, Mapping[str, str]], HttpResponse]
+# Sends a request with method, path and headers; returns the text, None if there is none (404).
+Ask = Callable[[str, str, Mapping[str, str]], str | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,19 +44,18 @@ def look_aws(ask: Ask) -> str | None:
   recommendation is no notice: the machine may live for hours after it.
   """
   ttl = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_SECS)}
-  token = _body(*ask("PUT", "/latest/api/token", ttl))
-  headers = {"X-aws-ec2-metadata-token": token}
+  headers = {"X-aws-ec2-metadata-token": ask("PUT", "/latest/api/token", ttl) or ""}
   spot = ask("GET", "/latest/meta-data/spot/instance-action", headers)
-  if spot.status != http.HTTPStatus.NOT_FOUND:
-    action = _parse(*spot)
-    return f"AWS: {action.get('action')} at {action.get('time')}"
-  return None
+  if spot is None:
+    return None
+  action = _parse(spot)
+  return f"AWS: {action.get('action')} at {action.get('time')}"
 
 
 def look_gcp(ask: Ask) -> str | None:
   """Polls Google Cloud, which gives notice of 30 s; may raise `OSError`."""
   path = "/computeMetadata/v1/instance/preempted"
-  answer = _body(*ask("GET", path, {"Metadata-Flavor": "Google"})).strip()
+  answer = (ask("GET", path, {"Metadata-Flavor": "Google"}) or "").strip()
   if answer not in ("TRUE", "FALSE"):
     raise OSError(f"TRUE or FALSE expected, got {answer[:80]!r}.")
   return "Google Cloud: preempted" if answer == "TRUE" else None
@@ -76,7 +68,7 @@ def look_azure(ask: Ask) -> str | None:
   """
   headers = {"Metadata": "true"}
   path = "/metadata/scheduledevents?api-version=2020-07-01"
-  content = _parse(*ask("GET", path, headers))
+  content = _parse(ask("GET", path, headers))
   preempted = [
       event
       for event in _list(content, "Events")
@@ -85,7 +77,7 @@ def look_azure(ask: Ask) -> str | None:
   if not preempted:
     return None
   path = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
-  name = _body(*ask("GET", path, headers)).strip()
+  name = (ask("GET", path, headers) or "").strip()
   for event in preempted:
     if name in _list(event, "Resources"):
       return f"Azure: preempted, not before {event.get('NotBefore') or 'now'}"
@@ -123,20 +115,19 @@ class Poller:
           f"The metadata server {self._url} cannot be polled for preemptions: " f"{error}"
       ) from error
 
-  def _ask(self, method: str, path: str, headers: Mapping[str, str]) -> HttpResponse:
+  def _ask(self, method: str, path: str, headers: Mapping[str, str]) -> str | None:
     request = urllib.request.Request(self._url + path, headers=dict(headers), method=method)
     try:
-      return self._read(request)
+      with self._opener.open(request, timeout=_TIMEOUT_SECS) as response:
+        text: str = response.read().decode()
+        return text
+    except urllib.error.HTTPError as error:
+      error.close()
+      if error.code != http.HTTPStatus.NOT_FOUND:
+        raise OSError(f"status {error.code}.") from error
+      return None
     except (ValueError, http.client.HTTPException) as error:
       raise OSError(f"not an answer: {error!r}") from error
-
-  def _read(self, request: urllib.request.Request) -> HttpResponse:
-    try:
-      with self._opener.open(request, timeout=_TIMEOUT_SECS) as response:
-        return HttpResponse(response.status, response.read().decode())
-    except urllib.error.HTTPError as error:
-      with error:  # The answer may be truncated, too.
-        return HttpResponse(error.code, error.read().decode(errors="replace"))
 
 
 async def wait_notice(poller: Poller) -> str:
@@ -154,17 +145,11 @@ async def wait_notice(poller: Poller) -> str:
     await asyncio.sleep(poller.cloud.every_secs)
 
 
-def _body(status: int, text: str) -> str:
-  """Returns the text of an answer; `OSError` if it is an error."""
-  if status != http.HTTPStatus.OK:
-    raise OSError(f"status {status}.")
-  return text
-
-
-def _parse(status: int, text: str) -> dict[str, Any]:
+def _parse(text: str | None) -> dict[str, Any]:
   """Returns the JSON object of an answer; `OSError` if it is none."""
+  text = text or ""
   with contextlib.suppress(ValueError):
-    if isinstance(content := json.loads(_body(status, text)), dict):
+    if isinstance(content := json.loads(text), dict):
       return content
   raise OSError(f"a JSON object expected, got {text[:80]!r}.")
 

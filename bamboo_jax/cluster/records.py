@@ -19,7 +19,11 @@ import json
 import os
 import pathlib
 import tempfile
-from typing import Any, Protocol
+from typing import Any
+
+import msgspec
+
+from bamboo_jax.net import identity as identity_lib
 
 _NAME = "records"  # Below the workdir of the run.
 _PART = ".part-"  # Prefix of files that have no name yet.
@@ -41,25 +45,6 @@ class LostError(OSError):
   """The place has lost records, ignores conditions, or has damaged ones."""
 
 
-class Backend(Protocol):
-  """Where records are; all calls block, and raise `OSError`."""
-
-  def create(self, key: str, content: bytes) -> None:
-    """Makes a key, unless it is there; only reading tells who made it."""
-
-  def put(self, key: str, content: bytes) -> None:
-    """Writes a key that nobody else writes."""
-
-  def read(self, key: str) -> bytes | None:
-    """Returns the newest content, None if there is none."""
-
-  def keys(self, prefix: str) -> list[str]:
-    """Returns the keys PREFIX/NAME; may lag behind."""
-
-  def delete(self, key: str) -> None:
-    """Removes a key, if it is there."""
-
-
 class Records:
   """The records of a run; calls block, and raise `OSError`."""
 
@@ -67,20 +52,20 @@ class Records:
     """Opens the records below a folder or URL; `key` signs them."""
     where = os.fspath(workdir)
     self.where = f"{where.rstrip('/')}/{_NAME}"
-    self._place: Backend = Bucket(self.where) if "://" in where else Folder(self.where)
+    self._place: Bucket | Folder = Bucket(self.where) if "://" in where else Folder(self.where)
     self._key = key
 
-  def make(self, key: str, value: Any) -> Any:
+  def make(self, key: str, value: Any, kind: Any = Any) -> Any:
     """Returns the value of a key: `value` if it had none; read, not believed."""
     self._place.create(key, self._seal(key, value))
-    if (found := self.find(key)) is None:
+    if (found := self.find(key, kind)) is None:
       raise LostError(f"{self.where}/{key} is not there right after it was made.")
     return found
 
-  def find(self, key: str) -> Any:
-    """Returns the value of a key, None if there is none."""
+  def find(self, key: str, kind: Any = Any) -> Any:
+    """Returns the value of a key as a `kind`, None if there is none."""
     content = self._place.read(key)
-    return None if content is None else self._open(key, content)
+    return None if content is None else self._open(key, content, kind)
 
   def newest(self, name: str, after: int) -> int:
     """Returns the last of the numbers of NAME/N that follow `after` without a gap.
@@ -99,10 +84,10 @@ class Records:
         there = middle
     return there
 
-  def follow(self, name: str, after: int) -> list[Any]:
+  def follow(self, name: str, after: int, kind: Any = Any) -> list[Any]:
     """Returns the records NAME/N that follow `after`, in order."""
     found: list[Any] = []
-    while (value := self.find(f"{name}/{after + len(found) + 1}")) is not None:
+    while (value := self.find(f"{name}/{after + len(found) + 1}", kind)) is not None:
       found.append(value)
     return found
 
@@ -134,26 +119,36 @@ class Records:
     self.drop(key)
 
   def _seal(self, key: str, value: Any) -> bytes:
-    text = json.dumps(value)
+    text = json.dumps(msgspec.to_builtins(value))
     return f"{self._sign(key, text)}{text}".encode()
 
-  def _open(self, key: str, content: bytes) -> Any:
+  def _open(self, key: str, content: bytes, kind: Any) -> Any:
     text = content.decode(errors="replace")
     if not hmac.compare_digest(self._sign(key, text[64:]).encode(), text[:64].encode()):
       raise LostError(f"{self.where}/{key} is damaged, or signed with another secret.")
-    return json.loads(text[64:])
+    return msgspec.convert(json.loads(text[64:]), kind)
 
   def _sign(self, key: str, text: str) -> str:
     return hmac.new(self._key, f"{key}\0{text}".encode(), hashlib.sha256).hexdigest()
 
 
+def open_folder(workdir: str | os.PathLike[str]) -> Records:
+  """Returns the records of a folder, signed with its own secret, which the first process draws."""
+  secret = identity_lib.read_secret(identity_lib.draw_secret(workdir))
+  return Records(workdir, identity_lib.find_entry_key(secret))
+
+
 class Folder:
-  """Records as files of a folder; needs hard links, and no locks."""
+  """Records as files of a folder; needs hard links, and no locks.
+
+  All calls block, and raise `OSError`; those of `Bucket` are the same.
+  """
 
   def __init__(self, path: str) -> None:
     self._path = pathlib.Path(path)
 
   def create(self, key: str, content: bytes) -> None:
+    """Makes a key, unless it is there; only reading tells who made it."""
     with self._written(key, content) as part:
       try:
         os.link(part, self._path / key)
@@ -177,6 +172,7 @@ class Folder:
       return None
 
   def keys(self, prefix: str) -> list[str]:
+    """Returns the keys PREFIX/NAME; may lag behind."""
     try:
       names = sorted(os.listdir(self._path / prefix))
     except FileNotFoundError:

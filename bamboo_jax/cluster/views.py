@@ -47,6 +47,8 @@ class View:
     is_ask: Whether the message asks if any member is alive.
     words: The message of a copy.
     asked: Numbers of the members that are to answer a question; all if empty.
+    silence_secs: Seconds from the last message of a removed node until its proposer made the
+      view, the longest of several; None if not known. For reports only.
   """
 
   number: base.ViewId
@@ -59,6 +61,7 @@ class View:
   is_ask: bool = False
   words: str = ""
   asked: tuple[base.NodeId, ...] = ()
+  silence_secs: float | None = dataclasses.field(default=None, compare=False)
 
   def __post_init__(self) -> None:
     numbers = [m.number for m in self.members]
@@ -86,10 +89,6 @@ class View:
 
   def find(self, incarnation: str) -> Member | None:
     return self._by_incarnation.get(incarnation)
-
-  def leader(self) -> Member | None:
-    """Returns the member that proposes the next view: the oldest."""
-    return self.members[0] if self.members else None
 
 
 def find_successor(adopted: View, later: Iterable[View]) -> View | None:

@@ -4,6 +4,5 @@ One file of faults serves runs in one process and clusters; each process injects
 what hits the nodes that it hosts (`training.cohort`).
 
   faults        a fault, its file, and the faults due in a step; read first
-  slow          by how much a node is slow
   random_kills  kills at random times, each followed by a replacement
 """

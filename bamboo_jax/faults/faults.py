@@ -14,7 +14,8 @@ if `at` is empty.
   leader  as `node`, for the node that makes the next view; `node` is empty
   zone    as `node`, for all members in the zone that `node` names
   all     all nodes die at once and restart; `node` is empty
-  slow    passes of the node take longer from this step on, see `slow`
+  slow    passes of the node take 5 times as long from this step on; slow:2 twice
+          as long, and slow:2:20 until step 20
   join    a node joins; training waits for it at the start of the step, and it
           joins sooner if too few nodes remain to reach that step; `node` and
           `at` are empty
@@ -24,18 +25,19 @@ import collections
 from collections.abc import Callable, Collection, Iterable, Sequence
 import csv
 import dataclasses
+import math
 import re
+from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.base import packaged, types
-from bamboo_jax.faults import slow as slow_lib
 
 PHASES = ("compute", "ties", "reduce", "norm", "refresh", "vote", "apply")
-KINDS = (*("kill", "node", "stop", "notice", "leader", "zone", "all", "join"), slow_lib.KIND)
+KINDS = ("kill", "node", "stop", "notice", "leader", "zone", "all", "join", "slow")
 COLUMNS = ("step", "node", "at", "kind")
 
 _WITHOUT_NODE = ("leader", "all", "join")
-SPARED = ("join", "notice", slow_lib.KIND)  # No node dies of these.
+SPARED = ("join", "notice", "slow")  # No node dies of these.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +51,8 @@ class Fault:
       most the length of the row; or one of `PHASES`; or None: at any time.
     kind: One of `KINDS`.
     line: Line number in the file, which identifies the fault.
-    slow: For the kind "slow": by how much and until when.
+    factor: For the kind "slow": how many times as long passes take, above 1.
+    until: The step in which they take their usual time again; None: never.
   """
 
   step: int
@@ -57,7 +60,8 @@ class Fault:
   at: int | str | None = None
   kind: str = "kill"
   line: int = dataclasses.field(default=0, compare=False)
-  slow: slow_lib.SlowNode = slow_lib.SlowNode()
+  factor: float = 5.0
+  until: int | None = None
 
   def __post_init__(self) -> None:
     if self.step < 0:
@@ -70,10 +74,12 @@ class Fault:
       raise ValueError(f"{self.kind} needs a node, pipeline/stage or a name.")
     if self.kind == "join" and self.step < 1:
       raise ValueError("A node can join from step 1 on.")
-    if self.kind == slow_lib.KIND and self.at is not None:
+    if self.kind == "slow" and self.at is not None:
       raise ValueError(f"slow begins with a step, got at={self.at}.")
-    if self.slow.until is not None and self.slow.until <= self.step:
-      raise ValueError(f"slow must end after step {self.step}, got {self.slow.until}.")
+    if not 1 < self.factor < math.inf:
+      raise ValueError(f"The factor of slow must be above 1, got {self.factor}.")
+    if self.until is not None and self.until <= self.step:
+      raise ValueError(f"slow must end after step {self.step}, got {self.until}.")
     if self.at is not None:
       self._check_point()
 
@@ -87,8 +93,9 @@ class Fault:
 
   def __str__(self) -> str:
     at = "" if self.at is None else self.at
-    kind = self.slow if self.kind == slow_lib.KIND else self.kind
-    return f"{self.step},{self.node},{at},{kind}"
+    slow = f":{self.factor:g}" if self.kind == "slow" else ""
+    until = "" if self.until is None else f":{self.until}"
+    return f"{self.step},{self.node},{at},{self.kind}{slow}{until}"
 
   def _check_point(self) -> None:
     if self.place is None:
@@ -295,7 +302,7 @@ class FaultsDue:
         for fault in faults
         if fault.step == step and fault.kind != "join"
     ]
-    self.slowed = [d for d in due if d.fault.kind == slow_lib.KIND]
+    self.slowed = [d for d in due if d.fault.kind == "slow"]
     self._at = [d for d in due if d.fault.at is not None and d.owner in hosted]
     self._any_time = [d for d in due if d.fault.at is None]
 
@@ -341,10 +348,15 @@ def _parse(line: int, cells: Sequence[str]) -> Fault:
   step, node, at, kind = cells
   if not re.fullmatch(r"\d+", step):
     raise ValueError(f"step must be a non-negative integer, got {step!r}.")
-  point: int | str | None = at or None
-  if re.fullmatch(r"-?\d+", at):
-    point = int(at)
-  slow = slow_lib.SlowNode()
-  if kind.startswith(slow_lib.KIND):
-    kind, slow = slow_lib.KIND, slow_lib.parse(kind)
-  return Fault(int(step), node, point, kind, line, slow)
+  point = int(at) if re.fullmatch(r"-?\d+", at) else at or None
+  slow: dict[str, Any] = {}
+  if kind.startswith("slow"):
+    found = re.fullmatch(r"slow(?::(\d+\.?\d*)(?::(\d+))?)?", kind)
+    if not found:
+      raise ValueError(
+          "slow is written slow, slow:FACTOR or slow:FACTOR:STEP, such as "
+          f"slow:5:20, got {kind!r}."
+      )
+    kind, (factor, until) = "slow", found.groups()
+    slow = {"factor": float(factor or Fault.factor), "until": until and int(until)}
+  return Fault(int(step), node, point, kind, line, **slow)

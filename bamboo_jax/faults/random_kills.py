@@ -4,7 +4,7 @@ from collections.abc import Sequence
 import random
 
 from bamboo_jax import base
-from bamboo_jax.faults import faults as faults_lib, slow as slow_lib
+from bamboo_jax.faults import faults as faults_lib
 
 
 def make_random_kills(
@@ -55,11 +55,11 @@ def make_random_kills(
       num_joins = -(num_pipelines * num_stages // -len(zones))
     elif kind in ("leader", "all"):
       node, num_joins = "", int(kind == "leader")
-    elif kind == slow_lib.KIND:
+    elif kind == "slow":
       num_joins = 0
     join = rng.randint(step + 1, last)
     for s, n, k in [(step, node, kind), *[(join, "", "join")] * num_joins]:
       line = len(faults) + 2  # Below the names of the columns.
-      slow = slow_lib.SlowNode(until=join if k == slow_lib.KIND else None)
-      faults.append(faults_lib.Fault(s, n, kind=k, line=line, slow=slow))
+      until = join if k == "slow" else None
+      faults.append(faults_lib.Fault(s, n, kind=k, line=line, until=until))
   return tuple(faults)

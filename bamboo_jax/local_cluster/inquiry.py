@@ -2,11 +2,11 @@
 
 from collections.abc import Collection, Iterable, Mapping
 import contextlib
-import dataclasses
 import os
 import pathlib
 import signal
 import time
+from typing import NamedTuple
 
 from bamboo_jax import base
 from bamboo_jax.cluster import waits as waits_lib
@@ -16,8 +16,7 @@ _LOOK_SECS = 0.05
 _PATIENCE_SECS = 3.0
 
 
-@dataclasses.dataclass(frozen=True)
-class WorkerReply:
+class WorkerReply(NamedTuple):
   """The answer of a worker about its state, from its log.
 
   Attributes:
@@ -100,13 +99,18 @@ def _find_stacks(text: str) -> str:
   return "\n".join(l for l in text.splitlines() if l.startswith(starts))
 
 
-def render(answers: Iterable[WorkerReply]) -> list[str]:
-  """Returns as lines the stacks of each worker, then which waits for which."""
-  answers = list(answers)
-  lines = []
-  for one in answers:
+def render(replies: Iterable[WorkerReply]) -> list[str]:
+  """Returns as lines the stacks of each worker, which waits for which, and the nodes in the way."""
+  lines, names, waits = [], {}, {}
+  for one in replies:
     state = "" if one.waits else ", which does not answer: it hangs or is stopped"
     lines += [f"== {one.name}, process {one.pid}{state}", one.stacks]
-  found = [one.waits for one in answers if one.waits]
-  names = {one.waits.number: one.name for one in answers if one.waits}
-  return [*lines, "==", *waits_lib.describe(found, names)]
+    if one.waits:
+      number, waits[number] = one.waits
+      names[number] = one.name
+  show = lambda nodes: ", ".join(names.get(n, f"node {n}") for n in nodes) or "no node"
+  lines += ["==", *(f"{show([n])} waits for {show(waits[n])}" for n in sorted(waits))]
+  wanted = {node for nodes in waits.values() for node in nodes}
+  if held := sorted(n for n in wanted if not waits.get(n)):  # Others may not have answered.
+    lines.append(f"waited for, and waiting for no node: {show(held)}")
+  return lines

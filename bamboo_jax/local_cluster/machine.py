@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.cluster import children, copies, judge, records as records_lib, views
-from bamboo_jax.net import identity as identity_lib
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.recovery import placement as placement_lib, survival as survival_lib
 
@@ -48,8 +47,7 @@ class LocalCluster:
     Raises `ValueError` if members of a former run are alive, which have
     `patience_secs` to answer.
     """
-    secret = identity_lib.read_secret(identity_lib.draw_secret(self.workdir))
-    self.records = records_lib.Records(self.workdir, identity_lib.find_entry_key(secret))
+    self.records = records_lib.open_folder(self.workdir)
     self.run = judge.begin_run(self.records, "bamboo cluster", patience_secs).run
 
   def start_agent(

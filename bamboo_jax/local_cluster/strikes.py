@@ -111,7 +111,7 @@ class Strikes:
         self._cluster.give_notice(node)
       elif kind == "slow":
         is_slow = pid in self._slow
-        self._slow[pid] = faults_lib.Fault.slow.factor
+        self._slow[pid] = faults_lib.Fault.factor
         if not is_slow:
           threading.Thread(target=self._alternate, args=(pid,), name="slow", daemon=True).start()
       else:

@@ -24,7 +24,7 @@ import secrets
 import socket
 import ssl
 import tempfile
-from typing import Any, NamedTuple
+from typing import Any
 import urllib.parse
 
 from cryptography import x509
@@ -44,10 +44,6 @@ _LEAST_BYTES, _LEAST_DISTINCT = 16, 8  # Of a secret.
 _FILES = ("authority.pem", "certificate.pem", "key.pem")
 
 
-class StrangerError(OSError):
-  """The other end of a connection has a wrong identity."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Identity:
   """The identity of a process, and the means to prove it.
@@ -64,7 +60,7 @@ class Identity:
   entry_key: bytes
 
   def check(self, connection: Any, role: str, name: str | None = None) -> None:
-    """Raises `StrangerError` unless the other end has this role and name.
+    """Raises `OSError` unless the other end has this role and name.
 
     Args:
       connection: An `ssl.SSLSocket` or `ssl.SSLObject` after its handshake.
@@ -73,33 +69,24 @@ class Identity:
     found = [text for kind, text in names if kind == "URI"]
     wanted = _uri(self.run, role, name or "")
     if not any(u == wanted or (not name and u.startswith(wanted)) for u in found):
-      raise StrangerError(f"it is {' and '.join(found)}, not {wanted}")
+      raise OSError(f"it is {' and '.join(found)}, not {wanted}")
 
 
 def issue(
     secret: bytes, *, run: str, role: str, name: str, now: datetime.datetime | None = None
 ) -> Identity:
-  """Returns the identity of a process that knows the secret of a run."""
-  return _make_identity(run, secret, *_issue(secret, run, role, name, now))
+  """Returns the identity of a process that knows the secret of a run.
 
-
-class _Credentials(NamedTuple):
-  authority: bytes
-  certificate: bytes
-  key: bytes
-
-
-def _issue(
-    secret: bytes, run: str, role: str, name: str, now: datetime.datetime | None
-) -> _Credentials:
-  """Issues a certificate, signed by the authority derived from the secret."""
+  Its certificate is signed by the authority derived from the secret.
+  """
   curve = ec.SECP256R1()
   number = int.from_bytes(_derive(secret, b"bamboo authority", 48))
   key = ec.derive_private_key(number % (curve.group_order - 1) + 1, curve)
   sign = functools.partial(_sign, key=key, now=now or datetime.datetime.now(datetime.UTC))
   own = ec.generate_private_key(curve)
   names = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(_uri(run, role, name))])
-  return _Credentials(
+  return _make_identity(
+      *(run, secret),
       sign(_AUTHORITY, key.public_key()),
       sign(x509.Name([]), own.public_key(), names),
       own.private_bytes(

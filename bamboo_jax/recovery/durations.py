@@ -29,9 +29,7 @@ class RecoveryTimes:
     heirs: Names of the shadows that took these places, if the rung is "shadow".
     view_at_secs: Arrival of the new view at the member that wrote this.
     died_at_secs: Death of the first of the nodes; None if not known here.
-    silence_to_view_secs: Seconds from the last message of a lost node to any
-      agent until the view; the longest of several nodes. None if no agent was
-      in contact with them.
+    silence_to_view_secs: See `views.View.silence_secs`.
     agreed_at_secs: End of the agreement on how to continue.
     ready_at_secs: The rows of the rest of the step are planned; None if the
       step ended without them.
@@ -108,19 +106,6 @@ def find_disorder(recovery: Mapping[str, Any]) -> str:
     if recovery[after] < recovery[before]:
       return f"{after} is {recovery[before] - recovery[after]} before {before}"
   return ""
-
-
-def longest_silence(
-    nodes: Iterable[base.NodeId], said: Iterable[Mapping[base.NodeId, float]]
-) -> float | None:
-  """Returns `RecoveryTimes.silence_to_view_secs`; None if one is not known.
-
-  `said` has, for each agent, the seconds since a node's last message, by node.
-  """
-  said = list(said)
-  heard = [[one[node] for one in said if node in one] for node in nodes]
-  # The latest word from each node; all must be known.
-  return max(map(min, heard)) if heard and all(heard) else None
 
 
 def report(

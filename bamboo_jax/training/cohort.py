@@ -29,7 +29,7 @@ from absl import logging
 
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.base import json as json_lib, logs
-from bamboo_jax.cluster import client as client_lib, messages, records as records_lib, views
+from bamboo_jax.cluster import client as client_lib, records as records_lib, views
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import nodes as nodes_lib
 from bamboo_jax.recovery import layout as layout_lib
@@ -44,14 +44,6 @@ _SPARES_AGENT = ("kill", "stop", "all")
 _NUM_SAID = 16  # Last keys of a view that are checked against repetition.
 _MOST_PARTNERS = 512  # Nodes connected ahead, at most.
 _ATTEMPT_BITS = 32  # Low bits of an attempt's number; the high ones: its view.
-_REPORTS: dict[str, Callable[..., Any]] = {
-    "done": messages.Done,
-    "failed": messages.Failed,
-    "facts": messages.Assignment,
-    "leave": lambda node: messages.Gone("handed over after a notice"),
-    "report": messages.Report,
-    "slow": lambda node, reason: messages.Notice(reason),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,14 +179,6 @@ class LocalCohort:
     On `time.perf_counter`; None if not known.
     """
     return self._arrived[number]
-
-  def silent_secs(self, number: base.ViewId) -> Mapping[base.NodeId, float]:
-    """Returns how long lost nodes had been silent when a view arrived.
-
-    By number, of the nodes that the agent of this member was in contact with.
-    """
-    del number
-    return {}
 
   def collect_addresses(self) -> None:
     """Learns where the members of a new view listen, and begins to connect to them.
@@ -376,7 +360,7 @@ class ClusterCohort:
     return Start(layout, members, is_restart=bool(facts.get("restart")))
 
   def enter(self) -> None:
-    self.client.send(messages.Ready())
+    self.client.say(is_ready=True)
     first = self.client.wait_first()
     self.client.adopt(first)
     self._begin(first.number << _ATTEMPT_BITS)
@@ -421,9 +405,6 @@ class ClusterCohort:
     del number
     return None
 
-  def silent_secs(self, number: base.ViewId) -> Mapping[base.NodeId, float]:
-    return self.client.silent_secs(number)
-
   def collect_addresses(self) -> None:
     begun = self.client.collect("begun").items()
     logs.note_names({m.number: m.name for m in self.view.members})
@@ -442,7 +423,19 @@ class ClusterCohort:
 
   def report(self, kind: str, **facts: Any) -> None:
     """Reports of "leave" and "slow" are always about this node."""
-    self.client.send(_REPORTS[kind](**facts))
+    match kind:
+      case "done":
+        self.client.say(is_done=True)
+      case "failed":
+        self.client.say(failed=facts["reason"])
+      case "facts":
+        self.client.say(layout=facts["facts"])
+      case "leave":
+        self.client.say(gone="handed over after a notice")
+      case "report":
+        self.client.say(report=facts["facts"])
+      case "slow":
+        self.client.say(notice=facts["reason"])
 
   def strike(self, due: faults_lib.Due) -> bool:
     fault, run = due.fault, self.view.run

@@ -80,8 +80,7 @@ def train_and_evaluate(
       progress_lib.ProgressLine(num_steps=config.num_steps) as progress,
       contextlib.ExitStack() as stack,
   ):
-    secret = identity_lib.read_secret(identity_lib.draw_secret(workdir))
-    records = records_lib.Records(workdir, identity_lib.find_entry_key(secret))
+    records = records_lib.open_folder(workdir)
     patience_secs = config.cluster.most_silence_secs
     holder = stack.enter_context(holding.hold(records, patience_secs=patience_secs))
 

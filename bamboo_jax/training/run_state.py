@@ -35,13 +35,9 @@ from bamboo_jax.training import cohort as cohort_lib, state_transfer
 
 @dataclasses.dataclass(frozen=True)
 class Statuses:
-  """A member's reports on its nodes, by number.
-
-  `silent_secs`: how long lost nodes had been silent, see `Cohort.silent_secs`.
-  """
+  """A member's reports on its nodes, by number."""
 
   by_node: Mapping[base.NodeId, agreement_lib.Status]
-  silent_secs: Mapping[base.NodeId, float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,8 +218,7 @@ class RunState:
                 num_skipped=self.num_skipped,
             )
             for node in sorted(alive)
-        },
-        self.cohort.silent_secs(self.cohort.view.number),
+        }
     )
 
   def set_layout(self, layout: layout_lib.Layout) -> None:

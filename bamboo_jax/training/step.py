@@ -25,7 +25,7 @@ import numpy as np
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.checkpoint import arrays as layer_arrays, parts
-from bamboo_jax.faults import faults as faults_lib, slow as slow_lib
+from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.recovery import durations, layout as layout_lib, slowness
 from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime.phases import reduce, replicas, update
@@ -272,7 +272,7 @@ class StepRunner:
     )
     self._recorder = recorder_lib.Recorder()
     self._delays = step_times.DelayMeter(job.engine.exchange)
-    self._slow: dict[base.NodeId, slow_lib.SlowNode] = {}  # Local nodes, by faults.
+    self._slow: dict[base.NodeId, faults_lib.Fault] = {}  # Local nodes, by faults.
 
   def begin(
       self,
@@ -457,7 +457,7 @@ class StepRunner:
     for due in slowed:
       node = due.owner if due.fault.place else numbers.get(due.fault.node)
       if node in self._engine.nodes:
-        self._slow[node] = due.fault.slow
+        self._slow[node] = due.fault
     for number, slow in self._slow.items():
       is_over = slow.until is not None and self._step >= slow.until
       if node := self._engine.nodes.get(number):

@@ -329,8 +329,7 @@ class Worker:
           f"up to {agreement.steps}; all nodes need the same workdir."
       )
     if agreement.lost:
-      silent_secs = [words.silent_secs for words in said.values()]
-      self._deaths.add(agreement, silent_secs, agreed_at_secs)
+      self._deaths.add(agreement, agreed_at_secs)
     known = {*state.damaged, *(d for s in statuses.values() for d in s.damaged)}
     state.damaged = tuple(sorted(known))
     self.engine.links.drain()

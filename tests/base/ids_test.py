@@ -17,7 +17,7 @@ _CODE = """
 import dataclasses
 from bamboo_jax import base
 from bamboo_jax.base import types
-from bamboo_jax.cluster import messages, views
+from bamboo_jax.cluster import views
 from bamboo_jax.schedule import failover, instruction
 def check(
     step: base.StepId,
@@ -41,8 +41,6 @@ def check(
   types.Place(0, share)  # wrong
   dataclasses.replace(seen, number=view)
   dataclasses.replace(seen, number=step)  # wrong
-  messages.WorkerBeat(0, False, step=step)
-  messages.WorkerBeat(0, False, step=view)  # wrong
   base.nodes(2).index(node)
   first: base.StageId = base.nodes(2)[0]  # wrong
   at: base.NodeId = base.NodeId(node + 1)

@@ -8,8 +8,7 @@ import threading
 from absl.testing import parameterized
 
 from bamboo_jax import base
-from bamboo_jax.base import json as json_lib
-from bamboo_jax.cluster import client as client_lib, frames
+from bamboo_jax.cluster import client as client_lib, messages
 from bamboo_jax.schedule import channel as channel_lib
 from tests import members
 
@@ -24,7 +23,8 @@ class ClientTest(parameterized.TestCase):
     super().setUp()
     self.agent, theirs = socket.socketpair()
     self.agent.settimeout(20)
-    self.decoder, self.heard = frames.Decoder(), []
+    self.stream, self.heard = self.agent.makefile("rb"), []
+    self.addCleanup(self.stream.close)
     self.stopped = []
     self.begun = channel_lib.Begun()
     self.client = client_lib.connect(theirs, number=1, on_lost=self.stop, begun=lambda: self.begun)
@@ -33,28 +33,30 @@ class ClientTest(parameterized.TestCase):
     self.stopped.append(new.number)
     return f"stopped for {new.number}"
 
-  def say(self, kind, **values):
-    self.agent.sendall(frames.encode({"kind": kind, **values}))
+  def say(self, message):
+    self.agent.sendall(messages.encode(message))
 
-  def show(self, number, *numbers, **silent):
-    self.say("NewView", view=json_lib.to_plain(view(number, *numbers)), **silent)
+  def show(self, number, *numbers, **rest):
+    self.say(messages.NewView(view(number, *numbers), **rest))
 
   def gathered(self, number, key, values):
-    self.say("Gathered", view=number, key=key, values=values)
+    self.say(messages.Gathered(number, key, values))
 
   def hear(self, kind):
-    """Returns the next message of a kind, without its kind."""
+    """Returns the next message of a kind."""
     for _ in range(100):  # Beats come all the time.
       for message in self.heard:
-        if message["kind"] == kind:
+        if isinstance(message, kind):
           self.heard.remove(message)
-          return {k: v for k, v in message.items() if k != "kind"}
-      self.heard += self.decoder.feed(self.agent.recv(1 << 16))
+          return message
+      head = self.stream.read(4)
+      body = self.stream.read(messages.find_length(head))
+      self.heard.append(messages.FROM_WORKER.decode(body))
     self.fail(f"It never says {kind}.")
 
   def begin(self):
     self.show(3, 0, 1, 2)
-    self.hear("Post")
+    self.hear(messages.Post)
     self.gathered(3, "begun", {0: "", 1: "", 2: ""})
     self.client.adopt(self.client.wait_first())
 
@@ -88,33 +90,27 @@ class ClientTest(parameterized.TestCase):
   def test_a_newcomer_waits_for_the_members_to_choose(self):
     self.show(3, 0, 1)
     self.show(4, 0, 1, 2)
-    said = [self.hear("Post") for _ in range(2)]
-    self.assertEqual([(s["view"], s["key"]) for s in said], [(3, "begun"), (4, "begun")])
+    said = [self.hear(messages.Post) for _ in range(2)]
+    self.assertEqual([(s.view, s.key) for s in said], [(3, "begun"), (4, "begun")])
     self.gathered(4, "begun", {0: "a", 1: "b", 2: "c"})
     self.assertEqual(self.client.wait_first(), view(4, 0, 1, 2))
     self.assertEqual(self.stopped, [0, 0])
 
-  def test_how_long_the_lost_were_silent(self):
+  def test_a_view_that_is_shown_again_arrives_once(self):
     self.begin()
-    self.show(4, 0, 1, silent={"2": 3.0})
-    self.client.adopt(self.client.find_view(4))
-    self.assertEqual(self.client.silent_secs(4), {2: 3.0})
-    self.show(5, 1, silent={"0": 0.25})
-    self.client.adopt(self.client.find_view(5))
-    silent_secs = self.client.silent_secs(5)
-    self.assertEqual(silent_secs[0], 0.25)
-    later_secs = self.client.arrived_secs(5) - self.client.arrived_secs(4)
-    self.assertAlmostEqual(silent_secs[2], 3.0 + later_secs)
-    self.show(20, 1)  # It keeps nothing of those lost long ago.
-    self.client.adopt(self.client.find_view(20))
-    self.assertEqual(self.client.silent_secs(20), {})
+    arrived_secs = self.client.arrived_secs(3)
+    self.show(3, 0, 1, 2, is_due=True)
+    self.show(4, 0, 1)
+    self.assertEqual(self.client.find_view(4), view(4, 0, 1))
+    self.assertEqual(self.client.arrived_secs(3), arrived_secs)
+    self.assertEqual(self.stopped, [0, 4])
 
   def test_gather(self):
     self.begin()
     self.gathered(3, "vote", {0: "x", 1: "y", 2: "z"})
     got = self.client.gather("vote", "y")
     self.assertEqual(got, {0: "x", 1: "y", 2: "z"})
-    self.assertEqual(self.hear("Post"), {"view": 3, "key": "vote", "value": "y"})
+    self.assertEqual(self.hear(messages.Post), messages.Post(3, "vote", "y"))
 
   def test_posts_that_all_have_heard_are_forgotten(self):
     self.begin()
@@ -134,25 +130,27 @@ class ClientTest(parameterized.TestCase):
   def test_who_waits_for_others_does_not_hang(self, begun, waits):
     self.begin()
     self.begun = channel_lib.Begun(**begun)
-    self.hear("WorkerBeat")
-    self.hear("WorkerBeat")
-    self.assertEqual(self.hear("WorkerBeat")["is_waiting"], waits)
+    self.hear(messages.Beat)
+    self.hear(messages.Beat)
+    self.assertEqual(self.hear(messages.Beat).is_waiting, waits)
 
   def check_doubt(self, meanwhile=lambda: None):
     """Fails unless a member gathers votes only once its agent says so."""
-    got = []
-    thread = threading.Thread(
-        daemon=True, target=lambda: got.append(self.client.gather("vote", "y"))
-    )
+    got, seen = [], []
+
+    def answer():
+      meanwhile()
+      beat = self.hear(messages.Beat)
+      while not (beat.doubts and beat.is_waiting):
+        beat = self.hear(messages.Beat)  # So nobody takes it for the one that hangs.
+      seen.extend([beat.doubts, *got])
+      self.show(3, 0, 1, 2, doubts=1)
+
+    thread = threading.Thread(daemon=True, target=answer)
     thread.start()
-    meanwhile()
-    self.hear("Doubt")
-    while not self.hear("WorkerBeat")["is_waiting"]:
-      pass  # So nobody takes it for the one that hangs.
-    self.assertEqual(got, [])
-    self.say("Doubt")
+    got.append(self.client.gather("vote", "y"))
     thread.join()
-    self.assertEqual(got, [{0: "x", 1: "y", 2: "z"}])
+    self.assertEqual((seen, got), ([1], [{0: "x", 1: "y", 2: "z"}]))
 
   def test_one_that_was_stopped_believes_nobody_before_its_agent(self):
     self.begin()
@@ -169,11 +167,11 @@ class ClientTest(parameterized.TestCase):
 
   def test_only_the_main_thread_waits_on_purpose(self):
     self.begin()
-    self.hear("WorkerBeat")
+    self.hear(messages.Beat)
     thread = threading.Thread(daemon=True, target=self.client.wait_interrupt, args=(None,))
     thread.start()
     for _ in range(2):
-      self.assertFalse(self.hear("WorkerBeat")["is_waiting"])
+      self.assertFalse(self.hear(messages.Beat).is_waiting)
     self.show(4, 0, 1)
     thread.join()
 
@@ -189,11 +187,11 @@ class ClientTest(parameterized.TestCase):
 
     thread = threading.Thread(daemon=True, target=gather)
     thread.start()
-    self.hear("Post")
+    self.hear(messages.Post)
     self.show(4, 0, 1)
     thread.join()
     self.assertEqual(failed, ["view 4"])
-    self.assertEqual(self.hear("Post"), {"view": 4, "key": "begun", "value": "stopped for 4"})
+    self.assertEqual(self.hear(messages.Post), messages.Post(4, "begun", "stopped for 4"))
     self.assertEqual(self.client.wait_interrupt(None), view(4, 0, 1))
     self.client.adopt(view(4, 0, 1))
     self.assertFalse(self.client.is_interrupted)
@@ -202,8 +200,8 @@ class ClientTest(parameterized.TestCase):
     self.begin()
     for key, value in (("begun", 1), ("begun", 2), ("other", 3), ("begun", 4)):
       self.client.post(4, key, value)
-    said = [self.hear("Post") for _ in range(2)]
-    self.assertEqual([post["value"] for post in said], [1, 3])
+    said = [self.hear(messages.Post) for _ in range(2)]
+    self.assertEqual([post.value for post in said], [1, 3])
 
   def test_a_newcomer_right_after_a_death_does_not_count_yet(self):
     self.begin()

@@ -8,7 +8,7 @@ import sys
 from absl.testing import absltest, parameterized
 
 from bamboo_jax import config
-from bamboo_jax.cluster import children, detection, messages
+from bamboo_jax.cluster import children, messages
 from bamboo_jax.cluster.agent import watch as watch_lib
 
 _LIMITS = config.ClusterSection(
@@ -30,7 +30,7 @@ class SilenceTest(parameterized.TestCase):
       ("not_without_end", (0.1, 9.0), 5.0),
   )
   def test_limit(self, beats, limit):
-    silence = detection.Silence(0.0, least_secs=1.0, factor=4.0, most_secs=5.0)
+    silence = watch_lib.Silence(0.0, least_secs=1.0, factor=4.0, most_secs=5.0)
     for now in beats:
       silence.beat(now)
     self.assertAlmostEqual(silence.limit_secs, limit)
@@ -38,7 +38,7 @@ class SilenceTest(parameterized.TestCase):
     self.assertTrue(silence.is_over(beats[-1] + limit + 1e-6))
 
   def test_excuse(self):
-    silence = detection.Silence(0.0, least_secs=1.0, factor=4.0)
+    silence = watch_lib.Silence(0.0, least_secs=1.0, factor=4.0)
     silence.excuse(8.0)
     self.assertFalse(silence.is_over(8.9))
     self.assertAlmostEqual(silence.limit_secs, 1.0)
@@ -90,7 +90,7 @@ class WatchTest(parameterized.TestCase):
 
   def beat(self, progress, now, *, is_waiting=False):
     self.watch.note_worker(now)
-    self.watch.note_progress(messages.WorkerBeat(progress, is_waiting), now)
+    self.watch.note_progress(messages.Beat(progress, is_waiting), now)
 
   def hangs(self, now):
     self.watch.note_worker(now)

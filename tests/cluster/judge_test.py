@@ -174,10 +174,10 @@ class JudgeTest(folders.FolderCase):
     answer = views.answer(views.ask(view, "bamboo cluster"), "n0")
     make = self.records.make
 
-    def make_late(key, value):
+    def make_late(key, value, *kind):
       if key == "views/3":
         make(key, json_lib.to_plain(answer))
-      return make(key, value)
+      return make(key, value, *kind)
 
     with mock.patch.object(self.records, "make", make_late):
       with self.assertRaisesRegex(ValueError, "A run is under way in this workdir, of n0"):
@@ -190,10 +190,10 @@ class JudgeTest(folders.FolderCase):
     other = records_lib.Records(self.folder, b"key")
     make, begun = self.records.make, []
 
-    def make_late(key, value):
+    def make_late(key, value, *kind):
       if key == "views/3":
         begun.append(judge.begin_run(other, "other", 9.0))
-      return make(key, value)
+      return make(key, value, *kind)
 
     with mock.patch.object(self.records, "make", make_late):
       with self.assertRaisesRegex(ValueError, "another command, just started"):

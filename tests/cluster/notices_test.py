@@ -39,13 +39,10 @@ class NoticesTest(parameterized.TestCase):
     self.server.name = "vm_1"
     self.assertIsNone(self.look("azure"))
 
-  @parameterized.product(
-      cloud=["aws", "gcp", "azure"], answer=[(200, ""), (200, "no JSON"), (200, "[]"), (500, "")]
-  )
+  @parameterized.product(cloud=["aws", "gcp", "azure"], answer=["", "no JSON", "[]"])
   def test_strange_answers(self, cloud, answer):
-    problem = "expected, got" if answer[0] == 200 else "status 500"
-    with self.assertRaisesRegex(OSError, problem):
-      notices_lib.CLOUDS[cloud].look(lambda *_: notices_lib.HttpResponse(*answer))
+    with self.assertRaisesRegex(OSError, "expected, got"):
+      notices_lib.CLOUDS[cloud].look(lambda *_: answer)
 
   @parameterized.parameters(
       '{"Events": null}',
@@ -54,11 +51,11 @@ class NoticesTest(parameterized.TestCase):
   )
   def test_events_of_nobody(self, answer):
     look = notices_lib.CLOUDS["azure"].look
-    self.assertIsNone(look(lambda *_: (200, answer)))
+    self.assertIsNone(look(lambda *_: answer))
 
   @parameterized.parameters("aws", "gcp", "azure")
-  def test_an_answer_is_cut_short(self, cloud):
-    for status in (200, 404):
+  def test_an_answer_is_cut_short_or_an_error(self, cloud):
+    for status, problem in ((200, "IncompleteRead"), (500, "status 500")):
       with socket.create_server(("127.0.0.1", 0)) as server:
 
         def answer(server=server, status=status):
@@ -70,7 +67,7 @@ class NoticesTest(parameterized.TestCase):
 
         threads.call_beside(answer, name="cloud")
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
-        with self.assertRaisesRegex(OSError, "cannot be polled .*IncompleteRead"):
+        with self.assertRaisesRegex(OSError, f"cannot be polled .*{problem}"):
           notices_lib.Poller(cloud, url=url).look()
 
   @parameterized.parameters("aws", "gcp", "azure")

@@ -76,10 +76,6 @@ class ViewsTest(parameterized.TestCase):
     got = [v.epoch for v in (first, again, later)]
     self.assertEqual(got, [0, over.number, over.number])
 
-  def test_leader_is_the_oldest(self):
-    self.assertEqual(view(3, 5).leader(), member(3))
-    self.assertIsNone(views.EMPTY.leader())
-
   @parameterized.named_parameters(
       ("none", (0, 1), [], None),
       ("joins", (0, 1), [(0, 1, 2), (0, 1, 2, 3)], None),

@@ -5,7 +5,7 @@
        |                         |   2 it takes effect; a make may be very late
        |<-- 3 answer arrives ----|   or an error, though it took effect
 
-The calls are those of `records.Backend`. In which order they are made, and what is concluded
+The calls are those of `records.Folder`. In which order they are made, and what is concluded
 from them, the real `records.Records` says: it is started anew with each answer, see `carry_on`.
 """
 
@@ -195,7 +195,7 @@ class Judge:
     else:
       then(answer)
 
-  # As `records.Backend`; values that begin with "?" cannot be read.
+  # As `records.Folder`; values that begin with "?" cannot be read.
 
   def _create(self, values: dict[str, bytes], key: str, content: bytes) -> None:
     if key not in values or self.ignores_conditions:

@@ -318,15 +318,15 @@ class _Mesh:
       self,
       host: str,
       *,
-      greeting: messages.Greeting,
+      hello: Callable[[], messages.Hello],
       on_came: Callable[[views.Member], None],
       on_message: Callable[[str, Any], None],
   ) -> int:
     machine, agent = self._machine, self._machine.agent
 
-    def accept(hello: tuple[views.Member, str]) -> Callable[[Any], None] | None:
-      member, stamp = hello
-      if stamp != greeting.stamp:
+    def accept(caller: tuple[views.Member, str]) -> Callable[[Any], None] | None:
+      member, stamp = caller
+      if stamp != hello().stamp:
         return None  # It is of another run.
       machine.later(0.0, on_came, member)
       return lambda message: machine.tell(agent, on_message, member.incarnation, message)
@@ -336,12 +336,12 @@ class _Mesh:
 
   @contextlib.asynccontextmanager
   async def connect(
-      self, member: views.Member, me: views.Member, on_accepted: Callable[[], None]
+      self, member: views.Member, on_accepted: Callable[[], None]
   ) -> AsyncIterator[Awaitable[str]]:
     other, now = member.incarnation, self._machine.loop.time
     end_secs = now() + mesh_lib._BREAKS_SECS
     while True:
-      opened, closed = self._dial(member, me, on_accepted)
+      opened, closed = self._dial(member, on_accepted)
       try:
         link = self._links[other] = await opened
         break
@@ -357,7 +357,7 @@ class _Mesh:
         del self._links[other]
 
   def _dial(
-      self, member: views.Member, me: views.Member, on_accepted: Callable[[], None]
+      self, member: views.Member, on_accepted: Callable[[], None]
   ) -> tuple[asyncio.Future[network_lib.SimulatedLink], asyncio.Future[str]]:
     """Dials once; returns what the connection, and its end, will be told to."""
     machine, agent, other = self._machine, self._machine.agent, member.incarnation
@@ -388,7 +388,7 @@ class _Mesh:
     machine.world.network.dial(
         machine.host,
         (member.host, member.port),
-        (me, agent.stamp),
+        (agent.roster.own, agent.stamp),
         on_accepted=functools.partial(tell, accepted),
         on_open=functools.partial(tell, open_link),
         on_failed=functools.partial(tell, failed),

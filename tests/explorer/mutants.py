@@ -78,7 +78,7 @@ MUTANTS = {
         "all",
         (
             f"{_AGENT}roster.py",
-            "          ready.origin is None\n          and i in self.known",
+            "          origin is None\n          and i in self.known",
             "          i in self.known",
         ),
     ),
@@ -135,7 +135,7 @@ MUTANTS = {
         "tests/cluster/records_bucket_test.py",
         (
             _RECORDS,
-            "    if (found := self.find(key)) is None:",
+            "    if (found := self.find(key, kind)) is None:",
             "    found = value\n    if found is None:",
         ),
     ),
@@ -267,7 +267,11 @@ MUTANTS = {
     # Members find a view in the folder 2 s later, so nothing is wrong for long.
     "m14_reached_not_told_views": (
         "tests/cluster/agent/steps_test.py",
-        (f"{_AGENT}agent.py", "    missed += map(messages.NewView, roster.recent_views())\n", ""),
+        (
+            f"{_AGENT}agent.py",
+            "self._suspects, *map(messages.NewView, recent)):",
+            "self._suspects):",
+        ),
     ),
     # Its silence kills it too, 9 s later.
     "m16_stopped_worker_not_killed": (

@@ -18,12 +18,9 @@ vanished says nothing.
 
 import collections
 from collections.abc import Callable, Collection, Iterable
-import dataclasses
-import json
 import random
 from typing import Any
 
-from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import messages
 from tests.explorer import clock as clock_lib
 
@@ -238,10 +235,6 @@ class Network:
 
 def copy(message: Any) -> Any:
   """Returns what arrives on the wire; most are immutable values."""
-  match message:
-    case messages.Post(value=value):
-      plain = json.loads(json.dumps(json_lib.to_plain(value)))
-      return dataclasses.replace(message, value=plain)
-    case messages.Assignment(facts):
-      return messages.Assignment(json.loads(json.dumps(facts)))
+  if isinstance(message, messages.Post | messages.Beginning):
+    return messages.FROM_AGENT.decode(messages.encode(message)[4:])
   return message

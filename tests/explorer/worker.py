@@ -83,7 +83,7 @@ class ScriptedWorker:
     self._steps, self._epoch, self._state = -1, 0, ""
     self._clock, self.shared = clock, shared
     self._host, self._num_saves = host, 0  # Under way.
-    self._say, self._exit = say, exit
+    self._exit = exit
     self._backlog: list[Any] = []
     self.client = client_lib.Client(
         number,
@@ -198,7 +198,7 @@ class ScriptedWorker:
       self._steps = max(self.shared.saved, default=0)
       self._state = self.shared.saved.get(self.steps, "start")
     yield _COMPILE_SECS
-    self._say(messages.Ready())
+    client.say(is_ready=True)
     client.adopt((yield from client.wait_first()))
     is_new = True
     while True:
@@ -213,7 +213,7 @@ class ScriptedWorker:
           yield _LAST_SECS  # Until its checkpoint is closed.
           self._note_done()
           yield (lambda: not self._num_saves), None
-          self._say(messages.Done())
+          client.say(is_done=True)
           return
         else:
           yield from self._step()
@@ -249,7 +249,7 @@ class ScriptedWorker:
       self._commit()
       assert self._state == state, "states differ"
     self._steps, self._state, self._epoch = steps, state, epoch
-    self._say(messages.Assignment({"roles": [self.client.adopted.number]}))
+    self.client.say(layout={"roles": [self.client.adopted.number]})
 
   def _step(self) -> _Steps:
     client = self.client
@@ -316,5 +316,5 @@ class ScriptedWorker:
     state = f"{self._state} {self.steps} {self._voted_in}".encode()
     self._state = hashlib.sha256(state).hexdigest()[:16]
     self._steps += 1
-    self._say(messages.Report({"steps": self.steps}))
+    self.client.say(report={"steps": self.steps})
     self.shared.on_commit(self, self.client.adopted.number, self.epoch, self.steps, self._state)

@@ -135,15 +135,6 @@ class ReportTest(parameterized.TestCase):
     (got,) = durations.report([RECOVERY | changes], {})
     self.assertEqual(got[name], secs)
 
-  @parameterized.parameters(
-      ([1], [{1: 0.5}, {1: 0.25}, {}], 0.25),  # Some agent heard it last.
-      ([1, 2], [{1: 0.5, 2: 4.0}, {2: 3.0}], 3.0),
-      ([1, 2], [{1: 0.5}], None),
-      ([1], [], None),
-  )
-  def test_longest_silence(self, nodes, said, secs):
-    self.assertEqual(durations.longest_silence(nodes, said), secs)
-
 
 class SentenceTest(parameterized.TestCase):
 

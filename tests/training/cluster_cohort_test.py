@@ -7,7 +7,7 @@ from absl.testing import absltest, parameterized
 import numpy as np
 
 from bamboo_jax.base import json as json_lib
-from bamboo_jax.cluster import messages, records as records_lib, views
+from bamboo_jax.cluster import records as records_lib, views
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import nodes as nodes_lib
 from bamboo_jax.runtime.wire import endpoints, transport as transport_lib
@@ -40,8 +40,8 @@ class Client:
   def post(self, view, key, value):
     self.said.append((view, key, value))
 
-  def send(self, message):
-    self.said.append(message)
+  def say(self, **changes):
+    self.said.append(changes)
 
   def gather(self, key, value):
     return {1: value, 4: value}
@@ -170,8 +170,7 @@ class ClusterCohortTest(parameterized.TestCase):
     cohort.report("leave", node=1)
     cohort.report("facts", facts={"steps": 1})
     self.assertEqual(
-        client.said,
-        [messages.Gone("handed over after a notice"), messages.Assignment({"steps": 1})],
+        client.said, [{"gone": "handed over after a notice"}, {"layout": {"steps": 1}}]
     )
 
 

@@ -71,7 +71,7 @@ class DeathsTest(parameterized.TestCase):
     names = {n: f"n{n}" for n in (0, 2, 3, 4)}
     self.enterContext(mock.patch.dict(logs._names, names, clear=True))
     self.cohort = types.SimpleNamespace(
-        view=members.view(2, 0, 2, 3, reason="n4 joined"),
+        view=members.view(2, 0, 2, 3, reason="n4 joined", silence_secs=0.25),
         arrived_secs={2: 10.0}.get,
         died_secs={2: None}.get,
     )
@@ -82,8 +82,7 @@ class DeathsTest(parameterized.TestCase):
   def lose(self, agreement, *, knows=True):
     if knows:
       logs.note_names({1: "n1"})
-    said = [{1: 0.5}, {}, {1: 0.25}]
-    self.deaths.add(agreement, said, 10.5)
+    self.deaths.add(agreement, 10.5)
     return self.deaths.recoveries[-1]
 
   def test_a_loss(self):

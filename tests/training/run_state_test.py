@@ -56,10 +56,6 @@ class Parts:
   def prefetch(self, copies, *, version):
     self.asked.append(f"prefetch {len(copies)} for {version}")
 
-  def silent_secs(self, view):
-    del view
-    return {}
-
   def gather(self, key, value):
     self.asked.append(key)
     # Another member has seen less.

@@ -16,9 +16,10 @@ from typing import Any
 import uuid
 
 from absl import logging
+import msgspec
 
 from bamboo_jax import base, config as config_lib
-from bamboo_jax.base import json as json_lib, logs, threads, types
+from bamboo_jax.base import logs, threads, types
 from bamboo_jax.cluster import children, copies, judge, messages, notices as notices_lib, views
 from bamboo_jax.cluster.agent import (
     board as board_lib,
@@ -152,16 +153,16 @@ class Agent:
     self._folder_secs = math.inf  # Since when the judge has not answered.
     self._marked_secs = -math.inf  # When this agent last showed its address.
     self._is_status_new = False  # Whether some of it has not been written.
+    self._said = messages.Say()
     self._suspects = messages.Suspects(0, ())
-    self._received: messages.Assignment | None = None  # From a member.
-    self._assignment: messages.Assignment | None = None  # As the worker reported.
+    self._received: messages.Beginning | None = None  # From a member.
+    self._layout: messages.Beginning | None = None  # As the worker reported.
+    self._shown: messages.NewView | None = None  # To the worker.
+    self._doubts = self._settled = 0  # Of the worker, and those that the log has settled.
     self._has_origin = False  # Whether `roster.origin` is known.
     self._epoch = 0  # That of the view when it became known.
     self._heard: set[str] = set()  # Agents, since the newest view.
-    self._is_in_trouble = False  # As in the last `messages.Trouble`.
     self._due = (0, 0.0)  # Number of the view that is due, and since when.
-    self._decided_secs = -math.inf
-    self._soon: asyncio.TimerHandle | None = None
     self._num_answers = 0  # How often a member was alive after all.
     self._fault = ""  # Why it has killed its worker, "" if it has not.
     self._cause = ""  # Why its worker has ended, if others may continue.
@@ -190,8 +191,8 @@ class Agent:
     self._now = loop.time
     self._end: asyncio.Future[str] = loop.create_future()
     self._begun_secs = self._now()
-    self._is_due = asyncio.Event()
-    for step in (self._beat, self._propose, self._ask_if_alone, self._join):
+    self._is_news, self._is_due = asyncio.Event(), asyncio.Event()
+    for step in (self._beat, self._react, self._propose, self._ask_if_alone, self._join):
       self._start(step)
     try:
       await asyncio.wait([self._end])
@@ -250,7 +251,7 @@ class Agent:
     if self.is_ending:
       return
     if self.is_done:
-      self._tell(messages.Done())
+      self._say(is_done=True)
     if error is None:
       self._end.set_result(reason)
     else:
@@ -265,6 +266,12 @@ class Agent:
   def _tell(self, message: Any, to: Iterable[str] | None = None) -> None:
     """Sends to some agents, by default to all."""
     self._mesh.send(message, to)
+
+  def _say(self, **changes: Any) -> None:
+    """Changes what this agent says of itself, and tells all."""
+    self._said = msgspec.structs.replace(self._said, **changes)
+    self.roster.note(self.incarnation, self._said)
+    self._tell(self._said)
 
   def _warn(self, text: str) -> None:
     """Logs a warning, the same one at most every few seconds."""
@@ -330,7 +337,7 @@ class Agent:
     number = await self._take_number(begun)
     port = self._mesh.listen(
         options.host,
-        greeting=messages.Greeting(self.incarnation, self.stamp),
+        hello=lambda: messages.Hello(roster.own, self.stamp),
         on_came=self._or_end(self._welcome),
         on_message=self._or_end(self._hear),
     )
@@ -431,9 +438,8 @@ class Agent:
     roster = self.roster
     while {*roster.members} - roster.connected - roster.unreachable.keys() - {self.incarnation}:
       await asyncio.sleep(_RETRY_SECS)
-    ready = roster.ready[self.incarnation] = messages.Ready(roster.origin)
-    self._tell(ready)
-    self._decide()
+    self._say(is_ready=True, origin=roster.origin)
+    self._is_due.set()
 
   # Connections with other agents.
   #
@@ -482,11 +488,11 @@ class Agent:
         roster.dialed_secs[who] = self._now()
       is_first = False
       try:
-        async with self._mesh.connect(member, roster.own, lambda: self._mend(who)) as closed:
+        async with self._mesh.connect(member, lambda: self._mend(who)) as closed:
           roster.connected.add(who)
           roster.unreachable.pop(who, None)
           self._resend(member)
-          self._decide_soon()
+          self._is_news.set()
           reason = await closed
         roster.connected.discard(who)
       except OSError as error:
@@ -498,13 +504,13 @@ class Agent:
           return await self._forget_newcomer(who)
         why = f"its agent cannot be reached: {error}"
         roster.unreachable[who] = messages.Suspect(who, why, is_gone)
-        self._decide_soon()
+        self._is_news.set()
 
   async def _forget_newcomer(self, who: str) -> None:
     """Removes the mark of an agent that has left; one that lives marks itself again."""
     self._links.pop(who, None)
     self.roster.drop(who)
-    self._decide_soon()
+    self._is_news.set()
     try:
       await self._judge(Records.drop, f"nodes/{who}")
     except OSError as error:
@@ -523,36 +529,26 @@ class Agent:
 
   def _resend(self, member: views.Member) -> None:
     """Sends what an agent that is connected may have missed."""
-    roster, me, who = self.roster, self.incarnation, member.incarnation
+    roster, who = self.roster, member.incarnation
     if member.name == roster.own.name and member.number < roster.own.number:
       why = f"Another node {member.name!r} of this run is alive; give each node its own name."
       self._finish(error=ValueError(why))
-    missed: list[Any] = []
-    if (reason := roster.gone.get(me)) is not None:
-      missed.append(self._gone(reason))
-    if (ready := roster.ready.get(me)) is not None:
-      missed.append(ready)
-    if (reason := roster.noticed.get(me)) is not None:
-      missed.append(messages.Notice(reason))
-    if self._suspects.count:
-      missed.append(self._suspects)
-    missed += map(messages.NewView, roster.recent_views())
-    for message in missed:
+    recent = roster.recent_views()
+    for message in (self._said, self._suspects, *map(messages.NewView, recent)):
       self._tell(message, [who])
-    self._tell_assignment([who])
-    for view in roster.recent_views():
+    self._tell_start([who])
+    for view in recent:
       if view.find(who):
         for post in self._board.own(view.number):
           self._tell(post, [who])
-    if self.is_done:
-      self._tell(messages.Done(), [who])
 
-  def _tell_assignment(self, to: Iterable[str]) -> None:
-    if self._assignment is not None and self.roster.is_member:
-      self._tell(self._assignment, [i for i in to if not self.roster.view.find(i)])
+  def _tell_start(self, to: Iterable[str]) -> None:
+    """Tells newcomers the layout."""
+    if self._layout is not None and self.roster.is_member:
+      self._tell(self._layout, [i for i in to if not self.roster.view.find(i)])
 
-  def _gone(self, reason: str) -> messages.Gone:
-    return messages.Gone(reason, self._watch.worker_silent_secs(self._now()))
+  def _say_gone(self, reason: str) -> None:
+    self._say(gone=reason, silent_secs=self._watch.worker_silent_secs(self._now()))
 
   def _hear(self, who: str, message: Any) -> None:
     """Handles a message of another agent."""
@@ -570,31 +566,23 @@ class Agent:
           self._deliver(message.view)
       case messages.Beat():
         self._heard.add(who)
-      case messages.Ready():
-        roster.ready[who] = message
-        self._decide_soon()
+      case messages.Say():
+        if message.silent_secs is not None and who not in roster.gone:
+          self._watch.note_end(who, now, message.silent_secs)
+        roster.note(who, message)
+        if message.failed and roster.view.find(who):
+          self._finish(error=base.RunFailedError(message.failed))
+        self._is_news.set()
       case messages.NewView(view):
         self._hear_view(view)
-      case messages.Notice(reason):
-        roster.noticed[who] = reason
-        self._decide_soon()
-      case messages.Gone(reason, silent_secs=silent_secs):
-        roster.gone[who] = reason
-        if silent_secs is not None:
-          self._watch.note_end(who, now, silent_secs)
-        self._decide_soon()
       case messages.Suspects(count, suspects):
         there = [s for s in suspects if s.incarnation not in roster.left]
         if self._suspicions.note(who, there, count=count, now=self._watch.awake(now)):
-          self._decide_soon()
-      case messages.Assignment():
+          self._is_news.set()
+      case messages.Beginning():
         self._received = message
         if self.has_worker and roster.origin is None:
           self._worker_process.send(message)
-      case messages.Done():
-        roster.done.add(who)
-      case messages.Failed(reason) if roster.view.find(who):
-        self._finish(error=base.RunFailedError(reason))
 
   async def _beat(self) -> None:
     """Sends heartbeats, and looks at silence and the own worker, until the end."""
@@ -619,9 +607,10 @@ class Agent:
           beaten_secs = now
           self._tell(messages.Beat())
       self._suspect()
-      self._tell_trouble()
+      if self.roster.is_member:
+        self._show_worker()
       self._end_with_others()
-      self._decide()
+      self._is_due.set()
 
   def _note_time(self) -> float:
     """Returns the time; after a suspension no suspicion is acted on at once."""
@@ -650,13 +639,14 @@ class Agent:
     self._suspicions.note(self.incarnation, suspects, count=self._suspects.count, now=now)
     self._tell(self._suspects)
 
-  def _tell_trouble(self) -> None:
-    """Tells the worker whether a view is due, for which it should wait."""
+  def _show_worker(self) -> None:
+    """Tells the worker its view, and whether another is due, for which it should wait."""
     roster = self.roster
     is_due = any(i in roster.gone or self._suspicions.suspects(i) for i in roster.members)
-    if is_due != self._is_in_trouble:
-      self._is_in_trouble = is_due
-      self._worker_process.send(messages.Trouble(is_due))
+    shown = messages.NewView(views.original(roster.view), is_due, self._settled)
+    if shown != self._shown:
+      self._shown = shown
+      self._worker_process.send(shown)
 
   # A death, and how a new view is made.
   #
@@ -678,28 +668,19 @@ class Agent:
   # If the leader does not act, the next member does. An agent that seems cut off waits,
   # so that the others propose first.
 
-  def _decide_soon(self) -> None:
-    """Calls `_decide` once for all messages of the next few milliseconds.
+  async def _react(self) -> None:
+    """Reacts once to all messages of a few milliseconds, until the end.
 
     In large clusters every agent reports every death.
     """
-    if self._soon is None:
-      secs = max(0.0, self._decided_secs + _SOON_SECS - self._now())
-      self._soon = asyncio.get_running_loop().call_later(secs, self._or_end(self._decide_now))
-
-  def _decide_now(self) -> None:
-    self._soon, self._decided_secs = None, self._now()
-    if not self.is_ending:
+    while await self._is_news.wait():
+      self._is_news.clear()
       self._suspect()
-      self._decide()
-
-  def _decide(self) -> None:
-    """Has the next view proposed if one is due and it is this agent's turn."""
-    if self._wanted() is not None:
       self._is_due.set()
+      await asyncio.sleep(_SOON_SECS)
 
   async def _propose(self) -> None:
-    """Proposes views when they are due, until the end.
+    """Proposes views when they are due and it is this agent's turn, until the end.
 
     An agent that has lost most others waits for them, as it may be the one that
     is cut off or was suspended. If they do not refuse connections, it asks.
@@ -776,6 +757,7 @@ class Agent:
 
   async def _make(self, view: views.View) -> views.View:
     """Makes the view after the current one; returns and adopts the one that is there."""
+    view = dataclasses.replace(view, silence_secs=self._find_silence(view))
     made: views.View = await self._judge(judge.make_view, self.roster.view, view)
     self._learn([made])
     return made
@@ -806,7 +788,16 @@ class Agent:
       self._start_once(self._catch_up)
 
   async def _catch_up(self) -> None:
+    """Reads the log, which settles the doubts that the worker had before.
+
+    While this agent was suspended, a view without this node may have been made;
+    then it is in the log, even if the message is still unread.
+    """
+    doubts = self._doubts
     await self._retry(self._read)
+    if not self.is_ending:
+      self._settled = doubts
+      self._show_worker()
 
   def _adopt(self, view: views.View) -> None:
     """Adopts a view if it is newer, and tells the worker."""
@@ -819,7 +810,6 @@ class Agent:
     roster.adopt(view)
     self._heard.clear()
     self._log(logging.INFO, "View %d: %s", view.number, view.text)
-    silent = self._find_silent(former, view)
     self._leave_out(former, view)
     if view.run != self.run_id:
       self._restart("another run has begun in the folder")
@@ -828,7 +818,7 @@ class Agent:
         self._start_once(self._answer)
     elif roster.is_member:
       self._watch.excuse_work(self._now())
-      self._worker_process.send(messages.NewView(view, silent))
+      self._show_worker()
       self._deliver(view.number)
     elif was_in and view.members:
       if self._cause:
@@ -839,16 +829,13 @@ class Agent:
       self._restart("another node has its number")
     elif self._has_origin:
       self._compare_origin(view)
-    self._decide()
+    self._is_due.set()
 
-  def _find_silent(self, former: views.View, view: views.View) -> dict[base.NodeId, float]:
-    """Returns how long lost nodes had been silent, of those ever heard."""
-    found = {
-        m.number: self._watch.silent_secs(m.incarnation, self._now())
-        for m in former.members
-        if not view.find(m.incarnation)
-    }
-    return {number: secs for number, secs in found.items() if secs is not None}
+  def _find_silence(self, view: views.View) -> float | None:
+    """Returns `View.silence_secs` of a view that this agent proposes."""
+    lost = [i for i in self.roster.members if not view.find(i)]
+    found = [s for i in lost if (s := self._watch.silent_secs(i, self._now())) is not None]
+    return max(found) if lost and len(found) == len(lost) else view.silence_secs
 
   def _leave_out(self, former: views.View, view: views.View) -> None:
     """Cuts connections with removed nodes; connects to the members of a view."""
@@ -880,7 +867,7 @@ class Agent:
     elif origin is not None:
       self._restart(f"view {view.number} started without it")
     else:
-      self._worker_process.send(messages.NewView(view))
+      self._show_worker()  # It waits for one that it is in.
 
   async def _answer(self) -> None:
     """Answers a question in the log: this member is alive."""
@@ -888,11 +875,7 @@ class Agent:
     while (asked := roster.view).is_ask and roster.is_at_work and not self.is_ending:
       if asked.asked and roster.own.number not in asked.asked:
         return
-      try:
-        await self._make(views.answer(asked, self.options.name))
-      except OSError as error:
-        self._warn(f"{error} Trying again.")
-        await asyncio.sleep(_RETRY_SECS)
+      await self._retry(self._make, views.answer(asked, self.options.name))
 
   async def _follow(self) -> None:
     """Finds views and agents that this agent has not heard of, until the end."""
@@ -918,7 +901,7 @@ class Agent:
     there = []
     for life in sorted(found - roster.known.keys() - roster.left):
       if (value := await self._judge(Records.find, f"nodes/{life}")) is not None:
-        there.append(json_lib.from_plain(views.Member, value["member"]))
+        there.append(msgspec.convert(value["member"], views.Member))
     if me in roster.members[:1]:
       for life in sorted(found & roster.left):  # They may be unable to.
         await self._judge(Records.drop, f"nodes/{life}")
@@ -929,7 +912,7 @@ class Agent:
     """Shows others where this agent listens, and that it lives."""
     self._marked_secs = self._now()
     awake_secs = self._watch.awake(self._now())
-    value = {"member": json_lib.to_plain(self.roster.own), "awake_secs": awake_secs}
+    value = {"member": self.roster.own, "awake_secs": awake_secs}
     await self._mark(f"nodes/{self.incarnation}", value)
 
   # A run that has lost all members.
@@ -1000,7 +983,7 @@ class Agent:
     self.has_worker = True
     self._watch.begin(self._now())
     if (origin := self.roster.origin) is not None:
-      process.send(messages.Assignment({"restart": True} if origin > self.run_id else {}))
+      process.send(messages.Beginning({"restart": True} if origin > self.run_id else {}))
     elif self._received is not None:
       process.send(self._received)
     code = await process.wait()
@@ -1019,50 +1002,40 @@ class Agent:
         self._tell(message, sorted(members - {me}))
         self._board.post_own(roster.own.number, message)
         self._deliver(message.view)
-      case messages.Adopt(view):
-        self._board.move_to(view)
-        roster.drop_older(view)
-      case messages.WorkerBeat(step=step):
-        logs.note_step(step)
+      case messages.Beat():
+        logs.note_step(message.step)
         self._watch.note_progress(message, self._now())
-      case messages.Ready():
+        self._board.move_to(message.view)
+        roster.drop_older(message.view)
+        self._doubts = message.doubts
+        if self._doubts > self._settled:
+          self._start_once(self._catch_up)
+      case messages.Say(is_ready=True):
         self._watch.begin(self._now(), is_ready=True)
         roster.ready_secs = self._now()
         self._start(self._say_ready)
-      case messages.Assignment(facts):
-        self._assignment = message
-        self._report({"layout": facts})
-        self._tell_assignment([*roster.known])
-      case messages.Report(facts):
-        self._report(facts)
-      case messages.Doubt():
-        self._start(self._make_sure)
-      case messages.Done():
+      case messages.Say(is_done=True):
         roster.done.add(me)
-      case messages.Failed(reason):
-        self._tell(message)
-        self._finish(error=base.RunFailedError(reason))
-      case messages.Notice(reason):
-        self._take_notice(reason)
-      case messages.Gone():
-        self._tell(message)
+      case messages.Say(gone=reason) if reason:
+        self._say(gone=reason)
         self.has_left = True
         self._finish()
+      case messages.Say(failed=reason) if reason:
+        self._say(failed=reason)
+        self._finish(error=base.RunFailedError(reason))
+      case messages.Say(notice=reason) if reason:
+        self._take_notice(reason)
+      case messages.Say(layout=dict(layout)):
+        self._layout = messages.Beginning(layout)
+        self._report({"layout": layout})
+        self._tell_start([*roster.known])
+      case messages.Say(report=dict(report)):
+        self._report(report)
 
   def _deliver(self, view: base.ViewId) -> None:
     """Gives the worker the keys that all members of a view have posted."""
     for gathered in self._board.take(view, self.roster.find_view(view).numbers):
       self._worker_process.send(gathered)
-
-  async def _make_sure(self) -> None:
-    """Tells the worker that it is still a member, if the log says so.
-
-    While this agent was suspended, a view without this node may have been made;
-    then it is in the log, even if the message is still unread.
-    """
-    await self._retry(self._read)
-    if not self.is_ending:
-      self._worker_process.send(messages.Doubt())
 
   def _report(self, status: Mapping[str, Any]) -> None:
     self.status |= status
@@ -1081,7 +1054,7 @@ class Agent:
 
   async def _end_worker(self, code: int) -> None:
     """Ends, or has the others go on without this node."""
-    roster, me = self.roster, self.incarnation
+    roster = self.roster
     if self.is_done:
       self._finish()
       return
@@ -1098,14 +1071,14 @@ class Agent:
       if self.is_done:  # The exit may be seen before the last messages are read.
         self._finish()
       elif not self.is_ending:
-        self._tell(self._gone(reason))
+        self._say_gone(reason)
         self._finish(reason)
     elif not roster.is_member:
       self._restart(reason)
     else:
-      self._cause = roster.gone[me] = reason  # Others may continue without it.
+      self._cause = reason  # Others may continue without it.
       self._log(logging.INFO, "%s", reason)
-      self._tell(self._gone(reason))
+      self._say_gone(reason)
 
   # How a node leaves.
 
@@ -1116,9 +1089,8 @@ class Agent:
     """
     roster = self.roster
     if is_news := roster.is_member and self.incarnation not in roster.noticed:
-      roster.noticed[self.incarnation] = reason
-      self._tell(messages.Notice(reason))
-      self._decide()
+      self._say(notice=reason)
+      self._is_due.set()
     return is_news
 
   def _take_notice(self, reason: str) -> None:

@@ -67,6 +67,8 @@ class Board:
     The last post of this node in the former view is kept: if it was lost with a
     connection, others need it before they can change views.
     """
+    if view <= self._view:
+      return
     former, self._view = self._view, view
     for table, least in ((self._own, former), (self._taken, view)):
       for number in [n for n in table if n < least]:

@@ -2,34 +2,58 @@
 
 Each agent sends on the connections that it opens, and reads from those that
 others open. What a closed connection means `agent` decides.
+
+    dialer                            listener
+      |--- connect, TLS ----------------->|   both show certificates of the run
+      |<-- "hello": who, and which run ---|   another agent, or another run: the dialed one is gone
+      |--- "hello" ---------------------->|
+      |--- messages --------------------->|
+
+Until its hello a stranger occupies a socket for a limited time; if too many do, the
+oldest is dropped, so a flood of strangers locks no member out (waiting for a free place would).
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 import contextlib
 import errno
 import socket
-from typing import Any, NamedTuple
+from typing import Any
 
 from absl import logging
 
-from bamboo_jax.cluster import door as door_lib, frames, messages, views
-from bamboo_jax.net import addresses, identity as identity_lib
+from bamboo_jax.base import logs
+from bamboo_jax.cluster import messages, views
+from bamboo_jax.net import addresses, callers, identity as identity_lib
 
+HELLO_SECS = 30.0  # A busy machine may take a while.
 _CONNECT_SECS = 5.0
 _TRY_SECS = 1.0  # Linux backs off; a new attempt finds a mended link sooner.
-_RETRY_SECS = 0.2
+_RETRY_SECS = 0.2  # Without file descriptors.
 _BREAKS_SECS, _BROKE_SECS = 2.0, 0.05  # How long a reset greeting is repeated.
 _HELLO_BYTES = 1 << 16
-_CHUNK = 1 << 16
+_MAX_STRANGERS = 256
 # Errors of this agent, no evidence about the other one.
 _OWN_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+# Nothing is sent on accepted connections: only this detects a lost machine.
+_KEEP_ALIVE = {
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE): 60,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL): 10,
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT): 6,
+}
+_THIN_LINEAR_TIMEOUTS = 16  # Of TCP; Python does not name it.
+_FOR_BAD_LINKS: dict[tuple[int, int], int | bytes] = {
+    # Retransmits at constant intervals while little is in flight. Exponential
+    # backoff would be silent for seconds after a few losses. Not all congestion
+    # controls support this.
+    (socket.IPPROTO_TCP, _THIN_LINEAR_TIMEOUTS): 1,
+    (socket.IPPROTO_TCP, socket.TCP_CONGESTION): b"reno",
+    # The least MTU of IPv6: some tunnels silently drop larger packets.
+    (socket.IPPROTO_TCP, socket.TCP_MAXSEG): 1200,
+}
 
-
-class _Visitor(NamedTuple):
-  member: views.Member
-  decoder: frames.Decoder
-  messages: list[frames.Message]  # Received with the greeting.
+_Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class GoneError(OSError):
@@ -44,33 +68,47 @@ class Mesh:
   """
 
   def __init__(self, identity: identity_lib.Identity, *, ack_secs: float) -> None:
-    self._identity = identity
-    self._ack_secs = ack_secs
-    self._door = door_lib.Door(identity, self._hear)
+    self._identity, self._ack_secs = identity, ack_secs
     self._writers: dict[str, asyncio.StreamWriter] = {}
     self._heard: dict[str, set[asyncio.StreamWriter]] = {}  # From others.
     self._left: set[str] = set()
     self._refused: set[str] = set()  # Last attempts.
-    self._greeting = messages.Greeting("", "")
+    self._strangers, self._refusals = callers.Callers(_MAX_STRANGERS), logs.Sparing()
+    self._tasks: set[asyncio.Task[None]] = set()  # The first accepts others.
 
   def listen(
       self,
       host: str,
       *,
-      greeting: messages.Greeting,
+      hello: Callable[[], messages.Hello],
       on_came: Callable[[views.Member], None],
       on_message: Callable[[str, Any], None],
   ) -> int:
-    """Starts to accept connections; returns the port.
+    """Starts to accept connections; returns the port, or raises `OSError`.
 
-    `on_came` gets each agent that connects, `on_message` what it says.
+    `hello` returns that of this agent; `on_came` gets each agent that connects, `on_message`
+    what it says.
     """
-    self._greeting, self._on_came, self._on_message = greeting, on_came, on_message
-    return self._door.listen(host)
+    self._hello, self._on_came, self._on_message = hello, on_came, on_message
+    try:
+      family, address = addresses.find(host, 0)
+      listener = socket.create_server(address, family=family, backlog=512)
+      _ease(listener)  # Accepted sockets inherit it.
+    except OSError as error:
+      raise OSError(
+          f"Cannot listen on {host!r}: {error.strerror}. --host must be an "
+          "address of this machine."
+      ) from error
+    listener.setblocking(False)
+    self._accepting = self._start(self._accept(listener))
+    # Not in the task, which never starts if it is cancelled at once.
+    self._accepting.add_done_callback(lambda _: listener.close())
+    port: int = listener.getsockname()[1]
+    return port
 
   @contextlib.asynccontextmanager
   async def connect(
-      self, member: views.Member, me: views.Member, on_accepted: Callable[[], None]
+      self, member: views.Member, on_accepted: Callable[[], None]
   ) -> AsyncIterator[Awaitable[str]]:
     """Connects to an agent; yields what returns why the connection has ended.
 
@@ -80,13 +118,15 @@ class Mesh:
     """
     known = member.incarnation
     try:
-      reader, writer = await self._reach(member, me, on_accepted)
+      reader, writer = await self._reach(member, on_accepted)
     except ConnectionRefusedError as error:
       self._refused.add(known)
       raise GoneError("refused") from error
     except GoneError:
       raise
-    except (OSError, ValueError, EOFError) as error:
+    except EOFError as error:
+      raise OSError("it was closed at once") from error
+    except (OSError, ValueError) as error:
       raise OSError(str(error) or type(error).__name__) from error
     self._writers[known] = writer
     try:
@@ -108,23 +148,27 @@ class Mesh:
     """Closes the connections with a removed agent permanently."""
     self._left.add(incarnation)
     self._refused.discard(incarnation)
-    if (writer := self._writers.pop(incarnation, None)) is not None:
-      writer.transport.abort()  # The peer may never read the rest.
-    for writer in self._heard.pop(incarnation, ()):
-      writer.transport.abort()
+    writer = self._writers.pop(incarnation, None)
+    for one in (*self._heard.pop(incarnation, ()), *([writer] if writer else [])):
+      one.transport.abort()  # The peer may never read the rest.
 
   async def close(self) -> None:
     """Closes all connections, after all messages have gone out."""
-    await self._door.shut()
+    if self._tasks:
+      self._accepting.cancel()
+      await asyncio.wait([self._accepting])
     for writer in list(self._writers.values()):
       with contextlib.suppress(OSError, TimeoutError):
         await asyncio.wait_for(writer.drain(), 1.0)
       writer.close()
-    await self._door.close()
+    while self._tasks:  # New connections have one too.
+      for task in self._tasks:
+        task.cancel()
+      await asyncio.wait(self._tasks)
 
-  async def _reach(
-      self, member: views.Member, me: views.Member, on_accepted: Callable[[], None]
-  ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+  # Connections to others.
+
+  async def _reach(self, member: views.Member, on_accepted: Callable[[], None]) -> _Streams:
     """Connects and greets; retries for a while if the connection breaks.
 
     A broken connection is no evidence about the agent: the host had accepted
@@ -136,7 +180,7 @@ class Mesh:
       try:
         reader, writer = await self._open(member, on_accepted)
         try:
-          await asyncio.wait_for(self._greet(reader, writer, member, me), door_lib.HELLO_SECS)
+          await asyncio.wait_for(self._greet(reader, writer, member), HELLO_SECS)
           return reader, writer
         except BaseException:
           writer.close()
@@ -146,9 +190,7 @@ class Mesh:
           raise
         await asyncio.sleep(_BROKE_SECS)
 
-  async def _open(
-      self, member: views.Member, on_accepted: Callable[[], None]
-  ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+  async def _open(self, member: views.Member, on_accepted: Callable[[], None]) -> _Streams:
     connection = None
     async with asyncio.timeout(_CONNECT_SECS):
       while connection is None:
@@ -170,7 +212,7 @@ class Mesh:
       return await asyncio.open_connection(
           sock=connection,
           ssl=self._identity.client,
-          ssl_handshake_timeout=door_lib.HELLO_SECS,
+          ssl_handshake_timeout=HELLO_SECS,
           server_hostname="",  # Names are those of nodes.
       )
     except BaseException:
@@ -178,62 +220,96 @@ class Mesh:
       raise
 
   async def _greet(
-      self,
-      reader: asyncio.StreamReader,
-      writer: asyncio.StreamWriter,
-      member: views.Member,
-      me: views.Member,
+      self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, member: views.Member
   ) -> None:
     """Greets an agent; raises if it is not `member`."""
-    other = writer.get_extra_info("ssl_object")
-    self._identity.check(other, "agent", member.name)
-    said = await _read(reader, frames.Decoder(_HELLO_BYTES))
-    greeting = messages.parse(said[0], messages.HANDSHAKE)
-    if not isinstance(greeting, messages.Greeting):
-      raise ValueError("it sends no valid greeting")
-    if greeting.incarnation != member.incarnation:
+    self._identity.check(writer.get_extra_info("ssl_object"), "agent", member.name)
+    said = await messages.read(reader, messages.GREETING, _HELLO_BYTES)
+    own = self._hello()
+    if said.member.incarnation != member.incarnation:
       raise GoneError("another agent has its address now")
-    if greeting.stamp != self._greeting.stamp:
+    if said.stamp != own.stamp:
       raise GoneError("it is of another run")
-    writer.write(messages.encode(messages.Hello(me)))
+    writer.write(messages.encode(own))
 
-  async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Reads until the connection ends; raises unless it is of an agent."""
-    member, decoder, said = await asyncio.wait_for(
-        self._welcome(reader, writer), door_lib.HELLO_SECS
-    )
+  # Connections of others.
+
+  def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    task = asyncio.create_task(work)
+    self._tasks.add(task)
+    task.add_done_callback(self._tasks.discard)
+    return task
+
+  async def _accept(self, listener: socket.socket) -> None:
+    while True:
+      try:
+        connection, address = await asyncio.get_running_loop().sock_accept(listener)
+      except OSError as error:
+        logging.warning("Cannot accept a connection: %s", error)
+        await asyncio.sleep(_RETRY_SECS)
+        continue
+      self._start(self._let_in(connection, address))
+      await asyncio.sleep(0)  # It starts, and owns the connection.
+
+  async def _let_in(self, connection: socket.socket, address: object) -> None:
+    """Hears an agent that has connected, until it ends; rejects all others."""
+    self._strangers.add(connection)
+    try:
+      try:
+        reader, writer = await self._secure(connection)
+      finally:
+        self._strangers.remove(connection)
+      with contextlib.closing(writer):
+        member = await asyncio.wait_for(self._welcome(reader, writer), HELLO_SECS)
+        if member.incarnation not in self._left:
+          await self._hear(member, reader, writer)
+    except (OSError, ValueError, EOFError, TimeoutError) as error:
+      said = str(error) or type(error).__name__
+      self._refusals.warn("Refused a connection from %s: %s", address, said)
+
+  async def _secure(self, connection: socket.socket) -> _Streams:
+    """Returns a connection after its handshake; closes it if that fails."""
+    reader, loop = asyncio.StreamReader(), asyncio.get_running_loop()
+    protocol = asyncio.StreamReaderProtocol(reader)
+    try:
+      for option, value in _KEEP_ALIVE.items():
+        connection.setsockopt(*option, value)
+      transport, _ = await loop.connect_accepted_socket(
+          lambda: protocol, connection, ssl=self._identity.server, ssl_handshake_timeout=HELLO_SECS
+      )
+    except BaseException:
+      connection.close()
+      raise
+    return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+
+  async def _welcome(
+      self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+  ) -> views.Member:
+    """Returns the agent at the other end after a valid greeting."""
+    other = writer.get_extra_info("ssl_object")
+    self._identity.check(other, "agent")
+    writer.write(messages.encode(self._hello()))
+    member: views.Member = (await messages.read(reader, messages.GREETING, _HELLO_BYTES)).member
+    self._identity.check(other, "agent", member.name)
+    return member
+
+  async def _hear(
+      self, member: views.Member, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+  ) -> None:
+    """Reads what an agent says until the connection ends."""
     known = member.incarnation
-    if known in self._left:
-      return
     heard = self._heard.setdefault(known, set())
     heard.add(writer)
     self._on_came(member)
     try:
       while True:
-        for content in said:
-          self._on_message(known, messages.parse(content, messages.FROM_AGENT))
-        if not (data := await reader.read(_CHUNK)):
-          break
-        said = decoder.feed(data)
-    except asyncio.CancelledError:
-      return  # This agent ends.
-    except (OSError, frames.BadFrameError) as error:
+        self._on_message(known, await messages.read(reader, messages.FROM_AGENT))
+    except (asyncio.CancelledError, EOFError):
+      return  # This agent ends, or that one.
+    except (OSError, ValueError) as error:
       logging.warning("%s broke its connection: %s", member.name, error)
     finally:
       heard.discard(writer)
-
-  async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> _Visitor:
-    """Returns the agent at the other end after a valid greeting."""
-    writer.write(messages.encode(self._greeting))
-    decoder = frames.Decoder(_HELLO_BYTES)
-    first, *said = await _read(reader, decoder)
-    hello = messages.parse(first, messages.HANDSHAKE)
-    if not isinstance(hello, messages.Hello):
-      raise ValueError("it does not say hello")
-    other = writer.get_extra_info("ssl_object")
-    self._identity.check(other, "agent", hello.member.name)
-    decoder.max_bytes = frames.MAX_BYTES
-    return _Visitor(hello.member, decoder, said)
 
 
 async def _connect(host: str, port: int, ack_secs: float) -> socket.socket:
@@ -245,7 +321,7 @@ async def _connect(host: str, port: int, ack_secs: float) -> socket.socket:
   connection = socket.socket(family, socket.SOCK_STREAM)
   ack_ms = round(1000 * ack_secs)
   connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, ack_ms)
-  door_lib.ease(connection)
+  _ease(connection)
   try:
     connection.setblocking(False)
     await asyncio.get_running_loop().sock_connect(connection, address)
@@ -255,6 +331,15 @@ async def _connect(host: str, port: int, ack_secs: float) -> socket.socket:
   return connection
 
 
+def _ease(connection: socket.socket) -> None:
+  """Prepares a socket of agents for lossy links and small MTUs."""
+  for option, value in _FOR_BAD_LINKS.items():
+    try:
+      connection.setsockopt(*option, value)
+    except PermissionError as error:  # The machine does not allow it.
+      logging.log_first_n(logging.INFO, "Option %s: %s", 1, option, error)
+
+
 async def _find_end(reader: asyncio.StreamReader) -> str:
   """Returns why a connection has ended, once it has."""
   try:
@@ -262,10 +347,3 @@ async def _find_end(reader: asyncio.StreamReader) -> str:
   except OSError as error:
     return f"the connection broke: {error}"
   return "the connection was closed"
-
-
-async def _read(reader: asyncio.StreamReader, decoder: frames.Decoder) -> list[frames.Message]:
-  while data := await reader.read(_CHUNK):
-    if messages := decoder.feed(data):
-      return messages
-  raise EOFError("it was closed at once")

@@ -45,7 +45,7 @@ class Roster:
     self.watch = watch_lib.HeartbeatWatch(limits)
     self.suspicions = suspicion_lib.Suspicions(incarnation)
     self.known: dict[str, views.Member] = {}
-    self.ready: dict[str, messages.Ready] = {}  # As reported by them.
+    self.ready: dict[str, base.ViewId | None] = {}  # And from which view, see `origin`.
     self.gone: dict[str, str] = {}  # Why they left or died.
     self.left: set[str] = set()  # Removed by a view.
     self.done: set[str] = set()
@@ -84,6 +84,17 @@ class Roster:
   def living(self) -> list[str]:
     """Members that have not said that they are gone."""
     return [i for i in self.members if i not in self.gone]
+
+  def note(self, incarnation: str, said: messages.Say) -> None:
+    """Records what an agent says of itself."""
+    if said.is_ready:
+      self.ready[incarnation] = said.origin
+    if said.notice:
+      self.noticed[incarnation] = said.notice
+    if said.gone:
+      self.gone[incarnation] = said.gone
+    if said.is_done:
+      self.done.add(incarnation)
 
   def adopt(self, view: views.View) -> None:
     self.view = self._views[view.number] = view
@@ -162,9 +173,9 @@ class Roster:
     if members & self.done:
       return []  # The run is over.
     joining: list[str] = []
-    for i, ready in self.ready.items():
+    for i, origin in self.ready.items():
       if (
-          ready.origin is None
+          origin is None
           and i in self.known
           and i not in members
           and i not in self.gone
@@ -183,7 +194,7 @@ class Roster:
     joining = {
         i: self.known[i]
         for i, ready in self.ready.items()
-        if ready.origin == origin and i in self.known and i not in self.gone
+        if ready == origin and i in self.known and i not in self.gone
     }
     order = [m.incarnation for m in sorted(joining.values())]
     lost = {*self.suspicions.explain(order, now=self.watch.awake(now))}

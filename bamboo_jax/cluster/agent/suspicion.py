@@ -76,23 +76,17 @@ class Suspicions:
     self._counts[accuser] = count
     before = self.of(accuser)
     after: dict[str, Edge] = {}
-    new: dict[tuple[str, bool], Edge] = {}
     for s in suspects:
       old = before.get(s.incarnation)
-      kind = s.reason, s.is_certain
       if old is not None and old.is_certain == s.is_certain:
-        edge = old if old.reason == s.reason else dataclasses.replace(old, reason=s.reason)
-      else:  # After many deaths there are few kinds.
-        edge = new.setdefault(kind, Edge(*kind, now))
+        edge = Edge(s.reason, s.is_certain, old.first_secs)
+      else:
+        edge = Edge(s.reason, s.is_certain, now)
+        self._due_secs = min(self._due_secs, now + _grace(edge))
       after[s.incarnation] = edge
     self._edges[accuser] = after
-    for edge in new.values():
-      self._due_secs = min(self._due_secs, now + _grace(edge))
-    for whom in before.keys() | after.keys():
-      old, edge = before.get(whom), after.get(whom)
-      is_certain = edge is not None and edge.is_certain
-      was_certain = old is not None and old.is_certain
-      self._num_certain[whom] += is_certain - was_certain
+    self._num_certain.subtract(whom for whom, edge in before.items() if edge.is_certain)
+    self._num_certain.update(whom for whom, edge in after.items() if edge.is_certain)
     if mended := before.keys() - after.keys():
       self.wait_again(now, ends={accuser, *mended})
     return True

@@ -1,16 +1,66 @@
-"""Watches the other agents, and the agent's own worker.
+"""Watches the other agents, and the agent's own worker: when silence counts as a death; pure.
+
+Exits and refused connections are detected at once; silence detects nodes that
+are suspended or cut off. On a busy machine healthy nodes are silent for a while
+too, so the limit follows the gaps observed recently.
 
 The worker runs on the same machine, so the cause of its silence is known: for a
 stopped process the shortest limit holds, for one that waits for a processor,
 which may take seconds under load, the longest.
 """
 
+import collections
+import math
+
 from bamboo_jax import config as config_lib
-from bamboo_jax.cluster import detection, messages
+from bamboo_jax.cluster import messages
 
 _AWAY_BEATS = 5  # After as many missed beats this agent was suspended itself.
 _QUIET = 4.0  # Quiet: silent for this part of the limit.
 _MOST_BEATS = 2  # Beats that count between two looks.
+
+
+class Silence:
+  """Watches the heartbeats of one node.
+
+  The limit is `factor` times the longest recent gap, but at least `least_secs`
+  and at most `most_secs`.
+  """
+
+  def __init__(
+      self, now: float, *, least_secs: float, factor: float, most_secs: float = math.inf
+  ) -> None:
+    self._last, self._factor = now, factor
+    self._least_secs, self._most_secs = least_secs, most_secs
+    self._gaps: collections.deque[float] = collections.deque(maxlen=256)
+
+  @property
+  def limit_secs(self) -> float:
+    """Length of a silence after which the node counts as dead."""
+    wanted = self._factor * self.longest_secs
+    return min(self._most_secs, max(self._least_secs, wanted))
+
+  def beat(self, now: float) -> None:
+    self._gaps.append(now - self._last)
+    self._last = now
+
+  @property
+  def longest_secs(self) -> float:
+    """Longest recent gap, 0 if there was none."""
+    return max(self._gaps, default=0.0)
+
+  def excuse(self, now: float, *, least_gap_secs: float = 0.0) -> None:
+    """Forgets the silence up to now, since others were silent as well."""
+    self._last = now
+    if least_gap_secs > self.longest_secs:
+      self._gaps.append(least_gap_secs)
+
+  def secs(self, now: float) -> float:
+    return now - self._last
+
+  def is_over(self, now: float) -> bool:
+    """Returns whether the node has been silent for too long."""
+    return self.secs(now) > self.limit_secs
 
 
 class HeartbeatWatch:
@@ -18,7 +68,7 @@ class HeartbeatWatch:
 
   def __init__(self, limits: config_lib.ClusterSection) -> None:
     self._limits = limits
-    self._agents: dict[str, detection.Silence] = {}
+    self._agents: dict[str, Silence] = {}
     self._heard: dict[str, float] = {}  # Last heartbeats, if any.
     self._ended: dict[str, float] = {}  # The last ones of ended workers.
     self._awake_secs = 0.0  # Time up to the last look, without suspensions.
@@ -33,9 +83,7 @@ class HeartbeatWatch:
     self._heard_secs = self._worker_secs = now
     self._is_ready = is_ready
     self._patience_secs = limits.most_silence_secs if is_ready else limits.start_silence_secs
-    self._work = detection.Silence(
-        now, least_secs=limits.no_progress_secs, factor=limits.silence_factor
-    )
+    self._work = Silence(now, least_secs=limits.no_progress_secs, factor=limits.silence_factor)
 
   def note_worker(self, now: float) -> None:
     self._heard_secs = self._worker_secs = now
@@ -51,7 +99,7 @@ class HeartbeatWatch:
   def worker_silent_secs(self, now: float) -> float:
     return now - self._worker_secs
 
-  def note_progress(self, beat: messages.WorkerBeat, now: float) -> None:
+  def note_progress(self, beat: messages.Beat, now: float) -> None:
     """Records how much the worker has done."""
     if beat.progress != self._progress:
       self._work.beat(now)
@@ -66,7 +114,7 @@ class HeartbeatWatch:
   def add(self, incarnation: str, now: float) -> None:
     """Starts watching an agent, unless it is watched."""
     if incarnation not in self._agents:
-      self._agents[incarnation] = detection.Silence(
+      self._agents[incarnation] = Silence(
           self.awake(now),
           least_secs=self._limits.least_silence_secs,
           factor=self._limits.silence_factor,

@@ -13,9 +13,8 @@ from typing import Any
 from absl import logging
 
 from bamboo_jax.base import threads
-from bamboo_jax.cluster import children, copies, frames, messages
+from bamboo_jax.cluster import children, copies, messages
 
-_CHUNK = 1 << 16
 _LOOK_SECS = 0.05  # Between two looks at whether it is dying.
 _STACKS_SECS = 0.2  # For writing the stacks of a hanging worker.
 _DEATH_SECS = 10.0  # That the kernel may take to remove it.
@@ -119,11 +118,11 @@ class WorkerProcess:
         return code
 
   async def _read(self, reader: asyncio.StreamReader, on_message: Callable[[Any], None]) -> None:
-    decoder = frames.Decoder()
     try:
-      while data := await reader.read(_CHUNK):
-        for content in decoder.feed(data):
-          on_message(messages.parse(content, messages.FROM_WORKER))
-    except (OSError, frames.BadFrameError) as error:
+      while True:
+        on_message(await messages.read(reader, messages.FROM_WORKER))
+    except EOFError:
+      pass  # It has ended.
+    except (OSError, ValueError) as error:
       logging.warning("The worker: %s", error)
       self.kill()  # It is gone, or sends garbage.

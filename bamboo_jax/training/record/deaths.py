@@ -3,7 +3,6 @@
 A node that joins may never have heard the name of one that has died; see `base.logs`.
 """
 
-from collections.abc import Iterable, Mapping
 import dataclasses
 import time
 
@@ -28,16 +27,10 @@ class Deaths:
       if recovery.step_end_at_secs is None:
         recovery.step = base.StepId(steps + 1)
 
-  def add(
-      self,
-      agreement: agreement_lib.Agreement,
-      silent_secs: Iterable[Mapping[base.NodeId, float]],
-      agreed_at_secs: float,
-  ) -> None:
+  def add(self, agreement: agreement_lib.Agreement, agreed_at_secs: float) -> None:
     """Notes the loss of nodes that led to the present view.
 
-    `silent_secs` is `Cohort.silent_secs` of each member; `agreed_at_secs` is on
-    `time.perf_counter`.
+    `agreed_at_secs` is on `time.perf_counter`.
     """
     cohort = self._state.cohort
     view, lost = cohort.view.number, tuple(sorted(agreement.lost))
@@ -58,7 +51,7 @@ class Deaths:
             reason=agreement.reason,
             view_at_secs=cohort.arrived_secs(view),
             died_at_secs=cohort.died_secs(view),
-            silence_to_view_secs=durations.longest_silence(lost, silent_secs),
+            silence_to_view_secs=cohort.view.silence_secs,
             agreed_at_secs=agreed_at_secs,
         )
     )

@@ -21,31 +21,29 @@ from tests.cluster.agent import given
 # Says what a worker must, and prints the members of each view it works in.
 _WORKER = """
 import itertools, signal, socket, sys, threading, time
-from bamboo_jax.cluster import frames
+from bamboo_jax.cluster import messages
 
 number, sock = int(sys.argv[2]), socket.socket(fileno=int(sys.argv[5]))
-decoder, views = frames.Decoder(), {}
-say = lambda **message: sock.sendall(frames.encode(message))
+say = lambda message: sock.sendall(messages.encode(message))
+works_in = 0
 assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN  # Its agent decides.
 
 def beat():
   for count in itertools.count():
-    say(kind="WorkerBeat", progress=count, is_waiting=False)
+    say(messages.Beat(count, view=works_in))
     time.sleep(0.1)
 
 threading.Thread(target=beat, daemon=True).start()
-say(kind="Ready")
-while data := sock.recv(1 << 16):
-  for message in decoder.feed(data):
-    match message["kind"]:
-      case "NewView":
-        view = views[message["view"]["number"]] = message["view"]
-        if number in [m["number"] for m in view["members"]]:
-          say(kind="Post", view=view["number"], key="begun", value=sys.argv[1])
-      case "Gathered":
-        say(kind="Adopt", view=message["view"])
-        say(kind="Report", facts={"steps": message["view"]})
-        print(message["view"], *message["values"].values(), flush=True)
+say(messages.Say(is_ready=True))
+stream, posted = sock.makefile("rb"), set()
+while head := stream.read(4):
+  match messages.TO_WORKER.decode(stream.read(messages.find_length(head))):
+    case messages.NewView(view):
+      if number in view.numbers - posted:
+        say(messages.Post(view.number, "begun", sys.argv[1]))
+    case messages.Gathered(works_in, _, values):
+      say(messages.Say(report={"steps": works_in}))
+      print(works_in, *values.values(), flush=True)
 """
 
 

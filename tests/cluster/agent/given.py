@@ -45,7 +45,7 @@ class Mesh:
     self.refusing, self.silent, self.closed, self.accepted = set(), set(), {}, {}
 
   @contextlib.asynccontextmanager
-  async def connect(self, member, me, on_accepted):
+  async def connect(self, member, on_accepted):
     self.dialed.append(member.number)
     self.accepted[member.number] = on_accepted
     await asyncio.sleep(0.001)
@@ -59,8 +59,8 @@ class Mesh:
   def send(self, message, to=None):
     self.sent += [(message, who) for who in ((None,) if to is None else to)]
 
-  def listen(self, host, *, greeting, on_came, on_message):
-    self.greeting = greeting
+  def listen(self, host, *, hello, on_came, on_message):
+    self.hello = hello
     return 1
 
   def forget(self, incarnation):
@@ -152,6 +152,8 @@ class AgentCase(parameterized.TestCase):
     for member in others:
       roster.watch.add(member.incarnation, 0.0)
     self.run_for(0.01)
+    self.tell(self.agent._show_worker)
+    self.worker.sent.clear()
     self.mesh.sent.clear()
     self.mesh.dialed.clear()
 

@@ -12,7 +12,7 @@ from unittest import mock
 
 from absl.testing import parameterized
 
-from bamboo_jax.cluster import frames, messages, views
+from bamboo_jax.cluster import messages, views
 from bamboo_jax.cluster.agent import mesh as mesh_lib
 from bamboo_jax.net import identity as identity_lib
 
@@ -77,11 +77,10 @@ class Agent:
 
   async def listen(self):
     name, life = f"n{self.number}", f"life {self.number}"
-    greeting = messages.Greeting(life, self.stamp)
     say = self.events.put_nowait
     port = self.mesh.listen(
         self.host,
-        greeting=greeting,
+        hello=lambda: messages.Hello(self.me, self.stamp),
         on_came=lambda member: say(Came(member)),
         on_message=lambda who, message: say(Said(who, message)),
     )
@@ -94,7 +93,7 @@ class Agent:
   async def connect(self, member):
     who, say = member.incarnation, self.events.put_nowait
     try:
-      async with self.mesh.connect(member, self.me, lambda: say(Accepted(who))) as closed:
+      async with self.mesh.connect(member, lambda: say(Accepted(who))) as closed:
         say(Reached(who))
         reason = await closed
       say(Closed(who, reason))
@@ -133,12 +132,15 @@ class MeshTest(parameterized.TestCase):
     async def scenario(a, b):
       a.dial(b)
       self.assertEqual(await a.heard(), [Reached("life 1")])
-      a.mesh.send(messages.Ready(2), ["life 2"])
-      a.mesh.send(messages.Ready(3), ["life 1"])
-      a.mesh.send(messages.Done())
+      a.mesh.send(messages.Beat(2), ["life 2"])
+      a.mesh.send(messages.Beat(3), ["life 1"])
+      a.mesh.send(messages.Say(is_done=True))
       self.assertEqual(
           await b.heard(3),
-          [Came(a.me), Said("life 0", messages.Ready(3)), Said("life 0", messages.Done())],
+          [
+              Came(a.me),
+              *(Said("life 0", m) for m in (messages.Beat(3), messages.Say(is_done=True))),
+          ],
       )
       writer = a.mesh._writers["life 1"]
       option = socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT
@@ -229,9 +231,9 @@ class MeshTest(parameterized.TestCase):
 
   @parameterized.parameters(
       b"\0\0\0\2[]",
-      frames.encode({"member": "n1"}),
-      frames.encode({"kind": "Hello", "member": 3}),
-      messages.encode(messages.Greeting("life 1", "life 0")),
+      messages.encode({"member": "n1"}),
+      messages.encode({"kind": "Hello", "member": 3}),
+      messages.encode(messages.Beat()),
       b"",
   )
   def test_garbage(self, data):
@@ -244,7 +246,7 @@ class MeshTest(parameterized.TestCase):
         if data:
           await reader.read()
         writer.close()
-        while len(a.mesh._door._tasks) > 1:  # The first accepts others.
+        while len(a.mesh._tasks) > 1:  # The first accepts others.
           await asyncio.sleep(0)
       self.assertTrue(a.events.empty())
 
@@ -278,10 +280,10 @@ class MeshTest(parameterized.TestCase):
       a.dial(b)
       await a.heard()
       with self.assertLogs("absl", "WARNING") as logs:
-        a.mesh._writers["life 1"].write(frames.encode({"kind": "x"}))
+        a.mesh._writers["life 1"].write(messages.encode({"kind": "x"}))
         (closed,) = await a.heard()
       self.assertIsInstance(closed, Closed)
-      self.assertIn("unknown message of kind 'x'", logs.output[0])
+      self.assertIn("Invalid value 'x' - at `$.kind`", logs.output[0])
 
     self.run_agents(scenario)
 
@@ -344,7 +346,7 @@ class MeshTest(parameterized.TestCase):
       a.dial(former)
       with self.assertLogs("absl", "WARNING"):
         (failed,) = await a.heard()
-        while len(b.mesh._door._tasks) > 1:  # The first accepts others.
+        while len(b.mesh._tasks) > 1:  # The first accepts others.
           await asyncio.sleep(0)
       self.assertTrue(failed.is_refused)
       self.assertIn("another agent has its address", failed.reason)
@@ -356,7 +358,7 @@ class MeshTest(parameterized.TestCase):
       a.dial(b)
       with self.assertLogs("absl", "WARNING"):
         (failed,) = await a.heard()
-        while len(b.mesh._door._tasks) > 1:
+        while len(b.mesh._tasks) > 1:
           await asyncio.sleep(0)
       self.assertTrue(failed.is_refused)
       self.assertIn("of another run", failed.reason)

@@ -18,7 +18,7 @@ class OwnWorkerTest(given.AgentCase):
     self.run_for(0.001)
 
   @parameterized.named_parameters(
-      ("done", messages.Done(), 0, ""),
+      ("done", messages.Say(is_done=True), 0, ""),
       ("failed", None, 1, "its worker ended with exit status 1"),
       ("failed_alone", None, -11, "its worker was killed by SIGSEGV"),
   )
@@ -28,7 +28,7 @@ class OwnWorkerTest(given.AgentCase):
       self.hear_worker(message)
     self.exit(code)
     if code < 0:  # The others go on without it, and then it ends.
-      self.assertEqual([m.reason for m, _ in self.mesh.sent], [reason])
+      self.assertEqual([m.gone for m, _ in self.mesh.sent], [reason])
       self.hear(0, messages.NewView(members.view(2, 0, 2)))
       self.run_for(2.5)
       self.assertIsNone(self.ended)  # Nobody has said so since.
@@ -56,7 +56,7 @@ class OwnWorkerTest(given.AgentCase):
   def test_an_error_that_ends_the_run(self, me, is_own):
     """Each agent ends with it, also one that is no member."""
     self.begin(me=me)
-    said = messages.Failed("no such layer")
+    said = messages.Say(failed="no such layer")
     if is_own:
       self.hear_worker(said)
     else:
@@ -87,16 +87,16 @@ class OwnWorkerTest(given.AgentCase):
 
   def test_an_error_of_who_is_no_member(self):
     self.begin(me=0, numbers=(0, 1))
-    self.hear(2, messages.Failed("no such layer"))
+    self.hear(2, messages.Say(failed="no such layer"))
     self.assertIsNone(self.ended)
 
   def test_the_last_words_of_the_worker_are_read_after_its_exit(self):
     self.begin(me=1)
     self.tell(self.agent._start, self.agent._end_worker, 0)
-    self.hear_worker(messages.Done())
+    self.hear_worker(messages.Say(is_done=True))
     self.run_for(0.1)
     self.assertEqual(self.ended, "")
-    self.assertIn((messages.Done(), None), self.mesh.sent)
+    self.assertIn((messages.Say(is_done=True), None), self.mesh.sent)
 
   @parameterized.named_parameters(
       ("who_came_when_others_were_done", (), True),
@@ -111,7 +111,7 @@ class OwnWorkerTest(given.AgentCase):
         self.hear_worker(post)
       else:
         self.hear(number, post)
-    self.hear(0, messages.Done())
+    self.hear(0, messages.Say(is_done=True))
     self.run_for(9.9, beats=(0, 2))
     self.assertIsNone(self.ended)
     self.run_for(0.5, beats=(0, 2))
@@ -119,8 +119,8 @@ class OwnWorkerTest(given.AgentCase):
 
   def test_who_is_done_is_left_out_with_the_dead(self):
     self.begin(me=1, numbers=(0, 1, 2, 3))
-    self.hear(0, messages.Done())
-    self.hear(2, messages.Gone("killed"))
+    self.hear(0, messages.Say(is_done=True))
+    self.hear(2, messages.Say(gone="killed"))
     self.run_for(0.1)
     want = members.view(2, 1, 3, reason="n0 left: it is done; n2 left: killed")
     self.assertEqual(self.view, want)
@@ -137,7 +137,7 @@ class OwnWorkerTest(given.AgentCase):
 
   def test_nobody_is_left(self):
     self.begin(numbers=(0, 1))
-    self.hear(1, messages.Gone("killed"))
+    self.loop.call_soon(self.agent._hear, "life 1", messages.Say(gone="killed"))
     self.exit(-9)
     self.run_for(0.9)
     self.assertIsNone(self.find_view(2))
@@ -147,8 +147,8 @@ class OwnWorkerTest(given.AgentCase):
 
   def test_a_slow_worker_hands_over(self):
     self.begin()
-    self.hear_worker(messages.Notice("it is slow"))
-    self.assertIn((messages.Notice("it is slow"), None), self.mesh.sent)
+    self.hear_worker(messages.Say(notice="it is slow"))
+    self.assertIn((messages.Say(notice="it is slow"), None), self.mesh.sent)
     self.run_for(0.1)
     self.assertEqual(self.view.leaving, (0,))
 
@@ -161,8 +161,8 @@ class OwnWorkerTest(given.AgentCase):
     self.run_for(0.4)
     self.assertTrue(self.worker.is_killed)
     self.exit(-9)
-    (gone,) = (m for m, _ in self.mesh.sent if isinstance(m, messages.Gone))
-    self.assertEqual(gone.reason, "its worker was stopped for 1.0 s")
+    (gone,) = (m for m, _ in self.mesh.sent if isinstance(m, messages.Say))
+    self.assertEqual(gone.gone, "its worker was stopped for 1.0 s")
     self.assertBetween(gone.silent_secs, 1.0, 1.5)
 
   @parameterized.parameters((0, 61), (59, 120))
@@ -177,7 +177,7 @@ class OwnWorkerTest(given.AgentCase):
   def test_a_worker_that_waits_for_the_folder(self, it, killed_secs):
     """It makes no progress from second 1 on, for 13 s; it is then killed."""
     self.begin(numbers=(0, 1), limits=config.ClusterSection(no_progress_secs=13.0))
-    self.hear_worker(messages.Ready())
+    self.hear_worker(messages.Say(is_ready=True))
     self.tell(self.agent._start, self.agent._follow)
     self.run_for(0.9)
     if it == "fails":
@@ -185,23 +185,23 @@ class OwnWorkerTest(given.AgentCase):
     if it == "hangs":
       never = self.loop.create_future()
       self.agent._judge = lambda *_: never
-    self.hear_worker(messages.WorkerBeat(1, False))
+    self.hear_worker(messages.Beat(1, False))
     while not self.worker.is_killed:
-      self.hear_worker(messages.WorkerBeat(1, False))
+      self.hear_worker(messages.Beat(1, False))
       self.run_for(0.5, beats=(1,))
     self.assertBetween(self.now, killed_secs - 1.5, killed_secs + 1.5)
 
   def test_a_doubt_is_settled_by_the_log(self):
     self.begin()
     self.place.errors = [OSError("no folder.")]
-    self.hear_worker(messages.Doubt())
+    self.hear_worker(messages.Beat(doubts=1))
     self.run_for(0.05)
     self.assertEqual(self.worker.sent, [])
     self.run_for(0.1)
-    self.assertEqual(self.worker.sent, [messages.Doubt()])
+    self.assertEqual(self.worker.sent, [messages.NewView(self.view, doubts=1)])
     self.worker.sent.clear()
     self.make_view(members.view(2, 1, 2))
-    self.hear_worker(messages.Doubt())
+    self.hear_worker(messages.Beat(doubts=2))
     self.run_for(0.1)
     self.assertEqual(self.worker.sent, [])
     self.assertIn("the others continue without it", self.ended)
@@ -209,7 +209,7 @@ class OwnWorkerTest(given.AgentCase):
   def test_the_status_is_written_once_a_second(self):
     self.begin()
     for steps in (1, 2, 3):
-      self.hear_worker(messages.Report({"steps": steps}))
+      self.hear_worker(messages.Say(report={"steps": steps}))
       self.run_for(0.1)
     self.assertEqual(self.records.find("status/0")["steps"], 1)
     self.run_for(1.0)
@@ -364,9 +364,9 @@ class JoinTest(given.AgentCase):
     self.begin(me=3)
     self.mesh.silent.add(1)
     self.agent.roster.connected.discard("life 1")
-    self.hear_worker(messages.Ready())
+    self.hear_worker(messages.Say(is_ready=True))
     self.run_for(0.3)
-    self.assertNotIn((messages.Ready(0), None), self.mesh.sent)
+    self.assertNotIn((messages.Say(is_ready=True, origin=0), None), self.mesh.sent)
     self.tell(self.mesh.closed[1].set_result, "closed")
     self.run_for(0.3)
-    self.assertIn((messages.Ready(0), None), self.mesh.sent)
+    self.assertIn((messages.Say(is_ready=True, origin=0), None), self.mesh.sent)

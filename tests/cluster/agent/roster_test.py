@@ -49,7 +49,7 @@ class RosterTest(parameterized.TestCase):
     self.make()
     for number in (3, 4):
       self.roster.known[f"life {number}"] = members.member(number)
-      self.roster.ready[f"life {number}"] = messages.Ready()
+      self.roster.note(f"life {number}", messages.Say(is_ready=True))
     for accuser, accused in suspects.items():
       self.suspect(accuser, *accused)
     if what == "gone":

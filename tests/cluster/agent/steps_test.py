@@ -47,7 +47,7 @@ class LinksTest(given.AgentCase):
   def test_two_deaths_at_once_are_one_view(self):
     self.begin(numbers=range(5))
     self.refuse(1)
-    self.hear(2, messages.Gone("test"))
+    self.hear(2, messages.Say(gone="test"))
     self.run_for(0.0005)
     self.assertIsNone(self.find_view(2))  # Node 1 is tried again.
     for number in (3, 4):
@@ -116,17 +116,17 @@ class LinksTest(given.AgentCase):
 
   def test_who_is_reached_is_told_what_it_has_missed(self):
     self.begin()
-    self.hear_worker(messages.Ready())
-    self.hear_worker(messages.Assignment({"a": 1}))
+    self.hear_worker(messages.Say(is_ready=True))
+    self.hear_worker(messages.Say(layout={"a": 1}))
     self.tell(self.agent.give_notice, "SIGTERM")
     post = messages.Post(1, "vote", "yes")
     self.hear_worker(post)
     missed = [
-        messages.Ready(0),
-        messages.Notice("SIGTERM"),
+        messages.Say(is_ready=True, origin=0, notice="SIGTERM"),
+        messages.Suspects(0, ()),
         messages.NewView(members.view(1, 0, 1, 2)),
     ]
-    for number, more in ((5, [messages.Assignment({"a": 1})]), (1, [post])):
+    for number, more in ((5, [messages.Beginning({"a": 1})]), (1, [post])):
       self.mesh.sent.clear()
       self.tell(self.agent._resend, members.member(number))
       self.assertEqual(self.mesh.sent, [(m, f"life {number}") for m in missed + more])
@@ -181,7 +181,7 @@ class SuspicionsTest(given.AgentCase):
     self.begin()
     self.tell(self.agent._welcome, members.member(3))
     self.hear(3, given.suspects(1, is_certain=True))
-    self.hear(3, messages.Ready())  # Nor does it come in, as it cannot reach all.
+    self.hear(3, messages.Say(is_ready=True))  # Nor does it come in, as it cannot reach all.
     self.run_for(4.0, beats=(1, 2, 3))
     self.assertEqual(self.view.number, 1)
     self.hear(3, given.suspects(count=2))
@@ -191,7 +191,7 @@ class SuspicionsTest(given.AgentCase):
   def test_whose_worker_began_elsewhere_does_not_join(self):
     self.begin()
     self.tell(self.agent._welcome, members.member(3))
-    self.hear(3, messages.Ready(0))
+    self.hear(3, messages.Say(is_ready=True, origin=0))
     self.run_for(0.1)
     self.assertEqual(self.view.number, 1)
 
@@ -200,10 +200,10 @@ class SuspicionsTest(given.AgentCase):
       ("it_was_never_heard", [], None),
       (
           "its_worker_had_been_silent_when_it_ended",
-          [(1, messages.Gone("killed", silent_secs=0.25), 3.0), (1, messages.Beat(), 3.5)],
+          [(1, messages.Say(gone="killed", silent_secs=0.25), 3.0), (1, messages.Beat(), 3.5)],
           1.25,
       ),
-      ("it_has_handed_over", [(1, messages.Gone("handed over"), 3.0)], 1.0),
+      ("it_has_handed_over", [(1, messages.Say(gone="handed over"), 3.0)], 1.0),
   )
   def test_how_long_a_lost_node_was_silent(self, heard, secs):
     self.begin(me=2)  # Node 0 proposes.
@@ -211,17 +211,15 @@ class SuspicionsTest(given.AgentCase):
       self.now = now
       self.hear(number, message)
     self.now = 4.0
-    view = messages.NewView(members.view(2, 0, 2))
-    self.hear(0, view)
-    silent = {1: secs} if secs is not None else {}
-    self.assertIn(messages.NewView(view.view, silent), self.worker.sent)
+    self.do(self.agent._make(members.view(2, 0, 2)))
+    self.assertEqual(self.find_view(2).silence_secs, secs)
 
 
 class ViewsTest(given.AgentCase):
 
   def test_the_next_member_acts_if_the_leader_does_not(self):
     self.begin(me=1)
-    self.hear(2, messages.Gone("killed"))
+    self.hear(2, messages.Say(gone="killed"))
     self.run_for(1.9, beats=(0,))
     self.assertIsNone(self.find_view(2))
     self.run_for(0.2, beats=(0,))
@@ -229,8 +227,9 @@ class ViewsTest(given.AgentCase):
 
   def lose_most(self):
     self.begin()
-    self.hear(1, messages.Gone("killed"))
-    self.hear(2, messages.Gone("killed"))
+    gone = messages.Say(gone="killed")
+    self.loop.call_soon(self.agent._hear, "life 1", gone)  # At once with that of the other.
+    self.hear(2, gone)
 
   def test_a_minority_lets_others_go_first(self):
     self.lose_most()
@@ -248,14 +247,14 @@ class ViewsTest(given.AgentCase):
   def test_a_proposal_that_comes_second(self):
     self.begin()
     other = self.make_view(members.view(2, 0, 2, reason="n2 was first"))
-    self.hear(1, messages.Gone("gone"))
+    self.hear(1, messages.Say(gone="gone"))
     self.run_for(0.1)
     self.assertEqual(self.view, other)
 
   def test_a_folder_that_does_not_answer_is_asked_again(self):
     self.begin()
     self.place.errors = [OSError("no folder.")] * 3
-    self.hear(1, messages.Gone("gone"))
+    self.hear(1, messages.Say(gone="gone"))
     self.run_for(0.25)
     self.assertEqual(self.view.number, 1)
     self.assertEqual(self.logged, ["no folder. Trying again."])
@@ -265,7 +264,7 @@ class ViewsTest(given.AgentCase):
   def test_who_has_lost_its_records_goes_on_from_nothing(self):
     self.begin()
     self.place.values.clear()
-    self.hear(1, messages.Gone("gone"))
+    self.hear(1, messages.Say(gone="gone"))
     self.run_for(5.0, beats=(2,))
     self.assertIn("have lost view 1", self.logged[0])
     self.assertEqual((self.view.number, self.place.values), (1, {}))

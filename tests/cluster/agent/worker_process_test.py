@@ -10,13 +10,13 @@ from bamboo_jax.cluster.agent import worker_process
 
 _HANGS = """
 import faulthandler, signal, socket, sys, threading
-from bamboo_jax.cluster import frames
+from bamboo_jax.cluster import messages
 
 faulthandler.register(signal.SIGUSR1)
 sock = socket.socket(fileno=int(sys.argv[1]))
 
 def hang_here():
-  sock.sendall(frames.encode({"kind": "Ready"}))
+  sock.sendall(messages.encode(messages.Beat()))
   threading.Event().wait()
 
 hang_here()
