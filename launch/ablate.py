@@ -88,6 +88,9 @@ class AblateFlags:
         packaged.find_file(value)
       else:
         cli.check_config_arguments([f"--config.{field}={value}"])
+    read = {field: [*map(ablation.read_value, own)] for field, own in sweeps.items()}
+    for policy in read.get("recovery.policy", [self.config.recovery.policy]):
+      cli.refuse_overwritten(policy, read)
     return sweeps
 
 

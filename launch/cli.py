@@ -5,7 +5,7 @@ config are those of `configs/default.py`, except in sections of options, which
 are checked by their users.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import functools
 import os
 import re
@@ -106,7 +106,7 @@ def _parse_flags(argv: Sequence[str], *, is_study: bool) -> list[str]:
     if flagset.CONFIG in flags.FLAGS:
       given = flags.FLAGS[flagset.CONFIG].value
       accepted = accept.accept(given, is_study=is_study)
-      _refuse_overwritten(accepted.recovery.policy)
+      refuse_overwritten(accepted.recovery.policy)
       flags.FLAGS[flagset.CONFIG].value = accepted
     return rest
   except flags.IllegalFlagValueError as error:
@@ -119,14 +119,18 @@ def _parse_flags(argv: Sequence[str], *, is_study: bool) -> list[str]:
     command.fail(config_check.explain(error), 2)
 
 
-def _refuse_overwritten(policy: str | None) -> None:
-  """Raises `ValueError` if the command line sets an option otherwise than the config's policy."""
+def refuse_overwritten(policy: str | None, swept: Mapping[str, Sequence[Any]] = {}) -> None:
+  """Raises `ValueError` if the command line sets an option otherwise than the config's policy.
+
+  `swept` are the values of options that are swept beside it.
+  """
   if policy is not None:
-    own = policies.find(policy)
-    given = flagset.given_keys().items()
+    own, when = policies.find(policy), f"with config.recovery.policy={policy!r}, which sets it"
     # The config may say how a policy has replicas.
-    keys = [k for k, v in given if own.get(k, v) != v and k != "redundancy.mode"]
-    flagset.refuse_keys(keys, f"with config.recovery.policy={policy!r}, which sets it")
+    differs = lambda k, v: own.get(k, v) != v and k != "redundancy.mode"
+    flagset.refuse_keys([k for k, v in flagset.given_keys().items() if differs(k, v)], when)
+    texts = [f"--sweep={k}" for k, values in swept.items() for v in values if differs(k, v)]
+    flagset.refuse_texts(texts, when)
 
 
 def check_config_arguments(argv: Sequence[str]) -> None:

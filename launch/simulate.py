@@ -18,6 +18,7 @@ what is modelled.
 """
 
 import dataclasses
+import functools
 import json
 import pathlib
 import sys
@@ -115,7 +116,7 @@ def _compare(flags: SimulateFlags, workdir: pathlib.Path, where: sweep.Where) ->
   """Compares policies; returns the files of the trace."""
   if flags.trace:
     flagset.refuse(["seeds"], "with --trace, which is one trace")
-    flagset.refuse_keys(["study.trace"], "with --trace, which has the preemptions")
+    flagset.refuse_keys(["study.trace", "seed"], "with --trace, which has the preemptions")
   else:
     flagset.refuse(["time_scale"], "without --trace")
   if not flags.sweep:
@@ -123,6 +124,13 @@ def _compare(flags: SimulateFlags, workdir: pathlib.Path, where: sweep.Where) ->
   if flags.config.study.table.file is None:
     flagset.refuse_keys(["study.table"], "without config.study.table.file")
   swept = _read_sweep(flags)
+  for option in ("study.table.file", "plan.profile"):
+    costs = functools.reduce(getattr, option.split("."), flags.config)
+    if costs is not None and swept.field != option:
+      when = f"with config.{option}={costs!r}, which has the costs"
+      flagset.refuse_keys(["model"], when)
+      if swept.values and swept.field.startswith("model."):
+        flagset.refuse_texts([f"--sweep={swept.field}"], when)
   _check_policies(flags.policies, swept)
   traces = tuple(_find_trace(name, workdir) for name in flags.trace)
   compare.run(

@@ -15,6 +15,7 @@ from bamboo_jax.base import json as json_lib
 from bamboo_jax.experiments import gap, output, sweep as sweep_lib
 from bamboo_jax.recovery import policies as policies_lib
 from bamboo_jax.report import contents
+from bamboo_jax.report.live import words
 from bamboo_jax.sim import build, forecast, loop
 from bamboo_jax.traces import generator, readers, scale, trace as trace_lib
 
@@ -107,8 +108,10 @@ def run(
     )
   plays = (Play(config, preemptions, config.seed), *_plan(config, preemptions, sweep))
   trace = preemptions.read(config, config.seed)
-  for policy in policies:  # Raises errors here rather than in a worker.
-    _find_choices(policy, plays[0])
+  for one in {play.setting: play for play in plays}.values():  # Raises errors before all runs.
+    prices_lib.find(one.config.cost)
+    for policy in policies:
+      _find_choices(policy, one)
   inputs = sweep_lib.digest_code(config.to_dict())
   outcomes = _play_all(_make_jobs(tuple(policies), plays), where, inputs)
   settings: dict[Any, dict[str, list[loop.Outcome]]] = {}
@@ -119,7 +122,7 @@ def run(
   for setting, some in settings.items():
     rows += _rows(sweep.field, setting, some)
   output.write_summary(workdir, rows)
-  report = _report(config, trace.name, {p: o[0] for p, o in outcomes.items()}, sweep, settings)
+  report = _report(config, trace, {p: o[0] for p, o in outcomes.items()}, sweep, settings)
   contents.write(workdir, report, formats if config.metrics.plots else ())
   print(output.render_rows(rows, _SHOWN))
   print("\nGap to the best policy, percent of its value, by cause:")
@@ -128,7 +131,7 @@ def run(
 
 def _plan(config: Config, preemptions: Preemptions, sweep: Sweep) -> list[Play]:
   """Returns the plays beside the main trace; `ValueError` if a value does not fit."""
-  if sweep.values and preemptions.files and sweep.field.startswith(_GENERATED):
+  if sweep.values and preemptions.files and sweep.field.startswith((_GENERATED, "seed")):
     raise ValueError(
         f"--sweep={sweep.field} changes how traces are generated, so it has no effect with --trace."
     )
@@ -279,23 +282,25 @@ def _row(
 
 def _report(
     config: Config,
-    trace_name: str,
+    trace: trace_lib.Trace,
     runs: Mapping[str, loop.Outcome],
     sweep: Sweep,
     settings: Mapping[Any, Mapping[str, Sequence[loop.Outcome]]],
 ) -> contents.Value:
   ranked = sorted(runs.items(), key=lambda run: run[1].account.value, reverse=True)
   costs = config.study.table.file or config.plan.profile
+  model = costs or words.describe_model(config.to_dict())
   own = [f"{k}={v}" for k, v in json_lib.flatten(config.study.to_dict()).items() if v is not None]
   return contents.make(
-      f"Policies on trace {trace_name}",
-      [contents.simulated(policy, run) for policy, run in ranked],
+      f"Policies on trace {trace.name}",
+      [contents.simulated(policy, run, model) for policy, run in ranked],
       remarks=[
           f"Config {config.name}: {', '.join(own)}.",
           f"Costs are {'those of ' + costs if costs else 'estimated, not measured'}. All policies "
           "see the same trace; nodes on demand are not preempted. The best value comes first.",
           "A run over time shows the current throughput, including steps that are rolled back "
           "later; sums exclude those. Events before the first training are its start.",
+          *(f"Trace: {note}." for note in trace.notes),
       ],
       series=_series(settings, sweep.field),
   )

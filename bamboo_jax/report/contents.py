@@ -23,7 +23,7 @@ import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.accounting import account as account_lib
-from bamboo_jax.metrics import jsonl, summary as summary_lib, table as table_lib
+from bamboo_jax.metrics import jsonl, plots, summary as summary_lib, table as table_lib
 from bamboo_jax.recovery import durations
 from bamboo_jax.report import figures as figures_lib
 from bamboo_jax.report.live import document, facts, feed as feed_lib, words
@@ -138,8 +138,8 @@ def render_table(found: Value, digits: int | None = 2) -> str:
   return table_lib.to_markdown([columns, *rows])
 
 
-def simulated(name: str, outcome: loop.Outcome) -> Value:
-  """Returns a simulated run with its moments, see `loop.simulate`."""
+def simulated(name: str, outcome: loop.Outcome, model: str | None = None) -> Value:
+  """Returns a simulated run with its moments, see `loop.simulate`; `model` has the costs."""
   account, moments = outcome.account, outcome.moments
   secs = [0.0, *(m.secs for m in moments), account.secs]
   usd_per_sec = account.price.usd_per_hour(account.market) / 3600 if account.price else 0.0
@@ -167,6 +167,7 @@ def simulated(name: str, outcome: loop.Outcome) -> Value:
   ]
   figures = facts.figures_of(account) | {
       "state": "simulated",
+      "model": model,
       "steps": outcome.num_steps,
       "layout": words.describe_owners(moments[-1].owners if moments else ()),
       "recoveries": words.count(r["rung"] for r in recoveries),
@@ -192,7 +193,7 @@ def read(folders: Sequence[pathlib.Path], charges: Mapping[str, Any]) -> Value:
   if len({folder.resolve() for folder in folders}) < len(folders):
     raise ValueError(f"A folder is given twice: {', '.join(map(str, folders))}.")
   names = collections.Counter(run["head"]["run"] for found in reports for run in found["runs"])
-  models = collections.defaultdict(list)
+  titles, models = collections.Counter(f.name for f in folders), collections.defaultdict(list)
   more: dict[str, dict[str, Value]] = {"tables": {}, "series": {}}
   for folder, found in zip(folders, reports, strict=True):
     for run in found["runs"]:
@@ -201,8 +202,9 @@ def read(folders: Sequence[pathlib.Path], charges: Mapping[str, Any]) -> Value:
         head["run"] = f"{folder}" if len(found["runs"]) == 1 else f"{folder}: {head['run']}"
       if model := run["figures"].get("model"):
         models[model].append(head["run"])
+    name = folder.name if titles[folder.name] == 1 else f"{folder}".strip("/").replace("/", "_")
     for kind, parts in more.items():
-      parts |= {f"{folder.name}_{k}": part for k, part in found[kind].items() if k != "runs"}
+      parts |= {f"{name}_{k}": part for k, part in found[kind].items() if k != "runs"}
   remarks = [remark for found in reports for remark in found["remarks"]]
   if len(models) > 1:
     trained = "; ".join(f"{model}: {', '.join(of)}" for model, of in models.items())
@@ -223,6 +225,11 @@ def _read(folder: pathlib.Path, charges: Mapping[str, Any]) -> Value:
     )
   if charges:
     raise ValueError(f"--{next(iter(charges))} has no effect on simulations, as in {folder}.")
+  return _parse(folder)
+
+
+def _parse(folder: pathlib.Path) -> Value:
+  """Returns the report of a simulation; `ValueError` if it is not of this version."""
   with contextlib.suppress(AttributeError, TypeError, ValueError):  # It may be damaged.
     report: Value = json.loads((folder / DATA).read_text(encoding="utf-8"))
     of_run = facts.empty("", "").keys()
@@ -244,7 +251,14 @@ def read_run(folder: pathlib.Path, charges: Mapping[str, Any]) -> Value:
 
 
 def write(folder: pathlib.Path, report: Value, formats: Sequence[str]) -> None:
-  """Writes page, JSON and figures of a simulation; raises `OSError`."""
+  """Writes page, JSON and figures of a simulation; raises `OSError`.
+
+  The figures of an earlier simulation in the folder are removed.
+  """
+  if (folder / DATA).exists():
+    with contextlib.suppress(ValueError, LookupError, TypeError):  # It is of another version.
+      for name, suffix in itertools.product(figures_lib.plan(_parse(folder)), plots.FORMATS):
+        (folder / f"{name}.{suffix}").unlink(missing_ok=True)
   base.write_atomically(folder / PAGE, document.render(report))
   base.write_atomically(folder / DATA, json.dumps(report))
   figures_lib.save_all(report, folder, formats)

@@ -1,7 +1,8 @@
 """Figures of a report for papers, drawn with Matplotlib from its JSON."""
 
 import collections
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import functools
 import itertools
 import pathlib
 import re
@@ -62,24 +63,30 @@ def save_all(
     report: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str]
 ) -> list[pathlib.Path]:
   """Draws all figures of a report into a folder; returns the files. Raises `OSError`."""
-  runs, figures = report["runs"], {}
+  return [
+      path
+      for name, draw in plan(report).items()
+      for path in plots.save_figure(draw(), folder / name, formats)
+  ]
+
+
+def plan(report: Mapping[str, Any]) -> dict[str, Callable[[], Any]]:
+  """Returns what draws each figure of a report, by the name of its file."""
+  runs, figures = report["runs"], dict[str, Callable[[], Any]]()
   if charged := [run for run in runs if run["time"]["node_secs"]]:
-    figures["node_time"] = draw_node_time(charged)
+    figures["node_time"] = functools.partial(draw_node_time, charged)
   if any(point[2] is not None for run in runs for point in run["curve"]):
-    figures["losses"] = draw_losses(runs)
+    figures["losses"] = functools.partial(draw_losses, runs)
   for name, series in report["series"].items():
-    figures[name] = draw_series(series)
+    figures[name] = functools.partial(draw_series, series)
   if len(runs) == 1 and runs[0]["rows"] and runs[0]["rows"]["measured"]:
-    figures["schedule"] = draw_step(runs[0]["rows"])
+    figures["schedule"] = functools.partial(draw_step, runs[0]["rows"])
   for run in runs:
     if len(run["curve"]) > 1:
       stem = "run_" + re.sub(r"[^a-z0-9]+", "_", run["head"]["run"].lower()).strip("_")
-      figures[f"{stem}_{len(figures)}" if stem in figures else stem] = draw_course(run)
-  return [
-      path
-      for name, figure in figures.items()
-      for path in plots.save_figure(figure, folder / name, formats)
-  ]
+      name = f"{stem}_{len(figures)}" if stem in figures else stem
+      figures[name] = functools.partial(draw_course, run)
+  return figures
 
 
 def draw_course(run: Mapping[str, Any]) -> Any:

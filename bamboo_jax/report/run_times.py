@@ -79,11 +79,22 @@ class RunTimes:
 def read(workdir: pathlib.Path) -> RunTimes:
   """Returns the times of a run of `bamboo cluster`, also an aborted one.
 
-  Raises `OSError` without a log, `ValueError` if it has fewer than two steps.
+  Raises `OSError` without a log, `ValueError` with the file if it has fewer than two steps
+  or is damaged.
   """
-  lines = jsonl.read_lines(workdir / "metrics.jsonl")
-  nodes = (workdir / "nodes.jsonl").read_text().splitlines()
-  return make(lines, [json.loads(line) for line in nodes])
+  log, path = workdir / "metrics.jsonl", workdir / "nodes.jsonl"
+  lines, nodes = jsonl.read_lines(log), []
+  for number, text in enumerate(path.read_text(errors="replace").splitlines(), 1):
+    try:
+      nodes.append(json.loads(text))
+      _ = [nodes[-1][key] for key in ("event", "name", "at_secs")]
+    except (ValueError, KeyError, TypeError):
+      raise ValueError(f"Line {number} of {path} is not an event of a node: {text:.80}") from None
+  try:
+    return make(lines, nodes)
+  except (ValueError, KeyError) as error:
+    what = "is not the log of a run of `bamboo cluster`"
+    raise ValueError(f"{log} {what}: {error!s:.200}") from error
 
 
 def make(lines: Sequence[Mapping[str, Any]], nodes: Sequence[Mapping[str, Any]]) -> RunTimes:

@@ -39,7 +39,7 @@ def simulate(
       its plans, which take most of the time.
     config: Of the run; by default `JOB`.
     costs: By default those in the file that the config names.
-    price: By default that of a p3.2xlarge in 2021, which Bamboo used.
+    price: By default that of `config.cost`, or of a p3.2xlarge in 2021, which Bamboo used.
     keep_moments: Whether the outcome has the course of the run.
 
   Raises:
@@ -47,6 +47,8 @@ def simulate(
   """
   if not isinstance(policy, loop.Policy):
     policy = make_policy(policy, trace, config, costs=costs)
+  if price is None and config is not None:
+    price = prices_lib.find(config.cost)
   price = price or prices_lib.find(prices_lib.STANDARD)
   assert price is not None
   return loop.simulate(trace, policy, price, keep_moments=keep_moments)

@@ -27,6 +27,7 @@ import operator
 import os
 import random
 import re
+import statistics
 from typing import Any, TypeGuard
 
 from bamboo_jax.base import packaged
@@ -40,6 +41,7 @@ _MS = datetime.timedelta(milliseconds=1)
 # A sample within this time of the previous line with the same count repeats its
 # reading. A longer limit would merge equal counts of unsorted lines.
 _REPEAT = datetime.timedelta(minutes=1)
+_HOLE = 10  # A time between two samples of so many usual ones.
 
 
 def read_traces(paths: Sequence[str | os.PathLike[str]], *, seed: int = 0) -> trace_lib.Trace:
@@ -59,7 +61,11 @@ def read_traces(paths: Sequence[str | os.PathLike[str]], *, seed: int = 0) -> tr
       raise ValueError(f"{path} is not a trace: it is not text.") from None
     zone = path.stem if len(paths) > 1 else ""
     traces.append(parse_trace(text, source=str(path), zone=zone, seed=seed))
-  return traces[0] if len(traces) == 1 else scale.merge(traces)
+  try:
+    return traces[0] if len(traces) == 1 else scale.merge(traces)
+  except trace_lib.ContradictionError as error:
+    names = " and ".join(trace.name for trace in traces)
+    raise ValueError(f"Files of one cluster must name different nodes, {names}: {error}") from None
 
 
 @dataclasses.dataclass
@@ -108,8 +114,8 @@ def parse_trace(text: str, *, source: str, zone: str = "", seed: int = 0) -> tra
     except ValueError as error:
       raise ValueError(f"{source}, line {number}: {error}") from None
   if steps := _order_samples(found, source) if found.samples else [*found.counts.items()]:
-    duration_ms = found.duration_ms or steps[-1][0]
-    return _infer_nodes({zone: steps}, seed=seed, name=source, duration_ms=duration_ms)
+    duration_ms, notes = found.duration_ms or steps[-1][0], _find_holes(found.samples)
+    return _infer_nodes({zone: steps}, notes, seed=seed, name=source, duration_ms=duration_ms)
   if not found.events:
     raise ValueError(f"{source} is empty: it has no event.")
   duration_ms = found.duration_ms or max(found.end_ms, found.events[-1].time_ms)
@@ -247,6 +253,19 @@ def _order_samples(found: _Found, source: str) -> list[trace_lib.Step]:
   return steps
 
 
+def _find_holes(samples: Sequence[tuple[Any, _Reading]]) -> list[str]:
+  """Returns a note on the times for which the recorder did not look, if there are any."""
+  times = sorted({at for at, _ in samples})
+  gaps_secs = [(b - a).total_seconds() for a, b in itertools.pairwise(times)]
+  least_secs = _HOLE * statistics.median(gaps_secs or [0])
+  if not (holes := [secs for secs in gaps_secs if secs > least_secs]):
+    return []
+  return [
+      f"the recorder has {len(holes)} hole{'s' * (len(holes) > 1)}, of up to {max(holes) / 60:.0f} "
+      "min: the count before each is taken to last"
+  ]
+
+
 def render_events(trace: trace_lib.Trace) -> str:
   """Returns the trace as a file of events, the inverse of `parse_trace`."""
   lines = [f"# {note}" for note in trace.notes]
@@ -325,7 +344,11 @@ def _is_number(value: Any) -> TypeGuard[float]:
 
 
 def _infer_nodes(
-    steps: Mapping[str, Sequence[trace_lib.Step]], *, seed: int, **trace: Any
+    steps: Mapping[str, Sequence[trace_lib.Step]],
+    notes: Sequence[str] = (),
+    *,
+    seed: int,
+    **trace: Any,
 ) -> trace_lib.Trace:
   """Returns a trace with these numbers of live nodes, by zone; lost nodes are random."""
   num_nodes = 0
@@ -355,4 +378,4 @@ def _infer_nodes(
       live += new
   events.sort(key=_BY_TIME)  # Keeps the order of zones.
   note = f"the file names no nodes: a drop takes random ones (seed {seed})"
-  return trace_lib.Trace(events=tuple(events), notes=(note,), **trace)
+  return trace_lib.Trace(events=tuple(events), notes=(note, *notes), **trace)

@@ -221,6 +221,25 @@ class ValidationTest(absltest.TestCase):
     with self.assertRaisesRegex(ValueError, "not of this version: config.pipeline.head is gone"):
       beside.read_config(folder)
 
+  def test_damaged_files(self):
+    lines, nodes = make_log()
+    without_layout = [line for line in lines if line.get("event") != "layout"]
+    for name, found, message in (
+        ("metrics.jsonl", [], "/metrics.jsonl is not the log of a run .*at least two steps"),
+        (
+            "metrics.jsonl",
+            map(json.dumps, without_layout),
+            "/metrics.jsonl is not the log of a run",
+        ),
+        ("metrics.jsonl", ["x"] * 3, "Line 1 of .*/metrics.jsonl is not a JSON"),
+        ("nodes.jsonl", ["{}"], "Line 1 of .*/nodes.jsonl is not an event of a node: {}"),
+        ("nodes.jsonl", [json.dumps(nodes[0]), "{"], "Line 2 of .*/nodes.jsonl is not an event"),
+    ):
+      folder = self.write_run(lines, nodes)
+      (folder / name).write_text("".join(f"{line}\n" for line in found))
+      with self.assertRaisesRegex(ValueError, message):
+        beside.run(folder, workdir=folder / "out")
+
   def test_from_the_files_of_a_run_that_goes_on(self):  # Imports JAX and traces, 3 s.
     folder = self.write_run(*make_log())
     with contextlib.redirect_stdout(io.StringIO()):

@@ -161,10 +161,21 @@ class CompareTest(parameterized.TestCase):
       ("deep", compare.Sweep("seed.x", (1,)), "seed"),
       ("value", compare.Sweep(values=("often",)), "hazard_per_node_hour must be float"),
       ("negative", compare.Sweep("study.trace.hours", (-1.0,)), "hours must be above 0"),
+      (
+          "price",
+          compare.Sweep("cost.instance", ("p3.2xlarge", "nope")),
+          "Unknown instance .*'nope'",
+      ),
+      ("stages", compare.Sweep("pipeline.num_stages", (2, 999)), "num_stages"),
+      ("seed", compare.Sweep("seed", (1, 2)), "--sweep=seed .* no effect with --trace", _EVENTS),
+      ("of_a_trace", _SWEEP, "--sweep=study.trace.* has no effect with --trace", _EVENTS),
   )
-  def test_bad_sweep(self, sweep, message):
-    with self.assertRaisesRegex(ValueError, message):
-      run(sweep=sweep)
+  def test_bad_sweep(self, sweep, message, events=None):
+    trace = (write_trace(events),) if events else ()
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+      with self.assertRaisesRegex(ValueError, message):
+        run(sweep=sweep, policies=("checkpoint", "bamboo"), trace=trace, quiet=False)
+    self.assertNotIn("run=", out.getvalue())  # All values are checked first.
 
   @parameterized.named_parameters(
       ("profile", {"plan.profile": "no.json"}, "no.json"),
@@ -185,10 +196,6 @@ class CompareTest(parameterized.TestCase):
   def test_bad_config(self, changes, message):
     with self.assertRaisesRegex((ValueError, OSError), message):
       run(changes, policies=("own",), sweep=compare.Sweep())
-
-  def test_a_sweep_of_generated_traces_needs_no_file(self):
-    with self.assertRaisesRegex(ValueError, "--sweep=study.trace.* has no effect with --trace"):
-      run(trace=(write_trace(_EVENTS),))
 
 
 class CommandTest(parameterized.TestCase):
@@ -226,7 +233,11 @@ class CommandTest(parameterized.TestCase):
       ),
       ("prices", ["--config.cost.prices=no.csv"], "config.cost.prices='no.csv' cannot be read: No"),
       ("no_run", ["--beside=no_run"], "no run of `bamboo cluster` in no_run: no nodes.jsonl"),
-      ("options", ["--config.study.table.rows=a=b"], "rows has no effect without config.study.tab"),
+      ("options", ["--config.study.table.rows=a=b"], "rows has no effect without config.study.ta"),
+      ("model_of", ["--config.model.name=llama"], "model.name has no effect with config.plan.pro"),
+      ("models", ["--sweep=model.name=gpt2,llama"], "model.name has no effect with config.plan"),
+      ("seed", ["--trace=ec2", "--config.seed=2"], "--config.seed has no effect with --trace"),
+      ("same_traces", ["--trace=ec2,ec2"], "ec2.csv and .*ec2.csv: node 'node.*' is added twice"),
   )
   def test_one_line(self, arguments, line):
     workdir = f"--workdir={tempfile.mkdtemp()}"

@@ -57,6 +57,16 @@ _CASES = (
         "--config.seed has no effect beside a --sweep of it",
     ),
     (
+        "ablate_policy",
+        (*_ABLATE, "--sweep=recovery.policy=bamboo,oobleck", "--config.pipeline.layout=grid"),
+        "--config.pipeline.layout has no effect with config.recovery.policy='bamboo', which",
+    ),
+    (
+        "ablate_policies",
+        (*_ABLATE, "--sweep=recovery.policy=own,oobleck", "--sweep=pipeline.layout=grid,depth"),
+        "--sweep=pipeline.layout has no effect with config.recovery.policy='oobleck', which",
+    ),
+    (
         "ablate_file",
         (*_ABLATE, "--faults=a.csv", f"--sweep=trace={_TRACE}"),
         "Give one of faults and trace, not both",

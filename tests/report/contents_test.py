@@ -41,7 +41,10 @@ def report():
   )
   return contents.make(
       "A <title>",
-      [contents.simulated(name, outcome(useful)) for name, useful in (("ours <x>", 6), ("b", 2))],
+      [
+          contents.simulated(name, outcome(use), "p.json")
+          for name, use in (("ours <x>", 6), ("b", 2))
+      ],
       remarks=["calibrated & labelled"],
       tables={"talk": table},
       series={"value": contents.series("rate", lines, note="bars: ranges")},
@@ -119,10 +122,32 @@ class ContentsTest(folders.FolderCase, parameterized.TestCase):
     self.assertEqual(names, [*map(str, runs), "ours <x>", "b"])
     self.assertContainsSubset({"runs", "sim_talk"}, found["tables"])
     self.assertRegex(" ".join(found["remarks"]), "different models .* gpt2 tiny: .*; llama tiny: ")
+    self.assertRegex(" ".join(found["remarks"]), "; p.json: ours <x>, b[.]$")
     rows = {row[0]: row[1:] for row in found["tables"]["runs"]["rows"]}
     self.assertEqual(rows["loss"], [1.5, None, None, None])
     self.assertEqual(rows["state"][0], "its log ends after step 2")
     self.assertEqual(rows["recoveries"][:2], ["1 shadow"] * 2)
+
+  def test_simulations_in_folders_of_one_name(self):
+    folders_ = [self.folder / name for name in ("x/sim", "y/sim")]
+    for folder in folders_:
+      folder.mkdir(parents=True)
+      contents.write(folder, report(), ())
+    found = contents.read(folders_, {})
+    names = [f"{folder}".strip("/").replace("/", "_") for folder in folders_]
+    self.assertEqual([*found["series"]], [f"{name}_value" for name in names])
+    self.assertEqual([*found["tables"]], ["runs", *(f"{name}_talk" for name in names)])
+
+  def test_figures_of_an_earlier_simulation_are_removed(self):
+    (self.folder / "mine.png").touch()
+    earlier, later = (contents.make("", [contents.simulated(n, outcome())]) for n in "bc")
+    contents.write(self.folder, earlier, ("png", "pdf"))
+    contents.write(self.folder, later, ("svg",))
+    files = {path.name for path in self.folder.iterdir()}
+    drawn = {"report.html", "report.json", "node_time.svg", "run_c.svg"}
+    self.assertEqual(files, drawn | {"mine.png"})
+    (self.folder / "report.json").write_text("{}")  # Of another version.
+    contents.write(self.folder, later, ())
 
   def test_the_last_step_without_a_death(self):
     run = self.write_run("a")

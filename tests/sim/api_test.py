@@ -12,6 +12,7 @@ from absl.testing import absltest, parameterized
 
 from bamboo_jax import base, config as config_lib, sim
 from bamboo_jax.traces import trace as trace_lib
+from tests import profiles
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _NO_JAX = "import sys\nsys.modules['jax'] = sys.modules['jaxlib'] = None\n"
@@ -70,6 +71,17 @@ class SimulateTest(parameterized.TestCase):
     self.assertEqual(
         sim.simulate(self.trace, policy).account, sim.simulate(self.trace, "checkpoint").account
     )
+
+  @parameterized.parameters(
+      (None, None, 0.918),
+      ({"cost.instance": "p4d.24xlarge", "cost.date": None}, None, 5.33),
+      ({"cost.instance": None, "cost.date": None}, None, 0.918),
+      ({"cost.instance": "p4d.24xlarge", "cost.date": None}, profiles.PRICE, 1.0),
+  )
+  def test_price(self, changes, price, usd_per_hour):
+    config = changes and config_lib.Config().changed({**sim.JOB, **changes})
+    account = sim.simulate(self.trace, "checkpoint", config, price=price).account
+    self.assertEqual(account.price.spot_usd_per_hour, usd_per_hour)
 
   def test_costs_are_needed(self):
     with self.assertRaisesRegex(ValueError, "config.plan.profile must name a file"):

@@ -142,6 +142,19 @@ class SamplesTest(parameterized.TestCase):
     added = [event.node for event in trace.events if event.kind == "add"]
     self.assertEqual(added, ["node1", "node2", "node3", "node4"])
 
+  @parameterized.parameters(
+      ((0, 1, 2, 3), None),
+      ((0, 10, 20, 35), None),
+      (
+          (0, 1, 2, 13, 14, 45),
+          "recorder has 2 holes, of up to 31 min: the count before each is taken",
+      ),
+  )
+  def test_holes(self, minutes, note):
+    trace = parse("\n".join(sample(minute, 3) for minute in minutes))
+    self.assertLen(trace.notes, 2 if note else 1)
+    self.assertIn(note or "", trace.notes[-1])
+
   def test_time_is_linear_in_the_nodes(self):
     begin_secs = time.process_time()
     trace = parse("0,30000\n1,15000")
