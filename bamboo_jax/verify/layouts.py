@@ -1,5 +1,7 @@
 """Random layouts of one config, in all of which the same steps give the same state.
 
+`run_cluster` runs one as a cluster of processes, of which some are killed.
+
 Drawn are pipelines, stages, partition, schedule, how many nodes share a device, and all settings
 of redundancy and recovery. Model, data, optimizer, global batch and `num_shares` stay; the state
 after some steps depends on nothing else.
@@ -7,9 +9,14 @@ after some steps depends on nothing else.
 
 from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
+import json
 import math
+import pathlib
 import random
-import types
+import signal
+import subprocess
+import sys
+import tempfile
 from typing import Any
 
 from bamboo_jax import config as config_lib
@@ -43,6 +50,21 @@ CHOICES: Mapping[str, Sequence[Any]] = {
     "recovery.grow": (True, False),
     "checkpoint.every_steps": (0, 2, 3),
 }
+# Of clusters of processes.
+CLUSTER_SIZE = {"max_stages": 4, "max_nodes": 6}
+_OF_CLUSTERS: Mapping[str, Sequence[Any]] = {
+    "redundancy.spares": (0, 0, 1),
+    "recovery.checkpoint": (True,),  # Who is killed is not chosen with care.
+    "checkpoint.every_steps": (3, 5, 10),
+}
+_STEPS_PER_EVENT = 20
+_LIMIT_SECS = 600.0
+_ZONES = ("a", "a,b,c", "a,b,c")
+_TAIL = 600  # Characters of the output of a run that has failed.
+_KINDS = (
+    *(("kill",), ("kill", "stop"), ("kill", "node", "notice")),
+    ("kill", "node", "stop", "leader", "zone", "notice", "all"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,18 +117,18 @@ def draw_layouts(
     *,
     seed: int,
     max_stages: int,
-    max_nodes: int = 1000,
-    choices: Mapping[str, Sequence[Any]] = types.MappingProxyType({}),
+    max_nodes: int | None = None,
 ) -> Iterator[SweepLayout]:
-  """Yields random layouts of up to so many stages and nodes; one depends on its number only.
+  """Yields random layouts of up to so many stages; one depends on its number only.
 
-  `choices` are values of settings, for which there are others by default.
+  With `max_nodes` for clusters of up to so many processes, else for one process.
   """
+  choices = CHOICES if max_nodes is None else {**CHOICES, **_OF_CLUSTERS}
   for number in range(seed, seed + count):
     rng = random.Random(f"layouts {number}")
     pipelines = rng.choice(list_pipelines(config))
-    stages = rng.randint(1, min(max_stages, max_nodes // pipelines))
-    settings = {name: rng.choice(values) for name, values in {**CHOICES, **choices}.items()}
+    stages = rng.randint(1, min(max_stages, (max_nodes or 1000) // pipelines))
+    settings = {name: rng.choice(values) for name, values in choices.items()}
     if stages == 1:
       settings["redundancy.mode"] = "none"
     if not settings["recovery.checkpoint"]:
@@ -135,3 +157,48 @@ def without_deaths(config: config_lib.Config, layout: SweepLayout) -> config_lib
     mode = config.redundancy.mode if config.pipeline.executor == "spmd" else "none"
     return config.changed({"redundancy.spares": 0, "redundancy.mode": mode})
   return config.changed({**split_batch(config), **ALONE})
+
+
+def run_cluster(
+    layout: SweepLayout | None,
+    config: config_lib.Config,
+    arguments: Sequence[str],
+    *,
+    num_events: int,
+) -> str:
+  """Returns the hash of the state of a cluster with random kills; None: of one process.
+
+  `arguments` are `--config` and its overrides. Raises `RuntimeError` if the run fails.
+  """
+  if layout is None:
+    command = ["launch.train"]
+    settings = {**split_batch(config), **ALONE}
+  else:
+    rng, settings = random.Random(f"clusters {layout.number}"), dict(layout.settings)
+    command = ["launch.cluster", f"--random_kills={num_events}", f"--seed={layout.number}"]
+    command += [f"--kinds={','.join(rng.choice(_KINDS))}", f"--zones={rng.choice(_ZONES)}"]
+  settings["num_steps"] = _STEPS_PER_EVENT * num_events + 1
+  settings["metrics.plots"] = False
+  command += [*arguments, *(f"--config.{key}={value}" for key, value in settings.items())]
+  with tempfile.TemporaryDirectory() as folder:
+    workdir = pathlib.Path(folder, "run")
+    _call([*command, f"--workdir={workdir}"])
+    return f"{json.loads((workdir / 'summary.json').read_text())['state_sha256']}"
+
+
+def _call(command: Sequence[str]) -> None:
+  process = subprocess.Popen(
+      [sys.executable, "-m", *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+  )
+  try:
+    output, _ = process.communicate(timeout=_LIMIT_SECS)
+  except BaseException as error:  # Also an interrupt.
+    for number in (signal.SIGINT, signal.SIGTERM):  # Told twice, it ends all
+      process.send_signal(number)  # that it has started at once.
+    output, _ = process.communicate()
+    if isinstance(error, subprocess.TimeoutExpired):
+      late = f"not done after {_LIMIT_SECS} s: {output[-_TAIL:]}"
+      raise RuntimeError(late) from error
+    raise
+  if process.returncode:
+    raise RuntimeError(f"exit code {process.returncode}: {output[-_TAIL:]}")

@@ -29,13 +29,7 @@ from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.executables import program_store
 from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.training.setup import accept, build, sizes
-from bamboo_jax.verify import (
-    cases as cases_lib,
-    clusters,
-    layouts as layouts_lib,
-    storm as storm_lib,
-    trials as trials_lib,
-)
+from bamboo_jax.verify import cases as cases_lib, layouts as layouts_lib, trials as trials_lib
 
 KINDS = ("single", *cases_lib.KINDS, "storm", "mixed")
 _GIVEN, _PROCESSES = "given", "processes"
@@ -93,10 +87,6 @@ class VerifyRow:
   counts: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
   secs: float = 0.0
 
-  def fail(self, faults: Sequence[faults_lib.Fault] | None, error: Exception) -> None:
-    message = f"{type(error).__name__}: {error}"
-    self.failures.append(FailedCase(None if faults is None else tuple(faults), message))
-
 
 class Layouts:
   """Makes the trials of a config's layouts, which share programs and undisturbed runs."""
@@ -153,12 +143,9 @@ def plan(
   elif config.pipeline.executor == "spmd":
     raise ValueError("Random layouts need config.pipeline.executor='rows', got 'spmd'.")
   else:
-    most: dict[str, Any] = dict(
-        max_stages=clusters.MAX_STAGES, max_nodes=clusters.MAX_NODES, choices=clusters.CHOICES
-    )
+    most = layouts_lib.CLUSTER_SIZE
     if arguments is None:
-      names = build.make_task(config).whole.names
-      most = dict(max_stages=1 + len(units.find_cuts(names)))
+      most = dict(max_stages=1 + len(units.find_cuts(build.make_task(config).whole.names)))
     layouts = [*layouts_lib.draw_layouts(config, count, seed=options.seed, **most)]
   num_devices = layouts_lib.MAX_DEVICES
   for layout in layouts:
@@ -177,9 +164,9 @@ def run(job: VerifyJob) -> list[VerifyRow]:
 
   Raises `ValueError` if the layout was given and cannot be planned.
   """
-  kinds = job.options.kinds if job.options.faults is None else (_GIVEN,)
   if job.arguments is not None:
-    kinds = (_PROCESSES,)
+    return [_run_kind(job, _PROCESSES)]
+  kinds = job.options.kinds if job.options.faults is None else (_GIVEN,)
   return [_run_kind(job, kind) for kind in kinds]
 
 
@@ -214,7 +201,7 @@ def render(row: VerifyRow) -> str:
 def _run_kind(job: VerifyJob, kind: str) -> VerifyRow:
   row, start, counts = VerifyRow(job.layout, kind), time.perf_counter(), collections.Counter[str]()
   config = job.config.changed(dict(job.layout.settings))
-  cases: Sequence[cases_lib.Case | storm_lib.Storm] = ()
+  cases: Sequence[cases_lib.Case | cases_lib.Storm] = ()
   try:
     if kind == _PROCESSES:
       cases, run_case = [cases_lib.Case(())], functools.partial(_run_cluster, job)
@@ -225,17 +212,18 @@ def _run_kind(job: VerifyJob, kind: str) -> VerifyRow:
   except Exception as error:
     if job.layout.number is None:
       raise
-    row.fail(None, error)
+    row.failures.append(FailedCase(None, f"{type(error).__name__}: {error}"))
   is_quiet = not sys.stderr.isatty() or multiprocessing.parent_process() is not None
   for case in tqdm.tqdm(cases, desc=f"{kind} {job.layout}", unit="case", disable=is_quiet):
     try:
       outcome = run_case(case)
-      if isinstance(case, storm_lib.Storm) and kind == "storm":
+      if isinstance(case, cases_lib.Storm) and kind == "storm":
         counts.update(events=len(case.faults), compiled=case.num_compiled)
         if config.pipeline.executor == "rows" and case.num_compiled:
           raise trials_lib.TroubleError(f"{case.num_compiled} programs were compiled meanwhile")
     except Exception as error:
-      row.fail(case.faults, error)
+      failed = FailedCase(tuple(case.faults), f"{type(error).__name__}: {error}")
+      row.failures.append(failed)
       continue
     row.states[outcome.state] += 1
     row.counts.update(outcome.rungs)
@@ -246,7 +234,7 @@ def _run_kind(job: VerifyJob, kind: str) -> VerifyRow:
 
 def _list_cases(
     job: VerifyJob, trials: trials_lib.Trials, kind: str
-) -> Sequence[cases_lib.Case | storm_lib.Storm]:
+) -> Sequence[cases_lib.Case | cases_lib.Storm]:
   options, config = job.options, trials.config
   if kind == _GIVEN:
     assert options.faults is not None
@@ -258,7 +246,7 @@ def _list_cases(
     return cases_lib.draw_deaths(kind, trials.steps, num_cases=options.num_cases, seed=first)
   goes_back = kind == "mixed" and config.recovery.checkpoint
   return [
-      storm_lib.Storm(
+      cases_lib.Storm(
           num_events=options.num_events,
           at_once=2 if kind == "mixed" else max(1, config.recovery.num_failures),
           seed=seed,
@@ -286,8 +274,8 @@ def _run_cluster(job: VerifyJob, case: cases_lib.Case) -> trials_lib.TrialOutcom
   num_events, arguments = job.options.num_events, job.arguments or ()
   key = f"{job.config} {num_events}"
   if key not in _alone:
-    _alone[key] = clusters.run(None, job.config, arguments, num_events=num_events)
-  state = clusters.run(job.layout, job.config, arguments, num_events=num_events)
+    _alone[key] = layouts_lib.run_cluster(None, job.config, arguments, num_events=num_events)
+  state = layouts_lib.run_cluster(job.layout, job.config, arguments, num_events=num_events)
   if state != _alone[key]:
     raise RuntimeError(f"{state[:12]} is not {_alone[key][:12]}, the state of one process")
   return trials_lib.TrialOutcome((), (), (), (), state)

@@ -27,7 +27,7 @@ from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.training import cohort as cohort_lib, worker as worker_lib
 from bamboo_jax.training.record import workdir as workdir_lib
 from bamboo_jax.training.setup import accept, build, job as job_lib, sizes
-from bamboo_jax.verify import cases as cases_lib, layouts, storm as storm_lib
+from bamboo_jax.verify import cases as cases_lib, layouts
 
 
 class TroubleError(AssertionError):
@@ -109,7 +109,7 @@ class Trials:
         depths=tuple(p.partition.num_stages for p in layout.pipelines),
     )
 
-  def run(self, case: cases_lib.Case | storm_lib.Storm) -> TrialOutcome:
+  def run(self, case: cases_lib.Case | cases_lib.Storm) -> TrialOutcome:
     """Trains with the deaths of a case.
 
     Raises `TroubleError` if the results differ from those without deaths,
@@ -128,16 +128,6 @@ class Trials:
       raise TroubleError("it is at another sample")
     return outcome
 
-  def begin(
-      self,
-      faults: Sequence[faults_lib.Fault],
-      *,
-      workdir_path: str,
-      wrap: Callable[[cohort_lib.Cohort], cohort_lib.Cohort] = lambda cohort: cohort,
-  ) -> worker_lib.Worker:
-    """Returns a worker on new nodes; `workdir_path` must exist."""
-    return self._begin(self._job, faults, workdir_path, wrap)
-
   def want(self, num_steps: int) -> TrialOutcome:
     """Returns the outcome of steps in which nobody dies."""
     key = f"{num_steps} {self._plain}"
@@ -150,14 +140,19 @@ class Trials:
     prepared = prepare(config, self._cache, whole)
     return job_lib.make_job(config, devices=self._devices, prepared=prepared)
 
-  def _begin(
+  def begin(
       self,
-      job: job_lib.Job,
       faults: Iterable[faults_lib.Fault],
-      folder: str,
+      *,
+      workdir_path: str,
       wrap: Callable[[cohort_lib.Cohort], cohort_lib.Cohort] = lambda cohort: cohort,
+      job: job_lib.Job | None = None,
   ) -> worker_lib.Worker:
-    """Returns a worker that hosts all nodes of a job, which have no state yet."""
+    """Returns a worker that hosts all nodes, which have no state yet; the folder must exist.
+
+    `job` is by default that of the trials.
+    """
+    job = job or self._job
     engine = build.make_engine(
         job.config,
         job.task,
@@ -168,7 +163,7 @@ class Trials:
     )
     given = job_lib.Environment(
         cohort=wrap(cohort_lib.LocalCohort(sizes.num_nodes(job.config))),
-        workdir=workdir_lib.Workdir(pathlib.Path(folder)),
+        workdir=workdir_lib.Workdir(pathlib.Path(workdir_path)),
         faults=faults,
     )
     return worker_lib.Worker(dataclasses.replace(job, engine=engine), given)
@@ -177,8 +172,8 @@ class Trials:
       self, job: job_lib.Job, faults: Iterable[faults_lib.Fault], num_steps: int
   ) -> TrialOutcome:
     with tempfile.TemporaryDirectory() as folder:
-      worker = self._begin(job, faults, folder)
-      if isinstance(faults, storm_lib.Storm):
+      worker = self.begin(faults, workdir_path=folder, job=job)
+      if isinstance(faults, cases_lib.Storm):
         faults.attach(worker)
       with contextlib.closing(worker._writer):  # It may be saving yet.
         worker.run(stop_at=num_steps)

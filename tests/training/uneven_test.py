@@ -12,7 +12,7 @@ from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.recovery import moves
 from bamboo_jax.runtime.executables import program_store
 from bamboo_jax.training import background_compiler
-from bamboo_jax.verify import cases, storm as storm_lib
+from bamboo_jax.verify import cases
 from tests import samples
 from tests.verify import small
 
@@ -123,7 +123,7 @@ class StormTest(parameterized.TestCase):
 
   def test_nothing_is_compiled(self):
     trials = make_trials(num_shares=8)
-    storm = storm_lib.Storm(num_events=8, at_once=2, seed=0)
+    storm = cases.Storm(num_events=8, at_once=2, seed=0)
     with mock.patch.object(program_store.use(), "folder", None):
       trials.run(storm)
     self.assertLen(storm.faults, 8)

@@ -8,7 +8,7 @@ from unittest import mock
 from absl.testing import absltest
 
 from bamboo_jax.training.setup import accept
-from bamboo_jax.verify import clusters as clusters_lib, table
+from bamboo_jax.verify import layouts as layouts_lib, table
 from configs import sweep_faults
 
 CONFIG = accept.accept(sweep_faults.get_config())
@@ -32,7 +32,7 @@ class ClustersTest(absltest.TestCase):
     size = lambda l: l["pipeline.num_pipelines"] * l["pipeline.num_stages"]
     many = table.plan(CONFIG, options, count=40, arguments=["--config=c.py"])
     self.assertEqual({size(dict(job.layout.settings)) for job in many}, {1, 2, 3, 4, 6})
-    with mock.patch.object(clusters_lib, "_call", call):
+    with mock.patch.object(layouts_lib, "_call", call):
       (other,), (same,) = map(table.run, jobs)
     self.assertEqual((other.states, same.states), ({}, {"a": 1}))
     (failure,) = other.failures
@@ -51,9 +51,9 @@ class ClustersTest(absltest.TestCase):
 
   def test_a_run_that_fails(self):
     with self.assertRaisesRegex(RuntimeError, "exit code 1: .*no_such_module"):
-      clusters_lib._call(["no_such_module"])
+      layouts_lib._call(["no_such_module"])
 
   def test_a_run_that_hangs(self):
-    with mock.patch.object(clusters_lib, "_LIMIT_SECS", 1.0):
+    with mock.patch.object(layouts_lib, "_LIMIT_SECS", 1.0):
       with self.assertRaisesRegex(RuntimeError, "not done after 1.0 s"):
-        clusters_lib._call(["http.server", "0", "--bind=127.0.0.1"])
+        layouts_lib._call(["http.server", "0", "--bind=127.0.0.1"])

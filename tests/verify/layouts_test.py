@@ -9,7 +9,7 @@ from bamboo_jax.checkpoint import writer
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.runtime.executables import program_store
 from bamboo_jax.training.setup import accept
-from bamboo_jax.verify import cases, layouts as layouts_lib, storm as storm_lib, table
+from bamboo_jax.verify import cases, layouts as layouts_lib, table
 from configs import sweep_faults
 
 GPIPE = ("pipeline.schedule", "gpipe")
@@ -96,7 +96,7 @@ class LayoutsTest(absltest.TestCase):
     jobs, kinds = table.plan(make_config(), options, count=3), set()
     with mock.patch.object(table, "_made", {str(make_config()): table.Layouts(make_config())}):
       with mock.patch.object(
-          storm_lib.Storm, "_add", autospec=True, side_effect=storm_lib.Storm._add
+          cases.Storm, "_add", autospec=True, side_effect=cases.Storm._add
       ) as add:
         with mock.patch.object(
             writer.Writer, "close", autospec=True, side_effect=writer.Writer.close
