@@ -44,14 +44,14 @@ if not os.path.isdir(os.path.join(_LIBRARY, "launch")):
 # What this module offers, imported on first use: by name, its module. Without a
 # name of its own the module itself can be called.
 _OFFERED = {
-    "Result": "metrics.result",
+    "Result": "metrics.summary",
     "cluster": "",
     "from_arrays": "data.arrays",
     "from_loss": "models.from_loss",
     "get_config": "api",
     "load": "api",
     "plan": "",
-    "read_result": "metrics.result",
+    "read_result": "metrics.summary",
     "simulate": "sim",
     "train": "api",
 }
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
       train as train,
   )
   from bamboo_jax.data.arrays import from_arrays as from_arrays
-  from bamboo_jax.metrics.result import read_result as read_result, Result as Result
+  from bamboo_jax.metrics.summary import read_result as read_result, Result as Result
   from bamboo_jax.models.from_loss import from_loss as from_loss
   from bamboo_jax.sim import simulate as simulate
 else:  # A misspelt name is an error of mypy.

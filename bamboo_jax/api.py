@@ -20,7 +20,7 @@ from typing import Any, TYPE_CHECKING
 from bamboo_jax import base
 from bamboo_jax.base import packaged
 from bamboo_jax.cli import config_check
-from bamboo_jax.metrics import result as result_lib
+from bamboo_jax.metrics import summary as summary_lib
 
 if TYPE_CHECKING:
   import ml_collections
@@ -63,7 +63,7 @@ def train(
     faults: str | os.PathLike[str] | Sequence[str] | None = None,
     stop_at: int | None = None,
     callbacks: Sequence[Callable[[int, Mapping[str, Any]], Any]] = (),
-) -> result_lib.Result:
+) -> summary_lib.Result:
   """Trains with all nodes in this process, each a virtual device.
 
   A run that is in `workdir` already is resumed from its last checkpoint.
@@ -102,7 +102,7 @@ def train(
     if isinstance(error.__cause__, base.CallbackError):
       raise error.__cause__.__cause__ or error from None
     raise
-  return result_lib.read_result(workdir)
+  return summary_lib.read_result(workdir)
 
 
 def plan(config: "ml_collections.ConfigDict") -> "show.PlannedRun":
@@ -128,7 +128,7 @@ def cluster(
     faults: str | os.PathLike[str] | Sequence[str] | None = None,
     random_kills: int | None = None,
     seed: int = 0,
-) -> result_lib.Result:
+) -> summary_lib.Result:
   """Trains on a cluster on this machine; each node is a process of its own.
 
   Shows the output of `bamboo cluster` as it comes. An interrupt has the step
@@ -163,7 +163,7 @@ def cluster(
     )
     arguments += [f"--{k}={v}" for k, v in given.items() if v is not None]
     _run_command("cluster", arguments)
-  return result_lib.read_result(workdir)
+  return summary_lib.read_result(workdir)
 
 
 def load(workdir: str | os.PathLike[str], model: "model_lib.Model | None" = None) -> base.PyTree:

@@ -66,7 +66,7 @@ def _plan(flags: PlanFlags) -> None:
   if flags.trace:
     cli.check_folder(flags.trace)
   with progress.waiting("importing JAX"):
-    from bamboo_jax.metrics import chrome_trace, rows
+    from bamboo_jax.metrics import rows
     from bamboo_jax.training.record import step_traces
     from bamboo_jax.training.setup import rental, show
 
@@ -82,7 +82,7 @@ def _plan(flags: PlanFlags) -> None:
     print(f"\n{planned.details}")
   if flags.trace:
     slots = step_traces.planned_slots([planned.timeline])
-    chrome_trace.write(flags.trace, [rows.Step(0, 0.0, slots)])
+    rows.write_trace(flags.trace, [rows.Step(0, 0.0, slots)])
     print(f"trace: {flags.trace}")
 
 

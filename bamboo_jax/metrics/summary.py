@@ -1,7 +1,8 @@
-"""The outcome of a run: `summary.json`."""
+"""The outcome of a run: `summary.json`; with the log, for Python code."""
 
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from bamboo_jax import base
+from bamboo_jax.metrics import jsonl
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -102,3 +104,62 @@ def digest_arrays(arrays: Iterable[tuple[str, np.ndarray]]) -> str:
     seen.add(name)
     sha256.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
   return sha256.hexdigest()
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+  """The result of a run, read from its workdir.
+
+  Attributes:
+    summary: Contents of `summary.json`.
+    lines: Lines of `metrics.jsonl`, one for each step and event.
+  """
+
+  workdir: pathlib.Path
+  summary: Summary
+  lines: Sequence[jsonl.Line] = dataclasses.field(repr=False)
+
+  @property
+  def steps(self) -> int:
+    """Number of steps done."""
+    return self.summary.steps
+
+  @functools.cached_property
+  def losses(self) -> dict[int, float]:
+    """Mean loss of each step, by number of the step, from 1."""
+    return dict(zip(*jsonl.column(self.lines, "loss"), strict=True))
+
+  @property
+  def recoveries(self) -> Sequence[Mapping[str, Any]]:
+    """Deaths that training survived, as in `summary.json`."""
+    found: Sequence[Mapping[str, Any]] = self.summary.more.get("recoveries", ())
+    return found
+
+  @property
+  def params_sha256(self) -> str:
+    """Hash of the parameters."""
+    return self.summary.params_sha256
+
+  @property
+  def state_sha256(self) -> str:
+    """Hash of everything that the next step depends on."""
+    return self.summary.state_sha256
+
+  def __str__(self) -> str:
+    """Returns the result in a sentence."""
+    loss, count = self.summary.final_loss, len(self.recoveries)
+    return (
+        f"{self.steps} steps"
+        + ("" if loss is None else f", loss {loss:.4f}")
+        + f", {count} {'recovery' if count == 1 else 'recoveries'}, "
+        f"state_sha256={self.state_sha256}"
+    )
+
+
+def read_result(workdir: str | os.PathLike[str]) -> Result:
+  """Returns the result of the run in a workdir.
+
+  Raises `OSError` or `ValueError` if there is none.
+  """
+  root = pathlib.Path(workdir)
+  return Result(root, read_summary(root / "summary.json"), jsonl.read_lines(root / "metrics.jsonl"))

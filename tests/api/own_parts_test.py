@@ -11,7 +11,7 @@ import optax
 import bamboo_jax
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.base import functions
-from bamboo_jax.metrics import logger as logger_lib
+from bamboo_jax.metrics import loggers
 from bamboo_jax.recovery import policies
 from bamboo_jax.training.setup import accept, optimizers, schedules
 from tests import folders, samples, tiny
@@ -148,7 +148,7 @@ class BadPartsTest(folders.FolderCase):
   def test_logger(self, code, message):
     name = self.write(code) if code else f"{self.folder}/none.py:make"
     with self.assertRaisesRegex(ValueError, message):
-      logger_lib.make_logger(name, {}, self.folder)
+      loggers.make_logger(name, {}, self.folder)
 
   def test_weight_decay_goes_to_the_gradient(self):
     name = self.write("import optax\n" "def make(learning_rate): return optax.sgd(learning_rate)\n")

@@ -70,6 +70,28 @@ class SummaryTest(folders.FolderCase):
     self.assertEqual(summary_lib.median_but_first(values), want)
 
 
+class ResultTest(folders.FolderCase):
+
+  def test_read(self):
+    more = {"recoveries": [{"step": 10, "rung": "shadow"}]}
+    summary = dataclasses.replace(_SUMMARY, more=more)
+    summary_lib.write_summary(self.folder / "summary.json", summary)
+    lines = [{"event": "start", "step": 0}, {"step": 1, "loss": 0.75}, {"step": 2, "loss": 0.5}]
+    lines.append({"event": "eval", "step": 2, "loss": 9.0})
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (self.folder / "metrics.jsonl").write_text(text)
+    found = summary_lib.read_result(self.folder)
+    self.assertEqual((found.workdir, found.steps), (self.folder, 10))
+    self.assertEqual(found.losses, {1: 0.75, 2: 0.5})
+    self.assertEqual(found.recoveries, more["recoveries"])
+    self.assertEqual((found.params_sha256, found.state_sha256), ("ab", "cd"))
+    self.assertEqual(str(found), "10 steps, loss 2.5000, 1 recovery, state_sha256=cd")
+
+  def test_needs_a_run(self):
+    with self.assertRaises(FileNotFoundError):
+      summary_lib.read_result(self.folder)
+
+
 class DigestTest(parameterized.TestCase):
 
   @parameterized.parameters(

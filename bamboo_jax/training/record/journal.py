@@ -24,15 +24,13 @@ from bamboo_jax.accounting import account as account_lib, machines
 from bamboo_jax.base import logs
 from bamboo_jax.checkpoint import digest
 from bamboo_jax.metrics import (
-    chrome_trace,
     jsonl,
-    logger as logger_lib,
+    loggers,
     plots,
     progress as progress_lib,
     rows as rows_lib,
     summary as summary_lib,
 )
-from bamboo_jax.metrics.loggers import background, csv_file, tensorboard, wandb_run
 from bamboo_jax.recovery import durations
 from bamboo_jax.report import contents, figures
 from bamboo_jax.runtime.profile import products
@@ -82,13 +80,13 @@ class Journal:
     self._totals = account_lib.Totals()
     self._unit = job.task.batches.source.unit  # Of the rate; None: as in the first step.
     self._lines: jsonl.MetricsWriter | None = None  # None: another member writes.
-    self._background: list[background.Background] = []  # Loggers of the package.
+    self._background: list[loggers.Background] = []  # Loggers of the package.
     self._own: list[tuple[str, Any]] = []  # Loggers and callbacks of the user, each with a name.
     num_traced = max(1, job.config.metrics.trace_steps)
     make_rows = lambda step: step_traces.RowLogger(
         self._workdir.rows, given.name or _ALONE, num_steps=num_traced
     )
-    self._rows = background.Background("rows", make_rows, step=0, close_secs=_ROWS_SECS)
+    self._rows = loggers.Background("rows", make_rows, step=0, close_secs=_ROWS_SECS)
     profiles = self._workdir.profiles / given.name
     self._profiler = step_traces.Profiler(job.config.metrics.profiled, profiles)
     self.shown: dict[str, float] = {}
@@ -345,14 +343,14 @@ class Journal:
   def _open_loggers(self, step: int) -> None:
     """Makes loggers, which forget the steps after `step`, and takes callbacks."""
     config, folder = self._config, self._workdir.metrics.parent
-    make: dict[str, Callable[[int], logger_lib.Logger]] = {
-        "csv": functools.partial(csv_file.CsvFile, folder),
-        "tensorboard": functools.partial(tensorboard.TensorBoard, folder),
-        "wandb": lambda step: wandb_run.WandbRun(folder, config.to_dict()),
+    make: dict[str, Callable[[int], loggers.Logger]] = {
+        "csv": functools.partial(loggers.CsvFile, folder),
+        "tensorboard": functools.partial(loggers.TensorBoard, folder),
+        "wandb": lambda step: loggers.WandbRun(folder, config.to_dict()),
     }
-    for name in logger_lib.parse_names(config.metrics.logger):
+    for name in loggers.parse_names(config.metrics.logger):
       if name in make:
-        self._background.append(background.Background(name, make[name], step=step))
+        self._background.append(loggers.Background(name, make[name], step=step))
       else:
         what = f"logger {name!r}"
         self._call_own(what, self._add_own, what, name)
@@ -362,7 +360,7 @@ class Journal:
       self._own.append(("callback", one))
 
   def _add_own(self, what: str, name: str) -> None:
-    logger = logger_lib.make_logger(name, self._config, self._workdir.metrics.parent)
+    logger = loggers.make_logger(name, self._config, self._workdir.metrics.parent)
     self._own.append((what, logger))
 
   def _call(self, method: str, *arguments: Any) -> None:
@@ -438,7 +436,7 @@ class Journal:
     """Writes the trace, if a step was measured, and figures."""
     steps = rows_lib.read_steps(self._workdir.rows, _of_event(lines, "recovery"))
     if any(step.measured for step in steps):
-      chrome_trace.write(self._workdir.trace, steps)
+      rows_lib.write_trace(self._workdir.trace, steps)
     if with_figures:
       formats = plots.parse_formats(self._config.metrics.figure_format)
       run = contents.read_run(self._workdir.root, {})

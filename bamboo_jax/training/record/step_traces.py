@@ -26,7 +26,7 @@ _CATEGORIES = {Op.FORWARD: "forward", Op.REDUNDANT_FORWARD: "redundant", Op.BACK
 
 
 class RowLogger:
-  """A `logger.Logger` of the last `num_steps` of the member `name`, as a file of `metrics.rows`.
+  """A `loggers.Logger` of the last `num_steps` of the member `name`, as a file of `metrics.rows`.
 
   `log` gets the step as "done", and "with_plan": whether to write the plans of all
   nodes in these steps, too, if there is a new one.

@@ -10,7 +10,7 @@ import ml_collections
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.data import source, vocabularies
-from bamboo_jax.metrics import logger as logger_lib
+from bamboo_jax.metrics import loggers
 from bamboo_jax.recovery import policies
 from bamboo_jax.training.setup import sizes
 
@@ -34,7 +34,7 @@ def accept(given: Any, *, is_study: bool = False) -> config_lib.Config:
   _check_is_config(given)
   config = config_lib.Config.read(given)
   config = _set_policy(_fill_from_folder(config), is_study=is_study)
-  logger_lib.parse_names(config.metrics.logger)
+  loggers.parse_names(config.metrics.logger)
   sizes.find_price(config)
   sizes.find_machine(config)
   return config
