@@ -3,8 +3,8 @@
   ablation     trials of `bamboo ablate`, and their rows; ablation_report has
                tables, paired differences and the figure
   interleave   runs that take turns, so that their times are paired
-  twins        trainings at the same time, shown together: `bamboo quickstart`
-  story        what it prints: steps of both, and what deaths have cost
+  story        trainings at the same time, shown together, and what deaths have cost:
+               `bamboo quickstart`
 
 Run by `python -m bamboo_jax.benchmarks.NAME`:
 

@@ -18,12 +18,12 @@ import shutil
 import sys
 
 from bamboo_jax import base
-from bamboo_jax.benchmarks import story, twins
+from bamboo_jax.benchmarks import story
 from bamboo_jax.cli import flagset
 from bamboo_jax.config import Config
 from bamboo_jax.launch import cli, shared
 from bamboo_jax.metrics import plots, progress, summary as summary_lib
-from bamboo_jax.report import comparison, contents, figures
+from bamboo_jax.report import contents, figures
 from bamboo_jax.training.record import workdir as workdir_lib
 from bamboo_jax.training.setup import sizes
 
@@ -56,7 +56,7 @@ def main(flags: QuickstartFlags) -> None:
   sizes.read_faults(config, flags.faults)  # Before anything is written.
   with base.lock_folder(folder):
     print(story.render_title(commands, shape, spares=config.redundancy.spares))
-    runs = twins.run_all(folder, commands, num_steps=config.num_steps)
+    runs = story.run_all(folder, commands, num_steps=config.num_steps)
   folders = [folder / name for name in commands]
   try:
     with progress.waiting("figures are drawn"):
@@ -70,7 +70,7 @@ def main(flags: QuickstartFlags) -> None:
   every_steps = config.checkpoint.every_steps
   for line in story.render_costs(*runs, every_steps=every_steps):
     print(line)
-  if not comparison.show_ends(folders, [run.lines for run in runs]):
+  if not contents.show_ends(folders, [run.lines for run in runs]):
     sys.exit(1)
   _show_control(folders[0])
   here = os.path.relpath(pathlib.Path(sys.executable).parent / "bamboo")

@@ -29,8 +29,8 @@ from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.cli import flagset
 from bamboo_jax.launch import cli
 from bamboo_jax.metrics import jsonl, plots, progress
-from bamboo_jax.report import comparison, contents, figures
-from bamboo_jax.report.live import document
+from bamboo_jax.report import contents, figures
+from bamboo_jax.report.live import words
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +93,7 @@ def _write(report: contents.Value, folders: list[pathlib.Path], flags: ReportFla
     print("cost: not known; --instance=NAME says what a node is charged as")
   here = folders[0] if len(folders) == 1 else pathlib.Path()
   path = pathlib.Path(flags.out or here / contents.PAGE)
-  base.write_atomically(path, document.render(report))
+  base.write_atomically(path, words.render_page(report))
   print(f"report: {path}")
   if flags.figure_format:
     with progress.waiting("figures are drawn"):
@@ -101,7 +101,7 @@ def _write(report: contents.Value, folders: list[pathlib.Path], flags: ReportFla
         print(f"figure: {file}")
   if flags.same:
     logs = [jsonl.read_lines(folder / "metrics.jsonl") for folder in folders]
-    if not comparison.show_ends(folders, logs):
+    if not contents.show_ends(folders, logs):
       sys.exit(1)
     print("identical")
 

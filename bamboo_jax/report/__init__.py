@@ -1,11 +1,10 @@
 """Reports of runs, trained, simulated, or both, as one page and one JSON value.
 
-  contents     that value: runs in columns, named tables and series; its files
+  contents     that value: runs in columns, named tables and series; its files;
+               how runs ended
   figures      draws it, and the losses and the last step of a run
   live         the page, which also follows a run while it trains
-  run_times    events and steps of a run under a trace, with their times
   trace_report traces on the screen, as events and as figures
-  comparison   how runs ended
   status       what `bamboo status` shows of a cluster
 
 Read `contents` first.

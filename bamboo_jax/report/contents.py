@@ -17,6 +17,7 @@ import io
 import itertools
 import json
 import pathlib
+import sys
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.metrics import jsonl, plots, summary as summary_lib, table as table_lib
 from bamboo_jax.recovery import durations
 from bamboo_jax.report import figures as figures_lib
-from bamboo_jax.report.live import document, facts, feed as feed_lib, words
+from bamboo_jax.report.live import facts, feed as feed_lib, words
 from bamboo_jax.sim import loop
 
 Value = dict[str, Any]
@@ -259,7 +260,7 @@ def write(folder: pathlib.Path, report: Value, formats: Sequence[str]) -> None:
     with contextlib.suppress(ValueError, LookupError, TypeError):  # It is of another version.
       for name, suffix in itertools.product(figures_lib.plan(_parse(folder)), plots.FORMATS):
         (folder / f"{name}.{suffix}").unlink(missing_ok=True)
-  base.write_atomically(folder / PAGE, document.render(report))
+  base.write_atomically(folder / PAGE, words.render_page(report))
   base.write_atomically(folder / DATA, json.dumps(report))
   figures_lib.save_all(report, folder, formats)
 
@@ -290,3 +291,28 @@ def to_csv(report: Value, name: str) -> str:
   out = io.StringIO()
   csv.writer(out, lineterminator="\n").writerows([head, *rows])
   return out.getvalue()
+
+
+_COMPARED = ("steps", "samples_seen", "state_sha256", "final_loss")
+
+
+def find_differences(*summaries: summary_lib.Summary) -> list[str]:
+  """Returns the fields in which summaries of runs differ at the end."""
+  return [n for n in _COMPARED if len({getattr(summary, n) for summary in summaries}) > 1]
+
+
+def show_ends(folders: Sequence[pathlib.Path], logs: Iterable[Iterable[jsonl.Line]]) -> bool:
+  """Prints how runs have ended; returns whether their ends are the same.
+
+  Raises `OSError` or `ValueError` if a folder has no summary.
+  """
+  ends = [summary_lib.read_summary(f / "summary.json") for f in folders]
+  for folder, end, log in zip(folders, ends, logs, strict=True):
+    lost = [line["victims"] for line in log if line.get("event") == "recovery"]
+    print(
+        f"{folder.name}: steps={end.steps} samples_seen={end.samples_seen} "
+        f"stages_lost={sum(map(len, lost))} state_sha256={end.state_sha256}"
+    )
+  if differing := find_differences(*ends):
+    print(f"different: {', '.join(differing)}", file=sys.stderr)
+  return not differing

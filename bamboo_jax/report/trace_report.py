@@ -7,7 +7,7 @@ from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.metrics import palette, plots
-from bamboo_jax.traces import readers, spot_price, summary as trace_summary, trace as trace_lib
+from bamboo_jax.traces import readers, summary as trace_summary, trace as trace_lib
 
 Trace = trace_lib.Trace
 
@@ -22,7 +22,7 @@ def show(
   bulks = " ".join(f"{n}:{times}" for n, times in sorted(summary.bulks.items()))
   print(f"{'instants by nodes':28} {bulks or '-'}")
   print(f"{'zones':28} {' '.join(trace.zones).strip() or '-'}")
-  if (usd_per_hour := spot_price.mean_usd_per_hour(trace)) is not None:
+  if (usd_per_hour := trace_summary.mean_usd_per_hour(trace)) is not None:
     print(f"{'mean $ per node-hour':28} {usd_per_hour:9.4g}")
   _print_notes(trace)
   if path:

@@ -1,13 +1,19 @@
 """What is said of two runs, one of which lost nodes."""
 
+import contextlib
+import io
+import json
 import math
+import sys
 import types
+from unittest import mock
 
 from absl.testing import parameterized
 
 from bamboo_jax.benchmarks import story
-from bamboo_jax.metrics import summary as summary_lib
-from bamboo_jax.report import comparison
+from bamboo_jax.metrics import progress as progress_lib, summary as summary_lib
+from bamboo_jax.report import contents
+from tests import folders
 
 
 def step(number, loss, *, ms=100.0, secs=0.0):
@@ -174,7 +180,58 @@ class StoryTest(parameterized.TestCase):
     values = dict(steps=3, final_loss=2.0, params_sha256="p", state_sha256="a")
     values |= dict(samples_seen=12, resumed_from_step=0, bubble_fraction=None)
     values |= dict(median_step_secs=0.1)
-    found = comparison.find_differences(
+    found = contents.find_differences(
         summary_lib.Summary(**values), summary_lib.Summary(**values | changed)
     )
     self.assertEqual(found, expected)
+
+
+_TRAINED = ("true",)  # The runs are there already.
+
+
+class TwinsTest(folders.FolderCase):
+
+  def record(self, name, lines):
+    folder = self.folder / name
+    folder.mkdir()
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "metrics.jsonl").write_text(text)
+
+  def test_recorded_runs(self):
+    self.record("plain", STEPS)
+    self.record("failures", DEATHS)
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+      runs = story.run_all(self.folder, {"plain": _TRAINED, "failures": _TRAINED}, num_steps=4)
+    self.assertEqual([len(run.recoveries) for run in runs], [0, 1])
+    lines = said.getvalue().splitlines()
+    self.assertLen(lines, 4)
+    self.assertEndsWith(lines[2], "n0 (stage 0/0) died; n3 took over after 50 ms")
+
+  def test_a_run_that_fails_ends_the_other(self):
+    fail = "import sys; sys.exit('noise\\nerror: no such flag')"
+    commands = {
+        "plain": (sys.executable, "-c", "import time; time.sleep(60)"),
+        "failures": (sys.executable, "-c", fail),
+    }
+    with self.assertRaisesRegex(
+        ValueError,
+        "'failures' ended with exit status 1: no such flag; all that it said "
+        "is in .*failures.log",
+    ):
+      story.run_all(self.folder, commands, num_steps=1)
+
+  def test_a_long_start_is_no_silence(self):
+    said = io.StringIO()
+    (self.folder / "a.log").write_text("of an earlier run\n")
+    wait = "print('pause: 1 of 2 programs are compiled', flush=True)"
+    with mock.patch.object(progress_lib.Reminder, "every_secs", -1.0):  # Always.
+      with contextlib.redirect_stdout(said):
+        story.run_all(self.folder, {"a": (sys.executable, "-c", wait)}, num_steps=1)
+    self.assertEqual(said.getvalue().splitlines()[-1], "a: 1 of 2 programs are compiled")
+    self.assertNotIn("earlier", said.getvalue())
+
+  def test_a_run_that_says_nothing(self):
+    fail = "import os; os._exit(3)"
+    with self.assertRaisesRegex(ValueError, "exit status 3: it said nothing"):
+      story.run_all(self.folder, {"a": (sys.executable, "-c", fail)}, num_steps=1)

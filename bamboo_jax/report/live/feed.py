@@ -12,7 +12,7 @@ from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.cluster import records as records_lib
 from bamboo_jax.metrics import jsonl, rows as rows_lib
 from bamboo_jax.report import status as status_lib
-from bamboo_jax.report.live import facts, history as history_lib
+from bamboo_jax.report.live import facts
 
 _RECORDS_SECS = 0.5  # Between two reads of the records.
 _ROWS_SECS = 2.0  # And of the rows.
@@ -37,11 +37,11 @@ class Feed:
       *,
       name: str = "run",
       actions: Sequence[str] = (),
-      kills: Mapping[base.NodeId, float] = history_lib.EMPTY,
+      kills: Mapping[base.NodeId, float] = facts.EMPTY,
       charges: Mapping[str, Any] | None = None,
   ) -> None:
     self._workdir, self._records, self._charges = workdir, records, charges
-    self._known = facts.Known(name, history_lib.History(kills), actions=actions, kills=kills)
+    self._known = facts.Known(name, facts.History(kills), actions=actions, kills=kills)
     self._log: jsonl.MetricsReader | None = None
     if workdir is not None:
       self._log = jsonl.MetricsReader(workdir / "metrics.jsonl")
@@ -69,7 +69,7 @@ class Feed:
     assert self._log is not None
     lines, known = self._log.read(), self._known
     if any(line.get("event") in jsonl.CUTS for line in lines):  # Steps are repeated.
-      known.history = history_lib.History(known.kills)
+      known.history = facts.History(known.kills)
       lines = jsonl.read_lines(workdir / "metrics.jsonl")
     known.history.add(lines)
     if now >= self._rows_secs + _ROWS_SECS:

@@ -5,31 +5,32 @@
   GET  /events        server-sent events: the entries of it that have changed
   POST /act           {"kind": "kill", "node": "n3"}, with the header X-Token
 
-The server is a thread; nothing that happens to it or to a browser reaches the
-run. Without a browser it reads nothing.
+The server is a thread, with one for each connection; nothing that happens to it or to a browser
+reaches the run. Without a browser it reads nothing.
 """
 
-import asyncio
-import atexit
-from collections.abc import AsyncIterator, Callable
-from concurrent import futures
+from collections.abc import Callable, Iterator
 import hashlib
 import hmac
+from http import server as http_server
 import json
-import logging
 import socket
+import socketserver
+import threading
 import time
 from typing import Any
+import urllib.parse
 
-from bamboo_jax.base import extras, threads
-from bamboo_jax.report.live import document
+from bamboo_jax.base import threads
+from bamboo_jax.report.live import words
 
 _PAUSE_SECS = 0.1  # Between two events.
 # Longer pauses for what is long, and changes with every step.
 _PAUSES = {"rows": 2.0, "curve": 0.5, "time": 0.5, "events": 0.5}
-_STOP_SECS = 2.0  # For the thread to end with the process.
+_QUIET_SECS = 5.0  # After which a comment shows whether the browser is still there.
 _HOST = "127.0.0.1"
 _MAX_CONNECTIONS = 64
+_MAX_BYTES = 1 << 16  # Of a request.
 
 Read = Callable[[], dict[str, Any]]
 Act = Callable[[str, str], None]
@@ -41,65 +42,48 @@ def make_token(secret: str) -> str:
 
 
 def start(read: Read, *, token: str, port: int = 0, act: Act | None = None) -> str:
-  """Serves the page from now on, in a daemon thread; returns its address.
+  """Serves the page from now on, in daemon threads; returns its address.
 
   Args:
-    read: Returns the value, see `feed.Feed.read`; is called in another thread.
+    read: Returns the value, see `feed.Feed.read`; is called in other threads, one at a time.
     token: Needed for everything but the empty page.
     act: Carries out a button, see `strikes.Strikes.cause`; raises `ValueError`.
 
-  Raises:
-    OSError: The port is in use.
-    base.MissingExtraError: The extra `page` is not installed.
+  Raises `OSError` if the port is in use.
   """
-  uvicorn = extras.load("uvicorn", extra="page", what="A page")
-  app = _make_app(_Latest(read), token=token, act=act)
-  listener = socket.socket()
-  listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
   try:
-    listener.bind((_HOST, port))
-    listener.listen()  # A browser may be faster than the thread.
+    server = _Server(port, _Latest(read), token, act)
   except OSError as error:
-    listener.close()
     raise OSError(error.errno, f"port {port}: {error.strerror}.") from error
-  # Of pure Python: a thread in uvloop may crash the process as it exits.
-  plain = dict(loop="asyncio", http=_make_protocol(), lifespan="off")
-  plain["log_config"] = None
-  logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # Not strangers.
-  server = uvicorn.Server(uvicorn.Config(app, **plain))
-  done = threads.call_beside(server.run, [listener], name="page")
-
-  def stop() -> None:
-    # Connections that are cut are no news now.
-    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
-    server.should_exit = server.force_exit = True
-    futures.wait([done], _STOP_SECS)
-
-  atexit.register(stop)
-  return f"http://{_HOST}:{listener.getsockname()[1]}/#token={token}"
+  threads.call_beside(server.serve_forever, name="page")
+  return f"http://{_HOST}:{server.server_address[1]}/#token={token}"
 
 
-def _make_protocol() -> type:
-  """Returns the protocol of a connection; idle ones use up no files."""
-  h11 = extras.load("uvicorn.protocols.http.h11_impl", extra="page", what="A page")
-  opened: dict[Any, None] = {}  # The oldest first.
+class _Server(socketserver.ThreadingTCPServer):
+  """Closes the oldest idle connection if there are too many: they use up no files."""
 
-  class Protocol(h11.H11Protocol):  # type: ignore[misc,name-defined]
+  allow_reuse_address = daemon_threads = True
+  request_queue_size = _MAX_CONNECTIONS
 
-    def connection_made(self, transport: Any) -> None:
-      super().connection_made(transport)
-      opened[self] = None
-      if len(opened) > _MAX_CONNECTIONS:
-        idle = (p for p in opened if not p.cycle or p.cycle.response_complete)
-        one = next(idle)  # This one, if all others are being answered.
-        del opened[one]
-        one.transport.close()
+  def __init__(self, port: int, latest: "_Latest", token: str, act: Act | None) -> None:
+    self.latest, self.token, self.act = latest, token, act
+    self.idle: dict[Any, None] = {}  # Connections without a whole request; the oldest first.
+    super().__init__((_HOST, port), _Handler)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-      opened.pop(self, None)
-      super().connection_lost(exc)
+  def process_request(self, request: Any, client_address: Any) -> None:
+    self.idle[request] = None
+    if len(self.idle) > _MAX_CONNECTIONS:
+      oldest = next(iter(self.idle))
+      self.idle.pop(oldest, None)
+      oldest.shutdown(socket.SHUT_RDWR)  # Its thread closes it.
+    super().process_request(request, client_address)
 
-  return Protocol
+  def shutdown_request(self, request: Any) -> None:
+    self.idle.pop(request, None)
+    super().shutdown_request(request)
+
+  def handle_error(self, request: Any, client_address: Any) -> None:
+    """Says nothing: a browser may go away, and strangers may say anything."""
 
 
 class _Latest:
@@ -108,15 +92,15 @@ class _Latest:
   def __init__(self, read: Read) -> None:
     self._read = read
     self._at_secs = -_PAUSE_SECS
-    self._reading = asyncio.Lock()
+    self._reading = threading.Lock()
     self._value: dict[str, Any] = {}
 
-  async def get(self) -> dict[str, Any]:
+  def get(self) -> dict[str, Any]:
     """Returns the value; the last one if nothing can be read."""
-    async with self._reading:
+    with self._reading:
       if time.monotonic() >= self._at_secs + _PAUSE_SECS:
         try:
-          self._value = await asyncio.wrap_future(threads.call_beside(self._read, name="page"))
+          self._value = self._read()
         except (OSError, ValueError) as error:  # The store may be away.
           head = {**self._value.get("head", {}), "state": f"not known: {error}"}
           self._value = {**self._value, "head": head}
@@ -124,67 +108,81 @@ class _Latest:
       return self._value
 
 
-async def stream(get: Callable[[], Any], pause_secs: float = _PAUSE_SECS) -> AsyncIterator[str]:
-  """Yields the changed entries of a value as events, endlessly."""
+def stream(get: Callable[[], dict[str, Any]], pause_secs: float = _PAUSE_SECS) -> Iterator[str]:
+  """Yields events with the entries of a value that have changed, for as long as it is asked."""
   sent: dict[str, Any] = {}
   sent_secs: dict[str, float] = {}
+  told_secs = time.monotonic()
   while True:
-    value, now = await get(), time.monotonic()
+    value, now = get(), time.monotonic()
     changed = {
         name: entry
         for name, entry in value.items()
         if (name not in sent or sent[name] != entry)
         and now >= sent_secs.get(name, 0.0) + _PAUSES.get(name, 0.0)
     }
-    if changed:
+    if changed or now > told_secs + _QUIET_SECS:
       sent |= changed
       sent_secs |= dict.fromkeys(changed, now)
-      yield f"data: {json.dumps(changed, separators=(',', ':'))}\n\n"
-    await asyncio.sleep(pause_secs)
+      told_secs = now
+      yield f"data: {json.dumps(changed, separators=(',', ':'))}\n\n" if changed else ":\n\n"
+    time.sleep(pause_secs)
 
 
-def _make_app(latest: _Latest, *, token: str, act: Act | None) -> Any:
-  applications = extras.load("starlette.applications", extra="page", what="A page")
-  responses = extras.load("starlette.responses", extra="page", what="A page")
-  routing = extras.load("starlette.routing", extra="page", what="A page")
-  text = responses.PlainTextResponse
+class _Handler(http_server.BaseHTTPRequestHandler):
+  """Answers one request of a connection."""
 
-  def guarded(answer: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    async def check(request: Any) -> Any:
-      given = request.headers.get("x-token") or request.query_params.get("token", "")
-      if not hmac.compare_digest(given.encode(), token.encode()):
-        return text("Wrong token: open the address that the run printed.", 403)
-      return await answer(request)
+  server: _Server
+  default_request_version = "HTTP/1.0"  # Of what is no request, so that its answer has a status.
 
-    return check
+  def do_GET(self) -> None:
+    self.server.idle.pop(self.request, None)
+    path = urllib.parse.urlsplit(self.path).path
+    if path == "/":
+      self._answer(200, words.render_page(), "text/html")
+    elif path not in ("/value", "/events"):
+      self._answer(404, "There is no such page.")
+    elif self._check():
+      if path == "/value":
+        self._answer(
+            200, json.dumps(self.server.latest.get(), separators=(",", ":")), "application/json"
+        )
+        return
+      self._answer(200, "", "text/event-stream")
+      for event in stream(self.server.latest.get):
+        self.wfile.write(event.encode())
 
-  async def page(request: Any) -> Any:
-    return responses.HTMLResponse(document.render())
-
-  async def value(request: Any) -> Any:
-    return responses.JSONResponse(await latest.get())
-
-  async def events(request: Any) -> Any:
-    return responses.StreamingResponse(
-        stream(latest.get), media_type="text/event-stream", headers={"Cache-Control": "no-store"}
-    )
-
-  async def carry_out(request: Any) -> Any:
-    if act is None:
-      return text("This page shows a run of other machines: no buttons.", 404)
+  def do_POST(self) -> None:
+    size = int(self.headers.get("Content-Length", 0))
+    content = self.rfile.read(size) if size <= _MAX_BYTES else b""
+    self.server.idle.pop(self.request, None)
+    if not self._check():
+      return
+    act = self.server.act
+    if act is None or urllib.parse.urlsplit(self.path).path != "/act":
+      self._answer(404, "This page shows a run of other machines: no buttons.")
+      return
     try:
-      asked = await request.json()
-      kind, node = str(asked["kind"]), str(asked["node"])
-      await asyncio.wrap_future(threads.call_beside(act, kind, node, name="page"))
+      asked = json.loads(content)
+      act(str(asked["kind"]), str(asked["node"]))
     except (ValueError, KeyError, TypeError) as error:
-      return text(f"{error}", 400)
-    return text("")
+      self._answer(400, f"{error}")
+    else:
+      self._answer(200, "")
 
-  return applications.Starlette(
-      routes=[
-          routing.Route("/", page),
-          routing.Route("/value", guarded(value)),
-          routing.Route("/events", guarded(events)),
-          routing.Route("/act", guarded(carry_out), methods=["POST"]),
-      ]
-  )
+  def log_message(self, *unused: Any) -> None:
+    """Says nothing."""
+
+  def _check(self) -> bool:
+    query = urllib.parse.parse_qs(urllib.parse.urlsplit(self.path).query)
+    given = self.headers.get("X-Token") or query.get("token", [""])[0]
+    if not (allowed := hmac.compare_digest(given.encode(), self.server.token.encode())):
+      self._answer(403, "Wrong token: open the address that the run printed.")
+    return allowed
+
+  def _answer(self, status: int, text: str, kind: str = "text/plain") -> None:
+    self.send_response(status)
+    self.send_header("Content-Type", f"{kind}; charset=utf-8")
+    self.send_header("Cache-Control", "no-store")
+    self.end_headers()
+    self.wfile.write(text.encode())

@@ -1,10 +1,26 @@
-"""What a page says, as text; pure."""
+"""What a page says, as text; and the page, to be filled by events, or with a value in it."""
 
 import collections
 from collections.abc import Iterable, Mapping, Sequence
+import json
+import pathlib
 from typing import Any
 
+from bamboo_jax.metrics import palette
 from bamboo_jax.recovery import survival
+
+_PAGE = pathlib.Path(__file__).with_name("page.html")
+_OPENING = '<script type="application/json" id="value">'
+
+
+def render_page(value: Mapping[str, Any] | None = None) -> str:
+  """Returns the page; with the value of `contents.make`, it needs no server."""
+  text = json.dumps(value, separators=(",", ":"))
+  content = text.replace("</", "<\\/")  # It must not end the script.
+  page = _PAGE.read_text(encoding="utf-8")
+  empty = page.replace("/* palette */", palette.render_css())
+  return empty.replace(f"{_OPENING}null<", f"{_OPENING}{content}<")
+
 
 NEWS_SECS = 60.0  # So long a death is told at the top.
 # What follows if a node dies, by rung.

@@ -12,7 +12,7 @@ from absl.testing import absltest, parameterized
 from bamboo_jax.cluster import views
 from bamboo_jax.metrics import rows as rows_lib
 from bamboo_jax.report import contents, status
-from bamboo_jax.report.live import document, facts
+from bamboo_jax.report.live import facts, words
 from tests import browser, members
 from tests.recovery import durations_test
 from tests.report import contents_test, status_test
@@ -115,7 +115,7 @@ class BrowserTest(parameterized.TestCase):
   def open(self, value, width, scheme):
     """Returns the page of a value, or the empty one."""
     file = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory())) / "page.html"
-    file.write_text(document.render(value))
+    file.write_text(words.render_page(value))
     page, errors = browser.open_page(self.chrome, file.as_uri(), width=width, scheme=scheme)
     page.wait_for_function("(value.head || value.runs) && !due.size")
     self.addCleanup(page.close)
@@ -195,7 +195,7 @@ class BrowserTest(parameterized.TestCase):
 
   def test_without_a_run_there_are_no_empty_boxes(self):
     file = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory())) / "page.html"
-    file.write_text(document.render())
+    file.write_text(words.render_page())
     page, _ = browser.open_page(self.chrome, file.as_uri())
     page.wait_for_function("document.getElementById('said').textContent")
     self.assertFalse(page.is_visible("section"))
@@ -203,7 +203,7 @@ class BrowserTest(parameterized.TestCase):
   def test_the_page_of_a_run_that_ends_says_so(self):
     value = facts.find(make_known())
     value["head"]["step"] = value["head"]["num_steps"]
-    answers = {"/": ("text/html", document.render())}
+    answers = {"/": ("text/html", words.render_page())}
     answers["/events"] = ("text/event-stream", f"data: {json.dumps(value)}\n\n")
 
     class Handler(server.BaseHTTPRequestHandler):
@@ -244,7 +244,7 @@ class BrowserTest(parameterized.TestCase):
 class TemplateTest(absltest.TestCase):
 
   def test_uses_colours_that_there_are(self):
-    page = document.render()
+    page = words.render_page()
     known = {*re.findall(r"--([a-z0-9-]+):", page)}
     used = {
         *re.findall(r'colour\("([a-z0-9-]+)"\)', page),

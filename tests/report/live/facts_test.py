@@ -10,7 +10,7 @@ from bamboo_jax.accounting import prices
 from bamboo_jax.cluster import views
 from bamboo_jax.recovery import ladder as ladder_lib
 from bamboo_jax.report import status
-from bamboo_jax.report.live import facts, history as history_lib
+from bamboo_jax.report.live import facts
 from tests import layouts, members
 from tests.recovery import durations_test
 from tests.report import status_test
@@ -47,7 +47,7 @@ def history(*lines):
 
 
 def history_of(kills, *lines):
-  made = history_lib.History(kills)
+  made = facts.History(kills)
   made.add(lines)
   return made
 

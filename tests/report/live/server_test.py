@@ -1,6 +1,6 @@
 """The page's server, asked over its real socket; no browser."""
 
-import asyncio
+import itertools
 import json
 import socket
 import urllib.error
@@ -8,7 +8,7 @@ import urllib.request
 
 from absl.testing import absltest
 
-from bamboo_jax.report.live import document, server
+from bamboo_jax.report.live import server, words
 from tests import strangers
 
 _TOKEN = server.make_token("a secret")
@@ -86,7 +86,7 @@ class ServerTest(absltest.TestCase):
     with self.assertNoLogs(level="WARNING"):
       with socket.create_connection((host, int(port)), 20) as stranger:
         stranger.sendall(b"no request\r\n\r\n")
-        self.assertStartsWith(stranger.recv(100), b"HTTP/1.1 400")
+        self.assertStartsWith(stranger.recv(100), b"HTTP/1.0 400")
 
   def test_a_port_in_use(self):
     with socket.socket() as other:
@@ -115,18 +115,13 @@ class ServerTest(absltest.TestCase):
   def test_events_have_what_has_changed(self):
     values = [{"a": 1, "b": [1]}, {"a": 1, "b": [2]}, {"a": 1, "b": [2], "c": 0}]
 
-    async def get():
-      return values.pop(0) if len(values) > 1 else values[0]
-
-    async def hear():
-      events = server.stream(get, pause_secs=0.0)
-      return [await anext(events) for _ in range(3)]
-
-    said = [json.loads(e.removeprefix("data: ")) for e in asyncio.run(hear())]
+    get = lambda: values.pop(0) if len(values) > 1 else values[0]
+    events = itertools.islice(server.stream(get, pause_secs=0.0), 3)
+    said = [json.loads(event.removeprefix("data: ")) for event in events]
     self.assertEqual(said, [{"a": 1, "b": [1]}, {"b": [2]}, {"c": 0}])
 
   def test_a_page_with_a_value_in_it(self):
-    page = document.render({"x": "</script><b>"})
+    page = words.render_page({"x": "</script><b>"})
     content = page.partition('id="value">')[2].partition("</script>")[0]
     self.assertEqual(json.loads(content), {"x": "</script><b>"})
 
