@@ -5,10 +5,9 @@
   compare       policies on one trace, and over many at several settings; gap splits
                 the gap between policies
   beside        a recorded run beside its simulation
-  sweep         runs jobs: on all cores, on a Dask cluster, in shards; kept
-                has results of jobs for a sweep that goes on
+  sweep         runs jobs: on all cores, on a Dask cluster, in shards
   output        estimates; tables: CSV, Markdown
-  provenance    the inputs of a result
+  provenance    the inputs of a result, and results that are kept
 
 Our simulator is `sim`, those of the papers are in `reproductions`, with the
 experiments that use them. Read `compare` first.

@@ -3,10 +3,10 @@
 The simulator is given the config of the run, so its ladder and planner; the times of
 boots, deaths, changes and steps that were measured in it; and when its nodes came and
 went. What is left to predict is the course: what is decided, and what that costs. Both
-begin with the first step.
+begin with the first step, when the replay of a trace begins; earlier steps compile.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import itertools
 import json
@@ -19,21 +19,221 @@ from bamboo_jax import base, config as config_lib
 from bamboo_jax.accounting import account as account_lib, prices as prices_lib
 from bamboo_jax.experiments import output
 from bamboo_jax.metrics import jsonl
-from bamboo_jax.report import contents, run_times
+from bamboo_jax.report import contents
 from bamboo_jax.report.live import facts
 from bamboo_jax.sim import decisions, loop, speed as speed_lib, times as times_lib
 from bamboo_jax.traces import replay as replay_lib, trace as trace_lib
 
 _ORDERS = 1000  # Maximum number of orders of pipelines that are tried.
 _NUM_FIRST = 5  # Steps during which programs are still being loaded.
+_NUM_NEAR = 20  # Steps nearby that estimate the normal time of a step.
+# What `nodes.jsonl` records, as events of a trace.
+_KINDS = {"start": "add", "remove": "remove", "notice": "notice"}
+_IDLE = account_lib.KINDS.index("idle")
+
+Owners = tuple[tuple[str, ...], ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class Side:
+class OwnerChange:
+  """A change of the owners of stages, `secs` after the first step.
+
+  Attributes:
+    owners: For each pipeline, the node of each stage.
+    pause_secs: How much longer the step took than steps nearby; None if all of
+      these had changes of their own.
+    is_loss: Whether nodes died.
+    detect_secs: From the death until the rest of the step was planned; None
+      without a death, or for deaths not caused by the launcher.
+  """
+
+  secs: float
+  rung: str
+  owners: Owners
+  pause_secs: float | None
+  is_loss: bool = False
+  detect_secs: float | None = None
+
+
+class TimedStep(NamedTuple):
+  """A step, until the next one, and the size of the cluster; plain: nothing happened in it."""
+
+  totals: account_lib.Totals
+  num_nodes: int
+  num_pipelines: int
+  is_plain: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class RunTimes:
+  """A run.
+
+  Attributes:
+    start_secs: From the start of its nodes to the first step.
+    replay: When its nodes came and went, by their names in the trace.
+    strangers: Step and name of each death that the launcher has not caused.
+  """
+
+  start_secs: float
+  steps: tuple[TimedStep, ...]
+  events: tuple[OwnerChange, ...]
+  boot_secs: tuple[float, ...]
+  totals: account_lib.Totals
+  replay: replay_lib.Replay
+  strangers: tuple[tuple[int, str], ...] = ()
+
+
+def read_times(workdir: pathlib.Path) -> RunTimes:
+  """Returns the times of a run of `bamboo cluster`, also an aborted one.
+
+  Raises `OSError` without a log, `ValueError` with the file if it has fewer than two steps
+  or is damaged.
+  """
+  log, path = workdir / "metrics.jsonl", workdir / "nodes.jsonl"
+  lines, nodes = jsonl.read_lines(log), []
+  for number, text in enumerate(path.read_text(errors="replace").splitlines(), 1):
+    try:
+      nodes.append(json.loads(text))
+      _ = [nodes[-1][key] for key in ("event", "name", "at_secs")]
+    except (ValueError, KeyError, TypeError):
+      raise ValueError(f"Line {number} of {path} is not an event of a node: {text:.80}") from None
+  try:
+    return make_times(lines, nodes)
+  except (ValueError, KeyError) as error:
+    what = "is not the log of a run of `bamboo cluster`"
+    raise ValueError(f"{log} {what}: {error!s:.200}") from error
+
+
+def make_times(lines: Sequence[Mapping[str, Any]], nodes: Sequence[Mapping[str, Any]]) -> RunTimes:
+  """Returns the times in the lines of a log.
+
+  `nodes` are the events that the launcher recorded: nodes that it started and
+  removed. A node that has not joined yet counts as idle.
+  """
+  recoveries = {l["step"]: l for l in lines if l.get("event") == "recovery"}
+  joins = [l for l in lines if l.get("event") == "join"]
+  layouts = {l["step"]: l for l in lines if l.get("event") == "layout"}
+  entries = [*account_lib.entries(l for l in lines if "event" not in l)]
+  if len(entries) < 2:
+    raise ValueError("The log must have at least two steps.")
+  first = entries[0]
+  steps: list[TimedStep] = []
+  changes: dict[int, Mapping[str, Any]] = {}
+  owners = layouts[first.step]["owners"]
+  for before, entry in itertools.pairwise(entries):
+    layout = layouts.get(entry.step)
+    is_changed = False
+    if layout is not None and (is_changed := layout["owners"] != owners):
+      owners = layout["owners"]
+      changes[len(steps)] = layout
+    steps.append(
+        TimedStep(
+            totals=subtract(entry.totals, before.totals),
+            num_nodes=len({n for row in owners for n in row}),
+            num_pipelines=len(owners),
+            is_plain=not is_changed and entry.step not in recoveries,
+        )
+    )
+  kills = {n["name"]: n["at_secs"] for n in nodes if n["event"] == "remove"}
+  totals = subtract(entries[-1].totals, first.totals)
+  begin_secs = layouts[first.step]["at_secs"]
+  paid_secs = _lifetimes(nodes, kills, begin_secs, begin_secs + totals.secs)
+  unseen_secs = max(0.0, paid_secs - totals.node_secs)
+  replay = [
+      (round(1e3 * (n["at_secs"] - begin_secs)), kind, n["node"] or n["name"])
+      for n in nodes
+      if (kind := _KINDS.get(n["event"]))
+  ]
+  return RunTimes(
+      start_secs=first.totals.secs,
+      steps=tuple(steps),
+      events=tuple(
+          _make_event(steps, i, change, recoveries.get(change["step"]), kills)
+          for i, change in changes.items()
+      ),
+      boot_secs=tuple(s for j in joins for s in j["boot_secs"].values()),
+      totals=dataclasses.replace(
+          totals,
+          node_secs=totals.node_secs + unseen_secs,
+          parts=tuple(secs + unseen_secs * (i == _IDLE) for i, secs in enumerate(totals.parts)),
+      ),
+      replay=replay_lib.Replay(
+          tuple(node for at_ms, _, node in replay if at_ms <= 0),
+          tuple(trace_lib.Event(*event) for event in replay if event[0] > 0),
+          round(1e3 * totals.secs),
+      ),
+      strangers=tuple(
+          (step, name) for step, r in recoveries.items() for name in r["names"] if name not in kills
+      ),
+  )
+
+
+def _make_event(
+    steps: Sequence[TimedStep],
+    index: int,
+    change: Mapping[str, Any],
+    recovery: Mapping[str, Any] | None,
+    kills: Mapping[str, float],
+) -> OwnerChange:
+  """Returns the event of a step that began with another layout.
+
+  Args:
+    index: Of the step.
+    change: Its layout, as in the log.
+    recovery: In the same step, if the change follows from a loss.
+    kills: When nodes were removed, by name.
+  """
+  is_loss = recovery is not None
+  detect_secs = None
+  if recovery is not None and recovery["ready_at_secs"] is not None:
+    view_secs, names = recovery["view_at_secs"], recovery["names"]
+    killed = [kills[n] for n in names if kills.get(n, math.inf) <= view_secs]
+    if len(killed) == len(names):
+      detect_secs = recovery["ready_at_secs"] - min(killed)
+  near = steps[:index][::-1] if is_loss else steps[index + 1 :]
+  plain = [s.totals.secs for s in near if s.is_plain][:_NUM_NEAR]
+  pause_secs = steps[index].totals.secs - statistics.fmean(plain) if plain else None
+  return OwnerChange(
+      secs=math.fsum(s.totals.secs for s in steps[:index]),
+      rung=change["rung"],
+      owners=tuple(tuple(map(str, row)) for row in change["owners"]),
+      pause_secs=pause_secs,
+      is_loss=is_loss,
+      detect_secs=detect_secs,
+  )
+
+
+def _lifetimes(
+    nodes: Sequence[Mapping[str, Any]],
+    kills: Mapping[str, float],
+    begin_secs: float,
+    end_secs: float,
+) -> float:
+  """Returns the summed lifetimes of nodes within a span of time."""
+  lives: list[tuple[float, float]] = [
+      (max(n["at_secs"], begin_secs), kills.get(n["name"], end_secs))
+      for n in nodes
+      if n["event"] == "start"
+  ]
+  return sum(max(0.0, min(last, end_secs) - first) for first, last in lives)
+
+
+def subtract(later: account_lib.Totals, earlier: account_lib.Totals) -> account_lib.Totals:
+  """Returns the difference of two totals."""
+  parts = zip(later.parts, earlier.parts, strict=True)
+  return account_lib.Totals(
+      secs=later.secs - earlier.secs,
+      node_secs=later.node_secs - earlier.node_secs,
+      parts=tuple(max(0.0, a - b) for a, b in parts),
+      num_samples=later.num_samples - earlier.num_samples,
+  )
+
+
+class Side(NamedTuple):
   """A run, or its simulation, from the first step on."""
 
   num_steps: float
-  events: tuple[run_times.OwnerChange, ...]
+  events: tuple[OwnerChange, ...]
   boot_secs: float | None
   account: account_lib.Account
 
@@ -45,7 +245,7 @@ class Side:
     return sum(known) if len(known) == len(found) else None
 
 
-def measure(run: run_times.RunTimes, usual: config_lib.DurationsSection) -> times_lib.MeasuredTimes:
+def measure(run: RunTimes, usual: config_lib.DurationsSection) -> times_lib.MeasuredTimes:
   """Returns the times of a run for the simulator; `usual` are those of what never happened."""
   by_size: dict[tuple[int, int], tuple[list[Any], list[Any]]] = {}
   for index, step in enumerate(run.steps):
@@ -70,7 +270,7 @@ def measure(run: run_times.RunTimes, usual: config_lib.DurationsSection) -> time
           stall_secs=0.0,
           save_every_secs=0.0,  # The steps include their stalls.
       ),
-      tuple(_mean_step(later or first, *size) for size, (later, first) in by_size.items()),
+      {size: _mean_step(later or first, size[0]) for size, (later, first) in by_size.items()},
   )
 
 
@@ -78,40 +278,26 @@ def _mean(found: Sequence[float], usual: float) -> float:
   return statistics.fmean(found) if found else usual
 
 
-def _mean_step(
-    steps: Sequence[account_lib.Totals], num_nodes: int, num_pipelines: int
-) -> times_lib.SizedStep:
+def _mean_step(steps: Sequence[account_lib.Totals], num_nodes: int) -> times_lib.StepCost:
   secs = math.fsum(s.secs for s in steps)
   shares = {
       kind: sum(s.parts[i] for s in steps) / (num_nodes * secs)
       for i, kind in enumerate(account_lib.KINDS)
       if kind in ("useful", "communication", "redundant")
   }
-  cost = times_lib.StepCost(secs=secs / len(steps), num_samples=steps[0].num_samples, **shares)
-  return times_lib.SizedStep(num_nodes, num_pipelines, cost)
+  return times_lib.StepCost(secs=secs / len(steps), num_samples=steps[0].num_samples, **shares)
 
 
-def of_run(run: run_times.RunTimes, price: prices_lib.Price, *, market: str) -> Side:
+def of_run(run: RunTimes, price: prices_lib.Price, *, market: str) -> Side:
   """Returns a measured run in the form in which it is compared."""
   boots = run.boot_secs
-  return Side(
-      num_steps=len(run.steps),
-      events=run.events,
-      boot_secs=statistics.fmean(boots) if boots else None,
-      account=_account(run.totals, price, market),
-  )
-
-
-class Predicted(NamedTuple):
-  """A simulated run, for comparison with a real one, and its outcome."""
-
-  side: Side
-  outcome: loop.Outcome
+  boot_secs = statistics.fmean(boots) if boots else None
+  return Side(len(run.steps), run.events, boot_secs, _account(run.totals, price, market))
 
 
 def predict(
     replay: replay_lib.Replay, policy: loop.Policy, price: prices_lib.Price, *, secs: float
-) -> Predicted:
+) -> tuple[Side, loop.Outcome]:
   """Simulates a cluster under a trace for `secs` from the first step on."""
   durations = policy.durations
   before_secs = durations.boot_secs + durations.restart_secs + durations.load_secs
@@ -122,9 +308,13 @@ def predict(
       for event in replay.events
       if start_ms + event.time_ms < end_ms
   ]
-  start = _simulate(first, start_ms, policy, price)
-  outcome = _simulate(first + later, end_ms, policy, price)
-  totals = run_times.subtract(_totals(outcome), _totals(start))
+  start, outcome = (
+      loop.simulate(
+          trace_lib.Trace("replay", tuple(events), duration_ms), policy, price, keep_moments=True
+      )
+      for events, duration_ms in ((first, start_ms), (first + later, end_ms))
+  )
+  totals = subtract(_totals(outcome), _totals(start))
   has_joins = any(event.kind == "add" for event in later)
   side = Side(
       num_steps=outcome.num_steps,
@@ -132,20 +322,12 @@ def predict(
       boot_secs=durations.boot_secs if has_joins else None,
       account=_account(totals, price, policy.market),
   )
-  return Predicted(side, outcome)
-
-
-def _simulate(
-    events: Sequence[trace_lib.Event], end_ms: int, policy: loop.Policy, price: prices_lib.Price
-) -> loop.Outcome:
-  trace = trace_lib.Trace("replay", tuple(events), duration_ms=end_ms)
-  return loop.simulate(trace, policy, price, keep_moments=True)
+  return side, outcome
 
 
 def _totals(outcome: loop.Outcome) -> account_lib.Totals:
   a = outcome.account
-  parts = a.node_time.parts
-  return account_lib.Totals(a.secs, a.node_secs, parts, a.num_samples)
+  return account_lib.Totals(a.secs, a.node_secs, a.node_time.parts, a.num_samples)
 
 
 def _account(
@@ -155,7 +337,7 @@ def _account(
   return whole.account(price, market=market)
 
 
-def _events(outcome: loop.Outcome, start_secs: float) -> tuple[run_times.OwnerChange, ...]:
+def _events(outcome: loop.Outcome, start_secs: float) -> tuple[OwnerChange, ...]:
   events, moments = [], outcome.moments
   first = next(i for i, m in enumerate(moments) if m.rung == "checkpoint")
   for i, moment in enumerate(moments[first + 1 :], first + 1):
@@ -164,7 +346,7 @@ def _events(outcome: loop.Outcome, start_secs: float) -> tuple[run_times.OwnerCh
       ends = [m.secs for m in moments[i:] if m.samples_per_sec]
       pause_secs = (ends[0] if ends else outcome.account.secs) - moment.secs
       what = (moment.rung, moment.owners, pause_secs)
-      events.append(run_times.OwnerChange(moment.secs - start_secs, *what))
+      events.append(OwnerChange(moment.secs - start_secs, *what))
   return tuple(events)
 
 
@@ -198,9 +380,7 @@ def compare(predicted: Side, run: Side) -> list[dict[str, Any]]:
   return rows
 
 
-def _compare_owners(
-    ours: Sequence[run_times.OwnerChange], theirs: Sequence[run_times.OwnerChange]
-) -> list[bool]:
+def _compare_owners(ours: Sequence[OwnerChange], theirs: Sequence[OwnerChange]) -> list[bool]:
   """Returns, for each event, whether both have the same owners after it.
 
   The order of pipelines is ignored: among nodes of a zone it depends on their
@@ -218,7 +398,7 @@ def _compare_owners(
   return best
 
 
-def _is_same(ours: run_times.Owners, theirs: run_times.Owners, names: dict[str, str]) -> bool:
+def _is_same(ours: Owners, theirs: Owners, names: dict[str, str]) -> bool:
   """Returns whether the owners are the same; learns the names of nodes."""
   if [*map(len, ours)] != [*map(len, theirs)]:
     return False
@@ -237,12 +417,10 @@ def _row(
   return dict(what=what, predicted=predicted, measured=measured, off=off, same=same)
 
 
-def summarize(predicted: Side, run: Side) -> str:
+def summarize(rows: Sequence[Mapping[str, Any]]) -> str:
   """Returns a line with the errors of steps, pauses and dollars in percent."""
-  offs = [row["off"] or 0.0 for row in compare(predicted, run)[:3]]
-  names = ("steps_off_pct", "pauses_off_pct", "dollars_off_pct")
-  pairs = zip(names, offs, strict=True)
-  return " ".join(f"{name}={off:.1f}" for name, off in pairs)
+  pairs = zip(("steps", "pauses", "dollars"), rows, strict=False)
+  return " ".join(f"{name}_off_pct={row['off'] or 0.0:.1f}" for name, row in pairs)
 
 
 def read_config(folder: pathlib.Path) -> config_lib.Config:
@@ -253,23 +431,6 @@ def read_config(folder: pathlib.Path) -> config_lib.Config:
     return config_lib.Config.read({**plain, "study": config_lib.StudySection().to_dict()})
   except (ValueError, TypeError, AttributeError) as error:
     raise ValueError(f"{path} is not of this version: {error}") from error
-
-
-def find_replay(run: run_times.RunTimes, folder: pathlib.Path) -> replay_lib.Replay:
-  """Returns when the nodes of a run came and went; `ValueError` if that is not known."""
-  for line in jsonl.read_lines(folder / "metrics.jsonl"):
-    if line.get("event") == "recovery" and (own := {*line["names"]} - {*run.removed}):
-      raise ValueError(
-          f"Node {min(own)} of {folder} died in step {line['step']}, but not by --trace: a "
-          "simulation does not know when."
-      )
-  first, later = [], []
-  for at_secs, kind, node in run.nodes:
-    if at_secs <= 0:
-      first.append(node)
-    else:
-      later.append(trace_lib.Event(round(1e3 * at_secs), kind, node))
-  return replay_lib.Replay(tuple(first), tuple(later), round(1e3 * run.totals.secs))
 
 
 def make_policy(config: config_lib.Config, measured: times_lib.MeasuredTimes) -> loop.Policy:
@@ -306,19 +467,17 @@ def run(folder: pathlib.Path, *, workdir: pathlib.Path, formats: Sequence[str] =
         f"There is no run of `bamboo cluster` in {folder}: no nodes.jsonl says when its nodes "
         "came and went."
     )
-  config, times = read_config(folder), run_times.read(folder)
+  config, times = read_config(folder), read_times(folder)
   price = prices_lib.find(config.cost) or prices_lib.find(prices_lib.STANDARD)
   assert price is not None
+  if times.strangers:
+    step, name = times.strangers[0]
+    raise ValueError(
+        f"Node {name} of {folder} died in step {step}, but not by --trace: a simulation does not "
+        "know when."
+    )
   policy = make_policy(config, measure(times, config.study.durations))
-  text = report(
-      workdir,
-      times,
-      find_replay(times, folder),
-      policy,
-      folder=folder,
-      price=price,
-      formats=formats,
-  )
+  text = report(workdir, times, policy, folder=folder, price=price, formats=formats)
   if not (folder / "summary.json").exists():
     text = f"note: {folder} has not ended: this is about its first {len(times.steps)} steps\n{text}"
   return text
@@ -326,8 +485,7 @@ def run(folder: pathlib.Path, *, workdir: pathlib.Path, formats: Sequence[str] =
 
 def report(
     workdir: pathlib.Path,
-    times: run_times.RunTimes,
-    replay: replay_lib.Replay,
+    times: RunTimes,
     policy: loop.Policy,
     *,
     folder: pathlib.Path,
@@ -336,7 +494,7 @@ def report(
 ) -> str:
   """Predicts the run in `folder`; writes tables and page to `workdir`, returns text."""
   real = of_run(times, price, market=policy.market)
-  predicted, outcome = predict(replay, policy, price, secs=real.account.secs)
+  predicted, outcome = predict(times.replay, policy, price, secs=real.account.secs)
   rows = compare(predicted, real)
   output.write_summary(workdir, rows)
   lines = [
@@ -354,4 +512,4 @@ def report(
       f"Prediction and outcome of {folder.name}", [ours, theirs], tables={"beside": comparison}
   )
   contents.write(workdir, found, formats)
-  return f"{output.render_rows(rows)}\n{summarize(predicted, real)}"
+  return f"{output.render_rows(rows)}\n{summarize(rows)}"

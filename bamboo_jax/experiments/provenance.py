@@ -1,14 +1,25 @@
-"""The inputs of a result: versions of code and libraries; `provenance.json` beside it."""
+"""The inputs of a result: versions of code and libraries; `provenance.json` beside it.
+
+A result that a sweep keeps, for when it goes on, is named after all that it depends on: the
+job, and code and files that the job uses.
+"""
 
 from collections.abc import Sequence
 import functools
 import hashlib
 import importlib.metadata
+import itertools
 import json
+import os
 import pathlib
+import pickle
 import platform
+import re
 import shlex
 import subprocess
+import sys
+import sysconfig
+from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.base import packaged
@@ -73,3 +84,69 @@ def _commit() -> str | None:
   except (OSError, subprocess.CalledProcessError):
     return None
   return commit + "+" * bool(changed)
+
+
+_MAX_READ_BYTES = 2**26
+_NAMES = re.compile(r"[\w./+-]+[.]\w+|(?<=')[^'\n]+(?=')")  # Perhaps of files.
+
+
+def name_results(jobs: Sequence[str], code: Sequence[pathlib.Path]) -> list[str]:
+  """Returns the name of the result of each job.
+
+  `jobs` describe them, with the version of the `code` in those folders. Loaded
+  modules that are not in it, and files that a job names, count too.
+  """
+  loaded = _digest_loaded(code)
+  read = functools.cache(_digest_named)
+  names = []
+  for job in jobs:
+    named = itertools.chain.from_iterable(map(read, _NAMES.findall(job)))
+    content = f"{job} {sorted({*loaded, *named})}"
+    names.append(hashlib.sha256(content.encode()).hexdigest())
+  return names
+
+
+def read_result(path: pathlib.Path) -> Any:
+  """Returns a result.
+
+  Raises `ValueError` if others can have written it: reading it runs what is in
+  the file.
+  """
+  with open(path, "rb") as file:
+    if danger := base.find_danger(os.fstat(file.fileno())):
+      raise ValueError(
+          f"The result {path} is not read: {danger}. Remove it, or name " "another --workdir."
+      )
+    return pickle.load(file)
+
+
+def _digest_loaded(code: Sequence[pathlib.Path]) -> Sequence[str]:
+  """Returns hashes of the modules of the user's own, such as plug-ins."""
+  paths = sysconfig.get_paths()
+  libraries = (paths[name] for name in ("stdlib", "purelib", "platlib"))
+  known = [*code, *(pathlib.Path(path).resolve() for path in libraries)]
+  files = {getattr(m, "__file__", None) for m in [*sys.modules.values()]}
+  loaded = [pathlib.Path(file).resolve() for file in files if file]
+  own = [p for p in loaded if not any(map(p.is_relative_to, known))]
+  return [_digest(p) for p in own if p.suffix == ".py" and p.is_file()]
+
+
+def _digest_named(name: str) -> Sequence[str]:
+  """Returns a hash of a file, if it is one; of code with its neighbours."""
+  try:
+    path = packaged.find_file(name)
+    if not path.is_file():
+      return ()
+  except OSError:  # It is too long for a name.
+    return ()
+  if path.suffix != ".py":
+    return [_digest(path)]
+  return [_digest(file) for file in path.resolve().parent.glob("*.py")]
+
+
+def _digest(path: pathlib.Path) -> str:
+  """Returns name and hash of a file; if it is large, size and time."""
+  status = path.stat()
+  if status.st_size > _MAX_READ_BYTES:
+    return f"{path.name} {status.st_size} {status.st_mtime_ns}"
+  return f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}"

@@ -33,7 +33,7 @@ from typing import Any, TypeVar
 
 from bamboo_jax import base
 from bamboo_jax.base import extras
-from bamboo_jax.experiments import kept, provenance
+from bamboo_jax.experiments import provenance
 from bamboo_jax.metrics import progress as progress_lib
 
 _MAX_BROKEN = 3  # Pools in a row that finish no job.
@@ -131,14 +131,14 @@ def run(
   what = f"{provenance.versions()} {function.__module__}.{function.__qualname__} {inputs}"
   files = []
   if where.folder is not None:
-    names = kept.find_names([f"{what} {job!r}" for job in jobs], provenance.CODE)
+    names = provenance.name_results([f"{what} {job!r}" for job in jobs], provenance.CODE)
     files = [where.folder / name for name in names]
     if where.folder.is_dir() and (others := {*where.folder.iterdir()} - {*files}):
       print(
           f"note: {len(others)} kept results in {where.folder} are of other code, plug-ins, inputs "
           "or options, and not used"
       )
-  results = {i: kept.read(f) for i, f in enumerate(files) if f.exists()}
+  results = {i: provenance.read_result(f) for i, f in enumerate(files) if f.exists()}
   if where.num_merged:
     _check_shards(where.num_merged, len(jobs), results)
   selected = where.shard.select(len(jobs)) if where.shard else range(len(jobs))

@@ -4,18 +4,16 @@ Pure Python. Decisions are those of `recovery`; this adds time and money.
 
   api               one call for a run; its names are those of this package
 
-  loop              plays a trace, event by event
-  roster            nodes by name and by place
+  loop              plays a trace, event by event; nodes by name and by place
   decisions         asks `recovery.decide`, and caches the answers
   books             counts steps, saves and lost work between events
 
   build             a policy from a config: ladder, shapes, places, times
-  shapes            pipelines for tables, whose partitions are not known
   times             durations of boots, detection, restarts and saves, and with
                     them of steps, changes and losses; measured on a cluster
   speed             how long a step is: predicted from a model's profile, by
-                    `plan.times.predictor`, or looked up in a published table
-  communication     sums of gradients by ring or tree, overlapped or not
+                    `plan.times.predictor`, or looked up in a published table;
+                    sums of gradients by ring or tree, overlapped or not
 
   forecast          the expected throughput of a policy
 

@@ -23,14 +23,7 @@ from bamboo_jax.recovery import (
     templates as templates_lib,
 )
 from bamboo_jax.schedule import lines as lines_lib
-from bamboo_jax.sim import (
-    communication,
-    decisions,
-    loop,
-    shapes as sim_shapes,
-    speed as speed_lib,
-    times as times_lib,
-)
+from bamboo_jax.sim import decisions, loop, speed as speed_lib, times as times_lib
 
 Config = config_lib.Config
 Costs = cost_model.Profile | speed_lib.Table
@@ -107,7 +100,7 @@ def _make(name: str, config: Config, costs: Costs) -> loop.Policy:
   num_stages = math.ceil(config.pipeline.num_stages * study.overprovision)
   profile = None
   if isinstance(costs, speed_lib.Table):
-    shapes: shapes_lib.Shapes = sim_shapes.TableShapes(
+    shapes: shapes_lib.Shapes = speed_lib.TableShapes(
         num_stages,
         has_replicas,
         is_even=config.pipeline.layout != "depth",
@@ -123,7 +116,7 @@ def _make(name: str, config: Config, costs: Costs) -> loop.Policy:
         num_microbatches=_num_microbatches(config),
         microbatch_size=config.pipeline.microbatch_size,
         redundant=config.redundancy,
-        communication=communication.Communication(study),
+        communication=speed_lib.Communication(study),
         by_makespan=config.pipeline.layout == "templates",
     )
     shapes = _Shapes(config, predicted.predictor, num_stages).make()

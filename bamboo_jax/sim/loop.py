@@ -7,19 +7,85 @@ and steps. Decisions are those of `recovery.decide`, as in a real run.
 """
 
 import collections
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import heapq
-from typing import Any
+from typing import Any, NamedTuple
 
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.accounting import account as account_lib, prices as prices_lib
 from bamboo_jax.recovery import ladder as ladder_lib
-from bamboo_jax.sim import books as books_lib, decisions, roster as roster_lib
-from bamboo_jax.traces import spot_price, trace as trace_lib
+from bamboo_jax.sim import books as books_lib, decisions
+from bamboo_jax.traces import summary as trace_summary, trace as trace_lib
 
 # Order of simultaneous events.
 _TRACE, _READY, _WAKE = range(3)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class LiveNode:
+  """A live node; a node that returns under the same name is another one."""
+
+  name: str
+
+
+class News(NamedTuple):
+  """The nodes that joined, left, or got a preemption notice at an instant."""
+
+  added: tuple[LiveNode, ...] = ()
+  lost: tuple[LiveNode, ...] = ()
+  noticed: tuple[LiveNode, ...] = ()
+
+
+class NodeRoster:
+  """Nodes by name and by place; booting nodes have no place yet."""
+
+  def __init__(self) -> None:
+    self._live: dict[str, LiveNode] = {}
+    self._places: list[LiveNode] = []
+
+  @property
+  def num_live(self) -> int:
+    return len(self._live)
+
+  def follow(self, events: Iterable[trace_lib.Event]) -> News:
+    """Applies the events of an instant."""
+    added, lost, noticed = [], [], []
+    for event in events:
+      if event.kind == "add":
+        node = self._live[event.node] = LiveNode(event.node)
+        added.append(node)
+      elif event.kind == "remove":
+        lost.append(self._live.pop(event.node))
+      else:
+        noticed.append(self._live[event.node])
+    added = filter(self._is_live, added)
+    return News(tuple(added), tuple(lost), tuple(noticed))
+
+  def seat(self, nodes: Iterable[LiveNode]) -> tuple[base.NodeId, ...]:
+    """Gives the next places to the nodes that are still alive; returns them."""
+    first = len(self._places)
+    self._places += filter(self._is_live, nodes)
+    return tuple(base.nodes(first, len(self._places)))
+
+  def find(self, nodes: Iterable[LiveNode]) -> frozenset[base.NodeId]:
+    """Returns the places of the nodes that have one."""
+    places = self._places
+    found = [places.index(node) for node in nodes if node in places]
+    return frozenset(map(base.NodeId, found))
+
+  def rearrange(self, numbers: Sequence[base.NodeId]) -> None:
+    """Permutes the places: place i gets the node of place `numbers[i]`."""
+    self._places = [self._places[number] for number in numbers]
+
+  def zones(self) -> Mapping[base.NodeId, str]:
+    return {i: trace_lib.zone_of(n.name) for i, n in base.by_node(self._places)}
+
+  def names(self, places: Iterable[base.NodeId]) -> tuple[str, ...]:
+    return tuple(self._places[place].name for place in places)
+
+  def _is_live(self, node: LiveNode) -> bool:
+    return self._live.get(node.name) is node
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +180,7 @@ def price_on(trace: trace_lib.Trace, price: prices_lib.Price) -> prices_lib.Pric
   Raises `ValueError` if a zone has none, or the mean is above the price on
   demand.
   """
-  usd_per_hour = spot_price.mean_usd_per_hour(trace)
+  usd_per_hour = trace_summary.mean_usd_per_hour(trace)
   if usd_per_hour is None:
     return price
   return dataclasses.replace(
@@ -133,7 +199,7 @@ class _Run:
     saves = policy.durations if policy.decider.ladder.options.checkpoint else None
     self._books = books_lib.Books(saves)
     self._places = policy.decider.empty
-    self._roster = roster_lib.NodeRoster()
+    self._roster = NodeRoster()
     self._heap: list[tuple[float, int, int, Any]] = [
         (time_ms / 1e3, _TRACE, i, events) for i, (time_ms, events) in enumerate(trace.instants())
     ]
@@ -185,11 +251,11 @@ class _Run:
     news = self._roster.follow(events)
     boot_secs = self._policy.durations.boot_secs
     if news.added and boot_secs:
-      self._push(now + boot_secs, _READY, roster_lib.News(news.added))
+      self._push(now + boot_secs, _READY, News(news.added))
       news = news._replace(added=())
     self._change(now, news)
 
-  def _change(self, now: float, news: roster_lib.News) -> None:
+  def _change(self, now: float, news: News) -> None:
     """Decides about a change; in a step, joins and notices wait for its end."""
     roster = self._roster
     hurts = any(n < self._places.num_owners for n in roster.find(news.lost))

@@ -25,6 +25,7 @@ from bamboo_jax.plan import (
     pipelines as pipelines_lib,
 )
 from bamboo_jax.plan.times import predictor as predictor_lib, step_time as step_time_lib
+from bamboo_jax.recovery import placement, shapes as shapes_lib
 from bamboo_jax.schedule import instruction as instruction_lib, redundancy
 from bamboo_jax.sim import times as times_lib
 
@@ -42,6 +43,81 @@ _MOST_HELPERS = 4  # Maximum number of pipelines played; more change little.
 _DOUBLED_FACTOR = 1.5  # Relative time of a step if nodes own two stages.
 # Delay of a step that shadows finish, as a share of its rest.
 _REDONE_SHARE = 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class Communication(step_time_lib.OrderedSums):
+  """How published systems sum gradients and refresh replicas, as a study names it.
+
+  The gradients of a stage in n pipelines are summed over n nodes, B bytes each:
+
+    method   each node sends   rounds
+    ring     2 (n-1)/n B       2 (n-1)            NCCL, gloo; chunks go round
+    tree     2 B               2 ceil(log2 n)     NCCL's double binary tree
+    ordered  2 (n-1)/n B       one as measured    this runtime's, see `plan.times.step_time`
+
+  A measured rate of reduction includes both directions, whatever `duplex`.
+  """
+
+  study: config_lib.StudySection
+
+  def reduce_ms(
+      self, profile: cost_model.Profile, num_bytes: int, *, num_pipelines: int, num_shares: int
+  ) -> float:
+    """Returns the time to sum `num_bytes` of gradients over all shares."""
+    if num_shares == 1:
+      return 0.0
+    n = num_pipelines
+    rounds, sent = 1, (num_shares // n + 1) * (n - 1) / n
+    if n == 1:  # Nothing is sent, but shares are added.
+      sent = num_shares - 1
+    elif self.study.reduction == "ring":
+      rounds, sent = 2 * (n - 1), 2 * (n - 1) / n
+    elif self.study.reduction == "tree":
+      rounds, sent = 2 * math.ceil(math.log2(n)), 2.0
+    if self.study.duplex == "half" and not profile.measured and n > 1:
+      sent *= 2
+    sent_ms = sent * num_bytes / profile.reduce_bytes_per_ms
+    return rounds * profile.reduce_latency_ms + sent_ms
+
+  def sum_ms(
+      self,
+      profile: cost_model.Profile,
+      stage: Sequence[cost_model.LayerCost],
+      *,
+      num_pipelines: int,
+      num_shares: int,
+  ) -> float:
+    """Returns how long the sum of a stage lasts after its own last pass."""
+    counts = dict(num_pipelines=num_pipelines, num_shares=num_shares)
+    if self.study.overlap != "backward":
+      return super().sum_ms(profile, stage, **counts)
+    ready_ms, end_ms = -sum(layer.backward_ms for layer in stage), -math.inf
+    for layer in reversed(stage):
+      ready_ms += layer.backward_ms
+      sum_ms = self.reduce_ms(profile, layer.gradient_bytes, **counts)
+      end_ms = max(end_ms, ready_ms) + sum_ms
+    return end_ms
+
+  def exposed_ms(
+      self, stages: Sequence[Sequence[cost_model.LayerCost]], sum_ms: Sequence[float]
+  ) -> float:
+    """Returns for how long sums last after the last pass of all stages.
+
+    While the pipeline drains, each earlier stage has a backward pass to do.
+    """
+    drain_ms, exposed_ms = 0.0, 0.0
+    for stage, stage_ms in zip(stages, sum_ms, strict=True):
+      exposed_ms = max(exposed_ms, stage_ms - drain_ms)
+      if self.study.overlap != "none":
+        drain_ms += sum(layer.backward_ms for layer in stage)
+    return exposed_ms
+
+  def exchange_ms(self, sent_ms: float, received_ms: float) -> float:
+    """Returns the time to send to one neighbour and receive from another."""
+    if self.study.duplex == "half":
+      return sent_ms + received_ms
+    return max(sent_ms, received_ms)
 
 
 class _Busy(NamedTuple):
@@ -308,6 +384,53 @@ class Table:
       return Delay(left_share=_REDONE_SHARE)
     late, soon = (self.step(p, drops=False).secs for p in (after, before))
     return Delay(max(0.0, late - soon))
+
+
+@dataclasses.dataclass(frozen=True)
+class TableShapes:
+  """Pipelines whose stages are equal parts of a model; a `recovery.shapes.Shapes`.
+
+  Attributes:
+    is_even: Whether all nodes are used, in pipelines of at least `num_stages`, of almost
+      equal size; else all pipelines have `num_stages`.
+  """
+
+  num_stages: int
+  has_replicas: bool
+  is_even: bool = True
+  max_pipelines: int | None = None
+
+  @property
+  def smallest(self) -> partition_lib.Partition:
+    """The pipeline of `num_stages` nodes."""
+    return self._partition(self.num_stages)
+
+  def partitions(self, num_nodes: int) -> shapes_lib.Partitions:
+    """Returns partitions of a model of equal layers, two for each of `num_stages` if even."""
+    most = num_nodes if self.is_even else self.max_pipelines or num_nodes
+    count = min(num_nodes // self.num_stages, most)
+    if not count:
+      raise base.InfeasibleError(
+          f"{num_nodes} nodes are too few for a pipeline of {self.num_stages}."
+      )
+    if not self.is_even:
+      return (self.smallest,) * count
+    each, rest = divmod(num_nodes, count)
+    return tuple(self._partition(each + (i < rest)) for i in range(count))
+
+  def adapt(
+      self, pipelines: Sequence[shapes_lib.Pipeline], nodes: shapes_lib.Nodes
+  ) -> shapes_lib.Pipelines:
+    """Returns new pipelines of the nodes in their order."""
+    partitions = self.partitions(len(nodes))
+    if not self.is_even:
+      if not shapes_lib.fires(config_lib.RecoverySection(), pipelines, nodes, most=len(partitions)):
+        return tuple(pipelines)
+    return placement.make_pipelines(partitions, nodes, self.has_replicas)
+
+  def _partition(self, num_nodes: int) -> partition_lib.Partition:
+    num_layers = (1 + self.is_even) * self.num_stages
+    return partition_lib.Partition(tuple(s * num_layers // num_nodes for s in range(num_nodes + 1)))
 
 
 def read_table(section: config_lib.TableSection) -> Table:

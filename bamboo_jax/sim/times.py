@@ -6,9 +6,9 @@ replace the predicted time of steps of the same numbers of nodes and pipelines;
 other predictions are scaled by the slowdown of the whole cluster.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.plan import cost_model, pipelines as pipelines_lib
@@ -149,36 +149,25 @@ class PipelineTimes:
     return moves.copy_secs(self._profile, before, after, live)
 
 
-@dataclasses.dataclass(frozen=True)
-class SizedStep:
-  """The mean cost of a step with these numbers of nodes and pipelines."""
-
-  num_nodes: int
-  num_pipelines: int
-  cost: StepCost
-
-
-@dataclasses.dataclass(frozen=True)
-class MeasuredTimes:
-  """The times of a cluster; the first of `steps` is that with all its nodes."""
+class MeasuredTimes(NamedTuple):
+  """The times of a cluster; the mean cost of a step by numbers of nodes and pipelines."""
 
   durations: config_lib.DurationsSection
-  steps: tuple[SizedStep, ...]
+  steps: Mapping[tuple[int, int], StepCost]
 
 
 class MeasuredSpeed:
   """A `Speed` with measured steps; `whole` is the step with all nodes."""
 
   def __init__(self, speed: Speed, measured: MeasuredTimes, *, whole: Pipelines) -> None:
-    self._speed = speed
-    self._costs = {(s.num_nodes, s.num_pipelines): s for s in measured.steps}
+    self._speed, self._costs = speed, measured.steps
     predicted_secs = speed.step(whole, drops=False).secs
-    self._factor = self._costs[_size(whole)].cost.secs / predicted_secs
+    self._factor = self._costs[_size(whole)].secs / predicted_secs
 
   def step(self, pipelines: Pipelines, *, drops: bool) -> StepCost:
     """Returns the cost of a step, measured if one of that size was measured."""
     if found := self._costs.get(_size(pipelines)):
-      return found.cost
+      return found
     cost = self._speed.step(pipelines, drops=drops)
     return dataclasses.replace(cost, secs=self._factor * cost.secs)
 

@@ -5,8 +5,7 @@ cluster of real processes replays them.
 
   trace        the value: events in order of time, with zones
   readers      files to traces and back
-  spot_price   the price of nodes, for traces with prices
-  summary      live nodes, preemptions, bulks, lifetimes
+  summary      live nodes, preemptions, bulks, lifetimes, the mean price
   scale        the same trace for another cluster: nodes, speed, zones
   generator    draws a trace: preemptions in bulks, nodes that return; or from
                blocks of a recorded one

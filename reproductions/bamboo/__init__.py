@@ -1,10 +1,9 @@
 """Bamboo's simulated preemptions, by the rules of its artifact.
 
-  artifact             models, step times, and the outcome of a run
-  hourly_preemptions   draws lost and added nodes, hour by hour
-  loop                 the event loop, with the artifacts' flaws as an option
-  rules                how Bamboo handles losses and ends of steps
-  table                an experiment: the table of BERT
+  artifact  models, step times, nodes lost and added hour by hour, and the outcome of a run
+  loop      the event loop, with the artifacts' flaws as an option
+  rules     how Bamboo handles losses and ends of steps
+  table     an experiment: the table of BERT
 
 Read `artifact` first, then `loop`.
 """

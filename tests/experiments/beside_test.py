@@ -12,7 +12,6 @@ from absl.testing import absltest
 from bamboo_jax import config as config_lib
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.experiments import beside
-from bamboo_jax.report import run_times
 from bamboo_jax.sim import decisions, loop, speed, times as times_lib
 from bamboo_jax.traces import replay as replay_lib, trace as trace_lib
 from bamboo_jax.training.setup import accept
@@ -82,7 +81,7 @@ class ValidationTest(absltest.TestCase):
 
   def setUp(self):
     super().setUp()
-    self.run_times = run_times.make(*make_log())
+    self.run_times = beside.make_times(*make_log())
     self.measured = beside.measure(self.run_times, _USUAL)
 
   def test_what_a_log_says(self):
@@ -98,18 +97,18 @@ class ValidationTest(absltest.TestCase):
     self.assertAlmostEqual(run.totals.node_secs, 56.0 + 20.9 + 34.1, places=6)
 
   def test_a_death_that_no_trace_has_caused_is_not_timed(self):
-    run = run_times.make(*make_log(dead="n0"))
+    run = beside.make_times(*make_log(dead="n0"))
     self.assertTrue(run.events[0].is_loss)
     self.assertIsNone(run.events[0].detect_secs)
     self.assertEqual(beside.measure(run, _USUAL).durations.detect_secs, _USUAL.detect_secs)
 
   def test_a_pause_without_usual_steps_near_is_not_known(self):
     lines, nodes = make_log()
-    run = run_times.make(lines[: _LOSS + 3], nodes)  # None after the death.
+    run = beside.make_times(lines[: _LOSS + 3], nodes)  # None after the death.
     self.assertEqual([e.pause_secs for e in run.events], [1.0])
     first = next(i for i, l in enumerate(lines) if l["step"] == _LOSS - 1)
     begin = [dict(lines[0], step=_LOSS - 1)]  # None before it.
-    run = run_times.make(begin + lines[first:], nodes)
+    run = beside.make_times(begin + lines[first:], nodes)
     self.assertEqual([e.pause_secs for e in run.events], [None, 1.0])
     side = beside.of_run(run, profiles.PRICE, market="spot")
     self.assertIsNone(side.pause_secs)
@@ -119,7 +118,7 @@ class ValidationTest(absltest.TestCase):
   def test_a_death_before_it_was_struck_is_not_timed(self):
     lines, nodes = make_log()
     struck = [n | {"at_secs": 123.1} if n["event"] == "remove" else n for n in nodes]
-    self.assertIsNone(run_times.make(lines, struck).events[0].detect_secs)
+    self.assertIsNone(beside.make_times(lines, struck).events[0].detect_secs)
 
   def test_measures(self):
     durations, steps = self.measured.durations, self.measured.steps
@@ -127,7 +126,7 @@ class ValidationTest(absltest.TestCase):
     self.assertAlmostEqual(durations.detect_secs, 0.6)
     self.assertEqual(durations.repair_secs, 1.0)
     self.assertEqual(
-        [(s.num_nodes, s.cost.secs, s.cost.useful) for s in steps], [(2, 2.0, 0.5), (1, 4.0, 0.5)]
+        [(size[0], s.secs, s.useful) for size, s in steps.items()], [(2, 2.0, 0.5), (1, 4.0, 0.5)]
     )
 
   def test_pauses_are_those_of_their_rung(self):
@@ -160,7 +159,7 @@ class ValidationTest(absltest.TestCase):
     self.assertLess(abs(table["dollars"]["off"]), 1.0)
     self.assertLess(abs(table["useful, %"]["off"]), 2.0)
     self.assertRegex(
-        beside.summarize(predicted, run),
+        beside.summarize(beside.compare(predicted, run)),
         r"^steps_off_pct=\S+ pauses_off_pct=\S+ dollars_off_pct=\S+$",
     )
 
@@ -186,8 +185,7 @@ class ValidationTest(absltest.TestCase):
     folder = self.write_run(*make_log())
     said = beside.report(
         folder / "out",
-        self.run_times,
-        replay_lib.Replay(("a", "b"), (), 56_000),
+        dataclasses.replace(self.run_times, replay=replay_lib.Replay(("a", "b"), (), 56_000)),
         make_policy(self.measured),
         folder=folder,
         price=profiles.PRICE,
@@ -200,13 +198,13 @@ class ValidationTest(absltest.TestCase):
     self.assertIn("not the same", str(found["tables"]["beside"]))
 
   def test_when_nodes_came_and_went(self):
-    lines, nodes = make_log()
-    replay = beside.find_replay(self.run_times, self.write_run(lines, nodes))
+    replay = self.run_times.replay
     self.assertEqual((replay.first, replay.duration_ms), (("a", "b"), 56_000))
     self.assertEqual([*map(str, replay.events)], ["20900,remove,b", "21900,add,c"])
-    run = run_times.make(lines, nodes[:2])  # Nothing removed it.
+    lines, nodes = make_log()
+    folder = self.write_run(lines, nodes[:2])  # Nothing removed it.
     with self.assertRaisesRegex(ValueError, "Node n1 of .* died in step 12, but not by --trace"):
-      beside.find_replay(run, self.write_run(lines, nodes))
+      beside.run(folder, workdir=folder / "out")
 
   def test_a_run_of_another_version(self):
     folder = self.write_run(*make_log())
@@ -254,21 +252,21 @@ class ValidationTest(absltest.TestCase):
       owners = list(event.owners)
       owners.insert(place, ("7", "8"))
       events.append(dataclasses.replace(event, owners=tuple(owners)))
-    return dataclasses.replace(run, events=tuple(events))
+    return run._replace(events=tuple(events))
 
   def test_other_owners_are_named(self):
     run = beside.of_run(self.run_times, profiles.PRICE, market="spot")
     first, second = run.events
     other = dataclasses.replace(second, owners=(("2", "0"),))
-    swapped = dataclasses.replace(run, events=(first, other))
+    swapped = run._replace(events=(first, other))
     rows_ = beside.compare(swapped, run)
     self.assertEqual([r["same"] for r in rows_ if r["same"]], ["yes", "no"])
     rows_ = beside.compare(self.with_second(run), self.with_second(run, 1))
     self.assertEqual([r["same"] for r in rows_ if r["same"]], ["yes", "yes"])
     events = [dataclasses.replace(e, owners=(("9",),)) for e in run.events]
-    strange = dataclasses.replace(run, events=tuple(events))
+    strange = run._replace(events=tuple(events))
     rows_ = beside.compare(strange, run)
     self.assertEqual([r["same"] for r in rows_ if r["same"]], ["no", "no"])
-    fewer = dataclasses.replace(run, events=(first,))
+    fewer = run._replace(events=(first,))
     rows_ = beside.compare(fewer, run)
     self.assertEqual([r["same"] for r in rows_ if r["same"]], ["yes", "no"])

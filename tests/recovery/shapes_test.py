@@ -18,7 +18,7 @@ from bamboo_jax.recovery import (
     templates as templates_lib,
 )
 from bamboo_jax.schedule import failover
-from bamboo_jax.sim import communication as communication_lib, shapes as table_shapes
+from bamboo_jax.sim import speed as speed_lib
 from tests import layouts, profiles
 
 _TWO = partition_lib.Partition((0, 2, 4))
@@ -70,7 +70,7 @@ class PartitionsTest(parameterized.TestCase):
       ("at_most", make_depth(_TWO, max_pipelines=1), 5, [2]),
       ("templates", make_templates(), 7, [2, 2, 3]),
       ("grid", make_grid(_TWO, _THREE), 5, [2, 2]),
-      ("even", table_shapes.TableShapes(2, False), 5, [3, 2]),
+      ("even", speed_lib.TableShapes(2, False), 5, [3, 2]),
   )
   def test_sizes(self, shape, num_nodes, expected):
     got = [p.num_stages for p in shape.partitions(num_nodes)]
@@ -90,7 +90,7 @@ class PartitionsTest(parameterized.TestCase):
     )
     predictor = make_predictor(
         profile,
-        communication=communication_lib.Communication(
+        communication=speed_lib.Communication(
             config_lib.StudySection(reduction=reduction, overlap=overlap)
         ),
     )
@@ -111,8 +111,7 @@ class PartitionsTest(parameterized.TestCase):
     """As in Oobleck, although a sum over more pipelines takes longer."""
     profile = dataclasses.replace(_PROFILE, reduce_latency_ms=1e6)
     predictor = make_predictor(
-        profile,
-        communication=communication_lib.Communication(config_lib.StudySection(reduction="ring")),
+        profile, communication=speed_lib.Communication(config_lib.StudySection(reduction="ring"))
     )
     sizes = {
         uses_all: [
@@ -127,7 +126,7 @@ class PartitionsTest(parameterized.TestCase):
       ("depth", make_depth(_TWO), 1, "1 nodes are too few for a pipeline of 2"),
       ("templates", make_templates(), 3, "3 nodes are too few: 2 pipelines"),
       ("grid", make_grid(_THREE, _TWO), 1, "1 nodes are too few for a pipeline of 2"),
-      ("even", table_shapes.TableShapes(2, False), 1, "1 nodes are too few"),
+      ("even", speed_lib.TableShapes(2, False), 1, "1 nodes are too few"),
   )
   def test_too_few(self, shape, num_nodes, message):
     with self.assertRaisesRegex(base.InfeasibleError, message):

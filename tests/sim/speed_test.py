@@ -1,12 +1,15 @@
 """Steps of a small model, predicted by the planners of real runs."""
 
+import dataclasses
+
 from absl.testing import parameterized
+from hypothesis import given, strategies as st
 
 from bamboo_jax import config as config_lib
 from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.recovery import placement as placement_lib
 from bamboo_jax.schedule import failover
-from bamboo_jax.sim import communication as communication_lib, speed
+from bamboo_jax.sim import speed
 from tests import profiles
 
 _PROFILE = profiles.make_transformer(microbatch_size=2)
@@ -20,7 +23,7 @@ def make_speed(mode="none", num_microbatches=12, reroute="shares", **communicati
       microbatch_size=2,
       redundant=config_lib.RedundancySection(mode),
       reroute=reroute,
-      communication=communication_lib.Communication(config_lib.StudySection(**communication)),
+      communication=speed.Communication(config_lib.StudySection(**communication)),
   )
 
 
@@ -158,3 +161,91 @@ class TransformerTest(parameterized.TestCase):
     self.assertAlmostEqual(mlp.forward_ms, 1e3 * 64 * 2 * 8 * 64**2 / 1e9)
     self.assertAlmostEqual(mlp.backward_ms, 3 * mlp.forward_ms)
     self.assertFalse(_PROFILE.measured)
+
+
+_METHODS = ("ordered", "ring", "tree")
+
+
+_SUMMED = profiles.make_profile(
+    [profiles.make_layer(name, backward_ms=3.0, parameter_bytes=100) for name in "abcd"],
+    link_bytes_per_ms=100.0,
+    reduce_latency_ms=0.25,
+    reduce_bytes_per_ms=100.0,
+    measured=False,
+)
+_STAGES = (_SUMMED.layers[:2], _SUMMED.layers[2:])
+
+
+def _make(reduction="ring", overlap="none", duplex="full"):
+  study = config_lib.StudySection(reduction=reduction, overlap=overlap, duplex=duplex)
+  return speed.Communication(study)
+
+
+class ReduceTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      # 800 bytes are 8 ms of the link. Pipelines, shares, rounds and bytes.
+      ("ring", 4, 4, 6 * 0.25 + 2 * 3 / 4 * 8),
+      ("ordered", 4, 4, 0.25 + 2 * 3 / 4 * 8),
+      ("ordered", 2, 4, 0.25 + 3 * 1 / 2 * 8),
+      ("ordered", 1, 2, 0.25 + 8),
+      ("tree", 5, 5, 6 * 0.25 + 2 * 8),
+      ("ring", 1, 1, 0.0),
+  )
+  def test_time(self, reduction, num_pipelines, num_shares, expected):
+    counts = dict(num_pipelines=num_pipelines, num_shares=num_shares)
+    got = _make(reduction).reduce_ms(_SUMMED, 800, **counts)
+    self.assertAlmostEqual(got, expected)
+
+  def test_frozen_parameters_are_not_summed(self):
+    frozen = [dataclasses.replace(layer, frozen_bytes=100) for layer in _STAGES[0]]
+    got = _make().sum_ms(_SUMMED, frozen, num_pipelines=4, num_shares=4)
+    self.assertEqual(got, 6 * 0.25)
+
+  @parameterized.parameters((False, 2), (True, 1))
+  def test_a_measured_rate_has_both_directions(self, measured, factor):
+    profile = dataclasses.replace(_SUMMED, measured=measured, reduce_latency_ms=0.0)
+    full, half = (
+        _make(duplex=duplex).reduce_ms(profile, 800, num_pipelines=4, num_shares=4)
+        for duplex in ("full", "half")
+    )
+    self.assertAlmostEqual(half, factor * full)
+
+  @given(st.sampled_from(("ordered", "ring", "tree")), st.integers(2, 100), st.integers(1, 10**9))
+  def test_bytes_do_not_grow_with_pipelines(self, reduction, n, num_bytes):
+    """No node sends more than twice the gradients, however many sum."""
+    profile = dataclasses.replace(_SUMMED, reduce_latency_ms=0.0)
+    counts = dict(num_pipelines=n, num_shares=n)
+    got = _make(reduction).reduce_ms(profile, num_bytes, **counts)
+    self.assertLessEqual(got, 2 * num_bytes / 100.0 * (1 + 1e-9))
+
+
+class OverlapTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      # Two pipelines: each stage sends 200 bytes in two rounds, 2.5 ms. When
+      # the second stage is done, the first has 6 ms to go.
+      ("none", (2.5, 2.5), 2.5),
+      ("drain", (2.5, 2.5), 2.5),
+      # The sum of the last layer, 1.5 ms, is done before the first layer is.
+      ("backward", (1.5, 1.5), 1.5),
+  )
+  def test_two_stages(self, overlap, sums, exposed):
+    communication = _make(overlap=overlap)
+    counts = dict(num_pipelines=2, num_shares=2)
+    sum_ms = tuple(communication.sum_ms(_SUMMED, stage, **counts) for stage in _STAGES)
+    self.assertEqual(sum_ms, sums)
+    self.assertEqual(communication.exposed_ms(_STAGES, sum_ms), exposed)
+
+  @parameterized.parameters(("none", 8.0), ("drain", 3.0))
+  def test_late_stages_hide_more(self, overlap, exposed):
+    got = _make(overlap=overlap).exposed_ms(_STAGES, (3.0, 8.0))
+    self.assertEqual(got, exposed)
+
+  @parameterized.parameters(("half", 5.0), ("full", 3.0))
+  def test_both_directions(self, duplex, expected):
+    self.assertEqual(_make(duplex=duplex).exchange_ms(3.0, 2.0), expected)
+
+  def test_bad_method(self):
+    with self.assertRaisesRegex(ValueError, "'rign'; did you mean 'ring'"):
+      _make("rign")

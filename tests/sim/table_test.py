@@ -9,7 +9,7 @@ from bamboo_jax import config as config_lib
 from bamboo_jax.plan import pipelines as pipelines_lib
 from bamboo_jax.recovery import placement as placement_lib
 from bamboo_jax.schedule import failover
-from bamboo_jax.sim import shapes as shapes_lib, speed as speed_lib
+from bamboo_jax.sim import speed as speed_lib
 
 _TEXT = """model,nodes,fast,slow
 a,8,80.0,40.0
@@ -25,7 +25,7 @@ def section(text, **options):
 
 
 def make_pipelines(num_nodes, *, num_stages=4):
-  partitions = shapes_lib.TableShapes(num_stages, True).partitions(num_nodes)
+  partitions = speed_lib.TableShapes(num_stages, True).partitions(num_nodes)
   return placement_lib.make_pipelines(partitions, range(num_nodes), True)
 
 

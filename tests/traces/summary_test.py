@@ -1,8 +1,11 @@
 """The figures of a trace."""
 
+import json
+
 from absl.testing import parameterized
 
-from bamboo_jax.traces import readers, summary as trace_summary
+from bamboo_jax.sim import api
+from bamboo_jax.traces import readers, scale, summary as trace_summary
 
 _HOUR = 3_600_000
 # One node for 4 hours, two more that leave together after 1 hour, one of
@@ -22,7 +25,7 @@ _TEXT = f"""# duration_ms={4 * _HOUR}
 
 
 def parse(text):
-  return readers.parse_trace(text, source="t")
+  return readers.parse_trace(text, source="t.csv")
 
 
 class SummaryTest(parameterized.TestCase):
@@ -56,3 +59,76 @@ class SummaryTest(parameterized.TestCase):
     figures = trace_summary.summarize(parse("# duration_ms=9\n0,add,a"))
     self.assertEqual(figures.figures()["preemptions per node-hour"], 0.0)
     self.assertEqual(figures.figures()["nodes per instant, mean"], 0.0)
+
+
+_NODES = "0,add,a/1\n0,add,b/1\n100,remove,a/1\n400,notice,b/1\n"
+_JSON = {"metadata": {"gap_seconds": 60}, "data": {"a": [2, 1], "b": [0, 1]}}
+
+
+class SpotPriceTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      ("", None),
+      ("0,price,2", 2.0),
+      # Of 500 ms of nodes, 100 of each are before the change.
+      ("0,price,1\n100,price,6", (200 * 1 + 300 * 6) / 500),
+      # The first price of a zone holds from the start.
+      ("0,price,9\n0,price,a/1\n300,price,b/2", (100 * 1 + 400 * 2) / 500),
+      ("0,price,9\n50,price,a/1\n60,price,a/3", (60 + 40 * 3 + 400 * 9) / 500),
+  )
+  def test_mean(self, prices, expected):
+    trace = parse(_NODES + prices)
+    mean = trace_summary.mean_usd_per_hour(trace)
+    self.assertEqual(mean is None, expected is None)
+    self.assertAlmostEqual(mean or 0.0, expected or 0.0)
+    self.assertEqual(parse(readers.render_events(trace)).prices, trace.prices)
+    faster = scale.scale(trace, num_nodes=None, time_scale=0.1)
+    self.assertEqual(trace_summary.mean_usd_per_hour(faster), mean)
+
+  def test_zone_without_prices(self):
+    with self.assertRaisesRegex(ValueError, r"zones \['a'\], .* none .* 'b'"):
+      trace_summary.mean_usd_per_hour(parse(_NODES + "0,price,a/1"))
+
+  @parameterized.parameters(
+      ("0,price,cheap", "zone/dollars, got 'cheap'"), ("0,price,a/0", "above 0, got 0.0")
+  )
+  def test_bad_event(self, text, message):
+    with self.assertRaisesRegex(ValueError, f"t.csv, line 5: .*{message}"):
+      parse(_NODES + text)
+
+  def test_order(self):
+    message = "in order of time, got 5,price,2.0 after 9,price,1.0"
+    with self.assertRaisesRegex(ValueError, message):
+      parse(_NODES + "9,price,1\n5,price,2")
+
+  def test_files_of_zones(self):
+    trace = parse(json.dumps(_JSON | {"prices": {"a": [1, 1], "b": [5, 2]}}))
+    lines = ["0,price,a/1", "0,price,b/5", "60000,price,b/2"]
+    self.assertEqual(list(map(str, trace.prices)), lines)
+    first = json.dumps({**_JSON, "data": [1, 1], "prices": [3, 4]})
+    self.assertEqual(parse(first).prices[0].zone, "")
+    first = readers.parse_trace(first, source="x", zone="x")
+    self.assertEqual([price.zone for price in first.prices], ["x", "x"])
+    self.assertLen(scale.merge([first, trace]).prices, 5)
+    # Prices of all nodes are, among others, those of its zones.
+    plain = parse("0,price,2\n0,add,c/1\n0,add,d/1\n9,remove,d/1")
+    both = scale.merge([plain, trace]).prices[:2]
+    self.assertEqual([price.zone for price in both], ["c", "d"])
+
+  @parameterized.parameters(
+      ([1], "data and prices must have .*{'data.a': 2, .* 'prices': 1}"),
+      ({"a": 3}, "prices.a must be a list"),
+      ([1, 0], r"prices\[1\] must be a number above 0, got 0"),
+      ([1, None], r"prices\[1\] .* got None"),
+  )
+  def test_bad_json(self, prices, message):
+    with self.assertRaisesRegex(ValueError, f"t.csv: {message}"):
+      parse(json.dumps(_JSON | {"prices": prices}))
+
+  def test_bill(self):
+    lines = [f"0,add,n{i}" for i in range(8)] + ["1800000,remove,n1"]
+    lines = ["# duration_ms=3600000", "0,price,0.5", "900000,price,1.5", *lines]
+    account = api.simulate(parse("\n".join(lines)), "varuna").account
+    hours = (8 * 0.25, 8 * 0.25 + 7 * 0.5)
+    self.assertAlmostEqual(account.usd, 0.5 * hours[0] + 1.5 * hours[1])
+    self.assertIn("mean of trace t.csv", account.price.render("spot"))

@@ -15,7 +15,6 @@ from absl.testing import absltest, parameterized
 from bamboo_jax.reproductions import publish
 from bamboo_jax.reproductions.bamboo import (
     artifact,
-    hourly_preemptions,
     loop as artifact_loop,
     rules as bamboo_rules,
     table as bamboo_table,
@@ -108,9 +107,7 @@ class RulesTest(parameterized.TestCase):
     for kind in (bamboo_rules.BambooRules, StepByStep):
       rules = kind(num_stages=3, step_ms=lambda n, _: 30_000 // n, local_ms=20_000)
       loop = artifact_loop.Loop(rules)
-      hours = hourly_preemptions.draw_hours(
-          random.Random(seed), capacity=12, preemption_probability=0.4
-      )
+      hours = artifact.draw_hours(random.Random(seed), capacity=12, preemption_probability=0.4)
       loop.run(next(hours), more_rows=hours, num_steps=1_000)
       counts = loop.num_steps, loop.last_ms, loop.queued_ms, rules.num_fatal
       means = round(loop.inverse_nodes_sum, 6), round(loop.average_nodes(), 9)
@@ -196,7 +193,7 @@ class ResultsTest(parameterized.TestCase):
 class HourlyPreemptionsTest(absltest.TestCase):
 
   def test_rows_fit_together(self):
-    hours = hourly_preemptions.draw_hours(random.Random(1), capacity=20, preemption_probability=0.5)
+    hours = artifact.draw_hours(random.Random(1), capacity=20, preemption_probability=0.5)
     live, now_ms = set(), 0
     for rows in itertools.islice(hours, 200):
       for time_ms, is_added, name in rows:
@@ -207,9 +204,7 @@ class HourlyPreemptionsTest(absltest.TestCase):
         self.assertLessEqual(len(live), 20)
 
   def test_share_that_is_lost(self):
-    hours = hourly_preemptions.draw_hours(
-        random.Random(2), capacity=48, preemption_probability=0.25
-    )
+    hours = artifact.draw_hours(random.Random(2), capacity=48, preemption_probability=0.25)
     live, num_lost, num_there = set(), 0, 0
     for hour, rows in enumerate(itertools.islice(hours, 400)):
       there = set(live)
