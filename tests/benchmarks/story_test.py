@@ -67,6 +67,9 @@ class StoryTest(parameterized.TestCase):
     self.assertEqual([number for number, _ in rows], [1, 2, 3])
     begun = [running[0], story.Recorded("failures")]
     self.assertEmpty(story.render_steps(begun, after=0, num_steps=4))
+    nan = story.Recorded("a", [step(1, None)], True)
+    rows = story.render_steps([nan, nan], after=0, num_steps=1)
+    self.assertEqual(rows, [(1, "     1    not finite    not finite")])
 
   def test_a_long_run_shows_some_steps_and_all_deaths(self):
     lines = [step(i, 1.0) for i in range(1, 91)]
@@ -84,18 +87,14 @@ class StoryTest(parameterized.TestCase):
       (dict(wait_secs=None), "n1 (stage 0/1) died; n3 took over"),
       (dict(rung="reroute"), "n1 (stage 0/1) died; reroute: why"),
       (dict(rung="checkpoint", heirs=()), "n1 (stage 0/1) died; checkpoint: why"),
+      (
+          dict(names=["n1", "n2"], heirs=("n0", "n0")),
+          "n1 and n2 (stages 0/1, 0/2) died; n0 took over after 50 ms",
+      ),
   )
   def test_deaths(self, given, expected):
-    run = story.Recorded("a", [recovery(1, ["n1"], **given)], True)
+    run = story.Recorded("a", [recovery(1, **{"names": ["n1"]} | given)], True)
     self.assertEqual(story.describe(run.recoveries[0]), expected)
-
-  def test_two_deaths_at_once(self):
-    line = recovery(1, ["n1", "n2"], heirs=("n0", "n0"))
-    run = story.Recorded("a", [line], True)
-    self.assertEqual(
-        story.describe(run.recoveries[0]),
-        "n1 and n2 (stages 0/1, 0/2) died; n0 took over after 50 ms",
-    )
 
   @parameterized.parameters((0, 13), (4, 5), (2, 1), (1, 0))
   def test_restarts(self, every_steps, num_steps):
@@ -116,6 +115,7 @@ class StoryTest(parameterized.TestCase):
         ],
     )
     self.assertIn("without checkpoints", story.render_costs(plain, run, every_steps=0)[1])
+    self.assertEmpty(story.render_costs(plain, plain, every_steps=10))  # Nobody died.
 
   @parameterized.named_parameters(
       (
@@ -146,15 +146,6 @@ class StoryTest(parameterized.TestCase):
     plain = story.Recorded("b", STEPS, True)
     found = story.render_costs(plain, run, every_steps=10)
     self.assertEqual(found[0], expected)
-
-  def test_without_deaths_there_are_no_costs(self):
-    run = story.Recorded("a", STEPS, True)
-    self.assertEmpty(story.render_costs(run, run, every_steps=10))
-
-  def test_a_loss_that_is_not_finite(self):
-    run = story.Recorded("a", [step(1, None)], True)
-    rows = story.render_steps([run, run], after=0, num_steps=1)
-    self.assertEqual(rows, [(1, "     1    not finite    not finite")])
 
   def test_a_control(self):
     """A lost share must change the hash; else the command fails."""
@@ -189,7 +180,7 @@ class StoryTest(parameterized.TestCase):
 _TRAINED = ("true",)  # The runs are there already.
 
 
-class TwinsTest(folders.FolderCase):
+class TwinsTest(folders.FolderCase, parameterized.TestCase):
 
   def record(self, name, lines):
     folder = self.folder / name
@@ -208,17 +199,14 @@ class TwinsTest(folders.FolderCase):
     self.assertLen(lines, 4)
     self.assertEndsWith(lines[2], "n0 (stage 0/0) died; n3 took over after 50 ms")
 
-  def test_a_run_that_fails_ends_the_other(self):
-    fail = "import sys; sys.exit('noise\\nerror: no such flag')"
-    commands = {
-        "plain": (sys.executable, "-c", "import time; time.sleep(60)"),
-        "failures": (sys.executable, "-c", fail),
-    }
-    with self.assertRaisesRegex(
-        ValueError,
-        "'failures' ended with exit status 1: no such flag; all that it said "
-        "is in .*failures.log",
-    ):
+  @parameterized.parameters(
+      ("import sys; sys.exit('noise\\nerror: no such flag')", "1: no such flag; .* is in .*b.log"),
+      ("import os; os._exit(3)", "3: it said nothing"),
+  )
+  def test_a_run_that_fails_ends_the_other(self, fail, message):
+    codes = {"a": "import time; time.sleep(60)", "b": fail}
+    commands = {name: (sys.executable, "-c", code) for name, code in codes.items()}
+    with self.assertRaisesRegex(ValueError, f"'b' ended with exit status {message}"):
       story.run_all(self.folder, commands, num_steps=1)
 
   def test_a_long_start_is_no_silence(self):
@@ -230,8 +218,3 @@ class TwinsTest(folders.FolderCase):
         story.run_all(self.folder, {"a": (sys.executable, "-c", wait)}, num_steps=1)
     self.assertEqual(said.getvalue().splitlines()[-1], "a: 1 of 2 programs are compiled")
     self.assertNotIn("earlier", said.getvalue())
-
-  def test_a_run_that_says_nothing(self):
-    fail = "import os; os._exit(3)"
-    with self.assertRaisesRegex(ValueError, "exit status 3: it said nothing"):
-      story.run_all(self.folder, {"a": (sys.executable, "-c", fail)}, num_steps=1)

@@ -2,7 +2,7 @@
 
 import itertools
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from bamboo_jax.metrics import palette
 
@@ -40,7 +40,3 @@ class PaletteTest(parameterized.TestCase):
     self.assertIn("--pass-forward: #56B4E9;", light)
     self.assertIn("--kind-idle: #98A2AA;", dark)
     self.assertIn("--zone-6: #9AD4F5;", dark)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -16,6 +16,7 @@ from bamboo_jax.traces import (
     trace as trace_lib,
 )
 
+_BAD = (0.0, -1.0, float("inf"), float("nan"))
 _TWO = "0,add,a\n0,add,b\n100,notice,b\n200,remove,b\n300,add,c\n400,remove,a"
 
 
@@ -34,10 +35,13 @@ class ScaleTest(parameterized.TestCase):
     self.assertEqual([event.time_ms for event in trace.events], [0, 0, 13, 25, 38, 50])
     self.assertEqual(trace.duration_ms, 50)
 
-  @parameterized.parameters(0.0, -1.0, float("inf"), float("nan"))
-  def test_bad_time(self, time_scale):
-    with self.assertRaisesRegex(ValueError, "time_scale must be above 0, got"):
-      scale.scale(parse(_TWO), num_nodes=None, time_scale=time_scale)
+  @parameterized.parameters(
+      *((dict(num_nodes=None, time_scale=t), "time_scale must be above 0, got") for t in _BAD),
+      *((dict(num_nodes=n, time_scale=1.0), f"from 1 to 100000, got {n}") for n in (0, 10**9)),
+  )
+  def test_refuses(self, options, message):
+    with self.assertRaisesRegex(ValueError, message):
+      scale.scale(parse(_TWO), **options)
 
   @parameterized.parameters(
       # `c` takes the place that `b` had, which is the upper one.
@@ -54,11 +58,6 @@ class ScaleTest(parameterized.TestCase):
     trace = scale.scale_nodes(parse(_TWO), num_nodes)
     self.assertEqual(lines(trace), expected)
     self.assertEqual(trace.duration_ms, 400)
-
-  @parameterized.parameters(0, 10**9)
-  def test_refuses_number_of_nodes(self, num_nodes):
-    with self.assertRaisesRegex(ValueError, f"num_nodes must be from 1 to 100000, got {num_nodes}"):
-      scale.scale_nodes(parse(_TWO), num_nodes)
 
   @hypothesis.settings(max_examples=30, deadline=None)
   @hypothesis.given(st.integers(0, 10**6), st.integers(1, 40))

@@ -49,16 +49,15 @@ class SummaryTest(parameterized.TestCase):
         },
     )
 
-  def test_time_before_the_first_event_has_no_nodes(self):
-    trace = parse("1000,add,a\n3000,add,b\n4000,remove,a")
-    figures = trace_summary.summarize(trace).figures()
-    self.assertEqual(figures["live nodes, mean"], (2 * 1 + 1 * 2) / 4)
-    self.assertEqual(figures["live nodes, least"], 1)
-
-  def test_nothing_happens(self):
-    figures = trace_summary.summarize(parse("# duration_ms=9\n0,add,a"))
-    self.assertEqual(figures.figures()["preemptions per node-hour"], 0.0)
-    self.assertEqual(figures.figures()["nodes per instant, mean"], 0.0)
+  @parameterized.parameters(
+      # Before the first event there are no nodes.
+      ("1000,add,a\n3000,add,b\n4000,remove,a", "live nodes, mean", (2 * 1 + 1 * 2) / 4),
+      ("1000,add,a\n3000,add,b\n4000,remove,a", "live nodes, least", 1),
+      ("# duration_ms=9\n0,add,a", "preemptions per node-hour", 0.0),
+      ("# duration_ms=9\n0,add,a", "nodes per instant, mean", 0.0),
+  )
+  def test_a_figure(self, text, name, expected):
+    self.assertEqual(trace_summary.summarize(parse(text)).figures()[name], expected)
 
 
 _NODES = "0,add,a/1\n0,add,b/1\n100,remove,a/1\n400,notice,b/1\n"
@@ -85,21 +84,15 @@ class SpotPriceTest(parameterized.TestCase):
     faster = scale.scale(trace, num_nodes=None, time_scale=0.1)
     self.assertEqual(trace_summary.mean_usd_per_hour(faster), mean)
 
-  def test_zone_without_prices(self):
-    with self.assertRaisesRegex(ValueError, r"zones \['a'\], .* none .* 'b'"):
-      trace_summary.mean_usd_per_hour(parse(_NODES + "0,price,a/1"))
-
   @parameterized.parameters(
-      ("0,price,cheap", "zone/dollars, got 'cheap'"), ("0,price,a/0", "above 0, got 0.0")
+      ("0,price,a/1", r"zones \['a'\], .* none .* 'b'"),
+      ("0,price,cheap", "t.csv, line 5: .*zone/dollars, got 'cheap'"),
+      ("0,price,a/0", "t.csv, line 5: .*above 0, got 0.0"),
+      ("9,price,1\n5,price,2", "in order of time, got 5,price,2.0 after 9,price,1.0"),
   )
   def test_bad_event(self, text, message):
-    with self.assertRaisesRegex(ValueError, f"t.csv, line 5: .*{message}"):
-      parse(_NODES + text)
-
-  def test_order(self):
-    message = "in order of time, got 5,price,2.0 after 9,price,1.0"
     with self.assertRaisesRegex(ValueError, message):
-      parse(_NODES + "9,price,1\n5,price,2")
+      trace_summary.mean_usd_per_hour(parse(_NODES + text))
 
   def test_files_of_zones(self):
     trace = parse(json.dumps(_JSON | {"prices": {"a": [1, 1], "b": [5, 2]}}))

@@ -61,7 +61,3 @@ class CardsTest(absltest.TestCase):
     many = [_DEATH | {"step": n, "nodes": [n], "names": [f"n{n}"]} for n in range(1, 10)]
     got = arrange([owner("n0", "0/0", "0/1")], *many)
     self.assertEqual([c[0] for c in got], ["n0", "n9", "n8", "n7", "n6", "n5", "n4", "n3"])
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -135,11 +135,10 @@ class FactsTest(absltest.TestCase):
   def test_a_run_that_is_over_has_nodes_rather_than_stages(self):
     layout = {"event": "layout", "step": 2, "owners": [[0, 4], [2, 0]]}
     layout["names"] = {"0": "n3", "2": "n0", "4": "n1"}
-    got = self.find(history=history(step(1), layout, step(2)))["nodes"]
-    self.assertEqual(
-        [(n["name"], n["places"]) for n in got],
-        [("n3", ["0/0", "1/1"]), ("n1", ["0/1"]), ("n0", ["1/0"])],
-    )
+    got = self.find(history=history(step(1), layout, step(2)))
+    found = [(n["name"], n["places"]) for n in got["nodes"]]
+    self.assertEqual(found, [("n3", ["0/0", "1/1"]), ("n1", ["0/1"]), ("n0", ["1/0"])])
+    self.assertTrue(got["head"]["is_over"])
 
   def test_the_start_of_a_newcomer_is_no_further_node(self):
     """It is charged with the step in which it joins."""
@@ -164,6 +163,7 @@ class FactsTest(absltest.TestCase):
     got = self.find(run(*nodes(3), roles=_TWO))
     self.assertEqual([n["if_lost"] for n in got["nodes"]], [None] * 3)
     self.assertEqual(got["survival"]["zones"], {"a": None, "b": None})
+    self.assertNotIn("loss", got["metrics"])  # It is not finite.
 
   def test_dollars_at_the_present_rate_and_per_token(self):
     price = prices.find_price("p3.2xlarge")
@@ -176,10 +176,6 @@ class FactsTest(absltest.TestCase):
     usd = 16 * per_hour / 3600  # Sixteen node-seconds.
     self.assertAlmostEqual(got["usd"], usd)
     self.assertAlmostEqual(got["usd_per_million_tokens"], 1e6 * usd / 200)
-
-  def test_a_loss_that_is_not_finite_is_no_number(self):
-    got = self.find(run(*nodes(4), roles=_TWO))
-    self.assertNotIn("loss", got["metrics"])
 
   def test_recoveries_of_store_and_log_are_told_once(self):
     line = {"event": "recovery"} | durations_test.RECOVERY
@@ -204,12 +200,6 @@ class FactsTest(absltest.TestCase):
         {"INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION": 1.0, "OTHER": 3.0},
     )
 
-  def test_a_run_that_is_over(self):
-    layout = {"event": "layout", "step": 1, "owners": [[0, 1]], "rung": "none"}
-    got = self.find(history=history(layout, step(1)))
-    self.assertTrue(got["head"]["is_over"])
-    self.assertEqual([n["places"] for n in got["nodes"]], [["0/0"], ["0/1"]])
-
 
 class HistoryTest(absltest.TestCase):
 
@@ -224,12 +214,10 @@ class HistoryTest(absltest.TestCase):
         ],
     )
     self.assertEqual(got.num_tokens, 200.0)
-
-  def test_samples_are_no_tokens(self):
     line = step(1, samples_per_sec=8.0)
     del line["tokens_per_sec"]
     got = history(line)
-    self.assertEqual((got.points[0][3], got.num_tokens), (8.0, 0.0))
+    self.assertEqual((got.points[0][3], got.num_tokens), (8.0, 0.0))  # Samples are no tokens.
 
   def test_a_long_run_is_thinned(self):
     got = history(*map(step, range(1, 5001)))
@@ -258,7 +246,3 @@ class HistoryTest(absltest.TestCase):
         [e["text"] for e in got.events],
         ["n3 joined", "why", "n2 on h, named 2 times before, 4.9 times as slow as it should be"],
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -124,7 +124,3 @@ class ServerTest(absltest.TestCase):
     page = words.render_page({"x": "</script><b>"})
     content = page.partition('id="value">')[2].partition("</script>")[0]
     self.assertEqual(json.loads(content), {"x": "</script><b>"})
-
-
-if __name__ == "__main__":
-  absltest.main()
