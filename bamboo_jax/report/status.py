@@ -1,8 +1,7 @@
 """Reads the status of a cluster and renders it for `bamboo status`."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
-import itertools
 from typing import Any
 
 from bamboo_jax import base
@@ -62,21 +61,26 @@ def render(run: StoredRun, *, now_secs: float) -> str:
     head |= {"step": status["steps"], "num_steps": run.num_steps}
     head["told_secs_ago"] = f"{max(0.0, now_secs - status['at_secs']):.1f}"
   layout = parse_layout(status.get("layout", {}))
-  name = _Names(view, status.get("recoveries", ()))
+  names: dict[base.NodeId | None, str] = {None: "none"}
+  for r in status.get("recoveries", ()):
+    names |= {n: f"{name} (gone)" for n, name in zip(r["nodes"], r["names"], strict=True)}
+  names |= {m.number: f"{m.name} ({m.zone})" for m in view.members}
+  find = lambda number: names.get(number, f"node {number} (gone)")
+  join = lambda numbers: ", ".join(map(find, sorted(numbers))) or "none"
   members = view.numbers
   lines = [progress_lib.render_line(head), f"reason: {view.reason}"]
   for number, pipeline in enumerate(layout.pipelines):
     lines += [
-        f"stage {number}/{stage}: {name(owner)}, shadow "
-        f"{name(pipeline.roles.shadows.get(stage))}"
+        f"stage {number}/{stage}: {find(owner)}, shadow "
+        f"{find(pipeline.roles.shadows.get(stage))}"
         for stage, owner in base.by_stage(pipeline.roles.owners)
     ]
   if not run.registered:
     lines.insert(0, "No agent of this run is alive.")
   others = [m for m in run.registered if m.number not in members]
   lines += [
-      f"spares: {name.join(members - layout.nodes)}",
-      f"leaving: {name.join(view.leaving)}",
+      f"spares: {join(members - layout.nodes)}",
+      f"leaving: {join(view.leaving)}",
       "joining, or just gone: " + (", ".join(f"{m.name} ({m.zone})" for m in others) or "none"),
       describe_survival(layout, view),
   ]
@@ -86,23 +90,6 @@ def render(run: StoredRun, *, now_secs: float) -> str:
       f"slow: {slowness.describe(slow)} in step {slow['step']}" for slow in status.get("slow", ())
   ]
   return "\n".join(lines)
-
-
-class _Names:
-
-  def __init__(self, view: views.View, recoveries: Iterable[Mapping[str, Any]]) -> None:
-    lost = (zip(r["nodes"], r["names"], strict=True) for r in recoveries)
-    gone = itertools.chain.from_iterable(lost)
-    self._names = {number: f"{name} (gone)" for number, name in gone}
-    self._names |= {m.number: f"{m.name} ({m.zone})" for m in view.members}
-
-  def __call__(self, number: base.NodeId | None) -> str:
-    if number is None:
-      return "none"
-    return self._names.get(number, f"node {number} (gone)")
-
-  def join(self, numbers: Iterable[base.NodeId]) -> str:
-    return ", ".join(map(self, sorted(numbers))) or "none"
 
 
 def parse_layout(told: Mapping[str, Any]) -> layout_lib.Layout:

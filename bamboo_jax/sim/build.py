@@ -4,7 +4,7 @@ All policies use the ladder and the planner of runs; they differ in the rungs th
 switched on, in the pipelines that are formed, and in their redundancy.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 import dataclasses
 import functools
 import itertools
@@ -119,7 +119,7 @@ def _make(name: str, config: Config, costs: Costs) -> loop.Policy:
         communication=speed_lib.Communication(study),
         by_makespan=config.pipeline.layout == "templates",
     )
-    shapes = _Shapes(config, predicted.predictor, num_stages).make()
+    shapes = _make_shapes(config, predicted.predictor, num_stages)
   times = times_lib.PipelineTimes(speed, study.durations, drops=options.drop, profile=profile)
   in_order = None if study.spread else lambda partitions, nodes, zones: nodes
   planner = planner_lib.Planner(shapes, times, fold=options.fold, arrange=in_order)
@@ -143,77 +143,54 @@ def _memory_limit(config: Config) -> int | None:
   return None if limit_gib is None else int(limit_gib * 2**30) * mesh.data * mesh.tensor
 
 
-@dataclasses.dataclass(frozen=True)
-class _Shapes:
-  """Makes the shapes of a config; its pipelines have `num_stages` unless that is planned."""
+def _make_shapes(
+    config: Config, predictor: predictor_lib.Predictor, num_stages: int
+) -> shapes_lib.Shapes:
+  """Returns the shapes of a config; pipelines have `num_stages` unless that is planned."""
+  options, study, layers = config.recovery, config.study, predictor.profile.layers
+  limit_bytes, num_microbatches = _memory_limit(config), _num_microbatches(config)
+  upkeep = memory_lib.OVERLAPPED
+  if predictor.has_replicas and study.charges_replicas:
+    upkeep = dataclasses.replace(upkeep, protection=config.redundancy)
 
-  config: Config
-  predictor: predictor_lib.Predictor
-  num_stages: int
+  def split(depth: int) -> partition_lib.Partition:
+    in_flight = lines_lib.in_flight_bounds(depth, num_microbatches)
+    model = memory_lib.MemoryModel(layers, in_flight=in_flight, upkeep=upkeep)
+    return partition_lib.split_layers(model, limit_bytes)
 
-  def make(self) -> shapes_lib.Shapes:
-    config, options = self.config, self.config.recovery
-    if make := _OWN_LAYOUTS.get(config.study.layout or ""):
-      return make(config, self.predictor)
-    if config.pipeline.layout == "templates":
-      return shapes_lib.Templates(
-          self._templates(), self.predictor, options, mixes=True, uses_all=config.study.uses_all
-      )
-    num_layers = len(self.predictor.profile.layers)
-    if config.pipeline.layout == "grid":
-      wanted = {math.ceil(f * self.num_stages) for f in config.study.depths}
-      partitions = self._partitions(sorted({min(depth, num_layers) for depth in wanted}))
-      return shapes_lib.Templates(partitions, self.predictor, options, uses_all=False)
-    if self.num_stages > num_layers:
-      raise base.InfeasibleError(
-          f"num_stages={self.num_stages} needs as many layers, of which there are {num_layers}."
-      )
-    return shapes_lib.Templates(
-        (self._partition(self.num_stages),),
-        self.predictor,
-        options,
-        max_pipelines=config.study.max_pipelines,
-    )
-
-  def _templates(self) -> shapes_lib.Partitions:
-    layers = self.predictor.profile.layers
-    make = functools.partial(
+  if make := _OWN_LAYOUTS.get(study.layout or ""):
+    return make(config, predictor)
+  if config.pipeline.layout == "templates":
+    make_templates = functools.partial(
         templates_lib.make_templates,
         layers,
-        num_failures=self.config.recovery.num_failures,
-        memory_limit_bytes=_memory_limit(self.config),
-        min_nodes=max(1, self.num_stages // 2),
-        num_microbatches=_num_microbatches(self.config),
-        upkeep=self._upkeep,
+        num_failures=options.num_failures,
+        memory_limit_bytes=limit_bytes,
+        min_nodes=max(1, num_stages // 2),
+        num_microbatches=num_microbatches,
+        upkeep=upkeep,
     )
-    found = make()
+    templates = make_templates()
     # Depths above the necessary one give more choice.
-    most = min(self.num_stages + self.num_stages // 2, len(layers))
-    if found[-1].partition.num_stages < most:
-      found = make(max_nodes=most)
-    return tuple(template.partition for template in found)
-
-  def _partitions(self, depths: Sequence[int]) -> shapes_lib.Partitions:
+    most = min(num_stages + num_stages // 2, len(layers))
+    if templates[-1].partition.num_stages < most:
+      templates = make_templates(max_nodes=most)
+    partitions = tuple(template.partition for template in templates)
+    return shapes_lib.Templates(partitions, predictor, options, mixes=True, uses_all=study.uses_all)
+  if config.pipeline.layout == "grid":
     found, refusals = [], []
-    for num_stages in depths:
+    for depth in sorted({min(math.ceil(f * num_stages), len(layers)) for f in study.depths}):
       try:
-        found.append(self._partition(num_stages))
+        found.append(split(depth))
       except base.InfeasibleError as error:
         refusals.append(error)
     if not found:
       raise refusals[-1]
-    return tuple(found)
-
-  def _partition(self, num_stages: int) -> partition_lib.Partition:
-    model = memory_lib.MemoryModel(
-        self.predictor.profile.layers,
-        in_flight=lines_lib.in_flight_bounds(num_stages, _num_microbatches(self.config)),
-        upkeep=self._upkeep,
+    return shapes_lib.Templates(tuple(found), predictor, options, uses_all=False)
+  if num_stages > len(layers):
+    raise base.InfeasibleError(
+        f"num_stages={num_stages} needs as many layers, of which there are {len(layers)}."
     )
-    return partition_lib.split_layers(model, _memory_limit(self.config))
-
-  @property
-  def _upkeep(self) -> memory_lib.Upkeep:
-    if not (self.predictor.has_replicas and self.config.study.charges_replicas):
-      return memory_lib.OVERLAPPED
-    return dataclasses.replace(memory_lib.OVERLAPPED, protection=self.config.redundancy)
+  return shapes_lib.Templates(
+      (split(num_stages),), predictor, options, max_pipelines=study.max_pipelines
+  )

@@ -13,6 +13,7 @@ keeps what rates lose: bursts, nodes that return together, zones hit at once.
 
 import collections
 from collections.abc import Sequence
+import functools
 import heapq
 import itertools
 import math
@@ -41,7 +42,7 @@ def generate_trace(
   ):
     if value > most:
       raise ValueError(f"config.study.trace.{option} must be up to {most:g}, got {value}.")
-  events = _Generation(parameters, random.Random(seed)).run()
+  events = _draw_events(parameters, random.Random(seed))
   # A notice was appended with its preemption, at an earlier time.
   events.sort(key=operator.attrgetter("time_ms"))
   return trace_lib.Trace(
@@ -107,94 +108,73 @@ def resample(
   return trace_lib.Trace(name, tuple(events), duration_ms=end_ms, notes=(note,))
 
 
-class _Generation:
+def _draw_events(parameters: config_lib.TraceSection, draw: random.Random) -> list[trace_lib.Event]:
+  """Returns the events, in order of time except for notices."""
+  end_ms = parameters.hours * _MS_PER_HOUR
+  hazard_per_ms = parameters.hazard_per_node_hour / _MS_PER_HOUR
+  sizes, weights = zip(*parameters.bulk_sizes, strict=True)
+  mean_loss = functools.cache(lambda *live: _mean_loss(live, parameters))
+  zones = range(len(parameters.nodes_per_zone))
+  numbers = [itertools.count(1) for _ in zones]
+  live: list[dict[str, float]] = [{} for _ in zones]  # Starts of nodes, in ms, by zone.
+  arrivals: list[tuple[float, int]] = []  # Heap of ms and zones.
+  events: list[trace_lib.Event] = []
 
-  def __init__(self, parameters: config_lib.TraceSection, draw: random.Random) -> None:
-    self._parameters = parameters
-    self._draw = draw
-    num_zones = len(parameters.nodes_per_zone)
-    self._prefixes = [f"zone{i}/" for i in range(num_zones)]
-    if num_zones == 1:
-      self._prefixes = ["node"]
-    self._hazard_per_ms = parameters.hazard_per_node_hour / _MS_PER_HOUR
-    self._num_added = [0 for _ in self._prefixes]
-    # Starts of nodes, in ms, by zone.
-    self._live: list[dict[str, float]] = [{} for _ in self._prefixes]
-    self._arrivals: list[tuple[float, int]] = []  # Heap of ms and zones.
-    self._mean_losses: dict[tuple[int, ...], float] = {}  # By live nodes.
-    self._events: list[trace_lib.Event] = []
+  def note(kind: str, node: str, at_ms: float) -> None:
+    events.append(trace_lib.Event(math.ceil(at_ms), kind, node))
 
-  def run(self) -> list[trace_lib.Event]:
-    """Returns the events, in order of time except for notices."""
-    parameters, draw = self._parameters, self._draw
-    end_ms = parameters.hours * _MS_PER_HOUR
-    for zone, num_nodes in enumerate(parameters.nodes_per_zone):
-      for _ in range(num_nodes):
-        self._add(zone, 0.0)
-    now_ms = 0.0
-    patience = draw.expovariate(1.0)  # Exhausted at the next instant.
-    while now_ms < end_ms:
-      until_ms = min(end_ms, self._arrivals[0][0]) if self._arrivals else end_ms
-      rate = self._instants_per_ms()
-      used = rate * (until_ms - now_ms)
-      if used > patience:
-        now_ms += patience / rate
-        patience = draw.expovariate(1.0)
-        self._preempt(now_ms)
-        continue
-      patience -= used
-      now_ms = until_ms
-      if self._arrivals and self._arrivals[0][0] <= now_ms < end_ms:
-        self._add(heapq.heappop(self._arrivals)[1], now_ms)
-    return self._events
+  def add(zone: int, now_ms: float) -> None:
+    node = f"zone{zone}/{next(numbers[zone])}" if len(zones) > 1 else f"node{next(numbers[zone])}"
+    live[zone][node] = now_ms
+    note("add", node, now_ms)
 
-  def _instants_per_ms(self) -> float:
-    """Returns the rate of instants that gives each node its hazard."""
-    live = tuple(map(len, self._live))
-    if not any(live):
-      return 0.0
-    if live not in self._mean_losses:
-      self._mean_losses[live] = _mean_loss(live, self._parameters)
-    return self._hazard_per_ms * sum(live) / self._mean_losses[live]
-
-  def _preempt(self, now_ms: float) -> None:
-    """Runs one instant: a zone loses nodes, and perhaps another one does."""
-    first = self._draw_zone(but=None)
-    zones = [first]
-    if self._draw.random() < self._parameters.zone_correlation:
-      zones.append(self._draw_zone(but=first))
-    sizes, weights = zip(*self._parameters.bulk_sizes, strict=True)
-    for zone in zones:
-      if zone is not None:
-        [size] = self._draw.choices(sizes, weights)
-        live = self._live[zone]
-        for node in self._draw.sample(list(live), min(size, len(live))):
-          self._remove(zone, node, now_ms)
-
-  def _draw_zone(self, *, but: int | None) -> int | None:
-    """Draws a zone in proportion to its live nodes; None if there is none."""
-    live = [0 if zone == but else len(n) for zone, n in enumerate(self._live)]
-    return self._draw.choices(range(len(live)), live)[0] if any(live) else None
-
-  def _remove(self, zone: int, node: str, now_ms: float) -> None:
-    came_ms = self._live[zone].pop(node)
-    notice_ms = 1000 * self._parameters.notice_secs
-    if notice_ms:
-      self._note("notice", node, max(came_ms, now_ms - notice_ms))
-    self._note("remove", node, now_ms)
-    delay_ms = 1000 * self._parameters.reacquire_secs
+  def remove(zone: int, node: str, now_ms: float) -> None:
+    came_ms = live[zone].pop(node)
+    if notice_ms := 1000 * parameters.notice_secs:
+      note("notice", node, max(came_ms, now_ms - notice_ms))
+    note("remove", node, now_ms)
+    delay_ms = 1000 * parameters.reacquire_secs
     if delay_ms < math.inf:
-      at_ms = now_ms + delay_ms * self._draw.expovariate(1.0)
-      heapq.heappush(self._arrivals, (at_ms, zone))
+      heapq.heappush(arrivals, (now_ms + delay_ms * draw.expovariate(1.0), zone))
 
-  def _add(self, zone: int, now_ms: float) -> None:
-    self._num_added[zone] += 1
-    node = f"{self._prefixes[zone]}{self._num_added[zone]}"
-    self._live[zone][node] = now_ms
-    self._note("add", node, now_ms)
+  def draw_zone(but: int | None = None) -> int | None:
+    """Draws a zone in proportion to its live nodes; None if there is none."""
+    counts = [0 if zone == but else len(live[zone]) for zone in zones]
+    return draw.choices(zones, counts)[0] if any(counts) else None
 
-  def _note(self, kind: str, node: str, at_ms: float) -> None:
-    self._events.append(trace_lib.Event(math.ceil(at_ms), kind, node))
+  def preempt(now_ms: float) -> None:
+    """Runs one instant: a zone loses nodes, and perhaps another one does."""
+    first = draw_zone()
+    hit = [first]
+    if draw.random() < parameters.zone_correlation:
+      hit.append(draw_zone(but=first))
+    for zone in hit:
+      if zone is not None:
+        [size] = draw.choices(sizes, weights)
+        for node in draw.sample(list(live[zone]), min(size, len(live[zone]))):
+          remove(zone, node, now_ms)
+
+  for zone, num_nodes in enumerate(parameters.nodes_per_zone):
+    for _ in range(num_nodes):
+      add(zone, 0.0)
+  now_ms = 0.0
+  patience = draw.expovariate(1.0)  # Exhausted at the next instant.
+  while now_ms < end_ms:
+    until_ms = min(end_ms, arrivals[0][0]) if arrivals else end_ms
+    counts = [*map(len, live)]
+    # The rate of instants that gives each node its hazard.
+    rate = hazard_per_ms * sum(counts) / mean_loss(*counts) if any(counts) else 0.0
+    used = rate * (until_ms - now_ms)
+    if used > patience:
+      now_ms += patience / rate
+      patience = draw.expovariate(1.0)
+      preempt(now_ms)
+      continue
+    patience -= used
+    now_ms = until_ms
+    if arrivals and arrivals[0][0] <= now_ms < end_ms:
+      add(heapq.heappop(arrivals)[1], now_ms)
+  return events
 
 
 def _mean_loss(live: Sequence[int], parameters: config_lib.TraceSection) -> float:
