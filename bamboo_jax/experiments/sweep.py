@@ -29,7 +29,7 @@ import re
 import shutil
 import sys
 import time
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from bamboo_jax import base
 from bamboo_jax.base import extras
@@ -48,16 +48,11 @@ class ShardEnd(Exception):
   """All jobs of a shard are done: there is nothing to summarise yet."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Shard:
+class Shard(NamedTuple):
   """Every `count`-th job, from number `index`, which counts from 1."""
 
   index: int
   count: int
-
-  def __post_init__(self) -> None:
-    if not 1 <= self.index <= self.count:
-      raise ValueError(f"A shard must be from 1/N to N/N, such as 2/4, got {self}.")
 
   def __str__(self) -> str:
     return f"{self.index}/{self.count}"
@@ -69,7 +64,7 @@ class Shard:
 def parse_shard(text: str) -> Shard:
   """Returns the shard of a text such as "2/4"; else raises `ValueError`."""
   match = re.fullmatch(r"(\d+)/(\d+)", text)
-  if not match:
+  if not match or not 1 <= int(match[1]) <= int(match[2]):
     raise ValueError(f"A shard must be from 1/N to N/N, such as 2/4, got {text!r}.")
   return Shard(int(match[1]), int(match[2]))
 
@@ -92,10 +87,6 @@ class Where:
   shard: Shard | None = None
   num_merged: int | None = None
   folder: pathlib.Path | None = None
-
-  def __post_init__(self) -> None:
-    if self.num_processes is not None and self.num_processes < 1:
-      raise ValueError(f"num_processes must be from 1, got {self.num_processes}.")
 
   def clear(self) -> None:
     """Removes the kept results; call once their summary has been written."""

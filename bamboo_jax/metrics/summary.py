@@ -42,15 +42,6 @@ class Summary:
   bubble_fraction: float | None
   more: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
-  def __post_init__(self) -> None:
-    if not 0 <= self.resumed_from_step <= self.steps:
-      raise ValueError(
-          f"resumed_from_step={self.resumed_from_step} must be from 0 to " f"steps={self.steps}."
-      )
-    taken = {f.name for f in dataclasses.fields(self)} & set(self.more)
-    if taken:
-      raise ValueError(f"more repeats fields of Summary: {sorted(taken)}.")
-
   def render(self, workdir: str) -> str:
     """Returns the last line about a run that is done."""
     loss = "none" if self.final_loss is None else f"{self.final_loss:.4f}"

@@ -6,7 +6,7 @@ import functools
 import itertools
 import pathlib
 import re
-from typing import Any, NamedTuple
+from typing import Any
 
 from bamboo_jax.metrics import palette, plots, rows as rows_lib
 
@@ -48,15 +48,8 @@ _MOST_UNLIKE = 3.0  # Ratio of parts that share a time scale.
 _CLOSE = 0.1  # Values within this share of the best get a panel of their own.
 
 
-class TimeUnit(NamedTuple):
-  """A unit of time axes."""
-
-  secs: float
-  name: str
-
-
 # The largest unit that fits twice is used.
-_UNITS = (TimeUnit(3600.0, "hours"), TimeUnit(60.0, "minutes"), TimeUnit(1.0, "seconds"))
+_UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 
 
 def save_all(
@@ -319,9 +312,9 @@ def draw_node_time(runs: Sequence[Mapping[str, Any]]) -> Any:
   return fig
 
 
-def time_unit(span_secs: float) -> TimeUnit:
-  """Returns the unit for a time axis of `span_secs`."""
-  return next((u for u in _UNITS if span_secs >= 2 * u.secs), _UNITS[-1])
+def time_unit(span_secs: float) -> tuple[float, str]:
+  """Returns the seconds of the unit for a time axis of `span_secs`, and its name."""
+  return next((unit for unit in _UNITS if span_secs >= 2 * unit[0]), _UNITS[-1])
 
 
 def _draw_events(axes: Any, events: Sequence[Mapping[str, Any]], unit_secs: float) -> None:

@@ -190,8 +190,6 @@ class SweepTest(folders.FolderCase):
     for text in ("0/2", "3/2", "a/2", "1", "", "1/2/3"):
       with self.assertRaisesRegex(ValueError, "such as 2/4, got"):
         sweep.parse_shard(text)
-    with self.assertRaisesRegex(ValueError, "num_processes must be from 1"):
-      sweep.Where(num_processes=0)
 
 
 class DaskTest(folders.FolderCase):

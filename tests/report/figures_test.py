@@ -151,4 +151,4 @@ class FiguresTest(parameterized.TestCase):
 
   @parameterized.parameters((0.5, "seconds"), (119, "seconds"), (120, "minutes"), (7200, "hours"))
   def test_unit(self, span_secs, unit):
-    self.assertEqual(figures_lib.time_unit(span_secs).name, unit)
+    self.assertEqual(figures_lib.time_unit(span_secs)[1], unit)
