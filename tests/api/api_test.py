@@ -182,6 +182,7 @@ class TrainTest(folders.FolderCase):
     with self.assertRaisesRegex(ValueError, "There are no weights in"):
       bamboo_jax.load(self.folder / "checkpoints" / "none", zoo.make_model("gpt2"))
 
+  @samples.only_all
   def test_jax_was_started_before(self):
     done = subprocess.run(
         [sys.executable, "-c", _LATE, str(self.folder)],

@@ -13,7 +13,7 @@ import pytest
 import bamboo_jax
 from bamboo_jax.base import functions
 from bamboo_jax.metrics import jsonl
-from tests import folders
+from tests import folders, samples
 
 _FOLDER = pathlib.Path(__file__).resolve().parents[2] / "examples"
 _LOSS_MODEL = ["1,0/0,1,kill", "2,2/0,reduce,kill"]
@@ -52,7 +52,7 @@ class ExamplesTest(folders.FolderCase):
     jax.tree.map(np.testing.assert_array_equal, *params)
     return params[0]
 
-  @parameterized.parameters("plain", "nnx")
+  @parameterized.parameters(*samples.draw([("plain",), ("nnx",)], 1))
   def test_copies(self, name):
     params = self.compare(get_config(name), _LOSS_MODEL)
     init = functions.find_function(f"{_FOLDER}/{name}.py:init", what="init")
@@ -65,6 +65,7 @@ class ExamplesTest(folders.FolderCase):
     names = ["embed", "block_0", "block_1", "block_2", "head"]
     self.assertEqual([*params], names)
 
+  @samples.only_all
   def test_finetune(self):
     transformers = pytest.importorskip("transformers")
     sizes = dict(n_embd=16, n_layer=2, n_head=4, n_positions=32)

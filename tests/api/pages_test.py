@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests import folders
+from tests import folders, samples
 
 nbclient = pytest.importorskip("nbclient")
 nbformat = pytest.importorskip("nbformat")
@@ -68,6 +68,7 @@ class PagesTest(folders.FolderCase):
     self.assertIn("node0 (256, 16)\n", done.stdout)
     self.assertIn("6 ['0/1'] shadow\n10 ['1/2'] shadow\n", done.stdout)
 
+  @samples.only_all  # The page above has the same calls.
   def test_notebook(self):
     path = _ROOT / "examples" / "first_steps.ipynb"
     notebook = nbformat.read(path, as_version=4)

@@ -91,6 +91,11 @@ def _install(folder):
   return python.parent
 
 
+_SIMULATIONS = (
+    ("--config=sim/parcae:gpt-6.7b", "--trace=parcae_p3.csv", "--config.metrics.plots=False"),
+    ("--policies=oobleck,varuna", "--trace=ec2", "--config.metrics.plots=False"),
+    ("--table=oobleck",),
+)
 _COMMANDS = [*__main__.read_summaries()]
 
 
@@ -223,11 +228,7 @@ class InstalledTest(parameterized.TestCase):
     said = self.run_script("bamboo", "trace", "show", "parcae_p3.csv")
     self.assertRegex(said, r"live nodes, mean +24\.01")
 
-  @parameterized.parameters(
-      ("--config=sim/parcae:gpt-6.7b", "--trace=parcae_p3.csv", "--config.metrics.plots=False"),
-      ("--policies=oobleck,varuna", "--trace=ec2", "--config.metrics.plots=False"),
-      ("--table=oobleck",),
-  )
+  @parameterized.parameters(*samples.draw(_SIMULATIONS, 1))
   def test_simulate(self, *given):
     self.run_script("bamboo", "simulate", *given, "--workdir=w")
     self.assertTrue((self.folder / "w/summary.csv").exists())

@@ -29,7 +29,8 @@ _MODELS = (
 
 class ModelsTest(parameterized.TestCase):
 
-  @parameterized.named_parameters(*samples.draw(_MODELS, 1))
+  @samples.only_all  # Compiling takes half a minute; `tests/mlp_bn.py` has statistics in small.
+  @parameterized.named_parameters(*_MODELS)
   def test_same_bits(self, configs, options):
     config = configs.get_config("tiny")
     config.model.options.update(options)
