@@ -1,11 +1,10 @@
 """Costs that tests make up; of layers and links what is not said is free."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 import dataclasses
 
 from bamboo_jax.accounting import prices as prices_lib
-from bamboo_jax.plan import cost_model, memory as memory_lib, partition as partition_lib
-from bamboo_jax.schedule import lines as lines_lib
+from bamboo_jax.plan import cost_model
 from tests import transformer
 
 
@@ -58,15 +57,6 @@ def make_profile(layers: Iterable[cost_model.LayerCost], **costs) -> cost_model.
       fingerprint={},
   )
   return dataclasses.replace(free, **costs)
-
-
-def split(
-    layers: Sequence[cost_model.LayerCost], num_stages: int, limit: int | None = None, **model
-) -> partition_lib.Partition:
-  """Returns the split of layers; `model` has options of their `MemoryModel`."""
-  in_flight = lines_lib.in_flight_bounds(num_stages, num_stages)
-  made = memory_lib.MemoryModel(layers, **{"in_flight": in_flight, **model})
-  return partition_lib.split_layers(made, limit)
 
 
 def make_transformer(

@@ -259,28 +259,29 @@ class MemoryModel:
     one = self._owner(first, last)
     return dataclasses.replace(one, residual_bytes=self.in_flight[stage] * one.residual_bytes)
 
+  def _sum(self, name: str, first: int, last: int) -> int:
+    return sum(getattr(c, name) for c in self.layers[first:last])
+
   def _owner(self, first: int, last: int) -> NodeMemory:
     """Returns the memory of an owner with one microbatch in flight."""
-    layers = self.layers[first:last]
-    gradients = sum(c.gradient_bytes for c in layers)
-    slots = sum(c.slot_bytes for c in layers)
+    total = functools.partial(self._sum, first=first, last=last)
+    gradients, slots, upkeep = total("gradient_bytes"), total("slot_bytes"), self.upkeep
     edge_bytes = self._activations[first] + self._activations[last]
-    k = self.upkeep.num_accumulators
+    k = upkeep.num_accumulators
     return NodeMemory(
-        parameter_bytes=sum(c.parameter_bytes for c in layers),
+        parameter_bytes=total("parameter_bytes"),
         slot_bytes=slots,
-        buffer_bytes=self.upkeep.is_remote * edge_bytes,
+        buffer_bytes=upkeep.is_remote * edge_bytes,
         accumulator_bytes=k * gradients,
-        copy_bytes=sum(c.copy_bytes for c in layers),
-        residual_bytes=sum(c.residual_bytes for c in layers),
+        copy_bytes=total("copy_bytes"),
+        residual_bytes=total("residual_bytes"),
         transfer_bytes=2 * edge_bytes,
-        working_bytes=max(c.working_bytes for c in layers),
-        sum_bytes=(self.upkeep.num_shares > 1) * gradients + k * sum(self._tied[first:last]),
+        working_bytes=max(c.working_bytes for c in self.layers[first:last]),
+        sum_bytes=(upkeep.num_shares > 1) * gradients + k * sum(self._tied[first:last]),
         received_bytes=self._sends_state * (gradients + slots),
         # A share from another device, and with several of them a partial sum,
         # see `runtime.phases.reduce`.
-        sum_working_bytes=min(2, self.upkeep.num_shares - 1)
-        * max(self._unit_gradients[first:last]),
+        sum_working_bytes=min(2, upkeep.num_shares - 1) * max(self._unit_gradients[first:last]),
         link_working_bytes=self._link_working(first, last),
     )
 
@@ -289,7 +290,7 @@ class MemoryModel:
     one, count = self.owner(stage, first, last), self.upkeep.num_rerouted
     return NodeMemory(
         buffer_bytes=one.buffer_bytes,
-        accumulator_bytes=count * sum(c.gradient_bytes for c in self.layers[first:last]),
+        accumulator_bytes=count * self._sum("gradient_bytes", first, last),
         residual_bytes=one.residual_bytes,
         transfer_bytes=one.transfer_bytes,
         sum_bytes=count * sum(self._tied[first:last]),
@@ -299,15 +300,15 @@ class MemoryModel:
     """Returns the memory of a replica of layers `first` to `last - 1`."""
     protection = self.upkeep.protection
     assert protection.has_replicas, "There are no replicas."
-    layers = self.layers[first:last]
-    slots = sum(c.slot_bytes for c in layers)
-    on_host = protection.slots == "host"
-    sent = sum(c.gradient_bytes for c in layers) + self._sends_state * slots
+    total = functools.partial(self._sum, first=first, last=last)
+    slots, on_host = total("slot_bytes"), protection.slots == "host"
+    sent = total("gradient_bytes") + self._sends_state * slots
+    working = max(c.working_bytes for c in self.layers[first:last])
     return NodeMemory(
-        replica_bytes=sum(c.parameter_bytes for c in layers) + (0 if on_host else slots),
+        replica_bytes=total("parameter_bytes") + (0 if on_host else slots),
         buffer_bytes=self.upkeep.is_remote * sent,
-        copy_bytes=protection.runs_ahead * sum(c.copy_bytes for c in layers),
-        working_bytes=protection.runs_ahead * max(c.working_bytes for c in layers),
+        copy_bytes=protection.runs_ahead * total("copy_bytes"),
+        working_bytes=protection.runs_ahead * working,
         received_bytes=sent,
         fetched_bytes=on_host * (not self._sends_state) * slots,
         link_working_bytes=self._link_working(first, last),

@@ -18,7 +18,8 @@ import itertools
 from typing import Any, TypeVar
 
 from bamboo_jax import base
-from bamboo_jax.plan import memory as memory_lib
+from bamboo_jax.plan import cost_model, memory as memory_lib
+from bamboo_jax.schedule import lines as lines_lib
 
 _NS_PER_MS = 1_000_000
 
@@ -73,7 +74,24 @@ def refine(partitions: Iterable[Partition]) -> Partition:
   return Partition(tuple(sorted({b for p in partitions for b in p.bounds})))
 
 
-def split_layers(model: memory_lib.MemoryModel, memory_limit_bytes: int | None = None) -> Partition:
+def split_layers(
+    layers: Sequence[cost_model.LayerCost],
+    num_stages: int,
+    memory_limit_bytes: int | None = None,
+    **options: Any,
+) -> Partition:
+  """Returns the split that `find_split` finds.
+
+  Args:
+    layers: Their costs, in model order, for one microbatch.
+    **options: See `memory.MemoryModel`; `in_flight` is by default that of 1F1B.
+  """
+  in_flight = lines_lib.in_flight_bounds(num_stages, num_stages)
+  model = memory_lib.MemoryModel(layers, **{"in_flight": in_flight, **options})
+  return find_split(model, memory_limit_bytes)
+
+
+def find_split(model: memory_lib.MemoryModel, memory_limit_bytes: int | None) -> Partition:
   """Returns a contiguous split with the least time of the slowest stage.
 
   The time is that of a forward and a backward pass. Ties are broken by, in this

@@ -139,7 +139,7 @@ def _plan(
     limit_bytes: int | None,
 ) -> Plan:
   num_stages, protection = model.num_stages, model.upkeep.protection
-  partition = partition_lib.split_layers(model, limit_bytes)
+  partition = partition_lib.find_split(model, limit_bytes)
   needs = model.find_needs(partition.bounds)
   now, after = [need for _, need in needs[:num_stages]], needs[num_stages:]
   worst = max(after, key=lambda need: need[1].total_bytes, default=None)

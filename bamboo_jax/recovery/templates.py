@@ -44,7 +44,7 @@ def make_templates(
 ) -> tuple[Template, ...]:
   """Returns the templates for all numbers of nodes that pipelines may have, growing.
 
-  Each is the exact optimum of `partition.split_layers`, whose other arguments
+  Each is the exact optimum of `partition.find_split`, whose other arguments
   are passed on.
 
   Args:
@@ -115,7 +115,7 @@ class _Splitter:
 
   def split(self, num_nodes: int) -> Template:
     model = self._model(num_nodes)
-    partition = partition_lib.split_layers(model, self.memory_limit_bytes)
+    partition = partition_lib.find_split(model, self.memory_limit_bytes)
     ends = enumerate(itertools.pairwise(partition.bounds))
     return Template(
         partition, tuple(model.owner(base.StageId(s), *own).total_bytes for s, own in ends)

@@ -119,6 +119,7 @@ class _Node:
 
   def _problem(self, i: Instruction) -> str | None:
     s, m, held = i.stage, i.microbatch, self._held
+    item = s, m
     line = self._line_of.get(m)
     # The output of the last stage goes nowhere.
     if line is None or not 0 <= s < len(line.owners) - i.is_transfer:
@@ -127,30 +128,30 @@ class _Node:
     if i.op in (Op.FORWARD, Op.BACKWARD) and to_sum is None:
       return f"stage {s} belongs to node {line.owners[s]}"
     match i.op:
-      case Op.FORWARD if (s, m) in held.activations and (
-          (s, m) in held.residuals or (s, m) in held.accumulated
+      case Op.FORWARD if item in held.activations and (
+          item in held.residuals or item in held.accumulated
       ):
         return "it is done twice"
       case Op.REDUNDANT_FORWARD if to_sum is not None:
         return "the node owns the stage"
-      case Op.REDUNDANT_FORWARD if (s, m) in held.residuals:
+      case Op.REDUNDANT_FORWARD if item in held.residuals:
         return "it is done twice"
       case Op.FORWARD | Op.REDUNDANT_FORWARD if s > 0 and (s - 1, m) not in held.activations:
         return f"the output of stage {s - 1} is not there"
-      case Op.BACKWARD if (s, m) in held.accumulated:
+      case Op.BACKWARD if item in held.accumulated:
         return "it is done twice"
       case Op.BACKWARD if to_sum and to_sum[-1] != m:
         return f"microbatch {to_sum[-1]} must be summed before"
-      case Op.BACKWARD if (s, m) not in held.residuals:
+      case Op.BACKWARD if item not in held.residuals:
         return "the residuals are not there"
-      case Op.BACKWARD if s + 1 < len(line.owners) and (s, m) not in held.gradients:
+      case Op.BACKWARD if s + 1 < len(line.owners) and item not in held.gradients:
         return "the gradient is not there"
-      case Op.SEND_ACTIVATION if (s, m) not in held.activations:
+      case Op.SEND_ACTIVATION if item not in held.activations:
         return "the output is not there"
-      case Op.SEND_GRAD if (s, m) not in held.gradients:
+      case Op.SEND_GRAD if item not in held.gradients:
         return "the gradient is not there"
-      case Op.RECV_ACTIVATION if (s, m) in self._delivered:
+      case Op.RECV_ACTIVATION if item in self._delivered:
         return "the output is already there"
-      case Op.RECV_GRAD if (s, m) in held.gradients:
+      case Op.RECV_GRAD if item in held.gradients:
         return "the gradient is already there"
     return None

@@ -15,6 +15,7 @@ stays on one node, in the order of its microbatches, and shares are summed in
 order, so the results are the same to the bit. Pure.
 """
 
+import collections
 from collections.abc import Collection, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
@@ -31,6 +32,8 @@ from bamboo_jax.schedule import (
 Line = lines_lib.Line
 # Stages whose state a node has.
 Copies = Mapping[base.NodeId, Collection[base.StageId]]
+
+_Times = collections.defaultdict[base.NodeId, float]
 
 _LEAST_GAIN_MS = 1e-6  # Least gain of a move.
 _FRACTIONS = (1.0, 0.75, 0.5, 0.25)  # Of the moves, that are simulated.
@@ -112,22 +115,17 @@ class _Search:
     """Yields `shares`, then the result of each move that relieves the busiest node."""
     while True:
       yield shares
-      left_ms = dict.fromkeys(sorted(self._copies), 0.0)
+      left_ms = _Times(float, dict.fromkeys(sorted(self._copies), 0.0))
       for line in shares:
         for node, ms in self._owed_ms(line).items():
-          left_ms[node] = left_ms.get(node, 0.0) + ms
+          left_ms[node] += ms
       busiest = max(left_ms, key=left_ms.__getitem__)
       moves = []
       for index, line in enumerate(shares):
         before = self._owed_ms(line)
-        if not before.get(busiest):
-          continue
-        for taker, moved in self._find_ways(line, busiest):
+        for taker, moved in self._find_ways(line, busiest) if before[busiest] else ():
           after = self._owed_ms(moved)
-          most_ms = max(
-              left_ms[node] - before.get(node, 0.0) + after.get(node, 0.0)
-              for node in (busiest, taker)
-          )
+          most_ms = max(left_ms[n] - before[n] + after[n] for n in (busiest, taker))
           moves.append((most_ms, sum(after.values()), _spread(index), taker, index, moved))
       best = min(moves, default=None, key=lambda move: move[:4])
       if best is None or best[0] > left_ms[busiest] - _LEAST_GAIN_MS:
@@ -156,10 +154,10 @@ class _Search:
           ways.append((taker, moved))
     return ways
 
-  def _owed_ms(self, line: Line) -> dict[base.NodeId, float]:
+  def _owed_ms(self, line: Line) -> _Times:
     """Returns the time in ms that each node owes for a share."""
     costs = self._costs
-    left_ms = dict.fromkeys(line.owners, 0.0)
+    left_ms = _Times(float)
     owed = lines_lib.find_owed(line, self._holdings)
     for s, node in base.by_stage(line.owners):
       left_ms[node] += len(owed.forwards[s]) * costs.forward_ms[s]

@@ -70,28 +70,26 @@ class HoldingsLedger:
   """Holdings that change as instructions finish; without checks."""
 
   def __init__(self, holdings: Holdings = NOTHING) -> None:
-    self.activations = set(holdings.activations)
-    self.gradients = set(holdings.gradients)
-    self.residuals = set(holdings.residuals)
-    self.accumulated = set(holdings.accumulated)
+    sets = map(set[Item], vars(holdings).values())
+    self.activations, self.gradients, self.residuals, self.accumulated = sets
 
   def add(self, i: instruction_lib.Instruction) -> None:
     """Records a finished instruction."""
-    stage, microbatch = i.stage, i.microbatch
+    item = i.stage, i.microbatch
     match i.op:
       case Op.FORWARD | Op.REDUNDANT_FORWARD:
-        self.activations.add((stage, microbatch))
-        if (stage, microbatch) not in self.accumulated:
-          self.residuals.add((stage, microbatch))
+        self.activations.add(item)
+        if item not in self.accumulated:
+          self.residuals.add(item)
       case Op.BACKWARD:
-        self.residuals.discard((stage, microbatch))
-        self.accumulated.add((stage, microbatch))
-        if stage > 0:
-          self.gradients.add(input_of((stage, microbatch)))
+        self.residuals.discard(item)
+        self.accumulated.add(item)
+        if i.stage > 0:
+          self.gradients.add(input_of(item))
       case Op.RECV_ACTIVATION:
-        self.activations.add((stage, microbatch))
+        self.activations.add(item)
       case Op.RECV_GRAD:
-        self.gradients.add((stage, microbatch))
+        self.gradients.add(item)
 
   def holdings(self) -> Holdings:
     """Returns the present holdings, as a frozen copy."""

@@ -155,8 +155,9 @@ def _make_shapes(
 
   def split(depth: int) -> partition_lib.Partition:
     in_flight = lines_lib.in_flight_bounds(depth, num_microbatches)
-    model = memory_lib.MemoryModel(layers, in_flight=in_flight, upkeep=upkeep)
-    return partition_lib.split_layers(model, limit_bytes)
+    return partition_lib.split_layers(
+        layers, depth, limit_bytes, in_flight=in_flight, upkeep=upkeep
+    )
 
   if make := _OWN_LAYOUTS.get(study.layout or ""):
     return make(config, predictor)

@@ -10,7 +10,7 @@ import hypothesis
 from hypothesis import strategies
 
 from bamboo_jax import base, config as config_lib
-from bamboo_jax.plan import cost_model, memory as memory_lib
+from bamboo_jax.plan import cost_model, memory as memory_lib, partition as partition_lib
 from bamboo_jax.schedule import failover, lines as lines_lib, simulate as simulate_lib
 from tests import profiles
 
@@ -39,25 +39,34 @@ _TIE = cost_model.TieCost("a", "d", 90)
 MIXED = tuple(dataclasses.replace(l, copy_bytes=(l.parameter_bytes - 100) // 2) for l in LAYERS)
 
 
-def _model(ties=(), cuts=None, layers=LAYERS, **upkeep):
-  return memory_lib.MemoryModel(
-      layers, in_flight=(3, 2, 1), upkeep=memory_lib.Upkeep(**upkeep), ties=ties, cuts=cuts
-  )
+def _model(
+    ties=(), cuts=None, layers=LAYERS, mode="none", refresh="gradient", slots="device", **upkeep
+):
+  protection = config_lib.RedundancySection(mode=mode, refresh=refresh, slots=slots)
+  upkeep = memory_lib.Upkeep(protection=protection, **upkeep)
+  return memory_lib.MemoryModel(layers, in_flight=(3, 2, 1), upkeep=upkeep, ties=ties, cuts=cuts)
 
 
-class BoundsTest(parameterized.TestCase):
+def _of(memory, names):
+  """Returns parts of a node's memory, and the peaks of phases, by name."""
+  return {
+      n: memory.phases[n] if n in memory.phases else getattr(memory, f"{n}_bytes") for n in names
+  }
+
+
+_FROZEN = tuple(dataclasses.replace(l, frozen_bytes=l.parameter_bytes - 10) for l in LAYERS)
+# Layers b and c, whose parameters are 600, slots 1200.
+_SHADOW = dict(replica=1800, buffer=0, received=600, fetched=0)
+
+
+class PartsTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
-      ("1f1b", "1f1b", 3, 8, (3, 2, 1)),
-      ("1f1b_few", "1f1b", 3, 2, (2, 2, 1)),
-      ("gpipe", "gpipe", 3, 8, (8, 8, 8)),
+      ("1f1b_few", "1f1b", 3, 2, (2, 2, 1)), ("gpipe", "gpipe", 3, 8, (8, 8, 8))
   )
   def test_in_flight_bounds(self, schedule, num_stages, num_microbatches, want):
     got = lines_lib.in_flight_bounds(num_stages, num_microbatches, schedule)
     self.assertEqual(got, want)
-
-
-class OwnerTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
       # Stage, first layer, one after the last, then what is expected:
@@ -68,104 +77,61 @@ class OwnerTest(parameterized.TestCase):
   )
   def test_rows(self, stage, first, last, want):
     got = _model(num_accumulators=2).owner(stage, first, last)
-    self.assertEqual(
-        got,
-        memory_lib.NodeMemory(
-            parameter_bytes=want[0],
-            slot_bytes=want[1],
-            accumulator_bytes=want[2],
-            residual_bytes=want[3],
-            transfer_bytes=want[4],
-            working_bytes=want[5],
-        ),
-    )
-    self.assertEqual(got.phases["compute"], sum(want))
-    self.assertEqual(got.total_bytes, sum(want))
-
-  def test_frozen_parameters_have_no_gradients(self):
-    layers = [dataclasses.replace(l, frozen_bytes=l.parameter_bytes - 10) for l in LAYERS]
-    model = _model(
-        layers=layers,
-        num_accumulators=2,
-        num_shares=2,
-        num_rerouted=3,
-        protection=config_lib.RedundancySection(mode="bubble"),
-    )
-    own = model.owner(1, 1, 3)
-    self.assertEqual((own.parameter_bytes, own.accumulator_bytes, own.sum_bytes), (600, 2 * 20, 20))
-    self.assertEqual(model.rerouted(1, 1, 3).accumulator_bytes, 3 * 20)
-    replica = model.shadow(1, 3)
-    self.assertEqual((replica.replica_bytes, replica.received_bytes), (600 + 1200, 20))
-
-  def test_sum_does_not_meet_residuals(self):
-    got = _model(num_shares=2, ties=[_TIE]).owner(1, 1, 4)
-    resident = 1400 * (1 + 2 + 1)
-    self.assertEqual(got.sum_bytes, 1400 + 90)
-    self.assertEqual(
-        got.phases,
-        {
-            "compute": resident + 2 * 140 + 2 * 3 + 70,
-            # A share of the largest unit.
-            "reduce": resident + 1490 + 800,
-            "refresh": resident + 1490,
-            "apply": resident + 1490,
-        },
-    )
-
-  def test_copies_are_there_while_rows_run(self):
-    got = _model(layers=MIXED).owner(1, 1, 3)
-    self.assertEqual(got.copy_bytes, 50 + 150)
-    plain = _model().owner(1, 1, 3).phases
-    self.assertEqual(got.phases, plain | {"compute": plain["compute"] + 200})
-
-  def test_sums_go_by_units(self):
-    got = _model(num_shares=3, cuts=[1, 3]).owner(0, 0, 4)
-    self.assertEqual(got.sum_working_bytes, 2 * 800)  # Of d; b, c have 600.
-
-  def test_proposed_state(self):
-    protection = config_lib.RedundancySection(mode="bubble", refresh="state")
-    got = _model(protection=protection).owner(0, 0, 2)
-    self.assertEqual(got.received_bytes, 300 + 600)
-    self.assertEqual(got.phases["apply"], 300 * (1 + 2 + 1) + 900)
-
-  def test_links_keep_buffers(self):
-    protection = config_lib.RedundancySection(mode="bubble")
-    got = _model(protection=protection, is_remote=True).owner(1, 1, 3)
-    self.assertEqual(got.buffer_bytes, 3 + 7)
-    self.assertEqual(got.link_working_bytes, 2 * 400)
-
-
-class ShadowTest(parameterized.TestCase):
+    names = ("parameter", "slot", "accumulator", "residual", "transfer", "working")
+    parts = {f"{name}_bytes": size for name, size in zip(names, want, strict=True)}
+    self.assertEqual(got, memory_lib.NodeMemory(**parts))
+    self.assertEqual(_of(got, ["compute", "total"]), {"compute": sum(want), "total": sum(want)})
 
   @parameterized.named_parameters(
-      # Replica, buffers, received, fetched; parameters are 600, slots 1200.
-      ("gradient", "gradient", "device", False, (1800, 0, 600, 0)),
-      ("state", "state", "device", False, (1800, 0, 1800, 0)),
-      ("host", "gradient", "host", False, (600, 0, 600, 1200)),
-      ("state_host", "state", "host", False, (600, 0, 1800, 0)),
-      ("remote", "gradient", "device", True, (1800, 600, 600, 0)),
-      ("remote_state", "state", "device", True, (1800, 1800, 1800, 0)),
+      (
+          *("frozen", (1, 1, 3), dict(layers=_FROZEN, num_accumulators=2, num_shares=2)),
+          dict(parameter=600, accumulator=2 * 20, sum=20),
+      ),
+      (  # The sum does not meet residuals, but a share of the largest unit.
+          *("sum", (1, 1, 4), dict(num_shares=2, ties=[_TIE])),
+          dict(
+              sum=1400 + 90,
+              compute=5600 + 2 * 140 + 2 * 3 + 70,
+              reduce=5600 + 1490 + 800,
+              refresh=5600 + 1490,
+              apply=5600 + 1490,
+          ),
+      ),
+      (  # Copies are there while rows run.
+          *("copies", (1, 1, 3), dict(layers=MIXED)),
+          dict(copy=200, compute=2400 + 2 * 60 + 2 * 3 + 2 * 7 + 70 + 200, reduce=2400),
+      ),
+      # Of d; b, c have 600.
+      ("units", (0, 0, 4), dict(num_shares=3, cuts=[1, 3]), dict(sum_working=2 * 800)),
+      ("state", (0, 0, 2), dict(mode="bubble", refresh="state"), dict(received=900, apply=2100)),
+      ("links", (1, 1, 3), dict(mode="bubble", is_remote=True), dict(buffer=10, link_working=800)),
   )
-  def test_parts(self, refresh, slots, is_remote, want):
-    protection = config_lib.RedundancySection(mode="bubble", refresh=refresh, slots=slots)
-    got = _model(protection=protection, is_remote=is_remote).shadow(1, 3)
-    self.assertEqual(
-        (*(got.replica_bytes, got.buffer_bytes), *(got.received_bytes, got.fetched_bytes)), want
-    )
+  def test_owner(self, stage, options, want):
+    self.assertEqual(_of(_model(**options).owner(*stage), want), want)
+
+  @parameterized.named_parameters(
+      ("gradient", dict(), {}),
+      ("state", dict(refresh="state"), dict(received=1800)),
+      ("host", dict(slots="host"), dict(replica=600, fetched=1200)),
+      ("state_host", dict(refresh="state", slots="host"), dict(replica=600, received=1800)),
+      ("remote", dict(is_remote=True), dict(buffer=600)),
+      ("remote_state", dict(is_remote=True, refresh="state"), dict(buffer=1800, received=1800)),
+      ("frozen", dict(layers=_FROZEN), dict(received=20)),
+      ("ahead", dict(layers=MIXED), dict(working=70, copy=200)),
+      ("lazy", dict(layers=MIXED, mode="lazy"), dict(working=0, copy=0)),
+  )
+  def test_shadow(self, options, want):
+    got = _model(**{"mode": "bubble", **options}).shadow(1, 3)
+    want = _SHADOW | want
+    self.assertEqual(_of(got, want), want)
+
+  def test_rerouted(self):
+    self.assertEqual(_model(layers=_FROZEN, num_rerouted=3).rerouted(1, 1, 3).accumulator_bytes, 60)
 
   def test_slots_come_from_the_host_in_apply(self):
-    model = _model(protection=config_lib.RedundancySection(mode="bubble", slots="host"))
+    model = _model(mode="bubble", slots="host")
     node = memory_lib.add([model.owner(0, 0, 1), model.shadow(1, 2)])
-    self.assertEqual(node.phases["refresh"], 400 + 200 + 200)
-    self.assertEqual(node.phases["apply"], 400 + 200 + 200 + 400)
-
-  @parameterized.parameters((True, 70, 50 + 150), (False, 60, 50))
-  def test_redundant_passes_need_room(self, runs_ahead, working, copied):
-    protection = config_lib.RedundancySection(mode="bubble" if runs_ahead else "lazy")
-    model = _model(layers=MIXED, protection=protection)
-    node = memory_lib.add([model.owner(0, 0, 2), model.shadow(2, 3)])
-    self.assertEqual(node.working_bytes, working)
-    self.assertEqual(node.copy_bytes, copied)
+    self.assertEqual(_of(node, ["refresh", "apply"]), {"refresh": 800, "apply": 1200})
 
 
 def _duties(num_stages, **protection):
@@ -190,15 +156,6 @@ class DutiesTest(parameterized.TestCase):
   def test_a_shadow_gets_two_replicas(self):
     after = [d for d in _duties(4) if d[0] == 2]
     self.assertEqual(after, [(2, 0, (0,), (1, 2)), (2, 1, (1, 2), (3,))])
-
-  def test_need(self):
-    duty = memory_lib.Duty(0, (0, 1), (2,))
-    model = _model(protection=config_lib.RedundancySection(mode="bubble"))
-    got = model.find_need(duty, (0, 1, 2, 4))
-    self.assertEqual(got.parameter_bytes, 100 + 200)
-    self.assertEqual(got.residual_bytes, 3 * 10 + 2 * 20)
-    self.assertEqual(got.replica_bytes, 3 * 1200)
-    self.assertEqual(got.working_bytes, 70)
 
   def test_an_owner_stands_in_for_one_of_another_pipeline(self):
     upkeep = dict(num_accumulators=2, num_rerouted=3)
@@ -345,7 +302,7 @@ class SplitTest(parameterized.TestCase):
     ]
     needs = {bounds: _need(layers, bounds, in_flight) for bounds in splits}
     upkeep = memory_lib.Upkeep(protection=config_lib.RedundancySection(mode="bubble"))
-    split = functools.partial(profiles.split, layers, num_stages, upkeep=upkeep)
+    split = functools.partial(partition_lib.split_layers, layers, num_stages, upkeep=upkeep)
     try:
       self.assertLessEqual(needs[split(limit).bounds], limit)
     except base.InfeasibleError:  # A split that barely fits may be missed.
@@ -363,7 +320,7 @@ class SplitTest(parameterized.TestCase):
         r"layer_\d\) needs 9.0 MiB in phase .*, which is 1.0 MiB too much. Use more stages, .*; "
         r'or of config.redundancy slots="host", mode="lazy", mode="none".',
     ):
-      profiles.split(
+      partition_lib.split_layers(
           layers,
           4,
           8 * 2**20,

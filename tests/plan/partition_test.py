@@ -102,7 +102,7 @@ class SplitLayersTest(parameterized.TestCase):
       ("first_of_equals", [1, 1, 1], 2, (0, 1, 3)),
   )
   def test_compute(self, forwards, num_stages, bounds):
-    got = profiles.split(_layers(forwards), num_stages)
+    got = partition_lib.split_layers(_layers(forwards), num_stages)
     self.assertEqual(got.bounds, bounds)
 
   def test_infeasible_says_by_how_much(self):
@@ -114,12 +114,12 @@ class SplitLayersTest(parameterized.TestCase):
         " too much. Use more stages, smaller microbatches or fewer of them in"
         " flight.",
     ):
-      profiles.split(layers, 2, 19 * _MIB // 2)
+      partition_lib.split_layers(layers, 2, 19 * _MIB // 2)
 
   def test_a_byte_too_much_is_not_shown_as_nothing(self):
     layers = _layers([1], parameters=[_MIB])
     with self.assertRaisesRegex(base.InfeasibleError, "0.1 MiB too much"):
-      profiles.split(layers, 1, 4 * _MIB - 1)
+      partition_lib.split_layers(layers, 1, 4 * _MIB - 1)
 
   @parameterized.named_parameters(
       ("more_stages_than_layers", dict(num_stages=3), "from 1 to 2"),
@@ -128,7 +128,7 @@ class SplitLayersTest(parameterized.TestCase):
   )
   def test_refuses(self, options, message):
     with self.assertRaisesRegex(ValueError, message):
-      profiles.split(_layers([1, 1]), **options)
+      partition_lib.split_layers(_layers([1, 1]), **options)
 
   # Small numbers, so that there are many ties.
   _LAYERS = strategies.lists(
@@ -152,7 +152,7 @@ class SplitLayersTest(parameterized.TestCase):
         layers, num_stages=num_stages, limit=limit, num_gradients=num_gradients, cuts=cuts
     )
     try:
-      got = profiles.split(
+      got = partition_lib.split_layers(
           layers,
           num_stages,
           limit,
@@ -165,5 +165,5 @@ class SplitLayersTest(parameterized.TestCase):
 
   def test_floats_that_tie_on_paper_tie(self):
     layers = _layers([0.1, 0.2, 0.3, 0.3, 0.2, 0.1])
-    got = profiles.split(layers, 2)
+    got = partition_lib.split_layers(layers, 2)
     self.assertEqual(got.bounds, (0, 3, 6))

@@ -4,7 +4,7 @@ from absl.testing import parameterized
 from hypothesis import given, settings, strategies as st
 
 from bamboo_jax import config as config_lib
-from bamboo_jax.plan import pipelines as pipelines_lib
+from bamboo_jax.plan import partition as partition_lib, pipelines as pipelines_lib
 from bamboo_jax.plan.times import predictor as predictor_lib
 from bamboo_jax.schedule import failover
 from tests import profiles
@@ -21,7 +21,7 @@ def make_predictor(mode="none", *, extrapolate=False, num_blocks=6, rate=1e9, gr
 
 
 def split(predictor, num_stages):
-  return profiles.split(predictor.profile.layers, num_stages)
+  return partition_lib.split_layers(predictor.profile.layers, num_stages)
 
 
 class ComputeTest(parameterized.TestCase):

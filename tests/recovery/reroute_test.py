@@ -14,10 +14,7 @@ from absl.testing import parameterized
 
 from bamboo_jax.plan.times import predictor as predictor_lib
 from bamboo_jax.recovery import layout as layout_lib, moves
-from bamboo_jax.schedule import (
-    holdings as holdings_lib,
-    instruction as instruction_lib,
-)
+from bamboo_jax.schedule import holdings as holdings_lib, instruction as instruction_lib
 from tests import layouts, samples
 from tests.schedule import deaths
 

@@ -5,7 +5,7 @@ import itertools
 from absl.testing import parameterized
 
 from bamboo_jax import base
-from bamboo_jax.plan import memory as memory_lib
+from bamboo_jax.plan import memory as memory_lib, partition as partition_lib
 from bamboo_jax.recovery import templates as templates_lib
 from tests import profiles
 
@@ -77,7 +77,7 @@ class TemplatesTest(parameterized.TestCase):
     )
     for template in got:
       num_nodes = template.partition.num_stages
-      wanted = profiles.split(
+      wanted = partition_lib.split_layers(
           layers,
           num_nodes,
           limit,

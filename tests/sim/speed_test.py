@@ -6,14 +6,14 @@ from absl.testing import parameterized
 from hypothesis import given, strategies as st
 
 from bamboo_jax import config as config_lib
-from bamboo_jax.plan import pipelines as pipelines_lib
+from bamboo_jax.plan import partition as partition_lib, pipelines as pipelines_lib
 from bamboo_jax.recovery import placement as placement_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.sim import speed
 from tests import profiles
 
 _PROFILE = profiles.make_transformer(microbatch_size=2)
-_PARTITION = profiles.split(_PROFILE.layers, 4)
+_PARTITION = partition_lib.split_layers(_PROFILE.layers, 4)
 
 
 def make_speed(mode="none", num_microbatches=12, reroute="shares", **communication):

@@ -58,7 +58,7 @@ class RentalTest(parameterized.TestCase):
   def test_gpus_of_a_node_share_its_work(self):
     one, four = (self.forecast(make_config(node__mesh__data=n)) for n in (1, 2))
     self.assertEqual(four.num_gpus, 2 * one.num_gpus)
-    self.assertLess(four.gib_per_gpu, one.gib_per_gpu)
+    self.assertLess(four.step.gib_per_gpu, one.step.gib_per_gpu)
 
   def test_a_measured_profile_takes_precedence(self):
     config = make_config()

@@ -7,7 +7,6 @@ the least and the most that published runs reach. A measured profile has one.
 from collections.abc import Iterator
 import dataclasses
 import itertools
-from typing import NamedTuple
 
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.accounting import machines, prices as prices_lib
@@ -22,66 +21,67 @@ _NUM_SHOWN = 5  # Proposals.
 _PLACES = {"device": "there, too", "host": "in host memory"}
 
 
-class StepSecs(NamedTuple):
-  """Time of a step if programs reach the likely, most or least efficiency."""
+@dataclasses.dataclass(frozen=True)
+class _Step:
+  """A planned step on the machines of a config.
 
-  likely: float
-  shortest: float
-  longest: float
+  Attributes:
+    secs: Its time with redundant passes.
+    overhead: Share of the passes' time that these add.
+  """
 
-
-class _Step(NamedTuple):
-  """A planned step, and its time with redundant passes."""
-
+  config: config_lib.Config
   plan: planner.Plan
   secs: float
   overhead: float
 
+  @property
+  def gib_per_gpu(self) -> float:
+    """The largest need of a GPU, in a step or in the one after a death."""
+    plan, worst = self.plan, self.plan.worst_memory
+    needs = [*plan.memory, *([worst[1]] if worst else [])]
+    most = max(memory.total_bytes for memory in needs)
+    if plan.residuals == "device" and self.config.redundancy.runs_ahead:
+      most += plan.batch.num_microbatches * max(plan.costs.residual_bytes)
+    return most / sizes.num_devices(self.config) / 2**30
+
 
 @dataclasses.dataclass(frozen=True)
 class Forecast:
-  """A run on rented machines; most times are of the likely efficiency.
+  """A run on rented machines.
 
   Attributes:
-    overhead: Share of the passes' time that redundant passes add.
-    kept_bytes: Residuals of redundant passes on the device of a node.
+    step: With the likely efficiency.
+    secs: Time of a step if programs reach the likely, most or least efficiency.
     unit: "tokens", or "samples" of models without a sequence.
     flops_per_step: Operations that MFU counts.
     price: Of a machine; None if no price is known.
-    market: "spot" or "on_demand".
   """
 
-  machine: machines.Machine
-  num_gpus: int
-  plan: planner.Plan
-  secs: StepSecs
-  overhead: float
-  kept_bytes: int
+  step: _Step
+  secs: tuple[float, float, float]
   unit: str
   units_per_step: int
   flops_per_step: int
   price: prices_lib.Price | None
-  market: str
+
+  @property
+  def num_gpus(self) -> int:
+    """Number of all GPUs, with those of spares."""
+    return sizes.num_nodes(self.step.config) * sizes.num_devices(self.step.config)
 
   @property
   def mfu(self) -> float:
     """Fraction of the peak, for 16-bit products, that the model uses."""
-    peak = self.machine.flops_per_sec * self.num_gpus
-    return self.flops_per_step / self.secs.likely / peak
-
-  @property
-  def gib_per_gpu(self) -> float:
-    """The largest need of a GPU, in a step or in the one after a death."""
-    nodes = self.plan.num_pipelines * self.plan.num_stages
-    most = _most_bytes(self.plan) + self.kept_bytes
-    return most * nodes / self.num_gpus / 2**30
+    peak = _machine_of(self.step.config).flops_per_sec * self.num_gpus
+    return self.flops_per_step / self.secs[0] / peak
 
   @property
   def usd_per_hour(self) -> float:
     """Dollars per hour of all GPUs; there must be a price."""
     assert self.price is not None
-    per_gpu = self.price.usd_per_hour(self.market) / self.price.gpu_count
-    return per_gpu * self.num_gpus
+    per_hour = self.price.usd_per_hour(self.step.config.cost.market)
+    return per_hour / self.price.gpu_count * self.num_gpus
 
   def usd_per_billion(self, secs: float) -> float:
     """Returns the dollars per billion tokens if a step takes `secs`."""
@@ -97,24 +97,15 @@ def forecast(config: config_lib.Config, task: build.Task) -> Forecast:
   """
   machine = _machine_of(config)
   least, likely, most, _ = machine.efficiency
-  steps = [_plan_step(config, task, e) for e in (likely, most, least)]
-  plan = steps[0].plan
-  length = task.whole.model.fingerprint.get("sequence_length")
-  samples = plan.batch.batch_size
-  num_gpus = sizes.num_nodes(config) * sizes.num_devices(config)
-  count = plan.num_pipelines * plan.batch.num_microbatches
+  step, short, long = (_plan_step(config, task, e) for e in (likely, most, least))
+  batch, length = step.plan.batch, task.whole.model.fingerprint.get("sequence_length")
   return Forecast(
-      machine=machine,
-      num_gpus=num_gpus,
-      plan=plan,
-      secs=StepSecs(*(step.secs for step in steps)),
-      overhead=steps[0].overhead,
-      kept_bytes=_kept_bytes(config, plan),
+      step=step,
+      secs=(step.secs, short.secs, long.secs),
       unit="tokens" if length else "samples",
-      units_per_step=samples * (length or 1),
-      flops_per_step=count * products.step_flops(task.whole),
+      units_per_step=batch.batch_size * (length or 1),
+      flops_per_step=batch.total_microbatches * products.step_flops(task.whole),
       price=_find_price(config, machine),
-      market=config.cost.market,
   )
 
 
@@ -126,8 +117,8 @@ def _machine_of(config: config_lib.Config) -> machines.Machine:
 
 def render(found: Forecast) -> str:
   """Returns a forecast as text: speed, memory and dollars."""
-  plan, machine = found.plan, found.machine
-  per_node = found.num_gpus // (plan.num_pipelines * plan.num_stages)
+  step, config = found.step, found.step.config
+  plan, machine = step.plan, _machine_of(config)
   likely, short, long = found.secs
   speeds = [found.units_per_step / secs for secs in found.secs]
   ratio = found.mfu * likely
@@ -142,15 +133,15 @@ def render(found: Forecast) -> str:
     source = "a measured profile"
   limit = machine.memory_bytes / 2**30
   lines = [
-      f"{plan.num_pipelines} pipelines x {plan.num_stages} stages x {per_node} "
-      f"GPUs: {found.num_gpus} x {machine.gpu}",
+      f"{plan.num_pipelines} pipelines x {plan.num_stages} stages x "
+      f"{sizes.num_devices(config)} GPUs: {found.num_gpus} x {machine.gpu}",
       f"step: {likely:.3g} s ({short:.3g} to {long:.3g}), from {source}",
       f"speed: {speeds[0]:,.0f} {found.unit}/s ({speeds[2]:,.0f} to "
       f"{speeds[1]:,.0f}), MFU {100 * found.mfu:.0f} % "
       f"({100 * ratio / long:.0f} to {100 * ratio / short:.0f})",
       f"time: {times} s; bubble {100 * plan.timeline.mean_bubble:.0f} %, "
-      f"redundant passes {100 * found.overhead:.1f} %",
-      f"memory: {found.gib_per_gpu:.1f} of {limit:.1f} GiB per GPU, "
+      f"redundant passes {100 * step.overhead:.1f} %",
+      f"memory: {step.gib_per_gpu:.1f} of {limit:.1f} GiB per GPU, "
       f"{_describe_worst(plan)}; residuals of redundant passes: "
       f"{_PLACES[plan.residuals]}",
   ]
@@ -161,7 +152,7 @@ def render(found: Forecast) -> str:
   lines.append(
       f"cost: ${24 * found.usd_per_hour:,.0f} a day, ${usd[0]:,.2f} per "
       f"billion {found.unit} ({usd[1]:,.2f} to {usd[2]:,.2f}): "
-      f"{found.price.render(found.market)}"
+      f"{found.price.render(config.cost.market)}"
   )
   return "\n".join(lines)
 
@@ -173,47 +164,46 @@ def propose(config: config_lib.Config, num_machines: int) -> str:
   at a time. Raises `base.InfeasibleError` if no layout fits.
   """
   machine = _machine_of(config)
-  found, reasons, tasks = [], [], {}
+  found, reasons = list[tuple[config_lib.Config, planner.Plan]](), []
+  tasks: dict[int, build.Task] = {}
   for candidate in _candidates(config, machine, num_machines):
     size = candidate.pipeline.microbatch_size
     if size not in tasks:
       tasks[size] = build.make_task(candidate, needs_data=False)
     try:
       _check_cut(candidate, tasks[size])
-      plan = _plan(candidate, tasks[size], machine.efficiency.likely)
-      found.append((plan, candidate))
+      found.append((candidate, _plan(candidate, tasks[size], machine.efficiency.likely)))
     except base.InfeasibleError as error:
       reasons.append(str(error))
   if not found:
     why = reasons[0] if reasons else "the batch cannot be cut so."
     raise base.InfeasibleError(f"No layout of {num_machines} x {machine.name} trains this: {why}")
-  found.sort(key=lambda pair: pair[0].step_time.total_ms)
+  found.sort(key=lambda pair: pair[1].step_time.total_ms)
   # Of these also the redundant passes, as `forecast` has them.
-  best = [(_with_redundancy(c, p), p, c) for p, c in found[:_NUM_SHOWN]]
-  best.sort(key=lambda one: one[0].secs)
-  found[:_NUM_SHOWN] = [(plan, candidate) for _, plan, candidate in best]
+  best = [_with_redundancy(*pair) for pair in found[:_NUM_SHOWN]]
+  best.sort(key=lambda step: step.secs)
   header = ("pipelines", "stages", "data", "tensor", "step s", "bubble %")
-  rows = [(*header, "sums s", "GiB")]
-  for step, plan, candidate in best:
-    mesh = candidate.node.mesh
-    most = _most_bytes(plan) + _kept_bytes(candidate, plan)
+  rows: list[tuple[str, ...]] = [(*header, "sums s", "GiB")]
+  for step in best:
+    plan, mesh = step.plan, step.config.node.mesh
+    sizes_of = (plan.num_pipelines, plan.num_stages, mesh.data, mesh.tensor)
     rows.append(
         (
-            *(str(plan.num_pipelines), str(plan.num_stages)),
-            *(str(mesh.data), str(mesh.tensor)),
+            *map(str, sizes_of),
             f"{step.secs:.3g}",
             f"{100 * plan.timeline.mean_bubble:.0f}",
             f"{plan.step_time.reduce_ms / 1e3:.3g}",
-            f"{most / mesh.data / mesh.tensor / 2**30:.1f}",
+            f"{step.gib_per_gpu:.1f}",
         )
     )
-  _, fastest = found[0]
+  fastest = best[0].config
+  plans = [*(step.plan for step in best), *(plan for _, plan in found[_NUM_SHOWN:])]
   return "\n".join(
       [
           table_lib.align(rows, left=()),
           f"{len(found)} layouts fit, {len(reasons)} do not"
           + (f", such as: {reasons[-1]}" if reasons else "."),
-          f"best: {_explain([plan for plan, _ in found])}:",
+          f"best: {_explain(plans)}:",
           _render_flags(fastest),
           render(forecast(fastest, tasks[fastest.pipeline.microbatch_size])),
       ]
@@ -237,20 +227,19 @@ def _plan(config: config_lib.Config, task: build.Task, efficiency: float) -> pla
 
 def _plan_step(config: config_lib.Config, task: build.Task, efficiency: float) -> _Step:
   plan = _plan(config, task, efficiency)
-  if executors.is_program(config):
-    program = executors.plan_program(config, task, plan)
-    plan, plain_ms = program.plan, program.plain.span_ms
-    overhead = plan.timeline.span_ms / plain_ms - 1.0
-    return _Step(plan, plan.step_time.total_ms / 1e3, overhead)
-  return _with_redundancy(config, plan)
+  if not executors.is_program(config):
+    return _with_redundancy(config, plan)
+  program = executors.plan_program(config, task, plan)
+  overhead = program.plan.timeline.span_ms / program.plain.span_ms - 1.0
+  return _Step(config, program.plan, program.plan.step_time.total_ms / 1e3, overhead)
 
 
 def _with_redundancy(config: config_lib.Config, plan: planner.Plan) -> _Step:
   """Returns a step by rows with its redundant passes."""
-  rows = rows_lib.RowPlanner(plan, config.redundancy)
-  whole = rows.first()
+  whole = rows_lib.RowPlanner(plan, config.redundancy).first()
   extra_ms = whole.timeline.span_ms - plan.timeline.span_ms
-  return _Step(plan, (plan.step_time.total_ms + extra_ms) / 1e3, whole.effect.overhead)
+  secs = (plan.step_time.total_ms + extra_ms) / 1e3
+  return _Step(config, plan, secs, whole.effect.overhead)
 
 
 def _candidates(
@@ -324,30 +313,10 @@ def _explain(found: list[planner.Plan]) -> str:
 
 def _render_flags(config: config_lib.Config) -> str:
   pipeline, mesh = config.pipeline, config.node.mesh
-  given = {
-      "pipeline.num_pipelines": pipeline.num_pipelines,
-      "pipeline.num_stages": pipeline.num_stages,
-      "pipeline.num_microbatches": pipeline.num_microbatches,
-      "pipeline.microbatch_size": pipeline.microbatch_size,
-      "node.mesh.data": mesh.data,
-      "node.mesh.tensor": mesh.tensor,
-  }
+  names = ("num_pipelines", "num_stages", "num_microbatches", "microbatch_size")
+  given = {f"pipeline.{name}": getattr(pipeline, name) for name in names}
+  given |= {"node.mesh.data": mesh.data, "node.mesh.tensor": mesh.tensor}
   return " ".join(f"--config.{key}={value}" for key, value in given.items())
-
-
-def _kept_bytes(config: config_lib.Config, plan: planner.Plan) -> int:
-  """Returns the residuals that redundant passes keep on a node's device."""
-  runs_ahead = config.redundancy.mode not in ("none", "lazy")
-  if plan.residuals != "device" or not runs_ahead:
-    return 0
-  return plan.batch.num_microbatches * max(plan.costs.residual_bytes)
-
-
-def _most_bytes(plan: planner.Plan) -> int:
-  """Returns the largest need of a node, in a step or after a death."""
-  worst = plan.worst_memory
-  needs = [*plan.memory, *([worst[1]] if worst else [])]
-  return max(memory.total_bytes for memory in needs)
 
 
 def _describe_worst(plan: planner.Plan) -> str:
