@@ -7,8 +7,6 @@
   NamedTuple, tuple, list        array
   set, frozenset                 array, sorted
   dict with str or int keys      object
-  dict with other keys           array of [key, value], in order of the dict
-  enum                           its value
   None, bool, int, float, str    themselves; a `NewType` as its type
 
 Reading is strict: a field that is missing, unknown or of another type raises
@@ -18,7 +16,6 @@ Reading is strict: a field that is missing, unknown or of another type raises
 from collections import abc
 from collections.abc import Callable, Mapping
 import dataclasses
-import enum
 import functools
 import types
 import typing
@@ -29,15 +26,7 @@ from bamboo_jax.base import names
 _T = TypeVar("_T")
 _SCALARS = (types.NoneType, bool, int, float, str)
 _UNIONS = (types.UnionType, typing.Union)
-_ARRAYS = {
-    tuple: tuple,
-    list: list,
-    set: set,
-    frozenset: frozenset,
-    abc.Set: frozenset,
-    abc.Sequence: tuple,
-    abc.Collection: tuple,
-}
+_ARRAYS = (tuple, list, frozenset)
 _MAPPINGS = (dict, abc.Mapping)
 
 
@@ -54,17 +43,13 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def to_plain(value: Any) -> Any:
   """Returns `value` as input of `json.dumps`, or raises `TypeError`."""
-  if isinstance(value, enum.Enum):
-    return value.value
   if isinstance(value, _SCALARS):
     return value
   if dataclasses.is_dataclass(value) and not isinstance(value, type):
     names = (f.name for f in dataclasses.fields(value) if f.init)
     return {name: to_plain(getattr(value, name)) for name in names}
   if isinstance(value, Mapping):
-    if all(isinstance(key, str | int) for key in value):
-      return {str(key): to_plain(v) for key, v in value.items()}
-    return [[to_plain(key), to_plain(v)] for key, v in value.items()]
+    return {str(key): to_plain(v) for key, v in value.items()}
   if isinstance(value, abc.Set):
     return [to_plain(v) for v in sorted(value)]
   if isinstance(value, list | tuple):
@@ -102,16 +87,13 @@ def _read(kind: Any, content: Any, where: str) -> Any:
   if origin in _MAPPINGS:
     return _read_mapping(kind, content, where)
   if origin in _ARRAYS:
-    items = _read_array(kind, content, where)
-    return _ARRAYS[origin](items)
+    return origin(_read_array(kind, content, where))
   if kind in _SCALARS or kind is None:
     return _read_scalar(kind, content, where)
   if dataclasses.is_dataclass(kind):
     return _read_dataclass(kind, content, where)
   if issubclass(kind, tuple):
     return _read_named_tuple(kind, content, where)
-  if issubclass(kind, enum.Enum):
-    return _make(kind, where, content)
   raise TypeError(f"{where}: {kind} has no plain form.")
 
 
@@ -136,17 +118,12 @@ def _read_union(kind: Any, content: Any, where: str) -> Any:
 
 def _read_mapping(kind: Any, content: Any, where: str) -> dict[Any, Any]:
   key_kind, value_kind = typing.get_args(kind) or (Any, Any)
-  if isinstance(content, Mapping):
-    is_int = _without_name(key_kind) is int
-    items = [(_int_key(key, where) if is_int else key, value) for key, value in content.items()]
-  elif isinstance(content, list):
-    pair = tuple[Any, Any]
-    items = [_read(pair, c, f"{where}[{i}]") for i, c in enumerate(content)]
-  else:
+  if not isinstance(content, Mapping):
     raise _misfit("an object", content, where)
+  is_int = _without_name(key_kind) is int
   return {
-      _read(key_kind, key, f"{where}: key"): _read(value_kind, value, f"{where}[{key!r}]")
-      for key, value in items
+      _int_key(key, where) if is_int else key: _read(value_kind, value, f"{where}[{key!r}]")
+      for key, value in content.items()
   }
 
 

@@ -108,25 +108,25 @@ class Spare:
     return self._copy
 
 
-class Successors:
-  """Copies one after the other; each is forked once the last one is gone.
+def prepare_successors(
+    run: Callable[[socket.socket], None], *, keeps: Collection[int] = ()
+) -> Callable[[], socket.socket]:
+  """Prepares copies one after the other, which call `run` with their sockets.
 
-  They share the memory of this process as it is now, so that it may have
-  threads later. They end with it.
+  Returns what kills the last copy, and returns a socket to the next one. They share the
+  memory of this process as it is now, so that it may have threads later, and end with it.
   """
+  orders, received = socket.socketpair()
+  with received:
+    Copy(lambda: _fork_in_turn(received, run, keeps), keeps=[received.fileno(), *keeps])
 
-  def __init__(self, run: Callable[[socket.socket], None], *, keeps: Collection[int] = ()) -> None:
-    """Each copy calls `run` with its socket; `keeps` as for `Copy`."""
-    self._orders, theirs = socket.socketpair()
-    with theirs:
-      Copy(lambda: _fork_in_turn(theirs, run, keeps), keeps=[theirs.fileno(), *keeps])
-
-  def next(self) -> socket.socket:
-    """Kills the last copy, and returns a socket to the next one."""
+  def fork_next() -> socket.socket:
     ours, theirs = socket.socketpair()
     with theirs:
-      socket.send_fds(self._orders, [b"."], [theirs.fileno()])
+      socket.send_fds(orders, [b"."], [theirs.fileno()])
     return ours
+
+  return fork_next
 
 
 def _fork_in_turn(

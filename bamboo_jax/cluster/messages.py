@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from bamboo_jax import base
+from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import views
 
 FINISHED = "finished"  # The last key that a worker posts.
@@ -145,10 +146,18 @@ TO_WORKER = msgspec.msgpack.Decoder(NewView | Beginning | Gathered)
 
 
 def encode(message: Any) -> bytes:
-  body = msgspec.msgpack.encode(message)
+  body = msgspec.msgpack.encode(message, enc_hook=_to_python)
   if len(body) > MAX_BYTES:
     raise ValueError(f"A message has {len(body)} bytes, at most {MAX_BYTES}.")
   return _LENGTH.pack(len(body)) + body
+
+
+def _to_python(value: Any) -> Any:
+  """Returns a value of a subclass, such as a `float64` of numpy, as that of Python."""
+  for kind in (float, int, str):
+    if isinstance(value, kind):
+      return kind(value)
+  return json_lib.to_plain(value)
 
 
 def find_length(head: bytes, most: int = MAX_BYTES) -> int:

@@ -23,6 +23,7 @@ from typing import Any
 
 import msgspec
 
+from bamboo_jax.base import json as json_lib
 from bamboo_jax.net import identity as identity_lib
 
 _NAME = "records"  # Below the workdir of the run.
@@ -119,7 +120,7 @@ class Records:
     self.drop(key)
 
   def _seal(self, key: str, value: Any) -> bytes:
-    text = json.dumps(msgspec.to_builtins(value))
+    text = json.dumps(json_lib.to_plain(value))
     return f"{self._sign(key, text)}{text}".encode()
 
   def _open(self, key: str, content: bytes, kind: Any) -> Any:

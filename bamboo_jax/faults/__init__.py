@@ -3,6 +3,5 @@
 One file of faults serves runs in one process and clusters; each process injects
 what hits the nodes that it hosts (`training.cohort`).
 
-  faults        a fault, its file, and the faults due in a step; read first
-  random_kills  kills at random times, each followed by a replacement
+  faults  a fault, its file, the faults due in a step, and random ones
 """

@@ -110,8 +110,8 @@ class ClusterRun:
     if are_copies := not self._setup.gpus:
       self._progress.show_text("reading the data, tracing the programs")
       are_copies = setup_lib.prepare(config, self._setup.workdir)
-    placed = machine.place_nodes(config, dict(base.by_node(zones)))
-    self._progress.show_text(placed.survival.render())
+    _, survival = machine.place_nodes(config, dict(base.by_node(zones)))
+    self._progress.show_text(survival.render())
     self._cluster.take_folder(config.cluster.most_silence_secs)  # Nothing is written before it.
     self._setup.write_faults()
     try:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from typing import NamedTuple
 
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.cluster import children, copies, judge, records as records_lib, views
@@ -160,17 +159,12 @@ class LocalCluster:
     return said
 
 
-class Placement(NamedTuple):
-  """The number of each node, and the failures that the run survives."""
+def place_nodes(
+    config: config_lib.Config, zones: Mapping[base.NodeId, str]
+) -> tuple[dict[base.NodeId, int], survival_lib.Survival]:
+  """Returns the number of each of the first nodes, and the failures that the run then survives.
 
-  numbers: dict[base.NodeId, int]
-  survival: survival_lib.Survival
-
-
-def place_nodes(config: config_lib.Config, zones: Mapping[base.NodeId, str]) -> Placement:
-  """Places the first nodes so that the run survives most failures.
-
-  The first numbers are those of owners, pipeline by pipeline, then of spares.
+  It survives most. The first numbers are those of owners, pipeline by pipeline, then of spares.
   """
   stages = partition_lib.Partition(tuple(range(config.pipeline.num_stages + 1)))
   partitions = (stages,) * config.pipeline.num_pipelines
@@ -178,4 +172,4 @@ def place_nodes(config: config_lib.Config, zones: Mapping[base.NodeId, str]) -> 
   order = placement_lib.arrange(partitions, [*zones], zones, has_replicas=has_replicas)
   pipelines = placement_lib.make_pipelines(partitions, order, has_replicas)
   survival = survival_lib.find_survival(pipelines, zones)
-  return Placement({node: i for i, node in enumerate(order)}, survival)
+  return {node: i for i, node in enumerate(order)}, survival

@@ -34,7 +34,7 @@ def make_options(
       name=name,
       workdir=workdir,
       num_nodes=num_nodes or sizes.num_nodes(config),
-      place=lambda zones: machine.place_nodes(config, zones).numbers,
+      place=lambda zones: machine.place_nodes(config, zones)[0],
       config={
           "protocol": _PROTOCOL,
           "version": {name: metadata.version(name) for name in _PACKAGES},

@@ -6,7 +6,7 @@ import importlib
 import pathlib
 
 from bamboo_jax import base, config as config_lib
-from bamboo_jax.faults import faults as faults_lib, random_kills
+from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.net import addresses
 from bamboo_jax.traces import replay as trace_replay, trace as trace_lib
 from bamboo_jax.training.setup import sizes
@@ -96,7 +96,7 @@ def with_random_kills(
     setup: Setup, config: config_lib.Config, num_kills: int, *, seed: int, kinds: Sequence[str]
 ) -> Setup:
   """Returns the setup with random kills, of which the workers read a file."""
-  faults = random_kills.make_random_kills(
+  faults = faults_lib.make_random_kills(
       num_kills,
       seed=seed,
       num_steps=config.num_steps,

@@ -204,7 +204,7 @@ def fork_children(
 
   def fork(num_devices: int) -> Callable[[], socket.socket]:
     run_passes = functools.partial(_run_passes, config, memory, host, num_devices)
-    return copies.Successors(run_passes, keeps=[memory.fd]).next
+    return copies.prepare_successors(run_passes, keeps=[memory.fd])
 
   fork_compiler = None
   platform = accelerator.find_platform(os.environ, accelerator.find_gpus(os.environ))

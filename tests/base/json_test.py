@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 import dataclasses
-import enum
 import json
 from typing import Any, NamedTuple
 
@@ -10,11 +9,6 @@ from absl.testing import parameterized
 
 from bamboo_jax import base
 from bamboo_jax.base import json as json_lib, types
-
-
-class Colour(enum.Enum):
-  RED = "r"
-  BLUE = "b"
 
 
 class Pair(NamedTuple):
@@ -26,7 +20,6 @@ class Pair(NamedTuple):
 class Leaf:
   count: int
   secs: float = 0.5
-  colour: Colour = Colour.RED
 
   def __post_init__(self):
     if self.count < 0:
@@ -40,7 +33,6 @@ class Tree:
   first: "Leaf | None"
   by_node: Mapping[int, tuple[str, ...]]
   by_name: dict[str, Leaf]
-  by_place: dict[types.Place, int]
   held: frozenset[tuple[int, int]]
   pairs: list[Pair]
   label: int | str
@@ -48,24 +40,22 @@ class Tree:
 
 
 _TREE = Tree(
-    leaves=(Leaf(1), Leaf(2, 0.25, Colour.BLUE)),
+    leaves=(Leaf(1), Leaf(2, 0.25)),
     edge=(3, "x"),
     first=None,
     by_node={7: ("a", "b")},
     by_name={"l": Leaf(4)},
-    by_place={types.Place(0, 1): 5},
     held=frozenset({(2, 1), (1, 2)}),
     pairs=[Pair("p", types.Place(1, 0))],
     label="s",
     meta={"free": [1, None]},
 )
 _PLAIN = {
-    "leaves": [{"count": 1, "secs": 0.5, "colour": "r"}, {"count": 2, "secs": 0.25, "colour": "b"}],
+    "leaves": [{"count": 1, "secs": 0.5}, {"count": 2, "secs": 0.25}],
     "edge": [3, "x"],
     "first": None,
     "by_node": {"7": ["a", "b"]},
-    "by_name": {"l": {"count": 4, "secs": 0.5, "colour": "r"}},
-    "by_place": [[[0, 1], 5]],
+    "by_name": {"l": {"count": 4, "secs": 0.5}},
     "held": [[1, 2], [2, 1]],
     "pairs": [["p", [1, 0]]],
     "label": "s",
@@ -106,14 +96,12 @@ class JsonTest(parameterized.TestCase):
       ("leaves", [{"count": -1}], "[0]: count must not be negative, got -1."),
       ("leaves", [{"cuont": 2}], "[0]: Unknown field 'cuont'; did you mean 'c"),
       ("leaves", [{}], "[0]: field 'count' is missing."),
-      ("leaves", [{"count": 1, "colour": "g"}], "[0].colour: 'g' is not a val"),
       ("leaves", [3], "[0] must be an object, got 3."),
       ("leaves", "ab", " must be an array, got 'ab'."),
       ("edge", [1], " must be 2 entries, got [1]."),
       ("first", {"count": None}, ".count must be int, got None."),
       ("by_node", {"a": []}, " must be a whole number as key, got 'a'."),
       ("by_name", {"l": {"count": 1.5}}, "['l'].count must be int, got 1.5."),
-      ("by_place", [[[0], 5]], ": key must be 2 entries, got [0]."),
       ("pairs", [["p", [0, "1"]]], "[0].at.stage must be int, got '1'."),
       ("label", 1.5, " must be "),
   )

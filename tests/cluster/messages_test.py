@@ -1,12 +1,14 @@
 """What agents and workers say to each other, and whom they believe."""
 
 import asyncio
+import collections
 import math
 
 from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
 import msgspec
+import numpy as np
 
 from bamboo_jax.cluster import messages, views
 from bamboo_jax.cluster.agent import board as board_lib
@@ -52,9 +54,17 @@ class MessagesTest(parameterized.TestCase):
       chunks = (data[start : start + size] for start in range(0, len(data), size))
       self.assertEqual(read(kinds, *chunks), [message] * 2)
 
-  def test_not_a_number_stays_so(self):
-    (got,) = read(messages.FROM_AGENT, messages.encode(messages.Post(1, "vote", math.nan)))
-    self.assertTrue(math.isnan(got.value))
+  @parameterized.parameters(math.nan, np.float64(0.1), np.float64(math.nan))
+  def test_numbers(self, number):
+    (got,) = read(messages.FROM_AGENT, messages.encode(messages.Post(1, "vote", [number])))
+    self.assertEqual(repr(got.value), repr([float(number)]))
+
+  def test_values_are_those_of_json(self):
+    value = {"steps": collections.Counter(a=1), "nodes": {3}}
+    (got,) = read(messages.FROM_WORKER, messages.encode(messages.Say(report=value)))
+    self.assertEqual(got.report, {"steps": {"a": 1}, "nodes": [3]})
+    with self.assertRaisesRegex(TypeError, "no plain form"):
+      messages.encode(messages.Say(report={"a": object()}))
 
   @parameterized.named_parameters(
       ("no_object", [], "Expected `object`, got `array`"),

@@ -140,7 +140,7 @@ class InquiryTest(parameterized.TestCase):
   def test_a_stopped_worker_is_named(self):
     worker = self.start("n4", "-m", "bamboo_jax.launch.worker")
     os.kill(worker.pid, signal.SIGSTOP)
-    (answer,) = inquiry.ask({"n4": worker.pid}, self.logs)  # Takes 3 s.
+    (answer,) = inquiry.ask({"n4": worker.pid}, self.logs, patience_secs=0.3)
     self.assertIsNone(answer.waits)
     self.assertIn("does not answer", inquiry.render([answer])[0])
 

@@ -6,13 +6,13 @@ from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
 
-from bamboo_jax.faults import faults as faults_lib, random_kills
+from bamboo_jax.faults import faults as faults_lib
 
 
 def make(num_kills, *, seed=0, num_steps=90, num_pipelines=2, num_stages=2, **more):
   """Returns kills, which survive being written to a file."""
   sizes = dict(num_steps=num_steps, num_pipelines=num_pipelines, num_stages=num_stages)
-  faults = random_kills.make_random_kills(num_kills, seed=seed, **sizes, **more)
+  faults = faults_lib.make_random_kills(num_kills, seed=seed, **sizes, **more)
   faults_lib.check_faults(faults, num_instructions=1, source="random", **sizes)
   again = faults_lib.parse_faults(faults_lib.render(faults), source="random")
   assert (again, [f.line for f in again]) == (faults, [f.line for f in faults])

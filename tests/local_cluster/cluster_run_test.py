@@ -1,6 +1,7 @@
 """What a run on this machine shows and starts, at which time; agents are fakes."""
 
 import contextlib
+import functools
 import os
 import socket
 import types
@@ -42,12 +43,11 @@ class FakeNodes:
   def __init__(self):
     self.events, self.joined, self.failed, self.said = [], set(), set(), {}
     self.kills, self.happened, self.has_failed = {}, set(), self.failed.__contains__
-
-  def find_number(self, name):
-    return 7 if name in self.joined else None
-
-  def read(self):
-    pass
+    self.find_number = lambda name: 7 if name in self.joined else None
+    self.read = lambda: None
+    note = lambda *what: self.events.append(" ".join(what))
+    self.stop = functools.partial(note, "stop")
+    self.kill_node, self.give_notice = (functools.partial(note, w) for w in ("remove", "notice"))
 
   def start_agent(self, name, zone, *, arguments, **unused):
     if self.error is not None:
@@ -70,15 +70,6 @@ class FakeNodes:
   def call_next(self):
     self.events.append("next")
     return self.has_next
-
-  def kill_node(self, name):
-    self.events.append(f"remove {name}")
-
-  def give_notice(self, name):
-    self.events.append(f"notice {name}")
-
-  def stop(self):
-    self.events.append("stop")
 
 
 class RunTest(folders.FolderCase):
@@ -146,26 +137,9 @@ class RunTest(folders.FolderCase):
     self.assertEqual(look(), ["resumed_from_step=1", 2])
     self.assertEqual(look(), [])
     self.writer.write_event("rollback", step=1)
-    self.writer.write_step(2, {"loss": 1})
-    self.assertEqual(look(), [2])
-
-  def test_what_is_shown_beside_steps(self):
-    one = self.start_run()
-    event = lambda name, step, **values: self.writer.write_event(name, step=step, values=values)
-    event("pause", 1, reason="n2 comes")
-    event("eval", 20, loss=3.5)
-    event("saving", 20, reason="all leave")
-    event("warning", 20, text="short.")
-    event("changed", 20, text="changed=a")
-    event("damaged", 20, checkpoint=9)
-    self.writer.write_step(21, {"learning_rate": 0.1, "grad_norm": 2.0})
-    one.tend(0.0)
-    self.progress.explain.assert_called_with("n2 comes", at_once=False)
-    self.progress.show_step.assert_called_with(21, {"learning_rate": 0.1})
-    want = ["n2 comes", "eval_step=20 eval_loss=3.5000", "saving step=20: all leave"]
-    want += ["warning: short.", "changed=a"]
-    want.append("warning: the checkpoint of step 9 is damaged; training continues from step 20.")
-    self.assertEqual(self.take(), [*want, 21])
+    self.writer.write_step(2, {"loss": 1, "learning_rate": 0.1, "grad_norm": 2.0})
+    self.writer.write_event("eval", step=20, values={"loss": 3.5})
+    self.assertEqual(look(), [2, "eval_step=20 eval_loss=3.5000"])
 
   def test_a_step_that_lasts_long(self):
     full = r"0.5 s\); the disk of .* is full: no log can be written, and a death or a join stops"

@@ -11,12 +11,6 @@ from tests import folders, members
 
 class MachineTest(folders.FolderCase):
 
-  def test_members_that_live_keep_their_folder(self):
-    refuse = mock.patch.object(judge, "begin_run", side_effect=ValueError("alive"))
-    with refuse as begin, self.assertRaisesRegex(ValueError, "alive"):
-      machine.LocalCluster(self.folder).take_folder(9.0)
-    begin.assert_called_with(mock.ANY, "bamboo cluster", 9.0)
-
   def test_each_run_of_a_folder_begins_in_a_view_of_its_own(self):
     runs = []
     for _ in range(3):

@@ -644,7 +644,7 @@ class Agent:
     roster = self.roster
     is_due = any(i in roster.gone or self._suspicions.suspects(i) for i in roster.members)
     shown = messages.NewView(views.original(roster.view), is_due, self._settled)
-    if shown != self._shown:
+    if self.has_worker and shown != self._shown:
       self._shown = shown
       self._worker_process.send(shown)
 
@@ -986,6 +986,7 @@ class Agent:
       process.send(messages.Beginning({"restart": True} if origin > self.run_id else {}))
     elif self._received is not None:
       process.send(self._received)
+    self._show_worker()
     code = await process.wait()
     if not self.is_ending:
       await self._end_worker(code)
@@ -1016,13 +1017,10 @@ class Agent:
         self._start(self._say_ready)
       case messages.Say(is_done=True):
         roster.done.add(me)
-      case messages.Say(gone=reason) if reason:
-        self._say(gone=reason)
-        self.has_left = True
-        self._finish()
-      case messages.Say(failed=reason) if reason:
-        self._say(failed=reason)
-        self._finish(error=base.RunFailedError(reason))
+      case messages.Say(gone=gone, failed=failed) if gone or failed:
+        self._say(gone=gone, failed=failed)
+        self.has_left = not failed
+        self._finish(error=base.RunFailedError(failed) if failed else None)
       case messages.Say(notice=reason) if reason:
         self._take_notice(reason)
       case messages.Say(layout=dict(layout)):
@@ -1141,5 +1139,5 @@ def _order(tickets: list[dict[str, str]]) -> dict[base.NodeId, str]:
   In the order of names (n2 before n10), not of joining, so that placement does
   not depend on which node joins first.
   """
-  names = [(len(ticket["name"]), ticket["name"], n) for n, ticket in enumerate(tickets)]
-  return {base.NodeId(n): tickets[n]["zone"] for *_, n in sorted(names)}
+  key = lambda n: (len(tickets[n]["name"]), tickets[n]["name"])
+  return {n: tickets[n]["zone"] for n in sorted(base.nodes(len(tickets)), key=key)}

@@ -179,9 +179,7 @@ class Roster:
           and i in self.known
           and i not in members
           and i not in self.gone
-          and not of(i).keys() & members
-          and not any(i in of(m) for m in members)
-          and not any(i in of(other) or other in of(i) for other in joining)
+          and not any(i in of(other) or other in of(i) for other in (*members, *joining))
       ):
         joining.append(i)
     return [self.known[i] for i in joining]

@@ -28,7 +28,6 @@ class WorkerProcess:
     self._process: subprocess.Popen[bytes] | copies.Copy | None = None
     self._ended: asyncio.Future[int] | None = None
     self._writer: asyncio.StreamWriter | None = None
-    self._early: list[bytes] = []
     self._cpu_ticks = 0
 
   async def start(
@@ -51,15 +50,11 @@ class WorkerProcess:
     ended = threads.call_beside(self._process.wait, name="worker")
     self._ended = asyncio.wrap_future(ended)
     reader, self._writer = await asyncio.open_connection(sock=ours)
-    self._writer.writelines(self._early)
-    self._early.clear()
     self._reading = asyncio.create_task(self._read(reader, on_message))
 
   def send(self, message: Any) -> None:
-    """Sends a message to the worker; before its start, queues it."""
-    if self._writer is None:
-      self._early.append(messages.encode(message))
-    elif not self._writer.is_closing():
+    """Sends a message to the worker, once it has started."""
+    if self._writer is not None and not self._writer.is_closing():
       self._writer.write(messages.encode(message))
 
   def is_stopped(self) -> bool:

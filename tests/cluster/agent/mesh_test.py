@@ -307,8 +307,9 @@ class MeshTest(parameterized.TestCase):
       hang_up = lambda _, writer: writer.close()
       server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
       port = server.sockets[0].getsockname()[1]
-      b.dial(dataclasses.replace(a.me, port=port))
-      (lost,) = await b.heard()
+      with mock.patch.object(mesh_lib, "_BREAKS_SECS", 0.1):
+        b.dial(dataclasses.replace(a.me, port=port))
+        (lost,) = await b.heard()
       self.assertIn("reset", lost.reason.lower())
       server.close()
 
