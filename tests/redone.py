@@ -3,7 +3,7 @@
 from collections.abc import Collection
 import dataclasses
 
-from bamboo_jax.runtime.spmd import program as program_lib, ticks as ticks_lib
+from bamboo_jax.runtime.spmd import executor as executor_lib, ticks as ticks_lib
 from bamboo_jax.schedule import instruction
 
 
@@ -58,7 +58,7 @@ def find_redone(
   )
 
 
-def of_run(run: program_lib.PipelineRun, former: program_lib.PipelineRun) -> Redone:
+def of_run(run: executor_lib.PipelineRun, former: executor_lib.PipelineRun) -> Redone:
   """Returns the passes of `former` that `run`, which continues it, repeats."""
   size = former.program.sizes.num_ticks
   return find_redone(

@@ -31,7 +31,7 @@ from bamboo_jax.runtime.spmd import (
     program as program_lib,
     ticks as ticks_lib,
 )
-from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.runtime.stage import array_store, spec as spec_lib
 from bamboo_jax.schedule import (
     holdings as holdings_lib,
     instruction as instruction_lib,
@@ -41,6 +41,50 @@ from bamboo_jax.schedule import (
 
 Op = instruction_lib.Op
 Owners = tuple[base.NodeId, ...]  # By stage.
+
+
+@dataclasses.dataclass
+class PipelineRun:
+  """The progress of a pipeline in a step, of one share of the batch.
+
+  Attributes:
+    program: Its shapes.
+    numbers: Microbatches of the share, in the global batch.
+  """
+
+  program: program_lib.SegmentProgram
+  table: ticks_lib.TickTable
+  segments: program_lib.LocalSegments | processes_lib.ChildSegments
+  owners: tuple[base.NodeId, ...]
+  numbers: Sequence[int]
+
+  @property
+  def nodes(self) -> tuple[base.NodeId, ...]:
+    """The nodes along the ring."""
+    return tuple(dict.fromkeys(self.owners))
+
+  @property
+  def segment(self) -> Sequence[tuple[ticks_lib.Tick, ...]]:
+    """The ticks of the next segment; none if all are finished."""
+    size = self.program.sizes.num_ticks
+    return self.table.ticks[self.segments.num_segments * size :][:size]
+
+  def dump(self, node: base.NodeId, store: array_store.StepArrays) -> None:
+    """Puts all arrays of a local node but its sums into its store, in NumPy."""
+    n, sizes = self.nodes.index(node), self.program.sizes
+    if (left := self.segments.read(n)) is None:
+      return
+    num_ticks, arrays = len(left.host) * sizes.num_ticks, program_lib.arrays_of(store)
+    number = lambda key: (key[0], self.numbers[key[1]])
+    for (kind, key), segment, slot in self.table.find_contents(
+        n, num_ticks, size=sizes.num_ticks, slots=sizes.num_slots
+    ):
+      buffer = getattr(left.carry if segment is None else left.host[segment], kind)
+      value = jax.tree.map(lambda a, slot=slot: np.asarray(a)[0, slot], buffer)
+      arrays[kind][number(key)] = value
+    store.accumulated |= {*map(number, self.table.find_accumulated(n, num_ticks))}
+    for key in store.saved.keys() & store.accumulated:
+      del store.saved[key]
 
 
 class Programs:
@@ -85,7 +129,7 @@ class Programs:
     self._passes: passes_lib.StagePasses = engine.programs.others.get(("passes", layout), make)
     self._rows = executor_lib.RowsExecutor(engine, members)
     self.filler, self.is_by_rows = self._rows.filler, False
-    self.runs: dict[base.ShareId, program_lib.PipelineRun] = {}
+    self.runs: dict[base.ShareId, PipelineRun] = {}
 
   def jobs(self, lines: engine_lib.Lines) -> list[Callable[[], Any]]:
     rows = [tuple(row) for row, _ in lines]
@@ -248,7 +292,7 @@ class Programs:
       begin = {n: load(n, engine.nodes[node].store) for n, node in local.items()}
     given = self._find_given(program, owners, numbers)
     rows = dict(enumerate(program_lib.find_rows(table, program.sizes)))
-    segments: program_lib.Segments
+    segments: program_lib.LocalSegments | processes_lib.ChildSegments
     if self._processes is None:
       segments = program_lib.LocalSegments(program, given, {n: rows[n] for n in local}, begin)
     else:
@@ -256,11 +300,9 @@ class Programs:
       arrays = (given[n], rows[n], begin and begin[n])
       work = (self._plan.layout, program.sizes, share, self._step)
       segments = processes_lib.ChildSegments(self._processes, work, arrays)
-    self.runs[share] = program_lib.PipelineRun(program, table, segments, owners, numbers)
+    self.runs[share] = PipelineRun(program, table, segments, owners, numbers)
 
-  def _run(
-      self, runs: Sequence[program_lib.PipelineRun], strike: Callable[[base.NodeId], None]
-  ) -> None:
+  def _run(self, runs: Sequence[PipelineRun], strike: Callable[[base.NodeId], None]) -> None:
     """Runs all segments of pipelines side by side; the shares of one in turn."""
     nodes, members = self._engine.nodes, self._members
     while left := {run.nodes: run for run in reversed(runs) if run.segment}:
@@ -294,13 +336,13 @@ class Programs:
     keys, found = self._passes.spec.batch_keys, {}
     data = [self._feed(m, keys) for m in numbers]
     batch = {key: np.stack([one[key] for one in data])[None] for key in keys}
-    counters = np.array([numbers], np.uint32), np.array([self._step], np.uint32)
+    first, step = (np.array([count], np.uint32) for count in (numbers[0], self._step))
     for n, (number, stages) in enumerate(_stages(program.sizes, owners).items()):
       if node := self._engine.nodes.get(number):
         layers = {k: v for stage in stages for k, v in node.layers_of(stage).items()}
         states = self._passes.states(stages, layers)
         weights = self._passes.pack(stages, program.sizes.num_held, states)
-        found[n] = passes_lib.Given(weights, batch, *counters)
+        found[n] = passes_lib.Given(weights, batch, first, step)
     return found
 
   def _forget(self) -> None:
@@ -343,7 +385,7 @@ def _stages(
   return dict(zip(ring, held, strict=True))
 
 
-def _load(runs: Sequence[program_lib.PipelineRun]) -> None:
+def _load(runs: Sequence[PipelineRun]) -> None:
   for run in runs:
     run.segments.load()
 

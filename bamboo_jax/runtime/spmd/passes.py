@@ -67,20 +67,19 @@ class Kept(flax.struct.PyTreeNode):
 
   Attributes:
     saved: `spec.Saved` of each block, arrays [slots, blocks, ...].
-    inputs: Of each block, arrays [slots, blocks, ...].
-    outputs: Output of the last block, which the epilogue reads.
+    values: Inputs of each block, then the output of the last, which the epilogue reads:
+      arrays [slots, blocks + 1, ...].
   """
 
   saved: spec_lib.Saved
-  inputs: base.PyTree
-  outputs: base.PyTree
+  values: base.PyTree
 
 
-class Buffers(flax.struct.PyTreeNode):
-  """Arrays by kind, see `ticks.KINDS`; None for those that are not kept.
+class Arrays(flax.struct.PyTreeNode):
+  """Arrays of a device by kind, see `ticks.KINDS`, and its sums; None without.
 
-  A scan carries those of the device from tick to tick. Those in host memory are what a
-  segment leaves: values sent in each tick, and residuals of redundant passes.
+  A scan carries those in device memory from tick to tick. A segment leaves others in host
+  memory: values sent in each tick, and residuals of redundant passes.
 
   Attributes:
     activations: Inputs of forward passes, received or local.
@@ -90,13 +89,7 @@ class Buffers(flax.struct.PyTreeNode):
   activations: base.PyTree
   gradients: base.PyTree
   residuals: base.PyTree
-
-
-class Carry(flax.struct.PyTreeNode):
-  """What a scan carries from tick to tick."""
-
-  buffers: Buffers
-  sums: Parts
+  sums: base.PyTree = None
 
 
 class Given(flax.struct.PyTreeNode):
@@ -104,13 +97,13 @@ class Given(flax.struct.PyTreeNode):
 
   Attributes:
     batch: The microbatches of its pipeline, arrays [microbatches, ...].
-    numbers: Their indices in the global batch, uint32[microbatches].
+    first: Index of the first one in the global batch, uint32.
     step: uint32.
   """
 
   weights: Parts
   batch: base.PyTree
-  numbers: Any
+  first: Any
   step: Any
 
 
@@ -207,9 +200,8 @@ class StagePasses:
     )
     self._params = programs_lib.copies_of(spec)
     self.activation = spec.model.input_shapes(spec.batch)[layout.first]
-    of_blocks = lambda tree: repeat(tree, layout.count)
-    saved = of_blocks(self._units.blocks.saved)
-    self.kept = Kept(saved, of_blocks(self.activation), self.activation)
+    saved = repeat(self._units.blocks.saved, layout.count)
+    self.kept = Kept(saved, repeat(self.activation, layout.count + 1))
     self.pack = jax.jit(self._pack, static_argnums=(0, 1))
     self.unpack = jax.jit(self._unpack, static_argnums=(0, 1))
 
@@ -239,8 +231,8 @@ class StagePasses:
     return {name: (layers[name].params, layers[name].stats) for name in names if name in layers}
 
   def run_tick(
-      self, given: Given, fetched: Kept | None, state: tuple[Carry, Buffers], row: jax.Array
-  ) -> tuple[tuple[Carry, Buffers], tuple[base.PyTree, base.PyTree]]:
+      self, given: Given, fetched: Kept | None, state: tuple[Arrays, Arrays], row: jax.Array
+  ) -> tuple[tuple[Arrays, Arrays], tuple[base.PyTree, base.PyTree]]:
     """Runs a tick; returns the next `state`, and the values sent to both sides.
 
     Args:
@@ -259,12 +251,11 @@ class StagePasses:
       offload = lambda k, s: _offload(ticks_lib.Pass(*passes[k]), *s)
       # The own pass, if any, is the first, and stays.
       first = jnp.where(ticks_lib.Pass(*passes[0]).host < 0, 1, 0)
-      kept = (host.residuals, carry.buffers.residuals)
-      offloaded, kept = jax.lax.fori_loop(first, num_forwards, offload, kept)
-      host = host.replace(residuals=offloaded)
-      carry = carry.replace(buffers=carry.buffers.replace(residuals=kept))
+      residuals = (host.residuals, carry.residuals)
+      offloaded, kept = jax.lax.fori_loop(first, num_forwards, offload, residuals)
+      host, carry = host.replace(residuals=offloaded), carry.replace(residuals=kept)
 
-    def backward(state: tuple[Carry, base.PyTree], row: jax.Array) -> tuple[Carry, base.PyTree]:
+    def backward(state: tuple[Arrays, base.PyTree], row: jax.Array) -> tuple[Arrays, base.PyTree]:
       fields = row[:-2].reshape(ticks_lib.NUM_FORWARDS + 1, -1)
       return self._run_backward(given, fetched, ticks_lib.Pass(*fields[-1]), state[0])
 
@@ -275,20 +266,19 @@ class StagePasses:
     # results.
     seem = lambda a: jnp.where(row[0] >= -1, a, jnp.zeros_like(a))
     outputs = jax.tree.map(seem, outputs)
-    buffers = carry.buffers.replace(
-        activations=write(carry.buffers.activations, _send(outputs, 1), row[-2]),
-        gradients=write(carry.buffers.gradients, _send(grads, -1), row[-1]),
+    carry = carry.replace(
+        activations=write(carry.activations, _send(outputs, 1), row[-2]),
+        gradients=write(carry.gradients, _send(grads, -1), row[-1]),
     )
-    return (carry.replace(buffers=buffers), host), (outputs, grads)
+    return (carry, host), (outputs, grads)
 
   def _run_forward(
-      self, given: Given, p: ticks_lib.Pass, carry: Carry, sent: base.PyTree
-  ) -> tuple[Carry, base.PyTree]:
+      self, given: Given, p: ticks_lib.Pass, carry: Arrays, sent: base.PyTree
+  ) -> tuple[Arrays, base.PyTree]:
     """Runs a forward pass; changes the carry in place, and returns what to send."""
-    old, first = carry.buffers, self.layout.first_layer(p.stage)
-    data, weights = _find_data(given, p), given.weights
+    first, data, weights = self.layout.first_layer(p.stage), _find_data(given, p), given.weights
     enter = lambda: self._forward("prologue", weights.prologue, None, data, 0)[0]
-    entered = jax.lax.cond(p.stage == 0, enter, lambda: read(old.activations, p.inputs))
+    entered = jax.lax.cond(p.stage == 0, enter, lambda: read(carry.activations, p.inputs))
 
     def run(i: jax.Array, state: base.PyTree) -> base.PyTree:
       inputs, kept = state
@@ -296,41 +286,40 @@ class StagePasses:
       index = first + i * self.layout.period
       outputs, saved = self._forward("blocks", own, inputs, data, index)
       keep = lambda buffer, value: put(buffer, value, p.residual, i)
-      return outputs, kept.replace(saved=keep(kept.saved, saved), inputs=keep(kept.inputs, inputs))
+      return outputs, Kept(keep(kept.saved, saved), keep(kept.values, inputs))
 
-    outputs, kept = jax.lax.fori_loop(0, self._count(p), run, (entered, old.residuals))
-    kept = kept.replace(outputs=put(kept.outputs, outputs, p.residual))
-    activations = write(old.activations, outputs, p.output)
+    outputs, kept = jax.lax.fori_loop(0, self._count(p), run, (entered, carry.residuals))
+    values = put(kept.values, outputs, p.residual, self.layout.count)
+    activations = write(carry.activations, outputs, p.output)
     is_own = p.host < 0  # Outputs of redundant passes are not sent.
     sent = jax.tree.map(lambda new, old: jnp.where(is_own, new, old), outputs, sent)
-    return carry.replace(buffers=old.replace(activations=activations, residuals=kept)), sent
+    return carry.replace(activations=activations, residuals=kept.replace(values=values)), sent
 
   def _run_backward(
-      self, given: Given, fetched: Kept | None, p: ticks_lib.Pass, carry: Carry
-  ) -> tuple[Carry, base.PyTree]:
+      self, given: Given, fetched: Kept | None, p: ticks_lib.Pass, carry: Arrays
+  ) -> tuple[Arrays, base.PyTree]:
     """Runs a backward pass; changes the carry in place, and returns what to send."""
-    buffers, sums = carry.buffers, carry.sums
-    kept, data, weights = buffers.residuals, _find_data(given, p), given.weights
+    kept, sums, data, weights = carry.residuals, carry.sums, _find_data(given, p), given.weights
     if fetched is not None:
       bring = lambda kept, slots: put(
           kept, jax.device_put(read(fetched, slots[0]), jax.memory.Space.Device), slots[1]
       )
       kept, _ = run_if(p.host >= 0, bring, kept, (p.host, p.residual))
-    grad = read(buffers.gradients, p.inputs)
+    grad = read(carry.gradients, p.inputs)
 
     def leave(state: base.PyTree, outputs: base.PyTree) -> base.PyTree:
       index = self.layout.epilogue.start
       _, saved = self._forward("epilogue", weights.epilogue, outputs, data, index)
       return self._backward("epilogue", weights.epilogue, outputs, saved, None, state[1])
 
-    outputs = read(kept.outputs, p.residual)
+    outputs = read(kept.values, p.residual, self.layout.count)
     is_last = p.stage == self.layout.num_stages - 1
     (grad, epilogue), _ = run_if(is_last, leave, (grad, sums.epilogue), outputs)
 
     def run(j: jax.Array, state: base.PyTree) -> base.PyTree:
       (grad, total), i = state, self.layout.count - 1 - j
       own = read(weights.blocks, p.hold, i)
-      start, saved = read((kept.inputs, kept.saved), p.residual, i)
+      start, saved = read((kept.values, kept.saved), p.residual, i)
       before = read(total, p.hold, i)
       grad, after = self._backward("blocks", own, start, saved, grad, before)
       return grad, put(total, after, p.hold, i)
@@ -343,8 +332,8 @@ class StagePasses:
       return self._backward("prologue", weights.prologue, None, saved, grad, total)[1]
 
     prologue, _ = run_if(p.stage == 0, enter, sums.prologue, (grad, data[0]))
-    buffers = buffers.replace(gradients=write(buffers.gradients, grad, p.output), residuals=kept)
-    return Carry(buffers, Parts(blocks, prologue, epilogue)), grad
+    sums, gradients = Parts(blocks, prologue, epilogue), write(carry.gradients, grad, p.output)
+    return carry.replace(gradients=gradients, residuals=kept, sums=sums), grad
 
   def _make_unit(self, layers: range, remat: str) -> programs_lib.UnitPrograms:
     first, last = layers.start, layers.stop
@@ -435,8 +424,8 @@ class StagePasses:
 
 
 def _find_data(given: Given, p: ticks_lib.Pass) -> _Data:
-  batch, number = read((given.batch, given.numbers), p.microbatch)
-  return batch, given.step, number
+  number = given.first + jnp.asarray(p.microbatch, jnp.uint32)
+  return read(given.batch, p.microbatch), given.step, number
 
 
 def _offload(p: ticks_lib.Pass, offloaded: Kept, kept: Kept) -> tuple[Kept, Kept]:

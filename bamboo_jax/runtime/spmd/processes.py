@@ -357,7 +357,7 @@ class ProcessRing:
 
 
 class ChildSegments:
-  """Segments that a child runs; see `program.Segments`.
+  """Segments that a child runs; see `program.LocalSegments`.
 
   Args:
     work: Arguments of `_Child.load`; the third is the share.

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
 import os
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -149,21 +149,21 @@ class SegmentProgram:
     self.passes, self.sizes = passes, sizes
     self.mesh = jax.sharding.Mesh(np.array(devices), (passes_lib.STAGE,))
     self.local = [n for n, device in enumerate(devices) if devices_lib.is_local(device)]
-    self.free: list[passes_lib.Buffers] = []
+    self.free: list[passes_lib.Arrays] = []
     spec, count, repeat = passes.spec, sizes.num_microbatches, passes_lib.repeat
     number = jax.ShapeDtypeStruct((), np.uint32)
     batch = {key: spec.batch[key] for key in spec.batch_keys}
     self.given = passes_lib.Given(
-        passes.weights(sizes.num_held), repeat(batch, count), repeat(number, count), number
+        passes.weights(sizes.num_held), repeat(batch, count), number, number
     )
     shapes = {"activations": passes.activation, "gradients": passes.activation}
     shapes["residuals"] = passes.kept
     buffers = {kind: repeat(shapes[kind], slots) for kind, slots in sizes.buffers.items()}
-    self.carry = passes_lib.Carry(passes_lib.Buffers(**buffers), passes.sums(sizes.num_owned))
+    self.carry = passes_lib.Arrays(**buffers, sums=passes.sums(sizes.num_owned))
     optional = lambda shape, count: repeat(shape, count) if count else None
     self.fetched = optional(passes.kept, sizes.num_fetches)
     sent = optional(passes.activation, sizes.keeps * sizes.num_ticks)
-    self.host = passes_lib.Buffers(sent, sent, optional(passes.kept, sizes.num_offloads))
+    self.host = passes_lib.Arrays(sent, sent, optional(passes.kept, sizes.num_offloads))
 
   @functools.cached_property
   def segment(self) -> jax.stages.Compiled:
@@ -187,7 +187,7 @@ class SegmentProgram:
     return jitted.trace(*arguments, *on_host).lower().compile(options)
 
   @functools.cached_property
-  def start(self) -> Callable[[], passes_lib.Carry]:
+  def start(self) -> Callable[[], passes_lib.Arrays]:
     """The compiled program that makes an empty carry."""
     shapes = self._place(self.carry)
     shardings = jax.tree.map(lambda a: a.sharding, shapes)
@@ -226,10 +226,10 @@ class SegmentProgram:
       self,
       given: passes_lib.Given,
       table: jax.Array,
-      carry: passes_lib.Carry,
+      carry: passes_lib.Arrays,
       fetched: passes_lib.Kept | None,
-      host: passes_lib.Buffers,
-  ) -> tuple[passes_lib.Carry, passes_lib.Buffers]:
+      host: passes_lib.Arrays,
+  ) -> tuple[passes_lib.Arrays, passes_lib.Arrays]:
     own = jax.tree.map(lambda a: a[0], (given, table, carry, fetched, host))
     given, table, carry, fetched, host = own
     # Written inside of the loop: values stacked by the scan leave host memory.
@@ -251,7 +251,7 @@ class SegmentProgram:
 
 # What a node has when a program continues a step, NumPy arrays [1, ...]: the carry, and
 # residuals in host memory.
-Begin = tuple[passes_lib.Carry, passes_lib.Kept | None]
+Begin = tuple[passes_lib.Arrays, passes_lib.Kept | None]
 
 
 class Left(NamedTuple):
@@ -262,42 +262,12 @@ class Left(NamedTuple):
     host: In host memory, by segment.
   """
 
-  carry: passes_lib.Carry
-  host: Sequence[passes_lib.Buffers]
-
-
-class Segments(Protocol):
-  """The segments of a share of the batch, on local devices."""
-
-  @property
-  def num_segments(self) -> int:
-    """Number of finished segments."""
-    ...
-
-  def load(self) -> None:
-    """Loads the passes; those that were lost begin anew."""
-
-  def start(self) -> None:
-    """Starts the next segment."""
-
-  def finish(self, *, is_lost: bool) -> None:
-    """Blocks until the segment is finished; raises its error.
-
-    With `is_lost`, a node of the pipeline is dead, and the results are discarded.
-    """
-
-  def sums(self, n: int) -> passes_lib.Parts | None:
-    """Returns the sums of the local node at a place, arrays [1, ...]; None if unknown."""
-
-  def read(self, n: int) -> Left | None:
-    """Returns what has been left of the local node at a place, if it is known."""
-
-  def release(self) -> None:
-    """Lets later segments overwrite what these have left on the host."""
+  carry: passes_lib.Arrays
+  host: Sequence[passes_lib.Arrays]
 
 
 class LocalSegments:
-  """Segments of a program that this process runs."""
+  """The segments of a share of the batch that this process runs; see `ChildSegments`."""
 
   def __init__(
       self,
@@ -325,12 +295,14 @@ class LocalSegments:
 
   @property
   def num_segments(self) -> int:
+    """Number of finished segments."""
     return len(self._left.host)
 
   def load(self) -> None:
-    pass
+    """Loads the passes; those that were lost begin anew."""
 
   def start(self) -> None:
+    """Starts the next segment."""
     rows = {n: rows[self.num_segments] for n, rows in self._rows.items()}
     self._pending = self._call(rows, self._left.carry)
 
@@ -340,70 +312,33 @@ class LocalSegments:
     jax.block_until_ready(self._call(idle, self._program.start()))
 
   def finish(self, *, is_lost: bool) -> None:
+    """Blocks until the segment is finished; raises its error.
+
+    With `is_lost`, a node of the pipeline is dead, and the results are discarded.
+    """
     carry, host = jax.block_until_ready(self._pending)
     if not is_lost:
       self._left = Left(carry, (*self._left.host, host))
 
   def release(self) -> None:
+    """Lets later segments overwrite what these have left on the host."""
     self._program.free += self._left.host
     self._left = self._left._replace(host=())
 
-  def sums(self, n: int) -> passes_lib.Parts:
-    sums: passes_lib.Parts = self._program.part(n, self._left.carry.sums)
+  def sums(self, n: int) -> passes_lib.Parts | None:
+    """Returns the sums of the local node at a place, arrays [1, ...]; None if unknown."""
+    sums: passes_lib.Parts | None = self._program.part(n, self._left.carry.sums)
     return sums
 
-  def read(self, n: int) -> Left:
+  def read(self, n: int) -> Left | None:
+    """Returns what has been left of the local node at a place, if it is known."""
     left: Left = self._program.part(n, self._left)
     return left
 
-  def _call(self, rows: Mapping[int, np.ndarray], carry: passes_lib.Carry) -> Any:
+  def _call(self, rows: Mapping[int, np.ndarray], carry: passes_lib.Arrays) -> Any:
     program, table = self._program, {n: row[None] for n, row in rows.items()}
     host = program.free.pop() if program.free else program.host_zeros(program.host)
     return program.segment(self._given, program.put(table), carry, self._fetched, host)
-
-
-@dataclasses.dataclass
-class PipelineRun:
-  """The progress of a pipeline in a step, of one share of the batch.
-
-  Attributes:
-    program: Its shapes.
-    numbers: Microbatches of the share, in the global batch.
-  """
-
-  program: SegmentProgram
-  table: ticks_lib.TickTable
-  segments: Segments
-  owners: tuple[base.NodeId, ...]
-  numbers: Sequence[int]
-
-  @property
-  def nodes(self) -> tuple[base.NodeId, ...]:
-    """The nodes along the ring."""
-    return tuple(dict.fromkeys(self.owners))
-
-  @property
-  def segment(self) -> Sequence[tuple[ticks_lib.Tick, ...]]:
-    """The ticks of the next segment; none if all are finished."""
-    size = self.program.sizes.num_ticks
-    return self.table.ticks[self.segments.num_segments * size :][:size]
-
-  def dump(self, node: base.NodeId, store: array_store.StepArrays) -> None:
-    """Puts all arrays of a local node but its sums into its store, in NumPy."""
-    n, sizes = self.nodes.index(node), self.program.sizes
-    if (left := self.segments.read(n)) is None:
-      return
-    num_ticks, arrays = len(left.host) * sizes.num_ticks, _arrays_of(store)
-    number = lambda key: (key[0], self.numbers[key[1]])
-    for (kind, key), segment, slot in self.table.find_contents(
-        n, num_ticks, size=sizes.num_ticks, slots=sizes.num_slots
-    ):
-      buffer = getattr(left.carry.buffers if segment is None else left.host[segment], kind)
-      value = jax.tree.map(lambda a, slot=slot: np.asarray(a)[0, slot], buffer)
-      arrays[kind][number(key)] = value
-    store.accumulated |= {*map(number, self.table.find_accumulated(n, num_ticks))}
-    for key in store.saved.keys() & store.accumulated:
-      del store.saved[key]
 
 
 def find_rows(table: ticks_lib.TickTable, sizes: Sizes) -> np.ndarray:
@@ -427,13 +362,13 @@ def load(
 ) -> Begin:
   """Returns the arrays of a node's store that the ticks read, in their slots."""
   carry, fetched = host_zeros((program.carry, program.fetched))
-  arrays, fetches = _arrays_of(store), table.fetches(n)
+  arrays, fetches = arrays_of(store), table.fetches(n)
   for kind in ticks_lib.KINDS:
     for key in getattr(table.start[n], kind):
       if kind == "residuals":
         buffer, slot = fetched, fetches[key]
       else:
-        buffer = getattr(carry.buffers, kind)
+        buffer = getattr(carry, kind)
         slot = table.find_slot(n, (kind, key), program.sizes.num_slots)
       value = arrays[kind][key[0], numbers[key[1]]]
       jax.tree.map(lambda a, v, slot=slot: a.__setitem__((0, slot), v), buffer, value)
@@ -442,7 +377,7 @@ def load(
   return carry, fetched
 
 
-def _arrays_of(store: array_store.StepArrays) -> dict[str, dict[ticks_lib.Key, Any]]:
+def arrays_of(store: array_store.StepArrays) -> dict[str, dict[ticks_lib.Key, Any]]:
   """Returns the arrays of a store by kind, see `ticks.KINDS`."""
   arrays = (store.activations, store.grads, store.saved)
   return dict(zip(ticks_lib.KINDS, arrays, strict=True))

@@ -47,7 +47,7 @@ class ProgramTest(absltest.TestCase):
     program = make_program()
     # Where the program begins and ends, what it has been given stays.
     text = program.segment.as_text().split("ENTRY")[0]
-    for array in jax.tree.leaves(program.carry.buffers.residuals):
+    for array in jax.tree.leaves(program.carry.residuals):
       shape = re.escape(str(list(array.shape)).replace(" ", ""))
       self.assertNotEmpty(re.findall(rf"= \w+{shape}\S* \w+", text))
       self.assertEmpty(re.findall(rf"= \w+{shape}\S* copy\(", text))
@@ -68,7 +68,7 @@ class ProgramTest(absltest.TestCase):
       self.assertContainsSubset(loops, find_ancestors(operands, name))
 
   def test_residuals_hold_no_parameters(self):
-    kept = make_program().carry.buffers.residuals.saved.residuals
+    kept = make_program().carry.residuals.saved.residuals
     layers = pipelines.initial_layers(pipelines.make_three().spec)
     params = jax.tree.leaves(layers["block_00.mlp"].params)
     large = {a.shape for a in params if a.ndim > 1}
