@@ -29,7 +29,7 @@ import re
 import shutil
 import sys
 import time
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from bamboo_jax import base
 from bamboo_jax.base import extras
@@ -48,7 +48,8 @@ class ShardEnd(Exception):
   """All jobs of a shard are done: there is nothing to summarise yet."""
 
 
-class Shard(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Shard:
   """Every `count`-th job, from number `index`, which counts from 1."""
 
   index: int

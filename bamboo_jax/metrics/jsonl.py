@@ -15,7 +15,7 @@ import json
 import math
 import os
 import pathlib
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from absl import logging
 
@@ -108,6 +108,23 @@ class MetricsWriter:
       raise OSError(f"Wrote only {written} of {size} bytes to {self.path}.")
 
 
+class Tail:
+  """Reads the lines that are appended to a file after `at` bytes, each once, and whole."""
+
+  def __init__(self, path: pathlib.Path, at: int = 0) -> None:
+    self._path, self._at = path, at
+
+  def read(self) -> bytes:
+    """Returns the lines since the last call, none while there is no file."""
+    if not self._path.exists():
+      return b""
+    with open(self._path, "rb") as file:
+      file.seek(self._at)
+      whole, end, _ = file.read().rpartition(b"\n")
+    self._at += len(whole + end)
+    return whole + end
+
+
 class MetricsReader:
   """Reads lines incrementally, each once; a run may write millions.
 
@@ -117,7 +134,7 @@ class MetricsReader:
 
   def __init__(self, path: str | os.PathLike[str]) -> None:
     self._path = pathlib.Path(path)
-    self._file: BinaryIO | None = None
+    self._tail = Tail(self._path)
     self.life = 0
 
   def read(self) -> tuple[Line, ...]:
@@ -125,26 +142,14 @@ class MetricsReader:
 
     Those of repeated steps are among them, see `fold`. Raises like `read_lines`.
     """
-    if self._file is None:
-      if not self._path.exists():
-        return ()
-      self._file = open(self._path, "rb")
-    begin = self._file.tell()
-    whole, end, _ = self._file.read().rpartition(b"\n")
-    self._file.seek(begin + len(whole + end))
     kept = []
-    for line in _parse_lines(whole + end, self._path):
+    for line in _parse_lines(self._tail.read(), self._path):
       life = line.pop("life", self.life)
       line.pop("member", None)
       if life >= self.life:
         self.life = life
         kept.append(line)
     return tuple(kept)
-
-  def close(self) -> None:
-    """Closes the file."""
-    if self._file is not None:
-      self._file.close()
 
 
 def read_lines(path: str | os.PathLike[str]) -> tuple[Line, ...]:
@@ -153,9 +158,8 @@ def read_lines(path: str | os.PathLike[str]) -> tuple[Line, ...]:
   Raises `OSError` without a file, and `ValueError` for a line without "step",
   except one that was cut off.
   """
-  reader = MetricsReader(path)
-  with open(path, "rb") as reader._file:
-    return fold(reader.read())
+  os.stat(path)  # A reader waits for its file.
+  return fold(MetricsReader(path).read())
 
 
 def fold(lines: Iterable[Line]) -> tuple[Line, ...]:

@@ -10,6 +10,8 @@ import pathlib
 import time
 from typing import Any
 
+from bamboo_jax.metrics import jsonl
+
 FAULT = "fault"
 _FILE = "nodes.jsonl"
 
@@ -25,14 +27,8 @@ class Reader:
   """Reads the lines that are appended from now on, each once."""
 
   def __init__(self, workdir: pathlib.Path) -> None:
-    self._path = workdir / _FILE
-    self._at = self._path.stat().st_size if self._path.exists() else 0
+    path = workdir / _FILE
+    self._tail = jsonl.Tail(path, path.stat().st_size if path.exists() else 0)
 
   def read(self) -> list[dict[str, Any]]:
-    if not self._path.exists():
-      return []
-    with open(self._path, "rb") as file:
-      file.seek(self._at)
-      whole, end, _ = file.read().rpartition(b"\n")
-    self._at += len(whole + end)
-    return [json.loads(line) for line in whole.splitlines()]
+    return [json.loads(line) for line in self._tail.read().splitlines()]

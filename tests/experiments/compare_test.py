@@ -83,25 +83,22 @@ class CompareTest(parameterized.TestCase):
     nodes = float(row["cost_usd_per_hour"]) / usd_per_hour
     self.assertBetween(nodes, 5.0, 6.0)
 
-  def test_a_single_run_has_no_interval(self):
-    one, *several = run(policies=("oobleck+grid",))[0]
-    self.assertEqual((one["value_ci95"], one["throughput_ci95"]), ("", ""))
-    for row in several:
-      self.assertGreater(float(row["value_ci95"]), 0.0)
-
-  @parameterized.parameters(
-      ("study.trace.hazard_per_node_hour", "preemptions per node and hour"),
-      ("study.durations.boot_secs", "study.durations.boot (s)"),
-      ("plan.memory_limit_gib", "plan.memory_limit (GiB)"),
-      ("seed", "seed"),
-  )
-  def test_labels_have_units(self, field, label):
-    self.assertEqual(compare.name_field(field), label)
+  def test_labels_have_units(self):
+    for field, label in (
+        ("study.trace.hazard_per_node_hour", "preemptions per node and hour"),
+        ("study.durations.boot_secs", "study.durations.boot (s)"),
+        ("plan.memory_limit_gib", "plan.memory_limit (GiB)"),
+        ("seed", "seed"),
+    ):
+      self.assertEqual(compare.name_field(field), label)
 
   def test_sweep(self):
     rows, files = run()
     self.assertEqual(files, {"summary.csv", "report.html", "report.json"})
     policies, count = _POLICIES, len(_POLICIES)
+    for i, row in enumerate(rows):  # A single run has no interval.
+      intervals = [row[f"{name}_ci95"] for name in ("value", "throughput")]
+      self.assertEqual([bool(text) for text in intervals], [i >= count] * 2)
     self.assertEqual(
         [(row["setting"], row["num_runs"]) for row in rows[::count]],
         [("", "1"), ("0.05", "2"), ("0.5", "2")],
@@ -122,8 +119,10 @@ class CompareTest(parameterized.TestCase):
       causes = [float(row[f"gap_{cause}_pct"]) for cause in gap.CAUSES]
       self.assertAlmostEqual(sum(causes), float(row["gap_pct"]), places=3)
 
-  def test_the_whole_ladder_is_worth_what_its_parts_are(self):
-    rows, _ = run()
+    self.check_parts(rows)
+
+  def check_parts(self, rows):
+    """The whole ladder is worth what its parts are."""
     value = {(r["policy"], r["setting"]): float(r["value"]) for r in rows}
     for policy, setting in value:
       if policy not in ("on_demand+grid", "sample_dropping+grid"):  # No parts of it.

@@ -17,9 +17,6 @@ class JsonlTest(folders.FolderCase):
   def writing(self, **options):
     return contextlib.closing(jsonl.MetricsWriter(self.path, **options))
 
-  def reader(self):
-    return self.enterContext(contextlib.closing(jsonl.MetricsReader(self.path)))
-
   def _write_run(self):
     with self.writing() as writer:
       for step in (1, 2, 3, 4):
@@ -39,7 +36,7 @@ class JsonlTest(folders.FolderCase):
       )
 
   def test_lines_are_read_as_they_come(self):
-    reader = self.reader()
+    reader = jsonl.MetricsReader(self.path)
     self.assertEqual(reader.read(), ())  # There is no file yet.
     with self.writing() as writer:
       self.assertEqual(reader.read(), ())
@@ -155,7 +152,7 @@ class JsonlTest(folders.FolderCase):
 
   def test_two_lives_write_at_once(self):
     with self.writing(life=1) as old, self.writing(life=2) as new:
-      reader = self.reader()
+      reader = jsonl.MetricsReader(self.path)
       for step in (1, 2, 3):
         old.write_step(step, {"loss": 1.0})
       new.write_event("start", step=1)

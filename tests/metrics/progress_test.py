@@ -153,9 +153,6 @@ class ProgressTest(parameterized.TestCase):
     with self.assertRaises(OSError):  # It tries again.
       full.close()
 
-
-class RedundancyTest(parameterized.TestCase):
-
   def test_measured_beside_planned(self):
     found = dict(mode="eager", overhead=0.0512, coverage=0.75)
     planned = dict(planned_overhead=0.06, planned_coverage=0.7)

@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import functools
 import io
 import json
 
@@ -41,9 +42,6 @@ class PublishedTest(folders.FolderCase):
             ("artifact_on_demand", "", "artifact"),
         ],
     )
-    for row in rows:
-      for name in ("throughput_samples_per_sec", "value", "fatal_failures"):
-        self.assertGreaterEqual(float(row[name]), 0)
     self.assertAlmostEqual(float(rows[4]["value"]), 1.07, delta=0.01)
     self.assertIn("## bamboo (calibrated step times)", out)
     report = json.loads((self.folder / "report.json").read_text())
@@ -76,17 +74,14 @@ class PublishedTest(folders.FolderCase):
     self.assertEqual(rows[0]["value_ci95"], "")  # One seed has no interval.
     self.assertNotIn("published |", out)
 
-  @parameterized.parameters(
-      (bamboo_bert, "GPT2", "did you mean 'GPT-2'"),
-      (oobleck, "GPT3", "Unknown model 'GPT3'; did you mean"),
-  )
-  def test_refuses(self, experiment, model, message):
-    with self.assertRaisesRegex(ValueError, message):
-      self._run(experiment, model)
-
-  def test_parcae_has_no_such_model(self):
-    with self.assertRaisesRegex(ValueError, "'bertt'; did you mean 'bert'"):
-      parcae_config.get_config("bertt")
+  def test_refuses(self):
+    for run, model, message in (
+        (functools.partial(self._run, bamboo_bert), "GPT2", "did you mean 'GPT-2'"),
+        (functools.partial(self._run, oobleck), "GPT3", "Unknown model 'GPT3'; did you mean"),
+        (parcae_config.get_config, "bertt", "'bertt'; did you mean 'bert'"),
+    ):
+      with self.assertRaisesRegex(ValueError, message):
+        run(model)
 
   def test_oobleck_of_a_model_with_notes(self):
     rows, out = self._run(oobleck, "GPT-3-2.7b")

@@ -326,8 +326,7 @@ class Journal:
   def _open(self, step: int, *, begins: bool = False) -> Sequence[jsonl.Line]:
     """Opens the journal after `step`; reads the totals, and returns its lines."""
     reader = jsonl.MetricsReader(self._workdir.metrics)
-    with contextlib.closing(reader):
-      lines = jsonl.fold(reader.read())
+    lines = jsonl.fold(reader.read())
     self._totals = account_lib.last_totals(lines, up_to_step=None if begins else step)
     rates = [unit for line in lines for rate, unit in _RATES.items() if rate in line]
     self._unit = next(iter(rates), self._unit)  # It stays what it was.

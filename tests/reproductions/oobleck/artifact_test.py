@@ -123,21 +123,3 @@ class RulesTest(parameterized.TestCase):
     trace = trace_lib.Trace("made", tuple(events), duration_ms=9**7)
     with self.assertRaisesRegex(ValueError, message):
       artifact.simulate(self.model, "oobleck", trace)
-
-
-class InputsTest(parameterized.TestCase):
-
-  def test_constants(self):
-    bert = _MODELS["BERT-large"]
-    self.assertEqual(bert.restart_ms, 76_000)
-    self.assertEqual(bert.restart_ms_by_nodes[16], 75_000)
-    self.assertEqual(bert.throughput["bamboo"][23], 74.5342)
-    self.assertEqual(_MODELS["GPT-3-6.7b"].step_ms("oobleck", 3), 10**12)
-    self.assertNotIn("bamboo", _MODELS["GPT-3-6.7b"].throughput)
-
-  def test_recorded_trace(self):
-    self.assertLen(_TRACES, 7)
-    ec2 = _TRACES["ec2"]
-    self.assertEqual(sum(e.kind == "remove" for e in ec2.events), 142)
-    self.assertEqual(ec2.num_nodes, 30)
-    self.assertEqual(ec2.duration_ms, 682 * 60_000)
