@@ -62,13 +62,6 @@ _SHADOW = dict(replica=1800, buffer=0, received=600, fetched=0)
 class PartsTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
-      ("1f1b_few", "1f1b", 3, 2, (2, 2, 1)), ("gpipe", "gpipe", 3, 8, (8, 8, 8))
-  )
-  def test_in_flight_bounds(self, schedule, num_stages, num_microbatches, want):
-    got = lines_lib.in_flight_bounds(num_stages, num_microbatches, schedule)
-    self.assertEqual(got, want)
-
-  @parameterized.named_parameters(
       # Stage, first layer, one after the last, then what is expected:
       # parameters, slots, accumulators, residuals, transfers, working memory.
       ("first", 0, 0, 2, (300, 600, 600, 3 * 30, 2 * 5, 60)),

@@ -19,8 +19,6 @@ class HoldingsTest(parameterized.TestCase):
   @parameterized.parameters(
       ("", {}),
       ("0RA2<0", {"activations": [(0, 2)]}),
-      ("1RG2<2", {"gradients": [(1, 2)]}),
-      ("1F2", {"activations": [(1, 2)], "residuals": [(1, 2)]}),
       ("2RF2", {"activations": [(2, 2)], "residuals": [(2, 2)]}),
       # What has been sent is kept.
       ("1F2 1SA2>2", {"activations": [(1, 2)], "residuals": [(1, 2)]}),

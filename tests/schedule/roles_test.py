@@ -4,7 +4,6 @@ import dataclasses
 
 from absl.testing import parameterized
 
-from bamboo_jax import base
 from bamboo_jax.schedule import failover, holdings as holdings_lib
 
 Roles = failover.Roles
@@ -59,19 +58,6 @@ class FailOverTest(parameterized.TestCase):
     roles, held = failover.fail_over(Roles.initial(owners), {}, lost)
     self.assertEqual(roles, Roles(want_owners, want_shadows))
     self.assertEqual(held, dict.fromkeys(want_owners, holdings_lib.NOTHING))
-
-  @parameterized.parameters(
-      ((0, 1, 2), {0, 1}, (1,)),
-      ((0, 1, 2), {0, 2}, (0,)),
-      ((0, 1, 2), {0, 1, 2}, (0, 1, 2)),
-      ((0, 0, 2, 3), {0, 3}, (0, 1)),
-      ((0, 0), {0}, (0, 1)),
-      ((0,), {0}, (0,)),
-  )
-  def test_unrecoverable(self, owners, lost, want):
-    with self.assertRaisesRegex(base.UnrecoverableHereError, ", ".join(map(str, want))) as caught:
-      failover.fail_over(Roles.initial(owners), {}, lost)
-    self.assertEqual(caught.exception.stages, want)
 
   def test_what_is_still_valid(self):
     everything = frozenset((stage, 0) for stage in range(4))

@@ -170,18 +170,6 @@ class RuleTest(parameterized.TestCase):
         },
     )
 
-  @parameterized.parameters(
-      ("none", None),
-      ("lazy", None),
-      ("bubble", (-0.25, 0.0)),
-      ("budget", (-0.25, 0.05)),
-      ("eager", (1.6, 0.0)),
-  )
-  def test_modes(self, mode, want):
-    rules = plan_step(mode, range(2), 2).rules
-    got = {(own.late, round(own.late_ms / own.span_ms, 9)) for own in rules.values()}
-    self.assertEqual(got, {want} if want else set())
-
 
 class PlayedAheadTest(parameterized.TestCase):
 
