@@ -10,7 +10,6 @@ sums connect them.
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 
@@ -49,7 +48,7 @@ class PhaseResults:
   tied: dict[store_lib.Sum, spec_lib.Accumulator] = _empty()
   totals: dict[int, dict[places.Place, spec_lib.Accumulator]] = _empty()
   received: dict[UnitOnNode, spec_lib.Accumulator] = _empty()
-  proposed: dict[UnitOnNode, tuple[spec_lib.LayerState, ...]] = _empty()
+  proposed: dict[UnitOnNode, spec_lib.LayerState] = _empty()
 
 
 class Engine:
@@ -220,7 +219,6 @@ class Engine:
   def wait(self) -> None:
     """Blocks until results and states are ready; raises their errors."""
     results = self.results
-    held: list[dict[Any, base.PyTree]]
-    held = [*results.totals.values(), results.received, results.proposed]
-    jax.block_until_ready([[*one.values()] for one in held])
-    jax.block_until_ready([node.state for node in self.nodes.values()])
+    totals = [[*one.values()] for one in results.totals.values()]
+    states = [node.state for node in self.nodes.values()]
+    jax.block_until_ready((totals, results.received, results.proposed, states))

@@ -215,8 +215,8 @@ class Node:
       num_microbatches: int,
       *,
       donate: bool = True,
-  ) -> tuple[spec_lib.LayerState, ...]:
-    """Returns the states of the layers of a unit after the step.
+  ) -> spec_lib.LayerState:
+    """Returns the state of a unit after the step.
 
     Args:
       total: Final gradients, multiplied by `scale` here.
@@ -224,8 +224,7 @@ class Node:
     """
     old, programs = spec_lib.take(unit, self.state), self.programs.get(unit, self.device)
     scalars = map(self._put, (np.float32(scale), np.float32(num_microbatches)))
-    params = spec_lib.drop_frozen(unit, [layer.params for layer in old])
-    slots = places.move(tuple(layer.slots for layer in old), "device")
+    params, slots = spec_lib.drop_frozen(unit, old.params), places.move(old.slots, "device")
     run = programs.update if donate else programs.propose
     return spec_lib.add_frozen(run(params, slots, total, *scalars), old)
 
@@ -287,7 +286,7 @@ class Node:
   ) -> tuple[base.PyTree, ...]:
     """Runs a forward pass of a unit; in training `numbers` are step and microbatch."""
     spec, programs = unit
-    stats = tuple(layer.stats for layer in spec_lib.take(spec, self.state))
+    stats = tuple(self.state[name].stats for name in spec.names)
     if numbers:
       numbers = (*numbers, self._put_number(spec.first))
     batch = {key: batch[key] for key in spec.batch_keys}
@@ -300,8 +299,7 @@ class Node:
     """Returns the parameters of a unit as passes read them, the same for all of a step."""
     copies = self.store.copies
     if unit.first not in copies:
-      layers = spec_lib.take(unit, self.state)
-      copies[unit.first] = programs.cast(tuple(layer.params for layer in layers))
+      copies[unit.first] = programs.cast(spec_lib.take(unit, self.state).params)
     return copies[unit.first]
 
   def _data(self, stage: base.StageId, microbatch: int) -> tuple[base.PyTree, jax.Array, jax.Array]:

@@ -80,13 +80,13 @@ class StageBench:
 
   def update(self) -> base.PyTree:
     """Runs the optimizer on the sum of the backward passes, and casts."""
-    params, slots = (tuple(getattr(l, f) for l in self._layers) for f in ("params", "slots"))
+    params, slots = self._state.params, self._state.slots
     self._put(self.program("update")(params, slots, self.total, self._one, self._one))
-    return self._layers, self._params
+    return self._state, self._params
 
-  def _put(self, layers: tuple[spec_lib.LayerState, ...]) -> None:
-    self._layers, self._stats = layers, tuple(layer.stats for layer in layers)
-    self._params = self._programs.cast(tuple(layer.params for layer in layers))
+  def _put(self, state: spec_lib.LayerState) -> None:
+    self._state, self._stats = state, state.stats
+    self._params = self._programs.cast(state.params)
 
 
 def time_calls(call: Callable[[], base.PyTree], *, num_repeats: int) -> tuple[float, float]:

@@ -1,16 +1,167 @@
-"""What rows do around each instruction."""
+"""Rows: faults come before instructions, and redundant passes fill waits."""
 
+import time
 import types
 
-from absl.testing import absltest
+from absl.testing import absltest, parameterized
 
 from bamboo_jax.runtime import executor as executor_lib
-from bamboo_jax.schedule import instruction as instruction_lib, timeline as timeline_lib
+from bamboo_jax.runtime.profile import recorder
+from bamboo_jax.runtime.wire import links as links_lib
+from bamboo_jax.schedule import (
+    channel as channel_lib,
+    instruction as instruction_lib,
+    redundancy,
+    rule as rule_lib,
+    timeline as timeline_lib,
+)
+
+Op = instruction_lib.Op
+Instruction = instruction_lib.Instruction
+
+_RECEIVE = Instruction(0, Op.RECV_GRAD, 0, peer=1)
+_FORWARD = Instruction(0, Op.FORWARD, 0)
+_PASSES = [Instruction(1, Op.REDUNDANT_FORWARD, m) for m in range(3)]
+_LONG_MS = 1e9
 
 
-def make_slot(node, microbatch):
-  forward = instruction_lib.Instruction(node, instruction_lib.Op.FORWARD, microbatch)
-  return timeline_lib.Slot(node, forward, microbatch, microbatch + 1.0)
+class Wire:
+  """A transport on which a value arrives after some questions for it."""
+
+  def __init__(self, after):
+    self.after, self.waited = after, []
+
+  def wait(self, node, channel, secs):
+    del node, channel
+    self.waited.append(secs)
+    self.after -= 1
+    return self.after < 0
+
+
+class Node:
+  """A node that notes what it runs; a pass ends when it is waited for."""
+
+  def __init__(self, wire, *, paced_secs=0.0):
+    self.store = types.SimpleNamespace(activations={(0, 0), (0, 1), (0, 2)})
+    self.ran, self.is_free, self.free_secs = [], True, paced_secs
+    self.links = links_lib.Links(wire, None)
+
+  def find_channel(self, instruction):
+    assert instruction == _RECEIVE
+    return channel_lib.Channel("grad", (1, 0), (0,))
+
+  def run(self, instruction):
+    self.ran.append(instruction)
+    self.is_free = instruction.is_transfer
+    return len(self.ran)
+
+  def wait(self):
+    self.is_free = True
+
+
+def make_filling(*, latest_ms=_LONG_MS, span_ms=0.0):
+  own = rule_lib.WaitRule(
+      passes=_PASSES,
+      durations_ms=dict.fromkeys([*_PASSES, _FORWARD], 1.0),
+      latest_ms={_RECEIVE: latest_ms},
+      span_ms=span_ms,
+  )
+  bare = timeline_lib.Timeline((), (0,), 0.0)
+  return redundancy.StepFilling([redundancy.PlannedRows(bare, {0: own}, costs=None)])
+
+
+class FillerTest(parameterized.TestCase):
+
+  def _run(self, node, *row, filling=None, number=0):
+    filler = executor_lib.Filler()
+    filler.plan(filling or make_filling())
+    filler.begin({number: node})
+    done = [run for i in row for run in filler.run(node, i)]
+    return [i for i, _ in done + [run[1:] for run in filler.finish()]]
+
+  @parameterized.parameters(
+      (0, 0),  # It is there already.
+      (1, 1),
+      (3, 2),  # A pass asks twice: while the device is busy, and then.
+      (9, 3),  # There are no more.
+  )
+  def test_until_the_value_arrives(self, after, want):
+    node = Node(Wire(after))
+    self.assertEqual(self._run(node, _RECEIVE), [*_PASSES[:want], _RECEIVE])
+    self.assertEqual(node.ran, [*_PASSES[:want], _RECEIVE])
+
+  def test_nothing_fits(self):
+    node = Node(Wire(9))
+    filling = make_filling(latest_ms=0.0)
+    self.assertEqual(self._run(node, _RECEIVE, filling=filling), [_RECEIVE])
+
+  def test_inputs_have_not_arrived(self):
+    node = Node(Wire(9))
+    node.store.activations = {(0, 1)}
+    self.assertEqual(self._run(node, _RECEIVE), [_PASSES[1], _RECEIVE])
+
+  def test_at_the_end_of_the_row(self):
+    filling = make_filling(latest_ms=0.0, span_ms=_LONG_MS)
+    node = Node(Wire(9))
+    got = self._run(node, _RECEIVE, _FORWARD, filling=filling)
+    self.assertEqual(got, [_RECEIVE, _FORWARD, *_PASSES])
+
+  def test_waits_for_the_device_or_the_value(self):
+    wire = Wire(0)
+    node = Node(wire)
+    got = self._run(node, _FORWARD, _RECEIVE)
+    self.assertEqual(got, [_FORWARD, _RECEIVE])
+    (secs,) = wire.waited
+    self.assertBetween(secs, 0.0, 1e-3)
+
+  def test_a_paced_node_knows_when_it_is_free(self):
+    wire = Wire(0)
+    node = Node(wire, paced_secs=float("inf"))
+    self._run(node, _FORWARD, _RECEIVE)
+    self.assertEqual(wire.waited, [float("inf")])
+
+  def test_a_spare_fills_nothing(self):
+    node = Node(Wire(9))
+    self.assertEqual(self._run(node, _RECEIVE, number=7), [_RECEIVE])
+
+  def test_not_after_a_death(self):
+    node = Node(Wire(9))
+    filler = executor_lib.Filler()
+    filler.plan(make_filling())
+    filler.plan(None)
+    filler.begin({0: node})
+    self.assertEqual([i for i, _ in filler.run(node, _RECEIVE)], [_RECEIVE])
+    self.assertEmpty(filler.ran([]))
+
+  def test_learns_from_steps(self):
+    filler = executor_lib.Filler()
+    for stretch, want in ((3.0, 3.0), (1.1, 1.1), (1.0, 1.0), (0.9, 1.0)):
+      filler.learn(stretch)
+      self.assertEqual(filler.stretch, want)
+    for _ in range(redundancy.NUM_STEPS):
+      filler.learn(2.0)
+    self.assertEqual(filler.stretch, 2.0)
+
+  def test_what_has_run(self):
+    filler = executor_lib.Filler()
+    filler.plan(make_filling())
+    before = time.perf_counter()
+    filler.begin({0: Node(Wire(9))})
+    start = time.perf_counter()
+    measured = [
+        recorder.MeasuredInstruction(node, i, start + since, start + until)
+        for node, i, since, until in (
+            (0, _FORWARD, 1.0, 1.5),
+            (0, _PASSES[0], 1.5, 1.75),
+            (0, _RECEIVE, 1.75, 2.0),
+            (1, _FORWARD, 1.0, 2.0),
+        )
+    ]
+    (ran,) = filler.ran(measured).values()
+    self.assertEqual(ran.microseconds, (500_000,))
+    self.assertEqual(ran.filled, ((1, 1, 0, 250_000),))
+    late = round(1e6 * (start - before)) + 1
+    self.assertBetween(ran.span, 1_500_000, 1_500_000 + late)
 
 
 class RowsTest(absltest.TestCase):
@@ -18,14 +169,21 @@ class RowsTest(absltest.TestCase):
   def test_faults_and_losses_come_before_each_local_instruction(self):
     said = []
     node = types.SimpleNamespace(run=lambda i: said.append(f"run {i}"))
-    engine = types.SimpleNamespace(
-        nodes={1: node}, clock=types.SimpleNamespace(catch_up=lambda: None)
-    )
+    clock = types.SimpleNamespace(catch_up=lambda: None)
+    engine = types.SimpleNamespace(nodes={1: node}, clock=clock)
     members = types.SimpleNamespace(check=lambda: said.append("check"))
     recorder = types.SimpleNamespace(add=lambda node, i, _: said.append(f"{i}"))
     rows = executor_lib.RowsExecutor(engine, members)
-    slots = tuple(make_slot(n, m) for n in (0, 1) for m in (0, 1))
-    rows.plan([timeline_lib.Timeline(slots, (0, 1), 2.0)])
+    slots = [
+        timeline_lib.Slot(n, Instruction(n, Op.FORWARD, m), m, m + 1.0)
+        for n in (0, 1)
+        for m in (0, 1)
+    ]
+    rows.plan([timeline_lib.Timeline(tuple(slots), (0, 1), 2.0)])
     rows.compute(lambda n: said.append(f"strike {n}"), recorder)
     one = lambda i: ["strike 1", "check", f"run {i}", i, "check"]
     self.assertEqual(said, one("1F0") + one("1F1"))
+
+
+if __name__ == "__main__":
+  absltest.main()

@@ -46,26 +46,21 @@ class RoundingTest(parameterized.TestCase):
     self.assertEqual(found[key or f"environment.{variable}"], want)
 
   @parameterized.parameters(
-      ("jax_default_matmul_precision", "highest"), ("jax_threefry_partitionable", False)
+      ("jax_default_matmul_precision", "highest"),
+      ("jax_threefry_partitionable", False),
+      ("jax_enable_x64", True, "environment.compiler"),
+      ("jax_default_prng_impl", "rbg", "environment.compiler"),
   )
-  def test_setting_of_jax(self, name, value):
-    before = getattr(jax.config, name)
-    self.addCleanup(jax.config.update, name, before)
-    jax.config.update(name, value)
-    self.assertEqual(rounding.describe()[f"environment.{name}"], value)
+  def test_setting_of_jax(self, name, value, group=None):
+    def find():
+      found = rounding.describe()
+      return found[group][name] if group else found[f"environment.{name}"]
 
-  @parameterized.parameters(
-      ("jax_disable_most_optimizations", True),
-      ("jax_enable_x64", True),
-      ("jax_default_prng_impl", "rbg"),
-      ("jax_softmax_custom_jvp", True),
-  )
-  def test_other_setting_of_jax(self, name, value):
     before = jax.config.values[name]
-    self.assertEqual(rounding.describe()["environment.compiler"][name], before)
+    self.assertEqual(find(), before)
     self.addCleanup(jax.config.update, name, before)
     jax.config.update(name, value)
-    self.assertEqual(rounding.describe()["environment.compiler"][name], value)
+    self.assertEqual(find(), value)
 
   def test_processor(self):
     found = []

@@ -68,9 +68,9 @@ def apply(engine: engine_lib.Engine, scale: float) -> None:
   for number, node in engine.nodes.items():
     for first, unit in engine.units.items():
       if unit.names[0] in node.state:
-        layers = proposed.pop((first, number), None)
-        if layers is None:
+        state = proposed.pop((first, number), None)
+        if state is None:
           total = totals[first, number]
-          layers = node.update(unit, total, scale, engine.num_microbatches)
-        node.state |= zip(unit.names, layers, strict=True)
+          state = node.update(unit, total, scale, engine.num_microbatches)
+        node.state |= spec_lib.by_layer(unit, state)
   engine.move_slots()  # The update needs them on the device.

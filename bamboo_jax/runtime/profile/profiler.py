@@ -213,25 +213,24 @@ def _time_unit(
     times[name].append(ms)
     return result
 
-  layers = spec_lib.take(unit, spec_lib.init_layers(unit))
-  layers = jax.device_put(layers, device, may_alias=False)
+  state = spec_lib.take(unit, spec_lib.init_layers(unit))
+  state = jax.device_put(state, device, may_alias=False)
   inputs, grad = _random(unit.inputs, device), _random(unit.outputs, device)
   facts = ({k: batch[k] for k in unit.batch_keys}, *[np.uint32(0)] * 3)
   facts, scale, token = jax.device_put((facts, np.float32(1), np.zeros((1,), np.int8)), device)
   total = run("zeros", token)
   for _ in range(_WARMUP + num_repeats):
-    params = run("cast", tuple(layer.params for layer in layers))
-    stats = tuple(layer.stats for layer in layers)
-    _, _, saved = run("forward", token, params, stats, inputs, *facts)
+    params = run("cast", state.params)
+    _, _, saved = run("forward", token, params, state.stats, inputs, *facts)
     _, _, total = run("backward", token, params, inputs, saved, grad, total)
     run("norms", total)
-    trained = spec_lib.drop_frozen(unit, [layer.params for layer in layers])
-    new = run("update", trained, tuple(layer.slots for layer in layers), total, scale, scale)
-    layers = spec_lib.add_frozen(new, layers)
+    trained = spec_lib.without_frozen(unit, state)
+    new = run("update", trained.params, trained.slots, total, scale, scale)
+    state = spec_lib.add_frozen(new, state)
   # Each alone: cached leftovers would slow the other passes down.
-  params, stats = programs.cast(tuple(l.params for l in layers)), tuple(l.stats for l in layers)
+  params = programs.cast(state.params)
   for _ in range(_WARMUP + num_repeats):
-    run("redundant", token, params, stats, inputs, *facts)
+    run("redundant", token, params, state.stats, inputs, *facts)
   times["update"] = [*map(operator.add, times["update"], times["cast"])]
   median = lambda name: max(0.0, statistics.median(times[name][_WARMUP:]) - idle)
   compiled = [programs.compile(name, device) for name in ("forward", "backward")]

@@ -47,7 +47,8 @@ class Recorder:
     """
     if node not in self._watches:
       self._watches[node] = _Watch(node)
-    self._watches[node].add(instruction, result)
+    watch = self._watches[node]
+    watch.entries.put((watch.round, instruction, time.perf_counter(), result))
 
   def forget(self, node: base.NodeId) -> None:
     """Drops the unfinished instructions of `node`, which has died.
@@ -57,7 +58,7 @@ class Recorder:
     if node in self._watches:
       watch = self._watches.pop(node)
       watch.is_dead = True
-      watch.end()
+      watch.entries.put(None)
       self._forgotten.append(watch)
 
   def forgive(self) -> None:
@@ -74,18 +75,22 @@ class Recorder:
     Returns all that ran since the last call, node by node.
     """
     for watch in self._watches.values():
-      watch.wait()
-    # Before `take`, so that none ends unseen in between.
+      watch.entries.join()
+      failed, watch.error = watch.error, None
+      if failed is not None and failed[0] == watch.round:
+        raise failed[1]
+    # First, so that none ends unseen in between.
     left = [watch for watch in self._forgotten if watch.thread.is_alive()]
     measured = []
     for watch in [*self._watches.values(), *self._forgotten]:
-      measured += watch.take()
+      found, watch.measured = watch.measured, []
+      measured += found
     self._forgotten = left
     return sorted(measured, key=lambda m: (m.node, m.start_secs, m.end_secs))
 
   def close(self) -> None:
     for watch in self._watches.values():
-      watch.end()
+      watch.entries.put(None)
     for watch in [*self._watches.values(), *self._forgotten]:
       watch.thread.join()
 
@@ -95,48 +100,30 @@ class _Watch:
 
   def __init__(self, node: base.NodeId) -> None:
     self.is_dead = False
-    self._node = node
-    self._entries = queue.Queue[Any]()
-    self._measured: list[MeasuredInstruction] = []
+    self.entries = queue.Queue[Any]()
+    self.measured: list[MeasuredInstruction] = []
     self.round = 0  # Counts calls of `Recorder.forgive`.
-    self._error: tuple[int, Exception] | None = None
-    self.thread = threading.Thread(target=self._watch, name=f"watch-{node}", daemon=True)
+    self.error: tuple[int, Exception] | None = None
+    name = f"watch-{node}"
+    self.thread = threading.Thread(target=self._watch, args=(node,), name=name, daemon=True)
     self.thread.start()
 
-  def add(self, instruction: Instruction, result: Any) -> None:
-    now = time.perf_counter()
-    self._entries.put((self.round, instruction, now, result))
-
-  def wait(self) -> None:
-    self._entries.join()
-    failed, self._error = self._error, None
-    if failed is not None and failed[0] == self.round:
-      raise failed[1]
-
-  def take(self) -> list[MeasuredInstruction]:
-    measured, self._measured = self._measured, []
-    return measured
-
-  def end(self) -> None:
-    self._entries.put(None)
-
-  def _watch(self) -> None:
+  def _watch(self, node: base.NodeId) -> None:
     last = 0.0
-    while (entry := self._entries.get()) is not None:
+    while (entry := self.entries.get()) is not None:
       number, instruction, dispatched, result = entry
       try:
         jax.block_until_ready(result)
-        end = time.perf_counter()
-        start = max(last, dispatched)
+        start, end = max(last, dispatched), time.perf_counter()
         if isinstance(result, node_lib.Paced):
           start, end = result.start_secs, result.end_secs
-        self._measured.append(MeasuredInstruction(self._node, instruction, start, end))
+        self.measured.append(MeasuredInstruction(node, instruction, start, end))
         last = end
-      except Exception as error:  # Raised by `wait`, unless the node died.
+      except Exception as error:  # Raised by `finish`, unless the node died.
         # An error of an older round was forgiven.
-        first = self._error is None or self._error[0] < number
+        first = self.error is None or self.error[0] < number
         if not self.is_dead and first:
-          self._error = number, error
+          self.error = number, error
       finally:
         entry = result = None  # Drops the references to the last results.
-        self._entries.task_done()
+        self.entries.task_done()

@@ -50,7 +50,7 @@ class UnitPrograms:
         -> (done, grad_inputs, accumulator); donates the accumulator
     evaluate(after, params, stats, inputs, batch) -> (done, outputs or loss)
     update(params, slots, total, scale, num_microbatches)
-        -> states of the layers; donates params and slots; all without frozen parameters
+        -> state; donates params and slots; all without frozen parameters
     propose: the same as update, but donates nothing
     norms(total) -> float32 [layers], squared norms of the gradients
     zeros(after) -> accumulator
@@ -70,6 +70,7 @@ class UnitPrograms:
     # Held while one is traced, because `backward` needs results of `forward`.
     self._lock = threading.RLock()
     self._join_vjp: compat.JoinVjp | None = None
+    self._copies: Layers | None = None
     self._compiled: dict[tuple[str, places.Place], jax.stages.Compiled] = {}
     whole, data, state = places.of_any, places.of_data, self._of_state
     self.forward = self._jit("forward", (whole, data, data))
@@ -86,19 +87,19 @@ class UnitPrograms:
 
     `results` find where results lie on a mesh, as the next program expects them.
     """
-    function = getattr(self, f"_{name}")
-    # `keep_unused`: `after` only orders programs.
-    jit = functools.partial(jax.jit, function, donate_argnums=donated, keep_unused=True)
-    if (mesh := self._mesh) is None:
-      return jit()
+    function, mesh = getattr(self, f"_{name}"), self._mesh
 
-    def find() -> Any:
-      shapes = jax.eval_shape(function, *self._find_arguments(name, None))
+    def place(*args: base.PyTree) -> base.PyTree:
+      values = function(*args)
       if callable(results):
-        return results(mesh, shapes)
-      return tuple(place(mesh, part) for place, part in zip(results, shapes, strict=True))
+        where = results(mesh, values)
+      else:
+        where = tuple(find(mesh, part) for find, part in zip(results, values, strict=True))
+      return jax.lax.with_sharding_constraint(values, where)
 
-    return _MeshProgram(lambda: jit(out_shardings=find()))
+    run = place if mesh is not None else function
+    # `keep_unused`: `after` only orders programs.
+    return jax.jit(run, donate_argnums=donated, keep_unused=True)
 
   def cast(self, params: Layers) -> Layers:
     """Returns parameters as passes read them; may be the same arrays."""
@@ -110,15 +111,15 @@ class UnitPrograms:
   @property
   def copies(self) -> Layers:
     """Shapes of the parameters in the dtypes that passes read, see `find_copies`."""
-    # This lock first: threads that trace hold it as they ask for the property,
-    # whose own lock (of Python 3.11) another thread would hold otherwise.
-    with self._lock:
+    with self._lock:  # No other one: threads that trace hold it as they ask.
+      if self._copies is None:
+        self._copies = self._find_copies()
       return self._copies
 
   @functools.cached_property
   def copy_bytes(self) -> int:
     """Size of the arrays that `cast` makes; 0 if passes read the parameters."""
-    params = [layer.params for layer in spec_lib.take(self.unit, self.unit.state)]
+    params = spec_lib.take(self.unit, self.unit.state).params
     pairs = zip(*map(jax.tree.leaves, (self.copies, params)), strict=True)
     return spec_lib.nbytes([c for c, p in pairs if c.dtype != p.dtype])
 
@@ -161,15 +162,13 @@ class UnitPrograms:
     data = lambda tree: put(tree, places.of_data)
     state = lambda tree: put(tree, self._of_state)
     unit, number, scale = self.unit, whole(np.uint32), whole(np.float32)
-    own, total = spec_lib.take(unit, unit.state), state(unit.accumulator)
-    params = tuple(layer.params for layer in own)
-    stats = state(tuple(layer.stats for layer in own))
+    own, total = state(spec_lib.take(unit, unit.state)), state(unit.accumulator)
     token, copies = whole(np.int8, 1), state(self.copies)
     batch = data({k: unit.batch[k] for k in unit.batch_keys})
-    passes = (token, copies, stats, data(unit.inputs), batch)
+    passes = (token, copies, own.stats, data(unit.inputs), batch)
     match name:
       case "cast":
-        return (state(params),)
+        return (own.params,)
       case "forward" | "redundant":
         return (*passes, number, number, number)
       case "backward":
@@ -177,22 +176,19 @@ class UnitPrograms:
       case "evaluate":
         return passes
       case "update" | "propose":
-        trained = state(spec_lib.drop_frozen(unit, params))
-        return (trained, state(tuple(layer.slots for layer in own)), total, scale, scale)
+        return (spec_lib.drop_frozen(unit, own.params), own.slots, total, scale, scale)
       case "norms":
         return (total,)
     return (token,)
 
-  @functools.cached_property
-  def _copies(self) -> Layers:
+  def _find_copies(self) -> Layers:
     unit, own = self.unit, spec_lib.take(self.unit, self.unit.state)
-    params = tuple(layer.params for layer in own)
     if not unit.is_mixed:
-      return params
+      return own.params
     batch = {k: unit.batch[k] for k in unit.batch_keys}
     number = jax.ShapeDtypeStruct((), jnp.uint32)
-    data = (tuple(layer.stats for layer in own), unit.inputs, batch)
-    return find_copies(self._passes, params, unit.outputs, data, number)
+    data = (own.stats, unit.inputs, batch)
+    return find_copies(self._passes, own.params, unit.outputs, data, number)
 
   def _passes(
       self, params: Layers, grad: base.PyTree, data: tuple[base.PyTree, ...], number: jax.Array
@@ -275,19 +271,17 @@ class UnitPrograms:
       total: spec_lib.Accumulator,
       scale: jax.Array,
       num_microbatches: jax.Array,
-  ) -> tuple[spec_lib.LayerState, ...]:
-    shapes = spec_lib.take(self.unit, self.unit.state)
+  ) -> spec_lib.LayerState:
+    like = spec_lib.take(self.unit, self.unit.state).stats
     scaled = lambda g, like: g.reshape(like.shape) * scale
     mean = lambda s, like: (s / num_microbatches).reshape(like.shape)
     layers = []
-    for old, slot, like, grads, stats in zip(
-        params, slots, shapes, total.grads, total.stats, strict=True
-    ):
+    for old, slot, grads in zip(params, slots, total.grads, strict=True):
       grads = jax.tree.map(scaled, grads, old)
       updates, slot = self.unit.optimizer.update(grads, slot, old)
-      new = optax.apply_updates(old, updates)
-      layers.append(spec_lib.LayerState(new, slot, jax.tree.map(mean, stats, like.stats)))
-    return tuple(layers)
+      layers.append((optax.apply_updates(old, updates), slot))
+    new, new_slots = zip(*layers, strict=True)
+    return spec_lib.LayerState(new, new_slots, jax.tree.map(mean, total.stats, like))
 
   _propose = _update
 
@@ -334,25 +328,6 @@ class UnitPrograms:
 
   def _of_state(self, place: places.Place, tree: base.PyTree) -> base.PyTree:
     return places.of_state(place, tree, self.unit.model.name)
-
-
-class _MeshProgram:
-  """A function under `jax.jit` that is made when it is first used."""
-
-  def __init__(self, make: Callable[[], Any]) -> None:
-    self._make, self._jitted = make, None
-
-  def __call__(self, *args: base.PyTree) -> Any:
-    return self._find()(*args)
-
-  def trace(self, *args: base.PyTree) -> jax.stages.Traced:
-    """Traces the function for arguments or their shapes."""
-    return self._find().trace(*args)
-
-  def _find(self) -> Any:
-    if self._jitted is None:  # No lock: it would be held while others wait for this trace.
-      self._jitted = self._make()
-    return self._jitted
 
 
 class Recent(Generic[_T]):

@@ -27,7 +27,9 @@ from bamboo_jax.models import layer as layer_lib, linen, model as model_lib, uni
 
 
 class LayerState(flax.struct.PyTreeNode):
-  """The state of a layer between steps.
+  """The state of a layer between steps, or of a unit.
+
+  Of a unit, each field is a tuple with an entry for each layer.
 
   Attributes:
     params: Parameters, float32.
@@ -226,17 +228,25 @@ def init_layers(
 
 def zero_accumulator(unit: StageSpec) -> Accumulator:
   zeros = lambda a: jnp.zeros(a.shape or (1,), jnp.float32)
-  layers = take(unit, unit.state)
+  state = take(unit, unit.state)
   return Accumulator(
-      grads=jax.tree.map(zeros, drop_frozen(unit, [layer.params for layer in layers])),
-      stats=tuple(jax.tree.map(zeros, layer.stats) for layer in layers),
+      grads=jax.tree.map(zeros, drop_frozen(unit, state.params)),
+      stats=jax.tree.map(zeros, state.stats),
       loss=jnp.zeros((2 + len(unit.metrics),), jnp.float32) if unit.is_last else None,
   )
 
 
-def take(unit: StageSpec, layers: Mapping[str, LayerState]) -> tuple[LayerState, ...]:
+def take(unit: StageSpec, layers: Mapping[str, LayerState]) -> LayerState:
+  """Returns the state of a unit."""
+  own = [layers[name] for name in unit.names]
+  part = lambda field: tuple(getattr(layer, field) for layer in own)
+  return LayerState(part("params"), part("slots"), part("stats"))
+
+
+def by_layer(unit: StageSpec, state: LayerState) -> dict[str, LayerState]:
   """Returns the states of the layers of a unit."""
-  return tuple(layers[name] for name in unit.names)
+  layers = map(LayerState, state.params, state.slots, state.stats)
+  return dict(zip(unit.names, layers, strict=True))
 
 
 def drop_frozen(unit: StageSpec, params: Iterable[base.PyTree]) -> tuple[base.PyTree, ...]:
@@ -248,16 +258,15 @@ def _drop_frozen(layer: linen.LinenLayer, params: base.PyTree) -> dict[str, jax.
   return {k: v for k, v in params.items() if k.startswith(layer.trained)}
 
 
-def without_frozen(unit: StageSpec, layers: Sequence[LayerState]) -> tuple[LayerState, ...]:
-  """Returns the states of the layers of a unit without frozen parameters."""
-  trained = drop_frozen(unit, (layer.params for layer in layers))
-  return tuple(one.replace(params=p) for one, p in zip(layers, trained, strict=True))
+def without_frozen(unit: StageSpec, state: LayerState) -> LayerState:
+  """Returns the state of a unit without frozen parameters."""
+  return state.replace(params=drop_frozen(unit, state.params))
 
 
-def add_frozen(layers: Iterable[LayerState], old: Iterable[LayerState]) -> tuple[LayerState, ...]:
-  """Returns states of layers with the frozen parameters of older ones."""
-  pairs = zip(layers, old, strict=True)
-  return tuple(new.replace(params={**was.params, **new.params}) for new, was in pairs)
+def add_frozen(state: LayerState, old: LayerState) -> LayerState:
+  """Returns the state of a unit with the frozen parameters of an older one."""
+  pairs = zip(state.params, old.params, strict=True)
+  return state.replace(params=tuple({**was, **new} for new, was in pairs))
 
 
 class TiedCopy(NamedTuple):

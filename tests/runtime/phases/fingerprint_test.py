@@ -7,17 +7,7 @@ import numpy as np
 
 from bamboo_jax.runtime.phases import fingerprint
 
-_DTYPES = (
-    "float32",
-    "bfloat16",
-    "float16",
-    "float8_e4m3fn",
-    "int32",
-    "uint8",
-    "int8",
-    "bool",
-    "complex64",
-)
+_DTYPES = "float32 bfloat16 float16 float8_e4m3fn int32 uint8 int8 bool complex64".split()
 
 
 def take(*arrays, device=0):
@@ -87,12 +77,6 @@ class FingerprintTest(parameterized.TestCase):
     self.assertNotEqual(take(a) >> 32, take(b) >> 32)
     self.assertNotEqual(take(a) % 2**32, take(b) % 2**32)
 
-  def test_numbers_that_are_none_have_bits_too(self):
-    quiet = np.array([0x7FC00000], np.uint32).view(np.float32)
-    other = np.array([0x7FC00001], np.uint32).view(np.float32)
-    self.assertEqual(take(quiet), take(quiet.copy()))
-    self.assertNotEqual(take(quiet), take(other))
-
   def test_random_keys(self):
     first, second = jax.random.split(jax.random.key(0))
     self.assertEqual(take(first), take(first))
@@ -102,9 +86,3 @@ class FingerprintTest(parameterized.TestCase):
     shape = jax.ShapeDtypeStruct((1024, 1024), np.float32)
     program = fingerprint.add_up.lower(shape).compile()
     self.assertLess(program.memory_analysis().temp_size_in_bytes, 1 << 12)
-
-  def test_one_program_for_all_arrays_of_a_shape(self):
-    arrays = [np.full((2, 3), i, np.float32) for i in range(9)]
-    fingerprint.add_up.clear_cache()
-    take(*arrays)
-    self.assertEqual(fingerprint.add_up._cache_size(), 1)

@@ -27,7 +27,7 @@ class RecorderTest(parameterized.TestCase):
 
   def drain(self, node):
     """Waits until the thread of a node has seen all."""
-    self.recorder._watches[node]._entries.join()
+    self.recorder._watches[node].entries.join()
 
   def test_measures_in_row_order(self):
     for node in (1, 0, 1):

@@ -2,8 +2,6 @@
 
 import dataclasses
 import itertools
-import threading
-from unittest import mock
 
 from absl.testing import parameterized
 import jax
@@ -48,32 +46,6 @@ def names_of_copies(spec):
       }
       for unit in spec.units
   ]
-
-
-class CopiesTest(parameterized.TestCase):
-
-  def test_one_thread_asks_while_another_traces(self):
-    """Neither waits for the other, though each has a lock of its own."""
-    programs = programs_lib.UnitPrograms(make_spec().units[0])
-    has_begun, take, found = threading.Event(), spec_lib.take, []
-
-    def note(*args):
-      has_begun.set()
-      return take(*args)
-
-    ask = lambda: found.append(programs.copies)
-
-    def trace():
-      with programs._lock:
-        threading.Thread(target=ask, daemon=True).start()
-        has_begun.wait(0.2)  # It does so only without the lock.
-        ask()
-
-    self.enterContext(mock.patch.object(spec_lib, "take", note))
-    tracing = threading.Thread(target=trace, daemon=True)
-    tracing.start()
-    tracing.join(60.0)
-    self.assertNotEmpty(found)
 
 
 class FindCopiesTest(parameterized.TestCase):
@@ -133,26 +105,19 @@ class ProgramsTest(parameterized.TestCase):
     spec = dataclasses.replace(make_spec(name), remat=remat)
     for unit in spec.units:
       programs = programs_lib.UnitPrograms(unit)
-      layers = spec_lib.take(unit, spec_lib.init_layers(unit))
-      params = tuple(layer.params for layer in layers)
+      state = spec_lib.take(unit, spec_lib.init_layers(unit))
+      params, stats = state.params, state.stats
       rng = np.random.default_rng(0)
       random = lambda a, rng=rng: rng.standard_normal(a.shape).astype(a.dtype)
       inputs, grad = jax.tree.map(random, (unit.inputs, unit.outputs))
       batch = {k: pipelines.microbatch(0, 0)[k] for k in unit.batch_keys}
       run = jax.jit(programs._passes)
-      stats = tuple(layer.stats for layer in layers)
       rest = (grad, (stats, inputs, batch), np.uint32(1))
       want = run(params, *rest)
       got = run(programs.cast(params), *rest)
       jax.tree.map(np.testing.assert_array_equal, got, want)
       for a in jax.tree.leaves(got[1][2].grads):
         self.assertEqual(a.dtype, jnp.float32)
-
-  def test_size(self):
-    _, block, head = map(programs_lib.UnitPrograms, make_spec().units)
-    self.assertEqual(head.copy_bytes, 2 * 32 * 16)
-    weights = (3 + 1 + 4 + 4) * 16 * 16
-    self.assertEqual(block.copy_bytes, 2 * (weights + (3 + 1 + 4 + 1) * 16))
 
 
 class StepsTest(parameterized.TestCase):

@@ -161,10 +161,10 @@ class KindsTest(parameterized.TestCase):
   def outputs(self, *, step=0, microbatch=0, index=0, **changes):
     """Returns the output of the embedding in training, with dropout."""
     (unit,) = dataclasses.replace(small.make_spec(), last=1, **changes).units
-    (layer,) = spec_lib.take(unit, spec_lib.init_layers(unit))
+    state = spec_lib.take(unit, spec_lib.init_layers(unit))
     _, outputs, _ = programs_lib.UnitPrograms(unit).forward(
         programs_lib.make_token(),
-        *((layer.params,), (layer.stats,), None, small.microbatch(0, 0)),
+        *(state.params, state.stats, None, small.microbatch(0, 0)),
         *map(np.uint32, (step, microbatch, index)),
     )
     return np.asarray(outputs)

@@ -21,7 +21,7 @@ from bamboo_jax import base
 from bamboo_jax.base import logs as base_logs
 from bamboo_jax.net import identity as identity_lib
 from bamboo_jax.runtime.wire import endpoints, protocol as protocol_lib, transport as transport_lib
-from tests import strangers
+from tests import samples, strangers
 
 _SECRET = b"0123456789abcdef"
 _PATIENCE_SECS = 60.0
@@ -259,6 +259,23 @@ class TransportTest(parameterized.TestCase):
     del second
 
   @parameterized.parameters(*KINDS)
+  def test_a_value_above_4_gib(self, kind):
+    """Takes 9 GiB and half a minute."""
+    if not samples.is_all():
+      self.skipTest("only with --all")
+    size = (4 << 30) + (1 << 20)  # Above the default limit, and above 32 bits.
+    marks = [0, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32, size - 1]
+    value = np.zeros(size, np.uint8)
+    value[marks] = 1
+    first, second = self._make(2, kind)
+    first.send(1, "big", [value])
+    first.send(1, "small", [np.array(7)])  # Waits until the first is there.
+    self.assertGreater(first.waited_secs, 0.0)
+    (got,) = second.receive(0, "big")
+    self.assertEqual((got.nbytes, np.flatnonzero(got).tolist()), (size, marks))
+    self.assertEqual(second.receive(0, "small"), [7])
+
+  @parameterized.parameters(*KINDS)
   def test_a_retraction_is_known_before_later_values(self, kind):
     first, *others = self._make(3, kind)
     for node in (first, *others):
@@ -368,7 +385,6 @@ class TransportTest(parameterized.TestCase):
     self.assertLess(len(logs.output), 20)
 
   @parameterized.named_parameters(
-      ("garbage", b"GET / HTTP/1.1\r\n" * 9, "another version"),
       ("version", protocol_lib.encode(protocol_lib.Frame(0, 0))
        .replace(protocol_lib.MAGIC, b"bjw0"), "'bjw0'"),
       ("no_node", protocol_lib.encode(protocol_lib.Frame(0, 0, meta="me")), "invalid literal"),
