@@ -293,7 +293,7 @@ class StepRunner:
     self.instructions: list[recorder_lib.MeasuredInstruction] = []
     self._slow_down(due.slowed)
     self._delays.begin()
-    self.start_secs = self._last = time.perf_counter()
+    self.start_secs = time.perf_counter()
     self.idle_secs = 0.0
     self._phase_secs = dict.fromkeys(faults_lib.PHASES, 0.0)
     self._engine.begin_step(step, feed, num_microbatches=self._num_microbatches)

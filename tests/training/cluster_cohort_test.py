@@ -11,12 +11,13 @@ from bamboo_jax.cluster import records as records_lib, views
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import nodes as nodes_lib
 from bamboo_jax.runtime.wire import endpoints, transport as transport_lib
-from bamboo_jax.schedule import failover, holdings as holdings_lib
+from bamboo_jax.schedule import channel as channel_lib, failover, holdings as holdings_lib
 from bamboo_jax.training import cohort as cohort_lib
 from bamboo_jax.training.setup import accept
-from tests import folders, layouts, tiny
+from tests import folders, layouts, members, tiny
 
 _PATIENCE_SECS = 20.0
+_LAYOUT = layouts.make_layout((failover.Roles((0, 1)),), ((0,),))
 
 
 class Client:
@@ -88,8 +89,11 @@ class Transport:
   def keep_only(self, nodes, why):
     self.kept.append({*nodes})
 
-  def check(self):
-    pass
+  def set_addresses(self, addresses):
+    self.addresses = addresses
+
+  def connect(self, nodes):
+    self.connected = nodes
 
   def open_waits(self):
     return [3]
@@ -133,8 +137,7 @@ class ClusterCohortTest(parameterized.TestCase):
 
   def test_a_loss_interrupts_and_drops_what_is_kept_for_the_dead(self):
     _, transport, cohort = self.make()
-    members = tuple(views.Member(i, f"n{i}", "a", f"life{i}", "h", 7) for i in (0, 1))
-    said = cohort._lose(views.View(9, members, "n3 is gone"))
+    said = cohort._lose(members.view(9, 0, 1, reason="n3 is gone"))
     self.assertEqual(transport.kept, [{0, 1}])
     self.assertRegex(transport.interrupted, "view 9")
     self.assertEqual(transport.until, 9 << 32)
@@ -148,22 +151,24 @@ class ClusterCohortTest(parameterized.TestCase):
     self.assertEqual(cohort.gather("key", value), {1: value, 4: value})
 
   @parameterized.parameters(
-      ({}, False, False),
-      ({"restart": True}, False, True),
-      (json_lib.to_plain(layouts.make_layout((failover.Roles((0, 1)),), ((0,),))), True, False),
+      ({}, cohort_lib.Start()),
+      ({"restart": True}, cohort_lib.Start(is_restart=True)),
+      (
+          {**json_lib.to_plain(_LAYOUT), "members": [0, 1, 4]},  # One is a spare.
+          cohort_lib.Start(_LAYOUT, frozenset({0, 1, 4})),
+      ),
   )
-  def test_start(self, facts, has_layout, is_restart):
+  def test_start(self, facts, want):
     _, _, cohort = self.make(facts=facts)
-    start = cohort.wait_start()
-    self.assertEqual(start.layout is not None, has_layout)
-    self.assertEqual(start.is_restart, is_restart)
+    self.assertEqual(cohort.wait_start(), want)
 
-  def test_newcomers_know_of_spares(self):
-    layout = layouts.make_layout((failover.Roles((0, 1)),), ((0,),))
-    facts = {**json_lib.to_plain(layout), "members": [0, 1, 4]}
-    _, _, cohort = self.make(facts=facts)
-    start = cohort.wait_start()
-    self.assertEqual((start.layout, start.members), (layout, {0, 1, 4}))
+  def test_collect_addresses(self):
+    _, transport, cohort = self.make()
+    cohort.client = mock.Mock(adopted=members.view(8, 0, 1, 3))
+    said = {0: channel_lib.Begun(address="a"), 1: channel_lib.Begun(waits_for=(7, 3))}
+    cohort.client.collect.return_value = {n: json_lib.to_plain(begun) for n, begun in said.items()}
+    cohort.collect_addresses()
+    self.assertEqual((transport.addresses, transport.connected), ({0: "a", 1: ""}, [0, 3]))
 
   def test_reports(self):
     client, _, cohort = self.make()
