@@ -112,7 +112,7 @@ def run(
     prices_lib.find(one.config.cost)
     for policy in policies:
       _find_choices(policy, one)
-  inputs = sweep_lib.digest_code(config.to_dict())
+  inputs = sweep_lib.digest_code({**config.to_dict(), "policies": policies})
   outcomes = _play_all(_make_jobs(tuple(policies), plays), where, inputs)
   settings: dict[Any, dict[str, list[loop.Outcome]]] = {}
   for policy, found in outcomes.items():

@@ -17,8 +17,6 @@ import platform
 import re
 import shlex
 import subprocess
-import sys
-import sysconfig
 from typing import Any
 
 from bamboo_jax import base
@@ -27,9 +25,9 @@ from bamboo_jax.base import packaged
 _PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 # Beside the package in a clone, and within it once installed.
 _BESIDE = ("benchmarks", "configs", "launch", "reproductions", "tests")
-CODE = [_PACKAGE]
+_CODE = [_PACKAGE]
 if not (_PACKAGE / "launch").is_dir():
-  CODE += [_PACKAGE.parent / name for name in _BESIDE]
+  _CODE += [_PACKAGE.parent / name for name in _BESIDE]
 _LIBRARIES = ("jax", "ml_collections", "numpy", "scipy")
 
 
@@ -57,7 +55,7 @@ def write(
 def versions() -> dict[str, str]:
   """Returns the versions of code and libraries, on which results depend."""
   code = hashlib.sha256()
-  for folder in CODE:
+  for folder in _CODE:
     for path in sorted(folder.rglob("*.py")):
       code.update(f"{path.relative_to(folder)}\n".encode() + path.read_bytes())
   return {
@@ -90,19 +88,13 @@ _MAX_READ_BYTES = 2**26
 _NAMES = re.compile(r"[\w./+-]+[.]\w+|(?<=')[^'\n]+(?=')")  # Perhaps of files.
 
 
-def name_results(jobs: Sequence[str], code: Sequence[pathlib.Path]) -> list[str]:
-  """Returns the name of the result of each job.
-
-  `jobs` describe them, with the version of the `code` in those folders. Loaded
-  modules that are not in it, and files that a job names, count too.
-  """
-  loaded = _digest_loaded(code)
+def name_results(jobs: Sequence[str]) -> list[str]:
+  """Returns the name of the result of each job, which has the content of files that it names."""
   read = functools.cache(_digest_named)
   names = []
   for job in jobs:
     named = itertools.chain.from_iterable(map(read, _NAMES.findall(job)))
-    content = f"{job} {sorted({*loaded, *named})}"
-    names.append(hashlib.sha256(content.encode()).hexdigest())
+    names.append(hashlib.sha256(f"{job} {sorted({*named})}".encode()).hexdigest())
   return names
 
 
@@ -118,17 +110,6 @@ def read_result(path: pathlib.Path) -> Any:
           f"The result {path} is not read: {danger}. Remove it, or name " "another --workdir."
       )
     return pickle.load(file)
-
-
-def _digest_loaded(code: Sequence[pathlib.Path]) -> Sequence[str]:
-  """Returns hashes of the modules of the user's own, such as plug-ins."""
-  paths = sysconfig.get_paths()
-  libraries = (paths[name] for name in ("stdlib", "purelib", "platlib"))
-  known = [*code, *(pathlib.Path(path).resolve() for path in libraries)]
-  files = {getattr(m, "__file__", None) for m in [*sys.modules.values()]}
-  loaded = [pathlib.Path(file).resolve() for file in files if file]
-  own = [p for p in loaded if not any(map(p.is_relative_to, known))]
-  return [_digest(p) for p in own if p.suffix == ".py" and p.is_file()]
 
 
 def _digest_named(name: str) -> Sequence[str]:

@@ -111,9 +111,9 @@ def run(
 
   `function` is a module-level function, as processes import it. Shows the
   number of finished runs (`num_runs` of each job), labelled `describe`; without
-  labels, only on a terminal. A kept result is reused by the same code, the
-  user's too, for an equal job (by its `repr`) with equal `inputs`, if no file
-  that they name has changed.
+  labels, only on a terminal. A kept result is reused by the same code for an
+  equal job (by its `repr`) with equal `inputs`, if no file that they name has
+  changed; `digest_code` are inputs for the user's own code.
 
   Raises:
     ShardEnd: All jobs of the shard are done; none is yielded.
@@ -123,7 +123,7 @@ def run(
   what = f"{provenance.versions()} {function.__module__}.{function.__qualname__} {inputs}"
   files = []
   if where.folder is not None:
-    names = provenance.name_results([f"{what} {job!r}" for job in jobs], provenance.CODE)
+    names = provenance.name_results([f"{what} {job!r}" for job in jobs])
     files = [where.folder / name for name in names]
     if where.folder.is_dir() and (others := {*where.folder.iterdir()} - {*files}):
       print(

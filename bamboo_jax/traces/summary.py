@@ -70,7 +70,11 @@ class TraceSummary:
 
 def summarize(trace: trace_lib.Trace) -> TraceSummary:
   lives_ms = [end_ms - start.time_ms for start, end_ms in trace.lives() if end_ms is not None]
-  losses = list(zone_losses(trace))
+  lost = (
+      collections.Counter(e.zone for e in events if e.kind == "remove")
+      for _, events in trace.instants()
+  )
+  losses = [zones for zones in lost if zones]  # By zone, for each instant with losses.
   live = [count for _, count in trace.live_steps()]
   alive_ms = sum(n * (end - start) for start, end, n in live_spans(trace))
   return TraceSummary(
@@ -83,14 +87,6 @@ def summarize(trace: trace_lib.Trace) -> TraceSummary:
       lifetimes_hours=tuple(ms / trace_lib.MS_PER_HOUR for ms in lives_ms),
       num_notices=sum(event.kind == "notice" for event in trace.events),
   )
-
-
-def zone_losses(trace: trace_lib.Trace) -> Iterator[Mapping[str, int]]:
-  """Yields the nodes lost by zone, for each instant with losses."""
-  for _, events in trace.instants():
-    losses = collections.Counter(e.zone for e in events if e.kind == "remove")
-    if losses:
-      yield losses
 
 
 def live_spans(trace: trace_lib.Trace) -> Iterator[tuple[int, int, int]]:
