@@ -113,28 +113,30 @@ def read_code(name: str) -> str:
 
 
 def read_digits(name: str) -> str:
-  """Returns a table of figures of others beside ours: `FILE`, or `FILE, STEP_TIMES`."""
+  """Returns a table of figures of others beside ours: `FILE`, or `FILE, STEP_TIMES`.
+
+  It has a column for each model, or for each probability of a loss.
+  """
   path, _, kind = name.partition(", ")
-  rows = [*csv.DictReader((_ROOT / path).read_text().splitlines())]
-  if "system" in rows[0]:
-    rows = _spread(rows)
-  rows = [row for row in rows if not kind or row.pop("step_times") == kind]
-  for row in rows:
-    if interval := row.pop("ours_ci95", ""):
-      row["ours"] += f" ± {interval}"
-  lines = [[*rows[0]], ["---"] * len(rows[0]), *([c or "–" for c in row.values()] for row in rows)]
+  table: dict[tuple[str, ...], dict[str, str]] = {}
+  heads: dict[str, None] = {}
+  for row in csv.DictReader((_ROOT / path).read_text().splitlines()):
+    if "system" in row:
+      trace, head, system, *values, note = row.values()
+      keys = {"trace": trace, "system": system}
+      note = "\\*" if note == "scan order" else note
+      cell = " ".join(filter(None, (" / ".join(filter(None, values)), note)))
+    else:
+      step_times, figure, probability, theirs, ours, interval = row.values()
+      if step_times != kind:
+        continue
+      keys, head = {"figure": figure}, f"p = {probability}" if probability else "on demand"
+      cell = f"{theirs or '–'} / {ours}{f' ± {interval}' if interval else ''}"
+    heads[head] = None
+    table.setdefault(tuple(keys.values()), {})[head] = cell
+  lines = [[*keys, *heads], ["---"] * (len(keys) + len(heads))]
+  lines += [[*key, *(cells.get(head, "–") for head in heads)] for key, cells in table.items()]
   return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def _spread(rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
-  """Returns a row for each trace and model, with a column for each system."""
-  found: dict[tuple[str, str], dict[str, str]] = {}
-  for row in rows:
-    trace, model, system, *values, note = row.values()
-    spread = found.setdefault((trace, model), {"trace": trace, "model": model})
-    cell = " / ".join(filter(None, values))
-    spread[system] = " ".join(filter(None, (cell, "\\*" if note == "scan order" else note)))
-  return [*found.values()]
 
 
 def link_pages(text: str) -> str:
