@@ -20,6 +20,7 @@ from typing import Any, TYPE_CHECKING
 from bamboo_jax import base
 from bamboo_jax.base import packaged
 from bamboo_jax.cli import config_check
+from bamboo_jax.cluster import mirror
 from bamboo_jax.metrics import summary as summary_lib
 
 if TYPE_CHECKING:
@@ -70,7 +71,8 @@ def train(
 
   Args:
     config: See `get_config`; it is not changed.
-    workdir: Folder of checkpoints, logs and figures.
+    workdir: Folder of checkpoints, logs and figures; or the URL of a place in a bucket,
+      s3://, gs:// or az://.
     faults: What happens to nodes on purpose: lines such as "5,0/1,3,kill" (in
       step 5, counted from 0, the node of pipeline 0 and stage 1 dies before
       its instruction 3), or a file of them; see `bamboo_jax.faults.faults`.
@@ -102,7 +104,7 @@ def train(
     if isinstance(error.__cause__, base.CallbackError):
       raise error.__cause__.__cause__ or error from None
     raise
-  return summary_lib.read_result(workdir)
+  return summary_lib.read_result(mirror.local(workdir))
 
 
 def plan(config: "ml_collections.ConfigDict") -> "show.PlannedRun":
@@ -163,7 +165,7 @@ def cluster(
     )
     arguments += [f"--{k}={v}" for k, v in given.items() if v is not None]
     _run_command("cluster", arguments)
-  return summary_lib.read_result(workdir)
+  return summary_lib.read_result(mirror.local(workdir))
 
 
 def load(workdir: str | os.PathLike[str], model: "model_lib.Model | None" = None) -> base.PyTree:

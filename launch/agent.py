@@ -3,10 +3,10 @@ r"""The agent of one node: starts its worker and stays in touch with the others.
 bamboo agent --config=quickstart --workdir=/shared/run \
   --name=n0 --zone=a --host=10.0.0.7
 
-One for each node, with the same workdir, which all share; `bamboo cluster` starts
-all of them on one machine. The first SIGTERM announces that the node
-will be preempted: other nodes take over its stages, and it ends with status 143.
-A second one, or SIGINT, ends it at once.
+One for each node, with the same workdir: a folder that all share, or the URL of a
+bucket. `bamboo cluster` starts all of them on one machine. The first SIGTERM
+announces that the node will be preempted: other nodes take over its stages, and it
+ends with status 143. A second one, or SIGINT, ends it at once.
 """
 
 import dataclasses
@@ -19,6 +19,7 @@ from bamboo_jax.cluster import (
     children,
     copies,
     judge,
+    mirror,
     notices as notices_lib,
     records as records_lib,
 )
@@ -54,7 +55,8 @@ def main(flags: AgentFlags) -> None:
   given = flags.node
   logs.use(given.name)
   identity_lib.check_host(given.host, secret=b"of the run")
-  own = dataclasses.replace(given, identity=given.identity.drawn(given.workdir))
+  folder = mirror.take(given.workdir)
+  own = dataclasses.replace(given, identity=given.identity.drawn(folder))
   identity = own.identity.make("agent", given.name, host=given.host)
   records = records_lib.Records(given.workdir, identity.entry_key)
   notices = None
@@ -74,7 +76,7 @@ def main(flags: AgentFlags) -> None:
   with progress_lib.ProgressLine(num_steps=given.config.num_steps) as progress:
     narrator = None
     if flags.progress:
-      narrator = narrator_lib.Narrator(given.workdir, progress)
+      narrator = narrator_lib.Narrator(folder, progress)
     is_complete = node.run(
         *(records, options, identity, spare),
         metrics_port=flags.metrics_port,

@@ -14,9 +14,9 @@ is finished and saved first; a second Ctrl-C or SIGTERM ends all at once.
 
 import dataclasses
 import os
-import pathlib
 
 from bamboo_jax.cli import flagset
+from bamboo_jax.cluster import mirror
 from bamboo_jax.config import Config
 from bamboo_jax.launch import cli, shared
 from bamboo_jax.local_cluster import cluster_run, setup as setup_lib
@@ -31,7 +31,7 @@ class ClusterFlags:
   """A cluster on this machine, and what happens to it."""
 
   config: Config = cli.config("default", "What to train.")
-  workdir: str = shared.workdir()
+  workdir: str = shared.run_workdir()
   nodes: int | None = flagset.flag(
       None,
       "Number of nodes; those the config does not need are spares. With --trace, how many may be "
@@ -93,7 +93,8 @@ def main(flags: ClusterFlags) -> None:
   gpus, fraction = accelerator.find_gpus(os.environ), flags.device_memory_fraction
   accelerator.check_fraction(fraction, num_workers=len(first_zones), gpus=gpus)
   setup = setup_lib.Setup(
-      workdir=pathlib.Path(flags.workdir),
+      workdir=mirror.take(flags.workdir),
+      place=flags.workdir,
       arguments=[
           *flagset.to_argv(flags, "config", "workdir", "faults", "device_memory_fraction"),
           *(f"--config.{name}={value}" for name, value in change.items()),

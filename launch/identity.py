@@ -1,11 +1,12 @@
 """Flags of who a process is in its run, and of the run to look at."""
 
 import dataclasses
+import functools
 import pathlib
 from typing import Any
 
 from bamboo_jax.cli import flagset
-from bamboo_jax.cluster import records as records_lib
+from bamboo_jax.cluster import mirror, records as records_lib
 from bamboo_jax.net import identity as identity_lib
 
 
@@ -23,8 +24,8 @@ class IdentityFlags:
       "from the secret.",
   )
 
-  def drawn(self, workdir: str) -> "IdentityFlags":
-    """Returns the same with a secret, which is drawn if it is not given."""
+  def drawn(self, workdir: pathlib.Path) -> "IdentityFlags":
+    """Returns the same with a secret, which is drawn in a folder if it is not given."""
     if self.secret is not None:
       return self
     return dataclasses.replace(self, secret=identity_lib.draw_secret(workdir))
@@ -43,7 +44,9 @@ class IdentityFlags:
 class ObserverFlags:
   """The run to look at."""
 
-  workdir: str | None = flagset.flag(None, "Of a `bamboo cluster`, or of agents.")
+  workdir: str | None = flagset.flag(
+      None, "Of a `bamboo cluster`, or of agents: a folder, or its URL.", takes_bucket=True
+  )
   secret: str | None = flagset.flag(None, "File of its secret; by default `secret` in --workdir.")
 
   @property
@@ -51,11 +54,16 @@ class ObserverFlags:
     """The name of the run, for people."""
     return pathlib.Path(self.workdir or "").absolute().name
 
+  @functools.cached_property
+  def folder(self) -> pathlib.Path:
+    """The folder with the files of the run: its own, or a copy of those in a bucket."""
+    return mirror.look(self.workdir or "")
+
   def read_secret(self) -> bytes:
     """Returns the secret of the run; `ValueError` without a run."""
     if self.workdir is None:
       raise ValueError("Give the --workdir of a run.")
-    file = pathlib.Path(self.secret or f"{self.workdir}/secret")
+    file = pathlib.Path(self.secret or self.folder / "secret")
     if not self.secret and not file.exists():
       raise ValueError(
           f"No cluster has run in {self.workdir}: there is no {file}, which bamboo cluster and "

@@ -9,10 +9,10 @@ nodes. On several machines, run it on that of the node.
 
 import dataclasses
 import os
-import pathlib
 import signal
 
 from bamboo_jax.cli import flagset
+from bamboo_jax.cluster import mirror
 from bamboo_jax.launch import cli, identity
 from bamboo_jax.local_cluster import inquiry
 from bamboo_jax.report import status
@@ -32,7 +32,7 @@ def main(flags: KillFlags) -> None:
     raise ValueError(
         "Name the --workdir of a run and its nodes: bamboo kill --workdir=runs/cluster n2"
     )
-  workers = inquiry.find_workers(pathlib.Path(flags.observed.workdir) / "logs")
+  workers = inquiry.find_workers(mirror.local(flags.observed.workdir) / "logs")
   if missing := [name for name in flags.names if name not in workers]:
     run = status.read(flags.observed.open(), flags.observed.name)
     hosts = {member.name: member.host for member in run.registered}

@@ -13,7 +13,7 @@ class NodeFlags:
 
   # Name and workdir come first, where `ps` shows them.
   name: str = flagset.flag(None, "Of the node.", is_needed=True)
-  workdir: str = shared.workdir()
+  workdir: str = shared.run_workdir()
   config: Config = cli.config("default", "What to train.")
   host: str = flagset.flag("127.0.0.1", "Where to listen.")
   faults: str | None = flagset.flag(None, "CSV file of faults.")

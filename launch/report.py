@@ -10,10 +10,10 @@ Prints where the time of the nodes went, and dollars, at the prices of the confi
 of each run unless flags override them (docs/guides/cost.md); without an instance
 (`config.cost.instance` or `--instance`) there are no dollars. With `--json` or
 `--csv` prints what the page draws instead. The page is one file that needs
-nothing else: `report.html` in the folder of a run; of several, in columns, in
-this folder. It has losses, throughput, nodes and dollars over time, recoveries,
-and where time went; of a single run that trained also its nodes and the last
-step, as planned and as measured. The run may still be running.
+nothing else: `report.html` in the folder of a run; of several, in columns, or of
+a run in a bucket, in this folder. It has losses, throughput, nodes and dollars over
+time, recoveries, and where time went; of a single run that trained also its nodes
+and the last step, as planned and as measured. The run may still be running.
 
 With `--same` prints `identical` and returns 0 if all runs end in the same state,
 to the bit; otherwise prints the differences and returns 1.
@@ -27,6 +27,7 @@ import sys
 from bamboo_jax import base
 from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.cli import flagset
+from bamboo_jax.cluster import mirror
 from bamboo_jax.launch import cli
 from bamboo_jax.metrics import jsonl, plots, progress
 from bamboo_jax.report import contents, figures
@@ -55,7 +56,9 @@ class PriceFlags:
 class ReportFlags:
   """The runs, and what is told of them."""
 
-  workdirs: tuple[str, ...] = flagset.arguments("Folders of runs.")
+  workdirs: tuple[str, ...] = flagset.arguments(
+      "Folders of runs, or URLs of runs in buckets.", takes_bucket=True
+  )
   out: str | None = flagset.flag(None, "The page.", excludes="json csv")
   json: bool = flagset.flag(False, "Print everything as JSON.", excludes="csv figure_format")
   csv: str | None = flagset.flag(
@@ -72,10 +75,10 @@ class ReportFlags:
 
 def main(flags: ReportFlags) -> None:
   """Reads the files, and prints and writes what they tell."""
-  folders = [pathlib.Path(name) for name in flags.workdirs]
-  if not folders:
+  if not flags.workdirs:
     raise ValueError("Name the workdir of a run: bamboo report runs/cluster")
   with progress.waiting("the files of runs are read"):
+    folders = [mirror.look(name) for name in flags.workdirs]
     report = contents.read(folders, flags.price.given())
   if flags.json:
     print(json.dumps(report))
@@ -91,7 +94,8 @@ def _write(report: contents.Value, folders: list[pathlib.Path], flags: ReportFla
     print(contents.render_table(table, digits=None))
   if runs and not any("price" in row[:1] for row in runs["rows"]):
     print("cost: not known; --instance=NAME says what a node is charged as")
-  here = folders[0] if len(folders) == 1 else pathlib.Path()
+  is_here = len(folders) == 1 and not base.is_bucket(flags.workdirs[0])
+  here = folders[0] if is_here else pathlib.Path()
   path = pathlib.Path(flags.out or here / contents.PAGE)
   base.write_atomically(path, words.render_page(report))
   print(f"report: {path}")

@@ -8,7 +8,7 @@ from typing import Any
 
 from absl import flags
 
-from bamboo_jax import config as config_lib
+from bamboo_jax import base, config as config_lib
 from bamboo_jax.cli import flagset
 from bamboo_jax.experiments import sweep
 from bamboo_jax.metrics import plots
@@ -16,14 +16,25 @@ from bamboo_jax.runtime.executables import program_folder as folder_lib
 from bamboo_jax.training.record import workdir as workdir_lib
 
 
-def workdir(help_text: str = "Where checkpoints and metrics go.") -> Any:
+def workdir(help_text: str = "Where checkpoints and metrics go.", **use: Any) -> Any:
   """Declares `--workdir`, which is needed."""
-  return flagset.flag(None, help_text, is_needed=True)
+  return flagset.flag(None, help_text, is_needed=True, **use)
+
+
+def run_workdir() -> Any:
+  """Declares `--workdir` of a command that trains."""
+  return workdir(
+      "Where checkpoints and metrics go: a folder, or s3://BUCKET/RUN, gs:// or az://.",
+      takes_bucket=True,
+  )
 
 
 def explain_resume() -> str:
   """Returns the hint after an interrupt: how to resume the run in `--workdir`."""
-  saved = workdir_lib.find_saved(flags.FLAGS.workdir) if flags.FLAGS.is_parsed() else 0
+  place = flags.FLAGS.workdir if flags.FLAGS.is_parsed() else ""
+  if base.is_bucket(place):
+    return f"the same command goes on from the last checkpoint in {place}, if there is one"
+  saved = workdir_lib.find_saved(place) if place else 0
   if saved:
     return f"the same command goes on from step {saved}, which is saved"
   return "nothing is saved: the same command starts from the beginning"

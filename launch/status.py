@@ -6,7 +6,8 @@ bamboo status --workdir=runs/cluster --page
 bamboo status --workdir=runs/cluster --stacks
 
 Lists nodes, layout, failures that would be survived now, and times of the last
-recoveries. Reads only files, so it disturbs no worker.
+recoveries. Reads only files, so it disturbs no worker. Of a run in a bucket the page
+has what was put there with the last checkpoint.
 
 `--stacks` shows what the workers of this machine do, and which waits for which.
 It asks each by signals, which disturb no step; they answer in their logs. A
@@ -16,18 +17,20 @@ on each.
 
 import dataclasses
 import json
-import pathlib
 import sys
 import threading
 import time
+from typing import Any
 
+from bamboo_jax import base
 from bamboo_jax.cli import flagset
-from bamboo_jax.cluster import records as records_lib
+from bamboo_jax.cluster import mirror, records as records_lib
 from bamboo_jax.launch import cli, identity, shared
 from bamboo_jax.local_cluster import inquiry
 from bamboo_jax.report import status
 from bamboo_jax.report.live import feed as feed_lib, server
 
+_FETCH_SECS = 5.0  # Between two looks at a bucket.
 _CLEAR = "\033[H\033[2J"  # Of a terminal.
 
 
@@ -55,7 +58,7 @@ def main(flags: StatusFlags) -> None:
     return
   observed, name = flags.observed, flags.observed.name
   records = observed.open()
-  feed = feed_lib.Feed(pathlib.Path(observed.workdir or ""), records, name=name)
+  feed = _Feed(observed, records)
   if flags.json:
     print(json.dumps(feed.read()))
   elif (port := flags.page.port) is not None:
@@ -68,10 +71,31 @@ def main(flags: StatusFlags) -> None:
     _show(records, name, watches=flags.watch)
 
 
+class _Feed:
+  """Reads a run as `feed.Feed`; files of a bucket are fetched again once there are others."""
+
+  def __init__(self, observed: identity.ObserverFlags, records: records_lib.Records) -> None:
+    self._folder, self._records, self._name = observed.folder, records, observed.name
+    self._mirror, place = None, observed.workdir or ""
+    if base.is_bucket(place):
+      self._mirror = mirror.Mirror(place, self._folder)
+    self._feed, self._due_secs = self._open(), 0.0
+
+  def read(self) -> dict[str, Any]:
+    if self._mirror is not None and time.monotonic() > self._due_secs:
+      self._due_secs = time.monotonic() + _FETCH_SECS
+      if self._mirror.pull():
+        self._feed = self._open()
+    return self._feed.read()
+
+  def _open(self) -> feed_lib.Feed:
+    return feed_lib.Feed(self._folder, self._records, name=self._name)
+
+
 def _ask(workdir: str | None) -> None:
   if workdir is None:
     raise ValueError("The flag --workdir is needed, with --stacks.")
-  logs = pathlib.Path(workdir) / "logs"
+  logs = mirror.local(workdir) / "logs"
   if not (workers := inquiry.find_workers(logs)):
     raise ValueError(f"No worker of {workdir} runs on this machine.")
   for line in inquiry.render(inquiry.ask(workers, logs)):

@@ -26,7 +26,7 @@ class TrainFlags:
   """A run in this process."""
 
   config: Config = cli.config("default", "What to train.")
-  workdir: str = shared.workdir()
+  workdir: str = shared.run_workdir()
   stop_at: int | None = flagset.flag(
       None,
       "Return right after this many steps are committed, without waiting for a checkpoint in "

@@ -19,7 +19,7 @@ from absl import app, logging
 from bamboo_jax import base
 from bamboo_jax.base import logs
 from bamboo_jax.cli import command, flagset
-from bamboo_jax.cluster import children
+from bamboo_jax.cluster import children, mirror
 from bamboo_jax.launch import node, shared
 from bamboo_jax.runtime import accelerator
 
@@ -52,7 +52,7 @@ def _train(flags: node.NodeFlags, argv: Sequence[str]) -> None:
 
   folder = flags.program_cache
   if folder is None:
-    folder = os.path.join(flags.workdir, "programs")
+    folder = str(mirror.local(flags.workdir) / "programs")
   programs = shared.use_program_cache(folder)
   run.train_in_cluster(
       flags.config,

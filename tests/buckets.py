@@ -16,6 +16,7 @@ import functools
 import http.client
 import http.server
 import logging
+import re
 import threading
 import time
 from typing import NamedTuple
@@ -77,7 +78,10 @@ class FakeGcs:
           del self._objects[key]
           return Answer(204)
         case "GET" if generation:
-          pass
+          if found := re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers.get("range", "")):
+            piece = content[int(found[1]) : int(found[2]) + 1]
+            part = {"content-range": f"bytes {found[1]}-{found[2]}/{len(content)}"}
+            return Answer(206, {**_tags(generation), **part}, piece)
         case _:
           return Answer(404)
     return Answer(200, _tags(generation), content)
@@ -126,13 +130,14 @@ class Front:
   Attributes:
     bucket: Its name.
     ignores_conditions: Whether writes are done whatever their condition.
-    is_read_only: Whether writes are refused.
+    refusal: Status and code of the answer to all writes; None: they are done.
     counts: Requests so far, by method.
   """
 
   def __init__(self, bucket: str, server: FakeGcs | Forward) -> None:
     self.bucket, self._origin = bucket, server
-    self.ignores_conditions = self.is_read_only = False
+    self.ignores_conditions = False
+    self.refusal: tuple[int, str] | None = None
     self.counts: collections.Counter[str] = collections.Counter()
     self._faults: dict[str, collections.deque[str]] = collections.defaultdict(collections.deque)
     self._always = ""  # Of writes.
@@ -214,8 +219,9 @@ class Front:
 
   def _answer(self, request: Request, fault: str) -> Answer | None:
     """Returns the answer, None if the connection is to be closed without one."""
-    if self.is_read_only and request.method != "GET":
-      return Answer(403, {}, b"<Error><Code>AccessDenied</Code></Error>")
+    if self.refusal and request.method != "GET":
+      status, code = self.refusal
+      return Answer(status, {}, f"<?xml?>\n<Error><Code>{code}</Code></Error>".encode())
     if self.ignores_conditions:
       others = {k: v for k, v in request.headers.items() if k not in _CONDITIONS}
       request = request._replace(headers=others)

@@ -41,8 +41,10 @@ from bamboo_jax.base.errors import (
 )
 from bamboo_jax.base.files import (
     ask_again,
+    find_cache,
     find_danger,
     find_full,
+    is_bucket,
     lock_folder,
     open_lock,
     refuse_url,

@@ -21,6 +21,7 @@ _LOCK = ".lock"
 _PATIENCE_SECS = 30.0  # Retries after errors of a shared folder.
 _RETRY_SECS = 0.1
 _LEAST_FREE_BYTES = 1 << 16
+_BUCKETS = ("s3://", "gs://", "az://")
 _T = TypeVar("_T")
 
 
@@ -98,13 +99,29 @@ def find_danger(status: os.stat_result) -> str | None:
   return None
 
 
-def refuse_url(what: str, path: str | os.PathLike[str]) -> None:
-  """Raises `ValueError` if `path`, the value of `what`, is a URL: it would name a local folder."""
-  if re.match(r"\w+://", os.fspath(path)):
-    raise ValueError(
-        f"{what}={os.fspath(path)!r} is a URL, must be a path; a cluster needs a folder that all "
-        "of its machines mount."
-    )
+def refuse_url(what: str, path: str | os.PathLike[str], *, takes_bucket: bool = False) -> None:
+  """Raises `ValueError` if `path`, the value of `what`, is a URL: it would name a local folder.
+
+  That of a bucket is accepted if it `takes_bucket`.
+  """
+  if re.match(r"\w+://", os.fspath(path)) and not (takes_bucket and is_bucket(path)):
+    must = f"{', '.join(_BUCKETS)} or a path" if takes_bucket else "a path"
+    raise ValueError(f"{what}={os.fspath(path)!r} is a URL, must be {must}.")
+
+
+def is_bucket(path: str | os.PathLike[str]) -> bool:
+  """Returns whether this is the URL of a place in a bucket, and not a path."""
+  return os.fspath(path).startswith(_BUCKETS)
+
+
+def find_cache(name: str) -> str:
+  """Returns a folder of the package in the user's cache; "" if there is no home folder."""
+  cache = os.environ.get("XDG_CACHE_HOME")
+  try:
+    root = pathlib.Path(cache) if cache else pathlib.Path.home() / ".cache"
+  except RuntimeError:
+    return ""
+  return str(root / "bamboo_jax" / name)
 
 
 def write_atomically(

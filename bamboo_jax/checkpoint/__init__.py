@@ -8,6 +8,7 @@ the newest complete checkpoint as it was.
   parts       the division of work, and the reports of members (pure)
   identity    whether a checkpoint is of this run
   folder      all checkpoints of a run: keeps the newest, removes the rest
+  places      where they are: in a folder, or in a bucket
   manifest    names and contents of checkpoints; fsync
   contents    arrays of a checkpoint: writes a part, reads layers, finds damage
   orbax_item  arrays of layers in one directory, by Orbax

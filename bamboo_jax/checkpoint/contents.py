@@ -24,9 +24,12 @@ class CheckpointContents(NamedTuple):
 
 
 def read(
-    file: pathlib.Path, like: Mapping[str, spec_lib.LayerState], names: Sequence[str]
+    file: pathlib.Path,
+    manifest: manifest_lib.Manifest,
+    like: Mapping[str, spec_lib.LayerState],
+    names: Sequence[str],
 ) -> CheckpointContents:
-  """Reads some layers of the checkpoint with the manifest `file`, those in `names`.
+  """Reads some layers of the checkpoint with the manifest in `file`, those in `names`.
 
   `like` has all layers of the model, with arrays or shapes as leaves. The
   result has the same structure, with numpy arrays of the same dtypes.
@@ -35,7 +38,6 @@ def read(
   `base.CheckpointError` if it is temporarily unreadable, or of another model or
   optimizer; names the first layer that differs.
   """
-  manifest = manifest_lib.read_manifest(file)
   _check_layers(file, manifest, like)
   arrays = read_arrays(file, manifest, names)
   states = {name: layer_arrays.restore_layer(arrays[name], like[name]) for name in names}

@@ -26,6 +26,7 @@ from bamboo_jax.checkpoint import (
     digest,
     manifest as manifest_lib,
     orbax_item,
+    places,
 )
 from bamboo_jax.runtime.stage import spec as spec_lib
 
@@ -34,23 +35,31 @@ _FROZEN = "frozen"
 
 
 class CheckpointFolder:
-  """The folder `path`, made if needed; keeps `keep` complete checkpoints.
+  """The checkpoints in the folder `path`, made if needed, or at `url`; keeps `keep` complete ones.
 
   `check_fence` raises `base.FencedError` if this process must not write any
-  more. Raises `base.CheckpointError` if the folder cannot be used.
+  more. Raises `base.CheckpointError` if the place cannot be used.
 
   Attributes:
+    path: The folder; with a URL it has only what is being written or read.
+    place: Where they are.
     attempt: The greatest number of a save that this process knows of.
   """
 
   def __init__(
-      self, path: str | os.PathLike[str], *, keep: int, check_fence: Callable[[], None]
+      self,
+      path: str | os.PathLike[str],
+      *,
+      keep: int,
+      check_fence: Callable[[], None],
+      url: str = "",
   ) -> None:
     if keep < 1:
       raise ValueError(f"keep must be at least 1, got {keep}.")
     self.path = pathlib.Path(path).absolute()
+    self.place = places.open_place(self.path, url)
     self.attempt = 0
-    self._keep = keep
+    self._keep = max(keep, self.place.least_kept)
     self._check_fence = check_fence
     self._passed_over: set[CheckpointName] = set()  # Damaged, or of steps that are done again.
     try:
@@ -58,7 +67,7 @@ class CheckpointFolder:
       self._find()
     except OSError as error:
       raise base.CheckpointError(
-          f"Cannot keep checkpoints in {self.path}: {orbax_item.describe_error(error)}."
+          f"Cannot keep checkpoints in {self.place.where}: {orbax_item.describe_error(error)}."
       ) from error
 
   def steps(self) -> tuple[base.StepId, ...]:
@@ -80,12 +89,16 @@ class CheckpointFolder:
     for name in reversed(self._find()):
       if name.step == step and name not in self._passed_over:
         try:
-          return contents.read(self.path / name.file, like, names)
+          manifest = self.place.read(name)
+          with self.place.having(manifest, manifest.find_items(names)) as root:
+            return contents.read(root / name.file, manifest, like, names)
         except base.DamagedCheckpointError as error:
           self._passed_over.add(name)
           logging.warning("%s It is left as it is; an older one is used.", error)
           raise
-    raise base.DamagedCheckpointError(f"There is no checkpoint of step {step} in {self.path}.")
+    raise base.DamagedCheckpointError(
+        f"There is no checkpoint of step {step} in {self.place.where}."
+    )
 
   def pass_over(self, after: base.StepId) -> None:
     """Uses no checkpoint after a step any more: training begins again from there."""
@@ -115,10 +128,10 @@ class CheckpointFolder:
       self._check_space(layers)
       path.parent.mkdir(parents=True, exist_ok=True)
       orbax_item.write_item(path, layers)
-      files = manifest_lib.sync_files(self.path, where)
+      files = self.place.keep(where)
     except (OSError, ValueError):
-      for left in (path, *path.parent.glob(f"{item}.*")):  # Makes room.
-        self._remove(left)
+      for left in (where, f"{where}.*"):  # Makes room.
+        places.LocalPlace(self.path).remove(left)
       raise
     entries = {
         layer: manifest_lib.LayerEntry(where, digest.sha256(arrays), layer_arrays.specs_of(arrays))
@@ -135,40 +148,37 @@ class CheckpointFolder:
 
     Raises `OSError`, or `base.FencedError`.
     """
-    if problem := manifest_lib.find_problem(self.path, manifest.files):
-      raise OSError(errno.ENOENT, f"{problem}; all nodes need a folder that they share")
-    made = self.path / f"{name.step}/{name.save}/manifest.json"
-    manifest_lib.write_manifest(made, manifest)
-    self._check_fence()
-    made.rename(self.path / name.file)
-    manifest_lib.sync(self.path)
+    self.place.complete(name, manifest, self._check_fence)
     if keeps:
       return
-    kept = self._complete()[-self._keep :]
-    for old in self._find():
-      if kept and old < kept[0][0]:  # None are if they cannot be read now.
-        self._check_fence()
-        for path in (self.path / old.file, *self.path.glob(f"{old.step}/node*")):
-          self._remove(path)
-    self.remove_unfinished(name)
+    try:
+      kept = self._complete()[-self._keep :]
+      for old in self._find():
+        if kept and old < kept[0][0]:  # None are if they cannot be read now.
+          self._check_fence()
+          self.place.remove(old.file)
+          if not old.incarnation:
+            self.place.remove(f"{old.step}/node*")
+      self.remove_unfinished(name)
+    except OSError as error:  # The next save removes them.
+      logging.warning("Cannot remove old checkpoints: %s.", orbax_item.describe_error(error))
 
   def remove_unfinished(self, before: CheckpointName) -> None:
     """Removes what earlier saves have left and no checkpoint has; warns if it cannot."""
     used = set[str]()
     for name in self._find():
       try:
-        frozen = manifest_lib.read_manifest(self.path / name.file).frozen.values()
+        frozen = self.place.read(name).frozen.values()
       except base.CheckpointError:
         return  # Maybe others see all of its files: what it needs is not known now.
       used |= {f"{name.step}/{name.save}", *(e.item.rpartition("/")[0] for e in frozen)}
-    for path in self.path.glob("*/v*"):
-      left = CheckpointName.parse(f"{before.step}.{path.name}")
-      if left and left < before and f"{path.parent.name}/{path.name}" not in used:
-        self._remove(path)
+    for path in self.place.find_saves() - used:
+      left = CheckpointName.parse(f"{before.step}.{path.rpartition('/')[2]}")
+      if left and left < before:
+        self.place.remove(path)
 
   def _find(self) -> list[CheckpointName]:
-    self.path.mkdir(exist_ok=True)  # Not its parent, whose mount may be away.
-    names = manifest_lib.find(self.path)
+    names = self.place.find()
     self.attempt = max([self.attempt, *(name.attempt for name in names)])
     return names
 
@@ -183,7 +193,7 @@ class CheckpointFolder:
       if name in self._passed_over or (found and name.step >= found[-1][0].step):
         continue
       try:
-        found.append((name, manifest_lib.read_manifest(self.path / name.file)))
+        found.append((name, self.place.read(name)))
       except base.CheckpointError as error:
         if not found:
           logging.warning("%s", error)
@@ -203,14 +213,3 @@ class CheckpointFolder:
           f"{os.strerror(errno.ENOSPC)}: {needed / 1e6:,.1f} MB needed, "
           f"{free / 1e6:,.1f} MB free",
       )
-
-  def _remove(self, path: pathlib.Path) -> None:
-    """Removes a file, or a directory and those that become empty; warns if it cannot."""
-    try:
-      shutil.rmtree(path) if path.is_dir() else path.unlink()
-      for parent in path.relative_to(self.path).parents[:-1]:
-        (self.path / parent).rmdir()
-    except OSError as error:
-      # Other processes may remove it too, or have items there.
-      if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
-        logging.warning("Cannot remove %s: %s.", path, orbax_item.describe_error(error))

@@ -5,9 +5,10 @@ written last: a checkpoint without one, or with other sizes of files, is incompl
 Paths in it begin where it is.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import operator
@@ -100,6 +101,11 @@ class Manifest:
     parts = (self.layers, self.frozen)
     return {name: spec for p in parts if layer in p for name, spec in p[layer].arrays.items()}
 
+  def find_items(self, layers: Collection[str]) -> list[str]:
+    """Returns the directories with arrays of some layers."""
+    parts = (self.layers, self.frozen)
+    return sorted({p[layer].item for p in parts for layer in layers if layer in p})
+
 
 def find(folder: pathlib.Path) -> list[CheckpointName]:
   """Returns the names of the checkpoints in a folder, oldest first; raises `OSError`."""
@@ -146,33 +152,54 @@ def write_manifest(file: pathlib.Path, manifest: Manifest) -> None:
 
   All other files must be on disk. Raises `OSError`.
   """
-  content = {"format": _FORMAT} | json_lib.to_plain(manifest)
-  content["sha256"] = _sha256(content)
-  base.write_atomically(file, json.dumps(content, indent=1) + "\n")
+  base.write_atomically(file, render(manifest))
   sync(file.parent)
 
 
+def render(manifest: Manifest) -> bytes:
+  """Returns the content of the file of a manifest."""
+  content = {"format": _FORMAT} | json_lib.to_plain(manifest)
+  content["sha256"] = _sha256(content)
+  return f"{json.dumps(content, indent=1)}\n".encode()
+
+
 def read_manifest(file: pathlib.Path) -> Manifest:
-  """Returns the manifest of a checkpoint.
+  """Returns the manifest of a checkpoint, whose files are in the same folder.
 
   Raises `base.DamagedCheckpointError`, which says why it is not complete, or
   `base.CheckpointError` if the folder is temporarily unreadable.
   """
-  cannot = f"Cannot use checkpoint {file}"
+  content, problem = None, None
   try:
-    manifest = _parse(file.read_bytes())
-    problem = find_problem(file.parent, manifest.files)
-    if not re.match(rf"{manifest.step}\b", file.parent.name if file.name == _FORMER else file.name):
-      problem = f"it is of step {manifest.step}"
-  except (FileNotFoundError, NotADirectoryError):
-    problem = "it does not exist"
-  except (OSError, base.CheckpointError) as error:
-    raise base.CheckpointError(f"{cannot}: {error}.") from error
-  except (AttributeError, KeyError, TypeError, ValueError) as error:
-    problem = f"it is damaged: {type(error).__name__}: {error}"
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+      content = file.read_bytes()
+    manifest = parse(file, file.parent.name if file.name == _FORMER else file.name, content)
+    problem = find_problem(manifest.files, functools.partial(find_size, file.parent))
+  except OSError as error:
+    raise base.CheckpointError(f"Cannot use checkpoint {file}: {error}.") from error
   if problem:
-    raise base.DamagedCheckpointError(f"{cannot}: {problem}.")
+    raise base.DamagedCheckpointError(f"Cannot use checkpoint {file}: {problem}.")
   return manifest
+
+
+def parse(file: str | os.PathLike[str], name: str, content: bytes | None) -> Manifest:
+  """Returns the manifest of a checkpoint from the content of its file; None: there is none.
+
+  `name` begins with its step. Raises `base.DamagedCheckpointError`, or `base.CheckpointError`
+  if another version wrote it.
+  """
+  cannot, problem = f"Cannot use checkpoint {file}", "it does not exist"
+  if content is not None:
+    try:
+      manifest = _parse(content)
+      if re.match(rf"{manifest.step}\b", name):
+        return manifest
+      problem = f"it is of step {manifest.step}"
+    except base.CheckpointError as error:
+      raise base.CheckpointError(f"{cannot}: {error}.") from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+      problem = f"it is damaged: {type(error).__name__}: {error}"
+  raise base.DamagedCheckpointError(f"{cannot}: {problem}.")
 
 
 def _parse(data: bytes) -> Manifest:
@@ -199,16 +226,20 @@ def _sha256(content: Mapping[str, Any]) -> str:
   return hashlib.sha256(text.encode()).hexdigest()
 
 
-def find_problem(root: pathlib.Path, files: Mapping[str, int]) -> str | None:
+def find_problem(files: Mapping[str, int], find_size: Callable[[str], int | None]) -> str | None:
   """Returns a message on the first file of a wrong size; None if all fit."""
   for name, num_bytes in files.items():
-    found = None
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-      status = os.stat(root / name)
-      found = status.st_size if stat.S_ISREG(status.st_mode) else None
-    if found != num_bytes:
+    if (found := find_size(name)) != num_bytes:
       what = "is missing" if found is None else f"has {found} bytes"
       return f"{name} {what}; it should have {num_bytes} bytes"
+  return None
+
+
+def find_size(root: pathlib.Path, name: str) -> int | None:
+  """Returns the size of a file below `root` in bytes; None if there is none."""
+  with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+    status = os.stat(root / name)
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
   return None
 
 

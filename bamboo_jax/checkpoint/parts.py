@@ -4,9 +4,9 @@ Each stage is written by one of its owners; pipelines take turns. So members
 with a stage write about the same amount, and none waits for another.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 from bamboo_jax import base
 from bamboo_jax.checkpoint import manifest as manifest_lib
@@ -43,6 +43,20 @@ class Save:
 
 
 @dataclasses.dataclass(frozen=True)
+class Upload:
+  """Bytes that were copied to a bucket, and the time that it took."""
+
+  num_bytes: int = 0
+  secs: float = 0.0
+
+  def __add__(self, other: Self) -> Self:
+    return type(self)(self.num_bytes + other.num_bytes, self.secs + other.secs)
+
+  def __sub__(self, other: Self) -> Self:
+    return type(self)(self.num_bytes - other.num_bytes, self.secs - other.secs)
+
+
+@dataclasses.dataclass(frozen=True)
 class PartsReport:
   """A member's report on checkpoints in its vote.
 
@@ -52,6 +66,7 @@ class PartsReport:
     is_busy: Whether this member is still writing the previous save.
     save: Name of the save whose part is reported; None without a report.
     part: Manifest of the written part; None if the write failed.
+    upload: That of the part.
     error: Why there is no part; without a report, why the last save failed.
   """
 
@@ -60,6 +75,14 @@ class PartsReport:
   save: str | None = None
   part: manifest_lib.Manifest | None = None
   error: str = ""
+  upload: Upload = Upload()
+
+
+def describe_uploads(step: base.StepId, uploads: Collection[Upload]) -> dict[str, Any]:
+  """Returns the size and rate of an upload by several members at once; {} without any."""
+  mib = sum(upload.num_bytes for upload in uploads) / (1 << 20)
+  secs = max((upload.secs for upload in uploads), default=0.0)
+  return {"saved": step, "mib": mib, "secs": secs, "mib_per_sec": mib / secs} if secs else {}
 
 
 def num_skipped(meta: Mapping[str, Any]) -> int:

@@ -16,6 +16,7 @@ import os
 import secrets
 from typing import Any
 
+from absl import logging
 import numpy as np
 
 from bamboo_jax import base
@@ -53,6 +54,7 @@ class Writer:
 
   Attributes:
     changes: Settings that differ from those of the checkpoint restored last.
+    uploaded: The last checkpoint that went to a bucket, on the member that joined its parts.
     num_skipped: Skipped steps in a row at its end.
   """
 
@@ -68,6 +70,8 @@ class Writer:
       warn: Callable[[base.StepId, str], None],
       check_fence: Callable[[], None],
       weights: Callable[[str], layer_lib.Variables] | None = None,
+      url: str = "",
+      push: Callable[[bool], None] = lambda is_writer: None,
   ) -> None:
     """Opens the folder, or raises `base.CheckpointError`.
 
@@ -84,8 +88,15 @@ class Writer:
         Called in the writing thread, before a checkpoint becomes complete and
         before one is removed.
       weights: Returns those of a layer from which the run begins; None: from the seed.
+      url: Place in a bucket, where the checkpoints are instead.
+      push: Called in the thread once this member has written its part, and whether it has
+        joined all of them; may raise `OSError`.
     """
-    self._folder = folder_lib.CheckpointFolder(directory, keep=keep, check_fence=check_fence)
+    self._folder = folder_lib.CheckpointFolder(
+        directory, keep=keep, check_fence=check_fence, url=url
+    )
+    self._push = push
+    self._upload = parts.Upload()  # Of this member's part.
     self._every_steps = every_steps
     self._member = member
     self._model = model
@@ -98,10 +109,12 @@ class Writer:
     self._thread = futures.ThreadPoolExecutor(1, "checkpoint")
     self._save: parts.Save | None = None  # The save whose parts are missing.
     self._parts: dict[base.NodeId, manifest_lib.Manifest] = {}
+    self._uploads: dict[base.NodeId, parts.Upload] = {}  # Of the parts.
     self._writing: futures.Future[manifest_lib.Manifest] | None = None  # This member's part.
     self._joining: tuple[parts.Save, futures.Future[None]] | None = None
     self._error = ""
     self.changes: tuple[identity_lib.ChangedSetting, ...] = ()
+    self.uploaded: dict[str, Any] = {}
     self.num_skipped = 0
 
   def steps(self) -> tuple[base.StepId, ...]:
@@ -135,8 +148,7 @@ class Writer:
       return states
     shapes = self._model.state
     states, meta = base.ask_again(lambda: self._folder.read(step, shapes, layers))
-    where = str(self._folder.path)
-    self.changes = self._identity.check(meta, step=step, where=where)
+    self.changes = self._identity.check(meta, step=step, where=self._folder.place.where)
     self.num_skipped, self._saved = parts.num_skipped(meta), step
     return states
 
@@ -256,7 +268,9 @@ class Writer:
     if self._save and self._writing and self._writing.done():
       error = _describe(self._writing)
       part = None if error else self._writing.result()
-      report = dataclasses.replace(report, save=str(self._save.name), part=part, error=error)
+      report = dataclasses.replace(
+          report, save=str(self._save.name), part=part, error=error, upload=self._upload
+      )
     return report
 
   def _hear(self, said: Mapping[base.NodeId, parts.PartsReport]) -> None:
@@ -270,7 +284,7 @@ class Writer:
         self._fail(self._save, f"{logs.name_of(member)}: {report.error}")
         self.abandon()
       else:
-        self._parts[member] = report.part
+        self._parts[member], self._uploads[member] = report.part, report.upload
     if self._save and self._save.stages.keys() <= self._parts.keys():
       if self._member == self._save.writer:
         self._joining = self._save, self._thread.submit(self._join, self._save, self._parts)
@@ -280,7 +294,7 @@ class Writer:
     self._end_joining(blocks=True)
     self._folder.attempt = max(self._folder.attempt, save.name.attempt)
     self._save = None if save.is_alone else save
-    self._parts, self._writing, self._error = {}, None, ""
+    self._parts, self._uploads, self._writing, self._error = {}, {}, None, ""
     layers: dict[str, Any] = {}
     for stage in save.stages.get(self._member, ()):
       layers |= states[stage]
@@ -301,10 +315,12 @@ class Writer:
         self._fail(save, error)
       else:
         self._saved = save.name.step
+        uploads = self._uploads or {self._member: self._upload}
+        self.uploaded = parts.describe_uploads(save.name.step, uploads.values())
 
   def _fail(self, save: parts.Save, error: str) -> None:
     step = save.name.step
-    self._error = f"Cannot save step {step} to {self._folder.path}: {error}."
+    self._error = f"Cannot save step {step} to {self._folder.place.where}: {error}."
     if self._member == save.writer:
       self._warn_of(step, self._error)
 
@@ -319,7 +335,7 @@ class Writer:
   # In the thread.
 
   def _write(self, save: parts.Save, layers: _Arrays) -> manifest_lib.Manifest:
-    item = f"node{self._member}"
+    item, before = f"node{self._member}", self._folder.place.uploaded
     if name := layer_arrays.find_nonfinite(layers):
       raise _NotFiniteError(f"{name} is not finite everywhere")
     if self._member == save.writer:
@@ -327,6 +343,9 @@ class Writer:
     trained, frozen = self._divide(layers)
     stored = self._store_frozen(save.name, item, frozen)
     part = self._folder.write_part(save.name, item, trained)
+    self._upload = self._folder.place.uploaded - before
+    if self._member != save.writer:
+      self._push_files(is_writer=False)
     found = {layer: entry for layer, entry in stored.frozen.items() if layer in layers}
     return dataclasses.replace(part, frozen=found, files={**part.files, **stored.files})
 
@@ -374,6 +393,13 @@ class Writer:
         meta=self._identity.describe(save.name.step) | save.meta,
     )
     self._folder.finish(save.name, whole, keeps=bool(save.num_skipped))
+    self._push_files(is_writer=True)
+
+  def _push_files(self, *, is_writer: bool) -> None:
+    try:
+      self._push(is_writer)
+    except OSError as error:  # The next save puts them.
+      logging.warning("%s", error)
 
   def _write_alone(self, save: parts.Save, layers: _Arrays) -> None:
     self._join(save, {self._member: self._write(save, layers)})

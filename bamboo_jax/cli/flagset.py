@@ -45,6 +45,7 @@ class _Flag(NamedTuple):
   excludes: Sequence[str] = ()
   define: Callable[[str, Any, str], Any] | None = None
   takes_rest: bool = False
+  takes_bucket: bool = False
 
 
 def flag(
@@ -55,6 +56,7 @@ def flag(
     needs: str = "",
     excludes: str = "",
     define: Callable[[str, Any, str], Any] | None = None,
+    takes_bucket: bool = False,
     **limits: Any,
 ) -> Any:
   """Declares a flag; its type is the annotation of the field.
@@ -69,17 +71,19 @@ def flag(
     excludes: Names of flags of which none may be set beside it.
     define: Makes the flag of absl from its name, default and help text; by default
       the type of the field decides.
+    takes_bucket: Whether a folder may be a URL of a bucket.
     **limits: See `section.Limits`.
   """
   own = _Flag(
-      *(section.Limits(help_text, **limits), is_needed, needs.split(), excludes.split(), define)
+      *(section.Limits(help_text, **limits), is_needed, needs.split(), excludes.split(), define),
+      takes_bucket=takes_bucket,
   )
   return dataclasses.field(default=default, metadata={_OWN: own})
 
 
-def arguments(help_text: str) -> Any:
+def arguments(help_text: str, *, takes_bucket: bool = False) -> Any:
   """Declares the arguments that are not flags: a tuple of strings."""
-  own = _Flag(section.Limits(help_text), takes_rest=True)
+  own = _Flag(section.Limits(help_text), takes_rest=True, takes_bucket=takes_bucket)
   return dataclasses.field(default=(), metadata={_OWN: own})
 
 
@@ -123,7 +127,7 @@ def read(kind: type[_T], rest: Sequence[str]) -> _T:
     if name in _FOLDERS and name in is_set:
       label, *places = (name, *rest) if own.takes_rest else (f"--{name}", str(values[name]))
       for place in places:
-        base.refuse_url(label, place)
+        base.refuse_url(label, place, takes_bucket=own.takes_bucket)
     if name in is_set and (others := sorted(is_set.intersection(own.excludes))):
       raise ValueError(f"Give one of --{' and --'.join([name, *others])}, not both.")
     if own.needs and is_set.isdisjoint(own.needs):

@@ -6,6 +6,7 @@ once, in the records of the run. Nothing here computes or imports JAX.
 
   views       numbered sets of nodes, and the next one; pure
   records     values that are made once, in a folder or a bucket
+  mirror      the other files of a run in a bucket, and the folder of each machine
   judge       views, numbers of nodes and runs, as records
   holding     a run of one process
   agent/      the agent: one class that runs the protocols, and what it decides by

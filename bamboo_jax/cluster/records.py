@@ -18,6 +18,7 @@ import hmac
 import json
 import os
 import pathlib
+import re
 import tempfile
 from typing import Any
 
@@ -39,6 +40,19 @@ _RETRIES: Any = {
     "retry_timeout": _TIMEOUT,
 }
 _ENDPOINTS = ("AWS_ENDPOINT_URL", "GOOGLE_BASE_URL", "AZURE_STORAGE_ENDPOINT")
+_NO_BUCKET = "NoSuchBucket|ContainerNotFound"
+# What an answer means, by a text in it; the first that fits.
+_CAUSES = (
+    ("there is no such bucket", _NO_BUCKET),
+    ("its credentials have expired", "ExpiredToken|TokenExpired|RequestExpired"),
+    ("the clock of this machine is off", "RequestTimeTooSkewed|RequestTimeSkewed"),
+    (
+        "it is in another region, which AWS_REGION must name",
+        "configured region|PermanentRedirect|AuthorizationHeaderMalformed",
+    ),
+    ("its credentials do not permit this", "code: 40[13] |NoCredentials|InvalidAccessKeyId"),
+)
+_PIECE_BYTES = 16 << 20  # Of one request, which must end within a timeout.
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
@@ -133,10 +147,13 @@ class Records:
     return hmac.new(self._key, f"{key}\0{text}".encode(), hashlib.sha256).hexdigest()
 
 
-def open_folder(workdir: str | os.PathLike[str]) -> Records:
-  """Returns the records of a folder, signed with its own secret, which the first process draws."""
+def open_folder(workdir: str | os.PathLike[str], place: str = "") -> Records:
+  """Returns the records of a folder, signed with its own secret, which the first process draws.
+
+  With `place`, a URL, they are there.
+  """
   secret = identity_lib.read_secret(identity_lib.draw_secret(workdir))
-  return Records(workdir, identity_lib.find_entry_key(secret))
+  return Records(place or workdir, identity_lib.find_entry_key(secret))
 
 
 class Folder:
@@ -215,16 +232,18 @@ def _sync(folder: pathlib.Path) -> None:
 class Bucket:
   """Records as objects of a bucket, by its URL."""
 
-  def __init__(self, url: str) -> None:
+  def __init__(self, url: str, *, timeout: datetime.timedelta | None = None) -> None:
+    """Opens a place; `timeout` is of a request, and of all tries of one."""
     import obstore  # Runs in a folder do without it.
     from obstore import exceptions, store
 
     self._url, self._obstore, self._exceptions = url, obstore, exceptions
-    options: Any = {"timeout": _TIMEOUT}
+    options: Any = {"timeout": timeout or _TIMEOUT}
+    retries: Any = {**_RETRIES, "retry_timeout": timeout} if timeout else _RETRIES
     if any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS):
       options["allow_http"] = True  # Of a server on this machine.
     try:
-      self._place = store.from_url(url, client_options=options, retry_config=_RETRIES)
+      self._place = store.from_url(url, client_options=options, retry_config=retries)
     except exceptions.BaseError as error:
       raise ValueError(f"{url} is no folder, and no bucket: {error}") from error
 
@@ -243,13 +262,31 @@ class Bucket:
     with self._telling():
       try:
         return bytes(self._obstore.get(self._place, key).bytes())
-      except FileNotFoundError:
+      except FileNotFoundError as error:
+        if re.search(_NO_BUCKET, str(error)):
+          raise
         return None
 
   def keys(self, prefix: str) -> list[str]:
+    return sorted(self.sizes(prefix))
+
+  def sizes(self, prefix: str) -> dict[str, int]:
+    """Returns the number of bytes of each key PREFIX/NAME, of all if it is empty."""
     with self._telling():
-      listed = self._obstore.list(self._place, f"{prefix}/").collect()
-      return sorted(entry["path"] for entry in listed)
+      listed = self._obstore.list(self._place, f"{prefix}/" if prefix else None).collect()
+      return {entry["path"]: entry["size"] for entry in listed}
+
+  def upload(self, key: str, file: pathlib.Path) -> None:
+    """Writes a key, in pieces if it is large."""
+    with self._telling():
+      self._obstore.put(self._place, key, file)
+
+  def download(self, key: str, size: int, file: pathlib.Path) -> None:
+    """Writes the content of a key with `size` bytes to a file, piece by piece."""
+    with self._telling(), open(file, "wb") as out:
+      for start in range(0, size, _PIECE_BYTES):
+        end = min(start + _PIECE_BYTES, size)
+        out.write(self._obstore.get_range(self._place, key, start=start, end=end))
 
   def delete(self, key: str) -> None:
     with self._telling():
@@ -261,13 +298,14 @@ class Bucket:
   @contextlib.contextmanager
   def _telling(self) -> Iterator[None]:
     """Raises `OSError` for all errors of the bucket, of one line."""
-    errors, kinds = self._exceptions, (FileNotFoundError, self._exceptions.BaseError)
     try:
       yield
-    except kinds as error:
-      what = "no answer"
-      if isinstance(error, FileNotFoundError):
-        what = "there is no such bucket"
-      elif isinstance(error, (errors.PermissionDeniedError, errors.UnauthenticatedError)):
-        what = "its credentials do not permit this"
-      raise OSError(f"{self._url}: {what}: {str(error).splitlines()[0]}") from error
+    except (FileNotFoundError, self._exceptions.BaseError) as error:
+      raise OSError(f"{self._url}: {explain(str(error))}") from error
+
+
+def explain(text: str) -> str:
+  """Returns an error of `obstore` as one line, first what it means."""
+  line = " ".join(text.partition("\n\nDebug source")[0].split())
+  what = next((cause for cause, pattern in _CAUSES if re.search(pattern, line)), "no answer")
+  return f"{what}: {line}"

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.base import logs
+from bamboo_jax.cluster import mirror
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.local_cluster import machine, narrator, setup as setup_lib, strikes as strikes_lib
 from bamboo_jax.metrics import jsonl, nodes as nodes_lib, progress as progress_lib
@@ -46,7 +47,7 @@ def run(
   setup.check_ports()
   with base.lock_folder(setup.workdir):
     with progress_lib.ProgressLine(num_steps=config.num_steps) as progress:
-      cluster = machine.LocalCluster(setup.workdir)
+      cluster = machine.LocalCluster(setup.workdir, setup.place)
       strikes = strikes_lib.Strikes(setup.faults, cluster)
       cluster_run = ClusterRun(setup, progress, cluster, strikes)
       with hearing(cluster_run.ask_to_stop, tidies=True):
@@ -106,10 +107,11 @@ class ClusterRun:
     nodes = replay.first if replay else [""] * len(zones)
     self._progress.show_text(sizes.describe_batch(config))
     # Not with GPUs, as each process then has an environment of its own. Nodes
-    # that join later are not forked either: by then this process has threads.
-    if are_copies := not self._setup.gpus:
+    # that join later are not forked either: by then this process has threads, as it has
+    # once it has used a bucket.
+    if are_copies := not self._setup.gpus and not base.is_bucket(self._setup.place):
       self._progress.show_text("reading the data, tracing the programs")
-      are_copies = setup_lib.prepare(config, self._setup.workdir)
+      are_copies = setup_lib.prepare(config, self._setup.place)
     _, survival = machine.place_nodes(config, dict(base.by_node(zones)))
     self._progress.show_text(survival.render())
     self._cluster.take_folder(config.cluster.most_silence_secs)  # Nothing is written before it.
@@ -117,7 +119,7 @@ class ClusterRun:
     try:
       start = functools.partial(self.start_node, is_copy=are_copies)
       names = list(map(start, zones, nodes))
-      folder = shlex.quote(str(self._setup.workdir))
+      folder = shlex.quote(self._setup.place)
       self._progress.show_text(f"status: bamboo status --workdir={folder}")
       self._progress.explain(f"{len(names)} nodes start, compile and meet; logs: {self._logs}")
       if self._setup.page_port is not None:
@@ -171,6 +173,8 @@ class ClusterRun:
       return
     content["recoveries"] = durations.report(content["recoveries"], self._strikes.kills)
     base.write_atomically(self._summary, json.dumps(content, indent=2) + "\n")
+    if base.is_bucket(self._setup.place):
+      mirror.Mirror(self._setup.place, self._setup.workdir).push()
     for line in narrator.render_end(self._summary):
       self._progress.show_text(line)
 

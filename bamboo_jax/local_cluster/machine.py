@@ -33,10 +33,11 @@ class LocalCluster:
   records: records_lib.Records
   run: base.ViewId
 
-  def __init__(self, workdir: pathlib.Path) -> None:
+  def __init__(self, workdir: pathlib.Path, place: str) -> None:
     self.num_failed, self.mistake = 0, ""
     self._agents: dict[str, subprocess.Popen[bytes] | copies.Copy] = {}
     self._zones: dict[str, str] = {}  # Of started nodes.
+    self._place = place  # The same folder, or a URL.
     self.workdir, self.logs = workdir, workdir / "logs"
     self._ended: set[str] = set()
 
@@ -46,7 +47,7 @@ class LocalCluster:
     Raises `ValueError` if members of a former run are alive, which have
     `patience_secs` to answer.
     """
-    self.records = records_lib.open_folder(self.workdir)
+    self.records = records_lib.open_folder(self.workdir, self._place)
     self.run = judge.begin_run(self.records, "bamboo cluster", patience_secs).run
 
   def start_agent(

@@ -24,11 +24,11 @@ class Narrator:
     agent: None if there is no agent, or none yet.
   """
 
-  def __init__(self, workdir: str, progress: progress_lib.ProgressLine) -> None:
+  def __init__(self, workdir: pathlib.Path, progress: progress_lib.ProgressLine) -> None:
     """Lines that are in the log already are not shown."""
     self.agent: agent_lib.Agent | None = None
     self._progress = progress
-    self._workdir = pathlib.Path(workdir)
+    self._workdir = workdir
     self._reader = jsonl.MetricsReader(self._workdir / "metrics.jsonl")
     self._here: set[str] = set()  # Nodes that have been named.
     self._view = 0

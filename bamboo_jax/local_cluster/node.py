@@ -12,7 +12,7 @@ from typing import Any
 from absl import logging
 
 from bamboo_jax import base, config as config_lib
-from bamboo_jax.cluster import children, copies, records as records_lib
+from bamboo_jax.cluster import children, copies, mirror, records as records_lib
 from bamboo_jax.cluster.agent import agent as agent_lib, exporter
 from bamboo_jax.local_cluster import machine, narrator as narrator_lib
 from bamboo_jax.net import identity as identity_lib
@@ -43,7 +43,7 @@ def make_options(
           "environment": settings.read_given(os.environ),
           "code": base.find_code(config.to_dict()),
       },
-      log=str(pathlib.Path(workdir) / "logs" / f"{name}.log"),
+      log=str(mirror.local(workdir) / "logs" / f"{name}.log"),
       limits=config.cluster,
       **given,
   )

@@ -19,6 +19,8 @@ class Setup:
   """The parts of a run on this machine.
 
   Attributes:
+    workdir: Folder of the run on this machine.
+    place: The folder or URL that the user has named.
     arguments: Command-line arguments of every agent.
     first_zones: Zone of each initial node.
     zones: Assigned in turn to nodes that join without one.
@@ -31,6 +33,7 @@ class Setup:
   """
 
   workdir: pathlib.Path
+  place: str
   arguments: Sequence[str]
   first_zones: Sequence[str]
   zones: Sequence[str]
@@ -111,15 +114,16 @@ def with_random_kills(
   )
 
 
-def prepare(config: config_lib.Config, workdir: pathlib.Path) -> bool:
+def prepare(config: config_lib.Config, place: str) -> bool:
   """Prepares the job of all nodes; returns whether they can be forked.
 
-  Raises `base.CheckpointError` if `workdir` is of another run.
+  Raises `base.CheckpointError` if `place` is of another run.
   """
   for name in ("bamboo_jax.local_cluster.node", "bamboo_jax.training.run"):
     importlib.import_module(name)  # Takes a second: JAX.
+  from bamboo_jax.training.record import workdir as workdir_lib
   from bamboo_jax.training.setup import job as job_lib, saving
 
   can_fork = job_lib.prepare(config)
-  saving.check_same(config, job_lib.peek(), workdir / "checkpoints")
+  saving.check_same(config, job_lib.peek(), workdir_lib.Workdir.at(place))
   return can_fork

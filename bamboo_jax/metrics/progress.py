@@ -125,6 +125,11 @@ def render_event(line: Mapping[str, Any]) -> str | None:
       return render_line({f"eval_{k}": v for k, v in values.items()})
     case "saving":
       return f"saving step={line['step']}: {line['reason']}"
+    case "uploaded":
+      return (
+          f"uploaded=step {line['saved']}: {line['mib']:.1f} MiB in {line['secs']:.1f} s, "
+          f"{line['mib_per_sec']:.1f} MiB/s"
+      )
     case "save_failed":
       return f"warning: {line['reason']} Training continues."
     case "skipped":

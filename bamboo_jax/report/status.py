@@ -89,6 +89,8 @@ def render(run: StoredRun, *, now_secs: float) -> str:
   lines += [
       f"slow: {slowness.describe(slow)} in step {slow['step']}" for slow in status.get("slow", ())
   ]
+  if uploaded := status.get("uploaded"):
+    lines.append(progress_lib.render_event({"event": "uploaded", **uploaded}) or "")
   return "\n".join(lines)
 
 

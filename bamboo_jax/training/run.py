@@ -45,7 +45,7 @@ def train_and_evaluate(
 
   Args:
     config: Options of the run; or a `ConfigDict` of them.
-    workdir: Folder of the run, which is resumed if it exists.
+    workdir: Folder of the run, or its URL in a bucket; it is resumed if it exists.
     stop_at: Return after this many steps instead, without a checkpoint.
     faults: Path of a file of deaths and joins, see `faults`.
     hearing: Context entered while training. It may call its argument at any
@@ -65,22 +65,22 @@ def train_and_evaluate(
     OSError: A file cannot be read or written.
   """
   config = accept.accept(config)
-  where = workdir_lib.Workdir.at(workdir)
+  where = workdir_lib.Workdir.take(workdir)
   due = sizes.read_faults(config, faults)
   num_nodes, source = sizes.num_nodes(config), faults or ""
   faults_lib.check_nodes(due, num_nodes=num_nodes, zones=cohort_lib.ZONES, source=source)
   with progress_lib.waiting("reading the data, planning the step"):
     job = job_lib.make_job(config, devices=_place_nodes(config, due))
-  saving.check_same(config, job.task, where.checkpoints)
+  saving.check_same(config, job.task, where)
   if with_control:
     callbacks = (*callbacks, control_lib.Control(job, where.control))
   cohort = cohort_lib.LocalCohort(num_nodes, seed=config.seed)
   with (
-      base.lock_folder(workdir),
+      base.lock_folder(where.root),
       progress_lib.ProgressLine(num_steps=config.num_steps) as progress,
       contextlib.ExitStack() as stack,
   ):
-    records = records_lib.open_folder(workdir)
+    records = records_lib.open_folder(where.root, workdir)
     patience_secs = config.cluster.most_silence_secs
     holder = stack.enter_context(holding.hold(records, patience_secs=patience_secs))
 
@@ -143,7 +143,7 @@ def train_in_cluster(
 
   Args:
     agent: Socket connected to the agent of this node.
-    workdir: Folder of the run, shared by all nodes.
+    workdir: Folder of the run, shared by all nodes, or its URL in a bucket.
     stamp: Identity of the run.
     host: Address at which this node listens and other nodes reach it.
     identity: Certificates for connections to other machines.

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import time
+from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.base import garbage
@@ -61,7 +62,8 @@ class Worker:
     self._transfer = state_transfer.StateTransfer(engine, cohort)
     self._writer = saving.make_writer(
         job,
-        directory=given.workdir.checkpoints,
+        where=given.workdir,
+        name=given.name,
         member=cohort.number,
         warn=lambda step, text: self._journal.write_event(
             "save_failed", step=step, values={"reason": text}
@@ -77,6 +79,7 @@ class Worker:
     self._compiler = background_compiler.BackgroundCompiler(self.state, self._step.executor)
     self._data = failures_lib.SafeData(job.task, cohort, self._journal.failures)
     self._begun, self._saves_at_stop = -1, False
+    self._uploaded: dict[str, Any] = {}  # As told last.
     self._failed = failures_lib.Failure()  # The one that ends the run.
     self._plans = layout_lib.StepPlans(job.rules.rows, fills=job.fills_waits)
 
@@ -242,7 +245,16 @@ class Worker:
           "totals": self._deaths.find_totals(),
           "ladder": dataclasses.asdict(self._job.rules.ladder),
       }
+      if uploaded := self._note_upload():
+        facts["uploaded"] = uploaded
       self._cohort.report("report", facts=facts)
+
+  def _note_upload(self) -> dict[str, Any]:
+    """Returns the last upload of a checkpoint, {} without any; writes it once."""
+    if (uploaded := self._writer.uploaded) != self._uploaded:
+      self._uploaded = uploaded
+      self._journal.write_event("uploaded", step=self.state.steps, values=uploaded)
+    return uploaded
 
   def _is_stopped(self) -> bool:
     return self._config.num_steps > self.state.steps == self._stop_at
@@ -416,6 +428,7 @@ class Worker:
         self._journal.explain(f"saving step {steps}", step=steps)
       with self._journal.during("checkpoint"):
         self.state.save_last()
+      self._note_upload()
     if self._failed.text:
       self._cohort.gather("saved", None)
       failures_lib.end_run(self._cohort, self._failed.text, self._data.failures.error)

@@ -176,7 +176,8 @@ class FolderTest(parameterized.TestCase):
 
   def read(self, file, like=None, names=None):
     like = like or _layers()
-    return contents.read(file, like, [*like] if names is None else names)
+    manifest = manifest_lib.read_manifest(file)
+    return contents.read(file, manifest, like, [*like] if names is None else names)
 
   def assert_restores(self, step):
     layers, meta = self.folder.read(step, _layers(), list(_layers()))

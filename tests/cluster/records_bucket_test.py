@@ -23,6 +23,15 @@ _FAULTS = (
     ("lost", "closed", "503_after"),
     ("slow", "503", "lost"),
 )
+# Status and code of an answer, and what is said of it.
+_REFUSALS = (
+    (403, "AccessDenied", "its credentials do not permit this"),
+    (400, "ExpiredToken", "its credentials have expired"),
+    (403, "RequestTimeTooSkewed", "the clock of this machine is off"),
+    (301, "PermanentRedirect", "it is in another region, which AWS_REGION must name"),
+    (400, "AuthorizationHeaderMalformed", "it is in another region, which AWS_REGION must name"),
+    (418, "Teapot", "no answer"),
+)
 
 
 @parameterized.named_parameters(*_PLACES)
@@ -139,21 +148,22 @@ class RecordsBucketTest(parameterized.TestCase):
     with self.assertRaisesRegex(records_lib.LostError, f"{self.url}.* replaces what is there"):
       records.probe("n0")
 
-  def test_no_right_to_write(self, scheme):
+  def test_a_bucket_that_refuses_to_write(self, scheme):
     records = self.open(scheme)
     self.again().make("views/1", "other")
-    self.front.is_read_only = True
-    for call in (lambda: records.probe("n0"), lambda: records.make("views/2", 2)):
-      with self.assertRaisesRegex(OSError, f"^[^\n]*{self.url}[^\n]*$"):
-        call()
+    for * self.front.refusal, what in _REFUSALS:
+      for call in (lambda: records.probe("n0"), lambda: records.make("views/2", 2)):
+        with self.assertRaisesRegex(OSError, f"^{self.url}/records: {what}: [^\n]*$"):
+          call()
     self.assertEqual(records.find("views/1"), "other")
 
   def test_a_bucket_that_is_not_there(self, scheme):
     self.open(scheme)
     self.url = f"{scheme}://missing/run"
     records = self.again()
-    with self.assertRaisesRegex(OSError, f"^[^\n]*{self.url}[^\n]*$"):
-      records.probe("n0")
+    for call in (lambda: records.probe("n0"), lambda: records.find("views/1")):
+      with self.assertRaisesRegex(OSError, f"^{self.url}/records: there is no such bucket: .*$"):
+        call()
 
 
 if __name__ == "__main__":

@@ -12,17 +12,14 @@ _TRACE = "third_party/published/parcae_p3.csv"
 _NO_WORKDIR = ("launch.verify", "launch.trace", "launch.report", "launch.plan")
 _CASES = (
     *(
-        (
-            f"{name}_url",
-            (f"launch.{name}", *flags),
-            "='s3://b/run' is a URL, must be a path; a cluster needs a folder",
-        )
-        for name, *flags in (
-            ("train", "--config=tests/tiny.py", "--workdir=s3://b/run"),
-            ("cluster", "--config=tests/tiny.py", "--workdir=s3://b/run"),
-            ("status", "--workdir=s3://b/run"),
-            ("report", "s3://b/run"),
-            ("tokenize", "--path=a", "--out=s3://b/run"),
+        (f"{name}_url", (f"launch.{name}", *flags), f"is a URL, must be {must}.")
+        for must, name, *flags in (
+            ("s3://, gs://, az:// or a path", "train", "--workdir=http://b/run"),
+            ("s3://, gs://, az:// or a path", "cluster", "--workdir=file:///run"),
+            ("s3://, gs://, az:// or a path", "status", "--workdir=http://b/run"),
+            ("s3://, gs://, az:// or a path", "report", "http://b/run"),
+            ("a path", "ablate", "--sweep=seed=1,2", "--workdir=s3://b/run"),
+            ("a path", "tokenize", "--path=a", "--out=s3://b/run"),
         )
     ),
     (
@@ -174,7 +171,7 @@ class FlagsTest(parameterized.TestCase):
   @parameterized.named_parameters(*samples.draw(_CASES, 8))
   def test_one_line(self, arguments, message):
     command, *rest = arguments
-    if command not in _NO_WORKDIR and "s3:" not in f"{rest}":
+    if command not in _NO_WORKDIR and "://" not in f"{rest}":
       rest.append("--workdir=build/never_made")
     done = commands.fork("-m", command, *rest)
     self.assertEqual(done.returncode, 2, done.stderr)

@@ -86,7 +86,7 @@ class RunTest(folders.FolderCase):
     """Returns a run, with `self.nodes`; `take` returns what it shows."""
     self.nodes, self.progress = FakeNodes(), mock.Mock()
     given = dict(arguments=[], first_zones=["a", "b"], zones=["a", "b"])
-    setup = setup_lib.Setup(workdir=self.folder, **given | changes)
+    setup = setup_lib.Setup(workdir=self.folder, place=str(self.folder), **given | changes)
     return cluster_run.ClusterRun(setup, self.progress, self.nodes, self.nodes)
 
   def start_run(self, **changes):

@@ -14,7 +14,7 @@ class MachineTest(folders.FolderCase):
   def test_each_run_of_a_folder_begins_in_a_view_of_its_own(self):
     runs = []
     for _ in range(3):
-      one = machine.LocalCluster(self.folder)
+      one = machine.LocalCluster(self.folder, str(self.folder))
       one.take_folder(9.0)
       view = judge.newest_view(one.records)
       one.records.make(f"run/{view.run}", judge.describe_run({}))
@@ -47,7 +47,7 @@ class MachineTest(folders.FolderCase):
 
   def start(self, codes):
     """Returns a cluster of agents that have ended with these codes, or run, in zones a, b, a."""
-    one = machine.LocalCluster(self.folder)
+    one = machine.LocalCluster(self.folder, str(self.folder))
     processes = iter([mock.Mock(returncode=c, pid=7, poll=lambda code=c: code) for c in codes])
     with mock.patch.object(children, "start", lambda *_, **__: next(processes)):
       for number in range(len(codes)):

@@ -38,7 +38,7 @@ class NarratorTest(folders.FolderCase):
 
   def make(self):
     self.progress = progress_lib.ProgressLine(num_steps=9, stream=self.stream)
-    narrator = narrator_lib.Narrator(str(self.folder), self.progress)
+    narrator = narrator_lib.Narrator(self.folder, self.progress)
     narrator.agent = self.agent
     return narrator
 

@@ -179,9 +179,4 @@ def _try_lock(fd: int) -> bool:
 
 def default_path() -> str:
   """Returns the folder in the user's cache; "" if there is no home folder."""
-  cache = os.environ.get("XDG_CACHE_HOME")
-  try:
-    root = pathlib.Path(cache) if cache else pathlib.Path.home() / ".cache"
-  except RuntimeError:
-    return ""
-  return str(root / "bamboo_jax" / "programs")
+  return base.find_cache("programs")

@@ -217,6 +217,8 @@ class Journal:
     """Waits until rows are written, and ends the profile of this member."""
     self._profiler.stop()
     self._rows.close()
+    if not self._state.is_writer:
+      self.push()
     if error := self._rows.take_error():
       logging.warning("%s", error)
 
@@ -243,7 +245,17 @@ class Journal:
     except base.MissingExtraError as error:
       logging.log_first_n(logging.WARNING, "No plots. %s", 1, error)
     finally:
+      self.push()
       summary_lib.write_summary(self._workdir.summary, summary)
+      self.push()
+
+  def push(self) -> None:
+    """Copies what has changed to the bucket, if the run is in one; warns if it cannot."""
+    name = "" if self._state.is_writer else self._given.name
+    try:
+      self._workdir.push(name)
+    except OSError as error:
+      self.show(f"warning: {error}")
 
   def close(self) -> None:
     """Closes journal, rows, loggers and callbacks."""
@@ -325,6 +337,10 @@ class Journal:
 
   def _open(self, step: int, *, begins: bool = False) -> Sequence[jsonl.Line]:
     """Opens the journal after `step`; reads the totals, and returns its lines."""
+    try:
+      self._workdir.pull()  # A member on another machine may have written it so far.
+    except OSError as error:
+      logging.warning("%s", error)
     reader = jsonl.MetricsReader(self._workdir.metrics)
     lines = jsonl.fold(reader.read())
     self._totals = account_lib.last_totals(lines, up_to_step=None if begins else step)

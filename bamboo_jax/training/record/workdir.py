@@ -4,13 +4,15 @@ import pathlib
 
 from bamboo_jax import base
 from bamboo_jax.checkpoint import manifest
+from bamboo_jax.cluster import mirror
 
 
 class Workdir:
-  """The folder of a run, `root`.
+  """The folder of a run on this machine, `root`.
 
   Attributes:
     root: The folder.
+    url: Where the run is in a bucket, "" if it is in the folder.
     config: The config, as JSON.
     data: Manifest of the training data.
     metrics: The log: one JSON object per line, for each step and event.
@@ -24,8 +26,9 @@ class Workdir:
     schedule_plot: The last step, as planned and as measured.
   """
 
-  def __init__(self, root: pathlib.Path) -> None:
-    self.root = root
+  def __init__(self, root: pathlib.Path, url: str = "") -> None:
+    self.root, self.url = root, url
+    self._mirror = mirror.Mirror(url, root) if url else None
     self.config = root / "config.json"
     self.data = root / "data.json"
     self.metrics = root / "metrics.jsonl"
@@ -40,15 +43,37 @@ class Workdir:
 
   @classmethod
   def at(cls, path: str) -> "Workdir":
-    """Returns the workdir at a path, without making it.
+    """Returns the workdir at a path or URL, without making it.
 
-    Raises `ValueError` if the path is not that of a directory, or a URL.
+    Raises `ValueError` if it is neither that of a directory, nor of a bucket.
     """
-    base.refuse_url("workdir", path)
-    root = pathlib.Path(path)
+    base.refuse_url("workdir", path, takes_bucket=True)
+    root = mirror.local(path)
     if not path or (root.exists() and not root.is_dir()):
       raise ValueError(f"workdir={path!r} is not a directory.")
-    return cls(root)
+    return cls(root, path if base.is_bucket(path) else "")
+
+  @classmethod
+  def take(cls, path: str) -> "Workdir":
+    """Returns `at`, with what a run needs to go on from a bucket; see `mirror.take`."""
+    where = cls.at(path)
+    mirror.take(path)
+    return where
+
+  @property
+  def checkpoints_url(self) -> str:
+    """The URL of the checkpoints, "" if they are in the folder."""
+    return self.url and f"{self.url.rstrip('/')}/checkpoints"
+
+  def push(self, name: str = "") -> None:
+    """Copies files to the bucket, if the run is in one; see `mirror.Mirror.push`."""
+    if self._mirror is not None:
+      self._mirror.push(name)
+
+  def pull(self) -> None:
+    """Copies files from the bucket, if the run is in one; see `mirror.Mirror.pull`."""
+    if self._mirror is not None:
+      self._mirror.pull()
 
 
 def find_saved(path: str) -> int:

@@ -3,20 +3,16 @@
 from collections.abc import Callable, Mapping
 import dataclasses
 import json
-import pathlib
 import types
 from typing import Any
 
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.base import json as json_lib
-from bamboo_jax.checkpoint import (
-    identity as identity_lib,
-    manifest as manifest_lib,
-    writer as writer_lib,
-)
+from bamboo_jax.checkpoint import identity as identity_lib, places, writer as writer_lib
 from bamboo_jax.config import surroundings
 from bamboo_jax.exchange import weights
 from bamboo_jax.runtime import rounding
+from bamboo_jax.training.record import workdir as workdir_lib
 from bamboo_jax.training.setup import build, executors, job as job_lib
 
 # Options whose change alters the results of training, by their beginnings.
@@ -33,7 +29,8 @@ _MEANT = (
 def make_writer(
     job: job_lib.Job,
     *,
-    directory: pathlib.Path,
+    where: workdir_lib.Workdir,
+    name: str,
     member: base.NodeId,
     warn: Callable[[base.StepId, str], None],
     check_fence: Callable[[], None],
@@ -42,7 +39,9 @@ def make_writer(
   config, model = job.config, job.task.whole
   is_program = executors.is_program(config)
   return writer_lib.Writer(
-      directory,
+      where.checkpoints,
+      url=where.checkpoints_url,
+      push=lambda is_writer: where.push("" if is_writer else name),
       keep=config.checkpoint.keep,
       every_steps=config.checkpoint.every_steps,
       member=member,
@@ -71,17 +70,19 @@ def make_writer(
   )
 
 
-def check_same(config: config_lib.Config, task: build.Task, directory: pathlib.Path) -> None:
-  """Raises `base.CheckpointError` if `directory` is of another run.
+def check_same(config: config_lib.Config, task: build.Task, where: workdir_lib.Workdir) -> None:
+  """Raises `base.CheckpointError` if the folder or bucket is of another run.
 
   Looks at its newest checkpoint that can be read; workers judge damaged ones.
   """
-  for name in reversed(manifest_lib.find(directory) if directory.is_dir() else []):
+  place = places.open_place(where.checkpoints, where.checkpoints_url)
+  is_there = where.url or where.checkpoints.is_dir()
+  for name in reversed(place.find() if is_there else []):
     try:
-      meta = manifest_lib.read_manifest(directory / name.file).meta
+      meta = place.read(name).meta
     except (OSError, ValueError):
       continue
-    _identify(config, task).check(meta, step=name.step, where=str(directory))
+    _identify(config, task).check(meta, step=name.step, where=place.where)
     return
 
 

@@ -1,0 +1,231 @@
+"""Where the checkpoints of a run are: a folder that all members share, or a bucket.
+
+Both have the same names, see `folder`. In a bucket a member writes its part to its own
+folder first, as Orbax writes files:
+
+  member                     bucket                           other members
+    |-- 1 part ------------->|  4/v1.2-8c1f/node3/...
+    |                        |<------------------- 2 part, 4/v1.2-8c1f/node0/...
+    |                        |<- 3 are all files there?       (the writer)
+    |                        |<- 4 4.v1.2-8c1f.json, unless it is there
+    |                        |<- 5 removes 2.json, then its files
+
+What is put late by a process that was removed has a name of its own, and no manifest.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent import futures
+import contextlib
+import datetime
+import errno
+import functools
+import pathlib
+import shutil
+import tempfile
+import time
+from typing import Protocol
+
+from absl import logging
+
+from bamboo_jax import base
+from bamboo_jax.checkpoint import manifest as manifest_lib, orbax_item, parts
+from bamboo_jax.cluster import records
+
+_NUM_THREADS = 8  # That copy files at once.
+_TIMEOUT = datetime.timedelta(seconds=60)  # Of a request that moves data.
+
+
+class CheckpointPlace(Protocol):
+  """Checkpoints by name; all calls block, and raise `OSError`.
+
+  Attributes:
+    where: Its path or URL.
+    least_kept: Number of complete checkpoints that are never removed.
+    uploaded: What was copied to a bucket so far.
+  """
+
+  where: str
+  least_kept: int
+  uploaded: parts.Upload
+
+  def find(self) -> list[manifest_lib.CheckpointName]:
+    """Returns the names of checkpoints, oldest first."""
+
+  def read(self, name: manifest_lib.CheckpointName) -> manifest_lib.Manifest:
+    """Returns a manifest; see `manifest.read_manifest`."""
+
+  def keep(self, item: str) -> dict[str, int]:
+    """Returns the size of each file of an item just written, which lasts from now on."""
+
+  def having(
+      self, manifest: manifest_lib.Manifest, items: Collection[str]
+  ) -> contextlib.AbstractContextManager[pathlib.Path]:
+    """Returns a folder that has these items, in a `with` block."""
+
+  def complete(
+      self,
+      name: manifest_lib.CheckpointName,
+      manifest: manifest_lib.Manifest,
+      check_fence: Callable[[], None],
+  ) -> None:
+    """Makes a checkpoint complete, if all of its files are there."""
+
+  def find_saves(self) -> set[str]:
+    """Returns the folders STEP/SAVE and frozen/SAVE of saves, finished or not."""
+
+  def remove(self, path: str) -> None:
+    """Removes a file or folder; warns if it cannot."""
+
+
+class LocalPlace:
+  """Checkpoints in the folder `path`."""
+
+  least_kept = 1
+  uploaded = parts.Upload()
+
+  def __init__(self, path: pathlib.Path) -> None:
+    self._path, self.where = path, str(path)
+
+  def find(self) -> list[manifest_lib.CheckpointName]:
+    self._path.mkdir(exist_ok=True)  # Not its parent, whose mount may be away.
+    return manifest_lib.find(self._path)
+
+  def read(self, name: manifest_lib.CheckpointName) -> manifest_lib.Manifest:
+    return manifest_lib.read_manifest(self._path / name.file)
+
+  def keep(self, item: str) -> dict[str, int]:
+    return manifest_lib.sync_files(self._path, item)
+
+  @contextlib.contextmanager
+  def having(
+      self, manifest: manifest_lib.Manifest, items: Collection[str]
+  ) -> Iterator[pathlib.Path]:
+    yield self._path
+
+  def complete(
+      self,
+      name: manifest_lib.CheckpointName,
+      manifest: manifest_lib.Manifest,
+      check_fence: Callable[[], None],
+  ) -> None:
+    find_size = functools.partial(manifest_lib.find_size, self._path)
+    if problem := manifest_lib.find_problem(manifest.files, find_size):
+      raise OSError(errno.ENOENT, f"{problem}; all nodes need a folder that they share")
+    made = self._path / f"{name.step}/{name.save}/manifest.json"
+    manifest_lib.write_manifest(made, manifest)
+    check_fence()
+    made.rename(self._path / name.file)
+    manifest_lib.sync(self._path)
+
+  def find_saves(self) -> set[str]:
+    return {path.relative_to(self._path).as_posix() for path in self._path.glob("*/v*")}
+
+  def remove(self, path: str) -> None:
+    for found in self._path.glob(path):
+      try:
+        shutil.rmtree(found) if found.is_dir() else found.unlink()
+        for parent in found.relative_to(self._path).parents[:-1]:
+          (self._path / parent).rmdir()
+      except OSError as error:
+        # Other processes may remove it too, or have items there.
+        if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
+          logging.warning("Cannot remove %s: %s.", found, orbax_item.describe_error(error))
+
+
+class BucketPlace:
+  """Checkpoints at a URL; items are in the folder `path` while they are written or read."""
+
+  least_kept = 2  # One may be read while the next ones become complete.
+
+  def __init__(self, path: pathlib.Path, url: str) -> None:
+    self.where, self._path = url, path
+    self._index, self._data = records.Bucket(url), records.Bucket(url, timeout=_TIMEOUT)
+    self._manifests: dict[manifest_lib.CheckpointName, manifest_lib.Manifest] = {}
+    self.uploaded = parts.Upload()
+
+  def find(self) -> list[manifest_lib.CheckpointName]:
+    return find_names(self._index.sizes(""))
+
+  def read(self, name: manifest_lib.CheckpointName) -> manifest_lib.Manifest:
+    if name not in self._manifests:  # It never changes.
+      content = self._index.read(name.file)
+      self._manifests[name] = manifest_lib.parse(f"{self.where}/{name.file}", name.file, content)
+    return self._manifests[name]
+
+  def keep(self, item: str) -> dict[str, int]:
+    since_secs = time.perf_counter()
+    files = manifest_lib.sync_files(self._path, item)
+    self._copy(files, lambda file: self._data.upload(file, self._path / file))
+    LocalPlace(self._path).remove(item)
+    secs = time.perf_counter() - since_secs
+    self.uploaded += parts.Upload(sum(files.values()), secs)
+    return files
+
+  @contextlib.contextmanager
+  def having(
+      self, manifest: manifest_lib.Manifest, items: Collection[str]
+  ) -> Iterator[pathlib.Path]:
+    # A folder for each reader: other processes of this machine may read the same.
+    with tempfile.TemporaryDirectory(dir=self._path, prefix="read.") as folder:
+      root = pathlib.Path(folder)
+
+      def fetch(file: str) -> None:
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        self._data.download(file, sizes[file], root / file)
+
+      wanted = find_files(manifest.files, items)
+      sizes = {f: n for item in items for f, n in self._index.sizes(item).items()}
+      if problem := manifest_lib.find_problem(wanted, sizes.get):
+        raise base.DamagedCheckpointError(
+            f"Cannot use a checkpoint of step {manifest.step} in {self.where}: {problem}."
+        )
+      self._copy(wanted, fetch)
+      yield root
+
+  def complete(
+      self,
+      name: manifest_lib.CheckpointName,
+      manifest: manifest_lib.Manifest,
+      check_fence: Callable[[], None],
+  ) -> None:
+    if problem := manifest_lib.find_problem(manifest.files, self._index.sizes("").get):
+      raise OSError(errno.ENOENT, problem)
+    check_fence()
+    self._index.create(name.file, manifest_lib.render(manifest))
+
+  def find_saves(self) -> set[str]:
+    return find_saves(self._index.sizes("")) | LocalPlace(self._path).find_saves()
+
+  def remove(self, path: str) -> None:
+    LocalPlace(self._path).remove(path)  # What a killed process has left.
+    try:
+      is_manifest = path.endswith(".json")
+      self._copy([path] if is_manifest else self._index.sizes(path), self._index.delete)
+    except OSError as error:
+      logging.warning("Cannot remove %s: %s.", path, error)
+
+  def _copy(self, files: Iterable[str], copy: Callable[[str], None]) -> None:
+    with futures.ThreadPoolExecutor(_NUM_THREADS) as threads:
+      for _ in threads.map(copy, files):
+        pass  # Raises the error of the first that failed.
+
+
+def open_place(path: pathlib.Path, url: str = "") -> CheckpointPlace:
+  """Returns the place of the checkpoints at `url`, if there is one, or in a folder."""
+  return BucketPlace(path, url) if url else LocalPlace(path)
+
+
+def find_names(keys: Iterable[str]) -> list[manifest_lib.CheckpointName]:
+  """Returns the checkpoints whose manifests are among keys, oldest first."""
+  stems = (key.removesuffix(".json") for key in keys if key.endswith(".json"))
+  return sorted(filter(None, map(manifest_lib.CheckpointName.parse, stems)))
+
+
+def find_files(files: Mapping[str, int], items: Collection[str]) -> dict[str, int]:
+  """Returns the files of some items, with their sizes."""
+  return {f: n for f, n in files.items() if any(f.startswith(f"{item}/") for item in items)}
+
+
+def find_saves(keys: Iterable[str]) -> set[str]:
+  """Returns the folders of saves that have files among keys."""
+  return {"/".join(parts[:2]) for key in keys if len(parts := key.split("/")) > 2}

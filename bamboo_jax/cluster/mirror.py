@@ -1,0 +1,110 @@
+"""The files of a run whose workdir is the URL of a bucket: s3://, gs:// or az://.
+
+Each machine works in a folder of its own, as runs in a folder do. The bucket has what must
+outlive the machines:
+
+  secret                  made by the first process; all others read it
+  records/                who is a member, see `records`
+  checkpoints/            parts, then manifests, see `checkpoint.places`
+  metrics.jsonl, rows/,   copies of what the folder has: put with each checkpoint and at the
+    and other files       end, and fetched by a machine that has less
+"""
+
+import atexit
+import datetime
+import os
+import pathlib
+import shutil
+import tempfile
+import urllib.parse
+
+from bamboo_jax import base
+from bamboo_jax.cluster import records
+from bamboo_jax.net import identity
+
+_TIMEOUT = datetime.timedelta(seconds=60)  # Of a request that moves data.
+_SECRET, _METRICS = "secret", "metrics.jsonl"
+# What readers of a run need, beside rows.
+_FILES = ("config.json", "data.json", "nodes.jsonl", "summary.json", _SECRET)
+
+
+def local(workdir: str | os.PathLike[str]) -> pathlib.Path:
+  """Returns the folder of this machine for a run: `workdir`, or one in the user's cache."""
+  if not base.is_bucket(workdir):
+    return pathlib.Path(workdir)
+  if not (cache := base.find_cache("runs")):
+    raise ValueError(f"There is no home folder for files of {workdir}: set XDG_CACHE_HOME.")
+  return pathlib.Path(cache, urllib.parse.quote(os.fspath(workdir).rstrip("/"), safe=""))
+
+
+def take(workdir: str) -> pathlib.Path:
+  """Returns `local`, with the secret of the run and what was put there, if `workdir` is a URL.
+
+  Raises `OSError` if the bucket is not there, or may not be written.
+  """
+  folder = local(workdir)
+  if base.is_bucket(workdir):
+    drawn = pathlib.Path(identity.draw_secret(folder))
+    bucket = records.Bucket(workdir)
+    bucket.create(_SECRET, drawn.read_bytes())  # Also if it is there: may this process write?
+    if (found := bucket.read(_SECRET)) != drawn.read_bytes():
+      base.write_atomically(drawn, found or b"", mode=0o600)
+    Mirror(workdir, folder).pull()
+  return folder
+
+
+def look(workdir: str) -> pathlib.Path:
+  """Returns `workdir`, or a copy of the files of a bucket that lasts as long as this process.
+
+  Raises `ValueError` if there are none.
+  """
+  if not base.is_bucket(workdir):
+    return pathlib.Path(workdir)
+  parent = tempfile.mkdtemp(prefix="bamboo_jax.")
+  atexit.register(shutil.rmtree, parent, ignore_errors=True)
+  folder = pathlib.Path(parent, workdir.rstrip("/").rpartition("/")[2])  # Named in reports.
+  folder.mkdir()
+  Mirror(workdir, folder).pull(is_new=True)
+  if not (folder / _SECRET).exists():
+    raise ValueError(f"No run is at {workdir}.")
+  return folder
+
+
+class Mirror:
+  """Copies files between `folder` and the bucket at `url`; calls block, and raise `OSError`."""
+
+  def __init__(self, url: str, folder: pathlib.Path) -> None:
+    self._bucket, self._folder = records.Bucket(url, timeout=_TIMEOUT), folder
+    self._put: dict[str, tuple[int, int]] = {}  # Time and size of the files that were put.
+
+  def push(self, name: str = "") -> None:
+    """Puts what has changed: the rows of member `name`, or all files of a run if it is ""."""
+    paths = [*(self._folder / "rows").glob(f"{name or '*'}.json")]
+    if not name:
+      paths += [p for p in self._folder.iterdir() if p.is_file() and p.name != _SECRET]
+    # The log is last: who finds it finds the others.
+    for path in sorted(paths, key=lambda path: path.name == _METRICS):
+      status, key = path.stat(), path.relative_to(self._folder).as_posix()
+      stamp = status.st_mtime_ns, status.st_size
+      if self._put.get(key) != stamp and not path.name.startswith("."):
+        self._bucket.put(key, path.read_bytes())
+        self._put[key] = stamp
+
+  def pull(self, *, is_new: bool = False) -> bool:
+    """Fetches the files, unless the log here goes on from the one there; returns whether it did.
+
+    If the folder `is_new`, it fetches them in any case.
+    """
+    there = self._bucket.read(_METRICS) or b""  # First, as this machine may be writing.
+    log = self._folder / _METRICS
+    here = log.read_bytes() if log.exists() else b""
+    if here.startswith(there) and not is_new:
+      return False
+    rows = self._bucket.keys("rows")
+    (self._folder / "rows").mkdir(exist_ok=True)
+    found = {key: self._bucket.read(key) for key in (*_FILES, *rows)} | {_METRICS: there or None}
+    for key, content in found.items():
+      if content is not None:
+        mode = 0o600 if key == _SECRET else 0o644
+        base.write_atomically(self._folder / key, content, mode=mode)
+    return True

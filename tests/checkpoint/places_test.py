@@ -1,0 +1,250 @@
+"""Checkpoints in buckets: complete, or not at all, whatever the bucket does."""
+
+import os
+import pathlib
+import tempfile
+import threading
+from unittest import mock
+import uuid
+
+from absl.testing import absltest, parameterized
+import numpy as np
+
+from bamboo_jax import base
+from bamboo_jax.checkpoint import (
+    arrays as layer_arrays,
+    folder as folder_lib,
+    manifest as manifest_lib,
+    parts,
+    places,
+)
+from bamboo_jax.cluster import records
+from bamboo_jax.runtime.stage import spec as spec_lib
+from tests import buckets
+
+_META = {"seed": 7}
+_KEYS = (
+    "2.v1.1-aa.json",
+    "10.v1.2-aa.json",
+    "4.v2.1-bb.json",
+    "2/v1.1-aa/node0/d/1",
+    "2/v1.1-aa/node1/d/1",
+    "frozen/v1.1-aa/node0/d/1",
+    "6/v1.3-aa/node0/d/1",
+    "other.json",
+    "4.v2.1-bb.txt",
+)
+
+
+def _layers(step):
+  params = lambda number: {"w": np.full((3, 2), 10 * step + number, np.float32)}
+  return {n: spec_lib.LayerState(params(i), (), {}) for i, n in enumerate(("body", "head"))}
+
+
+class PureTest(parameterized.TestCase):
+
+  def test_names(self):
+    self.assertEqual(
+        [str(name) for name in places.find_names(_KEYS)],
+        ["2.v1.1-aa", "4.v2.1-bb", "10.v1.2-aa"],  # By save, not by step.
+    )
+
+  def test_saves(self):
+    found = {"2/v1.1-aa", "frozen/v1.1-aa", "6/v1.3-aa"}
+    self.assertEqual(places.find_saves(_KEYS), found)
+
+  @parameterized.parameters(
+      ((), {}),
+      (("2/a/node1",), {"2/a/node1/d": 1}),
+      (("2/a/node1", "2/a/node12"), {"2/a/node1/d": 1, "2/a/node12/d": 2}),
+  )
+  def test_files(self, items, found):
+    files = {"2/a/node1/d": 1, "2/a/node12/d": 2, "frozen/a/node1/d": 3}
+    self.assertEqual(places.find_files(files, items), found)
+
+  @parameterized.parameters(
+      ({}, None),
+      ({"a": 1, "b": 2}, None),
+      ({"a": 1, "b": 3}, "b has 2 bytes; it should have 3 bytes"),
+      ({"c": 1}, "c is missing; it should have 1 bytes"),
+  )
+  def test_problem(self, files, problem):
+    self.assertEqual(manifest_lib.find_problem(files, {"a": 1, "b": 2}.get), problem)
+
+  @parameterized.parameters(
+      ((), {}),
+      (((0, 0.0),), {}),
+      (((1 << 20, 2.0),), {"saved": 4, "mib": 1.0, "secs": 2.0, "mib_per_sec": 0.5}),
+      (
+          ((1 << 20, 2.0), (3 << 20, 1.0)),  # At once.
+          {"saved": 4, "mib": 4.0, "secs": 2.0, "mib_per_sec": 2.0},
+      ),
+  )
+  def test_uploads(self, uploads, told):
+    uploads = [parts.Upload(*upload) for upload in uploads]
+    self.assertEqual(parts.describe_uploads(base.StepId(4), uploads), told)
+
+
+class BucketPlaceTest(parameterized.TestCase):
+
+  def open(self, scheme="s3"):
+    """Starts the server of a bucket; returns the folder of a member that uses it."""
+    self.front, environ = buckets.OPEN[scheme](uuid.uuid4().hex)
+    self.addCleanup(self.front.close)
+    self.enterContext(mock.patch.dict(os.environ, environ))
+    self.url = f"{scheme}://{self.front.bucket}/run/checkpoints"
+    self.is_fenced = False
+    return self.member()
+
+  def member(self, *, keep=1):
+    """Returns the folder of another machine."""
+    root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()), "checkpoints")
+    return folder_lib.CheckpointFolder(root, keep=keep, check_fence=self.check_fence, url=self.url)
+
+  def check_fence(self):
+    if self.is_fenced:
+      raise base.FencedError("The workdir is that of another run now.")
+
+  def name(self, member, step):
+    member.steps()
+    member.attempt += 1
+    return manifest_lib.CheckpointName(member.attempt, 1, step, "aa")
+
+  def write(self, name, *members):
+    """Writes a part by each member: one of a layer, the other of the rest."""
+    arrays = layer_arrays.copy_to_host(_layers(name.step))
+    return [
+        member.write_part(name, f"node{number}", {layer: arrays[layer]})
+        for number, (member, layer) in enumerate(zip(members, arrays, strict=True))
+    ]
+
+  def save(self, first, second, step):
+    name = self.name(first, step)
+    first.remove_unfinished(name)
+    whole = manifest_lib.join(self.write(name, first, second), order=["body", "head"], meta=_META)
+    first.finish(name, whole)
+    return name
+
+  def keys(self):
+    return sorted(records.Bucket(self.url).sizes(""))
+
+  def assert_restores(self, step, names=("body", "head")):
+    member = self.member()
+    found, meta = member.read(step, _layers(0), names)
+    self.assertEqual(meta, _META)
+    self.assertEqual([*found], [*names])
+    for name in names:
+      np.testing.assert_array_equal(found[name].params["w"], _layers(step)[name].params["w"])
+    self.assertEmpty(os.listdir(member.path))  # What it has fetched.
+
+  @parameterized.parameters(*buckets.OPEN)
+  def test_another_machine_goes_on(self, scheme):
+    first = self.open(scheme)
+    second = self.member()
+    self.assertEqual(first.steps(), ())
+    self.save(first, second, 2)
+    self.assertEqual(self.member().steps(), (2,))
+    self.assert_restores(2)
+    for member in (first, second):
+      self.assertEmpty(os.listdir(member.path))  # The bucket has it.
+      self.assertGreater(member.place.uploaded.num_bytes, 24)
+      self.assertGreater(member.place.uploaded.secs, 0)
+
+  def test_it_reads_the_items_that_have_its_layers(self):
+    first = self.open()
+    name = self.save(first, self.member(), 2)
+    for key in self.keys():
+      if "/node0/" in key:
+        records.Bucket(self.url).delete(key)
+    self.assert_restores(2, ("head",))
+    member = self.member()
+    with self.assertRaisesRegex(base.DamagedCheckpointError, f"{name.save}/node0/.* is missing"):
+      member.read(2, _layers(0), ["body"])
+    self.assertEqual(member.steps(), ())  # It is passed over.
+
+  def test_two_newer_ones_are_there_before_one_is_removed(self):
+    first = self.open()
+    second = self.member()
+    for step, kept in ((2, (2,)), (4, (2, 4)), (6, (4, 6)), (8, (6, 8))):
+      name = self.save(first, second, step)
+      self.assertEqual(self.member().steps(), kept)
+      self.assertEqual(
+          {key.split(".")[0] for key in self.keys() if "/" not in key}, {f"{one}" for one in kept}
+      )
+      self.assertEqual(
+          places.find_saves(self.keys()), {f"{one.step}/{one.save}" for one in first.place.find()}
+      )
+    self.assertEqual(name.attempt, 4)
+    self.assert_restores(6)
+
+  def test_a_manifest_is_never_before_its_files(self):
+    first = self.open()
+    name = self.name(first, 2)
+    written = self.write(name, first, self.member())
+    whole = manifest_lib.join(written, order=["body", "head"], meta=_META)
+    key = next(key for key in self.keys() if "/node1/" in key)
+    records.Bucket(self.url).delete(key)
+    with self.assertRaisesRegex(OSError, f"{key} is missing"):
+      first.finish(name, whole)
+    self.assertEqual(self.member().steps(), ())
+    self.assertEmpty([key for key in self.keys() if key.endswith(".json")])
+
+  def test_who_was_removed_completes_and_removes_nothing(self):
+    first = self.open()
+    second = self.member()
+    for step in (2, 4):
+      self.save(first, second, step)
+    self.is_fenced = True
+    with self.assertRaises(base.FencedError):
+      self.save(first, second, 6)
+    self.assertEqual(self.member().steps(), (2, 4))
+    self.assert_restores(2)
+    self.is_fenced = False
+    self.save(first, second, 8)  # It also removes what that has left.
+    self.assertEqual(
+        places.find_saves(self.keys()), {f"{one.step}/{one.save}" for one in first.place.find()}
+    )
+
+  @parameterized.parameters("503", "closed", "slow", "lost", "503_after")
+  def test_a_fault_of_the_bucket_changes_nothing(self, fault):
+    first = self.open()
+    second = self.member()
+    self.front.fail(*[fault, "", ""] * 6)
+    self.save(first, second, 2)
+    self.front.fail(*[fault, ""] * 2, method="GET")
+    self.assert_restores(2)
+
+  def test_an_upload_that_fails_does_not_count(self):
+    first = self.open()
+    second = self.member()
+    self.save(first, second, 2)
+    with mock.patch.dict(records._RETRIES, max_retries=1), self.front.failing("503"):
+      broken = self.member()
+      with self.assertRaisesRegex(OSError, f"^{self.url}: no answer: .*503"):
+        self.write(self.name(broken, 4), broken, second)
+    self.assertEmpty(os.listdir(broken.path))  # It made room.
+    self.assertEqual(self.member().steps(), (2,))
+    self.save(first, second, 6)
+    self.assertEqual(self.member().steps(), (2, 6))
+
+  def test_readers_of_one_machine_do_not_meet(self):
+    first = self.open()
+    self.save(first, self.member(), 2)
+    member, found = self.member(), []
+    read = lambda: found.append(member.read(2, _layers(0), ["body"]).layers["body"].params["w"])
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+      thread.start()
+    for thread in threads:
+      thread.join()
+    self.assertLen(found, 4)
+
+  def test_a_bucket_that_is_not_there(self):
+    self.open()
+    self.url = "s3://missing/checkpoints"
+    with self.assertRaisesRegex(base.CheckpointError, f"^[^\n]*{self.url}[^\n]*no such bucket"):
+      self.member()
+
+
+if __name__ == "__main__":
+  absltest.main()
