@@ -211,37 +211,25 @@ class StepPlans:
 
   def __init__(self, rows: rows_lib.RowPlanner, *, fills: bool = False) -> None:
     self._rows, self._fills = rows, fills
-    self._layout = Layout()
-    self._whole: Timelines = ()
-    self._filling: redundancy.StepFilling | None = None
+    self._last: tuple[Layout, Timelines, redundancy.StepFilling | None] = Layout(), (), None
 
-  def whole(self, layout: Layout) -> Timelines:
-    """Returns the timelines of a whole step."""
-    if layout != self._layout:
-      self._layout, self._filling = layout, None
-      if layout.is_joint:
-        self._whole = [self._rows.play(layout.lines(self._rows))]
-      else:
-        self._plan_apart(layout)
-    return self._whole
+  def whole(self, layout: Layout) -> tuple[Timelines, redundancy.StepFilling | None]:
+    """Returns the timelines of a whole step, and how its waits are filled, if they are."""
+    if layout != self._last[0]:
+      self._last = layout, *self._plan(layout)
+    return self._last[1:]
 
-  def filling(self, layout: Layout) -> redundancy.StepFilling | None:
-    """Returns how waits of a whole step are filled; None if they are not."""
-    self.whole(layout)
-    return self._filling
-
-  def _plan_apart(self, layout: Layout) -> None:
-    """Plans a step of pipelines that have no node in common."""
+  def _plan(self, layout: Layout) -> tuple[Timelines, redundancy.StepFilling | None]:
+    if layout.is_joint:
+      return [self._rows.play(layout.lines(self._rows))], None
     plans = [
         self._rows.whole(line, layout.roles[line.pipeline].shadows)
         for line in layout.lines(self._rows)
     ]
     if not self._fills:
-      self._whole = [plan.timeline for plan in plans]
-      return
-    self._whole = [plan.bare for plan in plans]
-    if any(plan.rules for plan in plans):
-      self._filling = redundancy.StepFilling(plans)
+      return [plan.timeline for plan in plans], None
+    has_rules = any(plan.rules for plan in plans)
+    return [plan.bare for plan in plans], redundancy.StepFilling(plans) if has_rules else None
 
   def rest(
       self, layout: Layout, holdings: Mapping[base.NodeId, holdings_lib.Holdings]

@@ -10,7 +10,7 @@ same `worker`, and only the cohort below it differs.
                        gradient, and decides whether the step may change the state
   cohort               a worker's view of the other members, alone or in a cluster
   run_state            steps done, layout, and the arrays, all copies of which
-                       are equal; `state_transfer` moves them between nodes
+                       are equal, and move between nodes
   background_compiler  compiles new roles in the background of training
   evaluation           held-out loss, by all members together
   failures             errors of the user's code and data, which end a run

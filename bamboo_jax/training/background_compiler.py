@@ -4,7 +4,7 @@ Programs of units serve all roles and are compiled before the first step; these 
 the executor's own, of one program for all nodes.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from concurrent import futures
 import threading
 import time
@@ -16,7 +16,10 @@ from bamboo_jax.recovery import layout as layout_lib, moves
 from bamboo_jax.runtime import executor as executor_lib
 from bamboo_jax.training import failures as failures_lib, run_state as run_state_lib
 
+Job = Callable[[], Any]
+
 _PAUSES = 3.0  # Pause after a job, as a multiple of its processor time.
+_NONE = views.EMPTY.number
 
 
 class BackgroundCompiler:
@@ -31,7 +34,7 @@ class BackgroundCompiler:
     self._thread = futures.ThreadPoolExecutor(1, "compiler")
     self._last: futures.Future[None] = futures.Future()
     self._last.set_result(None)
-    self._asked = self._ready = base.ViewId(0)
+    self._asked = self._ready = _NONE
     self._error: Exception | None = None
     self._is_closed = False
     self._hurry = threading.Event()
@@ -47,7 +50,7 @@ class BackgroundCompiler:
     if self._followed != self._state.layout:
       self._followed = self._state.layout
       jobs = self._executor.jobs(self._state.engine.lines)
-      self._submit(self._call, [*jobs, moves.load_solver], _PAUSES * self._is_under_way)
+      self._submit([*jobs, moves.load_solver], pauses=_PAUSES * self._is_under_way)
       self._is_under_way = True
 
   def wait(self) -> None:
@@ -76,33 +79,30 @@ class BackgroundCompiler:
     newest, adopted = self._cohort.newest, self._cohort.view.number
     if newest.number > max(adopted, self._asked):
       self._asked = newest.number
-      self._submit(self._prepare, newest.number, self._find_jobs(newest.numbers))
+      self._submit(self._find_jobs(newest.numbers), newest.number)
     return max(adopted, self._ready)
 
-  def prepare(self, alive: Collection[base.NodeId], view: base.ViewId = views.EMPTY.number) -> None:
+  def prepare(self, alive: Collection[base.NodeId], view: base.ViewId = _NONE) -> None:
     """Compiles what only a run of nodes `alive` needs, as that of `view` is; blocks."""
     self._is_under_way = True
-    self._prepare(view, self._find_jobs(alive))
+    self._run(self._find_jobs(alive), view)
 
-  def _submit(self, call: Callable[..., None], *arguments: Any) -> None:
-    self._last = self._thread.submit(self._guard, call, *arguments)
+  def _submit(self, jobs: Sequence[Job], view: base.ViewId = _NONE, pauses: float = 0.0) -> None:
+    def guard() -> None:
+      try:
+        self._run(jobs, view, pauses)
+      except Exception as error:  # XLA raises various types.
+        self._error = self._error or error
 
-  def _guard(self, call: Callable[..., None], *arguments: Any) -> None:
-    try:
-      call(*arguments)
-    except Exception as error:  # XLA raises various types.
-      self._error = self._error or error
+    self._last = self._thread.submit(guard)
 
-  def _find_jobs(self, alive: Collection[base.NodeId]) -> list[Callable[[], Any]]:
-    return self._executor.jobs(self._state.plan(alive).layout.lines_of_ways)
-
-  def _prepare(self, view: base.ViewId, jobs: list[Callable[[], Any]]) -> None:
-    self._call(jobs)
-    self._ready = max(view, self._ready)
-
-  def _call(self, jobs: list[Callable[[], Any]], pauses: float = 0.0) -> None:
+  def _run(self, jobs: Sequence[Job], view: base.ViewId, pauses: float = 0.0) -> None:
     for job in jobs:
       if not self._is_closed:
         start_secs = time.thread_time()
         job()
         self._hurry.wait(pauses * (time.thread_time() - start_secs))
+    self._ready = max(view, self._ready)
+
+  def _find_jobs(self, alive: Collection[base.NodeId]) -> Sequence[Job]:
+    return self._executor.jobs(self._state.plan(alive).layout.lines_of_ways)

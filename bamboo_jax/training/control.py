@@ -7,6 +7,7 @@ been lost unnoticed. The hash of that state must differ.
 """
 
 from collections.abc import Mapping
+import copy
 import dataclasses
 import json
 import pathlib
@@ -38,8 +39,8 @@ class Control:
     """Keeps the state before the last step, and redoes that after it."""
     num_steps, num_shares = self._job.config.num_steps, self._engine.num_shares
     if step == num_steps - 1:
-      copy = lambda array: np.array(array)  # The array will be donated.
-      self._before = jax.tree.map(copy, self._engine.layer_states())
+      take = lambda array: np.array(array)  # The array will be donated.
+      self._before = jax.tree.map(take, self._engine.layer_states())
     elif step == num_steps and self._before and num_shares > 1:
       told = {
           "step": step,
@@ -50,34 +51,24 @@ class Control:
 
   def redo(self, *, dropped: base.ShareId | None) -> str:
     """Returns the hash after the last step without a share; changes nothing."""
-    engine = self._engine
-    lines, results = engine.lines, engine.results
-    states = {number: node.state for number, node in engine.nodes.items()}
-    try:
-      engine.results = dataclasses.replace(results, totals={}, received={}, proposed={})
-      engine.lines = [
-          (row, [share for share in shares if share != dropped]) for row, shares in lines
-      ]
-      reduce.reduce(engine)
-      for node in engine.nodes.values():
-        node.state = {}
-      for stage, owner in base.by_stage(engine.owners[0]):
-        engine.nodes[owner].put_state({n: self._before[n] for n in engine.specs[stage].names})
-      update.apply(engine, self._find_scale())
-      digests = digest.digest_layers(engine.layer_states())
-    finally:
-      engine.lines, engine.results = lines, results
-      for number, state in states.items():
-        engine.nodes[number].state = state
+    engine = copy.copy(self._engine)  # With states and results of its own.
+    engine.nodes = {number: copy.copy(node) for number, node in engine.nodes.items()}
+    engine.results = dataclasses.replace(engine.results, totals={}, received={}, proposed={})
+    engine.lines = [
+        (row, [share for share in shares if share != dropped]) for row, shares in engine.lines
+    ]
+    reduce.reduce(engine)
+    for node in engine.nodes.values():
+      node.state = {}
+    for stage, owner in base.by_stage(engine.owners[0]):
+      engine.nodes[owner].put_state({n: self._before[n] for n in engine.specs[stage].names})
+    sums = step_lib.add_up(
+        [step_lib.find_sums(engine)],
+        num_stages=len(engine.specs),
+        clip_norm=self._job.config.optimizer.clip_norm,
+    )
+    update.apply(engine, sums.scale)
+    digests = digest.digest_layers(engine.layer_states())
     plan, order = self._job.plan, self._job.task.whole.names
     samples_seen = self._job.config.num_steps * plan.batch.batch_size
     return digest.state_sha256(digests, order, samples_seen=samples_seen)
-
-  def _find_scale(self) -> float:
-    sums = step_lib.LocalSums(
-        {stage: tuple(norms.tolist()) for stage, norms in reduce.stage_norms(self._engine).items()},
-        tuple(reduce.loss(self._engine).tolist()),
-    )
-    return step_lib.add_up(
-        [sums], num_stages=len(self._engine.specs), clip_norm=self._job.config.optimizer.clip_norm
-    ).scale

@@ -27,15 +27,14 @@ class EvalPart:
   Attributes:
     secs: How long they took.
     stops: Whether it was asked to end the run.
-    hurries: Whether a node must hand its stages over after a notice.
-    fails: Whether it has met an error in the data.
+    ends: Whether the evaluation must end: so; or a node must hand its stages over
+      after a notice; or there is an error in the data.
   """
 
   losses: Mapping[int, list[float]]
   secs: float
   stops: bool
-  hurries: bool
-  fails: bool
+  ends: bool
 
 
 def run(
@@ -65,14 +64,15 @@ def run(
     mine = EvalPart(
         {i: loss.tolist() for i, loss in own.items()},
         secs=time.perf_counter() - start_secs,
-        stops=given.stops(),
-        hurries=not {*cohort.newest.leaving} <= {*cohort.view.leaving},
-        fails=bool(data.failures.first.text),
+        stops=(stops := given.stops()),
+        ends=stops
+        or bool(data.failures.first.text)
+        or not {*cohort.newest.leaving} <= {*cohort.view.leaving},
     )
     said = [*cohort.gather(f"eval {step} {first}", mine).values()]
     losses |= {i: loss for part in said for i, loss in part.losses.items()}
     first += len(numbers)
-    if any(part.stops or part.hurries or part.fails for part in said):
+    if any(part.ends for part in said):
       return None, any(part.stops for part in said)
     rate = len(numbers) / max(part.secs for part in said)
     count = max(1, round(rate * _AGREE_SECS))

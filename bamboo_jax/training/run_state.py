@@ -3,10 +3,11 @@
 A change of the layout that copies state is a two-phase commit: all members
 fetch their new state and report it; once all have, the layout is valid. After a
 death in between it is valid if any survivor received every report; otherwise it
-is discarded.
+is discarded. Between nodes of this process state is copied; between processes each
+array is a message of the transport: a stage may be larger than what may be in flight.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 import contextlib
 import dataclasses
 import itertools
@@ -29,8 +30,13 @@ from bamboo_jax.recovery import (
 )
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import replicas
-from bamboo_jax.schedule import holdings as holdings_lib
-from bamboo_jax.training import cohort as cohort_lib, state_transfer
+from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.schedule import failover, holdings as holdings_lib
+from bamboo_jax.training import cohort as cohort_lib
+
+# By node and stage, then by the name of the layer.
+Layers = Mapping[str, spec_lib.LayerState]
+StageStates = dict[tuple[base.NodeId, base.StageId], Layers]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,12 +72,12 @@ class RunState:
     num_skipped: Number of skipped steps in a row before the next one.
     damaged: Steps whose checkpoints were found damaged, until a step is
       committed.
+    fetched_for: Version of the layout for which state was last fetched.
   """
 
   engine: engine_lib.Engine
   cohort: cohort_lib.Cohort
   _: dataclasses.KW_ONLY
-  transfer: state_transfer.StateTransfer
   rules: assignment.RecoveryRules
   writer: writer_lib.Writer
   steps: base.StepId = base.StepId(-1)
@@ -82,6 +88,8 @@ class RunState:
   damaged: tuple[base.StepId, ...] = ()
   named: tuple[slowness.Named, ...] = ()
   num_skipped: int = 0
+  fetched_for: int = -1
+  _fetched: StageStates = dataclasses.field(default_factory=dict)
   _saved_in: base.ViewId = views.EMPTY.number  # The view in which copies were at risk.
   _settled: tuple[base.ViewId, layout_lib.Layout] | None = None
   _compared: tuple[base.ViewId, int, base.StepId] | None = None
@@ -188,8 +196,8 @@ class RunState:
     self.steps, self.version = steps, 0
     self.num_skipped = self.writer.num_skipped
     self.set_layout(layout)
-    for (node, stage), state in restored.items():
-      self.transfer.put(node, stage, state)
+    self._fetched = restored
+    self.install()
 
   def statuses(
       self, holdings: Mapping[base.NodeId, holdings_lib.Holdings], *, since_secs: float
@@ -241,12 +249,12 @@ class RunState:
     `commit` commits the current step.
     """
     # Others may have changed the layout again since the state was moved.
-    if self.version < self.transfer.fetched_for <= agreement.known_version:
-      self.transfer.install()
+    if self.version < self.fetched_for <= agreement.known_version:
+      self.install()
       if agreement.rollbacks > self.rollbacks:
         self.steps = agreement.steps
-    elif agreement.known_version < self.transfer.fetched_for:
-      self.transfer.forget()  # A later change will have that version.
+    elif agreement.known_version < self.fetched_for:
+      self._fetched, self.fetched_for = {}, -1  # A later change will have that version.
     if -1 < self.steps < agreement.steps:
       commit()
     self.steps = agreement.steps
@@ -321,17 +329,49 @@ class RunState:
     """
     version = self.version + 1
     if change.rolls_back:
-      restored, states = self._restore_common(restored, change.layout)
-      self.transfer.keep(states, version=version)
+      restored, self._fetched = self._restore_common(restored, change.layout)
     else:
-      self.transfer.prefetch(change.copies, version=version)
+      self._fetched = self.fetch(change.copies, version=version)
+    self.fetched_for = version
     self.cohort.gather(f"moved {version}", None)
-    self.transfer.install()
+    self.install()
     self.version = version
     if change.rolls_back:
       self.steps, self.rollbacks = restored, self.rollbacks + 1
       self.num_skipped = self.writer.num_skipped
     self.set_layout(change.layout)
+
+  def fetch(self, copies: Sequence[failover.StageCopy], *, version: int) -> StageStates:
+    """Sends state of local nodes for layout `version`, and returns what they get.
+
+    Blocks until it has arrived. Raises `base.AttemptOverError` or
+    `base.PeerRemovedError` if a member was lost.
+    """
+    nodes, exchange = self.engine.nodes, self.engine.exchange
+    mine = [copy for copy in copies if copy.destination in self.cohort.hosted]
+    for copy in copies:
+      if copy not in mine and copy.source in nodes:
+        assert exchange is not None, "All nodes are in this process."
+        for leaf in jax.tree.leaves(nodes[copy.source].layers_of(copy.stage)):
+          exchange.send(copy.destination, f"state {version} {copy.stage}", [leaf])
+    found: StageStates = {}
+    for copy in mine:
+      if copy.source in nodes:
+        state = nodes[copy.source].layers_of(copy.stage)
+      else:
+        assert exchange is not None, "All nodes are in this process."
+        leaves, tree = jax.tree.flatten(self.engine.specs[copy.stage].state)
+        name = f"state {version} {copy.stage}"
+        state = jax.tree.unflatten(tree, [exchange.receive(copy.source, name)[0] for _ in leaves])
+      found[copy.destination, copy.stage] = state
+    return found
+
+  def install(self) -> None:
+    """Installs the fetched state; all members must have fetched theirs."""
+    for (node, stage), state in self._fetched.items():
+      self.engine.load_programs(node, stage)
+      self.engine.nodes[node].put_state(state)
+    self._fetched = {}
 
   def compare_copies(
       self, during: Callable[[str], contextlib.AbstractContextManager[None]]
@@ -359,13 +399,13 @@ class RunState:
 
   def _restore_common(
       self, steps: base.StepId, layout: layout_lib.Layout
-  ) -> tuple[base.StepId, dict[state_transfer.NodeStage, state_transfer.Layers]]:
+  ) -> tuple[base.StepId, StageStates]:
     """Returns the newest step up to `steps` that all can read, and its state.
 
     Blocks until all members call it. Each reads only the state of its nodes.
     """
     while True:
-      states: dict[state_transfer.NodeStage, state_transfer.Layers] = {}
+      states: StageStates = {}
       is_damaged = False
       try:
         states = self._restore(steps, layout)
@@ -382,9 +422,7 @@ class RunState:
           {m: [s for s in r.saved if s < steps] for m, r in said.items()}
       )
 
-  def _restore(
-      self, steps: base.StepId, layout: layout_lib.Layout
-  ) -> dict[state_transfer.NodeStage, state_transfer.Layers]:
+  def _restore(self, steps: base.StepId, layout: layout_lib.Layout) -> StageStates:
     """Returns the state of local nodes in a layout, by node and stage."""
     needed = set()
     for roles in layout.roles:

@@ -27,7 +27,7 @@ from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.checkpoint import arrays as layer_arrays, parts
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.recovery import durations, layout as layout_lib, slowness
-from bamboo_jax.runtime import node as node_lib
+from bamboo_jax.runtime import engine as engine_lib, node as node_lib
 from bamboo_jax.runtime.phases import reduce, replicas, update
 from bamboo_jax.runtime.profile import recorder as recorder_lib
 from bamboo_jax.schedule import redundancy, timeline as timeline_lib
@@ -125,6 +125,15 @@ class StepSums:
   def unit(self, batch_size: int) -> str:
     """Returns "samples" if the weight is at most that; else "tokens"."""
     return "samples" if 0 < self.weight <= batch_size else "tokens"
+
+
+def find_sums(engine: engine_lib.Engine) -> LocalSums:
+  """Returns the sums over the local nodes, after the phase "reduce"; blocks."""
+  owns_loss = any(row[-1] in engine.nodes for row in engine.owners)
+  return LocalSums(
+      {stage: tuple(norms.tolist()) for stage, norms in reduce.stage_norms(engine).items()},
+      tuple(reduce.loss(engine).tolist()) if owns_loss else None,
+  )
 
 
 def add_up(said: Iterable[LocalSums], *, num_stages: int, clip_norm: float | None) -> StepSums:
@@ -464,15 +473,10 @@ class StepRunner:
         node.slow_factor = 1.0 if is_over else slow.factor
 
   def _gather_sums(self) -> StepSums:
-    engine, last = self._engine, len(self._engine.specs) - 1
-    owns_loss = any(row[last] in engine.nodes for row in engine.owners)
-    mine = LocalSums(
-        {s: tuple(n.tolist()) for s, n in reduce.stage_norms(engine).items()},
-        tuple(reduce.loss(engine).tolist()) if owns_loss else None,
-    )
-    key = f"sums {self._step}"
+    mine, key = find_sums(self._engine), f"sums {self._step}"
     said = self._delays.gather(lambda: self._cohort.gather(key, mine))
-    return add_up(said.values(), num_stages=last + 1, clip_norm=self._options.clip_norm)
+    num_stages = len(self._engine.specs)
+    return add_up(said.values(), num_stages=num_stages, clip_norm=self._options.clip_norm)
 
   @contextlib.contextmanager
   def _phase(self, phase: str) -> Iterator[None]:

@@ -27,7 +27,6 @@ from bamboo_jax.training import (
     evaluation,
     failures as failures_lib,
     run_state as run_state_lib,
-    state_transfer,
     step as step_lib,
 )
 from bamboo_jax.training.record import deaths as deaths_lib, journal as journal_lib, slow_nodes
@@ -59,7 +58,6 @@ class Worker:
     self._cohort = cohort
     self.engine = engine
     self._step = step_lib.StepRunner(job, given)
-    self._transfer = state_transfer.StateTransfer(engine, cohort)
     self._writer = saving.make_writer(
         job,
         where=given.workdir,
@@ -70,9 +68,7 @@ class Worker:
         ),
         check_fence=lambda: given.check_fence(cohort.view),
     )
-    self.state = run_state_lib.RunState(
-        engine, cohort, transfer=self._transfer, rules=job.rules, writer=self._writer
-    )
+    self.state = run_state_lib.RunState(engine, cohort, rules=job.rules, writer=self._writer)
     self._journal = journal_lib.Journal(job, given, self.state)
     self._deaths = deaths_lib.Deaths(self.state)
     self._slow = slow_nodes.SlowNodes(self.state, self._journal, response=config.recovery.slow)
@@ -287,7 +283,7 @@ class Worker:
         ),
         self.state.num_skipped,
     )
-    self._step.plan(self._plans.whole(layout), self._plans.filling(layout))
+    self._step.plan(*self._plans.whole(layout))
 
   # Changes of the view.
 
@@ -395,7 +391,7 @@ class Worker:
     if agreement.is_fresh:
       return
     if not self._step.executor.can_continue():
-      self._step.plan(self._plans.whole(layout))
+      self._step.plan(self._plans.whole(layout)[0])
       return
     try:
       self._step.plan(self._plans.rest(layout, agreement.holdings))

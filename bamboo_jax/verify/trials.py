@@ -102,10 +102,10 @@ class Trials:
   def steps(self) -> cases_lib.Steps:
     """The step in which nobody dies."""
     layout = self._job.first_layout
-    plans = layout_lib.StepPlans(self._job.rules.rows)
+    timelines, _ = layout_lib.StepPlans(self._job.rules.rows).whole(layout)
     place_of = {n: layout.places_of([n])[0] for n in layout.nodes}
     return cases_lib.Steps(
-        order=tuple(place_of[node] for node, _ in timeline_lib.linearize(plans.whole(layout))),
+        order=tuple(place_of[node] for node, _ in timeline_lib.linearize(timelines)),
         depths=tuple(p.partition.num_stages for p in layout.pipelines),
     )
 

@@ -109,19 +109,6 @@ class UnevenTest(parameterized.TestCase):
     if node is not None:
       self.assertEqual(self.layout.places_of([node]), (place,))
 
-  def test_after_a_death_a_node_has_segments_of_two_stages(self):
-    roles, _ = failover.fail_over(self.layout.roles[0], {}, [1])
-    pipeline = self.layout.pipelines[0]
-    after, _ = failover.fail_over(pipeline.roles, {}, [1])
-    after = dataclasses.replace(pipeline, roles=after)
-    segments = partition_lib.Partition(self.layout.segments)
-    self.assertEqual(after.by_segment(segments), roles)
-
-  def test_a_stage_begins_inside_a_segment(self):
-    coarse = partition_lib.Partition((0, 3, 5))
-    with self.assertRaisesRegex(ValueError, r"layers \(0, 3, 5\), got"):
-      self.layout.pipelines[0].by_segment(coarse)
-
   def test_only_what_a_node_lacks_is_copied(self):
     one = dataclasses.replace(self.layout, pipelines=self.layout.pipelines[1:])
     copies = assignment.find_copies(one, [0, 1, 2, 3, 4], self.layout)

@@ -30,7 +30,7 @@ class Steps:
 
   def whole(self, layout):
     """Returns the rows of a step."""
-    timelines = self._plans.whole(layout)
+    timelines, _ = self._plans.whole(layout)
     return {n: row for t in timelines for n, row in t.instructions.items()}
 
   def die(self, layout, held, lost):
@@ -156,11 +156,11 @@ class StepsAfterTest(parameterized.TestCase):
     self.assertEqual(again, after)
     plain = dataclasses.replace(after, detours={})
     plans = layout_lib.StepPlans(steps.rules.rows)
-    spans = [max(t.span_ms for t in plans.whole(l)) for l in (layout, plain, after)]
+    spans = [max(t.span_ms for t in plans.whole(l)[0]) for l in (layout, plain, after)]
     self.assertLess(spans[2], 0.98 * spans[1])
     # Nodes keep residuals for as many microbatches as the pipeline's owner may,
     # and one more for each other line.
-    (timeline,) = plans.whole(after)
+    (timeline,), _ = plans.whole(after)
     counts, peaks = collections.Counter(), collections.Counter()
     for slot in sorted(timeline.slots, key=lambda s: s.end_ms):
       i = slot.instruction
@@ -193,7 +193,7 @@ class StepsAfterTest(parameterized.TestCase):
     self.assertEqual(change.layout.shares, ((), (0, 1)))
     plans = layout_lib.StepPlans(rules.rows)
     (rest,) = plans.rest(change.layout, held)
-    (whole,) = plans.whole(change.layout)
+    (whole,), _ = plans.whole(change.layout)
     for timeline in (rest, whole):
       self.assertEqual({slot.node for slot in timeline.slots}, {3, 4, 5})
     passes = [s.instruction for s in rest.slots if s.instruction.op is Op.FORWARD]

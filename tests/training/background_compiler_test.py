@@ -83,14 +83,6 @@ class BackgroundCompilerTest(absltest.TestCase):
     waiting.join(timeout=60)  # Whoever waits for the jobs ends the pauses.
     self.assertFalse(waiting.is_alive())
 
-  def test_a_newcomer_that_cannot_be_prepared(self):
-    self.jobs = [self.fail]
-    self.cohort._change(come=1, reason="a node has joined")
-    self.assertEqual(self.compiler.newest_ready(self.failures), self.cohort.view.number)
-    self.compiler.wait()
-    with self.assertRaises(base.CompilationError):
-      self.compiler.newest_ready(self.failures)
-
   def test_a_newer_view_is_ready_once_it_is_compiled(self):
     go_on = threading.Event()
     self.jobs = [go_on.wait]

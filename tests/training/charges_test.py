@@ -278,7 +278,6 @@ class CompareCopiesTest(parameterized.TestCase):
         types.SimpleNamespace(
             view=types.SimpleNamespace(number=1), gather=lambda key, prints: {0: prints}
         ),
-        transfer=None,
         rules=None,
         writer=None,
         steps=2,

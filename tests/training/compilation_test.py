@@ -65,8 +65,8 @@ class CompilationTest(absltest.TestCase):
     add, ready = deaths.Deaths.add, deaths.Deaths.end_step
     submit = background_compiler.BackgroundCompiler._submit
 
-    def compile_at_once(compiler, *arguments):  # A slow machine may be late.
-      submit(compiler, *arguments)
+    def compile_at_once(compiler, *arguments, **options):  # A slow machine may be late.
+      submit(compiler, *arguments, **options)
       compiler.wait()
 
     def lose(*args):

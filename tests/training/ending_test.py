@@ -82,10 +82,10 @@ class StopTest(EndingCase):
   def test_asked_before_it_trains(self):
     self.begin()
     self.assertFalse(self.local.ask_to_stop())
-    self.assertFalse(self.local.is_asked_to_stop())
+    self.assertFalse(self.local.is_asked_to_stop)
     self.local.enter()
     self.assertTrue(self.local.ask_to_stop())
-    self.assertTrue(self.local.is_asked_to_stop())
+    self.assertTrue(self.local.is_asked_to_stop)
 
   def test_nothing_is_saved(self):
     self.assertEqual(workdir_lib.find_saved(str(self.folder / "none")), 0)
@@ -164,14 +164,6 @@ class AtRiskTest(EndingCase):
     worker.run(stop_at=5)
     self.assertEqual(self.saved(), saved)
     self.assertEqual(worker.state.steps, 5)  # It has gone on.
-
-  def test_others_resume_from_it(self):
-    self.begin("1,0/0,3,notice 1,0/1,5,notice", mode="none").run(stop_at=5)
-    again = self.begin(mode="none")
-    self.assertTrue(again.run())
-    self.assertEqual(self.local.first_step, 2)
-    got = trials_lib.bits_of(again.engine.layer_states())
-    self.assertEqual(got, self.trials.want(6).layers[0])
 
   def test_a_save_that_fails_ends_nothing(self):
     worker = self.begin("1,0/0,3,notice 1,0/1,5,notice", mode="none")

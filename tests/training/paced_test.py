@@ -1,6 +1,5 @@
 """Paced nodes only take their time; samples that are dropped are left out."""
 
-import functools
 import json
 import pathlib
 import tempfile
@@ -12,9 +11,7 @@ from bamboo_jax.metrics import jsonl
 from bamboo_jax.models import paced as paced_lib, zoo
 from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.training import run
-from bamboo_jax.verify import trials as trials_lib
 from configs import paced
-from tests.verify import small
 
 _CACHE = programs_lib.ProgramCache()
 
@@ -32,16 +29,7 @@ def make_config(size="2x2", *, ms=1.0, **changes):
   return config
 
 
-@functools.cache
-def make_trials():
-  return trials_lib.Trials(make_config(), cache=_CACHE)
-
-
 class PacedTest(parameterized.TestCase):
-
-  @parameterized.parameters("1,0/0,5", "1,1/1,6 2,0/1,3", "1,0/1,reduce")
-  def test_deaths_leave_the_bits(self, text):
-    make_trials().run(small.make_case(text))
 
   # Seconds: 19 steps, four of them slow.
   def test_a_slow_node_is_named_and_leaves_the_bits(self):

@@ -4,7 +4,6 @@ import os
 from unittest import mock
 
 from absl.testing import parameterized
-import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.cluster import judge, records as records_lib, views
@@ -26,20 +25,11 @@ class RefusedTest(folders.FolderCase):
   @parameterized.named_parameters(
       ("model", "model__name", "gtp2", "model 'gtp2'; did you mean 'gpt2'"),
       ("variant", "model__options__variant", "tny", "did you mean 'tiny'"),
-      ("prng", "model__prng", "rgb", "'rgb'; did you mean 'rbg'"),
       ("optimizer", "optimizer__name", "adamm", "did you mean 'adam'"),
       ("schedule", "optimizer__schedule", "constnt", "mean 'constant'"),
-      ("rate", "optimizer__learning_rate", np.nan, "at least 0, got nan"),
-      ("clip", "optimizer__clip_norm", -1.0, "must be above 0, got -1"),
-      ("nonfinite", "optimizer__on_nonfinite", "skp", "did you mean 'skip'"),
       ("source", "data__name", "sythetic", "did you mean 'synthetic'"),
-      ("rows", "pipeline__schedule", "1f1", "did you mean '1f1b'"),
-      ("remat", "pipeline__remat", "ful", "did you mean 'full'"),
-      ("executor", "pipeline__executor", "row", "did you mean 'rows'"),
       ("stages", "pipeline__num_stages", 5, "from 1 to 4 .* got 5"),
       ("shares", "pipeline__num_shares", 3, "num_microbatches=2 .* 3"),
-      ("number", "pipeline__microbatch_size", 0, "at least 1, got 0"),
-      ("keep", "checkpoint__keep", 0, "at least 1, got 0"),
       ("memory", "plan__memory_limit_gib", 1e-6, "MiB too much"),
       ("no_profile", "plan__profile", "/no/file", "/no/file"),
       ("vocabulary", "data__options__vocab_size", 99, "vocab_size=99"),

@@ -1,9 +1,10 @@
 """What members remember of the run, without an engine that computes."""
 
 import dataclasses
+import threading
 from unittest import mock
 
-from absl.testing import parameterized
+from absl.testing import absltest, parameterized
 import numpy as np
 import optax
 
@@ -11,6 +12,7 @@ from bamboo_jax import base
 from bamboo_jax.base import types
 from bamboo_jax.recovery import assignment, layout as layout_lib, slowness
 from bamboo_jax.runtime.stage import spec as spec_lib
+from bamboo_jax.runtime.wire import endpoints, transport as transport_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.training import run_state as run_state_lib
 from tests import layouts, members
@@ -37,10 +39,10 @@ class Parts:
     self.asked = []
     self.hosted = frozenset({0})
     self.view = self.newest = members.view(1, 0, 1, 2, 3)
-    self.fetched_for = -1
     self.saved, self.damaged, self.others = [], {}, {}
     self.num_skipped = 3  # Of the checkpoint restored last.
-    self.state = run_state_lib.RunState(self, self, transfer=self, rules=self, writer=self)
+    self.state = run_state_lib.RunState(self, self, rules=self, writer=self)
+    self.state.fetch, self.state.install = self.fetch, self.install
 
   def improve(self, layout, members, **options):
     self.asked.append("improve")
@@ -53,8 +55,9 @@ class Parts:
   def report(self, kind, **facts):
     self.asked.append(f"report {kind} {sorted([*facts, *facts.get('facts', ())])}")
 
-  def prefetch(self, copies, *, version):
-    self.asked.append(f"prefetch {len(copies)} for {version}")
+  def fetch(self, copies, *, version):
+    self.asked.append(f"fetch {len(copies)} for {version}")
+    return {}
 
   def gather(self, key, value):
     self.asked.append(key)
@@ -70,13 +73,7 @@ class Parts:
     self.asked.append(f"adopt {number}")
 
   def install(self):
-    self.asked.append("install")
-
-  def forget(self):
-    self.asked.append("forget")
-
-  def keep(self, states, *, version):
-    self.asked.append(f"keep {len(states)} for {version}")
+    self.asked.append(f"install {' '.join(sorted(f'{n}/{s}' for n, s in self.state._fetched))}")
 
   def steps(self):
     return tuple(self.saved)
@@ -88,9 +85,6 @@ class Parts:
         self.saved.remove(steps)  # This member does not use it again.
       raise base.DamagedCheckpointError(f"{steps} is damaged.")
     return {name: spec_lib.LayerState(name, (), {}) for name in names}
-
-  def put(self, node, stage, state):
-    self.asked.append(f"put {node}/{stage}: {' '.join(state)}")
 
 
 class RunStateTest(parameterized.TestCase):
@@ -162,7 +156,7 @@ class RunStateTest(parameterized.TestCase):
       want += [f"restore {step}: a0 b0 a1 b1", f"restored 0 {step}"]
     asked = self.take()
     self.assertEqual(asked[: len(want)], want)
-    self.assertEqual(asked[len(want) :][:3], ["keep 2 for 0", "moved 0", "install"])
+    self.assertEqual(asked[len(want) :][:2], ["moved 0", "install 0/0 0/1"])
     self.assertEqual((self.state.steps, self.state.rollbacks), (tried[-1], 1))
     self.assertEqual(self.state.num_skipped, 3)
 
@@ -171,9 +165,8 @@ class RunStateTest(parameterized.TestCase):
     self.state.begin(self.lay_out())
     self.assertEqual((self.state.steps, self.state.version), (3, 0))
     self.assertEqual(self.state.num_skipped, 3)
-    restored, _, _, *put = self.take()
-    self.assertEqual(restored, "restore 3: a0 b0 a1 b1")
-    self.assertEqual(put, ["put 0/0: a0 b0", "put 0/1: a1 b1"])
+    restored, _, _, installed = self.take()
+    self.assertEqual((restored, installed), ("restore 3: a0 b0 a1 b1", "install 0/0 0/1"))
 
   def test_only_the_first_node_that_owns_something_tells_others(self):
     asked = self.start((0, 1), (2, 3))
@@ -223,9 +216,7 @@ class RunStateTest(parameterized.TestCase):
   def test_state_moves_before_a_layout_counts(self):
     self.start((0, 1))
     self.assertTrue(self.state.improve(print))
-    improve, prefetch, moved, install, *_ = self.take()
-    self.assertEqual((improve, moved, install), ("improve", "moved 1", "install"))
-    self.assertEqual(prefetch, "prefetch 4 for 1")
+    self.assertEqual(self.take()[:4], ["improve", "fetch 4 for 1", "moved 1", "install "])
     self.assertEqual(self.state.version, 1)
     self.assertEqual(self.state.layout.nodes, {0, 1, 2, 3})
 
@@ -267,14 +258,77 @@ class RunStateTest(parameterized.TestCase):
     self.assertEqual(self.take(), ["report failed ['reason']"])  # On all nodes.
 
   def test_who_missed_that_state_has_moved_takes_what_it_has_fetched(self):
-    for fetched_for, known, version, want in (
-        (1, 1, 0, {"install"}),
-        (1, 2, 0, {"install"}),  # Others have lost a node since.
-        (1, 1, 1, set()),
-        (1, 0, 0, {"forget"}),  # Else it would be taken for the next change.
-        (-1, 1, 0, set()),
+    for fetched_for, known, version, is_installed, then in (
+        (1, 1, 0, True, 1),
+        (1, 2, 0, True, 1),  # Others have lost a node since.
+        (1, 1, 1, False, 1),
+        (1, 0, 0, False, -1),  # Else it would be taken for the next change.
+        (-1, 1, 0, False, -1),
     ):
       self.start((0, 1), (2, 3))
-      self.state.version, self.parts.fetched_for = version, fetched_for
+      self.state.version, self.state.fetched_for = version, fetched_for
       self.state.catch_up(Agreement(3, known, known, self.state.layout), commit=self.fail)
-      self.assertEqual({*self.take()} & {"install", "forget"}, want)
+      self.assertEqual("install " in self.take(), is_installed)
+      self.assertEqual(self.state.fetched_for, then)
+
+
+_COPY = failover.StageCopy(stage=2, source=0, destination=1)
+_SIZE = 300
+_LIKE = {"a": np.zeros(_SIZE, np.float32), "b": [np.zeros((), np.int32)]}
+# The state of a stage is larger than what may be queued, and so is an array.
+_QUEUED_BYTES = 1000
+
+
+def make_state(number):
+  return {"a": np.full(_SIZE, number, np.float32), "b": [np.array(number)]}
+
+
+class Member:
+  """A process with one node; its engine and its cohort."""
+
+  def __init__(self, number, state=None):
+    self.hosted = {number}
+    self.nodes = {number: mock.Mock(layers_of=(state or {}).get)}
+    self.specs = [mock.Mock(state=_LIKE)] * 3
+    self.load_programs = mock.Mock()
+    self.exchange = transport_lib.Transport(
+        number, run="r", endpoint=endpoints.UnixEndpoint(), queued_bytes=_QUEUED_BYTES
+    )
+    self.state = run_state_lib.RunState(self, self, rules=None, writer=None)
+
+  def fetch(self):
+    return self.state.fetch([_COPY], version=5)
+
+
+class FetchTest(absltest.TestCase):
+
+  def make(self):
+    members = Member(0, {2: make_state(1)}), Member(1)
+    for member in members:
+      self.addCleanup(member.exchange.close)
+      addresses = {n: m.exchange.address for n, m in enumerate(members)}
+      member.exchange.set_addresses(addresses)
+      member.exchange.begin(1)
+    return members
+
+  def check(self, taker, number):
+    (state,) = taker.fetch().values()
+    np.testing.assert_array_equal(state["a"], [number] * _SIZE)
+    self.assertEqual(state["b"][0], number)
+
+  def test_what_was_sent_for_a_change_that_never_was_is_not_taken(self):
+    source, taker = self.make()
+    source.fetch()  # The taker died or was interrupted: version 5 again.
+    source.nodes[0].layers_of = {2: make_state(2)}.get
+    for member in (taker, source):
+      member.exchange.begin(2)
+    source.fetch()
+    self.check(taker, 2)
+
+  def test_nobody_waits_for_a_source_that_is_gone(self):
+    _, taker = self.make()
+    lose = lambda: taker.exchange.remove([0], "it died")
+    timer = threading.Timer(0.1, lose)
+    timer.start()
+    with self.assertRaisesRegex(base.PeerRemovedError, "it died"):
+      taker.fetch()

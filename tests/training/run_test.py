@@ -8,7 +8,6 @@ import errno
 import hashlib
 import io
 import json
-import math
 import os
 import pathlib
 import shutil
@@ -18,7 +17,6 @@ import tempfile
 from unittest import mock
 
 from absl.testing import parameterized
-import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.checkpoint import manifest, orbax_item
@@ -169,18 +167,6 @@ class RunTest(parameterized.TestCase):
         r"bubble_pct=\d+\.\d step_ms=\d+\.\d goodput_pct=\d+\.\d view=1$",
     )
 
-  def test_trace_has_what_was_planned_and_what_was_measured(self):
-    workdir = self.train("a", metrics__trace_steps=2)
-    events = json.loads((workdir / "trace.json").read_text())["traceEvents"]
-    pids = {e["args"]["name"]: e["pid"] for e in events if e["name"] == "process_name"}
-    for kind in ("planned", "measured"):
-      slots = [e for e in events if e["pid"] == pids[kind] and e["ph"] == "X"]
-      self.assertEqual({e["args"]["step"] for e in slots}, {4, 5})
-      # 2 microbatches on 2 stages, each with 2 transfers to and fro.
-      names = {e["name"] for e in slots}
-      self.assertContainsSubset({"0F0", "1F0", "0B1", "1B1"}, names)
-      self.assertTrue(all(e["dur"] >= 0 for e in slots))
-
   def test_the_plan_in_a_trace_is_that_of_its_step(self):
     faults = self.root / "faults.csv"
     faults.write_text("step,node,at,kind\n2,0/0,reduce,kill\n")
@@ -303,14 +289,6 @@ class RunTest(parameterized.TestCase):
       states[name] = _summary(workdir)["state_sha256"]
     self.assertLen(set(states.values()), 1, msg=str(states))
 
-  @samples.only_all
-  def test_plans_have_one_loss_curve(self):
-    one = self.train("one", num_steps=50, **_plan(1, 1, num_shares=1))
-    many = self.train("many", num_steps=50, **_plan(2, 4, num_shares=2))
-    one, many = _losses(one)[1], _losses(many)[1]
-    self.assertLess(one[-1], one[0] - 0.1)
-    np.testing.assert_allclose(many, one, rtol=1e-4)
-
   def test_checkpoint_of_another_run(self):
     workdir = self.train("a", num_steps=2)
     before = _hashes(workdir)
@@ -390,21 +368,6 @@ class RunTest(parameterized.TestCase):
     (found,) = [line for line in lines if line.get("event") == "changed"]
     self.assertEqual(found["key"], "config, threads")
     self.assertEqual(found["old"], "unknown")
-
-  def test_rates_follow_the_number_of_steps(self):
-    """Also if steps are skipped, and in a run that goes on."""
-    changes = {
-        "optimizer__schedule_options": {"init_value": 0.1, "warmup_steps": 0},
-        "optimizer__learning_rate": 0.1,
-        "num_steps": 4,
-    }
-    workdir = self.train("a", stop_at=2, **changes)
-    self.train("a", **changes)
-    rates = jsonl.column(jsonl.read_lines(workdir / "metrics.jsonl"), "learning_rate")
-    want = [0.05 * (1 + math.cos(math.pi * count / 4)) for count in range(4)]
-    np.testing.assert_allclose(rates[1], want, rtol=1e-5)
-    self.assertIn("step=4 ", self.output.getvalue())
-    self.assertIn(" lr=0.014645 ", self.output.getvalue())
 
   def test_full_disk_for_a_while(self):
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

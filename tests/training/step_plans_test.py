@@ -26,18 +26,17 @@ class StepPlansTest(parameterized.TestCase):
   )
   def test_waits_are_filled_as_they_occur(self, mode, want):
     plans, layout = make_plans(mode, fills=True)
-    timelines = plans.whole(layout)
+    timelines, filling = plans.whole(layout)
     self.assertEqual([t.num_redundant for t in timelines], [0, 0])
-    filling = plans.filling(layout)
     self.assertEqual(filling is not None, want)
     if not want:
       return
     self.assertEqual(filling.rules.keys(), {*range(8)})
     self.assertEqual([str(i) for i in filling.rules[5].passes], [f"2RF{m}" for m in range(8, 16)])
     placed, _ = make_plans(mode, fills=False)
-    num_placed = sum(t.num_redundant for t in placed.whole(layout))
-    self.assertEqual(filling.predicted.passes, num_placed)
-    self.assertIsNone(placed.filling(layout))
+    ahead, none = placed.whole(layout)
+    self.assertEqual(filling.predicted.passes, sum(t.num_redundant for t in ahead))
+    self.assertIsNone(none)
 
   @parameterized.parameters("lazy", "bubble", "budget", "eager")
   def test_pipelines_without_shares_have_no_waits(self, mode):
@@ -47,12 +46,13 @@ class StepPlansTest(parameterized.TestCase):
     )
     pipelines = (layout.pipelines[0], gone)
     dropped = layout_lib.Layout(pipelines, ((0,), ()), layout.segments)
-    self.assertLen(plans.whole(dropped), 1)
+    timelines, filling = plans.whole(dropped)
+    self.assertLen(timelines, 1)
     if mode != "lazy":
-      self.assertEqual(plans.filling(dropped).rules.keys(), {0, 1, 2, 3})
+      self.assertEqual(filling.rules.keys(), {0, 1, 2, 3})
 
   def test_not_if_a_node_is_in_two_pipelines(self):
     plans, layout = make_plans("eager", fills=True)
-    self.assertIsNotNone(plans.filling(layout))
+    self.assertIsNotNone(plans.whole(layout)[1])
     _, joint = make_plans("eager", fills=True, second=(3, 5, 6, 7))
-    self.assertIsNone(plans.filling(joint))
+    self.assertIsNone(plans.whole(joint)[1])

@@ -3,13 +3,11 @@
 Five nodes make pipelines of three and two stages; the model has four units.
 """
 
-import itertools
 from unittest import mock
 
 from absl.testing import parameterized
 
 from bamboo_jax.faults import faults as faults_lib
-from bamboo_jax.recovery import moves
 from bamboo_jax.runtime.executables import program_store
 from bamboo_jax.training import background_compiler
 from bamboo_jax.verify import cases
@@ -92,21 +90,6 @@ class DeathsTest(parameterized.TestCase):
 
 
 class FoldTest(parameterized.TestCase):
-
-  @parameterized.parameters(
-      *samples.draw(itertools.product(["depth", "templates", "grid"], ["lazy", "none"]), 2)
-  )
-  def test_whoever_has_all_layers_goes_on(self, layout, mode):
-    trials = small.make_trials(3, 4, 2, num_shares=4, pipeline__layout=layout, mode=mode)
-    rules, first = trials._job.rules, trials._job.first_layout
-    for count in range(1, 7):
-      for left in itertools.combinations(range(6), count):
-        change = rules.lose(first, left, zones={})
-        is_lost = bool(moves.lost_layers(first.pipelines, left))
-        self.assertEqual(change.rolls_back, is_lost, (left, change.reason))
-        self.assertNotEmpty(change.layout.pipelines, (left, change.reason))
-        after = rules.improve(change.layout, left, zones={})
-        self.assertFalse(after.rolls_back)
 
   @parameterized.named_parameters(
       ("shadows", "lazy", "1,0/1,3 1,0/2,4 1,1/0,5 1,1/1,reduce", [2]),

@@ -82,14 +82,6 @@ class DeathsTest(parameterized.TestCase):
     outcome = small.make_trials(*size).run(small.make_case(text))
     self.assertEqual({*outcome.rungs}, {"shadow"})
 
-  @parameterized.parameters("pair", "second", "two_stages")
-  def test_random(self, kind):
-    trials = small.make_trials(4, 2, 1)
-    drawn = cases.draw_deaths(kind, trials.steps, num_cases=4, seed=0)
-    for case in samples.draw(drawn, 1, topic=kind):
-      with self.subTest(str(case)):
-        self.assertEqual({*trials.run(case).rungs}, {"shadow"})
-
   def test_spares_take_places_until_there_are_none(self):
     case = small.make_case("1,0/1,5 2,0/1,6 3,0/3,2")
     outcome = small.make_trials(4, 2, 1, spares=2).run(case)
