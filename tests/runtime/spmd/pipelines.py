@@ -25,7 +25,7 @@ from bamboo_jax.schedule import (
     simulate as simulate_lib,
     timeline as timeline_lib,
 )
-from tests import plain, schedules
+from tests import schedules
 
 BATCH = {key: jax.ShapeDtypeStruct((2, 8), np.int32) for key in ("inputs", "targets")}
 # Whole blocks of two layers: two, two and one in a stage.
@@ -219,35 +219,6 @@ class Pipelines:
     bounds = lines_lib.in_flight_limits(len(owners))
     line = lines_lib.Line(owners, self._microbatches(pipeline), bounds)
     return simulate_lib.simulate([line], costs=self.costs, holdings=holdings)
-
-
-@functools.cache
-def _make_plain(name, num_blocks, prng):
-  return plain.PlainModel(make_spec(name, num_blocks=num_blocks, prng=prng))
-
-
-def plain_model(spec):
-  return _make_plain(spec.model.name, _num_blocks(spec), spec.prng)
-
-
-def relative_error(sums, spec, num_microbatches):
-  """Returns how far sums are from gradients of the plain model."""
-  want, loss, weight = plain_model(spec).grads(
-      initial_layers(spec), microbatch, step=STEP, microbatches=range(num_microbatches)
-  )
-  grads, total = {}, np.zeros(2)
-  for (first, _), part in sums.items():
-    for name, layer in zip(spec.names[first:], part.grads, strict=False):
-      zero = jax.tree.map(np.zeros_like, layer)
-      grads[name] = jax.tree.map(np.add, grads.get(name, zero), layer)
-    if part.loss is not None:
-      total = total + part.loss
-  np.testing.assert_allclose(total, [loss, weight], rtol=1e-5)
-  for layer in spec.model.layers:  # Copies are summed in a later phase.
-    for tie in layer.ties:
-      both = grads[layer.name][tie.param] + grads[tie.layer][tie.layer_param]
-      grads[layer.name][tie.param] = grads[tie.layer][tie.layer_param] = both
-  return plain.relative_error(grads, {name: want[name] for name in grads})
 
 
 def find_unequal(got, want):

@@ -1,33 +1,12 @@
-"""Passes as programs compute what rows and the plain model compute."""
+"""Passes as programs compute what rows compute."""
 
 from unittest import mock
 
 from absl.testing import parameterized
 import jax
-import numpy as np
 
 from bamboo_jax.runtime.stage import programs as programs_lib
 from tests.runtime.spmd import pipelines
-
-
-def assert_statistics(sums, spec, num_microbatches):
-  """Fails unless statistics are summed over microbatches."""
-  model = pipelines.plain_model(spec)
-  layers = pipelines.initial_layers(spec)
-  found = [
-      model.stats(
-          layers, pipelines.microbatch(pipelines.STEP, m), step=pipelines.STEP, microbatch=m
-      )
-      for m in range(num_microbatches)
-  ]
-  want = jax.tree.map(lambda *a: np.sum(a, axis=0), *found)
-  for (first, _), part in sums.items():
-    for name, stats in zip(spec.names[first:], part.stats, strict=False):
-      jax.tree.map(
-          lambda a, b: np.testing.assert_allclose(a, np.reshape(b, a.shape), rtol=1e-5, atol=1e-6),
-          stats,
-          want[name],
-      )
 
 
 class SumsTest(parameterized.TestCase):
@@ -59,8 +38,7 @@ class SumsTest(parameterized.TestCase):
       made.begin()
       made.advance()
       sums = made.sums()
-      self.assertLessEqual(pipelines.relative_error(sums, spec, 4), 1e-6)
-      assert_statistics(sums, spec, 4)
+      self.assertEmpty(pipelines.find_unequal(sums, made.sums_of_rows()))
       for num_segments in (1, 4):  # After the first, only an input may be left.
         made.begin()
         made.advance(num_segments)
