@@ -1,7 +1,5 @@
 """A plan as text: layers, memory and times of stages and of a step."""
 
-import dataclasses
-
 from bamboo_jax import base
 from bamboo_jax.metrics import table as table_lib
 from bamboo_jax.plan import cost_model, memory as memory_lib, planner
@@ -16,8 +14,28 @@ def render_plan(plan: planner.Plan) -> str:
   Sizes are in MiB, times in ms per microbatch; the bubble is the fraction of
   the passes' time in which a stage waits, averaged over pipelines.
   """
-  parts = [_render_request(plan), "", render_stages(plan), render_memory(plan)]
-  return "\n".join([*parts, "", render_step(plan)])
+  batch, limit, t = plan.batch, plan.memory_limit_bytes, plan.step_time
+  lines = [
+      f"{plan.num_pipelines} pipelines x {plan.num_stages} stages, "
+      f"{batch.num_shares} shares, schedule {plan.schedule_name}, "
+      + ("no memory limit" if limit is None else f"limit {_mib(limit)} MiB"),
+      "",
+      _render_stages(plan),
+  ]
+  # The peak of each phase, on the worst node now and after a death.
+  stage = max(range(plan.num_stages), key=lambda s: plan.memory[s].total_bytes)
+  found: list[tuple[object, memory_lib.NodeMemory]] = [(f"node {stage}", plan.memory[stage])]
+  for who, memory in found + ([plan.worst_memory] if plan.worst_memory else []):
+    phases = ", ".join(f"{n} {_mib(b)}" for n, b in memory.phases.items())
+    lines.append(f"most memory: {who}: {_mib(memory.total_bytes)} MiB ({phases})")
+  parts = " + ".join(f"{name.removesuffix('_ms')} {ms:.2f}" for name, ms in vars(t).items())
+  source = "measured" if plan.profile.measured else "estimated"
+  lines += [
+      "",
+      f"predicted step: {t.total_ms:.2f} ms = {parts} "
+      f"({100 * plan.timeline.mean_bubble:.1f} % bubble, from {source} costs)",
+  ]
+  return "\n".join(lines)
 
 
 def render_profile(profile: cost_model.Profile) -> str:
@@ -36,21 +54,7 @@ def render_profile(profile: cost_model.Profile) -> str:
   return "\n".join(lines)
 
 
-def render_memory(plan: planner.Plan) -> str:
-  """Returns the peak of each phase, on the worst node now and after a death."""
-  stage = max(range(plan.num_stages), key=lambda s: plan.memory[s].total_bytes)
-  found = [(f"node {stage}", plan.memory[stage])]
-  if plan.worst_memory is not None:
-    duty, memory = plan.worst_memory
-    found.append((str(duty), memory))
-  lines = []
-  for who, memory in found:
-    phases = ", ".join(f"{n} {_mib(b)}" for n, b in memory.phases.items())
-    lines.append(f"most memory: {who}: {_mib(memory.total_bytes)} MiB ({phases})")
-  return "\n".join(lines)
-
-
-def render_stages(plan: planner.Plan) -> str:
+def _render_stages(plan: planner.Plan) -> str:
   """Returns a table with one line per stage."""
   header: tuple[str, ...] = (
       *("stage", "layers", "", "F ms", "B ms", "bubble %"),
@@ -80,29 +84,6 @@ def render_stages(plan: planner.Plan) -> str:
         )
     )
   return table_lib.align(rows, left={1})
-
-
-def render_step(plan: planner.Plan) -> str:
-  """Returns one line: the predicted time of a step, and its parts."""
-  t = plan.step_time
-  source = "measured" if plan.profile.measured else "estimated"
-  parts = " + ".join(
-      f"{name.removesuffix('_ms')} {ms:.2f}" for name, ms in dataclasses.asdict(t).items()
-  )
-  return (
-      f"predicted step: {t.total_ms:.2f} ms = {parts} "
-      f"({100 * plan.timeline.mean_bubble:.1f} % bubble, from {source} costs)"
-  )
-
-
-def _render_request(plan: planner.Plan) -> str:
-  batch = plan.batch
-  limit = plan.memory_limit_bytes
-  return (
-      f"{plan.num_pipelines} pipelines x {plan.num_stages} stages, "
-      f"{batch.num_shares} shares, schedule {plan.schedule_name}, "
-      + ("no memory limit" if limit is None else f"limit {_mib(limit)} MiB")
-  )
 
 
 def render_redundancy(

@@ -128,13 +128,9 @@ class Predictor:
     ends = [self.compute_ms(partition, num_stages + k) for k in range(3)]
     first_ms, second_ms = ends[1] - ends[0], ends[2] - ends[1]
     costs = self.stage_costs(partition)
-    received_ms = [0.0, *costs.transfer_ms, 0.0]
-    busy_ms = max(
-        forward + backward + received_ms[s] + received_ms[s + 1]
-        for s, (forward, backward) in enumerate(
-            zip(costs.forward_ms, costs.backward_ms, strict=True)
-        )
-    )
+    sent_ms = (*costs.transfer_ms, 0.0)
+    parts = zip(costs.forward_ms, costs.backward_ms, (0.0, *sent_ms[:-1]), sent_ms, strict=True)
+    busy_ms = max(map(sum, parts))
     if math.isclose(first_ms, second_ms, rel_tol=1e-3) and (second_ms < _MOST_WAITING * busy_ms):
       return second_ms
     return None
