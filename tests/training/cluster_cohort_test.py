@@ -278,7 +278,7 @@ class ConnectTest(absltest.TestCase):
 
   def test_a_node_is_heard_before_there_is_a_client(self):
     self.enterContext(mock.patch.object(cohort_lib.client_lib, "connect", LateClient))
-    transport = transport_lib.Transport(0, run="r", endpoint=endpoints.UnixEndpoint())
+    transport = transport_lib.Transport(0, run="r", endpoint=endpoints.listen_unix())
     self.addCleanup(transport.close)
     cohort = cohort_lib.ClusterCohort(0, transport, None, None)
     cohort.connect(None, accept.accept(tiny.get_config()).cluster)

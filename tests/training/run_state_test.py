@@ -292,7 +292,7 @@ class Member:
     self.specs = [mock.Mock(state=_LIKE)] * 3
     self.load_programs = mock.Mock()
     self.exchange = transport_lib.Transport(
-        number, run="r", endpoint=endpoints.UnixEndpoint(), queued_bytes=_QUEUED_BYTES
+        number, run="r", endpoint=endpoints.listen_unix(), queued_bytes=_QUEUED_BYTES
     )
     self.state = run_state_lib.RunState(self, self, rules=None, writer=None)
 
