@@ -185,13 +185,15 @@ def _measure(config: config_lib.Config, name: str) -> list[Result]:
   meter = Meter()
   engine = build.make_engine(config, task, plan, cache=_Cache(meter))
   rows = rows_lib.RowPlanner(plan, config.redundancy)
-  roles = [rows.roles(p) for p in range(plan.num_pipelines)]
+  roles = [rows.pipeline(p).roles for p in range(plan.num_pipelines)]
   engine.set_pipelines([r.owners for r in roles], [r.shadows for r in roles], engine.shares)
   engine.set_state(spec_lib.init_layers(task.whole))
 
   def run(step: int) -> dict[jax.Device, int]:
     """Measures a step, after another has made all links."""
-    whole = [rows.whole(p, r).timeline for p, r in enumerate(roles)]
+    ways = [(p, r.owners, engine.shares[p]) for p, r in enumerate(roles)]
+    lines = rows.lines(ways, [plan.partition] * len(roles))
+    whole = [rows.whole(line, roles[line.pipeline].shadows).timeline for line in lines]
     order, meter.peaks = timeline_lib.linearize(whole), None
     _run_step(engine, task, step, order, meter)
     meter.peaks = {}
