@@ -11,7 +11,7 @@ from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import judge, records as records_lib, views
 from tests import folders, members
-from tests.explorer import clock
+from tests.explorer import loop as loop_lib
 
 
 class JudgeTest(folders.FolderCase):
@@ -24,11 +24,13 @@ class JudgeTest(folders.FolderCase):
     self.enterContext(mock.patch.object(asyncio, "run", self.run_in_virtual_time))
 
   def run_in_virtual_time(self, waits):
-    loop = clock.VirtualLoop(lambda: self.slept_secs)
-    task = loop.create_task(waits)
-    while (due := loop.run_due()) is not None:
-      self.slept_secs = due
-      self.on_sleep()
+    clock = loop_lib.Clock()
+    clock.now = self.slept_secs
+    task = loop_lib.Process(clock).create_task(waits)
+    while clock.step():
+      if clock.now > self.slept_secs:
+        self.slept_secs = clock.now
+        self.on_sleep()
     return task.result()
 
   async def call(self, function, *args):

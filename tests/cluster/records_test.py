@@ -7,23 +7,7 @@ from unittest import mock
 from absl.testing import absltest, parameterized
 
 from bamboo_jax.cluster import records as records_lib
-
-
-class _Memory:
-  """A place without conditions, or one that loses answers."""
-
-  def __init__(self, *, has_conditions=True):
-    self._values, self._has_conditions = {}, has_conditions
-
-  def create(self, key, content):
-    if not self._has_conditions or key not in self._values:
-      self._values[key] = content
-
-  def read(self, key):
-    return self._values.get(key)
-
-  def delete(self, key):
-    self._values.pop(key, None)
+from tests.cluster.agent import given
 
 
 class RecordsTest(parameterized.TestCase):
@@ -124,7 +108,8 @@ class RecordsTest(parameterized.TestCase):
   def test_probe(self):
     self._records.probe("a")
     self.assertEqual(self._records.marks("probe"), {})
-    self._records._place = _Memory(has_conditions=False)
+    self._records._place = place = given.Place()
+    place.create = place.put
     with self.assertRaisesRegex(records_lib.LostError, "replaces what is there"):
       self._records.probe("a")
 

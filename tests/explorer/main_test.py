@@ -1,11 +1,12 @@
-"""What `python -m tests.explorer` says of the histories that it has run."""
+"""What `python -m tests.explorer` says of its histories, and what its mutants change."""
 
 import contextlib
 import io
+import pathlib
 
 from absl.testing import parameterized
 
-from tests.explorer import __main__ as explorer
+from tests.explorer import __main__ as explorer, mutants
 
 
 class MainTest(parameterized.TestCase):
@@ -29,3 +30,11 @@ class MainTest(parameterized.TestCase):
     flags = [f"--mode={mode}", "--first_seed=7", "--seeds=11", "--num_processes=1"]
     found = self.run_quietly(explorer.main, flags)
     self.assertEqual(found, (0, [f"mode={mode} histories=11 violations=0"]))
+
+  @parameterized.parameters(*mutants.MUTANTS)
+  def test_the_code_of_a_mutant_is_there_once(self, name):
+    _, *edits = mutants.MUTANTS[name]
+    for path, text, fault in edits:
+      source = (pathlib.Path(__file__).parents[2] / path).read_text()
+      self.assertEqual(source.count(text), 1, msg=path)
+      self.assertNotEqual(text, fault)

@@ -7,10 +7,12 @@ those beyond the number of nodes come later, by a `join`.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 import dataclasses
 import itertools
+import math
 import random
 from typing import Any
 
-from tests.explorer import kinds
+from tests.explorer import faults as faults_lib
+from tests.explorer.faults import KINDS, SimFault  # noqa
 
 _SIZES = {"large": [8, 9, 10, 12]}
 _FIRST_SECS, _LAST_SECS = 3.0, 11.0  # When faults begin.
@@ -20,10 +22,6 @@ _BREAKS = ("cut", "cut_one_way", "isolate", "refuse", "no_files")
 _JOIN_SECS = 3.0  # Until one that has come can tell who is cut off.
 _TORN_SECS = 12.0  # Until a view that is damaged is mended.
 _MEND_SECS = 1.5  # Until a link that is whole again has been tried.
-
-
-SimFault = kinds.SimFault
-KINDS = kinds.KINDS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,9 +94,9 @@ class FaultPlan:
     """Yields who cannot connect anew to one without files for long."""
     links = [f for f in self.faults if f.kind in (*_BREAKS, "reset")]
     for crowd in self.faults:
-      if crowd.kind == "no_files" and crowd.secs > kinds.HUNG_SECS:
+      if crowd.kind == "no_files" and crowd.secs > faults_lib.HUNG_SECS:
         for f in links:
-          forever = 0.0 if f.kind == "reset" else float("inf")
+          forever = 0.0 if f.kind == "reset" else math.inf
           end_secs = f.at_secs + (f.secs or forever) + _MEND_SECS
           is_late = f.at_secs >= crowd.at_secs + crowd.secs
           if is_late or end_secs <= crowd.at_secs:
@@ -117,14 +115,14 @@ class FaultPlan:
     hosts = {h for f in breaks for h in f.hosts}
     for pair in itertools.combinations(["", *sorted(hosts)], 2):
       chain: set[str] = set()
-      start_secs, end_secs = 0.0, float("-inf")
+      start_secs, end_secs = 0.0, -math.inf
       for fault in breaks:
         if {*fault.hosts} <= {*pair}:
           if fault.at_secs > end_secs + _MEND_SECS:
             chain, start_secs = set(), fault.at_secs
           chain.update(fault.hosts)
-          end_secs = max(end_secs, fault.at_secs + (fault.secs or float("inf")))
-          if end_secs > start_secs + kinds.HUNG_SECS:
+          end_secs = max(end_secs, fault.at_secs + (fault.secs or math.inf))
+          if end_secs > start_secs + faults_lib.HUNG_SECS:
             yield from chain
 
 
@@ -139,7 +137,7 @@ MODES = {
     "kill": "kill kill join",
     "crash": "kill vanish worker join pair wipe_out",
     "stop": "kill join freeze freeze busy stop_worker all_busy",
-    "net": "reset reset cut cut_one_way severed isolate refuse slow bad_route" " kill",
+    "net": "reset reset cut cut_one_way severed isolate refuse slow bad_route kill",
     "judge": "stall cut_off lose_answers full slow_judge kill join worker lapse away"
     " apart handover",
     "workers": "worker worker join all_workers notice kill",
@@ -204,19 +202,8 @@ def _draw_faults(
 ) -> Iterator[SimFault]:
   """Yields the faults of a word; those that come are added to `names`."""
   at_secs = round(at_secs, 3)
-  if (draw := _DRAWS.get(word)) is not None:
-    yield from draw(rng, word, at_secs, names)
-  else:
-    kind = KINDS[word]
-    hosts = rng.sample(names, kind.num_hosts)
-    yield _fault(at_secs, word, hosts, rng.uniform(*kind.secs))
-
-
-def _draw_deaths(
-    rng: random.Random, word: str, at_secs: float, names: list[str]
-) -> Iterator[SimFault]:
-  """Yields faults that kill nodes, or let nodes come; see `_draw_faults`."""
   match word:
+    # Nodes die and come.
     case "join":
       yield _join(names, at_secs)
     case "pair":
@@ -243,13 +230,7 @@ def _draw_deaths(
       kind = rng.choice(["kill", "worker"])
       yield _fault(at_secs, kind, (rng.choice(names),))
       yield _join(names, at_secs - rng.uniform(1.0, 1.3))
-
-
-def _draw_cuts(
-    rng: random.Random, word: str, at_secs: float, names: list[str]
-) -> Iterator[SimFault]:
-  """Yields faults that cut links; see `_draw_faults`."""
-  match word:
+    # Links break.
     case "bad_route":
       member = rng.choice(names[:4])  # One of those to begin with.
       join = _join(names, at_secs)
@@ -279,15 +260,9 @@ def _draw_cuts(
       for i in range(12):
         reset_secs = at_secs + 1.5 + 0.2 * i + rng.uniform(0.0, 0.1)
         yield _fault(reset_secs, "reset", (one, other))
-
-
-def _draw_stalls(
-    rng: random.Random, word: str, at_secs: float, names: list[str]
-) -> Iterator[SimFault]:
-  """Yields faults in which what nodes share stalls; see `_draw_faults`."""
-  match word:
+    # What nodes share stalls.
     case "all_hang":  # The place, not one way to it.
-      secs = rng.choice([rng.uniform(0.5, 20.0), kinds.FORGOTTEN_SECS])
+      secs = rng.choice([rng.uniform(0.5, 20.0), faults_lib.FORGOTTEN_SECS])
       yield _fault(at_secs, "hang_judge", names, secs)
     case "torn_view":  # That of a death, so that all wait for the next.
       yield _fault(at_secs, "torn", (), _TORN_SECS)
@@ -306,7 +281,7 @@ def _draw_stalls(
       if rng.random() < 0.5:
         kind = rng.choice(["late", "late_effect"])
         yield _fault(at_secs + 0.2, kind, hosts, rng.uniform(0.5, 25.0))
-      hang_secs = rng.choice([rng.uniform(0.5, 20.0), kinds.FORGOTTEN_SECS])
+      hang_secs = rng.choice([rng.uniform(0.5, 20.0), faults_lib.FORGOTTEN_SECS])
       yield _fault(at_secs + 3.0, "hang_judge", names[:-1], hang_secs)
     case "hung_and_join":  # A newcomer sees no sign of life in the records.
       yield _fault(at_secs, "stall", (), rng.uniform(0.5, 20.0))
@@ -318,27 +293,16 @@ def _draw_stalls(
         yield _join(names, at_secs + secs + rng.uniform(-0.5, 0.1))
       else:
         yield _fault(at_secs + 1.0, "kill", (rng.choice(names),))
-
-
-_DEATHS = "join pair wipe_out all_busy join_and_death"
-_CUTS = "bad_route severed apart lost_vote last_vote"
-_STALLS = "all_hang torn_view begin_late two_lives ask_late hung_and_join lapse away"
-_DRAWS = {
-    **dict.fromkeys([*_DEATHS.split(), "handover"], _draw_deaths),
-    **dict.fromkeys(_CUTS.split(), _draw_cuts),
-    **dict.fromkeys(_STALLS.split(), _draw_stalls),
-}
+    case _:
+      kind = KINDS[word]
+      hosts = rng.sample(names, kind.num_hosts)
+      yield _fault(at_secs, word, hosts, rng.uniform(*kind.secs))
 
 
 def shrink(plan: FaultPlan, fails: Callable[[FaultPlan], Any]) -> FaultPlan:
-  """Returns a smaller plan that fails too: fewer faults, then fewer nodes."""
-  smaller = True
-  while smaller:
-    smaller = False
-    for i in range(len(plan.faults)):
-      rest = plan.faults[:i] + plan.faults[i + 1 :]
-      candidate = dataclasses.replace(plan, faults=rest)
-      if fails(candidate):
-        plan, smaller = candidate, True
-        break
+  """Returns a smaller plan that fails too, of which each fault is needed."""
+  i = 0
+  while i < len(plan.faults):
+    smaller = dataclasses.replace(plan, faults=plan.faults[:i] + plan.faults[i + 1 :])
+    plan, i = (smaller, 0) if fails(smaller) else (plan, i + 1)
   return plan

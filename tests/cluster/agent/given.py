@@ -11,7 +11,7 @@ from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import messages, records as records_lib, views
 from bamboo_jax.cluster.agent import agent as agent_lib, mesh as mesh_lib
 from tests import members
-from tests.explorer import clock
+from tests.explorer import loop as loop_lib
 
 
 def make_options(name, **changes):
@@ -163,8 +163,10 @@ class AgentCase(parameterized.TestCase):
       self.place = Place()
       self.records = records_lib.Records("there", b"key")
       self.records._place = self.place
-    self.now, self.warned, self.logged = 0.0, [], []
-    self.loop = clock.VirtualLoop(lambda: self.now)
+    self.logged = []
+    self.clock = loop_lib.Clock()
+    self.loop = loop_lib.Process(self.clock)
+    self.addCleanup(self.loop.close)
     self.mesh, self.worker = Mesh(), Worker(self.loop)
     self.agent = agent_lib.Agent(
         make_options(name, **changes),
@@ -180,16 +182,21 @@ class AgentCase(parameterized.TestCase):
 
     self.join, self.agent._join = self.agent._join, _join
     self.life = self.loop.create_task(self.agent.run())
-    self.loop.run_due()
+    self.clock.run_for(0.0)
+
+  @property
+  def now(self):
+    return self.clock.now
 
   async def ask(self, function, *args):
     await asyncio.sleep(0.0001)
     return function(self.records, *args)
 
   def tell(self, call, *args):
-    """Something happens to the agent."""
-    self.loop.call_soon(call, *args)
-    self.loop.run_due()
+    """Something happens to the agent; its timers wait for `run_for`."""
+    self.loop.tell(call, *args)
+    while self.clock.ready:
+      self.clock.step()
 
   def hear(self, number, message):
     self.tell(self.agent._hear, f"life {number}", message)
@@ -200,24 +207,18 @@ class AgentCase(parameterized.TestCase):
   def run_for(self, secs, *, beats=()):
     """Time passes, in which some others, and the worker, give signs of life."""
     end = self.now + secs
-    beat_secs = self.now
-    while self.now < end - 1e-9:
-      if beats and self.now >= beat_secs:
-        self.agent.roster.watch.note_worker(self.now)
-        for number in beats:
-          self.hear(number, messages.Beat())
-        beat_secs += 0.1
-      due = self.loop.run_due()
-      next_secs = min(end, due or end, beat_secs if beats else end)
-      self.now = max(self.now + 1e-6, next_secs)
-    self.loop.run_due()
+    while beats and self.now < end - 1e-9:
+      self.agent.roster.watch.note_worker(self.now)
+      for number in beats:
+        self.hear(number, messages.Beat())
+      self.clock.run(min(end, self.now + 0.1))
+    self.clock.run(end)
 
   def do(self, coroutine, *, secs=1000.0):
     """Returns the result of a step."""
     task = self.loop.create_task(coroutine)
     while not task.done() and self.now < secs:
-      self.now = max(self.now, self.loop.run_due())
-      self.loop.run_due()
+      self.clock.step()
     return task.result()
 
   def make_view(self, view):

@@ -8,6 +8,7 @@ import gc
 import logging as std_logging
 import socket
 import struct
+import unittest
 from unittest import mock
 
 from absl.testing import parameterized
@@ -17,40 +18,6 @@ from bamboo_jax.cluster.agent import mesh as mesh_lib
 from bamboo_jax.net import identity as identity_lib
 
 _THIN_LINEAR_TIMEOUTS = socket.IPPROTO_TCP, 16
-
-
-@dataclasses.dataclass(frozen=True)
-class Came:
-  member: views.Member
-
-
-@dataclasses.dataclass(frozen=True)
-class Said:
-  incarnation: str
-  message: object
-
-
-@dataclasses.dataclass(frozen=True)
-class Reached:
-  incarnation: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Accepted:
-  incarnation: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Closed:
-  incarnation: str
-  reason: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Failed:
-  incarnation: str
-  reason: str
-  is_refused: bool
 
 
 class Agent:
@@ -81,8 +48,8 @@ class Agent:
     port = self.mesh.listen(
         self.host,
         hello=lambda: messages.Hello(self.me, self.stamp),
-        on_came=lambda member: say(Came(member)),
-        on_message=lambda who, message: say(Said(who, message)),
+        on_came=lambda member: say(("came", member)),
+        on_message=lambda who, message: say(("said", who, message)),
     )
     self.me = views.Member(self.number, name, "a", life, self.host, port)
     return self
@@ -93,12 +60,12 @@ class Agent:
   async def connect(self, member):
     who, say = member.incarnation, self.events.put_nowait
     try:
-      async with self.mesh.connect(member, lambda: say(Accepted(who))) as closed:
-        say(Reached(who))
+      async with self.mesh.connect(member, lambda: say(("accepted", who))) as closed:
+        say(("reached", who))
         reason = await closed
-      say(Closed(who, reason))
+      say(("closed", who, reason))
     except OSError as error:
-      say(Failed(who, str(error), isinstance(error, mesh_lib.GoneError)))
+      say(("refused" if isinstance(error, mesh_lib.GoneError) else "failed", who, str(error)))
 
   async def close(self):
     await self.mesh.close()
@@ -107,90 +74,81 @@ class Agent:
     await asyncio.gather(*self.dials, return_exceptions=True)
 
   async def heard(self, count=1):
-    return [await self.events.get() for _ in range(count)]
+    return [await asyncio.wait_for(self.events.get(), 20) for _ in range(count)]
 
 
-class MeshTest(parameterized.TestCase):
+class MeshTest(parameterized.TestCase, unittest.IsolatedAsyncioTestCase):
 
   def setUp(self):
     super().setUp()
-    self.enter_context(self.assertNoLogs(std_logging.getLogger("asyncio")))
+    self.enterContext(self.assertNoLogs(std_logging.getLogger("asyncio")))
 
-  def run_agents(self, scenario, **second):
-    async def run():
-      a, b = await Agent(0).listen(), await Agent(1, **second).listen()
-      try:
-        await asyncio.wait_for(scenario(a, b), 20)
-      finally:
-        await a.close()
-        await b.close()
-        gc.collect()  # Warns of what was not closed.
+  async def asyncSetUp(self):
+    asyncio.get_running_loop().set_debug(False)  # It logs how long each step takes.
 
-    asyncio.run(run())
+  async def begin(self, **second):
+    """Returns two agents that listen."""
+    self.addCleanup(gc.collect)  # Warns of what was not closed.
+    agents = [await Agent(0).listen(), await Agent(1, **second).listen()]
+    for agent in agents:
+      self.addAsyncCleanup(agent.close)
+    return agents
 
-  def test_messages_and_the_end(self):
-    async def scenario(a, b):
-      a.dial(b)
-      self.assertEqual(await a.heard(), [Reached("life 1")])
-      a.mesh.send(messages.Beat(2), ["life 2"])
-      a.mesh.send(messages.Beat(3), ["life 1"])
-      a.mesh.send(messages.Say(is_done=True))
-      self.assertEqual(
-          await b.heard(3),
-          [
-              Came(a.me),
-              *(Said("life 0", m) for m in (messages.Beat(3), messages.Say(is_done=True))),
-          ],
-      )
-      writer = a.mesh._writers["life 1"]
-      option = socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT
-      used = writer.get_extra_info("socket")
-      self.assertEqual(used.getsockopt(*option), 2_500)  # What gets no answer.
-      (heard,) = b.mesh._heard["life 0"]
-      listened = heard.get_extra_info("socket")
-      for end in (used, listened):
-        size = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
-        self.assertBetween(size, 1000, 1200)
-        self.assertTrue(end.getsockopt(*_THIN_LINEAR_TIMEOUTS))
-        control = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
-        self.assertEqual(control.rstrip(b"\0"), b"reno")
-      for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
-        secs = listened.getsockopt(socket.IPPROTO_TCP, option)
-        self.assertLess(secs, 100)
-      option = socket.SOL_SOCKET, socket.SO_KEEPALIVE
-      self.assertTrue(listened.getsockopt(*option))  # As it never writes.
-      writer.transport.abort()
-      (closed,) = await a.heard()
-      self.assertEqual(closed.incarnation, "life 1")
-      self.assertIsInstance(closed, Closed)
-      a.dial(b)  # Again.
-      self.assertEqual(await a.heard(), [Reached("life 1")])
-      self.assertEqual(await b.heard(), [Came(a.me)])
-
-    self.run_agents(scenario)
+  async def test_messages_and_the_end(self):
+    a, b = await self.begin()
+    a.dial(b)
+    self.assertEqual(await a.heard(), [("reached", "life 1")])
+    a.mesh.send(messages.Beat(2), ["life 2"])
+    a.mesh.send(messages.Beat(3), ["life 1"])
+    a.mesh.send(messages.Say(is_done=True))
+    self.assertEqual(
+        await b.heard(3),
+        [
+            ("came", a.me),
+            *(("said", "life 0", m) for m in (messages.Beat(3), messages.Say(is_done=True))),
+        ],
+    )
+    writer = a.mesh._writers["life 1"]
+    option = socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT
+    used = writer.get_extra_info("socket")
+    self.assertEqual(used.getsockopt(*option), 2_500)  # What gets no answer.
+    (heard,) = b.mesh._heard["life 0"]
+    listened = heard.get_extra_info("socket")
+    for end in (used, listened):
+      size = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
+      self.assertBetween(size, 1000, 1200)
+      self.assertTrue(end.getsockopt(*_THIN_LINEAR_TIMEOUTS))
+      control = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+      self.assertEqual(control.rstrip(b"\0"), b"reno")
+    for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
+      secs = listened.getsockopt(socket.IPPROTO_TCP, option)
+      self.assertLess(secs, 100)
+    option = socket.SOL_SOCKET, socket.SO_KEEPALIVE
+    self.assertTrue(listened.getsockopt(*option))  # As it never writes.
+    writer.transport.abort()
+    (closed,) = await a.heard()
+    self.assertEqual(closed[:2], ("closed", "life 1"))
+    a.dial(b)  # Again.
+    self.assertEqual(await a.heard(), [("reached", "life 1")])
+    self.assertEqual(await b.heard(), [("came", a.me)])
 
   @parameterized.parameters("localhost", "::1", "127.0.0.9")
-  def test_hosts(self, host):
-    async def scenario(a, b):
-      with contextlib.ExitStack() as stack:
-        if host != "localhost":  # Numbers, which take no thread to look up.
-          refuse = mock.Mock(side_effect=AssertionError)
-          stack.enter_context(mock.patch.object(asyncio, "to_thread", refuse))
-        a.dial(b)
-        self.assertEqual(await a.heard(), [Reached("life 1")])
-
-    self.run_agents(scenario, host=host)
+  async def test_hosts(self, host):
+    a, b = await self.begin(host=host)
+    with contextlib.ExitStack() as stack:
+      if host != "localhost":  # Numbers, which take no thread to look up.
+        refuse = mock.Mock(side_effect=AssertionError)
+        stack.enter_context(mock.patch.object(asyncio, "to_thread", refuse))
+      a.dial(b)
+      self.assertEqual(await a.heard(), [("reached", "life 1")])
 
   @parameterized.parameters("10.255.255.1", "fd00::dead", "no.such.host.")
-  def test_a_host_of_others(self, host):
-    async def scenario(a, b):
-      del b
-      a.host = host
-      problem = f"Cannot listen on '{host}': .* --host must be an address of "
-      with self.assertRaisesRegex(OSError, problem):
-        await a.listen()
-
-    self.run_agents(scenario)
+  async def test_a_host_of_others(self, host):
+    a, _ = await self.begin()
+    a.host = host
+    problem = f"Cannot listen on '{host}': .* --host must be an address of "
+    with self.assertRaisesRegex(OSError, problem):
+      await a.listen()
 
   @parameterized.parameters(
       ({"run": "other"}, "it is spiffe://run/agent/n0, not spiffe://other/"),
@@ -198,36 +156,32 @@ class MeshTest(parameterized.TestCase):
       ({"role": "worker"}, "it was closed at once"),
       ({"name": "n2"}, "the connection was closed"),
   )
-  def test_who_does_not_belong_here(self, second, problem):
-    async def scenario(a, b):
-      b.dial(a)
-      *_, failed = await b.heard(2 if "name" in second else 1)
-      self.assertIn(problem, failed.reason)
-      self.assertFalse(getattr(failed, "is_refused", False))
-      self.assertTrue(a.events.empty())
-      a.dial(b)
-      (failed,) = await a.heard()
-      self.assertIsInstance(failed, Failed)
-      self.assertTrue(b.events.empty())
-
-    self.run_agents(scenario, **second)
+  async def test_who_does_not_belong_here(self, second, problem):
+    a, b = await self.begin(**second)
+    b.dial(a)
+    *_, failed = await b.heard(2 if "name" in second else 1)
+    self.assertIn(problem, failed[2])
+    self.assertNotEqual(failed[0], "refused")
+    self.assertTrue(a.events.empty())
+    a.dial(b)
+    (failed,) = await a.heard()
+    self.assertIn(failed[0], ("failed", "refused"))
+    self.assertTrue(b.events.empty())
 
   @parameterized.parameters(b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\2[]", b"")
-  def test_a_stranger(self, data):
-    async def scenario(a, b):
-      me = a.me
-      with self.assertLogs("absl", "WARNING"):
-        reader, writer = await asyncio.open_connection(me.host, me.port)
-        writer.write(data)
-        writer.write_eof()
-        with contextlib.suppress(ConnectionResetError):
-          await reader.read()
-        writer.close()
-      self.assertTrue(a.events.empty())
-      b.dial(a)  # It still answers.
-      self.assertEqual(await a.heard(), [Came(b.me)])
-
-    self.run_agents(scenario)
+  async def test_a_stranger(self, data):
+    a, b = await self.begin()
+    me = a.me
+    with self.assertLogs("absl", "WARNING"):
+      reader, writer = await asyncio.open_connection(me.host, me.port)
+      writer.write(data)
+      writer.write_eof()
+      with contextlib.suppress(ConnectionResetError):
+        await reader.read()
+      writer.close()
+    self.assertTrue(a.events.empty())
+    b.dial(a)  # It still answers.
+    self.assertEqual(await a.heard(), [("came", b.me)])
 
   @parameterized.parameters(
       b"\0\0\0\2[]",
@@ -236,208 +190,178 @@ class MeshTest(parameterized.TestCase):
       messages.encode(messages.Beat()),
       b"",
   )
-  def test_garbage(self, data):
-    async def scenario(a, b):
-      me = a.me
-      with self.assertLogs("absl", "WARNING"):
-        reader, writer = await asyncio.open_connection(me.host, me.port, ssl=b.identity.client)
-        await reader.read(1)
-        writer.write(data)
-        if data:
-          await reader.read()
-        writer.close()
-        while len(a.mesh._tasks) > 1:  # The first accepts others.
-          await asyncio.sleep(0)
-      self.assertTrue(a.events.empty())
+  async def test_garbage(self, data):
+    a, b = await self.begin()
+    me = a.me
+    with self.assertLogs("absl", "WARNING"):
+      reader, writer = await asyncio.open_connection(me.host, me.port, ssl=b.identity.client)
+      await reader.read(1)
+      writer.write(data)
+      if data:
+        await reader.read()
+      writer.close()
+      while len(a.mesh._tasks) > 1:  # The first accepts others.
+        await asyncio.sleep(0)
+    self.assertTrue(a.events.empty())
 
-    self.run_agents(scenario)
-
-  def test_many_strangers_leave_nothing_behind(self):
+  async def test_many_strangers_leave_nothing_behind(self):
     said = [
         b"\xff\xff\xff\xff" + bytes(1 << 16),  # A frame of 4 GiB begins.
         b"\0\1\0\0" + bytes(1 << 15),  # Half a hello.
         bytes(range(256)) * 256,
     ]
+    a, b = await self.begin()
+    num_tasks = len(asyncio.all_tasks())
+    with self.assertLogs("absl", "WARNING") as logs:
+      for data in said * 20:
+        reader, writer = await asyncio.open_connection(a.me.host, a.me.port)
+        writer.write(data)
+        writer.close()
+        with contextlib.suppress(OSError):
+          await writer.wait_closed()
+      while len(asyncio.all_tasks()) > num_tasks:
+        await asyncio.sleep(0)
+    self.assertBetween(len(logs.records), 10, 12)  # See `logs.Sparing`.
+    self.assertTrue(a.events.empty())
 
-    async def scenario(a, b):
-      num_tasks = len(asyncio.all_tasks())
-      with self.assertLogs("absl", "WARNING") as logs:
-        for data in said * 20:
-          reader, writer = await asyncio.open_connection(a.me.host, a.me.port)
-          writer.write(data)
-          writer.close()
-          with contextlib.suppress(OSError):
-            await writer.wait_closed()
-        while len(asyncio.all_tasks()) > num_tasks:
-          await asyncio.sleep(0)
-      self.assertBetween(len(logs.records), 10, 12)  # See `logs.Sparing`.
-      self.assertTrue(a.events.empty())
-
-    self.run_agents(scenario)
-
-  def test_a_message_of_no_known_kind_ends_the_connection(self):
-    async def scenario(a, b):
-      a.dial(b)
-      await a.heard()
-      with self.assertLogs("absl", "WARNING") as logs:
-        a.mesh._writers["life 1"].write(messages.encode({"kind": "x"}))
-        (closed,) = await a.heard()
-      self.assertIsInstance(closed, Closed)
-      self.assertIn("Invalid value 'x' - at `$.kind`", logs.output[0])
-
-    self.run_agents(scenario)
-
-  def test_who_is_left_out_may_knock(self):
-    async def scenario(a, b):
-      a.dial(b)
-      await a.heard()
-      await b.heard()
-      b.mesh.forget("life 0")
+  async def test_a_message_of_no_known_kind_ends_the_connection(self):
+    a, b = await self.begin()
+    a.dial(b)
+    await a.heard()
+    with self.assertLogs("absl", "WARNING") as logs:
+      a.mesh._writers["life 1"].write(messages.encode({"kind": "x"}))
       (closed,) = await a.heard()
-      self.assertIsInstance(closed, Closed)
-      a.dial(b)
-      _, closed = await a.heard(2)
-      self.assertIsInstance(closed, Closed)
-      self.assertTrue(b.events.empty())
+    self.assertEqual(closed[0], "closed")
+    self.assertIn("Invalid value 'x' - at `$.kind`", logs.output[0])
 
-    self.run_agents(scenario)
+  async def test_who_is_left_out_may_knock(self):
+    a, b = await self.begin()
+    a.dial(b)
+    await a.heard()
+    await b.heard()
+    b.mesh.forget("life 0")
+    (closed,) = await a.heard()
+    self.assertEqual(closed[0], "closed")
+    a.dial(b)
+    _, closed = await a.heard(2)
+    self.assertEqual(closed[0], "closed")
+    self.assertTrue(b.events.empty())
 
-  def test_whom_it_dials_hangs_up(self):
-    async def scenario(a, b):
-      hang_up = lambda _, writer: writer.close()
-      server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
-      port = server.sockets[0].getsockname()[1]
-      with mock.patch.object(mesh_lib, "_BREAKS_SECS", 0.1):
-        b.dial(dataclasses.replace(a.me, port=port))
-        (lost,) = await b.heard()
-      self.assertIn("reset", lost.reason.lower())
-      server.close()
+  async def test_whom_it_dials_hangs_up(self):
+    a, b = await self.begin()
+    hang_up = lambda _, writer: writer.close()
+    server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    with mock.patch.object(mesh_lib, "_BREAKS_SECS", 0.1):
+      b.dial(dataclasses.replace(a.me, port=port))
+      (lost,) = await b.heard()
+    self.assertIn("reset", lost[2].lower())
+    server.close()
 
-    self.run_agents(scenario)
+  async def test_nobody_there(self):
+    a, b = await self.begin()
+    await b.mesh.close()
+    a.dial(b)
+    (failed,) = await a.heard()
+    self.assertEqual(failed[:2], ("refused", "life 1"))
 
-  def test_nobody_there(self):
-    async def scenario(a, b):
-      await b.mesh.close()
-      a.dial(b)
-      (failed,) = await a.heard()
-      self.assertEqual(failed.incarnation, "life 1")
-      self.assertTrue(failed.is_refused)
-
-    self.run_agents(scenario)
-
-  def test_a_host_that_takes_connections_again(self):
-    async def scenario(a, b):
-      with socket.create_server(("127.0.0.1", 0)) as host:
-        port = host.getsockname()[1]
-      busy = dataclasses.replace(b.me, port=port)
+  async def test_a_host_that_takes_connections_again(self):
+    a, b = await self.begin()
+    with socket.create_server(("127.0.0.1", 0)) as host:
+      port = host.getsockname()[1]
+    busy = dataclasses.replace(b.me, port=port)
+    a.dial(busy)
+    (failed,) = await a.heard()
+    self.assertEqual(failed[0], "refused")
+    with socket.create_server(("127.0.0.1", port)):  # No agent answers yet.
       a.dial(busy)
+      self.assertEqual(await a.heard(), [("accepted", "life 1")])
+      a.dial(b)  # Says so once.
+      self.assertEqual(await a.heard(), [("reached", "life 1")])
+
+  async def test_another_agent_has_its_address(self):
+    a, b = await self.begin()
+    former = dataclasses.replace(b.me, incarnation="former life")
+    a.dial(former)
+    with self.assertLogs("absl", "WARNING"):
       (failed,) = await a.heard()
-      self.assertTrue(failed.is_refused)
-      with socket.create_server(("127.0.0.1", port)):  # No agent answers yet.
-        a.dial(busy)
-        self.assertEqual(await a.heard(), [Accepted("life 1")])
-        a.dial(b)  # Says so once.
-        self.assertEqual(await a.heard(), [Reached("life 1")])
+      while len(b.mesh._tasks) > 1:  # The first accepts others.
+        await asyncio.sleep(0)
+    self.assertEqual(failed[0], "refused")
+    self.assertIn("another agent has its address", failed[2])
 
-    self.run_agents(scenario)
+  async def test_what_is_left_of_a_run_before(self):
+    a, b = await self.begin(stamp="another life")
+    a.dial(b)
+    with self.assertLogs("absl", "WARNING"):
+      (failed,) = await a.heard()
+      while len(b.mesh._tasks) > 1:
+        await asyncio.sleep(0)
+    self.assertEqual(failed[0], "refused")
+    self.assertIn("of another run", failed[2])
+    self.assertTrue(b.events.empty())
 
-  def test_another_agent_has_its_address(self):
-    async def scenario(a, b):
-      former = dataclasses.replace(b.me, incarnation="former life")
-      a.dial(former)
-      with self.assertLogs("absl", "WARNING"):
-        (failed,) = await a.heard()
-        while len(b.mesh._tasks) > 1:  # The first accepts others.
-          await asyncio.sleep(0)
-      self.assertTrue(failed.is_refused)
-      self.assertIn("another agent has its address", failed.reason)
+  async def test_no_files_are_left_here(self):
+    a, b = await self.begin()
+    errors = [OSError(errno.EMFILE, "Too many open files")] * 2
+    connect = mesh_lib._connect
 
-    self.run_agents(scenario)
+    async def refuse(*args):
+      if errors:
+        raise errors.pop()
+      return await connect(*args)
 
-  def test_what_is_left_of_a_run_before(self):
-    async def scenario(a, b):
+    with self.assertLogs("absl", "WARNING"), mock.patch.object(mesh_lib, "_connect", refuse):
       a.dial(b)
-      with self.assertLogs("absl", "WARNING"):
-        (failed,) = await a.heard()
-        while len(b.mesh._tasks) > 1:
-          await asyncio.sleep(0)
-      self.assertTrue(failed.is_refused)
-      self.assertIn("of another run", failed.reason)
-      self.assertTrue(b.events.empty())
+      heard = await a.heard()
+    self.assertEqual(heard, [("reached", "life 1")])
 
-    self.run_agents(scenario, stamp="another life")
-
-  def test_no_files_are_left_here(self):
-    async def scenario(a, b):
-      errors = [OSError(errno.EMFILE, "Too many open files")] * 2
-      connect = mesh_lib._connect
-
-      async def refuse(*args):
-        if errors:
-          raise errors.pop()
-        return await connect(*args)
-
-      with self.assertLogs("absl", "WARNING"), mock.patch.object(mesh_lib, "_connect", refuse):
-        a.dial(b)
-        heard = await a.heard()
-      self.assertEqual(heard, [Reached("life 1")])
-
-    self.run_agents(scenario)
-
-  def test_connections_that_are_reset_at_once(self):
+  async def test_connections_that_are_reset_at_once(self):
     """They say nothing of the agent: it is not suspected for that."""
+    a, b = await self.begin()
+    connect, resets = mesh_lib._connect, [1, 2, 3]
+    host = self.enter_context(socket.create_server(("127.0.0.1", 0)))
 
-    async def scenario(a, b):
-      connect, resets = mesh_lib._connect, [1, 2, 3]
-      host = self.enter_context(socket.create_server(("127.0.0.1", 0)))
+    async def meet(name, port, ack_secs):
+      if not resets:
+        return await connect(name, port, ack_secs)
+      resets.pop()
+      caller = await connect(*host.getsockname(), ack_secs)
+      accepted, _ = host.accept()
+      linger = struct.pack("ii", 1, 0)  # Closed by a reset.
+      accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+      accepted.close()
+      return caller
 
-      async def meet(name, port, ack_secs):
-        if not resets:
-          return await connect(name, port, ack_secs)
-        resets.pop()
-        caller = await connect(*host.getsockname(), ack_secs)
-        accepted, _ = host.accept()
-        linger = struct.pack("ii", 1, 0)  # Closed by a reset.
-        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-        accepted.close()
-        return caller
+    with mock.patch.object(mesh_lib, "_connect", meet):
+      a.dial(b)
+      heard = await a.heard()
+    self.assertEqual(heard, [("reached", "life 1")])
 
-      with mock.patch.object(mesh_lib, "_connect", meet):
-        a.dial(b)
-        heard = await a.heard()
-      self.assertEqual(heard, [Reached("life 1")])
+  async def test_a_link_that_is_whole_again_is_tried_soon(self):
+    a, b = await self.begin()
+    connect, tries = mesh_lib._connect, []
 
-    self.run_agents(scenario)
+    async def lose_the_first(*args):
+      tries.append(args)
+      if len(tries) == 1:
+        await asyncio.sleep(3600)
+      return await connect(*args)
 
-  def test_a_link_that_is_whole_again_is_tried_soon(self):
-    async def scenario(a, b):
-      connect, tries = mesh_lib._connect, []
+    with (
+        mock.patch.object(mesh_lib, "_connect", lose_the_first),
+        mock.patch.object(mesh_lib, "_TRY_SECS", 0.05),
+    ):
+      a.dial(b)
+      heard = await a.heard()
+    self.assertEqual(heard, [("reached", "life 1")])
 
-      async def lose_the_first(*args):
-        tries.append(args)
-        if len(tries) == 1:
-          await asyncio.sleep(3600)
-        return await connect(*args)
-
-      with (
-          mock.patch.object(mesh_lib, "_connect", lose_the_first),
-          mock.patch.object(mesh_lib, "_TRY_SECS", 0.05),
-      ):
-        a.dial(b)
-        heard = await a.heard()
-      self.assertEqual(heard, [Reached("life 1")])
-
-    self.run_agents(scenario)
-
-  def test_no_answer(self):
-    async def scenario(a, b):
-      with (
-          mock.patch.object(mesh_lib, "_connect", lambda *_: asyncio.sleep(9)),
-          mock.patch.object(mesh_lib, "_CONNECT_SECS", 0.1),
-      ):
-        a.dial(b)
-        (failed,) = await a.heard()
-      self.assertFalse(failed.is_refused)
-      self.assertEqual(failed.reason, "TimeoutError")
-
-    self.run_agents(scenario)
+  async def test_no_answer(self):
+    a, b = await self.begin()
+    with (
+        mock.patch.object(mesh_lib, "_connect", lambda *_: asyncio.sleep(9)),
+        mock.patch.object(mesh_lib, "_CONNECT_SECS", 0.1),
+    ):
+      a.dial(b)
+      (failed,) = await a.heard()
+    self.assertEqual(failed, ("failed", "life 1", "TimeoutError"))

@@ -68,7 +68,7 @@ class LinksTest(given.AgentCase):
     self.run_for(1.0, beats=(1, 2))
     self.refuse(1)
     self.run_for(0.1, beats=(1, 2))
-    self.now += 60.0
+    self.clock.now += 60.0
     self.run_for(2.8, beats=(1, 2))
     self.assertEqual(self.view.number, 1)
     self.run_for(0.6, beats=(1, 2))
@@ -153,7 +153,7 @@ class SuspicionsTest(given.AgentCase):
   def test_who_was_away_blames_nobody(self):
     self.begin()
     self.run_for(0.2, beats=(1, 2))
-    self.now += 9.0
+    self.clock.now += 9.0
     self.run_for(0.2)
     self.assertNotIn(messages.Suspects, {type(m) for m, _ in self.mesh.sent})
 
@@ -208,9 +208,9 @@ class SuspicionsTest(given.AgentCase):
   def test_how_long_a_lost_node_was_silent(self, heard, secs):
     self.begin(me=2)  # Node 0 proposes.
     for number, message, now in heard:
-      self.now = now
+      self.clock.now = now
       self.hear(number, message)
-    self.now = 4.0
+    self.clock.now = 4.0
     self.do(self.agent._make(members.view(2, 0, 2)))
     self.assertEqual(self.find_view(2).silence_secs, secs)
 
@@ -272,7 +272,7 @@ class ViewsTest(given.AgentCase):
   def test_what_two_say_in_turn_is_not_warned_of_again_and_again(self):
     self.begin()
     for tenth in range(205):
-      self.now = tenth / 10
+      self.clock.now = tenth / 10
       self.agent._warn(f"No answer.{' Trying again.' * (tenth % 2)}")
     self.assertLen(self.logged, 6)
 
@@ -369,7 +369,7 @@ class FollowTest(given.AgentCase):
   def test_agents_show_that_they_live_until_there_is_a_member(self):
     self.begin(numbers=())
     for now, is_due in ((10.0, True), (11.0, False), (12.1, True)):
-      self.now = now
+      self.clock.now = now
       self.place.calls.clear()
       self.do(self.agent._look_for_agents())
       self.assertEqual(("put", "nodes/life 0") in self.place.calls, is_due)

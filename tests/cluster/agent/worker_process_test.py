@@ -1,10 +1,14 @@
-"""A worker that hangs writes its stacks before it is killed."""
+"""A worker that hangs writes its stacks before it is killed, unless it is stopped."""
 
 import asyncio
+import os
 import pathlib
+import signal
 import sys
 import tempfile
 import unittest
+
+from absl.testing import parameterized
 
 from bamboo_jax.cluster.agent import worker_process
 
@@ -23,19 +27,24 @@ hang_here()
 """
 
 
-class WorkerProcessTest(unittest.IsolatedAsyncioTestCase):
+class WorkerProcessTest(parameterized.TestCase, unittest.IsolatedAsyncioTestCase):
 
   # A second: it starts a process.
-  async def test_stacks_of_a_hanging_worker(self):
-    folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+  @parameterized.parameters(False, True)
+  async def test_a_worker_that_hangs(self, is_stopped):
+    log = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()), "n0.log")
     said = asyncio.Queue()
     worker = worker_process.WorkerProcess()
-    log = folder / "n0.log"
     command = [sys.executable, "-c", _HANGS]
     await worker.start(command, log=str(log), on_message=said.put_nowait)
     await asyncio.wait_for(said.get(), 60)  # It is ready, and hangs.
     self.assertTrue(worker.is_busy())  # Up to now.
+    self.assertFalse(worker.is_stopped())
+    if is_stopped:
+      os.kill(worker._process.pid, signal.SIGSTOP)
+      os.waitid(os.P_PID, worker._process.pid, os.WSTOPPED | os.WNOWAIT)
+      self.assertTrue(worker.is_stopped())
     worker.kill_hanging()
     self.assertEqual(await asyncio.wait_for(worker.wait(), 60), -9)
-    self.assertIn("hang_here", log.read_text())
+    self.assertEqual("hang_here" in log.read_text(), not is_stopped)
     await worker.close()

@@ -1,0 +1,292 @@
+"""The network of the hosts, and the connections of an agent in it.
+
+A connection carries messages one way, in order, like those between agents. A link that is cut
+holds what is sent until it is whole again, as TCP sends it again and again, but not for long
+without an answer. When a process dies its host closes its connections, if the other end can be
+reached; a host that has vanished says nothing.
+
+     dialer               host of the other
+        |--- SYN ------------>|   refused if nobody listens, or by a firewall; sent again if
+        |<-- accepted --------|   there is no answer, which fails after CONNECT_SECS
+        |<-- opened ----------|   not while the other end is stopped
+        |--- message -------->|
+        |<-- closed ----------|   the other end has died, or the link was reset; so if
+        |                     |   nothing is acknowledged for ACK_SECS
+"""
+
+import asyncio
+import collections
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+import contextlib
+import random
+from typing import Any
+
+from bamboo_jax.cluster import messages, views
+from bamboo_jax.cluster.agent import mesh as mesh_lib
+from tests.explorer import loop as loop_lib
+
+# As of `mesh.Mesh`.
+_CONNECT_SECS, _TRY_SECS, _HELLO_SECS, _BREAKS_SECS, _BROKE_SECS = 5.0, 1.0, 30.0, 2.0, 0.05
+_ACK_SECS, _SLOW_SECS = 3.0, 0.2
+_LEAST_SECS, _MOST_SECS = 0.0002, 0.002  # Latency of a healthy link.
+_Pair = tuple[str, str]
+
+
+class Network:
+  """All hosts; a pair of them in `cut` and so on is one direction.
+
+  Attributes:
+    cut: Nothing passes.
+    refused: A firewall refuses new connections.
+    crowded: Hosts that can open no connection, nor take one, as they have no file left; those
+      that they have stay.
+    slow: Each message takes longer.
+    silent: Hosts that have vanished.
+    listening: Who listens, by address.
+    links: All connections, in order.
+    on_send: Called with each message.
+  """
+
+  def __init__(self, clock: loop_lib.Clock, seed: random.Random) -> None:
+    self.clock, self._random = clock, seed
+    self.cut: collections.Counter[_Pair] = collections.Counter()
+    self.refused: collections.Counter[_Pair] = collections.Counter()
+    self.slow: collections.Counter[_Pair] = collections.Counter()
+    self.crowded: collections.Counter[str] = collections.Counter()
+    self.silent: set[str] = set()
+    self.listening: dict[tuple[str, int], Mesh] = {}
+    self.links: dict[Link, None] = {}
+    self.on_send: Callable[[Any], None] = lambda message: None
+
+  @contextlib.contextmanager
+  def suffer(self, faults: collections.Counter[Any], what: Iterable[Any]) -> Iterator[None]:
+    """These are among the faults for a while, beside others; then links deliver what they hold."""
+    what = sorted(what)
+    faults.update(what)
+    yield
+    faults -= collections.Counter(what)  # In place, and without zeros.
+    if faults is self.cut:
+      for link in list(self.links):
+        link.release()
+
+  def is_whole(self, source: str, target: str) -> bool:
+    """Whether messages arrive, and are acknowledged."""
+    if not self.cut and not self.silent:
+      return True
+    is_cut = (source, target) in self.cut or (target, source) in self.cut
+    return target not in self.silent and not is_cut
+
+  def delay(self, source: str, target: str) -> float:
+    """Returns how long a message takes."""
+    secs = _LEAST_SECS + (_MOST_SECS - _LEAST_SECS) * self._random.random()
+    return secs + (_SLOW_SECS if self.slow and (source, target) in self.slow else 0.0)
+
+  def close(self, host: str) -> None:
+    """A process has died: its host closes connections at both ends."""
+    for address in [a for a in self.listening if a[0] == host]:
+      del self.listening[address]
+    for link in list(self.links):
+      if link.source == host:
+        link.drop()
+      elif link.target == host:
+        link.close("closed")
+
+  def reset(self, one: str, other: str) -> None:
+    """Both connections between two hosts are reset; both hosts live."""
+    for link in list(self.links):
+      if {link.source, link.target} == {one, other}:
+        link.close("reset")
+
+
+class Link:
+  """A connection that `dialer` has opened to `other`, which has accepted it.
+
+  Attributes:
+    opened: Done once the other agent has taken it.
+    closed: Why it has ended, once it has.
+  """
+
+  def __init__(self, dialer: "Mesh", other: "Mesh") -> None:
+    self.source, self.target = dialer.host, other.host
+    self.opened: asyncio.Future[None] = dialer.process.create_future()
+    self.closed: asyncio.Future[str] = dialer.process.create_future()
+    self._network, self._dialer, self._other = dialer.network, dialer, other
+    self._is_open = True
+    self._next_secs = 0.0  # When the next message arrives at the earliest.
+    self._unheard_secs: float | None = None  # Since when nobody acknowledges.
+    self._held: list[tuple[Any, ...]] = []
+    self._network.links[self] = None
+
+  def send(self, message: Any) -> None:
+    """Sends to the other agent."""
+    if self._is_open:
+      self._network.on_send(message)
+      self._carry(self.source, self.target, self._other.hear, self._dialer, message)
+
+  def answer(self, call: Callable[..., None], *args: Any) -> None:
+    """The other agent, or its host, answers."""
+    if self._is_open:
+      take = self._dialer.process.take
+      self._carry(self.target, self.source, take, self._hear_answer, call, *args)
+
+  def close(self, reason: str) -> None:
+    """The other end is gone."""
+    self.answer(self._end, reason)
+
+  def drop(self) -> None:
+    """The dialer is gone."""
+    self._is_open = False
+    self._network.links.pop(self, None)
+
+  def release(self) -> None:
+    """Delivers what it has held, as far as it is whole.
+
+    A machine that is gone does not send again what has not arrived.
+    """
+    if self._network.is_whole(self.source, self.target):
+      self._unheard_secs = None
+    held, self._held = self._held, []
+    for source, *rest in held:
+      if source not in self._network.silent:
+        self._network.clock.at(0.0, self._arrive, source, *rest)
+
+  def _carry(self, source: str, target: str, call: Callable[..., None], *args: Any) -> None:
+    now = self._network.clock.now
+    self._next_secs = max(now + self._network.delay(source, target), self._next_secs)
+    self._network.clock.at(self._next_secs - now, self._arrive, source, target, call, *args)
+
+  def _arrive(self, source: str, target: str, call: Callable[..., None], *args: Any) -> None:
+    network = self._network
+    if source == self.source and not network.is_whole(source, target):
+      if self._unheard_secs is None:
+        self._unheard_secs = network.clock.now
+        network.clock.at(_ACK_SECS, self._give_up, network.clock.now)
+    if (source, target) in network.cut:
+      self._held.append((source, target, call, *args))
+    else:
+      call(*args)
+
+  def _give_up(self, since_secs: float) -> None:
+    if self._unheard_secs == since_secs:
+      self._dialer.process.tell(self._hear_answer, self._end, "no acknowledgement")
+
+  def _hear_answer(self, call: Callable[..., None], *args: Any) -> None:
+    if self._is_open:
+      call(*args)
+
+  def _end(self, reason: str) -> None:
+    self.drop()
+    loop_lib.settle(self.opened, None, ConnectionResetError(reason))
+    loop_lib.settle(self.closed, reason)
+
+
+class Mesh:
+  """As `mesh.Mesh`, for the agent that is `process`.
+
+  Attributes:
+    links: To other agents.
+    refused: Agents that refused when last tried.
+  """
+
+  def __init__(
+      self, network: Network, process: loop_lib.Process, host: str, port: int, incarnation: str
+  ) -> None:
+    self.network, self.process = network, process
+    self.host, self._port, self.incarnation = host, port, incarnation
+    self.links: dict[str, Link] = {}
+    self.refused: set[str] = set()
+
+  def listen(
+      self,
+      host: str,
+      *,
+      hello: Callable[[], messages.Hello],
+      on_came: Callable[[views.Member], None],
+      on_message: Callable[[str, Any], None],
+  ) -> int:
+    self.hello, self._on_came, self._on_message = hello, on_came, on_message
+    self.network.listening[self.host, self._port] = self
+    return self._port
+
+  def connect(self, member: views.Member, on_accepted: Callable[[], None]) -> "_Connection":
+    return _Connection(self, member, on_accepted)
+
+  def welcome(self, member: views.Member, link: Link) -> None:
+    """Takes a connection of another agent."""
+    self._on_came(member)
+    link.answer(loop_lib.settle, link.opened, None)
+
+  def hear(self, other: "Mesh", message: Any) -> None:
+    """A message of another agent arrives."""
+    self.process.take(self._on_message, other.incarnation, message)
+
+  def send(self, message: Any, to: Iterable[str] | None = None) -> None:
+    message = _copy(message)
+    for who in list(self.links) if to is None else to:
+      if (link := self.links.get(who)) is not None:
+        link.send(message)
+
+  def forget(self, incarnation: str) -> None:
+    if (link := self.links.pop(incarnation, None)) is not None:
+      link.drop()
+
+  async def close(self) -> None:
+    self.network.close(self.host)
+
+
+class _Connection:
+  """One with an agent while it is entered, as `mesh.Mesh.connect` says."""
+
+  def __init__(self, mesh: Mesh, member: views.Member, on_accepted: Callable[[], None]) -> None:
+    self._mesh, self._member, self._on_accepted = mesh, member, on_accepted
+
+  async def __aenter__(self) -> Awaitable[str]:
+    now = self._mesh.process.time
+    end_secs = now() + _BREAKS_SECS
+    while True:
+      try:
+        self._link = self._mesh.links[self._member.incarnation] = await self._dial()
+        return self._link.closed
+      except ConnectionResetError:  # While the agent says nothing yet.
+        if now() > end_secs:
+          raise
+        await asyncio.sleep(_BROKE_SECS)
+
+  async def __aexit__(self, *unused: Any) -> None:
+    self._link.drop()
+    if self._mesh.links.get(self._member.incarnation) is self._link:
+      del self._mesh.links[self._member.incarnation]
+
+  async def _dial(self) -> Link:
+    mesh, network, who = self._mesh, self._mesh.network, self._member.incarnation
+    pair = (mesh.host, self._member.host)
+    end_secs = mesh.process.time() + _CONNECT_SECS
+    await asyncio.sleep(network.delay(*pair))
+    while not network.is_whole(*pair) or network.crowded.keys() & {*pair}:
+      await asyncio.sleep(_TRY_SECS)
+      if mesh.process.time() >= end_secs:
+        raise OSError("no answer")
+    await asyncio.sleep(network.delay(*pair[::-1]))
+    other = network.listening.get((self._member.host, self._member.port))
+    if other is None or pair in network.refused or other.hello().stamp != mesh.hello().stamp:
+      mesh.refused.add(who)
+      raise mesh_lib.GoneError("refused")
+    link = Link(mesh, other)
+    try:
+      if who in mesh.refused:
+        mesh.refused.remove(who)
+        self._on_accepted()
+      other.process.tell(other.welcome, mesh.hello().member, link)
+      async with asyncio.timeout(_HELLO_SECS):
+        await link.opened
+      return link
+    except BaseException:
+      link.drop()
+      raise
+
+
+def _copy(message: Any) -> Any:
+  """Returns what arrives on the wire; most are immutable values."""
+  if isinstance(message, messages.Post | messages.Beginning):
+    return messages.FROM_AGENT.decode(messages.encode(message)[4:])
+  return message

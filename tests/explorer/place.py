@@ -1,0 +1,190 @@
+"""The place of the records that hosts share, and what goes wrong on the way.
+
+      host                     place
+       |-- 1 call arrives ------>|   not while the way hangs; or never: an error later
+       |                         |   2 it takes effect; a make may be very late
+       |<-- 3 answer arrives ----|   or an error, though it took effect
+
+The calls are those of `records.Folder`. In which order they are made, and what is concluded
+from them, the real `records.Records` says: it is started anew with each answer.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+import contextlib
+import functools
+import random
+from typing import Any
+
+from bamboo_jax.cluster import records as records_lib, views
+from tests.explorer import loop as loop_lib
+
+_CALL_SECS, _SLOW_SECS = (0.0005, 0.005), (0.2, 1.5)  # One way.
+_TIMEOUT_SECS = 3.0  # As of `records.Bucket`.
+_WRITES = ("create", "put", "delete")
+
+
+class _WantedCall(BaseException):
+  """The next call of a place, which has no answer yet."""
+
+
+class _Replay:
+  """A place that gives answers, and then stops whoever asks."""
+
+  def __init__(self, answers: Sequence[Any]) -> None:
+    self._answers = iter(answers)
+
+  def __getattr__(self, method: str) -> Callable[..., Any]:
+    return functools.partial(self._answer, method)
+
+  def _answer(self, *call: Any) -> Any:
+    for answer in self._answers:
+      if isinstance(answer, OSError):
+        raise answer
+      return answer
+    raise _WantedCall(*call)
+
+
+class Place:
+  """A place with records, as hosts reach it.
+
+  Attributes:
+    until_secs: Until when something is wrong with it for a host: it "hangs", it is "slow" or
+      "stale" (reads what there was when this began), it "fails" (half of them, half of
+      these after their effect), it is "full", or the host is "cut off" (gets errors only).
+    late: How late the next record that a host makes is there, and whether it gives up by then.
+    values: What it has, by key.
+    num_torn: How many of the views to be made cannot be read.
+    ignores_conditions: Whether what is made replaces what is there.
+    on_made: Called with each view that is made.
+  """
+
+  def __init__(
+      self, clock: loop_lib.Clock, seed: int, on_made: Callable[[views.View], None]
+  ) -> None:
+    self.until_secs: dict[tuple[str, str], float] = {}
+    self.late: dict[str, tuple[float, bool]] = {}
+    self.num_torn, self.ignores_conditions = 0, False
+    self._clock, self._random, self._on_made = clock, random.Random(f"judge {seed}"), on_made
+    self._process = loop_lib.Process(clock)
+    self.values: dict[str, bytes] = {}
+    self._former: dict[str, dict[str, bytes]] = {}  # What those read for whom it is stale.
+
+  def suffer(self, what: str, host: str, secs: float) -> None:
+    """Something is wrong for a host for a while, see `until_secs`."""
+    end_secs = self._clock.now + secs
+    self.until_secs[what, host] = max(self.until_secs.get((what, host), 0.0), end_secs)
+    if what == "stale":
+      self._former[host] = dict(self.values)
+
+  def left_secs(self, what: str, host: str) -> float:
+    """Returns how long that lasts from now on, 0 if it does not."""
+    return max(0.0, self.until_secs.get((what, host), 0.0) - self._clock.now)
+
+  @contextlib.contextmanager
+  def tear(self) -> Any:
+    """The next view that is made cannot be read before this is over."""
+    self.num_torn += 1
+    yield
+    self.num_torn = 0
+    self.values = {key: value.removeprefix(b"?") for key, value in self.values.items()}
+
+  def open(self, place: Any = None) -> records_lib.Records:
+    """Returns records whose calls take effect at once, or are those of another place."""
+    records = records_lib.Records("judge", b"key")
+    records._place = place or self
+    return records
+
+  def find_view(self, number: int) -> views.View:
+    """Returns a view that it has."""
+    view: views.View = self.open().find(f"views/{number}", views.View)
+    return view
+
+  def newest_view(self) -> int:
+    """Returns the number of the newest view."""
+    return len(self.keys("views"))
+
+  async def call(self, host: str, function: Callable[..., Any], *args: Any) -> Any:
+    """Calls a function with the records, for the process that runs this.
+
+    What a call does, it does even if that process is stopped or killed meanwhile.
+    """
+    process = asyncio.get_running_loop()
+    assert isinstance(process, loop_lib.Process)
+    answers: list[Any] = []
+    while True:
+      try:
+        return function(self.open(_Replay(answers)), *args)
+      except _WantedCall as wanted:
+        found = process.create_future()
+        tell = functools.partial(process.tell, loop_lib.settle, found)
+        self._process.start(self._carry_out, tell, host, *wanted.args)
+        answers.append(await found)
+
+  async def _carry_out(
+      self, tell: Callable[[Any], None], host: str, method: str, *args: Any
+  ) -> None:
+    """A call of a host arrives, takes effect and is answered."""
+    await self._travel(host)
+    if self.left_secs("cut off", host):
+      await asyncio.sleep(_TIMEOUT_SECS)
+      tell(OSError("The judge gives no answer."))
+      return
+    while secs := self.left_secs("hangs", host):
+      await asyncio.sleep(secs)
+    secs, gives_up = self.late.pop(host, (0.0, False)) if method == "create" else (0.0, False)
+    if gives_up and secs > _TIMEOUT_SECS:
+      error = OSError("The judge gives no answer.")
+      self._clock.at(_TIMEOUT_SECS, tell, error)
+      tell = lambda answer: None
+    await (asyncio.sleep(secs) if secs else self._travel(host))
+    answer = self._take_effect(host, method, *args)
+    await self._travel(host)
+    while secs := self.left_secs("hangs", host):
+      await asyncio.sleep(secs)
+    tell(answer)
+
+  async def _travel(self, host: str) -> None:
+    secs = _SLOW_SECS if self.left_secs("slow", host) else _CALL_SECS
+    await asyncio.sleep(self._random.uniform(*secs))
+
+  def _take_effect(self, host: str, method: str, *args: Any) -> Any:
+    chance = self._random.random() if self.left_secs("fails", host) else 1.0
+    if chance < 0.25 or (self.left_secs("full", host) and method in _WRITES):
+      return OSError("An error before the call took effect.")
+    now = self.values
+    if method not in _WRITES and self.left_secs("stale", host):
+      self.values = self._former[host]
+    try:
+      answer = getattr(self, method)(*args)
+    except OSError as error:
+      answer = error
+    finally:
+      self.values = now
+    return OSError("An error after the call took effect.") if chance < 0.5 else answer
+
+  # As `records.Folder`; values that begin with "?" cannot be read.
+
+  def create(self, key: str, content: bytes) -> None:
+    if key not in self.values or self.ignores_conditions:
+      self.values[key] = content
+      if key.startswith("views/"):
+        self._on_made(self.find_view(int(key.removeprefix("views/"))))
+        if self.num_torn:
+          self.num_torn -= 1
+          self.values[key] = b"?" + content
+
+  def put(self, key: str, content: bytes) -> None:
+    self.values[key] = content
+
+  def read(self, key: str) -> bytes | None:
+    value = self.values.get(key)
+    if value and value[:1] == b"?":
+      raise OSError("An error in the file.")
+    return value
+
+  def keys(self, prefix: str) -> list[str]:
+    return sorted(key for key in self.values if key.startswith(f"{prefix}/"))
+
+  def delete(self, key: str) -> None:
+    self.values.pop(key, None)
