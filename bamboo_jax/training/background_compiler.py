@@ -105,4 +105,6 @@ class BackgroundCompiler:
     self._ready = max(view, self._ready)
 
   def _find_jobs(self, alive: Collection[base.NodeId]) -> Sequence[Job]:
-    return self._executor.jobs(self._state.plan(alive).layout.lines_of_ways)
+    members = {*alive, *self._state.layout.nodes}
+    change = self._state.plan(self._cohort.newest, members)
+    return self._executor.jobs(change.layout.lines_of_ways)

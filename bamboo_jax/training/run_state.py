@@ -291,11 +291,8 @@ class RunState:
     seen = cohort.gather("waiting", cohort.newest.number)
     cohort.adopt(min(seen.values()))
 
-  def plan(self, alive: Collection[base.NodeId]) -> assignment.Decision:
-    """Returns the change between two steps if nodes `alive` were members."""
-    return self._plan(self.cohort.newest, {*alive, *self.layout.nodes})
-
-  def _plan(self, view: views.View, nodes: Collection[base.NodeId]) -> assignment.Decision:
+  def plan(self, view: views.View, nodes: Collection[base.NodeId]) -> assignment.Decision:
+    """Returns the change between two steps if `nodes` were the members of a view."""
     zones = cohort_lib.zones_of(view)
     return self.rules.improve(self.layout, nodes, zones=zones, leaving=view.leaving)
 
@@ -307,7 +304,7 @@ class RunState:
     view = self.cohort.view
     if self._settled == (view.number, self.layout):
       return False
-    change = self._plan(view, view.numbers)
+    change = self.plan(view, view.numbers)
     if change.layout == self.layout:
       self._settled = (view.number, self.layout)
       return False

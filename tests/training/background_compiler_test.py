@@ -20,8 +20,8 @@ class State:
 
   layout = layout_lib.Layout()
 
-  def plan(self, alive):
-    del alive
+  def plan(self, view, nodes):
+    del view, nodes
     return mock.Mock(layout=self.layout)
 
 

@@ -47,7 +47,19 @@ def measure_passes(
     layout: The layout after the step.
   """
   useful = redundant = owed = 0.0
-  is_owed = _owed_filter(recoveries, layout)
+  lost = [  # Segments, time of death, and the nodes that may compute them instead.
+      (
+          layout.segments_of(place),
+          recovery.view_at_secs,
+          {n for way in layout.ways if way.pipeline == place.pipeline for n in way.owners},
+      )
+      for recovery in recoveries
+      for place in recovery.places
+  ]
+  is_owed = lambda m: any(
+      m.instruction.stage in segments and m.end_secs > killed and m.node in heirs
+      for segments, killed, heirs in lost
+  )
   mine = [m for m in measured if m.node in nodes]
   for m in mine:
     secs = m.end_secs - m.start_secs
@@ -80,27 +92,6 @@ def mean_sums_secs(least: Mapping[base.StageId, float], layout: layout_lib.Layou
     for segment, node in base.by_stage(way.owners):
       found[node] = max(found.get(node, 0.0), least.get(segment, 0.0))
   return statistics.fmean(found.values()) if found else 0.0
-
-
-def _owed_filter(
-    recoveries: Sequence[durations.RecoveryTimes], layout: layout_lib.Layout
-) -> Callable[[recorder_lib.MeasuredInstruction], bool]:
-  """Returns a predicate for passes on behalf of a lost node."""
-  lost = []  # Segments, time of death, shadows.
-  for recovery in recoveries:
-    for place in recovery.places:
-      heirs = {
-          node
-          for pipeline, owners, _ in layout.ways
-          for node in owners
-          if pipeline == place.pipeline
-      }
-      segments = layout.segments_of(place)
-      lost.append((segments, recovery.view_at_secs, heirs))
-  return lambda m: any(
-      m.instruction.stage in segments and m.end_secs > killed and m.node in nodes
-      for segments, killed, nodes in lost
-  )
 
 
 def find_owed(

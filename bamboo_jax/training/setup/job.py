@@ -101,18 +101,6 @@ class Job:
       return self.rules.start(self.rules.planner.fresh(nodes, {}))
     return self.rules.start([*map(self.rules.rows.pipeline, range(self.plan.num_pipelines))])
 
-  def find_enough_shares(self) -> int:
-    """Returns the fewest shares with which pipelines finish together."""
-    batch, predictor = self.plan.batch, self.rules.predictor
-    if predictor is None:
-      return batch.num_shares
-    finer = [
-        batch.num_pipelines * n
-        for n in range(1, batch.num_microbatches + 1)
-        if batch.num_microbatches % n == 0 and batch.num_pipelines * n >= batch.num_shares
-    ]
-    return predictor.enough_groups(self.first_layout.pipelines, choices=finer, slack=_SLACK)
-
   def describe_plan(self) -> str:
     """Returns the line on the plan of a step."""
     plan = self.plan
@@ -133,12 +121,19 @@ class Job:
 
   def find_warnings(self) -> list[str]:
     """Returns warnings on likely mistakes in the config, a sentence each."""
-    num_shares = self.plan.batch.num_shares
+    batch, predictor = self.plan.batch, self.rules.predictor
     found = self.task.schedule.find_warnings(self.config.num_steps)
-    if self.config.pipeline.layout != "depth":
-      if (enough := self.find_enough_shares()) > num_shares:
+    if self.config.pipeline.layout != "depth" and predictor is not None:
+      finer = [
+          batch.num_pipelines * n
+          for n in range(1, batch.num_microbatches + 1)
+          if batch.num_microbatches % n == 0 and batch.num_pipelines * n >= batch.num_shares
+      ]
+      # The fewest with which pipelines finish together.
+      enough = predictor.enough_groups(self.first_layout.pipelines, choices=finer, slack=_SLACK)
+      if enough > batch.num_shares:
         found.append(
-            f"config.pipeline.num_shares={num_shares} is too coarse for these "
+            f"config.pipeline.num_shares={batch.num_shares} is too coarse for these "
             f"pipelines to finish together; {enough} would do."
         )
     return found
