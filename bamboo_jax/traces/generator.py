@@ -12,7 +12,7 @@ keeps what rates lose: bursts, nodes that return together, zones hit at once.
 """
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 import functools
 import heapq
 import itertools
@@ -137,18 +137,11 @@ def _draw_events(parameters: config_lib.TraceSection, draw: random.Random) -> li
     if delay_ms < math.inf:
       heapq.heappush(arrivals, (now_ms + delay_ms * draw.expovariate(1.0), zone))
 
-  def draw_zone(but: int | None = None) -> int | None:
-    """Draws a zone in proportion to its live nodes; None if there is none."""
-    counts = [0 if zone == but else len(live[zone]) for zone in zones]
-    return draw.choices(zones, counts)[0] if any(counts) else None
-
   def preempt(now_ms: float) -> None:
     """Runs one instant: a zone loses nodes, and perhaps another one does."""
-    first = draw_zone()
-    hit = [first]
-    if draw.random() < parameters.zone_correlation:
-      hit.append(draw_zone(but=first))
-    for zone in hit:
+    first = _draw_zone(draw, live)
+    is_more = draw.random() < parameters.zone_correlation
+    for zone in (first, _draw_zone(draw, live, but=first) if is_more else None):
       if zone is not None:
         [size] = draw.choices(sizes, weights)
         for node in draw.sample(list(live[zone]), min(size, len(live[zone]))):
@@ -175,6 +168,12 @@ def _draw_events(parameters: config_lib.TraceSection, draw: random.Random) -> li
     if arrivals and arrivals[0][0] <= now_ms < end_ms:
       add(heapq.heappop(arrivals)[1], now_ms)
   return events
+
+
+def _draw_zone(draw: random.Random, live: Sequence[Sized], but: int | None = None) -> int | None:
+  """Draws a zone in proportion to its live nodes; None if there is none."""
+  counts = [0 if zone == but else len(nodes) for zone, nodes in enumerate(live)]
+  return draw.choices(range(len(counts)), counts)[0] if any(counts) else None
 
 
 def _mean_loss(live: Sequence[int], parameters: config_lib.TraceSection) -> float:

@@ -60,6 +60,7 @@ class History:
     totals: Totals of the account at the last step.
     num_tokens: Trained on and kept.
     owners: Number of the owner of each stage, by pipeline, at the end.
+    owned: The places of each node that has some, by number, at the end.
     names: Of the nodes, by number, at the end.
     places: The last places of each node that ever had some, by number.
     pause: Why training pauses since the last step; "" if it does not.
@@ -76,6 +77,7 @@ class History:
     self.totals = account_lib.Totals()
     self.num_tokens = 0.0
     self.owners: list[list[base.NodeId]] = []
+    self.owned: dict[base.NodeId, list[str]] = {}
     self.names: Mapping[str, str] = {}
     self.places: dict[base.NodeId, list[str]] = {}
     self.pause = ""
@@ -143,11 +145,11 @@ class History:
         self._note(line, f"{line['event']}: {line['reason']}")
 
   def _add_layout(self, owners: list[list[base.NodeId]]) -> None:
-    self.owners, found = owners, dict[base.NodeId, list[str]]()
+    self.owners, self.owned = owners, {}
     for pipeline, row in enumerate(owners):
       for stage, node in enumerate(row):
-        found.setdefault(node, []).append(f"{pipeline}/{stage}")
-    self.places |= found
+        self.owned.setdefault(node, []).append(f"{pipeline}/{stage}")
+    self.places |= self.owned
 
   def _note(self, line: jsonl.Line, text: str) -> None:
     if self.events and (self.events[-1]["step"], self.events[-1]["text"]) == (line["step"], text):
@@ -326,14 +328,9 @@ def _find_nodes(
   """Returns the cards of all nodes; of a run that is over, those at its end."""
   run, history = known.run, known.history
   if run is None or standing is None:
-    names = history.names
-    places: dict[int, list[str]] = {}
-    for pipeline, owners in enumerate(history.owners):
-      for stage, node in enumerate(owners):
-        places.setdefault(node, []).append(f"{pipeline}/{stage}")
     living = [
-        cards.Card(names.get(str(node), f"node {node}"), None, "owner", owned)
-        for node, owned in places.items()
+        cards.Card(history.names.get(str(node), f"node {node}"), None, "owner", owned)
+        for node, owned in history.owned.items()
     ]
     gone: set[base.NodeId] = set()
   else:
