@@ -16,10 +16,13 @@ from http import server as http_server
 import json
 import socket
 import socketserver
+import sys
 import threading
 import time
 from typing import Any
 import urllib.parse
+
+from absl import logging
 
 from bamboo_jax.base import threads
 from bamboo_jax.report.live import words
@@ -83,7 +86,9 @@ class _Server(socketserver.ThreadingTCPServer):
     super().shutdown_request(request)
 
   def handle_error(self, request: Any, client_address: Any) -> None:
-    """Says nothing: a browser may go away, and strangers may say anything."""
+    """Logs an error of ours; a browser may go away, and strangers may say anything."""
+    if not isinstance(error := sys.exception(), OSError | UnicodeError):
+      logging.error("The page has failed: %r", error)
 
 
 class _Latest:
@@ -153,8 +158,9 @@ class _Handler(http_server.BaseHTTPRequestHandler):
         self.wfile.write(event.encode())
 
   def do_POST(self) -> None:
-    size = int(self.headers.get("Content-Length", 0))
-    content = self.rfile.read(size) if size <= _MAX_BYTES else b""
+    size = self.headers.get("Content-Length", "")
+    is_short = size.isdecimal() and int(size) <= _MAX_BYTES
+    content = self.rfile.read(int(size)) if is_short else b""
     self.server.idle.pop(self.request, None)
     if not self._check():
       return
