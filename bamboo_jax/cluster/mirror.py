@@ -81,12 +81,12 @@ class Mirror:
     """Puts what has changed: the rows of member `name`, or all files of a run if it is ""."""
     paths = [*(self._folder / "rows").glob(f"{name or '*'}.json")]
     if not name:
-      paths += [p for p in self._folder.iterdir() if p.is_file() and p.name != _SECRET]
+      paths += [p for p in self._folder.glob("[!.]*") if p.is_file() and p.name != _SECRET]
     # The log is last: who finds it finds the others.
     for path in sorted(paths, key=lambda path: path.name == _METRICS):
       status, key = path.stat(), path.relative_to(self._folder).as_posix()
       stamp = status.st_mtime_ns, status.st_size
-      if self._put.get(key) != stamp and not path.name.startswith("."):
+      if self._put.get(key) != stamp:
         self._bucket.put(key, path.read_bytes())
         self._put[key] = stamp
 

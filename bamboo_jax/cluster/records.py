@@ -44,6 +44,7 @@ _NO_BUCKET = "NoSuchBucket|ContainerNotFound"
 # What an answer means, by a text in it; the first that fits.
 _CAUSES = (
     ("there is no such bucket", _NO_BUCKET),
+    ("no credentials were found", r"http://169\.254\.169\.254"),  # Asked after all others.
     ("its credentials have expired", "ExpiredToken|TokenExpired|RequestExpired"),
     ("the clock of this machine is off", "RequestTimeTooSkewed|RequestTimeSkewed"),
     (
@@ -245,7 +246,7 @@ class Bucket:
     try:
       self._place = store.from_url(url, client_options=options, retry_config=retries)
     except exceptions.BaseError as error:
-      raise ValueError(f"{url} is no folder, and no bucket: {error}") from error
+      raise ValueError(f"{url} is no folder, and no bucket: {_to_line(error)}") from error
 
   def create(self, key: str, content: bytes) -> None:
     with self._telling():
@@ -301,11 +302,15 @@ class Bucket:
     try:
       yield
     except (FileNotFoundError, self._exceptions.BaseError) as error:
-      raise OSError(f"{self._url}: {explain(str(error))}") from error
+      raise OSError(f"{self._url}: {explain(error)}") from error
 
 
-def explain(text: str) -> str:
+def _to_line(error: Exception) -> str:
+  return " ".join(f"{error}".partition("\n\nDebug source")[0].split())
+
+
+def explain(error: Exception) -> str:
   """Returns an error of `obstore` as one line, first what it means."""
-  line = " ".join(text.partition("\n\nDebug source")[0].split())
+  line = _to_line(error)
   what = next((cause for cause, pattern in _CAUSES if re.search(pattern, line)), "no answer")
   return f"{what}: {line}"

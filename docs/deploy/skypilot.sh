@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A run under SkyPilot on spot machines. From the top folder of the repository:
 #
-#   NFS=SERVER:/FOLDER docs/deploy/skypilot.sh up 9 --env CONFIG=quickstart
+#   WORKDIR=s3://BUCKET/RUN docs/deploy/skypilot.sh up 9 --env CONFIG=quickstart
 #   docs/deploy/skypilot.sh down 9
 #
 # What follows the number of machines goes to `sky jobs launch`. A machine that
@@ -12,9 +12,9 @@ command="${1:?up or down}" last=$((${2:?number of machines} - 1))
 shift 2
 case "$command" in
   up)
-    : "${NFS:?must be SERVER:/FOLDER, files that all machines share}"
+    : "${WORKDIR:?must be s3://BUCKET/RUN, which all machines may write}"
     for i in $(seq 0 "$last"); do
-      sky jobs launch --yes --detach-run --name="bamboo-$i" --env "NFS=$NFS" \
+      sky jobs launch --yes --detach-run --name="bamboo-$i" --env "WORKDIR=$WORKDIR" \
         "$@" "$files/skypilot_agent.yaml" || echo "bamboo-$i: not launched"
     done
     ;;

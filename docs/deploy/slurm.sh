@@ -14,7 +14,7 @@
 #SBATCH --signal=TERM@60
 #SBATCH --open-mode=append
 set -euo pipefail
-: "${WORKDIR:?must name a folder that all nodes share}"
+: "${WORKDIR:?must name a folder that all nodes share, or s3://BUCKET/RUN}"
 : "${SLURM_ARRAY_TASK_ID:?must be submitted with --array}"
 : "${CONFIG:=quickstart}" "${NODES:=8}"
 # Each task has the address of its own machine: that of the network INTERFACE, or

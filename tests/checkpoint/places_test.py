@@ -162,9 +162,22 @@ class BucketPlaceTest(parameterized.TestCase):
       member.read(2, _layers(0), ["body"])
     self.assertEqual(member.steps(), ())  # It is passed over.
 
+  def test_a_large_file(self):
+    self.open()
+    bucket = records.Bucket(self.url)
+    folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    data = np.random.default_rng(0).bytes(2 * records._PIECE_BYTES + 7)
+    (folder / "sent").write_bytes(data)
+    bucket.upload("2/large", folder / "sent")
+    self.assertEqual(bucket.sizes("2"), {"2/large": len(data)})
+    bucket.download("2/large", len(data), folder / "found")
+    self.assertTrue((folder / "found").read_bytes() == data)
+
   def test_two_newer_ones_are_there_before_one_is_removed(self):
     first = self.open()
     second = self.member()
+    killed = first.path / "2/v1.0-ff/node0"  # What a former process was writing.
+    killed.mkdir(parents=True)
     for step, kept in ((2, (2,)), (4, (2, 4)), (6, (4, 6)), (8, (6, 8))):
       name = self.save(first, second, step)
       self.assertEqual(self.member().steps(), kept)
@@ -175,6 +188,7 @@ class BucketPlaceTest(parameterized.TestCase):
           places.find_saves(self.keys()), {f"{one.step}/{one.save}" for one in first.place.find()}
       )
     self.assertEqual(name.attempt, 4)
+    self.assertFalse(killed.exists())
     self.assert_restores(6)
 
   def test_a_manifest_is_never_before_its_files(self):

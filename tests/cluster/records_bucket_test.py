@@ -157,6 +157,11 @@ class RecordsBucketTest(parameterized.TestCase):
           call()
     self.assertEqual(records.find("views/1"), "other")
 
+  def test_no_credentials(self, scheme):
+    error = OSError("Generic error: PUT http://169.254.169.254/latest\n\nDebug source:\n1")
+    told = "no credentials were found: Generic error: PUT http://169.254.169.254/latest"
+    self.assertEqual(records_lib.explain(error), told)
+
   def test_a_bucket_that_is_not_there(self, scheme):
     self.open(scheme)
     self.url = f"{scheme}://missing/run"

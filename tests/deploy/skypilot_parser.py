@@ -15,7 +15,7 @@ import yaml
 def parse_task(path):
   """Returns the machines that the file asks for."""
   with open(path) as file:
-    task = sky.Task.from_yaml_config(yaml.safe_load(file), {"NFS": "a:/b"})
+    task = sky.Task.from_yaml_config(yaml.safe_load(file), {"WORKDIR": "s3://b/run"})
   (resources,) = task.resources
   return {
       "num_nodes": task.num_nodes,

@@ -24,9 +24,7 @@ class SkyPilotTest(runs.DeployedCase):
     self.note = f'echo "${{0##*/}} $@" >>{self.calls}\n'
     for name in ("curl", "sleep"):
       self.write_program(name, "echo us-east-1a\n")
-    for name in ("sudo", "pip"):
-      self.write_program(name, self.note)
-    self.write_program("mountpoint", "exit 1\n")
+    self.write_program("pip", self.note)
     self.write_program("hostname", 'test -z "$1" && echo ip7 || echo 10.0.0.7\n')
     self.write_program("date", "echo 99\n")
 
@@ -46,25 +44,17 @@ class SkyPilotTest(runs.DeployedCase):
     ends.write_text("".join(f"{status}\n" for status in statuses))
     end = f"status=$(head -n 1 {ends}); sed -i 1d {ends}; test $status = 0 || exit $status\n"
     self.check_commands(f"{self.note}{end}")
-    given = {k: v for k, v in task["envs"].items() if v} | {"NFS": "10.0.0.9:/x"}
+    given = {k: v for k, v in task["envs"].items() if v} | {"WORKDIR": "s3://b/run"}
     script = f"set -e\n{task['setup']}\n{task['run']}"
-    script = script.replace("/shared", str(self.folder))
     ran = self.run_text("bash", "-c", script, **given)
     self.assertEqual(ran.returncode, want, msg=ran.stderr)
-    options = "-o actimeo=1,lookupcache=positive"
     agent = (
-        f"bamboo agent --config=quickstart --workdir={self.workdir} --nodes=8 --name=ip7-99 "
+        "bamboo agent --config=quickstart --workdir=s3://b/run --nodes=8 --name=ip7-99 "
         "--zone=us-east-1a --host=10.0.0.7 --notice=aws"
     )
     self.assertEqual(
         self.calls.read_text().splitlines(),
-        [
-            "sudo apt-get install --yes nfs-common",
-            "pip install --constraint requirements.txt .[cuda12]",
-            f"sudo mkdir -p {self.folder}",
-            f"sudo mount -t nfs4 {options} 10.0.0.9:/x {self.folder}",
-            *[agent] * len(statuses),
-        ],
+        ["pip install --constraint requirements.txt .[cuda12]", *[agent] * len(statuses)],
     )
 
   def test_resources(self):
@@ -76,16 +66,15 @@ class SkyPilotTest(runs.DeployedCase):
     """Returns how `up 2` and `down 1` end, and the commands of `sky`."""
     self.write_program("sky", f'{self.note}test "$5" != --name=bamboo-0\n')
     file = _FILES / "skypilot.sh"
-    up = self.run_text(file, "up", "2", "--env", "NODES=2", NFS="10.0.0.9:/x")
+    up = self.run_text(file, "up", "2", "--env", "NODES=2", WORKDIR="s3://b/run")
     down = self.run_text(file, "down", "1")
     return up, down, self.calls.read_text().splitlines()
 
   def test_up_and_down(self):
     up, down, calls = self.run_script()
     self.assertEqual((up.returncode, down.returncode), (0, 0))
-    nfs = "10.0.0.9:/x"
     jobs = "sky jobs launch --yes --detach-run --name=bamboo"
-    given = f"--env NFS={nfs} --env NODES=2 {_TASK}"
+    given = f"--env WORKDIR=s3://b/run --env NODES=2 {_TASK}"
     self.assertEqual(
         calls, [f"{jobs}-0 {given}", f"{jobs}-1 {given}", "sky jobs cancel --yes --name=bamboo-0"]
     )
@@ -106,12 +95,11 @@ class SkyPilotTest(runs.DeployedCase):
     self.assertEqual(done.returncode, 0, msg=done.stderr)
     found = json.loads(done.stdout)
     (agent,) = found["tasks"]
-    nfs = {"NFS": "a:/b"}
     same = {"num_nodes": 1, "infra": "aws/us-east-1", "accelerators": {"A10G": 1}}
-    envs = nfs | {"CONFIG": "quickstart", "NODES": "8"}
+    envs = {"WORKDIR": "s3://b/run", "CONFIG": "quickstart", "NODES": "8"}
     self.assertEqual(agent, same | {"cpus": None, "use_spot": True, "envs": envs})
     job, _, cancel = found["commands"]
-    env = [["NFS", "10.0.0.9:/x"], ["NODES", "2"]]
+    env = [["WORKDIR", "s3://b/run"], ["NODES", "2"]]
     self.assertEqual(
         job,
         {"yes": True, "detach_run": True, "name": "bamboo-0", "env": env}

@@ -16,11 +16,12 @@ class BucketTest(commands.CommandCase):
   """Each process of a test is told by `machine` which files it finds."""
 
   CHANGES = {
-      "num_steps": 30,
+      "num_steps": 46,
       "checkpoint.every_steps": 2,
       "pipeline.num_pipelines": 1,
       "pipeline.num_stages": 2,
       "redundancy.mode": "none",
+      "redundancy.spares": 1,
   }
   HELD_FROM = 3
 
@@ -54,9 +55,15 @@ class BucketTest(commands.CommandCase):
   def test_an_empty_machine_goes_on_from_the_bucket(self):
     self.front.fail(*[fault for one in _FAULTS for fault in (one, "", "")])
     process = self.train_on("first")
+    said = self.said
     self.wait_for(self.saved, "checkpoint")
+    other = self.train_on("other")
+    self.assertNotEqual(other.wait(), 0)
+    self.assertRegex(self.said[-1], "^error: A run is under way in this workdir, of bamboo train")
+    self.assertIsNone(process.poll(), msg=said)
     process.kill()
     process.wait()
+    self.said = said
     self.assertNotIn("done", "".join(self.said))
     self.release()
     self.front.fail(*[fault for one in _FAULTS for fault in (one, "")], method="GET")
@@ -68,7 +75,7 @@ class BucketTest(commands.CommandCase):
     # A machine that only looks.
     (said,) = self.finish(self.start_on("third", "report", self.url, "--json"))
     (run,) = json.loads(said)["runs"]
-    self.assertEqual(run["head"]["step"], 30)
+    self.assertEqual(run["head"]["step"], 46)
 
   def test_a_cluster_goes_on_from_the_bucket(self):
     """The only copy of a stage dies."""
@@ -83,8 +90,31 @@ class BucketTest(commands.CommandCase):
     self.assertIn(f"state_sha256={self.whole()}", self.said)
     shown = self.start_on("third", "status", f"--workdir={self.url}")
     (said,) = self.finish(shown)
-    self.assertIn("step=30 num_steps=30", said)
+    self.assertIn("step=46 num_steps=46", said)
     self.assertRegex(said, r"uploaded=step \d+: [\d.]+ MiB in [\d.]+ s, [\d.]+ MiB/s")
+
+  def test_machines_share_nothing_but_the_bucket(self):
+    """The one whose node writes the log is lost."""
+    agents = []
+    for n in range(3):
+      given = (f"--name=n{n}", f"--host=127.0.0.{n + 1}", f"--zone=z{n}")
+      agents.append(self.train_on(f"machine{n}", "agent", *given))
+      agents[n].said = self.said
+    self.said = agents[0].said
+    self.wait_for(self.saved, "checkpoint")
+    agents[0].kill()  # Its worker ends with it.
+    self.said = agents[1].said
+    self.wait_for(lambda: re.search(r"n0 left", "\n".join(self.said)), "view without it")
+    self.release()
+    for agent in agents[1:]:
+      self.assertEqual(agent.wait(), 0, msg=agent.said)
+    (shown,) = self.finish(self.start_on("other", "report", self.url, "--json"))
+    (run,) = json.loads(shown)["runs"]
+    self.assertEqual(run["head"]["step"], 46)
+    self.assertEqual(run["head"]["state_sha256"], self.whole())
+    (recovery,) = run["recoveries"]
+    self.assertEqual(recovery["rung"], "checkpoint")
+    self.assertGreaterEqual(recovery["step"], 3)  # It did not begin from the start.
 
 
 if __name__ == "__main__":
