@@ -129,10 +129,11 @@ class ClientTest(parameterized.TestCase):
   )
   def test_who_waits_for_others_does_not_hang(self, begun, waits):
     self.begin()
-    self.begun = channel_lib.Begun(**begun)
-    self.hear(messages.Beat)
-    self.hear(messages.Beat)
-    self.assertEqual(self.hear(messages.Beat).is_waiting, waits)
+    self.begun, before = channel_lib.Begun(**begun), self.client._progress
+    self.client.note_progress()
+    while (beat := self.hear(messages.Beat)).progress <= before:
+      pass  # It was sent before.
+    self.assertEqual(beat.is_waiting, waits)
 
   def check_doubt(self, meanwhile=lambda: None):
     """Fails unless a member gathers votes only once its agent says so."""
@@ -195,6 +196,14 @@ class ClientTest(parameterized.TestCase):
     self.assertEqual(self.client.wait_interrupt(None), view(4, 0, 1))
     self.client.adopt(view(4, 0, 1))
     self.assertFalse(self.client.is_interrupted)
+
+  def test_a_timeout_begins_once_no_view_is_due(self):
+    self.begin()
+    self.show(3, 0, 1, 2, is_due=True)
+    self.gathered(3, "vote", {0: "x", 1: "y", 2: "z"})
+    self.client.gather("vote", "y")  # By now it has heard so.
+    threading.Timer(0.2, self.show, (4, 0, 1)).start()
+    self.assertEqual(self.client.wait_interrupt(0.01), view(4, 0, 1))
 
   def test_of_each_key_the_first_counts(self):
     self.begin()

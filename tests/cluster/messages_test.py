@@ -118,7 +118,12 @@ class BoardTest(parameterized.TestCase):
     for view in (2, 3):
       self.board.post(0, messages.Post(view, "vote", view))
     self.assertEqual(self.board.take(3, set()), [])  # Not known yet.
-    self.board.move_to(3)
+    last = messages.Post(2, "last", None)
+    self.board.post_own(1, last)
+    self.board.move_to(2)
+    for _ in range(2):
+      self.board.move_to(3)
+    self.assertEqual(self.board.own(2), [last])  # Others may need it to leave view 2.
     self.board.post(0, messages.Post(2, "late", None))
     self.assertEqual(self.board.take(2, {0}), [])
     self.assertEqual(self.board.take(3, {0}), [messages.Gathered(3, "vote", {0: 3})])

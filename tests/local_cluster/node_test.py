@@ -1,10 +1,8 @@
 import asyncio
-import dataclasses
+import functools
 import os
-import pathlib
 import resource
 import signal
-import tempfile
 import types
 from unittest import mock
 
@@ -14,11 +12,27 @@ from bamboo_jax import base
 from bamboo_jax.cluster import judge
 from bamboo_jax.local_cluster import node
 from bamboo_jax.training.setup import accept
-from tests import tiny
+from tests import folders, tiny
 from tests.cluster.agent import given
 
 
-class NodeTest(parameterized.TestCase):
+async def live(reason=""):
+  return reason
+
+
+class NodeTest(folders.FolderCase):
+
+  def lead(self, *lives, **changes):
+    """Runs a node whose agents are these, one after the other; returns what each was given."""
+    given_to, lives = [], iter(lives)
+
+    def make_agent(records, options, identity, spare):
+      given_to.append((options.is_again, spare))
+      facts = dict(run=live, must_restart=False, has_left=False, is_mistake=False)
+      return types.SimpleNamespace(**facts | next(lives))
+
+    self.enterContext(mock.patch.object(node.agent_lib, "make_agent", make_agent))
+    return node.run(None, given.make_options("n0", **changes), None, "spare"), given_to
 
   def test_as_many_files_as_may_be(self):
     """Others open two sockets each to an agent: there may be hundreds."""
@@ -30,8 +44,7 @@ class NodeTest(parameterized.TestCase):
     self.assertEqual(found, (limits[1], limits[1]))
 
   def test_what_nodes_must_agree_on(self):
-    folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-    code = folder / "mine.py"
+    code = self.folder / "mine.py"
     code.write_text("")
     config = accept.accept(tiny.make_config(optimizer__name=f"{code}:make"))
 
@@ -39,7 +52,7 @@ class NodeTest(parameterized.TestCase):
       with mock.patch.dict(os.environ, environ):
         options = node.make_options(
             config,
-            workdir=str(folder),
+            workdir=str(self.folder),
             num_nodes=2,
             name="n0",
             **dict.fromkeys(("zone", "host", "command"), ""),
@@ -68,61 +81,35 @@ class NodeTest(parameterized.TestCase):
     """A first SIGTERM is a notice, as any SIGUSR1 or SIGHUP; a second ends."""
     heard = []
 
-    class Agent:
-
-      def __init__(self, *args):
-        pass
-
-      def give_notice(self, reason):
-        heard.append(reason)
-        return reason != "SIGTERM"
-
-      async def run(self):
-        for number in (signal.SIGUSR1, signal.SIGHUP, signal.SIGTERM):
-          signal.raise_signal(number)
-          await asyncio.sleep(0)
-        await asyncio.sleep(60)
-
-    self.enterContext(mock.patch.object(node.agent_lib, "make_agent", Agent))
-    with self.assertRaises(KeyboardInterrupt):
-      node.run(None, given.make_options("n0"), None)
-    self.assertEqual(heard, ["SIGUSR1", "SIGHUP", "SIGTERM"])
-
-  def test_the_exit_status_says_who_has_failed(self):
-    folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-    log = folder / "n0.log"
-    log.write_text("info: x\nerror: no such layer\n")
-    options = dataclasses.replace(given.make_options("n0"), log=str(log))
-
-    facts = types.SimpleNamespace(must_restart=False)
+    def give_notice(reason):
+      heard.append(reason)
+      return reason != "SIGTERM"
 
     async def run():
-      return "its worker ended with exit status 2"
+      for number in (signal.SIGUSR1, signal.SIGHUP, signal.SIGTERM):
+        signal.raise_signal(number)
+        await asyncio.sleep(0)
+      await asyncio.sleep(60)
 
-    facts.run = run
-    self.enterContext(mock.patch.object(node.agent_lib, "make_agent", lambda *_: facts))
-    for facts.is_mistake, kind, said in (
-        (True, base.EndedError, "^no such layer$"),
-        (False, base.NodeFailedError, "^Node n0: .*status 2. Its log ends: "),
-    ):
-      with self.assertRaisesRegex(kind, said) as caught:
-        node.run(None, options, None)
-      self.assertIs(type(caught.exception), kind)
+    with self.assertRaises(KeyboardInterrupt):
+      self.lead(dict(run=run, give_notice=give_notice))
+    self.assertEqual(heard, ["SIGUSR1", "SIGHUP", "SIGTERM"])
+
+  @parameterized.parameters(
+      (True, base.EndedError, "^no such layer$"),
+      (False, base.NodeFailedError, "^Node n0: .*status 2. Its log ends: "),
+  )
+  def test_the_exit_status_says_who_has_failed(self, is_mistake, kind, said):
+    log = self.folder / "n0.log"
+    log.write_text("info: x\nerror: no such layer\n")
+    run = functools.partial(live, "its worker ended with exit status 2")
+    with self.assertRaisesRegex(kind, said) as caught:
+      self.lead(dict(run=run, is_mistake=is_mistake), log=str(log))
+    self.assertIs(type(caught.exception), kind)
 
   @parameterized.parameters(True, False)
   def test_who_begins_again_is_told_so(self, has_left):
-    lives = []
-
-    class Agent:
-
-      def __init__(self, records, options, identity, spare):
-        lives.append((options.is_again, spare))
-        self.must_restart, self.has_left = len(lives) < 3, has_left
-
-      async def run(self):
-        return ""
-
-    self.enterContext(mock.patch.object(node.agent_lib, "make_agent", Agent))
-    is_complete = node.run(None, given.make_options("n0"), None, "spare")
+    again = dict(must_restart=True)
+    is_complete, lives = self.lead(again, again, dict(has_left=has_left))
     self.assertEqual(is_complete, not has_left)
     self.assertEqual(lives, [(False, "spare"), (True, None), (True, None)])

@@ -157,9 +157,8 @@ class DoorTest(parameterized.TestCase):
       finally:
         await mesh.close()
 
-    with self.assertLogs("absl", "WARNING") as logs:
+    with self.assertLogs("absl", "WARNING"):  # Of those who were refused.
       asyncio.run(run())
-    return "\n".join(logs.output)
 
   async def call(self, port, identity):
     """Returns how it is greeted; says hello then."""
@@ -171,34 +170,6 @@ class DoorTest(parameterized.TestCase):
       return await reader.read(1 << 16)
     finally:
       writer.close()
-
-  def test_strangers_fill_no_log(self):
-    async def scenario(port, heard):
-      for _ in range(100):
-        _, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.close()
-      # It comes after them.
-      self.assertIn(b"welcome", await self.call(port, issue(name="n1")))
-
-    self.assertLess(self.run_door(scenario).count("Refused"), 20)
-
-  @parameterized.parameters(
-      (dict(secret=b"x"), "ConnectionReset|TLSV1_ALERT_UNKNOWN_CA"),
-      (dict(run="x"), "it is spiffe://x/agent/n0, not spiffe://run/agent/"),
-      (dict(role="worker"), "it is spiffe://run/worker/n0"),
-      (None, "WRONG_VERSION_NUMBER|HTTP_REQUEST|CONNECTION|Reset"),
-  )
-  def test_strangers(self, who, problem):
-    async def scenario(port, heard):
-      try:
-        said = await self.call(port, None if who is None else issue(**who))
-      except OSError:
-        said = b""
-      self.assertNotIn(b"welcome", said)
-      self.assertEmpty(heard)
-      self.assertIn(b"welcome", await self.call(port, issue(name="n1")))
-
-    self.assertRegex(self.run_door(scenario), problem)
 
   def test_a_replay(self):
     async def scenario(port, heard):

@@ -1079,6 +1079,18 @@ class Agent:
       self._say_gone(reason)
 
   # How a node leaves.
+  #
+  #   cloud, scheduler       this agent           its worker          others
+  #         |-- 1 notice -------->|                    |                 |
+  #         |                     |-- 2 "say": notice ------------------>|
+  #         |                     |<---- 3 view N+1, it is "leaving" ----|
+  #         |                     |-- 4 view N+1 ----->|                 |
+  #         |                     |        5 hands over, at the end of a step
+  #         |                     |<-- 6 "say": gone --|                 |
+  #         |                     |-- 7 "say": gone -------------------->| view N+2, without it
+  #         |                     x ends, with status 143
+  #
+  # If it is killed before 6, this is a death. A worker that is slow gives the notice itself.
 
   def give_notice(self, reason: str) -> bool:
     """Announces a preemption: others take over, then this node exits.

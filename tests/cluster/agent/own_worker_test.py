@@ -206,6 +206,15 @@ class OwnWorkerTest(given.AgentCase):
     self.assertEqual(self.worker.sent, [])
     self.assertIn("the others continue without it", self.ended)
 
+  def test_a_worker_is_told_the_view_that_came_before_its_start(self):
+    self.begin(me=3)
+    self.agent.has_worker, self.agent.roster.origin = False, None
+    later = messages.NewView(members.view(2, 0, 1, 2, 4))
+    self.hear(1, later)
+    self.assertEqual(self.worker.sent, [])
+    self.tell(self.agent._start, self.agent._worker)
+    self.assertEqual(self.worker.sent, [later])
+
   def test_the_status_is_written_once_a_second(self):
     self.begin()
     for steps in (1, 2, 3):

@@ -144,6 +144,7 @@ class SuspicionsTest(given.AgentCase):
     self.assertIn(f"Suspects n2: {reason}", self.logged)
     told = messages.Suspects(1, (messages.Suspect("life 2", reason, is_certain=False),))
     self.assertIn((told, None), self.mesh.sent)
+    self.assertIn(messages.NewView(self.view, is_due=True), self.worker.sent)
 
   def test_of_many_agents_each_beats_less_often(self):
     self.begin(numbers=range(601))
