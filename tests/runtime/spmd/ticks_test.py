@@ -139,7 +139,10 @@ class RestTest(parameterized.TestCase):
     """Returns the table of the rest of a step, which needs nothing that nobody has left."""
     held, slots = {}, table.num_slots
     for n, start in enumerate(table.start):
-      arrays = {a for a, _, _ in table.find_contents(n, num_ticks, size=1, slots=slots)}
+      contents = [*table.find_contents(n, num_ticks, size=3, slots=slots)]
+      arrays = {array for array, _, _ in contents}
+      places = {(kind, segment, slot) for (kind, _), segment, slot in contents}
+      self.assertLen(contents, len(places))
       done = table.find_accumulated(n, num_ticks)
       activations, gradients, residuals = (
           getattr(start, kind) | {key for name, key in arrays if name == kind}
