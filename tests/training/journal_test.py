@@ -234,6 +234,19 @@ class JournalTest(parameterized.TestCase):
     self.assertEqual((parts["useful"], parts["redundant"]), (4.5, 2.0))
     self.assertAlmostEqual(line["bubble_pct"], 100 * (1 - 6.5 / (4 * 3)))
 
+  @parameterized.parameters(True, False)
+  def test_the_writer_dies_after_the_commit(self, has_written):
+    self.begin()
+    self.train(1, 2)
+    dead = self.nodes.pop(0)
+    if has_written:
+      dead._state = State({0: dead}, 0)
+      dead.write_step(_committed(3))
+    self.train(3, 4) if has_written else self.train_without(0, 3, 4)
+    self.assertEqual(self.steps(), [1, 2, 3, 4])
+    self.assertEqual(self.lines()[-1]["samples_seen"], 16)
+    self.assertEqual(self.summary(4)["cost"]["num_samples"], 16)
+
   @parameterized.named_parameters(
       ("all_have_committed", True, True, 2.0),
       ("it_has_not_told", False, True, 2.0),
@@ -467,6 +480,23 @@ class JournalTest(parameterized.TestCase):
     self.assertEqual(recoveries[0]["nodes"], [0])
     self.assertIn("recovery step=3 victims=0/0 rung=shadow view=3\n", self.shown.getvalue())
     self.assertGreater(self.summary(2)["cost"]["lost_pct"], 0)
+
+  def test_recoveries_outlive_a_writer_that_dies_as_all_go_back(self):
+    self.begin()
+    self.train(1)
+    self.train(2, recoveries=(_recovery(2, view=2),))
+    self.train(3, recoveries=(_recovery(3, view=3),))
+    self.join(7)
+    for writer in (0, 1):  # The next one dies before it has told of a step.
+      del self.nodes[writer]
+      for node in self.nodes.values():
+        node.roll_back(1)
+      self.assertEqual(self.steps(), [1])
+    self.join(8)
+    del self.nodes[7]
+    self.train(2, recoveries=(_recovery(2, view=4),))
+    recoveries = self.summary(2)["recoveries"]
+    self.assertEqual([r["view"] for r in recoveries], [2, 3, 4])
 
   def test_resumes(self):
     self.begin()
