@@ -194,7 +194,7 @@ class FileTest(runs.DeployedCase):
 
   def test_what_is_not_given(self):
     for name, why in (
-        ("WORKDIR", "must name a folder that all nodes share"),
+        ("WORKDIR", "must name a folder that all nodes share, or s3://BUCKET/RUN"),
         ("SLURM_ARRAY_TASK_ID", "must be submitted with --array"),
     ):
       status, calls, said = self.run_file(**{name: ""})
