@@ -139,6 +139,7 @@ class Client:
       for number in [n for n in self._views if n < view.number]:
         del self._views[number], self._arrived[number]
       self._posted = [p for p in self._posted if p[0] >= view.number]
+      self._doubt_if_away()
       self._beat()
       self._stop_if_lost()
       self._changed.notify_all()
