@@ -130,8 +130,11 @@ class HeartbeatWatch:
     """Records a heartbeat of an agent."""
     if (silence := self._agents.get(incarnation)) is None:
       return
+    if incarnation in self._heard:
+      silence.beat(self.awake(now))
+    else:  # The time until an agent connects is no gap.
+      silence.excuse(self.awake(now))
     self._heard[incarnation] = now
-    silence.beat(self.awake(now))
 
   def note_end(self, incarnation: str, now: float, silent_secs: float) -> None:
     """Records the end of an agent's worker, and since when it was silent."""

@@ -87,19 +87,19 @@ class UnitPrograms:
 
     `results` find where results lie on a mesh, as the next program expects them.
     """
-    function, mesh = getattr(self, f"_{name}"), self._mesh
-
-    def place(*args: base.PyTree) -> base.PyTree:
-      values = function(*args)
-      if callable(results):
-        where = results(mesh, values)
-      else:
-        where = tuple(find(mesh, part) for find, part in zip(results, values, strict=True))
-      return jax.lax.with_sharding_constraint(values, where)
-
-    run = place if mesh is not None else function
+    function = getattr(self, f"_{name}")
     # `keep_unused`: `after` only orders programs.
-    return jax.jit(run, donate_argnums=donated, keep_unused=True)
+    jit = functools.partial(jax.jit, function, donate_argnums=donated, keep_unused=True)
+    if (mesh := self._mesh) is None:
+      return jit()
+
+    def find() -> Any:
+      shapes = jax.eval_shape(function, *self._find_arguments(name, None))
+      if callable(results):
+        return results(mesh, shapes)
+      return tuple(place(mesh, part) for place, part in zip(results, shapes, strict=True))
+
+    return _MeshProgram(lambda: jit(out_shardings=find()))
 
   def cast(self, params: Layers) -> Layers:
     """Returns parameters as passes read them; may be the same arrays."""
@@ -328,6 +328,28 @@ class UnitPrograms:
 
   def _of_state(self, place: places.Place, tree: base.PyTree) -> base.PyTree:
     return places.of_state(place, tree, self.unit.model.name)
+
+
+class _MeshProgram:
+  """A function under `jax.jit` that is made when it is first used.
+
+  With constraints within the function instead of `out_shardings` XLA makes other bits.
+  """
+
+  def __init__(self, make: Callable[[], Any]) -> None:
+    self._make, self._jitted = make, None
+
+  def __call__(self, *args: base.PyTree) -> Any:
+    return self._find()(*args)
+
+  def trace(self, *args: base.PyTree) -> jax.stages.Traced:
+    """Traces the function for arguments or their shapes."""
+    return self._find().trace(*args)
+
+  def _find(self) -> Any:
+    if self._jitted is None:  # No lock: it would be held while others wait for this trace.
+      self._jitted = self._make()
+    return self._jitted
 
 
 class Recent(Generic[_T]):
