@@ -84,6 +84,18 @@ class ScriptTest(ScriptCase):
   def test_votes_not_heard_and_no_commit(self):
     self.train({"vote 1": [self.kill(2)]}, spares=1)
 
+  def test_what_is_settled_is_what_is_committed(self):
+    """Whoever hears all votes says the same as who learns of them later."""
+    small.make_trials(2, 2, 1, spares=1).want(3)  # Settles, too.
+    settle = cohort_lib.LocalCohort.settled
+    with mock.patch.object(
+        cohort_lib.LocalCohort, "settled", autospec=True, side_effect=settle
+    ) as settled:
+      worker = self.train({"vote 1": [self.kill(2)]}, spares=1)
+    said = [call.args[1] for call in settled.call_args_list]
+    # At the start, twice for the second step, which is decided anew.
+    self.assertEqual(said, [0, 1, 1, 2, worker.state.steps])
+
   def test_others_are_too_far(self):
     ahead = self.tell(1, steps=5)
     with self.assertRaisesRegex(base.NodeFailedError, "same workdir"):

@@ -159,7 +159,7 @@ class _Handler(http_server.BaseHTTPRequestHandler):
 
   def do_POST(self) -> None:
     size = self.headers.get("Content-Length", "")
-    is_short = size.isdecimal() and int(size) <= _MAX_BYTES
+    is_short = size.isdecimal() and len(size) < 10 and int(size) <= _MAX_BYTES
     content = self.rfile.read(int(size)) if is_short else b""
     self.server.idle.pop(self.request, None)
     if not self._check():
@@ -171,7 +171,7 @@ class _Handler(http_server.BaseHTTPRequestHandler):
     try:
       asked = json.loads(content)
       act(str(asked["kind"]), str(asked["node"]))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
       self._answer(400, f"{error}")
     else:
       self._answer(200, "")

@@ -215,6 +215,8 @@ class Programs:
         node, n = self._engine.nodes.get(number), run.nodes.index(number)
         if node is not None and (sums := run.segments.sums(n)) is not None:
           hold = run.table.stages[n].index(stage)
+          # Those of a child are in host memory, for which nothing is compiled.
+          sums = jax.device_put(sums, self._engine.devices[number])
           totals = self._passes.unpack(stage, hold, sums)
           node.store.accumulators |= {(unit, share): total for unit, total in totals.items()}
 

@@ -184,6 +184,8 @@ class TickTable:
             lives[array] = Life(*begin, t)
           for array in makes(i):
             made.setdefault(array, (t, t))
+            if i.op is Op.FORWARD and array[0] == "residuals":  # Written even if never read.
+              lives.setdefault(array, Life(*made[array], t))
         for array in row[n].arrivals:
           made.setdefault(array, (t, t + 1))
       found.append(lives)

@@ -83,10 +83,12 @@ class ServerTest(absltest.TestCase):
 
   def test_strangers_fill_no_log(self):
     host, port = self.address.partition("/#")[0].rpartition("/")[2].split(":")
+    long = b"POST /act HTTP/1.0\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n"
     with self.assertNoLogs(level="WARNING"):
-      with socket.create_connection((host, int(port)), 20) as stranger:
-        stranger.sendall(b"no request\r\n\r\n")
-        self.assertStartsWith(stranger.recv(100), b"HTTP/1.0 400")
+      for said, status in ((b"no request\r\n\r\n", b"400"), (long, b"403")):
+        with socket.create_connection((host, int(port)), 20) as stranger:
+          stranger.sendall(said)
+          self.assertStartsWith(stranger.recv(100), b"HTTP/1.0 " + status)
 
   def test_a_port_in_use(self):
     with socket.socket() as other:

@@ -100,6 +100,14 @@ class LowerTest(parameterized.TestCase):
         ticks_lib.lower(order, owners=(2, 3), microbatches=range(4, 8)), make_table(2, 4)
     )
 
+  def test_residuals_that_nothing_reads_have_a_slot(self):
+    """A forward pass for its output alone writes them, too."""
+    F, B = Op.FORWARD, Op.BACKWARD
+    passes = [(0, F, 2), (0, F, 0), (1, F, 0), (1, B, 0), (1, F, 2), (1, B, 2), (0, B, 2)]
+    order = [(0, instruction_lib.Instruction(*one)) for one in passes]
+    table = ticks_lib.lower(order, owners=(0, 0), microbatches=range(3), in_flight=2)
+    self.assertEqual(table.num_slots["residuals"], 3)
+
   def test_the_player_refuses_one_slot_too_few(self):
     table = make_table(3, 4)
     slots = {**table.num_slots, "residuals": 3}
