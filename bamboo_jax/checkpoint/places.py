@@ -32,7 +32,7 @@ from bamboo_jax.checkpoint import manifest as manifest_lib, orbax_item, parts
 from bamboo_jax.cluster import records
 
 _NUM_THREADS = 8  # That copy files at once.
-_TIMEOUT = datetime.timedelta(seconds=60)  # Of a request that moves data.
+_TIMEOUT = datetime.timedelta(seconds=60)  # Of all tries of a request.
 
 
 class CheckpointPlace(Protocol):
@@ -139,23 +139,23 @@ class BucketPlace:
 
   def __init__(self, path: pathlib.Path, url: str) -> None:
     self.where, self._path = url, path
-    self._index, self._data = records.Bucket(url), records.Bucket(url, timeout=_TIMEOUT)
+    self._bucket = records.Bucket(url, timeout=_TIMEOUT)
     self._manifests: dict[manifest_lib.CheckpointName, manifest_lib.Manifest] = {}
     self.uploaded = parts.Upload()
 
   def find(self) -> list[manifest_lib.CheckpointName]:
-    return find_names(self._index.sizes(""))
+    return find_names(self._bucket.sizes(""))
 
   def read(self, name: manifest_lib.CheckpointName) -> manifest_lib.Manifest:
     if name not in self._manifests:  # It never changes.
-      content = self._index.read(name.file)
+      content = self._bucket.read(name.file)
       self._manifests[name] = manifest_lib.parse(f"{self.where}/{name.file}", name.file, content)
     return self._manifests[name]
 
   def keep(self, item: str) -> dict[str, int]:
     since_secs = time.perf_counter()
     files = manifest_lib.sync_files(self._path, item)
-    self._copy(files, lambda file: self._data.upload(file, self._path / file))
+    self._copy(files, lambda file: self._bucket.upload(file, self._path / file))
     LocalPlace(self._path).remove(item)
     secs = time.perf_counter() - since_secs
     self.uploaded += parts.Upload(sum(files.values()), secs)
@@ -171,10 +171,10 @@ class BucketPlace:
 
       def fetch(file: str) -> None:
         (root / file).parent.mkdir(parents=True, exist_ok=True)
-        self._data.download(file, sizes[file], root / file)
+        self._bucket.download(file, sizes[file], root / file)
 
       wanted = find_files(manifest.files, items)
-      sizes = {f: n for item in items for f, n in self._index.sizes(item).items()}
+      sizes = {f: n for item in items for f, n in self._bucket.sizes(item).items()}
       if problem := manifest_lib.find_problem(wanted, sizes.get):
         raise base.DamagedCheckpointError(
             f"Cannot use a checkpoint of step {manifest.step} in {self.where}: {problem}."
@@ -188,19 +188,19 @@ class BucketPlace:
       manifest: manifest_lib.Manifest,
       check_fence: Callable[[], None],
   ) -> None:
-    if problem := manifest_lib.find_problem(manifest.files, self._index.sizes("").get):
+    if problem := manifest_lib.find_problem(manifest.files, self._bucket.sizes("").get):
       raise OSError(errno.ENOENT, problem)
     check_fence()
-    self._index.create(name.file, manifest_lib.render(manifest))
+    self._bucket.create(name.file, manifest_lib.render(manifest))
 
   def find_saves(self) -> set[str]:
-    return find_saves(self._index.sizes("")) | LocalPlace(self._path).find_saves()
+    return find_saves(self._bucket.sizes("")) | LocalPlace(self._path).find_saves()
 
   def remove(self, path: str) -> None:
     LocalPlace(self._path).remove(path)  # What a killed process has left.
     try:
       is_manifest = path.endswith(".json")
-      self._copy([path] if is_manifest else self._index.sizes(path), self._index.delete)
+      self._copy([path] if is_manifest else self._bucket.sizes(path), self._bucket.delete)
     except OSError as error:
       logging.warning("Cannot remove %s: %s.", path, error)
 

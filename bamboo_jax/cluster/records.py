@@ -39,6 +39,7 @@ _RETRIES: Any = {
     },
     "retry_timeout": _TIMEOUT,
 }
+_NO_LIMIT = 1 << 30  # Of tries, but for their time.
 _ENDPOINTS = ("AWS_ENDPOINT_URL", "GOOGLE_BASE_URL", "AZURE_STORAGE_ENDPOINT")
 _NO_BUCKET = "NoSuchBucket|ContainerNotFound"
 # What an answer means, by a text in it; the first that fits.
@@ -240,7 +241,9 @@ class Bucket:
 
     self._url, self._obstore, self._exceptions = url, obstore, exceptions
     options: Any = {"timeout": timeout or _TIMEOUT}
-    retries: Any = {**_RETRIES, "retry_timeout": timeout} if timeout else _RETRIES
+    retries: Any = _RETRIES
+    if timeout:
+      retries = {**_RETRIES, "retry_timeout": timeout, "max_retries": _NO_LIMIT}
     if any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS):
       options["allow_http"] = True  # Of a server on this machine.
     try:

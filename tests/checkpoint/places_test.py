@@ -1,5 +1,6 @@
 """Checkpoints in buckets: complete, or not at all, whatever the bucket does."""
 
+import datetime
 import os
 import pathlib
 import tempfile
@@ -23,6 +24,7 @@ from bamboo_jax.runtime.stage import spec as spec_lib
 from tests import buckets
 
 _META = {"seed": 7}
+_MOMENT = datetime.timedelta(milliseconds=1)
 _KEYS = (
     "2.v1.1-aa.json",
     "10.v1.2-aa.json",
@@ -228,11 +230,24 @@ class BucketPlaceTest(parameterized.TestCase):
     self.front.fail(*[fault, ""] * 2, method="GET")
     self.assert_restores(2)
 
+  def test_a_bucket_that_is_away_for_a_while_ends_nothing(self):
+    second = self.open()
+    at_once = {"init_backoff": _MOMENT, "max_backoff": _MOMENT, "base": 2}
+    with mock.patch.dict(records._RETRIES, backoff=at_once):
+      self.front.fail(*["503"] * 20, method="GET")
+      first = self.member()
+      self.front.fail(*["503"] * 20, method="GET")
+      self.front.fail(*["503"] * 99)
+      self.save(first, second, 2)
+      self.front.fail(*["503"] * 20, method="GET")
+      self.assert_restores(2)
+
   def test_an_upload_that_fails_does_not_count(self):
     first = self.open()
     second = self.member()
     self.save(first, second, 2)
-    with mock.patch.dict(records._RETRIES, max_retries=1), self.front.failing("503"):
+    timeout = datetime.timedelta(milliseconds=300)
+    with mock.patch.object(places, "_TIMEOUT", timeout), self.front.failing("503"):
       broken = self.member()
       with self.assertRaisesRegex(OSError, f"^{self.url}: no answer: .*503"):
         self.write(self.name(broken, 4), broken, second)
