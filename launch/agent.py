@@ -76,7 +76,7 @@ def main(flags: AgentFlags) -> None:
   with progress_lib.ProgressLine(num_steps=given.config.num_steps) as progress:
     narrator = None
     if flags.progress:
-      narrator = narrator_lib.Narrator(folder, progress)
+      narrator = narrator_lib.Narrator(folder, progress, place=given.workdir)
     is_complete = node.run(
         *(records, options, identity, spare),
         metrics_port=flags.metrics_port,

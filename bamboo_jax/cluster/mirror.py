@@ -70,6 +70,14 @@ def look(workdir: str) -> pathlib.Path:
   return folder
 
 
+def explain_left(folder: pathlib.Path, error: OSError) -> str:
+  """Returns why a command fails whose run has ended, but for the last `Mirror.push`."""
+  return (
+      f"All steps are done, but log and summary are only in {folder}: {error}. "
+      "The same command copies them to the bucket."
+  )
+
+
 class Mirror:
   """Copies files between `folder` and the bucket at `url`; calls block, and raise `OSError`."""
 

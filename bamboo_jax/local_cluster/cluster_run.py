@@ -173,10 +173,13 @@ class ClusterRun:
       return
     content["recoveries"] = durations.report(content["recoveries"], self._strikes.kills)
     base.write_atomically(self._summary, json.dumps(content, indent=2) + "\n")
-    if base.is_bucket(self._setup.place):
-      mirror.Mirror(self._setup.place, self._setup.workdir).push()
     for line in narrator.render_end(self._summary):
       self._progress.show_text(line)
+    if base.is_bucket(place := self._setup.place):
+      try:
+        mirror.Mirror(place, self._setup.workdir).push()
+      except OSError as error:
+        raise base.NodeFailedError(mirror.explain_left(self._setup.workdir, error)) from error
 
   def find_missed(self) -> list[str]:
     """Returns a message for each fault that never happened."""

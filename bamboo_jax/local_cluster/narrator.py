@@ -10,6 +10,8 @@ import threading
 
 from absl import logging
 
+from bamboo_jax import base
+from bamboo_jax.cluster import mirror
 from bamboo_jax.cluster.agent import agent as agent_lib
 from bamboo_jax.metrics import jsonl, progress as progress_lib
 from bamboo_jax.recovery import durations
@@ -24,11 +26,13 @@ class Narrator:
     agent: None if there is no agent, or none yet.
   """
 
-  def __init__(self, workdir: pathlib.Path, progress: progress_lib.ProgressLine) -> None:
-    """Lines that are in the log already are not shown."""
+  def __init__(
+      self, workdir: pathlib.Path, progress: progress_lib.ProgressLine, *, place: str = ""
+  ) -> None:
+    """Lines that are in the log already are not shown; the run may be in a bucket at `place`."""
     self.agent: agent_lib.Agent | None = None
     self._progress = progress
-    self._workdir = workdir
+    self._workdir, self._place = workdir, place
     self._reader = jsonl.MetricsReader(self._workdir / "metrics.jsonl")
     self._here: set[str] = set()  # Nodes that have been named.
     self._view = 0
@@ -45,6 +49,12 @@ class Narrator:
     self._is_over.set()
     self._thread.join(timeout=10 * _LOOK_SECS)  # The folder may hang.
     if self.agent is not None and self.agent.is_done:
+      if base.is_bucket(self._place):
+        try:
+          mirror.Mirror(self._place, self._workdir).pull()  # Another machine may have written it.
+        except OSError as error:
+          logging.warning("How the run has ended cannot be shown: %s", error)
+          return
       for line in render_end(self._workdir / "summary.json"):
         self._progress.show_text(line)
 

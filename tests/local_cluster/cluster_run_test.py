@@ -86,7 +86,8 @@ class RunTest(folders.FolderCase):
     """Returns a run, with `self.nodes`; `take` returns what it shows."""
     self.nodes, self.progress = FakeNodes(), mock.Mock()
     given = dict(arguments=[], first_zones=["a", "b"], zones=["a", "b"])
-    setup = setup_lib.Setup(workdir=self.folder, place=str(self.folder), **given | changes)
+    given["place"] = str(self.folder)
+    setup = setup_lib.Setup(workdir=self.folder, **given | changes)
     return cluster_run.ClusterRun(setup, self.progress, self.nodes, self.nodes)
 
   def start_run(self, **changes):
@@ -291,6 +292,16 @@ class RunTest(folders.FolderCase):
     self.nodes.num_failed, self.nodes.mistake = 1, "No split fits."
     with self.assertRaisesRegex(base.EndedError, "No split fits."):
       one.tend(0.0)
+
+  def test_the_end_is_told_though_the_bucket_is_away(self):
+    one = self.make_run(place="gs://b/run")
+    end = '{"steps": 3, "recoveries": [], "redundancy": null, "state_sha256": "5a"}'
+    (self.folder / "summary.json").write_text(end)
+    fake = self.enterContext(mock.patch.object(cluster_run.mirror, "Mirror"))
+    fake.return_value.push.side_effect = OSError("gs://b/run: no answer")
+    with self.assertRaisesRegex(base.NodeFailedError, "only in .*: gs://b/run: no answer"):
+      one.report()
+    self.assertEqual(self.take(), ["state_sha256=5a"])
 
   def test_a_kill_leaves_a_whole_summary(self):
     one = self.make_run()

@@ -36,9 +36,9 @@ class NarratorTest(folders.FolderCase):
     with open(self.folder / "metrics.jsonl", "a") as file:
       file.writelines(json.dumps(line) + "\n" for line in lines)
 
-  def make(self):
+  def make(self, place=""):
     self.progress = progress_lib.ProgressLine(num_steps=9, stream=self.stream)
-    narrator = narrator_lib.Narrator(self.folder, self.progress)
+    narrator = narrator_lib.Narrator(self.folder, self.progress, place=place)
     narrator.agent = self.agent
     return narrator
 
@@ -109,6 +109,19 @@ class NarratorTest(folders.FolderCase):
     self.write(_START | {"step": 1}, _STEP | {"step": 2})
     narrator.look()
     self.assertEqual(self.take(), ["resumed_from_step=1", "step=2 loss=2.5000 step_ms=20.0"])
+
+  def test_the_end_that_another_machine_has_written(self):
+    """The summary here is of the part of the run before; the bucket has the new one."""
+    summary, self.agent.is_done = self.folder / "summary.json", True
+    pull = lambda: summary.write_text(json.dumps(_END))
+    fake = self.enterContext(mock.patch.object(narrator_lib.mirror, "Mirror"))
+    for side_effect, said in ((pull, ["state_sha256=5a"]), (OSError("away"), [])):
+      summary.write_text(json.dumps(_END | {"state_sha256": "former"}))
+      fake.return_value.pull.side_effect = side_effect
+      narrator = self.make("gs://b/run")
+      narrator.start()
+      narrator.close()
+      self.assertEqual([l for l in self.take() if l.startswith("state")], said)
 
   def test_the_end(self):
     for is_done, said in ((False, []), (True, ["state_sha256=5a"])):

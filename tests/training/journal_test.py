@@ -11,7 +11,7 @@ from unittest import mock
 from absl.testing import parameterized
 import numpy as np
 
-from bamboo_jax import config as config_lib
+from bamboo_jax import base, config as config_lib
 from bamboo_jax.accounting import account as account_lib, machines
 from bamboo_jax.base import logs
 from bamboo_jax.checkpoint import digest, identity as identity_lib
@@ -105,6 +105,7 @@ class JournalTest(parameterized.TestCase):
     self.enterContext(mock.patch.dict(logs._names, names, clear=True))
     self.root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
     self.nodes, self.told = {}, b""
+    self.workdir = workdir_lib.Workdir(self.root)
     self.shown = io.StringIO()
     for number in range(4):
       self.join(number)
@@ -114,7 +115,7 @@ class JournalTest(parameterized.TestCase):
         self.job,
         job_lib.Environment(
             cohort=None,
-            workdir=workdir_lib.Workdir(self.root),
+            workdir=self.workdir,
             progress=progress_lib.ProgressLine(num_steps=9, stream=self.shown),
             name=f"n{number}",
         ),
@@ -123,6 +124,19 @@ class JournalTest(parameterized.TestCase):
     self.nodes[number] = node
     self.addCleanup(node.close)
     return node
+
+  def test_an_end_that_is_not_copied_to_the_bucket_is_no_success(self):
+    def push(name=""):
+      raise OSError("gs://b/run: no answer")
+
+    self.begin()
+    self.train(1)
+    self.workdir.push = push
+    for _ in range(2):
+      with self.assertRaisesRegex(base.NodeFailedError, "gs://b/run: no answer. The same command"):
+        self.nodes[0].write_summary(1, self.digests)
+      self.assertTrue(self.workdir.summary.exists())
+      self.join(0).begin(1)  # The same command finds that all is done.
 
   def make_job(self, **changes):
     config = tiny.make_config(

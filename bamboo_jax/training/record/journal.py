@@ -23,6 +23,7 @@ from bamboo_jax import base
 from bamboo_jax.accounting import account as account_lib, machines
 from bamboo_jax.base import logs
 from bamboo_jax.checkpoint import digest
+from bamboo_jax.cluster import mirror
 from bamboo_jax.metrics import (
     jsonl,
     loggers,
@@ -232,6 +233,7 @@ class Journal:
     summary = fold_summary(self._job, lines, digests, is_new=self._started_at != step)
     has_trained = summary.median_step_secs is not None
     if not has_trained and _is_written(self._workdir.summary, summary.state_sha256):
+      self._push_last()
       return
     self._append(cost)
     plots_due = has_trained and self._config.metrics.plots
@@ -247,7 +249,7 @@ class Journal:
     finally:
       self.push()
       summary_lib.write_summary(self._workdir.summary, summary)
-      self.push()
+      self._push_last()
 
   def push(self) -> None:
     """Copies what has changed to the bucket, if the run is in one; warns if it cannot."""
@@ -256,6 +258,12 @@ class Journal:
       self._workdir.push(name)
     except OSError as error:
       self.show(f"warning: {error}")
+
+  def _push_last(self) -> None:
+    try:
+      self._workdir.push()
+    except OSError as error:
+      raise base.NodeFailedError(mirror.explain_left(self._workdir.root, error)) from error
 
   def close(self) -> None:
     """Closes journal, rows, loggers and callbacks."""
