@@ -125,6 +125,8 @@ class CheckpointFolder:
     path = self.path / where
     try:
       self.path.mkdir(exist_ok=True)
+      if isinstance(self.place, places.BucketPlace):  # What a process of this machine has left.
+        places.remove_before(places.LocalPlace(self.path), name)
       self._check_space(layers)
       path.parent.mkdir(parents=True, exist_ok=True)
       orbax_item.write_item(path, layers)
@@ -172,10 +174,7 @@ class CheckpointFolder:
       except base.CheckpointError:
         return  # Maybe others see all of its files: what it needs is not known now.
       used |= {f"{name.step}/{name.save}", *(e.item.rpartition("/")[0] for e in frozen)}
-    for path in self.place.find_saves() - used:
-      left = CheckpointName.parse(f"{before.step}.{path.rpartition('/')[2]}")
-      if left and left < before:
-        self.place.remove(path)
+    places.remove_before(self.place, before, used)
 
   def _find(self) -> list[CheckpointName]:
     names = self.place.find()

@@ -18,7 +18,9 @@ from concurrent import futures
 import contextlib
 import datetime
 import errno
+import fcntl
 import functools
+import os
 import pathlib
 import shutil
 import tempfile
@@ -31,6 +33,7 @@ from bamboo_jax import base
 from bamboo_jax.checkpoint import manifest as manifest_lib, orbax_item, parts
 from bamboo_jax.cluster import records
 
+_READ = "read."  # Begins the names of folders that are read.
 _NUM_THREADS = 8  # That copy files at once.
 _TIMEOUT = datetime.timedelta(seconds=60)  # Of all tries of a request.
 
@@ -139,6 +142,9 @@ class BucketPlace:
 
   def __init__(self, path: pathlib.Path, url: str) -> None:
     self.where, self._path = url, path
+    for left in path.glob(f"{_READ}*"):  # Of a process that was killed.
+      with contextlib.suppress(OSError), _held(left):
+        shutil.rmtree(left)
     self._bucket = records.Bucket(url, timeout=_TIMEOUT)
     self._manifests: dict[manifest_lib.CheckpointName, manifest_lib.Manifest] = {}
     self.uploaded = parts.Upload()
@@ -166,7 +172,7 @@ class BucketPlace:
       self, manifest: manifest_lib.Manifest, items: Collection[str]
   ) -> Iterator[pathlib.Path]:
     # A folder for each reader: other processes of this machine may read the same.
-    with tempfile.TemporaryDirectory(dir=self._path, prefix="read.") as folder:
+    with tempfile.TemporaryDirectory(dir=self._path, prefix=_READ) as folder, _held(folder):
       root = pathlib.Path(folder)
 
       def fetch(file: str) -> None:
@@ -208,6 +214,27 @@ class BucketPlace:
     with futures.ThreadPoolExecutor(_NUM_THREADS) as threads:
       for _ in threads.map(copy, files):
         pass  # Raises the error of the first that failed.
+
+
+@contextlib.contextmanager
+def _held(folder: str | os.PathLike[str]) -> Iterator[None]:
+  """Holds a folder that no other process holds, or raises `OSError`."""
+  fd = os.open(folder, os.O_RDONLY)
+  try:
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    yield
+  finally:
+    os.close(fd)
+
+
+def remove_before(
+    place: CheckpointPlace, before: manifest_lib.CheckpointName, used: Collection[str] = ()
+) -> None:
+  """Removes the saves before another one, but for those that are `used`."""
+  for path in place.find_saves() - {*used}:
+    left = manifest_lib.CheckpointName.parse(f"{before.step}.{path.rpartition('/')[2]}")
+    if left and left < before:
+      place.remove(path)
 
 
 def open_place(path: pathlib.Path, url: str = "") -> CheckpointPlace:

@@ -178,8 +178,10 @@ class BucketPlaceTest(parameterized.TestCase):
   def test_two_newer_ones_are_there_before_one_is_removed(self):
     first = self.open()
     second = self.member()
-    killed = first.path / "2/v1.0-ff/node0"  # What a former process was writing.
-    killed.mkdir(parents=True)
+    # What former processes were writing, on machines of the writer and of another member.
+    killed = [member.path / "2/v1.0-ff/node0" for member in (first, second)]
+    for path in killed:
+      path.mkdir(parents=True)
     for step, kept in ((2, (2,)), (4, (2, 4)), (6, (4, 6)), (8, (6, 8))):
       name = self.save(first, second, step)
       self.assertEqual(self.member().steps(), kept)
@@ -190,7 +192,7 @@ class BucketPlaceTest(parameterized.TestCase):
           places.find_saves(self.keys()), {f"{one.step}/{one.save}" for one in first.place.find()}
       )
     self.assertEqual(name.attempt, 4)
-    self.assertFalse(killed.exists())
+    self.assertFalse(any(path.exists() for path in killed))
     self.assert_restores(6)
 
   def test_a_manifest_is_never_before_its_files(self):
@@ -267,6 +269,16 @@ class BucketPlaceTest(parameterized.TestCase):
     for thread in threads:
       thread.join()
     self.assertLen(found, 4)
+
+  def test_what_a_killed_reader_has_left_is_removed(self):
+    first = self.open()
+    self.save(first, self.member(), 2)
+    (first.path / "read.killed/2").mkdir(parents=True)
+    manifest = first.newest()
+    with first.place.having(manifest, manifest.find_items(["body"])) as root:
+      places.open_place(first.path, self.url)  # Another process of this machine.
+      self.assertEqual(os.listdir(first.path), [root.name])
+      self.assertNotEmpty(os.listdir(root))
 
   def test_a_bucket_that_is_not_there(self):
     self.open()
