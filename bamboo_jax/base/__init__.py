@@ -46,8 +46,10 @@ from bamboo_jax.base.files import (
     find_full,
     is_bucket,
     lock_folder,
+    make_temporary,
     open_lock,
     refuse_url,
+    remove_temporary,
     write_atomically,
 )
 from bamboo_jax.base.functions import (

@@ -1,5 +1,6 @@
 """Atomic writes, locks on folders, and reads that are retried."""
 
+import atexit
 from collections.abc import Callable, Iterator
 import contextlib
 import fcntl
@@ -23,6 +24,7 @@ _RETRY_SECS = 0.1
 _LEAST_FREE_BYTES = 1 << 16
 _BUCKETS = ("s3://", "gs://", "az://")
 _T = TypeVar("_T")
+_temporary: list[str] = []  # Folders.
 
 
 def ask_again(read: Callable[[], _T]) -> _T:
@@ -122,6 +124,20 @@ def find_cache(name: str) -> str:
   except RuntimeError:
     return ""
   return str(root / "bamboo_jax" / name)
+
+
+def make_temporary() -> str:
+  """Returns a new folder, which lasts until this process ends, or `remove_temporary`."""
+  folder = tempfile.mkdtemp(prefix="bamboo_jax.")
+  _temporary.append(folder)
+  return folder
+
+
+@atexit.register
+def remove_temporary() -> None:
+  """Removes the folders of `make_temporary`; call before `os._exit`."""
+  while _temporary:
+    shutil.rmtree(_temporary.pop(), ignore_errors=True)
 
 
 def write_atomically(

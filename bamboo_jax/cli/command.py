@@ -76,6 +76,7 @@ def run(
       if not own and not isinstance(error, (ValueError, OSError)):
         raise
       if isinstance(error, BrokenPipeError) and _is_unread(sys.stdout):
+        base.remove_temporary()
         os._exit(128 + signal.SIGPIPE)  # Its reader has seen enough.
       is_verbose = logging.get_verbosity() >= logging.DEBUG
       if isinstance(error, base.EndedError) and not (
@@ -271,4 +272,5 @@ def fail(message: str, code: int, *, own: str = "") -> NoReturn:
     sys.stdout.flush()
   with contextlib.suppress(OSError):
     print(f"{own}error: {line}", file=sys.stderr, flush=True)
+  base.remove_temporary()
   os._exit(code)

@@ -10,20 +10,22 @@ outlive the machines:
     and other files       end, and fetched by a machine that has less
 """
 
-import atexit
+import contextlib
 import datetime
+import fcntl
 import os
 import pathlib
 import shutil
-import tempfile
 import urllib.parse
 
 from bamboo_jax import base
 from bamboo_jax.cluster import records
+from bamboo_jax.metrics import rows as rows_lib
 from bamboo_jax.net import identity
 
 _TIMEOUT = datetime.timedelta(seconds=60)  # Of a request that moves data.
 _SECRET, _METRICS = "secret", "metrics.jsonl"
+_OF_MACHINE = ("programs", "logs", ".lock")  # Of all runs that it had at a URL.
 # What readers of a run need, beside rows.
 _FILES = ("config.json", "data.json", "nodes.jsonl", "summary.json", _SECRET)
 
@@ -40,17 +42,30 @@ def local(workdir: str | os.PathLike[str]) -> pathlib.Path:
 def take(workdir: str) -> pathlib.Path:
   """Returns `local`, with the secret of the run and what was put there, if `workdir` is a URL.
 
+  If the secret here is not that of the bucket, another run was there, whose files are removed.
   Raises `OSError` if the bucket is not there, or may not be written.
   """
   folder = local(workdir)
   if base.is_bucket(workdir):
-    drawn = pathlib.Path(identity.draw_secret(folder))
     bucket = records.Bucket(workdir)
-    bucket.create(_SECRET, drawn.read_bytes())  # Also if it is there: may this process write?
-    if (found := bucket.read(_SECRET)) != drawn.read_bytes():
-      base.write_atomically(drawn, found or b"", mode=0o600)
+    with base.lock_folder(folder.parent, waits=True):  # Others of this machine may begin, too.
+      secret = folder / _SECRET
+      if secret.exists() and bucket.read(_SECRET) != secret.read_bytes():
+        _remove_run(folder)
+      drawn = pathlib.Path(identity.draw_secret(folder))
+      bucket.create(_SECRET, drawn.read_bytes())  # Also if it is there: may this process write?
+      if (found := bucket.read(_SECRET)) != drawn.read_bytes():
+        base.write_atomically(drawn, found or b"", mode=0o600)
     Mirror(workdir, folder).pull()
   return folder
+
+
+def _remove_run(folder: pathlib.Path) -> None:
+  for path in folder.iterdir():
+    if path.is_dir() and path.name not in _OF_MACHINE:
+      shutil.rmtree(path)
+    elif path.is_file() and path.name not in _OF_MACHINE:
+      path.unlink()
 
 
 def look(workdir: str) -> pathlib.Path:
@@ -60,9 +75,8 @@ def look(workdir: str) -> pathlib.Path:
   """
   if not base.is_bucket(workdir):
     return pathlib.Path(workdir)
-  parent = tempfile.mkdtemp(prefix="bamboo_jax.")
-  atexit.register(shutil.rmtree, parent, ignore_errors=True)
-  folder = pathlib.Path(parent, workdir.rstrip("/").rpartition("/")[2])  # Named in reports.
+  name = workdir.rstrip("/").rpartition("/")[2]  # Named in reports.
+  folder = pathlib.Path(base.make_temporary(), name)
   folder.mkdir()
   Mirror(workdir, folder).pull(is_new=True)
   if not (folder / _SECRET).exists():
@@ -82,37 +96,59 @@ class Mirror:
   """Copies files between `folder` and the bucket at `url`; calls block, and raise `OSError`."""
 
   def __init__(self, url: str, folder: pathlib.Path) -> None:
-    self._bucket, self._folder = records.Bucket(url, timeout=_TIMEOUT), folder
+    self._url, self._folder = url.rstrip("/"), folder
+    self._bucket = records.Bucket(url, timeout=_TIMEOUT)
     self._put: dict[str, tuple[int, int]] = {}  # Time and size of the files that were put.
+    self._is_behind = False  # Whether the log there may have lines that are not here.
 
-  def push(self, name: str = "") -> None:
-    """Puts what has changed: the rows of member `name`, or all files of a run if it is ""."""
-    paths = [*(self._folder / "rows").glob(f"{name or '*'}.json")]
-    if not name:
+  def push(self, name: str = "", *, is_writer: bool = True) -> None:
+    """Puts what has changed: the rows of member `name`, of all if it is "".
+
+    If this member `is_writer` of the log, it puts all other files, too.
+    """
+    rows = self._folder / "rows"
+    paths = [*rows.glob(f"{name or '*'}.json")]
+    if is_writer:
+      paths += rows.glob(rows_lib.PLANNED) if name else ()
       paths += [p for p in self._folder.glob("[!.]*") if p.is_file() and p.name != _SECRET]
     # The log is last: who finds it finds the others.
     for path in sorted(paths, key=lambda path: path.name == _METRICS):
       status, key = path.stat(), path.relative_to(self._folder).as_posix()
       stamp = status.st_mtime_ns, status.st_size
       if self._put.get(key) != stamp:
+        if key == _METRICS and self._is_behind and (self.pull() or self._is_behind):
+          raise OSError(f"{self._url}/{key} has lines that are not here, so it stays as it is")
         self._bucket.put(key, path.read_bytes())
         self._put[key] = stamp
+
+  def clear_rows(self) -> None:
+    """Removes the rows there, of an earlier run."""
+    for key in self._bucket.keys("rows"):
+      self._bucket.delete(key)
 
   def pull(self, *, is_new: bool = False) -> bool:
     """Fetches the files, unless the log here goes on from the one there; returns whether it did.
 
     If the folder `is_new`, it fetches them in any case.
     """
+    log, self._is_behind = self._folder / _METRICS, True
     there = self._bucket.read(_METRICS) or b""  # First, as this machine may be writing.
-    log = self._folder / _METRICS
     here = log.read_bytes() if log.exists() else b""
     if here.startswith(there) and not is_new:
+      self._is_behind = False
       return False
     rows = self._bucket.keys("rows")
     (self._folder / "rows").mkdir(exist_ok=True)
     found = {key: self._bucket.read(key) for key in (*_FILES, *rows)} | {_METRICS: there or None}
-    for key, content in found.items():
-      if content is not None:
-        mode = 0o600 if key == _SECRET else 0o644
-        base.write_atomically(self._folder / key, content, mode=mode)
+    with contextlib.ExitStack() as stack:
+      try:
+        if log.exists():
+          fcntl.flock(stack.enter_context(open(log, "rb")), fcntl.LOCK_EX | fcntl.LOCK_NB)
+      except BlockingIOError:
+        return False  # A process of this machine writes it now.
+      for key, content in found.items():
+        if content is not None:
+          mode = 0o600 if key == _SECRET else 0o644
+          base.write_atomically(self._folder / key, content, mode=mode)
+    self._is_behind = False
     return True

@@ -11,6 +11,7 @@ that stand after newer ones: the two wrote at once.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import contextlib
+import fcntl
 import json
 import math
 import os
@@ -47,17 +48,25 @@ class MetricsWriter:
       life: int = 1,
       member: str = "",
       on_error: Callable[[OSError], None] | None = None,
+      locks: bool = False,
   ) -> None:
     """Opens the file, created if absent; `life` and `member` are put into all lines.
 
     If `on_error` is given, `write_step` and `write_event` pass errors to it
-    instead of raising, since a run need not end for a line of its log.
+    instead of raising, since a run need not end for a line of its log. If it `locks`, it
+    has a shared lock on the file until it is closed, and nobody replaces the file.
     """
     self.path = pathlib.Path(path)
     self._stamp = {"life": life, "member": member}
     self._on_error = on_error
     # Unbuffered, so that each line is one write and a crash loses none.
     self._file = open(self.path, "a+b", buffering=0)
+    while locks:
+      fcntl.flock(self._file, fcntl.LOCK_SH)
+      if os.path.samestat(os.fstat(self._file.fileno()), os.stat(self.path)):
+        break
+      self._file.close()  # It was replaced before it was locked.
+      self._file = open(self.path, "a+b", buffering=0)
     self._unwritten = b""
     if self._file.seek(0, os.SEEK_END):
       self._file.seek(-1, os.SEEK_END)

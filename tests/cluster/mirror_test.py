@@ -1,5 +1,7 @@
 """The files of a run in a bucket, and their copies on machines."""
 
+import contextlib
+import datetime
 import os
 import pathlib
 import tempfile
@@ -8,7 +10,9 @@ import uuid
 
 from absl.testing import absltest, parameterized
 
-from bamboo_jax.cluster import mirror
+from bamboo_jax.cli import command
+from bamboo_jax.cluster import mirror, records
+from bamboo_jax.metrics import jsonl
 from tests import buckets
 
 
@@ -51,7 +55,7 @@ class MirrorTest(parameterized.TestCase):
     for name in ("metrics.jsonl", "summary.json", "rows/n0.json", "rows/n1.json", ".lock"):
       (folder / name).write_text(name)
     one = mirror.Mirror(self.url, folder)
-    one.push("n1")
+    one.push("n1", is_writer=False)
     there = mirror.look(self.url)
     self.assertEqual(there.name, "run")
     self.assertCountEqual(os.listdir(there / "rows"), ["n1.json"])
@@ -82,6 +86,74 @@ class MirrorTest(parameterized.TestCase):
     did = mirror.Mirror(self.url, other).pull()
     self.assertEqual((other / "metrics.jsonl").read_text(), kept)
     self.assertEqual(did, here != kept)
+
+  # What has become of the secret in the bucket; and whether files of the run here stay.
+  @parameterized.parameters(("same", True), ("gone", False), ("another", False))
+  def test_files_of_a_former_run_are_not_of_the_next(self, now, stays):
+    folder = self.machine()
+    (folder / "programs").mkdir()
+    (folder / "rows").mkdir()
+    for name in ("metrics.jsonl", "summary.json", "control.json", "rows/n0.json", "programs/a"):
+      (folder / name).write_text("former")
+    secret = (folder / "secret").read_bytes()
+    bucket = records.Bucket(self.url)
+    if now != "same":
+      bucket.delete("secret")
+    if now == "another":
+      bucket.put("secret", b"5a" * 32)
+    self.assertEqual(mirror.take(self.url), folder)
+    self.assertEqual((folder / "secret").read_bytes(), bucket.read("secret"))
+    self.assertEqual((folder / "secret").read_bytes() == secret, stays)
+    self.assertEqual((folder / "programs/a").read_text(), "former")
+    for name in ("metrics.jsonl", "summary.json", "control.json", "rows/n0.json"):
+      self.assertEqual((folder / name).exists(), stays)
+
+  def test_a_log_that_is_written_here_is_not_replaced(self):
+    folder, first = self.machine(), records.Bucket(self.url)
+    first.put("metrics.jsonl", b"1\n2\n")
+    with contextlib.closing(jsonl.MetricsWriter(folder / "metrics.jsonl", locks=True)) as writer:
+      writer.write_step(1, {})
+      here = (folder / "metrics.jsonl").read_bytes()
+      mirror.take(self.url)  # Another agent starts on this machine.
+      self.assertEqual((folder / "metrics.jsonl").read_bytes(), here)
+    self.assertTrue(mirror.Mirror(self.url, folder).pull())
+
+  @parameterized.parameters((b"1\n", True), (b"1\n2\n", False))
+  def test_no_log_is_put_over_one_that_could_not_be_read(self, there, is_put):
+    folder, bucket = self.machine(), records.Bucket(self.url)
+    bucket.put("metrics.jsonl", there)
+    with mock.patch.object(mirror, "_TIMEOUT", datetime.timedelta(milliseconds=200)):
+      one = mirror.Mirror(self.url, folder)
+    self.front.fail(*["503"] * 99, method="GET")
+    with self.assertRaisesRegex(OSError, "no answer"):
+      one.pull()
+    self.front.fail_no_more()
+    with contextlib.closing(jsonl.MetricsWriter(folder / "metrics.jsonl", locks=True)):
+      (folder / "metrics.jsonl").write_bytes(b"1\n3\n")
+      for _ in range(2):
+        with contextlib.nullcontext() if is_put else self.assertRaisesRegex(OSError, "lines"):
+          one.push()
+    self.assertEqual(bucket.read("metrics.jsonl"), b"1\n3\n" if is_put else there)
+
+  def test_rows_are_those_of_the_members_of_now(self):
+    folder, bucket = self.machine(), records.Bucket(self.url)
+    (folder / "rows").mkdir()
+    for name in ("n0", "n1", "planned"):
+      (folder / f"rows/{name}.json").write_text("old")  # Perhaps fetched at the start.
+      bucket.put(f"rows/{name}.json", b"new")
+    mirror.Mirror(self.url, folder).push("n0")
+    found = {key: bucket.read(key) for key in bucket.keys("rows")}
+    names = {"rows/n0.json": b"old", "rows/n1.json": b"new", "rows/planned.json": b"old"}
+    self.assertEqual(found, names)
+    mirror.Mirror(self.url, folder).clear_rows()
+    self.assertEmpty(bucket.keys("rows"))
+
+  def test_a_copy_ends_with_its_command(self):
+    self.machine()
+    there = mirror.look(self.url)
+    with mock.patch.object(os, "_exit", side_effect=SystemExit), self.assertRaises(SystemExit):
+      command.fail("interrupted", 130)
+    self.assertFalse(there.parent.exists())
 
   def test_nothing_is_there(self):
     with self.assertRaisesRegex(ValueError, f"^No run is at {self.url}.$"):

@@ -125,8 +125,13 @@ class JournalTest(parameterized.TestCase):
     self.addCleanup(node.close)
     return node
 
+  def test_rows_of_an_earlier_run_go(self):
+    cleared = self.enterContext(mock.patch.object(self.workdir, "clear_rows"))
+    self.begin()
+    cleared.assert_called_once()  # By the writer.
+
   def test_an_end_that_is_not_copied_to_the_bucket_is_no_success(self):
-    def push(name=""):
+    def push(name, is_writer=True):
       raise OSError("gs://b/run: no answer")
 
     self.begin()

@@ -118,6 +118,10 @@ class Journal:
       base.write_atomically(self._workdir.data, manifest.to_json())
     if step < num_steps:
       step_traces.clear(self._workdir.rows)  # Of an earlier run.
+      try:
+        self._workdir.clear_rows()
+      except OSError as error:
+        logging.warning("%s", error)
       self._end_lines()  # It may have started at another step.
       self._open(step, begins=True)
       if self.failures.error is not None:
@@ -253,15 +257,14 @@ class Journal:
 
   def push(self) -> None:
     """Copies what has changed to the bucket, if the run is in one; warns if it cannot."""
-    name = "" if self._state.is_writer else self._given.name
     try:
-      self._workdir.push(name)
+      self._workdir.push(self._given.name, is_writer=self._state.is_writer)
     except OSError as error:
       self.show(f"warning: {error}")
 
   def _push_last(self) -> None:
     try:
-      self._workdir.push()
+      self._workdir.push(self._given.name)
     except OSError as error:
       raise base.NodeFailedError(mirror.explain_left(self._workdir.root, error)) from error
 
@@ -359,6 +362,7 @@ class Journal:
         life=reader.life + begins,
         member=self._given.name,
         on_error=self._warn_of_journal,
+        locks=bool(self._workdir.url),
     )
     self._open_loggers(step)
     return lines

@@ -65,10 +65,15 @@ class Workdir:
     """The URL of the checkpoints, "" if they are in the folder."""
     return self.url and f"{self.url.rstrip('/')}/checkpoints"
 
-  def push(self, name: str = "") -> None:
+  def push(self, name: str = "", *, is_writer: bool = True) -> None:
     """Copies files to the bucket, if the run is in one; see `mirror.Mirror.push`."""
     if self._mirror is not None:
-      self._mirror.push(name)
+      self._mirror.push(name, is_writer=is_writer)
+
+  def clear_rows(self) -> None:
+    """Removes rows from the bucket, if the run is in one; see `mirror.Mirror.clear_rows`."""
+    if self._mirror is not None:
+      self._mirror.clear_rows()
 
   def pull(self) -> None:
     """Copies files from the bucket, if the run is in one; see `mirror.Mirror.pull`."""

@@ -41,7 +41,7 @@ def make_writer(
   return writer_lib.Writer(
       where.checkpoints,
       url=where.checkpoints_url,
-      push=lambda is_writer: where.push("" if is_writer else name),
+      push=lambda is_writer: where.push(name, is_writer=is_writer),
       keep=config.checkpoint.keep,
       every_steps=config.checkpoint.every_steps,
       member=member,
