@@ -113,6 +113,7 @@ class Writer:
     self._writing: futures.Future[manifest_lib.Manifest] | None = None  # This member's part.
     self._joining: tuple[parts.Save, futures.Future[None]] | None = None
     self._error = ""
+    self._num_late = 0  # Saves that were skipped.
     self.changes: tuple[identity_lib.ChangedSetting, ...] = ()
     self.uploaded: dict[str, Any] = {}
     self.num_skipped = 0
@@ -204,7 +205,10 @@ class Writer:
     if save.is_alone or not said[save.writer].is_busy:
       self._begin(save, states)
     elif self._member == save.writer:
-      self._warn_of(step, f"The save of step {step} is skipped: the previous one still runs.")
+      self._num_late += 1
+      if self._num_late == 1:
+        text = f"The save of step {step} is skipped: the previous one still runs."
+        self._warn_of(step, f"{text} Others like it are counted at the end.")
 
   def abandon(self) -> None:
     """Abandons the save that waits for parts; call when a member is lost."""
@@ -259,6 +263,8 @@ class Writer:
     """Blocks until this member has written its part; ends the thread."""
     self._thread.shutdown()
     self._end_joining(blocks=True)
+    if self._num_late > 1:
+      logging.warning("%d saves were skipped, as the previous one still ran.", self._num_late)
 
   def _say(self, *, begins: bool) -> parts.PartsReport:
     self._end_joining(blocks=False)

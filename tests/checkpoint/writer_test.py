@@ -214,6 +214,13 @@ class WriterTest(parameterized.TestCase):
     for step in (5, 6, 7):
       self.vote(step)
     self.assertEqual(self.listed()[1], [2, 6])
+    self.vote(8)
+    self.vote(9, silent=[3])
+    self.vote(10)
+    self.assertLen(self.warnings, 1)  # The next ones are only counted.
+    with self.assertLogs("absl", "WARNING") as logs:
+      self.writers[0].close()
+    self.assertIn("2 saves were skipped", logs.output[0])
 
   def test_old_ones_stay_until_a_new_one_is_complete(self):
     self.writers[0] = self.make(0, keep=1)
