@@ -22,6 +22,7 @@ class NodeFlags:
   )
   device_memory_fraction: float | None = shared.device_memory_fraction()
   program_cache: str | None = shared.program_cache(
-      "programs in --workdir, so that all machines have the same"
+      "programs in --workdir, which all machines then share; each has its own if the workdir is in "
+      "a bucket"
   )
   identity: identity_flags.IdentityFlags = flagset.part(identity_flags.IdentityFlags)

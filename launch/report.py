@@ -79,6 +79,9 @@ def main(flags: ReportFlags) -> None:
     raise ValueError("Name the workdir of a run: bamboo report runs/cluster")
   with progress.waiting("the files of runs are read"):
     folders = [mirror.look(name) for name in flags.workdirs]
+    for name, folder in zip(flags.workdirs, folders, strict=True):
+      if base.is_bucket(name) and not (folder / "metrics.jsonl").exists():
+        raise ValueError(f"The run at {name} has no checkpoint yet; its log comes with the first.")
     report = contents.read(folders, flags.price.given())
   if flags.json:
     print(json.dumps(report))

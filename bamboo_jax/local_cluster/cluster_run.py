@@ -140,7 +140,7 @@ class ClusterRun:
     feed = feed_lib.Feed(
         setup.workdir,
         self._cluster.records,
-        name=setup.workdir.absolute().name,
+        name=setup.place if base.is_bucket(setup.place) else setup.workdir.absolute().name,
         actions=strikes_lib.ACTIONS,
         kills=self._strikes.kills,
     )

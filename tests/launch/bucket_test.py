@@ -1,11 +1,14 @@
 """Runs whose workdir is the URL of a bucket, on machines that are lost."""
 
 import json
+import os
 import re
+from unittest import mock
 import uuid
 
 from absl.testing import absltest
 
+from bamboo_jax.cluster import records
 from tests import buckets
 from tests.launch import commands
 
@@ -76,6 +79,13 @@ class BucketTest(commands.CommandCase):
     (said,) = self.finish(self.start_on("third", "report", self.url, "--json"))
     (run,) = json.loads(said)["runs"]
     self.assertEqual(run["head"]["step"], 46)
+
+  def test_before_the_first_checkpoint(self):
+    with mock.patch.dict(os.environ, self.environ):
+      records.Bucket(self.url).put("secret", b"5a" * 32)
+    process = self.listen(self.start_on("any", "report", self.url))
+    self.assertNotEqual(process.wait(), 0)
+    self.assertStartsWith(self.said[-1], f"error: The run at {self.url} has no checkpoint yet")
 
   def test_a_cluster_goes_on_from_the_bucket(self):
     """The only copy of a stage dies."""
