@@ -20,7 +20,7 @@ import distributed
 from bamboo_jax.base import ports
 from bamboo_jax.experiments import sweep
 from bamboo_jax.metrics import progress as progress_lib
-from tests import folders
+from tests import folders, samples
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _DEADLINE_SECS = 60.0
@@ -221,6 +221,7 @@ class DaskTest(folders.FolderCase):
       while len(client.nthreads()) != number:
         self.assertLess(time.monotonic(), deadline_secs)
 
+  @samples.only_all  # A process that is killed is asserted above.
   def test_a_worker_is_killed(self):
     workers = [self.start_worker() for _ in range(2)]
     self.wait_for_workers(2)

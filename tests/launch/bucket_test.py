@@ -9,7 +9,7 @@ import uuid
 from absl.testing import absltest
 
 from bamboo_jax.cluster import records
-from tests import buckets
+from tests import buckets, samples
 from tests.launch import commands
 
 _FAULTS = ("503", "lost", "slow", "closed", "503_after")
@@ -103,6 +103,7 @@ class BucketTest(commands.CommandCase):
     self.assertIn("step=46 num_steps=46", said)
     self.assertRegex(said, r"uploaded=step \d+: [\d.]+ MiB in [\d.]+ s, [\d.]+ MiB/s")
 
+  @samples.only_all
   def test_machines_share_nothing_but_the_bucket(self):
     """The one whose node writes the log is lost."""
     agents = []
