@@ -247,12 +247,13 @@ class StagePasses:
     num_forwards = jnp.sum(passes[:-1, 0] >= 0)
     forward = lambda k, s: self._run_forward(given, ticks_lib.Pass(*passes[k]), *s)
     carry, outputs = jax.lax.fori_loop(0, num_forwards, forward, (carry, nothing))
+    num_copied = jnp.array(0)
     if host.residuals is not None:  # On a GPU beside the backward pass.
       offload = lambda k, s: _offload(ticks_lib.Pass(*passes[k]), *s)
       # The own pass, if any, is the first, and stays.
       first = jnp.where(ticks_lib.Pass(*passes[0]).host < 0, 1, 0)
-      residuals = (host.residuals, carry.residuals)
-      offloaded, kept = jax.lax.fori_loop(first, num_forwards, offload, residuals)
+      copied = (host.residuals, carry.residuals, num_copied)
+      offloaded, kept, num_copied = jax.lax.fori_loop(first, num_forwards, offload, copied)
       host, carry = host.replace(residuals=offloaded), carry.replace(residuals=kept)
 
     def backward(state: tuple[Arrays, base.PyTree], row: jax.Array) -> tuple[Arrays, base.PyTree]:
@@ -263,9 +264,9 @@ class StagePasses:
     # XLA is free to send before the backward pass. Then outputs would make this
     # stage wait for the stages that run a forward pass in this tick, and the
     # passes of a tick would run one after the other. So outputs depend on later
-    # results.
-    seem = lambda a: jnp.where(row[0] >= -1, a, jnp.zeros_like(a))
-    outputs = jax.tree.map(seem, outputs)
+    # results, and both on the copies to the host: these are in the same CUDA graph then.
+    seem = lambda a: jnp.where((row[0] >= -1) & (num_copied >= 0), a, jnp.zeros_like(a))
+    outputs, grads = jax.tree.map(seem, (outputs, grads))
     carry = carry.replace(
         activations=write(carry.activations, _send(outputs, 1), row[-2]),
         gradients=write(carry.gradients, _send(grads, -1), row[-1]),
@@ -428,10 +429,12 @@ def _find_data(given: Given, p: ticks_lib.Pass) -> _Data:
   return read(given.batch, p.microbatch), given.step, number
 
 
-def _offload(p: ticks_lib.Pass, offloaded: Kept, kept: Kept) -> tuple[Kept, Kept]:
-  """Copies residuals of a redundant pass to host memory."""
+def _offload(
+    p: ticks_lib.Pass, offloaded: Kept, kept: Kept, count: jax.Array
+) -> tuple[Kept, Kept, jax.Array]:
+  """Copies residuals of a redundant pass to host memory, and counts it."""
   value = jax.device_put(read(kept, p.residual), jax.memory.Space.Host)
-  return put(offloaded, value, p.host), kept
+  return put(offloaded, value, p.host), kept, count + (p.host >= 0)
 
 
 def _send(values: base.PyTree, to: int) -> base.PyTree:
