@@ -113,8 +113,9 @@ def prepare_successors(
 ) -> Callable[[], socket.socket]:
   """Prepares copies one after the other, which call `run` with their sockets.
 
-  Returns what kills the last copy, and returns a socket to the next one. They share the
-  memory of this process as it is now, so that it may have threads later, and end with it.
+  Returns a function that kills the last copy, and returns a socket to the next one. Copies
+  share the memory of this process as it is now, so that it may have threads later, and they
+  end with it.
   """
   orders, received = socket.socketpair()
   with received:

@@ -64,7 +64,7 @@ def save_all(
 
 
 def plan(report: Mapping[str, Any]) -> dict[str, Callable[[], Any]]:
-  """Returns what draws each figure of a report, by the name of its file."""
+  """Returns the functions that draw the figures of a report, by name of the file."""
   runs, figures = report["runs"], dict[str, Callable[[], Any]]()
   if charged := [run for run in runs if run["time"]["node_secs"]]:
     figures["node_time"] = functools.partial(draw_node_time, charged)

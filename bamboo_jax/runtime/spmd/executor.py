@@ -334,7 +334,7 @@ class Programs:
   def _find_given(
       self, program: program_lib.SegmentProgram, owners: Owners, numbers: Sequence[int]
   ) -> dict[int, passes_lib.Given]:
-    """Returns what the passes of local nodes read, by place in the ring."""
+    """Returns the arguments of the passes of local nodes, by place in the ring."""
     keys, found = self._passes.spec.batch_keys, {}
     data = [self._feed(m, keys) for m in numbers]
     batch = {key: np.stack([one[key] for one in data])[None] for key in keys}

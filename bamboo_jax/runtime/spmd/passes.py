@@ -276,7 +276,7 @@ class StagePasses:
   def _run_forward(
       self, given: Given, p: ticks_lib.Pass, carry: Arrays, sent: base.PyTree
   ) -> tuple[Arrays, base.PyTree]:
-    """Runs a forward pass; changes the carry in place, and returns what to send."""
+    """Runs a forward pass; returns the new carry, and the outputs to send."""
     first, data, weights = self.layout.first_layer(p.stage), _find_data(given, p), given.weights
     enter = lambda: self._forward("prologue", weights.prologue, None, data, 0)[0]
     entered = jax.lax.cond(p.stage == 0, enter, lambda: read(carry.activations, p.inputs))
@@ -299,7 +299,7 @@ class StagePasses:
   def _run_backward(
       self, given: Given, fetched: Kept | None, p: ticks_lib.Pass, carry: Arrays
   ) -> tuple[Arrays, base.PyTree]:
-    """Runs a backward pass; changes the carry in place, and returns what to send."""
+    """Runs a backward pass; returns the new carry, and the gradient to send."""
     kept, sums, data, weights = carry.residuals, carry.sums, _find_data(given, p), given.weights
     if fetched is not None:
       bring = lambda kept, slots: put(
@@ -438,7 +438,7 @@ def _offload(
 
 
 def _send(values: base.PyTree, to: int) -> base.PyTree:
-  """Returns what arrives if all nodes send to the next one, or with -1 to the one before."""
+  """Sends to the next node of the ring, or with `to=-1` to the one before; returns what arrives."""
   count = jax.lax.axis_size(STAGE)
   pairs = [(n, (n + to) % count) for n in range(count)]
   return jax.tree.map(lambda a: jax.lax.ppermute(a, STAGE, pairs), values)

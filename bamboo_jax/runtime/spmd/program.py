@@ -299,7 +299,7 @@ class LocalSegments:
     return len(self._left.host)
 
   def load(self) -> None:
-    """Loads the passes; those that were lost begin anew."""
+    """Begins a run again from the arrays that are left; lost passes run again."""
 
   def start(self) -> None:
     """Starts the next segment."""
@@ -331,7 +331,7 @@ class LocalSegments:
     return sums
 
   def read(self, n: int) -> Left | None:
-    """Returns what has been left of the local node at a place, if it is known."""
+    """Returns the arrays that the local node at a place has left; None if not known."""
     left: Left = self._program.part(n, self._left)
     return left
 
