@@ -33,7 +33,7 @@ class RecoveryTimes:
     agreed_at_secs: End of the agreement on how to continue.
     ready_at_secs: The rows of the rest of the step are planned; None if the
       step ended without them.
-    step_end_at_secs: Commit of the step; None before.
+    step_end_at_secs: Commit of the step, less its waits for others to join; None before.
     are_owed_measured: Whether the next two are known.
     first_owed_at_secs: Start of the first owed pass of a lost stage on any
       node, after `ready_at_secs`; None if none was owed.

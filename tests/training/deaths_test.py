@@ -133,6 +133,16 @@ class DeathsTest(parameterized.TestCase):
     got = recovery.first_owed_at_secs, recovery.last_owed_at_secs
     self.assertEqual(got, span or (None, None))
 
+  def test_a_wait_for_others_to_join_is_no_part_of_it(self):
+    ends = []
+    for idle_secs in (0.0, 5.0, 1e9):
+      recovery = self.lose(make_agreement())
+      recovery.ready_at_secs = 10.5
+      self.deaths.end_step(22, None, idle_secs)
+      ends.append(recovery.step_end_at_secs)
+    self.assertBetween(ends[0] - ends[1], 4.0, 5.0)
+    self.assertEqual(ends[2], 10.5)  # It died in the wait.
+
   def test_a_newcomer_does_not_know_the_names_of_the_dead(self):
     recovery = self.lose(make_agreement(), knows=False)
     self.assertEqual(recovery.names, ("node 1",))

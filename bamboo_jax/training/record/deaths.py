@@ -87,14 +87,18 @@ class Deaths:
     return [r for r in self.recoveries if r.step == step]
 
   def end_step(
-      self, step: base.StepId, measured: step_lib.Measured | None
+      self, step: base.StepId, measured: step_lib.Measured | None, idle_secs: float = 0.0
   ) -> list[durations.RecoveryTimes]:
     """Returns those of a step that is committed now.
 
-    `measured` is None if owed passes are not known.
+    `measured` is None if owed passes are not known. `idle_secs` of the step were waits for others
+    to join, before its commit; they are no part of a recovery.
     """
+    end_secs = time.perf_counter() - idle_secs
     for recovery in (found := self.of_step(step)):
-      recovery.step_end_at_secs = time.perf_counter()
+      times = vars(recovery)
+      known = [times[e] for e in durations.EVENTS if times[e] is not None]
+      recovery.step_end_at_secs = max(end_secs, *known)  # A node may die in such a wait.
       if measured is not None:
         span = measured.owed.get(recovery.view)
         recovery.set_owed(span)
