@@ -45,11 +45,8 @@ def main(flags: TokenizeFlags) -> None:
   """Writes the files, and prints how many tokens they have."""
   from bamboo_jax.data.disk import files, tokenizing
 
-  names, paths = zip(*files.find_files(flags.path), strict=True)
-  fields = tuple(flags.field.split(","))
-  task = tokenizing.TokenizingTask(
-      *(paths, names, flags.tokenizer, fields), end_token=flags.end_token
-  )
+  named, fields = files.find_files(flags.path), tuple(flags.field.split(","))
+  task = tokenizing.TokenizingTask(named, flags.tokenizer, fields, flags.end_token)
   num_workers = flags.num_processes or len(os.sched_getaffinity(0))
   start = time.monotonic()
   with tqdm.tqdm(unit="part", disable=not sys.stderr.isatty()) as bar:

@@ -67,13 +67,11 @@ class ChatTemplate:
 def read_template(tokenizer: str | pathlib.Path) -> ChatTemplate:
   """Returns the template of a tokenizer's file or folder; raises `base.DataError`."""
   folder = vocabularies.find_file(tokenizer).parent
-  settings: dict[str, Any] = {}
+  first, second = (vocabularies.read_settings(folder / name) for name in _SETTINGS)
+  settings, file = first | second, folder / _FILE
   try:
-    for file in (folder / name for name in _SETTINGS):
-      settings |= json.loads(file.read_bytes()) if file.is_file() else {}
-    file = folder / _FILE
     text = file.read_text() if file.is_file() else settings.get("chat_template")
-  except (OSError, TypeError, ValueError) as error:
+  except (OSError, ValueError) as error:
     raise base.DataError(f"Cannot read {file}: {error}.") from error
   if isinstance(text, list):  # Several, by name.
     text = {each["name"]: each["template"] for each in text}.get("default")

@@ -57,6 +57,11 @@ class CorpusManifest:
     """Size of all documents, in bytes."""
     return sum(entry.num_bytes for entry in self.entries)
 
+  @property
+  def digests(self) -> dict[str, str]:
+    """Size and digest of each file by its name, as fingerprints have them."""
+    return {e.name: f"{e.num_bytes}:{e.sha256}" for e in self.entries}
+
   @functools.cached_property
   def sha256(self) -> str:
     """Digest, in hex, of the output of `sha256sum` on the documents."""

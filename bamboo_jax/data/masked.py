@@ -28,11 +28,6 @@ NUM_SPECIAL = 4  # Padding, [CLS], [SEP] and [MASK].
 NUM_AROUND = 3  # [CLS] and two [SEP] per sample.
 _TRAIN, _HELDOUT = 3, 4  # Streams of random bits.
 
-# Makes a sample of two arrays and random bits, and counts its tokens of text.
-_Form = Callable[
-    [tuple[int, ...], np.ndarray, np.ndarray, np.ndarray], tuple[dict[str, np.ndarray], int]
-]
-
 
 def make_masked(tokens: samples.Source, num_masked: int, *, packed: bool = False) -> samples.Source:
   """Returns the samples that `models.text.bert.make_model` reads.
@@ -49,69 +44,55 @@ def make_masked(tokens: samples.Source, num_masked: int, *, packed: bool = False
     raise ValueError("Masked samples need a source that has a vocab_size.")
   special = tokens.special or tuple(range(size, size + NUM_SPECIAL))
   form = _pack if packed else _pair
-  make_one = functools.partial(_make_one, special, num_masked, size, form)
+
+  def make_one(own: np.ndarray, other: np.ndarray, bits: np.ndarray) -> dict[str, np.ndarray]:
+    sample, num_text = form(special, own, other, bits[1:5])
+    inputs = sample["inputs"]
+    order, kind, drawn = bits[5 : 5 + 3 * len(inputs)].reshape(3, -1)
+    is_word = sample.get("is_text", other > 0) & ~np.isin(inputs, special)
+    count = min(num_masked, max(1, round(0.15 * num_text)), is_word.sum())
+    chosen = np.argsort(np.where(is_word, order >> 1, 2**63), kind="stable")
+    places = np.zeros(num_masked, np.int64)
+    targets = np.full(num_masked, -1)
+    places[:count] = chosen = np.sort(chosen[:count])
+    targets[:count] = inputs[chosen]
+    tenth = (kind[chosen] >> 32) % 10
+    random = (drawn[chosen] >> 32) % size
+    changed = np.where(tenth < 8, special[3], random)
+    inputs[chosen] = np.where(tenth < 9, changed, inputs[chosen])
+    return {**sample, "places": places, "targets": targets}
+
+  def make(
+      indices: Sequence[int],
+      read: Callable[[Sequence[int]], Mapping[str, np.ndarray]],
+      *,
+      num_others: int,
+      seed: int,
+      stream: int,
+  ) -> dict[str, np.ndarray]:
+    texts = read(indices)
+    own, other = texts["inputs"], texts.get("documents")
+    count = 5 + 3 * (own.shape[1] + NUM_AROUND)
+    bits = draws.bits_of_samples(seed, indices, count=count, stream=stream)
+    if other is None:
+      other = read([int(b[0] >> 32) % num_others for b in bits])["inputs"]
+    made = [*map(make_one, own, other, bits)]
+    return {key: np.stack([sample[key] for sample in made]).astype(np.int32) for key in made[0]}
+
   return dataclasses.replace(
       tokens,
       vocab_size=max(size, max(special) + 1),
       fingerprint={**tokens.fingerprint, "num_masked": num_masked},
-      batch=lambda indices, *, seed: _make(
-          *(make_one, indices, functools.partial(tokens.batch, seed=seed)),
+      batch=lambda indices, *, seed: make(
+          *(indices, functools.partial(tokens.batch, seed=seed)),
           num_others=tokens.samples_per_epoch or 1 << 32,
           seed=seed,
           stream=_TRAIN,
       ),
-      heldout_batch=lambda indices: _make(
-          *(make_one, indices, tokens.heldout_batch),
-          num_others=tokens.num_heldout,
-          seed=0,
-          stream=_HELDOUT,
+      heldout_batch=lambda indices: make(
+          *(indices, tokens.heldout_batch), num_others=tokens.num_heldout, seed=0, stream=_HELDOUT
       ),
   )
-
-
-def _make(
-    make_one: Callable[..., dict[str, np.ndarray]],
-    indices: Sequence[int],
-    read: Callable[[Sequence[int]], Mapping[str, np.ndarray]],
-    *,
-    num_others: int,
-    seed: int,
-    stream: int,
-) -> dict[str, np.ndarray]:
-  texts = read(indices)
-  own, other = texts["inputs"], texts.get("documents")
-  count = 5 + 3 * (own.shape[1] + NUM_AROUND)
-  bits = draws.bits_of_samples(seed, indices, count=count, stream=stream)
-  if other is None:
-    other = read([int(b[0] >> 32) % num_others for b in bits])["inputs"]
-  made = [make_one(*texts, drawn[1:]) for *texts, drawn in zip(own, other, bits, strict=True)]
-  return {key: np.stack([sample[key] for sample in made]).astype(np.int32) for key in made[0]}
-
-
-def _make_one(
-    special: tuple[int, ...],
-    max_masked: int,
-    vocab_size: int,
-    form: _Form,
-    own: np.ndarray,
-    other: np.ndarray,
-    bits: np.ndarray,
-) -> dict[str, np.ndarray]:
-  sample, num_text = form(special, own, other, bits[:4])
-  inputs = sample["inputs"]
-  order, kind, drawn = bits[4 : 4 + 3 * len(inputs)].reshape(3, -1)
-  is_word = sample.get("is_text", other > 0) & ~np.isin(inputs, special)
-  num_masked = min(max_masked, max(1, round(0.15 * num_text)), is_word.sum())
-  chosen = np.argsort(np.where(is_word, order >> 1, 2**63), kind="stable")
-  places = np.zeros(max_masked, np.int64)
-  targets = np.full(max_masked, -1)
-  places[:num_masked] = chosen = np.sort(chosen[:num_masked])
-  targets[:num_masked] = inputs[chosen]
-  tenth = (kind[chosen] >> 32) % 10
-  random = (drawn[chosen] >> 32) % vocab_size
-  changed = np.where(tenth < 8, special[3], random)
-  inputs[chosen] = np.where(tenth < 9, changed, inputs[chosen])
-  return {**sample, "places": places, "targets": targets}
 
 
 def _pair(

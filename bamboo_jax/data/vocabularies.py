@@ -189,12 +189,7 @@ def _read_tokenizer(path: pathlib.Path, wanted: int | None) -> Vocabulary:
 def _read_end(folder: pathlib.Path, to_id: Callable[[str], int | None]) -> int | None:
   """Returns the end token that files of `transformers` name, if they do."""
   for name in (*_SETTINGS, "config.json"):
-    try:
-      settings = dict(json.loads((folder / name).read_bytes()))
-    except FileNotFoundError:
-      continue
-    except (OSError, TypeError, ValueError) as error:
-      raise base.DataError(f"Cannot read {folder / name}: {error}.") from error
+    settings = read_settings(folder / name)
     token = settings.get("eos_token")
     token = token.get("content") if isinstance(token, dict) else token
     number = settings.get("eos_token_id")
@@ -203,6 +198,16 @@ def _read_end(folder: pathlib.Path, to_id: Callable[[str], int | None]) -> int |
     if isinstance(number, int):
       return number
   return None
+
+
+def read_settings(file: pathlib.Path) -> dict[str, Any]:
+  """Returns the object in a file of `transformers`, {} without a file; raises `base.DataError`."""
+  try:
+    return dict(json.loads(file.read_bytes()))
+  except FileNotFoundError:
+    return {}
+  except (OSError, TypeError, ValueError) as error:
+    raise base.DataError(f"Cannot read {file}: {error}.") from error
 
 
 def _switch_off(tokenizer: Any) -> list[str]:

@@ -1,9 +1,16 @@
 import hashlib
 import json
+import os
+import pathlib
+import re
+import sysconfig
 
 from absl.testing import parameterized
 
+from bamboo_jax import base
 from bamboo_jax.data import corpus
+from bamboo_jax.data.disk import files
+from tests import folders
 
 CorpusDocument = corpus.CorpusDocument
 
@@ -63,3 +70,82 @@ class CorpusTest(parameterized.TestCase):
   def test_digest_changes_with(self, other):
     text = (CorpusDocument("a", b"1"), CorpusDocument("b", b"2"))
     self.assertNotEqual(corpus.make_manifest(other).sha256, corpus.make_manifest(text).sha256)
+
+
+class ReadersTest(folders.FolderCase):
+
+  def _write(self, *names, content=b"text"):
+    for name in names:
+      path = self.folder / name
+      path.parent.mkdir(parents=True, exist_ok=True)
+      path.write_bytes(content)
+
+  @parameterized.named_parameters(
+      ("one_file", "b.txt", ["b.txt"]),
+      ("wildcard", "*.txt", ["a.txt", "b.txt"]),
+      ("folders_are_no_files", "*", ["a.txt", "b.txt", "c.md"]),
+      ("below", "d/*", ["e.txt"]),
+      ("recursive", "**/*.txt", ["a.txt", "b.txt", "d/e.txt"]),
+      ("root_is_before_the_wildcard", "?/e.txt", ["d/e.txt"]),
+  )
+  def test_read_files(self, pattern, names):
+    self._write("b.txt", "a.txt", "c.md", "d/e.txt")
+    documents = files.read_texts(str(self.folder / pattern))
+    self.assertEqual([d.name for d in documents], names)
+    self.assertEqual({d.content for d in documents}, {b"text"})
+
+  def test_an_empty_file_among_others_is_a_document(self):
+    self._write("a.txt", content=b"")
+    self._write("b.txt")
+    documents = files.read_texts(str(self.folder / "*.txt"))
+    self.assertEqual([d.content for d in documents], [b"", b"text"])
+
+  def test_refuses(self):
+    pattern = str(self.folder / "*.text")
+    with self.assertRaisesRegex(base.DataError, f"No file matches {re.escape(repr(pattern))}"):
+      files.read_texts(pattern)
+    self._write("corpus.txt")
+    for name, hint in (
+        ("corpsu.txt", "; did you mean 'corpus.txt'?"),
+        ("zzz", "."),
+        ("no/a.txt", f"; there is no folder '{self.folder}/no'."),
+    ):
+      path = str(self.folder / name)
+      with self.assertRaises(base.MissingFileError) as caught:
+        files.read_texts(path)
+      self.assertEqual(str(caught.exception), f"No file matches {path!r}{hint}")
+    self._write("empty/a.txt", content=b"")
+    (self.folder / "pipe").mkdir()
+    os.mkfifo(self.folder / "pipe/a.txt")
+    for name, message in (("empty", "a.txt is empty"), ("pipe", "No file matches")):
+      with self.assertRaisesRegex(base.DataError, message):
+        files.read_texts(str(self.folder / name / "*"))
+
+  def test_read_library(self):
+    self._write("z.py", "a.py", "email/mime/text.py", "testing.py")
+    self._write("note.txt", "_sysconfigdata__linux_.py", "pydoc_data/topics.py")
+    self._write("site-packages/numpy.py", "__pycache__/a.cpython-311.py")
+    self._write("test/test_a.py", "email/tests/a.py", "idlelib/idle_test/a.py")
+    documents = corpus.read_library(self.folder)
+    self.assertEqual(
+        [d.name for d in documents],
+        ["lib/a.py", "lib/email/mime/text.py", "lib/testing.py", "lib/z.py"],
+    )
+
+  @parameterized.parameters("", "absent")
+  def test_library_without_sources(self, name):
+    with self.assertRaises(base.DataError):
+      corpus.read_library(self.folder / name)
+
+  def test_read_stdlib(self):
+    documents = corpus.read_stdlib()
+    by_name = {d.name: d.content for d in documents}
+    self.assertLen(by_name, len(documents))
+    self.assertEqual(list(by_name), sorted(by_name))
+    self.assertIn(b'"assert" statement', by_name["help/assert"])
+    stdlib = pathlib.Path(sysconfig.get_path("stdlib"))
+    self.assertEqual(by_name["lib/json/decoder.py"], (stdlib / "json" / "decoder.py").read_bytes())
+    folders = {f for name in by_name for f in name.split("/")[:-1]}
+    self.assertNoCommonElements(folders, {"site-packages", "dist-packages", "__pycache__", "test"})
+    num_bytes = sum(map(len, by_name.values()))
+    self.assertBetween(num_bytes, 4e6, 20e6)

@@ -1,10 +1,13 @@
 """The source `files`: formats, packing, mixtures, held-out data, errors."""
 
 import contextlib
+import dataclasses
 import gzip
+import io
 import json
 import os
 import pathlib
+import re
 import resource
 import tempfile
 import threading
@@ -18,7 +21,21 @@ import pytest
 from bamboo_jax import base
 from bamboo_jax.data import batches as batches_lib, source as source_lib
 from bamboo_jax.data.disk import documents as documents_lib, token_files, tokenizing
-from tests.launch import commands
+from bamboo_jax.launch import tokenize
+
+
+def write_words(folder, *words, unknown):
+  """Writes and returns a tokenizer of words between blanks."""
+  library = pytest.importorskip("tokenizers")
+  numbers = {word: number for number, word in enumerate(words)}
+  tokenizer = library.Tokenizer(library.models.WordLevel(numbers, unknown))
+  tokenizer.pre_tokenizer = library.pre_tokenizers.Whitespace()
+  tokenizer.save(str(folder / "tokenizer.json"))
+  return tokenizer
+
+
+def _u2(*tokens):
+  return np.array(tokens, "<u2")
 
 
 class FilesCase(parameterized.TestCase):
@@ -30,11 +47,12 @@ class FilesCase(parameterized.TestCase):
   def write(self, name, content):
     path = self.folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    if isinstance(content, str):
-      content = content.encode()
-    if isinstance(content, np.ndarray):
-      content = content.tobytes()
-    path.write_bytes(content)
+    if path.suffix == ".npy":
+      np.save(path, content)
+    elif isinstance(content, np.ndarray):
+      content.tofile(path)
+    else:
+      path.write_bytes(content.encode() if isinstance(content, str) else content)
     return path
 
   def write_rows(self, name, *rows):
@@ -52,10 +70,8 @@ class FilesCase(parameterized.TestCase):
     shape = {"sequence_length": length, "vocab_size": vocab_size}
     if documents is not None:
       shape["documents"] = documents
-    words = [
-        word if word.replace(".", "", 1).isdigit() else f"{self.folder}/{word}"
-        for word in name.split()
-    ]
+    is_number = re.compile(r"-?[\d.]+(e\d)?").fullmatch
+    words = [word if is_number(word) else f"{self.folder}/{word}" for word in name.split()]
     options = {"heldout_fraction": 0.0, "cache_dir": self.folder / "c"} | options
     return source_lib.make_source(" ".join(words), shape, **options)
 
@@ -99,12 +115,13 @@ class FormatsTest(FilesCase):
         {"inputs": [[0, 1, 2, 3], [4, 5, 6, 7]], "targets": [[1, 2, 3, 4], [5, 6, 7, 8]]},
     )
     self.assertEqual(source.epochs(3), {"data": 1.5})
+    # 9 tokens have 8 targets.
+    self.assertEqual(self.make("*.bin", length=8, dtype=dtype).samples_per_epoch, 1)
+    self.assertEqual(self.make("*.bin", length=3, dtype=dtype).samples_per_epoch, 2)
 
   def test_npy_and_folders(self):
-    (self.folder / "d").mkdir()
     for name, first in (("a", 0), ("b", 100)):
-      tokens = np.arange(first, first + 5, dtype=np.int32)
-      np.save(self.folder / "d" / name, tokens)
+      self.write(f"d/{name}.npy", np.arange(first, first + 5, dtype=np.int32))
     self.write("d/readme.md", "not read")
     source = self.make("d")
     want = [[0, 1, 2, 3], [100, 101, 102, 103]]
@@ -144,18 +161,18 @@ class FormatsTest(FilesCase):
     if kind == "jsonl":
       self.write_rows(name, *rows[:2], *rows[2:])
     elif kind == "parquet":
-      pyarrow = _import("pyarrow")
-      parquet = _import("pyarrow.parquet")
+      pyarrow = pytest.importorskip("pyarrow")
+      parquet = pytest.importorskip("pyarrow.parquet")
       table = pyarrow.Table.from_pylist(rows)
       parquet.write_table(table, self.folder / name, row_group_size=2)
     elif kind == "array_record":
-      module = _import("array_record.python.array_record_module")
+      module = pytest.importorskip("array_record.python.array_record_module")
       writer = module.ArrayRecordWriter(str(self.folder / name), "group_size:1")
       for row in rows:
         writer.write(row["text"].encode())
       writer.close()
     else:
-      datasets = _import("datasets")
+      datasets = pytest.importorskip("datasets")
       name = "hub"
       datasets.Dataset.from_list(rows).save_to_disk(self.folder / name)
       if kind == "arrow":
@@ -274,7 +291,7 @@ class FormatsTest(FilesCase):
     self.assertEqual(self.epoch(source)["inputs"], [[5, 6, 0, 7]])
 
   def test_grain(self):
-    grain = _import("grain")
+    grain = pytest.importorskip("grain")
     records = grain.MapDataset.range(10).map(lambda i: {"x": np.full(2, i)})
     global make_records
     make_records = lambda: records
@@ -431,56 +448,52 @@ class MixtureTest(FilesCase):
     batch = source.batch(range(20_000), seed=0)["inputs"]
     self.assertLen(np.unique(batch), 20_000)
 
-  def test_samples_depend_on_the_index_alone(self):
-    source = self.make("0.9 a.bin 0.1 b.bin")
-    indices = [7, 1 << 20, 3, (1 << 14) - 1, 1 << 14]
-    together = source.batch(indices, seed=5)["inputs"]
-    alone = [source.batch([i], seed=5)["inputs"][0] for i in indices]
-    np.testing.assert_array_equal(together, alone)
-
   @parameterized.parameters(
       ("0 a.bin 0 b.bin", "must not all be 0"),
       ("1e9 a.bin 1 b.bin", "weight of .*b.bin is too small"),
+      ("-1 a.bin 2 b.bin", "weight of .* at least 0, got -1"),
       ("1 a.bin 2", "a weight before each path"),
       ("1 a.bin 2 a.bin", "each path once"),
   )
   def test_refuses(self, name, message):
-    with self.assertRaisesRegex(ValueError, message):
-      source_lib.make_source(
-          name.replace("a.bin", f"{self.folder}/a.bin").replace("b.bin", f"{self.folder}/b.bin"),
-          {"sequence_length": 4, "vocab_size": 1000},
-      )
-
-  def test_a_negative_weight(self):
-    with self.assertRaisesRegex(ValueError, "weight of .* at least 0, got -1"):
-      source_lib.make_source(
-          f"-1 {self.folder}/a.bin 2 {self.folder}/b.bin",
-          {"sequence_length": 4, "vocab_size": 1000},
-      )
+    self.refuses(message, name)
 
 
 class BadInputTest(FilesCase):
 
-  def test_tokens(self):
-    self.write("high.bin", np.array([*range(9), 1000, 2000], "<u2"))
-    self.refuses("high.bin: token 9 is 1000, must be below .*=1000", "high.bin")
-    tokens = np.array([1, -5, 3, 4, 5], "<i8")
-    self.write("low.bin", tokens)
-    self.refuses("low.bin: token 1 is -5", "low.bin", dtype="int64")
-    self.write("odd.bin", b"1234567")
-    self.refuses("odd.bin has 7 bytes .* multiple of 2", "odd.bin")
-    self.write("short.bin", np.array([20240520, 1, 9] + [0] * 254, "<i4"))
-    self.refuses("has 2 tokens, but its header says 9", "short.bin")
-    np.save(self.folder / "two.npy", np.zeros((2, 3)))
-    self.refuses("two.npy must be integers with one axis.*float64", "two.npy")
-    np.save(self.folder / "m.npy", np.zeros(9, np.int16))
-    np.save(self.folder / "n.npy", np.zeros(9, np.int32))
-    self.refuses("n.npy has tokens of int32, must be int16", "[mn].npy")
-    self.refuses("no.bin'", "no.bin")
-    self.refuses("did you mean 'uint16'", "odd.bin", dtype="uint61")
-    self.write("d.bin", np.arange(9, dtype="<u2"))
-    self.refuses("d.bin does not tell where doc", "d.bin", documents=True)
-    self.refuses("sample of sequence_length=9", "d.bin", length=9)
+  @parameterized.parameters(
+      ("a.bin", _u2(*range(9), 1000, 2000), "a.bin: token 9 is 1000, must be below .*=1000"),
+      ("a.bin", np.array([1, -5, 3, 4, 5], "<i8"), "a.bin: token 1 is -5", {"dtype": "int64"}),
+      ("a.bin", b"1234567", "a.bin has 7 bytes .* multiple of 2"),
+      ("a.bin", b"1234567", "did you mean 'uint16'", {"dtype": "uint61"}),
+      ("a.bin", _u2(), "sample of sequence_length=4"),
+      ("a.bin", _u2(*range(9)), "a.bin does not tell where doc", {"documents": True}),
+      ("a.bin", _u2(*range(9)), "sample of sequence_length=9", {"length": 9}),
+      ("a.bin", np.array([20240520, 1, 9] + [0] * 254, "<i4"), "has 2 tokens, but its header .* 9"),
+      ("a.npy", np.zeros((2, 3)), "a.npy must be integers with one axis.*float64"),
+      ("a.npy", np.zeros(9, np.int16), "z.npy has tokens of int32, must be int16"),
+      ("a.txt", b"good\nb\xffd", "a.txt as text: byte 6 is not UTF-8"),
+      ("a.txt", b"1\0", "a.txt as text: byte 1 is 0"),
+      ("a.txt", b"a", "bytes has vocab_size=256, more than .* 9", {"vocab_size": 9}),
+      ("a.jsonl", b'{"text": "a"}\n{"text": "\xff"}\n', "a.jsonl, line 2: .*utf-8"),
+      ("a.jsonl", '{"text": "a"}\n{"text"}\n', "a.jsonl, line 2: "),
+      ("a.jsonl", '{"text": "a"}\n{"txt": "b"}', "a.jsonl, line 2: .*'text'; did you mean 'txt'"),
+      ("a.jsonl", '{"text": 5}', "field 'text' must be a text or a list .* '5'"),
+      ("a.jsonl", '{"text": "\\ud800"}\n', "a.jsonl, line 1: .*surrogates"),
+      ("a.jsonl", '{"text": [300]}', "the token 300, must be below .*256"),
+      ("a.json", "{\n", "a.json, line 1.* one object on each"),
+      ("a.json", "5\n", "a.json, line 1 must be an object, got '5'"),
+      ("a.json", '[{"text": "a"}, 5]', "a.json, object 1 of the list must be an object, got '5'"),
+      ("a.json", '[{"text": ""}, {"txt": ""}]', "a.json, object 1 of the list: .* mean 'txt'"),
+      ("a.json", '[\n{"text": ""},\n{"text"}]', "a.json: .* line 3 column 8 .* list of objects"),
+      ("a.json", b'[{"text": "\xff"}]', "a.json: .*utf-8.* byte 0xff in position 11"),
+      ("a.parquet", b"PAR1", "Cannot read .*a.parquet"),
+  )
+  def test_refuses(self, name, content, message, options=None):
+    if name.endswith(".npy"):
+      self.write("z.npy", np.zeros(9, np.int32))
+    self.write(name, content)
+    self.refuses(message, f"*{name[1:]}", **options or {})
 
   def test_an_index_that_does_not_fit(self):
     path = self.write_megatron("a", [3, 2, 4])
@@ -518,37 +531,6 @@ class BadInputTest(FilesCase):
       self.refuses("a.jsonl has changed while it was read", "a.jsonl")
     self.assertEqual([*self.folder.glob("c/*/*.idx")], [])
 
-  def test_texts(self):
-    self.write("a.txt", b"good\nb\xffd")
-    self.refuses("a.txt as text: byte 6 is not UTF-8", "a.txt")
-    self.write("b.txt", b"1\0")
-    self.refuses("b.txt as text: byte 1 is 0", "b.txt")
-    self.write("c.jsonl", b'{"text": "a"}\n{"text": "\xff"}\n')
-    self.refuses("c.jsonl, line 2: .*utf-8", "c.jsonl")
-    self.write("d.jsonl", b'{"text": "a"}\n{"text"}\n')
-    self.refuses("d.jsonl, line 2: ", "d.jsonl")
-    self.write_rows("e.jsonl", {"text": "a"}, {"txt": "b"})
-    self.refuses("e.jsonl, line 2: .*'text'; did you mean 'txt'", "e.jsonl")
-    for content, message in (
-        ("{\n", "e.json, line 1.* one object on each"),
-        ("5\n", "e.json, line 1 must be an object, got '5'"),
-        ('[{"text": "a"}, 5]', "e.json, object 1 of the list must be an object, got '5'"),
-        ('[{"text": "a"}, {"txt": "b"}]', "e.json, object 1 of the list: .*did you mean 'txt'"),
-        ('[\n{"text": "a"},\n{"text"}]', "e.json: .* line 3 column 8 .* a list of objects"),
-        (b'[{"text": "\xff"}]', "e.json: .*utf-8.* byte 0xff in position 11"),
-    ):
-      self.write("e.json", content)
-      self.refuses(message, "e.json")
-    self.write_rows("f.jsonl", {"text": 5})
-    self.refuses("field 'text' must be a text or a list .* '5'", "f.jsonl")
-    self.write("g.jsonl", b'{"text": "\\ud800"}\n')
-    self.refuses("g.jsonl, line 1: .*surrogates", "g.jsonl")
-    self.write_rows("h.jsonl", {"text": [300]})
-    self.refuses("the token 300, must be below .*256", "h.jsonl")
-    self.write("i.parquet", b"PAR1")
-    self.refuses("Cannot read .*i.parquet", "i.parquet")
-    self.refuses("bytes has vocab_size=256, more than .* 9", "a.txt", vocab_size=9)
-
   def test_empty_documents_are_named(self):
     self.write_rows("a.jsonl", {"text": "abcd"}, {"text": ""}, {"text": ""})
     with self.assertLogs(level="WARNING") as logs:
@@ -565,23 +547,23 @@ class CommandTest(FilesCase):
     path = self.write_rows("a.jsonl", *({"text": f"row {i}"} for i in range(9)))
     out = self.folder / "out"
 
-    def run(*options):
-      flags = (f"--path={path}", f"--out={out}", "--num_processes=2")
-      return commands.fork("-m", "launch.tokenize", *flags, *options)
+    def run(**options):
+      printed = io.StringIO()
+      with contextlib.redirect_stdout(printed):
+        flags = tokenize.TokenizeFlags(path=str(path), out=str(out), num_processes=2, **options)
+        tokenize.main(flags)
+      return printed.getvalue()
 
-    done = run()
-    self.assertEqual(done.returncode, 0, done.stderr)
     want = f"{out}: 54 tokens of 9 documents written, .* tokens/s; 1 parts"
-    self.assertRegex(done.stdout, want)
+    self.assertRegex(run(), want)
     (out / "00000.idx").unlink()  # As an interruption leaves it.
     self.refuses("out/00000.idx is missing", "out")
-    self.assertRegex(run().stdout, want)
-    self.assertRegex(run().stdout, f"{out}: 0 tokens of 0 documents written")
+    self.assertRegex(run(), want)
+    self.assertRegex(run(), f"{out}: 0 tokens of 0 documents written")
     source = self.make("out", length=6)
     self.assertIn([*b"row 3\0"], self.epoch(source)["inputs"])
-    done = run("--field=txt")
-    self.assertEqual(done.returncode, 2)
-    self.assertIn("has tokens with fields=", done.stderr)
+    with self.assertRaisesRegex(ValueError, "has tokens with fields="):
+      run(field="txt")
 
 
 class TokenizeTest(FilesCase):
@@ -590,7 +572,7 @@ class TokenizeTest(FilesCase):
     super().setUp()
     self.rows = [{"text": f"row {i} " + "x" * (i % 7)} for i in range(200)]
     self.path = self.write_rows("a.jsonl", *self.rows)
-    self.task = tokenizing.TokenizingTask((self.path,), ("a.jsonl",), None, part_bytes=1000)
+    self.task = tokenizing.TokenizingTask([("a.jsonl", self.path)], None, part_bytes=1000)
 
   def tokens(self, out):
     return b"".join(p.read_bytes() for p in sorted(out.glob("*.bin")))
@@ -616,7 +598,7 @@ class TokenizeTest(FilesCase):
     self.assertEqual(source.fingerprint["tokenizer"], "bytes")
     self.path.write_text(self.path.read_text().replace("row 1 ", "ROW 1 "))
     with self.assertRaisesRegex(ValueError, "a.jsonl has changed"):
-      next(tokenizing.run(self.task, out, num_workers=0))
+      next(tokenizing.run(dataclasses.replace(self.task), out, num_workers=0))
 
   def test_nodes_of_one_machine_wait_for_each_other(self):
     options = {"length": 8, "heldout_fraction": 0.0}
@@ -662,10 +644,7 @@ class TokenizeTest(FilesCase):
       self.refuses("home directory. Name .*cache_dir", "a.jsonl", cache_dir=None)
 
   def test_tokenizers(self):
-    library = _import("tokenizers")
-    tokenizer = library.Tokenizer(library.models.WordLevel({"row": 0, "x": 1, "</s>": 2}, "x"))
-    tokenizer.pre_tokenizer = library.pre_tokenizers.Whitespace()
-    tokenizer.save(str(self.folder / "tokenizer.json"))
+    write_words(self.folder, "row", "x", "</s>", unknown="x")
     options = {"tokenizer": str(self.folder), "length": 3, "vocab_size": 3}
     source = self.make("a.jsonl", **options)
     self.assertEqual(self.epoch(source)["inputs"][0][:2], [0, 1])
@@ -717,7 +696,7 @@ def unprivileged(*folders):
 
 
 def _zstd(content):
-  pyarrow = _import("pyarrow")
+  pyarrow = pytest.importorskip("pyarrow")
   stream = pyarrow.BufferOutputStream()
   with pyarrow.output_stream(stream, compression="zstd") as file:
     file.write(content)
@@ -726,10 +705,6 @@ def _zstd(content):
 
 def _peak_bytes():
   return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-def _import(name):
-  return pytest.importorskip(name)
 
 
 if __name__ == "__main__":

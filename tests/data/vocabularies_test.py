@@ -11,6 +11,7 @@ import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.data import corpus, vocabularies
+from tests.data import files_test
 
 CorpusDocument = corpus.CorpusDocument
 
@@ -138,13 +139,8 @@ class TokenizerFileTest(parameterized.TestCase):
 
   def test_ends_with_other_names(self):
     """The end of Gemma, whose </s> is a tag of HTML."""
-    import tokenizers
-
     path, folder = str(self.path), self.path.parent
-    words = {"a": 0, "</s>": 1, "<eos>": 2, "<turn>": 3}
-    model = tokenizers.models.WordLevel(words, "a")
-    words = tokenizers.Tokenizer(model)
-    words.save(path)
+    words = files_test.write_words(folder, "a", "</s>", "<eos>", "<turn>", unknown="a")
     read = vocabularies.read_vocabulary
     usual = read(path)
     self.assertEqual(usual.end, 1)  # As before there were other ways.
@@ -175,10 +171,7 @@ class TokenizerFileTest(parameterized.TestCase):
       read(None, end_token=1)
 
   def test_no_end(self):
-    import tokenizers
-
-    model = tokenizers.models.WordLevel({"a": 0, "b": 1}, "a")
-    tokenizers.Tokenizer(model).save(str(self.path))
+    files_test.write_words(self.path.parent, "a", "b", unknown="a")
     with self.assertRaisesRegex(base.DataError, "Give the option end_token.$"):
       vocabularies.read_vocabulary(self.path)
     self.assertEqual(vocabularies.read_vocabulary(self.path, 2, 1).end, 1)

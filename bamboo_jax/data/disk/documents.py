@@ -73,20 +73,10 @@ class FileLine:
     return f"{self.path}, line {number}"
 
 
-@dataclasses.dataclass(frozen=True)
-class Document:
-  """A text, a prompt and a completion, or a record with messages.
-
-  Attributes:
-    where: File and row, for messages.
-    values: One for each field.
-  """
-
-  where: str | FileLine
-  values: tuple[Value, ...]
-
-
-Rows = Iterator[tuple[str | FileLine, Any]]  # Each with where it is, for messages.
+Where = str | FileLine  # File and row, for messages.
+Rows = Iterator[tuple[Where, Any]]
+# A text, a prompt and a completion, or a record with messages: a value for each field.
+Document = tuple[Where, tuple[Value, ...]]
 
 
 def is_records(path: pathlib.Path) -> bool:
@@ -149,13 +139,13 @@ def read_part(part: Part, fields: Sequence[str]) -> Iterator[Document]:
     if needs_records:
       raise base.DataError(f"{part.paths[0]} is a text, without the fields {fields}.")
     for name in part.paths:
-      yield Document(name, (read_text(name),))
+      yield name, (read_text(name),)
     return
   read: dict[str, Callable[[Part, Sequence[str]], Rows]]
   read = {"lines": _read_lines, "list": _read_list, "parquet": _read_parquet}
   for where, row in read.get(part.kind, _read_rows)(part, fields):
     is_text = isinstance(row, str) and not needs_records
-    yield Document(where, (row,) if is_text else _pick(where, row, fields))
+    yield where, (row,) if is_text else _pick(where, row, fields)
 
 
 @contextlib.contextmanager
@@ -200,7 +190,7 @@ def _find_kind(path: pathlib.Path) -> str:
   return "lines" if is_object else "text"
 
 
-def _pick(where: str | FileLine, row: Any, fields: Sequence[str]) -> tuple[Value, ...]:
+def _pick(where: Where, row: Any, fields: Sequence[str]) -> tuple[Value, ...]:
   """Returns the values of a row; raises `base.DataError` if they are no text or tokens."""
   if not isinstance(row, dict):
     raise base.DataError(f"{where} must be an object, got {str(row)[:50]!r}.")
@@ -245,7 +235,7 @@ def read_text(path: str) -> Iterator[str]:
         yield content.decode()
       except UnicodeDecodeError as error:
         raise base.DataError(
-            f"Cannot read {path} as text: byte {place + error.start} is not " "UTF-8."
+            f"Cannot read {path} as text: byte {place + error.start} is not UTF-8."
         ) from error
       place += len(piece)
 

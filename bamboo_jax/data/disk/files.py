@@ -5,8 +5,8 @@ Texts and records are first tokenized, once, to a folder in the user's cache;
 as `token_files`.
 """
 
-from collections.abc import Callable, Mapping
-import functools
+from collections.abc import Mapping
+import dataclasses
 import glob
 import hashlib
 import json
@@ -27,8 +27,6 @@ from bamboo_jax.data.disk import (
 )
 
 _TOKENS = (".bin", ".npy")
-# Files of tokens, their manifest, and what `bamboo tokenize` tells of them.
-_Opened = tuple[list[token_files.TokenFile], tuple[corpus.ManifestEntry, ...], Mapping[str, Any]]
 
 
 def make_files(
@@ -79,61 +77,43 @@ def make_files(
     raise ValueError(f"field must be one name, or two, got {field!r}.")
   loss = loss or ("completion" if len(fields) == 2 or field == chat.FIELD else "all")
   options = packing_lib.PackingOptions(sequence_length, packing, masked=bool(documents), loss=loss)
-  open_files = functools.partial(
-      _open,
-      vocab_size=vocab_size,
-      fields=fields,
-      tokenizer=tokenizer,
-      dtype=dtype,
-      end_token=end_token,
-      cache_dir=cache_dir,
-  )
-  heldout = heldout_fraction if heldout_path is None else heldout_path
-  facts = {"end_token": end_token, "fields": [*fields]}
-  make = functools.partial(_make, open_files, heldout=heldout, options=options, facts=facts)
+
+  reader = _Reader(vocab_size, fields, tokenizer, dtype, end_token, cache_dir)
+
+  def make(path: str) -> samples.Source:
+    train, manifest, facts = reader.open(path)
+    heldout: float | list[token_files.TokenFile] = heldout_fraction
+    if heldout_path is not None:
+      heldout, other, _ = reader.open(heldout_path)
+      manifest = corpus.CorpusManifest(manifest.entries + other.entries)
+    return packing_lib.make_source(
+        train,
+        heldout,
+        options,
+        manifest=manifest,
+        vocab_size=facts["vocab_size"],
+        special=tuple(facts["special"]) if facts.get("special") else None,
+        fingerprint={
+            "source": "files",
+            "files": manifest.digests,
+            "heldout": heldout_fraction if heldout_path is None else "files",
+            "sequence_length": sequence_length,
+            "packing": packing,
+            "documents": options.masked,
+            "loss": loss,
+            "tokenizer": tokenizing.digest_of(facts),
+            "end_token": end_token,
+            "fields": [*fields],
+            **{key: facts[key] for key in ("template",) if key in facts},
+        },
+    )
+
   weights = _parse_weights(path)
   if weights is None:
     return make(path)
   if heldout_path is not None:
     raise ValueError("A mixture takes heldout_fraction, not heldout_path.")
   return mixture.make_mixture({name: make(name) for name in weights}, [*weights.values()])
-
-
-def _make(
-    open_files: Callable[[str], _Opened],
-    path: str,
-    *,
-    heldout: float | str,
-    options: packing_lib.PackingOptions,
-    facts: Mapping[str, Any],
-) -> samples.Source:
-  train, entries, found = open_files(path)
-  rest: float | list[token_files.TokenFile]
-  if isinstance(heldout, str):
-    rest, more, _ = open_files(heldout)
-    entries += more
-  else:
-    rest = heldout
-  return packing_lib.make_source(
-      train,
-      rest,
-      options,
-      manifest=corpus.CorpusManifest(entries),
-      vocab_size=found["vocab_size"],
-      special=tuple(found["special"]) if found.get("special") else None,
-      fingerprint={
-          "source": "files",
-          "files": {e.name: f"{e.num_bytes}:{e.sha256}" for e in entries},
-          "heldout": "files" if isinstance(heldout, str) else heldout,
-          "sequence_length": options.sequence_length,
-          "packing": options.packing,
-          "documents": options.masked,
-          "loss": options.loss,
-          "tokenizer": tokenizing.digest_of(found),
-          **facts,
-          **{key: found[key] for key in ("template",) if key in found},
-      },
-  )
 
 
 def find_files(pattern: str) -> list[tuple[str, pathlib.Path]]:
@@ -220,99 +200,90 @@ def _parse_weights(text: str) -> dict[str, float] | None:
   return dict(zip(words[1::2], weights, strict=True))
 
 
-def _open(
-    path: str,
-    *,
-    vocab_size: int | None,
-    fields: tuple[str, ...],
-    tokenizer: str | None,
-    dtype: str | None,
-    end_token: int | None,
-    cache_dir: str | os.PathLike[str] | None,
-) -> _Opened:
-  named, entries = find_files(path), None
-  if named[0][1].suffix not in _TOKENS:
-    names, paths = zip(*named, strict=True)
-    task = tokenizing.TokenizingTask(paths, names, tokenizer, fields, end_token=end_token)
-    vocabularies.check_size(task.vocabulary, tokenizer, vocab_size)
-    named, entries = _tokenize(task, cache_dir)
-  facts = {p.parent: tokenizing.read_facts(p.parent) for _, p in named}
-  _check_tokenizers(facts, tokenizer, vocab_size, end_token)
-  files = [
-      token_files.open_file(
-          path,
-          dtype=dtype,
-          vocab_size=vocab_size,
-          end=facts[path.parent].get("end") if end_token is None else end_token,
-      )
-      for _, path in named
-  ]
-  filled = [file for file in files if file.num_tokens]
-  for file in filled:
-    if file.dtype != filled[0].dtype:
-      raise base.DataError(
-          f"{file.name} has tokens of {file.dtype}, must be {filled[0].dtype}, "
-          f"as {filled[0].name}."
-      )
-    # Most errors of a file are found at once.
-    file.read(0, min(file.num_tokens, 1 << 20))
-  if entries is None:
-    entries = tuple(token_files.describe_file(p, name) for name, p in named)
-  return files, entries, {"vocab_size": vocab_size, **facts[named[0][1].parent]}
+@dataclasses.dataclass(frozen=True)
+class _Reader:
+  """Opens paths as files of tokens; the options are those of `make_files`."""
 
+  vocab_size: int | None
+  fields: tuple[str, ...]
+  tokenizer: str | None
+  dtype: str | None
+  end_token: int | None
+  cache_dir: str | os.PathLike[str] | None
 
-def _tokenize(
-    task: tokenizing.TokenizingTask, cache_dir: str | os.PathLike[str] | None
-) -> tuple[list[tuple[str, pathlib.Path]], tuple[corpus.ManifestEntry, ...]]:
-  """Returns the files of tokens of texts, and the manifest of the texts."""
-  base.refuse_url("cache_dir", cache_dir or "")
-  facts, root = task.describe(), cache_dir or os.environ.get("XDG_CACHE_HOME")
-  try:
-    root = root or pathlib.Path.home() / ".cache"
-  except RuntimeError as error:  # A user without a home, as in containers.
-    raise base.DataError(
-        f"Cannot keep tokens of texts: {error} Name a folder with config.data.options.cache_dir."
-    ) from error
-  out = pathlib.Path(root) if cache_dir else pathlib.Path(root, "bamboo_jax", "tokens")
-  out /= hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
-  try:
-    for done in tokenizing.run(task, out, num_workers=0, waits=True):
-      if done.num_tokens:
-        logging.info(
-            "Tokenized %d of %d parts to %s: %d tokens.",
-            *(done.num_finished, done.num_parts, out, done.num_tokens),
+  def open(
+      self, path: str
+  ) -> tuple[list[token_files.TokenFile], corpus.CorpusManifest, Mapping[str, Any]]:
+    """Returns files of tokens, their manifest, and what `bamboo tokenize` tells of them."""
+    named, manifest = find_files(path), None
+    if named[0][1].suffix not in _TOKENS:
+      task = tokenizing.TokenizingTask(named, self.tokenizer, self.fields, self.end_token)
+      vocabularies.check_size(task.vocabulary, self.tokenizer, self.vocab_size)
+      named, manifest = self._tokenize(task), task.manifest
+    facts = {p.parent: tokenizing.read_facts(p.parent) for _, p in named}
+    self._check_tokenizers(facts)
+    files = [
+        token_files.open_file(
+            p,
+            dtype=self.dtype,
+            vocab_size=self.vocab_size,
+            end=facts[p.parent].get("end") if self.end_token is None else self.end_token,
         )
-  except OSError as error:
-    place = pathlib.Path(error.filename or out)
-    if place not in (out, *out.parents) and out not in place.parents:
-      raise base.DataError(f"Cannot read {place}: {error.strerror}.") from error
-    raise base.DataError(
-        f"Cannot keep tokens of texts in {out}: {error.strerror}. Name another "
-        "folder with config.data.options.cache_dir."
-    ) from error
-  described = {name: found.split(":", 1) for name, found in facts["files"].items()}
-  entries = tuple(corpus.ManifestEntry(n, int(size), sha) for n, (size, sha) in described.items())
-  return [(path.name, path) for path in sorted(out.glob("*.bin"))], entries
+        for _, p in named
+    ]
+    filled = [file for file in files if file.num_tokens]
+    for file in filled:
+      if file.dtype != filled[0].dtype:
+        raise base.DataError(
+            f"{file.name} has tokens of {file.dtype}, must be {filled[0].dtype}, "
+            f"as {filled[0].name}."
+        )
+      # Most errors of a file are found at once.
+      file.read(0, min(file.num_tokens, 1 << 20))
+    if manifest is None:
+      entries = tuple(token_files.describe_file(p, name) for name, p in named)
+      manifest = corpus.CorpusManifest(entries)
+    return files, manifest, {"vocab_size": self.vocab_size, **facts[named[0][1].parent]}
 
-
-def _check_tokenizers(
-    facts: Mapping[pathlib.Path, Mapping[str, Any]],
-    tokenizer: str | None,
-    vocab_size: int | None,
-    end_token: int | None,
-) -> None:
-  """Raises `base.DataError` if folders, or the tokenizer, do not fit."""
-  for folder, found in facts.items():
-    if vocab_size is not None and found.get("vocab_size", 0) > vocab_size:
+  def _tokenize(self, task: tokenizing.TokenizingTask) -> list[tuple[str, pathlib.Path]]:
+    """Returns the files of tokens of texts."""
+    base.refuse_url("cache_dir", self.cache_dir or "")
+    advice = "with config.data.options.cache_dir."
+    if not (root := self.cache_dir or base.find_cache("tokens")):  # As in containers.
       raise base.DataError(
-          f"{folder} has tokens of a vocab_size={found['vocab_size']}, more "
-          f"than the model's {vocab_size}."
+          f"Cannot keep tokens of texts: there is no home directory. Name a folder {advice}"
       )
-  digests = {str(f): tokenizing.digest_of(found) for f, found in facts.items() if found}
-  if tokenizer is not None and digests:
-    vocabulary = vocabularies.read_vocabulary(tokenizer, end_token=end_token)
-    digests[tokenizer] = tokenizing.digest_of(vocabulary.fingerprint)
-  for folder, digest in digests.items():
-    first = next(iter(digests))
-    if digest != digests[first]:
-      raise base.DataError(f"{first} has tokens of another tokenizer than {folder}.")
+    facts = json.dumps(task.facts, sort_keys=True)
+    out = pathlib.Path(root, hashlib.sha256(facts.encode()).hexdigest()[:24])
+    try:
+      for done in tokenizing.run(task, out, num_workers=0, waits=True):
+        if done.num_tokens:
+          logging.info(
+              "Tokenized %d of %d parts to %s: %d tokens.",
+              *(done.num_finished, done.num_parts, out, done.num_tokens),
+          )
+    except OSError as error:
+      place = pathlib.Path(error.filename or out)
+      if place not in (out, *out.parents) and out not in place.parents:
+        raise base.DataError(f"Cannot read {place}: {error.strerror}.") from error
+      raise base.DataError(
+          f"Cannot keep tokens of texts in {out}: {error.strerror}. Name another folder {advice}"
+      ) from error
+    return [(path.name, path) for path in sorted(out.glob("*.bin"))]
+
+  def _check_tokenizers(self, facts: Mapping[pathlib.Path, Mapping[str, Any]]) -> None:
+    """Raises `base.DataError` if folders, or the tokenizer, do not fit."""
+    for folder, found in facts.items():
+      if self.vocab_size is not None and found.get("vocab_size", 0) > self.vocab_size:
+        raise base.DataError(
+            f"{folder} has tokens of a vocab_size={found['vocab_size']}, more "
+            f"than the model's {self.vocab_size}."
+        )
+    digests = {str(f): tokenizing.digest_of(found) for f, found in facts.items() if found}
+    if self.tokenizer is not None and digests:
+      vocabulary = vocabularies.read_vocabulary(self.tokenizer, end_token=self.end_token)
+      digests[self.tokenizer] = tokenizing.digest_of(vocabulary.fingerprint)
+    for folder_or_file, digest in digests.items():
+      first = next(iter(digests))
+      if digest != digests[first]:
+        raise base.DataError(f"{first} has tokens of another tokenizer than {folder_or_file}.")

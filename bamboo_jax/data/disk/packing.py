@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import dataclasses
 import functools
 import itertools
-from typing import Any
+from typing import Any, NamedTuple
 
 from absl import logging
 import numpy as np
@@ -59,28 +59,22 @@ class PackingOptions:
     return self.masked or self.packing == "whole"
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Spans:
-  """The spans of one file, `count` in all, each with the tokens of a sample.
+class Spans(NamedTuple):
+  """The spans of one file, each with the tokens of a sample.
 
-  `starts` are their first tokens, and the end; None if each has `length`.
+  `starts` are their first tokens, and the end.
   """
 
   file: token_files.TokenFile
-  count: int
-  length: int
-  starts: np.ndarray | None
+  starts: Sequence[int] | np.ndarray
 
-  def span(self, number: int) -> tuple[int, int]:
-    """Returns the first token of a span, and the first one after it."""
-    if self.starts is None:
-      return number * self.length, (number + 1) * self.length
-    return int(self.starts[number]), int(self.starts[number + 1])
+  @property
+  def num_spans(self) -> int:
+    """Number of samples."""
+    return len(self.starts) - 1
 
   def find(self, places: np.ndarray) -> np.ndarray:
-    """Returns the span of each token, by number; `count` after the last."""
-    if self.starts is None:
-      return np.asarray(np.minimum(places // self.length, self.count))
+    """Returns the span of each token, by number; `num_spans` after the last."""
     return np.searchsorted(self.starts, places, side="right") - 1
 
 
@@ -102,7 +96,7 @@ def make_source(
     base.DataError: There is not one sample, or a file lacks documents.
   """
   parts = [_find_spans(file, options) for file in files]
-  total = sum(part.count for part in parts)
+  total = sum(part.num_spans for part in parts)
   others: list[Spans] = []
   if isinstance(heldout, float):
     # At least one, so that what little data there is can be evaluated.
@@ -110,7 +104,7 @@ def make_source(
     total -= num_heldout
   else:
     others = [_find_spans(file, options) for file in heldout]
-    num_heldout = sum(part.count for part in others)
+    num_heldout = sum(part.num_spans for part in others)
     _check_length("held-out", others, options, num_heldout if heldout else 1)
   _check_length("training", parts, options, total)
   if options.loss == "completion":
@@ -123,14 +117,14 @@ def _cut(
     parts: Sequence[Spans], options: PackingOptions, numbers: Sequence[int]
 ) -> dict[str, np.ndarray]:
   """Returns the samples with these numbers, over all files."""
-  firsts = [*itertools.accumulate((part.count for part in parts), initial=0)]
+  firsts = [*itertools.accumulate((part.num_spans for part in parts), initial=0)]
   shape = (len(numbers), options.sequence_length)
   arrays = {"inputs": np.zeros(shape, np.int32), "targets": np.full(shape, -1, np.int32)}
   if options.masked:
     arrays["documents"] = np.zeros(shape, np.int32)
   for row, number in enumerate(numbers):
     at = bisect.bisect_right(firsts, number) - 1
-    start, stop = parts[at].span(number - firsts[at])
+    start, stop = map(int, parts[at].starts[number - firsts[at] :][:2])
     sample = {name: array[row] for name, array in arrays.items()}
     _fill(sample, parts[at].file, start, stop, options)
   return arrays
@@ -174,11 +168,9 @@ def _find_spans(file: token_files.TokenFile, options: PackingOptions) -> Spans:
         "document in its .idx must have two sequences, or an even number, by turns a prompt and "
         "what is learned."
     )
-  if options.packing == "stream":
-    count = max(file.num_tokens - 1, 0) // length
-    return Spans(file, count, length, None)
-  starts = _pack(file, length)
-  return Spans(file, len(starts) - 1, length, starts)
+  if options.packing == "stream":  # Each needs one token more.
+    return Spans(file, range(0, max(file.num_tokens, 1), length))
+  return Spans(file, _pack(file, length))
 
 
 def _pack(file: token_files.TokenFile, length: int) -> np.ndarray:
@@ -214,7 +206,7 @@ def _report_targets(parts: Sequence[Spans], options: PackingOptions) -> None:
   Raises `base.DataError` if none has one.
   """
   length = options.sequence_length
-  num_samples = sum(part.count for part in parts)
+  num_samples = sum(part.num_spans for part in parts)
   num_prompts = num_long = num_useful = 0
   for part in parts:
     starts, prompts, ends = part.file.prompts()
@@ -224,7 +216,7 @@ def _report_targets(parts: Sequence[Spans], options: PackingOptions) -> None:
     begin = np.maximum(prompts - 1, starts if options.is_apart else 0)
     is_learned = begin < ends - 1
     first = part.find(begin[is_learned])
-    last = np.minimum(part.find(ends[is_learned] - 2), part.count - 1)
+    last = np.minimum(part.find(ends[is_learned] - 2), part.num_spans - 1)
     before = np.maximum.accumulate(np.append(-1, last))
     new = last - np.maximum(first, before[:-1] + 1) + 1
     num_useful += int(np.maximum(new, 0).sum())

@@ -21,7 +21,7 @@ from absl import logging
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.data import chat, vocabularies
+from bamboo_jax.data import chat, corpus, vocabularies
 from bamboo_jax.data.disk import documents as documents_lib, token_files
 
 FACTS = "tokens.json"
@@ -33,20 +33,18 @@ class TokenizingTask:
   """The documents to tokenize, and how.
 
   Attributes:
-    paths: Files and folders of `datasets`, see `documents`.
-    names: Their names in manifests.
+    named: Files and folders of `datasets`, see `documents`, with their names in manifests.
     tokenizer: See `vocabularies.read_vocabulary`.
     fields: One or two, see `documents.read_part`.
-    part_bytes: Approximate size of a part.
     end_token: Ends a document; None: as the tokenizer tells.
+    part_bytes: Approximate size of a part.
   """
 
-  paths: tuple[pathlib.Path, ...]
-  names: tuple[str, ...]
+  named: Sequence[tuple[str, pathlib.Path]]
   tokenizer: str | None
   fields: tuple[str, ...] = ("text",)
-  part_bytes: int = 1 << 26
   end_token: int | None = None
+  part_bytes: int = 1 << 26
 
   @property
   def vocabulary(self) -> vocabularies.Vocabulary:
@@ -65,16 +63,22 @@ class TokenizingTask:
       )
     return chat.read_template(str(self.tokenizer))
 
-  def describe(self) -> dict[str, Any]:
-    """Returns everything that the tokens depend on, as JSON."""
+  @functools.cached_property
+  def manifest(self) -> corpus.CorpusManifest:
+    """The files as they were when it was first asked for."""
     entries = []
-    for path, name in zip(self.paths, self.names, strict=True):
+    for name, path in self.named:
       files = sorted(path.glob("*.arrow")) if path.is_dir() else []
       described = {f"{name}/{file.name}": file for file in files} or {name: path}
       entries += [token_files.describe_file(f, n) for n, f in described.items()]
+    return corpus.CorpusManifest(tuple(entries))
+
+  @property
+  def facts(self) -> dict[str, Any]:
+    """Everything that the tokens depend on, as JSON."""
     special, template = self.vocabulary.special, self.template
     return {
-        "files": {e.name: f"{e.num_bytes}:{e.sha256}" for e in entries},
+        "files": self.manifest.digests,
         "fields": [*self.fields],
         "part_bytes": self.part_bytes,
         "end": self.vocabulary.end,
@@ -108,8 +112,8 @@ def run(
     OSError: A file cannot be read or written.
   """
   out = pathlib.Path(out)
-  parts = documents_lib.find_parts(task.paths, task.part_bytes)
-  facts = {**task.describe(), "num_parts": len(parts)}
+  parts = documents_lib.find_parts([path for _, path in task.named], task.part_bytes)
+  facts = {**task.facts, "num_parts": len(parts)}
   if _load_facts(out) == facts and not _find_missing(out, len(parts)):
     # Finished, maybe by another user: it need not be writable.
     yield TokenizingProgress(len(parts), len(parts), 0, 0)
@@ -157,16 +161,15 @@ def _check_facts(out: pathlib.Path, facts: Mapping[str, Any]) -> None:
   found = _load_facts(out)
   for key in sorted({*found, *facts}) if found else ():
     old, new = found.get(key), facts.get(key)
-    if old != new and isinstance(old, dict) and isinstance(new, dict):
-      names = [n for n in sorted({*old, *new}) if old.get(n) != new.get(n)]
+    if old == new:
+      continue
+    if isinstance(old, dict) and isinstance(new, dict):
+      name = next(n for n in sorted({*old, *new}) if old.get(n) != new.get(n))
       raise ValueError(
-          f"{out} has the tokens of other files: {names[0]} has changed, or is"
+          f"{out} has the tokens of other files: {name} has changed, or is"
           " in only one of them. Name another folder."
       )
-    if old != new:
-      raise ValueError(
-          f"{out} has tokens with {key}={old!r}, must be {new!r}. Name another folder."
-      )
+    raise ValueError(f"{out} has tokens with {key}={old!r}, must be {new!r}. Name another folder.")
 
 
 def _load_facts(folder: pathlib.Path) -> dict[str, Any]:
@@ -215,7 +218,7 @@ def _write_part(
   documents = documents_lib.read_part(part, task.fields)
   with open(path.with_suffix(".tmp"), "wb") as file:
     while group := [*itertools.islice(documents, _DOCUMENTS_AT_ONCE)]:
-      for document, values in zip(group, _encode(vocabulary, template, group), strict=True):
+      for (where, _), values in zip(group, _encode(vocabulary, template, group), strict=True):
         counts = []  # Of tokens, for each value, which is in pieces.
         for value in values:
           counts.append(0)
@@ -223,7 +226,7 @@ def _write_part(
             file.write(np.asarray(piece, dtype).tobytes())
             counts[-1] += len(piece)
         if not any(counts):
-          empty.append(document.where)
+          empty.append(where)
           continue
         if not template:  # A template ends a chat itself.
           file.write(np.asarray(vocabulary.end, dtype).tobytes())
@@ -250,36 +253,36 @@ def _encode(
 
   The values of a chat are by turns a prompt and what is learned.
   """
-  texts = [value for document in group for value in document.values if isinstance(value, str)]
+  texts = [value for _, values in group for value in values if isinstance(value, str)]
   encoded = iter(vocabulary.encode_texts(texts))
-  for document in group:
-    values: list[Iterable[Sequence[int]]] = []
-    for value in document.values:
+  for where, values in group:
+    tokens: list[Iterable[Sequence[int]]] = []
+    for value in values:
       if isinstance(value, str):
-        values.append([next(encoded)])
+        tokens.append([next(encoded)])
       elif isinstance(value, list):
-        values.append([_without_end(vocabulary, document, value)])
+        tokens.append([_without_end(vocabulary, where, value)])
       elif isinstance(value, dict):
         assert template
-        values += _encode_chat(vocabulary, template, document)
+        tokens += _encode_chat(value, template, vocabulary, where)
       else:
         pieces = cast(Iterator[str], value)
         if not vocabulary.in_pieces:
           pieces = iter(["".join(pieces)])
-        values.append(vocabulary.encode_texts([piece])[0] for piece in pieces)
-    yield values
+        tokens.append(vocabulary.encode_texts([piece])[0] for piece in pieces)
+    yield tokens
 
 
 def _encode_chat(
-    vocabulary: vocabularies.Vocabulary,
+    record: Mapping[str, Any],
     template: chat.ChatTemplate,
-    document: documents_lib.Document,
+    vocabulary: vocabularies.Vocabulary,
+    where: documents_lib.Where,
 ) -> Iterator[list[list[int]]]:
-  (record,) = document.values
   try:
-    tokens, is_learned = chat.encode(cast(dict[str, Any], record), template, vocabulary.tokenizer)
+    tokens, is_learned = chat.encode(record, template, vocabulary.tokenizer)
   except base.DataError as error:
-    raise base.DataError(f"{document.where}: {error}") from error
+    raise base.DataError(f"{where}: {error}") from error
   cuts = np.flatnonzero(np.diff(is_learned, prepend=False)).tolist()
   cuts += [len(tokens)] * (2 - len(cuts) % 2)  # The last part is learned, maybe empty.
   for start, stop in itertools.pairwise([0, *cuts]):
@@ -287,13 +290,13 @@ def _encode_chat(
 
 
 def _without_end(
-    vocabulary: vocabularies.Vocabulary, document: documents_lib.Document, tokens: Sequence[int]
+    vocabulary: vocabularies.Vocabulary, where: documents_lib.Where, tokens: Sequence[int]
 ) -> Sequence[int]:
   """Returns the tokens of a row; `base.DataError` for an unknown one."""
   for token in tokens:
     if token >= vocabulary.vocab_size:
       raise base.DataError(
-          f"{document.where} has the token {token}, must be below the "
+          f"{where} has the token {token}, must be below the "
           f"tokenizer's vocab_size={vocabulary.vocab_size}."
       )
   return tokens[:-1] if tokens and tokens[-1] == vocabulary.end else tokens
