@@ -8,6 +8,12 @@ import numpy as np
 from bamboo_jax.models import model as model_lib
 
 
+def run_layers(model, params, batch, *, stats=None, last=None, key=None, train=False):
+  """Returns the outputs of the layers before `last`: the loss, if it is all of them."""
+  last, stats = last or len(model.layers), stats or {name: {} for name in model.layer_names}
+  return model_lib.apply_range(model, 0, last, params, stats, None, batch, key=key, train=train)[0]
+
+
 class PlainModel:
   """`jax.grad` of the whole model, one microbatch at a time, summed."""
 

@@ -5,6 +5,7 @@ tensors `lora_A` and `lora_B` of each adapted product.
 """
 
 from collections.abc import Callable, Mapping
+import dataclasses
 import json
 import os
 import pathlib
@@ -15,7 +16,7 @@ import numpy as np
 from bamboo_jax import base
 from bamboo_jax.exchange import hub_folder, names
 from bamboo_jax.models import model as model_lib, zoo
-from bamboo_jax.models.text import lora
+from bamboo_jax.models.text import transformer
 
 _CONFIG, _FILE = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."  # Of the names of tensors.
@@ -33,7 +34,7 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {
     "lora_dropout": (0, 0.0),
     "task_type": ("CAUSAL_LM",),
 }
-_TARGETS = (*lora.LLAMA.names, *lora.GPT2.names)
+_TARGETS = (*transformer.LLAMA.names, *transformer.GPT2.names)
 _WEIGHTS = {  # Of GPT-2; those of others are `TARGET/kernel`.
     "c_attn": ("qkv_weight",),
     "c_fc": ("up_weight",),
@@ -111,7 +112,7 @@ def read_config(path: str | os.PathLike[str]) -> Adapters:
 def drop_adapters(model: model_lib.Model) -> model_lib.Model:
   """Returns a model without its adapters; all of its weights are trained."""
   options = model.fingerprint.items()
-  kept = {k: v for k, v in options if not k.startswith(lora.PREFIX)}
+  kept = {k: v for k, v in options if not k.startswith(transformer.PREFIX)}
   return model if len(kept) == len(options) else zoo.make_model(**kept)
 
 
@@ -122,30 +123,18 @@ def open_folder(
 
   Raises `base.CheckpointError` if the folders do not fit the model.
   """
-  path, options = pathlib.Path(path), read_config(path).options
+  path, found = pathlib.Path(path), read_config(path)
   problems = [
       f"{_CONFIG} has {name}={value!r}, the model has {name}={ours!r}"
-      for name, value in options.items()
+      for name, value in found.options.items()
       if (ours := _options_of(model)[name]) != value
   ]
-  hub_folder.check({}, {}, problems, where=path)
-  read_base = hub_folder.open_folder(read_config(path).base, drop_adapters(model))
-  tensors = hub_folder.read_file(path / _FILE)
+  read_base = hub_folder.open_folder(found.base, drop_adapters(model))
   shapes = names.shapes_of(model)
+  tensors = hub_folder.read_header(path / _FILE)
   rules = _find_rules(model, shapes)
-  wanted = {
-      tensor: rule.their_shape(shapes[rule.layer][rule.array]) for tensor, rule in rules.items()
-  }
-  found = {name: tensor.shape for name, tensor in tensors.items()}
-  hub_folder.check(found, wanted, [], where=path)
-
-  def read(layer: str) -> hub_folder.Arrays:
-    own = {t: rule for t, rule in rules.items() if rule.layer == layer}
-    return read_base(layer) | {
-        rule.array: rule.to_ours([tensors[t]], shapes[layer][rule.array]) for t, rule in own.items()
-    }
-
-  return read
+  read_own = hub_folder.open_tensors(tensors, rules, shapes, problems, where=path)
+  return lambda layer: read_base(layer) | read_own(layer)
 
 
 def write(
@@ -170,10 +159,9 @@ def write(
   if hub_folder.is_hub_folder(path):
     raise ValueError(f"There are weights in {path} already.")
   path.mkdir(parents=True, exist_ok=True)
-  tensors = {}
-  for tensor, rule in _find_rules(model, names.shapes_of(model)).items():
-    array = read(rule.layer)[rule.array]
-    (tensors[tensor],) = rule.to_theirs(array).values()
+  tensors: hub_folder.Arrays = {}
+  for rule in _find_rules(model, names.shapes_of(model)):
+    tensors |= rule.to_theirs(read(rule.layer)[rule.array])
   safetensors.save_file(tensors, path / _FILE, metadata={"format": "pt"})
   config = {
       **_FIXED,
@@ -193,7 +181,9 @@ def merge(model: model_lib.Model, arrays: Mapping[str, np.ndarray]) -> hub_folde
   """Returns the arrays of a layer with the adapters added to its weights."""
   options, merged = _options_of(model), dict(arrays)
   for target in _TARGETS:
-    down, up = (merged.pop(f"params/{lora.PREFIX}{part}_{target}/kernel", None) for part in "ab")
+    down, up = (
+        merged.pop(f"params/{transformer.PREFIX}{part}_{target}/kernel", None) for part in "ab"
+    )
     if down is not None:
       scale = np.float32(options["lora_alpha"] / options["lora_rank"])
       names_of = _WEIGHTS.get(target, (f"{target}/kernel",))
@@ -209,7 +199,7 @@ def _options_of(model: model_lib.Model) -> dict[str, Any]:
   """Returns the options of the adapters of a model, with their defaults."""
   found = model.fingerprint
   rank = found.get("lora_rank")
-  products = lora.GPT2 if found["name"] == "gpt2" else lora.LLAMA
+  products = transformer.GPT2 if found["name"] == "gpt2" else transformer.LLAMA
   return {
       "lora_rank": rank,
       "lora_alpha": found.get("lora_alpha", rank),
@@ -217,10 +207,10 @@ def _options_of(model: model_lib.Model) -> dict[str, Any]:
   }
 
 
-def _find_rules(model: model_lib.Model, shapes: names.Shapes) -> dict[str, names.Rule]:
-  """Returns the rule of each tensor of the adapters, by its name."""
-  return {
-      _PREFIX + rule.tensors[0]: rule
+def _find_rules(model: model_lib.Model, shapes: names.Shapes) -> list[names.Rule]:
+  """Returns the rules of the tensors of the adapters."""
+  return [
+      dataclasses.replace(rule, tensors=(_PREFIX + rule.tensors[0],))
       for rule in names.rules_of(model.fingerprint, shapes)
-      if rule.array.startswith(f"params/{lora.PREFIX}")
-  }
+      if rule.array.startswith(f"params/{transformer.PREFIX}")
+  ]

@@ -7,7 +7,7 @@ No tensor is ignored silently: each is a parameter, or a copy of one, or is
 known to carry no information.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 import json
 import math
 import os
@@ -28,6 +28,15 @@ _DTYPES = ("F64", "F32", "F16", "BF16")  # Other dtypes need a scale, or are not
 _COPY_ROWS = 1024  # Compared at a time.
 
 Arrays = dict[str, np.ndarray]
+
+
+class Tensor(NamedTuple):
+  """A tensor in a file, which may use an older name."""
+
+  file: pathlib.Path
+  name: str
+  dtype: str
+  shape: tuple[int, ...]
 
 
 def is_hub_folder(path: str | os.PathLike[str]) -> bool:
@@ -70,14 +79,6 @@ def read_json(file: pathlib.Path) -> dict[str, Any]:
     raise base.CheckpointError(f"Cannot read {file}: {error}.{hint}") from error
 
 
-def read_file(file: pathlib.Path) -> Arrays:
-  """Returns all tensors of a file, float32; raises `base.CheckpointError`."""
-  with _open(file) as tensors:
-    found = {name: _describe(tensors, file, name) for name in tensors.keys()}
-  check({}, {}, [*_find_odd_dtypes(found)], where=file.parent)
-  return {name: _read(tensor) for name, tensor in found.items()}
-
-
 def open_folder(path: str | os.PathLike[str], model: model_lib.Model) -> Callable[[str], Arrays]:
   """Returns a function that reads the arrays of a layer, float32.
 
@@ -100,32 +101,50 @@ def open_folder(path: str | os.PathLike[str], model: model_lib.Model) -> Callabl
       if value != options[ours]
   ]
   rules = names.rules_of(options, shapes)
+  known = {tensor for rule in rules for tensor in rule.tensors}
+  tensors = _read_headers(path, family, known)
+  copies = family.copies.keys() & tensors.keys() - known
+  read = open_tensors(tensors, rules, shapes, problems, where=path, copies=copies)
+  unequal = [  # Reads data, so only if all else fits.
+      f"{name} differs from {family.copies[name]}; the model ties them"
+      for name in sorted(copies)
+      if not _are_equal(tensors[name], tensors[family.copies[name]])
+  ]
+  check({}, {}, unequal, where=path)
+  return read
+
+
+def open_tensors(
+    tensors: Mapping[str, Tensor],
+    rules: Sequence[names.Rule],
+    shapes: names.Shapes,
+    problems: Iterable[str],
+    *,
+    where: pathlib.Path,
+    copies: Collection[str] = (),
+) -> Callable[[str], Arrays]:
+  """Returns a function that reads the arrays of a layer, as `open_folder`.
+
+  Raises `base.CheckpointError` for `problems`, and for tensors other than `copies` that do not
+  fit the rules.
+  """
   wanted = {
       tensor: rule.their_shape(shapes[rule.layer][rule.array])
       for rule in rules
       for tensor in rule.tensors
   }
-  tensors = _read_headers(path, family, wanted)
-  problems += _find_odd_dtypes(tensors)
-  copies = family.copies.keys() & tensors.keys() - wanted.keys()
-  their_shapes = {n: t.shape for n, t in tensors.items() if n not in copies}
-  check(their_shapes, wanted, problems, where=path)
-  for name in sorted(copies):  # Reads data, so only if all else fits.
-    original = family.copies[name]
-    if not _are_equal(tensors[name], tensors[original]):
-      problems.append(f"{name} differs from {original}; the model ties them")
-  check(their_shapes, wanted, problems, where=path)
-
-  def read(layer: str) -> Arrays:
-    return {
-        rule.array: rule.to_ours(
-            [_read(tensors[t]) for t in rule.tensors], shapes[layer][rule.array]
-        )
-        for rule in rules
-        if rule.layer == layer
-    }
-
-  return read
+  found = {name: tensor.shape for name, tensor in tensors.items() if name not in copies}
+  odd = (
+      f"dtype: {name} is {tensor.dtype}, must be one of {', '.join(_DTYPES)}"
+      for name, tensor in sorted(tensors.items())
+      if tensor.dtype not in _DTYPES
+  )
+  check(found, wanted, [*problems, *odd], where=where)
+  return lambda layer: {
+      rule.array: rule.to_ours([_read(tensors[t]) for t in rule.tensors], shapes[layer][rule.array])
+      for rule in rules
+      if rule.layer == layer
+  }
 
 
 def check(
@@ -200,48 +219,33 @@ def write(
   base.write_atomically(path / "config.json", json.dumps(config, indent=1))
 
 
-class _Tensor(NamedTuple):
-  """A tensor in a file, which may use an older name."""
-
-  file: pathlib.Path
-  name: str
-  dtype: str
-  shape: tuple[int, ...]
+def read_header(file: pathlib.Path) -> dict[str, Tensor]:
+  """Returns the tensors of a file; raises `base.CheckpointError`."""
+  with _open(file) as opened:
+    parts = {name: opened.get_slice(name) for name in opened.keys()}
+    return {n: Tensor(file, n, p.get_dtype(), tuple(p.get_shape())) for n, p in parts.items()}
 
 
 def _read_headers(
-    path: pathlib.Path, family: hub_config.Family, wanted: Mapping[str, Any]
-) -> dict[str, _Tensor]:
+    path: pathlib.Path, family: hub_config.Family, ours: Collection[str]
+) -> dict[str, Tensor]:
   """Returns the tensors that carry information, by their current names."""
-  found: dict[str, _Tensor] = {}
+  found: dict[str, Tensor] = {}
+  known = {*ours, *family.copies}
   for file in sorted(_find_files(path)):
-    with _open(path / file) as tensors:
-      for their_name in tensors.keys():
-        name = re.sub(r"\.gamma$", ".weight", their_name)  # Of old files.
-        name = re.sub(r"\.beta$", ".bias", name)
-        known = wanted.keys() | family.copies.keys()
-        if family.prefix + name in known:
-          name = family.prefix + name
-        if name not in known and re.search(family.ignored, name):
-          continue
-        if name in found:
-          raise base.CheckpointError(
-              f"Cannot use {path}: {name} occurs twice, in " f"{found[name].file.name} and {file}."
-          )
-        found[name] = _describe(tensors, path / file, their_name)
+    for name, tensor in read_header(path / file).items():
+      name = re.sub(r"\.gamma$", ".weight", name)  # Of old files.
+      name = re.sub(r"\.beta$", ".bias", name)
+      if family.prefix + name in known:
+        name = family.prefix + name
+      if name not in known and re.search(family.ignored, name):
+        continue
+      if name in found:
+        raise base.CheckpointError(
+            f"Cannot use {path}: {name} occurs twice, in {found[name].file.name} and {file}."
+        )
+      found[name] = tensor
   return found
-
-
-def _describe(opened: Any, file: pathlib.Path, name: str) -> _Tensor:
-  header = opened.get_slice(name)
-  return _Tensor(file, name, header.get_dtype(), tuple(header.get_shape()))
-
-
-def _find_odd_dtypes(tensors: Mapping[str, _Tensor]) -> Iterator[str]:
-  """Yields a line for each tensor whose dtype needs a scale."""
-  for name, tensor in sorted(tensors.items()):
-    if tensor.dtype not in _DTYPES:
-      yield (f"dtype: {name} is {tensor.dtype}, must be one of " f"{', '.join(_DTYPES)}")
 
 
 def _find_files(path: pathlib.Path) -> set[str]:
@@ -284,7 +288,7 @@ def _read_index(index: pathlib.Path) -> set[str]:
   return {*files.values()}
 
 
-def _are_equal(one: _Tensor, other: _Tensor) -> bool:
+def _are_equal(one: Tensor, other: Tensor) -> bool:
   if one.shape != other.shape:
     return False
   num_rows = one.shape[0]
@@ -296,7 +300,7 @@ def _are_equal(one: _Tensor, other: _Tensor) -> bool:
     )
 
 
-def _read(tensor: _Tensor) -> np.ndarray:
+def _read(tensor: Tensor) -> np.ndarray:
   with _open(tensor.file) as tensors:
     with np.errstate(over="ignore"):  # It overflows to infinity.
       array = np.asarray(tensors.get_tensor(tensor.name), np.float32)

@@ -15,7 +15,7 @@ import numpy as np
 
 from bamboo_jax.checkpoint import arrays as layer_arrays
 from bamboo_jax.models import model as model_lib
-from bamboo_jax.models.text import lora
+from bamboo_jax.models.text import transformer
 
 Shapes = Mapping[str, Mapping[str, tuple[int, ...]]]  # Ours: layer, array.
 
@@ -92,7 +92,7 @@ _GPT2_ADAPTERS, _LLAMA_ADAPTERS = (
         for name in products.names  # Those of the other part are not there.
         for x in "ab"
     )
-    for attention, products in (("attn", lora.GPT2), ("self_attn", lora.LLAMA))
+    for attention, products in (("attn", transformer.GPT2), ("self_attn", transformer.LLAMA))
 )
 _TABLES = {  # Prefix of the names of a block.
     "bert": (_BERT, "bert.encoder.layer.{}."),

@@ -3,6 +3,8 @@
 Importing the libraries takes most of the time.
 """
 
+import contextlib
+import io
 import json
 import pathlib
 import tempfile
@@ -15,33 +17,18 @@ from safetensors import torch as safetensors
 
 from bamboo_jax import base
 from bamboo_jax.checkpoint import manifest as manifest_lib
-from bamboo_jax.exchange import weights
+from bamboo_jax.exchange import adapters, weights
+from bamboo_jax.launch import convert as convert_lib
 from bamboo_jax.models import zoo
 from bamboo_jax.training import run as run_lib
 from bamboo_jax.training.setup import accept, build
 from tests import samples, tiny
-from tests.launch import commands
+from tests.exchange import peers_test
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
 
-_GPT2_SIZES = {
-    **{"n_embd": 16, "n_layer": 2, "n_head": 4, "vocab_size": 16},
-    **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
-    "n_positions": 64,
-}
-_SIZES = {
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "intermediate_size": 24,
-    "vocab_size": 16,
-    "max_position_embeddings": 64,
-    "tie_word_embeddings": True,
-}
 _RATE = 1e-2
 
 
@@ -59,13 +46,15 @@ def make_config(folder, **options):
   return accept.accept(config)
 
 
-def convert(direction, *, name, path, out):
-  """Runs `bamboo convert`, as a user does; returns how many parameters it names."""
-  command = ("-m", "launch.convert", f"--{direction}", f"--model={name}")
-  done = commands.fork(*command, f"--path={path}", f"--out={out}")
-  assert done.returncode == 0, done.stderr
-  assert done.stdout.startswith(f"{out}: {name}, "), done.stdout
-  return int(done.stdout.split()[-2].replace(",", ""))
+def convert(*, name, path, out, **direction):
+  """Runs `bamboo convert`; returns how many parameters it names."""
+  printed = io.StringIO()
+  with contextlib.redirect_stdout(printed):
+    given = {"model": name, "path": str(path), "out": str(out), **direction}
+    convert_lib.main(convert_lib.ConvertFlags(**given))
+  words = printed.getvalue().split()
+  assert words[:2] == [f"{out}:", f"{name},"], words
+  return int(words[-2].replace(",", ""))
 
 
 def make_model(folder, name):
@@ -101,18 +90,13 @@ class AdaptersTest(parameterized.TestCase):
 
   def make_folders(self, name="llama"):
     """Makes the folders of a model and of adapters, by the peers."""
-    torch.manual_seed(0)
-    if name == "llama":
-      config = transformers.LlamaConfig(**_SIZES)
-      base_model = transformers.LlamaForCausalLM(config)
-      targets = ["q_proj", "down_proj"]
-    else:
-      config = transformers.GPT2Config(**_GPT2_SIZES)
-      base_model = transformers.GPT2LMHeadModel(config)
-      targets = ["c_attn", "c_proj", "c_fc"]
-    with torch.no_grad():  # Far from uniform predictions.
-      for parameter in base_model.parameters():
-        parameter.add_(0.2 * torch.randn_like(parameter))
+    rates = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    changes, targets = {
+        "llama": ({"tie_word_embeddings": True}, ["q_proj", "down_proj"]),
+        "gpt2": (rates, ["c_attn", "c_proj", "c_fc"]),
+    }[name]
+    # Far from uniform predictions.
+    base_model = peers_test.make_peer(name, changes | {"vocab_size": 16}, noise=0.2).train()
     base_model.save_pretrained(self.folder / "base")
     chosen = peft.LoraConfig(
         r=2,
@@ -134,8 +118,8 @@ class AdaptersTest(parameterized.TestCase):
     run = self.folder / "run"
     run_lib.train_and_evaluate(config, workdir=str(run))
     out, merged = self.folder / "out", self.folder / "merged"
-    num_adapted = convert("to=peft", name=name, path=run, out=out)
-    num_merged = convert("to=hf", name=name, path=run, out=merged)
+    num_adapted = convert(to="peft", name=name, path=run, out=out)
+    num_merged = convert(to="hf", name=name, path=run, out=merged)
     sizes = {key: value.numel() for key, value in self.peer.named_parameters()}
     self.assertEqual(num_adapted, sum(n for key, n in sizes.items() if "lora_" in key))
     self.assertEqual(num_merged, sum(sizes.values()) - num_adapted)
@@ -171,8 +155,8 @@ class AdaptersTest(parameterized.TestCase):
     """An export is imported as it is, and exported again."""
     again = self.folder / "again"
     imported = self.folder / "imported"
-    convert("from=peft", name=model.name, path=out, out=imported)
-    convert("to=peft", name=model.name, path=imported, out=again)
+    convert(from_="peft", name=model.name, path=out, out=imported)
+    convert(to="peft", name=model.name, path=imported, out=again)
     for file in ("adapter_model.safetensors", "adapter_config.json"):
       self.assertEqual((again / file).read_bytes(), (out / file).read_bytes())
     folders = (imported, out)
@@ -242,16 +226,16 @@ class AdaptersTest(parameterized.TestCase):
     good = json.loads(file.read_text())
     auto = transformers.AutoModelForCausalLM.from_pretrained
     tokens, imported = torch.arange(8)[None], self.folder / "imported"
-    for beginning in (True, False, None, "gaussian", "orthogonal"):
+    for beginning in (True, False, None, "orthogonal", "gaussian"):
       file.write_text(json.dumps({**good, "init_lora_weights": beginning}))
-      out = imported / str(beginning)
-      weights.import_folder(self.folder / "adapter", name="llama", out=out)
-      weights.export_folder(out, name="llama", out=out / "merged", max_file_bytes=1 << 20)
-      peer = peft.PeftModel.from_pretrained(auto(self.folder / "base"), self.folder / "adapter")
-      with torch.no_grad():
-        np.testing.assert_allclose(
-            auto(out / "merged")(tokens).logits, peer.eval()(tokens).logits, atol=1e-4
-        )
+      self.assertEqual(adapters.read_config(file.parent).options["lora_rank"], 2)
+    weights.import_folder(file.parent, name="llama", out=imported)
+    weights.export_folder(imported, name="llama", out=imported / "merged", max_file_bytes=1 << 20)
+    peer = peft.PeftModel.from_pretrained(auto(self.folder / "base"), file.parent)
+    with torch.no_grad():
+      np.testing.assert_allclose(
+          auto(imported / "merged")(tokens).logits, peer.eval()(tokens).logits, atol=1e-4
+      )
 
   def test_rejected(self):
     self.make_folders()

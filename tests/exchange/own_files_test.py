@@ -15,11 +15,11 @@ from bamboo_jax.training import run as run_lib
 from bamboo_jax.training.setup import accept
 from configs import finetune
 from tests import tiny
+from tests.exchange import peers_test
 
 torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
 
-_LENGTH, _VOCAB, _RATE = 8, 40, 0.5
+_LENGTH, _VOCAB, _RATE = 8, peers_test.V, 0.5
 
 
 class OwnFilesTest(parameterized.TestCase):
@@ -27,11 +27,8 @@ class OwnFilesTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
     self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-    torch.manual_seed(0)
-    sizes = dict(n_embd=16, n_layer=2, n_head=4, vocab_size=_VOCAB)
     rates = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-    config = transformers.GPT2Config(**sizes, **rates, n_positions=16)
-    self.peer = transformers.GPT2LMHeadModel(config)
+    self.peer = peers_test.make_peer("gpt2", rates).train()
     self.peer.save_pretrained(self.folder / "hub")
     rng = np.random.default_rng(0)
     self.tokens = rng.integers(0, _VOCAB, 1000).astype(np.uint16)

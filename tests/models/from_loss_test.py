@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from bamboo_jax.models import from_loss as from_loss_lib, layer as layer_lib, model as model_lib
+from bamboo_jax.models import from_loss as from_loss_lib, layer as layer_lib
 from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
+from tests import plain
 
 _BATCH = {
     "x": np.arange(12, dtype=np.float32).reshape(4, 3) / 6,
@@ -19,6 +20,10 @@ _BATCH = {
 
 def _init(key):
   return {"w": jax.random.normal(key, (3,)), "more": [jnp.zeros(()), ()]}
+
+
+def _init_state(key):
+  return _init(key), {"mean": jnp.ones(3)}
 
 
 def _loss(params, batch):
@@ -46,18 +51,7 @@ def _variables(model):
 
 
 def _run(model, params, *, key=None, train=True):
-  outputs, _ = model_lib.apply_range(
-      model,
-      0,
-      1,
-      {from_loss_lib.LAYER: params},
-      {from_loss_lib.LAYER: {}},
-      None,
-      _BATCH,
-      key=key,
-      train=train,
-  )
-  return outputs
+  return plain.run_layers(model, {from_loss_lib.LAYER: params}, _BATCH, key=key, train=train)
 
 
 class FromLossTest(parameterized.TestCase):
@@ -141,26 +135,6 @@ class FromLossTest(parameterized.TestCase):
       self.assertEqual(float(new["ema/0"]), float(train))
       self.assertEqual([*found.metrics], ["a"] if train else ["a", "old"])
 
-  @parameterized.named_parameters(
-      ("lost", lambda p, s, b: (p["w"].sum(), {}), "'mean' was an array .* is a NoneType"),
-      ("shape", lambda p, s, b: (p["w"].sum(), {"mean": b["y"]}), "is an array \\(4,\\)"),
-      ("more", lambda p, s, b: (p["w"].sum(), {**s, "x": s["mean"]}), "'x' was a NoneType"),
-      ("alone", lambda p, s, b: p["w"].sum(), "loss must return \\(loss, state\\), got"),
-      ("three", lambda p, s, b: (p["w"].sum(), s, {}), "\\(loss, state\\), got a tuple of 3"),
-  )
-  def test_refuses_another_state(self, loss, message):
-    model = _make(loss, lambda key: (_init(key), {"mean": jnp.ones(3)}), has_state=True)
-    with self.assertRaisesRegex(ValueError, message):
-      model.metrics(_BATCH, train=True)
-
-  @parameterized.named_parameters(
-      ("no_pair", _init, "must return \\(params, state\\), got a dict"),
-      ("counter", lambda key: (_init(key), {"n": jnp.zeros((), int)}), "State 'n' .* int32"),
-  )
-  def test_refuses_initial_state(self, init, message):
-    with self.assertRaisesRegex(ValueError, message):
-      _variables(_make(init=init, has_state=True))
-
   def test_evaluate_adds_metrics(self):
     evaluate = lambda params, batch: {"top": batch["y"].max() + 0 * params["w"][0]}
     model = _make(_aux_loss, has_aux=True, evaluate=evaluate)
@@ -181,19 +155,6 @@ class FromLossTest(parameterized.TestCase):
     _, vjp = jax.vjp(lambda params: _run(model, params).stack(), params)
     jax.tree.map(np.testing.assert_array_equal, vjp(jnp.array([1.0, 0.0, 0.0])), (total(_make()),))
 
-  @parameterized.named_parameters(
-      ("no_pair", lambda p, b: p["w"].sum(), "must return \\(loss, metrics\\), got a"),
-      ("no_dict", lambda p, b: (p["w"].sum(), 0.5), "metrics of loss must be a dict, got a float"),
-      ("text", lambda p, b: (p["w"].sum(), {"a": "x"}), "scalars by name, got 'a': a str"),
-      ("array", lambda p, b: (p["w"].sum(), {"a": b["y"]}), "'a': an array \\(4,\\) of float32"),
-      ("number", lambda p, b: (p["w"].sum(), {1: 1.0}), "scalars by name, got 1: a float"),
-      ("many", lambda p, b: (p["w"], {}), "a scalar of floats .* got an array \\(3,\\)"),
-  )
-  def test_refuses_what_a_loss_returns(self, loss, message):
-    model = _make(loss, has_aux=True)
-    with self.assertRaisesRegex(ValueError, message):
-      model.metrics(_BATCH, train=True)
-
   def test_refuses_other_metrics_later(self):
     names = ["a"]
     model = _make(lambda p, b: (_loss(p, b), dict.fromkeys(names, 1.0)), has_aux=True)
@@ -206,29 +167,61 @@ class FromLossTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "the same metrics: \\('a',\\), then \\('a', 'b'\\)"):
       passes._evaluate(*given)
 
-  def test_names_has_aux(self):
-    with self.assertRaisesRegex(ValueError, "got a tuple of 2. For .* has_aux=True"):
-      _make(_aux_loss).metrics(_BATCH, train=True)
-
   @parameterized.named_parameters(
-      ("integers", lambda key: {"n": jnp.zeros((), jnp.int32)}, "'n' .*int32"),
-      ("half", lambda key: {"a": jnp.zeros(2, jnp.bfloat16)}, "bfloat16"),
-      ("no_array", lambda key: {"a": {"b": 1.0}}, "'a/b' .*float"),
-      ("nothing", lambda key: {}, "no parameters"),
+      ("integers", "'n' .*int32", dict(init=lambda key: {"n": jnp.zeros((), jnp.int32)})),
+      ("half", "bfloat16", dict(init=lambda key: {"a": jnp.zeros(2, jnp.bfloat16)})),
+      ("no_array", "'a/b' .*float", dict(init=lambda key: {"a": {"b": 1.0}})),
+      ("nothing", "no parameters", dict(init=lambda key: {})),
       (
           "nnx_statistics",
-          lambda key: nnx.state(nnx.BatchNorm(2, rngs=nnx.Rngs(key))),
           "'mean' is of nnx.BatchStat, must be nnx.Param. It is not trained: say from_loss",
+          dict(init=lambda key: nnx.state(nnx.BatchNorm(2, rngs=nnx.Rngs(key)))),
       ),
       (
           "linen_statistics",
-          lambda key: nn.BatchNorm(True).init(key, jnp.ones((1, 2))),
           "init returned 'batch_stats', of BatchNorm",
+          dict(init=lambda key: nn.BatchNorm(True).init(key, jnp.ones((1, 2)))),
+      ),
+      ("no_state", "must return \\(params, state\\), got a dict", dict(has_state=True)),
+      (
+          "counter",
+          "State 'n' .* int32",
+          dict(init=lambda key: (_init(key), {"n": jnp.zeros((), int)}), has_state=True),
+      ),
+      ("pair", "got a tuple of 2. For .* has_aux=True", dict(loss=_aux_loss)),
+      *(
+          (name, message, dict(loss=loss, has_aux=True))
+          for name, loss, message in (
+              ("no_pair", lambda p, b: p["w"].sum(), "must return \\(loss, metrics\\), got a"),
+              ("no_dict", lambda p, b: (p["w"].sum(), 0.5), "of loss must be a dict, got a float"),
+              ("text", lambda p, b: (p["w"].sum(), {"a": "x"}), "scalars by name, got 'a': a str"),
+              (
+                  "array",
+                  lambda p, b: (p["w"].sum(), {"a": b["y"]}),
+                  "'a': an array \\(4,\\) of flo",
+              ),
+              ("number", lambda p, b: (p["w"].sum(), {1: 1.0}), "scalars by name, got 1: a float"),
+              ("many", lambda p, b: (p["w"], {}), "a scalar of floats .* got an array \\(3,\\)"),
+          )
+      ),
+      *(
+          (f"state_{name}", message, dict(init=_init_state, loss=loss, has_state=True))
+          for name, loss, message in (
+              ("lost", lambda p, s, b: (p["w"].sum(), {}), "'mean' was an array .* is a NoneType"),
+              ("shape", lambda p, s, b: (p["w"].sum(), {"mean": b["y"]}), "is an array \\(4,\\)"),
+              ("more", lambda p, s, b: (p["w"].sum(), {**s, "x": s["mean"]}), "'x' was a NoneType"),
+              ("alone", lambda p, s, b: p["w"].sum(), "loss must return \\(loss, state\\), got"),
+              (
+                  "three",
+                  lambda p, s, b: (p["w"].sum(), s, {}),
+                  "\\(loss, state\\), got a tuple of 3",
+              ),
+          )
       ),
   )
-  def test_refuses_parameters(self, init, message):
+  def test_refuses(self, message, given):
     with self.assertRaisesRegex(ValueError, message):
-      _variables(_make(init=init))
+      _make(**given).metrics(_BATCH, train=True)
 
   def test_takes_parameters_of_nnx(self):
     init = lambda key: nnx.state(nnx.Linear(2, 3, rngs=nnx.Rngs(key)))

@@ -3,8 +3,7 @@
   gpt2         GPT-2 in all sizes
   bert         BERT: masked tokens and pairs of texts
   llama        Llama 3 and Qwen 3
-  lora         adapters of low rank, and frozen weights, for decoders
-  transformer  layers and products that they share
+  transformer  layers and products that they share; adapters of low rank
 
   attention, dense, losses   of GPT-2, partly shared; few residuals for the
                              backward pass

@@ -38,7 +38,7 @@ class BertShape:
     dropout_rate: Rate for embeddings, attention probabilities, and the output
       of each half of a block.
     dtype: "float32" or "bfloat16".
-    documents: As of `gpt2.Gpt2Shape`; only masked tokens are learnt then.
+    documents: As of `transformer.DecoderShape`; only masked tokens are learnt then.
   """
 
   num_blocks: int
@@ -77,25 +77,18 @@ def make_model(name: str, shape: BertShape) -> model_lib.Model:
   no pairs: "is_random" is not read.
   """
   keys = ("documents",) if shape.documents else ()
-  model = transformer.make_model(
+  pairs = () if keys else ("is_random",)
+  texts, masks = ("inputs", "segments", *(keys or ("is_text",))), ("places", "targets")
+  return transformer.make_model(
       *(name, shape, _embed, _attention, _mlp, _head),
-      batch_keys=(
-          ("inputs", "segments", *keys),
-          keys or ("is_text",),
-          ("places", "targets", *(() if keys else ("is_random",))),
-      ),
+      batch_keys=(("inputs", "segments", *keys), keys or ("is_text",), (*masks, *pairs)),
+      sample={
+          **dict.fromkeys(texts, (shape.sequence_length,)),
+          **dict.fromkeys(masks, (shape.num_masked,)),
+          **dict.fromkeys(pairs, ()),
+      },
       tied=True,
   )
-  sizes = {
-      "inputs": (shape.sequence_length,),
-      "segments": (shape.sequence_length,),
-      keys[0] if keys else "is_text": (shape.sequence_length,),
-      "places": (shape.num_masked,),
-      "targets": (shape.num_masked,),
-      **({} if keys else {"is_random": ()}),
-  }
-  sample = {k: jax.ShapeDtypeStruct(v, jnp.int32) for k, v in sizes.items()}
-  return dataclasses.replace(model, sample=sample)
 
 
 def _embed(call: linen.Call, inputs: None, batch: Batch, *, shape: BertShape) -> jax.Array:

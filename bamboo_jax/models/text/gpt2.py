@@ -18,7 +18,7 @@ import flax.linen as nn
 import jax
 
 from bamboo_jax.models import layer as layer_lib, linen, model as model_lib, shape as shape_lib
-from bamboo_jax.models.text import attention, dense, lora, transformer
+from bamboo_jax.models.text import attention, dense, transformer
 
 Batch = layer_lib.Batch
 _INIT_STD = 0.02
@@ -26,29 +26,20 @@ _EXPANSION = 4  # Hidden width of an MLP, in model widths.
 
 
 @dataclasses.dataclass(frozen=True)
-class Gpt2Shape:
+class Gpt2Shape(transformer.DecoderShape):
   """The options of a model.
+
+  By default attention is the project's own kernel, and on GPUs cuDNN's for long sequences of
+  bfloat16 without dropout.
 
   Attributes:
     positions: Number of learned positions; None: `sequence_length`.
-    dtype: "float32" or "bfloat16", for activations and products. Parameters,
-      norms, softmax and loss are always float32.
     dropout_rate: Rate for embeddings and for the output of each half of a
       block.
     attention_dropout_rate: Rate for attention probabilities; None:
       `dropout_rate`.
     tied: Whether the head shares the weights of the embedding.
     attention_bias: Whether the two products of attention have a bias.
-    attention: Kernel of `jax.nn.dot_product_attention`, "xla" or "cudnn" (on
-      GPUs, without dropout); None: the project's own, and on GPUs cuDNN's for
-      long sequences of bfloat16 without dropout.
-    loss_chunk: Vocabulary entries whose logits are in memory at a time, to save
-      memory. None: all.
-    vocab_multiple: The rows of embedding and head are padded to a multiple of
-      this, as meshes need it. Rows beyond `vocab_size` count nothing and are
-      not exported. None: no padding.
-    documents: Whether attention and positions keep documents of a sample apart.
-    lora_rank: This and the next two are those of `lora.LoraShape`.
   """
 
   num_blocks: int
@@ -57,27 +48,15 @@ class Gpt2Shape:
   sequence_length: int
   vocab_size: int
   positions: int | None = None
-  dtype: str = "float32"
   dropout_rate: float = 0.1
   attention_dropout_rate: float | None = None
   tied: bool = True
   attention_bias: bool = True
-  attention: str | None = None
-  loss_chunk: int | None = None
-  vocab_multiple: int | None = None
-  documents: bool | None = None
-  lora_rank: int | None = None
-  lora_alpha: float | None = None
-  lora_targets: str | None = None
-  products: ClassVar[lora.Products] = lora.GPT2
+  products: ClassVar[transformer.Products] = transformer.GPT2
 
   def __post_init__(self) -> None:
-    shape_lib.check(self)
-    lora.check(self)
+    super().__post_init__()
     shape_lib.check_multiple(self, "width", "num_heads")
-    attention.check_implementation(
-        self.attention, dtype=self.dtype, dropout_rate=self.attention_rate
-    )
 
   @property
   def attention_rate(self) -> float:
@@ -107,8 +86,7 @@ def make_model(name: str, shape: Gpt2Shape) -> model_lib.Model:
       attention_dropout_rate=float(shape.attention_rate),
   )
   functions = (_embed, _attention, _mlp, _head)
-  model = transformer.make_decoder(name, shape, *functions, embed_reads_documents=True)
-  return lora.freeze(model, shape)
+  return transformer.make_decoder(name, shape, *functions, embed_reads_documents=True)
 
 
 def _embed(call: linen.Call, inputs: None, batch: Batch, *, shape: Gpt2Shape) -> jax.Array:
@@ -132,7 +110,7 @@ def _attention(call: linen.Call, h_SLD: jax.Array, batch: Batch, *, shape: Gpt2S
   out = _dense_params(call, "out", (width, width), bias=bias, depth=2 * shape.num_blocks)
   normed = lambda: dense.norm(h_SLD, *norm)
   qkv_SLE = dense.norm_dense(h_SLD, *norm, *qkv)
-  qkv_SLE = lora.adapt(shape, "c_attn", normed, qkv_SLE)
+  qkv_SLE = transformer.adapt(shape, "c_attn", normed, qkv_SLE)
   if shape.attention is None:
     read_SLD = attention.attend(
         qkv_SLE,
@@ -145,7 +123,7 @@ def _attention(call: linen.Call, h_SLD: jax.Array, batch: Batch, *, shape: Gpt2S
     heads = attention.split_heads(qkv_SLE, shape.num_heads)
     read_SLD = attention.attend_by(shape.attention, heads, batch.get("documents"))
   added_SLD = dense.dense(read_SLD, *out)
-  added_SLD = lora.adapt(shape, "c_proj", lambda: read_SLD, added_SLD)
+  added_SLD = transformer.adapt(shape, "c_proj", lambda: read_SLD, added_SLD)
   return h_SLD + call.drop(added_SLD, shape.dropout_rate)
 
 
@@ -157,10 +135,10 @@ def _mlp(call: linen.Call, h_SLD: jax.Array, batch: Batch, *, shape: Gpt2Shape) 
   down = _dense_params(call, "down", sizes, axis_out=0, depth=2 * shape.num_blocks)
   normed = lambda: dense.norm(h_SLD, *norm)
   hidden_SLE = dense.norm_dense(h_SLD, *norm, *up)
-  hidden_SLE = lora.adapt(shape, "c_fc", normed, hidden_SLE)
+  hidden_SLE = transformer.adapt(shape, "c_fc", normed, hidden_SLE)
   added_SLD = dense.gelu_dense(hidden_SLE, *down)
   gelu = lambda: nn.gelu(hidden_SLE, approximate=True)
-  added_SLD = lora.adapt(shape, "c_proj", gelu, added_SLD)
+  added_SLD = transformer.adapt(shape, "c_proj", gelu, added_SLD)
   return h_SLD + call.drop(added_SLD, shape.dropout_rate)
 
 

@@ -24,15 +24,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from bamboo_jax.models import layer as layer_lib, linen, model as model_lib, shape as shape_lib
-from bamboo_jax.models.text import attention, cudnn, lora, transformer
+from bamboo_jax.models.text import attention, cudnn, transformer
 
 Batch = layer_lib.Batch
 _ROPE_POSITIONS = 8192  # Context of Llama 3 before `rope_factor`.
 
 
 @dataclasses.dataclass(frozen=True)
-class LlamaShape:
-  """The options of a model.
+class LlamaShape(transformer.DecoderShape):
+  """The options of a model; by default attention is cuDNN's on GPUs where it can, else "xla".
 
   Attributes:
     num_kv_heads: Heads of keys and values; each serves `num_heads /
@@ -42,10 +42,6 @@ class LlamaShape:
     rope_factor: Divisor of low rotary frequencies; 1 for none.
     tied: Whether the head shares the weights of the embedding.
     qk_norm: Whether queries and keys are normalised.
-    dtype: "float32" or "bfloat16".
-    attention: Kernel of `jax.nn.dot_product_attention`, "xla" or "cudnn" (on
-      GPUs); None: on GPUs cuDNN's where it can, else "xla".
-    loss_chunk: This and the options below it are those of `gpt2.Gpt2Shape`.
   """
 
   num_blocks: int
@@ -62,23 +58,13 @@ class LlamaShape:
   qk_norm: bool = False
   norm_epsilon: float = 1e-5
   sequence_length: int = 2048
-  dtype: str = "float32"
-  attention: str | None = None
-  loss_chunk: int | None = None
-  vocab_multiple: int | None = None
-  documents: bool | None = None
-  lora_rank: int | None = None
-  lora_alpha: float | None = None
-  lora_targets: str | None = None
-  products: ClassVar[lora.Products] = lora.LLAMA
+  products: ClassVar[transformer.Products] = transformer.LLAMA
 
   def __post_init__(self) -> None:
-    shape_lib.check(self)
+    super().__post_init__()
     shape_lib.check_multiple(self, "num_heads", "num_kv_heads")
     if self.head_width % 2:
       raise ValueError(f"head_width must be even, got {self.head_width}.")
-    lora.check(self)
-    attention.check_implementation(self.attention, dtype=self.dtype, dropout_rate=0.0)
 
 
 # Blocks, width, heads, heads of keys and values, their width, hidden width.
@@ -116,9 +102,7 @@ QWEN_VARIANTS: Mapping[str, LlamaShape] = {
 
 def make_model(name: str, shape: LlamaShape) -> model_lib.Model:
   """Returns a Llama or a Qwen; its microbatches are those of GPT-2."""
-  functions = (_embed, _attention, _mlp, _head)
-  model = transformer.make_decoder(name, shape, *functions)
-  return lora.freeze(model, shape)
+  return transformer.make_decoder(name, shape, _embed, _attention, _mlp, _head)
 
 
 def _embed(call: linen.Call, inputs: None, batch: Batch, *, shape: LlamaShape) -> jax.Array:
@@ -204,4 +188,4 @@ def _norm(shape: LlamaShape, name: str) -> nn.RMSNorm:
 
 def _multiply(shape: LlamaShape, name: str, x: jax.Array, features: int) -> jax.Array:
   dense = transformer.dense(features, name, shape.dtype, bias=False)
-  return lora.adapt(shape, name, lambda: x, dense(x))
+  return transformer.adapt(shape, name, lambda: x, dense(x))

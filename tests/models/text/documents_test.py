@@ -5,7 +5,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bamboo_jax.models import model as model_lib, zoo
+from bamboo_jax.models import zoo
+from tests import plain
 
 _LENGTHS = (5, 1, 7)
 _SIZE = 16
@@ -43,13 +44,7 @@ class DocumentsTest(parameterized.TestCase):
 
     @jax.jit
     def run(params, batch):
-      def total(params):
-        stats = {layer: {} for layer in model.layer_names}
-        loss, _ = model_lib.apply_range(
-            *(model, 0, len(model.layers), params, stats, None, batch), key=None, train=True
-        )
-        return loss.total
-
+      total = lambda params: plain.run_layers(model, params, batch, train=True).total
       return jax.value_and_grad(total)(params)
 
     make = _make_masked if name == "bert" else _make_batch

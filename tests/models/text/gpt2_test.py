@@ -40,13 +40,6 @@ def init_params(model_key, seed=0):
   }
 
 
-def run(model, params, batch, *, key=None, train=False):
-  stats = {name: {} for name in model.layer_names}
-  last = len(model.layers)
-  loss, _ = model_lib.apply_range(model, 0, last, params, stats, None, batch, key=key, train=train)
-  return loss
-
-
 def plain_loss(params, batch, num_heads):
   """GPT-2 of one block without dropout, as one would write it down."""
   norm = lambda p, x: dense_test.plain_norm(x, p["norm_scale"], p["norm_shift"])
@@ -132,7 +125,7 @@ class GradientsTest(parameterized.TestCase):
     params, batch = init_params(options), make_batch(model)
     # At their first values, many gradients would be zero or nearly so.
     params = jax.tree.map(lambda p: 10 * p + 0.1 * jnp.sin(p * 1e3), params)
-    loss_fn = lambda params: run(model, params, batch, train=True).total
+    loss_fn = lambda params: plain.run_layers(model, params, batch, train=True).total
     value, grads = jax.jit(jax.value_and_grad(loss_fn))(params)
     want_fn = functools.partial(plain_loss, batch=batch, num_heads=4)
     want, want_grads = jax.jit(jax.value_and_grad(want_fn))(params)
@@ -149,14 +142,16 @@ class DropoutTest(parameterized.TestCase):
     batch = make_batch(model)
     keys = [model_lib.microbatch_key(0, 0, m) for m in (0, 0, 1)]
     for train, num_losses in ((True, 2), (False, 1)):
-      loss_fn = jax.jit(lambda k, t=train: run(model, params, batch, key=k, train=t).total)
+      loss_fn = jax.jit(
+          lambda k, t=train: plain.run_layers(model, params, batch, key=k, train=t).total
+      )
       first, same, other = [float(loss_fn(key)) for key in keys]
       self.assertEqual(first, same)
       self.assertLen({first, other}, num_losses, msg=f"{train=}")
 
   def test_needs_a_key_in_training(self):
     with self.assertRaisesRegex(ValueError, "Layer 'embed' needs a key"):
-      run(make_tiny(), init_params(()), make_batch(make_tiny()), train=True)
+      plain.run_layers(make_tiny(), init_params(()), make_batch(make_tiny()), train=True)
 
 
 class ResidualsTest(parameterized.TestCase):

@@ -5,8 +5,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bamboo_jax.models import model as model_lib
 from bamboo_jax.reproductions.paper_models import gnmt
+from tests import plain
 
 L, V = 8, 20
 TINY = dict(num_layers=3, width=12, sequence_length=L, vocab_size=V, dropout_rate=0.0)
@@ -30,8 +30,7 @@ def make_model():
 def run_layers(batch, last):
   model, variables = make_model()
   params = {name: v.params for name, v in variables.items()}
-  stats = dict.fromkeys(params, {})
-  return model_lib.apply_range(model, 0, last, params, stats, None, batch, key=None, train=False)[0]
+  return plain.run_layers(model, params, batch, last=last)
 
 
 class GnmtTest(parameterized.TestCase):
@@ -77,12 +76,8 @@ class GnmtTest(parameterized.TestCase):
     # Each token is the most likely one after those before it.
     inputs = np.concatenate([np.zeros((64, 1), int), found[:, :-1]], axis=1)
     params = {name: v.params for name, v in variables.items()}
-    (_, hidden), _ = model_lib.apply_range(
-        *(self.model, 0, len(self.model.layers) - 1, params, dict.fromkeys(params, {})),
-        *(None, {"source": source, "inputs": inputs}),
-        key=None,
-        train=False,
-    )
+    batch = {"source": source, "inputs": inputs}
+    _, hidden = plain.run_layers(self.model, params, batch, last=len(self.model.layers) - 1)
     likely = (hidden @ params["head"]["weight"]).argmax(-1)
     counts = np.cumsum(found == 0, axis=1) - (found == 0) == 0
     np.testing.assert_array_equal(found[counts], likely[counts])
