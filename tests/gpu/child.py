@@ -49,23 +49,21 @@ def run(
   flags = f"{os.environ.get('XLA_FLAGS', '')} {xla_flags}".strip()
   with tempfile.TemporaryDirectory() as folder:
     answer = pathlib.Path(folder, "found.json")
-    command = [
-        *(sys.executable, "-m", "tests.gpu.child", check.__module__),
-        *(check.__name__, json.dumps(dataclasses.asdict(settings)), answer),
-    ]
-    problem = run_command(command, xla_flags=flags, timeout_secs=timeout_secs)
+    own = json.dumps(dataclasses.asdict(settings))
+    command = ("-m", "tests.gpu.child", check.__module__, check.__name__, own, answer)
+    problem = run_python(command, xla_flags=flags, timeout_secs=timeout_secs)
     if answer.exists():
       return Found(**json.loads(answer.read_text()))
     return Found(problems=[problem or "it ended without an answer"])
 
 
-def run_command(
-    command: Sequence[str | os.PathLike[str]], *, xla_flags: str, timeout_secs: float
+def run_python(
+    arguments: Sequence[str | os.PathLike[str]], *, xla_flags: str, timeout_secs: float
 ) -> str | None:
-  """Runs a command; returns what went wrong with its last lines, or None."""
+  """Runs Python; returns what went wrong with its last lines, or None."""
   try:
     done = subprocess.run(
-        command,
+        [sys.executable, *arguments],
         cwd=_ROOT,
         env=os.environ | {"XLA_FLAGS": xla_flags},
         stdin=subprocess.DEVNULL,

@@ -4,14 +4,15 @@ Figures are written as they come, one JSON object a line: `part`, `figure`,
 `value`. The last line of a part has the figure "ok".
 """
 
-from collections.abc import Mapping
 import dataclasses
 import json
+import os
 import pathlib
 import time
 
 import pytest
 
+from bamboo_jax.base import json as json_lib
 from tests.gpu import child, fill_table, settings as settings_lib
 
 
@@ -61,7 +62,7 @@ def settings(request):
 @pytest.fixture
 def part(request):
   """Name of the part that runs."""
-  return request.node.path.name.removesuffix("_test.py")
+  return request.node.name.removeprefix("test_")
 
 
 @pytest.fixture
@@ -79,7 +80,7 @@ def note(request, part):
   """Writes figures at once, and shows them at the end."""
 
   def add(**figures):
-    request.config.stash[_REPORT].setdefault(part, []).extend(_flatten(figures))
+    request.config.stash[_REPORT].setdefault(part, []).extend(json_lib.flatten(figures).items())
     _write_lines(request.config, part, figures)
 
   return add
@@ -111,6 +112,23 @@ def report(note):
     assert not found.problems
 
   return add
+
+
+@pytest.fixture
+def train(secs_left, report, tmp_path):
+  """Trains in a process of its own; returns the summary of the run."""
+
+  def run(name, *arguments, module="launch.train"):
+    command = [
+        *("-m", module, "--config=configs/sweep_faults.py", "--config.metrics.plots=False"),
+        *("--config.checkpoint.every_steps=0", *arguments, f"--workdir={tmp_path / name}"),
+    ]
+    flags = os.environ.get("XLA_FLAGS", "")
+    if problem := child.run_python(command, xla_flags=flags, timeout_secs=secs_left()):
+      report(child.Found(problems=[f"{name}: {problem}"]))
+    return json.loads((tmp_path / name / "summary.json").read_text())
+
+  return run
 
 
 _REPORT = pytest.StashKey()
@@ -149,14 +167,6 @@ def _write_lines(config, part, figures):
   if not (path := config.getoption("--out", None)):
     return
   with open(path, "a", encoding="utf-8") as file:
-    for figure, value in _flatten(figures):
+    for figure, value in json_lib.flatten(figures).items():
       line = {"part": part, "figure": figure, "value": value}
       file.write(json.dumps(line) + "\n")
-
-
-def _flatten(figures, prefix=""):
-  for name, value in figures.items():
-    if isinstance(value, Mapping):
-      yield from _flatten(value, f"{prefix}{name}.")
-    else:
-      yield prefix + name, value

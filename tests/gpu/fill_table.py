@@ -12,7 +12,7 @@ import re
 import sys
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
-_PAGE = _ROOT / "docs" / "guides" / "gpu.md"
+PAGE = _ROOT / "docs" / "guides" / "gpu.md"
 _ROW = re.compile(r"\| `(?P<figure>[^`]+)` \|.*\|")
 
 
@@ -45,5 +45,5 @@ def show(value: object) -> str:
 
 if __name__ == "__main__":
   results = pathlib.Path(sys.argv[1]).read_text(encoding="utf-8")
-  text = fill(_PAGE.read_text(encoding="utf-8"), results.splitlines())
-  _PAGE.write_text(text, encoding="utf-8")
+  text = fill(PAGE.read_text(encoding="utf-8"), results.splitlines())
+  PAGE.write_text(text, encoding="utf-8")

@@ -6,7 +6,7 @@ from absl.testing import parameterized
 import jax
 
 from bamboo_jax.runtime.profile import profiler, roofline
-from tests.gpu import settings as settings_lib, subject
+from tests.gpu import settings as settings_lib
 from tests.runtime import engine_test as engines
 from tests.runtime.spmd import pipelines
 from tests.runtime.stage import casts_test
@@ -84,7 +84,7 @@ class ProfilerTest(parameterized.TestCase):
 
   def test_logits_are_wider_than_what_is_kept_of_them(self):
     settings = dataclasses.replace(settings_lib.SMOKE, vocab_size=512, microbatch_size=32)
-    *_, head = estimate(subject.make_whole(settings)).layers
+    *_, head = estimate(settings_lib.make_whole(settings)).layers
     self.assertEqual(head.working_bytes, 4 * 32 * 32 * 512)
 
   def test_redundant_passes(self):

@@ -9,7 +9,6 @@ import optax
 from bamboo_jax.models import zoo
 from bamboo_jax.runtime.profile import products
 from bamboo_jax.runtime.stage import spec as spec_lib
-from tests.gpu import step_test
 
 
 class FlopsTest(parameterized.TestCase):
@@ -36,7 +35,6 @@ class FlopsTest(parameterized.TestCase):
             "head": 2 * s * l * d * v,
         },
     )
-    self.assertEqual(step_test.unread_attention(whole), 2 * 2 * s * l * l * d)
 
   @parameterized.named_parameters(
       ("batched", lambda a: jnp.einsum("bij,bkj->bik", a, a), 2 * 4 * 6 * 6 * 5),

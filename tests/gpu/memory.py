@@ -1,21 +1,112 @@
-"""Whether host memory is good for what redundant forward passes keep.
+"""Checks of the device itself: its software, its allocator, and copies to host memory.
 
-Residuals of a redundant forward pass wait in `pinned_host` memory. That is free
-only if they get there and back with all their bits, and while the device
-computes.
+The planner counts bytes: what is allocated must show in the statistics, what is
+freed must come back, and a donated argument must not exist twice. Residuals of a
+redundant forward pass wait in `pinned_host` memory. That is free only if they get
+there and back with all their bits, and while the device computes.
 """
 
+import os
+import platform
 import statistics
 import time
 
 import jax
 import jax.numpy as jnp
+import jaxlib
 import numpy as np
-import pytest
 
-from tests.gpu import child, settings as settings_lib
+from tests.gpu import child
 
+# What sets the allocator of GPUs.
+_VARIABLES = (
+    "XLA_PYTHON_CLIENT_PREALLOCATE",
+    "XLA_CLIENT_MEM_FRACTION",
+    "XLA_PYTHON_CLIENT_MEM_FRACTION",  # An old name of it.
+    "XLA_PYTHON_CLIENT_ALLOCATOR",
+    "XLA_PYTHON_CLIENT_USE_TFRT_GPU_CLIENT",
+)
 _NUM_ROWS = 16  # Of the array that is moved.
+
+
+def check_device(settings):
+  """Finds what there is; a problem if a GPU is needed and there is none."""
+  device = jax.devices()[0]
+  values = {
+      "platform": device.platform,
+      "kind": device.device_kind,
+      "num_devices": len(jax.devices()),
+      "memories": [m.kind for m in device.addressable_memories()],
+      "runtime": " ".join(device.client.platform_version.split()),
+      "jax": jax.__version__,
+      "jaxlib": jaxlib.__version__,
+      "python": platform.python_version(),
+  }
+  problems = []
+  if settings.needs_gpu and device.platform == "cpu":
+    problems.append(
+        "JAX sees no GPU; install the extra cuda12 or cuda13 of this package, "
+        "or use --smoke to try the checks themselves on small sizes"
+    )
+  return child.Found(values, problems)
+
+
+def check_memory(settings):
+  """Finds the settings of the allocator, and whether its figures add up."""
+  values = {name: os.environ.get(name) for name in _VARIABLES}
+  device = jax.devices()[0]
+  stats = device.memory_stats()
+  if not stats:
+    problem = f"no memory statistics on {device.platform}"
+    return child.Found(values, problems=[problem] if settings.needs_gpu else [])
+  num_bytes = settings.copy_mib << 20
+  moments = watch(device, device.memory_stats, num_bytes=num_bytes)
+  values |= {**moments, "num_bytes": num_bytes}
+  return child.Found(values, find_problems(**moments, num_bytes=num_bytes))
+
+
+def watch(device, read_stats, *, num_bytes):
+  """Makes, donates and frees one array; returns the statistics each time.
+
+  Its size is a multiple of 4.
+  """
+  place = jax.sharding.SingleDeviceSharding(device)
+  like = jax.ShapeDtypeStruct((num_bytes // 4,), jnp.float32, sharding=place)
+  # Compiled and not yet run: the peak must not have seen the array before.
+  make = jax.jit(lambda: jnp.ones_like(like), out_shardings=place)
+  make = make.lower().compile()
+  add = jax.jit(lambda a: a + 1, donate_argnums=0).lower(like).compile()
+
+  def read(*arrays):
+    """Returns the statistics once all that was dispatched has finished."""
+    jax.block_until_ready((arrays, jax.device_put(jnp.zeros(1) + 1, device)))
+    return dict(read_stats())
+
+  moments = {"before": read()}
+  array = make()
+  moments["held"] = read(array)
+  array = add(array)
+  moments["donated"] = read(array)
+  del array
+  moments["freed"] = read()
+  return moments
+
+
+def find_problems(*, before, held, donated, freed, num_bytes):
+  """Returns what is wrong with the statistics of the moments of `watch`."""
+  in_use = lambda stats: stats["bytes_in_use"] - before["bytes_in_use"]
+  slack = num_bytes // 16  # Allocations are rounded up.
+  problems = []
+  if not num_bytes <= in_use(held) <= num_bytes + slack:
+    problems.append(f"an array of {num_bytes} bytes shows as {in_use(held)} in use")
+  if in_use(donated) > num_bytes + slack:
+    problems.append(f"after donation {in_use(donated)} bytes are in use for {num_bytes}")
+  grown = donated.get("peak_bytes_in_use", 0) - held.get("peak_bytes_in_use", 0)
+  if grown > slack:
+    problems.append(f"a donated argument was copied: the peak grew by {grown}")
+  if in_use(freed) > slack:
+    problems.append(f"{in_use(freed)} bytes are still in use after freeing")
+  return problems
 
 
 def check_offload(settings):
@@ -119,19 +210,3 @@ def _time(call, *args, num_repeats):
 
 def _bits(array):
   return np.asarray(array).view(np.uint16)
-
-
-@pytest.mark.gpu
-def test_offload(run_alone, report):
-  report(run_alone(check_offload))
-
-
-def test_on_this_device():
-  found = check_offload(settings_lib.SMOKE)
-  assert found.problems == []
-  assert len(found.values) == 4
-
-
-@pytest.mark.parametrize(("both_ms", "want"), [(6.0, 0.0), (5.0, 0.5), (4.0, 1.0), (3, 1), (9, 0)])
-def test_overlap_share(both_ms, want):
-  assert overlap_share(compute_ms=4.0, copy_ms=2.0, both_ms=both_ms) == want
