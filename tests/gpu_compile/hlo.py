@@ -1,163 +1,228 @@
-"""Reads the text of an optimised XLA program.
+"""Kernels, products, copies and waits in the text of an optimised XLA program on a GPU.
 
 One line is one instruction: its name, shapes, operation, operands, and
-attributes. Only what `findings` needs is kept.
+attributes. Instructions of the entry, of loops and of branches are started one by one;
+those of a fusion are one kernel. A loop whose trip count depends on data is used as a
+branch by the programs of this project. Outside of a CUDA graph, which the text does not
+show, the GPU's queue runs empty before each run of such a loop, because the host reads the
+condition.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 import dataclasses
-import functools
 import math
 import re
+from typing import NamedTuple
 
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*)?\{$")
 _LINE = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = ")
 _SHAPE = re.compile(r"(\w+)\[([\d,<= ]*)\](\{[^}]*\})?")
 _OPCODE = re.compile(r"\s*([\w\-]+)\(")
 _NAME = re.compile(r"%([\w.\-]+)")
-_NUM_BITS = re.compile(r"\d+")
+
+_FREE = frozenset(
+    "parameter constant tuple get-tuple-element bitcast while conditional call"
+    " after-all opt-barrier partition-id replica-id iota-free async-done"
+    " add-dependency".split()
+)
+_COLLECTIVES = (
+    *("all-reduce", "all-gather", "reduce-scatter", "all-to-all"),
+    *("collective-permute", "collective-broadcast"),
+)
+_SCALARS_BYTES = 64  # A smaller constant may be copied, such as a counter.
+_LIBRARIES = {  # A longer name comes first.
+    "__cublas$lt": "cuBLASLt",
+    "__cublas": "cuBLAS",
+    "__cudnn$conv": "cuDNN convolution",
+    "__cudnn$fmha": "cuDNN attention",
+}
 
 
-@dataclasses.dataclass(frozen=True)
-class HloShape:
-  """An array: XLA's name of its type, its sides, and whether on the host."""
+class HloShape(NamedTuple):
+  """An array; `num_bytes` is 0 for tokens."""
 
   dtype: str
-  dims: tuple[int, ...]
-  is_on_host: bool = False
-
-  @property
-  def num_bytes(self) -> int:
-    """Bytes of the array; 0 for tokens."""
-    bits = _NUM_BITS.search(self.dtype)
-    size = 8 if self.dtype == "pred" else int(bits[0]) if bits else 0
-    return math.prod(self.dims) * size // 8
+  num_bytes: int
+  is_on_host: bool
 
 
-@dataclasses.dataclass(frozen=True)
-class HloInstruction:
-  """One operation.
-
-  Attributes:
-    shapes: Arrays that it returns; tuples are flattened.
-    operands: Names of instructions of the same computation.
-    text: Attributes, not parsed.
-  """
+class HloInstruction(NamedTuple):
+  """One operation; arrays of tuples are flattened, and attributes are not parsed."""
 
   name: str
   shapes: tuple[HloShape, ...]
   opcode: str
   operands: tuple[str, ...]
-  text: str
-  is_root: bool = False
+  attributes: str
+  is_root: bool
 
-  def called(self, attribute: str) -> str | None:
-    """Returns the computation that an attribute names; None without."""
-    found = re.search(rf"\b{attribute}=%?([\w.\-]+)", self.text)
-    return found and found[1]
-
-  def field(self, name: str) -> str | None:
-    """Returns a quoted value of the backend's configuration."""
-    found = re.search(rf'"{name}":\s*"([^"]*)"', self.text)
-    return found and found[1]
+  def called(self, *attributes: str) -> list[str]:
+    """Returns the computations that attributes name."""
+    pattern = rf"\b(?:{'|'.join(attributes)})=(?:%?([\w.\-]+)|\{{([^}}]*)\}})"
+    found = re.findall(pattern, self.attributes)
+    return [name for one, many in found for name in ([one] if one else _NAME.findall(many))]
 
   @property
-  def trip_count(self) -> int | None:
-    """Known number of runs of a loop; None if it depends on data."""
-    found = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', self.text)
-    return int(found[1]) if found else None
+  def is_kernel(self) -> bool:
+    """Whether it is started on the device, and is no sum or transfer between devices."""
+    base, _, end = self.opcode.rpartition("-")
+    if end in ("start", "done", "update"):
+      return base == "fusion" and end == "start"
+    return self.opcode not in _FREE and base + end not in _COLLECTIVES
 
-  @property
-  def branches(self) -> tuple[str, ...]:
-    """The computations of a conditional."""
-    found = re.search(r"branch_computations=\{([^}]*)\}", self.text)
-    if found:
-      return tuple(_NAME.findall(found[1]))
-    names = map(self.called, ("true_computation", "false_computation"))
-    return tuple(name for name in names if name)
+
+Computation = Mapping[str, HloInstruction]  # In the order in which they are started.
 
 
 @dataclasses.dataclass(frozen=True)
-class Computation:
-  """Instructions in the order in which they are started."""
-
-  name: str
-  instructions: tuple[HloInstruction, ...]
-
-  @functools.cached_property
-  def by_name(self) -> Mapping[str, HloInstruction]:
-    """The instructions by name."""
-    return {i.name: i for i in self.instructions}
-
-  @property
-  def root(self) -> HloInstruction:
-    """The instruction with its result."""
-    return next(i for i in self.instructions if i.is_root)
-
-  def shapes_of(self, operand: str) -> Sequence[HloShape]:
-    """Returns the arrays of an operand."""
-    return self.by_name[operand].shapes
-
-
-@dataclasses.dataclass(frozen=True)
-class Module:
-  """A program: computations by name, one of which is its entry."""
+class Program:
+  """Computations by name, one of which is the entry."""
 
   computations: Mapping[str, Computation]
-  entry: Computation
+  entry: str
+
+  def started(self, name: str | None = None) -> Iterator[tuple[Computation, HloInstruction]]:
+    """Yields what is started, with where; all branches of a conditional count."""
+    where = self.computations[name or self.entry]
+    inner = ("body", "to_apply", "branch_computations", "true_computation", "false_computation")
+    for what in where.values():
+      yield where, what
+      if what.opcode in ("while", "conditional", "call"):
+        for called in what.called(*inner):
+          yield from self.started(called)
+
+  def inside(self, fusion: HloInstruction) -> Iterator[HloInstruction]:
+    """Yields the instructions inside of a fusion."""
+    for name in fusion.called("calls"):
+      for what in self.computations[name].values():
+        yield what
+        yield from self.inside(what)
+
+  @property
+  def products(self) -> set[str]:
+    """The libraries of matrix products, convolutions and fused attention."""
+    kernels = [what for _, what in self.started() if what.is_kernel]
+    return {library for what in kernels if (library := self._library(what))}
+
+  def _library(self, what: HloInstruction) -> str | None:
+    if target := re.search(r'custom_call_target="([^"]+)"', what.attributes):
+      return next((lib for n, lib in _LIBRARIES.items() if target[1].startswith(n)), None)
+    if what.opcode == "fusion" and re.search(r'"kind":\s*"[^"]*gemm', what.attributes):
+      return "Triton"
+    has_product = any(i.opcode in ("dot", "convolution") for i in (what, *self.inside(what)))
+    return "XLA" if has_product else None
+
+  @property
+  def smallest_tile(self) -> int | None:
+    """Least side of the tiles of Triton's products; None without."""
+    tiles = []
+    for _, what in self.started():
+      if what.is_kernel and self._library(what) == "Triton":
+        tiles += re.findall(r'"(?:block_m|block_n)":"?(\d+)', what.attributes)
+        for sizes in re.findall(r'"sizes":\[([^\]]*)\]', what.attributes):
+          tiles += [n for n in re.findall(r"\d+", sizes) if int(n) > 1]
+    return min(map(int, tiles), default=None)
+
+  @property
+  def num_unknown_loops(self) -> int:
+    """Loops without a known trip count, in one run of the loop around them."""
+    loops = [what for _, what in self.started() if what.opcode == "while"]
+    return sum('"known_trip_count"' not in what.attributes for what in loops)
+
+  def count_large(self, num_bytes: int) -> int:
+    """Returns how many kernels write float32 arrays of at least `num_bytes`."""
+    kernels = [what for _, what in self.started() if what.is_kernel]
+    is_large = lambda shape: shape.dtype == "f32" and shape.num_bytes >= num_bytes
+    return sum(any(map(is_large, what.shapes)) for what in kernels)
+
+  def copies(self) -> Iterator[tuple[HloInstruction, int, bool, list[str]]]:
+    """Yields what copies between host and device, with bytes, and what is wrong.
+
+    The third value is whether a kernel runs beside it. Wrong is a copy that waits, is of a
+    constant, or is from host to host.
+    """
+    for where, what in self.started():
+      if what.opcode in _FREE or what.opcode.endswith("-done"):
+        continue
+      given = [shape for name in what.operands for shape in where[name].shapes]
+      every = [*given, *what.shapes]
+      if not any(shape.is_on_host for shape in every):
+        continue
+      # The largest array of the device: a slice, or all of a copy.
+      sizes = [s.num_bytes for s in every if not s.is_on_host and s.num_bytes > 8]
+      num_bytes = max(sizes or [shape.num_bytes for shape in what.shapes])
+      is_started, faults = what.opcode.endswith("-start"), []
+      if not is_started:
+        faults.append(f"{what.name} waits for {num_bytes} bytes")
+      if what.opcode in ("copy", "copy-start"):
+        if all(shape.is_on_host for shape in given):
+          faults.append(f"{what.name} is from host to host")
+        if num_bytes > _SCALARS_BYTES and self._is_constant(where[what.operands[0]]):
+          faults.append(f"{what.name} copies a constant of {num_bytes} bytes")
+      yield what, num_bytes, is_started and _runs_beside(where, what), faults
+
+  def _is_constant(self, made: HloInstruction) -> bool:
+    for name in made.called("calls"):
+      made = next(i for i in self.computations[name].values() if i.is_root)
+    return made.opcode in ("broadcast", "constant")
 
 
-def parse(text: str) -> Module:
+def _runs_beside(where: Computation, start: HloInstruction) -> bool:
+  """Returns whether a kernel is started between a start and its done."""
+  order = [*where.values()]
+  for what in order[order.index(start) + 1 :]:
+    if start.name in what.operands:
+      return False
+    is_kernel = what.is_kernel and what.opcode != "fusion-start"
+    if is_kernel or what.opcode in ("while", "conditional", "call"):
+      return True
+  return False
+
+
+def parse(text: str) -> Program:
   """Returns the program of `jax.stages.Compiled.as_text`.
 
   Raises `ValueError` if there is no entry computation in `text`.
   """
-  lines: list[HloInstruction] = []
-  computations, entry, name = {}, None, None
+  computations: dict[str, dict[str, HloInstruction]] = {}
+  entry = name = None
   for line in text.splitlines():
     if name is None:
-      header = _HEADER.match(line)
-      if header:
-        name, lines = header[2], []
+      if header := _HEADER.match(line):
+        name = header[2]
+        computations[name] = {}
         entry = name if header[1] else entry
     elif line.startswith("}"):
-      computations[name] = Computation(name, tuple(lines))
       name = None
-    elif instruction := _parse_line(line):
-      lines.append(instruction)
-  if entry not in computations:
+    elif what := _parse_line(line):
+      computations[name][what.name] = what
+  if entry is None:
     raise ValueError("The text of the program has no line that starts ENTRY.")
-  return Module(computations, computations[entry])
+  return Program(computations, entry)
 
 
 def _parse_line(line: str) -> HloInstruction | None:
-  found = _LINE.match(line)
-  if not found:
+  if not (found := _LINE.match(line)):
     return None
   rest = re.sub(r"/\*[^*]*\*/", "", line[found.end() :])
-  if rest.startswith("("):
-    end = _find_close(rest, 0)
-  else:
-    end = rest.index(" ") - 1
-  opcode = _OPCODE.match(rest, end + 1)
-  if not opcode:
+  end = _find_close(rest, 0) if rest.startswith("(") else rest.index(" ") - 1
+  if not (opcode := _OPCODE.match(rest, end + 1)):
     return None
   close = _find_close(rest, opcode.end() - 1)
-  given = rest[opcode.end() : close]
   return HloInstruction(
-      name=found[2],
-      shapes=tuple(_parse_shapes(rest[: end + 1])),
-      opcode=opcode[1],
-      operands=tuple(_NAME.findall(given)),
-      text=rest[close + 1 :],
+      *(found[2], tuple(_parse_shapes(rest[: end + 1])), opcode[1]),
+      operands=tuple(_NAME.findall(rest[opcode.end() : close])),
+      attributes=rest[close + 1 :],
       is_root=bool(found[1]),
   )
 
 
 def _parse_shapes(text: str) -> Iterator[HloShape]:
   for dtype, dims, layout in _SHAPE.findall(text):
-    sides = tuple(int(re.sub(r"\D", "", d)) for d in dims.split(",") if d)
-    yield HloShape(dtype, sides, "S(5)" in layout)
+    bits = re.search(r"\d+", dtype)
+    size = 8 if dtype == "pred" else int(bits[0]) if bits else 0
+    sides = [int(re.sub(r"\D", "", d)) for d in dims.split(",") if d]
+    yield HloShape(dtype, math.prod(sides) * size // 8, "S(5)" in layout)
 
 
 def _find_close(text: str, start: int) -> int:
