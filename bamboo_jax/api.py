@@ -84,11 +84,11 @@ def train(
     ValueError: The config does not fit together, or not the run in `workdir`.
     OSError: A file cannot be read or written.
   """
-  from bamboo_jax.runtime.executables import program_folder, program_store
+  from bamboo_jax.runtime import program_store
   from bamboo_jax.training import run
 
   config = _accept(config)
-  program_store.use(program_folder.default_path())  # Compiled programs, as commands keep them.
+  program_store.use(base.find_cache("programs"))  # Compiled programs, as commands keep them.
   try:
     with tempfile.TemporaryDirectory() as folder:
       run.train_and_evaluate(

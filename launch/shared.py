@@ -12,7 +12,6 @@ from bamboo_jax import base, config as config_lib
 from bamboo_jax.cli import flagset
 from bamboo_jax.experiments import sweep
 from bamboo_jax.metrics import plots
-from bamboo_jax.runtime.executables import program_folder as folder_lib
 from bamboo_jax.training.record import workdir as workdir_lib
 
 
@@ -58,15 +57,15 @@ def program_cache(default: str = "bamboo_jax/programs in the cache folder of the
 
 def find_program_cache(folder: str | None) -> str:
   """Returns the folder that the flag names, or the user's default one."""
-  return folder_lib.default_path() if folder is None else folder
+  return base.find_cache("programs") if folder is None else folder
 
 
 def use_program_cache(folder: str | None) -> Any:
   """Makes this process load and save programs in the folder of the flag.
 
-  Returns the `runtime.executables.program_store.ProgramStore` of this process.
+  Returns the `runtime.program_store.ProgramStore` of this process.
   """
-  from bamboo_jax.runtime.executables import program_store  # Imports JAX.
+  from bamboo_jax.runtime import program_store  # Imports JAX.
 
   return program_store.use(find_program_cache(folder))
 

@@ -16,8 +16,8 @@ import hypothesis
 import jax
 import pytest
 
-from bamboo_jax.runtime import devices as devices_lib
-from bamboo_jax.runtime.executables import program_folder, program_store
+from bamboo_jax import base
+from bamboo_jax.runtime import devices as devices_lib, program_store
 from bamboo_jax.runtime.phases import fingerprint
 from bamboo_jax.runtime.stage import programs as programs_lib
 from tests import compilation, cpu_secs, samples
@@ -29,7 +29,7 @@ _SECS = pytest.StashKey[dict[str, float]]()
 
 os.environ["XDG_CACHE_HOME"] = str(_CACHE)
 os.environ["BAMBOO_JAX_QUIET"] = "1"  # Tests compare the lines of standard error.
-program_store.use(program_folder.default_path())
+program_store.use(base.find_cache("programs"))
 devices_lib.use_virtual_devices(8, distinct=True)
 # Correctness never depends on timing: cores may be busy.
 hypothesis.settings.register_profile("busy", deadline=None)

@@ -14,8 +14,7 @@ import numpy as np
 import optax
 
 from bamboo_jax.models import zoo
-from bamboo_jax.runtime import devices as devices_lib
-from bamboo_jax.runtime.executables import program_store as store_lib
+from bamboo_jax.runtime import devices as devices_lib, program_store as store_lib
 from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
 
 

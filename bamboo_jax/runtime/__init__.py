@@ -15,7 +15,7 @@ lockstep. Both allow nodes to join and leave in the middle of a step.
   wire/          Transfers between nodes, and how a death aborts them.
   spmd/          The other executor: the passes of a step as one program.
   profile/       Times of layers, programs and instructions.
-  executables/   XLA's executables, kept for other devices and processes.
+  program_store  XLA's executables, kept for other devices and processes.
   devices        Virtual devices, and the assignment of nodes to devices.
   places         On which devices of a node its arrays lie.
   rounding       Everything beside the config that affects rounding;

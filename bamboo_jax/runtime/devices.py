@@ -24,8 +24,7 @@ import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.models import sharding as sharding_lib
-from bamboo_jax.runtime import accelerator, allocator, compat, places, settings
-from bamboo_jax.runtime.executables import program_store
+from bamboo_jax.runtime import accelerator, allocator, compat, places, program_store, settings
 
 # XLA reads it when the CPU backend starts; a user may set another number, the
 # same on all machines. More threads cost time: 8 are a third slower on one

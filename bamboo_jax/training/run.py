@@ -18,8 +18,7 @@ from bamboo_jax.cluster import copies, holding, judge, records as records_lib, w
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.net import identity as identity_lib
-from bamboo_jax.runtime import accelerator, devices as devices_lib
-from bamboo_jax.runtime.executables import program_store
+from bamboo_jax.runtime import accelerator, devices as devices_lib, program_store
 from bamboo_jax.runtime.wire import endpoints, transport as transport_lib
 from bamboo_jax.training import cohort as cohort_lib, control as control_lib, worker as worker_lib
 from bamboo_jax.training.record import workdir as workdir_lib

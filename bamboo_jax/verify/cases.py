@@ -12,7 +12,7 @@ from bamboo_jax import base
 from bamboo_jax.base import types
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.recovery import moves
-from bamboo_jax.runtime.executables import program_store
+from bamboo_jax.runtime import program_store
 from bamboo_jax.training import worker as worker_lib
 
 FIRST_STEP = 1

@@ -25,8 +25,7 @@ from bamboo_jax import config as config_lib
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.models import units
 from bamboo_jax.plan import cost_model
-from bamboo_jax.runtime import devices as devices_lib
-from bamboo_jax.runtime.executables import program_store
+from bamboo_jax.runtime import devices as devices_lib, program_store
 from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.training.setup import accept, build, sizes
 from bamboo_jax.verify import cases as cases_lib, layouts as layouts_lib, trials as trials_lib

@@ -13,12 +13,12 @@ import time
 
 from absl.testing import parameterized
 
-from bamboo_jax.runtime.executables import program_folder as folder_lib
+from bamboo_jax import base
 from tests import forks
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Agents that are started one by one compile for each folder of a run otherwise.
-PROGRAM_CACHE = f"--program_cache={folder_lib.default_path()}"
+PROGRAM_CACHE = f"--program_cache={base.find_cache('programs')}"
 _DEADLINE_SECS = 300
 _CONFIG = """
 import os

@@ -8,8 +8,7 @@ from absl.testing import absltest
 import jax
 import numpy as np
 
-from bamboo_jax.runtime import compat
-from bamboo_jax.runtime.executables import program_store as store_lib
+from bamboo_jax.runtime import compat, program_store as store_lib
 from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.training import background_compiler, cohort as cohort_lib, evaluation
 from bamboo_jax.training.record import deaths

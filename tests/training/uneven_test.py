@@ -8,7 +8,7 @@ from unittest import mock
 from absl.testing import parameterized
 
 from bamboo_jax.faults import faults as faults_lib
-from bamboo_jax.runtime.executables import program_store
+from bamboo_jax.runtime import program_store
 from bamboo_jax.training import background_compiler
 from bamboo_jax.verify import cases
 from tests import samples

@@ -10,7 +10,7 @@ import jax
 
 from bamboo_jax.checkpoint import writer
 from bamboo_jax.faults import faults as faults_lib
-from bamboo_jax.runtime.executables import program_store
+from bamboo_jax.runtime import program_store
 from bamboo_jax.training.setup import accept
 from bamboo_jax.verify import cases, layouts as layouts_lib, table
 from configs import sweep_faults

@@ -1,4 +1,4 @@
-"""A program is compiled once, whoever asks for it, and has the same bits."""
+"""A program is compiled once, whoever asks for it, and has the same bits; a folder harms no run."""
 
 import contextlib
 import functools
@@ -8,6 +8,8 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import threading
+import types
 from unittest import mock
 
 from absl.testing import absltest, parameterized
@@ -17,12 +19,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.runtime import compat
-from bamboo_jax.runtime.executables import program_folder as folder_lib, program_store as store_lib
-from tests import stage_worker
+from bamboo_jax.runtime import compat, program_store as store_lib
+from tests import limits, stage_worker, strangers
 
 _VALUE = np.arange(5, dtype=np.float32)
-_ROOT = pathlib.Path(__file__).resolve().parents[3]
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_DATA = bytes(range(256))
 
 
 def _make_program(device, function=lambda x: x * 3 + 1):
@@ -39,7 +41,7 @@ class StoreTest(parameterized.TestCase):
     self.devices = jax.devices()
     self.addCleanup(store_lib.use)
 
-  def use_store(self, folder=None):
+  def use_store(self, folder=""):
     """Returns an empty store that is asked from now on."""
     store = store_lib.ProgramStore(folder)
     compat.use_cache(store.load, store.save)
@@ -108,22 +110,22 @@ class StoreTest(parameterized.TestCase):
     self.assertFalse(os.path.exists(theirs) and os.listdir(theirs))
 
   def test_a_process_with_other_threads_compiles_again(self):
-    folder, results = folder_lib.ProgramFolder(self.folder), []
+    results = []
     for threads, num_compiled in (("16", 1), ("32", 1), ("16", 0)):
-      store = self.use_store(folder)
+      store = self.use_store(self.folder)
       with mock.patch.dict(os.environ, NPROC=threads), self.compiling(store, num_compiled):
         results.append(_make_program(self.devices[len(results)])(_VALUE))
     for result in results:
       np.testing.assert_array_equal(result, 3 * _VALUE + 1)
 
   def test_entry_that_is_no_program(self):
-    folder = folder_lib.ProgramFolder(self.folder)
-    self.use_store(folder)
-    _make_program(self.devices[0])
-    (entry,) = pathlib.Path(self.folder).glob("*.xla")
     junk = b"no program of any XLA"
-    folder.put(entry.stem, junk)
-    store = self.use_store(folder)
+    store = self.use_store(self.folder)
+    _make_program(self.devices[0])
+    (name,) = store._programs
+    entry = pathlib.Path(self.folder, f"{name}.xla")
+    entry.write_bytes(store_lib._seal(name, junk))
+    store = self.use_store(self.folder)
     with self.assertLogs(level="WARNING"), self.compiling(store, 1):
       _make_program(self.devices[0])
     self.assertNotIn(junk, entry.read_bytes())
@@ -151,7 +153,7 @@ class StoreTest(parameterized.TestCase):
   def test_folder_has_choices_of_kernels_on_gpus(self):
     before = jax.config.jax_compilation_cache_dir
     self.addCleanup(jax.config.update, "jax_compilation_cache_dir", before)
-    self.addCleanup(setattr, store_lib.use(), "folder", store_lib.use().folder)
+    self.addCleanup(store_lib.use().use_folder, str(store_lib.use().folder or ""))
 
     def find_options():
       options = compiler.get_compile_options(num_replicas=1, num_partitions=1)
@@ -208,6 +210,141 @@ class StoreTest(parameterized.TestCase):
         _lower(first=1).compile()
       (proc / "self/maps").write_text("7fac-7fad r-xp 00000000\n" * 90)
       _lower(first=2).compile()
+
+
+def give_away(path):
+  if os.geteuid():
+    raise absltest.SkipTest("needs root")
+  os.chown(path, strangers.NOBODY, strangers.NOBODY)
+
+
+class FolderTest(parameterized.TestCase):
+  """Any harm to the folder costs time, and no run."""
+
+  def setUp(self):
+    super().setUp()
+    folder = self.enter_context(tempfile.TemporaryDirectory())
+    self.path = pathlib.Path(folder) / "a" / "b"
+
+  def make(self, **options):
+    return store_lib.ProgramStore(str(self.path), **options)
+
+  def entry(self, key):
+    return self.path / f"{self.make()._find_name(key)}.xla"
+
+  def put(self, *keys, data=_DATA, store=None):
+    for key in keys:
+      program = types.SimpleNamespace(serialize=lambda: data)
+      (store or self.make()).save(key, program)
+
+  def find(self, key, **options):
+    """Returns what a store finds that has nothing in memory."""
+    return self.make(**options).load(key, bytes)
+
+  def ask(self):
+    """Starts a thread that asks for "a"; returns it, and what it finds."""
+    found, asks = [], threading.Event()
+    target = lambda: (asks.set(), found.append(self.find("a", wait_secs=1e6)))
+    thread = threading.Thread(target=target, daemon=True)
+    thread.start()
+    asks.wait()
+    return thread, found
+
+  def test_another_process_reads(self):
+    self.put("a")
+    with self.assertNoLogs():
+      self.assertEqual(self.find("a"), _DATA)
+      self.assertIsNone(self.find("b"))
+    self.assertEqual(self.path.stat().st_mode & 0o777, 0o700)
+
+  @parameterized.named_parameters(
+      ("empty", lambda e: e.write_bytes(b""), "not what was written"),
+      ("truncated", lambda e: e.write_bytes(e.read_bytes()[:-1]), "not what was written"),
+      ("one_bit", lambda e: e.write_bytes(e.read_bytes()[:-1] + b"\0"), "not what was written"),
+      ("longer", lambda e: e.write_bytes(e.read_bytes() + b"\0"), "not what was written"),
+      ("foreign", lambda e: e.write_bytes(b"something else"), "not what was written"),
+      ("of_another_key", lambda e: e.write_bytes(store_lib._seal("b", _DATA)), "not what was"),
+      # Others have put their folder in its place, with files that they can write.
+      ("of_a_group", lambda e: e.chmod(0o664), "others may write to it"),
+      ("of_all", lambda e: e.chmod(0o646), "others may write to it"),
+      ("of_another_user", give_away, "it belongs to another user"),
+  )
+  def test_harm_is_a_miss(self, harm, message):
+    self.put("a", "b")
+    for key in "ab":
+      harm(self.entry(key))
+    store = self.make()
+    with self.assertLogs(level="WARNING") as logs:
+      self.assertIsNone(store.load("a", bytes))
+      self.assertIsNone(store.load("b", bytes))
+    self.assertLen(logs.output, 1)
+    self.assertRegex(logs.output[0], f"{self.entry('a').name}, {message}")
+    self.put("a")
+    self.assertEqual(self.find("a"), _DATA)
+
+  @parameterized.named_parameters(
+      ("all_may_write", lambda p: p.mkdir(mode=0o700) or p.chmod(0o777), "others may write to it"),
+      ("a_group", lambda p: p.mkdir(mode=0o700) or p.chmod(0o770), "it; chmod go-w"),
+      ("another_user", lambda p: p.mkdir() or give_away(p), "another user"),
+      ("no_folder", lambda p: p.touch(), "(File exists|Not a directory).*--program_cache"),
+  )
+  def test_folder_is_not_used(self, make, message):
+    self.path.parent.mkdir()
+    make(self.path)
+    with self.assertLogs(level="WARNING") as logs:
+      store = self.make()
+      self.put("b", store=store)
+    self.assertIsNone(store.folder)
+    self.assertIsNone(store.load("a", bytes))
+    self.assertLen(logs.output, 1)
+    self.assertRegex(logs.output[0], message)
+    self.assertFalse(self.path.is_dir() and any(self.path.iterdir()))
+
+  def test_full(self):
+    store = self.make()
+    self.put("a", data=b"old", store=store)
+    with self.assertLogs(level="WARNING") as logs, limits.file_size(16):
+      self.put("a", "b", store=store)
+    self.assertLen(logs.output, 1)
+    self.assertEqual(self.find("a"), b"old")
+    self.assertEqual([*self.path.glob("*[!k]")], [self.entry("a")])
+
+  def test_what_is_deleted(self):
+    """The least recently used, and parts of writers that died."""
+    for age, key in enumerate("cde"):
+      self.put(key)
+      os.utime(self.entry(key), (age, age))
+    for name in ("old.part", "new.part"):
+      (self.path / name).touch()
+    os.utime(self.path / "old.part", (1, 1))
+    self.find("c")
+    store = self.make(limit_bytes=1000)
+    self.put("f", store=store)  # 1240 bytes in all.
+    left = {*self.path.glob("*[!k]")}
+    self.assertEqual(left, {*map(self.entry, "cef"), self.path / "new.part"})
+    self.put("g", data=bytes(1001), store=store)
+    self.assertIsNone(self.find("g"))
+
+  def test_one_compiles_and_others_wait_for_its_entry(self):
+    store = self.make(wait_secs=1e6)
+    self.assertIsNone(store.load("a", bytes))
+    asking, found = self.ask()
+    asking.join(0.1)  # It ends by then only without the lock.
+    self.assertEmpty(found)
+    self.put("a", store=store)
+    asking.join(60.0)
+    self.assertEqual(found, [_DATA])
+
+  def test_a_claim_ends(self):
+    store = self.make(wait_secs=1e6)
+    self.put("b", store=store)
+    self.assertIsNone(store.load("a", bytes))
+    store.load("b", bytes)  # It could not compile the other one.
+    asking, found = self.ask()
+    asking.join(60.0)
+    self.assertEqual(found, [None])
+    # The thread that has the claim now has ended with nothing: it may be stopped.
+    self.assertIsNone(self.find("a", wait_secs=0))
 
 
 def _lower(
