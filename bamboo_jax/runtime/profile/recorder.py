@@ -5,11 +5,10 @@ results in row order. A device runs its row in order, so an instruction started
 when its predecessor ended or when it was dispatched, whichever came later.
 """
 
+from concurrent import futures
 import dataclasses
-import queue
-import threading
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -33,97 +32,76 @@ class MeasuredInstruction:
   end_secs: float
 
 
+class _Started(NamedTuple):
+  """An instruction; `ended` returns when it began, if that is known, and ended."""
+
+  node: base.NodeId
+  instruction: Instruction
+  dispatched_secs: float
+  ended: futures.Future[tuple[float, float]]
+
+
 class Recorder:
   """Measures the instructions of successive steps."""
 
   def __init__(self) -> None:
-    self._watches: dict[base.NodeId, _Watch] = {}
-    self._forgotten: list[_Watch] = []
+    self._threads: dict[base.NodeId, futures.ThreadPoolExecutor] = {}
+    self._started: list[_Started] = []
+    self._forgiven = set[futures.Future[tuple[float, float]]]()
 
   def add(self, node: base.NodeId, instruction: Instruction, result: Any) -> None:
     """Records `instruction`, which ends when `result` is ready.
 
     `result` must never be donated.
     """
-    if node not in self._watches:
-      self._watches[node] = _Watch(node)
-    watch = self._watches[node]
-    watch.entries.put((watch.round, instruction, time.perf_counter(), result))
+    if node not in self._threads:
+      self._threads[node] = futures.ThreadPoolExecutor(1, f"watch-{node}")
+    now_secs = time.perf_counter()
+    ended = self._threads[node].submit(_wait_for, result)
+    self._started.append(_Started(node, instruction, now_secs, ended))
 
   def forget(self, node: base.NodeId) -> None:
     """Drops the unfinished instructions of `node`, which has died.
 
     Its thread ends by itself; does not block.
     """
-    if node in self._watches:
-      watch = self._watches.pop(node)
-      watch.is_dead = True
-      watch.entries.put(None)
-      self._forgotten.append(watch)
+    if thread := self._threads.pop(node, None):
+      thread.shutdown(wait=False, cancel_futures=True)
+      good = lambda ended: ended.done() and not ended.cancelled() and not ended.exception()
+      self._started = [s for s in self._started if s.node != node or good(s.ended)]
 
   def forgive(self) -> None:
     """Ignores errors of everything recorded so far, also later errors.
 
     They are consequences of a death that is known. Does not block.
     """
-    for watch in self._watches.values():
-      watch.round += 1
+    self._forgiven.update(started.ended for started in self._started)
 
   def finish(self) -> list[MeasuredInstruction]:
     """Blocks until everything recorded has run; raises the first error.
 
     Returns all that ran since the last call, node by node.
     """
-    for watch in self._watches.values():
-      watch.entries.join()
-      failed, watch.error = watch.error, None
-      if failed is not None and failed[0] == watch.round:
-        raise failed[1]
-    # First, so that none ends unseen in between.
-    left = [watch for watch in self._forgotten if watch.thread.is_alive()]
-    measured = []
-    for watch in [*self._watches.values(), *self._forgotten]:
-      found, watch.measured = watch.measured, []
-      measured += found
-    self._forgotten = left
+    measured, last = [], dict.fromkeys((s.node for s in self._started), 0.0)
+    for node, instruction, dispatched_secs, ended in [*self._started]:
+      if (error := ended.exception()) is None:
+        start_secs, last_secs = ended.result()
+        start_secs = start_secs or max(last[node], dispatched_secs)
+        measured.append(MeasuredInstruction(node, instruction, start_secs, last_secs))
+        last[node] = last_secs
+      elif ended not in self._forgiven:
+        self._forgiven.add(ended)
+        raise error
+    self._started, self._forgiven = [], set()
     return sorted(measured, key=lambda m: (m.node, m.start_secs, m.end_secs))
 
   def close(self) -> None:
-    for watch in self._watches.values():
-      watch.entries.put(None)
-    for watch in [*self._watches.values(), *self._forgotten]:
-      watch.thread.join()
+    for thread in self._threads.values():
+      thread.shutdown()
 
 
-class _Watch:
-  """The thread that waits for the results of one node."""
-
-  def __init__(self, node: base.NodeId) -> None:
-    self.is_dead = False
-    self.entries = queue.Queue[Any]()
-    self.measured: list[MeasuredInstruction] = []
-    self.round = 0  # Counts calls of `Recorder.forgive`.
-    self.error: tuple[int, Exception] | None = None
-    name = f"watch-{node}"
-    self.thread = threading.Thread(target=self._watch, args=(node,), name=name, daemon=True)
-    self.thread.start()
-
-  def _watch(self, node: base.NodeId) -> None:
-    last = 0.0
-    while (entry := self.entries.get()) is not None:
-      number, instruction, dispatched, result = entry
-      try:
-        jax.block_until_ready(result)
-        start, end = max(last, dispatched), time.perf_counter()
-        if isinstance(result, node_lib.Paced):
-          start, end = result.start_secs, result.end_secs
-        self.measured.append(MeasuredInstruction(node, instruction, start, end))
-        last = end
-      except Exception as error:  # Raised by `finish`, unless the node died.
-        # An error of an older round was forgiven.
-        first = self.error is None or self.error[0] < number
-        if not self.is_dead and first:
-          self.error = number, error
-      finally:
-        entry = result = None  # Drops the references to the last results.
-        self.entries.task_done()
+def _wait_for(result: Any) -> tuple[float, float]:
+  jax.block_until_ready(result)
+  if isinstance(result, node_lib.Paced):
+    return result.start_secs, result.end_secs
+  return 0.0, time.perf_counter()
