@@ -9,6 +9,7 @@ process, and their ratio.
 
 import argparse
 from collections.abc import Callable
+import functools
 import multiprocessing
 from multiprocessing import connection
 import statistics
@@ -17,8 +18,10 @@ import time
 import jax
 import numpy as np
 
+from bamboo_jax import base
 from bamboo_jax.base import ports
 from bamboo_jax.runtime.wire import endpoints, ordered_sum, transport as transport_lib
+from bamboo_jax.schedule import channel as channel_lib
 
 _KINDS = ("transport", "gloo")
 _WARMUP = 3
@@ -45,8 +48,9 @@ def _serve(
     transport = transport_lib.Transport(rank, run="sums", endpoint=endpoints.listen_unix())
     pipe.send(transport.address)
     transport.set_addresses(dict(enumerate(pipe.recv())))
-    given = dict(nodes=range(count), num_shares=count, like=like, device=jax.devices()[0])
-    run = lambda: ordered_sum.ordered_sum(transport, "sum", {rank: value}, **given)
+    channel, held = channel_lib.Channel("sum", tuple(base.nodes(count))), {rank: value}
+    add_up = functools.partial(ordered_sum.ordered_sum, num_shares=count, like=like)
+    run = lambda: add_up(transport, channel, held)
   pipe.send("ready")
   while pipe.recv():
     start = time.perf_counter()

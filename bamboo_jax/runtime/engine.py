@@ -8,8 +8,6 @@ sums connect them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-import dataclasses
-import functools
 
 import jax
 
@@ -29,26 +27,6 @@ Owners = Sequence[Sequence[base.NodeId]]  # By pipeline and stage.
 Lines = Sequence[tuple[Sequence[base.NodeId], Sequence[base.ShareId]]]
 
 UnitOnNode = tuple[int, base.NodeId]  # First layer of a unit.
-_empty = functools.partial(dataclasses.field, default_factory=dict)
-
-
-@dataclasses.dataclass
-class PhaseResults:
-  """Results of earlier phases of a step, on local nodes.
-
-  Attributes:
-    tied: Accumulators with the sum of all copies of tied parameters, by unit
-      and share; the others are in the node's store.
-    totals: Sums over all shares, by unit and place of nodes that hold them.
-    received: Final gradients that shadows received, by unit and node.
-    proposed: States after the step, if computed before the commit, by unit and
-      node.
-  """
-
-  tied: dict[store_lib.Sum, spec_lib.Accumulator] = _empty()
-  totals: dict[int, dict[places.Place, spec_lib.Accumulator]] = _empty()
-  received: dict[UnitOnNode, spec_lib.Accumulator] = _empty()
-  proposed: dict[UnitOnNode, spec_lib.LayerState] = _empty()
 
 
 class Engine:
@@ -66,7 +44,14 @@ class Engine:
     ties: The copies of each tied parameter.
     exchange: Connects this process with others; None without.
     clock: Clock of nodes whose layers sleep rather than compute.
-    results: Results of the phases of the current step.
+
+  Results of earlier phases of a step, on local nodes:
+    tied: Accumulators with the sum of all copies of tied parameters, by unit
+      and share; the others are in the node's store.
+    totals: Sums over all shares, by unit and node: of owners, of nodes that computed
+      shares, and of shadows that received them. Nodes of one device share them.
+    proposed: States after the step, if computed before the commit, by unit and
+      node.
   """
 
   def __init__(
@@ -105,7 +90,7 @@ class Engine:
     self.mesh = mesh
     self.nodes: dict[base.NodeId, node_lib.Node] = {}
     self.devices = dict(devices)
-    self.results = PhaseResults()
+    self._forget_results()
     self.links = links_lib.Links(exchange, self.find_compute)
     shares = batch_split.deal_shares(num_shares, len(owners))
     self.set_pipelines(owners, [{} for _ in owners], shares)
@@ -153,19 +138,13 @@ class Engine:
 
   def kill(self, number: base.NodeId) -> None:
     """Deletes a node and its arrays, as its death would."""
-    node, results = self.nodes.pop(number), self.results
-    received = [
-        held.pop(key)
-        for held in (results.received, results.proposed)
-        for key in list(held)
-        if key[1] == number
-    ]
-    alone = all(n.device != node.device for n in self.nodes.values())
+    node = self.nodes.pop(number)
+    held = [*node.state.values(), node.store.arrays()]
+    for values in (self.totals, self.proposed):
+      held += [values.pop(key) for key in [*values] if key[1] == number]
     # On a shared device the buffers may be those of another node.
-    if alone:
-      sums = [t.pop(node.device, None) for t in results.totals.values()]
-      state = [*node.state.values()]
-      for array in jax.tree.leaves([sums, received, state, node.store.arrays()]):
+    if all(n.device != node.device for n in self.nodes.values()):
+      for array in jax.tree.leaves(held):
         if isinstance(array, jax.Array) and not array.is_deleted():
           array.delete()
     node.state.clear()
@@ -191,13 +170,18 @@ class Engine:
     `num_microbatches` is a multiple of the number of shares.
     """
     self.move_slots()  # New replicas are elsewhere.
-    self.results = PhaseResults()
+    self._forget_results()
     self._per_share = num_microbatches // self.num_shares
     # Without a replica the step cannot go on after a death.
     has_copies = any(self.shadows) or len(self.shares) > 1
     for node in self.nodes.values():
       node.store.keep = self._keep and has_copies
       node.begin_step(step, feed, microbatches_per_share=self._per_share)
+
+  def _forget_results(self) -> None:
+    self.tied: dict[store_lib.Sum, spec_lib.Accumulator] = {}
+    self.totals: dict[UnitOnNode, spec_lib.Accumulator] = {}
+    self.proposed: dict[UnitOnNode, spec_lib.LayerState] = {}
 
   def move_slots(self) -> None:
     """Moves slots of replicas to the memory in which they wait for the update."""
@@ -218,7 +202,5 @@ class Engine:
 
   def wait(self) -> None:
     """Blocks until results and states are ready; raises their errors."""
-    results = self.results
-    totals = [[*one.values()] for one in results.totals.values()]
     states = [node.state for node in self.nodes.values()]
-    jax.block_until_ready((totals, results.received, results.proposed, states))
+    jax.block_until_ready((self.totals, self.proposed, states))

@@ -11,10 +11,10 @@ class Channel:
 
   Attributes:
     kind: "activation", "grad", "refresh", "tie" or "sum".
-    nodes: Source and destination. Of a sum, a node for each share, then the
-      nodes without a share.
+    nodes: Source and destination. Of a sum or tie, a node for each term, then the
+      nodes without one.
     key: The stage of an activation or gradient, the first layer of the unit of a
-      sum or refresh, and a `TiedCopy`.
+      sum or refresh, and the first `TiedCopy`.
   """
 
   kind: str

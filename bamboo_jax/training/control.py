@@ -8,7 +8,6 @@ been lost unnoticed. The hash of that state must differ.
 
 from collections.abc import Mapping
 import copy
-import dataclasses
 import json
 import pathlib
 from typing import Any
@@ -53,7 +52,7 @@ class Control:
     """Returns the hash after the last step without a share; changes nothing."""
     engine = copy.copy(self._engine)  # With states and results of its own.
     engine.nodes = {number: copy.copy(node) for number, node in engine.nodes.items()}
-    engine.results = dataclasses.replace(engine.results, totals={}, received={}, proposed={})
+    engine.proposed = {}
     engine.lines = [
         (row, [share for share in shares if share != dropped]) for row, shares in engine.lines
     ]

@@ -275,6 +275,6 @@ def _pipelined_grads(settings, whole, layers):
   engine.wait()
   return {
       name: grads
-      for first, totals in engine.results.totals.items()
-      for name, grads in zip(engine.units[first].names, totals[device].grads, strict=True)
+      for (first, _), total in engine.totals.items()
+      for name, grads in zip(engine.units[first].names, total.grads, strict=True)
   }

@@ -116,7 +116,7 @@ def grads_of(engine, pipeline=0):
   grads = {}
   for stage, number in enumerate(engine.owners[pipeline]):
     for unit in engine.specs[stage].units:
-      total = engine.results.totals[unit.first][engine.nodes[number].device]
+      total = engine.totals[unit.first, number]
       grads |= zip(unit.names, total.grads, strict=True)
   return grads
 

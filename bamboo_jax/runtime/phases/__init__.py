@@ -7,8 +7,8 @@
   update   `refresh` sends each shadow what its replica needs. After the vote
            `apply` updates state and replicas; local, cannot fail.
 
-Until the vote the state stays: a phase leaves its result in `engine.results`,
-beside its input, and may be run again.
+Until the vote the state stays: a phase leaves its result in the engine, beside its
+input, and may be run again.
 
   replicas       Compares the state of replicas, by fingerprint.
   compile_ahead  Programs of all kinds of units, for any role of a node.

@@ -8,6 +8,7 @@ death. Programs that are already compiled cost nothing.
 from collections.abc import Callable, Sequence
 import concurrent.futures
 import functools
+import itertools
 import os
 from typing import Any
 
@@ -66,19 +67,17 @@ def find_jobs(engine: engine_lib.Engine, *, evaluate: bool) -> list[Job]:
         where = places.of_state(place, unit.state, model)
         for like in jax.tree.leaves(places.put_shapes(unit.state, where)):
           jobs.append(functools.partial(compile_for, fingerprint.add_up, like))
-    for copy, *others in engine.ties:
-      named = engine.units[copy.unit].accumulator.grads[copy.layer]
-      like = places.put_shapes(named, places.of_state(place, named, model))[copy.param]
-      jobs.append(functools.partial(compile_for, ordered_sum.add, [like] * (1 + len(others))))
-  if shares > 1:
-    for device in dict.fromkeys(engine.devices.values()):
-      for unit in units:
-        jobs.append(_add_job(2, unit.accumulator, device))
-  if engine.exchange is not None and shares > 1:  # Other processes may own the same.
+  counts = {shares, *map(len, engine.ties)} - {1}  # Terms of sums.
+  likes = [unit.accumulator for unit in units if shares > 1]
+  for copy, *_ in engine.ties:
+    likes.append(engine.units[copy.unit].accumulator.grads[copy.layer][copy.param])
+  for device, like in itertools.product(dict.fromkeys(engine.devices.values()), likes):
+    jobs.append(_add_job(2, like, device))
+  if engine.exchange is not None and counts:  # Other processes may own the same.
     device = jax.local_devices(backend="cpu")[0]
     num_bytes = [spec_lib.nbytes(unit.accumulator) for unit in engine.units.values()]
-    for size in ordered_sum.sizes(max(num_bytes) // 4):
-      jobs.append(_add_job(shares, jax.ShapeDtypeStruct((size,), np.float32), device))
+    for count, size in itertools.product(sorted(counts), ordered_sum.sizes(max(num_bytes) // 4)):
+      jobs.append(_add_job(count, jax.ShapeDtypeStruct((size,), np.float32), device))
   return jobs
 
 

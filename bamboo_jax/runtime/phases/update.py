@@ -18,23 +18,15 @@ A death before 4 leaves both with the state before the step.
 import functools
 
 from bamboo_jax.runtime import engine as engine_lib, places
-from bamboo_jax.runtime.phases import reduce
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import channel as channel_lib
 
 
 def refresh(engine: engine_lib.Engine, scale: float) -> int:
   """Sends each shadow its gradients or state; returns the bytes received."""
-  nodes, results = engine.nodes, engine.results
-  totals = reduce.owned_totals(engine)
-  sends_state = engine.replicas.refresh == "state"
-  results.proposed = {  # Not donated: the step may still fail.
-      (unit, number): nodes[number].update(
-          engine.units[unit], total, scale, engine.num_microbatches, donate=False
-      )
-      for (unit, number), total in (totals.items() if sends_state and any(engine.shadows) else ())
-  }
-  results.received, num_bytes = {}, 0
+  nodes, totals, num_bytes = engine.nodes, engine.totals, 0
+  sends_state, proposed = engine.replicas.refresh == "state", engine.proposed
+  proposed.clear()  # A death may have changed roles since.
   find_target = functools.partial(places.of_state, model=engine.specs[0].model.name)
   for owners, shadows in zip(engine.owners, engine.shadows, strict=True):
     for stage, shadow in sorted(shadows.items()):  # One order at all ends.
@@ -42,19 +34,21 @@ def refresh(engine: engine_lib.Engine, scale: float) -> int:
       for unit in engine.specs[stage].units if nodes.keys() & {owner, shadow} else ():
         channel = channel_lib.Channel("refresh", (owner, shadow), (unit.first,))
         trained = functools.partial(spec_lib.without_frozen, unit)
-        key = (unit.first, owner)
         if owner in nodes:
-          value = trained(results.proposed[key]) if sends_state else totals[key]
+          value = totals[unit.first, owner]
+          if sends_state:  # Not donated: the step may still fail.
+            state = nodes[owner].update(unit, value, scale, engine.num_microbatches, donate=False)
+            proposed[unit.first, owner], value = state, trained(state)
           engine.links.send(channel, value, find_target)
         if shadow in nodes:
           like = trained(spec_lib.take(unit, unit.state)) if sends_state else unit.accumulator
-          value, key = engine.links.receive(channel, like, find_target), (unit.first, shadow)
+          value = engine.links.receive(channel, like, find_target)
           num_bytes += spec_lib.nbytes(value)
           if sends_state:
             old = spec_lib.take(unit, nodes[shadow].state)
-            results.proposed[key] = spec_lib.add_frozen(value, old)
+            proposed[unit.first, shadow] = spec_lib.add_frozen(value, old)
           else:
-            results.received[key] = value
+            totals[unit.first, shadow] = value
   return num_bytes
 
 
@@ -63,8 +57,7 @@ def apply(engine: engine_lib.Engine, scale: float) -> None:
 
   Local, after the commit.
   """
-  totals = {**reduce.owned_totals(engine), **engine.results.received}
-  proposed = engine.results.proposed
+  totals, proposed = engine.totals, engine.proposed
   for number, node in engine.nodes.items():
     for first, unit in engine.units.items():
       if unit.names[0] in node.state:

@@ -25,32 +25,28 @@ import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.runtime.wire import protocol as protocol_lib, transport as transport_lib
+from bamboo_jax.schedule import channel as channel_lib
 
 _PIECE = 1 << 18  # Elements of a piece at most.
 
 
 def ordered_sum(
     exchange: transport_lib.Transport,
-    channel: str,
+    channel: channel_lib.Channel,
     held: Mapping[int, base.PyTree],
     *,
-    nodes: Sequence[base.NodeId],
     num_shares: int,
     like: base.PyTree,
-    device: jax.Device,
 ) -> base.PyTree:
   """Returns the sum of equal accumulators as arrays of numpy; all nodes must call it.
 
   Args:
-    channel: Names the sum, the same at all nodes.
+    channel: The same at all nodes. Its nodes are that of each share, in order of
+      the shares; then those that need the sum and hold no share.
     held: The accumulators of the shares of this node, by index.
-    nodes: The node of each share, in order of the shares; then nodes that need
-      the sum and hold no share.
     like: Shapes of an accumulator, float32.
-    device: Of the CPU backend. XLA flushes denormal numbers there, which numpy
-      does not, so it must add.
   """
-  holders, all_nodes = nodes[:num_shares], [*dict.fromkeys(nodes)]
+  holders, all_nodes = channel.nodes[:num_shares], [*dict.fromkeys(channel.nodes)]
   shapes, structure = jax.tree.flatten(like)
   ends = [*itertools.accumulate((a.size for a in shapes), initial=0)]
   bounds = cut(ends[-1], len(all_nodes))
@@ -77,7 +73,7 @@ def ordered_sum(
         node: iter(exchange.receive(node, f"{channel} terms")) for node in others if node in holders
     }
     terms = [own[i][piece] if i in own else next(got[n]) for i, n in enumerate(holders)]
-    total[piece] = _add(terms, device)
+    total[piece] = _add(terms)
     for node in others:
       # Sent in place: each piece of `total` is written once.
       exchange.send(node, f"{channel} sums", [total[piece]])
@@ -90,8 +86,9 @@ def ordered_sum(
   return jax.tree.unflatten(structure, leaves)
 
 
-def _add(terms: Sequence[np.ndarray], device: jax.Device) -> np.ndarray:
-  size = len(terms[0])
+def _add(terms: Sequence[np.ndarray]) -> np.ndarray:
+  """Adds on the CPU backend: XLA flushes denormal numbers there, which numpy does not."""
+  size, device = len(terms[0]), jax.local_devices(backend="cpu")[0]
   padded = _padded(size)
   if size < padded:
     terms = [np.pad(term, (0, padded - size)) for term in terms]

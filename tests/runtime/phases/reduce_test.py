@@ -59,13 +59,12 @@ class ReduceTest(parameterized.TestCase):
     want = shares[0]
     for share in shares[1:]:
       want = jax.tree.map(np.add, want, share)
-    self.assertEqual(engine.results.totals.keys(), like.keys())
-    for unit, totals in engine.results.totals.items():
-      self.assertEqual(totals.keys(), {jax.devices()[n] for n in nodes})
-      for device, total in totals.items():
-        for got in jax.tree.leaves(total):
-          self.assertEqual(got.devices(), {device})
-        jax.tree.map(np.testing.assert_array_equal, total, want[unit])
+    totals = engine.totals
+    self.assertEqual(totals.keys(), {(unit, node) for unit in like for node in nodes})
+    for (unit, node), total in totals.items():
+      for got in jax.tree.leaves(total):
+        self.assertEqual(got.devices(), {jax.devices()[node]})
+      jax.tree.map(np.testing.assert_array_equal, total, want[unit])
     for node in engine.nodes.values():  # The step may have to sum again.
       for array in jax.tree.leaves(node.store.arrays()):
         self.assertFalse(array.is_deleted())

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from bamboo_jax.runtime.wire import endpoints, ordered_sum, transport as transport_lib
+from bamboo_jax.schedule import channel as channel_lib
 from tests.runtime.wire import transport_test
 
 _PATIENCE_SECS = 60.0
@@ -75,12 +76,9 @@ class OrderedSumTest(parameterized.TestCase):
     def run(me):
       held = {i: shares[i] for i, node in enumerate(holders) if node == me}
       for turn in range(2):
+        channel = channel_lib.Channel("sum", (*holders, *others), (turn,))
         got[me] = ordered_sum.ordered_sum(
-            *(exchanges[me], f"sum {turn}", held),
-            nodes=[*holders, *others],
-            num_shares=len(holders),
-            like=shares[0],
-            device=jax.devices("cpu")[0],
+            exchanges[me], channel, held, num_shares=len(holders), like=shares[0]
         )
 
     stop = threading.Event()
