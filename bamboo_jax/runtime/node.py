@@ -165,14 +165,13 @@ class Node:
     key = (instruction.stage, instruction.microbatch)
     store, stage = self.store, self.stages[instruction.stage]
     match instruction.op:
-      case Op.FORWARD:
-        outputs, store.saved[key] = self._forward(*key)
-        if outputs is not None:
-          store.activations[key] = outputs
-        return self._spend(stage.pace.forward_ms, instruction)
-      case Op.REDUNDANT_FORWARD:
-        store.put_redundant(key, *self._forward(*key, is_redundant=True))
-        return self._spend(stage.pace.forward_ms - self._left_out_ms(stage), instruction)
+      case Op.FORWARD | Op.REDUNDANT_FORWARD as op:
+        is_redundant = op is Op.REDUNDANT_FORWARD
+        outputs, store.saved[key] = self._forward(*key, is_redundant=is_redundant)
+        if outputs is not None:  # One that is there, maybe elsewhere, has the same bits.
+          store.activations.setdefault(key, outputs)
+        left_out_ms = self._left_out_ms(stage) if is_redundant else 0.0
+        return self._spend(stage.pace.forward_ms - left_out_ms, instruction)
       case Op.BACKWARD:
         self._backward(instruction)
         return self._spend(stage.pace.backward_ms, instruction)
@@ -244,42 +243,31 @@ class Node:
     self.store.copies.clear()  # Cast from the former state.
 
   def _forward(
-      self, stage: base.StageId, microbatch: int, *, is_redundant: bool = False
-  ) -> tuple[base.PyTree, list[spec_lib.Saved]]:
-    """Runs a forward pass; returns the outputs, and the saved values of each unit.
+      self, stage: base.StageId, microbatch: int, *, is_redundant: bool
+  ) -> tuple[base.PyTree, list[store_lib.Kept]]:
+    """Runs a forward pass; returns the outputs, and what it keeps of each unit.
 
     The results of a redundant one are where `plan.residuals` says. It skips the
     unit with the loss, because no other unit waits for it: if the owner dies,
-    `_complete` runs it.
+    `_backward` runs it.
     """
     data = self._data(stage, microbatch)
     # None on stage 0.
     inputs = self.store.activations.get(holdings_lib.input_of((stage, microbatch)))
     inputs, outputs = places.move(inputs, "device"), None
-    kept: list[spec_lib.Saved] = []
+    kept: list[store_lib.Kept] = []
     for unit in self.units[stage]:
-      held = outputs  # The node keeps the input of the first unit separately.
+      held = outputs
       if is_redundant and unit[0].is_last:
-        return None, [*kept, spec_lib.Saved(held, None, None, None)]
+        return None, [*kept, (held, None)]
       if is_redundant and self.residuals == "host":
         done = self._run("redundant", unit, inputs, *data)
         self._token, inputs, outputs, saved = done
       else:
         self._token, outputs, saved = self._run("forward", unit, inputs, *data)
         inputs = outputs
-      kept.append(saved.replace(inputs=held))
+      kept.append((held, saved))
     return outputs, kept
-
-  def _complete(
-      self, stage: base.StageId, microbatch: int, inputs: base.PyTree, kept: list[spec_lib.Saved]
-  ) -> None:
-    """Adds the residuals that a redundant forward pass omits to `kept`."""
-    data = self._data(stage, microbatch)
-    for place, (unit, saved) in enumerate(zip(self.units[stage], kept, strict=True)):
-      if saved.residuals is None:
-        given = inputs if saved.inputs is None else saved.inputs
-        self._token, _, new = self._run("forward", unit, given, *data)
-        kept[place] = new.replace(inputs=saved.inputs)
 
   def _run(
       self, name: str, unit: Unit, inputs: base.PyTree, batch: base.PyTree, *numbers: jax.Array
@@ -316,29 +304,31 @@ class Node:
     return jax.device_put(value, places.of_data(self.device, value))
 
   def _backward(self, instruction: Instruction) -> None:
-    stage, microbatch = instruction.stage, instruction.microbatch
-    units, sums = self.units[stage], self.store.accumulators
+    stage, microbatch = key = instruction.stage, instruction.microbatch
+    store, sums = self.store, self.store.accumulators
     # Numbered over all shares.
     share = base.ShareId(microbatch // self._microbatches_per_share)
-    inputs, kept, grad = self.store.take_inputs((stage, microbatch))
-    # A redundant pass left some out.
-    if any(one.residuals is None for one in kept):
-      self._complete(stage, microbatch, inputs, kept)
-      self._spend(self._left_out_ms(self.stages[stage]), instruction)
-    for (unit, programs), saved in zip(reversed(units), reversed(kept), strict=True):
+    # None at the ends.
+    inputs = store.activations.pop(holdings_lib.input_of(key), None)
+    taken = (inputs, store.saved.pop(key), store.grads.pop(key, None))
+    inputs, kept, grad = places.move(taken, "device")
+    units = zip(self.units[stage], kept, strict=True)
+    for (unit, programs), (held, saved) in reversed([*units]):
+      given = inputs if held is None else held
+      if saved is None:  # A redundant pass left it out.
+        data = self._data(stage, microbatch)
+        self._token, _, saved = self._run("forward", (unit, programs), given, *data)
+        self._spend(self._left_out_ms(self.stages[stage]), instruction)
       # Popped, as the program donates it.
       total = sums.pop((unit.first, share), None)
       if total is None:
         total = programs.zeros(self._after())
       self._token, grad, sums[unit.first, share] = programs.backward(
-          *(self._after(), self._cast(unit, programs)),
-          inputs if unit is units[0][0] else saved.inputs,
-          saved.replace(inputs=None),  # As it was traced.
-          *(grad, total),
+          *(self._after(), self._cast(unit, programs), given, saved, grad, total)
       )
-    self.store.accumulated.add((stage, microbatch))
+    store.accumulated.add(key)
     if stage > 0:
-      self.store.grads[holdings_lib.input_of((stage, microbatch))] = grad
+      store.grads[holdings_lib.input_of(key)] = grad
 
   def _spend(self, ms: float, instruction: Instruction) -> jax.Array:
     """Lets a pass take at least `ms`, or what its jitter makes of that.

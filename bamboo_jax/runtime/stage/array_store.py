@@ -17,6 +17,9 @@ from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import holdings as holdings_lib
 
 Key = holdings_lib.Item  # Stage and microbatch.
+# What is kept of a forward pass through a unit: its input, None for the first of a stage,
+# whose input is an activation; and what it saved, None if a redundant pass left it out.
+Kept = tuple[base.PyTree, spec_lib.Saved | None]
 Sum = tuple[int, base.ShareId]  # First layer of a unit, and share.
 
 
@@ -61,22 +64,6 @@ class StepArrays:
     held = (self.activations, self.grads, self.saved)
     held += (self.copies, self.accumulators)
     return jax.tree.leaves([list(values.values()) for values in held])
-
-  def put_redundant(self, key: Key, outputs: base.PyTree, saved: list[spec_lib.Saved]) -> None:
-    """Stores the results of a redundant forward pass, from host memory."""
-    self.saved[key] = saved
-    if outputs is not None:
-      self.activations.setdefault(key, outputs)
-
-  def take_inputs(self, key: Key) -> tuple[base.PyTree, list[spec_lib.Saved], base.PyTree]:
-    """Returns what a backward pass reads, on the device, and drops it.
-
-    That is the input of the stage, what its units keep, and the gradient with
-    respect to the output; None at the ends.
-    """
-    inputs = self.activations.pop(holdings_lib.input_of(key), None)
-    taken = (inputs, self.saved.pop(key), self.grads.pop(key, None))
-    return places.move(taken, "device")
 
   def send(self, kept: dict[Key, base.PyTree], key: Key) -> base.PyTree:
     """Returns an array of `kept` (`activations` or `grads`), ready to send."""

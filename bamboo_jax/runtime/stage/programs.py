@@ -70,8 +70,9 @@ class UnitPrograms:
     # Held while one is traced, because `backward` needs results of `forward`.
     self._lock = threading.RLock()
     self._join_vjp: compat.JoinVjp | None = None
-    self._copies: Layers | None = None
     self._compiled: dict[tuple[str, places.Place], jax.stages.Compiled] = {}
+    # Shapes of the parameters in the dtypes that passes read, see `find_copies`.
+    self.copies = self._find_copies()
     whole, data, state = places.of_any, places.of_data, self._of_state
     self.forward = self._jit("forward", (whole, data, data))
     self.redundant = self._jit("redundant", ()) if mesh is None else self._copy_forward
@@ -87,19 +88,17 @@ class UnitPrograms:
 
     `results` find where results lie on a mesh, as the next program expects them.
     """
-    function = getattr(self, f"_{name}")
+    function, options = getattr(self, f"_{name}"), dict[str, Any]()
+    if (mesh := self._mesh) is not None:
+      found = jax.eval_shape(function, *self._find_arguments(name, None))
+      if not callable(results):
+        where = tuple(find(mesh, part) for find, part in zip(results, found, strict=True))
+      else:
+        where = results(mesh, found)
+      # With constraints within the function instead XLA makes other bits.
+      options["out_shardings"] = where
     # `keep_unused`: `after` only orders programs.
-    jit = functools.partial(jax.jit, function, donate_argnums=donated, keep_unused=True)
-    if (mesh := self._mesh) is None:
-      return jit()
-
-    def find() -> Any:
-      shapes = jax.eval_shape(function, *self._find_arguments(name, None))
-      if callable(results):
-        return results(mesh, shapes)
-      return tuple(place(mesh, part) for place, part in zip(results, shapes, strict=True))
-
-    return _MeshProgram(lambda: jit(out_shardings=find()))
+    return jax.jit(function, donate_argnums=donated, keep_unused=True, **options)
 
   def cast(self, params: Layers) -> Layers:
     """Returns parameters as passes read them; may be the same arrays."""
@@ -107,14 +106,6 @@ class UnitPrograms:
       return params
     copies = self._copy(params)
     return jax.tree.map(lambda own, copy: own if copy is None else copy, params, copies)
-
-  @property
-  def copies(self) -> Layers:
-    """Shapes of the parameters in the dtypes that passes read, see `find_copies`."""
-    with self._lock:  # No other one: threads that trace hold it as they ask.
-      if self._copies is None:
-        self._copies = self._find_copies()
-      return self._copies
 
   @functools.cached_property
   def copy_bytes(self) -> int:
@@ -152,15 +143,11 @@ class UnitPrograms:
   def _find_arguments(self, name: str, place: places.Place | None) -> tuple[base.PyTree, ...]:
     """Returns the shapes of a program's arguments, and where they lie."""
 
-    def put(tree: base.PyTree, find: Callable[[places.Place, base.PyTree], Any]) -> base.PyTree:
-      if place is None:
-        return tree
-      like = lambda a, where: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where)
-      return jax.tree.map(like, tree, find(place, tree))
+    def put(find: Callable[[places.Place, Any], Any], tree: base.PyTree) -> base.PyTree:
+      return tree if place is None else places.put_shapes(tree, find(place, tree))
 
-    whole = lambda dtype, *shape: put(jax.ShapeDtypeStruct(shape, dtype), places.of_any)
-    data = lambda tree: put(tree, places.of_data)
-    state = lambda tree: put(tree, self._of_state)
+    whole = lambda dtype, *shape: put(places.of_any, jax.ShapeDtypeStruct(shape, dtype))
+    data, state = (functools.partial(put, find) for find in (places.of_data, self._of_state))
     unit, number, scale = self.unit, whole(np.uint32), whole(np.float32)
     own, total = state(spec_lib.take(unit, unit.state)), state(unit.accumulator)
     token, copies = whole(np.int8, 1), state(self.copies)
@@ -224,7 +211,7 @@ class UnitPrograms:
     loss = None
     if self.unit.is_last:
       outputs, loss = None, outputs
-    return make_token(), outputs, spec_lib.Saved(None, residuals, stats, loss)
+    return make_token(), outputs, spec_lib.Saved(residuals, stats, loss)
 
   def _redundant(
       self, *args: base.PyTree
@@ -328,28 +315,6 @@ class UnitPrograms:
 
   def _of_state(self, place: places.Place, tree: base.PyTree) -> base.PyTree:
     return places.of_state(place, tree, self.unit.model.name)
-
-
-class _MeshProgram:
-  """A function under `jax.jit` that is made when it is first used.
-
-  With constraints within the function instead of `out_shardings` XLA makes other bits.
-  """
-
-  def __init__(self, make: Callable[[], Any]) -> None:
-    self._make, self._jitted = make, None
-
-  def __call__(self, *args: base.PyTree) -> Any:
-    return self._find()(*args)
-
-  def trace(self, *args: base.PyTree) -> jax.stages.Traced:
-    """Traces the function for arguments or their shapes."""
-    return self._find().trace(*args)
-
-  def _find(self) -> Any:
-    if self._jitted is None:  # No lock: it would be held while others wait for this trace.
-      self._jitted = self._make()
-    return self._jitted
 
 
 class Recent(Generic[_T]):

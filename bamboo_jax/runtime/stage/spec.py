@@ -46,16 +46,12 @@ class Saved(flax.struct.PyTreeNode):
   """Values that the forward pass of a microbatch through a unit keeps.
 
   Attributes:
-    inputs: Inputs of the unit; None for the first of a stage, whose input the
-      node keeps separately.
-    residuals: Without parameters and inputs. None if only the inputs are kept,
-      see `StagePrograms.complete`.
+    residuals: Without parameters and inputs.
     stats: Statistics after this microbatch, of each layer.
     loss: `layer.Loss.stack`; last unit only.
   """
 
-  inputs: base.PyTree
-  residuals: list[jax.Array] | None
+  residuals: list[jax.Array]
   stats: base.PyTree
   loss: jax.Array | None
 

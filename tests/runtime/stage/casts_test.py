@@ -2,8 +2,6 @@
 
 import dataclasses
 import itertools
-import threading
-from unittest import mock
 
 from absl.testing import parameterized
 import jax
@@ -48,32 +46,6 @@ def names_of_copies(spec):
       }
       for unit in spec.units
   ]
-
-
-class CopiesTest(parameterized.TestCase):
-
-  def test_one_thread_asks_while_another_traces(self):
-    """Neither waits for the other, though each has a lock of its own."""
-    programs = programs_lib.UnitPrograms(make_spec().units[0])
-    has_begun, take, found = threading.Event(), spec_lib.take, []
-
-    def note(*args):
-      has_begun.set()
-      return take(*args)
-
-    ask = lambda: found.append(programs.copies)
-
-    def trace():
-      with programs._lock:
-        threading.Thread(target=ask, daemon=True).start()
-        has_begun.wait(0.2)  # It does so only without the lock.
-        ask()
-
-    self.enterContext(mock.patch.object(spec_lib, "take", note))
-    tracing = threading.Thread(target=trace, daemon=True)
-    tracing.start()
-    tracing.join(60.0)
-    self.assertNotEmpty(found)
 
 
 class FindCopiesTest(parameterized.TestCase):

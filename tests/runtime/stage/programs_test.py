@@ -126,10 +126,20 @@ class RedundantTest(parameterized.TestCase):
     if first == 5:
       self.assertEmpty(jax.tree.leaves((on_host, ahead)))
     if stage.spec.is_last:
-      self.assertIsNone(ahead[-1].residuals)
+      self.assertIsNone(ahead[-1][1])
     else:
       self.assertEqual((bits(on_host), bits(ahead)), want)
     self.assertEqual(stage.backward(), results)
+
+  def test_an_output_that_is_there_stays(self):
+    stage = Stage(1, 3)
+    outputs, _ = stage.run(Op.FORWARD)
+    stage.node.run(instruction_lib.Instruction(1, Op.REDUNDANT_FORWARD, _MICROBATCH))
+    store, key = stage.node.store, (1, _MICROBATCH)
+    self.assertIs(store.activations[key], outputs)
+    self.assertLessEqual(memory_kinds(store.saved[key]), {"pinned_host"})
+    want = (holdings_lib.input_of(key), key), (), (key,), ()
+    self.assertEqual(store.holdings(), holdings_lib.Holdings(*map(frozenset, want)))
 
   @parameterized.parameters(3, 6)
   def test_residuals_may_stay_on_the_device(self, last):
