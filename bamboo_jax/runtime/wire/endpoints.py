@@ -65,11 +65,11 @@ class Wire:
         raise ConnectionError("closed by the other end")
       view = view[size:]
 
-  def wait_until_lost(self) -> None:
-    """Blocks until the connection is gone; nothing may be left to read."""
+  def is_lost(self) -> bool:
+    """Returns whether the connection is gone; nothing may be left to read."""
     poll = select.poll()
     poll.register(self._socket.fileno(), select.POLLIN | select.POLLRDHUP)
-    poll.poll()
+    return bool(poll.poll(0))
 
   def cut(self) -> None:
     """Ends the connection, in any thread; those that use it return."""

@@ -12,8 +12,8 @@ the threads and sockets of one other node:
 
 There is a connection for each direction, made by the thread that writes to it.
 So no thread reads what another one writes, which TLS forbids, and two nodes
-that connect at once do not disturb each other. Another thread watches that
-connection: the last value before a loss must be written again.
+that connect at once do not disturb each other. While it has nothing to write, it
+watches that connection: the last value before a loss must be written again.
 """
 
 import collections
@@ -41,6 +41,7 @@ _DIAL_SECS = 5.0  # To connect and greet.
 _RETRY_SECS = 0.02  # Pause after a failure, doubled after each more,
 _MOST_RETRY_SECS = 0.5  # up to this.
 _WARN_SECS = 5.0  # Between two lines about the same peer.
+_WATCH_SECS = 0.1  # Between two looks whether a connection on which nothing is sent is lost.
 _TICK_SECS = 0.02
 _HELLO_SECS = 10.0
 _MAX_STRANGERS = 64  # Connections whose other end has not greeted yet.
@@ -51,10 +52,12 @@ class Peer:
 
   The lock of the transport guards all attributes:
     outbox: Values to the peer.
+    inbox: What has come from it.
     values: Values of this attempt from the peer, by channel.
     address: Where the peer listens; None: unknown.
     is_wanted: Whether to connect, and again whenever the connection is lost.
     is_removed: Whether it is permanently gone, which ends the threads.
+    greeted: Newest attempt that the peer has greeted with.
     error: Why a value cannot be sent; None otherwise.
     changed: Notified of what the thread that writes waits for.
   """
@@ -62,39 +65,24 @@ class Peer:
   def __init__(self, transport: "Transport", node: base.NodeId, address: str | None) -> None:
     self._transport, self._node = transport, node
     self._lock, self.address = transport.lock, address
-    self.outbox, self._inbox = protocol_lib.Outbox(), protocol_lib.Inbox()
+    self.outbox, self.inbox = protocol_lib.Outbox(), protocol_lib.Inbox()
     self.values = collections.defaultdict[str, collections.deque[Any]](collections.deque)
     self.is_wanted = self.is_removed = False
     self.error: Exception | None = None
     self.changed = threading.Condition(self._lock)
     self._unsaid_bytes = 0  # Received, and not told yet.
-    self._greeted = 0  # Newest attempt that the peer has greeted with.
+    self.greeted = 0
     self._writing: endpoints.Wire | None = None
     self._reading: endpoints.Wire | None = None  # The newest one from the peer.
-    self._warned_secs = -_WARN_SECS
-    self._start(self._write_all, "writes to")
-
-  def _start(self, target: Callable[..., None], what: str, *args: Any) -> threading.Thread:
-    name = f"{what} {logs.name_of(self._node)}"
-    thread = threading.Thread(target=target, args=args, name=name, daemon=True)
-    thread.start()
-    return thread
-
-  @property
-  def newest(self) -> int:
-    """The newest attempt of both nodes, as far as is known here."""
-    return max(self._greeted, self._inbox.newest)
-
-  @property
-  def has_room(self) -> bool:
-    """Whether the peer has received enough for another value."""
-    return self.outbox.kept_bytes <= self._transport.queued_bytes
+    self._warnings = logs.Sparing(num_first=1, every_secs=_WARN_SECS)
+    name = f"writes to {logs.name_of(node)}"
+    threading.Thread(target=self._write_all, name=name, daemon=True).start()
 
   def begin(self, attempt: int) -> None:
     self.outbox.begin(attempt)
     self.values.clear()
     self._unsaid_bytes = 0
-    for frame in self._inbox.begin(attempt):
+    for frame in self.inbox.begin(attempt):
       self._deliver(frame)
 
   def add(self, channel: str, arrays: Sequence[Any]) -> int:
@@ -137,7 +125,7 @@ class Peer:
 
   def _write_to(self, wire: endpoints.Wire) -> bool:
     """Greets and writes until the connection is lost; returns whether it was good."""
-    watcher = None
+    is_good = False
     try:
       with self._lock:
         if self.is_removed:
@@ -147,16 +135,17 @@ class Peer:
       wire.write([protocol_lib.encode(protocol_lib.Frame(0, 0, meta=name))])
       greeting = protocol_lib.read_head(wire.read_into)
       wire.set_timeout(None)
-      watcher = self._start(self._watch, "watches", wire)
+      is_good = True
       with self._lock:
         self.outbox.resume(greeting.attempt, greeting.number)
-        self._greeted = max(self._greeted, greeting.attempt)
+        self.greeted = max(self.greeted, greeting.attempt)
         self._transport.changed.notify_all()
       while True:
         with self._lock:
-          self.changed.wait_for(lambda: self._writing is not wire or self.outbox.has_unsent)
-          if self._writing is not wire:
-            return True
+          while not self.outbox.has_unsent:
+            if wire.is_lost():
+              return True
+            self.changed.wait(_WATCH_SECS)
           frame = self.outbox.pull()
         # Waits for whatever computes the arrays, in this thread.
         wire.write(self._buffers(frame))
@@ -165,19 +154,8 @@ class Peer:
     finally:
       with self._lock:
         self._writing = None
-      wire.cut()
-      if watcher is not None:
-        watcher.join()
       wire.close()
-    return watcher is not None
-
-  def _watch(self, wire: endpoints.Wire) -> None:
-    wire.wait_until_lost()
-    with self._lock:
-      if self._writing is wire:
-        self._writing = None
-        wire.cut()
-        self.changed.notify()
+    return is_good
 
   def _buffers(self, frame: protocol_lib.Frame) -> list[Any]:
     try:
@@ -201,7 +179,7 @@ class Peer:
           return
         # What the former one still brings is not counted, but sent again.
         former, self._reading = self._reading, wire
-        greeting = protocol_lib.Frame(self._inbox.newest, self._inbox.count)
+        greeting = protocol_lib.Frame(self.inbox.newest, self.inbox.count)
         if former is not None:
           former.cut()
       wire.write([protocol_lib.encode(greeting)])
@@ -213,7 +191,7 @@ class Peer:
         with self._lock:
           if self._reading is not wire:
             return
-          for value in self._inbox.accept(frame):
+          for value in self.inbox.accept(frame):
             self._deliver(value)
           self._transport.changed.notify_all()
     except (protocol_lib.ProtocolError, OSError, ValueError) as error:
@@ -253,10 +231,8 @@ class Peer:
       logging.debug("%s %s: %s", what, name, error)
 
   def _warn(self, text: str) -> None:
-    now = time.monotonic()
-    if now >= self._warned_secs + _WARN_SECS and not self.is_removed:
-      self._warned_secs = now
-      logging.warning("%s %s", logs.name_of(self._transport.me), text)
+    if not self.is_removed:
+      self._warnings.warn("%s %s", logs.name_of(self._transport.me), text)
 
 
 class Transport:
@@ -304,8 +280,7 @@ class Transport:
     self._rejections = logs.Sparing()
     self._open: dict[int, base.NodeId] = {}  # By thread, the node that it waits for.
     self._is_closed = self.is_retracted = False
-    for target in (self._accept, self._watch_clock):
-      threading.Thread(target=target, name="transport", daemon=True).start()
+    threading.Thread(target=self._accept, name="transport", daemon=True).start()
 
   # Rows.
 
@@ -352,8 +327,7 @@ class Transport:
       if not isinstance(array, np.ndarray):
         array.copy_to_host_async()  # The thread that writes waits for it.
     with self.lock:
-      if not self._check(node).has_room:
-        self._wait(node, lambda peer: peer.has_room)
+      self._wait(node, lambda peer: peer.outbox.kept_bytes <= self.queued_bytes)
       self._find(node).add(channel, arrays)
 
   def receive(self, node: base.NodeId, channel: str) -> Sequence[np.ndarray]:
@@ -405,7 +379,7 @@ class Transport:
   ) -> bool:
     """Waits for a peer; returns False after `secs`."""
     with self.lock:
-      thread, attempt, since_secs = threading.get_ident(), self._attempt, time.monotonic()
+      thread, attempt, until_secs = threading.get_ident(), self._attempt, time.monotonic() + secs
       self._open[thread] = node
       try:
         while True:
@@ -415,15 +389,16 @@ class Transport:
           if is_true(peer):
             return True
           # Afterwards: what came before the peer moved is still good.
-          if peer.newest > attempt:
-            raise base.AttemptOverError(f"Node {node} is in attempt {peer.newest} already.")
-          left_secs = since_secs + secs - time.monotonic()
-          if left_secs <= 0:
+          if (newest := max(peer.greeted, peer.inbox.newest)) > attempt:
+            raise base.AttemptOverError(f"Node {node} is in attempt {newest} already.")
+          began_secs = time.monotonic()
+          if began_secs >= until_secs:
             return False
-          self.changed.wait(min(left_secs, threading.TIMEOUT_MAX))
+          self.changed.wait(min(until_secs - began_secs, _TICK_SECS))
+          # At most that: if it took longer, the process was suspended, or had no processor.
+          self.waited_secs += min(time.monotonic() - began_secs, 2 * _TICK_SECS)
       finally:
         del self._open[thread]
-        self.waited_secs += time.monotonic() - since_secs
 
   def open_waits(self) -> list[base.NodeId]:
     """Returns the nodes that receives and sends wait for now."""
@@ -513,12 +488,3 @@ class Transport:
       (connection if wire is None else wire).close()
       return
     peer.read(wire, hello)
-
-  def _watch_clock(self) -> None:
-    while not self._is_closed:
-      began_secs, num_open = time.monotonic(), len(self._open)
-      time.sleep(_TICK_SECS)
-      late_secs = time.monotonic() - began_secs - _TICK_SECS
-      if late_secs > _TICK_SECS:  # It was suspended, or had no processor.
-        with self.lock:
-          self.waited_secs -= late_secs * num_open

@@ -1,4 +1,4 @@
-"""What is sent, sent again, held and dropped; `tests.explorer.wire` explores it."""
+"""Values as bytes, and peers that do not follow the protocol."""
 
 from absl.testing import absltest, parameterized
 import numpy as np
@@ -54,6 +54,7 @@ class FrameTest(parameterized.TestCase):
 
 
 class ProtocolTest(parameterized.TestCase):
+  """What of good peers is kept, sent again and delivered is explored by `tests.explorer.wire`."""
 
   def _make(self, num_values=4, num_written=3, attempt=5):
     """Returns an outbox with values of 10 bytes each."""
@@ -65,28 +66,6 @@ class ProtocolTest(parameterized.TestCase):
       outbox.pull()
     return outbox
 
-  def _drain(self, outbox):
-    numbers = []
-    while outbox.has_unsent:
-      numbers.append(outbox.pull().number)
-    return numbers
-
-  #    Greeting of the receiver; bytes kept and values written then.
-  @parameterized.parameters(
-      ((5, 0), 40, [0, 1, 2, 3]),
-      ((5, 2), 20, [2, 3]),
-      ((5, 3), 10, [3]),
-      ((4, 9), 40, [0, 1, 2, 3]),  # It has not heard of this attempt.
-      ((6, 0), 0, []),  # It has left this attempt.
-  )
-  def test_continues_from_a_greeting(self, greeting, kept_bytes, numbers):
-    outbox = self._make()
-    outbox.resume(*greeting)
-    self.assertEqual(outbox.kept_bytes, kept_bytes)
-    self.assertEqual(self._drain(outbox), numbers)
-    outbox.add("b", [])
-    self.assertEqual(self._drain(outbox), [4])
-
   @parameterized.parameters((5, 5), (5, 1), (4, 0))
   def test_rejects_a_receiver_that_forgets(self, *greeting):
     outbox = self._make()
@@ -94,34 +73,23 @@ class ProtocolTest(parameterized.TestCase):
     with self.assertRaisesRegex(protocol_lib.ProtocolError, "it has . values"):
       outbox.resume(*greeting)
 
-  def test_keeps_what_the_receiver_may_not_have(self):
+  def test_a_receiver_in_an_older_attempt_gets_all(self):
     outbox = self._make()
-    outbox.forget(2)
-    outbox.forget(1)  # An older word.
-    self.assertEqual((outbox.num_received, outbox.kept_bytes, outbox.num_values), (2, 20, 4))
-    self.assertEqual(self._drain(outbox), [3])
+    outbox.resume(4, 9)
+    self.assertEqual([outbox.pull().number for _ in range(outbox.num_values)], [0, 1, 2, 3])
+
+  def test_values_of_an_attempt_that_never_began_here(self):
+    inbox = protocol_lib.Inbox()
+    self.assertEqual([f for n in (6, 7) for f in inbox.accept(Frame(n, 0))], [])
+    self.assertEqual(inbox.begin(6), [])
+    self.assertEqual(inbox.begin(7), [Frame(7, 0)])
+
+  def test_numbers_begin_anew_in_an_attempt(self):
+    outbox = self._make()
     outbox.begin(6)
-    self.assertEqual((outbox.num_received, outbox.kept_bytes, outbox.num_values), (0, 0, 0))
-    self.assertEqual(self._drain(outbox), [])
+    self.assertFalse(outbox.has_unsent)
     outbox.add("a", [])
     self.assertEqual(outbox.pull(), Frame(6, 0, "a"))
-
-  #    Attempt begun; values that come, as (attempt, number); what is delivered at once, and when
-  #    attempt 6 begins; the greeting in between.
-  @parameterized.parameters(
-      (5, [(5, 0), (5, 1)], [(5, 0), (5, 1)], [], (5, 2)),
-      (5, [(4, 7), (5, 0)], [(5, 0)], [], (5, 1)),
-      (5, [(5, 0), (6, 0), (6, 1)], [(5, 0)], [(6, 0), (6, 1)], (6, 2)),
-      (5, [(6, 0), (7, 0)], [], [], (7, 1)),
-      (5, [], [], [], (5, 0)),
-  )
-  def test_delivers(self, attempt, come, delivered, later, greeting):
-    inbox = protocol_lib.Inbox()
-    inbox.begin(attempt)
-    got = [f for frame in come for f in inbox.accept(Frame(*frame))]
-    self.assertEqual([(f.attempt, f.number) for f in got], delivered)
-    self.assertEqual((inbox.newest, inbox.count), greeting)
-    self.assertEqual([(f.attempt, f.number) for f in inbox.begin(6)], later)
 
   @parameterized.parameters((5, 0), (5, 2), (6, 1))
   def test_a_missing_value_is_an_error(self, *frame):

@@ -6,9 +6,9 @@ import os
 import random
 import socket
 import ssl
+import struct
 import threading
 import time
-import types
 from unittest import mock
 
 from absl.testing import absltest, parameterized
@@ -105,20 +105,12 @@ class TransportTest(parameterized.TestCase):
     self.assertEqual(second.receive(0, "b")[1], 2)
     self.assertNotIn(threading.get_ident(), late.threads)
 
-  def test_late_ticks_without_a_receive_are_no_waits(self):
-    ticks = threading.Semaphore(0)
-
-    def sleep(secs):
-      ticks.release()
-      time.sleep(secs)
-
-    seconds = itertools.count()  # Each tick is late by a second.
-    clock = types.SimpleNamespace(monotonic=lambda: next(seconds), sleep=sleep)
-    with mock.patch.object(transport_lib, "time", clock):
-      first, _ = self._make(2)
-      for _ in range(4):
-        self.assertTrue(ticks.acquire(timeout=_PATIENCE_SECS))
-      self.assertEqual(first.waited_secs, 0.0)
+  def test_time_in_which_it_was_suspended_is_no_wait(self):
+    first, _ = self._make(2)
+    seconds = itertools.count()  # The process runs once in a second.
+    with mock.patch.object(transport_lib.time, "monotonic", lambda: next(seconds)):
+      self.assertFalse(first.wait(1, "a", 20.0))
+    self.assertBetween(first.waited_secs, 0.1, 1.0)
 
   @parameterized.parameters(*KINDS)
   def test_broken_connections_lose_nothing(self, kind):
@@ -466,6 +458,38 @@ class TransportTest(parameterized.TestCase):
     while not is_true():
       self.assertLess(time.monotonic(), end)
       time.sleep(1e-2)
+
+
+class ListenTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      ("127.0.0.1", "unix:"),
+      ("127.0.0.2", "unix:"),
+      ("localhost", "unix:"),
+      ("::1", "unix:"),
+      ("0.0.0.0", "0.0.0.0:"),
+  )
+  def test_address(self, host, prefix):
+    endpoint = endpoints.listen(host, None, silence_secs=3.0)  # Used by connections only.
+    self.addCleanup(endpoint.close)
+    self.assertStartsWith(endpoint.address, prefix)
+
+  def test_an_unknown_name(self):
+    with self.assertRaises(socket.gaierror):
+      endpoints.listen("no_such_host.invalid", None, silence_secs=3.0)
+
+  @parameterized.parameters((0, None), (1, "is not that of this run"))
+  def test_other_users(self, offset, problem):
+    endpoint = endpoints.listen_unix()
+    self.addCleanup(endpoint.close)
+    connection = mock.create_autospec(socket.socket, instance=True)
+    found = struct.pack("3i", os.getpid(), os.getuid() + offset, os.getgid())
+    connection.getsockopt.return_value = found
+    context = contextlib.nullcontext()
+    if problem:
+      context = self.assertRaisesRegex(ConnectionError, problem)
+    with context:
+      endpoint.secure(connection, is_server=True)
 
 
 if __name__ == "__main__":
