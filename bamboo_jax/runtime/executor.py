@@ -1,7 +1,7 @@
 """Executors: how the passes of a step are run on the local nodes.
 
-`RowsExecutor` runs the instructions of each node; `spmd.executor.Programs` runs
-one program per pipeline. Both keep state and sums of gradients in the nodes of
+`Executor` runs the instructions of each node; `spmd.executor.Programs`, which has the
+same methods, runs one program per pipeline. Both keep state and sums of gradients in the nodes of
 an engine, so all later phases of a step are the same.
 """
 
@@ -51,6 +51,7 @@ class Filler:
   before.
 
   Attributes:
+    filling: Rules for the waits of the next rows; None: they stay empty.
     stretch: How much longer than planned the rows of a step take.
   """
 
@@ -59,18 +60,14 @@ class Filler:
     self._stretches = collections.deque[float](maxlen=redundancy.NUM_STEPS)
     self._nodes: Mapping[NodeId, node_lib.Node] = {}
     self._own: rule_lib.WaitRule | None = None
-    self.plan(None)
-
-  def plan(self, filling: redundancy.StepFilling | None) -> None:
-    """Sets the rules for the waits of the next rows; None: they stay empty."""
-    self._filling = filling
+    self.filling: redundancy.StepFilling | None = None
 
   def begin(self, nodes: Mapping[NodeId, node_lib.Node]) -> None:
     """Starts a step on local nodes; at most one if waits are to be filled."""
     self._nodes, self._own = nodes, None
-    if self._filling is not None:
+    if self.filling is not None:
       for number in nodes:
-        self._own = self._filling.rules.get(number)  # A spare has none.
+        self._own = self.filling.rules.get(number)  # A spare has none.
     self._start_secs = self._free_secs = time.perf_counter()
     self._done = set[Instruction]()
 
@@ -94,7 +91,7 @@ class Filler:
       self, measured: Sequence[recorder_lib.MeasuredInstruction]
   ) -> dict[NodeId, redundancy.Ran]:
     """Returns the times of local nodes' passes; {} if no waits are filled."""
-    if self._filling is None:
+    if self.filling is None:
       return {}
     return {
         node: redundancy.Ran.of(
@@ -108,22 +105,10 @@ class Filler:
         for node in self._nodes
     }
 
-  def find_effect(self, ran: Mapping[NodeId, redundancy.Ran]) -> redundancy.Effect | None:
-    """Returns cost and protection of the redundant passes in a step.
-
-    `ran` has the times of all nodes. None if no wait could be filled, or a node
-    died.
-    """
-    return self._filling.find_effect(ran) if self._filling else None
-
   def learn(self, stretch: float) -> None:
     """Learns from a step how much longer than planned its rows took."""
     self._stretches.append(stretch)
     self.stretch = redundancy.find_stretch(self._stretches)
-
-  @property
-  def predicted(self) -> redundancy.Effect | None:
-    return self._filling.predicted if self._filling else None
 
   def _fill(self, node: node_lib.Node, receive: Instruction | None) -> Iterator[_Started]:
     """Runs what fits before a receive, or without one at the end of the row."""
@@ -160,24 +145,32 @@ class Filler:
     return (free_secs if is_paced else self._free_secs) - now_secs
 
 
-class Executor(Protocol):
-  """Runs the passes of a step.
+class Executor:
+  """Runs the passes of a step: each node its own instructions, in the order of all rows.
 
   Attributes:
     filler: Runs redundant forward passes in waits.
   """
 
-  filler: Filler
+  def __init__(self, engine: engine_lib.Engine, members: Members) -> None:
+    self.filler = Filler()
+    self._engine, self._members = engine, members
+    self._timelines: Sequence[timeline_lib.Timeline] = ()
+    self._order: Sequence[tuple[NodeId, Instruction]] = ()
 
   def jobs(self, lines: engine_lib.Lines) -> list[Callable[[], Any]]:
     """Returns jobs that compile this executor's programs for some lines.
 
     For the present ones, also those after each death that replicas survive. The
-    programs of units are not among them; see `phases.compile_ahead`.
+    programs of units, which are all that rows run, are not among them; see
+    `phases.compile_ahead`.
     """
+    del lines
+    return []
 
   def begin(self, step: base.StepId, feed: node_lib.FeedFn) -> None:
-    """Drops all results of the previous step."""
+    """Drops all results of the previous step; those of rows lie in the engine."""
+    del step, feed
 
   def plan(
       self,
@@ -189,6 +182,10 @@ class Executor(Protocol):
     `filling` has the rules by which redundant passes fill the waits of a whole
     step; None if they do not. Executors of one program per pipeline ignore it.
     """
+    if timelines is not self._timelines:  # Most steps have those of the last.
+      self._timelines = timelines
+      self._order = timeline_lib.linearize(timelines)
+    self.filler.filling = filling
 
   def compute(self, strike: Callable[[NodeId], None], recorder: recorder_lib.Recorder) -> None:
     """Runs the planned passes.
@@ -197,51 +194,6 @@ class Executor(Protocol):
     adds those that can be measured to `recorder`, which waits for them. Raises
     as `Members.check`, or the error of a transfer.
     """
-
-  def holdings(self, *, is_begun: bool) -> dict[NodeId, holdings_lib.Holdings]:
-    """Returns the data of the step that local nodes hold, by node.
-
-    All members call it at once in a new view. Empty if the next step to be
-    committed has not begun here.
-    """
-
-  def can_continue(self) -> bool:
-    """Returns whether `plan` accepts the rest of a step in the present roles.
-
-    Otherwise the whole step must be planned again.
-    """
-
-  def planned_passes(self, secs: float) -> account_lib.NodeTime | None:
-    """Returns the planned node time of a step of `secs`; None if measured."""
-
-
-class RowsExecutor:
-  """Each node runs its own instructions, in the order of all rows."""
-
-  def __init__(self, engine: engine_lib.Engine, members: Members) -> None:
-    self.filler = Filler()
-    self._engine, self._members = engine, members
-    self._timelines: Sequence[timeline_lib.Timeline] = ()
-    self._order: Sequence[tuple[NodeId, Instruction]] = ()
-
-  def jobs(self, lines: engine_lib.Lines) -> list[Callable[[], Any]]:
-    del lines
-    return []  # Rows run only the programs of units.
-
-  def begin(self, step: base.StepId, feed: node_lib.FeedFn) -> None:
-    del step, feed  # Results lie in the engine.
-
-  def plan(
-      self,
-      timelines: Sequence[timeline_lib.Timeline],
-      filling: redundancy.StepFilling | None = None,
-  ) -> None:
-    if timelines is not self._timelines:  # Most steps have those of the last.
-      self._timelines = timelines
-      self._order = timeline_lib.linearize(timelines)
-    self.filler.plan(filling)
-
-  def compute(self, strike: Callable[[NodeId], None], recorder: recorder_lib.Recorder) -> None:
     nodes, check = self._engine.nodes, self._members.check
     self._engine.clock.catch_up()
     self.filler.begin(nodes)
@@ -257,12 +209,22 @@ class RowsExecutor:
       check()
 
   def holdings(self, *, is_begun: bool) -> dict[NodeId, holdings_lib.Holdings]:
+    """Returns the data of the step that local nodes hold, by node.
+
+    All members call it at once in a new view. Empty if the next step to be
+    committed has not begun here.
+    """
     nodes = self._engine.nodes.items() if is_begun else ()
     return {number: node.store.holdings() for number, node in nodes}
 
   def can_continue(self) -> bool:
+    """Returns whether `plan` accepts the rest of a step in the present roles.
+
+    Otherwise the whole step must be planned again.
+    """
     return True
 
   def planned_passes(self, secs: float) -> account_lib.NodeTime | None:
+    """Returns the planned node time of a step of `secs`; None if measured."""
     del secs
     return None

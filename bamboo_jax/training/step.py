@@ -408,9 +408,10 @@ class StepRunner:
 
   def result(self, measured: Measured, recoveries: Sequence[durations.RecoveryTimes]) -> Committed:
     """Returns the record of the committed step, which ends now, and learns from it."""
-    filler = self.executor.filler
-    filled, predicted = filler.find_effect(measured.ran), filler.predicted
-    if filled is not None and predicted is not None:
+    filled = predicted = None
+    if filling := (filler := self.executor.filler).filling:
+      filled, predicted = filling.find_effect(measured.ran), filling.predicted
+    if filled is not None:
       filler.learn(filled.stretch)
     return Committed(
         steps=base.StepId(self._step + 1),

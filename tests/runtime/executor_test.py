@@ -70,41 +70,43 @@ def make_filling(*, latest_ms=_LONG_MS, span_ms=0.0):
   return redundancy.StepFilling([redundancy.PlannedRows(bare, {0: own}, costs=None)])
 
 
+_FILLING = make_filling()
+
+
 class FillerTest(parameterized.TestCase):
 
-  def _run(self, node, *row, filling=None, number=0):
+  def _run(self, node, *row, filling=_FILLING, number=0):
     filler = executor_lib.Filler()
-    filler.plan(filling or make_filling())
+    filler.filling = filling
     filler.begin({number: node})
     done = [run for i in row for run in filler.run(node, i)]
     return [i for i, _ in done + [run[1:] for run in filler.finish()]]
 
-  @parameterized.parameters(
-      (0, 0),  # It is there already.
-      (1, 1),
-      (3, 2),  # A pass asks twice: while the device is busy, and then.
-      (9, 3),  # There are no more.
+  #    When the value arrives, the rule, and the number of the node; what has run.
+  @parameterized.named_parameters(
+      ("value_is_there", 0, {}, 0, [_RECEIVE, _FORWARD]),
+      ("after_a_pass", 1, {}, 0, [_PASSES[0], _RECEIVE, _FORWARD]),
+      # A pass asks twice: while the device is busy, and then.
+      ("after_two", 3, {}, 0, [*_PASSES[:2], _RECEIVE, _FORWARD]),
+      ("there_are_no_more", 9, {}, 0, [*_PASSES, _RECEIVE, _FORWARD]),
+      ("nothing_fits", 9, dict(latest_ms=0.0), 0, [_RECEIVE, _FORWARD]),
+      (
+          *("at_the_end", 9, dict(latest_ms=0.0, span_ms=_LONG_MS), 0),
+          [_RECEIVE, _FORWARD, *_PASSES],
+      ),
+      ("a_spare", 9, {}, 7, [_RECEIVE, _FORWARD]),
+      ("no_rule", 9, None, 0, [_RECEIVE, _FORWARD]),  # As after a death.
   )
-  def test_until_the_value_arrives(self, after, want):
+  def test_what_fills_a_wait(self, after, rule, number, want):
     node = Node(Wire(after))
-    self.assertEqual(self._run(node, _RECEIVE), [*_PASSES[:want], _RECEIVE])
-    self.assertEqual(node.ran, [*_PASSES[:want], _RECEIVE])
-
-  def test_nothing_fits(self):
-    node = Node(Wire(9))
-    filling = make_filling(latest_ms=0.0)
-    self.assertEqual(self._run(node, _RECEIVE, filling=filling), [_RECEIVE])
+    filling = rule if rule is None else make_filling(**rule)
+    self.assertEqual(self._run(node, _RECEIVE, _FORWARD, filling=filling, number=number), want)
+    self.assertEqual(node.ran, want)
 
   def test_inputs_have_not_arrived(self):
     node = Node(Wire(9))
     node.store.activations = {(0, 1)}
     self.assertEqual(self._run(node, _RECEIVE), [_PASSES[1], _RECEIVE])
-
-  def test_at_the_end_of_the_row(self):
-    filling = make_filling(latest_ms=0.0, span_ms=_LONG_MS)
-    node = Node(Wire(9))
-    got = self._run(node, _RECEIVE, _FORWARD, filling=filling)
-    self.assertEqual(got, [_RECEIVE, _FORWARD, *_PASSES])
 
   def test_waits_for_the_device_or_the_value(self):
     wire = Wire(0)
@@ -120,19 +122,6 @@ class FillerTest(parameterized.TestCase):
     self._run(node, _FORWARD, _RECEIVE)
     self.assertEqual(wire.waited, [float("inf")])
 
-  def test_a_spare_fills_nothing(self):
-    node = Node(Wire(9))
-    self.assertEqual(self._run(node, _RECEIVE, number=7), [_RECEIVE])
-
-  def test_not_after_a_death(self):
-    node = Node(Wire(9))
-    filler = executor_lib.Filler()
-    filler.plan(make_filling())
-    filler.plan(None)
-    filler.begin({0: node})
-    self.assertEqual([i for i, _ in filler.run(node, _RECEIVE)], [_RECEIVE])
-    self.assertEmpty(filler.ran([]))
-
   def test_learns_from_steps(self):
     filler = executor_lib.Filler()
     for stretch, want in ((3.0, 3.0), (1.1, 1.1), (1.0, 1.0), (0.9, 1.0)):
@@ -144,7 +133,7 @@ class FillerTest(parameterized.TestCase):
 
   def test_what_has_run(self):
     filler = executor_lib.Filler()
-    filler.plan(make_filling())
+    filler.filling = make_filling()
     before = time.perf_counter()
     filler.begin({0: Node(Wire(9))})
     start = time.perf_counter()
@@ -173,7 +162,7 @@ class RowsTest(absltest.TestCase):
     engine = types.SimpleNamespace(nodes={1: node}, clock=clock)
     members = types.SimpleNamespace(check=lambda: said.append("check"))
     recorder = types.SimpleNamespace(add=lambda node, i, _: said.append(f"{i}"))
-    rows = executor_lib.RowsExecutor(engine, members)
+    rows = executor_lib.Executor(engine, members)
     slots = [
         timeline_lib.Slot(n, Instruction(n, Op.FORWARD, m), m, m + 1.0)
         for n in (0, 1)

@@ -127,7 +127,7 @@ class Programs:
     layout = plan_of_step.layout
     make = functools.partial(passes_lib.StagePasses, whole, layout)
     self._passes: passes_lib.StagePasses = engine.programs.others.get(("passes", layout), make)
-    self._rows = executor_lib.RowsExecutor(engine, members)
+    self._rows = executor_lib.Executor(engine, members)
     self.filler, self.is_by_rows = self._rows.filler, False
     self.runs: dict[base.ShareId, PipelineRun] = {}
 

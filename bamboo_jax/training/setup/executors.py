@@ -21,6 +21,7 @@ from bamboo_jax.runtime.spmd import (
 )
 from bamboo_jax.training.setup import build
 
+Executor = executor_lib.Executor | spmd_executor.Programs
 SharedMemory = processes_lib.SharedMemory
 ProcessRing = processes_lib.ProcessRing
 ProgramPlan = plan_lib.ProgramPlan
@@ -75,10 +76,10 @@ def make_executor(
     engine: engine_lib.Engine,
     members: executor_lib.Members,
     processes: ProcessRing | None = None,
-) -> executor_lib.Executor:
+) -> Executor:
   """Returns the executor of a config, not compiled yet."""
   if not is_program(config):
-    return executor_lib.RowsExecutor(engine, members)
+    return executor_lib.Executor(engine, members)
   program = plan_program(config, task, plan)
   return spmd_executor.Programs(program, task.whole, engine, members, processes)
 
