@@ -17,30 +17,26 @@ import sys
 import tempfile
 from typing import Any, TYPE_CHECKING
 
-from bamboo_jax import base
+from bamboo_jax import base, config as config_lib
 from bamboo_jax.base import packaged
-from bamboo_jax.cli import config_check
+from bamboo_jax.cli import config_flag
 from bamboo_jax.cluster import mirror
 from bamboo_jax.metrics import summary as summary_lib
 
 if TYPE_CHECKING:
   import ml_collections
 
-  from bamboo_jax import config as config_lib
   from bamboo_jax.models import model as model_lib
   from bamboo_jax.training.setup import show
 
 _MOST_DEVICES = 8
 _CONFIG_FILE = '''"""The config of this run, as Python code made it."""
 
-from bamboo_jax.cli import config_check
-from bamboo_jax.configs import default
-
-_VALUES = {values}
+import ml_collections
 
 
 def get_config():
-  return config_check.fill(default.get_config(), _VALUES)
+  return ml_collections.ConfigDict({values})
 '''
 
 
@@ -54,7 +50,7 @@ def get_config(name: str = "default") -> "ml_collections.ConfigDict":
 
   Raises `ValueError` if there is neither.
   """
-  return config_check.load(name)
+  return config_flag.load(name)
 
 
 def train(
@@ -193,8 +189,7 @@ def load(workdir: str | os.PathLike[str], model: "model_lib.Model | None" = None
     model = zoo.make_model(named["name"], **named["options"])
   is_loss = isinstance(model.layers[0], from_loss.LossLayer)
   if not model.sample and not is_loss:  # Shapes follow from the data.
-    config = config_check.load("default")
-    config_check.fill(config, json.loads(values.read_text()))
+    config = config_lib.Config.read(json.loads(values.read_text()))
     sample = build.make_task(config).whole.model.sample
     model = dataclasses.replace(model, sample=sample)
   read = weights.open_weights(workdir, model)
@@ -204,7 +199,7 @@ def load(workdir: str | os.PathLike[str], model: "model_lib.Model | None" = None
   return {name: read(name) for name in model.layer_names}
 
 
-def _accept(config: Any) -> "config_lib.Config":
+def _accept(config: Any) -> config_lib.Config:
   """Returns the options of a config, checked as commands check them."""
   from bamboo_jax.training.setup import accept
 

@@ -20,7 +20,7 @@ from typing import Any
 import jax
 
 from bamboo_jax import config as config_lib
-from bamboo_jax.cli import config_check
+from bamboo_jax.cli import config_flag
 from bamboo_jax.metrics import table as table_lib
 from bamboo_jax.plan import memory as memory_lib, rows as rows_lib
 from bamboo_jax.runtime import devices as devices_lib, engine as engine_lib
@@ -256,7 +256,7 @@ def main() -> None:
   """Measures, and prints."""
   parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
   parser.add_argument("--config", default="bench_memory")
-  compare(accept.accept(config_check.load(parser.parse_args().config)))
+  compare(accept.accept(config_flag.load(parser.parse_args().config)))
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ import tqdm
 
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.benchmarks import ablation
-from bamboo_jax.cli import config_check
+from bamboo_jax.cli import config_flag
 from bamboo_jax.metrics import jsonl, table as table_lib
 from bamboo_jax.recovery import assignment, ladder as ladder_lib, layout as layout_lib
 from bamboo_jax.runtime import devices as devices_lib
@@ -196,7 +196,7 @@ def main() -> None:
   parser.add_argument("--config", default="bench_shape")
   parser.add_argument("--out", default="runs/bench_shape")
   given = parser.parse_args()
-  config = accept.accept(config_check.load(given.config))
+  config = accept.accept(config_flag.load(given.config))
   if config.model.name != "paced" or config.pipeline.num_pipelines == 1:
     raise SystemExit("error: --config needs model.name='paced' and 2 pipelines or more.")
   train = [sys.executable, "-m", "bamboo_jax.launch.train", f"--config={given.config}"]

@@ -23,7 +23,7 @@ from torch.distributed import pipelining
 import torch.nn.functional as F
 
 from bamboo_jax.base import ports
-from bamboo_jax.cli import config_check
+from bamboo_jax.cli import config_flag
 from bamboo_jax.runtime import allocator
 from bamboo_jax.training.setup import accept, build
 
@@ -125,7 +125,7 @@ def main() -> None:
   for name, default in (("config", "bench_peer"), ("workdir", "runs/torch"), ("num_steps", "1000")):
     parser.add_argument(f"--{name}", default=default)
   given = parser.parse_args()
-  config = accept.accept(config_check.load(given.config))
+  config = accept.accept(config_flag.load(given.config))
   pipeline, cores = config.pipeline, sorted(os.sched_getaffinity(0))
   if pipeline.num_pipelines != 1 or pipeline.num_stages > len(cores):
     raise SystemExit(

@@ -29,14 +29,12 @@ by bootstrap. `--rival` is a command that writes steps to WORKDIR/metrics.jsonl,
 import dataclasses
 import pathlib
 
-from absl import flags as absl_flags
-
 from bamboo_jax.base import packaged
 from bamboo_jax.benchmarks import ablation, ablation_report
 from bamboo_jax.cli import flagset
 from bamboo_jax.config import Config
 from bamboo_jax.experiments import sweep
-from bamboo_jax.launch import cli, shared
+from bamboo_jax.launch import cli
 from bamboo_jax.metrics import plots, progress
 
 
@@ -49,7 +47,7 @@ class AblateFlags:
       (),
       "A field of the config, faults or trace, and its values: seed=0,1.",
       is_needed=True,
-      define=absl_flags.DEFINE_multi_string,
+      is_repeated=True,
   )
   faults: str | None = flagset.flag(None, "As for `bamboo train`.", excludes="trace")
   trace: str | None = flagset.flag(None, "As for `bamboo cluster`, and these:")
@@ -69,9 +67,9 @@ class AblateFlags:
       None, "Another command that takes turns; gets --workdir.", needs="interleave"
   )
   workdir: str = flagset.flag("runs/ablate", "Where results go.")
-  program_cache: str | None = shared.program_cache()
-  figure_format: tuple[str, ...] = shared.figure_format()
-  jobs: shared.JobFlags = flagset.part(shared.JobFlags)
+  program_cache: str | None = cli.program_cache()
+  figure_format: tuple[str, ...] = cli.figure_format()
+  jobs: cli.JobFlags = flagset.part(cli.JobFlags)
 
   def read_sweeps(self) -> dict[str, tuple[str, ...]]:
     """Returns the values of each field; `ValueError` if one is not allowed."""
@@ -87,14 +85,13 @@ class AblateFlags:
       if field in ablation.FILES:
         packaged.find_file(value)
       else:
-        cli.check_config_arguments([f"--config.{field}={value}"])
+        self.config.find_kind(field)
     read = {field: [*map(ablation.read_value, own)] for field, own in sweeps.items()}
     for policy in read.get("recovery.policy", [self.config.recovery.policy]):
       cli.refuse_overwritten(policy, read)
     return sweeps
 
 
-@shared.ending
 def main(flags: AblateFlags) -> None:
   """Runs all trials and writes their summary."""
   sweeps = flags.read_sweeps()

@@ -1,68 +1,146 @@
-"""The start of all commands of this folder, and the flag `--config`.
+"""The start of all commands of this folder, and flags that several have.
 
-A command is a module with a dataclass of flags and `main(flags)`. Keys of the
-config are those of `configs/default.py`, except in sections of options, which
-are checked by their users.
+A command is a module with a dataclass of flags and `main(flags)`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+import dataclasses
 import functools
 import os
-import re
+import pathlib
 import sys
 import typing
 from typing import Any
 
 from absl import flags
-import ml_collections
-from ml_collections.config_flags import config_flags
 
-from bamboo_jax import config as config_lib
+from bamboo_jax import base, config as config_lib
 from bamboo_jax.base import packaged
-from bamboo_jax.cli import command, config_check, flagset
-from bamboo_jax.configs import default as default_config
-from bamboo_jax.metrics import progress
+from bamboo_jax.cli import command, config_flag, flagset
+from bamboo_jax.experiments import sweep
+from bamboo_jax.metrics import plots, progress
 from bamboo_jax.recovery import policies
+from bamboo_jax.training.record import workdir as workdir_lib
 from bamboo_jax.training.setup import accept
 
-flags.disclaim_key_flags()
 hearing = command.hearing
-_PRINT = "print_config"
 _CONFIG_HELP = (
     " A name that `bamboo --help` lists, or a file; --config.NAME=VALUE changes an option, and "
     "--print_config shows the config with what differs from the default, and ends."
 )
 
 
-class _Parser(config_flags.ConfigFileFlagParser):  # type: ignore[misc]
-
-  def parse(self, path: str) -> Any:
-    """Returns the config of a short name or a path, with its name."""
-    found = super().parse(config_check.find(path))
-    if isinstance(found, ml_collections.ConfigDict) and found.get("name") == "":
-      found.name = packaged.name_config(path)
-    return found
+def config(default: str, help_text: str) -> Any:
+  """Declares the flag `--config`, a `config.Config`."""
+  return flagset.flag(default, help_text + _CONFIG_HELP)
 
 
-def config(default: str | None, help_text: str) -> Any:
-  """Declares the flag `--config`, a `config.Config`; None: it must be given."""
-  return flagset.flag(default, help_text + _CONFIG_HELP, is_needed=default is None, define=_define)
-
-
-def _define(name: str, default: str | None, help_text: str) -> None:
-  """Defines the flag; the text "None" is None, which `accept` may reject."""
-  for kind, parser in config_check.PARSERS.items():
-    config_flags.register_flag_parser_for_type(kind, parser)
-  holder = config_flags.DEFINE_config_file(
-      name, None, help_text, lock_config=False, accept_new_attributes=True
+def workdir() -> Any:
+  """Declares `--workdir` of a command that trains."""
+  return flagset.flag(
+      None,
+      "Where checkpoints and metrics go: a folder, or s3://BUCKET/RUN, gs:// or az://.",
+      is_needed=True,
+      takes_bucket=True,
   )
-  flags.FLAGS[name].parser = _Parser(name, lock_config=False)
-  flags.DEFINE_bool(_PRINT, False, "")
-  try:
-    check_config_arguments(sys.argv)
-  except ValueError:
-    return  # `_parse_flags` says it, unless help is asked for.
-  flags.set_default(holder, default)  # Parses what the command line overrides.
+
+
+def device_memory_fraction() -> Any:
+  """Declares `--device_memory_fraction`."""
+  return flagset.flag(
+      None, "Part of the memory of a GPU that each worker takes; several may share it."
+  )
+
+
+def program_cache(default: str = "bamboo_jax/programs in the cache folder of the user") -> Any:
+  """Declares where compiled programs are kept."""
+  return flagset.flag(
+      None,
+      f"Folder of compiled programs, which runs and processes share; by default {default}. "
+      "Empty: none.",
+  )
+
+
+def find_program_cache(folder: str | None) -> str:
+  """Returns the folder that the flag names, or the user's default one."""
+  return base.find_cache("programs") if folder is None else folder
+
+
+def figure_format(**use: Any) -> Any:
+  """Declares `--figure_format`."""
+  return flagset.flag(
+      ("png",), "Formats of figures, such as png,pdf.", choices=plots.FORMATS, **use
+  )
+
+
+def find_format_change(formats: tuple[str, ...], config: config_lib.Config) -> dict[str, str]:
+  """Returns the option of the config that `--figure_format` sets; {} if not given."""
+  if not flagset.is_given("figure_format"):
+    return {}
+  if not config.metrics.plots:
+    flagset.refuse(["figure_format"], "with config.metrics.plots=False")
+  return {"metrics.figure_format": ",".join(formats)}
+
+
+@dataclasses.dataclass(frozen=True)
+class PageFlags:
+  """A page on the run."""
+
+  page: bool = flagset.flag(False, "Serve a page on the run, to this machine only.")
+  page_port: int | None = flagset.flag(
+      None, "Port of that page; by default any free one.", least=0, most=65535
+  )
+
+  @property
+  def port(self) -> int | None:
+    """The port, 0 for any free one; None without a page."""
+    return 0 if self.page and self.page_port is None else self.page_port
+
+
+@dataclasses.dataclass(frozen=True)
+class JobFlags:
+  """Where independent jobs run; see docs/guides/sweeps.md."""
+
+  num_processes: int | None = flagset.flag(
+      None, "Jobs at once; by default one for each core.", least=1
+  )
+  dask: str | None = flagset.flag(
+      None, "A Dask scheduler, tcp://host:8786; its workers run the jobs."
+  )
+  shard: str | None = flagset.flag(
+      None, "Run only this part of the jobs, such as 2/4.", excludes="merge", needs="workdir"
+  )
+  merge: int | None = flagset.flag(
+      None, "Number of shards to merge; no job is run.", least=1, needs="workdir"
+  )
+
+  def read(self, workdir: str | None, *, alone: str = "") -> sweep.Where:
+    """Returns where jobs run; results are kept below the workdir, if any.
+
+    `alone`: why jobs must run one after the other on this machine, "" if not.
+    """
+    if alone:
+      flagset.refuse(["num_processes", "dask"], alone)
+    if self.dask:
+      flagset.refuse(["num_processes"], "with --dask")
+    return sweep.Where(
+        num_processes=1 if alone else self.num_processes,
+        dask=self.dask,
+        shard=sweep.parse_shard(self.shard) if self.shard else None,
+        num_merged=self.merge,
+        folder=pathlib.Path(workdir, "jobs") if workdir else None,
+    )
+
+
+def explain_resume() -> str:
+  """Returns the hint after an interrupt: how to resume the run in `--workdir`."""
+  place = flags.FLAGS.workdir if flags.FLAGS.is_parsed() else ""
+  if base.is_bucket(place):
+    return f"the same command goes on from the last checkpoint in {place}, if there is one"
+  saved = workdir_lib.find_saved(place) if place else 0
+  if saved:
+    return f"the same command goes on from step {saved}, which is saved"
+  return "nothing is saved: the same command starts from the beginning"
 
 
 def run(
@@ -80,43 +158,43 @@ def run(
   kind = next(hint for name, hint in typing.get_type_hints(main).items() if name != "return")
 
   def start(argv: Sequence[str]) -> None:
-    if _PRINT in flags.FLAGS and flags.FLAGS[_PRINT].value:
-      given: Any = flags.FLAGS[flagset.CONFIG].value
+    if config_flag.PRINT in flags.FLAGS and flags.FLAGS[config_flag.PRINT].value:
+      given: Any = flags.FLAGS[config_flag.NAME].value
       print(_render(given))
     else:
-      main(flagset.read(kind, argv[1:]))
+      try:
+        main(flagset.read(kind, argv[1:]))
+      except sweep.ShardEnd as end:
+        print(end)
 
   flagset.define(kind)
   doc = (sys.modules["__main__"].__doc__ or "").strip()
   command.run(
       start,
-      parse=functools.partial(_parse_flags, is_study=is_study),
+      parse=functools.partial(parse_flags, is_study=is_study),
       help_text=packaged.locate_pages(f"{doc}\n\n{flagset.render(kind)}\n"),
       if_interrupted=if_interrupted,
       is_node=is_node,
   )
 
 
-def _parse_flags(argv: Sequence[str], *, is_study: bool) -> list[str]:
-  """Returns the arguments that are not flags; suggests names for a bad key."""
+def parse_flags(argv: Sequence[str], *, is_study: bool = False) -> list[str]:
+  """Returns the arguments that are not flags; accepts the config, which is then `--config`."""
   try:
-    check_config_arguments(argv)
+    if config_flag.NAME not in flags.FLAGS:
+      return flags.FLAGS(list(argv))
     with progress.waiting("reading the config"):  # Its file may import much.
-      rest = flags.FLAGS(list(argv))
-    if flagset.CONFIG in flags.FLAGS:
-      given = flags.FLAGS[flagset.CONFIG].value
-      accepted = accept.accept(given, is_study=is_study)
-      refuse_overwritten(accepted.recovery.policy)
-      flags.FLAGS[flagset.CONFIG].value = accepted
+      given, rest = config_flag.parse(argv)
+    accepted = accept.accept(given, is_study=is_study)
+    refuse_overwritten(accepted.recovery.policy)
+    flags.FLAGS[config_flag.NAME].value = accepted
     return rest
   except flags.IllegalFlagValueError as error:
-    is_file = re.match("flag --config=(?!None: )", str(error))
-    explain = config_check.explain if is_file else command.explain_flag
-    command.fail(explain(error), 2)
+    command.fail(command.explain_flag(error), 2)
   except (flags.Error, ValueError) as error:
     command.fail(str(error), 2)
   except Exception as error:  # The code of a config may raise anything.
-    command.fail(config_check.explain(error), 2)
+    command.fail(config_flag.explain(error), 2)
 
 
 def refuse_overwritten(policy: str | None, swept: Mapping[str, Sequence[Any]] = {}) -> None:
@@ -128,19 +206,9 @@ def refuse_overwritten(policy: str | None, swept: Mapping[str, Sequence[Any]] = 
     own, when = policies.find(policy), f"with config.recovery.policy={policy!r}, which sets it"
     # The config may say how a policy has replicas.
     differs = lambda k, v: own.get(k, v) != v and k != "redundancy.mode"
-    flagset.refuse_keys([k for k, v in flagset.given_keys().items() if differs(k, v)], when)
+    flagset.refuse_keys([k for k, v in config_flag.given().values.items() if differs(k, v)], when)
     texts = [f"--sweep={k}" for k, values in swept.items() for v in values if differs(k, v)]
     flagset.refuse_texts(texts, when)
-
-
-def check_config_arguments(argv: Sequence[str]) -> None:
-  """Raises `ValueError` unless `argv` has one existing config, with known keys."""
-  paths = config_check.find_paths(argv)
-  if len(paths) > 1:
-    raise ValueError(f"Give one --config, got {' and '.join(paths)}.")
-  for path in paths:
-    packaged.find_config(path)
-  config_check.check_overrides(argv, default_config.get_config(), gone=config_lib.GONE)
 
 
 def _render(config: config_lib.Config) -> str:

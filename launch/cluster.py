@@ -18,7 +18,7 @@ import os
 from bamboo_jax.cli import flagset
 from bamboo_jax.cluster import mirror
 from bamboo_jax.config import Config
-from bamboo_jax.launch import cli, shared
+from bamboo_jax.launch import cli
 from bamboo_jax.local_cluster import cluster_run, setup as setup_lib
 from bamboo_jax.metrics import progress
 from bamboo_jax.runtime import accelerator
@@ -31,7 +31,7 @@ class ClusterFlags:
   """A cluster on this machine, and what happens to it."""
 
   config: Config = cli.config("default", "What to train.")
-  workdir: str = shared.run_workdir()
+  workdir: str = cli.workdir()
   nodes: int | None = flagset.flag(
       None,
       "Number of nodes; those the config does not need are spares. With --trace, how many may be "
@@ -60,16 +60,16 @@ class ClusterFlags:
   time_scale: float = flagset.flag(
       1.0, "How many times as fast as recorded the trace is played.", above=0, needs="trace"
   )
-  device_memory_fraction: float | None = shared.device_memory_fraction()
+  device_memory_fraction: float | None = cli.device_memory_fraction()
   metrics_port: int | None = flagset.flag(
       None,
       "Serve metrics for Prometheus: node n0 at this port, n1 at the next one, and so on.",
       least=1,
       most=65535,
   )
-  figure_format: tuple[str, ...] = shared.figure_format()
-  program_cache: str | None = shared.program_cache()
-  page: shared.PageFlags = flagset.part(shared.PageFlags)
+  figure_format: tuple[str, ...] = cli.figure_format()
+  program_cache: str | None = cli.program_cache()
+  page: cli.PageFlags = flagset.part(cli.PageFlags)
 
 
 def read_replay(
@@ -85,7 +85,7 @@ def read_replay(
 def main(flags: ClusterFlags) -> None:
   """Checks the flags, runs the cluster, and reports."""
   config, replay = flags.config, None
-  change = shared.find_format_change(flags.figure_format, config)
+  change = cli.find_format_change(flags.figure_format, config)
   if flags.trace:
     replay = read_replay(config, flags.trace, time_scale=flags.time_scale, nodes=flags.nodes)
   with progress.waiting("importing JAX"):
@@ -98,7 +98,7 @@ def main(flags: ClusterFlags) -> None:
       arguments=[
           *flagset.to_argv(flags, "config", "workdir", "faults", "device_memory_fraction"),
           *(f"--config.{name}={value}" for name, value in change.items()),
-          f"--program_cache={shared.find_program_cache(flags.program_cache)}",
+          f"--program_cache={cli.find_program_cache(flags.program_cache)}",
       ],
       first_zones=first_zones,
       zones=flags.zones,
@@ -116,4 +116,4 @@ def main(flags: ClusterFlags) -> None:
 
 
 if __name__ == "__main__":
-  cli.run(main, if_interrupted=lambda: f"all processes have ended; {shared.explain_resume()}")
+  cli.run(main, if_interrupted=lambda: f"all processes have ended; {cli.explain_resume()}")

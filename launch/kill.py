@@ -13,7 +13,7 @@ import signal
 
 from bamboo_jax.cli import flagset
 from bamboo_jax.cluster import mirror
-from bamboo_jax.launch import cli, identity
+from bamboo_jax.launch import cli, status as status_command
 from bamboo_jax.local_cluster import inquiry
 from bamboo_jax.report import status
 
@@ -22,8 +22,8 @@ from bamboo_jax.report import status
 class KillFlags:
   """The nodes to kill."""
 
-  names: tuple[str, ...] = flagset.arguments("Nodes whose workers to kill.")
-  observed: identity.ObserverFlags = flagset.part(identity.ObserverFlags)
+  names: tuple[str, ...] = flagset.flag((), "Nodes whose workers to kill.", takes_rest=True)
+  observed: status_command.ObserverFlags = flagset.part(status_command.ObserverFlags)
 
 
 def main(flags: KillFlags) -> None:

@@ -1,10 +1,43 @@
 """Flags of an agent and of its worker."""
 
 import dataclasses
+import pathlib
+from typing import Any
 
 from bamboo_jax.cli import flagset
 from bamboo_jax.config import Config
-from bamboo_jax.launch import cli, identity as identity_flags, shared
+from bamboo_jax.launch import cli
+from bamboo_jax.net import identity as identity_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class IdentityFlags:
+  """The identity of a process towards the others of its run."""
+
+  run: str = flagset.flag("run", "Name of the run in --certificates.")
+  secret: str | None = flagset.flag(
+      None, "File of the shared secret; by default `secret` in --workdir, drawn by the first node."
+  )
+  certificates: str | None = flagset.flag(
+      None,
+      "Folder of authority.pem, certificate.pem and key.pem, in place of those that are made "
+      "from the secret.",
+  )
+
+  def drawn(self, workdir: pathlib.Path) -> "IdentityFlags":
+    """Returns the same with a secret, which is drawn in a folder if it is not given."""
+    if self.secret is not None:
+      return self
+    return dataclasses.replace(self, secret=identity_lib.draw_secret(workdir))
+
+  def make(self, role: str, name: str, *, host: str) -> identity_lib.Identity:
+    """Returns the identity of this process, which listens on `host`."""
+    secret = identity_lib.read_secret(self.secret)
+    identity_lib.check_host(host, secret=secret)  # It signs records.
+    who: dict[str, Any] = dict(run=self.run, role=role, name=name)
+    if self.certificates is None:
+      return identity_lib.issue(secret, **who)
+    return identity_lib.load(pathlib.Path(self.certificates), secret=secret, **who)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,16 +46,16 @@ class NodeFlags:
 
   # Name and workdir come first, where `ps` shows them.
   name: str = flagset.flag(None, "Of the node.", is_needed=True)
-  workdir: str = shared.run_workdir()
+  workdir: str = cli.workdir()
   config: Config = cli.config("default", "What to train.")
   host: str = flagset.flag("127.0.0.1", "Where to listen.")
   faults: str | None = flagset.flag(None, "CSV file of faults.")
   faults_run: int | None = flagset.flag(
       None, "The run whose records say which faults have happened; by default the node's."
   )
-  device_memory_fraction: float | None = shared.device_memory_fraction()
-  program_cache: str | None = shared.program_cache(
+  device_memory_fraction: float | None = cli.device_memory_fraction()
+  program_cache: str | None = cli.program_cache(
       "programs in --workdir, which all machines then share; each has its own if the workdir is in "
       "a bucket"
   )
-  identity: identity_flags.IdentityFlags = flagset.part(identity_flags.IdentityFlags)
+  identity: IdentityFlags = flagset.part(IdentityFlags)

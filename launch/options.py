@@ -22,7 +22,7 @@ from bamboo_jax.launch import cli
 class OptionsFlags:
   """What to list."""
 
-  names: tuple[str, ...] = flagset.arguments("Sections or options; by default all.")
+  names: tuple[str, ...] = flagset.flag((), "Sections or options; by default all.", takes_rest=True)
 
 
 def main(flags: OptionsFlags) -> None:

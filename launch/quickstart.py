@@ -19,9 +19,9 @@ import sys
 
 from bamboo_jax import base
 from bamboo_jax.benchmarks import story
-from bamboo_jax.cli import flagset
+from bamboo_jax.cli import config_flag, flagset
 from bamboo_jax.config import Config
-from bamboo_jax.launch import cli, shared
+from bamboo_jax.launch import cli
 from bamboo_jax.metrics import plots, progress, summary as summary_lib
 from bamboo_jax.report import contents, figures
 from bamboo_jax.training.record import workdir as workdir_lib
@@ -39,14 +39,14 @@ class QuickstartFlags:
   config: Config = cli.config("quickstart", "What to train.")
   workdir: str = flagset.flag("runs/quickstart", "Where runs go.")
   faults: str = flagset.flag("configs/quickstart_faults.csv", "As for `bamboo train`.")
-  program_cache: str | None = shared.program_cache()
-  figure_format: tuple[str, ...] = shared.figure_format()
+  program_cache: str | None = cli.program_cache()
+  figure_format: tuple[str, ...] = cli.figure_format()
 
 
 def main(flags: QuickstartFlags) -> None:
   """Trains twice, shows both, and compares."""
   folder = pathlib.Path(flags.workdir)
-  ours = {k: v for k, v in _OURS.items() if k not in flagset.given_keys()}
+  ours = {k: v for k, v in _OURS.items() if k not in config_flag.given().values}
   config = flags.config.changed(ours)
   train = [sys.executable, "-m", "bamboo_jax.launch.train"]
   train += flagset.to_argv(flags, "config", "program_cache")

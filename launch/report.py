@@ -56,8 +56,8 @@ class PriceFlags:
 class ReportFlags:
   """The runs, and what is told of them."""
 
-  workdirs: tuple[str, ...] = flagset.arguments(
-      "Folders of runs, or URLs of runs in buckets.", takes_bucket=True
+  workdirs: tuple[str, ...] = flagset.flag(
+      (), "Folders of runs, or URLs of runs in buckets.", takes_rest=True, takes_bucket=True
   )
   out: str | None = flagset.flag(None, "The page.", excludes="json csv")
   json: bool = flagset.flag(False, "Print everything as JSON.", excludes="csv figure_format")

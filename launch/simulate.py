@@ -28,7 +28,7 @@ from bamboo_jax.benchmarks import ablation
 from bamboo_jax.cli import flagset
 from bamboo_jax.config import Config
 from bamboo_jax.experiments import beside, compare, provenance, sweep
-from bamboo_jax.launch import cli, shared
+from bamboo_jax.launch import cli
 from bamboo_jax.recovery import policies as policies_lib
 from bamboo_jax.reproductions import publish
 from bamboo_jax.reproductions.bamboo import table as bamboo_table
@@ -46,7 +46,7 @@ class SimulateFlags:
   """What to simulate."""
 
   config: Config = cli.config("sim/compare", "What to train.")
-  workdir: str = shared.workdir("Where everything is written.")
+  workdir: str = flagset.flag(None, "Where everything is written.", is_needed=True)
   policies: tuple[str, ...] = flagset.flag(
       _BY_DEFAULT,
       f"What follows preemptions: {', '.join(policies_lib.POLICIES)}, a plugin's, or "
@@ -69,15 +69,14 @@ class SimulateFlags:
   seeds: int = flagset.flag(5, "Generated traces for each value, or runs of --table.", least=1)
   beside: str | None = flagset.flag(None, "Workdir of a run to compare with.", excludes="table")
   table: str | None = flagset.flag(None, "Published results to repeat.")
-  figure_format: tuple[str, ...] = shared.figure_format()
-  jobs: shared.JobFlags = flagset.part(shared.JobFlags)
+  figure_format: tuple[str, ...] = cli.figure_format()
+  jobs: cli.JobFlags = flagset.part(cli.JobFlags)
 
 
-@shared.ending
 def main(flags: SimulateFlags) -> None:
   """Runs the simulation that the flags select."""
   config, workdir = flags.config, pathlib.Path(flags.workdir)
-  shared.find_format_change(flags.figure_format, config)
+  cli.find_format_change(flags.figure_format, config)
   other = "beside" if flags.beside else "table" if flags.table else None
   if other:
     flagset.refuse(["config", *_OF_POLICIES], f"with --{other}")
@@ -165,7 +164,7 @@ def _read_sweep(flags: SimulateFlags) -> compare.Sweep:
   for field, texts in ablation.parse_sweeps([flags.sweep] if flags.sweep else []).items():
     if field == "recovery.policy":
       raise ValueError(f"--sweep={field}: give the policies as --policies=A,B.")
-    cli.check_config_arguments([f"--config.{field}=0"])
+    flags.config.find_kind(field)
     return compare.Sweep(field, tuple(map(ablation.read_value, texts)), flags.seeds)
   return compare.Sweep()
 

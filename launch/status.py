@@ -16,7 +16,9 @@ on each.
 """
 
 import dataclasses
+import functools
 import json
+import pathlib
 import sys
 import threading
 import time
@@ -25,13 +27,52 @@ from typing import Any
 from bamboo_jax import base
 from bamboo_jax.cli import flagset
 from bamboo_jax.cluster import mirror, records as records_lib
-from bamboo_jax.launch import cli, identity, shared
+from bamboo_jax.launch import cli
 from bamboo_jax.local_cluster import inquiry
+from bamboo_jax.net import identity as identity_lib
 from bamboo_jax.report import status
 from bamboo_jax.report.live import feed as feed_lib, server
 
 _FETCH_SECS = 5.0  # Between two looks at a bucket.
 _CLEAR = "\033[H\033[2J"  # Of a terminal.
+
+
+@dataclasses.dataclass(frozen=True)
+class ObserverFlags:
+  """The run to look at."""
+
+  workdir: str | None = flagset.flag(
+      None, "Of a `bamboo cluster`, or of agents: a folder, or its URL.", takes_bucket=True
+  )
+  secret: str | None = flagset.flag(None, "File of its secret; by default `secret` in --workdir.")
+
+  @property
+  def name(self) -> str:
+    """The name of the run, for people."""
+    return pathlib.Path(self.workdir or "").absolute().name
+
+  @functools.cached_property
+  def folder(self) -> pathlib.Path:
+    """The folder with the files of the run: its own, or a copy of those in a bucket."""
+    return mirror.look(self.workdir or "")
+
+  def read_secret(self) -> bytes:
+    """Returns the secret of the run; `ValueError` without a run."""
+    if self.workdir is None:
+      raise ValueError("Give the --workdir of a run.")
+    file = pathlib.Path(self.secret or self.folder / "secret")
+    if not self.secret and not file.exists():
+      raise ValueError(
+          f"No cluster has run in {self.workdir}: there is no {file}, which bamboo cluster and "
+          "bamboo agent write."
+      )
+    return identity_lib.read_secret(str(file))
+
+  def open(self) -> records_lib.Records:
+    """Returns the records of the run; `ValueError` without a run."""
+    secret = self.read_secret()
+    assert self.workdir is not None
+    return records_lib.Records(self.workdir, identity_lib.find_entry_key(secret))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,8 +88,8 @@ class StatusFlags:
       "Ask the workers of this machine for their stacks, and what they wait for.",
       excludes="page page_port",
   )
-  page: shared.PageFlags = flagset.part(shared.PageFlags)
-  observed: identity.ObserverFlags = flagset.part(identity.ObserverFlags)
+  page: cli.PageFlags = flagset.part(cli.PageFlags)
+  observed: ObserverFlags = flagset.part(ObserverFlags)
 
 
 def main(flags: StatusFlags) -> None:
@@ -74,7 +115,7 @@ def main(flags: StatusFlags) -> None:
 class _Feed:
   """Reads a run as `feed.Feed`; files of a bucket are fetched again once there are others."""
 
-  def __init__(self, observed: identity.ObserverFlags, records: records_lib.Records) -> None:
+  def __init__(self, observed: ObserverFlags, records: records_lib.Records) -> None:
     self._folder, self._records, self._name = observed.folder, records, observed.name
     self._mirror, place = None, observed.workdir or ""
     if base.is_bucket(place):

@@ -16,11 +16,13 @@ Several files are zones of one cluster. Formats: `docs/research/traces.md`.
 
 from collections.abc import Sequence
 import dataclasses
+import pathlib
 
 from bamboo_jax import base
 from bamboo_jax.cli import flagset
 from bamboo_jax.config import Config
-from bamboo_jax.launch import cli, shared
+from bamboo_jax.launch import cli
+from bamboo_jax.metrics import plots
 from bamboo_jax.report import trace_report
 from bamboo_jax.traces import generator, readers, scale, trace as trace_lib
 
@@ -29,9 +31,11 @@ from bamboo_jax.traces import generator, readers, scale, trace as trace_lib
 class TraceFlags:
   """What to do with which files."""
 
-  arguments: tuple[str, ...] = flagset.arguments("generate, show or resample, then files to read.")
+  arguments: tuple[str, ...] = flagset.flag(
+      (), "generate, show or resample, then files to read.", takes_rest=True
+  )
   out: str | None = flagset.flag(None, "Events to write, or the figure to draw (show).")
-  figure_format: tuple[str, ...] = shared.figure_format(needs="out")
+  figure_format: tuple[str, ...] = cli.figure_format(needs="out")
   seed: int = flagset.flag(0, "Of all that is random.")
   num_nodes: int | None = flagset.flag(None, "Scale to a cluster of this size.", least=1)
   time_scale: float = flagset.flag(1.0, "Multiply all times.", above=0)
@@ -63,7 +67,7 @@ def main(flags: TraceFlags) -> None:
     flagset.refuse_keys(vars(flags.config), f"on {name}")
   formats = flags.figure_format
   if name == "show":
-    formats = shared.formats_of(formats, flags.out)
+    formats = _formats_of(formats, flags.out)
   elif not flags.out:
     raise ValueError("The flag --out is needed: where to write the trace.")
   for path in filter(None, (flags.out, flags.events)):
@@ -73,6 +77,20 @@ def main(flags: TraceFlags) -> None:
   else:
     trace = _generate(flags, files) if name == "generate" else _resample(flags, files)
     trace_report.show(trace, path=flags.out)
+
+
+def _formats_of(formats: tuple[str, ...], path: str | None) -> tuple[str, ...]:
+  """Returns the formats of a figure `--out=path`: the flag's, or its suffix.
+
+  Raises `ValueError` if the suffix is no format.
+  """
+  if path is None:
+    return formats
+  suffix = pathlib.Path(path).suffix[1:]
+  if suffix not in plots.FORMATS:
+    endings = " or ".join(f".{name}" for name in plots.FORMATS)
+    raise ValueError(f"--out must end in {endings}, got {path!r}.")
+  return formats if flagset.is_given("figure_format") else (suffix,)
 
 
 def _generate(flags: TraceFlags, files: Sequence[str]) -> trace_lib.Trace:

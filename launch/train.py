@@ -16,7 +16,7 @@ import sys
 
 from bamboo_jax.cli import flagset
 from bamboo_jax.config import Config
-from bamboo_jax.launch import cli, shared
+from bamboo_jax.launch import cli
 from bamboo_jax.metrics import progress, summary as summary_lib
 from bamboo_jax.training.record import workdir as workdir_lib
 
@@ -26,7 +26,7 @@ class TrainFlags:
   """A run in this process."""
 
   config: Config = cli.config("default", "What to train.")
-  workdir: str = shared.run_workdir()
+  workdir: str = cli.workdir()
   stop_at: int | None = flagset.flag(
       None,
       "Return right after this many steps are committed, without waiting for a checkpoint in "
@@ -43,17 +43,18 @@ class TrainFlags:
       "Redo the last step without one share of its batch, and write the hash of that state to "
       "control.json: it must differ.",
   )
-  program_cache: str | None = shared.program_cache()
-  figure_format: tuple[str, ...] = shared.figure_format()
+  program_cache: str | None = cli.program_cache()
+  figure_format: tuple[str, ...] = cli.figure_format()
 
 
 def main(flags: TrainFlags) -> None:
   """Trains; everything else is in the library."""
   with progress.waiting("importing JAX"):  # Flags are checked before.
+    from bamboo_jax.runtime import program_store
     from bamboo_jax.training import run
 
-  change = shared.find_format_change(flags.figure_format, flags.config)
-  shared.use_program_cache(flags.program_cache)
+  change = cli.find_format_change(flags.figure_format, flags.config)
+  program_store.use(cli.find_program_cache(flags.program_cache))
   finished = run.train_and_evaluate(
       flags.config.changed(change),
       workdir=flags.workdir,
@@ -71,4 +72,4 @@ def main(flags: TrainFlags) -> None:
 
 
 if __name__ == "__main__":
-  cli.run(main, if_interrupted=shared.explain_resume)
+  cli.run(main, if_interrupted=cli.explain_resume)

@@ -28,15 +28,13 @@ import dataclasses
 import itertools
 import sys
 
-from absl import flags as absl_flags
-
 from bamboo_jax import base
 from bamboo_jax.benchmarks import ablation
 from bamboo_jax.cli import flagset
 from bamboo_jax.config import Config
 from bamboo_jax.experiments import sweep as sweep_lib
 from bamboo_jax.faults import faults as faults_lib
-from bamboo_jax.launch import cli, shared
+from bamboo_jax.launch import cli
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +45,7 @@ class VerifyFlags:
   sweep: tuple[str, ...] = flagset.flag(
       (),
       "An option of the config and its values, as for `bamboo ablate`: redundancy.mode=lazy,eager.",
-      define=absl_flags.DEFINE_multi_string,
+      is_repeated=True,
       excludes="layouts",
   )
   layouts: int | None = flagset.flag(None, "Random layouts.", least=1)
@@ -70,12 +68,11 @@ class VerifyFlags:
   processes: bool = flagset.flag(
       False, "Each layout is a cluster of processes.", needs="layouts", excludes="kinds faults"
   )
-  program_cache: str | None = shared.program_cache()
+  program_cache: str | None = cli.program_cache()
   workdir: str | None = flagset.flag(None, "Where results are kept.")
-  jobs: shared.JobFlags = flagset.part(shared.JobFlags)
+  jobs: cli.JobFlags = flagset.part(cli.JobFlags)
 
 
-@shared.ending
 def main(flags: VerifyFlags) -> None:
   """Runs all cases; prints the outcome and exits."""
   from bamboo_jax.verify import table  # Imports JAX.
@@ -83,7 +80,7 @@ def main(flags: VerifyFlags) -> None:
   swept = ablation.parse_sweeps(flags.sweep)
   flagset.refuse_keys(swept, "beside a --sweep of it")
   for field in swept:
-    cli.check_config_arguments([f"--config.{field}=0"])
+    flags.config.find_kind(field)
   values = [[ablation.read_value(text) for text in texts] for field, texts in swept.items()]
   for kind in flags.kinds:
     if kind not in table.KINDS:
@@ -114,7 +111,7 @@ def main(flags: VerifyFlags) -> None:
       sweeps=[[*zip(swept, chosen, strict=True)] for chosen in itertools.product(*values)],
       count=flags.layouts,
       arguments=arguments if flags.processes else None,
-      program_cache=shared.find_program_cache(flags.program_cache),
+      program_cache=cli.find_program_cache(flags.program_cache),
   )
   states: collections.Counter[str] = collections.Counter()
   num_failed = 0

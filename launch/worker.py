@@ -20,7 +20,7 @@ from bamboo_jax import base
 from bamboo_jax.base import logs
 from bamboo_jax.cli import command, flagset
 from bamboo_jax.cluster import children, mirror
-from bamboo_jax.launch import node, shared
+from bamboo_jax.launch import cli, node
 from bamboo_jax.runtime import accelerator
 
 
@@ -48,12 +48,13 @@ def _train(flags: node.NodeFlags, argv: Sequence[str]) -> None:
   logs.use(flags.name)
   started_secs = time.perf_counter() - float(argv[3])
   accelerator.take_fraction(os.environ, flags.device_memory_fraction)
+  from bamboo_jax.runtime import program_store
   from bamboo_jax.training import run
 
   folder = flags.program_cache
   if folder is None:
     folder = str(mirror.local(flags.workdir) / "programs")
-  programs = shared.use_program_cache(folder)
+  programs = program_store.use(folder)
   run.train_in_cluster(
       flags.config,
       socket.socket(fileno=int(argv[4])),
@@ -73,4 +74,4 @@ def _train(flags: node.NodeFlags, argv: Sequence[str]) -> None:
 
 if __name__ == "__main__":
   flagset.define(node.NodeFlags)
-  app.run(main)
+  app.run(main, flags_parser=cli.parse_flags)

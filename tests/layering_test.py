@@ -48,6 +48,7 @@ _WITH_JAX = (
 _RESERVED = {name: _WITH_JAX for name in _JAX} | {
     "ml_collections": (
         "api",
+        "cli",
         "training",
         "local_cluster",
         "experiments",

@@ -12,7 +12,7 @@ from unittest import mock
 from absl.testing import absltest
 import jax
 
-from bamboo_jax.cli import config_check
+from bamboo_jax.cli import config_flag
 from bamboo_jax.exchange import weights
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.models import zoo
@@ -44,7 +44,7 @@ class ModelsPageTest(absltest.TestCase):
     sys.path.insert(0, folder)
     self.addCleanup(sys.path.remove, folder)
     self.addCleanup(sys.modules.pop, "gru", None)
-    config = config_check.load(str(path))
+    config = config_flag.load(str(path))
     self.assertIn(config.model.name.split(":")[0], path.name)
     config.data.name = "synthetic"
     config.data.options.vocab_size = 256

@@ -1,6 +1,6 @@
 """What all commands share.
 
 command       one-line errors for mistakes of the user and signals; read first
-config_check  config files: keys, types, and errors in their code
+config_flag   `--config`: files, overrides, and errors in their code
 flagset       flags as dataclasses: their help, their checks, and a child's arguments
 """

@@ -41,7 +41,7 @@ _PATIENCE_SECS = 30.0  # For the clean-up of an interrupted command.
 _AGAIN_SECS = 0.05  # Until an interrupt that came at a bad moment is repeated.
 _CLOSE_MS = 200  # For the end of what read the output, such as `tee`.
 _HELPS = {"?", "help", "helpshort", "helpfull", "helpxml"}
-_TYPES = {"int": "a whole number", "float": "a number", "bool": "true or false"}
+TYPES = {"int": "a whole number", "float": "a number", "bool": "true or false"}
 
 _find_hint: Callable[[], str] = lambda: ""  # Of `run`.
 
@@ -250,8 +250,8 @@ def explain_flag(error: flags.IllegalFlagValueError) -> str:
   if message.endswith("must have a value other than None."):
     return f"The flag --{name} is needed."
   kind = name in flags.FLAGS and flags.FLAGS[name].parser.flag_type()
-  if kind in _TYPES and re.search("literal|convert|Non-", message):
-    return f"--{name} must be {_TYPES[kind]}, got {value!r}."
+  if kind in TYPES and re.search("literal|convert|Non-", message):
+    return f"--{name} must be {TYPES[kind]}, got {value!r}."
   return message
 
 

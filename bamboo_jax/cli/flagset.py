@@ -11,41 +11,25 @@ passes them to child processes. `part` includes the flags of another dataclass.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import dataclasses
-import itertools
-import re
-import sys
 import textwrap
 import typing
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from absl import flags
 
-from bamboo_jax import base
-from bamboo_jax.config import section
+from bamboo_jax import base, config as config_lib
+from bamboo_jax.cli import config_flag
 
 flags.disclaim_key_flags()
 _DEFINE: Mapping[Any, Callable[..., Any]] = {
+    config_lib.Config: config_flag.define,
     bool: flags.DEFINE_bool,
     int: flags.DEFINE_integer,
     float: flags.DEFINE_float,
     str: flags.DEFINE_string,
 }
-CONFIG = "config"
 _T = TypeVar("_T")
-_OWN = "flag"  # In the metadata of a field.
 _FOLDERS = ("out", "workdir", "workdirs")  # Flags of all commands.
-
-
-class _Flag(NamedTuple):
-  """What a flag may be and how it is given; `flag` has the words."""
-
-  limits: section.Limits
-  is_needed: bool = False
-  needs: Sequence[str] = ()
-  excludes: Sequence[str] = ()
-  define: Callable[[str, Any, str], Any] | None = None
-  takes_rest: bool = False
-  takes_bucket: bool = False
 
 
 def flag(
@@ -55,7 +39,8 @@ def flag(
     is_needed: bool = False,
     needs: str = "",
     excludes: str = "",
-    define: Callable[[str, Any, str], Any] | None = None,
+    is_repeated: bool = False,
+    takes_rest: bool = False,
     takes_bucket: bool = False,
     **limits: Any,
 ) -> Any:
@@ -69,22 +54,21 @@ def flag(
     is_needed: Whether it must be given.
     needs: Names of flags, with spaces between, of which one must be set.
     excludes: Names of flags of which none may be set beside it.
-    define: Makes the flag of absl from its name, default and help text; by default
-      the type of the field decides.
+    is_repeated: Whether a tuple has an entry each time that the flag is given.
+    takes_rest: Whether it stands for the arguments that are not flags.
     takes_bucket: Whether a folder may be a URL of a bucket.
     **limits: See `section.Limits`.
   """
-  own = _Flag(
-      *(section.Limits(help_text, **limits), is_needed, needs.split(), excludes.split(), define),
-      takes_bucket=takes_bucket,
-  )
-  return dataclasses.field(default=default, metadata={_OWN: own})
-
-
-def arguments(help_text: str, *, takes_bucket: bool = False) -> Any:
-  """Declares the arguments that are not flags: a tuple of strings."""
-  own = _Flag(section.Limits(help_text), takes_rest=True, takes_bucket=takes_bucket)
-  return dataclasses.field(default=(), metadata={_OWN: own})
+  metadata = {
+      "limits": config_lib.Limits(help_text, **limits),
+      "is_needed": is_needed,
+      "needs": needs.split(),
+      "excludes": excludes.split(),
+      "is_repeated": is_repeated,
+      "takes_rest": takes_rest,
+      "takes_bucket": takes_bucket,
+  }
+  return dataclasses.field(default=default, metadata=metadata)
 
 
 def part(kind: type[Any]) -> Any:
@@ -94,14 +78,17 @@ def part(kind: type[Any]) -> Any:
 
 def define(kind: type[Any]) -> None:
   """Defines the flags of a dataclass for absl."""
-  for field, hint, own in _walk(kind):
-    name, help_text = _name(field), own.limits.help
+  for field, hint in _walk(kind):
+    name, how = _name(field), field.metadata
     default: Any = field.default
-    if own.define is not None:
-      own.define(name, default, help_text)
+    help_text = how["limits"].help
+    if how["is_repeated"]:
+      flags.DEFINE_multi_string(name, default, help_text)
+    elif how["takes_rest"]:
+      continue
     elif typing.get_origin(hint) is tuple:
       flags.DEFINE_list(name, [*map(str, default)], help_text)
-    elif not own.takes_rest:
+    else:
       _DEFINE[hint](name, default, help_text)
 
 
@@ -111,27 +98,33 @@ def read(kind: type[_T], rest: Sequence[str]) -> _T:
   Raises `ValueError` if one is missing or not allowed, or if some need or
   exclude others.
   """
-  found = [*_walk(kind)]
-  values = {
-      _name(field): tuple(rest) if own.takes_rest else _read(_name(field))
-      for field, _, own in found
-  }
-  if rest and not any(own.takes_rest for _, _, own in found):
+  values: dict[str, Any] = {}
+  takes_rest = False
+  for field, _ in _walk(kind):
+    name = _name(field)
+    if field.metadata["takes_rest"]:
+      takes_rest, values[name] = True, tuple(rest)
+    else:
+      value = flags.FLAGS[name].value
+      values[name] = tuple(value) if isinstance(value, list) else value
+  if rest and not takes_rest:
     raise ValueError(f"Unexpected arguments: {' '.join(rest)}")
   is_set = {name for name, value in values.items() if value not in (None, (), False)}
-  for field, _, own in found:
-    name = _name(field)
-    if own.is_needed and name not in is_set:
+  for field, _ in _walk(kind):
+    name, how = _name(field), field.metadata
+    if how["is_needed"] and name not in is_set:
       raise ValueError(f"The flag --{name} is needed.")
-    own.limits.check(f"--{name}", values[name], values.__getitem__)
-    if name in _FOLDERS and name in is_set:
-      label, *places = (name, *rest) if own.takes_rest else (f"--{name}", str(values[name]))
+    how["limits"].check(f"--{name}", values[name], values.__getitem__)
+    if name not in is_set:
+      continue
+    if name in _FOLDERS:
+      label, places = (name, rest) if how["takes_rest"] else (f"--{name}", [values[name]])
       for place in places:
-        base.refuse_url(label, place, takes_bucket=own.takes_bucket)
-    if name in is_set and (others := sorted(is_set.intersection(own.excludes))):
+        base.refuse_url(label, place, takes_bucket=how["takes_bucket"])
+    if others := sorted(is_set.intersection(how["excludes"])):
       raise ValueError(f"Give one of --{' and --'.join([name, *others])}, not both.")
-    if own.needs and is_set.isdisjoint(own.needs):
-      refuse([name], f"without --{' or --'.join(own.needs)}")
+    if (needs := how["needs"]) and is_set.isdisjoint(needs):
+      refuse([name], f"without --{' or --'.join(needs)}")
   built: _T = _build(kind, values)
   return built
 
@@ -154,23 +147,12 @@ def refuse_texts(texts: Sequence[str], when: str) -> None:
     raise ValueError(f"{subject} no effect {when}.")
 
 
-def given_config() -> str:
-  """Returns the name or path of the config."""
-  flag: Any = flags.FLAGS[CONFIG]
-  return str(flag.config_filename)
-
-
-def given_keys() -> dict[str, Any]:
-  """Returns the values of `--config.KEY=VALUE` on the command line, by key."""
-  flag: Any = flags.FLAGS[CONFIG]
-  return dict(flag.override_values)
-
-
 def refuse_keys(keys: Iterable[str], when: str) -> None:
   """Raises `ValueError` if a key in or below `keys` is set: it has no effect `when`."""
   keys = [*keys]
   below = lambda given: any(f"{given}.".startswith(f"{key}.") for key in keys)
-  refuse_texts([f"--{CONFIG}.{given}" for given in given_keys() if below(given)], when)
+  given = config_flag.given().values
+  refuse_texts([f"--config.{key}" for key in given if below(key)], when)
 
 
 def to_argv(given: Any, *names: str) -> list[str]:
@@ -182,12 +164,12 @@ def to_argv(given: Any, *names: str) -> list[str]:
   argv = []
   for field in dataclasses.fields(given):
     name, value = _name(field), getattr(given, field.name)
-    if _OWN not in field.metadata:
+    if not field.metadata:
       argv += to_argv(value, *names)
     elif names and name not in names:
       continue
-    elif name == CONFIG:
-      argv += _config_argv()
+    elif isinstance(value, config_lib.Config):
+      argv += config_flag.given().arguments
     elif value != field.default:
       argv.append(f"--{name}={','.join(map(str, value)) if isinstance(value, tuple) else value}")
   return argv
@@ -196,21 +178,20 @@ def to_argv(given: Any, *names: str) -> list[str]:
 def render(kind: type[Any], heading: str = "flags") -> str:
   """Returns the flags as lines of help, those of each part apart."""
   lines, hints = [f"{heading}:"], typing.get_type_hints(kind)
-  for field, hint, own in _walk(kind, with_parts=False):
-    name, default = _name(field), field.default
-    shown = name.upper() if own.takes_rest else f"--{'[no]' * (hint is bool)}{name}"
-    text = f"  {shown}: {own.limits.help}"
-    if own.limits.choices:
-      text += f" Of {', '.join(own.limits.choices)}."
-    if own.is_needed:
+  for field, hint in _walk(kind, with_parts=False):
+    name, default, how = _name(field), field.default, field.metadata
+    shown = name.upper() if how["takes_rest"] else f"--{'[no]' * (hint is bool)}{name}"
+    text = f"  {shown}: {how['limits'].help}"
+    if choices := how["limits"].choices:
+      text += f" Of {', '.join(choices)}."
+    if how["is_needed"]:
       text += " (needed)"
     elif default not in (None, (), False, ""):
-      text += (
-          f" (default: {','.join(map(str, default)) if isinstance(default, tuple) else default!r})"
-      )
+      shown = ",".join(map(str, default)) if isinstance(default, tuple) else repr(default)
+      text += f" (default: {shown})"
     lines += textwrap.wrap(text, 80, subsequent_indent="    ", break_on_hyphens=False)
   for field in dataclasses.fields(kind):
-    if _OWN not in field.metadata:
+    if not field.metadata:
       inner = hints[field.name]
       lines += ["", render(inner, (inner.__doc__ or "").splitlines()[0].rstrip("."))]
   return "\n".join(lines)
@@ -222,38 +203,21 @@ def _name(field: dataclasses.Field[Any]) -> str:
 
 def _walk(
     kind: type[Any], *, with_parts: bool = True
-) -> Iterator[tuple[dataclasses.Field[Any], Any, _Flag]]:
-  """Yields each flag, its type without None, and how it is given."""
+) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
+  """Yields each flag and its type without None; a part has no metadata."""
   hints = typing.get_type_hints(kind)
   for field in dataclasses.fields(kind):
-    hint = hints[field.name]
-    if _OWN in field.metadata:
-      yield field, section.without_none(hint), field.metadata[_OWN]
+    if field.metadata:
+      yield field, config_lib.without_none(hints[field.name])
     elif with_parts:
-      yield from _walk(hint)
-
-
-def _read(name: str) -> Any:
-  value = flags.FLAGS[name].value
-  return tuple(value) if isinstance(value, list) else value
+      yield from _walk(hints[field.name])
 
 
 def _build(kind: type[Any], values: Mapping[str, Any]) -> Any:
   hints = typing.get_type_hints(kind)
   return kind(
       **{
-          f.name: values[_name(f)] if _OWN in f.metadata else _build(hints[f.name], values)
+          f.name: values[_name(f)] if f.metadata else _build(hints[f.name], values)
           for f in dataclasses.fields(kind)
       }
   )
-
-
-def _config_argv() -> list[str]:
-  """Returns the name of the config and its overrides, as they were given."""
-  argv, found = sys.argv[1:], [f"--{CONFIG}={given_config()}"]
-  for argument, following in itertools.pairwise([*argv, ""]):
-    if match := re.match(rf"--?(?:no)?({CONFIG}\.[^=]*)(=?)", argument):
-      found.append(argument)
-      if not match[2] and not flags.FLAGS[match[1]].boolean:
-        found.append(following)
-  return found

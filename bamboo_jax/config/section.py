@@ -137,6 +137,23 @@ class Section:
     if key not in fields:
       raise ValueError(base.suggest(key, fields, what=f"key of {cls.path}:"))
 
+  @classmethod
+  def find_kind(cls, name: str) -> Any:
+    """Returns the type of an option by its dotted name; of any key of a dict it is `Any`.
+
+    Raises `ValueError` if there is no such option.
+    """
+    key, _, rest = name.partition(".")
+    kinds = kinds_of(cls)
+    cls._check_key(key, kinds)
+    if not rest:
+      return kinds[key]
+    if is_section(kinds[key]):
+      return kinds[key].find_kind(rest)
+    if typing.get_origin(kinds[key]) is not Mapping:
+      raise ValueError(f"{cls.path}.{key} has no keys, got --{cls.path}.{name}.")
+    return Any
+
   def to_dict(self) -> dict[str, Any]:
     """Returns the options as a tree of plain dicts."""
     values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}

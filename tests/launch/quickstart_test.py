@@ -1,9 +1,5 @@
 """The command of the first minute, on a small model."""
 
-import sys
-from unittest import mock
-
-from bamboo_jax.cli import flagset
 from tests import folders
 from tests.launch import commands
 
@@ -31,20 +27,6 @@ class QuickstartTest(folders.FolderCase):
         r"[0-9a-f]{64}\nidentical\nNext:\n",
     )
     self.assertTrue((self.folder / "runs" / "losses.png").exists())
-
-  def test_the_config_of_a_command_goes_to_its_children(self):
-    flag = mock.Mock(boolean=False)
-    for argv, want in (
-        ((), ["--config=a"]),
-        (("--config.seed", "3", "w"), ["--config=a", "--config.seed", "3"]),
-        (("--config", "b", "--config.x.y=1"), ["--config=a", "--config.x.y=1"]),
-    ):
-      with (
-          mock.patch.object(sys, "argv", ["command", *argv]),
-          mock.patch.object(flagset, "given_config", return_value="a"),
-          mock.patch.dict(flagset.flags.FLAGS.__dict__["__flags"], {"config.seed": flag}),
-      ):
-        self.assertEqual(flagset._config_argv(), want)
 
   # Starts Python three times: 10 s.
   def test_what_a_run_complains_about_is_shown(self):
