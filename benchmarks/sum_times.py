@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.base import ports
+from bamboo_jax.net import addresses as addresses_lib
 from bamboo_jax.runtime.wire import endpoints, ordered_sum, transport as transport_lib
 from bamboo_jax.schedule import channel as channel_lib
 
@@ -60,7 +60,7 @@ def _serve(
 
 def measure(*, mib: int, owners: int, rounds: int) -> dict[str, float]:
   """Returns the median time of a sum in ms, by kind."""
-  spawn, port = multiprocessing.get_context("spawn"), ports.free_port()
+  spawn, port = multiprocessing.get_context("spawn"), addresses_lib.free_port()
   pipes: dict[str, list[connection.Connection]] = {kind: [] for kind in _KINDS}
   for kind in _KINDS:
     for rank in range(owners):

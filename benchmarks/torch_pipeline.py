@@ -22,8 +22,8 @@ import torch.distributed as dist
 from torch.distributed import pipelining
 import torch.nn.functional as F
 
-from bamboo_jax.base import ports
 from bamboo_jax.cli import config_flag
+from bamboo_jax.net import addresses
 from bamboo_jax.runtime import allocator
 from bamboo_jax.training.setup import accept, build
 
@@ -137,7 +137,7 @@ def main() -> None:
   facts = {name: config.model.options[name] for name in sizes} | dict(
       workdir=given.workdir,
       num_steps=int(given.num_steps),
-      port=ports.free_port(),
+      port=addresses.free_port(),
       batch_size=pipeline.num_microbatches * pipeline.microbatch_size,
       num_microbatches=pipeline.num_microbatches,
       bounds=plan.partition.bounds,

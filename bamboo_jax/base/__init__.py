@@ -5,16 +5,12 @@ errors    exception classes, one for each thing that code does differently
 files     atomic writes, locks on folders, retried reads
 extras    packages that only some users need
 functions functions of the user's own, by name: "file.py:function"
-garbage   shorter garbage collections
-ids       numbers of nodes, stages, ... as types that cannot be mixed up
 json      dataclasses as JSON and back; import it as `json_lib`
 logs      one format for all logs of a run
-names     messages for misspelt names
+names     messages for misspelt names, options checked against a function's signature
 packaged  configs and tables that come with the package
-options   options of a config checked against a function's signature
-ports     free ports of this machine
 threads   calls that may block forever
-types     types that several packages share: PyTree, Place
+types     types that several packages share: PyTree, Place, numbers of nodes, stages, ...
 """
 
 from bamboo_jax import base
@@ -61,17 +57,16 @@ from bamboo_jax.base.functions import (
     is_function_name,
     render_own_traceback,
 )
-from bamboo_jax.base.ids import (
+from bamboo_jax.base.names import check_options, fits, hint_at, OPTIONS, suggest
+from bamboo_jax.base.types import (
     by_node,
     by_stage,
     NodeId,
     nodes,
+    PyTree,
     ShareId,
     StageId,
     stages,
     StepId,
     ViewId,
 )
-from bamboo_jax.base.names import hint_at, suggest
-from bamboo_jax.base.options import check_options, fits, OPTIONS
-from bamboo_jax.base.types import PyTree

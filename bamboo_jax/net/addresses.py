@@ -32,6 +32,14 @@ def render(host: str, port: int) -> str:
   return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def free_port() -> int:
+  """Returns a currently free TCP port of the loopback interface."""
+  with socket.socket() as listener:
+    listener.bind(("127.0.0.1", 0))
+    port: int = listener.getsockname()[1]
+    return port
+
+
 def check_free(flag: str, host: str, port: int) -> None:
   """Raises `ValueError`, which names `flag`, if nobody may listen at a port."""
   if port > 65535:

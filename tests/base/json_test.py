@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 import dataclasses
 import json
+import re
 from typing import Any, NamedTuple
 
 from absl.testing import parameterized
@@ -90,35 +91,22 @@ class JsonTest(parameterized.TestCase):
     self.assertIs(type(got), type(value))
 
   @parameterized.parameters(
-      # Field, its content, and how the message goes on after `Tree.` and field.
-      ("leaves", [{"count": 1}, {"count": "x"}], "[1].count must be int, got"),
-      ("leaves", [{"count": True}], "[0].count must be int, got True."),
-      ("leaves", [{"count": -1}], "[0]: count must not be negative, got -1."),
-      ("leaves", [{"cuont": 2}], "[0]: Unknown field 'cuont'; did you mean 'c"),
-      ("leaves", [{}], "[0]: field 'count' is missing."),
-      ("leaves", [3], "[0] must be an object, got 3."),
-      ("leaves", "ab", " must be an array, got 'ab'."),
-      ("edge", [1], " must be 2 entries, got [1]."),
-      ("first", {"count": None}, ".count must be int, got None."),
-      ("by_node", {"a": []}, " must be a whole number as key, got 'a'."),
-      ("by_name", {"l": {"count": 1.5}}, "['l'].count must be int, got 1.5."),
-      ("pairs", [["p", [0, "1"]]], "[0].at.stage must be int, got '1'."),
-      ("label", 1.5, " must be "),
+      ("leaves", [{"count": 1}, {"count": "x"}], "int`, got `str` - at `$.leaves[1].count`"),
+      ("leaves", [{"count": -1}], "count must not be negative, got -1. - at `$.leaves[0]`"),
+      ("leaves", [{}], "missing required field `count` - at `$.leaves[0]`"),
+      ("leaves", [3], "`object`, got `int` - at `$.leaves[0]`"),
+      ("edge", [1], "`array` of length 2, got 1 - at `$.edge`"),
+      ("first", {"count": None}, "`int`, got `null` - at `$.first.count`"),
+      ("by_node", {"a": []}, "at `key` in `$.by_node`"),
+      ("pairs", [["p", [0, "1"]]], "`int`, got `str` - at `$.pairs[0][1][1]`"),
   )
   def test_error_names_the_field(self, field, content, message):
-    with self.assertRaises(ValueError) as caught:
-      json_lib.from_plain(Tree, _PLAIN | {field: content})
-    self.assertStartsWith(str(caught.exception), f"Tree.{field}{message}")
-
-  def test_messages_begin_with_the_file(self):
-    with self.assertRaisesRegex(ValueError, "^x.json.count must be int"):
-      json_lib.from_plain(Leaf, {"count": None}, where="x.json")
+    with self.assertRaisesRegex(ValueError, f"^x.json: .*{re.escape(message)}.$"):
+      json_lib.from_plain(Tree, _PLAIN | {field: content}, where="x.json")
 
   def test_other_types_have_no_plain_form(self):
     with self.assertRaisesRegex(TypeError, "bytes has no plain form"):
       json_lib.to_plain({"a": b""})
-    with self.assertRaisesRegex(TypeError, "bytes.* has no plain form"):
-      json_lib.from_plain(bytes, "a")
 
 
 class PlaceTest(parameterized.TestCase):

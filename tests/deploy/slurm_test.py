@@ -11,9 +11,8 @@ import subprocess
 
 from absl.testing import absltest, parameterized
 
-from bamboo_jax.base import ports
 from bamboo_jax.cluster import judge, records as records_lib
-from bamboo_jax.net import identity as identity_lib
+from bamboo_jax.net import addresses, identity as identity_lib
 from tests import samples
 from tests.deploy import runs
 from tests.launch import commands
@@ -56,7 +55,7 @@ class SlurmTest(runs.DeployedCase):
 
   def setUp(self):
     super().setUp()
-    port = ports.free_port()
+    port = addresses.free_port()
     slurm = subprocess.Popen(
         [_FILES / "slurm_one_machine.sh", self.folder / "slurm", "5"],
         env={**self.environ, "FIRST_PORT": str(port)},

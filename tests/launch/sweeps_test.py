@@ -1,6 +1,6 @@
 """Commands whose jobs run elsewhere: the same files, however they are split."""
 
-from bamboo_jax.base import ports
+from bamboo_jax.net import addresses
 from tests import folders, samples
 from tests.launch import commands
 
@@ -40,7 +40,7 @@ class SweepsTest(folders.FolderCase):
     done = commands.fork(
         *("-m", "launch.simulate", "--config=configs/sim/compare.py:quick"),
         f"--workdir={self.folder}/w",
-        f"--dask=tcp://127.0.0.1:{ports.free_port()}",
+        f"--dask=tcp://127.0.0.1:{addresses.free_port()}",
     )
     self.assertEqual(done.returncode, 2)
     self.assertRegex(done.stderr, r"^error: --dask=tcp://.*: no Dask scheduler .*\n$")

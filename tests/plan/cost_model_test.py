@@ -114,9 +114,9 @@ class ProfileJsonTest(parameterized.TestCase):
 
   @parameterized.parameters(
       # Where, what is there instead (None: nothing), and the message.
-      ("dispatch_ms", None, ": field 'dispatch_ms' is missing"),
-      ("layers.1.slot_bytes", "8", ".layers[1].slot_bytes must be int, got"),
-      ("ties.0.tied_bytes", -1, ".ties[0]: tied_bytes must be a finite number"),
+      ("dispatch_ms", None, ": Object missing required field `dispatch_ms`"),
+      ("layers.1.slot_bytes", "8", ": Expected `int`, got `str` - at `$.layers[1].slot_bytes`"),
+      ("ties.0.tied_bytes", -1, ": tied_bytes must be a finite number"),
       ("layers", [], ": layers must not be empty."),
   )
   def test_refuses_fields(self, where, value, message):
