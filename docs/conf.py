@@ -41,7 +41,7 @@ nitpick_ignore = [
     ("py:class", f"bamboo_jax.{name}")
     for name in (
         "config.config.Config",
-        "config.work.RedundancySection",
+        "config.config.RedundancySection",
         "data.corpus.CorpusManifest",
         "models.model.Pace",
         "plan.cost_model.Profile",

@@ -2,8 +2,6 @@
 
   section        a section of options, and what checks it
   config         all options, and what does not fit together
-  work           what is trained, how it is spread, what follows a death
-  surroundings   planning, updates, the cluster, prices and logs
   study          what only simulations have
   gone           options of earlier versions, and what to use instead
 
@@ -11,7 +9,14 @@
 take the sections that they obey.
 """
 
-from bamboo_jax.config.config import Config
+from bamboo_jax.config.config import (
+    ClusterSection,
+    Config,
+    CostSection,
+    OptimizerSection,
+    RecoverySection,
+    RedundancySection,
+)
 from bamboo_jax.config.gone import GONE
 from bamboo_jax.config.section import (
     is_section,
@@ -26,5 +31,3 @@ from bamboo_jax.config.section import (
     without_none,
 )
 from bamboo_jax.config.study import DurationsSection, StudySection, TableSection, TraceSection
-from bamboo_jax.config.surroundings import ClusterSection, CostSection, OptimizerSection
-from bamboo_jax.config.work import RecoverySection, RedundancySection

@@ -155,12 +155,8 @@ class Section:
     return Any
 
   def to_dict(self) -> dict[str, Any]:
-    """Returns the options as a tree of plain dicts."""
-    values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-    return {
-        key: value.to_dict() if isinstance(value, Section) else value
-        for key, value in values.items()
-    }
+    """Returns the options as a tree of plain dicts, which are its own."""
+    return _to_plain(vars(self))
 
   def to_json(self) -> dict[str, Any]:
     """Returns the options as values of JSON; the user's objects by name."""
@@ -173,29 +169,17 @@ class Section:
 
     Raises `ValueError` as `read` does.
     """
-    values: dict[str, Any] = {}
-    below: dict[str, dict[str, Any]] = {}  # Options that belong together change together.
-    kinds = kinds_of(type(self))
+    tree = self.to_dict()
     for name, value in changes.items():
-      key, _, rest = name.partition(".")
-      self._check_key(key, kinds)
-      if rest:
-        below.setdefault(key, {})[rest] = value
-      elif isinstance(value, Section):
-        values[key] = value
-      else:
-        values[key] = _read(value, kinds[key], f"{self.path}.{key}")
-    for key, more in below.items():
-      inner = values.get(key, getattr(self, key))
-      if isinstance(inner, Section):
-        values[key] = inner.changed(more)
-      elif isinstance(inner, Mapping):
-        values[key] = {**inner, **more}
-      else:
-        raise ValueError(f"{self.path}.{key} has no keys, got {next(iter(more))!r}.")
-    return dataclasses.replace(self, **values)
+      self.find_kind(name)
+      inner, (*sections, key) = tree, name.split(".")
+      for section in sections:
+        inner = inner.setdefault(section, {})
+      inner[key] = value
+    return self.read(tree)
 
 
+@functools.cache
 def kinds_of(section: type[Section]) -> dict[str, Any]:
   """Returns the type of each option of a section, by name."""
   hints = typing.get_type_hints(section)
@@ -244,6 +228,8 @@ def _read(value: Any, kind: Any, name: str) -> Any:
   """Returns the value of an option; `ValueError` names one of another type."""
   plain = without_none(kind)
   container = typing.get_origin(kind)
+  if is_section(kind) and isinstance(value, kind):
+    return value
   if is_section(kind) or container is Mapping:
     if not hasattr(value, "items"):
       raise ValueError(f"{name} must be a dict, got {value!r}.")
@@ -269,5 +255,7 @@ def _name_of(value: Any) -> str:
   return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _to_plain(value: Any) -> dict[str, Any]:
-  return value.to_dict() if hasattr(value, "to_dict") else dict(value)
+def _to_plain(values: Any) -> dict[str, Any]:
+  """Returns a tree of dicts: of sections, of dicts, or of a `ConfigDict`."""
+  found = ((key, vars(v) if isinstance(v, Section) else v) for key, v in values.items())
+  return {key: _to_plain(v) if hasattr(v, "items") else v for key, v in found}

@@ -7,7 +7,7 @@ from absl.testing import absltest, parameterized
 import jax
 import jax.numpy as jnp
 
-from bamboo_jax.config import surroundings
+from bamboo_jax.config import config as config_lib
 from bamboo_jax.training.record import step_traces
 
 
@@ -15,13 +15,13 @@ class XprofTest(parameterized.TestCase):
 
   @parameterized.parameters((None, []), ("3:6", [3, 4, 5, 6]), ("1:1", [1]), ("12:13", [12, 13]))
   def test_steps(self, text, expected):
-    section = surroundings.MetricsSection(profile_steps=text)
+    section = config_lib.MetricsSection(profile_steps=text)
     self.assertEqual([*section.profiled], expected)
 
   @parameterized.parameters("", "3", "0:2", "6:3", "3:6:9", "a:b", "-1:2")
   def test_refuses(self, text):
     with self.assertRaisesRegex(ValueError, f"such as 3:6, got {text!r}"):
-      surroundings.MetricsSection(profile_steps=text)
+      config_lib.MetricsSection(profile_steps=text)
 
   # Steps from 1 on; a run that is over, or stops, ends the trace.
   @parameterized.parameters((1, 2, 4), (2, 3, 4), (3, 9, 4), (5, 6, 0))

@@ -4,8 +4,7 @@ import math
 
 from absl.testing import parameterized
 
-from bamboo_jax import base
-from bamboo_jax.config import surroundings
+from bamboo_jax import base, config as config_lib
 from bamboo_jax.training import step as step_lib
 
 _NAN, _INF = math.nan, math.inf
@@ -58,7 +57,7 @@ class SumsTest(parameterized.TestCase):
   )
   def test_judge(self, loss, weight, norm, on_nonfinite, skipped):
     total = step_lib.StepSums(loss * weight, weight, 1.0, norm)
-    options = surroundings.OptimizerSection(on_nonfinite=on_nonfinite)
+    options = config_lib.OptimizerSection(on_nonfinite=on_nonfinite)
     got = step_lib.judge(6, total, options, num_skipped=0)
     self.assertEqual(got, skipped)
 
@@ -74,7 +73,7 @@ class SumsTest(parameterized.TestCase):
       (3, 1.0, 2.0, 2, None),
   )
   def test_skipped_steps_in_a_row(self, most, loss, weight, num, message):
-    options = surroundings.OptimizerSection(most_skipped_steps=most)
+    options = config_lib.OptimizerSection(most_skipped_steps=most)
     total = step_lib.StepSums(loss * weight, weight, 1.0, 1.0)
     judge = lambda: step_lib.judge(59, total, options, num_skipped=num)
     if message is None:
@@ -98,5 +97,5 @@ class SumsTest(parameterized.TestCase):
         base.NonFiniteError, f"Step 7 has loss={loss} grad_norm={norm}, so .*"
     ):
       total = step_lib.StepSums(2.0 * loss, 2.0, 1.0, norm)
-      options = surroundings.OptimizerSection(on_nonfinite="stop")
+      options = config_lib.OptimizerSection(on_nonfinite="stop")
       step_lib.judge(6, total, options, num_skipped=0)

@@ -9,7 +9,6 @@ from typing import Any
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.checkpoint import identity as identity_lib, places, writer as writer_lib
-from bamboo_jax.config import surroundings
 from bamboo_jax.exchange import weights
 from bamboo_jax.runtime import rounding
 from bamboo_jax.training.record import workdir as workdir_lib
@@ -20,7 +19,7 @@ _MEANT = (
     *("model.", "recovery.drop"),
     *(
         f"optimizer.{field.name}"
-        for field in dataclasses.fields(surroundings.OptimizerSection)
+        for field in dataclasses.fields(config_lib.OptimizerSection)
         if field.name != "most_skipped_steps"  # It ends a run.
     ),
 )
