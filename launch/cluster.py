@@ -16,10 +16,12 @@ import dataclasses
 import os
 
 from bamboo_jax.cli import flagset
+from bamboo_jax.cli.flagset import flag, part
 from bamboo_jax.cluster import mirror
 from bamboo_jax.config import Config
+from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.launch import cli
-from bamboo_jax.local_cluster import cluster_run, setup as setup_lib
+from bamboo_jax.local_cluster import cluster_run
 from bamboo_jax.metrics import progress
 from bamboo_jax.runtime import accelerator
 from bamboo_jax.traces import readers, replay as replay_lib
@@ -32,36 +34,34 @@ class ClusterFlags:
 
   config: Config = cli.config("default", "What to train.")
   workdir: str = cli.workdir()
-  nodes: int | None = flagset.flag(
+  nodes: int | None = flag(
       None,
       "Number of nodes; those the config does not need are spares. With --trace, how many may be "
       "alive at once: the trace is scaled to that.",
       least=1,
   )
-  zones: tuple[str, ...] = flagset.flag(("a",), "Zones, given out in turn.")
-  faults: str | None = flagset.flag(
+  zones: tuple[str, ...] = flag(("a",), "Zones, given out in turn.")
+  faults: str | None = flag(
       None, "CSV file of what happens to nodes: step,node,at,kind.", excludes="random_kills trace"
   )
-  random_kills: int | None = flagset.flag(
+  random_kills: int | None = flag(
       None,
       "Number of random workers to kill at random times, and replace.",
       excludes="trace",
       least=0,
   )
-  kinds: tuple[str, ...] = flagset.flag(
-      ("kill",), "Kinds of fault to draw from.", needs="random_kills"
-  )
-  seed: int = flagset.flag(0, "Decides on --random_kills.", needs="random_kills")
-  trace: tuple[str, ...] = flagset.flag(
+  kinds: tuple[str, ...] = flag(("kill",), "Kinds of fault to draw from.", needs="random_kills")
+  seed: int = flag(0, "Decides on --random_kills.", needs="random_kills")
+  trace: tuple[str, ...] = flag(
       (),
       "File of when nodes come and go: milliseconds,add|remove|notice,node. Several files are "
       "zones.",
   )
-  time_scale: float = flagset.flag(
+  time_scale: float = flag(
       1.0, "How many times as fast as recorded the trace is played.", above=0, needs="trace"
   )
   device_memory_fraction: float | None = cli.device_memory_fraction()
-  metrics_port: int | None = flagset.flag(
+  metrics_port: int | None = flag(
       None,
       "Serve metrics for Prometheus: node n0 at this port, n1 at the next one, and so on.",
       least=1,
@@ -69,17 +69,7 @@ class ClusterFlags:
   )
   figure_format: tuple[str, ...] = cli.figure_format()
   program_cache: str | None = cli.program_cache()
-  page: cli.PageFlags = flagset.part(cli.PageFlags)
-
-
-def read_replay(
-    config: Config, trace: tuple[str, ...], *, time_scale: float, nodes: int | None
-) -> replay_lib.Replay:
-  """Returns the replay of a trace, without events if nodes are not preemptible."""
-  replay = replay_lib.plan_replay(
-      readers.read_traces(trace), time_scale=time_scale, num_nodes=nodes
-  )
-  return replay if config.recovery.is_preemptible else dataclasses.replace(replay, events=())
+  page: cli.PageFlags = part(cli.PageFlags)
 
 
 def main(flags: ClusterFlags) -> None:
@@ -87,31 +77,46 @@ def main(flags: ClusterFlags) -> None:
   config, replay = flags.config, None
   change = cli.find_format_change(flags.figure_format, config)
   if flags.trace:
-    replay = read_replay(config, flags.trace, time_scale=flags.time_scale, nodes=flags.nodes)
+    traces = readers.read_traces(flags.trace)
+    replay = replay_lib.plan_replay(traces, time_scale=flags.time_scale, num_nodes=flags.nodes)
+    if not config.recovery.is_preemptible:
+      replay = dataclasses.replace(replay, events=())
   with progress.waiting("importing JAX"):
-    first_zones = setup_lib.find_first_zones(config, flags.nodes, flags.zones, replay)
+    first_zones = cluster_run.find_first_zones(config, flags.nodes, flags.zones, replay)
   gpus, fraction = accelerator.find_gpus(os.environ), flags.device_memory_fraction
   accelerator.check_fraction(fraction, num_workers=len(first_zones), gpus=gpus)
-  setup = setup_lib.Setup(
-      workdir=mirror.take(flags.workdir),
+  workdir, faults_file = mirror.take(flags.workdir), None
+  arguments = [
+      *flagset.to_argv(flags, "config", "workdir", "faults", "device_memory_fraction"),
+      *(f"--config.{name}={value}" for name, value in change.items()),
+      f"--program_cache={cli.find_program_cache(flags.program_cache)}",
+  ]
+  faults = sizes.read_faults(config, flags.faults)
+  if flags.random_kills is not None:
+    faults = faults_lib.make_random_kills(
+        flags.random_kills,
+        seed=flags.seed,
+        num_steps=config.num_steps,
+        num_pipelines=config.pipeline.num_pipelines,
+        num_stages=config.pipeline.num_stages,
+        kinds=flags.kinds,
+        zones=flags.zones,
+    )
+    faults_file = workdir / "random_kills.csv"
+    arguments.append(f"--faults={faults_file}")
+  setup = cluster_run.Setup(
+      workdir=workdir,
       place=flags.workdir,
-      arguments=[
-          *flagset.to_argv(flags, "config", "workdir", "faults", "device_memory_fraction"),
-          *(f"--config.{name}={value}" for name, value in change.items()),
-          f"--program_cache={cli.find_program_cache(flags.program_cache)}",
-      ],
+      arguments=arguments,
       first_zones=first_zones,
       zones=flags.zones,
-      faults=sizes.read_faults(config, flags.faults),
+      faults=faults,
+      faults_file=faults_file,
       replay=replay,
       gpus=gpus,
       page_port=flags.page.port,
       metrics_port=flags.metrics_port,
   )
-  if flags.random_kills is not None:
-    setup = setup_lib.with_random_kills(
-        setup, config, flags.random_kills, seed=flags.seed, kinds=flags.kinds
-    )
   cluster_run.run(setup, config, hearing=cli.hearing)
 
 

@@ -1,6 +1,5 @@
 """A whole cluster on this machine: real processes, killed by real signals.
 
-setup        faults, trace and zones of a run; checked
 cluster_run  one run from the first process to the report; read first
 machine      the agents, and places of nodes
 strikes      faults that victims tell of, and those of the buttons of a page

@@ -1,11 +1,14 @@
 """A run of a cluster on this machine: nodes, faults, trace and progress."""
 
 import collections
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import contextlib
+import dataclasses
 import functools
+import importlib
 import json
 import os
+import pathlib
 import shlex
 import statistics
 import time
@@ -15,7 +18,7 @@ from bamboo_jax import base, config as config_lib
 from bamboo_jax.base import logs
 from bamboo_jax.cluster import mirror
 from bamboo_jax.faults import faults as faults_lib
-from bamboo_jax.local_cluster import machine, narrator, setup as setup_lib, strikes as strikes_lib
+from bamboo_jax.local_cluster import machine, narrator, strikes as strikes_lib
 from bamboo_jax.metrics import jsonl, nodes as nodes_lib, progress as progress_lib
 from bamboo_jax.net import addresses
 from bamboo_jax.recovery import durations
@@ -24,6 +27,7 @@ from bamboo_jax.runtime import accelerator
 from bamboo_jax.traces import replay as replay_lib, trace as trace_lib
 from bamboo_jax.training.setup import sizes
 
+_HOST = "127.0.0.1"  # All processes are on this machine.
 _POLL_SECS = 0.05
 _MAX_PAUSE_SECS = 60.0  # Between attempts to start a node for a join.
 _ASK_SECS = 1.0  # Between two requests to save and end.
@@ -33,8 +37,84 @@ _SLOW = 4.0  # A step is reported if it lasts this multiple of the usual time.
 _LEAST_SLOW_SECS = 1.0
 
 
+@dataclasses.dataclass(frozen=True)
+class Setup:
+  """The parts of a run on this machine.
+
+  Attributes:
+    workdir: Folder of the run on this machine.
+    place: The folder or URL that the user has named.
+    arguments: Command-line arguments of every agent.
+    first_zones: Zone of each initial node.
+    zones: Assigned in turn to nodes that join without one.
+    faults_file: Written with `faults`, for the workers; None: they have one.
+    replay: Trace to replay from the first step on, if any.
+    gpus: GPUs of this machine, assigned in turn.
+    page_port: Port of a page on the run, 0 for a free one; None: no page.
+    metrics_port: Port at which the first node serves metrics for Prometheus;
+      each later one has the next port. None: no metrics.
+  """
+
+  workdir: pathlib.Path
+  place: str
+  arguments: Sequence[str]
+  first_zones: Sequence[str]
+  zones: Sequence[str]
+  faults: Sequence[faults_lib.Fault] = ()
+  faults_file: pathlib.Path | None = None
+  replay: replay_lib.Replay | None = None
+  gpus: Sequence[str] = ()
+  page_port: int | None = None
+  metrics_port: int | None = None
+
+  def __post_init__(self) -> None:
+    faults_lib.check_nodes(
+        self.faults, num_nodes=len(self.first_zones), zones=self.zones, source="--faults"
+    )
+
+  def check_ports(self) -> None:
+    """Raises `ValueError` if a port of the page or of metrics is in use."""
+    if self.page_port is not None:
+      addresses.check_free("--page_port", _HOST, self.page_port)
+    if (first := self.metrics_port) is not None:
+      for port in range(first, first + len(self.first_zones)):
+        addresses.check_free("--metrics_port", _HOST, port)
+
+  def write_faults(self) -> None:
+    if self.faults_file is not None:
+      base.write_atomically(self.faults_file, faults_lib.render(self.faults))
+
+
+def find_first_zones(
+    config: config_lib.Config,
+    num_nodes: int | None,
+    zones: Sequence[str],
+    replay: replay_lib.Replay | None,
+) -> list[str]:
+  """Returns the zone of each initial node; `ValueError` if config or zones do not fit a cluster."""
+  from bamboo_jax.training.setup import build  # Takes a second: JAX.
+
+  build.check_environment()
+  if not all(zones) or not zones:
+    raise ValueError(f"--zones must be names such as a,b,c, got {','.join(zones)!r}.")
+  pipeline = config.pipeline
+  needed = pipeline.num_pipelines * pipeline.num_stages
+  if replay is None:
+    named = [""] * (num_nodes or sizes.num_nodes(config))
+    given = f"--nodes={len(named)}"
+  else:
+    named = list(map(trace_lib.zone_of, replay.first))
+    given = f"a trace that starts with {len(named)}"
+  if len(named) < needed:
+    raise ValueError(
+        f"{pipeline.num_pipelines} pipelines of {pipeline.num_stages} stages "
+        f"need at least {needed} nodes, got {given}."
+    )
+  return [zone or zones[i % len(zones)] for i, zone in enumerate(named)]
+
+
 def run(
-    setup: setup_lib.Setup,
+    setup: Setup,
     config: config_lib.Config,
     *,
     hearing: Callable[..., contextlib.AbstractContextManager[None]],
@@ -71,7 +151,7 @@ class ClusterRun:
 
   def __init__(
       self,
-      setup: setup_lib.Setup,
+      setup: Setup,
       progress: progress_lib.ProgressLine,
       cluster: machine.LocalCluster,
       strikes: strikes_lib.Strikes,
@@ -111,7 +191,7 @@ class ClusterRun:
     # once it has used a bucket.
     if are_copies := not self._setup.gpus and not base.is_bucket(self._setup.place):
       self._progress.show_text("reading the data, tracing the programs")
-      are_copies = setup_lib.prepare(config, self._setup.place)
+      are_copies = _prepare(config, self._setup.place)
     _, survival = machine.place_nodes(config, dict(base.by_node(zones)))
     self._progress.show_text(survival.render())
     self._cluster.take_folder(config.cluster.most_silence_secs)  # Nothing is written before it.
@@ -207,7 +287,7 @@ class ClusterRun:
     if (port := self._setup.metrics_port) is not None:
       port += self._num_started
       try:
-        addresses.check_free("--metrics_port", setup_lib.HOST, port)
+        addresses.check_free("--metrics_port", _HOST, port)
         arguments.append(f"--metrics_port={port}")
       except ValueError as error:  # Only the agent's log would say so.
         self._progress.show_text(f"warning: No metrics of {name}: {error} Training continues.")
@@ -355,3 +435,18 @@ class ClusterRun:
         self._has_stepped = True
         logs.note_step(line["step"])
         self._step_secs.append(line.get("step_ms", 1e3) / 1e3)
+
+
+def _prepare(config: config_lib.Config, place: str) -> bool:
+  """Prepares the job of all nodes; returns whether they can be forked.
+
+  Raises `base.CheckpointError` if `place` is of another run.
+  """
+  for name in ("bamboo_jax.local_cluster.node", "bamboo_jax.training.run"):
+    importlib.import_module(name)  # Takes a second: JAX.
+  from bamboo_jax.training.record import workdir as workdir_lib
+  from bamboo_jax.training.setup import job as job_lib, saving
+
+  can_fork = job_lib.prepare(config)
+  saving.check_same(config, job_lib.peek(), workdir_lib.Workdir.at(place))
+  return can_fork

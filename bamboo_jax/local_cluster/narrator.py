@@ -20,17 +20,14 @@ _LOOK_SECS = 0.25
 
 
 class Narrator:
-  """Follows the agent `agent`, and the log in its workdir, in a thread.
+  """Follows the agent `agent`, and the log in its workdir, in a thread."""
 
-  Attributes:
-    agent: None if there is no agent, or none yet.
-  """
+  agent: agent_lib.Agent
 
   def __init__(
       self, workdir: pathlib.Path, progress: progress_lib.ProgressLine, *, place: str = ""
   ) -> None:
     """Lines that are in the log already are not shown; the run may be in a bucket at `place`."""
-    self.agent: agent_lib.Agent | None = None
     self._progress = progress
     self._workdir, self._place = workdir, place
     self._reader = jsonl.MetricsReader(self._workdir / "metrics.jsonl")
@@ -41,14 +38,17 @@ class Narrator:
     self._reader.read()
     self._thread = threading.Thread(target=self._follow, name="narrator", daemon=True)
 
-  def start(self) -> None:
-    self._thread.start()
+  def follow(self, agent: agent_lib.Agent) -> None:
+    """Shows this agent from now on, in place of the one before."""
+    self.agent = agent
+    if self._thread.ident is None:
+      self._thread.start()
 
   def close(self) -> None:
     """Shows what is left, and how the run ended if it is done."""
     self._is_over.set()
     self._thread.join(timeout=10 * _LOOK_SECS)  # The folder may hang.
-    if self.agent is not None and self.agent.is_done:
+    if self.agent.is_done:
       if base.is_bucket(self._place):
         try:
           mirror.Mirror(self._place, self._workdir).pull()  # Another machine may have written it.
@@ -60,11 +60,10 @@ class Narrator:
 
   def look(self) -> None:
     """Shows what is new."""
-    if self.agent is not None:
-      self._show_nodes(self.agent)
-      self._explain(self.agent)
+    self._show_nodes(self.agent)
+    self._explain(self.agent)
     lines = self._reader.read()
-    if self.agent is None or self._view:  # Before, another run writes the log.
+    if self._view:  # Before, another run writes the log.
       for line in lines:
         progress_lib.show_line(self._progress, line)
 

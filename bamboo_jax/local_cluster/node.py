@@ -77,12 +77,10 @@ def run(
       exporter.serve(metrics_port, host=metrics_host, agent=lambda: agent)
     except (OSError, OverflowError) as error:  # The latter: above 65535.
       logging.warning("No metrics at port %d: %s.", metrics_port, error)
-  if narrator is not None:
-    narrator.start()
   while must_restart:
     agent = agent_lib.make_agent(records, options, identity, spare)
     if narrator is not None:
-      narrator.agent = agent
+      narrator.follow(agent)
     reason = asyncio.run(_run(agent))
     must_restart, spare = agent.must_restart, None
     options = dataclasses.replace(options, is_again=True)

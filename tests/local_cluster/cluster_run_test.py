@@ -9,7 +9,7 @@ from unittest import mock
 
 from bamboo_jax import base
 from bamboo_jax.faults import faults as faults_lib
-from bamboo_jax.local_cluster import cluster_run, setup as setup_lib
+from bamboo_jax.local_cluster import cluster_run
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.traces import readers, replay
 from tests import folders
@@ -87,7 +87,7 @@ class RunTest(folders.FolderCase):
     self.nodes, self.progress = FakeNodes(), mock.Mock()
     given = dict(arguments=[], first_zones=["a", "b"], zones=["a", "b"])
     given["place"] = str(self.folder)
-    setup = setup_lib.Setup(workdir=self.folder, **given | changes)
+    setup = cluster_run.Setup(workdir=self.folder, **given | changes)
     return cluster_run.ClusterRun(setup, self.progress, self.nodes, self.nodes)
 
   def start_run(self, **changes):

@@ -119,7 +119,7 @@ class NarratorTest(folders.FolderCase):
       summary.write_text(json.dumps(_END | {"state_sha256": "former"}))
       fake.return_value.pull.side_effect = side_effect
       narrator = self.make("gs://b/run")
-      narrator.start()
+      narrator.follow(self.agent)
       narrator.close()
       self.assertEqual([l for l in self.take() if l.startswith("state")], said)
 
@@ -128,6 +128,6 @@ class NarratorTest(folders.FolderCase):
       narrator = self.make()
       self.agent.is_done = is_done
       (self.folder / "summary.json").write_text(json.dumps(_END))
-      narrator.start()
+      narrator.follow(self.agent)
       narrator.close()
       self.assertEqual([l for l in self.take() if "joined" not in l], said)
