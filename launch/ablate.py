@@ -32,6 +32,7 @@ import pathlib
 from bamboo_jax.base import packaged
 from bamboo_jax.benchmarks import ablation, ablation_report
 from bamboo_jax.cli import flagset
+from bamboo_jax.cli.flagset import flag, part
 from bamboo_jax.config import Config
 from bamboo_jax.experiments import sweep
 from bamboo_jax.launch import cli
@@ -43,33 +44,33 @@ class AblateFlags:
   """What runs, and how often."""
 
   config: Config = cli.config("quickstart", "What all runs share.")
-  sweep: tuple[str, ...] = flagset.flag(
+  sweep: tuple[str, ...] = flag(
       (),
       "A field of the config, faults or trace, and its values: seed=0,1.",
       is_needed=True,
       is_repeated=True,
   )
-  faults: str | None = flagset.flag(None, "As for `bamboo train`.", excludes="trace")
-  trace: str | None = flagset.flag(None, "As for `bamboo cluster`, and these:")
-  time_scale: float | None = flagset.flag(None, "Only with a trace.", above=0)
-  nodes: int | None = flagset.flag(None, "Only with a trace.", least=1)
-  repeats: int = flagset.flag(1, "Runs of each setting.", least=1)
-  measure: str = flagset.flag(
+  faults: str | None = flag(None, "As for `bamboo train`.", excludes="trace")
+  trace: str | None = flag(None, "As for `bamboo cluster`, and these:")
+  time_scale: float | None = flag(None, "Only with a trace.", above=0)
+  nodes: int | None = flag(None, "Only with a trace.", least=1)
+  repeats: int = flag(1, "Runs of each setting.", least=1)
+  measure: str = flag(
       "times",
       "times: one run at a time; losses: several at once, without times.",
       choices=("times", "losses"),
   )
-  processes: bool = flagset.flag(False, "Each run is a cluster, with a process for each node.")
-  interleave: int | None = flagset.flag(
+  processes: bool = flag(False, "Each run is a cluster, with a process for each node.")
+  interleave: int | None = flag(
       None, "Runs take turns of so many steps.", least=1, excludes="faults trace"
   )
-  rival: str | None = flagset.flag(
+  rival: str | None = flag(
       None, "Another command that takes turns; gets --workdir.", needs="interleave"
   )
-  workdir: str = flagset.flag("runs/ablate", "Where results go.")
+  workdir: str = flag("runs/ablate", "Where results go.")
   program_cache: str | None = cli.program_cache()
   figure_format: tuple[str, ...] = cli.figure_format()
-  jobs: cli.JobFlags = flagset.part(cli.JobFlags)
+  jobs: cli.JobFlags = part(cli.JobFlags)
 
   def read_sweeps(self) -> dict[str, tuple[str, ...]]:
     """Returns the values of each field; `ValueError` if one is not allowed."""

@@ -15,6 +15,7 @@ import sys
 
 from bamboo_jax.base import logs
 from bamboo_jax.cli import flagset
+from bamboo_jax.cli.flagset import flag, part
 from bamboo_jax.cluster import (
     children,
     copies,
@@ -33,20 +34,20 @@ from bamboo_jax.net import identity as identity_lib
 class AgentFlags:
   """What the agent alone obeys."""
 
-  zone: str = flagset.flag("", "Zone that the node is in.")
-  nodes: int | None = flagset.flag(None, "Number of nodes to begin with.", least=1)
-  notice: str = flagset.flag(
+  zone: str = flag("", "Zone that the node is in.")
+  nodes: int | None = flag(None, "Number of nodes to begin with.", least=1)
+  notice: str = flag(
       "none", "Cloud that announces preemptions.", choices=("none", *notices_lib.CLOUDS)
   )
-  notice_url: str | None = flagset.flag(None, "Metadata server in place of the cloud's, for tests.")
-  progress: bool = flagset.flag(True, "Print who joins, steps, deaths and the end.")
-  metrics_port: int | None = flagset.flag(
+  notice_url: str | None = flag(None, "Metadata server in place of the cloud's, for tests.")
+  progress: bool = flag(True, "Print who joins, steps, deaths and the end.")
+  metrics_port: int | None = flag(
       None, "Serve metrics for Prometheus at this port.", least=1, most=65535
   )
-  metrics_host: str = flagset.flag(
+  metrics_host: str = flag(
       "127.0.0.1", "Address where --metrics_port listens; all who can connect read metrics."
   )
-  node: node_flags.NodeFlags = flagset.part(node_flags.NodeFlags)
+  node: node_flags.NodeFlags = part(node_flags.NodeFlags)
 
 
 def main(flags: AgentFlags) -> None:

@@ -17,6 +17,7 @@ from absl import flags
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.base import packaged
 from bamboo_jax.cli import command, config_flag, flagset
+from bamboo_jax.cli.flagset import flag
 from bamboo_jax.experiments import sweep
 from bamboo_jax.metrics import plots, progress
 from bamboo_jax.recovery import policies
@@ -32,12 +33,12 @@ _CONFIG_HELP = (
 
 def config(default: str, help_text: str) -> Any:
   """Declares the flag `--config`, a `config.Config`."""
-  return flagset.flag(default, help_text + _CONFIG_HELP)
+  return flag(default, help_text + _CONFIG_HELP)
 
 
 def workdir() -> Any:
   """Declares `--workdir` of a command that trains."""
-  return flagset.flag(
+  return flag(
       None,
       "Where checkpoints and metrics go: a folder, or s3://BUCKET/RUN, gs:// or az://.",
       is_needed=True,
@@ -47,14 +48,12 @@ def workdir() -> Any:
 
 def device_memory_fraction() -> Any:
   """Declares `--device_memory_fraction`."""
-  return flagset.flag(
-      None, "Part of the memory of a GPU that each worker takes; several may share it."
-  )
+  return flag(None, "Part of the memory of a GPU that each worker takes; several may share it.")
 
 
 def program_cache(default: str = "bamboo_jax/programs in the cache folder of the user") -> Any:
   """Declares where compiled programs are kept."""
-  return flagset.flag(
+  return flag(
       None,
       f"Folder of compiled programs, which runs and processes share; by default {default}. "
       "Empty: none.",
@@ -68,9 +67,7 @@ def find_program_cache(folder: str | None) -> str:
 
 def figure_format(**use: Any) -> Any:
   """Declares `--figure_format`."""
-  return flagset.flag(
-      ("png",), "Formats of figures, such as png,pdf.", choices=plots.FORMATS, **use
-  )
+  return flag(("png",), "Formats of figures, such as png,pdf.", choices=plots.FORMATS, **use)
 
 
 def find_format_change(formats: tuple[str, ...], config: config_lib.Config) -> dict[str, str]:
@@ -86,8 +83,8 @@ def find_format_change(formats: tuple[str, ...], config: config_lib.Config) -> d
 class PageFlags:
   """A page on the run."""
 
-  page: bool = flagset.flag(False, "Serve a page on the run, to this machine only.")
-  page_port: int | None = flagset.flag(
+  page: bool = flag(False, "Serve a page on the run, to this machine only.")
+  page_port: int | None = flag(
       None, "Port of that page; by default any free one.", least=0, most=65535
   )
 
@@ -101,16 +98,12 @@ class PageFlags:
 class JobFlags:
   """Where independent jobs run; see docs/guides/sweeps.md."""
 
-  num_processes: int | None = flagset.flag(
-      None, "Jobs at once; by default one for each core.", least=1
-  )
-  dask: str | None = flagset.flag(
-      None, "A Dask scheduler, tcp://host:8786; its workers run the jobs."
-  )
-  shard: str | None = flagset.flag(
+  num_processes: int | None = flag(None, "Jobs at once; by default one for each core.", least=1)
+  dask: str | None = flag(None, "A Dask scheduler, tcp://host:8786; its workers run the jobs.")
+  shard: str | None = flag(
       None, "Run only this part of the jobs, such as 2/4.", excludes="merge", needs="workdir"
   )
-  merge: int | None = flagset.flag(
+  merge: int | None = flag(
       None, "Number of shards to merge; no job is run.", least=1, needs="workdir"
   )
 
@@ -134,7 +127,8 @@ class JobFlags:
 
 def explain_resume() -> str:
   """Returns the hint after an interrupt: how to resume the run in `--workdir`."""
-  place = flags.FLAGS.workdir if flags.FLAGS.is_parsed() else ""
+  places: Any = flags.FLAGS["workdir"].value
+  place = places[-1] if places else ""
   if base.is_bucket(place):
     return f"the same command goes on from the last checkpoint in {place}, if there is one"
   saved = workdir_lib.find_saved(place) if place else 0
@@ -189,8 +183,6 @@ def parse_flags(argv: Sequence[str], *, is_study: bool = False) -> list[str]:
     refuse_overwritten(accepted.recovery.policy)
     flags.FLAGS[config_flag.NAME].value = accepted
     return rest
-  except flags.IllegalFlagValueError as error:
-    command.fail(command.explain_flag(error), 2)
   except (flags.Error, ValueError) as error:
     command.fail(str(error), 2)
   except Exception as error:  # The code of a config may raise anything.

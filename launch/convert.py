@@ -20,7 +20,7 @@ folder that their adapter_config.json names.
 
 import dataclasses
 
-from bamboo_jax.cli import flagset
+from bamboo_jax.cli.flagset import flag
 from bamboo_jax.launch import cli
 
 _KINDS = ("hf", "peft")
@@ -30,17 +30,13 @@ _KINDS = ("hf", "peft")
 class ConvertFlags:
   """Weights to read and to write."""
 
-  from_: str | None = flagset.flag(
-      None, "What `--path` is.", choices=_KINDS, excludes="to tokenizer"
-  )
-  to: str | None = flagset.flag(None, "What `--out` will be.", choices=_KINDS)
-  model: str = flagset.flag(None, "Name of the model.", is_needed=True)
-  path: str = flagset.flag(None, "Folder to read.", is_needed=True)
-  out: str = flagset.flag(None, "Folder to write.", is_needed=True)
-  tokenizer: str | None = flagset.flag(
-      None, "Folder whose tokenizer to export; by default the run's."
-  )
-  max_file_gb: float = flagset.flag(5.0, "Size of one safetensors file.", above=0)
+  from_: str | None = flag(None, "What `--path` is.", choices=_KINDS, excludes="to tokenizer")
+  to: str | None = flag(None, "What `--out` will be.", choices=_KINDS)
+  model: str = flag(None, "Name of the model.", is_needed=True)
+  path: str = flag(None, "Folder to read.", is_needed=True)
+  out: str = flag(None, "Folder to write.", is_needed=True)
+  tokenizer: str | None = flag(None, "Folder whose tokenizer to export; by default the run's.")
+  max_file_gb: float = flag(5.0, "Size of one safetensors file.", above=0)
 
 
 def main(flags: ConvertFlags) -> None:

@@ -4,7 +4,7 @@ import dataclasses
 import pathlib
 from typing import Any
 
-from bamboo_jax.cli import flagset
+from bamboo_jax.cli.flagset import flag, part
 from bamboo_jax.config import Config
 from bamboo_jax.launch import cli
 from bamboo_jax.net import identity as identity_lib
@@ -14,11 +14,11 @@ from bamboo_jax.net import identity as identity_lib
 class IdentityFlags:
   """The identity of a process towards the others of its run."""
 
-  run: str = flagset.flag("run", "Name of the run in --certificates.")
-  secret: str | None = flagset.flag(
+  run: str = flag("run", "Name of the run in --certificates.")
+  secret: str | None = flag(
       None, "File of the shared secret; by default `secret` in --workdir, drawn by the first node."
   )
-  certificates: str | None = flagset.flag(
+  certificates: str | None = flag(
       None,
       "Folder of authority.pem, certificate.pem and key.pem, in place of those that are made "
       "from the secret.",
@@ -45,12 +45,12 @@ class NodeFlags:
   """What an agent passes on to its worker."""
 
   # Name and workdir come first, where `ps` shows them.
-  name: str = flagset.flag(None, "Of the node.", is_needed=True)
+  name: str = flag(None, "Of the node.", is_needed=True)
   workdir: str = cli.workdir()
   config: Config = cli.config("default", "What to train.")
-  host: str = flagset.flag("127.0.0.1", "Where to listen.")
-  faults: str | None = flagset.flag(None, "CSV file of faults.")
-  faults_run: int | None = flagset.flag(
+  host: str = flag("127.0.0.1", "Where to listen.")
+  faults: str | None = flag(None, "CSV file of faults.")
+  faults_run: int | None = flag(
       None, "The run whose records say which faults have happened; by default the node's."
   )
   device_memory_fraction: float | None = cli.device_memory_fraction()
@@ -58,4 +58,4 @@ class NodeFlags:
       "programs in --workdir, which all machines then share; each has its own if the workdir is in "
       "a bucket"
   )
-  identity: IdentityFlags = flagset.part(IdentityFlags)
+  identity: IdentityFlags = part(IdentityFlags)

@@ -21,7 +21,7 @@ choose; parameters that several layers share are counted once.
 
 import dataclasses
 
-from bamboo_jax.cli import flagset
+from bamboo_jax.cli.flagset import flag
 from bamboo_jax.config import Config
 from bamboo_jax.launch import cli
 from bamboo_jax.metrics import progress
@@ -32,17 +32,17 @@ class PlanFlags:
   """What to plan, and what to show of it."""
 
   config: Config = cli.config("default", "What to plan.")
-  trace: str | None = flagset.flag(None, "Write the plan as a Chrome trace, for Perfetto.")
-  verbose: bool = flagset.flag(False, "With config.plan.machine: print rows and stages, too.")
-  nodes: int | None = flagset.flag(
+  trace: str | None = flag(None, "Write the plan as a Chrome trace, for Perfetto.")
+  verbose: bool = flag(False, "With config.plan.machine: print rows and stages, too.")
+  nodes: int | None = flag(
       None, "With config.plan.machine: propose layouts for this many machines.", least=1
   )
-  compile: str | None = flagset.flag(
+  compile: str | None = flag(
       None,
       "Compile the programs for this GPU: l4, a100, h100, h200 or b200.",
       excludes="trace verbose nodes list",
   )
-  list: bool = flagset.flag(
+  list: bool = flag(
       False, "List the models: name,variant,layers,params.", excludes="trace verbose nodes"
   )
 

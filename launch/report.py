@@ -26,7 +26,7 @@ import sys
 
 from bamboo_jax import base
 from bamboo_jax.accounting import prices as prices_lib
-from bamboo_jax.cli import flagset
+from bamboo_jax.cli.flagset import flag, part
 from bamboo_jax.cluster import mirror
 from bamboo_jax.launch import cli
 from bamboo_jax.metrics import jsonl, plots, progress
@@ -38,11 +38,11 @@ from bamboo_jax.report.live import words
 class PriceFlags:
   """Prices in place of those of the config."""
 
-  instance: str | None = flagset.flag(None, "Charge nodes as these.")
-  market: str | None = flagset.flag(None, "Which prices to pay.", choices=prices_lib.MARKETS)
-  prices: str | None = flagset.flag(None, "File of prices.")
-  region: str | None = flagset.flag(None, "Take the price of this region.")
-  date: str | None = flagset.flag(None, "Take the price of this date.")
+  instance: str | None = flag(None, "Charge nodes as these.")
+  market: str | None = flag(None, "Which prices to pay.", choices=prices_lib.MARKETS)
+  prices: str | None = flag(None, "File of prices.")
+  region: str | None = flag(None, "Take the price of this region.")
+  date: str | None = flag(None, "Take the price of this date.")
 
   def given(self) -> dict[str, str | None]:
     """Returns the entries of `config.cost` that are given, and what these reset."""
@@ -56,21 +56,21 @@ class PriceFlags:
 class ReportFlags:
   """The runs, and what is told of them."""
 
-  workdirs: tuple[str, ...] = flagset.flag(
+  workdirs: tuple[str, ...] = flag(
       (), "Folders of runs, or URLs of runs in buckets.", takes_rest=True, takes_bucket=True
   )
-  out: str | None = flagset.flag(None, "The page.", excludes="json csv")
-  json: bool = flagset.flag(False, "Print everything as JSON.", excludes="csv figure_format")
-  csv: str | None = flagset.flag(
+  out: str | None = flag(None, "The page.", excludes="json csv")
+  json: bool = flag(False, "Print everything as JSON.", excludes="csv figure_format")
+  csv: str | None = flag(
       None,
       "Print runs, curve, recoveries, events, or a table of a simulation as CSV.",
       excludes="figure_format",
   )
-  same: bool = flagset.flag(False, "Fail unless all runs end in one state.", excludes="json csv")
-  figure_format: tuple[str, ...] = flagset.flag(
+  same: bool = flag(False, "Fail unless all runs end in one state.", excludes="json csv")
+  figure_format: tuple[str, ...] = flag(
       (), "Formats of figures beside the page, such as png,pdf.", choices=plots.FORMATS
   )
-  price: PriceFlags = flagset.part(PriceFlags)
+  price: PriceFlags = part(PriceFlags)
 
 
 def main(flags: ReportFlags) -> None:

@@ -26,6 +26,7 @@ import sys
 from bamboo_jax import base
 from bamboo_jax.benchmarks import ablation
 from bamboo_jax.cli import flagset
+from bamboo_jax.cli.flagset import flag, part
 from bamboo_jax.config import Config
 from bamboo_jax.experiments import beside, compare, provenance, sweep
 from bamboo_jax.launch import cli
@@ -46,31 +47,27 @@ class SimulateFlags:
   """What to simulate."""
 
   config: Config = cli.config("sim/compare", "What to train.")
-  workdir: str = flagset.flag(None, "Where everything is written.", is_needed=True)
-  policies: tuple[str, ...] = flagset.flag(
+  workdir: str = flag(None, "Where everything is written.", is_needed=True)
+  policies: tuple[str, ...] = flag(
       _BY_DEFAULT,
       f"What follows preemptions: {', '.join(policies_lib.POLICIES)}, a plugin's, or "
       "file.py:function; A+B is B after A.",
   )
-  trace: tuple[str, ...] = flagset.flag(
+  trace: tuple[str, ...] = flag(
       (),
       "Files of preemptions, as for `bamboo cluster`; or one that is published: "
       f"{', '.join(_TRACES)}.",
   )
-  time_scale: float = flagset.flag(
-      1.0, "How many times as fast as recorded the trace is played.", above=0
-  )
-  nodes: int | None = flagset.flag(
-      None, "Most nodes at once; scales the trace.", least=1, needs="trace"
-  )
-  sweep: str | None = flagset.flag(
+  time_scale: float = flag(1.0, "How many times as fast as recorded the trace is played.", above=0)
+  nodes: int | None = flag(None, "Most nodes at once; scales the trace.", least=1, needs="trace")
+  sweep: str | None = flag(
       None, "An option and its values, as for `bamboo ablate`: study.trace.hours=12,24."
   )
-  seeds: int = flagset.flag(5, "Generated traces for each value, or runs of --table.", least=1)
-  beside: str | None = flagset.flag(None, "Workdir of a run to compare with.", excludes="table")
-  table: str | None = flagset.flag(None, "Published results to repeat.")
+  seeds: int = flag(5, "Generated traces for each value, or runs of --table.", least=1)
+  beside: str | None = flag(None, "Workdir of a run to compare with.", excludes="table")
+  table: str | None = flag(None, "Published results to repeat.")
   figure_format: tuple[str, ...] = cli.figure_format()
-  jobs: cli.JobFlags = flagset.part(cli.JobFlags)
+  jobs: cli.JobFlags = part(cli.JobFlags)
 
 
 def main(flags: SimulateFlags) -> None:

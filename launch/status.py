@@ -25,7 +25,7 @@ import time
 from typing import Any
 
 from bamboo_jax import base
-from bamboo_jax.cli import flagset
+from bamboo_jax.cli.flagset import flag, part
 from bamboo_jax.cluster import mirror, records as records_lib
 from bamboo_jax.launch import cli
 from bamboo_jax.local_cluster import inquiry
@@ -41,10 +41,10 @@ _CLEAR = "\033[H\033[2J"  # Of a terminal.
 class ObserverFlags:
   """The run to look at."""
 
-  workdir: str | None = flagset.flag(
+  workdir: str | None = flag(
       None, "Of a `bamboo cluster`, or of agents: a folder, or its URL.", takes_bucket=True
   )
-  secret: str | None = flagset.flag(None, "File of its secret; by default `secret` in --workdir.")
+  secret: str | None = flag(None, "File of its secret; by default `secret` in --workdir.")
 
   @property
   def name(self) -> str:
@@ -79,17 +79,17 @@ class ObserverFlags:
 class StatusFlags:
   """What to show."""
 
-  watch: bool = flagset.flag(False, "Show it again every second.", excludes="json stacks")
-  json: bool = flagset.flag(
+  watch: bool = flag(False, "Show it again every second.", excludes="json stacks")
+  json: bool = flag(
       False, "Print all that a page shows, as JSON.", excludes="stacks page page_port"
   )
-  stacks: bool = flagset.flag(
+  stacks: bool = flag(
       False,
       "Ask the workers of this machine for their stacks, and what they wait for.",
       excludes="page page_port",
   )
-  page: cli.PageFlags = flagset.part(cli.PageFlags)
-  observed: ObserverFlags = flagset.part(ObserverFlags)
+  page: cli.PageFlags = part(cli.PageFlags)
+  observed: ObserverFlags = part(ObserverFlags)
 
 
 def main(flags: StatusFlags) -> None:

@@ -17,7 +17,7 @@ import time
 
 import tqdm
 
-from bamboo_jax.cli import flagset
+from bamboo_jax.cli.flagset import flag
 from bamboo_jax.launch import cli
 
 
@@ -25,20 +25,20 @@ from bamboo_jax.launch import cli
 class TokenizeFlags:
   """Texts to read, and how."""
 
-  path: str = flagset.flag(None, "What to read.", is_needed=True)
-  out: str = flagset.flag(None, "Folder to write.", is_needed=True)
-  tokenizer: str | None = flagset.flag(
+  path: str = flag(None, "What to read.", is_needed=True)
+  out: str = flag(None, "Folder to write.", is_needed=True)
+  tokenizer: str | None = flag(
       None, "A tokenizer.json, or its folder; by default each byte is a token."
   )
-  field: str = flagset.flag(
+  field: str = flag(
       "text",
       "Field of records with the text or its tokens; two, as prompt,completion, mark prompts, "
       "which are not learned; messages, of chats, takes the tokenizer's template.",
   )
-  end_token: int | None = flagset.flag(
+  end_token: int | None = flag(
       None, "Token that ends a document; by default the tokenizer's.", least=0
   )
-  num_processes: int | None = flagset.flag(None, "By default one for each core.", least=1)
+  num_processes: int | None = flag(None, "By default one for each core.", least=1)
 
 
 def main(flags: TokenizeFlags) -> None:

@@ -20,6 +20,7 @@ import pathlib
 
 from bamboo_jax import base
 from bamboo_jax.cli import flagset
+from bamboo_jax.cli.flagset import flag
 from bamboo_jax.config import Config
 from bamboo_jax.launch import cli
 from bamboo_jax.metrics import plots
@@ -31,17 +32,17 @@ from bamboo_jax.traces import generator, readers, scale, trace as trace_lib
 class TraceFlags:
   """What to do with which files."""
 
-  arguments: tuple[str, ...] = flagset.flag(
+  arguments: tuple[str, ...] = flag(
       (), "generate, show or resample, then files to read.", takes_rest=True
   )
-  out: str | None = flagset.flag(None, "Events to write, or the figure to draw (show).")
+  out: str | None = flag(None, "Events to write, or the figure to draw (show).")
   figure_format: tuple[str, ...] = cli.figure_format(needs="out")
-  seed: int = flagset.flag(0, "Of all that is random.")
-  num_nodes: int | None = flagset.flag(None, "Scale to a cluster of this size.", least=1)
-  time_scale: float = flagset.flag(1.0, "Multiply all times.", above=0)
-  events: str | None = flagset.flag(None, "Write the trace as events.")
-  hours: float = flagset.flag(24.0, "Length of what is resampled.")
-  block_hours: float = flagset.flag(1.0, "Length of a block.")
+  seed: int = flag(0, "Of all that is random.")
+  num_nodes: int | None = flag(None, "Scale to a cluster of this size.", least=1)
+  time_scale: float = flag(1.0, "Multiply all times.", above=0)
+  events: str | None = flag(None, "Write the trace as events.")
+  hours: float = flag(24.0, "Length of what is resampled.")
+  block_hours: float = flag(1.0, "Length of a block.")
   config: Config = cli.config("default", "What to generate.")
 
 
@@ -61,8 +62,8 @@ def main(flags: TraceFlags) -> None:
     raise ValueError("fit is gone: `bamboo trace resample FILE` draws traces like a recorded one.")
   if name not in _COMMANDS:
     raise ValueError(base.suggest(name, _COMMANDS, what="command"))
-  for flag in {flag for own in _COMMANDS.values() for flag in own}.difference(_COMMANDS[name]):
-    flagset.refuse([flag], f"on {name}")
+  for other in {name for own in _COMMANDS.values() for name in own}.difference(_COMMANDS[name]):
+    flagset.refuse([other], f"on {name}")
   if name != "generate":
     flagset.refuse_keys(vars(flags.config), f"on {name}")
   formats = flags.figure_format

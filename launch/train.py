@@ -14,7 +14,7 @@ import dataclasses
 import os
 import sys
 
-from bamboo_jax.cli import flagset
+from bamboo_jax.cli.flagset import flag
 from bamboo_jax.config import Config
 from bamboo_jax.launch import cli
 from bamboo_jax.metrics import progress, summary as summary_lib
@@ -27,18 +27,18 @@ class TrainFlags:
 
   config: Config = cli.config("default", "What to train.")
   workdir: str = cli.workdir()
-  stop_at: int | None = flagset.flag(
+  stop_at: int | None = flag(
       None,
       "Return right after this many steps are committed, without waiting for a checkpoint in "
       "flight; the same command without it goes on.",
       least=1,
   )
-  faults: str | None = flagset.flag(
+  faults: str | None = flag(
       None,
       "CSV file of what happens to nodes on purpose: step,node,at,kind such as 3,0/1,5,kill or "
       "4,,,join; see `bamboo_jax/faults`.",
   )
-  control: bool = flagset.flag(
+  control: bool = flag(
       False,
       "Redo the last step without one share of its batch, and write the hash of that state to "
       "control.json: it must differ.",

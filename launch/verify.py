@@ -31,6 +31,7 @@ import sys
 from bamboo_jax import base
 from bamboo_jax.benchmarks import ablation
 from bamboo_jax.cli import flagset
+from bamboo_jax.cli.flagset import flag, part
 from bamboo_jax.config import Config
 from bamboo_jax.experiments import sweep as sweep_lib
 from bamboo_jax.faults import faults as faults_lib
@@ -42,14 +43,14 @@ class VerifyFlags:
   """What dies, and where."""
 
   config: Config = cli.config("sweep_faults", "What to train.")
-  sweep: tuple[str, ...] = flagset.flag(
+  sweep: tuple[str, ...] = flag(
       (),
       "An option of the config and its values, as for `bamboo ablate`: redundancy.mode=lazy,eager.",
       is_repeated=True,
       excludes="layouts",
   )
-  layouts: int | None = flagset.flag(None, "Random layouts.", least=1)
-  kinds: tuple[str, ...] = flagset.flag(
+  layouts: int | None = flag(None, "Random layouts.", least=1)
+  kinds: tuple[str, ...] = flag(
       (),
       "Faults: single, one node dies; pair, two that leave a copy of all stages; neighbours, "
       "two that do not; second, one more in the recovery; two_stages, in the next step the one "
@@ -58,19 +59,17 @@ class VerifyFlags:
       "single, of random layouts mixed.",
       excludes="faults",
   )
-  every: int = flagset.flag(1, "Single deaths: before every n-th instruction.", least=1)
-  num_cases: int = flagset.flag(1, "Random cases of each other kind.", least=1)
-  num_events: int = flagset.flag(4, "Faults of a storm, or of a mixed case.", least=0)
-  seed: int = flagset.flag(0, "Of random cases; number of the first layout.")
-  faults: str | None = flagset.flag(
-      None, "The only case: lines of a fault file, with semicolons between."
-  )
-  processes: bool = flagset.flag(
+  every: int = flag(1, "Single deaths: before every n-th instruction.", least=1)
+  num_cases: int = flag(1, "Random cases of each other kind.", least=1)
+  num_events: int = flag(4, "Faults of a storm, or of a mixed case.", least=0)
+  seed: int = flag(0, "Of random cases; number of the first layout.")
+  faults: str | None = flag(None, "The only case: lines of a fault file, with semicolons between.")
+  processes: bool = flag(
       False, "Each layout is a cluster of processes.", needs="layouts", excludes="kinds faults"
   )
   program_cache: str | None = cli.program_cache()
-  workdir: str | None = flagset.flag(None, "Where results are kept.")
-  jobs: cli.JobFlags = flagset.part(cli.JobFlags)
+  workdir: str | None = flag(None, "Where results are kept.")
+  jobs: cli.JobFlags = part(cli.JobFlags)
 
 
 def main(flags: VerifyFlags) -> None:

@@ -8,8 +8,6 @@ import tempfile
 
 from absl.testing import parameterized
 
-from bamboo_jax import base, config
-from bamboo_jax.configs import default
 from bamboo_jax.launch import __main__
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -20,13 +18,6 @@ from figures import draw  # noqa: E402
 import generated  # noqa: E402
 
 sys.path.remove(str(_DOCS))
-
-
-def _list_options(values, prefix=""):
-  for name, value in values.items():
-    yield prefix + name
-    if hasattr(value, "items") and name not in base.OPTIONS:
-      yield from _list_options(value, f"{prefix}{name}.")
 
 
 class SiteTest(parameterized.TestCase):
@@ -97,15 +88,6 @@ class SiteTest(parameterized.TestCase):
 
   def _read(self, out, name):
     return (out / "reference" / f"{name}.html").read_text()
-
-  def test_every_option_has_a_row(self):
-    found = {o.name: o for o in config.list_options(config.Config)}
-    wanted = _list_options(default.get_config())
-    self.assertCountEqual(found, wanted)
-    self.assertEqual(found["pipeline.num_microbatches"].default, "8")
-    self.assertEqual(found["node.mesh"].default, "")
-    for option in found.values():
-      self.assertRegex(option.help, r"^\S.*[.]$", msg=option.name)
 
   def test_help_of_a_command(self):
     text = """Does it.

@@ -41,7 +41,6 @@ _PATIENCE_SECS = 30.0  # For the clean-up of an interrupted command.
 _AGAIN_SECS = 0.05  # Until an interrupt that came at a bad moment is repeated.
 _CLOSE_MS = 200  # For the end of what read the output, such as `tee`.
 _HELPS = {"?", "help", "helpshort", "helpfull", "helpxml"}
-TYPES = {"int": "a whole number", "float": "a number", "bool": "true or false"}
 
 _find_hint: Callable[[], str] = lambda: ""  # Of `run`.
 
@@ -240,19 +239,6 @@ class _LineFormatter(std_logging.Formatter):
   def format(self, record: std_logging.LogRecord) -> str:
     """Returns a line such as "warning: ..."."""
     return f"{record.levelname.lower()}: {super().format(record)}"
-
-
-def explain_flag(error: flags.IllegalFlagValueError) -> str:
-  """Returns one line about a flag with a bad value."""
-  message = str(error)
-  match = re.match(r"flag --(\S+?)=(.*?): ", message, flags=re.DOTALL)
-  name, value = match.groups() if match else ("", "")
-  if message.endswith("must have a value other than None."):
-    return f"The flag --{name} is needed."
-  kind = name in flags.FLAGS and flags.FLAGS[name].parser.flag_type()
-  if kind in TYPES and re.search("literal|convert|Non-", message):
-    return f"--{name} must be {TYPES[kind]}, got {value!r}."
-  return message
 
 
 def _is_unread(stream: TextIO) -> bool:

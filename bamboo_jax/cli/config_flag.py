@@ -18,17 +18,16 @@ from ml_collections.config_flags import config_path
 
 from bamboo_jax import config as config_lib
 from bamboo_jax.base import functions, packaged
-from bamboo_jax.cli import command
 
 flags.disclaim_key_flags()
 NAME, PRINT = "config", "print_config"
 _MODULE = "config_config"  # Name of the module of a config file.
 _DICTS = (config_lib.Section, ml_collections.ConfigDict)
-_PARSERS: Mapping[Any, flags.ArgumentParser[Any]] = {
-    bool: flags.BooleanParser(),
-    float: flags.FloatParser(),
-    int: flags.IntegerParser(),
-    str: flags.ArgumentParser(),
+_PARSERS: Mapping[Any, tuple[flags.ArgumentParser[Any], str]] = {
+    bool: (flags.BooleanParser(), "true or false"),
+    float: (flags.FloatParser(), "a number"),
+    int: (flags.IntegerParser(), "a whole number"),
+    str: (flags.ArgumentParser(), "a text"),
 }
 
 
@@ -66,11 +65,9 @@ def given() -> GivenConfig:
   return found
 
 
-def define(
-    name: str, default: str, help_text: str, flag_values: flags.FlagValues = flags.FLAGS
-) -> None:
+def define(name: str, default: str, flag_values: flags.FlagValues = flags.FLAGS) -> None:
   """Defines `--config`, and `--print_config`."""
-  flags.DEFINE_multi_string(name, default, help_text, flag_values)
+  flags.DEFINE_multi_string(name, default, "", flag_values)
   flags.DEFINE_bool(PRINT, False, "", flag_values)
 
 
@@ -121,16 +118,22 @@ def _parse(texts: Sequence[str], kind: Any, flag: str) -> Any:
   if text == "None":
     return None
   if kind in _PARSERS:
-    try:
-      return _PARSERS[kind].parse(text)
-    except ValueError:
-      raise ValueError(f"{flag} must be {command.TYPES[kind.__name__]}, got {text!r}.") from None
+    return parse_text(text, kind, flag)
   value = _parse_literal(text)
   if isinstance(value, dict):
     return ml_collections.ConfigDict(value)
   if not isinstance(kind, type) or issubclass(kind, _DICTS):
     raise ValueError(f"{flag} must be a dict, got {text!r}.")
   return value
+
+
+def parse_text(text: str, kind: Any, flag: str) -> Any:
+  """Returns the value of a flag that is a bool, a number or a text."""
+  parser, wanted = _PARSERS[kind]
+  try:
+    return parser.parse(text)
+  except ValueError:
+    raise ValueError(f"{flag} must be {wanted}, got {text!r}.") from None
 
 
 def _parse_literal(text: str) -> Any:

@@ -9,7 +9,8 @@ One declaration makes the flags of absl, the help and all checks, and `to_argv`
 passes them to child processes. `part` includes the flags of another dataclass.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+import csv
 import dataclasses
 import textwrap
 import typing
@@ -21,13 +22,6 @@ from bamboo_jax import base, config as config_lib
 from bamboo_jax.cli import config_flag
 
 flags.disclaim_key_flags()
-_DEFINE: Mapping[Any, Callable[..., Any]] = {
-    config_lib.Config: config_flag.define,
-    bool: flags.DEFINE_bool,
-    int: flags.DEFINE_integer,
-    float: flags.DEFINE_float,
-    str: flags.DEFINE_string,
-}
 _T = TypeVar("_T")
 _FOLDERS = ("out", "workdir", "workdirs")  # Flags of all commands.
 
@@ -77,19 +71,12 @@ def part(kind: type[Any]) -> Any:
 
 
 def define(kind: type[Any]) -> None:
-  """Defines the flags of a dataclass for absl."""
+  """Defines the flags of a dataclass for absl, as texts that `read` parses."""
   for field, hint in _walk(kind):
-    name, how = _name(field), field.metadata
-    default: Any = field.default
-    help_text = how["limits"].help
-    if how["is_repeated"]:
-      flags.DEFINE_multi_string(name, default, help_text)
-    elif how["takes_rest"]:
-      continue
-    elif typing.get_origin(hint) is tuple:
-      flags.DEFINE_list(name, [*map(str, default)], help_text)
-    else:
-      _DEFINE[hint](name, default, help_text)
+    if hint is config_lib.Config:
+      config_flag.define(field.name, str(field.default))
+    elif not field.metadata["takes_rest"]:
+      flags.DEFINE_multi_string(_name(field), None, "", boolean=hint is bool)
 
 
 def read(kind: type[_T], rest: Sequence[str]) -> _T:
@@ -100,13 +87,11 @@ def read(kind: type[_T], rest: Sequence[str]) -> _T:
   """
   values: dict[str, Any] = {}
   takes_rest = False
-  for field, _ in _walk(kind):
-    name = _name(field)
+  for field, hint in _walk(kind):
     if field.metadata["takes_rest"]:
-      takes_rest, values[name] = True, tuple(rest)
+      takes_rest, values[field.name] = True, tuple(rest)
     else:
-      value = flags.FLAGS[name].value
-      values[name] = tuple(value) if isinstance(value, list) else value
+      values[_name(field)] = _read(field, hint)
   if rest and not takes_rest:
     raise ValueError(f"Unexpected arguments: {' '.join(rest)}")
   is_set = {name for name, value in values.items() if value not in (None, (), False)}
@@ -127,6 +112,20 @@ def read(kind: type[_T], rest: Sequence[str]) -> _T:
       refuse([name], f"without --{' or --'.join(needs)}")
   built: _T = _build(kind, values)
   return built
+
+
+def _read(field: dataclasses.Field[Any], hint: Any) -> Any:
+  name = _name(field)
+  given: Any = flags.FLAGS[name].value
+  if given is None:
+    return field.default
+  if hint is config_lib.Config:
+    return given
+  if field.metadata["is_repeated"]:
+    return tuple(given)
+  if typing.get_origin(hint) is tuple:
+    return tuple(entry.strip() for row in csv.reader(given[-1:]) for entry in row)
+  return config_flag.parse_text(given[-1], hint, f"--{name}")
 
 
 def is_given(name: str) -> bool:

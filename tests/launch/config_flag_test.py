@@ -33,7 +33,7 @@ def _changed(path, value):
 def _parse(*arguments):
   """Returns the config of a command line, the other arguments, and what it says."""
   values = flags.FlagValues()
-  config_flag.define("config", "default", "", values)
+  config_flag.define("config", "default", values)
   config, rest = config_flag.parse(["command", *arguments], values)
   return config, rest[1:], values["config"].given
 
@@ -119,11 +119,35 @@ class ConfigFlagTest(parameterized.TestCase):
       ("nothing", ["--config"], "Missing value for flag --config"),
       ("twice", ["--config=a.py", "--config", "b"], "one --config, got a.py and"),
       ("text", ["--config.model=3"], "--config.model must be a dict, got '3'"),
-      ("raises", ["--config=tests/project_test.py"], "The config file has no function get_config"),
+      (
+          "integer",
+          ["--config.num_steps=2.5"],
+          r"--config.num_steps must be a whole number, .*'2.5'\.",
+      ),
+      ("truth", ["--config.metrics.plots=maybe"], "plots must be true or false, got 'maybe'"),
+      ("no_function", ["--config=launch/cli.py"], "The config file has no function get_config"),
+      ("variant", ["--config=configs/bench_peer.py:a"], "This config has no variants"),
   )
   def test_bad_arguments(self, arguments, message):
     with self.assertRaisesRegex((ValueError, flags.Error), message):
       _parse(*arguments)
+
+  @parameterized.parameters(
+      (
+          "config.pipeline.num_stages = 'four'",
+          "Cannot read the config: .*file.py:5: TypeError: Could not override field 'num_stages'",
+      ),
+      ("config.pipeline.num_stagse = 4", "'num_stagse'; did you mean 'num_stages'"),
+      ("config.num_steps = 1 / 0", "Cannot read the config: .*file.py:5: ZeroDivisionError"),
+      ("config = None", "must return an ml_collections.* got None"),
+  )
+  def test_bad_config_file(self, line, message):
+    path = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()), "file.py")
+    lines = ["from configs import default", "", "def get_config():"]
+    lines += ["  config = default.get_config()", f"  {line}", "  return config"]
+    path.write_text("\n".join(lines))
+    with self.assertRaisesRegex(ValueError, message):
+      accept.accept(_parse(f"--config={path}")[0])
 
   @parameterized.parameters(
       (["--config.num_steps", "3", "more"], "num_steps", 3),
