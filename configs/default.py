@@ -23,7 +23,7 @@ def _make(section: Any) -> ml_collections.ConfigDict:
   made = ml_collections.ConfigDict()
   for name, kind in config_lib.kinds_of(type(section)).items():
     value, plain = getattr(section, name), config_lib.without_none(kind)
-    if config_lib.is_section(kind):
+    if isinstance(value, config_lib.Section):
       value = _make(value)
     elif plain is not kind:
       value = config_dict.FieldReference(value, field_type=plain)

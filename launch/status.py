@@ -15,6 +15,7 @@ worker that does not answer hangs outside of Python. On several machines, run it
 on each.
 """
 
+from collections.abc import Callable
 import dataclasses
 import functools
 import json
@@ -99,38 +100,38 @@ def main(flags: StatusFlags) -> None:
     return
   observed, name = flags.observed, flags.observed.name
   records = observed.open()
-  feed = _Feed(observed, records)
+  read = _open_feed(observed, records)
   if flags.json:
-    print(json.dumps(feed.read()))
+    print(json.dumps(read()))
   elif (port := flags.page.port) is not None:
-    feed.read()  # There is such a run.
+    read()  # There is such a run.
     token = server.make_token(observed.read_secret().decode())
-    address = server.start(feed.read, token=token, port=port)
+    address = server.start(read, token=token, port=port)
     print(f"page: {address}", flush=True)
     threading.Event().wait()
   else:
     _show(records, name, watches=flags.watch)
 
 
-class _Feed:
-  """Reads a run as `feed.Feed`; files of a bucket are fetched again once there are others."""
+def _open_feed(
+    observed: ObserverFlags, records: records_lib.Records
+) -> Callable[[], dict[str, Any]]:
+  """Returns a function that reads what a page shows; new files of a bucket are fetched."""
+  make = lambda: feed_lib.Feed(observed.folder, records, name=observed.name)
+  feed, due_secs, place = make(), 0.0, observed.workdir or ""
+  if not base.is_bucket(place):
+    return feed.read
+  copy = mirror.Mirror(place, observed.folder)
 
-  def __init__(self, observed: ObserverFlags, records: records_lib.Records) -> None:
-    self._folder, self._records, self._name = observed.folder, records, observed.name
-    self._mirror, place = None, observed.workdir or ""
-    if base.is_bucket(place):
-      self._mirror = mirror.Mirror(place, self._folder)
-    self._feed, self._due_secs = self._open(), 0.0
+  def read() -> dict[str, Any]:
+    nonlocal feed, due_secs
+    if time.monotonic() > due_secs:
+      due_secs = time.monotonic() + _FETCH_SECS
+      if copy.pull():
+        feed = make()
+    return feed.read()
 
-  def read(self) -> dict[str, Any]:
-    if self._mirror is not None and time.monotonic() > self._due_secs:
-      self._due_secs = time.monotonic() + _FETCH_SECS
-      if self._mirror.pull():
-        self._feed = self._open()
-    return self._feed.read()
-
-  def _open(self) -> feed_lib.Feed:
-    return feed_lib.Feed(self._folder, self._records, name=self._name)
+  return read
 
 
 def _ask(workdir: str | None) -> None:

@@ -19,7 +19,6 @@ from bamboo_jax.config.config import (
 )
 from bamboo_jax.config.gone import GONE
 from bamboo_jax.config.section import (
-    is_section,
     kinds_of,
     LIMITS,
     Limits,

@@ -148,7 +148,7 @@ class Section:
     cls._check_key(key, kinds)
     if not rest:
       return kinds[key]
-    if is_section(kinds[key]):
+    if _is_section(kinds[key]):
       return kinds[key].find_kind(rest)
     if typing.get_origin(kinds[key]) is not Mapping:
       raise ValueError(f"{cls.path}.{key} has no keys, got --{cls.path}.{name}.")
@@ -179,7 +179,6 @@ class Section:
     return self.read(tree)
 
 
-@functools.cache
 def kinds_of(section: type[Section]) -> dict[str, Any]:
   """Returns the type of each option of a section, by name."""
   hints = typing.get_type_hints(section)
@@ -200,7 +199,7 @@ def list_options(section: type[Section], prefix: str = "") -> Iterator[Option]:
   kinds, values = kinds_of(section), section().to_dict()
   for field in dataclasses.fields(section):
     key, kind, help_text = field.name, kinds[field.name], field.metadata[LIMITS].help
-    if is_section(kind):
+    if _is_section(kind):
       yield Option(prefix + key, "section", "", help_text)
       yield from list_options(kind, f"{prefix}{key}.")
     else:
@@ -211,7 +210,7 @@ def _render_kind(kind: Any) -> str:
   return "dict" if typing.get_origin(kind) is Mapping else inspect.formatannotation(kind)
 
 
-def is_section(kind: Any) -> bool:
+def _is_section(kind: Any) -> bool:
   """Returns whether the type of an option is a section."""
   return isinstance(kind, type) and issubclass(kind, Section)
 
@@ -228,12 +227,12 @@ def _read(value: Any, kind: Any, name: str) -> Any:
   """Returns the value of an option; `ValueError` names one of another type."""
   plain = without_none(kind)
   container = typing.get_origin(kind)
-  if is_section(kind) and isinstance(value, kind):
+  if _is_section(kind) and isinstance(value, kind):
     return value
-  if is_section(kind) or container is Mapping:
+  if _is_section(kind) or container is Mapping:
     if not hasattr(value, "items"):
       raise ValueError(f"{name} must be a dict, got {value!r}.")
-    return kind.read(value) if is_section(kind) else _to_plain(value)
+    return kind.read(value) if _is_section(kind) else _to_plain(value)
   if container is tuple and isinstance(value, (list, tuple)):
     if None in value:
       raise ValueError(f"{name} must have a value, got {value}.")

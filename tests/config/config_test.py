@@ -26,16 +26,16 @@ class ConfigTest(parameterized.TestCase):
     self.assertEqual(given.to_dict(), config_lib.Config().to_dict())
 
   def test_what_may_be_none_is_a_reference(self):
-    def find(section, kind):
+    def find(section, own):
       for key, value in section.items(preserve_field_references=True):
-        own = config_lib.kinds_of(kind)[key]
-        if config_lib.is_section(own):
-          find(value, own)
+        if isinstance(inner := getattr(own, key), config_lib.Section):
+          find(value, inner)
           continue
+        kind = own.find_kind(key)
         is_reference = isinstance(value, config_dict.FieldReference)
-        self.assertEqual(is_reference, config_lib.without_none(own) is not own)
+        self.assertEqual(is_reference, config_lib.without_none(kind) is not kind)
 
-    find(default.get_config(), config_lib.Config)
+    find(default.get_config(), config_lib.Config())
 
   def test_changes_leave_the_original(self):
     config = config_lib.Config()
