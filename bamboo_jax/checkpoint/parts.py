@@ -6,12 +6,15 @@ with a stage write about the same amount, and none waits for another.
 
 from collections.abc import Collection, Mapping, Sequence
 import dataclasses
-from typing import Any, Self
+from typing import Any
 
 from bamboo_jax import base
+from bamboo_jax.base import logs
 from bamboo_jax.checkpoint import manifest as manifest_lib
 
 _SKIPPED = "num_skipped"
+_MIB = 1 << 20
+_PART_OF_NOTICE = 0.5  # That a save may take before others take over; they need the rest.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,16 +47,10 @@ class Save:
 
 @dataclasses.dataclass(frozen=True)
 class Upload:
-  """Bytes that were copied to a bucket, and the time that it took."""
+  """Bytes of a part that were written, in a bucket copied to it, and the time that it took."""
 
   num_bytes: int = 0
   secs: float = 0.0
-
-  def __add__(self, other: Self) -> Self:
-    return type(self)(self.num_bytes + other.num_bytes, self.secs + other.secs)
-
-  def __sub__(self, other: Self) -> Self:
-    return type(self)(self.num_bytes - other.num_bytes, self.secs - other.secs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,12 +72,12 @@ class PartsReport:
   save: str | None = None
   part: manifest_lib.Manifest | None = None
   error: str = ""
-  upload: Upload = Upload()
+  upload: Upload | None = None
 
 
 def describe_uploads(step: base.StepId, uploads: Collection[Upload]) -> dict[str, Any]:
   """Returns the size and rate of an upload by several members at once; {} without any."""
-  mib = sum(upload.num_bytes for upload in uploads) / (1 << 20)
+  mib = sum(upload.num_bytes for upload in uploads) / _MIB
   secs = max((upload.secs for upload in uploads), default=0.0)
   return {"saved": step, "mib": mib, "secs": secs, "mib_per_sec": mib / secs} if secs else {}
 
@@ -103,17 +100,110 @@ def plan_save(
     view: base.ViewId,
     owners: Sequence[Sequence[base.NodeId]],
     num_skipped: int = 0,
+    leaving: Collection[base.NodeId] = (),
 ) -> Save | None:
   """Returns which stages each member writes; None if the writer begins no save.
 
-  `owners` are the members that host each stage, by pipeline.
+  `owners` are the members that host each stage, by pipeline; see `deal` for `leaving`.
   """
   writer = min(member for row in owners for member in row)
   name = manifest_lib.CheckpointName.parse(f"{step}.v{view}.{said[writer].begins}")
   if name is None:
     return None
+  return Save(name, writer, deal(owners, leaving), num_skipped)
+
+
+def deal(
+    owners: Sequence[Sequence[base.NodeId]], leaving: Collection[base.NodeId] = ()
+) -> dict[base.NodeId, tuple[base.StageId, ...]]:
+  """Returns the stages that each member writes.
+
+  Members that are `leaving` write only what no other member owns.
+  """
   stages: dict[base.NodeId, tuple[base.StageId, ...]] = {}
   for stage in base.stages(len(owners[0])):
-    member = owners[stage % len(owners)][stage]
+    column = [row[stage] for row in owners]
+    able = [member for member in column if member not in leaving] or column
+    member = able[stage % len(able)]
     stages[member] = (*stages.get(member, ()), stage)
-  return Save(name, writer, stages, num_skipped)
+  return stages
+
+
+@dataclasses.dataclass(frozen=True)
+class Risk:
+  """State that will be lost with nodes whose preemption was announced, as one member sees it.
+
+  Attributes:
+    view: Number of the newest view that the member has received.
+    leaving: All nodes of that view that will be preempted.
+    holders: Those of them that have the only copies of some state.
+    num_bytes: Size of that state.
+    part_bytes: Size of what this member would write in a save, and before.
+    rate: Of its last part; None before the first one.
+    left_secs: Time until the first of `holders` may end.
+    has_takers: Whether others can take over in time without a checkpoint.
+  """
+
+  view: base.ViewId
+  leaving: tuple[base.NodeId, ...]
+  holders: tuple[base.NodeId, ...]
+  num_bytes: int
+  part_bytes: int
+  rate: Upload | None
+  left_secs: float
+  has_takers: bool = False
+
+  @property
+  def secs(self) -> float:
+    """The time that this member's part takes; 0 if no rate is known."""
+    return self.part_bytes * self.rate.secs / self.rate.num_bytes if self.rate else 0.0
+
+  @property
+  def fits_beside(self) -> bool:
+    """Whether there is time for a save, and then for others to take over."""
+    return self.secs <= _PART_OF_NOTICE * self.left_secs
+
+
+@dataclasses.dataclass(frozen=True)
+class Exit:
+  """The decision of all members on a risk.
+
+  Attributes:
+    saves: Whether they save now, before all else. Otherwise others take over first.
+    text: What is saved, and whether it will fit into the notice.
+  """
+
+  view: base.ViewId
+  leaving: tuple[base.NodeId, ...]
+  saves: bool
+  text: str
+
+
+def decide_exit(said: Collection[Risk]) -> Exit | None:
+  """Returns what to do about the risks that members see; None without one.
+
+  A node that ends before a save is complete ends it for all. So if the save takes long
+  and others can take over, they do so first, from memory; if none can, it is tried
+  even if the notice is too short.
+  """
+  view = max((risk.view for risk in said), default=base.ViewId(0))
+  newest = [risk for risk in said if risk.view == view]
+  if not newest:
+    return None
+  slowest = max(newest, key=lambda risk: risk.secs)
+  left_secs = min(risk.left_secs for risk in newest)
+  slowest = dataclasses.replace(slowest, left_secs=left_secs)
+  saves = slowest.fits_beside or not all(risk.has_takers for risk in newest)
+  names = ", ".join(map(logs.name_of, slowest.holders))
+  text = f"only {names}, to be preempted, have {slowest.num_bytes / _MIB:.1f} MiB of the state; "
+  if slowest.rate is None:
+    text += "the rate of saves is not known yet"
+  else:
+    mib, rate = slowest.part_bytes / _MIB, slowest.rate.num_bytes / slowest.rate.secs / _MIB
+    text += f"the largest part, {mib:.1f} MiB at {rate:.1f} MiB/s, takes {slowest.secs:.1f} s"
+  text += f", and {left_secs:.0f} s are left"
+  if not saves:
+    text = f"not yet, but others take over first: {text}"
+  elif slowest.secs > left_secs:
+    text += ": it will not fit, unless they live longer; else an older checkpoint is used"
+  return Exit(view, slowest.leaving, saves, text)

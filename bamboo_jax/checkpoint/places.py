@@ -24,13 +24,12 @@ import os
 import pathlib
 import shutil
 import tempfile
-import time
 from typing import Protocol
 
 from absl import logging
 
 from bamboo_jax import base
-from bamboo_jax.checkpoint import manifest as manifest_lib, orbax_item, parts
+from bamboo_jax.checkpoint import manifest as manifest_lib, orbax_item
 from bamboo_jax.cluster import records
 
 _READ = "read."  # Begins the names of folders that are read.
@@ -44,12 +43,10 @@ class CheckpointPlace(Protocol):
   Attributes:
     where: Its path or URL.
     least_kept: Number of complete checkpoints that are never removed.
-    uploaded: What was copied to a bucket so far.
   """
 
   where: str
   least_kept: int
-  uploaded: parts.Upload
 
   def find(self) -> list[manifest_lib.CheckpointName]:
     """Returns the names of checkpoints, oldest first."""
@@ -84,7 +81,6 @@ class LocalPlace:
   """Checkpoints in the folder `path`."""
 
   least_kept = 1
-  uploaded = parts.Upload()
 
   def __init__(self, path: pathlib.Path) -> None:
     self._path, self.where = path, str(path)
@@ -147,7 +143,6 @@ class BucketPlace:
         shutil.rmtree(left)
     self._bucket = records.Bucket(url, timeout=_TIMEOUT)
     self._manifests: dict[manifest_lib.CheckpointName, manifest_lib.Manifest] = {}
-    self.uploaded = parts.Upload()
 
   def find(self) -> list[manifest_lib.CheckpointName]:
     return find_names(self._bucket.sizes(""))
@@ -159,12 +154,9 @@ class BucketPlace:
     return self._manifests[name]
 
   def keep(self, item: str) -> dict[str, int]:
-    since_secs = time.perf_counter()
     files = manifest_lib.sync_files(self._path, item)
     self._copy(files, lambda file: self._bucket.upload(file, self._path / file))
     LocalPlace(self._path).remove(item)
-    secs = time.perf_counter() - since_secs
-    self.uploaded += parts.Upload(sum(files.values()), secs)
     return files
 
   @contextlib.contextmanager

@@ -7,13 +7,14 @@ are not finite are never written, as they would soon replace all finite ones. We
 are never trained, as with LoRA, are written by the first save of a run.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent import futures
 import dataclasses
 import errno
 import itertools
 import os
 import secrets
+import time
 from typing import Any
 
 from absl import logging
@@ -56,6 +57,7 @@ class Writer:
     changes: Settings that differ from those of the checkpoint restored last.
     uploaded: The last checkpoint that went to a bucket, on the member that joined its parts.
     num_skipped: Skipped steps in a row at its end.
+    rate: Size and time of this member's last part; None before it has written one.
   """
 
   def __init__(
@@ -95,8 +97,8 @@ class Writer:
     self._folder = folder_lib.CheckpointFolder(
         directory, keep=keep, check_fence=check_fence, url=url
     )
-    self._push = push
-    self._upload = parts.Upload()  # Of this member's part.
+    self._push, self._is_in_bucket = push, bool(url)
+    self._num_bytes = 0  # Of the part that it writes.
     self._every_steps = every_steps
     self._member = member
     self._model = model
@@ -109,7 +111,7 @@ class Writer:
     self._thread = futures.ThreadPoolExecutor(1, "checkpoint")
     self._save: parts.Save | None = None  # The save whose parts are missing.
     self._parts: dict[base.NodeId, manifest_lib.Manifest] = {}
-    self._uploads: dict[base.NodeId, parts.Upload] = {}  # Of the parts.
+    self._uploads: dict[base.NodeId, parts.Upload | None] = {}  # Of the parts.
     self._writing: futures.Future[manifest_lib.Manifest] | None = None  # This member's part.
     self._joining: tuple[parts.Save, futures.Future[None]] | None = None
     self._error = ""
@@ -117,6 +119,7 @@ class Writer:
     self.changes: tuple[identity_lib.ChangedSetting, ...] = ()
     self.uploaded: dict[str, Any] = {}
     self.num_skipped = 0
+    self.rate: parts.Upload | None = None
 
   def steps(self) -> tuple[base.StepId, ...]:
     """Returns the steps with a complete checkpoint, oldest first.
@@ -210,6 +213,22 @@ class Writer:
         text = f"The save of step {step} is skipped: the previous one still runs."
         self._warn_of(step, f"{text} Others like it are counted at the end.")
 
+  def measure(self, layers: Mapping[str, Any]) -> int:
+    """Returns the size in bytes of layers in the next part, from their states or shapes."""
+    shapes = {name: layer_arrays.shapes_of(state) for name, state in layers.items()}
+    return sum(
+        shape.size * shape.dtype.itemsize
+        for layer, arrays in shapes.items()
+        for name, shape in arrays.items()
+        if layer not in self._frozen or name not in self._frozen[layer].arrays
+    )
+
+  @property
+  def bytes_in_flight(self) -> int:
+    """Size of the part that this member still writes, 0 without one."""
+    writing = self._writing or self._joining and self._joining[1]
+    return self._num_bytes if writing and not writing.done() else 0
+
   def abandon(self) -> None:
     """Abandons the save that waits for parts; call when a member is lost."""
     self._save = self._writing = None
@@ -226,13 +245,15 @@ class Writer:
       states: Mapping[base.StageId, _Layers],
       waiting: Callable[[], None],
       num_skipped: int = 0,
+      leaving: Collection[base.NodeId] = (),
   ) -> None:
     """Saves the state at the end, unless already saved; blocks on all members.
 
     Removes no older one after `num_skipped` skipped steps in a row. `gather`
     exchanges values with all members, see `Cohort.gather`; after an exception
     of it, this may be called again. `waiting` is called every 0.1 s while this
-    member waits; for the other arguments see `hear`.
+    member waits. Members that are `leaving` write as little as possible. For the
+    other arguments see `hear`.
 
     Raises `base.CheckpointError` on all members if it cannot be saved.
     """
@@ -242,7 +263,9 @@ class Writer:
       self._end_joining(blocks=True)
       said = gather(f"save {step} {turn}", self._say(begins=self._saved != step))
       self._hear(said)
-      save = parts.plan_save(said, step, view=view, owners=owners, num_skipped=num_skipped)
+      save = parts.plan_save(
+          said, step, view=view, owners=owners, num_skipped=num_skipped, leaving=leaving
+      )
       if save is None:
         return
       report = said[save.writer]
@@ -275,7 +298,7 @@ class Writer:
       error = _describe(self._writing)
       part = None if error else self._writing.result()
       report = dataclasses.replace(
-          report, save=str(self._save.name), part=part, error=error, upload=self._upload
+          report, save=str(self._save.name), part=part, error=error, upload=self.rate
       )
     return report
 
@@ -306,6 +329,7 @@ class Writer:
       layers |= states[stage]
     omitted = {name: entry.arrays for name, entry in self._frozen.items()}
     arrays = layer_arrays.copy_to_host(layers, omitted)
+    self._num_bytes = spec_lib.nbytes(arrays)
     is_writer = self._member == save.writer
     if save.is_alone and is_writer:
       self._joining = save, self._thread.submit(self._write_alone, save, arrays)
@@ -321,8 +345,9 @@ class Writer:
         self._fail(save, error)
       else:
         self._saved = save.name.step
-        uploads = self._uploads or {self._member: self._upload}
-        self.uploaded = parts.describe_uploads(save.name.step, uploads.values())
+        uploads = [*filter(None, [*self._uploads.values()] or [self.rate])]
+        if self._is_in_bucket:
+          self.uploaded = parts.describe_uploads(save.name.step, uploads)
 
   def _fail(self, save: parts.Save, error: str) -> None:
     step = save.name.step
@@ -341,7 +366,7 @@ class Writer:
   # In the thread.
 
   def _write(self, save: parts.Save, layers: _Arrays) -> manifest_lib.Manifest:
-    item, before = f"node{self._member}", self._folder.place.uploaded
+    item, since_secs = f"node{self._member}", time.perf_counter()
     if name := layer_arrays.find_nonfinite(layers):
       raise _NotFiniteError(f"{name} is not finite everywhere")
     if self._member == save.writer:
@@ -349,7 +374,8 @@ class Writer:
     trained, frozen = self._divide(layers)
     stored = self._store_frozen(save.name, item, frozen)
     part = self._folder.write_part(save.name, item, trained)
-    self._upload = self._folder.place.uploaded - before
+    if layers:
+      self.rate = parts.Upload(spec_lib.nbytes(layers), time.perf_counter() - since_secs)
     if self._member != save.writer:
       self._push_files(is_writer=False)
     found = {layer: entry for layer, entry in stored.frozen.items() if layer in layers}

@@ -259,6 +259,11 @@ class ClusterSection(Section, path="config.cluster"):
       60.0, "A worker that hangs for longer is killed; at least 4 recent gaps.", above=0
   )
   gather_secs: float = option(300.0, "Then the run starts, though nodes are missing.", above=0)
+  notice_secs: float = option(
+      30.0,
+      "From a notice to the end of the machine: 30 on Google Cloud and Azure, 120 on AWS.",
+      above=0,
+  )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import optax
 
-from bamboo_jax import base
+from bamboo_jax import base, config as config_lib
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.checkpoint import parts, writer as writer_lib
 from bamboo_jax.cluster import views
@@ -80,6 +80,7 @@ class RunState:
   _: dataclasses.KW_ONLY
   rules: assignment.RecoveryRules
   writer: writer_lib.Writer
+  cluster: config_lib.ClusterSection = config_lib.ClusterSection()
   steps: base.StepId = base.StepId(-1)
   version: int = -1
   rollbacks: int = 0
@@ -91,6 +92,7 @@ class RunState:
   fetched_for: int = -1
   _fetched: StageStates = dataclasses.field(default_factory=dict)
   _saved_in: base.ViewId = views.EMPTY.number  # The view in which copies were at risk.
+  _noticed_secs: dict[base.NodeId, float] = dataclasses.field(default_factory=dict)
   _settled: tuple[base.ViewId, layout_lib.Layout] | None = None
   _compared: tuple[base.ViewId, int, base.StepId] | None = None
 
@@ -114,17 +116,44 @@ class RunState:
             return int(slot.count)
     return self.steps
 
-  def find_risk(self) -> base.ViewId:
-    """Returns the number of the newest view if all copies of some segment will be lost.
+  def find_risk(self) -> parts.Risk | None:
+    """Returns what all nodes with a copy of some segment hold, if they will be preempted.
 
-    Its nodes will be preempted. 0 if there are others, or that state was saved.
+    None if there are others, or that state was saved.
     """
-    view = self.cohort.newest
-    if view.leaving and view.number > self._saved_in:
-      held = [h for h in self.layout.copies if h[0] in view.numbers]
-      if survival.find_ending(held, view.leaving):
-        return view.number
-    return views.EMPTY.number
+    view, now_secs = self.cohort.newest, time.perf_counter()
+    self._noticed_secs |= {
+        node: self.cohort.arrived_secs(view.number)
+        for node in view.leaving
+        if node not in self._noticed_secs
+    }
+    if not view.leaving or view.number <= self._saved_in:
+      return None
+    held = [h for h in self.layout.copies if h[0] in view.numbers]
+    if not (ending := survival.find_ending(held, view.leaving)):
+      return None
+    holders = sorted({node for node, segment in held if segment in ending})
+    ends_secs = self.cluster.notice_secs + min(self._noticed_secs[n] for n in holders)
+    owners = self._owners()
+    own = parts.deal(owners, self._leaving(view.leaving)).get(self.cohort.number, ())
+    sizes = {s: self.writer.measure(self.engine.specs[s].state) for s in {*ending, *own}}
+    risk = parts.Risk(
+        view=view.number,
+        leaving=view.leaving,
+        holders=tuple(holders),
+        num_bytes=sum(sizes[segment] for segment in ending),
+        part_bytes=sum(sizes[segment] for segment in own) + self.writer.bytes_in_flight,
+        rate=self.writer.rate,
+        left_secs=max(0.0, ends_secs - now_secs),
+    )
+    takers = risk.fits_beside or self._has_takers(view)
+    return dataclasses.replace(risk, has_takers=takers)
+
+  def _has_takers(self, view: views.View) -> bool:
+    """Whether nodes that stay have a copy of each segment in the next layout."""
+    after = self.plan(view, view.numbers).layout
+    held = [copy for copy in after.copies if copy[0] in view.numbers]
+    return bool(after.pipelines) and not survival.find_ending(held, view.leaving)
 
   def report_save(self, num_skipped: int) -> parts.PartsReport:
     """Returns the report of checkpoints for the vote on the next step.
@@ -143,35 +172,44 @@ class RunState:
     if all(n in self.engine.nodes for n in owners):  # Each saves its stages.
       self.writer.hear(self.steps, said, **self._whose_state())
 
-  def save_last(self) -> None:
+  def save_last(self, leaving: Collection[base.NodeId] = ()) -> None:
     """Saves the state; blocks, see `checkpoint.writer.Writer.save_last`."""
     self.writer.save_last(
         self.steps,
         self.cohort.gather,
         waiting=self.cohort.check,
         num_skipped=self.num_skipped,
+        leaving=self._leaving(leaving),
         **self._whose_state(),
     )
 
-  def save_at_risk(self, view: base.ViewId) -> None:
+  def save_at_risk(self, found: parts.Exit) -> None:
     """Saves now, for the view that announces that all copies will be lost.
 
     All members call it after a commit. Blocks until the checkpoint is complete,
     because the nodes may not live until the next votes.
     """
     with contextlib.suppress(base.CheckpointError):  # The writer has warned.
-      self.save_last()
-    self._saved_in = view
+      self.save_last(found.leaving)
+    self._saved_in = found.view
+
+  def _owners(self) -> list[list[base.NodeId]]:
+    """Returns the member that hosts each stage, by pipeline."""
+    return [[*map(self.cohort.host_of, row)] for row in self.engine.owners]
+
+  def _leaving(self, leaving: Collection[base.NodeId]) -> set[base.NodeId]:
+    """Returns the members all of whose nodes with a stage are leaving."""
+    host_of, stay = self.cohort.host_of, self.layout.nodes - {*leaving}
+    return {*map(host_of, leaving)} - {*map(host_of, stay)}
 
   def _whose_state(self) -> dict[str, Any]:
     """Returns arguments of the writer: members by stage, and local state."""
-    states, host_of, rows = {}, self.cohort.host_of, self.engine.owners
-    for owners in rows:
+    states = {}
+    for owners in self.engine.owners:
       for stage, node in base.by_stage(owners):
         if node in self.engine.nodes:
           states[stage] = self.engine.nodes[node].layers_of(stage)
-    owners = [[host_of(n) for n in row] for row in rows]
-    return {"view": self.cohort.view.number, "owners": owners, "states": states}
+    return {"view": self.cohort.view.number, "owners": self._owners(), "states": states}
 
   @property
   def spares(self) -> frozenset[base.NodeId]:

@@ -220,7 +220,7 @@ class Vote:
   nonfinite: str = ""
   save: parts.PartsReport | None = None
   stops: bool = False
-  at_risk: base.ViewId = base.ViewId(0)
+  at_risk: parts.Risk | None = None
   failure: failures.Failure = failures.Failure()
 
 

@@ -15,11 +15,11 @@ import time
 from typing import Any
 
 from bamboo_jax import base
-from bamboo_jax.checkpoint import digest
-from bamboo_jax.cluster import messages
+from bamboo_jax.checkpoint import digest, parts
+from bamboo_jax.cluster import messages, views
 from bamboo_jax.data import batches as batches_lib
 from bamboo_jax.faults import faults as faults_lib
-from bamboo_jax.recovery import agreement as agreement_lib, layout as layout_lib
+from bamboo_jax.recovery import agreement as agreement_lib, assignment, layout as layout_lib
 from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.training import (
     background_compiler,
@@ -68,7 +68,9 @@ class Worker:
         ),
         check_fence=lambda: given.check_fence(cohort.view),
     )
-    self.state = run_state_lib.RunState(engine, cohort, rules=job.rules, writer=self._writer)
+    self.state = run_state_lib.RunState(
+        engine, cohort, rules=job.rules, writer=self._writer, cluster=config.cluster
+    )
     self._journal = journal_lib.Journal(job, given, self.state)
     self._deaths = deaths_lib.Deaths(self.state)
     self._slow = slow_nodes.SlowNodes(self.state, self._journal, response=config.recovery.slow)
@@ -76,6 +78,7 @@ class Worker:
     self._data = failures_lib.SafeData(job.task, cohort, self._journal.failures)
     self._begun, self._saves_at_stop = -1, False
     self._uploaded: dict[str, Any] = {}  # As told last.
+    self._told_of = views.EMPTY.number  # The view whose risk was told last.
     self._failed = failures_lib.Failure()  # The one that ends the run.
     self._plans = layout_lib.StepPlans(job.rules.rows, fills=job.fills_waits)
 
@@ -164,12 +167,14 @@ class Worker:
     if any(vote.stops for vote in votes.values()):
       self._stop_at, self._saves_at_stop = self.state.steps, True
       return
-    at_risk = max(vote.at_risk for vote in votes.values())
-    if at_risk and self.state.steps < self._stop_at:
-      why = {"reason": "all nodes with a copy of some layers will be preempted"}
-      self._journal.write_event("saving", step=self.state.steps, values=why)
-      with self._journal.during("checkpoint"):
-        self.state.save_at_risk(at_risk)
+    found = parts.decide_exit([vote.at_risk for vote in votes.values() if vote.at_risk])
+    if found and self.state.steps < self._stop_at:
+      if found.view > self._told_of:
+        self._told_of = found.view
+        self._journal.write_event("saving", step=self.state.steps, values={"reason": found.text})
+      if found.saves:
+        with self._journal.during("checkpoint"):
+          self.state.save_at_risk(found)
     self._compiler.follow()
     self._evaluate()
     if self._saves_at_stop:  # It was asked to end meanwhile.
@@ -404,8 +409,13 @@ class Worker:
   def _improve(self) -> None:
     """Makes the change that is due between two steps."""
     cohort = self._cohort
-    explain = lambda change: self._journal.explain(self._deaths.describe_change(change))
-    if self.state.improve(explain):
+
+    def begin(change: assignment.Decision) -> None:
+      self._journal.explain(self._deaths.describe_change(change))
+      if cohort.view.leaving:  # Another member may write from now on, in another folder.
+        self._journal.push()
+
+    if self.state.improve(begin):
       self._compile_alone()
       self.state.compare_copies(self._journal.during)
     leaving = cohort.hosted & {*cohort.view.leaving}

@@ -2,6 +2,7 @@ import itertools
 
 from absl.testing import parameterized
 
+from bamboo_jax.base import logs
 from bamboo_jax.checkpoint import manifest, parts
 
 
@@ -9,6 +10,64 @@ def _plan(owners, begins):
   """Plans a save that one member would begin."""
   said = {m: parts.PartsReport("5-ab" if m == begins else "", False) for m in range(9)}
   return parts.plan_save(said, 8, view=3, owners=owners)
+
+
+def _risk(view=4, *, rate=(2 << 20, 1.0), left_secs=30.0, part_mib=8, **changes):
+  """Returns a risk whose part takes 4 s."""
+  return parts.Risk(
+      view=view,
+      leaving=(1, 2, 3),
+      holders=(1, 3),
+      num_bytes=3 << 20,
+      part_bytes=part_mib << 20,
+      rate=rate and parts.Upload(*rate),
+      left_secs=left_secs,
+      **changes,
+  )
+
+
+class ExitTest(parameterized.TestCase):
+
+  @parameterized.named_parameters(
+      ("nobody_leaves", [(0, 1), (2, 3)], (), {0: (0,), 3: (1,)}),
+      ("the_others_write", [(0, 1), (2, 3)], (0, 1), {2: (0,), 3: (1,)}),
+      ("but_what_only_they_have", [(0, 1, 4), (2, 3, 5)], (0, 1, 3), {2: (0,), 3: (1,), 4: (2,)}),
+      ("all_leave", [(0, 1), (2, 3)], (0, 1, 2, 3), {0: (0,), 3: (1,)}),
+  )
+  def test_who_writes(self, owners, leaving, stages):
+    self.assertEqual(parts.deal(owners, leaving), stages)
+
+  @parameterized.named_parameters(
+      ("it_fits", {}, True, "takes 4.0 s, and 30 s are left$"),
+      (
+          "no_rate_yet",
+          {"rate": None},
+          True,
+          "; the rate of saves is not known yet, and 30 s are left$",
+      ),
+      ("a_bit_too_long", {"left_secs": 3.9}, True, "and 4 s are left: it will not fit, unless"),
+      ("there_are_takers", {"has_takers": True}, True, "^only "),
+      ("takers_need_the_rest", {"left_secs": 7, "has_takers": True}, False, "^not yet, .*left$"),
+      ("they_have_it", {"left_secs": 8, "has_takers": True}, True, "^only .* 8 s are left$"),
+  )
+  def test_decision(self, changes, saves, text):
+    found = parts.decide_exit([_risk(**changes)])
+    self.assertEqual((found.view, found.leaving, found.saves), (4, (1, 2, 3), saves))
+    self.assertRegex(found.text, text)
+
+  def test_what_members_see_is_joined(self):
+    self.assertIsNone(parts.decide_exit([]))
+    logs.note_names({1: "n1", 3: "n3"})
+    old = _risk(3, left_secs=1.0)  # It has missed that they live.
+    said = [old, _risk(left_secs=9.0, has_takers=True), _risk(part_mib=16, left_secs=10.0)]
+    for order in itertools.permutations(said):
+      found = parts.decide_exit(order)
+      self.assertEqual((found.view, found.saves), (4, True))
+      self.assertEqual(
+          found.text,
+          "only n1, n3, to be preempted, have 3.0 MiB of the state; the largest part, "
+          "16.0 MiB at 2.0 MiB/s, takes 8.0 s, and 9 s are left",
+      )
 
 
 class PartsTest(parameterized.TestCase):

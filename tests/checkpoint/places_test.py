@@ -149,8 +149,6 @@ class BucketPlaceTest(parameterized.TestCase):
     self.assert_restores(2)
     for member in (first, second):
       self.assertEmpty(os.listdir(member.path))  # The bucket has it.
-      self.assertGreater(member.place.uploaded.num_bytes, 24)
-      self.assertGreater(member.place.uploaded.secs, 0)
 
   def test_it_reads_the_items_that_have_its_layers(self):
     first = self.open()

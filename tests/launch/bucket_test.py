@@ -88,8 +88,8 @@ class BucketTest(commands.CommandCase):
     self.assertStartsWith(self.said[-1], f"error: The run at {self.url} has no checkpoint yet")
 
   def test_a_cluster_goes_on_from_the_bucket(self):
-    """The only copy of a stage dies."""
-    faults = ("12,0/1,5,kill",)
+    """The only copy of a stage is announced to end, then another one dies."""
+    faults = ("6,0/1,5,notice", "12,0/1,5,kill")
     self.front.fail(*[fault for one in _FAULTS for fault in (one, *[""] * 5)])
     process = self.train_on("first", "cluster", self.write_faults(*faults))
     resumed = lambda: re.search(r"restoring step (\d+)", "\n".join(self.said))
@@ -97,6 +97,8 @@ class BucketTest(commands.CommandCase):
     self.release()
     self.assertEqual(process.wait(), 0, msg=self.said)
     self.assertGreaterEqual(int(resumed()[1]), 2, msg=self.said)
+    told = r"saving step=7: (not yet, .*: )?only n\d, to be preempted, have .* at .* MiB/s, takes "
+    self.assertRegex("\n".join(self.said), told)
     self.assertIn(f"state_sha256={self.whole()}", self.said)
     shown = self.start_on("third", "status", f"--workdir={self.url}")
     (said,) = self.finish(shown)

@@ -8,7 +8,7 @@ import tempfile
 from absl.testing import parameterized
 
 from bamboo_jax import base
-from bamboo_jax.checkpoint import manifest
+from bamboo_jax.checkpoint import manifest, parts
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.training.record import workdir as workdir_lib
 from bamboo_jax.verify import trials as trials_lib
@@ -164,6 +164,21 @@ class AtRiskTest(EndingCase):
     worker.run(stop_at=5)
     self.assertEqual(self.saved(), saved)
     self.assertEqual(worker.state.steps, 5)  # It has gone on.
+
+  @parameterized.named_parameters(
+      ("in_time", "1,0/1,3,notice", 1e9, {}, [2], "^only n1, to be preempted, have .* are left$"),
+      ("all_leave", "1,0/0,3,notice 1,0/1,5,notice", 1.0, {}, [2], "^only n0, n1, .* not fit"),
+      ("the_other_can", "1,0/1,3,notice", 1.0, {}, [], "^not yet, .*: only n1, "),
+      ("a_spare_can", "1,0/1,3,notice", 1.0, {"spares": 1}, [], "^not yet, .*: only n1, "),
+  )
+  def test_what_fits_is_told_before(self, text, bytes_per_sec, changes, saved, told):
+    worker = self.begin(text, mode="none", **changes)
+    worker.state.writer.rate = parts.Upload(int(bytes_per_sec), 1.0)
+    worker.run(stop_at=5)
+    self.assertEqual(self.saved(), saved)
+    lines = jsonl.read_lines(self.folder / "metrics.jsonl")
+    (reason,) = (line["reason"] for line in lines if line.get("event") == "saving")
+    self.assertRegex(reason, told)
 
   def test_a_save_that_fails_ends_nothing(self):
     worker = self.begin("1,0/0,3,notice 1,0/1,5,notice", mode="none")
