@@ -214,7 +214,7 @@ def read_row(workdir: str | os.PathLike[str], trial: Trial) -> Row:
   steps = [line for line in lines if "event" not in line][1:]
   recoveries = summary.more.get("recoveries", [])
   median = lambda name: _median(line.get(name) for line in steps)
-  first, last = account_lib.last_totals(lines, up_to_step=1), account_lib.last_totals(lines)
+  first, last = account_lib.read_last(lines, up_to_step=1), account_lib.read_last(lines)
   secs, cost = last.secs - first.secs, summary.more.get("cost", {})
   pauses = [r["kill_to_step_end_secs"] for r in recoveries]
   return {

@@ -31,14 +31,13 @@ from bamboo_jax.config import Config
 from bamboo_jax.experiments import beside, compare, provenance, sweep
 from bamboo_jax.launch import cli
 from bamboo_jax.recovery import policies as policies_lib
-from bamboo_jax.reproductions import publish
 from bamboo_jax.reproductions.bamboo import table as bamboo_table
-from bamboo_jax.reproductions.oobleck import evaluation as oobleck_table, inputs
+from bamboo_jax.reproductions.oobleck import artifact, evaluation as oobleck_table
 from bamboo_jax.traces import readers
 
 _TABLES = {"bamboo": bamboo_table.run, "oobleck": oobleck_table.run}
 _BY_DEFAULT = ("own", "on_demand", "checkpoint", "varuna", "bamboo", "oobleck", "full")
-_TRACES = inputs.read_traces(publish.PUBLISHED)
+_TRACES = artifact.read_traces()
 _OF_POLICIES = ("policies", "trace", "time_scale", "nodes", "sweep")
 
 

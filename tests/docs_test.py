@@ -272,7 +272,7 @@ class DocsTest(parameterized.TestCase):
       ("`bamboo trian`", 1),
       ("```\nA=1 bamboo trian && bamboo train --help\n```", 1),
       ("`published/oobleck/ours.py`", 1),
-      ("`ours.py` and `../deploy/slurm.sh`", 0),
+      ("`evaluation.py` and `../deploy/slurm.sh`", 0),
       ("`no_such_file.md`", 1),
       ("`metrics.csv`, `FILE.py`", 0),  # A command's, and a reader's.
       ("`runtime/wire/`, `checkpoints/STEP`, `runs/mine`", 0),

@@ -1,18 +1,17 @@
 """The account of a run: where its nodes' time went, and what that cost.
 
 A node costs the same whether it trains or waits, so the time of all live nodes
-is split by activity, and the parts must add up to the whole; real and simulated
-runs end in the same `Account`. Bamboo (NSDI'23, section 6) calls throughput
-over cost the *value*: samples per second over dollars per hour.
+is split by activity, and the parts must add up to the whole. Bamboo (NSDI'23,
+section 6) calls throughput over cost the *value*: samples per second over dollars
+per hour.
 
-`Totals` grow as a run goes on. Training counts as kept until it is rolled back.
-The line of a step in a log holds those of the whole run so far, so the last line
-suffices, and any price can be applied to it later.
+An `Account` grows as a run goes on, real or simulated. Training counts as kept
+until it is rolled back. The line of a step in a log holds that of the whole run so
+far, so the last line suffices, and any price can be applied to it later.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 import dataclasses
-import functools
 import math
 import operator
 from typing import Any, NamedTuple
@@ -34,8 +33,7 @@ KEY = "account"  # Of the totals, in a line of a log.
 _TOLERANCE = 1e-9  # Relative; a sum of many parts is rounded.
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class NodeTime:
+class NodeTime(NamedTuple):
   """Time of all nodes by activity, in node-seconds.
 
   Divided by wall time it is a rate: a node that waits for a fifth of each step
@@ -65,31 +63,16 @@ class NodeTime:
   lost: float = 0.0
   idle: float = 0.0
 
-  def __post_init__(self) -> None:
-    for kind, secs in zip(KINDS, self.parts, strict=True):
-      if not 0 <= secs < math.inf:
-        raise ValueError(f"Time of nodes must be finite and at least 0, got {kind}={secs}.")
+  def __add__(self, other: "NodeTime") -> "NodeTime":  # type: ignore[override]
+    return NodeTime(*map(operator.add, self, other))
 
-  def __add__(self, other: "NodeTime") -> "NodeTime":
-    return NodeTime.of(map(sum, zip(self.parts, other.parts, strict=True)))
-
-  def __mul__(self, factor: float) -> "NodeTime":
-    return NodeTime.of(factor * part for part in self.parts)
-
-  @classmethod
-  def of(cls, parts: Iterable[float]) -> "NodeTime":
-    """Returns the node time with `parts`, in the order of `KINDS`."""
-    return cls(**dict(zip(KINDS, parts, strict=True)))
-
-  @functools.cached_property
-  def parts(self) -> tuple[float, ...]:
-    """The time of each of `KINDS`, in their order."""
-    return tuple(getattr(self, kind) for kind in KINDS)
+  def __mul__(self, factor: float) -> "NodeTime":  # type: ignore[override]
+    return NodeTime(*(factor * part for part in self))
 
   @property
   def total(self) -> float:
     """Time of all nodes, in node-seconds."""
-    return math.fsum(self.parts)
+    return math.fsum(self)
 
   @property
   def goodput(self) -> float:
@@ -99,39 +82,63 @@ class NodeTime:
   def shares(self) -> dict[str, float]:
     """Returns the fraction of each kind; they add up to 1, or 0 if no time."""
     total = self.total or 1.0
-    shares = (secs / total for secs in self.parts)
-    return dict(zip(KINDS, shares, strict=True))
+    return {kind: secs / total for kind, secs in self._asdict().items()}
 
 
-KINDS = tuple(field.name for field in dataclasses.fields(NodeTime))
+KINDS = NodeTime._fields
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Account:
-  """Time, samples and cost of a run so far.
+  """Time, samples and cost of a run so far, or of a span of time; also a mark to roll back to.
 
   Attributes:
     secs: Wall time.
-    num_samples: Samples trained on and kept; fractional if a step is cut off.
-    node_secs: Sum over nodes of the time for which they lived.
+    node_secs: Sum over nodes of the time for which they lived; all are paid for.
     node_time: `node_secs`, split by activity.
+    num_samples: Samples trained on and kept; fractional if a step is cut off.
     price: Price of a node; without it, properties in dollars and `value` raise.
   """
 
-  secs: float
-  num_samples: float
-  node_secs: float
-  node_time: NodeTime
-  price: prices_lib.Price | None
+  secs: float = 0.0
+  node_secs: float = 0.0
+  node_time: NodeTime = NodeTime()
+  num_samples: float = 0.0
+  price: prices_lib.Price | None = None
   market: str = "spot"
 
-  def __post_init__(self) -> None:
-    prices_lib.check_market(self.market)
+  def __add__(self, later: "Account") -> "Account":
+    return Account(
+        self.secs + later.secs,
+        self.node_secs + later.node_secs,
+        self.node_time + later.node_time,
+        self.num_samples + later.num_samples,
+    )
+
+  def roll_back(self, mark: "Account") -> "Account":
+    """Returns the account whose training since `mark` is lost time, without its samples.
+
+    Time, cost and the other kinds stay. Marks older than `mark` stay valid, but not one
+    that has itself been rolled back.
+    """
+    now, kept = self.node_time, {k: getattr(mark.node_time, k) for k in TRAINING}
+    lost = [getattr(now, kind) - secs for kind, secs in kept.items()]
+    assert min(lost) >= 0 and self.num_samples >= mark.num_samples, "The mark was rolled back."
+    node_time = now._replace(**kept, lost=now.lost + sum(lost))
+    return dataclasses.replace(self, node_time=node_time, num_samples=mark.num_samples)
+
+  def charge(self, price: prices_lib.Price | None, *, market: str = "spot") -> "Account":
+    """Returns the account with a price.
+
+    Raises `ValueError` if no time has passed or the parts do not add up to it.
+    """
+    prices_lib.check_market(market)
     if not 0 < self.secs < math.inf or not 0 <= self.num_samples < math.inf:
       raise ValueError(
           "An account needs time and samples, got "
           f"secs={self.secs}, num_samples={self.num_samples}."
       )
+    _check_parts(self.node_time)
     total, whole = self.node_time.total, self.node_secs
     if not abs(total - whole) <= _TOLERANCE * max(abs(whole), 1e-6):
       share = f" ({100 * total / whole:.4f} %)" if whole else ""
@@ -139,6 +146,16 @@ class Account:
           f"The parts must add up to the {whole} node-seconds of the account, "
           f"got {total}{share}."
       )
+    return dataclasses.replace(self, price=price, market=market)
+
+  def to_line(self) -> dict[str, Any]:
+    """Returns the entry `KEY` of a line of a log, which has no price."""
+    return {
+        "secs": self.secs,
+        "node_secs": self.node_secs,
+        "parts": self.node_time._asdict(),
+        "num_samples": self.num_samples,
+    }
 
   @property
   def num_nodes(self) -> float:
@@ -202,95 +219,31 @@ class Account:
     return figures | {f"{kind}_pct": 100 * share for kind, share in shares}
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Totals:
-  """Totals of a run up to one moment, also as a mark to roll back to.
-
-  Attributes:
-    secs: Wall time.
-    node_secs: Time of all live nodes, which are all paid for.
-    parts: `node_secs`, split in the order of `KINDS`.
-    num_samples: Samples trained on and kept.
-  """
-
-  secs: float = 0.0
-  node_secs: float = 0.0
-  parts: tuple[float, ...] = (0.0,) * len(KINDS)
-  num_samples: float = 0.0
-
-  def as_dict(self) -> dict[str, Any]:
-    """Returns the totals for a line of a log, parts by name."""
-    parts = dict(zip(KINDS, self.parts, strict=True))
-    return dataclasses.asdict(self) | {"parts": parts}
-
-  @classmethod
-  def parse(cls, entries: Mapping[str, Any]) -> "Totals":
-    """Reads the output of `as_dict`; raises `ValueError` if it does not fit."""
-    own = {key: value for key, value in entries.items() if key != "value_secs"}  # Of older logs.
-    try:
-      return cls(**{**own, "parts": NodeTime(**entries["parts"]).parts})
-    except (KeyError, TypeError) as error:
-      raise ValueError(f"Not the totals of a ledger: {entries}.") from error
-
-  def add(
-      self, secs: float, parts: Sequence[float], *, node_secs: float, num_samples: float = 0.0
-  ) -> "Totals":
-    assert secs >= 0.0 and num_samples >= 0.0, f"secs={secs}, num_samples={num_samples}"
-    return Totals(
-        self.secs + secs,
-        self.node_secs + node_secs,
-        tuple(map(operator.add, self.parts, parts)),
-        self.num_samples + num_samples,
-    )
-
-  def roll_back(self, mark: "Totals") -> "Totals":
-    """Returns totals whose training since `mark` is lost time, without its samples.
-
-    Time, cost and the other kinds stay. Marks older than `mark` stay valid, but not one
-    that has itself been rolled back.
-    """
-    parts, kept = (dict(zip(KINDS, totals.parts, strict=True)) for totals in (self, mark))
-    lost = [parts[kind] - kept[kind] for kind in TRAINING]
-    assert min(lost) >= 0 and self.num_samples >= mark.num_samples, "The mark was rolled back."
-    parts |= {kind: kept[kind] for kind in TRAINING}
-    parts["lost"] += sum(lost)
-    return dataclasses.replace(self, parts=tuple(parts.values()), num_samples=mark.num_samples)
-
-  def account(self, price: prices_lib.Price | None, *, market: str = "spot") -> Account:
-    """Returns the account of the run so far.
-
-    Raises `ValueError` if no time has passed or the parts do not add up to it.
-    """
-    return Account(
-        secs=self.secs,
-        num_samples=self.num_samples,
-        node_secs=self.node_secs,
-        node_time=NodeTime.of(self.parts),
-        price=price,
-        market=market,
-    )
+def _check_parts(node_time: NodeTime) -> None:
+  for kind, secs in node_time._asdict().items():
+    if not 0 <= secs < math.inf:
+      raise ValueError(f"Time of nodes must be finite and at least 0, got {kind}={secs}.")
 
 
-class StepTotals(NamedTuple):
-  """The totals after a step, from a line of a log."""
+def read(line: Mapping[str, Any]) -> Account | None:
+  """Returns the account in a line of a log, if it has one; `ValueError` if it does not fit."""
+  if (entries := line.get(KEY)) is None:
+    return None
+  try:
+    own = {name: value for name, value in entries.items() if name != "value_secs"}  # Of older logs.
+    account = Account(node_time=NodeTime(**own.pop("parts")), **own)
+  except (AttributeError, KeyError, TypeError) as error:
+    raise ValueError(f"Not the totals of a ledger: {entries}.") from error
+  _check_parts(account.node_time)
+  return account
 
-  step: int
-  totals: Totals
 
-
-def entries(lines: Iterable[Mapping[str, Any]]) -> Iterator[StepTotals]:
-  """Yields the entries in lines of a log; `ValueError` for a bad "account"."""
+def read_last(lines: Iterable[Mapping[str, Any]], *, up_to_step: int | None = None) -> Account:
+  """Returns the last account in lines of a log; zeros if there is none."""
+  last = Account()
   for line in lines:
-    if line.get(KEY) is not None:
-      yield StepTotals(line["step"], Totals.parse(line[KEY]))
-
-
-def last_totals(lines: Iterable[Mapping[str, Any]], *, up_to_step: int | None = None) -> Totals:
-  """Returns the last totals in lines of a log; zeros if there are none."""
-  last = Totals()
-  for step, totals in entries(lines):
-    if up_to_step is None or step <= up_to_step:
-      last = totals
+    if up_to_step is None or line["step"] <= up_to_step:
+      last = read(line) or last
   return last
 
 

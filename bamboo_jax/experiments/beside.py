@@ -27,10 +27,13 @@ from bamboo_jax.traces import replay as replay_lib, trace as trace_lib
 _ORDERS = 1000  # Maximum number of orders of pipelines that are tried.
 _NUM_FIRST = 5  # Steps during which programs are still being loaded.
 _NUM_NEAR = 20  # Steps nearby that estimate the normal time of a step.
+_NOTE = "The error is in percent of what was measured; of shares, in percentage points."
 # What `nodes.jsonl` records, as events of a trace.
 _KINDS = {"start": "add", "remove": "remove", "notice": "notice"}
-_IDLE = account_lib.KINDS.index("idle")
+_COLUMNS = ("what", "predicted", "measured", "off", "same")
 
+Account = account_lib.Account
+Line = Mapping[str, Any]
 Owners = tuple[tuple[str, ...], ...]
 
 
@@ -55,17 +58,32 @@ class OwnerChange:
   detect_secs: float | None = None
 
 
+class Course(NamedTuple):
+  """A run, or its simulation, from the first step on."""
+
+  num_steps: float
+  events: tuple[OwnerChange, ...]
+  boot_secs: float | None
+  account: Account
+
+  @property
+  def pause_secs(self) -> float | None:
+    """Sum of the pauses of all events, seconds; None if one is unknown."""
+    found = [event.pause_secs for event in self.events]
+    known = [secs for secs in found if secs is not None]
+    return sum(known) if len(known) == len(found) else None
+
+
 class TimedStep(NamedTuple):
   """A step, until the next one, and the size of the cluster; plain: nothing happened in it."""
 
-  totals: account_lib.Totals
+  account: Account
   num_nodes: int
   num_pipelines: int
   is_plain: bool
 
 
-@dataclasses.dataclass(frozen=True)
-class RunTimes:
+class RunTimes(NamedTuple):
   """A run.
 
   Attributes:
@@ -74,13 +92,11 @@ class RunTimes:
     strangers: Step and name of each death that the launcher has not caused.
   """
 
+  course: Course
   start_secs: float
-  steps: tuple[TimedStep, ...]
-  events: tuple[OwnerChange, ...]
-  boot_secs: tuple[float, ...]
-  totals: account_lib.Totals
+  steps: Sequence[TimedStep]
   replay: replay_lib.Replay
-  strangers: tuple[tuple[int, str], ...] = ()
+  strangers: Sequence[tuple[int, str]] = ()
 
 
 def read_times(workdir: pathlib.Path) -> RunTimes:
@@ -104,75 +120,74 @@ def read_times(workdir: pathlib.Path) -> RunTimes:
     raise ValueError(f"{log} {what}: {error!s:.200}") from error
 
 
-def make_times(lines: Sequence[Mapping[str, Any]], nodes: Sequence[Mapping[str, Any]]) -> RunTimes:
+def make_times(lines: Sequence[Line], nodes: Sequence[Line]) -> RunTimes:
   """Returns the times in the lines of a log.
 
   `nodes` are the events that the launcher recorded: nodes that it started and
   removed. A node that has not joined yet counts as idle.
   """
-  recoveries = {l["step"]: l for l in lines if l.get("event") == "recovery"}
-  joins = [l for l in lines if l.get("event") == "join"]
-  layouts = {l["step"]: l for l in lines if l.get("event") == "layout"}
-  entries = [*account_lib.entries(l for l in lines if "event" not in l)]
-  if len(entries) < 2:
+  of = lambda event: (line for line in lines if line.get("event") == event)
+  recoveries = {line["step"]: line for line in of("recovery")}
+  layouts = {line["step"]: line for line in of("layout")}
+  told = [(l["step"], a) for l in lines if "event" not in l and (a := account_lib.read(l))]
+  if len(told) < 2:
     raise ValueError("The log must have at least two steps.")
-  first = entries[0]
+  first_step, first = told[0]
+  owners, begin_secs = (layouts[first_step][key] for key in ("owners", "at_secs"))
   steps: list[TimedStep] = []
-  changes: dict[int, Mapping[str, Any]] = {}
-  owners = layouts[first.step]["owners"]
-  for before, entry in itertools.pairwise(entries):
-    layout = layouts.get(entry.step)
-    is_changed = False
-    if layout is not None and (is_changed := layout["owners"] != owners):
+  changes: list[tuple[int, Line]] = []  # The index of a step that begins with another layout.
+  for (_, before), (step, account) in itertools.pairwise(told):
+    layout = layouts.get(step)
+    is_changed = layout is not None and layout["owners"] != owners
+    if layout is not None and is_changed:
       owners = layout["owners"]
-      changes[len(steps)] = layout
-    steps.append(
-        TimedStep(
-            totals=subtract(entry.totals, before.totals),
-            num_nodes=len({n for row in owners for n in row}),
-            num_pipelines=len(owners),
-            is_plain=not is_changed and entry.step not in recoveries,
-        )
-    )
+      changes.append((len(steps), layout))
+    num_nodes = len({n for row in owners for n in row})
+    is_plain = not is_changed and step not in recoveries
+    steps.append(TimedStep(subtract(account, before), num_nodes, len(owners), is_plain))
   kills = {n["name"]: n["at_secs"] for n in nodes if n["event"] == "remove"}
-  totals = subtract(entries[-1].totals, first.totals)
-  begin_secs = layouts[first.step]["at_secs"]
-  paid_secs = _lifetimes(nodes, kills, begin_secs, begin_secs + totals.secs)
-  unseen_secs = max(0.0, paid_secs - totals.node_secs)
+  whole = subtract(told[-1][1], first)
+  end_secs = begin_secs + whole.secs
+  paid_secs = sum(
+      max(0.0, min(kills.get(n["name"], end_secs), end_secs) - max(n["at_secs"], begin_secs))
+      for n in nodes
+      if n["event"] == "start"
+  )
+  unseen_secs = max(0.0, paid_secs - whole.node_secs)
   replay = [
       (round(1e3 * (n["at_secs"] - begin_secs)), kind, n["node"] or n["name"])
       for n in nodes
       if (kind := _KINDS.get(n["event"]))
   ]
+  boots = [secs for join in of("join") for secs in join["boot_secs"].values()]
   return RunTimes(
-      start_secs=first.totals.secs,
-      steps=tuple(steps),
-      events=tuple(
-          _make_event(steps, i, change, recoveries.get(change["step"]), kills)
-          for i, change in changes.items()
+      Course(
+          len(steps),
+          tuple(
+              _make_event(steps, i, change, recoveries.get(change["step"]), kills)
+              for i, change in changes
+          ),
+          statistics.fmean(boots) if boots else None,
+          whole + Account(0.0, unseen_secs, account_lib.NodeTime(idle=unseen_secs)),
       ),
-      boot_secs=tuple(s for j in joins for s in j["boot_secs"].values()),
-      totals=dataclasses.replace(
-          totals,
-          node_secs=totals.node_secs + unseen_secs,
-          parts=tuple(secs + unseen_secs * (i == _IDLE) for i, secs in enumerate(totals.parts)),
-      ),
+      start_secs=first.secs,
+      steps=steps,
       replay=replay_lib.Replay(
           tuple(node for at_ms, _, node in replay if at_ms <= 0),
           tuple(trace_lib.Event(*event) for event in replay if event[0] > 0),
-          round(1e3 * totals.secs),
+          round(1e3 * whole.secs),
       ),
-      strangers=tuple(
+      strangers=[
           (step, name) for step, r in recoveries.items() for name in r["names"] if name not in kills
-      ),
+      ],
   )
 
 
 def _make_event(
     steps: Sequence[TimedStep],
     index: int,
-    change: Mapping[str, Any],
-    recovery: Mapping[str, Any] | None,
+    change: Line,
+    recovery: Line | None,
     kills: Mapping[str, float],
 ) -> OwnerChange:
   """Returns the event of a step that began with another layout.
@@ -191,79 +206,49 @@ def _make_event(
     if len(killed) == len(names):
       detect_secs = recovery["ready_at_secs"] - min(killed)
   near = steps[:index][::-1] if is_loss else steps[index + 1 :]
-  plain = [s.totals.secs for s in near if s.is_plain][:_NUM_NEAR]
-  pause_secs = steps[index].totals.secs - statistics.fmean(plain) if plain else None
+  plain = [s.account.secs for s in near if s.is_plain][:_NUM_NEAR]
   return OwnerChange(
-      secs=math.fsum(s.totals.secs for s in steps[:index]),
+      secs=math.fsum(s.account.secs for s in steps[:index]),
       rung=change["rung"],
       owners=tuple(tuple(map(str, row)) for row in change["owners"]),
-      pause_secs=pause_secs,
+      pause_secs=steps[index].account.secs - statistics.fmean(plain) if plain else None,
       is_loss=is_loss,
       detect_secs=detect_secs,
   )
 
 
-def _lifetimes(
-    nodes: Sequence[Mapping[str, Any]],
-    kills: Mapping[str, float],
-    begin_secs: float,
-    end_secs: float,
-) -> float:
-  """Returns the summed lifetimes of nodes within a span of time."""
-  lives: list[tuple[float, float]] = [
-      (max(n["at_secs"], begin_secs), kills.get(n["name"], end_secs))
-      for n in nodes
-      if n["event"] == "start"
-  ]
-  return sum(max(0.0, min(last, end_secs) - first) for first, last in lives)
-
-
-def subtract(later: account_lib.Totals, earlier: account_lib.Totals) -> account_lib.Totals:
-  """Returns the difference of two totals."""
-  parts = zip(later.parts, earlier.parts, strict=True)
-  return account_lib.Totals(
-      secs=later.secs - earlier.secs,
-      node_secs=later.node_secs - earlier.node_secs,
-      parts=tuple(max(0.0, a - b) for a, b in parts),
-      num_samples=later.num_samples - earlier.num_samples,
+def subtract(later: Account, earlier: Account) -> Account:
+  """Returns the account of the time between two."""
+  parts = zip(later.node_time, earlier.node_time, strict=True)
+  return Account(
+      later.secs - earlier.secs,
+      later.node_secs - earlier.node_secs,
+      account_lib.NodeTime(*(max(0.0, a - b) for a, b in parts)),
+      later.num_samples - earlier.num_samples,
   )
-
-
-class Side(NamedTuple):
-  """A run, or its simulation, from the first step on."""
-
-  num_steps: float
-  events: tuple[OwnerChange, ...]
-  boot_secs: float | None
-  account: account_lib.Account
-
-  @property
-  def pause_secs(self) -> float | None:
-    """Sum of the pauses of all events, seconds; None if one is unknown."""
-    found = [event.pause_secs for event in self.events]
-    known = [secs for secs in found if secs is not None]
-    return sum(known) if len(known) == len(found) else None
 
 
 def measure(run: RunTimes, usual: config_lib.DurationsSection) -> times_lib.MeasuredTimes:
   """Returns the times of a run for the simulator; `usual` are those of what never happened."""
-  by_size: dict[tuple[int, int], tuple[list[Any], list[Any]]] = {}
+  by_size: dict[tuple[int, int], tuple[list[Account], list[Account]]] = {}
   for index, step in enumerate(run.steps):
     if step.is_plain:
-      size = (step.num_nodes, step.num_pipelines)
-      later, first = by_size.setdefault(size, ([], []))
-      (first if index < _NUM_FIRST else later).append(step.totals)
-  detects = [e.detect_secs for e in run.events if e.detect_secs is not None]
-  boot_secs = _mean(run.boot_secs, usual.boot_secs)
-  changes = [e for e in run.events if not e.is_loss and e.pause_secs is not None]
-  of = lambda rung: [max(0.0, e.pause_secs or 0.0) for e in changes if e.rung == rung]
-  any_secs = [max(0.0, e.pause_secs or 0.0) for e in changes]
+      later, first = by_size.setdefault((step.num_nodes, step.num_pipelines), ([], []))
+      (first if index < _NUM_FIRST else later).append(step.account)
+  mean = lambda found, other: statistics.fmean(found) if found else other
+  boots, events = run.course.boot_secs, run.course.events
+  boot_secs = usual.boot_secs if boots is None else boots
+  changes = [
+      (e.rung, max(0.0, e.pause_secs)) for e in events if not e.is_loss and e.pause_secs is not None
+  ]
+  of = lambda rung: [s for r, s in changes if r == rung] or [s for _, s in changes]
+  detects = [e.detect_secs for e in events if e.detect_secs is not None]
   return times_lib.MeasuredTimes(
       config_lib.DurationsSection(
           boot_secs=boot_secs,
-          detect_secs=_mean(detects, usual.detect_secs),
-          repair_secs=_mean(of("repair") or any_secs, usual.repair_secs),
-          reconfigure_secs=_mean(of("reconfigure") or any_secs, usual.reconfigure_secs),
+          detect_secs=mean(detects, usual.detect_secs),
+          repair_secs=mean(of("repair"), usual.repair_secs),
+          reconfigure_secs=mean(of("reconfigure"), usual.reconfigure_secs),
           restart_secs=max(0.0, run.start_secs - boot_secs),
           load_secs=0.0,
           save_secs=0.0,
@@ -274,30 +259,18 @@ def measure(run: RunTimes, usual: config_lib.DurationsSection) -> times_lib.Meas
   )
 
 
-def _mean(found: Sequence[float], usual: float) -> float:
-  return statistics.fmean(found) if found else usual
-
-
-def _mean_step(steps: Sequence[account_lib.Totals], num_nodes: int) -> times_lib.StepCost:
+def _mean_step(steps: Sequence[Account], num_nodes: int) -> times_lib.StepCost:
   secs = math.fsum(s.secs for s in steps)
   shares = {
-      kind: sum(s.parts[i] for s in steps) / (num_nodes * secs)
-      for i, kind in enumerate(account_lib.KINDS)
-      if kind in ("useful", "communication", "redundant")
+      kind: sum(getattr(s.node_time, kind) for s in steps) / (num_nodes * secs)
+      for kind in ("useful", "communication", "redundant")
   }
   return times_lib.StepCost(secs=secs / len(steps), num_samples=steps[0].num_samples, **shares)
 
 
-def of_run(run: RunTimes, price: prices_lib.Price, *, market: str) -> Side:
-  """Returns a measured run in the form in which it is compared."""
-  boots = run.boot_secs
-  boot_secs = statistics.fmean(boots) if boots else None
-  return Side(len(run.steps), run.events, boot_secs, _account(run.totals, price, market))
-
-
 def predict(
     replay: replay_lib.Replay, policy: loop.Policy, price: prices_lib.Price, *, secs: float
-) -> tuple[Side, loop.Outcome]:
+) -> tuple[Course, loop.Outcome]:
   """Simulates a cluster under a trace for `secs` from the first step on."""
   durations = policy.durations
   before_secs = durations.boot_secs + durations.restart_secs + durations.load_secs
@@ -314,27 +287,21 @@ def predict(
       )
       for events, duration_ms in ((first, start_ms), (first + later, end_ms))
   )
-  totals = subtract(_totals(outcome), _totals(start))
   has_joins = any(event.kind == "add" for event in later)
-  side = Side(
+  course = Course(
       num_steps=outcome.num_steps,
       events=_events(outcome, before_secs),
       boot_secs=durations.boot_secs if has_joins else None,
-      account=_account(totals, price, policy.market),
+      account=subtract(outcome.account, start.account),
   )
-  return side, outcome
+  return charge(course, price, market=policy.market), outcome
 
 
-def _totals(outcome: loop.Outcome) -> account_lib.Totals:
-  a = outcome.account
-  return account_lib.Totals(a.secs, a.node_secs, a.node_time.parts, a.num_samples)
-
-
-def _account(
-    totals: account_lib.Totals, price: prices_lib.Price, market: str
-) -> account_lib.Account:
-  whole = dataclasses.replace(totals, node_secs=math.fsum(totals.parts))
-  return whole.account(price, market=market)
+def charge(course: Course, price: prices_lib.Price, *, market: str) -> Course:
+  """Returns a course with its cost; nodes are paid for the time of all kinds."""
+  account = course.account
+  whole = dataclasses.replace(account, node_secs=account.node_time.total)
+  return course._replace(account=whole.charge(price, market=market))
 
 
 def _events(outcome: loop.Outcome, start_secs: float) -> tuple[OwnerChange, ...]:
@@ -350,33 +317,39 @@ def _events(outcome: loop.Outcome, start_secs: float) -> tuple[OwnerChange, ...]
   return tuple(events)
 
 
-def compare(predicted: Side, run: Side) -> list[dict[str, Any]]:
-  """Returns rows of predicted and measured values, with the error as "off".
+def compare(predicted: Course, run: Course) -> list[list[Any]]:
+  """Returns rows of `_COLUMNS`: predicted and measured values, with the error as "off".
 
-  It is in percent of the measured value; for shares, in percentage points.
+  It is in percent of the measured value; for shares, in percentage points. The accounts
+  have a price.
   """
+
+  def row(what: str, ours: float | None, theirs: float | None, same: str = "") -> list[Any]:
+    off = 100 * (ours / theirs - 1) if theirs and ours is not None else None
+    return [what, ours, theirs, off, same]
+
   rows = [
-      _row("steps", predicted.num_steps, run.num_steps),
-      _row("pauses, s", predicted.pause_secs, run.pause_secs),
-      _row("dollars", predicted.account.usd, run.account.usd),
-      _row("boot, s", predicted.boot_secs, run.boot_secs),
+      row("steps", predicted.num_steps, run.num_steps),
+      row("pauses, s", predicted.pause_secs, run.pause_secs),
+      row("dollars", predicted.account.usd, run.account.usd),
+      row("boot, s", predicted.boot_secs, run.boot_secs),
   ]
   are_same = _compare_owners(predicted.events, run.events)
   pairs = itertools.zip_longest(predicted.events, run.events)
   for i, (ours, theirs) in enumerate(pairs):
     if ours is None or theirs is None:
-      rows.append(_row(f"event {i}", None, None, same="no"))
+      rows.append(row(f"event {i}", None, None, "no"))
       continue
     what, same = f"event {i}: {ours.rung}", "yes"
     if ours.rung != theirs.rung or not are_same[i]:
       what += f" {ours.owners}, measured {theirs.rung} {theirs.owners}"
       same = "no"
-    rows.append(_row(f"{what}, at s", ours.secs, theirs.secs, same=same))
-    rows.append(_row(f"{what}, pause s", ours.pause_secs, theirs.pause_secs))
+    rows.append(row(f"{what}, at s", ours.secs, theirs.secs, same))
+    rows.append(row(f"{what}, pause s", ours.pause_secs, theirs.pause_secs))
   shares = predicted.account.node_time.shares()
   for kind, share in run.account.node_time.shares().items():
-    row = _row(f"{kind}, %", 100 * shares[kind], 100 * share)
-    rows.append(row | {"off": 100 * (shares[kind] - share)})
+    ours, theirs = 100 * shares[kind], 100 * share
+    rows.append([f"{kind}, %", ours, theirs, ours - theirs, ""])
   return rows
 
 
@@ -408,19 +381,10 @@ def _is_same(ours: Owners, theirs: Owners, names: dict[str, str]) -> bool:
   return same and len({*names.values()}) == len(names)
 
 
-def _row(
-    what: str, predicted: float | None, measured: float | None, *, same: str = ""
-) -> dict[str, Any]:
-  off = None
-  if measured and predicted is not None:
-    off = 100 * (predicted / measured - 1)
-  return dict(what=what, predicted=predicted, measured=measured, off=off, same=same)
-
-
-def summarize(rows: Sequence[Mapping[str, Any]]) -> str:
+def summarize(rows: Sequence[Sequence[Any]]) -> str:
   """Returns a line with the errors of steps, pauses and dollars in percent."""
   pairs = zip(("steps", "pauses", "dollars"), rows, strict=False)
-  return " ".join(f"{name}_off_pct={row['off'] or 0.0:.1f}" for name, row in pairs)
+  return " ".join(f"{name}_off_pct={row[3] or 0.0:.1f}" for name, row in pairs)
 
 
 def read_config(folder: pathlib.Path) -> config_lib.Config:
@@ -493,23 +457,17 @@ def report(
     formats: Sequence[str] = ("png",),
 ) -> str:
   """Predicts the run in `folder`; writes tables and page to `workdir`, returns text."""
-  real = of_run(times, price, market=policy.market)
+  real = charge(times.course, price, market=policy.market)
   predicted, outcome = predict(times.replay, policy, price, secs=real.account.secs)
   rows = compare(predicted, real)
-  output.write_summary(workdir, rows)
-  lines = [
-      (r["what"], r["measured"], (r["predicted"],), {"no": "not the same"}.get(r["same"], ""))
-      for r in rows
-  ]
-  comparison = contents.compare(
-      "Predicted and measured", lines, columns=["predicted"], source="the run", label="measured"
-  )
+  comparison = contents.table("Predicted and measured", _COLUMNS, rows, _NOTE)
   ours, theirs = contents.simulated("predicted", outcome), contents.read_run(folder, {})
   theirs["head"]["run"] = "measured"
-  for value, side in ((ours, predicted), (theirs, real)):
-    value["figures"] |= facts.figures_of(side.account)
+  for value, course in ((ours, predicted), (theirs, real)):
+    value["figures"] |= facts.figures_of(course.account)
   found = contents.make(
       f"Prediction and outcome of {folder.name}", [ours, theirs], tables={"beside": comparison}
   )
+  output.write_summary(workdir, [dict(zip(_COLUMNS, row, strict=True)) for row in rows])
   contents.write(workdir, found, formats)
-  return f"{output.render_rows(rows)}\n{summarize(rows)}"
+  return f"{contents.render_table(comparison, digits=None)}\n{summarize(rows)}"

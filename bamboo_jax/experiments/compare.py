@@ -21,6 +21,7 @@ from bamboo_jax.traces import generator, readers, scale, trace as trace_lib
 
 Config = config_lib.Config
 
+# Of the columns of `summary.csv`, by name and title.
 _SHOWN = (
     *("policy", "setting", "throughput_samples_per_sec", "cost_usd_per_hour"),
     *("value", "value_ci95", "fatal_failures", "dropped_pct"),
@@ -29,6 +30,10 @@ _GAPS = (
     *("policy", "setting", "gap_pct"),
     *(f"gap_{cause}_pct" for cause in gap.CAUSES),
     "worst_gap_pct",
+)
+_TABLES = (
+    ("policies", "Policies, the best value first", _SHOWN),
+    ("gaps", "Gap to the best policy, percent of its value, by cause", _GAPS),
 )
 _NUM_JOBS = 32
 _GENERATED = "study.trace"
@@ -122,11 +127,15 @@ def run(
   for setting, some in settings.items():
     rows += _rows(sweep.field, setting, some)
   output.write_summary(workdir, rows)
-  report = _report(config, trace, {p: o[0] for p, o in outcomes.items()}, sweep, settings)
+  tables = {
+      name: contents.table(title, columns, [[row[c] for c in columns] for row in rows])
+      for name, title, columns in _TABLES
+  }
+  runs = {policy: found[0] for policy, found in outcomes.items()}
+  report = _report(config, trace, runs, tables, _series(settings, sweep.field))
   contents.write(workdir, report, formats if config.metrics.plots else ())
-  print(output.render_rows(rows, _SHOWN))
-  print("\nGap to the best policy, percent of its value, by cause:")
-  print(output.render_rows(rows, _GAPS))
+  for table in tables.values():
+    print(f"\n{table['title']}:\n{contents.render_table(table, digits=None)}")
 
 
 def _plan(config: Config, preemptions: Preemptions, sweep: Sweep) -> list[Play]:
@@ -284,8 +293,8 @@ def _report(
     config: Config,
     trace: trace_lib.Trace,
     runs: Mapping[str, loop.Outcome],
-    sweep: Sweep,
-    settings: Mapping[Any, Mapping[str, Sequence[loop.Outcome]]],
+    tables: Mapping[str, contents.Value],
+    series: Mapping[str, contents.Value],
 ) -> contents.Value:
   ranked = sorted(runs.items(), key=lambda run: run[1].account.value, reverse=True)
   costs = config.study.table.file or config.plan.profile
@@ -302,7 +311,8 @@ def _report(
           "later; sums exclude those. Events before the first training are its start.",
           *(f"Trace: {note}." for note in trace.notes),
       ],
-      series=_series(settings, sweep.field),
+      tables=tables,
+      series=series,
   )
 
 

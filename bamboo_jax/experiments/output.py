@@ -1,4 +1,4 @@
-"""Estimates from many runs; tables and files of experiments."""
+"""Estimates from many runs, and `summary.csv`."""
 
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
@@ -61,16 +61,3 @@ def explain_bars(counts: Iterable[int], bars: str = "95 % confidence intervals")
     return "single runs, which have no intervals"
   several = f"{least}" if least == most else f"{least} to {most}"
   return f"means of {several} runs; bars: {bars}"
-
-
-def render_rows(rows: Sequence[Row], columns: Sequence[str] | None = None) -> str:
-  """Returns rows as Markdown; by default with all columns."""
-  columns = list(columns or rows[0])
-  lines = [[_show(row[name]) for name in columns] for row in rows]
-  return table_lib.to_markdown([columns, *lines])
-
-
-def _show(value: str | int | float | None) -> str:
-  if isinstance(value, float):
-    return f"{value:.4g}"
-  return "–" if value is None else str(value)

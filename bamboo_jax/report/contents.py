@@ -177,7 +177,7 @@ def simulated(name: str, outcome: loop.Outcome, model: str | None = None) -> Val
       "figures": figures,
       "curve": curve,
       "recoveries": recoveries,
-      "time": facts.find_time(account.node_secs, account.secs, account.node_time),
+      "time": facts.find_time(account),
       "metrics": {"usd": account.usd} if account.price else {},
   }
 

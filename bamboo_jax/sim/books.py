@@ -21,7 +21,7 @@ _NEARLY = 1e-6
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Mark:
-  totals: account_lib.Totals
+  totals: account_lib.Account
   num_steps: int
   num_dropped: float
   safe_at_secs: float
@@ -42,7 +42,7 @@ class Books:
   """
 
   def __init__(self, saves: config_lib.DurationsSection | None) -> None:
-    self.totals = account_lib.Totals()
+    self.totals = account_lib.Account()
     self.num_steps = 0
     self.num_dropped = 0.0
     self.elapsed_secs = 0.0
@@ -193,8 +193,8 @@ class Books:
     rate = self._rate
     if stalls:
       rate = _make_rate("checkpoint", *self._num_nodes)
-    parts, node_secs = [secs * n for n in rate.parts], secs * self._num_nodes[0]
-    self.totals = self.totals.add(secs, parts, node_secs=node_secs, num_samples=num_samples)
+    node_secs = secs * self._num_nodes[0]
+    self.totals += account_lib.Account(secs, node_secs, rate * secs, num_samples)
 
 
 @functools.lru_cache(maxsize=100_000)

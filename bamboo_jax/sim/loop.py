@@ -229,7 +229,7 @@ class _Run:
     self._books.advance(end_secs)
     return Outcome(
         policy=self._policy.name,
-        account=self._books.totals.account(self._price, market=self._policy.market),
+        account=self._books.totals.charge(self._price, market=self._policy.market),
         num_steps=self._books.num_steps,
         num_dropped=self._books.num_dropped,
         num_events=num_events,

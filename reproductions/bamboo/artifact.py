@@ -18,7 +18,7 @@ import heapq
 import itertools
 import random
 
-from bamboo_jax.reproductions.bamboo import loop as artifact_loop, rules as bamboo_rules
+from bamboo_jax.reproductions.bamboo import loop as artifact_loop
 
 SPOT_USD_PER_HOUR = 0.91
 ON_DEMAND_USD_PER_HOUR = 3.06
@@ -83,7 +83,7 @@ def simulate(
     preemption_probability: float,
     seed: int,
     creation_ms: int = artifact_loop.CREATION_MS,
-    global_ms: int = bamboo_rules.GLOBAL_MS,
+    global_ms: int = artifact_loop.GLOBAL_MS,
 ) -> Outcome:
   """Trains `model` to completion on nodes that are preempted.
 
@@ -95,7 +95,7 @@ def simulate(
     raise ValueError(
         "preemption_probability must be at least 0 and below 1, got " f"{preemption_probability}."
     )
-  rules = bamboo_rules.BambooRules(
+  rules = artifact_loop.BambooRules(
       num_stages=model.num_stages,
       step_ms=lambda num_pipelines, _: model.step_ms[num_pipelines - 1],
       local_ms=model.local_ms,

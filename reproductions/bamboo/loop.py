@@ -1,4 +1,4 @@
-"""The event loop that the simulators of two published artifacts share.
+"""The event loop that the simulators of two published artifacts share, and Bamboo's rules in it.
 
 Bamboo (NSDI'23) was evaluated on simulated preemptions, and Oobleck (SOSP'23)
 with a fork of that simulator: nodes are added, become ready after 45 s, train
@@ -23,6 +23,9 @@ from typing import Any, Protocol
 
 CREATION_MS = 45_000
 HOUR_MS = 3_600_000
+GLOBAL_MS = 30_000
+# If losing this share of the training nodes would be fatal, gather first.
+_MAX_EXPOSED = 0.05
 
 Row = tuple[int, bool, str]  # Time in ms, whether a node is added, its name.
 
@@ -154,7 +157,7 @@ class Loop:
     self._push_rows(rows)
     heapq.heapify(self._queue)  # Changes the order of equal entries.
     if more_rows is not None:
-      self._push_hour(more_rows)
+      self._push(HOUR_MS, _MORE_ROWS, self._begin_hour, more_rows)
     heap = self._queue
     while self.num_steps < num_steps:
       until_ms = heap[0] >> 3 if heap else end_ms
@@ -193,7 +196,12 @@ class Loop:
   def gather(self, *, is_global: bool) -> None:
     """Lists the nodes that are ready, and sets a timer."""
     self.state = State.GATHERING
-    self._list_nodes(is_global)
+    self._gathered = [node for node in self._live.values() if node.is_ready]
+    self._has_lost_gathered = False
+    delay_ms = self._rules.timers_ms[is_global]
+    self.timer_sum_ms[is_global] += delay_ms
+    kind = _GLOBAL_TIMER if is_global else _LOCAL_TIMER
+    self._push(self.now_ms + delay_ms, kind, self._fire, is_global)
 
   def scan(self, end_ms: int) -> bool:
     """Queues the end of a checkpoint; returns whether a loss precedes one.
@@ -218,18 +226,12 @@ class Loop:
 
   def _push_rows(self, rows: Sequence[Row]) -> None:
     for time_ms, is_added, name in rows:
-      if is_added:
-        self._push(time_ms, _ADDITION, self._add, name)
-      else:
-        self._push(time_ms, _REMOVAL, self._remove, name)
-
-  def _push_hour(self, more_rows: Iterator[Sequence[Row]]) -> None:
-    at_ms = self.now_ms + HOUR_MS
-    self._push(at_ms, _MORE_ROWS, self._begin_hour, more_rows)
+      kind, act = (_ADDITION, self._add) if is_added else (_REMOVAL, self._remove)
+      self._push(time_ms, kind, act, name)
 
   def _begin_hour(self, more_rows: Iterator[Sequence[Row]]) -> None:
     self._push_rows(next(more_rows))
-    self._push_hour(more_rows)
+    self._push(self.now_ms + HOUR_MS, _MORE_ROWS, self._begin_hour, more_rows)
 
   def _node_ms_until(self, time_ms: int) -> int:
     return len(self._live) * time_ms + self._node_ms_offset
@@ -263,18 +265,9 @@ class Loop:
     else:
       self.num_waiting += 1
 
-  def _list_nodes(self, is_global: bool) -> None:
-    self._gathered = [node for node in self._live.values() if node.is_ready]
-    self._has_lost_gathered = False
-    delay_ms = self._rules.timers_ms[is_global]
-    self.timer_sum_ms[is_global] += delay_ms
-    kind = _GLOBAL_TIMER if is_global else _LOCAL_TIMER
-    at_ms = self.now_ms + delay_ms
-    self._push(at_ms, kind, self._fire, is_global)
-
   def _fire(self, is_global: bool) -> None:
     if self._has_lost_gathered:
-      self._list_nodes(is_global)
+      self.gather(is_global=is_global)
       return
     nodes, self._gathered = self._gathered, []
     self.num_pipelines = len(nodes) // self._rules.num_stages
@@ -315,3 +308,91 @@ class Loop:
     end_ms = self.step_end_ms - step_ms
     self.last_ms = self.interval_start_ms = self._previous_end_ms = end_ms
     self._node_ms_at_step = num_live * end_ms + self._node_ms_offset
+
+
+class BambooRules:
+  """The rules of Bamboo in both artifacts.
+
+  A lost node is replaced by the node of the previous stage, its shadow: the rest
+  of the step in flight takes half as long again, and later steps take one and a
+  half times as long. A node that covers two stages cannot be lost, nor cover a
+  third one: then all nodes gather again, globally, as at the start; at the end of
+  a step they gather locally.
+
+  Attributes:
+    num_fatal: Losses after which all nodes had to gather.
+    lost_ms: Sum over losses of the step time at the loss.
+  """
+
+  def __init__(
+      self,
+      *,
+      num_stages: int,
+      step_ms: Callable[[int, int], int],
+      local_ms: int,
+      global_ms: int = GLOBAL_MS,
+  ) -> None:
+    self.num_stages = num_stages
+    self.num_fatal = 0
+    self.lost_ms = 0
+    self.step_ms = step_ms
+    self.timers_ms = {True: global_ms, False: local_ms}
+    self._holders: list[Node] = []  # By place.
+    self._num_doubled = 0  # Live nodes that cover two stages.
+    self._is_slowed = False
+    self._prolong_since_ms: int | None = None
+
+  def assign(self, nodes: Sequence[Node]) -> None:
+    """Sets the training nodes: every node covers only its own stage."""
+    self._holders = list(nodes)
+    self._num_doubled = 0
+    self._is_slowed = False
+    self._prolong_since_ms = None
+
+  def lose(self, loop: Loop, node: Node) -> None:
+    """Lets the shadow take over, or all nodes gather."""
+    self.lost_ms += loop.step_ms
+    if node in self._holders and self._is_fatal(node):
+      self.num_fatal += 1
+      loop.gather(is_global=True)
+    elif loop.state is State.RUNNING and not self._is_slowed:
+      self._is_slowed = True
+      self._prolong_since_ms = loop.now_ms
+      loop.step_ms = loop.step_ms * 3 // 2
+
+  def end_step(self, loop: Loop) -> bool:
+    """Ends the step, unless a loss prolongs it; gathers if necessary."""
+    if self._prolong_since_ms is not None:
+      loop.step_end_ms += (loop.now_ms - self._prolong_since_ms) // 2
+      self._prolong_since_ms = None
+      return False
+    loop.complete_step()
+    if self._should_gather(loop):
+      loop.gather(is_global=False)
+      return False
+    loop.start_step(loop.now_ms)
+    return True
+
+  def _is_fatal(self, node: Node) -> bool:
+    """Returns whether no node can cover for a node, as its shadow would."""
+    if self._holders.count(node) > 1:
+      self._num_doubled -= 1
+      return True
+    place = self._holders.index(node)
+    first = place - place % self.num_stages
+    shadow = self._holders[first + (place - first - 1) % self.num_stages]
+    if not shadow.is_live:
+      return False  # As in the artifacts, no node covers the stage.
+    if self._holders.count(shadow) > 1:
+      return True
+    self._holders[place] = shadow
+    self._num_doubled += 1
+    return False
+
+  def _should_gather(self, loop: Loop) -> bool:
+    """Returns whether usable nodes wait, or a fatal loss is too likely."""
+    doubled, waiting = self._num_doubled, loop.num_waiting
+    training = loop.num_pipelines * self.num_stages - doubled
+    if doubled and (waiting >= doubled or 2 * doubled > _MAX_EXPOSED * training):
+      return True
+    return (training + waiting) // self.num_stages > loop.num_pipelines

@@ -10,13 +10,7 @@ _PRICE = profiles.make_price(1.0, 1.0)
 
 
 def make_account(num_samples, **parts):
-  return account_lib.Account(
-      secs=100.0,
-      num_samples=num_samples,
-      node_secs=100.0,
-      node_time=account_lib.NodeTime(**parts),
-      price=_PRICE,
-  )
+  return account_lib.Account(100.0, 100.0, account_lib.NodeTime(**parts), num_samples, _PRICE)
 
 
 class GapTest(parameterized.TestCase):

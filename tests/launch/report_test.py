@@ -36,9 +36,9 @@ class ReportTest(parameterized.TestCase):
 
   def _write_log(self):
     activity = account_lib.NodeTime(useful=2700, bubble=900)
-    totals = account_lib.Totals(900.0, activity.total, activity.parts, 1800)
+    totals = account_lib.Account(900.0, activity.total, activity, 1800)
     with contextlib.closing(jsonl.MetricsWriter(self.workdir / "metrics.jsonl")) as writer:
-      writer.write_step(1, {account_lib.KEY: totals.as_dict()})
+      writer.write_step(1, {account_lib.KEY: totals.to_line()})
 
   def _run(self, *arguments):
     # A process for each, since flags are those of one command.

@@ -25,9 +25,9 @@ _MOMENTS = (
 def outcome(useful=6.0, *, secs=9000.0, moments=_MOMENTS):
   """Returns a simulated run."""
   activity = account_lib.NodeTime(useful=useful, idle=8 - useful) * secs
-  totals = account_lib.Totals(secs, activity.total, activity.parts, 588_000.0)
+  totals = account_lib.Account(secs, activity.total, activity, 588_000.0)
   rungs = {"checkpoint": 1}
-  return loop.Outcome("p", totals.account(PRICE), 50, 0.0, 2, 1, rungs, moments)
+  return loop.Outcome("p", totals.charge(PRICE), 50, 0.0, 2, 1, rungs, moments)
 
 
 def report():

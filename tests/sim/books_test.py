@@ -54,7 +54,7 @@ class BooksTest(parameterized.TestCase):
   def test_a_long_stretch(self):
     books = make_books()
     books.advance(200_005.0)
-    account = books.totals.account(profiles.PRICE)
+    account = books.totals.charge(profiles.PRICE)
     self.assertEqual(books.num_steps, 20_000)
     self.assertEqual(books.elapsed_secs, 5.0)
     self.assertEqual(books.step_end_secs, 200_010.0)
@@ -72,7 +72,7 @@ class BooksTest(parameterized.TestCase):
     books.lose_step()
     books.pause("recovery")
     books.advance(30.0)
-    account = books.totals.account(profiles.PRICE)
+    account = books.totals.charge(profiles.PRICE)
     self.assertEqual((books.num_steps, account.num_samples), (2, 16))
     self.assertAlmostEqual(account.node_time.lost, 3 * 7.0)
     self.assertAlmostEqual(account.node_time.recovery, 3 * 3.0)
@@ -87,7 +87,7 @@ class BooksTest(parameterized.TestCase):
     self.assertEqual(books.step_end_secs, 110.0)
     books.advance(110.0)
     self.assertEqual((books.num_steps, books.elapsed_secs), (1, 0.0))
-    self.assertAlmostEqual(books.totals.account(profiles.PRICE).node_time.recovery, 300.0)
+    self.assertAlmostEqual(books.totals.charge(profiles.PRICE).node_time.recovery, 300.0)
 
   def test_rollback_to_a_safe_state(self):
     # States are taken at 60 and 120 s; the second is safe at 150 s.
@@ -95,7 +95,7 @@ class BooksTest(parameterized.TestCase):
       books = make_books(make_saves(60.0, 30.0))
       books.advance(now_secs)
       books.roll_back()
-      account = books.totals.account(profiles.PRICE)
+      account = books.totals.charge(profiles.PRICE)
       self.assertEqual(books.num_steps, steps, msg=now_secs)
       self.assertEqual(account.num_samples, 8 * steps)
       self.assertEqual(books.num_dropped, 2 * steps)
@@ -134,7 +134,7 @@ class BooksTest(parameterized.TestCase):
     self.assertEqual(books.num_steps, steps)
     self.assertAlmostEqual(books.elapsed_secs, elapsed_secs, places=4)
     if until_secs:
-      node_time = books.totals.account(profiles.PRICE).node_time
+      node_time = books.totals.charge(profiles.PRICE).node_time
       self.assertAlmostEqual(node_time.checkpoint, 3 * stalled_secs, places=4)
     books.roll_back()
     self.assertEqual(books.num_steps, safe)

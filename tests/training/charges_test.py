@@ -50,13 +50,7 @@ class ChargesTest(parameterized.TestCase):
     self.now = 0.0
     self.nodes = charges_lib.Live(frozenset(range(4)), frozenset({4}))
     self.layout = _layout((0, 1), (2, 3))
-    self.totals = account_lib.Totals()
-
-  def _take(self, charges):
-    new = charges.take()
-    self.totals = self.totals.add(
-        new.secs, new.parts, node_secs=new.node_secs, num_samples=new.num_samples
-    )
+    self.totals = account_lib.Account()
 
   def _charges(self):
     charges = charges_lib.Charges(0.0, clock=lambda: self.now)
@@ -66,8 +60,8 @@ class ChargesTest(parameterized.TestCase):
   def _account(self, charges=None):
     """Returns the account of all charges so far."""
     if charges:
-      self._take(charges)
-    return self.totals.account(_PRICE)
+      self.totals += charges.take()
+    return self.totals.charge(_PRICE)
 
   def _add(self, charges, result, passes=None, recoveries=(), sums_secs=0.0):
     """Charges a step after which `self.nodes` live."""
@@ -80,7 +74,7 @@ class ChargesTest(parameterized.TestCase):
     )
     done = dataclasses.replace(result, measured=step_lib.Measured(passes), recoveries=recoveries)
     charges.add_step(done, self.nodes, num_samples=8, sums_secs=sums_secs)
-    self._take(charges)
+    self.totals += charges.take()
 
   def test_sums_without_waiting(self):
     """Nodes 0 and 2 sum stage 0, 1 and 3 stage 1; some wait for the slower."""
@@ -245,8 +239,8 @@ class ChargesTest(parameterized.TestCase):
     charges = self._charges()
     self.now = 2.0
     charges.charge("lost")
-    want = account_lib.Totals(2.0, 10.0, NodeTime(lost=10.0).parts)
-    self.assertEqual([charges.take(), charges.take()], [want, account_lib.Totals()])
+    want = account_lib.Account(2.0, 10.0, NodeTime(lost=10.0))
+    self.assertEqual([charges.take(), charges.take()], [want, account_lib.Account()])
 
 
 class FindPriceTest(parameterized.TestCase):

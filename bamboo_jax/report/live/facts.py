@@ -74,7 +74,7 @@ class History:
     self.events: list[dict[str, Any]] = []
     self.recoveries: dict[int, dict[str, Any]] = {}
     self.last: Mapping[str, Any] = {}
-    self.totals = account_lib.Totals()
+    self.totals = account_lib.Account()
     self.num_tokens = 0.0
     self.owners: list[list[base.NodeId]] = []
     self.owned: dict[base.NodeId, list[str]] = {}
@@ -93,8 +93,7 @@ class History:
 
   def _add_step(self, line: jsonl.Line) -> None:
     before = self.totals
-    for entry in account_lib.entries([line]):
-      self.totals = entry.totals
+    self.totals = account_lib.read(line) or before
     secs = self.totals.secs - before.secs
     node_secs = self.totals.node_secs - before.node_secs - self._boot_secs
     self._boot_secs = 0.0
@@ -220,7 +219,7 @@ def find(known: Known) -> dict[str, Any]:
       "recoveries": recoveries,
       "events": list(history.events),
       "curve": [[*p[:5], usd * p[5] if usd else None, p[6]] for p in history.points],
-      "time": find_time(totals.node_secs, totals.secs, account_lib.NodeTime.of(totals.parts)),
+      "time": find_time(totals),
       "evaluations": list(history.evaluations),
       "rows": known.rows and known.rows._asdict(),
       "actions": list(known.actions),
@@ -244,7 +243,7 @@ def _find_figures(known: Known, found: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the column of a run in a report, from its files."""
   history, head = known.history, found["head"]
   totals, secs = history.totals, history.totals.secs
-  return (figures_of(totals.account(known.price, market=known.market)) if secs else {}) | {
+  return (figures_of(totals.charge(known.price, market=known.market)) if secs else {}) | {
       "state": head["state"],
       "model": words.describe_model(known.config),
       "steps": head["step"],
@@ -397,12 +396,13 @@ def _find_survival(
   }
 
 
-def find_time(node_secs: float, secs: float, node_time: account_lib.NodeTime) -> dict[str, Any]:
+def find_time(account: account_lib.Account) -> dict[str, Any]:
   """Returns node time by kind, goodput, and badput by kind."""
+  node_time = account.node_time
   return {
-      "node_secs": node_secs,
-      "secs": secs,
-      "parts": dict(zip(account_lib.KINDS, node_time.parts, strict=True)),
+      "node_secs": account.node_secs,
+      "secs": account.secs,
+      "parts": node_time._asdict(),
       "goodput_pct": 100 * node_time.goodput if node_time.total else None,
       "badput_secs": {name: getattr(node_time, kind) for kind, name in account_lib.BADPUT.items()},
   }

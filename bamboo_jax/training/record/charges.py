@@ -40,7 +40,7 @@ class Charges:
 
   def __init__(self, since_secs: float, clock: Callable[[], float] = time.perf_counter) -> None:
     self._clock, self._since_secs, self._last = clock, since_secs, since_secs
-    self._new = account_lib.Totals()
+    self._new = account_lib.Account()
     self._live = Live()  # At the last charge; of a member that joins, none before its first step.
     self._boot_secs = 0.0  # Of nodes that have joined, not charged yet.
     self._otherwise = "restart"  # Charged by default; "idle" after the first step.
@@ -50,9 +50,9 @@ class Charges:
     self._live = live
     self.charge()
 
-  def take(self) -> account_lib.Totals:
+  def take(self) -> account_lib.Account:
     """Returns the sum of all charges since the last call."""
-    found, self._new = self._new, account_lib.Totals()
+    found, self._new = self._new, account_lib.Account()
     return found
 
   def welcome(
@@ -122,7 +122,7 @@ class Charges:
 
   def _add(self, secs: float, did: NodeTime, num_samples: int = 0) -> None:
     """Charges wall time; `did` is what the live nodes did in it."""
-    self._new = self._new.add(secs, did.parts, node_secs=did.total, num_samples=num_samples)
+    self._new += account_lib.Account(secs, did.total, did, num_samples)
 
 
 def _split(step: step_lib.Committed, before: Live, after: Live, sums_secs: float) -> NodeTime:

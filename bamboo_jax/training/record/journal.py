@@ -60,7 +60,7 @@ class _Step(NamedTuple):
   rung: str
   num_updates: int  # Of the parameters, before this step.
   num_dropped: int  # Samples that it left out.
-  charges: account_lib.Totals
+  charges: account_lib.Account
 
 
 class Journal:
@@ -78,7 +78,7 @@ class Journal:
     self._config, self._workdir, cost = job.config, given.workdir, job.config.cost
     self._charges = charges_lib.Charges(given.started_secs)
     self._price, self._market = sizes.find_price(job.config), cost.market
-    self._totals = account_lib.Totals()
+    self._totals = account_lib.Account()
     self._unit = job.task.batches.source.unit  # Of the rate; None: as in the first step.
     self._lines: jsonl.MetricsWriter | None = None  # None: another member writes.
     self._background: list[loggers.Background] = []  # Loggers of the package.
@@ -231,7 +231,7 @@ class Journal:
     """Writes summary and plots after `step` steps, unless already written."""
     self._ensure(step, self._last)
     self._charges.charge()
-    self._add(self._charges.take())
+    self._totals += self._charges.take()
     cost = {"event": "cost", "step": step, **self._account}
     lines = [*jsonl.read_lines(self._workdir.metrics), cost]
     summary = fold_summary(self._job, lines, digests, is_new=self._started_at != step)
@@ -282,7 +282,7 @@ class Journal:
   def _write(self, last: _Step) -> None:
     done, job = last.done, self._job
     num_training = len(last.live.training)
-    self._add(last.charges)
+    self._totals += last.charges
     self._unit = self._unit or done.sums.unit(job.plan.batch.batch_size)
     shown = {
         "loss": done.sums.mean_loss,
@@ -295,7 +295,7 @@ class Journal:
     shown["step_ms"] = 1e3 * done.secs
     if self._peak_secs is not None:
       shown["mfu_pct"] = 100 * self._peak_secs / (done.secs * num_training)
-    account = self._totals.account(self._price, market=self._market)
+    account = self._totals.charge(self._price, market=self._market)
     shown["goodput_pct"] = 100 * account.node_time.goodput
     if account.price is not None:
       shown["usd"] = account.usd
@@ -354,7 +354,7 @@ class Journal:
       logging.warning("%s", error)
     reader = jsonl.MetricsReader(self._workdir.metrics)
     lines = jsonl.fold(reader.read())
-    self._totals = account_lib.last_totals(lines, up_to_step=None if begins else step)
+    self._totals = account_lib.read_last(lines, up_to_step=None if begins else step)
     rates = [unit for line in lines for rate, unit in _RATES.items() if rate in line]
     self._unit = next(iter(rates), self._unit)  # It stays what it was.
     self._lines = jsonl.MetricsWriter(
@@ -427,19 +427,15 @@ class Journal:
 
   def _roll_back(self, event: str, step: int) -> None:
     """Writes an event after which the steps after `step` are repeated."""
-    self._add(self._charges.take())
+    self._totals += self._charges.take()
     lines = jsonl.read_lines(self._workdir.metrics)
-    self._totals = self._totals.roll_back(account_lib.last_totals(lines, up_to_step=step))
+    self._totals = self._totals.roll_back(account_lib.read_last(lines, up_to_step=step))
     self._append({"event": event, "step": step, **self._account})
-
-  def _add(self, charges: account_lib.Totals) -> None:
-    secs, node_secs, parts, num_samples = dataclasses.astuple(charges)
-    self._totals = self._totals.add(secs, parts, node_secs=node_secs, num_samples=num_samples)
 
   @property
   def _account(self) -> dict[str, object]:
     """The totals so far, as an entry of a line."""
-    return {account_lib.KEY: self._totals.as_dict()}
+    return {account_lib.KEY: self._totals.to_line()}
 
   @functools.cached_property
   def _peak_secs(self) -> float | None:
@@ -492,7 +488,7 @@ def fold_summary(
   trained = [line for line in since if "event" not in line]
   bubbles = [line["bubble_pct"] / 100 for line in trained if "bubble_pct" in line]
   losses = [line.get("loss") for line in lines if "event" not in line]
-  account = account_lib.last_totals(lines).account(
+  account = account_lib.read_last(lines).charge(
       sizes.find_price(job.config), market=job.config.cost.market
   )
   return summary_lib.Summary(

@@ -12,12 +12,7 @@ import statistics
 from absl.testing import parameterized
 
 from bamboo_jax.reproductions import publish
-from bamboo_jax.reproductions.bamboo import (
-    artifact,
-    loop as artifact_loop,
-    rules as bamboo_rules,
-    table as bamboo_table,
-)
+from bamboo_jax.reproductions.bamboo import artifact, loop as artifact_loop, table as bamboo_table
 
 _BERT = artifact.MODELS["BERT"]
 _CALIBRATED = dataclasses.replace(_BERT, step_ms=artifact.CALIBRATED_BERT)
@@ -30,7 +25,7 @@ def _play(nodes, losses, end_ms):
   """Runs pipelines of two of the nodes, which come a ms after each other."""
   rows = [(i, True, node) for i, node in enumerate(nodes)]
   rows += [(_START_MS + ms, False, node) for ms, node in losses]
-  rules = bamboo_rules.BambooRules(num_stages=2, step_ms=lambda n, _: _STEP_MS[n], local_ms=5_000)
+  rules = artifact_loop.BambooRules(num_stages=2, step_ms=lambda n, _: _STEP_MS[n], local_ms=5_000)
   loop = artifact_loop.Loop(rules)
   loop.run(rows, end_ms=_START_MS + end_ms)
   return loop, rules
@@ -96,14 +91,14 @@ class RulesTest(parameterized.TestCase):
   @parameterized.parameters(1, 5)
   def test_steps_that_are_counted_are_those_that_are_played(self, seed):
 
-    class StepByStep(bamboo_rules.BambooRules):
+    class StepByStep(artifact_loop.BambooRules):
 
       def end_step(self, loop):
         super().end_step(loop)
         return False
 
     found = []
-    for kind in (bamboo_rules.BambooRules, StepByStep):
+    for kind in (artifact_loop.BambooRules, StepByStep):
       rules = kind(num_stages=3, step_ms=lambda n, _: 30_000 // n, local_ms=20_000)
       loop = artifact_loop.Loop(rules)
       hours = artifact.draw_hours(random.Random(seed), capacity=12, preemption_probability=0.4)

@@ -5,13 +5,11 @@ import pathlib
 
 from absl.testing import parameterized
 
-from bamboo_jax.reproductions.oobleck import artifact, inputs, ours
+from bamboo_jax.reproductions.oobleck import artifact, evaluation
 from bamboo_jax.traces import trace as trace_lib
 
 _ROOT = pathlib.Path(__file__).resolve().parents[3]
-_PUBLISHED = _ROOT / "third_party" / "published"
-_MODELS = inputs.read_models(_PUBLISHED)
-_TRACES = inputs.read_traces(_PUBLISHED)
+_MODELS, _TRACES = artifact.read_models(), artifact.read_traces()
 with (_ROOT / "reproductions/oobleck/digits.csv").open() as _file:
   _DIGITS = {(row["trace"], row["model"], row["system"]): row for row in csv.DictReader(_file)}
 
@@ -36,7 +34,7 @@ class PublishedTableTest(parameterized.TestCase):
 
   @parameterized.parameters(*_TRACES)
   def test_trace(self, trace):
-    published = inputs.read_published(_PUBLISHED)
+    published = artifact.read_published()
     rows = [row for row in published if row["trace"] == trace]
     self.assertLen(rows, 15)
     for row in rows:
@@ -50,7 +48,7 @@ class PublishedTableTest(parameterized.TestCase):
         self.assertAlmostEqual(got.throughput, published, delta=max(0.02 * published, 0.005))
         # Both columns of ours, to the last digit.
         digits = _DIGITS[trace, model, system]
-        ours_rate = ours.simulate(_MODELS[model], system, _TRACES[trace])
+        ours_rate = evaluation.simulate(_MODELS[model], system, _TRACES[trace])
         self.assertEqual(
             (digits["published"], digits["artifact"], digits["ours"]),
             (f"{published:.2f}", f"{got.throughput:.2f}", f"{ours_rate:.2f}"),
@@ -67,7 +65,7 @@ class RulesTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
     by_nodes = dict.fromkeys(range(15, 31), 10.0)
-    self.model = inputs.Model(
+    self.model = artifact.Model(
         name="made",
         samples_per_step=10,
         throughput={"oobleck": by_nodes, "varuna": by_nodes},
@@ -92,7 +90,7 @@ class RulesTest(parameterized.TestCase):
     events.append(trace_lib.Event(60_500, "remove", "n3"))
     trace = trace_lib.Trace("made", tuple(events), duration_ms=100_000)
     # Steps of 1 s end at 49 ... 60 s, and at 64.5 ... 99.5 s.
-    got = ours.simulate(self.model, "oobleck", trace)
+    got = evaluation.simulate(self.model, "oobleck", trace)
     self.assertAlmostEqual(got, 10 * (12 + 36) / (100 - 48))
 
   @parameterized.named_parameters(
