@@ -1,4 +1,4 @@
-"""Runs that take turns on one machine, so that their times are compared in pairs.
+"""Runs of commands: their output, what they log, and turns that make times comparable in pairs.
 
 Machines drift, so no run is timed alone: all are started, and all but one are suspended. In each
 round every run trains for some steps, in random order:
@@ -16,11 +16,11 @@ import pathlib
 import random
 import signal
 import statistics
-import subprocess
 import time
 
 import numpy as np
 
+from bamboo_jax.cluster import children
 from bamboo_jax.metrics import jsonl, progress
 
 WARMUP = 5  # Steps before the first round, which compile and warm up caches.
@@ -31,19 +31,62 @@ NO_LIMITS = {
 }
 _POLL_SECS = 0.02
 _NUM_DRAWS = 2000
-_TAIL = 400  # Characters of the output of a run that has failed.
 
 
 class Run:
-  """A run of its own processes, which starts at once; `stop` suspends all of them."""
+  """A run of its own processes, which starts at once; its output is added to a file.
 
-  def __init__(self, name: str, command: Sequence[str], folder: pathlib.Path) -> None:
-    self.name, self._folder = name, folder
+  Attributes:
+    lines: Its log when it was last read.
+  """
+
+  def __init__(
+      self, name: str, command: Sequence[str], folder: pathlib.Path, output: pathlib.Path
+  ) -> None:
+    self.name, self._output = name, output
+    self.lines: Sequence[jsonl.Line] = ()
+    self._all: list[jsonl.Line] = []
+    self._reader = jsonl.MetricsReader(folder / "metrics.jsonl")
     folder.mkdir(parents=True, exist_ok=True)
-    self._size, self._times_ms = 0, list[float]()
-    self._log = folder / "output.log"
-    with self._log.open("w") as log:
-      self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+    self._start_bytes = output.stat().st_size if output.exists() else 0  # Of earlier runs.
+    self._process = children.start(command, output, prepare=children.end_with_parent)
+
+  def is_over(self) -> bool:
+    """Returns whether it has ended; raises `ValueError` with its last line if it has failed."""
+    if code := self._process.poll():
+      last = (self.read_output() or ["it said nothing"])[-1].removeprefix("error: ").rstrip(".")
+      raise ValueError(
+          f"The run {self.name!r} {children.describe_exit(code)}: {last}; all that it said is in "
+          f"{self._output}."
+      )
+    return code is not None
+
+  def read(self) -> Sequence[jsonl.Line]:
+    """Returns the lines of its log so far."""
+    if new := self._reader.read():  # Reading costs others that are timed little.
+      self._all += new
+      self.lines = jsonl.fold(self._all)
+    return self.lines
+
+  def read_times_ms(self) -> list[float]:
+    """Returns the times of its steps so far."""
+    return [*jsonl.column(self.read(), "step_ms").values]
+
+  def read_output(self) -> list[str]:
+    """Returns the lines that it has printed so far."""
+    text = self._output.read_bytes()[self._start_bytes :].decode(errors="replace")
+    return text.strip().splitlines()
+
+  def wait_for(self, num_steps: int) -> bool:
+    """Blocks until it has logged so many steps; returns whether it goes on after that.
+
+    Raises `ValueError` as `is_over`.
+    """
+    while len(self.read_times_ms()) < num_steps:
+      if self.is_over():
+        return False
+      time.sleep(_POLL_SECS)
+    return True
 
   def stop(self) -> None:
     """Suspends it: each process before its children, so that no new ones are missed."""
@@ -53,34 +96,11 @@ class Run:
     """Lets it go on: children first, so that no parent sees a child suspended."""
     _signal_all(self._process.pid, signal.SIGCONT)
 
-  def read_times_ms(self) -> list[float]:
-    """Returns the times of its steps so far."""
-    path = self._folder / "metrics.jsonl"
-    if path.exists() and path.stat().st_size != self._size:  # Reading costs the others time.
-      self._size = path.stat().st_size
-      self._times_ms = [*jsonl.column(jsonl.read_lines(path), "step_ms").values]
-    return self._times_ms
-
-  def wait_for(self, num_steps: int) -> bool:
-    """Blocks until it has logged so many steps; returns whether it goes on after that.
-
-    Raises `ValueError` with the last output if the run has failed.
-    """
-    while len(self.read_times_ms()) < num_steps:
-      if (code := self._process.poll()) is not None:
-        if code:
-          tail = self._log.read_text(errors="replace").strip()[-_TAIL:]
-          raise ValueError(f"{self.name}: exit code {code}: {tail}")
-        return False
-      time.sleep(_POLL_SECS)
-    return True
-
-  def end(self, *, is_early: bool = False) -> None:
-    """Blocks until the run has ended, which is told to end if `is_early`."""
-    self.go()
-    if is_early:
-      _signal_all(self._process.pid, signal.SIGTERM)
-    self._process.wait()
+  def end(self) -> None:
+    """Kills what is left of it, also suspended processes."""
+    if self._process.poll() is None:
+      _signal_all(self._process.pid, signal.SIGKILL)
+      self._process.wait()
 
 
 def take_turns(runs: Sequence[Run], *, steps: int) -> dict[str, list[float]]:
@@ -119,15 +139,14 @@ def compare(
   try:
     for name, command in commands.items():
       with progress.waiting(f"{name} starts"):
-        runs.append(Run(name, command, folders[name]))
+        runs.append(Run(name, command, folders[name], folders[name] / "output.log"))
         runs[-1].wait_for(WARMUP)
         runs[-1].stop()
     with progress.waiting(f"{len(runs)} runs take turns of {steps} steps"):
       rounds = take_turns(runs, steps=steps)
-  except BaseException:
+  finally:
     for run in runs:
-      run.end(is_early=True)
-    raise
+      run.end()
   if not all(rounds.values()):
     raise ValueError(f"A run ended before each had {steps} steps; set config.num_steps higher.")
   return rounds

@@ -8,14 +8,13 @@ have. Everything is read from what the runs leave behind.
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import pathlib
-import subprocess
 import sys
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 import tqdm
 
-from bamboo_jax.cluster import children
+from bamboo_jax.benchmarks import interleave
 from bamboo_jax.metrics import jsonl, progress as progress_lib, summary as summary_lib
 from bamboo_jax.recovery import durations
 
@@ -24,14 +23,8 @@ _MOST_LINES = 30  # Of a longer run every n-th step is shown.
 
 @dataclasses.dataclass(frozen=True)
 class Recorded:
-  """What a run has left behind so far.
+  """What a run has left behind so far: its log; no more lines come once it `is_over`."""
 
-  Attributes:
-    lines: Its log, see `jsonl.read_lines`.
-    is_over: Whether no more lines come.
-  """
-
-  name: str
   lines: Sequence[jsonl.Line] = ()
   is_over: bool = False
 
@@ -50,20 +43,6 @@ class Recorded:
     """Recoveries as `recovery.durations.report` returns them."""
     found = [l for l in self.lines if l.get("event") == "recovery"]
     return durations.report(found, {})
-
-
-class Restarts(NamedTuple):
-  """Lower bound of the cost of restarting from checkpoints after all deaths."""
-
-  num_restarts: int
-  num_steps: int  # Committed before, and repeated.
-  start_secs: float  # To set up a run, without its process and programs.
-  step_secs: float
-
-  @property
-  def secs(self) -> float:
-    """Time of all restarts and repeated steps, in seconds."""
-    return self.num_restarts * self.start_secs + self.num_steps * self.step_secs
 
 
 def render_title(names: Iterable[str], shape: tuple[int, int], *, spares: int) -> str:
@@ -123,66 +102,43 @@ def describe(recovery: Mapping[str, Any]) -> str:
   return f"{said} after {ms} ms" if ms else f"{said} at once"
 
 
-def find_restarts(run: Recorded, *, every_steps: int) -> Restarts | None:
-  """Returns a lower bound on the cost of restarts instead of recoveries.
-
-  It uses the measured times of `run`, and leaves out the start of a process,
-  the compilation of its programs, and the unfinished step in which a node died.
-  None if no node died or nothing was timed.
-
-  Args:
-    run: A run in which nodes died.
-    every_steps: Steps from one checkpoint to the next; 0 without checkpoints.
-  """
-  step_secs = summary_lib.median_but_first(
-      [l["step_ms"] / 1e3 for l in run.lines if "step_ms" in l]
-  )
-  starts = [line for line in run.lines if line.get("event") == "start"]
-  done = [recovery["step"] - 1 for recovery in run.recoveries]
-  if step_secs is None or not (starts and done):
-    return None
-  return Restarts(
-      num_restarts=len(done),
-      num_steps=sum(n % every_steps if every_steps else n for n in done),
-      start_secs=starts[0]["account"]["secs"],
-      step_secs=step_secs,
-  )
-
-
 def find_added_secs(plain: Recorded, run: Recorded) -> float | None:
   """Returns how much longer the steps with deaths took than those of `plain`.
 
   That of a step is the time from the end of the step before, so recoveries
   between steps count. None if it is not known of a step.
   """
-  added = 0.0
-  for step in {recovery["step"] for recovery in run.recoveries}:
-    secs = [_step_secs(one, step) for one in (run, plain)]
-    if secs[0] is None or secs[1] is None:
-      return None
-    added += secs[0] - secs[1]
-  return added
-
-
-def _step_secs(run: Recorded, step: int) -> float | None:
-  ends = {
-      line["step"]: line["account"]["secs"]
-      for line in run.lines
-      if "account" in line and line.get("event") in (None, "start")
-  }
-  if step not in ends or step - 1 not in ends:
+  ends, plain_ends = (
+      {
+          line["step"]: line["account"]["secs"]
+          for line in one.lines
+          if "account" in line and line.get("event") in (None, "start")
+      }
+      for one in (run, plain)
+  )
+  steps = {recovery["step"] for recovery in run.recoveries}
+  if not {*steps, *(step - 1 for step in steps)} <= ends.keys() & plain_ends.keys():
     return None
-  return float(ends[step] - ends[step - 1])
+  lasted = lambda of, step: of[step] - of[step - 1]
+  return sum(lasted(ends, step) - lasted(plain_ends, step) for step in steps)
 
 
 def render_costs(plain: Recorded, run: Recorded, *, every_steps: int) -> list[str]:
-  """Returns lines with the cost of deaths, and of restarts in their place.
+  """Returns lines with the cost of deaths, and a lower bound of that of restarts in their place.
 
-  `every_steps` is as in `find_restarts`. No lines if no node died.
+  The bound has the measured times of `run`. It leaves out the start of a process, the
+  compilation of its programs, and the unfinished step in which a node died. No lines if no
+  node died or nothing was timed.
+
+  Args:
+    every_steps: Steps from one checkpoint to the next; 0 without checkpoints.
   """
   recoveries = run.recoveries
-  restarts = find_restarts(run, every_steps=every_steps)
-  if restarts is None:
+  step_secs = summary_lib.median_but_first(
+      [l["step_ms"] / 1e3 for l in run.lines if "step_ms" in l]
+  )
+  starts = [line for line in run.lines if line.get("event") == "start"]
+  if step_secs is None or not (starts and recoveries):
     return []
   first = f"{_count(sum(len(r['names']) for r in recoveries), 'node')} died. "
   secs = find_added_secs(plain, run)
@@ -198,14 +154,16 @@ def render_costs(plain: Recorded, run: Recorded, *, every_steps: int) -> list[st
         f"{'longer' if secs >= 0 else 'less'}"
         f"{' in all' if steps > 1 else ''}. No step was repeated."
     )
+  done = [recovery["step"] - 1 for recovery in recoveries]
+  num_steps = sum(n % every_steps if every_steps else n for n in done)
+  start_secs = starts[0]["account"]["secs"]
   saved = f"from checkpoints instead, one every {every_steps} steps"
   return [
       first,
       f"Restarts {saved if every_steps else 'instead, without checkpoints'}: "
-      f"{_count(restarts.num_steps, 'step')} repeated, at least "
-      f"{restarts.secs:.1f} s lost ({restarts.num_restarts} x "
-      f"{restarts.start_secs:.1f} s to set up, {restarts.num_steps} x "
-      f"{restarts.step_secs:.2f} s).",
+      f"{_count(num_steps, 'step')} repeated, at least "
+      f"{len(done) * start_secs + num_steps * step_secs:.1f} s lost ({len(done)} x "
+      f"{start_secs:.1f} s to set up, {num_steps} x {step_secs:.2f} s).",
   ]
 
 
@@ -242,62 +200,22 @@ def render_next(bamboo: str) -> list[str]:
 _POLL_SECS = 0.1
 
 
-class Twin:
-  """A training that runs in `folder / name`, and what it has logged so far."""
-
-  def __init__(self, folder: pathlib.Path, name: str, command: Sequence[str]) -> None:
-    """Starts it; its output is added to `folder / name.log`."""
-    self.name = name
-    self.output = folder / f"{name}.log"
-    self._reader = jsonl.MetricsReader(folder / name / "metrics.jsonl")
-    self._lines: list[jsonl.Line] = []
-    with open(self.output, "ab") as output:
-      self._start_bytes = output.tell()  # Before it are earlier runs.
-      self.process = subprocess.Popen(
-          [*command, f"--workdir={folder / name}"],
-          stdin=subprocess.DEVNULL,
-          stdout=output,
-          stderr=subprocess.STDOUT,
-          preexec_fn=children.end_with_parent,
-      )
-
-  def read(self) -> Recorded:
-    """Returns the metrics and the state of the run so far."""
-    is_over = self.process.poll() is not None
-    self._lines += self._reader.read()
-    return Recorded(self.name, jsonl.fold(self._lines), is_over)
-
-  def describe(self) -> str:
-    """Returns the last line that the run printed, shortened."""
-    with open(self.output, "rb") as output:
-      output.seek(self._start_bytes)
-      said = output.read().decode(errors="replace").splitlines()
-    last = said[-1].removeprefix("pause: ") if said else "starts"
-    return f"{self.name}: {last.partition(' loss=')[0]}"
-
-  def check(self) -> None:
-    """Raises `ValueError` if it has failed, with its last line."""
-    if code := self.process.poll():
-      said = children.read_tail(self.output, num_lines=20).strip()
-      last = said.splitlines()[-1] if said else "it said nothing"
-      raise ValueError(
-          f"The run {self.name!r} {children.describe_exit(code)}: "
-          f"{last.removeprefix('error: ').rstrip('.')}; all that it said is in "
-          f"{self.output}."
-      )
-
-
 def run_all(
     folder: pathlib.Path, commands: Mapping[str, Sequence[str]], *, num_steps: int
 ) -> list[Recorded]:
-  """Trains all `commands`, by name, and prints a line for each step.
+  """Trains all `commands`, by name, in folders of that name, and prints a line for each step.
 
   On a terminal a bar shows how far they are. Without a step for 5 s, a line says
   what they are doing. Returns the runs once they are over. Raises `ValueError`
   if one fails; the others are ended then.
   """
   folder.mkdir(parents=True, exist_ok=True)
-  twins = [Twin(folder, *named) for named in commands.items()]
+  twins = [
+      interleave.Run(
+          name, [*command, f"--workdir={folder / name}"], folder / name, folder / f"{name}.log"
+      )
+      for name, command in commands.items()
+  ]
   total = len(twins) * num_steps
   bar = dict(total=total, unit="step", disable=not sys.stdout.isatty())
   shown, told_secs = 0, time.monotonic()
@@ -305,8 +223,9 @@ def run_all(
     with tqdm.tqdm(file=sys.stdout, leave=False, **bar) as progress:
       is_over = False
       while not is_over:
-        is_over = all(t.process.poll() is not None for t in twins)
-        runs = [twin.read() for twin in twins]
+        ended = [twin.is_over() for twin in twins]
+        is_over = all(ended)
+        runs = [Recorded(twin.read(), end) for twin, end in zip(twins, ended, strict=True)]
         rows = render_steps(runs, after=shown, num_steps=num_steps)
         for shown, row in rows:  # noqa: B007
           progress.write(row, file=sys.stdout)
@@ -317,17 +236,20 @@ def run_all(
           told_secs = now
         elif now > told_secs + progress_lib.Reminder.every_secs:
           told_secs = now
-          progress.write("; ".join(t.describe() for t in twins), file=sys.stdout)
-        for twin in twins:
-          twin.check()
+          progress.write("; ".join(map(_describe, twins)), file=sys.stdout)
         sys.stdout.flush()
         if not is_over:
           time.sleep(_POLL_SECS)
   finally:
     for twin in twins:
-      twin.process.kill()
-      twin.process.wait()
+      twin.end()
   return runs
+
+
+def _describe(twin: interleave.Run) -> str:
+  """Returns the last line that a run has printed, shortened."""
+  last = (twin.read_output() or ["starts"])[-1].removeprefix("pause: ")
+  return f"{twin.name}: {last.partition(' loss=')[0]}"
 
 
 def _count(number: int, noun: str) -> str:

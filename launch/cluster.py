@@ -24,7 +24,7 @@ from bamboo_jax.launch import cli
 from bamboo_jax.local_cluster import cluster_run
 from bamboo_jax.metrics import progress
 from bamboo_jax.runtime import accelerator
-from bamboo_jax.traces import readers, replay as replay_lib
+from bamboo_jax.traces import readers, scale
 from bamboo_jax.training.setup import sizes
 
 
@@ -78,7 +78,7 @@ def main(flags: ClusterFlags) -> None:
   change = cli.find_format_change(flags.figure_format, config)
   if flags.trace:
     traces = readers.read_traces(flags.trace)
-    replay = replay_lib.plan_replay(traces, time_scale=flags.time_scale, num_nodes=flags.nodes)
+    replay = scale.plan_replay(traces, time_scale=flags.time_scale, num_nodes=flags.nodes)
     if not config.recovery.is_preemptible:
       replay = dataclasses.replace(replay, events=())
   with progress.waiting("importing JAX"):

@@ -2,11 +2,11 @@
 
 `run` writes `summary.csv` and `report.html` into the workdir, and prints a table.
 
-  compare       policies on one trace, and over many at several settings; gap splits
-                the gap between policies
+  compare       policies on one trace, and over many at several settings; splits the
+                gap between them by cause
   beside        a recorded run beside its simulation
   sweep         runs jobs: on all cores, on a Dask cluster, in shards
-  output        estimates; tables: CSV, Markdown
+  output        estimates; `summary.csv`
   provenance    the inputs of a result, and results that are kept
 
 Our simulator is `sim`, those of the papers are in `reproductions`, with the

@@ -22,7 +22,7 @@ from bamboo_jax.metrics import jsonl
 from bamboo_jax.report import contents
 from bamboo_jax.report.live import facts
 from bamboo_jax.sim import decisions, loop, speed as speed_lib, times as times_lib
-from bamboo_jax.traces import replay as replay_lib, trace as trace_lib
+from bamboo_jax.traces import scale, trace as trace_lib
 
 _ORDERS = 1000  # Maximum number of orders of pipelines that are tried.
 _NUM_FIRST = 5  # Steps during which programs are still being loaded.
@@ -95,7 +95,7 @@ class RunTimes(NamedTuple):
   course: Course
   start_secs: float
   steps: Sequence[TimedStep]
-  replay: replay_lib.Replay
+  replay: scale.Replay
   strangers: Sequence[tuple[int, str]] = ()
 
 
@@ -172,7 +172,7 @@ def make_times(lines: Sequence[Line], nodes: Sequence[Line]) -> RunTimes:
       ),
       start_secs=first.secs,
       steps=steps,
-      replay=replay_lib.Replay(
+      replay=scale.Replay(
           tuple(node for at_ms, _, node in replay if at_ms <= 0),
           tuple(trace_lib.Event(*event) for event in replay if event[0] > 0),
           round(1e3 * whole.secs),
@@ -269,7 +269,7 @@ def _mean_step(steps: Sequence[Account], num_nodes: int) -> times_lib.StepCost:
 
 
 def predict(
-    replay: replay_lib.Replay, policy: loop.Policy, price: prices_lib.Price, *, secs: float
+    replay: scale.Replay, policy: loop.Policy, price: prices_lib.Price, *, secs: float
 ) -> tuple[Course, loop.Outcome]:
   """Simulates a cluster under a trace for `secs` from the first step on."""
   durations = policy.durations

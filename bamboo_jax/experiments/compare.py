@@ -12,15 +12,18 @@ from typing import Any, NamedTuple
 from bamboo_jax import config as config_lib
 from bamboo_jax.accounting import account as account_lib, prices as prices_lib
 from bamboo_jax.base import json as json_lib
-from bamboo_jax.experiments import gap, output, sweep as sweep_lib
+from bamboo_jax.experiments import output, sweep as sweep_lib
 from bamboo_jax.recovery import policies as policies_lib
 from bamboo_jax.report import contents
 from bamboo_jax.report.live import words
-from bamboo_jax.sim import build, forecast, loop
+from bamboo_jax.sim import build, loop
 from bamboo_jax.traces import generator, readers, scale, trace as trace_lib
 
 Config = config_lib.Config
 
+# Kinds of node time by cause of a gap, see `split_gap`.
+_GAP_KINDS = {"pauses": ("recovery", "checkpoint", "restart"), "lost": ("lost",), "idle": ("idle",)}
+CAUSES = ("layout", "redundancy", *_GAP_KINDS)
 # Of the columns of `summary.csv`, by name and title.
 _SHOWN = (
     *("policy", "setting", "throughput_samples_per_sec", "cost_usd_per_hour"),
@@ -28,7 +31,7 @@ _SHOWN = (
 )
 _GAPS = (
     *("policy", "setting", "gap_pct"),
-    *(f"gap_{cause}_pct" for cause in gap.CAUSES),
+    *(f"gap_{cause}_pct" for cause in CAUSES),
     "worst_gap_pct",
 )
 _TABLES = (
@@ -187,7 +190,7 @@ def play(job: PolicyJob) -> PlayedJob:
   outcomes = []
   for one in job.plays:
     trace = one.preemptions.read(one.config, one.seed)
-    policy = forecast.choose(_find_choices(job.policy, one), trace)
+    policy = build.choose(_find_choices(job.policy, one), trace)
     price = prices_lib.find(one.config.cost)
     assert price is not None
     outcomes.append(loop.simulate(trace, policy, price, keep_moments=one.setting is None))
@@ -260,8 +263,8 @@ def _row(
   accounts = [outcome.account for outcome in outcomes]
   gaps = worst = None
   if accounts[0].market == rivals[0][0].market:
-    gaps = gap.mean_gap(accounts, rivals[0])
-    worst = gap.worst_gap(accounts, rivals)
+    gaps = mean_gap(accounts, rivals[0])
+    worst = worst_gap(accounts, rivals)
   rate = output.estimate([a.samples_per_sec for a in accounts])
   value = output.estimate([a.value for a in accounts])
   mean = statistics.fmean
@@ -284,9 +287,74 @@ def _row(
       "dropped_pct": 100 * mean(o.dropped_share for o in outcomes),
       **{f"{kind}_pct": 100 * mean(share[kind] for share in shares) for kind in account_lib.KINDS},
       "gap_pct": sum(gaps.values()) if gaps else None,
-      **{f"gap_{c}_pct": gaps[c] if gaps else None for c in gap.CAUSES},
+      **{f"gap_{c}_pct": gaps[c] if gaps else None for c in CAUSES},
       "worst_gap_pct": worst,
   }
+
+
+class _Pace(NamedTuple):
+  """The share of training time, and samples per node-second in it."""
+
+  trains: float
+  rate: float
+  bare_rate: float  # Without redundancy.
+
+  @classmethod
+  def of(cls, account: account_lib.Account) -> "_Pace":
+    shares = account.node_time.shares()
+    trains = sum(shares[kind] for kind in account_lib.TRAINING)
+    rate = account.num_samples / (account.node_secs * trains)
+    return cls(trains, rate, rate / (1.0 - shares["redundant"] / trains))
+
+
+def split_gap(account: account_lib.Account, best: account_lib.Account) -> dict[str, float]:
+  """Splits the gap between a policy and the best one, in percent of the samples of `best`.
+
+  Samples per node-second are the share of time in which nodes train, T, times
+  their throughput meanwhile, r. With S the redundant share of T, a policy without
+  redundancy would train r / (1 - S).
+
+    pauses      less T: recovery, restarts, checkpoints
+    lost        less T: training that was rolled back
+    idle        less T: nodes without a stage
+    redundancy  less r: redundant passes, refresh of replicas
+    layout      less r: bubbles, sums of gradients, updates in each pipeline
+
+  A difference of T is weighted with the mean r of both, and one of r with the
+  mean T. Both must have trained. A cause in which `account` is ahead is negative; the
+  sum is the gap in samples per node-second.
+  """
+  mine, others = _Pace.of(account), _Pace.of(best)
+  trains = (mine.trains + others.trains) / 2
+  rate = (mine.rate + others.rate) / 2
+  layout = others.bare_rate - mine.bare_rate
+  parts = {"layout": trains * layout, "redundancy": trains * (others.rate - mine.rate - layout)}
+  shares, best_shares = account.node_time.shares(), best.node_time.shares()
+  for cause, kinds in _GAP_KINDS.items():
+    parts[cause] = rate * sum(shares[k] - best_shares[k] for k in kinds)
+  whole = others.trains * others.rate
+  return {cause: 100 * part / whole for cause, part in parts.items()}
+
+
+def mean_gap(
+    accounts: Sequence[account_lib.Account], best: Sequence[account_lib.Account]
+) -> dict[str, float] | None:
+  """Returns the mean over seeds; None if a run has not trained."""
+  pairs = list(zip(accounts, best, strict=True))
+  if not all(a.num_samples and b.num_samples for a, b in pairs):
+    return None
+  gaps = [split_gap(a, b) for a, b in pairs]
+  return {c: statistics.fmean(gap[c] for gap in gaps) for c in CAUSES}
+
+
+def worst_gap(
+    accounts: Sequence[account_lib.Account], rivals: Sequence[Sequence[account_lib.Account]]
+) -> float:
+  """Returns the largest gap of a seed to its best rival, in percent of that."""
+  seeds = zip(*rivals, strict=True)
+  best = [max(rival.value for rival in of_seed) for of_seed in seeds]
+  pairs = zip(accounts, best, strict=True)
+  return max(100 * (1 - a.value / b) if b else 0.0 for a, b in pairs)
 
 
 def _report(

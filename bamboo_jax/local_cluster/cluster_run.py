@@ -19,12 +19,12 @@ from bamboo_jax.base import logs
 from bamboo_jax.cluster import mirror
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.local_cluster import machine, narrator, strikes as strikes_lib
-from bamboo_jax.metrics import jsonl, nodes as nodes_lib, progress as progress_lib
+from bamboo_jax.metrics import jsonl, progress as progress_lib
 from bamboo_jax.net import addresses
 from bamboo_jax.recovery import durations
 from bamboo_jax.report.live import feed as feed_lib, server
 from bamboo_jax.runtime import accelerator
-from bamboo_jax.traces import replay as replay_lib, trace as trace_lib
+from bamboo_jax.traces import scale, trace as trace_lib
 from bamboo_jax.training.setup import sizes
 
 _HOST = "127.0.0.1"  # All processes are on this machine.
@@ -62,7 +62,7 @@ class Setup:
   zones: Sequence[str]
   faults: Sequence[faults_lib.Fault] = ()
   faults_file: pathlib.Path | None = None
-  replay: replay_lib.Replay | None = None
+  replay: scale.Replay | None = None
   gpus: Sequence[str] = ()
   page_port: int | None = None
   metrics_port: int | None = None
@@ -89,7 +89,7 @@ def find_first_zones(
     config: config_lib.Config,
     num_nodes: int | None,
     zones: Sequence[str],
-    replay: replay_lib.Replay | None,
+    replay: scale.Replay | None,
 ) -> list[str]:
   """Returns the zone of each initial node; `ValueError` if config or zones do not fit a cluster."""
   from bamboo_jax.training.setup import build  # Takes a second: JAX.
@@ -232,7 +232,7 @@ class ClusterRun:
     except (OSError, base.MissingExtraError) as error:
       self._progress.show_text(f"warning: No page: {error} Training continues.")
 
-  def play(self, replay: replay_lib.Replay, names: list[str]) -> None:
+  def play(self, replay: scale.Replay, names: list[str]) -> None:
     """Replays a trace from the first step on; `names` are those of its first nodes."""
     self._events.extend(replay.events)
     self._replayed = dict(zip(replay.first, names, strict=True))
@@ -305,7 +305,7 @@ class ClusterRun:
   def _note(self, event: str, name: str, node: str) -> None:
     """Adds a line to `nodes.jsonl`; `node` is the name in a trace."""
     try:
-      nodes_lib.note(self._setup.workdir, event, name, node=node)
+      jsonl.note_node(self._setup.workdir, event, name, node=node)
     except OSError as error:  # It must not end a run that trains.
       self._progress.show_text(f"warning: {error}")
 

@@ -25,7 +25,7 @@ from bamboo_jax import base
 from bamboo_jax.cluster import children
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.local_cluster import inquiry, machine
-from bamboo_jax.metrics import nodes as nodes_lib
+from bamboo_jax.metrics import jsonl
 
 _PERIOD_SECS = 0.1  # Of the suspensions of a slow worker.
 # What a person may cause at any time; see `Strikes.cause`.
@@ -46,7 +46,7 @@ class Strikes:
     self.happened: set[int] = set()
     self._num_unknown = 0  # Deaths of nodes that no view has.
     self._faults, self._cluster = faults, cluster
-    self._told = nodes_lib.Reader(cluster.workdir)
+    self._told = jsonl.NodesReader(cluster.workdir)
     self._num_joins = 0
     self._slow: dict[int, float] = {}  # Factors of suspended workers, by process.
     self._lock = threading.RLock()  # A page causes faults in a thread of its own.
@@ -58,7 +58,7 @@ class Strikes:
   def read(self) -> None:
     """Learns what victims have told since the last call."""
     for line in self._told.read():
-      if line["event"] == nodes_lib.FAULT:
+      if line["event"] == jsonl.FAULT:
         if line["kind"] == "join":
           self._call(line["line"])
         elif line["kind"] not in faults_lib.SPARED:

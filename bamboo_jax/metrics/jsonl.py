@@ -1,4 +1,4 @@
-"""The log of a run: `metrics.jsonl`, one JSON object per line.
+"""The log of a run, `metrics.jsonl`, and of its nodes: one JSON object per line.
 
 A line describes a step ("step" is its number, from 1) or an event (it also has
 "event", and the number of the step that it belongs to). Lines are only
@@ -16,6 +16,7 @@ import json
 import math
 import os
 import pathlib
+import time
 from typing import Any, NamedTuple
 
 from absl import logging
@@ -233,6 +234,33 @@ def column(lines: Sequence[Line], name: str, *, event: str | None = None) -> Ser
       if line.get("event") == event and line.get(name) is not None
   ]
   return Series(*map(tuple, zip(*found, strict=True))) if found else Series()
+
+
+# Event of a node that a fault is about to hit, see `note_node`.
+FAULT = "fault"
+_NODES = "nodes.jsonl"
+
+
+def note_node(workdir: pathlib.Path, event: str, name: str, **facts: Any) -> None:
+  """Appends an event of the node `name` of a cluster to `nodes.jsonl`; raises `OSError`.
+
+  The launcher notes the nodes that it starts and removes, and each victim the fault that is
+  about to hit it. Times are on `time.perf_counter`, which all processes of a machine share.
+  """
+  line = {"at_secs": time.perf_counter(), "event": event, "name": name, **facts}
+  with open(workdir / _NODES, "a") as file:
+    file.write(json.dumps(line) + "\n")
+
+
+class NodesReader:
+  """Reads the lines that are appended to `nodes.jsonl` from now on, each once."""
+
+  def __init__(self, workdir: pathlib.Path) -> None:
+    path = workdir / _NODES
+    self._tail = Tail(path, path.stat().st_size if path.exists() else 0)
+
+  def read(self) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in self._tail.read().splitlines()]
 
 
 def _render(line: Line) -> str:

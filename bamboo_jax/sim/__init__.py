@@ -8,14 +8,13 @@ Pure Python. Decisions are those of `recovery`; this adds time and money.
   decisions         asks `recovery.decide`, and caches the answers
   books             counts steps, saves and lost work between events
 
-  build             a policy from a config: ladder, shapes, places, times
+  build             a policy from a config: ladder, shapes, places, times; or the one
+                    with the highest expected throughput
   times             durations of boots, detection, restarts and saves, and with
                     them of steps, changes and losses; measured on a cluster
   speed             how long a step is: predicted from a model's profile, by
                     `plan.times.predictor`, or looked up in a published table;
                     sums of gradients by ring or tree, overlapped or not
-
-  forecast          the expected throughput of a policy
 
 Read `loop`, then `decisions`.
 """

@@ -7,7 +7,7 @@ from typing import Any
 from bamboo_jax import config as config_lib
 from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.recovery import policies
-from bamboo_jax.sim import build, forecast as forecast_lib, loop
+from bamboo_jax.sim import build, loop
 from bamboo_jax.traces import generator, readers, trace as trace_lib
 
 # A model like GPT-2 medium, on a V100 and 10 Gbit/s for each node.
@@ -66,7 +66,7 @@ def make_policy(
   costs = costs or build.read_costs(config)
   if costs is None:
     raise ValueError("config.plan.profile must name a file of `bamboo profile`, or give `costs`.")
-  return forecast_lib.choose(build.make_choices(policy, config, costs), trace)
+  return build.choose(build.make_choices(policy, config, costs), trace)
 
 
 def read_trace(*paths: str | os.PathLike[str]) -> trace_lib.Trace:

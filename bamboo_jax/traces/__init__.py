@@ -6,10 +6,10 @@ cluster of real processes replays them.
   trace        the value: events in order of time, with zones
   readers      files to traces and back
   summary      live nodes, preemptions, bulks, lifetimes, the mean price
-  scale        the same trace for another cluster: nodes, speed, zones
+  scale        the same trace for another cluster: nodes, speed, zones; to replay
+               it on real nodes
   generator    draws a trace: preemptions in bulks, nodes that return; or from
                blocks of a recorded one
-  replay       the events that real nodes replay
 
 Read `trace`, then `generator`.
 """

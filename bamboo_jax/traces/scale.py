@@ -1,4 +1,4 @@
-"""Fits a trace to another cluster: more or fewer nodes, other speed, zones."""
+"""Fits a trace to another cluster: more or fewer nodes, other speed, zones; to replay it there."""
 
 import collections
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,10 +20,9 @@ def scale(trace: Trace, *, num_nodes: int | None, time_scale: float) -> Trace:
   `num_nodes` is for `scale_nodes`, None keeps all. Raises `ValueError` if no
   event remains.
   """
+  _check_time_scale(time_scale)
   if num_nodes is not None:
     trace = scale_nodes(trace, num_nodes)
-  if not 0 < time_scale < float("inf"):
-    raise ValueError(f"time_scale must be above 0, got {time_scale}.")
   return dataclasses.replace(
       trace,
       events=_rescale(trace.events, time_scale),
@@ -54,6 +53,11 @@ def scale_nodes(trace: Trace, num_nodes: int) -> Trace:
       for copy in range(num_picks[order[place]])
   )
   return dataclasses.replace(trace, events=events)
+
+
+def _check_time_scale(time_scale: float) -> None:
+  if not 0 < time_scale < float("inf"):
+    raise ValueError(f"time_scale must be above 0, got {time_scale}.")
 
 
 def _rescale(whats: Iterable[_Timed], time_scale: float) -> tuple[_Timed, ...]:
@@ -107,3 +111,42 @@ def _zoned(trace: Trace) -> list[trace_lib.Price]:
       for zone in zones
       if price.zone == (zone if zone in named else "")
   ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Replay:
+  """A trace split into its `first` nodes and later events, in replay ms."""
+
+  first: tuple[str, ...]
+  events: tuple[trace_lib.Event, ...]
+  duration_ms: int
+
+  @property
+  def num_nodes(self) -> int:
+    """Number of nodes over time; a node that returns counts again."""
+    return len(self.first) + sum(event.kind == "add" for event in self.events)
+
+
+def plan_replay(trace: Trace, *, time_scale: float, num_nodes: int | None = None) -> Replay:
+  """Returns the nodes to start with and the events to replay.
+
+  `time_scale` is the speed-up over the recording; `num_nodes` limits live nodes
+  (see `scale_nodes`), None keeps those of the trace. Raises `ValueError`
+  if no node remains.
+  """
+  _check_time_scale(time_scale)
+  if num_nodes is not None:
+    trace = scale_nodes(trace, num_nodes)
+  (start_ms, first_events), *_ = trace.instants()
+  first: dict[str, None] = {}
+  for event in first_events:
+    if event.kind == "add":
+      first[event.node] = None
+    elif event.kind == "remove":
+      del first[event.node]
+  events = tuple(
+      dataclasses.replace(event, time_ms=round((event.time_ms - start_ms) / time_scale))
+      for event in trace.events[len(first_events) :]
+  )
+  duration_ms = round((trace.duration_ms - start_ms) / time_scale)
+  return Replay(tuple(first), events, duration_ms)

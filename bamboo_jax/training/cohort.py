@@ -31,7 +31,7 @@ from bamboo_jax import base, config as config_lib
 from bamboo_jax.base import json as json_lib, logs
 from bamboo_jax.cluster import client as client_lib, records as records_lib, views
 from bamboo_jax.faults import faults as faults_lib
-from bamboo_jax.metrics import nodes as nodes_lib
+from bamboo_jax.metrics import jsonl
 from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.runtime.wire import transport as transport_lib
 from bamboo_jax.schedule import channel as channel_lib
@@ -473,7 +473,7 @@ class ClusterCohort:
     (name,) = (m.name for m in self.view.members if m.number == self.number)
     facts = {"kind": fault.kind, "line": fault.line, "number": self.number}
     try:
-      nodes_lib.note(self._workdir, nodes_lib.FAULT, name, **facts)
+      jsonl.note_node(self._workdir, jsonl.FAULT, name, **facts)
     except OSError as error:
       logging.warning("Cannot tell of the fault in line %d: %s", fault.line, error)
 

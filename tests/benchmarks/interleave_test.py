@@ -100,12 +100,12 @@ class InterleaveTest(folders.FolderCase):
       self.compare([20, 20], steps=30)
 
   def test_a_run_that_fails(self):
-    with self.assertRaisesRegex(ValueError, "^b: exit code 1: the disk is full$"):
+    with self.assertRaisesRegex(ValueError, "'b' ended with exit status 1: the disk is full; all"):
       self.compare([10_000, 20], code=1)
-    # The other one has been told to end, though it was suspended.
-    run = interleave.Run("sleep", ["sleep", "1000"], self.folder / "c")
+    # The other one has been killed, though it was suspended.
+    run = interleave.Run("sleep", ["sleep", "1000"], self.folder / "c", self.folder / "c.log")
     run.stop()
-    run.end(is_early=True)
+    run.end()
     self.assertFalse(is_alive(run._process.pid))
 
   def test_ratio(self):

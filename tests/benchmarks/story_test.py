@@ -47,7 +47,7 @@ DEATHS = (*STEPS[:3], _THIRD, recovery(3, ["n0"]), STEPS[4])
 class StoryTest(parameterized.TestCase):
 
   def runs(self, *, is_over):
-    return [story.Recorded("plain", STEPS, is_over), story.Recorded("failures", DEATHS, is_over)]
+    return [story.Recorded(STEPS, is_over), story.Recorded(DEATHS, is_over)]
 
   def test_a_line_for_each_step_and_the_deaths_in_it(self):
     rows = story.render_steps(self.runs(is_over=True), after=1, num_steps=4)
@@ -65,18 +65,15 @@ class StoryTest(parameterized.TestCase):
     running = self.runs(is_over=False)
     rows = story.render_steps(running, after=0, num_steps=4)
     self.assertEqual([number for number, _ in rows], [1, 2, 3])
-    begun = [running[0], story.Recorded("failures")]
+    begun = [running[0], story.Recorded()]
     self.assertEmpty(story.render_steps(begun, after=0, num_steps=4))
-    nan = story.Recorded("a", [step(1, None)], True)
+    nan = story.Recorded([step(1, None)], True)
     rows = story.render_steps([nan, nan], after=0, num_steps=1)
     self.assertEqual(rows, [(1, "     1    not finite    not finite")])
 
   def test_a_long_run_shows_some_steps_and_all_deaths(self):
     lines = [step(i, 1.0) for i in range(1, 91)]
-    runs = [
-        story.Recorded("a", lines, True),
-        story.Recorded("b", [*lines, recovery(8, ["n1"])], True),
-    ]
+    runs = [story.Recorded(lines, True), story.Recorded([*lines, recovery(8, ["n1"])], True)]
     rows = story.render_steps(runs, after=0, num_steps=90)
     self.assertEqual([n for n, _ in rows][:4], [3, 6, 8, 9])
     self.assertLen(rows, 31)
@@ -93,16 +90,17 @@ class StoryTest(parameterized.TestCase):
       ),
   )
   def test_deaths(self, given, expected):
-    run = story.Recorded("a", [recovery(1, **{"names": ["n1"]} | given)], True)
+    run = story.Recorded([recovery(1, **{"names": ["n1"]} | given)], True)
     self.assertEqual(story.describe(run.recoveries[0]), expected)
 
-  @parameterized.parameters((0, 13), (4, 5), (2, 1), (1, 0))
-  def test_restarts(self, every_steps, num_steps):
+  @parameterized.parameters((0, 13, "8.6"), (4, 5, "7.0"), (2, 1, "6.2"), (1, 0, "6.0"))
+  def test_restarts(self, every_steps, num_steps, secs):
     """In steps 3, 5 and 8: after 2, 4 and 7 steps, which 0 repeats all."""
-    lines = [*STEPS, *(recovery(n, ["n1"]) for n in (3, 5, 8))]
-    found = story.find_restarts(story.Recorded("a", lines, True), every_steps=every_steps)
-    self.assertEqual(found, story.Restarts(3, num_steps, 2.0, 0.2))
-    self.assertAlmostEqual(found.secs, 6.0 + 0.2 * num_steps)
+    run = story.Recorded([*STEPS, *(recovery(n, ["n1"]) for n in (3, 5, 8))], True)
+    _, line = story.render_costs(story.Recorded(STEPS, True), run, every_steps=every_steps)
+    self.assertEndsWith(
+        line, f"at least {secs} s lost (3 x 2.0 s to set up, {num_steps} x 0.20 s)."
+    )
 
   def test_costs(self):
     plain, run = self.runs(is_over=True)
@@ -142,8 +140,8 @@ class StoryTest(parameterized.TestCase):
       ("not_timed", [recovery(9, ["n0"])], "1 node died. No step was repeated."),
   )
   def test_time_of_deaths(self, deaths, expected):
-    run = story.Recorded("a", [*STEPS[:3], _THIRD, STEPS[4], *deaths], True)
-    plain = story.Recorded("b", STEPS, True)
+    run = story.Recorded([*STEPS[:3], _THIRD, STEPS[4], *deaths], True)
+    plain = story.Recorded(STEPS, True)
     found = story.render_costs(plain, run, every_steps=10)
     self.assertEqual(found[0], expected)
 

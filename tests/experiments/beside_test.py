@@ -13,7 +13,7 @@ from bamboo_jax import config as config_lib
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.experiments import beside
 from bamboo_jax.sim import decisions, loop, speed, times as times_lib
-from bamboo_jax.traces import replay as replay_lib, trace as trace_lib
+from bamboo_jax.traces import scale, trace as trace_lib
 from bamboo_jax.training.setup import accept
 from tests import layouts, profiles, tiny
 from tests.recovery import durations_test
@@ -148,7 +148,7 @@ class ValidationTest(absltest.TestCase):
 
   def test_predicts_the_run_that_it_was_measured_on(self):
     events = [(20_900, "remove", "b"), (21_900, "add", "c")]
-    replay = replay_lib.Replay(("a", "b"), tuple(trace_lib.Event(*e) for e in events), 56_000)
+    replay = scale.Replay(("a", "b"), tuple(trace_lib.Event(*e) for e in events), 56_000)
     policy = make_policy(self.measured)
     run = beside.charge(self.run_times.course, profiles.PRICE, market="spot")
     predicted, _ = beside.predict(replay, policy, profiles.PRICE, secs=run.account.secs)
@@ -168,7 +168,7 @@ class ValidationTest(absltest.TestCase):
     policy = make_policy(self.measured, num_stages=3, is_measured=False)
     first = tuple(f"a/{i}" for i in range(3))
     lost = (trace_lib.Event(20_000, "remove", "a/2"),)
-    replay = replay_lib.Replay(first, lost, 60_000)
+    replay = scale.Replay(first, lost, 60_000)
     side, outcome = beside.predict(replay, policy, profiles.PRICE, secs=60.0)
     self.assertIn("repair", [m.rung for m in outcome.moments])
     self.assertEqual([e.rung for e in side.events], ["shadow"])
@@ -186,7 +186,7 @@ class ValidationTest(absltest.TestCase):
     folder = self.write_run(*make_log())
     said = beside.report(
         folder / "out",
-        self.run_times._replace(replay=replay_lib.Replay(("a", "b"), (), 56_000)),
+        self.run_times._replace(replay=scale.Replay(("a", "b"), (), 56_000)),
         make_policy(self.measured),
         folder=folder,
         price=profiles.PRICE,

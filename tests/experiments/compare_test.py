@@ -11,7 +11,7 @@ from absl.testing import parameterized
 
 from bamboo_jax import config as config_lib
 from bamboo_jax.accounting import account as account_lib
-from bamboo_jax.experiments import compare, gap, sweep as sweep_lib
+from bamboo_jax.experiments import compare, sweep as sweep_lib
 from bamboo_jax.plan import cost_model
 from bamboo_jax.training.setup import accept
 from configs.sim import compare as compare_config
@@ -116,7 +116,7 @@ class CompareTest(parameterized.TestCase):
       if row["policy"] == "on_demand+grid":
         self.assertEqual(row["gap_pct"], "")
         continue
-      causes = [float(row[f"gap_{cause}_pct"]) for cause in gap.CAUSES]
+      causes = [float(row[f"gap_{cause}_pct"]) for cause in compare.CAUSES]
       self.assertAlmostEqual(sum(causes), float(row["gap_pct"]), places=3)
 
     self.check_parts(rows)

@@ -3,7 +3,7 @@
 from absl.testing import parameterized
 
 from bamboo_jax.accounting import account as account_lib
-from bamboo_jax.experiments import gap
+from bamboo_jax.experiments import compare
 from tests import profiles
 
 _PRICE = profiles.make_price(1.0, 1.0)
@@ -37,11 +37,11 @@ class GapTest(parameterized.TestCase):
   def test_one_cause(self, num_samples, parts, expected):
     best = make_account(800, useful=80, bubble=20)
     mine = make_account(num_samples, **parts)
-    got = gap.split_gap(mine, best)
+    got = compare.split_gap(mine, best)
     self.assertAlmostEqual(sum(got.values()), 100 * (1 - num_samples / 800))
-    for cause in gap.CAUSES:
+    for cause in compare.CAUSES:
       self.assertAlmostEqual(got[cause], expected.get(cause, 0.0), msg=cause)
 
   def test_a_run_that_never_trained(self):
     best = make_account(800, useful=80, bubble=20)
-    self.assertIsNone(gap.mean_gap([make_account(0, idle=100)], [best]))
+    self.assertIsNone(compare.mean_gap([make_account(0, idle=100)], [best]))

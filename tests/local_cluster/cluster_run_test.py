@@ -11,7 +11,7 @@ from bamboo_jax import base
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.local_cluster import cluster_run
 from bamboo_jax.metrics import jsonl
-from bamboo_jax.traces import readers, replay
+from bamboo_jax.traces import readers, scale
 from tests import folders
 
 _TRACE = """
@@ -111,7 +111,7 @@ class RunTest(folders.FolderCase):
 
   def test_events_of_a_trace_in_order_of_time(self):
     one, done = self.start_run(), {}
-    planned = replay.plan_replay(readers.parse_trace(_TRACE, source="t.csv"), time_scale=10)
+    planned = scale.plan_replay(readers.parse_trace(_TRACE, source="t.csv"), time_scale=10)
     names = [one.start_node(zone) for zone in "ab"]
     self.nodes.events.clear()
     one.play(planned, names)
@@ -223,7 +223,7 @@ class RunTest(folders.FolderCase):
       self.nodes.error = OSError("Resource temporarily unavailable")
       if node:
         text = "0,add,a/0\n9,add,a/1\n30000,remove,a/1"
-        planned = replay.plan_replay(readers.parse_trace(text, source="t.csv"), time_scale=1)
+        planned = scale.plan_replay(readers.parse_trace(text, source="t.csv"), time_scale=1)
         one.play(planned, ["n9"])
       else:
         self.nodes.num_joins = 1

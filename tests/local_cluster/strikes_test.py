@@ -11,7 +11,7 @@ from absl.testing import parameterized
 from bamboo_jax.cluster import children
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.local_cluster import inquiry, strikes
-from bamboo_jax.metrics import nodes as nodes_lib
+from bamboo_jax.metrics import jsonl
 from tests import folders
 
 # The worker of n3 has not started.
@@ -56,7 +56,7 @@ class StrikesTest(folders.FolderCase):
 
   def tell(self, kind, line, name="n1"):
     facts = {"kind": kind, "line": line, "number": _NUMBERS[name]}
-    nodes_lib.note(self.folder, nodes_lib.FAULT, name, **facts)
+    jsonl.note_node(self.folder, jsonl.FAULT, name, **facts)
 
   @parameterized.parameters(
       ("kill", "n2", {"n2": "KILL"}, [], ["n2"]),
@@ -98,7 +98,7 @@ class StrikesTest(folders.FolderCase):
     one = self.make()
     for kind, line in (("kill", 1), ("notice", 2), ("slow", 3)):
       self.tell(kind, line, "n2" if kind == "kill" else "n1")
-    nodes_lib.note(self.folder, "start", "n7", node="")
+    jsonl.note_node(self.folder, "start", "n7", node="")
     before = time.perf_counter()
     one.read()
     self.assertEqual(one.happened, {1, 2, 3})

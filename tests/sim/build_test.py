@@ -3,7 +3,7 @@
 from absl.testing import parameterized
 
 from bamboo_jax import base
-from bamboo_jax.sim import build, forecast as forecast_lib
+from bamboo_jax.sim import build
 from tests import policies, profiles
 
 
@@ -16,7 +16,7 @@ def make_policy(forecast=None, **changes):
 
 
 def expect(policy, live, losses):
-  return forecast_lib.expected_samples_per_sec(policy, live=live, losses_per_node_hour=losses)
+  return build.expected_samples_per_sec(policy, live=live, losses_per_node_hour=losses)
 
 
 def sizes(policy, num_nodes):

@@ -9,7 +9,7 @@ import numpy as np
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import records as records_lib, views
 from bamboo_jax.faults import faults as faults_lib
-from bamboo_jax.metrics import nodes as nodes_lib
+from bamboo_jax.metrics import jsonl
 from bamboo_jax.runtime.wire import endpoints, transport as transport_lib
 from bamboo_jax.schedule import channel as channel_lib, failover, holdings as holdings_lib
 from bamboo_jax.training import cohort as cohort_lib
@@ -185,7 +185,7 @@ class StrikeTest(folders.FolderCase):
   def setUp(self):
     super().setUp()
     self.records = records_lib.Records(self.folder, b"key")
-    self.told = nodes_lib.Reader(self.folder)
+    self.told = jsonl.NodesReader(self.folder)
     self.signals = []
     note = lambda pid, number: self.signals.append((pid == os.getpid(), number.name))
     self.enterContext(mock.patch.object(os, "kill", note))
@@ -235,7 +235,7 @@ class StrikeTest(folders.FolderCase):
     self.assertEqual([line["line"] for line in self.told.read()], [2])
 
   def test_a_fault_happens_though_it_cannot_be_noted(self):
-    nothing = mock.patch.object(nodes_lib, "note", side_effect=OSError("full"))
+    nothing = mock.patch.object(jsonl, "note_node", side_effect=OSError("full"))
     with nothing, self.assertLogs("absl", "WARNING"):
       self.strike("3,0/0,6,kill", 2)
     self.assertLen(self.signals, 1)
