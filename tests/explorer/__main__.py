@@ -24,13 +24,9 @@ MODES = sorted([*plans.MODES, _WIRE])
 
 
 def explore(seed: int, *, mode: str, shrinks: bool) -> list[str]:
-  """Returns a line for each invariant that a history violates."""
+  """Returns lines about the invariants that a history violates."""
   if mode == _WIRE:
-    try:
-      wire.explore(seed)
-    except wire.ViolationError as error:
-      return [f"seed={seed} {error}"]
-    return []
+    return [f"seed={seed} {fault}" for fault in wire.explore(seed)]
   plan = plans.draw(mode, seed)
   if not (found := history.explore(plan)):
     return []
@@ -67,8 +63,7 @@ def main(argv: list[str] | None = None) -> int:
   with multiprocessing.Pool(args.num_processes) as pool:
     for mode in MODES if args.mode == "each" else [args.mode]:
       call = functools.partial(explore, mode=mode, shrinks=not args.noshrink)
-      histories = pool.imap(call, seeds, chunksize=10)
-      status |= tell(mode, histories, only_first=args.first)
+      status |= tell(mode, pool.imap(call, seeds, chunksize=10), only_first=args.first)
   return status
 
 

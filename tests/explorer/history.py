@@ -1,4 +1,4 @@
-"""Runs a plan on a simulated cluster, and says what was violated.
+"""Carries out a plan on a simulated cluster, and says what was violated.
 
 What must hold, whatever happens; each is a function of the trace, or of how it ends:
 
@@ -16,10 +16,26 @@ What must hold, whatever happens; each is a function of the trace, or of how it 
   bounds      what an agent keeps does not grow
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+import asyncio
+from collections.abc import Iterator
+import contextlib
+import dataclasses
+import itertools
+import math
+import random
+from typing import Any, TypeVar
 
-from tests.explorer import cluster as cluster_lib, faults, plans
+from bamboo_jax import config
+from bamboo_jax.cluster import views
+from bamboo_jax.cluster.agent import agent as agent_lib
+from tests.explorer import (
+    loop as loop_lib,
+    mesh as mesh_lib,
+    place as place_lib,
+    plans,
+    worker as worker_lib,
+)
+from tests.explorer.worker import Ended, State
 
 _FENCE_SECS = 3.0  # Agents look at the views every 2 s.
 _SETTLE_SECS = 15.0  # After the last fault, before a history may end well.
@@ -27,21 +43,155 @@ _PATIENCE_SECS = 40.0  # Before it must have; a dead run is asked for 20 s.
 _RECENT_SECS = 2.0
 _MOST_KEPT = 60
 _FAILURES = (AssertionError, AttributeError, LookupError, TypeError)
-_E = TypeVar("_E", bound=cluster_lib.Event)
+_AWAY_SECS = 1.4  # A crowded machine is away for most heartbeats, but not for long.
+_ZONES = "abc"
+_LIMITS = config.ClusterSection(heartbeat_secs=0.25, no_progress_secs=10.0, start_silence_secs=15.0)
+# What is wrong with the place of the records, for some hosts or for all.
+_OF_PLACE = {
+    "hang_judge": "hangs",
+    "stall": "hangs",
+    "slow_judge": "slow",
+    "stale": "stale",
+    "judge_errors": "fails",
+    "lose_answers": "fails",
+    "full": "full",
+    "cut_off": "cut off",
+}
+_REFUSING = ("refuse", "refuse_all", "bad_route")
+_T = TypeVar("_T")
 
 
-class ClusterHistory(cluster_lib.Cluster):
-  """A cluster, and what happens to it."""
+class ClusterHistory:
+  """Hosts, the network and the place that they share, what happens to them, and what they do.
+
+  Attributes:
+    hosts: Those that have come, and those to come.
+    late: Whose workers were killed when others were done.
+    saved: Steps and state of checkpoints.
+    trace: When, on which host ("" for the records), and what: a line of a log, the views that an
+      agent or the records know, the `State` of a worker, or how an agent `Ended`.
+  """
 
   def __init__(self, plan: plans.FaultPlan) -> None:
-    super().__init__(plan)
-    for i in range(plan.num_nodes):
-      self.clock.at(self.random.uniform(0.0, 0.3), self.come, f"n{i}")
+    """Nobody has come yet."""
+    self.plan, self.num_steps = plan, plan.num_steps or 1 << 30
+    self.clock, self.random = loop_lib.Clock(), random.Random(plan.seed)
+    self.process = loop_lib.Process(self.clock)  # Of who makes faults.
+    self.network = mesh_lib.Network(self.clock, self.random)
+    self.place = place_lib.Place(self.clock, plan.seed, lambda view: self.note("", (view,)))
+    self.machines: dict[str, worker_lib.Machine] = {}
+    first = [f"n{i}" for i in range(plan.num_nodes)]
+    self.hosts = {*first}.union(*(fault.hosts for fault in plan.faults))
+    self.late: set[str] = set()
+    self.saved: dict[int, str] = {}
+    self.trace: list[tuple[float, str, Any]] = []
+    self.lives = itertools.count()
+    for host in first:
+      self.clock.at(self.random.uniform(0.0, 0.3), self.come, host)
     for fault in plan.faults:
       if fault.kind == "join":
         self.clock.at(fault.at_secs, self.come, *fault.hosts)
       else:
-        self.process.start(faults.carry_out, fault, self)
+        self.process.start(self._suffer, fault)
+
+  def come(self, host: str, **given: Any) -> None:
+    """A host comes; `given` are options of its agent."""
+    own = dict(gather_secs=self.plan.gather_secs, no_progress_secs=self.plan.no_progress_secs)
+    told: dict[str, Any] = dict(
+        name=host,
+        zone=_ZONES[int(host[1:]) % len(_ZONES)],
+        workdir="workdir",
+        host=host,
+        num_nodes=self.plan.num_nodes,
+        place=lambda zones: {ticket: ticket for ticket in zones},
+        config={"seed": 0},
+        command=(),
+        log="",
+        limits=dataclasses.replace(_LIMITS, **own),
+    )
+    self.machines[host] = worker_lib.Machine(self, agent_lib.AgentOptions(**told | given))
+
+  def note(self, host: str, what: Any) -> None:
+    """Adds to the trace."""
+    self.trace.append((self.clock.now, host, what))
+
+  def events(self, kind: type[_T]) -> Iterator[tuple[float, str, _T]]:
+    """Yields what of a kind is in the trace."""
+    return ((secs, host, what) for secs, host, what in self.trace if isinstance(what, kind))
+
+  def commits(self) -> Iterator[tuple[float, str, State]]:
+    return (event for event in self.events(State) if event[2].is_commit)
+
+  def find_saved(self) -> tuple[int, str]:
+    """Returns what the newest checkpoint has."""
+    steps = max(self.saved, default=0)
+    return steps, self.saved.get(steps, "start")
+
+  def is_gone(self, host: str) -> bool:
+    """Whether the worker of a host is gone, so that a transfer with it fails."""
+    machine = self.machines.get(host)
+    return machine is not None and host not in self.network.silent and not machine.worker.is_alive
+
+  async def hold(self, fault: contextlib.AbstractContextManager[None], secs: float) -> None:
+    """Has something be wrong for a while, or for good."""
+    with fault:
+      await asyncio.sleep(secs or math.inf)
+
+  async def _suffer(self, fault: plans.SimFault) -> None:
+    """Carries out a fault other than a join, once its time has come."""
+    await asyncio.sleep(fault.at_secs)
+    self.note("", f"{fault}")
+    network, kind, hosts, secs = self.network, fault.kind, fault.hosts, fault.secs
+    machines = [self.machines[h] for h in hosts if h in self.machines]
+    if len(machines) < len(hosts) and kind not in ("bad_route", "apart"):
+      return  # Who has not come yet is spared.
+    match kind:
+      case "kill" | "vanish" | "hang" | "stop_worker" | "notice":
+        getattr(machines[0], kind)()
+      case "worker" | "all_workers":
+        for machine in machines or self.machines.values():
+          if any(m.agent.is_done for m in self.machines.values()):
+            self.late.add(machine.host)  # It will not be done.
+          machine.kill_worker()
+      case "freeze_make":
+        machines[0].freeze_secs = secs
+      case "freeze" | "freeze_agent":
+        await self.hold(machines[0].frozen(is_all=kind == "freeze"), secs)
+      case "busy":
+        for _ in range(math.ceil(secs / (2 * _AWAY_SECS))):
+          await self.hold(machines[0].frozen(), _AWAY_SECS)
+          await asyncio.sleep(_AWAY_SECS)
+      case "late" | "late_effect":
+        self.place.late[hosts[0]] = secs, kind == "late_effect"
+      case "torn":
+        await self.hold(self.place.tear(), secs)
+      case kind if kind in _OF_PLACE:
+        for host in hosts or sorted(self.hosts):
+          self.place.suffer(_OF_PLACE[kind], host, secs)
+      case "reset":
+        network.reset(*hosts)
+      case "no_files":
+        await self.hold(network.suffer(network.crowded, hosts), secs)
+      case _:
+        pairs = {hosts}
+        if kind in ("cut_all", "refuse_all"):
+          pairs = {*itertools.permutations(self.hosts, 2)}
+        elif kind in ("isolate", "slow", "apart"):
+          pairs = {(one, h) for one in hosts for h in self.hosts - {*hosts}}
+        if kind != "cut_one_way":
+          pairs |= {pair[::-1] for pair in pairs}
+        if kind in ("refuse", "refuse_all"):
+          for pair in sorted(pairs):
+            network.reset(*pair)
+        of_kind = {"slow": network.slow, **dict.fromkeys(_REFUSING, network.refused)}
+        await self.hold(network.suffer(of_kind.get(kind, network.cut), pairs), secs)
+
+  def close(self) -> None:
+    """Ends all processes, once it is over."""
+    for process in self.clock.processes:
+      process.close()
+
+  # What must hold.
 
   def run(self) -> list[str]:
     """Runs it; returns the violations."""
@@ -55,88 +205,76 @@ class ClusterHistory(cluster_lib.Cluster):
 
   def find_violations(self) -> list[str]:
     """Returns what has been violated by now, as `when s: invariant: what`."""
-    checks: tuple[Callable[[], Iterator[tuple[float, str]]], ...] = (
-        self._find_views,
-        self._find_states,
-        self._find_fenced,
-        self._find_lost_copies,
-        self._find_growth,
-    )
-    return [f"{secs:.2f} s: {text}" for check in checks for secs, text in check()]
-
-  # Invariants of the trace.
-
-  def _events(self, kind: type[_E]) -> Iterator[_E]:
-    return (event for event in self.trace if isinstance(event, kind))
+    checks = self._find_views, self._find_states, self._find_fenced, self._find_lost_copies
+    return [
+        f"{secs:.2f} s: {text}" for check in (*checks, self._find_growth) for secs, text in check()
+    ]
 
   def _find_views(self) -> Iterator[tuple[float, str]]:
-    known = {}
-    for event in self._events(cluster_lib.Adopted):
-      for view in event.views:
+    known: dict[int, views.View] = {}
+    for secs, host, found in self.events(tuple):
+      for view in found:
         if known.setdefault(view.number, view) != view:
-          yield event.secs, f"one: {event.host} has {view}, others {known[view.number]}"
+          yield secs, f"one: {host} has {view}, others {known[view.number]}"
     for number, view in known.items():
       if (there := self.place.find_view(number)) != view:
         yield self.clock.now, f"one: view {number} was {view}, and is {there} in the records"
 
   def _find_states(self) -> Iterator[tuple[float, str]]:
     excused = self.plan.excused()  # It may be the last that one does, and nobody hears of it.
-    known: dict[tuple[str, int, int], str] = {}
-    for event in self.commits():
-      if event.host not in excused:
-        if known.setdefault((*event.life, event.steps), event.state) != event.state:
-          yield event.secs, f"state: {_describe(event)} of another run"
+    known: dict[tuple[object, int], str] = {}
+    for secs, host, own in self.commits():
+      if host not in excused and known.setdefault((own.life, own.steps), own.state) != own.state:
+        yield secs, f"state: {_describe(own)} of another run"
 
   def _find_fenced(self) -> Iterator[tuple[float, str]]:
     late_secs = _FENCE_SECS + self.plan.away_secs
     begun = {
-        event.views[0].number: event.secs
-        for event in self._events(cluster_lib.Adopted)
-        if not event.host and not event.views[0].members
+        found[0].number: secs
+        for secs, host, found in self.events(tuple)
+        if not host and not found[0].members
     }
     first: dict[int, float] = {}  # The first commit in a view.
-    for event in self.commits():
-      first.setdefault(event.view.number, event.secs)
-      for what, own, known in (
-          ("life", event.view.epoch, begun),
-          ("view", event.view.number, first),
+    for secs, _, own in self.commits():
+      first.setdefault(own.view.number, secs)
+      for what, number, known in (
+          ("life", own.view.epoch, begun),
+          ("view", own.view.number, first),
       ):
-        if later := [n for n, secs in known.items() if n > own and secs < event.secs - late_secs]:
-          yield event.secs, f"fence: {_describe(event)}, {what} {own}, though there is {later}"
+        if later := [n for n, since in known.items() if n > number and since < secs - late_secs]:
+          yield secs, f"fence: {_describe(own)}, {what} {number}, though there is {later}"
 
   def _find_lost_copies(self) -> Iterator[tuple[float, str]]:
     excused, trained = self.plan.excused(), set()
-    newest: dict[object, cluster_lib.State] = {}  # Of each worker.
+    newest: dict[worker_lib.Worker, State] = {}
     lives = []  # In order.
-    for event in self.trace:
-      if isinstance(event, cluster_lib.Ended):
-        if event.is_lost and event.worker in trained and event.host not in self._excused():
-          yield event.secs, f"copies: {event.host} ends: {event.error or event.reason}"
-      if not isinstance(event, cluster_lib.State):
+    for secs, host, what in self.trace:
+      if isinstance(what, Ended):
+        if what.is_lost and what.worker in trained and host not in self._excused():
+          yield secs, f"copies: {host} ends: {what.error or what.reason}"
+      if not isinstance(what, State):
         continue
-      newest[event.worker] = event
-      if not event.is_commit:
+      newest[what.worker] = what
+      if not what.is_commit:
         continue
-      trained.add(event.worker)
-      others = [newest[w] for w in event.alive if w in newest]
-      if event.life not in lives:
-        lives.append(event.life)
+      trained.add(what.worker)
+      others = [newest[w] for w in what.alive if w in newest]
+      if what.life not in lives:
+        lives.append(what.life)
         for other in others:
-          if other.steps > 0 and other.life != event.life and other.host not in excused:
-            yield event.secs, f"copies: {_describe(event)}, and {other.host} was further"
-      elif event.life != lives[-1] and any(other.life == lives[-1] for other in others):
-        if event.host not in excused:
-          yield event.secs, f"copies: {_describe(event)} of an older run"
+          if other.steps > 0 and other.life != what.life and other.worker.host not in excused:
+            yield secs, f"copies: {_describe(what)}, and {other.worker.host} was further"
+      elif what.life != lives[-1] and any(other.life == lives[-1] for other in others):
+        if host not in excused:
+          yield secs, f"copies: {_describe(what)} of an older run"
 
   def _find_growth(self) -> Iterator[tuple[float, str]]:
     for host, machine in self.machines.items():
       if machine.is_alive and machine.agent.num_kept > _MOST_KEPT:
         yield self.clock.now, f"bounds: {host} keeps {machine.agent.num_kept} values"
 
-  # How it ends.
-
   def _find_unsettled(self) -> Iterator[str]:
-    """Yields what still has to come."""
+    """Yields what still has to come, before it ends well."""
     # Who is no member needs the judge; who hangs does nothing any more.
     cut_off = {h for h in self.machines if self.place.left_secs("cut off", h)}
     alive = {
@@ -169,11 +307,8 @@ class ClusterHistory(cluster_lib.Cluster):
       if not has_end and host not in excused and not is_in:
         yield f"accuracy: {host} is no member of view {newest}"
 
-  def commits(self) -> Iterable[cluster_lib.State]:
-    return (event for event in self._events(cluster_lib.State) if event.is_commit)
-
   def _last_secs(self) -> float:
-    return max((event.secs for event in self.commits()), default=0.0)
+    return max((secs for secs, *_ in self.commits()), default=0.0)
 
   def _is_recent(self) -> bool:
     return self._last_secs() > self.clock.now - _RECENT_SECS
@@ -192,12 +327,12 @@ class ClusterHistory(cluster_lib.Cluster):
     Once all begin anew nobody is a newcomer, so either end of a bad route.
     """
     ends = [f.hosts for f in self.plan.faults if f.kind == "bad_route"]
-    have_begun_anew = len({event.life for event in self.commits()}) > 1
+    have_begun_anew = len({own.life for _, _, own in self.commits()}) > 1
     return self.plan.excused() | self.late.union(*ends if have_begun_anew else ())
 
 
-def _describe(event: cluster_lib.State) -> str:
-  return f"node {event.worker.number} in view {event.view.number} commits step {event.steps}"
+def _describe(own: State) -> str:
+  return f"node {own.worker.number} in view {own.view.number} commits step {own.steps}"
 
 
 def explore(plan: plans.FaultPlan) -> list[str]:
@@ -208,8 +343,7 @@ def explore(plan: plans.FaultPlan) -> list[str]:
   except _FAILURES as error:
     return [f"{history.clock.now:.2f} s: failure: {error!r}"]
   finally:
-    for process in history.clock.processes:
-      process.kill()
+    history.close()
 
 
 def shrink(plan: plans.FaultPlan) -> plans.FaultPlan:

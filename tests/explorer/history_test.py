@@ -1,5 +1,10 @@
-"""No history violates anything, each is the same each time, and what goes wrong in one is found."""
+"""No history violates anything, each is the same each time, and what goes wrong in one is found.
 
+Also: to which view members come, how fast, and why, after one fault.
+"""
+
+import contextlib
+import io
 import itertools
 import json
 import os
@@ -12,8 +17,8 @@ from absl.testing import parameterized
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import views
 from tests import samples
-from tests.explorer import cluster as cluster_lib, history, plans
-from tests.explorer.faults import SimFault
+from tests.explorer import __main__ as explorer, history, mutants, plans
+from tests.explorer.plans import SimFault
 
 _COURSES = """
 from tests.explorer import history, plans
@@ -23,8 +28,7 @@ for mode in sorted(plans.MODES):
   assert plan == plans.draw(mode, 3)
   one = history.ClusterHistory(plan)
   one.clock.run(8.0)
-  said = [(e.secs, e.host, getattr(e, "text", "")) for e in one.trace]
-  print(mode, one.clock.count, said)
+  print(mode, [event for event in one.trace if isinstance(event[2], str)])
 """
 _DRAWN = [
     (f"{mode}_{seed}", plans.draw(mode, seed))
@@ -35,7 +39,6 @@ _CORPUS = [
     (path.stem, plans.from_dict(json.loads(path.read_text())))
     for path in sorted((pathlib.Path(__file__).parent / "corpus").glob("*.json"))
 ]
-_LEFT = tuple(SimFault(9.0, "vanish", (f"n{i}",)) for i in range(4))
 
 
 def ask(seed, *, hang_secs, late_secs, late_at_secs, kind="late"):
@@ -55,35 +58,48 @@ _ASKS = [
         ask(seed, hang_secs=hang, late_secs=late, late_at_secs=at, kind=kind),
     )
     for hang, late, at, kind, seed in samples.draw(
-        [
-            *itertools.product(
-                (0.1, 12.0, 20.0), (0.0, 10.0, 25.0), (6.2, 25.0), ("late", "late_effect"), (0, 1)
-            )
-        ],
+        itertools.product(
+            (0.1, 12.0, 20.0), (0.0, 10.0, 25.0), (6.2, 25.0), ("late", "late_effect"), (0, 1)
+        ),
         12,
     )
 ]
 
 
-class HistoryTest(parameterized.TestCase):
+class HistoryCase(parameterized.TestCase):
 
-  def begin(self, *faults, num_nodes=4, secs=0.0, **given):
-    one = history.ClusterHistory(plans.FaultPlan(0, num_nodes, 0, faults, **given))
-    one.clock.run(secs)
-    self.assertEqual(one.find_violations(), [])
-    return one
+  def begin(self, *faults, secs=4.0, num_nodes=4, num_steps=0, plan=None):
+    plan = plan or plans.FaultPlan(2, num_nodes, num_steps, faults)
+    self.history = history.ClusterHistory(plan)
+    self.addCleanup(self.history.close)
+    self.nodes = self.history.machines
+    self.run_for(secs)
 
-  @parameterized.named_parameters(
-      *_DRAWN,
-      *samples.draw(_CORPUS, 30, topic="corpus"),
-      *_ASKS,
-      ("nobody_is_left", plans.FaultPlan(0, 4, 0, (*_LEFT, SimFault(9.5, "join", ("n4",))))),
-  )
+  def run_for(self, secs):
+    self.history.clock.run_for(secs)
+    self.assertEqual(self.history.find_violations(), [])
+
+  def view(self, host="n3"):
+    return self.nodes[host].agent.roster.view
+
+  def check(self, number, members):
+    """Checks who lives, and that all are in the same view."""
+    found = {
+        host: (self.view(host).number, " ".join(sorted(m.name for m in self.view(host).members)))
+        for host, node in self.nodes.items()
+        if node.is_alive
+    }
+    self.assertEqual(found, {h: (number, members) for h in members.split()})
+
+
+class HistoryTest(HistoryCase):
+
+  @parameterized.named_parameters(*_DRAWN, *samples.draw(_CORPUS, 30, topic="corpus"), *_ASKS)
   def test_nothing_is_violated(self, plan):
     self.assertEqual(history.explore(plan), [], msg=plan)
 
   def test_the_same_happens_each_time(self):
-    processes = [
+    courses = [
         subprocess.Popen(
             [sys.executable, "-c", _COURSES],
             env={**os.environ, "PYTHONHASHSEED": seed},
@@ -92,67 +108,170 @@ class HistoryTest(parameterized.TestCase):
         )
         for seed in "12"  # Of the hashes of strings, which order sets.
     ]
-    one, other = (p.communicate()[0].splitlines() for p in processes)
+    one, other = (p.communicate()[0].splitlines() for p in courses)
     self.assertLen(one, len(plans.MODES))
     self.assertEqual(one, other)
 
   def test_a_newcomer_asks_and_is_answered_and_no_step_waits(self):
-    one = history.ClusterHistory(ask(0, hang_secs=0.1, late_secs=0.0, late_at_secs=6.2))
-    one.clock.run(70.0)
-    said = [e.text for e in one.trace if isinstance(e, cluster_lib.Said)]
+    self.begin(plan=ask(0, hang_secs=0.1, late_secs=0.0, late_at_secs=6.2), secs=70.0)
+    said = [text for _, _, text in self.history.events(str)]
     asks = [text for text in said if "n4 asks whether any" in text]
     self.assertNotEmpty([text for text in said if text.endswith(" is alive")])
     # It was answered twice or more, and then waits for longer each time.
     numbers = {text.split("View ")[1].split(":")[0] for text in asks}
     self.assertBetween(len(numbers), 1, 3)
-    commits = [e.secs for e in one.commits() if e.host == "n0"]
+    commits = [secs for secs, host, _ in self.history.commits() if host == "n0"]
     self.assertLess(max(b - a for a, b in itertools.pairwise(commits)), 0.5)
 
   def test_training_goes_on_while_the_place_is_away(self):
-    one = self.begin(SimFault(4.0, "stall", (), 25.0), secs=6.0)
-    steps = one.machines["n0"].worker.steps
-    one.clock.run(8.0)
-    self.assertGreater(one.machines["n0"].worker.steps, steps)
-
-  def test_a_place_that_ignores_conditions_is_refused(self):
-    one = self.begin(num_nodes=3)
-    one.place.ignores_conditions = True
-    one.clock.run(25.0)
-    for machine in one.machines.values():
-      self.assertRegex(str(machine.ended.error), "replaces what is there")
+    self.begin(SimFault(4.0, "stall", (), 25.0), secs=6.0)
+    steps = self.nodes["n0"].worker.steps
+    self.run_for(2.0)
+    self.assertGreater(self.nodes["n0"].worker.steps, steps)
 
   # What goes wrong is found.
 
+  def test_a_place_that_ignores_conditions_is_refused(self):
+    self.begin(num_nodes=3, secs=0.0)
+    self.history.place.ignores_conditions = True
+    self.history.clock.run(25.0)
+    for machine in self.nodes.values():
+      self.assertRegex(str(machine.ended.error), "replaces what is there")
+
   def test_a_death_that_no_fault_explains(self):
-    one = self.begin(secs=4.0)
-    one.machines["n1"].kill_worker()
-    (found,) = one.run()
+    self.begin()
+    self.nodes["n1"].kill_worker()
+    (found,) = self.history.run()
     self.assertIn("accuracy: n1 ended: its worker was killed by SIGKILL", found)
 
   def test_healthy_members_that_end(self):
     """Though no worker is left by then to ask for its state."""
-    one = self.begin(secs=4.0)
-    known = one.machines["n0"].agent.roster.view
-    one.place.open().make(f"views/{known.number + 1}", json_lib.to_plain(views.over(known)))
-    found = one.run()
+    self.begin()
+    over = views.over(self.view())
+    self.history.place.open().make(f"views/{over.number}", json_lib.to_plain(over))
+    found = self.history.run()
     ends = {v.split(" ends: ")[0].split("copies: ")[1] for v in found if " ends: " in v}
     self.assertEqual(ends, {"n0", "n1", "n2", "n3"}, msg=found)
 
   def test_a_record_that_changes(self):
-    one = self.begin(secs=4.0)
-    del one.place.values["views/1"]
+    self.begin()
+    del self.history.place.values["views/1"]
     another = views.begin_run(views.EMPTY, "another")
-    one.place.open().make("views/1", json_lib.to_plain(another))
-    self.assertRegex(one.run()[0], "one: .*another")
+    self.history.place.open().make("views/1", json_lib.to_plain(another))
+    self.assertRegex(self.history.run()[0], "one: .*another")
 
   def test_a_wrong_value(self):
-    one = self.begin(secs=4.0)
-    one.machines["n1"].worker.state += "x"
-    one.clock.run(5.0)
-    self.assertRegex(one.find_violations()[0], "state: node . in view 1 commits step")
+    self.begin()
+    self.nodes["n1"].worker.state += "x"
+    self.history.clock.run(5.0)
+    self.assertRegex(self.history.find_violations()[0], "state: node . in view 1 commits step")
 
   def test_a_plan_shrinks_to_what_matters(self):
     faults = [SimFault(float(i), "kill", (f"n{i}",)) for i in range(6)]
     fails = lambda p: {f.at_secs for f in p.faults} >= {1.0, 4.0}
     found = plans.shrink(plans.FaultPlan(0, 6, 0, tuple(faults)), fails)
     self.assertEqual(found, plans.FaultPlan(0, 6, 0, (faults[1], faults[4])))
+
+  # The commands.
+
+  def run_quietly(self, call, *args, **options):
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+      status = call(*args, **options)
+    return status, said.getvalue().splitlines()
+
+  @parameterized.parameters(
+      ([[], []], False, 0, ["mode=net histories=2 violations=0"]),
+      ([[], ["a"], ["b", "c"]], False, 1, [*"abc", "mode=net histories=3 violations=2"]),
+      ([[], ["a"], ["b"]], True, 1, ["a", "mode=net histories=2 violations=1"]),
+  )
+  def test_what_is_told(self, histories, only_first, status, lines):
+    found = self.run_quietly(explorer.tell, "net", histories, only_first=only_first)
+    self.assertEqual(found, (status, lines))
+
+  @parameterized.parameters("wire", "kill")
+  def test_histories(self, mode):
+    flags = f"--mode={mode} --first_seed=7 --seeds=11 --num_processes=1".split()
+    found = self.run_quietly(explorer.main, flags)
+    self.assertEqual(found, (0, [f"mode={mode} histories=11 violations=0"]))
+
+  def test_the_code_of_each_mutant_is_there_once(self):
+    for name, (mode, edits) in mutants.read().items():
+      self.assertIn(mode, explorer.MODES)
+      for edit in edits:
+        source = (pathlib.Path(__file__).parents[2] / edit["@"]).read_text()
+        self.assertEqual(source.count(edit["-"]), 1, msg=(name, edit))
+
+
+class ScenariosTest(HistoryCase):
+
+  @parameterized.parameters(
+      ("n2", "n0 n1 n3", 0.1),
+      ("n0", "n1 n2 n3", 0.1),
+      ("n1 n2", "n0 n3", 0.1),
+      ("n0 n1", "n2 n3", 0.1),
+      ("n0 n1 n2", "n3", 6.0),  # It asks first: a firewall may refuse for the others.
+  )
+  def test_machines_that_are_gone(self, dead, left, secs):
+    self.begin()
+    self.check(1, "n0 n1 n2 n3")
+    for host in dead.split():
+      self.nodes[host].kill()
+    self.run_for(secs)
+    newest = self.view(left.split()[0]).number
+    self.assertBetween(newest, 2, 1 + len(dead.split()))
+    self.check(newest, left)
+    self.run_for(30.0)
+    self.check(newest, left)
+
+  @parameterized.parameters("n2 vanish", "n0 vanish", "n2 hang")
+  def test_a_machine_that_says_nothing_any_more(self, fault):
+    self.begin()
+    host, what = fault.split()
+    getattr(self.nodes[host], what)()
+    self.run_for(2.7)
+    self.assertEqual(self.view().number, 1)
+    self.run_for(2.0)
+    self.assertEqual(self.view().number, 2)
+    self.assertEqual(self.view().reason, f"{host} left: its agent was silent for 3.0 s")
+
+  @parameterized.parameters((1, "its worker ended with exit status 1"), (-9, None))
+  def test_a_worker_that_ends(self, code, reason):
+    self.begin()
+    self.nodes["n1"].kill_worker(code)
+    self.run_for(0.1)
+    self.assertEqual(self.view().number, 2)
+    # One that is killed lives until others go on for sure.
+    self.assertEqual(self.nodes["n1"].ended and self.nodes["n1"].ended.reason, reason)
+    self.run_for(3.0)
+    self.check(2, "n0 n2 n3")
+
+  def test_a_notice(self):
+    self.begin()
+    self.nodes["n1"].notice()
+    self.history.come("n4")
+    self.run_for(0.5)
+    self.nodes["n4"].notice()
+    self.run_for(1.0)
+    self.assertIn("has not joined yet", self.nodes["n4"].ended.reason)
+    self.check(2, "n0 n1 n2 n3")
+    self.assertEqual(self.view().leaving, (self.nodes["n1"].agent.roster.me.number,))
+
+  @parameterized.parameters((False, "is alive; give each node"), (True, None))
+  def test_a_name_twice(self, is_dead, problem):
+    self.begin()
+    self.history.come("n9", name="n1")
+    if is_dead:
+      self.nodes["n1"].vanish()
+    self.run_for(20.0)
+    if problem:
+      self.assertIn(problem, f"{self.nodes['n9'].ended.error}")
+      self.check(1, "n0 n1 n2 n3")
+    else:
+      self.assertEqual({m.host for m in self.view().members}, {"n0", "n2", "n3", "n9"})
+
+  def test_a_run_begins_with_those_who_are_there(self):
+    self.begin(secs=0.5)
+    self.nodes["n2"].kill()
+    self.run_for(15.0)
+    self.check(1, "n0 n1 n3")
+    self.assertGreater(self.nodes["n0"].worker.steps, 4)

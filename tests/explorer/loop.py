@@ -4,7 +4,6 @@ import asyncio
 import collections
 from collections.abc import Callable, Coroutine
 import heapq
-import inspect
 import itertools
 import math
 from typing import Any
@@ -17,7 +16,7 @@ class Clock:
   """What is to happen in all processes, in order; `now` in seconds."""
 
   def __init__(self) -> None:
-    self.now, self.count = 0.0, 0
+    self.now = 0.0
     self.ready: collections.deque[_Call] = collections.deque()
     self.failures: list[BaseException] = []
     self.processes: list[Process] = []  # Kept, so that tasks of killed ones do not run on.
@@ -37,7 +36,6 @@ class Clock:
       self.now = max(self.now, due_secs)  # A test may have set it.
     else:
       return False
-    self.count += 1
     call(*args)
     if self.failures:
       raise self.failures.pop()
@@ -54,7 +52,7 @@ class Clock:
     self.run(self.now + secs)
 
 
-class Process(asyncio.AbstractEventLoop):
+class Process(asyncio.BaseEventLoop):
   """A process: the loop of its tasks, with a clock of its own.
 
   Attributes:
@@ -63,6 +61,7 @@ class Process(asyncio.AbstractEventLoop):
   """
 
   def __init__(self, clock: Clock, *, ahead_secs: float = 0.0) -> None:
+    super().__init__()
     self.is_stopped = self.is_killed = False
     self._clock, self._ahead_secs = clock, ahead_secs
     self._inbox: collections.deque[_Call] = collections.deque()
@@ -85,12 +84,16 @@ class Process(asyncio.AbstractEventLoop):
     """Something reaches it from outside, once who runs now is done."""
     self._clock.ready.append((self.take, (call, *args)))
 
+  def take(self, call: Callable[..., Any], *args: Any) -> None:
+    """Something reaches it from outside at once; nobody else must run."""
+    if self.is_stopped or self._inbox:
+      self._inbox.append((call, args))
+    else:
+      self._call(call, *args)
+
   def kill(self) -> None:
     """It does nothing any more."""
     self.is_killed = True
-    for work in (task.get_coro() for task in self._tasks):
-      if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
-        work.close()  # Else Python says that it has never been awaited.
 
   def close(self) -> None:
     """Ends all tasks; what they do then has no effect."""
@@ -102,13 +105,6 @@ class Process(asyncio.AbstractEventLoop):
     """It runs again after it was stopped."""
     self.is_stopped = False
     self._clock.ready += ((self._run_held, ()), (self._catch_up, ()))
-
-  def take(self, call: Callable[..., Any], *args: Any) -> None:
-    """Something reaches it from outside at once; nobody else must run."""
-    if self.is_stopped or self._inbox:
-      self._inbox.append((call, args))
-    else:
-      self._call(call, *args)
 
   def _run_held(self) -> None:
     held, self._held = self._held, []
@@ -157,11 +153,8 @@ class Process(asyncio.AbstractEventLoop):
   def call_at(self, when: float, call: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
     return self.call_later(max(0.0, when - self.time()), call, *args, context=context)
 
-  def create_future(self) -> asyncio.Future[Any]:
-    return asyncio.Future(loop=self)
-
   def create_task(self, work: Coroutine[Any, Any, Any], **given: Any) -> asyncio.Task[Any]:
-    task = asyncio.Task(work, loop=self, **given)
+    task: asyncio.Task[Any] = super().create_task(work, **given)
     self._tasks.add(task)
     task.add_done_callback(self._tasks.discard)
     return task
@@ -170,17 +163,8 @@ class Process(asyncio.AbstractEventLoop):
     # Tasks of killed processes have no exception.
     self._clock.failures += filter(None, [context.get("exception")])
 
-  def get_debug(self) -> bool:
-    return False
-
-  def is_running(self) -> bool:
-    return True
-
-  def is_closed(self) -> bool:
-    return False
-
-  def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-    """It stays among what is due, and does nothing."""
+  def __del__(self, *unused: Any) -> None:
+    """There is nothing to close."""
 
 
 def settle(future: asyncio.Future[Any], result: Any, error: BaseException | None = None) -> None:

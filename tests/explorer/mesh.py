@@ -16,7 +16,7 @@ reached; a host that has vanished says nothing.
 
 import asyncio
 import collections
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 import contextlib
 import random
 from typing import Any
@@ -29,18 +29,17 @@ from tests.explorer import loop as loop_lib
 _CONNECT_SECS, _TRY_SECS, _HELLO_SECS, _BREAKS_SECS, _BROKE_SECS = 5.0, 1.0, 30.0, 2.0, 0.05
 _ACK_SECS, _SLOW_SECS = 3.0, 0.2
 _LEAST_SECS, _MOST_SECS = 0.0002, 0.002  # Latency of a healthy link.
-_Pair = tuple[str, str]
 
 
 class Network:
-  """All hosts; a pair of them in `cut` and so on is one direction.
+  """All hosts.
 
   Attributes:
-    cut: Nothing passes.
-    refused: A firewall refuses new connections.
+    cut: Pairs of hosts, each a direction, in which nothing passes.
+    refused: Pairs for which a firewall refuses new connections.
+    slow: Pairs for which each message takes longer.
     crowded: Hosts that can open no connection, nor take one, as they have no file left; those
       that they have stay.
-    slow: Each message takes longer.
     silent: Hosts that have vanished.
     listening: Who listens, by address.
     links: All connections, in order.
@@ -49,10 +48,7 @@ class Network:
 
   def __init__(self, clock: loop_lib.Clock, seed: random.Random) -> None:
     self.clock, self._random = clock, seed
-    self.cut: collections.Counter[_Pair] = collections.Counter()
-    self.refused: collections.Counter[_Pair] = collections.Counter()
-    self.slow: collections.Counter[_Pair] = collections.Counter()
-    self.crowded: collections.Counter[str] = collections.Counter()
+    self.cut, self.refused, self.slow, self.crowded = (collections.Counter[Any]() for _ in range(4))
     self.silent: set[str] = set()
     self.listening: dict[tuple[str, int], Mesh] = {}
     self.links: dict[Link, None] = {}
@@ -121,13 +117,12 @@ class Link:
     """Sends to the other agent."""
     if self._is_open:
       self._network.on_send(message)
-      self._carry(self.source, self.target, self._other.hear, self._dialer, message)
+    self._carry(self.source, self.target, self._other.hear, self._dialer.incarnation, message)
 
   def answer(self, call: Callable[..., None], *args: Any) -> None:
     """The other agent, or its host, answers."""
-    if self._is_open:
-      take = self._dialer.process.take
-      self._carry(self.target, self.source, take, self._hear_answer, call, *args)
+    take = self._dialer.process.take
+    self._carry(self.target, self.source, take, self._hear_answer, call, *args)
 
   def close(self, reason: str) -> None:
     """The other end is gone."""
@@ -151,9 +146,11 @@ class Link:
         self._network.clock.at(0.0, self._arrive, source, *rest)
 
   def _carry(self, source: str, target: str, call: Callable[..., None], *args: Any) -> None:
-    now = self._network.clock.now
-    self._next_secs = max(now + self._network.delay(source, target), self._next_secs)
-    self._network.clock.at(self._next_secs - now, self._arrive, source, target, call, *args)
+    if self._is_open:
+      clock = self._network.clock
+      secs = clock.now + self._network.delay(source, target)
+      self._next_secs = max(secs, self._next_secs)
+      clock.at(self._next_secs - clock.now, self._arrive, source, target, call, *args)
 
   def _arrive(self, source: str, target: str, call: Callable[..., None], *args: Any) -> None:
     network = self._network
@@ -208,20 +205,39 @@ class Mesh:
     self.network.listening[self.host, self._port] = self
     return self._port
 
-  def connect(self, member: views.Member, on_accepted: Callable[[], None]) -> "_Connection":
-    return _Connection(self, member, on_accepted)
+  @contextlib.asynccontextmanager
+  async def connect(
+      self, member: views.Member, on_accepted: Callable[[], None]
+  ) -> AsyncIterator[Awaitable[str]]:
+    who, now = member.incarnation, self.process.time
+    end_secs = now() + _BREAKS_SECS
+    while True:
+      try:
+        link = self.links[who] = await self._dial(member, on_accepted)
+        break
+      except ConnectionResetError:  # While the agent says nothing yet.
+        if now() > end_secs:
+          raise
+        await asyncio.sleep(_BROKE_SECS)
+    try:
+      yield link.closed
+    finally:
+      link.drop()
+      if self.links.get(who) is link:
+        del self.links[who]
 
   def welcome(self, member: views.Member, link: Link) -> None:
     """Takes a connection of another agent."""
     self._on_came(member)
     link.answer(loop_lib.settle, link.opened, None)
 
-  def hear(self, other: "Mesh", message: Any) -> None:
+  def hear(self, incarnation: str, message: Any) -> None:
     """A message of another agent arrives."""
-    self.process.take(self._on_message, other.incarnation, message)
+    self.process.take(self._on_message, incarnation, message)
 
   def send(self, message: Any, to: Iterable[str] | None = None) -> None:
-    message = _copy(message)
+    if isinstance(message, messages.Post | messages.Beginning):  # Others are immutable.
+      message = messages.FROM_AGENT.decode(messages.encode(message)[4:])
     for who in list(self.links) if to is None else to:
       if (link := self.links.get(who)) is not None:
         link.send(message)
@@ -233,60 +249,28 @@ class Mesh:
   async def close(self) -> None:
     self.network.close(self.host)
 
-
-class _Connection:
-  """One with an agent while it is entered, as `mesh.Mesh.connect` says."""
-
-  def __init__(self, mesh: Mesh, member: views.Member, on_accepted: Callable[[], None]) -> None:
-    self._mesh, self._member, self._on_accepted = mesh, member, on_accepted
-
-  async def __aenter__(self) -> Awaitable[str]:
-    now = self._mesh.process.time
-    end_secs = now() + _BREAKS_SECS
-    while True:
-      try:
-        self._link = self._mesh.links[self._member.incarnation] = await self._dial()
-        return self._link.closed
-      except ConnectionResetError:  # While the agent says nothing yet.
-        if now() > end_secs:
-          raise
-        await asyncio.sleep(_BROKE_SECS)
-
-  async def __aexit__(self, *unused: Any) -> None:
-    self._link.drop()
-    if self._mesh.links.get(self._member.incarnation) is self._link:
-      del self._mesh.links[self._member.incarnation]
-
-  async def _dial(self) -> Link:
-    mesh, network, who = self._mesh, self._mesh.network, self._member.incarnation
-    pair = (mesh.host, self._member.host)
-    end_secs = mesh.process.time() + _CONNECT_SECS
+  async def _dial(self, member: views.Member, on_accepted: Callable[[], None]) -> Link:
+    network, now, who = self.network, self.process.time, member.incarnation
+    pair, end_secs = (self.host, member.host), now() + _CONNECT_SECS
     await asyncio.sleep(network.delay(*pair))
     while not network.is_whole(*pair) or network.crowded.keys() & {*pair}:
       await asyncio.sleep(_TRY_SECS)
-      if mesh.process.time() >= end_secs:
+      if now() >= end_secs:
         raise OSError("no answer")
     await asyncio.sleep(network.delay(*pair[::-1]))
-    other = network.listening.get((self._member.host, self._member.port))
-    if other is None or pair in network.refused or other.hello().stamp != mesh.hello().stamp:
-      mesh.refused.add(who)
+    other = network.listening.get((member.host, member.port))
+    if other is None or pair in network.refused or other.hello().stamp != self.hello().stamp:
+      self.refused.add(who)
       raise mesh_lib.GoneError("refused")
-    link = Link(mesh, other)
+    link = Link(self, other)
     try:
-      if who in mesh.refused:
-        mesh.refused.remove(who)
-        self._on_accepted()
-      other.process.tell(other.welcome, mesh.hello().member, link)
+      if who in self.refused:
+        self.refused.remove(who)
+        on_accepted()
+      other.process.tell(other.welcome, self.hello().member, link)
       async with asyncio.timeout(_HELLO_SECS):
         await link.opened
       return link
     except BaseException:
       link.drop()
       raise
-
-
-def _copy(message: Any) -> Any:
-  """Returns what arrives on the wire; most are immutable values."""
-  if isinstance(message, messages.Post | messages.Beginning):
-    return messages.FROM_AGENT.decode(messages.encode(message)[4:])
-  return message

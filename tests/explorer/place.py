@@ -10,8 +10,10 @@ from them, the real `records.Records` says: it is started anew with each answer.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+import collections
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
+import copy
 import functools
 import random
 from typing import Any
@@ -21,7 +23,29 @@ from tests.explorer import loop as loop_lib
 
 _CALL_SECS, _SLOW_SECS = (0.0005, 0.005), (0.2, 1.5)  # One way.
 _TIMEOUT_SECS = 3.0  # As of `records.Bucket`.
-_WRITES = ("create", "put", "delete")
+_READS = ("read", "keys")
+
+
+class Memory:
+  """Records in memory; calls are those of `records.Folder`."""
+
+  def __init__(self) -> None:
+    self.values: dict[str, bytes] = {}
+
+  def create(self, key: str, content: bytes) -> None:
+    self.values.setdefault(key, content)
+
+  def put(self, key: str, content: bytes) -> None:
+    self.values[key] = content
+
+  def read(self, key: str) -> bytes | None:
+    return self.values.get(key)
+
+  def keys(self, prefix: str) -> list[str]:
+    return sorted(key for key in self.values if key.startswith(f"{prefix}/"))
+
+  def delete(self, key: str) -> None:
+    self.values.pop(key, None)
 
 
 class _WantedCall(BaseException):
@@ -45,7 +69,7 @@ class _Replay:
     raise _WantedCall(*call)
 
 
-class Place:
+class Place(Memory):
   """A place with records, as hosts reach it.
 
   Attributes:
@@ -53,7 +77,7 @@ class Place:
       "stale" (reads what there was when this began), it "fails" (half of them, half of
       these after their effect), it is "full", or the host is "cut off" (gets errors only).
     late: How late the next record that a host makes is there, and whether it gives up by then.
-    values: What it has, by key.
+    values: What it has, by key; what begins with "?" cannot be read.
     num_torn: How many of the views to be made cannot be read.
     ignores_conditions: Whether what is made replaces what is there.
     on_made: Called with each view that is made.
@@ -62,27 +86,28 @@ class Place:
   def __init__(
       self, clock: loop_lib.Clock, seed: int, on_made: Callable[[views.View], None]
   ) -> None:
-    self.until_secs: dict[tuple[str, str], float] = {}
+    super().__init__()
+    self._records = records_lib.Records("judge", b"key")
+    self._opened = functools.cache(self._records._open)  # Replays open the same ones again.
+    self.until_secs = collections.defaultdict[tuple[str, str], float](float)
     self.late: dict[str, tuple[float, bool]] = {}
     self.num_torn, self.ignores_conditions = 0, False
     self._clock, self._random, self._on_made = clock, random.Random(f"judge {seed}"), on_made
     self._process = loop_lib.Process(clock)
-    self.values: dict[str, bytes] = {}
     self._former: dict[str, dict[str, bytes]] = {}  # What those read for whom it is stale.
 
   def suffer(self, what: str, host: str, secs: float) -> None:
     """Something is wrong for a host for a while, see `until_secs`."""
-    end_secs = self._clock.now + secs
-    self.until_secs[what, host] = max(self.until_secs.get((what, host), 0.0), end_secs)
+    self.until_secs[what, host] = max(self.until_secs[what, host], self._clock.now + secs)
     if what == "stale":
       self._former[host] = dict(self.values)
 
   def left_secs(self, what: str, host: str) -> float:
     """Returns how long that lasts from now on, 0 if it does not."""
-    return max(0.0, self.until_secs.get((what, host), 0.0) - self._clock.now)
+    return max(0.0, self.until_secs[what, host] - self._clock.now)
 
   @contextlib.contextmanager
-  def tear(self) -> Any:
+  def tear(self) -> Iterator[None]:
     """The next view that is made cannot be read before this is over."""
     self.num_torn += 1
     yield
@@ -91,8 +116,8 @@ class Place:
 
   def open(self, place: Any = None) -> records_lib.Records:
     """Returns records whose calls take effect at once, or are those of another place."""
-    records = records_lib.Records("judge", b"key")
-    records._place = place or self
+    records = copy.copy(self._records)
+    records._place, records._open = place or self, self._opened
     return records
 
   def find_view(self, number: int) -> views.View:
@@ -130,30 +155,31 @@ class Place:
       await asyncio.sleep(_TIMEOUT_SECS)
       tell(OSError("The judge gives no answer."))
       return
-    while secs := self.left_secs("hangs", host):
-      await asyncio.sleep(secs)
+    await self._hang(host)
     secs, gives_up = self.late.pop(host, (0.0, False)) if method == "create" else (0.0, False)
     if gives_up and secs > _TIMEOUT_SECS:
-      error = OSError("The judge gives no answer.")
-      self._clock.at(_TIMEOUT_SECS, tell, error)
+      self._clock.at(_TIMEOUT_SECS, tell, OSError("The judge gives no answer."))
       tell = lambda answer: None
     await (asyncio.sleep(secs) if secs else self._travel(host))
     answer = self._take_effect(host, method, *args)
     await self._travel(host)
-    while secs := self.left_secs("hangs", host):
-      await asyncio.sleep(secs)
+    await self._hang(host)
     tell(answer)
 
   async def _travel(self, host: str) -> None:
     secs = _SLOW_SECS if self.left_secs("slow", host) else _CALL_SECS
     await asyncio.sleep(self._random.uniform(*secs))
 
+  async def _hang(self, host: str) -> None:
+    while secs := self.left_secs("hangs", host):
+      await asyncio.sleep(secs)
+
   def _take_effect(self, host: str, method: str, *args: Any) -> Any:
     chance = self._random.random() if self.left_secs("fails", host) else 1.0
-    if chance < 0.25 or (self.left_secs("full", host) and method in _WRITES):
+    if chance < 0.25 or (self.left_secs("full", host) and method not in _READS):
       return OSError("An error before the call took effect.")
     now = self.values
-    if method not in _WRITES and self.left_secs("stale", host):
+    if method in _READS and self.left_secs("stale", host):
       self.values = self._former[host]
     try:
       answer = getattr(self, method)(*args)
@@ -162,8 +188,6 @@ class Place:
     finally:
       self.values = now
     return OSError("An error after the call took effect.") if chance < 0.5 else answer
-
-  # As `records.Folder`; values that begin with "?" cannot be read.
 
   def create(self, key: str, content: bytes) -> None:
     if key not in self.values or self.ignores_conditions:
@@ -174,17 +198,7 @@ class Place:
           self.num_torn -= 1
           self.values[key] = b"?" + content
 
-  def put(self, key: str, content: bytes) -> None:
-    self.values[key] = content
-
   def read(self, key: str) -> bytes | None:
-    value = self.values.get(key)
-    if value and value[:1] == b"?":
+    if (value := super().read(key)) and value.startswith(b"?"):
       raise OSError("An error in the file.")
     return value
-
-  def keys(self, prefix: str) -> list[str]:
-    return sorted(key for key in self.values if key.startswith(f"{prefix}/"))
-
-  def delete(self, key: str) -> None:
-    self.values.pop(key, None)

@@ -14,56 +14,53 @@ from absl.testing import parameterized
 from tests import samples
 from tests.explorer import history, plans, worker
 
-_FORMED_SECS, _LOST_SECS, _END_SECS = 4.0, 2.0, 3.0
+_FORMED_SECS, _LOST_SECS, _JOINED_SECS, _SILENT_SECS = 4.0, 2.0, 3.0, 6.0
 
 
 def measure(num_nodes):
-  """Forms a view, loses a tenth and gains a tenth; returns costs per node.
+  """Forms a view, loses a tenth and gains a tenth, then one says nothing any more.
 
-  Of connections, the most that one has; of posts, those beside the one for each
-  step, to each other node.
+  Returns costs per node: of connections, the most that one has; of posts, those beside the one
+  for each step, to each other node. And how long the silence lasted.
   """
   tenth = max(num_nodes // 10, 1)
   formed_secs = _FORMED_SECS + num_nodes / 32  # Nodes take their numbers one after another.
   lost_secs = formed_secs + _LOST_SECS
-  end_secs = lost_secs + _END_SECS
-  lost = [f"n{i}" for i in range(0, 2 * tenth, 2)]
-  come = [f"n{num_nodes + i}" for i in range(tenth)]
-  faults = [plans.SimFault(formed_secs, "kill", (h,)) for h in lost]
-  faults += [plans.SimFault(lost_secs, "join", (h,)) for h in come]
-  one = history.ClusterHistory(plans.FaultPlan(0, num_nodes, 0, tuple(faults)))
-  network = one.network
+  joined_secs = lost_secs + _JOINED_SECS
+  kills = [plans.SimFault(formed_secs, "kill", (f"n{i}",)) for i in range(0, 2 * tenth, 2)]
+  joins = [plans.SimFault(lost_secs, "join", (f"n{num_nodes + i}",)) for i in range(tenth)]
+  silent = plans.SimFault(joined_secs, "vanish", ("n1",))
+  one = history.ClusterHistory(plans.FaultPlan(0, num_nodes, 0, (*kills, *joins, silent)))
   sent = collections.Counter()
-
-  def count(message):
-    sent[type(message).__name__] += 1
-
-  network.on_send = count
+  one.network.on_send = lambda message: sent.update([type(message).__name__])
   sizes, most = [], 0
   one.clock.run(formed_secs - 1.0)
   calm = sent["Beat"]
   one.clock.run(formed_secs)
   calm = sent["Beat"] - calm
-  for until_secs in (formed_secs, lost_secs, end_secs):
+  for until_secs in (formed_secs, lost_secs, joined_secs):
     one.clock.run(until_secs)
-    alive = [m for m in one.machines.values() if m.is_alive]
-    alive = [m for m in alive if m.agent.roster.is_member]
+    alive = [m for m in one.machines.values() if m.is_alive and m.agent.roster.is_member]
     views = {(v.number, len(v.members)) for m in alive for v in [m.agent.roster.view]}
     assert len(views) == 1, views
     sizes += [size for _, size in views]
-    ends = collections.Counter(c.source for c in network.links)
-    most = max(most, *ends.values())
-  found = one.find_violations()
-  assert found == [], found
-  assert sizes == [num_nodes, num_nodes - tenth, num_nodes], sizes
+    most = max(most, *collections.Counter(c.source for c in one.network.links).values())
   steps = max(m.worker.steps for m in alive)
-  return {
+  costs = {
       "connections": most,
       "calm_beats_per_sec": calm / num_nodes,
-      "beats_per_sec": sent["Beat"] / num_nodes / end_secs,
+      "beats_per_sec": sent["Beat"] / num_nodes / joined_secs,
       "other_posts": sent["Post"] / num_nodes / (num_nodes - 1) - steps,
       "kept": max(m.agent.num_kept for m in alive),
   }
+  one.clock.run_for(_SILENT_SECS)
+  *_, (made_secs, _, (view,)) = (event for event in one.events(tuple) if not event[1])
+  found = one.find_violations()
+  one.close()
+  assert found == [], found
+  assert sizes == [num_nodes, num_nodes - tenth, num_nodes], sizes
+  assert {m.host for m in view.members}.isdisjoint(["n1"]), view.reason
+  return {**costs, "silent_secs": made_secs - joined_secs}
 
 
 def find_excess(costs, num_nodes):
@@ -75,6 +72,7 @@ def find_excess(costs, num_nodes):
       "beats_per_sec": 2.1 * others,
       "other_posts": 12,
       "kept": 12 + others / 8,
+      "silent_secs": 5.0,
   }
   return {k: v for k, v in costs.items() if v > budget[k]}
 

@@ -1,35 +1,199 @@
-"""A worker that keeps to the protocol, and computes hashes.
+"""A host with the real `Agent` and a worker that keeps to the protocol, and computes hashes.
 
-It talks as real ones do (`cluster.client`), and follows `training.worker`: it is told facts,
-compiles, works in views, votes on each step, and agrees with all others after a loss. Its state
-is the hash of the steps it has committed and of the views that have voted for them; so a worker
-is found that goes on from another state than the others, or commits a step together with other
-members.
+The worker talks as real ones do (`cluster.client`), and follows `training.worker`: it is told
+facts, compiles, works in views, votes on each step, and agrees with all others after a loss. Its
+state is the hash of the steps it has committed and of the views that have voted for them; so a
+worker is found that goes on from another state than the others, or commits a step together with
+other members.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+import contextlib
+import dataclasses
 import hashlib
 import math
+import random
 from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import client as client_lib, judge, messages, records, views
+from bamboo_jax.cluster.agent import agent as agent_lib
 from bamboo_jax.schedule import channel as channel_lib
-from tests.explorer import loop as loop_lib
+from tests.explorer import loop as loop_lib, mesh as mesh_lib
 
 STEP_SECS = 0.25
 _INIT_SECS, _COMPILE_SECS, _LAST_SECS = 0.5, 0.5, 0.5
 _SAVE_STEPS = 4
 _EXPLAIN_SECS = 30.0  # As in `training.worker`.
 _BEAT_SECS, _SILENCE_SECS = 0.25, 3.0
-_AGAIN_SECS, _PATIENCE_SECS = 0.1, 30.0  # As in `base.ask_again`.
+_RETRY_SECS, _PATIENCE_SECS = 0.1, 30.0  # As in `base.ask_again`.
 _PIPE_SECS, _EXIT_SECS = 0.0001, 0.05  # At most, until an agent sees an exit.
+_AGAIN_SECS = 0.1  # Until an agent that begins again is there.
 
 
 class _FailedError(Exception):
   """The worker fails by itself."""
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+  """A worker has a state: it has committed a step, or taken over what others have.
+
+  Attributes:
+    life: Stamp of the run, and the view in which training was begun anew.
+    view: The view that the worker works in.
+    alive: The workers that live.
+  """
+
+  worker: "Worker"
+  life: tuple[str, int]
+  view: views.View
+  steps: int
+  state: str
+  is_commit: bool
+  alive: frozenset["Worker"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+  """An agent has ended: with a reason, "" if all is done, or an error.
+
+  Attributes:
+    is_lost: Whether what its worker has is lost, or was when that ended by itself.
+  """
+
+  reason: str
+  error: Exception | None
+  worker: "Worker"
+  is_lost: bool
+
+
+class Machine:
+  """A host with an agent and its worker, in a `history.ClusterHistory`.
+
+  Attributes:
+    agent: The agent that lives or lived last; `worker` and `process` are its.
+    ended: How it ended, None while it lives.
+    is_dead: Whether the processes or the machine are gone.
+    is_hung: Whether all is stopped for good.
+    freeze_secs: For how long all are stopped once the next record is made: nothing has
+      followed from it by then.
+  """
+
+  def __init__(self, cluster: Any, options: agent_lib.AgentOptions) -> None:
+    self.cluster, self.host = cluster, options.host
+    # Clocks of machines have nothing in common.
+    self._ahead_secs = random.Random(f"clock {options.host}").uniform(0.0, 1e5)
+    self.is_dead = self.is_hung = False
+    self.freeze_secs = 0.0
+    self._begin(options)
+
+  @property
+  def is_alive(self) -> bool:
+    """Whether there is an agent."""
+    return not self.is_dead and self.ended is None
+
+  @property
+  def is_at_work(self) -> bool:
+    """Whether its worker is a member."""
+    return self.worker.is_alive and self.agent.roster.is_member
+
+  # What may happen to it.
+
+  def kill(self) -> None:
+    """Agent and worker are killed; the host closes their connections."""
+    self._die()
+    self.cluster.network.close(self.host)
+
+  def vanish(self) -> None:
+    """The machine is gone, and nobody is told."""
+    self._die()
+    self.cluster.network.silent.add(self.host)
+
+  def kill_worker(self, code: int = -9) -> None:
+    """The worker ends."""
+    self.worker.end(code)
+
+  def stop_worker(self) -> None:
+    """SIGSTOP of the worker."""
+    self.worker.process.is_stopped = True
+
+  def hang(self) -> None:
+    """All processes are stopped, for good."""
+    self.is_hung = self.process.is_stopped = True
+    self.stop_worker()
+
+  @contextlib.contextmanager
+  def frozen(self, *, is_all: bool = True) -> Iterator[None]:
+    """All processes are stopped for a while, or only the agent."""
+    self.process.is_stopped = True
+    if is_all:
+      self.stop_worker()
+    yield
+    if not self.is_hung:
+      self.process.cont()
+      self.worker.process.cont()
+
+  def notice(self) -> None:
+    """The node will be preempted."""
+    self.process.tell(self.agent._take_notice, "SIGTERM")
+
+  def _die(self) -> None:
+    self.is_dead = True
+    self.process.kill()
+    self.worker.kill()
+
+  # The life of an agent.
+
+  def _begin(self, options: agent_lib.AgentOptions) -> None:
+    if self.is_dead:
+      return
+    cluster, life = self.cluster, next(self.cluster.lives)
+    self.ended: Ended | None = None
+    self.process = loop_lib.Process(cluster.clock, ahead_secs=self._ahead_secs)
+    self.process.is_stopped = self.is_hung
+    self.worker = Worker(self)
+    incarnation = f"{options.name}#{life}"
+    self.agent = agent_lib.Agent(
+        options,
+        incarnation=incarnation,
+        judge=self._ask,
+        mesh=mesh_lib.Mesh(cluster.network, self.process, self.host, 1000 + life, incarnation),
+        worker=self.worker,
+        log=self._log,
+    )
+    self.process.start(self._live, self.agent, self.worker)
+
+  async def _live(self, agent: agent_lib.Agent, worker: "Worker") -> None:
+    reason, error = "", None
+    try:
+      reason = await agent.run()
+    except (OSError, ValueError, base.RunFailedError) as failure:
+      error = failure
+    is_lost = (agent.must_restart or error is not None) and (worker.code or 0) >= 0
+    self.ended = Ended(reason, error, worker, is_lost)
+    self.cluster.note(self.host, self.ended)
+    self.cluster.note(self.host, f"{agent.incarnation}: ends: {error or repr(reason)}")
+    if agent.must_restart:
+      options = dataclasses.replace(agent.options, is_again=True)
+      self.cluster.clock.at(_AGAIN_SECS, self._begin, options)
+
+  def _log(self, level: int, text: str, *args: Any) -> None:
+    self.cluster.note(self.host, f"{self.agent.incarnation}: {text % args}")
+    if text.startswith("View "):
+      self.cluster.note(self.host, tuple(self.agent.roster.recent_views()))
+
+  async def _ask(self, function: Any, *args: Any) -> Any:
+    """Calls a function with the records."""
+    try:
+      return await self.cluster.place.call(self.host, function, *args)
+    finally:
+      if self.freeze_secs and function.__name__.startswith("make"):
+        secs, self.freeze_secs = self.freeze_secs, 0.0
+        self.cluster.process.start(self.cluster.hold, self.frozen(), secs)
+        await asyncio.sleep(0)
 
 
 class Worker:
@@ -43,8 +207,8 @@ class Worker:
     code: With which it has ended by itself, or by a signal that its agent sees.
   """
 
-  def __init__(self, machine: Any) -> None:
-    """Starts nothing yet; `machine` is a `cluster.Machine`."""
+  def __init__(self, machine: Machine) -> None:
+    """Starts nothing yet."""
     self.host, self._agent, self._cluster = machine.host, machine.process, machine.cluster
     self._clock = self._cluster.clock
     self.process = loop_lib.Process(self._clock)
@@ -53,7 +217,6 @@ class Worker:
     self.is_alive = False
     self.code: int | None = None
     self._voted_in = 0  # View in which it has voted last.
-    self._early: list[Any] = []
     self._exit = self._agent.create_future()
     self._saves: set[asyncio.Task[None]] = set()
 
@@ -75,16 +238,11 @@ class Worker:
         block=self._wait,
     )
     self._changed = asyncio.Event()
-    for message in self._early:
-      self.send(message)
     self.process.start(self._or_fail, self._live)
     self.process.start(self._beat)
 
   def send(self, message: Any) -> None:
-    if self.number < 0:  # Before its start.
-      self._early.append(message)
-    else:
-      self._clock.at(_PIPE_SECS, self.process.take, self._hear, message)
+    self._clock.at(_PIPE_SECS, self.process.take, self._hear, message)
 
   async def wait(self) -> int:
     code: int = await self._exit
@@ -191,7 +349,7 @@ class Worker:
       self._commit()
       assert self.state == state, "states differ"
     self.steps, self.state, self.epoch = steps, state, epoch
-    self._cluster.note_state(self, is_commit=False)
+    self._note_state(is_commit=False)
     client.say(layout={"roles": [client.adopted.number]})
 
   async def _step(self) -> None:
@@ -239,7 +397,12 @@ class Worker:
     self.state = hashlib.sha256(state).hexdigest()[:16]
     self.steps += 1
     self.client.say(report={"steps": self.steps})
-    self._cluster.note_state(self, is_commit=True)
+    self._note_state(is_commit=True)
+
+  def _note_state(self, *, is_commit: bool) -> None:
+    alive = frozenset(m.worker for m in self._cluster.machines.values() if m.worker.is_alive)
+    own = (self.stamp, self.epoch), self.client.adopted, self.steps, self.state
+    self._cluster.note(self.host, State(self, *own, is_commit, alive))
 
   def _save(self) -> None:
     """Writes a checkpoint beside training, unless its life is over; see `judge.check_now`."""
@@ -268,4 +431,4 @@ class Worker:
         end_secs = min(end_secs, now + patience_secs)
         if now >= end_secs:
           raise
-        await asyncio.sleep(_AGAIN_SECS)
+        await asyncio.sleep(_RETRY_SECS)

@@ -194,10 +194,13 @@ class Roster:
         for i, ready in self.ready.items()
         if ready == origin and i in self.known and i not in self.gone
     }
-    order = [m.incarnation for m in sorted(joining.values())]
-    lost = {*self.suspicions.explain(order, now=self.watch.awake(now))}
     waited_secs = now - self.ready_secs
     is_late = waited_secs >= self._limits.gather_secs
+    are_all = (origin > self.view.run or self.is_short) and waited_secs >= SETTLE_SECS
+    if not (len(joining) >= self._num_nodes or are_all or is_late):
+      return None  # Each of many agents looks whenever another is ready.
+    order = [m.incarnation for m in sorted(joining.values())]
+    lost = {*self.suspicions.explain(order, now=self.watch.awake(now))}
     if is_late:  # Regardless of which end is cut off.
       lost |= self.suspicions.of(self.incarnation).keys()
       lost.discard(self.incarnation)
@@ -206,11 +209,7 @@ class Roster:
     for i in joining.keys() & lost:
       del joining[i]
     is_unclear = any(joining.keys() & self.suspicions.of(i).keys() for i in joining)
-    are_all = (
-        (origin > self.view.run or self.is_short)
-        and waited_secs >= SETTLE_SECS
-        and (self.registered or set()) <= joining.keys() | self.unreachable.keys()
-    )
+    are_all &= (self.registered or set()) <= joining.keys() | self.unreachable.keys()
     is_due = (len(joining) >= self._num_nodes or are_all) and not is_unclear
     return list(joining.values()) if is_due or is_late else None
 

@@ -60,7 +60,8 @@ class Silence:
 
   def is_over(self, now: float) -> bool:
     """Returns whether the node has been silent for too long."""
-    return self.secs(now) > self.limit_secs
+    secs = self.secs(now)
+    return secs > self._least_secs and secs > self.limit_secs  # The limit takes a while to find.
 
 
 class HeartbeatWatch:

@@ -11,7 +11,7 @@ from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import messages, records as records_lib, views
 from bamboo_jax.cluster.agent import agent as agent_lib, mesh as mesh_lib
 from tests import members
-from tests.explorer import loop as loop_lib
+from tests.explorer import loop as loop_lib, place as place_lib
 
 
 def make_options(name, **changes):
@@ -100,32 +100,18 @@ class Place:
   """Records in memory; calls fail while there are `errors`."""
 
   def __init__(self):
-    self.values, self.errors, self.calls = {}, [], []
+    self.errors, self.calls = [], []
+    self._memory = place_lib.Memory()
+    self.values = self._memory.values
 
-  def _note(self, *call):
-    self.calls.append(call)
-    if self.errors:
-      raise self.errors.pop(0)
+  def __getattr__(self, method):
+    def call(key, *content):
+      self.calls.append((method, key))
+      if self.errors:
+        raise self.errors.pop(0)
+      return getattr(self._memory, method)(key, *content)
 
-  def create(self, key, content):
-    self._note("create", key)
-    self.values.setdefault(key, content)
-
-  def put(self, key, content):
-    self._note("put", key)
-    self.values[key] = content
-
-  def read(self, key):
-    self._note("read", key)
-    return self.values.get(key)
-
-  def keys(self, prefix):
-    self._note("keys", prefix)
-    return sorted(key for key in self.values if key.startswith(f"{prefix}/"))
-
-  def delete(self, key):
-    self._note("delete", key)
-    self.values.pop(key, None)
+    return call
 
 
 class AgentCase(parameterized.TestCase):

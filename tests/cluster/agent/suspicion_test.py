@@ -9,18 +9,6 @@ from bamboo_jax.cluster import messages
 from bamboo_jax.cluster.agent import suspicion
 
 
-def explain(edges, *, now, members="abcde", quiet=""):
-  """`edges` are written accuser, accused, since when; `!` if it is certain."""
-  found = suspicion.Suspicions("a")
-  said = {}
-  for text in edges:
-    by, whom, since_secs = text.strip("!").split()
-    suspect = messages.Suspect(whom, "why", text.endswith("!"))
-    said.setdefault(by, []).append(suspect)
-    found.note(by, said[by], count=len(said[by]), now=float(since_secs))
-  return "".join(found.explain(list(members), now=now, quiet=quiet))
-
-
 def find_sure(edges, mended, now):
   """Of the members that `a` suspects, those that most others accuse, after a mend anew."""
   own = {w for by, w in edges if by == "a"}
@@ -32,86 +20,70 @@ def find_sure(edges, mended, now):
 class SuspicionTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
-      ("nobody_yet", ["a b 0.6"], ""),
-      ("of_a_link_the_later_end", ["b c 0", "c b 0"], "c"),
-      ("who_is_cut_off", ["c b 0", "d b 0", "e b 0.9", "a b 0.9"], "b"),
-      ("itself", ["a b 0", "a c 0.5", "d a 0.5"], "a"),
-      ("most_are_certain", [f"{by} e 1.4!" for by in "abc"], "e"),
-      ("one_alone_is_certain", ["a e 0!"], ""),
-      ("not_whose_link_may_heal", ["a d 0", "b c 0.9", "c b 0.9"], "d"),
+      ("nobody_yet", "0.6 a b; 1.5 ="),
+      ("of_a_link_the_later_end", "0 b c; 0 c b; 1.5 = c"),
+      ("who_is_cut_off", "0 c b; 0 d b; 0.9 e b; 0.9 a b; 1.5 = b"),
+      ("itself", "0 a b; 0.5 a b c; 0.5 d a; 1.5 = a"),
+      ("most_are_certain", "1.4 a e!; 1.4 b e!; 1.4 c e!; 1.5 = e"),
+      ("one_alone_is_certain", "0 a e!; 1.5 ="),
+      ("not_whose_link_may_heal", "0 a d; 0.9 b c; 0.9 c b; 1.5 = d"),
+      (
+          "a_refusal_that_may_pass_is_no_reason_yet",
+          "0 e c!; 0 c e!; 1 a e!; 1 e c! a!; 3.1 =; 4.0 = e",
+          "abcde",
+          "ce",
+      ),
+      ("a_link", "0 c b!; 0 b c!; 3.1 = c"),
+      ("a_link_of_who_is_quiet_is_no_reason_yet", "0 c b!; 0 b c!; 3.1 =", "abcde", "c"),
+      ("of_who_is_suspected_here", "0 c b!; 0 b c!; 3 a c; 3.1 = c", "abcde", "c"),
+      ("who_was_away_waits_once_more", "0 a b!; 2.5 away; 5.4 =; 5.5 = b", "abc"),
+      (
+          "who_is_quiet_is_not_left_out_beside_another",
+          "0 a e; 0 b e; 0 c e; 0 d e; 1.5 = e",
+          "abcde",
+          "be",
+      ),
+      (  # `b` was cut off and is back; `d` and `e` are dead.
+          "who_has_links_that_may_heal_is_not_to_blame_for_the_dead",
+          "0 c d e!; 9.8 c d e! b; 9.8 b d; 9.8 a d e!; 10.0 =; 13.0 = c d e",
+          "bacde",
+      ),
+      ("others_wait_when_one_is_taken_back", "0 d b; 0 a b; 1 a; 1.7 =; 2.0 = d", "abcd"),
+      # Nothing mends at either end of the link of `d` to `b`.
+      ("others_do_not", "0 d b; 0 a c; 1 a; 1.7 = d; 2.0 = d", "abcd"),
+      (  # All links were refused until 4.0, when `a` and `b` meet again; `d` is dead.
+          "what_was_said_before_a_link_mended_is_said_again",
+          "0 a b! c! d!; 0 b a! c! d!; 0 c a! b! d!; 4 a d!; 4 b d!; 4.5 =; 5.0 = d",
+          "abcd",
+      ),
+      (
+          "what_is_said_after_a_link_mended_counts_at_once",
+          "0 a b!; 4 a; 4.1 a d!; 4.1 b d!; 4.1 c d!; 4.1 = d",
+          "abcd",
+      ),
+      ("who_is_left_out_mends_nothing", "0 b e d; 0 drop e; 1 b d; 1.2 = d", "abcd"),
+      (
+          "who_was_found_to_wait_is_due_in_the_end",
+          "0 d b!; 2 away d; 2.9 =; 4.9 =; 5.0 = d; 5 d; 5 c c!; 5 b c!; 7.9 =; 8.0 = c",
+          "abcd",
+      ),
   )
-  def test_explain(self, edges, out):
-    self.assertEqual(explain(edges, now=1.5), out)
-
-  @parameterized.parameters((3.1, ""), (4.0, "e"))
-  def test_a_refusal_that_may_pass_is_no_reason_yet(self, now, out):
-    edges = ["e c 0!", "c e 0!", "a e 1!", "e a 1!"]
-    self.assertEqual(explain(edges, now=now, quiet="ce"), out)
-
-  def test_a_link_of_who_is_quiet_is_no_reason_yet(self):
-    edges = ["c b 0!", "b c 0!"]
-    self.assertEqual(explain(edges, now=3.1, quiet="c"), "")
-    self.assertEqual(explain([*edges, "a c 3.0"], now=3.1, quiet="c"), "c")
-    self.assertEqual(explain(edges, now=3.1), "c")
-
-  def test_who_was_away_waits_once_more(self):
+  def test_explain(self, course, members="abcde", quiet=""):
+    """Of each accuser all whom it suspects from a time on, with `!` if it is certain."""
     found = suspicion.Suspicions("a")
-    found.note("a", [messages.Suspect("b", "why", True)], count=1, now=0.0)
-    found.wait_again(2.5)
-    self.assertEqual(found.explain(list("abc"), now=5.4), {})
-    self.assertEqual(found.explain(list("abc"), now=5.5), {"b": "why"})
-    self.assertEqual(found.of("a")["b"].first_secs, 0.0)
-
-  def test_who_is_quiet_is_not_left_out_beside_another(self):
-    edges = [f"{by} e 0" for by in "abcd"]
-    self.assertEqual(explain(edges, now=1.5, quiet="be"), "e")
-
-  @parameterized.parameters((10.0, ""), (13.0, "cde"))
-  def test_who_has_links_that_may_heal_is_not_to_blame_for_the_dead(self, now, out):
-    # `b` was cut off and is back; `d` and `e` are dead.
-    edges = ["c d 0", "c e 0!", "c b 9.8", "b d 9.8", "a d 9.8", "a e 9.8!"]
-    self.assertEqual(explain(edges, now=now, members="bacde"), out)
-
-  @parameterized.parameters(
-      ("b", ""), ("c", "d")  # Nothing mends at either end of the link of `d` to `b`.
-  )
-  def test_others_wait_when_one_is_taken_back(self, whom, out):
-    found = suspicion.Suspicions("a")
-    suspect = lambda who: messages.Suspect(who, "why", False)
-    found.note("d", [suspect("b")], count=1, now=0.0)
-    found.note("a", [suspect(whom)], count=1, now=0.0)
-    found.note("a", [], count=2, now=1.0)
-    explain_at = lambda now: "".join(found.explain(list("abcd"), now=now))
-    self.assertEqual(explain_at(1.7), out)
-    self.assertEqual(explain_at(2.0), "d")
-
-  @parameterized.parameters((4.5, ""), (5.0, "d"))
-  def test_what_was_said_before_a_link_mended_is_said_again(self, now, out):
-    """All links were refused until 4.0, when `a` and `b` meet again; `d` is dead."""
-    everybody = [messages.Suspect(who, "why", True) for who in "abcd"]
-    found = suspicion.Suspicions("a")
-    for by in "abc":
-      found.note(by, [s for s in everybody if s.incarnation != by], count=1, now=0.0)
-    found.note("a", everybody[3:], count=2, now=4.0)
-    found.note("b", everybody[3:], count=2, now=4.0)
-    self.assertEqual("".join(found.explain(list("abcd"), now=now)), out)
-
-  def test_what_is_said_after_a_link_mended_counts_at_once(self):
-    found = suspicion.Suspicions("a")
-    dead = [messages.Suspect(who, "why", True) for who in "bd"]
-    found.note("a", dead[:1], count=1, now=0.0)
-    found.note("a", [], count=2, now=4.0)
-    for by in "abc":
-      found.note(by, dead[1:], count=3, now=4.1)
-    self.assertEqual("".join(found.explain(list("abcd"), now=4.1)), "d")
-
-  def test_who_is_left_out_mends_nothing(self):
-    found = suspicion.Suspicions("a")
-    gone, other = (messages.Suspect(who, "why", False) for who in "ed")
-    found.note("b", [gone, other], count=1, now=0.0)
-    found.drop("e")
-    found.note("b", [other], count=2, now=1.0)
-    self.assertEqual([*found.explain(list("abcd"), now=1.2)], ["d"])
+    for count, line in enumerate(course.split(";")):
+      secs, who, *what = line.split()
+      now = float(secs)
+      if who == "=":
+        out = found.explain(list(members), now=now, quiet=quiet)
+        self.assertEqual([*out], what, msg=line)
+      elif who == "away":
+        found.wait_again(now, ends=what or None)
+      elif who == "drop":
+        found.drop(*what)
+      else:
+        said = [messages.Suspect(w.strip("!"), "why", w.endswith("!")) for w in what]
+        found.note(who, said, count=count, now=now)
 
   @parameterized.parameters(*range(20))
   def test_what_is_looked_at_before_does_not_matter(self, seed):
@@ -142,15 +114,3 @@ class SuspicionTest(parameterized.TestCase):
       late.wait_again(now)
       sure = find_sure(edges, dict.fromkeys("abcdef", now), now)
       self.assertEqual(late.explain("abcdef", now=now).keys(), sure)
-
-  def test_who_was_found_to_wait_is_due_in_the_end(self):
-    found = suspicion.Suspicions("a")
-    dead = [messages.Suspect(whom, "why", True) for whom in "bc"]
-    found.note("d", dead[:1], count=1, now=0.0)
-    found.wait_again(2.0, ends={"d"})
-    for now, out in ((2.9, []), (4.9, []), (5.0, ["d"])):
-      self.assertEqual([*found.explain(list("abcd"), now=now)], out)
-    found.note("c", dead[1:], count=1, now=5.0)
-    found.note("b", dead[1:], count=1, now=5.0)
-    self.assertEqual([*found.explain(list("abc"), now=7.9)], [])
-    self.assertEqual([*found.explain(list("abc"), now=8.0)], ["c"])
