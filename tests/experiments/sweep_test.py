@@ -17,9 +17,9 @@ from unittest import mock
 from absl.testing import parameterized
 import distributed
 
-from bamboo_jax.base import ports
 from bamboo_jax.experiments import sweep
 from bamboo_jax.metrics import progress as progress_lib
+from bamboo_jax.net import addresses
 from tests import folders, samples
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -190,7 +190,7 @@ class DaskTest(folders.FolderCase):
 
   def setUp(self):
     super().setUp()
-    port = ports.free_port()
+    port = addresses.free_port()
     self.address = f"tcp://127.0.0.1:{port}"
     self.where = sweep.Where(dask=self.address)
     self.start("scheduler", "--no-dashboard", f"--port={port}")
@@ -259,7 +259,7 @@ class NoSchedulerTest(parameterized.TestCase):
 
   @parameterized.parameters("tcp://127.0.0.1:{port}", "nowhere", "udp://a:1")
   def test_one_line(self, address):
-    address = address.format(port=ports.free_port())
+    address = address.format(port=addresses.free_port())
     with mock.patch.object(sweep, "_CONNECT_SECS", 0.5):
       with self.assertRaisesRegex(ValueError, f"^--dask={address}: no Dask scheduler answers: "):
         run(square, [1], sweep.Where(dask=address))

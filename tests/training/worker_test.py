@@ -229,13 +229,13 @@ class BrokenTest(parameterized.TestCase):
 
   def test_wrong_order_of_shares(self):
     trials = small.make_trials(2, 4, 1, num_shares=4)
-    case, add = small.make_case("1,0/1,4"), reduce.add_here
+    case, add = small.make_case("1,0/1,4"), reduce._add_up
     trials.run(case)
 
-    def add_backwards(parts, device):
-      return add(parts[::-1], device)
+    def add_backwards(engine, channel, parts, **options):
+      return add(engine, channel, dict(reversed(parts.items())), **options)
 
-    with mock.patch.object(reduce, "add_here", add_backwards):
+    with mock.patch.object(reduce, "_add_up", add_backwards):
       with self.assertRaises(trials_lib.TroubleError):
         trials.run(case)
 
