@@ -3,8 +3,9 @@
 from collections.abc import Iterable
 import dataclasses
 
+from bamboo_jax import config as config_lib
 from bamboo_jax.accounting import prices as prices_lib
-from bamboo_jax.plan import cost_model
+from bamboo_jax.plan import cost_model, planner
 from tests import transformer
 
 
@@ -76,3 +77,11 @@ def make_transformer(
       flops_per_sec=flops_per_sec,
       link_bytes_per_sec=link_bytes_per_sec,
   )
+
+
+def make_plan(profile: cost_model.Profile, **request) -> planner.Plan:
+  """Returns a plan of 1 pipeline, 2 stages and 2 microbatches, unless `request` says otherwise."""
+  sizes = dict(num_stages=2, num_pipelines=1, num_microbatches=2)
+  fields = {field.name for field in dataclasses.fields(config_lib.PipelineSection)}
+  sizes |= {name: request.pop(name) for name in fields & {*request}}
+  return planner.make_plan(profile, config_lib.PipelineSection(**sizes), **request)

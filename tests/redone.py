@@ -73,4 +73,4 @@ def of_run(run: executor_lib.PipelineRun, former: executor_lib.PipelineRun) -> R
 def _forwards(table: ticks_lib.TickTable, first: int, stop: int) -> set[ticks_lib.Key]:
   """Returns the owners' forward passes in ticks `first` to `stop - 1`."""
   passes = (i for row in table.ticks[first:stop] for own in row for i in own.passes)
-  return {ticks_lib.key_of(i) for i in passes if i.op is instruction.Op.FORWARD}
+  return {i.item for i in passes if i.op is instruction.Op.FORWARD}

@@ -10,6 +10,7 @@ from bamboo_jax.schedule import (
     simulate as simulate_lib,
 )
 
+MODES = ("none", "lazy", "bubble", "budget", "eager")
 _PATTERN = re.compile(r"(\d+)(F|B|RF|SA|RA|SG|RG)(\d+)(?:[<>](\d+))?")
 
 

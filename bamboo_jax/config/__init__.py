@@ -14,6 +14,7 @@ from bamboo_jax.config.config import (
     Config,
     CostSection,
     OptimizerSection,
+    PipelineSection,
     RecoverySection,
     RedundancySection,
 )

@@ -73,10 +73,6 @@ class BatchSplit:
   microbatch_size: int
 
   def __post_init__(self) -> None:
-    for field in dataclasses.fields(self):
-      value = getattr(self, field.name)
-      if type(value) is not int or value < 1:
-        raise ValueError(f"{field.name} must be a whole number >= 1, got {value!r}.")
     if self.num_shares % self.num_pipelines:
       raise ValueError(
           f"num_shares={self.num_shares} must be a multiple of "

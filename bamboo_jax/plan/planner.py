@@ -73,14 +73,9 @@ _UNPROTECTED = config_lib.RedundancySection()
 
 def make_plan(
     profile: cost_model.Profile,
+    pipeline: config_lib.PipelineSection,
     *,
-    num_stages: int,
-    num_pipelines: int,
-    num_microbatches: int,
-    microbatch_size: int,
-    schedule: str = "1f1b",
     memory_limit_bytes: int | None = None,
-    num_shares: int | None = None,
     protection: config_lib.RedundancySection = _UNPROTECTED,
     reroutes: bool = False,
     is_remote: bool = False,
@@ -89,13 +84,8 @@ def make_plan(
   """Returns the best plan for equal nodes.
 
   Args:
-    profile: Costs of the layers on one node.
-    num_microbatches: Microbatches of each pipeline in a step.
-    microbatch_size: In samples; the profile must be for this size.
-    schedule: "1f1b" or "gpipe".
+    profile: Costs of the layers on one node, for microbatches of this size.
     memory_limit_bytes: Memory of one device; None: no limit.
-    num_shares: Shares of the global batch, a multiple of `num_pipelines`; by
-      default one per pipeline.
     protection: Options of replicas. With replicas the limit holds
       for a step, and for the one after any single death.
     reroutes: Whether other pipelines compute a stage that has lost all nodes;
@@ -109,15 +99,12 @@ def make_plan(
     ValueError: An argument is out of range, or numbers do not divide.
     base.InfeasibleError: No partition fits in `memory_limit_bytes`.
   """
-  batch = batch_split.BatchSplit(
-      num_pipelines=num_pipelines,
-      num_shares=num_pipelines if num_shares is None else num_shares,
-      num_microbatches=num_microbatches,
-      microbatch_size=microbatch_size,
-  )
+  num_stages, num_pipelines = pipeline.num_stages, pipeline.num_pipelines
+  sizes = pipeline.num_microbatches, pipeline.microbatch_size
+  batch = batch_split.BatchSplit(num_pipelines, pipeline.num_shares or num_pipelines, *sizes)
   model = memory_lib.MemoryModel(
       profile.layers,
-      in_flight=lines_lib.in_flight_bounds(num_stages, num_microbatches, schedule),
+      in_flight=lines_lib.in_flight_bounds(num_stages, batch.num_microbatches, pipeline.schedule),
       upkeep=memory_lib.Upkeep(
           num_accumulators=batch.shares_per_pipeline,
           num_rerouted=batch.shares_per_pipeline * (reroutes and num_pipelines > 1),
@@ -128,47 +115,35 @@ def make_plan(
       ties=profile.ties,
       cuts=cuts,
   )
-  return _plan(profile, model, batch, schedule, memory_limit_bytes)
-
-
-def _plan(
-    profile: cost_model.Profile,
-    model: memory_lib.MemoryModel,
-    batch: batch_split.BatchSplit,
-    schedule: str,
-    limit_bytes: int | None,
-) -> Plan:
-  num_stages, protection = model.num_stages, model.upkeep.protection
-  partition = partition_lib.find_split(model, limit_bytes)
+  partition = partition_lib.find_split(model, memory_limit_bytes)
   needs = model.find_needs(partition.bounds)
   now, after = [need for _, need in needs[:num_stages]], needs[num_stages:]
   worst = max(after, key=lambda need: need[1].total_bytes, default=None)
-  free_bytes = None
-  if limit_bytes is not None:  # Also after a death.
-    most = worst[1].total_bytes if worst else 0
-    free_bytes = [limit_bytes - max(need.total_bytes, most) for need in now]
+  free_bytes, most = None, worst[1].total_bytes if worst else 0  # Also after a death.
+  if memory_limit_bytes is not None:
+    free_bytes = [memory_limit_bytes - max(need.total_bytes, most) for need in now]
   costs, place = profile.stage_costs(partition.bounds).place_residuals(
       profile.host_bytes_per_ms, num_microbatches=batch.num_microbatches, free_bytes=free_bytes
   )
-  limits = lines_lib.in_flight_limits(num_stages, schedule)
+  limits = lines_lib.in_flight_limits(num_stages, pipeline.schedule)
   line = lines_lib.Line(base.nodes(num_stages), batch.microbatches(0), limits)
   timeline = simulate_lib.simulate([line], costs=costs)
   return Plan(
       profile=profile,
       partition=partition,
       batch=batch,
-      schedule_name=schedule,
-      memory_limit_bytes=limit_bytes,
+      schedule_name=pipeline.schedule,
+      memory_limit_bytes=memory_limit_bytes,
       costs=costs,
       memory=tuple(now),
       timeline=timeline,
       step_time=step_time_lib.predict_step_time(
           profile,
           partition,
-          num_pipelines=batch.num_pipelines,
+          num_pipelines=num_pipelines,
           num_shares=batch.num_shares,
           compute_ms=timeline.span_ms,
-          refresh=protection.refresh if protection.has_replicas else None,
+          redundant=protection,
       ),
       worst_memory=worst,
       residuals=place,

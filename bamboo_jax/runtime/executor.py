@@ -134,7 +134,7 @@ class Filler:
     result = node.run(i)
     if self._own is not None and not i.is_transfer:
       start_secs = max(self._free_secs, time.perf_counter())
-      secs = self.stretch * self._own.durations_ms[i] / 1e3
+      secs = self.stretch * self._own.pass_ms(i) / 1e3
       self._free_secs = start_secs + secs
     return i, result
 
@@ -150,7 +150,11 @@ class Executor:
 
   Attributes:
     filler: Runs redundant forward passes in waits.
+    in_segments: Passes of local nodes in this step that were run in a segment of a
+      program, with the times of the segment.
   """
+
+  in_segments: Sequence[recorder_lib.MeasuredInstruction] = ()
 
   def __init__(self, engine: engine_lib.Engine, members: Members) -> None:
     self.filler = Filler()

@@ -107,7 +107,7 @@ class _Node:
     if i.op is Op.BACKWARD:
       self._to_sum[id(self._line_of[i.microbatch]), i.stage].pop()
     elif i.op is Op.RECV_ACTIVATION:
-      self._delivered.add((i.stage, i.microbatch))
+      self._delivered.add(i.item)
     self._held.add(i)
 
   def finish(self) -> None:
@@ -118,8 +118,7 @@ class _Node:
         raise ScheduleError(f"Node {self._node} does not run {missing}; its row has ended.")
 
   def _problem(self, i: Instruction) -> str | None:
-    s, m, held = i.stage, i.microbatch, self._held
-    item = s, m
+    (s, m), item, held = i.item, i.item, self._held
     line = self._line_of.get(m)
     # The output of the last stage goes nowhere.
     if line is None or not 0 <= s < len(line.owners) - i.is_transfer:

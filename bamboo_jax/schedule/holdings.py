@@ -11,7 +11,7 @@ from bamboo_jax import base
 from bamboo_jax.schedule import instruction as instruction_lib
 
 Op = instruction_lib.Op
-Item = tuple[base.StageId, int]  # Stage, microbatch.
+Item = instruction_lib.Item
 
 
 def input_of(item: Item) -> Item:
@@ -75,7 +75,7 @@ class HoldingsLedger:
 
   def add(self, i: instruction_lib.Instruction) -> None:
     """Records a finished instruction."""
-    item = i.stage, i.microbatch
+    item = i.item
     match i.op:
       case Op.FORWARD | Op.REDUNDANT_FORWARD:
         self.activations.add(item)

@@ -38,6 +38,9 @@ SENDS, RECEIVES = map(frozenset, zip(*_ENDS.values(), strict=True))
 TRANSFERS = SENDS | RECEIVES
 
 
+Item = tuple[base.StageId, int]  # Stage, microbatch.
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Instruction:
   """One operation on one microbatch of one stage.
@@ -54,6 +57,11 @@ class Instruction:
   op: Op
   microbatch: int
   peer: base.NodeId | None = None
+
+  @property
+  def item(self) -> Item:
+    """Stage and microbatch."""
+    return self.stage, self.microbatch
 
   @property
   def is_send(self) -> bool:

@@ -30,7 +30,6 @@ Instruction = instruction_lib.Instruction
 Op = instruction_lib.Op
 Rules = Mapping[base.NodeId, rule_lib.WaitRule]
 
-MODES = ("none", "lazy", "bubble", "budget", "eager")
 NUM_STEPS = 9  # From which the stretch follows.
 
 
@@ -76,7 +75,7 @@ def find_coverage(timeline: timeline_lib.Timeline) -> float:
   for slot in timeline.slots:
     i = slot.instruction
     if i.op in done_ms:
-      done_ms[i.op].setdefault((i.stage, i.microbatch), slot.end_ms)
+      done_ms[i.op].setdefault(i.item, slot.end_ms)
   redundant_ms = done_ms[Op.REDUNDANT_FORWARD]
   lost_ms = kept_ms = 0.0
   for key, at_ms in done_ms[Op.FORWARD].items():

@@ -41,7 +41,7 @@ class WaitRule:
 
   Attributes:
     passes: Its redundant forward passes, those that protect most first.
-    durations_ms: Planned times of all its passes, in ms.
+    pass_ms: Returns the planned time of a pass, in ms.
     latest_ms: Latest planned end of each of its receives, in ms, that does not
       lengthen the step.
     span_ms: Planned time of the step.
@@ -51,7 +51,7 @@ class WaitRule:
   """
 
   passes: Sequence[Instruction]
-  durations_ms: Mapping[Instruction, float]
+  pass_ms: Callable[[Instruction], float]
   latest_ms: Mapping[Instruction, float]
   span_ms: float
   late: float = 0.0
@@ -77,7 +77,7 @@ class WaitRule:
     Without a receive, at the end of the row, it must end before the step.
     `now_ms` is the time since the start of the step, on the clock of the plan.
     """
-    pass_ms = self.durations_ms[i]
+    pass_ms = self.pass_ms(i)
     if receive is None:
       latest_ms = self.span_ms + min(0.0, self.late) * pass_ms
     else:
@@ -112,7 +112,7 @@ def make_rules(
     ]
     found[node] = WaitRule(
         passes=passes,
-        durations_ms={i: costs.pass_ms(i) for i in (*row, *passes) if not i.is_transfer},
+        pass_ms=costs.pass_ms,
         latest_ms={i: latest_ms[node, i] for i in row if i.is_receive},
         span_ms=bare.span_ms,
         late=late,

@@ -61,24 +61,14 @@ class Communication(step_time_lib.OrderedSums):
 
   study: config_lib.StudySection
 
-  def reduce_ms(
-      self, profile: cost_model.Profile, num_bytes: int, *, num_pipelines: int, num_shares: int
-  ) -> float:
-    """Returns the time to sum `num_bytes` of gradients over all shares."""
-    if num_shares == 1:
-      return 0.0
+  def find_sent(self, num_pipelines: int, num_shares: int) -> tuple[int, float]:
+    """Returns the rounds of a sum, and how often a node sends its gradients."""
     n = num_pipelines
-    rounds, sent = 1, (num_shares // n + 1) * (n - 1) / n
-    if n == 1:  # Nothing is sent, but shares are added.
-      sent = num_shares - 1
-    elif self.study.reduction == "ring":
-      rounds, sent = 2 * (n - 1), 2 * (n - 1) / n
-    elif self.study.reduction == "tree":
-      rounds, sent = 2 * math.ceil(math.log2(n)), 2.0
-    if self.study.duplex == "half" and not profile.measured and n > 1:
-      sent *= 2
-    sent_ms = sent * num_bytes / profile.reduce_bytes_per_ms
-    return rounds * profile.reduce_latency_ms + sent_ms
+    if self.study.reduction == "ring":
+      return 2 * (n - 1), 2 * (n - 1) / n
+    if self.study.reduction == "tree":
+      return 2 * math.ceil(math.log2(n)), 2.0
+    return super().find_sent(n, num_shares)
 
   def sum_ms(
       self,

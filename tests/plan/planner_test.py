@@ -6,13 +6,7 @@ import time
 from absl.testing import absltest, parameterized
 
 from bamboo_jax import base, config as config_lib
-from bamboo_jax.plan import (
-    cost_model,
-    partition as partition_lib,
-    planner,
-    render,
-    rows as rows_lib,
-)
+from bamboo_jax.plan import cost_model, partition as partition_lib, render, rows as rows_lib
 from bamboo_jax.plan.times import predictor as predictor_lib, step_time as step_time_lib
 from tests import profiles
 
@@ -45,11 +39,6 @@ _FOUR = _profile(
     vote_ms=0.75,
     ties=(cost_model.TieCost("embed", "head", _MIB // 2),),
 )
-
-
-def _plan(profile, **changes):
-  request = dict(num_stages=2, num_pipelines=1, num_microbatches=2, microbatch_size=1)
-  return planner.make_plan(profile, **(request | changes))
 
 
 class StageCostsTest(absltest.TestCase):
@@ -86,6 +75,7 @@ class StepTimeTest(parameterized.TestCase):
         num_pipelines=pipelines,
         num_shares=shares,
         compute_ms=8.0,
+        redundant=config_lib.RedundancySection(),
     )
     want = step_time_lib.StepTime(8.0, ties, reduce, norm, 0.0, 0.75, update)
     self.assertEqual(got, want)
@@ -96,7 +86,7 @@ class MakePlanTest(parameterized.TestCase):
 
   def test_two_pipelines(self):
     layers = [_layer(name, activation_bytes=0) for name in "abcd"]
-    plan = _plan(_profile(layers), num_pipelines=2, microbatch_size=3)
+    plan = profiles.make_plan(_profile(layers), num_pipelines=2, microbatch_size=3)
     self.assertEqual(plan.partition.bounds, (0, 2, 4))
     self.assertEqual(plan.owners, ((0, 1), (2, 3)))
     self.assertEqual(plan.batch.batch_size, 12)
@@ -117,7 +107,7 @@ class MakePlanTest(parameterized.TestCase):
       ("two_pipelines", dict(num_pipelines=2), 2 * (1 + 2 + 2)),
   )
   def test_memory(self, request, resident_mib):
-    plan = _plan(_profile(map(_layer, "abcd")), **request)
+    plan = profiles.make_plan(_profile(map(_layer, "abcd")), **request)
     got = plan.memory[0]
     self.assertEqual(got.resident_bytes + got.sum_bytes, resident_mib * _MIB)
     self.assertEqual(got.residual_bytes, 2 * 2 * _MIB)
@@ -128,39 +118,37 @@ class MakePlanTest(parameterized.TestCase):
     # slots, the gradient that it gets; nothing else counts.
     layers = [_layer(name, activation_bytes=0, residual_bytes=0) for name in "abcd"]
     request = dict(num_stages=4, protection=config_lib.RedundancySection(mode="bubble"))
-    plan = _plan(_profile(layers), **request)
+    plan = profiles.make_plan(_profile(layers), **request)
     one = lambda m: (m.parameter_bytes + m.slot_bytes + m.accumulator_bytes)
     self.assertEqual([one(m) for m in plan.memory], [4 * _MIB] * 4)
     self.assertEqual([m.total_bytes for m in plan.memory], [8 * _MIB] * 4)
     _, worst = plan.worst_memory
     self.assertEqual(worst.total_bytes, (2 * 4 + 3 + 1) * _MIB)
-    _plan(_profile(layers), **request, memory_limit_bytes=12 * _MIB)
+    profiles.make_plan(_profile(layers), **request, memory_limit_bytes=12 * _MIB)
     with self.assertRaisesRegex(
         base.InfeasibleError, "node . with stages .* after the death of node"
     ):
-      _plan(_profile(layers), **request, memory_limit_bytes=12 * _MIB - 1)
+      profiles.make_plan(_profile(layers), **request, memory_limit_bytes=12 * _MIB - 1)
 
   def test_the_shares_of_another_pipeline_fit(self):
     layers = [_layer(name, activation_bytes=0, residual_bytes=0) for name in "abcd"]
     request = dict(num_stages=4, num_pipelines=2, num_shares=2, reroutes=True)
-    plan = _plan(_profile(layers), **request)
+    plan = profiles.make_plan(_profile(layers), **request)
     most = max(m.total_bytes for m in plan.memory)
     _, worst = plan.worst_memory
     self.assertEqual(worst.total_bytes, most + _MIB)  # One more accumulator.
     request["memory_limit_bytes"] = worst.total_bytes
-    _plan(_profile(layers), **request)
+    profiles.make_plan(_profile(layers), **request)
     request["memory_limit_bytes"] -= 1
     with self.assertRaisesRegex(
         base.InfeasibleError, "for another pipeline too, .*; or config.recovery.reroute=False."
     ):
-      _plan(_profile(layers), **request)
-    _plan(_profile(layers), **request | {"reroutes": False})
+      profiles.make_plan(_profile(layers), **request)
+    profiles.make_plan(_profile(layers), **request | {"reroutes": False})
 
   @parameterized.named_parameters(
       ("stages", dict(num_stages=5), ValueError, "num_stages must be from 1 to"),
-      ("schedule", dict(schedule="gpip"), ValueError, "did you mean 'gpipe'"),
       ("shares", dict(num_shares=3), ValueError, "num_microbatches=2 per"),
-      ("no_pipeline", dict(num_pipelines=0), ValueError, "num_pipelines must"),
       (
           "memory",
           dict(memory_limit_bytes=3 * _MIB),
@@ -170,7 +158,7 @@ class MakePlanTest(parameterized.TestCase):
   )
   def test_refuses(self, request, error, message):
     with self.assertRaisesRegex(error, message):
-      _plan(_FOUR, **request)
+      profiles.make_plan(_FOUR, **request)
 
   @parameterized.parameters(
       (1e9, None, "device"),
@@ -185,7 +173,7 @@ class MakePlanTest(parameterized.TestCase):
         for i in range(4)
     ]
     profile = profiles.make_profile(layers, host_bytes_per_ms=rate)
-    plan = _plan(profile, num_microbatches=8, memory_limit_bytes=limit)
+    plan = profiles.make_plan(profile, num_microbatches=8, memory_limit_bytes=limit)
     self.assertEqual(plan.residuals, want)
     redundant_ms = {"device": 2.0, "host": 14.0 if rate is None else 2.0 + 2.0}[want]
     self.assertEqual(plan.costs.redundant_ms, (redundant_ms,) * 2)
@@ -200,7 +188,9 @@ class MakePlanTest(parameterized.TestCase):
     took_secs = []
     for _ in range(3):
       start = time.process_time()
-      _plan(_profile(layers), num_stages=64, num_microbatches=128, memory_limit_bytes=1000 * _MIB)
+      profiles.make_plan(
+          _profile(layers), num_stages=64, num_microbatches=128, memory_limit_bytes=1000 * _MIB
+      )
       took_secs.append(time.process_time() - start)
       if took_secs[-1] < 3.0:
         break
@@ -210,11 +200,11 @@ class MakePlanTest(parameterized.TestCase):
 class RenderTest(absltest.TestCase):
 
   def test_render_plan(self):
-    plan = _plan(_FOUR, num_pipelines=2, memory_limit_bytes=64 * _MIB)
+    plan = profiles.make_plan(_FOUR, num_pipelines=2, memory_limit_bytes=64 * _MIB)
     self.assertEqual(render.render_plan(plan).splitlines(), _TEXT.splitlines())
 
   def test_redundancy(self):
-    plan = _plan(
+    plan = profiles.make_plan(
         _profile(map(_layer, "abc"), link_bytes_per_ms=1e12), num_stages=3, num_microbatches=4
     )
     bubble = config_lib.RedundancySection("bubble", margin=0.0)

@@ -5,9 +5,9 @@ import dataclasses
 from absl.testing import parameterized
 
 from bamboo_jax import config as config_lib
-from bamboo_jax.plan import partition as partition_lib, planner, rows as rows_lib
+from bamboo_jax.plan import partition as partition_lib, rows as rows_lib
 from bamboo_jax.schedule import timeline as timeline_lib
-from tests import layouts
+from tests import layouts, profiles
 
 _SEGMENTS = partition_lib.Partition(tuple(range(13)))
 
@@ -18,13 +18,8 @@ class SegmentsTest(parameterized.TestCase):
   def test_span(self, num_stages, count, schedule):
     profile = layouts.make_profile(12)
     profile = dataclasses.replace(profile, dispatch_ms=0.0)
-    plan = planner.make_plan(
-        profile,
-        num_stages=num_stages,
-        num_pipelines=1,
-        num_microbatches=count,
-        microbatch_size=1,
-        schedule=schedule,
+    plan = profiles.make_plan(
+        profile, num_stages=num_stages, num_microbatches=count, schedule=schedule
     )
     by_stage = rows_lib.RowPlanner(plan, config_lib.RedundancySection("lazy"))
     by_segment = dataclasses.replace(by_stage, segments=_SEGMENTS)
@@ -34,13 +29,7 @@ class SegmentsTest(parameterized.TestCase):
     self.assertEqual(sent(fine), sent(coarse))
 
   def test_in_flight_is_that_of_the_stage(self):
-    plan = planner.make_plan(
-        layouts.make_profile(12),
-        num_stages=3,
-        num_pipelines=1,
-        num_microbatches=8,
-        microbatch_size=1,
-    )
+    plan = profiles.make_plan(layouts.make_profile(12), num_stages=3, num_microbatches=8)
     rows = rows_lib.RowPlanner(plan, config_lib.RedundancySection("none"), _SEGMENTS)
     uneven = partition_lib.Partition((0, 5, 12))
     (line,) = rows.lines([(0, (0,) * 12, (0,))], [uneven])

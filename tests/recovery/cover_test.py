@@ -7,12 +7,7 @@ import hypothesis
 from hypothesis import strategies
 
 from bamboo_jax import base, config as config_lib
-from bamboo_jax.plan import (
-    batch_split,
-    partition as partition_lib,
-    pipelines as pipelines_lib,
-    planner,
-)
+from bamboo_jax.plan import batch_split, partition as partition_lib, pipelines as pipelines_lib
 from bamboo_jax.plan.times import predictor as predictor_lib
 from bamboo_jax.recovery import shapes as shapes_lib, templates as templates_lib
 from bamboo_jax.schedule import failover
@@ -117,12 +112,8 @@ class PredictorTest(parameterized.TestCase):
   @parameterized.product(num_stages=[1, 2, 3], num_pipelines=[1, 2])
   def test_equal_pipelines_take_what_the_plan_says(self, num_stages, num_pipelines):
     profile = _profile([1.0, 2.0, 1.0, 3.0])
-    plan = planner.make_plan(
-        profile,
-        num_stages=num_stages,
-        num_pipelines=num_pipelines,
-        num_microbatches=4,
-        microbatch_size=1,
+    plan = profiles.make_plan(
+        profile, num_stages=num_stages, num_pipelines=num_pipelines, num_microbatches=4
     )
     predictor = predictor_lib.Predictor(profile, num_microbatches=4 * num_pipelines)
     got = predictor.predict(

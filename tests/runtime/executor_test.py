@@ -61,10 +61,7 @@ class Node:
 
 def make_filling(*, latest_ms=_LONG_MS, span_ms=0.0):
   own = rule_lib.WaitRule(
-      passes=_PASSES,
-      durations_ms=dict.fromkeys([*_PASSES, _FORWARD], 1.0),
-      latest_ms={_RECEIVE: latest_ms},
-      span_ms=span_ms,
+      passes=_PASSES, pass_ms=lambda i: 1.0, latest_ms={_RECEIVE: latest_ms}, span_ms=span_ms
   )
   bare = timeline_lib.Timeline((), (0,), 0.0)
   return redundancy.StepFilling([redundancy.PlannedRows(bare, {0: own}, costs=None)])

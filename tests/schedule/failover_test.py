@@ -14,10 +14,9 @@ from bamboo_jax.schedule import (
     failover,
     holdings as holdings_lib,
     instruction as instruction_lib,
-    redundancy,
     rule as rule_lib,
 )
-from tests import samples
+from tests import samples, schedules
 from tests.schedule import deaths
 
 Op = instruction_lib.Op
@@ -177,7 +176,7 @@ class AnyPipelineTest(absltest.TestCase):
     step = deaths.Step(
         range(num_stages),
         count,
-        mode=data.draw(st.sampled_from(redundancy.MODES), "mode"),
+        mode=data.draw(st.sampled_from(schedules.MODES), "mode"),
         costs=costs,
         in_flight=data.draw(st.none() | bounds, "in_flight"),
         first=first,

@@ -63,11 +63,10 @@ def run(plan, time_ms, rules=None):
 
 def lengthen(rule, factor):
   """Returns the rule by a clock that runs slower than that of the plan."""
-  times = lambda values: {i: factor * ms for i, ms in values.items()}
   return dataclasses.replace(
       rule,
-      durations_ms=times(rule.durations_ms),
-      latest_ms=times(rule.latest_ms),
+      pass_ms=lambda i: factor * rule.pass_ms(i),
+      latest_ms={i: factor * ms for i, ms in rule.latest_ms.items()},
       span_ms=factor * rule.span_ms,
       late_ms=factor * rule.late_ms,
   )
@@ -108,7 +107,7 @@ class RuleTest(parameterized.TestCase):
     passes = [redundant(1, m) for m in range(3)]
     return rule_lib.WaitRule(
         passes=passes,
-        durations_ms=dict.fromkeys(passes, 10.0),
+        pass_ms=lambda i: 10.0,
         latest_ms={self._receive: 50.0},
         span_ms=80.0,
         **limits,
@@ -240,7 +239,7 @@ class PlayedAheadTest(parameterized.TestCase):
     )
     plans = {
         mode: plan_step(mode, owners, num_microbatches, costs, budget=budget)
-        for mode in redundancy.MODES
+        for mode in schedules.MODES
     }
     for mode, plan in plans.items():
       self.assertEqual(plan.bare, plans["none"].bare)

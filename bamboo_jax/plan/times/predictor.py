@@ -96,7 +96,10 @@ class Predictor:
     return self._compute_ms(partition, self._number(partition, roles), num_microbatches)
 
   def _number(self, partition: Partition, roles: Roles | None) -> Roles:
-    """Returns the roles of nodes from 0 on, with the shadows that affect the time of passes."""
+    """Returns the roles of nodes from 0 on, with the shadows that affect the time of passes.
+
+    Redundant passes that only fill waits do not, so they need not be placed.
+    """
     roles = roles.renumbered() if roles else self.new_roles(partition)
     return roles if self.redundant.lengthens else Roles(roles.owners)
 
@@ -109,12 +112,7 @@ class Predictor:
     if self.extrapolate and num_microbatches > most:
       if (next_ms := self._settled_ms(partition, roles)) is not None:
         return self.compute_ms(partition, most) + next_ms * (num_microbatches - most)
-    if self.redundant.lengthens:
-      return self.plan(partition, num_microbatches, roles).timeline.span_ms
-    # Passes that only fill waits do not lengthen it, so they are not placed.
-    limits = lines_lib.in_flight_limits(roles.num_stages)
-    line = lines_lib.Line(roles.owners, range(num_microbatches), limits)
-    return simulate_lib.simulate([line], costs=self.stage_costs(partition)).span_ms
+    return self.plan(partition, num_microbatches, roles).timeline.span_ms
 
   def _settled_ms(self, partition: Partition, roles: Roles) -> float | None:
     """Returns the time per microbatch in the steady state; None if not known.
@@ -153,7 +151,7 @@ class Predictor:
         num_pipelines=num_pipelines,
         num_shares=shares * num_pipelines,
         compute_ms=0.0,
-        refresh=self.redundant.refresh if self.has_replicas else None,
+        redundant=self.redundant,
         communication=self.communication,
     )
 
@@ -238,7 +236,9 @@ class Predictor:
     """Returns the rows of a pipeline."""
     limits = lines_lib.in_flight_limits(roles.num_stages)
     line = lines_lib.Line(roles.owners, range(num_microbatches), limits)
-    costs = self.redundant_costs(partition, num_microbatches)
+    costs = self.stage_costs(partition)
+    if roles.shadows:
+      costs = self.redundant_costs(partition, num_microbatches)
     return rows_lib.plan_rows(self.redundant, line, roles.shadows, costs=costs)
 
   def redundant_costs(self, partition: Partition, num_microbatches: int) -> costs_lib.StageCosts:

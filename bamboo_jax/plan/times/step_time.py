@@ -14,6 +14,7 @@ k shares per pipeline nothing can be added before it is sent, and a node sends
 from collections.abc import Sequence
 import dataclasses
 
+from bamboo_jax import config as config_lib
 from bamboo_jax.plan import cost_model, partition as partition_lib
 
 
@@ -29,13 +30,18 @@ class OrderedSums:
     """Returns the time to sum `num_bytes` of gradients over all shares."""
     if num_shares == 1:
       return 0.0
+    rounds, sent = 1, float(num_shares - 1)  # Added, if nothing is sent.
+    if num_pipelines > 1:
+      rounds, sent = self.find_sent(num_pipelines, num_shares)
+    sent_ms = sent * num_bytes / profile.reduce_bytes_per_ms
+    if num_pipelines > 1 and not profile.measured:  # A measured rate includes both directions.
+      sent_ms = self.exchange_ms(sent_ms, sent_ms)
+    return rounds * profile.reduce_latency_ms + sent_ms
+
+  def find_sent(self, num_pipelines: int, num_shares: int) -> tuple[int, float]:
+    """Returns the rounds of a sum, and how often a node sends its gradients."""
     n = num_pipelines
-    sent = (num_shares // n + 1) * (n - 1) / n
-    if n == 1:  # Nothing is sent, but shares are added.
-      sent = num_shares - 1
-    elif not profile.measured:  # A measured rate includes both directions.
-      sent *= 2
-    return profile.reduce_latency_ms + sent * num_bytes / profile.reduce_bytes_per_ms
+    return 1, (num_shares // n + 1) * (n - 1) / n
 
   def sum_ms(
       self,
@@ -105,17 +111,16 @@ def predict_step_time(
     num_pipelines: int,
     num_shares: int,
     compute_ms: float,
-    refresh: str | None = None,
+    redundant: config_lib.RedundancySection,
     communication: OrderedSums = RUNTIME,
 ) -> StepTime:
   """Returns the times of a step.
 
   Args:
     compute_ms: Time of the slowest pipeline's passes.
-    refresh: The data sent to replicas: the final "gradient", from which they
-      compute the update, or the updated "state"; None without replicas.
   """
   stages = profile.by_stage(partition.bounds)
+  refresh = redundant.refresh if redundant.has_replicas else None
   counts = dict(num_pipelines=num_pipelines, num_shares=num_shares)
   sum_ms = [communication.sum_ms(profile, stage, **counts) for stage in stages]
   scalar_ms = profile.reduce_latency_ms if partition.num_stages > 1 else 0.0

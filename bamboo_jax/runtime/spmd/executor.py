@@ -10,9 +10,11 @@ programs on the survivors. If programs cannot run the new roles, because nodes
 would share a device, rows repeat the step from its start.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
+import contextlib
 import dataclasses
 import functools
+import time
 from typing import Any
 
 from absl import logging
@@ -33,6 +35,7 @@ from bamboo_jax.runtime.spmd import (
 )
 from bamboo_jax.runtime.stage import array_store, spec as spec_lib
 from bamboo_jax.schedule import (
+    failover,
     holdings as holdings_lib,
     instruction as instruction_lib,
     redundancy,
@@ -92,6 +95,7 @@ class Programs:
 
   Attributes:
     filler: The filler of rows; programs fill no waits.
+    in_segments: See `executor.Executor`.
     is_by_rows: Whether rows run the passes of this step instead.
     runs: The passes of pipelines with local nodes in the current step, by share of the
       batch. A pipeline computes one share after the other.
@@ -129,6 +133,7 @@ class Programs:
     self._passes: passes_lib.StagePasses = engine.programs.others.get(("passes", layout), make)
     self._rows = executor_lib.Executor(engine, members)
     self.filler, self.is_by_rows = self._rows.filler, False
+    self.in_segments = ()
     self.runs: dict[base.ShareId, PipelineRun] = {}
 
   def jobs(self, lines: engine_lib.Lines) -> list[Callable[[], Any]]:
@@ -136,7 +141,10 @@ class Programs:
     found = dict.fromkeys((row, False) for row in rows)
     if lines is self._engine.lines:
       for row, shadows in zip(self._engine.owners, self._engine.shadows, strict=True):
-        found |= dict.fromkeys((after, False) for after in survivable_deaths(row, shadows))
+        roles = failover.Roles(tuple(row), shadows)
+        for victim in roles.nodes:
+          with contextlib.suppress(base.UnrecoverableHereError):
+            found[failover.fail_over(roles, {}, [victim]).roles.owners, False] = None
     if self._plan.keeps and len(rows) > 1:
       # After the death of a node other pipelines continue from what they have left, too.
       found |= dict.fromkeys((row, True) for row in rows)
@@ -148,6 +156,7 @@ class Programs:
 
   def begin(self, step: base.StepId, feed: node_lib.FeedFn) -> None:
     self._step, self._feed, self.is_by_rows = step, feed, False
+    self.in_segments = ()
     for run in self.runs.values():
       run.segments.release()
     self._forget()
@@ -309,27 +318,36 @@ class Programs:
     nodes, members = self._engine.nodes, self._members
     while left := {run.nodes: run for run in reversed(runs) if run.segment}:
       members.check()
+      start_secs = time.perf_counter()
       for run in left.values():
         run.segments.start()
-      for run in left.values():
-        for tick in run.segment:
-          for node, own in zip(run.nodes, tick, strict=True):
-            for _ in own.passes if node in nodes else ():
-              strike(node)
+      passes = [
+          (node, i)
+          for run in left.values()
+          for tick in run.segment
+          for node, own in zip(run.nodes, tick, strict=True)
+          if node in nodes
+          for i in own.passes
+      ]
+      for node, _ in passes:
+        strike(node)
       lost = nodes.keys() - members.hosted
       for run in left.values():
         run.segments.finish(is_lost=not lost.isdisjoint(run.nodes))
+      span_secs = start_secs, time.perf_counter()
+      measured = (recorder_lib.MeasuredInstruction(*one, *span_secs) for one in passes)
+      self.in_segments = (*self.in_segments, *measured)
 
   def _move(self, moves: Sequence[tuple[base.NodeId, instruction_lib.Instruction]]) -> None:
     """Moves arrays of the step between stores."""
     for number, i in moves:
       if node := self._engine.nodes.get(number):
-        key, channel = ticks_lib.key_of(i), node.find_channel(i)
+        channel = node.find_channel(i)
         arrays = node.store.activations if i.transfer(number).kind == "A" else node.store.grads
         if i.is_send:
-          node.links.send(channel, arrays[key])
+          node.links.send(channel, arrays[i.item])
         else:
-          arrays[key] = node.links.receive(channel, node.stages[i.stage].outputs)
+          arrays[i.item] = node.links.receive(channel, node.stages[i.stage].outputs)
 
   def _find_given(
       self, program: program_lib.SegmentProgram, owners: Owners, numbers: Sequence[int]
@@ -351,7 +369,7 @@ class Programs:
     """Drops the runs of this step, but not what is in the stores of nodes."""
     self.runs = {}
     if self._processes is not None:
-      self._processes.forget()
+      self._processes.segments = []
 
   def _give_up_programs(self) -> None:
     """Makes rows repeat the step from its start, unless they run it already."""
@@ -364,17 +382,6 @@ class Programs:
       self.is_by_rows = True
       for node in self._engine.nodes.values():
         node.store.clear()
-
-
-def survivable_deaths(
-    owners: Sequence[base.NodeId], shadows: Mapping[base.StageId, base.NodeId]
-) -> Iterator[Owners]:
-  """Yields the owners of a pipeline after the death of each node that has shadows."""
-  for victim in sorted({owners[stage] for stage in shadows}):
-    yield tuple(
-        shadows.get(stage, node) if node == victim else node
-        for stage, node in base.by_stage(owners)
-    )
 
 
 def _stages(

@@ -22,15 +22,33 @@ class BlockLayout:
   Attributes:
     first: Index of the first layer of the blocks, so the number of layers before them.
     period: Number of layers of one block.
-    count: Number of blocks of a stage.
+    num_blocks: How often the block comes.
     num_layers: Number of layers of the model.
   """
 
   first: int
   period: int
-  count: int
+  num_blocks: int
   num_layers: int
-  num_stages: int
+  num_stages: int = 1
+
+  def __post_init__(self) -> None:
+    if self.num_blocks % self.num_stages:
+      raise ValueError(
+          f"config.pipeline.num_stages={self.num_stages} does not divide the {self.num_blocks} "
+          "equal blocks of the model, of which one program for all stages needs as many in each; "
+          f"{ADVICE}."
+      )
+
+  @property
+  def count(self) -> int:
+    """Number of blocks of a stage."""
+    return self.num_blocks // self.num_stages
+
+  @property
+  def cuts(self) -> tuple[int, ...]:
+    """The first layers of the stages, without layer 0."""
+    return tuple(map(self.first_layer, range(1, self.num_stages)))
 
   @property
   def prologue(self) -> range:
@@ -72,31 +90,8 @@ class BlockLayout:
     return parts
 
 
-@dataclasses.dataclass(frozen=True)
-class Blocks:
-  """The repetition of a block of layers: its first layer, its layers, how often it comes."""
-
-  first: int
-  period: int
-  count: int
-
-  def cuts(self, num_stages: int) -> tuple[int, ...]:
-    """Returns the first layers of stages with as many blocks, without layer 0.
-
-    Raises `ValueError` if there are none.
-    """
-    if self.count % num_stages:
-      raise ValueError(
-          f"config.pipeline.num_stages={num_stages} does not divide the {self.count} equal "
-          f"blocks of the model, of which one program for all stages needs as many in each; "
-          f"{ADVICE}."
-      )
-    size = self.period * self.count // num_stages
-    return tuple(self.first + size * stage for stage in range(1, num_stages))
-
-
-def find_blocks(signatures: Sequence[Hashable]) -> Blocks | None:
-  """Returns the repetition that covers most layers; None if there is none.
+def find_blocks(signatures: Sequence[Hashable]) -> BlockLayout | None:
+  """Returns the repetition that covers most layers, as one stage; None if there is none.
 
   Layers with equal `signatures` are equal.
   """
@@ -108,15 +103,15 @@ def find_blocks(signatures: Sequence[Hashable]) -> Blocks | None:
       while tuple(signatures[first + count * period :][:period]) == block:
         count += 1
       if count > 1 and count * period > most:
-        found, most = Blocks(first, period, count), count * period
+        found, most = BlockLayout(first, period, count, len(signatures)), count * period
   return found
 
 
-def blocks_of(spec: spec_lib.StageSpec) -> Blocks:
-  """Returns the repeating block of a model.
+def split_blocks(spec: spec_lib.StageSpec, num_stages: int = 1) -> BlockLayout:
+  """Returns the layout of a model in stages of as many whole blocks.
 
-  Raises `ValueError` if nothing repeats, a block shares parameters with
-  another layer, or parameters are frozen.
+  Raises `ValueError` if there is none, nothing repeats, a block shares parameters
+  with another layer, or parameters are frozen.
   """
   if any(layer.trained for layer in spec.model.layers):
     raise ValueError(
@@ -137,25 +132,24 @@ def blocks_of(spec: spec_lib.StageSpec) -> Blocks:
         f"differs from {names[0]!r}; {ADVICE}."
     )
   tied = {tie.layer for layer in spec.model.layers for tie in layer.ties}
-  for layer in spec.model.layers[blocks.first :][: blocks.period * blocks.count]:
+  for layer in spec.model.layers[blocks.first :][: blocks.period * blocks.num_blocks]:
     if layer.ties or layer.name in tied:
       raise ValueError(
           f"Layer {layer.name!r} of a repeating block shares a parameter with "
           "another layer; in one program for all stages only the layers before "
           f"and after the blocks may; {ADVICE}."
       )
-  return blocks
+  return dataclasses.replace(blocks, num_stages=num_stages)
 
 
 def make_layout(spec: spec_lib.StageSpec, bounds: Sequence[int]) -> BlockLayout:
   """Returns the layout of stages of whole blocks.
 
   `bounds` are their first layers, then the number of layers: of `spec`, or of a
-  model with more of its blocks, which is only planned. Raises as `Blocks.cuts`.
+  model with more of its blocks, which is only planned. Raises as `split_blocks`.
   """
-  blocks, num_stages = blocks_of(spec), len(bounds) - 1
-  more = (bounds[-1] - len(spec.model.layers)) // blocks.period
-  blocks = dataclasses.replace(blocks, count=blocks.count + more)
-  assert tuple(bounds[1:-1]) == blocks.cuts(num_stages), bounds
-  count = blocks.count // num_stages
-  return BlockLayout(blocks.first, blocks.period, count, bounds[-1], num_stages)
+  blocks, num_layers = split_blocks(spec), bounds[-1]
+  num_blocks = blocks.num_blocks + (num_layers - blocks.num_layers) // blocks.period
+  layout = BlockLayout(blocks.first, blocks.period, num_blocks, num_layers, len(bounds) - 1)
+  assert (0, *layout.cuts, num_layers) == tuple(bounds), bounds
+  return layout

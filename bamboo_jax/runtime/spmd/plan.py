@@ -9,8 +9,9 @@ of the first.
 from collections.abc import Collection, Sequence
 import dataclasses
 import functools
+import math
 
-from bamboo_jax import base
+from bamboo_jax import base, config as config_lib
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.plan import cost_model, partition as partition_lib, planner
 from bamboo_jax.runtime.spmd import (
@@ -21,6 +22,7 @@ from bamboo_jax.runtime.spmd import (
 from bamboo_jax.schedule import (
     costs as costs_lib,
     instruction as instruction_lib,
+    redundancy,
     timeline as timeline_lib,
 )
 
@@ -68,11 +70,11 @@ class ProgramPlan:
   def describe(self) -> str:
     """Returns the utilisation of the ticks as text."""
     timeline, plain = self.plan.timeline, self.plain
-    overhead = timeline.span_ms / plain.span_ms - 1.0 if plain.span_ms else 0.0
+    effect = redundancy.Effect.of([plain], [timeline])
     return (
         f"{len(self.table.ticks)} ticks, "
-        f"{timeline.num_redundant} redundant forward passes; predicted "
-        f"overhead {100 * overhead:.1f} %, bubble "
+        f"{effect.passes} redundant forward passes; predicted "
+        f"overhead {100 * effect.overhead:.1f} %, bubble "
         f"{100 * timeline.mean_bubble:.1f} % instead of "
         f"{100 * plain.mean_bubble:.1f} %"
     )
@@ -81,9 +83,7 @@ class ProgramPlan:
 def plan_program(
     plan: planner.Plan,
     layout: layout_lib.BlockLayout,
-    *,
-    budget: float | None,
-    keeps: bool,
+    redundant: config_lib.RedundancySection,
     segment_ticks: int | None = None,
 ) -> ProgramPlan:
   """Returns the program of a plan whose stages are made of whole blocks.
@@ -91,8 +91,7 @@ def plan_program(
   Args:
     plan: The plan by rows.
     layout: Its stages.
-    budget: See `ticks.fill`; None for no redundant forward passes.
-    keeps: See `program.find_sizes`, as for `segment_ticks`.
+    segment_ticks: See `program.find_sizes`.
 
   Raises:
     base.InfeasibleError: A node needs more memory than the plan allows.
@@ -103,8 +102,10 @@ def plan_program(
       owners=plan.owners[0],
       microbatches=plan.batch.microbatches(0),
   )
-  if budget is not None and plan.num_stages > 1:
-    table = ticks_lib.fill(table, costs=costs, budget=budget)
+  if redundant.runs_ahead:
+    budgets = {"bubble": 0.0, "budget": redundant.budget, "eager": math.inf}
+    table = ticks_lib.fill(table, costs=costs, budget=budgets[redundant.mode])
+  keeps = redundant.has_replicas
   sizes = program_lib.find_sizes(table, keeps=keeps, segment_ticks=segment_ticks)
   programs = (find_memory(plan.profile.layers, layout, one) for one in sizes[: 1 + keeps])
   needed = max(programs, key=lambda fields: sum(fields.values()))

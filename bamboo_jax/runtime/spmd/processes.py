@@ -13,7 +13,9 @@ Repairs and joins change the ring in the same way.
        |                          | node listens, then the others |
        |--- load, arrays -------> | compiles, loads               |
   2.   |<======= has any child failed? then again from 1 ========>|
-       |--- run ----------------> | connects, runs a segment      |
+       |--- connect ------------> | runs a segment without passes |
+       |<======= the same =======================================>|
+       |--- run ----------------> | runs a segment                |
        |<------------------ done  |                               |
        |--- read ---------------> | sums -> memory                |
   3.   |<======= has any child failed? then again from 1 ========>|
@@ -142,6 +144,8 @@ class ProcessRing:
 
   Attributes:
     child: The present child.
+    memory: Shared with it.
+    segments: Those of this step, which save what a child has left before it is replaced.
     running: The nodes whose programs run now, with its own; () between two runs.
 
   Args:
@@ -165,15 +169,14 @@ class ProcessRing:
       fork_compiler: Callable[[], socket.socket] | None = None,
   ) -> None:
     self._number, self._exchange, self._host = number, exchange, host
-    self._fork, self._fork_compiler, self._memory = fork, fork_compiler, memory
+    self._fork, self._fork_compiler, self.memory = fork, fork_compiler, memory
     self.child, self._is_new = _Process(fork()), True
     self._compiler: _Process | None = None
     self._lock = threading.Lock()  # Of the compiler.
     self.running: tuple[base.NodeId, ...] = ()
     self._nodes: tuple[base.NodeId, ...] = ()
     self._name = ""  # Of the ring, unique.
-    self._begun: set[base.ShareId] = set()  # The child has finished a segment.
-    self._left: dict[base.ShareId, program_lib.Left] = {}
+    self.segments: list[ChildSegments] = []
 
   def run(
       self,
@@ -203,6 +206,7 @@ class ProcessRing:
         if len({*names}) > 1 or not names[0]:
           self._replace()
           error = self._agree(nodes, lambda: self._start(nodes), load)
+          error = error or self._agree(nodes, self._connect)
         error = error or self._agree(nodes, load, run)
         if not error:
           return
@@ -238,49 +242,6 @@ class ProcessRing:
     """
     self.child.hear(self._exchange.check, self._note_progress)
 
-  def load(self, work: Sequence[Any], arrays: base.PyTree) -> None:
-    """Lets the child load the passes of a share, see `_Child.load`; blocks."""
-    self._memory.write(arrays)
-    self.child.tell("load", *work)
-    self.hear()
-
-  def finish(self, share: base.ShareId, *, is_last: bool) -> passes_lib.Parts | None:
-    """Awaits the end of a segment; returns the sums of the share after the last one."""
-    self.hear()
-    self._begun.add(share)
-    if not is_last:
-      return None
-    self.child.tell("read", share, True)
-    self.hear()
-    return self._memory.read()
-
-  def read(self, share: base.ShareId) -> program_lib.Left | None:
-    """Returns the results of a share's finished segments; None without any.
-
-    They are those of the last child that ran some. Waits for the child, but not for a
-    segment that is under way, or for other nodes.
-    """
-    since_secs = time.monotonic()
-
-    def wait() -> None:
-      if time.monotonic() > since_secs + _STUCK_SECS:
-        raise ChildError("the process is stuck")
-
-    if share in self._begun:
-      try:
-        self.child.tell("read", share, False)
-        self.child.hear(wait, lambda: None)
-        self._left[share] = self._memory.read()
-      except ChildError as error:
-        logging.warning("Nothing is left of share %d: %s", share, error)
-      except (pickle.UnpicklingError, EOFError, ValueError, TypeError) as error:
-        logging.warning("What is left of share %d was overwritten: %s", share, error)
-    return self._left.get(share)
-
-  def forget(self) -> None:
-    """Drops what children have left."""
-    self._begun, self._left = set(), {}
-
   def _start(self, nodes: tuple[base.NodeId, ...]) -> None:
     """Lets JAX start in the children of all `nodes`: the first one listens."""
     rank, self._is_new, is_ready = nodes.index(self._number), False, False
@@ -301,6 +262,10 @@ class ProcessRing:
     if not is_ready:
       self.hear()
     self._nodes, self._name = nodes, name
+
+  def _connect(self) -> None:
+    self.child.tell("connect")
+    self.hear()
 
   def _wait_for_coordinator(self, address: str) -> bool:
     """Blocks until it listens, as a client that calls too early waits for a second.
@@ -349,11 +314,10 @@ class ProcessRing:
     """Ends the child, unless it is new, and takes another one."""
     if self._is_new:
       return
-    for share in self._begun:
-      self.read(share)
+    for one in self.segments:
+      one.save()
     self.child.close()
-    self.child, self._is_new, self._begun = _Process(self._fork()), True, set()
-    self._nodes = ()
+    self.child, self._is_new, self._nodes = _Process(self._fork()), True, ()
 
 
 class ChildSegments:
@@ -368,31 +332,63 @@ class ChildSegments:
     self.num_segments = 0
     self._ring, self._work, self._arrays, self._share = ring, work, arrays, work[2]
     self._child: _Process | None = None  # Which has loaded it.
+    self._left: program_lib.Left | None = None
     self._sums: passes_lib.Parts | None = None
+    ring.segments.append(self)
 
   def load(self) -> None:
-    if self._child is not self._ring.child:
-      self._ring.load(self._work, self._arrays)
-      self._child, self.num_segments = self._ring.child, 0
+    ring = self._ring
+    if self._child is not ring.child:
+      ring.memory.write(self._arrays)
+      ring.child.tell("load", *self._work)
+      ring.hear()
+      self._child, self.num_segments, self._sums = ring.child, 0, None
 
   def start(self) -> None:
     self._ring.child.tell("run", self._share)
 
   def finish(self, *, is_lost: bool) -> None:
     del is_lost  # Then `ProcessRing` raises.
+    ring = self._ring
+    ring.hear()
     self.num_segments += 1
-    is_last = self.num_segments == len(self._arrays[1])
-    self._sums = self._ring.finish(self._share, is_last=is_last)
+    if self.num_segments == len(self._arrays[1]):
+      ring.child.tell("read", self._share, True)
+      ring.hear()
+      self._sums = ring.memory.read()
 
   def sums(self, n: int) -> passes_lib.Parts | None:
     del n
     return self._sums
 
   def read(self, n: int) -> program_lib.Left | None:
+    """Returns the results of finished segments; None without any.
+
+    They are those of the last child that ran some. Waits for the child, but not for a
+    segment that is under way, or for other nodes.
+    """
     del n
-    if left := self._ring.read(self._share):
-      self._sums = left.carry.sums
-    return left
+    self.save()
+    self._sums = self._left.carry.sums if self._left else None
+    return self._left
+
+  def save(self) -> None:
+    """Takes the results of finished segments, if the present child has some."""
+    ring, since_secs = self._ring, time.monotonic()
+
+    def wait() -> None:
+      if time.monotonic() > since_secs + _STUCK_SECS:
+        raise ChildError("the process is stuck")
+
+    if self.num_segments and self._child is ring.child:
+      try:
+        ring.child.tell("read", self._share, False)
+        ring.child.hear(wait, lambda: None)
+        self._left = ring.memory.read()
+      except ChildError as error:
+        logging.warning("Nothing is left of share %d: %s", self._share, error)
+      except (pickle.UnpicklingError, EOFError, ValueError, TypeError) as error:
+        logging.warning("What is left of share %d was overwritten: %s", self._share, error)
 
   def release(self) -> None:
     """Does nothing: the child does when it loads another step."""
@@ -456,7 +452,6 @@ class _Child:
     self._programs: dict[str, program_lib.SegmentProgram] = {}
     self._step: base.StepId | None = None
     self._runs: dict[base.ShareId, program_lib.LocalSegments] = {}
-    self._is_connected = False
 
   def compile(
       self, layout: layout_lib.BlockLayout, sizes: program_lib.Sizes, num_nodes: int
@@ -504,13 +499,14 @@ class _Child:
         program, {self._rank: given}, {self._rank: rows}, begin and {self._rank: begin}
     )
 
+  def connect(self) -> None:
+    """Connects the children of the ring, which have all loaded passes of the same shares."""
+    self._runs[min(self._runs)].run_idle()
+    jax.distributed.shutdown()
+
   def run(self, share: base.ShareId) -> None:
     """Runs a segment of a share."""
     run = self._runs[share]
-    if not self._is_connected:
-      run.run_idle()
-      jax.distributed.shutdown()
-      self._is_connected = True
     run.start()
     run.finish(is_lost=False)
 

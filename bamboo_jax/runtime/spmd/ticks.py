@@ -44,12 +44,7 @@ KINDS = ("activations", "gradients", "residuals")
 MAX_REDUNDANT = 3  # In a tick.
 NUM_FORWARDS = 1 + MAX_REDUNDANT
 _ORDER = (Op.FORWARD, Op.REDUNDANT_FORWARD, Op.BACKWARD)  # In a tick.
-_CARRIED = {
-    Op.SEND_ACTIVATION: "activations",
-    Op.RECV_ACTIVATION: "activations",
-    Op.SEND_GRAD: "gradients",
-    Op.RECV_GRAD: "gradients",
-}
+_CARRIED = {"A": "activations", "G": "gradients"}  # By kind of transfer.
 
 
 class Pass(NamedTuple):
@@ -105,11 +100,6 @@ class Life(NamedTuple):
   made: int
   first: int
   last: int
-
-
-def key_of(i: Instruction) -> Key:
-  """Returns stage and microbatch."""
-  return i.stage, i.microbatch
 
 
 def stages_of(owners: Sequence[int], node: int) -> tuple[base.StageId, ...]:
@@ -247,11 +237,11 @@ class TickTable:
       for t, row in enumerate(self.ticks[first:stop], start=first):
         rows, spare = [Pass()] * (NUM_FORWARDS + 1), itertools.count(num_owned * slots["residuals"])
         for place, i in enumerate(row[n].passes):
-          one, key = self._lower(n, t, i, slots), key_of(i)
+          one = self._lower(n, t, i, slots)
           if i.op is Op.REDUNDANT_FORWARD:
-            one = one._replace(residual=next(spare), host=offloads[key])
+            one = one._replace(residual=next(spare), host=offloads[i.item])
           elif i.op is Op.BACKWARD:
-            place, one = -1, one._replace(host=fetches.get(key, -1))
+            place, one = -1, one._replace(host=fetches.get(i.item, -1))
           rows[place] = one
         arrivals = {array[0]: self.find_slot(n, array, slots) for array in row[n].arrivals}
         arriving = (arrivals.get(kind, -1) for kind in KINDS[:2])
@@ -287,7 +277,7 @@ class TickTable:
       for i in row[node].passes:
         if i.op is Op.REDUNDANT_FORWARD:
           offloads = self.offloads(node, t - at, t - at + size)
-          yield ("residuals", key_of(i)), segment, offloads[key_of(i)]
+          yield ("residuals", i.item), segment, offloads[i.item]
         else:
           yield from ((array, segment, at) for array in makes(i)[:1] if self._is_passed(array))
 
@@ -297,7 +287,7 @@ class TickTable:
 
   def _find_backward(self, node: int, num_ticks: int) -> frozenset[Key]:
     passes = (i for row in self.ticks[:num_ticks] for i in row[node].passes)
-    return frozenset(key_of(i) for i in passes if i.op is Op.BACKWARD)
+    return frozenset(i.item for i in passes if i.op is Op.BACKWARD)
 
   def _is_passed(self, array: Array) -> bool:
     """Returns whether an array is not input or output of the model, which nobody passes on."""
@@ -318,31 +308,30 @@ class TickTable:
         stage=i.stage,
         hold=self.stages[n].index(i.stage),
         inputs=next(iter(inputs), -1),
-        residual=-1 if is_redundant else find(("residuals", key_of(i))),
+        residual=-1 if is_redundant else find(("residuals", i.item)),
         output=next(iter(outputs), -1),
     )
 
 
 def reads(i: Instruction) -> list[Array]:
   """Returns what a pass reads, also if that is the model's input or the loss."""
-  key = key_of(i)
   if i.op is Op.BACKWARD:
-    return [("residuals", key), ("gradients", key)]
-  return [("activations", holdings_lib.input_of(key))]
+    return [("residuals", i.item), ("gradients", i.item)]
+  return [("activations", holdings_lib.input_of(i.item))]
 
 
 def makes(i: Instruction) -> list[Array]:
   """Returns what a pass leaves on its device: first what it may send."""
   match i.op:
     case Op.FORWARD:
-      return [("activations", key_of(i)), ("residuals", key_of(i))]
+      return [("activations", i.item), ("residuals", i.item)]
     case Op.BACKWARD:
-      return [("gradients", holdings_lib.input_of(key_of(i)))]
+      return [("gradients", holdings_lib.input_of(i.item))]
   return []  # Residuals of redundant passes leave for the host.
 
 
 def _redundant(tick: Tick) -> list[Key]:
-  return [key_of(i) for i in tick.passes if i.op is Op.REDUNDANT_FORWARD]
+  return [i.item for i in tick.passes if i.op is Op.REDUNDANT_FORWARD]
 
 
 def lower(
@@ -380,10 +369,11 @@ def lower(
       continue
     n, i = nodes.index(node), dataclasses.replace(given, microbatch=position[given.microbatch])
     if i.is_transfer:
-      array = _CARRIED[i.op], key_of(i)
+      transfer = i.transfer(node)
+      array = _CARRIED[transfer.kind], i.item
       if i.is_send and array not in made:
-        moved.add(i.transfer(node))
-      if i.transfer(node) in moved:
+        moved.add(transfer)
+      if transfer in moved:
         moves.append((node, given))
       elif i.is_receive:
         own = ticks[made[array]][n]
@@ -422,12 +412,11 @@ def fill(table: TickTable, *, costs: costs_lib.StageCosts, budget: float) -> Tic
   rules, done = [], [set[Instruction]() for _ in table.stages]
   for _, replica in table.stages:
     passes = [Instruction(replica, Op.REDUNDANT_FORWARD, m) for m in range(table.num_microbatches)]
-    times_ms = {i: costs.pass_ms(i) for i in passes}
-    rules.append(rule_lib.WaitRule(passes, times_ms, latest_ms={}, span_ms=0.0))
+    rules.append(rule_lib.WaitRule(passes, costs.pass_ms, latest_ms={}, span_ms=0.0))
   for is_free in (True, False):
     made = [set[Key]() for _ in rules]
     for (t, row), (n, rule) in itertools.product(enumerate(ticks), enumerate(rules)):
-      made[n] |= {key_of(i) for i in row[n].passes if i.op is Op.FORWARD}
+      made[n] |= {i.item for i in row[n].passes if i.op is Op.FORWARD}
       while len(_redundant(row[n])) < MAX_REDUNDANT and (i := rule.find_next(done[n], made[n])):
         end_ms = lasts_ms[t] + (0.0 if is_free else left_ms)
         if not dataclasses.replace(rule, span_ms=end_ms).fits(i, None, now_ms=time_ms[t][n]):

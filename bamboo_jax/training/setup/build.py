@@ -191,12 +191,7 @@ def make_plan(
   pipeline = config.pipeline
   return plan_lib.make_plan(
       profile,
-      num_stages=num_stages or pipeline.num_stages,
-      num_pipelines=pipeline.num_pipelines,
-      num_microbatches=pipeline.num_microbatches,
-      microbatch_size=pipeline.microbatch_size,
-      num_shares=pipeline.num_shares or pipeline.num_pipelines,
-      schedule=pipeline.schedule,
+      dataclasses.replace(pipeline, num_stages=num_stages or pipeline.num_stages),
       cuts=find_cuts(profile) if cuts is None else cuts,
       memory_limit_bytes=find_memory_limit(config),
       protection=config.redundancy,

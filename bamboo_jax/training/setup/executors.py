@@ -4,7 +4,6 @@ Nothing else names a module of `runtime.spmd`.
 """
 
 from collections.abc import Sequence
-import math
 
 import jax
 
@@ -41,7 +40,7 @@ def find_cuts(config: config_lib.Config, task: build.Task) -> tuple[int, ...] | 
   """
   if not is_program(config):
     return None
-  return layout_lib.blocks_of(task.whole).cuts(config.pipeline.num_stages)
+  return layout_lib.split_blocks(task.whole, config.pipeline.num_stages).cuts
 
 
 def plan_program(config: config_lib.Config, task: build.Task, plan: planner.Plan) -> ProgramPlan:
@@ -49,9 +48,8 @@ def plan_program(config: config_lib.Config, task: build.Task, plan: planner.Plan
   return plan_lib.plan_program(
       plan,
       layout_lib.make_layout(task.whole, plan.partition.bounds),
-      budget=_budget(config),
-      keeps=config.redundancy.mode != "none",
-      segment_ticks=config.pipeline.segment_ticks,
+      config.redundancy,
+      config.pipeline.segment_ticks,
   )
 
 
@@ -82,15 +80,3 @@ def make_executor(
     return executor_lib.Executor(engine, members)
   program = plan_program(config, task, plan)
   return spmd_executor.Programs(program, task.whole, engine, members, processes)
-
-
-def _budget(config: config_lib.Config) -> float | None:
-  """Returns the allowed share of time for redundant passes; None for none."""
-  budgets = {
-      "none": None,
-      "lazy": None,
-      "bubble": 0.0,
-      "budget": config.redundancy.budget,
-      "eager": math.inf,
-  }
-  return budgets[config.redundancy.mode]

@@ -58,4 +58,4 @@ class LoraTest(parameterized.TestCase):
   def test_needs_rows(self):
     whole = make_whole(variant="tiny", lora_rank=2)
     with self.assertRaisesRegex(ValueError, "frozen parameters.*='rows'"):
-      layout.blocks_of(whole)
+      layout.split_blocks(whole)

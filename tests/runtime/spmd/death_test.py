@@ -46,6 +46,13 @@ class DeathTest(parameterized.TestCase):
     self.assertLen(want, 2 * len(pipelines.make_three().spec.units))
     self.assertEmpty(pipelines.find_unequal(pipelines.undisturbed(), want))
 
+  def test_programs_of_roles_now_and_after_a_death(self):
+    made = pipelines.make_three()
+    lines = made.rows.lines
+    # Each pipeline at first, after the death of each node, and after one elsewhere.
+    self.assertLen(made.programs.jobs(lines), 2 * (1 + 3 + 1))
+    self.assertLen(made.programs.jobs([*lines]), 2 * (1 + 1))  # Those of another view.
+
   def test_sums_in_host_memory_compile_nothing(self):
     """As those that a child has computed."""
     want, made = pipelines.undisturbed(), pipelines.make_three()

@@ -46,7 +46,7 @@ class FindBlocksTest(parameterized.TestCase):
   )
   def test_longest_repetition(self, signatures, want):
     found = layout_lib.find_blocks(signatures)
-    self.assertEqual(found and dataclasses.astuple(found), want)
+    self.assertEqual(found and dataclasses.astuple(found)[:3], want)
 
 
 class LayoutTest(parameterized.TestCase):
@@ -58,12 +58,12 @@ class LayoutTest(parameterized.TestCase):
     self.assertEqual(
         (layout.prologue, layout.block, layout.epilogue), (range(1), range(1, 3), range(9, 10))
     )
-    self.assertEqual(layout_lib.blocks_of(make_spec(make_gpt2(4))).cuts(4), (3, 5, 7))
+    self.assertEqual(layout_lib.split_blocks(make_spec(make_gpt2(4)), 4).cuts, (3, 5, 7))
 
   @parameterized.parameters(1, 2, 3, 6)
   def test_stages_have_every_layer_once(self, num_stages):
     spec = make_spec(make_gpt2(6))
-    bounds = (0, *layout_lib.blocks_of(spec).cuts(num_stages), 14)
+    bounds = (0, *layout_lib.split_blocks(spec, num_stages).cuts, 14)
     layout = layout_lib.make_layout(spec, bounds)
     for stage, ends in enumerate(itertools.pairwise(bounds)):
       parts = layout.parts_of(stage, 3)
@@ -74,15 +74,14 @@ class LayoutTest(parameterized.TestCase):
       self.assertEqual([name for name, _, _ in parts if name != "blocks"], names)
 
   def test_stages_of_unequal_shape(self):
-    blocks = layout_lib.blocks_of(make_spec(make_gpt2(4)))
     problem = "num_stages=3 does not divide the 4 equal blocks.*executor='rows'"
     with self.assertRaisesRegex(ValueError, problem):
-      blocks.cuts(3)
+      layout_lib.split_blocks(make_spec(make_gpt2(4)), 3)
 
   def test_nothing_repeats(self):
     problem = "'block_00.attention' differs from 'embed'.*executor='rows'"
     with self.assertRaisesRegex(ValueError, problem):
-      layout_lib.blocks_of(make_spec(make_gpt2(1)))
+      layout_lib.split_blocks(make_spec(make_gpt2(1)))
 
   def test_tied_block(self):
     model = make_gpt2(3)
@@ -92,4 +91,4 @@ class LayoutTest(parameterized.TestCase):
     model = dataclasses.replace(model, layers=tuple(layers))
     problem = "'block_00.attention' of a repeating block shares"
     with self.assertRaisesRegex(ValueError, problem):
-      layout_lib.blocks_of(make_spec(model))
+      layout_lib.split_blocks(make_spec(model))

@@ -1,10 +1,8 @@
 import dataclasses
-import math
 
 from absl.testing import absltest
 
-from bamboo_jax import base
-from bamboo_jax.plan import planner
+from bamboo_jax import base, config as config_lib
 from bamboo_jax.runtime.spmd import layout as layout_lib, plan as program, program as segments
 from tests import profiles
 
@@ -18,22 +16,20 @@ def make_plan(*, num_pipelines=1, num_microbatches=2):
       )
       for k, (forward_ms, backward_ms) in enumerate(times)
   ]
-  return planner.make_plan(
+  return profiles.make_plan(
       profiles.make_profile(layers, dispatch_ms=10.0, vote_ms=3.0),
-      num_stages=2,
       num_pipelines=num_pipelines,
       num_microbatches=num_microbatches,
-      microbatch_size=1,
       cuts=(1, 3, 5),
   )
 
 
-_LAYOUT = layout_lib.BlockLayout(first=1, period=1, count=2, num_layers=6, num_stages=2)
+_LAYOUT = layout_lib.BlockLayout(first=1, period=1, num_blocks=4, num_layers=6, num_stages=2)
 
 
-def plan_program(plan, **options):
+def plan_program(plan, mode="none"):
   """Returns the program of such a plan."""
-  return program.plan_program(plan, _LAYOUT, keeps=False, **options)
+  return program.plan_program(plan, _LAYOUT, config_lib.RedundancySection(mode))
 
 
 class ProgramTest(absltest.TestCase):
@@ -50,13 +46,13 @@ class ProgramTest(absltest.TestCase):
 
   def test_program_of_all_pipelines(self):
     plan = make_plan(num_pipelines=2)
-    made = plan_program(plan, budget=math.inf)
+    made = plan_program(plan, "eager")
     self.assertEqual(made.plan.timeline.num_redundant, 4)
     self.assertEqual(made.plan.step_time.compute_ms, made.plan.timeline.span_ms)
     self.assertEqual(made.plan.step_time.vote_ms, plan.step_time.vote_ms)
 
   def test_passes_take_their_part_of_the_measured_time(self):
-    made = plan_program(make_plan(), budget=math.inf)
+    made = plan_program(make_plan(), "eager")
     costs, span_ms = made.plan.costs, made.plan.timeline.span_ms
     got = made.passes(span_ms)
     useful = 2 * (sum(costs.forward_ms) + sum(costs.backward_ms))
@@ -66,12 +62,12 @@ class ProgramTest(absltest.TestCase):
 
   def test_a_program_that_does_not_fit(self):
     plan = make_plan(num_microbatches=4)
-    most = max(m.total_bytes for m in plan_program(plan, budget=None).plan.memory)
+    most = max(m.total_bytes for m in plan_program(plan).plan.memory)
     fits = dataclasses.replace(plan, memory_limit_bytes=most)
-    plan_program(fits, budget=None)
+    plan_program(fits)
     message = "needs .* MiB on a node, more than the limit.*executor='rows'"
     with self.assertRaisesRegex(base.InfeasibleError, message):
-      plan_program(dataclasses.replace(fits, memory_limit_bytes=most - 1), budget=None)
+      plan_program(dataclasses.replace(fits, memory_limit_bytes=most - 1))
 
   def test_memory_is_that_of_the_program(self):
     layers = [

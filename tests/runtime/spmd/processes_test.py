@@ -10,10 +10,11 @@ from absl.testing import absltest, parameterized
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.runtime.spmd import processes
+from bamboo_jax.runtime.spmd import passes, processes, program
 from bamboo_jax.runtime.wire import endpoints, transport as transport_lib
 
 _NODES = (1, 4, 7)
+_LEFT = program.Left(passes.Arrays((), (), (), sums=np.array(5)), ())
 
 
 class Child(threading.Thread):
@@ -30,6 +31,9 @@ class Child(threading.Thread):
     try:
       while True:
         number, name, args = self._pipe.recv()
+        if name == "read":
+          name = "sums" if args[1] else "left"
+          self._memory.write(_LEFT.carry.sums if args[1] else _LEFT)
         if name == self._fails_at:
           self._pipe.close()
           return
@@ -37,8 +41,6 @@ class Child(threading.Thread):
           host, port = args[0].split(":")
           with socket.create_server((host, int(port))) as coordinator:
             coordinator.accept()
-        if name == "read":
-          self._memory.write(np.array(args[0]))
         self._pipe.send((number, "out of memory" if f"{name}!" == self._fails_at else ""))
     except (EOFError, OSError):
       return
@@ -49,12 +51,13 @@ class Worker:
 
   def __init__(self, number, fails=()):
     self.exchange = transport_lib.Transport(number, run="r", endpoint=endpoints.listen_unix())
-    self._fails, self.num_forks, self.num_passes = [*fails], 0, 0
+    self._fails, self.num_forks = [*fails], 0
     self.rings = set()  # Seen by others, during its passes.
     self.memory = processes.SharedMemory()
     self.ring = processes.ProcessRing(
         number, self.exchange, fork=self._fork, memory=self.memory, host="127.0.0.1"
     )
+    self.make_segments(9)
 
   def _fork(self):
     ours, theirs = socket.socketpair()
@@ -63,16 +66,16 @@ class Worker:
     return ours
 
   def run(self, nodes=_NODES):
-    self.ring.run(nodes, self._load, self._pass, note_progress=self.exchange.check)
+    self.ring.run(nodes, self.segments.load, self._pass, note_progress=self.exchange.check)
 
-  def _load(self):
-    self.ring.load((), [1.0])
+  def make_segments(self, num_segments):
+    self.ring.segments = []
+    self.segments = processes.ChildSegments(self.ring, (0, 0, 5), (0, [0] * num_segments))
 
   def _pass(self):
-    self.ring.child.tell("run", 5)
-    self.ring.finish(5, is_last=False)
+    self.segments.start()
+    self.segments.finish(is_lost=False)
     self.rings.add(self.ring.running)
-    self.num_passes += 1
 
 
 class ProcessRingTest(parameterized.TestCase):
@@ -110,7 +113,7 @@ class ProcessRingTest(parameterized.TestCase):
     # A worker that hangs between two programs waits for nobody.
     self.assertEqual([w.ring.running for w in workers.values()], [()] * 3)
 
-  @parameterized.parameters("join", "load", "load!", "run", "run!")
+  @parameterized.parameters("join", "load", "load!", "connect", "connect!", "run", "run!")
   def test_a_child_that_fails(self, message):
     """Once, and then the first child of the ring at the same message."""
     for fails in ({"node4": [message]}, {"node4": [message], "node1": ["", message]}):
@@ -141,27 +144,30 @@ class ProcessRingTest(parameterized.TestCase):
 
   def test_what_a_child_has_left(self):
     workers = self.make(node4=["", "run!"])
-    self.assertIsNone(workers[4].ring.read(5))  # It has run nothing.
+    self.assertIsNone(workers[4].segments.read(0))  # It has run nothing.
     self.run_all()
-    self.assertEqual([w.ring.read(5) for w in workers.values()], [5] * 3)
-    self.assertIsNone(workers[4].ring.read(6))
     for worker in workers.values():
+      self.assertEqual(worker.segments.read(0), _LEFT)
+      self.assertEqual(worker.segments.sums(0), 5)
       worker.exchange.interrupt("node 9 is lost")
       with self.assertRaises(base.AttemptOverError):
         worker.run()
-      self.assertEqual(worker.ring.read(5), 5)
+      self.assertEqual(worker.segments.read(0), _LEFT)
     self.begin(2)
     self.run_all()  # Children that were interrupted are replaced.
     self.assertEqual([w.num_forks for w in workers.values()], [3] * 3)
-    for worker in workers.values():
-      worker.ring.forget()
-      self.assertIsNone(worker.ring.read(5))
 
-  def test_memory(self):
-    memory = processes.SharedMemory()
-    for size in (4, 2):
-      memory.write({"a": [1.5] * size})
-      self.assertLen(memory.read()["a"], size)
+  def test_sums_without_what_is_left(self):
+    """The rest of the step, which then has all passes, must not add to them."""
+    workers = self.make(node4=["left!"])
+    for worker in workers.values():
+      worker.make_segments(1)
+    self.run_all()
+    for node, left, sums in ((1, _LEFT, 5), (4, None, None)):
+      segments = workers[node].segments
+      self.assertEqual(segments.sums(0), 5)
+      self.assertEqual(segments.read(0), left)
+      self.assertEqual(segments.sums(0), sums)
 
 
 if __name__ == "__main__":
