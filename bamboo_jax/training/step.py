@@ -381,18 +381,14 @@ class StepRunner:
         update.apply(self._engine, self._sums.scale)
       self._engine.wait()
 
-  @property
-  def is_measured(self) -> bool:
-    """Whether passes are measured, not planned."""
-    return self.executor.planned_passes(self._phase_secs["compute"]) is None
-
   def measure(
       self, layout: layout_lib.Layout, recoveries: Sequence[durations.RecoveryTimes]
   ) -> Measured:
     """Returns what local nodes have measured so far; `recoveries` are in this step."""
     ran, phase_secs = self.instructions, self._phase_secs
     nodes = self._cohort.hosted & layout.nodes
-    owed = {r.view: step_times.find_owed(ran, r, layout) for r in recoveries}
+    known = [*ran, *self.executor.in_segments]
+    owed = {r.view: step_times.find_owed(known, r, layout) for r in recoveries}
     end_secs = max((one.end_secs for one in ran), default=self.start_secs)
     return Measured(
         passes=self.executor.planned_passes(phase_secs["compute"])

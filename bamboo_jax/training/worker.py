@@ -232,7 +232,7 @@ class Worker:
     state.num_skipped = step.num_skipped
     state.damaged = ()  # Its step may be saved again.
     measured = step_lib.join(vote.measured for vote in votes.values())
-    known = measured if votes and step.is_measured else None
+    known = measured if votes else None
     found = self._deaths.end_step(state.steps, known, step.idle_secs)
     self._journal.write_step(step.result(measured, found))
     if votes:

@@ -156,6 +156,7 @@ class ProgramStepTest(parameterized.TestCase):
     self.assertLen(recoveries, len(faults.split()))
     self.assertEqual(recoveries[0]["rung"], "shadow")
     self.assertEqual(recoveries[0]["victims"], [faults.split(",")[1]])
+    self.assertGreater(recoveries[0]["first_owed_at_secs"], recoveries[0]["ready_at_secs"])
     self.assert_same(run)
 
   def test_a_pipeline_computes_the_share_of_another(self):

@@ -214,11 +214,13 @@ class MeasuredTest(parameterized.TestCase):
     self.assertEqual(step_lib.join([]), step_lib.Measured())
     self.assertEqual(step_lib.join([got]), got)
 
-  def make_step(self, **facts):
+  def make_step(self, in_segments=(), **facts):
     """Returns the runner of a step; what it does not measure is left out."""
     step = object.__new__(step_lib.StepRunner)
     executor = types.SimpleNamespace(
-        filler=executor_lib.Filler(), planned_passes=lambda secs: account_lib.NodeTime()
+        filler=executor_lib.Filler(),
+        in_segments=in_segments,
+        planned_passes=lambda secs: account_lib.NodeTime(),
     )
     vars(step).update(
         executor=executor,
@@ -245,7 +247,7 @@ class MeasuredTest(parameterized.TestCase):
     ]
     agreement = deaths_test.make_agreement()
     recovery = deaths_test.make_recovery(step=22)
-    step = self.make_step(instructions=passes)
+    step = self.make_step(passes[1:2], instructions=passes[::2])  # A program's segment, and rows.
     owed = lambda *found: step.measure(agreement.layout, found).owed
     self.assertEqual(owed(recovery), {})  # Nothing is planned yet.
     recovery.ready_at_secs = 10.5
