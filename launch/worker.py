@@ -10,7 +10,6 @@ import os
 import signal
 import socket
 import sys
-import threading
 import time
 import traceback
 
@@ -43,8 +42,6 @@ def main(argv: Sequence[str]) -> None:
 def _train(flags: node.NodeFlags, argv: Sequence[str]) -> None:
   signal.signal(signal.SIGINT, signal.SIG_IGN)  # The agent decides.
   faulthandler.register(signal.SIGUSR1)  # Shows where every thread is.
-  asked = threading.Event()
-  signal.signal(children.SAVE, lambda number, frame: asked.set())
   logs.use(flags.name)
   started_secs = time.perf_counter() - float(argv[3])
   accelerator.take_fraction(os.environ, flags.device_memory_fraction)
@@ -66,7 +63,6 @@ def _train(flags: node.NodeFlags, argv: Sequence[str]) -> None:
       identity=flags.identity.make("worker", flags.name, host=flags.host),
       faults=flags.faults,
       faults_run=flags.faults_run,
-      stops=asked.is_set,
       started_secs=started_secs,
   )
   logging.info("Programs: %d compiled, %d loaded.", programs.num_compiled, programs.num_loaded)

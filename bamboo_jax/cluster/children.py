@@ -11,7 +11,6 @@ import subprocess
 # after an error of its own machine, which `describe_exit` calls `LOCAL_EXIT`.
 MISTAKE, LOCAL = 2, 3
 LEFT = 143  # Of an agent that has left after a notice, as of what SIGTERM has ended.
-SAVE = signal.SIGURG  # Asks a worker to save the step and end the run; else it is ignored.
 LOCAL_EXIT = f"exit status {LOCAL}"
 _PR_SET_PDEATHSIG = 1
 _PF_EXITING = 4  # Of the kernel's task flags.

@@ -73,6 +73,13 @@ def views_after(records: Records, number: base.ViewId) -> list[views.View]:
   return records.follow("views", number, views.View)
 
 
+def stop(records: Records, name: str) -> None:
+  """Tells the members of the newest view to save and end; blocks."""
+  view = newest_view(records)
+  while view.members and not view.stops:
+    view = make_view(records, view, views.stop(view, name))
+
+
 def check(records: Records, view: views.View) -> None:
   """Raises `base.FencedError` if the life of `view` is over."""
   if view.number and records.find(f"views/{view.number}") is None:

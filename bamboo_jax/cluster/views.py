@@ -47,6 +47,7 @@ class View:
     is_ask: Whether the message asks if any member is alive.
     words: The message of a copy.
     asked: Numbers of the members that are to answer a question; all if empty.
+    stops: Whether the members save the step that they are in, and end.
     silence_secs: Seconds from the last message of a removed node until its proposer made the
       view, the longest of several; None if not known. For reports only.
   """
@@ -61,6 +62,7 @@ class View:
   is_ask: bool = False
   words: str = ""
   asked: tuple[base.NodeId, ...] = ()
+  stops: bool = False
   silence_secs: float | None = dataclasses.field(default=None, compare=False)
 
   def __post_init__(self) -> None:
@@ -156,6 +158,12 @@ def answer(view: View, name: str) -> View:
   return repeat(view, f"{name} is alive")
 
 
+def stop(view: View, name: str) -> View:
+  """Returns the view in which members are told to save and end."""
+  reason = f"{name} asks to save and end"
+  return dataclasses.replace(original(view), number=view.next_number, reason=reason, stops=True)
+
+
 def over(view: View) -> View:
   """Returns the view after `view` that ends this life of the run."""
   reason = f"no member of view {view.number} is left"
@@ -184,7 +192,7 @@ def next_view(
   Args:
     lost: Reasons to remove a node, by incarnation.
     candidates: Nodes that are ready to join; members, lost nodes and nodes with
-      a notice are ignored.
+      a notice are ignored, and all if the run ends.
     noticed: Texts of preemption notices, by incarnation.
   """
   stay = [m for m in view.members if m.incarnation not in lost]
@@ -192,7 +200,7 @@ def next_view(
   numbers = {m.number for m in stay}
   come = []
   for c in sorted(c for c in candidates if c.incarnation not in known):
-    if c.number not in numbers:
+    if c.number not in numbers and not view.stops:
       numbers.add(c.number)
       come.append(c)
   leaving = [m for m in stay if m.incarnation in noticed or m.number in view.leaving]
@@ -214,4 +222,5 @@ def next_view(
       leaving=tuple(m.number for m in leaving),
       epoch=view.epoch if view.members else view.number,
       run=view.run,
+      stops=view.stops,
   )

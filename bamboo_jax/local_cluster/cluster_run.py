@@ -312,7 +312,7 @@ class ClusterRun:
   def tend(self, now_secs: float) -> bool:
     """Shows progress and does what is due; returns whether the run goes on."""
     if self._is_asked_to_stop and now_secs >= self._ask_secs:
-      self._strikes.stop()  # Also workers that have started since.
+      self._cluster.stop()  # Also those that have begun again since.
       self._ask_secs = now_secs + _ASK_SECS
       self._stop_secs = self._stop_secs or now_secs
     self._tell_of_failures()

@@ -14,6 +14,7 @@ from bamboo_jax.cluster import children, copies, judge, records as records_lib, 
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.recovery import placement as placement_lib, survival as survival_lib
 
+_NAME = "bamboo cluster"
 _LEAVE_SECS = 5.0
 _GOOD_ENDS = (0, children.LEFT)
 
@@ -48,7 +49,7 @@ class LocalCluster:
     `patience_secs` to answer.
     """
     self.records = records_lib.open_folder(self.workdir, self._place)
-    self.run = judge.begin_run(self.records, "bamboo cluster", patience_secs).run
+    self.run = judge.begin_run(self.records, _NAME, patience_secs).run
 
   def start_agent(
       self,
@@ -99,6 +100,11 @@ class LocalCluster:
   def give_notice(self, name: str) -> None:
     """Announces the preemption of a node to its agent, see `bamboo agent`."""
     self._agents[name].terminate()
+
+  def stop(self) -> None:
+    """Tells the nodes to save the step and end; call it again, as it may fail."""
+    with contextlib.suppress(OSError):  # The folder is away for a moment.
+      judge.stop(self.records, _NAME)
 
   def _explain_end(self, name: str, code: int) -> str:
     said, log = "", self.logs / f"{name}.agent.log"

@@ -22,7 +22,6 @@ import threading
 import time
 
 from bamboo_jax import base
-from bamboo_jax.cluster import children
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.local_cluster import inquiry, machine
 from bamboo_jax.metrics import jsonl
@@ -124,12 +123,6 @@ class Strikes:
     """Kills the agent of a node, and its worker with it, even before it trains."""
     self._note_death(name)
     self._cluster.kill_agent(name)
-
-  def stop(self) -> None:
-    """Asks the workers to save the step and end."""
-    for pid in inquiry.find_workers(self._cluster.logs).values():
-      with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, children.SAVE)
 
   def _call(self, line: int) -> bool:
     """Counts the node of a join, unless it has been counted."""

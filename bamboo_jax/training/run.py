@@ -134,7 +134,6 @@ def train_in_cluster(
     host: str,
     identity: identity_lib.Identity,
     started_secs: float,
-    stops: Callable[[], bool],
     faults: str | None = None,
     faults_run: int | None = None,
 ) -> None:
@@ -147,7 +146,6 @@ def train_in_cluster(
     host: Address at which this node listens and other nodes reach it.
     identity: Certificates for connections to other machines.
     started_secs: Start of the agent, on `time.perf_counter`.
-    stops: Returns whether to save and end the run after this step.
     faults: As for `train_and_evaluate`.
     faults_run: The run whose records say which faults have happened; None: of the node.
 
@@ -182,7 +180,7 @@ def train_in_cluster(
       check_fence=lambda view: judge.check_now(records, view),
       note_done=lambda view: judge.note_done(records, view),
       faults=sizes.read_faults(config, faults),
-      stops=stops,
+      stops=lambda: cohort.newest.stops,
       started_secs=started_secs,
   )
   worker_lib.Worker(job, given).run()

@@ -58,6 +58,20 @@ class JudgeTest(folders.FolderCase):
         judge.make_view(self.records, members.view(1, 0, 1), members.view(2, 0))
       self.assertIsNone(self.records.find("views/2"))
 
+  def test_a_run_is_told_to_end(self):
+    judge.stop(self.records, "bamboo cluster")
+    self.assertEqual(judge.newest_view(self.records), views.EMPTY)  # Nobody is there.
+    first = members.view(1, 0, 1, leaving=(1,))
+    self.put(first, views.ask(first, "n9"))
+    for _ in range(2):
+      judge.stop(self.records, "bamboo cluster")
+    told = judge.newest_view(self.records)
+    reason = "bamboo cluster asks to save and end"
+    self.assertEqual(told, dataclasses.replace(first, number=3, reason=reason, stops=True))
+    smaller = views.next_view(told, lost={"life 1": "it died"}, candidates=[members.member(2)])
+    self.assertEqual((smaller.numbers, smaller.stops), ({0}, True))  # Nobody joins any more.
+    self.assertFalse(views.over(smaller).stops)  # Who begins again is told again.
+
   def test_who_may_write(self):
     first = members.view(1, 0, 1)
     with self.assertRaisesRegex(FileNotFoundError, "no record of view 1"):

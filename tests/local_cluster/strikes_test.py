@@ -126,14 +126,6 @@ class StrikesTest(folders.FolderCase):
     # Members that come see that these have been called.
     self.assertEqual(self.cluster.made, {f"faults/5/{line}": [5, 0] for line in (2, 3, 4)})
 
-  def test_all_are_asked_to_stop(self):
-    one, sent = self.make(), []
-    with mock.patch.object(os, "kill", lambda pid, number: sent.append((pid, number))):
-      one.stop()
-    self.assertEqual(sent, [(w.pid, signal.SIGURG) for w in self.workers.values()])
-    one.stop()
-    self.check({}, [])  # Who does not listen yet ignores it.
-
   def check(self, struck, agents):
     """Checks what happened to whom, once all who are struck feel it."""
     for name, kind in struck.items():

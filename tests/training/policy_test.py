@@ -60,7 +60,7 @@ class PolicyTest(parameterized.TestCase):
 
   def test_counts_in_workers_of_a_cluster(self):
     config = make_config("oobleck")
-    given = dict.fromkeys(("name", "number", "stamp", "identity", "stops"))
+    given = dict.fromkeys(("name", "number", "stamp", "identity"))
     given |= {"host": "127.0.0.1", "workdir": "", "started_secs": 0.0}
     transport = mock.patch.object(run.transport_lib, "Transport")
     listen = mock.patch.object(run.endpoints, "listen")
