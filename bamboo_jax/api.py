@@ -89,7 +89,7 @@ def train(
     with tempfile.TemporaryDirectory() as folder:
       run.train_and_evaluate(
           config,
-          workdir=os.fspath(workdir),
+          workdir=(place := base.find_place(workdir)),
           faults=_find_faults(faults, folder),
           stop_at=stop_at,
           callbacks=callbacks,
@@ -100,7 +100,7 @@ def train(
     if isinstance(error.__cause__, base.CallbackError):
       raise error.__cause__.__cause__ or error from None
     raise
-  return summary_lib.read_result(mirror.local(workdir))
+  return summary_lib.read_result(mirror.local(place))
 
 
 def plan(config: "ml_collections.ConfigDict") -> "show.PlannedRun":
@@ -150,7 +150,7 @@ def cluster(
   with tempfile.TemporaryDirectory() as folder:
     arguments = [
         f"--config={_write_config(config, pathlib.Path(folder))}",
-        f"--workdir={os.fspath(workdir)}",
+        f"--workdir={(place := base.find_place(workdir))}",
         f"--zones={','.join(zones)}",
     ]
     given = dict(
@@ -161,7 +161,7 @@ def cluster(
     )
     arguments += [f"--{k}={v}" for k, v in given.items() if v is not None]
     _run_command("cluster", arguments)
-  return summary_lib.read_result(mirror.local(workdir))
+  return summary_lib.read_result(mirror.local(place))
 
 
 def load(workdir: str | os.PathLike[str], model: "model_lib.Model | None" = None) -> base.PyTree:

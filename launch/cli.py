@@ -128,7 +128,7 @@ class JobFlags:
 def explain_resume() -> str:
   """Returns the hint after an interrupt: how to resume the run in `--workdir`."""
   places: Any = flags.FLAGS["workdir"].value
-  place = places[-1] if places else ""
+  place = base.find_place(places[-1]) if places else ""
   if base.is_bucket(place):
     return f"the same command goes on from the last checkpoint in {place}, if there is one"
   saved = workdir_lib.find_saved(place) if place else 0

@@ -40,6 +40,7 @@ from bamboo_jax.base.files import (
     find_cache,
     find_danger,
     find_full,
+    find_place,
     is_bucket,
     lock_folder,
     make_temporary,

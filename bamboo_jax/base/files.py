@@ -15,6 +15,7 @@ import stat
 import tempfile
 import time
 from typing import IO, TypeVar
+import urllib.parse
 
 from absl import logging
 
@@ -23,6 +24,7 @@ _PATIENCE_SECS = 30.0  # Retries after errors of a shared folder.
 _RETRY_SECS = 0.1
 _LEAST_FREE_BYTES = 1 << 16
 _BUCKETS = ("s3://", "gs://", "az://")
+_FILE = "file:///"
 _T = TypeVar("_T")
 _temporary: list[str] = []  # Folders.
 
@@ -107,8 +109,14 @@ def refuse_url(what: str, path: str | os.PathLike[str], *, takes_bucket: bool = 
   That of a bucket is accepted if it `takes_bucket`.
   """
   if re.match(r"\w+://", os.fspath(path)) and not (takes_bucket and is_bucket(path)):
-    must = f"{', '.join(_BUCKETS)} or a path" if takes_bucket else "a path"
+    must = f"{', '.join((*_BUCKETS, _FILE))} or a path" if takes_bucket else "a path"
     raise ValueError(f"{what}={os.fspath(path)!r} is a URL, must be {must}.")
+
+
+def find_place(path: str | os.PathLike[str]) -> str:
+  """Returns the path that a URL file:///PATH names; paths and other URLs as they are."""
+  text = os.fspath(path)
+  return urllib.parse.unquote(text.removeprefix("file://")) if text.startswith(_FILE) else text
 
 
 def is_bucket(path: str | os.PathLike[str]) -> bool:

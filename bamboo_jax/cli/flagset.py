@@ -104,6 +104,9 @@ def read(kind: type[_T], rest: Sequence[str]) -> _T:
       continue
     if name in _FOLDERS:
       label, places = (name, rest) if how["takes_rest"] else (f"--{name}", [values[name]])
+      if how["takes_bucket"]:
+        places = [*map(base.find_place, places)]
+        values[name] = tuple(places) if how["takes_rest"] else places[0]
       for place in places:
         base.refuse_url(label, place, takes_bucket=how["takes_bucket"])
     if others := sorted(is_set.intersection(how["excludes"])):

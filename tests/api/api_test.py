@@ -33,7 +33,8 @@ config = tiny.make_config(num_steps=3, redundancy__mode="eager")
 killed = bamboo_jax.train(
     config, workdir=sys.argv[1] + "/a", faults=["2,0/1,3,kill"]
 )
-whole = bamboo_jax.train(config, workdir=sys.argv[1] + "/b")
+whole = bamboo_jax.train(config, workdir="file://" + sys.argv[1] + "/b")
+assert whole.steps == bamboo_jax.train(config, workdir=sys.argv[1] + "/b").steps == 3
 assert killed.state_sha256 == whole.state_sha256
 assert len(killed.recoveries) == 1
 from bamboo_jax.runtime import rounding

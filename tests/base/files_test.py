@@ -48,6 +48,15 @@ class FilesTest(parameterized.TestCase):
         base.ask_again(read)
     self.assertEqual(count, want)
 
+  @parameterized.parameters(
+      ("file:///shared/my%20run", "/shared/my run"),
+      (pathlib.Path("/shared/%20"), "/shared/%20"),
+      ("file://host/run", "file://host/run"),  # That is refused.
+      ("s3://b/run", "s3://b/run"),
+  )
+  def test_the_path_of_a_url(self, url, path):
+    self.assertEqual(base.find_place(url), path)
+
   @parameterized.parameters("text", b"\0bytes", "")
   def test_content_is_replaced(self, content):
     base.write_atomically(self.path, "the former content")

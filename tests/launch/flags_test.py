@@ -14,10 +14,10 @@ _CASES = (
     *(
         (f"{name}_url", (f"launch.{name}", *flags), f"is a URL, must be {must}.")
         for must, name, *flags in (
-            ("s3://, gs://, az:// or a path", "train", "--workdir=http://b/run"),
-            ("s3://, gs://, az:// or a path", "cluster", "--workdir=file:///run"),
-            ("s3://, gs://, az:// or a path", "status", "--workdir=http://b/run"),
-            ("s3://, gs://, az:// or a path", "report", "http://b/run"),
+            ("s3://, gs://, az://, file:/// or a path", "train", "--workdir=http://b/run"),
+            ("s3://, gs://, az://, file:/// or a path", "cluster", "--workdir=file://host/run"),
+            ("s3://, gs://, az://, file:/// or a path", "status", "--workdir=http://b/run"),
+            ("s3://, gs://, az://, file:/// or a path", "report", "http://b/run"),
             ("a path", "ablate", "--sweep=seed=1,2", "--workdir=s3://b/run"),
             ("a path", "tokenize", "--path=a", "--out=s3://b/run"),
         )

@@ -80,6 +80,7 @@ _MISTAKES = (
     ("status", ("status", _RUN), "There is no run of agents in .*/run/records"),
     ("status_no_workdir", ("status",), "Give the --workdir of a run"),
     ("report", ("report", "{run}/no"), "There is no run in .*/no: it has neither"),
+    ("report_file", ("report", "file://{run}/no"), "There is no run in /.*/no: it has neither"),
 )
 
 

@@ -133,7 +133,7 @@ class Programs:
     self._passes: passes_lib.StagePasses = engine.programs.others.get(("passes", layout), make)
     self._rows = executor_lib.Executor(engine, members)
     self.filler, self.is_by_rows = self._rows.filler, False
-    self.in_segments = ()
+    self.in_segments: Sequence[recorder_lib.MeasuredInstruction] = ()
     self.runs: dict[base.ShareId, PipelineRun] = {}
 
   def jobs(self, lines: engine_lib.Lines) -> list[Callable[[], Any]]:
@@ -336,7 +336,7 @@ class Programs:
         run.segments.finish(is_lost=not lost.isdisjoint(run.nodes))
       span_secs = start_secs, time.perf_counter()
       measured = (recorder_lib.MeasuredInstruction(*one, *span_secs) for one in passes)
-      self.in_segments = (*self.in_segments, *measured)
+      self.in_segments = [*self.in_segments, *measured]
 
   def _move(self, moves: Sequence[tuple[base.NodeId, instruction_lib.Instruction]]) -> None:
     """Moves arrays of the step between stores."""
