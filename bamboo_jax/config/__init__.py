@@ -21,7 +21,6 @@ from bamboo_jax.config.config import (
 from bamboo_jax.config.gone import GONE
 from bamboo_jax.config.section import (
     kinds_of,
-    LIMITS,
     Limits,
     list_options,
     Option,

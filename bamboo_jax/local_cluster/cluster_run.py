@@ -72,18 +72,6 @@ class Setup:
         self.faults, num_nodes=len(self.first_zones), zones=self.zones, source="--faults"
     )
 
-  def check_ports(self) -> None:
-    """Raises `ValueError` if a port of the page or of metrics is in use."""
-    if self.page_port is not None:
-      addresses.check_free("--page_port", _HOST, self.page_port)
-    if (first := self.metrics_port) is not None:
-      for port in range(first, first + len(self.first_zones)):
-        addresses.check_free("--metrics_port", _HOST, port)
-
-  def write_faults(self) -> None:
-    if self.faults_file is not None:
-      base.write_atomically(self.faults_file, faults_lib.render(self.faults))
-
 
 def find_first_zones(
     config: config_lib.Config,
@@ -124,7 +112,12 @@ def run(
   `hearing` may ask it to save and end, see `cli.command.hearing`.
   """
   logs.use("launcher")
-  setup.check_ports()
+  for name, first, count in (
+      ("--page_port", setup.page_port, 1),
+      ("--metrics_port", setup.metrics_port, len(setup.first_zones)),
+  ):
+    for port in () if first is None else range(first, first + count):
+      addresses.check_free(name, _HOST, port)
   with base.lock_folder(setup.workdir):
     with progress_lib.ProgressLine(num_steps=config.num_steps) as progress:
       cluster = machine.LocalCluster(setup.workdir, setup.place)
@@ -195,7 +188,8 @@ class ClusterRun:
     _, survival = machine.place_nodes(config, dict(base.by_node(zones)))
     self._progress.show_text(survival.render())
     self._cluster.take_folder(config.cluster.most_silence_secs)  # Nothing is written before it.
-    self._setup.write_faults()
+    if (file := self._setup.faults_file) is not None:
+      base.write_atomically(file, faults_lib.render(self._setup.faults))
     try:
       start = functools.partial(self.start_node, is_copy=are_copies)
       names = list(map(start, zones, nodes))

@@ -1,6 +1,7 @@
-"""Commands that are refused leave the folder of a run as it was."""
+"""Commands with wrong flags, or that are refused otherwise, leave all folders as they were."""
 
 import fcntl
+import re
 import socket
 
 from absl.testing import parameterized
@@ -84,6 +85,166 @@ _MISTAKES = (
 )
 
 
+_QUICK = _SIM[:2]
+_TINY_CLUSTER = ("cluster", _TRAIN)
+_ABLATE = ("ablate", _TRAIN, "--sweep=seed=1,2")
+_PARCAE = "third_party/published/parcae_p3.csv"
+_NO_WORKDIR = ("verify", "trace", "report", "plan")
+_FLAGS = (
+    *(
+        (f"{name}_url", (name, *flags), f"is a URL, must be {must}.")
+        for must, name, *flags in (
+            ("s3://, gs://, az://, file:/// or a path", "train", "--workdir=http://b/run"),
+            ("s3://, gs://, az://, file:/// or a path", "cluster", "--workdir=file://host/run"),
+            ("s3://, gs://, az://, file:/// or a path", "status", "--workdir=http://b/run"),
+            ("s3://, gs://, az://, file:/// or a path", "report", "http://b/run"),
+            ("a path", "ablate", "--sweep=seed=1,2", "--workdir=s3://b/run"),
+            ("a path", "tokenize", "--path=a", "--out=s3://b/run"),
+        )
+    ),
+    (
+        "simulate_trace",
+        (*_QUICK, f"--trace={_PARCAE}", "--config.study.trace.hours=3"),
+        "--config.study.trace.hours has no effect with --trace",
+    ),
+    (
+        "simulate_figures",
+        (*_QUICK, "--figure_format=pdf", "--noconfig.metrics.plots"),
+        "--figure_format has no effect with config.metrics.plots=False",
+    ),
+    (
+        "train_figures",
+        ("train", _TRAIN, "--figure_format=pdf"),
+        "--figure_format has no effect with config.metrics.plots=False",
+    ),
+    (
+        "cluster_kills",
+        (*_TINY_CLUSTER, "--kinds=hang"),
+        "--kinds has no effect without --random_kills",
+    ),
+    (
+        "ablate_scale",
+        (*_ABLATE, "--time_scale=2", "--nodes=3"),
+        "--time_scale and --nodes have no effect without --trace",
+    ),
+    (
+        "ablate_faults",
+        (*_ABLATE, "--faults=a.csv", "--trace=b.csv"),
+        "Give one of --faults and --trace, not both",
+    ),
+    (
+        "ablate_key",
+        (*_ABLATE, "--config.seed=3"),
+        "--config.seed has no effect beside a --sweep of it",
+    ),
+    (
+        "ablate_policy",
+        (*_ABLATE, "--sweep=recovery.policy=bamboo,oobleck", "--config.pipeline.layout=grid"),
+        "--config.pipeline.layout has no effect with config.recovery.policy='bamboo', which",
+    ),
+    (
+        "ablate_policies",
+        (*_ABLATE, "--sweep=recovery.policy=own,oobleck", "--sweep=pipeline.layout=grid,depth"),
+        "--sweep=pipeline.layout has no effect with config.recovery.policy='oobleck', which",
+    ),
+    (
+        "ablate_file",
+        (*_ABLATE, "--faults=a.csv", f"--sweep=trace={_PARCAE}"),
+        "Give one of faults and trace, not both",
+    ),
+    (
+        "ablate_times",
+        (*_ABLATE, "--dask=tcp://a:1", "--num_processes=2"),
+        "--num_processes and --dask have no effect without --measure",
+    ),
+    ("shard", ("verify", "--layouts=2", "--shard=1/2"), "--shard has no effect without --workdir"),
+    ("merge", (*_QUICK, "--shard=1/2", "--merge=2"), "Give one of --shard and --merge, not both"),
+    (
+        "processes",
+        (*_QUICK, "--dask=tcp://a:1", "--num_processes=2"),
+        "--num_processes has no effect with --dask",
+    ),
+    ("beside", (*_QUICK[:1], "--beside=a", "--table=oobleck"), "one of --beside and --table, not"),
+    (
+        "beside_key",
+        (*_QUICK[:1], "--beside=a", "--config.seed=9"),
+        "--config.seed has no effect with --beside",
+    ),
+    (
+        "trace_figures",
+        ("trace", "show", _PARCAE, "--figure_format=pdf"),
+        "--figure_format has no effect without --out",
+    ),
+    (
+        "trace_suffix",
+        ("trace", "show", _PARCAE, "--out=a.gif"),
+        "--out must end in .png or .pdf or .svg, got 'a.gif'",
+    ),
+    (
+        "compare",
+        ("report", "a", "b", "--json", "--csv=runs"),
+        "Give one of --json and --csv, not both",
+    ),
+    ("prices", ("report", "--market=sport"), "did you mean 'spot'"),
+    ("no_run", ("report",), "Name the workdir of a run: bamboo report"),
+    (
+        "report",
+        ("report", "a", "--json", "--figure_format=pdf"),
+        "one of --json and --figure_format, not both",
+    ),
+    (
+        "layouts",
+        ("verify", "--layouts=3", "--sweep=seed=1,2"),
+        "Give one of --sweep and --layouts, not both",
+    ),
+    ("kinds", ("verify", "--kinds=pairs"), "did you mean 'pair'"),
+    ("faults", ("verify", "--faults=1,0/1,5"), "--faults, line 1: "),
+    (
+        "every",
+        ("verify", "--faults=1,0/1,5,kill", "--every=2", "--num_cases=3"),
+        "--every and --num_cases have no effect with --faults",
+    ),
+    (
+        "cases",
+        ("verify", "--kinds=pair", "--every=2"),
+        "--every has no effect without --kinds=single",
+    ),
+    ("swept", ("verify", "--sweep=pipeline.num_stages=2,x"), "config.pipeline.num_stages"),
+    ("verify", ("verify", "--shard=1/2"), "--shard has no effect without --workdir"),
+    ("processes_of", ("verify", "--processes"), "--processes has no effect without --lay"),
+    ("least", ("verify", "--every=0"), "--every must be at least 1, got 0"),
+    ("plan_list", ("plan", "--list", "--trace=a"), "Give one of --list and --trace, not"),
+    ("compile", ("plan", "--compile=h100", "--nodes=2"), "one of --compile and --nodes,"),
+    ("machine", ("plan", "--nodes=2"), "--nodes needs config.plan.machine"),
+    ("port", (*_TINY_CLUSTER, "--metrics_port=70000"), "at least 1 and at most 65535, got 70000"),
+    (
+        "scale",
+        (*_TINY_CLUSTER, "--trace=a", "--time_scale=0"),
+        "--time_scale must be above 0, got 0.0",
+    ),
+    (
+        "two_faults",
+        (*_TINY_CLUSTER, "--faults=a", "--random_kills=2"),
+        "Give one of --faults and --random_kills, not both",
+    ),
+    ("stacks", ("status", "--stacks", "--json"), "one of --json and --stacks, not both"),
+    ("trace_command", ("trace", "show", _PARCAE, "--hours=3"), "--hours has no effect on show"),
+    ("measure", (*_ABLATE, "--measure=time"), "value of --measure 'time'; did you mean 'times'"),
+    (
+        "turns",
+        (*_ABLATE, "--interleave=5", "--repeats=2"),
+        "--repeats has no effect with --interleave",
+    ),
+    ("turns_of", (*_ABLATE, "--interleave=0"), "--interleave must be at least 1, got 0"),
+    ("rival", (*_ABLATE, "--rival=a"), "--rival has no effect without --interleave"),
+    (
+        "formats",
+        (*_QUICK, "--figure_format=png,gif"),
+        "value of --figure_format 'gif'.* Allowed: pdf, png, svg",
+    ),
+)
+
+
 class RefusedTest(folders.FolderCase):
 
   def setUp(self):
@@ -113,6 +274,13 @@ class RefusedTest(folders.FolderCase):
   @parameterized.named_parameters(*samples.draw(_MISTAKES, 6))
   def test_a_mistake(self, arguments, message):
     self.assertRegex(self.refuse(*arguments), message)
+
+  @parameterized.named_parameters(*samples.draw(_FLAGS, 8))
+  def test_flags(self, arguments, message):
+    command, *given = arguments
+    if command not in _NO_WORKDIR and not re.search("://b/|file:", f"{given}"):
+      given.append("--workdir={root}/new")
+    self.assertRegex(self.refuse(command, *given), f"^error: .*{message}")
 
   @parameterized.parameters(
       ("cluster", _TRAIN, "--random_kills=2"), ("train", _TRAIN), ("quickstart",)
