@@ -30,7 +30,7 @@ def to_plain(value: Any) -> Any:
   if isinstance(value, types.NoneType | bool | int | float | str):
     return value
   if dataclasses.is_dataclass(value) and not isinstance(value, type):
-    return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
+    return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
   if isinstance(value, Mapping):
     return {str(key): to_plain(v) for key, v in value.items()}
   if isinstance(value, Set):
