@@ -85,17 +85,12 @@ def read(kind: type[_T], rest: Sequence[str]) -> _T:
   Raises `ValueError` if one is missing or not allowed, or if some need or
   exclude others.
   """
-  values: dict[str, Any] = {}
-  takes_rest = False
-  for field, hint in _walk(kind):
-    if field.metadata["takes_rest"]:
-      takes_rest, values[field.name] = True, tuple(rest)
-    else:
-      values[_name(field)] = _read(field, hint)
-  if rest and not takes_rest:
+  found = [*_walk(kind)]
+  values = {_name(field): _read(field, hint, rest) for field, hint in found}
+  if rest and not any(field.metadata["takes_rest"] for field, _ in found):
     raise ValueError(f"Unexpected arguments: {' '.join(rest)}")
   is_set = {name for name, value in values.items() if value not in (None, (), False)}
-  for field, _ in _walk(kind):
+  for field, _ in found:
     name, how = _name(field), field.metadata
     if how["is_needed"] and name not in is_set:
       raise ValueError(f"The flag --{name} is needed.")
@@ -117,8 +112,10 @@ def read(kind: type[_T], rest: Sequence[str]) -> _T:
   return built
 
 
-def _read(field: dataclasses.Field[Any], hint: Any) -> Any:
+def _read(field: dataclasses.Field[Any], hint: Any, rest: Sequence[str]) -> Any:
   name = _name(field)
+  if field.metadata["takes_rest"]:
+    return tuple(rest)
   given: Any = flags.FLAGS[name].value
   if given is None:
     return field.default
