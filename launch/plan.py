@@ -68,11 +68,11 @@ def _plan(flags: PlanFlags) -> None:
   with progress.waiting("importing JAX"):
     from bamboo_jax.metrics import rows
     from bamboo_jax.training.record import step_traces
-    from bamboo_jax.training.setup import rental, show
+    from bamboo_jax.training.setup import show
 
   if flags.nodes:
     with progress.waiting("layouts are compared"):
-      text = rental.propose(flags.config, flags.nodes)
+      text = show.propose(flags.config, flags.nodes)
     print(text)
     return
   with progress.waiting("the model is traced, and layers and rows are planned"):

@@ -63,10 +63,7 @@ _RESERVED = {name: _WITH_JAX for name in _JAX} | {
 }
 # Rooms with one door: it, and what looks for faults, may import them.
 _DOORS = {
-    "bamboo_jax.runtime.spmd": (
-        "bamboo_jax/runtime/spmd/",
-        "bamboo_jax/training/setup/executors.py",
-    )
+    "bamboo_jax.runtime.spmd": ("bamboo_jax/runtime/spmd/", "bamboo_jax/training/setup/build.py")
 }
 
 # Classes of one name: the Python API documents both.
@@ -222,7 +219,7 @@ class LayeringTest(parameterized.TestCase):
       ("jax_in_models", "models/a.py", "import jax", False),
       ("similar_name", "data/a.py", "import jaxtyping", False),
       ("room", "training/a.py", "from bamboo_jax.runtime import spmd", True),
-      ("door", "training/setup/executors.py", "import bamboo_jax.runtime.spmd", False),
+      ("door", "training/setup/build.py", "import bamboo_jax.runtime.spmd", False),
   )
   def test_import(self, path, code, is_wrong):
     got = find_violations({f"bamboo_jax/{path}": f'"""Doc."""\n{code}\n'})

@@ -401,10 +401,9 @@ def make_policy(config: config_lib.Config, measured: times_lib.MeasuredTimes) ->
   """Returns the rules of a run as a policy, with its measured times."""
   from bamboo_jax.training.setup import build  # Imports JAX.
 
-  profile = build.make_profile(config, build.make_task(config, needs_data=False))
-  templates = build.make_templates(config, profile, is_cluster=True)
-  num_stages = templates[0].partition.num_stages if templates else None
-  plan = build.make_plan(config, profile, is_cluster=True, num_stages=num_stages)
+  task = build.make_task(config, needs_data=False)
+  profile = build.make_profile(config, task)
+  plan, templates = build.plan_run(config, task, profile, is_cluster=True)
   rules = build.make_rules(config, plan, templates)
   speed = speed_lib.ProfileSpeed(
       profile,

@@ -21,7 +21,7 @@ from bamboo_jax.models import sharding
 from bamboo_jax.plan import planner
 from bamboo_jax.runtime import accelerator, places, settings
 from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
-from bamboo_jax.training.setup import build, executors, show
+from bamboo_jax.training.setup import build, show
 
 _ADVICE = (
     "Take more config.pipeline.num_stages, a smaller "
@@ -102,8 +102,8 @@ def compile_segments(
   """
   devices = private.make_devices(targets.describe(gpu), plan.num_stages)
   # `plan` may have the times of ticks already.
-  rows = build.make_plan(config, plan.profile, cuts=executors.find_cuts(config, task))
-  for name, program in executors.make_segments(config, task, rows, devices).items():
+  rows, _ = build.plan_run(config, task, plan.profile)
+  for name, program in build.make_segments(config, task, rows, devices).items():
     on_host = jax.tree.leaves((program.fetched, program.host))
     with private.host_arguments(len(on_host)):
       yield Program("pipeline", name, program.segment)
@@ -129,7 +129,7 @@ def make_report(config: config_lib.Config, gpu_name: str) -> str:
   config = config.changed({"plan.memory_limit_gib": gpu.memory_bytes / 2**30})
   task = build.make_task(config, needs_data=False)
   plan = show.make_plan(config).plan
-  if executors.is_program(config):
+  if build.is_program(config):
     found = [*compile_segments(config, task, plan, gpu)]
   else:
     found = [program for _, program in compile_units(config, task, plan, gpu)]

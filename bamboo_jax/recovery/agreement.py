@@ -31,12 +31,12 @@ class Status:
     num_skipped: Skipped steps in a row up to step `steps`.
   """
 
-  steps: base.StepId
-  version: int
-  rollbacks: int
-  layout: layout_lib.Layout
-  holdings: holdings_lib.Holdings
-  saved: tuple[base.StepId, ...]
+  steps: base.StepId = base.StepId(-1)
+  version: int = -1
+  rollbacks: int = 0
+  layout: layout_lib.Layout = layout_lib.Layout()
+  holdings: holdings_lib.Holdings = holdings_lib.NOTHING
+  saved: tuple[base.StepId, ...] = ()
   damaged: tuple[base.StepId, ...] = ()
   boot_secs: float = 0.0
   named: tuple[slowness.Named, ...] = ()
@@ -56,8 +56,8 @@ class Agreement:
     holdings: Data of the step that can still be used, by node of `layout`.
     lost: Lost nodes that had a role.
     victims: The places that they owned.
-    rung: Rung of the recovery ladder; "none" if no such node was lost.
-    change: Change to carry out before training can continue; None if none.
+    change: The decision; unless it is immediate, to be carried out before training can
+      continue.
     restored: The step of the checkpoint that `change` returns to, or 0.
     is_fresh: Whether the step runs from its start.
     refused: Nodes with impossible progress, treated as lost.
@@ -73,9 +73,7 @@ class Agreement:
   holdings: Mapping[base.NodeId, holdings_lib.Holdings]
   lost: frozenset[base.NodeId]
   victims: tuple[types.Place, ...]
-  rung: str
-  reason: str
-  change: assignment.Decision | None
+  change: assignment.Decision
   restored: base.StepId
   is_fresh: bool
   refused: frozenset[base.NodeId] = frozenset()
@@ -130,9 +128,7 @@ def agree(
       holdings=(_find_valid(change.layout, held) if at_once else {}),
       lost=frozenset(lost),
       victims=layout.places_of(lost),
-      rung=change.rung,
-      reason=change.reason,
-      change=None if at_once else change,
+      change=change,
       restored=newest_common(saved) if change.rolls_back else base.StepId(0),
       is_fresh=not at_once  # Then without holdings.
       or all(h == holdings_lib.NOTHING for h in held.values()),
@@ -152,11 +148,6 @@ def _without_damaged(statuses: Mapping[base.NodeId, Status]) -> Mapping[base.Nod
     return statuses
   return {
       node: Status(
-          steps=base.StepId(-1),
-          version=-1,
-          rollbacks=0,
-          layout=layout_lib.Layout(),
-          holdings=holdings_lib.NOTHING,
           # Without the damaged one.
           saved=tuple(step for step in status.saved if step != steps),
           boot_secs=status.boot_secs,

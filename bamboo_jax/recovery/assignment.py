@@ -51,10 +51,6 @@ class RecoveryRules:
   planner: planner_lib.Planner
   predictor: predictor_lib.Predictor | None = None
 
-  def __post_init__(self) -> None:
-    if self.ladder.rerouting == "stage":
-      raise ValueError("reroute='stage' is only for simulations.")
-
   @property
   def segments(self) -> partition_lib.Partition:
     """The segments of the run."""
@@ -83,25 +79,23 @@ class RecoveryRules:
     lost = layout.nodes - {*members}
     change = ladder_lib.Change(lost=lost, noticed=frozenset(leaving), zones=zones)
     decision = self._decide(layout, members, change, when="step")
-    kept = None
-    if decision.is_immediate:
-      pipelines, kept = decision.layout.pipelines, layout.shares
-      if len(pipelines) < len(kept):  # All nodes of the others are dead.
-        pairs = zip(layout.pipelines, kept, strict=True)
-        kept = [own for p, own in pairs if not lost.issuperset(p.nodes)]
-      if self.ladder.reroute == "none":
-        pairs = zip(pipelines, kept, strict=True)
-        shares = tuple(() if p.vacant else own for p, own in pairs)
-        after = Layout(pipelines, shares, layout.segments)
-        return dataclasses.replace(decision, layout=after)
-    found = self._complete(layout, members, decision, kept)
-    if kept is None or self.ladder.reroute != "shares":
-      return found
-    after = found.layout.keep_detours(layout, lost)
-    if holdings is not None and lost and not self._is_bounded:
-      with contextlib.suppress(base.InfeasibleError):  # The step is repeated.
-        after = self._deal(after, holdings)
-    return dataclasses.replace(found, layout=after)
+    if not decision.is_immediate:
+      return self._complete(layout, members, decision)
+    pipelines, kept = decision.layout.pipelines, layout.shares
+    if len(pipelines) < len(kept):  # All nodes of the others are dead.
+      pairs = zip(layout.pipelines, kept, strict=True)
+      kept = tuple(own for p, own in pairs if not lost.issuperset(p.nodes))
+    if self.ladder.reroute == "none":
+      pairs = zip(pipelines, kept, strict=True)
+      shares = tuple(() if p.vacant else own for p, own in pairs)
+      return dataclasses.replace(decision, layout=Layout(pipelines, shares, layout.segments))
+    after = self.start(pipelines, kept)
+    if self.ladder.reroute == "shares":
+      after = after.keep_detours(layout, lost)
+      if holdings is not None and lost and not self._is_bounded:
+        with contextlib.suppress(base.InfeasibleError):  # The step is repeated.
+          after = self._deal(after, holdings)
+    return dataclasses.replace(decision, layout=after)
 
   def improve(
       self, layout: Layout, members: Nodes, *, zones: Zones, leaving: Nodes = ()
@@ -157,16 +151,9 @@ class RecoveryRules:
     layout = dataclasses.replace(layout, spares=tuple(sorted({*members} - layout.nodes)))
     return decide.decide(layout, change, ladder=self.ladder, planner=self.planner, when=when)
 
-  def _complete(
-      self,
-      layout: Layout,
-      members: Nodes,
-      decision: Decision,
-      kept: Sequence[Sequence[base.ShareId]] | None = None,
-  ) -> Decision:
-    after, copies = self.start(decision.layout.pipelines, kept), ()
-    if kept is None and not decision.rolls_back:
-      copies = find_copies(layout, members, after)
+  def _complete(self, layout: Layout, members: Nodes, decision: Decision) -> Decision:
+    after = self.start(decision.layout.pipelines)
+    copies = () if decision.rolls_back else find_copies(layout, members, after)
     return dataclasses.replace(decision, layout=after, copies=copies)
 
   def _balance(self, layout: Layout) -> Layout:

@@ -56,11 +56,7 @@ def decide(
       the caller makes new ones.
     when: "step": a step is in flight, so only losses are handled. "boundary": a
       step has been committed, or none runs.
-
-  Raises `ValueError` if `when` is neither.
   """
-  if when not in ladder_lib.WHEN:
-    raise ValueError(base.suggest(when, ladder_lib.WHEN, what="time"))
   asked = _Question(ladder, planner, change.zones)
   layout = _note(layout, change)
   if layout.pipelines:
@@ -92,13 +88,13 @@ class _Question:
 
   def start(self, layout: Layout, planner: planner_lib.Planner) -> Decision:
     """Makes the first pipelines."""
-    for nodes in _candidates(layout, dead=_NOBODY):
+    for nodes in _candidates(layout):
       try:
         pipelines = planner.fresh(nodes, self.zones)
       except base.InfeasibleError as error:
         reason = str(error)
       else:
-        after = _with_pipelines(layout, pipelines, dead=_NOBODY)
+        after = _with_pipelines(layout, pipelines)
         return Decision("checkpoint", after, "there are enough nodes")
     return Decision("wait", layout, reason)
 
@@ -112,7 +108,7 @@ class _Question:
     pipelines, gone = list(layout.pipelines), []
     hit = [i for i, p in enumerate(pipelines) if not lost.isdisjoint(p.nodes)]
     for i in hit:
-      pipelines[i], stages = _lose(pipelines[i], lost, self.ladder)
+      pipelines[i], stages = _lose(pipelines[i], lost)
       gone += [types.Place(i, stage) for stage in stages]
     if not hit:
       return Decision("none", layout, "no node that trains is lost")
@@ -231,7 +227,7 @@ class _Question:
     options, planner = self.ladder.options, self.planner
     if not planner or not options.reconfigure and not options.checkpoint:
       return None
-    usable = _candidates(before, dead=_NOBODY)[0]
+    usable = _candidates(before)[0]
     may_stay = planner.may_stay(before.pipelines) and all(
         {*usable}.issuperset(p.nodes) for p in before.pipelines
     )
@@ -254,7 +250,7 @@ class _Question:
       return None
     return Decision(
         rung,
-        _with_pipelines(before, pipelines, dead=_NOBODY),
+        _with_pipelines(before, pipelines),
         f"{new:.1f} rather than {now:.1f} steps in the next {options.horizon_secs:g} s",
     )
 
@@ -331,37 +327,23 @@ def find_owner(pipelines: Sequence[Pipeline], index: int, stage: base.StageId) -
   return None
 
 
-def _lose(
-    pipeline: Pipeline, lost: frozenset[NodeId], ladder: ladder_lib.Ladder
-) -> tuple[Pipeline, tuple[base.StageId, ...]]:
+def _lose(pipeline: Pipeline, lost: frozenset[NodeId]) -> tuple[Pipeline, tuple[base.StageId, ...]]:
   """Returns the pipeline without lost nodes, and the stages without a copy."""
-  roles = pipeline.roles
-  vacated = {s for s, owner in base.by_stage(roles.owners) if owner in lost}
-  vacated -= pipeline.vacant  # A vacant stage still names its last owner.
-  gone = tuple(sorted(vacated))
-  if ladder.has_replicas:
-    try:
-      after, _ = failover.fail_over(roles, {}, lost)
-      return dataclasses.replace(pipeline, roles=after), ()
-    except base.UnrecoverableHereError as error:
-      gone = error.stages
-  owners = [*roles.owners]
-  for s in vacated.difference(gone):  # These still have a live shadow.
-    owners[s] = roles.shadows[s]
-  shadows = {
-      s: shadow for s, shadow in roles.shadows.items() if shadow not in lost and s not in vacated
-  }
-  return (
-      Pipeline(
-          pipeline.partition,
-          failover.Roles(tuple(owners), shadows),
-          pipeline.vacant | {s for s in vacated if owners[s] == roles.owners[s]},
-      ),
-      gone,
+  owners = pipeline.roles.owners
+  # A vacant stage still names its last owner.
+  vacated = {s for s, owner in base.by_stage(owners) if owner in lost} - pipeline.vacant
+  shadows = {s: n for s, n in pipeline.roles.shadows.items() if n not in lost}
+  gone = vacated - shadows.keys()
+  after = failover.Roles(
+      tuple(shadows[s] if s in vacated - gone else n for s, n in base.by_stage(owners)),
+      {s: n for s, n in shadows.items() if s not in vacated},
   )
+  return Pipeline(pipeline.partition, after, pipeline.vacant | gone), tuple(sorted(gone))
 
 
-def _candidates(layout: Layout, *, dead: frozenset[NodeId]) -> tuple[tuple[NodeId, ...], ...]:
+def _candidates(
+    layout: Layout, *, dead: frozenset[NodeId] = _NOBODY
+) -> tuple[tuple[NodeId, ...], ...]:
   """Returns sets of live nodes to make pipelines of, best first.
 
   The second one includes nodes under notice, the first only if none stay.
@@ -372,7 +354,7 @@ def _candidates(layout: Layout, *, dead: frozenset[NodeId]) -> tuple[tuple[NodeI
 
 
 def _with_pipelines(
-    layout: Layout, pipelines: tuple[Pipeline, ...], *, dead: frozenset[NodeId]
+    layout: Layout, pipelines: tuple[Pipeline, ...], *, dead: frozenset[NodeId] = _NOBODY
 ) -> Layout:
   """Returns `layout` with `pipelines`; live nodes without a stage are spares."""
   training = {node for pipeline in pipelines for node in pipeline.nodes}

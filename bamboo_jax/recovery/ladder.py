@@ -22,8 +22,6 @@ RUNGS = (
 )
 # After these the step in flight continues, and no state is copied.
 IMMEDIATE = frozenset({"none", "shadow", "reroute", "drop"})
-WHEN = ("step", "boundary")
-REROUTES = ("shares", "whole_shares", "stage")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,10 +64,6 @@ class Ladder:
   options: config.RecoverySection = config.RecoverySection()
   has_replicas: bool = True
   rerouting: str = "shares"
-
-  def __post_init__(self) -> None:
-    if self.rerouting not in REROUTES:
-      raise ValueError(base.suggest(self.rerouting, REROUTES, what="reroute"))
 
   @property
   def reroute(self) -> str:

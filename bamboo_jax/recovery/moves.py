@@ -7,7 +7,8 @@ layers or another pipeline. Each new pipeline follows at most one old one; these
 pairs are found first, by another assignment problem.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+import functools
 import itertools
 from typing import Any, NamedTuple
 
@@ -35,25 +36,20 @@ class StateCopy(NamedTuple):
   num_bytes: int
 
 
-def owned_layers(pipelines: Iterable[Pipeline]) -> dict[base.NodeId, Layers]:
+def owned_layers(pipelines: Pipelines, *, with_shadows: bool = False) -> dict[base.NodeId, Layers]:
   """Returns the layers of each node that owns any."""
-  owned: dict[base.NodeId, Layers] = {}
+  found: dict[base.NodeId, Layers] = {}
   for pipeline in pipelines:
-    for stage, owner in enumerate(pipeline.roles.owners):
-      if stage not in pipeline.vacant:
-        layers = pipeline.partition.sets[stage]
-        owned[owner] = owned[owner] | layers if owner in owned else layers
-  return owned
-
-
-def held_layers(pipelines: Pipelines) -> dict[base.NodeId, Layers]:
-  """Returns the layers whose state each node has, as owner or shadow."""
-  held = owned_layers(pipelines)
-  for pipeline in pipelines:
-    for stage, shadow in pipeline.roles.shadows.items():
+    owners, shadows = pipeline.roles.owners, pipeline.roles.shadows.items()
+    of_stages = [(s, n) for s, n in base.by_stage(owners) if s not in pipeline.vacant]
+    for stage, node in (*of_stages, *(shadows if with_shadows else ())):
       layers = pipeline.partition.sets[stage]
-      held[shadow] = held[shadow] | layers if shadow in held else layers
-  return held
+      found[node] = found[node] | layers if node in found else layers
+  return found
+
+
+# Returns the layers whose state each node has, as owner or shadow.
+held_layers = functools.partial(owned_layers, with_shadows=True)
 
 
 def lost_layers(pipelines: Pipelines, nodes: Collection[base.NodeId]) -> tuple[int, ...]:

@@ -86,9 +86,8 @@ class Named:
   @property
   def values(self) -> dict[str, int | float | str]:
     """What is told of it, without its step."""
-    told = dataclasses.asdict(self)
-    del told["step"], told["number"]
-    return {name: value for name, value in told.items() if value != 0}
+    told = dataclasses.asdict(self).items()
+    return {name: value for name, value in told if value != 0 and name not in ("step", "number")}
 
 
 def describe(told: Mapping[str, Any]) -> str:

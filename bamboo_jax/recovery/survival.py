@@ -5,10 +5,8 @@ lives, training continues without a checkpoint: at once on shadows if no stage
 loses owner and shadow together, else with the state of another pipeline.
 """
 
-import collections
 from collections.abc import Collection, Iterable, Mapping, Sequence
 import dataclasses
-import math
 
 from bamboo_jax import base
 from bamboo_jax.plan import pipelines as pipelines_lib
@@ -37,9 +35,6 @@ class Survival:
     shadow_zones: The `zones` after whose failure shadows suffice.
     num_zones: Any set of this many zones may fail.
     num_nodes: Any set of this many nodes may fail.
-    num_nodes_after_zone: Further nodes that may fail after any one of `zones`.
-    num_apart: Number of stages with owner and shadow in different zones.
-    num_together: Sum over layers of the pairs of copies that share a zone.
   """
 
   zones: tuple[str, ...]
@@ -47,22 +42,6 @@ class Survival:
   shadow_zones: tuple[str, ...]
   num_zones: int
   num_nodes: int
-  num_nodes_after_zone: int
-  num_apart: int
-  num_together: int
-
-  @property
-  def score(self) -> tuple[int, ...]:
-    """The key that placement maximises, the most important entry first."""
-    return (
-        len(self.zones),
-        self.num_zones,
-        self.num_nodes,
-        len(self.shadow_zones),
-        self.num_nodes_after_zone,
-        self.num_apart,
-        -self.num_together,
-    )
 
   def render(self) -> str:
     """Returns the survival as sentences."""
@@ -103,30 +82,18 @@ def find_survival(
         pairs.append((owner, owner if shadow is None else shadow))
       for layer in pipeline.partition.layers(stage):
         layers[layer] |= alive
-  holders = collections.Counter(map(frozenset, layers))  # Number of layers by their copies.
-  zones = {n: f"node {n}" for n in frozenset().union(*holders)} | dict(zones)
-  spread = {nodes: collections.Counter(zones[n] for n in nodes) for nodes in holders}
+  zones = {n: f"node {n}" for n in set[base.NodeId]().union(*layers)} | dict(zones)
+  spread = [{zones[n] for n in nodes} for nodes in layers]
   together = {zones[a] for a, b in pairs if zones[a] == zones[b]}
-  # Least number of copies of a layer outside of a zone.
-  left = {
-      zone: min(len(nodes) - in_[zone] for nodes, in_ in spread.items())
-      for zone in sorted(set(zones.values()))
-  }
-  stay = tuple(zone for zone, copies in left.items() if copies)
+  names = sorted(set(zones.values()))
+  stay = tuple(zone for zone in names if {zone} not in spread and set() not in spread)
   return Survival(
       zones=stay,
-      fatal_zones=tuple(zone for zone, copies in left.items() if not copies),
+      fatal_zones=tuple(zone for zone in names if zone not in stay),
       shadow_zones=tuple(zone for zone in stay if zone not in together),
-      num_zones=max(0, min(map(len, spread.values())) - 1),  # One must live.
-      # 0 also without a copy.
-      num_nodes=max(0, min(map(len, holders)) - 1),
-      num_nodes_after_zone=min((left[zone] - 1 for zone in stay), default=0),
-      num_apart=sum(zones[a] != zones[b] for a, b in pairs),
-      num_together=sum(
-          math.comb(num, 2) * num_layers
-          for nodes, num_layers in holders.items()
-          for num in spread[nodes].values()
-      ),
+      # One must live; 0 also without a copy.
+      num_zones=max(0, min(map(len, spread)) - 1),
+      num_nodes=max(0, min(map(len, layers)) - 1),
   )
 
 

@@ -8,10 +8,9 @@ numbers from x n0 to x n_max, and the range of x + 1 pipelines adjoins it. With
 f + 1 pipelines each layer has f + 1 owners, so any f nodes may be lost.
 """
 
-from collections.abc import Mapping, Sequence
-import dataclasses
+from collections.abc import Sequence
 import itertools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from bamboo_jax import base
 from bamboo_jax.plan import cost_model, memory as memory_lib, partition as partition_lib
@@ -50,19 +49,17 @@ def make_templates(
   Args:
     num_failures: f: number of nodes that may be lost at once.
     min_nodes: Least number of nodes of a pipeline, even if fewer would fit.
-    max_nodes: Nodes of the largest pipeline; by default the least number with
-      which all nodes can be used. A larger one gives more choice.
+    max_nodes: Nodes of the largest pipeline, if that is more than the least number with
+      which all nodes can be used; None: about twice those of the smallest. More give
+      more choice.
     num_microbatches: Most microbatches that a pipeline gets in a step, which
       bounds its residuals; None: no bound.
 
   Raises:
-    ValueError: An argument is out of range.
+    ValueError: `min_nodes` is out of range.
     base.InfeasibleError: A needed number of nodes does not fit in memory, or is
-      above the possible number of stages or above `max_nodes`. The message
-      says which, and by how much.
+      above the possible number of stages. The message says which, and by how much.
   """
-  if num_failures < 0:
-    raise ValueError(f"num_failures must be at least 0, got {num_failures}.")
   cuts = range(1, len(costs)) if cuts is None else cuts
   most_nodes = 1 + len(cuts)
   if not 1 <= min_nodes <= most_nodes:
@@ -70,17 +67,36 @@ def make_templates(
         f"min_nodes must be from 1 to {most_nodes} (the number of layers, or "
         f"of groups that stay together), got {min_nodes}."
     )
-  options = dict(upkeep=upkeep, ties=ties, cuts=cuts)
-  splitter = _Splitter(costs, memory_limit_bytes, num_microbatches, options)
-  first = splitter.smallest(min_nodes)
-  least = first.partition.num_stages
-  needed = needed_max_nodes(least, num_failures=num_failures)
-  last = needed if max_nodes is None else max_nodes
-  if last < needed:
-    raise base.InfeasibleError(
-        f"Templates for {least} to {last} nodes leave nodes idle: "
-        f"with num_failures={num_failures} they must reach {needed}."
+
+  def model(num_nodes: int) -> memory_lib.MemoryModel:
+    # Never more in flight than stages: that many microbatches are no bound.
+    in_flight = lines_lib.in_flight_bounds(num_nodes, num_microbatches or num_nodes)
+    return memory_lib.MemoryModel(costs, in_flight=in_flight, upkeep=upkeep, ties=ties, cuts=cuts)
+
+  def split(num_nodes: int) -> Template:
+    memory = model(num_nodes)
+    partition = partition_lib.find_split(memory, memory_limit_bytes)
+    ends = enumerate(itertools.pairwise(partition.bounds))
+    return Template(
+        partition, tuple(memory.owner(base.StageId(s), *own).total_bytes for s, own in ends)
     )
+
+  refusals = []
+  for least in range(min_nodes, most_nodes + 1):
+    try:
+      first = split(least)
+      break
+    except base.InfeasibleError as error:
+      refusals.append((partition_lib.least_bytes(model(least)), least, error))
+  else:
+    # Errors have no order.
+    _, num_nodes, error = min(refusals, key=lambda r: r[:2])
+    raise base.InfeasibleError(
+        f"No pipeline of {min_nodes} to {most_nodes} nodes fits. The one "
+        f"of {num_nodes} nodes misses by the least: {error}"
+    )
+  wanted = 2 * least - 1 if max_nodes is None else max_nodes
+  last = max(needed_max_nodes(least, num_failures=num_failures), min(wanted, most_nodes))
   if last > most_nodes:
     raise base.InfeasibleError(
         f"Pipelines of {last} nodes are needed (the smallest has "
@@ -88,40 +104,4 @@ def make_templates(
         f"{most_nodes} layers, or groups that stay together, and each node "
         "needs one."
     )
-  return (first, *map(splitter.split, range(least + 1, last + 1)))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Splitter:
-  costs: Sequence[cost_model.LayerCost]
-  memory_limit_bytes: int | None
-  num_microbatches: int | None
-  options: Mapping[str, Any]
-
-  def smallest(self, min_nodes: int) -> Template:
-    refusals = []
-    most_nodes = 1 + len(self.options["cuts"])
-    for num_nodes in range(min_nodes, most_nodes + 1):
-      try:
-        return self.split(num_nodes)
-      except base.InfeasibleError as error:
-        refusals.append((partition_lib.least_bytes(self._model(num_nodes)), num_nodes, error))
-    # Errors have no order.
-    _, num_nodes, error = min(refusals, key=lambda r: r[:2])
-    raise base.InfeasibleError(
-        f"No pipeline of {min_nodes} to {most_nodes} nodes fits. The one "
-        f"of {num_nodes} nodes misses by the least: {error}"
-    )
-
-  def split(self, num_nodes: int) -> Template:
-    model = self._model(num_nodes)
-    partition = partition_lib.find_split(model, self.memory_limit_bytes)
-    ends = enumerate(itertools.pairwise(partition.bounds))
-    return Template(
-        partition, tuple(model.owner(base.StageId(s), *own).total_bytes for s, own in ends)
-    )
-
-  def _model(self, num_nodes: int) -> memory_lib.MemoryModel:
-    # Never more in flight than stages: that many microbatches are no bound.
-    in_flight = lines_lib.in_flight_bounds(num_nodes, self.num_microbatches or num_nodes)
-    return memory_lib.MemoryModel(self.costs, in_flight=in_flight, **self.options)
+  return (first, *map(split, range(least + 1, last + 1)))

@@ -170,20 +170,15 @@ def _make_shapes(
   if make := _OWN_LAYOUTS.get(study.layout or ""):
     return make(config, predictor)
   if config.pipeline.layout == "templates":
-    make_templates = functools.partial(
-        templates_lib.make_templates,
+    templates = templates_lib.make_templates(
         layers,
         num_failures=options.num_failures,
         memory_limit_bytes=limit_bytes,
         min_nodes=max(1, num_stages // 2),
+        max_nodes=num_stages + num_stages // 2,
         num_microbatches=num_microbatches,
         upkeep=upkeep,
     )
-    templates = make_templates()
-    # Depths above the necessary one give more choice.
-    most = min(num_stages + num_stages // 2, len(layers))
-    if templates[-1].partition.num_stages < most:
-      templates = make_templates(max_nodes=most)
     partitions = tuple(template.partition for template in templates)
     return shapes_lib.Templates(partitions, predictor, options, mixes=True, uses_all=study.uses_all)
   if config.pipeline.layout == "grid":

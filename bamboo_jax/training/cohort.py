@@ -13,7 +13,7 @@ The methods of `LocalCohort` say what those of both do.
 """
 
 import collections
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 import dataclasses
 import os
 import pathlib
@@ -37,7 +37,7 @@ from bamboo_jax.runtime.wire import transport as transport_lib
 from bamboo_jax.schedule import channel as channel_lib
 
 T = TypeVar("T")
-ZONES = ("a",)
+ZONE = "a"  # Of all nodes of one process.
 
 # The agents survive these: once all nodes are dead, they restart their workers.
 _SPARES_AGENT = ("kill", "stop", "all")
@@ -67,7 +67,6 @@ class LocalCohort:
 
   Args:
     num_nodes: Number of nodes, spares included.
-    zones: Zones of the nodes, assigned in turn.
     seed: Decides when faults without a fixed time happen.
 
   Attributes:
@@ -76,9 +75,8 @@ class LocalCohort:
     is_asked_to_stop: Whether to save and end the run after this step.
   """
 
-  def __init__(self, num_nodes: int, *, zones: Sequence[str] = ZONES, seed: int = 0) -> None:
+  def __init__(self, num_nodes: int, *, seed: int = 0) -> None:
     self.number = base.NodeId(0)
-    self._zones = zones
     self._random = random.Random(seed)
     self._next = 0
     self._said: collections.deque[str] = collections.deque(maxlen=_NUM_SAID)
@@ -173,13 +171,6 @@ class LocalCohort:
     """Returns the time of arrival of a view, on `time.perf_counter`."""
     return self._arrived[number]
 
-  def died_secs(self, number: base.ViewId) -> float | None:
-    """Returns when the nodes that view `number` lacks died.
-
-    On `time.perf_counter`; None if not known.
-    """
-    return self._arrived[number]
-
   def collect_addresses(self) -> None:
     """Learns where the members of a new view listen, and begins to connect to them.
 
@@ -195,14 +186,17 @@ class LocalCohort:
     self._pending = [(at - num, due) for at, due in self._pending]
     self._checks_per_step, self._num_checks = num, 0
 
-  def report(self, kind: str, **facts: Any) -> None:
-    """Reports an event to the agent, for joining nodes and observers."""
-    if kind == "leave":
-      self._change(lost={facts["node"]}, reason="a node has left")
-    elif kind == "slow":
-      name = f"n{facts['node']}"
-      why = f"{name} will leave: {facts['reason']}"
-      self._change(leaving={facts["node"]}, reason=why)
+  def say(self, *nodes: base.NodeId, gone: str = "", notice: str = "", **others: Any) -> None:
+    """Tells the agent, for joining nodes and observers, what `messages.Say` has.
+
+    What is "gone", or gives "notice", are `nodes` of this member.
+    """
+    del others
+    if gone:
+      self._change(lost=nodes, reason="a node has left")
+    elif notice:
+      names = ", ".join(f"n{node}" for node in nodes)
+      self._change(leaving=nodes, reason=f"{names} will leave: {notice}")
 
   def strike(self, due: faults_lib.Due) -> bool:
     """Carries out what a due fault does to the nodes of this member, once in a run.
@@ -256,9 +250,8 @@ class LocalCohort:
     before = self.newest
     stay = [m for m in before.members if m.number not in lost]
     for number in base.nodes(self._next, self._next + come):
-      zone = self._zones[number % len(self._zones)]
       name = f"n{number}"
-      stay.append(views.Member(number, name, zone, name, "", 0))
+      stay.append(views.Member(number, name, ZONE, name, "", 0))
       logs.note_names({number: name})
     self._next += come
     left = {*before.leaving, *leaving} & {m.number for m in stay}
@@ -400,11 +393,6 @@ class ClusterCohort:
   def arrived_secs(self, number: base.ViewId) -> float:
     return self.client.arrived_secs(number)
 
-  def died_secs(self, number: base.ViewId) -> float | None:
-    """Only the launcher knows, so None."""
-    del number
-    return None
-
   def collect_addresses(self) -> None:
     begun = self.client.collect("begun").items()
     logs.note_names({m.number: m.name for m in self.view.members})
@@ -421,21 +409,10 @@ class ClusterCohort:
     before, self._settled_secs = self._settled_secs, time.perf_counter()
     self._step_secs.append(self._settled_secs - before)
 
-  def report(self, kind: str, **facts: Any) -> None:
-    """Reports of "leave" and "slow" are always about this node."""
-    match kind:
-      case "done":
-        self.client.say(is_done=True)
-      case "failed":
-        self.client.say(failed=facts["reason"])
-      case "facts":
-        self.client.say(layout=facts["facts"])
-      case "leave":
-        self.client.say(gone="handed over after a notice")
-      case "report":
-        self.client.say(report=facts["facts"])
-      case "slow":
-        self.client.say(notice=facts["reason"])
+  def say(self, *nodes: base.NodeId, **changes: Any) -> None:
+    """It is always about this node."""
+    del nodes
+    self.client.say(**changes)
 
   def strike(self, due: faults_lib.Due) -> bool:
     fault, run = due.fault, self.view.run

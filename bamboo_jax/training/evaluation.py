@@ -58,7 +58,10 @@ def run(
     numbers = range(first, min(first + count, len(weights)))
     own = evaluate(
         job.engine,
-        ((i, data.eval_microbatch(*divmod(i, batches.num_microbatches))) for i in numbers),
+        (
+            (i, data.microbatch(*divmod(i, batches.num_microbatches), is_heldout=True))
+            for i in numbers
+        ),
         check=cohort.check,
     )
     mine = EvalPart(

@@ -18,7 +18,7 @@ node would meet ends the run: all save the last step and end with one line. An
 first node that meets one dies at once, and only the next one asks the others.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 import dataclasses
 from typing import NamedTuple, NoReturn
 
@@ -82,18 +82,29 @@ class SafeData:
     self.source: batches_lib.Batches | batches_lib.Prefetcher = task.batches
 
   def microbatch(
-      self, step: int, microbatch: int, keys: Collection[str] | None = None
+      self,
+      step: int,
+      microbatch: int,
+      keys: Collection[str] | None = None,
+      *,
+      is_heldout: bool = False,
   ) -> dict[str, np.ndarray]:
-    """Returns `Batches.microbatch`, or ones after an error."""
-    place = ReadPlace(False, step, microbatch)
-    return self._take(place, self.source.microbatch, keys)
-
-  def eval_microbatch(
-      self, batch: int, microbatch: int, keys: Collection[str] | None = None
-  ) -> dict[str, np.ndarray]:
-    """Returns `Batches.eval_microbatch`, or ones after an error."""
-    place = ReadPlace(True, batch, microbatch)
-    return self._take(place, self._batches.eval_microbatch, keys)
+    """Returns `Batches.microbatch`, or `eval_microbatch`; or ones after an error."""
+    read = self._batches.eval_microbatch if is_heldout else self.source.microbatch
+    try:
+      arrays = read(step, microbatch, keys)
+      self._check(arrays)
+      return arrays
+    except Exception as error:  # The user's code may raise anything.
+      place = ReadPlace(is_heldout, step, microbatch)
+      text = f"Cannot read {self._name_sample(place, keys)}: {base.describe_error(error)}"
+      self.failures.add(error, text, place=place)
+      if is_local(error) and self._may_die():
+        raise base.NodeFailedError(text) from error
+      if not is_heldout:  # If this member dies before its vote.
+        self.cohort.retract()
+      kept = self._like if keys is None else keys
+      return {key: np.ones(self._like[key].shape, self._like[key].dtype) for key in kept}
 
   def is_foreign(self, failure: Failure) -> bool:
     """Returns whether the failure of another member would not happen here."""
@@ -106,27 +117,6 @@ class SafeData:
     except Exception:  # As of the member that asks.
       return False
     return True
-
-  def _take(
-      self,
-      place: ReadPlace,
-      read: Callable[..., dict[str, np.ndarray]],
-      keys: Collection[str] | None,
-  ) -> dict[str, np.ndarray]:
-    try:
-      arrays = read(place.step, place.microbatch, keys)
-      self._check(arrays)
-      return arrays
-    except Exception as error:  # The user's code may raise anything.
-      what = self._name_sample(place, keys)
-      text = f"Cannot read {what}: {base.describe_error(error)}"
-      self.failures.add(error, text, place=place)
-      if is_local(error) and self._may_die():
-        raise base.NodeFailedError(text) from error
-      if not place.is_heldout:  # If this member dies before its vote.
-        self.cohort.retract()
-      kept = self._like if keys is None else keys
-      return {key: np.ones(self._like[key].shape, self._like[key].dtype) for key in kept}
 
   def _check(self, arrays: Mapping[str, np.ndarray]) -> None:
     for name in arrays.keys() & self._like.keys():
@@ -180,7 +170,7 @@ def decide(failed: Collection[Failure], data: SafeData, *, steps: base.StepId) -
 
 def end_run(cohort: cohort_lib.Cohort, why: str, error: Exception | None) -> NoReturn:
   """Ends the run on all nodes, and raises `base.RunFailedError`."""
-  cohort.report("failed", reason=why)
+  cohort.say(failed=why)
   raise base.RunFailedError(why) from error
 
 

@@ -22,7 +22,7 @@ from bamboo_jax.runtime import accelerator, devices as devices_lib, program_stor
 from bamboo_jax.runtime.wire import endpoints, transport as transport_lib
 from bamboo_jax.training import cohort as cohort_lib, control as control_lib, worker as worker_lib
 from bamboo_jax.training.record import workdir as workdir_lib
-from bamboo_jax.training.setup import accept, executors, job as job_lib, saving, sizes
+from bamboo_jax.training.setup import accept, build, job as job_lib, saving, sizes
 
 
 def train_and_evaluate(
@@ -67,7 +67,7 @@ def train_and_evaluate(
   where = workdir_lib.Workdir.take(workdir)
   due = sizes.read_faults(config, faults)
   num_nodes, source = sizes.num_nodes(config), faults or ""
-  faults_lib.check_nodes(due, num_nodes=num_nodes, zones=cohort_lib.ZONES, source=source)
+  faults_lib.check_nodes(due, num_nodes=num_nodes, zones=(cohort_lib.ZONE,), source=source)
   with progress_lib.waiting("reading the data, planning the step"):
     job = job_lib.make_job(config, devices=_place_nodes(config, due))
   saving.check_same(config, job.task, where)
@@ -188,16 +188,16 @@ def train_in_cluster(
 
 def fork_children(
     config: config_lib.Config, *, host: str
-) -> Callable[[base.NodeId, transport_lib.Transport], executors.ProcessRing] | None:
+) -> Callable[[base.NodeId, transport_lib.Transport], build.ProcessRing] | None:
   """Prepares to run programs over several processes; None for rows.
 
   Call before this process has threads. Returns a function that makes the end of
   a node, which listens at `host`, from its number and transport.
   """
-  if not executors.is_program(config):
+  if not build.is_program(config):
     return None
   accelerator.share_with_child(os.environ)
-  memory = executors.SharedMemory()
+  memory = build.SharedMemory()
 
   def fork(num_devices: int) -> Callable[[], socket.socket]:
     run_passes = functools.partial(_run_passes, config, memory, host, num_devices)
@@ -208,20 +208,20 @@ def fork_children(
   if platform == "cpu" and program_store.use().folder is not None:
     fork_compiler = fork(config.pipeline.num_stages)
   return functools.partial(
-      executors.ProcessRing, fork=fork(1), memory=memory, host=host, fork_compiler=fork_compiler
+      build.ProcessRing, fork=fork(1), memory=memory, host=host, fork_compiler=fork_compiler
   )
 
 
 def _run_passes(
     config: config_lib.Config,
-    memory: executors.SharedMemory,
+    memory: build.SharedMemory,
     host: str,
     num_devices: int,
     end: socket.socket,
 ) -> None:
   """Runs or compiles programs over several processes, for the worker at the other `end`."""
   use_devices(config, num_devices)
-  executors.run_child(end, memory, lambda: job_lib.take(config).task.whole, host=host)
+  build.run_child(end, memory, lambda: job_lib.take(config).task.whole, host=host)
 
 
 def use_devices(config: config_lib.Config, num_nodes: int) -> bool:
@@ -234,7 +234,7 @@ def use_devices(config: config_lib.Config, num_nodes: int) -> bool:
   devices_lib.use_virtual_devices(
       num_nodes,
       per_node=per_node,
-      distinct=executors.is_program(config) or per_node > 1,
+      distinct=build.is_program(config) or per_node > 1,
       apart=apart,
       deterministic=config.node.deterministic,
   )

@@ -279,7 +279,7 @@ class RunState:
     if layout.roles and self.is_writer:
       members = sorted(self.cohort.view.numbers)
       facts = {**json_lib.to_plain(layout), "members": members}
-      self.cohort.report("facts", facts=facts)
+      self.cohort.say(layout=facts)
 
   def catch_up(self, agreement: agreement_lib.Agreement, *, commit: Callable[[], None]) -> None:
     """Catches up with the members that are ahead.
@@ -316,15 +316,14 @@ class RunState:
       base.ViewChangedError: A member was lost.
     """
     cohort, change = self.cohort, agreement.change
-    assert change is not None
     if change.rung == "stop":
       stages = {place.stage for place in agreement.victims}
       lost = base.UnrecoverableHereError(tuple(sorted(stages)))
-      cohort.report("failed", reason=f"{lost}")  # Else agents would begin another life.
+      cohort.say(failed=f"{lost}")  # Else agents would begin another life.
       raise lost
     show(f"waiting: {change.reason}")
     if cohort_lib.acts(cohort, layout_lib.Layout()):
-      cohort.report("facts", facts={"restart": True})
+      cohort.say(layout={"restart": True})
     cohort.wait_members(len(cohort.view.members) + 1, why=change.reason)
     seen = cohort.gather("waiting", cohort.newest.number)
     cohort.adopt(min(seen.values()))

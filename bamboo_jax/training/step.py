@@ -33,7 +33,7 @@ from bamboo_jax.runtime.profile import recorder as recorder_lib
 from bamboo_jax.schedule import redundancy, timeline as timeline_lib
 from bamboo_jax.training import failures
 from bamboo_jax.training.record import step_times
-from bamboo_jax.training.setup import executors, job as job_lib
+from bamboo_jax.training.setup import build, job as job_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,20 +186,6 @@ def judge(
   return reason
 
 
-def check_state(step: base.StepId, found: Iterable[str]) -> None:
-  """Raises `base.NonFiniteError` if the state before `step` is not finite.
-
-  `found` has the name of a non-finite array of each member, or "" if it has
-  none; `step` counts from 0.
-  """
-  if name := next(filter(None, found), None):
-    raise base.NonFiniteError(
-        f"Training stops before step {step + 1}: {name} is not finite, so no "
-        "step can succeed and no checkpoint would be saved. Earlier "
-        "checkpoints are not affected."
-    )
-
-
 @dataclasses.dataclass(frozen=True)
 class Vote:
   """A member's vote that it has finished all phases before the commit.
@@ -273,7 +259,7 @@ class StepRunner:
     self._options = job.config.optimizer
     self._check_every_steps = job.config.redundancy.check_every_steps
     self._num_microbatches = job.plan.batch.total_microbatches
-    self.executor = executors.make_executor(
+    self.executor = build.make_executor(
         *(job.config, job.task, job.plan),
         engine=job.engine,
         members=given.cohort,
@@ -351,7 +337,11 @@ class StepRunner:
       reduce.reduce(engine)
       engine.wait()
     with self._phase("norm"):
-      self._sums = self._gather_sums()
+      mine, key = find_sums(engine), f"sums {self._step}"
+      said = self._delays.gather(lambda: self._cohort.gather(key, mine))
+      self._sums = add_up(
+          said.values(), num_stages=len(engine.specs), clip_norm=self._options.clip_norm
+      )
       num = self._num_before
       self._skipped = judge(self._step, self._sums, self._options, num_skipped=num)
       self.num_skipped = num + 1 if self._skipped else 0
@@ -388,16 +378,21 @@ class StepRunner:
     ran, phase_secs = self.instructions, self._phase_secs
     nodes = self._cohort.hosted & layout.nodes
     known = [*ran, *self.executor.in_segments]
-    owed = {r.view: step_times.find_owed(known, r, layout) for r in recoveries}
+    owed, spans = set[recorder_lib.MeasuredInstruction](), {}
+    for r in recoveries:
+      if found := step_times.find_owed(known, r, layout):
+        owed.update(found)
+        ready_secs, last_secs = r.ready_at_secs or 0.0, max(m.end_secs for m in found)
+        spans[r.view] = found[0].start_secs - ready_secs, last_secs - ready_secs
     end_secs = max((one.end_secs for one in ran), default=self.start_secs)
     return Measured(
         passes=self.executor.planned_passes(phase_secs["compute"])
-        or step_times.measure_passes(ran, nodes=nodes, layout=layout, recoveries=recoveries),
+        or step_times.measure_passes(ran, nodes=nodes, owed=owed),
         span_secs=end_secs - self.start_secs,
         sums_secs=step_times.sums_of(
             phase_secs["ties"] + phase_secs["reduce"], nodes=nodes, layout=layout
         ),
-        owed={view: span for view, span in owed.items() if span},
+        owed=spans,
         ran=self.executor.filler.ran(ran),
         nodes=self._delays.measure(ran, is_alone=len(self._engine.nodes) == 1),
     )
@@ -468,12 +463,6 @@ class StepRunner:
       is_over = slow.until is not None and self._step >= slow.until
       if node := self._engine.nodes.get(number):
         node.slow_factor = 1.0 if is_over else slow.factor
-
-  def _gather_sums(self) -> StepSums:
-    mine, key = find_sums(self._engine), f"sums {self._step}"
-    said = self._delays.gather(lambda: self._cohort.gather(key, mine))
-    num_stages = len(self._engine.specs)
-    return add_up(said.values(), num_stages=num_stages, clip_norm=self._options.clip_norm)
 
   @contextlib.contextmanager
   def _phase(self, phase: str) -> Iterator[None]:

@@ -60,13 +60,10 @@ class Worker:
     self._step = step_lib.StepRunner(job, given)
     self._writer = saving.make_writer(
         job,
-        where=given.workdir,
-        name=given.name,
-        member=cohort.number,
+        given,
         warn=lambda step, text: self._journal.write_event(
             "save_failed", step=step, values={"reason": text}
         ),
-        check_fence=lambda: given.check_fence(cohort.view),
     )
     self.state = run_state_lib.RunState(
         engine, cohort, rules=job.rules, writer=self._writer, cluster=config.cluster
@@ -162,7 +159,12 @@ class Worker:
     votes = self._step.vote(self._vote())
     if self._decide_on(vote.failure for vote in votes.values()):
       return
-    step_lib.check_state(self.state.steps, (v.nonfinite for v in votes.values()))
+    if name := next(filter(None, (vote.nonfinite for vote in votes.values())), None):
+      raise base.NonFiniteError(
+          f"Training stops before step {self.state.steps + 1}: {name} is not finite, so no "
+          "step can succeed and no checkpoint would be saved. Earlier "
+          "checkpoints are not affected."
+      )
     self._commit(votes)
     if any(vote.stops for vote in votes.values()):
       self._stop_at, self._saves_at_stop = self.state.steps, True
@@ -251,7 +253,7 @@ class Worker:
       }
       if uploaded := self._note_upload():
         facts["uploaded"] = uploaded
-      self._cohort.report("report", facts=facts)
+      self._cohort.say(report=facts)
 
   def _note_upload(self) -> dict[str, Any]:
     """Returns the last upload of a checkpoint, {} without any; writes it once."""
@@ -361,13 +363,14 @@ class Worker:
       self._journal.explain(self._deaths.describe(agreement), at_once=True)
     elif self._begun >= 0:
       self._journal.explain(cohort.view.reason)
-    if agreement.change and not agreement.change.layout.pipelines:
+    has_change = not agreement.change.is_immediate
+    if has_change and not agreement.change.layout.pipelines:
       # The next join comes early: without it no later step can run.
       due = faults_lib.find_joins(self._given.faults, after=self.state.steps)
       all(map(cohort.strike, due))  # Up to the first new one.
       state.wait_for_nodes(agreement, show=self._journal.explain)
       return self._regroup()
-    if agreement.change:
+    if has_change:
       self._take_rung(agreement)
     elif agreement.is_fresh and not agreement.lost:
       self._improve()  # A newcomer may take a place.
@@ -377,7 +380,7 @@ class Worker:
 
   def _take_rung(self, agreement: agreement_lib.Agreement) -> None:
     """Carries out the agreed change of the layout."""
-    assert (change := agreement.change) is not None
+    change = agreement.change
     self.state.carry_out(change, restored=agreement.restored)
     if not agreement.layout.roles:
       self._journal.begin(self.state.steps)
@@ -420,7 +423,7 @@ class Worker:
       self.state.compare_copies(self._journal.during)
     leaving = cohort.hosted & {*cohort.view.leaving}
     for node in sorted(leaving - self.state.layout.nodes):
-      cohort.report("leave", node=node)
+      cohort.say(node, gone="handed over after a notice")
 
   def _finish(self) -> bool:
     """Writes checkpoint and summary at the end; blocks for all members."""
@@ -452,5 +455,5 @@ class Worker:
       self._writer.close()
     if is_done:
       self._given.note_done(self._cohort.view)
-    self._cohort.report("done")
+    self._cohort.say(is_done=True)
     return is_done

@@ -13,7 +13,7 @@ from bamboo_jax import base, config as config_lib
 from bamboo_jax.base import functions
 from bamboo_jax.metrics import loggers
 from bamboo_jax.recovery import policies
-from bamboo_jax.training.setup import accept, optimizers, schedules
+from bamboo_jax.training.setup import accept, optimizers
 from tests import folders, samples, tiny
 
 _PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs/guides/own_training.md"
@@ -108,7 +108,7 @@ class BadPartsTest(folders.FolderCase):
       section = config_lib.OptimizerSection(
           schedule=self.write(code), learning_rate=1.0, schedule_options=options
       )
-      schedules.make_schedule(section, num_steps=3)
+      optimizers.make_schedule(section, num_steps=3)
 
   def test_schedule_gets_peak_and_length(self):
     """And leaves out what only schedules of optax have."""
@@ -121,7 +121,7 @@ class BadPartsTest(folders.FolderCase):
     section = config_lib.OptimizerSection(
         schedule=name, learning_rate=2.0, schedule_options=options
     )
-    made = schedules.make_schedule(section, num_steps=4)
+    made = optimizers.make_schedule(section, num_steps=4)
     self.assertEqual([made.rate_at(n) for n in (0, 1, 4)], [2.0, 1.5, 0.0])
     self.assertEqual(dict(made.unused), {"warmup_steps": 10})
 

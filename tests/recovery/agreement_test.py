@@ -50,12 +50,12 @@ class AgreeTest(parameterized.TestCase):
     del statuses[1]
     got = agree(statuses)
     self.assertEqual((got.steps, got.known_version, got.version), (4, 0, 1))
-    self.assertEqual((got.rung, got.lost, got.victims), ("shadow", {1}, ((0, 1),)))
+    self.assertEqual((got.change.rung, got.lost, got.victims), ("shadow", {1}, ((0, 1),)))
     self.assertEqual(got.layout.roles[0].owners, (0, 0, 2))
     self.assertEqual(got.layout.roles[1], _LAYOUT.roles[1])
     self.assertEqual(got.holdings[0], _HELD)
     self.assertFalse(got.is_fresh)
-    self.assertIsNone(got.change)
+    self.assertTrue(got.change.is_immediate)
 
   def test_a_commit_that_one_has_seen_holds_for_all(self):
     got = agree(everybody([1], holdings=_HELD) | {2: status(steps=5)})
@@ -65,7 +65,7 @@ class AgreeTest(parameterized.TestCase):
 
   def test_new_pipelines_wait_for_their_state(self):
     got = agree(everybody([0, 1, 4]), reroute="none")
-    self.assertEqual((got.rung, got.version), ("reconfigure", 0))
+    self.assertEqual((got.change.rung, got.version), ("reconfigure", 0))
     self.assertEqual(got.layout, _LAYOUT)  # Until state has been copied.
     self.assertLen(got.change.layout.roles, 1)
     self.assertEqual(got.change.layout.nodes, {2, 3, 5})
@@ -79,7 +79,7 @@ class AgreeTest(parameterized.TestCase):
     saved = {2: (2, 4), 5: (2,)}
     statuses = {n: status(saved=s) for n, s in saved.items()}
     got = agree(statuses)
-    self.assertEqual((got.rung, got.restored), ("checkpoint", 2))
+    self.assertEqual((got.change.rung, got.restored), ("checkpoint", 2))
     self.assertTrue(got.change.rolls_back)
     self.assertEqual(got.change.layout.nodes, {2, 5})
 
@@ -91,7 +91,7 @@ class AgreeTest(parameterized.TestCase):
   def test_all_begin_anew(self):
     new = status(steps=-1, version=-1, layout=_NOBODY, saved=(3, 6))
     got = agree({n: new for n in range(10, 17)})
-    self.assertEqual((got.rung, got.restored), ("checkpoint", 6))
+    self.assertEqual((got.change.rung, got.restored), ("checkpoint", 6))
     self.assertLen(got.change.layout.roles, 2)
     self.assertTrue(got.change.rolls_back)
     self.assertEmpty(got.lost)
@@ -104,7 +104,7 @@ class AgreeTest(parameterized.TestCase):
     statuses = everybody(steps=6, saved=(3, 6))
     statuses[4] = status(**found, damaged=(9, 6))
     got = agree(statuses)
-    self.assertEqual((got.rung, got.restored), ("checkpoint", 3))
+    self.assertEqual((got.change.rung, got.restored), ("checkpoint", 3))
     self.assertEqual((got.steps, got.known_version), (-1, -1))
     self.assertEqual(got.layout, _NOBODY)
     self.assertTrue(got.change.rolls_back)
@@ -118,7 +118,7 @@ class AgreeTest(parameterized.TestCase):
   )
   def test_damage_is_past_once_all_are_as_far(self, steps, damaged):
     got = agree({n: status(steps=s, damaged=(damaged,)) for n, s in enumerate(steps)})
-    self.assertEqual((got.steps, got.rung), (max(steps), "none"))
+    self.assertEqual((got.steps, got.change.rung), (max(steps), "none"))
     self.assertEqual(got.layout, _LAYOUT)
 
   # Members 0 and 1 have committed the step after which n2 was named.

@@ -13,8 +13,8 @@ from bamboo_jax.schedule import failover
 from tests import layouts
 
 
-def make_layout(*rows):
-  roles = tuple(failover.Roles.initial(row) for row in rows)
+def make_layout(*rows, has_replicas=True):
+  roles = tuple(failover.Roles.initial(row, has_replicas=has_replicas) for row in rows)
   return layouts.make_layout(roles, batch_split.deal_shares(2, len(roles)))
 
 
@@ -47,8 +47,8 @@ class ImproveTest(parameterized.TestCase):
 
   def test_shares_are_dropped_until_pipelines_are_made_anew(self):
     rules = layouts.make_rules(3, 2, mode="none", reroute="none", drop=True, reconfigure=False)
-    left = {0, 1, 2, 3, 5}
-    dropped = rules.lose(_TWO, left, zones={})
+    left, before = {0, 1, 2, 3, 5}, make_layout((0, 1, 2), (3, 4, 5), has_replicas=False)
+    dropped = rules.lose(before, left, zones={})
     self.assertEqual(dropped.rung, "drop")
     self.assertEqual(owners(dropped.layout), [(0, 1, 2), (3, 1, 5)])
     self.assertEqual(dropped.layout.shares, ((0,), ()))

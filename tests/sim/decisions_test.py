@@ -22,7 +22,7 @@ _EVENTS = st.lists(
     st.tuples(
         st.sampled_from(["lost", "joined", "noticed"]),
         st.lists(st.integers(0, 99), min_size=1, max_size=3),
-        st.sampled_from(ladder_lib.WHEN),
+        st.sampled_from(("step", "boundary")),
     ),
     max_size=10,
 )

@@ -66,12 +66,9 @@ class ChargesTest(parameterized.TestCase):
   def _add(self, charges, result, passes=None, recoveries=(), sums_secs=0.0):
     """Charges a step after which `self.nodes` live."""
     ran = result.instructions
-    passes = passes or step_times.measure_passes(
-        ran,
-        nodes={m.node for m in ran} & self.nodes.nodes,
-        layout=self.layout,
-        recoveries=recoveries,
-    )
+    owed = [m for r in recoveries for m in step_times.find_owed(ran, r, self.layout)]
+    nodes = {m.node for m in ran} & self.nodes.nodes
+    passes = passes or step_times.measure_passes(ran, nodes=nodes, owed=owed)
     done = dataclasses.replace(result, measured=step_lib.Measured(passes), recoveries=recoveries)
     charges.add_step(done, self.nodes, num_samples=8, sums_secs=sums_secs)
     self.totals += charges.take()

@@ -1,13 +1,10 @@
 """What is kept for nodes that are gone does not grow with their number."""
 
 import collections
-import pathlib
-import tempfile
 import threading
 
-from absl.testing import absltest
-
 from bamboo_jax.faults import faults as faults_lib
+from tests import folders
 from tests.verify import small
 
 _POINTS = (3, "reduce", "vote", "apply", 5, "compute")
@@ -34,7 +31,7 @@ def find_sizes(root):
   return sizes
 
 
-class ChurnTest(absltest.TestCase):
+class ChurnTest(folders.FolderCase):
 
   def test_many_deaths_and_joins(self):  # 30 steps, 10 s.
     faults = "\n".join(
@@ -44,10 +41,7 @@ class ChurnTest(absltest.TestCase):
     trials = small.make_trials(2, 2, 1, spares=1, num_steps=_LATE + 2)
     devices = trials._job.engine.devices
     devices.update(dict.fromkeys(range(2 * _LATE), devices[0]))
-    worker = trials.begin(
-        faults_lib.parse_faults(faults, source="test"),
-        workdir_path=pathlib.Path(self.enterContext(tempfile.TemporaryDirectory())),
-    )
+    worker = trials.begin(faults_lib.parse_faults(faults, source="test"), workdir_path=self.folder)
     counted, commit = [], worker._commit
 
     def note(*args, **options):

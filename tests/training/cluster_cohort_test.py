@@ -170,14 +170,6 @@ class ClusterCohortTest(parameterized.TestCase):
     cohort.collect_addresses()
     self.assertEqual((transport.addresses, transport.connected), ({0: "a", 1: ""}, [0, 3]))
 
-  def test_reports(self):
-    client, _, cohort = self.make()
-    cohort.report("leave", node=1)
-    cohort.report("facts", facts={"steps": 1})
-    self.assertEqual(
-        client.said, [{"gone": "handed over after a notice"}, {"layout": {"steps": 1}}]
-    )
-
 
 class StrikeTest(folders.FolderCase):
   """Signals are recorded; records are real."""

@@ -1,10 +1,8 @@
 """Nothing is compiled while others wait: each test shares no programs."""
 
-import tempfile
 import threading
 from unittest import mock
 
-from absl.testing import absltest
 import jax
 import numpy as np
 
@@ -13,10 +11,11 @@ from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.training import background_compiler, cohort as cohort_lib, evaluation
 from bamboo_jax.training.record import deaths
 from bamboo_jax.verify import trials as trials_lib
+from tests import folders
 from tests.verify import small
 
 
-class CompilationTest(absltest.TestCase):
+class CompilationTest(folders.FolderCase):
 
   # Shares nothing, so that all programs are asked for again: 8 s.
   def test_a_join_asks_for_no_program_that_was_not_there(self):
@@ -34,8 +33,7 @@ class CompilationTest(absltest.TestCase):
     config = small.make_config(2, 2, 1)
     trials = trials_lib.Trials(config, cache=programs_lib.ProgramCache())
     compat.use_cache(note, programs.save)
-    folder = self.enterContext(tempfile.TemporaryDirectory())
-    worker = trials.begin(small.make_case("1,0/1,5 2,,,join").faults, workdir_path=folder)
+    worker = trials.begin(small.make_case("1,0/1,5 2,,,join").faults, workdir_path=self.folder)
     strike = cohort_lib.LocalCohort.strike
 
     def join(cohort, due):
@@ -92,8 +90,7 @@ class CompilationTest(absltest.TestCase):
   def test_an_evaluation_after_a_death_finds_its_programs(self):
     config = small.make_config(3, 2, 1, evaluate__every_steps=2)
     trials = trials_lib.Trials(config, cache=programs_lib.ProgramCache())
-    folder = self.enterContext(tempfile.TemporaryDirectory())
-    worker = trials.begin(small.make_case("2,0/1,3").faults, workdir_path=folder)
+    worker = trials.begin(small.make_case("2,0/1,3").faults, workdir_path=self.folder)
     compiled, main = [], threading.main_thread()
     jax.monitoring.register_event_duration_secs_listener(
         lambda name, secs, **_: compiled.append(name)

@@ -25,6 +25,11 @@ def make_layout(*rows):
   return layouts.make_layout(tuple(map(_Roles, rows)), shares)
 
 
+def make_change(*rows, **changes):
+  given = dict(rung="checkpoint", reason="0/1 have no copy", rolls_back=True)
+  return assignment.Decision(layout=make_layout(*rows), **given | changes)
+
+
 def make_agreement(**changes):
   given = dict(
       steps=21,
@@ -35,9 +40,7 @@ def make_agreement(**changes):
       holdings={},
       lost=frozenset({1}),
       victims=(base_types.Place(0, 1),),
-      rung="shadow",
-      reason="every lost stage has a live shadow",
-      change=None,
+      change=make_change((0, 0), (2, 3), rung="shadow", rolls_back=False),
       restored=0,
       is_fresh=False,
   )
@@ -59,11 +62,6 @@ def make_recovery(**changes):
   return durations.RecoveryTimes(**given | changes)
 
 
-def make_change(*rows, **changes):
-  given = dict(rung="checkpoint", reason="0/1 have no copy", rolls_back=True)
-  return assignment.Decision(layout=make_layout(*rows), **given | changes)
-
-
 class DeathsTest(parameterized.TestCase):
 
   def setUp(self):
@@ -73,10 +71,10 @@ class DeathsTest(parameterized.TestCase):
     self.cohort = types.SimpleNamespace(
         view=members.view(2, 0, 2, 3, reason="n4 joined", silence_secs=0.25),
         arrived_secs={2: 10.0}.get,
-        died_secs={2: None}.get,
     )
     layout = make_layout((0, 1), (2, 3))
-    self.state = types.SimpleNamespace(cohort=self.cohort, layout=layout)
+    engine = types.SimpleNamespace(exchange=True)
+    self.state = types.SimpleNamespace(cohort=self.cohort, layout=layout, engine=engine)
     self.deaths = deaths_lib.Deaths(self.state)
 
   def lose(self, agreement, *, knows=True):
@@ -151,17 +149,19 @@ class DeathsTest(parameterized.TestCase):
       ("shadow", {}, "n1 (stage 0/1) died; its shadow n0 took over"),
       (
           "reroute",
-          {"rung": "reroute", "reason": "others have it"},
+          dict(
+              change=make_change((0, 2), rung="reroute", reason="others have it", rolls_back=False)
+          ),
           "n1 (stage 0/1) died; reroute: others have it",
       ),
       (
           "checkpoint",
-          dict(rung="checkpoint", restored=20, change=make_change((0, 2))),
+          dict(restored=20, change=make_change((0, 2))),
           "n1 (stage 0/1) died; restoring step 20",
       ),
       (
           "from_the_start",
-          dict(rung="checkpoint", change=make_change((0, 2))),
+          dict(change=make_change((0, 2))),
           "n1 (stage 0/1) died; beginning from the start",
       ),
   )

@@ -2,8 +2,6 @@
 
 import dataclasses
 import math
-import pathlib
-import tempfile
 
 from absl.testing import parameterized
 
@@ -12,15 +10,11 @@ from bamboo_jax.checkpoint import manifest, parts
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.training.record import workdir as workdir_lib
 from bamboo_jax.verify import trials as trials_lib
-from tests import fakes
+from tests import fakes, folders
 from tests.verify import small
 
 
-class EndingCase(parameterized.TestCase):
-
-  def setUp(self):
-    super().setUp()
-    self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+class EndingCase(folders.FolderCase):
 
   def begin(self, text="", size=(2, 2, 1), script=None, **changes):
     """Returns a worker; nothing is saved of itself."""

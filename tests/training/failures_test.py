@@ -39,8 +39,8 @@ class Cohort:
   def retract(self):
     self.num_retracted += 1
 
-  def report(self, kind, **facts):
-    self.reports.append((kind, facts))
+  def say(self, **changes):
+    self.reports.append(changes)
 
 
 def make_data(kind, cohort, *, shape=(3,), bad=5):
@@ -83,13 +83,13 @@ class SafeDataTest(parameterized.TestCase):
     np.testing.assert_array_equal(found["inputs"], np.ones((2, 3), np.int32))
     self.assertRegex(data.failures.first.text, text)
     self.assertEqual(data.failures.first.place, (False, 1, 0))
-    data.eval_microbatch(1, 0)
+    data.microbatch(1, 0, is_heldout=True)
     self.assertEqual(cohort.num_retracted, 2)
     self.assertEqual(data.failures.first.place, (False, 1, 0))
 
   def test_held_out_samples(self):
     data = make_data("key", Cohort())
-    data.eval_microbatch(1, 0)
+    data.microbatch(1, 0, is_heldout=True)
     self.assertStartsWith(data.failures.first.text, "Cannot read held-out sample 5: ")
     self.assertEqual(data.failures.first.place, (True, 1, 0))
 
@@ -154,7 +154,7 @@ class DecideTest(parameterized.TestCase):
     cohort = Cohort()
     with self.assertRaisesRegex(base.RunFailedError, "^why$"):
       failures.end_run(cohort, "why", None)
-    self.assertEqual(cohort.reports, [("failed", {"reason": "why"})])
+    self.assertEqual(cohort.reports, [{"failed": "why"}])
 
 
 class IsUsersTest(parameterized.TestCase):

@@ -484,38 +484,26 @@ class JournalTest(parameterized.TestCase):
     self.assertEqual(reasons[-1], "n0 died")
     self.assertEqual(self.steps(), [1, 2])
 
-  def test_recoveries_outlive_writers_and_come_once(self):
-    self.begin()
-    self.train(1)
-    self.train(2, recoveries=(_recovery(2, view=2),))
-    del self.nodes[0]
-    self.train(3, recoveries=(_recovery(3, view=3),))
-    for node in self.nodes.values():
-      node.roll_back(1)
-    self.assertEqual(self.steps(), [1])
-    self.train(2, recoveries=(_recovery(2, view=4),))
-    recoveries = self.summary(2)["recoveries"]
-    self.assertEqual([r["view"] for r in recoveries], [2, 3, 4])
-    self.assertEqual(recoveries[0]["nodes"], [0])
-    self.assertIn("recovery step=3 victims=0/0 rung=shadow view=3\n", self.shown.getvalue())
-    self.assertGreater(self.summary(2)["cost"]["lost_pct"], 0)
-
-  def test_recoveries_outlive_a_writer_that_dies_as_all_go_back(self):
+  @parameterized.parameters(1, 2)
+  def test_recoveries_outlive_writers_and_come_once(self, num_dead):
+    """Also if the next one dies before it has told of a step, as all go back."""
     self.begin()
     self.train(1)
     self.train(2, recoveries=(_recovery(2, view=2),))
     self.train(3, recoveries=(_recovery(3, view=3),))
     self.join(7)
-    for writer in (0, 1):  # The next one dies before it has told of a step.
+    for writer in range(num_dead):
       del self.nodes[writer]
       for node in self.nodes.values():
         node.roll_back(1)
       self.assertEqual(self.steps(), [1])
     self.join(8)
-    del self.nodes[7]
     self.train(2, recoveries=(_recovery(2, view=4),))
-    recoveries = self.summary(2)["recoveries"]
-    self.assertEqual([r["view"] for r in recoveries], [2, 3, 4])
+    summary = self.summary(2)
+    self.assertEqual([r["view"] for r in summary["recoveries"]], [2, 3, 4])
+    self.assertEqual(summary["recoveries"][0]["nodes"], [0])
+    self.assertIn("recovery step=3 victims=0/0 rung=shadow view=3\n", self.shown.getvalue())
+    self.assertGreater(summary["cost"]["lost_pct"], 0)
 
   def test_resumes(self):
     self.begin()

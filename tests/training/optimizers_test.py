@@ -66,22 +66,20 @@ class OptimizersTest(parameterized.TestCase):
   def test_there_are_many(self):
     self.assertLen(find_accepted(), 26)
 
+  def die(self, config):
+    with mock.patch.object(profiler, "estimate", estimate_once):
+      trials = trials_lib.Trials(config, cache=programs_lib.ProgramCache())
+    self.assertEqual(trials.run(_DEATH).rungs, ("shadow",))
+
   @parameterized.parameters(*samples.draw(find_accepted(), 3))
   def test_a_death_in_the_second_step(self, name):
-    cache = programs_lib.ProgramCache()
-    with mock.patch.object(profiler, "estimate", estimate_once):
-      trials = trials_lib.Trials(make_config(name), cache=cache)
-    outcome = trials.run(_DEATH)
-    self.assertEqual(outcome.rungs, ("shadow",))
+    self.die(make_config(name))
 
   def test_a_death_while_matrices_decay(self):
     config = make_config("adamw")
     config.optimizer.options = {"weight_decay": 0.5}
     config.optimizer.decay = "matrices"
-    cache = programs_lib.ProgramCache()
-    with mock.patch.object(profiler, "estimate", estimate_once):
-      trials = trials_lib.Trials(config, cache=cache)
-    self.assertEqual(trials.run(_DEATH).rungs, ("shadow",))
+    self.die(config)
 
   def test_any_takes_a_weight_decay(self):
     sgd = make("sgd", {"weight_decay": 0.5})

@@ -1,10 +1,8 @@
 """Paced nodes only take their time; samples that are dropped are left out."""
 
 import json
-import pathlib
-import tempfile
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 import numpy as np
 
 from bamboo_jax.metrics import jsonl
@@ -12,6 +10,7 @@ from bamboo_jax.models import paced as paced_lib, zoo
 from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.training import run
 from configs import paced
+from tests import folders
 
 _CACHE = programs_lib.ProgramCache()
 
@@ -29,22 +28,21 @@ def make_config(size="2x2", *, ms=1.0, **changes):
   return config
 
 
-class PacedTest(parameterized.TestCase):
+class PacedTest(folders.FolderCase):
 
   # Seconds: 19 steps, four of them slow.
   def test_a_slow_node_is_named_and_leaves_the_bits(self):
-    folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
     config = make_config(ms=4.0, num_steps=19)
     kept = {}
     faults = "15,1/0,,slow:4:19\n"
     for name, text in ("usual", ""), ("slow", faults):
-      path = folder / f"{name}.csv"
+      path = self.folder / f"{name}.csv"
       path.write_text(text)
       run.train_and_evaluate(
-          config, workdir=str(folder / name), **({"faults": str(path)} if text else {})
+          config, workdir=str(self.folder / name), **({"faults": str(path)} if text else {})
       )
-      summary = json.loads((folder / name / "summary.json").read_text())
-      lines = jsonl.read_lines(folder / name / "metrics.jsonl")
+      summary = json.loads((self.folder / name / "summary.json").read_text())
+      lines = jsonl.read_lines(self.folder / name / "metrics.jsonl")
       found = [line for line in lines if line.get("event") == "slow"]
       kept[name] = summary["state_sha256"], found
     self.assertEqual(kept["usual"][0], kept["slow"][0])
@@ -55,21 +53,19 @@ class PacedTest(parameterized.TestCase):
 
   # Slow, as it is time that is tested: 3 steps of 0.6 s.
   def test_a_step_takes_as_long_as_planned(self):
-    folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
     config = make_config(ms=20.0)
-    run.train_and_evaluate(config, workdir=str(folder))
-    summary = json.loads((folder / "summary.json").read_text())
+    run.train_and_evaluate(config, workdir=str(self.folder))
+    summary = json.loads((self.folder / "summary.json").read_text())
     # Two stages of 40 and 80 ms, four microbatches: 5 times 120 ms. What busy
     # cores cost comes on top.
     self.assertGreaterEqual(summary["median_step_secs"], 0.6)
     self.assertAlmostEqual(summary["predicted_step_secs"], 0.6, delta=0.05)
-    lines = jsonl.read_lines(folder / "metrics.jsonl")
+    lines = jsonl.read_lines(self.folder / "metrics.jsonl")
     last = [line for line in lines if "bubble_pct" in line][-1]
     self.assertBetween(last["bubble_pct"], 5.0, 99.9)  # Redundant passes fill the rest.
 
   def test_times_of_a_profile(self):
-    folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-    path = folder / "profile.json"
+    path = self.folder / "profile.json"
     layers = [{"forward_ms": 2.0 * i, "backward_ms": 3.0} for i in range(3)]
     path.write_text(json.dumps({"layers": layers}))
     model = zoo.make_model("paced", profile=str(path), time_scale=2.0)
@@ -101,11 +97,10 @@ class PacedTest(parameterized.TestCase):
       paced_lib.make_paced(**options)
 
 
-class DropTest(absltest.TestCase):
+class DropTest(folders.FolderCase):
 
   def test_a_step_is_that_of_the_other_pipeline(self):
-    folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-    (folder / "faults.csv").write_text("0,1/0,5,kill\n")
+    (self.folder / "faults.csv").write_text("0,1/0,5,kill\n")
     config = make_config(num_steps=1)
     config.recovery.policy = "sample_dropping"
     summaries = {}
@@ -114,10 +109,10 @@ class DropTest(absltest.TestCase):
       config.pipeline.num_shares = 2 * num_pipelines
       run.train_and_evaluate(
           config,
-          workdir=str(folder / name),
-          faults=str(folder / "faults.csv") if num_pipelines == 2 else None,
+          workdir=str(self.folder / name),
+          faults=str(self.folder / "faults.csv") if num_pipelines == 2 else None,
       )
-      text = (folder / name / "summary.json").read_text()
+      text = (self.folder / name / "summary.json").read_text()
       summaries[name] = json.loads(text)
     dropped, alone = summaries["dropped"], summaries["alone"]
     self.assertEqual([r["rung"] for r in dropped["recoveries"]], ["drop"])
@@ -127,11 +122,10 @@ class DropTest(absltest.TestCase):
     self.assertEqual(dropped["cost"]["num_samples"], 4)
 
   def test_until_a_node_comes(self):
-    folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-    (folder / "faults.csv").write_text("1,1/0,5,kill\n3,,,join\n")
+    (self.folder / "faults.csv").write_text("1,1/0,5,kill\n3,,,join\n")
     config = make_config(num_steps=5)
     config.recovery.policy = "sample_dropping"
-    run.train_and_evaluate(config, workdir=str(folder), faults=str(folder / "faults.csv"))
-    lines = jsonl.read_lines(folder / "metrics.jsonl")
+    run.train_and_evaluate(config, workdir=str(self.folder), faults=str(self.folder / "faults.csv"))
+    lines = jsonl.read_lines(self.folder / "metrics.jsonl")
     _, dropped = jsonl.column(lines, "samples_dropped")
     np.testing.assert_array_equal(dropped, [0, 4, 4, 0, 0])

@@ -1,9 +1,7 @@
 """Policies of the simulator as settings of a run."""
 
 import itertools
-import pathlib
 import sys
-import tempfile
 from unittest import mock
 
 from absl.testing import parameterized
@@ -12,7 +10,7 @@ from bamboo_jax import base, config as config_lib
 from bamboo_jax.recovery import policies
 from bamboo_jax.training import run
 from bamboo_jax.training.setup import accept, build, sizes
-from tests import layouts, tiny
+from tests import folders, layouts, tiny
 
 _NUMBERS = itertools.count()
 _ALL = ("shadow", "reroute", "reconfigure", "checkpoint")
@@ -26,7 +24,7 @@ def make_config(name, **changes):
   return tiny.change(config, **changes)
 
 
-class PolicyTest(parameterized.TestCase):
+class PolicyTest(folders.FolderCase):
 
   @parameterized.parameters(
       ("bamboo", "depth", ("shadow", "reconfigure", "checkpoint")),
@@ -91,10 +89,9 @@ class PolicyTest(parameterized.TestCase):
 
   def make_plugin(self, text):
     """Returns the name of a new module on the path."""
-    folder = self.enterContext(tempfile.TemporaryDirectory())
     name = f"plugin_{next(_NUMBERS)}"
-    pathlib.Path(folder, f"{name}.py").write_text(text)
-    self.enterContext(mock.patch.object(sys, "path", [folder, *sys.path]))
+    (self.folder / f"{name}.py").write_text(text)
+    self.enterContext(mock.patch.object(sys, "path", [str(self.folder), *sys.path]))
     self.addCleanup(policies.POLICIES.pop, "mine", None)
     return name
 
@@ -165,8 +162,7 @@ class PolicyTest(parameterized.TestCase):
   def test_no_node_of_one_program_is_slow(self):
     config = make_config("bamboo")
     config.pipeline.executor = "spmd"
-    folder = self.enterContext(tempfile.TemporaryDirectory())
-    path = pathlib.Path(folder, "faults.csv")
+    path = self.folder / "faults.csv"
     path.write_text("1,0/0,,slow\n")
     with self.assertRaisesRegex(ValueError, "line 1: slow needs executor"):
       sizes.read_faults(config, str(path))

@@ -19,7 +19,7 @@ from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.training import cohort as cohort_lib, run, worker as worker_lib
 from bamboo_jax.training.record import workdir
-from bamboo_jax.training.setup import accept, build, executors, job as job_lib, sizes
+from bamboo_jax.training.setup import accept, build, job as job_lib, sizes
 from bamboo_jax.verify import trials
 from configs import sweep_faults
 from tests import samples, tiny
@@ -194,7 +194,7 @@ class ConfigTest(parameterized.TestCase):
 
   def test_blocks_stay_whole(self):
     config = accept.accept(make_config())
-    cuts = executors.find_cuts(config, build.make_task(config))
+    cuts = build.find_cuts(config, build.make_task(config))
     self.assertEqual(cuts, (3,))
     plan = build.make_plan(config, make_profile(), cuts=cuts)
     self.assertEqual(plan.partition.bounds, (0, 3, 6))
@@ -212,7 +212,7 @@ class ConfigTest(parameterized.TestCase):
   def test_refuses(self, changes, message):
     with self.assertRaisesRegex(ValueError, message):
       config = accept.accept(make_config(**changes))
-      executors.find_cuts(config, build.make_task(config))
+      build.find_cuts(config, build.make_task(config))
 
 
 class RunTest(absltest.TestCase):

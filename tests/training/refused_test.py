@@ -11,7 +11,7 @@ from bamboo_jax.net import identity
 from bamboo_jax.plan import cost_model
 from bamboo_jax.runtime import devices
 from bamboo_jax.training import run
-from bamboo_jax.training.setup import build
+from bamboo_jax.training.setup import build, job as job_lib
 from tests import folders, members, tiny
 
 _SECRET = b"0123456789abcdef" * 2
@@ -26,7 +26,6 @@ class RefusedTest(folders.FolderCase):
       ("model", "model__name", "gtp2", "model 'gtp2'; did you mean 'gpt2'"),
       ("variant", "model__options__variant", "tny", "did you mean 'tiny'"),
       ("optimizer", "optimizer__name", "adamm", "did you mean 'adam'"),
-      ("schedule", "optimizer__schedule", "constnt", "mean 'constant'"),
       ("source", "data__name", "sythetic", "did you mean 'synthetic'"),
       ("stages", "pipeline__num_stages", 5, "from 1 to 4 .* got 5"),
       ("shares", "pipeline__num_shares", 3, "num_microbatches=2 .* 3"),
@@ -65,23 +64,20 @@ class RefusedTest(folders.FolderCase):
     self.assertEqual((self.folder / "file").read_text(), "mine")
 
   def test_every_node_has_a_device(self):
-    """Also those that come later."""
+    """Also those that come later; as many as all that die share the devices."""
     faults = self.folder / "faults"
-    faults.write_text("1,,,join\n3,,,join\n")
-    config = tiny.make_config(
-        pipeline__num_pipelines=2,
-        pipeline__num_stages=2,
-        pipeline__num_shares=2,
-        redundancy__spares=1,
-    )
+    faults.write_text("1,,,join\n2,,,all\n3,,,join\n")
+    config = tiny.make_config(redundancy__spares=1)
     with (
-        mock.patch.object(devices, "use_virtual_devices", side_effect=RuntimeError) as use,
+        mock.patch.object(devices, "use_virtual_devices") as use,
+        mock.patch.object(job_lib, "make_job", side_effect=RuntimeError) as make,
         self.assertRaises(RuntimeError),
     ):
       run.train_and_evaluate(config, workdir=str(self.folder / "a"), faults=str(faults))
     use.assert_called_once_with(
-        2 * 2 + 1 + 2, per_node=1, distinct=False, apart=False, deterministic=True
+        2 + 1 + 2, per_node=1, distinct=False, apart=False, deterministic=True
     )
+    self.assertContainsSubset(range(4 + 4), make.call_args.kwargs["devices"])
 
   def test_profile_of_another_model(self):
     other = tiny.make_config(model__options__width=32)

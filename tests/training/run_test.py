@@ -23,7 +23,7 @@ from bamboo_jax.checkpoint import manifest, orbax_item
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.training import control, run
-from bamboo_jax.training.setup import job as job_lib, optimizers
+from bamboo_jax.training.setup import optimizers
 from tests import samples, tiny
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -245,17 +245,6 @@ class RunTest(parameterized.TestCase):
     for name in ("state_sha256", "final_loss", "steps"):
       self.assertEqual(_summary(workdir)[name], _summary(whole)[name])
     self.assertEqual(_losses(workdir), _losses(whole))
-
-  def test_there_is_a_device_for_everybody_who_comes(self):
-    path = self.root / "faults.csv"
-    path.write_text("1,,,join\n2,,,all\n3,,,all\n")  # One, two, two, two.
-    config = tiny.make_config(pipeline__num_pipelines=1, pipeline__num_stages=1)
-    with (
-        mock.patch.object(job_lib, "make_job", side_effect=ValueError) as make,
-        self.assertRaises(ValueError),
-    ):
-      run.train_and_evaluate(config, workdir=str(self.root), faults=str(path))
-    self.assertContainsSubset(range(6), make.call_args.kwargs["devices"])
 
   def test_finished_run_is_left_alone(self):
     workdir = self.train("a")

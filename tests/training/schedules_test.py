@@ -5,7 +5,7 @@ import numpy as np
 import optax
 
 from bamboo_jax import config as config_lib
-from bamboo_jax.training.setup import schedules
+from bamboo_jax.training.setup import optimizers
 
 _DEFAULT = {"init_value": 0.0, "warmup_steps": 10, "decay_steps": None}
 
@@ -14,7 +14,7 @@ def _make(name, *, num_steps=40, **options):
   section = config_lib.OptimizerSection(
       schedule=name, learning_rate=0.1, schedule_options=_DEFAULT | options
   )
-  return schedules.make_schedule(section, num_steps=num_steps)
+  return optimizers.make_schedule(section, num_steps=num_steps)
 
 
 def _rates(schedule, num_steps):
@@ -52,7 +52,7 @@ class SchedulesTest(parameterized.TestCase):
 
   def test_all_schedules_with_a_length_end_with_the_run(self):
     needed = {"end_value": 0.0, "power": 1.0, "decay_rate": 0.1}
-    for name, known in schedules.find_schedules().items():
+    for name, known in optimizers.find_schedules().items():
       if not {"decay_steps", "transition_steps"} & {*known}:
         continue
       options = {k: v for k, v in needed.items() if k in known}
@@ -126,7 +126,7 @@ class SchedulesTest(parameterized.TestCase):
       self.assertIn(want, found[0])
 
   def test_a_rate_of_zero(self):
-    schedule = schedules.make_schedule(
+    schedule = optimizers.make_schedule(
         config_lib.OptimizerSection(schedule="constant", learning_rate=0.0, schedule_options={}),
         num_steps=5,
     )

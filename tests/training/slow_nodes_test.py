@@ -35,7 +35,7 @@ class SlowNodesTest(parameterized.TestCase):
         view=view,
         newest=types.SimpleNamespace(numbers=view.numbers, leaving=leaving),
         hosted=frozenset({me}),
-        report=lambda kind, **facts: self.reported.append((kind, facts)),
+        say=lambda *nodes, notice: self.reported.append((*nodes, notice)),
     )
     self.state = types.SimpleNamespace(
         cohort=cohort,
@@ -100,8 +100,7 @@ class SlowNodesTest(parameterized.TestCase):
     usual, slow = _USUAL[:count], _SLOW_1[:count]
     self.hear(*[usual] * _NUM_USUAL, *[slow] * 5)
     why = "it is 5.0 times as slow as it should be"
-    report = ("slow", {"node": 1, "reason": why})
-    self.assertEqual(self.reported, [report] * num_reports)
+    self.assertEqual(self.reported, [(1, why)] * num_reports)
 
   def test_a_view_has_no_past(self):
     self.make()

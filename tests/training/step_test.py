@@ -14,6 +14,7 @@ from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.recovery import slowness
 from bamboo_jax.runtime import executor as executor_lib
+from bamboo_jax.runtime.profile import recorder
 from bamboo_jax.schedule import failover, instruction, redundancy, timeline as timeline_lib
 from bamboo_jax.training import cohort as cohort_lib, step as step_lib
 from bamboo_jax.training.setup import job as job_lib
@@ -68,17 +69,17 @@ def bits_of(engine):
 
 class StepTest(parameterized.TestCase):
 
-  def make_steps(self, *options):
-    steps = Steps(*options)
+  def begin(self, *options, size=(2, 2, 2), layers=None):
+    """Returns an engine with a state, its data, and what runs its steps."""
+    engine = engines.make_engine(*size)
+    engine.set_state(layers or engines.initial_layers())
+    steps = Steps(engine, *options)
     self.addCleanup(steps._step.close)
-    return steps
+    return engine, engines.make_batches(size[1] * 2), steps
 
   @parameterized.named_parameters(("unclipped", None), ("clipped", 0.5))
   def test_parameters_are_those_of_the_plain_model(self, clip_norm):
-    engine = engines.make_engine(2, 2, 2)
-    engine.set_state(engines.initial_layers())
-    batches = engines.make_batches(4)
-    steps = self.make_steps(engine, clip_norm)
+    engine, batches, steps = self.begin(clip_norm)
     result = steps.run(3, lambda m, k: batches.microbatch(3, m, k))
 
     layers = engines.initial_layers()
@@ -105,8 +106,7 @@ class StepTest(parameterized.TestCase):
         jax.tree.map(functools.partial(np.testing.assert_allclose, atol=4e-6), got.params, want)
 
   def test_nodes_are_slow_from_one_step_to_another(self):
-    engine = engines.make_engine(2, 2, 2)
-    steps = self.make_steps(engine, None)
+    engine, _, steps = self.begin(None)
     text = "1,0/1,,slow:2:3\n2,n3,,slow:4\n3,n9,,slow"
     faults = faults_lib.parse_faults(text, source="test")
     found = []
@@ -117,10 +117,7 @@ class StepTest(parameterized.TestCase):
     self.assertEqual(found, [[1, 1, 1, 1], [1, 2, 1, 1], [1, 2, 1, 4], [1, 1, 1, 4]])
 
   def test_times_are_those_of_the_step(self):
-    engine = engines.make_engine(1, 1, 2)
-    engine.set_state(engines.initial_layers())
-    batches = engines.make_batches(2)
-    steps = self.make_steps(engine, None)
+    _, batches, steps = self.begin(None, size=(1, 1, 2))
     for step in range(2):
       start_secs = time.perf_counter()
       steps.run(step, functools.partial(batches.microbatch, step))
@@ -131,9 +128,7 @@ class StepTest(parameterized.TestCase):
       self.assertLess(times.busy_secs + times.waited_secs, took_secs)
 
   def test_nothing_is_compiled_after_the_first_step(self):
-    engine = engines.make_engine(2, 2, 2)
-    batches = engines.make_batches(4)
-    steps = self.make_steps(engine, 1.0)
+    _, batches, steps = self.begin(1.0)
     feed = lambda m, k: batches.microbatch(0, m, k)
     steps.run(0, feed)
     compiled = []
@@ -147,13 +142,10 @@ class StepTest(parameterized.TestCase):
     self.assertNotEmpty(compiled)
 
   def test_a_step_that_is_run_again_before_its_commit_changes_nothing(self):
-    engine = engines.make_engine(2, 2, 2)
-    batches = engines.make_batches(4)
-    feed = lambda m, k: batches.microbatch(0, m, k)
     states = []
     for interrupted in (False, True):
-      steps = self.make_steps(engine, None)
-      engine.set_state(engines.initial_layers())
+      engine, batches, steps = self.begin(None)
+      feed = functools.partial(batches.microbatch, 0)
       if interrupted:
         engines.run_step(engine, num_microbatches=2)  # Ends before the vote.
       steps.run(0, feed)
@@ -162,10 +154,8 @@ class StepTest(parameterized.TestCase):
 
   @parameterized.product(clip_norm=[None, 0.5], on_nonfinite=["skip", "apply"])
   def test_a_batch_without_tokens_changes_nothing(self, clip_norm, on_nonfinite):
-    engine = engines.make_engine(2, 2, 2)
-    engine.set_state(engines.initial_layers())
-    batches, before = engines.make_batches(4), bits_of(engine)
-    steps = self.make_steps(engine, clip_norm, on_nonfinite)
+    engine, batches, steps = self.begin(clip_norm, on_nonfinite)
+    before = bits_of(engine)
 
     def mask(microbatch, keys):
       arrays = dict(batches.microbatch(0, microbatch, keys))
@@ -180,13 +170,11 @@ class StepTest(parameterized.TestCase):
 
   @parameterized.parameters((None, "skip", True), (0.5, "skip", True), (None, "apply", False))
   def test_a_gradient_that_is_not_finite(self, clip_norm, on_nonfinite, skips):
-    engine = engines.make_engine(2, 2, 2)
     layers = dict(engines.initial_layers())
     bad = jax.tree.map(lambda a: a * np.nan, layers["head"].params)
     layers["head"] = layers["head"].replace(params=bad)
-    engine.set_state(layers)
-    batches, before = engines.make_batches(4), bits_of(engine)
-    steps = self.make_steps(engine, clip_norm, on_nonfinite)
+    engine, batches, steps = self.begin(clip_norm, on_nonfinite, layers=layers)
+    before = bits_of(engine)
     result = steps.run(0, lambda m, k: batches.microbatch(0, m, k))
     self.assertEqual("loss=nan grad_norm=nan" in result.skipped, skips)
     self.assertEqual(bits_of(engine) == before, skips)
@@ -239,11 +227,14 @@ class MeasuredTest(parameterized.TestCase):
     return step
 
   def test_owed_passes(self):
-    forward = types.SimpleNamespace(op=_Op.FORWARD, stage=1)
-    # The first was still running at the death.
+    forward = instruction.Instruction(1, _Op.FORWARD, 0)
+    # Node 3 runs its own; the next one was still running at the death.
     passes = [
-        types.SimpleNamespace(instruction=forward, start_secs=start, end_secs=end)
-        for start, end in ((10.25, 11.75), (11.0, 12.0), (12.0, 12.5))
+        recorder.MeasuredInstruction(node, forward, start, end)
+        for node, start, end in (
+            *((3, 10.5, 12.5), (0, 10.25, 11.75)),
+            *((0, 11.0, 12.0), (0, 12.0, 12.5)),
+        )
     ]
     agreement = deaths_test.make_agreement()
     recovery = deaths_test.make_recovery(step=22)
@@ -252,6 +243,14 @@ class MeasuredTest(parameterized.TestCase):
     self.assertEqual(owed(recovery), {})  # Nothing is planned yet.
     recovery.ready_at_secs = 10.5
     self.assertEqual(owed(recovery), {2: (0.5, 2.0)})
+    for rung, place, want in (
+        ("reconfigure", "0/1", {2: (0.0, 2.0)}),  # All passes are repeated.
+        ("reroute", "0/1", {2: (0.5, 2.0)}),
+        ("reroute", "2/1", {2: (0.0, 2.0)}),  # The other pipelines compute all of its shares.
+        ("drop", "2/1", {}),
+    ):
+      recovery.rung, recovery.victims = rung, (place,)
+      self.assertEqual(owed(recovery), want)
     self.assertEqual(owed(), {})
     self.assertEqual(step.measure(agreement.layout, ()).span_secs, 3.5)
 

@@ -86,11 +86,6 @@ class SumsTest(parameterized.TestCase):
   def test_unit(self, weight, unit):
     self.assertEqual(step_lib.StepSums(1.0, weight, 1.0, 1.0).unit(8), unit)
 
-  def test_check_state(self):
-    step_lib.check_state(6, ["", ""])
-    with self.assertRaisesRegex(base.NonFiniteError, "before step 7: a: b is"):
-      step_lib.check_state(6, ["", "a: b"])
-
   @parameterized.parameters((_NAN, 1.0), (1.0, _INF))
   def test_stop(self, loss, norm):
     with self.assertRaisesRegex(

@@ -7,7 +7,6 @@ programs.
 """
 
 import gc
-import tempfile
 from unittest import mock
 
 from absl.testing import absltest, parameterized
@@ -21,7 +20,7 @@ from bamboo_jax.runtime.phases import reduce
 from bamboo_jax.schedule import instruction as instruction_lib
 from bamboo_jax.training import cohort as cohort_lib, step as step_lib, worker as worker_lib
 from bamboo_jax.verify import cases, trials as trials_lib
-from tests import samples
+from tests import folders, samples
 from tests.verify import small
 
 _TWO_AT_ONCE = ("both_pipelines", (2, 2, 2), "1,0/0,3 1,1/1,5")
@@ -59,7 +58,7 @@ _RUNGS = (
 )
 
 
-class DeathsTest(parameterized.TestCase):
+class DeathsTest(folders.FolderCase):
 
   @parameterized.named_parameters(
       ("two_stages", (2, 2, 1), 2, {}),
@@ -90,8 +89,7 @@ class DeathsTest(parameterized.TestCase):
   def test_in_mid_step_no_node_under_notice_gets_a_stage_if_a_spare_can(self):
     case = small.make_case("2,n2,,notice 2,0/0,vote")
     trials = small.make_trials(2, 2, 1, spares=2, mode="none")
-    folder = self.enterContext(tempfile.TemporaryDirectory())
-    worker = trials.begin(case.faults, workdir_path=folder)
+    worker = trials.begin(case.faults, workdir_path=self.folder)
     with mock.patch.object(
         worker.engine, "set_pipelines", wraps=worker.engine.set_pipelines
     ) as set_pipelines:
@@ -117,14 +115,13 @@ class DeathsTest(parameterized.TestCase):
         self.assertEqual(outcome.rungs, ("shadow",))
 
 
-class RetractedTest(absltest.TestCase):
+class RetractedTest(folders.FolderCase):
 
   def test_what_was_made_of_ones_is_not_used_after_a_death(self):
     """As of a member that is killed before it votes, so its data are read again."""
     trials = small.make_trials(2, 2, 1)
     case = small.make_case("1,0/1,5")
-    folder = self.enterContext(tempfile.TemporaryDirectory())
-    worker = trials.begin(case.faults, workdir_path=folder)
+    worker = trials.begin(case.faults, workdir_path=self.folder)
     cohort, read = worker._cohort, worker._data.microbatch
     is_wrong = lambda: worker.state.steps == 1 and cohort.view.number == 1
 

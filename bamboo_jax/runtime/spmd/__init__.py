@@ -2,7 +2,7 @@
 
 Every device runs the same loop over ticks; a table, an argument made by
 `ticks`, says what it does in each tick. State, sums and all phases after the
-passes are shared with rows. Only `training.setup.executors` imports this package.
+passes are shared with rows. Only `training.setup.build` imports this package.
 Read `executor` first, then `program` and `passes`.
 
   executor   Passes of a step by programs, or by rows where they cannot.

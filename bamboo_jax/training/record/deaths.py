@@ -35,7 +35,8 @@ class Deaths:
     cohort = self._state.cohort
     view, lost = cohort.view.number, tuple(sorted(agreement.lost))
     heirs: tuple[str, ...] = ()
-    if agreement.rung == "shadow":
+    rung = agreement.change.rung
+    if rung == "shadow":
       owners, victims = agreement.layout.owners, agreement.victims
       found = (owners[v.pipeline][v.stage] for v in victims)
       heirs = tuple(logs.name_of(node) for node in found if node is not None)
@@ -46,11 +47,12 @@ class Deaths:
             nodes=lost,
             names=tuple(map(logs.name_of, lost)),
             victims=tuple(map(str, agreement.victims)),
-            rung=agreement.rung,
+            rung=rung,
             heirs=heirs,
-            reason=agreement.reason,
+            reason=agreement.change.reason,
             view_at_secs=cohort.arrived_secs(view),
-            died_at_secs=cohort.died_secs(view),
+            # A cluster's launcher knows when it was.
+            died_at_secs=None if self._state.engine.exchange else cohort.arrived_secs(view),
             silence_to_view_secs=cohort.view.silence_secs,
             agreed_at_secs=agreed_at_secs,
         )
@@ -60,7 +62,7 @@ class Deaths:
     """Returns how training goes on after the last loss."""
     loss = dataclasses.asdict(self.recoveries[-1])
     then = durations.describe_answer(loss)
-    if agreement.change and agreement.change.rolls_back:
+    if agreement.change.rolls_back:
       steps = agreement.restored
       then = f"restoring step {steps}" if steps else "beginning from the start"
     return f"{durations.describe_loss(loss)} died; {then}"

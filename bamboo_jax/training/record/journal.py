@@ -7,7 +7,6 @@ these lines: `fold_summary` here, `accounting.account`, `metrics.progress`, `rep
 """
 
 from collections.abc import Callable, Mapping, Sequence
-import contextlib
 import dataclasses
 import functools
 import json
@@ -67,6 +66,7 @@ class Journal:
   """Journal, trace and summary of a run, and its progress; the workdir must exist.
 
   Attributes:
+    during: See `Charges.during`.
     shown: Metrics of the last step that this member wrote.
     failures: Those of loggers and callbacks, among others.
   """
@@ -77,6 +77,7 @@ class Journal:
     self._job, self._given, self._state = job, given, state
     self._config, self._workdir, cost = job.config, given.workdir, job.config.cost
     self._charges = charges_lib.Charges(given.started_secs)
+    self.during = self._charges.during
     self._price, self._market = sizes.find_price(job.config), cost.market
     self._totals = account_lib.Account()
     self._unit = job.task.batches.source.unit  # Of the rate; None: as in the first step.
@@ -202,10 +203,6 @@ class Journal:
     elif now > self._counted_secs + _COUNT_SECS and num_done < num_programs:
       self._counted_secs = now
       self.explain(f"{num_done} of {num_programs} programs are compiled")
-
-  def during(self, kind: str) -> contextlib.AbstractContextManager[None]:
-    """Charges the time of a `with` block; see `Charges.during`."""
-    return self._charges.during(kind)
 
   def roll_back(self, step: int) -> None:
     """Notes that the steps after `step` will be repeated."""

@@ -61,4 +61,4 @@ class SlowNodes:
       stay = cohort.newest.numbers - {*cohort.newest.leaving, node}
       if len(stay) >= len(self._state.layout.ways[0].owners):
         why = f"it is {factor:.1f} times as slow as it should be"
-        cohort.report("slow", node=node, reason=why)
+        cohort.say(node, notice=why)

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from bamboo_jax import base
 from bamboo_jax.accounting import account as account_lib
-from bamboo_jax.recovery import durations, layout as layout_lib, slowness
+from bamboo_jax.recovery import durations, ladder, layout as layout_lib, slowness
 from bamboo_jax.runtime.profile import recorder as recorder_lib
 from bamboo_jax.runtime.wire import transport as transport_lib
 from bamboo_jax.schedule import instruction as instruction_lib
@@ -31,46 +31,58 @@ _PASSES = (Op.FORWARD, Op.BACKWARD)
 _SCHEDSTAT = pathlib.Path("/proc/thread-self/schedstat")
 
 
+def find_owed(
+    measured: Iterable[recorder_lib.MeasuredInstruction],
+    recovery: durations.RecoveryTimes,
+    layout: layout_lib.Layout,
+) -> list[recorder_lib.MeasuredInstruction]:
+  """Returns the owed passes among those of local nodes, the first one first.
+
+  The `layout` is that after the step.
+
+  They are the passes of lost stages, on nodes that compute for them, that began once the rest
+  was planned; another pass may still have been running. All are, if the step is repeated, or
+  if other pipelines compute for one that is gone.
+  """
+  if (ready_secs := recovery.ready_at_secs) is None:
+    return []
+  heirs = {
+      (node, segment)
+      for place in recovery.places
+      for segment in layout.segments_of(place)
+      for way in layout.ways
+      if way.pipeline == place.pipeline
+      for node in way.owners
+  }
+  is_all = recovery.rung not in ladder.IMMEDIATE or not heirs and recovery.rung != "drop"
+  found = [
+      m
+      for m in measured
+      if m.instruction.op in _PASSES
+      and m.start_secs >= ready_secs
+      and (is_all or (m.node, m.instruction.stage) in heirs)
+  ]
+  return sorted(found, key=lambda m: m.start_secs)
+
+
 def measure_passes(
     measured: Sequence[recorder_lib.MeasuredInstruction],
     *,
     nodes: Collection[base.NodeId],
-    layout: layout_lib.Layout,
-    recoveries: Sequence[durations.RecoveryTimes],
+    owed: Collection[recorder_lib.MeasuredInstruction],
 ) -> NodeTime:
-  """Returns the node time of the passes of `nodes`.
+  """Returns the node time of the passes of `nodes`, local ones that trained until the end.
 
   Nodes without measurements are assumed to be like the measured ones.
-
-  Args:
-    nodes: Local nodes that trained until the end of the step.
-    layout: The layout after the step.
   """
-  useful = redundant = owed = 0.0
-  lost = [  # Segments, time of death, and the nodes that may compute them instead.
-      (
-          layout.segments_of(place),
-          recovery.view_at_secs,
-          {n for way in layout.ways if way.pipeline == place.pipeline for n in way.owners},
-      )
-      for recovery in recoveries
-      for place in recovery.places
-  ]
-  is_owed = lambda m: any(
-      m.instruction.stage in segments and m.end_secs > killed and m.node in heirs
-      for segments, killed, heirs in lost
-  )
+  secs = {"useful": 0.0, "recovery": 0.0, "redundant": 0.0}
   mine = [m for m in measured if m.node in nodes]
   for m in mine:
-    secs = m.end_secs - m.start_secs
-    if m.instruction.op is Op.REDUNDANT_FORWARD:
-      redundant += secs
-    elif m.instruction.op in _PASSES and is_owed(m):
-      owed += secs
-    elif m.instruction.op in _PASSES:
-      useful += secs
-  found = NodeTime(useful=useful, redundant=redundant, recovery=owed)
-  return found * (len(nodes) / max(1, len({m.node for m in mine})))
+    if m.instruction.op not in instruction_lib.TRANSFERS:
+      kind = "recovery" if m in owed else "useful"
+      kind = "redundant" if m.instruction.op is Op.REDUNDANT_FORWARD else kind
+      secs[kind] += m.end_secs - m.start_secs
+  return NodeTime(**secs) * (len(nodes) / max(1, len({m.node for m in mine})))
 
 
 def sums_of(
@@ -92,33 +104,6 @@ def mean_sums_secs(least: Mapping[base.StageId, float], layout: layout_lib.Layou
     for segment, node in base.by_stage(way.owners):
       found[node] = max(found.get(node, 0.0), least.get(segment, 0.0))
   return statistics.fmean(found.values()) if found else 0.0
-
-
-def find_owed(
-    measured: Iterable[recorder_lib.MeasuredInstruction],
-    recovery: durations.RecoveryTimes,
-    layout: layout_lib.Layout,
-) -> tuple[float, float] | None:
-  """Returns start and end of the owed passes on local nodes, None if none.
-
-  Owed are passes of lost stages, or of any stage if the rung was not a shadow,
-  that began once the rest of the step was planned; another pass may still have
-  been running. Seconds since then.
-  """
-  if (ready_secs := recovery.ready_at_secs) is None:
-    return None
-  segments = {s for p in recovery.places for s in layout.segments_of(p)}
-  owed = [
-      m
-      for m in measured
-      if m.instruction.op in _PASSES
-      and (m.instruction.stage in segments or recovery.rung != "shadow")
-      and m.start_secs >= ready_secs
-  ]
-  if not owed:
-    return None
-  first_secs = min(m.start_secs for m in owed)
-  return first_secs - ready_secs, max(m.end_secs for m in owed) - ready_secs
 
 
 class DelayMeter:

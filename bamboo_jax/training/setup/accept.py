@@ -31,7 +31,11 @@ def accept(given: Any, *, is_study: bool = False) -> config_lib.Config:
   """
   if isinstance(given, config_lib.Config):
     return given
-  _check_is_config(given)
+  if not isinstance(given, ml_collections.ConfigDict):
+    raise ValueError(
+        "get_config() of the config file must return an "
+        f"ml_collections.ConfigDict, got {given!r}."
+    )
   config = config_lib.Config.read(given)
   config = _set_policy(_fill_from_folder(config), is_study=is_study)
   loggers.parse_names(config.metrics.logger)
@@ -61,15 +65,6 @@ def _set_policy(config: config_lib.Config, *, is_study: bool) -> config_lib.Conf
       )
     changes = {key: value for key, value in changes.items() if not key.startswith("study.")}
   return policies.apply(config, changes)
-
-
-def _check_is_config(given: Any) -> None:
-  """Raises `ValueError` unless `given` is a `ConfigDict`."""
-  if not isinstance(given, ml_collections.ConfigDict):
-    raise ValueError(
-        "get_config() of the config file must return an "
-        f"ml_collections.ConfigDict, got {given!r}."
-    )
 
 
 def _fill_from_folder(config: config_lib.Config) -> config_lib.Config:

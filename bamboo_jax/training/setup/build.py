@@ -1,11 +1,13 @@
-"""Makes model, data, plan, rules of recovery and engine from a config."""
+"""Makes model, data, plan, rules of recovery, engine and executor from a config.
+
+No other module of this package names one of `runtime.spmd`.
+"""
 
 from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
 import math
 import pathlib
-from typing import Any
 
 import jax
 
@@ -28,11 +30,30 @@ from bamboo_jax.recovery import (
     shapes as shapes_lib,
     templates as templates_lib,
 )
-from bamboo_jax.runtime import devices as devices_lib, engine as engine_lib, places
+from bamboo_jax.runtime import (
+    devices as devices_lib,
+    engine as engine_lib,
+    executor as executor_lib,
+    places,
+)
 from bamboo_jax.runtime.profile import profiler, roofline
+from bamboo_jax.runtime.spmd import (
+    executor as spmd_executor,
+    layout as layout_lib,
+    passes as passes_lib,
+    plan as program_plan,
+    processes as processes_lib,
+    program as program_lib,
+)
 from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
 from bamboo_jax.runtime.wire import transport as transport_lib
-from bamboo_jax.training.setup import optimizers, schedules, sizes
+from bamboo_jax.training.setup import optimizers, sizes
+
+SharedMemory = processes_lib.SharedMemory
+ProcessRing = processes_lib.ProcessRing
+ProgramPlan = program_plan.ProgramPlan
+run_child = processes_lib.live
+Executor = executor_lib.Executor | spmd_executor.Programs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +66,7 @@ class Task:
 
   whole: spec_lib.StageSpec
   data: batches_lib.Batches | None
-  schedule: schedules.LearningRateSchedule
+  schedule: optimizers.LearningRateSchedule
 
   @property
   def batches(self) -> batches_lib.Batches:
@@ -66,27 +87,50 @@ def make_task(config: config_lib.Config, *, needs_data: bool = True) -> Task:
   Without `needs_data` there is none if the model knows the shapes of samples;
   otherwise it is read to find them.
   """
-  pipeline = config.pipeline
   check_environment()
-  model = zoo.make_model(config.model.name, **config.model.options)
+  model, batches = zoo.make_model(config.model.name, **config.model.options), None
   if model.sample and not needs_data:
-    batch = model.batch_shapes(pipeline.microbatch_size)
-    return Task(_make_whole(config, model, batch), None, _make_schedule(config))
-  source = source_lib.open_source(
-      config.data.name, _source_shape(config, model), config.data.options
+    batch = model.batch_shapes(config.pipeline.microbatch_size)
+  else:
+    batches = _open_batches(config, model)
+    arrays = batches.microbatch(0, 0)
+    batch = {k: jax.ShapeDtypeStruct(array.shape, array.dtype) for k, array in arrays.items()}
+  if not model.sample:  # One of the user's own.
+    sample = {k: jax.ShapeDtypeStruct(one.shape[1:], one.dtype) for k, one in batch.items()}
+    model = dataclasses.replace(model, sample=sample)
+  for name in model.metrics(batch, train=True) + model.metrics(batch, train=False):
+    if jsonl.is_reserved(name):
+      raise ValueError(f"A metric cannot be called {name!r}, a name that the log has already.")
+  schedule = optimizers.make_schedule(config.optimizer, num_steps=config.num_steps)
+  whole = spec_lib.StageSpec(
+      model=model,
+      first=0,
+      last=len(model.layers),
+      batch=batch,
+      optimizer=optimizers.make_optimizer(config.optimizer, schedule.rate),
+      remat=config.pipeline.remat,
+      seed=config.seed,
+      prng=config.model.prng,
   )
-  vocab_size = model.fingerprint.get("vocab_size", math.inf)
+  return Task(whole, batches, schedule)
+
+
+def _open_batches(config: config_lib.Config, model: model_lib.Model) -> batches_lib.Batches:
+  pipeline, known = config.pipeline, model.fingerprint
+  shape = {
+      key: known[key]
+      for key in ("sequence_length", "num_masked", "image_size", "num_classes", "documents")
+      if key in known
+  }
+  if "vocab_size" in config.model.options:
+    shape["vocab_size"] = config.model.options["vocab_size"]
+  source = source_lib.open_source(config.data.name, shape, config.data.options)
+  vocab_size = known.get("vocab_size", math.inf)
   if source.vocab_size is not None and source.vocab_size > vocab_size:
     raise ValueError(
         f"The data has vocab_size={source.vocab_size}, more than the model's "
         f"vocab_size={vocab_size}."
     )
-  batches = batches_lib.Batches(
-      source,
-      seed=config.seed,
-      num_microbatches=pipeline.num_pipelines * pipeline.num_microbatches,
-      microbatch_size=pipeline.microbatch_size,
-  )
   if config.evaluate.every_steps and not source.num_heldout:
     raise base.DataError(
         "There are no held-out samples to evaluate. Use more data, "
@@ -94,38 +138,11 @@ def make_task(config: config_lib.Config, *, needs_data: bool = True) -> Task:
         "config.data.options.heldout_fraction, or in a function of your own "
         "bamboo_jax.from_arrays(arrays, heldout_fraction=0.1)."
     )
-  batch = {
-      key: jax.ShapeDtypeStruct(array.shape, array.dtype)
-      for key, array in batches.microbatch(0, 0).items()
-  }
-  if not model.sample:  # One of the user's own.
-    sample = {
-        key: jax.ShapeDtypeStruct(array.shape[1:], array.dtype) for key, array in batch.items()
-    }
-    model = dataclasses.replace(model, sample=sample)
-  whole = _make_whole(config, model, batch)
-  return Task(whole, batches, _make_schedule(config))
-
-
-def _make_schedule(config: config_lib.Config) -> schedules.LearningRateSchedule:
-  return schedules.make_schedule(config.optimizer, num_steps=config.num_steps)
-
-
-def _make_whole(
-    config: config_lib.Config, model: model_lib.Model, batch: Mapping[str, jax.ShapeDtypeStruct]
-) -> spec_lib.StageSpec:
-  for name in model.metrics(batch, train=True) + model.metrics(batch, train=False):
-    if jsonl.is_reserved(name):
-      raise ValueError(f"A metric cannot be called {name!r}, a name that the log has already.")
-  return spec_lib.StageSpec(
-      model=model,
-      first=0,
-      last=len(model.layers),
-      batch=batch,
-      optimizer=optimizers.make_optimizer(config.optimizer, _make_schedule(config).rate),
-      remat=config.pipeline.remat,
+  return batches_lib.Batches(
+      source,
       seed=config.seed,
-      prng=config.model.prng,
+      num_microbatches=pipeline.num_pipelines * pipeline.num_microbatches,
+      microbatch_size=pipeline.microbatch_size,
   )
 
 
@@ -138,36 +155,61 @@ def make_profile(
   reach; None: the likely one. Raises `base.StaleProfileError` if the profile is
   of another model or device.
   """
-  profile, machine = _find_profile(config, task), sizes.find_machine(config)
-  if profile.measured or machine is None:
-    return profile.on_mesh(sizes.num_devices(config))
-  return roofline.on_mesh(
-      profile,
-      machine,
-      efficiency=efficiency or machine.efficiency.likely,
-      data=config.node.mesh.data,
-      tensor=config.node.mesh.tensor,
-  )
-
-
-def _find_profile(config: config_lib.Config, task: Task) -> cost_model.Profile:
-  device, machine = jax.devices()[0], sizes.find_machine(config)
+  device, machine, mesh = jax.devices()[0], sizes.find_machine(config), config.node.mesh
   fingerprint = profiler.fingerprint_of(task.whole, device=device)
-  path = config.plan.profile
-  if path is None:
+  if (path := config.plan.profile) is None:
     rates = roofline.assume(device.platform)
     if machine is not None:
       rates = roofline.Roofline.of(task.whole, machine)
-    return profiler.estimate(task.whole, rates, fingerprint=fingerprint)
-  text = pathlib.Path(path).read_bytes().decode("utf-8-sig", "replace")
-  profile = cost_model.from_json(text, source=path)
-  if machine is not None:  # The profile is of it, not of this one.
-    fingerprint["device"] = profile.fingerprint.get("device")
-  try:
-    profile.check_fingerprint(fingerprint)
-  except base.StaleProfileError as error:
-    raise base.StaleProfileError(f"{path}: {error}") from error
-  return profile
+    profile = profiler.estimate(task.whole, rates, fingerprint=fingerprint)
+  else:
+    text = pathlib.Path(path).read_bytes().decode("utf-8-sig", "replace")
+    profile = cost_model.from_json(text, source=path)
+    if machine is not None:  # The profile is of it, not of this one.
+      fingerprint["device"] = profile.fingerprint.get("device")
+    try:
+      profile.check_fingerprint(fingerprint)
+    except base.StaleProfileError as error:
+      raise base.StaleProfileError(f"{path}: {error}") from error
+  if profile.measured or machine is None:
+    return profile.on_mesh(sizes.num_devices(config))
+  efficiency = efficiency or machine.efficiency.likely
+  return roofline.on_mesh(
+      profile, machine, efficiency=efficiency, data=mesh.data, tensor=mesh.tensor
+  )
+
+
+def is_program(config: config_lib.Config) -> bool:
+  """Returns whether a step is one program per pipeline, not rows."""
+  return config.pipeline.executor == "spmd"
+
+
+def find_cuts(config: config_lib.Config, task: Task) -> tuple[int, ...]:
+  """Returns the layers at which a stage other than the first may start.
+
+  Raises `ValueError` unless a program's stages can be equal blocks of the model.
+  """
+  if is_program(config):
+    return layout_lib.split_blocks(task.whole, config.pipeline.num_stages).cuts
+  return units.find_cuts(task.whole.names)
+
+
+def plan_run(
+    config: config_lib.Config, task: Task, profile: cost_model.Profile, *, is_cluster: bool = False
+) -> tuple[plan_lib.Plan, Sequence[templates_lib.Template]]:
+  """Returns the plan of a run, and its templates, if its layout has some.
+
+  Raises as `find_cuts`, `make_plan` and `make_templates`.
+  """
+  templates = make_templates(config, profile, is_cluster=is_cluster)
+  plan = make_plan(
+      config,
+      profile,
+      cuts=find_cuts(config, task),
+      is_cluster=is_cluster,
+      num_stages=templates[0].partition.num_stages if templates else None,
+  )
+  return plan, templates
 
 
 def make_plan(
@@ -192,7 +234,7 @@ def make_plan(
   return plan_lib.make_plan(
       profile,
       dataclasses.replace(pipeline, num_stages=num_stages or pipeline.num_stages),
-      cuts=find_cuts(profile) if cuts is None else cuts,
+      cuts=_cuts_of(profile) if cuts is None else cuts,
       memory_limit_bytes=find_memory_limit(config),
       protection=config.redundancy,
       reroutes=config.recovery.reroute,
@@ -200,8 +242,7 @@ def make_plan(
   )
 
 
-def find_cuts(profile: cost_model.Profile) -> tuple[int, ...]:
-  """Returns the layers at which a stage other than the first may start."""
+def _cuts_of(profile: cost_model.Profile) -> tuple[int, ...]:
   return units.find_cuts([layer.name for layer in profile.layers])
 
 
@@ -215,8 +256,8 @@ def find_memory_limit(config: config_lib.Config) -> int | None:
 
 def make_templates(
     config: config_lib.Config, profile: cost_model.Profile, *, is_cluster: bool = False
-) -> tuple[templates_lib.Template, ...] | None:
-  """Returns the pipeline templates of a config; None if its layout has none.
+) -> tuple[templates_lib.Template, ...]:
+  """Returns the pipeline templates of a config; none if its layout has none.
 
   They cover any sufficient number of nodes: the deepest has about twice the
   nodes of the smallest (Oobleck, SOSP'23, section 4). Raises
@@ -224,7 +265,7 @@ def make_templates(
   """
   pipeline, num_failures = config.pipeline, config.recovery.num_failures
   if pipeline.layout != "templates":
-    return None
+    return ()
   num_shares = pipeline.num_shares or pipeline.num_pipelines
   most_shares = max(1, num_shares - num_failures)  # Others may have one.
   upkeep = memory_lib.Upkeep(
@@ -234,10 +275,9 @@ def make_templates(
       protection=config.redundancy,
       is_remote=is_cluster,
   )
-  cuts = find_cuts(profile)
+  cuts = _cuts_of(profile)
   _check_depth(config, most_nodes=len(cuts) + 1)
-  make = functools.partial(
-      templates_lib.make_templates,
+  return templates_lib.make_templates(
       profile.layers,
       num_failures=num_failures,
       min_nodes=pipeline.num_stages,
@@ -247,9 +287,6 @@ def make_templates(
       cuts=cuts,
       memory_limit_bytes=find_memory_limit(config),
   )
-  found = make()
-  most = min(2 * found[0].partition.num_stages - 1, len(cuts) + 1)
-  return found if most <= found[-1].partition.num_stages else make(max_nodes=most)
 
 
 def _check_depth(config: config_lib.Config, *, most_nodes: int) -> None:
@@ -271,25 +308,23 @@ def _check_depth(config: config_lib.Config, *, most_nodes: int) -> None:
 
 
 def make_rules(
-    config: config_lib.Config,
-    plan: plan_lib.Plan,
-    templates: Sequence[templates_lib.Template] | None = None,
+    config: config_lib.Config, plan: plan_lib.Plan, templates: Sequence[templates_lib.Template] = ()
 ) -> assignment.RecoveryRules:
   """Returns the rules for a run that starts with `plan`.
 
   The number of stages and the partition change only with `templates` or a grid
   of depths. `ValueError` names an option that is not allowed.
   """
-  recovery, is_program = config.recovery, config.pipeline.executor == "spmd"
+  recovery = config.recovery
   ladder = ladder_lib.Ladder(
       recovery,
       has_replicas=config.redundancy.mode != "none",
-      rerouting="whole_shares" if is_program else "shares",
+      rerouting="whole_shares" if is_program(config) else "shares",
   )
   num_shares = plan.batch.num_shares
   # A memory limit allows a pipeline only the shares that it starts with.
   is_finer = num_shares > plan.num_pipelines and plan.memory_limit_bytes is None
-  by_makespan = templates is not None or is_finer
+  by_makespan = bool(templates) or is_finer
   predicted = predictor_lib.Predictor(
       plan.profile,
       num_microbatches=plan.batch.total_microbatches,
@@ -302,7 +337,7 @@ def make_rules(
   if templates:
     partitions = tuple(template.partition for template in templates)
   elif config.pipeline.layout == "grid":  # Of the depths that Varuna chooses from.
-    most = len(find_cuts(plan.profile)) + 1
+    most = len(_cuts_of(plan.profile)) + 1
     depths = {min(math.ceil(f * plan.num_stages), most) for f in shapes_lib.GRID_DEPTHS}
     make = functools.partial(make_plan, config, plan.profile)
     partitions = tuple(make(num_stages=depth).partition for depth in sorted(depths))
@@ -364,13 +399,40 @@ def make_engine(
   )
 
 
-def _source_shape(config: config_lib.Config, model: model_lib.Model) -> dict[str, Any]:
-  """Returns the shapes of samples that the model asks of a data source."""
-  shape = {
-      key: model.fingerprint[key]
-      for key in (*("sequence_length", "num_masked", "image_size", "num_classes"), "documents")
-      if key in model.fingerprint
-  }
-  if "vocab_size" in config.model.options:
-    shape["vocab_size"] = config.model.options["vocab_size"]
-  return shape
+def plan_program(config: config_lib.Config, task: Task, plan: plan_lib.Plan) -> ProgramPlan:
+  """Returns the program of a plan; its stages must start at `find_cuts`."""
+  return program_plan.plan_program(
+      plan,
+      layout_lib.make_layout(task.whole, plan.partition.bounds),
+      config.redundancy,
+      config.pipeline.segment_ticks,
+  )
+
+
+def make_segments(
+    config: config_lib.Config, task: Task, plan: plan_lib.Plan, devices: Sequence[jax.Device]
+) -> dict[str, program_lib.SegmentProgram]:
+  """Returns the programs of a pipeline on `devices`, not compiled yet.
+
+  By name: "segment", and "rest" for after a death, if one can be survived.
+  """
+  program = plan_program(config, task, plan)
+  passes, (first, rest) = passes_lib.StagePasses(task.whole, program.layout), program.sizes
+  found = {"segment": first} | ({"rest": rest} if program.keeps else {})
+  return {name: program_lib.SegmentProgram(passes, size, devices) for name, size in found.items()}
+
+
+def make_executor(
+    config: config_lib.Config,
+    task: Task,
+    plan: plan_lib.Plan,
+    *,
+    engine: engine_lib.Engine,
+    members: executor_lib.Members,
+    processes: ProcessRing | None = None,
+) -> Executor:
+  """Returns the executor of a config, not compiled yet."""
+  if not is_program(config):
+    return executor_lib.Executor(engine, members)
+  program = plan_program(config, task, plan)
+  return spmd_executor.Programs(program, task.whole, engine, members, processes)

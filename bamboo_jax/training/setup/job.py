@@ -26,7 +26,7 @@ from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.runtime.wire import transport as transport_lib
 from bamboo_jax.training import cohort as cohort_lib
 from bamboo_jax.training.record import workdir as workdir_lib
-from bamboo_jax.training.setup import build, executors, sizes
+from bamboo_jax.training.setup import build, sizes
 
 _SLACK = 0.05  # Allowed lengthening of a step relative to the finest shares.
 _TRACED = ("forward", "redundant", "backward", "evaluate", "update", "norms", "zeros", "cast")
@@ -47,11 +47,11 @@ def prepare(config: config_lib.Config) -> bool:
   """Prepares a job; returns whether this process may be forked afterwards.
 
   It may not once it has threads or devices, for example because the model's
-  code uses them. Raises as `build.make_task` and `executors.find_cuts`.
+  code uses them. Raises as `build.make_task` and `build.find_cuts`.
   """
   task, programs = build.make_task(config), programs_lib.ProgramCache()
-  executors.find_cuts(config, task)  # Checks it before nodes start.
-  if not executors.is_program(config):
+  build.find_cuts(config, task)  # Checks it before nodes start.
+  if not build.is_program(config):
     for unit in programs_lib.find_kinds([task.whole]):
       for name in _TRACED:
         programs.get(unit).trace(name)
@@ -91,7 +91,7 @@ class Job:
   @property
   def fills_waits(self) -> bool:
     """Whether redundant forward passes fill waits as these occur."""
-    return self.engine.exchange is not None and not executors.is_program(self.config)
+    return self.engine.exchange is not None and not build.is_program(self.config)
 
   @functools.cached_property
   def first_layout(self) -> layout_lib.Layout:
@@ -163,7 +163,7 @@ class Environment:
   cohort: cohort_lib.Cohort
   workdir: workdir_lib.Workdir
   name: str = ""
-  processes: executors.ProcessRing | None = None
+  processes: build.ProcessRing | None = None
   faults: Iterable[faults_lib.Fault] = ()
   progress: progress_lib.ProgressLine | None = None
   prefetches: bool = False
@@ -189,16 +189,9 @@ def make_job(
     prepared: By default the parts that this process has prepared, if any.
   """
   prepared = prepared or take(config)
-  task, is_cluster = prepared.task, exchange is not None
+  task = prepared.task
   profile = build.make_profile(config, task)
-  templates = build.make_templates(config, profile, is_cluster=is_cluster)
-  plan = build.make_plan(
-      config,
-      profile,
-      cuts=executors.find_cuts(config, task),
-      is_cluster=is_cluster,
-      num_stages=templates[0].partition.num_stages if templates else None,
-  )
+  plan, templates = build.plan_run(config, task, profile, is_cluster=exchange is not None)
   rules = build.make_rules(config, plan, templates)
   engine = build.make_engine(
       config,

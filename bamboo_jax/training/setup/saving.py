@@ -12,7 +12,7 @@ from bamboo_jax.checkpoint import identity as identity_lib, places, writer as wr
 from bamboo_jax.exchange import weights
 from bamboo_jax.runtime import rounding
 from bamboo_jax.training.record import workdir as workdir_lib
-from bamboo_jax.training.setup import build, executors, job as job_lib
+from bamboo_jax.training.setup import build, job as job_lib
 
 # Options whose change alters the results of training, by their beginnings.
 _MEANT = (
@@ -26,24 +26,18 @@ _MEANT = (
 
 
 def make_writer(
-    job: job_lib.Job,
-    *,
-    where: workdir_lib.Workdir,
-    name: str,
-    member: base.NodeId,
-    warn: Callable[[base.StepId, str], None],
-    check_fence: Callable[[], None],
+    job: job_lib.Job, given: job_lib.Environment, *, warn: Callable[[base.StepId, str], None]
 ) -> writer_lib.Writer:
   """Returns the checkpoint writer of a member; see `writer.Writer`."""
-  config, model = job.config, job.task.whole
-  is_program = executors.is_program(config)
+  config, model, where, cohort = job.config, job.task.whole, given.workdir, given.cohort
+  is_program = build.is_program(config)
   return writer_lib.Writer(
       where.checkpoints,
       url=where.checkpoints_url,
-      push=lambda is_writer: where.push(name, is_writer=is_writer),
+      push=lambda is_writer: where.push(given.name, is_writer=is_writer),
       keep=config.checkpoint.keep,
       every_steps=config.checkpoint.every_steps,
-      member=member,
+      member=cohort.number,
       model=model,
       identity=_identify(
           config,
@@ -64,7 +58,7 @@ def make_writer(
           },
       ),
       warn=warn,
-      check_fence=check_fence,
+      check_fence=lambda: given.check_fence(cohort.view),
       weights=weights.open_later(config.init_from, model.model),
   )
 

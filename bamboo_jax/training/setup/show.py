@@ -1,11 +1,26 @@
-"""The plan of a config as text, for either executor."""
+"""The plan of a config as text, for either executor.
 
+With `config.plan.machine` it is speed, memory and dollars on rented machines: the step is
+planned three times, with the likely share of the roofline, and with the least and the most
+that published runs reach. A measured profile has one.
+"""
+
+from collections.abc import Iterator
 import dataclasses
+import itertools
+from typing import NamedTuple
 
-from bamboo_jax import config as config_lib
-from bamboo_jax.plan import cost_model, planner, render, rows as rows_lib
+from bamboo_jax import base, config as config_lib
+from bamboo_jax.accounting import machines, prices as prices_lib
+from bamboo_jax.metrics import table as table_lib
+from bamboo_jax.plan import planner, render, rows as rows_lib
+from bamboo_jax.runtime import places
+from bamboo_jax.runtime.profile import products
 from bamboo_jax.schedule import render as grid_lib, timeline as timeline_lib
-from bamboo_jax.training.setup import build, executors, rental, sizes
+from bamboo_jax.training.setup import build, sizes
+
+_NUM_SHOWN = 5  # Proposals.
+_PLACES = {"device": "there, too", "host": "in host memory"}
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -29,57 +44,281 @@ class PlannedRun:
     return self.text
 
 
+class _Step(NamedTuple):
+  """A step with its redundant passes.
+
+  Attributes:
+    plan: Its times and its timeline have those passes.
+    overhead: Share of the passes' time that they add.
+    details: Lines on the step.
+  """
+
+  config: config_lib.Config
+  plan: planner.Plan
+  overhead: float
+  details: tuple[str, ...]
+
+  @property
+  def gib_per_gpu(self) -> float:
+    """The largest need of a GPU, in a step or in the one after a death."""
+    plan, worst = self.plan, self.plan.worst_memory
+    needs = [*plan.memory, *([worst[1]] if worst else [])]
+    most = max(memory.total_bytes for memory in needs)
+    if plan.residuals == "device" and self.config.redundancy.runs_ahead:
+      most += plan.batch.num_microbatches * max(plan.costs.residual_bytes)
+    return most / sizes.num_devices(self.config) / 2**30
+
+
 def make_plan(config: config_lib.Config) -> PlannedRun:
   """Returns the plan of a config; `ValueError` if it does not fit together."""
   task = build.make_task(config, needs_data=False)
-  profile = build.make_profile(config, task)
   head = f"{sizes.describe_batch(config)}\n"
   if config.plan.machine is not None:  # Fails with a better message.
-    head += rental.render(rental.forecast(config, task))
-  if executors.is_program(config):
-    planned = _plan_ticks(config, task, profile)
-  else:
-    planned = _plan_rows(config, profile)
-  if config.plan.machine is None:
-    return dataclasses.replace(planned, text=head + planned.text)
-  return dataclasses.replace(planned, text=head, details=planned.text)
-
-
-def _plan_rows(config: config_lib.Config, profile: cost_model.Profile) -> PlannedRun:
-  templates = build.make_templates(config, profile)
+    head += forecast(config, task)
+  plan, templates = build.plan_run(config, task, build.make_profile(config, task))
   lines = [
       f"template of {partition.num_stages} nodes: layers {partition.bounds}, up to "
       f"{max(memory_bytes) / 2**20:.2f} MiB without replicas"
-      for partition, memory_bytes in templates or ()
+      for partition, memory_bytes in templates
   ]
-  num_stages = templates[0].partition.num_stages if templates else None
-  plan = build.make_plan(config, profile, num_stages=num_stages)
-  rows = rows_lib.RowPlanner(plan, config.redundancy)
-  redundant = rows.first()
-  lines.append(render.render_plan(_with_rows(plan, redundant.timeline)))
-  grid = grid_lib.render_grid(redundant.timeline)
-  lines.append(f"\nrows of pipeline 0:\n{grid}")
-  if (mode := config.redundancy.mode) != "none":
+  step = _with_redundancy(config, task, plan)
+  text = "\n".join([*lines, render.render_plan(step.plan), *step.details])
+  if config.plan.machine is None:
+    return PlannedRun(step.plan, step.plan.timeline, head + text)
+  return PlannedRun(step.plan, step.plan.timeline, head, text)
+
+
+def _with_redundancy(config: config_lib.Config, task: build.Task, plan: planner.Plan) -> _Step:
+  if build.is_program(config):
+    program = build.plan_program(config, task, plan)
+    timeline = program.plan.timeline
+    grid = f"\nticks of pipeline 0:\n{grid_lib.render_grid(timeline)}"
+    overhead = timeline.span_ms / program.plain.span_ms - 1.0
+    return _Step(config, program.plan, overhead, (grid, program.describe()))
+  redundant = rows_lib.RowPlanner(plan, config.redundancy).first()
+  timeline, mode = redundant.timeline, config.redundancy.mode
+  details = [f"\nrows of pipeline 0:\n{grid_lib.render_grid(timeline)}"]
+  if mode != "none":
     refresh = config.redundancy.refresh
-    lines.append(render.render_redundancy(plan, redundant, mode=mode, refresh=refresh))
-  return PlannedRun(plan, redundant.timeline, "\n".join(lines))
+    details.append(render.render_redundancy(plan, redundant, mode=mode, refresh=refresh))
+  compute_ms = plan.step_time.compute_ms + timeline.span_ms - plan.timeline.span_ms
+  step_time = dataclasses.replace(plan.step_time, compute_ms=compute_ms)
+  after = dataclasses.replace(plan, timeline=timeline, step_time=step_time)
+  return _Step(config, after, redundant.effect.overhead, tuple(details))
 
 
-def _with_rows(plan: planner.Plan, timeline: timeline_lib.Timeline) -> planner.Plan:
-  """Returns a plan whose step has these rows, with redundant passes."""
-  more_ms = timeline.span_ms - plan.timeline.span_ms
-  step_time = dataclasses.replace(plan.step_time, compute_ms=plan.step_time.compute_ms + more_ms)
-  return dataclasses.replace(plan, timeline=timeline, step_time=step_time)
+def _machine_of(config: config_lib.Config) -> machines.Machine:
+  machine = sizes.find_machine(config)
+  assert machine is not None, "config.plan.machine names none."
+  return machine
 
 
-def _plan_ticks(
-    config: config_lib.Config, task: build.Task, profile: cost_model.Profile
-) -> PlannedRun:
-  cuts = executors.find_cuts(config, task)
-  plan = build.make_plan(config, profile, cuts=cuts)
-  program = executors.plan_program(config, task, plan)
-  lines = [render.render_plan(program.plan)]
-  timeline = program.plan.timeline
-  lines.append(f"\nticks of pipeline 0:\n{grid_lib.render_grid(timeline)}")
-  lines.append(program.describe())
-  return PlannedRun(program.plan, timeline, "\n".join(lines))
+def _plan(config: config_lib.Config, task: build.Task, efficiency: float) -> planner.Plan:
+  """Returns a plan without redundant passes; `base.InfeasibleError` names the machine."""
+  profile = build.make_profile(config, task, efficiency=efficiency)
+  try:
+    return build.plan_run(config, task, profile)[0]
+  except base.InfeasibleError as error:
+    machine, count = _machine_of(config), sizes.num_devices(config)
+    raise base.InfeasibleError(
+        f"config.plan.machine={machine.name!r} has "
+        f"{machine.memory_bytes / 2**30:.1f} GiB per GPU, and a node has "
+        f"{count}: {error}"
+    ) from None
+
+
+def forecast(config: config_lib.Config, task: build.Task) -> str:
+  """Returns speed, memory and dollars of a config with `config.plan.machine`, as text.
+
+  Raises:
+    ValueError: An option is not valid.
+    base.InfeasibleError: No split of the model fits in memory.
+  """
+  machine, per_node = _machine_of(config), sizes.num_devices(config)
+  least, likely, most, num_runs = machine.efficiency
+  steps = [
+      _with_redundancy(config, task, _plan(config, task, share)) for share in (likely, most, least)
+  ]
+  plan, num_gpus = steps[0].plan, sizes.num_nodes(config) * per_node  # With those of spares.
+  # A model without a sequence counts samples.
+  length = task.whole.model.fingerprint.get("sequence_length")
+  unit, num_units = "tokens" if length else "samples", plan.batch.batch_size * (length or 1)
+  secs = [step.plan.step_time.total_ms / 1e3 for step in steps]
+  speeds = [num_units / each for each in secs]
+  flops = plan.batch.total_microbatches * products.step_flops(task.whole)
+  # The fraction of the peak, for 16-bit products, that the model uses.
+  mfu = [flops / (each * machine.flops_per_sec * num_gpus) for each in secs]
+  times = ", ".join(
+      f"{name.removesuffix('_ms')} {ms / 1e3:.3g}"
+      for name, ms in dataclasses.asdict(plan.step_time).items()
+      if ms
+  )
+  source = f"rooflines of counted operations, as {num_runs} published runs reach"
+  if plan.profile.measured:
+    source = "a measured profile"
+  lines = [
+      f"{plan.num_pipelines} pipelines x {plan.num_stages} stages x "
+      f"{per_node} GPUs: {num_gpus} x {machine.gpu}",
+      f"step: {secs[0]:.3g} s ({secs[1]:.3g} to {secs[2]:.3g}), from {source}",
+      f"speed: {speeds[0]:,.0f} {unit}/s ({speeds[2]:,.0f} to {speeds[1]:,.0f}), "
+      f"MFU {100 * mfu[0]:.0f} % ({100 * mfu[2]:.0f} to {100 * mfu[1]:.0f})",
+      f"time: {times} s; bubble {100 * plan.timeline.mean_bubble:.0f} %, "
+      f"redundant passes {100 * steps[0].overhead:.1f} %",
+      f"memory: {steps[0].gib_per_gpu:.1f} of {machine.memory_bytes / 2**30:.1f} GiB per GPU, "
+      f"{_describe_worst(plan)}; residuals of redundant passes: {_PLACES[plan.residuals]}",
+  ]
+  if (price := _find_price(config, machine)) is None:
+    lines.append(f"no price of {machine.name!r}: set config.cost.prices")
+    return "\n".join(lines)
+  market = config.cost.market
+  per_hour = price.usd_per_hour(market) / price.gpu_count * num_gpus
+  usd = [per_hour / 3600 / speed * 1e9 for speed in speeds]
+  lines.append(
+      f"cost: ${24 * per_hour:,.0f} a day, ${usd[0]:,.2f} per billion {unit} "
+      f"({usd[1]:,.2f} to {usd[2]:,.2f}): {price.render(market)}"
+  )
+  return "\n".join(lines)
+
+
+def propose(config: config_lib.Config, num_machines: int) -> str:
+  """Returns the fastest layouts of a batch on some machines, as text.
+
+  The batch stays that of the config, and so do the samples that a GPU computes
+  at a time. Raises `base.InfeasibleError` if no layout fits.
+  """
+  machine = _machine_of(config)
+  found, reasons = list[tuple[config_lib.Config, build.Task, planner.Plan]](), []
+  tasks: dict[int, build.Task] = {}
+  for candidate in _candidates(config, machine, num_machines):
+    size = candidate.pipeline.microbatch_size
+    if size not in tasks:
+      tasks[size] = build.make_task(candidate, needs_data=False)
+    try:
+      whole, mesh = tasks[size].whole, candidate.node.mesh.to_dict()
+      places.find_rules(whole.state, whole.model.name, mesh)
+      plan = _plan(candidate, tasks[size], machine.efficiency.likely)
+      found.append((candidate, tasks[size], plan))
+    except ValueError as error:  # It cannot be cut so, or does not fit.
+      reasons.append(str(error))
+  if not found:
+    why = reasons[0] if reasons else "the batch cannot be cut so."
+    raise base.InfeasibleError(f"No layout of {num_machines} x {machine.name} trains this: {why}")
+  total_ms = lambda plan: plan.step_time.total_ms
+  found.sort(key=lambda each: total_ms(each[-1]))
+  # Of these also the redundant passes, as `forecast` has them.
+  best = [_with_redundancy(*each) for each in found[:_NUM_SHOWN]]
+  best.sort(key=lambda step: total_ms(step.plan))
+  header = ("pipelines", "stages", "data", "tensor", "step s", "bubble %")
+  rows: list[tuple[str, ...]] = [(*header, "sums s", "GiB")]
+  for step in best:
+    plan, mesh = step.plan, step.config.node.mesh
+    sizes_of = (plan.num_pipelines, plan.num_stages, mesh.data, mesh.tensor)
+    rows.append(
+        (
+            *map(str, sizes_of),
+            f"{total_ms(plan) / 1e3:.3g}",
+            f"{100 * plan.timeline.mean_bubble:.0f}",
+            f"{plan.step_time.reduce_ms / 1e3:.3g}",
+            f"{step.gib_per_gpu:.1f}",
+        )
+    )
+  fastest = best[0].config
+  plans = [*(step.plan for step in best), *(plan for *_, plan in found[_NUM_SHOWN:])]
+  return "\n".join(
+      [
+          table_lib.align(rows, left=()),
+          f"{len(found)} layouts fit, {len(reasons)} do not"
+          + (f", such as: {reasons[-1]}" if reasons else "."),
+          f"best: {_explain(plans)}:",
+          _render_flags(fastest),
+          forecast(fastest, tasks[fastest.pipeline.microbatch_size]),
+      ]
+  )
+
+
+def _candidates(
+    config: config_lib.Config, machine: machines.Machine, num_machines: int
+) -> Iterator[config_lib.Config]:
+  """Yields configs of the same batch on all GPUs of the machines."""
+  pipeline = config.pipeline
+  per_gpu = max(1, pipeline.microbatch_size // config.node.mesh.data)
+  batch = pipeline.num_pipelines * pipeline.num_microbatches
+  batch *= pipeline.microbatch_size
+  divisors = [n for n in range(1, machine.num_gpus + 1) if machine.num_gpus % n == 0]
+  for data, tensor in itertools.product(divisors, divisors):
+    if machine.num_gpus % (data * tensor):
+      continue
+    num_nodes = num_machines * machine.num_gpus // (data * tensor)
+    for num_pipelines in range(1, num_nodes + 1):
+      size = per_gpu * data
+      if num_nodes % num_pipelines or batch % (num_pipelines * size):
+        continue
+      num_stages = num_nodes // num_pipelines
+      if num_stages == 1 and config.redundancy.mode != "none":
+        continue
+      yield config.changed(
+          {
+              "node.mesh.data": data,
+              "node.mesh.tensor": tensor,
+              "pipeline.num_pipelines": num_pipelines,
+              "pipeline.num_stages": num_stages,
+              "pipeline.microbatch_size": size,
+              "pipeline.num_microbatches": batch // (num_pipelines * size),
+              "pipeline.num_shares": None,
+              "redundancy.spares": 0,
+          }
+      )
+
+
+def _explain(found: list[planner.Plan]) -> str:
+  """Returns the lead of the fastest layout, and its main cause, as text."""
+  if len(found) == 1:
+    return "the only layout that fits"
+  bubbles = [p.timeline.mean_bubble for p in found]
+  spans = [p.timeline.span_ms for p in found]
+  parts = {
+      "waits": [b * ms for b, ms in zip(bubbles, spans, strict=True)],
+      "passes": [(1 - b) * ms for b, ms in zip(bubbles, spans, strict=True)],
+      "sums of gradients": [p.step_time.reduce_ms for p in found],
+      "updates": [p.step_time.update_ms for p in found],
+      "refresh of replicas": [p.step_time.refresh_ms for p in found],
+  }
+  less = {name: values[1] - values[0] for name, values in parts.items()}
+  name = max(less, key=lambda part: less[part])
+  best, other = (p.step_time.total_ms for p in found[:2])
+  return (
+      f"{100 * (other / best - 1):.1f} % faster than the next one, by "
+      f"{less[name] / 1e3:.3g} s less for {name}"
+  )
+
+
+def _render_flags(config: config_lib.Config) -> str:
+  pipeline, mesh = config.pipeline, config.node.mesh
+  names = ("num_pipelines", "num_stages", "num_microbatches", "microbatch_size")
+  given = {f"pipeline.{name}": getattr(pipeline, name) for name in names}
+  given |= {"node.mesh.data": mesh.data, "node.mesh.tensor": mesh.tensor}
+  return " ".join(f"--config.{key}={value}" for key, value in given.items())
+
+
+def _describe_worst(plan: planner.Plan) -> str:
+  stage = max(range(plan.num_stages), key=lambda s: plan.memory[s].total_bytes)
+  worst = plan.worst_memory
+  if worst and worst[1].total_bytes > plan.memory[stage].total_bytes:
+    return str(worst[0])
+  return f"stage {stage}"
+
+
+def _find_price(config: config_lib.Config, machine: machines.Machine) -> prices_lib.Price | None:
+  """Returns the price of the machine; of GPUs, the least per GPU."""
+  cost = config.cost
+  if cost.instance is not None:
+    return sizes.find_price(config)
+  listed = [
+      price
+      for price in prices_lib.load_prices(cost.prices or prices_lib.DEFAULT_PATH)
+      if (price.instance if machine.is_instance else price.gpu)
+      == (machine.name if machine.is_instance else machine.gpu)
+      and getattr(price, f"{cost.market}_usd_per_hour") is not None
+  ]
+  per_gpu = lambda price: price.usd_per_hour(cost.market) / price.gpu_count
+  return min(listed, key=per_gpu, default=None)
