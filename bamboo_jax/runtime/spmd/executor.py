@@ -187,15 +187,12 @@ class Programs:
       self._rows.compute(strike, recorder)
       return
     runs = [run for _, run in sorted(self.runs.items())]  # The same order at all nodes.
+    run = functools.partial(self._run, runs, strike)
     if self._processes is None:
-      self._run(runs, strike)
-    else:
-      for nodes in dict.fromkeys(run.nodes for run in runs):
-        own = [run for run in runs if run.nodes == nodes]
-        self._processes.run(
-            *(nodes, functools.partial(_load, own), functools.partial(self._run, own, strike)),
-            note_progress=self._members.check,
-        )
+      run()
+    elif runs:
+      (nodes,) = {run.nodes for run in runs}  # A process is in one pipeline.
+      self._processes.run(nodes, run, note_progress=self._members.check)
     self.put_sums()
 
   def holdings(self, *, is_begun: bool) -> dict[base.NodeId, holdings_lib.Holdings]:
@@ -285,16 +282,13 @@ class Programs:
     owned = [i for _, i in order if i.op in (Op.FORWARD, Op.BACKWARD) and i.microbatch in numbers]
     if not owned:
       return
-    program = self._find(owners)
+    if len(owned) < table.num_passes:
+      logging.info("%d of %d passes of share %d are left", len(owned), table.num_passes, share)
     if len(owned) < table.num_passes or len(nodes) < len(owners):
       # The table is for whole steps, with one stage per node.
       in_flight = self._plan.sizes[1].num_slots["residuals"]
       table = ticks_lib.lower(order, owners=owners, microbatches=numbers, in_flight=in_flight)
-      program = self._find(owners, table)
-    if len(owned) < self._plan.table.num_passes:
-      logging.info(
-          "%d of %d passes of share %d are left", len(owned), self._plan.table.num_passes, share
-      )
+    program = self._find(owners, None if table is self._plan.table else table)
     self._move(table.moves)
     local = {n: node for n, node in enumerate(nodes) if node in engine.nodes}
     begin = None
@@ -302,13 +296,12 @@ class Programs:
       load = functools.partial(program_lib.load, program, table, share=share, numbers=numbers)
       begin = {n: load(n, engine.nodes[node].store) for n, node in local.items()}
     given = self._find_given(program, owners, numbers)
-    rows = dict(enumerate(program_lib.find_rows(table, program.sizes)))
+    rows = program_lib.find_rows(table, program.sizes)
+    arrays = given, {n: rows[n] for n in local}, begin
     segments: program_lib.LocalSegments | processes_lib.ChildSegments
     if self._processes is None:
-      segments = program_lib.LocalSegments(program, given, {n: rows[n] for n in local}, begin)
+      segments = program_lib.LocalSegments(program, *arrays)
     else:
-      (n,) = local
-      arrays = (given[n], rows[n], begin and begin[n])
       work = (self._plan.layout, program.sizes, share, self._step)
       segments = processes_lib.ChildSegments(self._processes, work, arrays)
     self.runs[share] = PipelineRun(program, table, segments, owners, numbers)
@@ -392,11 +385,6 @@ def _stages(
   places = [ring.index(node) for node in owners]
   held = (ticks_lib.stages_of(places, n)[: sizes.num_held] for n in range(len(ring)))
   return dict(zip(ring, held, strict=True))
-
-
-def _load(runs: Sequence[PipelineRun]) -> None:
-  for run in runs:
-    run.segments.load()
 
 
 def _shapes_on(device: Any, tree: base.PyTree) -> Any:

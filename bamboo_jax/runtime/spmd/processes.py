@@ -96,7 +96,7 @@ class _Process:
   def __init__(self, end: socket.socket) -> None:
     self._pipe = connection.Connection(end.detach())
     self._pid: int | None = None
-    self._cpu_secs, self._number = 0.0, 0
+    self._cpu_secs, self._number, self._heard = 0.0, 0, 0
 
   def tell(self, name: str, *args: Any) -> None:
     """Calls a method of the other `_Child`; `hear` awaits its end."""
@@ -107,12 +107,12 @@ class _Process:
       raise ChildError("the process has ended") from error
 
   def hear(self, idle: Callable[[], None], busy: Callable[[], None]) -> None:
-    """Blocks until it has answered; raises `ChildError` if it has failed.
+    """Blocks until it has answered, unless it has; raises `ChildError` if it has failed.
 
     Meanwhile calls `busy` if it uses a processor, and else `idle`; both may raise.
     """
-    number = 0
-    while number < self._number:  # Nobody has awaited the answers before.
+    error = ""
+    while self._heard < self._number:  # Nobody has awaited the answers before.
       while not self.has_said(_LOOK_SECS):
         before = self._cpu_secs
         with contextlib.suppress(OSError):  # It is gone; the pipe will tell.
@@ -120,7 +120,7 @@ class _Process:
           self._cpu_secs = time.clock_gettime(~(self._pid or 0) << 3 | 2)
         (idle if self._cpu_secs == before else busy)()
       try:
-        number, error = self._pipe.recv()
+        self._heard, error = self._pipe.recv()
       except (EOFError, OSError) as closed:
         raise ChildError("the process has ended") from closed
     if error:
@@ -181,17 +181,15 @@ class ProcessRing:
   def run(
       self,
       nodes: tuple[base.NodeId, ...],
-      load: Callable[[], None],
       run: Callable[[], None],
       *,
       note_progress: Callable[[], None],
   ) -> None:
-    """Calls `load` and `run` in a ring of `nodes`, until no child fails; blocks.
+    """Loads `segments` and calls `run` in a ring of `nodes`, until no child fails; blocks.
 
     The workers of all `nodes` call it at once.
 
     Args:
-      load: Lets the child load the passes, unless it has; also compiles, if it is new.
       note_progress: Called while the child works.
 
     Raises:
@@ -205,9 +203,9 @@ class ProcessRing:
         error = ""
         if len({*names}) > 1 or not names[0]:
           self._replace()
-          error = self._agree(nodes, lambda: self._start(nodes), load)
+          error = self._agree(nodes, lambda: self._start(nodes), self._load)
           error = error or self._agree(nodes, self._connect)
-        error = error or self._agree(nodes, load, run)
+        error = error or self._agree(nodes, self._load, run)
         if not error:
           return
         logging.warning("The program of nodes %s starts again: %s", nodes, error)
@@ -244,7 +242,7 @@ class ProcessRing:
 
   def _start(self, nodes: tuple[base.NodeId, ...]) -> None:
     """Lets JAX start in the children of all `nodes`: the first one listens."""
-    rank, self._is_new, is_ready = nodes.index(self._number), False, False
+    rank, self._is_new = nodes.index(self._number), False
     if rank:
       name = self._receive(nodes[0])
       if not name:
@@ -254,33 +252,32 @@ class ProcessRing:
       name = f"{_find_address(self._host)} {secrets.token_hex(8)}"
       try:
         self.child.tell("join", name.split()[0], rank, len(nodes))
-        is_ready = self._wait_for_coordinator(name.split()[0])
+        self._wait_for_coordinator(name.split()[0])
       except ChildError:
         self._send(nodes[1:], "")
         raise
       self._send(nodes[1:], name)
-    if not is_ready:
-      self.hear()
+    self.hear()
     self._nodes, self._name = nodes, name
+
+  def _load(self) -> None:
+    for one in self.segments:
+      one.load()
 
   def _connect(self) -> None:
     self.child.tell("connect")
     self.hear()
 
-  def _wait_for_coordinator(self, address: str) -> bool:
-    """Blocks until it listens, as a client that calls too early waits for a second.
-
-    Returns whether the child has answered already.
-    """
+  def _wait_for_coordinator(self, address: str) -> None:
+    """Blocks until it listens, as a client that calls too early waits for a second."""
     host, _, port = address.rpartition(":")
     family, place = addresses.find(host.strip("[]"), int(port))
     while not self.child.has_said(_CALL_SECS):
       self._exchange.check()
       with socket.socket(family) as caller:
         if not caller.connect_ex(place):
-          return False
+          return
     self.hear()
-    return True
 
   def _agree(self, nodes: tuple[base.NodeId, ...], *acts: Callable[[], None]) -> str:
     """Acts; returns an error of any child of the ring, which ends all of them."""
@@ -325,18 +322,21 @@ class ChildSegments:
 
   Args:
     work: Arguments of `_Child.load`; the third is the share.
-    arrays: What it reads from the memory.
+    arrays: Those of `program.LocalSegments`.
   """
 
   def __init__(self, ring: ProcessRing, work: Sequence[Any], arrays: Sequence[Any]) -> None:
     self.num_segments = 0
     self._ring, self._work, self._arrays, self._share = ring, work, arrays, work[2]
+    (rows,) = arrays[1].values()
+    self._num_all = len(rows)
     self._child: _Process | None = None  # Which has loaded it.
     self._left: program_lib.Left | None = None
     self._sums: passes_lib.Parts | None = None
     ring.segments.append(self)
 
   def load(self) -> None:
+    """Lets the child load the passes, unless it has; also compiles, if it is new."""
     ring = self._ring
     if self._child is not ring.child:
       ring.memory.write(self._arrays)
@@ -352,7 +352,7 @@ class ChildSegments:
     ring = self._ring
     ring.hear()
     self.num_segments += 1
-    if self.num_segments == len(self._arrays[1]):
+    if self.num_segments == self._num_all:
       ring.child.tell("read", self._share, True)
       ring.hear()
       self._sums = ring.memory.read()
@@ -485,19 +485,13 @@ class _Child:
       share: base.ShareId,
       step: base.StepId,
   ) -> None:
-    """Loads the passes of a share.
-
-    The memory has what they read, `find_rows` of its place, and `Begin` or None.
-    """
+    """Loads the passes of a share; the memory has the arrays of `LocalSegments`."""
     if step != self._step:
       for run in self._runs.values():
         run.release()
       self._step, self._runs = step, {}
     program = self.compile(layout, sizes, len(self._devices))
-    given, rows, begin = self._memory.read()
-    self._runs[share] = program_lib.LocalSegments(
-        program, {self._rank: given}, {self._rank: rows}, begin and {self._rank: begin}
-    )
+    self._runs[share] = program_lib.LocalSegments(program, *self._memory.read())
 
   def connect(self) -> None:
     """Connects the children of the ring, which have all loaded passes of the same shares."""

@@ -298,9 +298,6 @@ class LocalSegments:
     """Number of finished segments."""
     return len(self._left.host)
 
-  def load(self) -> None:
-    """Begins a run again from the arrays that are left; lost passes run again."""
-
   def start(self) -> None:
     """Starts the next segment."""
     rows = {n: rows[self.num_segments] for n, rows in self._rows.items()}

@@ -66,11 +66,11 @@ class Worker:
     return ours
 
   def run(self, nodes=_NODES):
-    self.ring.run(nodes, self.segments.load, self._pass, note_progress=self.exchange.check)
+    self.ring.run(nodes, self._pass, note_progress=self.exchange.check)
 
   def make_segments(self, num_segments):
     self.ring.segments = []
-    self.segments = processes.ChildSegments(self.ring, (0, 0, 5), (0, [0] * num_segments))
+    self.segments = processes.ChildSegments(self.ring, (0, 0, 5), (0, {0: [0] * num_segments}))
 
   def _pass(self):
     self.segments.start()
