@@ -3,8 +3,7 @@
   Hello      both agents of a new connection say who they are
   Post       a value for all members of a view: worker, its agent, other agents
   Beat       a sign of life, of an agent or a worker
-  Say        what a node says of itself, or its worker
-  Suspects   what an agent thinks of others
+  Say        what a node says of itself and of others, or its worker
   NewView    a view: to agents, and to a worker
   Beginning  what a node begins with: to newcomers, and to a worker
   Gathered   what all members have posted: to a worker
@@ -55,7 +54,7 @@ class Beat(_Message, frozen=True):
     progress: Grows with all work.
     is_waiting: Whether the worker waits, for others or on purpose.
     step: The last committed step, for logs.
-    view: The view that the worker works in.
+    view: The view that the worker works in, or that the agent knows.
     doubts: How often the worker has asked whether it is still a member: it may have been
       suspended, or an awaited message came after a long silence.
   """
@@ -65,33 +64,6 @@ class Beat(_Message, frozen=True):
   step: base.StepId = base.StepId(0)
   view: base.ViewId = base.ViewId(0)
   doubts: int = 0
-
-
-class Say(_Message, frozen=True):
-  """What a node says of itself: an agent all of it, whenever some changes; a worker what is new.
-
-  Attributes:
-    is_ready: Whether the worker has compiled its programs, and can be a member.
-    origin: The view without members that it starts from, 0 in a new folder; None if it joins
-      others.
-    notice: Why others take over: it will be preempted, or its worker is slow.
-    gone: Why it is no member any more: its worker has ended or handed over.
-    silent_secs: How long that worker had been silent; None if it left on notice.
-    is_done: Whether it has finished the run, and ends.
-    failed: The error that ended the run, which is saved; every node would meet it.
-    layout: To its own agent: the assignment of layers to nodes, for newcomers.
-    report: To its own agent: progress for `bamboo status`, by name.
-  """
-
-  is_ready: bool = False
-  origin: base.ViewId | None = None
-  notice: str = ""
-  gone: str = ""
-  silent_secs: float | None = None
-  is_done: bool = False
-  failed: str = ""
-  layout: dict[str, Any] | None = None
-  report: dict[str, Any] | None = None
 
 
 class Suspect(msgspec.Struct, frozen=True):
@@ -105,11 +77,35 @@ class Suspect(msgspec.Struct, frozen=True):
   is_certain: bool
 
 
-class Suspects(_Message, frozen=True):
-  """All suspicions of the sender; `count` grows with each change."""
+class Say(_Message, frozen=True):
+  """What a node says: an agent all of it, whenever some changes; a worker what is new.
 
-  count: int
-  suspects: tuple[Suspect, ...]
+  Attributes:
+    is_ready: Whether the worker has compiled its programs, and can be a member.
+    origin: The view without members that it starts from, 0 in a new folder; None if it joins
+      others.
+    notice: Why others take over: it will be preempted, or its worker is slow.
+    gone: Why it is no member any more: its worker has ended or handed over.
+    silent_secs: How long that worker had been silent; None if it left on notice.
+    is_done: Whether it has finished the run, and ends.
+    failed: The error that ended the run, which is saved; every node would meet it.
+    layout: To its own agent: the assignment of layers to nodes, for newcomers.
+    report: To its own agent: progress for `bamboo status`, by name.
+    suspects: All agents that it suspects.
+    count: How often these have changed; reports may overtake each other.
+  """
+
+  is_ready: bool = False
+  origin: base.ViewId | None = None
+  notice: str = ""
+  gone: str = ""
+  silent_secs: float | None = None
+  is_done: bool = False
+  failed: str = ""
+  layout: dict[str, Any] | None = None
+  report: dict[str, Any] | None = None
+  suspects: tuple[Suspect, ...] = ()
+  count: int = 0
 
 
 class NewView(_Message, frozen=True):
@@ -140,7 +136,7 @@ class Gathered(_Message, frozen=True):
 
 
 GREETING = msgspec.msgpack.Decoder(Hello)
-FROM_AGENT = msgspec.msgpack.Decoder(Post | Beat | Say | Suspects | NewView | Beginning)
+FROM_AGENT = msgspec.msgpack.Decoder(Post | Beat | Say | NewView | Beginning)
 FROM_WORKER = msgspec.msgpack.Decoder(Post | Beat | Say)
 TO_WORKER = msgspec.msgpack.Decoder(NewView | Beginning | Gathered)
 

@@ -45,7 +45,7 @@ class MessagesTest(parameterized.TestCase):
           ),
       ),
       (messages.FROM_AGENT, messages.Say(gone="killed", silent_secs=0.25)),
-      (messages.FROM_AGENT, messages.Suspects(3, (messages.Suspect("life", "refused", True),))),
+      (messages.FROM_AGENT, messages.Say(suspects=(messages.Suspect("life", "refused", True),))),
       (messages.TO_WORKER, messages.Gathered(1, "vote", {2: "no", 10: None})),  # Keys are numbers.
   )
   def test_what_is_heard_is_what_was_said(self, kinds, message):

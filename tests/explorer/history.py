@@ -27,7 +27,6 @@ from typing import Any, TypeVar
 
 from bamboo_jax import config
 from bamboo_jax.cluster import views
-from bamboo_jax.cluster.agent import agent as agent_lib
 from tests.explorer import (
     loop as loop_lib,
     mesh as mesh_lib,
@@ -100,16 +99,12 @@ class ClusterHistory:
     told: dict[str, Any] = dict(
         name=host,
         zone=_ZONES[int(host[1:]) % len(_ZONES)],
-        workdir="workdir",
         host=host,
         num_nodes=self.plan.num_nodes,
-        place=lambda zones: {ticket: ticket for ticket in zones},
-        config={"seed": 0},
-        command=(),
-        log="",
         limits=dataclasses.replace(_LIMITS, **own),
     )
-    self.machines[host] = worker_lib.Machine(self, agent_lib.AgentOptions(**told | given))
+    options = worker_lib.make_options(**told | given)
+    self.machines[host] = worker_lib.Machine(self, options)
 
   def note(self, host: str, what: Any) -> None:
     """Adds to the trace."""

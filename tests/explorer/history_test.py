@@ -234,17 +234,6 @@ class ScenariosTest(HistoryCase):
     self.assertEqual(self.view().number, 2)
     self.assertEqual(self.view().reason, f"{host} left: its agent was silent for 3.0 s")
 
-  @parameterized.parameters((1, "its worker ended with exit status 1"), (-9, None))
-  def test_a_worker_that_ends(self, code, reason):
-    self.begin()
-    self.nodes["n1"].kill_worker(code)
-    self.run_for(0.1)
-    self.assertEqual(self.view().number, 2)
-    # One that is killed lives until others go on for sure.
-    self.assertEqual(self.nodes["n1"].ended and self.nodes["n1"].ended.reason, reason)
-    self.run_for(3.0)
-    self.check(2, "n0 n2 n3")
-
   def test_a_notice(self):
     self.begin()
     self.nodes["n1"].notice()
@@ -256,18 +245,12 @@ class ScenariosTest(HistoryCase):
     self.check(2, "n0 n1 n2 n3")
     self.assertEqual(self.view().leaving, (self.nodes["n1"].agent.roster.me.number,))
 
-  @parameterized.parameters((False, "is alive; give each node"), (True, None))
-  def test_a_name_twice(self, is_dead, problem):
+  def test_the_name_of_a_dead_node(self):
     self.begin()
+    self.nodes["n1"].vanish()
     self.history.come("n9", name="n1")
-    if is_dead:
-      self.nodes["n1"].vanish()
     self.run_for(20.0)
-    if problem:
-      self.assertIn(problem, f"{self.nodes['n9'].ended.error}")
-      self.check(1, "n0 n1 n2 n3")
-    else:
-      self.assertEqual({m.host for m in self.view().members}, {"n0", "n2", "n3", "n9"})
+    self.assertEqual({m.host for m in self.view().members}, {"n0", "n2", "n3", "n9"})
 
   def test_a_run_begins_with_those_who_are_there(self):
     self.begin(secs=0.5)

@@ -113,8 +113,9 @@ class FaultPlan:
 
   @property
   def end_secs(self) -> float:
-    """When the last fault ends from which somebody may need to recover."""
-    return max([_FIRST_SECS, *(f.end_secs for f in self.faults)])
+    """When the last fault ends; all go on although machines are busy."""
+    ends = (f.at_secs if f.kind == "busy" else f.end_secs for f in self.faults)
+    return max([_FIRST_SECS, *ends])
 
   @property
   def away_secs(self) -> float:
@@ -231,7 +232,7 @@ _WORDS = {
         _Part("join", "+", (0.0, 6.0), times=(1, 4)),
     ],
     "all_busy": [  # And one of them says nothing any more.
-        _Part("busy", "each old", secs=(20.0, 30.0)),
+        _Part("busy", "each old", secs=(50.0, 60.0)),
         _Part("vanish hang", "a", _at(1.0)),
     ],
     "handover": [  # Who should write the next view cannot.
@@ -249,6 +250,7 @@ _WORDS = {
     "severed": [_Part("cut cut_one_way", "a b", secs=_at(0.0))],  # For good.
     # Newcomers see the store, and nobody else.
     "apart": [_Part("join", "+", times=(1, 4)), _Part("apart", "new", secs=(4.0, 40.0))],
+    "woken": [_Part("freeze", "a", secs=(9.0, 12.0))],  # Long after others have gone on.
     "lost_vote": [  # One hears all votes, and nobody hears its own.
         _Part("slow", "b", secs=_at(10.0)),
         _Part("cut_one_way", "a each old", _at(1.0), _at(8.0)),
@@ -289,8 +291,8 @@ MODES = {
 MODES["all"] = " ".join(sorted({*" ".join(MODES.values()).split()})) + " no_files no_files"
 MODES["large"] = f"{MODES['crash']} {MODES['net']} freeze no_files no_files"
 MODES["race"] = (
-    "join_and_death late_news late_news freeze freeze_agent worker reset lost_vote lost_vote"
-    " last_vote"
+    "join_and_death late_news late_news woken freeze freeze_agent worker reset lost_vote"
+    " lost_vote last_vote"
 )
 MODES["dark"] = "cut_all cut_all refuse_all kill worker join"
 MODES["votes"] = "last_vote last_vote last_vote join"

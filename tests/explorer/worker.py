@@ -16,7 +16,7 @@ import math
 import random
 from typing import Any
 
-from bamboo_jax import base
+from bamboo_jax import base, config
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import client as client_lib, judge, messages, records, views
 from bamboo_jax.cluster.agent import agent as agent_lib
@@ -68,6 +68,23 @@ class Ended:
   error: Exception | None
   worker: "Worker"
   is_lost: bool
+
+
+def make_options(name: str, **changes: Any) -> agent_lib.AgentOptions:
+  """Returns what an agent of the simulation is told."""
+  told: dict[str, Any] = dict(
+      name=name,
+      zone="a",
+      workdir="workdir",
+      host="h",
+      num_nodes=4,
+      place=lambda zones: {ticket: ticket for ticket in zones},
+      config={"seed": 0},
+      command=(),
+      log="",
+      limits=config.ClusterSection(),
+  )
+  return agent_lib.AgentOptions(**told | changes)
 
 
 class Machine:

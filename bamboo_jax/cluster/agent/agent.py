@@ -7,7 +7,16 @@ are lost, and who joins, `Roster` decides.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 import contextlib
 import dataclasses
 import math
@@ -141,6 +150,7 @@ class Agent:
     """
     self.options, self.incarnation = options, incarnation
     self._judge, self._mesh, self._worker_process, self._log = judge, mesh, worker, log
+    self._tell = mesh.send  # To some agents, by default to all.
     self.roster = roster_lib.Roster(incarnation, options.limits, options.num_nodes)
     self._watch, self._suspicions = self.roster.watch, self.roster.suspicions
     self._board = board_lib.Board()
@@ -154,14 +164,13 @@ class Agent:
     self._marked_secs = -math.inf  # When this agent last showed its address.
     self._is_status_new = False  # Whether some of it has not been written.
     self._said = messages.Say()
-    self._suspects = messages.Suspects(0, ())
     self._received: messages.Beginning | None = None  # From a member.
     self._layout: messages.Beginning | None = None  # As the worker reported.
     self._shown: messages.NewView | None = None  # To the worker.
     self._doubts = self._settled = 0  # Of the worker, and those that the log has settled.
     self._has_origin = False  # Whether `roster.origin` is known.
     self._epoch = 0  # That of the view when it became known.
-    self._heard: set[str] = set()  # Agents, since the newest view.
+    self._heard: set[str] = set()  # Agents that have adopted the newest view.
     self._due = (0, 0.0)  # Number of the view that is due, and since when.
     self._num_answers = 0  # How often a member was alive after all.
     self._fault = ""  # Why it has killed its worker, "" if it has not.
@@ -263,14 +272,10 @@ class Agent:
       self.must_restart = True
       self._finish(why)
 
-  def _tell(self, message: Any, to: Iterable[str] | None = None) -> None:
-    """Sends to some agents, by default to all."""
-    self._mesh.send(message, to)
-
   def _say(self, **changes: Any) -> None:
     """Changes what this agent says of itself, and tells all."""
     self._said = msgspec.structs.replace(self._said, **changes)
-    self.roster.note(self.incarnation, self._said)
+    self.roster.note(self.incarnation, self._said, self._now())
     self._tell(self._said)
 
   def _warn(self, text: str) -> None:
@@ -280,6 +285,14 @@ class Agent:
       later = {t: s for t, s in self._warned_secs.items() if s > now}
       self._warned_secs = {**later, text: now + _WARN_SECS}
       self._log(logging.WARNING, "%s", text)
+
+  @contextlib.contextmanager
+  def _warned(self) -> Iterator[None]:
+    """Warns of a failure to reach the judge, after which it goes on."""
+    try:
+      yield
+    except OSError as error:
+      self._warn(f"{error}")
 
   async def _retry(self, call: Any, *args: Any, for_secs: float = math.inf) -> Any:
     """Calls until it succeeds, or raises `OSError` after a while without an answer."""
@@ -454,7 +467,7 @@ class Agent:
   #        |== what it missed >|                  |
   #        |<-- refused        x                  |    3b. `_fail`: certain
   #        |--- or no answer - x                  |    3c. `_fail`: a suspicion
-  #        |--- "suspects" ------------------- -->|    4. see `suspicion`
+  #        |--- "say": suspects ------------- -->|    4. see `suspicion`
   #        |--- dial - - - - - x                  |    5. retry
   #        |--- dial --------->|                  |    6. its host accepts:
   #        |                   |                  |       `_mend`; it may be busy
@@ -511,10 +524,8 @@ class Agent:
     self._links.pop(who, None)
     self.roster.drop(who)
     self._is_news.set()
-    try:
+    with self._warned():
       await self._judge(Records.drop, f"nodes/{who}")
-    except OSError as error:
-      self._warn(f"{error}")
 
   def _mend(self, who: str) -> None:
     """Withdraws the suspicion of an agent whose host accepts connections again.
@@ -534,7 +545,7 @@ class Agent:
       why = f"Another node {member.name!r} of this run is alive; give each node its own name."
       self._finish(error=ValueError(why))
     recent = roster.recent_views()
-    for message in (self._said, self._suspects, *map(messages.NewView, recent)):
+    for message in (self._said, *map(messages.NewView, recent)):
       self._tell(message, [who])
     self._tell_start([who])
     for view in recent:
@@ -564,21 +575,17 @@ class Agent:
         if (member := roster.known.get(who)) is not None:
           self._board.post(member.number, message)
           self._deliver(message.view)
-      case messages.Beat():
-        self._heard.add(who)
+      case messages.Beat(view=view) if view >= roster.view.number:
+        self._heard.add(who)  # What a link has held since before the view is no sign of life.
       case messages.Say():
         if message.silent_secs is not None and who not in roster.gone:
           self._watch.note_end(who, now, message.silent_secs)
-        roster.note(who, message)
+        roster.note(who, message, now)
         if message.failed and roster.view.find(who):
           self._finish(error=base.RunFailedError(message.failed))
         self._is_news.set()
       case messages.NewView(view):
         self._hear_view(view)
-      case messages.Suspects(count, suspects):
-        there = [s for s in suspects if s.incarnation not in roster.left]
-        if self._suspicions.note(who, there, count=count, now=self._watch.awake(now)):
-          self._is_news.set()
       case messages.Beginning():
         self._received = message
         if self.has_worker and roster.origin is None:
@@ -605,7 +612,7 @@ class Agent:
         secs = max(_BEATS * limits.least_silence_secs, len(self._links) / _MOST_HEARD)
         if now >= beaten_secs + secs:
           beaten_secs = now
-          self._tell(messages.Beat())
+          self._tell(messages.Beat(view=self.roster.view.number))
       self._suspect()
       if self.roster.is_member:
         self._show_worker()
@@ -627,17 +634,14 @@ class Agent:
     }
     found = silent | self.roster.unreachable
     suspects = tuple(found[i] for i in sorted(found.keys() - self.roster.done))
-    if suspects == self._suspects.suspects:
+    if suspects == self._said.suspects:
       return
-    self._suspects = messages.Suspects(self._suspects.count + 1, suspects)
     for s in suspects:
       if not self._suspicions.suspects(s.incarnation):
         member = self.roster.known.get(s.incarnation)
         name = member.name if member else "an agent that is not known here"
         self._log(logging.INFO, "Suspects %s: %s", name, s.reason)
-    now = self._watch.awake(self._now())
-    self._suspicions.note(self.incarnation, suspects, count=self._suspects.count, now=now)
-    self._tell(self._suspects)
+    self._say(suspects=suspects, count=self._said.count + 1)
 
   def _show_worker(self) -> None:
     """Tells the worker its view, and whether another is due, for which it should wait."""
@@ -653,7 +657,7 @@ class Agent:
   #    the dead       leader                       judge           others
   #       x              |                            |               |
   #       |-- 1 connections closed, and refused; or silence --------->|
-  #       |              |<-- 2 "suspects" -------------------------->|
+  #       |              |<-- 2 "say": suspects --------------------->|
   #       |              |--- 3 view N+1, if none is ->|              |
   #       |              |--- 4 "view": N+1 ------------------------->|
   #       |              |                            |               |
@@ -881,12 +885,10 @@ class Agent:
     """Finds views and agents that this agent has not heard of, until the end."""
     while True:
       self._folder_secs = min(self._folder_secs, self._now())
-      try:
+      with self._warned():
         await self._read()
         await self._look_for_agents()
         self._folder_secs = math.inf
-      except OSError as error:
-        self._warn(f"{error}")
       await asyncio.sleep(_LOOK_SECS if self.roster.is_member else _FIRST_LOOK_SECS)
 
   async def _look_for_agents(self) -> None:
@@ -1044,10 +1046,8 @@ class Agent:
     """Writes the newest status, at most once a second."""
     while self._is_status_new:
       self._is_status_new = False
-      try:
+      with self._warned():
         await self._mark(f"status/{self.run_id}", dict(self.status))
-      except OSError as error:
-        self._warn(f"{error}")
       await asyncio.sleep(_STATUS_SECS)
 
   async def _end_worker(self, code: int) -> None:
@@ -1062,10 +1062,8 @@ class Agent:
     self.is_mistake = code == children.MISTAKE and not is_new
     # A worker that failed by itself would fail again.
     if code >= 0 or (self._fault and not roster.is_member):
-      try:
+      with self._warned():
         await self._read()  # If the run has restarted, the worker had to end.
-      except OSError as error:
-        self._warn(f"{error}")
       if self.is_done:  # The exit may be seen before the last messages are read.
         self._finish()
       elif not self.is_ending:

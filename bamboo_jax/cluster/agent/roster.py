@@ -85,8 +85,8 @@ class Roster:
     """Members that have not said that they are gone."""
     return [i for i in self.members if i not in self.gone]
 
-  def note(self, incarnation: str, said: messages.Say) -> None:
-    """Records what an agent says of itself."""
+  def note(self, incarnation: str, said: messages.Say, now: float) -> None:
+    """Records what an agent says of itself, and whom it suspects."""
     if said.is_ready:
       self.ready[incarnation] = said.origin
     if said.notice:
@@ -95,6 +95,8 @@ class Roster:
       self.gone[incarnation] = said.gone
     if said.is_done:
       self.done.add(incarnation)
+    there = [s for s in said.suspects if s.incarnation not in self.left]
+    self.suspicions.note(incarnation, there, count=said.count, now=self.watch.awake(now))
 
   def adopt(self, view: views.View) -> None:
     self.view = self._views[view.number] = view

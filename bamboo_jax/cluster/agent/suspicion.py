@@ -64,15 +64,15 @@ class Suspicions:
 
   def note(
       self, accuser: str, suspects: Collection[messages.Suspect], *, count: int, now: float
-  ) -> bool:
-    """Records all suspicions of an agent; returns whether they are news.
+  ) -> None:
+    """Records all suspicions of an agent.
 
     Reports may arrive out of order; one with a lower `count` than before is
     ignored. If a suspicion is withdrawn, the network may be recovering, so the
     grace periods of all other suspicions of both agents start again.
     """
     if count <= self._counts.get(accuser, -1):
-      return False
+      return
     self._counts[accuser] = count
     before = self.of(accuser)
     after: dict[str, Edge] = {}
@@ -89,7 +89,6 @@ class Suspicions:
     self._num_certain.update(whom for whom, edge in after.items() if edge.is_certain)
     if mended := before.keys() - after.keys():
       self.wait_again(now, ends={accuser, *mended})
-    return True
 
   def wait_again(self, now: float, *, ends: Collection[str] | None = None) -> None:
     """Restarts the grace periods of suspicions by or of `ends`, by default all.

@@ -25,12 +25,18 @@ class Silence:
 
   The limit is `factor` times the longest recent gap, but at least `least_secs`
   and at most `most_secs`.
+
+  Attributes:
+    heard_secs: When it was last heard, if ever, by a clock that excuses nothing.
+    has_ended: Whether that was the last word of its worker; its agent may live on.
   """
 
   def __init__(
       self, now: float, *, least_secs: float, factor: float, most_secs: float = math.inf
   ) -> None:
     self._last, self._factor = now, factor
+    self.heard_secs: float | None = None
+    self.has_ended = False
     self._least_secs, self._most_secs = least_secs, most_secs
     self._gaps: collections.deque[float] = collections.deque(maxlen=256)
 
@@ -70,8 +76,6 @@ class HeartbeatWatch:
   def __init__(self, limits: config_lib.ClusterSection) -> None:
     self._limits = limits
     self._agents: dict[str, Silence] = {}
-    self._heard: dict[str, float] = {}  # Last heartbeats, if any.
-    self._ended: dict[str, float] = {}  # The last ones of ended workers.
     self._awake_secs = 0.0  # Time up to the last look, without suspensions.
     self._ticked_secs = 0.0
     self._progress = -1
@@ -124,23 +128,23 @@ class HeartbeatWatch:
 
   def drop(self, incarnation: str) -> None:
     """Stops watching an agent."""
-    for table in (self._agents, self._heard, self._ended):
-      table.pop(incarnation, None)
+    self._agents.pop(incarnation, None)
 
   def note(self, incarnation: str, now: float) -> None:
     """Records a heartbeat of an agent."""
     if (silence := self._agents.get(incarnation)) is None:
       return
-    if incarnation in self._heard:
+    if silence.heard_secs is not None:
       silence.beat(self.awake(now))
     else:  # The time until an agent connects is no gap.
       silence.excuse(self.awake(now))
-    self._heard[incarnation] = now
+    if not silence.has_ended:
+      silence.heard_secs = now
 
   def note_end(self, incarnation: str, now: float, silent_secs: float) -> None:
     """Records the end of an agent's worker, and since when it was silent."""
-    if incarnation in self._agents:
-      self._ended[incarnation] = now - silent_secs
+    if (silence := self._agents.get(incarnation)) is not None:
+      silence.heard_secs, silence.has_ended = now - silent_secs, True
 
   def silent_secs(self, incarnation: str, now: float) -> float | None:
     """Returns for how long a node was silent; None if it was never heard.
@@ -148,8 +152,8 @@ class HeartbeatWatch:
     If the agent has outlived its worker, the worker counts. Includes excused
     silence.
     """
-    heard_secs = self._ended.get(incarnation, self._heard.get(incarnation))
-    return None if heard_secs is None else now - heard_secs
+    silence = self._agents.get(incarnation)
+    return None if silence is None or silence.heard_secs is None else now - silence.heard_secs
 
   def excuse(self, incarnation: str, now: float) -> None:
     """Forgets the silence of an agent up to now."""

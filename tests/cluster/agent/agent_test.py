@@ -1,7 +1,6 @@
 """Agents with sockets, records and worker processes that compute nothing."""
 
 import asyncio
-import dataclasses
 import os
 import pathlib
 import signal
@@ -149,20 +148,3 @@ class AgentTest(unittest.IsolatedAsyncioTestCase):
         done = await asyncio.gather(*calls, return_exceptions=True)
     self.assertIsInstance(done[0], asyncio.CancelledError)
     self.assertEqual(done[1:], [True] * 39)
-
-  async def test_an_agent_of_another_run_is_refused(self):
-    options = given.make_options("n4", config={"seed": 1}, workdir=str(self.folder))
-    options = dataclasses.replace(options, limits=config.ClusterSection(most_silence_secs=60))
-    agent = agent_lib.make_agent(self.records, options, issue("agent", options.name))
-
-    async def sleep(secs):
-      """Waits for an answer only as long as it takes."""
-      while judge.newest_view(self.records).is_ask:
-        await rest(0.01)
-      await rest(min(secs, 0.01))
-
-    rest = asyncio.sleep
-    with mock.patch.object(agent_lib.asyncio, "sleep", sleep):
-      async with asyncio.timeout(60):
-        with self.assertRaisesRegex(ValueError, "seed is 0 there and 1 here"):
-          await agent.run()

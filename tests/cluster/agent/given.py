@@ -6,35 +6,19 @@ import dataclasses
 
 from absl.testing import parameterized
 
-from bamboo_jax import config
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import messages, records as records_lib, views
 from bamboo_jax.cluster.agent import agent as agent_lib, mesh as mesh_lib
 from tests import members
-from tests.explorer import loop as loop_lib, place as place_lib
+from tests.explorer import loop as loop_lib, place as place_lib, worker as worker_lib
 
-
-def make_options(name, **changes):
-  """Returns what an agent of the simulation is told."""
-  told = dict(
-      name=name,
-      zone="a",
-      workdir="workdir",
-      host="h",
-      num_nodes=4,
-      place=lambda zones: {ticket: ticket for ticket in zones},
-      config={"seed": 0},
-      command=(),
-      log="",
-      limits=config.ClusterSection(),
-  )
-  return agent_lib.AgentOptions(**{**told, **changes})
+make_options = worker_lib.make_options
 
 
 def suspects(*whom, count=1, is_certain=False):
   """What an agent says of others."""
   found = (messages.Suspect(f"life {n}", "silent", is_certain) for n in whom)
-  return messages.Suspects(count, tuple(found))
+  return messages.Say(suspects=tuple(found), count=count)
 
 
 class Mesh:

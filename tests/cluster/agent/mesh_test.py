@@ -168,41 +168,36 @@ class MeshTest(parameterized.TestCase, unittest.IsolatedAsyncioTestCase):
     self.assertIn(failed[0], ("failed", "refused"))
     self.assertTrue(b.events.empty())
 
-  @parameterized.parameters(b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\2[]", b"")
-  async def test_a_stranger(self, data):
-    a, b = await self.begin()
-    me = a.me
-    with self.assertLogs("absl", "WARNING"):
-      reader, writer = await asyncio.open_connection(me.host, me.port)
-      writer.write(data)
-      writer.write_eof()
-      with contextlib.suppress(ConnectionResetError):
-        await reader.read()
-      writer.close()
-    self.assertTrue(a.events.empty())
-    b.dial(a)  # It still answers.
-    self.assertEqual(await a.heard(), [("came", b.me)])
-
-  @parameterized.parameters(
-      b"\0\0\0\2[]",
-      messages.encode({"member": "n1"}),
-      messages.encode({"kind": "Hello", "member": 3}),
-      messages.encode(messages.Beat()),
-      b"",
+  @parameterized.product(
+      data=(
+          b"GET / HTTP/1.1\r\n\r\n",
+          b"\0\0\0\2[]",
+          messages.encode({"member": "n1"}),
+          messages.encode({"kind": "Hello", "member": 3}),
+          messages.encode(messages.Beat()),
+          b"",
+      ),
+      is_secure=(False, True),
   )
-  async def test_garbage(self, data):
+  async def test_a_stranger(self, data, is_secure):
     a, b = await self.begin()
-    me = a.me
     with self.assertLogs("absl", "WARNING"):
-      reader, writer = await asyncio.open_connection(me.host, me.port, ssl=b.identity.client)
-      await reader.read(1)
+      ssl = b.identity.client if is_secure else None
+      reader, writer = await asyncio.open_connection(a.me.host, a.me.port, ssl=ssl)
+      if is_secure:
+        await reader.read(1)
       writer.write(data)
-      if data:
-        await reader.read()
+      if not is_secure:
+        writer.write_eof()
+      with contextlib.suppress(ConnectionResetError):
+        if data or not is_secure:
+          await reader.read()
       writer.close()
       while len(a.mesh._tasks) > 1:  # The first accepts others.
         await asyncio.sleep(0)
     self.assertTrue(a.events.empty())
+    b.dial(a)  # It still answers.
+    self.assertEqual(await a.heard(), [("came", b.me)])
 
   async def test_many_strangers_leave_nothing_behind(self):
     said = [
@@ -279,53 +274,41 @@ class MeshTest(parameterized.TestCase, unittest.IsolatedAsyncioTestCase):
       a.dial(b)  # Says so once.
       self.assertEqual(await a.heard(), [("reached", "life 1")])
 
-  async def test_another_agent_has_its_address(self):
-    a, b = await self.begin()
-    former = dataclasses.replace(b.me, incarnation="former life")
-    a.dial(former)
+  @parameterized.parameters(
+      ({}, {"incarnation": "former life"}, "another agent has its address"),
+      ({"stamp": "another life"}, {}, "of another run"),  # What is left of one before.
+  )
+  async def test_another_is_there(self, second, known, problem):
+    a, b = await self.begin(**second)
+    a.dial(dataclasses.replace(b.me, **known))
     with self.assertLogs("absl", "WARNING"):
       (failed,) = await a.heard()
       while len(b.mesh._tasks) > 1:  # The first accepts others.
         await asyncio.sleep(0)
     self.assertEqual(failed[0], "refused")
-    self.assertIn("another agent has its address", failed[2])
-
-  async def test_what_is_left_of_a_run_before(self):
-    a, b = await self.begin(stamp="another life")
-    a.dial(b)
-    with self.assertLogs("absl", "WARNING"):
-      (failed,) = await a.heard()
-      while len(b.mesh._tasks) > 1:
-        await asyncio.sleep(0)
-    self.assertEqual(failed[0], "refused")
-    self.assertIn("of another run", failed[2])
+    self.assertIn(problem, failed[2])
     self.assertTrue(b.events.empty())
 
-  async def test_no_files_are_left_here(self):
+  @parameterized.named_parameters(
+      ("no_files_are_left_here", [OSError(errno.EMFILE, "Too many open files")] * 2, 5.0),
+      # It says nothing of the agent, which is not suspected for that.
+      ("it_is_reset_at_once", ["reset"] * 3, 5.0),
+      ("a_link_that_is_whole_again_is_tried_soon", ["lost"], 5.0),
+      ("no_answer", ["lost"] * 99, 0.2, ("failed", "life 1", "TimeoutError")),
+  )
+  async def test_what_happens_before(self, tries, most_secs, want=("reached", "life 1")):
     a, b = await self.begin()
-    errors = [OSError(errno.EMFILE, "Too many open files")] * 2
-    connect = mesh_lib._connect
-
-    async def refuse(*args):
-      if errors:
-        raise errors.pop()
-      return await connect(*args)
-
-    with self.assertLogs("absl", "WARNING"), mock.patch.object(mesh_lib, "_connect", refuse):
-      a.dial(b)
-      heard = await a.heard()
-    self.assertEqual(heard, [("reached", "life 1")])
-
-  async def test_connections_that_are_reset_at_once(self):
-    """They say nothing of the agent: it is not suspected for that."""
-    a, b = await self.begin()
-    connect, resets = mesh_lib._connect, [1, 2, 3]
+    connect, tries = mesh_lib._connect, [*tries]
     host = self.enter_context(socket.create_server(("127.0.0.1", 0)))
 
     async def meet(name, port, ack_secs):
-      if not resets:
+      trouble = tries.pop() if tries else ""
+      if isinstance(trouble, OSError):
+        raise trouble
+      if trouble == "lost":
+        await asyncio.sleep(3600)
+      if trouble != "reset":
         return await connect(name, port, ack_secs)
-      resets.pop()
       caller = await connect(*host.getsockname(), ack_secs)
       accepted, _ = host.accept()
       linger = struct.pack("ii", 1, 0)  # Closed by a reset.
@@ -333,35 +316,6 @@ class MeshTest(parameterized.TestCase, unittest.IsolatedAsyncioTestCase):
       accepted.close()
       return caller
 
-    with mock.patch.object(mesh_lib, "_connect", meet):
+    with mock.patch.multiple(mesh_lib, _connect=meet, _TRY_SECS=0.05, _CONNECT_SECS=most_secs):
       a.dial(b)
-      heard = await a.heard()
-    self.assertEqual(heard, [("reached", "life 1")])
-
-  async def test_a_link_that_is_whole_again_is_tried_soon(self):
-    a, b = await self.begin()
-    connect, tries = mesh_lib._connect, []
-
-    async def lose_the_first(*args):
-      tries.append(args)
-      if len(tries) == 1:
-        await asyncio.sleep(3600)
-      return await connect(*args)
-
-    with (
-        mock.patch.object(mesh_lib, "_connect", lose_the_first),
-        mock.patch.object(mesh_lib, "_TRY_SECS", 0.05),
-    ):
-      a.dial(b)
-      heard = await a.heard()
-    self.assertEqual(heard, [("reached", "life 1")])
-
-  async def test_no_answer(self):
-    a, b = await self.begin()
-    with (
-        mock.patch.object(mesh_lib, "_connect", lambda *_: asyncio.sleep(9)),
-        mock.patch.object(mesh_lib, "_CONNECT_SECS", 0.1),
-    ):
-      a.dial(b)
-      (failed,) = await a.heard()
-    self.assertEqual(failed, ("failed", "life 1", "TimeoutError"))
+      self.assertEqual(await a.heard(), [want])

@@ -49,7 +49,7 @@ class RosterTest(parameterized.TestCase):
     self.make()
     for number in (3, 4):
       self.roster.known[f"life {number}"] = members.member(number)
-      self.roster.note(f"life {number}", messages.Say(is_ready=True))
+      self.roster.note(f"life {number}", messages.Say(is_ready=True), 0.0)
     for accuser, accused in suspects.items():
       self.suspect(accuser, *accused)
     if what == "gone":
