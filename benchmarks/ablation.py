@@ -10,7 +10,6 @@ import random
 import re
 import shlex
 import statistics
-import subprocess
 import sys
 from typing import Any, NamedTuple
 
@@ -22,7 +21,6 @@ from bamboo_jax.metrics import jsonl, summary as summary_lib, table as table_lib
 # Swept fields that are flags of the run, and name a file.
 FILES = ("faults", "trace")
 
-_HINT = " (traceback: --verbosity=1)"  # Of a command, at the end of an error.
 Row = Mapping[str, str | int | float | None]
 Sweeps = Mapping[str, Sequence[str]]  # Values of each field, as given.
 
@@ -133,12 +131,10 @@ class Job(NamedTuple):
 
   @property
   def folder(self) -> pathlib.Path:
-    """Folder of the run."""
     return pathlib.Path(self.workdir, self.trial.folder)
 
   @property
   def command(self) -> list[str]:
-    """The command line of the run."""
     own = [*self.trial.flags, f"--workdir={self.folder}"]
     return [sys.executable, "-m", self.module, *self.arguments, *own]
 
@@ -148,7 +144,7 @@ def run_job(job: Job) -> Row:
 
   A run that ended early goes on.
   """
-  run_training(job.command, name=str(job))
+  interleave.call(job.command, job.folder, name=str(job))
   row = read_row(job.folder, job.trial)
   return row if job.is_timed else {**row, **dict.fromkeys(TIMES)}
 
@@ -190,15 +186,6 @@ def take_turns(jobs: Sequence[Job], sweeps: Sweeps, *, rival: str | None, steps:
       }
       for job in jobs
   ]
-
-
-def run_training(command: Sequence[str], *, name: str) -> None:
-  """Runs a command silently; `ValueError` with its last output if it fails."""
-  done = subprocess.run(command, capture_output=True, text=True, check=False)
-  if done.returncode:
-    said = (done.stderr.splitlines() or ["no message"])[-1]
-    said = said.removeprefix("error: ").removesuffix(_HINT)
-    raise ValueError(f"{name}: {said}")
 
 
 def read_row(workdir: str | os.PathLike[str], trial: Trial) -> Row:

@@ -10,12 +10,14 @@ A run is a command of its own that writes `metrics.jsonl`; nothing in it knows o
 step in which it is suspended is not counted.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+import math
 import os
 import pathlib
 import random
 import signal
 import statistics
+import subprocess
 import time
 
 import numpy as np
@@ -23,6 +25,7 @@ import numpy as np
 from bamboo_jax.cluster import children
 from bamboo_jax.metrics import jsonl, progress
 
+Prepare = Callable[[], None]
 WARMUP = 5  # Steps before the first round, which compile and warm up caches.
 # Nodes that are suspended with all others are neither silent nor stopped.
 NO_LIMITS = {
@@ -30,18 +33,26 @@ NO_LIMITS = {
     for name in ("stopped_secs", "least_silence_secs", "most_silence_secs", "no_progress_secs")
 }
 _POLL_SECS = 0.02
+_ERROR, _HINT = "error: ", " (traceback: --verbosity=1)"  # Around what a command says.
 _NUM_DRAWS = 2000
 
 
 class Run:
   """A run of its own processes, which starts at once; its output is added to a file.
 
+  It calls `prepare` first; None in a process with JAX, which warns of that.
+
   Attributes:
     lines: Its log when it was last read.
   """
 
   def __init__(
-      self, name: str, command: Sequence[str], folder: pathlib.Path, output: pathlib.Path
+      self,
+      name: str,
+      command: Sequence[str],
+      folder: pathlib.Path,
+      output: pathlib.Path,
+      prepare: Prepare | None = children.end_with_parent,
   ) -> None:
     self.name, self._output = name, output
     self.lines: Sequence[jsonl.Line] = ()
@@ -49,12 +60,18 @@ class Run:
     self._reader = jsonl.MetricsReader(folder / "metrics.jsonl")
     folder.mkdir(parents=True, exist_ok=True)
     self._start_bytes = output.stat().st_size if output.exists() else 0  # Of earlier runs.
-    self._process = children.start(command, output, prepare=children.end_with_parent)
+    with output.open("ab") as file:
+      self._process = subprocess.Popen(
+          command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, preexec_fn=prepare
+      )
 
   def is_over(self) -> bool:
     """Returns whether it has ended; raises `ValueError` with its last line if it has failed."""
     if code := self._process.poll():
-      last = (self.read_output() or ["it said nothing"])[-1].removeprefix("error: ").rstrip(".")
+      lines = self.read_output() or ["it said nothing"]
+      # What was printed before it may have been written later.
+      last = next((line for line in reversed(lines) if line.startswith(_ERROR)), lines[-1])
+      last = last.removesuffix(_HINT).removeprefix(_ERROR).rstrip(".")
       raise ValueError(
           f"The run {self.name!r} {children.describe_exit(code)}: {last}; all that it said is in "
           f"{self._output}."
@@ -69,7 +86,6 @@ class Run:
     return self.lines
 
   def read_times_ms(self) -> list[float]:
-    """Returns the times of its steps so far."""
     return [*jsonl.column(self.read(), "step_ms").values]
 
   def read_output(self) -> list[str]:
@@ -101,6 +117,30 @@ class Run:
     if self._process.poll() is None:
       _signal_all(self._process.pid, signal.SIGKILL)
       self._process.wait()
+
+
+def call(
+    command: Sequence[str],
+    folder: pathlib.Path,
+    *,
+    name: str,
+    limit_secs: float = math.inf,
+    prepare: Prepare | None = children.end_with_parent,
+) -> None:
+  """Runs a command to its end; its output is added to a file in `folder`.
+
+  Raises `ValueError` as `Run.is_over`, or if it lasts too long.
+  """
+  run = Run(name, command, folder, folder / "output.log", prepare)
+  until_secs = time.monotonic() + limit_secs
+  try:
+    while not run.is_over():
+      if time.monotonic() > until_secs:
+        last = "".join(run.read_output()[-1:])
+        raise ValueError(f"The run {name!r} is not done after {limit_secs} s: {last}")
+      time.sleep(_POLL_SECS)
+  finally:
+    run.end()
 
 
 def take_turns(runs: Sequence[Run], *, steps: int) -> dict[str, list[float]]:

@@ -140,12 +140,10 @@ class Result:
 
   @property
   def ratio(self) -> float:
-    """Predicted to measured."""
     return self.predicted.total_bytes / self.measured_bytes
 
 
 def compare(config: config_lib.Config) -> None:
-  """Measures all cases, and prints the table."""
   most = max(case.get(_PIPELINES, 1) for case in CASES)
   num_devices = most * config.pipeline.num_stages
   devices_lib.use_virtual_devices(num_devices, distinct=True)
@@ -161,7 +159,6 @@ def compare(config: config_lib.Config) -> None:
 
 
 def render(results: Iterable[Result]) -> str:
-  """Returns the results of a case as text."""
   rows = [("case", "who", "phase", "predicted MiB", "measured MiB", "ratio")]
   for r in results:
     phases = r.predicted.phases
@@ -253,7 +250,6 @@ def _die(engine: engine_lib.Engine, roles: failover.Roles, victim: int) -> failo
 
 
 def main() -> None:
-  """Measures, and prints."""
   parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
   parser.add_argument("--config", default="bench_memory")
   compare(accept.accept(config_flag.load(parser.parse_args().config)))

@@ -30,7 +30,7 @@ import sys
 import tqdm
 
 from bamboo_jax import base, config as config_lib
-from bamboo_jax.benchmarks import ablation
+from bamboo_jax.benchmarks import interleave
 from bamboo_jax.cli import config_flag
 from bamboo_jax.metrics import jsonl, table as table_lib
 from bamboo_jax.recovery import assignment, ladder as ladder_lib, layout as layout_lib
@@ -187,11 +187,10 @@ def _train(command: Sequence[str], folder: pathlib.Path, losses: Sequence[Loss])
   faults.write_text("".join(deaths))
   num_steps = _NUM_FIRST + len(deaths) * _NUM_EACH
   run = [f"--config.num_steps={num_steps}", f"--faults={faults}"]
-  ablation.run_training([*command, *run, f"--workdir={folder}"], name=str(folder))
+  interleave.call([*command, *run, f"--workdir={folder}"], folder, name=str(folder))
 
 
 def main() -> None:
-  """Measures, and prints."""
   parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
   parser.add_argument("--config", default="bench_shape")
   parser.add_argument("--out", default="runs/bench_shape")

@@ -86,7 +86,6 @@ def measure(*, mib: int, owners: int, rounds: int) -> dict[str, float]:
 
 
 def main() -> None:
-  """Measures, and prints."""
   parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
   parser.add_argument("--mib", type=int, default=16)
   parser.add_argument("--owners", type=int, default=4)

@@ -40,7 +40,6 @@ class Block(nn.Module):
     self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
   def attention(self, x: torch.Tensor) -> torch.Tensor:
-    """Returns the first half of the block."""
     b, t, d = x.shape
     qkv = self.qkv(self.norm1(x)).view(b, t, 3, self.num_heads, -1)
     q, k, v = qkv.permute(2, 0, 3, 1, 4)
@@ -48,7 +47,6 @@ class Block(nn.Module):
     return x + self.out(mixed.transpose(1, 2).reshape(b, t, d))
 
   def mlp(self, x: torch.Tensor) -> torch.Tensor:
-    """Returns the second half of the block."""
     hidden = F.gelu(self.up(self.norm2(x)), approximate="tanh")
     return x + self.down(hidden)
 
@@ -70,7 +68,6 @@ class Stage(nn.Module):
       self.head = nn.Linear(a.width, a.vocab_size, bias=False)
 
   def forward(self, x: torch.Tensor) -> torch.Tensor:
-    """Returns the output of the stage; logits if it is the last."""
     for i in self.layers:
       if i == 0:
         x = self.token(x) + self.position(torch.arange(x.shape[1]))

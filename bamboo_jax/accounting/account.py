@@ -169,7 +169,6 @@ class Account:
 
   @property
   def usd(self) -> float:
-    """Cost of all nodes on the market of the account, in dollars."""
     return self.usd_on(self.market)
 
   @property
@@ -179,7 +178,6 @@ class Account:
 
   @property
   def samples_per_sec(self) -> float:
-    """Throughput, averaged over time."""
     return self.num_samples / self.secs
 
   @property
@@ -189,7 +187,6 @@ class Account:
 
   @property
   def usd_per_million_samples(self) -> float | None:
-    """Dollars per million samples; None without samples."""
     return 1e6 * self.usd / self.num_samples if self.num_samples else None
 
   def as_dict(self) -> dict[str, float | str | None]:

@@ -218,7 +218,6 @@ def _make_event(
 
 
 def subtract(later: Account, earlier: Account) -> Account:
-  """Returns the account of the time between two."""
   parts = zip(later.node_time, earlier.node_time, strict=True)
   return Account(
       later.secs - earlier.secs,
@@ -269,10 +268,10 @@ def _mean_step(steps: Sequence[Account], num_nodes: int) -> times_lib.StepCost:
 
 
 def predict(
-    replay: scale.Replay, policy: loop.Policy, price: prices_lib.Price, *, secs: float
+    replay: scale.Replay, policy: decisions.Policy, price: prices_lib.Price, *, secs: float
 ) -> tuple[Course, loop.Outcome]:
   """Simulates a cluster under a trace for `secs` from the first step on."""
-  durations = policy.durations
+  durations = policy.times.durations
   before_secs = durations.boot_secs + durations.restart_secs + durations.load_secs
   start_ms, end_ms = round(1e3 * before_secs), round(1e3 * (before_secs + secs))
   first = [trace_lib.Event(0, "add", node) for node in replay.first]
@@ -397,7 +396,7 @@ def read_config(folder: pathlib.Path) -> config_lib.Config:
     raise ValueError(f"{path} is not of this version: {error}") from error
 
 
-def make_policy(config: config_lib.Config, measured: times_lib.MeasuredTimes) -> loop.Policy:
+def make_policy(config: config_lib.Config, measured: times_lib.MeasuredTimes) -> decisions.Policy:
   """Returns the rules of a run as a policy, with its measured times."""
   from bamboo_jax.training.setup import build  # Imports JAX.
 
@@ -419,8 +418,9 @@ def make_policy(config: config_lib.Config, measured: times_lib.MeasuredTimes) ->
       drops=config.recovery.drop,
       profile=None,  # The durations include copies.
   )
-  decider = decisions.Decider(rules.ladder, rules.planner, times)
-  return loop.Policy("predicted", decider, measured.durations, market=config.cost.market)
+  return decisions.Policy(
+      "predicted", rules.ladder, rules.planner, times, market=config.cost.market
+  )
 
 
 def run(folder: pathlib.Path, *, workdir: pathlib.Path, formats: Sequence[str] = ("png",)) -> str:
@@ -449,7 +449,7 @@ def run(folder: pathlib.Path, *, workdir: pathlib.Path, formats: Sequence[str] =
 def report(
     workdir: pathlib.Path,
     times: RunTimes,
-    policy: loop.Policy,
+    policy: decisions.Policy,
     *,
     folder: pathlib.Path,
     price: prices_lib.Price,

@@ -16,7 +16,7 @@ from bamboo_jax.experiments import output, sweep as sweep_lib
 from bamboo_jax.recovery import policies as policies_lib
 from bamboo_jax.report import contents
 from bamboo_jax.report.live import words
-from bamboo_jax.sim import build, loop
+from bamboo_jax.sim import build, decisions, loop
 from bamboo_jax.traces import generator, readers, scale, trace as trace_lib
 
 Config = config_lib.Config
@@ -155,10 +155,10 @@ def _plan(config: Config, preemptions: Preemptions, sweep: Sweep) -> list[Play]:
   ]
 
 
-_MADE: dict[tuple[str, str], tuple[loop.Policy, ...]] = {}
+_MADE: dict[tuple[str, str], tuple[decisions.Policy, ...]] = {}
 
 
-def _find_choices(policy: str, play: Play) -> tuple[loop.Policy, ...]:
+def _find_choices(policy: str, play: Play) -> tuple[decisions.Policy, ...]:
   """Returns the candidates for a policy, which keep their plans from play to play."""
   policies_lib.load_plugins(play.config.plugins)
   config = policies_lib.apply(play.config, policies_lib.find(policy))
@@ -177,15 +177,8 @@ def find_costs(config: Config) -> build.Costs:
   return run_build.make_profile(config, run_build.make_task(config, needs_data=False))
 
 
-class PlayedJob(NamedTuple):
-  """The outcome of each play of a job, and the CPU time of all."""
-
-  outcomes: list[loop.Outcome]
-  cpu_secs: float
-
-
-def play(job: PolicyJob) -> PlayedJob:
-  """Plays a job; blocks until all its plays are done."""
+def play(job: PolicyJob) -> tuple[list[loop.Outcome], float]:
+  """Returns the outcome of each play of a job, and the CPU time of all in seconds."""
   start = time.process_time()
   outcomes = []
   for one in job.plays:
@@ -194,7 +187,7 @@ def play(job: PolicyJob) -> PlayedJob:
     price = prices_lib.find(one.config.cost)
     assert price is not None
     outcomes.append(loop.simulate(trace, policy, price, keep_moments=one.setting is None))
-  return PlayedJob(outcomes, time.process_time() - start)
+  return outcomes, time.process_time() - start
 
 
 def _make_jobs(policies: Sequence[str], plays: Sequence[Play]) -> list[PolicyJob]:
@@ -224,10 +217,10 @@ def _play_all(
   )
   outcomes: dict[str, list[loop.Outcome]] = {}
   num_events = cpu_secs = 0
-  for job, played in zip(jobs, results, strict=True):
-    outcomes.setdefault(job.policy, []).extend(played.outcomes)
-    num_events += sum(outcome.num_events for outcome in played.outcomes)
-    cpu_secs += played.cpu_secs
+  for job, (played, secs) in zip(jobs, results, strict=True):
+    outcomes.setdefault(job.policy, []).extend(played)
+    num_events += sum(outcome.num_events for outcome in played)
+    cpu_secs += secs
   num_runs = sum(map(len, outcomes.values()))
   print(f"runs={num_runs} events={num_events} cpu_secs={cpu_secs:.1f}")
   return outcomes

@@ -51,17 +51,14 @@ class Reminder(threading.Thread):
   every_secs = 5.0
 
   def __init__(self, show: Callable[[str], object], text: str, first_secs: float) -> None:
-    """Does nothing until it is started."""
     super().__init__(name="reminder", daemon=True)
     self._show, self._text, self._first_secs = show, text, first_secs
     self._is_over = threading.Event()
 
   def cancel(self) -> None:
-    """Ends it; nothing more is shown."""
     self._is_over.set()
 
   def run(self) -> None:
-    """Shows the text until `cancel` is called."""
     since_secs, text, secs = time.monotonic(), self._text, self._first_secs
     while not self._is_over.wait(secs):
       self._show(text)
@@ -208,7 +205,6 @@ class ProgressLine:
     return self
 
   def __exit__(self, *unused_exc: object) -> None:
-    """Leaves the bar as it is."""
     self._reason.cancel()
     if self._bar is not None:
       self._bar.close()

@@ -83,7 +83,6 @@ def plan(report: Mapping[str, Any]) -> dict[str, Callable[[], Any]]:
 
 
 def draw_course(run: Mapping[str, Any]) -> Any:
-  """Returns a figure of a run over time."""
   _, secs, _, rates, nodes, usd, _ = zip(*run["curve"], strict=True)
   unit_secs, unit = time_unit(secs[-1] - secs[0])
   times = [x / unit_secs for x in secs]
@@ -210,7 +209,6 @@ def _draw_slots(
 
 
 def _slot_key(slots: Sequence[rows_lib.TrackSlot]) -> list[Any]:
-  """Returns legend entries of the categories that are present."""
   patches, present = plots.load("patches"), {slot.category for slot in slots}
   return [
       patches.Patch(color=palette.PASSES[category].light, label=text)
@@ -318,7 +316,6 @@ def time_unit(span_secs: float) -> tuple[float, str]:
 
 
 def _draw_events(axes: Any, events: Sequence[Mapping[str, Any]], unit_secs: float) -> None:
-  """Draws a row of marks for each rung taken."""
   taken = {event["rung"] for event in events}
   rungs = [rung for rung in _RUNG_COLOURS if rung in taken]
   rungs += sorted(taken - set(rungs))

@@ -5,7 +5,7 @@ Pure Python. Decisions are those of `recovery`; this adds time and money.
   api               one call for a run; its names are those of this package
 
   loop              plays a trace, event by event; nodes by name and by place
-  decisions         asks `recovery.decide`, and caches the answers
+  decisions         policies: ask `recovery.decide`, and cache the answers
   books             counts steps, saves and lost work between events
 
   build             a policy from a config: ladder, shapes, places, times; or the one

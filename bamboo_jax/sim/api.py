@@ -7,7 +7,7 @@ from typing import Any
 from bamboo_jax import config as config_lib
 from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.recovery import policies
-from bamboo_jax.sim import build, loop
+from bamboo_jax.sim import build, decisions, loop
 from bamboo_jax.traces import generator, readers, trace as trace_lib
 
 # A model like GPT-2 medium, on a V100 and 10 Gbit/s for each node.
@@ -24,7 +24,7 @@ JOB: Mapping[str, Any] = {
 
 def simulate(
     trace: trace_lib.Trace,
-    policy: str | loop.Policy,
+    policy: str | decisions.Policy,
     config: config_lib.Config | None = None,
     *,
     costs: build.Costs | None = None,
@@ -45,7 +45,7 @@ def simulate(
   Raises:
     ValueError: Options do not fit, or there are never enough nodes.
   """
-  if not isinstance(policy, loop.Policy):
+  if not isinstance(policy, decisions.Policy):
     policy = make_policy(policy, trace, config, costs=costs)
   if price is None and config is not None:
     price = prices_lib.find(config.cost)
@@ -60,7 +60,7 @@ def make_policy(
     config: config_lib.Config | None = None,
     *,
     costs: build.Costs | None = None,
-) -> loop.Policy:
+) -> decisions.Policy:
   """Returns a policy that can be simulated repeatedly; see `simulate`."""
   config = policies.apply(config or config_lib.Config().changed(JOB), policies.find(policy))
   costs = costs or build.read_costs(config)

@@ -98,7 +98,6 @@ class Books:
     self._next_save_secs = self._now_secs + self._save_every_secs
 
   def roll_back(self) -> None:
-    """Returns to the last safe state."""
     self._settle(self._now_secs)
     safe = self._safe
     self.totals = self.totals.roll_back(safe.totals)

@@ -30,10 +30,11 @@ from bamboo_jax.recovery import (
     templates as templates_lib,
 )
 from bamboo_jax.schedule import lines as lines_lib
-from bamboo_jax.sim import decisions, loop, speed as speed_lib, times as times_lib
+from bamboo_jax.sim import decisions, speed as speed_lib, times as times_lib
 from bamboo_jax.traces import summary as trace_summary, trace as trace_lib
 
 Config = config_lib.Config
+Policy = decisions.Policy
 Costs = cost_model.Profile | speed_lib.Table
 
 # Makes the shapes of pipelines from a config and a predictor of their steps.
@@ -68,7 +69,7 @@ def read_costs(config: Config) -> Costs | None:
   return profile
 
 
-def make_choices(name: str, config: Config, costs: Costs) -> tuple[loop.Policy, ...]:
+def make_choices(name: str, config: Config, costs: Costs) -> tuple[Policy, ...]:
   """Returns the candidates of a config that plans for a forecast, else one policy.
 
   A policy caches its plans from run to run. Raises `ValueError` that names the policy.
@@ -101,7 +102,7 @@ def _choices(config: Config) -> Iterator[Config]:
     yield config.changed({"study.overprovision": stages, "redundancy.mode": mode, **layout})
 
 
-def _make(name: str, config: Config, costs: Costs) -> loop.Policy:
+def _make(name: str, config: Config, costs: Costs) -> Policy:
   study, options = config.study, config.recovery
   has_replicas = config.redundancy.has_replicas
   ladder = ladder_lib.Ladder(options, has_replicas, study.reroute)
@@ -132,12 +133,8 @@ def _make(name: str, config: Config, costs: Costs) -> loop.Policy:
   in_order = None if study.spread else lambda partitions, nodes, zones: nodes
   planner = planner_lib.Planner(shapes, times, fold=options.fold, arrange=in_order)
   stays = config.cost.market == "on_demand" or not options.is_preemptible
-  return loop.Policy(
-      name=name,
-      decider=decisions.Decider(ladder, planner, times, heeds_zones=study.spread),
-      durations=study.durations,
-      market="on_demand" if stays else "spot",
-  )
+  market = "on_demand" if stays else "spot"
+  return Policy(name, ladder, planner, times, market=market, heeds_zones=study.spread)
 
 
 def _num_microbatches(config: Config) -> int:
@@ -200,7 +197,7 @@ def _make_shapes(
   )
 
 
-def choose(policies: Sequence[loop.Policy], trace: trace_lib.Trace) -> loop.Policy:
+def choose(policies: Sequence[Policy], trace: trace_lib.Trace) -> Policy:
   """Returns the policy with the highest expected throughput; ties: the first.
 
   Ignores numbers of nodes seen for less than 1 % of the time, because planning
@@ -223,7 +220,7 @@ def choose(policies: Sequence[loop.Policy], trace: trace_lib.Trace) -> loop.Poli
 
 
 def expected_samples_per_sec(
-    policy: loop.Policy, *, live: Mapping[int, float], losses_per_node_hour: float
+    policy: Policy, *, live: Mapping[int, float], losses_per_node_hour: float
 ) -> float:
   """Returns the expected throughput; 0 if there are too few nodes.
 
@@ -246,21 +243,21 @@ def expected_samples_per_sec(
   return samples / sum(live.values()) / (1.0 + lost_share)
 
 
-def _start(policy: loop.Policy, num_nodes: int) -> decisions.Places:
+def _start(policy: Policy, num_nodes: int) -> decisions.Places:
   joined = tuple(range(num_nodes))
-  return _ask(policy, policy.decider.empty, "boundary", joined=joined).places
+  return _ask(policy, policy.empty, "boundary", joined=joined).places
 
 
 def _ask(
-    policy: loop.Policy, places: decisions.Places, when: str, **change: Any
+    policy: Policy, places: decisions.Places, when: str, **change: Any
 ) -> decisions.PlacedDecision:
   change = ladder_lib.Change(**change)
-  return policy.decider.answer(places, change, when=when, find_zones=dict)
+  return policy.answer(places, change, when=when, find_zones=dict)
 
 
-def _secs_per_loss(policy: loop.Policy, places: decisions.Places, victim: int) -> float:
+def _secs_per_loss(policy: Policy, places: decisions.Places, victim: int) -> float:
   """Returns the training time lost by a loss and a later replacement."""
-  durations = policy.durations
+  durations = policy.times.durations
   answer = _ask(policy, places, "step", lost=frozenset({victim}))
   half_step_secs = places.cost.secs / 2
   secs = durations.detect_secs + answer.delay.secs

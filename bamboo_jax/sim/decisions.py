@@ -9,7 +9,7 @@ nodes; they are computed each time.
 from collections.abc import Callable, Mapping
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.recovery import (
@@ -66,30 +66,31 @@ class PlacedDecision:
   delay: times_lib.Delay
 
 
-class Numbered(NamedTuple):
-  """Places, and for each the number that its node had before."""
-
-  places: Places
-  numbers: tuple[base.NodeId, ...]
+# Places, and for each the number that its node had before.
+Numbered = tuple[Places, tuple[base.NodeId, ...]]
 
 
-class Decider:
-  """Decides for one ladder and one planner; `empty` are places of no node."""
+class Policy:
+  """The rules of a simulated cluster; `empty` are places of no node.
+
+  `market` selects the price, "spot" or "on_demand". On demand, nodes stay: the
+  maximum number of live nodes of the trace is there from the start.
+  """
 
   MAX_ANSWERS = 20_000  # The cache is cleared at this size.
 
   def __init__(
       self,
+      name: str,
       ladder: ladder_lib.Ladder,
       planner: Planner,
       times: times_lib.PipelineTimes,
       *,
+      market: str = "spot",
       heeds_zones: bool = True,
   ) -> None:
-    self._heeds = heeds_zones
-    self.ladder = ladder
-    self.planner = planner
-    self.times = times
+    self.name, self.market, self._heeds = name, market, heeds_zones
+    self.ladder, self.planner, self.times = ladder, planner, times
     self._places: dict[tuple[Any, ...], Places] = {}
     self._answers: dict[tuple[Any, ...], PlacedDecision] = {}
     self.empty, _ = self._find_places(Layout())
@@ -158,4 +159,4 @@ class Decider:
           num_training=sum(len(p.nodes) for p in pipelines),
           times=self.times,
       )
-    return Numbered(self._places[key], numbers)
+    return self._places[key], numbers

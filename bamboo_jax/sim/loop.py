@@ -12,7 +12,7 @@ import dataclasses
 import heapq
 from typing import Any, NamedTuple
 
-from bamboo_jax import base, config as config_lib
+from bamboo_jax import base
 from bamboo_jax.accounting import account as account_lib, prices as prices_lib
 from bamboo_jax.recovery import ladder as ladder_lib
 from bamboo_jax.sim import books as books_lib, decisions
@@ -88,20 +88,6 @@ class NodeRoster:
     return self._live.get(node.name) is node
 
 
-@dataclasses.dataclass(frozen=True)
-class Policy:
-  """The rules of a simulated cluster.
-
-  `market` selects the price, "spot" or "on_demand". On demand, nodes stay: the
-  maximum number of live nodes of the trace is there from the start.
-  """
-
-  name: str
-  decider: decisions.Decider
-  durations: config_lib.DurationsSection
-  market: str = "spot"
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Moment:
   """The state of a run from one moment on.
@@ -143,13 +129,16 @@ class Outcome:
 
   @property
   def dropped_share(self) -> float:
-    """Share of the samples of all steps that were dropped."""
     total = self.account.num_samples + self.num_dropped
     return self.num_dropped / total if total else 0.0
 
 
 def simulate(
-    trace: trace_lib.Trace, policy: Policy, price: prices_lib.Price, *, keep_moments: bool = False
+    trace: trace_lib.Trace,
+    policy: decisions.Policy,
+    price: prices_lib.Price,
+    *,
+    keep_moments: bool = False,
 ) -> Outcome:
   """Returns the outcome of `policy` on `trace`.
 
@@ -160,7 +149,7 @@ def simulate(
     ValueError: A throughput table lacks a number of nodes.
   """
   try:
-    policy.decider.planner.partitions(trace.num_nodes)
+    policy.planner.partitions(trace.num_nodes)
   except base.InfeasibleError as error:
     raise base.InfeasibleError(
         f"Policy {policy.name!r} cannot start on trace {trace.name!r}, which "
@@ -191,14 +180,19 @@ def price_on(trace: trace_lib.Trace, price: prices_lib.Price) -> prices_lib.Pric
 class _Run:
 
   def __init__(
-      self, trace: trace_lib.Trace, policy: Policy, price: prices_lib.Price, *, keep_moments: bool
+      self,
+      trace: trace_lib.Trace,
+      policy: decisions.Policy,
+      price: prices_lib.Price,
+      *,
+      keep_moments: bool,
   ) -> None:
     self._policy = policy
     self._end_secs = trace.duration_ms / 1e3
     self._price = price
-    saves = policy.durations if policy.decider.ladder.options.checkpoint else None
+    saves = policy.times.durations if policy.ladder.options.checkpoint else None
     self._books = books_lib.Books(saves)
-    self._places = policy.decider.empty
+    self._places = policy.empty
     self._roster = NodeRoster()
     self._heap: list[tuple[float, int, int, Any]] = [
         (time_ms / 1e3, _TRACE, i, events) for i, (time_ms, events) in enumerate(trace.instants())
@@ -249,7 +243,7 @@ class _Run:
 
   def _follow_trace(self, now: float, events: Iterable[trace_lib.Event]) -> None:
     news = self._roster.follow(events)
-    boot_secs = self._policy.durations.boot_secs
+    boot_secs = self._policy.times.durations.boot_secs
     if news.added and boot_secs:
       self._push(now + boot_secs, _READY, News(news.added))
       news = news._replace(added=())
@@ -261,7 +255,7 @@ class _Run:
     hurts = any(n < self._places.num_owners for n in roster.find(news.lost))
     if hurts and self._mode == "restart":
       # No node has loaded its state yet, so all start over.
-      self._places, numbers = self._policy.decider.disband(self._places)
+      self._places, numbers = self._policy.disband(self._places)
       roster.rearrange(numbers)
       self._mode = "idle"
     change = ladder_lib.Change(
@@ -287,7 +281,7 @@ class _Run:
 
   def _decide(self, now: float, change: ladder_lib.Change, *, when: str) -> None:
     books, roster = self._books, self._roster
-    answer = self._policy.decider.answer(self._places, change, when=when, find_zones=roster.zones)
+    answer = self._policy.answer(self._places, change, when=when, find_zones=roster.zones)
     decision = answer.decision
     if decision.rolls_back:
       books.roll_back()
@@ -314,7 +308,7 @@ class _Run:
     books, rung, delay = self._books, answer.decision.rung, answer.delay
     secs = delay.secs + delay.left_share * max(0.0, books.step_end_secs - now)
     if is_loss:
-      secs += self._policy.durations.detect_secs
+      secs += self._policy.times.durations.detect_secs
     mode, kind = "pause", "recovery"
     if rung == "checkpoint":
       mode, kind = "restart", "restart"

@@ -78,7 +78,6 @@ class Communication(step_time_lib.OrderedSums):
       num_pipelines: int,
       num_shares: int,
   ) -> float:
-    """Returns how long the sum of a stage lasts after its own last pass."""
     counts = dict(num_pipelines=num_pipelines, num_shares=num_shares)
     if self.study.overlap != "backward":
       return super().sum_ms(profile, stage, **counts)
@@ -104,7 +103,6 @@ class Communication(step_time_lib.OrderedSums):
     return exposed_ms
 
   def exchange_ms(self, sent_ms: float, received_ms: float) -> float:
-    """Returns the time to send to one neighbour and receive from another."""
     if self.study.duplex == "half":
       return sent_ms + received_ms
     return max(sent_ms, received_ms)
@@ -369,7 +367,6 @@ class Table:
     return StepCost(secs, samples - dropped, dropped)
 
   def finish(self, rung: str, before: Pipelines, after: Pipelines) -> Delay:
-    """Returns the delay of a step in which nodes are lost."""
     if rung == "shadow":
       return Delay(left_share=_REDONE_SHARE)
     late, soon = (self.step(p, drops=False).secs for p in (after, before))
@@ -392,7 +389,6 @@ class TableShapes:
 
   @property
   def smallest(self) -> partition_lib.Partition:
-    """The pipeline of `num_stages` nodes."""
     return self._partition(self.num_stages)
 
   def partitions(self, num_nodes: int) -> shapes_lib.Partitions:
@@ -411,7 +407,6 @@ class TableShapes:
   def adapt(
       self, pipelines: Sequence[shapes_lib.Pipeline], nodes: shapes_lib.Nodes
   ) -> shapes_lib.Pipelines:
-    """Returns new pipelines of the nodes in their order."""
     partitions = self.partitions(len(nodes))
     if not self.is_even:
       if not shapes_lib.fires(config_lib.RecoverySection(), pipelines, nodes, most=len(partitions)):

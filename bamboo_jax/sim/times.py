@@ -90,10 +90,8 @@ class PipelineTimes:
       drops: bool,
       profile: cost_model.Profile | None,
   ) -> None:
-    self._speed = speed
-    self._durations = durations
-    self._drops = drops
-    self._profile = profile
+    self.durations = durations
+    self._speed, self._drops, self._profile = speed, drops, profile
     self._costs: dict[tuple[Any, ...], StepCost] = {}
 
   def cost(self, pipelines: Pipelines) -> StepCost:
@@ -112,7 +110,7 @@ class PipelineTimes:
 
     A restart from training pipelines saves first.
     """
-    durations = self._durations
+    durations = self.durations
     if rung == "checkpoint":
       pause_secs = durations.restart_secs + durations.load_secs
       return pause_secs + (durations.save_secs if before else 0.0)
@@ -138,8 +136,8 @@ class PipelineTimes:
 
   def _fixed_secs(self, rung: str) -> float:
     if rung == "reconfigure":
-      return self._durations.reconfigure_secs
-    return self._durations.repair_secs
+      return self.durations.reconfigure_secs
+    return self.durations.repair_secs
 
   def _copy_secs(
       self, before: Pipelines, after: Pipelines, live: Sequence[base.NodeId] | None = None
@@ -172,7 +170,6 @@ class MeasuredSpeed:
     return dataclasses.replace(cost, secs=self._factor * cost.secs)
 
   def finish(self, rung: str, before: Pipelines, after: Pipelines) -> Delay:
-    """Returns the delay of a step that loses nodes."""
     delay = self._speed.finish(rung, before, after)
     return dataclasses.replace(delay, secs=self._factor * delay.secs)
 

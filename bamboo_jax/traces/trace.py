@@ -48,7 +48,6 @@ class Event:
 
   @property
   def zone(self) -> str:
-    """Zone of the node."""
     return zone_of(self.node)
 
   def __str__(self) -> str:

@@ -64,7 +64,6 @@ class Steps:
 
   @property
   def places(self) -> tuple[Place, ...]:
-    """All places."""
     return tuple(Place(p, s) for p, n in enumerate(self.depths) for s in base.stages(n))
 
   def points(self, place: Place) -> tuple[int | str, ...]:

@@ -13,13 +13,13 @@ import json
 import math
 import pathlib
 import random
-import signal
-import subprocess
+import shutil
 import sys
 import tempfile
 from typing import Any
 
 from bamboo_jax import config as config_lib
+from bamboo_jax.benchmarks import interleave
 from bamboo_jax.recovery import templates
 
 # More nodes share them: the system limits how many programs are loaded.
@@ -60,7 +60,6 @@ _OF_CLUSTERS: Mapping[str, Sequence[Any]] = {
 _STEPS_PER_EVENT = 20
 _LIMIT_SECS = 600.0
 _ZONES = ("a", "a,b,c", "a,b,c")
-_TAIL = 600  # Characters of the output of a run that has failed.
 _KINDS = (
     *(("kill",), ("kill", "stop"), ("kill", "node", "notice")),
     ("kill", "node", "stop", "leader", "zone", "notice", "all"),
@@ -168,7 +167,7 @@ def run_cluster(
 ) -> str:
   """Returns the hash of the state of a cluster with random kills; None: of one process.
 
-  `arguments` are `--config` and its overrides. Raises `RuntimeError` if the run fails.
+  `arguments` are `--config` and its overrides. Raises `ValueError` if the run fails.
   """
   if layout is None:
     command = ["launch.train"]
@@ -180,25 +179,10 @@ def run_cluster(
   settings["num_steps"] = _STEPS_PER_EVENT * num_events + 1
   settings["metrics.plots"] = False
   command += [*arguments, *(f"--config.{key}={value}" for key, value in settings.items())]
-  with tempfile.TemporaryDirectory() as folder:
-    workdir = pathlib.Path(folder, "run")
-    _call([*command, f"--workdir={workdir}"])
-    return f"{json.loads((workdir / 'summary.json').read_text())['state_sha256']}"
-
-
-def _call(command: Sequence[str]) -> None:
-  process = subprocess.Popen(
-      [sys.executable, "-m", *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-  )
-  try:
-    output, _ = process.communicate(timeout=_LIMIT_SECS)
-  except BaseException as error:  # Also an interrupt.
-    for number in (signal.SIGINT, signal.SIGTERM):  # Told twice, it ends all
-      process.send_signal(number)  # that it has started at once.
-    output, _ = process.communicate()
-    if isinstance(error, subprocess.TimeoutExpired):
-      late = f"not done after {_LIMIT_SECS} s: {output[-_TAIL:]}"
-      raise RuntimeError(late) from error
-    raise
-  if process.returncode:
-    raise RuntimeError(f"exit code {process.returncode}: {output[-_TAIL:]}")
+  folder = pathlib.Path(tempfile.mkdtemp(prefix="bamboo_verify_"))  # Of a run that fails it stays.
+  command = [sys.executable, "-m", *command, f"--workdir={folder / 'run'}"]
+  name = str(layout or "one process")
+  interleave.call(command, folder, name=name, limit_secs=_LIMIT_SECS, prepare=None)
+  state = json.loads((folder / "run/summary.json").read_text())["state_sha256"]
+  shutil.rmtree(folder)
+  return f"{state}"

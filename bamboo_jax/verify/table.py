@@ -188,7 +188,6 @@ def find_command(
 
 
 def render(row: VerifyRow) -> str:
-  """Returns a row as a line."""
   num_same, num_failed = sum(row.states.values()), len(row.failures)
   none = "FAILED" if row.failures else "none"  # Too small a layout has no pairs, for example.
   states = ",".join(state[:12] for state in row.states) or none
@@ -284,7 +283,6 @@ _alone: dict[str, str] = {}  # States of undisturbed runs of one process.
 
 
 def _redraw(profile: cost_model.Profile, seed: int) -> cost_model.Profile:
-  """Returns a profile whose layers have random costs."""
   rng = random.Random(f"costs {seed}")
   layers = [
       dataclasses.replace(layer, forward_ms=rng.uniform(1, 9), backward_ms=rng.uniform(1, 9))

@@ -100,7 +100,6 @@ class Trials:
 
   @functools.cached_property
   def steps(self) -> cases_lib.Steps:
-    """The step in which nobody dies."""
     layout = self._job.first_layout
     timelines, _ = layout_lib.StepPlans(self._job.rules.rows).whole(layout)
     place_of = {n: layout.places_of([n])[0] for n in layout.nodes}
@@ -207,7 +206,6 @@ def _losses_of(lines: Sequence[jsonl.Line]) -> tuple[float, ...]:
 
 
 def bits_of(layers: Mapping[str, spec_lib.LayerState]) -> dict[str, list[bytes]]:
-  """Returns the bytes of the arrays of each layer."""
   return {
       name: [np.asarray(a).tobytes() for a in jax.tree.leaves(state)]
       for name, state in layers.items()

@@ -174,7 +174,6 @@ class Loop:
       event.act(*event.arguments)
 
   def start_step(self, start_ms: int) -> None:
-    """Starts a step."""
     self.step_end_ms = start_ms + self.step_ms
     self.queued_ms += self.step_ms
     if self.queues_steps:

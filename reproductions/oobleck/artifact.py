@@ -80,7 +80,6 @@ class Model:
 
 
 def read_models() -> dict[str, Model]:
-  """Returns the models of the evaluation, by name."""
   throughput: dict[str, dict[str, dict[int, float]]] = {}  # By model, system and nodes.
   idle: dict[str, dict[int, int]] = {}
   for row in _rows("oobleck_throughput_by_nodes.csv"):
@@ -110,7 +109,6 @@ def read_models() -> dict[str, Model]:
 
 
 def read_traces() -> dict[str, trace_lib.Trace]:
-  """Returns the traces of the evaluation, by name."""
   events: dict[str, list[trace_lib.Event]] = {}
   for row in _rows("oobleck_traces.csv"):
     event = trace_lib.Event(int(row["time_ms"]), row["kind"], f"node{row['node']}")
@@ -146,7 +144,6 @@ class OobleckRules:
     self._model = model
 
   def step_ms(self, num_pipelines: int, num_ready: int) -> int:
-    """Returns the time of a step."""
     del num_pipelines  # Their sizes differ.
     return self._model.step_ms("oobleck", num_ready)
 
@@ -154,13 +151,11 @@ class OobleckRules:
     """Does nothing: the assignment of nodes does not matter."""
 
   def lose(self, loop: artifact_loop.Loop, node: artifact_loop.Node) -> None:
-    """Makes all nodes gather."""
     del node
     self.lost_ms += loop.step_ms
     loop.gather(is_global=True)
 
   def end_step(self, loop: artifact_loop.Loop) -> bool:
-    """Counts the step and starts the next one."""
     loop.complete_step()
     loop.start_step(loop.now_ms)
     return True
@@ -197,7 +192,6 @@ class VarunaRules:
     self._is_after_loss = False
 
   def kept_samples(self) -> float:
-    """Returns the samples that were not lost."""
     steps = zip(self._rates, self._intervals_ms, strict=False)
     return sum(rate * interval_ms for rate, interval_ms in steps)
 
@@ -207,7 +201,6 @@ class VarunaRules:
     return {True: self._restart_ms - self._model.checkpoint_ms}
 
   def step_ms(self, num_pipelines: int, num_ready: int) -> int:
-    """Returns the time of a step."""
     del num_pipelines  # Their sizes differ.
     if self._model.restart_ms_by_nodes:
       num_nodes = _clip(num_ready)

@@ -108,7 +108,6 @@ class Play(NamedTuple):
 
 
 def play_case(job: Play) -> Case:
-  """Returns the results of a case."""
   model, system, name, trace, figure = job
   # No synthetic trace adds nodes after its start.
   grows = any(e.kind == "add" and e.time_ms > 0 for e in trace.events)

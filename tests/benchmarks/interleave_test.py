@@ -108,6 +108,15 @@ class InterleaveTest(folders.FolderCase):
     run.end()
     self.assertFalse(is_alive(run._process.pid))
 
+  def test_a_command_to_its_end(self):
+    for code, limit_secs, message in (
+        ("import sys; sys.exit('error: bad')", 60, "'a' ended with exit status 1: bad; all that"),
+        ("import time; time.sleep(60)", 0.1, "'a' is not done after 0.1 s: "),
+    ):
+      with self.assertRaisesRegex(ValueError, message):
+        command = [sys.executable, "-c", code]
+        interleave.call(command, self.folder, name="a", limit_secs=limit_secs)
+
   def test_ratio(self):
     ratio = interleave.render_ratio
     self.assertEqual(ratio([2.0, 6.0, 30.0], [1.0, 2.0, 10.0]), "3.000 [2.000, 3.000]")

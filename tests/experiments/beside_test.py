@@ -12,7 +12,7 @@ from absl.testing import absltest
 from bamboo_jax import config as config_lib
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.experiments import beside
-from bamboo_jax.sim import decisions, loop, speed, times as times_lib
+from bamboo_jax.sim import decisions, speed, times as times_lib
 from bamboo_jax.traces import scale, trace as trace_lib
 from bamboo_jax.training.setup import accept
 from tests import layouts, profiles, tiny
@@ -73,8 +73,7 @@ def make_policy(measured, *, num_stages=2, is_measured=True):
     predicted = times_lib.MeasuredSpeed(predicted, measured, whole=whole)
   durations = measured.durations
   times = times_lib.PipelineTimes(predicted, durations, drops=False, profile=None)
-  decider = decisions.Decider(rules.ladder, rules.planner, times)
-  return loop.Policy("predicted", decider, durations)
+  return decisions.Policy("predicted", rules.ladder, rules.planner, times)
 
 
 class ValidationTest(absltest.TestCase):

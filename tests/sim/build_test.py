@@ -20,7 +20,7 @@ def expect(policy, live, losses):
 
 
 def sizes(policy, num_nodes):
-  pipelines = policy.decider.planner.fresh(range(num_nodes), {})
+  pipelines = policy.planner.fresh(range(num_nodes), {})
   return [p.partition.num_stages for p in pipelines]
 
 
@@ -67,11 +67,11 @@ class LayoutTest(parameterized.TestCase):
   @parameterized.parameters("depth", "grid", "templates")
   def test_few_nodes_are_folded(self, layout):
     policy = make_policy(pipeline__layout=layout, recovery__fold=True)
-    (pipeline,) = policy.decider.planner.fresh([7], {})
+    (pipeline,) = policy.planner.fresh([7], {})
     self.assertEqual({*pipeline.roles.owners}, {7})
 
   def test_whole_pipelines_are_kept(self):
-    planner = make_policy(pipeline__layout="depth").decider.planner
+    planner = make_policy(pipeline__layout="depth").planner
     pipelines = planner.fresh(range(9), {})
     self.assertEqual(planner.adapt(pipelines, range(9)), pipelines)
 
@@ -93,15 +93,15 @@ class ForecastTest(parameterized.TestCase):
     rates = [expect(policy, {8: 1.0}, n) for n in (0.0, 0.1, 1.0, 1e6)]
     self.assertEqual(rates, sorted(rates, reverse=True))
     self.assertLess(rates[-1], rates[0] / 1000)
-    pipelines = policy.decider.planner.fresh(range(8), {})
-    cost = policy.decider.times.cost(pipelines)
+    pipelines = policy.planner.fresh(range(8), {})
+    cost = policy.times.cost(pipelines)
     self.assertAlmostEqual(rates[0], cost.num_samples / cost.secs)
     self.assertEqual(expect(policy, {3: 1.0}, 0.1), 0.0)  # Too few nodes.
 
   def test_what_counts_is_when_training_is_possible(self):
     live = {2: 3.0, 4: 1.0}  # Too few nodes on average.
     policy = make_policy(pipeline__layout="depth", study__picks_mode=True, forecast=(live, 1.0))
-    self.assertTrue(policy.decider.ladder.has_replicas)
+    self.assertTrue(policy.ladder.has_replicas)
     always = expect(policy, {4: 1.0}, 1.0)
     self.assertAlmostEqual(expect(policy, live, 1.0), always / 4)
 
@@ -119,7 +119,7 @@ class ForecastTest(parameterized.TestCase):
         study__picks_mode=True,
         forecast=({4 * max_pipelines: 1.0}, losses),
     )
-    self.assertEqual(policy.decider.ladder.has_replicas, has_shadows)
+    self.assertEqual(policy.ladder.has_replicas, has_shadows)
 
   @parameterized.parameters(
       # A pipeline of 6 is faster than one of 4, but has no spares for long.

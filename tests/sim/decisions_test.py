@@ -28,23 +28,23 @@ _EVENTS = st.lists(
 )
 
 
-def make_decider(name):
+def make_policy(name):
   config = policies.make_config(num_stages=2, num_microbatches=4, **_SETTINGS[name])
   (policy,) = build.make_choices(name, config, _COSTS)
-  return policy.decider
+  return policy
 
 
-def join(decider, places, count, when):
+def join(policy, places, count, when):
   joined = tuple(range(places.num_places, places.num_places + count))
   change = ladder_lib.Change(joined=joined)
-  return decider.answer(places, change, when=when, find_zones=dict)
+  return policy.answer(places, change, when=when, find_zones=dict)
 
 
 class DecisionsTest(parameterized.TestCase):
 
   @parameterized.parameters(*_SETTINGS)
   def test_as_if_asked_each_time(self, name):
-    decider = make_decider(name)
+    policy = make_policy(name)
 
     @hypothesis.settings(max_examples=25, deadline=None, derandomize=True)
     @hypothesis.example([("noticed", [0], "boundary"), ("lost", [0], "step")])
@@ -52,7 +52,7 @@ class DecisionsTest(parameterized.TestCase):
     def check(events):
       nonlocal num_vacant
       # Names of nodes by place here, and a state with those names there.
-      names, places = [], decider.empty
+      names, places = [], policy.empty
       layout, live, num_added = layout_lib.Layout(), [], 0
       zones = {n: f"zone{n % 3}" for n in range(50)}
       for kind, picks, when in [("joined", range(8), "boundary"), *events]:
@@ -68,7 +68,7 @@ class DecisionsTest(parameterized.TestCase):
           names += nodes
         numbers = [names.index(n) for n in nodes if n in names]
         as_kind = tuple if kind == "joined" else frozenset
-        answer = decider.answer(
+        answer = policy.answer(
             places,
             ladder_lib.Change(**{kind: as_kind(numbers)}),
             when=when,
@@ -77,8 +77,8 @@ class DecisionsTest(parameterized.TestCase):
         decision = decide.decide(
             layout,
             ladder_lib.Change(**{kind: as_kind(nodes)}, zones=zones),
-            ladder=decider.ladder,
-            planner=decider.planner,
+            ladder=policy.ladder,
+            planner=policy.planner,
             when=when,
         )
         names = [names[number] for number in answer.numbers]
@@ -97,18 +97,18 @@ class DecisionsTest(parameterized.TestCase):
     self.assertEqual(num_vacant > 0, name in ("recycle", "drop"))
 
   def test_memory_is_bounded(self):
-    decider = make_decider("bamboo")
-    places = join(decider, decider.empty, 4, "boundary").places
-    with mock.patch.object(type(decider), "MAX_ANSWERS", 2):
+    policy = make_policy("bamboo")
+    places = join(policy, policy.empty, 4, "boundary").places
+    with mock.patch.object(type(policy), "MAX_ANSWERS", 2):
       for count in range(1, 5):
-        answer = join(decider, places, count, "step")
+        answer = join(policy, places, count, "step")
         self.assertLen(answer.places.layout.spares, count)
-        self.assertLessEqual(len(decider._answers), 2)
+        self.assertLessEqual(len(policy._answers), 2)
 
   def test_disbanding(self):
-    decider = make_decider("bamboo")
-    places = join(decider, decider.empty, 5, "boundary").places
-    disbanded, numbers = decider.disband(places)
+    policy = make_policy("bamboo")
+    places = join(policy, policy.empty, 5, "boundary").places
+    disbanded, numbers = policy.disband(places)
     self.assertEqual(disbanded.layout.pipelines, ())
     self.assertEqual(numbers, (0, 1, 2, 3, 4))
     self.assertEqual(disbanded.num_training, 0)

@@ -70,8 +70,7 @@ class Simulation:
         drops=False,
         profile=profile,
     )
-    decider = decisions.Decider(rules.ladder, rules.planner, times)
-    self._policy = loop.Policy("policy", decider, durations)
+    self._policy = decisions.Policy("policy", rules.ladder, rules.planner, times)
     self.begin()
 
   def begin(self):

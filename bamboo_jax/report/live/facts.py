@@ -3,7 +3,7 @@
 Pure. Numbers that are not known, or not finite, are None.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 import functools
 import json
@@ -26,10 +26,11 @@ from bamboo_jax.recovery import (
     survival as survival_lib,
 )
 from bamboo_jax.report import status as status_lib
-from bamboo_jax.report.live import cards, words
+from bamboo_jax.report.live import words
 
 _MOST = 1000  # Points; with more, every second one is dropped.
 _MOST_EVENTS = 200  # The last ones.
+_MOST_GONE = 6  # Nodes without a place in the grid: the last ones.
 _ROUTINE = ("evaluating", "saving")  # Pauses that are no events.
 EMPTY: Mapping[base.NodeId, float] = types.MappingProxyType({})
 
@@ -158,6 +159,31 @@ class History:
 
 
 @dataclasses.dataclass
+class Card:
+  """A node.
+
+  Attributes:
+    row: "pipeline 0", or "spares", "joining", "gone".
+    column: Stage; None outside of a pipeline.
+    role: "owner", "spare", "leaving", "joining" or "gone".
+    places: Stages that it owns, as `pipeline/stage`.
+    shadows: Stages of which it has a replica.
+    if_lost: Rung that would be taken if it died; None if not known.
+    text: For people.
+  """
+
+  name: str
+  zone: str | None
+  role: str
+  places: Sequence[str] = dataclasses.field(default_factory=list)
+  shadows: Sequence[str] = dataclasses.field(default_factory=list)
+  if_lost: str | None = None
+  row: str = ""
+  column: int | None = None
+  text: str = ""
+
+
+@dataclasses.dataclass
 class Known:
   """What is known of a run so far.
 
@@ -191,7 +217,6 @@ class Known:
   now_secs: float = 0.0
 
   def meet(self, members: Iterable[views.Member]) -> None:
-    """Remembers members and zones."""
     for member in members:
       self.met[member.number] = member
       if member.zone not in self.zones:
@@ -206,7 +231,10 @@ def find(known: Known) -> dict[str, Any]:
       r["view"]: find_recovery(r, known.kills) for r in status.get("recoveries", ())
   } | history.recoveries
   recoveries = [r for _, r in sorted(told.items())]
-  standing = _find_standing(known.run) if known.run else None
+  standing = None
+  if known.run:
+    told_last = [known.run.status.get("layout", {}), known.run.status.get("ladder", {})]
+    standing = _judge(json.dumps(told_last), known.run.view)
   nodes = _find_nodes(known, standing, recoveries)
   totals, price = history.totals, known.price
   usd = 0.0 if price is None else price.usd_per_hour(known.market) / 3600
@@ -215,7 +243,7 @@ def find(known: Known) -> dict[str, Any]:
       "metrics": _find_metrics(known, nodes),
       "nodes": nodes,
       "zones": list(known.zones),
-      "survival": _find_survival(known.run, standing),
+      "survival": standing and {"text": standing.survival, "zones": standing.zones},
       "recoveries": recoveries,
       "events": list(history.events),
       "curve": [[*p[:5], usd * p[5] if usd else None, p[6]] for p in history.points],
@@ -328,32 +356,122 @@ def _find_nodes(
   run, history = known.run, known.history
   if run is None or standing is None:
     living = [
-        cards.Card(history.names.get(str(node), f"node {node}"), None, "owner", owned)
+        Card(history.names.get(str(node), f"node {node}"), None, "owner", owned)
         for node, owned in history.owned.items()
     ]
     gone: set[base.NodeId] = set()
   else:
-    layout, rungs, _ = standing
     # Those that died before this was started were never met.
-    dead = layout.nodes.union(*(recovery["nodes"] for recovery in recoveries))
+    dead = standing.layout.nodes.union(*(recovery["nodes"] for recovery in recoveries))
     joining = [m for m in run.registered if m.number not in known.met and m.number not in dead]
-    living = cards.find_living(layout, run.view, joining, rungs)
+    living = _find_living(standing, run.view, joining)
     gone = known.met.keys() - run.view.numbers
-  lost = cards.find_dead(recoveries, known.met, living, history.places, sorted(gone))
-  return cards.arrange(living, lost)
+  lost = find_dead(recoveries, known.met, living, history.places, sorted(gone))
+  return arrange(living, lost)
+
+
+def _find_living(
+    standing: "_Standing", view: views.View, joining: Iterable[views.Member]
+) -> list[Card]:
+  """Returns the nodes of a view, and those that are about to join."""
+  places: dict[int, list[str]] = {}
+  shadows: dict[int, list[str]] = {}
+  for number, pipeline in enumerate(standing.layout.pipelines):
+    for stage, owner in enumerate(pipeline.roles.owners):
+      if stage not in pipeline.vacant:
+        places.setdefault(owner, []).append(f"{number}/{stage}")
+    for stage, shadow in pipeline.roles.shadows.items():
+      shadows.setdefault(shadow, []).append(f"{number}/{stage}")
+  found = []
+  for member in sorted({*joining, *view.members}):
+    number = member.number
+    role = "owner" if number in places else "spare"
+    if number not in view.numbers:
+      role = "joining"
+    elif number in view.leaving:
+      role = "leaving"
+    found.append(
+        Card(
+            member.name,
+            member.zone,
+            role,
+            places.get(number, []),
+            shadows.get(number, []),
+            standing.nodes.get(number),
+        )
+    )
+  return found
+
+
+def find_dead(
+    recoveries: Iterable[Mapping[str, Any]],
+    met: Mapping[base.NodeId, views.Member],
+    living: Iterable[Card],
+    last_places: Mapping[base.NodeId, Sequence[str]],
+    gone: Iterable[base.NodeId],
+) -> list[Card]:
+  """Returns the nodes that have died, the last first.
+
+  Args:
+    recoveries: In order.
+    met: All members that were ever seen.
+    living: Who has come again under its old name is not dead.
+    last_places: The places of nodes when they last had some, by number.
+    gone: Members that are lost, if only lately.
+  """
+  dead: dict[str, Card] = {}
+  for number in gone:
+    places = last_places.get(number, [])
+    dead[met[number].name] = Card(met[number].name, None, "gone", places, text="gone")
+  for recovery in recoveries:
+    for number, name in zip(recovery["nodes"], recovery["names"], strict=True):
+      places = last_places.get(number, recovery["victims"] if len(recovery["nodes"]) == 1 else [])
+      said = words.describe_death(recovery).partition("; ")[2]
+      text = f"died in step {recovery['step']}; {said}"
+      dead.pop(name, None)
+      dead[name] = Card(name, None, "gone", places, text=text)
+  zones = {member.name: member.zone for member in met.values()}
+  names = {card.name for card in living}
+  found = [card for card in dead.values() if card.name not in names]
+  return [dataclasses.replace(card, zone=zones.get(card.name)) for card in reversed(found)]
+
+
+def arrange(living: Iterable[Card], dead: Iterable[Card]) -> list[dict[str, Any]]:
+  """Returns cards in the order of the grid, each with its row and column.
+
+  A node stands at its first place; a dead one keeps its place until another
+  node stands there.
+  """
+  found: list[tuple[Any, Card]] = []
+  taken: set[str] = set()
+  num_gone = 0
+  rows = {"owner": "spares", "leaving": "spares", "spare": "spares", "joining": "joining"}
+  for card in [*living, *dead]:
+    place = next((p for p in card.places if p not in taken), None)
+    if card.role == "gone" and place is None:
+      num_gone += 1
+      if num_gone > _MOST_GONE:
+        continue
+    key = (1, ("spares", "joining", "gone").index(rows.get(card.role, "gone")))
+    row, column = rows.get(card.role, "gone"), None
+    if place is not None:
+      taken.add(place)
+      pipeline, stage = map(int, place.split("/"))
+      row, column, key = f"pipeline {pipeline}", stage, (0, pipeline, stage)
+    text = card.text
+    if not text and card.if_lost:
+      text = f"if it dies: {words.IF_LOST[card.if_lost]}"
+    found.append((key, dataclasses.replace(card, row=row, column=column, text=text)))
+  return [dataclasses.asdict(card) for _, card in sorted(found, key=lambda entry: entry[0])]
 
 
 class _Standing(NamedTuple):
-  """Layout, rungs taken if one of some sets of nodes died now, a sentence."""
+  """Layout, a sentence, and the rung taken if a node or a zone died now; None if not known."""
 
   layout: layout_lib.Layout
-  rungs: Mapping[frozenset[base.NodeId], str]
   survival: str
-
-
-def _find_standing(run: status_lib.StoredRun) -> _Standing:
-  told = [run.status.get("layout", {}), run.status.get("ladder", {})]
-  return _judge(json.dumps(told), run.view)
+  nodes: Mapping[base.NodeId, str | None]
+  zones: Mapping[str, str | None]
 
 
 @functools.lru_cache(maxsize=2)  # They change rarely, and are asked for often.
@@ -361,39 +479,32 @@ def _judge(told: str, view: views.View) -> _Standing:
   facts, switched_on = json.loads(told)
   layout = status_lib.parse_layout(facts)
   text = status_lib.describe_survival(layout, view)
-  if not layout.pipelines or not layout.nodes <= view.numbers:
-    return _Standing(layout, {}, text)
-  ladder = json_lib.from_plain(ladder_lib.Ladder, switched_on)
-  spares = tuple(sorted(view.numbers - layout.nodes))
-  layout = dataclasses.replace(layout, spares=spares)
-  rungs = {}
-  for lost in {*_zones(view).values(), *(frozenset({n}) for n in view.numbers)}:
-    change = ladder_lib.Change(lost=lost)
-    rung = decide_lib.decide(layout, change, ladder=ladder).rung
-    if rung in ("checkpoint", "stop") and ladder.options.reconfigure:
-      # Without its planner, which needs costs, `decide` makes no new pipelines.
-      if not moves.lost_layers(layout.pipelines, {*layout.live} - lost):
-        rung = "reconfigure"
-    rungs[lost] = rung
-  return _Standing(layout, rungs, text)
-
-
-def _zones(view: views.View) -> dict[str, frozenset[base.NodeId]]:
+  find_rung: Callable[[frozenset[base.NodeId]], str | None] = lambda lost: None
+  if layout.pipelines and layout.nodes <= view.numbers:
+    ladder = json_lib.from_plain(ladder_lib.Ladder, switched_on)
+    spares = tuple(sorted(view.numbers - layout.nodes))
+    whole = dataclasses.replace(layout, spares=spares)
+    find_rung = functools.partial(_find_rung, whole, ladder)
   zones = sorted({m.zone for m in view.members})
-  of = lambda zone: (m.number for m in view.members if m.zone == zone)
-  return {zone: frozenset(of(zone)) for zone in zones}
+  of = lambda zone: frozenset(m.number for m in view.members if m.zone == zone)
+  return _Standing(
+      layout,
+      text,
+      {n: find_rung(frozenset({n})) for n in view.numbers},
+      {zone: find_rung(of(zone)) for zone in zones},
+  )
 
 
-def _find_survival(
-    run: status_lib.StoredRun | None, standing: _Standing | None
-) -> dict[str, Any] | None:
-  """Returns the rung for each zone, and a sentence; None if not known."""
-  if run is None or standing is None:
-    return None
-  return {
-      "text": standing.survival,
-      "zones": {zone: standing.rungs.get(nodes) for zone, nodes in _zones(run.view).items()},
-  }
+def _find_rung(
+    layout: layout_lib.Layout, ladder: ladder_lib.Ladder, lost: frozenset[base.NodeId]
+) -> str:
+  """Returns the rung that is taken if some nodes die."""
+  rung = decide_lib.decide(layout, ladder_lib.Change(lost=lost), ladder=ladder).rung
+  if rung in ("checkpoint", "stop") and ladder.options.reconfigure:
+    # Without its planner, which needs costs, `decide` makes no new pipelines.
+    if not moves.lost_layers(layout.pipelines, {*layout.live} - lost):
+      return "reconfigure"
+  return rung
 
 
 def find_time(account: account_lib.Account) -> dict[str, Any]:
