@@ -9,6 +9,7 @@ scores.
 """
 
 from collections.abc import Callable, Iterator
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -55,10 +56,6 @@ def count_products(function: Callable[..., Any], *args: base.PyTree) -> int:
   """
   jaxpr = jax.make_jaxpr(function)(*args)
   return sum(product.flops for product in find_products(jaxpr))
-
-
-def moved_bytes(traced: jax.stages.Traced) -> int:
-  return spec_lib.nbytes((traced.in_avals, traced.out_info))
 
 
 def find_products(jaxpr: Jaxpr, *, loop_length: int | None = None) -> list[Product]:
@@ -109,7 +106,9 @@ def layer_flops(spec: spec_lib.StageSpec) -> dict[str, int]:
     (layer,) = one.layers
     kind = layer.kind, str(one.inputs)
     if kind not in seen:
-      seen[kind] = _layer_flops(one)
+      run = functools.partial(layer.apply, key=None, train=False)
+      state, batch = one.state[layer.name], {key: one.batch[key] for key in layer.batch_keys}
+      seen[kind] = count_products(run, state.params, state.stats, one.inputs, batch)
     flops[layer.name] = seen[kind]
   return flops
 
@@ -123,20 +122,6 @@ def step_flops(spec: spec_lib.StageSpec) -> int:
   if any(layer.trained for layer in spec.layers):
     factor = 1
   return (1 + factor) * sum(layer_flops(spec).values())
-
-
-def _layer_flops(spec: spec_lib.StageSpec) -> int:
-  (layer,) = spec.layers
-  state = spec.state[layer.name]
-  return count_products(
-      lambda params, stats, inputs, batch: layer.apply(
-          params, stats, inputs, batch, key=None, train=False
-      ),
-      state.params,
-      state.stats,
-      spec.inputs,
-      {key: spec.batch[key] for key in layer.batch_keys},
-  )
 
 
 def _make_product(eqn: Any, flops: int) -> Product:

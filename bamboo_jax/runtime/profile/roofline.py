@@ -69,7 +69,8 @@ class Roofline(NamedTuple):
     """Returns the time of a program of `UnitPrograms`, such as "forward"."""
     traced = programs.trace(name)
     if name not in ("forward", "backward"):
-      return self.start_ms + products.moved_bytes(traced) / self.bytes_per_ms
+      moved = spec_lib.nbytes((traced.in_avals, traced.out_info))
+      return self.start_ms + moved / self.bytes_per_ms
     # Efficiencies are shares of all products that are traced.
     is_frozen = any(layer.trained for layer in programs.unit.layers)
     jaxpr = compat.drop_unused(traced) if is_frozen else traced.jaxpr

@@ -3,7 +3,6 @@
 import functools
 import operator
 import random
-import threading
 from unittest import mock
 
 from absl.testing import absltest, parameterized
@@ -13,8 +12,6 @@ import numpy as np
 from bamboo_jax.runtime.wire import endpoints, ordered_sum, transport as transport_lib
 from bamboo_jax.schedule import channel as channel_lib
 from tests.runtime.wire import transport_test
-
-_PATIENCE_SECS = 60.0
 
 
 def make_share(seed, sizes):
@@ -65,12 +62,10 @@ class OrderedSumTest(parameterized.TestCase):
         transport_lib.Transport(n, run="r", endpoint=endpoints.listen_unix(), queued_bytes=1 << 19)
         for n in range(count)
     ]
-    exchanges = []
     for transport in transports:
       self.addCleanup(transport.close)
       transport.set_addresses({n: t.address for n, t in enumerate(transports)})
       transport.begin(1)
-      exchanges.append(transport)
     got = {}
 
     def run(me):
@@ -78,26 +73,15 @@ class OrderedSumTest(parameterized.TestCase):
       for turn in range(2):
         channel = channel_lib.Channel("sum", (*holders, *others), (turn,))
         got[me] = ordered_sum.ordered_sum(
-            exchanges[me], channel, held, num_shares=len(holders), like=shares[0]
+            transports[me], channel, held, num_shares=len(holders), like=shares[0]
         )
 
-    stop = threading.Event()
-
-    def cut():
+    def cut(stop):
       rng = random.Random(0)
       while not stop.wait(0.02):
         transport_test.cut_all(rng.choice(transports))
 
-    nodes = sorted({*holders, *others})
-    threads = [threading.Thread(target=run, args=(me,)) for me in nodes]
-    cutter = threading.Thread(target=cut)
-    for thread in (*threads, cutter):
-      thread.start()
-    for thread in threads:
-      thread.join(_PATIENCE_SECS)
-    stop.set()
-    cutter.join()
-    self.assertEqual(sorted(got), nodes)
+    transport_test.run_all([functools.partial(run, me) for me in {*holders, *others}], cut)
     for total in got.values():
       jax.tree.map(lambda a, b: self.assertEqual(a.tobytes(), b.tobytes()), total, wanted)
 

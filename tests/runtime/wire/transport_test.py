@@ -1,5 +1,6 @@
 """Values arrive once, in order and whole, however connections break."""
 
+from concurrent import futures
 import contextlib
 import itertools
 import os
@@ -46,6 +47,19 @@ def cut_all(transport):
 
 def make_value(number, size):
   return [np.full(size, number, np.float32), np.array(number)]
+
+
+def run_all(tasks, beside=lambda stop: None):
+  """Runs tasks in threads, with `beside` until they have ended; raises their errors."""
+  stop, pool = threading.Event(), futures.ThreadPoolExecutor(1 + len(tasks))
+  other, *running = [pool.submit(task) for task in (lambda: beside(stop), *tasks)]
+  try:
+    for task in running:
+      task.result(_PATIENCE_SECS)
+  finally:
+    stop.set()
+    pool.shutdown(wait=False)
+  other.result(_PATIENCE_SECS)
 
 
 class LateArray:
@@ -114,10 +128,9 @@ class TransportTest(parameterized.TestCase):
 
   @parameterized.parameters(*KINDS)
   def test_broken_connections_lose_nothing(self, kind):
-    nodes = self._make(3, kind)
-    stop, arrived = threading.Event(), threading.Semaphore(0)
+    nodes, arrived = self._make(3, kind), threading.Semaphore(0)
 
-    def cut():
+    def cut(stop):
       rng = random.Random(0)
       while not stop.wait(rng.uniform(0.0, 0.02)):
         cut_all(rng.choice(nodes))
@@ -136,29 +149,7 @@ class TransportTest(parameterized.TestCase):
           assert scalar == number and (vector == number).all(), number
           arrived.release()
 
-    self._run_all([lambda me=me: run(me) for me in range(3)], cut, stop)
-
-  def _run_all(self, tasks, beside, stop):
-    """Runs tasks in threads, with another beside them; raises their errors."""
-    errors = []
-
-    def guard(task):
-      try:
-        task()
-      except BaseException as error:
-        errors.append(error)
-
-    threads = [threading.Thread(target=guard, args=(t,)) for t in tasks]
-    other = threading.Thread(target=beside)
-    for thread in (other, *threads):
-      thread.start()
-    for thread in threads:
-      thread.join(_PATIENCE_SECS)
-      self.assertFalse(thread.is_alive(), "a value has not arrived")
-    stop.set()
-    other.join()
-    if errors:
-      raise errors[0]
+    run_all([lambda me=me: run(me) for me in range(3)], cut)
 
   def test_attempts(self):
     first, second = self._make(2)
@@ -204,8 +195,7 @@ class TransportTest(parameterized.TestCase):
         vector, scalar = nodes[me].receive(1 - me, "a")
         assert scalar == number and (vector == number).all(), number
 
-    tasks = [lambda me=me: run(me) for me in range(2)]
-    self._run_all(tasks, lambda: None, threading.Event())
+    run_all([lambda me=me: run(me) for me in range(2)])
     # The last one comes on top, whatever its size.
     self.assertLessEqual(max(most), 1000 + 4 * size + 8)
 
@@ -240,12 +230,12 @@ class TransportTest(parameterized.TestCase):
       first.send(7, "a", make_value(0, 200))
     self.assertEqual(first.open_waits(), [])
 
-    def tell():
+    def tell(_):
       self._wait(lambda: first.open_waits() == [7])
       act(first)
 
     with self.assertRaisesRegex(error, message):
-      self._run_all([lambda: call(first)], tell, threading.Event())
+      run_all([lambda: call(first)], tell)
     self.assertEqual(first.open_waits(), [])
     self.assertNotEqual(first.waited_secs, 0.0)
     del second
