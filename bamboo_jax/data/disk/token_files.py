@@ -83,19 +83,22 @@ class TokenFile:
     """Returns the tokens from `start` to below `stop`.
 
     Raises `base.DataError` if the file has changed since it was first read, or
-    names the first token of the file that the model does not have.
+    names the first of these tokens that the model does not have.
     """
     if self.tokens is not None:
       return self.tokens[start:stop]
-    tokens = self._read(start, stop)
-    if self._find_wrong(tokens).size:
-      for first in range(0, self.num_tokens, _BLOCK):
-        tokens = self._read(first, min(first + _BLOCK, self.num_tokens))
-        for place in self._find_wrong(tokens)[:1]:
-          raise base.DataError(
-              f"{self.name}: token {first + place} is {tokens[place]}, "
-              f"must be below the model's vocab_size={self.vocab_size}."
-          )
+    count, place = stop - start, self.first_byte + start * self.dtype.itemsize
+    tokens = np.zeros(0, self.dtype)
+    if _stamp(self.name) == self._stamp:
+      tokens = np.fromfile(self.name, self.dtype, count, offset=place)
+    if len(tokens) != count:
+      raise base.DataError(f"{self.name} has changed while it was read.")
+    if tokens.size and not 0 <= tokens.min() <= tokens.max() < self.vocab_size:
+      first = np.flatnonzero((tokens < 0) | (tokens >= self.vocab_size))[0]
+      raise base.DataError(
+          f"{self.name}: token {start + first} is {tokens[first]}, "
+          f"must be below the model's vocab_size={self.vocab_size}."
+      )
     return tokens
 
   def documents(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
@@ -152,20 +155,6 @@ class TokenFile:
   def _stamp(self) -> tuple[int, int]:
     """Size and time of the file at its first read."""
     return _stamp(self.name)
-
-  def _read(self, start: int, stop: int) -> np.ndarray:
-    place = self.first_byte + start * self.dtype.itemsize
-    if _stamp(self.name) == self._stamp:
-      tokens = np.fromfile(self.name, self.dtype, stop - start, offset=place)
-      if len(tokens) == stop - start:
-        return tokens
-    raise base.DataError(f"{self.name} has changed while it was read.")
-
-  def _find_wrong(self, tokens: np.ndarray) -> np.ndarray:
-    """Returns the places of tokens that the model does not have."""
-    if not tokens.size or (tokens.max() < self.vocab_size and tokens.min() >= 0):
-      return np.zeros(0, np.int64)
-    return np.flatnonzero((tokens < 0) | (tokens >= self.vocab_size))
 
 
 def open_file(
