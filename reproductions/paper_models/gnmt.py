@@ -80,28 +80,22 @@ def make_gnmt(variant: str = "16", **options: Any) -> model_lib.Model:
   A microbatch has "source", "inputs" and "targets".
   """
   size = shape_lib.choose(VARIANTS, variant, options, model="gnmt")
-  make, rate = linen.make_layer, size.dropout_rate
-  embedding: Any = {"vocab_size": size.vocab_size, "width": size.width}
+  make = functools.partial(linen.make_layer, size=size)
   tie = layer_lib.Tie("embedding", "encoder_embed", "embedding")
+  is_residual = [index >= _FIRST_RESIDUAL for index in range(size.num_layers)]
   layers = (
-      make("encoder_embed", _embed, ("source",), key="source", **embedding),
+      make("encoder_embed", _embed, ("source",), key="source"),
       *(
-          make(
-              *(f"encoder_{index:02d}", _encoder, ("source",)),
-              width=size.width,
-              is_first=index == 0,
-              is_residual=index >= _FIRST_RESIDUAL,
-              rate=rate,
-          )
-          for index in range(size.num_layers)
+          make(*(f"encoder_{i:02d}", _encoder, ("source",)), is_first=i == 0, is_residual=adds)
+          for i, adds in enumerate(is_residual)
       ),
-      make(*("decoder_embed", _embed, ("inputs",), (tie,) * size.tied), key="inputs", **embedding),
-      make("decoder_00", _attend, ("source",), rate=rate),
+      make("decoder_embed", _embed, ("inputs",), (tie,) * size.tied, key="inputs"),
+      make("decoder_00", _attend, ("source",)),
       *(
-          make(*(f"decoder_{index:02d}", _decoder), is_residual=index >= _FIRST_RESIDUAL, rate=rate)
-          for index in range(1, size.num_layers)
+          make(f"decoder_{i:02d}", _decoder, is_residual=adds)
+          for i, adds in enumerate(is_residual[1:], start=1)
       ),
-      make("head", _head, ("targets",), **embedding),
+      make("head", _head, ("targets",)),
   )
   token_L = jax.ShapeDtypeStruct((size.sequence_length,), jnp.int32)
   return model_lib.Model(
@@ -113,20 +107,14 @@ def make_gnmt(variant: str = "16", **options: Any) -> model_lib.Model:
 
 
 def _embed(
-    call: linen.Call,
-    inputs: jax.Array | None,
-    batch: layer_lib.Batch,
-    *,
-    key: str,
-    vocab_size: int,
-    width: int,
+    call: linen.Call, inputs: jax.Array | None, batch: layer_lib.Batch, *, size: GnmtSize, key: str
 ) -> jax.Array | Pair:
   """Embeds the tokens `key` of the batch, float32 [S, L, D].
 
   If there is an output of the encoder, returns it with them.
   """
-  normal = nn.initializers.normal(width**-0.5)
-  embedded = call.param("embedding", normal, vocab_size, width)[batch[key]]
+  normal = nn.initializers.normal(size.width**-0.5)
+  embedded = call.param("embedding", normal, size.vocab_size, size.width)[batch[key]]
   return embedded if inputs is None else (inputs, embedded)
 
 
@@ -135,26 +123,25 @@ def _encoder(
     inputs: jax.Array,
     batch: layer_lib.Batch,
     *,
-    width: int,
+    size: GnmtSize,
     is_first: bool,
     is_residual: bool,
-    rate: float,
 ) -> jax.Array:
   """Returns float32 [S, L, D]; [S, L, 2 D] if first, for both directions."""
-  h_SLD = call.drop(inputs, rate)
-  out_SLD = _lstm(width, "lstm")(h_SLD)
+  h_SLD = call.drop(inputs, size.dropout_rate)
+  out_SLD = _lstm(size.width, "lstm")(h_SLD)
   if is_first:
-    back = _lstm(width, "backwards", reverse=True, keep_order=True)
+    back = _lstm(size.width, "backwards", reverse=True, keep_order=True)
     back_SLD = back(h_SLD, seq_lengths=_lengths(batch["source"]))
     out_SLD = jnp.concatenate([out_SLD, back_SLD], axis=-1)
   return inputs + out_SLD if is_residual else out_SLD
 
 
-def _attend(call: linen.Call, inputs: Pair, batch: layer_lib.Batch, *, rate: float) -> Pair:
+def _attend(call: linen.Call, inputs: Pair, batch: layer_lib.Batch, *, size: GnmtSize) -> Pair:
   """Runs the lowest decoder layer; returns context, activations [S, T, D]."""
   memory_SLD, embedded_STD = inputs
-  width = memory_SLD.shape[-1]
-  h_STD = _lstm(width, "lstm")(call.drop(embedded_STD, rate))
+  width = size.width
+  h_STD = _lstm(width, "lstm")(call.drop(embedded_STD, size.dropout_rate))
   query_STD = nn.Dense(width, use_bias=False, name="query")(h_STD)
   key_SLD = nn.Dense(width, use_bias=False, name="key")(memory_SLD)
   bias_D = call.param("bias", nn.initializers.zeros, width)
@@ -172,22 +159,22 @@ def _attend(call: linen.Call, inputs: Pair, batch: layer_lib.Batch, *, rate: flo
 
 
 def _decoder(
-    call: linen.Call, inputs: Pair, batch: layer_lib.Batch, *, is_residual: bool, rate: float
+    call: linen.Call, inputs: Pair, batch: layer_lib.Batch, *, size: GnmtSize, is_residual: bool
 ) -> Pair:
   """Runs a decoder layer; returns context and output, [S, T, D] each."""
   context_STD, h_STD = inputs
-  dropped_STD = call.drop(h_STD, rate)
+  dropped_STD = call.drop(h_STD, size.dropout_rate)
   both = jnp.concatenate([dropped_STD, context_STD], axis=-1)
-  out_STD = _lstm(h_STD.shape[-1], "lstm")(both)
+  out_STD = _lstm(size.width, "lstm")(both)
   return context_STD, h_STD + out_STD if is_residual else out_STD
 
 
 def _head(
-    call: linen.Call, inputs: Pair, batch: layer_lib.Batch, *, width: int, vocab_size: int
+    call: linen.Call, inputs: Pair, batch: layer_lib.Batch, *, size: GnmtSize
 ) -> layer_lib.Loss:
   """Projects to the vocabulary; cross-entropy. Ignores the context."""
-  normal = nn.initializers.normal(width**-0.5)
-  weight = call.param("weight", normal, width, vocab_size)
+  normal = nn.initializers.normal(size.width**-0.5)
+  weight = call.param("weight", normal, size.width, size.vocab_size)
   return losses.token_loss(inputs[1], weight, batch["targets"], vocab_first=False)
 
 
