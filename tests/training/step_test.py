@@ -238,7 +238,7 @@ class MeasuredTest(parameterized.TestCase):
     ]
     agreement = deaths_test.make_agreement()
     recovery = deaths_test.make_recovery(step=22)
-    step = self.make_step(passes[1:2], instructions=passes[::2])  # A program's segment, and rows.
+    step = self.make_step(passes[2:], instructions=passes[:2])  # A program's segment, and rows.
     owed = lambda *found: step.measure(agreement.layout, found).owed
     self.assertEqual(owed(recovery), {})  # Nothing is planned yet.
     recovery.ready_at_secs = 10.5
@@ -262,9 +262,8 @@ class MeasuredTest(parameterized.TestCase):
         for op, at in ((_Op.FORWARD, 0.0), (_Op.BACKWARD, 10.0))
     ]
     bare = timeline_lib.Timeline(tuple(row), (0,), 20.0)
-    filler.plan(
-        redundancy.StepFilling([redundancy.PlannedRows(bare, {}, schedules.uniform_costs(1))])
-    )
+    rows = redundancy.PlannedRows(bare, {}, schedules.uniform_costs(1))
+    filler.filling = redundancy.StepFilling([rows])
     ran = redundancy.Ran((10_000, 30_000), (redundancy.Filled(1, 1, 0, 20_000),), 120_000)
     done = step.result(step_lib.Measured(ran={0: ran}), ())
     want = redundancy.Effect(1, 0.5, 0.0, stretch=4.0)
