@@ -448,4 +448,6 @@ class Worker:
         end_secs = min(end_secs, now + patience_secs)
         if now >= end_secs:
           raise
+        if math.isinf(patience_secs):  # A real worker gives up before its agent kills it.
+          self.client.note_progress()
         await asyncio.sleep(_RETRY_SECS)
