@@ -96,6 +96,12 @@ EVENTS = (
 )
 
 
+_TOLD = (  # As it is.
+    *("step", "nodes", "names", "victims", "rung", "heirs", "view"),
+    *("silence_to_view_secs", "reason"),
+)
+
+
 def find_disorder(recovery: Mapping[str, Any]) -> str:
   """Returns two events of a recovery in the wrong order; "" if there are none.
 
@@ -137,15 +143,9 @@ def report(
     if first_secs is None and r.get("are_owed_measured"):
       redo_secs = 0.0
     reported.append(
-        {
-            "step": r["step"],
-            "nodes": r["nodes"],
-            "names": r.get("names") or [f"node {n}" for n in r["nodes"]],
-            "victims": r["victims"],
-            "rung": r["rung"],
-            "heirs": r.get("heirs", ()),
-            "view": r["view"],
-            "silence_to_view_secs": r.get("silence_to_view_secs"),
+        {"names": [f"node {n}" for n in r["nodes"]], "heirs": (), "silence_to_view_secs": None}
+        | {name: r[name] for name in _TOLD if name in r}
+        | {
             "detect_secs": _between(died_secs, view_secs),
             "consensus_secs": _between(view_secs, r["agreed_at_secs"]),
             "rebuild_secs": _between(r["agreed_at_secs"], r["ready_at_secs"]),
@@ -155,7 +155,6 @@ def report(
             "pause_secs": _between(
                 view_secs if died_secs is None else died_secs, r["step_end_at_secs"]
             ),
-            "reason": r["reason"],
         }
     )
   return reported

@@ -80,8 +80,7 @@ class LocalCohort:
     self._random = random.Random(seed)
     self._next = 0
     self._said: collections.deque[str] = collections.deque(maxlen=_NUM_SAID)
-    self._views: dict[base.ViewId, views.View] = {}
-    self._arrived: dict[base.ViewId, float] = {}
+    self._views: dict[base.ViewId, tuple[views.View, float]] = {}  # And when it came.
     self._done: set[tuple[int, faults_lib.Fault]] = set()
     self.happened: set[int] = set()
     self.first_step = -1
@@ -162,14 +161,14 @@ class LocalCohort:
 
   def adopt(self, number: base.ViewId) -> None:
     """Makes view `number` the one that this member works in."""
-    self.view = self._views[number]
+    self.view, _ = self._views[number]
     for old in [n for n in self._views if n < number]:
-      del self._views[old], self._arrived[old]
+      del self._views[old]
     self._said.clear()
 
   def arrived_secs(self, number: base.ViewId) -> float:
     """Returns the time of arrival of a view, on `time.perf_counter`."""
-    return self._arrived[number]
+    return self._views[number][1]
 
   def collect_addresses(self) -> None:
     """Learns where the members of a new view listen, and begins to connect to them.
@@ -256,8 +255,7 @@ class LocalCohort:
     self._next += come
     left = {*before.leaving, *leaving} & {m.number for m in stay}
     self.newest = views.View(before.next_number, tuple(stay), reason, leaving=tuple(sorted(left)))
-    self._views[self.newest.number] = self.newest
-    self._arrived[self.newest.number] = time.perf_counter()
+    self._views[self.newest.number] = self.newest, time.perf_counter()
 
   def _is_changed(self) -> bool:
     return not self.view.numbers <= self.newest.numbers

@@ -17,10 +17,7 @@ _NOBODY = layout_lib.Layout()
 
 
 def status(**changes):
-  values = dict(
-      steps=4, version=0, rollbacks=0, layout=_LAYOUT, holdings=holdings_lib.NOTHING, saved=()
-  )
-  return agreement.Status(**(values | changes))
+  return agreement.Status(**dict(steps=4, version=0, layout=_LAYOUT) | changes)
 
 
 def everybody(without=(), **changes):

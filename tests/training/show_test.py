@@ -79,7 +79,7 @@ class ShowTest(parameterized.TestCase):
     self.assertGreater(float(secs[1]), 1.0)
 
   def test_proposals(self):
-    config = make_config(pipeline__num_microbatches=8)
+    config = make_config("g4dn.12xlarge", pipeline__num_microbatches=8)
     text = show.propose(config, 1)
     self.assertRegex(text, r"\d+ layouts fit, \d+ do not")
     self.assertRegex(text, r"best: [\d.]+ % faster than the next one, by")

@@ -75,10 +75,10 @@ class Journal:
       self, job: job_lib.Job, given: job_lib.Environment, state: run_state_lib.RunState
   ) -> None:
     self._job, self._given, self._state = job, given, state
-    self._config, self._workdir, cost = job.config, given.workdir, job.config.cost
+    self._config, self._workdir = job.config, given.workdir
     self._charges = charges_lib.Charges(given.started_secs)
     self.during = self._charges.during
-    self._price, self._market = sizes.find_price(job.config), cost.market
+    self._price = sizes.find_price(job.config)
     self._totals = account_lib.Account()
     self._unit = job.task.batches.source.unit  # Of the rate; None: as in the first step.
     self._lines: jsonl.MetricsWriter | None = None  # None: another member writes.
@@ -292,7 +292,7 @@ class Journal:
     shown["step_ms"] = 1e3 * done.secs
     if self._peak_secs is not None:
       shown["mfu_pct"] = 100 * self._peak_secs / (done.secs * num_training)
-    account = self._totals.charge(self._price, market=self._market)
+    account = self._totals.charge(self._price, market=self._config.cost.market)
     shown["goodput_pct"] = 100 * account.node_time.goodput
     if account.price is not None:
       shown["usd"] = account.usd
