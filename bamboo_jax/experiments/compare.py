@@ -135,7 +135,7 @@ def run(
       for name, title, columns in _TABLES
   }
   runs = {policy: found[0] for policy, found in outcomes.items()}
-  report = _report(config, trace, runs, tables, _series(settings, sweep.field))
+  report = _report(config, trace, runs, tables, _series(rows, sweep))
   contents.write(workdir, report, formats if config.metrics.plots else ())
   for table in tables.values():
     print(f"\n{table['title']}:\n{contents.render_table(table, digits=None)}")
@@ -385,17 +385,16 @@ def name_field(field: str) -> str:
   return _NAMES.get(field, field)
 
 
-def _series(
-    settings: Mapping[Any, Mapping[str, Sequence[loop.Outcome]]], field: str
-) -> dict[str, contents.Value]:
+def _series(rows: Sequence[output.Row], sweep: Sweep) -> dict[str, contents.Value]:
   """Returns value against the settings of the swept option, if these are numbers."""
-  if not settings or not all(isinstance(setting, numbers.Real) for setting in settings):
+  if not sweep.values or not all(isinstance(value, numbers.Real) for value in sweep.values):
     return {}
   lines: dict[str, list[Any]] = {}
-  counts = set()
-  for setting, by_policy in sorted(settings.items()):
-    for policy, outcomes in by_policy.items():
-      value = output.estimate([o.account.value for o in outcomes])
-      lines.setdefault(policy, []).append(value.at(setting))
-      counts.add(len(outcomes))
-  return {"value": contents.series(name_field(field), lines, note=output.explain_bars(counts))}
+  for value in sorted(sweep.values):
+    for row in rows:
+      if (row["field"], row["setting"]) == (sweep.field, str(value)):
+        lines.setdefault(str(row["policy"]), []).append(output.point(value, row, "value"))
+  note = output.explain_bars(
+      int(row["num_runs"] or 0) for row in rows if row["field"] == sweep.field
+  )
+  return {"value": contents.series(name_field(sweep.field), lines, note=note)}

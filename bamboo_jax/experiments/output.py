@@ -1,10 +1,10 @@
 """Estimates from many runs, and `summary.csv`."""
 
 from collections.abc import Iterable, Mapping, Sequence
-import dataclasses
 import math
 import pathlib
 import statistics
+from typing import Any, NamedTuple
 
 from scipy import special
 
@@ -14,30 +14,27 @@ from bamboo_jax.metrics import table as table_lib
 Row = Mapping[str, str | int | float | None]
 
 
-@dataclasses.dataclass(frozen=True)
-class Estimate:
+class Estimate(NamedTuple):
   """Mean of runs, and half its 95 % confidence interval; None for one run."""
 
   mean: float
   half_width: float | None
-  num_runs: int
-
-  def at(self, x: float) -> list[float | None]:
-    """Returns the estimate as a point of a series: x, y, low, high."""
-    half = self.half_width
-    ends = (None, None) if half is None else (self.mean - half, self.mean + half)
-    return [x, self.mean, *ends]
 
 
 def estimate(values: Sequence[float]) -> Estimate:
   """Returns the mean of independent values, and Student's interval."""
   mean = statistics.fmean(values)
   if len(values) == 1:
-    return Estimate(mean, None, 1)
+    return Estimate(mean, None)
   factor = float(special.stdtrit(len(values) - 1, 0.975))
-  spread = statistics.stdev(values)
-  half_width = factor * spread / math.sqrt(len(values))
-  return Estimate(mean, half_width, len(values))
+  return Estimate(mean, factor * statistics.stdev(values) / math.sqrt(len(values)))
+
+
+def point(x: float, row: Row, name: str) -> list[Any]:
+  """Returns an estimate of a row as a point of a series: x, y, low, high."""
+  mean: Any = row[name]
+  half: Any = row[f"{name}_ci95"]
+  return [x, mean, *((None, None) if half is None else (mean - half, mean + half))]
 
 
 def write_summary(workdir: pathlib.Path, rows: Sequence[Row]) -> None:

@@ -1,6 +1,6 @@
 """Bamboo's table of simulated preemptions, by the rules of its artifact."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 import csv
 import dataclasses
 import math
@@ -18,11 +18,13 @@ from bamboo_jax.reproductions.bamboo import artifact
 DIGITS = pathlib.Path(__file__).with_name("digits.csv")
 # Origin of the step times of a policy, shown with every result.
 _STEP_TIMES = {"artifact_bamboo_raw": "artifact", "bamboo": "calibrated"}
-# The estimated figures.
-_FIGURES = (
-    *("throughput", "cost_usd_per_hour", "value", "fatal_failures"),
-    *("preemptions", "hours"),
-)
+# The estimated figures by column of `summary.csv`; those of published tables first.
+_FIGURES = {
+    "throughput_samples_per_sec": "throughput",
+    **{name: name for name in ("cost_usd_per_hour", "value", "fatal_failures")},
+    **{name: name for name in ("preemptions", "hours")},
+}
+_P = "preemption_probability"
 _CHUNKS = 4  # Tasks per policy and probability.
 PROBABILITIES = (0.01, 0.05, 0.10, 0.25, 0.50)  # Per hour.
 _BERT = "BERT"
@@ -34,9 +36,6 @@ _REMARKS = (
     "On demand, 264 samples in 2.51 s on 32 nodes (4 pipelines of 8) give the "
     "published value; on the 20 nodes that the artifact has, they do not.",
 )
-
-
-Estimates = Mapping[tuple[str, float], Mapping[str, output.Estimate]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,32 +75,25 @@ def run(
   if model != _BERT:
     policies = [policy for policy in policies if _STEP_TIMES[policy] == "artifact"]
   found = artifact.MODELS[model]
-  estimates = estimate([*_make_tasks(found, policies, probabilities, num_seeds)], where)
-  on_demand = {
-      "on_demand": artifact.on_demand(found, num_nodes=_ON_DEMAND_NODES),
-      "artifact_on_demand": artifact.on_demand(found),
+  outcomes = play([*_make_tasks(found, policies, probabilities, num_seeds)], where)
+  rows = [_row(*key, some, num_seeds) for key, some in outcomes.items()]
+  on_demand = {"on_demand": _ON_DEMAND_NODES, "artifact_on_demand": None}
+  rows += [
+      _row(policy, None, [artifact.on_demand(found, num_nodes=number)], None)
+      for policy, number in on_demand.items()
+  ]
+  lines = {
+      f"{policy} ({_STEP_TIMES[policy]} step times)": [
+          output.point(row[_P], row, "value") for row in rows if row["policy"] == policy
+      ]
+      for policy in policies
   }
-  rows = [_row(*key, e, num_seeds) for key, e in estimates.items()]
-  for policy, outcome in on_demand.items():
-    rows.append(_row(policy, None, _estimate([outcome]), None))
+  note = output.explain_bars([num_seeds])
   report = contents.make(
       f"{model} on preemptible nodes, by the rules of Bamboo's artifact",
       remarks=_REMARKS if model == _BERT else _REMARKS[:1],
-      series={
-          "value": contents.series(
-              "preemption probability per hour",
-              {
-                  f"{policy} ({_STEP_TIMES[policy]} step times)": [
-                      figures["value"].at(rate)
-                      for (name, rate), figures in estimates.items()
-                      if name == policy
-                  ]
-                  for policy in policies
-              },
-              note=output.explain_bars([num_seeds]),
-          )
-      },
-      tables=_compare(estimates, on_demand) if model == _BERT else {},
+      series={"value": contents.series("preemption probability per hour", lines, note=note)},
+      tables=_compare(rows) if model == _BERT else {},
   )
   publish_lib.publish(workdir, rows, report, formats=formats)
 
@@ -122,25 +114,22 @@ def _make_tasks(
 def _row(
     policy: str,
     probability: float | None,
-    estimates: Mapping[str, output.Estimate],
+    outcomes: Sequence[artifact.Outcome],
     num_seeds: int | None,
 ) -> output.Row:
   row = {
       "policy": policy,
       "step_times": _STEP_TIMES.get(policy, "artifact"),
-      "preemption_probability": probability,
+      _P: probability,
       "num_seeds": num_seeds,
   }
-  for name in _FIGURES:
-    column = "throughput_samples_per_sec" if name == "throughput" else name
-    row[column] = float(estimates[name].mean)
-    row[f"{column}_ci95"] = estimates[name].half_width
+  for column, name in _FIGURES.items():
+    estimate = output.estimate([getattr(outcome, name) for outcome in outcomes])
+    row |= {column: float(estimate.mean), f"{column}_ci95": estimate.half_width}
   return row
 
 
-def _compare(
-    estimates: Estimates, on_demand: Mapping[str, artifact.Outcome]
-) -> dict[str, contents.Value]:
+def _compare(rows: Sequence[output.Row]) -> dict[str, contents.Value]:
   theirs = read_theirs()
   references = {
       "artifact_bamboo_raw": ("the artifact, as we ran it", "artifact"),
@@ -148,26 +137,25 @@ def _compare(
   }
   tables = {}
   for policy, (source, label) in references.items():
+    step_times = _STEP_TIMES[policy]
     lines = [
-        (
-            f"{name}, p = {probability:g}",
-            theirs.get((_STEP_TIMES[policy], name, probability)),
-            [figures[name].mean],
-            "",
-        )
-        for name in ("throughput", "cost_usd_per_hour", "value")
-        for (found, probability), figures in estimates.items()
-        if found == policy
+        (f"{name}, p = {row[_P]:g}", theirs.get((step_times, name, row[_P])), [row[column]], "")
+        for column, name in [*_FIGURES.items()][:3]
+        for row in rows
+        if row["policy"] == policy
     ]
     if policy == "bamboo":
+      value = theirs["artifact", "on_demand_value", None]
       lines += [
-          (f"value, {name}", theirs["artifact", "on_demand_value", None], [outcome.value], "")
-          for name, outcome in on_demand.items()
+          (f"value, {row['policy']}", value, [row["value"]], "") for row in rows if row[_P] is None
       ]
     if lines:
-      step_times = f"{_STEP_TIMES[policy]} step times"
       tables[policy] = contents.compare(
-          f"{policy} ({step_times})", lines, columns=[step_times], source=source, label=label
+          f"{policy} ({step_times} step times)",
+          lines,
+          columns=[f"{step_times} step times"],
+          source=source,
+          label=label,
       )
   return tables
 
@@ -194,32 +182,27 @@ def run_task(task: Task) -> tuple[list[artifact.Outcome], float]:
   return outcomes, time.process_time() - start
 
 
-def estimate(tasks: Sequence[Task], where: sweep.Where = sweep.HERE) -> Estimates:
-  """Returns estimates by policy and probability, then by figure.
+def play(
+    tasks: Sequence[Task], where: sweep.Where
+) -> dict[tuple[str, float], list[artifact.Outcome]]:
+  """Returns outcomes by policy and probability.
 
   Shows progress, and prints the cost of an event. Raises as `sweep.run`.
   """
-  num_runs = sum(len(task.seeds) for task in tasks)
-  results = [
-      *sweep.run(
-          run_task,
-          tasks,
-          where,
-          num_runs=lambda task: len(task.seeds),
-          describe=lambda t: {"policy": t.policy, "probability": t.probability},
-      )
-  ]
-  outcomes = {(task.policy, task.probability): [] for task in tasks}
-  for task, (found, _) in zip(tasks, results, strict=True):
+  results = sweep.run(
+      run_task,
+      tasks,
+      where,
+      num_runs=lambda task: len(task.seeds),
+      describe=lambda t: {"policy": t.policy, "probability": t.probability},
+  )
+  outcomes, cpu_secs = {(task.policy, task.probability): [] for task in tasks}, 0.0
+  for task, (found, secs) in zip(tasks, results, strict=True):
     outcomes[task.policy, task.probability] += found
-  cpu_secs = sum(secs for _, secs in results)
+    cpu_secs += secs
   num_events = sum(o.num_events for found in outcomes.values() for o in found)
   print(
-      f"runs={num_runs} events={num_events} cpu_secs={cpu_secs:.1f} "
+      f"runs={sum(map(len, outcomes.values()))} events={num_events} cpu_secs={cpu_secs:.1f} "
       f"cpu_us_per_event={1e6 * cpu_secs / num_events:.1f}"
   )
-  return {key: _estimate(found) for key, found in outcomes.items()}
-
-
-def _estimate(outcomes: Sequence[artifact.Outcome]) -> dict[str, output.Estimate]:
-  return {name: output.estimate([getattr(o, name) for o in outcomes]) for name in _FIGURES}
+  return outcomes

@@ -1,7 +1,6 @@
 """Oobleck's evaluation, by the rules of its artifact and in our simulator."""
 
-from collections.abc import Sequence
-import dataclasses
+from collections.abc import Mapping, Sequence
 import functools
 import math
 import pathlib
@@ -26,6 +25,9 @@ _SHARES = (
 _OOM = "OOM"
 _SCAN_ORDER = "hangs on the scan order of a heap"
 _COLUMNS = ("artifact's rules", "our simulator")
+# Their columns in `summary.csv`.
+_RATES = ("throughput_samples_per_sec", "sound_throughput_samples_per_sec")
+_PUBLISHED = "published_throughput_samples_per_sec"
 _REMARK = (
     "A note marks what would be another figure by the artifact's rules, by more than 1 %, if "
     "checkpoints failed in the order of time. Our simulator: sound rules throughout, from the same "
@@ -39,28 +41,6 @@ _CHECKPOINT_EVERY = 10  # Steps of all nodes.
 _PRICE = prices_lib.Price(
     instance="none", on_demand_usd_per_hour=1.0, spot_usd_per_hour=1.0, source="none", date="2023"
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-  """One system, model and trace, with its results.
-
-  Attributes:
-    outcome: By the artifact's rules; None if the system cannot run the model.
-    throughputs: Samples per second, one for each of `_COLUMNS`; None as above.
-    note: A caveat of the case.
-    published: Published samples per second; None if unknown.
-    losses_per_hour: Of the trace; None if nodes are added to it later.
-  """
-
-  trace: str
-  model: str
-  system: str
-  outcome: artifact.Outcome | None
-  throughputs: tuple[float | None, ...]
-  note: str
-  published: float | None
-  losses_per_hour: float | None
 
 
 def run(
@@ -88,12 +68,25 @@ def run(
       for one in ([model] if model else models)
       for system in reversed(artifact.SYSTEMS)
   ]
-  cases = [*sweep.run(play_case, plays, where)]
-  table = _compare(cases)
-  report = contents.make(
-      table["title"], remarks=[_REMARK], series=_series(cases), tables={"evaluation": table}
+  rows = [*sweep.run(play_case, plays, where)]
+  table = contents.compare(
+      "Samples per second in Oobleck's evaluation",
+      [
+          (
+              f"{row['trace']}, {row['model']}, {row['policy']}",
+              row[_PUBLISHED],
+              [row[name] for name in _RATES],
+              row["note"],
+          )
+          for row in rows
+      ],
+      columns=_COLUMNS,
+      source="SOSP'23 artifact, executed",
   )
-  rows = [_row(case) for case in cases]
+  series = _series(rows, {name: _losses_per_hour(found) for name, found in traces.items()})
+  report = contents.make(
+      table["title"], remarks=[_REMARK], series=series, tables={"evaluation": table}
+  )
   publish.publish(workdir, rows, report, formats=formats)
 
 
@@ -107,12 +100,11 @@ class Play(NamedTuple):
   figure: str
 
 
-def play_case(job: Play) -> Case:
+def play_case(job: Play) -> output.Row:
+  """Returns the line of a case in `summary.csv`."""
   model, system, name, trace, figure = job
-  # No synthetic trace adds nodes after its start.
-  grows = any(e.kind == "add" and e.time_ms > 0 for e in trace.events)
   # On a recorded trace, of Varuna the artifact rolls back no work of the smaller models.
-  skips_rollback = grows and model.name in artifact.NO_ROLLBACK
+  skips_rollback = _grows(trace) and model.name in artifact.NO_ROLLBACK
   what = (model, system, trace)
   play = functools.partial(artifact.simulate, *what, has_rollback=not skips_rollback)
   outcome, in_order = play(), play(scans_heap=False)
@@ -120,50 +112,47 @@ def play_case(job: Play) -> Case:
   if outcome:
     rates = outcome.throughput, in_order.throughput
     note = "" if math.isclose(*rates, rel_tol=0.01) else _SCAN_ORDER
-  num_losses = sum(event.kind == "remove" for event in trace.events)
-  return Case(
-      trace=name,
-      model=model.name,
-      system=system,
-      outcome=outcome,
-      throughputs=(outcome and outcome.throughput, simulate(*what)),
-      note=note,
-      published=None if figure == _OOM else float(figure),
-      losses_per_hour=(None if grows else num_losses / (trace.duration_ms / 3.6e6)),
-  )
-
-
-def _row(case: Case) -> output.Row:
-  outcome, throughputs = case.outcome, case.throughputs
   shares = outcome.shares if outcome else {}
+  rates = outcome and outcome.throughput, simulate(*what)
   return {
-      "policy": case.system,
-      "model": case.model,
-      "trace": case.trace,
-      "throughput_samples_per_sec": throughputs[0],
-      "sound_throughput_samples_per_sec": throughputs[1],
-      "published_throughput_samples_per_sec": case.published,
+      "policy": system,
+      "model": model.name,
+      "trace": name,
+      **dict(zip(_RATES, rates, strict=True)),
+      _PUBLISHED: None if figure == _OOM else float(figure),
       "steps": outcome and outcome.num_steps,
       "preemptions": outcome and outcome.preemptions,
       "average_nodes": outcome and outcome.average_nodes,
       **{f"share_{name}": shares.get(name) for name in _SHARES},
-      "note": case.note,
+      "note": note,
   }
 
 
-def _series(cases: Sequence[Case]) -> dict[str, contents.Value]:
+def _grows(trace: trace_lib.Trace) -> bool:
+  """Returns whether nodes are added after the start, as in no synthetic trace."""
+  return any(e.kind == "add" and e.time_ms > 0 for e in trace.events)
+
+
+def _losses_per_hour(trace: trace_lib.Trace) -> float | None:
+  """Returns the rate of losses; None if nodes are added later."""
+  num_losses = sum(event.kind == "remove" for event in trace.events)
+  return None if _grows(trace) else num_losses / (trace.duration_ms / 3.6e6)
+
+
+def _series(
+    rows: Sequence[output.Row], losses_per_hour: Mapping[str, float | None]
+) -> dict[str, contents.Value]:
   """Returns the share of the best throughput of a model, with models' range."""
   whole: dict[tuple, float] = {}
   shares: dict[str, dict[float, list[float]]] = {}
-  for case in sorted(cases, key=lambda c: c.losses_per_hour or 0.0):
-    if not case.losses_per_hour or case.published is None:
+  for row in sorted(rows, key=lambda row: losses_per_hour[row["trace"]] or 0.0):
+    losses = losses_per_hour[row["trace"]]
+    if not losses or row[_PUBLISHED] is None:
       continue
-    ours_rate = case.throughputs[-1]
-    for kind, rate in (("published", case.published), ("ours", ours_rate)):
-      name = f"{case.system}, {kind}"
-      best = whole.setdefault((name, case.model), rate)  # Rarest losses.
-      by_loss = shares.setdefault(name, {})
-      by_loss.setdefault(case.losses_per_hour, []).append(rate / best)
+    for kind, rate in (("published", row[_PUBLISHED]), ("ours", row[_RATES[-1]])):
+      name = f"{row['policy']}, {kind}"
+      best = whole.setdefault((name, row["model"]), rate)  # Rarest losses.
+      shares.setdefault(name, {}).setdefault(losses, []).append(rate / best)
   if not shares:
     return {}
   lines = {
@@ -179,15 +168,6 @@ def _series(cases: Sequence[Case]) -> dict[str, contents.Value]:
 def _point(rate: float, shares: Sequence[float]) -> Sequence[float | None]:
   ends = (min(shares), max(shares)) if len(shares) > 1 else (None, None)
   return [rate, statistics.fmean(shares), *ends]
-
-
-def _compare(cases: Sequence[Case]) -> contents.Value:
-  return contents.compare(
-      "Samples per second in Oobleck's evaluation",
-      [(f"{c.trace}, {c.model}, {c.system}", c.published, c.throughputs, c.note) for c in cases],
-      columns=_COLUMNS,
-      source="SOSP'23 artifact, executed",
-  )
 
 
 def simulate(model: artifact.Model, system: str, trace: trace_lib.Trace) -> float | None:

@@ -12,7 +12,8 @@ class EstimateTest(parameterized.TestCase):
     self.assertEqual(got.mean, 2.5)
     # t = 3.1824 with 3 degrees of freedom, standard deviation 1.29099.
     self.assertAlmostEqual(got.half_width, 3.18245 * 1.29099 / 2, places=4)
-    x, y, low, high = got.at(0.1)
+    row = {"value": got.mean, "value_ci95": got.half_width}
+    x, y, low, high = output.point(0.1, row, "value")
     self.assertAlmostEqual(high - low, 2 * got.half_width)
     self.assertEqual((x, y), (0.1, 2.5))
 
@@ -24,7 +25,8 @@ class EstimateTest(parameterized.TestCase):
   def test_one(self):
     got = output.estimate([3.0])
     self.assertEqual((got.mean, got.half_width), (3.0, None))
-    self.assertEqual(got.at(0.1), [0.1, 3.0, None, None])
+    row = {"value": 3.0, "value_ci95": None}
+    self.assertEqual(output.point(0.1, row, "value"), [0.1, 3.0, None, None])
 
   def test_bars_are_explained(self):
     for counts, want in (
