@@ -22,13 +22,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bamboo_jax import base
 from bamboo_jax.models import dropout
 from bamboo_jax.models.text import cudnn
 
 _KEEP_LENGTH = 256
-# Of `jax.nn.dot_product_attention`; cuDNN's keeps no scores.
-IMPLEMENTATIONS = ("xla", "cudnn")
 
 Array = jax.Array
 Heads = tuple[Array, Array, Array]
@@ -76,28 +73,13 @@ def restart(document_SL: Array) -> Array:
   return place_L - jax.lax.cummax(first_SL, axis=1)
 
 
-def check_implementation(name: str | None, *, dtype: str, dropout_rate: float) -> None:
-  """Raises `ValueError` unless the kernel `name` supports these options."""
-  if name is None:
-    return
-  if name not in IMPLEMENTATIONS:
-    raise ValueError(base.suggest(name, IMPLEMENTATIONS, what="attention"))
-  if dropout_rate:
-    raise ValueError(
-        f"attention={name!r} does not support dropout of probabilities: "
-        f"attention_dropout_rate must be 0, got {dropout_rate}."
-    )
-  if name == "cudnn" and dtype != "bfloat16":
-    raise ValueError(f"attention='cudnn' needs dtype=bfloat16, got {dtype}.")
-
-
 def attend_by(implementation: str, heads: Heads, document_SL: Array | None = None) -> Array:
   """Returns causal attention by a kernel of JAX, [S, L, H * K].
 
   `heads` are queries [S, L, H, K], and keys and values, which may have fewer
   heads.
   """
-  kernel: Any = implementation  # One of `IMPLEMENTATIONS`.
+  kernel: Any = implementation  # "xla" or "cudnn", which keeps no scores.
   read_SLHK = jax.nn.dot_product_attention(
       *heads, mask=same_document(document_SL), is_causal=True, implementation=kernel
   )

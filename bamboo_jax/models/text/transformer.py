@@ -26,10 +26,11 @@ import jax.numpy as jnp
 
 from bamboo_jax import base
 from bamboo_jax.models import layer as layer_lib, linen, model as model_lib, shape as shape_lib
-from bamboo_jax.models.text import attention, losses
+from bamboo_jax.models.text import losses
 
 PREFIX = "lora_"  # Of names of parameters of adapters.
 NORMAL = nn.initializers.normal(0.02)
+_KERNELS = ("xla", "cudnn")  # Of `jax.nn.dot_product_attention`.
 _UNIFORM = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 
@@ -84,9 +85,15 @@ class DecoderShape:
 
   def __post_init__(self) -> None:
     shape_lib.check(self)
-    attention.check_implementation(
-        self.attention, dtype=self.dtype, dropout_rate=self.attention_rate
-    )
+    if self.attention is not None and self.attention not in _KERNELS:
+      raise ValueError(base.suggest(self.attention, _KERNELS, what="attention"))
+    if self.attention and self.attention_rate:
+      raise ValueError(
+          f"attention={self.attention!r} does not support dropout of probabilities: "
+          f"attention_dropout_rate must be 0, got {self.attention_rate}."
+      )
+    if self.attention == "cudnn" and self.dtype != "bfloat16":
+      raise ValueError(f"attention='cudnn' needs dtype=bfloat16, got {self.dtype}.")
     for name in ("lora_alpha", "lora_targets"):
       if self.lora_rank is None and getattr(self, name) is not None:
         raise ValueError(f"{name}={getattr(self, name)!r} needs a lora_rank, but it is None.")
