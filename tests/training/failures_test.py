@@ -53,7 +53,8 @@ def make_data(kind, cohort, *, shape=(3,), bad=5):
     width = (7,) if bad in indices else shape
     return {"inputs": np.zeros((len(indices), *width), np.int32)}
 
-  source = samples.Source({}, 8, batch, lambda indices: batch(indices, seed=0))
+  heldout = lambda indices: {"inputs": batch(indices, seed=0)["inputs"] + 7}
+  source = samples.Source({}, 8, batch, heldout)
   batches = batches_lib.Batches(source, 0, num_microbatches=2, microbatch_size=2)
   like = {"inputs": jax.ShapeDtypeStruct((2, *shape), np.int32)}
   task = types.SimpleNamespace(batches=batches, whole=types.SimpleNamespace(batch=like))
@@ -89,6 +90,9 @@ class SafeDataTest(parameterized.TestCase):
 
   def test_held_out_samples(self):
     data = make_data("key", Cohort())
+    for is_heldout, value in ((False, 0), (True, 7)):
+      found = data.microbatch(0, 0, is_heldout=is_heldout)["inputs"]
+      np.testing.assert_array_equal(found, np.full((2, 3), value))
     data.microbatch(1, 0, is_heldout=True)
     self.assertStartsWith(data.failures.first.text, "Cannot read held-out sample 5: ")
     self.assertEqual(data.failures.first.place, (True, 1, 0))
