@@ -18,7 +18,7 @@ import tempfile
 from typing import Any, TYPE_CHECKING
 
 from bamboo_jax import base, config as config_lib
-from bamboo_jax.base import packaged
+from bamboo_jax.base import json as json_lib, packaged
 from bamboo_jax.cli import config_flag
 from bamboo_jax.cluster import mirror
 from bamboo_jax.metrics import summary as summary_lib
@@ -189,7 +189,8 @@ def load(workdir: str | os.PathLike[str], model: "model_lib.Model | None" = None
     model = zoo.make_model(named["name"], **named["options"])
   is_loss = isinstance(model.layers[0], from_loss.LossLayer)
   if not model.sample and not is_loss:  # Shapes follow from the data.
-    config = config_lib.Config.read(json.loads(values.read_text()))
+    changes = json_lib.flatten(json.loads(values.read_text()))  # Of an older version, not all.
+    config = config_lib.Config().changed(changes)
     sample = build.make_task(config).whole.model.sample
     model = dataclasses.replace(model, sample=sample)
   read = weights.open_weights(workdir, model)

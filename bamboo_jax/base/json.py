@@ -1,15 +1,18 @@
 """Values as JSON and back: dataclasses as objects, tuples and sorted sets as arrays.
 
-Reading follows the annotations of a class, and is strict: a field that is missing
-or of another type raises `ValueError`, which says where it is.
+Reading follows the annotations of a class, and is strict: a field that is missing, unknown
+or of another type raises `ValueError`, which says where it is, such as `View.members[1].port`.
 """
 
 from collections.abc import Mapping, Set
 import dataclasses
+import re
 import types
 from typing import Any, overload, TypeVar
 
 import msgspec
+
+from bamboo_jax.base import names
 
 _T = TypeVar("_T")
 
@@ -57,7 +60,37 @@ def from_plain(cls: Any, content: Any, *, where: str | None = None) -> Any:
   Messages begin with `where`, such as a file's name; by default the name of
   `cls`. Raises `ValueError` if `content` does not fit or `cls` rejects it.
   """
+  where = where or str(getattr(cls, "__name__", cls))
   try:
-    return msgspec.convert(content, cls, str_keys=True)
+    value = msgspec.convert(content, cls, str_keys=True)
   except msgspec.ValidationError as error:
-    raise ValueError(f"{where or getattr(cls, '__name__', cls)}: {error}.") from error
+    raise ValueError(_explain(f"{error}", content, where)) from error
+  _refuse_unknown(content, value, where)
+  return value
+
+
+def _explain(text: str, content: Any, where: str) -> str:
+  """Returns the message of msgspec with the place in front, and the value if it has one."""
+  text, _, place = text.partition(" - at ")
+  path = re.sub(r"^.*\$|`$", "", place)
+  if text.startswith("Expected") and "key" not in place and "..." not in path:
+    for field, index in re.findall(r"\.(\w+)|\[(\d+)\]", path):
+      content = content[field or int(index)]
+    text = f"{text}: {content!r}"
+  return f"{where}{path}: {text.rstrip('.')}."
+
+
+def _refuse_unknown(content: Any, value: Any, where: str) -> None:
+  """Raises `ValueError` if an object of `content` has a field that its dataclass has not."""
+  if dataclasses.is_dataclass(value):
+    fields = [f.name for f in dataclasses.fields(value)]
+    for name, part in content.items():
+      if name not in fields:
+        raise ValueError(f"{where}: {names.suggest(name, fields, what='field')}")
+      _refuse_unknown(part, getattr(value, name), f"{where}.{name}")
+  elif isinstance(value, Mapping):
+    for (key, part), one in zip(content.items(), value.values(), strict=True):
+      _refuse_unknown(part, one, f"{where}[{key!r}]")
+  elif isinstance(value, list | tuple):
+    for i, (part, one) in enumerate(zip(content, value, strict=True)):
+      _refuse_unknown(part, one, f"{where}[{i}]")

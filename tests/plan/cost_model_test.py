@@ -115,8 +115,8 @@ class ProfileJsonTest(parameterized.TestCase):
   @parameterized.parameters(
       # Where, what is there instead (None: nothing), and the message.
       ("dispatch_ms", None, ": Object missing required field `dispatch_ms`"),
-      ("layers.1.slot_bytes", "8", ": Expected `int`, got `str` - at `$.layers[1].slot_bytes`"),
-      ("ties.0.tied_bytes", -1, ": tied_bytes must be a finite number"),
+      ("layers.1.slot_bytes", "8", ".layers[1].slot_bytes: Expected `int`, got `str`: '8'."),
+      ("ties.0.tied_bytes", -1, ".ties[0]: tied_bytes must be a finite number"),
       ("layers", [], ": layers must not be empty."),
   )
   def test_refuses_fields(self, where, value, message):
