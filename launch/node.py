@@ -55,7 +55,7 @@ class NodeFlags:
   )
   device_memory_fraction: float | None = cli.device_memory_fraction()
   program_cache: str | None = cli.program_cache(
-      "programs in --workdir, which all machines then share; each has its own if the workdir is in "
-      "a bucket"
+      "programs in --workdir, which all machines then share; if that is in a bucket, each has its "
+      "own, and they exchange programs through the bucket"
   )
   identity: IdentityFlags = part(IdentityFlags)

@@ -8,8 +8,10 @@ outlive the machines:
   checkpoints/            parts, then manifests, see `checkpoint.places`
   metrics.jsonl, rows/,   copies of what the folder has: put with each checkpoint and at the
     and other files       end, and fetched by a machine that has less
+  programs/               compiled programs, see `training.record.workdir`
 """
 
+from collections.abc import Iterator
 import contextlib
 import datetime
 import fcntl
@@ -43,7 +45,8 @@ def take(workdir: str) -> pathlib.Path:
   """Returns `local`, with the secret of the run and what was put there, if `workdir` is a URL.
 
   If the secret here is not that of the bucket, another run was there, whose files are removed.
-  Raises `OSError` if the bucket is not there, or may not be written.
+  Raises `OSError` if the bucket is not there, or may not be written; `ValueError` if a process
+  of this machine writes the log of that other run.
   """
   folder = local(workdir)
   if base.is_bucket(workdir):
@@ -51,13 +54,32 @@ def take(workdir: str) -> pathlib.Path:
     with base.lock_folder(folder.parent, waits=True):  # Others of this machine may begin, too.
       secret = folder / _SECRET
       if secret.exists() and bucket.read(_SECRET) != secret.read_bytes():
-        _remove_run(folder)
+        with _held(folder / _METRICS) as is_free:
+          if not is_free:
+            raise ValueError(
+                f"A run on this machine writes to {folder}, but {workdir} was emptied, or has "
+                "another run: end it first."
+            )
+          _remove_run(folder)
       drawn = pathlib.Path(identity.draw_secret(folder))
       bucket.create(_SECRET, drawn.read_bytes())  # Also if it is there: may this process write?
       if (found := bucket.read(_SECRET)) != drawn.read_bytes():
         base.write_atomically(drawn, found or b"", mode=0o600)
     Mirror(workdir, folder).pull()
   return folder
+
+
+@contextlib.contextmanager
+def _held(log: pathlib.Path) -> Iterator[bool]:
+  """Keeps others from opening a log, if there is one; yields whether none writes it now."""
+  with contextlib.ExitStack() as stack:
+    try:
+      if log.exists():
+        fcntl.flock(stack.enter_context(open(log, "rb")), fcntl.LOCK_EX | fcntl.LOCK_NB)
+      is_free = True
+    except BlockingIOError:
+      is_free = False
+    yield is_free
 
 
 def _remove_run(folder: pathlib.Path) -> None:
@@ -140,12 +162,9 @@ class Mirror:
     rows = self._bucket.keys("rows")
     (self._folder / "rows").mkdir(exist_ok=True)
     found = {key: self._bucket.read(key) for key in (*_FILES, *rows)} | {_METRICS: there or None}
-    with contextlib.ExitStack() as stack:
-      try:
-        if log.exists():
-          fcntl.flock(stack.enter_context(open(log, "rb")), fcntl.LOCK_EX | fcntl.LOCK_NB)
-      except BlockingIOError:
-        return False  # A process of this machine writes it now.
+    with _held(log) as is_free:
+      if not is_free:
+        return False
       for key, content in found.items():
         if content is not None:
           mode = 0o600 if key == _SECRET else 0o644

@@ -61,6 +61,8 @@ class ProgramStore:
     folder: Shared with other processes; None for none, or if others may write to it.
     num_compiled: Number of programs that XLA compiled.
     num_loaded: Number of programs loaded from the cache.
+    used: Files of the entries that this process has loaded or added.
+    fetch: Returns the content of a file that is missing here, if another place has it.
   """
 
   def __init__(
@@ -77,6 +79,8 @@ class ProgramStore:
     self._limit_bytes, self._wait_secs = limit_bytes, wait_secs
     self.num_compiled = self.num_loaded = 0
     self._programs: dict[str, bytes] = {}
+    self.used: set[str] = set()
+    self.fetch: Callable[[str], bytes | None] = lambda file: None
     self._lock = threading.Lock()
     self._claims = threading.local()  # `file`: the lock of this thread.
     self.use_folder(folder)
@@ -106,7 +110,8 @@ class ProgramStore:
     self._release()
     if (data := self._programs.get(name) or self._read(name)) is None:
       self._claim(name)
-      if (data := self._read(name)) is None:  # Written by the previous holder?
+      # Has the previous holder written it, or another machine?
+      if (data := self._read(name) or self._fetch(name)) is None:
         return None
       self._release()
     try:
@@ -120,6 +125,7 @@ class ProgramStore:
       self._warn("has a bad entry", f"{name}{_ENTRY}, {error}")
       return None  # `save` replaces the entry.
     self._programs[name] = data
+    self.used.add(f"{name}{_ENTRY}")
     return executable
 
   def save(self, key: str, executable: Any) -> None:
@@ -130,13 +136,9 @@ class ProgramStore:
     try:
       self._programs[name] = data = executable.serialize()
       if self.folder is not None and len(data) <= self._limit_bytes:
-        # Not synced: a torn entry is detected.
-        base.write_atomically(self.folder / f"{name}{_ENTRY}", _seal(name, data), sync=False)
-        self._evict(self.folder)
+        self._write(self.folder / f"{name}{_ENTRY}", _seal(name, data))
     except jax.errors.JaxRuntimeError:  # Some backends cannot serialize.
       pass
-    except OSError as error:
-      self._warn("cannot be written to", error.strerror)
     finally:
       self._release()
 
@@ -174,6 +176,23 @@ class ProgramStore:
       self._warn("has a bad entry", f"{path.name}, {danger or 'not what was written'}")
       return None
     return data
+
+  def _fetch(self, name: str) -> bytes | None:
+    """Returns an entry that another place has; it is kept here, too."""
+    file = f"{name}{_ENTRY}"
+    if self.folder is None or (content := self.fetch(file)) is None:
+      return None
+    self._write(self.folder / file, content)
+    return self._read(name)
+
+  def _write(self, path: pathlib.Path, content: bytes) -> None:
+    try:
+      base.write_atomically(path, content, sync=False)  # A torn entry is detected.
+      self._evict(path.parent)
+    except OSError as error:
+      self._warn("cannot be written to", error.strerror)
+    else:
+      self.used.add(path.name)
 
   def _claim(self, name: str) -> None:
     """Keeps others from compiling a program; blocks up to `wait_secs`."""

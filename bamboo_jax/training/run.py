@@ -65,6 +65,7 @@ def train_and_evaluate(
   """
   config = accept.accept(config)
   where = workdir_lib.Workdir.take(workdir)
+  where.share_programs(program_store.use())
   due = sizes.read_faults(config, faults)
   num_nodes, source = sizes.num_nodes(config), faults or ""
   faults_lib.check_nodes(due, num_nodes=num_nodes, zones=(cohort_lib.ZONE,), source=source)
@@ -162,6 +163,7 @@ def train_in_cluster(
   processes = make_ring and make_ring(number, transport)
   records = records_lib.Records(workdir, identity.entry_key)
   where = workdir_lib.Workdir.at(workdir)
+  where.share_programs(program_store.use())  # Not in children, which have no threads.
   cohort = cohort_lib.ClusterCohort(
       *(number, transport, records, where.root),
       ring=lambda: processes.running if processes else (),

@@ -4,7 +4,9 @@ import contextlib
 import datetime
 import os
 import pathlib
+import re
 import tempfile
+import types
 from unittest import mock
 import uuid
 
@@ -13,6 +15,8 @@ from absl.testing import absltest, parameterized
 from bamboo_jax.cli import command
 from bamboo_jax.cluster import mirror, records
 from bamboo_jax.metrics import jsonl
+from bamboo_jax.runtime import program_store
+from bamboo_jax.training.record import workdir as workdir_lib
 from tests import buckets
 
 
@@ -116,6 +120,12 @@ class MirrorTest(parameterized.TestCase):
       here = (folder / "metrics.jsonl").read_bytes()
       mirror.take(self.url)  # Another agent starts on this machine.
       self.assertEqual((folder / "metrics.jsonl").read_bytes(), here)
+      secret = first.read("secret")
+      first.delete("secret")
+      with self.assertRaisesRegex(ValueError, f"writes to {folder}, but {self.url} was emptied"):
+        mirror.take(self.url)
+      self.assertEqual((folder / "metrics.jsonl").read_bytes(), here)
+      first.put("secret", secret)
     self.assertTrue(mirror.Mirror(self.url, folder).pull())
 
   @parameterized.parameters((b"1\n", True), (b"1\n2\n", False))
@@ -147,6 +157,41 @@ class MirrorTest(parameterized.TestCase):
     self.assertEqual(found, names)
     mirror.Mirror(self.url, folder).clear_rows()
     self.assertEmpty(bucket.keys("rows"))
+
+  def test_compiled_programs_get_to_a_machine_that_has_none(self):
+    first, second, third = (
+        program_store.ProgramStore(str(self.machine() / "programs")) for _ in range(3)
+    )
+    put = lambda store, key, data: store.save(key, types.SimpleNamespace(serialize=lambda: data))
+    wheres = [workdir_lib.Workdir.at(self.url) for _ in range(3)]
+    for where, store in zip(wheres[:2], (first, second), strict=True):
+      where.share_programs(store)
+    put(first, "aa", b"program")
+    put(first, "bb", b"another")
+    for where in wheres[:2]:
+      where.push()
+    self.assertIsNone(second.load("aa", bytes))  # It has looked before.
+    wheres[1].share_programs(second)
+    self.assertEqual(second.load("aa", bytes), b"program")
+    put(second, "cc", b"of it")
+    before = self.front.counts["PUT"]
+    for _ in range(2):
+      wheres[1].push()
+    self.assertEqual(self.front.counts["PUT"], before + 1)
+    wheres[2].share_programs(third)
+    self.assertEqual([third.load(key, bytes) for key in ("cc", "dd")], [b"of it", None])
+    # It compiles what it does not get, and goes on.
+    self.enterContext(mock.patch.object(workdir_lib, "_TIMEOUT", datetime.timedelta(seconds=0.1)))
+    wheres[2].share_programs(third)
+    self.front.fail(*["503"] * 99, method="GET")
+    put(third, "dd", b"new")
+    with self.assertLogs(level="WARNING") as logs, self.front.failing("503"):
+      self.assertIsNone(third.load("bb", bytes))
+      wheres[2].push()
+      wheres[2].share_programs(third)
+    found = [re.search("Cannot (find|fetch|share) .*503", line)[1] for line in logs.output]
+    self.assertEqual(found, ["fetch", "find", "share", "find"])
+    put(third, "bb", b"compiled here")
 
   def test_a_copy_ends_with_its_command(self):
     self.machine()

@@ -257,6 +257,20 @@ class FolderTest(parameterized.TestCase):
       self.assertIsNone(self.find("b"))
     self.assertEqual(self.path.stat().st_mode & 0o777, 0o700)
 
+  def test_another_place_has_it(self):
+    self.put("a")
+    content = {self.entry("a").name: self.entry("a").read_bytes(), self.entry("b").name: b"bad"}
+    self.entry("a").unlink()
+    asked = []
+    for _ in range(2):
+      store = self.make()
+      store.fetch = lambda file: asked.append(file) or content.get(file)
+      self.assertEqual(store.load("a", bytes), _DATA)
+      self.assertEqual(store.used, {self.entry("a").name})
+    with self.assertLogs(level="WARNING"):
+      self.assertIsNone(store.load("b", bytes))
+    self.assertEqual(asked, [*content])
+
   @parameterized.named_parameters(
       ("empty", lambda e: e.write_bytes(b""), "not what was written"),
       ("truncated", lambda e: e.write_bytes(e.read_bytes()[:-1]), "not what was written"),

@@ -1,10 +1,16 @@
 """The files of a run."""
 
+import datetime
 import pathlib
+
+from absl import logging
 
 from bamboo_jax import base
 from bamboo_jax.checkpoint import manifest
-from bamboo_jax.cluster import mirror
+from bamboo_jax.cluster import mirror, records
+from bamboo_jax.runtime import program_store
+
+_TIMEOUT = datetime.timedelta(seconds=20)  # Of a request for a program.
 
 
 class Workdir:
@@ -29,6 +35,7 @@ class Workdir:
   def __init__(self, root: pathlib.Path, url: str = "") -> None:
     self.root, self.url = root, url
     self._mirror = mirror.Mirror(url, root) if url else None
+    self._programs: SharedPrograms | None = None
     self.config = root / "config.json"
     self.data = root / "data.json"
     self.metrics = root / "metrics.jsonl"
@@ -69,6 +76,13 @@ class Workdir:
     """Copies files to the bucket, if the run is in one; see `mirror.Mirror.push`."""
     if self._mirror is not None:
       self._mirror.push(name, is_writer=is_writer)
+    if self._programs is not None:
+      self._programs.push()
+
+  def share_programs(self, programs: program_store.ProgramStore) -> None:
+    """Has compiled programs come from the bucket, and go there, if the run is in one."""
+    if self.url and programs.folder is not None:
+      self._programs = SharedPrograms(f"{self.url.rstrip('/')}/programs", programs)
 
   def clear_rows(self) -> None:
     """Removes rows from the bucket, if the run is in one; see `mirror.Mirror.clear_rows`."""
@@ -79,6 +93,47 @@ class Workdir:
     """Copies files from the bucket, if the run is in one; see `mirror.Mirror.pull`."""
     if self._mirror is not None:
       self._mirror.pull()
+
+
+class SharedPrograms:
+  """Compiled programs at a URL, for machines whose folders have fewer; errors are warnings.
+
+  Names of programs say what is in them, and for which devices. One is fetched when it is
+  needed; those that this process has used are put there by `push`, after the first steps.
+  """
+
+  def __init__(self, url: str, programs: program_store.ProgramStore) -> None:
+    self._bucket, self._programs = records.Bucket(url, timeout=_TIMEOUT), programs
+    self._there = self._list()
+    programs.fetch = self._fetch
+
+  def push(self) -> None:
+    """Puts the programs that are not there."""
+    folder, used = self._programs.folder, {*self._programs.used}  # Other threads add to it.
+    if folder is None or used <= self._there:
+      return
+    self._there |= self._list()  # Others may have put them.
+    try:
+      for file in sorted(used - self._there):
+        if (path := folder / file).exists():
+          self._bucket.create(file, path.read_bytes())
+          self._there.add(file)
+    except OSError as error:  # The next call puts them.
+      logging.warning("Cannot share a compiled program: %s", error)
+
+  def _list(self) -> set[str]:
+    try:
+      return {*self._bucket.sizes("")}
+    except OSError as error:
+      logging.warning("Cannot find compiled programs of other machines: %s", error)
+      return set()
+
+  def _fetch(self, name: str) -> bytes | None:
+    try:
+      return self._bucket.read(name) if name in self._there else None
+    except OSError as error:
+      logging.warning("Cannot fetch a compiled program: %s", error)
+      return None
 
 
 def find_saved(path: str) -> int:
