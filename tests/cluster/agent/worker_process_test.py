@@ -1,4 +1,4 @@
-"""A worker that hangs writes its stacks before it is killed, unless it is stopped."""
+"""The last that a worker writes: its stacks if it hangs, and its last message."""
 
 import asyncio
 import os
@@ -26,6 +26,16 @@ def hang_here():
 hang_here()
 """
 
+_SAYS_LATE = """
+import os, socket, sys, time
+from bamboo_jax.cluster import messages
+
+sock = socket.socket(fileno=int(sys.argv[1]))
+if not os.fork():
+  time.sleep(0.2)
+  sock.sendall(messages.encode(messages.Say(is_done=True)))
+"""
+
 
 class WorkerProcessTest(parameterized.TestCase, unittest.IsolatedAsyncioTestCase):
 
@@ -47,4 +57,14 @@ class WorkerProcessTest(parameterized.TestCase, unittest.IsolatedAsyncioTestCase
     worker.kill_hanging()
     self.assertEqual(await asyncio.wait_for(worker.wait(), 60), -9)
     self.assertEqual("hang_here" in log.read_text(), not is_stopped)
+    await worker.close()
+
+  async def test_the_last_message_is_read_before_its_end_counts(self):
+    log = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()), "n0.log")
+    said = asyncio.Queue()
+    worker = worker_process.WorkerProcess()
+    command = [sys.executable, "-c", _SAYS_LATE]
+    await worker.start(command, log=str(log), on_message=said.put_nowait)
+    self.assertEqual(await asyncio.wait_for(worker.wait(), 60), 0)
+    self.assertTrue(said.get_nowait().is_done)
     await worker.close()
