@@ -271,7 +271,7 @@ _WORDS = {
         _Part("join", "+"),
         _Part("apart", "new", secs=(40.0, 70.0)),
         _Part("late late_effect", "new", _at(0.2), (0.5, 25.0), (0, 1)),
-        _Part("hang_judge", "old", _at(3.0), (0.5, 40.0)),
+        _Part("hang_judge", "old", _at(3.0), (0.5, 20.0)),  # Longer is too long, see `judge.ask`.
     ],
     # A newcomer sees no sign of life in the records.
     "hung_and_join": [_Part("stall", secs=(0.5, 20.0)), _Part("join", "+", _at(0.3))],
