@@ -2,13 +2,16 @@
 
 import datetime
 import pathlib
+from typing import TYPE_CHECKING
 
 from absl import logging
 
 from bamboo_jax import base
 from bamboo_jax.checkpoint import manifest
 from bamboo_jax.cluster import mirror, records
-from bamboo_jax.runtime import program_store
+
+if TYPE_CHECKING:  # It imports JAX.
+  from bamboo_jax.runtime import program_store
 
 _TIMEOUT = datetime.timedelta(seconds=20)  # Of a request for a program.
 
@@ -79,7 +82,7 @@ class Workdir:
     if self._programs is not None:
       self._programs.push()
 
-  def share_programs(self, programs: program_store.ProgramStore) -> None:
+  def share_programs(self, programs: "program_store.ProgramStore") -> None:
     """Has compiled programs come from the bucket, and go there, if the run is in one."""
     if self.url and programs.folder is not None:
       self._programs = SharedPrograms(f"{self.url.rstrip('/')}/programs", programs)
@@ -102,7 +105,7 @@ class SharedPrograms:
   needed; those that this process has used are put there by `push`, after the first steps.
   """
 
-  def __init__(self, url: str, programs: program_store.ProgramStore) -> None:
+  def __init__(self, url: str, programs: "program_store.ProgramStore") -> None:
     self._bucket, self._programs = records.Bucket(url, timeout=_TIMEOUT), programs
     self._there = self._list()
     programs.fetch = self._fetch
