@@ -190,7 +190,11 @@ def decide_exit(said: Collection[Risk]) -> Exit | None:
   newest = [risk for risk in said if risk.view == view]
   if not newest:
     return None
-  slowest = max(newest, key=lambda risk: risk.secs)
+  rates = [risk.rate for risk in newest if risk.rate is not None]
+  rate = max(rates, key=lambda rate: rate.secs / rate.num_bytes, default=None)
+  # Who takes over the writing may not have written yet.
+  known = [dataclasses.replace(risk, rate=risk.rate or rate) for risk in newest]
+  slowest = max(known, key=lambda risk: risk.secs)
   left_secs = min(risk.left_secs for risk in newest)
   slowest = dataclasses.replace(slowest, left_secs=left_secs)
   saves = slowest.fits_beside or not all(risk.has_takers for risk in newest)

@@ -298,7 +298,7 @@ class Writer:
       error = _describe(self._writing)
       part = None if error else self._writing.result()
       report = dataclasses.replace(
-          report, save=str(self._save.name), part=part, error=error, upload=self.rate
+          report, save=str(self._save.name), part=part, error=error, upload=self._own_upload()
       )
     return report
 
@@ -345,9 +345,12 @@ class Writer:
         self._fail(save, error)
       else:
         self._saved = save.name.step
-        uploads = [*filter(None, [*self._uploads.values()] or [self.rate])]
+        uploads = [*filter(None, [*self._uploads.values()] or [self._own_upload()])]
         if self._is_in_bucket:
           self.uploaded = parts.describe_uploads(save.name.step, uploads)
+
+  def _own_upload(self) -> parts.Upload | None:
+    return self.rate if self._num_bytes else None  # None: it has no part in this save.
 
   def _fail(self, save: parts.Save, error: str) -> None:
     step = save.name.step
@@ -374,7 +377,7 @@ class Writer:
     trained, frozen = self._divide(layers)
     stored = self._store_frozen(save.name, item, frozen)
     part = self._folder.write_part(save.name, item, trained)
-    if layers:
+    if spec_lib.nbytes(layers):
       self.rate = parts.Upload(spec_lib.nbytes(layers), time.perf_counter() - since_secs)
     if self._member != save.writer:
       self._push_files(is_writer=False)

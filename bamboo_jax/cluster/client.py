@@ -35,9 +35,9 @@ def _blocking(wait: Callable[..., Wait]) -> Callable[..., Any]:
   """
 
   @functools.wraps(wait)
-  def block(self: "Client", *args: Any) -> Any:
+  def block(self: "Client", *args: Any, **options: Any) -> Any:
     is_main = threading.current_thread() is threading.main_thread()
-    waits = wait(self, *args)
+    waits = wait(self, *args, **options)
     return self._block(self._on_purpose(waits) if is_main else waits)
 
   return block
@@ -197,12 +197,12 @@ class Client:
     return self._interrupt
 
   @_blocking
-  def wait_members(self, count: int) -> Wait:
-    """Waits until the newest view has `count` members.
+  def wait_members(self, count: int, *, until_stop: bool = False) -> Wait:
+    """Waits until the newest view has `count` members; or, `until_stop`, is to stop.
 
     Raises `base.ViewChangedError` if a member of the adopted view is gone.
     """
-    is_full = lambda: len(self.newest.members) >= count
+    is_full = lambda: len(self.newest.members) >= count or (until_stop and self.newest.stops)
     yield lambda: is_full() or self.is_interrupted, None
     if self.is_interrupted:
       raise base.ViewChangedError(self._interrupt.reason)

@@ -18,6 +18,7 @@ import fcntl
 import os
 import pathlib
 import shutil
+import threading
 import urllib.parse
 
 from bamboo_jax import base
@@ -121,6 +122,7 @@ class Mirror:
     self._url, self._folder = url.rstrip("/"), folder
     self._bucket = records.Bucket(url, timeout=_TIMEOUT)
     self._put: dict[str, tuple[int, int]] = {}  # Time and size of the files that were put.
+    self._lock = threading.Lock()  # A save pushes in its thread, a hand-over in another.
     self._is_behind = False  # Whether the log there may have lines that are not here.
 
   def push(self, name: str = "", *, is_writer: bool = True) -> None:
@@ -128,6 +130,10 @@ class Mirror:
 
     If this member `is_writer` of the log, it puts all other files, too.
     """
+    with self._lock:
+      self._push(name, is_writer)
+
+  def _push(self, name: str, is_writer: bool) -> None:
     rows = self._folder / "rows"
     paths = [*rows.glob(f"{name or '*'}.json")]
     if is_writer:

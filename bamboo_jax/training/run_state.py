@@ -137,7 +137,7 @@ class RunState:
     owners = self._owners()
     own = parts.deal(owners, self._leaving(view.leaving)).get(self.cohort.number, ())
     sizes = {s: self.writer.measure(self.engine.specs[s].state) for s in {*ending, *own}}
-    risk = parts.Risk(
+    return parts.Risk(
         view=view.number,
         leaving=view.leaving,
         holders=tuple(holders),
@@ -145,9 +145,8 @@ class RunState:
         part_bytes=sum(sizes[segment] for segment in own) + self.writer.bytes_in_flight,
         rate=self.writer.rate,
         left_secs=max(0.0, ends_secs - now_secs),
+        has_takers=self._has_takers(view),
     )
-    takers = risk.fits_beside or self._has_takers(view)
-    return dataclasses.replace(risk, has_takers=takers)
 
   def _has_takers(self, view: views.View) -> bool:
     """Whether nodes that stay have a copy of each segment in the next layout."""

@@ -7,6 +7,7 @@ the dead nodes on their shadows.
 """
 
 from collections.abc import Iterable, Mapping
+from concurrent import futures
 import contextlib
 import dataclasses
 import functools
@@ -15,6 +16,7 @@ import time
 from typing import Any
 
 from bamboo_jax import base
+from bamboo_jax.base import threads
 from bamboo_jax.checkpoint import digest, parts
 from bamboo_jax.cluster import messages, views
 from bamboo_jax.data import batches as batches_lib
@@ -34,6 +36,7 @@ from bamboo_jax.training.setup import job as job_lib, saving
 
 # A death found this long after a failed transfer counts as its cause.
 _EXPLAIN_SECS = 30.0
+_PUSH_SECS = 5.0  # That a hand-over waits for a copy of the log; the node may end soon.
 _REPORTED = 5  # Number of recoveries that `bamboo status` shows.
 
 # Errors that no death explains.
@@ -416,7 +419,7 @@ class Worker:
     def begin(change: assignment.Decision) -> None:
       self._journal.explain(self._deaths.describe_change(change))
       if cohort.view.leaving:  # Another member may write from now on, in another folder.
-        self._journal.push()
+        futures.wait([threads.call_beside(self._journal.push, name="log")], _PUSH_SECS)
 
     if self.state.improve(begin):
       self._compile_alone()

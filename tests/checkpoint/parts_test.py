@@ -55,6 +55,11 @@ class ExitTest(parameterized.TestCase):
     self.assertEqual((found.view, found.leaving, found.saves), (4, (1, 2, 3), saves))
     self.assertRegex(found.text, text)
 
+  def test_who_has_not_written_yet_is_as_slow_as_the_slowest(self):
+    new = _risk(part_mib=16, rate=None, left_secs=9.0, has_takers=True)
+    for others, saves in (([_risk(has_takers=True)], False), ([], True)):
+      self.assertEqual(parts.decide_exit([new, *others]).saves, saves)
+
   def test_what_members_see_is_joined(self):
     self.assertIsNone(parts.decide_exit([]))
     logs.note_names({1: "n1", 3: "n3"})

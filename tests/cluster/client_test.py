@@ -222,6 +222,12 @@ class ClientTest(parameterized.TestCase):
     self.assertFalse(self.client.is_interrupted)
     self.assertEqual(self.stopped, [0, 4])
 
+  def test_a_run_that_is_to_stop_waits_for_no_newcomer(self):
+    self.begin()
+    self.say(messages.NewView(members.view(4, 0, 1, 2, stops=True)))
+    self.client.wait_members(4, until_stop=True)  # Else it would block.
+    self.assertTrue(self.client.newest.stops)
+
   def test_a_newcomer_stops_nothing_though_it_dies_before_it_is_adopted(self):
     self.begin()
     self.show(4, 0, 1, 2, 3)

@@ -169,14 +169,14 @@ class MirrorTest(parameterized.TestCase):
     put(first, "aa", b"program")
     put(first, "bb", b"another")
     for where in wheres[:2]:
-      where.push()
+      where.push_last("")
     self.assertIsNone(second.load("aa", bytes))  # It has looked before.
     wheres[1].share_programs(second)
     self.assertEqual(second.load("aa", bytes), b"program")
     put(second, "cc", b"of it")
     before = self.front.counts["PUT"]
     for _ in range(2):
-      wheres[1].push()
+      wheres[1].push_last("")
     self.assertEqual(self.front.counts["PUT"], before + 1)
     wheres[2].share_programs(third)
     self.assertEqual([third.load(key, bytes) for key in ("cc", "dd")], [b"of it", None])
@@ -187,7 +187,7 @@ class MirrorTest(parameterized.TestCase):
     put(third, "dd", b"new")
     with self.assertLogs(level="WARNING") as logs, self.front.failing("503"):
       self.assertIsNone(third.load("bb", bytes))
-      wheres[2].push()
+      wheres[2].push_last("")
       wheres[2].share_programs(third)
     found = [re.search("Cannot (find|fetch|share) .*503", line)[1] for line in logs.output]
     self.assertEqual(found, ["fetch", "find", "share", "find"])

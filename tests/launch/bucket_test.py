@@ -97,7 +97,7 @@ class BucketTest(commands.CommandCase):
     self.release()
     self.assertEqual(process.wait(), 0, msg=self.said)
     self.assertGreaterEqual(int(resumed()[1]), 2, msg=self.said)
-    told = r"saving step=\d+: (not yet, .*: )?only n\d, to be preempted, have .* at .* MiB/s, takes "
+    told = r"saving step=\d+: (not yet, .*: )?only n\d, to be preempted, have .* MiB/s, takes "
     self.assertRegex("\n".join(self.said), told)
     self.assertIn(f"state_sha256={self.whole()}", self.said)
     shown = self.start_on("third", "status", f"--workdir={self.url}")

@@ -18,7 +18,6 @@ from bamboo_jax.cluster import children, copies, messages
 _LOOK_SECS = 0.05  # Between two looks at whether it is dying.
 _STACKS_SECS = 0.2  # For writing the stacks of a hanging worker.
 _DEATH_SECS = 10.0  # That the kernel may take to remove it.
-_LAST_SECS = 1.0  # For its last messages; a process that it has left may hold the socket.
 
 
 class WorkerProcess:
@@ -111,9 +110,19 @@ class WorkerProcess:
       done, _ = await asyncio.wait([self._ended], timeout=_LOOK_SECS)
       code = self._ended.result() if done else children.find_exit(self._process.pid)
       if code is not None:
-        if code >= 0:  # It may have said that the run is done.
-          await asyncio.wait([self._reading], timeout=_LAST_SECS)
+        await self._read_rest()
         return code
+
+  async def _read_rest(self) -> None:
+    """Reads what the process has said before its end, such as that the run is done.
+
+    A process that it has left may hold the other end, so the end is made here: what is in the
+    socket already is read nevertheless.
+    """
+    assert self._writer is not None
+    with contextlib.suppress(OSError):  # It is closed already.
+      self._writer.get_extra_info("socket").shutdown(socket.SHUT_RD)
+    await asyncio.wait([self._reading])
 
   async def _read(self, reader: asyncio.StreamReader, on_message: Callable[[Any], None]) -> None:
     try:

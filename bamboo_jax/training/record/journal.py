@@ -261,7 +261,7 @@ class Journal:
 
   def _push_last(self) -> None:
     try:
-      self._workdir.push(self._given.name)
+      self._workdir.push_last(self._given.name)
     except OSError as error:
       raise base.NodeFailedError(mirror.explain_left(self._workdir.root, error)) from error
 

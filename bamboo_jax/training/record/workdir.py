@@ -1,5 +1,6 @@
 """The files of a run."""
 
+from concurrent import futures
 import datetime
 import pathlib
 from typing import TYPE_CHECKING
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING
 from absl import logging
 
 from bamboo_jax import base
+from bamboo_jax.base import threads
 from bamboo_jax.checkpoint import manifest
 from bamboo_jax.cluster import mirror, records
 
@@ -14,6 +16,7 @@ if TYPE_CHECKING:  # It imports JAX.
   from bamboo_jax.runtime import program_store
 
 _TIMEOUT = datetime.timedelta(seconds=20)  # Of a request for a program.
+_LAST_SECS = 10.0
 
 
 class Workdir:
@@ -80,12 +83,20 @@ class Workdir:
     if self._mirror is not None:
       self._mirror.push(name, is_writer=is_writer)
     if self._programs is not None:
-      self._programs.push()
+      self._programs.push_beside()
+
+  def push_last(self, name: str) -> None:
+    """Copies all that is left, as `push`."""
+    self.push(name)
+    if self._programs is not None:
+      self._programs.finish()
 
   def share_programs(self, programs: "program_store.ProgramStore") -> None:
     """Has compiled programs come from the bucket, and go there, if the run is in one."""
     if self.url and programs.folder is not None:
       self._programs = SharedPrograms(f"{self.url.rstrip('/')}/programs", programs)
+    else:
+      programs.fetch = lambda file: None  # Of an earlier run of this process.
 
   def clear_rows(self) -> None:
     """Removes rows from the bucket, if the run is in one; see `mirror.Mirror.clear_rows`."""
@@ -102,13 +113,24 @@ class SharedPrograms:
   """Compiled programs at a URL, for machines whose folders have fewer; errors are warnings.
 
   Names of programs say what is in them, and for which devices. One is fetched when it is
-  needed; those that this process has used are put there by `push`, after the first steps.
+  needed; those that this process has used are put there by `push`, beside the first save.
   """
 
   def __init__(self, url: str, programs: "program_store.ProgramStore") -> None:
     self._bucket, self._programs = records.Bucket(url, timeout=_TIMEOUT), programs
     self._there = self._list()
+    self._pushing: futures.Future[None] | None = None
     programs.fetch = self._fetch
+
+  def push_beside(self) -> None:
+    """Has a thread `push`, unless one does; no save waits for it."""
+    if self._pushing is None or self._pushing.done():
+      self._pushing = threads.call_beside(self.push, name="programs")
+
+  def finish(self) -> None:
+    """Waits for that thread, but not for long: the run is over."""
+    if self._pushing is not None:
+      futures.wait([self._pushing], _LAST_SECS)
 
   def push(self) -> None:
     """Puts the programs that are not there."""
@@ -135,7 +157,8 @@ class SharedPrograms:
     try:
       return self._bucket.read(name) if name in self._there else None
     except OSError as error:
-      logging.warning("Cannot fetch a compiled program: %s", error)
+      self._there = set()  # Compiling takes less time than to ask in vain for each.
+      logging.warning("Cannot fetch a compiled program; others are compiled: %s", error)
       return None
 
 

@@ -26,14 +26,15 @@ def hang_here():
 hang_here()
 """
 
-_SAYS_LATE = """
-import os, socket, sys, time
+_LEAVES_A_CHILD = """
+import os, socket, sys, threading
 from bamboo_jax.cluster import messages
 
 sock = socket.socket(fileno=int(sys.argv[1]))
-if not os.fork():
-  time.sleep(0.2)
-  sock.sendall(messages.encode(messages.Say(is_done=True)))
+sock.sendall(messages.encode(messages.Say(is_done=True)))
+if not (child := os.fork()):
+  threading.Event().wait()  # It holds the socket.
+print(child)
 """
 
 
@@ -63,8 +64,9 @@ class WorkerProcessTest(parameterized.TestCase, unittest.IsolatedAsyncioTestCase
     log = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()), "n0.log")
     said = asyncio.Queue()
     worker = worker_process.WorkerProcess()
-    command = [sys.executable, "-c", _SAYS_LATE]
+    command = [sys.executable, "-c", _LEAVES_A_CHILD]
     await worker.start(command, log=str(log), on_message=said.put_nowait)
     self.assertEqual(await asyncio.wait_for(worker.wait(), 60), 0)
+    self.addCleanup(os.kill, int(log.read_text()), signal.SIGKILL)
     self.assertTrue(said.get_nowait().is_done)
     await worker.close()
