@@ -189,8 +189,8 @@ def load(workdir: str | os.PathLike[str], model: "model_lib.Model | None" = None
     model = zoo.make_model(named["name"], **named["options"])
   is_loss = isinstance(model.layers[0], from_loss.LossLayer)
   if not model.sample and not is_loss:  # Shapes follow from the data.
-    changes = json_lib.flatten(json.loads(values.read_text()))  # Of an older version, not all.
-    config = config_lib.Config().changed(changes)
+    given = json.loads(values.read_text())  # Of an older version, not all options.
+    config = config_lib.Config().changed(json_lib.flatten(given, leaves=base.OPTIONS))
     sample = build.make_task(config).whole.model.sample
     model = dataclasses.replace(model, sample=sample)
   read = weights.open_weights(workdir, model)

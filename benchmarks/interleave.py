@@ -35,6 +35,7 @@ NO_LIMITS = {
 _POLL_SECS = 0.02
 _ERROR, _HINT = "error: ", " (traceback: --verbosity=1)"  # Around what a command says.
 _NUM_DRAWS = 2000
+_OUTPUT = "output.log"
 
 
 class Run:
@@ -116,6 +117,7 @@ class Run:
     """Kills what is left of it, also suspended processes."""
     if self._process.poll() is None:
       _signal_all(self._process.pid, signal.SIGKILL)
+      self._process.kill()  # If a thread of it has just ended, it was passed over.
       self._process.wait()
 
 
@@ -131,13 +133,16 @@ def call(
 
   Raises `ValueError` as `Run.is_over`, or if it lasts too long.
   """
-  run = Run(name, command, folder, folder / "output.log", prepare)
+  run = Run(name, command, folder, folder / _OUTPUT, prepare)
   until_secs = time.monotonic() + limit_secs
   try:
     while not run.is_over():
       if time.monotonic() > until_secs:
         last = "".join(run.read_output()[-1:])
-        raise ValueError(f"The run {name!r} is not done after {limit_secs} s: {last}")
+        raise ValueError(
+            f"The run {name!r} is not done after {limit_secs} s: {last}; all that it said is in "
+            f"{folder / _OUTPUT}."
+        )
       time.sleep(_POLL_SECS)
   finally:
     run.end()

@@ -187,7 +187,8 @@ def _train(command: Sequence[str], folder: pathlib.Path, losses: Sequence[Loss])
   faults.write_text("".join(deaths))
   num_steps = _NUM_FIRST + len(deaths) * _NUM_EACH
   run = [f"--config.num_steps={num_steps}", f"--faults={faults}"]
-  interleave.call([*command, *run, f"--workdir={folder}"], folder, name=str(folder))
+  command = [*command, *run, f"--workdir={folder}"]
+  interleave.call(command, folder, name=str(folder), prepare=None)  # JAX has started here.
 
 
 def main() -> None:

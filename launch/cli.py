@@ -183,6 +183,8 @@ def parse_flags(argv: Sequence[str], *, is_study: bool = False) -> list[str]:
     refuse_overwritten(accepted.recovery.policy)
     flags.FLAGS[config_flag.NAME].value = accepted
     return rest
+  except flags.IllegalFlagValueError as error:  # Of a flag of absl.
+    command.fail(config_flag.explain_flag(error), 2)
   except (flags.Error, ValueError) as error:
     command.fail(str(error), 2)
   except Exception as error:  # The code of a config may raise anything.

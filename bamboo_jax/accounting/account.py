@@ -69,6 +69,9 @@ class NodeTime(NamedTuple):
   def __mul__(self, factor: float) -> "NodeTime":  # type: ignore[override]
     return NodeTime(*(factor * part for part in self))
 
+  def __rmul__(self, factor: float) -> "NodeTime":  # type: ignore[override]
+    return self * factor  # Not that of a tuple.
+
   @property
   def total(self) -> float:
     """Time of all nodes, in node-seconds."""
@@ -229,9 +232,9 @@ def read(line: Mapping[str, Any]) -> Account | None:
   try:
     own = {name: value for name, value in entries.items() if name != "value_secs"}  # Of older logs.
     account = Account(node_time=NodeTime(**own.pop("parts")), **own)
+    _check_parts(account.node_time)
   except (AttributeError, KeyError, TypeError) as error:
     raise ValueError(f"Not the totals of a ledger: {entries}.") from error
-  _check_parts(account.node_time)
   return account
 
 

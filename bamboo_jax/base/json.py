@@ -4,7 +4,7 @@ Reading follows the annotations of a class, and is strict: a field that is missi
 or of another type raises `ValueError`, which says where it is, such as `View.members[1].port`.
 """
 
-from collections.abc import Mapping, Set
+from collections.abc import Collection, Mapping, Set
 import dataclasses
 import re
 import types
@@ -17,12 +17,14 @@ from bamboo_jax.base import names
 _T = TypeVar("_T")
 
 
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-  """Returns the leaves of nested objects by dotted name; `{}` is a leaf."""
+def flatten(
+    tree: Mapping[str, Any], prefix: str = "", *, leaves: Collection[str] = ()
+) -> dict[str, Any]:
+  """Returns the leaves of nested objects by dotted name; `{}` and what `leaves` names are some."""
   found: dict[str, Any] = {}
   for key, value in tree.items():
-    if isinstance(value, dict) and value:
-      found |= flatten(value, f"{prefix}{key}.")
+    if isinstance(value, dict) and value and key not in leaves:
+      found |= flatten(value, f"{prefix}{key}.", leaves=leaves)
     else:
       found[f"{prefix}{key}"] = value
   return found
@@ -71,7 +73,9 @@ def from_plain(cls: Any, content: Any, *, where: str | None = None) -> Any:
 
 def _explain(text: str, content: Any, where: str) -> str:
   """Returns the message of msgspec with the place in front, and the value if it has one."""
-  text, _, place = text.partition(" - at ")
+  match = re.fullmatch(r"(.*?)(?: - at (`.*`))?", text, flags=re.DOTALL)
+  assert match is not None, text
+  text, place = match[1], match[2] or ""
   path = re.sub(r"^.*\$|`$", "", place)
   if text.startswith("Expected") and "key" not in place and "..." not in path:
     for field, index in re.findall(r"\.(\w+)|\[(\d+)\]", path):
@@ -89,7 +93,7 @@ def _refuse_unknown(content: Any, value: Any, where: str) -> None:
         raise ValueError(f"{where}: {names.suggest(name, fields, what='field')}")
       _refuse_unknown(part, getattr(value, name), f"{where}.{name}")
   elif isinstance(value, Mapping):
-    for (key, part), one in zip(content.items(), value.values(), strict=True):
+    for (key, part), one in zip(content.items(), value.values(), strict=False):
       _refuse_unknown(part, one, f"{where}[{key!r}]")
   elif isinstance(value, list | tuple):
     for i, (part, one) in enumerate(zip(content, value, strict=True)):

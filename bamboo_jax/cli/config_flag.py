@@ -101,7 +101,8 @@ def parse(
   rest = flag_values(rest)
   flag.given = GivenConfig({}, [f"--{NAME}={name}"])
   for key, kind in kinds.items():
-    texts: Any = flag_values[f"{NAME}.{key}"].value
+    if (texts := flag_values[f"{NAME}.{key}"].value) is None:
+      continue  # It stands after "--".
     value = flag.given.values[key] = _parse(texts, kind, f"--{NAME}.{key}")
     config_path.set_value(key, config, value, accept_new_attributes=True)
     flag.given.arguments.extend(f"--{NAME}.{key}={text}" for text in texts)
@@ -142,6 +143,16 @@ def _parse_literal(text: str) -> Any:
     return ast.literal_eval(text.capitalize() if text in ("true", "false") else text)
   except (SyntaxError, ValueError):
     return text
+
+
+def explain_flag(error: flags.IllegalFlagValueError) -> str:
+  """Returns one line about a flag of absl with a bad value."""
+  text = str(error)
+  match = re.match(r"flag --(\S+?)=(.*?): ", text, flags=re.DOTALL)
+  for parser, wanted in _PARSERS.values():
+    if match and flags.FLAGS[match[1]].parser.flag_type() == parser.flag_type() != "string":
+      return f"--{match[1]} must be {wanted}, got {match[2]!r}."
+  return text
 
 
 def explain(error: BaseException) -> str:

@@ -124,7 +124,10 @@ def _read(field: dataclasses.Field[Any], hint: Any, rest: Sequence[str]) -> Any:
   if field.metadata["is_repeated"]:
     return tuple(given)
   if typing.get_origin(hint) is tuple:
-    return tuple(entry.strip() for row in csv.reader(given[-1:]) for entry in row)
+    try:
+      return tuple(entry.strip() for row in csv.reader(given[-1:]) for entry in row)
+    except csv.Error:
+      raise ValueError(f"--{name} must be one line, got {given[-1]!r}.") from None
   return config_flag.parse_text(given[-1], hint, f"--{name}")
 
 

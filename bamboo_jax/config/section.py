@@ -143,10 +143,10 @@ class Section:
 
     Raises `ValueError` if there is no such option.
     """
-    key, _, rest = name.partition(".")
+    key, dot, rest = name.partition(".")
     kinds = kinds_of(cls)
     cls._check_key(key, kinds)
-    if not rest:
+    if not dot:
       return kinds[key]
     if _is_section(kinds[key]):
       return kinds[key].find_kind(rest)
@@ -173,8 +173,11 @@ class Section:
     for name, value in changes.items():
       self.find_kind(name)
       inner, (*sections, key) = tree, name.split(".")
-      for section in sections:
+      for i, section in enumerate(sections, 1):
         inner = inner.setdefault(section, {})
+        if not isinstance(inner, dict):
+          place = ".".join(sections[:i])
+          raise ValueError(f"{self.path}.{place} is {inner!r}, so it has no {key!r}.")
       inner[key] = value
     return self.read(tree)
 

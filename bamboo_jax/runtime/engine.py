@@ -195,6 +195,16 @@ class Engine:
     """Microbatches of the current step, without dropped ones."""
     return self._per_share * sum(map(len, self.shares))
 
+  def adders(self, nodes: Iterable[base.NodeId]) -> list[jax.Device]:
+    """Returns the devices on which sums of local `nodes` are added.
+
+    With other processes it is the CPU, as for sums of several nodes: other devices may keep
+    denormal numbers, and a death may leave all parts on one node.
+    """
+    if self.exchange is not None:
+      return [jax.local_devices(backend="cpu")[0]]
+    return list(dict.fromkeys(self.devices[node] for node in nodes))
+
   def compute(self, order: Iterable[tuple[base.NodeId, instruction_lib.Instruction]]) -> None:
     for number, instruction in order:
       if number in self.nodes:

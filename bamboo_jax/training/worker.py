@@ -221,8 +221,12 @@ class Worker:
     if due and (num := [*map(self._cohort.strike, due)].count(False)):
       self._journal.explain(f"the faults replace nodes: waiting for {num} more to join")
       since_secs = time.perf_counter()
-      self._cohort.wait_members(len(self._cohort.view.members) + num)
-      self._step.idle_secs += time.perf_counter() - since_secs
+      try:
+        self._cohort.wait_members(len(self._cohort.view.members) + num)
+      finally:  # A node may die meanwhile.
+        secs = time.perf_counter() - since_secs
+        self._step.idle_secs += secs
+        self._deaths.excuse(self.state.steps + 1, secs)
       newest = self._cohort.newest
       self._compiler.prepare(newest.numbers, newest.number)
 
@@ -237,8 +241,7 @@ class Worker:
     state.num_skipped = step.num_skipped
     state.damaged = ()  # Its step may be saved again.
     measured = step_lib.join(vote.measured for vote in votes.values())
-    known = measured if votes else None
-    found = self._deaths.end_step(state.steps, known, step.idle_secs)
+    found = self._deaths.end_step(state.steps, measured if votes else None)
     self._journal.write_step(step.result(measured, found))
     if votes:
       self._slow.hear(measured.nodes)

@@ -182,7 +182,11 @@ def run_cluster(
   folder = pathlib.Path(tempfile.mkdtemp(prefix="bamboo_verify_"))  # Of a run that fails it stays.
   command = [sys.executable, "-m", *command, f"--workdir={folder / 'run'}"]
   name = str(layout or "one process")
-  interleave.call(command, folder, name=name, limit_secs=_LIMIT_SECS, prepare=None)
+  try:
+    interleave.call(command, folder, name=name, limit_secs=_LIMIT_SECS, prepare=None)
+  except KeyboardInterrupt:
+    shutil.rmtree(folder)
+    raise
   state = json.loads((folder / "run/summary.json").read_text())["state_sha256"]
   shutil.rmtree(folder)
   return f"{state}"

@@ -132,14 +132,14 @@ class DeathsTest(parameterized.TestCase):
     self.assertEqual(got, span or (None, None))
 
   def test_a_wait_for_others_to_join_is_no_part_of_it(self):
-    ends = []
-    for idle_secs in (0.0, 5.0, 1e9):
-      recovery = self.lose(make_agreement())
-      recovery.ready_at_secs = 10.5
-      self.deaths.end_step(22, None, idle_secs)
-      ends.append(recovery.step_end_at_secs)
-    self.assertBetween(ends[0] - ends[1], 4.0, 5.0)
-    self.assertEqual(ends[2], 10.5)  # It died in the wait.
+    recoveries = [self.lose(make_agreement())]
+    self.deaths.excuse(22, 5.0)
+    self.deaths.excuse(23, 1e9)
+    self.cohort.view, self.cohort.arrived_secs = members.view(3, 0, 2), {3: 20.0}.get
+    recoveries.append(self.lose(make_agreement()))  # After the wait.
+    self.deaths.end_step(22, None)
+    waited, other = (r.step_end_at_secs for r in recoveries)
+    self.assertBetween(other - waited, 4.9, 5.1)
 
   def test_a_newcomer_does_not_know_the_names_of_the_dead(self):
     recovery = self.lose(make_agreement(), knows=False)

@@ -245,7 +245,7 @@ class MeasuredTest(parameterized.TestCase):
     self.assertEqual(owed(recovery), {2: (0.5, 2.0)})
     for rung, place, want in (
         ("reconfigure", "0/1", {2: (0.0, 2.0)}),  # All passes are repeated.
-        ("reroute", "0/1", {2: (0.5, 2.0)}),
+        ("reroute", "0/1", {2: (0.0, 2.0)}),  # Its place is that of another pipeline now.
         ("reroute", "2/1", {2: (0.0, 2.0)}),  # The other pipelines compute all of its shares.
         ("drop", "2/1", {}),
     ):

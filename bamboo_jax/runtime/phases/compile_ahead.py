@@ -71,7 +71,7 @@ def find_jobs(engine: engine_lib.Engine, *, evaluate: bool) -> list[Job]:
   likes = [unit.accumulator for unit in units if shares > 1]
   for copy, *_ in engine.ties:
     likes.append(engine.units[copy.unit].accumulator.grads[copy.layer][copy.param])
-  for device, like in itertools.product(dict.fromkeys(engine.devices.values()), likes):
+  for device, like in itertools.product(engine.adders(engine.devices), likes):
     jobs.append(_add_job(2, like, device))
   if engine.exchange is not None and counts:  # Other processes may own the same.
     device = jax.local_devices(backend="cpu")[0]

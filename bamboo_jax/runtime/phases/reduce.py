@@ -118,7 +118,7 @@ def _add_up(
     turn: Chooses the device if all parts are local.
   """
   if engine.exchange is None or len({*channel.nodes}) == 1:  # One node holds all parts.
-    devices = list(dict.fromkeys(engine.devices[node] for node in channel.nodes))
+    devices = engine.adders(channel.nodes)
     put = functools.partial(jax.device_put, device=devices[turn % len(devices)])
     return functools.reduce(lambda total, part: ordered_sum.add(put([total, part])), parts.values())
   return ordered_sum.ordered_sum(engine.exchange, channel, parts, num_shares=num_parts, like=like)

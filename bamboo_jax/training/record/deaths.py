@@ -20,6 +20,7 @@ class Deaths:
   def __init__(self, state: run_state_lib.RunState) -> None:
     self._state = state
     self.recoveries: list[durations.RecoveryTimes] = []
+    self._idle_secs: dict[base.ViewId, float] = {}  # Of recoveries whose step goes on.
 
   def roll_back(self, steps: base.StepId) -> None:
     """Notes that all steps after the first `steps` will be repeated."""
@@ -85,22 +86,24 @@ class Deaths:
       if recovery.ready_at_secs is None:
         recovery.ready_at_secs = now
 
+  def excuse(self, step: int, secs: float) -> None:
+    """Leaves a wait for others to join out of the recoveries of a step before it."""
+    for recovery in self.of_step(step):
+      self._idle_secs[recovery.view] = self._idle_secs.get(recovery.view, 0.0) + secs
+
   def of_step(self, step: int) -> list[durations.RecoveryTimes]:
     return [r for r in self.recoveries if r.step == step]
 
   def end_step(
-      self, step: base.StepId, measured: step_lib.Measured | None, idle_secs: float = 0.0
+      self, step: base.StepId, measured: step_lib.Measured | None
   ) -> list[durations.RecoveryTimes]:
     """Returns those of a step that is committed now.
 
-    `measured` is None if owed passes are not known. `idle_secs` of the step were waits for others
-    to join, before its commit; they are no part of a recovery.
+    `measured` is None if owed passes are not known.
     """
-    end_secs = time.perf_counter() - idle_secs
     for recovery in (found := self.of_step(step)):
-      times = vars(recovery)
-      known = [times[e] for e in durations.EVENTS if times[e] is not None]
-      recovery.step_end_at_secs = max(end_secs, *known)  # A node may die in such a wait.
+      idle_secs = self._idle_secs.pop(recovery.view, 0.0)
+      recovery.step_end_at_secs = time.perf_counter() - idle_secs
       if measured is not None:
         span = measured.owed.get(recovery.view)
         recovery.set_owed(span)

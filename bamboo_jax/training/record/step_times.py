@@ -46,10 +46,12 @@ def find_owed(
   """
   if (ready_secs := recovery.ready_at_secs) is None:
     return []
+  # Its pipeline may be gone, whose place in the layout is that of another one then.
   heirs = {
       (node, segment)
       for place in recovery.places
       for segment in layout.segments_of(place)
+      if recovery.rung != "reroute" or place.stage in layout.pipelines[place.pipeline].vacant
       for way in layout.ways
       if way.pipeline == place.pipeline
       for node in way.owners
