@@ -1,11 +1,8 @@
 """Checks without a device that a step survives deaths wherever they happen.
 
-A cut says how far each node has come in its row. A receive needs its send, but
-a sender may be far ahead: cuts include transfers that are sent and not yet
-received. For each cut of a step and each choice of victims, their stages go to
-their shadows and the rest of the step is planned and checked, which refuses lost
-or repeated work, missing inputs, sums out of order and deadlock. If stages have
-lost all copies, the error has to name just them.
+A cut says how far each node has come in its row; transfers may be sent and not
+received. For each cut and each choice of victims, the rest of the step is planned
+and checked. If stages have lost all copies, the error has to name just them.
 """
 
 import collections
@@ -130,17 +127,6 @@ class Step:
     checker.check(planned.timeline.instructions, [line])
     return planned
 
-  def finish(self, roles: failover.Roles, held: Held, valid: Held) -> Rows:
-    """Returns rows that finish it, checked from what is `held`.
-
-    The plan relies on the `valid` part of that. Raises `checker.ScheduleError`
-    if the rows do not finish it.
-    """
-    lines = [self._line(roles.owners)]
-    rows = simulate_lib.simulate(lines, costs=self._costs, holdings=valid).instructions
-    checker.check(rows, lines, held)
-    return rows
-
   def fail_over(self, roles: failover.Roles, held: Held, victims: Sequence[int]):
     """Returns the roles, holdings and rows of the rest; None if stages are lost."""
     lost = tuple(
@@ -153,23 +139,18 @@ class Step:
       return None
     assert not lost, (roles, victims)
     held = {node: held[node] for node in after.nodes}
-    return after, held, self.finish(after, held, valid)
+    lines = [self._line(after.owners)]
+    rows = simulate_lib.simulate(lines, costs=self._costs, holdings=valid).instructions
+    checker.check(rows, lines, held)
+    return after, held, rows
 
 
-def verify(step: Step, *, num_victims: int = 1, second_every: int = 0) -> collections.Counter:
+def verify(step: Step, *, num_victims: int = 1) -> collections.Counter:
   """Checks deaths at all cuts; returns counts of "cuts", "deaths" survived, and "lost".
 
-  Deaths that leave the survivors with the same holdings are planned once. After
-  every `second_every`-th plan (0: never) each survivor dies at every cut of the
-  rest of the step; these are "second" deaths and "second lost".
+  Deaths that leave the survivors with the same holdings are planned once.
   """
-  rows = step.plan().timeline.instructions
-  return _verify(step, step.roles, Cuts(rows), num_victims, second_every)
-
-
-def _verify(
-    step: Step, roles: failover.Roles, cuts: Cuts, num_victims: int, second_every: int
-) -> collections.Counter:
+  cuts = Cuts(step.plan().timeline.instructions)
   seen, tally = {}, collections.Counter()
   for cut in cuts:
     tally["cuts"] += 1
@@ -177,13 +158,6 @@ def _verify(
       pairs = zip(cuts.nodes, cut, strict=True)
       left = (victims, *(count for node, count in pairs if node not in victims))
       if left not in seen:
-        rest = step.fail_over(roles, cuts.holdings(cut), victims)
-        seen[left] = rest is not None
-        tally["plans"] += seen[left]
-        if rest and second_every and tally["plans"] % second_every == 0:
-          after, held, rows = rest
-          second = _verify(step, after, Cuts(rows, held), 1, 0)
-          tally["second"] += second["deaths"]
-          tally["second lost"] += second["lost"]
+        seen[left] = step.fail_over(step.roles, cuts.holdings(cut), victims) is not None
       tally["deaths" if seen[left] else "lost"] += 1
   return tally

@@ -30,11 +30,6 @@ class RolesTest(parameterized.TestCase):
     self.assertEqual(roles.stages_of(7), ())
     self.assertEqual(roles.replicas_of(5), (0, 2))
 
-  @parameterized.parameters(((0, 1), {1: 1}), ((0, 1, 2), {1: 2}), ((0, 0), {1: 0}))
-  def test_a_shadow_is_the_nearest_owner_before(self, owners, shadows):
-    with self.assertRaisesRegex(AssertionError, "shadows must be"):
-      Roles(owners, shadows)
-
 
 class FailOverTest(parameterized.TestCase):
 
