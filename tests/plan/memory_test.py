@@ -15,9 +15,10 @@ from bamboo_jax.schedule import failover, lines as lines_lib, simulate as simula
 from tests import profiles
 
 
-def _layer(name, *, parameters, activation, residual, working=0):
+def _layer(name, *, parameters, activation, residual, working=0, forward=1):
   return profiles.make_layer(
       name,
+      forward_ms=forward,
       parameter_bytes=parameters,
       slot_bytes=2 * parameters,
       activation_bytes=activation,
@@ -32,6 +33,7 @@ LAYERS = (
     _layer("c", parameters=400, activation=7, residual=40, working=70),
     _layer("d", parameters=800, activation=9, residual=80, working=20),
 )
+_BUBBLE = memory_lib.Upkeep(protection=config_lib.RedundancySection(mode="bubble"))
 _TIE = cost_model.TieCost("a", "d", 90)
 
 
@@ -127,9 +129,8 @@ class PartsTest(parameterized.TestCase):
     self.assertEqual(_of(node, ["refresh", "apply"]), {"refresh": 800, "apply": 1200})
 
 
-def _duties(num_stages, **protection):
-  upkeep = memory_lib.Upkeep(protection=config_lib.RedundancySection(mode="bubble", **protection))
-  found = memory_lib.find_duties(num_stages, upkeep)
+def _duties(num_stages):
+  found = memory_lib.find_duties(num_stages, _BUBBLE)
   return [(d.victim, d.node, d.owned, d.replicas) for d in found]
 
 
@@ -235,46 +236,6 @@ def _peak_bytes(row, costs):
   return peak
 
 
-def _split_layer(index, numbers):
-  forward, parameters, residual = numbers
-  return profiles.make_layer(
-      f"layer_{index}",
-      forward_ms=forward,
-      backward_ms=0.0,
-      parameter_bytes=parameters,
-      slot_bytes=parameters,
-      activation_bytes=(index * 7) % 3,
-      residual_bytes=residual,
-  )
-
-
-def _need(layers, bounds, in_flight):
-  """Returns the largest need of a node, as the issue would have it."""
-  num_stages = len(bounds) - 1
-  parts = [layers[a:b] for a, b in itertools.pairwise(bounds)]
-  size = lambda s, name: sum(getattr(c, name) for c in parts[s])
-  edges = [0, *[layers[b - 1].activation_bytes for b in bounds[1:-1]], 0]
-
-  def need(owned, replicas):
-    p = sum(size(s, "parameter_bytes") for s in owned)
-    q = sum(size(s, "parameter_bytes") for s in replicas)
-    rows = sum(
-        in_flight[s] * size(s, "residual_bytes") + 2 * (edges[s] + edges[s + 1]) for s in owned
-    )
-    return 3 * p + 2 * q + max(rows, q)
-
-  worst = 0
-  for s in range(num_stages):
-    behind = [(s + i) % num_stages for i in range(3)]
-    worst = max(worst, need(behind[:1], behind[1:2] if num_stages > 1 else []))
-    if num_stages == 2:
-      worst = max(worst, need(behind[:2], []))
-    elif num_stages > 2:  # The next node dies, or the one after it.
-      worst = max(worst, need(behind[:2], behind[2:]))
-      worst = max(worst, need(behind[:1], behind[1:]))
-  return worst
-
-
 class SplitTest(parameterized.TestCase):
 
   @hypothesis.settings(max_examples=150, deadline=None, derandomize=True)
@@ -286,16 +247,19 @@ class SplitTest(parameterized.TestCase):
       data=strategies.data(),
   )
   def test_what_is_returned_fits(self, numbers, limit, data):
-    layers = [_split_layer(i, n) for i, n in enumerate(numbers)]
+    layers = [
+        _layer(f"layer_{i}", forward=f, parameters=p, activation=7 * i % 3, residual=r)
+        for i, (f, p, r) in enumerate(numbers)
+    ]
     num_stages = data.draw(strategies.integers(1, min(5, len(layers))))
     in_flight = [num_stages - s for s in range(num_stages)]
     splits = [
         (0, *inner, len(layers))
         for inner in itertools.combinations(range(1, len(layers)), num_stages - 1)
     ]
-    needs = {bounds: _need(layers, bounds, in_flight) for bounds in splits}
-    upkeep = memory_lib.Upkeep(protection=config_lib.RedundancySection(mode="bubble"))
-    split = functools.partial(partition_lib.split_layers, layers, num_stages, upkeep=upkeep)
+    model = memory_lib.MemoryModel(layers, in_flight=in_flight, upkeep=_BUBBLE)
+    needs = {b: max(need.total_bytes for _, need in model.find_needs(b)) for b in splits}
+    split = functools.partial(partition_lib.split_layers, layers, num_stages, upkeep=_BUBBLE)
     try:
       self.assertLessEqual(needs[split(limit).bounds], limit)
     except base.InfeasibleError:  # A split that barely fits may be missed.
@@ -305,17 +269,12 @@ class SplitTest(parameterized.TestCase):
     self.assertEqual(most, split().bounds)
 
   def test_error_names_who_what_and_what_helps(self):
-    layers = [_split_layer(i, (1, 2**20, 0)) for i in range(4)]
+    layers = [_layer(f"layer_{i}", parameters=2**20, activation=0, residual=0) for i in range(4)]
     with self.assertRaisesRegex(
         base.InfeasibleError,
         r"fits in 8.0 MiB per device: at best node \d with stages \d, \d and "
         r"replicas of \d after the death of node \d \(layers layer_\d to "
-        r"layer_\d\) needs 9.0 MiB in phase .*, which is 1.0 MiB too much. Use more stages, .*; "
+        r"layer_\d\) needs 12.0 MiB in phase .*, which is 4.0 MiB too much. Use more stages, .*; "
         r'or of config.redundancy slots="host", mode="lazy", mode="none".',
     ):
-      partition_lib.split_layers(
-          layers,
-          4,
-          8 * 2**20,
-          upkeep=memory_lib.Upkeep(protection=config_lib.RedundancySection(mode="bubble")),
-      )
+      partition_lib.split_layers(layers, 4, 8 * 2**20, upkeep=_BUBBLE)

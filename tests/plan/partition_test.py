@@ -13,9 +13,8 @@ from tests import profiles
 _MIB = 2**20
 
 
-def _layers(forwards, *, parameters=None, activations=None, residuals=None):
+def _layers(*numbers):
   """Returns layers whose backward pass takes twice the forward pass."""
-  n = len(forwards)
   return [
       profiles.make_layer(
           f"layer_{i}",
@@ -26,44 +25,23 @@ def _layers(forwards, *, parameters=None, activations=None, residuals=None):
           activation_bytes=activation,
           residual_bytes=residual,
       )
-      for i, (forward, parameters, activation, residual) in enumerate(
-          zip(
-              forwards,
-              parameters or [0] * n,
-              activations or [0] * n,
-              residuals or [0] * n,
-              strict=True,
-          )
-      )
+      for i, (forward, parameters, activation, residual) in enumerate(numbers)
   ]
-
-
-def _all_bounds(num_layers, num_stages):
-  for inner in itertools.combinations(range(1, num_layers), num_stages - 1):
-    yield (0, *inner, num_layers)
 
 
 def _best_by_force(layers, *, num_stages, limit, num_gradients, cuts):
   """Returns the best bounds, or None if nothing fits; from the docstring."""
+  in_flight, upkeep = range(num_stages, 0, -1), memory_lib.Upkeep(num_gradients)
+  model = memory_lib.MemoryModel(layers, in_flight=in_flight, upkeep=upkeep)
   candidates = []
-  for bounds in _all_bounds(len(layers), num_stages):
-    if not set(bounds[1:-1]) <= set(cuts):
+  for inner in itertools.combinations(cuts, num_stages - 1):
+    bounds = (0, *inner, len(layers))
+    if limit is not None and max(n.total_bytes for _, n in model.find_needs(bounds)) > limit:
       continue
-    stage_bytes, stage_ns = [], []
-    for stage, (first, last) in enumerate(itertools.pairwise(bounds)):
-      owned = layers[first:last]
-      sent = sum(c.activation_bytes for c in layers[first - 1 : first])
-      if last < len(layers):
-        sent += owned[-1].activation_bytes
-      stage_bytes.append(
-          sum((1 + num_gradients) * c.parameter_bytes for c in owned)
-          + sum(c.slot_bytes for c in owned)
-          + (num_stages - stage) * sum(c.residual_bytes for c in owned)
-          + 2 * sent
-      )
-      stage_ns.append(sum(round((c.forward_ms + c.backward_ms) * 1e6) for c in owned))
-    if limit is not None and max(stage_bytes) > limit:
-      continue
+    stage_ns = [
+        sum(round((c.forward_ms + c.backward_ms) * 1e6) for c in layers[first:last])
+        for first, last in itertools.pairwise(bounds)
+    ]
     sent = sum(layers[b - 1].activation_bytes for b in bounds[1:-1])
     key = max(stage_ns), sent, sum(ns * ns for ns in stage_ns), bounds
     candidates.append(key)
@@ -93,7 +71,7 @@ class PartitionTest(parameterized.TestCase):
 class SplitLayersTest(parameterized.TestCase):
 
   def test_infeasible_says_by_how_much(self):
-    layers = _layers([1, 1, 1, 1], parameters=[_MIB, _MIB, _MIB, 2 * _MIB])
+    layers = _layers(*[(1, _MIB, 0, 0)] * 3, (1, 2 * _MIB, 0, 0))
     with self.assertRaisesWithLiteralMatch(
         base.InfeasibleError,
         "No split of 4 layers into 2 stages fits in 9.5 MiB per device: at best"
@@ -110,7 +88,7 @@ class SplitLayersTest(parameterized.TestCase):
   )
   def test_refuses(self, options, message):
     with self.assertRaisesRegex(ValueError, message):
-      partition_lib.split_layers(_layers([1, 1]), **options)
+      partition_lib.split_layers(_layers(*[(1, 0, 0, 0)] * 2), **options)
 
   # Small numbers, so that there are many ties.
   _LAYERS = strategies.lists(
@@ -125,8 +103,7 @@ class SplitLayersTest(parameterized.TestCase):
       num_gradients=strategies.integers(1, 3),
   )
   def test_is_the_best_of_all(self, numbers, data, limit, num_gradients):
-    forwards, parameters, activations, residuals = zip(*numbers, strict=True)
-    layers = _layers(forwards, parameters=parameters, activations=activations, residuals=residuals)
+    layers = _layers(*numbers)
     cuts = data.draw(strategies.sets(strategies.sampled_from(range(1, 9))))
     cuts = sorted(c for c in cuts if c < len(layers))
     num_stages = data.draw(strategies.integers(1, len(cuts) + 1))
@@ -146,6 +123,6 @@ class SplitLayersTest(parameterized.TestCase):
     self.assertEqual(got, best)
 
   def test_floats_that_tie_on_paper_tie(self):
-    layers = _layers([0.1, 0.2, 0.3, 0.3, 0.2, 0.1])
+    layers = _layers(*((ms, 0, 0, 0) for ms in (0.1, 0.2, 0.3, 0.3, 0.2, 0.1)))
     got = partition_lib.split_layers(layers, 2)
     self.assertEqual(got.bounds, (0, 3, 6))

@@ -84,47 +84,15 @@ class StepTimeTest(parameterized.TestCase):
 
 class MakePlanTest(parameterized.TestCase):
 
-  def test_two_pipelines(self):
-    layers = [_layer(name, activation_bytes=0) for name in "abcd"]
-    plan = profiles.make_plan(_profile(layers), num_pipelines=2, microbatch_size=3)
-    self.assertEqual(plan.partition.bounds, (0, 2, 4))
-    self.assertEqual(plan.owners, ((0, 1), (2, 3)))
-    self.assertEqual(plan.batch.batch_size, 12)
-    compute = lambda row: " ".join(str(i) for i in row if not i.is_transfer)
-    self.assertEqual(
-        {n: compute(r) for n, r in plan.timeline.instructions.items()},
-        {0: "0F0 0F1 0B0 0B1", 1: "1F0 1B0 1F1 1B1"},
-    )
-    # Two microbatches and one more to fill the pipeline, 6 ms per stage.
-    self.assertEqual(plan.step_time.compute_ms, 18.0)
-    self.assertAlmostEqual(plan.timeline.mean_bubble, 1 / 3)
-    self.assertAlmostEqual(plan.timeline.bubbles[0], 1 / 3)
-
-  @parameterized.named_parameters(
-      # Each of two layers: parameters, slots, accumulators and their sum.
-      ("alone", dict(), 2 * (1 + 2 + 1)),
-      ("two_shares", dict(num_shares=2), 2 * (1 + 2 + 3)),
-      ("two_pipelines", dict(num_pipelines=2), 2 * (1 + 2 + 2)),
-  )
-  def test_memory(self, request, resident_mib):
-    plan = profiles.make_plan(_profile(map(_layer, "abcd")), **request)
-    got = plan.memory[0]
-    self.assertEqual(got.resident_bytes + got.sum_bytes, resident_mib * _MIB)
-    self.assertEqual(got.residual_bytes, 2 * 2 * _MIB)
-    self.assertEqual(got.transfer_bytes, 2 * _MIB)
-
   def test_redundancy(self):
     # Of each of four layers: parameters, slots, an accumulator, a replica with
     # slots, the gradient that it gets; nothing else counts.
     layers = [_layer(name, activation_bytes=0, residual_bytes=0) for name in "abcd"]
     request = dict(num_stages=4, protection=config_lib.RedundancySection(mode="bubble"))
-    plan = profiles.make_plan(_profile(layers), **request)
-    one = lambda m: (m.parameter_bytes + m.slot_bytes + m.accumulator_bytes)
-    self.assertEqual([one(m) for m in plan.memory], [4 * _MIB] * 4)
+    plan = profiles.make_plan(_profile(layers), **request, memory_limit_bytes=12 * _MIB)
     self.assertEqual([m.total_bytes for m in plan.memory], [8 * _MIB] * 4)
     _, worst = plan.worst_memory
     self.assertEqual(worst.total_bytes, (2 * 4 + 3 + 1) * _MIB)
-    profiles.make_plan(_profile(layers), **request, memory_limit_bytes=12 * _MIB)
     with self.assertRaisesRegex(
         base.InfeasibleError, "node . with stages .* after the death of node"
     ):
@@ -135,9 +103,7 @@ class MakePlanTest(parameterized.TestCase):
     request = dict(num_stages=4, num_pipelines=2, num_shares=2, reroutes=True)
     plan = profiles.make_plan(_profile(layers), **request)
     most = max(m.total_bytes for m in plan.memory)
-    _, worst = plan.worst_memory
-    self.assertEqual(worst.total_bytes, most + _MIB)  # One more accumulator.
-    request["memory_limit_bytes"] = worst.total_bytes
+    request["memory_limit_bytes"] = most + _MIB  # One more accumulator.
     profiles.make_plan(_profile(layers), **request)
     request["memory_limit_bytes"] -= 1
     with self.assertRaisesRegex(
@@ -145,20 +111,6 @@ class MakePlanTest(parameterized.TestCase):
     ):
       profiles.make_plan(_profile(layers), **request)
     profiles.make_plan(_profile(layers), **request | {"reroutes": False})
-
-  @parameterized.named_parameters(
-      ("stages", dict(num_stages=5), ValueError, "num_stages must be from 1 to"),
-      ("shares", dict(num_shares=3), ValueError, "num_microbatches=2 per"),
-      (
-          "memory",
-          dict(memory_limit_bytes=3 * _MIB),
-          base.InfeasibleError,
-          "fits in 3.0 MiB per device: at best stage 0",
-      ),
-  )
-  def test_refuses(self, request, error, message):
-    with self.assertRaisesRegex(error, message):
-      profiles.make_plan(_FOUR, **request)
 
   @parameterized.parameters(
       (1e9, None, "device"),
@@ -200,8 +152,9 @@ class MakePlanTest(parameterized.TestCase):
 class RenderTest(absltest.TestCase):
 
   def test_render_plan(self):
-    plan = profiles.make_plan(_FOUR, num_pipelines=2, memory_limit_bytes=64 * _MIB)
+    plan = profiles.make_plan(_FOUR, num_pipelines=2, num_shares=4, memory_limit_bytes=64 * _MIB)
     self.assertEqual(render.render_plan(plan).splitlines(), _TEXT.splitlines())
+    self.assertEqual((plan.owners, plan.batch.batch_size), (((0, 1), (2, 3)), 4))
 
   def test_redundancy(self):
     plan = profiles.make_plan(
@@ -223,16 +176,16 @@ class RenderTest(absltest.TestCase):
 
 
 _TEXT = """\
-2 pipelines x 2 stages, 2 shares, schedule 1f1b, limit 64.0 MiB
+2 pipelines x 2 stages, 4 shares, schedule 1f1b, limit 64.0 MiB
 
 stage  layers            F ms   B ms  bubble %  params  slots  grads  \
 residuals  transfers  working  replica  refresh  total MiB
-    0  embed .. a  (2)  2.000  4.000      37.7     2.0    2.0    4.5  \
-      4.0        2.0      0.0      0.0      0.0       12.0
-    1  b .. head   (2)  2.000  4.000      37.7     2.0    4.0    4.5  \
-      2.0        2.0      0.0      0.0      0.0       12.0
-most memory: node 0: 12.0 MiB (compute 12.0, reduce 9.5, refresh 8.5, apply 8.5)
+    0  embed .. a  (2)  2.000  4.000      37.7     2.0    2.0    7.0  \
+      4.0        2.0      0.0      0.0      0.0       14.0
+    1  b .. head   (2)  2.000  4.000      37.7     2.0    4.0    7.0  \
+      2.0        2.0      0.0      0.0      0.0       15.0
+most memory: node 1: 15.0 MiB (compute 14.0, reduce 15.0, refresh 13.0, apply 13.0)
 
-predicted step: 22.88 ms = compute 19.25 + ties 0.75 + reduce 0.56 + norm 0.56 \
+predicted step: 23.88 ms = compute 19.25 + ties 1.50 + reduce 0.81 + norm 0.56 \
 + refresh 0.00 + vote 0.75 + update 1.00 (37.7 % bubble, from measured costs)
 """
