@@ -9,13 +9,7 @@ from bamboo_jax.runtime.stage import spec as spec_lib
 
 def make_whole(**options):
   model = zoo.make_model("llama", **options)
-  return spec_lib.StageSpec(
-      model=model,
-      first=0,
-      last=len(model.layers),
-      batch=model.batch_shapes(1),
-      optimizer=optax.adamw(1e-3),
-  )
+  return spec_lib.StageSpec(model, 0, len(model.layers), model.batch_shapes(1), optax.adamw(1e-3))
 
 
 class LoraTest(parameterized.TestCase):
