@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bamboo_jax.runtime.wire import endpoints, links as links_lib, transport as transport_lib
+from bamboo_jax.runtime.wire import links as links_lib
 from bamboo_jax.schedule import channel as channel_lib
+from tests.runtime.wire import transport_test
 
 LIKE = {
     "a": jax.ShapeDtypeStruct((2, 3), np.float32),
@@ -33,13 +34,7 @@ class LinksTest(parameterized.TestCase):
     find_place = lambda node: destination
     if kind == "local":
       return [links_lib.Links(None, find_place)] * 2
-    transports = [
-        transport_lib.Transport(n, run="r", endpoint=endpoints.listen_unix()) for n in range(2)
-    ]
-    for transport in transports:
-      self.addCleanup(transport.close)
-      transport.set_addresses({n: t.address for n, t in enumerate(transports)})
-      transport.begin(1)
+    transports = transport_test.make_transports(self, 2)
     return [links_lib.Links(transport, find_place) for transport in transports]
 
   @parameterized.parameters(("local", 1), ("local", 0), ("socket", 1))

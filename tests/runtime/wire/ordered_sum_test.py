@@ -9,7 +9,7 @@ from absl.testing import absltest, parameterized
 import jax
 import numpy as np
 
-from bamboo_jax.runtime.wire import endpoints, ordered_sum, transport as transport_lib
+from bamboo_jax.runtime.wire import ordered_sum
 from bamboo_jax.schedule import channel as channel_lib
 from tests.runtime.wire import transport_test
 
@@ -58,14 +58,7 @@ class OrderedSumTest(parameterized.TestCase):
     wanted = jax.tree.map(np.asarray, add_in_one_process(shares))
     count = max(*holders, *others, 1) + 1
     # Large shares are more than may be queued.
-    transports = [
-        transport_lib.Transport(n, run="r", endpoint=endpoints.listen_unix(), queued_bytes=1 << 19)
-        for n in range(count)
-    ]
-    for transport in transports:
-      self.addCleanup(transport.close)
-      transport.set_addresses({n: t.address for n, t in enumerate(transports)})
-      transport.begin(1)
+    transports = transport_test.make_transports(self, count, queued_bytes=1 << 19)
     got = {}
 
     def run(me):

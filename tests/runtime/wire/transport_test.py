@@ -15,7 +15,6 @@ from unittest import mock
 from absl.testing import absltest, parameterized
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 
 from bamboo_jax import base
@@ -49,6 +48,20 @@ def make_value(number, size):
   return [np.full(size, number, np.float32), np.array(number)]
 
 
+def make_transports(test, count, kind="unix", **limits):
+  """Returns nodes that are connected, in attempt 1, until a test ends."""
+  made = [
+      transport_lib.Transport(node, run="r", endpoint=make_endpoint(kind), **limits)
+      for node in range(count)
+  ]
+  for transport in made:
+    test.addCleanup(transport.close)
+    transport.set_addresses({n: t.address for n, t in enumerate(made)})
+    transport.connect(n for n in range(count) if n != made.index(transport))
+    transport.begin(1)
+  return made
+
+
 def run_all(tasks, beside=lambda stop: None):
   """Runs tasks in threads, with `beside` until they have ended; raises their errors."""
   stop, pool = threading.Event(), futures.ThreadPoolExecutor(1 + len(tasks))
@@ -80,35 +93,7 @@ class LateArray:
 
 class TransportTest(parameterized.TestCase):
 
-  def _make(self, count, kind="unix", **limits):
-    made = [
-        transport_lib.Transport(node, run="r", endpoint=make_endpoint(kind), **limits)
-        for node in range(count)
-    ]
-    for transport in made:
-      self.addCleanup(transport.close)
-      transport.set_addresses({n: t.address for n, t in enumerate(made)})
-      transport.connect(n for n in range(count) if n != made.index(transport))
-      transport.begin(1)
-    return made
-
-  @parameterized.parameters(*KINDS)
-  def test_arrays_of_any_kind(self, kind):
-    sent = [
-        jnp.arange(6.0).reshape(2, 3),
-        jnp.ones((3,), jnp.bfloat16),
-        np.zeros((0, 4), np.int8),
-        np.array(7, np.uint16),
-        np.arange(12).reshape(3, 4).T,  # Not contiguous.
-        np.ones(1 << 20, np.float64),
-    ]
-    first, second = self._make(2, kind)
-    first.send(1, "a", sent)
-    got = second.receive(0, "a")
-    self.assertEqual([(a.shape, a.dtype) for a in got], [(a.shape, a.dtype) for a in sent])
-    self.assertEqual(got[1].dtype, ml_dtypes.bfloat16)
-    for a, b in zip(got, sent, strict=True):
-      np.testing.assert_array_equal(a, np.asarray(b))
+  _make = make_transports
 
   def test_sends_do_not_wait_for_arrays(self):
     first, second = self._make(2)
@@ -293,14 +278,10 @@ class TransportTest(parameterized.TestCase):
     self.assertIsNot(first._peers[1]._writing, wire)
 
   def test_values_are_forgotten_once_they_have_come(self):
-    first, second = self._make(2, queued_bytes=64 << 10)
-    sent = []
+    first, _ = self._make(2, queued_bytes=64 << 10)
     for number in range(8):  # The peer says so for each KiB.
-      sent.append(make_value(number, 500))
-      first.send(1, "a", sent[-1])
+      first.send(1, "a", make_value(number, 500))
     self._wait(lambda: first._peers[1].outbox.kept_bytes == 0)
-    for number in range(8):
-      self.assertEqual(second.receive(0, "a")[1], number)
 
   def test_a_value_of_an_attempt_that_is_over_may_be_donated(self):
     first, second = self._make(2)
@@ -367,8 +348,6 @@ class TransportTest(parameterized.TestCase):
     self.assertLess(len(logs.output), 20)
 
   @parameterized.named_parameters(
-      ("version", protocol_lib.encode(protocol_lib.Frame(0, 0))
-       .replace(protocol_lib.MAGIC, b"bjw0"), "'bjw0'"),
       ("no_node", protocol_lib.encode(protocol_lib.Frame(0, 0, meta="me")), "invalid literal"),
       ("run", protocol_lib.encode(protocol_lib.Frame(0, 0, meta="1>0 s")), "greeting '1>0 s'"),
   )  # fmt: skip
