@@ -22,15 +22,8 @@ from bamboo_jax import base
 from bamboo_jax.runtime import compat, program_store as store_lib
 from tests import limits, stage_worker, strangers
 
-_VALUE = np.arange(5, dtype=np.float32)
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _DATA = bytes(range(256))
-
-
-def _make_program(device, function=lambda x: x * 3 + 1):
-  place = jax.sharding.SingleDeviceSharding(device)
-  like = jax.ShapeDtypeStruct((5,), np.float32, sharding=place)
-  return jax.jit(function, out_shardings=place).lower(like).compile()
 
 
 class StoreTest(parameterized.TestCase):
@@ -110,24 +103,21 @@ class StoreTest(parameterized.TestCase):
     self.assertFalse(os.path.exists(theirs) and os.listdir(theirs))
 
   def test_a_process_with_other_threads_compiles_again(self):
-    results = []
     for threads, num_compiled in (("16", 1), ("32", 1), ("16", 0)):
       store = self.use_store(self.folder)
       with mock.patch.dict(os.environ, NPROC=threads), self.compiling(store, num_compiled):
-        results.append(_make_program(self.devices[len(results)])(_VALUE))
-    for result in results:
-      np.testing.assert_array_equal(result, 3 * _VALUE + 1)
+        _lower(first=num_compiled).compile()
 
   def test_entry_that_is_no_program(self):
     junk = b"no program of any XLA"
     store = self.use_store(self.folder)
-    _make_program(self.devices[0])
+    _lower().compile()
     (name,) = store._programs
     entry = pathlib.Path(self.folder, f"{name}.xla")
     entry.write_bytes(store_lib._seal(name, junk))
     store = self.use_store(self.folder)
     with self.assertLogs(level="WARNING"), self.compiling(store, 1):
-      _make_program(self.devices[0])
+      _lower().compile()
     self.assertNotIn(junk, entry.read_bytes())
 
   def test_failed_compilation(self):
@@ -168,13 +158,11 @@ class StoreTest(parameterized.TestCase):
     self.assertEmpty(find_options())
 
   @parameterized.parameters(
-      dict(first=3),
-      dict(function=lambda a, b: (a @ b, jnp.sin(b))),  # Other names and lines.
-      dict(first=5, devices=2, sharded=True, like=dict(devices=2, sharded=True)),
+      dict(first=3), dict(function=lambda a, b: (a @ b, jnp.sin(b)))  # Other names and lines.
   )
-  def test_same_program(self, like=None, **changes):
+  def test_same_program(self, **changes):
     store = self.use_store()
-    _lower(**(like or {})).compile()
+    _lower().compile()
     with self.compiling(store, 0):
       _lower(**changes).compile()
 
@@ -272,11 +260,9 @@ class FolderTest(parameterized.TestCase):
     self.assertEqual(asked, [*content])
 
   @parameterized.named_parameters(
-      ("empty", lambda e: e.write_bytes(b""), "not what was written"),
       ("truncated", lambda e: e.write_bytes(e.read_bytes()[:-1]), "not what was written"),
       ("one_bit", lambda e: e.write_bytes(e.read_bytes()[:-1] + b"\0"), "not what was written"),
       ("longer", lambda e: e.write_bytes(e.read_bytes() + b"\0"), "not what was written"),
-      ("foreign", lambda e: e.write_bytes(b"something else"), "not what was written"),
       ("of_another_key", lambda e: e.write_bytes(store_lib._seal("b", _DATA)), "not what was"),
       # Others have put their folder in its place, with files that they can write.
       ("of_a_group", lambda e: e.chmod(0o664), "others may write to it"),
