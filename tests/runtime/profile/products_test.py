@@ -18,10 +18,7 @@ class FlopsTest(parameterized.TestCase):
     model = zoo.make_model(
         "gpt2", variant="tiny", num_blocks=2, width=d, num_heads=h, sequence_length=l, vocab_size=v
     )
-    batch = {key: jax.ShapeDtypeStruct((s, l), jnp.int32) for key in ("inputs", "targets")}
-    whole = spec_lib.StageSpec(
-        model=model, first=0, last=len(model.layers), batch=batch, optimizer=optax.sgd(0.1)
-    )
+    whole = spec_lib.StageSpec(model, 0, len(model.layers), model.batch_shapes(s), optax.sgd(0.1))
     attention = 2 * s * l * 4 * d * d + 2 * 2 * s * l * l * d
     mlp = 2 * s * l * 8 * d * d
     self.assertEqual(

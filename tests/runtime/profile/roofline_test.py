@@ -6,8 +6,6 @@ import math
 import pathlib
 
 from absl.testing import parameterized
-import jax
-import jax.numpy as jnp
 import optax
 
 from bamboo_jax.accounting import machines
@@ -37,14 +35,9 @@ def make_spec(run):
   if run["fused_attention"] == "0":
     plain["attention"] = "xla"
   model = zoo.make_model(run["model"], dtype="bfloat16", sequence_length=length, **plain)
-  shape = (int(run["microbatch_size_per_gpu"]), length)
+  batch = model.batch_shapes(int(run["microbatch_size_per_gpu"]))
   return spec_lib.StageSpec(
-      model=model,
-      first=0,
-      last=len(model.layers),
-      batch={key: jax.ShapeDtypeStruct(shape, jnp.int32) for key in ("inputs", "targets")},
-      optimizer=optax.adamw(1e-4),
-      remat=run["remat"],
+      model, 0, len(model.layers), batch, optax.adamw(1e-4), remat=run["remat"]
   )
 
 
