@@ -12,6 +12,7 @@ from bamboo_jax.runtime.phases import compile_ahead, replicas
 from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.runtime.wire import ordered_sum
 from tests.runtime import engine_test as engines
+from tests.runtime.spmd import pipelines
 
 OWNERS = [(0, 1), (2, 3)]
 SHADOWS = [{0: 1, 1: 0}, {0: 3, 1: 2}]
@@ -72,11 +73,7 @@ class CompileAheadTest(absltest.TestCase):
     for job in others:
       job()
     engine.set_state(engines.initial_layers())
-    events = []
-    jax.monitoring.register_event_duration_secs_listener(
-        lambda name, secs, **_: events.append(name) if "backend_compile" in name else None
-    )
-    self.addCleanup(jax.monitoring.clear_event_listeners)
+    events = pipelines.count_compilations()
     for job in others:
       job()
     replicas.take_prints(engine, 0)  # Finds them.

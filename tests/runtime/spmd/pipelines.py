@@ -41,15 +41,8 @@ def make_spec(
   if name == "gpt2":
     options |= dict(variant="tiny", num_heads=2, dropout_rate=0.1, dtype=dtype)
   model = zoo.make_model(name, **options)
-  return spec_lib.StageSpec(
-      model=model,
-      first=0,
-      last=len(model.layers),
-      batch=BATCH,
-      optimizer=optimizer or optax.sgd(1e-2),
-      remat=remat,
-      prng=prng,
-  )
+  optimizer = optimizer or optax.sgd(1e-2)
+  return spec_lib.StageSpec(model, 0, len(model.layers), BATCH, optimizer, remat=remat, prng=prng)
 
 
 @functools.cache
@@ -79,6 +72,14 @@ def microbatch(step, index):
 
 def feed(step):
   return lambda index, keys: {k: microbatch(step, index)[k] for k in keys}
+
+
+def count_compilations():
+  """Returns a list that grows with every program that XLA compiles."""
+  events = []
+  listener = lambda name, secs, **_: (events.append(name) if "backend_compile" in name else None)
+  jax.monitoring.register_event_duration_secs_listener(listener)
+  return events
 
 
 @contextlib.contextmanager
