@@ -56,15 +56,32 @@ class FrameTest(parameterized.TestCase):
 class ProtocolTest(parameterized.TestCase):
   """What of good peers is kept, sent again and delivered is explored by `tests.explorer.wire`."""
 
-  @parameterized.parameters((5, 5), (5, 1), (4, 0))
-  def test_rejects_a_receiver_that_forgets(self, *greeting):
+  def _make(self):
+    """Returns an outbox with values, some of which are written."""
     outbox = protocol_lib.Outbox()
     outbox.begin(5)
     for _ in range(4):
       outbox.add("a", [])
+    outbox.pull()
+    return outbox
+
+  @parameterized.parameters((5, 5), (5, 1), (4, 0))
+  def test_rejects_a_receiver_that_forgets(self, *greeting):
+    outbox = self._make()
     outbox.forget(2)
     with self.assertRaisesRegex(protocol_lib.ProtocolError, "it has . values"):
       outbox.resume(*greeting)
+
+  def test_a_receiver_in_an_older_attempt_gets_all(self):
+    outbox = self._make()
+    outbox.resume(4, 9)
+    self.assertEqual([outbox.pull().number for _ in range(outbox.num_values)], [0, 1, 2, 3])
+
+  def test_values_of_an_attempt_that_never_began_here(self):
+    inbox = protocol_lib.Inbox()
+    self.assertEqual([f for n in (6, 7) for f in inbox.accept(Frame(n, 0))], [])
+    self.assertEqual(inbox.begin(6), [])
+    self.assertEqual(inbox.begin(7), [Frame(7, 0)])
 
   @parameterized.parameters((5, 0), (5, 2), (6, 1))
   def test_a_missing_value_is_an_error(self, *frame):
