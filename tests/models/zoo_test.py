@@ -10,6 +10,10 @@ import jax.numpy as jnp
 from bamboo_jax.launch import plan
 from bamboo_jax.models import zoo
 
+# The model that is compared with torch.
+_OF_TORCH = dict(
+    num_blocks=8, width=256, sequence_length=128, vocab_size=8192, tied=False, attention_bias=False
+)
 PUBLISHED = (
     ("bert", "base", 110_106_428),
     ("bert", "large", 336_226_108),
@@ -17,6 +21,7 @@ PUBLISHED = (
     ("gpt2", "medium", 354_823_168),
     ("gpt2", "large", 774_030_080),
     ("gpt2", "xl", 1_557_611_200),
+    ("gpt2", "tiny", 10_537_472, _OF_TORCH),
     ("llama", "3.2_1b", 1_235_814_400),
     ("llama", "3.2_3b", 3_212_749_824),
     ("llama", "3.1_8b", 8_030_261_248),
@@ -30,8 +35,8 @@ PUBLISHED = (
 class ZooTest(parameterized.TestCase):
 
   @parameterized.parameters(*PUBLISHED)
-  def test_number_of_parameters(self, name, variant, expected):
-    model = zoo.make_model(name, variant=variant)
+  def test_number_of_parameters(self, name, variant, expected, options=None):
+    model = zoo.make_model(name, variant=variant, **(options or {}))
     self.assertEqual(model.num_params(), expected)
 
   @parameterized.named_parameters((name, name) for name in zoo.VARIANTS)
