@@ -142,32 +142,22 @@ class RuleTest(parameterized.TestCase):
     plan = plan_step("bubble", range(2), 2)
     self.assertEqual(plan.rules[1].find_next((), ()), redundant(0, 0))  # Needs no input.
     latest_ms = rule_lib.find_latest_ms(plan.bare, plan.costs)
+    show = lambda i, *ms: f"{i} {ms[0]:g}/{ms[1]:g}"
     got = {
-        f"{node}: {slot.instruction}": (slot.end_ms, latest_ms[node, slot.instruction])
+        node: ", ".join(show(s.instruction, s.end_ms, latest_ms[node, s.instruction]) for s in row)
         for node, row in plan.bare.rows.items()
-        for slot in row
     }
-    self.assertEqual(
-        got,
-        {
-            "0: 0F0": (20.0, 20.0),
-            "0: 0SA0>1": (20.0, 20.0),
-            "0: 0F1": (40.0, 80.0),
-            "0: 0SA1>1": (40.0, 80.0),
-            "0: 0RG0<1": (81.0, 101.0),
-            "0: 0B0": (121.0, 141.0),
-            "0: 0RG1<1": (141.0, 141.0),
-            "0: 0B1": (181.0, 181.0),
-            "1: 0RA0<0": (20.5, 20.5),
-            "1: 1F0": (40.5, 40.5),
-            "1: 1B0": (80.5, 80.5),
-            "1: 0SG0>0": (80.5, 80.5),
-            "1: 0RA1<0": (80.5, 80.5),
-            "1: 1F1": (100.5, 100.5),
-            "1: 1B1": (140.5, 140.5),
-            "1: 0SG1>0": (140.5, 140.5),
-        },
-    )
+    want = {
+        0: (
+            "0F0 20/20, 0SA0>1 20/20, 0F1 40/80, 0SA1>1 40/80, 0RG0<1 81/101, 0B0 121/141,"
+            " 0RG1<1 141/141, 0B1 181/181"
+        ),
+        1: (
+            "0RA0<0 20.5/20.5, 1F0 40.5/40.5, 1B0 80.5/80.5, 0SG0>0 80.5/80.5, 0RA1<0 80.5/80.5,"
+            " 1F1 100.5/100.5, 1B1 140.5/140.5, 0SG1>0 140.5/140.5"
+        ),
+    }
+    self.assertEqual(got, want)
 
 
 class PlayedAheadTest(parameterized.TestCase):

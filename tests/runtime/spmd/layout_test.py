@@ -4,8 +4,6 @@ import dataclasses
 import itertools
 
 from absl.testing import parameterized
-import jax
-import numpy as np
 import optax
 
 from bamboo_jax.models import layer as layer_lib, zoo
@@ -13,21 +11,10 @@ from bamboo_jax.runtime.spmd import layout as layout_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 
 
-def make_spec(model):
-  batch = {key: jax.ShapeDtypeStruct((2, 8), np.int32) for key in ("inputs", "targets")}
-  return spec_lib.StageSpec(model, 0, len(model.layers), batch, optax.sgd(1e-2))
-
-
-def make_gpt2(num_blocks):
-  return zoo.make_model(
-      "gpt2",
-      variant="tiny",
-      num_blocks=num_blocks,
-      width=8,
-      num_heads=1,
-      sequence_length=8,
-      vocab_size=16,
-  )
+def make_spec(num_blocks):
+  sizes = dict(width=8, num_heads=1, sequence_length=8, vocab_size=16)
+  model = zoo.make_model("gpt2", variant="tiny", num_blocks=num_blocks, **sizes)
+  return spec_lib.StageSpec(model, 0, len(model.layers), model.batch_shapes(2), optax.sgd(1e-2))
 
 
 class FindBlocksTest(parameterized.TestCase):
@@ -52,17 +39,17 @@ class FindBlocksTest(parameterized.TestCase):
 class LayoutTest(parameterized.TestCase):
 
   def test_gpt2(self):
-    layout = layout_lib.make_layout(make_spec(make_gpt2(4)), [0, 5, 10])
+    layout = layout_lib.make_layout(make_spec(4), [0, 5, 10])
     self.assertEqual(layout.count, 2)
     self.assertEqual([layout.first_layer(s) for s in range(2)], [1, 5])
     self.assertEqual(
         (layout.prologue, layout.block, layout.epilogue), (range(1), range(1, 3), range(9, 10))
     )
-    self.assertEqual(layout_lib.split_blocks(make_spec(make_gpt2(4)), 4).cuts, (3, 5, 7))
+    self.assertEqual(layout_lib.split_blocks(make_spec(4), 4).cuts, (3, 5, 7))
 
   @parameterized.parameters(1, 2, 3, 6)
   def test_stages_have_every_layer_once(self, num_stages):
-    spec = make_spec(make_gpt2(6))
+    spec = make_spec(6)
     bounds = (0, *layout_lib.split_blocks(spec, num_stages).cuts, 14)
     layout = layout_lib.make_layout(spec, bounds)
     for stage, ends in enumerate(itertools.pairwise(bounds)):
@@ -73,22 +60,20 @@ class LayoutTest(parameterized.TestCase):
       names = ["prologue"] * (not stage) + ["epilogue"] * (stage == num_stages - 1)
       self.assertEqual([name for name, _, _ in parts if name != "blocks"], names)
 
-  def test_stages_of_unequal_shape(self):
-    problem = "num_stages=3 does not divide the 4 equal blocks.*executor='rows'"
+  @parameterized.parameters(
+      (4, 3, "num_stages=3 does not divide the 4 equal blocks.*executor='rows'"),
+      (1, 1, "'block_00.attention' differs from 'embed'.*executor='rows'"),
+  )
+  def test_refuses(self, num_blocks, num_stages, problem):
     with self.assertRaisesRegex(ValueError, problem):
-      layout_lib.split_blocks(make_spec(make_gpt2(4)), 3)
-
-  def test_nothing_repeats(self):
-    problem = "'block_00.attention' differs from 'embed'.*executor='rows'"
-    with self.assertRaisesRegex(ValueError, problem):
-      layout_lib.split_blocks(make_spec(make_gpt2(1)))
+      layout_lib.split_blocks(make_spec(num_blocks), num_stages)
 
   def test_tied_block(self):
-    model = make_gpt2(3)
-    layers = list(model.layers)
+    spec = make_spec(3)
+    layers = list(spec.model.layers)
     tie = layer_lib.Tie("out_weight", layers[1].name, "out_weight")
     layers[3] = dataclasses.replace(layers[3], ties=(tie,))
-    model = dataclasses.replace(model, layers=tuple(layers))
+    model = dataclasses.replace(spec.model, layers=tuple(layers))
     problem = "'block_00.attention' of a repeating block shares"
     with self.assertRaisesRegex(ValueError, problem):
-      layout_lib.split_blocks(make_spec(model))
+      layout_lib.split_blocks(dataclasses.replace(spec, model=model))
