@@ -262,13 +262,10 @@ def _pipelined_grads(settings, whole, layers):
   )
   compile_ahead.compile_all(engine, evaluate=False)
   engine.set_state(layers)
-  rows = schedules.make_timeline(owners, range(_NUM_MICROBATCHES))
-
-  def feed(microbatch, keys):
-    batch = settings_lib.make_microbatch(settings, microbatch)
-    return {key: batch[key] for key in keys}
-
+  make = lambda m: settings_lib.make_microbatch(settings, m)
+  feed = lambda m, keys: {key: make(m)[key] for key in keys}
   engine.begin_step(_STEP, feed, num_microbatches=_NUM_MICROBATCHES)
+  rows = schedules.make_timeline(owners, range(_NUM_MICROBATCHES))
   engine.compute(timeline_lib.linearize([rows]))
   reduce.tie(engine)
   reduce.reduce(engine)

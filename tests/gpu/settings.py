@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import jax
 import numpy as np
 import optax
 
@@ -119,12 +118,8 @@ def make_whole(
       dtype=dtype or settings.dtype,
       attention=attention,
   )
-  shapes = make_microbatch(settings, 0)
   return spec_lib.StageSpec(
-      model=model,
-      first=0,
-      last=len(model.layers),
-      batch={key: jax.ShapeDtypeStruct(array.shape, array.dtype) for key, array in shapes.items()},
+      *(model, 0, len(model.layers), model.batch_shapes(settings.microbatch_size)),
       optimizer=optax.adamw(1e-4),
       remat=settings.remat,
       prng=settings.prng,

@@ -1,11 +1,8 @@
 """Kernels, products, copies and waits in the text of an optimised XLA program on a GPU.
 
-One line is one instruction: its name, shapes, operation, operands, and
-attributes. Instructions of the entry, of loops and of branches are started one by one;
-those of a fusion are one kernel. A loop whose trip count depends on data is used as a
-branch by the programs of this project. Outside of a CUDA graph, which the text does not
-show, the GPU's queue runs empty before each run of such a loop, because the host reads the
-condition.
+Instructions of the entry, of loops and of branches are started one by one; those of a
+fusion are one kernel. Before each run of a loop whose trip count depends on data, outside of
+a CUDA graph, the GPU's queue runs empty, because the host reads the condition.
 """
 
 from collections.abc import Iterator, Mapping
