@@ -15,14 +15,6 @@ from tests.runtime.spmd import pipelines
 _DEATHS = [*itertools.product(range(3), range(5))]
 
 
-def count_compilations():
-  """Returns a list that grows with every program that XLA compiles."""
-  events = []
-  listener = lambda name, secs, **_: (events.append(name) if "backend_compile" in name else None)
-  jax.monitoring.register_event_duration_secs_listener(listener)
-  return events
-
-
 @contextlib.contextmanager
 def poison(program):
   """Lets a program fail once it is started."""
@@ -61,14 +53,14 @@ class DeathTest(parameterized.TestCase):
     for run in made.programs.runs.values():
       on_host = {n: jax.tree.map(np.asarray, run.segments.sums(n)) for n in range(len(run.nodes))}
       self.enterContext(mock.patch.object(run.segments, "sums", on_host.get))
-    events = count_compilations()
+    events = pipelines.count_compilations()
     self.assertEmpty(pipelines.find_unequal(made.sums(), want))
     self.assertEmpty(events)
 
   @parameterized.parameters(*samples.draw(_DEATHS, 5))
   def test_sums_keep_their_bits(self, victim, num_segments):
     want, made = pipelines.undisturbed(), pipelines.make_three()
-    events = count_compilations()
+    events = pipelines.count_compilations()
     made.begin()
     made.advance(num_segments)
     # The programs that the victim was part of are of no use any more.
@@ -94,27 +86,20 @@ class DeathTest(parameterized.TestCase):
       sums = run.segments.sums(node)
       self.assertEqual(any(map(jax.numpy.any, jax.tree.leaves(sums.epilogue))), has_loss)
 
-  def test_a_death_of_a_node_that_has_taken_over(self):
-    made, want = pipelines.make_four()
-    with pipelines.quick_compilation():
-      made.begin()
-      made.advance(2)
-      made.die(2)
-      made.advance(1)
-      made.die(0)
-      made.advance()
-    self.assertEmpty(pipelines.find_unequal(made.sums(), want))
-
   @parameterized.parameters(
-      ([2, 1], [0, 0, 0, 3]), ([1, 0], [3, 3, 2, 3]), ([1, 0, 3], [2, 2, 2, 2])
+      # Who died in steps before; who dies after which number of segments.
+      ([], [(2, 2), (1, 0)], [3, 1, 1, 3]),
+      ([2], [(3, 1)], [0, 0, 0, 3]),
+      ([1], [(3, 0)], [3, 3, 2, 3]),
+      ([1, 0], [(3, 3)], [2, 2, 2, 2]),
   )
-  def test_nodes_own_any_number_of_stages(self, victims, owners):
-    """In steps before they died, and their replicas were made again."""
+  def test_nodes_own_any_number_of_stages(self, dead, deaths, owners):
     made, want = pipelines.make_four()
     with pipelines.quick_compilation():
-      made.begin(dead=victims[:-1])
-      made.advance(3)
-      made.die(victims[-1])
+      made.begin(dead=dead)
+      for num_segments, victim in deaths:
+        made.advance(num_segments)
+        made.die(victim)
       made.advance()
     self.assertEqual(made.programs.runs[0].owners, (*owners,))
     self.assertEmpty(pipelines.find_unequal(made.sums(), want))
