@@ -5,12 +5,9 @@ and the end of the run; takes most of half a minute, as workers import JAX.
 """
 
 import os
-import socket
 from unittest import mock
 
-from absl.testing import absltest
-
-from tests import notice_server, samples
+from tests import notice_server
 from tests.launch import commands
 
 
@@ -30,14 +27,9 @@ class AgentsTest(commands.CommandCase):
     self.cloud = notice_server.NoticeServer()
     self.addCleanup(self.cloud.close)
 
-  def start_agent(self, number, *arguments, host=None):
-    return self.start(
-        "agent",
-        f"--name=n{number}",
-        f"--zone=z{number}",
-        f"--host={host or f'127.0.0.{number + 1}'}",
-        *arguments,
-    )
+  def start_agent(self, number, *arguments):
+    names = (f"--name=n{number}", f"--zone=z{number}", f"--host=127.0.0.{number + 1}")
+    return self.start("agent", *names, *arguments)
 
   def has_stepped(self):
     log = self.folder / "run" / "metrics.jsonl"
@@ -75,10 +67,3 @@ class AgentsTest(commands.CommandCase):
     with self.phase("a run without failures"):
       want = self.start("train", workdir="whole")
       self.assertIn(self.summary()["state_sha256"], self.finish(want)[0])
-
-  @samples.only_all
-  @absltest.skipUnless(socket.has_dualstack_ipv6(), "there is no IPv6")
-  def test_machines_of_ipv6(self):
-    few = ("--nodes=2", "--config.num_steps=5", commands.PROGRAM_CACHE)
-    self.finish(*(self.start_agent(n, *few, host="::1") for n in range(2)))
-    self.assertEqual(self.summary()["steps"], 5)

@@ -6,10 +6,8 @@ import re
 from unittest import mock
 import uuid
 
-from absl.testing import absltest
-
 from bamboo_jax.cluster import records
-from tests import buckets, samples
+from tests import buckets
 from tests.launch import commands
 
 _FAULTS = ("503", "lost", "slow", "closed", "503_after")
@@ -104,31 +102,3 @@ class BucketTest(commands.CommandCase):
     (said,) = self.finish(shown)
     self.assertIn("step=46 num_steps=46", said)
     self.assertRegex(said, r"uploaded=step \d+: [\d.]+ MiB in [\d.]+ s, [\d.]+ MiB/s")
-
-  @samples.only_all
-  def test_machines_share_nothing_but_the_bucket(self):
-    """The one whose node writes the log is lost."""
-    agents = []
-    for n in range(3):
-      given = (f"--name=n{n}", f"--host=127.0.0.{n + 1}", f"--zone=z{n}")
-      agents.append(self.train_on(f"machine{n}", "agent", *given))
-      agents[n].said = self.said
-    self.said = agents[0].said
-    self.wait_for(self.saved, "checkpoint")
-    agents[0].kill()  # Its worker ends with it.
-    self.said = agents[1].said
-    self.wait_for(lambda: re.search(r"n0 left", "\n".join(self.said)), "view without it")
-    self.release()
-    for agent in agents[1:]:
-      self.assertEqual(agent.wait(), 0, msg=agent.said)
-    (shown,) = self.finish(self.start_on("other", "report", self.url, "--json"))
-    (run,) = json.loads(shown)["runs"]
-    self.assertEqual(run["head"]["step"], 46)
-    self.assertEqual(run["head"]["state_sha256"], self.whole())
-    (recovery,) = run["recoveries"]
-    self.assertEqual(recovery["rung"], "checkpoint")
-    self.assertGreaterEqual(recovery["step"], 3)  # It did not begin from the start.
-
-
-if __name__ == "__main__":
-  absltest.main()

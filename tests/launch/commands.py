@@ -195,20 +195,6 @@ class CommandCase(parameterized.TestCase):
   def summary(self, workdir="run"):
     return json.loads((self.folder / workdir / "summary.json").read_text())
 
-  def compare(self, *killed):
-    """Trains in a cluster, and undisturbed; returns what recoveries say.
-
-    The arguments are those of the cluster; states must be equal.
-    """
-    self.finish(
-        self.start("cluster", *killed, workdir="killed"), self.start("train", workdir="whole")
-    )
-    found, want = self.summary("killed"), self.summary("whole")
-    for key in ("state_sha256", "samples_seen"):
-      self.assertEqual(found[key], want[key])
-    self.assertEqual(processes_that_name(str(self.folder)), [])
-    return found["recoveries"]
-
   def write_faults(self, *faults):
     """Returns the flag of a file of faults."""
     path = self.folder / "faults.csv"

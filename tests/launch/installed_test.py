@@ -211,16 +211,6 @@ class InstalledTest(parameterized.TestCase):
       want = rf"(?m)^error: .*No module .*'bamboo_jax\[{extra}\]'.*\n\Z"
       self.assertRegex(said, want)
 
-  @samples.only_all
-  def test_cluster(self):
-    self.run_script("bamboo", "cluster", *_SMALL, "--workdir=w")
-    said = self.run_script("bamboo", "report", "w")
-    self.assertIn("cost: not known; --instance=NAME", said)
-
-    shutil.copytree(self.folder / "w", self.folder / "v")
-    said = self.run_script("bamboo", "report", "w", "v", "--same")
-    self.assertRegex(said, "(?s)w: steps=2 .*identical")
-
   def test_commands_without_devices(self):
     (self.folder / "own.py").write_text(_OWN)
     said = self.run_script("bamboo", "plan", "--config=own.py:2")
