@@ -247,11 +247,7 @@ class Front:
 def open_gcs(bucket: str) -> tuple[Front, dict[str, str]]:
   """Returns a bucket at `gs://BUCKET`, and the environment of those who use it."""
   front = Front(bucket, FakeGcs(bucket))
-  environ = {
-      "GOOGLE_BASE_URL": front.address,
-      "GOOGLE_BEARER_TOKEN": "token",
-      "GOOGLE_ALLOW_HTTP": "true",
-  }
+  environ = {"GOOGLE_BASE_URL": front.address, "GOOGLE_BEARER_TOKEN": "token"}
   return front, environ
 
 
@@ -263,7 +259,6 @@ def open_s3(bucket: str) -> tuple[Front, dict[str, str]]:
   front = Front(bucket, moto)
   environ = {
       "AWS_ENDPOINT_URL": front.address,
-      "AWS_ALLOW_HTTP": "true",
       "AWS_ACCESS_KEY_ID": "key",
       "AWS_SECRET_ACCESS_KEY": "secret",
       "AWS_REGION": "us-east-1",

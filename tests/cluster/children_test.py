@@ -4,6 +4,7 @@ import os
 import pathlib
 import signal
 import subprocess
+import sys
 import tempfile
 
 from absl.testing import parameterized
@@ -74,3 +75,29 @@ class ChildrenTest(parameterized.TestCase):
       ):
         path.write_text("".join(f"{line}\n" for line in lines))
         self.assertEqual(children.read_tail(path, num_lines=2), tail)
+
+  def test_is_stopped(self):
+    child = subprocess.Popen(["sleep", "60"])
+    self.addCleanup(child.wait)
+    self.addCleanup(child.kill)
+    self.assertFalse(children.is_stopped(child.pid))
+    child.send_signal(signal.SIGSTOP)
+    os.waitpid(child.pid, os.WUNTRACED)
+    self.assertTrue(children.is_stopped(child.pid))
+    self.assertFalse(children.is_stopped(1 << 30))
+
+  def test_cpu_ticks(self):
+    self.assertGreater(children.cpu_ticks(os.getpid()), 0)
+    self.assertEqual(children.cpu_ticks(1 << 30), 0)
+
+  def test_find_exit(self):
+    child = subprocess.Popen(["sleep", "60"])
+    self.addCleanup(child.wait)
+    self.assertIsNone(children.find_exit(child.pid))
+    child.kill()
+    other = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+    for one, want in ((child, -signal.SIGKILL), (other, 3)):
+      while (code := children.find_exit(one.pid)) is None:
+        continue
+      self.assertEqual((code, one.wait()), (want, want))
+      self.assertIsNone(children.find_exit(one.pid))

@@ -1,14 +1,9 @@
 """Silence is a death when it is long, as gaps and limits go."""
 
-import os
-import signal
-import subprocess
-import sys
-
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from bamboo_jax import config
-from bamboo_jax.cluster import children, messages
+from bamboo_jax.cluster import messages
 from bamboo_jax.cluster.agent import watch as watch_lib
 
 _LIMITS = config.ClusterSection(
@@ -42,41 +37,6 @@ class SilenceTest(parameterized.TestCase):
     silence.excuse(8.0)
     self.assertFalse(silence.is_over(8.9))
     self.assertAlmostEqual(silence.limit_secs, 1.0)
-
-
-class ChildrenTest(absltest.TestCase):
-
-  def test_is_stopped(self):
-    child = subprocess.Popen(["sleep", "60"])
-    self.addCleanup(child.wait)
-    self.addCleanup(child.kill)
-    self.assertFalse(children.is_stopped(child.pid))
-    child.send_signal(signal.SIGSTOP)
-    os.waitpid(child.pid, os.WUNTRACED)
-    self.assertTrue(children.is_stopped(child.pid))
-    self.assertFalse(children.is_stopped(1 << 30))
-
-  def test_cpu_ticks(self):
-    self.assertGreater(children.cpu_ticks(os.getpid()), 0)
-    self.assertEqual(children.cpu_ticks(1 << 30), 0)
-
-  def test_find_exit(self):
-    child = subprocess.Popen(["sleep", "60"])
-    self.addCleanup(child.wait)
-    self.assertIsNone(children.find_exit(child.pid))
-    child.kill()
-    while (code := children.find_exit(child.pid)) is None:
-      continue
-    self.assertEqual(code, -signal.SIGKILL)
-    self.assertEqual(child.wait(), code)
-    self.assertIsNone(children.find_exit(child.pid))
-
-  def test_find_exit_status(self):
-    child = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
-    self.addCleanup(child.wait)
-    while (code := children.find_exit(child.pid)) is None:
-      continue
-    self.assertEqual(code, 3)
 
 
 class WatchTest(parameterized.TestCase):

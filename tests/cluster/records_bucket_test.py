@@ -6,10 +6,11 @@ import os
 import threading
 from unittest import mock
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from bamboo_jax.cluster import records as records_lib
 from tests import buckets
+from tests.cluster import records_test
 
 _PLACES = ({"testcase_name": scheme, "scheme": scheme} for scheme in buckets.OPEN)
 # Requests to make a record, one after another; after these they succeed.
@@ -53,25 +54,8 @@ class RecordsBucketTest(parameterized.TestCase):
         return records_lib.Records(self.url, key)
 
   def test_what_records_do(self, scheme):
-    records = self.open(scheme)
-    records.probe("n0")
-    self.assertEqual(records.marks("probe"), {})
-    self.assertIsNone(records.find("views/1"))
-    self.assertEqual(records.make("views/1", {"a": 1}), {"a": 1})
-    self.assertEqual(self.again().make("views/1", "other"), {"a": 1})
-    for number in range(2, 7):
-      records.make(f"views/{number}", number)
-    self.assertEqual(self.again().newest("views", 0), 6)
-    self.assertEqual(self.again().follow("views", 1), [2, 3, 4, 5, 6])
-    for value in (1, 2):
-      records.mark("nodes/a", value)
-    records.mark("nodes/b", 3)
-    self.assertEqual(self.again().marks("nodes"), {"a": 2, "b": 3})
-    records.drop("nodes/a")
-    records.drop("nodes/a")
-    self.assertEqual(self.again().marks("nodes"), {"b": 3})
-    with self.assertRaisesRegex(records_lib.LostError, "another secret"):
-      self.again(b"other").find("views/1")
+    self.open(scheme)
+    records_test.check(self, self.again)
 
   def test_marks_of_several_pages(self, scheme):
     records = self.open(scheme)
@@ -169,7 +153,3 @@ class RecordsBucketTest(parameterized.TestCase):
     for call in (lambda: records.probe("n0"), lambda: records.find("views/1")):
       with self.assertRaisesRegex(OSError, f"^{self.url}/records: there is no such bucket: .*$"):
         call()
-
-
-if __name__ == "__main__":
-  absltest.main()

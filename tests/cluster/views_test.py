@@ -18,29 +18,6 @@ def view(*numbers, number=1):
 
 class ViewsTest(parameterized.TestCase):
 
-  @parameterized.named_parameters(
-      ("unchanged", (0, 1), (), (0, 1), None),
-      ("lost", (0, 1, 2), (1,), (), (0, 2)),
-      ("two_lost", (0, 1, 2), (0, 1), (), (2,)),
-      ("all_lost", (0, 1), (0, 1), (), ()),
-      ("joined", (0, 1), (), (3,), (0, 1, 3)),
-      ("replaced", (0, 1), (0,), (3, 2), (1, 2, 3)),
-      ("dead_does_not_join", (0, 1), (2,), (2,), None),
-      ("first", (), (), (2, 0, 1), (0, 1, 2)),
-      ("lost_was_never_in", (0,), (7,), (), None),
-  )
-  def test_next_view(self, before, lost, candidates, after):
-    got = views.next_view(
-        view(*before),
-        lost={member(n).incarnation: "gone" for n in lost},
-        candidates=map(member, candidates),
-    )
-    if after is None:
-      self.assertEqual(got, view(*before))
-      return
-    self.assertEqual(got.number, 2)
-    self.assertEqual(got.numbers, set(after))
-
   def test_notices(self):
     notice = {member(n).incarnation: "SIGTERM" for n in (1, 3, 4)}
     first = views.next_view(

@@ -1,4 +1,4 @@
-"""Starts the containers of the pods of `docs/deploy/kubernetes.yaml` as processes here.
+"""Runs the containers of the pods of `docs/deploy/kubernetes.yaml` as processes here.
 
 Knows what that file uses: environment and mounts. Paths are replaced in the text of
 commands. Pods have loopback addresses.
@@ -6,8 +6,6 @@ commands. Pods have loopback addresses.
 
 import re
 import subprocess
-
-from bamboo_jax.cluster import children
 
 _PATH = re.compile(r'(?<=[\s="])/[\w./-]+')
 _INDEX = "jobset.sigs.k8s.io/job-index"
@@ -19,15 +17,15 @@ def find_container(template):
   return container
 
 
-def start_pods(documents, folder, environ):
-  """Starts a pod for each job; returns the processes, in the order of their indices.
+def run_pods(documents, folder, environ):
+  """Runs a pod for each job, one after another; returns how each ended.
 
   Claims, secrets and pods have folders of their names in `folder`.
   """
   kinds = {document["kind"]: document for document in documents}
   (job,) = kinds["JobSet"]["spec"]["replicatedJobs"]
   template = job["template"]["spec"]["template"]
-  processes = []
+  ended = []
   for index in range(job["replicas"]):
     name = f"bamboo-{job['name']}-{index}-{index + 1}"
     labels = template["metadata"]["labels"] | {_INDEX: f"{index}"}
@@ -42,18 +40,12 @@ def start_pods(documents, folder, environ):
     }
     mounts = {"/tmp": own, **_mount(template["spec"], container, folder)}
     (script,) = container["args"]
-    with open(own / "log", "wb") as log:
-      processes.append(
-          subprocess.Popen(
-              [*container["command"], _place(script, mounts)],
-              env={**environ, **given},
-              cwd=own,
-              stdout=log,
-              stderr=log,
-              preexec_fn=children.die_with_parent,
-          )
-      )
-  return processes
+    command = [*container["command"], _place(script, mounts)]
+    env = {**environ, **given}
+    ended.append(
+        subprocess.run(command, env=env, cwd=own, capture_output=True, text=True, timeout=300)
+    )
+  return ended
 
 
 def _mount(spec, container, folder):

@@ -37,9 +37,8 @@ class KubernetesTest(runs.DeployedCase):
     for entry in kubelet.find_container(agents["template"])["env"]:
       if entry["name"] in given:
         entry["value"] = given[entry["name"]]
-    processes = kubelet.start_pods(documents, pods, self.environ)
-    codes = [process.wait(300) for process in processes]
-    return codes, [path.read_text() for path in pods.glob("*/log")]
+    ended = kubelet.run_pods(documents, pods, self.environ)
+    return [one.returncode for one in ended], [one.stdout + one.stderr for one in ended]
 
   def test_a_mistake_of_the_user_is_not_tried_again(self):
     self.write_program("bamboo", "exit 2\n")

@@ -30,7 +30,7 @@ class FakeNodes:
 
   Attributes:
     error: Raised by the start of an agent.
-    arguments: Of the last agent that was started.
+    arguments, environ: Of the last agent that was started.
     events: Nodes that were started, killed or given notice.
     num_joins: How many nodes shall join.
     joined, failed: Nodes that have joined, and whose agents have failed.
@@ -49,10 +49,10 @@ class FakeNodes:
     self.stop = functools.partial(note, "stop")
     self.kill_node, self.give_notice = (functools.partial(note, w) for w in ("remove", "notice"))
 
-  def start_agent(self, name, zone, *, arguments, **unused):
+  def start_agent(self, name, zone, *, arguments, environ, **unused):
     if self.error is not None:
       raise self.error
-    self.arguments = arguments
+    self.arguments, self.environ = arguments, environ
     self.events.append(f"add {name} {zone}")
 
   def take_joins(self):
@@ -189,6 +189,13 @@ class RunTest(folders.FolderCase):
       self.assertIn("--metrics_port=65535", self.nodes.arguments)
       one.start_node()
       self.assertIn("ports are up to 65535, got 65536.", self.take()[0])
+
+  def test_nodes_have_the_gpus_in_turn(self):
+    one, found = self.make_run(gpus=["4", "6"]), []
+    for _ in range(3):
+      one.start_node()
+      found.append(self.nodes.environ["CUDA_VISIBLE_DEVICES"])
+    self.assertEqual(found, ["4", "6", "4"])
 
   def test_who_fails_before_it_has_joined_is_replaced_for_ever(self):
     one = self.start_run()

@@ -158,36 +158,12 @@ class SuspicionsTest(given.AgentCase):
     self.run_for(0.2)
     self.assertNotIn(messages.Say, {type(m) for m, _ in self.mesh.sent})
 
-  def test_hearsay_cuts_nothing(self):
-    self.begin()
-    self.run_for(0.5, beats=(1, 2))
-    self.hear(2, given.suspects(1))
-    self.run_for(0.8, beats=(1, 2))
-    self.hear(2, given.suspects(count=2))  # It was a hiccup.
-    self.hear(2, given.suspects(1, count=1))  # Comes late.
-    self.run_for(3.0, beats=(1, 2))
-    self.assertEqual((self.view.number, self.mesh.forgotten), (1, []))
-    self.hear(2, given.suspects(1, count=3))
-    self.run_for(1.2, beats=(1, 2))
-    self.assertEqual(self.view.reason, "n2 left: it cannot reach the others")
-
   def test_of_who_was_left_out_nothing_is_kept(self):
     self.begin()
     self.hear(1, messages.NewView(members.view(2, 0, 1)))
     self.hear(1, given.suspects(2, 3))
     self.assertCountEqual(self.agent.roster.suspicions.of("life 1"), ["life 3"])
     self.assertIsNone(self.agent.roster.watch.silent_secs("life 2", 5.0))
-
-  def test_who_is_not_a_member_accuses_nobody(self):
-    self.begin()
-    self.tell(self.agent._welcome, members.member(3))
-    self.hear(3, given.suspects(1, is_certain=True))
-    self.hear(3, messages.Say(is_ready=True))  # Nor does it come in, as it cannot reach all.
-    self.run_for(4.0, beats=(1, 2, 3))
-    self.assertEqual(self.view.number, 1)
-    self.hear(3, given.suspects(count=2))
-    self.run_for(0.1)
-    self.assertEqual(self.view.reason, "n3 joined")
 
   def test_whose_worker_began_elsewhere_does_not_join(self):
     self.begin()
@@ -245,13 +221,6 @@ class ViewsTest(given.AgentCase):
     self.run_for(1.2)
     self.assertEqual(self.ended, "the others continue without it: n0 left: silent")
 
-  def test_a_proposal_that_comes_second(self):
-    self.begin()
-    other = self.make_view(members.view(2, 0, 2, reason="n2 was first"))
-    self.hear(1, messages.Say(gone="gone"))
-    self.run_for(0.1)
-    self.assertEqual(self.view, other)
-
   def test_a_folder_that_does_not_answer_is_asked_again(self):
     self.begin()
     self.place.errors = [OSError("no folder.")] * 3
@@ -261,14 +230,6 @@ class ViewsTest(given.AgentCase):
     self.assertEqual(self.logged, ["no folder. Trying again."])
     self.run_for(0.2)
     self.assertEqual(self.view.number, 2)
-
-  def test_who_has_lost_its_records_goes_on_from_nothing(self):
-    self.begin()
-    self.place.values.clear()
-    self.hear(1, messages.Say(gone="gone"))
-    self.run_for(5.0, beats=(2,))
-    self.assertIn("have lost view 1", self.logged[0])
-    self.assertEqual((self.view.number, self.place.values), (1, {}))
 
   def test_what_two_say_in_turn_is_not_warned_of_again_and_again(self):
     self.begin()
@@ -325,16 +286,6 @@ class ViewsTest(given.AgentCase):
     self.assertEqual(self.worker.sent, [messages.NewView(joined)])
     self.assertEqual(self.view, copy)
     self.assertEqual(self.agent.roster.find_view(2), joined)
-
-  def test_values_are_posted_to_all_members(self):
-    self.begin(me=1)
-    post = messages.Post(1, "vote", "yes")
-    self.hear_worker(post)
-    self.assertEqual(self.mesh.sent, [(post, "life 0"), (post, "life 2")])
-    self.hear(0, messages.Post(1, "vote", "no"))
-    self.hear(2, post)
-    values = {0: "no", 1: "yes", 2: "yes"}
-    self.assertEqual(self.worker.sent, [messages.Gathered(1, "vote", values)])
 
 
 class FollowTest(given.AgentCase):
@@ -393,25 +344,12 @@ class RunOverTest(given.AgentCase):
     self.assertEqual(self.find_view(2), views.View(2, (), "no member of view 1 is left"))
     self.assertTrue(self.agent.must_restart)
 
-  def test_another_was_first(self):
-    self.begin(me=3)
-    other = self.make_view(members.view(2, 1))
-    self.agent.roster.gone = {f"life {n}": "killed" for n in range(3)}
-    self.do(self.agent._end_run())
-    self.assertEqual(self.view, other)
-
   @parameterized.parameters((False, (), True), (True, (), False), (False, (1,), False))
   def test_it_is_another_run_if_nobody_is_left_of_the_former_one(self, is_again, said, begins):
     self.end_run(is_again=is_again, said=said, secs=11.0)
     self.assertEqual(self.find_view(2), views.ask(members.view(1, 0, 1, 2), "n3"))
     want = views.View(3, (), "no member of view 2 is left", run=3 if begins else 0)
     self.assertEqual(self.find_view(3), want)
-
-  def test_one_question_counts_for_all_who_ask(self):
-    self.end_run(view=views.ask(members.view(1, 0, 1, 2), "n9"), said=(), secs=9.0)
-    self.assertIsNone(self.find_view(3))
-    self.run_for(2.0)
-    self.assertEqual(self.find_view(3).members, ())
 
   @parameterized.parameters(0, 1)
   def test_any_other_view_is_an_answer(self, kind):
