@@ -191,16 +191,6 @@ class WriterTest(parameterized.TestCase):
     self.assertEqual(list(manifest["layers"]), list(_NAMES))
     self.assertEqual(manifest["meta"], _IDENTITY.describe(4) | {"save": name})
 
-  def test_one_process_and_a_cluster_read_what_the_other_has_saved(self):
-    self.vote(2)
-    self.vote(3)
-    self.use(_ALONE)
-    self.assert_restores(2)
-    self.vote(4)
-    self.use(_OWNERS)
-    self.assertEqual(self.writers[3].steps(), (2, 4))
-    self.assert_restores(4)
-
   def test_no_checkpoint_before_all_parts_are_heard(self):
     self.vote(2)
     self.vote(3, silent=[3])
@@ -328,16 +318,6 @@ class WriterTest(parameterized.TestCase):
     ((_, _, text),) = self.warnings
     self.assertRegex(text, f"{item}/.* is missing; .* a folder that they share")
     self.assertEqual(self.listed()[1], [])
-
-  def test_saves_of_one_step_are_told_apart(self):
-    """Such as of a run that went back; the last one counts."""
-    self.use(_ALONE)
-    for _ in range(2):
-      self.vote(2)
-      self.assertEqual(self.writers[0].steps(), (2,))
-      self.assert_restores(2)
-    names = {p.name for p in (self.root / "2").iterdir()}
-    self.assertContainsSubset(["v1.2-ab"], names)
 
   @parameterized.product(
       owners=[_OWNERS, _ALONE],

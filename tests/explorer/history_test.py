@@ -223,17 +223,6 @@ class ScenariosTest(HistoryCase):
     self.run_for(30.0)
     self.check(newest, left)
 
-  @parameterized.parameters("n2 vanish", "n0 vanish", "n2 hang")
-  def test_a_machine_that_says_nothing_any_more(self, fault):
-    self.begin()
-    host, what = fault.split()
-    getattr(self.nodes[host], what)()
-    self.run_for(2.7)
-    self.assertEqual(self.view().number, 1)
-    self.run_for(2.0)
-    self.assertEqual(self.view().number, 2)
-    self.assertEqual(self.view().reason, f"{host} left: its agent was silent for 3.0 s")
-
   def test_a_notice(self):
     self.begin()
     self.nodes["n1"].notice()
