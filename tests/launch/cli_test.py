@@ -23,6 +23,7 @@ _TINY = "--config=tests/tiny.py"
 
 # A command that does what the test says, without JAX.
 _COMMAND = """
+import contextlib
 import dataclasses
 import os
 import signal
@@ -44,6 +45,7 @@ def main(flags: Flags):
 
 cli.run(main, if_interrupted=lambda: "go on")
 """
+_HEARING = "cli.hearing(lambda: True)"
 
 
 def _run_command(body, *arguments, before=""):
@@ -110,9 +112,6 @@ class CliTest(parameterized.TestCase):
     self.assertIn("--workdir", done.stdout)
 
   def test_mistake_of_the_user_or_ours(self):
-    no_file = "open('/no/such/file')"
-    line = "/no/such/file: No such file or dir"
-    self.assert_one_line(_run_command(no_file), line)
     body = "raise ValueError('x must be 3,\\n got 4.')"
     self.assert_one_line(_run_command(body), "must be 3, got")
     for done in (_run_command(body, "--verbosity=1"), _run_command("raise KeyError('here')")):
@@ -134,7 +133,7 @@ class CliTest(parameterized.TestCase):
       ("raise ValueError('bad x')", "bad x (traceback: --verbosity=1)"),
       ("raise base.EndedError('n1 died')", "n1 died"),
       ("raise base.UnrecoverableHereError((1,))", "Lost all copies of stage 1"),
-      ("open('/no/file')", "No such file or directory. (traceback: --verb"),
+      ("open('/no/file')", "/no/file: No such file or directory. (traceback: --verb"),
   )
   def test_a_traceback_is_named_where_there_is_one(self, body, line):
     done = _run_command(f"from bamboo_jax import base; {body}")
@@ -146,16 +145,6 @@ class CliTest(parameterized.TestCase):
     done = _run_command(body)
     self.assertEqual(done.stderr, "warning: loud\n")
     self.assertEqual(done.returncode, 0)
-
-  @parameterized.named_parameters(
-      ("interrupt", signal.SIGINT, 130, "interrupted; go on"),
-      ("termination", signal.SIGTERM, 143, "terminated; go on"),
-      ("announced", signal.SIGUSR1, 138, "told to end by SIGUSR1; go on"),
-  )
-  def test_signal(self, number, code, line):
-    body = f"signal.raise_signal({int(number)}); signal.pause()"
-    done = _run_command(body)
-    self.assert_one_line(done, line, code=code)
 
   @parameterized.named_parameters(
       ("callback", "gc.callbacks.append(lambda *unused: send()); gc.collect()"),
@@ -203,40 +192,33 @@ class CliTest(parameterized.TestCase):
           *("announced_before", "USR1 TERM s", 138),
           ["told to end.*: finish", "saved", "told to end.*; go on"],
       ),
-      ("before", "TERM", 143, ["terminated; go on"], "False"),
+      # Its shell and the kernel may both say so; what is written is kept.
+      ("terminal", "HUP HUP s", 129, ["hung up: finish", "saved", "hung up; go on"]),
+      (
+          "nohup",
+          "HUP HUP s",
+          0,
+          ["saved"],
+          _HEARING,
+          "signal.signal(signal.SIGHUP, signal.SIG_IGN)",
+      ),
+      ("before", "TERM", 143, ["terminated; go on"], "cli.hearing(lambda: False)"),
+      ("outside", "TERM", 143, ["terminated; go on"], "contextlib.nullcontext()"),
+      ("announced_outside", "USR1", 138, ["told to.* SIGUSR1; go on"], "contextlib.nullcontext()"),
       ("none", "s", 0, ["saved"]),
   )
-  def test_signals_are_heard(self, script, code, lines, ask="True"):
+  def test_signals_are_heard(self, script, code, lines, block=_HEARING, before=""):
     body = f"""
-  with cli.hearing(lambda: {ask}):
+  with {block}:
     for name in {script.split()}:
       if name == "s":
         logging.warning("saved")
       else:
         signal.raise_signal(signal.Signals["SIG" + name])
 """
-    self.assert_lines(_run_command(body), lines, code)
-
-  def assert_lines(self, done, lines, code):
+    done = _run_command(body, before=before)
     self.assertEqual(done.returncode, code, done.stderr)
     self.assertRegex(done.stderr, "^" + "".join(f".*{line}.*\n" for line in lines) + "$")
-
-  @parameterized.parameters(
-      (False, 129, ["hung up: finish", "saved", "hung up; go on"]),
-      (True, 0, ["saved"]),  # As under nohup.
-  )
-  def test_a_terminal_that_closes(self, is_ignored, code, lines):
-    """Its shell and the kernel may both say so; what is written is kept."""
-    done = _run_command(
-        """
-  with cli.hearing(lambda: True):
-    signal.raise_signal(signal.SIGHUP)
-    signal.raise_signal(signal.SIGHUP)
-    logging.warning("saved")
-""",
-        before="signal.signal(signal.SIGHUP, signal.SIG_IGN)" * is_ignored,
-    )
-    self.assert_lines(done, lines, code)
 
   def test_outputs_without_a_reader_after_a_hangup(self):
     """Training ends as told rather than by an error of `print`."""

@@ -40,12 +40,8 @@ class ErrorsTest(commands.CommandCase):
 
   def fail_training(self, command, *arguments, code=2):
     """Returns the line that a command ends with."""
-    run = commands.fork(
-        *("-m", f"launch.{command}"),
-        f"--config={self.config}",
-        f"--workdir={self.folder / 'run'}",
-        *arguments,
-    )
+    given = (f"--config={self.config}", f"--workdir={self.folder / 'run'}", *arguments)
+    run = commands.fork("-m", f"launch.{command}", *given)
     self.assertEqual(run.returncode, code, msg=run.stdout + run.stderr)
     self.assertEqual(run.stderr.count("\n"), 1, msg=run.stderr)
     self.assertStartsWith(run.stderr, "error: ")
@@ -54,15 +50,10 @@ class ErrorsTest(commands.CommandCase):
   @parameterized.parameters("", "1")  # Starts Python with JAX: some 5 s each.
   def test_a_full_disk_of_its_output(self, is_unbuffered):
     """It ends no run, but the command says at its end that lines are missing."""
+    command = [sys.executable, "-c", _CLUSTER, f"--config={self.config}"]
     with open("/dev/full", "w") as full:
       done = subprocess.run(
-          [
-              sys.executable,
-              "-c",
-              _CLUSTER,
-              f"--config={self.config}",
-              f"--workdir={self.folder}/run",
-          ],
+          [*command, f"--workdir={self.folder}/run"],
           cwd=commands.ROOT,
           env={**os.environ, **self.ENVIRON, "PYTHONUNBUFFERED": is_unbuffered},
           stdout=full,

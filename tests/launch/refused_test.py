@@ -53,8 +53,24 @@ tokenize --path={root}/records.jsonl --field=a --out={run}
   Unknown field 'a'. Allowed: text
 convert --from=hf --model=gpt2 --path=/no --out={run}
   Cannot read /no/config.json
+simulate {quick} --workdir={root}/new --dask=tcp://127.0.0.1:1
+  --dask=tcp://.*: no Dask scheduler
 trace show /no.csv --events={run}/trace.csv
   /no.csv: No such file
+trace
+  Unknown command ''. Allowed: generate, resample, show
+trace shwo
+  Unknown command 'shwo'; did you mean 'show'
+trace show {root}/bad.csv
+  bad.csv, line 2: node 'b' is removed, but it
+trace fit no.csv
+  fit is gone: `bamboo trace resample FILE`
+trace resample {root}/bad.csv
+  The flag --out is needed
+trace generate --out=x y
+  Unexpected arguments: y
+trace generate --out=no/x
+  Cannot write 'no/x'
 kill --workdir={run}
   Name the --workdir of a run and its nodes
 kill --workdir={run}/no n2
@@ -189,6 +205,7 @@ class RefusedTest(folders.FolderCase):
       (run / name).write_text("former")
     (run / "secret").touch(mode=0o600)
     (run / "secret").write_text("0123456789abcdef" * 4)
+    (self.folder / "bad.csv").write_text("0,add,a\n5,remove,b\n")
     (self.folder / "records.jsonl").write_text('{"text": "a"}\n')
     self.taken = self.enterContext(socket.create_server(("127.0.0.1", 0)))
 
@@ -204,7 +221,7 @@ class RefusedTest(folders.FolderCase):
     self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
     return done.stderr
 
-  # Each starts Python, and some import what they run: up to 2 s.
+  # Each starts Python, and some import what they run: up to 2 s; for Dask 10 s.
   @parameterized.parameters(*_draw(_MISTAKES, 6))
   def test_a_mistake(self, command, message):
     self.assertRegex(self.refuse(*command.split()), message)

@@ -64,12 +64,6 @@ class ReportTest(parameterized.TestCase):
       self.assertIn(f"| {line} |\n", got.stdout)
     self.assertTrue((self.workdir / "report.html").exists())
 
-  def test_flags_go_before_the_config(self):
-    self._write_log()
-    got = self._run("--instance=large", "--market=on_demand")
-    self.assertIn("price | $72 an hour for a large (on_demand", got.stdout)
-    self.assertIn("| $ | 72 |\n| $ per hour | 288 |\n", got.stdout)
-
   def test_without_a_kind_of_node(self):
     self._write_log()
     cost = dict.fromkeys(("instance", "prices", "region", "date"))

@@ -1,6 +1,5 @@
 """Commands whose jobs run elsewhere: the same files, however they are split."""
 
-from bamboo_jax.net import addresses
 from tests import folders, samples
 from tests.launch import commands
 
@@ -35,15 +34,6 @@ class SweepsTest(folders.FolderCase):
     want = (self.folder / "whole/summary.csv").read_text()
     self.assertEqual((self.folder / "w/summary.csv").read_text(), want)
     self.assertFalse((self.folder / "w/jobs").exists())
-
-  def test_no_dask(self):
-    done = commands.fork(
-        *("-m", "launch.simulate", "--config=configs/sim/compare.py:quick"),
-        f"--workdir={self.folder}/w",
-        f"--dask=tcp://127.0.0.1:{addresses.free_port()}",
-    )
-    self.assertEqual(done.returncode, 2)
-    self.assertRegex(done.stderr, r"^error: --dask=tcp://.*: no Dask scheduler .*\n$")
 
   @samples.only_all
   def test_ablate(self):  # Trains three times.

@@ -5,15 +5,11 @@ from tests import folders
 from tests.launch import commands
 
 
-def run(*arguments):
-  return commands.fork("-m", "launch.trace", *arguments)
-
-
 # Each run starts Python, 0.4 s, and those that draw a second more.
 class TraceTest(folders.FolderCase):
 
   def _succeed(self, *arguments):
-    done = run(*arguments)
+    done = commands.fork("-m", "launch.trace", *arguments)
     self.assertEqual(done.returncode, 0, done.stderr)
     return done.stdout
 
@@ -60,27 +56,3 @@ class TraceTest(folders.FolderCase):
     self.assertIn("# duration_ms=86400000", lines)
     for line in lines:
       self.assertRegex(line, r"^(#.*|\d+,(add|remove),node\d+)$")
-
-  def test_mistakes(self):
-    bad = self.folder / "bad.csv"
-    bad.write_text("0,add,a\n5,remove,b\n")
-    good = self.folder / "good.csv"
-    good.write_text("0,add,a\n5,add,b\n")
-    for arguments, message in (
-        ([], "Unknown command ''. Allowed: generate, resample, show"),
-        (["shwo"], "Unknown command 'shwo'; did you mean 'show'"),
-        (["show", str(bad)], "bad.csv, line 2: node 'b' is removed, but it"),
-        (["resample", "no.csv", "--out=x"], "no.csv: No such file"),
-        (["fit", "no.csv"], "fit is gone: `bamboo trace resample FILE`"),
-        (["resample", str(good)], "The flag --out is needed"),
-        (["generate", "--out=x", "y"], "Unexpected arguments: y"),
-        (["generate", "--out=no/x"], "Cannot write 'no/x'"),
-        (
-            ["generate", "--out=x", "--config.study.trace.bulk_sizes=(2,)"],
-            "bulk_sizes must be pairs of at least one node and a weight",
-        ),
-        (["show", "x", "--config.study.trace.hours=3"], "hours has no effect on show"),
-    ):
-      done = run(*arguments)
-      self.assertEqual(done.returncode, 2, done.stderr)
-      self.assertRegex(done.stderr, f"^error: .*{message}.*\n$")
