@@ -26,6 +26,7 @@ class SuspicionTest(parameterized.TestCase):
       ("itself", "0 a b; 0.5 a b c; 0.5 d a; 1.5 = a"),
       ("most_are_certain", "1.4 a e!; 1.4 b e!; 1.4 c e!; 1.5 = e"),
       ("one_alone_is_certain", "0 a e!; 1.5 ="),
+      ("not_whom_only_others_accuse", "0 x b!; 0 y b!; 0 z b!; 4.0 ="),
       ("not_whose_link_may_heal", "0 a d; 0.9 b c; 0.9 c b; 1.5 = d"),
       (
           "a_refusal_that_may_pass_is_no_reason_yet",
