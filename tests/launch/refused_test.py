@@ -88,6 +88,10 @@ report file://{run}/no
 """
 _NO_WORKDIR = ("verify", "trace", "report", "plan")
 _FLAGS = r"""
+train {tiny} --print_config=maybe --workdir={run}
+  --print_config must be true or false, got 'maybe'
+train {tiny} --config.seed.=5 --workdir={run}
+  config.seed has no keys
 train --workdir=http://b/run
   is a URL, must be s3://, gs://, az://, file:/// or a path.
 cluster --workdir=file://host/run
