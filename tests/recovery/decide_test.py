@@ -1,8 +1,6 @@
 """Which rung is taken, and who does what afterwards."""
 
 from absl.testing import parameterized
-import hypothesis
-from hypothesis import strategies as st
 
 from bamboo_jax import base
 from bamboo_jax.plan import partition as partition_lib, pipelines as pipelines_lib
@@ -253,47 +251,3 @@ class BoundaryTest(parameterized.TestCase):
     self.assertFalse(started.rolls_back)
     self.assertEqual(owners_of(started.layout), [(0, 1, 2, 7)])
     self.assertEqual(started.layout.spares, (5,))
-
-
-_NODES = st.integers(0, 15)
-_EVENTS = st.lists(
-    st.tuples(
-        st.sampled_from(["lost", "joined", "noticed"]),
-        st.sets(_NODES, min_size=1, max_size=4),
-        st.sampled_from(("step", "boundary")),
-    ),
-    max_size=12,
-)
-
-
-class PropertyTest(parameterized.TestCase):
-
-  @parameterized.parameters(*_RUNGS)
-  def test_any_events(self, name):
-    @hypothesis.settings(max_examples=40, deadline=None, derandomize=True)
-    @hypothesis.given(_EVENTS)
-    def check(events):
-      layout = make_layout(name, spares=[8])
-      live = {*range(9)}
-      for kind, nodes, when in events:
-        nodes = nodes - live if kind == "joined" else nodes & live
-        live = live | nodes if kind == "joined" else live
-        live = live - nodes if kind == "lost" else live
-        change = {kind: sorted(nodes)}
-        decision = decide(name, layout, when=when, **change)
-        self.assertEqual(decision, decide(name, layout, when=when, **change), "not pure")
-        layout = decision.layout
-        self.check_layout(name, layout, live)
-
-    check()
-
-  def check_layout(self, name, layout, live):
-    nodes = layout.live
-    self.assertLen({*nodes}, len(nodes), msg="a node is in two places")
-    self.assertLessEqual({*nodes}, live)
-    self.assertLessEqual(live - {*nodes}, layout.leaving)
-    ladder = make_ladder(name)
-    for pipeline in layout.pipelines:
-      self.assertLessEqual({*pipeline.roles.shadows.values()}, live)
-      self.assertLess(len(pipeline.vacant), _NUM_STAGES + 1)
-      self.assertTrue(ladder.reroute != "none" or ladder.options.drop or not pipeline.vacant)

@@ -26,6 +26,14 @@ def make_rules(num_stages, kind, mode, reroute):
   )
 
 
+def begin(size, how, mode):
+  """Returns rules, and the members and the layout of a run that begins."""
+  num_stages, num_pipelines = size
+  rules = make_rules(num_stages, how[0], mode, how[1])
+  members = frozenset(range(num_stages * num_pipelines))
+  return rules, members, rules.start(rules.planner.fresh(sorted(members), {}))
+
+
 def name_of(start, layout, members):
   """Returns what tells a state from others, whoever the nodes are."""
   pipelines = start.pipelines + layout.pipelines
@@ -54,10 +62,7 @@ class LastCopyTest(parameterized.TestCase):
       mode=["lazy", "none"],
   )
   def test_all_sequences(self, size, how, mode):
-    num_stages, num_pipelines = size
-    rules = make_rules(num_stages, how[0], mode, how[1])
-    members = frozenset(range(num_stages * num_pipelines))
-    first = rules.start(rules.planner.fresh(sorted(members), {}))
+    rules, members, first = begin(size, how, mode)
     waiting, seen, ends = [], set(), 0
 
     def visit(start, layout, members):
@@ -101,13 +106,10 @@ class LastCopyTest(parameterized.TestCase):
   )
   def test_all_subsets_at_once(self, size, how, mode):
     """Nodes that together have all layers continue, in any layout."""
-    num_stages, num_pipelines = size
-    rules = make_rules(num_stages, how[0], mode, how[1])
-    members = range(num_stages * num_pipelines)
-    first = rules.start(rules.planner.fresh(members, {}))
+    rules, members, first = begin(size, how, mode)
     num_on = 0
     for count in members:
-      for left in itertools.combinations(members, count + 1):
+      for left in itertools.combinations(sorted(members), count + 1):
         change = rules.lose(first, left, zones={})
         if has_all := not moves.lost_layers(first.pipelines, left):
           num_on += 1
@@ -123,9 +125,7 @@ class LastCopyTest(parameterized.TestCase):
       mode=["lazy", "none"],
   )
   def test_nobody_counts_on_state_that_was_not_copied(self, how, mode):
-    rules = make_rules(4, how[0], mode, how[1])
-    members = frozenset(range(8))
-    first = rules.start(rules.planner.fresh(sorted(members), {}))
+    rules, members, first = begin((4, 2), how, mode)
     for victim in members:  # Then replicas are missing, as some hand over.
       left = members - {victim}
       before = rules.lose(first, left, zones={}).layout

@@ -41,12 +41,8 @@ def _survives(pipelines, lost):
   left = set()
   for pipeline in pipelines:
     for stage, owner in enumerate(pipeline.roles.owners):
-      holders = {owner} if stage not in pipeline.vacant else set()
-      holders |= {pipeline.roles.shadows.get(stage, owner)}
-      if stage in pipeline.vacant and stage not in pipeline.roles.shadows:
-        holders = set()
-      if holders - lost:
-        left |= set(pipeline.partition.layers(stage))
+      if {owner, pipeline.roles.shadows.get(stage, owner)} - lost:
+        left |= {*pipeline.partition.layers(stage)}
   return len(left) == pipelines[0].partition.num_layers
 
 
@@ -93,16 +89,9 @@ class SurvivalTest(parameterized.TestCase):
       self.assertEqual(
           list(got.shadow_zones), [z for z in alive if _fail_over(pipelines, in_zones({z}))]
       )
-    self.assertEqual(
-        got.num_zones,
-        min(
-            _most(
-                sorted({zones[n] for n in nodes}),
-                lambda failed: _survives(pipelines, in_zones(failed)),
-            ),
-            len({zones[n] for n in nodes}),
-        ),
-    )
+    used = sorted({zones[n] for n in nodes})
+    most = _most(used, lambda failed: _survives(pipelines, in_zones(failed)))
+    self.assertEqual(got.num_zones, most)
     self.assertEqual(got.num_nodes, _most(nodes, lambda lost: _survives(pipelines, {*lost})))
 
   def test_vacant_stages_and_lost_shadows_have_no_copy(self):
@@ -115,27 +104,20 @@ class SurvivalTest(parameterized.TestCase):
     self.assertEqual(got.zones, ("a", "b"))
     self.assertEqual(got.fatal_zones, ("c",))
 
-  @parameterized.named_parameters(
+  @parameterized.parameters(
       (
-          "all",
           dict(zones="abc", shadow_zones="abc", num_zones=2, num_nodes=3),
           "Any two zones or any three nodes may fail. "
           "If zone a, b or c fails, shadows take over at once.",
       ),
       (
-          "some",
           dict(zones="b", fatal_zones="a", shadow_zones="b", num_nodes=1),
           "Zone b or any one node may fail. If zone a fails, a checkpoint is needed. "
           "If zone b fails, shadows take over at once.",
       ),
+      (dict(zones="ab", num_zones=1, num_nodes=12), "Any one zone or any 12 nodes may fail."),
+      (dict(zones="a", num_nodes=1), "Any one node may fail."),
       (
-          "reroutes",
-          dict(zones="ab", num_zones=1, num_nodes=12),
-          "Any one zone or any 12 nodes may fail.",
-      ),
-      ("one_zone", dict(zones="a", num_nodes=1), "Any one node may fail."),
-      (
-          "nothing",
           dict(fatal_zones="a"),
           "Some layers have one copy only: if its node fails, a checkpoint is needed.",
       ),
@@ -143,6 +125,17 @@ class SurvivalTest(parameterized.TestCase):
   def test_render(self, fields, expected):
     empty = dict(zones="", fatal_zones="", shadow_zones="", num_zones=0, num_nodes=0)
     self.assertEqual(survival.Survival(**empty | fields).render(), expected)
+
+  def test_endings_of_three_nodes_and_two_segments(self):
+    pairs = [*itertools.product(range(3), range(2))]
+    for held, leaving in itertools.product(
+        itertools.product([False, True], repeat=6), itertools.product([False, True], repeat=3)
+    ):
+      copies = [*itertools.compress(pairs, held)]
+      gone = {*itertools.compress(range(3), leaving)}
+      nodes = [{n for n, segment in copies if segment == wanted} for wanted in (0, 1)]
+      want = tuple(segment for segment in (0, 1) if nodes[segment] and nodes[segment] <= gone)
+      self.assertEqual(survival.find_ending(iter(copies), gone), want, (copies, gone))
 
   def test_nodes_without_zone_are_apart(self):
     pipelines = placement_lib.make_pipelines([_even(2)], [4, 7], True)

@@ -27,12 +27,13 @@ class PlannerTest(parameterized.TestCase):
     self.assertLen(pipelines[0].roles.shadows, 4)
     few = planner.fresh([3, 1], {})
     self.assertEqual(owners(few), [(3, 3, 1, 1)])
+    self.assertLen(few[0].roles.shadows, 4)
+    (bare,) = make_planner(mode="none").fresh([3, 1], {})
+    self.assertEmpty(bare.roles.shadows)
     self.assertEqual(planner.arrange([3, 1], {}), [3, 1])
 
   @parameterized.named_parameters(
-      ("whole", (0, 1, 2, 3), [*range(7)], [(0, 1, 2, 3)]),
       ("another", (0, 1, 2, 3), [*range(8)], [(0, 1, 2, 3), (4, 5, 6, 7)]),
-      ("lost", (0, 1, 2, 3), [0, 1, 9, 3], [(0, 1, 9, 3)]),
       ("few", (0, 1, 2, 3), [3, 0], [(0, 0, 3, 3)]),
       ("still_few", (3, 3, 9, 9), [9, 3], [(3, 3, 9, 9)]),
       ("enough_again", (3, 3, 9, 9), [3, 9, 4, 5], [(3, 4, 9, 5)]),

@@ -8,11 +8,9 @@ import collections
 import dataclasses
 import itertools
 import random
-import statistics
 
 from absl.testing import parameterized
 
-from bamboo_jax.plan.times import predictor as predictor_lib
 from bamboo_jax.recovery import layout as layout_lib, moves
 from bamboo_jax.schedule import holdings as holdings_lib, instruction as instruction_lib
 from tests import layouts, samples
@@ -126,22 +124,6 @@ class EveryDeathTest(parameterized.TestCase):
         dealt += layout.is_joint
     self.assertGreater(dealt, 5)
     self.assertGreater(sum(rungs), 12)
-
-
-class PriceTest(parameterized.TestCase):
-  """By how much a death makes its step longer: 4 stages, 8 microbatches."""
-
-  @parameterized.product(mode=["lazy", "eager"], num_pipelines=[2, 4])
-  def test_to_what_the_shadow_alone_would_need(self, mode, num_pipelines):
-    step = deaths.Step(range(4), 8, mode)
-    alone, dealt = (
-        predictor_lib.predict_pauses(step.plan(), step.roles, num_times=4, num_pipelines=count)
-        for count in (None, num_pipelines)
-    )
-    for one, other in zip(alone, dealt, strict=True):
-      self.assertLessEqual(other, one)
-    ratio = statistics.mean(dealt) / statistics.mean(alone)
-    self.assertLess(ratio, {2: 0.45, 4: 0.34}[num_pipelines])
 
 
 class StepsAfterTest(parameterized.TestCase):

@@ -5,8 +5,6 @@ import functools
 import itertools
 
 from absl.testing import parameterized
-import hypothesis
-from hypothesis import strategies as st
 
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.plan import partition as partition_lib, pipelines as pipelines_lib
@@ -29,6 +27,12 @@ _PROFILE = layouts.make_profile(4)
 
 def make_predictor(profile=_PROFILE, **options):
   return predictor_lib.Predictor(profile, num_microbatches=12, **options)
+
+
+_SLOW_SUMS = make_predictor(
+    dataclasses.replace(_PROFILE, reduce_latency_ms=1e6),
+    communication=speed_lib.Communication(config_lib.StudySection(reduction="ring")),
+)
 
 
 def make_depth(partition, *, max_pipelines=None, mode="none", **options):
@@ -69,58 +73,16 @@ class PartitionsTest(parameterized.TestCase):
       ("depth", make_depth(_TWO), 5, [2, 2]),
       ("at_most", make_depth(_TWO, max_pipelines=1), 5, [2]),
       ("templates", make_templates(), 7, [2, 2, 3]),
+      # No node is left over, as in Oobleck, although a sum over more pipelines takes longer.
+      ("slow_sums", make_templates(predictor=_SLOW_SUMS), 12, [4, 4, 4]),
+      ("left_over", make_templates(predictor=_SLOW_SUMS, uses_all=False), 12, [4, 4]),
       ("grid", make_grid(_TWO, _THREE), 5, [2, 2]),
+      ("grid_slow_sums", make_grid(_TWO, _THREE, _FOUR, predictor=_SLOW_SUMS), 12, [4]),
       ("even", speed_lib.TableShapes(2, False), 5, [3, 2]),
   )
   def test_sizes(self, shape, num_nodes, expected):
     got = [p.num_stages for p in shape.partitions(num_nodes)]
     self.assertEqual(got, expected)
-
-  @hypothesis.given(
-      st.sampled_from(("grid", "templates")),
-      st.sampled_from(["ordered", "ring", "tree"]),
-      st.sampled_from(["none", "drain", "backward"]),
-      st.floats(0.0, 1e4),
-      st.floats(1e-3, 1e3),
-  )
-  @hypothesis.settings(max_examples=15, deadline=None)
-  def test_more_nodes_are_never_slower(self, layout, reduction, overlap, latency_ms, megabytes):
-    profile = dataclasses.replace(
-        layouts.make_profile(4), reduce_latency_ms=latency_ms, reduce_bytes_per_ms=1e6 / megabytes
-    )
-    predictor = make_predictor(
-        profile,
-        communication=speed_lib.Communication(
-            config_lib.StudySection(reduction=reduction, overlap=overlap)
-        ),
-    )
-    shape = make_grid(_TWO, _THREE, _FOUR, predictor=predictor)
-    if layout == "templates":
-      shape = make_templates(uses_all=False, predictor=predictor)
-    times = []
-    for num_nodes in range(4, 25):
-      partitions = shape.partitions(num_nodes)
-      count = sum(p.num_stages for p in partitions)
-      self.assertLessEqual(count, num_nodes)
-      pipelines = make_pipelines(partitions, range(count))
-      times.append(predictor.predict(pipelines).total_ms)
-    for fewer, more in itertools.pairwise(times):
-      self.assertLessEqual(more, fewer * (1 + 1e-9))
-
-  def test_no_node_is_left_over(self):
-    """As in Oobleck, although a sum over more pipelines takes longer."""
-    profile = dataclasses.replace(_PROFILE, reduce_latency_ms=1e6)
-    predictor = make_predictor(
-        profile, communication=speed_lib.Communication(config_lib.StudySection(reduction="ring"))
-    )
-    sizes = {
-        uses_all: [
-            p.num_stages
-            for p in make_templates(uses_all=uses_all, predictor=predictor).partitions(12)
-        ]
-        for uses_all in (True, False)
-    }
-    self.assertEqual(sizes, {True: [4, 4, 4], False: [4, 4]})
 
   @parameterized.named_parameters(
       ("depth", make_depth(_TWO), 1, "1 nodes are too few for a pipeline of 2"),
@@ -258,11 +220,51 @@ class TemplatesTest(parameterized.TestCase):
     self.assertEqual(shape.adapt(before, list(range(8))), before)
 
 
-class FoldTest(parameterized.TestCase):
+class RegroupTest(parameterized.TestCase):
+  """Oobleck's rules, against the paper and for all losses."""
 
-  @parameterized.parameters((True, 4), (False, 0))
-  def test_nodes_keep_what_they_hold(self, has_replicas, num_shadows):
-    before = make_pipelines([_FOUR], (5, 6, 7, 8))
-    (after,) = shapes_lib.fold(_FOUR, before, [8, 5], has_replicas=has_replicas)
-    self.assertEqual(after.roles.owners, (5, 5, 8, 8))
-    self.assertLen(after.roles.shadows, num_shadows)
+  @parameterized.named_parameters(
+      # Groups of 2 to 3 and who joins, then groups and spares, with f = 1.
+      ("keep_all", ["abc", "de"], "", ["abc", "de"], ""),
+      ("keep_smaller", ["ac", "de"], "", ["ac", "de"], ""),
+      ("borrow", ["a", "def"], "", ["af", "de"], ""),
+      ("borrow_from_largest", ["a", "de", "fgh"], "", ["ah", "de", "fg"], ""),
+      ("merge", ["a", "de", "fg"], "", ["dea", "fg"], ""),
+      ("merge_two", ["a", "b", "cd", "ef"], "", ["ba", "cd", "ef"], ""),
+      ("merge_two_needed", ["a", "b", "cd"], "", ["ba", "cd"], ""),
+      ("all_gone", ["", "cd", "ef"], "", ["cd", "ef"], ""),
+      ("all_gone_but_needed", ["", "cde", "f"], "", ["fe", "cd"], ""),
+      ("joins_instead_of_borrowing", ["a", "def"], "x", ["ax", "def"], ""),
+      ("joins_make_a_pipeline", ["ab", "de"], "xy", ["ab", "de", "xy"], ""),
+      ("joins_the_smallest", ["abc", "de"], "x", ["abc", "dex"], ""),
+      ("finds_no_place", ["abc", "def"], "x", ["abc", "def"], "x"),
+  )
+  def test_rules(self, groups, joined, want, spares):
+    got = shapes_lib.regroup(
+        [tuple(g) for g in groups], joined=joined, min_nodes=2, max_nodes=3, min_pipelines=2
+    )
+    self.assertCountEqual(["".join(g) for g in got], want)
+    placed = sum(got, ())
+    self.assertEqual("".join(n for n in joined if n not in placed), spares)
+
+  @parameterized.product(min_nodes=[1, 2, 3, 4], num_failures=[0, 1, 2])
+  def test_all_losses(self, min_nodes, num_failures):
+    max_nodes = templates_lib.needed_max_nodes(min_nodes, num_failures=num_failures)
+    num_tried = 0
+    for num_pipelines in range(num_failures + 1, 5):
+      for sizes in itertools.combinations_with_replacement(range(max_nodes + 1), num_pipelines):
+        if sum(sizes) < (num_failures + 1) * min_nodes:
+          continue
+        num_tried += 1
+        names = iter(range(sum(sizes)))
+        groups = [tuple(itertools.islice(names, n)) for n in sizes]
+        got = shapes_lib.regroup(
+            groups, min_nodes=min_nodes, max_nodes=max_nodes, min_pipelines=num_failures + 1
+        )
+        self.assertCountEqual(sum(got, ()), range(sum(sizes)))
+        self.assertGreater(len(got), num_failures)
+        for group in got:
+          self.assertBetween(len(group), min_nodes, max_nodes)
+        if min(sizes) >= min_nodes:
+          self.assertEqual(got, tuple(groups))
+    self.assertGreater(num_tried, 2)

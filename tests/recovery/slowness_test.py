@@ -7,7 +7,7 @@ import itertools
 import pathlib
 import random
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from bamboo_jax.recovery import slowness
 
@@ -26,9 +26,14 @@ def _starve(step, *, node, ms):
   return step | {node: dataclasses.replace(step[node], starved_secs=ms / 1e3)}
 
 
+def _forget_waits(step):
+  return {n: NodeStep(s.work, s.busy_secs) for n, s in step.items()}
+
+
 _USUAL = _step([20, 30, 20, 30])
 _SLOW_1 = _step([20, 150, 20, 30])
 _PAST = [_USUAL] * slowness.LEAST_PAST
+_NUM_USUAL = slowness.NUM_KEPT - slowness.NUM_CONFIRMED
 
 
 class FindSlowTest(parameterized.TestCase):
@@ -52,24 +57,14 @@ class FindSlowTest(parameterized.TestCase):
       ("two_nodes", [{n: s[n] for n in (0, 1)} for s in [*_PAST, *[_SLOW_1] * 3]], {1: 5.0}),
       ("only_one", [{1: s[1]} for s in [*_PAST, *[_SLOW_1] * 3]], {1: 5.0}),
       ("too_few_steps", [_SLOW_1] * 2, {}),
+      ("waits_unknown", [_forget_waits(s) for s in [*_PAST, *[_SLOW_1] * 3]], {1: 5.0}),
+      ("old_steps_do_not_count", [_SLOW_1, *[_USUAL] * _NUM_USUAL, *[_SLOW_1] * 3], {1: 5.0}),
   )
   def test_table(self, history, expected):
     found = slowness.find_slow(history)
     self.assertEqual(found.keys(), expected.keys())
     for node, factor in expected.items():
       self.assertAlmostEqual(found[node], factor)
-
-  def test_waits_may_be_unknown(self):
-    history = [
-        {n: NodeStep(s.work, s.busy_secs) for n, s in step.items()}
-        for step in [*_PAST, *[_SLOW_1] * 3]
-    ]
-    self.assertEqual(slowness.find_slow(history).keys(), {1})
-
-  def test_old_steps_do_not_count(self):
-    past = [_USUAL] * (slowness.NUM_KEPT - slowness.NUM_CONFIRMED)
-    history = [_SLOW_1, *past, *[_SLOW_1] * 3]
-    self.assertEqual(slowness.find_slow(history).keys(), {1})
 
 
 def _parse(node, cell):
@@ -189,7 +184,3 @@ class RecordedTest(parameterized.TestCase):
         history.append(step)
         named += slowness.find_slow([*history])
     self.assertEqual(named, [])
-
-
-if __name__ == "__main__":
-  absltest.main()
