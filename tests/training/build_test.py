@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 
 import bamboo_jax
-from bamboo_jax import base
 from bamboo_jax.training.setup import accept, build
 from tests import layouts, tiny
 
@@ -74,7 +73,7 @@ class MeshTest(parameterized.TestCase):
 
 class TemplatesTest(parameterized.TestCase):
 
-  @parameterized.parameters((None, 2, 3), (2e-3, 3, 5), (1e-6, None, "No pipeline of 2 to 6 nodes"))
+  @parameterized.parameters((None, 2, 3), (2e-3, 3, 5))
   def test_memory_bounds_them(self, limit_gib, least, most):
     config = tiny.get_config()
     config.pipeline.layout, config.pipeline.num_stages = "templates", 2
@@ -87,14 +86,9 @@ class TemplatesTest(parameterized.TestCase):
             dataclasses.replace(l, parameter_bytes=2**18, slot_bytes=2**19) for l in profile.layers
         ],
     )
-    make = lambda: build.make_templates(accept.accept(config), profile)
-    if least is None:
-      with self.assertRaisesRegex(base.InfeasibleError, most):
-        make()
-    else:
-      found = make()
-      depths = [template.partition.num_stages for template in found]
-      self.assertEqual((depths[0], depths[-1]), (least, most))
+    found = build.make_templates(accept.accept(config), profile)
+    depths = [template.partition.num_stages for template in found]
+    self.assertEqual((depths[0], depths[-1]), (least, most))
 
 
 class TaskTest(parameterized.TestCase):

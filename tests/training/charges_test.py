@@ -1,16 +1,13 @@
-import contextlib
 import dataclasses
-import types
 
 from absl.testing import parameterized
 
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.runtime.profile import recorder
-from bamboo_jax.schedule import failover, instruction as instruction_lib
-from bamboo_jax.training import run_state, step as step_lib
+from bamboo_jax.schedule import instruction as instruction_lib
+from bamboo_jax.training import step as step_lib
 from bamboo_jax.training.record import charges as charges_lib, step_times
-from bamboo_jax.training.setup import sizes
-from tests import layouts, profiles, tiny
+from tests import profiles
 from tests.training import deaths_test
 
 NodeTime = account_lib.NodeTime
@@ -37,19 +34,13 @@ def _result(start_secs, *, secs=10.0, measured=(), **phases):
   )
 
 
-def _layout(*rows):
-  return layouts.make_layout(
-      [failover.Roles(row) for row in rows], [(i,) for i, _ in enumerate(rows)]
-  )
-
-
 class ChargesTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
     self.now = 0.0
     self.nodes = charges_lib.Live(frozenset(range(4)), frozenset({4}))
-    self.layout = _layout((0, 1), (2, 3))
+    self.layout = deaths_test.make_layout((0, 1), (2, 3))
     self.totals = account_lib.Account()
 
   def _charges(self):
@@ -87,7 +78,7 @@ class ChargesTest(parameterized.TestCase):
 
   def test_sums_of_one_process(self):
     """Node 0 owns both stages of the first pipeline by now."""
-    layout = _layout((0, 0), (2, 3))
+    layout = deaths_test.make_layout((0, 0), (2, 3))
     said = step_times.sums_of(2.0, nodes={0, 2, 3}, layout=layout)
     self.assertEqual(said, {0: 2.0, 1: 2.0})
     mean = step_times.mean_sums_secs(said | {0: 1.0}, layout)
@@ -149,7 +140,7 @@ class ChargesTest(parameterized.TestCase):
         _measured(3, 1, Op.BACKWARD, 5.0, 8.0),  # Its own.
     ]
     self.nodes = charges_lib.Live(frozenset({0, 4, 2, 3}))
-    self.layout = _layout((0, 4), (2, 3))
+    self.layout = deaths_test.make_layout((0, 4), (2, 3))
     self.now = 12.0
     self._add(charges, _result(0.0, measured=measured), recoveries=(recovery,))
     self.assertEqual(
@@ -161,16 +152,6 @@ class ChargesTest(parameterized.TestCase):
             lost=4.0,
             idle=10.0,
         ),
-    )
-
-  def test_program_is_charged_as_planned(self):
-    passes = NodeTime(useful=7.5, redundant=2.5)
-    charges = self._charges()
-    self.now = 10.0
-    self._add(charges, _result(0.0, program=10.0), passes)
-    self.assertEqual(
-        self._account(charges).node_time,
-        NodeTime(useful=7.5, redundant=2.5, bubble=30.0, idle=10.0),
     )
 
   def test_what_else_is_done(self):
@@ -238,42 +219,3 @@ class ChargesTest(parameterized.TestCase):
     charges.charge("lost")
     want = account_lib.Account(2.0, 10.0, NodeTime(lost=10.0))
     self.assertEqual([charges.take(), charges.take()], [want, account_lib.Account()])
-
-
-class FindPriceTest(parameterized.TestCase):
-
-  @parameterized.parameters(
-      ("instance", "p3.2xlargee", "did you mean 'p3.2xlarge'"),
-      ("prices", "no.csv", "config.cost.prices='no.csv' cannot be read: No such file"),
-  )
-  def test_refuses(self, key, value, message):
-    config = tiny.get_config()
-    config.cost.instance = "p3.2xlarge"
-    config.cost[key] = value
-    with self.assertRaisesRegex(ValueError, message):
-      sizes.find_price(config)
-
-
-class CompareCopiesTest(parameterized.TestCase):
-
-  def test_its_time_is_charged_once(self):
-    charged = []
-
-    @contextlib.contextmanager
-    def during(kind):
-      charged.append(kind)
-      yield
-
-    state = run_state.RunState(
-        types.SimpleNamespace(specs=(), shadows=(), owners=(), nodes={}),
-        types.SimpleNamespace(
-            view=types.SimpleNamespace(number=1), gather=lambda key, prints: {0: prints}
-        ),
-        rules=None,
-        writer=None,
-        steps=2,
-        version=0,
-    )
-    state.compare_copies(during)
-    state.compare_copies(during)
-    self.assertEqual(charged, ["redundant"])

@@ -20,38 +20,20 @@ _PATIENCE_SECS = 20.0
 _LAYOUT = layouts.make_layout((failover.Roles((0, 1)),), ((0,),))
 
 
-class Client:
-  """An agent that knows of view 2, and of a loss if `lost` is not None."""
+def make_client(lost=None, facts=None):
+  """Returns an agent that knows of view 2, and of a loss if `lost` is not None."""
+  client = mock.Mock(adopted=views.View(1, (), ""))
+  client.adopt = lambda view: setattr(client, "adopted", view)
+  client.find_view = lambda number: views.View(number, (), "")
+  client.gather = lambda key, value: {1: value, 4: value}
+  client.wait_interrupt.return_value, client.wait_facts.return_value = lost, facts
+  client.wait_first.return_value = views.View(5, (), "")
+  return client
 
-  def __init__(self, lost=None, facts=None):
-    self.adopted = views.View(1, (), "")
-    self.said = []
-    self._lost = lost
-    self._facts = facts
 
-  def wait_interrupt(self, timeout_secs):
-    return self._lost
-
-  def find_view(self, number):
-    return views.View(number, (), "")
-
-  def adopt(self, view):
-    self.adopted = view
-
-  def post(self, view, key, value):
-    self.said.append((view, key, value))
-
-  def say(self, **changes):
-    self.said.append(changes)
-
-  def gather(self, key, value):
-    return {1: value, 4: value}
-
-  def wait_facts(self):
-    return self._facts
-
-  def wait_first(self):
-    return views.View(5, (), "")
+def make_transport():
+  """Returns a transport on which somebody waits for node 3."""
+  return mock.Mock(address="here", open_waits=lambda: [3])
 
 
 class LateClient:
@@ -72,37 +54,10 @@ class LateClient:
     self.num_notes += 1
 
 
-class Transport:
-  """Records what is asked of it; somebody waits for node 3."""
-
-  address = "here"
-
-  def __init__(self):
-    self.attempts, self.kept, self.interrupted = [], [], None
-
-  def begin(self, attempt):
-    self.attempts.append(attempt)
-
-  def interrupt(self, why, *, until):
-    self.interrupted, self.until = why, until
-
-  def keep_only(self, nodes, why):
-    self.kept.append({*nodes})
-
-  def set_addresses(self, addresses):
-    self.addresses = addresses
-
-  def connect(self, nodes):
-    self.connected = nodes
-
-  def open_waits(self):
-    return [3]
-
-
 class ClusterCohortTest(parameterized.TestCase):
 
   def make(self, **options):
-    client, transport = Client(**options), Transport()
+    client, transport = make_client(**options), make_transport()
     cohort = cohort_lib.ClusterCohort(1, transport, None, None, ring=lambda: (1, 4))
     cohort.client = client
     return client, transport, cohort
@@ -116,34 +71,28 @@ class ClusterCohortTest(parameterized.TestCase):
     client, transport, cohort = self.make(lost=lost)
     cohort.adopt(2)
     self.assertEqual(cohort.view.number, 2)
-    self.assertEqual(transport.attempts, [2 << 32])
-    self.assertLen(client.said, num_posts)
-    for view, key, value in client.said:
-      self.assertEqual((view, key), (2, "begun"))
-      want = {"address": "here", "waits_for": [3], "ring": [1, 4]}
-      self.assertEqual(value, want)
+    transport.begin.assert_called_once_with(2 << 32)
+    want = {"address": "here", "waits_for": [3], "ring": [1, 4]}
+    self.assertEqual(client.post.mock_calls, [mock.call(2, "begun", want)] * num_posts)
 
-  def test_settled(self):
+  def test_attempts(self):
     _, transport, cohort = self.make()
     cohort.adopt(2)
     cohort.settled(7)
     cohort.settled(8)
-    self.assertEqual(transport.attempts, [n + (2 << 32) for n in range(3)])
-
-  def test_entering_begins_an_attempt(self):
-    _, transport, cohort = self.make()
     cohort.enter()
-    self.assertEqual(transport.attempts, [5 << 32])
+    attempts = [call.args[0] for call in transport.begin.mock_calls]
+    self.assertEqual(attempts, [*(n + (2 << 32) for n in range(3)), 5 << 32])
 
   def test_a_loss_interrupts_and_drops_what_is_kept_for_the_dead(self):
     _, transport, cohort = self.make()
     said = cohort._lose(members.view(9, 0, 1, reason="n3 is gone"))
-    self.assertEqual(transport.kept, [{0, 1}])
-    self.assertRegex(transport.interrupted, "view 9")
-    self.assertEqual(transport.until, 9 << 32)
+    transport.interrupt.assert_called_once_with(mock.ANY, until=9 << 32)
+    self.assertRegex(transport.interrupt.call_args.args[0], "view 9")
     self.assertEqual(said["address"], "here")
     cohort._lose(views.EMPTY)  # Before the first view nobody is dead.
-    self.assertLen(transport.kept, 1)
+    transport.keep_only.assert_called_once()
+    self.assertCountEqual(transport.keep_only.call_args.args[0], [0, 1])
 
   def test_values_travel_as_json(self):
     _, _, cohort = self.make()
@@ -168,7 +117,8 @@ class ClusterCohortTest(parameterized.TestCase):
     said = {0: channel_lib.Begun(address="a"), 1: channel_lib.Begun(waits_for=(7, 3))}
     cohort.client.collect.return_value = {n: json_lib.to_plain(begun) for n, begun in said.items()}
     cohort.collect_addresses()
-    self.assertEqual((transport.addresses, transport.connected), ({0: "a", 1: ""}, [0, 3]))
+    transport.set_addresses.assert_called_once_with({0: "a", 1: ""})
+    transport.connect.assert_called_once_with([0, 3])
 
 
 class StrikeTest(folders.FolderCase):
@@ -184,17 +134,20 @@ class StrikeTest(folders.FolderCase):
 
   def make(self, number, run=0):
     """Returns the cohort of one of four nodes, in zones a and b."""
-    client = Client()
+    client = make_client()
     member = lambda n: views.Member(n, f"n{n}", "ab"[n % 2], f"life{n}", "h", 7)
     client.adopted = views.View(run + 3, tuple(map(member, range(4))), "", run=run)
-    cohort = cohort_lib.ClusterCohort(number, Transport(), self.records, self.folder, faults_run=0)
+    cohort = cohort_lib.ClusterCohort(
+        number, make_transport(), self.records, self.folder, faults_run=0
+    )
     cohort.client = client
     return cohort
 
   def strike(self, line, owner=None, numbers=range(4)):
     """Returns what each node says to a fault, and the nodes that it has hit."""
     (fault,) = faults_lib.parse_faults(line, source="test")
-    with mock.patch.object(cohort_lib.threading, "Timer", _AtOnce):
+    at_once = lambda secs, call, arguments: mock.Mock(start=lambda: call(*arguments))
+    with mock.patch.object(cohort_lib.threading, "Timer", at_once):
       said = [self.make(n).strike(faults_lib.Due(fault, owner)) for n in numbers]
     return said, [(one["name"], one["kind"]) for one in self.told.read()]
 
@@ -257,13 +210,6 @@ class StrikeTest(folders.FolderCase):
     later = self.make(1, run=9)
     self.assertEqual([later.strike(faults_lib.Due(f, 1)) for f in faults], [False, True])
     self.assertEmpty([*self.told.read()])
-
-
-class _AtOnce:
-  """Stands for a timer."""
-
-  def __init__(self, secs, call, arguments):
-    self.start = lambda: call(*arguments)
 
 
 class ConnectTest(absltest.TestCase):

@@ -7,34 +7,19 @@ import numpy as np
 
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.training import evaluation, failures
+from bamboo_jax.training import cohort as cohort_lib, evaluation, failures
 from bamboo_jax.training.setup import accept, job as job_lib
 from tests import tiny
 
 
 class AverageTest(absltest.TestCase):
 
-  def test_loss_is_by_weight(self):
+  def test_loss_and_metrics_are_by_weight(self):
     losses = {1: np.array([9.0, 3.0]), 0: np.array([1.0, 1.0])}
     self.assertEqual(evaluation.average(losses), {"loss": 2.5})
-
-  def test_metrics_are_by_weight(self):
     losses = {0: np.array([6.0, 4.0, 3.0, 9.0]), 1: np.array([2.0, 4.0, 1.0, 7.0])}
     means = {"loss": 1.0, "accuracy": 0.5, "bits": 2.0}
     self.assertEqual(evaluation.average(losses, ("accuracy", "bits")), means)
-
-
-class _Cohort:
-  """One member that all nodes are with."""
-
-  view = newest = types.SimpleNamespace(leaving=())
-
-  def check(self):
-    pass
-
-  def gather(self, key, value):
-    del key
-    return {0: value}
 
 
 class FewSamplesTest(absltest.TestCase):
@@ -52,7 +37,7 @@ class FewSamplesTest(absltest.TestCase):
       )
       job = job_lib.make_job(config, devices=devices_lib.place_nodes([0, 1]))
       job.engine.set_state(spec_lib.init_layers(job.task.whole))
-      cohort = _Cohort()
+      cohort = cohort_lib.LocalCohort(2)
       given = types.SimpleNamespace(cohort=cohort, stops=lambda: False)
       data = failures.SafeData(job.task, cohort, failures.Failures())
       means, _ = evaluation.run(job, data, given, step=0)

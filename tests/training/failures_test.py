@@ -98,15 +98,11 @@ class SafeDataTest(parameterized.TestCase):
     self.assertEqual(data.failures.first.place, (True, 1, 0))
 
   @parameterized.parameters(
-      ("the_first_one_dies", dict(), True),
-      ("it_is_alone", dict(num_members=1), False),
-      (
-          "one_has_just_died_of_it",
-          dict(reason="n7 left: its worker ended with exit status 3"),
-          False,
-      ),
+      ({}, True),
+      ({"num_members": 1}, False),
+      ({"reason": "n7 left: its worker ended with exit status 3"}, False),  # Just died of it.
   )
-  def test_a_disk_that_fails(self, _, facts, dies):
+  def test_a_disk_that_fails(self, facts, dies):
     data = make_data("os", Cohort(**facts))
     if dies:
       with self.assertRaisesRegex(base.NodeFailedError, "/nowhere: No such"):

@@ -81,12 +81,6 @@ class PolicyTest(folders.FolderCase):
     self.addCleanup(policies.POLICIES.pop, name)
     policies.register(name, changes)
 
-  def test_one_of_your_own(self):
-    self.register("mine", {"recovery.checkpoint": False, "study.depths": (1.0,)})
-    config = accept.accept(make_config("mine"))
-    self.assertFalse(config.recovery.checkpoint)
-    self.assertEqual(config.study, config_lib.StudySection())
-
   def make_plugin(self, text):
     """Returns the name of a new module on the path."""
     name = f"plugin_{next(_NUMBERS)}"
@@ -99,7 +93,7 @@ class PolicyTest(folders.FolderCase):
     name = self.make_plugin(
         "from bamboo_jax import sim\n"
         "sim.register('mine', {'recovery.checkpoint': False,"
-        " 'pipeline.layout': 'grid', 'recovery.hand_over': False})\n"
+        " 'pipeline.layout': 'grid', 'recovery.hand_over': False, 'study.depths': (1.0,)})\n"
     )
     config = make_config("mine", plugins=(name,))
     config = accept.accept(config)
@@ -107,6 +101,7 @@ class PolicyTest(folders.FolderCase):
     self.assertFalse(config.recovery.checkpoint)
     self.assertFalse(config.recovery.hand_over)
     self.assertTrue(config.recovery.reconfigure)
+    self.assertEqual(config.study, config_lib.StudySection())
 
   @parameterized.parameters(
       ("from nowhere import x", "No module named 'nowhere'; a plugin must be"),
@@ -129,7 +124,6 @@ class PolicyTest(folders.FolderCase):
 
   @parameterized.parameters(
       ("bambo", {}, "Unknown policy 'bambo'; did you mean 'bamboo'"),
-      ("parcae", {}, "'parcae' has study.layout='liveput'"),
       ("full", {"pipeline__num_stages": 1}, "mode='bubble' needs at least 2 stages"),
   )
   def test_refuses(self, name, changes, message):
@@ -159,18 +153,13 @@ class PolicyTest(folders.FolderCase):
       config = config.changed({"pipeline.num_stages": take})
     self.assertLessEqual(make()[-1].partition.num_stages, most)
 
-  def test_no_node_of_one_program_is_slow(self):
-    config = make_config("bamboo")
-    config.pipeline.executor = "spmd"
+  def test_faults_that_cannot_happen(self):
     path = self.folder / "faults.csv"
     path.write_text("1,0/0,,slow\n")
+    self.assertEqual(sizes.read_faults(accept.accept(make_config("on_demand")), str(path)), ())
+    program = make_config("bamboo", pipeline__executor="spmd")
     with self.assertRaisesRegex(ValueError, "line 1: slow needs executor"):
-      sizes.read_faults(config, str(path))
-
-  def test_nobody_dies_on_demand(self):
-    config = make_config("on_demand")
-    config = accept.accept(config)
-    self.assertEqual(sizes.read_faults(config, "there is none"), ())
+      sizes.read_faults(program, str(path))
 
   def test_grid_has_one_partition_for_each_depth(self):
     one = dict(pipeline__num_stages=4, pipeline__num_pipelines=1)

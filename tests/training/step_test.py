@@ -1,7 +1,7 @@
 """A step is a transaction: what it commits is one step of the optimizer."""
 
 import functools
-import time
+import math
 import types
 
 from absl.testing import parameterized
@@ -9,78 +9,52 @@ import jax
 import numpy as np
 import optax
 
-from bamboo_jax import config as config_lib
+from bamboo_jax import base, config as config_lib
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.recovery import slowness
 from bamboo_jax.runtime import executor as executor_lib
 from bamboo_jax.runtime.profile import recorder
-from bamboo_jax.schedule import failover, instruction, redundancy, timeline as timeline_lib
+from bamboo_jax.schedule import instruction, redundancy, timeline as timeline_lib
 from bamboo_jax.training import cohort as cohort_lib, step as step_lib
 from bamboo_jax.training.setup import job as job_lib
-from tests import layouts, members, schedules
+from tests import members, schedules
 from tests.runtime import engine_test as engines
 from tests.training import deaths_test
 
 _Op = instruction.Op
-
-
-class Steps:
-  """Runs whole steps in which nobody dies."""
-
-  def __init__(self, engine, clip_norm, on_nonfinite="skip"):
-    num_nodes = sum(map(len, engine.owners))
-    self._engine = engine
-    self._timelines = engines.play(engine, num_microbatches=2)
-    cohort = cohort_lib.LocalCohort(num_nodes)
-    job = types.SimpleNamespace(
-        config=config_lib.Config().changed(
-            {
-                "optimizer.clip_norm": clip_norm,
-                "optimizer.on_nonfinite": on_nonfinite,
-                "redundancy.check_every_steps": 0,
-            }
-        ),
-        task=None,
-        plan=types.SimpleNamespace(
-            batch=types.SimpleNamespace(total_microbatches=2 * len(engine.owners))
-        ),
-        engine=engine,
-    )
-    self._step = step_lib.StepRunner(job, job_lib.Environment(cohort=cohort, workdir=None))
-
-  def run(self, step, feed):
-    due = faults_lib.FaultsDue((), step=step, owners=self._engine.owners, hosted=())
-    self._step.begin(step, feed, due)
-    self._step.plan(self._timelines)
-    self._step.run_until_vote()
-    self._step.vote(step_lib.Vote(seen=1))
-    self._step.apply()
-    return self._step.result(step_lib.Measured(), ())
-
-
-def bits_of(engine):
-  """Returns the bytes of all states, of each pipeline."""
-  return [
-      [np.asarray(a).tobytes() for a in jax.tree.leaves(engine.layer_states(p))]
-      for p in range(len(engine.owners))
-  ]
+_NAN, _INF = math.nan, math.inf
 
 
 class StepTest(parameterized.TestCase):
 
-  def begin(self, *options, size=(2, 2, 2), layers=None):
-    """Returns an engine with a state, its data, and what runs its steps."""
-    engine = engines.make_engine(*size)
-    engine.set_state(layers or engines.initial_layers())
-    steps = Steps(engine, *options)
-    self.addCleanup(steps._step.close)
-    return engine, engines.make_batches(size[1] * 2), steps
+  def begin(self, clip_norm=None):
+    """Returns an engine of two pipelines with a state, and what runs its steps."""
+    engine = engines.make_engine(2, 2, 2)
+    engine.set_state(engines.initial_layers())
+    changes = {"optimizer.clip_norm": clip_norm, "redundancy.check_every_steps": 0}
+    job = types.SimpleNamespace(
+        config=config_lib.Config().changed(changes),
+        task=None,
+        plan=types.SimpleNamespace(batch=types.SimpleNamespace(total_microbatches=4)),
+        engine=engine,
+    )
+    cohort = cohort_lib.LocalCohort(4)
+    runner = step_lib.StepRunner(job, job_lib.Environment(cohort=cohort, workdir=None))
+    self.addCleanup(runner.close)
+    return engine, runner
 
   @parameterized.named_parameters(("unclipped", None), ("clipped", 0.5))
   def test_parameters_are_those_of_the_plain_model(self, clip_norm):
-    engine, batches, steps = self.begin(clip_norm)
-    result = steps.run(3, lambda m, k: batches.microbatch(3, m, k))
+    engine, runner = self.begin(clip_norm)
+    batches = engines.make_batches(4)
+    due = faults_lib.FaultsDue((), step=3, owners=engine.owners, hosted=())
+    runner.begin(3, functools.partial(batches.microbatch, 3), due)
+    runner.plan(engines.play(engine, num_microbatches=2))
+    runner.run_until_vote()
+    runner.vote(step_lib.Vote(seen=1))
+    runner.apply()
+    result = runner.result(step_lib.Measured(), ())
 
     layers = engines.initial_layers()
     total, loss, weight = engines.make_plain().grads(
@@ -106,78 +80,15 @@ class StepTest(parameterized.TestCase):
         jax.tree.map(functools.partial(np.testing.assert_allclose, atol=4e-6), got.params, want)
 
   def test_nodes_are_slow_from_one_step_to_another(self):
-    engine, _, steps = self.begin(None)
+    engine, runner = self.begin()
     text = "1,0/1,,slow:2:3\n2,n3,,slow:4\n3,n9,,slow"
     faults = faults_lib.parse_faults(text, source="test")
     found = []
     for step in range(4):
       due = faults_lib.FaultsDue(faults, step=step, owners=engine.owners, hosted=())
-      steps._step.begin(step, lambda m, k: {}, due)
+      runner.begin(step, lambda m, k: {}, due)
       found.append([node.slow_factor for node in engine.nodes.values()])
     self.assertEqual(found, [[1, 1, 1, 1], [1, 2, 1, 1], [1, 2, 1, 4], [1, 1, 1, 4]])
-
-  def test_times_are_those_of_the_step(self):
-    _, batches, steps = self.begin(None, size=(1, 1, 2))
-    for step in range(2):
-      start_secs = time.perf_counter()
-      steps.run(step, functools.partial(batches.microbatch, step))
-      measured = steps._step.measure(layouts.make_layout((failover.Roles((0,)),), ((0,),)), ())
-      (times,) = measured.nodes.values()
-      self.assertGreater(times.busy_secs, 0.0)
-      took_secs = time.perf_counter() - start_secs
-      self.assertLess(times.busy_secs + times.waited_secs, took_secs)
-
-  def test_nothing_is_compiled_after_the_first_step(self):
-    _, batches, steps = self.begin(1.0)
-    feed = lambda m, k: batches.microbatch(0, m, k)
-    steps.run(0, feed)
-    compiled = []
-    listener = lambda name, secs, **_: compiled.append(name) if ("compile" in name) else None
-    jax.monitoring.register_event_duration_secs_listener(listener)
-    self.addCleanup(jax.monitoring.clear_event_listeners)
-    steps.run(1, feed)
-    steps.run(2, feed)
-    self.assertEmpty(compiled)
-    jax.jit(lambda a: a + 41)(np.ones(3))  # The listener does listen.
-    self.assertNotEmpty(compiled)
-
-  def test_a_step_that_is_run_again_before_its_commit_changes_nothing(self):
-    states = []
-    for interrupted in (False, True):
-      engine, batches, steps = self.begin(None)
-      feed = functools.partial(batches.microbatch, 0)
-      if interrupted:
-        engines.run_step(engine, num_microbatches=2)  # Ends before the vote.
-      steps.run(0, feed)
-      states.append(jax.tree.map(np.asarray, engine.layer_states()))
-    jax.tree.map(np.testing.assert_array_equal, *states)
-
-  @parameterized.product(clip_norm=[None, 0.5], on_nonfinite=["skip", "apply"])
-  def test_a_batch_without_tokens_changes_nothing(self, clip_norm, on_nonfinite):
-    engine, batches, steps = self.begin(clip_norm, on_nonfinite)
-    before = bits_of(engine)
-
-    def mask(microbatch, keys):
-      arrays = dict(batches.microbatch(0, microbatch, keys))
-      if "targets" in arrays:
-        arrays["targets"] = -np.ones_like(arrays["targets"])
-      return arrays
-
-    result = steps.run(0, mask)
-    self.assertEqual(result.sums.weight, 0.0)
-    self.assertEqual(result.skipped, "no token of the batch counts")
-    self.assertEqual(bits_of(engine), before)
-
-  @parameterized.parameters((None, "skip", True), (0.5, "skip", True), (None, "apply", False))
-  def test_a_gradient_that_is_not_finite(self, clip_norm, on_nonfinite, skips):
-    layers = dict(engines.initial_layers())
-    bad = jax.tree.map(lambda a: a * np.nan, layers["head"].params)
-    layers["head"] = layers["head"].replace(params=bad)
-    engine, batches, steps = self.begin(clip_norm, on_nonfinite, layers=layers)
-    before = bits_of(engine)
-    result = steps.run(0, lambda m, k: batches.microbatch(0, m, k))
-    self.assertEqual("loss=nan grad_norm=nan" in result.skipped, skips)
-    self.assertEqual(bits_of(engine) == before, skips)
 
 
 class MeasuredTest(parameterized.TestCase):
@@ -207,6 +118,7 @@ class MeasuredTest(parameterized.TestCase):
     step = object.__new__(step_lib.StepRunner)
     executor = types.SimpleNamespace(
         filler=executor_lib.Filler(),
+        plan=lambda timelines, filling: None,
         in_segments=in_segments,
         planned_passes=lambda secs: account_lib.NodeTime(),
     )
@@ -225,6 +137,12 @@ class MeasuredTest(parameterized.TestCase):
         **facts,
     )
     return step
+
+  def test_the_plan_is_that_of_the_whole_step(self):
+    step = self.make_step(instructions=[])
+    for timelines in (["whole"], ["the rest, after a death"]):
+      step.plan(timelines)
+    self.assertEqual(step.result(step_lib.Measured(), ()).planned, ["whole"])
 
   def test_owed_passes(self):
     forward = instruction.Instruction(1, _Op.FORWARD, 0)
@@ -270,3 +188,86 @@ class MeasuredTest(parameterized.TestCase):
     self.assertEqual((done.filled, done.predicted), (want, redundancy.Effect(0, 0.0, 0.0)))
     self.assertEqual(filler.stretch, 4.0)  # 80 of 120 ms, instead of 20.
     self.assertIsNone(step.result(step_lib.Measured(), ()).filled)  # A node has died.
+
+
+class SumsTest(parameterized.TestCase):
+  """All members conclude the same from the sums of a step."""
+
+  @parameterized.parameters(
+      # Largest norm, then scale of the gradients; their norm is 5.
+      (None, 0.5),
+      (5.0, 0.5),
+      (2.0, 0.2),
+  )
+  def test_what_members_said(self, clip_norm, scale):
+    said = [
+        step_lib.LocalSums({1: (36.0,)}, (8.0, 2.0)),
+        step_lib.LocalSums({0: (28.0, 36.0)}, None),
+        step_lib.LocalSums({0: (28.0, 36.0)}, None),
+    ]
+    got = step_lib.add_up(said, num_stages=2, clip_norm=clip_norm)
+    self.assertEqual(got, step_lib.StepSums(8.0, 2.0, scale, 5.0))
+    self.assertEqual(got.mean_loss, 4.0)
+
+  @parameterized.parameters((2.0, (2.0, 0.5)), (0.0, (_NAN, _NAN)))
+  def test_means_of_metrics(self, weight, means):
+    said = [step_lib.LocalSums({0: (1.0,)}, (8.0, weight, 4.0, 1.0))]
+    got = step_lib.add_up(said, num_stages=1, clip_norm=None).metrics
+    self.assertEqual(str(got), str(means))
+
+  @parameterized.parameters(None, 1.0)
+  def test_no_token_counts(self, clip_norm):
+    said = [step_lib.LocalSums({0: (0.0,)}, (0.0, 0.0))]
+    got = step_lib.add_up(said, num_stages=1, clip_norm=clip_norm)
+    self.assertEqual((got.weight, got.scale), (0.0, 0.0))
+    self.assertTrue(math.isnan(got.mean_loss))
+
+  @parameterized.parameters(
+      # Loss, weight, norm of the gradient, and what becomes of the step.
+      (1.0, 2.0, 3.0, "skip", ""),
+      (1.0, 2.0, 3.0, "stop", ""),
+      (_NAN, 2.0, 3.0, "skip", "not finite: loss=nan grad_norm=3.0"),
+      (-_INF, 2.0, 3.0, "skip", "not finite: loss=-inf grad_norm=3.0"),
+      (1.0, 2.0, _INF, "skip", "not finite: loss=1.0 grad_norm=inf"),
+      (1.0, 2.0, _NAN, "skip", "not finite: loss=1.0 grad_norm=nan"),
+      (_NAN, _NAN, _NAN, "skip", "not finite: loss=nan grad_norm=nan"),
+      (_NAN, 2.0, _NAN, "apply", ""),
+      (_NAN, 0.0, _NAN, "skip", "no token of the batch counts"),
+      (_NAN, 0.0, _NAN, "stop", "no token of the batch counts"),
+      (_NAN, 0.0, _NAN, "apply", "no token of the batch counts"),
+  )
+  def test_judge(self, loss, weight, norm, on_nonfinite, skipped):
+    total = step_lib.StepSums(loss * weight, weight, 1.0, norm)
+    options = config_lib.OptimizerSection(on_nonfinite=on_nonfinite)
+    got = step_lib.judge(6, total, options, num_skipped=0)
+    self.assertEqual(got, skipped)
+
+  @parameterized.parameters(
+      # Steps in a row that end the run, loss, weight, and skipped steps before
+      # step 60, at which it ends.
+      (3, _NAN, 2.0, 2, "after step 57 .*=3., .* because not finite: loss=nan"),
+      (3, 1.0, 0.0, 2, "after step 57 .*=3., .* because no token of the batch"),
+      (1, _NAN, 2.0, 0, "at step 60: all .*Checkpoints up to step 59 are from"),
+      (2, _NAN, 2.0, 8, "after step 51 .*=2., "),  # It was larger before.
+      (3, _NAN, 2.0, 1, None),
+      (0, _NAN, 2.0, 9, None),
+      (3, 1.0, 2.0, 2, None),
+  )
+  def test_skipped_steps_in_a_row(self, most, loss, weight, num, message):
+    options = config_lib.OptimizerSection(most_skipped_steps=most)
+    total = step_lib.StepSums(loss * weight, weight, 1.0, 1.0)
+    judge = lambda: step_lib.judge(59, total, options, num_skipped=num)
+    if message is None:
+      judge()
+      return
+    with self.assertRaisesRegex(base.NonFiniteError, message):
+      judge()
+
+  @parameterized.parameters((8.0, "samples"), (6.0, "samples"), (9.0, "tokens"), (0.0, "tokens"))
+  def test_unit(self, weight, unit):
+    self.assertEqual(step_lib.StepSums(1.0, weight, 1.0, 1.0).unit(8), unit)
+
+  def test_stop(self):
+    options = config_lib.OptimizerSection(on_nonfinite="stop")
+    with self.assertRaisesRegex(base.NonFiniteError, "Step 7 has loss=1.0 grad_norm=inf, so "):
+      step_lib.judge(6, step_lib.StepSums(2.0, 2.0, 1.0, _INF), options, num_skipped=0)

@@ -71,7 +71,3 @@ class NodesTest(parameterized.TestCase):
       self.assertIsNone(got[4].waited_secs)
     else:
       self.assertAlmostEqual(got[4].waited_secs, waited_secs)
-
-
-if __name__ == "__main__":
-  absltest.main()

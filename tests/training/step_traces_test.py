@@ -1,6 +1,6 @@
 """The steps that are traced for XProf, and the files of a trace."""
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
 
@@ -39,7 +39,3 @@ class XprofTest(folders.FolderCase):
     found = [s for s in range(1, 9) if f"step {s}".encode() in content]
     traced = range(first, min(last, num_done + 1) + 1)
     self.assertEqual(found, [*traced] if has_begun else [])
-
-
-if __name__ == "__main__":
-  absltest.main()
