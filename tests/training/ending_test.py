@@ -7,26 +7,16 @@ from absl.testing import parameterized
 
 from bamboo_jax import base
 from bamboo_jax.checkpoint import manifest, parts
-from bamboo_jax.metrics import jsonl
 from bamboo_jax.training.record import workdir as workdir_lib
 from bamboo_jax.verify import trials as trials_lib
-from tests import fakes, folders
-from tests.verify import small
+from tests.training import script_test
 
 
-class EndingCase(folders.FolderCase):
+class EndingCase(script_test.ScriptCase):
 
   def begin(self, text="", size=(2, 2, 1), script=None, **changes):
     """Returns a worker; nothing is saved of itself."""
-    changes = {"num_steps": 6} | changes
-    self.trials = small.make_trials(*size, **changes)
-    faults = small.make_case(text).faults if text else ()
-
-    def wrap(cohort):
-      self.local = cohort
-      return fakes.ScriptedCohort(cohort, script or {})
-
-    return self.trials.begin(faults, workdir_path=self.folder, wrap=wrap)
+    return super().begin(script or {}, size, text, **{"num_steps": 6} | changes)
 
   def saved(self):
     """Returns the steps that are saved, in order."""
@@ -47,9 +37,7 @@ class StopTest(EndingCase):
     self.stop_in(worker, step)
     self.assertFalse(worker.run())
     self.assertEqual((worker.state.steps, self.saved()), (saved, [saved]))
-    lines = jsonl.read_lines(self.folder / "metrics.jsonl")
-    found = [line["step"] for line in lines if line.get("event") == "eval"]
-    self.assertEqual(found, evaluated)
+    self.assertEqual([line["step"] for line in self.lines("eval")], evaluated)
 
   @parameterized.named_parameters(
       ("at_once", 0, ""),
@@ -170,9 +158,8 @@ class AtRiskTest(EndingCase):
     worker.state.writer.rate = parts.Upload(int(bytes_per_sec), 1.0)
     worker.run(stop_at=5)
     self.assertEqual(self.saved(), saved)
-    lines = jsonl.read_lines(self.folder / "metrics.jsonl")
-    (reason,) = (line["reason"] for line in lines if line.get("event") == "saving")
-    self.assertRegex(reason, told)
+    (line,) = self.lines("saving")
+    self.assertRegex(line["reason"], told)
 
   def test_a_save_that_fails_ends_nothing(self):
     worker = self.begin("1,0/0,3,notice 1,0/1,5,notice", mode="none")
@@ -183,6 +170,4 @@ class AtRiskTest(EndingCase):
     worker._writer._folder.write_part = fail
     worker.run(stop_at=5)
     self.assertEqual(self.saved(), [])
-    lines = jsonl.read_lines(self.folder / "metrics.jsonl")
-    reasons = [l["reason"] for l in lines if l.get("event") == "save_failed"]
-    self.assertIn("No space left", reasons[0])
+    self.assertIn("No space left", self.lines("save_failed")[0]["reason"])

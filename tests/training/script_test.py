@@ -4,8 +4,6 @@ import dataclasses
 import itertools
 import json
 import math
-import pathlib
-import tempfile
 from unittest import mock
 
 from absl.testing import parameterized
@@ -18,16 +16,15 @@ from bamboo_jax.metrics import jsonl
 from bamboo_jax.schedule import holdings, instruction as instruction_lib
 from bamboo_jax.training import cohort as cohort_lib, run_state as run_state_lib, step as step_lib
 from bamboo_jax.verify import trials as trials_lib
-from tests import fakes, samples
+from tests import fakes, folders, samples
 from tests.verify import small
 
 
-class ScriptCase(parameterized.TestCase):
-  """Trains with a script of what is heard."""
+class ScriptCase(folders.FolderCase):
+  """Trains with a script of what is heard; each run of a test begins in its folder."""
 
   def begin(self, script, size=(2, 2, 1), text="", **changes):
     """Returns a worker; `script` is as for the fake."""
-    self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
     self.trials = small.make_trials(*size, **changes)
     faults = small.make_case(text).faults if text else ()
 
@@ -38,8 +35,10 @@ class ScriptCase(parameterized.TestCase):
     self.worker = self.trials.begin(faults, workdir_path=self.folder, wrap=wrap)
     return self.worker
 
-  def lines(self):
-    return jsonl.read_lines(self.folder / "metrics.jsonl")
+  def lines(self, event=None):
+    """Returns what is logged of steps, or of an event."""
+    lines = jsonl.read_lines(self.folder / "metrics.jsonl")
+    return [line for line in lines if line.get("event") == event]
 
   def train(self, *args, **options):
     """Returns a worker that has trained; arguments are those of `begin`."""
@@ -80,9 +79,6 @@ class ScriptTest(ScriptCase):
     worker = self.train(script, spares=1)
     self.assertEqual(worker.state.steps, 3)
     self.assertEqual(jsonl.column(self.lines(), "loss")[0], (1, 2, 3))
-
-  def test_votes_not_heard_and_no_commit(self):
-    self.train({"vote 1": [self.kill(2)]}, spares=1)
 
   def test_what_is_settled_is_what_is_committed(self):
     """Whoever hears all votes says the same as who learns of them later."""
@@ -176,7 +172,7 @@ class BadNumbersTest(ScriptCase):
     worker.run(stop_at=2)
     self.assertEqual(worker.state.steps, 2)
     worker.state.compare_copies(worker._journal.during)
-    skipped = [l for l in self.lines() if l.get("event") == "skipped"]
+    skipped = self.lines("skipped")
     self.assertEqual([l["step"] for l in skipped], [2])
     self.assertIn("not finite: loss=nan", skipped[0]["reason"])
     want = self.trials.want(1).layers[0]  # As if the second had not been.

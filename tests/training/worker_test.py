@@ -1,9 +1,6 @@
 """Steps in which nodes die, come or leave end as without, to the bit.
 
-The worker is that of clusters, on a cohort of one member. `bamboo verify`
-runs all deaths; this is a sample of their kinds, of which each run takes a part
-(`tests/samples.py`). Compiling is what takes time, so all trials share their
-programs.
+The worker is that of clusters, on a cohort of one member; `bamboo verify` runs all deaths.
 """
 
 import gc
@@ -13,16 +10,21 @@ from absl.testing import absltest, parameterized
 import jax
 import numpy as np
 
-from bamboo_jax import base
 from bamboo_jax.faults import faults as faults_lib
-from bamboo_jax.runtime import engine as engine_lib, node as node_lib
+from bamboo_jax.runtime import engine as engine_lib, node as node_lib, program_store
 from bamboo_jax.runtime.phases import reduce
 from bamboo_jax.schedule import instruction as instruction_lib
-from bamboo_jax.training import cohort as cohort_lib, step as step_lib, worker as worker_lib
+from bamboo_jax.training import (
+    background_compiler,
+    cohort as cohort_lib,
+    step as step_lib,
+    worker as worker_lib,
+)
 from bamboo_jax.verify import cases, trials as trials_lib
 from tests import folders, samples
 from tests.verify import small
 
+_UNEVEN = dict(num_shares=4, spares=1, pipeline__layout="templates")
 _TWO_AT_ONCE = ("both_pipelines", (2, 2, 2), "1,0/0,3 1,1/1,5")
 _SEVERAL = (
     ("one_stage", (2, 2, 2), "1,0/1,reduce 1,1/1,reduce"),
@@ -56,6 +58,22 @@ _RUNGS = (
     ("nothing_held", (4, 2, 1), "2,0/3,0", {"mode": "none"}, ["checkpoint"]),
     ("all_die", (2, 2, 1), "2,,,all", {}, ["checkpoint"]),
 )
+_UNEVEN_DEATHS = ("two_at_once", "1,0/1,3 1,1/1,reduce", {}, [3])
+_SHAPES = (
+    # By the rules of Oobleck a pipeline borrows from the other.
+    ("rules", "1,1/0,5", {"recovery__method": "rules"}, [2, 2]),
+    ("a_newcomer", "1,0/1,5 2,,,join", {}, [2, 3]),
+    ("one_after_the_other", "1,0/0,3 2,1/1,apply", {}, [3]),
+    ("down_to_two", "1,0/0,3 2,0/1,4 3,0/1,refresh", {}, [2]),
+    ("who_leaves", "1,0/1,,notice", {}, [2, 2]),
+    ("a_lost_pipeline", "1,0/1,3 1,0/0,4", {}, [3]),
+    ("a_lost_stage", "1,0/0,3 1,0/1,6 2,,,join", {}, [2, 2]),
+)
+
+
+def shape_of(outcome):
+  """Returns how many nodes each pipeline has."""
+  return sorted(len({*row}) for row in outcome.owners)
 
 
 class DeathsTest(folders.FolderCase):
@@ -67,36 +85,32 @@ class DeathsTest(folders.FolderCase):
       ("lazy", (4, 2, 1), 9, {"mode": "lazy"}),
       ("state", (2, 2, 1), 9, {"refresh": "state"}),
       ("host", (2, 2, 1), 9, {"slots": "host"}),
+      # Of three stages and of two.
+      ("uneven", (2, 4, 2), 9, _UNEVEN),
+      ("uneven_by_state", (2, 4, 2), 9, {"refresh": "state", **_UNEVEN}),
+      ("uneven_without_replicas", (2, 4, 2), 9, {"mode": "none", **_UNEVEN}, "reroute"),
   )
-  def test_one(self, size, every, changes):
+  def test_one(self, size, every, changes, rung="shadow"):
     trials = small.make_trials(*size, **changes)
     deaths = cases.single_deaths(trials.steps, every=every)
     corners = [deaths[0], deaths[-1]]
     for case in [*corners, *samples.draw(deaths[1:-1], 1, topic=f"{size} {changes}")]:
       with self.subTest(str(case)):
-        self.assertEqual(trials.run(case).rungs, ("shadow",))
+        self.assertEqual(trials.run(case).rungs, (rung,))
 
   @parameterized.named_parameters(_TWO_AT_ONCE, *samples.draw(_SEVERAL, 1))
   def test_some(self, size, text):
     outcome = small.make_trials(*size).run(small.make_case(text))
     self.assertEqual({*outcome.rungs}, {"shadow"})
 
-  def test_spares_take_places_until_there_are_none(self):
-    case = small.make_case("1,0/1,5 2,0/1,6 3,0/3,2")
-    outcome = small.make_trials(4, 2, 1, spares=2).run(case)
-    self.assertEqual(outcome.owners, ((0, 5, 2, 2),))
-
   def test_in_mid_step_no_node_under_notice_gets_a_stage_if_a_spare_can(self):
-    case = small.make_case("2,n2,,notice 2,0/0,vote")
     trials = small.make_trials(2, 2, 1, spares=2, mode="none")
-    worker = trials.begin(case.faults, workdir_path=self.folder)
-    with mock.patch.object(
-        worker.engine, "set_pipelines", wraps=worker.engine.set_pipelines
-    ) as set_pipelines:
+    faults = small.make_case("2,n2,,notice 2,0/0,vote").faults
+    worker = trials.begin(faults, workdir_path=self.folder)
+    engine = worker.engine
+    with mock.patch.object(engine, "set_pipelines", wraps=engine.set_pipelines) as given:
       worker.run(stop_at=4)
-    self.assertEqual(worker.state.layout.nodes, {1, 3})
-    given = {n for c in set_pipelines.call_args_list for n in c.args[0][0]}
-    self.assertEqual(given, {0, 1, 3})
+    self.assertEqual({n for c in given.call_args_list for n in c.args[0][0]}, {0, 1, 3})
 
   def test_a_spare_dies_and_nobody_has_kept_what_was_on_its_way(self):
     trials = small.make_trials(3, 4, 1, spares=1, mode="none")
@@ -170,17 +184,12 @@ class LadderTest(parameterized.TestCase):
     self.assertIn(4, outcome.owners[0])
 
   def test_a_newcomer_for_whom_training_waits(self):
-    changes = dict(mode="none", pipeline__layout="templates")
-    trials = small.make_trials(2, 2, 1, recovery__fold=False, **changes)
+    changes = dict(mode="none", pipeline__layout="templates", recovery__fold=False)
+    trials = small.make_trials(2, 2, 1, **changes)
     for text in ("1,0/1,3,node 3,,,join", "1,0/0,5,kill 2,,,join 3,,,join"):
       with self.subTest(text):
         outcome = trials.run(small.make_case(text))
         self.assertEqual(outcome.rungs, ("wait", "checkpoint"))
-    with self.assertRaisesRegex(base.InfeasibleError, "1 nodes are too few for a pipeline of 2"):
-      trials.run(small.make_case("1,0/1,3,node"))
-    folding = small.make_trials(2, 2, 1, **changes)
-    outcome = folding.run(small.make_case("1,0/1,3,node"))
-    self.assertEqual(outcome.rungs, ("checkpoint",))
 
   def test_who_will_be_preempted_hands_over(self):
     case = small.make_case("1,0/1,,notice 3,0/3,5")
@@ -200,12 +209,48 @@ class LadderTest(parameterized.TestCase):
     self.assertGreater(min(counts), 0)
     self.assertEqual(gc.get_freeze_count(), 0)
 
-  def test_too_few_nodes_without_a_checkpoint(self):
-    trials = small.make_trials(2, 2, 1, mode="none", recovery__checkpoint=False)
-    with self.assertRaises(base.UnrecoverableHereError) as caught:
-      trials.run(small.make_case("1,0/1,3"))
-    self.assertEqual(caught.exception.stages, (1,))
-    self.assertRegex(str(caught.exception), "^Lost all copies of stage 1;")
+
+class UnevenTest(parameterized.TestCase):
+  """Five nodes make pipelines of three and of two stages; no node idles."""
+
+  def setUp(self):
+    super().setUp()
+    find = background_compiler.BackgroundCompiler.newest_ready
+
+    def wait_ready(compiler, failures):
+      find(compiler, failures)  # Begins what is missing.
+      compiler.wait()
+      return find(compiler, failures)
+
+    # Else a layout is left for lack of programs if the machine is busy.
+    self.enterContext(
+        mock.patch.object(background_compiler.BackgroundCompiler, "newest_ready", wait_ready)
+    )
+
+  @parameterized.named_parameters(_UNEVEN_DEATHS, *samples.draw(_SHAPES, 1))
+  def test_shapes(self, text, changes, shape):
+    outcome = small.make_trials(2, 4, 2, **_UNEVEN | changes).run(small.make_case(text))
+    self.assertEqual(shape_of(outcome), shape)
+
+  @parameterized.named_parameters(
+      ("others", "none", "1,0/0,3 1,1/1,4 2,0/0,vote 3,0/1,5", [2]),
+      (*("until_one_joins", "lazy"), *("1,0/1,3 1,0/2,4 1,1/0,5 1,1/1,reduce 3,,,join", [3])),
+  )
+  def test_few_nodes_fold(self, mode, text, shape):
+    trials = small.make_trials(3, 4, 2, num_shares=4, pipeline__layout="templates", mode=mode)
+    outcome = trials.run(small.make_case(text))
+    self.assertEqual(shape_of(outcome), shape)
+
+
+class StormTest(parameterized.TestCase):
+
+  def test_nothing_is_compiled(self):
+    trials = small.make_trials(2, 4, 2, **_UNEVEN | {"num_shares": 8})
+    storm = cases.Storm(num_events=8, at_once=2, seed=0)
+    with mock.patch.object(program_store.use(), "folder", None):
+      trials.run(storm)
+    self.assertLen(storm.faults, 8)
+    self.assertEqual(storm.num_compiled, 0)
 
 
 class BrokenTest(parameterized.TestCase):
