@@ -17,6 +17,18 @@ from tests.verify import small
 
 class CompilationTest(folders.FolderCase):
 
+  def listen(self, part, threads=None):
+    """Returns the events of such a name to come, of all threads or of some."""
+    heard = []
+
+    def hear(name, secs, **_):
+      if part in name and (threads is None or threading.current_thread() in threads):
+        heard.append(name)
+
+    jax.monitoring.register_event_duration_secs_listener(hear)
+    self.addCleanup(jax.monitoring.clear_event_listeners)
+    return heard
+
   # Shares nothing, so that all programs are asked for again: 8 s.
   def test_a_join_asks_for_no_program_that_was_not_there(self):
     jax.clear_caches()
@@ -54,11 +66,7 @@ class CompilationTest(folders.FolderCase):
     trials = trials_lib.Trials(
         small.make_config(3, 2, 1, num_shares=2), cache=programs_lib.ProgramCache()
     )
-    compiled, seen = [], []
-    jax.monitoring.register_event_duration_secs_listener(
-        lambda name, secs, **_: compiled.append(name) if "backend_compile" in name else None
-    )
-    self.addCleanup(jax.monitoring.clear_event_listeners)
+    compiled, seen = self.listen("backend_compile"), []
     add, ready = deaths.Deaths.add, deaths.Deaths.end_step
     submit = background_compiler.BackgroundCompiler._submit
 
@@ -91,13 +99,7 @@ class CompilationTest(folders.FolderCase):
     config = small.make_config(3, 2, 1, evaluate__every_steps=2)
     trials = trials_lib.Trials(config, cache=programs_lib.ProgramCache())
     worker = trials.begin(small.make_case("2,0/1,3").faults, workdir_path=self.folder)
-    compiled, main = [], threading.main_thread()
-    jax.monitoring.register_event_duration_secs_listener(
-        lambda name, secs, **_: compiled.append(name)
-        if "/compile/" in name and threading.current_thread() is main
-        else None
-    )
-    self.addCleanup(jax.monitoring.clear_event_listeners)
+    compiled = self.listen("/compile/", threads=[threading.main_thread()])
     evaluate, seen = evaluation.run, []
 
     def wait_and_evaluate(*args, step):

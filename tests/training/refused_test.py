@@ -1,6 +1,8 @@
-"""Runs that are refused before anything is compiled or written."""
+"""Runs that are refused before anything is compiled or written, or that end before it."""
 
 import os
+import threading
+import time
 from unittest import mock
 
 from absl.testing import parameterized
@@ -88,12 +90,6 @@ class RefusedTest(folders.FolderCase):
     with self.assertRaisesRegex(base.StaleProfileError, message):
       self.train("a", plan__profile=str(path))
 
-  def test_a_workdir_has_one_run(self):
-    with base.lock_folder(self.folder / "a"):
-      with self.assertRaisesRegex(ValueError, "/a is in use by process"):
-        self.train("a")
-    self.assertEqual(os.listdir(self.folder / "a"), [".lock"])
-
   def test_agents_live_in_the_workdir(self):
     records = records_lib.Records(self.folder / "a", identity.find_entry_key(_SECRET))
     (self.folder / "a").mkdir()
@@ -105,3 +101,35 @@ class RefusedTest(folders.FolderCase):
     with members.answering(records, "n1"), self.assertRaisesRegex(ValueError, message):
       self.train("a")
     self.assertFalse((self.folder / "a" / "metrics.jsonl").exists())
+
+
+class TakenTest(folders.FolderCase):
+  """A run whose workdir others take over."""
+
+  def test_it_ends_before_it_writes(self):
+    workdir = self.folder / "a"
+    metrics = workdir / "metrics.jsonl"
+    seen = []
+
+    def take():
+      end_secs = time.monotonic() + 120
+      while time.monotonic() < end_secs:
+        if metrics.exists() and b'"loss"' in metrics.read_bytes():
+          break
+        time.sleep(0.001)
+      key = identity.find_entry_key((workdir / "secret").read_bytes())
+      records = records_lib.Records(workdir, key)
+      view = judge.newest_view(records)
+      begun = views.begin_run(view, "an agent begins")
+      seen.extend([view, judge.make_view(records, view, begun) == begun])
+
+    taker = threading.Thread(target=take)
+    taker.start()
+    config = tiny.make_config(num_steps=100_000, checkpoint__every_steps=0)
+    with self.assertRaisesRegex(base.FencedError, "now belongs to another run"):
+      run.train_and_evaluate(config, workdir=str(workdir))
+    taker.join()
+    self.assertTrue(judge.is_alone(seen[0]))
+    self.assertTrue(seen[1])
+    self.assertFalse((workdir / "summary.json").exists())
+    self.assertEmpty([*(workdir / "checkpoints").glob("*")])
