@@ -1,12 +1,11 @@
 """How the layout of a cluster changes."""
 
 import dataclasses
-import json
 import random
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
-from bamboo_jax.base import json as json_lib, types
+from bamboo_jax.base import types
 from bamboo_jax.plan import batch_split, partition as partition_lib, pipelines as pipelines_lib
 from bamboo_jax.recovery import assignment, layout as layout_lib
 from bamboo_jax.schedule import failover
@@ -64,6 +63,13 @@ class ImproveTest(parameterized.TestCase):
   def test_the_last_copy_does_not_leave(self):
     alone = make_layout((0, 0, 0))
     self.assertEqual(self.improve(alone, {0}, leaving=[0]).layout, alone)
+
+  def test_sources_share_the_work(self):
+    before = make_layout((0, 1, 2), (3, 4, 5))
+    after = make_layout((0, 1, 2), (6, 7, 8))
+    copies = assignment.find_copies(before, range(9), after)
+    self.assertLen(copies, 6)
+    self.assertGreater(len({c.source for c in copies}), 3)
 
 
 class LoseTest(parameterized.TestCase):
@@ -159,18 +165,3 @@ class StormTest(parameterized.TestCase):
     if not change.rolls_back:
       wanted = assignment.find_copies(before, members, after)
       self.assertCountEqual(change.copies, wanted)
-
-
-class CopiesTest(absltest.TestCase):
-
-  def test_sources_share_the_work(self):
-    before = make_layout((0, 1, 2), (3, 4, 5))
-    after = make_layout((0, 1, 2), (6, 7, 8))
-    copies = assignment.find_copies(before, range(9), after)
-    self.assertLen(copies, 6)
-    self.assertGreater(len({c.source for c in copies}), 3)
-
-  def test_json(self):
-    for layout in (_TWO, dataclasses.replace(_TWO, detours={1: (3, 1, 5)})):
-      content = json.loads(json.dumps(json_lib.to_plain(layout)))
-      self.assertEqual(json_lib.from_plain(layout_lib.Layout, content), layout)
