@@ -30,37 +30,36 @@ def make_config(size="2x2", *, ms=1.0, **changes):
 
 class PacedTest(folders.FolderCase):
 
+  def train(self, config, name="run", faults=""):
+    """Returns summary and log of a run."""
+    path = self.folder / f"{name}.csv"
+    path.write_text(faults)
+    workdir = self.folder / name
+    run.train_and_evaluate(config, workdir=str(workdir), faults=str(path) if faults else None)
+    summary = json.loads((workdir / "summary.json").read_text())
+    return summary, jsonl.read_lines(workdir / "metrics.jsonl")
+
   # Seconds: 19 steps, four of them slow.
   def test_a_slow_node_is_named_and_leaves_the_bits(self):
     config = make_config(ms=4.0, num_steps=19)
-    kept = {}
-    faults = "15,1/0,,slow:4:19\n"
-    for name, text in ("usual", ""), ("slow", faults):
-      path = self.folder / f"{name}.csv"
-      path.write_text(text)
-      run.train_and_evaluate(
-          config, workdir=str(self.folder / name), **({"faults": str(path)} if text else {})
-      )
-      summary = json.loads((self.folder / name / "summary.json").read_text())
-      lines = jsonl.read_lines(self.folder / name / "metrics.jsonl")
+    kept = []
+    for name, faults in ("usual", ""), ("slow", "15,1/0,,slow:4:19\n"):
+      summary, lines = self.train(config, name, faults)
       found = [line for line in lines if line.get("event") == "slow"]
-      kept[name] = summary["state_sha256"], found
-    self.assertEqual(kept["usual"][0], kept["slow"][0])
-    self.assertEqual(kept["usual"][1], [])
-    (line,) = kept["slow"][1]
+      kept.append((summary["state_sha256"], found))
+    (usual, named), (state, (line,)) = kept
+    self.assertEqual((usual, named), (state, []))
     self.assertEqual((line["node"], line["step"]), ("n2", 18))
     self.assertAlmostEqual(line["factor"], 4.0)
 
   # Slow, as it is time that is tested: 3 steps of 0.6 s.
   def test_a_step_takes_as_long_as_planned(self):
     config = make_config(ms=20.0)
-    run.train_and_evaluate(config, workdir=str(self.folder))
-    summary = json.loads((self.folder / "summary.json").read_text())
+    summary, lines = self.train(config)
     # Two stages of 40 and 80 ms, four microbatches: 5 times 120 ms. What busy
     # cores cost comes on top.
     self.assertGreaterEqual(summary["median_step_secs"], 0.6)
     self.assertAlmostEqual(summary["predicted_step_secs"], 0.6, delta=0.05)
-    lines = jsonl.read_lines(self.folder / "metrics.jsonl")
     last = [line for line in lines if "bubble_pct" in line][-1]
     self.assertBetween(last["bubble_pct"], 5.0, 99.9)  # Redundant passes fill the rest.
 
@@ -96,36 +95,17 @@ class PacedTest(folders.FolderCase):
     with self.assertRaisesRegex(ValueError, message):
       paced_lib.make_paced(**options)
 
-
-class DropTest(folders.FolderCase):
-
-  def test_a_step_is_that_of_the_other_pipeline(self):
-    (self.folder / "faults.csv").write_text("0,1/0,5,kill\n")
+  def test_after_a_drop_a_step_is_that_of_the_other_pipeline(self):
     config = make_config(num_steps=1)
     config.recovery.policy = "sample_dropping"
-    summaries = {}
-    for name, num_pipelines in (("dropped", 2), ("alone", 1)):
+    summaries = []
+    for num_pipelines, faults in ((2, "0,1/0,5,kill\n"), (1, "")):
       config.pipeline.num_pipelines = num_pipelines
       config.pipeline.num_shares = 2 * num_pipelines
-      run.train_and_evaluate(
-          config,
-          workdir=str(self.folder / name),
-          faults=str(self.folder / "faults.csv") if num_pipelines == 2 else None,
-      )
-      text = (self.folder / name / "summary.json").read_text()
-      summaries[name] = json.loads(text)
-    dropped, alone = summaries["dropped"], summaries["alone"]
+      summaries.append(self.train(config, f"{num_pipelines}", faults)[0])
+    dropped, alone = summaries
     self.assertEqual([r["rung"] for r in dropped["recoveries"]], ["drop"])
     self.assertEqual(dropped["params_sha256"], alone["params_sha256"])
     self.assertEqual(dropped["final_loss"], alone["final_loss"])
     self.assertEqual((dropped["samples_dropped"], alone["samples_dropped"]), (4, 0))
     self.assertEqual(dropped["cost"]["num_samples"], 4)
-
-  def test_until_a_node_comes(self):
-    (self.folder / "faults.csv").write_text("1,1/0,5,kill\n3,,,join\n")
-    config = make_config(num_steps=5)
-    config.recovery.policy = "sample_dropping"
-    run.train_and_evaluate(config, workdir=str(self.folder), faults=str(self.folder / "faults.csv"))
-    lines = jsonl.read_lines(self.folder / "metrics.jsonl")
-    _, dropped = jsonl.column(lines, "samples_dropped")
-    np.testing.assert_array_equal(dropped, [0, 4, 4, 0, 0])

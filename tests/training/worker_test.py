@@ -241,9 +241,6 @@ class UnevenTest(parameterized.TestCase):
     outcome = trials.run(small.make_case(text))
     self.assertEqual(shape_of(outcome), shape)
 
-
-class StormTest(parameterized.TestCase):
-
   def test_nothing_is_compiled(self):
     trials = small.make_trials(2, 4, 2, **_UNEVEN | {"num_shares": 8})
     storm = cases.Storm(num_events=8, at_once=2, seed=0)
