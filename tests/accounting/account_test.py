@@ -106,7 +106,13 @@ class TotalsTest(parameterized.TestCase):
     with self.assertRaisesRegex(AssertionError, "was rolled back"):
       back.roll_back(second)
 
-  @parameterized.parameters({}, {"parts": {"usefull": 1}}, {"parts": [1]}, {"parts": {"lost": -1}})
+  @parameterized.parameters(
+      {},
+      {"parts": {"usefull": 1}},
+      {"parts": [1]},
+      {"parts": {"lost": -1}},
+      {"parts": {"lost": None}},
+  )
   def test_refuses_a_line(self, **entries):
     with self.assertRaisesRegex(ValueError, "Not the totals|got lost=-1"):
       account_lib.read({account_lib.KEY: entries})

@@ -52,9 +52,7 @@ class LocalCohortTest(parameterized.TestCase):
     self.cohort.check()
 
   @parameterized.parameters(
-      ("2,,,leader", {1, 2, 3}),
-      ("2,n2,,kill", {0, 1, 3}),
-      ("2,,,all", {4, 5, 6, 7}),
+      ("2,,,leader", {1, 2, 3}), ("2,n2,,kill", {0, 1, 3}), ("2,,,all", {4, 5, 6, 7})
   )
   def test_any_time(self, line, left):
     for _ in range(8):

@@ -1,5 +1,6 @@
 """A step is a transaction: what it commits is one step of the optimizer."""
 
+import dataclasses
 import functools
 import math
 import types
@@ -171,6 +172,17 @@ class MeasuredTest(parameterized.TestCase):
       self.assertEqual(owed(recovery), want)
     self.assertEqual(owed(), {})
     self.assertEqual(step.measure(agreement.layout, ()).span_secs, 3.5)
+
+    first, second = agreement.layout.pipelines
+    first = dataclasses.replace(first, vacant=frozenset({1}))
+    vacant = dataclasses.replace(agreement.layout, pipelines=(first, second))
+    passes.append(
+        recorder.MeasuredInstruction(2, instruction.Instruction(0, _Op.FORWARD, 0), 10.5, 13.0)
+    )
+    step = self.make_step(instructions=passes)
+    recovery.rung, recovery.victims = "reroute", ("0/1",)
+    for layout, last_secs in ((agreement.layout, 2.5), (vacant, 2.0)):
+      self.assertEqual(step.measure(layout, [recovery]).owed, {2: (0.0, last_secs)})
 
   def test_what_filled_waits(self):
     step = self.make_step(instructions=[])
