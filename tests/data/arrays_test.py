@@ -1,4 +1,4 @@
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 import numpy as np
 
 from bamboo_jax import base
@@ -64,7 +64,3 @@ class ArraysTest(parameterized.TestCase):
       source_lib.make_source(name, shape, num_sample=5)
     with self.assertRaisesRegex(ValueError, "must return a Source, arrays"):
       source_lib.make_source(f"{__file__}:make_nothing")
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -1,4 +1,4 @@
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 import numpy as np
 
 from bamboo_jax.data import draws
@@ -57,7 +57,3 @@ class DrawsTest(parameterized.TestCase):
     size = (1 << 20) + 7
     epoch = draws.shuffle(0, range(size, 2 * size), size=size)
     self.assertLen({*epoch}, size)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -9,19 +9,19 @@ import os
 import pathlib
 import re
 import resource
-import tempfile
 import threading
 import time
 from unittest import mock
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 import numpy as np
 import pytest
 
 from bamboo_jax import base
-from bamboo_jax.data import batches as batches_lib, source as source_lib
+from bamboo_jax.data import source as source_lib
 from bamboo_jax.data.disk import documents as documents_lib, token_files, tokenizing
 from bamboo_jax.launch import tokenize
+from tests import folders
 
 
 def write_words(folder, *words, unknown):
@@ -38,11 +38,12 @@ def _u2(*tokens):
   return np.array(tokens, "<u2")
 
 
-class FilesCase(parameterized.TestCase):
+def _llm_c(magic, version, dtype):
+  header = np.array([magic, version, 9] + [0] * 253, "<i4")
+  return header.tobytes() + np.arange(9, dtype=dtype).tobytes()
 
-  def setUp(self):
-    super().setUp()
-    self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+
+class FilesCase(folders.FolderCase):
 
   def write(self, name, content):
     path = self.folder / name
@@ -91,24 +92,13 @@ class FormatsTest(FilesCase):
 
   @parameterized.named_parameters(
       ("nanogpt", "a.bin", np.arange(9, dtype="<u2")),
-      (
-          "llm_c",
-          "a.bin",
-          np.array([20240520, 1, 9] + [0] * 253, "<i4").tobytes()
-          + np.arange(9, dtype="<u2").tobytes(),
-      ),
-      (
-          "llm_c_llama",
-          "a.bin",
-          np.array([20240801, 7, 9] + [0] * 253, "<i4").tobytes()
-          + np.arange(9, dtype="<u4").tobytes(),
-      ),
+      ("llm_c", "a.bin", _llm_c(20240520, 1, "<u2")),
+      ("llm_c_llama", "a.bin", _llm_c(20240801, 7, "<u4")),
       ("int64", "a.bin", np.arange(9, dtype="<i8"), "int64"),
-      ("empty_neighbour", "a.bin", np.arange(9, dtype="<u2")),
   )
   def test_bin(self, name, content, dtype=None):
     self.write(name, content)
-    self.write("b.bin", b"")
+    self.write("b.bin", b"")  # It is no sample.
     source = self.make("*.bin", dtype=dtype)
     self.assertEqual(
         self.epoch(source),
@@ -212,10 +202,14 @@ class FormatsTest(FilesCase):
     self.write(f"g.txt{suffix}", b"no such thing")
     self.refuses(f"Cannot read .*g.txt{suffix}: ", f"g.txt{suffix}")
 
-  @parameterized.parameters('[{"text": "abcd"}]', '\ufeff [\n{"text":\n"abcd"}\n]\n')
-  def test_a_list_of_objects(self, content):
-    self.write("a.json", content)
-    self.assertEqual(self.epoch(self.make("a.json"))["inputs"], [[*b"abcd"]])
+  @parameterized.parameters(
+      ("a.json", '[{"text": "abcd"}]'),
+      ("a.json", '\ufeff [\n{"text":\n"abcd"}\n]\n'),
+      ("wiki_00", '{"text": "abcd"}\n'),
+  )
+  def test_objects_in_a_list_or_without_a_suffix(self, name, content):
+    self.write(name, content)
+    self.assertEqual(self.epoch(self.make(name))["inputs"], [[*b"abcd"]])
 
   def test_texts(self):
     self.write("d/b.txt", "b")
@@ -281,10 +275,6 @@ class FormatsTest(FilesCase):
     with mock.patch.object(os, "scandir", refuse):
       self.refuses("Cannot read .*/d/b: Permission denied", "d")
 
-  def test_lines_without_a_suffix(self):
-    self.write_rows("wiki_00", {"text": "abcd"})
-    self.assertEqual(self.epoch(self.make("wiki_00"))["inputs"], [[*b"abcd"]])
-
   def test_rows_of_tokens(self):
     self.write_rows("a.jsonl", {"ids": [5, 6]}, {"ids": [7, 0]})
     source = self.make("a.jsonl", length=4, field="ids")
@@ -304,43 +294,16 @@ class FormatsTest(FilesCase):
 class PackingTest(FilesCase):
 
   def test_whole(self):
-    self.write_megatron("a", [3, 2, 4, 9, 1, 1])
-    source = self.make("a.bin", length=5, packing="whole", documents=True)
+    self.write_megatron("a", [2, 1, 3, 6, 1, 1])
+    source = self.make("a.bin", packing="whole", documents=True)
     self.assertEqual(
         self.epoch(source),
         {
-            "inputs": [
-                [0, 1, 2, 3, 4],
-                [5, 6, 7, 8, 0],
-                [9, 10, 11, 12, 13],
-                [14, 15, 16, 17, 18],
-                [19, 0, 0, 0, 0],
-            ],
-            "targets": [
-                [1, 2, -1, 4, -1],
-                [6, 7, 8, -1, -1],
-                [10, 11, 12, 13, 14],
-                [15, 16, 17, -1, -1],
-                [-1, -1, -1, -1, -1],
-            ],
-            "documents": [
-                [1, 1, 1, 2, 2],
-                [1, 1, 1, 1, 0],
-                [1, 1, 1, 1, 1],
-                [1, 1, 1, 1, 2],
-                [1, 0, 0, 0, 0],
-            ],
+            "inputs": [[0, 1, 2, 0], [3, 4, 5, 0], [6, 7, 8, 9], [10, 11, 12, 13]],
+            "targets": [[1, -1, -1, -1], [4, 5, -1, -1], [7, 8, 9, 10], [11, -1, -1, -1]],
+            "documents": [[1, 1, 2, 0], [1, 1, 1, 0], [1, 1, 1, 1], [1, 1, 2, 3]],
         },
     )
-
-  @parameterized.parameters("stream", "whole")
-  def test_a_single_document(self, packing):
-    self.write_megatron("a", [5])
-    source = self.make("a.bin", packing=packing, documents=True)
-    batch = self.epoch(source)
-    self.assertEqual(batch["inputs"][0], [0, 1, 2, 3])
-    self.assertEqual(batch["targets"][0][:3], [1, 2, 3])
-    self.assertEqual(batch["documents"][0], [1] * 4)
 
   def test_prompts(self):
     rows = [{"q": "ab", "a": "cd"}, {"q": "e", "a": ""}, {"q": "", "a": "f"}]
@@ -395,37 +358,21 @@ class PackingTest(FilesCase):
     self.assertEqual(source.heldout_batch([1])["inputs"][0, 0], 504)
 
 
-class LayoutsTest(FilesCase):
-
-  def test_the_order_is_that_of_any_layout(self):
-    """Also of processes that replace others and read a step again."""
-    self.write("a.bin", np.arange(4001, dtype="<u2"))
-    self.write_megatron("b", [7] * 300)
-    make = lambda: self.make("2 a.bin 1 b.bin", vocab_size=4001)
-    want = [make().batch(range(24 * s, 24 * s + 24), seed=7) for s in range(6)]
-    rng = np.random.default_rng(0)
-    source = make()
-    for _ in range(40):
-      size = int(rng.choice([1, 2, 3, 4, 6, 8, 12, 24]))
-      batches = batches_lib.Batches(
-          source, seed=7, num_microbatches=24 // size, microbatch_size=size
-      )
-      if rng.integers(4) == 0:
-        source = make()
-      for step in rng.permutation(6)[:2].tolist():
-        for part in rng.permutation(24 // size)[:3].tolist():
-          arrays = batches.microbatch(step, part)
-          place = slice(part * size, (part + 1) * size)
-          for name, array in arrays.items():
-            np.testing.assert_array_equal(array, want[step][name][place])
-
-
 class MixtureTest(FilesCase):
 
   def setUp(self):
     super().setUp()
     self.write("a.bin", np.arange(401, dtype="<u2"))
     self.write("b.bin", np.arange(500, 541, dtype="<u2"))
+
+  def test_a_sample_depends_on_seed_and_index_only(self):
+    """So its order is that of any layout; see `batches_test`."""
+    indices = [70, 100, 3, 70]
+    whole, some = (
+        self.make("2 a.bin 1 b.bin").batch(drawn, seed=7) for drawn in (range(101), indices)
+    )
+    for name, array in some.items():
+      np.testing.assert_array_equal(array, whole[name][indices])
 
   def test_weights(self):
     source = self.make("3 a.bin 1 b.bin", heldout_fraction=0.1)
@@ -477,7 +424,6 @@ class BadInputTest(FilesCase):
       ("a.txt", b"a", "bytes has vocab_size=256, more than .* 9", {"vocab_size": 9}),
       ("a.jsonl", b'{"text": "a"}\n{"text": "\xff"}\n', "a.jsonl, line 2: .*utf-8"),
       ("a.jsonl", '{"text": "a"}\n{"text"}\n', "a.jsonl, line 2: "),
-      ("a.jsonl", '{"text": "a"}\n{"txt": "b"}', "a.jsonl, line 2: .*'text'; did you mean 'txt'"),
       ("a.jsonl", '{"text": 5}', "field 'text' must be a text or a list .* '5'"),
       ("a.jsonl", '{"text": "\\ud800"}\n', "a.jsonl, line 1: .*surrogates"),
       ("a.jsonl", '{"text": [300]}', "the token 300, must be below .*256"),
@@ -543,7 +489,6 @@ class BadInputTest(FilesCase):
 class CommandTest(FilesCase):
 
   def test_command(self):
-    """It goes on after an interruption; a run reads what it has written."""
     path = self.write_rows("a.jsonl", *({"text": f"row {i}"} for i in range(9)))
     out = self.folder / "out"
 
@@ -556,12 +501,7 @@ class CommandTest(FilesCase):
 
     want = f"{out}: 54 tokens of 9 documents written, .* tokens/s; 1 parts"
     self.assertRegex(run(), want)
-    (out / "00000.idx").unlink()  # As an interruption leaves it.
-    self.refuses("out/00000.idx is missing", "out")
-    self.assertRegex(run(), want)
     self.assertRegex(run(), f"{out}: 0 tokens of 0 documents written")
-    source = self.make("out", length=6)
-    self.assertIn([*b"row 3\0"], self.epoch(source)["inputs"])
     with self.assertRaisesRegex(ValueError, "has tokens with fields="):
       run(field="txt")
 
@@ -666,18 +606,11 @@ class LargeFileTest(FilesCase):
     os.truncate(path, 10 << 30)  # Sparse: it takes no space.
     start, before = time.process_time(), _peak_bytes()
     source = self.make("a.bin", length=1024, heldout_fraction=0.02)
-    self.assertLess(time.process_time() - start, 1.0)
-    speeds = []  # Bytes of random samples, by second of one core.
-    for first in range(0, 4096, 512):
-      start, num_bytes = time.process_time(), 0
-      for index in range(first, first + 512, 32):
-        batch = source.batch(range(index, index + 32), seed=0)
-        num_bytes += 2 * batch["inputs"].size
-      speeds.append(num_bytes / (time.process_time() - start))
+    for first in range(0, 4096, 32):
+      source.batch(range(first, first + 32), seed=0)
     self.assertLess(_peak_bytes() - before, 200e6)
-    # The best, as on a busy machine others drive data out of the caches.
-    # Usually 50e6 to 90e6.
-    self.assertGreater(max(speeds), 20e6)
+    # Of 4096 random samples of 2 KiB; usually a tenth.
+    self.assertLess(time.process_time() - start, 3.0)
 
 
 @contextlib.contextmanager
@@ -705,7 +638,3 @@ def _zstd(content):
 
 def _peak_bytes():
   return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-if __name__ == "__main__":
-  absltest.main()

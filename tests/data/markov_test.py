@@ -33,15 +33,12 @@ class MarkovTest(parameterized.TestCase):
     batch = source.batch(range(4), seed=0)
     np.testing.assert_array_equal(batch["targets"], (batch["inputs"] + 1) % 5)
 
-  @parameterized.named_parameters(("train", False), ("heldout", True))
+  @parameterized.parameters(False, True)
   def test_samples_follow_the_chain(self, heldout):
     chain = markov.Chain(8, 3, 0)
     source = markov.make_walks(sequence_length=100, vocab_size=8, branching=3)
     indices = range(500)
-    if heldout:
-      batch = source.heldout_batch(indices)
-    else:
-      batch = source.batch(indices, seed=11)
+    batch = source.heldout_batch(indices) if heldout else source.batch(indices, seed=11)
     inputs, targets = batch["inputs"], batch["targets"]
     self.assertEqual(inputs.shape, (500, 100))
     self.assertEqual(inputs.dtype, np.int32)

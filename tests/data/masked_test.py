@@ -1,14 +1,12 @@
 import dataclasses
 import functools
 import hashlib
-import pathlib
-import tempfile
 
-from absl.testing import parameterized
 import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.data import markov, masked, source as source_lib
+from tests import folders
 from tests.data import files_test
 
 L, M = 33, 5
@@ -33,7 +31,7 @@ def restore(batch):
   return texts
 
 
-class MaskedTest(parameterized.TestCase):
+class MaskedTest(folders.FolderCase):
 
   def test_form(self):
     batch = make_batch()
@@ -101,7 +99,7 @@ class MaskedTest(parameterized.TestCase):
     self.assertEqual(hashlib.sha256(content).hexdigest()[:16], "3e5b35eaf21184e9")
 
   def test_vocabulary_of_a_file(self):
-    folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    folder = self.folder
     words = ("[PAD]", "a", "[CLS]", "[SEP]", "b", "[MASK]", "[UNK]", "c")
     files_test.write_words(folder, *words, unknown="[UNK]")
     (folder / "text.txt").write_text("a b b a c\n" * 20)
@@ -124,11 +122,10 @@ class MaskedTest(parameterized.TestCase):
       source_lib.make_source("files", **options)
 
   def test_packed_documents(self):
-    folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
     tokens = np.array([5, 6, 7, 0, 8, 9, 0, 4, 3, 2, 1, 0, 6, 0], np.uint16)
-    tokens.tofile(folder / "a.bin")
+    tokens.tofile(self.folder / "a.bin")
     source = source_lib.make_source(
-        str(folder / "a.bin"),
+        str(self.folder / "a.bin"),
         {"sequence_length": 8, "num_masked": 2, "documents": True},
         vocab_size=14,
         packing="whole",

@@ -1,8 +1,6 @@
 import importlib.util
 import json
-import pathlib
 import sys
-import tempfile
 import unittest
 from unittest import mock
 
@@ -11,6 +9,7 @@ import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.data import corpus, vocabularies
+from tests import folders
 from tests.data import files_test
 
 CorpusDocument = corpus.CorpusDocument
@@ -42,12 +41,11 @@ class ByteVocabularyTest(absltest.TestCase):
 
 
 @unittest.skipUnless(_HAS_TOKENIZERS, "the extra `bpe` is not installed")
-class TokenizerFileTest(parameterized.TestCase):
+class TokenizerFileTest(folders.FolderCase):
 
   def setUp(self):
     super().setUp()
-    temp = self.enterContext(tempfile.TemporaryDirectory())
-    self.path = pathlib.Path(temp, "tokenizer.json")
+    self.path = self.folder / "tokenizer.json"
     self.tokenizer = train_tokenizer([_TEXT[0].content.decode()])
     self.text = [CorpusDocument("a", _TEXT[0].content * 2)]
 
@@ -58,16 +56,8 @@ class TokenizerFileTest(parameterized.TestCase):
   @parameterized.named_parameters(
       ("truncation", lambda t: t.enable_truncation(16), "truncation to 16 tokens is switched off"),
       ("padding", lambda t: t.enable_padding(length=5000), "padding is switched off"),
-      (
-          "padding_of_batches",
-          lambda t: t.enable_padding(pad_to_multiple_of=64),
-          "padding is switched off",
-      ),
-      (
-          "dropout",
-          lambda t: setattr(t.model, "dropout", 0.5),
-          "dropout=0.5 of its pairs is switched off",
-      ),
+      ("of_batches", lambda t: t.enable_padding(pad_to_multiple_of=64), "padding is switched off"),
+      ("dropout", lambda t: setattr(t.model, "dropout", 0.5), "dropout=0.5 of its pairs is switch"),
   )
   def test_what_is_for_inference_changes_nothing(self, change, message):
     with self.assertNoLogs("absl"):
@@ -75,7 +65,7 @@ class TokenizerFileTest(parameterized.TestCase):
     change(self.tokenizer)
     with self.assertLogs("absl", "WARNING") as logs:
       changed = self.read()
-    self.assertIn(f"{self.path}: {message}.", logs.output[0])
+    self.assertIn(f"{self.path}: {message}", logs.output[0])
     # Pieces of different lengths, as batches are padded to the longest.
     text = [*self.text, CorpusDocument("b", _TEXT[0].content * 100)]
     np.testing.assert_array_equal(
@@ -139,7 +129,7 @@ class TokenizerFileTest(parameterized.TestCase):
 
   def test_ends_with_other_names(self):
     """The end of Gemma, whose </s> is a tag of HTML."""
-    path, folder = str(self.path), self.path.parent
+    path, folder = str(self.path), self.folder
     words = files_test.write_words(folder, "a", "</s>", "<eos>", "<turn>", unknown="a")
     read = vocabularies.read_vocabulary
     usual = read(path)
