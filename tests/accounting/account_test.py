@@ -80,6 +80,11 @@ def _add(totals, secs, rate, num_samples=0.0):
   return totals + Account(secs, secs * rate.total, rate * secs, num_samples)
 
 
+_RATES = st.lists(st.floats(0, 1e3), min_size=9, max_size=9)
+_ADD = st.tuples(st.just("add"), st.floats(0, 1e6), _RATES, st.floats(0, 1e6))
+_BACK = st.tuples(st.just("back"), st.integers(0, 5))
+
+
 class TotalsTest(parameterized.TestCase):
 
   def test_adds(self):
@@ -132,21 +137,7 @@ class TotalsTest(parameterized.TestCase):
     for step, want in ((0, Account()), (1, back), (2, again), (3, again), (None, again)):
       self.assertEqual(account_lib.read_last(lines, up_to_step=step), want)
 
-  @hypothesis.given(
-      st.lists(
-          st.one_of(
-              st.tuples(
-                  st.just("add"),
-                  st.floats(0, 1e6),
-                  st.lists(st.floats(0, 1e3), min_size=9, max_size=9),
-                  st.floats(0, 1e6),
-              ),
-              st.tuples(st.just("mark")),
-              st.tuples(st.just("back"), st.integers(0, 5)),
-          ),
-          max_size=30,
-      )
-  )
+  @hypothesis.given(st.lists(st.one_of(_ADD, st.tuples(st.just("mark")), _BACK), max_size=30))
   @hypothesis.settings(max_examples=60, deadline=None)
   def test_always_adds_up(self, actions):
     totals, marks, node_secs = _add(Account(), 1.0, _TRAINS), [], 0.0
@@ -166,10 +157,7 @@ class TotalsTest(parameterized.TestCase):
     account = totals.charge(_PRICE)
     self.assertAlmostEqual(sum(account.node_time.shares().values()), 1.0)
     self.assertTrue(math.isclose(account.node_secs, node_secs + 10.0))
-    self.assertTrue(
-        math.isclose(account.num_samples, sum(kept), abs_tol=1e-6),
-        msg=f"{account.num_samples} {kept}",
-    )
+    self.assertTrue(math.isclose(account.num_samples, sum(kept), abs_tol=1e-6), msg=kept)
 
 
 _SECS = st.floats(0, 100)

@@ -1,11 +1,11 @@
 import dataclasses
 import functools
 import pathlib
-import tempfile
 
 from absl.testing import parameterized
 
 from bamboo_jax.accounting import prices as prices_lib
+from tests import folders, profiles
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _HEADER = "instance,on_demand_usd_per_hour,spot_usd_per_hour,source,date"
@@ -20,35 +20,18 @@ x,large,east,A,8,24,24,c,2023
 """
 
 
-class PricesTest(parameterized.TestCase):
+class PricesTest(folders.FolderCase):
 
   def _write(self, *lines, header=_HEADER):
-    folder = self.enterContext(tempfile.TemporaryDirectory())
-    path = pathlib.Path(folder) / "p.csv"
+    path = self.folder / "p.csv"
     path.write_text("\n".join([header, *lines]))
     return path
 
   def test_line(self):
-    self.assertEqual(
-        prices_lib.load_prices(self._write(header=_TWO))[0],
-        prices_lib.Price(
-            provider="x",
-            instance="small",
-            region="east",
-            gpu="A",
-            gpu_count=1,
-            on_demand_usd_per_hour=3.0,
-            spot_usd_per_hour=1.0,
-            source="a, b",
-            date="2021",
-        ),
-    )
-
-  def test_byte_order_mark(self):
-    self.assertEqual(
-        prices_lib.load_prices(self._write(header="\ufeff" + _TWO)),
-        prices_lib.load_prices(self._write(header=_TWO)),
-    )
+    want = profiles.make_price(3.0, 1.0, instance="small", source="a, b", date="2021")
+    want = dataclasses.replace(want, provider="x", region="east", gpu="A", gpu_count=1)
+    for mark in ("", "\ufeff"):
+      self.assertEqual(prices_lib.load_prices(self._write(header=mark + _TWO))[0], want)
 
   def test_default_file_has_the_published_prices(self):
     path = _ROOT / "third_party" / "published" / "prices.csv"
@@ -127,19 +110,13 @@ class PricesTest(parameterized.TestCase):
       ("no_name", ",1,1,s,2024", "p.csv:3: A price needs 'instance'"),
       ("date", "a,1,1,s,June", "p.csv:3: date of 'a' must be year.*'June'"),
       ("quote", '"a,1,1,s,2024', "p.csv:3: unexpected end"),
+      ("unknown", None, "p.csv:1: Unknown column 'spott'", f"{_HEADER},spott"),
+      ("missing", None, "p.csv:1: column 'on_demand", "instance,source,date"),
+      ("twice", None, "p.csv:1: column 'date' is needed, and", f"{_HEADER},year"),
+      ("empty", "", "p.csv: there are no prices", ""),
+      ("only", "", "p.csv: there are no prices"),
   )
-  def test_bad_line(self, line, message):
+  def test_bad_file(self, line, message, header=_HEADER):
+    lines = ["a,1,1,s,2024" if line is None else line]
     with self.assertRaisesRegex(ValueError, message):
-      prices_lib.load_prices(self._write("# A comment counts.", line))
-
-  @parameterized.named_parameters(
-      ("unknown", f"{_HEADER},spott", "p.csv:1: Unknown column 'spott'"),
-      ("missing", "instance,source,date", "p.csv:1: column 'on_demand"),
-      ("twice", f"{_HEADER},year", "p.csv:1: column 'date' is needed, and"),
-      ("empty", "", "p.csv: there are no prices"),
-      ("only", _HEADER, "p.csv: there are no prices"),
-  )
-  def test_bad_header(self, header, message):
-    lines = [] if header in ("", _HEADER) else ["a,1,1,s,2024"]
-    with self.assertRaisesRegex(ValueError, message):
-      prices_lib.load_prices(self._write(*lines, header=header))
+      prices_lib.load_prices(self._write("# A comment counts.", *lines, header=header))

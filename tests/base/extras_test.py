@@ -1,16 +1,13 @@
 import json
-import pathlib
 import sys
-import tempfile
 from unittest import mock
-
-from absl.testing import absltest
 
 from bamboo_jax import base
 from bamboo_jax.base import extras
+from tests import folders
 
 
-class ExtrasTest(absltest.TestCase):
+class ExtrasTest(folders.FolderCase):
 
   def test_module_is_returned(self):
     found = extras.load("json.decoder", extra="none", what="A test")
@@ -26,13 +23,12 @@ class ExtrasTest(absltest.TestCase):
     )
 
   def test_a_folder_of_that_name_is_no_package(self):
-    temp = self.enterContext(tempfile.TemporaryDirectory())
-    folder = pathlib.Path(temp, "wanted_package")
+    folder = self.folder / "wanted_package"
     folder.mkdir()
-    self.enterContext(mock.patch.object(sys, "path", [str(folder.parent)]))
+    self.enterContext(mock.patch.object(sys, "path", [str(self.folder)]))
     with self.assertRaisesRegex(
         base.MissingExtraError,
-        f"^A test: {folder} is a folder, not the package 'wanted_package'. " "Install the extra: ",
+        f"^A test: {folder} is a folder, not the package 'wanted_package'. Install the extra: ",
     ):
       extras.load("wanted_package", extra="none", what="A test")
     del sys.modules["wanted_package"]

@@ -3,23 +3,21 @@ import pathlib
 import re
 import subprocess
 import sys
-import tempfile
 from unittest import mock
 
 from absl.testing import parameterized
 
 from bamboo_jax import base
-from tests import limits
+from tests import folders, limits
 
 _CLONE = pathlib.Path(__file__).resolve().parents[2]
 
 
-class FilesTest(parameterized.TestCase):
+class FilesTest(folders.FolderCase):
 
   def setUp(self):
     super().setUp()
-    self.root = self.enterContext(tempfile.TemporaryDirectory())
-    self.path = pathlib.Path(self.root, "file")
+    self.path = self.folder / "file"
 
   @parameterized.parameters(
       # Seconds that each read hangs before it fails, and how many are made.
@@ -63,7 +61,7 @@ class FilesTest(parameterized.TestCase):
     base.write_atomically(self.path, content)
     wanted = content.encode() if isinstance(content, str) else content
     self.assertEqual(self.path.read_bytes(), wanted)
-    self.assertEqual(os.listdir(self.root), ["file"])
+    self.assertEqual(os.listdir(self.folder), ["file"])
 
   def test_files_that_others_read_are_replaced_not_rewritten(self):
     private = {  # Folders of one process, or files that a next start rewrites.
@@ -90,32 +88,32 @@ class FilesTest(parameterized.TestCase):
     with limits.file_size(10), self.assertRaisesRegex(OSError, too_large):
       base.write_atomically(self.path, "x" * 100)
     self.assertEqual(self.path.read_text(), "former")
-    self.assertEqual(os.listdir(self.root), ["file"])
+    self.assertEqual(os.listdir(self.folder), ["file"])
 
   def test_a_folder_has_one_user(self):
-    folder = pathlib.Path(self.root, "runs", "a")
+    folder = self.folder / "runs" / "a"
     busy = f"{folder} is in use by process {os.getpid()} on "
     for _ in range(2):  # It is free again afterwards.
       with base.lock_folder(folder):
         with self.assertRaisesRegex(ValueError, busy):
           with base.lock_folder(folder):
             pass
-        with base.lock_folder(self.root):
+        with base.lock_folder(self.folder):
           pass
 
   @parameterized.parameters(None, 0o644)
   def test_readers_cannot_hold_the_lock(self, mode):
-    path = pathlib.Path(self.root, ".lock")
+    path = self.folder / ".lock"
     if mode is not None:  # An earlier version has made it.
       path.touch()
       path.chmod(mode)
-    with base.lock_folder(self.root):
+    with base.lock_folder(self.folder):
       self.assertEqual(path.stat().st_mode & 0o777, 0o600)
 
   def test_the_lock_of_a_killed_process_is_gone(self):
     code = (
         "import sys; from bamboo_jax import base\n"
-        f"with base.lock_folder({str(self.root)!r}):\n"
+        f"with base.lock_folder({str(self.folder)!r}):\n"
         "  print(flush=True); sys.stdin.read()"
     )
     child = subprocess.Popen(
@@ -125,14 +123,14 @@ class FilesTest(parameterized.TestCase):
     self.addCleanup(child.kill)
     child.stdout.readline()
     with self.assertRaisesRegex(ValueError, f"use by process {child.pid} on"):
-      with base.lock_folder(self.root):
+      with base.lock_folder(self.folder):
         pass
     child.kill()
     child.wait()
-    with base.lock_folder(self.root):
+    with base.lock_folder(self.folder):
       pass
 
   def test_no_folder(self):
-    path = pathlib.Path(self.root, "no", "file")
+    path = self.folder / "no" / "file"
     with self.assertRaisesRegex(FileNotFoundError, f": '{path}'"):
       base.write_atomically(path, "text")

@@ -1,21 +1,23 @@
 import importlib
 import json
 import os
-import pathlib
 import sys
-import tempfile
 import traceback
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from bamboo_jax.base import functions
+from tests import folders
 
 
-class FunctionsTest(parameterized.TestCase):
+def _model(module):
+  return {"model": {"name": f"{module}:make"}}
+
+
+class FunctionsTest(folders.FolderCase):
 
   def setUp(self):
     super().setUp()
-    self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
     path, cwd = [*sys.path], os.getcwd()
     self.addCleanup(lambda: sys.path.__setitem__(slice(None), path))
     self.addCleanup(os.chdir, cwd)
@@ -34,42 +36,31 @@ class FunctionsTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
       ("none", {"data": {"name": "files"}, "at": "localhost:8080"}, []),
-      ("model", {"model": {"name": "{}/a.py:make"}}, ["a.py"]),
+      ("model", _model("{}/a.py"), ["a.py"]),
       ("in_a_list", {"data": {"of": [{"name": "{}/a.py:f"}]}}, ["a.py"]),
       (
-          "with_neighbours",
-          {"optimizer": {"name": "{}/d.py:make", "schedule": "{}/a.py:f"}},
+          *("with_neighbours", {"optimizer": {"name": "{}/d.py:make", "schedule": "{}/a.py:f"}}),
           ["a.py", "b.py", "d.py", "pkg/__init__.py", "pkg/c.py"],
       ),
       ("logger", {"metrics": {"logger": "{}/a.py:log"}}, []),
-      ("missing", {"model": {"name": "{}/z.py:make"}}, []),
-      ("not_python", {"model": {"name": "{}/bad.py:make"}}, ["bad.py"]),
-      (
-          "module",
-          {"model": {"name": "b:make"}},
-          ["b.py", "d.py", "pkg/__init__.py", "pkg/c.py"],
-          "",
-      ),
-      (
-          "in_a_package",
-          {"model": {"name": "tests_own.e:make"}},
-          ["tests_own/__init__.py", "tests_own/c.py", "tests_own/e.py"],
-          "",
-      ),
-      ("package", {"model": {"name": "tests_own:make"}}, ["tests_own/__init__.py"], ""),
+      ("missing", _model("{}/z.py"), []),
+      ("not_python", _model("{}/bad.py"), ["bad.py"]),
+      ("module", _model("b"), ["b.py", "d.py", "pkg/__init__.py", "pkg/c.py"], ""),
+      ("in_a_package", _model("own.e"), ["own/__init__.py", "own/c.py", "own/e.py"], ""),
+      ("package", _model("own"), ["own/__init__.py"], ""),
       ("plugins", {"plugins": ["a"]}, ["a.py"], ""),
-      ("no_module", {"model": {"name": "no_such.e:f"}, "plugins": ["a.x", "tests_own.z"]}, []),
+      ("no_module", {"model": {"name": "no_such.e:f"}, "plugins": ["a.x", "own.z"]}, []),
       ("python", {"model": {"name": "sys:exit"}}, []),
   )
   def test_code_of_a_config(self, config, names, start=None):
     sys.path.insert(0, str(self.folder))
     importlib.invalidate_caches()
     (self.folder / "pkg").mkdir()
-    (self.folder / "tests_own").mkdir()
+    (self.folder / "own").mkdir()
     for name, code in (
-        ("tests_own/__init__.py", ""),
-        ("tests_own/e.py", "from . import c\nfrom .c import e\nfrom .. import a\n"),
-        ("tests_own/c.py", "from .. import a\nfrom tests_own import e\n"),
+        ("own/__init__.py", ""),
+        ("own/e.py", "from . import c\nfrom .c import e\nfrom .. import a\n"),
+        ("own/c.py", "from .. import a\nfrom own import e\n"),
         ("a.py", "import math\n"),
         ("b.py", "def f():\n  from pkg import c\n"),
         ("d.py", "import b, absent\n"),
@@ -87,7 +78,7 @@ class FunctionsTest(parameterized.TestCase):
       path.write_text(path.read_text() + "\n")
       now = functions.find_code(config)
       self.assertNotEqual(now[name], found[name])
-    self.assertNotIn("tests_own", sys.modules)
+    self.assertNotIn("own", sys.modules)
 
   def test_of_an_installed_module_only_its_file(self):
     found = functions.find_code({"model": {"name": "optax:adam"}, "plugins": ["json"]})
@@ -137,7 +128,3 @@ class FunctionsTest(parameterized.TestCase):
     frames = traceback.extract_tb(error.__traceback__)
     self.assertEqual(frames[-1].filename, str(path))
     self.assertEqual(functions.render_own_traceback(KeyError("x")), "")
-
-
-if __name__ == "__main__":
-  absltest.main()

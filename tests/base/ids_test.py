@@ -71,7 +71,3 @@ class IdsTest(absltest.TestCase):
     self.assertEqual([*base.stages(2)], [0, 1])
     self.assertEqual([*base.by_node("ab")], [(0, "a"), (1, "b")])
     self.assertEqual([*base.by_stage("ab")], [(0, "a"), (1, "b")])
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -72,7 +72,3 @@ class LogsTest(absltest.TestCase):
         [*("at 0", "at 1", "at 11 (3 such lines before)"), "at 30 (1 such lines before)"],
     )
     self.assertEqual(logs.records[0].filename, "logs_test.py")
-
-
-if __name__ == "__main__":
-  absltest.main()

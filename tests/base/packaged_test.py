@@ -1,27 +1,23 @@
 import os
 import pathlib
-import tempfile
 
 from absl.testing import parameterized
 
 from bamboo_jax.base import packaged
+from tests import folders
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _CONFIGS = _ROOT / "configs"
 
 
-class PackagedTest(parameterized.TestCase):
+class PackagedTest(folders.FolderCase):
 
   def setUp(self):
     super().setUp()
-    folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
     self.addCleanup(os.chdir, os.getcwd())
-    os.chdir(folder)
-    (folder / "mine.py").touch()
-    (folder / "quickstart").touch()
-    (folder / "no_suffix").touch()
-    (folder / "own.csv").touch()
-    (folder / "parcae_p3.csv").touch()
+    os.chdir(self.folder)
+    for name in ("mine.py", "quickstart", "no_suffix", "own.csv", "parcae_p3.csv"):
+      (self.folder / name).touch()
 
   @parameterized.parameters(
       ("quickstart", f"{_CONFIGS}/quickstart.py"),

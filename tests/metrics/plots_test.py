@@ -53,12 +53,6 @@ class PlotsTest(folders.FolderCase):
     self.assertLen(rows, num_rows)
     self.assertLessEqual(max(rows) - min(rows), 1)
 
-  def test_dollars_are_no_formula(self):
-    fig, [[axes]] = plots.new_figure((3, 2))
-    axes.set_title(plots.plain("$a_b$"))
-    (title,) = [t for t, _ in figures.visible_texts(fig) if "a_b" in str(t)]
-    self.assertEqual(title.get_text(), r"\$a_b\$")
-
   def test_metrics_import_neither_matplotlib_nor_jax(self):
     # A process of its own, because this one has imported both.
     code = """import sys

@@ -93,35 +93,21 @@ class ProgressTest(parameterized.TestCase):
     self.assertEqual(tqdm.tqdm.monitor_interval, 0)  # A thread: no node could be forked.
 
   @parameterized.parameters(
-      (
-          {"event": "eval", "loss": 3.07846, "accuracy": 0.5},
-          "eval_step=20 eval_loss=3.0785 eval_accuracy=0.5000",
-      ),
-      (
-          {"event": "slow", "node": "n1", "factor": 5.0, "busy_ms": 100.0},
-          "slow step=20 node=n1 factor=5 busy_ms=100.0",
-      ),
-      (
-          {"event": "recovery", "victims": ("0/1", "0/2"), "rung": "shadow"},
-          "recovery step=20 victims=0/1,0/2 rung=shadow",
-      ),
-      ({"event": "saving", "reason": "why"}, "saving step=20: why"),
-      ({"event": "warning", "text": "text"}, "warning: text"),
-      (
-          {"event": "save_failed", "reason": "Cannot save step 20."},
-          "warning: Cannot save step 20. Training continues.",
-      ),
-      ({"event": "skipped", "reason": "why"}, "skipped step=20 reason='why'"),
-      (
-          {"event": "damaged", "checkpoint": 30},
-          "warning: the checkpoint of step 30 is damaged; training continues " "from step 20.",
-      ),
-      ({"event": "changed", "text": "text"}, "text"),
-      ({"event": "layout", "owners": ((0, 1),)}, None),
-      ({"loss": 3.07846}, None),
+      ("eval", dict(loss=3.07846, accuracy=0.5), "eval_step=20 eval_loss=3.0785 eval_acc.*=0.5000"),
+      ("slow", dict(node="a", factor=5.0, busy_ms=9.0), "slow step=20 node=a factor=5 busy_ms=9.0"),
+      ("recovery", dict(victims=("0/1", "0/2")), "recovery step=20 victims=0/1,0/2"),
+      ("saving", dict(reason="why"), "saving step=20: why"),
+      ("warning", dict(text="text"), "warning: text"),
+      ("save_failed", dict(reason="Disk full."), "warning: Disk full. Training continues."),
+      ("skipped", dict(reason="why"), "skipped step=20 reason='why'"),
+      ("damaged", dict(checkpoint=30), "warning: .* step 30 is damaged; .* from step 20[.]"),
+      ("changed", dict(text="text"), "text"),
+      ("layout", dict(owners=((0, 1),)), "None"),
+      (None, dict(loss=3.07846), "None"),
   )
-  def test_an_event(self, line, want):
-    self.assertEqual(progress_lib.render_event({"step": 20, **line}), want)
+  def test_an_event(self, name, values, want):
+    line = {"step": 20, "event": name, **values} if name else {"step": 20, **values}
+    self.assertRegex(str(progress_lib.render_event(line)), f"^{want}$")
 
   @parameterized.parameters(
       ("loss", 3.41234, "3.4123"),

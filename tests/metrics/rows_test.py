@@ -1,8 +1,6 @@
 """The steps of all members, joined from their files; as a trace for Perfetto."""
 
 import json
-import pathlib
-import tempfile
 
 from bamboo_jax.metrics import rows as rows_lib
 from tests import folders
@@ -49,15 +47,11 @@ class RowsTest(folders.FolderCase):
     self.assertEqual(rows_lib.tracks(slots), ("link 0", "node 2", "node 10"))
 
 
-def _threads(steps):
+def _threads(path, steps):
   """Returns {(process, thread): [(name, category, start, length, step)]}."""
-  names = {}
-  threads = {}
-  with tempfile.TemporaryDirectory() as folder:
-    path = pathlib.Path(folder, "trace.json")
-    rows_lib.write_trace(path, steps)
-    trace = json.loads(path.read_text())
-  for event in trace["traceEvents"]:
+  names, threads = {}, {}
+  rows_lib.write_trace(path, steps)
+  for event in json.loads(path.read_text())["traceEvents"]:
     if event["name"] == "process_name":
       names[event["pid"]] = event["args"]["name"]
     elif event["name"] == "thread_name":
@@ -79,7 +73,7 @@ class TraceTest(folders.FolderCase):
     measured = (rows_lib.TrackSlot("node 0", "0F0", "forward", 0.25, 1.5),)
     steps = [rows_lib.Step(6, 50.0, ()), rows_lib.Step(7, 50.1, planned, measured)]
     self.assertEqual(
-        _threads(steps),
+        _threads(self.folder / "trace.json", steps),
         {
             ("planned", "node 0"): [("0F0", "forward", 100000.0, 1000.0, 7)],
             ("planned", "node 1"): [("1F0", "forward", 101000.0, 1000.0, 7)],
@@ -96,7 +90,7 @@ class TraceTest(folders.FolderCase):
         rows_lib.TrackSlot("node 0", "d", "forward", 0.6, 0.8),
     )
     step = rows_lib.Step(1, 0.0, (), measured)
-    threads = _threads([step])
+    threads = _threads(self.folder / "trace.json", [step])
     self.assertEqual(
         {key: [s[0] for s in slots] for key, slots in threads.items()},
         {("measured", "node 0"): ["a", "b", "d"], ("measured", "node 0 (2)"): ["c"]},

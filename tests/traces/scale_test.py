@@ -8,24 +8,13 @@ import hypothesis
 from hypothesis import strategies as st
 
 from bamboo_jax import config as config_lib
-from bamboo_jax.traces import (
-    generator,
-    readers,
-    scale,
-    summary as trace_summary,
-    trace as trace_lib,
-)
+from bamboo_jax.traces import generator, scale, summary as trace_summary, trace as trace_lib
+from tests.traces import readers_test
+
+parse, lines = readers_test.parse, readers_test.lines
 
 _BAD = (0.0, -1.0, float("inf"), float("nan"))
 _TWO = "0,add,a\n0,add,b\n100,notice,b\n200,remove,b\n300,add,c\n400,remove,a"
-
-
-def parse(text):
-  return readers.parse_trace(text, source="t")
-
-
-def lines(trace):
-  return " ".join(map(str, trace.events))
 
 
 class ScaleTest(parameterized.TestCase):

@@ -6,6 +6,7 @@ from absl.testing import parameterized
 
 from bamboo_jax.sim import api
 from bamboo_jax.traces import readers, scale, summary as trace_summary
+from tests.traces import readers_test
 
 _HOUR = 3_600_000
 # One node for 4 hours, two more that leave together after 1 hour, one of
@@ -22,10 +23,7 @@ _TEXT = f"""# duration_ms={4 * _HOUR}
 {2 * _HOUR},add,a/4
 {3 * _HOUR},remove,a/4
 """
-
-
-def parse(text):
-  return readers.parse_trace(text, source="t.csv")
+parse = readers_test.parse
 
 
 class SummaryTest(parameterized.TestCase):

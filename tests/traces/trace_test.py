@@ -8,8 +8,11 @@ Event = trace_lib.Event
 ADD_A = Event(0, "add", "a")
 
 
-def make_trace(*events, duration_ms=100):
-  return trace_lib.Trace("t", events, duration_ms=duration_ms)
+def make_trace(text):
+  """Returns the trace of events written as "0 add a, 9 remove a"."""
+  entries = [entry.split() for entry in text.split(",")]
+  events = tuple(Event(int(at), kind, node) for at, kind, node in entries)
+  return trace_lib.Trace("t", events, duration_ms=100)
 
 
 class EventTest(parameterized.TestCase):
@@ -33,16 +36,9 @@ class EventTest(parameterized.TestCase):
 class TraceTest(parameterized.TestCase):
 
   def test_live_nodes(self):
-    trace = make_trace(
-        ADD_A,
-        Event(0, "add", "z/b"),
-        Event(20, "notice", "a"),
-        Event(30, "remove", "a"),
-        Event(30, "add", "z/c"),
-        Event(40, "remove", "z/b"),
-        Event(50, "add", "a"),  # It may come back under its name.
-        Event(60, "notice", "a"),
-    )
+    # It may come back under its name.
+    text = "0 add a, 0 add z/b, 20 notice a, 30 remove a, 30 add z/c, 40 remove z/b"
+    trace = make_trace(f"{text}, 50 add a, 60 notice a")
     self.assertEqual(trace.live_steps(), ((0, 2), (20, 2), (30, 2), (40, 1), (50, 2), (60, 2)))
     self.assertEqual(trace.num_nodes, 2)
     self.assertEqual(trace.zones, ("", "z"))
@@ -60,11 +56,9 @@ class TraceTest(parameterized.TestCase):
       ("0 add a, 9 add b, 8 add c", "in order of time, got 8 after 9"),
   )
   def test_contradiction(self, text, message):
-    entries = [entry.split() for entry in text.split(",")]
-    events = [Event(int(at), kind, node) for at, kind, node in entries]
     with self.assertRaisesRegex(trace_lib.ContradictionError, message) as caught:
-      make_trace(*events)
-    self.assertEqual(caught.exception.index, len(events) - 1)
+      make_trace(text)
+    self.assertEqual(caught.exception.index, text.count(","))
 
   @parameterized.parameters(
       ((), 100, "Trace 't' is empty"),

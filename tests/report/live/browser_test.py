@@ -4,7 +4,6 @@ from http import server
 import json
 import pathlib
 import re
-import tempfile
 import threading
 
 from absl.testing import absltest, parameterized
@@ -13,7 +12,7 @@ from bamboo_jax.cluster import views
 from bamboo_jax.metrics import rows as rows_lib
 from bamboo_jax.report import contents, status
 from bamboo_jax.report.live import facts, words
-from tests import browser, members
+from tests import browser, folders, members
 from tests.recovery import durations_test
 from tests.report import contents_test, status_test
 from tests.report.live import facts_test
@@ -28,18 +27,7 @@ _CONFIG = {
     "pipeline": {"num_pipelines": 2, "num_stages": _STAGES},
 }
 _RECOVERY = durations_test.RECOVERY | {
-    "step": _DIED_STEP,
-    "nodes": [5],
-    "names": ["n5"],
-    "victims": ["1/1"],
-    "heirs": ["n4"],
-    "died_at_secs": 10.5,
-    "view_at_secs": 10.55,
-    "agreed_at_secs": 10.7,
-    "ready_at_secs": 10.75,
-    "first_owed_at_secs": 10.8,
-    "last_owed_at_secs": 10.95,
-    "step_end_at_secs": 11.0,
+    **{"step": _DIED_STEP, "nodes": [5], "names": ["n5"], "victims": ["1/1"], "heirs": ["n4"]}
 }
 
 
@@ -104,7 +92,7 @@ def make_known():
 
 
 @browser.needs_browser
-class BrowserTest(parameterized.TestCase):
+class BrowserTest(folders.FolderCase):
   """One browser for all: 15 s."""
 
   @classmethod
@@ -114,7 +102,7 @@ class BrowserTest(parameterized.TestCase):
 
   def open(self, value, width, scheme):
     """Returns the page of a value, or the empty one."""
-    file = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory())) / "page.html"
+    file = self.folder / "page.html"
     file.write_text(words.render_page(value))
     page, errors = browser.open_page(self.chrome, file.as_uri(), width=width, scheme=scheme)
     page.wait_for_function("(value.head || value.runs) && !due.size")
@@ -128,7 +116,7 @@ class BrowserTest(parameterized.TestCase):
     _FOLDER.mkdir(parents=True, exist_ok=True)
     page.screenshot(path=_FOLDER / f"run_{width}_{scheme}.png", full_page=True)
     text = lambda where: page.inner_text(where)
-    self.assertEqual(text("#news"), "n5 died; n4 took over, 0.5 s")
+    self.assertEqual(text("#news"), "n5 died; n4 took over, 2.5 s")
     self.assertEqual(
         text("#title"), "cluster: mine, gpt2 tiny on stdlib_text, 2 pipelines of 4 stages"
     )
@@ -194,7 +182,7 @@ class BrowserTest(parameterized.TestCase):
     self.assertIn("after 3,600 s\tcheckpoint: <i>2 nodes</i> lost", page.inner_text("#recoveries"))
 
   def test_without_a_run_there_are_no_empty_boxes(self):
-    file = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory())) / "page.html"
+    file = self.folder / "page.html"
     file.write_text(words.render_page())
     page, _ = browser.open_page(self.chrome, file.as_uri())
     page.wait_for_function("document.getElementById('said').textContent")
@@ -251,7 +239,3 @@ class TemplateTest(absltest.TestCase):
         *re.findall(r"var\(--([a-z-]+)\)", page),
     }
     self.assertEqual(used - known, {"stages", "column", "zone"} & used)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -24,30 +24,17 @@ _KINDS = (
 
 def account(secs, num_nodes, **parts):
   """Returns the account in a line of a log."""
-  return {
-      "secs": secs,
-      "node_secs": secs * num_nodes,
-      "parts": dict.fromkeys(_KINDS, 0.0) | parts,
-      "num_samples": 1.0,
-      "value_secs": None,
-  }
+  found = {"secs": secs, "node_secs": secs * num_nodes, "num_samples": 1.0, "value_secs": None}
+  return found | {"parts": dict.fromkeys(_KINDS, 0.0) | parts}
 
 
 def step(number, **more):
-  entries = {"step": number, "loss": 2.0, "tokens_per_sec": 50.0}
-  return entries | {
-      "step_ms": 2000.0,
-      "account": account(2.0 * number, 4, useful=8.0 * number),
-      **more,
-  }
+  entries = {"step": number, "loss": 2.0, "tokens_per_sec": 50.0, "step_ms": 2000.0}
+  return entries | {"account": account(2.0 * number, 4, useful=8.0 * number)} | more
 
 
-def history(*lines):
-  return history_of({}, *lines)
-
-
-def history_of(kills, *lines):
-  made = facts.History(kills)
+def history(*lines, kills=None):
+  made = facts.History(kills or {})
   made.add(lines)
   return made
 
@@ -187,7 +174,7 @@ class FactsTest(absltest.TestCase):
         [(r["view"], r["names"], r["pause_secs"]) for r in got["recoveries"]],
         [(2, ["n1"], 2.5), (3, ["n1"], 2.5)],
     )
-    got = self.find(history=history_of({1: 10.0}, line))["recoveries"]
+    got = self.find(history=history(line, kills={1: 10.0}))["recoveries"]
     found = [(r["detect_secs"], r["pause_secs"]) for r in got]
     self.assertEqual(found, [(0.5, 3.0)])  # By a button of this process.
 
@@ -248,15 +235,8 @@ class HistoryTest(absltest.TestCase):
     )
 
 
-_DEATH = {
-    "step": 3,
-    "nodes": [1],
-    "names": ["n1"],
-    "victims": ["0/1"],
-    "heirs": ["n0"],
-    "rung": "shadow",
-    "pause_secs": 0.5,
-}
+_DEATH = dict(step=3, nodes=[1], names=["n1"], victims=["0/1"])
+_DEATH |= dict(heirs=["n0"], rung="shadow", pause_secs=0.5)
 
 
 def owner(name, *places):

@@ -20,6 +20,7 @@ class ServerTest(absltest.TestCase):
     super().setUp()
     self.value, self.acted = {"head": {"step": 1}}, []
     self.address = server.start(self.read, token=_TOKEN, act=self.act)
+    self.port = int(self.address.partition("/#")[0].rpartition(":")[2])
 
   def read(self):
     if isinstance(self.value, Exception):
@@ -65,15 +66,13 @@ class ServerTest(absltest.TestCase):
   def test_a_button_that_cannot_be(self):
     bad = [{"kind": "kill", "node": "n9"}, {"kind": "kill"}, []]
     self.assertEqual([self.ask("act", content=c)[0] for c in bad], [400] * 3)
-    no_buttons = server.start(self.read, token=_TOKEN)
-    self.address = no_buttons
+    self.address = server.start(self.read, token=_TOKEN)  # Without buttons.
     status, _ = self.ask("act", content={"kind": "kill", "node": "n1"})
     self.assertEqual((status, self.acted), (404, []))
 
   def test_idle_connections(self):
     """They use up no files, and lock nobody out."""
-    port = int(self.address.partition("/#")[0].rpartition(":")[2])
-    idle = strangers.hold(port, 150)
+    idle = strangers.hold(self.port, 150)
     for connection in idle:
       self.addCleanup(connection.close)
     self.assertEqual(self.ask("value")[0], 200)
@@ -82,11 +81,10 @@ class ServerTest(absltest.TestCase):
       self.assertEqual(connection.recv(1), b"")
 
   def test_strangers_fill_no_log(self):
-    host, port = self.address.partition("/#")[0].rpartition("/")[2].split(":")
     long = b"POST /act HTTP/1.0\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n"
     with self.assertNoLogs(level="WARNING"):
       for said, status in ((b"no request\r\n\r\n", b"400"), (long, b"403")):
-        with socket.create_connection((host, int(port)), 20) as stranger:
+        with socket.create_connection(("127.0.0.1", self.port), 20) as stranger:
           stranger.sendall(said)
           self.assertStartsWith(stranger.recv(100), b"HTTP/1.0 " + status)
 
@@ -107,9 +105,8 @@ class ServerTest(absltest.TestCase):
     self.assertEqual(json.loads(seen)["head"]["step"], 1)
 
   def test_a_browser_that_goes_away(self):
-    port = int(self.address.split(":")[2].split("/")[0])
     for _ in range(3):
-      with socket.create_connection(("127.0.0.1", port), timeout=20) as one:
+      with socket.create_connection(("127.0.0.1", self.port), timeout=20) as one:
         one.sendall(f"GET /events?token={_TOKEN} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
         self.assertIn(b"200 OK", one.recv(1 << 16))
     self.assertEqual(self.ask("value")[0], 200)
