@@ -1,10 +1,7 @@
 """How much XLA optimises in tests; compiling takes most of their time.
 
-Without LLVM's optimisations programs of small models compile in half the time.
-XLA's own passes are the same, so programs compute the same up to rounding. Runs
-without failures and with them are compiled alike, here and in the processes
-that tests start. With `launch/test --all` all is compiled as for a user;
-`environ_of_users` is for single processes.
+Without LLVM's optimisations programs of small models compile in half the time, and compute
+the same up to rounding. With `launch/test --all` all is compiled as for a user.
 """
 
 from collections.abc import Mapping

@@ -1,10 +1,7 @@
 """Gives the tests virtual devices, before anything starts JAX.
 
-Compiled programs are kept in build/, by tests and the processes they start, so
-that what one has compiled the others load, and so does the next `launch/test`.
-Files that took long in the last run are the first in this one (`tests/cpu_secs.py`).
-Without `--all` sweeps take a sample of their cases (`tests/samples.py`), and XLA
-optimises little (`tests/compilation.py`).
+Compiled programs are kept in build/, and loaded by other tests, processes and runs. See
+`tests/cpu_secs.py` for the order of files, `tests/samples.py` and `tests/compilation.py`.
 """
 
 import gc

@@ -1,8 +1,7 @@
 """Processor seconds of test files, so that the long files run first.
 
-A run of whole files writes them to build/cpu_secs.txt, a line per file. For a file that is
-not in it they are guessed by its room, as the rooms that start processes and train come
-first, and of a room the larger files.
+A run of whole files writes them to build/cpu_secs.txt, a line per file; of others they are
+guessed by their room and size.
 """
 
 from collections.abc import Mapping

@@ -4,10 +4,7 @@
 class ScriptedCohort:
   """A `cohort.Cohort` of one member, where a script changes what is gathered.
 
-  Args:
-    cohort: Whose nodes and views these are.
-    script: By key of `gather`, what is called in turn, at each time, with what
-      would be returned, and returns or raises something else; None does not.
+  By key of `gather` it has what is called in turn, with what would be returned; or None.
   """
 
   def __init__(self, cohort, script):

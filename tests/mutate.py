@@ -2,18 +2,14 @@ r"""Draws one-token faults at random, and tells which of them no test notices.
 
 python -m tests.mutate --paths bamboo_jax/schedule --count=30 --seed=0
 
-Each fault is made in a copy of the repository (in build/mutants), where the
-tests nearest to the module run until one fails: those that import it, then
-those that import what imports it, the fast ones first. A fault that makes one
-hang counts as noticed. Messages, logs, annotations, asserts and docstrings are
-left alone.
+Each fault is made in a copy of the repository (in build/mutants), where the tests nearest
+to the module by imports run until one fails or hangs, the fast ones first. Messages, logs,
+annotations, asserts and docstrings are left alone.
 
 Prints a line per fault, with the test that noticed it, and `mutants=N killed=K
-kill_rate=R` at the end. Sweeps take the samples of seed 0 (`tests/samples.py`).
-The lines are kept in build/mutants/log.txt: a fault that is in it is not tried
-again, so a run that was cut short goes on, and `--again` tries those again that
-were alive. A draw depends on a fault's own line only, so that it outlives other
-changes.
+kill_rate=R` at the end. Lines are kept in build/mutants/log.txt: a fault in it is not tried
+again, but with `--again` if it was alive. A draw depends on a fault's own line only, so that
+it outlives other changes.
 """
 
 import argparse

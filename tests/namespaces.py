@@ -75,12 +75,10 @@ class Switch:
     self._poll = select.epoll()
 
   def add(self, address: str, file: int) -> None:
-    """Connects a host, by its tun device."""
     self._files[address] = file
     self._poll.register(file, select.EPOLLIN)
 
   def run(self) -> None:
-    """Carries packets for ever."""
     while True:
       with contextlib.suppress(OSError):  # A namespace is gone.
         for file, _ in self._poll.poll(self._next_secs()):
@@ -120,7 +118,6 @@ class Net:
     threading.Thread(target=self.switch.run, daemon=True).start()
 
   def start(self, name: str, *command: str, log: pathlib.Path) -> subprocess.Popen:
-    """Starts a command in a namespace."""
     with open(log, "ab") as file:
       process = subprocess.Popen(self._enter(name, *command), env=_ENV, stdout=file, stderr=file)
     self._stack.callback(process.wait)
@@ -128,7 +125,6 @@ class Net:
     return process
 
   def reset(self, one: views.Member, other: views.Member) -> None:
-    """Resets the connections between two agents."""
     for side, port in (("dport", other.port), ("sport", one.port)):
       ends = ("dst", other.host, side, "=", f":{port}")
       command = self._enter(one.name, "ss", "--kill", "--tcp", *ends)
@@ -142,7 +138,6 @@ class Net:
     return len(done.stdout.splitlines())
 
   def pairs(self, name: str) -> set[tuple[str, str]]:
-    """Returns all ways to and from a host."""
     one = self.addresses[name]
     others = {*self.addresses.values()} - {one}
     return {p for o in others for p in ((one, o), (o, one))}
@@ -192,20 +187,16 @@ class Run:
     }
 
   def view(self) -> views.View:
-    """Returns the newest view."""
     return judge.newest_view(self._records)
 
-  def steps(self) -> int:
-    """Returns the number of steps in the log."""
+  def times_ms(self) -> list[float]:
+    """Returns the times of the steps in the log."""
     path = self.folder / "metrics.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
-    return sum('"loss"' in line for line in lines)
+    return [json.loads(line)["step_ms"] for line in lines if '"loss"' in line]
 
-  def longest_ms(self, first: int, last: int) -> float:
-    """Returns the time of the longest of some steps, by their places."""
-    lines = (self.folder / "metrics.jsonl").read_text().splitlines()
-    steps = [json.loads(line) for line in lines if '"loss"' in line]
-    return max((step["step_ms"] for step in steps[first:last]), default=0.0)
+  def steps(self) -> int:
+    return len(self.times_ms())
 
   def wait_steps(self, count: int) -> None:
     """Waits until so many further steps are done; `SystemExit` if none are."""
@@ -297,10 +288,11 @@ def _disturb(run: Run, kinds: list[str]) -> None:
     switch.loss = switch.delay_secs = 0.0
     run.wait_steps(2)
     view = run.view()
-    usual_ms = run.longest_ms(max(before - 20, 1), before)
-    longest_ms = run.longest_ms(before, run.steps())
+    times_ms = run.times_ms()
+    usual_ms = max(times_ms[max(before - 20, 1) : before], default=0.0)
+    longest_ms = max(times_ms[before:])
     print(
-        f"{kind}: step {before}, {during} at its end, {run.steps()} after; "
+        f"{kind}: step {before}, {during} at its end, {len(times_ms)} after; "
         f"longest {longest_ms:.0f} ms, {usual_ms:.0f} before; "
         f"{members} members, {len(view.members)} after: {view.reason}",
         flush=True,
@@ -319,7 +311,6 @@ def _sha256(folder: pathlib.Path) -> str:
 
 
 def main() -> None:
-  """Runs it."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--workdir", type=pathlib.Path, required=True)
   parser.add_argument("--nodes", type=int, default=4)

@@ -25,16 +25,9 @@ class PlainModel:
     spec = self._spec
 
     def loss_sum(params, stats, batch, step, microbatch):
+      key = model_lib.microbatch_key(spec.seed, step, microbatch, impl=spec.prng)
       loss, stats = model_lib.apply_range(
-          spec.model,
-          0,
-          len(spec.model.layers),
-          params,
-          stats,
-          None,
-          batch,
-          key=model_lib.microbatch_key(spec.seed, step, microbatch, impl=spec.prng),
-          train=True,
+          spec.model, 0, len(spec.model.layers), params, stats, None, batch, key=key, train=True
       )
       return loss.total, (loss.weight, stats)
 

@@ -9,10 +9,7 @@ def make_config(rungs=ALL, *, num_stages=4, num_microbatches=1, **changes) -> co
   """Returns the config of a policy with these rungs; in `changes`, `__` stands for a dot."""
   base = {
       "redundancy.mode": "bubble" if "shadow" in rungs else "none",
-      **{
-          f"recovery.{rung}": rung in rungs
-          for rung in ("reroute", "drop", "reconfigure", "checkpoint")
-      },
+      **{f"recovery.{rung}": rung in rungs for rung in (*ALL[1:], "drop")},
       "pipeline.layout": "grid",
       "pipeline.num_stages": num_stages,
       "pipeline.num_pipelines": 1,

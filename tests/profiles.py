@@ -6,7 +6,6 @@ import dataclasses
 from bamboo_jax import config as config_lib
 from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.plan import cost_model, planner
-from tests import transformer
 
 
 def make_price(
@@ -67,15 +66,44 @@ def make_transformer(
     flops_per_sec: float = 1e9,
     link_bytes_per_sec: float = 1e9,
 ) -> cost_model.Profile:
-  """Returns the estimated profile of a tiny transformer."""
-  return transformer.estimate_transformer(
-      num_blocks=num_blocks,
-      width=64,
-      sequence_length=32,
-      vocab_size=100,
-      microbatch_size=microbatch_size,
-      flops_per_sec=flops_per_sec,
-      link_bytes_per_sec=link_bytes_per_sec,
+  """Returns the profile of a tiny transformer, by counting operations.
+
+  Layers are an embedding, blocks of attention and MLP, and an untied head, and keep only
+  their inputs. State is in float32 with two slots of Adam, activations have 16 bits.
+  """
+  width, sequence_length, vocab_size = 64, 32, 100
+  tokens = microbatch_size * sequence_length
+
+  def estimate(name, num_parameters, flops_per_token):
+    forward_ms = 1e3 * tokens * flops_per_token / flops_per_sec
+    parameter_bytes, activation_bytes = 4 * num_parameters, 2 * tokens * width
+    state_ms = 1e3 * parameter_bytes / 5e11  # The memory bandwidth of a node.
+    return cost_model.LayerCost(
+        name=name,
+        forward_ms=forward_ms,
+        backward_ms=3 * forward_ms,
+        update_ms=7 * state_ms,  # Reads four such arrays, writes three.
+        parameter_bytes=parameter_bytes,
+        slot_bytes=2 * parameter_bytes,
+        activation_bytes=activation_bytes,
+        residual_bytes=activation_bytes,
+        norm_ms=state_ms,
+    )
+
+  head, attention, perceptron = vocab_size * width, 4 * width**2, 8 * width**2
+  layers = [estimate("embed", head, 0.0)]
+  for block in range(num_blocks):
+    attention_flops = 2 * attention + 4 * sequence_length * width
+    layers.append(estimate(f"block_{block:02}.attention", attention, attention_flops))
+    layers.append(estimate(f"block_{block:02}.mlp", perceptron, 2 * perceptron))
+  layers.append(estimate("head", head, 2 * head))
+  return make_profile(
+      layers,
+      **dict.fromkeys(("link_latency_ms", "reduce_latency_ms"), 0.05),
+      **dict.fromkeys(("link_bytes_per_ms", "reduce_bytes_per_ms"), link_bytes_per_sec / 1e3),
+      host_bytes_per_ms=1.6e7,
+      measured=False,
+      fingerprint={"estimate": "transformer"},
   )
 
 

@@ -6,14 +6,13 @@ import pathlib
 import re
 import shutil
 import subprocess
-import tempfile
 
 from absl.testing import parameterized
 from packaging import requirements, utils
 import yaml
 
 import bamboo_jax
-from tests import mutate
+from tests import folders, mutate
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _PROJECT = ("setup.cfg", "setup.py", "pyproject.toml")
@@ -32,7 +31,18 @@ def _pins() -> dict[str, requirements.Requirement]:
   return pins
 
 
-class ProjectTest(parameterized.TestCase):
+class ProjectTest(folders.FolderCase):
+
+  def copy_project(self, *names, python, content):
+    """Copies files and those that set up, and writes what stands for a Python."""
+    for name in ("launch/_setup", *_PROJECT, *names, python):
+      (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+      if name != python:
+        shutil.copy(_ROOT / name, self.folder / name)
+    log = f'[ "$1" = -c ] || echo "$@" >>{self.folder}/log'
+    path = self.folder / python
+    path.write_text(f"#!/bin/sh\n{content}{log}\n")
+    path.chmod(0o755)
 
   def test_tests_near_a_file(self):
     found = mutate.find_near([f"{_ROOT}/bamboo_jax/schedule/dealing.py"])
@@ -123,15 +133,9 @@ class ProjectTest(parameterized.TestCase):
 
   def test_setup_installs_once(self):
     """Peers too, which only launch/test asks for."""
-    root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-    for name in ("launch", ".venv/bin"):
-      (root / name).mkdir(parents=True)
+    root = self.folder
     pins = ("requirements.txt", "requirements-peers.txt")
-    for name in ("launch/_setup", *_PROJECT, *pins):
-      shutil.copy(_ROOT / name, root / name)
-    python = root / ".venv/bin/python"
-    python.write_text(f'#!/bin/sh\n[ "$1" = -c ] || echo "$@" >>{root}/log\n')
-    python.chmod(0o755)
+    self.copy_project(*pins, python=".venv/bin/python", content="")
 
     def installs(command):
       (root / "log").write_text("")
@@ -156,18 +160,9 @@ class ProjectTest(parameterized.TestCase):
       self.assertEqual(pins[name].specifier, pins["jax"].specifier)
 
   def test_another_python_gets_the_newest_jax(self):
-    root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-    (root / "launch").mkdir()
-    for name in ("requirements.txt", *_PROJECT):
-      shutil.copy(_ROOT / name, root)
-    shutil.copy(_ROOT / "launch/_setup", root / "launch")
-    python = root / "python3.99"
-    python.write_text(
-        '#!/bin/sh\n[ "$2" != venv ] || { mkdir -p "$4/bin"; '
-        'cp "$0" "$4/bin/python"; }\n'
-        f'[ "$1" = -c ] || echo "$@" >>{root}/log\n'
-    )
-    python.chmod(0o755)
+    root = self.folder
+    install = '[ "$2" != venv ] || { mkdir -p "$4/bin"; cp "$0" "$4/bin/python"; }\n'
+    self.copy_project("requirements.txt", python="python3.99", content=install)
     script = "wanted_python=$0; source launch/_setup; echo $venv"
     run = lambda name: subprocess.run(
         ["bash", "-c", script, str(root / name)], cwd=root, capture_output=True, text=True

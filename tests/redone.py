@@ -31,14 +31,9 @@ def find_redone(
     num_ticks: int,
     segment_ticks: int,
 ) -> Redone:
-  """Returns the numbers of passes of `before` that `after` repeats.
+  """Returns the numbers of passes of `before` that `after`, the table of the rest, repeats.
 
-  Args:
-    before: The table in which the nodes died.
-    after: The table of the rest.
-    lost: Positions of the dead nodes in the ring of `before`.
-    num_ticks: Number of finished ticks of `before`.
-    segment_ticks: Number of ticks of the running segment.
+  `lost` are the places of the dead in the ring of `before`, which had done `num_ticks`.
   """
   through = _forwards(before, 0, num_ticks)
   broken = _forwards(before, num_ticks, num_ticks + segment_ticks)

@@ -1,14 +1,12 @@
 """Samples of sweeps, and the order of files."""
 
-import pathlib
 import subprocess
 import sys
-import tempfile
 from unittest import mock
 
 from absl.testing import parameterized
 
-from tests import cpu_secs, samples
+from tests import cpu_secs, folders, samples
 
 
 class SamplesTest(parameterized.TestCase):
@@ -40,21 +38,14 @@ class SamplesTest(parameterized.TestCase):
     self.assertEqual(samples.draw("abc", 1), ["a", "b", "c"])
 
 
-class CpuSecsTest(parameterized.TestCase):
+class CpuSecsTest(folders.FolderCase):
 
   def test_record(self):
-    folder = self.enterContext(tempfile.TemporaryDirectory())
-    path = pathlib.Path(folder, "build", "record.txt")
+    path = self.folder / "build" / "record.txt"
     self.assertEqual(cpu_secs.read(path), {})
     cpu_secs.add(path, {"a.py": 3.0, "b.py": 1.25})
     cpu_secs.add(path, {"a.py": 2.0})
     self.assertEqual(cpu_secs.read(path), {"a.py": 2.0, "b.py": 1.2})
-
-  def test_files_without_a_record(self):
-    names = ["tests/launch/a_test.py", "tests/samples_test.py", "tests/training/a_test.py"]
-    names.append("tests/base_test.py")  # There is no such file: no bytes.
-    want = [names[0], names[2], names[1], names[3]]
-    self.assertEqual(sorted(names, key=cpu_secs.guess, reverse=True), want)
 
   def test_time_of_a_process_that_has_ended(self):
     used_secs = cpu_secs.used()

@@ -63,13 +63,8 @@ def main():
   devices_lib.use_virtual_devices(2)
   store = store_lib.use(sys.argv[1])
   hashes, num_kept = run_all(jax.devices()[int(sys.argv[2])])
-  said = {
-      "hashes": hashes,
-      "kept": num_kept,
-      "compiled": store.num_compiled,
-      "loaded": store.num_loaded,
-  }
-  print(json.dumps(said))
+  said = dict(hashes=hashes, kept=num_kept)
+  print(json.dumps(said | dict(compiled=store.num_compiled, loaded=store.num_loaded)))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,9 @@
 Its data has a known best loss and needs no files.
 """
 
+import functools
+import operator
+
 from configs import default
 
 
@@ -10,23 +13,12 @@ def get_config():
   """Returns the config; see `configs/default.py`."""
   config = default.get_config()
   config.num_steps = 5
-  config.model.options = dict(
-      variant="tiny",
-      vocab_size=16,
-      sequence_length=8,
-      num_blocks=2,
-      width=16,
-      num_heads=2,
-      dropout_rate=0.1,
-  )
+  sizes = dict(vocab_size=16, sequence_length=8, num_blocks=2, width=16, num_heads=2)
+  config.model.options = dict(variant="tiny", **sizes, dropout_rate=0.1)
   config.data.name = "synthetic"
-  config.pipeline.num_pipelines = 1
-  config.pipeline.num_stages = 2
-  config.pipeline.num_microbatches = 2
-  config.pipeline.microbatch_size = 2
+  config.pipeline.update(num_pipelines=1, num_stages=2, num_microbatches=2, microbatch_size=2)
   config.optimizer.learning_rate = 1e-2
-  config.optimizer.schedule_options.warmup_steps = 3
-  config.optimizer.schedule_options.decay_steps = 50
+  config.optimizer.schedule_options.update(warmup_steps=3, decay_steps=50)
   config.evaluate.every_steps = 0
   config.checkpoint.every_steps = 2
   config.metrics.plots = False
@@ -37,10 +29,7 @@ def change(config, **changes):
   """Changes values by name: `pipeline__num_stages=4`; returns the config."""
   for path, value in changes.items():
     *sections, key = path.split("__")
-    section = config
-    for name in sections:
-      section = section[name]
-    section[key] = value
+    functools.reduce(operator.getitem, sections, config)[key] = value
   return config
 
 

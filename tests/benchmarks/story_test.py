@@ -84,10 +84,8 @@ class StoryTest(parameterized.TestCase):
       (dict(wait_secs=None), "n1 (stage 0/1) died; n3 took over"),
       (dict(rung="reroute"), "n1 (stage 0/1) died; reroute: why"),
       (dict(rung="checkpoint", heirs=()), "n1 (stage 0/1) died; checkpoint: why"),
-      (
-          dict(names=["n1", "n2"], heirs=("n0", "n0")),
-          "n1 and n2 (stages 0/1, 0/2) died; n0 took over after 50 ms",
-      ),
+      (dict(heirs=("n0", "n0")), "n1 (stage 0/1) died; n0 took over after 50 ms"),
+      (dict(names=["n1", "n2"]), "n1 and n2 (stages 0/1, 0/2) died; n3 took over after 50 ms"),
   )
   def test_deaths(self, given, expected):
     run = story.Recorded([recovery(1, **{"names": ["n1"]} | given)], True)
@@ -115,35 +113,20 @@ class StoryTest(parameterized.TestCase):
     self.assertIn("without checkpoints", story.render_costs(plain, run, every_steps=0)[1])
     self.assertEmpty(story.render_costs(plain, plain, every_steps=10))  # Nobody died.
 
-  @parameterized.named_parameters(
-      (
-          "two_steps",
-          [recovery(3, ["n0"]), recovery(4, ["n1"], rung="reroute")],
-          "2 nodes died. The 2 steps with a death took 0.0 s longer in all. No "
-          "step was repeated.",
-      ),
-      (
-          "two_in_a_step",
-          [recovery(3, ["n0"]), recovery(3, ["n1"])],
-          "2 nodes died. The step with a death took 0.5 s longer. No step was " "repeated.",
-      ),
-      (
-          "the_other_run_was_slower",
-          [recovery(4, ["n0"])],
-          "1 node died. The step with a death took 0.5 s less. No step was " "repeated.",
-      ),
-      (
-          "a_restart",
-          [recovery(3, ["n0", "n1"], rung="checkpoint")],
-          "2 nodes died. Steps after the last checkpoint were repeated.",
-      ),
-      ("not_timed", [recovery(9, ["n0"])], "1 node died. No step was repeated."),
+  @parameterized.parameters(
+      ([3, 4], "2 nodes died. The 2 steps with a death took 0.0 s longer in all."),
+      ([3, 3], "2 nodes died. The step with a death took 0.5 s longer."),
+      ([4], "1 node died. The step with a death took 0.5 s less."),  # The other one was slower.
+      ([9], "1 node died."),  # It is not timed.
+      ([3], "2 nodes died. Steps after the last checkpoint were repeated.", "checkpoint", "n0 n1"),
   )
-  def test_time_of_deaths(self, deaths, expected):
+  def test_time_of_deaths(self, steps, expected, rung="shadow", names="n0"):
+    deaths = [recovery(step, names.split(), rung=rung) for step in steps]
     run = story.Recorded([*STEPS[:3], _THIRD, STEPS[4], *deaths], True)
     plain = story.Recorded(STEPS, True)
     found = story.render_costs(plain, run, every_steps=10)
-    self.assertEqual(found[0], expected)
+    kept = " No step was repeated." * (rung == "shadow")
+    self.assertEqual(found[0], expected + kept)
 
   def test_a_control(self):
     """A lost share must change the hash; else the command fails."""

@@ -4,10 +4,6 @@ import contextlib
 import dataclasses
 import io
 import json
-import pathlib
-import tempfile
-
-from absl.testing import absltest
 
 from bamboo_jax import config as config_lib
 from bamboo_jax.accounting import account as account_lib
@@ -15,7 +11,7 @@ from bamboo_jax.experiments import beside
 from bamboo_jax.sim import decisions, speed, times as times_lib
 from bamboo_jax.traces import scale, trace as trace_lib
 from bamboo_jax.training.setup import accept
-from tests import layouts, profiles, tiny
+from tests import folders, layouts, profiles, tiny
 from tests.recovery import durations_test
 
 # Two nodes train for 11 steps of 2 s; one dies in the next, which takes 3 s; 5
@@ -76,7 +72,7 @@ def make_policy(measured, *, num_stages=2, is_measured=True):
   return decisions.Policy("predicted", rules.ladder, rules.planner, times)
 
 
-class ValidationTest(absltest.TestCase):
+class ValidationTest(folders.FolderCase):
 
   def setUp(self):
     super().setUp()
@@ -173,7 +169,7 @@ class ValidationTest(absltest.TestCase):
     self.assertEqual([e.rung for e in side.events], ["shadow"])
 
   def write_run(self, lines, nodes):
-    folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    folder = self.folder
     for name, found in (("metrics.jsonl", lines), ("nodes.jsonl", nodes)):
       (folder / name).write_text("\n".join(map(json.dumps, found)) + "\n")
     config = tiny.make_config(redundancy__mode="lazy", cost__instance="p3.2xlarge")

@@ -1,10 +1,7 @@
 """A run and a simulation of it take the same decisions on the same events.
 
-Each member of a run asks `assignment.RecoveryRules` what to do. A simulation is
-given the same ladder and the same planner. Nodes die, come and are given notice
-by the place that they have, since who is where among nodes that hold nothing
-does not matter; after each event both have taken the same rungs, and the same
-places are held by one node or by several.
+Nodes die, come and are given notice by the place that they have, since who is where among
+nodes that hold nothing does not matter.
 """
 
 import dataclasses

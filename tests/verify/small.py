@@ -18,10 +18,8 @@ def make_config(num_stages, num_microbatches, num_pipelines, *, num_shares=None,
   config = sweep_faults.get_config()
   config.model.options.num_blocks = 2
   config.checkpoint.every_steps = 0
-  config.pipeline.num_stages = num_stages
-  config.pipeline.num_microbatches = num_microbatches
-  config.pipeline.num_pipelines = num_pipelines
-  config.pipeline.num_shares = num_shares
+  config.pipeline.update(num_stages=num_stages, num_microbatches=num_microbatches)
+  config.pipeline.update(num_pipelines=num_pipelines, num_shares=num_shares)
   config.num_steps = changes.pop("num_steps", config.num_steps)
   for name, value in changes.items():
     section, _, key = name.rpartition("__")

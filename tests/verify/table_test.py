@@ -13,6 +13,8 @@ from tests.verify import small
 OPTIONS = table.Options(("single",), every=4, num_events=3)
 ARGUMENTS = ["--config=mine.py", "--config.seed=2"]
 GIVEN = layouts_lib.SweepLayout((("pipeline.num_stages", 3), ("redundancy.mode", "lazy")))
+DRAWN = layouts_lib.SweepLayout(number=7)
+FAULTS = "'--faults=1,0/1,5,kill;2,,,join'"
 CASE = table.FailedCase(small.make_case("1,0/1,5 2,,,join").faults, "losses differ")
 
 
@@ -22,32 +24,13 @@ def make_config(*size):
 
 class TableTest(parameterized.TestCase):
 
-  @parameterized.named_parameters(
-      (
-          "given",
-          GIVEN,
-          "single",
-          CASE,
-          "--sweep=pipeline.num_stages=3 --sweep=redundancy.mode=lazy "
-          "'--faults=1,0/1,5,kill;2,,,join'",
-      ),
-      (
-          "random",
-          layouts_lib.SweepLayout(number=7),
-          "mixed",
-          CASE,
-          "--layouts=1 --seed=7 " "'--faults=1,0/1,5,kill;2,,,join'",
-      ),
-      (
-          "no_plan",
-          layouts_lib.SweepLayout(number=7),
-          "mixed",
-          table.FailedCase(None, "error"),
-          "--layouts=1 --seed=7 --kinds=mixed",
-      ),
+  @parameterized.parameters(
+      (GIVEN, CASE, f"--sweep=pipeline.num_stages=3 --sweep=redundancy.mode=lazy {FAULTS}"),
+      (DRAWN, CASE, f"--layouts=1 --seed=7 {FAULTS}"),
+      (DRAWN, table.FailedCase(None, "error"), "--layouts=1 --seed=7 --kinds=mixed"),  # No plan.
   )
-  def test_find_command(self, layout, kind, failed, wanted):
-    row = table.VerifyRow(layout, kind, {}, [failed], {}, 0.0)
+  def test_find_command(self, layout, failed, wanted):
+    row = table.VerifyRow(layout, "mixed", {}, [failed], {}, 0.0)
     text = table.find_command(row, failed, ARGUMENTS, OPTIONS)
     self.assertEqual(text, f"bamboo verify {shlex.join(ARGUMENTS)} {wanted} --num_events=3")
 
