@@ -1,10 +1,4 @@
-"""Outputs and gradients equal those of `transformers`; needs the extra `peers`.
-
-Importing both libraries takes most of the time.
-"""
-
-import pathlib
-import tempfile
+"""Outputs and gradients equal those of `transformers`; needs the extra `peers`."""
 
 from absl.testing import parameterized
 import jax
@@ -12,12 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bamboo_jax.checkpoint import manifest as manifest_lib
 from bamboo_jax.exchange import names, weights
 from bamboo_jax.models import zoo
 from bamboo_jax.models.text import llama
-from bamboo_jax.training import run as run_lib
-from tests import plain, samples, tiny
+from tests import folders, plain, samples
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -108,7 +100,7 @@ def peer_loss(peer, arguments):
   return torch.nn.functional.cross_entropy(logits.reshape(-1, V), targets.reshape(-1))
 
 
-class PeersTest(parameterized.TestCase):
+class PeersTest(folders.FolderCase):
 
   @parameterized.parameters(
       *samples.draw(
@@ -122,7 +114,7 @@ class PeersTest(parameterized.TestCase):
       )
   )
   def test_outputs_and_gradients(self, name, changes):
-    folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    folder = self.folder
     peer = make_peer(name, changes)
     peer.save_pretrained(folder, max_shard_size="8KB")
     self.assertGreater(len(list(folder.glob("*.safetensors"))), 1)
@@ -183,26 +175,3 @@ class PeersTest(parameterized.TestCase):
     with torch.no_grad():
       loss, same = peer_loss(peer, arguments), peer_loss(again.eval(), arguments)
     self.assertEqual(loss.item(), same.item())
-
-  def test_library_loads_what_a_run_has_trained(self):
-    """Learning rate 0 leaves the weights from which the run has begun."""
-    folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-    changes = {"rope_parameters": _SLOWED, "num_hidden_layers": 1}
-    peer = make_peer("llama", changes)
-    peer.save_pretrained(folder / "hub")
-    weights.import_folder(folder / "hub", name="llama", out=folder / "ours")
-    config = tiny.get_config()
-    config.num_steps = 1
-    config.pipeline.num_stages = config.pipeline.num_microbatches = 1
-    config.model.name = "llama"
-    meta = manifest_lib.read_manifest(manifest_lib.find_newest(folder / "ours")).meta
-    config.model.options = {
-        **{k: v for k, v in meta["model"].items() if k != "name"},
-        "sequence_length": 8,
-    }
-    config.data.options.vocab_size = 16
-    config.optimizer.update({"name": "sgd", "learning_rate": 0.0, "schedule": "constant"})
-    config.optimizer.options = {}
-    config.init_from = str(folder / "hub")
-    run_lib.train_and_evaluate(config, workdir=str(folder / "run"))
-    self.assert_loads(folder / "run", "llama", peer)

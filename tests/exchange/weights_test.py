@@ -24,6 +24,8 @@ from bamboo_jax.launch import convert
 from bamboo_jax.models import zoo
 from tests import folders
 
+_INDEX = "model.safetensors.index.json"
+
 
 @functools.cache
 def make_model(name, **options):
@@ -231,13 +233,8 @@ class WeightsTest(folders.FolderCase):
 
   def test_names_of_other_writers(self):
     """As in the files of the first releases of these models."""
-    for name, old_name in (
-        ("gpt2", lambda n: n.removeprefix("transformer.")),
-        (
-            "bert",
-            lambda n: n.replace("Norm.weight", "Norm.gamma").replace("Norm.bias", "Norm.beta"),
-        ),
-    ):
+    betas = lambda n: n.replace("Norm.weight", "Norm.gamma").replace("Norm.bias", "Norm.beta")
+    for name, old_name in (("gpt2", lambda n: n.removeprefix("transformer.")), ("bert", betas)):
       model, folder = make_model(name), self.folder / name
       drawn = random_weights(model)
       write_hub(folder, model, drawn)
@@ -298,22 +295,14 @@ class WeightsTest(folders.FolderCase):
       ("config.json", {"rope_scaling": "linear"}, "Cannot use .*config.json: a"),
       ("config.json", {"head_dim": None, "hidden_size": "4"}, "wrong type"),
       ("config.json", {"num_attention_heads": []}, "num_attention_heads=\\[\\]"),
-      ("model.safetensors.index.json", {}, "weight_map must name .* got None"),
-      (
-          "model.safetensors.index.json",
-          {"weight_map": {"a": 1}},
-          "weight_map must name .* got {'a': 1}",
-      ),
-      (
-          "model.safetensors.index.json",
-          {"weight_map": {"a": "b.safetensors"}},
-          "Cannot read .*b.safetensors",
-      ),
+      (_INDEX, {}, "weight_map must name .* got None"),
+      (_INDEX, {"weight_map": {"a": 1}}, "weight_map must name .* got {'a': 1}"),
+      (_INDEX, {"weight_map": {"a": "b.safetensors"}}, "Cannot read .*b.safetensors"),
   )
   def test_damaged(self, name, content, message):
     model, _ = self.write("llama")
     file = self.folder / name
-    if name.endswith(".index.json"):
+    if name == _INDEX:
       one = self.folder / "model.safetensors"
       one.rename(self.folder / "model-00001-of-00001.safetensors")
     if file.exists():
