@@ -6,10 +6,9 @@ import re
 
 from absl.testing import parameterized
 import numpy as np
-import optax
 
 import bamboo_jax
-from bamboo_jax import base, config as config_lib
+from bamboo_jax import config as config_lib
 from bamboo_jax.base import functions
 from bamboo_jax.metrics import loggers
 from bamboo_jax.recovery import policies
@@ -87,11 +86,8 @@ class BadPartsTest(folders.FolderCase):
     return f"{path}:make"
 
   @parameterized.named_parameters(
-      ("misspelt", "def mak(learning_rate): pass", "did you mean 'mak'"),
-      ("raises", "{}[3]", r"bad.py:1: KeyError: 3"),
       ("no_rate", "def make(): pass", "option of optimizer '.*'learning_rate'"),
       ("nothing", "def make(learning_rate): pass", "must be an optax.Gradient"),
-      ("option", "def make(learning_rate, *, b): pass", "needs the option 'b'"),
   )
   def test_optimizer(self, code, message):
     with self.assertRaisesRegex(ValueError, message):
@@ -99,16 +95,13 @@ class BadPartsTest(folders.FolderCase):
       optimizers.make_optimizer(section, 0.1)
 
   @parameterized.named_parameters(
-      ("nothing", "def make(): pass", {}, "cannot be made"),
-      ("option", "def make(): pass", {"a": 1}, "Unknown option of schedule"),
-      ("branch", "def make(): return lambda n: 1 if n else 2", {}, "be made"),
+      ("nothing", "def make(): pass", "cannot be made"),
+      ("branch", "def make(): return lambda n: 1 if n else 2", "be made"),
   )
-  def test_schedule(self, code, options, message):
+  def test_schedule(self, code, message):
+    given = dict(schedule=self.write(code), learning_rate=1.0, schedule_options={})
     with self.assertRaisesRegex(ValueError, message):
-      section = config_lib.OptimizerSection(
-          schedule=self.write(code), learning_rate=1.0, schedule_options=options
-      )
-      optimizers.make_schedule(section, num_steps=3)
+      optimizers.make_schedule(config_lib.OptimizerSection(**given), num_steps=3)
 
   def test_schedule_gets_peak_and_length(self):
     """And leaves out what only schedules of optax have."""
@@ -127,7 +120,6 @@ class BadPartsTest(folders.FolderCase):
 
   @parameterized.named_parameters(
       ("text", "def make(): return 'bamboo'", "must return a dict of options"),
-      ("argument", "def make(a): pass", "needs the option 'a'"),
       ("layout", "def make(): return {'study.layout': 'liveput'}", "which only simulations have"),
       ("key", "def make(): return {'recovery.dorp': True}", "'dorp'; did you mean 'drop'"),
   )
@@ -149,14 +141,3 @@ class BadPartsTest(folders.FolderCase):
     name = self.write(code) if code else f"{self.folder}/none.py:make"
     with self.assertRaisesRegex(ValueError, message):
       loggers.make_logger(name, {}, self.folder)
-
-  def test_weight_decay_goes_to_the_gradient(self):
-    name = self.write("import optax\n" "def make(learning_rate): return optax.sgd(learning_rate)\n")
-    section = config_lib.OptimizerSection(name=name, options={"weight_decay": 0.25})
-    made = optimizers.make_optimizer(section, 0.5)
-    params = {"w": np.float32([[8.0]])}
-    zeros = {"w": np.float32([[0.0]])}
-    updates, _ = made.update(zeros, made.init(params), params)
-    self.assertEqual(float(updates["w"][0, 0]), -1.0)
-    self.assertIsInstance(made, optax.GradientTransformation)
-    self.assertTrue(base.is_function_name(name))

@@ -1,10 +1,8 @@
 """What a plan says that nodes take is what they take."""
 
-import os
-import subprocess
-import sys
-
 from absl.testing import absltest
+
+from tests.launch import commands
 
 _CODE = """
 from bamboo_jax.benchmarks import memory
@@ -24,13 +22,8 @@ class MemoryTest(absltest.TestCase):
 
   def test_predicted_is_measured(self):
     """In a process of its own: whatever arrays there are count."""
-    done = subprocess.run(
-        [sys.executable, "-c", _CODE],
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
+    done = commands.run("-c", _CODE)
+    self.assertEqual(done.returncode, 0, done.stderr)
     ratios = done.stdout.rpartition("ratios")[2].split()
     self.assertLen(ratios, 3)
     for ratio in map(float, ratios):

@@ -98,12 +98,12 @@ class CertificatesTest(folders.FolderCase):
     with mock.patch.object(identity_lib, "_make_identity", make):
       issue(**who)
 
-  def load(self, **who):
-    self.write(**who)
+  def load(self):
     return identity_lib.load(self.folder, run="run", role="agent", name="n0")
 
   def test_the_own_ones(self):
-    identity = self.load(secret=b"another")
+    self.write(secret=b"another")
+    identity = self.load()
     (authority,) = identity.client.get_ca_certs()
     self.assertEqual(identity.server.get_ca_certs(), [authority])
 
@@ -116,23 +116,24 @@ class CertificatesTest(folders.FolderCase):
       ),
   )
   def test_of_others(self, who, problem):
+    self.write(**who)
     with self.assertRaisesRegex(ValueError, problem):
-      self.load(**who)
+      self.load()
 
   def test_an_hour_is_no_difference(self):
     now = datetime.datetime.now(datetime.UTC)
-    self.load(now=now + datetime.timedelta(hours=1))
+    self.write(now=now + datetime.timedelta(hours=1))
+    self.load()
 
   @parameterized.parameters("authority", "certificate", "key")
   def test_missing_or_damaged(self, name):
     self.write()
-    load = lambda: identity_lib.load(self.folder, run="run", role="agent", name="n0")
     (self.folder / f"{name}.pem").write_text("?")
     with self.assertRaisesRegex(ValueError, "must hold authority.pem"):
-      load()
+      self.load()
     (self.folder / f"{name}.pem").unlink()
     with self.assertRaisesRegex(ValueError, f"No such file.*{name}.pem"):
-      load()
+      self.load()
 
 
 _HELLO = messages.Hello(members.member(1), "welcome")
@@ -141,19 +142,15 @@ _HELLO = messages.Hello(members.member(1), "welcome")
 class DoorTest(parameterized.TestCase):
 
   def run_door(self, scenario):
-    """Runs a scenario with the port of an agent and a list of what came in."""
+    """Runs a scenario with the port of an agent."""
 
     async def run():
-      heard = []
       mesh = mesh_lib.Mesh(issue(), ack_secs=3.0)
       port = mesh.listen(
-          "127.0.0.1",
-          hello=lambda: _HELLO,
-          on_came=lambda member: heard.append(member.name),
-          on_message=lambda *_: None,
+          "127.0.0.1", hello=lambda: _HELLO, on_came=lambda _: None, on_message=lambda *_: None
       )
       try:
-        await asyncio.wait_for(scenario(port, heard), 30)
+        await asyncio.wait_for(scenario(port), 30)
       finally:
         await mesh.close()
 
@@ -171,43 +168,8 @@ class DoorTest(parameterized.TestCase):
     finally:
       writer.close()
 
-  def test_a_replay(self):
-    async def scenario(port, heard):
-      recorded = bytearray()
-
-      async def relay(reader, writer):  # Can pass on, and read nothing of it.
-        source, sink = await asyncio.open_connection("127.0.0.1", port)
-
-        async def pass_back():
-          while data := await source.read(1 << 16):
-            writer.write(data)
-
-        back = asyncio.ensure_future(pass_back())
-        while data := await reader.read(1 << 16):
-          recorded.extend(data)
-          sink.write(data)
-        await back
-        writer.close()
-        sink.close()
-
-      server = await asyncio.start_server(relay, "127.0.0.1", 0)
-      relayed = server.sockets[0].getsockname()[1]
-      self.assertIn(b"welcome", await self.call(relayed, issue(name="n1")))
-      self.assertNotIn(b"welcome", recorded)
-      reader, writer = await asyncio.open_connection("127.0.0.1", port)
-      writer.write(recorded)
-      try:
-        self.assertNotIn(b"welcome", await reader.read())
-      except ConnectionResetError:
-        pass
-      writer.close()
-      server.close()
-      self.assertEqual(heard, ["n1"])
-
-    self.run_door(scenario)
-
   def test_those_who_say_nothing_keep_nobody_out(self):
-    async def scenario(port, heard):
+    async def scenario(port):
       silent = [
           socket.create_connection(("127.0.0.1", port)) for _ in range(mesh_lib._MAX_STRANGERS + 10)
       ]
@@ -224,7 +186,7 @@ class DoorTest(parameterized.TestCase):
     self.run_door(scenario)
 
   def test_the_slow_are_shut_out(self):
-    async def scenario(port, heard):
+    async def scenario(port):
       connection = socket.create_connection(("127.0.0.1", port))
       connection.setblocking(False)
       connection.send(b"\x16")  # The first byte of a handshake.

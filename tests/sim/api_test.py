@@ -4,29 +4,17 @@ import json
 import os
 import pathlib
 import re
-import subprocess
-import sys
-import tempfile
+from unittest import mock
 
 from absl.testing import absltest, parameterized
 
 from bamboo_jax import base, config as config_lib, sim
 from bamboo_jax.traces import trace as trace_lib
-from tests import profiles
+from tests import folders, profiles
+from tests.launch import commands
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _NO_JAX = "import sys\nsys.modules['jax'] = sys.modules['jaxlib'] = None\n"
-
-
-def run_python(code, **environment):
-  return subprocess.run(
-      [sys.executable, "-c", code],
-      cwd=_ROOT,
-      env=os.environ | {"PYTHONPATH": str(_ROOT)} | environment,
-      capture_output=True,
-      text=True,
-      timeout=120,
-  )
 
 
 class PageTest(absltest.TestCase):
@@ -35,7 +23,7 @@ class PageTest(absltest.TestCase):
     page = (_ROOT / "docs/research/simulator.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     self.assertLen(blocks, 4)
-    done = run_python(_NO_JAX + "\n".join(blocks))
+    done = commands.run("-c", _NO_JAX + "\n".join(blocks))
     self.assertEqual(done.returncode, 0, done.stderr)
     lines = done.stdout.splitlines()
     self.assertEqual([line.split()[0] for line in lines[:3]], ["checkpoint", "bamboo", "full"])
@@ -44,11 +32,11 @@ class PageTest(absltest.TestCase):
     self.assertNotEqual(patient, two)
 
   def test_jax_would_be_missed(self):
-    done = run_python(_NO_JAX + "import bamboo_jax.models.text.gpt2")
+    done = commands.run("-c", _NO_JAX + "import bamboo_jax.models.text.gpt2")
     self.assertIn("import of jax halted", done.stderr)
 
 
-class SimulateTest(parameterized.TestCase):
+class SimulateTest(folders.FolderCase):
 
   def setUp(self):
     super().setUp()
@@ -66,12 +54,6 @@ class SimulateTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "'bambo'; did you mean 'bamboo'"):
       sim.simulate(self.trace, "bambo")
 
-  def test_a_policy_that_is_made_once_gives_the_same(self):
-    policy = sim.make_policy("checkpoint", self.trace)
-    self.assertEqual(
-        sim.simulate(self.trace, policy).account, sim.simulate(self.trace, "checkpoint").account
-    )
-
   @parameterized.parameters(
       (None, None, 0.918),
       ({"cost.instance": "p4d.24xlarge", "cost.date": None}, None, 5.33),
@@ -88,16 +70,18 @@ class SimulateTest(parameterized.TestCase):
       sim.make_policy("own", self.trace, config_lib.Config())
 
   def test_plugins_add_rows(self):  # Starts Python and simulates, 5 s.
-    folder = pathlib.Path(tempfile.mkdtemp())
+    folder = self.folder
     (folder / "mine.py").write_text(
         "from bamboo_jax import sim\nsim.register('mine', {'recovery.reconfigure': False})\n"
     )
-    done = run_python(
+    path = os.pathsep.join([str(_ROOT), str(folder)])
+    self.enterContext(mock.patch.dict("os.environ", PYTHONPATH=path))
+    done = commands.run(
+        "-c",
         "import sys; from launch import cli, simulate\n"
         "sys.argv += ['--config=sim/compare:quick', '--policies=mine', '--config.metrics.plots=0',"
         f" '--config.plugins=(\"mine\",)', '--workdir={folder}']\n"
         "cli.run(simulate.main, is_study=True)",
-        PYTHONPATH=os.pathsep.join([str(_ROOT), str(folder)]),
     )
     self.assertEqual(done.returncode, 0, done.stderr)
     self.assertIn("\nmine,", (folder / "summary.csv").read_text())

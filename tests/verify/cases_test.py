@@ -40,9 +40,7 @@ class DrawDeathsTest(parameterized.TestCase):
     self.assertNotEqual(draw(kind), draw(kind, seed=1))
     self.assertLen(draw(kind), 40)
 
-  @parameterized.named_parameters(
-      ("pair", "pair", True), ("neighbours", "neighbours", False), ("second", "second", True)
-  )
+  @parameterized.parameters(("pair", True), ("neighbours", False), ("second", True))
   def test_two_in_one_step(self, kind, is_apart):
     for case in draw(kind):
       first, second = case.faults

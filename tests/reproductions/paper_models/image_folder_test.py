@@ -1,30 +1,27 @@
-import pathlib
-import tempfile
-
 from absl.testing import parameterized
 import numpy as np
 from PIL import Image
 
 from bamboo_jax import base
 from bamboo_jax.data import batches as batches_lib, source as source_lib
+from tests import folders
 
 
-class ImageFolderTest(parameterized.TestCase):
+class ImageFolderTest(folders.FolderCase):
 
   def setUp(self):
     super().setUp()
-    self.root = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
     for label, name in enumerate(("cat", "dog")):
-      (self.root / name).mkdir()
+      (self.folder / name).mkdir()
       for index in range(5):
         self.write(f"{name}/{index}.png", color=(50 * label, 40 * index, 200))
 
   def write(self, name, *, color, size=(12, 9)):
     pixels = np.full((size[1], size[0], 3), color, np.uint8)
-    Image.fromarray(pixels).save(self.root / name)
+    Image.fromarray(pixels).save(self.folder / name)
 
   def make(self, **options):
-    options = {"path": str(self.root), "image_size": 4} | options
+    options = {"path": str(self.folder), "image_size": 4} | options
     return source_lib.make_source(
         "bamboo_jax.reproductions.paper_models.image_folder:make_image_folder", **options
     )
@@ -41,7 +38,7 @@ class ImageFolderTest(parameterized.TestCase):
 
   def test_samples_depend_on_seed_and_index_only(self):
     rng = np.random.default_rng(0)
-    for path in self.root.glob("*/*.png"):
+    for path in self.folder.glob("*/*.png"):
       noise = rng.integers(0, 256, (20, 30, 3)).astype(np.uint8)
       Image.fromarray(noise).save(path)
     source = self.make()
@@ -53,14 +50,14 @@ class ImageFolderTest(parameterized.TestCase):
 
   def test_the_next_epoch_cuts_out_other_pieces(self):
     ramp = np.arange(40 * 30 * 3).reshape(30, 40, 3).astype(np.uint8)
-    for path in self.root.glob("*/*.png"):
+    for path in self.folder.glob("*/*.png"):
       Image.fromarray(ramp).save(path)
     source = self.make(heldout_fraction=0)
     images = source.batch(range(20), seed=0)["images"]()
     self.assertLen(np.unique(images, axis=0), 20)
 
   def test_images_of_one_pixel(self):
-    for path in self.root.glob("*/*.png"):
+    for path in self.folder.glob("*/*.png"):
       self.write(path, color=(9, 8, 7), size=(1, 1))
     source = self.make(heldout_fraction=0.2)
     cut = source.batch(range(4), seed=0), source.heldout_batch([0, 1])
@@ -76,7 +73,7 @@ class ImageFolderTest(parameterized.TestCase):
     self.assertNotIn(160, [c[1] for c in trained])
 
   def test_labels_need_no_image(self):
-    (self.root / "cat/0.png").write_bytes(b"no image")
+    (self.folder / "cat/0.png").write_bytes(b"no image")
     source = self.make(on_corrupt="stop", heldout_fraction=0)
     batches = batches_lib.Batches(source, seed=0, num_microbatches=1, microbatch_size=10)
     labels = batches.microbatch(0, 0, ("labels",))["labels"]
@@ -88,7 +85,7 @@ class ImageFolderTest(parameterized.TestCase):
   def test_the_next_of_its_class_replaces_a_corrupt_image(self, damage):
     source = self.make(heldout_fraction=0)
     place = int(np.flatnonzero(self.greens(source) == (1, 160))[0] // 2)
-    path = self.root / "dog/4.png"
+    path = self.folder / "dog/4.png"
     if damage == "half":
       good = path.read_bytes()
       path.write_bytes(good[: len(good) // 2])
@@ -105,7 +102,7 @@ class ImageFolderTest(parameterized.TestCase):
 
   def test_none_replaces_a_file_that_the_system_cannot_read(self):
     source = self.make(heldout_fraction=0)
-    (self.root / "dog/4.png").unlink()  # Or the disk fails: others have it.
+    (self.folder / "dog/4.png").unlink()  # Or the disk fails: others have it.
     with self.assertRaisesRegex(base.DataError, "dog/4.png: .* No such file"):
       self.colors(source, range(10))
 
@@ -126,22 +123,22 @@ class ImageFolderTest(parameterized.TestCase):
   def test_hidden_folders_are_no_classes(self):
     want = self.make().fingerprint
     for name in (".ipynb_checkpoints", "cat/deeper"):
-      (self.root / name).mkdir()
+      (self.folder / name).mkdir()
       self.write(f"{name}/0.png", color=(1, 2, 3))
     self.write("cat/.0.png", color=(1, 2, 3))
     self.write("above.png", color=(1, 2, 3))
     with self.assertLogs("absl", "WARNING") as logs:
       self.assertEqual(self.make().fingerprint, want)
     self.assertIn(
-        f"Not read of {self.root}: .ipynb_checkpoints, above.png, cat/.0.png " "and 1 more.",
+        f"Not read of {self.folder}: .ipynb_checkpoints, above.png, cat/.0.png " "and 1 more.",
         logs.output[0],
     )
 
   def test_a_class_without_images(self):
-    for path in (self.root / "cat").iterdir():
+    for path in (self.folder / "cat").iterdir():
       path.write_bytes(b"")
     with self.assertRaisesRegex(base.DataError, "None of the images .*cat"):
       self.colors(self.make(), range(8))
-    (self.root / "emu").mkdir()
+    (self.folder / "emu").mkdir()
     with self.assertRaisesRegex(base.DataError, "class folder .*emu has no"):
       self.make()

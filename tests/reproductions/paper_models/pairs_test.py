@@ -30,11 +30,7 @@ class TranslationTest(folders.FolderCase):
 
   @parameterized.named_parameters(
       ("columns", {"a.tsv": b"one\teins\ntwo\tzwei\n"}, {"pattern": "*.tsv"}),
-      (
-          "lines",
-          {"t.en": b"one\n\ntwo\n", "t.de": b"eins\n\nzwei\n"},
-          {"source": "t.en", "target": "t.de"},
-      ),
+      ("lines", {"en": b"one\n\ntwo\n", "de": b"eins\n\nzwei\n"}, {"source": "en", "target": "de"}),
   )
   def test_pairs_of_files(self, files, options):
     source = self.make(files, **options)
