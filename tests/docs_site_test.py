@@ -2,13 +2,13 @@
 
 import pathlib
 import re
-import subprocess
 import sys
-import tempfile
 
 from absl.testing import parameterized
 
 from bamboo_jax.launch import __main__
+from tests import folders
+from tests.launch import commands
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _DOCS = _ROOT / "docs"
@@ -20,15 +20,10 @@ import generated  # noqa: E402
 sys.path.remove(str(_DOCS))
 
 
-class SiteTest(parameterized.TestCase):
+class SiteTest(folders.FolderCase):
 
   def test_repeats_the_code(self):  # The help of 25 commands: 5 s.
-    done = subprocess.run(
-        [sys.executable, _DOCS / "generated.py", "--check"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = commands.run(_DOCS / "generated.py", "--check")
     self.assertEqual((done.stdout, done.returncode), ("\n", 0), done.stderr)
     page = self._read_page("reference/options")
     self.assertIn("| `pipeline.num_stages` |", page)
@@ -65,14 +60,9 @@ class SiteTest(parameterized.TestCase):
     self.assertEqual(generated.fill(filled), filled)
 
   def test_builds_without_warnings(self):  # JAX, and 25 pages: 10 s.
-    out = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    out = self.folder
     options = ("-W", "-n", "-q", "--keep-going")
-    done = subprocess.run(
-        [sys.executable, "-m", "sphinx", *options, _DOCS, out],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = commands.run("-m", "sphinx", *options, _DOCS, out)
     self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
     self.assertIn("pipeline.num_stages", self._read(out, "options"))
     self.assertIn("<h3>bamboo train<", self._read(out, "options"))
@@ -92,9 +82,8 @@ class SiteTest(parameterized.TestCase):
   def test_help_of_a_command(self):
     text = """Does it.
 
-bamboo do --config=FILE \\
+bamboo do \\
   --now
-bamboo do
 
 More.
 
@@ -112,9 +101,8 @@ Others:
 Does it.
 
 ```
-bamboo do --config=FILE \\
+bamboo do \\
   --now
-bamboo do
 ```
 
 More.
@@ -125,13 +113,6 @@ Others:
 
 * `--late`: Later.
 """,
-    )
-
-  def test_help_without_flags(self):
-    text = "Lists it.\n\nbamboo list\n\nflags:\n"
-    self.assertEqual(
-        generated.render_command("list", text),
-        "### bamboo list\n\nLists it.\n\n```\nbamboo list\n```\n",
     )
 
   def test_mentions_of_pages_are_links(self):

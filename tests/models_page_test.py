@@ -6,10 +6,8 @@ import io
 import pathlib
 import re
 import sys
-import tempfile
 from unittest import mock
 
-from absl.testing import absltest
 import jax
 
 from bamboo_jax.cli import config_flag
@@ -19,6 +17,7 @@ from bamboo_jax.models import zoo
 from bamboo_jax.reproductions.paper_models import gnmt
 from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.verify import cases, trials as trials_lib
+from tests import folders
 
 _GUIDES = pathlib.Path(__file__).resolve().parents[1] / "docs" / "guides"
 
@@ -34,13 +33,12 @@ def setUpModule():
   jax.devices()  # Now there are 8, however few a run asks for.
 
 
-class ModelsPageTest(absltest.TestCase):
+class ModelsPageTest(folders.FolderCase):
 
   def test_code_trains(self):
-    folder = self.enterContext(tempfile.TemporaryDirectory())
-    code = _read_code("own_training.md", "make_gru")
-    path = pathlib.Path(folder, "gru.py")
-    path.write_text(code)
+    folder = str(self.folder)
+    path = self.folder / "gru.py"
+    path.write_text(_read_code("own_training.md", "make_gru"))
     sys.path.insert(0, folder)
     self.addCleanup(sys.path.remove, folder)
     self.addCleanup(sys.modules.pop, "gru", None)
@@ -49,13 +47,8 @@ class ModelsPageTest(absltest.TestCase):
     config.data.name = "synthetic"
     config.data.options.vocab_size = 256
     config.model.options.sequence_length = 4
-    config.checkpoint.every_steps = 0
-    config.evaluate.every_steps = 0
-    config.redundancy.spares = 0
-    config.pipeline.num_pipelines = 1
-    config.pipeline.num_stages = 2
-    config.pipeline.num_microbatches = 2
-    config.pipeline.microbatch_size = 2
+    config.checkpoint.every_steps = config.evaluate.every_steps = config.redundancy.spares = 0
+    config.pipeline.update(num_pipelines=1, num_stages=2, num_microbatches=2, microbatch_size=2)
     trials = trials_lib.Trials(config, cache=programs_lib.ProgramCache())
     faults = faults_lib.parse_faults("1,0/1,2,kill", source="test")
     outcome = trials.run(cases.Case(faults))

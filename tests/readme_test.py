@@ -32,10 +32,7 @@ class ReadmeTest(folders.FolderCase):
     done = subprocess.run(
         [sys.executable, "mine.py"],
         cwd=self.folder,
-        env={
-            **compilation.environ_of_users(),
-            **{"PYTHONPATH": str(_ROOT), "JAX_PLATFORMS": "cpu"},
-        },
+        env=compilation.environ_of_users() | {"PYTHONPATH": str(_ROOT), "JAX_PLATFORMS": "cpu"},
         capture_output=True,
         text=True,
         check=False,

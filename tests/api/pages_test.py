@@ -20,13 +20,9 @@ import bamboo_jax
 
 def get_config():
   config = bamboo_jax.get_config("quickstart")
-  config.model.options.num_blocks = 1
-  config.model.options.width = 16
-  config.model.options.sequence_length = 16
-  config.pipeline.num_stages = 3
-  config.pipeline.num_microbatches = 2
-  config.redundancy.spares = 0
-  config.evaluate.every_steps = 0
+  config.model.options.update(num_blocks=1, width=16, sequence_length=16)
+  config.pipeline.update(num_stages=3, num_microbatches=2)
+  config.redundancy.spares = config.evaluate.every_steps = 0
   config.metrics.plots = False
   return config
 """

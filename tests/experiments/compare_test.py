@@ -73,8 +73,6 @@ def write_trace(text):
 class CompareTest(parameterized.TestCase):
 
   @parameterized.parameters(
-      ({}, 0.918),
-      ({"cost.date": None}, 0.4),
       ({"cost.instance": "p4d.24xlarge", "cost.date": None}, 5.33),
       ({"cost.instance": None, "cost.date": None}, 0.918),  # With a note.
   )
@@ -118,7 +116,6 @@ class CompareTest(parameterized.TestCase):
         continue
       causes = [float(row[f"gap_{cause}_pct"]) for cause in compare.CAUSES]
       self.assertAlmostEqual(sum(causes), float(row["gap_pct"]), places=3)
-
     self.check_parts(rows)
 
   def check_parts(self, rows):
@@ -160,11 +157,7 @@ class CompareTest(parameterized.TestCase):
       ("deep", compare.Sweep("seed.x", (1,)), "seed"),
       ("value", compare.Sweep(values=("often",)), "hazard_per_node_hour must be float"),
       ("negative", compare.Sweep("study.trace.hours", (-1.0,)), "hours must be above 0"),
-      (
-          "price",
-          compare.Sweep("cost.instance", ("p3.2xlarge", "nope")),
-          "Unknown instance .*'nope'",
-      ),
+      ("price", compare.Sweep("cost.instance", ("p3.2xlarge", "no")), "Unknown instance .*'no'"),
       ("stages", compare.Sweep("pipeline.num_stages", (2, 999)), "num_stages"),
       ("seed", compare.Sweep("seed", (1, 2)), "--sweep=seed .* no effect with --trace", _EVENTS),
       ("of_a_trace", _SWEEP, "--sweep=study.trace.* has no effect with --trace", _EVENTS),
@@ -209,20 +202,11 @@ class GapTest(parameterized.TestCase):
       # A tenth of the time that the best trains in is lost.
       ("lost", 720, dict(useful=72, bubble=18, lost=10), {"lost": 10.0}),
       ("idle", 400, dict(useful=40, bubble=10, idle=50), {"idle": 50.0}),
-      (
-          "pauses",
-          640,
-          dict(useful=64, bubble=16, recovery=5, restart=10, checkpoint=5),
-          {"pauses": 20.0},
-      ),
+      ("pauses", 640, dict(useful=64, bubble=16, recovery=5, restart=15), {"pauses": 20.0}),
+      ("saves", 640, dict(useful=64, bubble=16, checkpoint=20), {"pauses": 20.0}),
       ("layout", 600, dict(useful=60, bubble=40), {"layout": 25.0}),
       ("redundancy", 600, dict(useful=60, bubble=15, redundant=25), {"redundancy": 25.0}),
-      (
-          "redundancy_in_bubbles",
-          800,
-          dict(useful=80, redundant=20),
-          {"layout": -25.0, "redundancy": 25.0},
-      ),
+      ("in_bubbles", 800, dict(useful=80, redundant=20), {"layout": -25.0, "redundancy": 25.0}),
   )
   def test_one_cause(self, num_samples, parts, expected):
     best = make_account(800, useful=80, bubble=20)
@@ -248,26 +232,19 @@ class CommandTest(parameterized.TestCase):
       ("seeds", ["--table=oobleck", "--seeds=2"], "--seeds has no effect with --table=oobleck, wh"),
       ("with", ["--table=oobleck", "--policies=full"], "--policies has no effect with --table"),
       ("variant", ["--config=sim/compare:fast"], "A variant must be quick or single, got fast"),
-      (
-          "trace",
-          [f"--trace={write_trace('5,add,a' + chr(10) + '4,add,b')}"],
-          "events.csv, line 2: events must be in order of time",
-      ),
+      ("trace", [f"--trace={write_trace('4,ad,b')}"], "events.csv, line 1: Unknown kind .*'ad'"),
       ("trace_name", ["--trace=ec3"], "Unknown trace 'ec3'; did you mean 'ec2'"),
       ("sweep", ["--sweep=seed"], "--sweep=seed must be a field of the config and its values"),
-      ("swept", ["--sweep=study.trace.hour=3"], "'hour'; did you mean 'hours'"),
       ("sweep_policy", ["--sweep=recovery.policy=bamboo"], "policies as --policies=A,B"),
       ("section", ["--config.workload.name=a"], "config.workload is gone: config.model, config.pi"),
       ("no_policy", ["--policies="], "--policies= must name a policy .* Allowed: bamboo, check"),
       ("twice", ["--policies=own,own"], "--policies=own,own must name .*each once. Allowed: bam"),
       (
-          "set",
-          ["--policies=oobleck", "--config.pipeline.layout=grid"],
+          *("set", ["--policies=oobleck", "--config.pipeline.layout=grid"]),
           "--config.pipeline.layout has no effect with --policies=oobleck, which sets it",
       ),
       (
-          "set_by_all",
-          ["--policies=oobleck,bamboo", "--sweep=cost.market=spot,on_demand"],
+          *("set_by_all", ["--policies=oobleck,bamboo", "--sweep=cost.market=spot,on_demand"]),
           "--sweep=cost.market has no effect with --policies=oobleck,bamboo, which set it",
       ),
       ("prices", ["--config.cost.prices=no.csv"], "config.cost.prices='no.csv' cannot be read: No"),

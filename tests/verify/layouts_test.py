@@ -98,14 +98,13 @@ class LayoutsTest(absltest.TestCase):
     jax.devices()
     options = table.Options(("mixed",))
     jobs, kinds = table.plan(make_config(), options, count=3), set()
-    with mock.patch.object(table, "_made", {str(make_config()): table.Layouts(make_config())}):
-      with mock.patch.object(
-          cases.Storm, "_add", autospec=True, side_effect=cases.Storm._add
-      ) as add:
-        with mock.patch.object(
-            writer.Writer, "close", autospec=True, side_effect=writer.Writer.close
-        ) as close:
-          rows = [row for job in jobs for row in table.run(job)]
+    made = {str(make_config()): table.Layouts(make_config())}
+    spy = lambda owner, name: mock.patch.object(
+        owner, name, autospec=True, side_effect=getattr(owner, name)
+    )
+    with mock.patch.object(table, "_made", made), spy(cases.Storm, "_add") as add:
+      with spy(writer.Writer, "close") as close:
+        rows = [row for job in jobs for row in table.run(job)]
     # Each run, and the undisturbed one; or it may write into a folder that goes.
     self.assertEqual(close.call_count, 4)
     kinds = {call.args[-1] for call in add.call_args_list}

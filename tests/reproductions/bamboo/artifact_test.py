@@ -59,14 +59,7 @@ class RulesTest(parameterized.TestCase):
       ("fatal", "abcd", [(100, "c"), (200, "d")], 35_000, 37, 34_200),
       # The shadow of b covers two stages already: fatal as well, and nodes
       # gather until 30,300.
-      (
-          "shadow_taken",
-          "abcdef",
-          [(100, "a"), (300, "b")],
-          32_000,
-          1 + (30_300 - 500) // 600 + 2,
-          31_500,
-      ),
+      ("shadow_taken", "abcdef", [(100, "a"), (300, "b")], 32_000, 1 + 29_800 // 600 + 2, 31_500),
   )
   def test_steps(self, nodes, losses, end_ms, num_steps, last_ms):
     loop, _ = _play(nodes, losses, end_ms)
