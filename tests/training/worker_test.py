@@ -3,13 +3,15 @@
 The worker is that of clusters, on a cohort of one member; `bamboo verify` runs all deaths.
 """
 
+import contextlib
 import gc
 from unittest import mock
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 import jax
 import numpy as np
 
+from bamboo_jax import base
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.runtime import engine as engine_lib, node as node_lib, program_store
 from bamboo_jax.runtime.phases import reduce
@@ -154,21 +156,29 @@ class RetractedTest(folders.FolderCase):
     taken.assert_called_once()
 
 
-class JoinsTest(absltest.TestCase):
+class JoinsTest(parameterized.TestCase):
 
-  def test_the_time_of_a_wait_for_others_to_join(self):
+  @parameterized.parameters(False, True)
+  def test_the_time_of_a_wait_for_others_to_join(self, dies):
     worker = object.__new__(worker_lib.Worker)
     step, clock = mock.Mock(idle_secs=1.0), mock.Mock(perf_counter=lambda: 2.0)
-    wait = lambda num: setattr(clock, "perf_counter", lambda: num + 2.0)
+
+    def wait(num):
+      clock.perf_counter = lambda: num + 2.0
+      if dies:
+        raise base.ViewChangedError("n1 died")
+
     cohort = mock.Mock(wait_members=wait, strike=lambda due: False)
     cohort.view.members = "abc"
     worker._step, worker._cohort, worker._compiler = step, cohort, mock.Mock()
     worker._journal, worker.state = mock.Mock(), mock.Mock(steps=3)
+    worker._deaths = mock.Mock()
     joins = [faults_lib.Fault(4, "", kind="join")] * 2
     worker._given = mock.Mock(faults=joins)
-    with mock.patch.object(worker_lib, "time", clock):
+    with mock.patch.object(worker_lib, "time", clock), contextlib.suppress(base.ViewChangedError):
       worker._wait_for_joins()
     self.assertEqual(step.idle_secs, 1.0 + 5.0)
+    worker._deaths.excuse.assert_called_once_with(4, 5.0)
 
 
 class LadderTest(parameterized.TestCase):
