@@ -180,7 +180,7 @@ class Exit:
 
 
 def decide_exit(said: Collection[Risk]) -> Exit | None:
-  """Returns what to do about the risks that members see; None without one.
+  """Returns whether members save now, or let others take over first; None without a risk.
 
   A node that ends before a save is complete ends it for all. So if the save takes long
   and others can take over, they do so first, from memory; if none can, it is tried

@@ -59,7 +59,7 @@ def load(name: str) -> Any:
 
 
 def given() -> GivenConfig:
-  """Returns what this command line says, after `parse`."""
+  """Returns the config that was given on this command line; call `parse` first."""
   flag: Any = flags.FLAGS[NAME]
   found: GivenConfig = flag.given
   return found

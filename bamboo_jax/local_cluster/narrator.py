@@ -39,7 +39,7 @@ class Narrator:
     self._thread = threading.Thread(target=self._follow, name="narrator", daemon=True)
 
   def follow(self, agent: agent_lib.Agent) -> None:
-    """Shows this agent from now on, in place of the one before."""
+    """Shows nodes and progress as this agent sees them; the one shown before may have ended."""
     self.agent = agent
     if self._thread.ident is None:
       self._thread.start()

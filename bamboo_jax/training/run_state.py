@@ -117,7 +117,7 @@ class RunState:
     return self.steps
 
   def find_risk(self) -> parts.Risk | None:
-    """Returns what all nodes with a copy of some segment hold, if they will be preempted.
+    """Returns what is known of state whose only copies are on nodes that will be preempted.
 
     None if there are others, or that state was saved.
     """

@@ -225,7 +225,11 @@ class ClientTest(parameterized.TestCase):
   def test_a_run_that_is_to_stop_waits_for_no_newcomer(self):
     self.begin()
     self.say(messages.NewView(members.view(4, 0, 1, 2, stops=True)))
-    self.client.wait_members(4, until_stop=True)  # Else it would block.
+    waits = lambda: self.client.wait_members(4, until_stop=True)
+    thread = threading.Thread(target=waits, daemon=True)
+    thread.start()
+    thread.join(20)
+    self.assertFalse(thread.is_alive())
     self.assertTrue(self.client.newest.stops)
 
   def test_a_newcomer_stops_nothing_though_it_dies_before_it_is_adopted(self):

@@ -22,9 +22,9 @@ from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import channel as channel_lib
 
 
-def refresh(engine: engine_lib.Engine, scale: float) -> int:
-  """Sends each shadow its gradients or state; returns the bytes received."""
-  nodes, totals, num_bytes = engine.nodes, engine.totals, 0
+def refresh(engine: engine_lib.Engine, scale: float) -> None:
+  """Sends each shadow the gradients of its owner, or the owner's next state."""
+  nodes, totals = engine.nodes, engine.totals
   sends_state, proposed = engine.replicas.refresh == "state", engine.proposed
   proposed.clear()  # A death may have changed roles since.
   find_target = functools.partial(places.of_state, model=engine.specs[0].model.name)
@@ -43,13 +43,11 @@ def refresh(engine: engine_lib.Engine, scale: float) -> int:
         if shadow in nodes:
           like = trained(spec_lib.take(unit, unit.state)) if sends_state else unit.accumulator
           value = engine.links.receive(channel, like, find_target)
-          num_bytes += spec_lib.nbytes(value)
           if sends_state:
             old = spec_lib.take(unit, nodes[shadow].state)
             proposed[unit.first, shadow] = spec_lib.add_frozen(value, old)
           else:
             totals[unit.first, shadow] = value
-  return num_bytes
 
 
 def apply(engine: engine_lib.Engine, scale: float) -> None:
