@@ -12,6 +12,7 @@ from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.models import zoo
 from bamboo_jax.runtime.phases import update
 from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
+from bamboo_jax.runtime.wire import links as links_lib
 from bamboo_jax.training.setup import accept, optimizers
 from bamboo_jax.verify import cases, trials as trials_lib
 from configs import sweep_faults
@@ -57,9 +58,20 @@ class TextModelsTest(parameterized.TestCase):
   def test_deaths(self, name):
     """If `refresh` is "state", replicas get parameters, not gradients; but no frozen ones."""
     config, cache, whole = make_config(name), programs_lib.ProgramCache(), None
-    refresh_all, received = update.refresh, []
-    count = lambda *given: received.append(refresh_all(*given)) or received[-1]
-    self.enterContext(mock.patch.object(update, "refresh", count))
+    refresh_all, receive, received = update.refresh, links_lib.Links.receive, []
+
+    def refresh_once(engine, scale):
+      received.append(0)
+      refresh_all(engine, scale)
+
+    def count(links, channel, *args):
+      value = receive(links, channel, *args)
+      if channel.kind == "refresh":
+        received[-1] += spec_lib.nbytes(value)
+      return value
+
+    self.enterContext(mock.patch.object(update, "refresh", refresh_once))
+    self.enterContext(mock.patch.object(links_lib.Links, "receive", count))
     for refresh in ("gradient", "state")[: 1 + (name == "qwen, lora")]:
       config.redundancy.refresh = refresh
       trials = trials_lib.Trials(config, cache=cache, whole=whole)
