@@ -15,7 +15,7 @@ from bamboo_jax.cli import flagset
 from bamboo_jax.cluster import mirror
 from bamboo_jax.launch import cli, status as status_command
 from bamboo_jax.local_cluster import inquiry
-from bamboo_jax.report import status
+from bamboo_jax.report.live import feed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,7 @@ def main(flags: KillFlags) -> None:
     )
   workers = inquiry.find_workers(mirror.local(flags.observed.workdir) / "logs")
   if missing := [name for name in flags.names if name not in workers]:
-    run = status.read(flags.observed.open(), flags.observed.name)
+    run = feed.read_run(flags.observed.open(), flags.observed.name)
     hosts = {member.name: member.host for member in run.registered}
     raise ValueError(inquiry.explain_missing(missing[0], workers, hosts))
   for name in dict.fromkeys(flags.names):

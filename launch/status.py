@@ -5,9 +5,9 @@ bamboo status --workdir=runs/cluster --watch
 bamboo status --workdir=runs/cluster --page
 bamboo status --workdir=runs/cluster --stacks
 
-Lists nodes, layout, failures that would be survived now, and times of the last
-recoveries. Reads only files, so it disturbs no worker. Of a run in a bucket the page
-has what was put there with the last checkpoint.
+Lists nodes and their stages, failures that would be survived now, and the last
+recoveries and events, as the page does. Reads only files, so it disturbs no
+worker. Of a run in a bucket the log is that of the last checkpoint.
 
 `--stacks` shows what the workers of this machine do, and which waits for which.
 It asks each by signals, which disturb no step; they answer in their logs. A
@@ -31,8 +31,7 @@ from bamboo_jax.cluster import mirror, records as records_lib
 from bamboo_jax.launch import cli
 from bamboo_jax.local_cluster import inquiry
 from bamboo_jax.net import identity as identity_lib
-from bamboo_jax.report import status
-from bamboo_jax.report.live import feed as feed_lib, server
+from bamboo_jax.report.live import feed as feed_lib, server, words
 
 _FETCH_SECS = 5.0  # Between two looks at a bucket.
 _CLEAR = "\033[H\033[2J"  # Of a terminal.
@@ -98,9 +97,8 @@ def main(flags: StatusFlags) -> None:
   if flags.stacks:
     _ask(flags.observed.workdir)
     return
-  observed, name = flags.observed, flags.observed.name
-  records = observed.open()
-  read = _open_feed(observed, records)
+  observed = flags.observed
+  read = _open_feed(observed, observed.open())
   if flags.json:
     print(json.dumps(read()))
   elif (port := flags.page.port) is not None:
@@ -110,7 +108,7 @@ def main(flags: StatusFlags) -> None:
     print(f"page: {address}", flush=True)
     threading.Event().wait()
   else:
-    _show(records, name, watches=flags.watch)
+    _show(read, watches=flags.watch)
 
 
 def _open_feed(
@@ -144,12 +142,12 @@ def _ask(workdir: str | None) -> None:
     print(line)
 
 
-def _show(records: records_lib.Records, name: str, *, watches: bool) -> None:
+def _show(read: Callable[[], dict[str, Any]], *, watches: bool) -> None:
   while True:
-    run = status.read(records, name)
+    value = read()
     is_screen = watches and sys.stdout.isatty()
-    print(_CLEAR * is_screen + status.render(run, now_secs=time.time()), flush=True)
-    if not watches or not run.registered:
+    print(_CLEAR * is_screen + words.render_status(value, now_secs=time.time()), flush=True)
+    if not watches or value["head"]["state"] in words.ENDS:
       return
     time.sleep(1.0)
 

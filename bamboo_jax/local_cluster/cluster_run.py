@@ -22,6 +22,7 @@ from bamboo_jax.local_cluster import machine, narrator, strikes as strikes_lib
 from bamboo_jax.metrics import jsonl, progress as progress_lib
 from bamboo_jax.net import addresses
 from bamboo_jax.recovery import durations
+from bamboo_jax.report import events
 from bamboo_jax.report.live import feed as feed_lib, server
 from bamboo_jax.runtime import accelerator
 from bamboo_jax.traces import scale, trace as trace_lib
@@ -424,7 +425,7 @@ class ClusterRun:
         self._told_secs = None  # The log gives a reason.
       elif "event" not in line:
         self._told_secs = now_secs
-      progress_lib.show_line(self._progress, line)
+      events.show(self._progress, line)
       if "event" not in line:
         self._has_stepped = True
         logs.note_step(line["step"])

@@ -15,6 +15,7 @@ from bamboo_jax.cluster import mirror
 from bamboo_jax.cluster.agent import agent as agent_lib
 from bamboo_jax.metrics import jsonl, progress as progress_lib
 from bamboo_jax.recovery import durations
+from bamboo_jax.report import events
 
 _LOOK_SECS = 0.25
 
@@ -65,7 +66,7 @@ class Narrator:
     lines = self._reader.read()
     if self._view:  # Before, another run writes the log.
       for line in lines:
-        progress_lib.show_line(self._progress, line)
+        events.show(self._progress, line)
 
   def _follow(self) -> None:
     try:
@@ -113,7 +114,7 @@ def render_end(path: pathlib.Path) -> list[str]:
   if not path.exists():
     return []
   content = json.loads(path.read_text())
-  lines = [durations.describe(r) for r in content["recoveries"]]
+  lines = [f"step {r['step']}: {durations.describe(r)}" for r in content["recoveries"]]
   if redundancy := content.get("redundancy"):
     lines.append(progress_lib.render_redundancy(redundancy))
   return [*lines, f"state_sha256={content['state_sha256']}"]

@@ -17,8 +17,6 @@ from typing import Any, TextIO
 
 import tqdm
 
-from bamboo_jax.metrics import jsonl
-
 # Digits after the point by the suffix of the name, which is the unit.
 _FORMATS = {
     "loss": ".4f",
@@ -29,13 +27,7 @@ _FORMATS = {
     "_secs": ".2f",
     "_per_sec": ".0f",
 }
-# Metrics in the log that are shown in lines of steps.
-_SHOWN = (
-    *("loss", "learning_rate", "tokens_per_sec", "samples_per_sec", "bubble_pct", "step_ms"),
-    *("mfu_pct", "goodput_pct", "usd", "view"),
-)
 _SHORT = {"learning_rate": "lr"}  # Names shown in lines of steps.
-_RECOVERY = ("step", "victims", "rung", "view")
 
 _PAUSE_SECS = 1.0  # After a longer pause the reason is shown.
 _NARROW = 80  # Columns of a terminal; on fewer the loss comes before the speed.
@@ -102,41 +94,6 @@ def render_redundancy(found: Mapping[str, str | float]) -> str:
     for entry in (name, f"planned_{name}"):
       values[f"{entry}_pct"] = 100 * found[entry]
   return render_line(values)
-
-
-def render_event(line: Mapping[str, Any]) -> str | None:
-  """Returns an event of the log as text; None if it is not shown."""
-  values = {k: v for k, v in line.items() if k != "event"}
-  match line.get("event"):
-    case "warning":
-      return f"warning: {line['text']}"
-    case "changed":
-      return str(line["text"])
-    case "recovery":
-      values = {k: line[k] for k in _RECOVERY if k in line}
-      values["victims"] = ",".join(line.get("victims", ()))
-      return f"recovery {render_line(values)}"
-    case "slow":
-      return f"slow {render_line(values)}"
-    case "eval":
-      return render_line({f"eval_{k}": v for k, v in values.items()})
-    case "saving":
-      return f"saving step={line['step']}: {line['reason']}"
-    case "uploaded":
-      return (
-          f"uploaded=step {line['saved']}: {line['mib']:.1f} MiB in {line['secs']:.1f} s, "
-          f"{line['mib_per_sec']:.1f} MiB/s"
-      )
-    case "save_failed":
-      return f"warning: {line['reason']} Training continues."
-    case "skipped":
-      return f"skipped step={line['step']} reason={line['reason']!r}"
-    case "damaged":
-      return (
-          f"warning: the checkpoint of step {line['checkpoint']} is damaged; "
-          f"training continues from step {line['step']}."
-      )
-  return None
 
 
 class ProgressLine:
@@ -215,21 +172,6 @@ def _find_columns(terminal: TextIO) -> int:
     return os.get_terminal_size(terminal.fileno()).columns
   except OSError:  # It has no file.
     return _NARROW
-
-
-def show_line(progress: ProgressLine, line: Mapping[str, Any]) -> None:
-  """Shows a line of the log of a run: a step or an event."""
-  if line.get("event") == "start" and line["step"]:
-    progress.show_text(f"resumed_from_step={line['step']}")
-  elif (said := render_event(line)) is not None:
-    progress.show_text(said)
-  elif line.get("event") == "pause":
-    progress.explain(line["reason"], at_once=line.get("at_once", False))
-  elif "event" not in line:
-    own = [k for k in line if not jsonl.is_reserved(k)]  # Metrics of the user.
-    names = ("loss", *own, *_SHOWN[1:])
-    shown = {k: line[k] for k in names if line.get(k) is not None}
-    progress.show_step(line["step"], shown)
 
 
 def _render(name: str, value: int | float | str) -> str:

@@ -177,7 +177,7 @@ def _between(start_secs: float | None, end_secs: float | None) -> float | None:
 
 
 def describe(reported: Mapping[str, Any]) -> str:
-  """Returns a recovery of `report` as a sentence."""
+  """Returns a recovery of `report` as a sentence, without its step."""
   said = [_say("noticed after", reported["detect_secs"])]
   if reported["detect_secs"] is None:
     said.append(_say("not heard for", reported["silence_to_view_secs"]))
@@ -186,10 +186,12 @@ def describe(reported: Mapping[str, Any]) -> str:
   is_idle = redo_secs == 0.0
   said.append("nothing redone" if is_idle else _say("redone in", redo_secs))
   said.append(_say("pause", reported["pause_secs"]))
-  return (
-      f"recovered in step {reported['step']}: {describe_loss(reported)} died; "
-      f"{describe_answer(reported)} ({', '.join(said)})"
-  )
+  return f"{describe_death(reported)} ({', '.join(said)})"
+
+
+def describe_death(recovery: Mapping[str, Any]) -> str:
+  """Returns who died and what followed, as text."""
+  return f"{describe_loss(recovery)} died; {describe_answer(recovery)}"
 
 
 def describe_loss(recovery: Mapping[str, Any]) -> str:

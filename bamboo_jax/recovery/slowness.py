@@ -20,7 +20,6 @@ is slow from the start of a view is not found, as it has no other past.
 from collections.abc import Mapping, Sequence
 import dataclasses
 import statistics
-from typing import Any
 
 from bamboo_jax import base
 
@@ -88,14 +87,6 @@ class Named:
     """What is told of it, without its step."""
     told = dataclasses.asdict(self).items()
     return {name: value for name, value in told if value != 0 and name not in ("step", "number")}
-
-
-def describe(told: Mapping[str, Any]) -> str:
-  """Returns a sentence from the event "slow", see `Named.values`."""
-  before = f", named {n} times before" if (n := told.get("named_before")) else ""
-  return (
-      f"{told['node']} on {told['host']}{before}, {told['factor']} times as " "slow as it should be"
-  )
 
 
 def find_slow(history: Sequence[Step]) -> dict[NodeId, float]:

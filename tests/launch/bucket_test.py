@@ -44,7 +44,8 @@ class BucketTest(commands.CommandCase):
 
   def saved(self):
     """Returns the step of the newest checkpoint of which the process has told, 0 without any."""
-    found = re.findall(r"(?m)^uploaded=step (\d+): [\d.]+ MiB in [\d.]+ s", "\n".join(self.said))
+    told = r"(?m)^step \d+: uploaded step (\d+): [\d.]+ MiB in [\d.]+ s"
+    found = re.findall(told, "\n".join(self.said))
     return max(map(int, found), default=0)
 
   def whole(self):
@@ -95,10 +96,10 @@ class BucketTest(commands.CommandCase):
     self.release()
     self.assertEqual(process.wait(), 0, msg=self.said)
     self.assertGreaterEqual(int(resumed()[1]), 2, msg=self.said)
-    told = r"saving step=\d+: (not yet, .*: )?only n\d, to be preempted, have .* MiB/s, takes "
+    told = r"step \d+: saving: (not yet, .*: )?only n\d, to be preempted, have .* MiB/s, takes "
     self.assertRegex("\n".join(self.said), told)
     self.assertIn(f"state_sha256={self.whole()}", self.said)
     shown = self.start_on("third", "status", f"--workdir={self.url}")
     (said,) = self.finish(shown)
     self.assertIn("step=46 num_steps=46", said)
-    self.assertRegex(said, r"uploaded=step \d+: [\d.]+ MiB in [\d.]+ s, [\d.]+ MiB/s")
+    self.assertRegex(said, r"uploaded step \d+: [\d.]+ MiB in [\d.]+ s, [\d.]+ MiB/s")

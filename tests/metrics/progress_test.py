@@ -59,17 +59,6 @@ class ProgressTest(parameterized.TestCase):
     self.assertEqual(stream.getvalue(), want)
     self.assertEmpty({*threading.enumerate()} - before)  # Else it could not be forked.
 
-  def test_a_death_is_shown_at_once(self):
-    stream = io.StringIO()
-    with progress_lib.ProgressLine(num_steps=2, stream=stream, pause_secs=600.0) as shown:
-      for line in (
-          {"event": "pause", "step": 1, "reason": "n2 died", "at_once": True},
-          {"event": "pause", "step": 1, "reason": "waiting for 1 more to join"},
-          {"step": 1, "loss": 3.5},
-      ):
-        progress_lib.show_line(shown, line)
-    self.assertEqual(stream.getvalue(), "n2 died\nstep=1 loss=3.5000\n")
-
   def test_a_narrow_terminal_without_colours(self):
     self.enterContext(mock.patch.dict(os.environ, NO_COLOR="1"))
     terminal, file = map(os.fdopen, os.openpty(), ("rb", "w"))
@@ -93,23 +82,6 @@ class ProgressTest(parameterized.TestCase):
     self.assertEqual(tqdm.tqdm.monitor_interval, 0)  # A thread: no node could be forked.
 
   @parameterized.parameters(
-      ("eval", dict(loss=3.07846, accuracy=0.5), "eval_step=20 eval_loss=3.0785 eval_acc.*=0.5000"),
-      ("slow", dict(node="a", factor=5.0, busy_ms=9.0), "slow step=20 node=a factor=5 busy_ms=9.0"),
-      ("recovery", dict(victims=("0/1", "0/2")), "recovery step=20 victims=0/1,0/2"),
-      ("saving", dict(reason="why"), "saving step=20: why"),
-      ("warning", dict(text="text"), "warning: text"),
-      ("save_failed", dict(reason="Disk full."), "warning: Disk full. Training continues."),
-      ("skipped", dict(reason="why"), "skipped step=20 reason='why'"),
-      ("damaged", dict(checkpoint=30), "warning: .* step 30 is damaged; .* from step 20[.]"),
-      ("changed", dict(text="text"), "text"),
-      ("layout", dict(owners=((0, 1),)), "None"),
-      (None, dict(loss=3.07846), "None"),
-  )
-  def test_an_event(self, name, values, want):
-    line = {"step": 20, "event": name, **values} if name else {"step": 20, **values}
-    self.assertRegex(str(progress_lib.render_event(line)), f"^{want}$")
-
-  @parameterized.parameters(
       ("loss", 3.41234, "3.4123"),
       ("eval_loss", np.float32(3.0), "3.0000"),
       ("loss", float("nan"), "nan"),
@@ -123,13 +95,6 @@ class ProgressTest(parameterized.TestCase):
   )
   def test_render_line(self, name, value, want):
     self.assertEqual(progress_lib.render_line({name: value}), f"{name}={want}")
-
-  def test_own_metrics_in_lines_of_the_log(self):
-    stream = io.StringIO()
-    line = {"step": 1, "loss": 2.5, "top5": 0.75, "learning_rate": 0.5, "account": {}, "view": 1}
-    with progress_lib.ProgressLine(num_steps=2, stream=stream) as shown:
-      progress_lib.show_line(shown, {**line, "grad_norm": 0.1, "images_per_sec": 2.0})
-    self.assertEqual(stream.getvalue(), "step=1 loss=2.5000 top5=0.75 lr=0.5 view=1\n")
 
   def test_a_full_disk_ends_no_training(self):
     full = open("/dev/full", "w")

@@ -460,7 +460,7 @@ class JournalTest(folders.FolderCase):
     summary = self.summary(2)
     self.assertEqual([r["view"] for r in summary["recoveries"]], [2, 3, 4])
     self.assertEqual(summary["recoveries"][0]["nodes"], [0])
-    self.assertIn("recovery step=3 victims=0/0 rung=shadow view=3\n", self.shown.getvalue())
+    self.assertIn("step 3: n0 (stage 0/0) died; ", self.shown.getvalue())
     self.assertGreater(summary["cost"]["lost_pct"], 0)
 
   def test_resumes(self):

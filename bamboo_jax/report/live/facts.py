@@ -22,16 +22,16 @@ from bamboo_jax.recovery import (
     ladder as ladder_lib,
     layout as layout_lib,
     moves,
-    slowness,
     survival as survival_lib,
 )
-from bamboo_jax.report import status as status_lib
+from bamboo_jax.report import events
 from bamboo_jax.report.live import words
 
 _MOST = 1000  # Points; with more, every second one is dropped.
 _MOST_EVENTS = 200  # The last ones.
 _MOST_GONE = 6  # Nodes without a place in the grid: the last ones.
 _ROUTINE = ("evaluating", "saving")  # Pauses that are no events.
+_FOR_NEWCOMERS = ("members", "restart")  # In a status beside the layout.
 EMPTY: Mapping[base.NodeId, float] = types.MappingProxyType({})
 
 
@@ -41,8 +41,7 @@ def find_recovery(line: Mapping[str, Any], kills: Mapping[base.NodeId, float]) -
   `kills` is as in `durations.report`.
   """
   (found,) = durations.report([line], kills)
-  text = durations.describe(found).partition(": ")[2]  # The step is said beside it.
-  return found | {"view_at_secs": line["view_at_secs"], "text": text}
+  return found | {"view_at_secs": line["view_at_secs"], "text": durations.describe(found)}
 
 
 class History:
@@ -128,21 +127,12 @@ class History:
         self.names = line.get("names", {})
       case "join":
         self._boot_secs += sum(line["boot_secs"].values())
-        names = line.get("names") or [f"node {n}" for n in line["boot_secs"]]
-        self._note(line, f"{', '.join(names)} joined")
       case "pause":
         self.pause = line["reason"]
-        if not self.pause.startswith(_ROUTINE):
-          self._note(line, self.pause)
       case "eval":
         self.pause = ""
         self.evaluations.append([line["step"], line.get("loss")])
-      case "warning" | "changed":
-        self._note(line, line["text"])
-      case "slow":
-        self._note(line, slowness.describe(line))
-      case "skipped" | "saving" | "save_failed":
-        self._note(line, f"{line['event']}: {line['reason']}")
+    self._note(line)
 
   def _add_layout(self, owners: list[list[base.NodeId]]) -> None:
     self.owners, self.owned = owners, {}
@@ -151,10 +141,14 @@ class History:
         self.owned.setdefault(node, []).append(f"{pipeline}/{stage}")
     self.places |= self.owned
 
-  def _note(self, line: jsonl.Line, text: str) -> None:
-    if self.events and (self.events[-1]["step"], self.events[-1]["text"]) == (line["step"], text):
+  def _note(self, line: jsonl.Line) -> None:
+    kind, step, text = line["event"], line["step"], events.describe(line)
+    is_routine = kind == "pause" and line["reason"].startswith(_ROUTINE)
+    if text is None or kind == "recovery" or is_routine:
+      return  # A recovery has a part of the page of its own.
+    if self.events and (self.events[-1]["step"], self.events[-1]["text"]) == (step, text):
       return  # A pause has the same words.
-    self.events.append({"step": line["step"], "kind": line["event"], "text": text})
+    self.events.append({"step": step, "kind": kind, "text": text})
     del self.events[:-_MOST_EVENTS]
 
 
@@ -183,6 +177,23 @@ class Card:
   text: str = ""
 
 
+@dataclasses.dataclass(frozen=True)
+class StoredRun:
+  """State of a run in its records.
+
+  `registered` agents have shown their address; those that are not members are
+  joining, or have just died. `status` is as reported; may be empty. `config` is
+  that of the run.
+  """
+
+  name: str
+  num_steps: int
+  view: views.View
+  registered: Sequence[views.Member]
+  status: Mapping[str, Any]
+  config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
 @dataclasses.dataclass
 class Known:
   """What is known of a run so far.
@@ -204,7 +215,7 @@ class Known:
 
   name: str
   history: History
-  run: status_lib.StoredRun | None = None
+  run: StoredRun | None = None
   price: prices_lib.Price | None = None
   market: str = "spot"
   rows: rows_lib.Step | None = None
@@ -245,7 +256,7 @@ def find(known: Known) -> dict[str, Any]:
       "zones": list(known.zones),
       "survival": standing and {"text": standing.survival, "zones": standing.zones},
       "recoveries": recoveries,
-      "events": list(history.events),
+      "events": _find_events(history, status),
       "curve": [[*p[:5], usd * p[5] if usd else None, p[6]] for p in history.points],
       "time": find_time(totals),
       "evaluations": list(history.evaluations),
@@ -253,6 +264,16 @@ def find(known: Known) -> dict[str, Any]:
       "actions": list(known.actions),
   }
   return found if known.run else found | {"figures": _find_figures(known, found)}
+
+
+def _find_events(history: History, status: Mapping[str, Any]) -> list[dict[str, Any]]:
+  """Returns the events in the log, and those in the records that it lacks: it may be a copy."""
+  told = [{"event": "slow", **slow} for slow in status.get("slow", ())]
+  if uploaded := status.get("uploaded"):
+    told.append({"event": "uploaded", "step": uploaded["saved"], **uploaded})
+  known = {event["text"] for event in history.events}
+  more = [{"step": l["step"], "kind": l["event"], "text": events.describe(l)} for l in told]
+  return [*history.events, *(event for event in more if event["text"] not in known)]
 
 
 def empty(name: str, state: str) -> dict[str, Any]:
@@ -296,14 +317,19 @@ def _find_head(
     numbers = sorted(standing.layout.nodes - run.view.numbers)
     lost = [known.met[n].name for n in numbers if n in known.met]
   state = words.find_state(
-      step=step, num_steps=num_steps, is_live=run is not None, lost=lost, pause=history.pause
+      step=step,
+      num_steps=num_steps,
+      is_live=run is not None,
+      has_agents=run is None or bool(run.registered) or not run.view.number,
+      lost=lost,
+      pause=history.pause,
   )
   secs = history.totals.secs
   if run is not None and secs and state != "over":
     secs += max(0.0, known.now_secs - status.get("at_secs", known.now_secs))
   left = words.find_left_secs(history.points, step or 0, num_steps)
   news = [
-      words.describe_death(r)
+      words.describe_news(r)
       for r in reversed(recoveries)
       if run is not None and secs - r.get("train_secs", -math.inf) < words.NEWS_SECS
   ]
@@ -426,8 +452,7 @@ def find_dead(
   for recovery in recoveries:
     for number, name in zip(recovery["nodes"], recovery["names"], strict=True):
       places = last_places.get(number, recovery["victims"] if len(recovery["nodes"]) == 1 else [])
-      said = words.describe_death(recovery).partition("; ")[2]
-      text = f"died in step {recovery['step']}; {said}"
+      text = f"died in step {recovery['step']}; {durations.describe_answer(recovery)}"
       dead.pop(name, None)
       dead[name] = Card(name, None, "gone", places, text=text)
   zones = {member.name: member.zone for member in met.values()}
@@ -477,10 +502,14 @@ class _Standing(NamedTuple):
 @functools.lru_cache(maxsize=2)  # They change rarely, and are asked for often.
 def _judge(told: str, view: views.View) -> _Standing:
   facts, switched_on = json.loads(told)
-  layout = status_lib.parse_layout(facts)
-  text = status_lib.describe_survival(layout, view)
+  facts = {name: fact for name, fact in facts.items() if name not in _FOR_NEWCOMERS}
+  layout: layout_lib.Layout = json_lib.from_plain(layout_lib.Layout, facts)
+  text = "What may fail is not known while training stands still."
   find_rung: Callable[[frozenset[base.NodeId]], str | None] = lambda lost: None
   if layout.pipelines and layout.nodes <= view.numbers:
+    text = survival_lib.find_survival(
+        layout.pipelines, {m.number: m.zone for m in view.members}
+    ).render()
     ladder = json_lib.from_plain(ladder_lib.Ladder, switched_on)
     spares = tuple(sorted(view.numbers - layout.nodes))
     whole = dataclasses.replace(layout, spares=spares)

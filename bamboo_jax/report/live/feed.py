@@ -9,13 +9,33 @@ from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.accounting import prices as prices_lib
-from bamboo_jax.cluster import records as records_lib
+from bamboo_jax.base import json as json_lib
+from bamboo_jax.cluster import judge, records as records_lib, views
 from bamboo_jax.metrics import jsonl, rows as rows_lib
-from bamboo_jax.report import status as status_lib
 from bamboo_jax.report.live import facts
 
 _RECORDS_SECS = 0.5  # Between two reads of the records.
 _ROWS_SECS = 2.0  # And of the rows.
+
+
+def read_run(records: records_lib.Records, name: str) -> facts.StoredRun:
+  """Returns the newest run of a folder.
+
+  Raises `OSError` if the records cannot be read, `ValueError` without a run.
+  """
+  view = judge.newest_view(records)
+  config = (records.find(f"run/{view.run}") or {}).get("config", {}).get("config")
+  if config is None:
+    raise ValueError(f"There is no run of agents in {records.where}.")
+  there = [mark["member"] for mark in records.marks("nodes").values()]
+  return facts.StoredRun(
+      name=name,
+      num_steps=config["num_steps"],
+      view=view,
+      registered=[json_lib.from_plain(views.Member, member) for member in there],
+      status=records.find(f"status/{view.run}") or {},
+      config=config,
+  )
 
 
 class Feed:
@@ -56,7 +76,7 @@ class Feed:
     """
     now = time.monotonic()
     if self._records is not None and now >= self._records_secs + _RECORDS_SECS:
-      run = self._known.run = status_lib.read(self._records, self._known.name)
+      run = self._known.run = read_run(self._records, self._known.name)
       self._known.meet(run.view.members)
       self._records_secs = now
       self._set_config(run.config)

@@ -6,10 +6,13 @@ import json
 import pathlib
 from typing import Any
 
-from bamboo_jax.metrics import palette
-from bamboo_jax.recovery import survival
+from bamboo_jax.metrics import palette, progress as progress_lib, table as table_lib
+from bamboo_jax.recovery import durations, survival
 
 _PAGE = pathlib.Path(__file__).with_name("page.html")
+_LAST = 5  # Recoveries, and events, on a terminal.
+OVER, NO_AGENT = "over", "not alive: no agent of it is there"
+ENDS = (OVER, NO_AGENT)  # States in which nothing more happens.
 _OPENING = '<script type="application/json" id="value">'
 
 
@@ -20,6 +23,33 @@ def render_page(value: Mapping[str, Any] | None = None) -> str:
   page = _PAGE.read_text(encoding="utf-8")
   empty = page.replace("/* palette */", palette.render_css())
   return empty.replace(f"{_OPENING}null<", f"{_OPENING}{content}<")
+
+
+def render_status(value: Mapping[str, Any], *, now_secs: float) -> str:
+  """Returns head, nodes and last events of the page of a live run, for a terminal."""
+  head = value["head"]
+  shown = {name: head[name] for name in ("run", "view", "step", "num_steps") if head[name]}
+  if head["step"]:
+    shown["told_secs_ago"] = f"{max(0.0, now_secs - head['at_secs']):.1f}"
+  state = [head["state"]]
+  state += [f"{head['elapsed']} so far"] * bool(head["elapsed"])
+  state += [f"about {head['left']} left"] * bool(head["left"])
+  rows = [["node", "zone", "place", "owns", "shadows", ""]]
+  for node in value["nodes"]:
+    places = (", ".join(node[name]) for name in ("places", "shadows"))
+    rows.append([node["name"], node["zone"] or "", node["row"], *places, node["text"]])
+  told = [*value["recoveries"][-_LAST:], *value["events"][-_LAST:]]
+  return "\n".join(
+      [
+          progress_lib.render_line(shown),
+          *filter(None, [head["title"]]),
+          ", ".join(state),
+          f"view {head['view']}: {head['reason']}",
+          table_lib.align(rows, left=range(len(rows[0]))),
+          value["survival"]["text"],
+          *(f"step {entry['step']}: {entry['text']}" for entry in told),
+      ]
+  )
 
 
 NEWS_SECS = 60.0  # So long a death is told at the top.
@@ -77,36 +107,37 @@ def count(rungs: Iterable[str]) -> str:
   return ", ".join(f"{times} {rung}" for rung, times in found) or "none"
 
 
-def describe_death(recovery: Mapping[str, Any]) -> str:
-  """Returns who died and what followed, such as "n5 died; n4 took over, 0.5 s"."""
-  heirs, names = list(dict.fromkeys(recovery["heirs"])), recovery["names"]
-  if recovery["rung"] == "shadow" and heirs:
-    said = f"{survival.join(heirs, 'and')} took over"
-  elif recovery["rung"] == "none":
-    said = "nothing was lost"
-  else:
-    said = recovery["rung"]
+def describe_news(recovery: Mapping[str, Any]) -> str:
+  """Returns who died, what followed, and how long training paused."""
   pause = recovery["pause_secs"]
-  time = "" if pause is None else f", {pause:.1f} s"
-  return f"{survival.join(names, 'and')} died; {said}{time}"
+  return durations.describe_death(recovery) + ("" if pause is None else f", {pause:.1f} s")
 
 
 def find_state(
-    *, step: int | None, num_steps: int | None, is_live: bool, lost: Sequence[str], pause: str
+    *,
+    step: int | None,
+    num_steps: int | None,
+    is_live: bool,
+    has_agents: bool,
+    lost: Sequence[str],
+    pause: str,
 ) -> str:
-  """Returns "training", "over", "starting", or "paused: " and why.
+  """Returns "training", "starting", "paused: " and why, or one of `ENDS`.
 
   Args:
     step: The last step; None before the first.
     num_steps: Of the whole run; None if not known.
     is_live: False if only files of the run are read.
+    has_agents: Whether an agent of a live run is there.
     lost: Names of nodes that have stages and are dead.
     pause: Why training pauses since the last step; "" if it does not.
   """
   if num_steps is not None and (step or 0) >= num_steps:
-    return "over"
+    return OVER
   if not is_live:
     return f"its log ends after step {step or 0}"
+  if not has_agents:
+    return NO_AGENT
   if lost:
     return f"paused: {survival.join(lost, 'and')} died"
   if pause:

@@ -3,7 +3,7 @@
 The member that hosts the lowest training node writes. All members make the same
 calls and measure the same; the others keep the last step, and write it if the
 writer died before it was written. All else that is known of a run is a fold of
-these lines: `fold_summary` here, `accounting.account`, `metrics.progress`, `report`.
+these lines: `fold_summary` here, `accounting.account`, `report`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,16 +23,9 @@ from bamboo_jax.accounting import account as account_lib, machines
 from bamboo_jax.base import logs
 from bamboo_jax.checkpoint import digest
 from bamboo_jax.cluster import mirror
-from bamboo_jax.metrics import (
-    jsonl,
-    loggers,
-    plots,
-    progress as progress_lib,
-    rows as rows_lib,
-    summary as summary_lib,
-)
+from bamboo_jax.metrics import jsonl, loggers, plots, rows as rows_lib, summary as summary_lib
 from bamboo_jax.recovery import durations
-from bamboo_jax.report import contents, figures
+from bamboo_jax.report import contents, events, figures
 from bamboo_jax.runtime.profile import products
 from bamboo_jax.training import (
     failures as failures_lib,
@@ -323,7 +316,7 @@ class Journal:
     assert self._lines is not None, "Another member writes the journal."
     self._lines.write_step(line["step"], line)
     if self._given.progress is not None and is_shown:
-      progress_lib.show_line(self._given.progress, line)
+      events.show(self._given.progress, line)
     values = {k: v for k, v in line.items() if k not in ("event", "step")}
     if event := line.get("event"):
       self._call("event", event, line["step"], values)

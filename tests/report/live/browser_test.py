@@ -10,11 +10,11 @@ from absl.testing import absltest, parameterized
 
 from bamboo_jax.cluster import views
 from bamboo_jax.metrics import rows as rows_lib
-from bamboo_jax.report import contents, status
+from bamboo_jax.report import contents
 from bamboo_jax.report.live import facts, words
 from tests import browser, folders, members
 from tests.recovery import durations_test
-from tests.report import contents_test, status_test
+from tests.report import contents_test
 from tests.report.live import facts_test
 
 _FOLDER = pathlib.Path(__file__).resolve().parents[3] / "build" / "page"
@@ -69,7 +69,7 @@ def make_known():
   owners = {"owners": [0, 1, 2, 3]}, {"owners": [4, 4, 6, 7]}
   shadows = {"0": 3, "1": 0, "2": 1, "3": 2}, {"0": 7, "2": 4, "3": 6}
   told = {"steps": _STEPS, "at_secs": 1000.0, "recoveries": [_RECOVERY]}
-  told["layout"] = status_test.layout(
+  told["layout"] = facts_test.layout(
       *({**o, "shadows": s} for o, s in zip(owners, shadows, strict=True))
   )
   for pipeline in told["layout"]["pipelines"]:
@@ -77,7 +77,7 @@ def make_known():
   told["layout"]["segments"] = [0, 1, 2, 3, 4]
   told["ladder"] = {}
   left = tuple(m for m in here if m.number != 5)
-  known.run = status.StoredRun("cluster", 90, views.View(4, left, "n5 left: SIGKILL"), [], told)
+  known.run = facts.StoredRun("cluster", 90, views.View(4, left, "n5 left: SIGKILL"), left, told)
   known.config, known.now_secs = _CONFIG, 1001.0
   names = [m.name for m in here[:8]]
   known.rows = rows_lib.Step(
@@ -116,14 +116,14 @@ class BrowserTest(folders.FolderCase):
     _FOLDER.mkdir(parents=True, exist_ok=True)
     page.screenshot(path=_FOLDER / f"run_{width}_{scheme}.png", full_page=True)
     text = lambda where: page.inner_text(where)
-    self.assertEqual(text("#news"), "n5 died; n4 took over, 2.5 s")
+    self.assertEqual(text("#news"), "n5 (stage 1/1) died; its shadow n4 took over, 2.5 s")
     self.assertEqual(
         text("#title"), "cluster: mine, gpt2 tiny on stdlib_text, 2 pipelines of 4 stages"
     )
     self.assertEqual(text("#state"), "training")
     self.assertEqual(text("#progress"), "step 60 of 90 · 6 min 1 s so far · about 3 min left")
     self.assertIn("owns 1/0, 1/1\nshadows 1/2", text("#node-n4"))
-    self.assertIn("n5 zone c\ndied in step 40; n4 took over", text("#node-n5"))
+    self.assertIn("n5 zone c\ndied in step 40; its shadow n4 took over", text("#node-n5"))
     self.assertNotIn("Kill", text("#node-n5"))
     wide = page.evaluate("document.documentElement.scrollWidth")
     self.assertLessEqual(wide, width)
@@ -138,7 +138,7 @@ class BrowserTest(folders.FolderCase):
 
   @parameterized.parameters(1400, 400)
   def test_nothing_is_known_yet(self, width):
-    run = status.StoredRun("cluster", 90, views.EMPTY, [], {})
+    run = facts.StoredRun("cluster", 90, views.EMPTY, [], {})
     page = self.open(facts.find(facts.Known("cluster", facts_test.history(), run)), width, "light")
     page.screenshot(path=_FOLDER / f"empty_{width}.png", full_page=True)
     for where, said in (

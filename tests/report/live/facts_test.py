@@ -9,11 +9,9 @@ from absl.testing import absltest
 from bamboo_jax.accounting import prices
 from bamboo_jax.cluster import views
 from bamboo_jax.recovery import ladder as ladder_lib
-from bamboo_jax.report import status
-from bamboo_jax.report.live import facts
+from bamboo_jax.report.live import facts, words
 from tests import layouts, members
 from tests.recovery import durations_test
-from tests.report import status_test
 
 member = members.member
 _KINDS = (
@@ -39,13 +37,24 @@ def history(*lines, kills=None):
   return made
 
 
+def layout(*roles):
+  """Returns pipelines of two layers, as a member reports them."""
+  partition = {"bounds": [0, 1, 2]}
+  return {
+      "pipelines": [{"partition": partition, "roles": r} for r in roles],
+      "shares": [[i] for i, _ in enumerate(roles)],
+      "segments": [0, 1, 2],
+      "members": [],  # For newcomers.
+  }
+
+
 def run(*here, roles, ladder=None, leaving=(), registered=()):
   """Returns a run whose nodes have these roles; nodes 1 and 3 are in zone b."""
   view = views.View(4, here, "n9 left: SIGKILL", leaving)
   told = {"steps": 5, "at_secs": 100.0, "metrics": {"loss": float("nan")}}
-  told["layout"] = status_test.layout(*roles)
+  told["layout"] = layout(*roles)
   told["ladder"] = dataclasses.asdict(ladder or ladder_lib.Ladder())
-  return status.StoredRun("mine", 9, view, (*here, *registered), told)
+  return facts.StoredRun("mine", 9, view, (*here, *registered), told)
 
 
 def nodes(number, zones="abab"):
@@ -108,7 +117,9 @@ class FactsTest(absltest.TestCase):
     for now_secs, expected in ((100.0, 1), (159.0, 1), (161.0, 0)):
       known = dict(history=history(step(1), line), now_secs=now_secs)
       got = self.find(run(*nodes(4), roles=_TWO), **known)["head"]
-      self.assertEqual(got["news"], ["n1 died; n2 took over, 2.5 s"] * expected)
+      self.assertEqual(
+          got["news"], ["n1 (stage 0/1) died; its shadow n2 took over, 2.5 s"] * expected
+      )
       self.assertEqual((got["state"], got["step"]), ("training", 1))
     got = self.find(run(*nodes(3), roles=_TWO), met={3: member(3, "b")})["head"]
     self.assertEqual((got["news"], got["state"]), (["n3 died"], "paused: n3 died"))
@@ -188,6 +199,67 @@ class FactsTest(absltest.TestCase):
     )
 
 
+class StatusTest(absltest.TestCase):
+
+  def render(self, run, **known):
+    known.setdefault("history", history())
+    known = facts.Known("mine", run=run, now_secs=100.5, **known)
+    return words.render_status(facts.find(known), now_secs=100.5).splitlines()
+
+  def test_training(self):
+    roles = _TWO[0], {"owners": [2, 3], "shadows": {"0": 3}}
+    here = run(*nodes(4), member(5, "c"), roles=roles, leaving=(2,), registered=[member(6, "c")])
+    here.status["slow"] = [
+        {"step": 4, "node": "n2", "host": "h", "factor": 4.9},
+        {"step": 7, "node": "n3", "host": "h", "factor": 2},
+    ]
+    here.status["uploaded"] = {"saved": 4, "mib": 7.71, "secs": 0.2, "mib_per_sec": 36.9}
+    line = {"event": "recovery"} | durations_test.RECOVERY
+    slow = {"event": "slow"} | here.status["slow"][0]
+    self.assertEqual(
+        self.render(here, history=history(step(3), step(4), line, slow)),
+        [
+            "run=mine view=4 step=4 num_steps=9 told_secs_ago=0.5",
+            "training, 8 s so far, about 10 s left",
+            "view 4: n9 left: SIGKILL",
+            "node  zone  place       owns  shadows",
+            "n0    a     pipeline 0  0/0   0/1      if it dies: its shadow takes over",
+            "n1    b     pipeline 0  0/1   0/0      if it dies: its shadow takes over",
+            "n2    a     pipeline 1  1/0            if it dies: its shadow takes over",
+            "n3    b     pipeline 1  1/1   1/0      if it dies: another pipeline computes for it",
+            "n5    c     spares                     if it dies: nothing is lost",
+            "n6    c     joining",
+            "Any one zone or any two nodes may fail. "
+            "If zone a or c fails, shadows take over at once.",
+            "step 3: n1 (stage 0/1) died; its shadow n2 took over (noticed after: unknown, not "
+            "heard for 0.40 s, agreed in 0.25 s, redone in 1.00 s, pause 2.50 s)",
+            "step 4: slow: n2 on h, 4.9 times as slow as it should be",
+            "step 7: slow: n3 on h, 2 times as slow as it should be",
+            "step 4: uploaded step 4: 7.7 MiB in 0.2 s, 36.9 MiB/s",
+        ],
+    )
+
+  def test_before_the_first_step(self):
+    view = views.View(4, (), "n1 left: SIGKILL")
+    self.assertEqual(
+        self.render(facts.StoredRun("mine", 9, view, [member(1, "b")], {})),
+        [
+            "run=mine view=4 num_steps=9",
+            "starting",
+            "view 4: n1 left: SIGKILL",
+            "node  zone  place    owns  shadows",
+            "n1    b     joining",
+            "What may fail is not known while training stands still.",
+        ],
+    )
+
+  def test_a_death_that_is_not_dealt_with_yet(self):
+    got = self.render(run(*nodes(3), roles=_TWO), met={3: member(3, "b")})
+    self.assertIn("paused: n3 died", got)
+    self.assertIn("n3    b     gone                       gone", got)
+    self.assertIn("What may fail is not known while training stands still.", got)
+
+
 class HistoryTest(absltest.TestCase):
 
   def test_points(self):
@@ -231,7 +303,11 @@ class HistoryTest(absltest.TestCase):
     )
     self.assertEqual(
         [e["text"] for e in got.events],
-        ["n3 joined", "why", "n2 on h, named 2 times before, 4.9 times as slow as it should be"],
+        [
+            "n3 joined",
+            "why",
+            "slow: n2 on h, named 2 times before, 4.9 times as slow as it should be",
+        ],
     )
 
 
@@ -253,7 +329,7 @@ class CardsTest(absltest.TestCase):
 
   def test_the_dead_keep_their_place_until_it_is_taken(self):
     heir = owner("n0", "0/0", "0/1")
-    said = "died in step 3; n0 took over, 0.5 s"
+    said = "died in step 3; its shadow n0 took over"
     self.assertEqual(
         arrange([heir], _DEATH), [("n0", "pipeline 0", 0, ""), ("n1", "pipeline 0", 1, said)]
     )

@@ -5,8 +5,9 @@ from absl.testing import parameterized
 from bamboo_jax.recovery import ladder
 from bamboo_jax.report.live import words
 
-_DEATH = {"names": ["n5"], "heirs": ["n4"], "rung": "shadow", "pause_secs": 0.52}
-_STATE = {"step": 3, "num_steps": 9, "is_live": True, "lost": [], "pause": ""}
+_DEATH = {"names": ["n5"], "victims": ["1/1"], "heirs": ["n4"], "rung": "shadow"}
+_DEATH |= {"pause_secs": 0.52}
+_STATE = {"step": 3, "num_steps": 9, "is_live": True, "has_agents": True, "lost": [], "pause": ""}
 
 
 class WordsTest(parameterized.TestCase):
@@ -25,14 +26,12 @@ class WordsTest(parameterized.TestCase):
     self.assertEqual(words.describe_secs(secs), expected)
 
   @parameterized.parameters(
-      ({}, "n5 died; n4 took over, 0.5 s"),
-      ({"pause_secs": None}, "n5 died; n4 took over"),
-      ({"names": ["a", "b", "c"], "heirs": [*"ded"]}, "a, b and c died; d and e took over, 0.5 s"),
-      ({"rung": "none", "heirs": []}, "n5 died; nothing was lost, 0.5 s"),
-      ({"rung": "reroute", "heirs": []}, "n5 died; reroute, 0.5 s"),
+      ({}, "n5 (stage 1/1) died; its shadow n4 took over, 0.5 s"),
+      ({"pause_secs": None}, "n5 (stage 1/1) died; its shadow n4 took over"),
+      ({"rung": "reroute", "reason": "why"}, "n5 (stage 1/1) died; reroute: why, 0.5 s"),
   )
-  def test_deaths(self, changes, expected):
-    self.assertEqual(words.describe_death(_DEATH | changes), expected)
+  def test_news(self, changes, expected):
+    self.assertEqual(words.describe_news(_DEATH | changes), expected)
 
   @parameterized.parameters(
       ({}, "training"),
@@ -41,6 +40,7 @@ class WordsTest(parameterized.TestCase):
       ({"step": 9, "is_live": False}, "over"),
       ({"is_live": False}, "its log ends after step 3"),
       ({"step": None, "num_steps": None, "is_live": False}, "its log ends after step 0"),
+      ({"has_agents": False, "lost": ["n1"]}, "not alive: no agent of it is there"),
       ({"pause": "waiting for 1 more to join"}, "paused: waiting for 1 more to join"),
       ({"lost": ["n1", "n2"], "pause": "why"}, "paused: n1 and n2 died"),
   )
