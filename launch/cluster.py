@@ -77,8 +77,9 @@ def main(flags: ClusterFlags) -> None:
   config, replay = flags.config, None
   change = cli.find_format_change(flags.figure_format, config)
   if flags.trace:
-    traces = readers.read_traces(flags.trace)
-    replay = scale.plan_replay(traces, time_scale=flags.time_scale, num_nodes=flags.nodes)
+    trace = readers.read_traces(flags.trace)
+    trace = scale.scale(trace, num_nodes=flags.nodes, time_scale=1 / flags.time_scale)
+    replay = scale.plan_replay(trace)
     if not config.recovery.is_preemptible:
       replay = dataclasses.replace(replay, events=())
   with progress.waiting("importing JAX"):

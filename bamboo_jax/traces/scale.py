@@ -20,7 +20,8 @@ def scale(trace: Trace, *, num_nodes: int | None, time_scale: float) -> Trace:
   `num_nodes` is for `scale_nodes`, None keeps all. Raises `ValueError` if no
   event remains.
   """
-  _check_time_scale(time_scale)
+  if not 0 < time_scale < float("inf"):
+    raise ValueError(f"time_scale must be above 0, got {time_scale}.")
   if num_nodes is not None:
     trace = scale_nodes(trace, num_nodes)
   return dataclasses.replace(
@@ -53,11 +54,6 @@ def scale_nodes(trace: Trace, num_nodes: int) -> Trace:
       for copy in range(num_picks[order[place]])
   )
   return dataclasses.replace(trace, events=events)
-
-
-def _check_time_scale(time_scale: float) -> None:
-  if not 0 < time_scale < float("inf"):
-    raise ValueError(f"time_scale must be above 0, got {time_scale}.")
 
 
 def _rescale(whats: Iterable[_Timed], time_scale: float) -> tuple[_Timed, ...]:
@@ -127,16 +123,8 @@ class Replay:
     return len(self.first) + sum(event.kind == "add" for event in self.events)
 
 
-def plan_replay(trace: Trace, *, time_scale: float, num_nodes: int | None = None) -> Replay:
-  """Returns the nodes to start with and the events to replay.
-
-  `time_scale` is the speed-up over the recording; `num_nodes` limits live nodes
-  (see `scale_nodes`), None keeps those of the trace. Raises `ValueError`
-  if no node remains.
-  """
-  _check_time_scale(time_scale)
-  if num_nodes is not None:
-    trace = scale_nodes(trace, num_nodes)
+def plan_replay(trace: Trace) -> Replay:
+  """Returns the nodes to start with and the events to replay, from the first instant on."""
   (start_ms, first_events), *_ = trace.instants()
   first: dict[str, None] = {}
   for event in first_events:
@@ -145,8 +133,7 @@ def plan_replay(trace: Trace, *, time_scale: float, num_nodes: int | None = None
     elif event.kind == "remove":
       del first[event.node]
   events = tuple(
-      dataclasses.replace(event, time_ms=round((event.time_ms - start_ms) / time_scale))
+      dataclasses.replace(event, time_ms=event.time_ms - start_ms)
       for event in trace.events[len(first_events) :]
   )
-  duration_ms = round((trace.duration_ms - start_ms) / time_scale)
-  return Replay(tuple(first), events, duration_ms)
+  return Replay(tuple(first), events, trace.duration_ms - start_ms)

@@ -101,7 +101,7 @@ class RunTest(folders.FolderCase):
 
   def write_start(self, step):
     self.num_starts += 1
-    self.writer.write_event("start", step=step, values={"at": self.num_starts})
+    self.writer.write_step(step, {"event": "start", "at": self.num_starts})
 
   def take(self):
     """Returns the steps and texts that were shown since the last call."""
@@ -111,7 +111,8 @@ class RunTest(folders.FolderCase):
 
   def test_events_of_a_trace_in_order_of_time(self):
     one, done = self.start_run(), {}
-    planned = scale.plan_replay(readers.parse_trace(_TRACE, source="t.csv"), time_scale=10)
+    trace = readers.parse_trace(_TRACE, source="t.csv")
+    planned = scale.plan_replay(scale.scale(trace, num_nodes=None, time_scale=0.1))
     names = [one.start_node(zone) for zone in "ab"]
     self.nodes.events.clear()
     one.play(planned, names)
@@ -137,9 +138,9 @@ class RunTest(folders.FolderCase):
     self.writer.write_step(2, {})
     self.assertEqual(look(), ["resumed_from_step=1", 2])
     self.assertEqual(look(), [])
-    self.writer.write_event("rollback", step=1)
+    self.writer.write_step(1, {"event": "rollback"})
     self.writer.write_step(2, {"loss": 1, "learning_rate": 0.1, "grad_norm": 2.0})
-    self.writer.write_event("eval", step=20, values={"loss": 3.5})
+    self.writer.write_step(20, {"event": "eval", "loss": 3.5})
     self.assertEqual(look(), [2, "eval_step=20 eval_loss=3.5000"])
 
   def test_a_step_that_lasts_long(self):
@@ -156,7 +157,7 @@ class RunTest(folders.FolderCase):
       one.tend(0.0)
       self.free = free
       if reason:
-        self.writer.write_event("pause", step=11, values={"reason": reason})
+        self.writer.write_step(11, {"event": "pause", "reason": reason})
       self.take()
       one.tend(now)
       self.assertRegex("\n".join(self.take()), want or "^(n2 comes)?$")
@@ -230,7 +231,7 @@ class RunTest(folders.FolderCase):
       self.nodes.error = OSError("Resource temporarily unavailable")
       if node:
         text = "0,add,a/0\n9,add,a/1\n30000,remove,a/1"
-        planned = scale.plan_replay(readers.parse_trace(text, source="t.csv"), time_scale=1)
+        planned = scale.plan_replay(readers.parse_trace(text, source="t.csv"))
         one.play(planned, ["n9"])
       else:
         self.nodes.num_joins = 1
