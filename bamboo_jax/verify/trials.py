@@ -14,7 +14,6 @@ import tempfile
 
 import jax
 import ml_collections
-import numpy as np
 
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.checkpoint import digest
@@ -40,14 +39,14 @@ class TrialOutcome:
 
   Attributes:
     losses: Of each step.
-    layers: Bits of the state of each layer, for each pipeline.
+    layers: Hash of the state of each layer, for each pipeline.
     rungs: Of the recoveries, in order.
     owners: For each pipeline, the node of each stage at the end.
     state: Hash of the state of the first pipeline.
   """
 
   losses: tuple[float, ...]
-  layers: Sequence[Mapping[str, Sequence[bytes]]]
+  layers: Sequence[Mapping[str, str]]
   rungs: tuple[str, ...]
   owners: tuple[tuple[int, ...], ...]
   state: str
@@ -183,16 +182,13 @@ class Trials:
     events = [line for line in lines if line.get("event") == "recovery"]
     for wrong in filter(None, map(durations.find_disorder, events)):
       raise TroubleError(f"a recovery is not in order: {wrong}")
+    layers = [digest.digest_layers(engine.layer_states(p)) for p in range(len(engine.owners))]
     return TrialOutcome(
         losses=_losses_of(lines),
-        layers=[bits_of(engine.layer_states(p)) for p in range(len(engine.owners))],
+        layers=[of_pipeline.state for of_pipeline in layers],
         rungs=tuple(event["rung"] for event in events),
         owners=tuple(engine.owners),
-        state=digest.state_sha256(
-            digest.digest_layers(engine.layer_states()),
-            job.task.whole.names,
-            samples_seen=worker.state.steps,
-        ),
+        state=digest.state_sha256(layers[0], job.task.whole.names, samples_seen=worker.state.steps),
     )
 
 
@@ -203,10 +199,3 @@ def _losses_of(lines: Sequence[jsonl.Line]) -> tuple[float, ...]:
     if found.setdefault(step, loss) != loss:
       raise TroubleError(f"step {step} has the losses {found[step]} and {loss}")
   return tuple(found.values())
-
-
-def bits_of(layers: Mapping[str, spec_lib.LayerState]) -> dict[str, list[bytes]]:
-  return {
-      name: [np.asarray(a).tobytes() for a in jax.tree.leaves(state)]
-      for name, state in layers.items()
-  }

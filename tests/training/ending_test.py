@@ -6,9 +6,8 @@ import math
 from absl.testing import parameterized
 
 from bamboo_jax import base
-from bamboo_jax.checkpoint import manifest, parts
+from bamboo_jax.checkpoint import digest, manifest, parts
 from bamboo_jax.training.record import workdir as workdir_lib
-from bamboo_jax.verify import trials as trials_lib
 from tests.training import script_test
 
 
@@ -58,7 +57,7 @@ class StopTest(EndingCase):
     again = self.begin(size=(2, 2, 2))
     self.assertTrue(again.run())
     self.assertEqual(self.local.first_step, done)
-    got = trials_lib.bits_of(again.engine.layer_states())
+    got = digest.digest_layers(again.engine.layer_states()).state
     self.assertEqual(got, self.trials.want(6).layers[0])
 
   def test_asked_before_it_trains(self):

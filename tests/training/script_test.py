@@ -11,11 +11,11 @@ import jax
 
 from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
+from bamboo_jax.checkpoint import digest
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.schedule import holdings, instruction as instruction_lib
 from bamboo_jax.training import cohort as cohort_lib, run_state as run_state_lib, step as step_lib
-from bamboo_jax.verify import trials as trials_lib
 from tests import fakes, folders, samples
 from tests.verify import small
 
@@ -44,7 +44,7 @@ class ScriptCase(folders.FolderCase):
     """Returns a worker that has trained; arguments are those of `begin`."""
     worker = self.begin(*args, **options)
     worker.run(stop_at=3)
-    got = trials_lib.bits_of(worker.engine.layer_states())
+    got = digest.digest_layers(worker.engine.layer_states()).state
     self.assertEqual(got, self.trials.want(3).layers[0])
     return worker
 
@@ -177,7 +177,7 @@ class BadNumbersTest(ScriptCase):
     self.assertIn("not finite: loss=nan", skipped[0]["reason"])
     want = self.trials.want(1).layers[0]  # As if the second had not been.
     for pipeline in range(len(worker.engine.owners)):
-      got = trials_lib.bits_of(worker.engine.layer_states(pipeline))
+      got = digest.digest_layers(worker.engine.layer_states(pipeline)).state
       self.assertEqual(got, want)
 
   @parameterized.parameters(
