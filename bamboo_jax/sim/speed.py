@@ -18,12 +18,7 @@ from typing import NamedTuple
 
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.base import packaged
-from bamboo_jax.plan import (
-    batch_split,
-    cost_model,
-    partition as partition_lib,
-    pipelines as pipelines_lib,
-)
+from bamboo_jax.plan import cost_model, partition as partition_lib, pipelines as pipelines_lib
 from bamboo_jax.plan.times import predictor as predictor_lib, step_time as step_time_lib
 from bamboo_jax.recovery import placement, shapes as shapes_lib
 from bamboo_jax.schedule import instruction as instruction_lib, redundancy
@@ -143,7 +138,6 @@ class ProfileSpeed:
     )
     self._reroute = reroute
     self._microbatch_size = microbatch_size
-    self._paces: dict[Pipeline, batch_split.PipelinePace] = {}
     self._plan = functools.cache(self._plan)
     self._played_pause_ms = functools.cache(self._played_pause_ms)
     self._redundant_ms = functools.cache(self._redundant_ms)
@@ -186,24 +180,7 @@ class ProfileSpeed:
 
   def _split(self, pipelines: Pipelines) -> tuple[int, ...]:
     """Splits the microbatches so that all pipelines finish together."""
-    paces = [self._pace(p) for p in pipelines]
-    return batch_split.split_by_makespan(self.predictor.num_microbatches, paces)
-
-  def _pace(self, pipeline: Pipeline) -> batch_split.PipelinePace:
-    """Returns the estimated pace of a pipeline, without playing it.
-
-    After the first microbatch, one is finished each time the busiest node has
-    done its part.
-    """
-    if pipeline.shape not in self._paces:
-      costs = self.predictor.stage_costs(pipeline.partition)
-      busy_ms = costs.busy_ms(pipeline.roles.owners)
-      first_ms = sum(busy_ms.values()) + 2 * sum(costs.transfer_ms)
-      next_ms = max(busy_ms.values())
-      self._paces[pipeline.shape] = batch_split.PipelinePace(
-          lambda count: first_ms + (count - 1) * next_ms, least_ms=next_ms
-      )
-    return self._paces[pipeline.shape]
+    return self.predictor.deal([self.predictor.pace(p.partition, p.roles) for p in pipelines])
 
   def _cost(self, training: Pipelines, computing: Pipelines, counts: Sequence[int]) -> StepCost:
     """Returns the cost of a step; `computing` are the whole pipelines."""
