@@ -173,7 +173,7 @@ def take_turns(jobs: Sequence[Job], sweeps: Sweeps, *, rival: str | None, steps:
       for name, own in rounds.items()
       for k, ms in enumerate(own)
   ]
-  base.write_atomically(workdir / "turns.csv", table_lib.to_csv(found))
+  base.write_atomically(workdir / "turns.csv", table_lib.to_csv(table_lib.of(found)))
   for name, own in rounds.items():
     ratio = interleave.render_ratio(own, rounds[str(first.trial)])
     median_ms = statistics.median(own)

@@ -94,35 +94,28 @@ def _show(row: ablation.Row) -> dict[str, str]:
   return shown
 
 
-def render(row: ablation.Row) -> str:
-  """Returns means or differences of a setting as `name=value` pairs."""
-  shown = _show(row).items()
-  return " ".join(f"{n}={v.replace(' ', '')}" for n, v in shown if v)
-
-
 def write_tables(
     folder: str | os.PathLike[str], rows: Sequence[ablation.Row], sweeps: ablation.Sweeps
-) -> list[ablation.Row]:
-  """Writes the runs so far, means and differences; returns those two.
+) -> list[table_lib.Table]:
+  """Writes the runs so far, means and differences; returns those two, for readers.
 
   `runs.csv` has all runs; `means` and `differences`, if there are two settings,
   are written as CSV, Markdown and LaTeX.
   """
   folder, fields = pathlib.Path(folder), list(sweeps)
   rows = sorted(rows, key=lambda row: [sweeps[f].index(row[f]) for f in fields])
-  base.write_atomically(folder / "runs.csv", table_lib.to_csv(rows))
-  tables = {"means": summarise(rows, fields), "differences": subtract(rows, sweeps)}
-  for name, table in tables.items():
-    if not table:
-      continue
-    base.write_atomically(folder / f"{name}.csv", table_lib.to_csv(table))
-    shown = [_show(row) for row in table]
-    columns = [c for c in shown[0] if any(row[c] for row in shown)]
-    cells = [columns, *([row[c] for c in columns] for row in shown)]
-    text = table_lib.to_markdown(cells) + "\n"
-    base.write_atomically(folder / f"{name}.md", text)
-    base.write_atomically(folder / f"{name}.tex", table_lib.to_latex(cells))
-  return [*tables["means"], *tables["differences"]]
+  base.write_atomically(folder / "runs.csv", table_lib.to_csv(table_lib.of(rows)))
+  found, shown = {"means": summarise(rows, fields), "differences": subtract(rows, sweeps)}, []
+  for name, rows in found.items():
+    if rows:
+      cells = [_show(row) for row in rows]
+      columns = [c for c in cells[0] if any(row[c] for row in cells)]
+      shown.append(table_lib.of(cells, name, columns))
+      base.write_atomically(folder / f"{name}.csv", table_lib.to_csv(table_lib.of(rows)))
+      text = table_lib.to_markdown(shown[-1]) + "\n"
+      base.write_atomically(folder / f"{name}.md", text)
+      base.write_atomically(folder / f"{name}.tex", table_lib.to_latex(shown[-1]))
+  return shown
 
 
 def draw(rows: Sequence[ablation.Row], sweeps: ablation.Sweeps) -> Any:

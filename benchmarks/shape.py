@@ -147,7 +147,7 @@ def compare(config: config_lib.Config, *, train: Sequence[str], out: pathlib.Pat
   pairs = [column.split("=") for column in _COLUMNS.split()]
   cells = [[text.format(**row) for _, text in pairs] for row in found]
   print(table_lib.align([[heading for heading, _ in pairs], *cells]))
-  base.write_atomically(out / "shape.csv", table_lib.to_csv(found))
+  base.write_atomically(out / "shape.csv", table_lib.to_csv(table_lib.of(found)))
   off, from_first = (
       [abs(row[name] / row["step_ms"] - 1) for row in found]
       for name in ("predicted_ms", "from_first_ms")

@@ -36,7 +36,7 @@ from bamboo_jax.cli.flagset import flag, part
 from bamboo_jax.config import Config
 from bamboo_jax.experiments import sweep
 from bamboo_jax.launch import cli
-from bamboo_jax.metrics import plots, progress
+from bamboo_jax.metrics import plots, progress, table as table_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,19 +114,20 @@ def main(flags: AblateFlags) -> None:
   rows: list[ablation.Row] = []
   if flags.interleave:
     rows = ablation.take_turns(jobs, sweeps, rival=flags.rival, steps=flags.interleave)
-    table = ablation_report.write_tables(workdir, rows, sweeps)
+    tables = ablation_report.write_tables(workdir, rows, sweeps)
   else:
     show = lambda job: {"trial": str(job)}
     files = [flags.faults, flags.trace, *(v for f in ablation.FILES for v in sweeps.get(f, ()))]
     inputs = [*sweep.digest_code(config.to_dict()), str(config), *filter(None, files)]
     for row in sweep.run(ablation.run_job, jobs, where, inputs=inputs, describe=show):
       rows.append(row)
-      table = ablation_report.write_tables(workdir, rows, sweeps)
+      tables = ablation_report.write_tables(workdir, rows, sweeps)
   with progress.waiting("figures are drawn"):
     figure = ablation_report.draw(rows, sweeps)
     plots.save_figure(figure, workdir / "ablation.png", flags.figure_format)
   where.clear()
-  print(*map(ablation_report.render, table), sep="\n")
+  for table in tables:
+    print(f"{table['title']}:\n{table_lib.to_markdown(table)}")
   print(f"Results are in {workdir}: runs.csv, means, differences and a figure")
 
 

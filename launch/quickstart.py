@@ -70,7 +70,7 @@ def main(flags: QuickstartFlags) -> None:
   every_steps = config.checkpoint.every_steps
   for line in story.render_costs(*runs, every_steps=every_steps):
     print(line)
-  if not contents.show_ends(folders, [run.lines for run in runs]):
+  if not contents.show_ends(folders):
     sys.exit(1)
   _show_control(folders[0])
   here = os.path.relpath(pathlib.Path(sys.executable).parent / "bamboo")

@@ -29,7 +29,7 @@ from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.cli.flagset import flag, part
 from bamboo_jax.cluster import mirror
 from bamboo_jax.launch import cli
-from bamboo_jax.metrics import jsonl, plots, progress
+from bamboo_jax.metrics import plots, progress, table as table_lib
 from bamboo_jax.report import contents, figures
 from bamboo_jax.report.live import words
 
@@ -94,7 +94,7 @@ def main(flags: ReportFlags) -> None:
 def _write(report: contents.Value, folders: list[pathlib.Path], flags: ReportFlags) -> None:
   runs = report["tables"].get("runs")  # None: published tables only.
   for table in [runs] if runs else report["tables"].values():
-    print(contents.render_table(table, digits=None))
+    print(table_lib.to_markdown(table))
   if runs and not any("price" in row[:1] for row in runs["rows"]):
     print("cost: not known; --instance=NAME says what a node is charged as")
   is_here = len(folders) == 1 and not base.is_bucket(flags.workdirs[0])
@@ -107,8 +107,7 @@ def _write(report: contents.Value, folders: list[pathlib.Path], flags: ReportFla
       for file in figures.save_all(report, path.parent, flags.figure_format):
         print(f"figure: {file}")
   if flags.same:
-    logs = [jsonl.read_lines(folder / "metrics.jsonl") for folder in folders]
-    if not contents.show_ends(folders, logs):
+    if not contents.show_ends(folders):
       sys.exit(1)
     print("identical")
 

@@ -139,6 +139,11 @@ def find(cost: config_lib.CostSection) -> Price | None:
   return find_price(cost.instance, prices=cost.prices, region=cost.region, date=cost.date)
 
 
+def find_or_standard(cost: config_lib.CostSection) -> Price:
+  """Returns the price of a node; that of `STANDARD` if the config names no kind of node."""
+  return find(cost) or find_price(STANDARD.instance or "", date=STANDARD.date)
+
+
 def find_price(
     instance: str,
     *,

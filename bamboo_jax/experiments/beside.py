@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.accounting import account as account_lib, prices as prices_lib
 from bamboo_jax.experiments import output
-from bamboo_jax.metrics import jsonl
+from bamboo_jax.metrics import jsonl, table as table_lib
 from bamboo_jax.report import contents
 from bamboo_jax.report.live import facts
 from bamboo_jax.sim import decisions, loop, speed as speed_lib, times as times_lib
@@ -380,12 +380,6 @@ def _is_same(ours: Owners, theirs: Owners, names: dict[str, str]) -> bool:
   return same and len({*names.values()}) == len(names)
 
 
-def summarize(rows: Sequence[Sequence[Any]]) -> str:
-  """Returns a line with the errors of steps, pauses and dollars in percent."""
-  pairs = zip(("steps", "pauses", "dollars"), rows, strict=False)
-  return " ".join(f"{name}_off_pct={row[3] or 0.0:.1f}" for name, row in pairs)
-
-
 def read_config(folder: pathlib.Path) -> config_lib.Config:
   """Returns the config of a run; `ValueError` if another version wrote it, with what differs."""
   path = folder / "config.json"
@@ -431,8 +425,7 @@ def run(folder: pathlib.Path, *, workdir: pathlib.Path, formats: Sequence[str] =
         "came and went."
     )
   config, times = read_config(folder), read_times(folder)
-  price = prices_lib.find(config.cost) or prices_lib.find(prices_lib.STANDARD)
-  assert price is not None
+  price = prices_lib.find_or_standard(config.cost)
   if times.strangers:
     step, name = times.strangers[0]
     raise ValueError(
@@ -459,7 +452,7 @@ def report(
   real = charge(times.course, price, market=policy.market)
   predicted, outcome = predict(times.replay, policy, price, secs=real.account.secs)
   rows = compare(predicted, real)
-  comparison = contents.table("Predicted and measured", _COLUMNS, rows, _NOTE)
+  comparison = table_lib.make("Predicted and measured", _COLUMNS, rows, _NOTE)
   ours, theirs = contents.simulated("predicted", outcome), contents.read_run(folder, {})
   theirs["head"]["run"] = "measured"
   for value, course in ((ours, predicted), (theirs, real)):
@@ -467,6 +460,6 @@ def report(
   found = contents.make(
       f"Prediction and outcome of {folder.name}", [ours, theirs], tables={"beside": comparison}
   )
-  output.write_summary(workdir, [dict(zip(_COLUMNS, row, strict=True)) for row in rows])
+  output.write_summary(workdir, comparison)
   contents.write(workdir, found, formats)
-  return f"{contents.render_table(comparison, digits=None)}\n{summarize(rows)}"
+  return table_lib.to_markdown(comparison)

@@ -13,6 +13,7 @@ from bamboo_jax import config as config_lib
 from bamboo_jax.accounting import account as account_lib, prices as prices_lib
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.experiments import output, sweep as sweep_lib
+from bamboo_jax.metrics import table as table_lib
 from bamboo_jax.recovery import policies as policies_lib
 from bamboo_jax.report import contents
 from bamboo_jax.report.live import words
@@ -106,9 +107,8 @@ def run(
   Raises `ValueError` for an option that does not fit, or as `sweep.run`.
   """
   if config.cost.instance is None:
-    standard = prices_lib.STANDARD
-    print(f"note: nodes are charged as {standard.instance}; --config.cost.instance names another")
-    config = config.changed({"cost.instance": standard.instance, "cost.date": standard.date})
+    name = prices_lib.STANDARD.instance
+    print(f"note: nodes are charged as {name}; --config.cost.instance names another")
   if not (config.plan.profile or config.plan.machine or config.study.table.file):
     print(
         "note: layers take what they would on this machine; --config.plan.machine=p3.2xlarge is "
@@ -117,7 +117,7 @@ def run(
   plays = (Play(config, preemptions, config.seed), *_plan(config, preemptions, sweep))
   trace = preemptions.read(config, config.seed)
   for one in {play.setting: play for play in plays}.values():  # Raises errors before all runs.
-    prices_lib.find(one.config.cost)
+    prices_lib.find_or_standard(one.config.cost)
     for policy in policies:
       _find_choices(policy, one)
   inputs = sweep_lib.digest_code({**config.to_dict(), "policies": policies})
@@ -129,16 +129,13 @@ def run(
   rows = _rows(trace.name, "", {p: found[:1] for p, found in outcomes.items()})
   for setting, some in settings.items():
     rows += _rows(sweep.field, setting, some)
-  output.write_summary(workdir, rows)
-  tables = {
-      name: contents.table(title, columns, [[row[c] for c in columns] for row in rows])
-      for name, title, columns in _TABLES
-  }
+  output.write_summary(workdir, table_lib.of(rows))
+  tables = {name: table_lib.of(rows, title, columns) for name, title, columns in _TABLES}
   runs = {policy: found[0] for policy, found in outcomes.items()}
   report = _report(config, trace, runs, tables, _series(rows, sweep))
   contents.write(workdir, report, formats if config.metrics.plots else ())
   for table in tables.values():
-    print(f"\n{table['title']}:\n{contents.render_table(table, digits=None)}")
+    print(f"\n{table['title']}:\n{table_lib.to_markdown(table)}")
 
 
 def _plan(config: Config, preemptions: Preemptions, sweep: Sweep) -> list[Play]:
@@ -184,8 +181,7 @@ def play(job: PolicyJob) -> tuple[list[loop.Outcome], float]:
   for one in job.plays:
     trace = one.preemptions.read(one.config, one.seed)
     policy = build.choose(_find_choices(job.policy, one), trace)
-    price = prices_lib.find(one.config.cost)
-    assert price is not None
+    price = prices_lib.find_or_standard(one.config.cost)
     outcomes.append(loop.simulate(trace, policy, price, keep_moments=one.setting is None))
   return outcomes, time.process_time() - start
 

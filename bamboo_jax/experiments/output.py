@@ -37,18 +37,10 @@ def point(x: float, row: Row, name: str) -> list[Any]:
   return [x, mean, *((None, None) if half is None else (mean - half, mean + half))]
 
 
-def write_summary(workdir: pathlib.Path, rows: Sequence[Row]) -> None:
-  """Writes `summary.csv`, whose columns are the keys of the first row.
-
-  Makes the folder.
-
-  Raises `ValueError` if there are no rows.
-  """
-  if not rows:
-    raise ValueError("The config leaves no line for summary.csv.")
-  text = table_lib.to_csv(rows, digits=6)
+def write_summary(workdir: pathlib.Path, table: table_lib.Table) -> None:
+  """Writes `summary.csv`, and makes its folder."""
   workdir.mkdir(parents=True, exist_ok=True)
-  base.write_atomically(workdir / "summary.csv", text)
+  base.write_atomically(workdir / "summary.csv", table_lib.to_csv(table, digits=6))
 
 
 def explain_bars(counts: Iterable[int], bars: str = "95 % confidence intervals") -> str:

@@ -53,9 +53,9 @@ class MetricsWriter:
   ) -> None:
     """Opens the file, created if absent; `life` and `member` are put into all lines.
 
-    If `on_error` is given, `write_step` and `write_event` pass errors to it
-    instead of raising, since a run need not end for a line of its log. If it `locks`, it
-    has a shared lock on the file until it is closed, and nobody replaces the file.
+    If `on_error` is given, `write_step` passes errors to it instead of raising, since a
+    run need not end for a line of its log. If it `locks`, it has a shared lock on the file
+    until it is closed, and nobody replaces the file.
     """
     self.path = pathlib.Path(path)
     self._stamp = {"life": life, "member": member}
@@ -75,7 +75,7 @@ class MetricsWriter:
         self._unwritten = b"\n"  # Ends a line that a crash has cut off.
 
   def write_step(self, step: int, values: Mapping[str, Any]) -> None:
-    """Appends metrics by name, with units in the names.
+    """Appends metrics by name, with units in the names; or an "event", and its facts.
 
     They are numbers of Python or numpy, strings, lists and dicts; NaN and
     infinity become null. Raises `OSError` if a line is not completely written;
@@ -88,10 +88,6 @@ class MetricsWriter:
       if self._on_error is None:
         raise
       self._on_error(error)
-
-  def write_event(self, event: str, *, step: int, values: Mapping[str, Any] | None = None) -> None:
-    """Appends an event, such as "eval" or "recovery", like `write_step`."""
-    self.write_step(step, {"event": event, **(values or {})})
 
   def close(self) -> None:
     """Closes the file; idempotent.

@@ -50,7 +50,6 @@ ZONES = (
     Shade("#A88F00", "#E8C34A"),
     Shade(SKY, "#9AD4F5"),
 )
-DARK_GROUND = "#1D2327"
 
 
 def contrast(one: str, other: str) -> float:

@@ -42,14 +42,24 @@ class Summary:
   bubble_fraction: float | None
   more: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
+  @property
+  def recoveries(self) -> Sequence[Mapping[str, Any]]:
+    """Deaths that training survived, see `recovery.durations.report`."""
+    found: Sequence[Mapping[str, Any]] = self.more.get("recoveries", ())
+    return found
+
+  def __str__(self) -> str:
+    loss, count = self.final_loss, len(self.recoveries)
+    return (
+        f"{self.steps} steps, {self.samples_seen} samples, "
+        f"loss {'none' if loss is None else format(loss, '.4f')}, "
+        f"{count} {'recovery' if count == 1 else 'recoveries'}, state_sha256={self.state_sha256}"
+    )
+
   def render(self, workdir: str) -> str:
     """Returns the last line about a run that is done."""
-    loss = "none" if self.final_loss is None else f"{self.final_loss:.4f}"
-    return (
-        f"done: {self.steps} steps, {self.more['cost']['secs']:.1f} s, loss {loss}, "
-        f"state_sha256={self.state_sha256}, in {workdir}; next: bamboo report "
-        f"{shlex.quote(workdir)}"
-    )
+    secs = self.more["cost"]["secs"]
+    return f"done in {secs:.1f} s: {self}; next: bamboo report {shlex.quote(workdir)}"
 
 
 def write_summary(path: str | os.PathLike[str], summary: Summary) -> None:
@@ -123,8 +133,7 @@ class Result:
   @property
   def recoveries(self) -> Sequence[Mapping[str, Any]]:
     """Deaths that training survived, as in `summary.json`."""
-    found: Sequence[Mapping[str, Any]] = self.summary.more.get("recoveries", ())
-    return found
+    return self.summary.recoveries
 
   @property
   def params_sha256(self) -> str:
@@ -137,14 +146,7 @@ class Result:
     return self.summary.state_sha256
 
   def __str__(self) -> str:
-    """Returns the result in a sentence."""
-    loss, count = self.summary.final_loss, len(self.recoveries)
-    return (
-        f"{self.steps} steps"
-        + ("" if loss is None else f", loss {loss:.4f}")
-        + f", {count} {'recovery' if count == 1 else 'recoveries'}, "
-        f"state_sha256={self.state_sha256}"
-    )
+    return str(self.summary)
 
 
 def read_result(workdir: str | os.PathLike[str]) -> Result:

@@ -1,9 +1,14 @@
-"""Tables as text: columns for a terminal, CSV, Markdown, LaTeX."""
+"""Tables of runs and studies, in one form: a JSON value with a title, a note, columns and rows.
 
-from collections.abc import Collection, Mapping, Sequence
+Pages draw it; here it becomes CSV, Markdown for a terminal, and LaTeX. None is an empty cell.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
 import csv
 import io
 from typing import Any
+
+Table = dict[str, Any]
 
 _LATEX = str.maketrans(
     {
@@ -16,6 +21,58 @@ _LATEX = str.maketrans(
 )
 
 
+def make(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], note: str = ""
+) -> Table:
+  return dict(title=title, note=note, columns=list(columns), rows=[list(row) for row in rows])
+
+
+def of(
+    rows: Sequence[Mapping[str, Any]], title: str = "", columns: Sequence[str] | None = None
+) -> Table:
+  """Returns the table of entries by name; by default all that the first row has."""
+  names = list(rows[0]) if columns is None else columns
+  return make(title, names, ([row[name] for name in names] for row in rows))
+
+
+def to_csv(table: Table, digits: int | None = None) -> str:
+  """Returns CSV, with that many significant digits of floats; None: all."""
+  round_ = lambda x: f"{x:.{digits}g}" if digits is not None and isinstance(x, float) else x
+  out = io.StringIO()
+  rows = ([round_(cell) for cell in row] for row in table["rows"])
+  csv.writer(out, lineterminator="\n").writerows([table["columns"], *rows])
+  return out.getvalue()
+
+
+def to_markdown(table: Table, digits: int | None = None) -> str:
+  """Returns Markdown, with that many digits after the point.
+
+  None: five significant digits, and none after the point of a whole number.
+  """
+  columns = table["columns"]
+
+  def show(cell: Any, column: str) -> str:
+    if isinstance(cell, int | float) and digits is None:
+      return f"{cell:.5g}" if cell % 1 else f"{cell:.0f}"
+    if isinstance(cell, int | float):
+      return f"{cell:.{3 if column == 'ratio' else digits}f}"
+    return "–" if cell is None else str(cell)
+
+  rows = [[show(*pair) for pair in zip(row, columns, strict=True)] for row in table["rows"]]
+  return "\n".join(f"| {' | '.join(line)} |" for line in [columns, ["---"] * len(columns), *rows])
+
+
+def to_latex(table: Table) -> str:
+  """Returns a table of texts for LaTeX's package booktabs."""
+  head, *body = (
+      " & ".join(cell.translate(_LATEX) for cell in row) + r" \\"
+      for row in [table["columns"], *table["rows"]]
+  )
+  lines = [rf"\begin{{tabular}}{{{'l' * len(table['columns'])}}}", r"\toprule", head]
+  lines += [r"\midrule", *body, r"\bottomrule", r"\end{tabular}"]
+  return "\n".join(lines) + "\n"
+
+
 def align(rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> str:
   """Returns a line per row, right-aligned except for the columns in `left`."""
   widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -26,37 +83,3 @@ def align(rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> str
       ).rstrip()
       for row in rows
   )
-
-
-def to_csv(rows: Sequence[Mapping[str, Any]], *, digits: int | None = None) -> str:
-  """Returns CSV: the keys of the first row as header, and all rows.
-
-  All rows have the same keys; None is an empty cell. `digits` are the
-  significant digits of floats, None for all.
-  """
-  out = io.StringIO()
-  writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
-  writer.writeheader()
-  for row in rows:
-    writer.writerow({key: _round(value, digits) for key, value in row.items()})
-  return out.getvalue()
-
-
-def to_markdown(rows: Sequence[Sequence[str]]) -> str:
-  """Returns rows as Markdown; the first one is the head."""
-  lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
-  return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def to_latex(rows: Sequence[Sequence[str]]) -> str:
-  """Returns rows for LaTeX's package booktabs; the first one is the head."""
-  head, *body = (" & ".join(cell.translate(_LATEX) for cell in row) + r" \\" for row in rows)
-  lines = [rf"\begin{{tabular}}{{{'l' * len(rows[0])}}}", r"\toprule", head]
-  lines += [r"\midrule", *body, r"\bottomrule", r"\end{tabular}"]
-  return "\n".join(lines) + "\n"
-
-
-def _round(value: Any, digits: int | None) -> Any:
-  if digits is None or not isinstance(value, float):
-    return value
-  return f"{value:.{digits}g}"

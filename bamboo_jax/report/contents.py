@@ -12,8 +12,6 @@
 import collections
 from collections.abc import Iterable, Mapping, Sequence
 import contextlib
-import csv
-import io
 import itertools
 import json
 import pathlib
@@ -73,16 +71,10 @@ def make(
       "title": title,
       "remarks": list(dict.fromkeys(told)),
       "runs": list(runs),
-      "tables": ({"runs": table("Runs", ["", *names], rows)} if rows else {}) | dict(tables or {}),
+      "tables": ({"runs": table_lib.make("Runs", ["", *names], rows)} if rows else {})
+      | dict(tables or {}),
       "series": dict(series or {}),
   }
-
-
-def table(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], note: str = ""
-) -> Value:
-  """Returns a table of a report; None is an empty cell."""
-  return dict(title=title, note=note, columns=list(columns), rows=[list(row) for row in rows])
 
 
 def series(
@@ -118,25 +110,7 @@ def compare(
   if not any(row[-1] for row in rows):
     head, rows = head[:-1], [row[:-1] for row in rows]
   note = f"{label.capitalize()}: {source}. A ratio is simulated over it."
-  return table(title, head, rows, note)
-
-
-def render_table(found: Value, digits: int | None = 2) -> str:
-  """Returns a table as Markdown, with that many digits after the point.
-
-  None: five significant digits, and none after the point of a whole number.
-  """
-  columns = found["columns"]
-
-  def show(cell: Any, column: str) -> str:
-    if isinstance(cell, int | float) and digits is None:
-      return f"{cell:.5g}" if cell % 1 else f"{cell:.0f}"
-    if isinstance(cell, int | float):
-      return f"{cell:.{3 if column == 'ratio' else digits}f}"
-    return "–" if cell is None else str(cell)
-
-  rows = [[show(*pair) for pair in zip(row, columns, strict=True)] for row in found["rows"]]
-  return table_lib.to_markdown([columns, *rows])
+  return table_lib.make(title, head, rows, note)
 
 
 def simulated(name: str, outcome: loop.Outcome, model: str | None = None) -> Value:
@@ -273,11 +247,11 @@ def to_csv(report: Value, name: str) -> str:
   tables, series = report["tables"], report["series"]
   parts = ("curve", "recoveries", "events")
   if name in tables:
-    head, rows = tables[name]["columns"], tables[name]["rows"]
+    found = tables[name]
   elif name in series:
-    head = ["line", series[name]["x"], "value", "low", "high"]
     lines = series[name]["lines"].items()
-    rows = [[line, *point] for line, points in lines for point in points]
+    points = ([line, *point] for line, points in lines for point in points)
+    found = table_lib.make("", ["line", series[name]["x"], "value", "low", "high"], points)
   elif name in parts:
     entries = [
         (run["head"]["run"], dict(zip(_CURVE, e, strict=True)) if name == "curve" else e)
@@ -285,12 +259,11 @@ def to_csv(report: Value, name: str) -> str:
         for e in run[name]
     ]
     head = ["run", *dict.fromkeys(key for _, entry in entries for key in entry)]
-    rows = [[run, *(entry.get(key) for key in head[1:])] for run, entry in entries]
+    rows = ([run, *(entry.get(key) for key in head[1:])] for run, entry in entries)
+    found = table_lib.make("", head, rows)
   else:
     raise ValueError(base.suggest(name, [*tables, *series, *parts], what="table"))
-  out = io.StringIO()
-  csv.writer(out, lineterminator="\n").writerows([head, *rows])
-  return out.getvalue()
+  return table_lib.to_csv(found)
 
 
 _COMPARED = ("steps", "samples_seen", "state_sha256", "final_loss")
@@ -301,18 +274,14 @@ def find_differences(*summaries: summary_lib.Summary) -> list[str]:
   return [n for n in _COMPARED if len({getattr(summary, n) for summary in summaries}) > 1]
 
 
-def show_ends(folders: Sequence[pathlib.Path], logs: Iterable[Iterable[jsonl.Line]]) -> bool:
+def show_ends(folders: Sequence[pathlib.Path]) -> bool:
   """Prints how runs have ended; returns whether their ends are the same.
 
   Raises `OSError` or `ValueError` if a folder has no summary.
   """
   ends = [summary_lib.read_summary(f / "summary.json") for f in folders]
-  for folder, end, log in zip(folders, ends, logs, strict=True):
-    lost = [line["victims"] for line in log if line.get("event") == "recovery"]
-    print(
-        f"{folder.name}: steps={end.steps} samples_seen={end.samples_seen} "
-        f"stages_lost={sum(map(len, lost))} state_sha256={end.state_sha256}"
-    )
+  for folder, end in zip(folders, ends, strict=True):
+    print(f"{folder.name}: {end}")
   if differing := find_differences(*ends):
     print(f"different: {', '.join(differing)}", file=sys.stderr)
   return not differing

@@ -47,10 +47,7 @@ def simulate(
   """
   if not isinstance(policy, decisions.Policy):
     policy = make_policy(policy, trace, config, costs=costs)
-  if price is None and config is not None:
-    price = prices_lib.find(config.cost)
-  price = price or prices_lib.find(prices_lib.STANDARD)
-  assert price is not None
+  price = price or prices_lib.find_or_standard((config or config_lib.Config()).cost)
   return loop.simulate(trace, policy, price, keep_moments=keep_moments)
 
 

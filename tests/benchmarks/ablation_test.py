@@ -109,7 +109,9 @@ class ResultsTest(folders.FolderCase):
         write_run(root / trial.folder, step_ms=(ms, ms), pauses=pauses, state=state)
         rows.append(ablation.read_row(root / trial.folder, trial))
     sweeps = {"mode": ["none", "eager"]}
-    none, eager, minus = ablation_report.write_tables(root, rows, sweeps)
+    ablation_report.write_tables(root, rows, sweeps)
+    none, eager = ablation_report.summarise(rows, list(sweeps))
+    (minus,) = ablation_report.subtract(rows, sweeps)
     self.assertEqual(none["step_ms"], 105.0)  # Without the first step.
     # Student's t: 12.706 for one degree of freedom.
     self.assertAlmostEqual(none["step_ms_ci95"], 12.706 * 5.0, places=1)

@@ -154,10 +154,6 @@ class ValidationTest(folders.FolderCase):
     self.assertAlmostEqual(predicted.num_steps, run.num_steps, delta=1)
     self.assertLess(abs(table["dollars"][0]), 1.0)
     self.assertLess(abs(table["useful, %"][0]), 2.0)
-    self.assertRegex(
-        beside.summarize(beside.compare(predicted, run)),
-        r"^steps_off_pct=\S+ pauses_off_pct=\S+ dollars_off_pct=\S+$",
-    )
 
   def test_replicas_alone_are_no_event(self):
     policy = make_policy(self.measured, num_stages=3, is_measured=False)
@@ -186,7 +182,6 @@ class ValidationTest(folders.FolderCase):
         folder=folder,
         price=profiles.PRICE,
     )
-    self.assertRegex(said.splitlines()[-1], "^steps_off_pct=")
     self.assertIn("| event 0 | – | – | – | no |", said)
     self.assertTrue((folder / "out/run_predicted.png").exists())
     found = json.loads((folder / "out/report.json").read_text())

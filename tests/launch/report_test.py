@@ -1,5 +1,4 @@
 import contextlib
-import dataclasses
 import json
 import pathlib
 import shutil
@@ -9,10 +8,9 @@ from absl.testing import parameterized
 
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.configs import default
-from bamboo_jax.metrics import jsonl
+from bamboo_jax.metrics import jsonl, table as table_lib
 from bamboo_jax.report import contents
 from tests.launch import commands
-from tests.training import deaths_test
 
 _PRICES = """instance,on_demand_usd_per_hour,spot_usd_per_hour,source,date
 small,36,3.6,test,2021
@@ -96,7 +94,7 @@ class ReportTest(parameterized.TestCase):
     self.assertRegex(got.stderr, rf"\Aerror: .*{message}.*\n\Z")
 
   def test_a_published_table_without_runs(self):
-    table = contents.table("t", ["a"], [["figure"]])
+    table = table_lib.make("t", ["a"], [["figure"]])
     (self.workdir / "report.json").write_text(json.dumps(contents.make("", tables={"t": table})))
     self.assertRegex(self._run().stdout, r"^\| a \|\n.*\n\| figure \|\nreport: .*\n$")
 
@@ -117,13 +115,10 @@ class ReportTest(parameterized.TestCase):
       for file in ("config.json", "metrics.jsonl"):
         shutil.copy(self.workdir / file, folder)
       runs.append(str(folder))
-    death = deaths_test.make_recovery(view_at_secs=1.0, agreed_at_secs=1.0)
-    with contextlib.closing(jsonl.MetricsWriter(folder.parent / "deaths/metrics.jsonl")) as log:
-      log.write_event("recovery", step=1, values=dataclasses.asdict(death))
     page = f"--out={self.workdir / 'both.html'}"
     same = commands.fork("-m", "launch.report", *runs[:2], "--same", page)
     self.assertEqual(same.returncode, 0, same.stderr)
-    self.assertIn("stages_lost=1", same.stdout)
+    self.assertIn("deaths: 1 steps, 12 samples, loss 2.0000, 0 recoveries, state_sha", same.stdout)
     self.assertEndsWith(same.stdout, "identical\n")
     other = commands.fork("-m", "launch.report", *runs, "--same", page)
     self.assertEqual(other.returncode, 1)

@@ -22,12 +22,12 @@ class JsonlTest(folders.FolderCase):
       for step in (1, 2, 3, 4):
         writer.write_step(step, {"loss": 4.0 - step / 2})
         if step % 2 == 0:
-          writer.write_event("eval", step=step, values={"loss": 5.0 - step})
+          writer.write_step(step, {"event": "eval", "loss": 5.0 - step})
 
   def test_lines(self):
     with self.writing() as writer:
       writer.write_step(1, {"loss": 2.5, "tokens_per_sec": 100})
-      writer.write_event("eval", step=1)
+      writer.write_step(1, {"event": "eval"})
       # Nothing waits in a buffer until the file is closed.
       self.assertEqual(
           self.path.read_text(),
@@ -141,7 +141,7 @@ class JsonlTest(folders.FolderCase):
       reader = jsonl.MetricsReader(self.path)
       for step in (1, 2, 3):
         old.write_step(step, {"loss": 1.0})
-      new.write_event("start", step=1)
+      new.write_step(1, {"event": "start"})
       for step in (2, 3):
         new.write_step(step, {"loss": 2.0})
         old.write_step(step + 2, {"loss": 1.0})  # It does not know that it is over.
@@ -157,6 +157,6 @@ class JsonlTest(folders.FolderCase):
     with self.writing(on_error=errors.append) as writer:
       with limits.file_size(0):
         writer.write_step(1, {})
-        writer.write_event("eval", step=1)
+        writer.write_step(1, {"event": "eval"})
     self.assertLen(errors, 2)
     self.assertEqual(jsonl.read_lines(self.path), ({"step": 1}, {"step": 1, "event": "eval"}))

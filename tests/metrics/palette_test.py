@@ -6,6 +6,8 @@ from absl.testing import parameterized
 
 from bamboo_jax.metrics import palette
 
+_DARK_GROUND = "#1D2327"  # Of the cards of a page.
+
 
 class PaletteTest(parameterized.TestCase):
 
@@ -27,7 +29,7 @@ class PaletteTest(parameterized.TestCase):
     shades = [*palette.PASSES.values(), *palette.KINDS.values(), *palette.ZONES]
     for shade in shades:
       self.assertGreaterEqual(palette.contrast(shade.light, "#FFFFFF"), 1.5, shade)
-      self.assertGreaterEqual(palette.contrast(shade.dark, palette.DARK_GROUND), 1.5, shade)
+      self.assertGreaterEqual(palette.contrast(shade.dark, _DARK_GROUND), 1.5, shade)
     self.assertLen({*palette.ZONES}, len(palette.ZONES))
 
   @parameterized.parameters(("#0072B2", "white"), ("#56B4E9", "black"), ("#5F4690", "white"))

@@ -17,7 +17,7 @@ _SUMMARY = summary_lib.Summary(
     resumed_from_step=4,
     median_step_secs=0.25,
     bubble_fraction=0.3,
-    more={"recoveries": 0},
+    more={"recoveries": []},
 )
 
 
@@ -31,7 +31,7 @@ class SummaryTest(folders.FolderCase):
     summary_lib.write_summary(self.path, _SUMMARY)
     entries = json.loads(self.path.read_text())
     self.assertEqual(entries["steps"], 10)
-    self.assertEqual(entries["recoveries"], 0)
+    self.assertEqual(entries["recoveries"], [])
     self.assertNotIn("more", entries)
     self.assertEqual(summary_lib.read_summary(self.path), _SUMMARY)
 
@@ -40,8 +40,8 @@ class SummaryTest(folders.FolderCase):
     summary = dataclasses.replace(_SUMMARY, final_loss=loss, more={"cost": {"secs": 9.04}})
     self.assertEqual(
         summary.render("runs/my run"),
-        f"done: 10 steps, 9.0 s, {want}, state_sha256=cd, in runs/my run; next: bamboo report "
-        "'runs/my run'",
+        f"done in 9.0 s: 10 steps, 320 samples, {want}, 0 recoveries, state_sha256=cd; "
+        "next: bamboo report 'runs/my run'",
     )
 
   def test_loss_that_is_not_finite_is_null(self):
@@ -77,7 +77,7 @@ class ResultTest(folders.FolderCase):
     self.assertEqual(found.losses, {1: 0.75, 2: 0.5})
     self.assertEqual(found.recoveries, more["recoveries"])
     self.assertEqual((found.params_sha256, found.state_sha256), ("ab", "cd"))
-    self.assertEqual(str(found), "10 steps, loss 2.5000, 1 recovery, state_sha256=cd")
+    self.assertEqual(str(found), "10 steps, 320 samples, loss 2.5000, 1 recovery, state_sha256=cd")
 
   def test_needs_a_run(self):
     with self.assertRaises(FileNotFoundError):

@@ -16,22 +16,25 @@ class TableTest(absltest.TestCase):
     self.assertEqual(table_lib.align([["a"], ["bcd"]], left=()), "  a\nbcd")
 
   def test_csv(self):
-    rows = [{"a": "x,y", "b": 1 / 3}, {"a": 2, "b": None}]
-    self.assertEqual(table_lib.to_csv(rows), 'a,b\n"x,y",0.3333333333333333\n2,\n')
-    self.assertEqual(table_lib.to_csv(rows, digits=2), 'a,b\n"x,y",0.33\n2,\n')
-    with self.assertRaises(ValueError):
-      table_lib.to_csv([{"a": 1}, {"b": 2}])
+    found = table_lib.of([{"a": "x,y", "b": 1 / 3}, {"a": 2, "b": None}])
+    self.assertEqual(table_lib.to_csv(found), 'a,b\n"x,y",0.3333333333333333\n2,\n')
+    self.assertEqual(table_lib.to_csv(found, digits=2), 'a,b\n"x,y",0.33\n2,\n')
+    with self.assertRaises(KeyError):
+      table_lib.of([{"a": 1}, {"b": 2}])
 
   def test_markdown(self):
-    self.assertEqual(
-        table_lib.to_markdown(_ROWS[:2]),
-        "| mode | ms | note |\n| --- | --- | --- |\n| lazy | 8.5 | a |",
-    )
+    found = table_lib.make("t", ["what", "ms", "ratio"], [["a", 8.0, 2], [None, 1 / 3, 1 / 3]])
+    head = "| what | ms | ratio |\n| --- | --- | --- |\n"
+    for digits, want in (
+        (None, "| a | 8 | 2 |\n| – | 0.33333 | 0.33333 |"),
+        (2, "| a | 8.00 | 2.000 |\n| – | 0.33 | 0.333 |"),
+    ):
+      self.assertEqual(table_lib.to_markdown(found, digits), head + want)
 
   def test_latex(self):
     rows = [["a_b", "x %"], ["1 ± 2", "~{c}\\d^"]]
     self.assertEqual(
-        table_lib.to_latex(rows),
+        table_lib.to_latex(table_lib.make("", rows[0], rows[1:])),
         "\\begin{tabular}{ll}\n\\toprule\n"
         "a\\_b & x \\% \\\\\n\\midrule\n"
         "1 $\\pm$ 2 & \\textasciitilde{}\\{c\\}\\textbackslash{}d"

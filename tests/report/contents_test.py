@@ -7,7 +7,7 @@ import json
 from absl.testing import parameterized
 
 from bamboo_jax.accounting import account as account_lib
-from bamboo_jax.metrics import rows as rows_lib
+from bamboo_jax.metrics import rows as rows_lib, table as table_lib
 from bamboo_jax.report import contents
 from bamboo_jax.sim import loop
 from tests import folders, profiles
@@ -102,7 +102,7 @@ class ContentsTest(folders.FolderCase, parameterized.TestCase):
     self.assertEqual(report()["remarks"], remarks)
 
   def test_a_comparison_has_ratios_and_notes(self):
-    text = contents.render_table(report()["tables"]["talk"])
+    text = table_lib.to_markdown(report()["tables"]["talk"], 2)
     self.assertIn("| p = 0.10 | 80.00 | 82.00 | 1.025 | – | – |  |", text)
     self.assertIn("| GPT | – | 1.00 | – | 2.00 | – | OOM |", text)
     plain = contents.compare("t", [("a", 1.0, [2.0], "")], columns=["c"], source="s")
