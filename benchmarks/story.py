@@ -91,12 +91,8 @@ def _cell(loss: float | None) -> str:
 
 def describe(recovery: Mapping[str, Any]) -> str:
   """Returns one recovery of `recovery.durations.report` in a few words."""
-  said = f"{durations.describe_loss(recovery)} died; "
-  if recovery["rung"] != "shadow":
-    return said + durations.describe_answer(recovery)
-  said += f"{' and '.join(dict.fromkeys(recovery['heirs']))} took over"
-  secs = recovery["kill_to_first_instruction_secs"]
-  if secs is None:
+  said, secs = durations.describe_death(recovery), recovery["kill_to_first_instruction_secs"]
+  if recovery["rung"] != "shadow" or secs is None:
     return said
   ms = round(1e3 * secs)
   return f"{said} after {ms} ms" if ms else f"{said} at once"

@@ -56,7 +56,7 @@ class ReadmeTest(folders.FolderCase):
     (output,) = re.findall(rf"```\n({re.escape(title)}.*?)```", _TEXT, re.DOTALL)
     for line in story.render_next(".venv/bin/bamboo"):
       self.assertIn(f"{line}\n", output)
-    self.assertLen(re.findall(r"died; n\d took over", output), 5)
+    self.assertLen(re.findall(r"died; its shadow n\d took over", output), 5)
     summary = types.SimpleNamespace(steps=20, state_sha256="")
     control = dict(step=20, shares=2, state_sha256="...")
     self.assertIn(f"{story.render_control(control, summary)}\n", output)

@@ -55,7 +55,8 @@ class StoryTest(parameterized.TestCase):
         [text for _, text in rows],
         [
             "     2      5.250000      5.250000",
-            "     3      5.000000      5.000000" "  n0 (stage 0/0) died; n3 took over after 50 ms",
+            "     3      5.000000      5.000000"
+            "  n0 (stage 0/0) died; its shadow n3 took over after 50 ms",
             "     4      4.500000      4.500000",
         ],
     )
@@ -79,13 +80,16 @@ class StoryTest(parameterized.TestCase):
     self.assertLen(rows, 31)
 
   @parameterized.parameters(
-      (dict(), "n1 (stage 0/1) died; n3 took over after 50 ms"),
-      (dict(wait_secs=0.0001), "n1 (stage 0/1) died; n3 took over at once"),
-      (dict(wait_secs=None), "n1 (stage 0/1) died; n3 took over"),
+      (dict(), "n1 (stage 0/1) died; its shadow n3 took over after 50 ms"),
+      (dict(wait_secs=0.0001), "n1 (stage 0/1) died; its shadow n3 took over at once"),
+      (dict(wait_secs=None), "n1 (stage 0/1) died; its shadow n3 took over"),
       (dict(rung="reroute"), "n1 (stage 0/1) died; reroute: why"),
       (dict(rung="checkpoint", heirs=()), "n1 (stage 0/1) died; checkpoint: why"),
-      (dict(heirs=("n0", "n0")), "n1 (stage 0/1) died; n0 took over after 50 ms"),
-      (dict(names=["n1", "n2"]), "n1 and n2 (stages 0/1, 0/2) died; n3 took over after 50 ms"),
+      (dict(heirs=("n0", "n0")), "n1 (stage 0/1) died; its shadow n0 took over after 50 ms"),
+      (
+          dict(names=["n1", "n2"]),
+          "n1 and n2 (stages 0/1, 0/2) died; their shadows n3 took over after 50 ms",
+      ),
   )
   def test_deaths(self, given, expected):
     run = story.Recorded([recovery(1, **{"names": ["n1"]} | given)], True)
@@ -178,7 +182,7 @@ class TwinsTest(folders.FolderCase, parameterized.TestCase):
     self.assertEqual([len(run.recoveries) for run in runs], [0, 1])
     lines = said.getvalue().splitlines()
     self.assertLen(lines, 4)
-    self.assertEndsWith(lines[2], "n0 (stage 0/0) died; n3 took over after 50 ms")
+    self.assertEndsWith(lines[2], "n0 (stage 0/0) died; its shadow n3 took over after 50 ms")
 
   @parameterized.parameters(
       ("import sys; sys.exit('noise\\nerror: no such flag')", "1: no such flag; .* is in .*b.log"),

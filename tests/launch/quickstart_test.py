@@ -21,7 +21,7 @@ class QuickstartTest(folders.FolderCase):
     self.assertEqual(done.returncode, 0, done.stderr)
     self.assertRegex(
         done.stdout,
-        r"(?s)\n +1 .*n0 \(stage 0/0\) died; n1 took over.*\n +2 .*"
+        r"(?s)\n +1 .*n0 \(stage 0/0\) died; its shadow n1 took over.*\n +2 .*"
         r"1 node died\. The step with a death took .*\ncontrol: step 2 of the "
         r"first run again without one of its 2 shares ends in another state, "
         r"[0-9a-f]{64}\nidentical\nNext:\n",
