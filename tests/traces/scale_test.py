@@ -88,7 +88,7 @@ class ReplayTest(parameterized.TestCase):
     self.assertEqual(got.first, ("a/1", "a/2"))
     want = "1000,notice,a/1 1500,remove,a/1 1500,add,b/2 2000,add,a/1"
     self.assertEqual(lines(got), want)
-    self.assertEqual(got.num_nodes, 4)
+    self.assertEqual((got.num_nodes, got.duration_ms), (4, 2000))
 
   def test_fewer_nodes(self):
     trace = parse("0,add,node1\n0,add,node2\n0,add,node3\n60,remove,node2\n")

@@ -252,6 +252,10 @@ class StatusTest(absltest.TestCase):
             "What may fail is not known while training stands still.",
         ],
     )
+    got = self.render(facts.StoredRun("mine", 9, view, [], {}))
+    self.assertIn("not alive: no agent of it is there", got)
+    got = self.render(facts.StoredRun("mine", 9, views.EMPTY, [], {}))
+    self.assertIn("starting", got)
 
   def test_a_death_that_is_not_dealt_with_yet(self):
     got = self.render(run(*nodes(3), roles=_TWO), met={3: member(3, "b")})
