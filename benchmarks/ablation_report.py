@@ -1,6 +1,6 @@
 """Ablations: tables, paired differences and the figure of their rows."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 import os
 import pathlib
 import textwrap
@@ -28,7 +28,7 @@ def summarise(rows: Sequence[ablation.Row], fields: Sequence[str]) -> list[ablat
       {
           **dict(zip(fields, setting, strict=True)),
           "repeats": len(group),
-          **_estimate({n: _values(group, n) for n in ablation.METRICS}),
+          **output.estimates({n: _values(group, n) for n in ablation.METRICS}),
           "same_state": ("yes" if len({r["state_sha256"] for r in group}) == 1 else "no"),
       }
       for setting, group in groups.items()
@@ -59,7 +59,7 @@ def subtract(rows: Sequence[ablation.Row], sweeps: ablation.Sweeps) -> list[abla
             **dict(zip(fields, setting, strict=True)),
             "minus": ", ".join(first),
             "pairs": len(pairs),
-            **_estimate({n: [*_differences(pairs, n)] for n in ablation.METRICS}),
+            **output.estimates({n: [*_differences(pairs, n)] for n in ablation.METRICS}),
         }
     )
   return found
@@ -69,16 +69,6 @@ def _differences(pairs: Sequence[tuple[ablation.Row, ablation.Row]], name: str) 
   for row, before in pairs:
     if row[name] is not None and before[name] is not None:
       yield row[name] - before[name]
-
-
-def _estimate(values: Mapping[str, Sequence[float]]) -> ablation.Row:
-  """Returns the mean of each metric, and as `NAME_ci95` half its interval."""
-  found = {}
-  for name, some in values.items():
-    estimate = output.estimate(some) if some else None
-    found[name] = estimate and estimate.mean
-    found[f"{name}_ci95"] = estimate and estimate.half_width
-  return found
 
 
 def _show(row: ablation.Row) -> dict[str, str]:

@@ -254,8 +254,6 @@ def _row(
   if accounts[0].market == rivals[0][0].market:
     gaps = mean_gap(accounts, rivals[0])
     worst = worst_gap(accounts, rivals)
-  rate = output.estimate([a.samples_per_sec for a in accounts])
-  value = output.estimate([a.value for a in accounts])
   mean = statistics.fmean
   num_samples = max(1.0, sum(a.num_samples for a in accounts))
   num_restarts = sum(o.rungs.get("checkpoint", 0) for o in outcomes)
@@ -265,11 +263,9 @@ def _row(
       "field": field,
       "setting": str(setting),
       "num_runs": len(outcomes),
-      "throughput_samples_per_sec": rate.mean,
-      "throughput_ci95": rate.half_width,
+      **output.estimates({"throughput_samples_per_sec": [a.samples_per_sec for a in accounts]}),
       "cost_usd_per_hour": mean(a.usd_per_hour for a in accounts),
-      "value": value.mean,
-      "value_ci95": value.half_width,
+      **output.estimates({"value": [a.value for a in accounts]}),
       "usd_per_million_samples": 1e6 * sum(a.usd for a in accounts) / num_samples,
       "fatal_failures": mean(o.num_rollbacks for o in outcomes),
       "restarts_per_hour": num_restarts / (sum(a.secs for a in accounts) / 3600),

@@ -30,6 +30,14 @@ def estimate(values: Sequence[float]) -> Estimate:
   return Estimate(mean, factor * statistics.stdev(values) / math.sqrt(len(values)))
 
 
+def estimates(found: Mapping[str, Sequence[float]]) -> Row:
+  """Returns the mean of each figure, and as `NAME_ci95` half its interval; None without values."""
+  row: dict[str, float | None] = {}
+  for name, values in found.items():
+    row[name], row[f"{name}_ci95"] = estimate(values) if values else (None, None)
+  return row
+
+
 def point(x: float, row: Row, name: str) -> list[Any]:
   """Returns an estimate of a row as a point of a series: x, y, low, high."""
   mean: Any = row[name]

@@ -123,10 +123,9 @@ def _row(
       _P: probability,
       "num_seeds": num_seeds,
   }
-  for column, name in _FIGURES.items():
-    estimate = output.estimate([getattr(outcome, name) for outcome in outcomes])
-    row |= {column: float(estimate.mean), f"{column}_ci95": estimate.half_width}
-  return row
+  return row | output.estimates(
+      {column: [getattr(one, name) for one in outcomes] for column, name in _FIGURES.items()}
+  )
 
 
 def _compare(rows: Sequence[output.Row]) -> dict[str, contents.Value]:

@@ -95,7 +95,7 @@ class CompareTest(parameterized.TestCase):
     self.assertEqual(files, {"summary.csv", "report.html", "report.json"})
     policies, count = _POLICIES, len(_POLICIES)
     for i, row in enumerate(rows):  # A single run has no interval.
-      intervals = [row[f"{name}_ci95"] for name in ("value", "throughput")]
+      intervals = [row[f"{name}_ci95"] for name in ("value", "throughput_samples_per_sec")]
       self.assertEqual([bool(text) for text in intervals], [i >= count] * 2)
     self.assertEqual(
         [(row["setting"], row["num_runs"]) for row in rows[::count]],

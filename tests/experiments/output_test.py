@@ -25,7 +25,8 @@ class EstimateTest(parameterized.TestCase):
   def test_one(self):
     got = output.estimate([3.0])
     self.assertEqual((got.mean, got.half_width), (3.0, None))
-    row = {"value": 3.0, "value_ci95": None}
+    row = output.estimates({"value": [3.0], "none": []})
+    self.assertEqual(row, {"value": 3.0, "value_ci95": None, "none": None, "none_ci95": None})
     self.assertEqual(output.point(0.1, row, "value"), [0.1, 3.0, None, None])
 
   def test_bars_are_explained(self):
