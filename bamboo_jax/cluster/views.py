@@ -5,7 +5,7 @@ number, and messages of an older one are dropped. All functions are pure; of two
 views with one number the first that was recorded counts, see `judge`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 import dataclasses
 import functools
 import types
@@ -184,7 +184,7 @@ def next_view(
     view: View,
     *,
     lost: Mapping[str, str],
-    candidates: Iterable[Member],
+    candidates: Collection[Member],
     noticed: Mapping[str, str] = _NOBODY,
 ) -> View:
   """Returns the view that should follow; `view` itself if nothing changes.
@@ -195,6 +195,8 @@ def next_view(
       a notice are ignored, and all if the run ends.
     noticed: Texts of preemption notices, by incarnation.
   """
+  if not (lost or candidates or noticed):  # Most of the time.
+    return view
   stay = [m for m in view.members if m.incarnation not in lost]
   known = {m.incarnation for m in view.members} | set(lost) | set(noticed)
   numbers = {m.number for m in stay}

@@ -109,10 +109,10 @@ class ViewsTest(parameterized.TestCase):
   def test_next_view_holds_whoever_is_alive(self, before, lost, candidates):
     old = view(*sorted(before))
     reasons = {member(n).incarnation: "gone" for n in lost}
-    got = views.next_view(old, lost=reasons, candidates=map(member, candidates))
+    got = views.next_view(old, lost=reasons, candidates=[*map(member, candidates)])
     self.assertEqual(got.numbers, (before | candidates) - lost)
     self.assertEqual(got.number, old.number + (got.numbers != old.numbers))
-    again = views.next_view(got, lost=reasons, candidates=map(member, candidates))
+    again = views.next_view(got, lost=reasons, candidates=[*map(member, candidates)])
     self.assertIs(again, got)
 
   def test_copies_say_something_and_change_nothing_else(self):

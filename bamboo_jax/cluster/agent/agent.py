@@ -172,6 +172,7 @@ class Agent:
     self._epoch = 0  # That of the view when it became known.
     self._heard: set[str] = set()  # Agents that have adopted the newest view.
     self._due = (0, 0.0)  # Number of the view that is due, and since when.
+    self._over_secs = math.inf  # Since when no member has been reachable.
     self._num_answers = 0  # How often a member was alive after all.
     self._fault = ""  # Why it has killed its worker, "" if it has not.
     self._cause = ""  # Why its worker has ended, if others may continue.
@@ -201,7 +202,7 @@ class Agent:
     self._end: asyncio.Future[str] = loop.create_future()
     self._begun_secs = self._now()
     self._is_news, self._is_due = asyncio.Event(), asyncio.Event()
-    for step in (self._beat, self._react, self._propose, self._ask_if_alone, self._join):
+    for step in (self._beat, self._react, self._propose, self._join):
       self._start(step)
     try:
       await asyncio.wait([self._end])
@@ -617,7 +618,9 @@ class Agent:
       if self.roster.is_member:
         self._show_worker()
       self._end_with_others()
-      self._is_due.set()
+      self._end_run_if_alone(now)
+      if self._wanted() is not None:  # Time has passed.
+        self._is_due.set()
 
   def _note_time(self) -> float:
     """Returns the time; after a suspension no suspicion is acted on at once."""
@@ -932,15 +935,14 @@ class Agent:
   #      |-- 5 view N+2, no members ---->|
   #      |<- 6 which of both is there ---|
 
-  async def _ask_if_alone(self) -> None:
-    """Restarts the run once no member has been heard for long enough, until the end."""
-    since_secs = math.inf
-    while True:
-      await asyncio.sleep(self.options.limits.heartbeat_secs)
-      since_secs = min(since_secs, self._now()) if self._seems_over() else math.inf
-      if self._now() >= since_secs + self._find_patience() and not self.is_ending:
-        await self._end_run()
-        since_secs = math.inf
+  def _end_run_if_alone(self, now: float) -> None:
+    """Restarts the run once no member has been heard for long enough."""
+    if not self._seems_over():
+      self._over_secs = math.inf
+      return
+    self._over_secs = min(self._over_secs, now)
+    if now >= self._over_secs + self._find_patience() and not self.is_ending:
+      self._start_once(self._end_run)
 
   def _seems_over(self) -> bool:
     """Whether no member is reachable; never if this node is one."""
@@ -957,6 +959,11 @@ class Agent:
     return self.options.limits.most_silence_secs * min(self._num_answers + 1, 8)
 
   async def _end_run(self) -> None:
+    await self._ask_members()
+    self._over_secs = math.inf
+
+  async def _ask_members(self) -> None:
+    """Asks the members in the log; without an answer, makes a view without members."""
     await self._retry(self._read)
     roster = self.roster
     is_nobody_left = not self.options.is_again and len(roster.living) == len(roster.members)

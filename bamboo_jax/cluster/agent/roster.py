@@ -42,6 +42,7 @@ class Roster:
     self.incarnation, self._limits, self._num_nodes = incarnation, limits, num_nodes
     self.me: views.Member | None = None
     self.view = views.EMPTY
+    self.members: list[str] = []  # Of the view, in order.
     self.watch = watch_lib.HeartbeatWatch(limits)
     self.suspicions = suspicion_lib.Suspicions(incarnation)
     self.known: dict[str, views.Member] = {}
@@ -76,11 +77,6 @@ class Roster:
     return self.is_member and self.incarnation not in self.gone
 
   @property
-  def members(self) -> list[str]:
-    """Members of the current view, in order."""
-    return [m.incarnation for m in self.view.members]
-
-  @property
   def living(self) -> list[str]:
     """Members that have not said that they are gone."""
     return [i for i in self.members if i not in self.gone]
@@ -100,6 +96,7 @@ class Roster:
 
   def adopt(self, view: views.View) -> None:
     self.view = self._views[view.number] = view
+    self.members = [m.incarnation for m in view.members]
 
   def find_view(self, number: base.ViewId) -> views.View:
     """Returns a view by its number; one without members if it is unknown."""
@@ -130,7 +127,7 @@ class Roster:
     if not self.is_at_work or self.incarnation in self.done:
       return None
     lost = {i: self.gone[i] for i in self.members if i in self.gone}
-    left = [i for i in self.living if i not in self.done]
+    left = [i for i in self.members if i not in self.gone and i not in self.done]
     if any(self._is_trying(i, now) for i in left):
       return None  # Simultaneous deaths belong to one view.
     found = self._explain(left, now)
@@ -216,6 +213,8 @@ class Roster:
     return list(joining.values()) if is_due or is_late else None
 
   def _explain(self, members: list[str], now: float) -> dict[str, str]:
+    if self.suspicions.are_none:  # Most of the time.
+      return {}
     quiet = self.watch.find_quiet(now)
     return self.suspicions.explain(members, now=self.watch.awake(now), quiet=quiet)
 

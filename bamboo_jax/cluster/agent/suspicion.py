@@ -56,6 +56,10 @@ class Suspicions:
     self._end_wait_secs: dict[str, float] = {}
     self._counts: dict[str, int] = {}
 
+  @property
+  def are_none(self) -> bool:
+    return not any(self._edges.values())
+
   def of(self, accuser: str) -> Mapping[str, Edge]:
     return self._edges.get(accuser, {})
 

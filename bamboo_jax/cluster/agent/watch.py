@@ -201,10 +201,13 @@ class HeartbeatWatch:
 
   def find_quiet(self, now: float) -> list[str]:
     """Returns agents with overdue heartbeats, not yet silent for too long."""
-    return [i for i in self._agents if self.is_quiet(i, now)]
+    now = self.awake(now)
+    return [i for i, silence in self._agents.items() if self._is_quiet(silence, now)]
 
   def is_quiet(self, incarnation: str, now: float) -> bool:
     """Whether heartbeats of an agent are overdue."""
     silence = self._agents.get(incarnation)
-    least_secs = self._limits.least_silence_secs / _QUIET
-    return silence is not None and silence.secs(self.awake(now)) > least_secs
+    return silence is not None and self._is_quiet(silence, self.awake(now))
+
+  def _is_quiet(self, silence: Silence, awake_secs: float) -> bool:
+    return silence.secs(awake_secs) > self._limits.least_silence_secs / _QUIET
