@@ -8,8 +8,36 @@ import itertools
 import math
 from typing import Any
 
-_Call = tuple[Callable[..., Any], tuple[Any, ...]]
 _READ_SECS = 0.002  # To handle one message of those that have come meanwhile, as others wait.
+
+
+class _Call:
+  """What is to happen: a call of a process, or of nobody; as `asyncio.Handle`."""
+
+  __slots__ = ("process", "call", "args", "is_timer", "is_cancelled")
+
+  def __init__(
+      self,
+      process: "Process | None",
+      call: Callable[..., Any],
+      args: tuple[Any, ...],
+      is_timer: bool = False,
+  ) -> None:
+    self.process, self.call, self.args, self.is_timer = process, call, args, is_timer
+    self.is_cancelled = False
+
+  def cancel(self) -> None:
+    self.is_cancelled = True
+
+  def run(self) -> None:
+    process = self.process
+    if process is None:
+      self.call(*self.args)
+    elif process.is_stopped or self.is_timer and process.inbox:
+      process.held.append(self)
+    elif not self.is_cancelled and not process.is_killed:
+      asyncio._set_running_loop(process)
+      self.call(*self.args)
 
 
 class Clock:
@@ -20,53 +48,59 @@ class Clock:
     self.ready: collections.deque[_Call] = collections.deque()
     self.failures: list[BaseException] = []
     self.processes: list[Process] = []  # Kept, so that tasks of killed ones do not run on.
-    self._due: list[tuple[float, int, Callable[..., Any], tuple[Any, ...]]] = []
+    self._due: list[tuple[float, int, _Call]] = []
     self._order = itertools.count()
 
   def at(self, secs: float, call: Callable[..., Any], *args: Any) -> None:
     """Has something happen `secs` from now; what is due at once in order."""
-    heapq.heappush(self._due, (self.now + secs, next(self._order), call, args))
+    self.put(self.now + secs, _Call(None, call, args))
 
-  def step(self, until_secs: float = math.inf) -> bool:
-    """Lets the next thing happen, to which time jumps; returns whether there is one by then."""
-    if self.ready:
-      call, args = self.ready.popleft()
-    elif self._due and self._due[0][0] <= until_secs:
-      due_secs, _, call, args = heapq.heappop(self._due)
-      self.now = max(self.now, due_secs)  # A test may have set it.
-    else:
-      return False
-    call(*args)
-    if self.failures:
-      raise self.failures.pop()
-    return True
+  def put(self, due_secs: float, call: _Call) -> None:
+    heapq.heappush(self._due, (due_secs, next(self._order), call))
 
-  def run(self, until_secs: float) -> None:
-    """Lets time pass up to an instant."""
-    while self.step(until_secs):
-      pass
-    self.now = max(self.now, until_secs)
+  def soon(self, call: Callable[..., Any], *args: Any) -> None:
+    """Has something happen once who runs now is done."""
+    self.ready.append(_Call(None, call, args))
+
+  def run(self, until_secs: float, until: Callable[[], bool] | None = None) -> None:
+    """Lets time pass up to an instant, or until something holds."""
+    ready, due, failures = self.ready, self._due, self.failures
+    try:
+      while until is None or not until():
+        if ready:
+          call = ready.popleft()
+        elif due and due[0][0] <= until_secs:
+          due_secs, _, call = heapq.heappop(due)
+          if due_secs > self.now:  # A test may have set it.
+            self.now = due_secs
+        else:
+          self.now = max(self.now, until_secs)
+          return
+        call.run()
+        if failures:
+          raise failures.pop()
+    finally:
+      asyncio._set_running_loop(None)
 
   def run_for(self, secs: float) -> None:
     """Lets some time pass."""
     self.run(self.now + secs)
 
 
-class Process(asyncio.BaseEventLoop):
+class Process(asyncio.AbstractEventLoop):
   """A process: the loop of its tasks, with a clock of its own.
 
   Attributes:
-    is_stopped: By SIGSTOP. What others send it waits; then it reads that before it sees
-      which of its timers are due.
+    is_stopped: By SIGSTOP. What others send it waits in its `inbox`, which it reads before it
+      sees which of its own calls, `held` meanwhile, are due.
   """
 
   def __init__(self, clock: Clock, *, ahead_secs: float = 0.0) -> None:
-    super().__init__()
     self.is_stopped = self.is_killed = False
+    self.inbox: collections.deque[tuple[Callable[..., Any], tuple[Any, ...]]] = collections.deque()
+    self.held: list[_Call] = []
     self._clock, self._ahead_secs = clock, ahead_secs
-    self._inbox: collections.deque[_Call] = collections.deque()
-    self._held: list[asyncio.Handle] = []
-    self._tasks: set[asyncio.Task[Any]] = set()
+    self._tasks: list[asyncio.Task[Any]] = []  # A loop keeps none that only wait.
     clock.processes.append(self)
 
   def start(self, work: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> asyncio.Task[None]:
@@ -82,14 +116,15 @@ class Process(asyncio.BaseEventLoop):
 
   def tell(self, call: Callable[..., Any], *args: Any) -> None:
     """Something reaches it from outside, once who runs now is done."""
-    self._clock.ready.append((self.take, (call, *args)))
+    self._clock.soon(self.take, call, *args)
 
   def take(self, call: Callable[..., Any], *args: Any) -> None:
     """Something reaches it from outside at once; nobody else must run."""
-    if self.is_stopped or self._inbox:
-      self._inbox.append((call, args))
-    else:
-      self._call(call, *args)
+    if self.is_stopped or self.inbox:
+      self.inbox.append((call, args))
+    elif not self.is_killed:
+      asyncio._set_running_loop(self)
+      call(*args)
 
   def kill(self) -> None:
     """It does nothing any more."""
@@ -104,67 +139,56 @@ class Process(asyncio.BaseEventLoop):
   def cont(self) -> None:
     """It runs again after it was stopped."""
     self.is_stopped = False
-    self._clock.ready += ((self._run_held, ()), (self._catch_up, ()))
+    self._clock.soon(self._run_held)
+    self._clock.soon(self._catch_up)
 
   def _run_held(self) -> None:
-    held, self._held = self._held, []
-    for handle in held:
-      self._run(handle)
+    held, self.held = self.held, []
+    for call in held:
+      call.run()
 
   def _catch_up(self) -> None:
-    if self._inbox and not self.is_stopped:
-      call, args = self._inbox.popleft()
-      self._call(call, *args)
+    if self.is_killed or self.is_stopped:
+      return
+    if self.inbox:
+      call, args = self.inbox.popleft()
+      asyncio._set_running_loop(self)
+      call(*args)
       self._clock.at(_READ_SECS, self._catch_up)
     else:
       self._run_held()
 
-  def _run(self, handle: asyncio.Handle) -> None:
-    if self.is_stopped or self._inbox and isinstance(handle, asyncio.TimerHandle):
-      self._held.append(handle)
-    elif not handle.cancelled():
-      self._call(handle._run)
+  # As a loop. Contexts are left out: all share one.
 
-  def _call(self, call: Callable[..., Any], *args: Any) -> None:
-    if not self.is_killed:
-      asyncio._set_running_loop(self)
-      try:
-        call(*args)
-      finally:
-        asyncio._set_running_loop(None)
-
-  # As a loop.
+  get_debug = bool  # False, and fast: each future asks.
 
   def time(self) -> float:
     return self._clock.now + self._ahead_secs
 
-  def call_soon(self, call: Any, *args: Any, context: Any = None) -> asyncio.Handle:
-    handle = asyncio.Handle(call, args, self, context)
-    self._clock.ready.append((self._run, (handle,)))
+  def call_soon(self, call: Any, *args: Any, context: Any = None) -> Any:
+    handle = _Call(self, call, args)
+    self._clock.ready.append(handle)
     return handle
 
-  def call_later(
-      self, secs: float, call: Any, *args: Any, context: Any = None
-  ) -> asyncio.TimerHandle:
-    handle = asyncio.TimerHandle(self.time() + secs, call, args, self, context)
-    self._clock.at(secs, self._run, handle)
+  def call_later(self, secs: float, call: Any, *args: Any, context: Any = None) -> Any:
+    handle = _Call(self, call, args, is_timer=True)
+    self._clock.put(self._clock.now + secs, handle)
     return handle
 
-  def call_at(self, when: float, call: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
-    return self.call_later(max(0.0, when - self.time()), call, *args, context=context)
+  def call_at(self, when: float, call: Any, *args: Any, context: Any = None) -> Any:
+    return self.call_later(max(0.0, when - self.time()), call, *args)
 
-  def create_task(self, work: Coroutine[Any, Any, Any], **given: Any) -> asyncio.Task[Any]:
-    task: asyncio.Task[Any] = super().create_task(work, **given)
-    self._tasks.add(task)
-    task.add_done_callback(self._tasks.discard)
+  def create_future(self) -> asyncio.Future[Any]:
+    return asyncio.Future(loop=self)
+
+  def create_task(self, work: Any, **given: Any) -> asyncio.Task[Any]:
+    task = asyncio.Task(work, loop=self, **given)
+    self._tasks.append(task)
     return task
 
   def call_exception_handler(self, context: dict[str, Any]) -> None:
     # Tasks of killed processes have no exception.
     self._clock.failures += filter(None, [context.get("exception")])
-
-  def __del__(self, *unused: Any) -> None:
-    """There is nothing to close."""
 
 
 def settle(future: asyncio.Future[Any], result: Any, error: BaseException | None = None) -> None:

@@ -28,7 +28,8 @@ from tests.explorer import loop as loop_lib
 # As of `mesh.Mesh`.
 _CONNECT_SECS, _TRY_SECS, _HELLO_SECS, _BREAKS_SECS, _BROKE_SECS = 5.0, 1.0, 30.0, 2.0, 0.05
 _ACK_SECS, _SLOW_SECS = 3.0, 0.2
-_LEAST_SECS, _MOST_SECS = 0.0002, 0.002  # Latency of a healthy link.
+_MUTABLE = (messages.Post, messages.Beginning)
+_LEAST_SECS, _MOST_SECS = 0.0002, 0.008  # Latency of a healthy link.
 
 
 class Network:
@@ -117,12 +118,14 @@ class Link:
     """Sends to the other agent."""
     if self._is_open:
       self._network.on_send(message)
-    self._carry(self.source, self.target, self._other.hear, self._dialer.incarnation, message)
+      process, who = self._other.process, self._dialer.incarnation
+      self._carry(self.source, self.target, process, self._other.on_message, who, message)
 
   def answer(self, call: Callable[..., None], *args: Any) -> None:
     """The other agent, or its host, answers."""
-    take = self._dialer.process.take
-    self._carry(self.target, self.source, take, self._hear_answer, call, *args)
+    if self._is_open:
+      process = self._dialer.process
+      self._carry(self.target, self.source, process, self._hear_answer, call, *args)
 
   def close(self, reason: str) -> None:
     """The other end is gone."""
@@ -145,23 +148,21 @@ class Link:
       if source not in self._network.silent:
         self._network.clock.at(0.0, self._arrive, source, *rest)
 
-  def _carry(self, source: str, target: str, call: Callable[..., None], *args: Any) -> None:
-    if self._is_open:
-      clock = self._network.clock
-      secs = clock.now + self._network.delay(source, target)
-      self._next_secs = max(secs, self._next_secs)
-      clock.at(self._next_secs - clock.now, self._arrive, source, target, call, *args)
+  def _carry(self, source: str, target: str, process: loop_lib.Process, *call: Any) -> None:
+    network, clock = self._network, self._network.clock
+    self._next_secs = max(clock.now + network.delay(source, target), self._next_secs)
+    clock.at(self._next_secs - clock.now, self._arrive, source, target, process, *call)
 
-  def _arrive(self, source: str, target: str, call: Callable[..., None], *args: Any) -> None:
+  def _arrive(self, source: str, target: str, process: loop_lib.Process, *call: Any) -> None:
     network = self._network
     if source == self.source and not network.is_whole(source, target):
       if self._unheard_secs is None:
         self._unheard_secs = network.clock.now
         network.clock.at(_ACK_SECS, self._give_up, network.clock.now)
-    if (source, target) in network.cut:
-      self._held.append((source, target, call, *args))
+    if network.cut and (source, target) in network.cut:
+      self._held.append((source, target, process, *call))
     else:
-      call(*args)
+      process.take(*call)
 
   def _give_up(self, since_secs: float) -> None:
     if self._unheard_secs == since_secs:
@@ -201,7 +202,7 @@ class Mesh:
       on_came: Callable[[views.Member], None],
       on_message: Callable[[str, Any], None],
   ) -> int:
-    self.hello, self._on_came, self._on_message = hello, on_came, on_message
+    self.hello, self._on_came, self.on_message = hello, on_came, on_message
     self.network.listening[self.host, self._port] = self
     return self._port
 
@@ -231,16 +232,12 @@ class Mesh:
     self._on_came(member)
     link.answer(loop_lib.settle, link.opened, None)
 
-  def hear(self, incarnation: str, message: Any) -> None:
-    """A message of another agent arrives."""
-    self.process.take(self._on_message, incarnation, message)
-
   def send(self, message: Any, to: Iterable[str] | None = None) -> None:
-    if isinstance(message, messages.Post | messages.Beginning):  # Others are immutable.
+    if isinstance(message, _MUTABLE):  # Others are immutable.
       message = messages.FROM_AGENT.decode(messages.encode(message)[4:])
-    for who in list(self.links) if to is None else to:
-      if (link := self.links.get(who)) is not None:
-        link.send(message)
+    links = self.links
+    for link in list(links.values()) if to is None else [links[i] for i in to if i in links]:
+      link.send(message)
 
   def forget(self, incarnation: str) -> None:
     if (link := self.links.pop(incarnation, None)) is not None:

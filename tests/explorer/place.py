@@ -10,10 +10,8 @@ from them, the real `records.Records` says: it is started anew with each answer.
 """
 
 import asyncio
-import collections
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 import contextlib
-import copy
 import functools
 import random
 from typing import Any
@@ -55,18 +53,26 @@ class _WantedCall(BaseException):
 class _Replay:
   """A place that gives answers, and then stops whoever asks."""
 
-  def __init__(self, answers: Sequence[Any]) -> None:
-    self._answers = iter(answers)
+  def __init__(self) -> None:
+    self.answers: list[Any] = []
+    self.num_given = 0
+
+  @property
+  def is_answered(self) -> bool:
+    """Whether it has an answer to the next call."""
+    return self.num_given < len(self.answers)
 
   def __getattr__(self, method: str) -> Callable[..., Any]:
     return functools.partial(self._answer, method)
 
   def _answer(self, *call: Any) -> Any:
-    for answer in self._answers:
-      if isinstance(answer, OSError):
-        raise answer
-      return answer
-    raise _WantedCall(*call)
+    if not self.is_answered:
+      self.num_given = 0  # It is started anew.
+      raise _WantedCall(*call)
+    self.num_given += 1
+    if isinstance(answer := self.answers[self.num_given - 1], OSError):
+      raise answer
+    return answer
 
 
 class Place(Memory):
@@ -77,6 +83,7 @@ class Place(Memory):
       "stale" (reads what there was when this began), it "fails" (half of them, half of
       these after their effect), it is "full", or the host is "cut off" (gets errors only).
     late: How late the next record that a host makes is there, and whether it gives up by then.
+    records: Its records, whose calls take effect at once.
     values: What it has, by key; what begins with "?" cannot be read.
     num_torn: How many of the views to be made cannot be read.
     ignores_conditions: Whether what is made replaces what is there.
@@ -87,24 +94,26 @@ class Place(Memory):
       self, clock: loop_lib.Clock, seed: int, on_made: Callable[[views.View], None]
   ) -> None:
     super().__init__()
-    self._records = records_lib.Records("judge", b"key")
-    self._opened = functools.cache(self._records._open)  # Replays open the same ones again.
-    self.until_secs = collections.defaultdict[tuple[str, str], float](float)
+    self.records = records_lib.Records("judge", b"key")
+    self.records._place = self
+    # Replays open the same ones again, and need not seal again.
+    self.records._open = functools.cache(self.records._open)
+    self._seal, self.records._seal = self.records._seal, self._seal_once
+    self.until_secs: dict[tuple[str, str], float] = {}
     self.late: dict[str, tuple[float, bool]] = {}
     self.num_torn, self.ignores_conditions = 0, False
     self._clock, self._random, self._on_made = clock, random.Random(f"judge {seed}"), on_made
-    self._process = loop_lib.Process(clock)
     self._former: dict[str, dict[str, bytes]] = {}  # What those read for whom it is stale.
 
   def suffer(self, what: str, host: str, secs: float) -> None:
     """Something is wrong for a host for a while, see `until_secs`."""
-    self.until_secs[what, host] = max(self.until_secs[what, host], self._clock.now + secs)
+    self.until_secs[what, host] = self._clock.now + max(secs, self.left_secs(what, host))
     if what == "stale":
       self._former[host] = dict(self.values)
 
   def left_secs(self, what: str, host: str) -> float:
     """Returns how long that lasts from now on, 0 if it does not."""
-    return max(0.0, self.until_secs[what, host] - self._clock.now)
+    return max(0.0, self.until_secs.get((what, host), 0.0) - self._clock.now)
 
   @contextlib.contextmanager
   def tear(self) -> Iterator[None]:
@@ -114,15 +123,9 @@ class Place(Memory):
     self.num_torn = 0
     self.values = {key: value.removeprefix(b"?") for key, value in self.values.items()}
 
-  def open(self, place: Any = None) -> records_lib.Records:
-    """Returns records whose calls take effect at once, or are those of another place."""
-    records = copy.copy(self._records)
-    records._place, records._open = place or self, self._opened
-    return records
-
   def find_view(self, number: int) -> views.View:
     """Returns a view that it has."""
-    view: views.View = self.open().find(f"views/{number}", views.View)
+    view: views.View = self.records.find(f"views/{number}", views.View)
     return view
 
   def newest_view(self) -> int:
@@ -136,45 +139,50 @@ class Place(Memory):
     """
     process = asyncio.get_running_loop()
     assert isinstance(process, loop_lib.Process)
-    answers: list[Any] = []
+    replay = _Replay()
     while True:
       try:
-        return function(self.open(_Replay(answers)), *args)
+        self.records._place = replay
+        return function(self.records, *args)
       except _WantedCall as wanted:
         found = process.create_future()
-        tell = functools.partial(process.tell, loop_lib.settle, found)
-        self._process.start(self._carry_out, tell, host, *wanted.args)
-        answers.append(await found)
+        tell = functools.partial(process.take, loop_lib.settle, found)
+        self._travel(host, self._arrive, tell, host, *wanted.args)
+      finally:
+        self.records._place = self
+      replay.answers.append(await found)
 
-  async def _carry_out(
-      self, tell: Callable[[Any], None], host: str, method: str, *args: Any
-  ) -> None:
-    """A call of a host arrives, takes effect and is answered."""
-    await self._travel(host)
+  def _seal_once(self, key: str, value: Any) -> bytes:
+    place: Any = self.records._place
+    return b"" if isinstance(place, _Replay) and place.is_answered else self._seal(key, value)
+
+  def _travel(self, host: str, then: Callable[..., Any], *args: Any) -> None:
+    """Something comes from a host, or goes to it, once the way does not hang."""
+    if secs := self.left_secs("hangs", host):
+      self._clock.at(secs, self._travel, host, then, *args)
+    else:
+      secs = self._random.uniform(*(_SLOW_SECS if self.left_secs("slow", host) else _CALL_SECS))
+      self._clock.at(secs, then, *args)
+
+  def _arrive(self, tell: Callable[[Any], None], host: str, method: str, *args: Any) -> None:
+    """A call of a host arrives, and takes effect, perhaps late."""
+    no_answer = OSError("The judge gives no answer.")
     if self.left_secs("cut off", host):
-      await asyncio.sleep(_TIMEOUT_SECS)
-      tell(OSError("The judge gives no answer."))
+      self._clock.at(_TIMEOUT_SECS, tell, no_answer)
       return
-    await self._hang(host)
     secs, gives_up = self.late.pop(host, (0.0, False)) if method == "create" else (0.0, False)
     if gives_up and secs > _TIMEOUT_SECS:
-      self._clock.at(_TIMEOUT_SECS, tell, OSError("The judge gives no answer."))
+      self._clock.at(_TIMEOUT_SECS, tell, no_answer)
       tell = lambda answer: None
-    await (asyncio.sleep(secs) if secs else self._travel(host))
-    answer = self._take_effect(host, method, *args)
-    await self._travel(host)
-    await self._hang(host)
-    tell(answer)
+    if secs:
+      self._clock.at(secs, self._take_effect, tell, host, method, *args)
+    else:
+      self._take_effect(tell, host, method, *args)
 
-  async def _travel(self, host: str) -> None:
-    secs = _SLOW_SECS if self.left_secs("slow", host) else _CALL_SECS
-    await asyncio.sleep(self._random.uniform(*secs))
+  def _take_effect(self, tell: Callable[[Any], None], host: str, method: str, *args: Any) -> None:
+    self._travel(host, tell, self._answer(host, method, *args))
 
-  async def _hang(self, host: str) -> None:
-    while secs := self.left_secs("hangs", host):
-      await asyncio.sleep(secs)
-
-  def _take_effect(self, host: str, method: str, *args: Any) -> Any:
+  def _answer(self, host: str, method: str, *args: Any) -> Any:
     chance = self._random.random() if self.left_secs("fails", host) else 1.0
     if chance < 0.25 or (self.left_secs("full", host) and method not in _READS):
       return OSError("An error before the call took effect.")

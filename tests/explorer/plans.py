@@ -322,7 +322,7 @@ def draw(mode: str, seed: int) -> FaultPlan:
         hurt.update(fault.blamed)
         faults.append(fault)
     at_secs += rng.choice([rng.uniform(0.0, 0.3), rng.uniform(0.3, 6.0)])
-  num_steps = rng.choice([0, 0, 0, rng.randint(8, 40)])
+  num_steps = rng.choice([0, 0, 0, rng.randint(4, 20)])
   return FaultPlan(
       *(seed, num_nodes, num_steps, tuple(faults)),
       gather_secs=100.0 if mode == "workers" else 10.0,

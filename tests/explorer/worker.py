@@ -23,13 +23,13 @@ from bamboo_jax.cluster.agent import agent as agent_lib
 from bamboo_jax.schedule import channel as channel_lib
 from tests.explorer import loop as loop_lib, mesh as mesh_lib
 
-STEP_SECS = 0.25
+STEP_SECS = 0.5
 _INIT_SECS, _COMPILE_SECS, _LAST_SECS = 0.5, 0.5, 0.5
-_SAVE_STEPS = 4
+_SAVE_STEPS, _REPORT_STEPS = 4, 8
 _EXPLAIN_SECS = 30.0  # As in `training.worker`.
 _BEAT_SECS, _SILENCE_SECS = 0.25, 3.0
 _RETRY_SECS, _PATIENCE_SECS = 0.1, 30.0  # As in `base.ask_again`.
-_PIPE_SECS, _EXIT_SECS = 0.0001, 0.05  # At most, until an agent sees an exit.
+_EXIT_SECS = 0.05  # At most, until an agent sees an exit.
 _AGAIN_SECS = 0.1  # Until an agent that begins again is there.
 
 
@@ -246,7 +246,7 @@ class Worker:
     self.number, self.is_alive = base.NodeId(int(number)), True
     self.client = client_lib.Client(
         self.number,
-        send=lambda message: self._clock.at(_PIPE_SECS, self._agent.take, on_message, message),
+        send=lambda message: self._agent.tell(on_message, message),
         on_lost=lambda view: json_lib.to_plain(channel_lib.Begun()),
         begun=channel_lib.Begun,
         now=self.process.time,
@@ -254,12 +254,12 @@ class Worker:
         silence_secs=_SILENCE_SECS,
         block=self._wait,
     )
-    self._changed = asyncio.Event()
+    self._condition, self._held = lambda: False, self.process.create_future()
     self.process.start(self._or_fail, self._live)
     self.process.start(self._beat)
 
   def send(self, message: Any) -> None:
-    self._clock.at(_PIPE_SECS, self.process.take, self._hear, message)
+    self.process.tell(self._hear, message)
 
   async def wait(self) -> int:
     code: int = await self._exit
@@ -289,14 +289,15 @@ class Worker:
     if self.is_alive:
       self.kill()
       self.code = code
-      secs = self._cluster.random.uniform(_PIPE_SECS, _EXIT_SECS)
+      secs = self._cluster.random.uniform(0.0, _EXIT_SECS)
       self._clock.at(secs, self._agent.take, loop_lib.settle, self._exit, code)
 
   # What it does.
 
   def _hear(self, message: Any) -> None:
     self.client.hear(message)
-    self._changed.set()
+    if self._condition():
+      loop_lib.settle(self._held, True)
 
   async def _beat(self) -> None:
     while True:
@@ -311,14 +312,20 @@ class Worker:
         condition, timeout_secs = wait.send(held)
       except StopIteration as end:
         return end.value
-      try:
-        async with asyncio.timeout(timeout_secs):
-          while not condition():
-            self._changed.clear()
-            await self._changed.wait()
-        held = True
-      except TimeoutError:
-        held = False
+      held = await self._until(condition, timeout_secs)
+
+  async def _until(self, condition: Callable[[], bool], timeout_secs: float | None) -> bool:
+    """Waits until something holds that the agent says; returns whether it did in time."""
+    if condition():
+      return True
+    self._condition, self._held = condition, self.process.create_future()
+    if timeout_secs is None:
+      return await self._held
+    timer = self.process.call_later(timeout_secs, loop_lib.settle, self._held, False)
+    try:
+      return await self._held
+    finally:
+      timer.cancel()
 
   async def _or_fail(self, work: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
     try:
@@ -371,13 +378,11 @@ class Worker:
 
   async def _step(self) -> None:
     client = self.client
-    for _ in range(4):
-      await asyncio.sleep(STEP_SECS / 4)
-      if client.is_interrupted:
-        raise base.ViewChangedError("a newer view")
-      if any(self._cluster.is_gone(m.host) for m in client.adopted.members):
-        raise OSError("a transfer has failed")
-      client.note_progress()
+    if await self._until(lambda: client.is_interrupted, STEP_SECS):
+      raise base.ViewChangedError("a newer view")
+    if any(self._cluster.is_gone(m.host) for m in client.adopted.members):
+      raise OSError("a transfer has failed")
+    client.note_progress()
     seen = max(client.newest.number, client.adopted.number)
     self._voted_in = client.adopted.number
     seen = min((await self._gather(f"vote {self.steps}", seen)).values())
@@ -413,7 +418,8 @@ class Worker:
     state = f"{self.state} {self.steps} {self._voted_in}".encode()
     self.state = hashlib.sha256(state).hexdigest()[:16]
     self.steps += 1
-    self.client.say(report={"steps": self.steps})
+    if self.steps % _REPORT_STEPS == 0:
+      self.client.say(report={"steps": self.steps})
     self._note_state(is_commit=True)
 
   def _note_state(self, *, is_commit: bool) -> None:

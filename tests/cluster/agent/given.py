@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import math
 
 from absl.testing import parameterized
 
@@ -165,8 +166,7 @@ class AgentCase(parameterized.TestCase):
   def tell(self, call, *args):
     """Something happens to the agent; its timers wait for `run_for`."""
     self.loop.tell(call, *args)
-    while self.clock.ready:
-      self.clock.step()
+    self.clock.run(-math.inf)
 
   def hear(self, number, message):
     self.tell(self.agent._hear, f"life {number}", message)
@@ -187,8 +187,7 @@ class AgentCase(parameterized.TestCase):
   def do(self, coroutine, *, secs=1000.0):
     """Returns the result of a step."""
     task = self.loop.create_task(coroutine)
-    while not task.done() and self.now < secs:
-      self.clock.step()
+    self.clock.run(secs, until=task.done)
     return task.result()
 
   def make_view(self, view):
