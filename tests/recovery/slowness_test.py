@@ -32,6 +32,7 @@ def _forget_waits(step):
 
 _USUAL = _step([20, 30, 20, 30])
 _SLOW_1 = _step([20, 150, 20, 30])
+_THREE = [_SLOW_1] * 3
 _PAST = [_USUAL] * slowness.LEAST_PAST
 _NUM_USUAL = slowness.NUM_KEPT - slowness.NUM_CONFIRMED
 
@@ -39,32 +40,39 @@ _NUM_USUAL = slowness.NUM_KEPT - slowness.NUM_CONFIRMED
 class FindSlowTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
-      ("after_three_steps", [*_PAST, *[_SLOW_1] * 3], {1: 5.0}),
+      # A step that follows three times on the usual ones, and the nodes that are slow.
+      ("five_times", _SLOW_1, {1: 5.0}),
+      ("by_more_than_half", _step([20, 48, 20, 30]), {1: 1.6}),
+      ("not_by_less", _step([20, 42, 20, 30]), {}),
+      ("not_a_slow_machine", _step([100, 150, 100, 150]), {}),
+      ("more_than_its_machine", _step([40, 180, 40, 60]), {1: 3.0}),
+      ("two_of_four", _step([100, 150, 20, 30]), {}),
+      ("not_other_work", _step([20, 90, 20, 30], works="0201"), {}),
+      ("it_waits_more", _step([20, 150, 20, 30], waited={1: 190}), {}),
+      ("it_starves", _starve(_SLOW_1, node=1, ms=115), {}),
+  )
+  def test_three_steps(self, step, want):
+    self._check([*_PAST, *[step] * 3], want)
+
+  @parameterized.named_parameters(
       ("not_after_two", [*_PAST, *[_SLOW_1] * 2], {}),
       ("not_if_one_was_usual", [*_PAST, _SLOW_1, _USUAL, _SLOW_1], {}),
-      ("not_without_a_past", [*_PAST[1:], *[_SLOW_1] * 3], {}),
+      ("not_without_a_past", [*_PAST[1:], *_THREE], {}),
       ("not_from_the_start", [_SLOW_1] * 30, {}),
-      ("by_more_than_half", [*_PAST, *[_step([20, 48, 20, 30])] * 3], {1: 1.6}),
-      ("not_by_less", [*_PAST, *[_step([20, 42, 20, 30])] * 3], {}),
-      ("not_a_slow_machine", [*_PAST, *[_step([100, 150, 100, 150])] * 3], {}),
-      ("more_than_its_machine", [*_PAST, *[_step([40, 180, 40, 60])] * 3], {1: 3.0}),
-      ("two_of_four", [*_PAST, *[_step([100, 150, 20, 30])] * 3], {}),
-      ("not_other_work", [*_PAST, *[_step([20, 90, 20, 30], works="0201")] * 3], {}),
-      ("it_waits_more", [*_PAST, *[_step([20, 150, 20, 30], waited={1: 190})] * 3], {}),
-      ("it_starves", [*_PAST, *[_starve(_SLOW_1, node=1, ms=115)] * 3], {}),
-      ("one_of_the_past_was_longer", [_step([20, 151, 20, 30]), *_PAST, *[_SLOW_1] * 3], {}),
-      ("it_has_just_come", [{n: s for n, s in _USUAL.items() if n != 1}] * 20 + [_SLOW_1] * 3, {}),
-      ("two_nodes", [{n: s[n] for n in (0, 1)} for s in [*_PAST, *[_SLOW_1] * 3]], {1: 5.0}),
-      ("only_one", [{1: s[1]} for s in [*_PAST, *[_SLOW_1] * 3]], {1: 5.0}),
+      ("one_of_the_past_was_longer", [_step([20, 151, 20, 30]), *_PAST, *_THREE], {}),
+      ("it_has_just_come", [{n: s for n, s in _USUAL.items() if n != 1}] * 20 + _THREE, {}),
+      ("two_nodes", [{n: s[n] for n in (0, 1)} for s in _PAST + _THREE], {1: 5.0}),
+      ("only_one", [{1: s[1]} for s in _PAST + _THREE], {1: 5.0}),
       ("too_few_steps", [_SLOW_1] * 2, {}),
-      ("waits_unknown", [_forget_waits(s) for s in [*_PAST, *[_SLOW_1] * 3]], {1: 5.0}),
-      ("old_steps_do_not_count", [_SLOW_1, *[_USUAL] * _NUM_USUAL, *[_SLOW_1] * 3], {1: 5.0}),
+      ("waits_unknown", [_forget_waits(s) for s in _PAST + _THREE], {1: 5.0}),
+      ("old_steps_do_not_count", [_SLOW_1, *[_USUAL] * _NUM_USUAL, *_THREE], {1: 5.0}),
   )
-  def test_table(self, history, expected):
+  def test_history(self, history, want):
+    self._check(history, want)
+
+  def _check(self, history, want):
     found = slowness.find_slow(history)
-    self.assertEqual(found.keys(), expected.keys())
-    for node, factor in expected.items():
-      self.assertAlmostEqual(found[node], factor)
+    self.assertEqual({node: round(factor, 6) for node, factor in found.items()}, want)
 
 
 def _parse(node, cell):

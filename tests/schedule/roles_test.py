@@ -9,22 +9,36 @@ from bamboo_jax.schedule import failover, holdings as holdings_lib
 Roles = failover.Roles
 
 
+def nodes(text):
+  """Returns nodes that are written as digits."""
+  return tuple(map(int, text))
+
+
+def initial(owners):
+  return Roles.initial(nodes(owners))
+
+
+def parse(owners, shadows):
+  """Returns roles of which shadows are written "stage:node"."""
+  return Roles(nodes(owners), dict(nodes(pair.split(":")) for pair in shadows.split()))
+
+
 class RolesTest(parameterized.TestCase):
 
   @parameterized.parameters(
-      ((4, 5, 6), {0: 6, 1: 4, 2: 5}),
+      ("456", "0:6 1:4 2:5"),
       # Stages of one node have one shadow, across the end of the pipeline too.
-      ((4, 4, 6), {0: 6, 1: 6, 2: 4}),
-      ((6, 5, 6), {0: 5, 1: 6, 2: 5}),
-      ((0, 1), {0: 1, 1: 0}),
-      ((0, 0), {}),
-      ((0,), {}),
+      ("446", "0:6 1:6 2:4"),
+      ("656", "0:5 1:6 2:5"),
+      ("01", "0:1 1:0"),
+      ("00", ""),
+      ("0", ""),
   )
-  def test_initial(self, owners, want):
-    self.assertEqual(Roles.initial(owners), Roles(owners, want))
+  def test_initial(self, owners, shadows):
+    self.assertEqual(initial(owners), parse(owners, shadows))
 
   def test_views(self):
-    roles = Roles.initial((6, 5, 6))
+    roles = initial("656")
     self.assertEqual(roles.nodes, (6, 5))
     self.assertEqual(roles.stages_of(6), (0, 2))
     self.assertEqual(roles.stages_of(7), ())
@@ -34,31 +48,31 @@ class RolesTest(parameterized.TestCase):
 class FailOverTest(parameterized.TestCase):
 
   @parameterized.parameters(
-      ((0, 1, 2, 3), {1}, (0, 0, 2, 3), {0: 3, 3: 2}),
+      # Owners, who is lost, then owners and shadows.
+      ("0123", "1", "0023", "0:3 3:2"),
       # The first stage goes to the last node, and the last to the one before.
-      ((0, 1, 2, 3), {0}, (3, 1, 2, 3), {2: 1, 3: 2}),
-      ((0, 1, 2, 3), {3}, (0, 1, 2, 2), {1: 0, 2: 1}),
+      ("0123", "0", "3123", "2:1 3:2"),
+      ("0123", "3", "0122", "1:0 2:1"),
       # Several at once.
-      ((0, 1, 2, 3), {1, 3}, (0, 0, 2, 2), {}),
-      ((0, 1, 2, 3, 4), {1, 3}, (0, 0, 2, 2, 4), {0: 4}),
+      ("0123", "13", "0022", ""),
+      ("01234", "13", "00224", "0:4"),
       # A node with two stages.
-      ((0, 0, 2, 3), {0}, (3, 3, 2, 3), {3: 2}),
-      ((3, 1, 2, 3), {3}, (2, 1, 2, 2), {2: 1}),
-      ((0, 1), {0}, (1, 1), {}),
+      ("0023", "0", "3323", "3:2"),
+      ("3123", "3", "2122", "2:1"),
+      ("01", "0", "11", ""),
       # Nodes of other pipelines.
-      ((0, 1), {7}, (0, 1), {0: 1, 1: 0}),
-      ((0, 1), {1, 7}, (0, 0), {}),
+      ("01", "7", "01", "0:1 1:0"),
+      ("01", "17", "00", ""),
   )
-  def test_roles(self, owners, lost, want_owners, want_shadows):
-    roles, held = failover.fail_over(Roles.initial(owners), {}, lost)
-    self.assertEqual(roles, Roles(want_owners, want_shadows))
-    self.assertEqual(held, dict.fromkeys(want_owners, holdings_lib.NOTHING))
+  def test_roles(self, owners, lost, *want):
+    roles, held = failover.fail_over(initial(owners), {}, nodes(lost))
+    self.assertEqual(roles, parse(*want))
+    self.assertEqual(held, dict.fromkeys(roles.owners, holdings_lib.NOTHING))
 
   def test_what_is_still_valid(self):
     everything = frozenset((stage, 0) for stage in range(4))
     held = holdings_lib.Holdings(everything, everything, everything, everything)
-    roles, valid = failover.fail_over(Roles.initial(range(4)), dict.fromkeys(range(4), held), {1})
-    self.assertEqual(roles, Roles((0, 0, 2, 3), {0: 3, 3: 2}))
+    _, valid = failover.fail_over(initial("0123"), dict.fromkeys(range(4), held), {1})
     self.assertEqual(
         valid,
         {
@@ -77,29 +91,27 @@ class RepairTest(parameterized.TestCase):
   @parameterized.parameters(
       # The spare gets what was lost, the other stages are back at home; the
       # former owner keeps its copy as the replica.
-      ((0, 0, 2, 3), [8], (0, 8, 2, 3), [8], 1),
+      ("0023", "8", "0823", "8", 1),
       # Stage 0 comes after the last one.
-      ((3, 1, 2, 3), [8, 9], (8, 1, 2, 3), [8], 1),
+      ("3123", "89", "8123", "8", 1),
       # Too few spares: the node with most stages gives one.
-      ((0, 0, 2, 2, 2), [8], (0, 0, 2, 2, 8), [8], 2),
-      ((0, 0, 0), [8, 9], (0, 9, 8), [8, 9], 2),
-      ((0, 0), [8], (0, 8), [8], 1),
+      ("00222", "8", "00228", "8", 2),
+      ("000", "89", "098", "89", 2),
+      ("00", "8", "08", "8", 1),
       # No place is free, or there is no spare.
-      ((0, 1, 2), [8], (0, 1, 2), [], 0),
-      ((0, 0, 2, 3), [], (0, 0, 2, 3), [], 0),
-      ((0,), [8], (0,), [], 0),
+      ("012", "8", "012", "", 0),
+      ("0023", "", "0023", "", 0),
+      ("0", "8", "0", "", 0),
   )
   def test_repair(self, owners, spares, want, used, num_replicas):
-    got = failover.repair(Roles.initial(owners), spares)
-    self.assertEqual(got.roles, Roles.initial(want))
-    self.assertEqual(list(got.used), used)
+    got = failover.repair(initial(owners), nodes(spares))
+    self.assertEqual((got.roles, got.used), (initial(want), nodes(used)))
     self.assertEqual(got.num_replicas, num_replicas)
 
   def test_repair_restores_replicas_without_spares(self):
-    got = failover.repair(Roles((0, 0, 2, 3), {0: 3, 3: 2}), [])
-    self.assertEqual(got.roles, Roles.initial((0, 0, 2, 3)))
-    self.assertEqual(got.num_replicas, 2)
+    got = failover.repair(parse("0023", "0:3 3:2"), ())
+    self.assertEqual((got.roles, got.num_replicas), (initial("0023"), 2))
 
   def test_a_spare_owns_nothing(self):
     with self.assertRaisesRegex(ValueError, r"own no stage, got \[2\]"):
-      failover.repair(Roles.initial((0, 0, 2)), [2])
+      failover.repair(initial("002"), [2])
