@@ -45,37 +45,47 @@ class WatchTest(parameterized.TestCase):
     super().setUp()
     self.watch = watch_lib.HeartbeatWatch(_LIMITS)
 
-  def fault(self, now, *, is_stopped=False):
-    return self.watch.find_fault(now, is_stopped=is_stopped)
-
-  def beat(self, progress, now, *, is_waiting=False):
-    self.watch.note_worker(now)
-    self.watch.note_progress(messages.Beat(progress, is_waiting), now)
-
-  def hangs(self, now):
-    self.watch.note_worker(now)
-    return "made no progress" in self.fault(now)
-
-  def test_a_worker_that_starts_may_be_silent_for_longer(self):
-    self.assertEqual(self.fault(19.0), "")
-    self.assertIn("silent for 20.0 s", self.fault(21.0))
-    self.watch.begin(19.0, is_ready=True)
-    self.assertEqual(self.fault(23.9), "")
-    self.assertIn("silent for 5.0 s", self.fault(24.1))
-
-  def test_a_worker_that_imports_on_a_busy_machine_is_not_silent(self):
-    for now in (15.0, 30.0, 45.0):
-      self.watch.note_busy(now)
-      self.assertEqual(self.fault(now + 14.0), "")
-    self.assertIn("silent for 20.0 s", self.fault(66.0))
-    self.watch.begin(70.0, is_ready=True)
-    self.watch.note_busy(76.0)
-    self.assertIn("silent for 5.0 s", self.fault(76.0))
-
-  def test_a_worker_that_is_stopped_may_be_silent_for_the_least_time(self):
-    self.watch.begin(0.0, is_ready=True)
-    self.assertEqual(self.fault(0.4, is_stopped=True), "")
-    self.assertIn("stopped for 0.5 s", self.fault(0.6, is_stopped=True))
+  @parameterized.named_parameters(
+      # What happens at a second, and what is then said of the worker.
+      ("that_starts_may_be_silent_for_longer", "19 =; 21 = was silent for 20.0 s"),
+      ("that_is_ready", "19 ready; 23.9 =; 24.1 = was silent for 5.0 s"),
+      (
+          "that_imports_on_a_busy_machine_is_not_silent",
+          "15 busy; 29 =; 30 busy; 44 =; 45 busy; 59 =; 66 = was silent for 20.0 s",
+      ),
+      ("that_is_ready_beats", "70 ready; 76 busy; 76 = was silent for 5.0 s"),
+      (
+          "that_is_stopped_may_be_silent_for_the_least_time",
+          "0 ready; 0.4 stopped; 0.6 stopped was stopped for 0.5 s",
+      ),
+      (
+          "has_a_limit_of_progress_that_follows_the_gaps",
+          "0 ready; 1 beat 1; 30.9 beat 1; 30.9 =; 31.1 beat 1; "
+          "31.1 = made no progress for 30 s, and waited for nobody; "
+          "11 beat 2; 50.9 beat 2; 50.9 =; 51.1 beat 2; "
+          "51.1 = made no progress for 40 s, and waited for nobody",
+      ),
+      (
+          "that_waits_does_not_hang",
+          "0 ready; 1 beat 1 waits; 99 beat 1 waits; 99 =; 100 beat 1; 129 beat 1; 129 =; "
+          "130.1 beat 1; 130.1 = made no progress for 30 s, and waited for nobody",
+      ),
+  )
+  def test_worker(self, course):
+    for line in course.split("; "):
+      secs, what, *rest = line.split(maxsplit=2)
+      now, rest = float(secs), "".join(rest)
+      if what == "ready":
+        self.watch.begin(now, is_ready=True)
+      elif what == "busy":
+        self.watch.note_busy(now)
+      elif what == "beat":
+        progress, *waits = rest.split()
+        self.watch.note_worker(now)
+        self.watch.note_progress(messages.Beat(int(progress), bool(waits)), now)
+      else:
+        fault = self.watch.find_fault(now, is_stopped=what == "stopped")
+        self.assertEqual(fault, rest and f"its worker {rest}", msg=line)
 
   def pass_time(self, first, last):
     """Looks around ten times a second."""
@@ -103,22 +113,3 @@ class WatchTest(parameterized.TestCase):
     for second in range(10, 18):
       self.watch.tick(second)
     self.assertEqual(self.watch.find_silent(17.0).keys(), {"a"})
-
-  def test_the_limit_of_progress_follows_the_gaps(self):
-    self.watch.begin(0.0, is_ready=True)
-    self.beat(1, 1.0)
-    self.assertFalse(self.hangs(30.9))
-    self.assertTrue(self.hangs(31.1))
-    self.beat(2, 11.0)
-    self.assertFalse(self.hangs(50.9))  # 4 times the gap of 10 s.
-    self.assertTrue(self.hangs(51.1))
-
-  def test_a_worker_that_waits_does_not_hang(self):
-    self.watch.begin(0.0, is_ready=True)
-    self.beat(1, 1.0, is_waiting=True)
-    self.beat(1, 99.0, is_waiting=True)
-    self.assertFalse(self.hangs(99.0))
-    self.beat(1, 100.0)
-    self.beat(1, 129.0)
-    self.assertFalse(self.hangs(129.0))
-    self.assertTrue(self.hangs(130.1))

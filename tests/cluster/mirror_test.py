@@ -4,7 +4,6 @@ import contextlib
 import datetime
 import os
 import pathlib
-import re
 import tempfile
 import types
 from unittest import mock
@@ -185,12 +184,10 @@ class MirrorTest(parameterized.TestCase):
     wheres[2].share_programs(third)
     self.front.fail(*["503"] * 99, method="GET")
     put(third, "dd", b"new")
-    with self.assertLogs(level="WARNING") as logs, self.front.failing("503"):
+    with self.assertLogs(level="WARNING"), self.front.failing("503"):
       self.assertIsNone(third.load("bb", bytes))
       wheres[2].push_last("")
       wheres[2].share_programs(third)
-    found = [re.search("Cannot (find|fetch|share) .*503", line)[1] for line in logs.output]
-    self.assertEqual(found, ["fetch", "find", "share", "find"])
     put(third, "bb", b"compiled here")
 
   def test_a_copy_ends_with_its_command(self):

@@ -1,10 +1,8 @@
 """Certificates, and whom an agent lets in."""
 
-import asyncio
 import contextlib
 import datetime
 import hashlib
-import socket
 from unittest import mock
 
 from absl.testing import parameterized
@@ -12,10 +10,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.kdf import hkdf
 
-from bamboo_jax.cluster import messages
-from bamboo_jax.cluster.agent import mesh as mesh_lib
 from bamboo_jax.net import identity as identity_lib
-from tests import folders, members
+from tests import folders
 
 
 def issue(secret=b"s", run="run", role="agent", name="n0", now=None):
@@ -134,74 +130,3 @@ class CertificatesTest(folders.FolderCase):
     (self.folder / f"{name}.pem").unlink()
     with self.assertRaisesRegex(ValueError, f"No such file.*{name}.pem"):
       self.load()
-
-
-_HELLO = messages.Hello(members.member(1), "welcome")
-
-
-class DoorTest(parameterized.TestCase):
-
-  def run_door(self, scenario):
-    """Runs a scenario with the port of an agent."""
-
-    async def run():
-      mesh = mesh_lib.Mesh(issue(), ack_secs=3.0)
-      port = mesh.listen(
-          "127.0.0.1", hello=lambda: _HELLO, on_came=lambda _: None, on_message=lambda *_: None
-      )
-      try:
-        await asyncio.wait_for(scenario(port), 30)
-      finally:
-        await mesh.close()
-
-    with self.assertLogs("absl", "WARNING"):  # Of those who were refused.
-      asyncio.run(run())
-
-  async def call(self, port, identity):
-    """Returns how it is greeted; says hello then."""
-    reader, writer = await asyncio.open_connection(
-        "127.0.0.1", port, ssl=identity and identity.client
-    )
-    try:
-      writer.write(messages.encode(_HELLO))
-      return await reader.read(1 << 16)
-    finally:
-      writer.close()
-
-  def test_those_who_say_nothing_keep_nobody_out(self):
-    async def scenario(port):
-      silent = [
-          socket.create_connection(("127.0.0.1", port)) for _ in range(mesh_lib._MAX_STRANGERS + 10)
-      ]
-      self.assertIn(b"welcome", await self.call(port, issue()))
-      silent[0].setblocking(False)
-      with self.assertRaises(TimeoutError):  # The last ones may still speak.
-        silent[-1].settimeout(0.01)
-        silent[-1].recv(1)
-      while not _is_closed(silent[0]):  # Else the scenario times out.
-        await asyncio.sleep(0.01)
-      for connection in silent:
-        connection.close()
-
-    self.run_door(scenario)
-
-  def test_the_slow_are_shut_out(self):
-    async def scenario(port):
-      connection = socket.create_connection(("127.0.0.1", port))
-      connection.setblocking(False)
-      connection.send(b"\x16")  # The first byte of a handshake.
-      while not _is_closed(connection):
-        await asyncio.sleep(0.01)
-      connection.close()
-
-    with mock.patch.object(mesh_lib, "HELLO_SECS", 0.05):
-      self.run_door(scenario)
-
-
-def _is_closed(connection):
-  try:
-    return connection.recv(1) == b""
-  except BlockingIOError:
-    return False
-  except ConnectionError:
-    return True

@@ -293,3 +293,30 @@ class MeshTest(parameterized.TestCase, unittest.IsolatedAsyncioTestCase):
     with mock.patch.multiple(mesh_lib, _connect=meet, _TRY_SECS=0.05, _CONNECT_SECS=most_secs):
       a.dial(b)
       self.assertEqual(await a.heard(), [want])
+
+  async def wait_closed(self, connection):
+    with contextlib.suppress(ConnectionError):
+      while await asyncio.get_running_loop().sock_recv(connection, 1):
+        pass
+
+  async def test_those_who_say_nothing_keep_nobody_out(self):
+    a, b = await self.begin()
+    silent = [
+        self.enterContext(socket.create_connection((a.me.host, a.me.port)))
+        for _ in range(mesh_lib._MAX_STRANGERS + 10)
+    ]
+    b.dial(a)
+    self.assertEqual(await a.heard(), [("came", b.me)])
+    for caller in silent:
+      caller.setblocking(False)
+    await asyncio.wait_for(self.wait_closed(silent[0]), 30)
+    with self.assertRaises(BlockingIOError):  # The last ones may still speak.
+      silent[-1].recv(1)
+
+  async def test_the_slow_are_shut_out(self):
+    a, _ = await self.begin()
+    self.enterContext(mock.patch.object(mesh_lib, "HELLO_SECS", 0.05))
+    with socket.create_connection((a.me.host, a.me.port)) as caller:
+      caller.setblocking(False)
+      caller.send(b"\x16")  # The first byte of a handshake.
+      await asyncio.wait_for(self.wait_closed(caller), 30)

@@ -59,24 +59,24 @@ class RosterTest(parameterized.TestCase):
     self.assertEqual([m.number for m in self.roster.find_newcomers()], come)
 
   @parameterized.named_parameters(
-      ("nobody_is_lost", [], [], "NONE", 5),
-      ("one_is_lost", [4], [], "NONE", 5),
-      ("the_majority_stays", [3, 4], [], "NONE", 5, 2),
-      ("all_others_are_lost", [1, 2, 3, 4], [], "GREAT", 5),
-      ("all_others_refuse", [], [1, 2, 3, 4], "SMALL", 5),
-      ("on_another_host", [], [1, 2, 3, 4], "SMALL", 5, 0, 5, "aabbb"),
-      ("on_several_hosts", [], [1, 2, 3, 4], "GREAT", 5, 0, 5, "aabbc"),
-      ("on_several_hosts_but_one", [], [1, 2, 3], "SMALL", 5, 0, 5, "abcde"),
-      ("on_the_other_host_of_two", [], [1], "NONE", 5, 0, 2, "ab"),
-      ("on_several_hosts_for_long", [], [1, 2, 3, 4], "SMALL", 72, 0, 5, "abcde"),
-      ("most_refuse_and_one_is_silent", [1], [2, 3, 4], "GREAT", 5),
-      ("most_are_lost_for_two", [2, 3, 4], [], "GREAT", 5, 1),
-      ("for_long", [1, 2, 3, 4], [], "GREAT", 70),
-      ("for_so_long_that_all_stand_still", [1, 2, 3, 4], [], "SMALL", 72),
-      ("half_of_four_seem_lost", [2, 3], [], "GREAT", 5, 0, 4),
-      ("half_of_six_are_lost", [3, 4, 5], [], "GREAT", 5, 2, 6),
-      ("the_other_of_two_is_silent", [1], [], "GREAT", 5, 0, 2),
-      ("the_other_of_two_refuses", [], [1], "NONE", 5, 0, 2),
+      ("nobody_is_lost", "", "", "NONE", 5),
+      ("one_is_lost", "4", "", "NONE", 5),
+      ("the_majority_stays", "34", "", "NONE", 5, 2),
+      ("all_others_are_lost", "1234", "", "GREAT", 5),
+      ("all_others_refuse", "", "1234", "SMALL", 5),
+      ("on_another_host", "", "1234", "SMALL", 5, 0, 5, "aabbb"),
+      ("on_several_hosts", "", "1234", "GREAT", 5, 0, 5, "aabbc"),
+      ("on_several_hosts_but_one", "", "123", "SMALL", 5, 0, 5, "abcde"),
+      ("on_the_other_host_of_two", "", "1", "NONE", 5, 0, 2, "ab"),
+      ("on_several_hosts_for_long", "", "1234", "SMALL", 72, 0, 5, "abcde"),
+      ("most_refuse_and_one_is_silent", "1", "234", "GREAT", 5),
+      ("most_are_lost_for_two", "234", "", "GREAT", 5, 1),
+      ("for_long", "1234", "", "GREAT", 70),
+      ("for_so_long_that_all_stand_still", "1234", "", "SMALL", 72),
+      ("half_of_four_seem_lost", "23", "", "GREAT", 5, 0, 4),
+      ("half_of_six_are_lost", "345", "", "GREAT", 5, 2, 6),
+      ("the_other_of_two_is_silent", "1", "", "GREAT", 5, 0, 2),
+      ("the_other_of_two_refuses", "", "1", "NONE", 5, 0, 2),
   )
   def test_doubt(self, silent, refused, want, secs, of=0, num_members=5, hosts="h"):
     """Members 0 to `of` have lost others since second 1."""
@@ -84,11 +84,11 @@ class RosterTest(parameterized.TestCase):
     self.roster.watch.tick(1.0)
     suspects = tuple(
         messages.Suspect(f"life {n}", "it is lost", is_certain=n in refused)
-        for n in sorted([*silent, *refused])
+        for n in sorted(silent + refused)
     )
     for number in range(of + 1):
       self.roster.suspicions.note(f"life {number}", suspects, count=1, now=1.0)
-    stay = {*range(num_members)} - {*silent, *refused}
+    stay = {*range(num_members)} - {*map(int, silent + refused)}
     now = 1.0
     for tenth in range(10, 10 * secs):
       now = tenth / 10
