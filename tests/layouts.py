@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from bamboo_jax import config as config_lib
+from bamboo_jax import base, config as config_lib
 from bamboo_jax.plan import cost_model, partition as partition_lib, pipelines as pipelines_lib
 from bamboo_jax.recovery import assignment, ladder as ladder_lib, layout as layout_lib
 from bamboo_jax.schedule import failover
@@ -26,6 +26,16 @@ def make_profile(num_layers: int, *, layer_secs: float = 0.001) -> cost_model.Pr
   return profiles.make_profile(
       layers, link_latency_ms=0.1, link_bytes_per_ms=1024.0, reduce_bytes_per_ms=1e9
   )
+
+
+def nodes(digits: str) -> tuple[base.NodeId, ...]:
+  """Returns nodes, of which each is written as a digit."""
+  return tuple(base.NodeId(int(digit)) for digit in digits)
+
+
+def owners(pipelines: Sequence[pipelines_lib.Pipeline]) -> list[str]:
+  """Returns the owners of the stages of each pipeline, as digits."""
+  return ["".join(map(str, p.roles.owners)) for p in pipelines]
 
 
 def make_pipelines(roles: Sequence[failover.Roles]) -> tuple[pipelines_lib.Pipeline, ...]:

@@ -3,19 +3,12 @@
 from absl.testing import parameterized
 
 from bamboo_jax import base
-from bamboo_jax.plan import partition as partition_lib, pipelines as pipelines_lib
 from bamboo_jax.schedule import failover
 from tests import layouts
-
-_PARTITION = partition_lib.Partition((0, 1, 2, 3, 4))
 
 
 def make_planner(**recovery):
   return layouts.make_rules(4, 2, **recovery).planner
-
-
-def owners(pipelines):
-  return [p.roles.owners for p in pipelines]
 
 
 class PlannerTest(parameterized.TestCase):
@@ -23,25 +16,25 @@ class PlannerTest(parameterized.TestCase):
   def test_fresh(self):
     planner = make_planner()
     pipelines = planner.fresh([9, *range(8)], {})
-    self.assertEqual(owners(pipelines), [(9, 0, 1, 2), (3, 4, 5, 6)])
+    self.assertEqual(layouts.owners(pipelines), ["9012", "3456"])
     self.assertLen(pipelines[0].roles.shadows, 4)
     few = planner.fresh([3, 1], {})
-    self.assertEqual(owners(few), [(3, 3, 1, 1)])
+    self.assertEqual(layouts.owners(few), ["3311"])
     self.assertLen(few[0].roles.shadows, 4)
     (bare,) = make_planner(mode="none").fresh([3, 1], {})
     self.assertEmpty(bare.roles.shadows)
     self.assertEqual(planner.arrange([3, 1], {}), [3, 1])
 
   @parameterized.named_parameters(
-      ("another", (0, 1, 2, 3), [*range(8)], [(0, 1, 2, 3), (4, 5, 6, 7)]),
-      ("few", (0, 1, 2, 3), [3, 0], [(0, 0, 3, 3)]),
-      ("still_few", (3, 3, 9, 9), [9, 3], [(3, 3, 9, 9)]),
-      ("enough_again", (3, 3, 9, 9), [3, 9, 4, 5], [(3, 4, 9, 5)]),
+      ("another", "0123", "01234567", "0123", "4567"),
+      ("few", "0123", "30", "0033"),
+      ("still_few", "3399", "93", "3399"),
+      ("enough_again", "3399", "3945", "3495"),
   )
-  def test_adapt(self, before, nodes, want):
-    before = pipelines_lib.Pipeline(_PARTITION, failover.Roles.initial(before))
-    after = make_planner().adapt([before], nodes)
-    self.assertEqual(owners(after), want)
+  def test_adapt(self, before, nodes, *want):
+    before = layouts.make_pipelines([failover.Roles.initial(layouts.nodes(before))])
+    after = make_planner().adapt(before, layouts.nodes(nodes))
+    self.assertEqual(layouts.owners(after), [*want])
 
   def test_times(self):
     planner = make_planner()
