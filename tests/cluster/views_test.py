@@ -54,17 +54,18 @@ class ViewsTest(parameterized.TestCase):
     self.assertEqual(got, [0, over.number, over.number])
 
   @parameterized.named_parameters(
-      ("none", (0, 1), [], None),
-      ("joins", (0, 1), [(0, 1, 2), (0, 1, 2, 3)], None),
-      ("a_death", (0, 1), [(0,)], 2),
-      ("a_join_after_a_death", (0, 1), [(0,), (0, 2)], 2),
-      ("a_join_before_a_death", (0, 1), [(0, 1, 2), (0, 2)], 3),
-      ("another_death", (0, 1, 2), [(0, 1), (0, 1, 3), (1, 3)], 4),
-      ("a_newcomer_that_died", (0, 1), [(0,), (0, 2), (0,)], 2),
+      # Nodes of the view that was adopted, those of later ones, and the number of its successor.
+      ("none", "01", "", None),
+      ("joins", "01", "012 0123", None),
+      ("a_death", "01", "0", 2),
+      ("a_join_after_a_death", "01", "0 02", 2),
+      ("a_join_before_a_death", "01", "012 02", 3),
+      ("another_death", "012", "01 013 13", 4),
+      ("a_newcomer_that_died", "01", "0 02 0", 2),
   )
   def test_successor(self, adopted, later, number):
-    later = [view(*v, number=n) for n, v in enumerate(later, 2)]
-    got = views.find_successor(view(*adopted), later)
+    later = [view(*map(int, v), number=n) for n, v in enumerate(later.split(), 2)]
+    got = views.find_successor(view(*map(int, adopted)), later)
     self.assertEqual(got and got.number, number)
 
   @hypothesis.given(
@@ -93,15 +94,15 @@ class ViewsTest(parameterized.TestCase):
     self.assertLessEqual(first.numbers, history[-1].numbers)
 
   @parameterized.parameters(
-      ((0, 1), (1,), 0.5),
-      ((0, 1, 2, 3, 4), (2,), 0.2),
-      ((0, 1, 2, 3), (2, 3, 5, 6), 0.5),
-      ((0, 1, 2, 3), (3, 4, 5, 6), 0.25),
-      ((), (0, 1), 1.0),
+      ("01", "1", 0.5),
+      ("01234", "2", 0.2),
+      ("0123", "2356", 0.5),
+      ("0123", "3456", 0.25),
+      ("", "01", 1.0),
   )
   def test_part_that_stays(self, before, after, expected):
-    got = views.part_that_stays(view(*before), view(*after, number=2))
-    self.assertEqual(got, expected)
+    before, after = (view(*map(int, numbers)) for numbers in (before, after))
+    self.assertEqual(views.part_that_stays(before, after), expected)
 
   @hypothesis.given(
       st.sets(st.integers(0, 9)), st.sets(st.integers(0, 9)), st.sets(st.integers(0, 9))

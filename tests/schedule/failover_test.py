@@ -14,7 +14,7 @@ from bamboo_jax.schedule import (
     instruction as instruction_lib,
     rule as rule_lib,
 )
-from tests import samples, schedules
+from tests import layouts, samples, schedules
 from tests.schedule import deaths
 
 Op = instruction_lib.Op
@@ -73,30 +73,30 @@ class VerifyTest(parameterized.TestCase):
       # Mode, owners, microbatches, deaths at once; how many choices of victims are survived.
       *samples.draw(
           [
-              ("lazy", range(2), 1, 1, 2),
-              ("lazy", range(4), 4, 1, 4),
-              ("bubble", range(3), 4, 1, 3),
-              ("eager", range(2), 1, 1, 2),
-              ("eager", range(3), 4, 1, 3),
-              ("eager", range(4), 4, 1, 4),
+              ("lazy", "01", 1, 1, 2),
+              ("lazy", "0123", 4, 1, 4),
+              ("bubble", "012", 4, 1, 3),
+              ("eager", "01", 1, 1, 2),
+              ("eager", "012", 4, 1, 3),
+              ("eager", "0123", 4, 1, 4),
           ],
           3,
       ),
       # Pairs that are no neighbours.
-      ("eager", range(4), 3, 2, 6 - 4),
-      ("eager", range(4), 4, 2, 6 - 4),
-      ("eager", range(5), 2, 2, 10 - 5),
+      ("eager", "0123", 3, 2, 2),
+      ("eager", "0123", 4, 2, 2),
+      ("eager", "01234", 2, 2, 5),
       # Nodes with several stages, after replicas have been made again.
-      ("eager", (0, 0), 3, 1, 0),
-      ("eager", (0, 0, 2), 3, 1, 2),
-      ("eager", (0, 0, 2, 3), 3, 1, 3),
-      ("eager", (3, 1, 2, 3), 3, 1, 3),
-      ("eager", (3, 3, 2, 3), 3, 1, 2),
-      ("eager", (0, 0, 2, 2), 3, 1, 2),
-      ("eager", (8, 9, 2, 2), 3, 1, 3),
+      ("eager", "00", 3, 1, 0),
+      ("eager", "002", 3, 1, 2),
+      ("eager", "0023", 3, 1, 3),
+      ("eager", "3123", 3, 1, 3),
+      ("eager", "3323", 3, 1, 2),
+      ("eager", "0022", 3, 1, 2),
+      ("eager", "8922", 3, 1, 3),
   )
   def test_every_death(self, mode, owners, num_microbatches, num_victims, num_survived):
-    step = deaths.Step(owners, num_microbatches, mode)
+    step = deaths.Step(layouts.nodes(owners), num_microbatches, mode)
     tally = deaths.verify(step, num_victims=num_victims)
     num_choices = math.comb(len({*owners}), num_victims)
     self.assertGreater(tally["cuts"], len(owners) * num_microbatches)

@@ -1,40 +1,40 @@
 from absl.testing import parameterized
 
 from bamboo_jax.schedule import render as grid_lib
-from tests import schedules
+from tests import layouts, schedules
 
 
 class RenderGridTest(parameterized.TestCase):
 
   @parameterized.parameters(
       (
-          *([0, 1, 2], 3, None),
+          *("012", 3, None),
           "node 0 F0 F1 F2 ............B0    ...B1    ...B2    ",
           "node 1 ...F0 F1 ......B0    F2 B1    ...B2    ......",
           "node 2 ......F0 B0    F1 B1    F2 B2    ............",
           "       45 columns are 15 ms, bubble 40.0 %",
       ),
       (
-          *([0, 1], 1, {1: 0}),
+          *("01", 1, {1: 0}),
           "node 0 F0  RF0 ........B0      ",
           "node 1 ....F0  B0      ........",
           "       24 columns are 6 ms, bubble 41.7 %",
       ),
       (  # Stages are named on nodes that own several, or shadow several.
-          *([0, 0, 2], 1, {2: 0}),
+          *("002", 1, {2: 0}),
           "node 0 0F0 1F0 RF0 ........1B0     0B0     ",
           "node 2 ........F0  B0      ................",
           "       36 columns are 9 ms, bubble 44.4 %",
       ),
       (
-          *([0, 1, 1], 1, {1: 0, 2: 0}),
+          *("011", 1, {1: 0, 2: 0}),
           "node 0 F0   1RF0 2RF0 ....................B0        ",
           "node 1 .....1F0  2F0  2B0       1B0       ..........",
           "       45 columns are 9 ms, bubble 38.9 %",
       ),
   )
   def test_grid(self, owners, count, shadows, *want):
-    timeline = schedules.make_timeline(owners, range(count), shadows=shadows)
+    timeline = schedules.make_timeline(layouts.nodes(owners), range(count), shadows=shadows)
     self.assertEqual(grid_lib.render_grid(timeline).splitlines(), [*want])
 
   def test_labels_are_cut_where_there_is_no_room(self):

@@ -43,13 +43,15 @@ class RosterTest(parameterized.TestCase):
       ("of_two_who_do_not_meet_the_first", {4: [3]}, [3]),
       ("whatever_others_say", {5: [3]}, [3, 4]),
       ("not_who_is_gone", {}, [4], "gone"),
+      ("not_whose_worker_began_elsewhere", {}, [4], "elsewhere"),
       ("nobody_once_a_member_is_done", {}, [], "done"),
   )
   def test_newcomers(self, suspects, come, what=""):
     self.make()
     for number in (3, 4):
       self.roster.known[f"life {number}"] = members.member(number)
-      self.roster.note(f"life {number}", messages.Say(is_ready=True), 0.0)
+      origin = 0 if what == "elsewhere" and number == 3 else None
+      self.roster.note(f"life {number}", messages.Say(is_ready=True, origin=origin), 0.0)
     for accuser, accused in suspects.items():
       self.suspect(accuser, *accused)
     if what == "gone":

@@ -55,14 +55,6 @@ class LinksTest(given.AgentCase):
     self.run_for(0.02)
     self.assertEqual(self.view, members.view(2, 0, 3, 4, reason=self.view.reason))
 
-  def test_who_alone_is_refused_waits(self):
-    self.begin()
-    self.refuse(1)
-    self.run_for(2.9, beats=(1, 2))
-    self.assertEqual(self.view.number, 1)
-    self.run_for(0.4, beats=(1, 2))
-    self.assertEqual(self.view, members.view(2, 0, 2, reason=f"n1 left: {_REFUSED}"))
-
   def test_who_was_suspended_waits_again(self):
     self.begin()
     self.run_for(1.0, beats=(1, 2))
@@ -164,13 +156,6 @@ class SuspicionsTest(given.AgentCase):
     self.hear(1, given.suspects(2, 3))
     self.assertCountEqual(self.agent.roster.suspicions.of("life 1"), ["life 3"])
     self.assertIsNone(self.agent.roster.watch.silent_secs("life 2", 5.0))
-
-  def test_whose_worker_began_elsewhere_does_not_join(self):
-    self.begin()
-    self.tell(self.agent._welcome, members.member(3))
-    self.hear(3, messages.Say(is_ready=True, origin=0))
-    self.run_for(0.1)
-    self.assertEqual(self.view.number, 1)
 
   @parameterized.named_parameters(
       ("an_agent_that_is_silent", [(1, messages.Beat(), 1.5)], 2.5),
