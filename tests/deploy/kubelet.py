@@ -11,28 +11,22 @@ _PATH = re.compile(r'(?<=[\s="])/[\w./-]+')
 _INDEX = "jobset.sigs.k8s.io/job-index"
 
 
-def find_container(template):
-  """Returns the container of the pods of a job."""
-  (container,) = template["spec"]["template"]["spec"]["containers"]
-  return container
+def run_pods(job, folder, environ, **changes):
+  """Runs a pod for each zone of a job, one after another; returns how each ended.
 
-
-def run_pods(documents, folder, environ):
-  """Runs a pod for each job, one after another; returns how each ended.
-
-  Claims, secrets and pods have folders of their names in `folder`.
+  Claims, secrets and pods have folders of their names in `folder`; `changes` are of `env`.
   """
-  kinds = {document["kind"]: document for document in documents}
-  (job,) = kinds["JobSet"]["spec"]["replicatedJobs"]
   template = job["template"]["spec"]["template"]
+  (container,) = template["spec"]["containers"]
   ended = []
   for index in range(job["replicas"]):
     name = f"bamboo-{job['name']}-{index}-{index + 1}"
-    labels = template["metadata"]["labels"] | {_INDEX: f"{index}"}
-    fields = {"metadata.name": name, "status.podIP": f"127.0.77.{index + 1}"} | {
-        f"metadata.labels['{label}']": value for label, value in labels.items()
+    fields = {
+        "metadata.name": name,
+        "status.podIP": f"127.0.77.{index + 1}",
+        f"metadata.labels['{_INDEX}']": f"{index}",
     }
-    container, own = find_container(job["template"]), folder / name
+    own = folder / name
     own.mkdir()
     given = {
         entry["name"]: entry.get("value") or fields[entry["valueFrom"]["fieldRef"]["fieldPath"]]
@@ -41,7 +35,7 @@ def run_pods(documents, folder, environ):
     mounts = {"/tmp": own, **_mount(template["spec"], container, folder)}
     (script,) = container["args"]
     command = [*container["command"], _place(script, mounts)]
-    env = {**environ, **given}
+    env = {**environ, **given, **changes}
     ended.append(
         subprocess.run(command, env=env, cwd=own, capture_output=True, text=True, timeout=300)
     )

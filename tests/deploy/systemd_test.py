@@ -29,17 +29,12 @@ class SystemdTest(runs.DeployedCase):
     unit.optionxform = str
     unit.read(_FILE)
     self.unit, self.service = unit["Unit"], unit["Service"]
-    self.variables = read_variables()
-
-  def read_command(self, name, **variables):
-    """Returns the words of a command of the unit, with its variables."""
-    given = self.variables | variables
-    text = re.sub(r"\$\{(\w+)\}", lambda m: given[m[1]], self.service[name])
-    return text.split()
 
   def test_the_command_exists(self):
     self.check_commands()
-    program, *arguments = self.read_command("ExecStart")
+    variables = read_variables()
+    command = re.sub(r"\$\{(\w+)\}", lambda m: variables[m[1]], self.service["ExecStart"])
+    program, *arguments = command.split()
     self.assertEqual(program, "/opt/bamboo-jax/.venv/bin/bamboo")
     done = subprocess.run(
         ["bamboo", *arguments], env=self.environ, capture_output=True, text=True, timeout=300
@@ -47,7 +42,7 @@ class SystemdTest(runs.DeployedCase):
     self.assertEqual(done.returncode, 0, msg=done.stderr)
     self.assertEqual(arguments[0], "agent")
     names = {argument.partition("=")[2] for argument in arguments[1:]}
-    self.assertEqual(names, {*self.variables.values()})
+    self.assertEqual(names, {*variables.values()})
     self.assertEqual(self.service["EnvironmentFile"], "/etc/bamboo.env")
 
   @absltest.skipUnless(shutil.which("systemd-analyze"), "needs systemd")
@@ -59,9 +54,12 @@ class SystemdTest(runs.DeployedCase):
     self.assertEqual((done.returncode, done.stderr), (0, ""))
 
   def test_how_it_ends(self):
-    self.assertEqual(self.service["Restart"], "on-failure")
-    self.assertEqual(self.service["RestartPreventExitStatus"], "2")
-    self.assertEqual(self.service["KillMode"], "mixed")  # A notice.
-    self.assertEqual(self.service["SuccessExitStatus"], f"{children.LEFT}")
+    want = {
+        "Restart": "on-failure",
+        "RestartPreventExitStatus": "2",
+        "KillMode": "mixed",  # A notice.
+        "SuccessExitStatus": f"{children.LEFT}",
+    }
+    self.assertEqual({name: self.service[name] for name in want}, want)
     # However long the folder is away.
     self.assertEqual(self.unit["StartLimitIntervalSec"], "0")
