@@ -50,14 +50,6 @@ class HoldingTest(folders.FolderCase):
     self.assertEqual(self.newest().members, ())
     self.assertEqual(self.newest().run, view.run)
 
-  def test_another_process_is_refused(self):
-    with self.hold() as holder:
-      with mock.patch.object(judge, "_POLL_SECS", 0.01):
-        with self.assertRaisesRegex(ValueError, "of bamboo train; end it, or name"):
-          with self.hold():
-            self.fail("it began")
-      holder.check()
-
   def test_it_is_told_that_others_have_taken_the_folder(self):
     with self.hold() as holder:
       with mock.patch.object(views, "answer", side_effect=OSError("away")):

@@ -146,8 +146,6 @@ class JudgeTest(folders.FolderCase):
     self.assertEqual((begun.number, begun.run, begun.epoch), (1, 1, 1))
     self.assertEqual(begun, judge.newest_view(self.records))
     self.assertFalse(judge.is_alone(begun))
-    alone = dataclasses.replace(members.member(0), name=judge.ALONE)
-    self.assertTrue(judge.is_alone(dataclasses.replace(begun, members=(alone,))))
 
   def test_a_run_without_members_is_over(self):
     self.put(members.view(1, 0), views.over(members.view(1, 0)))

@@ -3,8 +3,6 @@
 import dataclasses
 
 from absl.testing import parameterized
-import hypothesis
-from hypothesis import strategies as st
 
 from bamboo_jax.cluster import views
 from tests import members
@@ -68,31 +66,6 @@ class ViewsTest(parameterized.TestCase):
     got = views.find_successor(view(*map(int, adopted)), later)
     self.assertEqual(got and got.number, number)
 
-  @hypothesis.given(
-      st.lists(st.sets(st.integers(0, 9)), max_size=6),
-      st.tuples(*[st.lists(st.booleans(), max_size=12)] * 2),
-  )
-  def test_all_come_to_the_same_view(self, changes, courses):
-    history = [view(*range(10))]
-    for number, leave in enumerate(changes, 2):  # And each time one comes.
-      stay = history[-1].numbers - leave | {8 + number}
-      history.append(view(*sorted(stay), number=number))
-
-    def follow(course):
-      """Hears of a view where it is true, else leaves the one that it is in."""
-      adopted, known = history[0], 1
-      for hears in [*course, *[True] * len(history), False]:
-        if hears:
-          known = min(known + 1, len(history))
-        else:
-          later = history[adopted.number : known]
-          adopted = views.find_successor(adopted, later) or adopted
-      return adopted
-
-    first, second = map(follow, courses)
-    self.assertEqual(first, second)
-    self.assertLessEqual(first.numbers, history[-1].numbers)
-
   @parameterized.parameters(
       ("01", "1", 0.5),
       ("01234", "2", 0.2),
@@ -103,18 +76,6 @@ class ViewsTest(parameterized.TestCase):
   def test_part_that_stays(self, before, after, expected):
     before, after = (view(*map(int, numbers)) for numbers in (before, after))
     self.assertEqual(views.part_that_stays(before, after), expected)
-
-  @hypothesis.given(
-      st.sets(st.integers(0, 9)), st.sets(st.integers(0, 9)), st.sets(st.integers(0, 9))
-  )
-  def test_next_view_holds_whoever_is_alive(self, before, lost, candidates):
-    old = view(*sorted(before))
-    reasons = {member(n).incarnation: "gone" for n in lost}
-    got = views.next_view(old, lost=reasons, candidates=[*map(member, candidates)])
-    self.assertEqual(got.numbers, (before | candidates) - lost)
-    self.assertEqual(got.number, old.number + (got.numbers != old.numbers))
-    again = views.next_view(got, lost=reasons, candidates=[*map(member, candidates)])
-    self.assertIs(again, got)
 
   def test_copies_say_something_and_change_nothing_else(self):
     before = members.view(3, 1, 4, leaving=(4,), epoch=2)

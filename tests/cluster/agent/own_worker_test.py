@@ -55,18 +55,18 @@ class OwnWorkerTest(given.AgentCase):
     self.exit(code)
     self.assertEqual(self.agent.is_mistake, is_mistake)
 
-  @parameterized.parameters((1, True), (1, False), (3, False))
-  def test_an_error_that_ends_the_run(self, me, is_own):
-    """Each agent ends with it, also one that is no member."""
+  @parameterized.parameters((1, 1, True), (1, 0, True), (3, 0, True), (1, 5, False))
+  def test_an_error_that_ends_the_run(self, me, number, ends):
+    """Each agent ends with that of a member, also one that is none."""
     self.begin(me=me)
     said = messages.Say(failed="no such layer")
-    if is_own:
+    if number == me:
       self.hear_worker(said)
     else:
-      self.hear(0, said)
-    self.assertIsInstance(self.ended, base.RunFailedError)
-    self.assertEqual(f"{self.ended}", "no such layer")
-    self.assertEqual((said, None) in self.mesh.sent, is_own)
+      self.hear(number, said)
+    self.assertEqual(isinstance(self.ended, base.RunFailedError), ends)
+    self.assertEqual(f"{self.ended}", "no such layer" if ends else "None")
+    self.assertEqual((said, None) in self.mesh.sent, number == me)
 
   def test_an_error_of_a_callback_ends_the_agent(self):
     self.begin(me=1)
@@ -87,11 +87,6 @@ class OwnWorkerTest(given.AgentCase):
 
     self.tell(start_twice)
     self.assertLen(started, 2)
-
-  def test_an_error_of_who_is_no_member(self):
-    self.begin(me=0, numbers=(0, 1))
-    self.hear(2, messages.Say(failed="no such layer"))
-    self.assertIsNone(self.ended)
 
   def test_the_last_words_of_the_worker_are_read_after_its_exit(self):
     self.begin(me=1)
@@ -235,21 +230,20 @@ class JoinTest(given.AgentCase):
     self.make(**changes)
     return self.do(self.agent._find_run())
 
-  def later(self, secs, call, *args):
-    """Something happens to the records while the agent waits."""
-    self.loop.call_later(secs, call, *args)
+  def check_refused(self, why, call, *args):
+    """Fails unless a node is refused if something happens to the records while it waits."""
+    self.make(me=7, config={"seed": 1})
+    self.loop.call_later(2.0, call, *args)
+    with self.assertRaisesRegex(ValueError, why):
+      self.do(self.agent._find_run())
 
   def check_run(self, run, stamp):
     self.assertEqual((self.agent.run_id, self.agent.stamp), (run, stamp))
 
-  def test_the_first_node_says_what_all_agree_on(self):
+  def test_the_first_node_of_a_run_says_what_all_agree_on(self):
     self.assertEqual(self.find_run(me=1), views.EMPTY)
-    self.check_run(0, "life 1")
     self.find_run(me=0)
     self.check_run(0, "life 1")
-
-  def test_a_run_that_began_later(self):
-    self.find_run()
     begun = views.begin_run(members.view(1, 0), "n1 begins")
     for view in (members.view(1, 0), begun, members.view(3, 4, 5, run=2)):
       self.make_view(view)
@@ -259,12 +253,8 @@ class JoinTest(given.AgentCase):
   def test_a_run_of_another_config_with_members_that_live(self):
     self.find_run()
     view = self.make_view(members.view(1, 0, 1))
-    self.make(me=7, config={"seed": 1})
-    self.later(2.0, self.make_view, views.answer(views.ask(view, "n0"), "n1"))
-    with self.assertRaisesRegex(
-        ValueError, "This node does not fit the run in workdir: seed is 0 there and 1 here."
-    ):
-      self.do(self.agent._find_run())
+    answer = views.answer(views.ask(view, "n0"), "n1")
+    self.check_refused("seed is 0 there and 1 here", self.make_view, answer)
 
   @parameterized.parameters(True, False)
   def test_a_run_of_another_config_of_which_nobody_is_left(self, has_begun):
@@ -284,10 +274,7 @@ class JoinTest(given.AgentCase):
     self.find_run()
     mark = lambda secs: self.records.mark("nodes/life 0", {"awake_secs": secs})
     mark(1.0)
-    self.make(me=7, config={"seed": 1})
-    self.later(2.0, mark, 3.0)
-    with self.assertRaisesRegex(ValueError, "seed is 0 there and 1 here"):
-      self.do(self.agent._find_run())
+    self.check_refused("seed is 0 there and 1 here", mark, 3.0)
     self.assertEqual(judge.newest_view(self.records), views.EMPTY)
 
   def test_a_run_that_is_complete(self):
@@ -303,9 +290,8 @@ class JoinTest(given.AgentCase):
     self.make()
     me = views.Member(0, judge.ALONE, "", "life", "h", 1)
     alone = self.make_view(views.View(1, (me,), "test", run=1))
-    self.later(2.0, self.make_view, views.answer(views.ask(alone, "n0"), judge.ALONE))
-    with self.assertRaisesRegex(ValueError, "bamboo train is running in workdir; end it, or"):
-      self.do(self.agent._find_run())
+    answer = views.answer(views.ask(alone, "n0"), judge.ALONE)
+    self.check_refused("bamboo train is running in workdir; end it", self.make_view, answer)
     view = self.find_run()  # It is killed.
     self.assertEqual((view.number, view.run), (5, 5))
     self.assertIsNone(self.records.find("run/1"))
