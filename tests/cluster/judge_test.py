@@ -173,50 +173,42 @@ class JudgeTest(folders.FolderCase):
     self.assertEqual((begun.number, begun.members), (3 if slept else 2, ()))
     self.assertEqual(begun.run, begun.number)
 
-  def test_members_that_live_keep_their_folder(self):
-    view = dataclasses.replace(members.view(1), members=(self.living(),))
-    self.put(view)
-    self.run_of(0)
-    question = views.ask(view, "bamboo cluster")
-    self.on_sleep = lambda: self.put(views.answer(question, "n0"))
-    with self.assertRaisesRegex(
-        ValueError, "A run is under way in this workdir, of n0; end it, or name"
-    ):
-      self.begin()
-    self.assertEqual(judge.newest_view(self.records).text, "n0 is alive")
+  def before_view_3(self, happens):
+    """Something happens between the last look and the view that would begin a run."""
+    make = self.records.make
 
-  def test_an_answer_that_comes_late_counts(self):
-    """It is there between the last look and the view that would begin a run."""
+    def make_late(key, *value):
+      if key == "views/3":
+        happens()
+      return make(key, *value)
+
+    self.enterContext(mock.patch.object(self.records, "make", make_late))
+
+  @parameterized.parameters(False, True)
+  def test_members_that_live_keep_their_folder(self, is_late):
     view = dataclasses.replace(members.view(1), members=(self.living(),))
     self.put(view)
     self.run_of(0)
     answer = views.answer(views.ask(view, "bamboo cluster"), "n0")
-    make = self.records.make
-
-    def make_late(key, value, *kind):
-      if key == "views/3":
-        make(key, json_lib.to_plain(answer))
-      return make(key, value, *kind)
-
-    with mock.patch.object(self.records, "make", make_late):
-      with self.assertRaisesRegex(ValueError, "A run is under way in this workdir, of n0"):
-        self.begin()
+    other = records_lib.Records(self.folder, b"key")
+    reply = lambda: other.make("views/3", json_lib.to_plain(answer))
+    if is_late:
+      self.before_view_3(reply)
+    else:
+      self.on_sleep = reply
+    with self.assertRaisesRegex(
+        ValueError, "A run is under way in this workdir, of n0; end it, or name"
+    ):
+      self.begin()
     self.assertEqual(judge.newest_view(self.records), answer)
 
   def test_of_two_at_once_one_begins(self):
     self.put(members.view(1, 0), views.over(members.view(1, 0)))
     self.run_of(0)
-    other = records_lib.Records(self.folder, b"key")
-    make, begun = self.records.make, []
-
-    def make_late(key, value, *kind):
-      if key == "views/3":
-        begun.append(judge.begin_run(other, "other", 9.0))
-      return make(key, value, *kind)
-
-    with mock.patch.object(self.records, "make", make_late):
-      with self.assertRaisesRegex(ValueError, "another command, just started"):
-        judge.begin_run(self.records, "one", 9.0)
+    other, begun = records_lib.Records(self.folder, b"key"), []
+    self.before_view_3(lambda: begun.append(judge.begin_run(other, "other", 9.0)))
+    with self.assertRaisesRegex(ValueError, "another command, just started"):
+      judge.begin_run(self.records, "one", 9.0)
     self.assertEqual([judge.newest_view(self.records)], begun)
 
   def test_what_differs(self):

@@ -17,7 +17,7 @@ from bamboo_jax.cluster import messages, views
 from bamboo_jax.cluster.agent import mesh as mesh_lib
 from bamboo_jax.net import identity as identity_lib
 
-_THIN_LINEAR_TIMEOUTS = socket.IPPROTO_TCP, 16
+_THIN_LINEAR_TIMEOUTS = 16
 
 
 class Agent:
@@ -109,22 +109,18 @@ class MeshTest(parameterized.TestCase, unittest.IsolatedAsyncioTestCase):
         ],
     )
     writer = a.mesh._writers["life 1"]
-    option = socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT
-    used = writer.get_extra_info("socket")
-    self.assertEqual(used.getsockopt(*option), 2_500)  # What gets no answer.
     (heard,) = b.mesh._heard["life 0"]
-    listened = heard.get_extra_info("socket")
+    used, listened = (end.get_extra_info("socket") for end in (writer, heard))
+    tcp = lambda end, *option: end.getsockopt(socket.IPPROTO_TCP, *option)
+    self.assertEqual(tcp(used, socket.TCP_USER_TIMEOUT), 2_500)  # What gets no answer.
     for end in (used, listened):
-      size = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
-      self.assertBetween(size, 1000, 1200)
-      self.assertTrue(end.getsockopt(*_THIN_LINEAR_TIMEOUTS))
-      control = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
-      self.assertEqual(control.rstrip(b"\0"), b"reno")
+      self.assertBetween(tcp(end, socket.TCP_MAXSEG), 1000, 1200)
+      self.assertTrue(tcp(end, _THIN_LINEAR_TIMEOUTS))
+      self.assertEqual(tcp(end, socket.TCP_CONGESTION, 16).rstrip(b"\0"), b"reno")
     for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
-      secs = listened.getsockopt(socket.IPPROTO_TCP, option)
-      self.assertLess(secs, 100)
-    option = socket.SOL_SOCKET, socket.SO_KEEPALIVE
-    self.assertTrue(listened.getsockopt(*option))  # As it never writes.
+      self.assertLess(tcp(listened, option), 100)
+    # As it never writes.
+    self.assertTrue(listened.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE))
     writer.transport.abort()
     (closed,) = await a.heard()
     self.assertEqual(closed[:2], ("closed", "life 1"))
