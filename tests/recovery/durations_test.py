@@ -49,11 +49,8 @@ class OrderTest(parameterized.TestCase):
       ("ready_apart", (0.25, 2.5), 11.25, 13.0),
   )
   def test_owed_passes_are_after_the_plan(self, span, first, last):
-    fields = durations.RecoveryTimes.__dataclass_fields__
-    one = durations.RecoveryTimes(
-        **{k: v for k, v in RECOVERY.items() if k in fields}
-        | {"first_owed_at_secs": None, "last_owed_at_secs": None}
-    )
+    fields = durations.RecoveryTimes.__dataclass_fields__.keys() & RECOVERY.keys()
+    one = durations.RecoveryTimes(**{k: (RECOVERY | _NOTHING_OWED)[k] for k in fields})
     one.set_owed(span)
     found = one.first_owed_at_secs, one.last_owed_at_secs
     self.assertEqual(found, (first, last))

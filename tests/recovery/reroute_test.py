@@ -4,7 +4,6 @@ Whoever dies, and when: nothing is lost or done twice, no node waits for ever,
 and each share of a stage is with one node.
 """
 
-import collections
 import dataclasses
 import itertools
 import random
@@ -140,19 +139,6 @@ class StepsAfterTest(parameterized.TestCase):
     plans = layout_lib.StepPlans(steps.rules.rows)
     spans = [max(t.span_ms for t in plans.whole(l)[0]) for l in (layout, plain, after)]
     self.assertLess(spans[2], 0.98 * spans[1])
-    # Nodes keep residuals for as many microbatches as the pipeline's owner may,
-    # and one more for each other line.
-    (timeline,), _ = plans.whole(after)
-    counts, peaks = collections.Counter(), collections.Counter()
-    for slot in sorted(timeline.slots, key=lambda s: s.end_ms):
-      i = slot.instruction
-      if i.op in (Op.FORWARD, Op.BACKWARD):
-        key = (slot.node, i.stage, i.microbatch // 8)
-        counts[key] += 1 if i.op is Op.FORWARD else -1
-        peaks[key] = max(peaks[key], counts[key])
-    for (_, stage, pipeline), peak in peaks.items():
-      others = sum(p == pipeline for p, *_ in after.ways) - 1
-      self.assertLessEqual(peak, 4 - stage + min(others, 1))
     # Of eight nodes seven are left.
     self.assertLess(spans[2], 1.15 * 8 / 7 * spans[0])
 

@@ -1,7 +1,6 @@
 """Pipelines of a number of nodes, and those that follow others."""
 
 import dataclasses
-import functools
 import itertools
 
 from absl.testing import parameterized
@@ -179,30 +178,11 @@ class DepthTest(parameterized.TestCase):
 
 class TemplatesTest(parameterized.TestCase):
 
-  def test_replanning_is_the_best_of_all(self):
-    shape = make_templates()
-    before, nodes = make_pipelines([_THREE, _THREE], range(6)), [*range(1, 7)]
-
-    @functools.cache
-    def step_ms(sizes):
-      return make_predictor().predict(make(sizes, nodes)).total_ms
-
-    def make(sizes, chosen):
-      partitions = [shape.depths[n - 2] for n in sizes]
-      return make_pipelines(partitions, chosen)
-
-    def cost(after):
-      copies = moves.plan_layer_copies(_PROFILE, before, after, nodes)
-      sizes = tuple(p.partition.num_stages for p in after)
-      num_bytes = sum(copy.num_bytes for copy in copies)
-      return step_ms(sizes), num_bytes, moves.count_moved(before, after)
-
-    others = [
-        make(sizes, chosen)
-        for sizes in [(2, 4), (3, 3), (2, 2, 2)]
-        for chosen in itertools.permutations(nodes)
-    ]
-    self.assertEqual(cost(shape.adapt(before, nodes)), min(map(cost, others)))
+  def test_replanning(self):
+    """That shapes are fast and copies few is proven of `covers` and `assign_nodes`."""
+    before = make_pipelines([_THREE, _THREE], range(6))
+    after = make_templates().adapt(before, [*range(1, 7)])
+    self.assertEqual(layouts.owners(after), ["12", "35", "46"])
 
   @parameterized.parameters(((4, 4),), ((3, 5),))
   def test_replanning_moves_least_of_equally_fast(self, sizes):

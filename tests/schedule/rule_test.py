@@ -4,7 +4,7 @@ import dataclasses
 import random
 import statistics
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
 
@@ -286,16 +286,9 @@ class EffectTest(parameterized.TestCase):
     self.assertLess(eager, 1.06)
     self.assertGreater(eager_coverage, 0.75)
     self.assertGreater(bubble_coverage, 0.75 * eager_coverage)
+    for budget in (0.0, 0.05):
+      ratio, *_ = run_steps("budget", jitter=0.3, budget=budget)
+      self.assertBetween(ratio, 1.0, 1.01 + budget, msg=budget)
     # What a run measures is what it cost.
     self.assertAlmostEqual(bubble_overhead, bubble - 1.0, delta=0.005)
     self.assertAlmostEqual(eager_overhead, eager - 1.0, delta=0.005)
-
-  def test_the_budget_is_a_limit(self):
-    for budget in (0.0, 0.05):
-      ratio, *_ = run_steps("budget", jitter=0.3, budget=budget)
-      with self.subTest(budget=budget):
-        self.assertBetween(ratio, 1.0, 1.01 + budget)
-
-
-if __name__ == "__main__":
-  absltest.main()
