@@ -203,16 +203,6 @@ class ClientTest(parameterized.TestCase):
     said = [self.hear(messages.Post) for _ in range(2)]
     self.assertEqual([post.value for post in said], [1, 3])
 
-  def test_a_newcomer_right_after_a_death_does_not_count_yet(self):
-    self.begin()
-    self.show(4, 0, 1)
-    self.show(5, 0, 1, 3)
-    self.client.find_view(5)
-    self.assertEqual(self.client.wait_interrupt(None), view(4, 0, 1))
-    self.client.adopt(view(4, 0, 1))
-    self.assertFalse(self.client.is_interrupted)
-    self.assertEqual(self.stopped, [0, 4])
-
   def test_a_run_that_is_to_stop_waits_for_no_newcomer(self):
     self.begin()
     self.say(messages.NewView(members.view(4, 0, 1, 2, stops=True)))

@@ -14,7 +14,7 @@ from bamboo_jax.cluster import copies
 _NAME = flags.DEFINE_string("name", "nobody", "Whose words these are.")
 
 
-def ends():
+def ends(unused_path):
   """How copies end."""
 
   def fail():
@@ -30,12 +30,12 @@ def ends():
   return [*codes, copy.wait(timeout=60), copy.wait(), copy.poll()]
 
 
-def files():
+def files(unused_path):
   """Which of two files a copy has."""
   (kept, end), (lost, _) = os.pipe(), os.pipe()
 
   def look():
-    links = [os.readlink(f"/proc/self/fd/{fd}") for fd in (end, lost)]
+    links = [os.readlink(f"/proc/self/fd/{fd}").partition(":")[0] for fd in (end, lost)]
     os.write(end, json.dumps(links).encode())
 
   copies.Copy(look, keeps=[end]).wait()

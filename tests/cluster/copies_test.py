@@ -5,14 +5,13 @@ The copies are of a process of their own: pytest has threads.
 
 import json
 import os
-import pathlib
 import signal
-import tempfile
 import time
 
-from absl.testing import absltest
+from absl.testing import parameterized
 
 from bamboo_jax.cluster import children
+from tests import folders
 from tests.launch import commands
 
 
@@ -23,24 +22,22 @@ def call(*arguments):
   return json.loads(ended.stdout), ended.stderr
 
 
-class CopiesTest(absltest.TestCase):
+class CopiesTest(folders.FolderCase):
 
-  def test_ends_as_any_process(self):
-    codes, errors = call("ends")
-    self.assertEqual(codes, [0, 3, 1, 1, -9, -9, -9])
-    self.assertIn("ValueError: this copy fails", errors)
+  def setUp(self):
+    super().setUp()
+    self.path = self.folder / "file"
+    self.path.write_text("aabbcc")
 
-  def test_has_no_file_that_it_is_not_given(self):
-    (kept, lost), _ = call("files")
-    self.assertStartsWith(kept, "pipe:")
-    self.assertEqual(lost, "/dev/null")
-
-  def test_reads_data_that_the_original_has_opened(self):
-    with tempfile.TemporaryDirectory() as folder:
-      path = pathlib.Path(folder, "tokens.bin")
-      path.write_bytes(b"aabbcc")
-      said, _ = call("data", str(path))
-    self.assertEqual(said, ["aa", "bb", "bb", "bb"])
+  @parameterized.parameters(
+      ("ends", [0, 3, 1, 1, -9, -9, -9], "ValueError: this copy fails"),
+      ("files", ["pipe", "/dev/null"]),  # It has no file that it is not given.
+      ("data", ["aa", "bb", "bb", "bb"]),  # Of a file that the original has opened.
+  )
+  def test_is_a_child_as_any_other(self, do, want, error=""):
+    said, errors = call(do, str(self.path))
+    self.assertEqual(said, want)
+    self.assertIn(error, errors)
 
   def test_does_not_outlive_its_original(self):
     pid, _ = call("orphan")
@@ -53,9 +50,7 @@ class CopiesTest(absltest.TestCase):
       self.fail("It lives on.")
 
   def test_runs_a_command_as_python_does(self):
-    with tempfile.TemporaryDirectory() as folder:
-      log = pathlib.Path(folder, "log")
-      said, _ = call("spare", str(log))
-      self.assertEqual(said, ["b got for the command, SIGTERM is ignored: True", 0])
-      # In the form of a command that has just begun.
-      self.assertRegex(log.read_text(), r"I\d{4} .*\] b is a copy: True\nnull")
+    said, _ = call("spare", str(self.path))
+    self.assertEqual(said, ["b got for the command, SIGTERM is ignored: True", 0])
+    # In the form of a command that has just begun.
+    self.assertRegex(self.path.read_text(), r"I\d{4} .*\] b is a copy: True\nnull")

@@ -9,7 +9,7 @@ import tempfile
 import time
 from unittest import mock
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 
 from bamboo_jax.cluster import waits
 from bamboo_jax.local_cluster import inquiry
@@ -27,19 +27,19 @@ hang()
 """
 
 
-class WaitsTest(absltest.TestCase):
+_LAST = waits.Waits(1, [])
 
-  def test_the_last_answer_in_a_log_counts(self):
-    first, last = waits.Waits(1, [2]), waits.Waits(1, [])
-    text = f"a line\n{first}\nanother\n{last}\n"
-    self.assertEqual(waits.parse(text), last)
-    self.assertIsNone(waits.parse("a line"))
 
-  def test_an_answer_in_the_line_of_another_thread(self):
-    said = waits.Waits(1, [2])
-    text = f'  File "step.py"{said}step 7: loss=2.5\n'
-    self.assertEqual(waits.parse(text), said)
-    self.assertIsNone(waits.parse(text[: text.index("]")]))
+class WaitsTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      ("a line\n{}\nanother\n{}\n", _LAST),  # The last one counts.
+      ('  File "step.py"{1}step 7: loss=2.5\n', _LAST),  # In the line of another thread.
+      ('  File "step.py"waits: [1, [2', None),
+      ("a line", None),
+  )
+  def test_answers_in_a_log(self, text, want):
+    self.assertEqual(waits.parse(text.format(waits.Waits(1, [2]), _LAST)), want)
 
   def test_an_answer_is_one_write(self):
     script = _WORKER.replace("hang()\n", "") + (

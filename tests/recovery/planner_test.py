@@ -13,17 +13,16 @@ def make_planner(**recovery):
 
 class PlannerTest(parameterized.TestCase):
 
-  def test_fresh(self):
-    planner = make_planner()
-    pipelines = planner.fresh([9, *range(8)], {})
-    self.assertEqual(layouts.owners(pipelines), ["9012", "3456"])
-    self.assertLen(pipelines[0].roles.shadows, 4)
-    few = planner.fresh([3, 1], {})
-    self.assertEqual(layouts.owners(few), ["3311"])
-    self.assertLen(few[0].roles.shadows, 4)
-    (bare,) = make_planner(mode="none").fresh([3, 1], {})
-    self.assertEmpty(bare.roles.shadows)
-    self.assertEqual(planner.arrange([3, 1], {}), [3, 1])
+  @parameterized.parameters(
+      ("901234567", "lazy", "9012", "3456"), ("31", "lazy", "3311"), ("31", "none", "3311")
+  )
+  def test_fresh(self, nodes, mode, *want):
+    pipelines = make_planner(mode=mode).fresh(layouts.nodes(nodes), {})
+    self.assertEqual(layouts.owners(pipelines), [*want])
+    self.assertLen(pipelines[0].roles.shadows, 4 if mode == "lazy" else 0)
+
+  def test_arrange(self):
+    self.assertEqual(make_planner().arrange([3, 1], {}), [3, 1])
 
   @parameterized.named_parameters(
       ("another", "0123", "01234567", "0123", "4567"),
