@@ -1,9 +1,7 @@
 """Records in buckets that are busy, slow, lose answers, or are no judge at all."""
 
-import collections
 import datetime
 import os
-import threading
 from unittest import mock
 
 from absl.testing import parameterized
@@ -67,21 +65,9 @@ class RecordsBucketTest(parameterized.TestCase):
     self.open(scheme)
     faults = [f for some in _FAULTS for f in (*some, *[""] * 5)]
     self.front.fail(*faults)
-    found = collections.defaultdict(dict)
-
-    def make(who):
-      records = self.again()
-      for number in range(12):
-        found[who][number] = records.make(f"views/{number}", who)
-
-    makers = [threading.Thread(target=make, args=(who,)) for who in range(6)]
-    for maker in makers:
-      maker.start()
-    for maker in makers:
-      maker.join()
+    found = records_test.race(self.again, 12)
     self.assertGreater(self.front.counts["PUT"], len(faults))  # All of them have happened.
-    there = {number: self.again().find(f"views/{number}") for number in range(12)}
-    self.assertEqual(dict(found), dict.fromkeys(range(6), there))
+    self.assertEqual(found, [[self.again().find(f"views/{i}") for i in range(12)]] * 6)
 
   def test_a_fault_changes_nothing(self, scheme):
     records = self.open(scheme)
