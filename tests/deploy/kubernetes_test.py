@@ -2,12 +2,13 @@
 
 import pathlib
 import secrets
+import subprocess
 
 from absl.testing import absltest
 import kubernetes_validate
 import yaml
 
-from tests.deploy import kubelet, runs
+from tests.deploy import runs
 from tests.launch import commands
 
 _FILE = commands.ROOT / "docs" / "deploy" / "kubernetes.yaml"
@@ -18,39 +19,51 @@ _POD = _JOB_SPEC["template"]["spec"]
 (_CONTAINER,) = _POD["containers"]
 
 
-class KubernetesTest(runs.DeployedCase):
+class PodTest(runs.DeployedCase):
 
-  def run_pods(self):
-    """Returns the exit codes of one pod of each zone, and what they wrote."""
-    pods = pathlib.Path(self.folder, "pods")
-    (pods / "bamboo-shared" / "run").mkdir(parents=True)
-    secret = pods / "bamboo" / "secret"
-    secret.parent.mkdir()
+  def run_pod(self):
+    """Runs the container of the last pod as a process here; returns how it ended."""
+    self.pod, (script,) = self.folder / "pod", _CONTAINER["args"]
+    for mount in ("/tmp", *(m["mountPath"] for m in _CONTAINER["volumeMounts"])):
+      pathlib.Path(f"{self.pod}{mount}").mkdir(parents=True)
+      script = script.replace(f"{mount}/", f"{self.pod}{mount}/")
+    (self.pod / "shared" / "run").mkdir()
+    secret = self.pod / "etc" / "bamboo" / "secret"
     secret.write_text(secrets.token_hex())
     secret.chmod(0o600)
-    ended = kubelet.run_pods(_JOB, pods, self.environ, CONFIG=str(self.config), NODES="3")
-    return [one.returncode for one in ended], [one.stdout + one.stderr for one in ended]
+    fields = {
+        "metadata.name": "bamboo-agents-2-3",
+        "status.podIP": "127.0.77.3",
+        "metadata.labels['jobset.sigs.k8s.io/job-index']": "2",
+    }
+    given = {
+        entry["name"]: entry.get("value") or fields[entry["valueFrom"]["fieldRef"]["fieldPath"]]
+        for entry in _CONTAINER["env"]
+    }
+    return subprocess.run(
+        [*_CONTAINER["command"], script],
+        env=self.environ | given | {"CONFIG": str(self.config)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
 
   def test_a_mistake_of_the_user_is_not_tried_again(self):
     self.write_program("bamboo", "exit 2\n")
-    codes, _ = self.run_pods()
-    self.assertEqual(codes, [2, 2, 2])
+    self.assertEqual(self.run_pod().returncode, 2)
     fails = {"containerName": _CONTAINER["name"], "operator": "In", "values": [2]}
     rules = _JOB_SPEC["podFailurePolicy"]["rules"]
     self.assertIn({"action": "FailJob", "onExitCodes": fails}, rules)
 
-  def test_commands(self):
-    calls = self.folder / "calls"
-    self.check_commands(f'echo "$@" >>{calls}\n')
-    codes, logs = self.run_pods()
-    self.assertEqual(codes, [0, 0, 0], msg=logs)
-    self.assertEqual(logs, [""] * 3)
-    pods = self.folder / "pods"
-    self.assertIn(
-        f"agent --config={self.config} --workdir={pods}/bamboo-shared/run --nodes=3 "
+  def test_command(self):
+    self.check_commands(f'echo "$@" >{self.folder}/call\n')
+    ended = self.run_pod()
+    self.assertEqual((ended.returncode, ended.stdout + ended.stderr), (0, ""))
+    self.assertEqual(
+        (self.folder / "call").read_text(),
+        f"agent --config={self.config} --workdir={self.pod}/shared/run --nodes=8 "
         "--name=bamboo-agents-2-3 --zone=2 --host=127.0.77.3 "
-        f"--secret={pods}/bamboo-agents-2-3/secret",
-        calls.read_text().splitlines(),
+        f"--secret={self.pod}/tmp/secret\n",
     )
 
 
