@@ -132,15 +132,16 @@ class SentenceTest(parameterized.TestCase):
       ),
   )
   def test_of_one(self, changes, text):
-    (got,) = durations.report([RECOVERY | changes], {})
-    self.assertEqual(durations.describe(got), f"n1 (stage 0/1) died{text}")
+    self._check(changes, f"n1 (stage 0/1) died{text}")
 
   def test_of_two(self):
     changes = {"heirs": ["n2", "n5"], "silence_to_view_secs": None, "are_owed_measured": False}
-    (got,) = durations.report([RECOVERY | _TWO | changes | _NOTHING_OWED], {})
-    self.assertEqual(
-        durations.describe(got),
-        "n1 and n4 (stages 0/1, 1/1) died; their shadows n2 and n5 took over "
-        "(noticed after: unknown, not heard for: unknown, agreed in 0.25 s, redone in: unknown, "
-        "pause 2.50 s)",
+    self._check(
+        _TWO | changes | _NOTHING_OWED,
+        "n1 and n4 (stages 0/1, 1/1) died; their shadows n2 and n5 took over (noticed after: "
+        "unknown, not heard for: unknown, agreed in 0.25 s, redone in: unknown, pause 2.50 s)",
     )
+
+  def _check(self, changes, text):
+    (got,) = durations.report([RECOVERY | changes], {})
+    self.assertEqual(durations.describe(got), text)

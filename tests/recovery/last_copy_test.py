@@ -58,7 +58,10 @@ class LastCopyTest(parameterized.TestCase):
 
   @parameterized.product(
       size=[(2, 1), (3, 1), (2, 2), (3, 2), (2, 3)],
-      how=[("depth", "shares"), ("depth", "whole_shares"), ("templates", "shares")],
+      how=[
+          *(("depth", "shares"), ("depth", "whole_shares"), ("templates", "shares")),
+          *itertools.product(["depth", "rules", "grid"], ["none"]),
+      ],
       mode=["lazy", "none"],
   )
   def test_all_sequences(self, size, how, mode):
@@ -95,30 +98,6 @@ class LastCopyTest(parameterized.TestCase):
       self.assertFalse(after.rolls_back)
       visit(after.layout, after.layout, members)
     self.assertGreater(ends, 0)
-
-  @parameterized.product(
-      size=[(2, 1), (3, 1), (2, 2), (3, 2), (2, 3), (4, 2)],
-      how=[
-          ("depth", "whole_shares"),
-          *itertools.product(["depth", "templates", "rules", "grid"], ["shares", "none"]),
-      ],
-      mode=["lazy", "none"],
-  )
-  def test_all_subsets_at_once(self, size, how, mode):
-    """Nodes that together have all layers continue, in any layout."""
-    rules, members, first = begin(size, how, mode)
-    num_on = 0
-    for count in members:
-      for left in itertools.combinations(sorted(members), count + 1):
-        change = rules.lose(first, left, zones={})
-        if has_all := not moves.lost_layers(first.pipelines, left):
-          num_on += 1
-          self.assertNotEmpty(change.layout.pipelines, (left, change.reason))
-          self.assertContainsSubset(change.layout.nodes, left)
-          owned = moves.owned_layers(change.layout.pipelines)
-          self.assertLen(frozenset().union(*owned.values()), rules.segments.num_layers)
-        self.assertEqual(change.rolls_back, not has_all, (left, change.reason))
-    self.assertGreater(num_on, 0)
 
   @parameterized.product(
       how=[("depth", "shares"), ("depth", "whole_shares"), ("templates", "shares")],

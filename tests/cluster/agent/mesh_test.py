@@ -168,7 +168,6 @@ class MeshTest(parameterized.TestCase, unittest.IsolatedAsyncioTestCase):
       data=(
           b"GET / HTTP/1.1\r\n\r\n",
           b"\0\0\0\2[]",
-          messages.encode({"member": "n1"}),
           messages.encode({"kind": "Hello", "member": 3}),
           messages.encode(messages.Beat()),
           b"\xff\xff\xff\xff" + bytes(1 << 16),  # A frame of 4 GiB begins.
