@@ -184,18 +184,9 @@ class Trials:
       raise TroubleError(f"a recovery is not in order: {wrong}")
     layers = [digest.digest_layers(engine.layer_states(p)) for p in range(len(engine.owners))]
     return TrialOutcome(
-        losses=_losses_of(lines),
+        losses=jsonl.column(lines, "loss").values,
         layers=[of_pipeline.state for of_pipeline in layers],
         rungs=tuple(event["rung"] for event in events),
         owners=tuple(engine.owners),
         state=digest.state_sha256(layers[0], job.task.whole.names, samples_seen=worker.state.steps),
     )
-
-
-def _losses_of(lines: Sequence[jsonl.Line]) -> tuple[float, ...]:
-  """Returns the loss of each step; `TroubleError` if a repeated step has another one."""
-  found: dict[int, float] = {}
-  for step, loss in zip(*jsonl.column(lines, "loss"), strict=True):
-    if found.setdefault(step, loss) != loss:
-      raise TroubleError(f"step {step} has the losses {found[step]} and {loss}")
-  return tuple(found.values())
