@@ -39,7 +39,7 @@ class ReadmeTest(folders.FolderCase):
         timeout=_DEADLINE_SECS,
     )
     self.assertEqual(done.returncode, 0, done.stderr)
-    self.assertIn("step 6: n0 (stage 0/0) died; its shadow", done.stdout)
+    self.assertIn("step 6: n0 (stage 0/0) died; reroute: ", done.stdout)
 
   def test_links_lead_to_files(self):
     links = re.findall(r"\]\(([^)#:]+)(?:#[\w-]+)?\)", _TEXT)
