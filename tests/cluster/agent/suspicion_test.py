@@ -51,6 +51,7 @@ class SuspicionTest(parameterized.TestCase):
           "0 a b!; 4 a; 4.1 a d!; 4.1 b d!; 4.1 c d!; 4.1 = d",
           "abcd",
       ),
+      ("who_is_left_out_accuses_nobody", "0 a e!; 0 b e!; 0.5 drop b; 0.6 =", "acde"),
       ("who_is_left_out_mends_nothing", "0 b e d; 0 drop e; 1 b d; 1.2 = d", "abcd"),
       (
           "who_was_found_to_wait_is_due_in_the_end",
