@@ -67,7 +67,7 @@ class WatchTest(parameterized.TestCase):
       ),
       (
           "that_waits_does_not_hang",
-          "0 ready; 1 beat 1 waits; 99 beat 1 waits; 99 =; 100 beat 1; 129 beat 1; 129 =; "
+          "0 ready; 1 beat 1 waits; 99 beat 1 waits; 99 =; 100 beat 1; 129.5 beat 1; 129.5 =; "
           "130.1 beat 1; 130.1 = made no progress for 30 s, and waited for nobody",
       ),
   )
