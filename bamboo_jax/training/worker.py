@@ -316,6 +316,7 @@ class Worker:
     self._step.bury()
     # Members may have received different sets of votes.
     self._stop_at, self._saves_at_stop = self._last_step, False
+    self._failed = failures_lib.Failure()  # Of a node that may have died; others say theirs again.
     self._writer.abandon()
     self._cohort.adopt(view.number)
 

@@ -15,7 +15,12 @@ from bamboo_jax.checkpoint import digest
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.schedule import holdings, instruction as instruction_lib
-from bamboo_jax.training import cohort as cohort_lib, run_state as run_state_lib, step as step_lib
+from bamboo_jax.training import (
+    cohort as cohort_lib,
+    failures as failures_lib,
+    run_state as run_state_lib,
+    step as step_lib,
+)
 from tests import fakes, folders, samples
 from tests.verify import small
 
@@ -148,6 +153,12 @@ class ScriptTest(ScriptCase):
 
     with mock.patch.object(cohort_lib.LocalCohort, "strike", poison):
       self.train({}, size=(4, 2, 1), text="1,0/3,4")
+
+  def test_a_node_dies_that_has_said_why_the_run_must_end(self):
+    """The others do not meet its error, so they go on to the end."""
+    fails = lambda said: {0: dataclasses.replace(said[0], failure=failures_lib.Failure("x"))}
+    worker = self.train({"vote 1": [fails], "save 1 0": [self.kill(2)]}, spares=1)
+    self.assertEqual(worker.state.steps, 3)
 
   def test_an_error_that_no_death_explains(self):
     def fail(said):
