@@ -296,7 +296,7 @@ class ClusterCohort:
     self._struck: set[int] = set()  # Lines of the faults that have hit this process.
     self._tickets: dict[int, int] = {}  # That joins wait for, by line.
     self._faults_run = faults_run
-    self._settled_secs = time.perf_counter()
+    self._settled_secs: float | None = None
     self._step_secs = collections.deque([1.0], maxlen=9)
 
   def connect(self, agent: socket.socket, section: config_lib.ClusterSection) -> None:
@@ -405,7 +405,8 @@ class ClusterCohort:
     del steps
     self._begin(self._attempt + 1)  # No message is in flight.
     before, self._settled_secs = self._settled_secs, time.perf_counter()
-    self._step_secs.append(self._settled_secs - before)
+    if before is not None:  # Else this node has started, which takes longer than a step.
+      self._step_secs.append(self._settled_secs - before)
 
   def say(self, *nodes: base.NodeId, **changes: Any) -> None:
     """It is always about this node."""

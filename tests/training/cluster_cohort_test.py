@@ -179,6 +179,17 @@ class StrikeTest(folders.FolderCase):
       one.strike(faults_lib.Due(faults[0], 1))
     self.assertEqual([line["line"] for line in self.told.read()], [2])
 
+  def test_any_time_is_soon_though_the_node_has_taken_long_to_start(self):
+    (fault,) = faults_lib.parse_faults("3,0/0,,kill", source="test")
+    clock = self.enterContext(mock.patch.object(cohort_lib.time, "perf_counter"))
+    timer = self.enterContext(mock.patch.object(cohort_lib.threading, "Timer"))
+    clock.return_value = 0.0
+    one = self.make(1)
+    clock.return_value = 100.0
+    one.settled(0)
+    one.strike(faults_lib.Due(fault, 1))
+    self.assertLess(timer.call_args.args[0], 1.0)
+
   def test_a_fault_happens_though_it_cannot_be_noted(self):
     nothing = mock.patch.object(jsonl, "note_node", side_effect=OSError("full"))
     with nothing, self.assertLogs("absl", "WARNING"):
