@@ -244,12 +244,14 @@ def find_missed(
 
 
 def _explain_missed(fault: Fault) -> str:
+  # What may come at any time in a step may come after the last one.
+  ended = ", or the run ended before" * (fault.at is None and fault.kind != "slow")
   if fault.kind == "zone":
-    return f"no live node was in zone {fault.node}"
+    return f"no live node was in zone {fault.node}{ended}"
   if fault.place:
-    return f"no live node owned {fault.node} then"
+    return f"no live node owned {fault.node} then{ended}"
   if fault.node:
-    return f"no live node was {fault.node}"
+    return f"no live node was {fault.node}{ended}"
   return "the run ended before"
 
 

@@ -149,8 +149,8 @@ step,node,at,kind
     )
     ends = (
         "2: 2,1/1,9,kill never happened: no live node owned 1/1 then.",
-        "3: 2,n3,,stop never happened: no live node was n3.",
-        "4: 2,c,,zone never happened: no live node was in zone c.",
+        "3: 2,n3,,stop never happened: no live node was n3, or the run ended before.",
+        "4: 2,c,,zone never happened: no live node was in zone c, or the run ended before.",
         "6: 3,,,leader never happened: the run ended before.",
     )
     self.assertEqual(find(1, first=1, end=5), [f"warning: f.csv, line {end}" for end in ends])
