@@ -28,13 +28,14 @@ from bamboo_jax.launch import cli, node as node_flags
 from bamboo_jax.local_cluster import narrator as narrator_lib, node
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.net import identity as identity_lib
+from bamboo_jax.recovery import placement
 
 
 @dataclasses.dataclass(frozen=True)
 class AgentFlags:
   """What the agent alone obeys."""
 
-  zone: str = flag("", "Zone that the node is in.")
+  zone: str = flag("", "Zone that the node is in, as a, or with its region, as us/a.")
   nodes: int | None = flag(None, "Number of nodes to begin with.", least=1)
   notice: str = flag(
       "none", "Cloud that announces preemptions.", choices=("none", *notices_lib.CLOUDS)
@@ -55,6 +56,7 @@ def main(flags: AgentFlags) -> None:
   spare = copies.Spare() if copies.is_copy else None
   given = flags.node
   logs.use(given.name)
+  placement.check_zone(flags.zone)
   identity_lib.check_host(given.host, secret=b"of the run")
   folder = mirror.take(given.workdir)
   own = dataclasses.replace(given, identity=given.identity.drawn(folder))

@@ -40,7 +40,7 @@ class ClusterFlags:
       "alive at once: the trace is scaled to that.",
       least=1,
   )
-  zones: tuple[str, ...] = flag(("a",), "Zones, given out in turn.")
+  zones: tuple[str, ...] = flag(("a",), "Zones, given out in turn; with regions as us/a,us/b,eu/a.")
   faults: str | None = flag(
       None, "CSV file of what happens to nodes: step,node,at,kind.", excludes="random_kills trace"
   )

@@ -4,6 +4,8 @@ bamboo plan --config=quickstart
 bamboo plan --config=default --trace=plan.json
 bamboo plan --config=llama:3.1_8b --config.plan.machine=h100
 bamboo plan --config=llama:3.1_8b --config.plan.machine=p5.48xlarge --nodes=2
+bamboo plan --config=default --zones=us/a,eu/a \
+  --config.plan.region_latency_ms=50 --config.plan.region_mbits=200
 bamboo plan --config=gpt2:small --compile=h100
 bamboo plan --list
 
@@ -37,10 +39,15 @@ class PlanFlags:
   nodes: int | None = flag(
       None, "With config.plan.machine: propose layouts for this many machines.", least=1
   )
+  zones: tuple[str, ...] = flag(
+      (),
+      "Zones of the nodes, in turn, as us/a,eu/a: tell what crosses between regions.",
+      excludes="nodes list",
+  )
   compile: str | None = flag(
       None,
       "Compile the programs for this GPU: l4, a100, h100, h200 or b200.",
-      excludes="trace verbose nodes list",
+      excludes="trace verbose nodes zones list",
   )
   list: bool = flag(
       False, "List the models: name,variant,layers,params.", excludes="trace verbose nodes"
@@ -76,7 +83,7 @@ def _plan(flags: PlanFlags) -> None:
     print(text)
     return
   with progress.waiting("the model is traced, and layers and rows are planned"):
-    planned = show.make_plan(flags.config)
+    planned = show.make_plan(flags.config, flags.zones)
   print(planned)
   if flags.verbose:
     print(f"\n{planned.details}")

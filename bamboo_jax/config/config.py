@@ -195,6 +195,27 @@ class PlanSection(Section, path="config.plan"):
   memory_limit_gib: float | None = option(
       None, "Per device; None: no limit. Not if `machine` is set.", above=0
   )
+  region_latency_ms: float | None = option(
+      None, "From one region to another; None: all links are alike.", least=0
+  )
+  region_mbits: float | None = option(
+      None, "Per second, between two regions, for all their nodes together; each way.", above=0
+  )
+
+  def __post_init__(self) -> None:
+    super().__post_init__()
+    if (self.region_latency_ms is None) != (self.region_mbits is None):
+      raise ValueError(
+          "config.plan.region_latency_ms and config.plan.region_mbits must both be set, or "
+          f"neither; got {self.region_latency_ms} and {self.region_mbits}."
+      )
+
+  @property
+  def region_link(self) -> tuple[float, float] | None:
+    """Latency in ms and bytes per ms of the link between regions; None: as others."""
+    if self.region_latency_ms is None or self.region_mbits is None:
+      return None
+    return self.region_latency_ms, self.region_mbits * 1e6 / 8 / 1e3
 
 
 @dataclasses.dataclass(frozen=True)

@@ -86,7 +86,9 @@ class Fault:
 
   @property
   def place(self) -> types.Place | None:
-    """Place of the node; None if `node` is not written pipeline/stage."""
+    """Place of the node; None if `node` is not written pipeline/stage, or is a zone."""
+    if self.kind == "zone":
+      return None
     try:
       return types.Place.parse(self.node)
     except ValueError:

@@ -21,7 +21,7 @@ from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.local_cluster import machine, narrator, strikes as strikes_lib
 from bamboo_jax.metrics import jsonl, progress as progress_lib
 from bamboo_jax.net import addresses
-from bamboo_jax.recovery import durations
+from bamboo_jax.recovery import durations, placement
 from bamboo_jax.report import events
 from bamboo_jax.report.live import feed as feed_lib, server
 from bamboo_jax.runtime import accelerator
@@ -99,7 +99,10 @@ def find_first_zones(
         f"{pipeline.num_pipelines} pipelines of {pipeline.num_stages} stages "
         f"need at least {needed} nodes, got {given}."
     )
-  return [zone or zones[i % len(zones)] for i, zone in enumerate(named)]
+  found = [zone or zones[i % len(zones)] for i, zone in enumerate(named)]
+  for zone in (*zones, *found):
+    placement.check_zone(zone)
+  return found
 
 
 def run(

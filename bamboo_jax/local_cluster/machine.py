@@ -9,6 +9,8 @@ import subprocess
 import sys
 import time
 
+import numpy as np
+
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.cluster import children, copies, judge, records as records_lib, views
 from bamboo_jax.plan import partition as partition_lib
@@ -172,11 +174,20 @@ def place_nodes(
   """Returns the number of each of the first nodes, and the failures that the run then survives.
 
   It survives most. The first numbers are those of owners, pipeline by pipeline, then of spares.
+  If a slow link joins regions, whole pipelines are in one as far as possible; before the
+  first step the workers, which know the costs, decide whether to cut them instead.
   """
   stages = partition_lib.Partition(tuple(range(config.pipeline.num_stages + 1)))
   partitions = (stages,) * config.pipeline.num_pipelines
   has_replicas = config.redundancy.mode != "none"
-  order = placement_lib.arrange(partitions, [*zones], zones, has_replicas=has_replicas)
+  regions: Sequence[str] = ()
+  if config.plan.region_link is not None:
+    names = [*map(placement_lib.region_of, zones.values())]
+    nothing = np.zeros((len(partitions) * stages.num_stages,) * 2)
+    regions = placement_lib.divide(partitions, names, nothing)[0]
+  order = placement_lib.arrange(
+      partitions, [*zones], zones, has_replicas=has_replicas, regions=regions
+  )
   pipelines = placement_lib.make_pipelines(partitions, order, has_replicas)
   survival = survival_lib.find_survival(pipelines, zones)
   return {node: i for i, node in enumerate(order)}, survival

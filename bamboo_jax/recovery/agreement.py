@@ -111,7 +111,7 @@ def agree(
       for node, status in statuses.items()
       if status.steps == steps  # Else its data is of a committed step.
   }
-  layout = newest.layout
+  layout, rules = newest.layout, rules.among(zones)
   lost = layout.nodes - statuses.keys()
   if layout.roles:
     change = rules.lose(layout, statuses, zones=zones, leaving=leaving, holdings=held)

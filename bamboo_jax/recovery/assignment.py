@@ -4,7 +4,7 @@ Every member of a view knows the same layout and draws the same conclusions from
 it, by `recovery.decide`, as the simulator does.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 import contextlib
 import dataclasses
 
@@ -21,9 +21,10 @@ from bamboo_jax.recovery import (
     ladder as ladder_lib,
     layout as layout_lib,
     moves,
+    placement,
     planner as planner_lib,
 )
-from bamboo_jax.schedule import dealing, failover, lines as lines_lib
+from bamboo_jax.schedule import costs as costs_lib, dealing, failover, lines as lines_lib
 
 NodeId = base.NodeId
 Layout = layout_lib.Layout
@@ -31,6 +32,7 @@ Decision = ladder_lib.Decision
 Pipeline = pipelines_lib.Pipeline
 Nodes = Collection[NodeId]
 Zones = Mapping[NodeId, str]
+RegionNames = tuple[tuple[NodeId, str], ...]
 
 _LEAST_GAIN = 0.02  # Fraction of a step that detours must save.
 
@@ -43,13 +45,22 @@ class RecoveryRules:
     rows: Plans steps by segments of the run; no stage starts inside one. There are
       at most as many pipelines as shares of its batch.
     ladder: May reroute by shares or whole shares, but not by stage.
-    predictor: Deals shares so that all pipelines finish together; None: evenly.
+    predictor: Deals shares, evenly or so that all pipelines finish together.
+    spread: Returns the rules for nodes of several regions; None: all links are alike.
   """
 
   rows: rows_lib.RowPlanner
   ladder: ladder_lib.Ladder
   planner: planner_lib.Planner
-  predictor: predictor_lib.Predictor | None = None
+  predictor: predictor_lib.Predictor
+  spread: Callable[[RegionNames], "RecoveryRules"] | None = None
+
+  def among(self, zones: Zones) -> "RecoveryRules":
+    """Returns the rules for nodes in `zones`, which know the slow link between regions."""
+    names = tuple((node, placement.region_of(zone)) for node, zone in sorted(zones.items()))
+    if self.spread is None or len({region for _, region in names}) < 2:
+      return self
+    return self.spread(names)
 
   @property
   def segments(self) -> partition_lib.Partition:
@@ -111,7 +122,7 @@ class RecoveryRules:
       after, rung = self._balance(layout), "none"
     else:
       after = self._balance(self.start(made))
-    return Decision(rung, after, decision.reason, copies=find_copies(layout, members, after))
+    return Decision(rung, after, decision.reason, copies=self._find_copies(layout, members, after))
 
   def restart(self, members: Nodes, *, zones: Zones, leaving: Nodes = ()) -> Decision:
     """Returns the change to a first layout, with state from a checkpoint."""
@@ -153,7 +164,7 @@ class RecoveryRules:
 
   def _complete(self, layout: Layout, members: Nodes, decision: Decision) -> Decision:
     after = self.start(decision.layout.pipelines)
-    copies = () if decision.rolls_back else find_copies(layout, members, after)
+    copies = () if decision.rolls_back else self._find_copies(layout, members, after)
     return dataclasses.replace(decision, layout=after, copies=copies)
 
   def _balance(self, layout: Layout) -> Layout:
@@ -189,16 +200,23 @@ class RecoveryRules:
     return dataclasses.replace(layout, detours=dict(sorted(detours.items())))
 
   def _counts(self, pipelines: Sequence[Pipeline]) -> tuple[int, ...] | None:
-    if self.predictor is None:
+    if not self.predictor.by_makespan:
       return None
     size = self.rows.plan.batch.microbatches_per_share
     return tuple(n // size for n in self.predictor.split(pipelines))
 
+  def _find_copies(
+      self, before: Layout, members: Nodes, after: Layout
+  ) -> tuple[failover.StageCopy, ...]:
+    return find_copies(before, members, after, self.rows.regions)
 
-def find_copies(before: Layout, members: Nodes, after: Layout) -> tuple[failover.StageCopy, ...]:
+
+def find_copies(
+    before: Layout, members: Nodes, after: Layout, regions: costs_lib.Regions | None = None
+) -> tuple[failover.StageCopy, ...]:
   """Returns the copies of state between live members that `after` needs."""
   alike = [1] * max(0, len(before.segments) - 1, len(after.segments) - 1)
-  copies = moves.plan_copies(before.held, after.held, members, alike)
+  copies = moves.plan_copies(before.held, after.held, members, alike, regions)
   return tuple(
       failover.StageCopy(segment, copy.source, copy.destination)
       for copy in copies

@@ -17,6 +17,7 @@ import numpy as np
 from bamboo_jax import base
 from bamboo_jax.plan import cost_model, partition as partition_lib, pipelines as pipelines_lib
 from bamboo_jax.recovery import placement as placement_lib
+from bamboo_jax.schedule import costs as costs_lib
 
 Pipeline = pipelines_lib.Pipeline
 Partition = partition_lib.Partition
@@ -65,12 +66,13 @@ def plan_copies(
     needed: Mapping[base.NodeId, Collection[int]],
     nodes: Collection[base.NodeId],
     part_bytes: Sequence[int],
+    regions: costs_lib.Regions | None = None,
 ) -> list[StateCopy]:
   """Returns the copies of parts that nodes need but do not hold, by destination.
 
   Parts are layers, or segments of a layout. Live `nodes` are the sources. Consecutive
-  parts with the same holders are one copy, from the holder with the fewest bytes to
-  send so far.
+  parts with the same holders are one copy, from a holder in the same region if there is
+  one, and of these from the one with the fewest bytes to send so far.
 
   Raises `base.InfeasibleError` if no live node has a part that must be copied.
   """
@@ -90,18 +92,23 @@ def plan_copies(
       if not holders[run[0]]:
         raise base.InfeasibleError(f"No live node has a copy of part {run[0]}.")
       num_bytes = sum(part_bytes[run[0] : run[-1] + 1])
-      source = min(holders[run[0]], key=sent_bytes.__getitem__)
+      is_far = lambda n, to=node: regions is not None and regions.are_several((n, to))
+      source = min(holders[run[0]], key=lambda n: (is_far(n), sent_bytes[n]))
       sent_bytes[source] += num_bytes
       copies.append(StateCopy(run[0], run[-1] + 1, source, node, num_bytes))
   return copies
 
 
 def plan_layer_copies(
-    profile: cost_model.Profile, before: Pipelines, after: Pipelines, nodes: Collection[base.NodeId]
+    profile: cost_model.Profile,
+    before: Pipelines,
+    after: Pipelines,
+    nodes: Collection[base.NodeId],
+    regions: costs_lib.Regions | None = None,
 ) -> list[StateCopy]:
   """Returns the copies of layers that `after` needs; see `plan_copies`."""
   held, needed = held_layers(before), held_layers(after)
-  return plan_copies(held, needed, nodes, _state_bytes(profile))
+  return plan_copies(held, needed, nodes, _state_bytes(profile), regions)
 
 
 def copy_secs(
@@ -109,22 +116,29 @@ def copy_secs(
     before: Pipelines,
     after: Pipelines,
     nodes: Collection[base.NodeId] | None = None,
+    regions: costs_lib.Regions | None = None,
 ) -> float:
   """Returns the time of all copies; 0 if there was no pipeline before.
 
-  A node makes its copies one after the other. Live `nodes` are by default those
-  that train before or after. Raises as `plan_copies`.
+  A node makes its copies one after the other; those from one region to another share a
+  link. Live `nodes` are by default those that train before or after. Raises as
+  `plan_copies`.
   """
   if not before:
     return 0.0
   if nodes is None:
     nodes = {node for p in (*before, *after) for node in p.nodes}
   busy_ms: dict[base.NodeId, float] = {}
-  for copy in plan_layer_copies(profile, before, after, nodes):
+  shared_ms: dict[tuple[str, ...], float] = {}  # By the regions of source and destination.
+  for copy in plan_layer_copies(profile, before, after, nodes, regions):
     copy_ms = profile.transfer_ms(copy.num_bytes)
-    for node in (copy.source, copy.destination):  # A copy occupies both ends.
+    ends = copy.source, copy.destination
+    for node in ends:  # A copy occupies both ends.
       busy_ms[node] = busy_ms.get(node, 0.0) + copy_ms
-  return max(busy_ms.values(), default=0.0) / 1e3
+    if regions is not None and regions.are_several(ends):
+      link = tuple(regions.of[node] for node in ends)
+      shared_ms[link] = shared_ms.get(link, 0.0) + regions.transfer_ms(copy.num_bytes)
+  return max((*busy_ms.values(), *shared_ms.values()), default=0.0) / 1e3
 
 
 def assign_nodes(
@@ -134,11 +148,15 @@ def assign_nodes(
     nodes: Sequence[base.NodeId],
     *,
     has_replicas: bool,
+    may_be: np.ndarray | None = None,
 ) -> tuple[Pipeline, ...]:
   """Returns pipelines of `nodes` that need the fewest bytes of copies.
 
   Of several such assignments it is one that moves few nodes, though perhaps not
   the fewest. There must be a node for each stage of `partitions`.
+
+  Args:
+    may_be: Whether each node (row) may be at each place (column); None: all may.
   """
   num_places = sum(p.num_stages for p in partitions)
   places = placement_lib.make_pipelines(partitions, base.nodes(num_places), has_replicas)
@@ -154,7 +172,8 @@ def assign_nodes(
   leaves = {old: np.array([node not in old for node in nodes]) for old in {*follows}}
   # Still at most 1 for each pair, as `unit` assumes.
   is_other |= np.array([leaves[old] for old in follows]).T
-  rows, columns = load_solver()(copied_bytes * unit + is_other)
+  cost = copied_bytes * unit + is_other
+  rows, columns = load_solver()(cost if may_be is None else np.where(may_be, cost, np.inf))
   node_at = {c: nodes[r] for r, c in zip(rows, columns, strict=True)}
   return placement_lib.make_pipelines(
       partitions, [node_at[place] for place in range(num_places)], has_replicas

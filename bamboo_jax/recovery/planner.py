@@ -53,7 +53,7 @@ class PredictedTimes:
     """Returns the time of the copies; all nodes of `before` can send."""
     if rung == "checkpoint":
       return 0.0
-    return moves.copy_secs(self.predictor.profile, before, after)
+    return moves.copy_secs(self.predictor.profile, before, after, regions=self.predictor.regions)
 
 
 class Planner:
@@ -139,7 +139,8 @@ class Planner:
 
   def best_secs(self, num_nodes: int) -> float:
     """Returns the time of a step of `fresh`, whichever the nodes are."""
-    return self.times.step_secs(self.fresh(base.nodes(num_nodes), {}))
+    nodes = base.nodes(-num_nodes, 0)  # Of no region.
+    return self.times.step_secs(self.fresh(nodes, {}))
 
   def _must_fold(self, num_nodes: int) -> bool:
     if not self._fold:

@@ -22,9 +22,9 @@ from typing import Protocol
 import numpy as np
 
 from bamboo_jax import base, config
-from bamboo_jax.plan import partition as partition_lib, pipelines as pipelines_lib
+from bamboo_jax.plan import batch_split, partition as partition_lib, pipelines as pipelines_lib
 from bamboo_jax.plan.times import predictor as predictor_lib
-from bamboo_jax.recovery import moves
+from bamboo_jax.recovery import moves, placement
 from bamboo_jax.schedule import failover
 
 Pipeline = pipelines_lib.Pipeline
@@ -111,7 +111,7 @@ class Templates:
 
   def adapt(self, pipelines: Sequence[Pipeline], nodes: Nodes) -> Pipelines:
     """Returns `pipelines` themselves if no trigger fires; see `Shapes`."""
-    if len(self.depths) == 1:
+    if len(self.depths) == 1 and not self._are_apart(nodes):
       if not fires(self.options, pipelines, nodes, most=len(self.covers(len(nodes))[0])):
         return tuple(pipelines)
     if self.mixes and self.options.method == "rules":
@@ -130,9 +130,61 @@ class Templates:
           for parts, group in plan
       ]
       choices.append(tuple(itertools.chain.from_iterable(made)))
+      if len(plan) == 1 and self._are_apart(nodes):
+        choices += self._assign_by_region(pipelines, *plan[0])
     if len(choices) == 1:
       return choices[0]
     return min(choices, key=lambda after: self._cost(pipelines, after, nodes))
+
+  def arrange(self, partitions: Partitions, nodes: Nodes, zones: placement.Zones) -> Nodes:
+    """Returns the node of each new place, then the rest; see `placement.arrange`.
+
+    Of several ways to divide places among regions it is the one with the shortest step.
+    """
+    arrange = functools.partial(
+        placement.arrange, partitions, nodes, zones, has_replicas=self.has_replicas
+    )
+    if not self._are_apart(nodes):
+      return arrange()
+    make = functools.partial(placement.make_pipelines, partitions, has_replicas=self.has_replicas)
+    return min(
+        (arrange(regions=regions) for regions in self._divide(partitions, nodes)),
+        key=lambda order: self.predictor.predict(make(order)).total_ms,
+    )
+
+  def _are_apart(self, nodes: Nodes) -> bool:
+    """Returns whether nodes are in several regions."""
+    regions = self.predictor.regions
+    return regions is not None and regions.are_several(nodes)
+
+  def _divide(self, partitions: Partitions, nodes: Nodes) -> list[tuple[str, ...]]:
+    """Returns regions of new places, then of spares, see `placement.divide`."""
+    predictor, regions = self.predictor, self.predictor.regions
+    assert regions is not None
+    num_places = sum(p.num_stages for p in partitions)
+    new = placement.make_pipelines(partitions, base.nodes(num_places), self.has_replicas)
+    counts = batch_split.split_evenly(predictor.num_microbatches, len(partitions))
+    traffic = predictor.find_traffic(partitions, counts, [p.roles for p in new])
+    return placement.divide(partitions, [regions.of[node] for node in nodes], traffic.total)
+
+  def _assign_by_region(
+      self, before: Sequence[Pipeline], partitions: Partitions, nodes: Nodes
+  ) -> list[Pipelines]:
+    """Returns pipelines that replace others, for each way to divide places among regions."""
+    regions, num_places = self.predictor.regions, sum(p.num_stages for p in partitions)
+    assert regions is not None
+    own = np.array([regions.of[node] for node in nodes])
+    return [
+        moves.assign_nodes(
+            self.predictor.profile,
+            before,
+            partitions,
+            nodes,
+            has_replicas=self.has_replicas,
+            may_be=own[:, None] == np.array(wanted[:num_places]),
+        )
+        for wanted in self._divide(partitions, nodes)
+    ]
 
   @functools.cached_property
   def _of_depth(self) -> dict[int, partition_lib.Partition]:
@@ -232,7 +284,7 @@ class Templates:
   ) -> tuple[float, int, int]:
     """Returns the key to minimise: step time in ms, bytes and nodes moved."""
     predictor = self.predictor
-    copies = moves.plan_layer_copies(predictor.profile, before, after, nodes)
+    copies = moves.plan_layer_copies(predictor.profile, before, after, nodes, predictor.regions)
     return (
         predictor.predict(after).total_ms,
         sum(copy.num_bytes for copy in copies),

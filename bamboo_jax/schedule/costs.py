@@ -1,10 +1,40 @@
 """Time and memory of stages: the input of a schedule from the model."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
+import functools
 
 from bamboo_jax import base
 from bamboo_jax.schedule import instruction as instruction_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Regions:
+  """The regions of nodes, and the slow link between two of them, which all their nodes share.
+
+  Attributes:
+    names: Number and region of each node. Others are near all nodes, as new ones are
+      whose region does not count.
+    latency_ms: Time of a byte from one region to another.
+    bytes_per_ms: Rate from one region to another; as much can go back at the same time.
+  """
+
+  names: tuple[tuple[base.NodeId, str], ...]
+  latency_ms: float
+  bytes_per_ms: float
+
+  @functools.cached_property
+  def of(self) -> Mapping[base.NodeId, str]:
+    """The region of each node."""
+    return dict(self.names)
+
+  def are_several(self, nodes: Iterable[base.NodeId]) -> bool:
+    """Returns whether some of the nodes are in different regions."""
+    return len({self.of[node] for node in nodes if node in self.of}) > 1
+
+  def transfer_ms(self, num_bytes: float) -> float:
+    """Returns the time from one region to another, if nothing else is sent."""
+    return self.latency_ms + num_bytes / self.bytes_per_ms
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +50,7 @@ class StageCosts:
     activation_bytes: Size of the output.
     residual_bytes: Size of the residuals, the input included.
     redundant_ms: Time of a redundant forward pass; `forward_ms` if not given.
+    regions: Between which transfers take longer; None: all links are alike.
   """
 
   forward_ms: tuple[float, ...]
@@ -28,6 +59,7 @@ class StageCosts:
   activation_bytes: tuple[int, ...] = ()
   residual_bytes: tuple[int, ...] = ()
   redundant_ms: tuple[float, ...] = ()
+  regions: Regions | None = None
 
   def __post_init__(self) -> None:
     object.__setattr__(self, "redundant_ms", self.redundant_ms or self.forward_ms)
@@ -41,9 +73,14 @@ class StageCosts:
       times_ms = self.redundant_ms
     return times_ms[pass_.stage]
 
-  def time_ms(self, i: instruction_lib.Instruction) -> float:
+  def time_ms(self, i: instruction_lib.Instruction | instruction_lib.Transfer) -> float:
     """Returns the time of a pass, or from a send to its receive."""
-    return self.transfer_ms[i.stage] if i.is_transfer else self.pass_ms(i)
+    if isinstance(i, instruction_lib.Instruction):
+      return self.pass_ms(i)
+    ms = self.transfer_ms[i.stage]
+    if self.regions is not None and self.regions.are_several((i.source, i.destination)):
+      ms += self.regions.transfer_ms(self.activation_bytes[i.stage])
+    return ms
 
   def busy_ms(self, owners: Sequence[base.NodeId]) -> dict[base.NodeId, float]:
     """Returns the time of the passes of a microbatch, by node; `owners` is that of each stage."""

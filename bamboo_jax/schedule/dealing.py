@@ -163,5 +163,5 @@ class _Search:
       left_ms[node] += len(owed.forwards[s]) * costs.forward_ms[s]
       left_ms[node] += len(owed.backwards[s]) * costs.backward_ms[s]
     for transfer in owed.transfers:
-      left_ms[transfer.destination] += costs.transfer_ms[transfer.stage]
+      left_ms[transfer.destination] += costs.time_ms(transfer)
     return left_ms

@@ -134,7 +134,7 @@ def find_latest_ms(
     if i.is_send:
       transfer = i.transfer(node)
       arrival_ms = latest_ms[transfer.destination, transfer.receive]
-      end_ms = min(end_ms, arrival_ms - costs.transfer_ms[i.stage])
+      end_ms = min(end_ms, arrival_ms - costs.time_ms(transfer))
     latest_ms[node, i] = end_ms
     start_ms[node] = end_ms - (slot.end_ms - slot.start_ms)
   return latest_ms
@@ -142,7 +142,7 @@ def find_latest_ms(
 
 def replay(
     rows: Mapping[base.NodeId, Sequence[Instruction]],
-    ms: Callable[[Instruction], float],
+    ms: Callable[[Instruction | Transfer], float],
     rules: Mapping[base.NodeId, WaitRule] | None = None,
 ) -> timeline_lib.Timeline:
   """Returns the times of rows, whose waits are filled by `rules` if given.
@@ -180,7 +180,7 @@ def replay(
         if transfer not in sent_ms:
           waiting[transfer] = node, i
           break
-        at_ms = sent_ms[transfer] + ms(i)
+        at_ms = sent_ms[transfer] + ms(transfer)
         fill(node, i, at_ms)
         free_ms[node] = max(free_ms[node], at_ms)
       run(node, i, 0.0 if i.is_transfer else ms(i))

@@ -224,7 +224,7 @@ class _Simulation:
       self._slots.append(Slot(transfer.source, transfer.send, at_ms, at_ms))
       self._links[_link_of(transfer)].append(transfer)
       to.received[is_backward][m] = transfer
-      at_ms += self._costs.transfer_ms[transfer.stage]
+      at_ms += self._costs.time_ms(transfer)
     to.at_ms[is_backward].setdefault(m, at_ms)
     return to
 

@@ -330,7 +330,8 @@ class RunState:
   def plan(self, view: views.View, nodes: Collection[base.NodeId]) -> assignment.Decision:
     """Returns the change between two steps if `nodes` were the members of a view."""
     zones = cohort_lib.zones_of(view)
-    return self.rules.improve(self.layout, nodes, zones=zones, leaving=view.leaving)
+    rules = self.rules.among(zones)
+    return rules.improve(self.layout, nodes, zones=zones, leaving=view.leaving)
 
   def improve(self, begin: Callable[[assignment.Decision], None]) -> bool:
     """Makes the change that is due between two steps; False if there is none.

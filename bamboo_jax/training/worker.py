@@ -21,7 +21,12 @@ from bamboo_jax.checkpoint import digest, parts
 from bamboo_jax.cluster import messages, views
 from bamboo_jax.data import batches as batches_lib
 from bamboo_jax.faults import faults as faults_lib
-from bamboo_jax.recovery import agreement as agreement_lib, assignment, layout as layout_lib
+from bamboo_jax.recovery import (
+    agreement as agreement_lib,
+    assignment,
+    layout as layout_lib,
+    placement,
+)
 from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.training import (
     background_compiler,
@@ -80,6 +85,7 @@ class Worker:
     self._uploaded: dict[str, Any] = {}  # As told last.
     self._told_of = views.EMPTY.number  # The view whose risk was told last.
     self._failed = failures_lib.Failure()  # The one that ends the run.
+    self._rules = job.rules
     self._plans = layout_lib.StepPlans(job.rules.rows, fills=job.fills_waits)
 
   def run(self, stop_at: int | None = None) -> bool:
@@ -334,6 +340,7 @@ class Worker:
   def _regroup(self) -> None:
     """Agrees with all members of the adopted view on how to continue."""
     cohort, state = self._cohort, self.state
+    self._plan_among(cohort_lib.zones_of(cohort.view))
     self._slow.forget()
     cohort.collect_addresses()
     is_begun = self._begun == state.steps
@@ -381,9 +388,32 @@ class Worker:
       self._take_rung(agreement)
     elif agreement.is_fresh and not agreement.lost:
       self._improve()  # A newcomer may take a place.
+    if self._begun < 0:
+      self._tell_of_regions()
     self._plan_rest(agreement)
     if agreement.lost:
       self._deaths.note_ready()
+
+  def _plan_among(self, zones: Mapping[base.NodeId, str]) -> None:
+    """Plans steps for nodes in `zones` from now on."""
+    rules = self._job.rules.among(zones)
+    if rules is not self._rules:
+      self._rules = rules
+      self._plans = layout_lib.StepPlans(rules.rows, fills=self._job.fills_waits)
+
+  def _tell_of_regions(self) -> None:
+    """Tells what the link between regions costs, or that it is not known."""
+    zones = cohort_lib.zones_of(self._cohort.view).values()
+    names = sorted({*map(placement.region_of, zones)})
+    whole = [p for p in self.state.layout.pipelines if not p.vacant]
+    kind, text = journal_lib.REGIONS, self._rules.predictor.describe_crossing(whole)
+    if len(names) > 1 and self._config.plan.region_link is None:
+      kind, text = journal_lib.WARNING, (
+          f"There are nodes in the regions {', '.join(map(repr, names))}, but links between them "
+          "count as any others: set config.plan.region_latency_ms and config.plan.region_mbits."
+      )
+    if text:
+      self._journal.write_event(kind, step=self.state.steps, values={"text": text})
 
   def _take_rung(self, agreement: agreement_lib.Agreement) -> None:
     """Carries out the agreed change of the layout."""

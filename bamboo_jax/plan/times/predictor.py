@@ -18,7 +18,7 @@ from bamboo_jax.plan import (
     pipelines as pipelines_lib,
     rows as rows_lib,
 )
-from bamboo_jax.plan.times import step_time as step_time_lib
+from bamboo_jax.plan.times import step_time as step_time_lib, traffic as traffic_lib
 from bamboo_jax.schedule import (
     costs as costs_lib,
     dealing,
@@ -62,6 +62,7 @@ class Predictor:
       which each microbatch takes as long as the one before.
     memory_limit_bytes: Of a node's device; None: no limit. It decides where
       residuals of redundant passes wait.
+    regions: Of the nodes, between which a slow link is; None: all links are alike.
   """
 
   profile: cost_model.Profile
@@ -74,6 +75,7 @@ class Predictor:
   communication: step_time_lib.OrderedSums = step_time_lib.RUNTIME
   extrapolate: bool = False
   memory_limit_bytes: int | None = None
+  regions: costs_lib.Regions | None = None
 
   def __post_init__(self) -> None:
     for name in _CACHED:
@@ -93,26 +95,41 @@ class Predictor:
       self, partition: Partition, num_microbatches: int, roles: Roles | None = None
   ) -> float:
     """Returns the time of a pipeline's passes; without `roles`, a new one."""
-    return self._compute_ms(partition, self._number(partition, roles), num_microbatches)
+    return self._compute_ms(partition, *self._number(partition, roles), num_microbatches)
 
-  def _number(self, partition: Partition, roles: Roles | None) -> Roles:
+  def _number(
+      self, partition: Partition, roles: Roles | None
+  ) -> tuple[Roles, costs_lib.Regions | None]:
     """Returns the roles of nodes from 0 on, with the shadows that affect the time of passes.
 
-    Redundant passes that only fill waits do not, so they need not be placed.
+    Redundant passes that only fill waits do not, so they need not be placed. Nodes of
+    several regions keep their numbers, and these regions are returned too.
     """
-    roles = roles.renumbered() if roles else self.new_roles(partition)
-    return roles if self.redundant.lengthens else Roles(roles.owners)
+    regions = None
+    if roles is None:
+      roles = self.new_roles(partition)
+    elif self.regions is not None and self.regions.are_several(roles.nodes):
+      regions = self.regions
+    else:
+      roles = roles.renumbered()
+    return roles if self.redundant.lengthens else Roles(roles.owners), regions
 
   def new_roles(self, partition: Partition) -> Roles:
     """Returns the roles of a new pipeline."""
     return Roles.initial(base.nodes(partition.num_stages), has_replicas=self.has_replicas)
 
-  def _compute_ms(self, partition: Partition, roles: Roles, num_microbatches: int) -> float:
+  def _compute_ms(
+      self,
+      partition: Partition,
+      roles: Roles,
+      regions: costs_lib.Regions | None,
+      num_microbatches: int,
+  ) -> float:
     most = roles.num_stages + 2
-    if self.extrapolate and num_microbatches > most:
+    if self.extrapolate and regions is None and num_microbatches > most:
       if (next_ms := self._settled_ms(partition, roles)) is not None:
         return self.compute_ms(partition, most) + next_ms * (num_microbatches - most)
-    return self.plan(partition, num_microbatches, roles).timeline.span_ms
+    return self.plan(partition, num_microbatches, roles, regions).timeline.span_ms
 
   def _settled_ms(self, partition: Partition, roles: Roles) -> float | None:
     """Returns the time per microbatch in the steady state; None if not known.
@@ -135,11 +152,13 @@ class Predictor:
 
   def pace(self, partition: Partition, roles: Roles | None = None) -> batch_split.PipelinePace:
     """Returns the pace of a pipeline; without `roles`, of a new one."""
-    return self._pace(partition, self._number(partition, roles))
+    return self._pace(partition, *self._number(partition, roles))
 
-  def _pace(self, partition: Partition, roles: Roles) -> batch_split.PipelinePace:
+  def _pace(
+      self, partition: Partition, roles: Roles, regions: costs_lib.Regions | None
+  ) -> batch_split.PipelinePace:
     busy_ms = self.stage_costs(partition).busy_ms(roles.owners)
-    finish_ms = functools.cache(functools.partial(self._compute_ms, partition, roles))
+    finish_ms = functools.cache(functools.partial(self._compute_ms, partition, roles, regions))
     return batch_split.PipelinePace(finish_ms, least_ms=max(busy_ms.values()))
 
   def other_phases(self, partition: Partition, *, num_pipelines: int) -> StepTime:
@@ -176,12 +195,31 @@ class Predictor:
       pairs = zip(counts, roles, strict=True)
     else:
       pairs = ((pair, None) for pair in {*counts})  # Many are the same.
-    return slowest(
+    time = slowest(
         dataclasses.replace(
             self.other_phases(partition, num_pipelines=len(partitions)),
             compute_ms=self.compute_ms(partition, count, role),
         )
         for (partition, count), role in pairs
+    )
+    known = [role for role in roles or () if role]
+    if self.regions is None or not known:
+      return time
+    traffic = self.find_traffic(partitions, num_microbatches, known)
+    return traffic_lib.add_crossing(time, traffic, self.regions)
+
+  def find_traffic(
+      self, partitions: Sequence[Partition], num_microbatches: Sequence[int], roles: Sequence[Roles]
+  ) -> traffic_lib.Traffic:
+    """Returns what nodes send each other in a step, with one entry per pipeline."""
+    return traffic_lib.find_traffic(
+        self.profile,
+        partitions,
+        num_microbatches,
+        roles,
+        num_shares=self.num_shares,
+        redundant=self.redundant,
+        communication=self.communication,
     )
 
   def split(self, pipelines: Sequence[Pipeline]) -> tuple[int, ...]:
@@ -230,15 +268,38 @@ class Predictor:
     whole = [p for p in pipelines if not p.vacant]
     return self.step_time([p.partition for p in whole], self.split(whole), [p.roles for p in whole])
 
+  def describe_crossing(self, pipelines: Sequence[Pipeline]) -> str:
+    """Returns a line on what the link between regions costs in a step of whole pipelines.
+
+    "" if none of their nodes are in different regions.
+    """
+    roles, regions = [p.roles for p in pipelines], self.regions
+    if regions is None or not regions.are_several(n for p in pipelines for n in p.nodes):
+      return ""
+    traffic = self.find_traffic([p.partition for p in pipelines], self.split(pipelines), roles)
+    between = traffic.between(traffic.total, regions)
+    near = dataclasses.replace(self, regions=None)
+    return (
+        f"between regions: {between.sum() / 2**20:.1f} MiB a step, "
+        f"{between.max() / regions.bytes_per_ms:.0f} ms of the link and {regions.latency_ms:g} ms "
+        f"of latency each way; predicted step {self.predict(pipelines).total_ms:.0f} ms, "
+        f"{near.predict(pipelines).total_ms:.0f} ms within one region"
+    )
+
   def plan(
-      self, partition: Partition, num_microbatches: int, roles: Roles
+      self,
+      partition: Partition,
+      num_microbatches: int,
+      roles: Roles,
+      regions: costs_lib.Regions | None = None,
   ) -> redundancy.PlannedRows:
-    """Returns the rows of a pipeline."""
+    """Returns the rows of a pipeline; with `regions` if it has nodes in several."""
     limits = lines_lib.in_flight_limits(roles.num_stages)
     line = lines_lib.Line(roles.owners, range(num_microbatches), limits)
     costs = self.stage_costs(partition)
     if roles.shadows:
       costs = self.redundant_costs(partition, num_microbatches)
+    costs = dataclasses.replace(costs, regions=regions)
     return rows_lib.plan_rows(self.redundant, line, roles.shadows, costs=costs)
 
   def redundant_costs(self, partition: Partition, num_microbatches: int) -> costs_lib.StageCosts:

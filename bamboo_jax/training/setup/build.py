@@ -47,6 +47,7 @@ from bamboo_jax.runtime.spmd import (
 )
 from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
 from bamboo_jax.runtime.wire import transport as transport_lib
+from bamboo_jax.schedule import costs as costs_lib
 from bamboo_jax.training.setup import optimizers, sizes
 
 SharedMemory = processes_lib.SharedMemory
@@ -308,12 +309,18 @@ def _check_depth(config: config_lib.Config, *, most_nodes: int) -> None:
 
 
 def make_rules(
-    config: config_lib.Config, plan: plan_lib.Plan, templates: Sequence[templates_lib.Template] = ()
+    config: config_lib.Config,
+    plan: plan_lib.Plan,
+    templates: Sequence[templates_lib.Template] = (),
+    names: assignment.RegionNames = (),
 ) -> assignment.RecoveryRules:
   """Returns the rules for a run that starts with `plan`.
 
   The number of stages and the partition change only with `templates` or a grid
   of depths. `ValueError` names an option that is not allowed.
+
+  Args:
+    names: Region of each node; () if there is one, or all links are alike.
   """
   recovery = config.recovery
   ladder = ladder_lib.Ladder(
@@ -325,6 +332,12 @@ def make_rules(
   # A memory limit allows a pipeline only the shares that it starts with.
   is_finer = num_shares > plan.num_pipelines and plan.memory_limit_bytes is None
   by_makespan = bool(templates) or is_finer
+  spread, regions, link = None, None, config.plan.region_link
+  if link is not None and names:
+    regions = costs_lib.Regions(names, *link)
+  elif link is not None:
+    # A member plans for a view several times.
+    spread = functools.lru_cache(4)(functools.partial(make_rules, config, plan, templates))
   predicted = predictor_lib.Predictor(
       plan.profile,
       num_microbatches=plan.batch.total_microbatches,
@@ -332,6 +345,7 @@ def make_rules(
       by_makespan=by_makespan,
       group=plan.batch.microbatches_per_share,
       redundant=config.redundancy,
+      regions=regions,
   )
   partitions: shapes_lib.Partitions = (plan.partition,)
   if templates:
@@ -351,13 +365,18 @@ def make_rules(
   )
   return assignment.RecoveryRules(
       rows=rows_lib.RowPlanner(
-          plan, config.redundancy, partition_lib.refine((plan.partition, *partitions))
+          plan, config.redundancy, partition_lib.refine((plan.partition, *partitions)), regions
       ),
-      predictor=predicted if by_makespan else None,
+      predictor=predicted,
       ladder=ladder,
       planner=planner_lib.Planner(
-          shape, planner_lib.PredictedTimes(predicted), fold=recovery.fold, is_strict=shape.mixes
+          shape,
+          planner_lib.PredictedTimes(predicted),
+          fold=recovery.fold,
+          arrange=shape.arrange,
+          is_strict=shape.mixes,
       ),
+      spread=spread,
   )
 
 

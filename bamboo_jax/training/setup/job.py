@@ -123,7 +123,7 @@ class Job:
     """Returns warnings on likely mistakes in the config, a sentence each."""
     batch, predictor = self.plan.batch, self.rules.predictor
     found = self.task.schedule.find_warnings(self.config.num_steps)
-    if self.config.pipeline.layout != "depth" and predictor is not None:
+    if self.config.pipeline.layout != "depth" and predictor.by_makespan:
       finer = [
           batch.num_pipelines * n
           for n in range(1, batch.num_microbatches + 1)

@@ -5,7 +5,7 @@ planned three times, with the likely share of the roofline, and with the least a
 that published runs reach. A measured profile has one.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 import dataclasses
 import itertools
 from typing import NamedTuple
@@ -14,6 +14,7 @@ from bamboo_jax import base, config as config_lib
 from bamboo_jax.accounting import machines, prices as prices_lib
 from bamboo_jax.metrics import table as table_lib
 from bamboo_jax.plan import planner, render, rows as rows_lib
+from bamboo_jax.recovery import assignment, placement
 from bamboo_jax.runtime import places
 from bamboo_jax.runtime.profile import products
 from bamboo_jax.schedule import render as grid_lib, timeline as timeline_lib
@@ -69,8 +70,12 @@ class _Step(NamedTuple):
     return most / sizes.num_devices(self.config) / 2**30
 
 
-def make_plan(config: config_lib.Config) -> PlannedRun:
-  """Returns the plan of a config; `ValueError` if it does not fit together."""
+def make_plan(config: config_lib.Config, zones: Sequence[str] = ()) -> PlannedRun:
+  """Returns the plan of a config; `ValueError` if it does not fit together.
+
+  With `zones`, which nodes have in turn, it also tells what crosses between regions.
+  """
+  _check_zones(config, zones)
   task = build.make_task(config, needs_data=False)
   head = f"{sizes.describe_batch(config)}\n"
   if config.plan.machine is not None:  # Fails with a better message.
@@ -81,11 +86,36 @@ def make_plan(config: config_lib.Config) -> PlannedRun:
       f"{max(memory_bytes) / 2**20:.2f} MiB without replicas"
       for partition, memory_bytes in templates
   ]
+  if zones:
+    head += f"{_describe_crossing(build.make_rules(config, plan, templates), config, zones)}\n"
   step = _with_redundancy(config, task, plan)
   text = "\n".join([*lines, render.render_plan(step.plan), *step.details])
   if config.plan.machine is None:
     return PlannedRun(step.plan, step.plan.timeline, head + text)
   return PlannedRun(step.plan, step.plan.timeline, head, text)
+
+
+def _check_zones(config: config_lib.Config, zones: Sequence[str]) -> None:
+  for zone in zones:
+    placement.check_zone(zone)
+  regions = {*map(placement.region_of, zones)}
+  if len(regions) == 1:
+    raise ValueError(f"--zones must be of several regions, such as us/a,eu/a, got {zones}.")
+  if regions and config.plan.region_link is None:
+    raise ValueError(
+        "--zones needs the link between regions: config.plan.region_latency_ms and "
+        "config.plan.region_mbits."
+    )
+
+
+def _describe_crossing(
+    rules: assignment.RecoveryRules, config: config_lib.Config, zones: Sequence[str]
+) -> str:
+  """Returns the line on what crosses between regions, with the nodes placed as at a start."""
+  nodes = base.nodes(sizes.num_nodes(config) - config.redundancy.spares)
+  zone_of = {node: zones[node % len(zones)] for node in nodes}
+  rules = rules.among(zone_of)
+  return rules.predictor.describe_crossing(rules.planner.fresh(nodes, zone_of))
 
 
 def _with_redundancy(config: config_lib.Config, task: build.Task, plan: planner.Plan) -> _Step:
