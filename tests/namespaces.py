@@ -1,6 +1,6 @@
 r"""Trains on nodes in network namespaces, and disturbs what is between them.
 
-python -m tests.namespaces --workdir=FOLDER [--nodes=4] [--steps=400] [KIND ...]
+python -m tests.namespaces --workdir=FOLDER [--nodes=4] [--steps=400] [--regions=known] [KIND ...]
 
 Takes root, and Linux with `ip`, `ss` and tun devices. Each node is a namespace
 with an agent; packets between them pass a switch in this
@@ -17,6 +17,10 @@ each while training goes on:
   mtu      packets above 1,400 bytes to and from one node are lost, for 30 s
   delay    each packet takes 200 ms, for 20 s
   leader   nothing gets to or from the leader, for 15 s
+
+With `--regions` the halves of the nodes are in two regions, with a link of 50 ms each way
+and 200 Mbit/s between them; it is "known" to the run, or "unknown". Then no fault comes
+unless a KIND is given, and the time of a step is printed.
 
 Prints a line for each: steps and members before and after. Exits with 1 if a
 node is left out that was neither killed nor cut off, if one does not end well,
@@ -37,6 +41,7 @@ import random
 import secrets
 import select
 import signal
+import statistics
 import struct
 import subprocess
 import sys
@@ -52,6 +57,7 @@ _TUN_FLAGS = 0x1001  # IP packets, and nothing else.
 _NET = "10.79.0."
 _PATIENCE_SECS = 120.0
 _SMALL_BYTES = 1400
+_LATENCY_MS, _MBITS = 50.0, 200.0  # Between regions; the former each way.
 _ENV = {**os.environ, "JAX_PLATFORMS": "cpu"}
 
 
@@ -63,12 +69,15 @@ class Switch:
     small: The same of packets that are dropped if they are large.
     loss: Part of all packets that is lost.
     delay_secs: How long each takes.
+    region_of: Region of each address; from one to another packets share a slow link.
   """
 
   def __init__(self) -> None:
     self.cut: set[tuple[str, str]] = set()
     self.small: set[tuple[str, str]] = set()
     self.loss = self.delay_secs = 0.0
+    self.region_of: dict[str, int] = {}
+    self._free_secs: dict[tuple[int | None, ...], float] = {}  # By link.
     self._files: dict[str, int] = {}
     self._due: list[tuple[float, int, int, bytes]] = []
     self._order = itertools.count()
@@ -98,6 +107,11 @@ class Switch:
     if ends in self.small and len(packet) > _SMALL_BYTES:
       return
     due_secs = time.monotonic() + self.delay_secs
+    link = tuple(map(self.region_of.get, ends))
+    if link[0] != link[1]:
+      sent_secs = max(due_secs, self._free_secs.get(link, 0.0)) + 8e-6 * len(packet) / _MBITS
+      self._free_secs[link] = sent_secs
+      due_secs = sent_secs + _LATENCY_MS / 1e3
     heapq.heappush(self._due, (due_secs, next(self._order), file, packet))
 
 
@@ -167,6 +181,11 @@ class Run:
     self.net, self.folder = net, args.workdir / "run"
     self.nodes = [f"n{i}" for i in range(args.nodes)]
     self.excused: set[str] = set()
+    zones = ["ab"[i % 2] for i in range(args.nodes)]
+    if args.regions:
+      half_of = [2 * i // args.nodes for i in range(args.nodes)]
+      zones = [("us/a", "eu/a")[half] for half in half_of]
+      net.switch.region_of = dict(zip(net.addresses.values(), half_of, strict=True))
     secret = args.workdir / "secret"
     secret.write_text(secrets.token_hex())
     secret.chmod(0o600)
@@ -178,12 +197,12 @@ class Run:
             *(sys.executable, "-m", "launch.agent", *_config(args), f"--secret={secret}"),
             f"--workdir={self.folder}",
             f"--name={name}",
-            f"--zone={'ab'[i % 2]}",
+            f"--zone={zone}",
             f"--host={net.addresses[name]}",
             f"--nodes={args.nodes}",
             log=args.workdir / f"{name}.log",
         )
-        for i, name in enumerate(self.nodes)
+        for name, zone in zip(self.nodes, zones, strict=True)
     }
 
   def view(self) -> views.View:
@@ -265,16 +284,20 @@ KINDS: dict[str, Callable[[Run], None]] = {
 }
 
 
+_LINK = (f"--config.plan.region_latency_ms={_LATENCY_MS}", f"--config.plan.region_mbits={_MBITS}")
+
+
 def _config(args: argparse.Namespace) -> list[str]:
   return [
       "--config=configs/sweep_faults.py",
       "--config.model.options.num_blocks=1",
       "--config.pipeline.num_pipelines=2",
       "--config.pipeline.num_stages=2",
-      "--config.pipeline.num_microbatches=2",
+      f"--config.pipeline.num_microbatches={6 if args.regions else 2}",
       "--config.checkpoint.every_steps=0",
       f"--config.num_steps={args.steps}",
       f"--program_cache={args.workdir / 'programs'}",
+      *(_LINK if args.regions == "known" else ()),
   ]
 
 
@@ -315,8 +338,10 @@ def main() -> None:
   parser.add_argument("--workdir", type=pathlib.Path, required=True)
   parser.add_argument("--nodes", type=int, default=4)
   parser.add_argument("--steps", type=int, default=400)
-  parser.add_argument("kinds", nargs="*", metavar="KIND", default=[*KINDS])
+  parser.add_argument("--regions", choices=("known", "unknown"))
+  parser.add_argument("kinds", nargs="*", metavar="KIND")
   args = parser.parse_args()
+  args.kinds = args.kinds or ([] if args.regions else [*KINDS])
   signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
   if unknown := {*args.kinds} - KINDS.keys():
     parser.error(f"KIND must be one of {', '.join(KINDS)}, got {unknown}.")
@@ -336,6 +361,9 @@ def main() -> None:
         for name, agent in run.agents.items()
         if not _ends_well(agent) and name not in run.excused
     ]
+  if args.regions:
+    times_ms = run.times_ms()[2:]
+    print(f"step: median {statistics.median(times_ms):.0f} ms, least {min(times_ms):.0f} ms")
   is_same = _sha256(run.folder) == _sha256(whole)
   print(f"state_is_the_same={is_same} left_out={','.join(bad) or 'nobody'}")
   sys.exit(0 if is_same and not bad else 1)

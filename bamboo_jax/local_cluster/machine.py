@@ -183,8 +183,9 @@ def place_nodes(
   regions: Sequence[str] = ()
   if config.plan.region_link is not None:
     names = [*map(placement_lib.region_of, zones.values())]
-    nothing = np.zeros((len(partitions) * stages.num_stages,) * 2)
-    regions = placement_lib.divide(partitions, names, nothing)[0]
+    num_places = len(partitions) * stages.num_stages
+    near = np.diag([n % stages.num_stages > 0 for n in range(1, num_places)], k=1)
+    regions = placement_lib.divide(partitions, names, near)[0]
   order = placement_lib.arrange(
       partitions, [*zones], zones, has_replicas=has_replicas, regions=regions
   )

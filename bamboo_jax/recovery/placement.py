@@ -174,7 +174,7 @@ def _find_gains(labels: np.ndarray, weights: np.ndarray) -> np.ndarray:
 def divide(
     partitions: Partitions, regions: Sequence[str], exchanged: np.ndarray
 ) -> list[tuple[str, ...]]:
-  """Returns regions of places, then of spares, for which little crosses between regions.
+  """Returns regions of places, then of spares; the ones between which least crosses first.
 
   Either whole pipelines stay in a region, and sums cross, or all pipelines are cut at
   about the same layer, and activations cross. From both pairs of places change regions
@@ -189,17 +189,22 @@ def divide(
   weights[: len(places), : len(places)] = exchanged + exchanged.T
   names = sorted({*regions}, key=lambda name: (-regions.count(name), name))
   labels = sorted(names.index(name) for name in regions)
-  found: dict[tuple[str, ...], None] = {}
+  found: dict[tuple[str, ...], float] = {}
+
+  def note(chosen: np.ndarray) -> None:
+    within = weights[chosen[:, None] == chosen].sum()
+    found.setdefault(tuple(names[label] for label in chosen), within)
+
   for by_layer, fill in itertools.product((False, True), (labels, labels[::-1])):
     order = sorted(range(len(places)), key=lambda i: places[i][::-1] if by_layer else places[i])
     chosen = np.empty(len(labels), int)
     chosen[[*order, *range(len(places), len(labels))]] = fill
-    found.setdefault(tuple(names[label] for label in chosen))
+    note(chosen)
     while True:
       gains = _find_gains(chosen, -weights)
       one, other = np.unravel_index(gains.argmax(), gains.shape)
       if gains[one, other] <= 1e-9 * weights.sum():  # An error of rounding.
         break
       chosen[[one, other]] = chosen[[other, one]]
-    found.setdefault(tuple(names[label] for label in chosen))
-  return [*found]
+    note(chosen)
+  return sorted(found, key=lambda regions: -found[regions])

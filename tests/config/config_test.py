@@ -74,6 +74,10 @@ class ConfigTest(parameterized.TestCase):
       ({"cluster.least_silence_secs": 0.1}, "least_silence_secs must be at least 2 heartbeat_secs"),
       ({"cluster.most_silence_secs": 1.0}, r"at least least_silence_secs \(3\), got 1.0"),
       ({"cluster.no_progress_secs": float("nan")}, "no_progress_secs must be above 0, got nan"),
+      (
+          {"plan.region_mbits": 200.0},
+          "region_latency_ms and config.plan.region_mbits must both .*got None and 200.0",
+      ),
       ({"cost.market": "sport"}, "config.cost.market 'sport'; did you mean 'spot'"),
       ({"cost.region": "here"}, "config.cost.region='here' has no effect without .*instance"),
       ({"cost.prices": "a.csv"}, "config.cost.prices='a.csv' has no effect without"),
@@ -94,9 +98,10 @@ class ConfigTest(parameterized.TestCase):
       (0, "at least 1", "pipeline.num_shares", "node.mesh.tensor", "evaluate.num_microbatches"),
       (0, "at least 1", "checkpoint.keep"),
       (-0.1, "at least 0", "redundancy.margin", "redundancy.budget", "optimizer.learning_rate"),
+      (-0.1, "at least 0", "plan.region_latency_ms"),
       (0.0, "above 0", "recovery.horizon_secs", "plan.memory_limit_gib", "optimizer.clip_norm"),
       (0.0, "above 0", "cluster.start_silence_secs", "cluster.gather_secs"),
-      (0.0, "above 0", "cluster.heartbeat_secs"),
+      (0.0, "above 0", "cluster.heartbeat_secs", "plan.region_mbits"),
       (0.5, "at least 1", "cluster.silence_factor"),
   )
   def test_limits(self, value, limit, *names):

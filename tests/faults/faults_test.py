@@ -134,6 +134,7 @@ step,node,at,kind
       ("3,0/7,,kill", ""),  # See `check_faults`.
       ("3,b,,zone", ""),
       ("3,c,,zone", "Unknown zone 'c'"),
+      ("3,1/9,,zone", "Unknown zone '1/9'"),
       ("3,,,all\n4,n7,,kill", ""),  # New nodes begin.
       ("3,,,all\n4,n12,,kill", "no node 'n12'; nodes are n0 to n11"),
       ("3,0/0,,kill\n4,n4,,stop\n4,n1,,notice", "no node 'n4'"),

@@ -66,6 +66,7 @@ class ErrorsTest(commands.CommandCase):
 
   @parameterized.parameters(
       ("--zones=", "--zones must be names"),
+      ("--zones=us/a,/b", "A zone must be a name such as a, or region/zone such as us/a, got '/b'"),
       ("--zones=a,,b", "--zones must be names such as a,b,c, got 'a,,b'"),
       ("--nodes=1", "need at least 2 nodes, got --nodes=1"),
       ("--trace={folder}/no.csv", "no.csv: No such file"),
@@ -87,6 +88,7 @@ class ErrorsTest(commands.CommandCase):
       ("--secret={folder}/missing", "No such file", 1),
       ("--secret={folder}", "must be a file, not a folder"),
       ("--certificates={folder}", "must hold authority.pem, certificate.pem, key.pem"),
+      ("--zone=us/", "or region/zone such as us/a, got 'us/'"),
       ("--host=0.0.0.0 --certificates={folder}", "is all addresses of this"),
   )
   def test_arguments_of_agents(self, arguments, message, code=2):

@@ -4,6 +4,7 @@ from unittest import mock
 
 from absl.testing import parameterized
 
+from bamboo_jax import config as config_lib
 from bamboo_jax.cluster import children, judge, records as records_lib, views
 from bamboo_jax.local_cluster import machine
 from tests import folders, members
@@ -21,6 +22,27 @@ class MachineTest(folders.FolderCase):
       runs.append(view.run)
     self.assertEqual(runs, [0, 1, 2])
     self.assertEqual((self.folder / "secret").stat().st_mode & 0o077, 0)
+
+  @parameterized.parameters(
+      # Without the link neighbours are in different zones, which may be regions.
+      (None, {("us", "eu")}),
+      (50.0, {("us",), ("eu",)}),
+  )
+  def test_first_nodes_of_a_pipeline_are_in_one_region(self, latency_ms, want):
+    config = config_lib.Config().changed(
+        {
+            "pipeline.num_stages": 2,
+            "redundancy.mode": "lazy",
+            "redundancy.spares": 1,
+            "plan.region_latency_ms": latency_ms,
+            "plan.region_mbits": latency_ms and 200.0,
+        }
+    )
+    zones = dict(enumerate(("us/a", "eu/a", "us/a", "eu/a", "us/a")))
+    numbers, _ = machine.place_nodes(config, zones)
+    region_at = {number: zones[node][:2] for node, number in numbers.items()}
+    pairs = {tuple(dict.fromkeys((region_at[n], region_at[n + 1]))) for n in (0, 2)}
+    self.assertEqual(pairs, want)
 
   @parameterized.named_parameters(
       ("killed", -9, "", "Node n1: its agent was killed by SIGKILL."),

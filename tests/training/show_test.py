@@ -11,6 +11,8 @@ from bamboo_jax.plan import cost_model
 from bamboo_jax.training.setup import accept, build, show
 from tests import tiny
 
+_LINK = dict(plan__region_latency_ms=50.0, plan__region_mbits=200.0)
+
 
 def make_config(machine="p5.48xlarge", **changes):
   config = tiny.get_config()
@@ -98,6 +100,29 @@ class ShowTest(parameterized.TestCase):
   def test_refuses(self, machine, changes, message):
     with self.assertRaisesRegex(ValueError, message):
       show.make_plan(make_config(machine, **changes))
+
+  def test_what_crosses_between_regions(self):
+    config = accept.accept(tiny.change(tiny.get_config(), **_LINK))
+    line = show.make_plan(config, ("us/a", "eu/a")).text.splitlines()[1]
+    found = re.fullmatch(
+        r"between regions: ([\d.]+) MiB a step, (\d+) ms of the link and 50 ms of latency "
+        r"each way; predicted step (\d+) ms, (\d+) ms within one region",
+        line,
+    )
+    mib, link_ms, far_ms, near_ms = map(float, found.groups())
+    self.assertBetween(2 * link_ms / 1e3 * 25e6 / 2**20, mib - 0.1, mib + 0.1)
+    self.assertGreater(far_ms, near_ms + 100.0)
+    self.assertIn(f"predicted step: {near_ms:.0f}", show.make_plan(config).text)
+
+  @parameterized.parameters(
+      ({}, ("us/a", "eu/a"), "needs the link .*region_latency_ms and config.plan.region_mbits"),
+      (_LINK, ("us/a", "us/b"), "of several regions, such as us/a,eu/a, got"),
+      (_LINK, ("us/a", "eu/"), "got 'eu/'"),
+  )
+  def test_refuses_zones(self, changes, zones, message):
+    config = accept.accept(tiny.change(tiny.get_config(), **changes))
+    with self.assertRaisesRegex(ValueError, message):
+      show.make_plan(config, zones)
 
   def test_a_model_that_does_not_fit(self):
     config = make_config("l4", pipeline__microbatch_size=2**24)

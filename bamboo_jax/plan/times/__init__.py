@@ -7,6 +7,7 @@ here. Rows are made and played by `schedule`.
               in which a node dies
   step_time   the phases of a step after the passes: sums of gradients and
               refreshes by their methods, updates, the vote
+  traffic     the bytes that nodes send each other; the link between regions
 
 Read `predictor`.
 """

@@ -10,6 +10,7 @@ import dataclasses
 import numpy as np
 
 from bamboo_jax import base, config as config_lib
+from bamboo_jax.models import units
 from bamboo_jax.plan import cost_model, partition as partition_lib
 from bamboo_jax.plan.times import step_time as step_time_lib
 from bamboo_jax.schedule import costs as costs_lib, failover
@@ -23,6 +24,7 @@ class Traffic:
     nodes: The nodes of rows and columns.
     passes: Outputs of stages, and the gradients with respect to them.
     refresh: What replicas need.
+    num_sums: Most sums of a node, which follow each other: one for each unit.
   """
 
   nodes: tuple[base.NodeId, ...]
@@ -30,6 +32,7 @@ class Traffic:
   ties: np.ndarray
   sums: np.ndarray
   refresh: np.ndarray
+  num_sums: int
 
   @property
   def total(self) -> np.ndarray:
@@ -89,7 +92,9 @@ def find_traffic(
       sums[np.ix_(owners, owners)] += share * layer.gradient_bytes
   for sent in (passes, ties, sums, refresh):
     np.fill_diagonal(sent, 0.0)
-  return Traffic(nodes, passes, ties, sums, refresh)
+  firsts = {0, *units.find_cuts([layer.name for layer in layers])}
+  num_sums = max(len(firsts & part) for partition in partitions for part in partition.sets)
+  return Traffic(nodes, passes, ties, sums, refresh, num_sums)
 
 
 def add_crossing(
@@ -110,7 +115,7 @@ def add_crossing(
       time,
       compute_ms=max(time.compute_ms, cross_ms(traffic.passes, 0)),
       ties_ms=time.ties_ms + cross_ms(traffic.ties, 2),
-      reduce_ms=time.reduce_ms + cross_ms(traffic.sums, 2),
+      reduce_ms=time.reduce_ms + cross_ms(traffic.sums, 2 * traffic.num_sums),
       norm_ms=time.norm_ms + regions.latency_ms,
       refresh_ms=time.refresh_ms + cross_ms(traffic.refresh, 1),
       vote_ms=time.vote_ms + regions.latency_ms,
