@@ -108,7 +108,7 @@ def add_crossing(
     return time
 
   def cross_ms(sent: np.ndarray, num_trips: int) -> float:
-    most = traffic.between(sent, regions).max()
+    most = float(traffic.between(sent, regions).max())
     return num_trips * regions.latency_ms + most / regions.bytes_per_ms if most else 0.0
 
   return dataclasses.replace(
