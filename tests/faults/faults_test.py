@@ -5,9 +5,62 @@ import contextlib
 from absl.testing import absltest, parameterized
 
 from bamboo_jax.faults import faults as faults_lib
-from tests import folders
+from tests import folders, tables
 
 Fault = faults_lib.Fault
+
+
+# Lines of a file, and the error.
+_MISTAKES = r"""
+1,0/0,3
+  line 1: a fault has 4 values, step,node,at,kind, got '1,0
+1,0/0,3,kill,4
+  line 1: a fault has 4 values
+step,node,kind\n
+  line 1: the columns must be step,node,at,kind, go
+\n# a\n1,0/0,3,kil
+  line 3: Unknown kind of fault 'kil'; did you me
+x,0/0,3,kill
+  line 1: step must be a non-negative integer, got 'x'
+-1,0/0,3,kill
+  line 1: step must be a non-negative integer, got '-1'
+1.5,0/0,3,kill
+  got '1.5'
+1,3,3,kill
+  pipeline/stage, such as 0/2, got '3'
+1,0/-1,3,kill
+  such as 0/2, got '0/-1'
+1,0/0,-1,kill
+  at least 0, or a phase .compute, ties, .*, got -1
+1,0/0,1.5,kill
+  Unknown phase '1.5'
+1,0/0,reduse,kill
+  Unknown phase 'reduse'; did you mean 'reduce'?
+1,0/0,3,kill\nstep,node,at,kind
+  line 2: step must be a non-negat
+3,,,kill
+  needs a node
+3,n1,,slow:1
+  factor of slow must be above 1, got 1
+3,n1,,slow:5:3
+  slow must end after step 3, got 3
+3,n1,,slow:x
+  slow:FACTOR:STEP, such as slow:5:20, got 'slow:x'
+3,n1,,slow:5:
+  got 'slow:5:'
+3,0/1,6,slow
+  slow begins with a step, got at=6
+3,,,slow
+  needs a node
+3,n1,,leader
+  takes no node
+3,n1,6,kill
+  needs a node written pipeline/stage
+0,,,join
+  from step 1 on
+2,0/1,3,kill\n1,0/1,3,kill\n2,0/1,apply,kill
+  line 3: node 0/1 dies twice in step 2, the first time in line 1
+"""
 
 
 def parse(text):
@@ -69,38 +122,10 @@ step,node,at,kind
     for phase in faults_lib.PHASES:
       self.assertEqual(parse(f"0,0/0,{phase},kill")[0].at, phase)
 
-  @parameterized.parameters(
-      ("1,0/0,3", "line 1: a fault has 4 values, step,node,at,kind, got '1,0"),
-      ("1,0/0,3,kill,4", "line 1: a fault has 4 values"),
-      ("step,node,kind\n", "line 1: the columns must be step,node,at,kind, go"),
-      ("\n# a\n1,0/0,3,kil", "line 3: Unknown kind of fault 'kil'; did you me"),
-      ("x,0/0,3,kill", "line 1: step must be a non-negative integer, got 'x'"),
-      ("-1,0/0,3,kill", "line 1: step must be a non-negative integer, got '-1'"),
-      ("1.5,0/0,3,kill", "got '1.5'"),
-      ("1,3,3,kill", "pipeline/stage, such as 0/2, got '3'"),
-      ("1,0/-1,3,kill", "such as 0/2, got '0/-1'"),
-      ("1,0/0,-1,kill", "at least 0, or a phase .compute, ties, .*, got -1"),
-      ("1,0/0,1.5,kill", "Unknown phase '1.5'"),
-      ("1,0/0,reduse,kill", "Unknown phase 'reduse'; did you mean 'reduce'?"),
-      ("1,0/0,3,kill\nstep,node,at,kind", "line 2: step must be a non-negat"),
-      ("3,,,kill", "needs a node"),
-      ("3,n1,,slow:1", "factor of slow must be above 1, got 1"),
-      ("3,n1,,slow:5:3", "slow must end after step 3, got 3"),
-      ("3,n1,,slow:x", "slow:FACTOR:STEP, such as slow:5:20, got 'slow:x'"),
-      ("3,n1,,slow:5:", "got 'slow:5:'"),
-      ("3,0/1,6,slow", "slow begins with a step, got at=6"),
-      ("3,,,slow", "needs a node"),
-      ("3,n1,,leader", "takes no node"),
-      ("3,n1,6,kill", "needs a node written pipeline/stage"),
-      ("0,,,join", "from step 1 on"),
-      (
-          "2,0/1,3,kill\n1,0/1,3,kill\n2,0/1,apply,kill",
-          "line 3: node 0/1 dies twice in step 2, the first time in line 1",
-      ),
-  )
+  @parameterized.parameters(*tables.read(_MISTAKES))
   def test_refuses(self, text, message):
     with self.refuses(f"^faults.csv, .*{message}"):
-      parse(text)
+      parse(text.replace(r"\n", "\n"))
 
   @parameterized.parameters(
       ("9,n7,,kill", ""),

@@ -57,16 +57,15 @@ class BucketTest(commands.CommandCase):
   def test_an_empty_machine_goes_on_from_the_bucket(self):
     self.front.fail(*[fault for one in _FAULTS for fault in (one, "", "")])
     process = self.train_on("first")
-    said = self.said
     self.wait_for(self.saved, "checkpoint")
+    said = self.said
     other = self.train_on("other")
     self.assertNotEqual(other.wait(), 0)
     self.assertRegex(self.said[-1], "^error: A run is under way in this workdir, of bamboo train")
     self.assertIsNone(process.poll(), msg=said)
     process.kill()
     process.wait()
-    self.said = said
-    self.assertNotIn("done", "".join(self.said))
+    self.assertNotIn("done", "".join(said))
     self.release()
     self.front.fail(*[fault for one in _FAULTS for fault in (one, "")], method="GET")
     process = self.train_on("second")

@@ -4,7 +4,9 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import shutil
+import string
 import subprocess
 import sys
 import tempfile
@@ -27,14 +29,14 @@ import time
 from bamboo_jax.runtime.wire import transport
 from configs import sweep_faults
 
-transport.Transport.__init__.__kwdefaults__["queued_bytes"] = {queued_bytes}
+transport.Transport.__init__.__kwdefaults__["queued_bytes"] = $queued_bytes
 
 class Logger:
 
   def log(self, step, metrics):
-    secs = 0.1 if step < {held} + 40 else {held_secs}
+    secs = 0.1 if step < $held + 40 else $held_secs
     end_secs = time.monotonic() + secs
-    while not os.path.exists({released!r}) and step >= {held}:
+    while not os.path.exists('$released') and step >= $held:
       if time.monotonic() > end_secs:
         break
       time.sleep(0.02)
@@ -53,24 +55,21 @@ def get_config():
   config.model.options.num_blocks = 1
   config.checkpoint.every_steps = 0
   config.metrics.plots = False
-  config.update_from_flattened_dict({changes})
-  if {held}:
+  config.update_from_flattened_dict($changes)
+  if $held:
     config.metrics.logger = f"{__file__}:make_logger"
   return config
 """
 
 
-def run(*arguments):
-  """Runs Python, such as `run("-m", "launch.trace")`; returns how it ended."""
-  return subprocess.run(
-      [sys.executable, *arguments],
-      cwd=ROOT,
-      env={**os.environ, "JAX_PLATFORMS": "cpu"},
-      capture_output=True,
-      text=True,
-      check=False,
-      timeout=_DEADLINE_SECS,
-  )
+def run(*arguments, **changes):
+  """Runs Python, such as `run("-m", "launch.trace")`; returns how it ended.
+
+  `changes` are options of `subprocess.run`.
+  """
+  given = dict(cwd=ROOT, env={**os.environ, "JAX_PLATFORMS": "cpu"})
+  given |= dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=_DEADLINE_SECS)
+  return subprocess.run([sys.executable, *arguments], text=True, check=False, **given | changes)
 
 
 def fork(*arguments):
@@ -115,11 +114,14 @@ class CommandCase(parameterized.TestCase):
     self.addCleanup(self._remove_folder)
     self.config = self.folder / "small.py"
     self.released = self.folder / "released"
-    text = _CONFIG.replace("{changes}", repr(self.CHANGES))
-    text = text.replace("{released!r}", repr(str(self.released)))
-    text = text.replace("{queued_bytes}", str(self.QUEUED_BYTES))
-    text = text.replace("{held_secs}", str(self.HELD_SECS))
-    self.config.write_text(text.replace("{held}", str(self.HELD_FROM)))
+    text = string.Template(_CONFIG).substitute(
+        changes=self.CHANGES,
+        released=self.released,
+        queued_bytes=self.QUEUED_BYTES,
+        held_secs=self.HELD_SECS,
+        held=self.HELD_FROM,
+    )
+    self.config.write_text(text)
 
   def _remove_folder(self):
     if not self.is_kept:
@@ -141,13 +143,9 @@ class CommandCase(parameterized.TestCase):
     """Returns the value of `condition()` once it is true."""
     end_secs = time.monotonic() + _DEADLINE_SECS
     while not (found := condition()):
-      self.tend()
       self.assertLess(time.monotonic(), end_secs, msg=f"no {what}")
       time.sleep(0.05)
     return found
-
-  def tend(self):
-    """Is called by all that waits."""
 
   def listen(self, process):
     """Returns a process whose lines a thread adds to a new list, `self.said`."""
@@ -157,6 +155,15 @@ class CommandCase(parameterized.TestCase):
     self.addCleanup(reader.join)
     self.addCleanup(process.kill)
     return process
+
+  def hear(self, begin):
+    """Waits for a line of that process that begins so; returns it."""
+    return self.match(re.escape(begin))
+
+  def match(self, pattern):
+    """Waits for a line of that process whose beginning matches; returns it."""
+    find = lambda: next((line for line in [*self.said] if re.match(pattern, line)), None)
+    return self.wait_for(find, f"line {pattern!r}")
 
   def release(self):
     """Lets steps be as fast as they can."""

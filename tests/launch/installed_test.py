@@ -146,12 +146,7 @@ class InstalledTest(parameterized.TestCase):
   def test_help_lists_every_command_and_config(self):
     said = self.run_script("bamboo", "--help")
     self.assertEqual(said, self.run_script("bamboo"))
-    for line in (
-        "  train        Trains a model; every node is",
-        "  status       Shows the progress of a cluster.",
-        "  options      Lists the options of a run",
-    ):
-      self.assertIn(line, said)
+    self.assertIn("  train        Trains a model; every node is", said)
     self.assertRegex(said, "(?s) quickstart,.* sim/compare,")
     for absent in ("worker", "_flags", "cli", "zoo"):
       self.assertNotIn(f"  {absent} ", said)
@@ -184,11 +179,6 @@ class InstalledTest(parameterized.TestCase):
     (self.folder / "old.py").write_text("from configs import default\n")
     said = self.run_script("bamboo", *arguments, status=2)
     self.assertRegex(said, rf"^error: .*{message}.*\n$")
-
-  def test_commands_that_are_gone(self):
-    for name in __main__.GONE:
-      said = self.run_script("bamboo", name, "--workdir=w", status=2)
-      self.assertRegex(said, rf"^error: bamboo {name} is gone: .*\.\n$")
 
   def test_without_extras(self):
     for name in ("matplotlib", "PIL"):  # The folder comes first on the path.

@@ -6,7 +6,7 @@ import socket
 
 from absl.testing import parameterized
 
-from tests import folders, samples
+from tests import folders, samples, tables
 from tests.launch import commands
 
 _TRAIN = "--config=tests/tiny.py"
@@ -27,6 +27,22 @@ _FILES = (
 _MISTAKES = r"""
 cluster {tiny} --workdir={run} --random_kills=2 --kinds=kil
   did you mean 'kill'
+cluster {tiny} --workdir={run} --zones=
+  --zones must be names
+cluster {tiny} --workdir={run} --zones=us/a,/b
+  A zone must be a name such as a, or region/zone such as us/a, got '/b'
+cluster {tiny} --workdir={run} --zones=a,,b
+  --zones must be names such as a,b,c, got 'a,,b'
+cluster {tiny} --workdir={run} --nodes=1
+  need at least 2 nodes, got --nodes=1
+cluster {tiny} --workdir={run} --trace={root}/no.csv
+  no.csv: No such file
+cluster {tiny} --workdir={run} --trace={root}/good.csv --nodes=1
+  need at least 2 nodes, got a trace that starts with 1
+cluster {tiny} --workdir={run} --nodes=3 --device_memory_fraction=0.4
+  must be above 0 and at most 0.333
+cluster {tiny} --workdir={run} --config.pipeline.executor=spmd --config.recovery.slow=remove
+  error: config.recovery.slow='remove' needs executor='rows': passes are not measured
 cluster {tiny} --workdir={run} --config.model.options.num_block=2
   did you mean 'num_blocks'
 cluster {tiny} --workdir={run} --page_port={port}
@@ -35,6 +51,16 @@ cluster {tiny} --workdir={run} --metrics_port={port}
   --metrics_port: cannot listen at 127.0.0.1:.*: Address already
 agent {tiny} --workdir={run} --name=n0 --host=8.8.8.8
   a private network only, got '8.8.8.8'
+agent {tiny} --workdir={run} --name=n0 --zone=us/
+  or region/zone such as us/a, got 'us/'
+agent {tiny} --workdir={run} --name=n0 --secret={root}
+  must be a file, not a folder
+agent {tiny} --workdir={run} --name=n0 --certificates={root}
+  must hold authority.pem, certificate.pem, key.pem
+agent {tiny} --workdir={run} --name=n0 --host=0.0.0.0 --certificates={root}
+  is all addresses of this
+train {tiny}
+  The flag --workdir is needed
 __main__ store --workdir={run}
   store is gone: a run needs only its --workdir
 simulate {quick} --workdir={run} --seeds=0
@@ -90,6 +116,20 @@ _NO_WORKDIR = ("verify", "trace", "report", "plan")
 _FLAGS = r"""
 train {tiny} --print_config=maybe --workdir={run}
   --print_config must be true or false, got 'maybe'
+train --stopat=3
+  flag 'stopat'. Did you mean: stop_at
+train {tiny} --stop_at=0
+  --stop_at must be at least 1, got 0
+train --stop_at=x
+  --stop_at must be a whole number, got
+train {tiny} more
+  Unexpected arguments: more
+train {tiny} --config.num_steps=x
+  --config.num_steps must be a whole number
+train --config=README.md
+  Cannot read the config: SyntaxError
+cluster {tiny} --time_scale=60
+  --time_scale has no effect without --trace
 train {tiny} --config.seed.=5 --workdir={run}
   config.seed has no keys
 train --workdir=http://b/run
@@ -193,12 +233,6 @@ simulate {quick} --figure_format=png,gif
 """
 
 
-def _draw(text, count):
-  """Returns some pairs of a command and what it is told."""
-  lines = [line.strip() for line in text.strip().splitlines()]
-  return samples.draw(zip(lines[::2], lines[1::2], strict=True), count)
-
-
 class RefusedTest(folders.FolderCase):
 
   def setUp(self):
@@ -210,6 +244,7 @@ class RefusedTest(folders.FolderCase):
     (run / "secret").touch(mode=0o600)
     (run / "secret").write_text("0123456789abcdef" * 4)
     (self.folder / "bad.csv").write_text("0,add,a\n5,remove,b\n")
+    (self.folder / "good.csv").write_text("0,add,a/1\n1000,add,b/1\n")
     (self.folder / "records.jsonl").write_text('{"text": "a"}\n')
     self.taken = self.enterContext(socket.create_server(("127.0.0.1", 0)))
 
@@ -226,11 +261,11 @@ class RefusedTest(folders.FolderCase):
     return done.stderr
 
   # Each starts Python, and some import what they run: up to 2 s; for Dask 10 s.
-  @parameterized.parameters(*_draw(_MISTAKES, 6))
+  @parameterized.parameters(*samples.draw(tables.read(_MISTAKES), 8))
   def test_a_mistake(self, command, message):
     self.assertRegex(self.refuse(*command.split()), message)
 
-  @parameterized.parameters(*_draw(_FLAGS, 8))
+  @parameterized.parameters(*samples.draw(tables.read(_FLAGS), 9))
   def test_flags(self, command, message):
     if command.split()[0] not in _NO_WORKDIR and not re.search("://b/|file:", command):
       command += " --workdir={root}/new"

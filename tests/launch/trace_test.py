@@ -48,11 +48,3 @@ class TraceTest(folders.FolderCase):
     again = readers.read_traces([more])
     self.assertEqual((again.zones, again.duration_ms), (trace.zones, 96 * 3_600_000))
     self.assertIn("# blocks of 6 h of ", more.read_text())
-
-  def test_default_events_are_plain(self):
-    path = self.folder / "trace.csv"
-    self._succeed("generate", f"--out={path}")
-    lines = path.read_text().splitlines()
-    self.assertIn("# duration_ms=86400000", lines)
-    for line in lines:
-      self.assertRegex(line, r"^(#.*|\d+,(add|remove),node\d+)$")
