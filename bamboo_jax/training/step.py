@@ -377,13 +377,7 @@ class StepRunner:
     """Returns what local nodes have measured so far; `recoveries` are in this step."""
     ran, phase_secs = self.instructions, self._phase_secs
     nodes = self._cohort.hosted & layout.nodes
-    known = [*ran, *self.executor.in_segments]
-    owed, spans = set[recorder_lib.MeasuredInstruction](), {}
-    for r in recoveries:
-      if found := step_times.find_owed(known, r, layout):
-        owed.update(found)
-        ready_secs, last_secs = r.ready_at_secs or 0.0, max(m.end_secs for m in found)
-        spans[r.view] = found[0].start_secs - ready_secs, last_secs - ready_secs
+    owed, spans = step_times.find_owed([*ran, *self.executor.in_segments], recoveries, layout)
     end_secs = max((one.end_secs for one in ran), default=self.start_secs)
     return Measured(
         passes=self.executor.planned_passes(phase_secs["compute"])

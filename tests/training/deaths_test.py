@@ -6,13 +6,9 @@ from unittest import mock
 from absl.testing import parameterized
 
 from bamboo_jax.base import logs, types as base_types
-from bamboo_jax.recovery import (
-    agreement as agreement_lib,
-    assignment,
-    durations,
-    layout as layout_lib,
-)
-from bamboo_jax.schedule import failover
+from bamboo_jax.recovery import agreement as agreement_lib, assignment, durations
+from bamboo_jax.runtime.profile import recorder
+from bamboo_jax.schedule import failover, instruction
 from bamboo_jax.training import step as step_lib
 from bamboo_jax.training.record import deaths as deaths_lib
 from tests import layouts, members
@@ -45,6 +41,12 @@ def make_agreement(**changes):
       is_fresh=False,
   )
   return agreement_lib.Agreement(**given | changes)
+
+
+def make_pass(node, stage, op, start_secs, end_secs):
+  """Returns a measured pass; the values of `op` are F, B, RF and so on."""
+  ran = instruction.Instruction(stage, instruction.Op(op), 0)
+  return recorder.MeasuredInstruction(node, ran, start_secs, end_secs)
 
 
 def make_recovery(**changes):
@@ -169,8 +171,3 @@ class DeathsTest(parameterized.TestCase):
   def test_what_is_said_of_a_change(self, rows, text):
     change = make_change(*rows, rung="repair", reason="a replica")
     self.assertEqual(self.deaths.describe_change(change), text)
-
-  def test_find_takers_of_a_first_layout(self):
-    got = make_layout((0, 1)).find_takers(layout_lib.Layout())
-    places = [base_types.Place(0, 0), base_types.Place(0, 1)]
-    self.assertEqual(got, [*zip((0, 1), places, strict=True)])

@@ -1,6 +1,5 @@
 """A step is a transaction: what it commits is one step of the optimizer."""
 
-import dataclasses
 import functools
 import math
 import types
@@ -14,12 +13,10 @@ from bamboo_jax import base, config as config_lib
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.recovery import slowness
-from bamboo_jax.runtime import executor as executor_lib
-from bamboo_jax.runtime.profile import recorder
 from bamboo_jax.schedule import instruction, redundancy, timeline as timeline_lib
 from bamboo_jax.training import cohort as cohort_lib, step as step_lib
 from bamboo_jax.training.setup import job as job_lib
-from tests import members, schedules
+from tests import schedules
 from tests.runtime import engine_test as engines
 from tests.training import deaths_test
 
@@ -45,21 +42,25 @@ class StepTest(parameterized.TestCase):
     self.addCleanup(runner.close)
     return engine, runner
 
-  @parameterized.named_parameters(("unclipped", None), ("clipped", 0.5))
-  def test_parameters_are_those_of_the_plain_model(self, clip_norm):
+  def run_step(self, clip_norm=None):
+    """Returns the engine and the runner of a step that was committed, and its plan."""
     engine, runner = self.begin(clip_norm)
-    batches = engines.make_batches(4)
     due = faults_lib.FaultsDue((), step=3, owners=engine.owners, hosted=())
-    runner.begin(3, functools.partial(batches.microbatch, 3), due)
-    runner.plan(engines.play(engine, num_microbatches=2))
+    runner.begin(3, functools.partial(engines.make_batches(4).microbatch, 3), due)
+    planned = engines.play(engine, num_microbatches=2)
+    runner.plan(planned)
     runner.run_until_vote()
     runner.vote(step_lib.Vote(seen=1))
     runner.apply()
-    result = runner.result(step_lib.Measured(), ())
+    return engine, runner, planned
 
+  @parameterized.named_parameters(("unclipped", None), ("clipped", 0.5))
+  def test_parameters_are_those_of_the_plain_model(self, clip_norm):
+    engine, runner, _ = self.run_step(clip_norm)
+    result = runner.result(step_lib.Measured(), ())
     layers = engines.initial_layers()
     total, loss, weight = engines.make_plain().grads(
-        layers, batches.microbatch, step=3, microbatches=range(4)
+        layers, engines.make_batches(4).microbatch, step=3, microbatches=range(4)
     )
     grads = jax.tree.map(lambda g: np.float32(g / weight), total)
     tied = dict(grads, head={k: v for k, v in grads["head"].items()})
@@ -79,6 +80,42 @@ class StepTest(parameterized.TestCase):
         updates, _ = optimizer.update(grads[name], layers[name].slots, layers[name].params)
         want = optax.apply_updates(layers[name].params, updates)
         jax.tree.map(functools.partial(np.testing.assert_allclose, atol=4e-6), got.params, want)
+
+  def test_what_is_measured(self):
+    """Passes of rows and of segments; the plan is that of the whole step."""
+    _, runner, planned = self.run_step()
+    runner.plan(())  # After a death.
+    begin_secs = runner.start_secs
+    runner.executor.in_segments = [deaths_test.make_pass(0, 0, "F", 1e9, 2e9)]
+    recovery = deaths_test.make_recovery(rung="reconfigure")
+    recovery.ready_at_secs = begin_secs
+    layout = deaths_test.make_layout((0, 1), (2, 3))
+    measured = runner.measure(layout, [recovery])
+    ran = [m for m in runner.instructions if not m.instruction.is_transfer]
+    self.assertEqual(measured.span_secs, max(m.end_secs for m in ran) - begin_secs)
+    first_secs = min(m.start_secs for m in ran)
+    self.assertEqual(measured.owed, {2: (first_secs - begin_secs, 2e9 - begin_secs)})
+    self.assertEqual(measured.passes.useful, 0.0)
+    self.assertEqual({*measured.nodes}, {0, 1, 2, 3})
+    self.assertEqual(runner.result(measured, ()).planned, planned)
+
+  def test_what_filled_waits(self):
+    _, runner, _ = self.run_step()
+    self.assertIsNone(runner.result(step_lib.Measured(), ()).filled)
+    row = [
+        timeline_lib.Slot(0, instruction.Instruction(0, op, 0), at, at + 10.0)
+        for op, at in ((_Op.FORWARD, 0.0), (_Op.BACKWARD, 10.0))
+    ]
+    bare = timeline_lib.Timeline(tuple(row), (0,), 20.0)
+    rows = redundancy.PlannedRows(bare, {}, schedules.uniform_costs(1))
+    filler = runner.executor.filler
+    filler.filling = redundancy.StepFilling([rows])
+    ran = redundancy.Ran((10_000, 30_000), (redundancy.Filled(1, 1, 0, 20_000),), 120_000)
+    done = runner.result(step_lib.Measured(ran={0: ran}), ())
+    want = redundancy.Effect(1, 0.5, 0.0, stretch=4.0)
+    self.assertEqual((done.filled, done.predicted), (want, redundancy.Effect(0, 0.0, 0.0)))
+    self.assertEqual(filler.stretch, 4.0)  # 80 of 120 ms, instead of 20.
+    self.assertIsNone(runner.result(step_lib.Measured(), ()).filled)  # A node has died.
 
   def test_nodes_are_slow_from_one_step_to_another(self):
     engine, runner = self.begin()
@@ -114,93 +151,6 @@ class MeasuredTest(parameterized.TestCase):
     self.assertEqual(step_lib.join([]), step_lib.Measured())
     self.assertEqual(step_lib.join([got]), got)
 
-  def make_step(self, in_segments=(), **facts):
-    """Returns the runner of a step; what it does not measure is left out."""
-    step = object.__new__(step_lib.StepRunner)
-    executor = types.SimpleNamespace(
-        filler=executor_lib.Filler(),
-        plan=lambda timelines, filling: None,
-        in_segments=in_segments,
-        planned_passes=lambda secs: account_lib.NodeTime(),
-    )
-    vars(step).update(
-        executor=executor,
-        start_secs=9.0,
-        idle_secs=0.0,
-        _step=1,
-        _sums=None,
-        _skipped="",
-        _planned=(),
-        _phase_secs={"compute": 1.0, "ties": 0.0, "reduce": 0.0},
-        _cohort=types.SimpleNamespace(hosted=frozenset({0}), view=members.view(2, 0, 2, 3)),
-        _delays=types.SimpleNamespace(measure=lambda ran, is_alone: {}),
-        _engine=types.SimpleNamespace(nodes={0: None}),
-        **facts,
-    )
-    return step
-
-  def test_the_plan_is_that_of_the_whole_step(self):
-    step = self.make_step(instructions=[])
-    for timelines in (["whole"], ["the rest, after a death"]):
-      step.plan(timelines)
-    self.assertEqual(step.result(step_lib.Measured(), ()).planned, ["whole"])
-
-  def test_owed_passes(self):
-    forward = instruction.Instruction(1, _Op.FORWARD, 0)
-    # Node 3 runs its own; the next one was still running at the death.
-    passes = [
-        recorder.MeasuredInstruction(node, forward, start, end)
-        for node, start, end in (
-            *((3, 10.5, 12.5), (0, 10.25, 11.75)),
-            *((0, 11.0, 12.0), (0, 12.0, 12.5)),
-        )
-    ]
-    agreement = deaths_test.make_agreement()
-    recovery = deaths_test.make_recovery(step=22)
-    step = self.make_step(passes[2:], instructions=passes[:2])  # A program's segment, and rows.
-    owed = lambda *found: step.measure(agreement.layout, found).owed
-    self.assertEqual(owed(recovery), {})  # Nothing is planned yet.
-    recovery.ready_at_secs = 10.5
-    self.assertEqual(owed(recovery), {2: (0.5, 2.0)})
-    for rung, place, want in (
-        ("reconfigure", "0/1", {2: (0.0, 2.0)}),  # All passes are repeated.
-        ("reroute", "0/1", {2: (0.0, 2.0)}),  # Its place is that of another pipeline now.
-        ("reroute", "2/1", {2: (0.0, 2.0)}),  # The other pipelines compute all of its shares.
-        ("drop", "2/1", {}),
-    ):
-      recovery.rung, recovery.victims = rung, (place,)
-      self.assertEqual(owed(recovery), want)
-    self.assertEqual(owed(), {})
-    self.assertEqual(step.measure(agreement.layout, ()).span_secs, 3.5)
-
-    first, second = agreement.layout.pipelines
-    first = dataclasses.replace(first, vacant=frozenset({1}))
-    vacant = dataclasses.replace(agreement.layout, pipelines=(first, second))
-    passes.append(
-        recorder.MeasuredInstruction(2, instruction.Instruction(0, _Op.FORWARD, 0), 10.5, 13.0)
-    )
-    step = self.make_step(instructions=passes)
-    recovery.rung, recovery.victims = "reroute", ("0/1",)
-    for layout, last_secs in ((agreement.layout, 2.5), (vacant, 2.0)):
-      self.assertEqual(step.measure(layout, [recovery]).owed, {2: (0.0, last_secs)})
-
-  def test_what_filled_waits(self):
-    step = self.make_step(instructions=[])
-    filler = step.executor.filler
-    row = [
-        timeline_lib.Slot(0, instruction.Instruction(0, op, 0), at, at + 10.0)
-        for op, at in ((_Op.FORWARD, 0.0), (_Op.BACKWARD, 10.0))
-    ]
-    bare = timeline_lib.Timeline(tuple(row), (0,), 20.0)
-    rows = redundancy.PlannedRows(bare, {}, schedules.uniform_costs(1))
-    filler.filling = redundancy.StepFilling([rows])
-    ran = redundancy.Ran((10_000, 30_000), (redundancy.Filled(1, 1, 0, 20_000),), 120_000)
-    done = step.result(step_lib.Measured(ran={0: ran}), ())
-    want = redundancy.Effect(1, 0.5, 0.0, stretch=4.0)
-    self.assertEqual((done.filled, done.predicted), (want, redundancy.Effect(0, 0.0, 0.0)))
-    self.assertEqual(filler.stretch, 4.0)  # 80 of 120 ms, instead of 20.
-    self.assertIsNone(step.result(step_lib.Measured(), ()).filled)  # A node has died.
-
 
 class SumsTest(parameterized.TestCase):
   """All members conclude the same from the sums of a step."""
@@ -235,51 +185,46 @@ class SumsTest(parameterized.TestCase):
     self.assertTrue(math.isnan(got.mean_loss))
 
   @parameterized.parameters(
-      # Loss, weight, norm of the gradient, and what becomes of the step.
-      (1.0, 2.0, 3.0, "skip", ""),
-      (1.0, 2.0, 3.0, "stop", ""),
-      (_NAN, 2.0, 3.0, "skip", "not finite: loss=nan grad_norm=3.0"),
-      (-_INF, 2.0, 3.0, "skip", "not finite: loss=-inf grad_norm=3.0"),
-      (1.0, 2.0, _INF, "skip", "not finite: loss=1.0 grad_norm=inf"),
-      (1.0, 2.0, _NAN, "skip", "not finite: loss=1.0 grad_norm=nan"),
-      (_NAN, _NAN, _NAN, "skip", "not finite: loss=nan grad_norm=nan"),
-      (_NAN, 2.0, _NAN, "apply", ""),
-      (_NAN, 0.0, _NAN, "skip", "no token of the batch counts"),
-      (_NAN, 0.0, _NAN, "stop", "no token of the batch counts"),
-      (_NAN, 0.0, _NAN, "apply", "no token of the batch counts"),
+      # Loss, weight and norm of the gradient of step 60, skipped steps right before it, options,
+      # and why it is skipped.
+      (1.0, 2.0, 3.0, 0, {}, ""),
+      (1.0, 2.0, 3.0, 0, {"on_nonfinite": "stop"}, ""),
+      (_NAN, 2.0, 3.0, 0, {}, "not finite: loss=nan grad_norm=3.0"),
+      (-_INF, 2.0, 3.0, 0, {}, "not finite: loss=-inf grad_norm=3.0"),
+      (1.0, 2.0, _INF, 0, {}, "not finite: loss=1.0 grad_norm=inf"),
+      (1.0, 2.0, _NAN, 0, {}, "not finite: loss=1.0 grad_norm=nan"),
+      (_NAN, _NAN, _NAN, 0, {}, "not finite: loss=nan grad_norm=nan"),
+      (_NAN, 2.0, _NAN, 0, {"on_nonfinite": "apply"}, ""),
+      (_NAN, 0.0, _NAN, 0, {}, "no token of the batch counts"),
+      (_NAN, 0.0, _NAN, 0, {"on_nonfinite": "stop"}, "no token of the batch counts"),
+      (_NAN, 0.0, _NAN, 0, {"on_nonfinite": "apply"}, "no token of the batch counts"),
+      (_NAN, 2.0, 1.0, 1, {"most_skipped_steps": 3}, "not finite: loss=nan grad_norm=1.0"),
+      (_NAN, 2.0, 1.0, 9, {"most_skipped_steps": 0}, "not finite: loss=nan grad_norm=1.0"),
+      (1.0, 2.0, 1.0, 2, {"most_skipped_steps": 3}, ""),
   )
-  def test_judge(self, loss, weight, norm, on_nonfinite, skipped):
+  def test_judge(self, loss, weight, norm, num_skipped, options, skipped):
+    self.assertEqual(self.judge(loss, weight, norm, num_skipped, options), skipped)
+
+  def judge(self, loss, weight, norm, num_skipped, options):
     total = step_lib.StepSums(loss * weight, weight, 1.0, norm)
-    options = config_lib.OptimizerSection(on_nonfinite=on_nonfinite)
-    got = step_lib.judge(6, total, options, num_skipped=0)
-    self.assertEqual(got, skipped)
+    options = config_lib.OptimizerSection(**options)
+    return step_lib.judge(59, total, options, num_skipped=num_skipped)
 
   @parameterized.parameters(
-      # Steps in a row that end the run, loss, weight, and skipped steps before
-      # step 60, at which it ends.
-      (3, _NAN, 2.0, 2, "after step 57 .*=3., .* because not finite: loss=nan"),
-      (3, 1.0, 0.0, 2, "after step 57 .*=3., .* because no token of the batch"),
-      (1, _NAN, 2.0, 0, "at step 60: all .*Checkpoints up to step 59 are from"),
-      (2, _NAN, 2.0, 8, "after step 51 .*=2., "),  # It was larger before.
-      (3, _NAN, 2.0, 1, None),
-      (0, _NAN, 2.0, 9, None),
-      (3, 1.0, 2.0, 2, None),
+      # The last of them ends the run.
+      (_NAN, 2.0, 2, 3, "after step 57 .*=3., .* because not finite: loss=nan"),
+      (1.0, 0.0, 2, 3, "after step 57 .*=3., .* because no token of the batch"),
+      (_NAN, 2.0, 0, 1, "at step 60: all .*Checkpoints up to step 59 are from"),
+      (_NAN, 2.0, 8, 2, "after step 51 .*=2., "),  # It was larger before.
   )
-  def test_skipped_steps_in_a_row(self, most, loss, weight, num, message):
-    options = config_lib.OptimizerSection(most_skipped_steps=most)
-    total = step_lib.StepSums(loss * weight, weight, 1.0, 1.0)
-    judge = lambda: step_lib.judge(59, total, options, num_skipped=num)
-    if message is None:
-      judge()
-      return
+  def test_skipped_steps_in_a_row(self, loss, weight, num_skipped, most, message):
     with self.assertRaisesRegex(base.NonFiniteError, message):
-      judge()
+      self.judge(loss, weight, 1.0, num_skipped, {"most_skipped_steps": most})
 
   @parameterized.parameters((8.0, "samples"), (6.0, "samples"), (9.0, "tokens"), (0.0, "tokens"))
   def test_unit(self, weight, unit):
     self.assertEqual(step_lib.StepSums(1.0, weight, 1.0, 1.0).unit(8), unit)
 
   def test_stop(self):
-    options = config_lib.OptimizerSection(on_nonfinite="stop")
-    with self.assertRaisesRegex(base.NonFiniteError, "Step 7 has loss=1.0 grad_norm=inf, so "):
-      step_lib.judge(6, step_lib.StepSums(2.0, 2.0, 1.0, _INF), options, num_skipped=0)
+    with self.assertRaisesRegex(base.NonFiniteError, "Step 60 has loss=1.0 grad_norm=inf, so "):
+      self.judge(1.0, 2.0, _INF, 0, {"on_nonfinite": "stop"})

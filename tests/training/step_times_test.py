@@ -1,16 +1,16 @@
 """Tests of measuring delays."""
 
+import dataclasses
 import os
 import subprocess
 import sys
 import time
-from unittest import mock
+import types
 
 from absl.testing import absltest, parameterized
 
-from bamboo_jax.runtime.profile import recorder
-from bamboo_jax.schedule import instruction
 from bamboo_jax.training.record import step_times
+from tests.training import deaths_test
 
 _DEADLINE_SECS = 60.0
 
@@ -33,41 +33,54 @@ class StarvedTest(absltest.TestCase):
     self.assertGreater(step_times.starved_secs() - begin, 0.2)
 
 
+class OwedTest(absltest.TestCase):
+
+  def find(self, passes, layout, **facts):
+    """Returns when owed passes ran; a pass has node, stage, start and end."""
+    measured = [deaths_test.make_pass(*where, "F", *secs) for *where, secs in passes]
+    recovery = deaths_test.make_recovery(**{"ready_at_secs": 10.5} | facts)
+    return step_times.find_owed(measured, [recovery], layout)[1]
+
+  def test_owed_passes(self):
+    layout = deaths_test.make_layout((0, 0), (2, 3))
+    gone = dataclasses.replace(layout.pipelines[0], vacant=frozenset({1}))
+    vacant = dataclasses.replace(layout, pipelines=(gone, layout.pipelines[1]))
+    # Node 3 runs its own; the first one was still running at the death.
+    passes = [(0, 1, (10.25, 11.75)), (0, 1, (11.0, 12.0)), (0, 1, (12.0, 12.5))]
+    passes.append((3, 1, (10.5, 12.5)))
+    more = [*passes, (2, 0, (10.5, 13.0))]
+    for facts, ran, after, want in (
+        ({"ready_at_secs": None}, passes, layout, {}),  # Nothing is planned yet.
+        ({}, passes, layout, {2: (0.5, 2.0)}),
+        ({"rung": "reconfigure"}, passes, layout, {2: (0.0, 2.0)}),  # All passes are repeated.
+        # Its place is that of another pipeline now.
+        ({"rung": "reroute"}, passes, layout, {2: (0.0, 2.0)}),
+        ({"rung": "reroute"}, more, layout, {2: (0.0, 2.5)}),
+        ({"rung": "reroute"}, more, vacant, {2: (0.0, 2.0)}),
+        # The other pipelines compute all of its shares.
+        ({"rung": "reroute", "victims": ("2/1",)}, passes, layout, {2: (0.0, 2.0)}),
+        ({"rung": "drop", "victims": ("2/1",)}, passes, layout, {}),
+    ):
+      self.assertEqual(self.find(ran, after, **facts), want)
+
+
 class NodesTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
       # Suspended outside of passes: 100 ms less 30 ms of waiting, and less
       # 20 ms of a redundant pass, which fills a wait.
-      ("alone", True, 0.05, 0.05),
-      ("with_others", False, 0.025, None),
+      ("alone", True, 50, 50, 10),
+      ("with_others", False, 25, None, 0),
   )
-  def test_measure(self, is_alone, busy_secs, waited_secs):
-    ops = instruction.Op
-    row = [
-        (instruction.Instruction(1, ops.RECV_ACTIVATION, 0, peer=0), 0.03),
-        (instruction.Instruction(1, ops.FORWARD, 0), 0.01),
-        (instruction.Instruction(1, ops.FORWARD, 1), 0.005),
-        (instruction.Instruction(1, ops.BACKWARD, 0), 0.01),
-        (instruction.Instruction(0, ops.REDUNDANT_FORWARD, 0), 0.02),
-    ]
-    clock = mock.Mock(perf_counter=iter([1.0, 1.1]).__next__)
-    waits, starved = iter([2.0, 2.03]), iter([5.0, 5.01])
-    with (
-        mock.patch.object(step_times, "time", clock),
-        mock.patch.object(step_times, "starved_secs", starved.__next__),
-    ):
-      exchange = mock.Mock()
-      type(exchange).waited_secs = property(lambda _: next(waits))
-      meter = step_times.DelayMeter(exchange)
-      got = meter.measure(
-          [recorder.MeasuredInstruction(4, i, 1.0, 1.0 + secs) for i, secs in row],
-          is_alone=is_alone,
-      )
-    self.assertEqual(got.keys(), {4})
-    self.assertEqual(got[4].work, "1B*1 1F*2")
-    self.assertAlmostEqual(got[4].busy_secs, busy_secs)
-    self.assertAlmostEqual(got[4].starved_secs, 0.01 if is_alone else 0.0)
-    if waited_secs is None:
-      self.assertIsNone(got[4].waited_secs)
-    else:
-      self.assertAlmostEqual(got[4].waited_secs, waited_secs)
+  def test_measure(self, is_alone, *want_ms):
+    exchange = types.SimpleNamespace(waited_secs=2.0)
+    meter = step_times.DelayMeter(
+        exchange, clock=iter([1.0, 1.1]).__next__, starved=iter([5.0, 5.01]).__next__
+    )
+    exchange.waited_secs = 2.03
+    row = ((1, "RA", 0.03), (1, "F", 0.01), (1, "F", 0.005), (1, "B", 0.01), (0, "RF", 0.02))
+    ran = [deaths_test.make_pass(4, stage, op, 1.0, 1.0 + secs) for stage, op, secs in row]
+    (got,) = meter.measure(ran, is_alone=is_alone).values()
+    self.assertEqual(got.work, "1B*1 1F*2")
+    secs = (got.busy_secs, got.waited_secs, got.starved_secs)
+    self.assertEqual([s if s is None else round(1e3 * s, 6) for s in secs], [*want_ms])

@@ -32,20 +32,38 @@ _SCHEDSTAT = pathlib.Path("/proc/thread-self/schedstat")
 
 
 def find_owed(
-    measured: Iterable[recorder_lib.MeasuredInstruction],
+    measured: Sequence[recorder_lib.MeasuredInstruction],
+    recoveries: Iterable[durations.RecoveryTimes],
+    layout: layout_lib.Layout,
+) -> tuple[set[recorder_lib.MeasuredInstruction], dict[base.ViewId, tuple[float, float]]]:
+  """Returns the owed passes among those of local nodes, and `Measured.owed`.
+
+  The `layout` is that after the step.
+  """
+  owed, spans = set[recorder_lib.MeasuredInstruction](), {}
+  for recovery in recoveries:
+    if (ready_secs := recovery.ready_at_secs) is None:
+      continue
+    if found := _owed_after(ready_secs, measured, recovery, layout):
+      owed.update(found)
+      first_secs = min(m.start_secs for m in found)
+      last_secs = max(m.end_secs for m in found)
+      spans[recovery.view] = first_secs - ready_secs, last_secs - ready_secs
+  return owed, spans
+
+
+def _owed_after(
+    ready_secs: float,
+    measured: Sequence[recorder_lib.MeasuredInstruction],
     recovery: durations.RecoveryTimes,
     layout: layout_lib.Layout,
 ) -> list[recorder_lib.MeasuredInstruction]:
-  """Returns the owed passes among those of local nodes, the first one first.
-
-  The `layout` is that after the step.
+  """Returns the owed passes of one recovery, whose rest was planned at `ready_secs`.
 
   They are the passes of lost stages, on nodes that compute for them, that began once the rest
   was planned; another pass may still have been running. All are, if the step is repeated, or
   if other pipelines compute for one that is gone.
   """
-  if (ready_secs := recovery.ready_at_secs) is None:
-    return []
   # Its pipeline may be gone, whose place in the layout is that of another one then.
   heirs = {
       (node, segment)
@@ -57,14 +75,13 @@ def find_owed(
       for node in way.owners
   }
   is_all = recovery.rung not in ladder.IMMEDIATE or not heirs and recovery.rung != "drop"
-  found = [
+  return [
       m
       for m in measured
       if m.instruction.op in _PASSES
       and m.start_secs >= ready_secs
       and (is_all or (m.node, m.instruction.stage) in heirs)
   ]
-  return sorted(found, key=lambda m: m.start_secs)
 
 
 def measure_passes(
@@ -108,29 +125,48 @@ def mean_sums_secs(least: Mapping[base.StageId, float], layout: layout_lib.Layou
   return statistics.fmean(found.values()) if found else 0.0
 
 
+def starved_secs() -> float:
+  """Returns how long this thread was ready while other programs ran.
+
+  Linux counts it from the start of the thread; elsewhere 0. A suspended thread
+  is not ready.
+  """
+  try:
+    return int(_SCHEDSTAT.read_bytes().split()[1]) / 1e9
+  except (OSError, IndexError, ValueError):
+    return 0.0
+
+
 class DelayMeter:
   """Measures a step, from `begin` on.
 
   Args:
     exchange: Connects this process, which then has one node, with others; None
       without.
+    clock: Time in seconds.
+    starved: See `starved_secs`.
   """
 
-  def __init__(self, exchange: transport_lib.Transport | None) -> None:
-    self._exchange = exchange
+  def __init__(
+      self,
+      exchange: transport_lib.Transport | None,
+      clock: Callable[[], float] = time.perf_counter,
+      starved: Callable[[], float] = starved_secs,
+  ) -> None:
+    self._exchange, self._clock, self._starved = exchange, clock, starved
     self.begin()
 
   def begin(self) -> None:
     """Starts a step, in the thread that runs the rows."""
     self._gather_secs = 0.0
-    self._received_secs, self._starved_secs = self._waited_secs(), starved_secs()
-    self._start_secs = time.perf_counter()
+    self._received_secs, self._starved_secs = self._waited_secs(), self._starved()
+    self._start_secs = self._clock()
 
   def gather(self, call: Callable[[], _T]) -> _T:
     """Returns the result of a call that waits for the other members."""
-    begin_secs = time.perf_counter()
+    begin_secs = self._clock()
     result = call()
-    self._gather_secs += time.perf_counter() - begin_secs
+    self._gather_secs += self._clock() - begin_secs
     return result
 
   def measure(
@@ -141,10 +177,10 @@ class DelayMeter:
     If this process hosts one node, which `is_alone`, its time outside of receives
     counts as busy, as when the process is suspended.
     """
-    secs = time.perf_counter() - self._start_secs
+    secs = self._clock() - self._start_secs
     received_secs = self._waited_secs() - self._received_secs
     unwaited_secs = secs - max(0.0, received_secs + self._gather_secs)
-    starved = starved_secs() - self._starved_secs  # Of the thread that runs the rows.
+    starved = self._starved() - self._starved_secs  # Of the thread that runs the rows.
     counts: dict[base.NodeId, collections.Counter[str]] = {}
     busy: dict[base.NodeId, float] = {}
     # Redundant passes fill waits, or do not run.
@@ -169,15 +205,3 @@ class DelayMeter:
 
   def _waited_secs(self) -> float:
     return self._exchange.waited_secs if self._exchange else 0.0
-
-
-def starved_secs() -> float:
-  """Returns how long this thread was ready while other programs ran.
-
-  Linux counts it from the start of the thread; elsewhere 0. A suspended thread
-  is not ready.
-  """
-  try:
-    return int(_SCHEDSTAT.read_bytes().split()[1]) / 1e9
-  except (OSError, IndexError, ValueError):
-    return 0.0
