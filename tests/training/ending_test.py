@@ -10,12 +10,15 @@ from bamboo_jax.checkpoint import digest, manifest, parts
 from bamboo_jax.training.record import workdir as workdir_lib
 from tests.training import script_test
 
+# Notices: to all nodes, and to that with the only copy of a stage.
+_ALL, _ONLY = "1,0/0,3,notice 1,0/1,5,notice", "1,0/1,3,notice"
+
 
 class EndingCase(script_test.ScriptCase):
 
-  def begin(self, text="", size=(2, 2, 1), script=None, **changes):
+  def begin(self, words="", size="2x2x1", script=None):
     """Returns a worker; nothing is saved of itself."""
-    return super().begin(script or {}, size, text, **{"num_steps": 6} | changes)
+    return super().begin(script or {}, f"{size} num_steps=6 {words}")
 
   def saved(self):
     """Returns the steps that are saved, in order."""
@@ -32,21 +35,15 @@ class StopTest(EndingCase):
   @parameterized.parameters((2, 2, []), (3, 4, [2]))
   def test_an_evaluation_ends_with_the_run(self, step, saved, evaluated):
     """The step before it is saved, and no mean of a part is logged."""
-    worker = self.begin(size=(2, 2, 1), evaluate__every_steps=2)
+    worker = self.begin("evaluate__every_steps=2")
     self.stop_in(worker, step)
     self.assertFalse(worker.run())
     self.assertEqual((worker.state.steps, self.saved()), (saved, [saved]))
     self.assertEqual([line["step"] for line in self.lines("eval")], evaluated)
 
-  @parameterized.named_parameters(
-      ("at_once", 0, ""),
-      ("later", 2, ""),
-      ("after_a_death_in_the_step", 2, "2,0/1,5"),
-      ("with_a_death_after_the_votes", 2, "2,0/1,apply"),
-      ("in_the_last_step", 5, ""),
-  )
+  @parameterized.parameters((0, ""), (2, ""), (2, "2,0/1,5"), (2, "2,0/1,apply"), (5, ""))
   def test_the_step_is_finished_and_saved(self, step, text):
-    worker = self.begin(text, size=(2, 2, 2))
+    worker = self.begin(text, size="2x2x2")
     self.stop_in(worker, step)
     self.assertEqual(worker.run(), step == 5)
     done = worker.state.steps
@@ -54,7 +51,7 @@ class StopTest(EndingCase):
     self.assertEqual(done, step + 1 + ("apply" in text))
     self.assertEqual(self.saved(), [done])
     self.assertEqual(workdir_lib.find_saved(str(self.folder)), done)
-    again = self.begin(size=(2, 2, 2))
+    again = self.begin(size="2x2x2")
     self.assertTrue(again.run())
     self.assertEqual(self.local.first_step, done)
     got = digest.digest_layers(again.engine.layer_states()).state
@@ -77,26 +74,19 @@ class StopTest(EndingCase):
 class SkippedTest(EndingCase):
   """Skipped steps in a row: they end the run, and cost no good checkpoint."""
 
-  def begin(self, text="", *, poisoned=(), **changes):
+  def begin(self, words="", *, poisoned=()):
 
     def poison(said):
       _, weight = said[0].loss
       return {0: dataclasses.replace(said[0], loss=(math.nan, weight))}
 
     script = {f"sums {step - 1}": [poison] * 9 for step in poisoned}
-    changes = {"checkpoint__every_steps": 2, "checkpoint__keep": 1} | changes
-    changes = {"optimizer__most_skipped_steps": 3} | changes
-    return super().begin(text, script=script, **changes)
+    changes = "checkpoint__every_steps=2 checkpoint__keep=1 optimizer__most_skipped_steps=3"
+    return super().begin(f"{changes} {words}", script=script)
 
-  @parameterized.named_parameters(
-      ("calm", "", {}),
-      ("deaths", "5,0/1,3 6,,,join", {"spares": 1}),
-      ("after_a_commit", "5,0/1,apply", {}),
-      ("all_return_to_a_checkpoint", "5,,,all", {}),
-      ("whole_stages", "5,0/0,vote", {"refresh": "state"}),
-  )
-  def test_too_many_end_the_run(self, text, changes):
-    worker = self.begin(text, num_steps=20, poisoned=range(5, 20), **changes)
+  @parameterized.parameters("", "5,0/1,3 6,,,join spares=1", "5,,,all", "5,0/0,vote refresh=state")
+  def test_too_many_end_the_run(self, words):
+    worker = self.begin(f"num_steps=20 {words}", poisoned=range(5, 20))
     with self.assertRaisesRegex(
         base.NonFiniteError,
         "^Training stops at step 7: all steps after step 4 were skipped .*loss"
@@ -107,7 +97,7 @@ class SkippedTest(EndingCase):
     self.assertEqual(self.saved(), [4])
 
   def test_what_is_due_is_saved_at_the_next_good_step(self):
-    worker = self.begin(poisoned=(2, 4, 5), checkpoint__keep=9)
+    worker = self.begin("checkpoint__keep=9", poisoned=(2, 4, 5))
     self.assertTrue(worker.run())
     self.assertEqual(self.saved(), [3, 6])
 
@@ -123,37 +113,30 @@ class SkippedTest(EndingCase):
     self.assertTrue(self.begin().run())
     self.assertEqual(self.saved(), [6])
 
-  def test_none_end_it(self):
-    poisoned = range(1, 7)
-    worker = self.begin(poisoned=poisoned, optimizer__most_skipped_steps=0)
-    self.assertTrue(worker.run())
-    self.assertEqual(self.saved(), [6])
-
 
 class AtRiskTest(EndingCase):
 
-  @parameterized.named_parameters(
-      ("all", "1,0/0,3,notice 1,0/1,5,notice", {}, [2]),
-      ("both", "1,0/0,3,notice 3,0/1,5,notice", {"mode": "lazy"}, [4]),
-      ("the_only_copy", "1,0/1,3,notice", {}, [2]),
-      ("the_last_step", "4,0/1,3,notice", {}, []),  # It is stopped there.
-      ("another_has_a_copy", "1,0/1,3,notice", {"mode": "lazy"}, []),
-      ("a_spare", "1,n2,,notice", {"spares": 1}, []),
+  @parameterized.parameters(
+      (_ALL, [2]),
+      (_ONLY, [2]),
+      ("4,0/1,3,notice", []),  # It is stopped there.
+      (f"{_ONLY} mode=lazy", []),  # Another has a copy.
+      ("1,n2,,notice spares=1", []),
   )
-  def test_notice(self, text, changes, saved):
-    worker = self.begin(text, **{"mode": "none"} | changes)
+  def test_notice(self, words, saved):
+    worker = self.begin(f"mode=none {words}")
     worker.run(stop_at=5)
     self.assertEqual(self.saved(), saved)
     self.assertEqual(worker.state.steps, 5)  # It has gone on.
 
-  @parameterized.named_parameters(
-      ("in_time", "1,0/1,3,notice", 1e9, {}, [2], "^only n1, to be preempted, have .* are left$"),
-      ("all_leave", "1,0/0,3,notice 1,0/1,5,notice", 1.0, {}, [2], "^only n0, n1, .* not fit"),
-      ("the_other_can", "1,0/1,3,notice", 1.0, {}, [], "^not yet, .*: only n1, "),
-      ("a_spare_can", "1,0/1,3,notice", 1.0, {"spares": 1}, [], "^not yet, .*: only n1, "),
+  @parameterized.parameters(
+      (_ONLY, 1e9, [2], "^only n1, to be preempted, have .* are left$"),
+      (_ALL, 1.0, [2], "^only n0, n1, .* not fit"),
+      (_ONLY, 1.0, [], "^not yet, .*: only n1, "),  # The other takes its stage, or a spare.
+      (f"{_ONLY} spares=1", 1.0, [], "^not yet, .*: only n1, "),
   )
-  def test_what_fits_is_told_before(self, text, bytes_per_sec, changes, saved, told):
-    worker = self.begin(text, mode="none", **changes)
+  def test_what_fits_is_told_before(self, words, bytes_per_sec, saved, told):
+    worker = self.begin(f"mode=none {words}")
     worker.state.writer.rate = parts.Upload(int(bytes_per_sec), 1.0)
     worker.run(stop_at=5)
     self.assertEqual(self.saved(), saved)
@@ -161,7 +144,7 @@ class AtRiskTest(EndingCase):
     self.assertRegex(line["reason"], told)
 
   def test_a_save_that_fails_ends_nothing(self):
-    worker = self.begin("1,0/0,3,notice 1,0/1,5,notice", mode="none")
+    worker = self.begin(f"mode=none {_ALL}")
 
     def fail(*args, **options):
       raise OSError(28, "No space left on device")

@@ -1,8 +1,6 @@
 """Runs that are refused before anything is compiled or written, or that end before it."""
 
 import os
-import threading
-import time
 from unittest import mock
 
 from absl.testing import parameterized
@@ -14,8 +12,27 @@ from bamboo_jax.plan import cost_model
 from bamboo_jax.runtime import devices
 from bamboo_jax.training import run
 from bamboo_jax.training.setup import build, job as job_lib
-from tests import folders, members, tiny
+from tests import folders, members, tables, tiny
 
+# Changes of a config, and the error.
+_MISTAKES = """
+model__name=gtp2
+  model 'gtp2'; did you mean 'gpt2'
+optimizer__name=adamm
+  did you mean 'adam'
+pipeline__num_stages=5
+  from 1 to 4 .* got 5
+pipeline__num_shares=3
+  num_microbatches=2 .* 3
+plan__memory_limit_gib=1e-6
+  MiB too much
+plan__profile=/no/file
+  /no/file
+data__options__vocab_size=99
+  vocab_size=99
+data__options__num_heldout=0
+  no held-out samples to evaluate
+"""
 _SECRET = b"0123456789abcdef" * 2
 
 
@@ -24,20 +41,9 @@ class RefusedTest(folders.FolderCase):
   def train(self, name, **changes):
     run.train_and_evaluate(tiny.make_config(**changes), workdir=str(self.folder / name))
 
-  @parameterized.named_parameters(
-      ("model", "model__name", "gtp2", "model 'gtp2'; did you mean 'gpt2'"),
-      ("variant", "model__options__variant", "tny", "did you mean 'tiny'"),
-      ("optimizer", "optimizer__name", "adamm", "did you mean 'adam'"),
-      ("source", "data__name", "sythetic", "did you mean 'synthetic'"),
-      ("stages", "pipeline__num_stages", 5, "from 1 to 4 .* got 5"),
-      ("shares", "pipeline__num_shares", 3, "num_microbatches=2 .* 3"),
-      ("memory", "plan__memory_limit_gib", 1e-6, "MiB too much"),
-      ("no_profile", "plan__profile", "/no/file", "/no/file"),
-      ("vocabulary", "data__options__vocab_size", 99, "vocab_size=99"),
-      ("heldout", "data__options__num_heldout", 0, "no held-out samples to evaluate"),
-  )
-  def test_bad_config(self, path, value, message):
-    changes = {"evaluate__every_steps": 2, path: value}
+  @parameterized.parameters(*tables.read(_MISTAKES))
+  def test_bad_config(self, words, message):
+    changes = {"evaluate__every_steps": 2} | tables.parse_changes(words)
     with self.assertRaisesRegex((ValueError, OSError), message) as caught:
       self.train("a", **changes)
     self.assertNotIn("\n", str(caught.exception))
@@ -102,34 +108,21 @@ class RefusedTest(folders.FolderCase):
       self.train("a")
     self.assertFalse((self.folder / "a" / "metrics.jsonl").exists())
 
+  def test_a_run_whose_workdir_others_take_over_writes_no_more(self):
+    workdir, seen = self.folder / "a", []
 
-class TakenTest(folders.FolderCase):
-  """A run whose workdir others take over."""
+    def take(step, metrics):
+      del metrics
+      if step == 1:
+        key = identity.find_entry_key((workdir / "secret").read_bytes())
+        records = records_lib.Records(workdir, key)
+        view = judge.newest_view(records)
+        begun = views.begin_run(view, "an agent begins")
+        seen.extend([judge.is_alone(view), judge.make_view(records, view, begun) == begun])
 
-  def test_it_ends_before_it_writes(self):
-    workdir = self.folder / "a"
-    metrics = workdir / "metrics.jsonl"
-    seen = []
-
-    def take():
-      end_secs = time.monotonic() + 120
-      while time.monotonic() < end_secs:
-        if metrics.exists() and b'"loss"' in metrics.read_bytes():
-          break
-        time.sleep(0.001)
-      key = identity.find_entry_key((workdir / "secret").read_bytes())
-      records = records_lib.Records(workdir, key)
-      view = judge.newest_view(records)
-      begun = views.begin_run(view, "an agent begins")
-      seen.extend([view, judge.make_view(records, view, begun) == begun])
-
-    taker = threading.Thread(target=take)
-    taker.start()
     config = tiny.make_config(num_steps=100_000, checkpoint__every_steps=0)
     with self.assertRaisesRegex(base.FencedError, "now belongs to another run"):
-      run.train_and_evaluate(config, workdir=str(workdir))
-    taker.join()
-    self.assertTrue(judge.is_alone(seen[0]))
-    self.assertTrue(seen[1])
+      run.train_and_evaluate(config, workdir=str(workdir), callbacks=(take,))
+    self.assertEqual(seen, [True, True])
     self.assertFalse((workdir / "summary.json").exists())
     self.assertEmpty([*(workdir / "checkpoints").glob("*")])

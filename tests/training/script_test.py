@@ -28,16 +28,15 @@ from tests.verify import small
 class ScriptCase(folders.FolderCase):
   """Trains with a script of what is heard; each run of a test begins in its folder."""
 
-  def begin(self, script, size=(2, 2, 1), text="", **changes):
-    """Returns a worker; `script` is as for the fake."""
-    self.trials = small.make_trials(*size, **changes)
-    faults = small.make_case(text).faults if text else ()
+  def begin(self, script, line="2x2x1"):
+    """Returns a worker; `script` is as for the fake, the `line` as for `small`."""
+    self.trials, case = small.read(line)
 
     def wrap(cohort):
       self.local = cohort
       return fakes.ScriptedCohort(cohort, script)
 
-    self.worker = self.trials.begin(faults, workdir_path=self.folder, wrap=wrap)
+    self.worker = self.trials.begin(case.faults, workdir_path=self.folder, wrap=wrap)
     return self.worker
 
   def lines(self, event=None):
@@ -81,18 +80,18 @@ class ScriptTest(ScriptCase):
   def test_votes_not_heard_but_the_commit_has_happened(self, step):
     ahead = self.tell(1, steps=step + 1, holdings=holdings.NOTHING)
     script = {f"vote {step}": [self.kill(2)], "status": [None, ahead]}
-    worker = self.train(script, spares=1)
+    worker = self.train(script, "2x2x1 spares=1")
     self.assertEqual(worker.state.steps, 3)
     self.assertEqual(jsonl.column(self.lines(), "loss")[0], (1, 2, 3))
 
   def test_what_is_settled_is_what_is_committed(self):
     """Whoever hears all votes says the same as who learns of them later."""
-    small.make_trials(2, 2, 1, spares=1).want(3)  # Settles, too.
+    small.read("2x2x1 spares=1")[0].want(3)  # Settles, too.
     settle = cohort_lib.LocalCohort.settled
     with mock.patch.object(
         cohort_lib.LocalCohort, "settled", autospec=True, side_effect=settle
     ) as settled:
-      worker = self.train({"vote 1": [self.kill(2)]}, spares=1)
+      worker = self.train({"vote 1": [self.kill(2)]}, "2x2x1 spares=1")
     said = [call.args[1] for call in settled.call_args_list]
     # At the start, twice for the second step, which is decided anew.
     self.assertEqual(said, [0, 1, 1, 2, worker.state.steps])
@@ -100,16 +99,16 @@ class ScriptTest(ScriptCase):
   def test_others_are_too_far(self):
     ahead = self.tell(1, steps=5)
     with self.assertRaisesRegex(base.NodeFailedError, "same workdir"):
-      self.train({"vote 1": [self.kill(2)], "status": [None, ahead]}, spares=1)
+      self.train({"vote 1": [self.kill(2)], "status": [None, ahead]}, "2x2x1 spares=1")
 
   def test_a_second_death_while_the_first_is_agreed_on(self):
-    worker = self.train({"status": [None, self.kill(1)]}, size=(4, 2, 1), text="1,0/3,4")
+    worker = self.train({"status": [None, self.kill(1)]}, "4x2x1 1,0/3,4")
     self.assertEqual(set(worker.engine.owners[0]), {0, 2})
 
   def test_a_death_before_new_pipelines_count(self):
     """What was fetched for them is dropped; a checkpoint is taken instead."""
-    changes = {"mode": "none", "recovery__reroute": False}
-    worker = self.train({"moved 1": [self.kill(3)]}, size=(2, 2, 2), text="1,0/1,4", **changes)
+    line = "2x2x2 1,0/1,4 mode=none recovery__reroute=False"
+    worker = self.train({"moved 1": [self.kill(3)]}, line)
     self.assertEqual(worker.state.rollbacks, 1)
 
   def test_who_missed_that_all_have_gone_back(self):
@@ -126,17 +125,17 @@ class ScriptTest(ScriptCase):
     with mock.patch.object(run_state_lib.RunState, "carry_out", note):
       worker = self.train(
           {"moved 1": [self.kill(3)], "status": [None, None, went_back]},
-          **dict(text="1,0/1,4", mode="none", spares=2),
+          "2x2x1 1,0/1,4 mode=none spares=2",
       )
     self.assertEqual((worker.state.rollbacks, len(layouts)), (1, 1))
     self.assertEqual(jsonl.column(self.lines(), "loss")[0], (1, 2, 3))
 
   def test_a_death_while_replicas_are_made(self):
-    worker = self.train({"moved 2": [self.kill(0)]}, size=(4, 2, 1), text="1,0/2,4")
+    worker = self.train({"moved 2": [self.kill(0)]}, "4x2x1 1,0/2,4")
     self.assertEqual(set(worker.engine.owners[0]), {1, 3})
 
   def test_a_death_before_all_have_finished(self):
-    worker = self.train({"finished": [self.kill(0)]}, num_steps=3)
+    worker = self.train({"finished": [self.kill(0)]}, "2x2x1 num_steps=3")
     self.assertEqual(worker.state.layout.nodes, {1})
 
   def test_an_error_that_a_death_explains_is_not_raised_later(self):
@@ -152,7 +151,7 @@ class ScriptTest(ScriptCase):
       return strike(cohort, due)
 
     with mock.patch.object(cohort_lib.LocalCohort, "strike", poison):
-      self.train({}, size=(4, 2, 1), text="1,0/3,4")
+      self.train({}, "4x2x1 1,0/3,4")
 
   def test_a_node_dies_that_has_said_why_the_run_must_end(self):
     """The others do not meet its error, so they go on to the end."""
@@ -176,10 +175,10 @@ class BadNumbersTest(ScriptCase):
     bad = dataclasses.replace(said[0], loss=(float("nan"), said[0].loss[1]))
     return {0: bad}
 
-  def train_poisoned(self, text="", script=None, size=(2, 2, 2), **changes):
+  def train_poisoned(self, line="2x2x2", script=None):
     """Returns the state after steps 1 and 2, of which 2 has bad numbers."""
     script = {"sums 1": [self.poison] * 4} | (script or {})
-    worker = self.begin(script, size, text, **changes)
+    worker = self.begin(script, line)
     worker.run(stop_at=2)
     self.assertEqual(worker.state.steps, 2)
     worker.state.compare_copies(worker._journal.during)
@@ -196,20 +195,20 @@ class BadNumbersTest(ScriptCase):
       *samples.draw(("1,0/1,3", "1,0/0,norm", "1,0/1,refresh", "1,1/0,vote"), 1),
   )
   def test_deaths(self, text):
-    self.train_poisoned(text)
+    self.train_poisoned(f"2x2x2 {text}")
 
   def test_by_state(self):
-    self.train_poisoned("1,0/0,vote", size=(2, 2, 1), refresh="state")
+    self.train_poisoned("2x2x1 1,0/0,vote refresh=state")
 
   def test_votes_not_heard_but_the_commit_has_happened(self):
     ahead = self.tell(1, steps=2, holdings=holdings.NOTHING)
     script = {"vote 1": [self.kill(2)], "status": [None, ahead]}
-    self.train_poisoned(script=script, size=(2, 2, 1), spares=1)
+    self.train_poisoned("2x2x1 spares=1", script)
 
   def test_stop(self):
     wait = mock.patch.object(cohort_lib.LocalCohort, "wait_change")
     with wait as waits, self.assertRaisesRegex(base.NonFiniteError, "Step 2 has loss=nan"):
-      self.train_poisoned(size=(2, 2, 1), optimizer__on_nonfinite="stop")
+      self.train_poisoned("2x2x1 optimizer__on_nonfinite=stop")
     waits.assert_not_called()  # No death explains it.
 
   @parameterized.parameters(
@@ -225,7 +224,7 @@ class BadNumbersTest(ScriptCase):
       return said
 
     script = {"vote 0": [spoil]}
-    worker = self.begin(script, optimizer__on_nonfinite=on_nonfinite)
+    worker = self.begin(script, f"2x2x1 optimizer__on_nonfinite={on_nonfinite}")
     with self.assertRaisesRegex(
         base.NonFiniteError, "^Training stops before step 2: .*: [a-z]+/.* is not finite"
     ):
@@ -259,23 +258,22 @@ class MismatchTest(ScriptCase):
 
     return change
 
-  def train_spoiled(self, script, size=(2, 2, 2), num_steps=4, **changes):
-    changes = {"check_every_steps": 2, **changes}
-    self.begin(script, size, **changes).run(stop_at=num_steps)
+  def train_spoiled(self, script, words="", size="2x2x2", num_steps=4):
+    self.begin(script, f"{size} check_every_steps=2 {words}").run(stop_at=num_steps)
 
-  @parameterized.named_parameters(
+  @parameterized.parameters(
       # Nodes 0 and 1 are the first pipeline, 2 and 3 the second.
-      ("replica", (1, 0), {}, "0 . 1, 2, 3"),
-      ("owner", (1, 1), {}, "1 . 0, 2, 3"),
-      ("a_whole_pipeline", (0, 2, 3), {}, "0, 1 . 2, 3"),
-      ("no_replicas", (0, 2), {"mode": "none"}, "0 . 2"),
+      ((1, 0), "", "0 . 1, 2, 3"),
+      ((1, 1), "", "1 . 0, 2, 3"),
+      ((0, 2, 3), "", "0, 1 . 2, 3"),
+      ((0, 2), "mode=none", "0 . 2"),
   )
-  def test_found_with_the_next_votes(self, where, changes, nodes):
+  def test_found_with_the_next_votes(self, where, words, nodes):
     script = {"vote 0": [self.spoil(*where)]}
     with self.assertRaisesRegex(
         base.ReplicaMismatchError, rf"After step 2 .* differ between nodes: {nodes}\.$"
     ):
-      self.train_spoiled(script, **changes)
+      self.train_spoiled(script, words)
 
   def test_found_at_the_end(self):
     script = {"vote 2": [self.spoil(1, 0)]}
@@ -283,7 +281,7 @@ class MismatchTest(ScriptCase):
       self.train_spoiled(script, num_steps=3)
 
   def test_copies_made_after_the_last_step_are_compared_once(self):
-    worker = self.begin({}, (3, 2, 1), "1,0/1,4")
+    worker = self.begin({}, "3x2x1 1,0/1,4")
     worker.run(stop_at=2)  # In a cluster nobody hears a word said twice.
     self.assertEqual(worker.engine.owners, [(0, 0, 2)])
 
@@ -291,14 +289,13 @@ class MismatchTest(ScriptCase):
 
     def tell(said):
       vote = said[0]
-      plain = json_lib.to_plain(vote)
-      plain = json.loads(json.dumps(plain))  # As over sockets.
+      plain = json.loads(json.dumps(json_lib.to_plain(vote)))  # As over sockets.
       plain["prints"]["nodes"]["1"]["head"] ^= 1 << 63
       return {0: vote, 1: json_lib.from_plain(step_lib.Vote, plain)}
 
     with self.assertRaisesRegex(base.ReplicaMismatchError, r"After step 2 .*'head' .* nodes: "):
-      self.train_spoiled({"vote 2": [tell]}, size=(2, 2, 1))
+      self.train_spoiled({"vote 2": [tell]}, size="2x2x1")
 
   def test_never(self):
     script = {"vote 0": [self.spoil(1, 0)]}
-    self.train_spoiled(script, num_steps=3, check_every_steps=0)
+    self.train_spoiled(script, "check_every_steps=0", num_steps=3)

@@ -7,6 +7,7 @@ from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.training.setup import build
 from bamboo_jax.verify import cases, trials as trials_lib
 from configs import sweep_faults
+from tests import tables
 
 CACHE = programs_lib.ProgramCache()
 
@@ -42,3 +43,20 @@ def make_case(text):
   """Returns faults written as "1,0/2,5 2,,,join": step, place, point, kind."""
   lines = [f if f.count(",") == 3 else f"{f},kill" for f in text.split()]
   return cases.Case(faults_lib.parse_faults("\n".join(lines), source="test"))
+
+
+def read(line):
+  """Returns trials and a case, written as "4x2x1 1,0/2,5 2,,,join mode=none".
+
+  The sizes are those of `make_config`, in order; what follows are faults, and changes.
+  """
+  size, *words = line.split()
+  faults = [word for word in words if "=" not in word]
+  changes = tables.parse_changes(" ".join(word for word in words if "=" in word))
+  return make_trials(*map(int, size.split("x")), **changes), make_case(" ".join(faults))
+
+
+def run(line):
+  """Returns the outcome of a line, see `read`."""
+  trials, case = read(line)
+  return trials.run(case)
