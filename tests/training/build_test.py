@@ -1,7 +1,5 @@
 """What a config may have, and what of it reaches the programs."""
 
-import dataclasses
-
 from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
@@ -9,7 +7,7 @@ import numpy as np
 
 import bamboo_jax
 from bamboo_jax.training.setup import accept, build
-from tests import layouts, tiny
+from tests import profiles, tiny
 
 
 def make_model():
@@ -79,13 +77,8 @@ class TemplatesTest(parameterized.TestCase):
     config.pipeline.layout, config.pipeline.num_stages = "templates", 2
     config.redundancy.mode = "none"
     config.plan.memory_limit_gib = limit_gib
-    profile = layouts.make_profile(6)
-    profile = dataclasses.replace(
-        profile,
-        layers=[
-            dataclasses.replace(l, parameter_bytes=2**18, slot_bytes=2**19) for l in profile.layers
-        ],
-    )
+    costs = dict(parameter_bytes=2**18, slot_bytes=2**19)
+    profile = profiles.make_profile(profiles.make_layer(n, **costs) for n in "abcdef")
     found = build.make_templates(accept.accept(config), profile)
     depths = [template.partition.num_stages for template in found]
     self.assertEqual((depths[0], depths[-1]), (least, most))

@@ -3,18 +3,15 @@
 import os
 from unittest import mock
 
-from absl.testing import absltest, parameterized
-import numpy as np
+from absl.testing import parameterized
 
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import records as records_lib, views
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import jsonl
-from bamboo_jax.runtime.wire import endpoints, transport as transport_lib
-from bamboo_jax.schedule import channel as channel_lib, failover, holdings as holdings_lib
+from bamboo_jax.schedule import channel as channel_lib, failover
 from bamboo_jax.training import cohort as cohort_lib
-from bamboo_jax.training.setup import accept
-from tests import folders, layouts, members, tiny
+from tests import folders, layouts, members
 
 _PATIENCE_SECS = 20.0
 _LAYOUT = layouts.make_layout((failover.Roles((0, 1)),), ((0,),))
@@ -34,24 +31,6 @@ def make_client(lost=None, facts=None):
 def make_transport():
   """Returns a transport on which somebody waits for node 3."""
   return mock.Mock(address="here", open_waits=lambda: [3])
-
-
-class LateClient:
-  """Is made after another node has sent something to the transport."""
-
-  def __init__(self, agent, *, begun, **unused):
-    self.num_notes = 0
-    self.transport = begun.__self__.transport
-    other = transport_lib.Transport(1, run="r", endpoint=endpoints.listen_unix())
-    other.set_addresses({0: begun().address})
-    for transport in (other, self.transport):
-      transport.begin(1)
-    other.send(0, "a", [np.ones(3)])
-    self.was_heard = self.transport.wait(1, "a", _PATIENCE_SECS)
-    other.close()
-
-  def note_progress(self):
-    self.num_notes += 1
 
 
 class ClusterCohortTest(parameterized.TestCase):
@@ -94,11 +73,6 @@ class ClusterCohortTest(parameterized.TestCase):
     transport.keep_only.assert_called_once()
     self.assertCountEqual(transport.keep_only.call_args.args[0], [0, 1])
 
-  def test_values_travel_as_json(self):
-    _, _, cohort = self.make()
-    value = holdings_lib.Holdings(activations=frozenset({(0, 1)}))
-    self.assertEqual(cohort.gather("key", value), {1: value, 4: value})
-
   @parameterized.parameters(
       ({}, cohort_lib.Start()),
       ({"restart": True}, cohort_lib.Start(is_restart=True)),
@@ -112,13 +86,20 @@ class ClusterCohortTest(parameterized.TestCase):
     self.assertEqual(cohort.wait_start(), want)
 
   def test_collect_addresses(self):
-    _, transport, cohort = self.make()
-    cohort.client = mock.Mock(adopted=members.view(8, 0, 1, 3))
+    client, transport, cohort = self.make()
+    client.adopted = members.view(8, 0, 1, 3)
     said = {0: channel_lib.Begun(address="a"), 1: channel_lib.Begun(waits_for=(7, 3))}
-    cohort.client.collect.return_value = {n: json_lib.to_plain(begun) for n, begun in said.items()}
+    client.collect.return_value = {n: json_lib.to_plain(begun) for n, begun in said.items()}
     cohort.collect_addresses()
     transport.set_addresses.assert_called_once_with({0: "a", 1: ""})
     transport.connect.assert_called_once_with([0, 3])
+
+  def test_the_transport_notes_progress_once_there_is_a_client(self):
+    client, transport, cohort = self.make()
+    with mock.patch.object(cohort_lib.client_lib, "connect", return_value=client) as connect:
+      cohort.connect(None, mock.Mock())
+    self.assertEqual(connect.call_args.kwargs["begun"]().address, "here")
+    self.assertIs(transport.note, client.note_progress)
 
 
 class StrikeTest(folders.FolderCase):
@@ -221,16 +202,3 @@ class StrikeTest(folders.FolderCase):
     later = self.make(1, run=9)
     self.assertEqual([later.strike(faults_lib.Due(f, 1)) for f in faults], [False, True])
     self.assertEmpty([*self.told.read()])
-
-
-class ConnectTest(absltest.TestCase):
-
-  def test_a_node_is_heard_before_there_is_a_client(self):
-    self.enterContext(mock.patch.object(cohort_lib.client_lib, "connect", LateClient))
-    transport = transport_lib.Transport(0, run="r", endpoint=endpoints.listen_unix())
-    self.addCleanup(transport.close)
-    cohort = cohort_lib.ClusterCohort(0, transport, None, None)
-    cohort.connect(None, accept.accept(tiny.get_config()).cluster)
-    self.assertTrue(cohort.client.was_heard)
-    transport.note()
-    self.assertEqual(cohort.client.num_notes, 1)

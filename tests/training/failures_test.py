@@ -8,9 +8,9 @@ import jax
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.cluster import views
 from bamboo_jax.data import batches as batches_lib, samples
 from bamboo_jax.training import failures
+from tests import members
 
 _HERE = f"{__file__}:"
 _WRONG = {
@@ -24,8 +24,7 @@ class Cohort:
   """A member of several, in which all say what this one says, or `others`."""
 
   def __init__(self, *, num_members=2, reason="", others=None):
-    members = [views.Member(i, f"n{i}", "a", f"n{i}", "", 0) for i in range(num_members)]
-    self.view = views.View(1, tuple(members), reason)
+    self.view = members.view(1, *range(num_members), reason=reason)
     self.hosted, self.others = frozenset({0}), others
     self.reports, self.num_retracted = [], 0
 

@@ -8,7 +8,6 @@ from absl.testing import parameterized
 
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.recovery import policies
-from bamboo_jax.training import run
 from bamboo_jax.training.setup import accept, build, sizes
 from tests import folders, layouts, tiny
 
@@ -56,30 +55,10 @@ class PolicyTest(folders.FolderCase):
     self.assertEqual(is_paid, name == "on_demand")
     self.assertEqual(config.recovery.is_preemptible, not is_paid)
 
-  def test_counts_in_workers_of_a_cluster(self):
-    config = make_config("oobleck")
-    given = dict.fromkeys(("name", "number", "stamp", "identity"))
-    given |= {"host": "127.0.0.1", "workdir": "", "started_secs": 0.0}
-    transport = mock.patch.object(run.transport_lib, "Transport")
-    listen = mock.patch.object(run.endpoints, "listen")
-    # The first part that is made from the config.
-    make = mock.patch.object(run, "fork_children", side_effect=EOFError)
-    with transport, listen, make as made, self.assertRaises(EOFError):
-      run.train_in_cluster(config, None, **given)
-    self.assertEqual(made.call_args.args[0].pipeline.layout, "templates")
-
   @parameterized.parameters("bamboo", "varuna", "parcae", "oobleck", "full")
   def test_nothing_is_left_of_a_policy_before(self, first):
     for name in ("checkpoint", "oobleck", "full_with_shadows", "on_demand"):
       self.assertEqual(policies.find(f"{first}+{name}"), policies.find(name))
-
-  def test_none_changes_nothing(self):
-    config = make_config(None)
-    self.assertEqual(accept.accept(config).to_dict(), config.to_dict())
-
-  def register(self, name, changes):
-    self.addCleanup(policies.POLICIES.pop, name)
-    policies.register(name, changes)
 
   def make_plugin(self, text):
     """Returns the name of a new module on the path."""
@@ -114,7 +93,8 @@ class PolicyTest(folders.FolderCase):
       accept.accept(make_config(None, plugins=(name,)))
 
   def test_a_run_has_no_study(self):
-    self.register("mine", {"study.layout": "liveput"})
+    self.addCleanup(policies.POLICIES.pop, "mine")
+    policies.register("mine", {"study.layout": "liveput"})
     with self.assertRaisesRegex(ValueError, "study.layout='liveput', which only sim"):
       accept.accept(make_config("mine"))
     config = make_config(None, study__durations__boot_secs=1.0)

@@ -1,8 +1,6 @@
 """What members remember of the run, without an engine that computes."""
 
-import contextlib
 import dataclasses
-import threading
 from unittest import mock
 
 from absl.testing import absltest, parameterized
@@ -140,7 +138,6 @@ class RunStateTest(parameterized.TestCase):
       # What this member and another have; which are damaged here and there.
       ([3, 6], (3, 6), [6], [], [6, 3]),
       ([3, 6], (3, 6), [], [6], [6, 3]),
-      ([3, 6], (3, 6), [6], [6], [6, 3]),
       ([2, 3, 6], (2, 3, 6), [6], [3], [6, 3, 2]),
       ([2, 6], (2, 3, 6), [], [6], [6, 2]),  # Only the other sees 3.
       ([6], (6,), [], [6], [6, 0]),
@@ -214,16 +211,6 @@ class RunStateTest(parameterized.TestCase):
     self.assertEqual(self.take()[:4], ["improve", "fetch 4 for 1", "moved 1", "install "])
     self.assertEqual(self.state.version, 1)
     self.assertEqual(self.state.layout.nodes, {0, 1, 2, 3})
-
-  def test_comparing_copies_is_charged_once(self):
-    charged = []
-    during = lambda kind: charged.append(kind) or contextlib.nullcontext()
-    self.parts.specs = self.parts.shadows = self.parts.owners = ()
-    self.parts.nodes, self.state.steps = {}, 2
-    self.parts.gather = lambda key, prints: {0: prints}
-    for _ in range(2):
-      self.state.compare_copies(during)
-    self.assertEqual(charged, ["redundant"])
 
   def test_who_lags_commits_once(self):
     self.start((0, 1), (2, 3))
@@ -314,11 +301,6 @@ class FetchTest(absltest.TestCase):
       member.exchange.begin(1)
     return members
 
-  def check(self, taker, number):
-    (state,) = taker.fetch().values()
-    np.testing.assert_array_equal(state["a"], [number] * _SIZE)
-    self.assertEqual(state["b"][0], number)
-
   def test_what_was_sent_for_a_change_that_never_was_is_not_taken(self):
     source, taker = self.make()
     source.fetch()  # The taker died or was interrupted: version 5 again.
@@ -326,12 +308,6 @@ class FetchTest(absltest.TestCase):
     for member in (taker, source):
       member.exchange.begin(2)
     source.fetch()
-    self.check(taker, 2)
-
-  def test_nobody_waits_for_a_source_that_is_gone(self):
-    _, taker = self.make()
-    lose = lambda: taker.exchange.remove([0], "it died")
-    timer = threading.Timer(0.1, lose)
-    timer.start()
-    with self.assertRaisesRegex(base.PeerRemovedError, "it died"):
-      taker.fetch()
+    (state,) = taker.fetch().values()
+    np.testing.assert_array_equal(state["a"], [2] * _SIZE)
+    self.assertEqual(state["b"][0], 2)

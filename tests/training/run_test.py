@@ -9,10 +9,7 @@ import hashlib
 import io
 import json
 import os
-import pathlib
 import shutil
-import subprocess
-import sys
 from unittest import mock
 
 from absl.testing import parameterized
@@ -24,9 +21,8 @@ from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.training import control, run
 from bamboo_jax.training.setup import optimizers
 from tests import folders, samples, tiny
+from tests.launch import commands
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
-_DEADLINE_SECS = 240
 _MLP_OPTIONS = {"num_blocks": 2, "width": 8, "sequence_length": 8, "vocab_size": 16}
 _PROGRAMS = programs_lib.ProgramCache()
 _OPTIMIZERS = {}
@@ -125,8 +121,6 @@ class RunTest(folders.FolderCase):
     self.assertEqual((told["step"], told["shares"]), (5, 2))
     self.assertEqual(hashes, [summary["state_sha256"]])
     self.assertNotEqual(told["state_sha256"], summary["state_sha256"])
-    plain = _summary(self.train("b", **changes))
-    self.assertEqual(plain["state_sha256"], summary["state_sha256"])
 
   def test_outcome(self):
     changes = {"evaluate__every_steps": 4, "metrics__plots": True}
@@ -168,24 +162,15 @@ class RunTest(folders.FolderCase):
     want = [{"event": "damaged", "step": 4, "checkpoint": 5}] * is_read
     self.assertEqual(found, want)
     whole = self.train("whole", num_steps=8)
-    for name in ("state_sha256", "final_loss", "steps"):
-      self.assertEqual(_summary(workdir)[name], _summary(whole)[name])
+    self.assertEqual(_summary(workdir)["state_sha256"], _summary(whole)["state_sha256"])
     self.assertEqual(_losses(workdir), _losses(whole))
 
   # Compiles in a process of its own: 8 s.
   def test_stop_waits_for_no_save(self):
     workdir = self.folder / "parts"
     # Stops at the step of a checkpoint, with the one before in flight for ever.
-    done = subprocess.run(
-        [
-            *[sys.executable, "-c", _NEVER_SAVES, "--config=tests/tiny.py"],
-            *[f"--workdir={workdir}", "--stop_at=4"],
-        ],
-        cwd=_ROOT,
-        capture_output=True,
-        text=True,
-        timeout=_DEADLINE_SECS,
-    )
+    given = ("--config=tests/tiny.py", f"--workdir={workdir}", "--stop_at=4")
+    done = commands.run("-c", _NEVER_SAVES, *given)
     self.assertEqual((done.returncode, done.stderr), (0, ""))
     self.assertRegex(done.stdout, r"\nstep=4 .*\n$")
     self.assertEqual(_summary(workdir)["steps"], 4)
@@ -226,77 +211,46 @@ class RunTest(folders.FolderCase):
   def test_checkpoint_of_another_run(self):
     workdir = self.train("a", num_steps=2)
     before = _read_all(workdir)
-    for path, value, message in (
-        ("model__options__width", 32, "model.options.width is 16 there, 32 here"),
-        ("data__options__branching", 3, "has data.branching=4, this one has 3"),
-        ("optimizer__name", "sgd", "of another model or optimizer"),
+    for changes, message in (
+        ({"model__options__width": 32}, "model.options.width is 16 there, 32 here"),
+        ({"optimizer__name": "sgd", "optimizer__options": {}}, "of another model or optimizer"),
     ):
-      changes = {path: value}
-      if path == "optimizer__name":
-        changes["optimizer__options"] = {}
-      with self.subTest(path):
-        with self.assertRaisesRegex(base.CheckpointError, message):
-          self.train("a", num_steps=4, **changes)
-        self.assertEqual(_read_all(workdir), before)
+      with self.assertRaisesRegex(base.CheckpointError, message):
+        self.train("a", num_steps=4, **changes)
+      self.assertEqual(_read_all(workdir), before)
 
   def test_changes_since_the_checkpoint(self):
-    code = self.folder / "rates.py"
-    code.write_text("def make():\n  return lambda count: 0.01\n")
+    code, digests = self.folder / "rates.py", []
     own = dict(optimizer__schedule=f"{code}:make", optimizer__schedule_options={})
-    workdir = self.train("a", num_steps=2, **own)
+    for num_steps, rate in ((2, 0.01), (3, 0.05)):
+      code.write_text(f"def make():\n  return lambda count: {rate}\n")
+      digests.append(hashlib.sha256(code.read_bytes()).hexdigest()[:12])
+      self.output.truncate(0)
+      workdir = self.train("a", num_steps=num_steps, **own)
+    lines = jsonl.read_lines(workdir / "metrics.jsonl")
+    found = [line for line in lines if line.get("event") == "changed"]
+    self.assertEqual(
+        [(l["step"], l["key"], l["old"], l["new"], l["changes_bits"]) for l in found],
+        [(2, f"code.{code}", *digests, True), (2, "num_steps", 2, 3, False)],
+    )
+    self.assertEqual([self.output.getvalue().count(line["text"]) for line in found], [1, 1])
     (path,) = (workdir / "checkpoints").glob("2.*.json")
     meta = json.loads(path.read_text())["meta"]
     self.assertContainsSubset(
         {"threads", "processor", "versions.jaxlib", "environment.XLA_FLAGS"}, meta["rounding"]
     )
     self.assertEqual(meta["config"]["num_steps"], 2)
-    self.train("a", num_steps=3, **own)
-    code.write_text("def make():\n  return lambda count: 0.05\n")
-    digests = [
-        hashlib.sha256(text.encode()).hexdigest()[:12]
-        for text in (code.read_text().replace("5", "1"), code.read_text())
-    ]
-    self.output.truncate(0)
-    self.train(
-        "a",
-        **own,
-        num_steps=4,
-        optimizer__learning_rate=1.0,
-        pipeline__num_microbatches=4,
-        pipeline__microbatch_size=1,
-    )
-    lines = jsonl.read_lines(workdir / "metrics.jsonl")
-    found = [line for line in lines if line.get("event") == "changed"]
-    self.assertEqual(
-        [(l["step"], l["key"], l["old"], l["new"], l["changes_bits"]) for l in found],
-        [
-            (2, "num_steps", 2, 3, False),
-            (3, f"code.{code}", *digests, True),
-            (3, "pipeline.microbatch_size", 2, 1, True),
-            (3, "num_steps", 3, 4, False),
-            (3, "optimizer.learning_rate", 0.01, 1.0, True),
-            (3, "pipeline.num_microbatches", 2, 4, False),
-        ],
-    )
-    for line in found[1:]:
-      self.assertEqual(self.output.getvalue().count(line["text"]), 1)
 
   def test_full_disk_for_a_while(self):
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    with mock.patch.object(orbax_item, "write_item", side_effect=full):
-      with self.assertRaisesRegex(
-          base.CheckpointError, "step 5 .*No space left .* There is no checkpoint; .*same command"
-      ):
-        self.train("a")
-    self.assertEqual(_steps_saved(self.folder / "a"), [])
-    text = self.output.getvalue()
-    for step, tries in ((2, 1), (4, 1), (5, 2)):
-      self.assertEqual(text.count(f"warning: Cannot save step {step}"), tries)
-    self.assertIn("step=5", text)
+    full = mock.patch.object(orbax_item, "write_item", side_effect=full)
+    message = "step 5 .*No space left .* There is no checkpoint; .*same command"
+    with full, self.assertRaisesRegex(base.CheckpointError, message):
+      self.train("a")
+    self.assertIn("step=5", self.output.getvalue())
     workdir = self.train("a")  # There is room again.
     self.assertEqual(_summary(workdir)["resumed_from_step"], 0)
-    with mock.patch.object(orbax_item, "write_item", side_effect=full):
-      with self.assertRaisesRegex(base.CheckpointError, "is of step 5; once"):
-        self.train("a", num_steps=6)
+    with full, self.assertRaisesRegex(base.CheckpointError, "is of step 5; once"):
+      self.train("a", num_steps=6)
     self.assertEqual(_steps_saved(workdir)[-1], 5)
     self.assertEqual(_losses(workdir)[0], tuple(range(1, 7)))

@@ -1,15 +1,14 @@
 """Plans for rented machines: text, proposals, and what cannot be."""
 
-import pathlib
+import dataclasses
 import re
-import tempfile
 
 from absl.testing import parameterized
 
 from bamboo_jax import base
 from bamboo_jax.plan import cost_model
 from bamboo_jax.training.setup import accept, build, show
-from tests import tiny
+from tests import folders, tiny
 
 _LINK = dict(plan__region_latency_ms=50.0, plan__region_mbits=200.0)
 
@@ -23,7 +22,7 @@ def make_config(machine="p5.48xlarge", **changes):
   return accept.accept(tiny.change(config, **changes))
 
 
-class ShowTest(parameterized.TestCase):
+class ShowTest(folders.FolderCase):
 
   def forecast(self, config):
     return show.forecast(config, build.make_task(config, needs_data=False))
@@ -60,19 +59,12 @@ class ShowTest(parameterized.TestCase):
   def test_a_measured_profile_takes_precedence(self):
     config = make_config()
     made = build.make_profile(config, build.make_task(config, needs_data=False))
-    layers = [dict(vars(layer), forward_ms=500.0, backward_ms=1000.0) for layer in made.layers]
-    profile = cost_model.Profile(
-        **dict(
-            vars(made),
-            layers=tuple(cost_model.LayerCost(**layer) for layer in layers),
-            measured=True,
-            fingerprint=dict(made.fingerprint, device="gpu NVIDIA H100"),
-        )
-    )
-    with tempfile.TemporaryDirectory() as folder:
-      path = pathlib.Path(folder, "profile.json")
-      path.write_text(cost_model.to_json(profile))
-      found = self.forecast(make_config(plan__profile=str(path)))
+    layers = [dataclasses.replace(l, forward_ms=500.0, backward_ms=1000.0) for l in made.layers]
+    facts = dict(made.fingerprint, device="gpu NVIDIA H100")
+    profile = dataclasses.replace(made, layers=tuple(layers), measured=True, fingerprint=facts)
+    path = self.folder / "profile.json"
+    path.write_text(cost_model.to_json(profile))
+    found = self.forecast(make_config(plan__profile=str(path)))
     secs = re.search(r"step: (\S+) s \((\S+) to (\S+)\), from a measured profile", found)
     self.assertLen({*secs.groups()}, 1)
     self.assertGreater(float(secs[1]), 1.0)
