@@ -86,9 +86,7 @@ class MachineTest(folders.FolderCase):
       ("nobody_has_begun", (), False),
   )
   def test_whether_members_live(self, numbers, want):
-    one = object.__new__(machine.LocalCluster)
-    codes = {"n0": None, "n1": 2, "n2": None}
-    one._agents = {n: mock.Mock(poll=lambda code=code: code) for n, code in codes.items()}
+    one = self.start([None, 2, None])
     one.records, one.run = records_lib.Records(self.folder, b"key"), views.EMPTY.run
     if numbers:
       judge.make_view(one.records, views.EMPTY, members.view(1, *numbers))

@@ -48,33 +48,27 @@ class NodeTest(folders.FolderCase):
     code.write_text("")
     config = accept.accept(tiny.make_config(optimizer__name=f"{code}:make"))
 
-    def facts(**environ):
+    def facts(text="", **environ):
+      code.write_text(text)
       with mock.patch.dict(os.environ, environ):
-        options = node.make_options(
-            config,
-            workdir=str(self.folder),
-            num_nodes=2,
-            name="n0",
-            **dict.fromkeys(("zone", "host", "command"), ""),
-        )
-      return options.config
+        nothing = dict.fromkeys(("zone", "host", "command"), "")
+        return node.make_options(
+            config, workdir=str(self.folder), num_nodes=2, name="n0", **nothing
+        ).config
 
-    for change, message in (
+    there = facts()
+    self.assertEqual(judge.find_difference(there, facts()), "")
+    for here, message in (
         (
-            lambda: facts(JAX_THREEFRY_PARTITIONABLE="0"),
+            facts(JAX_THREEFRY_PARTITIONABLE="0"),
             'environment.JAX_THREEFRY_PARTITIONABLE is absent there and "0" he',
         ),
         (
-            lambda: facts(XLA_FLAGS="--xla_cpu_enable_fast_math=true"),
+            facts(XLA_FLAGS="--xla_cpu_enable_fast_math=true"),
             'environment.XLA_FLAGS is .* there and ".*fast_math=true" here',
         ),
-        (
-            lambda: code.write_text("# Edited.") and facts(),
-            f'code.{code} is ".*" there and ".*" here',
-        ),
+        (facts("# Edited."), f'code.{code} is ".*" there and ".*" here'),
     ):
-      there, here = facts(), change()
-      self.assertEqual(judge.find_difference(there, there), "")
       self.assertRegex(judge.find_difference(there, here), message)
 
   def test_signals(self):
