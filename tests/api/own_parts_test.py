@@ -64,18 +64,6 @@ class OwnPartsTest(folders.FolderCase):
     self.assertEqual(steps, [*whole.losses.items()])
     self.assertEqual(events["recovery"], 1)
 
-  def test_an_error_of_the_logger_ends_the_run(self):
-    path = self.folder / "bad.py"
-    path.write_text(
-        "class Logger:\n"
-        "  log = event = lambda self, *given: {}[given[0]]\n"
-        "  def close(self): pass\n"
-        "def make(config, workdir): return Logger()\n"
-    )
-    self.config.metrics.logger = f"{path}:make"
-    with self.assertRaises(KeyError):
-      bamboo_jax.train(self.config, workdir=self.folder / "run")
-
 
 class BadPartsTest(folders.FolderCase):
   """What is wrong with a part is said in one line that names it."""

@@ -3,12 +3,11 @@
 import os
 import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
 
 from tests import folders, samples
+from tests.launch import commands
 
 nbclient = pytest.importorskip("nbclient")
 nbformat = pytest.importorskip("nbformat")
@@ -51,13 +50,7 @@ class PagesTest(folders.FolderCase):
     self.assertLen(blocks[0].strip().splitlines(), 10)
     code = "".join(blocks)
     self.assertIn(_NAME, code)
-    done = subprocess.run(
-        [sys.executable, "-c", _shrink(code)],
-        cwd=self.folder,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    done = commands.run("-c", _shrink(code), cwd=self.folder)
     self.assertEqual(done.returncode, 0, msg=done.stderr)
     self.assertNotIn("compare hashes only", done.stderr)
     self.assertIn("predicted step:", done.stdout)
