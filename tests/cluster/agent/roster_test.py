@@ -61,6 +61,28 @@ class RosterTest(parameterized.TestCase):
     self.assertEqual([m.number for m in self.roster.find_newcomers()], come)
 
   @parameterized.named_parameters(
+      # Agents that are ready, seconds since then, and the first members.
+      ("others_are_waited_for", "012", 1.0, None),
+      ("all", "0123", 1.0, [0, 1, 2, 3]),
+      ("without_the_late", "012", config.ClusterSection().gather_secs, [0, 1, 2]),
+      ("not_whom_it_suspects", "0123", config.ClusterSection().gather_secs, [0, 1, 3], "suspects"),
+      ("not_while_it_suspects_one", "0123", 1.0, None, "suspects"),
+      ("of_a_run_that_was_short", "012", roster_lib.SETTLE_SECS, [0, 1, 2], "is_short"),
+      ("not_before_this_agent", "123", 999.0, None),
+  )
+  def test_first_members(self, ready, secs, want, what=""):
+    self.roster = roster_lib.Roster("life 0", config.ClusterSection(), 4)
+    self.roster.me, self.roster.origin = members.member(0), 0
+    self.roster.is_short = what == "is_short"
+    for number in map(int, ready):
+      self.roster.known[f"life {number}"] = members.member(number)
+      self.roster.note(f"life {number}", messages.Say(is_ready=True, origin=0), 0.0)
+    if what == "suspects":
+      self.suspect(0, 2)
+    found = self.roster.find_first(secs)
+    self.assertEqual(found and [m.number for m in found], want)
+
+  @parameterized.named_parameters(
       ("nobody_is_lost", "", "", "NONE", 5),
       ("one_is_lost", "4", "", "NONE", 5),
       ("the_majority_stays", "34", "", "NONE", 5, 2),
