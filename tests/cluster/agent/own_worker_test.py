@@ -212,6 +212,12 @@ class OwnWorkerTest(given.AgentCase):
     self.assertEqual(self.worker.sent, [])
     self.tell(self.agent._start, self.agent._worker)
     self.assertEqual(self.worker.sent, [later])
+    self.tell(self.worker.exit.set_result, 1)
+    self.run_for(0.1)
+    self.assertEqual(self.ended, "its worker ended with exit status 1")
+    self.mesh.sent.clear()
+    self.hear_worker(messages.Say(notice="it is slow"))
+    self.assertEqual(self.mesh.sent, [])
 
   def test_the_status_is_written_once_a_second(self):
     self.begin()

@@ -10,6 +10,7 @@ import unittest
 
 from absl.testing import parameterized
 
+from bamboo_jax.cluster import messages
 from bamboo_jax.cluster.agent import worker_process
 
 _HANGS = """
@@ -31,6 +32,7 @@ import os, socket, sys, threading
 from bamboo_jax.cluster import messages
 
 sock = socket.socket(fileno=int(sys.argv[1]))
+sock.recv(1)
 sock.sendall(messages.encode(messages.Say(is_done=True)))
 if not (child := os.fork()):
   threading.Event().wait()  # It holds the socket.
@@ -66,6 +68,7 @@ class WorkerProcessTest(parameterized.TestCase, unittest.IsolatedAsyncioTestCase
     worker = worker_process.WorkerProcess()
     command = [sys.executable, "-c", _LEAVES_A_CHILD]
     await worker.start(command, log=str(log), on_message=said.put_nowait)
+    worker.send(messages.Beat())
     self.assertEqual(await asyncio.wait_for(worker.wait(), 60), 0)
     self.addCleanup(os.kill, int(log.read_text()), signal.SIGKILL)
     self.assertTrue(said.get_nowait().is_done)
