@@ -40,9 +40,11 @@ class Clock:
   """The time of nodes whose layers sleep rather than compute.
 
   A real device runs its passes one after the other, and the dispatching thread
-  may run ahead of it. A paced node has no device work: the thread that walks
-  the rows of a process sleeps until the node's device would be free for the
-  next instruction.
+  may run ahead of it. A paced node has no device work. Alone in its process it
+  runs ahead all the same: what it sends is ready when its pass ends
+  (`PacedArray`), and a pass begins when the one before it ends, or once its input
+  has come. Of several nodes in a process the thread that walks the rows sleeps
+  until the node's device would be free for the next instruction.
 
   walker   F0 to a   F0's output to b   b receives   F0 to b
   real     0.0 s     0.1                0.1003       0.1008
@@ -81,6 +83,30 @@ class Paced:
     """Blocks until that time; called by `jax.block_until_ready`."""
     jax.block_until_ready(self.result)
     _sleep_until(self.end_secs)
+
+
+@dataclasses.dataclass(frozen=True)
+class PacedArray:
+  """An array that is sent, and ready at a given time: reading it waits until then."""
+
+  array: jax.Array
+  ready_secs: float
+
+  @property
+  def size(self) -> int:
+    return self.array.size
+
+  @property
+  def dtype(self) -> np.dtype:
+    return self.array.dtype
+
+  def copy_to_host_async(self) -> None:
+    self.array.copy_to_host_async()
+
+  def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
+    jax.block_until_ready(self.array)
+    _sleep_until(self.ready_secs)
+    return np.asarray(self.array, dtype, copy=copy)
 
 
 def _sleep_until(secs: float) -> None:
@@ -136,17 +162,19 @@ class Node:
   def run(self, instruction: Instruction) -> base.PyTree:
     """Starts an instruction; the result is ready once it has finished.
 
-    Blocks while paced passes before it are still running.
+    With other nodes in the process, blocks while paced passes before it are still
+    running.
     """
-    clock = self.clock
-    if self.free_secs > clock.now_secs:  # Of a paced node.
-      clock.wait_until(self.free_secs)
+    clock, free_secs = self.clock, self.free_secs
+    if free_secs > clock.now_secs and self.links.exchange is None:  # Of a paced node.
+      clock.wait_until(free_secs)
     begin_secs = time.perf_counter()
-    result, start_secs = self._start(instruction), clock.now_secs
+    result, start_secs = self._start(instruction), max(clock.now_secs, free_secs)
     if self.slow_factor > 1.0 and not instruction.is_transfer:
-      if self.free_secs <= start_secs:  # Not paced: the device takes its time.
+      if self.free_secs == free_secs:  # Not paced: the device takes its time.
         jax.block_until_ready(self._token)
-        start_secs, self.free_secs = begin_secs, time.perf_counter()
+        start_secs = max(begin_secs, free_secs)
+        self.free_secs = start_secs + time.perf_counter() - begin_secs
       self.free_secs += (self.slow_factor - 1.0) * (self.free_secs - start_secs)
     if self.free_secs > clock.now_secs:
       return Paced(result, start_secs, self.free_secs)
@@ -177,13 +205,16 @@ class Node:
         return self._spend(stage.pace.backward_ms, instruction)
     # A transfer.
     channel = self.find_channel(instruction)
+    is_remote = self.links.find_remote(channel) is not None
     arrays = store.grads if channel.kind == "grad" else store.activations
     if instruction.is_send:
-      value = store.send(arrays, key)
-      self.links.send(channel, value)
+      value = sent = store.send(arrays, key)
+      if is_remote and self.free_secs > self.clock.now_secs:  # Its pass still runs.
+        sent = jax.tree.map(lambda a: PacedArray(a, self.free_secs), value)
+      self.links.send(channel, sent)
       return value
     arrays[key] = self.links.receive(channel, stage.outputs)
-    if self.links.find_remote(channel) is not None:
+    if is_remote:
       self.clock.catch_up()
     return arrays[key]
 
