@@ -567,10 +567,9 @@ class Agent:
     roster, now = self.roster, self._now()
     if who in roster.left or self.is_ending:  # It was removed while suspended.
       return
-    if self._watch.is_quiet(who, now):
+    if self._watch.note(who, now):
       # Agents that suspect it receive this too, and take it back.
       self._suspicions.wait_again(self._watch.awake(now), ends={who})
-    self._watch.note(who, now)
     match message:
       case messages.Post():
         if (member := roster.known.get(who)) is not None:
@@ -727,7 +726,7 @@ class Agent:
       patience_secs = min(patience_secs, 2 * _LOOK_SECS)
     end_secs = self._now() + patience_secs
     while self._now() < end_secs:
-      await asyncio.sleep(_RETRY_SECS)
+      await asyncio.sleep(self.options.limits.heartbeat_secs)
       due = self._wanted()
       if due is None or roster.doubt(due, self._now()) < roster_lib.Uncertainty.GREAT:
         return

@@ -130,16 +130,19 @@ class HeartbeatWatch:
     """Stops watching an agent."""
     self._agents.pop(incarnation, None)
 
-  def note(self, incarnation: str, now: float) -> None:
-    """Records a heartbeat of an agent."""
+  def note(self, incarnation: str, now: float) -> bool:
+    """Records a heartbeat of an agent; returns whether it was overdue."""
     if (silence := self._agents.get(incarnation)) is None:
-      return
+      return False
+    awake_secs = self.awake(now)
+    was_quiet = self._is_quiet(silence, awake_secs)
     if silence.heard_secs is not None:
-      silence.beat(self.awake(now))
+      silence.beat(awake_secs)
     else:  # The time until an agent connects is no gap.
-      silence.excuse(self.awake(now))
+      silence.excuse(awake_secs)
     if not silence.has_ended:
       silence.heard_secs = now
+    return was_quiet
 
   def note_end(self, incarnation: str, now: float, silent_secs: float) -> None:
     """Records the end of an agent's worker, and since when it was silent."""
@@ -203,11 +206,6 @@ class HeartbeatWatch:
     """Returns agents with overdue heartbeats, not yet silent for too long."""
     now = self.awake(now)
     return [i for i, silence in self._agents.items() if self._is_quiet(silence, now)]
-
-  def is_quiet(self, incarnation: str, now: float) -> bool:
-    """Whether heartbeats of an agent are overdue."""
-    silence = self._agents.get(incarnation)
-    return silence is not None and self._is_quiet(silence, self.awake(now))
 
   def _is_quiet(self, silence: Silence, awake_secs: float) -> bool:
     return silence.secs(awake_secs) > self._limits.least_silence_secs / _QUIET
