@@ -22,7 +22,6 @@ import contextlib
 import dataclasses
 import itertools
 import math
-import random
 from typing import Any, TypeVar
 
 from bamboo_jax import config
@@ -37,7 +36,7 @@ from tests.explorer import (
 from tests.explorer.worker import Ended, State
 
 _FENCE_SECS = 3.0  # Agents look at the views every 2 s.
-_SETTLE_SECS = 10.0  # After the last fault, before a history may end well.
+_SETTLE_SECS = 8.0  # After the last fault, before a history may end well.
 _PATIENCE_SECS = 40.0  # Before it must have; a dead run is asked for 20 s.
 _RECENT_SECS = 2.0
 _MOST_KEPT = 60
@@ -74,10 +73,12 @@ class ClusterHistory:
   def __init__(self, plan: plans.FaultPlan) -> None:
     """Nobody has come yet."""
     self.plan, self.num_steps = plan, plan.num_steps or 1 << 30
-    self.clock, self.random = loop_lib.Clock(), random.Random(plan.seed)
+    own = dict(gather_secs=plan.gather_secs, no_progress_secs=plan.no_progress_secs)
+    self._limits = dataclasses.replace(_LIMITS, **own)
+    self.clock = loop_lib.Clock(plan.seed)
     self.process = loop_lib.Process(self.clock)  # Of who makes faults.
-    self.network = mesh_lib.Network(self.clock, self.random)
-    self.place = place_lib.Place(self.clock, plan.seed, lambda view: self.note("", (view,)))
+    self.network = mesh_lib.Network(self.clock)
+    self.place = place_lib.Place(self.clock, lambda view: self.note("", (view,)))
     self.machines: dict[str, worker_lib.Machine] = {}
     first = [f"n{i}" for i in range(plan.num_nodes)]
     self.hosts = {*first}.union(*(fault.hosts for fault in plan.faults))
@@ -86,7 +87,7 @@ class ClusterHistory:
     self.trace: list[tuple[float, str, Any]] = []
     self.lives = itertools.count()
     for host in first:
-      self.clock.at(self.random.uniform(0.0, 0.3), self.come, host)
+      self.clock.at(self.clock.random.uniform(0.0, 0.3), self.come, host)
     for fault in plan.faults:
       if fault.kind == "join":
         self.clock.at(fault.at_secs, self.come, *fault.hosts)
@@ -95,13 +96,12 @@ class ClusterHistory:
 
   def come(self, host: str, **given: Any) -> None:
     """A host comes; `given` are options of its agent."""
-    own = dict(gather_secs=self.plan.gather_secs, no_progress_secs=self.plan.no_progress_secs)
     told: dict[str, Any] = dict(
         name=host,
         zone=_ZONES[int(host[1:]) % len(_ZONES)],
         host=host,
         num_nodes=self.plan.num_nodes,
-        limits=dataclasses.replace(_LIMITS, **own),
+        limits=self._limits,
     )
     options = worker_lib.make_options(**told | given)
     self.machines[host] = worker_lib.Machine(self, options)

@@ -5,7 +5,7 @@ import collections
 from collections.abc import Callable, Coroutine
 import heapq
 import itertools
-import math
+import random
 from typing import Any
 
 _READ_SECS = 0.002  # To handle one message of those that have come meanwhile, as others wait.
@@ -41,10 +41,10 @@ class _Call:
 
 
 class Clock:
-  """What is to happen in all processes, in order; `now` in seconds."""
+  """What is to happen in all processes, in order; `now` in seconds, `random` for all draws."""
 
-  def __init__(self) -> None:
-    self.now = 0.0
+  def __init__(self, seed: int = 0) -> None:
+    self.now, self.random = 0.0, random.Random(seed)
     self.ready: collections.deque[_Call] = collections.deque()
     self.failures: list[BaseException] = []
     self.processes: list[Process] = []  # Kept, so that tasks of killed ones do not run on.
@@ -91,13 +91,13 @@ class Process(asyncio.AbstractEventLoop):
   """A process: the loop of its tasks, with a clock of its own.
 
   Attributes:
-    is_stopped: By SIGSTOP. What others send it waits in its `inbox`, which it reads before it
-      sees which of its own calls, `held` meanwhile, are due.
+    is_stopped: By SIGSTOP. What others send it waits in its `inbox`, by connection, which it
+      reads before it sees which of its own calls, `held` meanwhile, are due.
   """
 
   def __init__(self, clock: Clock, *, ahead_secs: float = 0.0) -> None:
     self.is_stopped = self.is_killed = False
-    self.inbox: collections.deque[tuple[Callable[..., Any], tuple[Any, ...]]] = collections.deque()
+    self.inbox: dict[Any, collections.deque[tuple[Callable[..., Any], tuple[Any, ...]]]] = {}
     self.held: list[_Call] = []
     self._clock, self._ahead_secs = clock, ahead_secs
     self._tasks: list[asyncio.Task[Any]] = []  # A loop keeps none that only wait.
@@ -118,10 +118,10 @@ class Process(asyncio.AbstractEventLoop):
     """Something reaches it from outside, once who runs now is done."""
     self._clock.soon(self.take, call, *args)
 
-  def take(self, call: Callable[..., Any], *args: Any) -> None:
-    """Something reaches it from outside at once; nobody else must run."""
+  def take(self, call: Callable[..., Any], *args: Any, by: Any = None) -> None:
+    """Something reaches it from outside at once, by a connection; nobody else must run."""
     if self.is_stopped or self.inbox:
-      self.inbox.append((call, args))
+      self.inbox.setdefault(by, collections.deque()).append((call, args))
     elif not self.is_killed:
       asyncio._set_running_loop(self)
       call(*args)
@@ -151,7 +151,10 @@ class Process(asyncio.AbstractEventLoop):
     if self.is_killed or self.is_stopped:
       return
     if self.inbox:
-      call, args = self.inbox.popleft()
+      by = self._clock.random.choice([*self.inbox])
+      call, args = self.inbox[by].popleft()
+      if not self.inbox[by]:
+        del self.inbox[by]
       asyncio._set_running_loop(self)
       call(*args)
       self._clock.at(_READ_SECS, self._catch_up)

@@ -18,7 +18,6 @@ import asyncio
 import collections
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 import contextlib
-import random
 from typing import Any
 
 from bamboo_jax.cluster import messages, views
@@ -47,8 +46,8 @@ class Network:
     on_send: Called with each message.
   """
 
-  def __init__(self, clock: loop_lib.Clock, seed: random.Random) -> None:
-    self.clock, self._random = clock, seed
+  def __init__(self, clock: loop_lib.Clock) -> None:
+    self.clock = clock
     self.cut, self.refused, self.slow, self.crowded = (collections.Counter[Any]() for _ in range(4))
     self.silent: set[str] = set()
     self.listening: dict[tuple[str, int], Mesh] = {}
@@ -75,7 +74,7 @@ class Network:
 
   def delay(self, source: str, target: str) -> float:
     """Returns how long a message takes."""
-    secs = _LEAST_SECS + (_MOST_SECS - _LEAST_SECS) * self._random.random()
+    secs = _LEAST_SECS + (_MOST_SECS - _LEAST_SECS) * self.clock.random.random()
     return secs + (_SLOW_SECS if self.slow and (source, target) in self.slow else 0.0)
 
   def close(self, host: str) -> None:
@@ -162,7 +161,7 @@ class Link:
     if network.cut and (source, target) in network.cut:
       self._held.append((source, target, process, *call))
     else:
-      process.take(*call)
+      process.take(*call, by=self)
 
   def _give_up(self, since_secs: float) -> None:
     if self._unheard_secs == since_secs:

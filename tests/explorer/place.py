@@ -13,7 +13,6 @@ import asyncio
 from collections.abc import Callable, Iterator
 import contextlib
 import functools
-import random
 from typing import Any
 
 from bamboo_jax.cluster import records as records_lib, views
@@ -90,9 +89,7 @@ class Place(Memory):
     on_made: Called with each view that is made.
   """
 
-  def __init__(
-      self, clock: loop_lib.Clock, seed: int, on_made: Callable[[views.View], None]
-  ) -> None:
+  def __init__(self, clock: loop_lib.Clock, on_made: Callable[[views.View], None]) -> None:
     super().__init__()
     self.records = records_lib.Records("judge", b"key")
     self.records._place = self
@@ -102,7 +99,7 @@ class Place(Memory):
     self.until_secs: dict[tuple[str, str], float] = {}
     self.late: dict[str, tuple[float, bool]] = {}
     self.num_torn, self.ignores_conditions = 0, False
-    self._clock, self._random, self._on_made = clock, random.Random(f"judge {seed}"), on_made
+    self._clock, self._on_made = clock, on_made
     self._former: dict[str, dict[str, bytes]] = {}  # What those read for whom it is stale.
 
   def suffer(self, what: str, host: str, secs: float) -> None:
@@ -161,8 +158,8 @@ class Place(Memory):
     if secs := self.left_secs("hangs", host):
       self._clock.at(secs, self._travel, host, then, *args)
     else:
-      secs = self._random.uniform(*(_SLOW_SECS if self.left_secs("slow", host) else _CALL_SECS))
-      self._clock.at(secs, then, *args)
+      range_secs = _SLOW_SECS if self.left_secs("slow", host) else _CALL_SECS
+      self._clock.at(self._clock.random.uniform(*range_secs), then, *args)
 
   def _arrive(self, tell: Callable[[Any], None], host: str, method: str, *args: Any) -> None:
     """A call of a host arrives, and takes effect, perhaps late."""
@@ -183,7 +180,7 @@ class Place(Memory):
     self._travel(host, tell, self._answer(host, method, *args))
 
   def _answer(self, host: str, method: str, *args: Any) -> Any:
-    chance = self._random.random() if self.left_secs("fails", host) else 1.0
+    chance = self._clock.random.random() if self.left_secs("fails", host) else 1.0
     if chance < 0.25 or (self.left_secs("full", host) and method not in _READS):
       return OSError("An error before the call took effect.")
     now = self.values

@@ -90,7 +90,7 @@ KINDS = {
 }
 _BREAKS = ("cut", "cut_one_way", "isolate", "refuse", "no_files")
 _AWAY = ("stall", "cut_off", "hang_judge", "slow_judge", "stale", "judge_errors", "torn")
-_AWAY += ("lose_answers", "full", "freeze_agent")
+_AWAY += ("lose_answers", "full")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,6 +226,7 @@ def _at(secs: float) -> _Range:
 
 _WORDS = {
     "join": [_Part("join", "+")],
+    "slow_join": [_Part("join", "+"), _Part("slow", "new", _at(0.01), (3.0, 5.0))],
     "pair": [_Part("kill", "a"), _Part("kill", "b", (0.001, 0.1))],
     "wipe_out": [  # And others come.
         _Part("kill vanish", "each old", (0.0, 0.2)),
@@ -250,7 +251,8 @@ _WORDS = {
     "severed": [_Part("cut cut_one_way", "a b", secs=_at(0.0))],  # For good.
     # Newcomers see the store, and nobody else.
     "apart": [_Part("join", "+", times=(1, 4)), _Part("apart", "new", secs=(4.0, 40.0))],
-    "woken": [_Part("freeze", "a", secs=(9.0, 12.0))],  # Long after others have gone on.
+    # Long after others have gone on.
+    "woken": [_Part("freeze freeze_agent", "a", secs=(9.0, 12.0))],
     "lost_vote": [  # One hears all votes, and nobody hears its own.
         _Part("slow", "b", secs=_at(10.0)),
         _Part("cut_one_way", "a each old", _at(1.0), _at(8.0)),
@@ -311,7 +313,8 @@ def draw(mode: str, seed: int) -> FaultPlan:
   names = [f"n{i}" for i in range(num_nodes)]
   at_secs = rng.uniform(_FIRST_SECS, _FIRST_SECS + 3.0)
   if rng.random() < 0.2:  # One too many, just when all begin.
-    faults += _draw_faults(rng, "join", rng.uniform(0.5, 1.5), names)
+    word = rng.choice(["join", "slow_join"])
+    faults += _draw_faults(rng, word, rng.uniform(0.0, 1.5), names)
   hurt: set[str] = set()
   while at_secs < _LAST_SECS:
     word = rng.choice(MODES[mode].split())

@@ -24,6 +24,7 @@ from bamboo_jax.schedule import channel as channel_lib
 from tests.explorer import loop as loop_lib, mesh as mesh_lib
 
 STEP_SECS = 0.5
+_LIMITS = config.ClusterSection()
 _INIT_SECS, _COMPILE_SECS, _LAST_SECS = 0.5, 0.5, 0.5
 _SAVE_STEPS, _REPORT_STEPS = 4, 8
 _EXPLAIN_SECS = 30.0  # As in `training.worker`.
@@ -82,7 +83,7 @@ def make_options(name: str, **changes: Any) -> agent_lib.AgentOptions:
       config={"seed": 0},
       command=(),
       log="",
-      limits=config.ClusterSection(),
+      limits=_LIMITS,
   )
   return agent_lib.AgentOptions(**told | changes)
 
@@ -204,13 +205,12 @@ class Machine:
 
   async def _ask(self, function: Any, *args: Any) -> Any:
     """Calls a function with the records."""
-    try:
-      return await self.cluster.place.call(self.host, function, *args)
-    finally:
-      if self.freeze_secs and function.__name__.startswith("make"):
-        secs, self.freeze_secs = self.freeze_secs, 0.0
-        self.cluster.process.start(self.cluster.hold, self.frozen(), secs)
-        await asyncio.sleep(0)
+    answer = await self.cluster.place.call(self.host, function, *args)
+    if self.freeze_secs and function.__name__.startswith("make"):
+      secs, self.freeze_secs = self.freeze_secs, 0.0
+      self.cluster.process.start(self.cluster.hold, self.frozen(), secs)
+      await asyncio.sleep(0)
+    return answer
 
 
 class Worker:
@@ -289,7 +289,7 @@ class Worker:
     if self.is_alive:
       self.kill()
       self.code = code
-      secs = self._cluster.random.uniform(0.0, _EXIT_SECS)
+      secs = self._clock.random.uniform(0.0, _EXIT_SECS)
       self._clock.at(secs, self._agent.take, loop_lib.settle, self._exit, code)
 
   # What it does.
