@@ -12,7 +12,6 @@ import pytest
 from safetensors import torch as safetensors
 
 from bamboo_jax import base
-from bamboo_jax.checkpoint import manifest as manifest_lib
 from bamboo_jax.exchange import adapters, weights
 from bamboo_jax.launch import convert as convert_lib
 from bamboo_jax.models import zoo
@@ -50,12 +49,6 @@ def convert(*, name, path, out, **direction):
   words = printed.getvalue().split()
   assert words[:2] == [f"{out}:", f"{name},"], words
   return int(words[-2].replace(",", ""))
-
-
-def make_model(folder, name):
-  """Returns the model of a folder of `peft`."""
-  options = weights.read_options(folder, name)
-  return zoo.make_model(name, **{**options, "sequence_length": 8})
 
 
 def train_peer(model, config):
@@ -96,8 +89,7 @@ class AdaptersTest(folders.FolderCase):
         init_lora_weights=False,  # Not 0.
     )
     self.peer = peft.get_peft_model(base_model, chosen)
-    peft_config = self.peer.peft_config["default"]
-    peft_config.base_model_name_or_path = str(self.folder / "base")
+    self.peer.peft_config["default"].base_model_name_or_path = str(self.folder / "base")
     self.peer.save_pretrained(self.folder / "adapter")
 
   @parameterized.parameters(*zip(samples.draw(("llama", "gpt2"), 1)))
@@ -128,97 +120,49 @@ class AdaptersTest(folders.FolderCase):
     whole = transformers.AutoModelForCausalLM.from_pretrained(merged)
     with torch.no_grad():
       np.testing.assert_allclose(whole(tokens).logits, self.peer.eval()(tokens).logits, atol=1e-3)
-    model = make_model(out, name)
-    self.assert_base_is_untouched(run, model)
-    self.assert_imports(out, model)
-
-  def assert_base_is_untouched(self, run, model):
-    trained = weights.open_weights(run, model)
-    first = weights.open_weights(self.folder / "base", model)
-    for name in model.layer_names:
-      params, now = first(name).params, trained(name).params
-      self.assertFalse({k for k in params if "lora" in k})
-      now = {key: now[key] for key in params}
-      jax.tree.map(np.testing.assert_array_equal, now, params)
-
-  def assert_imports(self, out, model):
-    """An export is imported as it is, and exported again."""
-    again = self.folder / "again"
-    imported = self.folder / "imported"
-    convert(from_="peft", name=model.name, path=out, out=imported)
-    convert(to="peft", name=model.name, path=imported, out=again)
+    # An export is imported as it is, with the base, and exported again.
+    again, imported = self.folder / "again", self.folder / "imported"
+    convert(from_="peft", name=name, path=out, out=imported)
+    convert(to="peft", name=name, path=imported, out=again)
     for file in ("adapter_model.safetensors", "adapter_config.json"):
       self.assertEqual((again / file).read_bytes(), (out / file).read_bytes())
-    folders = (imported, out)
-    ours, theirs = (weights.open_weights(path, model) for path in folders)
-    for name in model.layer_names:
-      jax.tree.map(np.testing.assert_array_equal, ours(name).params, theirs(name).params)
+    model = zoo.make_model(name, **weights.read_options(out, name) | {"sequence_length": 8})
+    paths = (run, imported, out, self.folder / "base")
+    trained, *others, base_of = (weights.open_weights(path, model) for path in paths)
+    for layer in model.layer_names:
+      params, first = trained(layer).params, base_of(layer).params
+      self.assertEqual(first.keys(), {key for key in params if "lora" not in key})
+      jax.tree.map(np.testing.assert_array_equal, {key: params[key] for key in first}, first)
+      for other in others:
+        jax.tree.map(np.testing.assert_array_equal, other(layer).params, params)
 
   def test_resume(self):
-    """An interruption, and deaths that leave no copy but the checkpoint."""
+    """Later changes of the folder that a run began from change nothing."""
     self.make_folders()
-    digests = []
-    deaths = self.folder / "deaths"
-    deaths.write_text("7,,,all\n")
-    for name, stops in (("whole", [None]), ("all_die", [None]), ("twice", [5, None])):
+    config, digests = make_config(self.folder / "base", lora_rank=2), []
+    for name, stops in (("whole", [None]), ("twice", [5, None])):
+      run = self.folder / name
       for stop_at in stops:
-        config = make_config(self.folder / "base", lora_rank=2)
-        run = self.folder / name
-        run_lib.train_and_evaluate(
-            config,
-            workdir=str(run),
-            stop_at=stop_at,
-            faults=str(deaths) if name == "all_die" else None,
-        )
-      summary = json.loads((run / "summary.json").read_text())
-      digests.append(summary["state_sha256"])
-      rungs = [recovery["rung"] for recovery in summary["recoveries"]]
-      self.assertEqual(rungs, ["checkpoint"] * (name == "all_die"))
+        run_lib.train_and_evaluate(config, workdir=str(run), stop_at=stop_at)
+      digests.append(json.loads((run / "summary.json").read_text())["state_sha256"])
     self.assertLen({*digests}, 1)
-    self.assert_has_its_base(run, config)
-
-  def assert_has_its_base(self, run, config):
-    """Checkpoints hold frozen weights once; later changes of the folder change nothing."""
-    file = self.folder / "base" / "model.safetensors"
-    path = manifest_lib.find_newest(run)
-    manifest = manifest_lib.read_manifest(path)
-    names = {n for layer in manifest.layers.values() for n in layer.arrays}
-    params = [name for name in names if name.startswith("params/")]
-    self.assertEqual([n for n in params if "lora_" not in n], [])
-    self.assertLen(params, 4)  # Of two layers, A and B.
-    self.assertLen([*path.parent.glob("frozen/*")], 1)
-    want = weights.export_folder(run, name="llama", out=self.folder / "w", max_file_bytes=1 << 30)
-    tensors = safetensors.load_file(file)
-    tensors["model.layers.1.mlp.down_proj.weight"][0, 0] += 1
-    safetensors.save_file(tensors, file, metadata={"format": "pt"})
-    got = weights.export_folder(run, name="llama", out=self.folder / "g", max_file_bytes=1 << 30)
-    self.assertEqual(got, want)
-    files = [self.folder / out / "model.safetensors" for out in "wg"]
-    self.assertEqual(files[0].read_bytes(), files[1].read_bytes())
+    file, exported = self.folder / "base" / "model.safetensors", []
+    for out in (self.folder / "before", self.folder / "after"):
+      weights.export_folder(run, name="llama", out=out, max_file_bytes=1 << 30)
+      exported.append((out / file.name).read_bytes())
+      tensors = safetensors.load_file(file)
+      tensors["model.layers.1.mlp.down_proj.weight"][0, 0] += 1
+      safetensors.save_file(tensors, file, metadata={"format": "pt"})
+    self.assertEqual(*exported)
     run_lib.train_and_evaluate(config.changed({"num_steps": 11}), workdir=str(run))
-
-  def test_beginnings_that_leave_the_weights(self):
-    """Adapters that are accepted give the logits of `peft`."""
-    self.make_folders()
-    file = self.folder / "adapter" / "adapter_config.json"
-    good = json.loads(file.read_text())
-    auto = transformers.AutoModelForCausalLM.from_pretrained
-    tokens, imported = torch.arange(8)[None], self.folder / "imported"
-    for beginning in (True, False, None, "orthogonal", "gaussian"):
-      file.write_text(json.dumps({**good, "init_lora_weights": beginning}))
-      self.assertEqual(adapters.read_config(file.parent).options["lora_rank"], 2)
-    weights.import_folder(file.parent, name="llama", out=imported)
-    weights.export_folder(imported, name="llama", out=imported / "merged", max_file_bytes=1 << 20)
-    peer = peft.PeftModel.from_pretrained(auto(self.folder / "base"), file.parent)
-    with torch.no_grad():
-      np.testing.assert_allclose(
-          auto(imported / "merged")(tokens).logits, peer.eval()(tokens).logits, atol=1e-4
-      )
 
   def test_rejected(self):
     self.make_folders()
     file = self.folder / "adapter" / "adapter_config.json"
     good = json.loads(file.read_text())
+    for beginning in (True, False, None, "orthogonal", "gaussian"):  # They leave the weights.
+      file.write_text(json.dumps({**good, "init_lora_weights": beginning}))
+      self.assertEqual(adapters.read_config(file.parent).options["lora_rank"], 2)
     beginnings = ("pissa", "pissa_niter_16", "olora", "corda", "loftq")
     others = [("init_lora_weights", how) for how in beginnings]
     others += [(name, {"q_proj": 4}) for name in ("rank_pattern", "alpha_pattern")]

@@ -1,6 +1,7 @@
 """Tokenizers travel with weights."""
 
 import dataclasses
+import functools
 import json
 import pathlib
 import shutil
@@ -39,28 +40,22 @@ class CompanionsTest(folders.FolderCase):
     files = ["generation_config.json", "tokenizer.json", "tokenizer_config.json"]
     hub = self.write("hub", *files, "README.md", "pytorch_model.bin")
     t.write_hub(hub, model, t.random_weights(model))
-    ours, back = self.folder / "ours", self.folder / "back"
+    ours, out = self.folder / "ours", self.folder / "none"
     weights.import_folder(hub, name="qwen", out=ours)
     name = manifest_lib.find_newest(ours).name
     self.assertEqual(self.names("ours"), ["0", name, *files])
-    for path in (ours, ours / "0"):
-      out = back / path.name
-      weights.export_folder(path, name="qwen", out=out, max_file_bytes=1 << 30)
-      self.assertEqual(
-          self.names(f"back/{path.name}"), sorted([*files, "config.json", "model.safetensors"])
-      )
-      self.assertEqual((out / files[1]).read_text(), "hub tokenizer.json")
-    other = self.write("other", "tokenizer.model")
-    out = back / "other"
-    export = dict(name="qwen", max_file_bytes=1 << 30)
-    weights.export_folder(ours, out=out, tokenizer=other, **export)
-    self.assertEqual(
-        self.names("back/other"),
-        [*("config.json", "generation_config.json", "model.safetensors")] + ["tokenizer.model"],
-    )
-    out = back / "none"
+    export = functools.partial(weights.export_folder, name="qwen", max_file_bytes=1 << 30)
+    for path, tokenizer, found in (
+        (ours, None, files),
+        (ours / "0", None, files),
+        (ours, self.write("other", "tokenizer.model"), [files[0], "tokenizer.model"]),
+    ):
+      back = self.folder / f"{path.name} {len(found)}"
+      export(path, out=back, tokenizer=tokenizer)
+      self.assertEqual(self.names(back), sorted([*found, "config.json", "model.safetensors"]))
+    self.assertEqual((self.folder / "0 3" / files[1]).read_text(), "hub tokenizer.json")
     with self.assertRaisesRegex(ValueError, "no tokenizer file in .*/0.$"):
-      weights.export_folder(ours, out=out, tokenizer=ours / "0", **export)
+      export(ours, out=out, tokenizer=ours / "0")
     self.assertFalse(out.exists())
 
   @parameterized.parameters("run", "run/checkpoints", "run/checkpoints/40")
@@ -103,8 +98,7 @@ class CompanionsTest(folders.FolderCase):
     hub = self.write("hub", "generation_config.json")
     text = self.write("text", "tokenizer.json", "tokenizer_config.json")
     other = self.write("other", "tokenizer.model")
-    options = {"tokenizer": str(text)}
-    self.run_config("run", init_from=str(hub), data={"options": options})
+    self.run_config("run", init_from=str(hub), data={"options": {"tokenizer": str(text)}})
     self.assertEqual(self.found("run"), [text, text, hub])
     files = companions.find(self.folder / "run", other)
     self.assertEqual([file.parent for file in files.values()], [hub, other])
@@ -123,22 +117,22 @@ class CompanionsTest(folders.FolderCase):
 
   def test_ids_of_special_tokens(self):
     """They are those of the import, whatever has happened in between."""
-    model = t.make_model("llama")
-    export = dict(name="llama", max_file_bytes=1 << 30)
-    t.write_hub(self.folder / "hub", model, t.random_weights(model))
-    file = self.folder / "hub" / "config.json"
+    model, hub = t.make_model("llama"), self.folder / "hub"
+    t.write_hub(hub, model, t.random_weights(model))
+    file = hub / "config.json"
     config = json.loads(file.read_text())
+    ids_of = lambda config: {k: v for k, v in config.items() if k.endswith("_token_id")}
     for ids in (
         {"bos_token_id": 1, "eos_token_id": [2, 7], "pad_token_id": 0},
         {"eos_token_id": None},
         {},  # The defaults of the class hold.
     ):
-      kept = {k: v for k, v in config.items() if not k.endswith("_token_id")}
+      kept = {k: config[k] for k in config.keys() - ids_of(config)}
       file.write_text(json.dumps(kept | ids))
       folder = self.folder / f"{len(ids)}"
-      weights.import_folder(self.folder / "hub", name="llama", out=folder / "a")
+      weights.import_folder(hub, name="llama", out=folder / "a")
       # A run that begins with the import, and one with the folder.
-      for name, first in (("b", folder / "a"), ("c", self.folder / "hub")):
+      for name, first in (("b", folder / "a"), ("c", hub)):
         shutil.copytree(folder / "a", folder / name / "checkpoints")
         path = manifest_lib.find_newest(folder / name)
         manifest = manifest_lib.read_manifest(path)
@@ -146,7 +140,5 @@ class CompanionsTest(folders.FolderCase):
         manifest_lib.write_manifest(path, dataclasses.replace(manifest, meta=meta))
       for name in "abc":
         out = folder / "out" / name
-        weights.export_folder(folder / name, out=out, **export)
-        found = json.loads((out / "config.json").read_text())
-        got = {k: v for k, v in found.items() if k.endswith("_token_id")}
-        self.assertEqual(got, ids, name)
+        weights.export_folder(folder / name, name="llama", out=out, max_file_bytes=1 << 30)
+        self.assertEqual(ids_of(json.loads((out / "config.json").read_text())), ids, name)

@@ -103,28 +103,28 @@ def peer_loss(peer, arguments):
 class PeersTest(folders.FolderCase):
 
   @parameterized.parameters(
+      ("gpt2", {}),
       *samples.draw(
           (
               ("bert", {}),
-              ("gpt2", {}),
               ("llama", {"rope_parameters": _SLOWED}),
               ("qwen", {"tie_word_embeddings": True}),
           ),
-          2,
-      )
+          1,
+      ),
   )
   def test_outputs_and_gradients(self, name, changes):
     folder = self.folder
     peer = make_peer(name, changes)
     peer.save_pretrained(folder, max_shard_size="8KB")
-    self.assertGreater(len(list(folder.glob("*.safetensors"))), 1)
+    self.assertGreater(len([*folder.glob("*.safetensors")]), 1)
     model = weights.import_folder(folder, name=name, out=folder / "ours")
-    options = {"sequence_length": L}
-    options |= {"num_masked": 3} if name == "bert" else {}
+    options = {"sequence_length": L} | ({"num_masked": 3} if name == "bert" else {})
     model = zoo.make_model(**{**model.fingerprint, **options})
     variables_of = weights.open_weights(folder / "ours", model)
-    params = {n: variables_of(n).params for n in model.layer_names}
-    stats = {n: variables_of(n).stats for n in model.layer_names}
+    variables = {n: variables_of(n) for n in model.layer_names}
+    params = {n: v.params for n, v in variables.items()}
+    stats = {n: v.stats for n, v in variables.items()}
     batch, arguments = make_batch(name)
 
     def loss_fn(params):
@@ -171,7 +171,3 @@ class PeersTest(folders.FolderCase):
     self.assertEqual(got.keys(), want.keys())
     for key, value in want.items():
       np.testing.assert_array_equal(got[key].numpy(), value.numpy())
-    _, arguments = make_batch(name)
-    with torch.no_grad():
-      loss, same = peer_loss(peer, arguments), peer_loss(again.eval(), arguments)
-    self.assertEqual(loss.item(), same.item())

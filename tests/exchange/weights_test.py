@@ -91,7 +91,7 @@ class WeightsTest(folders.FolderCase):
     drawn = random_weights(model)
     hub, ours, back = (self.folder / part for part in ("hub", "ours", "back"))
     write_hub(hub, model, drawn, max_file_bytes=1 << 16)
-    self.assertGreater(len(list(hub.glob("*.safetensors"))), 1)
+    self.assertGreater(len([*hub.glob("*.safetensors")]), 1)
     self.assert_same(model, drawn, hub)
 
     imported = weights.import_folder(hub, name=name, out=ours)
@@ -314,15 +314,12 @@ class WeightsTest(folders.FolderCase):
   def test_command(self):
     model, out = make_model("qwen"), io.StringIO()
     self.enterContext(contextlib.chdir(self.folder))
-    hub, ours, back = map(pathlib.Path, ("hub", "ours", "back"))
-    write_hub(hub, model, random_weights(model))
-    for direction, path, to in (("from_", hub, ours), ("to", ours, back)):
-      given = {direction: "hf", "model": "qwen", "path": str(path), "out": str(to)}
+    write_hub(pathlib.Path("hub"), model, random_weights(model))
+    for direction, path, to in (("from_", "hub", "ours"), ("to", "ours", "back")):
       with contextlib.redirect_stdout(out):
-        convert.main(convert.ConvertFlags(**given))
-    self.assertEqual(
-        (hub / "model.safetensors").read_bytes(), (back / "model.safetensors").read_bytes()
-    )
-    self.assertIn(f"{back}: qwen, 53,472 parameters", out.getvalue())
+        convert.main(convert.ConvertFlags(model="qwen", path=path, out=to, **{direction: "hf"}))
+    files = [pathlib.Path(folder, "model.safetensors").read_bytes() for folder in ("hub", "back")]
+    self.assertEqual(*files)
+    self.assertIn("back: qwen, 53,472 parameters", out.getvalue())
     with self.assertRaisesRegex(ValueError, "Give --from or --to: hf or peft"):
       convert.main(convert.ConvertFlags(model="qwen", path="a", out="b"))
