@@ -1,6 +1,6 @@
 """A pure loss is a model of one layer with the same gradients."""
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from flax import nnx
 import flax.linen as nn
 import jax
@@ -121,14 +121,13 @@ class FromLossTest(parameterized.TestCase):
     model = _make(loss, init, has_aux=True, has_state=True, evaluate=evaluate)
     variables = _variables(model)
     self.assertEqual({k: v.shape for k, v in variables.stats.items()}, {"mean": (3,), "ema/0": ()})
-    layer = model.layers[0]
+    (layer,) = model.layers
     params, state = layer.to_pytree(variables)
-    self.assertEqual(
-        jax.tree.structure((params, state)), jax.tree.structure(init(jax.random.key(0)))
-    )
+    want = jax.tree.structure(init(jax.random.key(0)))
+    self.assertEqual(jax.tree.structure((params, state)), want)
+    given = (variables.params, variables.stats, None, _BATCH)
     for key in (None, jax.random.key(1)):
       train = key is not None
-      given = (variables.params, variables.stats, None, _BATCH)
       found, new = layer.apply(*given, key=key, train=train)
       self.assertAlmostEqual(float(found.total), 4 * (float(_loss(params, _BATCH)) + 3), places=5)
       np.testing.assert_allclose(new["mean"], 0.5 + 0.5 * _BATCH["x"].mean(0), rtol=1e-6)
@@ -168,19 +167,24 @@ class FromLossTest(parameterized.TestCase):
       passes._evaluate(*given)
 
   @parameterized.named_parameters(
-      ("integers", "'n' .*int32", dict(init=lambda key: {"n": jnp.zeros((), jnp.int32)})),
-      ("half", "bfloat16", dict(init=lambda key: {"a": jnp.zeros(2, jnp.bfloat16)})),
-      ("no_array", "'a/b' .*float", dict(init=lambda key: {"a": {"b": 1.0}})),
-      ("nothing", "no parameters", dict(init=lambda key: {})),
-      (
-          "nnx_statistics",
-          "'mean' is of nnx.BatchStat, must be nnx.Param. It is not trained: say from_loss",
-          dict(init=lambda key: nnx.state(nnx.BatchNorm(2, rngs=nnx.Rngs(key)))),
-      ),
-      (
-          "linen_statistics",
-          "init returned 'batch_stats', of BatchNorm",
-          dict(init=lambda key: nn.BatchNorm(True).init(key, jnp.ones((1, 2)))),
+      *(
+          (name, message, dict(init=init))
+          for name, message, init in (
+              ("integers", "'n' .*int32", lambda key: {"n": jnp.zeros((), jnp.int32)}),
+              ("half", "bfloat16", lambda key: {"a": jnp.zeros(2, jnp.bfloat16)}),
+              ("no_array", "'a/b' .*float", lambda key: {"a": {"b": 1.0}}),
+              ("nothing", "no parameters", lambda key: {}),
+              (
+                  "nnx_statistics",
+                  "'mean' is of nnx.BatchStat, must be nnx.Param. It is not trained: say from_loss",
+                  lambda key: nnx.state(nnx.BatchNorm(2, rngs=nnx.Rngs(key))),
+              ),
+              (
+                  "linen_statistics",
+                  "init returned 'batch_stats', of BatchNorm",
+                  lambda key: nn.BatchNorm(True).init(key, jnp.ones((1, 2))),
+              ),
+          )
       ),
       ("no_state", "must return \\(params, state\\), got a dict", dict(has_state=True)),
       (
@@ -229,7 +233,3 @@ class FromLossTest(parameterized.TestCase):
     params = layer.init(jax.random.key(0), None, {}).params
     shapes = sorted(value.shape for value in params.values())
     self.assertEqual(shapes, [(2, 3), (3,)])
-
-
-if __name__ == "__main__":
-  absltest.main()

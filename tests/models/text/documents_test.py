@@ -1,6 +1,7 @@
 """Packed documents: the loss of each is that of the document alone."""
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -48,12 +49,9 @@ class DocumentsTest(parameterized.TestCase):
       return jax.value_and_grad(total)(params)
 
     make = _make_masked if name == "bert" else _make_batch
-    together = run(params, make(tokens))
     alone = [run(params, make([one])) for one in tokens]
     total = jax.tree.map(lambda *parts: sum(parts), *alone)
-    leaves = map(jax.tree.leaves, (together, total))
-    for ours, theirs in zip(*leaves, strict=True):
-      np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-5)
+    chex.assert_trees_all_close(run(params, make(tokens)), total, rtol=2e-5, atol=2e-5)
     least = 2.0 if name == "bert" else 7.0  # Of one token, or of 7.
     self.assertGreater(float(alone[2][0]), least)
 
@@ -85,7 +83,3 @@ def _make_masked(documents):
   batch["targets"][0, : len(ends)] = [tokens[-1] for tokens in documents]
   batch["places"][0, : len(ends)] = ends - 1
   return jax.tree.map(jnp.asarray, batch)
-
-
-if __name__ == "__main__":
-  absltest.main()
