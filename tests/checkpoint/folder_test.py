@@ -6,7 +6,6 @@ import os
 import pathlib
 import random
 import shutil
-import tempfile
 from unittest import mock
 
 from absl.testing import parameterized
@@ -24,7 +23,7 @@ from bamboo_jax.checkpoint import (
     orbax_item,
 )
 from bamboo_jax.runtime.stage import spec as spec_lib
-from tests import limits
+from tests import folders, limits
 
 _META = {"seed": 3, "data": {"sha256": "ab", "sizes": [1, 2]}, "note": None}
 
@@ -41,8 +40,8 @@ _OPTIMIZERS = {
 }
 
 
-def _make_folder(path, *, keep, check_fence=lambda: None):
-  return folder_lib.CheckpointFolder(path, keep=keep, check_fence=check_fence)
+def _make_folder(path, *, keep=2):
+  return folder_lib.CheckpointFolder(path, keep=keep, check_fence=lambda: None)
 
 
 def _layer(seed=0, *, optimizer="adamw", width=4, dtype=np.float32, stats=True):
@@ -89,19 +88,13 @@ def _biggest_file(path):
   return max(path.rglob("d/*"), key=lambda p: p.stat().st_size)
 
 
-def _hashes(folder):
-  return {
-      path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()
-  }
-
-
 def _cut(path):
   os.truncate(path, path.stat().st_size // 2)
 
 
-def _flip(path):
+def _flip(path, *, at=None, by=1):
   data = bytearray(path.read_bytes())
-  data[len(data) // 2] ^= 1
+  data[len(data) // 2 if at is None else at] ^= by
   path.write_bytes(data)
 
 
@@ -139,13 +132,12 @@ def _invert(path):
     file.write_bytes(bytes(0xFF ^ byte for byte in file.read_bytes()))
 
 
-class FolderTest(parameterized.TestCase):
+class FolderTest(folders.FolderCase):
 
   def setUp(self):
     super().setUp()
-    temp = self.enterContext(tempfile.TemporaryDirectory())
-    self.root = pathlib.Path(temp).resolve() / "checkpoints"
-    self.folder = _make_folder(self.root, keep=2)
+    self.root = self.folder.resolve() / "checkpoints"
+    self.folder = _make_folder(self.root)
 
   def name(self, step):
     """Returns the next name of a save."""
@@ -206,8 +198,7 @@ class FolderTest(parameterized.TestCase):
       array[...] = 0
     double = jax.jit(lambda tree: jax.tree.map(lambda a: a + a, tree), donate_argnums=0)
     jax.block_until_ready(double(on_device.params))
-    wanted = layer_arrays.copy_to_host(_layers(2))
-    self.assertEqual(_bits(copies), _bits(wanted))
+    self.assertEqual(_bits(copies), _bits(layer_arrays.copy_to_host(_layers(2))))
 
   @parameterized.parameters(
       (["block_02.mlp", "block_00.mlp"], None), (["block_00.mlp"], "node3"), ([], "node0")
@@ -223,31 +214,19 @@ class FolderTest(parameterized.TestCase):
   @parameterized.named_parameters(
       ("missing", {"head": {}}, "has no layer 'head', .* block_00"),
       ("extra", {"block_02.mlp": None}, "has a layer 'block_02.mlp', which"),
-      (
-          "shape",
-          {"block_01.mlp": {"width": 5}},
-          r"in layer 'block_01.mlp', params/bias is bfloat16\[4\] there and "
-          r"bfloat16\[5\] in the model",
-      ),
-      (
-          "dtype",
-          {"block_01.mlp": {"dtype": jnp.bfloat16}},
-          r"params/w is float32\[6,4\] there and bfloat16\[6,4\] in",
-      ),
-      (
-          "optimizer",
-          {"block_01.mlp": {"optimizer": "momentum"}},
-          r"slots/0/trace/bias is absent there and bfloat16\[4\] in",
-      ),
-      (
-          "smaller_optimizer",
-          {"block_01.mlp": {"optimizer": "sgd"}},
-          r"slots/0/count is int32\[\] there and absent in",
-      ),
-      (
-          "statistics",
-          {"block_01.mlp": {"stats": False}},
-          r"stats/count is int32\[\] there and absent in",
+      *(
+          (f"{name}_{value}", {"block_01.mlp": {name: value}}, message)
+          for name, value, message in (
+              (
+                  *("width", 5),
+                  r"in layer 'block_01.mlp', params/bias is bfloat16\[4\] there and "
+                  r"bfloat16\[5\] in the model",
+              ),
+              ("dtype", "bfloat16", r"params/w is float32\[6,4\] there and bfloat16\[6,4\] in"),
+              ("optimizer", "momentum", r"slots/0/trace/bias is absent there and bfloat16\[4\] in"),
+              ("optimizer", "sgd", r"slots/0/count is int32\[\] there and absent in"),
+              ("stats", False, r"stats/count is int32\[\] there and absent in"),
+          )
       ),
   )
   def test_another_model(self, changes, message):
@@ -274,17 +253,16 @@ class FolderTest(parameterized.TestCase):
     self.save(2)
     file = self.save(4)
     damage({"json": file, "data": _biggest_file(self.path(4))}.get(name, self.path(4, name)))
-    left = _hashes(self.root)
+    left = folders.read_all(self.root)
     with self.assertLogs("absl", "WARNING") if message else self.assertNoLogs("absl") as logs:
       self.assertEqual(self.folder.steps(), (2,))
     if message:
       self.assertRegex(logs.output[0], message)
       with self.assertRaisesRegex(base.DamagedCheckpointError, message):
         self.read(file)
-    self.assertEqual(_hashes(self.root), left)
+    self.assertEqual(folders.read_all(self.root), left)
     self.save(4)
     self.assert_restores(4)
-    self.assertContainsSubset({k: v for k, v in left.items() if "4" in k.parts[0]}, left)
 
   def test_files_that_another_node_removes_meanwhile(self):
     self.save(2)
@@ -303,12 +281,10 @@ class FolderTest(parameterized.TestCase):
       content = path.read_bytes()
       for _ in range(5 if content else 0):
         at = rng.randrange(len(content))
-        changed = bytearray(content)
-        changed[at] ^= rng.randrange(1, 256)
-        path.write_bytes(changed)
+        _flip(path, at=at, by=rng.randrange(1, 256))
         with self.subTest(f"{path.relative_to(self.root)} {at}"):
-          num_passed_over += self.resume(_make_folder(self.root, keep=2)) == 2
-      path.write_bytes(content)
+          num_passed_over += self.resume(_make_folder(self.root)) == 2
+        path.write_bytes(content)
     self.assertGreater(num_passed_over, 10)
     self.assertEqual(self.folder.steps(), (2, 4))
 
@@ -329,19 +305,19 @@ class FolderTest(parameterized.TestCase):
     self.save(2)
     self.save(6)
     _invert(self.path(6))
-    damaged = _hashes(self.path(6))
+    damaged = folders.read_all(self.path(6))
     with self.assertLogs("absl", "WARNING") as logs:
       self.assertEqual(self.resume(self.folder), 2)
     self.assertIn("is left as it is; an older one is used", str(logs.output))
     # Another process does not know; the numbers of saves tell.
-    folder = _make_folder(self.root, keep=2)
+    folder = _make_folder(self.root)
     self.assertEqual(folder.steps(), (2, 6))
     self.save(4)
     self.assertEqual(folder.steps(), (2, 4))
-    self.assertEqual(_hashes(self.path(6)), damaged)
+    self.assertEqual(folders.read_all(self.path(6)), damaged)
     self.save(6)
     self.assertEqual(folder.steps(), (4, 6))
-    self.assertEqual(self.resume(_make_folder(self.root, keep=2)), 6)
+    self.assertEqual(self.resume(_make_folder(self.root)), 6)
     self.assertEqual(self.listed(), ["4", "4.v1.3-a.json", "6", "6.v1.4-a.json"])
 
   @parameterized.parameters(errno.EIO, errno.ESTALE, errno.EACCES)
@@ -350,26 +326,27 @@ class FolderTest(parameterized.TestCase):
     self.save(4)
     error = OSError(code, os.strerror(code))
     in_words = ValueError(f"NOT_FOUND: [os_error_code='{code}']")
-    for target, raised in (
-        ((pathlib.Path, "read_bytes"), error),
-        ((orbax_item, "read_item"), error),
-        ((orbax_item, "read_item"), in_words),
-        ((orbax_item, "read_item"), MemoryError()),
+    for *target, raised in (
+        (pathlib.Path, "read_bytes", error),
+        (orbax_item, "read_item", error),
+        (orbax_item, "read_item", in_words),
+        (orbax_item, "read_item", MemoryError()),
     ):
       with mock.patch.object(*target, side_effect=raised):
-        with self.assertRaises(base.CheckpointError) as caught:
-          self.folder.read(4, _layers(), list(_layers()))
-      self.assertNotIsInstance(caught.exception, base.DamagedCheckpointError, msg=f"{raised}")
+        self.refuses_but_not_as_damaged(4, "")
     self.assertEqual(self.folder.steps(), (2, 4))
+
+  def refuses_but_not_as_damaged(self, step, message):
+    with self.assertRaisesRegex(base.CheckpointError, message) as caught:
+      self.folder.read(step, _layers(), [*_layers()])
+    self.assertNotIsInstance(caught.exception, base.DamagedCheckpointError)
 
   def test_what_another_version_has_written_is_not_damaged(self):
     self.save(2)
     file = self.save(4)
     with mock.patch.object(manifest_lib, "_FORMAT", 9):
       manifest_lib.write_manifest(file, manifest_lib.read_manifest(file))
-    with self.assertRaisesRegex(base.CheckpointError, "another version") as caught:
-      self.folder.read(4, _layers(), [])
-    self.assertNotIsInstance(caught.exception, base.DamagedCheckpointError)
+    self.refuses_but_not_as_damaged(4, "another version")
     self.assertEqual(self.folder.steps(), (2,))
 
   @parameterized.parameters(1, 2, 3)
@@ -387,29 +364,21 @@ class FolderTest(parameterized.TestCase):
 
   def test_order_on_disk(self):
     # What would be lost if the power failed must not be relied on yet.
-    former = self.save(2)
-    events, is_former_there, fsync = [], [], os.fsync
+    former, events = self.save(2), []
 
-    def note_fsync(fd):
-      fsync(fd)
-      events.append(("fsync", os.readlink(f"/proc/self/fd/{fd}")))
-      is_former_there.append(former.exists())
+    def note(name):
+      function = getattr(os, name)
 
-    def note(name, function):
       def call(*args):
-        events.append((name, *map(str, args)))
-        is_former_there.append(former.exists())
+        self.assertTrue(former.exists())
+        paths = [os.readlink(f"/proc/self/fd/{a}") if name == "fsync" else f"{a}" for a in args]
+        events.append((name, *paths))
         return function(*args)
 
-      return call
+      return mock.patch.object(os, name, call)
 
-    with (
-        mock.patch.object(os, "fsync", note_fsync),
-        mock.patch.object(os, "replace", note("replace", os.replace)),
-        mock.patch.object(os, "rename", note("rename", os.rename)),
-    ):
+    with note("fsync"), note("replace"), note("rename"):
       file = self.save(4, folder=_make_folder(self.root, keep=1))
-    self.assertTrue(all(is_former_there))
     self.assertFalse(former.exists())
     made = f"{self.root}/4/v1.2-a"
     (written,) = (e for e in events if e[-1] == f"{made}/manifest.json")
@@ -430,17 +399,17 @@ class FolderTest(parameterized.TestCase):
   def test_unfinished_ones_are_ignored_and_removed(self):
     self.save(2)
     arrays = layer_arrays.copy_to_host(_layers())
-    for attempt, view in ((2, 1), (3, 1), (4, 1)):
-      name = folder_lib.CheckpointName(attempt, view, 6, "b")
+    for attempt in (2, 3, 4):
+      name = folder_lib.CheckpointName(attempt, 1, 6, "b")
       self.folder.write_part(name, "node0", arrays)
       self.folder.write_part(name, "node0", arrays, is_frozen=True)
     (self.root / "notes").mkdir()
     self.assertEqual(self.folder.steps(), (2,))
-    last, before = folder_lib.CheckpointName(4, 1, 6, "b"), _hashes(self.root)
+    before = folders.read_all(self.root)
     with mock.patch.object(manifest_lib, "find_problem", return_value="a file is missing"):
-      self.folder.remove_unfinished(last)  # Maybe this process alone does not see it yet.
-    self.assertEqual(_hashes(self.root), before)
-    self.folder.remove_unfinished(last)
+      self.folder.remove_unfinished(name)  # Maybe this process alone does not see it yet.
+    self.assertEqual(folders.read_all(self.root), before)
+    self.folder.remove_unfinished(name)
     self.assertEqual(self.listed(), ["2", "2.v1.1-a.json", "6", "frozen", "notes"])
     for folder in ("6", "frozen"):
       self.assertEqual(os.listdir(self.root / folder), ["v1.4-b"])

@@ -7,14 +7,13 @@ another does all that it does.
 import contextlib
 import dataclasses
 import itertools
-import pathlib
 import sys
-import tempfile
 
 from absl.testing import parameterized
 
 from bamboo_jax import base
 from bamboo_jax.checkpoint import folder as folder_lib, manifest as manifest_lib
+from tests import folders
 
 _EVENTS = ("open", "os.", "shutil.")
 _hook = None  # Called before each of these; see `sys.addaudithook`.
@@ -37,10 +36,10 @@ def _hooked(hook):
 
 
 class _Process:
-  """Writes checkpoints; `is_fenced` once others may write instead."""
+  """Writes checkpoints, until others may write instead: after `num_checks`."""
 
   def __init__(self, root, *, keep=1):
-    self.is_fenced = False
+    self.num_checks = 1 << 30
     self.folder = folder_lib.CheckpointFolder(root, keep=keep, check_fence=self._check_fence)
 
   def write(self, step, attempt):
@@ -61,17 +60,16 @@ class _Process:
     self.finish(name)
 
   def _check_fence(self):
-    if self.is_fenced:
-      raise base.FencedError("The workdir is that of another run now.")
+    self.num_checks -= 1
+    if self.num_checks < 0:
+      raise base.FencedError
 
 
-class InterleavingTest(parameterized.TestCase):
+class InterleavingTest(folders.FolderCase):
 
   def setUp(self):
     super().setUp()
-    temp = self.enterContext(tempfile.TemporaryDirectory())
-    self.base = pathlib.Path(temp).resolve()
-    self.root = self.base / "checkpoints"
+    self.root = self.folder / "checkpoints"
 
   def complete(self):
     """Returns the steps of complete checkpoints; changes nothing."""
@@ -89,7 +87,7 @@ class InterleavingTest(parameterized.TestCase):
     be a complete checkpoint before each call of both, and at the end; `left` then, if given.
     """
     for stop in itertools.count():
-      self.root = self.base / str(stop)
+      self.root = self.folder / str(stop)
       given = prepare()
       num_calls, lost, is_stopped = 0, [], False
 
@@ -130,15 +128,8 @@ class InterleavingTest(parameterized.TestCase):
       first.save(10, 1)
       return first, second, first.write(20, 3)
 
-    def act(first, second, name):
-      del second
-      first.finish(name)
-
-    def other(first, second, name):
-      del first, name
-      for step, attempt in saves:
-        second.save(step, attempt)
-
+    act = lambda first, second, name: first.finish(name)
+    other = lambda first, second, name: [second.save(*save) for save in saves]
     self.assert_always_one(prepare, act, other, left)
 
   def test_one_removes_what_another_completes(self):
@@ -148,36 +139,21 @@ class InterleavingTest(parameterized.TestCase):
       return first, second, second.write(20, 2)
 
     def act(first, second, name):
-      del second
       first.folder.remove_unfinished(dataclasses.replace(name, attempt=9))
 
     def other(first, second, name):
-      del first
       with contextlib.suppress(OSError):  # It is gone.
         second.finish(name)
 
     self.assert_always_one(prepare, act, other)
 
-  def test_a_process_without_the_fence_completes_and_removes_nothing(self):
+  # Without the fence, and if it is lost in between: complete, and before the removal.
+  @parameterized.parameters((0, [10]), (1, [10, 20]))
+  def test_a_process_without_the_fence_completes_and_removes_nothing(self, num_checks, left):
     process = _Process(self.root)
     process.save(10, 1)
     name = process.write(20, 2)
-    process.is_fenced = True
+    process.num_checks = num_checks
     with self.assertRaises(base.FencedError):
       process.finish(name)
-    self.assertEqual(self.complete(), [10])
-
-  def test_a_process_that_loses_the_fence_in_between_removes_nothing(self):
-    process = _Process(self.root)
-    process.save(10, 1)
-    name = process.write(20, 2)
-    answers = iter([None])  # Before it is complete; not before the removal.
-
-    def check():
-      if next(answers, base.FencedError()) is not None:
-        raise base.FencedError("The workdir is that of another run now.")
-
-    process.folder = folder_lib.CheckpointFolder(self.root, keep=1, check_fence=check)
-    with self.assertRaises(base.FencedError):
-      process.finish(name)
-    self.assertEqual(self.complete(), [10, 20])
+    self.assertEqual(self.complete(), left)

@@ -9,7 +9,6 @@ import json
 import pathlib
 import secrets
 import shutil
-import tempfile
 import threading
 from unittest import mock
 
@@ -28,6 +27,7 @@ from bamboo_jax.checkpoint import (
 )
 from bamboo_jax.models import zoo
 from bamboo_jax.runtime.stage import spec as spec_lib
+from tests import folders
 
 _MODEL = zoo.make_model(
     "tests.mlp_bn:make_mlp_bn", num_blocks=2, width=4, sequence_length=4, vocab_size=8
@@ -56,13 +56,33 @@ def _states(step):
   return {stage: {name: layers[name] for name in names} for stage, names in enumerate(halves)}
 
 
-class WriterTest(parameterized.TestCase):
+class WriterCase(folders.FolderCase):
+  """Makes writers in the folder `root`; their `warnings` have the member and the step."""
 
   def setUp(self):
     super().setUp()
-    temp = self.enterContext(tempfile.TemporaryDirectory())
-    self.root = pathlib.Path(temp).resolve() / "checkpoints"
+    self.root = self.folder.resolve() / "checkpoints"
     self.warnings = []
+
+  def make(self, member=0, *, keep=2, every_steps=2, model=_SPEC):
+    writer = writer_lib.Writer(
+        self.root,
+        keep=keep,
+        every_steps=every_steps,
+        member=member,
+        model=model,
+        identity=_IDENTITY,
+        warn=lambda step, text: self.warnings.append((member, step, text)),
+        check_fence=lambda: None,
+    )
+    self.addCleanup(writer.close)
+    return writer
+
+
+class WriterTest(WriterCase):
+
+  def setUp(self):
+    super().setUp()
     self.enterContext(mock.patch.object(secrets, "token_hex", lambda size: "ab"))
     self.use(_OWNERS)
 
@@ -72,27 +92,14 @@ class WriterTest(parameterized.TestCase):
     members = sorted({m for row in owners for m in row})
     self.writers = {m: self.make(m) for m in members}
 
-  def make(self, member, *, keep=2, identity=_IDENTITY):
-    writer = writer_lib.Writer(
-        self.root,
-        keep=keep,
-        every_steps=2,
-        member=member,
-        model=_SPEC,
-        identity=identity,
-        warn=lambda step, text: self.warnings.append((member, step, text)),
-        check_fence=lambda: None,
-    )
-    self.addCleanup(writer.close)
-    return writer
-
   def around(self, member, step, view):
-    states = {
-        stage: state
-        for stage, state in _states(step).items()
-        if any(row[stage] == member for row in self.owners)
-    }
+    own = {stage for row in self.owners for stage, owner in enumerate(row) if owner == member}
+    states = {stage: state for stage, state in _states(step).items() if stage in own}
     return {"view": view, "owners": self.owners, "states": states}
+
+  def hear(self, step, said, member, *, view=1):
+    self.writers[member].hear(step, said, **self.around(member, step, view))
+    self.writers[member]._wait(lambda: None)
 
   def vote(self, step, *, view=1, silent=(), instead=None):
     """Lets all commit a step, with all parts written and sent since the last.
@@ -106,35 +113,32 @@ class WriterTest(parameterized.TestCase):
     for member in silent:
       changes = instead or {"save": None, "part": None}
       said[member] = dataclasses.replace(said[member], **changes)
-    kind = dict[int, parts.PartsReport]
-    said = json_lib.from_plain(kind, json_lib.to_plain(said))
-    for member, writer in self.writers.items():
-      writer.hear(step, said, **self.around(member, step, view))
-    for writer in self.writers.values():
-      writer._wait(lambda: None)
+    said = json_lib.from_plain(dict[int, parts.PartsReport], json_lib.to_plain(said))
+    for member in self.writers:
+      self.hear(step, said, member, view=view)
+
+  def vote_all(self, *steps, view=1):
+    for step in steps:
+      self.vote(step, view=view)
 
   @parameterized.parameters("params", "slots")
   def test_what_is_not_finite_replaces_nothing(self, part):
-    self.vote(2)
-    self.vote(3)
-    good = self.writers[0].steps()
-    make_states = _states
-    name = next(n for n in _NAMES[2:] if make_states(4)[1][n].params)
+    self.vote_all(2, 3)
+    name = next(n for n in _NAMES[2:] if _SPEC.state[n].params)
 
-    def spoil(step):
+    def spoil(step, make_states=_states):
       states = make_states(step)
       layer = states[1][name]
       bad = jax.tree.map(lambda a: a * np.nan, getattr(layer, part))
-      return states | {1: states[1] | {name: layer.replace(**{part: bad})}}
+      states[1][name] = layer.replace(**{part: bad})
+      return states
 
     with mock.patch.dict(globals(), _states=spoil):
-      for step in range(4, 10):
-        self.vote(step)
-    self.assertEqual(self.writers[0].steps(), good)
+      self.vote_all(*range(4, 10))
+    self.assertEqual(self.writers[0].steps(), (2,))
     _, _, text = self.warnings[-1]
     self.assertRegex(text, f"Cannot save step 8 .*: {name}: {part}/.* is not finite")
-    self.vote(10)
-    self.vote(11)
+    self.vote_all(10, 11)
     self.assertIn(10, self.writers[0].steps())
 
   def save_last(self, step, *, view=1):
@@ -175,8 +179,7 @@ class WriterTest(parameterized.TestCase):
   )
   def test_parts_become_a_checkpoint(self, owners, items):
     self.use(owners)
-    for step in range(1, 6):
-      self.vote(step)
+    self.vote_all(*range(1, 6))
     for member, writer in self.writers.items():
       self.assertEqual(writer.steps(), (2, 4), member)
     self.assertEqual(self.listed(), (["2v1", "4v1"], [2, 4]))
@@ -185,9 +188,8 @@ class WriterTest(parameterized.TestCase):
     self.assertEqual(self.warnings, [])
     name = "4.v1.2-ab"
     manifest = json.loads((self.root / f"{name}.json").read_text())
-    self.assertCountEqual(
-        {e["item"] for e in manifest["layers"].values()}, [f"4/v1.2-ab/{item}" for item in items]
-    )
+    found = [e["item"] for e in manifest["layers"].values()]
+    self.assertEqual({*found}, {f"4/v1.2-ab/{item}" for item in items})
     self.assertEqual(list(manifest["layers"]), list(_NAMES))
     self.assertEqual(manifest["meta"], _IDENTITY.describe(4) | {"save": name})
 
@@ -201,8 +203,7 @@ class WriterTest(parameterized.TestCase):
     ((member, step, text),) = self.warnings
     self.assertEqual((member, step), (0, 4))
     self.assertRegex(text, "save of step 4 is skipped")
-    for step in (5, 6, 7):
-      self.vote(step)
+    self.vote_all(5, 6, 7)
     self.assertEqual(self.listed()[1], [2, 6])
     self.vote(8)
     self.vote(9, silent=[3])
@@ -225,8 +226,7 @@ class WriterTest(parameterized.TestCase):
       self.assertEqual(self.listed(), (saves, complete))
 
   def test_a_folder_that_gives_errors_for_a_while_is_asked_again(self):
-    self.vote(2)
-    self.vote(3)
+    self.vote_all(2, 3)
     look, fails = pathlib.Path.iterdir, iter([True, True])
 
     def fail(path):
@@ -268,8 +268,7 @@ class WriterTest(parameterized.TestCase):
     self.vote(3, view=2)  # Parts of the former view make no checkpoint.
     self.assertEqual(self.listed(), (["2v1"], []))
     self.writers[dead] = self.make(dead)  # A newcomer.
-    self.vote(4, view=2)
-    self.vote(5, view=2)
+    self.vote_all(4, 5, view=2)
     self.assertIn("4v2", self.listed()[0])
     self.assertEqual(self.listed()[1], [4])
     self.assert_restores(4)
@@ -293,8 +292,7 @@ class WriterTest(parameterized.TestCase):
     ((member, step, text),) = self.warnings
     self.assertEqual((member, step), (0, 2))
     self.assertRegex(text, "Cannot save step 2 to .*: (node |n)0: (File exists|Not a directory).$")
-    self.vote(4)
-    self.vote(5)
+    self.vote_all(4, 5)
     self.assertEqual(self.writers[0].steps(), (4,))
 
   @parameterized.parameters([_OWNERS], [_ALONE])
@@ -302,10 +300,9 @@ class WriterTest(parameterized.TestCase):
     self.use(owners)
     (self.root / "1/v0.0-ab").mkdir(parents=True)
     said = {m: writer.say(2) for m, writer in self.writers.items()}
-    for member, writer in sorted(self.writers.items(), reverse=True):
+    for member in sorted(said, reverse=True):
       self.assertIn("1v0", self.listed()[0])
-      writer.hear(2, said, **self.around(member, 2, 1))
-      writer._wait(lambda: None)
+      self.hear(2, said, member)
     self.assertNotIn("1v0", self.listed()[0])
 
   @parameterized.parameters("node0", "node3")
@@ -313,8 +310,7 @@ class WriterTest(parameterized.TestCase):
     self.vote(2)
     (path,) = (self.root / "2").iterdir()
     (path / item).rename(path / "elsewhere")
-    self.vote(3)
-    self.vote(5)
+    self.vote_all(3, 5)
     ((_, _, text),) = self.warnings
     self.assertRegex(text, f"{item}/.* is missing; .* a folder that they share")
     self.assertEqual(self.listed()[1], [])
@@ -331,8 +327,7 @@ class WriterTest(parameterized.TestCase):
   def test_last(self, owners, votes_and_step):
     self.use(owners)
     votes, step = votes_and_step
-    for done in votes:
-      self.vote(done)
+    self.vote_all(*votes)
     self.assertEqual(self.save_last(step), [None] * len(self.writers))
     self.assertEqual(self.listed()[1][-1], step)
     self.assert_restores(step)
@@ -358,26 +353,20 @@ class WriterTest(parameterized.TestCase):
     self.assertEqual(self.warnings, [])
     self.assertEqual(self.listed()[1], [5])
     shutil.rmtree(self.root.parent)  # As if its mount were away.
-    self.vote(6)
-    self.vote(7)
+    self.vote_all(6, 7)
     self.assertFalse(self.root.parent.exists())
+    self.root.parent.mkdir()
     self.assertRegex(self.warnings[0][2], "Cannot save step 6 to .*: No such f")
 
   def test_last_works_at_the_second_try(self):
     self.use(_ALONE)
-    write = folder_lib.CheckpointFolder.write_part
-    tries = iter([OSError(28, "No space left on device")])
-
-    def fail_once(*args, **kwargs):
-      for error in tries:
-        raise error
-      return write(*args, **kwargs)
-
-    with mock.patch.object(folder_lib.CheckpointFolder, "write_part", fail_once):
+    usage = shutil.disk_usage("/")
+    tries = [usage._replace(free=1), usage]
+    with mock.patch.object(shutil, "disk_usage", side_effect=tries):
       self.assertEqual(self.save_last(3), [None])
     self.assertEqual(self.listed()[1], [3])
     ((_, _, text),) = self.warnings
-    self.assertRegex(text, "Cannot save step 3 to .*: No space left on device")
+    self.assertRegex(text, "Cannot save step 3 to .*: No space left")
 
   @parameterized.parameters([(1, 2)], [np.int32(1)])
   def test_identity_is_plain(self, value):
