@@ -1,10 +1,11 @@
 """Checkpoints in buckets: complete, or not at all, whatever the bucket does."""
 
+from concurrent import futures
 import datetime
+import functools
 import os
 import pathlib
 import tempfile
-import threading
 from unittest import mock
 import uuid
 
@@ -38,6 +39,9 @@ _KEYS = (
 )
 
 
+_SAVES = {"2/v1.1-aa", "frozen/v1.1-aa", "6/v1.3-aa"}
+
+
 def _layers(step):
   params = lambda number: {"w": np.full((3, 2), 10 * step + number, np.float32)}
   return {n: spec_lib.LayerState(params(i), (), {}) for i, n in enumerate(("body", "head"))}
@@ -45,15 +49,10 @@ def _layers(step):
 
 class PureTest(parameterized.TestCase):
 
-  def test_names(self):
-    self.assertEqual(
-        [str(name) for name in places.find_names(_KEYS)],
-        ["2.v1.1-aa", "4.v2.1-bb", "10.v1.2-aa"],  # By save, not by step.
-    )
-
-  def test_saves(self):
-    found = {"2/v1.1-aa", "frozen/v1.1-aa", "6/v1.3-aa"}
-    self.assertEqual(places.find_saves(_KEYS), found)
+  def test_names_and_saves(self):
+    names = [str(name) for name in places.find_names(_KEYS)]
+    self.assertEqual(names, ["2.v1.1-aa", "4.v2.1-bb", "10.v1.2-aa"])  # By save, not by step.
+    self.assertEqual(places.find_saves(_KEYS), _SAVES)
 
   @parameterized.parameters(
       ((), {}),
@@ -95,6 +94,7 @@ class BucketPlaceTest(parameterized.TestCase):
     self.addCleanup(self.front.close)
     self.enterContext(mock.patch.dict(os.environ, environ))
     self.url = f"{scheme}://{self.front.bucket}/run/checkpoints"
+    self.bucket = records.Bucket(self.url)
     self.is_fenced = False
     return self.member()
 
@@ -128,7 +128,15 @@ class BucketPlaceTest(parameterized.TestCase):
     return name
 
   def keys(self):
-    return sorted(records.Bucket(self.url).sizes(""))
+    return sorted(self.bucket.sizes(""))
+
+  def assert_has(self, *steps):
+    """There are the checkpoints of these steps, whatever member looks, and nothing else."""
+    member = self.member()
+    self.assertEqual(member.steps(), steps)
+    names = places.find_names(self.keys())
+    self.assertCountEqual([name.step for name in names], steps)
+    self.assertEqual(places.find_saves(self.keys()), {f"{n.step}/{n.save}" for n in names})
 
   def assert_restores(self, step, names=("body", "head")):
     member = self.member()
@@ -145,7 +153,7 @@ class BucketPlaceTest(parameterized.TestCase):
     second = self.member()
     self.assertEqual(first.steps(), ())
     self.save(first, second, 2)
-    self.assertEqual(self.member().steps(), (2,))
+    self.assert_has(2)
     self.assert_restores(2)
     for member in (first, second):
       self.assertEmpty(os.listdir(member.path))  # The bucket has it.
@@ -155,7 +163,7 @@ class BucketPlaceTest(parameterized.TestCase):
     name = self.save(first, self.member(), 2)
     for key in self.keys():
       if "/node0/" in key:
-        records.Bucket(self.url).delete(key)
+        self.bucket.delete(key)
     self.assert_restores(2, ("head",))
     member = self.member()
     with self.assertRaisesRegex(base.DamagedCheckpointError, f"{name.save}/node0/.* is missing"):
@@ -163,14 +171,12 @@ class BucketPlaceTest(parameterized.TestCase):
     self.assertEqual(member.steps(), ())  # It is passed over.
 
   def test_a_large_file(self):
-    self.open()
-    bucket = records.Bucket(self.url)
-    folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    folder = self.open().path
     data = np.random.default_rng(0).bytes(2 * records._PIECE_BYTES + 7)
     (folder / "sent").write_bytes(data)
-    bucket.upload("2/large", folder / "sent")
-    self.assertEqual(bucket.sizes("2"), {"2/large": len(data)})
-    bucket.download("2/large", len(data), folder / "found")
+    self.bucket.upload("2/large", folder / "sent")
+    self.assertEqual(self.bucket.sizes("2"), {"2/large": len(data)})
+    self.bucket.download("2/large", len(data), folder / "found")
     self.assertTrue((folder / "found").read_bytes() == data)
 
   def test_two_newer_ones_are_there_before_one_is_removed(self):
@@ -182,13 +188,7 @@ class BucketPlaceTest(parameterized.TestCase):
       path.mkdir(parents=True)
     for step, kept in ((2, (2,)), (4, (2, 4)), (6, (4, 6)), (8, (6, 8))):
       name = self.save(first, second, step)
-      self.assertEqual(self.member().steps(), kept)
-      self.assertEqual(
-          {key.split(".")[0] for key in self.keys() if "/" not in key}, {f"{one}" for one in kept}
-      )
-      self.assertEqual(
-          places.find_saves(self.keys()), {f"{one.step}/{one.save}" for one in first.place.find()}
-      )
+      self.assert_has(*kept)
     self.assertEqual(name.attempt, 4)
     self.assertFalse(any(path.exists() for path in killed))
     self.assert_restores(6)
@@ -199,11 +199,10 @@ class BucketPlaceTest(parameterized.TestCase):
     written = self.write(name, first, self.member())
     whole = manifest_lib.join(written, order=["body", "head"], meta=_META)
     key = next(key for key in self.keys() if "/node1/" in key)
-    records.Bucket(self.url).delete(key)
+    self.bucket.delete(key)
     with self.assertRaisesRegex(OSError, f"{key} is missing"):
       first.finish(name, whole)
-    self.assertEqual(self.member().steps(), ())
-    self.assertEmpty([key for key in self.keys() if key.endswith(".json")])
+    self.assertEmpty(places.find_names(self.keys()))
 
   def test_who_was_removed_completes_and_removes_nothing(self):
     first = self.open()
@@ -217,9 +216,7 @@ class BucketPlaceTest(parameterized.TestCase):
     self.assert_restores(2)
     self.is_fenced = False
     self.save(first, second, 8)  # It also removes what that has left.
-    self.assertEqual(
-        places.find_saves(self.keys()), {f"{one.step}/{one.save}" for one in first.place.find()}
-    )
+    self.assert_has(4, 8)
 
   def test_a_bucket_that_is_away_for_a_while_ends_nothing(self):
     second = self.open()
@@ -243,21 +240,17 @@ class BucketPlaceTest(parameterized.TestCase):
       with self.assertRaisesRegex(OSError, f"^{self.url}: no answer: .*503"):
         self.write(self.name(broken, 4), broken, second)
     self.assertEmpty(os.listdir(broken.path))  # It made room.
-    self.assertEqual(self.member().steps(), (2,))
+    self.assert_has(2)
     self.save(first, second, 6)
-    self.assertEqual(self.member().steps(), (2, 6))
+    self.assert_has(2, 6)
 
   def test_readers_of_one_machine_do_not_meet(self):
     first = self.open()
     self.save(first, self.member(), 2)
-    member, found = self.member(), []
-    read = lambda: found.append(member.read(2, _layers(0), ["body"]).layers["body"].params["w"])
-    threads = [threading.Thread(target=read) for _ in range(4)]
-    for thread in threads:
-      thread.start()
-    for thread in threads:
-      thread.join()
-    self.assertLen(found, 4)
+    read = functools.partial(self.member().read, 2, _layers(0), ["body"])
+    with futures.ThreadPoolExecutor(4) as pool:
+      for reading in [pool.submit(read) for _ in range(4)]:
+        reading.result()
 
   def test_what_a_killed_reader_has_left_is_removed(self):
     first = self.open()

@@ -172,9 +172,7 @@ class WriterTest(WriterCase):
 
   @parameterized.named_parameters(
       ("all_in_one", _ALONE, ["node0"]),
-      ("one_pipeline_each", ((0, 0), (1, 1)), ["node0", "node1"]),
       ("one_node_each", _OWNERS, ["node0", "node3"]),
-      ("who_joins_owns_no_part", ((4, 1), (2, 3)), ["node3", "node4"]),
       ("who_joins_owns_all_parts", ((1, 2), (3, 1)), ["node1"]),
   )
   def test_parts_become_a_checkpoint(self, owners, items):
@@ -212,18 +210,6 @@ class WriterTest(WriterCase):
     with self.assertLogs("absl", "WARNING") as logs:
       self.writers[0].close()
     self.assertIn("2 saves were skipped", logs.output[0])
-
-  def test_old_ones_stay_until_a_new_one_is_complete(self):
-    self.writers[0] = self.make(0, keep=1)
-    (self.root / "9/v9.0-ab").mkdir(parents=True)  # Left by another run.
-    for step, saves, complete in (
-        (2, ["2v1"], []),
-        (3, ["2v1"], [2]),
-        (4, ["2v1", "4v1"], [2]),
-        (5, ["4v1"], [4]),
-    ):
-      self.vote(step)
-      self.assertEqual(self.listed(), (saves, complete))
 
   def test_a_folder_that_gives_errors_for_a_while_is_asked_again(self):
     self.vote_all(2, 3)
@@ -298,12 +284,13 @@ class WriterTest(WriterCase):
   @parameterized.parameters([_OWNERS], [_ALONE])
   def test_the_writer_removes_what_was_left_unfinished(self, owners):
     self.use(owners)
-    (self.root / "1/v0.0-ab").mkdir(parents=True)
+    for left in ("1/v0.0-ab", "9/v9.0-ab"):  # Another run may have gone further.
+      (self.root / left).mkdir(parents=True)
     said = {m: writer.say(2) for m, writer in self.writers.items()}
     for member in sorted(said, reverse=True):
       self.assertIn("1v0", self.listed()[0])
       self.hear(2, said, member)
-    self.assertNotIn("1v0", self.listed()[0])
+    self.assertEqual(self.listed()[0], ["2v1"])
 
   @parameterized.parameters("node0", "node3")
   def test_a_part_that_is_gone_makes_no_checkpoint(self, item):
@@ -367,11 +354,6 @@ class WriterTest(WriterCase):
     self.assertEqual(self.listed()[1], [3])
     ((_, _, text),) = self.warnings
     self.assertRegex(text, "Cannot save step 3 to .*: No space left")
-
-  @parameterized.parameters([(1, 2)], [np.int32(1)])
-  def test_identity_is_plain(self, value):
-    with self.assertRaisesRegex(ValueError, "model must be plain JSON values"):
-      identity_lib.RunIdentity(0, 4, {"n": value}, {})
 
   def test_before_the_first_step(self):
     names = [_NAMES[-1], _NAMES[1]]
