@@ -1,5 +1,6 @@
 """Chats: templates, which tokens are learned, and errors with file and line."""
 
+import functools
 import json
 
 from absl.testing import parameterized
@@ -90,18 +91,11 @@ class ChatTest(files_test.FilesCase):
   def test_tokens_are_those_of_transformers(self, template, has_tools):
     transformers = pytest.importorskip("transformers")
     vocabulary = write_tokenizer(self.folder / "hub", template)
-    record = {
-        "messages": [{"role": "system", "content": "é"}, *say("hi <b>", " the dog", "so", "b")]
-    }
-    if has_tools:
-      record["tools"] = [{"name": "<é>"}]
+    messages = [{"role": "system", "content": "é"}, *say("hi <b>", " the dog", "so", "b")]
+    record = {"messages": messages} | ({"tools": [{"name": "<é>"}]} if has_tools else {})
     peer = transformers.PreTrainedTokenizerFast.from_pretrained(self.folder / "hub")
-    wanted = peer.apply_chat_template(
-        record["messages"],
-        tools=record.get("tools"),
-        return_dict=True,
-        return_assistant_tokens_mask=template == MARKED,
-    )
+    options = dict(return_dict=True, return_assistant_tokens_mask=template == MARKED)
+    wanted = peer.apply_chat_template(messages, tools=record.get("tools"), **options)
     tokens, is_learned = chat.encode(record, chat.read_template(self.folder / "hub"), vocabulary)
     self.assertEqual(tokens, wanted["input_ids"])
     if template == MARKED:
@@ -115,18 +109,17 @@ class ChatTest(files_test.FilesCase):
     template = chat.read_template(self.folder / "hub")
     chats = [chat.encode(record, template, vocabulary) for record in records]
     length = sum(len(tokens) for tokens, _ in chats)
-    given = dict(field="messages", tokenizer=str(self.folder / "hub"), packing=packing)
+    make = functools.partial(
+        *(self.make, "a.jsonl"), field="messages", tokenizer=str(self.folder / "hub")
+    )
     # A stream needs one token more than a sample has.
     is_whole = packing == "whole"
-    source = self.make("a.jsonl", length=length - 1 + is_whole, documents=is_whole, **given)
+    source = make(length=length - 1 + is_whole, documents=is_whole, packing=packing)
     sample = source.batch([0], seed=0)
     targets = [t if learned else -1 for c in chats for t, learned in zip(*c, strict=True)]
-    wanted = targets[1:] + [-1] * is_whole
-    self.assertEqual(sample["targets"][0].tolist(), wanted)
+    self.assertEqual(sample["targets"][0].tolist(), targets[1:] + [-1] * is_whole)
     self.assertIn("template", source.fingerprint)
-    everything = self.make(
-        "a.jsonl", length=length - 1, loss="all", **given | {"packing": "stream"}
-    )
+    everything = make(length=length - 1, loss="all")
     self.assertNotIn(-1, everything.batch([0], seed=0)["targets"])
 
   @parameterized.named_parameters(

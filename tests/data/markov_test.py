@@ -55,19 +55,13 @@ class MarkovTest(parameterized.TestCase):
     self.assertAlmostEqual(loss, chain.best_loss, delta=0.02)
 
   def test_samples_are_functions_of_seed_and_index(self):
-    chain = markov.make_walks(sequence_length=20)
-    first = chain.batch([5, 6], seed=1)["inputs"]
-    np.testing.assert_array_equal(chain.batch([6], seed=1)["inputs"][0], first[1])
-    other_chain = markov.make_walks(sequence_length=20, chain_seed=1)
-    walks = [
-        first[0],
-        first[1],
-        chain.batch([5], seed=2)["inputs"][0],
-        chain.heldout_batch([5])["inputs"][0],
-        chain.batch([5], seed=0)["inputs"][0],
-        other_chain.batch([5], seed=1)["inputs"][0],
-    ]
-    self.assertLen({tuple(walk) for walk in walks}, 6)
+    chain, other = (markov.make_walks(sequence_length=20, chain_seed=seed) for seed in (0, 1))
+    two = chain.batch([5, 6], seed=1)
+    batches = [two, chain.batch([6], seed=1), other.batch([5], seed=1), chain.heldout_batch([5])]
+    batches += [chain.batch([5], seed=seed) for seed in (0, 2)]
+    walks = [tuple(walk) for batch in batches for walk in batch["inputs"]]
+    self.assertEqual(walks[1], walks[2])
+    self.assertLen({*walks}, 6)
 
   @parameterized.parameters((2, 2), (3, 3), (4, 4), (64, 4))
   def test_branches_by_default(self, vocab_size, want):

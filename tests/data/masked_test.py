@@ -4,9 +4,7 @@ import hashlib
 
 import numpy as np
 
-from bamboo_jax import base
 from bamboo_jax.data import markov, masked, source as source_lib
-from tests import folders
 from tests.data import files_test
 
 L, M = 33, 5
@@ -31,7 +29,7 @@ def restore(batch):
   return texts
 
 
-class MaskedTest(folders.FolderCase):
+class MaskedTest(files_test.FilesCase):
 
   def test_form(self):
     batch = make_batch()
@@ -69,29 +67,24 @@ class MaskedTest(folders.FolderCase):
     """A step that the chain cannot make shows that another text begins."""
     batch, chain = make_batch(), markov.Chain(60, 4, 0)
     self.assertAlmostEqual(batch["is_random"].mean(), 0.5, delta=0.03)
-    breaks = []
-    for text in restore(batch):
-      first, _ = np.flatnonzero(text == SEP)
-      step = chain.transitions_VV[text[first - 1], text[first + 1]]
-      breaks.append(step == 0)
-    breaks = np.array(breaks)
+    texts = restore(batch)
+    rows, first = np.arange(len(texts)), np.argmax(texts == SEP, axis=1)
+    breaks = chain.transitions_VV[texts[rows, first - 1], texts[rows, first + 1]] == 0
     is_random = batch["is_random"] == 1
     self.assertFalse(breaks[~is_random].any())
     self.assertGreater(breaks[is_random].mean(), 0.8)
 
   def test_depends_on_seed_and_index_only(self):
-    source = make_source()
+    source, whole = make_source(), make_batch()["inputs"]
     for key, array in source.batch([9, 4], seed=3).items():
       np.testing.assert_array_equal(array, make_batch()[key][[9, 4]])
       self.assertEqual(array.dtype, np.int32)
-    other = source.batch([9, 4], seed=4)["inputs"]
-    self.assertTrue((other != make_batch()["inputs"][[9, 4]]).any())
-    heldout = source.heldout_batch(range(4))
-    self.assertTrue((heldout["inputs"] != make_batch()["inputs"][:4]).any())
-    self.assertEqual(source.num_heldout, 1024)
-    self.assertEqual((source.vocab_size, source.fingerprint["num_masked"]), (64, M))
-    again = source.heldout_batch([2])["inputs"]
-    np.testing.assert_array_equal(again, heldout["inputs"][[2]])
+    heldout = source.heldout_batch([9, 4])["inputs"]
+    for other in (source.batch([9, 4], seed=4)["inputs"], heldout):
+      self.assertTrue((other != whole[[9, 4]]).any())
+    np.testing.assert_array_equal(source.heldout_batch([4])["inputs"], heldout[1:])
+    found = source.num_heldout, source.vocab_size, source.fingerprint["num_masked"]
+    self.assertEqual(found, (1024, 64, M))
 
   def test_frozen(self):
     # If this changes, then so does the data of every run with masked tokens.
@@ -99,49 +92,31 @@ class MaskedTest(folders.FolderCase):
     self.assertEqual(hashlib.sha256(content).hexdigest()[:16], "3e5b35eaf21184e9")
 
   def test_vocabulary_of_a_file(self):
-    folder = self.folder
     words = ("[PAD]", "a", "[CLS]", "[SEP]", "b", "[MASK]", "[UNK]", "c")
-    files_test.write_words(folder, *words, unknown="[UNK]")
-    (folder / "text.txt").write_text("a b b a c\n" * 20)
-    options = {
-        "path": str(folder / "*.txt"),
-        "cache_dir": folder / "cache",
-        "sequence_length": 11,
-        "num_masked": 2,
-        "heldout_fraction": 0.2,
-        "tokenizer": str(folder / "tokenizer.json"),
-    }
-    source = source_lib.make_source("files", **options)
+    files_test.write_words(self.folder, *words, unknown="[UNK]")
+    self.write("text.txt", "a b b a c\n" * 20)
+    tokenizer = str(self.folder / "tokenizer.json")
+    options = dict(length=11, num_masked=2, heldout_fraction=0.2, tokenizer=tokenizer)
+    source = self.make("*.txt", vocab_size=None, **options)
     self.assertEqual(source.vocab_size, 8)
     batch = source.batch(range(40), seed=0)
     self.assertTrue((batch["inputs"][:, 0] == 2).all())
     self.assertEqual({*np.unique(batch["targets"])} - {-1}, {1, 4, 7})
     self.assertIn(5, batch["inputs"])
-    files_test.write_words(folder, "a", unknown="a")
-    with self.assertRaisesRegex(base.DataError, "no end-of-document token"):
-      source_lib.make_source("files", **options)
+    files_test.write_words(self.folder, "a", unknown="a")
+    self.refuses("no end-of-document token", "*.txt", **options)
 
   def test_packed_documents(self):
-    tokens = np.array([5, 6, 7, 0, 8, 9, 0, 4, 3, 2, 1, 0, 6, 0], np.uint16)
-    tokens.tofile(self.folder / "a.bin")
-    source = source_lib.make_source(
-        str(self.folder / "a.bin"),
-        {"sequence_length": 8, "num_masked": 2, "documents": True},
-        vocab_size=14,
-        packing="whole",
-        end_token=0,
-        heldout_fraction=0.0,
-    )
+    self.write("a.bin", np.array([5, 6, 7, 0, 8, 9, 0, 4, 3, 2, 1, 0, 6, 0], np.uint16))
+    options = dict(length=8, vocab_size=14, num_masked=2, documents=True)
+    source = self.make("a.bin", packing="whole", end_token=0, **options)
     self.assertEqual((source.vocab_size, source.samples_per_epoch), (14, 2))
     batch = source.batch(range(2), seed=0)
-    self.assertEqual(
-        sorted([*row] for row in np.where(batch["documents"], restore(batch), -1)),
-        [[4, 3, 2, 1, 0, 6, 0, -1], [5, 6, 7, 0, 8, 9, 0, -1]],
-    )
-    self.assertEqual(
-        sorted([*row] for row in batch["documents"]),
-        [[1, 1, 1, 1, 1, 2, 2, 0], [1, 1, 1, 1, 2, 2, 2, 0]],
-    )
+    order = np.argsort(restore(batch)[:, 0])
+    texts = np.where(batch["documents"], restore(batch), -1)[order]
+    self.assertEqual(texts.tolist(), [[4, 3, 2, 1, 0, 6, 0, -1], [5, 6, 7, 0, 8, 9, 0, -1]])
+    documents = batch["documents"][order].tolist()
+    self.assertEqual(documents, [[1, 1, 1, 1, 1, 2, 2, 0], [1, 1, 1, 1, 2, 2, 2, 0]])
     self.assertEqual([*batch["inputs"][:, 7]], [10, 10])  # Padding.
     self.assertFalse(batch["segments"].any())
     self.assertTrue((np.sort(batch["targets"]) >= [-1, 0]).all())

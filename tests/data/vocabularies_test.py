@@ -103,22 +103,18 @@ class TokenizerFileTest(folders.FolderCase):
   def test_a_space_before_each_text_is_added_once(self):
     import tokenizers
 
-    line = self.text[0].content[:32]
-    long = [CorpusDocument("a", line * 8000)]  # Four pieces.
-    first, second = line.decode(), (line * 2).decode()
-    for change in (
-        lambda t: setattr(
-            t, "pre_tokenizer", tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=True)
-        ),
-        lambda t: setattr(t, "normalizer", tokenizers.normalizers.Prepend("\u0120")),
+    line = self.text[0].content[:32].decode()
+    long = [CorpusDocument("a", (line * 8000).encode())]  # Four pieces.
+    for name, part in (
+        ("pre_tokenizer", tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=True)),
+        ("normalizer", tokenizers.normalizers.Prepend("\u0120")),
     ):
-      change(self.tokenizer)
+      setattr(self.tokenizer, name, part)
       vocabulary = self.read()
       got = vocabularies.encode(vocabulary, long)[:-1]
-      whole = self.tokenizer.encode((line * 8000).decode()).ids
+      once, twice, whole = (self.tokenizer.encode(line * n).ids for n in (1, 2, 8000))
       self.assertEqual(got.tolist(), whole)
-      ids = self.tokenizer.encode(first).ids
-      self.assertNotEqual(self.tokenizer.encode(second).ids, ids + ids)
+      self.assertNotEqual(twice, once + once)
       self.assertIs(vocabulary.fingerprint["in_pieces"], False)
 
   def test_byte_order_mark(self):
@@ -131,11 +127,9 @@ class TokenizerFileTest(folders.FolderCase):
     """The end of Gemma, whose </s> is a tag of HTML."""
     path, folder = str(self.path), self.folder
     words = files_test.write_words(folder, "a", "</s>", "<eos>", "<turn>", unknown="a")
-    read = vocabularies.read_vocabulary
-    usual = read(path)
-    self.assertEqual(usual.end, 1)  # As before there were other ways.
-    digests = {usual.fingerprint["vocab_sha256"]}
+    read, digests = vocabularies.read_vocabulary, set()
     for name, content, end in (
+        ("config.json", {}, 1),  # As before there were other ways.
         ("config.json", {"eos_token_id": [2, 3]}, 2),
         ("config.json", {"eos_token_id": None}, 1),
         ("special_tokens_map.json", {"eos_token": "<turn>"}, 3),
