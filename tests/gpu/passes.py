@@ -5,7 +5,6 @@ used: calls are dispatched back to back, so that the host is not in the way, and
 compiled by itself.
 """
 
-from collections.abc import Callable, Mapping
 import dataclasses
 import hashlib
 import statistics
@@ -15,15 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bamboo_jax import base
 from bamboo_jax.accounting import machines
-from bamboo_jax.runtime import engine as engine_lib
-from bamboo_jax.runtime.phases import compile_ahead, reduce
 from bamboo_jax.runtime.profile import products, profiler, roofline
 from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
-from bamboo_jax.schedule import timeline as timeline_lib
-from tests import plain, schedules
+from tests import plain
 from tests.gpu import child, settings as settings_lib
+from tests.runtime import engine_test as engines
 
 _BURST_MS = 50.0  # Approximate time of back-to-back calls.
 _MAX_BURST = 16  # Calls; their results may be in memory at once.
@@ -45,7 +41,7 @@ class StageBench:
   compiled when first used.
   """
 
-  def __init__(self, spec: spec_lib.StageSpec, batch: Mapping[str, np.ndarray]) -> None:
+  def __init__(self, spec, batch):
     unit, device = dataclasses.replace(spec, is_unit=True), jax.devices()[0]
     self._device = device
     self._programs = programs_lib.UnitPrograms(unit)
@@ -60,16 +56,16 @@ class StageBench:
     self._token = jax.device_put(np.zeros((1,), np.int8), device)
     self.clear()
 
-  def clear(self) -> None:
+  def clear(self):
     """Starts a new sum of gradients."""
     self.total = self.program("zeros")(self._token)
 
-  def program(self, name: str) -> Callable[..., base.PyTree]:
+  def program(self, name):
     """Returns a program, compiled; if training has no use for it, by its first call."""
     self._programs.compile(name, self._device)
     return getattr(self._programs, name)
 
-  def forward(self) -> jax.Array:
+  def forward(self):
     """Runs the forward pass."""
     params, stats = self._params, self._stats
     done, _, self._saved = self.program("forward")(
@@ -78,38 +74,38 @@ class StageBench:
     )
     return done
 
-  def redundant(self) -> jax.Array:
+  def redundant(self):
     """Runs the redundant forward pass, whose results go to host memory."""
     return self.program("redundant")(
         *(self._token, self._params, self._stats, self._inputs),
         *(self._batch, self._zero, self._zero, self._zero),
     )
 
-  def backward(self) -> jax.Array:
+  def backward(self):
     """Runs the backward pass of the last forward pass."""
     done, _, self.total = self.program("backward")(
         *(self._token, self._params, self._inputs, self._saved, self._grad), self.total
     )
     return done
 
-  def update(self) -> base.PyTree:
+  def update(self):
     """Runs the optimizer on the sum of the backward passes, and casts."""
     params, slots = self._state.params, self._state.slots
     self._put(self.program("update")(params, slots, self.total, self._one, self._one))
     return self._state, self._params
 
-  def _put(self, state: spec_lib.LayerState) -> None:
+  def _put(self, state):
     self._state, self._stats = state, state.stats
     self._params = self._programs.cast(state.params)
 
 
-def time_calls(call: Callable[[], base.PyTree], num_repeats: int) -> float:
+def time_calls(call, num_repeats):
   """Returns the time of one call among many, in ms, a median of warmed-up runs.
 
   `call` starts a program and returns results.
   """
 
-  def milliseconds(num_calls: int) -> float:
+  def milliseconds(num_calls):
     start = time.perf_counter()
     for _ in range(num_calls):
       result = call()
@@ -122,7 +118,7 @@ def time_calls(call: Callable[[], base.PyTree], num_repeats: int) -> float:
   return statistics.median(milliseconds(burst) for _ in range(num_repeats))
 
 
-def _random_like(shapes: base.PyTree) -> base.PyTree:
+def _random_like(shapes):
   """Returns normal numbers like activations; call it in a program."""
   leaves, structure = jax.tree.flatten(shapes)
   keys = jax.random.split(jax.random.key(0), max(len(leaves), 1))
@@ -246,32 +242,10 @@ def _gradient_error(settings, *, dtype):
       step=_STEP,
       microbatches=range(_NUM_MICROBATCHES),
   )
-  return float(plain.relative_error(_pipelined_grads(settings, whole, layers), want))
-
-
-def _pipelined_grads(settings, whole, layers):
-  """Returns the gradients of a step on nodes that share a device."""
-  cut = whole.units[len(whole.units) // 2].first
-  device = jax.devices()[0]
-  owners = range(2)
-  engine = engine_lib.Engine(
-      [dataclasses.replace(whole, last=cut), dataclasses.replace(whole, first=cut)],
-      owners=[owners],
-      devices=dict.fromkeys(owners, device),
-      num_shares=1,
-  )
-  compile_ahead.compile_all(engine, evaluate=False)
+  middle = whole.units[len(whole.units) // 2].first
+  engine = engines.build(whole.cut([0, middle, whole.last]), [(0, 1)], num_devices=1)
   engine.set_state(layers)
   make = lambda m: settings_lib.make_microbatch(settings, m)
   feed = lambda m, keys: {key: make(m)[key] for key in keys}
-  engine.begin_step(_STEP, feed, num_microbatches=_NUM_MICROBATCHES)
-  rows = schedules.make_timeline(owners, range(_NUM_MICROBATCHES))
-  engine.compute(timeline_lib.linearize([rows]))
-  reduce.tie(engine)
-  reduce.reduce(engine)
-  engine.wait()
-  return {
-      name: grads
-      for (first, _), total in engine.totals.items()
-      for name, grads in zip(engine.units[first].names, total.grads, strict=True)
-  }
+  engines.run(engine, feed, num_microbatches=_NUM_MICROBATCHES, step=_STEP)
+  return float(plain.relative_error(engines.grads_of(engine), want))

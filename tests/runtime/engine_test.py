@@ -57,16 +57,19 @@ def cut(num_stages):
   return whole.cut([starts[place] for place in places])
 
 
+def build(specs, owners, *, num_devices=8, **options):
+  """Returns an engine without state, whose nodes have devices in turn, and a share a pipeline."""
+  devices = {node: jax.devices()[node % num_devices] for row in owners for node in row}
+  options = dict(devices=devices, num_shares=len(owners)) | options
+  return engine_lib.Engine(specs, owners=owners, **options)
+
+
 @functools.cache
-def make_engine(num_stages, num_pipelines, num_shares, *, remat="full", num_devices=8):
+def make_engine(num_stages, num_pipelines, *, remat="full", num_devices=8):
   nodes = range(num_pipelines * num_stages)
-  engine = engine_lib.Engine(
-      [dataclasses.replace(s, remat=remat) for s in cut(num_stages)],
-      owners=[nodes[i : i + num_stages] for i in nodes[::num_stages]],
-      devices={node: jax.devices()[node % num_devices] for node in nodes},
-      num_shares=num_shares,
-      cache=CACHE,
-  )
+  specs = [dataclasses.replace(s, remat=remat) for s in cut(num_stages)]
+  owners = [nodes[i : i + num_stages] for i in nodes[::num_stages]]
+  engine = build(specs, owners, num_devices=num_devices, cache=CACHE)
   compile_ahead.compile_all(engine, evaluate=False)
   engine.set_state(initial_layers())
   return engine
@@ -87,19 +90,21 @@ def play(engine, *, num_microbatches, in_flight="1f1b"):
   return timelines
 
 
-def run_step(engine, *, num_microbatches, step=0, in_flight="1f1b"):
+def run(engine, feed, *, num_microbatches, step=0, in_flight="1f1b"):
   """Runs one step up to the sums, with `num_microbatches` per pipeline."""
-  batches = make_batches(len(engine.owners) * num_microbatches)
-  engine.begin_step(
-      step,
-      lambda m, keys: batches.microbatch(step, m, keys),
-      num_microbatches=batches.num_microbatches,
-  )
+  engine.begin_step(step, feed, num_microbatches=len(engine.owners) * num_microbatches)
   timelines = play(engine, num_microbatches=num_microbatches, in_flight=in_flight)
   engine.compute(timeline.linearize(timelines))
   reduce.tie(engine)
   reduce.reduce(engine)
   engine.wait()
+
+
+def run_step(engine, *, num_microbatches, step=0, in_flight="1f1b"):
+  """Runs it with `make_batches`, which it returns."""
+  batches = make_batches(len(engine.owners) * num_microbatches)
+  feed = lambda m, keys: batches.microbatch(step, m, keys)
+  run(engine, feed, num_microbatches=num_microbatches, step=step, in_flight=in_flight)
   return batches
 
 
@@ -119,7 +124,7 @@ class GradientsTest(parameterized.TestCase):
       *((1, 1, 1), (4, 8, 2)), *samples.draw(itertools.product((1, 2, 3, 4), (1, 3, 8), (1, 2)), 4)
   )
   def test_equal_those_of_the_plain_model(self, num_stages, num_microbatches, num_pipelines):
-    engine = make_engine(num_stages, num_pipelines, num_pipelines)
+    engine = make_engine(num_stages, num_pipelines)
     engine.set_state(initial_layers())  # Other tests train it.
     batches = run_step(engine, num_microbatches=num_microbatches, step=5)
     want, loss, weight = make_plain().grads(
@@ -129,8 +134,7 @@ class GradientsTest(parameterized.TestCase):
         microbatches=range(num_pipelines * num_microbatches),
     )
     for pipeline in range(num_pipelines):
-      got = grads_of(engine, pipeline)
-      self.assertLessEqual(plain.relative_error(got, want), 1e-6)
+      self.assertLessEqual(plain.relative_error(grads_of(engine, pipeline), want), 1e-6)
     np.testing.assert_allclose(reduce.loss(engine), [loss, weight], rtol=1e-6)
 
 
@@ -142,24 +146,24 @@ class BitsTest(parameterized.TestCase):
     run_step(engine, num_microbatches=num_microbatches, in_flight=in_flight)
     return jax.tree.map(np.asarray, grads_of(engine))
 
-  def assert_same_bits(self, got, want):
-    jax.tree.map(np.testing.assert_array_equal, got, want)
-
   def test_of_schedules_and_devices(self):
-    engine = make_engine(2, 2, 2)
+    engine = make_engine(2, 2)
     want = self.grads(engine)
-    self.assert_same_bits(self.grads(engine, in_flight="gpipe"), want)
-    self.assert_same_bits(self.grads(make_engine(2, 2, 2, num_devices=1)), want)
+    for got in (
+        self.grads(engine, in_flight="gpipe"),
+        self.grads(make_engine(2, 2, num_devices=1)),
+    ):
+      jax.tree.map(np.testing.assert_array_equal, got, want)
 
   def test_of_fewer_pipelines_with_unequal_shares(self):
-    engine = make_engine.__wrapped__(2, 3, 3)
+    engine = make_engine.__wrapped__(2, 3)
     want = self.grads(engine, num_microbatches=2)
     for owners, shares in (([(0, 1), (4, 5)], [(0, 2), (1,)]), ([(4, 5)], [(0, 1, 2)])):
       engine.set_pipelines(owners, [{} for _ in owners], shares)
       holding = {n for n, node in engine.nodes.items() if node.state}
       self.assertEqual(holding, {node for row in owners for node in row})
       got = self.grads(engine, num_microbatches=6 // len(owners))
-      self.assert_same_bits(got, want)
+      jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
 class RematTest(parameterized.TestCase):
@@ -174,7 +178,7 @@ class RematTest(parameterized.TestCase):
       self.assertLess(kept["inputs"], kept[least])
       self.assertLess(kept[least], kept["full"])
     for remat in ("full", "mlp=inputs"):
-      engine = make_engine(2, 1, 1, remat=remat)
+      engine = make_engine(2, 1, remat=remat)
       run_step(engine, num_microbatches=1)
       grads[remat] = jax.tree.map(np.asarray, grads_of(engine))
     self.assertLessEqual(plain.relative_error(grads["mlp=inputs"], grads["full"]), 1e-6)

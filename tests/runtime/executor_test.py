@@ -148,23 +148,14 @@ class FillerTest(parameterized.TestCase):
 class RowsTest(absltest.TestCase):
 
   def test_faults_and_losses_come_before_each_local_instruction(self):
-    said = []
-    node = types.SimpleNamespace(run=lambda i: said.append(f"run {i}"))
-    clock = types.SimpleNamespace(catch_up=lambda: None)
-    engine = types.SimpleNamespace(nodes={1: node}, clock=clock)
-    members = types.SimpleNamespace(check=lambda: said.append("check"))
-    recorder = types.SimpleNamespace(add=lambda node, i, _: said.append(f"{i}"))
-    rows = executor_lib.Executor(engine, members)
-    slots = [
-        timeline_lib.Slot(n, Instruction(n, Op.FORWARD, m), m, m + 1.0)
-        for n in (0, 1)
-        for m in (0, 1)
-    ]
+    said, fake = [], types.SimpleNamespace
+    node, clock = fake(run=lambda i: said.append(f"run {i}")), fake(catch_up=lambda: None)
+    members = fake(check=lambda: said.append("check"))
+    recorder = fake(add=lambda node, i, _: said.append(f"{i}"))
+    rows = executor_lib.Executor(fake(nodes={1: node}, clock=clock), members)
+    passes = [(n, m) for n in (0, 1) for m in (0, 1)]
+    slots = [timeline_lib.Slot(n, Instruction(n, Op.FORWARD, m), m, m + 1.0) for n, m in passes]
     rows.plan([timeline_lib.Timeline(tuple(slots), (0, 1), 2.0)])
     rows.compute(lambda n: said.append(f"strike {n}"), recorder)
     one = lambda i: ["strike 1", "check", f"run {i}", i, "check"]
     self.assertEqual(said, one("1F0") + one("1F1"))
-
-
-if __name__ == "__main__":
-  absltest.main()

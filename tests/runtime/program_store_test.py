@@ -2,12 +2,8 @@
 
 import contextlib
 import functools
-import json
+import itertools
 import os
-import pathlib
-import subprocess
-import sys
-import tempfile
 import threading
 import types
 from unittest import mock
@@ -17,26 +13,63 @@ import jax
 from jax._src import compiler
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from bamboo_jax import base
+from bamboo_jax.models import zoo
 from bamboo_jax.runtime import compat, program_store as store_lib
-from tests import limits, stage_worker, strangers
+from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
+from tests import folders, limits, strangers
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
 _DATA = bytes(range(256))
 
 
-class StoreTest(parameterized.TestCase):
+def make_stage():
+  """Returns the last of two stages, which has inputs and a loss."""
+  model = zoo.make_model("tests.mlp_bn:make_mlp_bn", num_blocks=1, width=8, vocab_size=16)
+  last = len(model.layers)
+  like = jax.ShapeDtypeStruct((2, 4), np.int32)
+  return spec_lib.StageSpec(
+      model=model,
+      first=last - 2,
+      last=last,
+      batch={"inputs": like, "targets": like},
+      optimizer=optax.adamw(1e-3),
+      is_unit=True,
+  )
+
+
+def run_all(device):
+  """Runs every program of the stage on a device, with random arguments.
+
+  Returns the bits that each returned, by name; what was to be donated is gone.
+  """
+  programs, bits = programs_lib.UnitPrograms(make_stage()), {}
+  for name in ("zeros", "forward", "evaluate", "backward", "norms", "propose", "update"):
+    infos, _ = programs.compile(name, device).args_info
+    rng = np.random.default_rng(0)
+    fill = lambda a, rng=rng: (np.abs(rng.standard_normal(a.shape)) * 10).astype(a.dtype)
+    args = jax.device_put(jax.tree.map(fill, infos), device)
+    arrays = jax.tree.leaves(getattr(programs, name)(*args))
+    assert all(a.devices() == {device} for a in arrays)
+    bits[name] = [np.asarray(a).tobytes() for a in arrays]
+    donated = [info.donated for info in jax.tree.leaves(infos)]
+    assert any(donated) is (name in ("backward", "update")), name
+    given = itertools.compress(jax.tree.leaves(args), donated)
+    assert all(a.is_deleted() for a in given), name
+  assert bits["propose"] == bits["update"]
+  return bits
+
+
+class StoreTest(folders.FolderCase):
 
   def setUp(self):
     super().setUp()
-    self.folder = self.enter_context(tempfile.TemporaryDirectory())
-    self.devices = jax.devices()
     self.addCleanup(store_lib.use)
 
   def use_store(self, folder=""):
     """Returns an empty store that is asked from now on."""
-    store = store_lib.ProgramStore(folder)
+    store = store_lib.ProgramStore(str(folder))
     compat.use_cache(store.load, store.save)
     jax.clear_caches()
     return store
@@ -51,56 +84,23 @@ class StoreTest(parameterized.TestCase):
 
   def test_stage_on_another_device(self):
     store = self.use_store()
-    first, num_kept = stage_worker.run_all(self.devices[0])
-    self.assertEqual(num_kept, 0)
-    with self.compiling(store, 0):
-      second, num_kept = stage_worker.run_all(self.devices[5])
-    self.assertEqual(first, second)
-    self.assertEqual(num_kept, 0)
-    with self.compiling(store, 0):  # Of an engine that is built anew.
-      third, _ = stage_worker.run_all(self.devices[0])
-    self.assertEqual(first, third)
+    want = run_all(jax.devices()[0])
+    for device in (5, 0):  # The same again is that of an engine that is built anew.
+      with self.compiling(store, 0):
+        self.assertEqual(run_all(jax.devices()[device]), want)
 
   def test_a_program_over_two_devices(self):
     store = self.use_store()
     values = np.arange(6, dtype=np.float32)
+    spec = jax.sharding.PartitionSpec("end")
     for ends, num_compiled in (((0, 1), 1), ((4, 2), 0)):
-      mesh = jax.sharding.Mesh([self.devices[end] for end in ends], "end")
-      spec = jax.sharding.PartitionSpec("end")
+      mesh = jax.sharding.Mesh([jax.devices()[end] for end in ends], "end")
       placed = jax.device_put(values, jax.sharding.NamedSharding(mesh, spec))
-      program = jax.jit(
-          jax.shard_map(
-              lambda x: jax.lax.psum(x, "end"),
-              mesh=mesh,
-              in_specs=spec,
-              out_specs=jax.sharding.PartitionSpec(),
-          )
-      )
+      add = lambda x: jax.lax.psum(x, "end")
+      program = jax.jit(jax.shard_map(add, mesh=mesh, in_specs=spec, out_specs=spec))
       with self.compiling(store, num_compiled):
         compiled = program.lower(placed).compile()
-      np.testing.assert_array_equal(compiled(placed), values[:3] + values[3:])
-
-  def test_two_processes(self):
-    """They want the same at the same time, for different devices."""
-    theirs = os.path.join(self.folder, "jax")
-    env = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": theirs}
-    ours = os.path.join(self.folder, "programs")
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.stage_worker", ours, str(device)],
-            cwd=_ROOT,
-            env=env,
-            stdout=subprocess.PIPE,
-        )
-        for device in (0, 1)
-    ]
-    one, two = (json.loads(process.communicate()[0]) for process in processes)
-    entries = [name for name in os.listdir(ours) if name.endswith(".xla")]
-    self.assertEqual(one["compiled"] + two["compiled"], len(entries))
-    self.assertGreater(one["loaded"] + two["loaded"], 0)
-    self.assertEqual(one["hashes"], two["hashes"])
-    self.assertEqual((one["kept"], two["kept"]), (0, 0))
-    self.assertFalse(os.path.exists(theirs) and os.listdir(theirs))
+      np.testing.assert_array_equal(compiled(placed)[:3], values[:3] + values[3:])
 
   def test_a_process_with_other_threads_compiles_again(self):
     for threads, num_compiled in (("16", 1), ("32", 1), ("16", 0)):
@@ -112,9 +112,8 @@ class StoreTest(parameterized.TestCase):
     junk = b"no program of any XLA"
     store = self.use_store(self.folder)
     _lower().compile()
-    (name,) = store._programs
-    entry = pathlib.Path(self.folder, f"{name}.xla")
-    entry.write_bytes(store_lib._seal(name, junk))
+    (entry,) = self.folder.glob("*.xla")
+    entry.write_bytes(store_lib._seal(entry.stem, junk))
     store = self.use_store(self.folder)
     with self.assertLogs(level="WARNING"), self.compiling(store, 1):
       _lower().compile()
@@ -131,13 +130,9 @@ class StoreTest(parameterized.TestCase):
   def test_callbacks_stay_in_their_process(self):
     store = self.use_store()
     for number in (1, 2):
-      call_back = functools.partial(
-          jax.pure_callback,
-          functools.partial(np.float32, number),
-          jax.ShapeDtypeStruct((), np.float32),
-      )
-      got = jax.jit(call_back).lower().compile()()
-      self.assertEqual(got, number)
+      answer = functools.partial(np.float32, number)
+      call_back = lambda answer=answer: jax.pure_callback(answer, jnp.float32(0))
+      self.assertEqual(jax.jit(call_back).lower().compile()(), number)
     self.assertEqual(store.num_loaded, 0)
 
   def test_folder_has_choices_of_kernels_on_gpus(self):
@@ -150,54 +145,49 @@ class StoreTest(parameterized.TestCase):
       found = options.executable_build_options.debug_options
       return found.xla_gpu_per_fusion_autotune_cache_dir
 
-    store_lib.use(self.folder)
-    self.assertTrue(find_options().startswith(f"{self.folder}/"))
-    os.chmod(self.folder, 0o777)
+    folder = str(self.folder)
+    store_lib.use(folder)
+    self.assertStartsWith(find_options(), f"{folder}/")
+    self.folder.chmod(0o777)
     with self.assertLogs(level="WARNING"):
-      store_lib.use(self.folder)
+      store_lib.use(folder)
     self.assertEmpty(find_options())
 
-  @parameterized.parameters(
-      dict(first=3), dict(function=lambda a, b: (a @ b, jnp.sin(b)))  # Other names and lines.
-  )
-  def test_same_program(self, **changes):
+  def test_same_and_different_programs(self):
     store = self.use_store()
     _lower().compile()
     with self.compiling(store, 0):
-      _lower(**changes).compile()
-
-  def test_different_programs(self):
-    store = self.use_store()
+      _lower(first=3).compile()
+      _lower(lambda a, b: (a @ b, jnp.sin(b))).compile()  # Other names and lines.
     variants = (
-        {},
-        {"function": lambda x, y: (x @ y, jnp.cos(y))},
-        {"shape": (8, 8)},
-        {"dtype": np.int32},
-        {"donated": (1,)},
-        {"memory_kind": "pinned_host"},
-        {"devices": 2},
-        {"devices": 2, "sharded": True},
+        dict(function=lambda x, y: (x @ y, jnp.cos(y))),
+        dict(shape=(8, 8)),
+        dict(dtype=np.int32),
+        dict(donated=(1,)),
+        dict(memory_kind="pinned_host"),
+        dict(devices=2),
+        dict(devices=2, sharded=True),
     )
     for changes in variants:
       _lower(**changes).compile()
     _lower().compile({"xla_cpu_enable_fast_math": True})
-    self.assertEqual(store.num_compiled, len(variants) + 1)
+    self.assertEqual(store.num_compiled, 1 + len(variants) + 1)
 
   def test_mappings_run_out(self):
-    proc = pathlib.Path(self.folder)
     self.use_store()
     _lower().compile()
-    with mock.patch.object(store_lib, "_PROC", proc):
-      self.assertEqual(store_lib.count_mappings(), 0)  # Another system.
-      store_lib.check_mappings()
-      (proc / "sys/vm").mkdir(parents=True)
-      (proc / "sys/vm/max_map_count").write_text("100\n")
-      (proc / "self").mkdir()
-      (proc / "self/maps").write_text("7fac-7fad r-xp 00000000\n" * 91)
-      with self.assertRaisesRegex(base.CompilationError, "91 mappings of memory of the 100"):
-        _lower(first=1).compile()
-      (proc / "self/maps").write_text("7fac-7fad r-xp 00000000\n" * 90)
-      _lower(first=2).compile()
+    self.enterContext(mock.patch.object(store_lib, "_PROC", self.folder))
+    self.assertEqual(store_lib.count_mappings(), 0)  # Another system.
+    store_lib.check_mappings()
+    most, maps = self.folder / "sys/vm/max_map_count", self.folder / "self/maps"
+    for file in (most, maps):
+      file.parent.mkdir(parents=True)
+    most.write_text("100\n")
+    maps.write_text("7fac-7fad r-xp 00000000\n" * 91)
+    with self.assertRaisesRegex(base.CompilationError, "91 mappings of memory of the 100"):
+      _lower(first=1).compile()
+    maps.write_text("7fac-7fad r-xp 00000000\n" * 90)
+    _lower(first=2).compile()
 
 
 def give_away(path):
@@ -206,13 +196,12 @@ def give_away(path):
   os.chown(path, strangers.NOBODY, strangers.NOBODY)
 
 
-class FolderTest(parameterized.TestCase):
+class FolderTest(folders.FolderCase):
   """Any harm to the folder costs time, and no run."""
 
   def setUp(self):
     super().setUp()
-    folder = self.enter_context(tempfile.TemporaryDirectory())
-    self.path = pathlib.Path(folder) / "a" / "b"
+    self.path = self.folder / "a" / "b"
 
   def make(self, **options):
     return store_lib.ProgramStore(str(self.path), **options)
@@ -247,22 +236,21 @@ class FolderTest(parameterized.TestCase):
 
   def test_another_place_has_it(self):
     self.put("a")
-    content = {self.entry("a").name: self.entry("a").read_bytes(), self.entry("b").name: b"bad"}
-    self.entry("a").unlink()
+    entry = self.entry("a")
+    content = {entry.name: entry.read_bytes(), self.entry("b").name: b"bad"}
+    entry.unlink()
     asked = []
     for _ in range(2):
       store = self.make()
       store.fetch = lambda file: asked.append(file) or content.get(file)
       self.assertEqual(store.load("a", bytes), _DATA)
-      self.assertEqual(store.used, {self.entry("a").name})
+      self.assertEqual(store.used, {entry.name})
     with self.assertLogs(level="WARNING"):
       self.assertIsNone(store.load("b", bytes))
     self.assertEqual(asked, [*content])
 
   @parameterized.named_parameters(
-      ("truncated", lambda e: e.write_bytes(e.read_bytes()[:-1]), "not what was written"),
-      ("one_bit", lambda e: e.write_bytes(e.read_bytes()[:-1] + b"\0"), "not what was written"),
-      ("longer", lambda e: e.write_bytes(e.read_bytes() + b"\0"), "not what was written"),
+      ("truncated", lambda e: os.truncate(e, e.stat().st_size - 1), "not what was written"),
       ("of_another_key", lambda e: e.write_bytes(store_lib._seal("b", _DATA)), "not what was"),
       # Others have put their folder in its place, with files that they can write.
       ("of_a_group", lambda e: e.chmod(0o664), "others may write to it"),
@@ -271,14 +259,13 @@ class FolderTest(parameterized.TestCase):
   )
   def test_harm_is_a_miss(self, harm, message):
     self.put("a", "b")
-    for key in "ab":
-      harm(self.entry(key))
     store = self.make()
     with self.assertLogs(level="WARNING") as logs:
-      self.assertIsNone(store.load("a", bytes))
-      self.assertIsNone(store.load("b", bytes))
-    self.assertLen(logs.output, 1)
-    self.assertRegex(logs.output[0], f"{self.entry('a').name}, {message}")
+      for key in "ab":
+        harm(self.entry(key))
+        self.assertIsNone(store.load(key, bytes))
+    (line,) = logs.output
+    self.assertRegex(line, f"{self.entry('a').name}, {message}")
     self.put("a")
     self.assertEqual(self.find("a"), _DATA)
 
@@ -296,9 +283,9 @@ class FolderTest(parameterized.TestCase):
       self.put("b", store=store)
     self.assertIsNone(store.folder)
     self.assertIsNone(store.load("a", bytes))
-    self.assertLen(logs.output, 1)
-    self.assertRegex(logs.output[0], message)
-    self.assertFalse(self.path.is_dir() and any(self.path.iterdir()))
+    (line,) = logs.output
+    self.assertRegex(line, message)
+    self.assertEmpty([*self.path.glob("*")])
 
   def test_full(self):
     store = self.make()
@@ -367,7 +354,3 @@ def _lower(
       function, donate_argnums=donated, out_shardings=place.with_memory_kind(memory_kind)
   )
   return program.lower(like, like)
-
-
-if __name__ == "__main__":
-  absltest.main()

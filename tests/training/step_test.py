@@ -28,7 +28,7 @@ class StepTest(parameterized.TestCase):
 
   def begin(self, clip_norm=None):
     """Returns an engine of two pipelines with a state, and what runs its steps."""
-    engine = engines.make_engine(2, 2, 2)
+    engine = engines.make_engine(2, 2)
     engine.set_state(engines.initial_layers())
     changes = {"optimizer.clip_norm": clip_norm, "redundancy.check_every_steps": 0}
     job = types.SimpleNamespace(

@@ -7,7 +7,6 @@ from absl.testing import absltest
 import jax
 
 from bamboo_jax import config as config_lib
-from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import compile_ahead, replicas
 from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.runtime.wire import ordered_sum
@@ -21,14 +20,8 @@ _STEP = {"cast", "forward", "backward", "norms", "zeros", "update"}
 
 def make_engine(num_devices=4, **options):
   """Returns two pipelines of two stages; nothing is compiled."""
-  devices = jax.devices()[:num_devices]
-  engine = engine_lib.Engine(
-      engines.cut(2),
-      owners=OWNERS,
-      devices={node: devices[node % num_devices] for node in range(5)},  # One is a spare.
-      num_shares=2,
-      **options,
-  )
+  devices = {node: jax.devices()[node % num_devices] for node in range(5)}  # One is a spare.
+  engine = engines.build(engines.cut(2), OWNERS, devices=devices, **options)
   engine.set_pipelines(OWNERS, SHADOWS, engine.shares)
   return engine
 
@@ -93,7 +86,3 @@ class CompileAheadTest(absltest.TestCase):
       bounds = ordered_sum.cut(largest, num_nodes)
       found = {ordered_sum._padded(p.stop - p.start) for p in ordered_sum.pieces(*bounds[:2])}
       self.assertContainsSubset(found, sizes)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -25,6 +25,8 @@ def oracle(*arrays):
     return x ^ x >> 16
 
   for array in arrays:
+    if np.iscomplexobj(array):
+      array = np.stack([array.real, array.imag])
     high = low = 0
     kind = f"u{min(4, array.dtype.itemsize)}"
     for at, word in enumerate(np.asarray(array).ravel().view(kind).tolist()):
@@ -38,30 +40,15 @@ def oracle(*arrays):
 
 class FingerprintTest(parameterized.TestCase):
 
-  @parameterized.parameters("float32", "bfloat16", "int8")
+  @parameterized.parameters(*_DTYPES)
   def test_is_the_sum_over_words_on_any_device(self, dtype):
     rng = np.random.default_rng(0)
-    arrays = [
-        np.asarray(jnp.asarray(100 * rng.standard_normal(shape), dtype))
-        for shape in ((), (3,), (5, 7), (2, 513))
-    ]
+    draw = lambda shape: (100 * rng.standard_normal(shape)).astype(jnp.dtype(dtype))
+    arrays = [np.asarray(draw(shape)) for shape in ((), (3,), (5, 7), (2, 513))]
     want = oracle(*arrays)
     self.assertEqual(take(*arrays), want)
     self.assertEqual(take(*arrays, device=3), want)
     self.assertNotEqual(take(*arrays[::-1]), want)
-
-  @parameterized.parameters(*_DTYPES)
-  def test_every_bit_counts(self, dtype):
-    array = np.zeros((3, 2), dtype=jnp.dtype(dtype))
-    bits = array.view(np.uint8)
-    step = 8 if dtype == "bool" else 1  # Other bytes are no bool.
-    seen = {take(array)}
-    for byte in range(bits.size):
-      for bit in range(0, 8, step):
-        bits.reshape(-1)[byte] ^= 1 << bit
-        seen.add(take(array))
-        bits.reshape(-1)[byte] ^= 1 << bit
-    self.assertLen(seen, 1 + bits.size * 8 // step)
 
   def test_random_keys(self):
     first, second = jax.random.split(jax.random.key(0))

@@ -1,6 +1,5 @@
 """What a step leaves: state, its replicas, and in which memory they lie."""
 
-import dataclasses
 import functools
 
 from absl.testing import absltest, parameterized
@@ -9,11 +8,8 @@ import numpy as np
 import optax
 
 from bamboo_jax import base, config as config_lib
-from bamboo_jax.models import model as model_lib
-from bamboo_jax.runtime import engine as engine_lib
-from bamboo_jax.runtime.phases import reduce, replicas, update
+from bamboo_jax.runtime.phases import replicas, update
 from bamboo_jax.runtime.stage import programs as programs_lib
-from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.training import evaluation
 from tests import plain
 from tests.runtime import engine_test as engines
@@ -32,27 +28,17 @@ def make_spec():
 def make_engine(**options):
   """Returns an engine of two nodes, each the shadow of the other."""
   spec = make_spec()
-  engine = engine_lib.Engine(
-      [dataclasses.replace(spec, last=4), dataclasses.replace(spec, first=4)],
-      owners=[OWNERS],
-      devices=dict(enumerate(jax.devices()[:2])),
-      num_shares=1,
-      keep=True,
-      replicas=config_lib.RedundancySection(mode="bubble", **options),
-      cache=CACHE,
-  )
+  replicas = config_lib.RedundancySection(mode="bubble", **options)
+  specs = spec.cut([0, 4, spec.last])
+  engine = engines.build(specs, [OWNERS], keep=True, replicas=replicas, cache=CACHE)
   engine.set_pipelines([OWNERS], [SHADOWS], engine.shares)
   engine.set_state(small.initial_layers(spec))
   return engine
 
 
 def run_until_vote(engine):
-  engine.begin_step(0, small.feed(0), num_microbatches=NUM_MICROBATCHES)
-  timelines = engines.play(engine, num_microbatches=NUM_MICROBATCHES)
   with small.quick_compilation():
-    engine.compute(timeline_lib.linearize(timelines))
-    reduce.tie(engine)
-    reduce.reduce(engine)
+    engines.run(engine, small.feed(0), num_microbatches=NUM_MICROBATCHES)
     update.refresh(engine, 1e-2)
 
 
@@ -81,15 +67,14 @@ class PhasesTest(parameterized.TestCase):
       replicas.compare([replicas.take_prints(engine, 0)])
       for number, node in engine.nodes.items():
         for stage in node.units:
-          is_replica = SHADOWS[stage] == number
           layers = node.layers_of(stage).values()
           self.assertEqual(kinds([layer.params for layer in layers]), {"device"})
           slots = kinds([layer.slots for layer in layers])
-          self.assertEqual(slots, {on_host if is_replica else "device"})
+          self.assertEqual(slots, {on_host if SHADOWS[stage] == number else "device"})
     own = engine.nodes[0].layers_of(1)
     name, layer = next((n, l) for n, l in own.items() if jax.tree.leaves(l.params))
     params = jax.tree.map(np.array, layer.params)
-    next(iter(jax.tree.leaves(params))).flat[0] += 1
+    jax.tree.leaves(params)[0].flat[0] += 1
     engine.nodes[0].put_state({name: layer.replace(params=params)})
     with self.assertRaisesRegex(
         base.ReplicaMismatchError, rf"After step 4 .* '{name}' differ between nodes: 0 \| 1\."
@@ -126,27 +111,19 @@ class PhasesTest(parameterized.TestCase):
     layers, batch = small.initial_layers(spec), small.microbatch(3, 0)
     with small.quick_compilation():
       found = evaluation.evaluate(engine, [(0, batch)])
-    want, _ = model_lib.apply_range(
-        spec.model,
-        0,
-        spec.last,
-        {name: layer.params for name, layer in layers.items()},
-        {name: layer.stats for name, layer in layers.items()},
-        None,
-        batch,
-        key=None,
-        train=False,
+    params, stats = (
+        {name: getattr(layer, part) for name, layer in layers.items()}
+        for part in ("params", "stats")
     )
+    want = plain.run_layers(spec.model, params, batch, stats=stats)
     np.testing.assert_allclose(found[0], [want.total, want.weight], rtol=1e-5)
-    states = engine.layer_states()
-    states = {name: states[name] for name in layers}  # In order.
-    self.assertEmpty(small.find_unequal(states, layers))
+    self.assertEmpty(small.find_unequal(engine.layer_states(), layers))
 
 
 class NodesThatShareADeviceTest(absltest.TestCase):
 
   def test_one_that_dies_takes_nothing_of_the_others(self):
-    engine = engines.make_engine.__wrapped__(2, 2, 2, num_devices=2)
+    engine = engines.make_engine.__wrapped__(2, 2, num_devices=2)
     engines.run_step(engine, num_microbatches=2)
     want = jax.tree.map(np.asarray, engines.grads_of(engine, 1))
     state = jax.tree.map(np.asarray, engine.layer_states(1))

@@ -1,6 +1,5 @@
 """Sums are the same whoever dies between two segments of a step."""
 
-import contextlib
 import itertools
 from unittest import mock
 
@@ -8,26 +7,11 @@ from absl.testing import parameterized
 import jax
 import numpy as np
 
-from tests import redone as redone_lib, samples
+from tests import samples
 from tests.runtime.spmd import pipelines
 
 # Each victim after each number of segments.
 _DEATHS = [*itertools.product(range(3), range(5))]
-
-
-@contextlib.contextmanager
-def poison(program):
-  """Lets a program fail once it is started."""
-  compiled = program.segment
-
-  def fail(*args):
-    raise RuntimeError("A peer has died.")
-
-  program.segment = fail
-  try:
-    yield
-  finally:
-    program.segment = compiled
 
 
 class DeathTest(parameterized.TestCase):
@@ -64,16 +48,16 @@ class DeathTest(parameterized.TestCase):
     made.begin()
     made.advance(num_segments)
     # The programs that the victim was part of are of no use any more.
-    former = made.programs.runs[0]
-    self.enterContext(poison(former.program))
-    made.die(victim)
-    made.advance()
+    poisoned = RuntimeError("A peer has died.")
+    program = made.programs.runs[0].program
+    with mock.patch.object(program, "segment", side_effect=poisoned):
+      made.die(victim)
+      made.advance()
     self.assertEmpty(pipelines.find_unequal(made.sums(), want))
     self.assertEmpty(events)
-    redone = redone_lib.of_run(made.programs.runs[0], former)
-    self.assertLessEqual(redone.again, redone.at_most)
-    if num_segments == 4:
-      self.assertGreaterEqual(redone.from_host, 3)
+    if num_segments == 4:  # Backward passes from residuals in host memory.
+      kept = [key for held in made.programs.runs[0].table.start for key in held.residuals]
+      self.assertGreaterEqual([stage for stage, _ in kept].count(victim), 3)
 
   def test_shadows_leave_the_head_to_recovery(self):
     made = pipelines.make_three()

@@ -10,7 +10,6 @@ import optax
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.models import zoo
 from bamboo_jax.plan import rows as rows_lib
-from bamboo_jax.runtime import engine as rows_engine
 from bamboo_jax.runtime.spmd import (
     executor as executor_lib,
     layout as layout_lib,
@@ -26,6 +25,7 @@ from bamboo_jax.schedule import (
     timeline as timeline_lib,
 )
 from tests import schedules
+from tests.runtime import engine_test as engines
 
 BATCH = {key: jax.ShapeDtypeStruct((2, 8), np.int32) for key in ("inputs", "targets")}
 # Whole blocks of two layers: two, two and one in a stage.
@@ -105,7 +105,7 @@ class Pipelines:
       bounds=None,
       budget=0.0,
       segment_ticks=2,
-      devices=None,
+      num_devices=8,
   ):
     self.spec = spec = spec or make_spec(num_blocks=6 if num_stages == 3 else 4)
     costs = schedules.uniform_costs(num_stages)
@@ -113,13 +113,8 @@ class Pipelines:
     owners = [nodes[i : i + num_stages] for i in nodes[::num_stages]]
     self.plan = config_lib.RedundancySection("lazy")
     self.num_microbatches, self.costs = num_microbatches, costs
-    self.rows = rows_engine.Engine(
-        spec.cut(bounds or BOUNDS[num_stages]),
-        owners=owners,
-        devices=devices or dict(enumerate(jax.devices())),
-        num_shares=num_pipelines,
-        keep=True,
-    )
+    bounds = bounds or BOUNDS[num_stages]
+    self.rows = engines.build(spec.cut(bounds), owners, num_devices=num_devices, keep=True)
     self.initial = [failover.Roles.initial(row) for row in owners]
     self.reset()
     table = ticks_lib.lower(
@@ -130,7 +125,7 @@ class Pipelines:
     if budget is not None:
       table = ticks_lib.fill(table, costs=costs, budget=budget)
     sizes = program_lib.find_sizes(table, keeps=True, segment_ticks=segment_ticks)
-    layout = layout_lib.make_layout(spec, bounds or BOUNDS[num_stages])
+    layout = layout_lib.make_layout(spec, bounds)
     step = plan_lib.ProgramPlan(None, layout, table, sizes)
     self.programs = executor_lib.Programs(step, spec, self.rows, members=self)
 

@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 import numpy as np
 
 from bamboo_jax import base
@@ -168,7 +168,3 @@ class ProcessRingTest(parameterized.TestCase):
       self.assertEqual(segments.sums(0), 5)
       self.assertEqual(segments.read(0), left)
       self.assertEqual(segments.sums(0), sums)
-
-
-if __name__ == "__main__":
-  absltest.main()

