@@ -5,7 +5,7 @@ fusion are one kernel. Before each run of a loop whose trip count depends on dat
 a CUDA graph, the GPU's queue runs empty, because the host reads the condition.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 import dataclasses
 import math
 import re
@@ -27,12 +27,6 @@ _COLLECTIVES = (
     *("collective-permute", "collective-broadcast"),
 )
 _SCALARS_BYTES = 64  # A smaller constant may be copied, such as a counter.
-_LIBRARIES = {  # A longer name comes first.
-    "__cublas$lt": "cuBLASLt",
-    "__cublas": "cuBLAS",
-    "__cudnn$conv": "cuDNN convolution",
-    "__cudnn$fmha": "cuDNN attention",
-}
 
 
 class HloShape(NamedTuple):
@@ -53,14 +47,14 @@ class HloInstruction(NamedTuple):
   attributes: str
   is_root: bool
 
-  def called(self, *attributes: str) -> list[str]:
+  def called(self, *attributes):
     """Returns the computations that attributes name."""
     pattern = rf"\b(?:{'|'.join(attributes)})=(?:%?([\w.\-]+)|\{{([^}}]*)\}})"
     found = re.findall(pattern, self.attributes)
     return [name for one, many in found for name in ([one] if one else _NAME.findall(many))]
 
   @property
-  def is_kernel(self) -> bool:
+  def is_kernel(self):
     """Whether it is started on the device, and is no sum or transfer between devices."""
     base, _, end = self.opcode.rpartition("-")
     if end in ("start", "done", "update"):
@@ -78,7 +72,7 @@ class Program:
   computations: Mapping[str, Computation]
   entry: str
 
-  def started(self, name: str | None = None) -> Iterator[tuple[Computation, HloInstruction]]:
+  def started(self, name=None):
     """Yields what is started, with where; all branches of a conditional count."""
     where = self.computations[name or self.entry]
     inner = ("body", "to_apply", "branch_computations", "true_computation", "false_computation")
@@ -88,7 +82,7 @@ class Program:
         for called in what.called(*inner):
           yield from self.started(called)
 
-  def inside(self, fusion: HloInstruction) -> Iterator[HloInstruction]:
+  def inside(self, fusion):
     """Yields the instructions inside of a fusion."""
     for name in fusion.called("calls"):
       for what in self.computations[name].values():
@@ -96,43 +90,40 @@ class Program:
         yield from self.inside(what)
 
   @property
-  def products(self) -> set[str]:
-    """The libraries of matrix products, convolutions and fused attention."""
-    kernels = [what for _, what in self.started() if what.is_kernel]
-    return {library for what in kernels if (library := self._library(what))}
-
-  def _library(self, what: HloInstruction) -> str | None:
-    if target := re.search(r'custom_call_target="([^"]+)"', what.attributes):
-      return next((lib for n, lib in _LIBRARIES.items() if target[1].startswith(n)), None)
-    if what.opcode == "fusion" and re.search(r'"kind":\s*"[^"]*gemm', what.attributes):
-      return "Triton"
-    has_product = any(i.opcode in ("dot", "convolution") for i in (what, *self.inside(what)))
-    return "XLA" if has_product else None
+  def kernels(self):
+    """What is started on the device."""
+    return [what for _, what in self.started() if what.is_kernel]
 
   @property
-  def smallest_tile(self) -> int | None:
+  def num_slow_products(self):
+    """Products and convolutions by XLA's own loops: by no library, and not by Triton."""
+    is_slow = lambda what: any(
+        i.opcode in ("dot", "convolution") for i in (what, *self.inside(what))
+    ) and not _is_triton(what)
+    return sum(map(is_slow, self.kernels))
+
+  @property
+  def smallest_tile(self):
     """Least side of the tiles of Triton's products; None without."""
     tiles = []
-    for _, what in self.started():
-      if what.is_kernel and self._library(what) == "Triton":
-        tiles += re.findall(r'"(?:block_m|block_n)":"?(\d+)', what.attributes)
-        for sizes in re.findall(r'"sizes":\[([^\]]*)\]', what.attributes):
-          tiles += [n for n in re.findall(r"\d+", sizes) if int(n) > 1]
+    for what in filter(_is_triton, self.kernels):
+      tiles += re.findall(r'"(?:block_m|block_n)":"?(\d+)', what.attributes)
+      for sizes in re.findall(r'"sizes":\[([^\]]*)\]', what.attributes):
+        tiles += [n for n in re.findall(r"\d+", sizes) if int(n) > 1]
     return min(map(int, tiles), default=None)
 
   @property
-  def num_unknown_loops(self) -> int:
+  def num_unknown_loops(self):
     """Loops without a known trip count, in one run of the loop around them."""
     loops = [what for _, what in self.started() if what.opcode == "while"]
     return sum('"known_trip_count"' not in what.attributes for what in loops)
 
-  def count_large(self, num_bytes: int) -> int:
+  def count_large(self, num_bytes):
     """Returns how many kernels write float32 arrays of at least `num_bytes`."""
-    kernels = [what for _, what in self.started() if what.is_kernel]
     is_large = lambda shape: shape.dtype == "f32" and shape.num_bytes >= num_bytes
-    return sum(any(map(is_large, what.shapes)) for what in kernels)
+    return sum(any(map(is_large, what.shapes)) for what in self.kernels)
 
-  def copies(self) -> Iterator[tuple[HloInstruction, int, bool, list[str]]]:
+  def copies(self):
     """Yields what copies between host and device, with bytes, and what is wrong.
 
     The third value is whether a kernel runs beside it. Wrong is a copy that waits, is of a
@@ -158,13 +149,18 @@ class Program:
           faults.append(f"{what.name} copies a constant of {num_bytes} bytes")
       yield what, num_bytes, is_started and _runs_beside(where, what), faults
 
-  def _is_constant(self, made: HloInstruction) -> bool:
+  def _is_constant(self, made):
     for name in made.called("calls"):
       made = next(i for i in self.computations[name].values() if i.is_root)
     return made.opcode in ("broadcast", "constant")
 
 
-def _runs_beside(where: Computation, start: HloInstruction) -> bool:
+def _is_triton(what):
+  is_gemm = re.search(r'"kind":\s*"[^"]*gemm', what.attributes)
+  return what.opcode == "fusion" and is_gemm is not None
+
+
+def _runs_beside(where, start):
   """Returns whether a kernel is started between a start and its done."""
   order = [*where.values()]
   for what in order[order.index(start) + 1 :]:
@@ -176,12 +172,12 @@ def _runs_beside(where: Computation, start: HloInstruction) -> bool:
   return False
 
 
-def parse(text: str) -> Program:
+def parse(text):
   """Returns the program of `jax.stages.Compiled.as_text`.
 
   Raises `ValueError` if there is no entry computation in `text`.
   """
-  computations: dict[str, dict[str, HloInstruction]] = {}
+  computations = {}
   entry = name = None
   for line in text.splitlines():
     if name is None:
@@ -198,7 +194,7 @@ def parse(text: str) -> Program:
   return Program(computations, entry)
 
 
-def _parse_line(line: str) -> HloInstruction | None:
+def _parse_line(line):
   if not (found := _LINE.match(line)):
     return None
   rest = re.sub(r"/\*[^*]*\*/", "", line[found.end() :])
@@ -214,7 +210,7 @@ def _parse_line(line: str) -> HloInstruction | None:
   )
 
 
-def _parse_shapes(text: str) -> Iterator[HloShape]:
+def _parse_shapes(text):
   for dtype, dims, layout in _SHAPE.findall(text):
     bits = re.search(r"\d+", dtype)
     size = 8 if dtype == "pred" else int(bits[0]) if bits else 0
@@ -222,7 +218,7 @@ def _parse_shapes(text: str) -> Iterator[HloShape]:
     yield HloShape(dtype, math.prod(sides) * size // 8, "S(5)" in layout)
 
 
-def _find_close(text: str, start: int) -> int:
+def _find_close(text, start):
   """Returns the position of the parenthesis that closes the one at `start`."""
   depth = 0
   for i in range(start, len(text)):

@@ -1,11 +1,6 @@
 """Memory of each stage by the sizes of compiled programs, beside the planner's."""
 
-from collections.abc import Mapping, Sequence
 from typing import NamedTuple
-
-from bamboo_jax.gpu import report
-from bamboo_jax.plan import planner
-from bamboo_jax.runtime.stage import spec as spec_lib
 
 _PASSES = ("forward", "backward", "redundant")
 
@@ -18,11 +13,7 @@ class StageMemory(NamedTuple):
   temp: int
 
 
-def of_rows(
-    stages: Sequence[spec_lib.StageSpec],
-    plan: planner.Plan,
-    by_kind: Mapping[object, Mapping[str, report.Program]],
-) -> list[StageMemory]:
+def of_rows(stages, plan, by_kind):
   """Returns the memory of each stage of `plan`, on nodes with one device."""
   found = []
   for number, stage in enumerate(stages):
@@ -47,7 +38,7 @@ def of_rows(
   return found
 
 
-def of_segments(plan: planner.Plan, programs: Sequence[report.Program]) -> list[StageMemory]:
+def of_segments(plan, programs):
   """Returns the memory of each stage if passes run as segments (SPMD).
 
   During a segment, whose weights are copies, a node also holds its state and
