@@ -14,7 +14,7 @@ _SHOWN = (
     *("loss", "learning_rate", "tokens_per_sec", "samples_per_sec", "bubble_pct", "step_ms"),
     *("mfu_pct", "goodput_pct", "usd", "view"),
 )
-_OF_RUN = ("warning", "changed", "regions")  # Of no step.
+_OF_RUN = ("warning", "changed")  # Of no step.
 
 
 def describe(line: Mapping[str, Any]) -> str | None:
@@ -27,7 +27,7 @@ def describe(line: Mapping[str, Any]) -> str | None:
       return f"{', '.join(names)} joined"
     case "pause":
       return str(line["reason"])
-    case "changed" | "regions":
+    case "changed":
       return str(line["text"])
     case "warning":
       return f"warning: {line['text']}"

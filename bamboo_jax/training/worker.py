@@ -406,7 +406,7 @@ class Worker:
     zones = cohort_lib.zones_of(self._cohort.view).values()
     names = sorted({*map(placement.region_of, zones)})
     whole = [p for p in self.state.layout.pipelines if not p.vacant]
-    kind, text = journal_lib.REGIONS, self._rules.predictor.describe_crossing(whole)
+    kind, text = journal_lib.CHANGED, self._rules.predictor.describe_crossing(whole)
     if len(names) > 1 and self._config.plan.region_link is None:
       kind, text = journal_lib.WARNING, (
           f"There are nodes in the regions {', '.join(map(repr, names))}, but links between them "

@@ -40,7 +40,7 @@ class RegionsTest(folders.FolderCase, parameterized.TestCase):
       (
           "known",
           _LINK,
-          "regions",
+          "changed",
           r"^between regions: 0\.\d MiB a step, .* predicted step \d+ ms, ",
       ),
       ("unknown", {}, "warning", "regions 'eu', 'us', .* set config.plan.region_latency_ms and"),

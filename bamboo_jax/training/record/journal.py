@@ -40,7 +40,7 @@ _ROWS_SECS = 5.0  # For the last rows; the folder may hang.
 _COUNT_SECS = 4.0  # Between counts of compiled programs.
 _RATES = {f"{unit}_per_sec": unit for unit in ("tokens", "samples")}
 # Events that are shown or counted by others.
-WARNING, CHANGED, SKIPPED, REGIONS = "warning", "changed", "skipped", "regions"
+WARNING, CHANGED, SKIPPED = "warning", "changed", "skipped"
 
 
 class _Step(NamedTuple):
