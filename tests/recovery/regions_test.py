@@ -25,6 +25,7 @@ _SMALL = (
     ("three_pipelines", "aabbef", [2, 2, 2]),
     ("single_nodes", "aeae", [1, 1, 1, 1]),
     ("a_spare", "aaeee", [2, 2]),
+    ("only_swaps_find_it", "aaee", [1, 2, 1]),
 )
 _ZONES = dict(a="us/a", b="us/b", c="us/c", d="us/d", e="eu/a", f="eu/b")
 
