@@ -43,6 +43,10 @@ class Parts:
     self.state = run_state_lib.RunState(self, self, rules=self, writer=self)
     self.state.fetch, self.state.install = self.fetch, self.install
 
+  def among(self, zones):
+    del zones
+    return self
+
   def improve(self, layout, members, **options):
     self.asked.append("improve")
     return self.rules.improve(layout, members, **options)
