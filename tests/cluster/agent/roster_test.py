@@ -36,6 +36,17 @@ class RosterTest(parameterized.TestCase):
     self.assertEqual(self.roster.find_view(2).members, ())
     self.assertEqual(self.roster.find_view(3).members, (members.member(0),))
 
+  def test_whom_others_cannot_reach_is_lost(self):
+    self.make(numbers=(0, 1, 2, 3))
+    for accuser in (1, 2):
+      self.suspect(accuser, 3)
+    for tenth in range(1, 20):
+      self.roster.watch.tick(tenth / 10)
+      for number in (1, 2, 3):
+        self.roster.watch.note(f"life {number}", tenth / 10)
+      want = {"life 3": "silent"} if tenth >= 10 else {}
+      self.assertEqual(self.roster.find_lost(tenth / 10), want)
+
   @parameterized.named_parameters(
       ("each_who_is_ready", {}, [3, 4]),
       ("not_whom_a_member_suspects", {2: [3]}, [4]),

@@ -340,6 +340,19 @@ class RunOverTest(given.AgentCase):
     self.assertEqual(self.agent._num_answers, 1)
     self.assertIsNone(self.ended)
 
+  def test_it_asks_once_nobody_was_heard_for_long_enough_and_again_after_as_long(self):
+    self.begin(me=3)
+    asked = []
+
+    async def ask():
+      asked.append(now)
+
+    self.agent._ask_members, self.agent._find_patience = ask, lambda: 1.0
+    for now, is_over in enumerate((1, 1, 0, 1, 1, 1, 1, 1, 1)):  # Every 0.6 s.
+      self.agent._seems_over = lambda is_over=is_over: bool(is_over)
+      self.tell(self.agent._end_run_if_alone, 0.6 * now)
+    self.assertEqual(asked, [5, 8])
+
   def test_who_was_answered_waits_for_longer(self):
     self.begin(me=3)
     found = []
