@@ -403,7 +403,11 @@ class Worker:
     await self._gather(messages.FINISHED, None)
     await asyncio.sleep(_LAST_SECS)  # Until its checkpoint is closed.
     key = f"done/{self.client.adopted.run}"
-    await self._ask(records.Records.make, key, True, patience_secs=math.inf)
+    done = self._ask(records.Records.make, key, True, patience_secs=math.inf)
+    asking = self.process.create_task(done)
+    while not asking.done():  # A real worker gives up before its agent kills it.
+      self.client.note_progress()
+      await asyncio.wait([asking], timeout=1.0)
     await self._have_saved()
     self.client.say(is_done=True)
     self.end(0)
@@ -454,6 +458,4 @@ class Worker:
         end_secs = min(end_secs, now + patience_secs)
         if now >= end_secs:
           raise
-        if math.isinf(patience_secs):  # A real worker gives up before its agent kills it.
-          self.client.note_progress()
         await asyncio.sleep(_RETRY_SECS)
