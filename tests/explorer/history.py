@@ -44,17 +44,6 @@ _FAILURES = (AssertionError, AttributeError, LookupError, TypeError)
 _AWAY_SECS = 1.4  # A crowded machine is away for most heartbeats, but not for long.
 _ZONES = "abc"
 _LIMITS = config.ClusterSection(heartbeat_secs=0.25, no_progress_secs=10.0, start_silence_secs=15.0)
-# What is wrong with the place of the records, for some hosts or for all.
-_OF_PLACE = {
-    "hang_judge": "hangs",
-    "stall": "hangs",
-    "slow_judge": "slow",
-    "stale": "stale",
-    "judge_errors": "fails",
-    "lose_answers": "fails",
-    "full": "full",
-    "cut_off": "cut off",
-}
 _REFUSING = ("refuse", "refuse_all", "bad_route")
 _T = TypeVar("_T")
 
@@ -160,9 +149,9 @@ class ClusterHistory:
         self.place.late[hosts[0]] = secs, kind == "late_effect"
       case "torn":
         await self.hold(self.place.tear(), secs)
-      case kind if kind in _OF_PLACE:
+      case kind if kind in place_lib.TROUBLES:
         for host in hosts or sorted(self.hosts):
-          self.place.suffer(_OF_PLACE[kind], host, secs)
+          self.place.suffer(kind, host, secs)
       case "reset":
         network.reset(*hosts)
       case "no_files":
@@ -271,7 +260,7 @@ class ClusterHistory:
   def _find_unsettled(self) -> Iterator[str]:
     """Yields what still has to come, before it ends well."""
     # Who is no member needs the judge; who hangs does nothing any more.
-    cut_off = {h for h in self.machines if self.place.left_secs("cut off", h)}
+    cut_off = {h for h in self.machines if self.place.left_secs("cut_off", h)}
     alive = {
         h: m
         for h, m in self.machines.items()

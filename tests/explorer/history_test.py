@@ -124,7 +124,7 @@ class HistoryTest(HistoryCase):
     self.assertLess(max(b - a for a, b in itertools.pairwise(commits)), 2 * worker.STEP_SECS)
 
   def test_training_goes_on_while_the_place_is_away(self):
-    self.begin(SimFault(4.0, "stall", (), 25.0), secs=6.0)
+    self.begin(SimFault(4.0, "hang_judge", (), 25.0), secs=6.0)
     steps = self.nodes["n0"].worker.steps
     self.run_for(2.0)
     self.assertGreater(self.nodes["n0"].worker.steps, steps)

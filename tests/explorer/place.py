@@ -21,6 +21,9 @@ from tests.explorer import loop as loop_lib
 _CALL_SECS, _SLOW_SECS = (0.0005, 0.005), (0.2, 1.5)  # One way.
 _TIMEOUT_SECS = 3.0  # As of `records.Bucket`.
 _READS = ("read", "keys")
+# What may be wrong for a host: no call arrives, it takes longer, it reads what there was when this
+# began, half of its calls fail (half of these after their effect), it cannot write, it gets errors.
+TROUBLES = ("hang_judge", "slow_judge", "stale", "judge_errors", "full", "cut_off")
 
 
 class Memory:
@@ -78,9 +81,7 @@ class Place(Memory):
   """A place with records, as hosts reach it.
 
   Attributes:
-    until_secs: Until when something is wrong with it for a host: it "hangs", it is "slow" or
-      "stale" (reads what there was when this began), it "fails" (half of them, half of
-      these after their effect), it is "full", or the host is "cut off" (gets errors only).
+    until_secs: Until when a host suffers one of the troubles.
     late: How late the next record that a host makes is there, and whether it gives up by then.
     records: Its records, whose calls take effect at once.
     values: What it has, by key; what begins with "?" cannot be read.
@@ -103,7 +104,7 @@ class Place(Memory):
     self._former: dict[str, dict[str, bytes]] = {}  # What those read for whom it is stale.
 
   def suffer(self, what: str, host: str, secs: float) -> None:
-    """Something is wrong for a host for a while, see `until_secs`."""
+    """Something is wrong for a host for a while."""
     self.until_secs[what, host] = self._clock.now + max(secs, self.left_secs(what, host))
     if what == "stale":
       self._former[host] = dict(self.values)
@@ -155,16 +156,16 @@ class Place(Memory):
 
   def _travel(self, host: str, then: Callable[..., Any], *args: Any) -> None:
     """Something comes from a host, or goes to it, once the way does not hang."""
-    if secs := self.left_secs("hangs", host):
+    if secs := self.left_secs("hang_judge", host):
       self._clock.at(secs, self._travel, host, then, *args)
     else:
-      range_secs = _SLOW_SECS if self.left_secs("slow", host) else _CALL_SECS
+      range_secs = _SLOW_SECS if self.left_secs("slow_judge", host) else _CALL_SECS
       self._clock.at(self._clock.random.uniform(*range_secs), then, *args)
 
   def _arrive(self, tell: Callable[[Any], None], host: str, method: str, *args: Any) -> None:
     """A call of a host arrives, and takes effect, perhaps late."""
     no_answer = OSError("The judge gives no answer.")
-    if self.left_secs("cut off", host):
+    if self.left_secs("cut_off", host):
       self._clock.at(_TIMEOUT_SECS, tell, no_answer)
       return
     secs, gives_up = self.late.pop(host, (0.0, False)) if method == "create" else (0.0, False)
@@ -180,7 +181,7 @@ class Place(Memory):
     self._travel(host, tell, self._answer(host, method, *args))
 
   def _answer(self, host: str, method: str, *args: Any) -> Any:
-    chance = self._clock.random.random() if self.left_secs("fails", host) else 1.0
+    chance = self._clock.random.random() if self.left_secs("judge_errors", host) else 1.0
     if chance < 0.25 or (self.left_secs("full", host) and method not in _READS):
       return OSError("An error before the call took effect.")
     now = self.values

@@ -25,7 +25,7 @@ class SimFault:
 
   Attributes:
     kind: A key of `KINDS`.
-    hosts: Whom it concerns; of a direction, source and target.
+    hosts: Whom it concerns; of a direction, source and target. If nobody, all.
     secs: How long it lasts, if it does; a break of 0 s is for good.
   """
 
@@ -77,9 +77,8 @@ KINDS = {
         "slow slow_judge": FaultKind(1, (1.0, 8.0)),
         "no_files": FaultKind(1, (0.5, 8.0), 1, _HUNG_SECS),
         "bad_route": FaultKind(1, num_blamed=1),
-        "stall": FaultKind(0, (0.5, 8.0)),
         "cut_off": FaultKind(1, (0.5, 60.0), 1, _FORGOTTEN_SECS),
-        "lose_answers full": FaultKind(0, (1.0, 5.0)),
+        "full": FaultKind(0, (1.0, 5.0)),
         "hang_judge": FaultKind(1, (0.5, 8.0), _ALL, _FORGOTTEN_SECS),
         "stale": FaultKind(1, (0.5, 6.0)),
         "late": FaultKind(1, (0.5, 25.0)),
@@ -89,8 +88,7 @@ KINDS = {
     for kind in kinds.split()
 }
 _BREAKS = ("cut", "cut_one_way", "isolate", "refuse", "no_files")
-_AWAY = ("stall", "cut_off", "hang_judge", "slow_judge", "stale", "judge_errors", "torn")
-_AWAY += ("lose_answers", "full")
+_AWAY = ("cut_off", "hang_judge", "slow_judge", "stale", "judge_errors", "torn", "full")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,6 +261,8 @@ _WORDS = {
         _Part("join", "+"),
         _Part("reset", "a b", (1.5, 4.0), times=(12, 12)),
     ],
+    "stall": [_Part("hang_judge")],  # For all.
+    "lose_answers": [_Part("judge_errors")],
     "all_hang": [_Part("hang_judge", "old", secs=(0.5, 20.0))],  # The place, not one way to it.
     # That of a death, so that all wait for the next.
     "torn_view": [_Part("torn", secs=_at(_TORN_SECS)), _Part("kill", "a", _at(0.01))],
@@ -276,10 +276,10 @@ _WORDS = {
         _Part("hang_judge", "old", _at(3.0), (0.5, 20.0)),  # Longer is too long, see `judge.ask`.
     ],
     # A newcomer sees no sign of life in the records.
-    "hung_and_join": [_Part("stall", secs=(0.5, 20.0)), _Part("join", "+", _at(0.3))],
+    "hung_and_join": [_Part("hang_judge", secs=(0.5, 20.0)), _Part("join", "+", _at(0.3))],
     # One comes at the end, or dies in it.
-    "lapse": [_Part("stall full", secs=_at(7.0)), _Part("join", "+", (6.5, 7.1))],
-    "away": [_Part("stall full", secs=(35.0, 45.0)), _Part("kill", "a", _at(1.0))],
+    "lapse": [_Part("hang_judge full", secs=_at(7.0)), _Part("join", "+", (6.5, 7.1))],
+    "away": [_Part("hang_judge full", secs=(35.0, 45.0)), _Part("kill", "a", _at(1.0))],
 }
 MODES = {
     "kill": "kill kill join",
