@@ -40,7 +40,6 @@ _SETTLE_SECS = 8.0  # After the last fault, before a history may end well.
 _PATIENCE_SECS = 40.0  # Before it must have; a dead run is asked for 20 s.
 _RECENT_SECS = 2.0
 _MOST_KEPT = 60
-_FAILURES = (AssertionError, AttributeError, LookupError, TypeError)
 _AWAY_SECS = 1.4  # A crowded machine is away for most heartbeats, but not for long.
 _ZONES = "abc"
 _LIMITS = config.ClusterSection(heartbeat_secs=0.25, no_progress_secs=10.0, start_silence_secs=15.0)
@@ -323,11 +322,10 @@ def explore(plan: plans.FaultPlan) -> list[str]:
   """Returns the violations of a plan; a failure of an agent is one."""
   history = ClusterHistory(plan)
   try:
-    return history.run()
-  except _FAILURES as error:
+    with contextlib.closing(history):
+      return history.run()
+  except Exception as error:
     return [f"{history.clock.now:.2f} s: failure: {error!r}"]
-  finally:
-    history.close()
 
 
 def shrink(plan: plans.FaultPlan) -> plans.FaultPlan:
