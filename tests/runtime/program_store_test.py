@@ -4,6 +4,8 @@ import contextlib
 import functools
 import itertools
 import os
+import subprocess
+import sys
 import threading
 import types
 from unittest import mock
@@ -22,6 +24,17 @@ from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
 from tests import folders, limits, strangers
 
 _DATA = bytes(range(256))
+# Runs all programs of a stage on one of two devices, and says what it has compiled.
+_PROCESS = """
+import hashlib, sys, jax
+from bamboo_jax.runtime import devices, program_store
+from tests.runtime import program_store_test
+devices.use_virtual_devices(2)
+store = program_store.use(sys.argv[1])
+bits = program_store_test.run_all(jax.devices()[int(sys.argv[2])])
+sha256 = hashlib.sha256(repr(bits).encode()).hexdigest()
+print(store.num_compiled, store.num_loaded, sha256)
+"""
 
 
 def make_stage():
@@ -101,6 +114,20 @@ class StoreTest(folders.FolderCase):
       with self.compiling(store, num_compiled):
         compiled = program.lower(placed).compile()
       np.testing.assert_array_equal(compiled(placed)[:3], values[:3] + values[3:])
+
+  def test_two_processes(self):
+    """They want the same at the same time, for different devices."""
+    theirs, ours = self.folder / "jax", self.folder / "programs"
+    env = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": str(theirs)}
+    start = functools.partial(subprocess.Popen, env=env, stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", _PROCESS, str(ours)]
+    processes = [start([*command, device]) for device in "01"]
+    said = [process.communicate()[0].split() for process in processes]
+    compiled, loaded = (sum(int(one[i]) for one in said) for i in (0, 1))
+    self.assertLen([*ours.glob("*.xla")], compiled)
+    self.assertGreater(loaded, 0)
+    self.assertEqual(*(sha256 for *_, sha256 in said))
+    self.assertEmpty([*theirs.glob("*")])
 
   def test_a_process_with_other_threads_compiles_again(self):
     for threads, num_compiled in (("16", 1), ("32", 1), ("16", 0)):
@@ -251,6 +278,7 @@ class FolderTest(folders.FolderCase):
 
   @parameterized.named_parameters(
       ("truncated", lambda e: os.truncate(e, e.stat().st_size - 1), "not what was written"),
+      ("one_bit", lambda e: e.write_bytes(e.read_bytes()[:-1] + b"\0"), "not what was written"),
       ("of_another_key", lambda e: e.write_bytes(store_lib._seal("b", _DATA)), "not what was"),
       # Others have put their folder in its place, with files that they can write.
       ("of_a_group", lambda e: e.chmod(0o664), "others may write to it"),
