@@ -72,7 +72,7 @@ class BucketTest(commands.CommandCase):
     self.assertEqual(process.wait(), 0, msg=self.said)
     said = "\n".join(self.said)
     self.assertGreaterEqual(int(re.search(r"resumed_from_step=(\d+)", said)[1]), 2)
-    self.assertIn(f"state_sha256={self.whole()}, in {self.url}", said)
+    self.assertIn(f"state_sha256={self.whole()}; next: bamboo report {self.url}", said)
     # A machine that only looks.
     (said,) = self.finish(self.start_on("third", "report", self.url, "--json"))
     (run,) = json.loads(said)["runs"]
