@@ -156,7 +156,8 @@ class ScriptTest(ScriptCase):
   def test_a_node_dies_that_has_said_why_the_run_must_end(self):
     """The others do not meet its error, so they go on to the end."""
     fails = lambda said: {0: dataclasses.replace(said[0], failure=failures_lib.Failure("x"))}
-    worker = self.train({"vote 1": [fails], "save 1 0": [self.kill(2)]}, spares=1)
+    script = {"vote 1": [fails], "save 1 0": [self.kill(2)]}
+    worker = self.train(script, "2x2x1 spares=1")
     self.assertEqual(worker.state.steps, 3)
 
   def test_an_error_that_no_death_explains(self):
