@@ -106,12 +106,21 @@ class BoardTest(parameterized.TestCase):
     for view in (2, 3):
       self.board.post(0, messages.Post(view, "vote", view))
     self.assertEqual(self.board.take(3, set()), [])  # Not known yet.
-    last = messages.Post(2, "last", None)
-    self.board.post_own(1, last)
-    self.board.move_to(2)
-    for _ in range(2):
-      self.board.move_to(3)
-    self.assertEqual(self.board.own(2), [last])  # Others may need it to leave view 2.
+    for view in (2, 3, 3):
+      self.board.move_to(view)
     self.board.post(0, messages.Post(2, "late", None))
     self.assertEqual(self.board.take(2, {0}), [])
     self.assertEqual(self.board.take(3, {0}), [messages.Gathered(3, "vote", {0: 3})])
+
+  def test_last_posts_are_kept_until_all_are_in_a_newer_view(self):
+    """Whoever has lost a vote with a connection needs it, though others have moved on."""
+    vote, begun = messages.Post(1, "vote", None), messages.Post(3, "begun", None)
+    self.board.post_own(0, vote)
+    for view in (1, 2, 3):  # A newcomer of view 2 died.
+      self.board.move_to(view)
+    self.board.post_own(0, begun)
+    self.assertEqual([*self.board.own_views], [1, 3])
+    self.assertEqual(self.board.own(1), [vote])
+    self.board.post(1, begun)
+    self.board.take(3, {0, 1})
+    self.assertEqual([*self.board.own_views], [3])

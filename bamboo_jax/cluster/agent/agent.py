@@ -1015,7 +1015,8 @@ class Agent:
         logs.note_step(message.step)
         self._watch.note_progress(message, self._now())
         self._board.move_to(message.view)
-        roster.drop_older(message.view)
+        # Many views may have passed since the one in which others still wait.
+        roster.drop_older(message.view, needed=self._board.own_views)
         self._doubts = message.doubts
         if self._doubts > self._settled:
           self._start_once(self._catch_up)

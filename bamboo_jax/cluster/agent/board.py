@@ -2,12 +2,12 @@
 
 A value is posted once, under a key, for one view. Every node sends its posts to
 all others, so no leader can take them with it, and again after a reconnect. A
-node posts a key after it has collected the ones before it, so values older than
-the last complete key are dropped.
+node posts a key after it has collected the ones before it, so its values older
+than the last complete key are dropped.
 """
 
 import collections
-from collections.abc import Set
+from collections.abc import Collection, Set
 from typing import Any
 
 from bamboo_jax import base
@@ -44,6 +44,11 @@ class Board:
     """Returns the posts of this node for a view that others may need."""
     return self._own.get(view, [])
 
+  @property
+  def own_views(self) -> Collection[base.ViewId]:
+    """The views for which others may need posts of this node."""
+    return self._own.keys()
+
   def has_taken(self, key: str) -> bool:
     """Whether all members have posted a key, in the current view or a newer."""
     return any(key in taken for taken in self._taken.values())
@@ -64,22 +69,27 @@ class Board:
   def move_to(self, view: base.ViewId) -> None:
     """Drops the values of older views.
 
-    The last post of this node in the former view is kept: if it was lost with a
-    connection, others need it before they can change views.
+    The last posts of this node in them are kept until all members have posted in a newer
+    one: if they were lost with a connection, others need them before they can change views.
+    This node may have gone through several by then, as newcomers came and died.
     """
     if view <= self._view:
       return
-    former, self._view = self._view, view
-    for table, least in ((self._own, former), (self._taken, view)):
-      for number in [n for n in table if n < least]:
-        del table[number]
+    self._view = view
+    _drop_older(self._taken, view)
     for entry in [e for e in self._values if e[0] < view]:
       del self._values[entry]
 
   def _note_taken(self, view: base.ViewId, key: str) -> None:
     taken = self._taken.setdefault(view, collections.deque(maxlen=_NUM_TAKEN))
     taken.append(key)
+    _drop_older(self._own, view)
     own = self._own.get(view, [])
     keys = [post.key for post in own]
     if key in keys:
       self._own[view] = own[keys.index(key) :]
+
+
+def _drop_older(table: dict[base.ViewId, Any], view: base.ViewId) -> None:
+  for number in [n for n in table if n < view]:
+    del table[number]

@@ -106,9 +106,9 @@ class Roster:
     """Returns the views that other agents may have missed, in order."""
     return [v for _, v in sorted(self._views.items())]
 
-  def drop_older(self, number: base.ViewId) -> None:
-    """Forgets older views, but for a few that other agents may have missed."""
-    for old in [n for n in self._views if n < number - _NUM_OLD]:
+  def drop_older(self, number: base.ViewId, needed: Collection[base.ViewId]) -> None:
+    """Forgets older views, but for a few that other agents may have missed, and the `needed`."""
+    for old in [n for n in self._views if n < number - _NUM_OLD and n not in needed]:
       del self._views[old]
 
   def drop(self, incarnation: str) -> None:

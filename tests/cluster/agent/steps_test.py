@@ -122,6 +122,17 @@ class LinksTest(given.AgentCase):
       self.tell(self.agent._resend, members.member(number))
       self.assertEqual(self.mesh.sent, [(m, f"life {number}") for m in missed + more])
 
+  def test_a_post_of_the_former_view_is_sent_however_many_views_have_passed(self):
+    self.begin()
+    post = messages.Post(1, "vote", "yes")
+    self.hear_worker(post)
+    for number in range(2, 40):  # Asks and answers, which concern no worker.
+      self.hear(1, messages.NewView(members.view(number, 0, 1, 2)))
+    self.hear_worker(messages.Beat(step=1, view=39))
+    self.mesh.sent.clear()
+    self.tell(self.agent._resend, members.member(1))
+    self.assertIn((post, "life 1"), self.mesh.sent)
+
 
 class SuspicionsTest(given.AgentCase):
 
