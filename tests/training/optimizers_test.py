@@ -84,7 +84,7 @@ class OptimizersTest(parameterized.TestCase):
   def test_decay_of_matrices(self, name, options):
     """Parameters of two dimensions decay alike, others do not."""
     kernel = np.arange(1.0, 7.0, dtype=np.float32).reshape(2, 3)
-    params = {"kernel": kernel, "bias": kernel[1], "scale": kernel[1, 1]}
+    params = {"kernel": kernel, "bias": kernel[1], "scale": np.array(kernel[1, 1])}
     grads = jax.tree.map(np.ones_like, params)
 
     def update(decay, options):
