@@ -273,7 +273,8 @@ def _find_events(history: History, status: Mapping[str, Any]) -> list[dict[str, 
     told.append({"event": "uploaded", "step": uploaded["saved"], **uploaded})
   known = {event["text"] for event in history.events}
   more = [{"step": l["step"], "kind": l["event"], "text": events.describe(l)} for l in told]
-  return [*history.events, *(event for event in more if event["text"] not in known)]
+  more = [event for event in more if event["text"] not in known]
+  return sorted([*history.events, *more], key=lambda event: event["step"])
 
 
 def empty(name: str, state: str) -> dict[str, Any]:
@@ -310,12 +311,16 @@ def _find_head(
   """Returns the header of the page: the run, its progress, and its last deaths."""
   run, history = known.run, known.history
   status = run.status if run else {}
-  step = history.last.get("step", status.get("steps"))
+  # The log may be a copy that lags; after a rollback the record may be ahead for a step.
+  step = max(filter(None, (history.last.get("step"), status.get("steps"))), default=None)
   num_steps = run.num_steps if run else known.config.get("num_steps")
   lost: list[str] = []  # Dead nodes that still have stages in the layout.
   if run is not None and standing is not None:
     numbers = sorted(standing.layout.nodes - run.view.numbers)
-    lost = [known.met[n].name for n in numbers if n in known.met]
+    lost = [
+        known.met[n].name if n in known.met else history.names.get(str(n), f"node {n}")
+        for n in numbers
+    ]
   state = words.find_state(
       step=step,
       num_steps=num_steps,
@@ -325,9 +330,11 @@ def _find_head(
       pause=history.pause,
   )
   secs = history.totals.secs
-  if run is not None and secs and state != "over":
+  if run is not None and secs and state not in words.ENDS:
     secs += max(0.0, known.now_secs - status.get("at_secs", known.now_secs))
-  left = words.find_left_secs(history.points, step or 0, num_steps)
+  left = None
+  if state != words.NO_AGENT:
+    left = words.find_left_secs(history.points, step or 0, num_steps)
   news = [
       words.describe_news(r)
       for r in reversed(recoveries)

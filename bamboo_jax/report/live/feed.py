@@ -7,6 +7,8 @@ import pathlib
 import time
 from typing import Any
 
+from absl import logging
+
 from bamboo_jax import base
 from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.base import json as json_lib
@@ -81,7 +83,13 @@ class Feed:
       self._records_secs = now
       self._set_config(run.config)
     if self._workdir is not None:
-      self._read_workdir(self._workdir, now)
+      try:
+        self._read_workdir(self._workdir, now)
+      except ValueError as error:
+        if self._records is None:
+          raise
+        logging.warning("%s Only the records are shown.", error)
+        self._workdir = None
     self._known.now_secs = time.time()
     return facts.find(self._known)
 
@@ -109,8 +117,12 @@ class Feed:
     if self._charges and not cost.get("instance"):
       raise ValueError(prices_lib.NO_INSTANCE.format(next(iter(self._charges))))
     if cost != self._cost and cost.get("instance"):
-      self._known.price = prices_lib.find_price(
-          cost["instance"], **{name: cost.get(name) for name in ("prices", "region", "date")}
-      )
+      try:
+        self._known.price = prices_lib.find_price(
+            cost["instance"], **{name: cost.get(name) for name in ("prices", "region", "date")}
+        )
+      except OSError:  # The file may be on the machine of the run, which tells its own dollars.
+        if self._records is None:
+          raise
     self._cost = cost
     self._known.market = cost.get("market", "spot")

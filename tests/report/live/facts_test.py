@@ -120,7 +120,7 @@ class FactsTest(absltest.TestCase):
       self.assertEqual(
           got["news"], ["n1 (stage 0/1) died; its shadow n2 took over, 2.5 s"] * expected
       )
-      self.assertEqual((got["state"], got["step"]), ("training", 1))
+      self.assertEqual((got["state"], got["step"]), ("training", 5))
     got = self.find(run(*nodes(3), roles=_TWO), met={3: member(3, "b")})["head"]
     self.assertEqual((got["news"], got["state"]), (["n3 died"], "paused: n3 died"))
 
@@ -219,8 +219,8 @@ class StatusTest(absltest.TestCase):
     self.assertEqual(
         self.render(here, history=history(step(3), step(4), line, slow)),
         [
-            "run=mine view=4 step=4 num_steps=9 told_secs_ago=0.5",
-            "training, 8 s so far, about 10 s left",
+            "run=mine view=4 step=5 num_steps=9 told_secs_ago=0.5",
+            "training, 8 s so far, about 8 s left",
             "view 4: n9 left: SIGKILL",
             "node  zone  place       owns  shadows",
             "n0    a     pipeline 0  0/0   0/1      if it dies: its shadow takes over",
@@ -234,8 +234,8 @@ class StatusTest(absltest.TestCase):
             "step 3: n1 (stage 0/1) died; its shadow n2 took over (noticed after: unknown, not "
             "heard for 0.40 s, agreed in 0.25 s, redone in 1.00 s, pause 2.50 s)",
             "step 4: slow: n2 on h, 4.9 times as slow as it should be",
-            "step 7: slow: n3 on h, 2 times as slow as it should be",
             "step 4: uploaded step 4: 7.7 MiB in 0.2 s, 36.9 MiB/s",
+            "step 7: slow: n3 on h, 2 times as slow as it should be",
         ],
     )
 
@@ -252,8 +252,10 @@ class StatusTest(absltest.TestCase):
             "What may fail is not known while training stands still.",
         ],
     )
-    got = self.render(facts.StoredRun("mine", 9, view, [], {}))
-    self.assertIn("not alive: no agent of it is there", got)
+    told = {"steps": 2, "at_secs": 90.0}
+    lines = history(step(1), step(2))
+    got = self.render(facts.StoredRun("mine", 9, view, [], told), history=lines)
+    self.assertIn("not alive: no agent of it is there, 4 s so far", got)
     got = self.render(facts.StoredRun("mine", 9, views.EMPTY, [], {}))
     self.assertIn("starting", got)
 
@@ -261,6 +263,8 @@ class StatusTest(absltest.TestCase):
     got = self.render(run(*nodes(3), roles=_TWO), met={3: member(3, "b")})
     self.assertIn("paused: n3 died", got)
     self.assertIn("n3    b     gone                       gone", got)
+    got = self.render(run(*nodes(3), roles=_TWO))  # Nobody has met it.
+    self.assertIn("paused: node 3 died", got)
     self.assertIn("What may fail is not known while training stands still.", got)
 
 
