@@ -110,11 +110,20 @@ class Templates:
     return self._of(self.covers(num_nodes)[0])
 
   def adapt(self, pipelines: Sequence[Pipeline], nodes: Nodes) -> Pipelines:
-    """Returns `pipelines` themselves if no trigger fires; see `Shapes`."""
-    if len(self.depths) == 1 and not self._are_apart(nodes):
-      if not fires(self.options, pipelines, nodes, most=len(self.covers(len(nodes))[0])):
-        return tuple(pipelines)
-    if self.mixes and self.options.method == "rules":
+    """Returns `pipelines` themselves if no trigger fires; see `Shapes`.
+
+    But nodes of several regions may change places.
+    """
+    kept = tuple(p.partition for p in pipelines)
+    is_still = len(self.depths) == 1 and not fires(
+        self.options, pipelines, nodes, most=len(self.covers(len(nodes))[0])
+    )
+    may_move = self._are_apart(nodes) and sum(p.num_stages for p in kept) <= len(nodes)
+    if is_still and not may_move:
+      return tuple(pipelines)
+    if is_still:  # Nodes may still change places, so that less crosses.
+      plans = [[(kept, tuple(nodes))]]
+    elif self.mixes and self.options.method == "rules":
       plans = [[(self._of((len(g),)), g) for g in self._groups(pipelines, nodes)]]
     else:
       plans = [[(self._of(cover), tuple(nodes))] for cover in self.covers(len(nodes))]
@@ -165,7 +174,9 @@ class Templates:
     new = placement.make_pipelines(partitions, base.nodes(num_places), self.has_replicas)
     counts = batch_split.split_evenly(predictor.num_microbatches, len(partitions))
     traffic = predictor.find_traffic(partitions, counts, [p.roles for p in new])
-    return placement.divide(partitions, [regions.of[node] for node in nodes], traffic.total)
+    # A newcomer's region is not known before it is a member.
+    of_nodes = [regions.of.get(node, "") for node in nodes]
+    return placement.divide(partitions, of_nodes, traffic.total)
 
   def _assign_by_region(
       self, before: Sequence[Pipeline], partitions: Partitions, nodes: Nodes
@@ -173,7 +184,7 @@ class Templates:
     """Returns pipelines that replace others, for each way to divide places among regions."""
     regions, num_places = self.predictor.regions, sum(p.num_stages for p in partitions)
     assert regions is not None
-    own = np.array([regions.of[node] for node in nodes])
+    own = np.array([regions.of.get(node, "") for node in nodes])
     return [
         moves.assign_nodes(
             self.predictor.profile,

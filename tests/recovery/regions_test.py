@@ -143,6 +143,25 @@ class PlacementTest(parameterized.TestCase):
     mixed = placement_lib.make_pipelines(partitions, [0, 2, 1, 3], False)
     self.assertCountEqual([{*p.nodes} for p in shapes.adapt(mixed, (0, 1, 2, 3))], [{0, 1}, {2, 3}])
 
+  def test_of_a_newcomer_the_region_is_not_known_yet(self):
+    shapes, partitions = make_shapes([2, 2], make_zones("abef"))
+    before = placement_lib.make_pipelines(partitions, [0, 2, 1, 3], False)
+    nodes = (0, 1, 2, 3, 4)
+    self.assertLen(shapes.adapt(before, nodes), 2)
+    self.assertCountEqual(shapes.arrange(partitions, nodes, make_zones("abef")), nodes)
+
+  @parameterized.parameters(True, False)
+  def test_without_a_trigger_only_nodes_change_places(self, grows):
+    link = dict(params=1, outputs=9000, latency_ms=0.0)
+    shapes, (partition, _) = make_shapes([2, 2], make_zones("aefb"), **link)
+    options = config_lib.RecoverySection(grow=grows, refill=grows)
+    shapes = dataclasses.replace(shapes, depths=(partition,), options=options)
+    before = placement_lib.make_pipelines((partition,), [0, 1], False)
+    after = shapes.adapt(before, (0, 1, 2, 3))
+    self.assertEqual([p.partition for p in after], [partition] * (1 + grows))
+    for pipeline in after:
+      self.assertIn({*pipeline.nodes}, ({0, 3}, {1, 2}))
+
 
 class CostsTest(parameterized.TestCase):
 

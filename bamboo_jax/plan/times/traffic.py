@@ -89,7 +89,8 @@ def find_traffic(
     # To each other owner, of one byte.
     share = communication.find_sent(num_pipelines, shares * num_pipelines)[1] / (num_pipelines - 1)
     for layer, owners in zip(layers, zip(*rows, strict=True), strict=True):
-      sums[np.ix_(owners, owners)] += share * layer.gradient_bytes
+      # Whole bytes: their sums are exact in any order, so all members find the same.
+      sums[np.ix_(owners, owners)] += round(share * layer.gradient_bytes)
   for sent in (passes, ties, sums, refresh):
     np.fill_diagonal(sent, 0.0)
   firsts = {0, *units.find_cuts([layer.name for layer in layers])}
