@@ -141,7 +141,11 @@ def find(cost: config_lib.CostSection) -> Price | None:
 
 def find_or_standard(cost: config_lib.CostSection) -> Price:
   """Returns the price of a node; that of `STANDARD` if the config names no kind of node."""
-  return find(cost) or find_price(STANDARD.instance or "", date=STANDARD.date)
+  if cost.instance is None:
+    cost = dataclasses.replace(cost, instance=STANDARD.instance, date=STANDARD.date)
+  found = find(cost)
+  assert found is not None
+  return found
 
 
 def find_price(

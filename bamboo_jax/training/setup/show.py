@@ -87,7 +87,9 @@ def make_plan(config: config_lib.Config, zones: Sequence[str] = ()) -> PlannedRu
       for partition, memory_bytes in templates
   ]
   if zones:
-    head += f"{_describe_crossing(build.make_rules(config, plan, templates), config, zones)}\n"
+    crossing = _describe_crossing(build.make_rules(config, plan, templates), config, zones)
+    head = f"{head.rstrip()}\n{crossing or 'between regions: nothing crosses'}"
+    head += "\n" * (config.plan.machine is None)
   step = _with_redundancy(config, task, plan)
   text = "\n".join([*lines, render.render_plan(step.plan), *step.details])
   if config.plan.machine is None:
