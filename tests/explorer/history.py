@@ -37,7 +37,7 @@ from tests.explorer.worker import Ended, State
 
 _FENCE_SECS = 3.0  # Agents look at the views every 2 s.
 _SETTLE_SECS = 8.0  # After the last fault, before a history may end well.
-_PATIENCE_SECS = 40.0  # Before it must have; a dead run is asked for 20 s.
+_PATIENCE_SECS = 45.0  # Before it must have; a dead run is asked for 20 s.
 _RECENT_SECS = 2.0
 _MOST_KEPT = 60
 _AWAY_SECS = 1.4  # A crowded machine is away for most heartbeats, but not for long.

@@ -35,7 +35,8 @@ class SimulateTest(parameterized.TestCase):
   @parameterized.parameters(("1F0", 2.0), ("1RF0", 0.25), ("0B3", 3.0), ("0SG0>0", 0.5))
   def test_time_of_an_instruction(self, text, want):
     costs = costs_lib.StageCosts((1.0, 2.0), (3.0, 4.0), (0.5,), redundant_ms=(0.5, 0.25))
-    self.assertEqual(costs.time_ms(schedules.parse(text)), want)
+    i = schedules.parse(text)
+    self.assertEqual(costs.time_ms(i.transfer(1) if i.is_transfer else i), want)
 
   @parameterized.named_parameters(
       (
