@@ -276,10 +276,10 @@ class Client:
       self._stop_if_lost()
     elif self.number in view.numbers:
       # Members may admit it now or in a later view: see `wait_first`.
-      self.post(view.number, "begun", self._on_lost(views.EMPTY))
+      self.post(view.number, messages.BEGUN, self._on_lost(views.EMPTY))
 
   def _find_first(self) -> views.View | None:
-    found = sorted(v for v, key in self._gathered if key == "begun")
+    found = sorted(v for v, key in self._gathered if key == messages.BEGUN)
     known = (self._views[number] for number in found)
     return next((v for v in known if v.numbers <= self.newest.numbers), None)
 
@@ -289,7 +289,7 @@ class Client:
     later = (view for view in known if view.number > self.adopted.number)
     found = views.find_successor(self.adopted, later)
     if found is not None and found.number > self._interrupt.number:
-      self.post(found.number, "begun", self._on_lost(found))
+      self.post(found.number, messages.BEGUN, self._on_lost(found))
       self._interrupt = found
 
 

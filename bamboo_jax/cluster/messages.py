@@ -23,6 +23,7 @@ from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import views
 
+BEGUN = "begun"  # The first key of a view; posted for a view that is not adopted yet.
 FINISHED = "finished"  # The last key that a worker posts.
 MAX_BYTES = 16 << 20
 _LENGTH = struct.Struct(">I")

@@ -29,7 +29,7 @@ from absl import logging
 
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.base import json as json_lib, logs
-from bamboo_jax.cluster import client as client_lib, records as records_lib, views
+from bamboo_jax.cluster import client as client_lib, messages, records as records_lib, views
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.recovery import layout as layout_lib
@@ -385,14 +385,14 @@ class ClusterCohort:
     stopped_for = self.client.wait_interrupt(0)
     self.client.adopt(self.client.find_view(number))
     if stopped_for is None or stopped_for.number != number:
-      self.client.post(number, "begun", json_lib.to_plain(self.begun()))
+      self.client.post(number, messages.BEGUN, json_lib.to_plain(self.begun()))
     self._begin(number << _ATTEMPT_BITS)
 
   def arrived_secs(self, number: base.ViewId) -> float:
     return self.client.arrived_secs(number)
 
   def collect_addresses(self) -> None:
-    begun = self.client.collect("begun").items()
+    begun = self.client.collect(messages.BEGUN).items()
     logs.note_names({m.number: m.name for m in self.view.members})
     self.transport.set_addresses(
         {node: json_lib.from_plain(channel_lib.Begun, b).address for node, b in begun}

@@ -69,8 +69,8 @@ class Board:
   def move_to(self, view: base.ViewId) -> None:
     """Drops the values of older views.
 
-    The last posts of this node in them are kept until all members have posted in a newer
-    one: if they were lost with a connection, others need them before they can change views.
+    The last posts of this node in them are kept until all members work in a newer one:
+    if they were lost with a connection, others need them before they can change views.
     This node may have gone through several by then, as newcomers came and died.
     """
     if view <= self._view:
@@ -83,7 +83,8 @@ class Board:
   def _note_taken(self, view: base.ViewId, key: str) -> None:
     taken = self._taken.setdefault(view, collections.deque(maxlen=_NUM_TAKEN))
     taken.append(key)
-    _drop_older(self._own, view)
+    if key != messages.BEGUN:  # All work in this view.
+      _drop_older(self._own, view)
     own = self._own.get(view, [])
     keys = [post.key for post in own]
     if key in keys:
