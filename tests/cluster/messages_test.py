@@ -113,7 +113,7 @@ class BoardTest(parameterized.TestCase):
     self.assertEqual(self.board.take(3, {0}), [messages.Gathered(3, "vote", {0: 3})])
 
   def test_last_posts_are_kept_until_all_are_in_a_newer_view(self):
-    """Whoever has lost a vote with a connection needs it, though others have moved on."""
+    """A node that a vote has not reached needs it, even if the sender is in a newer view."""
     vote = messages.Post(1, "vote", None)
     self.board.post_own(0, vote)
     for view in (1, 2, 3):  # A newcomer of view 2 died.

@@ -34,7 +34,7 @@ def check(case, again):
 
 
 def race(again, count):
-  """Returns what each of six nodes has found, as all make the same records at once."""
+  """Lets six nodes make the same records at once; returns what each of them finds."""
   found = [[] for _ in range(6)]
 
   def make(who):

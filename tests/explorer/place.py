@@ -69,7 +69,7 @@ class _Replay:
 
   def _answer(self, *call: Any) -> Any:
     if not self.is_answered:
-      self.num_given = 0  # It is started anew.
+      self.num_given = 0  # The process starts again.
       raise _WantedCall(*call)
     self.num_given += 1
     if isinstance(answer := self.answers[self.num_given - 1], OSError):

@@ -98,7 +98,7 @@ class StoreTest(folders.FolderCase):
   def test_stage_on_another_device(self):
     store = self.use_store()
     want = run_all(jax.devices()[0])
-    for device in (5, 0):  # The same again is that of an engine that is built anew.
+    for device in (5, 0):  # The first one again: another engine finds its programs, too.
       with self.compiling(store, 0):
         self.assertEqual(run_all(jax.devices()[device]), want)
 

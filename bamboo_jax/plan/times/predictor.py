@@ -211,7 +211,7 @@ class Predictor:
   def find_traffic(
       self, partitions: Sequence[Partition], num_microbatches: Sequence[int], roles: Sequence[Roles]
   ) -> traffic_lib.Traffic:
-    """Returns what nodes send each other in a step, with one entry per pipeline."""
+    """Returns the bytes between nodes in a step; arguments have one entry per pipeline."""
     return traffic_lib.find_traffic(
         self.profile,
         partitions,
