@@ -25,7 +25,7 @@ from bamboo_jax.cluster.agent import mesh as mesh_lib
 from tests.explorer import loop as loop_lib
 
 # As of `mesh.Mesh`.
-_CONNECT_SECS, _TRY_SECS, _HELLO_SECS, _BREAKS_SECS, _BROKE_SECS = 5.0, 1.0, 30.0, 2.0, 0.05
+_CONNECT_SECS, _TRY_SECS, _HELLO_SECS, _BREAKS_SECS, _BROKE_SECS = 5.0, 0.7, 30.0, 2.0, 0.05
 _ACK_SECS, _SLOW_SECS = 3.0, 0.2
 _MUTABLE = (messages.Post, messages.Beginning)
 _LEAST_SECS, _MOST_SECS = 0.0002, 0.008  # Latency of a healthy link.

@@ -173,6 +173,7 @@ class Agent:
     self._heard: set[str] = set()  # Agents that have adopted the newest view.
     self._due = (0, 0.0)  # Number of the view that is due, and since when.
     self._over_secs = math.inf  # Since when no member has been reachable.
+    self._asked = (0, 0.0)  # Number of the question in the log that waits, and since when.
     self._num_answers = 0  # How often a member was alive after all.
     self._fault = ""  # Why it has killed its worker, "" if it has not.
     self._cause = ""  # Why its worker has ended, if others may continue.
@@ -724,11 +725,15 @@ class Agent:
     if all(self._suspicions.is_refused(m.incarnation) for m in whom):
       # Their hosts are not stopped, so those alive look at the log meanwhile.
       patience_secs = min(patience_secs, 2 * _LOOK_SECS)
-    end_secs = self._now() + patience_secs
-    while self._now() < end_secs:
+    if self._asked[0] != asked.number:
+      self._asked = (asked.number, self._watch.awake(self._now()))
+    end_secs = self._asked[1] + patience_secs
+    while self._watch.awake(self._now()) < end_secs:
       await asyncio.sleep(self.options.limits.heartbeat_secs)
       due = self._wanted()
       if due is None or roster.doubt(due, self._now()) < roster_lib.Uncertainty.GREAT:
+        if not all(self._suspicions.suspects(m.incarnation) for m in whom):
+          self._asked = (0, 0.0)  # Otherwise it waits on after the next look.
         return
     await self._read()
     if asked.is_ask and roster.view.number == asked.number:

@@ -164,7 +164,10 @@ class Suspicions:
 
   def _find_due(self, by: str, whom: str, edge: Edge) -> float:
     """Returns the time at which an edge has waited long enough."""
-    return max(edge.first_secs, self._mended_secs(by), self._mended_secs(whom)) + _grace(edge)
+    mended_secs = max(self._end_wait_secs.get(end, -math.inf) for end in (by, whom))
+    due_secs = max(edge.first_secs, mended_secs) + _grace(edge)
+    # A busy machine is away again and again; one second is enough to try each link.
+    return max(due_secs, self._wait_secs + _GRACE_SECS)
 
   def _mended_secs(self, end: str) -> float:
     """Returns when a link of an agent was last found to work again."""
@@ -196,16 +199,14 @@ class Suspicions:
       return set()
     voters = [m for m in members if m not in refused]
     most = {m for m in refused if 2 * self._num_certain[m] > len(voters)}
-    found = [(self.of(m), self._mended_secs(m)) for m in voters] if most else []
+    if not most:
+      return set()
+    # While the network recovers, a witness may not have retried all its links: what it says
+    # of them first, once it is heard again, may be long over.
+    settled = [self.of(m) for m in voters if now >= self._mended_secs(m) + _GRACE_SECS]
     sure = set()
     for accused in most - {self._me}:
-      # While the network recovers, a witness may not have retried all its links,
-      # and what it said of them before no longer counts.
-      num_certain = sum(
-          edge.is_certain and (edge.first_secs >= mended_secs or now >= mended_secs + _GRACE_SECS)
-          for edges, mended_secs in found
-          if (edge := edges.get(accused)) is not None
-      )
+      num_certain = sum(accused in edges and edges[accused].is_certain for edges in settled)
       if 2 * num_certain > len(voters):
         sure.add(accused)
     return sure

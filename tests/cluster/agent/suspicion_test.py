@@ -26,7 +26,7 @@ class SuspicionTest(parameterized.TestCase):
       ("a_link", "0 c b!; 0 b c!; 3.1 = c"),
       ("a_link_of_who_is_quiet_is_no_reason_yet", "0 c b!; 0 b c!; 3.1 =", "abcde", "c"),
       ("of_who_is_suspected_here", "0 c b!; 0 b c!; 3 a c; 3.1 = c", "abcde", "c"),
-      ("who_was_away_waits_once_more", "0 a b!; 2.5 away; 5.4 =; 5.5 = b", "abc"),
+      ("who_was_away_waits_once_more", "0 a b!; 2.5 away; 3.4 =; 3.5 = b", "abc"),
       (
           "who_is_quiet_is_not_left_out_beside_another",
           "0 a e; 0 b e; 0 c e; 0 d e; 1.5 = e",
@@ -47,8 +47,8 @@ class SuspicionTest(parameterized.TestCase):
           "abcd",
       ),
       (
-          "what_is_said_after_a_link_mended_counts_at_once",
-          "0 a b!; 4 a; 4.1 a d!; 4.1 b d!; 4.1 c d!; 4.1 = d",
+          "what_is_said_after_a_link_mended_counts_a_second_later",
+          "0 a b!; 4 a; 4.1 a d!; 4.1 b d!; 4.1 c d!; 4.9 =; 5.0 = d",
           "abcd",
       ),
       ("who_is_left_out_accuses_nobody", "0 a e!; 0 b e!; 0.5 drop b; 0.6 =", "acde"),
