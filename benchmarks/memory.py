@@ -180,7 +180,8 @@ def _measure(config: config_lib.Config, name: str) -> list[Result]:
   )
   plan = build.make_plan(config, profile)
   meter = Meter()
-  engine = build.make_engine(config, task, plan, cache=_Cache(meter))
+  task = dataclasses.replace(task, programs=_Cache(meter))
+  engine = build.make_engine(config, task, plan)
   rows = rows_lib.RowPlanner(plan, config.redundancy)
   roles = [rows.pipeline(p).roles for p in range(plan.num_pipelines)]
   engine.set_pipelines([r.owners for r in roles], [r.shadows for r in roles], engine.shares)

@@ -15,7 +15,6 @@ from bamboo_jax.exchange import weights
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.models import zoo
 from bamboo_jax.reproductions.paper_models import gnmt
-from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.verify import cases, trials as trials_lib
 from tests import folders
 
@@ -49,7 +48,7 @@ class ModelsPageTest(folders.FolderCase):
     config.model.options.sequence_length = 4
     config.checkpoint.every_steps = config.evaluate.every_steps = config.redundancy.spares = 0
     config.pipeline.update(num_pipelines=1, num_stages=2, num_microbatches=2, microbatch_size=2)
-    trials = trials_lib.Trials(config, cache=programs_lib.ProgramCache())
+    trials = trials_lib.Trials(config)
     faults = faults_lib.parse_faults("1,0/1,2,kill", source="test")
     outcome = trials.run(cases.Case(faults))
     self.assertEqual(outcome.rungs, ("shadow",))

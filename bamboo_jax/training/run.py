@@ -223,7 +223,7 @@ def _run_passes(
 ) -> None:
   """Runs or compiles programs over several processes, for the worker at the other `end`."""
   use_devices(config, num_devices)
-  build.run_child(end, memory, lambda: job_lib.take(config).task.whole, host=host)
+  build.run_child(end, memory, lambda: job_lib.take(config).whole, host=host)
 
 
 def use_devices(config: config_lib.Config, num_nodes: int) -> bool:

@@ -26,7 +26,6 @@ from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.models import units
 from bamboo_jax.plan import cost_model
 from bamboo_jax.runtime import devices as devices_lib, program_store
-from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.training.setup import accept, build, sizes
 from bamboo_jax.verify import cases as cases_lib, layouts as layouts_lib, trials as trials_lib
 
@@ -92,9 +91,8 @@ class Layouts:
 
   def __init__(self, config: Any) -> None:
     self.config = accept.accept(config)
-    task = build.make_task(self.config)
-    self.whole, self.cache = task.whole, programs_lib.ProgramCache()
-    self._profile = build.make_profile(self.config, task)
+    self.task = build.make_task(self.config)
+    self._profile = build.make_profile(self.config, self.task)
     self._wanted: dict[str, trials_lib.TrialOutcome] = {}
 
   def make_trials(
@@ -102,7 +100,7 @@ class Layouts:
   ) -> trials_lib.Trials:
     """Returns the trials of a layout, in which that many events happen."""
     if program_store.count_mappings() > _MANY_MAPPINGS:  # Too many end the process.
-      self.cache.clear()
+      self.task.programs.clear()
       jax.clear_caches()
       gc.collect()
     config = self.config.changed(dict(layout.settings))
@@ -113,8 +111,7 @@ class Layouts:
         config = config.changed({"plan.profile": str(path)})
       return trials_lib.Trials(
           config,
-          cache=self.cache,
-          whole=self.whole,
+          like=self.task,
           num_events=num_events,
           num_devices=layout.num_devices,
           plain=layouts_lib.without_deaths(self.config, layout),

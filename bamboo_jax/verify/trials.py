@@ -21,7 +21,6 @@ from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.recovery import durations, layout as layout_lib
 from bamboo_jax.runtime.phases import replicas
-from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
 from bamboo_jax.schedule import timeline as timeline_lib
 from bamboo_jax.training import cohort as cohort_lib, worker as worker_lib
 from bamboo_jax.training.record import workdir as workdir_lib
@@ -52,16 +51,9 @@ class TrialOutcome:
   state: str
 
 
-def prepare(
-    config: config_lib.Config,
-    cache: programs_lib.ProgramCache,
-    whole: spec_lib.StageSpec | None = None,
-) -> job_lib.Prepared:
-  """Returns the task of a config; `cache` may have programs of `whole`."""
-  task = build.make_task(config)
-  if whole is not None:
-    task = dataclasses.replace(task, whole=whole)
-  return job_lib.Prepared(task, cache)
+def share(config: config_lib.Config, like: build.Task) -> build.Task:
+  """Returns the task of a config with the model and the programs of another."""
+  return dataclasses.replace(build.make_task(config), whole=like.whole, programs=like.programs)
 
 
 class Trials:
@@ -71,8 +63,7 @@ class Trials:
       self,
       config: config_lib.Config | ml_collections.ConfigDict,
       *,
-      cache: programs_lib.ProgramCache,
-      whole: spec_lib.StageSpec | None = None,
+      like: build.Task | None = None,
       num_events: int = 0,
       num_devices: int | None = None,
       plain: config_lib.Config | None = None,
@@ -81,21 +72,20 @@ class Trials:
     """Plans.
 
     Args:
-      whole: The model whose programs `cache` has, if any.
+      like: Has the model and its programs; by default they are made.
       num_events: After each of which all nodes may come again, as they may at the end.
       num_devices: That the nodes share; by default all.
       plain: The undisturbed run; by default that of `config` without redundancy.
       wanted: Outcomes of undisturbed runs, which trials of several layouts share.
     """
     self.config = accept.accept(config).changed({"metrics.plots": False})
-    self._cache = cache
     self._wanted = {} if wanted is None else wanted
     self._plain = plain or layouts.without_deaths(self.config, layouts.SweepLayout())
     devices = jax.devices()[:num_devices]
     nodes = base.nodes(sizes.num_nodes(self.config) * (2 + num_events))
     self._devices = {node: devices[i % len(devices)] for i, node in enumerate(nodes)}
-    self._job = self._make_job(self.config, whole)
-    self.whole = self._job.task.whole
+    self.task = like or build.make_task(self.config)
+    self._job = self._make_job(self.config)
 
   @functools.cached_property
   def steps(self) -> cases_lib.Steps:
@@ -130,13 +120,12 @@ class Trials:
     """Returns the outcome of steps in which nobody dies."""
     key = f"{num_steps} {self._plain}"
     if key not in self._wanted:
-      job = self._make_job(self._plain, self.whole)
+      job = self._make_job(self._plain)
       self._wanted[key] = self._train(job, (), num_steps)
     return self._wanted[key]
 
-  def _make_job(self, config: config_lib.Config, whole: spec_lib.StageSpec | None) -> job_lib.Job:
-    prepared = prepare(config, self._cache, whole)
-    return job_lib.make_job(config, devices=self._devices, prepared=prepared)
+  def _make_job(self, config: config_lib.Config) -> job_lib.Job:
+    return job_lib.make_job(config, devices=self._devices, task=share(config, self.task))
 
   def begin(
       self,
@@ -152,12 +141,7 @@ class Trials:
     """
     job = job or self._job
     engine = build.make_engine(
-        job.config,
-        job.task,
-        job.plan,
-        cache=self._cache,
-        devices=job.engine.devices,
-        segments=job.rules.segments,
+        job.config, job.task, job.plan, devices=job.engine.devices, segments=job.rules.segments
     )
     given = job_lib.Environment(
         cohort=wrap(cohort_lib.LocalCohort(sizes.num_nodes(job.config))),

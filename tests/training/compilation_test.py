@@ -7,7 +7,6 @@ import jax
 import numpy as np
 
 from bamboo_jax.runtime import compat, program_store as store_lib
-from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.training import background_compiler, cohort as cohort_lib, evaluation
 from bamboo_jax.training.record import deaths
 from bamboo_jax.verify import trials as trials_lib
@@ -43,7 +42,7 @@ class CompilationTest(folders.FolderCase):
       return programs.load(key, deserialize)
 
     config = small.make_config(2, 2, 1)
-    trials = trials_lib.Trials(config, cache=programs_lib.ProgramCache())
+    trials = trials_lib.Trials(config)
     compat.use_cache(note, programs.save)
     worker = trials.begin(small.make_case("1,0/1,5 2,,,join").faults, workdir_path=self.folder)
     strike = cohort_lib.LocalCohort.strike
@@ -63,9 +62,7 @@ class CompilationTest(folders.FolderCase):
   # Shares nothing, or programs of other trials would be found: 10 s.
   def test_nothing_is_compiled_between_death_and_commit(self):
     jax.clear_caches()
-    trials = trials_lib.Trials(
-        small.make_config(3, 2, 1, num_shares=2), cache=programs_lib.ProgramCache()
-    )
+    trials = trials_lib.Trials(small.make_config(3, 2, 1, num_shares=2))
     compiled, seen = self.listen("backend_compile"), []
     add, ready = deaths.Deaths.add, deaths.Deaths.end_step
     submit = background_compiler.BackgroundCompiler._submit
@@ -97,7 +94,7 @@ class CompilationTest(folders.FolderCase):
   # As above: 10 s.
   def test_an_evaluation_after_a_death_finds_its_programs(self):
     config = small.make_config(3, 2, 1, evaluate__every_steps=2)
-    trials = trials_lib.Trials(config, cache=programs_lib.ProgramCache())
+    trials = trials_lib.Trials(config)
     worker = trials.begin(small.make_case("2,0/1,3").faults, workdir_path=self.folder)
     compiled = self.listen("/compile/", threads=[threading.main_thread()])
     evaluate, seen = evaluation.run, []

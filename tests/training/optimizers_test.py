@@ -9,7 +9,6 @@ import optax
 
 from bamboo_jax import config as config_lib
 from bamboo_jax.faults import faults as faults_lib
-from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.training.setup import optimizers
 from bamboo_jax.verify import cases, trials as trials_lib
 from configs import sweep_faults
@@ -56,7 +55,7 @@ class OptimizersTest(parameterized.TestCase):
     self.assertLen(find_accepted(), 26)
 
   def die(self, config):
-    trials = trials_lib.Trials(config, cache=programs_lib.ProgramCache())
+    trials = trials_lib.Trials(config)
     self.assertEqual(trials.run(_DEATH).rungs, ("shadow",))
 
   @parameterized.parameters(*samples.draw(find_accepted(), 3))

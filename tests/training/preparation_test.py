@@ -45,11 +45,11 @@ class PreparationTest(absltest.TestCase):
     jax.devices()
     self.addCleanup(gc.unfreeze)
     self.assertFalse(job_lib.prepare(config))  # There are devices.
-    ((_, prepared),) = job_lib._prepared
+    prepared = job_lib.peek()
     other = accept.accept(tiny.make_config(seed=1))
-    self.assertIsNot(job_lib.make_job(other, devices=None).task, prepared.task)
+    self.assertIsNot(job_lib.make_job(other, devices=None).task, prepared)
     job = job_lib.make_job(config, devices=None)
-    self.assertIs(job.task, prepared.task)
+    self.assertIs(job.task, prepared)
     self.assertIs(job.engine.programs, prepared.programs)
     again = job_lib.make_job(config, devices=None)
-    self.assertIsNot(again.task, prepared.task)
+    self.assertIsNot(again.task, prepared)

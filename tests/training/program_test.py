@@ -105,7 +105,7 @@ class RunTest(folders.FolderCase):
         evaluate__num_microbatches=2,
         num_steps=3,
     )
-    take = lambda config: trials_lib.prepare(config, small.CACHE, small.make_whole())
+    take = lambda config: trials_lib.share(config, small.make_task())
     self.enterContext(mock.patch.object(job_lib, "take", take))
     run.train_and_evaluate(config, workdir=str(self.folder), faults=str(faults))
     lines = jsonl.read_lines(self.folder / "metrics.jsonl")

@@ -11,7 +11,7 @@ from absl.testing import parameterized
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.models import zoo
 from bamboo_jax.runtime.phases import update
-from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
+from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import links as links_lib
 from bamboo_jax.training.setup import accept, optimizers
 from bamboo_jax.verify import cases, trials as trials_lib
@@ -57,7 +57,7 @@ class TextModelsTest(parameterized.TestCase):
   @parameterized.parameters(*zip(samples.draw(sorted(_OPTIONS), 1)))
   def test_deaths(self, name):
     """If `refresh` is "state", replicas get parameters, not gradients; but no frozen ones."""
-    config, cache, whole = make_config(name), programs_lib.ProgramCache(), None
+    config, task = make_config(name), None
     refresh_all, receive, received = update.refresh, links_lib.Links.receive, []
 
     def refresh_once(engine, scale):
@@ -74,14 +74,14 @@ class TextModelsTest(parameterized.TestCase):
     self.enterContext(mock.patch.object(links_lib.Links, "receive", count))
     for refresh in ("gradient", "state")[: 1 + (name == "qwen, lora")]:
       config.redundancy.refresh = refresh
-      trials = trials_lib.Trials(config, cache=cache, whole=whole)
-      whole = trials.whole
+      trials = trials_lib.Trials(config, like=task)
+      task = trials.task
       for text in ("1,0/0,5,kill", "1,0/1,3,kill", "1,0/2,reduce,kill"):
         with self.subTest(f"{refresh}: {text}"):
           faults = faults_lib.parse_faults(text, source="test")
           self.assertEqual(trials.run(cases.Case(faults)).rungs, ("shadow",))
     if "lora" in name:
-      self.assertLess(3 * max(received), spec_lib.nbytes(whole.state))
+      self.assertLess(3 * max(received), spec_lib.nbytes(task.whole.state))
 
   @parameterized.parameters("bert", "gpt2", "llama", "qwen")
   def test_configs(self, name):

@@ -44,7 +44,7 @@ class ModelsTest(parameterized.TestCase):
       layout = layouts_lib.SweepLayout(tuple({**sizes, **settings}.items()), number=0, **more)
       case = cases.Case(faults_lib.parse_faults(faults, source="test"))
       layouts.make_trials(layout).run(case)  # Compares with one process.
-    trials = trials_lib.Trials(config, cache=layouts.cache, whole=layouts.whole)
+    trials = trials_lib.Trials(config, like=layouts.task)
     for place, at in _DEATHS:
       fault = faults_lib.Fault(cases.FIRST_STEP, place, at)
       self.assertNotEmpty(trials.run(cases.Case((fault,))).rungs, msg=fault)

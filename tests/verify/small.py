@@ -3,13 +3,10 @@
 import functools
 
 from bamboo_jax.faults import faults as faults_lib
-from bamboo_jax.runtime.stage import programs as programs_lib
-from bamboo_jax.training.setup import build
+from bamboo_jax.training.setup import accept, build
 from bamboo_jax.verify import cases, trials as trials_lib
 from configs import sweep_faults
 from tests import tables
-
-CACHE = programs_lib.ProgramCache()
 
 
 def make_config(num_stages, num_microbatches, num_pipelines, *, num_shares=None, **changes):
@@ -31,12 +28,12 @@ def make_config(num_stages, num_microbatches, num_pipelines, *, num_shares=None,
 @functools.cache
 def make_trials(*size, **changes):
   config = make_config(*size, **changes)
-  return trials_lib.Trials(config, cache=CACHE, whole=make_whole())
+  return trials_lib.Trials(config, like=make_task())
 
 
 @functools.cache
-def make_whole():
-  return build.make_task(make_config(2, 1, 1)).whole
+def make_task():
+  return build.make_task(accept.accept(make_config(2, 1, 1)))
 
 
 def make_case(text):

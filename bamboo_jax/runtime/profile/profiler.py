@@ -50,11 +50,12 @@ def measure(
   token = jax.device_put(token, devices[0])
   idle = _median_ms(lambda: nothing(token), num_repeats)
   rates = roofline_lib.assume(devices[0].platform)
+  cache = programs_lib.ProgramCache()
   add, to = jax.jit(operator.add), devices[min(1, len(devices) - 1)]
 
   def find(unit: spec_lib.StageSpec) -> _Costs:
     found = _time_unit(unit, batch, devices[0], num_repeats, idle)
-    return _share_out(_estimate_layers(unit, rates), **found)
+    return _share_out(_estimate_layers(unit, rates, cache), **found)
 
   def reduce(own: jax.Array, other: jax.Array) -> tuple[jax.Array, jax.Array]:
     total = add(own, jax.device_put(other, devices[0]))  # As `phases.reduce`.
@@ -75,22 +76,29 @@ def measure(
 
 
 def estimate(
-    spec: spec_lib.StageSpec, rates: roofline_lib.Roofline, *, fingerprint: dict[str, Any]
+    spec: spec_lib.StageSpec,
+    rates: roofline_lib.Roofline,
+    *,
+    fingerprint: dict[str, Any],
+    cache: programs_lib.ProgramCache | None = None,
 ) -> cost_model.Profile:
-  """Returns a profile from counts of operations and bytes of `spec`, the whole model."""
+  """Returns a profile from counts of operations and bytes of `spec`, the whole model.
+
+  `cache` may have traced programs of it, and keeps those that are traced here.
+  """
+  cache = cache or programs_lib.ProgramCache()
 
   def find(unit: spec_lib.StageSpec) -> _Costs:
-    programs = programs_lib.UnitPrograms(unit)
+    programs = cache.get(unit)
     kept = _residual_bytes(programs)
     # A backward pass may hold at once all that it recomputes of a unit, and the gradients.
     whole = kept
     if unit.remat != "full":
-      full = dataclasses.replace(unit, remat="full")
-      whole = _residual_bytes(programs_lib.UnitPrograms(full))
+      whole = _residual_bytes(cache.get(dataclasses.replace(unit, remat="full")))
     working = whole + spec_lib.nbytes(unit.accumulator.grads)
     if unit.is_last:  # A forward pass has logits, maybe of a wider dtype.
       working = max(working, products.largest_product(programs.trace("forward").jaxpr))
-    layers = _estimate_layers(unit, rates)
+    layers = _estimate_layers(unit, rates, cache)
     return _share_out(layers, residual_bytes=kept, working_bytes=working)
 
   return _make_profile(
@@ -247,11 +255,13 @@ def _time_unit(
   )
 
 
-def _estimate_layers(unit: spec_lib.StageSpec, rates: roofline_lib.Roofline) -> _Costs:
-  """Returns the costs of the layers of a unit, each compiled alone."""
+def _estimate_layers(
+    unit: spec_lib.StageSpec, rates: roofline_lib.Roofline, cache: programs_lib.ProgramCache
+) -> _Costs:
+  """Returns the costs of the layers of a unit, each traced alone."""
   costs = []
   for layer in unit.single_layers:
-    programs, (state,) = programs_lib.UnitPrograms(layer), layer.state.values()
+    programs, (state,) = cache.get(layer), layer.state.values()
     forward_ms, kept = rates.pass_ms(programs, "forward"), _residual_bytes(programs)
     copied_ms = kept / rates.host_bytes_per_ms
     param_bytes = spec_lib.nbytes(state.params)

@@ -62,12 +62,13 @@ class Task:
   """Model, data and learning rate, without their layout on nodes.
 
   `whole` is the model as a single stage. A task that is only planned may have
-  no `data`.
+  no `data`. `programs` are the model's, traced and compiled as they are needed.
   """
 
   whole: spec_lib.StageSpec
   data: batches_lib.Batches | None
   schedule: optimizers.LearningRateSchedule
+  programs: programs_lib.ProgramCache
 
   @property
   def batches(self) -> batches_lib.Batches:
@@ -113,7 +114,7 @@ def make_task(config: config_lib.Config, *, needs_data: bool = True) -> Task:
       seed=config.seed,
       prng=config.model.prng,
   )
-  return Task(whole, batches, schedule)
+  return Task(whole, batches, schedule, programs_lib.ProgramCache())
 
 
 def _open_batches(config: config_lib.Config, model: model_lib.Model) -> batches_lib.Batches:
@@ -162,7 +163,7 @@ def make_profile(
     rates = roofline.assume(device.platform)
     if machine is not None:
       rates = roofline.Roofline.of(task.whole, machine)
-    profile = profiler.estimate(task.whole, rates, fingerprint=fingerprint)
+    profile = profiler.estimate(task.whole, rates, fingerprint=fingerprint, cache=task.programs)
   else:
     text = pathlib.Path(path).read_bytes().decode("utf-8-sig", "replace")
     profile = cost_model.from_json(text, source=path)
@@ -385,7 +386,6 @@ def make_engine(
     task: Task,
     plan: plan_lib.Plan,
     *,
-    cache: programs_lib.ProgramCache,
     devices: Mapping[base.NodeId, jax.Device] | None = None,
     exchange: transport_lib.Transport | None = None,
     segments: partition_lib.Partition | None = None,
@@ -393,7 +393,6 @@ def make_engine(
   """Returns the engine, without compiled programs and state.
 
   Args:
-    cache: May hold the programs of an earlier engine.
     devices: Device of each local node; None: those of this process, in turn.
     exchange: Transport to other processes; None without.
     segments: By default the stages of `plan`.
@@ -411,7 +410,7 @@ def make_engine(
       keep=config.redundancy.has_replicas or config.recovery.reroute,
       replicas=config.redundancy,
       mesh=(mesh.data, mesh.tensor),
-      cache=cache,
+      cache=task.programs,
       # On a CPU all memory is the host's.
       residuals="host" if jax.default_backend() == "cpu" else plan.residuals,
       exchange=exchange,

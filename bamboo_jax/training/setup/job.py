@@ -31,16 +31,7 @@ from bamboo_jax.training.setup import build, sizes
 _SLACK = 0.05  # Allowed lengthening of a step relative to the finest shares.
 _TRACED = ("forward", "redundant", "backward", "evaluate", "update", "norms", "zeros", "cast")
 
-
-@dataclasses.dataclass(frozen=True)
-class Prepared:
-  """The task of a config, and its traced programs."""
-
-  task: build.Task
-  programs: programs_lib.ProgramCache
-
-
-_prepared: list[tuple[config_lib.Config, Prepared]] = []  # One at most.
+_prepared: list[tuple[config_lib.Config, build.Task]] = []  # One at most.
 
 
 def prepare(config: config_lib.Config) -> bool:
@@ -49,13 +40,13 @@ def prepare(config: config_lib.Config) -> bool:
   It may not once it has threads or devices, for example because the model's
   code uses them. Raises as `build.make_task` and `build.find_cuts`.
   """
-  task, programs = build.make_task(config), programs_lib.ProgramCache()
+  task = build.make_task(config)
   build.find_cuts(config, task)  # Checks it before nodes start.
   if not build.is_program(config):
     for unit in programs_lib.find_kinds([task.whole]):
       for name in _TRACED:
-        programs.get(unit).trace(name)
-  _prepared[:] = [(config, Prepared(task, programs))]
+        task.programs.get(unit).trace(name)
+  _prepared[:] = [(config, task)]
   gc.collect()
   gc.freeze()  # Copies share its memory, until one writes to it.
   return threading.active_count() == 1 and not compat.has_devices()
@@ -63,15 +54,15 @@ def prepare(config: config_lib.Config) -> bool:
 
 def peek() -> build.Task:
   """Returns the task of the prepared job."""
-  ((_, prepared),) = _prepared
-  return prepared.task
+  ((_, task),) = _prepared
+  return task
 
 
-def take(config: config_lib.Config) -> Prepared:
-  """Returns and removes the prepared parts of a config; else makes its task."""
+def take(config: config_lib.Config) -> build.Task:
+  """Returns and removes the prepared task of a config; else makes it."""
   if _prepared and _prepared[0][0] == config:
     return _prepared.pop()[1]
-  return Prepared(build.make_task(config), programs_lib.ProgramCache())
+  return build.make_task(config)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,27 +170,20 @@ def make_job(
     *,
     devices: Mapping[base.NodeId, jax.Device],
     exchange: transport_lib.Transport | None = None,
-    prepared: Prepared | None = None,
+    task: build.Task | None = None,
 ) -> Job:
   """Returns the job of a config; `ValueError` if the config is inconsistent.
 
   Args:
     devices: Device of each local node, including nodes that join later.
     exchange: Transport to other processes; None without.
-    prepared: By default the parts that this process has prepared, if any.
+    task: By default the one that this process has prepared, if any.
   """
-  prepared = prepared or take(config)
-  task = prepared.task
+  task = task or take(config)
   profile = build.make_profile(config, task)
   plan, templates = build.plan_run(config, task, profile, is_cluster=exchange is not None)
   rules = build.make_rules(config, plan, templates)
   engine = build.make_engine(
-      config,
-      task,
-      plan,
-      cache=prepared.programs,
-      devices=devices,
-      exchange=exchange,
-      segments=rules.segments,
+      config, task, plan, devices=devices, exchange=exchange, segments=rules.segments
   )
   return Job(config, task, plan, rules, engine)
