@@ -2,6 +2,7 @@
 
 from absl.testing import absltest
 
+from tests import samples
 from tests.launch import commands
 
 _CODE = """
@@ -20,6 +21,7 @@ print("ratios", *(r.ratio for r in memory._measure(config, "none")))
 
 class MemoryTest(absltest.TestCase):
 
+  @samples.only_all  # See `tests/plan/memory_test.py`.
   def test_predicted_is_measured(self):
     """In a process of its own: whatever arrays there are count."""
     done = commands.run("-c", _CODE)

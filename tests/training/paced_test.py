@@ -7,12 +7,9 @@ import numpy as np
 
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.models import paced as paced_lib, zoo
-from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.training import run
 from configs import paced
 from tests import folders
-
-_CACHE = programs_lib.ProgramCache()
 
 
 def make_config(size="2x2", *, ms=1.0, **changes):
