@@ -570,7 +570,7 @@ class Agent:
       return
     if self._watch.note(who, now):
       # Agents that suspect it receive this too, and take it back.
-      self._suspicions.wait_again(self._watch.awake(now), ends={who})
+      self._suspicions.wait_again(self._watch.awake(now), who=who)
     match message:
       case messages.Post():
         if (member := roster.known.get(who)) is not None:

@@ -25,6 +25,8 @@ from bamboo_jax.cluster import messages
 # attempt shows that it is over.
 _GRACE_SECS = 1.0
 _CERTAIN_GRACE_SECS = 3.0
+# Once a link is mended, the next one may take as long as a busy machine is away.
+_MENDED_SECS = 2.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -51,9 +53,10 @@ class Suspicions:
     # No edge is due before this time: with a thousand agents and a hundred
     # deaths, each agent receives a thousand reports.
     self._due_secs = math.inf
-    # When edges started to wait: all, and those of one end.
+    # When this agent, and others, were away last; when a link of each was mended.
     self._wait_secs = -math.inf
-    self._end_wait_secs: dict[str, float] = {}
+    self._away_secs: dict[str, float] = {}
+    self._mended_secs: dict[str, float] = {}
     self._counts: dict[str, int] = {}
 
   @property
@@ -92,23 +95,23 @@ class Suspicions:
     self._num_certain.subtract(whom for whom, edge in before.items() if edge.is_certain)
     self._num_certain.update(whom for whom, edge in after.items() if edge.is_certain)
     if mended := before.keys() - after.keys():
-      self.wait_again(now, ends={accuser, *mended})
+      self._mended_secs |= dict.fromkeys({accuser, *mended}, now)
 
-  def wait_again(self, now: float, *, ends: Collection[str] | None = None) -> None:
-    """Restarts the grace periods of suspicions by or of `ends`, by default all.
+  def wait_again(self, now: float, *, who: str = "") -> None:
+    """Has all suspicions wait once more, or those by and of an agent.
 
-    An agent that was suspended does not know which links work again.
+    One that was suspended does not know which links work again.
     """
-    if ends is None:
-      self._wait_secs = now
+    if who:
+      self._away_secs[who] = now
     else:
-      self._end_wait_secs |= dict.fromkeys(ends, now)
+      self._wait_secs = now
 
   def drop(self, incarnation: str) -> None:
     """Forgets an agent once it is removed."""
     for whom, edge in self.of(incarnation).items():
       self._num_certain[whom] -= edge.is_certain
-    for table in (self._edges, self._num_certain, self._end_wait_secs):
+    for table in (self._edges, self._num_certain, self._away_secs, self._mended_secs):
       table.pop(incarnation, None)
     for edges in self._edges.values():
       edges.pop(incarnation, None)
@@ -164,14 +167,16 @@ class Suspicions:
 
   def _find_due(self, by: str, whom: str, edge: Edge) -> float:
     """Returns the time at which an edge has waited long enough."""
-    mended_secs = max(self._end_wait_secs.get(end, -math.inf) for end in (by, whom))
-    due_secs = max(edge.first_secs, mended_secs) + _grace(edge)
-    # A busy machine is away again and again; one second is enough to try each link.
-    return max(due_secs, self._wait_secs + _GRACE_SECS)
+    due_secs = edge.first_secs + _grace(edge), self._wait_secs + _GRACE_SECS
+    for end in by, whom:
+      mended_secs = self._mended_secs.get(end, -math.inf)
+      due_secs += mended_secs + max(_grace(edge), _MENDED_SECS), self._settled_secs(end)
+    return max(due_secs)
 
-  def _mended_secs(self, end: str) -> float:
-    """Returns when a link of an agent was last found to work again."""
-    return max(self._wait_secs, self._end_wait_secs.get(end, -math.inf))
+  def _settled_secs(self, who: str) -> float:
+    """Returns when an agent has tried its links, since it was away or one was mended."""
+    tables = self._away_secs, self._mended_secs
+    return max(self._wait_secs, *(t.get(who, -math.inf) for t in tables)) + _GRACE_SECS
 
   def _is_due(self, now: float) -> bool:
     """Returns whether any edge may have waited long enough."""
@@ -203,7 +208,7 @@ class Suspicions:
       return set()
     # While the network recovers, a witness may not have retried all its links: what it says
     # of them first, once it is heard again, may be long over.
-    settled = [self.of(m) for m in voters if now >= self._mended_secs(m) + _GRACE_SECS]
+    settled = [self.of(m) for m in voters if now >= self._settled_secs(m)]
     sure = set()
     for accused in most - {self._me}:
       num_certain = sum(accused in edges and edges[accused].is_certain for edges in settled)

@@ -38,7 +38,7 @@ class SuspicionTest(parameterized.TestCase):
           "0 c d e!; 9.8 c d e! b; 9.8 b d; 9.8 a d e!; 10.0 =; 13.0 = c d e",
           "bacde",
       ),
-      ("others_wait_when_one_is_taken_back", "0 d b; 0 a b; 1 a; 1.7 =; 2.0 = d", "abcd"),
+      ("others_wait_when_one_is_taken_back", "0 d b; 0 a b; 1 a; 1.7 =; 2.9 =; 3.0 = d", "abcd"),
       # Nothing mends at either end of the link of `d` to `b`.
       ("others_do_not", "0 d b; 0 a c; 1 a; 1.7 = d; 2.0 = d", "abcd"),
       (  # All links were refused until 4.0, when `a` and `b` meet again; `d` is dead.
@@ -55,7 +55,7 @@ class SuspicionTest(parameterized.TestCase):
       ("who_is_left_out_mends_nothing", "0 b e d; 0 drop e; 1 b d; 1.2 = d", "abcd"),
       (
           "who_was_found_to_wait_is_due_in_the_end",
-          "0 d b!; 2 away d; 2.9 =; 4.9 =; 5.0 = d; 5 d; 5 c c!; 5 b c!; 7.9 =; 8.0 = c",
+          "0 d b!; 2.5 away d; 2.9 =; 3.4 =; 3.5 = d; 5 d; 5 c c!; 5 b c!; 7.9 =; 8.0 = c",
           "abcd",
       ),
   )
@@ -69,7 +69,7 @@ class SuspicionTest(parameterized.TestCase):
         out = found.explain(list(members), now=now, quiet=quiet)
         self.assertEqual([*out], what, msg=line)
       elif who == "away":
-        found.wait_again(now, ends=what or None)
+        found.wait_again(now, who="".join(what))
       elif who == "drop":
         found.drop(*what)
       else:
