@@ -261,7 +261,7 @@ class Writer:
     for turn in itertools.count():
       self._wait(waiting)
       self._end_joining(blocks=True)
-      said = gather(f"save {step} {turn}", self._say(begins=self._saved != step))
+      said = gather(f"{step} {turn}", self._say(begins=self._saved != step))
       self._hear(said)
       save = parts.plan_save(
           said, step, view=view, owners=owners, num_skipped=num_skipped, leaving=leaving

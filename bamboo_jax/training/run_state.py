@@ -171,11 +171,14 @@ class RunState:
     if all(n in self.engine.nodes for n in owners):  # Each saves its stages.
       self.writer.hear(self.steps, said, **self._whose_state())
 
-  def save_last(self, leaving: Collection[base.NodeId] = ()) -> None:
-    """Saves the state; blocks, see `checkpoint.writer.Writer.save_last`."""
+  def save_last(self, leaving: Collection[base.NodeId] = (), *, name: str = "save") -> None:
+    """Saves the state; blocks, see `checkpoint.writer.Writer.save_last`.
+
+    `name` tells this save from others of the same step and view.
+    """
     self.writer.save_last(
         self.steps,
-        self.cohort.gather,
+        lambda key, report: self.cohort.gather(f"{name} {key}", report),
         waiting=self.cohort.check,
         num_skipped=self.num_skipped,
         leaving=self._leaving(leaving),
@@ -189,7 +192,7 @@ class RunState:
     because the nodes may not live until the next votes.
     """
     with contextlib.suppress(base.CheckpointError):  # The writer has warned.
-      self.save_last(found.leaving)
+      self.save_last(found.leaving, name=f"save for {found.view}:")  # The run may end here, too.
     self._saved_in = found.view
 
   def _owners(self) -> list[list[base.NodeId]]:

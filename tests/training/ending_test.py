@@ -143,6 +143,12 @@ class AtRiskTest(EndingCase):
     (line,) = self.lines("saving")
     self.assertRegex(line["reason"], told)
 
+  def test_the_run_ends_in_the_evaluation_after_that_save(self):
+    worker = self.begin(f"mode=none evaluate__every_steps=2 {_ALL}")
+    self.stop_in(worker, 2)
+    self.assertFalse(worker.run())
+    self.assertEqual((worker.state.steps, self.saved()), (2, [2]))
+
   def test_a_save_that_fails_ends_nothing(self):
     worker = self.begin(f"mode=none {_ALL}")
 
