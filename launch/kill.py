@@ -38,8 +38,11 @@ def main(flags: KillFlags) -> None:
     hosts = {member.name: member.host for member in run.registered}
     raise ValueError(inquiry.explain_missing(missing[0], workers, hosts))
   for name in dict.fromkeys(flags.names):
-    os.kill(workers[name], signal.SIGKILL)
-    print(f"{name}: worker {workers[name]} was killed")
+    try:
+      os.kill(workers[name], signal.SIGKILL)
+      print(f"{name}: worker {workers[name]} was killed")
+    except ProcessLookupError:
+      print(f"{name}: worker {workers[name]} had just died")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ from unittest import mock
 
 from absl.testing import parameterized
 
-from bamboo_jax.launch import options, plan
+from bamboo_jax.launch import kill, options, plan, status
+from bamboo_jax.local_cluster import inquiry
 from bamboo_jax.models import zoo
 from tests.launch import commands
 
@@ -276,6 +277,20 @@ class CliTest(parameterized.TestCase):
     for row, name in zip(rows, ("gpt2", "llama"), strict=True):
       made = zoo.make_model(name, variant="tiny")
       self.assertEqual(row, f"{name},tiny,{len(made.layers)},{made.num_params()}")
+
+  def test_a_node_to_kill_has_just_died(self):
+    """The others are killed all the same."""
+    out = self.enterContext(contextlib.redirect_stdout(io.StringIO()))
+    dead, alive = (subprocess.Popen(["sleep", secs]) for secs in ("0", "60"))
+    dead.wait()
+    pids = {"n1": dead.pid, "n2": alive.pid}
+    observed = status.ObserverFlags(workdir="runs/none")
+    with mock.patch.object(inquiry, "find_workers", lambda logs: pids):
+      kill.main(kill.KillFlags(names=("n1", "n2"), observed=observed))
+    self.assertEqual(alive.wait(), -signal.SIGKILL)
+    self.assertEqual(
+        out.getvalue(), f"n1: worker {dead.pid} had just died\nn2: worker {alive.pid} was killed\n"
+    )
 
   def test_nobody_reads(self):
     reader, writer = os.pipe()
