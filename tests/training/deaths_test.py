@@ -101,6 +101,28 @@ class DeathsTest(parameterized.TestCase):
     self.deaths.note_ready()
     self.assertEqual(recovery.ready_at_secs, ready_secs)
 
+  def test_an_answer_that_was_not_carried_out(self):
+    """A node dies once, though it is lost in each view until there is another layout."""
+    one, two = base_types.Place(0, 1), base_types.Place(1, 1)
+    waits = make_change((0, 0), (2, 3), rung="wait", reason="1 more")
+    self.lose(make_agreement(change=waits, version=0))
+    for number, lost, victims in (
+        (3, {1}, (one,)),
+        (4, {1, 3}, (one, two)),
+        (5, {1, 3}, (one, two)),
+    ):
+      self.cohort.view, self.cohort.arrived_secs = members.view(number, 0, 2), {number: 11.0}.get
+      change = make_change((0, 2), (4, 5), reason=f"as of view {number}")
+      self.lose(make_agreement(change=change, lost=frozenset(lost), victims=victims))
+    told = [(r.view, r.nodes, r.victims, r.rung, r.reason) for r in self.deaths.recoveries]
+    self.assertEqual(
+        told,
+        [
+            (2, (1,), ("0/1",), "checkpoint", "as of view 5"),
+            (4, (3,), ("1/1",), "checkpoint", "as of view 5"),
+        ],
+    )
+
   def test_counts_for_prometheus(self):
     recovery = self.lose(make_agreement())
     none = {"deaths": 0, "recoveries": 0, "pause_seconds": 0}
@@ -138,7 +160,7 @@ class DeathsTest(parameterized.TestCase):
     self.deaths.excuse(22, 5.0)
     self.deaths.excuse(23, 1e9)
     self.cohort.view, self.cohort.arrived_secs = members.view(3, 0, 2), {3: 20.0}.get
-    recoveries.append(self.lose(make_agreement()))  # After the wait.
+    recoveries.append(self.lose(make_agreement(lost=frozenset({3}))))  # After the wait.
     self.deaths.end_step(22, None)
     waited, other = (r.step_end_at_secs for r in recoveries)
     self.assertBetween(other - waited, 4.9, 5.1)

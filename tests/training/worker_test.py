@@ -206,7 +206,7 @@ class LadderTest(parameterized.TestCase):
     changes = "mode=none pipeline__layout=templates recovery__fold=False"
     for text in ("1,0/1,3,node 3,,,join", "1,0/0,5,kill 2,,,join 3,,,join"):
       outcome = small.run(f"2x2x1 {text} {changes}")
-      self.assertEqual(outcome.rungs, ("wait", "checkpoint"))
+      self.assertEqual(outcome.rungs, ("checkpoint",))
 
   def test_who_will_be_preempted_hands_over(self):
     outcome = small.run("4x2x1 1,0/1,,notice 3,0/3,5 spares=1")

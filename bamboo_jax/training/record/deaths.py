@@ -31,14 +31,22 @@ class Deaths:
   def add(self, agreement: agreement_lib.Agreement, agreed_at_secs: float) -> None:
     """Notes the loss of nodes that led to the present view.
 
-    `agreed_at_secs` is on `time.perf_counter`.
+    Nodes lost in a view before, whose answer was not carried out, are lost still: they died
+    once, and get the new answer. `agreed_at_secs` is on `time.perf_counter`.
     """
-    cohort = self._state.cohort
-    view, lost = cohort.view.number, tuple(sorted(agreement.lost))
+    cohort, change = self._state.cohort, agreement.change
+    view, new, victims = cohort.view.number, agreement.lost, agreement.victims
+    for recovery in self.recoveries:
+      if not agreement.lost.isdisjoint(recovery.nodes):
+        recovery.rung, recovery.reason = change.rung, change.reason
+        new -= {*recovery.nodes}
+        victims = tuple(place for place in victims if place not in recovery.places)
+    if not new:
+      return
+    lost = tuple(sorted(new))
     heirs: tuple[str, ...] = ()
-    rung = agreement.change.rung
-    if rung == "shadow":
-      owners, victims = agreement.layout.owners, agreement.victims
+    if change.rung == "shadow":
+      owners = agreement.layout.owners
       found = (owners[v.pipeline][v.stage] for v in victims)
       heirs = tuple(logs.name_of(node) for node in found if node is not None)
     self.recoveries.append(
@@ -47,10 +55,10 @@ class Deaths:
             view=view,
             nodes=lost,
             names=tuple(map(logs.name_of, lost)),
-            victims=tuple(map(str, agreement.victims)),
-            rung=rung,
+            victims=tuple(map(str, victims)),
+            rung=change.rung,
             heirs=heirs,
-            reason=agreement.change.reason,
+            reason=change.reason,
             view_at_secs=cohort.arrived_secs(view),
             # A cluster's launcher knows when it was.
             died_at_secs=None if self._state.engine.exchange else cohort.arrived_secs(view),
