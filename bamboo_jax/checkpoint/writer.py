@@ -142,7 +142,7 @@ class Writer:
     unreadable, or of another model, optimizer or run; names the difference.
     """
     names = self._model.model.layer_names
-    self.num_skipped = 0
+    self.num_skipped, self._saved = 0, None  # What was saved is passed over.
     if step == 0:
       base.ask_again(lambda: self._folder.pass_over(step))
       states: dict[str, Any] = {}

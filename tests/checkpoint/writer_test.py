@@ -321,6 +321,17 @@ class WriterTest(WriterCase):
     self.assertEqual(self.warnings, [])
 
   @parameterized.parameters([_OWNERS], [_ALONE])
+  def test_a_step_that_is_done_again_from_the_start_is_saved_again(self, owners):
+    self.use(owners)
+    self.save_last(3)
+    for writer in self.writers.values():  # What was saved was damaged.
+      writer.restore(0, _NAMES)
+      self.assertEqual(writer.steps(), ())
+    self.assertEqual(self.save_last(3, view=2), [None] * len(self.writers))
+    for writer in self.writers.values():
+      self.assertEqual(writer.steps(), (3,))
+
+  @parameterized.parameters([_OWNERS], [_ALONE])
   def test_last_fails(self, owners):
     self.use(owners)
     (self.root / "3").write_text("in the way")
