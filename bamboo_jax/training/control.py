@@ -27,7 +27,8 @@ class Control:
   """A callback that writes the hash of the last step without a share.
 
   For a process that hosts all nodes. Writes nothing if the run is resumed right
-  before its last step, or if there is only one share.
+  before its last step, if a node dies with its sums once all have voted for that
+  step, or if there is only one share.
   """
 
   def __init__(self, job: job_lib.Job, path: pathlib.Path) -> None:
@@ -39,14 +40,28 @@ class Control:
     num_steps, num_shares = self._job.config.num_steps, self._engine.num_shares
     if step == num_steps - 1:
       take = lambda array: np.array(array)  # The array will be donated.
-      self._before = jax.tree.map(take, self._engine.layer_states())
-    elif step == num_steps and self._before and num_shares > 1:
+      layers: dict[str, spec_lib.LayerState] = {}
+      for node in self._engine.nodes.values():  # An owner may just have died.
+        layers |= node.state
+      self._before = jax.tree.map(take, layers)
+    elif step == num_steps and self._before and num_shares > 1 and self._has_sums():
       told = {
           "step": step,
           "shares": num_shares,
           "state_sha256": self.redo(dropped=base.ShareId(num_shares - 1)),
       }
       base.write_atomically(self._path, json.dumps(told) + "\n")
+
+  def _has_sums(self) -> bool:
+    """Whether the nodes still hold the sums of all shares; if one has died, maybe not."""
+    engine = self._engine
+    return all(
+        node in engine.nodes and (unit.first, share) in engine.nodes[node].store.accumulators
+        for row, shares in engine.lines
+        for stage, node in base.by_stage(row)
+        for unit in engine.specs[stage].units
+        for share in shares
+    )
 
   def redo(self, *, dropped: base.ShareId | None) -> str:
     """Returns the hash after the last step without a share; changes nothing."""

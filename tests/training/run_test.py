@@ -122,6 +122,22 @@ class RunTest(folders.FolderCase):
     self.assertEqual(hashes, [summary["state_sha256"]])
     self.assertNotEqual(told["state_sha256"], summary["state_sha256"])
 
+  @parameterized.parameters(
+      ("4,0/0,3,kill", True),
+      ("3,0/1,apply,kill", True),  # Its shadow has the state before the last step.
+      ("4,0/1,apply,kill", False),
+      ("3,0/0,apply,kill 4,0/1,apply,kill", False),
+  )
+  def test_a_negative_control_of_a_run_with_deaths(self, text, is_written):
+    changes = _plan(2, 2, num_shares=2) | {"redundancy__mode": "eager"}
+    faults, workdir = self.folder / "faults.csv", self.folder / "a"
+    faults.write_text("\n".join(text.split()))
+    run.train_and_evaluate(
+        tiny.make_config(**changes), workdir=str(workdir), faults=str(faults), with_control=True
+    )
+    self.assertEqual((workdir / "control.json").exists(), is_written)
+    self.assertEqual(_summary(workdir)["steps"], 5)
+
   def test_outcome(self):
     changes = {"evaluate__every_steps": 4, "metrics__plots": True}
     workdir = self.train("a", **changes)
