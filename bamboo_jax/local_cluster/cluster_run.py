@@ -162,8 +162,8 @@ class ClusterRun:
     self._joins: list[_Join] = []  # Not started, or to be tried again.
     self._joining: dict[str, _Join] = {}  # Started, and not heard yet.
     self._reader = jsonl.MetricsReader(setup.workdir / "metrics.jsonl")
-    former = self._reader.read()  # Of earlier runs: not shown.
-    self._last_step = max((line["step"] for line in former), default=0)
+    self._reader.read()  # Of earlier runs: not shown.
+    self._last_step = 0  # Of this run, which may begin before the last one of an earlier run.
     self._starts: list[int] = []  # Steps at which this run has started.
     self._has_stepped = self._is_asked_to_stop = False
     self._told_secs: float | None = None  # When the last step ended.

@@ -262,6 +262,20 @@ class RunTest(folders.FolderCase):
     # The first step of the log is 4, as nobody owns a third pipeline then.
     self.assertEqual(one.find_missed(), [said])
 
+  def test_faults_in_steps_of_an_earlier_run_only(self):
+    """It had done more steps than were saved; or there is nothing to do."""
+    faults = faults_lib.parse_faults("1,0/0,2,kill\n5,0/0,2,kill\n7,0/0,2,kill", source="f.csv")
+    self.write_start(0)
+    self.writer.write_step(9, {})
+    one = self.make_run(faults=faults)
+    one.tend(0.0)
+    self.assertEqual(one.find_missed(), [])
+    self.write_start(4)
+    self.writer.write_step(6, {})  # Then it was told to save and end.
+    one.tend(1.0)
+    (said,) = one.find_missed()
+    self.assertIn("line 2: 5,0/0,2,kill never happened", said)
+
   def test_a_signal_has_a_step_saved_if_there_is_one(self):
     one = self.make_run()
     self.assertFalse(one.ask_to_stop())
