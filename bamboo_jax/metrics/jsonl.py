@@ -172,8 +172,9 @@ def fold(lines: Iterable[Line]) -> tuple[Line, ...]:
   """Returns lines without those of steps that were repeated later.
 
   A resumed run repeats the steps after its "start", and a "rollback" those after
-  its step; the deaths and joins in these stay. If two members told one step, as
-  the first died and the others did it again, the later line stands.
+  its step; the deaths and joins in these stay, and the slow nodes, which are named
+  once. If two members told one step, as the first died and the others did it again,
+  the later line stands.
   """
   kept: list[Line] = []
   told: set[int] = set()
@@ -182,7 +183,7 @@ def fold(lines: Iterable[Line]) -> tuple[Line, ...]:
     if event is None and step in told:
       kept = [l for l in kept if l["step"] != step or "event" in l]
     if event in CUTS:
-      stays = CUTS if event == START else (*CUTS, "recovery", "join")
+      stays = CUTS if event == START else (*CUTS, "recovery", "join", "slow")
       kept = [l for l in kept if l["step"] <= step or l.get("event") in stays]
       told = {one for one in told if one <= step}
     elif event is None:

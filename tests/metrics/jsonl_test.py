@@ -73,7 +73,8 @@ class JsonlTest(folders.FolderCase):
       ("1 2 3 rollback1 2 3", "1 rollback1 2 3"),
       ("1 2 rollback0 1 2 rollback1 2 3", "rollback0 1 rollback1 2 3"),
       ("1 2 recovery2 join3 eval2 rollback1 2", "1 recovery2 join3 rollback1 2"),
-      ("1 2 recovery2 join3 eval2 start1 2", "1 start1 2"),
+      ("1 2 slow2 rollback1 2", "1 slow2 rollback1 2"),
+      ("1 2 recovery2 join3 eval2 slow2 start1 2", "1 start1 2"),
       ("start0 1 2 3 start2 3 rollback0 1", "start0 start2 rollback0 1"),
       ("1 2 2 3", "1 2 3"),  # Two members told it.
       ("1 2 rollback1 2 2", "1 rollback1 2"),
