@@ -174,7 +174,7 @@ def _measure(config: config_lib.Config, name: str) -> list[Result]:
   profile = profiler.measure(
       task.whole,
       batch=task.batches.microbatch(0, 0),
-      devices=jax.devices(),
+      device=jax.devices()[0],
       fingerprint={},
       num_repeats=1,
   )

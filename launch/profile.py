@@ -34,14 +34,14 @@ def main(flags: ProfileFlags) -> None:
   from bamboo_jax.runtime.profile import profiler
   from bamboo_jax.training.setup import build
 
-  devices_lib.use_virtual_devices(2)  # Two ends of a link.
-  task, devices = build.make_task(flags.config), jax.devices()[:2]
+  devices_lib.use_virtual_devices(1)
+  task, device = build.make_task(flags.config), jax.devices()[0]
   with tqdm.tqdm(total=len(task.whole.names), unit="layer", disable=not sys.stderr.isatty()) as bar:
     profile = profiler.measure(
         task.whole,
         batch=task.batches.microbatch(0, 0),
-        devices=devices,
-        fingerprint=profiler.fingerprint_of(task.whole, device=devices[0]),
+        device=device,
+        fingerprint=profiler.fingerprint_of(task.whole, device=device),
         on_progress=lambda done, _: bar.update(done - bar.n),
     )
   base.write_atomically(flags.out, cost_model.to_json(profile))

@@ -39,7 +39,7 @@ def render_plan(plan: planner.Plan) -> str:
 
 
 def render_profile(profile: cost_model.Profile) -> str:
-  """Returns a line for each layer and one for links, of `name=value` pairs."""
+  """Returns a line for each layer and one for link and vote, of `name=value` pairs."""
   lines = [
       f"layer={layer.name} forward_ms={layer.forward_ms:.3f} "
       f"backward_ms={layer.backward_ms:.3f} update_ms={layer.update_ms:.3f} "
@@ -49,7 +49,8 @@ def render_profile(profile: cost_model.Profile) -> str:
   ]
   lines.append(
       f"link_latency_ms={profile.link_latency_ms:.3f} "
-      f"link_bytes_per_ms={profile.link_bytes_per_ms:.0f}"
+      f"link_bytes_per_ms={profile.link_bytes_per_ms:.0f} "
+      f"vote_ms={profile.vote_ms:.3f}"
   )
   return "\n".join(lines)
 

@@ -34,7 +34,7 @@ class OrderedSums:
     if num_pipelines > 1:
       rounds, sent = self.find_sent(num_pipelines, num_shares)
     sent_ms = sent * num_bytes / profile.reduce_bytes_per_ms
-    if num_pipelines > 1 and not profile.measured:  # A measured rate includes both directions.
+    if num_pipelines > 1:
       sent_ms = self.exchange_ms(sent_ms, sent_ms)
     return rounds * profile.reduce_latency_ms + sent_ms
 
@@ -123,7 +123,8 @@ def predict_step_time(
   refresh = redundant.refresh if redundant.has_replicas else None
   counts = dict(num_pipelines=num_pipelines, num_shares=num_shares)
   sum_ms = [communication.sum_ms(profile, stage, **counts) for stage in stages]
-  scalar_ms = profile.reduce_latency_ms if partition.num_stages > 1 else 0.0
+  # Squares and losses are gathered from all members, as votes are.
+  scalar_ms = max(profile.reduce_latency_ms, profile.vote_ms) if partition.num_stages > 1 else 0.0
   return StepTime(
       compute_ms=compute_ms,
       ties_ms=num_shares // num_pipelines * _ties_ms(profile, partition),

@@ -1,14 +1,14 @@
 """The costs of the layers of a model: measured, or estimated by a roofline.
 
 Programs belong to units, so one unit of each kind is measured, and its time is
-divided among its layers in the proportions of the estimate. An estimate runs and
+divided among its layers in the proportions of the estimate. The link is that of a
+cluster: the transport, between two nodes of this machine. An estimate runs and
 compiles nothing: it counts the products of traced programs, see `roofline`.
 """
 
 import collections
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
-import functools
 import itertools
 import operator
 import statistics
@@ -21,55 +21,55 @@ import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.plan import cost_model
+from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime.profile import products, roofline as roofline_lib
 from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
+from bamboo_jax.runtime.wire import endpoints, links as links_lib, transport as transport_lib
+from bamboo_jax.schedule import channel as channel_lib
 
 _Number = TypeVar("_Number", int, float)
 _Costs = Sequence[cost_model.LayerCost]
 _WARMUP = 2  # Runs before those that count.
-_SMALL, _LARGE = 1 << 10, 1 << 22  # Elements of arrays that are sent and added.
+_SMALL, _LARGE = 1 << 10, 1 << 20  # Elements of arrays that are sent.
+_PASS_SECS = 0.01  # Of the pass before a transfer.
+_PER_REPEAT = 4  # Transfers of a size for each run of a program; their times vary more.
+# A vote goes from a worker to its agent, to the other agents, and to their workers.
+_VOTE_MESSAGES = 3
 
 
 def measure(
     spec: spec_lib.StageSpec,
     *,
     batch: Mapping[str, np.ndarray],
-    devices: Sequence[jax.Device],
+    device: jax.Device,
     fingerprint: dict[str, Any],
     num_repeats: int = 9,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> cost_model.Profile:
-  """Returns a measured profile: medians of runs after a warmup.
+  """Returns a measured profile: medians of programs after a warmup, means of transfers.
 
   Args:
     spec: The whole model as one stage.
-    devices: Where to measure; transfers and sums use the first two.
     on_progress: Called with the layers done and their total number.
   """
   nothing, token = jax.jit(lambda a: a + 1), np.zeros((1,), np.int8)
-  token = jax.device_put(token, devices[0])
-  idle = _median_ms(lambda: nothing(token), num_repeats)
-  rates = roofline_lib.assume(devices[0].platform)
-  cache = programs_lib.ProgramCache()
-  add, to = jax.jit(operator.add), devices[min(1, len(devices) - 1)]
+  token = jax.device_put(token, device)
+  times_ms = [_timed(nothing, token)[0] for _ in range(_WARMUP + num_repeats)]
+  idle = statistics.median(times_ms[_WARMUP:])
+  rates, cache = roofline_lib.assume(device.platform), programs_lib.ProgramCache()
 
   def find(unit: spec_lib.StageSpec) -> _Costs:
-    found = _time_unit(unit, batch, devices[0], num_repeats, idle)
+    found = _time_unit(unit, batch, device, num_repeats, idle)
     return _share_out(_estimate_layers(unit, rates, cache), **found)
 
-  def reduce(own: jax.Array, other: jax.Array) -> tuple[jax.Array, jax.Array]:
-    total = add(own, jax.device_put(other, devices[0]))  # As `phases.reduce`.
-    return total, jax.device_put(total, to)
-
-  send = lambda own, other: jax.device_put(own, to, may_alias=False)
-  link, sums = (_slope(run, (devices[0], to), num_repeats) for run in (send, reduce))
+  link = measure_link(device, _PER_REPEAT * num_repeats)
   return _make_profile(
       spec,
       find,
       on_progress,
       link=link,
-      reduce=sums,
       dispatch_ms=idle,
+      vote_ms=_VOTE_MESSAGES * link.latency_ms,
       measured=True,
       fingerprint=fingerprint,
   )
@@ -102,13 +102,7 @@ def estimate(
     return _share_out(layers, residual_bytes=kept, working_bytes=working)
 
   return _make_profile(
-      spec,
-      find,
-      link=rates.link,
-      reduce=rates.link,
-      dispatch_ms=0.0,
-      measured=False,
-      fingerprint=fingerprint,
+      spec, find, link=rates.link, dispatch_ms=0.0, measured=False, fingerprint=fingerprint
   )
 
 
@@ -118,7 +112,6 @@ def _make_profile(
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     *,
     link: roofline_lib.LinkCost,
-    reduce: roofline_lib.LinkCost,
     **more: Any,
 ) -> cost_model.Profile:
   """Returns the profile of a model; `find` returns the costs of a unit's layers."""
@@ -138,8 +131,8 @@ def _make_profile(
       layers=tuple(layers),
       link_latency_ms=link.latency_ms,
       link_bytes_per_ms=link.bytes_per_ms,
-      reduce_latency_ms=reduce.latency_ms,
-      reduce_bytes_per_ms=reduce.bytes_per_ms,
+      reduce_latency_ms=link.latency_ms,
+      reduce_bytes_per_ms=link.bytes_per_ms,
       ties=tuple(ties),
       **more,
   )
@@ -291,20 +284,44 @@ def _timed(function: Callable[..., Any], *args: Any) -> tuple[float, Any]:
   return 1e3 * (time.perf_counter() - start), result
 
 
-def _median_ms(function: Callable[[], Any], num_repeats: int) -> float:
-  times = [_timed(function)[0] for _ in range(_WARMUP + num_repeats)]
-  return statistics.median(times[_WARMUP:])
+def measure_link(device: jax.Device, num_repeats: int) -> roofline_lib.LinkCost:
+  """Returns the cost of a transfer between two nodes of this machine, both in this process.
+
+  It lasts from the end of the pass that makes a value until that is on the other
+  node's device.
+  """
+  nodes = tuple(base.nodes(2))
+  ends = [
+      transport_lib.Transport(node, run="profile", endpoint=endpoints.listen_unix())
+      for node in nodes
+  ]
+  for end in ends:
+    end.set_addresses({other.me: other.address for other in ends})
+    end.begin(1)
+  source, target = (links_lib.Links(end, lambda _: device) for end in ends)
+  channel = channel_lib.Channel("activation", nodes)
+
+  def find_ms(size: int) -> float:
+    value, times_ms = _random(jax.ShapeDtypeStruct((size,), np.float32), device), list[float]()
+    for _ in range(_WARMUP + num_repeats):
+      # As in a row: sent while its pass still runs, whose end wakes the thread that writes.
+      # Threads that have waited take several times as long as in a loop that only sends.
+      ready_secs = time.perf_counter() + _PASS_SECS
+      source.send(channel, node_lib.PacedArray(value, ready_secs))
+      jax.block_until_ready(target.receive(channel, value))
+      times_ms.append(1e3 * (time.perf_counter() - ready_secs))
+    # Not the median: transfers follow each other in a step, so their times add up.
+    return statistics.fmean(times_ms[_WARMUP:])
+
+  try:
+    return fit_link({4 * size: find_ms(size) for size in (_SMALL, _LARGE)})
+  finally:
+    for end in ends:
+      end.close()
 
 
-def _slope(
-    run: Callable[..., Any], devices: Sequence[jax.Device], num_repeats: int
-) -> roofline_lib.LinkCost:
-  """Returns latency and rate from the times of two sizes of arrays, one on each device."""
-  times_ms = []
-  for size in (_SMALL, _LARGE):
-    like = jax.ShapeDtypeStruct((size,), np.float32)
-    arrays = [_random(like, device) for device in devices]
-    times_ms.append(_median_ms(functools.partial(run, *arrays), num_repeats))
-  small_ms, large_ms = times_ms
+def fit_link(times_ms: Mapping[int, float]) -> roofline_lib.LinkCost:
+  """Returns latency and rate from the times of two sizes in bytes."""
+  (small, small_ms), (large, large_ms) = sorted(times_ms.items())
   extra_ms = max(large_ms - small_ms, 1e-6)  # At least 1 ns: noise.
-  return roofline_lib.LinkCost(small_ms, 4 * (_LARGE - _SMALL) / extra_ms)
+  return roofline_lib.LinkCost(small_ms, (large - small) / extra_ms)

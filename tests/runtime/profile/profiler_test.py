@@ -1,6 +1,8 @@
 """A profile says what the layers cost; an estimate says it without running."""
 
 import dataclasses
+import time
+from unittest import mock
 
 from absl.testing import parameterized
 import jax
@@ -45,7 +47,7 @@ class ProfilerTest(parameterized.TestCase):
     profile = profiler.measure(
         whole,
         batch=engines.make_batches(1).microbatch(0, 0),
-        devices=jax.devices()[:2],
+        device=jax.devices()[0],
         fingerprint=fingerprint(whole),
         num_repeats=3,
         on_progress=lambda done, total: seen.append((done, total)),
@@ -58,6 +60,10 @@ class ProfilerTest(parameterized.TestCase):
       self.assertGreater(layer.update_ms, 0)
     first, second = profile.layers[1], profile.layers[3]
     self.assertEqual(dataclasses.replace(first, name=second.name), second)
+    # Sums take the same link, and a vote is three messages.
+    link = (profile.link_latency_ms, profile.link_bytes_per_ms)
+    self.assertEqual((profile.reduce_latency_ms, profile.reduce_bytes_per_ms), link)
+    self.assertEqual(profile.vote_ms, 3 * profile.link_latency_ms)
 
   def test_estimated(self):
     profile = estimate(engines.make_whole())
@@ -79,7 +85,7 @@ class ProfilerTest(parameterized.TestCase):
     measured = profiler.measure(
         spec,
         batch=pipelines.microbatch(0, 0),
-        devices=jax.devices()[:2],
+        device=jax.devices()[0],
         fingerprint={},
         num_repeats=1,
     )
@@ -90,6 +96,29 @@ class ProfilerTest(parameterized.TestCase):
     settings = dataclasses.replace(settings_lib.SMOKE, vocab_size=512, microbatch_size=32)
     *_, head = estimate(settings_lib.make_whole(settings)).layers
     self.assertEqual(head.working_bytes, 4 * 32 * 32 * 512)
+
+  @parameterized.parameters(
+      # Milliseconds by bytes, then latency and rate.
+      ({1000: 0.5, 5000: 2.5}, 0.5, 2000.0),
+      ({5000: 2.5, 1000: 0.5}, 0.5, 2000.0),
+      ({1000: 0.0, 2000: 4.0}, 0.0, 250.0),
+      ({0: 2.0, 1000: 2.0}, 2.0, 1e9),  # Noise is larger than what bytes cost.
+      ({0: 2.0, 1000: 1.0}, 2.0, 1e9),
+  )
+  def test_fit_of_a_link(self, times_ms, latency_ms, bytes_per_ms):
+    link = profiler.fit_link(times_ms)
+    self.assertEqual(link.latency_ms, latency_ms)
+    self.assertAlmostEqual(link.bytes_per_ms, bytes_per_ms, delta=1e-6 * bytes_per_ms)
+
+  def test_a_link_is_measured_between_passes(self):
+    """The times of transfers do not contain the passes before them."""
+    start_secs, num_repeats = time.perf_counter(), 3
+    with mock.patch.object(profiler, "fit_link", dict):
+      small_ms, large_ms = profiler.measure_link(jax.devices()[0], num_repeats).values()
+    ms = 1e3 * (time.perf_counter() - start_secs)
+    self.assertGreater(min(small_ms, large_ms), 0)
+    passes_ms = 2 * num_repeats * 1e3 * profiler._PASS_SECS
+    self.assertLess(num_repeats * (small_ms + large_ms), ms - passes_ms)
 
   @parameterized.parameters(dict(remat="dots"), dict(prng="rbg"))
   def test_fingerprint_depends_on(self, **changes):
