@@ -114,6 +114,7 @@ class Profile:
     vote_ms: Time of the vote of all nodes on a step.
     host_bytes_per_ms: Rate of the link between device and host memory; None if
       `redundant_ms` of layers has the time of copies to it.
+    regions: Those of the nodes of a run, between which transfers take longer; not in files.
   """
 
   layers: tuple[LayerCost, ...]
@@ -127,6 +128,7 @@ class Profile:
   vote_ms: float = 0.0
   ties: tuple[TieCost, ...] = ()
   host_bytes_per_ms: float | None = None
+  regions: costs_lib.Regions = costs_lib.ALIKE
 
   def __post_init__(self) -> None:
     _check_units(self)
@@ -193,6 +195,7 @@ class Profile:
         transfer_ms=tuple(dispatch_ms + self.transfer_ms(size) for size in sizes[:-1]),
         activation_bytes=sizes,
         residual_bytes=sums(lambda c: c.residual_bytes),
+        regions=self.regions,
     )
 
   def check_fingerprint(self, expected: Mapping[str, Any]) -> None:
@@ -215,6 +218,7 @@ class Profile:
 def to_json(profile: Profile) -> str:
   """Returns the fields of `profile` and a version, as JSON text."""
   fields = {"version": _VERSION, **json_lib.to_plain(profile)}
+  del fields["regions"]
   return json.dumps(fields, indent=1, allow_nan=False) + "\n"
 
 
@@ -235,6 +239,8 @@ def from_json(text: str, *, source: str = "profile") -> Profile:
     raise ValueError(
         f"{source}: version must be {_VERSION}, got {version!r}; measure a new " "profile."
     )
+  if "regions" in fields:
+    raise ValueError(f"{source} must have no regions: they follow from the zones of a run's nodes.")
   return json_lib.from_plain(Profile, fields, where=source)
 
 

@@ -57,5 +57,5 @@ class Pipeline:
 
   @functools.cached_property
   def shape(self) -> "Pipeline":
-    """The pipeline with its nodes numbered from 0, in order; those of one shape cost the same."""
+    """The pipeline with its nodes as new ones, in order; those of one shape cost the same."""
     return self.renumbered()

@@ -55,21 +55,18 @@ class RowPlanner:
 
   Attributes:
     segments: Units of instructions; None: the stages of the plan.
-    regions: Of the nodes; None: all links are alike.
   """
 
   plan: planner.Plan
   redundant: config_lib.RedundancySection
   segments: partition_lib.Partition | None = None
-  regions: costs_lib.Regions | None = None
 
   @functools.cached_property
   def costs(self) -> StageCosts:
     """Times and sizes of each segment, for one microbatch."""
-    costs = self.plan.costs
-    if self.segments is not None and self.segments != self.plan.partition:
-      costs = self.plan.profile.stage_costs(self.segments.bounds)
-    return dataclasses.replace(costs, regions=self.regions)
+    if self.segments is None or self.segments == self.plan.partition:
+      return self.plan.costs
+    return self.plan.profile.stage_costs(self.segments.bounds)
 
   def pipeline(self, pipeline: int) -> pipelines_lib.Pipeline:
     """Returns pipeline `pipeline` of the plan, with its initial roles."""

@@ -208,11 +208,11 @@ class RecoveryRules:
   def _find_copies(
       self, before: Layout, members: Nodes, after: Layout
   ) -> tuple[failover.StageCopy, ...]:
-    return find_copies(before, members, after, self.rows.regions)
+    return find_copies(before, members, after, self.predictor.profile.regions)
 
 
 def find_copies(
-    before: Layout, members: Nodes, after: Layout, regions: costs_lib.Regions | None = None
+    before: Layout, members: Nodes, after: Layout, regions: costs_lib.Regions = costs_lib.ALIKE
 ) -> tuple[failover.StageCopy, ...]:
   """Returns the copies of state between live members that `after` needs."""
   alike = [1] * max(0, len(before.segments) - 1, len(after.segments) - 1)

@@ -66,7 +66,7 @@ def plan_copies(
     needed: Mapping[base.NodeId, Collection[int]],
     nodes: Collection[base.NodeId],
     part_bytes: Sequence[int],
-    regions: costs_lib.Regions | None = None,
+    regions: costs_lib.Regions = costs_lib.ALIKE,
 ) -> list[StateCopy]:
   """Returns the copies of parts that nodes need but do not hold, by destination.
 
@@ -92,7 +92,7 @@ def plan_copies(
       if not holders[run[0]]:
         raise base.InfeasibleError(f"No live node has a copy of part {run[0]}.")
       num_bytes = sum(part_bytes[run[0] : run[-1] + 1])
-      is_far = lambda n, to=node: regions is not None and regions.are_several((n, to))
+      is_far = lambda n, to=node: regions.are_several((n, to))
       source = min(holders[run[0]], key=lambda n: (is_far(n), sent_bytes[n]))
       sent_bytes[source] += num_bytes
       copies.append(StateCopy(run[0], run[-1] + 1, source, node, num_bytes))
@@ -100,15 +100,11 @@ def plan_copies(
 
 
 def plan_layer_copies(
-    profile: cost_model.Profile,
-    before: Pipelines,
-    after: Pipelines,
-    nodes: Collection[base.NodeId],
-    regions: costs_lib.Regions | None = None,
+    profile: cost_model.Profile, before: Pipelines, after: Pipelines, nodes: Collection[base.NodeId]
 ) -> list[StateCopy]:
   """Returns the copies of layers that `after` needs; see `plan_copies`."""
   held, needed = held_layers(before), held_layers(after)
-  return plan_copies(held, needed, nodes, _state_bytes(profile), regions)
+  return plan_copies(held, needed, nodes, _state_bytes(profile), profile.regions)
 
 
 def copy_secs(
@@ -116,7 +112,6 @@ def copy_secs(
     before: Pipelines,
     after: Pipelines,
     nodes: Collection[base.NodeId] | None = None,
-    regions: costs_lib.Regions | None = None,
 ) -> float:
   """Returns the time of all copies; 0 if there was no pipeline before.
 
@@ -130,13 +125,14 @@ def copy_secs(
     nodes = {node for p in (*before, *after) for node in p.nodes}
   busy_ms: dict[base.NodeId, float] = {}
   shared_ms: dict[tuple[str, ...], float] = {}  # By the regions of source and destination.
-  for copy in plan_layer_copies(profile, before, after, nodes, regions):
+  regions = profile.regions
+  for copy in plan_layer_copies(profile, before, after, nodes):
     copy_ms = profile.transfer_ms(copy.num_bytes)
     ends = copy.source, copy.destination
     for node in ends:  # A copy occupies both ends.
       busy_ms[node] = busy_ms.get(node, 0.0) + copy_ms
-    if regions is not None and regions.are_several(ends):
-      link = tuple(regions.of[node] for node in ends)
+    if regions.are_several(ends):
+      link = tuple(regions.names(ends))
       shared_ms[link] = shared_ms.get(link, 0.0) + regions.transfer_ms(copy.num_bytes)
   return max((*busy_ms.values(), *shared_ms.values()), default=0.0) / 1e3
 

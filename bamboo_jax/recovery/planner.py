@@ -53,7 +53,7 @@ class PredictedTimes:
     """Returns the time of the copies; all nodes of `before` can send."""
     if rung == "checkpoint":
       return 0.0
-    return moves.copy_secs(self.predictor.profile, before, after, regions=self.predictor.regions)
+    return moves.copy_secs(self.predictor.profile, before, after)
 
 
 class Planner:

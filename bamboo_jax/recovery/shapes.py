@@ -163,28 +163,25 @@ class Templates:
 
   def _are_apart(self, nodes: Nodes) -> bool:
     """Returns whether nodes are in several regions."""
-    regions = self.predictor.regions
-    return regions is not None and regions.are_several(nodes)
+    return self.predictor.profile.regions.are_several(nodes)
 
   def _divide(self, partitions: Partitions, nodes: Nodes) -> list[tuple[str, ...]]:
     """Returns regions of new places, then of spares, see `placement.divide`."""
-    predictor, regions = self.predictor, self.predictor.regions
-    assert regions is not None
+    predictor = self.predictor
     num_places = sum(p.num_stages for p in partitions)
     new = placement.make_pipelines(partitions, base.nodes(num_places), self.has_replicas)
     counts = batch_split.split_evenly(predictor.num_microbatches, len(partitions))
     traffic = predictor.find_traffic(partitions, counts, [p.roles for p in new])
     # A newcomer's region is not known before it is a member.
-    of_nodes = [regions.of.get(node, "") for node in nodes]
+    of_nodes = predictor.profile.regions.names(nodes)
     return placement.divide(partitions, of_nodes, traffic.total)
 
   def _assign_by_region(
       self, before: Sequence[Pipeline], partitions: Partitions, nodes: Nodes
   ) -> list[Pipelines]:
     """Returns pipelines that replace others, for each way to divide places among regions."""
-    regions, num_places = self.predictor.regions, sum(p.num_stages for p in partitions)
-    assert regions is not None
-    own = np.array([regions.of.get(node, "") for node in nodes])
+    num_places = sum(p.num_stages for p in partitions)
+    own = np.array(self.predictor.profile.regions.names(nodes))
     return [
         moves.assign_nodes(
             self.predictor.profile,
@@ -295,7 +292,7 @@ class Templates:
   ) -> tuple[float, int, int]:
     """Returns the key to minimise: step time in ms, bytes and nodes moved."""
     predictor = self.predictor
-    copies = moves.plan_layer_copies(predictor.profile, before, after, nodes, predictor.regions)
+    copies = moves.plan_layer_copies(predictor.profile, before, after, nodes)
     return (
         predictor.predict(after).total_ms,
         sum(copy.num_bytes for copy in copies),

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
-import functools
+import math
 
 from bamboo_jax import base
 from bamboo_jax.schedule import instruction as instruction_lib
@@ -13,28 +13,31 @@ class Regions:
   """The regions of nodes, and the slow link between two of them, which all their nodes share.
 
   Attributes:
-    names: Number and region of each node. Others are near all nodes, as new ones are
-      whose region does not count.
+    of: Region of each node. Others are near all nodes, as new ones are whose region does
+      not count.
     latency_ms: Time of a byte from one region to another.
     bytes_per_ms: Rate from one region to another; as much can go back at the same time.
   """
 
-  names: tuple[tuple[base.NodeId, str], ...]
-  latency_ms: float
-  bytes_per_ms: float
+  of: Mapping[base.NodeId, str] = dataclasses.field(default_factory=dict, hash=False)
+  latency_ms: float = 0.0
+  bytes_per_ms: float = math.inf
 
-  @functools.cached_property
-  def of(self) -> Mapping[base.NodeId, str]:
-    """The region of each node."""
-    return dict(self.names)
+  def names(self, nodes: Iterable[base.NodeId]) -> list[str]:
+    """Returns the region of each node, "" if it is not known."""
+    return [self.of.get(node, "") for node in nodes]
 
   def are_several(self, nodes: Iterable[base.NodeId]) -> bool:
     """Returns whether some of the nodes are in different regions."""
-    return len({self.of[node] for node in nodes if node in self.of}) > 1
+    # The first check is for speed: simulations ask for each transfer.
+    return bool(self.of) and len({self.of[node] for node in nodes if node in self.of}) > 1
 
   def transfer_ms(self, num_bytes: float) -> float:
     """Returns the time from one region to another, if nothing else is sent."""
     return self.latency_ms + num_bytes / self.bytes_per_ms
+
+
+ALIKE = Regions()  # All links are.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +53,7 @@ class StageCosts:
     activation_bytes: Size of the output.
     residual_bytes: Size of the residuals, the input included.
     redundant_ms: Time of a redundant forward pass; `forward_ms` if not given.
-    regions: Between which transfers take longer; None: all links are alike.
+    regions: Between which transfers take longer.
   """
 
   forward_ms: tuple[float, ...]
@@ -59,7 +62,7 @@ class StageCosts:
   activation_bytes: tuple[int, ...] = ()
   residual_bytes: tuple[int, ...] = ()
   redundant_ms: tuple[float, ...] = ()
-  regions: Regions | None = None
+  regions: Regions = ALIKE
 
   def __post_init__(self) -> None:
     object.__setattr__(self, "redundant_ms", self.redundant_ms or self.forward_ms)
@@ -78,7 +81,7 @@ class StageCosts:
     if isinstance(i, instruction_lib.Instruction):
       return self.pass_ms(i)
     ms = self.transfer_ms[i.stage]
-    if self.regions is not None and self.regions.are_several((i.source, i.destination)):
+    if self.regions.are_several((i.source, i.destination)):
       ms += self.regions.transfer_ms(self.activation_bytes[i.stage])
     return ms
 

@@ -65,10 +65,10 @@ class Roles:
   def renumbered(self, numbers: Mapping[base.NodeId, base.NodeId] | None = None) -> "Roles":
     """Returns the roles with node `n` renamed to `numbers[n]`.
 
-    By default the nodes of the pipeline are numbered from 0, in order.
+    By default the nodes of the pipeline are numbered up to -1, in order, as new ones.
     """
     if numbers is None:
-      numbers = {node: base.NodeId(i) for i, node in enumerate(self.nodes)}
+      numbers = dict(zip(self.nodes, base.nodes(-len(self.nodes), 0), strict=True))
     return Roles(
         tuple(numbers[node] for node in self.owners),
         {stage: numbers[node] for stage, node in self.shadows.items()},

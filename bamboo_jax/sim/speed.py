@@ -258,14 +258,14 @@ class ProfileSpeed:
 
     Its work is divided among `num_pipelines`; None: the shadow has all of it.
     """
-    num_stages = partition.num_stages
+    roles = self.predictor.new_roles(partition)
     halves = range(1, 2 * _NUM_VICTIMS, 2)  # The middles of equal parts.
-    victims = (half * num_stages // (2 * _NUM_VICTIMS) for half in halves)
+    victims = {roles.owners[half * roles.num_stages // (2 * _NUM_VICTIMS)] for half in halves}
     pauses_ms = predictor_lib.predict_pauses(
         self._plan(partition, count),
-        self.predictor.new_roles(partition),
+        roles,
         num_times=_NUM_DEATH_TIMES,
-        victims=sorted({*map(base.NodeId, victims)}),
+        victims=sorted(victims),
         num_pipelines=num_pipelines,
     )
     return sum(pauses_ms) / len(pauses_ms)

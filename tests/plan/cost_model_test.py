@@ -10,6 +10,7 @@ from absl.testing import parameterized
 
 from bamboo_jax import base
 from bamboo_jax.plan import cost_model
+from bamboo_jax.schedule import costs as costs_lib
 
 _EMBED = cost_model.LayerCost(
     name="embed",
@@ -96,6 +97,8 @@ class ProfileJsonTest(parameterized.TestCase):
   def test_round_trip(self):
     text = cost_model.to_json(_PROFILE)
     self.assertEqual(cost_model.from_json(text), _PROFILE)
+    regions = costs_lib.Regions({0: "us", 1: "eu"}, 50.0, 1000.0)
+    self.assertEqual(cost_model.to_json(dataclasses.replace(_PROFILE, regions=regions)), text)
 
   def test_fields_with_a_default_may_be_absent(self):
     fields = json.loads(cost_model.to_json(_PROFILE))
@@ -118,6 +121,7 @@ class ProfileJsonTest(parameterized.TestCase):
       ("layers.1.slot_bytes", "8", ".layers[1].slot_bytes: Expected `int`, got `str`: '8'."),
       ("ties.0.tied_bytes", -1, ".ties[0]: tied_bytes must be a finite number"),
       ("layers", [], ": layers must not be empty."),
+      ("regions", {}, " must have no regions: they follow from the zones of a run's nodes."),
   )
   def test_refuses_fields(self, where, value, message):
     fields = json.loads(cost_model.to_json(_PROFILE))

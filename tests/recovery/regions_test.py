@@ -35,8 +35,14 @@ def make_zones(text):
 
 
 def make_regions(zones, *, latency_ms=50.0, bytes_per_ms=1000.0):
-  names = tuple((n, placement_lib.region_of(zone)) for n, zone in zones.items())
-  return costs_lib.Regions(names, latency_ms, bytes_per_ms)
+  of = {n: placement_lib.region_of(zone) for n, zone in zones.items()}
+  return costs_lib.Regions(of, latency_ms, bytes_per_ms)
+
+
+def make_near(predictor):
+  """Returns the predictor for nodes whose links are all alike."""
+  profile = dataclasses.replace(predictor.profile, regions=costs_lib.ALIKE)
+  return dataclasses.replace(predictor, profile=profile)
 
 
 def make_shapes(depths, zones, *, params=1000, outputs=1000, mode="none", count=2, **link):
@@ -49,12 +55,11 @@ def make_shapes(depths, zones, *, params=1000, outputs=1000, mode="none", count=
       for i in range(_LAYERS)
   ]
   predictor = predictor_lib.Predictor(
-      profiles.make_profile(layers),
+      profiles.make_profile(layers, regions=make_regions(zones, **link)),
       num_microbatches=count * len(depths),
       num_shares=len(depths),
       by_makespan=False,
       redundant=config_lib.RedundancySection(mode),
-      regions=make_regions(zones, **link),
   )
   partitions = tuple(
       partition_lib.Partition(tuple(s * _LAYERS // depth for s in range(depth + 1)))
@@ -91,7 +96,7 @@ class PlacementTest(parameterized.TestCase):
       def count_crossing(order, predictor=predictor, partitions=partitions, make=make):
         counts = [2] * len(partitions)
         traffic = predictor.find_traffic(partitions, counts, [p.roles for p in make(order)])
-        return traffic.between(traffic.total, predictor.regions).sum()
+        return traffic.between(traffic.total).sum()
 
       orders = [*itertools.permutations(nodes, sum(depths))]
       least = min(map(count_crossing, orders))
@@ -200,12 +205,12 @@ class CostsTest(parameterized.TestCase):
     predictor = dataclasses.replace(shapes.predictor, by_makespan=True)
     here, across = predictor.split(made)
     self.assertGreater(here, across)
-    self.assertEqual(dataclasses.replace(predictor, regions=None).split(made), (8, 8))
+    self.assertEqual(make_near(predictor).split(made), (8, 8))
 
   @parameterized.parameters(False, True)
   def test_owed_work_moves_within_a_region(self, is_slow):
     costs = costs_lib.StageCosts((5.0, 5.0), (10.0, 10.0), (0.1,), (1000, 1000))
-    costs = dataclasses.replace(costs, regions=self.regions if is_slow else None)
+    costs = dataclasses.replace(costs, regions=self.regions if is_slow else costs_lib.ALIKE)
     line = lines_lib.Line((0, 0), range(8), (2, 1))  # Both stages are on one node.
     copies = {0: {0, 1}, 1: {1}, 2: {0}, 3: {1}}
     dealt = dealing.deal([line], costs=costs, copies=copies, share_size=1)
@@ -214,21 +219,22 @@ class CostsTest(parameterized.TestCase):
     self.assertEqual(crosses, not is_slow)
 
   def test_copies_come_from_the_same_region_or_take_longer(self):
-    held, needed = {0: {0}, 2: {0}, 3: {}}, {3: {0}}
-    for regions, source in ((None, 0), (self.regions, 2)):
-      (copy,) = moves.plan_copies(held, needed, (0, 2, 3), [5000], regions)
-      self.assertEqual(copy.source, source)
-    profile = profiles.make_profile([profiles.make_layer("one", parameter_bytes=5000)])
+    near = profiles.make_profile([profiles.make_layer("one", parameter_bytes=5000)])
+    far = dataclasses.replace(near, regions=self.regions)
     partition = partition_lib.Partition((0, 1))
-    one, two = (placement_lib.make_pipelines([partition] * n, (0, 2)[:n], False) for n in (1, 2))
-    near = moves.copy_secs(profile, one, two)
-    far = moves.copy_secs(profile, one, two, regions=self.regions)
-    self.assertAlmostEqual(1e3 * (far - near), 50.0 + 5.0)
+    one, two, three = (
+        placement_lib.make_pipelines([partition] * n, (0, 2, 3)[:n], False) for n in (1, 2, 3)
+    )
+    for profile, source in ((near, 0), (far, 2)):
+      (copy,) = moves.plan_layer_copies(profile, two, three, (0, 2, 3))
+      self.assertEqual(copy.source, source)
+    extra_secs = moves.copy_secs(far, one, two) - moves.copy_secs(near, one, two)
+    self.assertAlmostEqual(1e3 * extra_secs, 50.0 + 5.0)
 
   def test_new_pipelines_have_no_region(self):
     shapes, partitions = make_shapes([2, 2], make_zones("aeae"))
     predictor = shapes.predictor
-    alone = dataclasses.replace(predictor, regions=None)
+    alone = make_near(predictor)
     self.assertEqual(predictor.step_time(partitions, [2, 2]), alone.step_time(partitions, [2, 2]))
     made = placement_lib.make_pipelines(partitions, base.nodes(-4, 0), False)
     self.assertEqual(predictor.predict(made), alone.predict(made))

@@ -62,7 +62,6 @@ class Predictor:
       which each microbatch takes as long as the one before.
     memory_limit_bytes: Of a node's device; None: no limit. It decides where
       residuals of redundant passes wait.
-    regions: Of the nodes, between which a slow link is; None: all links are alike.
   """
 
   profile: cost_model.Profile
@@ -75,7 +74,6 @@ class Predictor:
   communication: step_time_lib.OrderedSums = step_time_lib.RUNTIME
   extrapolate: bool = False
   memory_limit_bytes: int | None = None
-  regions: costs_lib.Regions | None = None
 
   def __post_init__(self) -> None:
     for name in _CACHED:
@@ -95,41 +93,30 @@ class Predictor:
       self, partition: Partition, num_microbatches: int, roles: Roles | None = None
   ) -> float:
     """Returns the time of a pipeline's passes; without `roles`, a new one."""
-    return self._compute_ms(partition, *self._number(partition, roles), num_microbatches)
+    return self._compute_ms(partition, self._number(partition, roles), num_microbatches)
 
-  def _number(
-      self, partition: Partition, roles: Roles | None
-  ) -> tuple[Roles, costs_lib.Regions | None]:
-    """Returns the roles of nodes from 0 on, with the shadows that affect the time of passes.
+  def _number(self, partition: Partition, roles: Roles | None) -> Roles:
+    """Returns the roles of new nodes, with the shadows that affect the time of passes.
 
     Redundant passes that only fill waits do not, so they need not be placed. Nodes of
-    several regions keep their numbers, and these regions are returned too.
+    several regions keep their numbers.
     """
-    regions = None
     if roles is None:
       roles = self.new_roles(partition)
-    elif self.regions is not None and self.regions.are_several(roles.nodes):
-      regions = self.regions
-    else:
+    elif not self.profile.regions.are_several(roles.nodes):
       roles = roles.renumbered()
-    return roles if self.redundant.lengthens else Roles(roles.owners), regions
+    return roles if self.redundant.lengthens else Roles(roles.owners)
 
   def new_roles(self, partition: Partition) -> Roles:
-    """Returns the roles of a new pipeline."""
-    return Roles.initial(base.nodes(partition.num_stages), has_replicas=self.has_replicas)
+    """Returns the roles of a new pipeline, of nodes of no region."""
+    return Roles.initial(base.nodes(-partition.num_stages, 0), has_replicas=self.has_replicas)
 
-  def _compute_ms(
-      self,
-      partition: Partition,
-      roles: Roles,
-      regions: costs_lib.Regions | None,
-      num_microbatches: int,
-  ) -> float:
+  def _compute_ms(self, partition: Partition, roles: Roles, num_microbatches: int) -> float:
     most = roles.num_stages + 2
-    if self.extrapolate and regions is None and num_microbatches > most:
+    if self.extrapolate and num_microbatches > most:
       if (next_ms := self._settled_ms(partition, roles)) is not None:
         return self.compute_ms(partition, most) + next_ms * (num_microbatches - most)
-    return self.plan(partition, num_microbatches, roles, regions).timeline.span_ms
+    return self.plan(partition, num_microbatches, roles).timeline.span_ms
 
   def _settled_ms(self, partition: Partition, roles: Roles) -> float | None:
     """Returns the time per microbatch in the steady state; None if not known.
@@ -138,7 +125,7 @@ class Predictor:
     than the nodes' work for one.
     """
     num_stages = roles.num_stages
-    if len({*roles.owners}) < num_stages or self.redundant.lengthens:
+    if roles.owners != self.new_roles(partition).owners or self.redundant.lengthens:
       return None
     ends = [self.compute_ms(partition, num_stages + k) for k in range(3)]
     first_ms, second_ms = ends[1] - ends[0], ends[2] - ends[1]
@@ -152,13 +139,11 @@ class Predictor:
 
   def pace(self, partition: Partition, roles: Roles | None = None) -> batch_split.PipelinePace:
     """Returns the pace of a pipeline; without `roles`, of a new one."""
-    return self._pace(partition, *self._number(partition, roles))
+    return self._pace(partition, self._number(partition, roles))
 
-  def _pace(
-      self, partition: Partition, roles: Roles, regions: costs_lib.Regions | None
-  ) -> batch_split.PipelinePace:
+  def _pace(self, partition: Partition, roles: Roles) -> batch_split.PipelinePace:
     busy_ms = self.stage_costs(partition).busy_ms(roles.owners)
-    finish_ms = functools.cache(functools.partial(self._compute_ms, partition, roles, regions))
+    finish_ms = functools.cache(functools.partial(self._compute_ms, partition, roles))
     return batch_split.PipelinePace(finish_ms, least_ms=max(busy_ms.values()))
 
   def other_phases(self, partition: Partition, *, num_pipelines: int) -> StepTime:
@@ -203,10 +188,9 @@ class Predictor:
         for (partition, count), role in pairs
     )
     known = [role for role in roles or () if role]
-    if self.regions is None or not known:
+    if not self.profile.regions.are_several(node for role in known for node in role.nodes):
       return time
-    traffic = self.find_traffic(partitions, num_microbatches, known)
-    return traffic_lib.add_crossing(time, traffic, self.regions)
+    return traffic_lib.add_crossing(time, self.find_traffic(partitions, num_microbatches, known))
 
   def find_traffic(
       self, partitions: Sequence[Partition], num_microbatches: Sequence[int], roles: Sequence[Roles]
@@ -273,12 +257,13 @@ class Predictor:
 
     "" if none of their nodes are in different regions.
     """
-    roles, regions = [p.roles for p in pipelines], self.regions
-    if regions is None or not regions.are_several(n for p in pipelines for n in p.nodes):
+    roles, regions = [p.roles for p in pipelines], self.profile.regions
+    if not regions.are_several(n for p in pipelines for n in p.nodes):
       return ""
     traffic = self.find_traffic([p.partition for p in pipelines], self.split(pipelines), roles)
-    between = traffic.between(traffic.total, regions)
-    near = dataclasses.replace(self, regions=None)
+    between = traffic.between(traffic.total)
+    profile = dataclasses.replace(self.profile, regions=costs_lib.ALIKE)
+    near = dataclasses.replace(self, profile=profile)
     return (
         f"between regions: {between.sum() / 2**20:.1f} MiB a step, "
         f"{between.max() / regions.bytes_per_ms:.0f} ms of the link and {regions.latency_ms:g} ms "
@@ -287,19 +272,14 @@ class Predictor:
     )
 
   def plan(
-      self,
-      partition: Partition,
-      num_microbatches: int,
-      roles: Roles,
-      regions: costs_lib.Regions | None = None,
+      self, partition: Partition, num_microbatches: int, roles: Roles
   ) -> redundancy.PlannedRows:
-    """Returns the rows of a pipeline; with `regions` if it has nodes in several."""
+    """Returns the rows of a pipeline."""
     limits = lines_lib.in_flight_limits(roles.num_stages)
     line = lines_lib.Line(roles.owners, range(num_microbatches), limits)
     costs = self.stage_costs(partition)
     if roles.shadows:
       costs = self.redundant_costs(partition, num_microbatches)
-    costs = dataclasses.replace(costs, regions=regions)
     return rows_lib.plan_rows(self.redundant, line, roles.shadows, costs=costs)
 
   def redundant_costs(self, partition: Partition, num_microbatches: int) -> costs_lib.StageCosts:
@@ -354,7 +334,7 @@ def predict_pauses(
   Args:
     rows: The rows of the pipeline, whose owners and shadows are `roles`.
   """
-  timeline, costs = rows.timeline, rows.costs
+  timeline, costs, count = rows.timeline, rows.costs, len(roles.nodes)
   microbatches = sorted({slot.instruction.microbatch for slot in timeline.slots})
   limits = lines_lib.in_flight_limits(roles.num_stages)
   pauses_ms = []
@@ -372,7 +352,8 @@ def predict_pauses(
         own, mine = roles, done
         if not index:  # The death is in the first pipeline.
           own, mine = failover.fail_over(roles, done, {victim})
-        nodes = {n: base.NodeId(n + index * (1 + max(roles.nodes))) for n in roles.nodes}
+        numbers_of = base.nodes(index * count, (index + 1) * count)
+        nodes = dict(zip(roles.nodes, numbers_of, strict=True))
         numbers = {m: m + index * (1 + microbatches[-1]) for m in microbatches}
         own = own.renumbered(nodes)
         held |= {nodes[n]: holdings.numbered(numbers) for n, holdings in mine.items()}

@@ -25,6 +25,7 @@ class Traffic:
     passes: Outputs of stages, and the gradients with respect to them.
     refresh: What replicas need.
     num_sums: Most sums of a node, which follow each other: one for each unit.
+    regions: Those of the nodes.
   """
 
   nodes: tuple[base.NodeId, ...]
@@ -33,6 +34,7 @@ class Traffic:
   sums: np.ndarray
   refresh: np.ndarray
   num_sums: int
+  regions: costs_lib.Regions
 
   @property
   def total(self) -> np.ndarray:
@@ -40,9 +42,9 @@ class Traffic:
     total: np.ndarray = self.passes + self.ties + self.sums + self.refresh
     return total
 
-  def between(self, sent: np.ndarray, regions: costs_lib.Regions) -> np.ndarray:
+  def between(self, sent: np.ndarray) -> np.ndarray:
     """Returns the bytes of `sent` from each region to each other one."""
-    names = [regions.of.get(node, "") for node in self.nodes]
+    names = self.regions.names(self.nodes)
     is_in = np.array([[name == other for other in sorted({*names})] for name in names], float)
     between: np.ndarray = is_in.T @ sent @ is_in
     np.fill_diagonal(between, 0.0)
@@ -95,21 +97,18 @@ def find_traffic(
     np.fill_diagonal(sent, 0.0)
   firsts = {0, *units.find_cuts([layer.name for layer in layers])}
   num_sums = max(len(firsts & part) for partition in partitions for part in partition.sets)
-  return Traffic(nodes, passes, ties, sums, refresh, num_sums)
+  return Traffic(nodes, passes, ties, sums, refresh, num_sums, profile.regions)
 
 
-def add_crossing(
-    time: step_time_lib.StepTime, traffic: Traffic, regions: costs_lib.Regions
-) -> step_time_lib.StepTime:
+def add_crossing(time: step_time_lib.StepTime, traffic: Traffic) -> step_time_lib.StepTime:
   """Returns the time of a step in which `traffic` crosses the links between regions.
 
   Its `compute_ms` has the transfers of each pipeline already, as if it were alone.
   """
-  if not regions.are_several(traffic.nodes):
-    return time
+  regions = traffic.regions
 
   def cross_ms(sent: np.ndarray, num_trips: int) -> float:
-    most = float(traffic.between(sent, regions).max())
+    most = float(traffic.between(sent).max())
     return num_trips * regions.latency_ms + most / regions.bytes_per_ms if most else 0.0
 
   return dataclasses.replace(

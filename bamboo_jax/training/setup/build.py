@@ -333,9 +333,12 @@ def make_rules(
   # A memory limit allows a pipeline only the shares that it starts with.
   is_finer = num_shares > plan.num_pipelines and plan.memory_limit_bytes is None
   by_makespan = bool(templates) or is_finer
-  spread, regions, link = None, None, config.plan.region_link
+  spread, link = None, config.plan.region_link
   if link is not None and names:
-    regions = costs_lib.Regions(names, *link)
+    regions = costs_lib.Regions(dict(names), *link)
+    costs = dataclasses.replace(plan.costs, regions=regions)
+    profile = dataclasses.replace(plan.profile, regions=regions)
+    plan = dataclasses.replace(plan, profile=profile, costs=costs)
   elif link is not None:
     # A member plans for a view several times.
     spread = functools.lru_cache(4)(functools.partial(make_rules, config, plan, templates))
@@ -346,7 +349,6 @@ def make_rules(
       by_makespan=by_makespan,
       group=plan.batch.microbatches_per_share,
       redundant=config.redundancy,
-      regions=regions,
   )
   partitions: shapes_lib.Partitions = (plan.partition,)
   if templates:
@@ -366,7 +368,7 @@ def make_rules(
   )
   return assignment.RecoveryRules(
       rows=rows_lib.RowPlanner(
-          plan, config.redundancy, partition_lib.refine((plan.partition, *partitions)), regions
+          plan, config.redundancy, partition_lib.refine((plan.partition, *partitions))
       ),
       predictor=predicted,
       ladder=ladder,
