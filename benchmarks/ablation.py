@@ -1,7 +1,6 @@
 """Ablations: their trials, and the rows of their results."""
 
-import ast
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 import dataclasses
 import itertools
 import os
@@ -13,9 +12,10 @@ import statistics
 import sys
 from typing import Any, NamedTuple
 
-from bamboo_jax import base
+from bamboo_jax import base, config
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.benchmarks import interleave
+from bamboo_jax.cli import config_flag
 from bamboo_jax.metrics import jsonl, summary as summary_lib, table as table_lib
 
 # Swept fields that are flags of the run, and name a file.
@@ -63,26 +63,29 @@ class Trial:
     return re.sub(r"[^\w.,=+-]", "_", str(self)) + f"/{self.repeat}"
 
 
-def parse_sweeps(texts: Iterable[str]) -> dict[str, tuple[str, ...]]:
-  """Returns fields and values of sweeps such as `redundancy.mode=none,lazy`.
+def read_sweeps(texts: Iterable[str], others: Collection[str] = ()) -> dict[str, dict[str, Any]]:
+  """Returns options of the config, or `others`, and their values by the given texts.
 
-  Commas inside brackets do not separate values. Raises `ValueError` if a field
-  or value is missing or repeated.
+  The sweeps are such as `redundancy.mode=none,lazy`. Commas inside brackets do not
+  separate values. Raises `ValueError` if there is no such option, or a value is missing
+  or repeated.
   """
-  sweeps = {}
+  sweeps: dict[str, dict[str, Any]] = {}
   for text in texts:
-    field, equals, rest = text.partition("=")
-    values = tuple(_split(rest))
-    if not field or not equals or "" in values:
+    field, _, rest = text.partition("=")
+    values = _split(rest)
+    if not field or "" in values:
       raise ValueError(
           f"--sweep={text} must be a field of the config and its values, such "
           "as redundancy.mode=none,lazy."
       )
-    if len(set(values)) < len(values):
+    if len({*values}) < len(values):
       raise ValueError(f"--sweep={text} names a value twice.")
     if field in sweeps:
       raise ValueError(f"--sweep names {field} twice.")
-    sweeps[field] = values
+    if field not in others:
+      config.Config.find_kind(field)
+    sweeps[field] = {value: config_flag.parse_literal(value) for value in values}
   return sweeps
 
 
@@ -101,14 +104,6 @@ def plan_trials(sweeps: Sweeps, *, repeats: int) -> list[Trial]:
       for repeat in range(repeats)
       for setting in rng.sample(settings, len(settings))
   ]
-
-
-def read_value(text: str) -> Any:
-  """Returns the value of an option: a number, True, False or None; else a text."""
-  try:
-    return ast.literal_eval(text)
-  except (ValueError, SyntaxError):
-    return text
 
 
 class Job(NamedTuple):

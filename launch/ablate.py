@@ -74,7 +74,7 @@ class AblateFlags:
 
   def read_sweeps(self) -> dict[str, tuple[str, ...]]:
     """Returns the values of each field; `ValueError` if one is not allowed."""
-    sweeps: dict[str, tuple[str, ...]] = ablation.parse_sweeps(self.sweep)
+    sweeps = ablation.read_sweeps(self.sweep, ablation.FILES)
     flagset.refuse_keys(sweeps, "beside a --sweep of it")
     flagset.refuse({*ablation.FILES} & {*sweeps}, "beside a --sweep of it")
     used = {name for name in ablation.FILES if getattr(self, name)}
@@ -82,15 +82,12 @@ class AblateFlags:
       raise ValueError(f"Give one of {' and '.join(sorted(used))}, not both.")
     if "trace" not in used:
       flagset.refuse(["time_scale", "nodes"], "without --trace")
-    for field, value in ((f, v) for f, own in sweeps.items() for v in own):
-      if field in ablation.FILES:
-        packaged.find_file(value)
-      else:
-        self.config.find_kind(field)
-    read = {field: [*map(ablation.read_value, own)] for field, own in sweeps.items()}
+    for file in (value for name in ablation.FILES for value in sweeps.get(name, ())):
+      packaged.find_file(file)
+    read = {field: [*values.values()] for field, values in sweeps.items()}
     for policy in read.get("recovery.policy", [self.config.recovery.policy]):
       cli.refuse_overwritten(policy, read)
-    return sweeps
+    return {field: tuple(values) for field, values in sweeps.items()}
 
 
 def main(flags: AblateFlags) -> None:

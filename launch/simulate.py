@@ -157,11 +157,10 @@ def _check_policies(names: tuple[str, ...], swept: compare.Sweep) -> None:
 
 
 def _read_sweep(flags: SimulateFlags) -> compare.Sweep:
-  for field, texts in ablation.parse_sweeps([flags.sweep] if flags.sweep else []).items():
+  for field, values in ablation.read_sweeps([flags.sweep] if flags.sweep else []).items():
     if field == "recovery.policy":
       raise ValueError(f"--sweep={field}: give the policies as --policies=A,B.")
-    flags.config.find_kind(field)
-    return compare.Sweep(field, tuple(map(ablation.read_value, texts)), flags.seeds)
+    return compare.Sweep(field, tuple(values.values()), flags.seeds)
   return compare.Sweep()
 
 

@@ -76,11 +76,8 @@ def main(flags: VerifyFlags) -> None:
   """Runs all cases; prints the outcome and exits."""
   from bamboo_jax.verify import table  # Imports JAX.
 
-  swept = ablation.parse_sweeps(flags.sweep)
+  swept = ablation.read_sweeps(flags.sweep)
   flagset.refuse_keys(swept, "beside a --sweep of it")
-  for field in swept:
-    flags.config.find_kind(field)
-  values = [[ablation.read_value(text) for text in texts] for field, texts in swept.items()]
   for kind in flags.kinds:
     if kind not in table.KINDS:
       raise ValueError(base.suggest(kind, table.KINDS, what="kind of --kinds"))
@@ -107,7 +104,10 @@ def main(flags: VerifyFlags) -> None:
   jobs = table.plan(
       flags.config,
       options,
-      sweeps=[[*zip(swept, chosen, strict=True)] for chosen in itertools.product(*values)],
+      sweeps=[
+          [*zip(swept, chosen, strict=True)]
+          for chosen in itertools.product(*(values.values() for values in swept.values()))
+      ],
       count=flags.layouts,
       arguments=arguments if flags.processes else None,
       program_cache=cli.find_program_cache(flags.program_cache),

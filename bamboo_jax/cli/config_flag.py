@@ -112,7 +112,7 @@ def parse(
 def _parse(texts: Sequence[str], kind: Any, flag: str) -> Any:
   """Returns the value of an option of a type; several texts are entries of a tuple."""
   if tuple in (kind, typing.get_origin(kind)):
-    found = map(_parse_literal, texts)
+    found = map(parse_literal, texts)
     lists = (one if isinstance(one, tuple | list) else [one] for one in found)
     return tuple(itertools.chain.from_iterable(lists))
   text = texts[-1]
@@ -120,7 +120,7 @@ def _parse(texts: Sequence[str], kind: Any, flag: str) -> Any:
     return None
   if kind in _PARSERS:
     return parse_text(text, kind, flag)
-  value = _parse_literal(text)
+  value = parse_literal(text)
   if isinstance(value, dict):
     return ml_collections.ConfigDict(value)
   if not isinstance(kind, type) or issubclass(kind, _DICTS):
@@ -137,7 +137,7 @@ def parse_text(text: str, kind: Any, flag: str) -> Any:
     raise ValueError(f"{flag} must be {wanted}, got {text!r}.") from None
 
 
-def _parse_literal(text: str) -> Any:
+def parse_literal(text: str) -> Any:
   """Returns the value of a literal of Python; of any other text, the text."""
   try:
     return ast.literal_eval(text.capitalize() if text in ("true", "false") else text)

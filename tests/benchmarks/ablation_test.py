@@ -46,16 +46,25 @@ def make_rows(sweeps=None, num_repeats=1):
 class SweepTest(parameterized.TestCase):
 
   def test_parse(self):
-    texts = ["redundancy.mode=none,lazy", "seed=1", "a.b=(1,2),[3,4],x", "a=b=c"]
-    got = ablation.parse_sweeps(texts)
-    self.assertEqual([*got], ["redundancy.mode", "seed", "a.b", "a"])
-    values = [("none", "lazy"), ("1",), ("(1,2)", "[3,4]", "x"), ("b=c",)]
-    self.assertEqual([*got.values()], values)
+    texts = ["recovery.fold=true,None", "seed=1", "model.options.b=(1,2),[3,4],x", "trace=a=b"]
+    self.assertEqual(
+        ablation.read_sweeps(texts, ["trace"]),
+        {
+            "recovery.fold": {"true": True, "None": None},
+            "seed": {"1": 1},
+            "model.options.b": {"(1,2)": (1, 2), "[3,4]": [3, 4], "x": "x"},
+            "trace": {"a=b": "a=b"},
+        },
+    )
     for text in ("seed", "=1", "seed=", "seed=1,,2", "seed=1,1"):
       with self.assertRaisesRegex(ValueError, f"--sweep={text}"):
-        ablation.parse_sweeps([text])
-    with self.assertRaisesRegex(ValueError, "names a twice"):
-      ablation.parse_sweeps(["a=1", "a=2"])
+        ablation.read_sweeps([text])
+    for texts, message in (
+        (["seed=1", "seed=2"], "names seed twice"),
+        (["trace=a"], "config.trace is gone"),
+    ):
+      with self.assertRaisesRegex(ValueError, message):
+        ablation.read_sweeps(texts)
 
   def test_trials_are_all_combinations_in_each_repeat(self):
     trials = ablation.plan_trials({"a": ["1", "2"], "b": ["x", "y"]}, repeats=3)
