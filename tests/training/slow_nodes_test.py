@@ -7,8 +7,7 @@ from absl.testing import parameterized
 
 from bamboo_jax.recovery import slowness
 from bamboo_jax.training.record import slow_nodes
-from tests import members
-from tests.training import deaths_test
+from tests import layouts, members
 
 
 def make_step(*busy_ms):
@@ -20,6 +19,8 @@ def make_step(*busy_ms):
 
 _USUAL = make_step(20, 20, 20, 20)
 _SLOW_1 = make_step(20, 100, 20, 20)
+_RULES = layouts.make_rules(2, 2)
+_TEMPLATES = layouts.make_rules(2, 2, num_layers=4, layout="templates")
 _NUM_USUAL = slowness.NUM_SKIPPED + slowness.LEAST_PAST
 
 
@@ -29,7 +30,7 @@ class SlowNodesTest(parameterized.TestCase):
     super().setUp()
     self.events, self.reported = [], []
 
-  def make(self, *, response="report", me=0, num_members=5, leaving=()):
+  def make(self, *, response="report", me=0, num_members=5, leaving=(), rules=_RULES):
     view = members.view(2, *range(num_members))
     cohort = types.SimpleNamespace(
         view=view,
@@ -38,11 +39,7 @@ class SlowNodesTest(parameterized.TestCase):
         say=lambda *nodes, notice: self.reported.append((*nodes, notice)),
     )
     self.state = types.SimpleNamespace(
-        cohort=cohort,
-        steps=0,
-        is_writer=me == 0,
-        named=(),
-        layout=deaths_test.make_layout((0, 1), (2, 3)),
+        cohort=cohort, steps=0, is_writer=me == 0, named=(), rules=rules
     )
     journal = types.SimpleNamespace(
         write_event=lambda event, *, step, values: self.events.append((event, step, values))
@@ -93,6 +90,9 @@ class SlowNodesTest(parameterized.TestCase):
       ("reported", dict(response="report"), 0),
       ("too_few_would_stay", dict(response="remove", num_members=2), 0),
       ("others_leave", dict(response="remove", leaving=(0, 2, 3)), 0),
+      # Pipelines of 2 or 3 nodes, whose cuts make more segments than that.
+      ("templates", dict(response="remove", num_members=3, rules=_TEMPLATES), 1),
+      ("too_few_for_templates", dict(response="remove", num_members=2, rules=_TEMPLATES), 0),
   )
   def test_the_slow_node_leaves(self, options, num_reports):
     self.make(me=1, **options)

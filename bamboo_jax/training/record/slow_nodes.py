@@ -59,6 +59,14 @@ class SlowNodes:
       self._journal.write_event("slow", step=steps, values=one.values)
     if self._response == "remove" and node in cohort.hosted:
       stay = cohort.newest.numbers - {*cohort.newest.leaving, node}
-      if len(stay) >= len(self._state.layout.ways[0].owners):
+      if self._are_enough(len(stay)):
         why = f"it is {factor:.1f} times as slow as it should be"
         cohort.say(node, notice=why)
+
+  def _are_enough(self, num_nodes: int) -> bool:
+    """Whether pipelines can be made of so many nodes, with a stage for each node at most."""
+    try:
+      partitions = self._state.rules.planner.partitions(num_nodes)
+    except base.InfeasibleError:
+      return False
+    return num_nodes >= sum(p.num_stages for p in partitions)
