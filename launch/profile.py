@@ -1,4 +1,4 @@
-r"""Measures the costs of the layers of a model on this machine.
+r"""Measures the costs of a model's layers, of a transfer and of a vote on this machine.
 
 bamboo profile --config=quickstart --out=profile.json
 bamboo train --config=quickstart \
