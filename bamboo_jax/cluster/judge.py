@@ -138,6 +138,40 @@ async def ask(
   return view
 
 
+async def replace_run(
+    call: Callable[..., Awaitable[Any]],
+    view: views.View,
+    name: str,
+    patience_secs: float,
+    *,
+    alone: tuple[views.Member, ...] = (),
+    asks: bool = True,
+) -> tuple[views.View, bool]:
+  """Begins another run after that of `view`, unless anybody of it is alive.
+
+  Returns the newest view, and whether this call has made it. It is of the same run if
+  somebody is alive: a member, or before the first members an agent. Others may also have
+  begun a run.
+
+  Args:
+    call: Calls a function with the records.
+    asks: Whether somebody may be alive.
+  """
+  if asks and view.members:
+    view = await ask(call, view, name, patience_secs)
+    if not view.is_ask:
+      return view, False
+  elif asks:
+    before = await call(Records.marks, "nodes")
+    await asyncio.sleep(patience_secs)
+    after = await call(Records.marks, "nodes")
+    if any(before.get(life) != mark for life, mark in after.items()):
+      return view, False
+  begun = views.begin_run(view, f"{name} begins another run", alone)
+  made = await call(make_view, view, begun)
+  return made, made == begun
+
+
 def begin_run(
     records: Records, name: str, patience_secs: float, *, alone: tuple[views.Member, ...] = ()
 ) -> views.View:
@@ -155,20 +189,19 @@ def begin_run(
   if view == views.EMPTY and former is None and not alone:
     return view
   is_here = former is not None and former["machine"] == find_machine()
-  if view.members and not (is_here and all(map(_is_gone, view.members))):
-    asking = ask(call, view, name, patience_secs)
-    view = threads.call_beside(asyncio.run, asking, name="judge").result()  # Also in a notebook.
-    if not view.is_ask:
-      raise ValueError(_explain_living(view))
-  begun = views.begin_run(view, f"{name} begins another run", alone)
-  if (made := make_view(records, view, begun)) != begun:
-    raise ValueError(_explain_living(made))
+  asks = bool(view.members) and not (is_here and all(map(_is_gone, view.members)))
+  beginning = replace_run(call, view, name, patience_secs, alone=alone, asks=asks)
+  made: views.View  # In a thread, as a notebook has a loop of its own.
+  made, is_own = threads.call_beside(asyncio.run, beginning, name="judge").result()
+  if not is_own:
+    raise ValueError(explain_living(made))
   for life in records.names("nodes"):
     records.drop(f"nodes/{life}")
-  return begun
+  return made
 
 
-def _explain_living(view: views.View) -> str:
+def explain_living(view: views.View) -> str:
+  """Returns the message that the run of a view is not replaced."""
   names = ", ".join(m.name for m in view.members) or "another command, just started,"
   return f"A run is under way in this workdir, of {names}; end it, or name another --workdir."
 

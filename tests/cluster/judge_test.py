@@ -147,9 +147,10 @@ class JudgeTest(folders.FolderCase):
     self.assertEqual(begun, judge.newest_view(self.records))
     self.assertFalse(judge.is_alone(begun))
 
-  def test_a_run_without_members_is_over(self):
+  @parameterized.parameters(None, "another")
+  def test_a_run_without_members_is_over(self, machine):
     self.put(members.view(1, 0), views.over(members.view(1, 0)))
-    self.run_of(0)
+    self.run_of(0, machine=machine)
     self.records.mark("nodes/life 0", {})
     self.assertEqual(self.begin().run, 3)
     self.assertEqual(self.slept_secs, 0.0)

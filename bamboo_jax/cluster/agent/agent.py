@@ -375,9 +375,8 @@ class Agent:
     options = self.options
     while True:
       view: views.View = await self._ask(judge.newest_view)
-      if judge.is_alone(view):
-        fault = f"bamboo train is running in {options.workdir}; end it, or name another --workdir."
-      else:
+      fault = judge.explain_living(view)
+      if not judge.is_alone(view):
         own = {"id": self.incarnation, "machine": options.machine, "config": options.config}
         run = await self._ask(Records.make, f"run/{view.run}", own)
         difference = judge.find_difference(run["config"], options.config)
@@ -385,23 +384,10 @@ class Agent:
         if not difference:
           self.run_id, self.stamp = view.run, run["id"]
           return view
-      if await self._is_alive(view):
+      patience_secs = options.limits.most_silence_secs
+      newest, _ = await judge.replace_run(self._ask, view, options.name, patience_secs)
+      if newest.run == view.run:
         raise ValueError(fault)
-      newest = await self._ask(judge.newest_view)
-      begun = views.begin_run(newest, f"{options.name} begins another run")
-      await self._ask(judge.make_view, newest, begun)
-
-  async def _is_alive(self, view: views.View) -> bool:
-    """Whether anybody of a run is alive: a member, or before the first an agent."""
-    patience_secs = self.options.limits.most_silence_secs
-    if view.members:
-      newest = await judge.ask(self._ask, view, self.options.name, patience_secs)
-      return not newest.is_ask
-    before = await self._ask(Records.marks, "nodes")
-    await asyncio.sleep(patience_secs)
-    after = await self._ask(Records.marks, "nodes")
-    newest = await self._ask(judge.newest_view)
-    return newest != view or any(before.get(life) != mark for life, mark in after.items())
 
   async def _take_number(self, begun: views.View) -> base.NodeId:
     """Returns the number of this node, once all of the first nodes are known.

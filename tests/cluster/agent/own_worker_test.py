@@ -275,6 +275,20 @@ class JoinTest(given.AgentCase):
     self.assertEqual(view.number, 3 if has_begun else 1)
     self.check_run(view.number, "life 7")
 
+  @parameterized.parameters(True, False)
+  def test_another_node_begins_the_run_that_both_fit(self, has_begun):
+    self.find_run()
+    view = self.make_view(members.view(1, 0, 1)) if has_begun else views.EMPTY
+    asked = views.ask(view, "n7") if has_begun else view
+    begun = views.begin_run(asked, "n8 begins another run")
+    self.make(me=7, name="n7", config={"seed": 1})
+    self.loop.call_later(2.0, self.make_view, begun)
+    self.loop.call_later(
+        2.0, self.records.make, f"run/{begun.run}", {"id": "x", "config": {"seed": 1}}
+    )
+    self.assertEqual(self.do(self.agent._find_run()), begun)
+    self.check_run(begun.run, "x")
+
   def test_agents_that_start_keep_their_folder(self):
     """They have no view yet, but mark themselves again and again."""
     self.find_run()
@@ -297,7 +311,7 @@ class JoinTest(given.AgentCase):
     me = views.Member(0, judge.ALONE, "", "life", "h", 1)
     alone = self.make_view(views.View(1, (me,), "test", run=1))
     answer = views.answer(views.ask(alone, "n0"), judge.ALONE)
-    self.check_refused("bamboo train is running in workdir; end it", self.make_view, answer)
+    self.check_refused("in this workdir, of bamboo train; end it", self.make_view, answer)
     view = self.find_run()  # It is killed.
     self.assertEqual((view.number, view.run), (5, 5))
     self.assertIsNone(self.records.find("run/1"))
