@@ -215,6 +215,11 @@ class Profile:
       raise base.StaleProfileError(f"The profile is of another set-up: {'; '.join(differences)}.")
 
 
+def refresh_bytes(stage: Sequence[LayerCost], refresh: str) -> int:
+  """Returns the bytes that bring the replica of a stage up to date."""
+  return sum(c.gradient_bytes + (c.slot_bytes if refresh == "state" else 0) for c in stage)
+
+
 def to_json(profile: Profile) -> str:
   """Returns the fields of `profile` and a version, as JSON text."""
   fields = {"version": _VERSION, **json_lib.to_plain(profile)}

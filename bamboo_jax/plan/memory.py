@@ -302,7 +302,7 @@ class MemoryModel:
     assert protection.has_replicas, "There are no replicas."
     total = functools.partial(self._sum, first=first, last=last)
     slots, on_host = total("slot_bytes"), protection.slots == "host"
-    sent = total("gradient_bytes") + self._sends_state * slots
+    sent = cost_model.refresh_bytes(self.layers[first:last], protection.refresh)
     working = max(c.working_bytes for c in self.layers[first:last])
     return NodeMemory(
         replica_bytes=total("parameter_bytes") + (0 if on_host else slots),

@@ -100,9 +100,7 @@ def render_redundancy(
   for stage, node in failover.Roles.initial(plan.owners[0]).shadows.items():
     memory = plan.memory[stage]
     state = memory.parameter_bytes + memory.slot_bytes
-    first, last = plan.partition.bounds[stage : stage + 2]
-    sent = sum(c.gradient_bytes for c in plan.profile.layers[first:last])
-    sent += memory.slot_bytes if refresh == "state" else 0
+    sent = cost_model.refresh_bytes(plan.profile.by_stage(plan.partition.bounds)[stage], refresh)
     lines.append(
         f"node {node} holds the replica of stage {stage}: "
         f"{state / 2**20:.1f} MiB, refreshed by {sent / 2**20:.1f} MiB a step; "

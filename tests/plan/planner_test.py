@@ -157,13 +157,16 @@ class RenderTest(absltest.TestCase):
     self.assertEqual((plan.owners, plan.batch.batch_size), (((0, 1), (2, 3)), 4))
 
   def test_redundancy(self):
+    layers = _layer("a"), _layer("b", parameter_bytes=2 * _MIB), _layer("c")
     plan = profiles.make_plan(
-        _profile(map(_layer, "abc"), link_bytes_per_ms=1e12), num_stages=3, num_microbatches=4
+        _profile(layers, link_bytes_per_ms=1e12), num_stages=3, num_microbatches=4
     )
     bubble = config_lib.RedundancySection("bubble", margin=0.0)
-    text = render.render_redundancy(
-        plan, rows_lib.RowPlanner(plan, bubble).first(), mode="bubble", refresh="gradient"
-    )
+    rows = rows_lib.RowPlanner(plan, bubble).first()
+    text = render.render_redundancy(plan, rows, mode="bubble", refresh="gradient")
+    self.assertIn("replica of stage 1: 4.0 MiB, refreshed by 2.0 MiB a step", text)
+    text_of_state = render.render_redundancy(plan, rows, mode="bubble", refresh="state")
+    self.assertIn("replica of stage 1: 4.0 MiB, refreshed by 4.0 MiB a step", text_of_state)
     self.assertEqual(
         text.splitlines()[:2],
         [

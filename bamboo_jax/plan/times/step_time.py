@@ -145,16 +145,11 @@ def _refresh_ms(
   """Returns the time to send a neighbour its replica, and to receive one."""
   if refresh is None or len(stages) == 1:
     return 0.0
-  sent_ms = [profile.transfer_ms(refresh_bytes(stage, refresh)) for stage in stages]
+  sent_ms = [profile.transfer_ms(cost_model.refresh_bytes(stage, refresh)) for stage in stages]
   return max(
       communication.exchange_ms(a, b)
       for a, b in zip(sent_ms, sent_ms[1:] + sent_ms[:1], strict=True)
   )
-
-
-def refresh_bytes(stage: Sequence[cost_model.LayerCost], refresh: str) -> int:
-  """Returns the bytes that bring the replica of a stage up to date."""
-  return sum(c.gradient_bytes + (c.slot_bytes if refresh == "state" else 0) for c in stage)
 
 
 def _update_ms(stages: Sequence[Sequence[cost_model.LayerCost]], refresh: str | None) -> float:

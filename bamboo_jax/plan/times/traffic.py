@@ -84,8 +84,8 @@ def find_traffic(
       for way in (ends, ends[::-1]):
         ties[way] += shares * tie.tied_bytes
     for stage, shadow in one.shadows.items():
-      stage_layers = [layers[i] for i in partition.layers(stage)]
-      sent = step_time_lib.refresh_bytes(stage_layers, redundant.refresh)
+      stage_layers = profile.by_stage(partition.bounds)[stage]
+      sent = cost_model.refresh_bytes(stage_layers, redundant.refresh)
       refresh[owners[stage], place[shadow]] += sent
   if num_pipelines > 1:
     # To each other owner, of one byte.
