@@ -147,7 +147,7 @@ class Roster:
     """
     left = [i for i in self.living if i not in self.done]
     in_vain = {*self.view.asked} if self.patient_for >= view.number else ()
-    is_walled_off = self._is_walled_off(left)
+    is_walled_off = self._is_walled_off(left, now)
     unsure = [
         m.incarnation
         for m in self.view.members
@@ -224,12 +224,12 @@ class Roster:
       return False
     return now < self.dialed_secs.get(incarnation, float("-inf")) + _TRY_SECS
 
-  def _is_walled_off(self, members: Collection[str]) -> bool:
-    """Returns whether members on several hosts refuse this agent, and none accepts it.
+  def _is_walled_off(self, members: Collection[str], now: float) -> bool:
+    """Returns whether this agent hears none of the members on several other hosts.
 
     Then a firewall at this host may refuse for them. On this host only processes
     that are gone do.
     """
     others = [m for i in members if (m := self.view.find(i)) and m.host != self.own.host]
-    are_refused = all(self.suspicions.is_refused(m.incarnation) for m in others)
-    return are_refused and len({m.host for m in others}) > 1
+    unheard = self.suspicions.of(self.incarnation).keys() | {*self.watch.find_quiet(now)}
+    return unheard.issuperset(m.incarnation for m in others) and len({m.host for m in others}) > 1

@@ -204,8 +204,8 @@ class Suspicions:
       return set()
     voters = [m for m in members if m not in refused]
     most = {m for m in refused if 2 * self._num_certain[m] > len(voters)}
-    if not most:
-      return set()
+    if refused - most:
+      return set()  # Nobody confirms it, so this agent may be the one that is cut off.
     # While the network recovers, a witness may not have retried all its links: what it says
     # of them first, once it is heard again, may be long over.
     settled = [self.of(m) for m in voters if now >= self._settled_secs(m)]

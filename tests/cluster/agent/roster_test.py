@@ -132,3 +132,16 @@ class RosterTest(parameterized.TestCase):
         self.roster.watch.note(f"life {number}", now)
     found = self.roster.doubt(members.view(2, *sorted(stay)), now)
     self.assertEqual(found, roster_lib.Uncertainty[want])
+
+  def test_doubt_while_no_other_host_is_heard(self):
+    """The other two of three, one refuses, and the other may say nothing."""
+    self.make(numbers=range(3), hosts="abc")
+    self.roster.watch.tick(1.0)
+    suspects = (messages.Suspect("life 1", "refused", is_certain=True),)
+    self.roster.suspicions.note("life 0", suspects, count=1, now=1.0)
+    for tenth in range(11, 51):
+      self.roster.watch.tick(tenth / 10)
+    doubt = lambda: self.roster.doubt(members.view(2, 0, 2), 5.0)
+    self.assertEqual(doubt(), roster_lib.Uncertainty.GREAT)
+    self.roster.watch.note("life 2", 5.0)
+    self.assertEqual(doubt(), roster_lib.Uncertainty.NONE)
