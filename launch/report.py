@@ -77,6 +77,8 @@ def main(flags: ReportFlags) -> None:
   """Reads the files, and prints and writes what they tell."""
   if not flags.workdirs:
     raise ValueError("Name the workdir of a run: bamboo report runs/cluster")
+  if flags.same and len(flags.workdirs) == 1:
+    raise ValueError(f"--same compares the ends of several runs, got {flags.workdirs[0]}.")
   with progress.waiting("the files of runs are read"):
     folders = [mirror.look(name) for name in flags.workdirs]
     for name, folder in zip(flags.workdirs, folders, strict=True):

@@ -134,6 +134,8 @@ train {tiny} --config.seed.=5 --workdir={run}
   config.seed has no keys
 train --workdir=http://b/run
   is a URL, must be s3://, gs://, az://, file:/// or a path.
+train --workdir=s3:/b/run
+  is a URL, must be s3://, gs://, az://, file:/// or a path.
 cluster --workdir=file://host/run
   is a URL, must be s3://, gs://, az://, file:/// or a path.
 status --workdir=http://b/run
@@ -186,6 +188,8 @@ report --market=sport
   did you mean 'spot'
 report
   Name the workdir of a run: bamboo report
+report a --same
+  --same compares the ends of several runs, got a
 report a --json --figure_format=pdf
   one of --json and --figure_format, not both
 verify --layouts=3 --sweep=seed=1,2

@@ -57,7 +57,7 @@ class History:
     events: Step, kind such as "join", and a sentence.
     recoveries: By view, as `find_recovery` returns them.
     last: The last line of a step; empty before.
-    totals: Totals of the account at the last step.
+    totals: Totals of the account in the last line that has them.
     num_tokens: Trained on and kept.
     owners: Number of the owner of each stage, by pipeline, at the end.
     owned: The places of each node that has some, by number, at the end.
@@ -118,6 +118,7 @@ class History:
       self.points = [p for p in self.points if p[0] % self._stride == 0]
 
   def _add_event(self, line: jsonl.Line) -> None:
+    self.totals = account_lib.read(line) or self.totals  # At the end: saves, and all since.
     match line["event"]:
       case "recovery":
         found = find_recovery(line, self._kills) | {"train_secs": self.totals.secs}

@@ -32,7 +32,7 @@ def render_status(value: Mapping[str, Any], *, now_secs: float) -> str:
   if head["step"]:
     shown["told_secs_ago"] = f"{max(0.0, now_secs - head['at_secs']):.1f}"
   state = [head["state"]]
-  state += [f"{head['elapsed']} so far"] * bool(head["elapsed"])
+  state += [f"run time {head['elapsed']}"] * bool(head["elapsed"])
   state += [f"about {head['left']} left"] * bool(head["left"])
   rows = [["node", "zone", "place", "owns", "shadows", ""]]
   for node in value["nodes"]:

@@ -121,7 +121,7 @@ class BrowserTest(folders.FolderCase):
         text("#title"), "cluster: mine, gpt2 tiny on stdlib_text, 2 pipelines of 4 stages"
     )
     self.assertEqual(text("#state"), "training")
-    self.assertEqual(text("#progress"), "step 60 of 90 · 6 min 1 s so far · about 3 min left")
+    self.assertEqual(text("#progress"), "step 60 of 90 · run time 6 min 1 s · about 3 min left")
     self.assertIn("owns 1/0, 1/1\nshadows 1/2", text("#node-n4"))
     self.assertIn("n5 zone c\ndied in step 40; its shadow n4 took over", text("#node-n5"))
     self.assertNotIn("Kill", text("#node-n5"))

@@ -189,6 +189,11 @@ class FactsTest(absltest.TestCase):
     found = [(r["detect_secs"], r["pause_secs"]) for r in got]
     self.assertEqual(found, [(0.5, 3.0)])  # By a button of this process.
 
+  def test_what_follows_the_last_step_is_charged(self):
+    end = {"event": "cost", "step": 1} | {"account": account(3.0, 4, useful=8.0, checkpoint=4.0)}
+    got = self.find(history=history(step(1), end))["time"]
+    self.assertAlmostEqual(got["parts"]["checkpoint"], 4.0)
+
   def test_goodput_and_badput(self):
     spent = account(10.0, 1, useful=4.0, bubble=2.0, recovery=1.0, idle=3.0)
     got = self.find(history=history(step(1, account=spent)))["time"]
@@ -220,7 +225,7 @@ class StatusTest(absltest.TestCase):
         self.render(here, history=history(step(3), step(4), line, slow)),
         [
             "run=mine view=4 step=5 num_steps=9 told_secs_ago=0.5",
-            "training, 8 s so far, about 8 s left",
+            "training, run time 8 s, about 8 s left",
             "view 4: n9 left: SIGKILL",
             "node  zone  place       owns  shadows",
             "n0    a     pipeline 0  0/0   0/1      if it dies: its shadow takes over",
@@ -255,7 +260,7 @@ class StatusTest(absltest.TestCase):
     told = {"steps": 2, "at_secs": 90.0}
     lines = history(step(1), step(2))
     got = self.render(facts.StoredRun("mine", 9, view, [], told), history=lines)
-    self.assertIn("not alive: no agent of it is there, 4 s so far", got)
+    self.assertIn("not alive: no agent of it is there, run time 4 s", got)
     got = self.render(facts.StoredRun("mine", 9, views.EMPTY, [], {}))
     self.assertIn("starting", got)
 
