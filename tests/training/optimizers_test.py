@@ -112,6 +112,10 @@ class OptimizersTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "'novograd', which decays all"):
       make("novograd", options, decay="matrices")
 
+  def test_a_rate_beside_that_of_the_section(self):
+    with self.assertRaisesRegex(ValueError, "options.learning_rate=1 .* set config.optimizer.lea"):
+      make("sgd", {"learning_rate": 1})
+
   @parameterized.named_parameters(
       ("loss", {}, "'lbfgs' cannot be used: it needs more than .* 'value'"),
       ("layers", {"linesearch": None}, "'lbfgs' .* a parameter depends on oth"),

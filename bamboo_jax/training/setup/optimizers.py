@@ -52,7 +52,12 @@ def make_optimizer(
     raise ValueError(base.suggest(name, find_optimizers(), what="optimizer"))
   else:
     function = found
-  arguments = {"learning_rate": rate, **section.options}
+  if _OWN_PEAK in section.options:  # It would replace the schedule, unseen in the log.
+    raise ValueError(
+        f"config.optimizer.options.learning_rate={section.options[_OWN_PEAK]} is not allowed: "
+        "set config.optimizer.learning_rate."
+    )
+  arguments = {_OWN_PEAK: rate, **section.options}
   known = inspect.signature(function).parameters
   matrices = lambda params: jax.tree.map(lambda param: param.ndim >= 2, params)
   mask = None if section.decay == "all" else matrices
