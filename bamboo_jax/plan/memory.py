@@ -162,7 +162,7 @@ class Duty:
     if self.victim is not None:
       text += f" after the death of node {self.victim}"
     if self.stands_in:
-      text += " that computes it for another pipeline too, after a death there,"
+      text += " that computes it for another pipeline too after a death there"
     return text
 
 

@@ -36,7 +36,7 @@ def render_grid(timeline: timeline_lib.Timeline, *, max_columns: int = 120) -> s
       fitting = next(text for text in texts if len(text) <= last - first)
       cells[first:last] = fitting.ljust(last - first) if fitting else ""
     lines.append(f"{name:{margin}}{''.join(cells)}")
-  scale_text = f"{columns} columns are {span_ms:.4g} ms"
+  scale_text = f"{columns} columns are {span_ms:.2f} ms"
   lines.append(f"{'':{margin}}{scale_text}, bubble {100 * timeline.mean_bubble:.1f} %")
   return "\n".join(lines)
 

@@ -119,7 +119,7 @@ class ShowTest(folders.FolderCase):
   def test_a_model_that_does_not_fit(self):
     config = make_config("l4", pipeline__microbatch_size=2**24)
     message = (
-        r"config.plan.machine='l4' has 22\.0 GiB per GPU, .* stage \d .* needs "
+        r"config.plan.machine='l4', with nodes of 1 x L4 .*: .* in 22\.0 GiB .* stage \d .* needs "
         r".* too much\. Use more stages"
     )
     with self.assertRaisesRegex(base.InfeasibleError, message):

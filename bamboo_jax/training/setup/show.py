@@ -153,9 +153,7 @@ def _plan(config: config_lib.Config, task: build.Task, efficiency: float) -> pla
   except base.InfeasibleError as error:
     machine, count = _machine_of(config), sizes.num_devices(config)
     raise base.InfeasibleError(
-        f"config.plan.machine={machine.name!r} has "
-        f"{machine.memory_bytes / 2**30:.1f} GiB per GPU, and a node has "
-        f"{count}: {error}"
+        f"config.plan.machine={machine.name!r}, with nodes of {count} x {machine.gpu}: {error}"
     ) from None
 
 

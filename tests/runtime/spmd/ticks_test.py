@@ -246,7 +246,7 @@ class TimelineTest(absltest.TestCase):
         [
             "node 0 F0  F1  RF0 RF1 B0      ....B1      ",
             "node 1 RF0 F0  B0      F1  B1      RF1 ....",
-            "       36 columns are 9 ms, bubble 11.1 %",
+            "       36 columns are 9.00 ms, bubble 11.1 %",
         ],
     )
 
