@@ -89,6 +89,7 @@ class ReadersTest(folders.FolderCase):
   def test_refuses(self):
     self._write("corpus.txt")
     self._write("empty/a.txt", content=b"")
+    (self.folder / "none").mkdir()
     (self.folder / "pipe").mkdir()
     os.mkfifo(self.folder / "pipe/a.txt")
     missing = "^No file matches '{0}/{1}'"
@@ -97,6 +98,7 @@ class ReadersTest(folders.FolderCase):
         ("corpsu.txt", missing + "; did you mean 'corpus.txt'?$"),
         ("zzz", missing + ".$"),
         ("no/a.txt", missing + "; there is no folder '{0}/no'.$"),
+        ("none", missing + ": that folder has no files.$"),
         ("empty/*", "a.txt is empty"),
         ("pipe/*", missing),
     ):

@@ -393,7 +393,7 @@ class MixtureTest(FilesCase):
 class BadInputTest(FilesCase):
 
   @parameterized.parameters(
-      ("a.bin", _u2(*range(9), 1000, 2000), "a.bin: token 9 is 1000, must be below .*=1000"),
+      ("a.bin", _u2(*range(9), 1000, 2000), "a.bin: token 9 is 1000, must be .*=1000"),
       ("a.bin", np.array([1, -5, 3, 4, 5], "<i8"), "a.bin: token 1 is -5", {"dtype": "int64"}),
       ("a.bin", b"1234567", "a.bin has 7 bytes .* multiple of 2"),
       ("a.bin", b"1234567", "did you mean 'uint16'", {"dtype": "uint61"}),

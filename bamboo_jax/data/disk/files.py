@@ -147,7 +147,9 @@ def find_files(pattern: str) -> list[tuple[str, pathlib.Path]]:
       root = root.parent
   if not found:
     folder, name = os.path.split(pattern)
-    if os.path.isdir(folder or "."):
+    if os.path.isdir(pattern):
+      hint = ": that folder has no files."
+    elif os.path.isdir(folder or "."):
       hint = base.hint_at(name, os.listdir(folder or "."))
     else:
       hint = f"; there is no folder {folder!r}."

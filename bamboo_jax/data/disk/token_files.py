@@ -97,7 +97,7 @@ class TokenFile:
       first = np.flatnonzero((tokens < 0) | (tokens >= self.vocab_size))[0]
       raise base.DataError(
           f"{self.name}: token {start + first} is {tokens[first]}, "
-          f"must be below the model's vocab_size={self.vocab_size}."
+          f"must be at least 0 and below the model's vocab_size={self.vocab_size}."
       )
     return tokens
 
