@@ -24,7 +24,7 @@ def suggest(name: str, allowed: Iterable[str], *, what: str) -> str:
   """Returns a message: unknown `what`, the closest names, the allowed ones."""
   allowed = sorted(allowed)
   hint = hint_at(name, allowed)
-  return f"Unknown {what} {name!r}{hint} Allowed: {', '.join(allowed)}."
+  return f"Unknown {what} {name!r}{hint} Allowed: {', '.join(allowed) or 'none'}."
 
 
 def hint_at(name: str, allowed: Iterable[str]) -> str:

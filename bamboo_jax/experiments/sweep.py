@@ -172,7 +172,9 @@ def run(
 def _describe_rest(num_done: int, num_left: int, secs: float) -> str:
   """Returns how much is left after `num_done` runs in `secs`, and for how long."""
   left = f"{num_left} run{'s' * (num_left != 1)} left"
-  return f"{left}, about {num_left * secs / num_done / 60:.0f} min" if num_done else left
+  if not num_done:
+    return left
+  return f"{left}, about {max(1, round(num_left * secs / num_done / 60))} min"
 
 
 def digest_code(config: Mapping[str, Any]) -> list[str]:

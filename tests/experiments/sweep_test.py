@@ -71,7 +71,11 @@ class SweepTest(folders.FolderCase):
         [["run=3", "job=3"], ["run=4", "job=1"], ["run=6", "job=2"]],
     )
 
-  @parameterized.parameters((0, 12, 7.0, "12 runs left"), (2, 1, 240.0, "1 run left, about 2 min"))
+  @parameterized.parameters(
+      (0, 12, 7.0, "12 runs left"),
+      (2, 1, 240.0, "1 run left, about 2 min"),
+      (2, 1, 9.0, "1 run left, about 1 min"),
+  )
   def test_what_is_left(self, num_done, num_left, secs, want):
     self.assertEqual(sweep._describe_rest(num_done, num_left, secs), want)
 

@@ -60,6 +60,7 @@ class ZooTest(parameterized.TestCase):
       ("cudnn", "llama", {"attention": "cudnn"}, "needs dtype=bfloat16, got f"),
       ("model", "gtp2", {}, "Unknown model 'gtp2'; did you mean 'gpt2'"),
       ("variant", "gpt2", {"variant": "smal"}, "'smal'; did you mean 'small'"),
+      ("varint", "gpt2", {"varint": "tiny"}, "did you mean 'variant'"),
       ("kind", "qwen", {"tied": "no"}, "'tied' of model 'qwen' must be bool"),
       ("name", "bert", {"num_block": 2}, "did you mean 'num_blocks'"),
       ("rate", "bert", {"dropout_rate": 1.0}, "dropout_rate must be"),
