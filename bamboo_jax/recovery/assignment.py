@@ -122,7 +122,8 @@ class RecoveryRules:
       after, rung = self._balance(layout), "none"
     else:
       after = self._balance(self.start(made))
-    return Decision(rung, after, decision.reason, copies=self._find_copies(layout, members, after))
+    copies = find_copies(layout, members, after, self.predictor.profile.regions)
+    return Decision(rung, after, decision.reason, copies=copies)
 
   def restart(self, members: Nodes, *, zones: Zones, leaving: Nodes = ()) -> Decision:
     """Returns the change to a first layout, with state from a checkpoint."""
@@ -164,8 +165,10 @@ class RecoveryRules:
 
   def _complete(self, layout: Layout, members: Nodes, decision: Decision) -> Decision:
     after = self.start(decision.layout.pipelines)
-    copies = () if decision.rolls_back else self._find_copies(layout, members, after)
-    return dataclasses.replace(decision, layout=after, copies=copies)
+    if not decision.rolls_back:
+      copies = find_copies(layout, members, after, self.predictor.profile.regions)
+      decision = dataclasses.replace(decision, copies=copies)
+    return dataclasses.replace(decision, layout=after)
 
   def _balance(self, layout: Layout) -> Layout:
     """Returns the layout with detours around nodes that have several stages."""
@@ -204,11 +207,6 @@ class RecoveryRules:
       return None
     size = self.rows.plan.batch.microbatches_per_share
     return tuple(n // size for n in self.predictor.split(pipelines))
-
-  def _find_copies(
-      self, before: Layout, members: Nodes, after: Layout
-  ) -> tuple[failover.StageCopy, ...]:
-    return find_copies(before, members, after, self.predictor.profile.regions)
 
 
 def find_copies(

@@ -66,7 +66,7 @@ def plan_copies(
     needed: Mapping[base.NodeId, Collection[int]],
     nodes: Collection[base.NodeId],
     part_bytes: Sequence[int],
-    regions: costs_lib.Regions = costs_lib.ALIKE,
+    regions: costs_lib.Regions,
 ) -> list[StateCopy]:
   """Returns the copies of parts that nodes need but do not hold, by destination.
 
