@@ -57,7 +57,7 @@ def main(flags: TokenizeFlags) -> None:
       bar.update(done.num_finished - bar.n)
   print(
       f"{flags.out}: {done.num_tokens:,} tokens of {done.num_documents:,} "
-      f"documents written, {speed:,.0f} tokens/s; {done.num_parts} parts"
+      f"documents written, {speed:,.0f} tokens/s; parts: {done.num_parts}"
   )
 
 

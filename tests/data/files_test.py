@@ -464,7 +464,7 @@ class BadInputTest(FilesCase):
     self.write_rows("a.jsonl", {"text": "abcd"}, {"text": ""}, {"text": ""})
     with self.assertLogs(level="WARNING") as logs:
       self.make("a.jsonl")
-    message = "Left out 2 documents without text.*the first is.*a.jsonl, line 2"
+    message = "Documents without text left out: 2, the first is.*a.jsonl, line 2"
     self.assertRegex(logs.output[0], message)
 
 
@@ -476,7 +476,7 @@ class CommandTest(FilesCase):
 
     flags = tokenize.TokenizeFlags(path=str(path), out=str(out), num_processes=2)
     for want in (
-        f"{out}: 54 tokens of 9 documents written, .* tokens/s; 1 parts",
+        f"{out}: 54 tokens of 9 documents written, .* tokens/s; parts: 1",
         f"{out}: 0 tokens of 0 documents written",
     ):
       printed = io.StringIO()

@@ -238,7 +238,9 @@ def _write_part(
     if (new.st_size, new.st_mtime_ns) != (old.st_size, old.st_mtime_ns):
       raise base.DataError(f"{name} has changed while it was read.")
   if empty:
-    logging.warning("Left out %d documents without text, the first is %s.", *(len(empty), empty[0]))
+    logging.warning(
+        "Documents without text left out: %d, the first is %s.", *(len(empty), empty[0])
+    )
   path.with_suffix(".tmp").rename(path)
   token_files.write_index(path.with_suffix(".idx"), lengths, dtype=dtype, parts=counts_D)
   return len(counts_D), sum(lengths)
