@@ -214,7 +214,7 @@ class BrowserTest(folders.FolderCase):
     page.wait_for_function("document.getElementById('state').textContent === 'over'")
     page.wait_for_function("!due.size")
     self.assertEqual(page.inner_text("#said"), "")
-    self.assertEqual(page.inner_text("#progress"), "step 90 of 90 · 6 min 1 s in all")
+    self.assertEqual(page.inner_text("#progress"), "step 90 of 90 · run time 6 min 1 s")
     self.assertEqual(page.locator("button").count(), 0)
     self.assertEqual(errors, [])
 
