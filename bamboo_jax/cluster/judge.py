@@ -149,9 +149,9 @@ async def replace_run(
 ) -> tuple[views.View, bool]:
   """Begins another run after that of `view`, unless anybody of it is alive.
 
-  Returns the newest view, and whether this call has made it. It is of the same run if
-  somebody is alive: a member, or before the first members an agent. Others may also have
-  begun a run.
+  Returns the newest view, and whether this call has made it. The view is of the same run
+  if somebody is alive: a member, or before the first members an agent. Another process may
+  also have begun a run.
 
   Args:
     call: Calls a function with the records.

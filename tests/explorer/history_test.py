@@ -4,6 +4,7 @@ Also: to which view members come, how fast, and why, after one fault.
 """
 
 import contextlib
+import dataclasses
 import io
 import itertools
 import json
@@ -11,6 +12,7 @@ import os
 import pathlib
 import subprocess
 import sys
+from unittest import mock
 
 from absl.testing import parameterized
 
@@ -222,6 +224,24 @@ class ScenariosTest(HistoryCase):
     self.check(newest, left)
     self.run_for(30.0)
     self.check(newest, left)
+
+  def test_a_death_while_all_machines_are_away_again_and_again(self):
+    """Half of the time, and not at the same time; then no second passes without."""
+    limits = dataclasses.replace(history._LIMITS, heartbeat_secs=0.1)
+    self.enter_context(mock.patch.object(history, "_LIMITS", limits))
+    pulses = (
+        SimFault(4.0 + 0.4 * i + 1.6 * k, "freeze", (f"n{i}",), 0.8)
+        for i in range(4)
+        for k in range(20)
+    )
+    plan = plans.FaultPlan(1, 4, 0, (*pulses, SimFault(8.0, "kill", ("n3",))))
+    one = history.ClusterHistory(plan)
+    with contextlib.closing(one):
+      one.clock.run(12.0)
+      self.assertEqual(one.find_violations(), [])
+      for host in ("n0", "n1", "n2"):
+        found = one.machines[host].agent.roster.view
+        self.assertEqual({m.host for m in found.members}, {"n0", "n1", "n2"})
 
   def test_a_notice(self):
     self.begin()

@@ -435,9 +435,13 @@ class Agent:
       await asyncio.sleep(_RETRY_SECS)
 
   async def _say_ready(self) -> None:
-    """Reports that the node is ready, once it knows which members it reaches."""
+    """Reports that the node is ready, once it knows which members it reaches, and hears these."""
     roster = self.roster
-    while {*roster.members} - roster.connected - roster.unreachable.keys() - {self.incarnation}:
+    hears = lambda i: self._watch.silent_secs(i, self._now()) is not None
+    while any(
+        i not in roster.connected or not hears(i)
+        for i in {*roster.members} - roster.unreachable.keys() - {self.incarnation}
+    ):
       await asyncio.sleep(_RETRY_SECS)
     self._say(is_ready=True, origin=roster.origin)
     self._is_due.set()
@@ -719,8 +723,9 @@ class Agent:
       due = self._wanted()
       if due is None or roster.doubt(due, self._now()) < roster_lib.Uncertainty.GREAT:
         if not all(self._suspicions.suspects(m.incarnation) for m in whom):
-          self._asked = (0, 0.0)  # Otherwise it waits on after the next look.
+          self._asked = (0, 0.0)  # A later suspicion waits from its own beginning.
         return
+    self._asked = (0, 0.0)  # If the judge cannot be read now, those asked could not answer.
     await self._read()
     if asked.is_ask and roster.view.number == asked.number:
       roster.patient_for = asked.next_number

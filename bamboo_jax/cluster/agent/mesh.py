@@ -28,7 +28,9 @@ from bamboo_jax.net import addresses, callers, identity as identity_lib
 
 HELLO_SECS = 30.0  # A busy machine may take a while.
 _CONNECT_SECS = 5.0
-_TRY_SECS = 0.7  # Linux backs off; a new attempt finds a mended link sooner.
+# Linux backs off; a new attempt finds a mended link sooner: within the second for which agents
+# wait for it (`suspicion`), the pause before it included.
+_TRY_SECS = 0.7
 _RETRY_SECS = 0.2  # Without file descriptors.
 _BREAKS_SECS, _BROKE_SECS = 2.0, 0.05  # How long a reset greeting is repeated.
 _HELLO_BYTES = 1 << 16

@@ -104,7 +104,7 @@ class Suspicions:
     """
     if who:
       self._away_secs[who] = now
-    else:
+    elif now >= self._wait_secs + _GRACE_SECS:  # Or an agent that is away again and again waits on.
       self._wait_secs = now
 
   def drop(self, incarnation: str) -> None:
@@ -129,7 +129,7 @@ class Suspicions:
         suspect them soon, or it is itself cut off. Suspicions by or of them are
         not acted on until then, as they may only be busy.
     """
-    sure = self._find_sure(members, now)
+    sure = self._find_sure(members, now, quiet)
     if not self._is_due(now):
       return {m: self._reason(m) for m in members if m in sure}
     left = [m for m in members if m not in sure]
@@ -167,16 +167,17 @@ class Suspicions:
 
   def _find_due(self, by: str, whom: str, edge: Edge) -> float:
     """Returns the time at which an edge has waited long enough."""
-    due_secs = edge.first_secs + _grace(edge), self._wait_secs + _GRACE_SECS
-    for end in by, whom:
-      mended_secs = self._mended_secs.get(end, -math.inf)
-      due_secs += mended_secs + max(_grace(edge), _MENDED_SECS), self._settled_secs(end)
-    return max(due_secs)
+    mended_secs = max(self._mended_secs.get(end, -math.inf) for end in (by, whom))
+    away_secs = max(self._find_away(end) for end in (by, whom))
+    return max(
+        edge.first_secs + _grace(edge),
+        mended_secs + max(_grace(edge), _MENDED_SECS),
+        away_secs + _GRACE_SECS,
+    )
 
-  def _settled_secs(self, who: str) -> float:
-    """Returns when an agent has tried its links, since it was away or one was mended."""
-    tables = self._away_secs, self._mended_secs
-    return max(self._wait_secs, *(t.get(who, -math.inf) for t in tables)) + _GRACE_SECS
+  def _find_away(self, who: str) -> float:
+    """Returns when an agent, or this one, was away last."""
+    return max(self._wait_secs, self._away_secs.get(who, -math.inf))
 
   def _is_due(self, now: float) -> bool:
     """Returns whether any edge may have waited long enough."""
@@ -196,7 +197,7 @@ class Suspicions:
     edge = self.of(self._me).get(accused)
     return edge is not None and edge.is_certain
 
-  def _find_sure(self, members: Collection[str], now: float) -> set[str]:
+  def _find_sure(self, members: Collection[str], now: float, quiet: Collection[str]) -> set[str]:
     """Returns members of whose death most possible witnesses are certain."""
     own = self.of(self._me)
     refused = {m for m in members if m in own and own[m].is_certain}
@@ -204,14 +205,23 @@ class Suspicions:
       return set()
     voters = [m for m in members if m not in refused]
     most = {m for m in refused if 2 * self._num_certain[m] > len(voters)}
-    if refused - most:
-      return set()  # Nobody confirms it, so this agent may be the one that is cut off.
-    # While the network recovers, a witness may not have retried all its links: what it says
-    # of them first, once it is heard again, may be long over.
-    settled = [self.of(m) for m in voters if now >= self._settled_secs(m)]
+    settled_secs = now - _GRACE_SECS
+    if not most or any(own[m].first_secs > settled_secs for m in refused - most):
+      return set()  # Others may confirm it soon; if not, this agent may be the one that is cut off.
+    # What a witness says that is not heard any more may be long over; so may what it says
+    # first once it is heard again: while the network recovers it has not retried all its links.
+    heard = [
+        (self.of(m), self._find_away(m))
+        for m in voters
+        if m not in own and m not in quiet and self._mended_secs.get(m, -math.inf) <= settled_secs
+    ]
     sure = set()
     for accused in most - {self._me}:
-      num_certain = sum(accused in edges and edges[accused].is_certain for edges in settled)
+      num_certain = sum(
+          edge.is_certain and not settled_secs < away_secs > edge.first_secs
+          for edges, away_secs in heard
+          if (edge := edges.get(accused)) is not None
+      )
       if 2 * num_certain > len(voters):
         sure.add(accused)
     return sure

@@ -378,7 +378,7 @@ class JoinTest(given.AgentCase):
     with self.assertRaisesRegex(ValueError, "workdir has had 8191 nodes, dead ones included, and"):
       self.do(self.agent._take_number(views.EMPTY))
 
-  def test_it_is_ready_once_it_knows_whom_it_reaches(self):
+  def test_it_is_ready_once_it_knows_whom_it_reaches_and_hears_these(self):
     self.begin(me=3)
     self.mesh.silent.add(1)
     self.agent.roster.connected.discard("life 1")
@@ -387,5 +387,9 @@ class JoinTest(given.AgentCase):
     are_ready = lambda: {m.is_ready for m, _ in self.mesh.sent if isinstance(m, messages.Say)}
     self.assertNotIn(True, are_ready())
     self.tell(self.mesh.closed[1].set_result, "closed")
+    self.run_for(0.3)
+    self.assertNotIn(True, are_ready())  # It has not heard the others yet.
+    for number in (0, 2):
+      self.hear(number, messages.Beat(view=1))
     self.run_for(0.3)
     self.assertIn(True, are_ready())

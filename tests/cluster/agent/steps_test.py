@@ -108,6 +108,8 @@ class LinksTest(given.AgentCase):
 
   def test_who_is_reached_is_told_what_it_has_missed(self):
     self.begin()
+    for number in (1, 2):
+      self.hear(number, messages.Beat(view=1))
     self.hear_worker(messages.Say(is_ready=True))
     self.hear_worker(messages.Say(layout={"a": 1}))
     self.tell(self.agent.give_notice, "SIGTERM")

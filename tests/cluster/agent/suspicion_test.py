@@ -39,12 +39,12 @@ class SuspicionTest(parameterized.TestCase):
           "bacde",
       ),
       ("others_wait_when_one_is_taken_back", "0 d b; 0 a b; 1 a; 1.7 =; 2.9 =; 3.0 = d", "abcd"),
-      # Nothing mends at either end of the link of `d` to `b`.
       (  # `a` may be the one that is cut off.
           "a_death_waits_while_others_do_not_confirm_what_is_refused_here",
-          "0 a b! c! d!; 0 e d!; 0.1 =; 0.2 e b! c! d!; 0.2 = b c d",
+          "0 a b! c! d!; 0 e d!; 0.9 =; 1.0 = d; 1.1 e b! c! d!; 1.1 = b c d",
           "abcde",
       ),
+      # Nothing mends at either end of the link of `d` to `b`.
       ("others_do_not", "0 d b; 0 a c; 1 a; 1.7 = d; 2.0 = d", "abcd"),
       (  # All links were refused until 4.0, when `a` and `b` meet again; `d` is dead.
           "what_was_said_before_a_link_mended_is_said_again",
