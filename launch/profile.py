@@ -1,7 +1,7 @@
 r"""Measures the costs of a model's layers, of a transfer and of a vote on this machine.
 
 bamboo profile --config=quickstart --out=profile.json
-bamboo train --config=quickstart \
+bamboo cluster --config=quickstart \
   --config.plan.profile=profile.json --workdir=runs/profiled
 """
 

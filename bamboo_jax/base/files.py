@@ -108,6 +108,7 @@ def refuse_url(what: str, path: str | os.PathLike[str], *, takes_bucket: bool = 
 
   That of a bucket is accepted if it `takes_bucket`.
   """
+  # One slash is enough: a path keeps only one of two.
   if re.match(r"\w+:/", os.fspath(path)) and not (takes_bucket and is_bucket(path)):
     must = f"{', '.join((*_BUCKETS, _FILE))} or a path" if takes_bucket else "a path"
     raise ValueError(f"{what}={os.fspath(path)!r} is a URL, must be {must}.")

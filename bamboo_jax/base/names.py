@@ -37,12 +37,18 @@ def hint_at(name: str, allowed: Iterable[str]) -> str:
   return f"; did you mean {hint}?" if hint else "."
 
 
-def check_options(function: Callable[..., Any], options: Mapping[str, Any], *, what: str) -> None:
+def check_options(
+    function: Callable[..., Any],
+    options: Mapping[str, Any],
+    *,
+    what: str,
+    others: Iterable[str] = (),
+) -> None:
   """Raises `ValueError` unless `options` can be arguments of `function`.
 
   Names must be known and complete, and values of the annotated types, see
   `fits`. `function` may be a class and is not called; `what` names it in
-  messages, such as "model 'gpt2'".
+  messages, such as "model 'gpt2'", and `others` are options that are not for it.
   """
   parameters = inspect.signature(function).parameters
   kinds = {p.kind for p in parameters.values()}
@@ -55,7 +61,7 @@ def check_options(function: Callable[..., Any], options: Mapping[str, Any], *, w
             f"{inspect.formatannotation(annotation)}, got {value!r}."
         )
     elif inspect.Parameter.VAR_KEYWORD not in kinds:
-      raise ValueError(suggest(name, parameters, what=f"option of {what}"))
+      raise ValueError(suggest(name, [*parameters, *others], what=f"option of {what}"))
   for name, parameter in parameters.items():
     is_needed = parameter.default is parameter.empty and parameter.kind in (
         parameter.POSITIONAL_OR_KEYWORD,

@@ -23,12 +23,8 @@ def choose(
     raise ValueError(base.suggest(str(variant), variants, what=f"variant of {model}"))
   shape: Any = variants[variant]
   given = {k: v for k, v in options.items() if v is not None}
-  known = dataclasses.asdict(shape)
-  if unknown := [name for name in given if name not in known]:
-    what = f"option of model {model!r}"
-    raise ValueError(base.suggest(unknown[0], ["variant", *known], what=what))
-  complete = known | given
-  base.check_options(type(shape), complete, what=f"model {model!r}")
+  complete = dataclasses.asdict(shape) | given
+  base.check_options(type(shape), complete, what=f"model {model!r}", others=["variant"])
   return dataclasses.replace(shape, **given)
 
 

@@ -30,7 +30,7 @@ class RecoveryTimes:
     view_at_secs: Arrival of the new view at the member that wrote this.
     died_at_secs: Death of the first of the nodes; None if not known here.
     silence_to_view_secs: See `views.View.silence_secs`.
-    agreed_at_secs: End of the agreement on how to continue.
+    agreed_at_secs: End of the first agreement on how to continue.
     ready_at_secs: The rows of the rest of the step are planned; None if the
       step ended without them.
     step_end_at_secs: Commit of the step, less its waits for others to join; None before.

@@ -281,16 +281,12 @@ class CliTest(parameterized.TestCase):
   def test_a_node_to_kill_has_just_died(self):
     """The others are killed all the same."""
     out = self.enterContext(contextlib.redirect_stdout(io.StringIO()))
-    dead, alive = (subprocess.Popen(["sleep", secs]) for secs in ("0", "60"))
-    dead.wait()
-    pids = {"n1": dead.pid, "n2": alive.pid}
     observed = status.ObserverFlags(workdir="runs/none")
-    with mock.patch.object(inquiry, "find_workers", lambda logs: pids):
-      kill.main(kill.KillFlags(names=("n1", "n2"), observed=observed))
-    self.assertEqual(alive.wait(), -signal.SIGKILL)
-    self.assertEqual(
-        out.getvalue(), f"n1: worker {dead.pid} had just died\nn2: worker {alive.pid} was killed\n"
-    )
+    with mock.patch.object(inquiry, "find_workers", lambda logs: {"n1": 7, "n2": 8}):
+      with mock.patch.object(os, "kill", side_effect=[ProcessLookupError, None]) as call:
+        kill.main(kill.KillFlags(names=("n1", "n2"), observed=observed))
+    self.assertEqual(call.mock_calls, [mock.call(pid, signal.SIGKILL) for pid in (7, 8)])
+    self.assertEqual(out.getvalue(), "n1: worker 7 had just died\nn2: worker 8 was killed\n")
 
   def test_nobody_reads(self):
     reader, writer = os.pipe()

@@ -191,12 +191,12 @@ class InstalledTest(parameterized.TestCase):
         "pip install 'bamboo_jax[plots]'.\n"
     )
     self.assertEqual(said.count(no_plots), 1, msg=said)
-    commands = (
+    without = (
         (("simulate", "--policies=checkpoint", "--workdir=s"), "plots"),
         (("ablate", "--sweep=seed=1,2", "--workdir=a"), "plots"),
         (("train", "--config=resnet:tiny", *_IMAGES, "--workdir=i"), "images"),
     )
-    for arguments, extra in samples.draw(commands, 1):
+    for arguments, extra in samples.draw(without, 1):
       said = self.run_script("bamboo", *arguments, status=2)
       # The files above count as the user's, whose lines are shown first.
       want = rf"(?m)^error: .*No module .*'bamboo_jax\[{extra}\]'.*\n\Z"

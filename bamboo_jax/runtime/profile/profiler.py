@@ -301,7 +301,7 @@ def measure_link(device: jax.Device, num_repeats: int) -> roofline_lib.LinkCost:
   source, target = (links_lib.Links(end, lambda _: device) for end in ends)
   channel = channel_lib.Channel("activation", nodes)
 
-  def find_ms(size: int) -> float:
+  def find_ms(size: int) -> list[float]:
     value, times_ms = _random(jax.ShapeDtypeStruct((size,), np.float32), device), list[float]()
     for _ in range(_WARMUP + num_repeats):
       # As in a row: sent while its pass still runs, whose end wakes the thread that writes.
@@ -310,8 +310,7 @@ def measure_link(device: jax.Device, num_repeats: int) -> roofline_lib.LinkCost:
       source.send(channel, node_lib.PacedArray(value, ready_secs))
       jax.block_until_ready(target.receive(channel, value))
       times_ms.append(1e3 * (time.perf_counter() - ready_secs))
-    # Not the median: transfers follow each other in a step, so their times add up.
-    return statistics.fmean(times_ms[_WARMUP:])
+    return times_ms[_WARMUP:]
 
   try:
     return fit_link({4 * size: find_ms(size) for size in (_SMALL, _LARGE)})
@@ -320,8 +319,10 @@ def measure_link(device: jax.Device, num_repeats: int) -> roofline_lib.LinkCost:
       end.close()
 
 
-def fit_link(times_ms: Mapping[int, float]) -> roofline_lib.LinkCost:
+def fit_link(times_ms: Mapping[int, Sequence[float]]) -> roofline_lib.LinkCost:
   """Returns latency and rate from the times of two sizes in bytes."""
   (small, small_ms), (large, large_ms) = sorted(times_ms.items())
-  extra_ms = max(large_ms - small_ms, 1e-6)  # At least 1 ns: noise.
-  return roofline_lib.LinkCost(small_ms, (large - small) / extra_ms)
+  extra_ms = statistics.median(large_ms) - statistics.median(small_ms)
+  rate = (large - small) / max(extra_ms, 1e-6)  # At least 1 ns: noise.
+  # Not the median: transfers follow each other in a step, so their times add up.
+  return roofline_lib.LinkCost(statistics.fmean(small_ms), rate)

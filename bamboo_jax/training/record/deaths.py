@@ -3,11 +3,12 @@
 A node that joins may never have heard the name of one that has died; see `base.logs`.
 """
 
+from collections.abc import Iterable
 import dataclasses
 import time
 
 from bamboo_jax import base
-from bamboo_jax.base import logs
+from bamboo_jax.base import logs, types
 from bamboo_jax.recovery import agreement as agreement_lib, assignment, durations
 from bamboo_jax.training import run_state as run_state_lib, step as step_lib
 
@@ -37,18 +38,14 @@ class Deaths:
     cohort, change = self._state.cohort, agreement.change
     view, new, victims = cohort.view.number, agreement.lost, agreement.victims
     for recovery in self.recoveries:
-      if not agreement.lost.isdisjoint(recovery.nodes):
+      if recovery.step_end_at_secs is None and not agreement.lost.isdisjoint(recovery.nodes):
         recovery.rung, recovery.reason = change.rung, change.reason
+        recovery.heirs = _find_heirs(agreement, recovery.places)
         new -= {*recovery.nodes}
         victims = tuple(place for place in victims if place not in recovery.places)
     if not new:
       return
     lost = tuple(sorted(new))
-    heirs: tuple[str, ...] = ()
-    if change.rung == "shadow":
-      owners = agreement.layout.owners
-      found = (owners[v.pipeline][v.stage] for v in victims)
-      heirs = tuple(logs.name_of(node) for node in found if node is not None)
     self.recoveries.append(
         durations.RecoveryTimes(
             step=base.StepId(agreement.steps + 1),
@@ -57,7 +54,7 @@ class Deaths:
             names=tuple(map(logs.name_of, lost)),
             victims=tuple(map(str, victims)),
             rung=change.rung,
-            heirs=heirs,
+            heirs=_find_heirs(agreement, victims),
             reason=change.reason,
             view_at_secs=cohort.arrived_secs(view),
             # A cluster's launcher knows when it was.
@@ -125,3 +122,14 @@ class Deaths:
         "recoveries": len(done),
         "pause_seconds": sum(r["pause_secs"] for r in durations.report(map(vars, done), {})),
     }
+
+
+def _find_heirs(
+    agreement: agreement_lib.Agreement, places: Iterable[types.Place]
+) -> tuple[str, ...]:
+  """Returns the names of the shadows that took places, if the answer is that they do."""
+  if agreement.change.rung != "shadow":
+    return ()
+  owners = agreement.layout.owners
+  found = (owners[place.pipeline][place.stage] for place in places)
+  return tuple(logs.name_of(node) for node in found if node is not None)

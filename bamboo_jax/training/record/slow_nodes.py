@@ -64,7 +64,7 @@ class SlowNodes:
         cohort.say(node, notice=why)
 
   def _are_enough(self, num_nodes: int) -> bool:
-    """Whether pipelines can be made of so many nodes, with a stage for each node at most."""
+    """Whether `num_nodes` nodes can form pipelines, with at most one stage each."""
     try:
       partitions = self._state.rules.planner.partitions(num_nodes)
     except base.InfeasibleError:
