@@ -62,7 +62,7 @@ class AgentsTest(commands.CommandCase):
       self.assertNotEmpty([*programs])  # What one compiles all machines have.
       shown = commands.fork("-m", "launch.status", f"--workdir={self.folder}/run").stdout
       self.assertRegex(shown, r"^run=run view=\d+ step=100 num_steps=100 ")
-      self.assertRegex(shown, r"(?m)^over, .* so far$")
+      self.assertRegex(shown, r"(?m)^over, run time \d+ s$")
       self.assertIn("n1 left: handed over after a notice", shown)
     with self.phase("a run without failures"):
       want = self.start("train", workdir="whole")

@@ -17,7 +17,7 @@ class BucketTest(commands.CommandCase):
   """Each process of a test is told by `machine` which files it finds."""
 
   CHANGES = {
-      "num_steps": 26,
+      "num_steps": 46,
       "checkpoint.every_steps": 2,
       "pipeline.num_pipelines": 1,
       "pipeline.num_stages": 2,
@@ -80,7 +80,7 @@ class BucketTest(commands.CommandCase):
     # A machine that only looks.
     (said,) = self.finish(self.start_on("third", "report", self.url, "--json"))
     (run,) = json.loads(said)["runs"]
-    self.assertEqual(run["head"]["step"], 26)
+    self.assertEqual(run["head"]["step"], 46)
 
   def test_before_the_first_checkpoint(self):
     with mock.patch.dict(os.environ, self.environ):
@@ -104,5 +104,5 @@ class BucketTest(commands.CommandCase):
     self.assertIn(f"state_sha256={self.whole()}", self.said)
     shown = self.start_on("third", "status", f"--workdir={self.url}")
     (said,) = self.finish(shown)
-    self.assertIn("step=26 num_steps=26", said)
+    self.assertIn("step=46 num_steps=46", said)
     self.assertRegex(said, r"uploaded step \d+: [\d.]+ MiB in [\d.]+ s, [\d.]+ MiB/s")

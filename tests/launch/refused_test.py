@@ -271,7 +271,7 @@ class RefusedTest(folders.FolderCase):
 
   @parameterized.parameters(*samples.draw(tables.read(_FLAGS), 9))
   def test_flags(self, command, message):
-    if command.split()[0] not in _NO_WORKDIR and not re.search("://b/|file:", command):
+    if command.split()[0] not in _NO_WORKDIR and not re.search(":/+b/|file:", command):
       command += " --workdir={root}/new"
     self.assertRegex(self.refuse(*command.split()), f"^error: .*{message}")
 

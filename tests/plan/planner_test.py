@@ -107,7 +107,7 @@ class MakePlanTest(parameterized.TestCase):
     profiles.make_plan(_profile(layers), **request)
     request["memory_limit_bytes"] -= 1
     with self.assertRaisesRegex(
-        base.InfeasibleError, "for another pipeline too, .*; or config.recovery.reroute=False."
+        base.InfeasibleError, "for another pipeline too after .*; or config.recovery.reroute=False."
     ):
       profiles.make_plan(_profile(layers), **request)
     profiles.make_plan(_profile(layers), **request | {"reroutes": False})
