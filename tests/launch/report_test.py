@@ -36,7 +36,7 @@ class ReportTest(folders.FolderCase):
     return str(folder)
 
   def run_command(self, *arguments, code=0):
-    """Runs a command in a process of its own, as flags are global; returns what it prints."""
+    """Runs a command in a new process, because flags are global; returns its output."""
     got = commands.fork("-m", "launch.report", *arguments)
     self.assertEqual(got.returncode, code, msg=got.stderr)
     return got.stdout + got.stderr
