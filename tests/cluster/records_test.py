@@ -34,7 +34,7 @@ def check(case, again):
 
 
 def race(again, count):
-  """Has six nodes make the same records at the same time; returns the values each node then reads."""
+  """Has six nodes make the same records at once; returns the values each node then reads."""
   found = [[] for _ in range(6)]
 
   def make(who):

@@ -26,6 +26,8 @@ class SuspicionTest(parameterized.TestCase):
       ("a_link", "0 c b!; 0 b c!; 3.1 = c"),
       ("a_link_of_who_is_quiet_is_no_reason_yet", "0 c b!; 0 b c!; 3.1 =", "abcde", "c"),
       ("of_who_is_suspected_here", "0 c b!; 0 b c!; 3 a c; 3.1 = c", "abcde", "c"),
+      ("who_is_quiet_is_no_witness", "0 a d!; 0 b d!; 0 c d!; 0.1 =", "abcd", "bc"),
+      ("two_of_three_witnesses_are_enough", "0 a d!; 0 b d!; 0 c d!; 0.1 = d", "abcd", "c"),
       ("who_was_away_waits_once_more", "0 a b!; 2.5 away; 3.4 =; 3.5 = b", "abc"),
       (
           "who_is_quiet_is_not_left_out_beside_another",
