@@ -7,7 +7,7 @@ from absl.testing import parameterized
 
 from bamboo_jax import base
 from bamboo_jax.plan import cost_model
-from bamboo_jax.training.setup import accept, build, show
+from bamboo_jax.training.setup import accept, build, job as job_lib, show
 from tests import folders, tiny
 
 _LINK = dict(plan__region_latency_ms=50.0, plan__region_mbits=200.0)
@@ -80,10 +80,12 @@ class ShowTest(folders.FolderCase):
     self.assertIn(f"\nmemory: {gib} of ", text)
 
   def test_a_plan_has_one_bubble(self):
-    text = show.make_plan(accept.accept(tiny.make_config(redundancy__mode="eager"))).text
-    found = re.findall(r"([\d.]+) % bubble|bubble ([\d.]+) %\n", text)
-    self.assertLen(found, 2)
-    self.assertEqual(found[0][0], found[1][1])
+    config = accept.accept(tiny.make_config(redundancy__mode="eager"))
+    text = f"{show.make_plan(config).text}\n"
+    text += job_lib.make_job(config, devices=None).describe_plan()
+    found = re.findall(r"([\d.]+) % bubble|bubble ([\d.]+) %(?:\n|$)", text)
+    self.assertLen(found, 3)
+    self.assertLen({one or other for one, other in found}, 1, msg=text)
 
   @parameterized.parameters(
       ("h10", {}, "Unknown machine 'h10'; did you mean 'h100'"),

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
 import math
-import pathlib
 
 import jax
 
@@ -47,7 +46,7 @@ from bamboo_jax.runtime.spmd import (
 )
 from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
 from bamboo_jax.runtime.wire import transport as transport_lib
-from bamboo_jax.schedule import costs as costs_lib
+from bamboo_jax.schedule import costs as costs_lib, redundancy
 from bamboo_jax.training.setup import optimizers, sizes
 
 SharedMemory = processes_lib.SharedMemory
@@ -165,14 +164,13 @@ def make_profile(
       rates = roofline.Roofline.of(task.whole, machine)
     profile = profiler.estimate(task.whole, rates, fingerprint=fingerprint, cache=task.programs)
   else:
-    text = pathlib.Path(path).read_bytes().decode("utf-8-sig", "replace")
-    profile = cost_model.from_json(text, source=path)
+    profile = cost_model.read_profile(path)
     if machine is not None:  # The profile is of it, not of this one.
       fingerprint["device"] = profile.fingerprint.get("device")
     try:
       profile.check_fingerprint(fingerprint)
     except base.StaleProfileError as error:
-      raise base.StaleProfileError(f"{path}: {error}") from error
+      raise base.StaleProfileError(f"config.plan.profile={path}: {error}") from error
   if profile.measured or machine is None:
     return profile.on_mesh(sizes.num_devices(config))
   efficiency = efficiency or machine.efficiency.likely
@@ -427,6 +425,19 @@ def plan_program(config: config_lib.Config, task: Task, plan: plan_lib.Plan) -> 
       config.redundancy,
       config.pipeline.segment_ticks,
   )
+
+
+def predict_step(
+    config: config_lib.Config, task: Task, plan: plan_lib.Plan
+) -> tuple[plan_lib.Plan, redundancy.PlannedRows | ProgramPlan]:
+  """Returns the plan with times and timeline of a step with redundant passes, and that step."""
+  if is_program(config):
+    program = plan_program(config, task, plan)
+    return program.plan, program
+  rows = rows_lib.RowPlanner(plan, config.redundancy).first()
+  compute_ms = plan.step_time.compute_ms + rows.timeline.span_ms - plan.timeline.span_ms
+  step_time = dataclasses.replace(plan.step_time, compute_ms=compute_ms)
+  return dataclasses.replace(plan, timeline=rows.timeline, step_time=step_time), rows
 
 
 def make_segments(

@@ -92,6 +92,11 @@ class Job:
       return self.rules.start(self.rules.planner.fresh(nodes, {}))
     return self.rules.start([*map(self.rules.rows.pipeline, range(self.plan.num_pipelines))])
 
+  @functools.cached_property
+  def predicted(self) -> planner.Plan:
+    """The plan, with times and timeline of a step with redundant passes."""
+    return build.predict_step(self.config, self.task, self.plan)[0]
+
   def describe_plan(self) -> str:
     """Returns the line on the plan of a step."""
     plan = self.plan
@@ -99,7 +104,7 @@ class Job:
       return (
           f"plan: {plan.num_pipelines} pipelines x {plan.num_stages} stages, "
           f"layers {plan.partition.bounds}, predicted bubble "
-          f"{100 * plan.timeline.mean_bubble:.1f} %"
+          f"{100 * self.predicted.timeline.mean_bubble:.1f} %"
       )
     parts = [p.partition for p in self.first_layout.pipelines]
     join = lambda values: " + ".join(map(str, values))

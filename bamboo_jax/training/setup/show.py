@@ -13,7 +13,7 @@ from typing import NamedTuple
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.accounting import machines, prices as prices_lib
 from bamboo_jax.metrics import table as table_lib
-from bamboo_jax.plan import planner, render, rows as rows_lib
+from bamboo_jax.plan import planner, render
 from bamboo_jax.recovery import assignment, placement
 from bamboo_jax.runtime import places
 from bamboo_jax.runtime.profile import products
@@ -121,22 +121,17 @@ def _describe_crossing(
 
 
 def _with_redundancy(config: config_lib.Config, task: build.Task, plan: planner.Plan) -> _Step:
-  if build.is_program(config):
-    program = build.plan_program(config, task, plan)
-    timeline = program.plan.timeline
-    grid = f"\nticks of pipeline 0:\n{grid_lib.render_grid(timeline)}"
-    overhead = timeline.span_ms / program.plain.span_ms - 1.0
-    return _Step(config, program.plan, overhead, (grid, program.describe()))
-  redundant = rows_lib.RowPlanner(plan, config.redundancy).first()
-  timeline, mode = redundant.timeline, config.redundancy.mode
-  details = [f"\nrows of pipeline 0:\n{grid_lib.render_grid(timeline)}"]
+  after, step = build.predict_step(config, task, plan)
+  timeline, mode = after.timeline, config.redundancy.mode
+  grid = grid_lib.render_grid(timeline)
+  if isinstance(step, build.ProgramPlan):
+    overhead = timeline.span_ms / step.plain.span_ms - 1.0
+    return _Step(config, after, overhead, (f"\nticks of pipeline 0:\n{grid}", step.describe()))
+  details = [f"\nrows of pipeline 0:\n{grid}"]
   if mode != "none":
     refresh = config.redundancy.refresh
-    details.append(render.render_redundancy(plan, redundant, mode=mode, refresh=refresh))
-  compute_ms = plan.step_time.compute_ms + timeline.span_ms - plan.timeline.span_ms
-  step_time = dataclasses.replace(plan.step_time, compute_ms=compute_ms)
-  after = dataclasses.replace(plan, timeline=timeline, step_time=step_time)
-  return _Step(config, after, redundant.effect.overhead, tuple(details))
+    details.append(render.render_redundancy(plan, step, mode=mode, refresh=refresh))
+  return _Step(config, after, step.effect.overhead, tuple(details))
 
 
 def _machine_of(config: config_lib.Config) -> machines.Machine:
