@@ -197,12 +197,12 @@ class Client:
     return self._interrupt
 
   @_blocking
-  def wait_members(self, count: int, *, until_stop: bool = False) -> Wait:
-    """Waits until the newest view has `count` members; or, `until_stop`, is to stop.
+  def wait_members(self, count: int) -> Wait:
+    """Waits until the newest view has `count` members, or is to stop.
 
     Raises `base.ViewChangedError` if a member of the adopted view is gone.
     """
-    is_full = lambda: len(self.newest.members) >= count or (until_stop and self.newest.stops)
+    is_full = lambda: len(self.newest.members) >= count or self.newest.stops
     yield lambda: is_full() or self.is_interrupted, None
     if self.is_interrupted:
       raise base.ViewChangedError(self._interrupt.reason)

@@ -151,9 +151,8 @@ class LocalCohort:
     return self.newest if self._is_changed() else None
 
   def wait_members(self, count: int, *, why: str = "") -> None:
-    """Blocks until the newest view has `count` nodes; raises as `check`.
+    """Blocks until the newest view has `count` nodes, or the run is to stop; raises as `check`.
 
-    Without `why` the run can go on with fewer, so a run that is to stop waits no longer.
     Raises `base.InfeasibleError` with the text `why` if no node can join.
     """
     if len(self.newest.members) < count:
@@ -378,7 +377,7 @@ class ClusterCohort:
 
   def wait_members(self, count: int, *, why: str = "") -> None:
     """Another node can always join a cluster."""
-    self.client.wait_members(count, until_stop=not why)
+    self.client.wait_members(count)
 
   def adopt(self, number: base.ViewId) -> None:
     """Starts the first attempt in the view."""

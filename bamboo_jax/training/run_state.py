@@ -313,7 +313,7 @@ class RunState:
     member that announced the layout to them may be dead.
 
     Raises:
-      base.UnrecoverableHereError: Restarts from a checkpoint are off.
+      base.EndedError: Restarts from a checkpoint are off, or the run was asked to end.
       base.InfeasibleError: No other node can join.
       base.ViewChangedError: A member was lost.
     """
@@ -329,6 +329,13 @@ class RunState:
     cohort.wait_members(len(cohort.view.members) + 1, why=change.reason)
     seen = cohort.gather("waiting", cohort.newest.number)
     cohort.adopt(min(seen.values()))
+    if cohort.view.stops:  # There is nothing to save: what is left of the state is not whole.
+      ended = base.EndedError(
+          f"Ended while waiting for nodes: {change.reason} With enough of them the run goes on "
+          "from its newest checkpoint."
+      )
+      cohort.say(failed=f"{ended}")
+      raise ended
 
   def plan(self, view: views.View, nodes: Collection[base.NodeId]) -> assignment.Decision:
     """Returns the change between two steps if `nodes` were the members of a view."""

@@ -206,7 +206,7 @@ class ClientTest(parameterized.TestCase):
   def test_a_run_that_is_to_stop_waits_for_no_newcomer(self):
     self.begin()
     self.say(messages.NewView(members.view(4, 0, 1, 2, stops=True)))
-    waits = lambda: self.client.wait_members(4, until_stop=True)
+    waits = lambda: self.client.wait_members(4)
     thread = threading.Thread(target=waits, daemon=True)
     thread.start()
     thread.join(20)

@@ -251,6 +251,13 @@ class RunStateTest(parameterized.TestCase):
     (said,) = self.take()
     self.assertStartsWith(said, "say failed ")  # On all nodes.
 
+  def test_who_waits_for_nodes_ends_when_asked(self):
+    self.parts.view = members.view(7, 0, 1, 2, 3, stops=True)
+    change = assignment.Decision("wait", layout_lib.Layout(), "2 more.")
+    with self.assertRaisesRegex(base.EndedError, "waiting for nodes: 2 more.*newest checkpoint"):
+      self.state.wait_for_nodes(mock.Mock(change=change), show=self.parts.asked.append)
+    self.assertStartsWith(self.take()[-1], "say failed ")
+
   def test_who_missed_that_state_has_moved_takes_what_it_has_fetched(self):
     for fetched_for, known, version, is_installed, then in (
         (1, 1, 0, True, 1),
