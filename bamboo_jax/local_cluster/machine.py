@@ -3,8 +3,10 @@
 from collections.abc import Mapping, Sequence
 import contextlib
 import functools
+import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -51,7 +53,9 @@ class LocalCluster:
     `patience_secs` to answer.
     """
     self.records = records_lib.open_folder(self.workdir, self._place)
-    self.run = judge.begin_run(self.records, _NAME, patience_secs).run
+    # Two commands that begin at once in one place must not take one view for their own.
+    who = f"{_NAME} on {socket.gethostname()} (process {os.getpid()})"
+    self.run = judge.begin_run(self.records, who, patience_secs).run
 
   def start_agent(
       self,

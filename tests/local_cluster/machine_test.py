@@ -1,5 +1,6 @@
 """The agents of a cluster, and the folder that it takes."""
 
+import os
 from unittest import mock
 
 from absl.testing import parameterized
@@ -20,6 +21,7 @@ class MachineTest(folders.FolderCase):
       view = judge.newest_view(one.records)
       one.records.make(f"run/{view.run}", judge.describe_run({}))
       runs.append(view.run)
+    self.assertIn(f"(process {os.getpid()})", view.reason)  # No other command has this view.
     self.assertEqual(runs, [0, 1, 2])
     self.assertEqual((self.folder / "secret").stat().st_mode & 0o077, 0)
 
