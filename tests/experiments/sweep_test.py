@@ -1,6 +1,7 @@
 """Jobs that run elsewhere: the same results, whatever breaks."""
 
 import contextlib
+import gc
 import importlib
 import io
 import os
@@ -260,6 +261,12 @@ class DaskTest(folders.FolderCase):
 
 
 class NoSchedulerTest(parameterized.TestCase):
+
+  def tearDown(self):
+    super().tearDown()
+    # Dask's client that could not connect closes when it is deleted. If that happens while the
+    # next one is made, it waits for a lock of its own thread for ever.
+    gc.collect()
 
   @parameterized.parameters("tcp://127.0.0.1:{port}", "nowhere", "udp://a:1")
   def test_one_line(self, address):
