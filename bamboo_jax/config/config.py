@@ -338,7 +338,7 @@ class Config(Section, path="config"):
   """All options of a run; raises `ValueError` if they do not fit together."""
 
   name: str = option("", "Shown with the run; by default what `--config` names.")
-  seed: int = option(0, "Of parameters, order of the data and dropout.")
+  seed: int = option(0, "Of parameters, order of the data and dropout.", least=0, most=2**63 - 1)
   num_steps: int = option(1_000, "Updates of the whole run.", least=0)
   init_from: str | None = option(
       None, "Folder of weights, see docs/guides/models.md; None: from the seed."

@@ -44,6 +44,8 @@ class Limits:
     Entries of a tuple are checked, and None is always allowed. `find` returns
     the value of another option.
     """
+    if self.choices and isinstance(value, tuple) and len({*value}) < len(value):
+      raise ValueError(f"{name} must have each value once, got {','.join(value)}.")
     for one in value if isinstance(value, tuple) else (value,):
       if one is None:
         continue

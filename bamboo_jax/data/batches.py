@@ -17,7 +17,7 @@ from absl import logging
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.data import draws, samples
+from bamboo_jax.data import samples
 
 _Key = tuple[int, int]  # Step and microbatch.
 
@@ -32,8 +32,6 @@ class Batches:
   microbatch_size: int
 
   def __post_init__(self) -> None:
-    if not 0 <= self.seed <= draws.MAX_SEED:
-      raise ValueError(f"seed must be from 0 to 2**63 - 1, got {self.seed}.")
     names = ("num_microbatches", "microbatch_size")
     samples.check_ranges({name: getattr(self, name) for name in names})
 

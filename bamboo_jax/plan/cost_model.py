@@ -13,7 +13,7 @@ import math
 from typing import Any
 
 from bamboo_jax import base
-from bamboo_jax.base import json as json_lib
+from bamboo_jax.base import json as json_lib, packaged
 from bamboo_jax.schedule import costs as costs_lib
 
 _VERSION = 1  # Version of the JSON format.
@@ -225,6 +225,19 @@ def to_json(profile: Profile) -> str:
   fields = {"version": _VERSION, **json_lib.to_plain(profile)}
   del fields["regions"]
   return json.dumps(fields, indent=1, allow_nan=False) + "\n"
+
+
+def read_profile(path: str) -> Profile:
+  """Returns the profile that `config.plan.profile` names: a file, or one of the package.
+
+  Raises `ValueError` that names the option.
+  """
+  source = f"config.plan.profile={path}"
+  try:
+    text = packaged.find_file(path).read_text("utf-8-sig", "replace")
+  except OSError as error:
+    raise ValueError(f"{source}: {error.strerror}.") from error
+  return from_json(text, source=source)
 
 
 def from_json(text: str, *, source: str = "profile") -> Profile:

@@ -110,7 +110,7 @@ def find_split(model: memory_lib.MemoryModel, memory_limit_bytes: int | None) ->
   num_stages, limit_bytes = model.num_stages, memory_limit_bytes
   if not 1 <= num_stages <= len(model.ends):
     raise ValueError(
-        f"num_stages must be from 1 to {len(model.ends)} (the number of layers, "
+        f"config.pipeline.num_stages must be from 1 to {len(model.ends)} (the number of layers, "
         f"or of groups that stay together), got {num_stages}."
     )
   most = lambda split: max(need.total_bytes for _, need in model.find_needs(split.bounds))

@@ -20,7 +20,6 @@ from typing import Any
 
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.accounting import machines
-from bamboo_jax.base import packaged
 from bamboo_jax.plan import cost_model, memory as memory_lib, partition as partition_lib
 from bamboo_jax.plan.times import predictor as predictor_lib
 from bamboo_jax.recovery import (
@@ -58,8 +57,7 @@ def read_costs(config: Config) -> Costs | None:
   path, size = config.plan.profile, config.pipeline.microbatch_size
   if path is None:
     return None
-  text = packaged.find_file(path).read_text(encoding="utf-8-sig")
-  profile = cost_model.from_json(text, source=path)
+  profile = cost_model.read_profile(path)
   for name, entry in profile.fingerprint.get("batch", {}).items():
     if len(entry) > 1 and entry[1] != size:
       raise ValueError(

@@ -55,6 +55,8 @@ class ConfigTest(parameterized.TestCase):
       (0, "at least 1", "pipeline.num_microbatches", "pipeline.microbatch_size"),
       (0, "at least 1", "pipeline.num_shares", "node.mesh.tensor", "evaluate.num_microbatches"),
       (0, "at least 1", "checkpoint.keep"),
+      (-1, "at least 0 and at most 9223372036854775807", "seed"),
+      (2**63, "at least 0 and at most 9223372036854775807", "seed"),
       (-0.1, "at least 0", "redundancy.margin", "redundancy.budget", "optimizer.learning_rate"),
       (-0.1, "at least 0", "plan.region_latency_ms"),
       (0.0, "above 0", "recovery.horizon_secs", "plan.memory_limit_gib", "optimizer.clip_norm"),

@@ -113,9 +113,7 @@ class BatchesTest(folders.FolderCase):
     with self.assertRaisesRegex(ValueError, message):
       getattr(_make_batches(), method)(*arguments)
 
-  @parameterized.parameters(
-      ("seed", -1), ("seed", 2**63), ("num_microbatches", 0), ("microbatch_size", 0)
-  )
+  @parameterized.parameters(("num_microbatches", 0), ("microbatch_size", 0))
   def test_refuses_sizes(self, name, value):
     with self.assertRaisesRegex(ValueError, f"{name} must be.*got {value}"):
       _make_batches(**{name: value})

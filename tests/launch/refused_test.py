@@ -190,6 +190,8 @@ report
   Name the workdir of a run: bamboo report
 report a --same
   --same compares the ends of several runs, got a
+report a --figure_format=pdf,png,pdf
+  --figure_format must have each value once, got pdf,png,pdf
 report a --json --figure_format=pdf
   one of --json and --figure_format, not both
 verify --layouts=3 --sweep=seed=1,2

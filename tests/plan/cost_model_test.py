@@ -115,6 +115,10 @@ class ProfileJsonTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       cost_model.from_json(text, source="p.json")
 
+  def test_a_file_that_cannot_be_read_names_the_option(self):
+    with self.assertRaisesRegex(ValueError, "^config.plan.profile=no.json: No such file"):
+      cost_model.read_profile("no.json")
+
   @parameterized.parameters(
       # Where, what is there instead (None: nothing), and the message.
       ("dispatch_ms", None, ": Object missing required field `dispatch_ms`"),

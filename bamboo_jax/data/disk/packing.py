@@ -234,10 +234,8 @@ def _report_targets(parts: Sequence[Spans], options: PackingOptions) -> None:
 def _check_length(what: str, parts: Sequence[Spans], options: PackingOptions, count: int) -> None:
   if count < 1:
     num_tokens = sum(part.file.num_tokens for part in parts)
-    last = parts[-1].file.name if parts else "none"
     raise base.DataError(
-        f"The {what} text is too short: it has {num_tokens} tokens in "
-        f"{len(parts)} file(s), the last is {last}, and no sample of "
+        f"The {what} text is too short: it has {num_tokens} tokens and no sample of "
         f"sequence_length={options.sequence_length}, which needs one more. Use "
         "more text, a shorter sequence or another heldout_fraction."
     )
