@@ -7,7 +7,7 @@ import sys
 from absl.testing import parameterized
 
 from bamboo_jax.launch import __main__
-from tests import folders
+from tests import folders, samples
 from tests.launch import commands
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -59,6 +59,7 @@ class SiteTest(folders.FolderCase):
     self.assertEndsWith(filled, "\n<!-- end -->\nb\n")
     self.assertEqual(generated.fill(filled), filled)
 
+  @samples.only_all
   def test_builds_without_warnings(self):  # JAX, and 25 pages: 10 s.
     out = self.folder
     options = ("-W", "-n", "-q", "--keep-going")

@@ -33,6 +33,7 @@ def _shrink(code):
   return re.sub(r"\b20\b", "10", code)
 
 
+@samples.only_all  # The tests beside this one make the same calls.
 class PagesTest(folders.FolderCase):
 
   def setUp(self):
@@ -57,7 +58,6 @@ class PagesTest(folders.FolderCase):
     self.assertIn("node0 (256, 16)\n", done.stdout)
     self.assertIn("6 ['0/1'] shadow\n10 ['1/2'] shadow\n", done.stdout)
 
-  @samples.only_all  # The page above has the same calls.
   def test_notebook(self):
     path = _ROOT / "examples" / "first_steps.ipynb"
     notebook = nbformat.read(path, as_version=4)

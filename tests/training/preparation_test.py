@@ -7,7 +7,7 @@ from absl.testing import absltest
 import jax
 
 from bamboo_jax.training.setup import accept, job as job_lib
-from tests import tiny
+from tests import samples, tiny
 from tests.launch import commands
 
 _PREPARE = """
@@ -27,7 +27,7 @@ class PreparationTest(absltest.TestCase):
 
   def test_needs_no_devices(self):
     """Seconds: models of full size, traced in a process without devices."""
-    names = ("gnmt", "gpt2", "resnet")
+    names = samples.draw(("gnmt", "gpt2", "resnet"), 1)
     ended = commands.run("-c", _PREPARE, *names)
     self.assertEqual(ended.returncode, 0, msg=ended.stderr)
     self.assertEqual(json.loads(ended.stdout), dict.fromkeys(names, True))

@@ -15,6 +15,7 @@ from bamboo_jax.runtime import program_store
 from bamboo_jax.training.setup import accept
 from bamboo_jax.verify import cases, layouts as layouts_lib, table
 from configs import sweep_faults
+from tests import samples
 
 GPIPE = ("pipeline.schedule", "gpipe")
 TEMPLATES = ("pipeline.layout", "templates")
@@ -39,10 +40,12 @@ def make_layout(num_pipelines, num_stages, *settings, **more):
   return layouts_lib.SweepLayout(tuple({**sizes, **dict(settings)}.items()), number=0, **more)
 
 
-# All pairs of values that are likely to meet.
+# All pairs of values that are likely to meet; the first two have all programs.
 COVER = (
     (make_layout(2, 3, costs_seed=1), ""),
     (make_layout(1, 4, GPIPE, mode("lazy"), costs_seed=2, num_devices=2), ""),
+)
+MORE = (
     (make_layout(3, 2, mode("eager"), SPARE, costs_seed=3), "1,1/0,7,kill"),
     (make_layout(2, 4, GPIPE, mode("bubble"), costs_seed=4), "1,0/3,reduce,kill"),
     (make_layout(2, 2, GPIPE, TEMPLATES, SPARE), ""),
@@ -57,8 +60,8 @@ class LayoutsTest(absltest.TestCase):
 
   def test_one_state(self):
     jax.devices()  # There are 8.
-    layouts = table.Layouts(make_config())
-    states = {layouts.make_trials(l).run(make_case(faults)).state for l, faults in COVER}
+    layouts, drawn = table.Layouts(make_config()), (*COVER, *samples.draw(MORE, 1))
+    states = {layouts.make_trials(l).run(make_case(faults)).state for l, faults in drawn}
     self.assertLen(states, 1)
     others = table.Layouts(make_config().changed({"seed": 1}))
     self.assertNotIn(others.make_trials(make_layout(1, 1)).run(make_case("")).state, states)
