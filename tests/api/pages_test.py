@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-from tests import folders, samples
+from tests import folders, late, samples
 from tests.launch import commands
 
-nbclient = pytest.importorskip("nbclient")
-nbformat = pytest.importorskip("nbformat")
+nbclient = late.Library("nbclient")
+nbformat = late.Library("nbformat")
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _NAME = 'get_config("quickstart")'

@@ -8,8 +8,6 @@ import re
 from absl.testing import parameterized
 import jax
 import numpy as np
-import pytest
-from safetensors import torch as safetensors
 
 from bamboo_jax import base
 from bamboo_jax.exchange import adapters, weights
@@ -17,12 +15,13 @@ from bamboo_jax.launch import convert as convert_lib
 from bamboo_jax.models import zoo
 from bamboo_jax.training import run as run_lib
 from bamboo_jax.training.setup import accept, build
-from tests import folders, samples, tiny
+from tests import folders, late, samples, tiny
 from tests.exchange import peers_test
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-peft = pytest.importorskip("peft")
+safetensors = late.Library("safetensors.torch")
+torch = late.Library("torch")
+transformers = late.Library("transformers")
+peft = late.Library("peft")
 
 _RATE = 1e-2
 

@@ -4,7 +4,6 @@ import json
 
 from absl.testing import parameterized
 import numpy as np
-import pytest
 
 from bamboo_jax import base
 from bamboo_jax.training import run as run_lib
@@ -12,8 +11,6 @@ from bamboo_jax.training.setup import accept
 from configs import finetune
 from tests import folders, tiny
 from tests.exchange import peers_test
-
-pytest.importorskip("torch")
 
 _LENGTH = 8
 

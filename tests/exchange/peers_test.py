@@ -4,15 +4,14 @@ from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from bamboo_jax.exchange import names, weights
 from bamboo_jax.models import zoo
 from bamboo_jax.models.text import llama
-from tests import folders, plain, samples
+from tests import folders, late, plain, samples
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+torch = late.Library("torch")
+transformers = late.Library("transformers")
 
 S, L, V = 3, 12, 40  # Examples, tokens, vocabulary.
 _LLAMA = {

@@ -16,12 +16,13 @@ import time
 from unittest import mock
 
 from absl.testing import parameterized
-import distributed
 
 from bamboo_jax.experiments import sweep
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.net import addresses
-from tests import folders, samples
+from tests import folders, late, samples
+
+distributed = late.Library("distributed")
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _DEADLINE_SECS = 60.0

@@ -6,12 +6,14 @@ import struct
 import subprocess
 import sys
 import threading
+from unittest import mock
 
 from absl.testing import absltest
-from tensorboardX.proto import event_pb2
 
 from bamboo_jax.metrics import loggers
-from tests import folders
+from tests import folders, late
+
+event_pb2 = late.Library("tensorboardX.proto.event_pb2")
 
 
 class FakeLogger:
@@ -119,8 +121,7 @@ class FilesTest(folders.FolderCase):
     self.assertEqual(found, wanted)
 
   def test_missing_extra_is_named(self):
-    self.addCleanup(sys.modules.update, tensorboardX=sys.modules["tensorboardX"])
-    sys.modules["tensorboardX"] = None  # Makes the import fail.
+    self.enterContext(mock.patch.dict(sys.modules, tensorboardX=None))  # Makes the import fail.
     with self.assertRaisesRegex(ValueError, r"bamboo_jax\[tensorboard\]"):
       loggers.TensorBoard(self.folder, 0)
 
