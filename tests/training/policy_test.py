@@ -141,6 +141,14 @@ class PolicyTest(folders.FolderCase):
     with self.assertRaisesRegex(ValueError, "line 1: slow needs executor"):
       sizes.read_faults(program, str(path))
 
+  def test_faults_of_pipelines_that_spares_form(self):
+    path = self.folder / "faults.csv"
+    path.write_text("1,5/0,,kill\n")
+    make = lambda **changes: accept.accept(make_config(None, **changes))
+    self.assertLen(sizes.read_faults(make(pipeline__num_shares=6), str(path)), 1)
+    with self.assertRaisesRegex(ValueError, "line 1: pipeline must be from 0 to 1, got 5"):
+      sizes.read_faults(make(), str(path))
+
   def test_grid_has_one_partition_for_each_depth(self):
     one = dict(pipeline__num_stages=4, pipeline__num_pipelines=1)
     config = make_config("varuna", **one)

@@ -68,9 +68,11 @@ def read_faults(config: config_lib.Config, path: str | None) -> tuple[faults_lib
   """
   if path is None or not config.recovery.is_preemptible:
     return ()
-  pipelines, stages = config.pipeline.num_pipelines, config.pipeline.num_stages
-  if config.pipeline.layout != "depth":  # Pipelines have any shape.
-    pipelines = stages = num_nodes(config)
+  # Spares and nodes that join may form more pipelines, at most one for each share.
+  pipelines = config.pipeline.num_shares or config.pipeline.num_pipelines
+  stages = config.pipeline.num_stages
+  if config.pipeline.layout != "depth":  # Pipelines have any depth.
+    stages = num_nodes(config)
   # A node may own all stages, and send each output to an owner and a shadow.
   microbatches = config.pipeline.num_pipelines * config.pipeline.num_microbatches
   faults = faults_lib.read_faults(
