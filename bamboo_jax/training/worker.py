@@ -98,7 +98,8 @@ class Worker:
       for part in (self._journal, self._step, self._compiler):
         stack.callback(part.close)
       num_steps = self._config.num_steps
-      self._last_step = self._stop_at = min(num_steps, stop_at or num_steps)
+      self._last_step = min(num_steps, num_steps if stop_at is None else stop_at)
+      self._stop_at = self._last_step
       self._prepare(self._cohort.wait_start())
       if self._given.prefetches and self.state.steps < self._stop_at:
         self._data.source = stack.enter_context(

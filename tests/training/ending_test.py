@@ -57,6 +57,12 @@ class StopTest(EndingCase):
     got = digest.digest_layers(again.engine.layer_states()).state
     self.assertEqual(got, self.trials.want(6).layers[0])
 
+  @parameterized.parameters((0, 0), (2, 2), (9, 6), (None, 6))
+  def test_stops_at(self, step, want):
+    worker = self.begin()
+    self.assertEqual(worker.run(stop_at=step), want == 6)
+    self.assertEqual(worker.state.steps, want)
+
   def test_asked_before_it_trains(self):
     self.begin()
     self.assertFalse(self.local.ask_to_stop())
