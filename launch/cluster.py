@@ -93,7 +93,7 @@ def main(flags: ClusterFlags) -> None:
       f"--program_cache={cli.find_program_cache(flags.program_cache)}",
   ]
   faults = sizes.read_faults(config, flags.faults)
-  if flags.random_kills is not None:
+  if flags.random_kills is not None and config.recovery.is_preemptible:
     faults = faults_lib.make_random_kills(
         flags.random_kills,
         seed=flags.seed,

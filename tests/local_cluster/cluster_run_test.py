@@ -7,11 +7,14 @@ import types
 from unittest import mock
 
 from bamboo_jax import base
+from bamboo_jax.cli import flagset
 from bamboo_jax.faults import faults as faults_lib
+from bamboo_jax.launch import cluster
 from bamboo_jax.local_cluster import cluster_run
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.traces import readers, scale
-from tests import folders
+from bamboo_jax.training.setup import accept
+from tests import folders, tiny
 
 _TRACE = """
 0,add,a/1
@@ -248,6 +251,16 @@ class RunTest(folders.FolderCase):
       self.nodes.mistake, self.nodes.num_failed = "Lost all copies of stage 1.", 2
       self.nodes.has_live_members = lambda: self.has_members
       self.assertEqual(one.tend(1.0), self.has_members)
+
+  @mock.patch.object(cluster_run, "run")
+  @mock.patch.object(flagset, "to_argv", lambda *unused: [])  # There is no command line.
+  def test_no_random_kills_of_nodes_that_stay(self, run):
+    config = tiny.make_config(num_steps=9)
+    for policy, want in ((None, 2), ("on_demand", 0)):
+      config.recovery.policy = policy
+      flags = cluster.ClusterFlags(accept.accept(config), str(self.folder / "run"), random_kills=1)
+      cluster.main(flags)
+      self.assertLen(run.call_args.args[0].faults, want)
 
   def test_faults_that_never_happened(self):
     text = "1,0/0,,kill\n4,0/1,,kill\n6,3/0,2,kill\n8,0/0,,kill"
