@@ -175,8 +175,9 @@ class CsvFile:
     """Goes on after `step`; removes later rows."""
     self._path = workdir / "metrics.csv"
     self._columns: list[str] = []
-    if self._path.exists():
-      head, *rows = self._path.read_text().splitlines(keepends=True)
+    lines = self._path.read_text().splitlines(keepends=True) if self._path.exists() else []
+    if lines:  # None if it ended before its first step.
+      head, *rows = lines
       self._columns = head.strip().split(",")
       kept = [row for row in rows if int(row.split(",", 1)[0]) <= step]
       base.write_atomically(self._path, "".join([head, *kept]))

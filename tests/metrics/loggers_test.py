@@ -99,6 +99,7 @@ def _read_scalars(folder):
 class FilesTest(folders.FolderCase):
 
   def test_a_resumed_run_replaces_later_rows(self):
+    loggers.CsvFile(self.folder, 0).close()  # It ended before its first step.
     first = loggers.CsvFile(self.folder, 0)
     first.log(1, {"loss": 2.0, "rung": "shadow", "ms": {"vote": 0.5}})
     first.log(2, {"loss": 1.5})
