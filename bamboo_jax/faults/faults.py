@@ -240,8 +240,9 @@ def find_missed(
   """
   return [
       f"warning: {source}, line {fault.line}: {fault} never happened: " f"{_explain_missed(fault)}."
-      for fault in faults
-      if first <= fault.step < end and fault.line not in happened
+      for fault in faults  # A join is due at the end of the step before its own.
+      if first <= fault.step - (fault.kind == "join") and fault.step < end
+      if fault.line not in happened
   ]
 
 

@@ -169,15 +169,16 @@ step,node,at,kind
       faults_lib.check_nodes(parse(text), num_nodes=4, zones=("a", "b"), source="f.csv")
 
   def test_faults_that_never_happened(self):
-    text = "1,0/0,,kill\n2,1/1,9,kill\n2,n3,,stop\n2,c,,zone\n9,0/0,,kill"
+    text = "1,0/0,,kill\n2,1/1,9,kill\n2,n3,,stop\n2,c,,zone\n9,0/0,,kill\n3,,,leader"
     find = lambda *happened, first, end: faults_lib.find_missed(
-        parse(f"{text}\n3,,,leader"), happened, first=first, end=end, source="f.csv"
+        parse(f"{text}\n1,,,join\n2,,,join"), happened, first=first, end=end, source="f.csv"
     )
     ends = (
         "2: 2,1/1,9,kill never happened: no live node owned 1/1 then.",
         "3: 2,n3,,stop never happened: no live node was n3, or the run ended before.",
         "4: 2,c,,zone never happened: no live node was in zone c, or the run ended before.",
         "6: 3,,,leader never happened: the run ended before.",
+        "8: 2,,,join never happened: the run ended before.",
     )
     self.assertEqual(find(1, first=1, end=5), [f"warning: f.csv, line {end}" for end in ends])
     self.assertEqual(find(first=2, end=2), [])
