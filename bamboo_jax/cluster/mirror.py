@@ -23,14 +23,14 @@ import urllib.parse
 
 from bamboo_jax import base
 from bamboo_jax.cluster import records
-from bamboo_jax.metrics import rows as rows_lib
+from bamboo_jax.metrics import loggers, rows as rows_lib
 from bamboo_jax.net import identity
 
 _TIMEOUT = datetime.timedelta(seconds=60)  # Of a request that moves data.
 _SECRET, _METRICS = "secret", "metrics.jsonl"
 _OF_MACHINE = ("programs", "logs", ".lock")  # Of all runs that it had at a URL.
-# What readers of a run need, beside rows.
-_FILES = ("config.json", "data.json", "nodes.jsonl", "summary.json", _SECRET)
+# What readers and the next writer of a run need, beside rows.
+_FILES = ("config.json", "data.json", "nodes.jsonl", "summary.json", _SECRET, *loggers.FILES)
 
 
 def local(workdir: str | os.PathLike[str]) -> pathlib.Path:

@@ -24,7 +24,8 @@ BUILT_IN = {"csv": "csv", "tensorboard": "tensorboardX", "wandb": "wandb"}
 _METHODS = ("log", "event", "close")
 _CLOSE_SECS = 15.0  # For what is still to be sent at the end.
 _FLUSH_SECS = 5  # At most so much of TensorBoard's is lost if the writing member dies.
-_WANDB_ID, _PROJECT = "wandb_id", "bamboo"  # Unless WANDB_PROJECT names one.
+_PROJECT = "bamboo"  # Unless WANDB_PROJECT names one.
+_CSV, _WANDB_ID = FILES = ("metrics.csv", "wandb_id")  # With which the next process goes on.
 _INIT_SECS = 10.0  # For an answer of W&B's server, in the thread of the logger.
 
 
@@ -173,7 +174,7 @@ class CsvFile:
 
   def __init__(self, workdir: pathlib.Path, step: int) -> None:
     """Goes on after `step`; removes later rows."""
-    self._path = workdir / "metrics.csv"
+    self._path = workdir / _CSV
     self._columns: list[str] = []
     lines = self._path.read_text().splitlines(keepends=True) if self._path.exists() else []
     if lines:  # None if it ended before its first step.

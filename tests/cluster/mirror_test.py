@@ -55,7 +55,9 @@ class MirrorTest(parameterized.TestCase):
   def test_files_get_to_a_machine_that_has_none(self):
     folder = self.machine()
     (folder / "rows").mkdir()
-    for name in ("metrics.jsonl", "summary.json", "rows/n0.json", "rows/n1.json", ".lock"):
+    # With the last two another machine goes on.
+    files = ("metrics.jsonl", "summary.json", "rows/n0.json", "metrics.csv", "wandb_id")
+    for name in (*files, "rows/n1.json", ".lock"):
       (folder / name).write_text(name)
     one = mirror.Mirror(self.url, folder)
     one.push("n1", is_writer=False)
@@ -64,7 +66,7 @@ class MirrorTest(parameterized.TestCase):
     self.assertCountEqual(os.listdir(there / "rows"), ["n1.json"])
     one.push()
     self.assertCountEqual(os.listdir(self.machine()), os.listdir(mirror.look(self.url)))
-    for name in ("metrics.jsonl", "summary.json", "rows/n0.json"):
+    for name in files:
       self.assertEqual((mirror.look(self.url) / name).read_text(), name)
     num_puts = self.front.counts["PUT"]
     (folder / "summary.json").write_text("another")
