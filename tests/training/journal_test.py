@@ -423,7 +423,9 @@ class JournalTest(folders.FolderCase):
 
   def test_resumes(self):
     self.begin()
-    self.train(1, 2, 3, recoveries=(_recovery(2, view=2),))
+    self.train(1, recoveries=(_recovery(1, view=2),))
+    self.set_state(layout=layouts.make_layout([*map(failover.Roles, _OWNERS)], ((), ())))
+    self.train(2, 3)
     self.restart(0, 1, step=2)
     self.train(3, 4, 5)
     self.join(7)
@@ -432,7 +434,8 @@ class JournalTest(folders.FolderCase):
     summary = self.summary(5)
     self.assertEqual(summary["resumed_from_step"], 2)
     self.assertEqual(summary["recoveries"], [])
-    self.assertEqual(summary["cost"]["num_samples"], 20)
+    self.assertEqual((summary["samples_seen"], summary["samples_dropped"]), (20, 4))
+    self.assertEqual(summary["cost"]["num_samples"], 16)
 
   def test_nothing_to_do_leaves_the_summary(self):
     self.begin()

@@ -55,7 +55,9 @@ class History:
       live nodes, seconds of all nodes so far, samples so far.
     evaluations: Step and loss.
     events: Step, kind such as "join", and a sentence.
-    recoveries: By view, as `find_recovery` returns them.
+    life: How often the run was started.
+    recoveries: By life and view, as `find_recovery` returns them: views of each
+      life may count from 1.
     last: The last line of a step; empty before.
     totals: Totals of the account in the last line that has them.
     num_tokens: Trained on and kept.
@@ -72,7 +74,8 @@ class History:
     self.points: list[tuple[Any, ...]] = []
     self.evaluations: list[list[Any]] = []
     self.events: list[dict[str, Any]] = []
-    self.recoveries: dict[int, dict[str, Any]] = {}
+    self.life = 0
+    self.recoveries: dict[tuple[int, int], dict[str, Any]] = {}
     self.last: Mapping[str, Any] = {}
     self.totals = account_lib.Account()
     self.num_tokens = 0.0
@@ -120,9 +123,11 @@ class History:
   def _add_event(self, line: jsonl.Line) -> None:
     self.totals = account_lib.read(line) or self.totals  # At the end: saves, and all since.
     match line["event"]:
+      case jsonl.START:
+        self.life += 1
       case "recovery":
         found = find_recovery(line, self._kills) | {"train_secs": self.totals.secs}
-        self.recoveries[line["view"]] = found
+        self.recoveries[self.life, line["view"]] = found
       case "layout":
         self._add_layout(line["owners"])
         self.names = line.get("names", {})
@@ -240,7 +245,7 @@ def find(known: Known) -> dict[str, Any]:
   history = known.history
   status = known.run.status if known.run else {}
   told = {
-      r["view"]: find_recovery(r, known.kills) for r in status.get("recoveries", ())
+      (history.life, r["view"]): find_recovery(r, known.kills) for r in status.get("recoveries", ())
   } | history.recoveries
   recoveries = [r for _, r in sorted(told.items())]
   standing = None

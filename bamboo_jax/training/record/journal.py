@@ -493,7 +493,7 @@ def fold_summary(
       more={
           "skipped_steps": len({line["step"] for line in _of_event(lines, SKIPPED)}),
           "epochs": job.task.batches.source.epochs(samples_seen),
-          "samples_dropped": sum(line.get("samples_dropped", 0) for line in trained),
+          "samples_dropped": sum(line.get("samples_dropped", 0) for line in lines),
           "evaluation": next(iter(_of_event(since, "eval")[::-1]), None),
           "predicted_step_secs": job.predicted.step_time.total_ms / 1e3,
           "predicted_bubble_fraction": job.predicted.timeline.mean_bubble,

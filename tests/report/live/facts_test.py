@@ -189,6 +189,14 @@ class FactsTest(absltest.TestCase):
     found = [(r["detect_secs"], r["pause_secs"]) for r in got]
     self.assertEqual(found, [(0.5, 3.0)])  # By a button of this process.
 
+  def test_recoveries_of_all_lives_are_told(self):
+    start, line = {"event": "start", "step": 0}, {"event": "recovery"} | durations_test.RECOVERY
+    here = run(*nodes(4), roles=_TWO)
+    here.status["recoveries"] = [durations_test.RECOVERY]  # Of the last life.
+    for known in (None, here):
+      got = self.find(known, history=history(start, line, start, line))
+      self.assertEqual([r["view"] for r in got["recoveries"]], [2, 2])
+
   def test_what_follows_the_last_step_is_charged(self):
     end = {"event": "cost", "step": 1} | {"account": account(3.0, 4, useful=8.0, checkpoint=4.0)}
     got = self.find(history=history(step(1), end))["time"]
