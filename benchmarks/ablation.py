@@ -73,19 +73,21 @@ def read_sweeps(texts: Iterable[str], others: Collection[str] = ()) -> dict[str,
   sweeps: dict[str, dict[str, Any]] = {}
   for text in texts:
     field, _, rest = text.partition("=")
-    values = _split(rest)
+    given = _split(rest)
+    values = {value: config_flag.parse_literal(value) for value in given}
     if not field or "" in values:
       raise ValueError(
           f"--sweep={text} must be a field of the config and its values, such "
           "as redundancy.mode=none,lazy."
       )
-    if len({*values}) < len(values):
+    same = any(a == b for a, b in itertools.combinations(values.values(), 2))  # As 1 and 1.0.
+    if same or len(values) < len(given):
       raise ValueError(f"--sweep={text} names a value twice.")
     if field in sweeps:
       raise ValueError(f"--sweep names {field} twice.")
     if field not in others:
       config.Config.find_kind(field)
-    sweeps[field] = {value: config_flag.parse_literal(value) for value in values}
+    sweeps[field] = values
   return sweeps
 
 
@@ -194,11 +196,10 @@ def read_row(workdir: str | os.PathLike[str], trial: Trial) -> Row:
   summary = summary_lib.read_summary(workdir / "summary.json")
   lines = jsonl.read_lines(workdir / "metrics.jsonl")
   steps = [line for line in lines if "event" not in line][1:]
-  recoveries = summary.more.get("recoveries", [])
   median = lambda name: _median(line.get(name) for line in steps)
   first, last = account_lib.read_last(lines, up_to_step=1), account_lib.read_last(lines)
   secs, cost = last.secs - first.secs, summary.more.get("cost", {})
-  pauses = [r["kill_to_step_end_secs"] for r in recoveries]
+  pauses = [r["kill_to_step_end_secs"] for r in summary.recoveries]  # Since the last start.
   return {
       **dict(trial.setting),
       "repeat": trial.repeat,
@@ -206,7 +207,7 @@ def read_row(workdir: str | os.PathLike[str], trial: Trial) -> Row:
       "tokens_per_sec": median("tokens_per_sec"),
       "bubble_pct": median("bubble_pct"),
       "final_loss": summary.final_loss,
-      "num_recoveries": len(recoveries),
+      "num_recoveries": sum(line.get("event") == "recovery" for line in lines),
       "pause_ms": _median(1e3 * secs for secs in pauses if secs is not None),
       "samples": cost.get("num_samples"),
       "samples_dropped": summary.more.get("samples_dropped"),

@@ -19,7 +19,8 @@ def write_run(folder, *, step_ms, pauses=(), state="a"):
   summary["recoveries"] = [{"kill_to_step_end_secs": p} for p in pauses]
   summary["cost"] = {"num_samples": 12.0, "cost_usd": 0.5}
   (folder / "summary.json").write_text(json.dumps(summary))
-  lines = [{"step": 0, "event": "start"}]
+  lines = [{"step": 0, "event": event} for event in ("start", "recovery", "start")]
+  lines += [{"step": 1, "event": "recovery"} for _ in pauses]
   for step, ms in enumerate((9_000.0, *step_ms), 1):
     line = dict(step=step, step_ms=ms, tokens_per_sec=1.0, bubble_pct=30.0)
     account = dict(secs=9.0 + 2.0 * step, num_samples=4.0 * step)
@@ -56,7 +57,7 @@ class SweepTest(parameterized.TestCase):
             "trace": {"a=b": "a=b"},
         },
     )
-    for text in ("seed", "=1", "seed=", "seed=1,,2", "seed=1,1"):
+    for text in ("seed", "=1", "seed=", "seed=1,,2", "seed=1,1", "seed=1,1.0"):
       with self.assertRaisesRegex(ValueError, f"--sweep={text}"):
         ablation.read_sweeps([text])
     for texts, message in (
@@ -129,7 +130,7 @@ class ResultsTest(folders.FolderCase):
     self.assertEqual((none["samples_per_wall_sec"], none["samples_dropped"]), (2, 3))
     self.assertEqual((none["same_state"], eager["same_state"]), ("yes", "no"))
     self.assertAlmostEqual(eager["pause_ms"], 300.0)
-    self.assertEqual(eager["num_recoveries"], 2)
+    self.assertEqual(eager["num_recoveries"], 3)  # One before it was resumed.
     with (root / "runs.csv").open() as file:
       read = list(csv.DictReader(file))
     self.assertEqual([r["mode"] for r in read], ["none"] * 2 + ["eager"] * 2)
