@@ -364,6 +364,10 @@ def _infer_nodes(
     raise ValueError(f"{trace['name']}: a trace may have {MAX_NODES} nodes, got {num_nodes}.")
   events = []
   for zone, zone_steps in steps.items():
+    if re.search(r"[\s,]", zone):
+      raise ValueError(
+          f"{trace['name']}: a zone must be a name without spaces or commas, got {zone!r}."
+      )
     draw = random.Random(f"{seed}/{zone}")
     prefix = f"{zone}/" if zone else "node"
     live: list[str] = []

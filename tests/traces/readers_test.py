@@ -198,6 +198,7 @@ class JsonTest(parameterized.TestCase):
       ("[[3]]", r"data\[0\] .*got \[3"),
       ('{"a": [1], "b": [1, 2]}', "each zone, got {'data.a': 1, 'data.b': 2}"),
       ("[0, 0]", "is empty"),
+      ('{"us east": [1]}', "a zone must be a name .* got 'us east'"),
   )
   def test_refuses(self, end, message, begin='"metadata": {"gap_seconds": 1}, "data": '):
     with self.assertRaisesRegex(ValueError, f"t.csv.*{message}"):
