@@ -330,7 +330,8 @@ class StepRunner:
     with self._phase("compute"):
       strike = lambda node: self._strike(self._due.pop_at_instruction(node))
       self.executor.compute(strike, self._recorder)
-      self.instructions += self._recorder.finish()
+      ran = self._recorder.finish()  # Also what ran in an attempt that was abandoned.
+      self.instructions += [one for one in ran if one.start_secs >= self.start_secs]
     with self._phase("ties"):
       reduce.tie(engine)
     with self._phase("reduce"):

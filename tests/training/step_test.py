@@ -42,17 +42,29 @@ class StepTest(parameterized.TestCase):
     self.addCleanup(runner.close)
     return engine, runner
 
-  def run_step(self, clip_norm=None):
-    """Returns the engine and the runner of a step that was committed, and its plan."""
-    engine, runner = self.begin(clip_norm)
+  def plan_step(self, engine, runner):
     due = faults_lib.FaultsDue((), step=3, owners=engine.owners, hosted=())
     runner.begin(3, functools.partial(engines.make_batches(4).microbatch, 3), due)
     planned = engines.play(engine, num_microbatches=2)
     runner.plan(planned)
+    return planned
+
+  def run_step(self, clip_norm=None):
+    """Returns the engine and the runner of a step that was committed, and its plan."""
+    engine, runner = self.begin(clip_norm)
+    planned = self.plan_step(engine, runner)
     runner.run_until_vote()
     runner.vote(step_lib.Vote(seen=1))
     runner.apply()
     return engine, runner, planned
+
+  def test_what_ran_before_the_step_was_repeated_is_not_measured(self):
+    engine, runner = self.begin()
+    self.plan_step(engine, runner)
+    runner.executor.compute(lambda node: None, runner._recorder)
+    self.plan_step(engine, runner)
+    runner.run_until_vote()
+    self.assertGreater(min(one.start_secs for one in runner.instructions), runner.start_secs)
 
   @parameterized.named_parameters(("unclipped", None), ("clipped", 0.5))
   def test_parameters_are_those_of_the_plain_model(self, clip_norm):
