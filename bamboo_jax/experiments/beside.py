@@ -456,7 +456,9 @@ def report(
   ours, theirs = contents.simulated("predicted", outcome), contents.read_run(folder, {})
   theirs["head"]["run"] = "measured"
   for value, course in ((ours, predicted), (theirs, real)):
-    value["figures"] |= facts.figures_of(course.account)
+    # Tokens of the log are those of the whole run.
+    since_first = {"steps": course.num_steps, "tokens_per_sec": None}
+    value["figures"] |= facts.figures_of(course.account) | since_first
   found = contents.make(
       f"Prediction and outcome of {folder.name}", [ours, theirs], tables={"beside": comparison}
   )

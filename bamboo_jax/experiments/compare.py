@@ -255,8 +255,9 @@ def _row(
     gaps = mean_gap(accounts, rivals[0])
     worst = worst_gap(accounts, rivals)
   mean = statistics.fmean
-  num_samples = max(1.0, sum(a.num_samples for a in accounts))
-  num_restarts = sum(o.rungs.get("checkpoint", 0) for o in outcomes)
+  num_samples, usd = (sum(getattr(a, name) for a in accounts) for name in ("num_samples", "usd"))
+  # The first one is the start.
+  num_restarts = sum(max(0, o.rungs.get("checkpoint", 0) - 1) for o in outcomes)
   shares = [a.node_time.shares() for a in accounts]
   return {
       "policy": policy,
@@ -266,7 +267,7 @@ def _row(
       **output.estimates({"throughput_samples_per_sec": [a.samples_per_sec for a in accounts]}),
       "cost_usd_per_hour": mean(a.usd_per_hour for a in accounts),
       **output.estimates({"value": [a.value for a in accounts]}),
-      "usd_per_million_samples": 1e6 * sum(a.usd for a in accounts) / num_samples,
+      "usd_per_million_samples": 1e6 * usd / num_samples if num_samples else None,
       "fatal_failures": mean(o.num_rollbacks for o in outcomes),
       "restarts_per_hour": num_restarts / (sum(a.secs for a in accounts) / 3600),
       "dropped_pct": 100 * mean(o.dropped_share for o in outcomes),

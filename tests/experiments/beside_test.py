@@ -187,6 +187,9 @@ class ValidationTest(folders.FolderCase):
     found = json.loads((folder / "out/report.json").read_text())
     self.assertEqual([run["head"]["run"] for run in found["runs"]], ["predicted", "measured"])
     self.assertIn(["event 0", None, None, None, "no"], found["tables"]["beside"]["rows"])
+    measured = {row[0]: row[2] for row in found["tables"]["runs"]["rows"]}
+    self.assertEqual(measured["steps"], self.run_times.course.num_steps)  # Without the first.
+    self.assertNotIn("tokens per second", measured)
 
   def test_when_nodes_came_and_went(self):
     replay = self.run_times.replay

@@ -81,6 +81,12 @@ class CompareTest(parameterized.TestCase):
     nodes = float(row["cost_usd_per_hour"]) / usd_per_hour
     self.assertBetween(nodes, 5.0, 6.0)
 
+  def test_a_run_that_only_starts(self):
+    changes = {"study.trace.hours": 0.001}
+    (row,), _ = run(changes, policies=("checkpoint",), sweep=compare.Sweep())
+    names = ("throughput_samples_per_sec", "usd_per_million_samples", "restarts_per_hour")
+    self.assertEqual([row[name] for name in names], ["0", "", "0"])
+
   def test_labels_have_units(self):
     for field, label in (
         ("study.trace.hazard_per_node_hour", "preemptions per node and hour"),
