@@ -201,6 +201,8 @@ class FormatsTest(FilesCase):
       ("a.json", '[{"text": "abcd"}]'),
       ("a.json", '\ufeff [\n{"text":\n"abcd"}\n]\n'),
       ("wiki_00", '{"text": "abcd"}\n'),
+      ("wiki_00", '\ufeff{"text": "abcd"}\n'),
+      ("it's[1].jsonl", '{"text": "abcd"}\n'),
   )
   def test_objects_in_a_list_or_without_a_suffix(self, name, content):
     self.write(name, content)
@@ -337,6 +339,7 @@ class PackingTest(FilesCase):
     self.assertEqual(max(self.epoch(source)["inputs"])[0], 28)
     heldout = source.heldout_batch([0, 1])["inputs"]
     self.assertEqual(heldout.tolist(), [[32, 33, 34, 35], [36, 37, 38, 39]])
+    self.assertEqual(self.make("a.bin", heldout_fraction=0).num_heldout, 0)
     source = self.make("a.bin", heldout_path=f"{self.folder}/b.bin")
     self.assertEqual((source.samples_per_epoch, source.num_heldout), (10, 2))
     self.assertEqual(source.heldout_batch([1])["inputs"][0, 0], 504)
@@ -399,6 +402,7 @@ class BadInputTest(FilesCase):
       ("a.bin", b"1234567", "did you mean 'uint16'", {"dtype": "uint61"}),
       ("a.bin", _u2(), "sample of sequence_length=4"),
       ("a.bin", _u2(*range(9)), "a.bin does not tell where doc", {"documents": True}),
+      ("a.bin", _u2(*range(9)), "end_token must be .*=1000, got 1000", {"end_token": 1000}),
       ("a.bin", _u2(*range(9)), "sample of sequence_length=9", {"length": 9}),
       ("a.bin", np.array([20240520, 1, 9] + [0] * 254, "<i4"), "has 2 tokens, but its header .* 9"),
       ("a.npy", np.zeros((2, 3)), "a.npy must be integers with one axis.*float64"),
@@ -408,6 +412,8 @@ class BadInputTest(FilesCase):
       ("a.txt", b"a", "bytes has vocab_size=256, more than .* 9", {"vocab_size": 9}),
       ("a.jsonl", b'{"text": "a"}\n{"text": "\xff"}\n', "a.jsonl, line 2: .*utf-8"),
       ("a.jsonl", '{"text": "a"}\n{"text"}\n', "a.jsonl, line 2: "),
+      ("a.jsonl", "", "field must be one name, or two, got 'a,b,c'", {"field": "a,b,c"}),
+      ("a.jsonl", "", "There is no text: .*.jsonl is empty"),
       ("a.jsonl", '{"text": 5}', "field 'text' must be a text or a list .* '5'"),
       ("a.jsonl", '{"text": "\\ud800"}\n', "a.jsonl, line 1: .*surrogates"),
       ("a.jsonl", '{"text": [300]}', "the token 300, must be below .*256"),

@@ -181,8 +181,9 @@ def _find_kind(path: pathlib.Path) -> str:
     line = file.readline(_PIECE_BYTES)
     while kind and line and not line.strip():
       line = file.readline(_PIECE_BYTES)
+  line = line.lstrip(b"\xef\xbb\xbf \t\r") if kind else line.removeprefix(b"\xef\xbb\xbf")
   if kind:
-    return "list" if line.lstrip(b"\xef\xbb\xbf \t\r")[:1] == b"[" else kind
+    return "list" if line[:1] == b"[" else kind
   try:
     is_object = line[:1] == b"{" and isinstance(json.loads(line), dict)
   except ValueError:

@@ -73,8 +73,6 @@ def make_files(
   """
   samples.check_fraction(heldout_fraction)
   fields = tuple(field.split(","))
-  if len(fields) > 2:
-    raise ValueError(f"field must be one name, or two, got {field!r}.")
   loss = loss or ("completion" if len(fields) == 2 or field == chat.FIELD else "all")
   options = packing_lib.PackingOptions(sequence_length, packing, masked=bool(documents), loss=loss)
 
@@ -139,7 +137,8 @@ def find_files(pattern: str) -> list[tuple[str, pathlib.Path]]:
           *left_out,
       ]
   else:
-    every = [pathlib.Path(p) for p in sorted(glob.glob(pattern, recursive=True))]
+    matches = [pattern] if root.is_file() else glob.glob(pattern, recursive=True)
+    every = [pathlib.Path(p) for p in sorted(matches)]
     every = [p for p in every if p.is_file() or documents_lib.is_hub_dataset(p)]
     found = folders.drop_repeated(every)
     left_out = [f"{path} (links to the rest)" for path in every if path not in {*found}]
@@ -187,12 +186,12 @@ def _pick_kind(paths: list[pathlib.Path]) -> tuple[list[pathlib.Path], list[path
 
 def _parse_weights(text: str) -> dict[str, float] | None:
   """Returns the weights of "0.7 web 0.3 code" by path; None for one path."""
-  words = shlex.split(text)
-  if len(words) < 2 or os.path.exists(text):
-    return None
   try:
+    words = shlex.split(text)
     weights = [float(word) for word in words[::2]]
-  except ValueError:
+  except ValueError:  # Also of a quotation mark in one path.
+    return None
+  if len(words) < 2 or os.path.exists(text):
     return None
   if len(words) % 2 or len({*words[1::2]}) < len(weights):
     raise ValueError(

@@ -98,7 +98,7 @@ def make_source(
   parts = [_find_spans(file, options) for file in files]
   total = sum(part.num_spans for part in parts)
   others: list[Spans] = []
-  if isinstance(heldout, float):
+  if isinstance(heldout, float | int):
     # At least one, so that what little data there is can be evaluated.
     num_heldout = min(max(1, int(total * heldout)), total - 1) if heldout and total else 0
     total -= num_heldout

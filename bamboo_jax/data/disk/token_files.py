@@ -169,14 +169,15 @@ def open_file(
     end: Token that ends a document.
 
   Raises:
-    ValueError: There is no such `dtype`.
+    ValueError: There is no such `dtype` or `end`.
     base.DataError: It is damaged, or no such file; names the first fault.
   """
   if dtype not in (None, *DTYPES):
     raise ValueError(base.suggest(dtype, DTYPES, what="dtype"))
-  opened = functools.partial(
-      TokenFile, str(path), vocab_size=1 << 31 if vocab_size is None else vocab_size, end=end
-  )
+  bound = 1 << 31 if vocab_size is None else vocab_size
+  if end is not None and not 0 <= end < bound:
+    raise ValueError(f"end_token must be at least 0 and below vocab_size={bound}, got {end}.")
+  opened = functools.partial(TokenFile, str(path), vocab_size=bound, end=end)
   num_bytes = path.stat().st_size
   if path.suffix == ".npy":
     kind, first_byte = _read_npy(path)

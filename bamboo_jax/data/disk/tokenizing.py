@@ -46,6 +46,10 @@ class TokenizingTask:
   end_token: int | None = None
   part_bytes: int = 1 << 26
 
+  def __post_init__(self) -> None:
+    if len(self.fields) > 2:
+      raise ValueError(f"field must be one name, or two, got {','.join(self.fields)!r}.")
+
   @property
   def vocabulary(self) -> vocabularies.Vocabulary:
     """The vocabulary, read once by each process."""
@@ -113,6 +117,8 @@ def run(
   """
   out = pathlib.Path(out)
   parts = documents_lib.find_parts([path for _, path in task.named], task.part_bytes)
+  if not parts:
+    raise base.DataError(f"There is no text: {task.named[0][1]} is empty.")
   facts = {**task.facts, "num_parts": len(parts)}
   if _load_facts(out) == facts and not _find_missing(out, len(parts)):
     # Finished, maybe by another user: it need not be writable.
