@@ -75,12 +75,14 @@ class OwnFilesTest(folders.FolderCase):
       (None, None, "needs the option config.init_from"),
       ("absent", None, "must be a folder of Hugging Face .*No such file"),
       ("meta-llama/Llama-3.2-1B", None, "hf download meta-llama/Llama-3.2-1B --local-dir="),
+      ("hub", {"model_type": ...}, "hub' must be a .* has a model_type: 'model_type'. For weights"),
       ("hub", {"model_type": "t5"}, "Unknown model_type 't5'"),
   )
   def test_refuses(self, name, changes, message):
     file = self.folder / "hub" / "config.json"
     if changes:
-      file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+      entries = json.loads(file.read_text()) | changes
+      file.write_text(json.dumps({k: v for k, v in entries.items() if v is not ...}))
     config = finetune.get_config()
     config.init_from = name and (name if "/" in name else str(self.folder / name))
     with self.assertRaisesRegex(ValueError, message):

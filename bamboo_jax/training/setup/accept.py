@@ -92,15 +92,14 @@ def _fill_from_folder(config: config_lib.Config) -> config_lib.Config:
   if adapters.is_folder(path):
     folder = adapters.read_config(path).base
   try:
-    found = json.loads((folder / "config.json").read_bytes())
-  except (OSError, ValueError) as error:
+    kind = json.loads((folder / "config.json").read_bytes())["model_type"]
+  except (KeyError, OSError, TypeError, ValueError) as error:
     raise base.CheckpointError(
-        f"config.init_from={str(folder)!r} must be a folder of Hugging Face "
-        f"with a config.json: {getattr(error, 'strerror', None) or error}."
-        f"{hub_folder.hint_at_download(folder)}"
+        f"config.init_from={str(folder)!r} must be a folder of Hugging Face with a config.json "
+        f"that has a model_type: {getattr(error, 'strerror', None) or error}. For weights of a "
+        f"run, config.model.name is that of its model.{hub_folder.hint_at_download(folder)}"
     ) from error
   kinds = {f.fixed["model_type"]: n for n, f in hub_config.FAMILIES.items()}
-  kind = found.get("model_type")
   if kind not in kinds:
     raise ValueError(base.suggest(str(kind), kinds, what="model_type"))
   options = weights.read_options(path, kinds[kind])
