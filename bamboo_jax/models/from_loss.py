@@ -60,6 +60,8 @@ def from_loss(
     name: Names the model in checkpoints; a checkpoint of another name is
       rejected.
   """
+  if isinstance(batch_keys, str) or not batch_keys:
+    raise ValueError(f"batch_keys must be a tuple of names of arrays, got {batch_keys!r}.")
   takes_key = "key" in inspect.signature(loss).parameters
   layer = LossLayer(
       *(LAYER, init, loss, tuple(batch_keys), takes_key),
@@ -254,7 +256,12 @@ def _check_trained(tree: base.PyTree) -> None:
 
 
 def _flatten(tree: base.PyTree) -> dict[str, Any]:
-  return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+  found: dict[str, Any] = {}
+  for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+    if _name(path) in found:
+      raise ValueError(f"Two arrays of a pytree are called {_name(path)!r}: rename one.")
+    found[_name(path)] = leaf
+  return found
 
 
 def _name(path: tuple[Any, ...]) -> str:

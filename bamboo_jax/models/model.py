@@ -172,13 +172,7 @@ class Model:
     for tie in layer.ties:
       owner = self.layer_names.index(tie.layer)
       first = self.init_layer(owner, seed=seed, batch_shapes=batch_shapes)
-      if tie.layer_param not in first.params:
-        raise ValueError(
-            f"Layer {layer.name!r} ties {tie.param!r} to {tie.layer_param!r} "
-            f"of {tie.layer!r}, which has only {sorted(first.params)}."
-        )
       params[tie.param] = first.params[tie.layer_param]
-      assert params[tie.param].shape == variables.params[tie.param].shape, tie
     return variables.replace(params=params)
 
   def _layer_shapes(self, batch: Mapping[str, Any]) -> list[_LayerShapes]:
@@ -196,6 +190,16 @@ class Model:
       variables, outputs = traced[case]
       shapes.append((inputs, variables))
       inputs = outputs
+    params = {name: dict(v.params) for name, (_, v) in zip(self.layer_names, shapes, strict=True)}
+    for layer in self.layers:
+      for tie in layer.ties:
+        ours, theirs = params[layer.name], params[tie.layer]
+        shape = getattr(ours.get(tie.param), "shape", None)
+        if shape is None or shape != getattr(theirs.get(tie.layer_param), "shape", None):
+          raise ValueError(
+              f"Layer {layer.name!r} ties {tie.param!r} to {tie.layer_param!r} of {tie.layer!r}, "
+              f"must be arrays of one shape; they have only {sorted(ours)} and {sorted(theirs)}."
+          )
     self._shapes[cache_key] = shapes
     return shapes
 

@@ -42,8 +42,8 @@ def _aux_loss(params, batch):
   return jnp.mean(guess**2), {"bias": jnp.mean(guess - batch["y"]), "three": 3}
 
 
-def _make(loss=_loss, init=_init, **more):
-  return from_loss_lib.from_loss(init, loss, batch_keys=("x", "y"), **more)
+def _make(loss=_loss, init=_init, batch_keys=("x", "y"), **more):
+  return from_loss_lib.from_loss(init, loss, batch_keys=batch_keys, **more)
 
 
 def _variables(model):
@@ -175,6 +175,11 @@ class FromLossTest(parameterized.TestCase):
               ("no_array", "'a/b' .*float", lambda key: {"a": {"b": 1.0}}),
               ("nothing", "no parameters", lambda key: {}),
               (
+                  "one_name",
+                  "Two arrays of a pytree are called 'a/b'",
+                  lambda key: {"a/b": jnp.zeros(2), "a": {"b": jnp.ones(2)}},
+              ),
+              (
                   "nnx_statistics",
                   "'mean' is of nnx.BatchStat, must be nnx.Param. It is not trained: say from_loss",
                   lambda key: nnx.state(nnx.BatchNorm(2, rngs=nnx.Rngs(key))),
@@ -192,6 +197,8 @@ class FromLossTest(parameterized.TestCase):
           "State 'n' .* int32",
           dict(init=lambda key: (_init(key), {"n": jnp.zeros((), int)}), has_state=True),
       ),
+      ("no_keys", "batch_keys must be a tuple of names .* got \\(\\)", dict(batch_keys=())),
+      ("one_key", "batch_keys must be .* got 'x'", dict(batch_keys="x")),
       ("pair", "got a tuple of 2. For .* has_aux=True", dict(loss=_aux_loss)),
       *(
           (name, message, dict(loss=loss, has_aux=True))

@@ -68,9 +68,11 @@ class ModelTest(parameterized.TestCase):
       make_model(*layers)
 
   def test_refuses_tie_to_unknown_parameter(self):
-    model = make_model(Scale("a", batch_keys=("x",)), Scale("b", ties=tie_to("a", "size")))
-    with self.assertRaisesRegex(ValueError, r"'size' of 'a'.*only \['scale'\]"):
-      init(model)
+    for ties in (tie_to("a", "size"), (layer_lib.Tie("size", "a", "scale"),)):
+      model = make_model(Scale("a", batch_keys=("x",)), Scale("b", ties=ties))
+      message = rf"'{ties[0].param}' to '{ties[0].layer_param}' of 'a'.*only \['scale'\]"
+      with self.assertRaisesRegex(ValueError, message):
+        init(model)
 
   def test_refuses_batch_without_entry(self):
     with self.assertRaisesRegex(ValueError, r"'a' reads \['x'\].*only \['y'\]"):
