@@ -63,6 +63,14 @@ def from_records(
 
   def take(places: Sequence[int]) -> dict[str, np.ndarray]:
     chosen = [records[place] for place in places]
+    for place, record in zip(places, chosen, strict=True):
+      shapes = _shapes_of(record)
+      if not shapes or shapes != _shapes_of(chosen[0]):
+        raise base.DataError(
+            f"Record {place} of a data source must be a dict of arrays, with the names and shapes "
+            f"of record {places[0]}, got {shapes or type(record).__name__} "
+            f"and {_shapes_of(chosen[0])}."
+        )
     arrays = {n: np.stack([c[n] for c in chosen]) for n in chosen[0]}
     return {n: a.astype(_find_kind(n, a)) for n, a in arrays.items()}
 
@@ -92,12 +100,17 @@ def _make(
   )
 
 
+def _shapes_of(record: Any) -> dict[str, tuple[int, ...]]:
+  """Returns the shapes of the arrays of a record, {} if it is none."""
+  return {n: np.shape(a) for n, a in record.items()} if isinstance(record, Mapping) else {}
+
+
 def _find_kind(name: str, array: np.ndarray) -> np.dtype:
-  """Returns the dtype of samples; JAX has no 64-bit types by default."""
+  """Returns the dtype of samples; JAX has no 64-bit types by default, and one order of bytes."""
   if array.dtype.kind not in "biuf":
     raise base.DataError(f"Array {name!r} of a data source must hold numbers, got {array.dtype}.")
   if array.dtype.itemsize < 8:
-    return array.dtype
+    return array.dtype.newbyteorder("=")
   kind = np.dtype(f"{array.dtype.kind}4")
   if kind.kind != "f" and array.size:
     info = np.iinfo(kind)

@@ -54,6 +54,24 @@ class ArraysTest(parameterized.TestCase):
     with self.assertRaisesRegex(base.DataError, message):
       arrays.from_arrays(given)
 
+  def test_order_of_bytes_is_that_of_the_machine(self):
+    x = np.arange(4, dtype=">f4")
+    for source in (arrays.from_arrays({"x": x}), arrays.from_records([{"x": one} for one in x])):
+      batch = source.batch(range(4), seed=0)["x"]
+      self.assertEqual((batch.dtype.byteorder, sorted(batch.tolist())), ("=", [0, 1, 2, 3]))
+
+  @parameterized.parameters(
+      ([(1, 2)], "Record 0 .* must be a dict of arrays, .* got tuple"),
+      (
+          [{"x": [1]}, {"x": [1, 2]}],
+          r"Record 1 .* of record 0, got {'x': \(2,\)} and {'x': \(1,\)}",
+      ),
+      ([{"x": 1}, {"y": 1}], r"Record 1 .* got {'y': \(\)} and {'x': \(\)}"),
+  )
+  def test_refuses_records(self, records, message):
+    with self.assertRaisesRegex(base.DataError, message):
+      arrays.from_records(records)
+
   def test_source_of_the_users_own(self):
     name = f"{__file__}:make_own"
     shape = {"sequence_length": 4, "vocab_size": 9}
