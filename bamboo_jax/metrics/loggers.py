@@ -57,6 +57,8 @@ def parse_names(text: str | None) -> list[str]:
   """
   found = [name.strip() for name in (text or "").split(",") if name.strip()]
   for name in found:
+    if found.count(name) > 1:
+      raise ValueError(f"config.metrics.logger must name {name!r} once, got {text!r}.")
     if base.is_function_name(name):
       base.find_function(name, what="logger")
     elif name not in BUILT_IN:
@@ -176,10 +178,9 @@ class CsvFile:
     """Goes on after `step`; removes later rows."""
     self._path = workdir / _CSV
     self._columns: list[str] = []
-    lines = self._path.read_text().splitlines(keepends=True) if self._path.exists() else []
-    if lines:  # None if it ended before its first step.
-      head, *rows = lines
-      self._columns = head.strip().split(",")
+    if self._path.exists() and (text := self._path.read_text()):  # Else no step has ended.
+      head, *rows = text.splitlines(keepends=True)
+      self._columns = next(csv.reader([head]))
       kept = [row for row in rows if int(row.split(",", 1)[0]) <= step]
       base.write_atomically(self._path, "".join([head, *kept]))
     self._file = open(self._path, "a", buffering=1, newline="")
