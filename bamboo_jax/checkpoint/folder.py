@@ -12,6 +12,7 @@ like any other it is removed once there are `keep` newer ones.
 
 from collections.abc import Callable, Mapping, Sequence
 import errno
+import functools
 import os
 import pathlib
 import shutil
@@ -32,6 +33,13 @@ from bamboo_jax.runtime.stage import spec as spec_lib
 
 CheckpointName = manifest_lib.CheckpointName
 _FROZEN = "frozen"
+
+
+@functools.cache
+def warn_once(text: str, process: int) -> None:
+  """Warns of a checkpoint that cannot be used, once in a `process`, forks apart."""
+  del process
+  logging.warning("%s", text)
 
 
 class CheckpointFolder:
@@ -195,7 +203,7 @@ class CheckpointFolder:
         found.append((name, self.place.read(name)))
       except base.CheckpointError as error:
         if not found:
-          logging.warning("%s", error)
+          warn_once(f"{error}", os.getpid())
     return found[::-1]
 
   def _check_space(self, layers: Mapping[str, Mapping[str, np.ndarray]]) -> None:

@@ -19,7 +19,8 @@ from bamboo_jax.checkpoint import manifest, orbax_item
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.training import control, run
-from bamboo_jax.training.setup import optimizers
+from bamboo_jax.training.record import workdir as workdir_lib
+from bamboo_jax.training.setup import accept, build, optimizers, saving
 from tests import folders, samples, tiny
 from tests.launch import commands
 
@@ -171,12 +172,19 @@ class RunTest(folders.FolderCase):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    self.train("a", num_steps=8)
+    is_read = "node0" in damaged  # The other is not even tried.
+    config = accept.accept(tiny.make_config(num_steps=8))
+    with self.assertLogs("absl", "WARNING") as told:  # Once, and by `bamboo cluster`, too.
+      where = workdir_lib.Workdir.at(str(workdir))
+      saving.check_same(config, build.make_task(config), where)
+      self.assertLen(told.output, not is_read)
+      self.train("a", num_steps=8)
+    found = [text for text in told.output if "Cannot use checkpoint" in text]
+    self.assertLen(found, not is_read)
     self.assertEqual(_summary(workdir)["resumed_from_step"], 4)
     self.assertEqual(_steps_saved(workdir), [6, 8])
     events = jsonl.read_lines(workdir / "metrics.jsonl")
     found = [e for e in events if e.get("event") == "damaged"]
-    is_read = "node0" in damaged  # The other is not even tried.
     want = [{"event": "damaged", "step": 4, "checkpoint": 5}] * is_read
     self.assertEqual(found, want)
     whole = self.train("whole", num_steps=8)

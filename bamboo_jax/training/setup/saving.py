@@ -3,12 +3,13 @@
 from collections.abc import Callable, Mapping
 import dataclasses
 import json
+import os
 import types
 from typing import Any
 
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.base import json as json_lib
-from bamboo_jax.checkpoint import identity as identity_lib, places, writer as writer_lib
+from bamboo_jax.checkpoint import folder, identity as identity_lib, places, writer as writer_lib
 from bamboo_jax.exchange import weights
 from bamboo_jax.runtime import rounding
 from bamboo_jax.training.record import workdir as workdir_lib
@@ -66,14 +67,16 @@ def make_writer(
 def check_same(config: config_lib.Config, task: build.Task, where: workdir_lib.Workdir) -> None:
   """Raises `base.CheckpointError` if the folder or bucket is of another run.
 
-  Looks at its newest checkpoint that can be read; workers judge damaged ones.
+  Looks at its newest checkpoint that can be read, and warns of those that cannot; workers
+  judge what is in them.
   """
-  place = places.open_place(where.checkpoints, where.checkpoints_url)
+  place = places.open_place(where.checkpoints.absolute(), where.checkpoints_url)
   is_there = where.url or where.checkpoints.is_dir()
   for name in reversed(place.find() if is_there else []):
     try:
       meta = place.read(name).meta
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+      folder.warn_once(f"{error}", os.getpid())
       continue
     _identify(config, task).check(meta, step=name.step, where=place.where)
     return
