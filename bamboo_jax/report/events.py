@@ -48,7 +48,8 @@ def describe(line: Mapping[str, Any]) -> str | None:
     case "slow":
       before = f", named {n} times before" if (n := line.get("named_before")) else ""
       factor = f"{line['factor']} times as slow as it should be"
-      return f"slow: {line['node']} on {line['host']}{before}, {factor}"
+      host = f" on {line['host']}" if line["host"] else ""  # None in one process.
+      return f"slow: {line['node']}{host}{before}, {factor}"
   return None
 
 

@@ -23,6 +23,7 @@ class EventsTest(parameterized.TestCase):
 
   @parameterized.parameters(
       ("slow", _SLOW, "slow: n2 on h, 4.9 times as slow as it should be"),
+      ("slow", _SLOW | {"host": ""}, "slow: n2, 4.9 times as slow as it should be"),
       ("slow", _SLOW | {"named_before": 2}, "slow: n2 on h, named 2 times before, 4.9 times .*be"),
       (
           "recovery",
