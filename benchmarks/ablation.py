@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 import dataclasses
 import itertools
+import json
 import os
 import pathlib
 import random
@@ -139,8 +140,18 @@ class Job(NamedTuple):
 def run_job(job: Job) -> Row:
   """Returns the row of a trial; raises `ValueError` if it fails.
 
-  A run that ended early goes on.
+  A run that ended early goes on, unless its options were others.
   """
+  file = job.folder / "options.json"
+  skipped = ("--program_cache=", "--figure_format=")  # They change no result.
+  told = json.dumps([job.module, *(a for a in job.arguments if not a.startswith(skipped))])
+  if file.exists() and file.read_text() != told:
+    raise ValueError(
+        f"{job.folder} has a run with other options, {file.read_text()}, got {told}: name another "
+        "--workdir."
+    )
+  job.folder.mkdir(parents=True, exist_ok=True)
+  base.write_atomically(file, told)
   interleave.call(job.command, job.folder, name=str(job))
   row = read_row(job.folder, job.trial)
   return row if job.is_timed else {**row, **dict.fromkeys(TIMES)}

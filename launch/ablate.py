@@ -83,7 +83,7 @@ class AblateFlags:
     if "trace" not in used:
       flagset.refuse(["time_scale", "nodes"], "without --trace")
     for file in (value for name in ablation.FILES for value in sweeps.get(name, ())):
-      packaged.find_file(file)
+      packaged.find_file(file).stat()
     read = {field: [*values.values()] for field, values in sweeps.items()}
     for policy in read.get("recovery.policy", [self.config.recovery.policy]):
       cli.refuse_overwritten(policy, read)

@@ -3,6 +3,7 @@
 import csv
 import itertools
 import json
+from unittest import mock
 
 from absl.testing import parameterized
 
@@ -107,6 +108,18 @@ class DifferencesTest(parameterized.TestCase):
 
 
 class ResultsTest(folders.FolderCase):
+
+  def test_a_run_with_other_options_does_not_go_on(self):
+    calls = self.enterContext(mock.patch.object(ablation.interleave, "call"))
+    trial = ablation.Trial((("seed", "1"),), 0)
+    job = ablation.Job(trial, "train", ("--config=a",), str(self.folder), True)
+    write_run(job.folder, step_ms=(1.0, 1.0))
+    row = ablation.run_job(job)
+    again = job._replace(arguments=("--config=a", "--program_cache=b"))
+    self.assertEqual(ablation.run_job(again), row)
+    with self.assertRaisesRegex(ValueError, "seed=1/0 has a run with other options"):
+      ablation.run_job(job._replace(arguments=("--config=a", "--faults=c")))
+    self.assertEqual(calls.call_count, 2)
 
   def test_means_over_repeats(self):
     root, rows = self.folder, []

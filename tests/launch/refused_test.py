@@ -226,6 +226,8 @@ status --stacks --json
   one of --json and --stacks, not both
 trace show {parcae} --hours=3
   --hours has no effect on show
+ablate {tiny} --sweep=faults={parcae},missing.csv
+  missing.csv: No such file or directory
 ablate {tiny} --sweep=seed=1,2 --measure=time
   value of --measure 'time'; did you mean 'times'
 ablate {tiny} --sweep=seed=1,2 --interleave=5 --repeats=2
