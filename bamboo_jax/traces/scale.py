@@ -48,8 +48,11 @@ def scale_nodes(trace: Trace, num_nodes: int) -> Trace:
   num_picks = collections.Counter(
       (2 * i + 1) * len(order) // (2 * num_nodes) for i in range(num_nodes)
   )
+  mark = "."  # Longer than in any name: copies may have been copied before.
+  while any(mark in event.node for event in trace.events):
+    mark += "."
   events = tuple(
-      dataclasses.replace(event, node=event.node + (f".{copy}" * (copy > 0)))
+      dataclasses.replace(event, node=event.node + (f"{mark}{copy}" * (copy > 0)))
       for event, place in zip(trace.events, places, strict=True)
       for copy in range(num_picks[order[place]])
   )

@@ -48,6 +48,10 @@ class ScaleTest(parameterized.TestCase):
     self.assertEqual(lines(trace), expected)
     self.assertEqual(trace.duration_ms, 400)
 
+  def test_copies_of_copies(self):
+    trace = scale.scale_nodes(scale.scale_nodes(parse(_TWO), 4), 8)
+    self.assertEqual(trace.num_nodes, 8)
+
   @hypothesis.settings(max_examples=30, deadline=None)
   @hypothesis.given(st.integers(0, 10**6), st.integers(1, 40))
   def test_shares_stay(self, seed, num_nodes):
