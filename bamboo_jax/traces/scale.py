@@ -85,8 +85,16 @@ def merge(traces: Sequence[Trace]) -> Trace:
   """Returns one trace of all nodes; it ends with the shortest trace.
 
   Prices of a trace apply to its own zones. Raises `ValueError` if two traces
-  name the same node.
+  name the same node, or have other prices of the same zone.
   """
+  prices: dict[str, list[trace_lib.Price]] = {}
+  for trace in traces:
+    for zone, own in _zoned(trace).items():
+      if prices.setdefault(zone, own) != own:
+        names = " and ".join(trace.name for trace in traces)
+        raise ValueError(
+            f"{names} have different prices of zone {zone!r}: name nodes ZONE/NODE in each."
+        )
   duration_ms = min(trace.duration_ms for trace in traces)
   by_time = operator.attrgetter("time_ms")
   events = heapq.merge(*(trace.events for trace in traces), key=by_time)
@@ -98,18 +106,22 @@ def merge(traces: Sequence[Trace]) -> Trace:
       tuple(event for event in events if event.time_ms <= duration_ms),
       duration_ms=duration_ms,
       notes=tuple(dict.fromkeys(notes)),
-      prices=tuple(heapq.merge(*map(_zoned, traces), key=by_time)),
+      prices=tuple(heapq.merge(*prices.values(), key=by_time)),
   )
 
 
-def _zoned(trace: Trace) -> list[trace_lib.Price]:
-  named, zones = {price.zone for price in trace.prices}, trace.zones
-  return [
-      dataclasses.replace(price, zone=zone)
-      for price in trace.prices
-      for zone in zones
-      if price.zone == (zone if zone in named else "")
-  ]
+def _zoned(trace: Trace) -> dict[str, list[trace_lib.Price]]:
+  """Returns the prices of each zone of the trace that has some."""
+  named = {price.zone for price in trace.prices}
+  found = {
+      zone: [
+          dataclasses.replace(price, zone=zone)
+          for price in trace.prices
+          if price.zone == (zone if zone in named else "")
+      ]
+      for zone in trace.zones
+  }
+  return {zone: prices for zone, prices in found.items() if prices}
 
 
 @dataclasses.dataclass(frozen=True)

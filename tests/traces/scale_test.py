@@ -72,6 +72,9 @@ class ScaleTest(parameterized.TestCase):
     self.assertEqual(merged.duration_ms, 250)
     with self.assertRaisesRegex(trace_lib.ContradictionError, "'a' is added twice"):
       scale.merge([parse(_TWO), parse(_TWO)])
+    one, two = (parse(f"0,add,{n}\n0,price,{n}\n9,notice,{n}") for n in (1, 2))
+    with self.assertRaisesRegex(ValueError, "different prices of zone ''"):
+      scale.merge([one, two])
 
   def test_merge_time_is_linear_in_the_events(self):
     events = "".join(f"{i},add,a{i}\n" for i in range(20_000))
