@@ -1,6 +1,8 @@
 """The figures of a trace."""
 
 import json
+import pathlib
+import re
 
 from absl.testing import parameterized
 
@@ -81,6 +83,11 @@ class SpotPriceTest(parameterized.TestCase):
     self.assertEqual(parse(readers.render_events(trace)).prices, trace.prices)
     faster = scale.scale(trace, num_nodes=None, time_scale=0.1)
     self.assertEqual(trace_summary.mean_usd_per_hour(faster), mean)
+
+  def test_example_of_the_page(self):
+    page = pathlib.Path(__file__).parents[2] / "docs/research/traces.md"
+    (example,) = re.findall(r"^# duration_ms=\d+\n[^`]*", page.read_text(), re.MULTILINE)
+    self.assertAlmostEqual(trace_summary.mean_usd_per_hour(parse(example)), 0.93, 2)
 
   @parameterized.parameters(
       ("0,price,a/1", r"zones \['a'\], .* none .* 'b'"),
