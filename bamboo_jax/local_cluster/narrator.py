@@ -100,8 +100,8 @@ class Narrator:
       waits = ""
     elif agent.has_worker:
       waits = f"the worker of {agent.options.name} starts, compiles and meets the others"
-    elif agent.roster.registered is None:
-      waits = "the records of the run cannot be read yet"
+    elif agent.roster.registered is None:  # At the start, until all have drawn their numbers.
+      waits = f"waiting for the records of the run, and for {agent.options.num_nodes} nodes in them"
     else:
       waits = "waiting for the other nodes"
     if waits != self._waits:

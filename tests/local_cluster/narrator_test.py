@@ -92,7 +92,7 @@ class NarratorTest(folders.FolderCase):
     self.assertEqual(
         [call.args[0] for call in said.call_args_list],
         [
-            "the records of the run cannot be read yet",
+            "waiting for the records of the run, and for 3 nodes in them",
             "waiting for the other nodes",
             worker,
             "the first step begins",
