@@ -157,7 +157,8 @@ def explain_flag(error: flags.IllegalFlagValueError) -> str:
 
 def explain(error: BaseException) -> str:
   """Returns a message on an error in a config file, with its line if known."""
-  message = str(error.args[0] if error.args else error).strip()
+  # A KeyError has its message in quotes; others than one argument are an errno, or a line.
+  message = str(error.args[0] if len(error.args) == 1 else error).strip()
   if f"module '{_MODULE}' has no attribute" in message:
     return "The config file has no function get_config()."
   if "get_config() takes 0 positional arguments" in message:

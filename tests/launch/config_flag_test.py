@@ -139,6 +139,8 @@ class ConfigFlagTest(parameterized.TestCase):
       ),
       ("config.pipeline.num_stagse = 4", "'num_stagse'; did you mean 'num_stages'"),
       ("config.num_steps = 1 / 0", "Cannot read the config: .*file.py:5: ZeroDivisionError"),
+      ("open('no.txt')", "Cannot read the config: .*file.py:5: .* directory: 'no.txt'"),
+      ("config.num_steps = = 1", r"Cannot read the config: SyntaxError: .*\(file.py, line 5\)"),
       ("config = None", "must return an ml_collections.* got None"),
   )
   def test_bad_config_file(self, line, message):
