@@ -95,7 +95,11 @@ def parse(
     config.name = packaged.name_config(name)
   for key, kind in kinds.items():
     if kind is Any:  # Of a section with any keys.
-      kinds[key] = kind = config_path.get_type(key, config, default_type=object)
+      try:
+        kinds[key] = kind = config_path.get_type(key, config, default_type=object)
+      except (KeyError, TypeError) as error:
+        parent = f"{NAME}.{key.rpartition('.')[0]}"
+        raise ValueError(f"--{NAME}.{key}: the config has no dict {parent}.") from error
     is_boolean = kind in (bool, object)
     flags.DEFINE_multi_string(f"{NAME}.{key}", None, "", flag_values, boolean=is_boolean)
   rest = flag_values(rest)

@@ -28,6 +28,10 @@ _MISTAKES = r"""
   ticks is gone: .*executor='rows'
 --config.seed.a=3
   config.seed has no keys, got --config.seed.a
+--config.model.options.a.b.c=3
+  --config.model.options.a.b.c: the config has no dict config.model.options.a.b
+--config.model.options.variant.a=3
+  the config has no dict config.model.options.variant
 --config no.py
   There is no config file 'no.py'
 --config
