@@ -446,6 +446,14 @@ class BadInputTest(FilesCase):
     path.write_bytes(path.read_bytes()[:-2])
     self.refuses("its sequences have 18 bytes, the .bin has 16", "a.bin")
 
+  def test_folders_of_data_sets_without_rows_of_their_own(self):
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_dict({"text": ["abc"]})
+    datasets.DatasetDict(train=rows, test=rows).save_to_disk(self.folder / "both")
+    self.refuses("both has the data sets test, train: give the folder of one, as .*test", "both")
+    datasets.Dataset.from_dict({"text": []}).save_to_disk(self.folder / "none")
+    self.refuses("Cannot read .*none", "none")
+
   def test_a_file_that_changes_while_it_is_read(self):
     path = self.write("a.bin", np.arange(900, dtype="<u2"))
     source = self.make("a.bin")

@@ -72,8 +72,9 @@ class TokenizingTask:
     """The files as they were when it was first asked for."""
     entries = []
     for name, path in self.named:
-      files = sorted(path.glob("*.arrow")) if path.is_dir() else []
-      described = {f"{name}/{file.name}": file for file in files} or {name: path}
+      described = {name: path}
+      if path.is_dir():
+        described = {f"{name}/{file.name}": file for file in sorted(path.glob("*.arrow"))}
       entries += [token_files.describe_file(f, n) for n, f in described.items()]
     return corpus.CorpusManifest(tuple(entries))
 
