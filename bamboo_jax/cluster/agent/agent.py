@@ -73,8 +73,8 @@ class AgentOptions:
       numbers follow the order of joining.
     config: What all nodes must agree on, by name; plain JSON values.
     command: Starts the worker; the number of the node, the stamp of the run,
-      the age of the agent in seconds, and the number of the socket are
-      appended.
+      the start of the agent on `time.monotonic`, and the number of the socket
+      are appended.
     machine: See `judge.find_machine`.
     is_again: Whether the node restarts after it was in the run before.
   """
@@ -981,8 +981,8 @@ class Agent:
   async def _worker(self) -> None:
     """Starts the worker, and awaits its end."""
     options, process = self.options, self._worker_process
-    age = f"{self._now() - self._begun_secs:.3f}"
-    command = [*options.command, str(self.roster.own.number), self.stamp, age]
+    since = f"{self._begun_secs:.3f}"
+    command = [*options.command, str(self.roster.own.number), self.stamp, since]
     await process.start(command, log=options.log, on_message=self._or_end(self._hear_worker))
     self.has_worker = True
     self._watch.begin(self._now())

@@ -27,7 +27,7 @@ _UNITS = (("_ms", "_seconds", 1e-3), ("_pct", "_ratio", 1e-2), ("_per_sec", "_pe
 _TOTALS = {
     "deaths": "Nodes with a stage that died",
     "recoveries": "Views in which such nodes were lost",
-    "pause_seconds": ("Seconds from such a view until the rest of the step was planned"),
+    "pause_seconds": "Seconds from such a view until the step ended",
 }
 
 
