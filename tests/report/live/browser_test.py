@@ -65,7 +65,8 @@ def make_known():
     if number == _DIED_STEP:
       lines.append({"event": "recovery", **_RECOVERY})
   known.history.add(lines)
-  known.history.recoveries[2]["train_secs"] = known.history.totals.secs - 20.0
+  (recovery,) = known.history.recoveries.values()
+  recovery["train_secs"] = known.history.totals.secs - 20.0
   owners = {"owners": [0, 1, 2, 3]}, {"owners": [4, 4, 6, 7]}
   shadows = {"0": 3, "1": 0, "2": 1, "3": 2}, {"0": 7, "2": 4, "3": 6}
   told = {"steps": _STEPS, "at_secs": 1000.0, "recoveries": [_RECOVERY]}
