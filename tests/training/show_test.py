@@ -80,8 +80,12 @@ class ShowTest(folders.FolderCase):
     self.assertIn(f"\nmemory: {gib} of ", text)
 
   def test_a_plan_has_one_bubble(self):
-    config = accept.accept(tiny.make_config(redundancy__mode="eager"))
-    text = f"{show.make_plan(config).text}\n"
+    more = dict(redundancy__mode="eager", pipeline__num_microbatches=8)  # So passes take longer.
+    config = accept.accept(tiny.make_config(**more))
+    planned = show.make_plan(config)
+    self.assertIn("REDUNDANT_FORWARD", {s.instruction.op.name for s in planned.timeline.slots})
+    self.assertAlmostEqual(planned.plan.step_time.compute_ms, planned.timeline.span_ms)
+    text = f"{planned.text}\n"
     text += job_lib.make_job(config, devices=None).describe_plan()
     found = re.findall(r"([\d.]+) % bubble|bubble ([\d.]+) %(?:\n|$)", text)
     self.assertLen(found, 3)
