@@ -32,7 +32,7 @@ from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import replicas
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import failover, holdings as holdings_lib
-from bamboo_jax.training import cohort as cohort_lib
+from bamboo_jax.training import cohort as cohort_lib, failures
 
 # By node and stage, then by the name of the layer.
 Layers = Mapping[str, spec_lib.LayerState]
@@ -330,12 +330,11 @@ class RunState:
     seen = cohort.gather("waiting", cohort.newest.number)
     cohort.adopt(min(seen.values()))
     if cohort.view.stops:  # There is nothing to save: what is left of the state is not whole.
-      ended = base.EndedError(
+      why = (
           f"Ended while waiting for nodes: {change.reason} With enough of them the run goes on "
           "from its newest checkpoint."
       )
-      cohort.say(failed=f"{ended}")
-      raise ended
+      failures.end_run(cohort, why, None)
 
   def plan(self, view: views.View, nodes: Collection[base.NodeId]) -> assignment.Decision:
     """Returns the change between two steps if `nodes` were the members of a view."""
