@@ -213,6 +213,12 @@ class ClientTest(parameterized.TestCase):
     self.assertFalse(thread.is_alive())
     self.assertTrue(self.client.newest.stops)
 
+  def test_a_loss_ends_the_wait_for_newcomers(self):
+    self.begin()
+    self.show(4, 0, 1)
+    with self.assertRaises(base.ViewChangedError):
+      self.client.wait_members(4)
+
   def test_a_newcomer_stops_nothing_though_it_dies_before_it_is_adopted(self):
     self.begin()
     self.show(4, 0, 1, 2, 3)
