@@ -1,3 +1,4 @@
+import dataclasses
 import importlib.util
 import json
 import sys
@@ -38,6 +39,13 @@ class ByteVocabularyTest(absltest.TestCase):
     self.assertEqual(got.tolist(), [97, 98, 0, 0, 255, 0])
     self.assertEqual(got.dtype, np.uint8)
     self.assertEmpty(vocabularies.encode(vocabularies.BYTES, []))
+
+  def test_tokens_are_as_small_as_the_vocabulary_allows(self):
+    for size, dtype in ((1 << 16, np.uint16), ((1 << 16) + 1, np.uint32)):
+      encode = lambda texts, last=size - 1: [[last] for _ in texts]
+      words = dataclasses.replace(vocabularies.BYTES, vocab_size=size, encode_texts=encode, end=7)
+      got = vocabularies.encode(words, [CorpusDocument("a", b"word")])
+      self.assertEqual((got.tolist(), got.dtype), ([size - 1, 7], dtype))
 
 
 @unittest.skipUnless(_HAS_TOKENIZERS, "the extra `bpe` is not installed")

@@ -231,6 +231,15 @@ class WeightsTest(folders.FolderCase):
     with self.assertNoLogs("absl"):
       self.assert_same(model, drawn)
 
+  @parameterized.parameters(False, True)
+  def test_rows_that_a_file_lacks_are_zeros(self, transposed):
+    rule = names.Rule("head", "params/weight", ("lm_head",), transposed, rows=2)
+    theirs = np.arange(6, dtype=np.float32).reshape(2, 3)
+    ours = rule.to_ours([theirs], (3, 4) if transposed else (4, 3))
+    padded = np.pad(theirs, ((0, 2), (0, 0)))
+    np.testing.assert_array_equal(ours, padded.T if transposed else padded)
+    np.testing.assert_array_equal(rule.to_theirs(ours)["lm_head"], theirs)
+
   def test_names_of_other_writers(self):
     """As in the files of the first releases of these models."""
     betas = lambda n: n.replace("Norm.weight", "Norm.gamma").replace("Norm.bias", "Norm.beta")

@@ -61,6 +61,7 @@ class MachineTest(folders.FolderCase):
     path = self.folder / "logs" / "n1.agent.log"
     path.write_text(log)
     found = one.tend()
+    self.assertEqual(one.has_failed("n1"), bool(why))
     if not why:
       self.assertEqual(found, {})
       return

@@ -72,6 +72,13 @@ class ProfileTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       dataclasses.replace(_PROFILE, **changes)
 
+  def test_devices_of_a_node_share_its_passes(self):
+    got = _PROFILE.on_mesh(4)
+    for layer, whole in zip(got.layers, _PROFILE.layers, strict=True):
+      self.assertEqual(layer.forward_ms, whole.forward_ms / 4)
+      self.assertEqual(layer.parameter_bytes, whole.parameter_bytes)
+    self.assertFalse(got.measured)
+
   def test_fits(self):
     _PROFILE.check_fingerprint({**_PROFILE.fingerprint, "shapes": (4, 128)})
 

@@ -6,6 +6,7 @@ from unittest import mock
 
 from absl.testing import parameterized
 
+from bamboo_jax import base
 from bamboo_jax.training.setup import accept
 from bamboo_jax.verify import layouts as layouts_lib, table, trials as trials_lib
 from tests.verify import small
@@ -68,6 +69,20 @@ class TableTest(parameterized.TestCase):
     self.assertEqual(single.states, {"a" * 64: len(tried) - 1})
     self.assertEqual(single.counts, {"shadow": len(tried) - 1})
     self.assertEqual((second.states, second.failures), ({}, []))  # Of two nodes.
+
+  def test_a_replica_that_differs_at_the_end_fails_the_case(self):
+    trials, case = small.read("2x2x1 mode=lazy check_every_steps=0")
+    take = trials_lib.replicas.take_prints
+
+    def take_wrong(engine, steps):
+      prints = take(engine, steps)
+      node = engine.shadows[0][0]
+      wrong = {name: print_ ^ 1 for name, print_ in prints.nodes[node].items()}
+      return dataclasses.replace(prints, nodes={**prints.nodes, node: wrong})
+
+    with mock.patch.object(trials_lib.replicas, "take_prints", take_wrong):
+      with self.assertRaisesRegex(base.ReplicaMismatchError, "differ between nodes"):
+        trials.run(case)
 
   def test_a_layout_without_a_plan(self):
     config = make_config(2, 2, 1)
