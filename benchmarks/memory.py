@@ -184,12 +184,12 @@ def _measure(config: config_lib.Config, name: str) -> list[Result]:
   engine = build.make_engine(config, task, plan)
   rows = rows_lib.RowPlanner(plan, config.redundancy)
   roles = [rows.pipeline(p).roles for p in range(plan.num_pipelines)]
-  engine.set_pipelines([r.owners for r in roles], [r.shadows for r in roles], engine.shares)
+  engine.set_pipelines(roles, engine.lines)
   engine.set_state(spec_lib.init_layers(task.whole))
 
   def run(step: int) -> dict[jax.Device, int]:
     """Measures a step, after another has made all links."""
-    ways = [(p, r.owners, engine.shares[p]) for p, r in enumerate(roles)]
+    ways = [(p, *line) for p, line in enumerate(engine.lines)]
     lines = rows.lines(ways, [plan.partition] * len(roles))
     whole = [rows.whole(line, roles[line.pipeline].shadows).timeline for line in lines]
     order, meter.peaks = timeline_lib.linearize(whole), None
@@ -225,7 +225,8 @@ def _run_step(
       lambda m, keys: batches.microbatch(step, m, keys),
       num_microbatches=batches.num_microbatches,
   )
-  engine.compute(order)
+  for node, instruction in order:
+    engine.nodes[node].run(instruction)
   reduce.tie(engine)
   reduce.reduce(engine)
   update.refresh(engine, 1e-3)
@@ -244,9 +245,8 @@ def _die(engine: engine_lib.Engine, roles: failover.Roles, victim: int) -> failo
     if stage not in former.shadows:
       engine.load_programs(shadow, stage)
       engine.nodes[shadow].put_state(engine.nodes[after.owners[stage]].layers_of(stage))
-  engine.set_pipelines(
-      [after.owners, *engine.owners[1:]], [after.shadows, *engine.shadows[1:]], engine.shares
-  )
+  (_, shares), *lines = engine.lines
+  engine.set_pipelines([after, *engine.roles[1:]], [(after.owners, shares), *lines])
   return after
 
 

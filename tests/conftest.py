@@ -15,7 +15,7 @@ import pytest
 
 from bamboo_jax import base
 from bamboo_jax.runtime import devices as devices_lib, program_store
-from bamboo_jax.runtime.phases import fingerprint
+from bamboo_jax.runtime.phases import replicas
 from bamboo_jax.runtime.stage import programs as programs_lib
 from tests import compilation, cpu_secs, samples
 
@@ -106,7 +106,7 @@ def _few_programs(request):
       if name.startswith("tests."):
         _drop_programs(module)
     _drop_programs(request.module)
-    _drop_programs(fingerprint)
+    _drop_programs(replicas)
     jax.clear_caches()
     gc.collect()
 

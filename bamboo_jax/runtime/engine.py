@@ -20,13 +20,10 @@ from bamboo_jax.runtime.stage import (
     spec as spec_lib,
 )
 from bamboo_jax.runtime.wire import links as links_lib, transport as transport_lib
-from bamboo_jax.schedule import instruction as instruction_lib
+from bamboo_jax.schedule import failover
 
-Owners = Sequence[Sequence[base.NodeId]]  # By pipeline and stage.
 # Owners by stage, and the shares that take this path through the nodes.
-Lines = Sequence[tuple[Sequence[base.NodeId], Sequence[base.ShareId]]]
-
-UnitOnNode = tuple[int, base.NodeId]  # First layer of a unit.
+Lines = Sequence[tuple[tuple[base.NodeId, ...], Sequence[base.ShareId]]]
 
 
 class Engine:
@@ -36,22 +33,12 @@ class Engine:
     units: The units of the model, by first layer.
     nodes: The nodes that this process drives, by number.
     devices: The device of each local node, also of nodes that join later.
-    owners: For each pipeline, the node of each stage.
-    shadows: For each pipeline, the nodes that hold replicas, by stage.
-    shares: For each pipeline, its shares of the batch.
-    lines: The node that computes each stage, for groups of shares; by default
-      the owners of each pipeline for its shares.
+    roles: For each pipeline, the owners and shadows of its stages.
+    lines: The node that computes each stage, for groups of shares; at first the
+      owners of each pipeline for its shares.
     ties: The copies of each tied parameter.
     exchange: Connects this process with others; None without.
     clock: Clock of nodes whose layers sleep rather than compute.
-
-  Results of earlier phases of a step, on local nodes:
-    tied: Accumulators with the sum of all copies of tied parameters, by unit
-      and share; the others are in the node's store.
-    totals: Sums over all shares, by unit and node: of owners, of nodes that computed
-      shares, and of shadows that received them. Nodes of one device share them.
-    proposed: States after the step, if computed before the commit, by unit and
-      node.
   """
 
   def __init__(
@@ -90,10 +77,10 @@ class Engine:
     self.mesh = mesh
     self.nodes: dict[base.NodeId, node_lib.Node] = {}
     self.devices = dict(devices)
-    self._forget_results()
     self.links = links_lib.Links(exchange, self.find_compute)
-    shares = batch_split.deal_shares(num_shares, len(owners))
-    self.set_pipelines(owners, [{} for _ in owners], shares)
+    roles = [failover.Roles(tuple(row)) for row in owners]
+    shares = batch_split.deal_shares(num_shares, len(roles))
+    self.set_pipelines(roles, [*zip((own.owners for own in roles), shares, strict=True)])
 
   def load_programs(self, node: base.NodeId, stage: base.StageId) -> None:
     device = self.find_compute(node)
@@ -112,40 +99,38 @@ class Engine:
     device = self.devices.get(node)
     return None if device is None else devices_lib.compute_of(device, self.mesh)
 
-  def set_pipelines(
-      self,
-      owners: Sequence[Sequence[base.NodeId]],
-      shadows: Sequence[Mapping[base.StageId, base.NodeId]],
-      shares: Sequence[Sequence[base.ShareId]],
-      lines: Lines | None = None,
-  ) -> None:
-    """Changes the roles in all pipelines.
+  def set_pipelines(self, roles: Sequence[failover.Roles], lines: Lines) -> None:
+    """Changes the roles in all pipelines, and who computes the shares.
 
     State for a new role must be copied first, see `replicas`; state without a
     role is dropped.
     """
-    self.owners = [tuple(row) for row in owners]
-    self.shadows = [dict(replicas) for replicas in shadows]
-    self.shares = [tuple(own) for own in shares]
-    self.lines = lines or [*zip(self.owners, self.shares, strict=True)]
+    self.roles, self.lines = tuple(roles), lines
     keeps = set()
-    for row, replicas in zip(self.owners, self.shadows, strict=True):
-      for stage, node in (*base.by_stage(row), *replicas.items()):
+    for own in roles:
+      for stage, node in (*base.by_stage(own.owners), *own.shadows.items()):
         self.load_programs(node, stage)
         keeps |= {(node, name) for name in self.specs[stage].names}
     for number, node in self.nodes.items():
       node.state = {n: state for n, state in node.state.items() if (number, n) in keeps}
 
+  @property
+  def owners(self) -> list[tuple[base.NodeId, ...]]:
+    """For each pipeline, the node of each stage."""
+    return [own.owners for own in self.roles]
+
+  @property
+  def has_copies(self) -> bool:
+    """Whether some layer is on more than one node."""
+    return len(self.roles) > 1 or any(own.shadows for own in self.roles)
+
   def kill(self, number: base.NodeId) -> None:
     """Deletes a node and its arrays, as its death would."""
     node = self.nodes.pop(number)
-    held = [*node.state.values(), node.store.arrays()]
-    for values in (self.totals, self.proposed):
-      held += [values.pop(key) for key in [*values] if key[1] == number]
     # On a shared device the buffers may be those of another node.
     if all(n.device != node.device for n in self.nodes.values()):
-      for array in jax.tree.leaves(held):
-        if isinstance(array, jax.Array) and not array.is_deleted():
+      for array in jax.tree.leaves([*node.state.values(), node.store.arrays()]):
+        if not array.is_deleted():
           array.delete()
     node.state.clear()
     node.store.clear()
@@ -170,30 +155,23 @@ class Engine:
     `num_microbatches` is a multiple of the number of shares.
     """
     self.move_slots()  # New replicas are elsewhere.
-    self._forget_results()
     self._per_share = num_microbatches // self.num_shares
-    # Without a replica the step cannot go on after a death.
-    has_copies = any(self.shadows) or len(self.shares) > 1
     for node in self.nodes.values():
-      node.store.keep = self._keep and has_copies
+      # Without a copy the step cannot go on after a death.
+      node.store.keep = self._keep and self.has_copies
       node.begin_step(step, feed, microbatches_per_share=self._per_share)
-
-  def _forget_results(self) -> None:
-    self.tied: dict[store_lib.Sum, spec_lib.Accumulator] = {}
-    self.totals: dict[UnitOnNode, spec_lib.Accumulator] = {}
-    self.proposed: dict[UnitOnNode, spec_lib.LayerState] = {}
 
   def move_slots(self) -> None:
     """Moves slots of replicas to the memory in which they wait for the update."""
-    for replicas in self.shadows if self.replicas.slots == "host" else ():
-      for stage, node in replicas.items():
+    for own in self.roles if self.replicas.slots == "host" else ():
+      for stage, node in own.shadows.items():
         if node in self.nodes:
           self.nodes[node].move_slots(stage, "pinned_host")
 
   @property
   def num_microbatches(self) -> int:
     """Microbatches of the current step, without dropped ones."""
-    return self._per_share * sum(map(len, self.shares))
+    return self._per_share * sum(len(shares) for _, shares in self.lines)
 
   def adders(self, nodes: Iterable[base.NodeId]) -> list[jax.Device]:
     """Returns the devices on which sums of local `nodes` are added.
@@ -205,12 +183,7 @@ class Engine:
       return [jax.local_devices(backend="cpu")[0]]
     return list(dict.fromkeys(self.devices[node] for node in nodes))
 
-  def compute(self, order: Iterable[tuple[base.NodeId, instruction_lib.Instruction]]) -> None:
-    for number, instruction in order:
-      if number in self.nodes:
-        self.nodes[number].run(instruction)
-
   def wait(self) -> None:
-    """Blocks until results and states are ready; raises their errors."""
-    states = [node.state for node in self.nodes.values()]
-    jax.block_until_ready((self.totals, self.proposed, states))
+    """Blocks until sums and states are ready; raises their errors."""
+    nodes = self.nodes.values()
+    jax.block_until_ready([(n.state, n.store.totals, n.store.proposed) for n in nodes])

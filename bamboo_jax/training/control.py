@@ -67,7 +67,8 @@ class Control:
     """Returns the hash after the last step without a share; changes nothing."""
     engine = copy.copy(self._engine)  # With states and results of its own.
     engine.nodes = {number: copy.copy(node) for number, node in engine.nodes.items()}
-    engine.proposed = {}
+    for node in engine.nodes.values():
+      node.store = copy.copy(node.store)
     engine.lines = [
         (row, [share for share in shares if share != dropped]) for row, shares in engine.lines
     ]

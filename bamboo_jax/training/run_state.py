@@ -272,12 +272,7 @@ class RunState:
   def set_layout(self, layout: layout_lib.Layout) -> None:
     """Adopts a layout; local nodes must hold the state of their roles."""
     self.layout = layout
-    self.engine.set_pipelines(
-        [roles.owners for roles in layout.roles],
-        [roles.shadows for roles in layout.roles],
-        layout.shares,
-        layout.lines_of_ways,
-    )
+    self.engine.set_pipelines(layout.roles, layout.lines_of_ways)
     if layout.roles and self.is_writer:
       members = sorted(self.cohort.view.numbers)
       facts = {**json_lib.to_plain(layout), "members": members}

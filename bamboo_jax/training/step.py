@@ -129,11 +129,7 @@ class StepSums:
 
 def find_sums(engine: engine_lib.Engine) -> LocalSums:
   """Returns the sums over the local nodes, after the phase "reduce"; blocks."""
-  owns_loss = any(row[-1] in engine.nodes for row in engine.owners)
-  return LocalSums(
-      {stage: tuple(norms.tolist()) for stage, norms in reduce.stage_norms(engine).items()},
-      tuple(reduce.loss(engine).tolist()) if owns_loss else None,
-  )
+  return LocalSums(reduce.stage_norms(engine), reduce.loss(engine))
 
 
 def add_up(said: Iterable[LocalSums], *, num_stages: int, clip_norm: float | None) -> StepSums:

@@ -14,7 +14,7 @@ from bamboo_jax.models import zoo
 from bamboo_jax.runtime import engine as engine_lib
 from bamboo_jax.runtime.phases import compile_ahead, reduce
 from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
-from bamboo_jax.schedule import lines as lines_lib, simulate, timeline
+from bamboo_jax.schedule import failover, lines as lines_lib, simulate, timeline
 from tests import plain, samples, schedules
 
 MICROBATCH_SIZE = 3
@@ -81,20 +81,24 @@ def play(engine, *, num_microbatches, in_flight="1f1b"):
   costs = schedules.uniform_costs(num_stages)
   bounds = lines_lib.in_flight_limits(num_stages) if in_flight == "1f1b" else None
   timelines = []
-  num_shares = sum(map(len, engine.shares))
-  per_share = num_microbatches * len(engine.owners) // num_shares
-  for owners, shares in zip(engine.owners, engine.shares, strict=True):
+  per_share = num_microbatches * len(engine.owners) // engine.num_shares
+  for owners, shares in engine.lines:
     microbatches = [m for s in shares for m in range(s * per_share, (s + 1) * per_share)]
     lines = [lines_lib.Line(owners, microbatches, bounds)]
     timelines.append(simulate.simulate(lines, costs=costs))
   return timelines
 
 
+def compute(engine, timelines):
+  for number, instruction in timeline.linearize(timelines):
+    engine.nodes[number].run(instruction)
+
+
 def run(engine, feed, *, num_microbatches, step=0, in_flight="1f1b"):
   """Runs one step up to the sums, with `num_microbatches` per pipeline."""
   engine.begin_step(step, feed, num_microbatches=len(engine.owners) * num_microbatches)
   timelines = play(engine, num_microbatches=num_microbatches, in_flight=in_flight)
-  engine.compute(timeline.linearize(timelines))
+  compute(engine, timelines)
   reduce.tie(engine)
   reduce.reduce(engine)
   engine.wait()
@@ -113,7 +117,7 @@ def grads_of(engine, pipeline=0):
   grads = {}
   for stage, number in enumerate(engine.owners[pipeline]):
     for unit in engine.specs[stage].units:
-      total = engine.totals[unit.first, number]
+      total = engine.nodes[number].store.totals[unit.first]
       grads |= zip(unit.names, total.grads, strict=True)
   return grads
 
@@ -159,7 +163,8 @@ class BitsTest(parameterized.TestCase):
     engine = make_engine.__wrapped__(2, 3)
     want = self.grads(engine, num_microbatches=2)
     for owners, shares in (([(0, 1), (4, 5)], [(0, 2), (1,)]), ([(4, 5)], [(0, 1, 2)])):
-      engine.set_pipelines(owners, [{} for _ in owners], shares)
+      roles = [*map(failover.Roles, owners)]
+      engine.set_pipelines(roles, [*zip(owners, shares, strict=True)])
       holding = {n for n, node in engine.nodes.items() if node.state}
       self.assertEqual(holding, {node for row in owners for node in row})
       got = self.grads(engine, num_microbatches=6 // len(owners))

@@ -51,9 +51,8 @@ class Parts:
     self.asked.append("improve")
     return self.rules.improve(layout, members, **options)
 
-  def set_pipelines(self, owners, shadows, shares, lines):
-    del shadows, lines
-    self.asked.append(f"pipelines {owners} {shares}")
+  def set_pipelines(self, roles, lines):
+    self.asked.append(f"pipelines {roles} {lines}")
 
   def say(self, **changes):
     self.asked += [f"say {name} {sorted(value)}" for name, value in changes.items()]

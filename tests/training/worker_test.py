@@ -135,7 +135,7 @@ class DeathsTest(folders.FolderCase):
     engine = worker.engine
     with mock.patch.object(engine, "set_pipelines", wraps=engine.set_pipelines) as given:
       worker.run(stop_at=4)
-    self.assertEqual({n for c in given.call_args_list for n in c.args[0][0]}, {0, 1, 3})
+    self.assertEqual({n for c in given.call_args_list for n in c.args[0][0].owners}, {0, 1, 3})
 
   def test_a_spare_dies_and_nobody_has_kept_what_was_on_its_way(self):
     for delay in samples.draw(range(16, 40, 3), 1):  # Checks of the cohort.

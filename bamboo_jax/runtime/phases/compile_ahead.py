@@ -17,7 +17,7 @@ import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.runtime import engine as engine_lib, places
-from bamboo_jax.runtime.phases import fingerprint
+from bamboo_jax.runtime.phases import replicas as replicas_lib
 from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
 from bamboo_jax.runtime.wire import ordered_sum
 
@@ -66,7 +66,7 @@ def find_jobs(engine: engine_lib.Engine, *, evaluate: bool) -> list[Job]:
       if replicas.has_replicas or shares > 1:  # Copies of state are compared.
         where = places.of_state(place, unit.state, model)
         for like in jax.tree.leaves(places.put_shapes(unit.state, where)):
-          jobs.append(functools.partial(compile_for, fingerprint.add_up, like))
+          jobs.append(functools.partial(compile_for, replicas_lib.add_up, like))
   counts = {shares, *map(len, engine.ties)} - {1}  # Terms of sums.
   likes = [unit.accumulator for unit in units if shares > 1]
   for copy, *_ in engine.ties:

@@ -19,49 +19,47 @@ one device, and units take the devices in turn:
 With one share on each of D devices, a device sends 2 (D - 1) / D gradients.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 import functools
 import itertools
 
 import jax
-import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.runtime import engine as engine_lib, node as node_lib, places
-from bamboo_jax.runtime.stage import array_store as store_lib, spec as spec_lib
 from bamboo_jax.runtime.wire import ordered_sum
 from bamboo_jax.schedule import channel as channel_lib
 
 
 def tie(engine: engine_lib.Engine) -> None:
   """Sums the gradients of tied parameters, beside the accumulators."""
-  tied: dict[store_lib.Sum, spec_lib.Accumulator] = {}
   local, model = engine.nodes, engine.specs[0].model.name
+  for node in local.values():
+    node.store.tied = {}
   # All nodes walk one order, so none waits in a circle.
   every = (key for row, own in engine.lines for key in itertools.product([row], own, engine.ties))
   for row, share, group in every:
     nodes, parts = tuple(row[copy.stage] for copy in group), {}
-    for i, (node, copy) in enumerate(zip(nodes, group, strict=True)):
-      if node in local:
-        key = (copy.unit, share)
+    for i, (number, copy) in enumerate(zip(nodes, group, strict=True)):
+      if number in local:
         # Another group may have changed it before.
-        held = tied.setdefault(key, local[node].store.accumulators[key])
+        held = local[number].store.find_sum(copy.unit, share)
         parts[i] = held.grads[copy.layer][copy.param]
     if parts:
       like = engine.units[group[0].unit].accumulator.grads[group[0].layer][group[0].param]
       channel = channel_lib.Channel("tie", nodes, group[0])
       total = _add_up(engine, channel, parts, num_parts=len(group), like=like)
     for i in parts:
-      copy, held = group[i], tied[group[i].unit, share]
-      value, grads = {copy.param: total}, [*held.grads]
-      where = places.of_state(local[nodes[i]].device, value, model)
-      grads[copy.layer] = {**grads[copy.layer], **jax.device_put(value, where)}
-      tied[copy.unit, share] = held.replace(grads=tuple(grads))
-  engine.tied = tied
+      copy, node = group[i], local[nodes[i]]
+      held, value = node.store.find_sum(copy.unit, share), {copy.param: total}
+      value = jax.device_put(value, places.of_state(node.device, value, model))
+      grads = [*held.grads]
+      grads[copy.layer] = {**grads[copy.layer], **value}
+      node.store.tied[copy.unit, share] = held.replace(grads=tuple(grads))
 
 
 def find_nodes(
-    stage: base.StageId, owners: engine_lib.Owners, lines: engine_lib.Lines
+    stage: base.StageId, owners: Iterable[Sequence[base.NodeId]], lines: engine_lib.Lines
 ) -> tuple[base.NodeId, ...]:
   """Returns the nodes that need the sums of a stage.
 
@@ -78,28 +76,27 @@ def reduce(engine: engine_lib.Engine) -> None:
 
   The passes are over, so nodes drop their low-precision copies of weights.
   """
-  totals: dict[engine_lib.UnitOnNode, spec_lib.Accumulator] = {}
-  tied, local = engine.tied, engine.nodes
+  local = engine.nodes
   for node in local.values():
     node.store.copies.clear()
+    node.store.totals = {}
   shares = sorted(share for _, own in engine.lines for share in own)
   for stage, spec in base.by_stage(engine.specs):
     nodes = find_nodes(stage, engine.owners, engine.lines)
-    here = {node: local[node].device for node in nodes if node in local}
+    here = {number: local[number].device for number in nodes if number in local}
     for index, unit in enumerate(spec.units if here else ()):
       parts = {}  # By index; at the end of `nodes` there may be owners without a share.
       for i, (share, holder) in enumerate(zip(shares, nodes, strict=False)):
         if holder in local:
-          key = (unit.first, share)
-          parts[i] = tied.get(key) or local[holder].store.accumulators[key]
+          parts[i] = local[holder].store.find_sum(unit.first, share)
       channel, like = channel_lib.Channel("sum", nodes, (unit.first,)), unit.accumulator
       total = _add_up(engine, channel, parts, num_parts=len(shares), like=like, turn=index)
       placed = {  # Once for all nodes of a place.
           place: jax.device_put(total, places.of_state(place, total, unit.model.name))
           for place in dict.fromkeys(here.values())
       }
-      totals |= {(unit.first, node): placed[place] for node, place in here.items()}
-  engine.totals = totals
+      for number, place in here.items():
+        local[number].store.totals[unit.first] = placed[place]
 
 
 def _add_up(
@@ -124,29 +121,25 @@ def _add_up(
   return ordered_sum.ordered_sum(engine.exchange, channel, parts, num_shares=num_parts, like=like)
 
 
-def stage_norms(engine: engine_lib.Engine) -> dict[base.StageId, np.ndarray]:
-  """Returns the squared gradient norm of each layer, by stage of a local owner.
-
-  Blocks until they are computed.
-  """
+def stage_norms(engine: engine_lib.Engine) -> dict[int, tuple[float, ...]]:
+  """Returns the squared gradient norm of each layer, by stage of a local owner; blocks."""
   norms: dict[base.StageId, list[jax.Array]] = {}
   for stage, _ in base.by_stage(engine.specs):
     if node := _local_owner(engine, stage):
       norms[stage] = [
-          programs.norms(engine.totals[unit.first, node.node])
-          for unit, programs in node.units[stage]
+          programs.norms(node.store.totals[unit.first]) for unit, programs in node.units[stage]
       ]
   return {
-      stage: np.concatenate([np.asarray(n, np.float64) for n in parts])
+      stage: tuple(norm for part in parts for norm in part.tolist())
       for stage, parts in norms.items()
   }
 
 
-def loss(engine: engine_lib.Engine) -> np.ndarray:
-  """Returns the sums of `layer.Loss.stack`; blocks."""
+def loss(engine: engine_lib.Engine) -> tuple[float, ...] | None:
+  """Returns the sums of `layer.Loss.stack`, None without a local owner of the loss; blocks."""
   node = _local_owner(engine, base.StageId(len(engine.specs) - 1))
-  assert node is not None, "the last stage is not local"
-  return np.asarray(engine.totals[max(engine.units), node.node].loss, np.float64)
+  total = None if node is None else node.store.totals[max(engine.units)].loss
+  return None if total is None else tuple(total.tolist())
 
 
 def _local_owner(engine: engine_lib.Engine, stage: base.StageId) -> node_lib.Node | None:

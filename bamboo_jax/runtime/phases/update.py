@@ -24,30 +24,30 @@ from bamboo_jax.schedule import channel as channel_lib
 
 def refresh(engine: engine_lib.Engine, scale: float) -> None:
   """Sends each shadow the gradients of its owner, or the owner's next state."""
-  nodes, totals = engine.nodes, engine.totals
-  sends_state, proposed = engine.replicas.refresh == "state", engine.proposed
-  proposed.clear()  # A death may have changed roles since.
+  nodes, sends_state = engine.nodes, engine.replicas.refresh == "state"
+  for node in nodes.values():
+    node.store.proposed = {}  # A death may have changed roles since.
   find_target = functools.partial(places.of_state, model=engine.specs[0].model.name)
-  for owners, shadows in zip(engine.owners, engine.shadows, strict=True):
-    for stage, shadow in sorted(shadows.items()):  # One order at all ends.
-      owner = owners[stage]
+  for roles in engine.roles:
+    for stage, shadow in roles.shadows.items():  # Sorted: one order at all ends.
+      owner = roles.owners[stage]
       for unit in engine.specs[stage].units if nodes.keys() & {owner, shadow} else ():
         channel = channel_lib.Channel("refresh", (owner, shadow), (unit.first,))
         trained = functools.partial(spec_lib.without_frozen, unit)
-        if owner in nodes:
-          value = totals[unit.first, owner]
+        if node := nodes.get(owner):
+          value = node.store.totals[unit.first]
           if sends_state:  # Not donated: the step may still fail.
-            state = nodes[owner].update(unit, value, scale, engine.num_microbatches, donate=False)
-            proposed[unit.first, owner], value = state, trained(state)
+            state = node.update(unit, value, scale, engine.num_microbatches, donate=False)
+            node.store.proposed[unit.first], value = state, trained(state)
           engine.links.send(channel, value, find_target)
-        if shadow in nodes:
+        if node := nodes.get(shadow):
           like = trained(spec_lib.take(unit, unit.state)) if sends_state else unit.accumulator
           value = engine.links.receive(channel, like, find_target)
           if sends_state:
-            old = spec_lib.take(unit, nodes[shadow].state)
-            proposed[unit.first, shadow] = spec_lib.add_frozen(value, old)
+            old = spec_lib.take(unit, node.state)
+            node.store.proposed[unit.first] = spec_lib.add_frozen(value, old)
           else:
-            totals[unit.first, shadow] = value
+            node.store.totals[unit.first] = value
 
 
 def apply(engine: engine_lib.Engine, scale: float) -> None:
@@ -55,13 +55,12 @@ def apply(engine: engine_lib.Engine, scale: float) -> None:
 
   Local, after the commit.
   """
-  totals, proposed = engine.totals, engine.proposed
-  for number, node in engine.nodes.items():
+  for node in engine.nodes.values():
     for first, unit in engine.units.items():
       if unit.names[0] in node.state:
-        state = proposed.pop((first, number), None)
+        state = node.store.proposed.pop(first, None)
         if state is None:
-          total = totals[first, number]
+          total = node.store.totals[first]
           state = node.update(unit, total, scale, engine.num_microbatches)
         node.state |= spec_lib.by_layer(unit, state)
   engine.move_slots()  # The update needs them on the device.

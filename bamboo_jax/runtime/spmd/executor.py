@@ -140,8 +140,7 @@ class Programs:
     rows = [tuple(row) for row, _ in lines]
     found = dict.fromkeys((row, False) for row in rows)
     if lines is self._engine.lines:
-      for row, shadows in zip(self._engine.owners, self._engine.shadows, strict=True):
-        roles = failover.Roles(tuple(row), shadows)
+      for roles in self._engine.roles:
         for victim in roles.nodes:
           with contextlib.suppress(base.UnrecoverableHereError):
             found[failover.fail_over(roles, {}, [victim]).roles.owners, False] = None

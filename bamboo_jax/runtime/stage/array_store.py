@@ -37,6 +37,11 @@ class StepArrays:
     copies: Parameters as passes read them, by unit; present while rows run.
     accumulators: Sums over the microbatches of a share, by unit and share.
     accumulated: Backward passes that are in these sums.
+    tied: Accumulators of which the gradients of tied parameters are the sums of all
+      copies, by unit and share; other units have none.
+    totals: Sums over all shares, by unit: of owners, of nodes that computed shares, and of
+      shadows that received them. Nodes of one device share their arrays.
+    proposed: States after the step, if computed before the commit, by unit.
   """
 
   def __init__(self, *, keep: bool = False, sends_host: bool = False) -> None:
@@ -51,6 +56,9 @@ class StepArrays:
     self.copies: dict[int, Sequence[base.PyTree]] = {}
     self.accumulators: dict[Sum, spec_lib.Accumulator] = {}
     self.accumulated: set[Key] = set()
+    self.tied: dict[Sum, spec_lib.Accumulator] = {}
+    self.totals: dict[int, spec_lib.Accumulator] = {}
+    self.proposed: dict[int, spec_lib.LayerState] = {}
 
   def holdings(self) -> holdings_lib.Holdings:
     return holdings_lib.Holdings(
@@ -61,9 +69,11 @@ class StepArrays:
     )
 
   def arrays(self) -> list[jax.Array]:
-    held = (self.activations, self.grads, self.saved)
-    held += (self.copies, self.accumulators)
-    return jax.tree.leaves([list(values.values()) for values in held])
+    return [a for a in jax.tree.leaves([*vars(self).values()]) if isinstance(a, jax.Array)]
+
+  def find_sum(self, unit: int, share: base.ShareId) -> spec_lib.Accumulator:
+    """Returns the sum over the microbatches of a share, ties included."""
+    return self.tied.get((unit, share)) or self.accumulators[unit, share]
 
   def send(self, kept: dict[Key, base.PyTree], key: Key) -> base.PyTree:
     """Returns an array of `kept` (`activations` or `grads`), ready to send."""

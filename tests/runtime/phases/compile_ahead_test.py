@@ -10,6 +10,7 @@ from bamboo_jax import config as config_lib
 from bamboo_jax.runtime.phases import compile_ahead, replicas
 from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.runtime.wire import ordered_sum
+from bamboo_jax.schedule import failover
 from tests.runtime import engine_test as engines
 from tests.runtime.spmd import pipelines
 
@@ -22,7 +23,7 @@ def make_engine(num_devices=4, **options):
   """Returns two pipelines of two stages; nothing is compiled."""
   devices = {node: jax.devices()[node % num_devices] for node in range(5)}  # One is a spare.
   engine = engines.build(engines.cut(2), OWNERS, devices=devices, **options)
-  engine.set_pipelines(OWNERS, SHADOWS, engine.shares)
+  engine.set_pipelines([*map(failover.Roles, OWNERS, SHADOWS)], engine.lines)
   return engine
 
 

@@ -10,6 +10,7 @@ import optax
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.runtime.phases import replicas, update
 from bamboo_jax.runtime.stage import programs as programs_lib
+from bamboo_jax.schedule import failover
 from bamboo_jax.training import evaluation
 from tests import plain
 from tests.runtime import engine_test as engines
@@ -31,7 +32,7 @@ def make_engine(**options):
   replicas = config_lib.RedundancySection(mode="bubble", **options)
   specs = spec.cut([0, 4, spec.last])
   engine = engines.build(specs, [OWNERS], keep=True, replicas=replicas, cache=CACHE)
-  engine.set_pipelines([OWNERS], [SHADOWS], engine.shares)
+  engine.set_pipelines([failover.Roles(OWNERS, SHADOWS)], engine.lines)
   engine.set_state(small.initial_layers(spec))
   return engine
 

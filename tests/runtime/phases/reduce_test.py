@@ -41,8 +41,7 @@ class ReduceTest(parameterized.TestCase):
     like = {unit.first: unit.accumulator for unit in spec.units}
     shares = make_shares(len(holders), like)
     lines = [((node,), [i for i, h in enumerate(holders) if h == node]) for node in nodes]
-    own = [shares for _, shares in lines]
-    engine.set_pipelines(engine.owners, [{} for _ in nodes], own, lines)
+    engine.set_pipelines(engine.roles, lines)
     for i, node in enumerate(holders):
       place = engine.nodes[node].device
       for unit, share in jax.device_put(shares[i], place).items():
@@ -51,13 +50,14 @@ class ReduceTest(parameterized.TestCase):
     want = shares[0]
     for share in shares[1:]:
       want = jax.tree.map(np.add, want, share)
-    totals = engine.totals
-    self.assertEqual(totals.keys(), {(unit, node) for unit in like for node in nodes})
-    for (unit, node), total in totals.items():
-      self.assertEqual({a.device for a in jax.tree.leaves(total)}, {jax.devices()[node]})
-      jax.tree.map(np.testing.assert_array_equal, total, want[unit])
-    for node in engine.nodes.values():  # The step may have to sum again.
-      self.assertFalse(any(a.is_deleted() for a in jax.tree.leaves(node.store.arrays())))
+    self.assertCountEqual(engine.nodes, nodes)
+    for number, node in engine.nodes.items():
+      self.assertEqual(node.store.totals.keys(), like.keys())
+      for unit, total in node.store.totals.items():
+        self.assertEqual({a.device for a in jax.tree.leaves(total)}, {jax.devices()[number]})
+        jax.tree.map(np.testing.assert_array_equal, total, want[unit])
+      # The step may have to sum again.
+      self.assertFalse(any(a.is_deleted() for a in node.store.arrays()))
 
   def test_units_take_the_devices_in_turn(self):
     (spec,) = engines.cut(1)

@@ -197,14 +197,15 @@ class Pipelines:
         ]
     )
     with quick_compilation():
-      self.rows.compute(order)
+      for number, instruction in order:
+        self.rows.nodes[number].run(instruction)
     self.programs.runs = {}
     return self.sums()
 
   def _set_roles(self):
-    owners = [roles.owners for roles in self.roles]
-    shadows = [roles.shadows for roles in self.roles]
-    self.rows.set_pipelines(owners, shadows, self.rows.shares)
+    shares = [shares for _, shares in self.rows.lines]
+    lines = zip((roles.owners for roles in self.roles), shares, strict=True)
+    self.rows.set_pipelines(self.roles, [*lines])
 
   def _microbatches(self, pipeline):
     first = pipeline * self.num_microbatches

@@ -5,14 +5,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bamboo_jax.runtime.phases import fingerprint
+from bamboo_jax.runtime.phases import replicas
 
 _DTYPES = "float32 bfloat16 float16 float8_e4m3fn int32 uint8 int8 bool complex64".split()
 
 
 def take(*arrays, device=0):
   arrays = jax.device_put(arrays, jax.devices()[device])
-  return fingerprint.read(fingerprint.start(arrays))
+  return replicas.read_print(replicas.start_print(arrays))
 
 
 def oracle(*arrays):
@@ -57,5 +57,5 @@ class FingerprintTest(parameterized.TestCase):
 
   def test_reads_the_array_and_writes_nothing(self):
     shape = jax.ShapeDtypeStruct((1024, 1024), np.float32)
-    program = fingerprint.add_up.lower(shape).compile()
+    program = replicas.add_up.lower(shape).compile()
     self.assertLess(program.memory_analysis().temp_size_in_bytes, 1 << 12)
