@@ -434,10 +434,9 @@ class StepRunner:
 
   def bury(self) -> None:
     """Deletes the arrays of local nodes that have died."""
-    for node in self._engine.nodes.keys() - self._cohort.hosted:
-      self._recorder.forget(node)
+    self._recorder.bury(dead := self._engine.nodes.keys() - self._cohort.hosted)
+    for node in dead:
       self._engine.kill(node)
-    self._recorder.forgive()
 
   def close(self) -> None:
     """Ends the measuring thread."""

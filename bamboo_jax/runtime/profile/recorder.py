@@ -5,6 +5,7 @@ results in row order. A device runs its row in order, so an instruction started
 when its predecessor ended or when it was dispatched, whichever came later.
 """
 
+from collections.abc import Collection
 from concurrent import futures
 import dataclasses
 import time
@@ -47,7 +48,7 @@ class Recorder:
   def __init__(self) -> None:
     self._threads: dict[base.NodeId, futures.ThreadPoolExecutor] = {}
     self._started: list[_Started] = []
-    self._forgiven = set[futures.Future[tuple[float, float]]]()
+    self._num_forgiven = 0  # Of the first ones errors are ignored.
 
   def add(self, node: base.NodeId, instruction: Instruction, result: Any) -> None:
     """Records `instruction`, which ends when `result` is ready.
@@ -60,22 +61,17 @@ class Recorder:
     ended = self._threads[node].submit(_wait_for, result)
     self._started.append(_Started(node, instruction, now_secs, ended))
 
-  def forget(self, node: base.NodeId) -> None:
-    """Drops the unfinished instructions of `node`, which has died.
+  def bury(self, dead: Collection[base.NodeId]) -> None:
+    """Drops unfinished instructions of nodes that have died; their threads end by themselves.
 
-    Its thread ends by itself; does not block.
+    Errors of everything else recorded so far, also later errors, are consequences of a
+    death: they are ignored. Does not block.
     """
-    if thread := self._threads.pop(node, None):
-      thread.shutdown(wait=False, cancel_futures=True)
-      good = lambda ended: ended.done() and not ended.cancelled() and not ended.exception()
-      self._started = [s for s in self._started if s.node != node or good(s.ended)]
-
-  def forgive(self) -> None:
-    """Ignores errors of everything recorded so far, also later errors.
-
-    They are consequences of a death that is known. Does not block.
-    """
-    self._forgiven.update(started.ended for started in self._started)
+    for node in self._threads.keys() & dead:
+      self._threads.pop(node).shutdown(wait=False, cancel_futures=True)
+    good = lambda ended: ended.done() and not ended.cancelled() and not ended.exception()
+    self._started = [s for s in self._started if s.node not in dead or good(s.ended)]
+    self._num_forgiven = len(self._started)
 
   def finish(self) -> list[MeasuredInstruction]:
     """Blocks until everything recorded has run; raises the first error.
@@ -83,16 +79,16 @@ class Recorder:
     Returns all that ran since the last call, node by node.
     """
     measured, last = [], dict.fromkeys((s.node for s in self._started), 0.0)
-    for node, instruction, dispatched_secs, ended in [*self._started]:
+    for i, (node, instruction, dispatched_secs, ended) in enumerate(self._started):
       if (error := ended.exception()) is None:
         start_secs, last_secs = ended.result()
         start_secs = start_secs or max(last[node], dispatched_secs)
         measured.append(MeasuredInstruction(node, instruction, start_secs, last_secs))
         last[node] = last_secs
-      elif ended not in self._forgiven:
-        self._forgiven.add(ended)
+      elif i >= self._num_forgiven:
+        self._num_forgiven = i + 1
         raise error
-    self._started, self._forgiven = [], set()
+    self._started, self._num_forgiven = [], 0
     return sorted(measured, key=lambda m: (m.node, m.start_secs, m.end_secs))
 
   def close(self) -> None:

@@ -46,7 +46,7 @@ class RecorderTest(parameterized.TestCase):
         "a": lambda: self.recorder.add(0, _FORWARD, make_poisoned()),
         "b": lambda: self.recorder.add(1, _FORWARD, make_poisoned()),
         "d": lambda: self.drain(0),
-        "f": self.recorder.forgive,
+        "f": lambda: self.recorder.bury(()),
     }
     for step in script:
       steps[step]()
@@ -61,8 +61,7 @@ class RecorderTest(parameterized.TestCase):
     self.recorder.add(0, _FORWARD, make_poisoned())
     self.drain(0)
     (thread,) = self.recorder._threads[0]._threads
-    self.recorder.forget(0)
-    self.recorder.forget(7)  # It has run nothing.
+    self.recorder.bury({0, 7})  # The latter has run nothing.
     self.recorder.add(1, _FORWARD, jax.device_put(np.ones(3)))
     self.assertEqual([m.node for m in self.recorder.finish()], [0, 1])
     thread.join()
