@@ -42,7 +42,7 @@ class Clock:
   A real device runs its passes one after the other, and the dispatching thread
   may run ahead of it. A paced node has no device work. Alone in its process it
   runs ahead all the same: what it sends is ready when its pass ends
-  (`PacedArray`), and a pass begins when the one before it ends, or once its input
+  (`Paced`), and a pass begins when the one before it ends, or once its input
   has come. Of several nodes in a process the thread that walks the rows sleeps
   until the node's device would be free for the next instruction.
 
@@ -73,40 +73,33 @@ class Clock:
 
 @dataclasses.dataclass(frozen=True)
 class Paced:
-  """The result of a pass, ready at a given time, with its span on the clock."""
+  """The result of a pass, ready at a given time, with its span on the clock.
+
+  Both `jax.block_until_ready` and reading it, if it is one array to be sent, wait until then.
+  """
 
   result: base.PyTree
   start_secs: float
   end_secs: float
 
   def block_until_ready(self) -> None:
-    """Blocks until that time; called by `jax.block_until_ready`."""
     jax.block_until_ready(self.result)
     _sleep_until(self.end_secs)
 
-
-@dataclasses.dataclass(frozen=True)
-class PacedArray:
-  """An array that is sent, and ready at a given time: reading it waits until then."""
-
-  array: jax.Array
-  ready_secs: float
-
   @property
   def size(self) -> int:
-    return self.array.size
+    return self.result.size
 
   @property
   def dtype(self) -> np.dtype:
-    return self.array.dtype
+    return self.result.dtype
 
   def copy_to_host_async(self) -> None:
-    self.array.copy_to_host_async()
+    self.result.copy_to_host_async()
 
   def __array__(self, dtype: np.dtype | None = None, copy: bool | None = None) -> np.ndarray:
-    jax.block_until_ready(self.array)
-    _sleep_until(self.ready_secs)
-    return np.asarray(self.array, dtype, copy=copy)
+    self.block_until_ready()
+    return np.asarray(self.result, dtype, copy=copy)
 
 
 def _sleep_until(secs: float) -> None:
@@ -210,7 +203,7 @@ class Node:
     if instruction.is_send:
       value = sent = store.send(arrays, key)
       if is_remote and self.free_secs > self.clock.now_secs:  # Its pass still runs.
-        sent = jax.tree.map(lambda a: PacedArray(a, self.free_secs), value)
+        sent = jax.tree.map(lambda a: Paced(a, self.free_secs, self.free_secs), value)
       self.links.send(channel, sent)
       return value
     arrays[key] = self.links.receive(channel, stage.outputs)

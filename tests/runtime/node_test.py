@@ -78,7 +78,8 @@ class PacedNodeTest(absltest.TestCase):
     self.begin()
     first = self.run_one(Op.FORWARD)
     came_secs = first.end_secs + 0.03
-    send = lambda: self.peer.send(0, str(_GRAD), [node_lib.PacedArray(self.grad, came_secs)])
+    paced = node_lib.Paced(self.grad, first.end_secs, came_secs)
+    send = lambda: self.peer.send(0, str(_GRAD), [paced])
     thread = threading.Thread(target=send)
     thread.start()
     self.addCleanup(thread.join)

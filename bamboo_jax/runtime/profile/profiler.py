@@ -307,7 +307,7 @@ def measure_link(device: jax.Device, num_repeats: int) -> roofline_lib.LinkCost:
       # As in a row: sent while its pass still runs, whose end wakes the thread that writes.
       # Threads that have waited take several times as long as in a loop that only sends.
       ready_secs = time.perf_counter() + _PASS_SECS
-      source.send(channel, node_lib.PacedArray(value, ready_secs))
+      source.send(channel, node_lib.Paced(value, ready_secs, ready_secs))
       jax.block_until_ready(target.receive(channel, value))
       times_ms.append(1e3 * (time.perf_counter() - ready_secs))
     return times_ms[_WARMUP:]
