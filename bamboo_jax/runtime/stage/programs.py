@@ -18,7 +18,7 @@ the token tells when an instruction has finished.
 from collections.abc import Callable, Hashable, Iterable
 import functools
 import threading
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import jax
 from jax.extend import core
@@ -32,8 +32,7 @@ from bamboo_jax.runtime import compat, places
 from bamboo_jax.runtime.stage import spec as spec_lib
 
 Layers = tuple[base.PyTree, ...]
-_MAX_OTHERS = 64  # With 250 mappings of memory each.
-_T = TypeVar("_T")
+_MOST_PROGRAMS = 64  # With 250 mappings of memory each.
 
 
 class UnitPrograms:
@@ -317,52 +316,37 @@ class UnitPrograms:
     return places.of_state(place, tree, self.unit.model.name)
 
 
-class Recent(Generic[_T]):
-  """A cache of at most `limit` values, which drops the least recently used; thread-safe."""
-
-  def __init__(self, limit: int) -> None:
-    self._limit, self._lock = limit, threading.RLock()
-    self._values: dict[Hashable, _T] = {}  # The least recently used first.
-
-  def get(self, key: Hashable, make: Callable[[], _T]) -> _T:
-    """Returns the value of `key`, made if there is none."""
-    with self._lock:
-      value = self._values.pop(key) if key in self._values else make()
-      self._values[key] = value
-      if len(self._values) > self._limit:
-        del self._values[next(iter(self._values))]
-      return value
-
-
 class ProgramCache:
   """The programs of a model, kept while nodes and plans change; thread-safe.
 
-  They depend only on kinds of units and on places, so a new engine, or another
-  partition, finds them again.
-
-  Attributes:
-    others: Programs that are not of a single unit. XLA:CPU takes about three
-      mappings of memory for each kernel, and Linux kills a process at 65,530. So
-      a run whose layout changes often must drop programs of old layouts; loading
-      one again takes milliseconds.
+  They depend only on kinds of units, layouts and places, so a new engine, or another
+  partition, finds them again. XLA:CPU takes about three mappings of memory for each
+  kernel, and Linux kills a process at 65,530. So a run whose layout changes often must
+  drop programs of old layouts: of more than `limit` those that were used longest ago;
+  loading one again takes milliseconds.
   """
 
-  def __init__(self) -> None:
-    self.others = Recent[Any](_MAX_OTHERS)
-    self._units: dict[Hashable, UnitPrograms] = {}
-    self._lock = threading.Lock()
+  def __init__(self, limit: int = _MOST_PROGRAMS) -> None:
+    self._limit, self._lock = limit, threading.RLock()
+    self._programs: dict[Hashable, Any] = {}  # The least recently used first.
 
   def get(self, unit: spec_lib.StageSpec, place: places.Place | None = None) -> UnitPrograms:
     """Returns the programs of a unit's kind; those of all devices are the same."""
     mesh = place if isinstance(place, jax.sharding.Mesh) else None
+    programs: UnitPrograms = self.find((unit.kind, mesh), lambda: UnitPrograms(unit, mesh))
+    return programs
+
+  def find(self, key: Hashable, make: Callable[[], Any]) -> Any:
+    """Returns the programs of a key, made if there are none."""
     with self._lock:
-      if (unit.kind, mesh) not in self._units:
-        self._units[unit.kind, mesh] = UnitPrograms(unit, mesh)
-      return self._units[unit.kind, mesh]
+      value = self._programs.pop(key) if key in self._programs else make()
+      self._programs[key] = value
+      if len(self._programs) > self._limit:
+        del self._programs[next(iter(self._programs))]
+      return value
 
   def clear(self) -> None:
-    self._units.clear()
-    self.others = Recent(_MAX_OTHERS)
+    self._programs.clear()
 
 
 def find_kinds(specs: Iterable[spec_lib.StageSpec]) -> list[spec_lib.StageSpec]:

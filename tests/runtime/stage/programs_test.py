@@ -99,12 +99,12 @@ class TraceTest(parameterized.TestCase):
       jax.tree.map(placed, total.grads, where)
 
 
-class RecentTest(absltest.TestCase):
+class CacheTest(absltest.TestCase):
 
   def test_drops_what_was_used_longest_ago(self):
-    values, made = programs_lib.Recent(2), []
+    cache, made = programs_lib.ProgramCache(2), []
     for key in "abacab":
-      self.assertEqual(values.get(key, lambda key=key: made.append(key) or key), key)
+      self.assertEqual(cache.find(key, lambda key=key: made.append(key) or key), key)
     self.assertEqual(made, ["a", "b", "c", "b"])
 
 
