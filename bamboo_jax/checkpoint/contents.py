@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 import pathlib
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -15,12 +15,8 @@ from bamboo_jax.checkpoint import (
 )
 from bamboo_jax.runtime.stage import spec as spec_lib
 
-
-class CheckpointContents(NamedTuple):
-  """States of layers by name, and the run's description of itself."""
-
-  layers: dict[str, spec_lib.LayerState]
-  meta: dict[str, Any]
+# States of layers by name, and the run's description of itself.
+CheckpointContents = tuple[dict[str, spec_lib.LayerState], Mapping[str, Any]]
 
 
 def read(
@@ -41,7 +37,7 @@ def read(
   _check_layers(file, manifest, like)
   arrays = read_arrays(file, manifest, names)
   states = {name: layer_arrays.restore_layer(arrays[name], like[name]) for name in names}
-  return CheckpointContents(states, dict(manifest.meta))
+  return states, manifest.meta
 
 
 def _check_layers(

@@ -147,15 +147,6 @@ def join(parts: Collection[Manifest], *, order: Sequence[str], meta: Mapping[str
   return Manifest(step, meta, {name: layers[name] for name in order}, files, frozen)
 
 
-def write_manifest(file: pathlib.Path, manifest: Manifest) -> None:
-  """Writes a manifest, which completes a checkpoint; blocks until on disk.
-
-  All other files must be on disk. Raises `OSError`.
-  """
-  base.write_atomically(file, render(manifest))
-  sync(file.parent)
-
-
 def render(manifest: Manifest) -> bytes:
   """Returns the content of the file of a manifest."""
   content = {"format": _FORMAT} | json_lib.to_plain(manifest)

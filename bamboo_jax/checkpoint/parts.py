@@ -87,9 +87,8 @@ def num_skipped(meta: Mapping[str, Any]) -> int:
   return int(meta.get(_SKIPPED, 0))
 
 
-def is_due(step: base.StepId, after: base.StepId | None, every_steps: int) -> bool:
+def is_due(step: base.StepId, after: base.StepId, every_steps: int) -> bool:
   """Returns whether a save is due from the step after `after` up to `step`."""
-  after = base.StepId(step - 1) if after is None else after
   return every_steps > 0 and step // every_steps > after // every_steps
 
 

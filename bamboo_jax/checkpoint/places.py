@@ -24,7 +24,6 @@ import os
 import pathlib
 import shutil
 import tempfile
-from typing import Protocol
 
 from absl import logging
 
@@ -37,48 +36,15 @@ _NUM_THREADS = 8  # That copy files at once.
 _TIMEOUT = datetime.timedelta(seconds=60)  # Of all tries of a request.
 
 
-class CheckpointPlace(Protocol):
-  """Checkpoints by name; all calls block, and raise `OSError`.
+class LocalPlace:
+  """Checkpoints in the folder `path`, by name; all calls block, and raise `OSError`.
+
+  Those of `BucketPlace` are the same.
 
   Attributes:
     where: Its path or URL.
     least_kept: Number of complete checkpoints that are never removed.
   """
-
-  where: str
-  least_kept: int
-
-  def find(self) -> list[manifest_lib.CheckpointName]:
-    """Returns the names of checkpoints, oldest first."""
-
-  def read(self, name: manifest_lib.CheckpointName) -> manifest_lib.Manifest:
-    """Returns a manifest; see `manifest.read_manifest`."""
-
-  def keep(self, item: str) -> dict[str, int]:
-    """Returns the size of each file of an item just written, which lasts from now on."""
-
-  def having(
-      self, manifest: manifest_lib.Manifest, items: Collection[str]
-  ) -> contextlib.AbstractContextManager[pathlib.Path]:
-    """Returns a folder that has these items, in a `with` block."""
-
-  def complete(
-      self,
-      name: manifest_lib.CheckpointName,
-      manifest: manifest_lib.Manifest,
-      check_fence: Callable[[], None],
-  ) -> None:
-    """Makes a checkpoint complete, if all of its files are there."""
-
-  def find_saves(self) -> set[str]:
-    """Returns the folders STEP/SAVE and frozen/SAVE of saves, finished or not."""
-
-  def remove(self, path: str) -> None:
-    """Removes a file or folder; warns if it cannot."""
-
-
-class LocalPlace:
-  """Checkpoints in the folder `path`."""
 
   least_kept = 1
 
@@ -86,19 +52,23 @@ class LocalPlace:
     self._path, self.where = path, str(path)
 
   def find(self) -> list[manifest_lib.CheckpointName]:
+    """Returns the names of checkpoints, oldest first."""
     self._path.mkdir(exist_ok=True)  # Not its parent, whose mount may be away.
     return manifest_lib.find(self._path)
 
   def read(self, name: manifest_lib.CheckpointName) -> manifest_lib.Manifest:
+    """Returns a manifest; see `manifest.read_manifest`."""
     return manifest_lib.read_manifest(self._path / name.file)
 
   def keep(self, item: str) -> dict[str, int]:
+    """Returns the size of each file of an item just written, which lasts from now on."""
     return manifest_lib.sync_files(self._path, item)
 
   @contextlib.contextmanager
   def having(
       self, manifest: manifest_lib.Manifest, items: Collection[str]
   ) -> Iterator[pathlib.Path]:
+    """Returns a folder that has these items, in a `with` block."""
     yield self._path
 
   def complete(
@@ -107,19 +77,23 @@ class LocalPlace:
       manifest: manifest_lib.Manifest,
       check_fence: Callable[[], None],
   ) -> None:
+    """Makes a checkpoint complete, if all of its files are there."""
     find_size = functools.partial(manifest_lib.find_size, self._path)
     if problem := manifest_lib.find_problem(manifest.files, find_size):
       raise OSError(errno.ENOENT, f"{problem}; all nodes need a folder that they share")
     made = self._path / f"{name.step}/{name.save}/manifest.json"
-    manifest_lib.write_manifest(made, manifest)
+    base.write_atomically(made, manifest_lib.render(manifest))
+    manifest_lib.sync(made.parent)
     check_fence()
     made.rename(self._path / name.file)
     manifest_lib.sync(self._path)
 
   def find_saves(self) -> set[str]:
+    """Returns the folders STEP/SAVE and frozen/SAVE of saves, finished or not."""
     return {path.relative_to(self._path).as_posix() for path in self._path.glob("*/v*")}
 
   def remove(self, path: str) -> None:
+    """Removes a file or folder; warns if it cannot."""
     for found in self._path.glob(path):
       try:
         shutil.rmtree(found) if found.is_dir() else found.unlink()
@@ -137,7 +111,7 @@ class BucketPlace:
   least_kept = 2  # One may be read while the next ones become complete.
 
   def __init__(self, path: pathlib.Path, url: str) -> None:
-    self.where, self._path = url, path
+    self.where, self._path, self._local = url, path, LocalPlace(path)
     for left in path.glob(f"{_READ}*"):  # Of a process that was killed.
       with contextlib.suppress(OSError), _held(left):
         shutil.rmtree(left)
@@ -154,9 +128,9 @@ class BucketPlace:
     return self._manifests[name]
 
   def keep(self, item: str) -> dict[str, int]:
-    files = manifest_lib.sync_files(self._path, item)
+    files = self._local.keep(item)
     self._copy(files, lambda file: self._bucket.upload(file, self._path / file))
-    LocalPlace(self._path).remove(item)
+    self._local.remove(item)
     return files
 
   @contextlib.contextmanager
@@ -192,10 +166,10 @@ class BucketPlace:
     self._bucket.create(name.file, manifest_lib.render(manifest))
 
   def find_saves(self) -> set[str]:
-    return find_saves(self._bucket.sizes("")) | LocalPlace(self._path).find_saves()
+    return find_saves(self._bucket.sizes("")) | self._local.find_saves()
 
   def remove(self, path: str) -> None:
-    LocalPlace(self._path).remove(path)  # What a killed process has left.
+    self._local.remove(path)  # What a killed process has left.
     try:
       is_manifest = path.endswith(".json")
       self._copy([path] if is_manifest else self._bucket.sizes(path), self._bucket.delete)
@@ -217,6 +191,9 @@ def _held(folder: str | os.PathLike[str]) -> Iterator[None]:
     yield
   finally:
     os.close(fd)
+
+
+CheckpointPlace = LocalPlace | BucketPlace
 
 
 def remove_before(

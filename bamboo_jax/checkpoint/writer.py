@@ -158,11 +158,8 @@ class Writer:
 
   # During training.
 
-  def say(self, step: base.StepId, *, after: base.StepId | None = None) -> parts.PartsReport:
-    """Returns this member's report for the vote, plain JSON values.
-
-    A save begins if one is due since step `after`, by default the one before.
-    """
+  def say(self, step: base.StepId, *, after: base.StepId) -> parts.PartsReport:
+    """Returns this member's report for the vote; a save begins if one is due since `after`."""
     return self._say(begins=parts.is_due(step, after, self._every_steps))
 
   #  step   member 0 (writer)      member 3               disk

@@ -345,7 +345,7 @@ class FolderTest(folders.FolderCase):
     self.save(2)
     file = self.save(4)
     with mock.patch.object(manifest_lib, "_FORMAT", 9):
-      manifest_lib.write_manifest(file, manifest_lib.read_manifest(file))
+      file.write_bytes(manifest_lib.render(manifest_lib.read_manifest(file)))
     self.refuses_but_not_as_damaged(4, "another version")
     self.assertEqual(self.folder.steps(), (2,))
 

@@ -109,7 +109,7 @@ class WriterTest(WriterCase):
       view: Number of the view.
       silent: Members that say nothing of their parts, but `instead`.
     """
-    said = {m: writer.say(step) for m, writer in self.writers.items()}
+    said = {m: writer.say(step, after=step - 1) for m, writer in self.writers.items()}
     for member in silent:
       changes = instead or {"save": None, "part": None}
       said[member] = dataclasses.replace(said[member], **changes)
@@ -234,7 +234,7 @@ class WriterTest(WriterCase):
 
     self.enterContext(mock.patch.object(folder_lib.CheckpointFolder, "finish", wait_and_finish))
     (writer,) = self.writers.values()
-    writer.hear(2, {0: writer.say(2)}, **self.around(0, 2, 1))  # Blocks not.
+    writer.hear(2, {0: writer.say(2, after=1)}, **self.around(0, 2, 1))  # Blocks not.
     self.assertEqual(self.listed()[1], [])
     with futures.ThreadPoolExecutor(1) as pool:
       steps = pool.submit(writer.steps)
@@ -242,7 +242,8 @@ class WriterTest(WriterCase):
       free.set()
       self.assertEqual(steps.result(), (2,))
     for step in (4, 6):
-      writer.hear(step, {0: writer.say(step)}, **self.around(0, step, 1))
+      said = {0: writer.say(step, after=step - 1)}
+      writer.hear(step, said, **self.around(0, step, 1))
     self.assertEqual(writer.steps(), (4, 6))
     self.assertEqual(self.warnings, [])
 
@@ -286,7 +287,7 @@ class WriterTest(WriterCase):
     self.use(owners)
     for left in ("1/v0.0-ab", "9/v9.0-ab"):  # Another run may have gone further.
       (self.root / left).mkdir(parents=True)
-    said = {m: writer.say(2) for m, writer in self.writers.items()}
+    said = {m: writer.say(2, after=1) for m, writer in self.writers.items()}
     for member in sorted(said, reverse=True):
       self.assertIn("1v0", self.listed()[0])
       self.hear(2, said, member)

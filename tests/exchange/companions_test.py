@@ -137,7 +137,7 @@ class CompanionsTest(folders.FolderCase):
         path = manifest_lib.find_newest(folder / name)
         manifest = manifest_lib.read_manifest(path)
         meta = {"model": manifest.meta["model"], "config": {"init_from": str(first)}}
-        manifest_lib.write_manifest(path, dataclasses.replace(manifest, meta=meta))
+        path.write_bytes(manifest_lib.render(dataclasses.replace(manifest, meta=meta)))
       for name in "abc":
         out = folder / "out" / name
         weights.export_folder(folder / name, name="llama", out=out, max_file_bytes=1 << 30)
