@@ -17,7 +17,6 @@ nodes that hold a share each, a node sends 2 (D - 1) / D gradients.
 
 from collections.abc import Mapping, Sequence
 import functools
-import itertools
 import operator
 
 import jax
@@ -48,41 +47,41 @@ def ordered_sum(
   """
   holders, all_nodes = channel.nodes[:num_shares], [*dict.fromkeys(channel.nodes)]
   shapes, structure = jax.tree.flatten(like)
-  ends = [*itertools.accumulate((a.size for a in shapes), initial=0)]
-  bounds = cut(ends[-1], len(all_nodes))
-  own_pieces = {node: pieces(*bounds[i : i + 2]) for i, node in enumerate(all_nodes)}
+  counts = [a.size for a in shapes]
   me = all_nodes.index(exchange.me)
   # Each node begins with another, so that none is sent all at once.
   others = [*all_nodes[me + 1 :], *all_nodes[:me]]
+  make_flat = lambda: protocol_lib.empty(4 * sum(counts)).view(np.float32)
 
   def flatten(tree: base.PyTree) -> np.ndarray:
     flat = make_flat()  # Without a leaf, of a unit that is frozen, it is empty.
     leaves = [np.asarray(leaf).reshape(-1) for leaf in jax.tree.leaves(tree)]
     return np.concatenate([flat[:0], *leaves], out=flat)
 
-  make_flat = lambda: protocol_lib.empty(4 * ends[-1]).view(np.float32)
-  own, total = {i: flatten(held[i]) for i in sorted(held)}, make_flat()
-  rounds = range(max(map(len, own_pieces.values())))
+  own = {i: cut(flatten(held[i]), all_nodes) for i in sorted(held)}
+  total = make_flat()
+  sums = cut(total, all_nodes)
+  rounds = range(max(map(len, sums.values())))
   for place in rounds if own else ():  # Nodes without a share only receive.
     for node in others:
-      for piece in own_pieces[node][place : place + 1]:
-        # In order of the shares, as the receiver takes them.
-        exchange.send(node, f"{channel} terms", [flat[piece] for flat in own.values()])
-  for piece in own_pieces[exchange.me]:
+      # In order of the shares, as the receiver takes them.
+      if terms := [piece for flat in own.values() for piece in flat[node][place : place + 1]]:
+        exchange.send(node, f"{channel} terms", terms)
+  for place, piece in enumerate(sums[exchange.me]):
     got = {
         node: iter(exchange.receive(node, f"{channel} terms")) for node in others if node in holders
     }
-    terms = [own[i][piece] if i in own else next(got[n]) for i, n in enumerate(holders)]
-    total[piece] = _add(terms)
+    mine = {i: flat[exchange.me][place] for i, flat in own.items()}
+    piece[:] = _add([mine[i] if i in mine else next(got[n]) for i, n in enumerate(holders)])
     for node in others:
       # Sent in place: each piece of `total` is written once.
-      exchange.send(node, f"{channel} sums", [total[piece]])
+      exchange.send(node, f"{channel} sums", [piece])
   for place in rounds:
     for node in others:
-      for piece in own_pieces[node][place : place + 1]:
-        (total[piece],) = exchange.receive(node, f"{channel} sums")
-  parts = map(slice, ends[:-1], ends[1:])
-  leaves = [total[part].reshape(a.shape) for part, a in zip(parts, shapes, strict=True)]
+      for piece in sums[node][place : place + 1]:
+        (piece[:],) = exchange.receive(node, f"{channel} sums")
+  parts = np.split(total, np.cumsum(counts)[:-1])
+  leaves = [part.reshape(a.shape) for part, a in zip(parts, shapes, strict=False)]
   return jax.tree.unflatten(structure, leaves)
 
 
@@ -95,14 +94,10 @@ def _add(terms: Sequence[np.ndarray]) -> np.ndarray:
   return np.asarray(add(jax.device_put(list(terms), device)))[:size]
 
 
-def cut(size: int, count: int) -> list[int]:
-  """Returns the bounds of `count` slices that differ by one element at most."""
-  return [size * i // count for i in range(count + 1)]
-
-
-def pieces(first: int, last: int) -> list[slice]:
-  """Returns the pieces in which a slice is sent."""
-  return [slice(start, min(start + _PIECE, last)) for start in range(first, last, _PIECE)]
+def cut(flat: np.ndarray, nodes: Sequence[base.NodeId]) -> dict[base.NodeId, list[np.ndarray]]:
+  """Returns the slice of each node, in the pieces in which it is sent; views."""
+  slices = zip(nodes, np.array_split(flat, len(nodes)), strict=True)
+  return {n: [own[i : i + _PIECE] for i in range(0, own.size, _PIECE)] for n, own in slices}
 
 
 def _padded(size: int) -> int:

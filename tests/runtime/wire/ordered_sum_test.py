@@ -75,14 +75,15 @@ class OrderedSumTest(parameterized.TestCase):
 
   @parameterized.parameters((0, 3), (5, 2), (10, 4), (1, 1))
   def test_slices_cover_all(self, size, count):
-    bounds = ordered_sum.cut(size, count)
-    self.assertEqual((bounds[0], bounds[-1], len(bounds)), (0, size, count + 1))
-    widths = np.diff(bounds)
-    self.assertLessEqual(widths.max() - widths.min(), 1)
+    found = ordered_sum.cut(np.arange(size), range(count))
+    self.assertEqual([*found], [*range(count)])
+    every = [number for own in found.values() for piece in own for number in piece]
+    self.assertEqual(every, [*range(size)])
+    widths = [sum(map(len, own)) for own in found.values()]
+    self.assertLessEqual(max(widths) - min(widths), 1)
 
   def test_pieces(self):
     most = ordered_sum._PIECE
-    self.assertEqual(ordered_sum.pieces(5, 5), [])
-    self.assertEqual(
-        ordered_sum.pieces(1, most + 3), [slice(1, most + 1), slice(most + 1, most + 3)]
-    )
+    self.assertEqual(ordered_sum.cut(np.zeros(0), [7]), {7: []})
+    (own,) = ordered_sum.cut(np.zeros(most + 2), [7]).values()
+    self.assertEqual([*map(len, own)], [most, 2])
