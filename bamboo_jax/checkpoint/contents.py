@@ -73,23 +73,20 @@ def read_arrays(
   temporarily unreadable.
   """
   arrays: dict[str, dict[str, np.ndarray]] = {name: {} for name in names}
-  for entries in (manifest.layers, manifest.frozen):
-    wanted = {name: entries[name] for name in names if name in entries}
-    for item in sorted({entry.item for entry in wanted.values()}):
-      own = {name: entry for name, entry in wanted.items() if entry.item == item}
-      shapes = {name: layer_arrays.parse_specs(entry.arrays) for name, entry in own.items()}
-      try:
-        found = orbax_item.read_item(file.parent / item, shapes)
-      except Exception as error:  # Orbax raises various types.
-        text = f"Cannot read checkpoint {file}: {orbax_item.describe_error(error)}."
-        if not orbax_item.is_of_system(error):
-          raise base.DamagedCheckpointError(text) from error
-        raise base.CheckpointError(f"{text} Without that file, an older one is used.") from error
-      for name, entry in own.items():
-        same = layer_arrays.specs_of(found[name]) == entry.arrays
-        if not same or digest.sha256(found[name]) != entry.sha256:
-          raise base.DamagedCheckpointError(
-              f"Checkpoint {file} is damaged: layer {name!r} is not as saved."
-          )
-        arrays[name] |= found[name]
+  for item, own in manifest.find_items(names).items():
+    shapes = {name: layer_arrays.parse_specs(entry.arrays) for name, entry in own.items()}
+    try:
+      found = orbax_item.read_item(file.parent / item, shapes)
+    except Exception as error:  # Orbax raises various types.
+      text = f"Cannot read checkpoint {file}: {orbax_item.describe_error(error)}."
+      if not orbax_item.is_of_system(error):
+        raise base.DamagedCheckpointError(text) from error
+      raise base.CheckpointError(f"{text} Without that file, an older one is used.") from error
+    for name, entry in own.items():
+      same = layer_arrays.specs_of(found[name]) == entry.arrays
+      if not same or digest.sha256(found[name]) != entry.sha256:
+        raise base.DamagedCheckpointError(
+            f"Checkpoint {file} is damaged: layer {name!r} is not as saved."
+        )
+      arrays[name] |= found[name]
   return arrays

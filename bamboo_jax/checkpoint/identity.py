@@ -5,7 +5,7 @@ import dataclasses
 import json
 from typing import Any
 
-from bamboo_jax import base
+from bamboo_jax import base, config as config_lib
 from bamboo_jax.base import json as json_lib
 
 UNKNOWN = "unknown"  # A value that a checkpoint does not contain.
@@ -13,6 +13,15 @@ UNKNOWN = "unknown"  # A value that a checkpoint does not contain.
 _IDENTIFYING = (
     *("seed", "model.", "data.", "pipeline.num_pipelines"),
     *("pipeline.num_microbatches", "pipeline.microbatch_size"),
+)
+# Those whose change alters the results of training.
+_MEANT = (
+    *("model.", "recovery.drop"),
+    *(
+        f"optimizer.{field.name}"
+        for field in dataclasses.fields(config_lib.OptimizerSection)
+        if field.name != "most_skipped_steps"  # It ends a run.
+    ),
 )
 _LATER_BITS = "later steps can differ in bits from a run without the change"
 
@@ -56,7 +65,6 @@ class RunIdentity:
     rounding: Plain JSON values of settings that may change, but change bits.
     config: Plain JSON values of all options, by dotted name; entries of
       `rounding` take precedence.
-    meant: Prefixes of options whose change alters the results of training.
   """
 
   seed: int
@@ -65,10 +73,9 @@ class RunIdentity:
   data: Mapping[str, Any]
   rounding: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  meant: tuple[str, ...] = ()
 
   def __post_init__(self) -> None:
-    for key, value in self._describe().items():
+    for key, value in dataclasses.asdict(self).items():
       try:
         same = json.loads(json.dumps(value)) == value
       except TypeError:
@@ -78,7 +85,7 @@ class RunIdentity:
 
   def describe(self, step: base.StepId) -> dict[str, Any]:
     """Returns the description for a checkpoint after `step` steps."""
-    return self._describe() | {"samples_seen": step * self.batch_size}
+    return dataclasses.asdict(self) | {"samples_seen": step * self.batch_size}
 
   def check(
       self, meta: Mapping[str, Any], *, step: base.StepId, where: str
@@ -109,11 +116,6 @@ class RunIdentity:
       )
     return self._find_changes(meta)
 
-  def _describe(self) -> dict[str, Any]:
-    described = dataclasses.asdict(self)
-    del described["meant"]
-    return described
-
   def _find_changes(self, meta: Mapping[str, Any]) -> tuple[ChangedSetting, ...]:
     there, config = meta.get("rounding", {}), meta.get("config")
     unknown = ["config"] * bool(self.config and config is None)
@@ -126,7 +128,7 @@ class RunIdentity:
         if old[key] != new[key]
     ]
     changes += [
-        ChangedSetting(key, config.get(key), self.config.get(key), key.startswith(self.meant))
+        ChangedSetting(key, config.get(key), self.config.get(key), key.startswith(_MEANT))
         for key in sorted(self.config.keys() | config.keys())
         if config.get(key) != self.config.get(key) and key not in self.rounding
     ]

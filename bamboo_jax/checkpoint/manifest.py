@@ -101,10 +101,14 @@ class Manifest:
     parts = (self.layers, self.frozen)
     return {name: spec for p in parts if layer in p for name, spec in p[layer].arrays.items()}
 
-  def find_items(self, layers: Collection[str]) -> list[str]:
-    """Returns the directories with arrays of some layers."""
-    parts = (self.layers, self.frozen)
-    return sorted({p[layer].item for p in parts for layer in layers if layer in p})
+  def find_items(self, layers: Collection[str]) -> dict[str, dict[str, LayerEntry]]:
+    """Returns the entries of some layers, by directory and layer."""
+    found: dict[str, dict[str, LayerEntry]] = {}
+    for entries in (self.layers, self.frozen):
+      for layer in layers:
+        if layer in entries:
+          found.setdefault(entries[layer].item, {})[layer] = entries[layer]
+    return found
 
 
 def find(folder: pathlib.Path) -> list[CheckpointName]:

@@ -42,9 +42,7 @@ def write_item(path: pathlib.Path, layers: Arrays) -> None:
   Arrays without elements are omitted, as Orbax cannot store them. Raises
   `OSError` or `ValueError` if it cannot be written.
   """
-  stored = {layer: {k: a for k, a in arrays.items() if a.size} for layer, arrays in layers.items()}
-  stored = {layer: arrays for layer, arrays in stored.items() if arrays}
-  if stored:
+  if stored := _drop_empty(layers):
     import orbax.checkpoint as ocp
 
     with _make_checkpointer() as checkpointer:
@@ -61,17 +59,9 @@ def read_item(
   """
   import orbax.checkpoint as ocp
 
-  args = {
-      layer: {
-          name: ocp.RestoreArgs(restore_type=np.ndarray)
-          for name, shape in shapes.items()
-          if shape.size
-      }
-      for layer, shapes in like.items()
-  }
-  args = {layer: names for layer, names in args.items() if names}
-  stored = {}
-  if args:
+  stored: Any = {}
+  if kept := _drop_empty(like):
+    args = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), kept)
     with _make_checkpointer() as checkpointer:
       stored = checkpointer.restore(
           path.absolute(),
@@ -85,6 +75,12 @@ def read_item(
       }
       for layer, shapes in like.items()
   }
+
+
+def _drop_empty(layers: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+  """Returns the arrays, or shapes, that have elements."""
+  stored = {layer: {k: a for k, a in arrays.items() if a.size} for layer, arrays in layers.items()}
+  return {layer: arrays for layer, arrays in stored.items() if arrays}
 
 
 def describe_error(error: Exception) -> str:

@@ -110,8 +110,7 @@ class Writer:
     self._frozen: dict[str, manifest_lib.LayerEntry] = {}  # That a checkpoint has.
     self._thread = futures.ThreadPoolExecutor(1, "checkpoint")
     self._save: parts.Save | None = None  # The save whose parts are missing.
-    self._parts: dict[base.NodeId, manifest_lib.Manifest] = {}
-    self._uploads: dict[base.NodeId, parts.Upload | None] = {}  # Of the parts.
+    self._heard: dict[base.NodeId, parts.PartsReport] = {}  # Of its parts that are written.
     self._writing: futures.Future[manifest_lib.Manifest] | None = None  # This member's part.
     self._joining: tuple[parts.Save, futures.Future[None]] | None = None
     self._error = ""
@@ -310,17 +309,18 @@ class Writer:
         self._fail(self._save, f"{logs.name_of(member)}: {report.error}")
         self.abandon()
       else:
-        self._parts[member], self._uploads[member] = report.part, report.upload
-    if self._save and self._save.stages.keys() <= self._parts.keys():
+        self._heard[member] = report
+    if self._save and self._save.stages.keys() <= self._heard.keys():
       if self._member == self._save.writer:
-        self._joining = self._save, self._thread.submit(self._join, self._save, self._parts)
+        written = [report.part for report in self._heard.values() if report.part]
+        self._joining = self._save, self._thread.submit(self._join, self._save, written)
       self._save = self._writing = None
 
   def _begin(self, save: parts.Save, states: Mapping[base.StageId, _Layers]) -> None:
     self._end_joining(blocks=True)
     self._folder.attempt = max(self._folder.attempt, save.name.attempt)
     self._save = None if save.is_alone else save
-    self._parts, self._uploads, self._writing, self._error = {}, {}, None, ""
+    self._heard, self._writing, self._error = {}, None, ""
     layers: dict[str, Any] = {}
     for stage in save.stages.get(self._member, ()):
       layers |= states[stage]
@@ -342,9 +342,9 @@ class Writer:
         self._fail(save, error)
       else:
         self._saved = save.name.step
-        uploads = [*filter(None, [*self._uploads.values()] or [self._own_upload()])]
+        uploads = [report.upload for report in self._heard.values()] or [self._own_upload()]
         if self._is_in_bucket:
-          self.uploaded = parts.describe_uploads(save.name.step, uploads)
+          self.uploaded = parts.describe_uploads(save.name.step, [*filter(None, uploads)])
 
   def _own_upload(self) -> parts.Upload | None:
     return self.rate if self._num_bytes else None  # None: it has no part in this save.
@@ -418,9 +418,9 @@ class Writer:
         part, frozen={**self._frozen, **part.frozen}, files={**files, **part.files}
     )
 
-  def _join(self, save: parts.Save, written: Mapping[base.NodeId, manifest_lib.Manifest]) -> None:
+  def _join(self, save: parts.Save, written: Collection[manifest_lib.Manifest]) -> None:
     whole = manifest_lib.join(
-        written.values(),
+        written,
         order=self._model.model.layer_names,
         meta=self._identity.describe(save.name.step) | save.meta,
     )
@@ -434,7 +434,7 @@ class Writer:
       logging.warning("%s", error)
 
   def _write_alone(self, save: parts.Save, layers: _Arrays) -> None:
-    self._join(save, {self._member: self._write(save, layers)})
+    self._join(save, [self._write(save, layers)])
 
 
 def _describe(ended: futures.Future[Any]) -> str:

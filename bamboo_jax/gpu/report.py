@@ -29,7 +29,6 @@ _ADVICE = (
     "config.model.options.loss_chunk for large vocabularies."
 )
 _ALWAYS = ("forward", "backward", "update", "norms", "zeros", "cast")
-_AHEAD = ("bubble", "budget", "eager")  # Modes with redundant passes.
 _HEADER = ("owner", "program", "args", "out", "temp", "host MiB", "MFLOP", "MB accessed")
 
 
@@ -82,9 +81,8 @@ def compile_units(
   if len(devices) > 1:
     place = jax.sharding.Mesh(np.array(devices).reshape(shape), sharding.AXES)
   if names is None:
-    runs_ahead = config.redundancy.mode in _AHEAD and len(devices) == 1
     names = [*_ALWAYS, *["evaluate"] * bool(config.evaluate.every_steps)]
-    names += ["redundant"] * runs_ahead
+    names += ["redundant"] * (config.redundancy.runs_ahead and len(devices) == 1)
   cache = programs_lib.ProgramCache()
   for unit in programs_lib.find_kinds(task.whole.cut(plan.partition.bounds)):
     programs = cache.get(unit, place)

@@ -83,10 +83,10 @@ class Engine:
     self.set_pipelines(roles, [*zip((own.owners for own in roles), shares, strict=True)])
 
   def load_programs(self, node: base.NodeId, stage: base.StageId) -> None:
-    device = self.find_compute(node)
-    if device is None:
+    if node not in self.devices:  # Of another process.
       return
     if node not in self.nodes:
+      device = self.find_compute(node)
       sends_host = self.exchange is not None or device != self.devices[node]
       self.nodes[node] = node_lib.Node(
           *(node, device, self.specs, self.links, self.clock, self.programs, self._residuals),
@@ -94,10 +94,9 @@ class Engine:
       )
     self.nodes[node].load_programs(stage)
 
-  def find_compute(self, node: base.NodeId) -> places.Place | None:
-    """Returns where a node computes; None if in another process."""
-    device = self.devices.get(node)
-    return None if device is None else devices_lib.compute_of(device, self.mesh)
+  def find_compute(self, node: base.NodeId) -> places.Place:
+    """Returns where a node of this process computes."""
+    return devices_lib.compute_of(self.devices[node], self.mesh)
 
   def set_pipelines(self, roles: Sequence[failover.Roles], lines: Lines) -> None:
     """Changes the roles in all pipelines, and who computes the shares.
@@ -166,7 +165,7 @@ class Engine:
     for own in self.roles if self.replicas.slots == "host" else ():
       for stage, node in own.shadows.items():
         if node in self.nodes:
-          self.nodes[node].move_slots(stage, "pinned_host")
+          self.nodes[node].move_slots(stage)
 
   @property
   def num_microbatches(self) -> int:

@@ -224,8 +224,7 @@ class Node:
 
     That of the last stage is `layer.Loss.stack`.
     """
-    batch = {k: batch[k] for k in self.stages[stage].batch_keys}
-    inputs, batch = map(self._put, (inputs, batch))
+    inputs, batch = map(self._put, (inputs, self.stages[stage].pick(batch)))
     for unit in self.units[stage]:
       self._token, inputs = self._run("evaluate", unit, inputs, batch)
     return inputs
@@ -251,10 +250,11 @@ class Node:
     run = programs.update if donate else programs.propose
     return spec_lib.add_frozen(run(params, slots, total, *scalars), old)
 
-  def move_slots(self, stage: base.StageId, memory_kind: str) -> None:
+  def move_slots(self, stage: base.StageId) -> None:
+    """Moves the slots of a stage to host memory."""
     for name in self.stages[stage].names:
       layer = self.state[name]
-      self.state[name] = layer.replace(slots=places.move(layer.slots, memory_kind))
+      self.state[name] = layer.replace(slots=places.move(layer.slots, "pinned_host"))
 
   def layers_of(self, stage: base.StageId) -> dict[str, spec_lib.LayerState]:
     """Returns the state of the layers of a stage that it has."""
@@ -284,12 +284,10 @@ class Node:
       held = outputs
       if is_redundant and unit[0].is_last:
         return None, [*kept, (held, None)]
-      if is_redundant and self.residuals == "host":
-        done = self._run("redundant", unit, inputs, *data)
-        self._token, inputs, outputs, saved = done
-      else:
-        self._token, outputs, saved = self._run("forward", unit, inputs, *data)
-        inputs = outputs
+      name = "redundant" if is_redundant and self.residuals == "host" else "forward"
+      done = self._run(name, unit, inputs, *data)
+      # The next unit reads what is on the device.
+      (self._token, inputs), (outputs, saved) = done[:2], done[-2:]
       kept.append((held, saved))
     return outputs, kept
 
@@ -301,9 +299,8 @@ class Node:
     stats = tuple(self.state[name].stats for name in spec.names)
     if numbers:
       numbers = (*numbers, self._put_number(spec.first))
-    batch = {key: batch[key] for key in spec.batch_keys}
     done: tuple[base.PyTree, ...] = getattr(programs, name)(
-        self._after(), self._cast(*unit), stats, inputs, batch, *numbers
+        self._after(), self._cast(*unit), stats, inputs, spec.pick(batch), *numbers
     )
     return done
 

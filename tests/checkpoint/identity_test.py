@@ -25,12 +25,18 @@ class IdentityTest(parameterized.TestCase):
       ("same", {"a": 1}, {"a": 1}, {"b": 1}, {"b": 1}),
       ("rounding", {"a": 1, "c": 2}, {"a": 2, "c": 2}, {}, {}, ("a", 1, 2, True)),
       (
-          *("meant", {}, {}, {"b.rate": 1.0, "keep": 2}, {"b.rate": 2.0, "keep": 3}),
-          *(("b.rate", 1.0, 2.0, True), ("keep", 2, 3, False)),
+          *(
+              "meant",
+              {},
+              {},
+              {"model.rate": 1.0, "num_steps": 2},
+              {"model.rate": 2.0, "num_steps": 3},
+          ),
+          *(("model.rate", 1.0, 2.0, True), ("num_steps", 2, 3, False)),
       ),
       (
-          *("absent", {}, {}, {"b.rate": 1.0}, {"b.decay": 2.0}),
-          *(("b.decay", None, 2.0, True), ("b.rate", 1.0, None, True)),
+          *("absent", {}, {}, {"model.rate": 1.0}, {"model.decay": 2.0}),
+          *(("model.decay", None, 2.0, True), ("model.rate", 1.0, None, True)),
       ),
       (  # What has resolved the option says it, and says it once.
           "resolved",
@@ -53,7 +59,7 @@ class IdentityTest(parameterized.TestCase):
   )
   def test_changes(self, rounding, now, config, config_now, *want):
     there = _make(rounding=rounding, config=config)
-    here = _make(rounding=now, config=config_now, meant=("b.",))
+    here = _make(rounding=now, config=config_now)
     self.assertEqual(_compare(there, here), tuple(ChangedSetting(*one) for one in want))
 
   def test_checkpoint_of_an_older_version(self):

@@ -59,7 +59,6 @@ def find_jobs(engine: engine_lib.Engine, *, evaluate: bool) -> list[Job]:
   jobs: list[Job] = []
   # One place after the other: later ones load the programs of the first.
   for place in dict.fromkeys(map(engine.find_compute, engine.devices)):
-    assert place is not None, "All these nodes are local."
     for unit in units:
       programs = engine.programs.get(unit, place)
       jobs += [functools.partial(programs.compile, name, place) for name in names]
@@ -68,23 +67,17 @@ def find_jobs(engine: engine_lib.Engine, *, evaluate: bool) -> list[Job]:
         for like in jax.tree.leaves(places.put_shapes(unit.state, where)):
           jobs.append(functools.partial(compile_for, replicas_lib.add_up, like))
   counts = {shares, *map(len, engine.ties)} - {1}  # Terms of sums.
-  likes = [unit.accumulator for unit in units if shares > 1]
+  sums: list[tuple[int, base.PyTree]] = [(2, unit.accumulator) for unit in units if shares > 1]
   for copy, *_ in engine.ties:
-    likes.append(engine.units[copy.unit].accumulator.grads[copy.layer][copy.param])
-  for device, like in itertools.product(engine.adders(engine.devices), likes):
-    jobs.append(_add_job(2, like, device))
-  if engine.exchange is not None and counts:  # Other processes may own the same.
-    device = jax.local_devices(backend="cpu")[0]
-    num_bytes = [spec_lib.nbytes(unit.accumulator) for unit in engine.units.values()]
-    for count, size in itertools.product(sorted(counts), ordered_sum.sizes(max(num_bytes) // 4)):
-      jobs.append(_add_job(count, jax.ShapeDtypeStruct((size,), np.float32), device))
+    sums.append((2, engine.units[copy.unit].accumulator.grads[copy.layer][copy.param]))
+  if engine.exchange is not None:  # Other processes may own the same.
+    most = max(spec_lib.nbytes(unit.accumulator) for unit in engine.units.values()) // 4
+    pieces = [jax.ShapeDtypeStruct((size,), np.float32) for size in ordered_sum.sizes(most)]
+    sums += itertools.product(sorted(counts), pieces)
+  for device, (count, like) in itertools.product(engine.adders(engine.devices), sums):
+    term = places.put_shapes(like, places.of_any(device, like))
+    jobs.append(functools.partial(compile_for, ordered_sum.add, [term] * count))
   return jobs
-
-
-def _add_job(count: int, like: base.PyTree, device: jax.Device) -> Job:
-  """Returns the job that compiles the sum of `count` terms on a device."""
-  term = places.put_shapes(like, places.of_any(device, like))
-  return functools.partial(compile_for, ordered_sum.add, [term] * count)
 
 
 def compile_for(program: Any, shapes: base.PyTree) -> None:

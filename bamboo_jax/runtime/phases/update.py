@@ -41,7 +41,7 @@ def refresh(engine: engine_lib.Engine, scale: float) -> None:
             node.store.proposed[unit.first], value = state, trained(state)
           engine.links.send(channel, value, find_target)
         if node := nodes.get(shadow):
-          like = trained(spec_lib.take(unit, unit.state)) if sends_state else unit.accumulator
+          like = trained(unit.shapes) if sends_state else unit.accumulator
           value = engine.links.receive(channel, like, find_target)
           if sends_state:
             old = spec_lib.take(unit, node.state)

@@ -8,7 +8,7 @@ attention counts in full, although causal attention needs only half of its
 scores.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 import functools
 import math
 from typing import Any, NamedTuple
@@ -22,7 +22,6 @@ from bamboo_jax.runtime.stage import spec as spec_lib
 
 Jaxpr = core.Jaxpr | core.ClosedJaxpr
 
-_PRODUCTS = ("dot_general", "conv_general_dilated")
 BACKWARD_FACTOR = 2  # Operations of a backward pass per one of its forward.
 
 
@@ -33,20 +32,10 @@ class Product(NamedTuple):
     flops: Its operations.
     num_bytes: Size of both factors and of the result; without scores of
       attention where it is one kernel on GPUs, as these stay on the chip.
-    score_bytes: The part of `num_bytes` that are such scores, one for each pair
-      of tokens.
   """
 
   flops: int
   num_bytes: int
-  score_bytes: int
-
-  def times(self, count: int) -> "Product":
-    return Product(*(count * value for value in self))
-
-  def without_scores(self) -> "Product":
-    """Returns the product as part of a kernel that keeps scores on the chip."""
-    return Product(self.flops, self.num_bytes - self.score_bytes, 0)
 
 
 def count_products(function: Callable[..., Any], *args: base.PyTree) -> int:
@@ -58,34 +47,35 @@ def count_products(function: Callable[..., Any], *args: base.PyTree) -> int:
   return sum(product.flops for product in find_products(jaxpr))
 
 
-def find_products(jaxpr: Jaxpr, *, loop_length: int | None = None) -> list[Product]:
-  """Returns the products of a program, those of a scan as one each.
+def find_products(
+    jaxpr: Jaxpr, *, loop_length: int | None = None, is_fused: bool = False
+) -> list[Product]:
+  """Returns the products of a program, those of a loop as one each.
 
   The branch of a condition with most operations counts. If another one is
-  cuDNN's attention, which GPUs take, scores are not in memory. A loop whose length
-  depends on data has `loop_length`; if None, products in it raise `ValueError`.
+  cuDNN's attention, which GPUs take, scores are not in memory, nor if the program
+  `is_fused`. A loop whose length depends on data has `loop_length`; if None, products in
+  it raise `ValueError`.
   """
-  found = []
+  found: list[Product] = []
   for eqn in jaxpr.eqns:
-    inner = [find_products(j, loop_length=loop_length) for j in _inner(eqn.params)]
-    every = [product for part in inner for product in part]
-    match eqn.primitive.name:
-      case "dot_general":
-        found.append(_make_product(eqn, _dot_flops(eqn)))
-      case "conv_general_dilated":
-        found.append(_make_product(eqn, _conv_flops(eqn)))
-      case "cond":
-        most = max(inner, key=lambda part: sum(p.flops for p in part))
-        is_fused = any(map(_is_fused, _inner(eqn.params)))
-        found += [p.without_scores() if is_fused else p for p in most]
-      case "scan":
-        found += [product.times(eqn.params["length"]) for product in every]
-      case "while" if every and loop_length is None:
+    name, inner = eqn.primitive.name, [*_inner(eqn.params)]
+    in_kernel = is_fused or (name == "cond" and any(map(_is_fused, inner)))
+    parts = [find_products(j, loop_length=loop_length, is_fused=in_kernel) for j in inner]
+    every = [product for part in parts for product in part]
+    if name in _FLOPS:
+      arrays = [v.aval for v in (*eqn.invars, *eqn.outvars)]
+      num_bytes = spec_lib.nbytes(arrays) - is_fused * _score_bytes(arrays)
+      found.append(Product(_FLOPS[name](eqn), num_bytes))
+    elif name == "cond":
+      found += max(parts, key=lambda part: sum(p.flops for p in part))
+    elif name in ("scan", "while"):
+      count: Any = eqn.params.get("length", loop_length)
+      if count is None and every:
         raise ValueError("A loop of unknown length contains products.")
-      case "while":
-        found += [product.times(loop_length or 0) for product in every]
-      case _:
-        found += every
+      found += [Product(*(count * value for value in product)) for product in every]
+    else:
+      found += every
   return found
 
 
@@ -93,7 +83,7 @@ def largest_product(jaxpr: Jaxpr) -> int:
   """Returns the bytes of the largest product of a program; 0 without one."""
   sizes = [0]
   for eqn in jaxpr.eqns:
-    if eqn.primitive.name in _PRODUCTS:
+    if eqn.primitive.name in _FLOPS:
       sizes.append(spec_lib.nbytes([v.aval for v in eqn.outvars]))
     sizes += map(largest_product, _inner(eqn.params))
   return max(sizes)
@@ -107,8 +97,9 @@ def layer_flops(spec: spec_lib.StageSpec) -> dict[str, int]:
     kind = layer.kind, str(one.inputs)
     if kind not in seen:
       run = functools.partial(layer.apply, key=None, train=False)
-      state, batch = one.state[layer.name], {key: one.batch[key] for key in layer.batch_keys}
-      seen[kind] = count_products(run, state.params, state.stats, one.inputs, batch)
+      state = one.state[layer.name]
+      arguments = (state.params, state.stats, one.inputs, one.pick(one.batch))
+      seen[kind] = count_products(run, *arguments)
     flops[layer.name] = seen[kind]
   return flops
 
@@ -124,18 +115,13 @@ def step_flops(spec: spec_lib.StageSpec) -> int:
   return (1 + factor) * sum(layer_flops(spec).values())
 
 
-def _make_product(eqn: Any, flops: int) -> Product:
-  arrays = [v.aval for v in (*eqn.invars, *eqn.outvars)]
-  return Product(flops, spec_lib.nbytes(arrays), _score_bytes(arrays))
-
-
-def _score_bytes(tree: base.PyTree) -> int:
+def _score_bytes(arrays: Iterable[Any]) -> int:
   """Returns the bytes of arrays with an entry for each pair of tokens.
 
   These have at least 4 dimensions, of which the largest occurs twice.
   """
   is_score = lambda a: a.ndim > 3 and a.shape.count(max(a.shape)) > 1
-  return spec_lib.nbytes([a for a in jax.tree.leaves(tree) if is_score(a)])
+  return spec_lib.nbytes([a for a in arrays if is_score(a)])
 
 
 def _is_fused(jaxpr: Jaxpr) -> bool:
@@ -163,3 +149,6 @@ def _conv_flops(eqn: Any) -> int:
   kernel, out = eqn.invars[1].aval.shape, eqn.outvars[0].aval.shape
   out_features = kernel[eqn.params["dimension_numbers"].rhs_spec[0]]
   return 2 * math.prod(out) * math.prod(kernel) // out_features
+
+
+_FLOPS = {"dot_general": _dot_flops, "conv_general_dilated": _conv_flops}

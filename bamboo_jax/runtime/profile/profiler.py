@@ -217,7 +217,7 @@ def _time_unit(
   state = spec_lib.take(unit, spec_lib.init_layers(unit))
   state = jax.device_put(state, device, may_alias=False)
   inputs, grad = _random(unit.inputs, device), _random(unit.outputs, device)
-  facts = ({k: batch[k] for k in unit.batch_keys}, *[np.uint32(0)] * 3)
+  facts = (unit.pick(batch), *[np.uint32(0)] * 3)
   facts, scale, token = jax.device_put((facts, np.float32(1), np.zeros((1,), np.int8)), device)
   total = run("zeros", token)
   for _ in range(_WARMUP + num_repeats):

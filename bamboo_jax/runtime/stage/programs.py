@@ -109,8 +109,7 @@ class UnitPrograms:
   @functools.cached_property
   def copy_bytes(self) -> int:
     """Size of the arrays that `cast` makes; 0 if passes read the parameters."""
-    params = spec_lib.take(self.unit, self.unit.state).params
-    pairs = zip(*map(jax.tree.leaves, (self.copies, params)), strict=True)
+    pairs = zip(*map(jax.tree.leaves, (self.copies, self.unit.shapes.params)), strict=True)
     return spec_lib.nbytes([c for c, p in pairs if c.dtype != p.dtype])
 
   @property
@@ -148,10 +147,9 @@ class UnitPrograms:
     whole = lambda dtype, *shape: put(places.of_any, jax.ShapeDtypeStruct(shape, dtype))
     data, state = (functools.partial(put, find) for find in (places.of_data, self._of_state))
     unit, number, scale = self.unit, whole(np.uint32), whole(np.float32)
-    own, total = state(spec_lib.take(unit, unit.state)), state(unit.accumulator)
+    own, total = state(unit.shapes), state(unit.accumulator)
     token, copies = whole(np.int8, 1), state(self.copies)
-    batch = data({k: unit.batch[k] for k in unit.batch_keys})
-    passes = (token, copies, own.stats, data(unit.inputs), batch)
+    passes = (token, copies, own.stats, data(unit.inputs), data(unit.pick(unit.batch)))
     match name:
       case "cast":
         return (own.params,)
@@ -168,13 +166,11 @@ class UnitPrograms:
     return (token,)
 
   def _find_copies(self) -> Layers:
-    unit, own = self.unit, spec_lib.take(self.unit, self.unit.state)
+    unit, number = self.unit, jax.ShapeDtypeStruct((), jnp.uint32)
     if not unit.is_mixed:
-      return own.params
-    batch = {k: unit.batch[k] for k in unit.batch_keys}
-    number = jax.ShapeDtypeStruct((), jnp.uint32)
-    data = (own.stats, unit.inputs, batch)
-    return find_copies(self._passes, own.params, unit.outputs, data, number)
+      return unit.shapes.params
+    data = (unit.shapes.stats, unit.inputs, unit.pick(unit.batch))
+    return find_copies(self._passes, unit.shapes.params, unit.outputs, data, number)
 
   def _passes(
       self, params: Layers, grad: base.PyTree, data: tuple[base.PyTree, ...], number: jax.Array
@@ -258,7 +254,6 @@ class UnitPrograms:
       scale: jax.Array,
       num_microbatches: jax.Array,
   ) -> spec_lib.LayerState:
-    like = spec_lib.take(self.unit, self.unit.state).stats
     scaled = lambda g, like: g.reshape(like.shape) * scale
     mean = lambda s, like: (s / num_microbatches).reshape(like.shape)
     layers = []
@@ -267,7 +262,9 @@ class UnitPrograms:
       updates, slot = self.unit.optimizer.update(grads, slot, old)
       layers.append((optax.apply_updates(old, updates), slot))
     new, new_slots = zip(*layers, strict=True)
-    return spec_lib.LayerState(new, new_slots, jax.tree.map(mean, total.stats, like))
+    return spec_lib.LayerState(
+        new, new_slots, jax.tree.map(mean, total.stats, self.unit.shapes.stats)
+    )
 
   _propose = _update
 

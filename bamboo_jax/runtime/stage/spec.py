@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 import dataclasses
 import functools
 import itertools
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import flax.struct
 import jax
@@ -24,6 +24,8 @@ import optax
 
 from bamboo_jax import base
 from bamboo_jax.models import layer as layer_lib, linen, model as model_lib, units as units_lib
+
+_T = TypeVar("_T")
 
 
 class LayerState(flax.struct.PyTreeNode):
@@ -130,10 +132,7 @@ class StageSpec:
   def kind(self) -> Hashable:
     """A key that is equal for stages that differ only in names and indices."""
     layers = tuple((l.kind, l.batch_keys, tuple(t.param for t in l.ties)) for l in self.layers)
-    shapes = jax.tree.map(
-        lambda a: (a.shape, str(a.dtype)),
-        (self.inputs, {k: self.batch[k] for k in self.batch_keys}),
-    )
+    shapes = jax.tree.map(lambda a: (a.shape, str(a.dtype)), (self.inputs, self.pick(self.batch)))
     options = (self.optimizer, self.remat, self.seed, self.prng, self.is_unit)
     return (layers, str(shapes), self.is_last, *options)
 
@@ -160,6 +159,10 @@ class StageSpec:
   def batch_keys(self) -> tuple[str, ...]:
     """Entries of the microbatch that the stage reads, sorted."""
     return tuple(sorted({k for l in self.layers for k in l.batch_keys}))
+
+  def pick(self, batch: Mapping[str, _T]) -> dict[str, _T]:
+    """Returns those entries of a microbatch."""
+    return {key: batch[key] for key in self.batch_keys}
 
   @functools.cached_property
   def inputs(self) -> base.PyTree:
@@ -188,6 +191,11 @@ class StageSpec:
   def state(self) -> dict[str, LayerState]:
     """Shapes of the state of each layer."""
     return jax.eval_shape(lambda: init_layers(self))
+
+  @functools.cached_property
+  def shapes(self) -> LayerState:
+    """The same of these layers as one unit."""
+    return take(self, self.state)
 
   @functools.cached_property
   def accumulator(self) -> Accumulator:
@@ -224,10 +232,9 @@ def init_layers(
 
 def zero_accumulator(unit: StageSpec) -> Accumulator:
   zeros = lambda a: jnp.zeros(a.shape or (1,), jnp.float32)
-  state = take(unit, unit.state)
   return Accumulator(
-      grads=jax.tree.map(zeros, drop_frozen(unit, state.params)),
-      stats=jax.tree.map(zeros, state.stats),
+      grads=jax.tree.map(zeros, drop_frozen(unit, unit.shapes.params)),
+      stats=jax.tree.map(zeros, unit.shapes.stats),
       loss=jnp.zeros((2 + len(unit.metrics),), jnp.float32) if unit.is_last else None,
   )
 

@@ -30,7 +30,7 @@ class Links:
   """
 
   exchange: transport_lib.Transport | None
-  find_place: Callable[[base.NodeId], places.Place | None]
+  find_place: Callable[[base.NodeId], places.Place]
   _local: dict[channel_lib.Channel, _Queue] = dataclasses.field(
       init=False, default_factory=lambda: collections.defaultdict(collections.deque)
   )
@@ -54,12 +54,10 @@ class Links:
     if exchange := self.find_remote(channel):
       exchange.send(channel.nodes[1], str(channel), jax.tree.leaves(value))
       return
-    place = self.find_place(channel.nodes[1])
-    assert place is not None, channel
+    where = find_target(self.find_place(channel.nodes[1]), value)
     # Not an alias: either end may be told to delete its arrays. The copy starts when
     # the value is ready, and cannot fail.
-    copy = jax.device_put(value, find_target(place, value), may_alias=False)
-    self._local[channel].append(copy)
+    self._local[channel].append(jax.device_put(value, where, may_alias=False))
 
   def receive(
       self,
@@ -79,9 +77,8 @@ class Links:
     shapes, structure = jax.tree.flatten(like)
     found, wanted = ([(a.shape, a.dtype) for a in each] for each in (arrays, shapes))
     assert found == wanted, (channel, found, wanted)
-    value, place = jax.tree.unflatten(structure, arrays), self.find_place(channel.nodes[1])
-    assert place is not None, channel
-    return jax.device_put(value, find_target(place, value))
+    value = jax.tree.unflatten(structure, arrays)
+    return jax.device_put(value, find_target(self.find_place(channel.nodes[1]), value))
 
   def wait(self, channel: channel_lib.Channel, secs: float) -> bool:
     """Waits for a value of another process, at most `secs`; returns whether it is there.

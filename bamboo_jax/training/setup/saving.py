@@ -1,7 +1,6 @@
 """Makes the writer of checkpoints from a config."""
 
 from collections.abc import Callable, Mapping
-import dataclasses
 import json
 import os
 import types
@@ -14,16 +13,6 @@ from bamboo_jax.exchange import weights
 from bamboo_jax.runtime import rounding
 from bamboo_jax.training.record import workdir as workdir_lib
 from bamboo_jax.training.setup import build, job as job_lib
-
-# Options whose change alters the results of training, by their beginnings.
-_MEANT = (
-    *("model.", "recovery.drop"),
-    *(
-        f"optimizer.{field.name}"
-        for field in dataclasses.fields(config_lib.OptimizerSection)
-        if field.name != "most_skipped_steps"  # It ends a run.
-    ),
-)
 
 
 def make_writer(
@@ -100,5 +89,4 @@ def _identify(
       data=task.batches.source.fingerprint,
       rounding=dict(rounding),
       config=json_lib.flatten(plain),
-      meant=_MEANT,
   )

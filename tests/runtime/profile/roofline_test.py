@@ -101,7 +101,7 @@ class RooflineTest(parameterized.TestCase):
   )
   def test_products(self, flops, num_bytes, want_ms):
     line = roofline.Roofline(10, 4, 1, roofline.LinkCost(0, 1))
-    product = products.Product(flops, num_bytes, 0)
+    product = products.Product(flops, num_bytes)
     self.assertAlmostEqual(line.products_ms([product]), want_ms)
 
   @parameterized.parameters(
@@ -128,8 +128,9 @@ class RooflineTest(parameterized.TestCase):
     unit = next(u for u in spec.single_layers if "attention" in u.names[0])
     programs = programs_lib.UnitPrograms(unit)
     for which in ("forward", "backward"):
-      found = products.find_products(programs.trace(which).jaxpr)
-      self.assertEqual(sum(p.score_bytes for p in found) == 0, is_fused)
+      find = functools.partial(products.find_products, programs.trace(which).jaxpr)
+      found, least = (sum(p.num_bytes for p in find(is_fused=fused)) for fused in (False, True))
+      self.assertEqual(found == least, is_fused)  # Without any scores.
     profile = profiler.estimate(unit, line, fingerprint={})
     # All that the backward pass gets.
     self.assertEqual(profile.layers[0].residual_bytes, profiler._residual_bytes(programs))
