@@ -10,8 +10,7 @@ the newest complete checkpoint as it was.
   folder      all checkpoints of a run: keeps the newest, removes the rest
   places      where they are: in a folder, or in a bucket
   manifest    names and contents of checkpoints; fsync
-  contents    arrays of a checkpoint: writes a part, reads layers, finds damage
-  orbax_item  arrays of layers in one directory, by Orbax
+  contents    arrays of layers in directories, by Orbax; finds damage
   arrays      the state of a layer as named arrays in host memory
   digest      hashes of parameters and state, to compare runs
 """

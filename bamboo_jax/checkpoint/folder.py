@@ -26,7 +26,6 @@ from bamboo_jax.checkpoint import (
     contents,
     digest,
     manifest as manifest_lib,
-    orbax_item,
     places,
 )
 from bamboo_jax.runtime.stage import spec as spec_lib
@@ -75,7 +74,7 @@ class CheckpointFolder:
       self._find()
     except OSError as error:
       raise base.CheckpointError(
-          f"Cannot keep checkpoints in {self.place.where}: {orbax_item.describe_error(error)}."
+          f"Cannot keep checkpoints in {self.place.where}: {contents.describe_error(error)}."
       ) from error
 
   def steps(self) -> tuple[base.StepId, ...]:
@@ -137,7 +136,7 @@ class CheckpointFolder:
         places.remove_before(places.LocalPlace(self.path), name)
       self._check_space(layers)
       path.parent.mkdir(parents=True, exist_ok=True)
-      orbax_item.write_item(path, layers)
+      contents.write_item(path, layers)
       files = self.place.keep(where)
     except (OSError, ValueError):
       for left in (where, f"{where}.*"):  # Makes room.
@@ -171,7 +170,7 @@ class CheckpointFolder:
             self.place.remove(f"{old.step}/node*")
       self.remove_unfinished(name)
     except OSError as error:  # The next save removes them.
-      logging.warning("Cannot remove old checkpoints: %s.", orbax_item.describe_error(error))
+      logging.warning("Cannot remove old checkpoints: %s.", contents.describe_error(error))
 
   def remove_unfinished(self, before: CheckpointName) -> None:
     """Removes what earlier saves have left and no checkpoint has; warns if it cannot."""

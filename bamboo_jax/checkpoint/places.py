@@ -28,7 +28,7 @@ import tempfile
 from absl import logging
 
 from bamboo_jax import base
-from bamboo_jax.checkpoint import manifest as manifest_lib, orbax_item
+from bamboo_jax.checkpoint import contents, manifest as manifest_lib
 from bamboo_jax.cluster import records
 
 _READ = "read."  # Begins the names of folders that are read.
@@ -102,7 +102,7 @@ class LocalPlace:
       except OSError as error:
         # Other processes may remove it too, or have items there.
         if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
-          logging.warning("Cannot remove %s: %s.", found, orbax_item.describe_error(error))
+          logging.warning("Cannot remove %s: %s.", found, contents.describe_error(error))
 
 
 class BucketPlace:

@@ -24,11 +24,11 @@ from bamboo_jax import base
 from bamboo_jax.base import logs
 from bamboo_jax.checkpoint import (
     arrays as layer_arrays,
+    contents,
     digest,
     folder as folder_lib,
     identity as identity_lib,
     manifest as manifest_lib,
-    orbax_item,
     parts,
 )
 from bamboo_jax.models import layer as layer_lib
@@ -443,7 +443,7 @@ def _describe(ended: futures.Future[Any]) -> str:
   if isinstance(error, _NotFiniteError | base.FencedError):
     return str(error).rstrip(".")
   if isinstance(error, (OSError, ValueError)):
-    return orbax_item.describe_error(error)
+    return contents.describe_error(error)
   if error is not None:
     raise error
   return ""

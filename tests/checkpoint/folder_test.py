@@ -20,7 +20,6 @@ from bamboo_jax.checkpoint import (
     contents,
     folder as folder_lib,
     manifest as manifest_lib,
-    orbax_item,
 )
 from bamboo_jax.runtime.stage import spec as spec_lib
 from tests import folders, limits
@@ -328,9 +327,9 @@ class FolderTest(folders.FolderCase):
     in_words = ValueError(f"NOT_FOUND: [os_error_code='{code}']")
     for *target, raised in (
         (pathlib.Path, "read_bytes", error),
-        (orbax_item, "read_item", error),
-        (orbax_item, "read_item", in_words),
-        (orbax_item, "read_item", MemoryError()),
+        (contents, "read_item", error),
+        (contents, "read_item", in_words),
+        (contents, "read_item", MemoryError()),
     ):
       with mock.patch.object(*target, side_effect=raised):
         self.refuses_but_not_as_damaged(4, "")
@@ -451,7 +450,7 @@ class FolderTest(folders.FolderCase):
         with self.assertRaises((OSError, ValueError)) as caught:
           name = folder_lib.CheckpointName(attempt, 1, 4, "a")
           self.save(4, _layers_with_noise(), name=name)
-        error = orbax_item.describe_error(caught.exception)
+        error = contents.describe_error(caught.exception)
         self.assertEqual(error, "File too large")
     self.assertEqual(self.folder.steps(), (2,))
     self.assert_restores(2)
@@ -468,7 +467,7 @@ class FolderTest(folders.FolderCase):
         (left / "file").write_bytes(b"0" * 9)
       raise OSError("no more")
 
-    with mock.patch.object(orbax_item, "write_item", write):
+    with mock.patch.object(contents, "write_item", write):
       with self.assertRaisesRegex(OSError, "no more"):
         self.save(2)
     self.assertEqual(os.listdir(self.root), [])

@@ -15,7 +15,7 @@ from unittest import mock
 from absl.testing import parameterized
 
 from bamboo_jax import base
-from bamboo_jax.checkpoint import manifest, orbax_item
+from bamboo_jax.checkpoint import contents, manifest
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.training import control, run
@@ -33,11 +33,11 @@ _make_optimizer = optimizers.make_optimizer
 _NEVER_SAVES = """
 import threading
 
-from bamboo_jax.checkpoint import orbax_item
+from bamboo_jax.checkpoint import contents
 from bamboo_jax.launch import cli
 from bamboo_jax.launch import train
 
-orbax_item.write_item = lambda *unused: threading.Event().wait()
+contents.write_item = lambda *unused: threading.Event().wait()
 cli.run(train.main)
 """
 
@@ -269,7 +269,7 @@ class RunTest(folders.FolderCase):
 
   def test_full_disk_for_a_while(self):
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    full = mock.patch.object(orbax_item, "write_item", side_effect=full)
+    full = mock.patch.object(contents, "write_item", side_effect=full)
     message = "step 5 .*No space left .* There is no checkpoint; .*same command"
     with full, self.assertRaisesRegex(base.CheckpointError, message):
       self.train("a")
