@@ -102,7 +102,8 @@ def read_arrays(
       found = read_item(file.parent / item, shapes)
     except Exception as error:  # Orbax raises various types.
       text = f"Cannot read checkpoint {file}: {describe_error(error)}."
-      if not is_of_system(error):
+      code = _os_error_code(error) or getattr(error, "errno", None)
+      if code not in _OF_SYSTEM and not isinstance(error, MemoryError):
         raise base.DamagedCheckpointError(text) from error
       raise base.CheckpointError(f"{text} Without that file, an older one is used.") from error
     for name, entry in own.items():
@@ -170,12 +171,6 @@ def describe_error(error: Exception) -> str:
     return error.strerror
   text = re.sub(r"\s+", " ", f"{type(error).__name__}: {error}").strip()
   return text if len(text) <= 200 else f"{text[:200]}..."
-
-
-def is_of_system(error: Exception) -> bool:
-  """Returns whether reading failed for a reason other than damage."""
-  code = _os_error_code(error) or getattr(error, "errno", None)
-  return code in _OF_SYSTEM or isinstance(error, MemoryError)
 
 
 def _os_error_code(error: Exception) -> int | None:

@@ -134,7 +134,11 @@ class CheckpointFolder:
       self.path.mkdir(exist_ok=True)
       if isinstance(self.place, places.BucketPlace):  # What a process of this machine has left.
         places.remove_before(places.LocalPlace(self.path), name)
-      self._check_space(layers)
+      # A write would fail too, but only after it has filled the disk that others use.
+      needed = sum(a.nbytes for arrays in layers.values() for a in arrays.values())
+      if (free := shutil.disk_usage(self.path).free) < needed:
+        room = f"{needed / 1e6:,.1f} MB needed, {free / 1e6:,.1f} MB free"
+        raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {room}")
       path.parent.mkdir(parents=True, exist_ok=True)
       contents.write_item(path, layers)
       files = self.place.keep(where)
@@ -204,18 +208,3 @@ class CheckpointFolder:
         if not found:
           warn_once(f"{error}", os.getpid())
     return found[::-1]
-
-  def _check_space(self, layers: Mapping[str, Mapping[str, np.ndarray]]) -> None:
-    """Raises `OSError` if the disk has no room for the arrays.
-
-    A write would fail too, but only after it has filled the disk that other
-    processes use.
-    """
-    needed = sum(a.nbytes for arrays in layers.values() for a in arrays.values())
-    free = shutil.disk_usage(self.path).free
-    if free < needed:
-      raise OSError(
-          errno.ENOSPC,
-          f"{os.strerror(errno.ENOSPC)}: {needed / 1e6:,.1f} MB needed, "
-          f"{free / 1e6:,.1f} MB free",
-      )

@@ -114,9 +114,6 @@ class RunIdentity:
           f"{'; '.join((options or differences)[:3])}. Choose another workdir, "
           "or the former config."
       )
-    return self._find_changes(meta)
-
-  def _find_changes(self, meta: Mapping[str, Any]) -> tuple[ChangedSetting, ...]:
     there, config = meta.get("rounding", {}), meta.get("config")
     unknown = ["config"] * bool(self.config and config is None)
     unknown += [key for key, value in self.rounding.items() if key not in there and value != {}]

@@ -138,7 +138,7 @@ class Risk:
     holders: Those of them that have the only copies of some state.
     num_bytes: Size of that state.
     part_bytes: Size of what this member would write in a save, and before.
-    rate: Of its last part; None before the first one.
+    rate: Of its last part, in bytes per second; 0 before the first one.
     left_secs: Time until the first of `holders` may end.
     has_takers: Whether others can take over in time without a checkpoint.
   """
@@ -148,19 +148,14 @@ class Risk:
   holders: tuple[base.NodeId, ...]
   num_bytes: int
   part_bytes: int
-  rate: Upload | None
+  rate: float
   left_secs: float
   has_takers: bool = False
 
   @property
   def secs(self) -> float:
     """The time that this member's part takes; 0 if no rate is known."""
-    return self.part_bytes * self.rate.secs / self.rate.num_bytes if self.rate else 0.0
-
-  @property
-  def fits_beside(self) -> bool:
-    """Whether there is time for a save, and then for others to take over."""
-    return self.secs <= _PART_OF_NOTICE * self.left_secs
+    return self.part_bytes / self.rate if self.rate else 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,20 +184,20 @@ def decide_exit(said: Collection[Risk]) -> Exit | None:
   newest = [risk for risk in said if risk.view == view]
   if not newest:
     return None
-  rates = [risk.rate for risk in newest if risk.rate is not None]
-  rate = max(rates, key=lambda rate: rate.secs / rate.num_bytes, default=None)
+  rate = min((risk.rate for risk in newest if risk.rate), default=0.0)
   # Who takes over the writing may not have written yet.
   known = [dataclasses.replace(risk, rate=risk.rate or rate) for risk in newest]
   slowest = max(known, key=lambda risk: risk.secs)
   left_secs = min(risk.left_secs for risk in newest)
-  slowest = dataclasses.replace(slowest, left_secs=left_secs)
-  saves = slowest.fits_beside or not all(risk.has_takers for risk in newest)
+  # Is there time for a save, and then for others to take over?
+  saves = slowest.secs <= _PART_OF_NOTICE * left_secs
+  saves |= not all(risk.has_takers for risk in newest)
   names = ", ".join(map(logs.name_of, slowest.holders))
   text = f"only {names}, to be preempted, have {slowest.num_bytes / _MIB:.1f} MiB of the state; "
-  if slowest.rate is None:
+  if not slowest.rate:
     text += "the rate of saves is not known yet"
   else:
-    mib, rate = slowest.part_bytes / _MIB, slowest.rate.num_bytes / slowest.rate.secs / _MIB
+    mib, rate = slowest.part_bytes / _MIB, slowest.rate / _MIB
     text += f"the largest part, {mib:.1f} MiB at {rate:.1f} MiB/s, takes {slowest.secs:.1f} s"
   text += f", and {left_secs:.0f} s are left"
   if not saves:

@@ -57,7 +57,7 @@ class Writer:
     changes: Settings that differ from those of the checkpoint restored last.
     uploaded: The last checkpoint that went to a bucket, on the member that joined its parts.
     num_skipped: Skipped steps in a row at its end.
-    rate: Size and time of this member's last part; None before it has written one.
+    rate: Of this member's last part, in bytes per second; 0 before it has written one.
   """
 
   def __init__(
@@ -99,6 +99,7 @@ class Writer:
     )
     self._push, self._is_in_bucket = push, bool(url)
     self._num_bytes = 0  # Of the part that it writes.
+    self._upload: parts.Upload | None = None  # Of the last part.
     self._every_steps = every_steps
     self._member = member
     self._model = model
@@ -118,7 +119,7 @@ class Writer:
     self.changes: tuple[identity_lib.ChangedSetting, ...] = ()
     self.uploaded: dict[str, Any] = {}
     self.num_skipped = 0
-    self.rate: parts.Upload | None = None
+    self.rate = 0.0
 
   def steps(self) -> tuple[base.StepId, ...]:
     """Returns the steps with a complete checkpoint, oldest first.
@@ -329,7 +330,8 @@ class Writer:
     self._num_bytes = spec_lib.nbytes(arrays)
     is_writer = self._member == save.writer
     if save.is_alone and is_writer:
-      self._joining = save, self._thread.submit(self._write_alone, save, arrays)
+      alone = lambda: self._join(save, [self._write(save, arrays)])
+      self._joining = save, self._thread.submit(alone)
     elif arrays or is_writer:
       self._writing = self._thread.submit(self._write, save, arrays)
 
@@ -347,7 +349,7 @@ class Writer:
           self.uploaded = parts.describe_uploads(save.name.step, [*filter(None, uploads)])
 
   def _own_upload(self) -> parts.Upload | None:
-    return self.rate if self._num_bytes else None  # None: it has no part in this save.
+    return self._upload if self._num_bytes else None  # None: it has no part in this save.
 
   def _fail(self, save: parts.Save, error: str) -> None:
     step = save.name.step
@@ -374,8 +376,9 @@ class Writer:
     trained, frozen = self._divide(layers)
     stored = self._store_frozen(save.name, item, frozen)
     part = self._folder.write_part(save.name, item, trained)
-    if spec_lib.nbytes(layers):
-      self.rate = parts.Upload(spec_lib.nbytes(layers), time.perf_counter() - since_secs)
+    if num_bytes := spec_lib.nbytes(layers):
+      self._upload = parts.Upload(num_bytes, time.perf_counter() - since_secs)
+      self.rate = num_bytes / self._upload.secs
     if self._member != save.writer:
       self._push_files(is_writer=False)
     found = {layer: entry for layer, entry in stored.frozen.items() if layer in layers}
@@ -432,9 +435,6 @@ class Writer:
       self._push(is_writer)
     except OSError as error:  # The next save puts them.
       logging.warning("%s", error)
-
-  def _write_alone(self, save: parts.Save, layers: _Arrays) -> None:
-    self._join(save, [self._write(save, layers)])
 
 
 def _describe(ended: futures.Future[Any]) -> str:

@@ -118,8 +118,11 @@ class Filler:
     if channel and node.links.find_remote(channel) is None:
       return  # The value comes from this process.
     while i := self._own.find_next(self._done, node.store.activations):
-      if channel and not node.is_free and node.links.wait(channel, self._left_secs(node)):
-        return
+      if channel and not node.is_free:  # When it will be is known if it is paced.
+        now_secs, free_secs = time.perf_counter(), node.free_secs
+        free_secs = free_secs if free_secs > now_secs else self._free_secs
+        if node.links.wait(channel, free_secs - now_secs):
+          return
       node.wait()
       if channel and node.links.wait(channel, 0.0):
         return
@@ -137,12 +140,6 @@ class Filler:
       secs = self.stretch * self._own.pass_ms(i) / 1e3
       self._free_secs = start_secs + secs
     return i, result
-
-  def _left_secs(self, node: node_lib.Node) -> float:
-    """Returns the expected time until the device is free."""
-    now_secs, free_secs = time.perf_counter(), node.free_secs
-    is_paced = free_secs > now_secs  # Then it is known.
-    return (free_secs if is_paced else self._free_secs) - now_secs
 
 
 class Executor:

@@ -12,7 +12,7 @@ def _plan(owners, begins):
   return parts.plan_save(said, 8, view=3, owners=owners)
 
 
-def _risk(view=4, *, rate=(2 << 20, 1.0), left_secs=30.0, part_mib=8, **changes):
+def _risk(view=4, *, rate=2 << 20, left_secs=30.0, part_mib=8, **changes):
   """Returns a risk whose part takes 4 s."""
   return parts.Risk(
       view=view,
@@ -20,7 +20,7 @@ def _risk(view=4, *, rate=(2 << 20, 1.0), left_secs=30.0, part_mib=8, **changes)
       holders=(1, 3),
       num_bytes=3 << 20,
       part_bytes=part_mib << 20,
-      rate=rate and parts.Upload(*rate),
+      rate=rate,
       left_secs=left_secs,
       **changes,
   )
@@ -41,7 +41,7 @@ class ExitTest(parameterized.TestCase):
       ("it_fits", {}, True, "takes 4.0 s, and 30 s are left$"),
       (
           "no_rate_yet",
-          {"rate": None},
+          {"rate": 0.0},
           True,
           "; the rate of saves is not known yet, and 30 s are left$",
       ),
@@ -56,7 +56,7 @@ class ExitTest(parameterized.TestCase):
     self.assertRegex(found.text, text)
 
   def test_who_has_not_written_yet_is_as_slow_as_the_slowest(self):
-    new = _risk(part_mib=16, rate=None, left_secs=9.0, has_takers=True)
+    new = _risk(part_mib=16, rate=0.0, left_secs=9.0, has_takers=True)
     for others, saves in (([_risk(has_takers=True)], False), ([], True)):
       self.assertEqual(parts.decide_exit([new, *others]).saves, saves)
 

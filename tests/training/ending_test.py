@@ -6,7 +6,7 @@ import math
 from absl.testing import parameterized
 
 from bamboo_jax import base
-from bamboo_jax.checkpoint import digest, manifest, parts
+from bamboo_jax.checkpoint import digest, manifest
 from bamboo_jax.training.record import workdir as workdir_lib
 from tests.training import script_test
 
@@ -143,7 +143,7 @@ class AtRiskTest(EndingCase):
   )
   def test_what_fits_is_told_before(self, words, bytes_per_sec, saved, told):
     worker = self.begin(f"mode=none {words}")
-    worker.state.writer.rate = parts.Upload(int(bytes_per_sec), 1.0)
+    worker.state.writer.rate = bytes_per_sec
     worker.run(stop_at=5)
     self.assertEqual(self.saved(), saved)
     (line,) = self.lines("saving")

@@ -5,11 +5,12 @@ results in row order. A device runs its row in order, so an instruction started
 when its predecessor ended or when it was dispatched, whichever came later.
 """
 
+import collections
 from collections.abc import Collection
 from concurrent import futures
 import dataclasses
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -33,22 +34,14 @@ class MeasuredInstruction:
   end_secs: float
 
 
-class _Started(NamedTuple):
-  """An instruction; `ended` returns when it began, if that is known, and ended."""
-
-  node: base.NodeId
-  instruction: Instruction
-  dispatched_secs: float
-  ended: futures.Future[tuple[float, float]]
-
-
 class Recorder:
   """Measures the instructions of successive steps."""
 
   def __init__(self) -> None:
     self._threads: dict[base.NodeId, futures.ThreadPoolExecutor] = {}
-    self._started: list[_Started] = []
+    self._started: list[tuple[base.NodeId, futures.Future[MeasuredInstruction]]] = []
     self._num_forgiven = 0  # Of the first ones errors are ignored.
+    self._last_secs = collections.defaultdict[base.NodeId, float](float)  # End of the last one.
 
   def add(self, node: base.NodeId, instruction: Instruction, result: Any) -> None:
     """Records `instruction`, which ends when `result` is ready.
@@ -57,9 +50,19 @@ class Recorder:
     """
     if node not in self._threads:
       self._threads[node] = futures.ThreadPoolExecutor(1, f"watch-{node}")
-    now_secs = time.perf_counter()
-    ended = self._threads[node].submit(_wait_for, result)
-    self._started.append(_Started(node, instruction, now_secs, ended))
+    started = (node, instruction, result, time.perf_counter())
+    self._started.append((node, self._threads[node].submit(self._measure, *started)))
+
+  def _measure(
+      self, node: base.NodeId, instruction: Instruction, result: Any, dispatched_secs: float
+  ) -> MeasuredInstruction:
+    """Waits for an instruction, in the thread of its node."""
+    jax.block_until_ready(result)
+    start_secs, end_secs = max(self._last_secs[node], dispatched_secs), time.perf_counter()
+    if isinstance(result, node_lib.Paced):
+      start_secs, end_secs = result.start_secs, result.end_secs
+    self._last_secs[node] = end_secs
+    return MeasuredInstruction(node, instruction, start_secs, end_secs)
 
   def bury(self, dead: Collection[base.NodeId]) -> None:
     """Drops unfinished instructions of nodes that have died; their threads end by themselves.
@@ -70,7 +73,7 @@ class Recorder:
     for node in self._threads.keys() & dead:
       self._threads.pop(node).shutdown(wait=False, cancel_futures=True)
     good = lambda ended: ended.done() and not ended.cancelled() and not ended.exception()
-    self._started = [s for s in self._started if s.node not in dead or good(s.ended)]
+    self._started = [(n, ended) for n, ended in self._started if n not in dead or good(ended)]
     self._num_forgiven = len(self._started)
 
   def finish(self) -> list[MeasuredInstruction]:
@@ -78,13 +81,10 @@ class Recorder:
 
     Returns all that ran since the last call, node by node.
     """
-    measured, last = [], dict.fromkeys((s.node for s in self._started), 0.0)
-    for i, (node, instruction, dispatched_secs, ended) in enumerate(self._started):
+    measured = []
+    for i, (_, ended) in enumerate(self._started):
       if (error := ended.exception()) is None:
-        start_secs, last_secs = ended.result()
-        start_secs = start_secs or max(last[node], dispatched_secs)
-        measured.append(MeasuredInstruction(node, instruction, start_secs, last_secs))
-        last[node] = last_secs
+        measured.append(ended.result())
       elif i >= self._num_forgiven:
         self._num_forgiven = i + 1
         raise error
@@ -94,10 +94,3 @@ class Recorder:
   def close(self) -> None:
     for thread in self._threads.values():
       thread.shutdown()
-
-
-def _wait_for(result: Any) -> tuple[float, float]:
-  jax.block_until_ready(result)
-  if isinstance(result, node_lib.Paced):
-    return result.start_secs, result.end_secs
-  return 0.0, time.perf_counter()

@@ -130,7 +130,7 @@ class Programs:
     self._members, self._processes = members, processes
     layout = plan_of_step.layout
     make = functools.partial(passes_lib.StagePasses, whole, layout)
-    self._passes: passes_lib.StagePasses = engine.programs.find(("passes", layout), make)
+    self._passes = engine.programs.find(("passes", layout), make)
     self._rows = executor_lib.Executor(engine, members)
     self.filler, self.is_by_rows = self._rows.filler, False
     self.in_segments: Sequence[recorder_lib.MeasuredInstruction] = ()
@@ -264,11 +264,10 @@ class Programs:
       sizes = dataclasses.replace(rest, num_owned=num_owned)
     # A worker needs only the shapes of the program that its child runs.
     devices = [self._engine.devices[node] for node in nodes if node in self._engine.devices]
-    found: program_lib.SegmentProgram = self._engine.programs.find(
+    return self._engine.programs.find(
         ("segment", self._plan.layout, str(sizes), *devices),
         lambda: program_lib.SegmentProgram(self._passes, sizes, devices),
     )
-    return found
 
   def _plan_share(
       self, share: base.ShareId, owners: Owners, timeline: timeline_lib.Timeline

@@ -18,7 +18,7 @@ the token tells when an instruction has finished.
 from collections.abc import Callable, Hashable, Iterable
 import functools
 import threading
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from jax.extend import core
@@ -32,6 +32,7 @@ from bamboo_jax.runtime import compat, places
 from bamboo_jax.runtime.stage import spec as spec_lib
 
 Layers = tuple[base.PyTree, ...]
+_T = TypeVar("_T")
 _MOST_PROGRAMS = 64  # With 250 mappings of memory each.
 
 
@@ -330,13 +331,12 @@ class ProgramCache:
   def get(self, unit: spec_lib.StageSpec, place: places.Place | None = None) -> UnitPrograms:
     """Returns the programs of a unit's kind; those of all devices are the same."""
     mesh = place if isinstance(place, jax.sharding.Mesh) else None
-    programs: UnitPrograms = self.find((unit.kind, mesh), lambda: UnitPrograms(unit, mesh))
-    return programs
+    return self.find((unit.kind, mesh), lambda: UnitPrograms(unit, mesh))
 
-  def find(self, key: Hashable, make: Callable[[], Any]) -> Any:
+  def find(self, key: Hashable, make: Callable[[], _T]) -> _T:
     """Returns the programs of a key, made if there are none."""
     with self._lock:
-      value = self._programs.pop(key) if key in self._programs else make()
+      value: _T = self._programs.pop(key) if key in self._programs else make()
       self._programs[key] = value
       if len(self._programs) > self._limit:
         del self._programs[next(iter(self._programs))]
