@@ -8,6 +8,7 @@ one process, so no death leaves another device waiting.
 """
 
 from collections.abc import Mapping
+import functools
 from typing import Any, TypeAlias
 
 import jax
@@ -47,21 +48,19 @@ def of_state(place: Place, tree: base.PyTree, model: str) -> base.PyTree:
   """Returns the shardings of state or gradients, keyed by parameter."""
   if not isinstance(place, jax.sharding.Mesh):
     return of_any(place, tree)
-
-  sharding = lambda rule: jax.sharding.NamedSharding(place, _P(*rule))
-  rules = find_rules(tree, model, place.shape)
-  return jax.tree.map(lambda _, rule: sharding(rule), tree, rules)
+  specs = find_rules(tree, model, place.shape)
+  return jax.tree.map(functools.partial(jax.sharding.NamedSharding, place), specs)
 
 
 def find_rules(tree: base.PyTree, model: str, sizes: Mapping[str, int]) -> base.PyTree:
-  """Returns the `sharding.Rule` of each array; needs no devices.
+  """Returns the partition of each array, by `models.sharding`; needs no devices.
 
   Raises `ValueError` if a shape is not divisible by the devices of an axis.
   """
 
-  def find(path: tuple[Any, ...], array: jax.Array) -> sharding_lib.Rule:
+  def find(path: tuple[Any, ...], array: jax.Array) -> jax.sharding.PartitionSpec:
     names = [str(k.key) for k in path if isinstance(k, jax.tree_util.DictKey)]
-    return sharding_lib.find_rule(model, names, array.shape, sizes)
+    return _P(*sharding_lib.find_rule(model, names, array.shape, sizes))
 
   return jax.tree_util.tree_map_with_path(find, tree)
 

@@ -70,8 +70,8 @@ class Peer:
     self.is_wanted = self.is_removed = False
     self.error: Exception | None = None
     self.changed = threading.Condition(self._lock)
-    self._unsaid_bytes = 0  # Received, and not told yet.
-    self.greeted = 0
+    self.greeted = self._unsaid_bytes = 0  # The latter: received, and not told yet.
+    self._pause_secs = _RETRY_SECS
     self._writing: endpoints.Wire | None = None
     self._reading: endpoints.Wire | None = None  # The newest one from the peer.
     self._warnings = logs.Sparing(num_first=1, every_secs=_WARN_SECS)
@@ -103,14 +103,12 @@ class Peer:
 
   def _write_all(self) -> None:
     """Connects, and writes what is in the outbox, until the peer is removed."""
-    pause_secs = _RETRY_SECS
     while True:
       with self._lock:
         self.changed.wait_for(lambda: self.is_removed or self.is_wanted and self.address)
         if self.is_removed:
           return
         address = str(self.address)
-      was_good = False
       try:
         wire = self._transport.endpoint.dial(address, _DIAL_SECS)
       except OSError as error:
@@ -118,25 +116,24 @@ class Peer:
             f"cannot reach {logs.name_of(self._node)} at {address}: {endpoints.explain(error)}."
         )
       else:
-        was_good = self._write_to(wire)
-      pause_secs = _RETRY_SECS if was_good else min(2 * pause_secs, _MOST_RETRY_SECS)
+        self._write_to(wire)
       with self._lock:
-        self.changed.wait_for(lambda: self.is_removed, pause_secs)
+        self.changed.wait_for(lambda: self.is_removed, self._pause_secs)
+        self._pause_secs = min(2 * self._pause_secs, _MOST_RETRY_SECS)
 
-  def _write_to(self, wire: endpoints.Wire) -> bool:
-    """Greets and writes until the connection is lost; returns whether it was good."""
-    is_good = False
+  def _write_to(self, wire: endpoints.Wire) -> None:
+    """Greets and writes until the connection is lost."""
     try:
       with self._lock:
         if self.is_removed:
-          return False
+          return
         self._writing = wire
       name = f"{self._transport.me}>{self._node} {self._transport.run}"
-      wire.write([protocol_lib.encode(protocol_lib.Frame(0, 0, meta=name))])
+      wire.write(protocol_lib.buffers_of(protocol_lib.Frame(0, 0, meta=name)))
       greeting = protocol_lib.read_head(wire.read_into)
       wire.set_timeout(None)
-      is_good = True
       with self._lock:
+        self._pause_secs = _RETRY_SECS
         self.outbox.resume(greeting.attempt, greeting.number)
         self.greeted = max(self.greeted, greeting.attempt)
         self._transport.changed.notify_all()
@@ -144,7 +141,7 @@ class Peer:
         with self._lock:
           while not self.outbox.has_unsent:
             if wire.is_lost():
-              return True
+              return
             self.changed.wait(_WATCH_SECS)
           frame = self.outbox.pull()
         # Waits for whatever computes the arrays, in this thread.
@@ -155,7 +152,6 @@ class Peer:
       with self._lock:
         self._writing = None
       wire.close()
-    return is_good
 
   def _buffers(self, frame: protocol_lib.Frame) -> list[Any]:
     try:
@@ -182,7 +178,7 @@ class Peer:
         greeting = protocol_lib.Frame(self.inbox.newest, self.inbox.count)
         if former is not None:
           former.cut()
-      wire.write([protocol_lib.encode(greeting)])
+      wire.write(protocol_lib.buffers_of(greeting))
       wire.set_timeout(None)
       while True:
         frame = protocol_lib.read_head(wire.read_into)
