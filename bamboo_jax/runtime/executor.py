@@ -7,6 +7,7 @@ an engine, so all later phases of a step are the same.
 
 import collections
 from collections.abc import Callable, Iterator, Mapping, Sequence
+import functools
 import time
 from typing import Any, Protocol
 
@@ -114,17 +115,20 @@ class Filler:
     """Runs what fits before a receive, or without one at the end of the row."""
     if self._own is None:
       return
-    channel = None if receive is None else node.find_channel(receive)
-    if channel and node.links.find_remote(channel) is None:
-      return  # The value comes from this process.
+    has_come = lambda secs: False
+    if receive is not None:
+      channel = node.find_channel(receive)
+      if (exchange := node.links.find_remote(channel)) is None:
+        return  # The value comes from this process.
+      has_come = functools.partial(exchange.wait, channel.nodes[0], str(channel))
     while i := self._own.find_next(self._done, node.store.activations):
-      if channel and not node.is_free:  # When it will be is known if it is paced.
+      if not node.is_free:  # When it will be is known if it is paced.
         now_secs, free_secs = time.perf_counter(), node.free_secs
         free_secs = free_secs if free_secs > now_secs else self._free_secs
-        if node.links.wait(channel, free_secs - now_secs):
+        if has_come(free_secs - now_secs):
           return
       node.wait()
-      if channel and node.links.wait(channel, 0.0):
+      if has_come(0.0):
         return
       secs = (time.perf_counter() - self._start_secs) / self.stretch
       if not self._own.fits(i, receive, now_ms=1e3 * secs):

@@ -80,14 +80,6 @@ class Links:
     value = jax.tree.unflatten(structure, arrays)
     return jax.device_put(value, find_target(self.find_place(channel.nodes[1]), value))
 
-  def wait(self, channel: channel_lib.Channel, secs: float) -> bool:
-    """Waits for a value of another process, at most `secs`; returns whether it is there.
-
-    Raises as `receive`.
-    """
-    exchange = self.find_remote(channel)
-    return exchange is None or exchange.wait(channel.nodes[0], str(channel), secs)
-
   def drain(self) -> None:
     """Drops values that were sent and not received; a new attempt drops those of sockets."""
     self._local.clear()
