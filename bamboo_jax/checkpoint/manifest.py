@@ -168,7 +168,7 @@ def read_manifest(file: pathlib.Path) -> Manifest:
   try:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
       content = file.read_bytes()
-    manifest = parse(file, file.parent.name if file.name == _FORMER else file.name, content)
+    manifest = parse(file, content)
     problem = find_problem(manifest.files, functools.partial(find_size, file.parent))
   except OSError as error:
     raise base.CheckpointError(f"Cannot use checkpoint {file}: {error}.") from error
@@ -177,17 +177,17 @@ def read_manifest(file: pathlib.Path) -> Manifest:
   return manifest
 
 
-def parse(file: str | os.PathLike[str], name: str, content: bytes | None) -> Manifest:
+def parse(file: str | os.PathLike[str], content: bytes | None) -> Manifest:
   """Returns the manifest of a checkpoint from the content of its file; None: there is none.
 
-  `name` begins with its step. Raises `base.DamagedCheckpointError`, or `base.CheckpointError`
-  if another version wrote it.
+  Raises `base.DamagedCheckpointError`, or `base.CheckpointError` if another version wrote it.
   """
   cannot, problem = f"Cannot use checkpoint {file}", "it does not exist"
   if content is not None:
     try:
       manifest = _parse(content)
-      if re.match(rf"{manifest.step}\b", name):
+      path = pathlib.PurePath(file)
+      if re.match(rf"{manifest.step}\b", path.parent.name if path.name == _FORMER else path.name):
         return manifest
       problem = f"it is of step {manifest.step}"
     except base.CheckpointError as error:

@@ -124,7 +124,7 @@ class BucketPlace:
   def read(self, name: manifest_lib.CheckpointName) -> manifest_lib.Manifest:
     if name not in self._manifests:  # It never changes.
       content = self._bucket.read(name.file)
-      self._manifests[name] = manifest_lib.parse(f"{self.where}/{name.file}", name.file, content)
+      self._manifests[name] = manifest_lib.parse(f"{self.where}/{name.file}", content)
     return self._manifests[name]
 
   def keep(self, item: str) -> dict[str, int]:
