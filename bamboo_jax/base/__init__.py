@@ -47,6 +47,7 @@ from bamboo_jax.base.files import (
     open_lock,
     refuse_url,
     remove_temporary,
+    sync,
     write_atomically,
 )
 from bamboo_jax.base.functions import (

@@ -149,6 +149,15 @@ def remove_temporary() -> None:
     shutil.rmtree(_temporary.pop(), ignore_errors=True)
 
 
+def sync(path: str | os.PathLike[str]) -> None:
+  """Blocks until a file, or the list of files of a directory, is on disk."""
+  fd = os.open(path, os.O_RDONLY)
+  try:
+    os.fsync(fd)
+  finally:
+    os.close(fd)
+
+
 def write_atomically(
     path: str | os.PathLike[str], content: bytes | str, *, sync: bool = True, mode: int = 0o644
 ) -> None:

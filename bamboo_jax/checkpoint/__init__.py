@@ -9,7 +9,7 @@ the newest complete checkpoint as it was.
   identity    whether a checkpoint is of this run
   folder      all checkpoints of a run: keeps the newest, removes the rest
   places      where they are: in a folder, or in a bucket
-  manifest    names and contents of checkpoints; fsync
+  manifest    names and contents of checkpoints
   contents    arrays of layers in directories, by Orbax; finds damage
   arrays      the state of a layer as named arrays in host memory
   digest      hashes of parameters and state, to compare runs

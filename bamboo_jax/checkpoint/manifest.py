@@ -248,17 +248,8 @@ def sync_files(root: pathlib.Path, item: str) -> dict[str, int]:
     for name in sorted(names):
       path = pathlib.Path(folder, name)
       sizes[path.relative_to(root).as_posix()] = path.stat().st_size
-      sync(path)
-    sync(folder)
+      base.sync(path)
+    base.sync(folder)
   for parent in pathlib.Path(item).parents:
-    sync(root / parent)
+    base.sync(root / parent)
   return sizes
-
-
-def sync(path: str | os.PathLike[str]) -> None:
-  """Blocks until a file, or the list of files of a directory, is on disk."""
-  fd = os.open(path, os.O_RDONLY)
-  try:
-    os.fsync(fd)
-  finally:
-    os.close(fd)

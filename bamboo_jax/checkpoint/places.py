@@ -83,10 +83,10 @@ class LocalPlace:
       raise OSError(errno.ENOENT, f"{problem}; all nodes need a folder that they share")
     made = self._path / f"{name.step}/{name.save}/manifest.json"
     base.write_atomically(made, manifest_lib.render(manifest))
-    manifest_lib.sync(made.parent)
+    base.sync(made.parent)
     check_fence()
     made.rename(self._path / name.file)
-    manifest_lib.sync(self._path)
+    base.sync(self._path)
 
   def find_saves(self) -> set[str]:
     """Returns the folders STEP/SAVE and frozen/SAVE of saves, finished or not."""

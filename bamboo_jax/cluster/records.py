@@ -24,6 +24,7 @@ from typing import Any
 
 import msgspec
 
+from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.net import identity as identity_lib
 
@@ -218,17 +219,9 @@ class Folder:
       finally:
         pathlib.Path(part).unlink(missing_ok=True)
       for folder in dict.fromkeys((path.parent, self._path, self._path.parent)):
-        _sync(folder)
+        base.sync(folder)
     except OSError as error:  # It names a file of ours, or none.
       raise OSError(error.errno, error.strerror, str(path)) from error
-
-
-def _sync(folder: pathlib.Path) -> None:
-  fd = os.open(folder, os.O_RDONLY)
-  try:
-    os.fsync(fd)
-  finally:
-    os.close(fd)
 
 
 class Bucket:
