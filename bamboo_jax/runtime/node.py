@@ -87,12 +87,8 @@ class Paced:
     _sleep_until(self.end_secs)
 
   @property
-  def size(self) -> int:
-    return self.result.size
-
-  @property
-  def dtype(self) -> np.dtype:
-    return self.result.dtype
+  def nbytes(self) -> int:
+    return self.result.nbytes
 
   def copy_to_host_async(self) -> None:
     self.result.copy_to_host_async()

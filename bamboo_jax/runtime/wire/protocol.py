@@ -76,7 +76,7 @@ class Frame:
   @property
   def size(self) -> int:
     """Size of the arrays in bytes."""
-    return sum(a.size * a.dtype.itemsize for a in self.payload)
+    return sum(a.nbytes for a in self.payload)
 
 
 def encode(frame: Frame) -> bytes:

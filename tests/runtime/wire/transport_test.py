@@ -97,7 +97,7 @@ def call(transport):
 class LateArray:
   """An array that a device computes still; records who waits for it."""
 
-  size, shape, dtype = 3, (3,), np.dtype(np.float32)
+  nbytes, shape, dtype = 12, (3,), np.dtype(np.float32)
 
   def __init__(self):
     self.threads = set()
