@@ -290,14 +290,11 @@ class Writer:
     self._end_joining(blocks=False)
     is_busy = self._save is not None or self._joining is not None
     name = f"{self._folder.attempt + 1}-{self._incarnation}" if begins else ""
-    report = parts.PartsReport(name, is_busy, error=self._error)
     if self._save and self._writing and self._writing.done():
-      error = _describe(self._writing)
+      error, save = _describe(self._writing), str(self._save.name)
       part = None if error else self._writing.result()
-      report = dataclasses.replace(
-          report, save=str(self._save.name), part=part, error=error, upload=self._own_upload()
-      )
-    return report
+      return parts.PartsReport(name, is_busy, save, part, error, self._own_upload())
+    return parts.PartsReport(name, is_busy, error=self._error)
 
   def _hear(self, said: Mapping[base.NodeId, parts.PartsReport]) -> None:
     """Ends the save once all parts are reported, or one has failed."""
@@ -388,16 +385,16 @@ class Writer:
     """Returns the arrays that change, and the others, of layers that have such arrays."""
     trained, frozen = {}, {}
     for layer in self._model.layers:
-      arrays = layers.get(layer.name, {})
-      rest = {
-          name
-          for name in arrays
-          if name.startswith("params/") and not name.startswith(f"params/{layer.trained}")
-      }
-      if layer.name in layers:
+      if (arrays := layers.get(layer.name)) is not None:
+        own = f"params/{layer.trained}"
+        rest = {
+            name: array
+            for name, array in arrays.items()
+            if name.startswith("params/") and not name.startswith(own)
+        }
         trained[layer.name] = {name: a for name, a in arrays.items() if name not in rest}
-      if rest:
-        frozen[layer.name] = {name: arrays[name] for name in rest}
+        if rest:
+          frozen[layer.name] = rest
     return trained, frozen
 
   def _store_frozen(
