@@ -1,10 +1,9 @@
 """All nodes that this process drives, and their roles.
 
-The engine holds state and carries out instructions; layers of stages, owners,
-shadows and the order of instructions are passed in as plain values. The phases
-of a step are functions of the engine, see `phases`; `train` makes a transaction
-of them. Nodes of other processes are driven there in the same way; links and
-sums connect them.
+Nodes hold state, and carry out instructions; layers of stages, roles and the order of
+instructions are passed in as plain values. The phases of a step are functions of the
+engine, see `phases`; `training` makes a transaction of them. Nodes of other processes are
+driven there in the same way; links and sums connect them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -174,7 +174,7 @@ class Executor:
     return []
 
   def begin(self, step: base.StepId, feed: node_lib.FeedFn) -> None:
-    """Drops all results of the previous step; those of rows lie in the engine."""
+    """Drops all results of the previous step; those of rows lie in the nodes."""
     del step, feed
 
   def plan(

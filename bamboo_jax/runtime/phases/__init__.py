@@ -7,7 +7,7 @@
   update   `refresh` sends each shadow what its replica needs. After the vote
            `apply` updates state and replicas; local, cannot fail.
 
-Until the vote the state stays: a phase leaves its result in the engine, beside its
+Until the vote the state stays: a phase leaves its result in the stores of nodes, beside its
 input, and may be run again.
 
   replicas       Compares the state of replicas, by fingerprint.
