@@ -5,7 +5,7 @@ the layer. A phase of the step, not the optimizer, clips the gradient by its
 global norm.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 import dataclasses
 import functools
 import inspect
@@ -13,7 +13,7 @@ import re
 from typing import Any
 
 import jax
-from jax.extend import core
+from jax.interpreters import partial_eval
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -120,39 +120,17 @@ def _check_update(optimizer: optax.GradientTransformation, *, what: str) -> None
           f"The {what} cannot be used: its state must be plain arrays, to be "
           f"copied and saved, but {where} is {leaf.dtype}."
       )
-  no_layer: frozenset[int] = frozenset()
-  layers = [frozenset({0}), frozenset({1})]
-  sources = [*layers, *[no_layer] * len(jax.tree.leaves(slots)), *layers]
-  if any(len(found) > 1 for found in _follow(traced.jaxpr, sources)):
-    raise ValueError(
-        f"The {what} cannot be used: its update of a parameter depends on "
-        "others, and each layer is updated by itself. Instead of "
-        "optax.clip_by_global_norm set config.optimizer.clip_norm, which is 1.0 "
-        "by default and clips over all layers."
-    )
-
-
-def _follow(jaxpr: core.Jaxpr, sources: Sequence[frozenset[int]]) -> list[frozenset[int]]:
-  """Returns the sources of each result of a program.
-
-  `sources` are the sets of layers that its arguments depend on.
-  """
-  known = dict(zip(jaxpr.invars, sources, strict=True))
-  find = lambda atom: (
-      frozenset() if isinstance(atom, core.Literal) else known.get(atom, frozenset())
-  )
-  for equation in jaxpr.eqns:
-    found = [*map(find, equation.invars)]
-    if equation.primitive.name == "jit":
-      found = _follow(equation.params["jaxpr"].jaxpr, found)
-    elif equation.primitive.name == "cond":
-      choice, *rest = found
-      ways = [_follow(b.jaxpr, rest) for b in equation.params["branches"]]
-      found = [choice.union(*way) for way in zip(*ways, strict=True)]
-    else:
-      found = [frozenset().union(*found)] * len(equation.outvars)
-    known |= zip(equation.outvars, found, strict=True)
-  return [*map(find, jaxpr.outvars)]
+  # Without equations that only print.
+  program = traced.jaxpr.replace(eqns=[one for one in traced.jaxpr.eqns if one.outvars])
+  for result in program.outvars:
+    _, used = partial_eval.dce_jaxpr(program, [one is result for one in program.outvars])
+    if (used[0] or used[-2]) and (used[1] or used[-1]):  # Gradients or parameters.
+      raise ValueError(
+          f"The {what} cannot be used: its update of a parameter depends on "
+          "others, and each layer is updated by itself. Instead of "
+          "optax.clip_by_global_norm set config.optimizer.clip_norm, which is 1.0 "
+          "by default and clips over all layers."
+      )
 
 
 @dataclasses.dataclass(frozen=True)
