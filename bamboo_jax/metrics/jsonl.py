@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import contextlib
 import fcntl
 import json
-import math
 import os
 import pathlib
 import time
 from typing import Any, NamedTuple
 
 from absl import logging
+import msgspec
 
 Line = Mapping[str, Any]
 
@@ -60,14 +60,15 @@ class MetricsWriter:
     self.path = pathlib.Path(path)
     self._stamp = {"life": life, "member": member}
     self._on_error = on_error
-    # Unbuffered, so that each line is one write and a crash loses none.
-    self._file = open(self.path, "a+b", buffering=0)
-    while locks:
+    while True:
+      # Unbuffered, so that each line is one write and a crash loses none.
+      self._file = open(self.path, "a+b", buffering=0)
+      if not locks:
+        break
       fcntl.flock(self._file, fcntl.LOCK_SH)
       if os.path.samestat(os.fstat(self._file.fileno()), os.stat(self.path)):
         break
       self._file.close()  # It was replaced before it was locked.
-      self._file = open(self.path, "a+b", buffering=0)
     self._unwritten = b""
     if self._file.seek(0, os.SEEK_END):
       self._file.seek(-1, os.SEEK_END)
@@ -81,7 +82,9 @@ class MetricsWriter:
     infinity become null. Raises `OSError` if a line is not completely written;
     the next call writes it first.
     """
-    self._unwritten += _render({"step": step, **values, **self._stamp}).encode()
+    line = {"step": step, **values, **self._stamp}
+    text = msgspec.json.encode(line, enc_hook=lambda array: array.tolist())
+    self._unwritten += msgspec.json.format(text, indent=0) + b"\n"
     try:
       self._write()
     except OSError as error:
@@ -258,19 +261,3 @@ class NodesReader:
 
   def read(self) -> list[dict[str, Any]]:
     return [json.loads(line) for line in self._tail.read().splitlines()]
-
-
-def _render(line: Line) -> str:
-  return json.dumps(_plain(line), allow_nan=False) + "\n"
-
-
-def _plain(value: Any) -> Any:
-  if isinstance(value, Mapping):
-    return {str(key): _plain(entry) for key, entry in value.items()}
-  if isinstance(value, (list, tuple)):
-    return [_plain(entry) for entry in value]
-  if hasattr(value, "tolist"):  # A numpy array or scalar.
-    return _plain(value.tolist())
-  if isinstance(value, float) and not math.isfinite(value):
-    return None
-  return value

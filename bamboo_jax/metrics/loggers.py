@@ -119,7 +119,7 @@ class Background:
     self._name, self._make, self._close_secs = name, make, close_secs
     self._calls: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
     self._ended = threading.Event()
-    self._errors: queue.SimpleQueue[str] = queue.SimpleQueue()
+    self._error = ""
     threads.call_beside(self._run, step, name=f"logger {name}")
 
   def log(self, step: int, metrics: Mapping[str, Any]) -> None:
@@ -141,14 +141,15 @@ class Background:
 
   def take_error(self) -> str:
     """Returns why the logger was dropped, in a line; "" if there is no news."""
-    return "" if self._errors.empty() else self._errors.get()
+    error, self._error = self._error, ""
+    return error
 
   def _put(self, *call: Any) -> None:
     if not self._ended.is_set():
       self._calls.put(call)
 
   def _drop(self, why: str) -> None:
-    self._errors.put(f"No more lines for logger {self._name}: {why.rstrip('.')}")
+    self._error = f"No more lines for logger {self._name}: {why.rstrip('.')}"
 
   def _run(self, step: int) -> None:
     try:

@@ -14,6 +14,8 @@ import pathlib
 import re
 from typing import Any, NamedTuple
 
+import msgspec
+
 from bamboo_jax import base
 
 PLANNED = "planned.json"
@@ -50,11 +52,6 @@ class StepRows:
   start_secs: float
   slots: Sequence[TrackSlot]
 
-  def after(self, ms: float) -> list[TrackSlot]:
-    """Returns the slots, `ms` later."""
-    ms = round(ms, 3)
-    return [TrackSlot(t, n, c, a + ms, b + ms) for t, n, c, a, b in self.slots]
-
 
 class Step(NamedTuple):
   """A step of all nodes.
@@ -72,6 +69,11 @@ class Step(NamedTuple):
   deaths: Sequence[tuple[str, float]] = ()
 
 
+def delay(slots: Iterable[TrackSlot], ms: float) -> list[TrackSlot]:
+  """Returns slots, `ms` later."""
+  return [TrackSlot(t, n, c, a + ms, b + ms) for t, n, c, a, b in slots]
+
+
 def write(path: pathlib.Path, steps: Iterable[StepRows]) -> None:
   """Writes steps to a file, which is replaced.
 
@@ -85,8 +87,8 @@ def write(path: pathlib.Path, steps: Iterable[StepRows]) -> None:
 def _read(path: pathlib.Path) -> list[StepRows]:
   """Returns the steps in a file; empty if it is absent or damaged."""
   try:
-    return [StepRows(**entry) for entry in json.loads(path.read_bytes())]
-  except (OSError, ValueError, TypeError):
+    return msgspec.json.decode(path.read_bytes(), type=list[StepRows])
+  except (OSError, msgspec.DecodeError):
     return []  # Without it less is shown.
 
 
@@ -106,7 +108,7 @@ def read_steps(folder: pathlib.Path, recoveries: Iterable[Mapping[str, Any]]) ->
         if rows.slots:
           steps.setdefault(rows.step, []).append(rows)
   if not steps:
-    return [Step(0, plan.at_secs, plan.after(0.0)) for plan in plans[-1:]]
+    return [Step(0, plan.at_secs, plan.slots) for plan in plans[-1:]]
   recoveries = list(recoveries)
   found = []
   for step, members in sorted(steps.items())[-num_kept:]:  # Who is dead has older ones.
@@ -116,8 +118,12 @@ def read_steps(folder: pathlib.Path, recoveries: Iterable[Mapping[str, Any]]) ->
         Step(
             step,
             at_secs,
-            planned=plan.after(0.0) if plan else (),
-            measured=[s for rows in members for s in rows.after(1e3 * (rows.at_secs - at_secs))],
+            planned=plan.slots if plan else (),
+            measured=[
+                slot
+                for rows in members
+                for slot in delay(rows.slots, round(1e3 * (rows.at_secs - at_secs), 3))
+            ],
             deaths=[
                 (name, max(0.0, 1e3 * (recovery["view_at_secs"] - members[0].start_secs)))
                 for recovery in recoveries
@@ -154,28 +160,23 @@ def write_trace(path: str | os.PathLike[str], steps: Sequence[Step]) -> None:
   planned: list[_Entry] = []
   measured: list[_Entry] = []
   for step in steps:
-    begin_ms = 1e3 * (step.at_secs - steps[0].at_secs)
-    dead = [TrackSlot(n, f"{n} dies", _DEATH, ms, ms) for n, ms in step.deaths]
-    for entries, slots in ((planned, step.planned), (measured, [*step.measured, *dead])):
-      for track, name, category, start_ms, end_ms in slots:
-        slot = TrackSlot(track, name, category, begin_ms + start_ms, begin_ms + end_ms)
-        entries.append((step.step, slot))
-  events = [*_events(1, "planned", planned), *_events(2, "measured", measured)]
+    ms = 1e3 * (step.at_secs - steps[0].at_secs)
+    dead = [TrackSlot(n, f"{n} dies", _DEATH, at_ms, at_ms) for n, at_ms in step.deaths]
+    planned += [(step.step, slot) for slot in delay(step.planned, ms)]
+    measured += [(step.step, slot) for slot in delay([*step.measured, *dead], ms)]
+  events = []
+  for pid, process, entries in ((1, "planned", planned), (2, "measured", measured)):
+    threads = itertools.count(1)
+    events.append(_name_event("process_name", pid, 0, process))
+    for track in tracks(slot for _, slot in entries):
+      mine = sorted((e for e in entries if e[1].track == track), key=lambda e: e[1][3:])
+      for number, lane in enumerate(_split_lanes(mine), start=1):
+        tid = next(threads)
+        name = track if number == 1 else f"{track} ({number})"
+        events.append(_name_event("thread_name", pid, tid, name))
+        events += [_slot_event(pid, tid, *entry) for entry in lane]
   text = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, allow_nan=False)
   base.write_atomically(path, text + "\n")
-
-
-def _events(pid: int, process: str, entries: Sequence[_Entry]) -> list[dict[str, Any]]:
-  events = [_name_event("process_name", pid, 0, process)]
-  threads = itertools.count(1)
-  for track in tracks(slot for _, slot in entries):
-    mine = sorted((e for e in entries if e[1].track == track), key=lambda e: e[1][3:])
-    for number, lane in enumerate(_split_lanes(mine), start=1):
-      tid = next(threads)
-      name = track if number == 1 else f"{track} ({number})"
-      events.append(_name_event("thread_name", pid, tid, name))
-      events += [_slot_event(pid, tid, *entry) for entry in lane]
-  return events
 
 
 def _split_lanes(entries: Sequence[_Entry]) -> list[list[_Entry]]:
