@@ -10,7 +10,7 @@ import dataclasses
 import pathlib
 from typing import NamedTuple
 
-from bamboo_jax import base
+from bamboo_jax import base, config as config_lib
 from bamboo_jax.accounting import prices as prices_lib
 
 _FOLDER = pathlib.Path(__file__).parent
@@ -97,6 +97,14 @@ def find_machine(name: str) -> Machine:
       network_bytes_per_sec=1e9 * network / 8 if network else None,
       efficiency=_find_efficiency(facts["capability"]),
   )
+
+
+def find_memory_limit(config: config_lib.Config) -> int | None:
+  """Returns the memory of a node in bytes, of all its devices; None: no limit."""
+  limit, mesh = config.plan.memory_limit_gib, config.node.mesh
+  if config.plan.machine is not None:
+    limit = find_machine(config.plan.machine).memory_bytes / 2**30
+  return None if limit is None else int(limit * 2**30) * mesh.data * mesh.tensor
 
 
 def gpus() -> dict[str, dict[str, str]]:

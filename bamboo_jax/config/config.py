@@ -93,6 +93,11 @@ class PipelineSection(Section, path="config.pipeline"):
       if (kept := entry.partition("=")[2].strip() or entry) not in _KEPT:
         raise ValueError(base.suggest(kept, _KEPT, what="value of config.pipeline.remat"))
 
+  @property
+  def total_microbatches(self) -> int:
+    """Number of microbatches of a step, in all pipelines together."""
+    return self.num_pipelines * self.num_microbatches
+
 
 @dataclasses.dataclass(frozen=True)
 class MeshSection(Section, path="config.node.mesh"):

@@ -119,8 +119,8 @@ def _make(name: str, config: Config, costs: Costs) -> Policy:
     predicted = speed = speed_lib.ProfileSpeed(
         profile,
         reroute=ladder.reroute,
-        memory_limit_bytes=_memory_limit(config),
-        num_microbatches=_num_microbatches(config),
+        memory_limit_bytes=machines.find_memory_limit(config),
+        num_microbatches=config.pipeline.total_microbatches,
         microbatch_size=config.pipeline.microbatch_size,
         redundant=config.redundancy,
         communication=speed_lib.Communication(study),
@@ -135,23 +135,13 @@ def _make(name: str, config: Config, costs: Costs) -> Policy:
   return Policy(name, ladder, planner, times, market=market, heeds_zones=study.spread)
 
 
-def _num_microbatches(config: Config) -> int:
-  return config.pipeline.num_pipelines * config.pipeline.num_microbatches
-
-
-def _memory_limit(config: Config) -> int | None:
-  limit_gib, mesh = config.plan.memory_limit_gib, config.node.mesh
-  if config.plan.machine is not None:
-    limit_gib = machines.find_machine(config.plan.machine).memory_bytes / 2**30
-  return None if limit_gib is None else int(limit_gib * 2**30) * mesh.data * mesh.tensor
-
-
 def _make_shapes(
     config: Config, predictor: predictor_lib.Predictor, num_stages: int
 ) -> shapes_lib.Shapes:
   """Returns the shapes of a config; pipelines have `num_stages` unless that is planned."""
   options, study, layers = config.recovery, config.study, predictor.profile.layers
-  limit_bytes, num_microbatches = _memory_limit(config), _num_microbatches(config)
+  limit_bytes = machines.find_memory_limit(config)
+  num_microbatches = config.pipeline.total_microbatches
   upkeep = memory_lib.OVERLAPPED
   if predictor.has_replicas and study.charges_replicas:
     upkeep = dataclasses.replace(upkeep, protection=config.redundancy)

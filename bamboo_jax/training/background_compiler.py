@@ -14,7 +14,7 @@ from bamboo_jax import base
 from bamboo_jax.cluster import views
 from bamboo_jax.recovery import layout as layout_lib, moves
 from bamboo_jax.training import failures as failures_lib, run_state as run_state_lib
-from bamboo_jax.training.setup import build
+from bamboo_jax.training.setup import job as job_lib
 
 Job = Callable[[], Any]
 
@@ -29,7 +29,7 @@ class BackgroundCompiler:
   joining node forever, so its error ends this member with its next vote.
   """
 
-  def __init__(self, state: run_state_lib.RunState, executor: build.Executor) -> None:
+  def __init__(self, state: run_state_lib.RunState, executor: job_lib.Executor) -> None:
     self._executor, self._cohort, self._state = executor, state.cohort, state
     self._thread = futures.ThreadPoolExecutor(1, "compiler")
     self._last: futures.Future[None] = futures.Future()

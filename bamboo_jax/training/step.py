@@ -33,7 +33,7 @@ from bamboo_jax.runtime.profile import recorder as recorder_lib
 from bamboo_jax.schedule import redundancy, timeline as timeline_lib
 from bamboo_jax.training import failures
 from bamboo_jax.training.record import step_times
-from bamboo_jax.training.setup import build, job as job_lib
+from bamboo_jax.training.setup import job as job_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -255,12 +255,7 @@ class StepRunner:
     self._options = job.config.optimizer
     self._check_every_steps = job.config.redundancy.check_every_steps
     self._num_microbatches = job.plan.batch.total_microbatches
-    self.executor = build.make_executor(
-        *(job.config, job.task, job.plan),
-        engine=job.engine,
-        members=given.cohort,
-        processes=given.processes,
-    )
+    self.executor = job.make_executor(given)
     self._recorder = recorder_lib.Recorder()
     self._delays = step_times.DelayMeter(job.engine.exchange)
     self._slow: dict[base.NodeId, faults_lib.Fault] = {}  # Local nodes, by faults.

@@ -95,10 +95,9 @@ def split_batch(config: config_lib.Config, num_pipelines: int = 1) -> dict[str, 
   `num_shares` suits all numbers of pipelines in `list_pipelines`.
   """
   pipeline = config.pipeline
-  num_microbatches = pipeline.num_pipelines * pipeline.num_microbatches
   return {
       "pipeline.num_pipelines": num_pipelines,
-      "pipeline.num_microbatches": num_microbatches // num_pipelines,
+      "pipeline.num_microbatches": pipeline.total_microbatches // num_pipelines,
       "pipeline.num_shares": pipeline.num_shares or math.lcm(*list_pipelines(config)),
   }
 
@@ -106,7 +105,7 @@ def split_batch(config: config_lib.Config, num_pipelines: int = 1) -> dict[str, 
 def list_pipelines(config: config_lib.Config) -> list[int]:
   """Returns the numbers of pipelines that can share the config's global batch."""
   pipeline = config.pipeline
-  parts = pipeline.num_shares or pipeline.num_pipelines * pipeline.num_microbatches
+  parts = pipeline.num_shares or pipeline.total_microbatches
   return [number for number in _NUM_PIPELINES if parts % number == 0]
 
 

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import bamboo_jax
+from bamboo_jax.accounting import machines
 from bamboo_jax.training.setup import accept, build
 from tests import profiles, tiny
 
@@ -65,7 +66,7 @@ class MeshTest(parameterized.TestCase):
       self.assertEqual(part.backward_ms, layer.backward_ms / 4)
       self.assertEqual(part.parameter_bytes, layer.parameter_bytes)
     self.assertEqual(shared.link_latency_ms, single.link_latency_ms)
-    limit_bytes = build.find_memory_limit(accept.accept(config))
+    limit_bytes = machines.find_memory_limit(accept.accept(config))
     self.assertEqual(limit_bytes, 4 * 2**30)
 
 

@@ -137,7 +137,7 @@ class PolicyTest(folders.FolderCase):
     path = self.folder / "faults.csv"
     path.write_text("1,0/0,,slow\n")
     self.assertEqual(sizes.read_faults(accept.accept(make_config("on_demand")), str(path)), ())
-    program = make_config("bamboo", pipeline__executor="spmd")
+    program = accept.accept(make_config("bamboo", pipeline__executor="spmd"))
     with self.assertRaisesRegex(ValueError, "line 1: slow needs executor"):
       sizes.read_faults(program, str(path))
 

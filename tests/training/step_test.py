@@ -31,10 +31,11 @@ class StepTest(parameterized.TestCase):
     engine = engines.make_engine(2, 2)
     engine.set_state(engines.initial_layers())
     changes = {"optimizer.clip_norm": clip_norm, "redundancy.check_every_steps": 0}
-    job = types.SimpleNamespace(
+    job = job_lib.Job(
         config=config_lib.Config().changed(changes),
         task=None,
         plan=types.SimpleNamespace(batch=types.SimpleNamespace(total_microbatches=4)),
+        rules=None,
         engine=engine,
     )
     cohort = cohort_lib.LocalCohort(4)

@@ -1,4 +1,4 @@
-"""Makes model, data, plan, rules of recovery, engine and executor from a config.
+"""Makes model, data, plan, rules of recovery and engine from a config.
 
 No other module of this package names one of `runtime.spmd`.
 """
@@ -11,6 +11,7 @@ import math
 import jax
 
 from bamboo_jax import base, config as config_lib
+from bamboo_jax.accounting import machines
 from bamboo_jax.data import batches as batches_lib, source as source_lib
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.models import model as model_lib, units, zoo
@@ -29,12 +30,7 @@ from bamboo_jax.recovery import (
     shapes as shapes_lib,
     templates as templates_lib,
 )
-from bamboo_jax.runtime import (
-    devices as devices_lib,
-    engine as engine_lib,
-    executor as executor_lib,
-    places,
-)
+from bamboo_jax.runtime import devices as devices_lib, engine as engine_lib, places
 from bamboo_jax.runtime.profile import profiler, roofline
 from bamboo_jax.runtime.spmd import (
     executor as spmd_executor,
@@ -52,8 +48,8 @@ from bamboo_jax.training.setup import optimizers, sizes
 SharedMemory = processes_lib.SharedMemory
 ProcessRing = processes_lib.ProcessRing
 ProgramPlan = program_plan.ProgramPlan
+Programs = spmd_executor.Programs
 run_child = processes_lib.live
-Executor = executor_lib.Executor | spmd_executor.Programs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,7 +231,7 @@ def make_plan(
       profile,
       dataclasses.replace(pipeline, num_stages=num_stages or pipeline.num_stages),
       cuts=_cuts_of(profile) if cuts is None else cuts,
-      memory_limit_bytes=find_memory_limit(config),
+      memory_limit_bytes=machines.find_memory_limit(config),
       protection=config.redundancy,
       reroutes=config.recovery.reroute,
       is_remote=is_cluster,
@@ -244,14 +240,6 @@ def make_plan(
 
 def _cuts_of(profile: cost_model.Profile) -> tuple[int, ...]:
   return units.find_cuts([layer.name for layer in profile.layers])
-
-
-def find_memory_limit(config: config_lib.Config) -> int | None:
-  """Returns the memory of a node in bytes, of all its devices; None: no limit."""
-  limit, machine = config.plan.memory_limit_gib, sizes.find_machine(config)
-  if machine is not None:
-    limit = machine.memory_bytes / 2**30
-  return None if limit is None else int(limit * 2**30) * sizes.num_devices(config)
 
 
 def make_templates(
@@ -281,11 +269,11 @@ def make_templates(
       profile.layers,
       num_failures=num_failures,
       min_nodes=pipeline.num_stages,
-      num_microbatches=pipeline.num_pipelines * pipeline.num_microbatches,
+      num_microbatches=pipeline.total_microbatches,
       upkeep=upkeep,
       ties=profile.ties,
       cuts=cuts,
-      memory_limit_bytes=find_memory_limit(config),
+      memory_limit_bytes=machines.find_memory_limit(config),
   )
 
 
@@ -451,19 +439,3 @@ def make_segments(
   passes, (first, rest) = passes_lib.StagePasses(task.whole, program.layout), program.sizes
   found = {"segment": first} | ({"rest": rest} if program.keeps else {})
   return {name: program_lib.SegmentProgram(passes, size, devices) for name, size in found.items()}
-
-
-def make_executor(
-    config: config_lib.Config,
-    task: Task,
-    plan: plan_lib.Plan,
-    *,
-    engine: engine_lib.Engine,
-    members: executor_lib.Members,
-    processes: ProcessRing | None = None,
-) -> Executor:
-  """Returns the executor of a config, not compiled yet."""
-  if not is_program(config):
-    return executor_lib.Executor(engine, members)
-  program = plan_program(config, task, plan)
-  return spmd_executor.Programs(program, task.whole, engine, members, processes)

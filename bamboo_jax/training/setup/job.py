@@ -21,7 +21,7 @@ from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.plan import planner
 from bamboo_jax.recovery import assignment, layout as layout_lib
-from bamboo_jax.runtime import compat, engine as engine_lib
+from bamboo_jax.runtime import compat, engine as engine_lib, executor as executor_lib
 from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.runtime.wire import transport as transport_lib
 from bamboo_jax.training import cohort as cohort_lib
@@ -30,6 +30,8 @@ from bamboo_jax.training.setup import build, sizes
 
 _SLACK = 0.05  # Allowed lengthening of a step relative to the finest shares.
 _TRACED = ("forward", "redundant", "backward", "evaluate", "update", "norms", "zeros", "cast")
+
+Executor = executor_lib.Executor | build.Programs
 
 _prepared: list[tuple[config_lib.Config, build.Task]] = []  # One at most.
 
@@ -96,6 +98,14 @@ class Job:
   def predicted(self) -> planner.Plan:
     """The plan, with times and timeline of a step with redundant passes."""
     return build.predict_step(self.config, self.task, self.plan)[0]
+
+  def make_executor(self, given: "Environment") -> Executor:
+    """Returns the executor of the config, not compiled yet."""
+    if not build.is_program(self.config):
+      return executor_lib.Executor(self.engine, given.cohort)
+    program = build.plan_program(self.config, self.task, self.plan)
+    whole = self.task.whole
+    return build.Programs(program, whole, self.engine, given.cohort, given.processes)
 
   def describe_plan(self) -> str:
     """Returns the line on the plan of a step."""

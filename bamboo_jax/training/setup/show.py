@@ -14,7 +14,7 @@ from bamboo_jax import base, config as config_lib
 from bamboo_jax.accounting import machines, prices as prices_lib
 from bamboo_jax.metrics import table as table_lib
 from bamboo_jax.plan import planner, render
-from bamboo_jax.recovery import assignment, placement
+from bamboo_jax.recovery import placement
 from bamboo_jax.runtime import places
 from bamboo_jax.runtime.profile import products
 from bamboo_jax.schedule import render as grid_lib, timeline as timeline_lib
@@ -29,17 +29,21 @@ class PlannedRun:
   """The plan of a run; prints as the text of `bamboo plan`.
 
   Attributes:
-    plan: Partition, batch, memory and predicted times.
-    timeline: A step of pipeline 0, with redundant passes.
+    plan: Partition, batch, memory and predicted times; those of its step, and its
+      timeline, have redundant passes.
     text: Output of `bamboo plan`.
     details: What `--verbose` adds: the whole plan, if `config.plan.machine` is
       set; else "", as `text` has it.
   """
 
   plan: planner.Plan
-  timeline: timeline_lib.Timeline
   text: str
   details: str = ""
+
+  @property
+  def timeline(self) -> timeline_lib.Timeline:
+    """A step of pipeline 0."""
+    return self.plan.timeline
 
   def __repr__(self) -> str:
     return self.text
@@ -87,14 +91,18 @@ def make_plan(config: config_lib.Config, zones: Sequence[str] = ()) -> PlannedRu
       for partition, memory_bytes in templates
   ]
   if zones:
-    crossing = _describe_crossing(build.make_rules(config, plan, templates), config, zones)
+    # With the nodes placed as at a start.
+    nodes = base.nodes(sizes.num_nodes(config) - config.redundancy.spares)
+    zone_of = {node: zones[node % len(zones)] for node in nodes}
+    rules = build.make_rules(config, plan, templates).among(zone_of)
+    crossing = rules.predictor.describe_crossing(rules.planner.fresh(nodes, zone_of))
     head = f"{head.rstrip()}\n{crossing or 'between regions: nothing crosses'}"
     head += "\n" * (config.plan.machine is None)
   step = _with_redundancy(config, task, plan)
   text = "\n".join([*lines, render.render_plan(step.plan), *step.details])
   if config.plan.machine is None:
-    return PlannedRun(step.plan, step.plan.timeline, head + text)
-  return PlannedRun(step.plan, step.plan.timeline, head, text)
+    return PlannedRun(step.plan, head + text)
+  return PlannedRun(step.plan, head, text)
 
 
 def _check_zones(config: config_lib.Config, zones: Sequence[str]) -> None:
@@ -108,16 +116,6 @@ def _check_zones(config: config_lib.Config, zones: Sequence[str]) -> None:
         "--zones needs the link between regions: config.plan.region_latency_ms and "
         "config.plan.region_mbits."
     )
-
-
-def _describe_crossing(
-    rules: assignment.RecoveryRules, config: config_lib.Config, zones: Sequence[str]
-) -> str:
-  """Returns the line on what crosses between regions, with the nodes placed as at a start."""
-  nodes = base.nodes(sizes.num_nodes(config) - config.redundancy.spares)
-  zone_of = {node: zones[node % len(zones)] for node in nodes}
-  rules = rules.among(zone_of)
-  return rules.predictor.describe_crossing(rules.planner.fresh(nodes, zone_of))
 
 
 def _with_redundancy(config: config_lib.Config, task: build.Task, plan: planner.Plan) -> _Step:
@@ -267,8 +265,7 @@ def _candidates(
   """Yields configs of the same batch on all GPUs of the machines."""
   pipeline = config.pipeline
   per_gpu = max(1, pipeline.microbatch_size // config.node.mesh.data)
-  batch = pipeline.num_pipelines * pipeline.num_microbatches
-  batch *= pipeline.microbatch_size
+  batch = pipeline.total_microbatches * pipeline.microbatch_size
   divisors = [n for n in range(1, machine.num_gpus + 1) if machine.num_gpus % n == 0]
   for data, tensor in itertools.product(divisors, divisors):
     if machine.num_gpus % (data * tensor):

@@ -74,13 +74,12 @@ def read_faults(config: config_lib.Config, path: str | None) -> tuple[faults_lib
   if config.pipeline.layout != "depth":  # Pipelines have any depth.
     stages = num_nodes(config)
   # A node may own all stages, and send each output to an owner and a shadow.
-  microbatches = config.pipeline.num_pipelines * config.pipeline.num_microbatches
   faults = faults_lib.read_faults(
       path,
       num_steps=config.num_steps,
       num_pipelines=pipelines,
       num_stages=stages,
-      num_instructions=2 * len(instruction.Op) * stages * microbatches,
+      num_instructions=2 * len(instruction.Op) * stages * config.pipeline.total_microbatches,
   )
   for fault in faults:
     if fault.kind == "slow" and config.pipeline.executor == "spmd":
