@@ -245,37 +245,3 @@ def read_last(lines: Iterable[Mapping[str, Any]], *, up_to_step: int | None = No
     if up_to_step is None or line["step"] <= up_to_step:
       last = read(line) or last
   return last
-
-
-def split_step(
-    secs: float,
-    *,
-    num_nodes: int,
-    passes: NodeTime,
-    joint: NodeTime,
-    num_idle: int = 0,
-    lost_secs: float = 0.0,
-) -> NodeTime:
-  """Returns the time of all nodes in a step, those that died in it included.
-
-  Unaccounted time is the bubble. Threads measure the parts, which may overlap a
-  little; an excess over the available time is cut from `recovery` first, then
-  from `redundant`, `communication` and `useful`.
-
-  Args:
-    secs: Wall time of the step.
-    num_nodes: Nodes that trained at the end of the step.
-    passes: Node-seconds, summed over nodes; passes on behalf of lost nodes are
-      `recovery`.
-    joint: Wall seconds of work that all nodes did at once: updating, summing
-      gradients, refreshing replicas, recovering.
-    num_idle: Live nodes that took no part in it, such as spares.
-    lost_secs: Time from the start of the step to each death in it, summed.
-  """
-  left = num_nodes * secs
-  worked = passes + joint * num_nodes
-  parts = {}
-  for kind in ("useful", "communication", "redundant", "recovery"):
-    parts[kind] = min(getattr(worked, kind), left)
-    left -= parts[kind]
-  return NodeTime(**parts, bubble=left, lost=lost_secs, idle=num_idle * secs)

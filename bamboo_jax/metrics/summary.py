@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import math
 import os
 import pathlib
 import shlex
@@ -14,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from bamboo_jax import base
 from bamboo_jax.metrics import jsonl
 
 
@@ -29,7 +27,7 @@ class Summary:
     state_sha256: Hash of everything that the next step depends on.
     resumed_from_step: Steps done before this process.
     bubble_fraction: Share of the nodes' time spent waiting, if measured.
-    more: Further entries by name; written beside the ones above.
+    more: Further entries of the file by name; they stand beside the ones above.
   """
 
   steps: int
@@ -62,19 +60,8 @@ class Summary:
     return f"done in {secs:.1f} s: {self}; next: bamboo report {shlex.quote(workdir)}"
 
 
-def write_summary(path: str | os.PathLike[str], summary: Summary) -> None:
-  """Replaces the file at `path` atomically; raises `OSError`."""
-  entries = {**vars(summary), **summary.more}
-  del entries["more"]
-  loss = summary.final_loss
-  if loss is not None and not math.isfinite(loss):
-    entries["final_loss"] = None
-  text = json.dumps(entries, indent=2, allow_nan=False)
-  base.write_atomically(path, text + "\n")
-
-
 def read_summary(path: str | os.PathLike[str]) -> Summary:
-  """Reads the file of `write_summary`; raises `OSError` or `ValueError`."""
+  """Reads the file that `training.record.journal` writes; raises `OSError` or `ValueError`."""
   try:
     entries = json.loads(pathlib.Path(path).read_text())
     names = [f.name for f in dataclasses.fields(Summary) if f.name != "more"]

@@ -78,9 +78,7 @@ class Control:
     for stage, owner in base.by_stage(engine.owners[0]):
       engine.nodes[owner].put_state({n: self._before[n] for n in engine.specs[stage].names})
     sums = step_lib.add_up(
-        [step_lib.find_sums(engine)],
-        num_stages=len(engine.specs),
-        clip_norm=self._job.config.optimizer.clip_norm,
+        [step_lib.find_sums(engine)], clip_norm=self._job.config.optimizer.clip_norm
     )
     update.apply(engine, sums.scale)
     digests = digest.digest_layers(engine.layer_states())

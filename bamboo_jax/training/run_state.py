@@ -154,16 +154,6 @@ class RunState:
     held = [copy for copy in after.copies if copy[0] in view.numbers]
     return bool(after.pipelines) and not survival.find_ending(held, view.leaving)
 
-  def report_save(self, num_skipped: int) -> parts.PartsReport:
-    """Returns the report of checkpoints for the vote on the next step.
-
-    A save that is due at a skipped step begins at the next good one;
-    `num_skipped` steps in a row were skipped up to and with this one.
-    """
-    step = base.StepId(self.steps + 1)
-    after = step if num_skipped else self.steps - self.num_skipped
-    return self.writer.say(step, after=base.StepId(after))
-
   def hear_saves(self, said: Mapping[base.NodeId, parts.PartsReport]) -> None:
     """Handles the reports of all members after a commit; may start a save."""
     host_of, me = self.cohort.host_of, self.cohort.number
@@ -214,9 +204,10 @@ class RunState:
     return {"view": self.cohort.view.number, "owners": self._owners(), "states": states}
 
   @property
-  def spares(self) -> frozenset[base.NodeId]:
-    """Live nodes without a role."""
-    return self.cohort.view.numbers - self.layout.nodes
+  def full_layout(self) -> layout_lib.Layout:
+    """The layout, with the live nodes without a role as its spares."""
+    spares = self.cohort.view.numbers - self.layout.nodes
+    return dataclasses.replace(self.layout, spares=tuple(sorted(spares)))
 
   def begin(self, layout: layout_lib.Layout) -> None:
     """Starts a run, or resumes from its newest checkpoint that can be read.

@@ -31,7 +31,7 @@ from bamboo_jax.runtime import engine as engine_lib, node as node_lib
 from bamboo_jax.runtime.phases import reduce, replicas, update
 from bamboo_jax.runtime.profile import recorder as recorder_lib
 from bamboo_jax.schedule import redundancy, timeline as timeline_lib
-from bamboo_jax.training import failures
+from bamboo_jax.training import cohort as cohort_lib, failures
 from bamboo_jax.training.record import step_times
 from bamboo_jax.training.setup import job as job_lib
 
@@ -132,16 +132,16 @@ def find_sums(engine: engine_lib.Engine) -> LocalSums:
   return LocalSums(reduce.stage_norms(engine), reduce.loss(engine))
 
 
-def add_up(said: Iterable[LocalSums], *, num_stages: int, clip_norm: float | None) -> StepSums:
+def add_up(said: Iterable[LocalSums], *, clip_norm: float | None) -> StepSums:
   """Returns the sums of a step from the parts `said` by all members.
 
   `clip_norm` is the largest norm of the mean gradient; None: no clipping.
   """
   said = list(said)
   loss, weight, *sums = next(s.loss for s in said if s.loss is not None)
-  squares: list[float] = []
-  for stage in range(num_stages):
-    squares += next(s.squares[stage] for s in said if stage in s.squares)
+  # Owners of a stage say the same.
+  by_stage = {stage: own for s in reversed(said) for stage, own in s.squares.items()}
+  squares = [square for _, own in sorted(by_stage.items()) for square in own]
   if not weight:
     nothing = (math.nan,) * len(sums)
     return StepSums(loss, weight, scale=0.0, grad_norm=math.nan, metrics=nothing)
@@ -206,17 +206,19 @@ class Vote:
   failure: failures.Failure = failures.Failure()
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Committed:
-  """A committed step, with the measurements known to this member.
+@dataclasses.dataclass(kw_only=True)
+class StepRecord:
+  """A step, as known to this member: complete once it is committed.
 
   Attributes:
+    steps: Number of committed steps, with this one.
     view: Number of the view at its end.
     phase_secs: Time of each phase, repetitions included. Work is dispatched
       ahead, so a phase ends when the next had to wait for it.
-    instructions: Times of those of local nodes.
+    instructions: Times of those that have run on local nodes.
     start_secs: Start of the step, on `time.perf_counter`.
-    idle_secs: Part of `secs` in which all nodes waited for others to join.
+    idle_secs: Part of `secs` in which all nodes waited for others to join; the
+      worker adds its waits.
     skipped: Why the step did not change the state; "" if it did.
     planned: Timelines planned at its start, by pipeline, of all nodes.
     measured: On all nodes; without values if this member did not get the votes.
@@ -225,30 +227,27 @@ class Committed:
   """
 
   steps: base.StepId
-  view: base.ViewId
-  sums: StepSums
-  secs: float
-  phase_secs: Mapping[str, float]
-  instructions: Sequence[recorder_lib.MeasuredInstruction]
-  start_secs: float
+  view: base.ViewId = base.ViewId(0)
+  sums: StepSums = StepSums(0.0, 0.0, scale=0.0, grad_norm=0.0)
+  secs: float = 0.0
+  phase_secs: dict[str, float] = dataclasses.field(
+      default_factory=lambda: dict.fromkeys(faults_lib.PHASES, 0.0)
+  )
+  instructions: list[recorder_lib.MeasuredInstruction] = dataclasses.field(default_factory=list)
+  start_secs: float = dataclasses.field(default_factory=time.perf_counter)
   idle_secs: float = 0.0
   skipped: str = ""
   planned: Sequence[timeline_lib.Timeline] = ()
   measured: Measured = Measured()
   filled: redundancy.Effect | None = None
   predicted: redundancy.Effect | None = None
-  recoveries: tuple[durations.RecoveryTimes, ...] = ()
+  recoveries: Sequence[durations.RecoveryTimes] = ()
 
 
 class StepRunner:
-  """Runs the phases of one step after the other.
+  """Runs the phases of one step after the other; `record` is that of the present one."""
 
-  Attributes:
-    instructions: Times of those that have run on local nodes.
-    start_secs: Start of the step, on `time.perf_counter`.
-    num_skipped: Skipped steps in a row, up to and with this one.
-    idle_secs: See `Committed`; the worker adds its waits.
-  """
+  record: StepRecord  # Once a step has begun.
 
   def __init__(self, job: job_lib.Job, given: job_lib.Environment) -> None:
     self._engine, self._cohort = job.engine, given.cohort
@@ -257,8 +256,7 @@ class StepRunner:
     self._num_microbatches = job.plan.batch.total_microbatches
     self.executor = job.make_executor(given)
     self._recorder = recorder_lib.Recorder()
-    self._delays = step_times.DelayMeter(job.engine.exchange)
-    self._slow: dict[base.NodeId, faults_lib.Fault] = {}  # Local nodes, by faults.
+    self._slow: dict[base.NodeId, faults_lib.Fault] = {}  # Nodes, by faults.
 
   def begin(
       self,
@@ -271,17 +269,10 @@ class StepRunner:
 
     `num_skipped` steps in a row were skipped before.
     """
-    self._step = step
-    self._num_before = num_skipped
-    self._due = due
-    self._skipped = ""
-    self._planned: Sequence[timeline_lib.Timeline] = ()
-    self.instructions: list[recorder_lib.MeasuredInstruction] = []
+    self._step, self._num_skipped, self._due = step, num_skipped, due
     self._slow_down(due.slowed)
-    self._delays.begin()
-    self.start_secs = time.perf_counter()
-    self.idle_secs = 0.0
-    self._phase_secs = dict.fromkeys(faults_lib.PHASES, 0.0)
+    self._waited_secs, self._starved_secs = self._count_waits(), step_times.starved_secs()
+    self.record = StepRecord(steps=base.StepId(step + 1))
     self._engine.begin_step(step, feed, num_microbatches=self._num_microbatches)
     self.executor.begin(step, feed)
 
@@ -292,7 +283,7 @@ class StepRunner:
   ) -> None:
     """Sets the timelines of the rest of the step; see `executor.Executor`."""
     self.executor.plan(timelines, filling)
-    self._planned = self._planned or timelines  # Later plans are of the rest.
+    self.record.planned = self.record.planned or timelines  # Later plans are of the rest.
 
   #             member 0                      member 1
   #  compute    rows ---- transfers ----      rows
@@ -317,12 +308,12 @@ class StepRunner:
       Exception: A transfer failed, or a node of the view was lost. JAX does not
         document which exceptions it raises when a peer dies.
     """
-    engine = self._engine
+    engine, record = self._engine, self.record
     with self._phase("compute"):
       strike = lambda node: self._strike(self._due.pop_at_instruction(node))
       self.executor.compute(strike, self._recorder)
       ran = self._recorder.finish()  # Also what ran in an attempt that was abandoned.
-      self.instructions += [one for one in ran if one.start_secs >= self.start_secs]
+      record.instructions += [one for one in ran if one.start_secs >= record.start_secs]
     with self._phase("ties"):
       reduce.tie(engine)
     with self._phase("reduce"):
@@ -330,16 +321,14 @@ class StepRunner:
       engine.wait()
     with self._phase("norm"):
       mine, key = find_sums(engine), f"sums {self._step}"
-      said = self._delays.gather(lambda: self._cohort.gather(key, mine))
-      self._sums = add_up(
-          said.values(), num_stages=len(engine.specs), clip_norm=self._options.clip_norm
-      )
-      num = self._num_before
-      self._skipped = judge(self._step, self._sums, self._options, num_skipped=num)
-      self.num_skipped = num + 1 if self._skipped else 0
+      begin_secs = time.perf_counter()
+      said = self._cohort.gather(key, mine)
+      self._waited_secs -= time.perf_counter() - begin_secs
+      record.sums = add_up(said.values(), clip_norm=self._options.clip_norm)
+      record.skipped = judge(self._step, record.sums, self._options, num_skipped=self._num_skipped)
     with self._phase("refresh"):
-      if not self._skipped:
-        update.refresh(engine, self._sums.scale)
+      if not record.skipped:
+        update.refresh(engine, record.sums.scale)
       engine.wait()
 
   def vote(self, vote: Vote) -> dict[base.NodeId, Vote]:
@@ -359,53 +348,50 @@ class StepRunner:
     with self._clock("apply"):
       self._strike(self._due.pop_at_phase("apply"))
       self.bury()
-      if not self._skipped:
-        update.apply(self._engine, self._sums.scale)
+      if not self.record.skipped:
+        update.apply(self._engine, self.record.sums.scale)
       self._engine.wait()
 
   def measure(
       self, layout: layout_lib.Layout, recoveries: Sequence[durations.RecoveryTimes]
   ) -> Measured:
     """Returns what local nodes have measured so far; `recoveries` are in this step."""
-    ran, phase_secs = self.instructions, self._phase_secs
-    nodes = self._cohort.hosted & layout.nodes
+    record, nodes = self.record, self._cohort.hosted & layout.nodes
+    ran, start_secs, phase_secs = record.instructions, record.start_secs, record.phase_secs
     owed, spans = step_times.find_owed([*ran, *self.executor.in_segments], recoveries, layout)
-    end_secs = max((one.end_secs for one in ran), default=self.start_secs)
+    passes = step_times.find_passes(ran, owed)
+    end_secs = max((one.end_secs for one in ran), default=start_secs)
     return Measured(
         passes=self.executor.planned_passes(phase_secs["compute"])
-        or step_times.measure_passes(ran, nodes=nodes, owed=owed),
-        span_secs=end_secs - self.start_secs,
-        sums_secs=step_times.sums_of(
-            phase_secs["ties"] + phase_secs["reduce"], nodes=nodes, layout=layout
-        ),
+        or step_times.sum_passes(passes, nodes),
+        span_secs=end_secs - start_secs,
+        sums_secs={
+            segment: phase_secs["ties"] + phase_secs["reduce"]
+            for way in layout.ways
+            for segment, node in base.by_stage(way.owners)
+            if node in nodes
+        },
         owed=spans,
         ran=self.executor.filler.ran(ran),
-        nodes=self._delays.measure(ran, is_alone=len(self._engine.nodes) == 1),
+        nodes=step_times.find_nodes(
+            *(ran, passes),
+            secs=time.perf_counter() - start_secs,
+            waited_secs=self._count_waits() - self._waited_secs,
+            starved_secs=step_times.starved_secs() - self._starved_secs,
+            is_alone=len(self._engine.nodes) == 1,
+        ),
     )
 
-  def result(self, measured: Measured, recoveries: Sequence[durations.RecoveryTimes]) -> Committed:
+  def finish(self, measured: Measured, recoveries: Sequence[durations.RecoveryTimes]) -> StepRecord:
     """Returns the record of the committed step, which ends now, and learns from it."""
-    filled = predicted = None
-    if filling := (filler := self.executor.filler).filling:
-      filled, predicted = filling.find_effect(measured.ran), filling.predicted
-    if filled is not None:
-      filler.learn(filled.stretch)
-    return Committed(
-        steps=base.StepId(self._step + 1),
-        view=self._cohort.view.number,
-        sums=self._sums,
-        secs=time.perf_counter() - self.start_secs,
-        phase_secs=self._phase_secs,
-        instructions=self.instructions,
-        start_secs=self.start_secs,
-        idle_secs=self.idle_secs,
-        skipped=self._skipped,
-        planned=self._planned,
-        measured=measured,
-        filled=filled,
-        predicted=predicted,
-        recoveries=tuple(recoveries),
-    )
+    record, filler = self.record, self.executor.filler
+    if filling := filler.filling:
+      record.filled, record.predicted = filling.find_effect(measured.ran), filling.predicted
+      if record.filled is not None:
+        filler.learn(record.filled.stretch)
+    record.view, record.measured = self._cohort.view.number, measured
+    record.recoveries, record.secs = recoveries, time.perf_counter() - record.start_secs
+    return record
 
   def take_prints(self) -> replicas.Prints | None:
     """Returns fingerprints for the vote, None if they are not due; blocks."""
@@ -421,7 +407,7 @@ class StepRunner:
     Searches only if loss or gradient of this step are not finite; copies one
     array at a time to the host.
     """
-    if self._sums.is_finite:
+    if self.record.sums.is_finite:
       return ""
     layers = self._engine.layer_states().items()
     arrays = {name: layer_arrays.name_leaves(s) for name, s in layers}
@@ -437,13 +423,15 @@ class StepRunner:
     """Ends the measuring thread."""
     self._recorder.close()
 
+  def _count_waits(self) -> float:
+    """Returns the time that this process has waited for values of others so far."""
+    return exchange.waited_secs if (exchange := self._engine.exchange) else 0.0
+
   def _slow_down(self, slowed: Iterable[faults_lib.Due]) -> None:
     """Slows local nodes down as faults demand, and ends that when it is due."""
-    numbers = {m.name: m.number for m in self._cohort.view.members}
     for due in slowed:
-      node = due.owner if due.fault.place else numbers.get(due.fault.node)
-      if node in self._engine.nodes:
-        self._slow[node] = due.fault
+      for victim in cohort_lib.find_victims(due, self._cohort.view):
+        self._slow[victim.number] = due.fault
     for number, slow in self._slow.items():
       is_over = slow.until is not None and self._step >= slow.until
       if node := self._engine.nodes.get(number):
@@ -463,7 +451,7 @@ class StepRunner:
     try:
       yield
     finally:
-      self._phase_secs[phase] += time.perf_counter() - start
+      self.record.phase_secs[phase] += time.perf_counter() - start
 
   def _strike(self, due: Iterable[faults_lib.Due]) -> None:
     for fault in due:

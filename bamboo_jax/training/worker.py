@@ -202,12 +202,14 @@ class Worker:
   def _vote(self) -> step_lib.Vote:
     self._wait_for_joins()
     step, state = self._step, self.state
+    # A save that is due at a skipped step begins at the next good one.
+    after = state.steps + 1 if step.record.skipped else state.steps - state.num_skipped
     return step_lib.Vote(
         seen=self._compiler.newest_ready(self._data.failures),
         measured=step.measure(state.layout, self._deaths.of_step(state.steps + 1)),
         prints=step.take_prints(),
         nonfinite=step.find_nonfinite(),
-        save=state.report_save(step.num_skipped),
+        save=self._writer.say(base.StepId(state.steps + 1), after=base.StepId(after)),
         stops=self._given.stops(),
         at_risk=state.find_risk(),
         failure=self._data.failures.first,
@@ -232,7 +234,7 @@ class Worker:
         self._cohort.wait_members(len(self._cohort.view.members) + num)
       finally:  # A node may die meanwhile.
         secs = time.perf_counter() - since_secs
-        self._step.idle_secs += secs
+        self._step.record.idle_secs += secs
         self._deaths.excuse(self.state.steps + 1, secs)
       newest = self._cohort.newest
       self._compiler.prepare(newest.numbers, newest.number)
@@ -245,11 +247,11 @@ class Worker:
     step, state = self._step, self.state
     step.apply()
     state.steps = base.StepId(state.steps + 1)
-    state.num_skipped = step.num_skipped
+    state.num_skipped = state.num_skipped + 1 if step.record.skipped else 0
     state.damaged = ()  # Its step may be saved again.
     measured = step_lib.join(vote.measured for vote in votes.values())
     found = self._deaths.end_step(state.steps, measured if votes else None)
-    self._journal.write_step(step.result(measured, found))
+    self._journal.write_step(step.finish(measured, found))
     if votes:
       self._slow.hear(measured.nodes)
       if not self._is_stopped():

@@ -178,7 +178,7 @@ class Storm:
       self._least = min(p.partition.num_stages for p in pipelines)
     state, rng = self._worker.state, self._rng
     # Who died late in a step may not be missed yet.
-    layout, left = state.layout, state.layout.nodes | state.spares
+    layout, left = state.layout, {*state.full_layout.live}
     left -= self._struck
     members = len(left)
     self._most = max(self._most, members)

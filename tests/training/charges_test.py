@@ -1,6 +1,8 @@
 import dataclasses
 
 from absl.testing import parameterized
+import hypothesis
+from hypothesis import strategies as st
 
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.training import step as step_lib
@@ -14,7 +16,7 @@ _PRICE = profiles.make_price(36.0, 3.6)
 
 
 def _result(start_secs, *, secs=10.0, measured=(), **phases):
-  return step_lib.Committed(
+  return step_lib.StepRecord(
       steps=1,
       view=1,
       sums=step_lib.StepSums(1.0, 1.0, 1.0, 0.5),
@@ -25,18 +27,21 @@ def _result(start_secs, *, secs=10.0, measured=(), **phases):
   )
 
 
+def _lay_out(*rows, spares=()):
+  return dataclasses.replace(deaths_test.make_layout(*rows), spares=spares)
+
+
 class ChargesTest(parameterized.TestCase):
 
   def setUp(self):
     super().setUp()
     self.now = 0.0
-    self.nodes = charges_lib.Live(frozenset(range(4)), frozenset({4}))
-    self.layout = deaths_test.make_layout((0, 1), (2, 3))
+    self.layout = _lay_out((0, 1), (2, 3), spares=(4,))
     self.totals = account_lib.Account()
 
   def begin(self, since_secs=0.0):
     self.charges = charges_lib.Charges(since_secs, clock=lambda: self.now)
-    self.charges.begin(self.nodes)
+    self.charges.begin(self.layout)
 
   def account(self):
     """Returns the account of all charges so far."""
@@ -44,22 +49,19 @@ class ChargesTest(parameterized.TestCase):
     return self.totals.charge(_PRICE)
 
   def add(self, result, passes=None, recoveries=(), sums_secs=0.0):
-    """Charges a step after which `self.nodes` live."""
+    """Charges a step at the end of which there is `self.layout`."""
     ran = result.instructions
     owed, _ = step_times.find_owed(ran, recoveries, self.layout)
-    nodes = {m.node for m in ran} & self.nodes.nodes
-    passes = passes or step_times.measure_passes(ran, nodes=nodes, owed=owed)
-    done = dataclasses.replace(result, measured=step_lib.Measured(passes), recoveries=recoveries)
-    self.charges.add_step(done, self.nodes, num_samples=8, sums_secs=sums_secs)
+    nodes = {m.node for m in ran} & {*self.layout.live}
+    passes = passes or step_times.sum_passes(step_times.find_passes(ran, owed), nodes)
+    measured = step_lib.Measured(passes, sums_secs={0: sums_secs, 1: sums_secs})
+    done = dataclasses.replace(result, measured=measured, recoveries=recoveries)
+    self.charges.add_step(done, self.layout, num_samples=8)
 
   def test_sums_without_waiting(self):
     """Nodes 0 and 2 sum stage 0, 1 and 3 stage 1; some wait for the slower."""
     layout = self.layout
-    said = [
-        step_times.sums_of(secs, nodes={node}, layout=layout)
-        for node, secs in enumerate([1.0, 0.5, 3.0, 2.5])
-    ]
-    self.assertEqual([*map(dict, said)][3], {1: 2.5})
+    said = [{0: 1.0}, {1: 0.5}, {0: 3.0}, {1: 2.5}]
     least = step_lib.join(step_lib.Measured(sums_secs=one) for one in said).sums_secs
     self.assertEqual(step_times.mean_sums_secs(least, layout), (1.0 + 0.5) / 2)
     self.assertEqual(step_times.mean_sums_secs({}, layout), 0.0)
@@ -67,9 +69,7 @@ class ChargesTest(parameterized.TestCase):
   def test_sums_of_one_process(self):
     """Node 0 owns both stages of the first pipeline by now."""
     layout = deaths_test.make_layout((0, 0), (2, 3))
-    said = step_times.sums_of(2.0, nodes={0, 2, 3}, layout=layout)
-    self.assertEqual(said, {0: 2.0, 1: 2.0})
-    mean = step_times.mean_sums_secs(said | {0: 1.0}, layout)
+    mean = step_times.mean_sums_secs({0: 1.0, 1: 2.0}, layout)
     self.assertAlmostEqual(mean, (2.0 + 1.0 + 2.0) / 3)
 
   def test_a_wait_for_others_to_join_is_idle(self):
@@ -117,8 +117,7 @@ class ChargesTest(parameterized.TestCase):
         deaths_test.make_pass(2, 0, "F", 0.0, 2.0),
         deaths_test.make_pass(3, 1, "B", 5.0, 8.0),  # Its own.
     ]
-    self.nodes = charges_lib.Live(frozenset({0, 4, 2, 3}))
-    self.layout = deaths_test.make_layout((0, 4), (2, 3))
+    self.layout = _lay_out((0, 4), (2, 3))
     self.now = 12.0
     self.add(_result(0.0, measured=measured), recoveries=(recovery,))
     self.assertEqual(
@@ -153,12 +152,12 @@ class ChargesTest(parameterized.TestCase):
     self.now = 2.0
     with self.charges.during("recovery"):
       self.now = 4.0
-      more = charges_lib.Live(self.nodes.training, frozenset({4, 5}))
+      more = _lay_out((0, 1), (2, 3), spares=(4, 5))
       self.assertEqual(self.charges.welcome({4: 9.0, 5: 30.0}, more), {5: 30.0})
       with self.charges.during("redundant"):
         self.now = 5.0
       self.now = 6.0
-    self.nodes = more
+    self.layout = more
     self.add(_result(6.0, secs=1.0))
     self.now = 7.0
     got = self.account().node_time
@@ -170,19 +169,19 @@ class ChargesTest(parameterized.TestCase):
     self.assertEqual(self.account().node_time.idle, got.idle + 2.0)  # Once.
 
   def test_charges_from_the_start_of_the_agent(self):
-    self.now, spares = 1.0, self.nodes
-    self.nodes = charges_lib.Live(self.nodes.training)
+    self.now, spares = 1.0, self.layout
+    self.layout = _lay_out((0, 1), (2, 3))
     self.begin(since_secs=-4.0)
     self.assertEqual(self.account().node_time, NodeTime(restart=4 * 5.0))
-    self.nodes = spares
-    self.assertEqual(self.charges.welcome({0: 0.0, 4: 0.0}, self.nodes), {})
+    self.layout = spares
+    self.assertEqual(self.charges.welcome({0: 0.0, 4: 0.0}, self.layout), {})
     self.add(_result(1.0, secs=1.0))
     self.assertEqual(self.account().node_time.idle, 5.0 + 1.0)
 
   def test_a_member_that_joins_a_run_knows_nothing_of_before(self):
     self.charges = charges_lib.Charges(0.0, clock=lambda: self.now)
     self.now = 5.0
-    self.assertEqual(self.charges.welcome({5: 3.0}, self.nodes), {})
+    self.assertEqual(self.charges.welcome({5: 3.0}, self.layout), {})
     with self.charges.during("recovery"):
       self.now = 20.0
     self.add(_result(18.0, secs=2.0))
@@ -190,3 +189,51 @@ class ChargesTest(parameterized.TestCase):
     self.now = 21.0
     self.add(_result(20.5, secs=0.5))
     self.assertEqual(self.account().node_secs, 5 * 3.0)
+
+
+def _split(passes=NodeTime(), *, lost_secs=0.0, plan_secs=0.0, num_idle=0, **phases):  # noqa: B008
+  """Splits a step of 10 s in which four nodes have trained until the end.
+
+  Another one has lived for `lost_secs`, and the rest was planned in `plan_secs`.
+  """
+  spares = tuple(range(4, 4 + num_idle))
+  ready_secs = lost_secs + plan_secs
+  recovery = deaths_test.make_recovery(view_at_secs=lost_secs, ready_at_secs=ready_secs)
+  step = dataclasses.replace(
+      _result(0.0, **phases), measured=step_lib.Measured(passes), recoveries=[recovery]
+  )
+  before = _lay_out((0, 1), (2, 3), spares=(*spares, 9) if lost_secs else spares)
+  return charges_lib.split_step(step, before, _lay_out((0, 1), (2, 3), spares=spares))
+
+
+_SECS = st.floats(0, 100)
+_TIMES = st.fixed_dictionaries({k: _SECS for k in ("useful", "redundant", "recovery")})
+_JOINT = st.fixed_dictionaries({k: _SECS for k in ("norm", "refresh", "plan_secs")})
+
+
+class SplitStepTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      (_split(), NodeTime(bubble=40.0)),
+      (
+          _split(NodeTime(useful=20, redundant=3), apply=0.5, norm=0.5, num_idle=2),
+          NodeTime(useful=24.0, redundant=3.0, bubble=13.0, idle=20.0),
+      ),
+      (
+          _split(NodeTime(useful=20.0), refresh=0.5),
+          NodeTime(useful=20.0, redundant=2.0, bubble=18.0),
+      ),
+      (
+          _split(NodeTime(useful=20.0, recovery=2.0), plan_secs=1.0, lost_secs=7.0),
+          NodeTime(useful=20.0, recovery=6.0, bubble=14.0, lost=7.0),
+      ),
+      # Parts that overlap: no more than there was.
+      (_split(NodeTime(useful=35.0), norm=1.0, plan_secs=2.0), NodeTime(useful=39.0, recovery=1.0)),
+  )
+  def test_parts(self, got, want):
+    self.assertEqual(got, want)
+
+  @hypothesis.given(_TIMES, _JOINT, st.integers(0, 5), _SECS)
+  def test_whole(self, passes, joint, num_idle, lost_secs):
+    got = _split(NodeTime(**passes), num_idle=num_idle, lost_secs=lost_secs, **joint)
+    self.assertAlmostEqual(got.total, 10.0 * (4 + num_idle) + lost_secs)

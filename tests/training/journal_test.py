@@ -48,7 +48,6 @@ class State:
   nodes: dict
   number: int
   layout: layout_lib.Layout = layouts.make_layout([*map(failover.Roles, _OWNERS)], ((0,), ()))
-  spares: frozenset[int] = frozenset()
   rung: str = "none"
   steps: int = 0
   num_updates: int = 1  # Of parameters, after the last step.
@@ -58,11 +57,15 @@ class State:
   def is_writer(self):
     return self.number == min(self.nodes)
 
+  @property
+  def full_layout(self):
+    return self.layout
+
 
 def _committed(step, weight=64.0, **facts):
   sums = step_lib.StepSums(weight * (10.0 - step), weight, 1 / 64, 0.5)
   given = dict(secs=2.0, start_secs=100.0 + 2 * step, instructions=(), phase_secs={"compute": 1.5})
-  return step_lib.Committed(steps=step, view=1, sums=sums, **given | facts)
+  return step_lib.StepRecord(steps=step, view=1, sums=sums, **given | facts)
 
 
 def _measured(step, **facts):
@@ -219,6 +222,11 @@ class JournalTest(folders.FolderCase):
     wanted = dict(final_loss=8.0, resumed_from_step=0, median_step_secs=2.0)
     self.assertContainsSubset(wanted, summary)
     self.assertEqual(summary["cost"]["num_samples"], 8)
+
+  def test_a_loss_that_is_not_finite_is_null(self):
+    self.begin()
+    self.train(1, weight=float("nan"))
+    self.assertIsNone(self.summary(1)["final_loss"])
 
   @parameterized.parameters("tokens", None)
   def test_the_unit_of_a_rate_never_changes(self, unit):

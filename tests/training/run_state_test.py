@@ -231,7 +231,7 @@ class RunStateTest(parameterized.TestCase):
     )
     self.assertEqual((self.state.steps, self.state.named), (5, named))
     self.assertEqual(self.state.num_skipped, 2)
-    self.assertEqual(self.state.spares, {0, 1, 2, 3})
+    self.assertEqual(self.state.full_layout.spares, (0, 1, 2, 3))
 
   def test_too_few_nodes_wait_for_more(self):
     change = assignment.Decision("wait", layout_lib.Layout(), "2 more.")

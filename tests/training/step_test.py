@@ -65,12 +65,13 @@ class StepTest(parameterized.TestCase):
     runner.executor.compute(lambda node: None, runner._recorder)
     self.plan_step(engine, runner)
     runner.run_until_vote()
-    self.assertGreater(min(one.start_secs for one in runner.instructions), runner.start_secs)
+    record = runner.record
+    self.assertGreater(min(one.start_secs for one in record.instructions), record.start_secs)
 
   @parameterized.named_parameters(("unclipped", None), ("clipped", 0.5))
   def test_parameters_are_those_of_the_plain_model(self, clip_norm):
     engine, runner, _ = self.run_step(clip_norm)
-    result = runner.result(step_lib.Measured(), ())
+    result = runner.finish(step_lib.Measured(), ())
     layers = engines.initial_layers()
     total, loss, weight = engines.make_plain().grads(
         layers, engines.make_batches(4).microbatch, step=3, microbatches=range(4)
@@ -98,23 +99,25 @@ class StepTest(parameterized.TestCase):
     """Passes of rows and of segments; the plan is that of the whole step."""
     _, runner, planned = self.run_step()
     runner.plan(())  # After a death.
-    begin_secs = runner.start_secs
+    begin_secs = runner.record.start_secs
     runner.executor.in_segments = [deaths_test.make_pass(0, 0, "F", 1e9, 2e9)]
     recovery = deaths_test.make_recovery(rung="reconfigure")
     recovery.ready_at_secs = begin_secs
     layout = deaths_test.make_layout((0, 1), (2, 3))
     measured = runner.measure(layout, [recovery])
-    ran = [m for m in runner.instructions if not m.instruction.is_transfer]
+    ran = [m for m in runner.record.instructions if not m.instruction.is_transfer]
     self.assertEqual(measured.span_secs, max(m.end_secs for m in ran) - begin_secs)
     first_secs = min(m.start_secs for m in ran)
     self.assertEqual(measured.owed, {2: (first_secs - begin_secs, 2e9 - begin_secs)})
     self.assertEqual(measured.passes.useful, 0.0)
     self.assertEqual({*measured.nodes}, {0, 1, 2, 3})
-    self.assertEqual(runner.result(measured, ()).planned, planned)
+    secs = sum(runner.record.phase_secs[phase] for phase in ("ties", "reduce"))
+    self.assertEqual(measured.sums_secs, {0: secs, 1: secs})
+    self.assertEqual(runner.finish(measured, ()).planned, planned)
 
   def test_what_filled_waits(self):
     _, runner, _ = self.run_step()
-    self.assertIsNone(runner.result(step_lib.Measured(), ()).filled)
+    self.assertIsNone(runner.finish(step_lib.Measured(), ()).filled)
     row = [
         timeline_lib.Slot(0, instruction.Instruction(0, op, 0), at, at + 10.0)
         for op, at in ((_Op.FORWARD, 0.0), (_Op.BACKWARD, 10.0))
@@ -124,11 +127,11 @@ class StepTest(parameterized.TestCase):
     filler = runner.executor.filler
     filler.filling = redundancy.StepFilling([rows])
     ran = redundancy.Ran((10_000, 30_000), (redundancy.Filled(1, 1, 0, 20_000),), 120_000)
-    done = runner.result(step_lib.Measured(ran={0: ran}), ())
+    done = runner.finish(step_lib.Measured(ran={0: ran}), ())
     want = redundancy.Effect(1, 0.5, 0.0, stretch=4.0)
     self.assertEqual((done.filled, done.predicted), (want, redundancy.Effect(0, 0.0, 0.0)))
     self.assertEqual(filler.stretch, 4.0)  # 80 of 120 ms, instead of 20.
-    self.assertIsNone(runner.result(step_lib.Measured(), ()).filled)  # A node has died.
+    self.assertIsNone(runner.finish(step_lib.Measured(), ()).filled)  # A node has died.
 
   def test_nodes_are_slow_from_one_step_to_another(self):
     engine, runner = self.begin()
@@ -180,20 +183,20 @@ class SumsTest(parameterized.TestCase):
         step_lib.LocalSums({0: (28.0, 36.0)}, None),
         step_lib.LocalSums({0: (28.0, 36.0)}, None),
     ]
-    got = step_lib.add_up(said, num_stages=2, clip_norm=clip_norm)
+    got = step_lib.add_up(said, clip_norm=clip_norm)
     self.assertEqual(got, step_lib.StepSums(8.0, 2.0, scale, 5.0))
     self.assertEqual(got.mean_loss, 4.0)
 
   @parameterized.parameters((2.0, (2.0, 0.5)), (0.0, (_NAN, _NAN)))
   def test_means_of_metrics(self, weight, means):
     said = [step_lib.LocalSums({0: (1.0,)}, (8.0, weight, 4.0, 1.0))]
-    got = step_lib.add_up(said, num_stages=1, clip_norm=None).metrics
+    got = step_lib.add_up(said, clip_norm=None).metrics
     self.assertEqual(str(got), str(means))
 
   @parameterized.parameters(None, 1.0)
   def test_no_token_counts(self, clip_norm):
     said = [step_lib.LocalSums({0: (0.0,)}, (0.0, 0.0))]
-    got = step_lib.add_up(said, num_stages=1, clip_norm=clip_norm)
+    got = step_lib.add_up(said, clip_norm=clip_norm)
     self.assertEqual((got.weight, got.scale), (0.0, 0.0))
     self.assertTrue(math.isnan(got.mean_loss))
 

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import time
-import types
 
 from absl.testing import absltest, parameterized
 
@@ -73,14 +72,12 @@ class NodesTest(parameterized.TestCase):
       ("with_others", False, 25, None, 0),
   )
   def test_measure(self, is_alone, *want_ms):
-    exchange = types.SimpleNamespace(waited_secs=2.0)
-    meter = step_times.DelayMeter(
-        exchange, clock=iter([1.0, 1.1]).__next__, starved=iter([5.0, 5.01]).__next__
-    )
-    exchange.waited_secs = 2.03
     row = ((1, "RA", 0.03), (1, "F", 0.01), (1, "F", 0.005), (1, "B", 0.01), (0, "RF", 0.02))
     ran = [deaths_test.make_pass(4, stage, op, 1.0, 1.0 + secs) for stage, op, secs in row]
-    (got,) = meter.measure(ran, is_alone=is_alone).values()
+    passes = step_times.find_passes(ran)
+    (got,) = step_times.find_nodes(
+        *(ran, passes), secs=0.1, waited_secs=0.03, starved_secs=0.01, is_alone=is_alone
+    ).values()
     self.assertEqual(got.work, "1B*1 1F*2")
     secs = (got.busy_secs, got.waited_secs, got.starved_secs)
     self.assertEqual([s if s is None else round(1e3 * s, 6) for s in secs], [*want_ms])

@@ -179,14 +179,14 @@ class JoinsTest(parameterized.TestCase):
   @parameterized.parameters(False, True)
   def test_the_time_of_a_wait_for_others_to_join(self, dies):
     worker, clock = mock.Mock(), mock.Mock(perf_counter=iter([2.0, 7.0]).__next__)
-    worker._step.idle_secs, worker.state.steps = 1.0, 3
+    worker._step.record.idle_secs, worker.state.steps = 1.0, 3
     worker._given.faults = [faults_lib.Fault(4, "", kind="join")] * 2
     worker._cohort.view.members, worker._cohort.strike.return_value = "abc", False
     if dies:
       worker._cohort.wait_members.side_effect = base.ViewChangedError("n1 died")
     with mock.patch.object(worker_lib, "time", clock), contextlib.suppress(base.ViewChangedError):
       worker_lib.Worker._wait_for_joins(worker)
-    self.assertEqual(worker._step.idle_secs, 1.0 + 5.0)
+    self.assertEqual(worker._step.record.idle_secs, 1.0 + 5.0)
     worker._cohort.wait_members.assert_called_once_with(5)
     worker._deaths.excuse.assert_called_once_with(4, 5.0)
 

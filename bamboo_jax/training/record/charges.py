@@ -11,28 +11,14 @@ from collections.abc import Callable, Iterator, Mapping
 import contextlib
 import statistics
 import time
-from typing import NamedTuple
 
 from bamboo_jax import base
 from bamboo_jax.accounting import account as account_lib
+from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.training import step as step_lib
+from bamboo_jax.training.record import step_times
 
 NodeTime = account_lib.NodeTime
-
-# Phases in which all nodes work together, by the kind of their time. Passes are
-# measured per node; a vote is a wait.
-_JOINT = {"useful": ("norm", "apply"), "redundant": ("refresh",)}
-
-
-class Live(NamedTuple):
-  """The live nodes: those that have a stage, and the spare ones."""
-
-  training: frozenset[base.NodeId] = frozenset()
-  spares: frozenset[base.NodeId] = frozenset()
-
-  @property
-  def nodes(self) -> frozenset[base.NodeId]:
-    return self.training | self.spares
 
 
 class Charges:
@@ -41,13 +27,14 @@ class Charges:
   def __init__(self, since_secs: float, clock: Callable[[], float] = time.perf_counter) -> None:
     self._clock, self._since_secs, self._last = clock, since_secs, since_secs
     self._new = account_lib.Account()
-    self._live = Live()  # At the last charge; of a member that joins, none before its first step.
+    # At the last charge, with spares; of a member that joins, none before its first step.
+    self._layout = layout_lib.Layout()
     self._boot_secs = 0.0  # Of nodes that have joined, not charged yet.
     self._otherwise = "restart"  # Charged by default; "idle" after the first step.
 
-  def begin(self, live: Live) -> None:
+  def begin(self, layout: layout_lib.Layout) -> None:
     """Starts a run, or resumes one: these nodes are charged since `since_secs`."""
-    self._live = live
+    self._layout = layout
     self.charge()
 
   def take(self) -> account_lib.Account:
@@ -56,7 +43,7 @@ class Charges:
     return found
 
   def welcome(
-      self, boot_secs: Mapping[base.NodeId, float], live: Live | None
+      self, boot_secs: Mapping[base.NodeId, float], layout: layout_lib.Layout | None
   ) -> dict[base.NodeId, float]:
     """Charges joining nodes for the time since their start, with the next step.
 
@@ -64,21 +51,21 @@ class Charges:
 
     Args:
       boot_secs: Seconds from each node's start until now, by number.
-      live: The nodes charged from now on; None within a step.
+      layout: That of the nodes charged from now on; None within a step.
 
     Returns:
       The entries of `boot_secs` of nodes that join a run that has begun.
     """
-    if not self._live.nodes:
+    if not self._layout.live:
       return {}
-    come = {n: s for n, s in boot_secs.items() if n not in self._live.nodes}
+    come = {n: s for n, s in boot_secs.items() if n not in self._layout.live}
     if self._otherwise == "restart":
       self._boot_secs += len(come) * (self._clock() - self._since_secs)
       come = {}
     self._boot_secs += sum(come.values())
-    if live is not None:
+    if layout is not None:
       self.charge()
-      self._live = live
+      self._layout = layout
     return come
 
   def charge(self, kind: str | None = None) -> None:
@@ -97,27 +84,25 @@ class Charges:
       self._otherwise = before
 
   def add_step(
-      self, step: step_lib.Committed, live: Live, *, num_samples: int, sums_secs: float
+      self, step: step_lib.StepRecord, layout: layout_lib.Layout, num_samples: int
   ) -> None:
-    """Charges a step that has just ended.
+    """Charges a step that has just ended, with that layout.
 
-    Args:
-      live: Live nodes at its end.
-      num_samples: Samples of its batch that were trained on.
-      sums_secs: Mean time per node of summing gradients, without waiting.
+    `num_samples` is the number of samples of its batch that were trained on.
     """
     self._charge_until(step.start_secs, self._otherwise)
     self._otherwise = "idle"
-    before, self._live = self._live if self._live.nodes else live, live
-    time_of_step = _split(step, before, live, sums_secs) + NodeTime(idle=self._boot_secs)
+    before, self._layout = self._layout if self._layout.live else layout, layout
+    time_of_step = split_step(step, before, layout) + NodeTime(idle=self._boot_secs)
     self._boot_secs = 0.0
     self._add(step.secs, time_of_step, num_samples)
     self._last = step.start_secs + step.secs
     self.charge("recovery" if step.recoveries else None)
 
   def _charge_until(self, end_secs: float, kind: str) -> None:
-    if self._live.nodes and (secs := max(0.0, end_secs - self._last)):
-      self._add(secs, NodeTime(**{kind: secs * len(self._live.nodes)}))
+    num_nodes = len({*self._layout.live})
+    if num_nodes and (secs := max(0.0, end_secs - self._last)):
+      self._add(secs, NodeTime(**{kind: secs * num_nodes}))
       self._last = end_secs
 
   def _add(self, secs: float, did: NodeTime, num_samples: int = 0) -> None:
@@ -125,19 +110,37 @@ class Charges:
     self._new += account_lib.Account(secs, did.total, did, num_samples)
 
 
-def _split(step: step_lib.Committed, before: Live, after: Live, sums_secs: float) -> NodeTime:
-  """Returns a step's node time; `before` and `after` have the nodes then."""
-  stayed, phase_secs = before.nodes & after.nodes, step.phase_secs
-  trained = before.training & after.nodes
+def split_step(
+    step: step_lib.StepRecord, before: layout_lib.Layout, after: layout_lib.Layout
+) -> NodeTime:
+  """Returns the time of all nodes in a step, those that died in it included.
+
+  Unaccounted time is the bubble. Threads measure the parts, which may overlap a
+  little; an excess over the available time is cut from `recovery` first, then
+  from `redundant`, `communication` and `useful`.
+
+  Args:
+    before: The layout at its start, with spares.
+    after: The layout at its end.
+  """
+  stayed, trained = {*before.live} & {*after.live}, before.nodes & {*after.live}
+  of_phases = lambda *phases: sum(step.phase_secs.get(phase, 0.0) for phase in phases)
+  # What all nodes do together. Passes are measured per node; a vote is a wait.
+  joint = NodeTime(
+      useful=of_phases("norm", "apply"),
+      communication=step_times.mean_sums_secs(step.measured.sums_secs, after),
+      redundant=of_phases("refresh"),
+      recovery=sum(r.planning_secs for r in step.recoveries),
+  )
+  worked, secs = step.measured.passes + joint * len(trained), step.secs - step.idle_secs
+  left, parts = len(trained) * secs, {}
+  for kind in ("useful", "communication", "redundant", "recovery"):
+    parts[kind] = min(getattr(worked, kind), left)
+    left -= parts[kind]
   lives = [max(0.0, r.view_at_secs - step.start_secs) for r in step.recoveries]
-  joint = {k: sum(phase_secs.get(p, 0.0) for p in phases) for k, phases in _JOINT.items()}
-  return account_lib.split_step(
-      step.secs - step.idle_secs,
-      num_nodes=len(trained),
-      num_idle=len(stayed - trained),
-      passes=step.measured.passes,
-      joint=NodeTime(
-          **joint, communication=sums_secs, recovery=sum(r.planning_secs for r in step.recoveries)
-      ),
-      lost_secs=len(before.nodes - after.nodes) * statistics.fmean(lives or [0]),
-  ) + NodeTime(idle=len(stayed) * step.idle_secs)
+  return NodeTime(
+      **parts,
+      bubble=left,
+      lost=len({*before.live} - stayed) * statistics.fmean(lives or [0]),
+      idle=len(stayed - trained) * secs + len(stayed) * step.idle_secs,
+  )

@@ -7,6 +7,7 @@ these lines: `fold_summary` here, `accounting.account`, `report`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+import contextlib
 import dataclasses
 import functools
 import json
@@ -24,7 +25,7 @@ from bamboo_jax.base import logs
 from bamboo_jax.checkpoint import digest
 from bamboo_jax.cluster import mirror
 from bamboo_jax.metrics import jsonl, loggers, plots, rows as rows_lib, summary as summary_lib
-from bamboo_jax.recovery import durations
+from bamboo_jax.recovery import durations, layout as layout_lib
 from bamboo_jax.report import contents, events, figures
 from bamboo_jax.runtime.profile import products
 from bamboo_jax.training import (
@@ -32,7 +33,7 @@ from bamboo_jax.training import (
     run_state as run_state_lib,
     step as step_lib,
 )
-from bamboo_jax.training.record import charges as charges_lib, step_times, step_traces
+from bamboo_jax.training.record import charges as charges_lib, step_traces
 from bamboo_jax.training.setup import job as job_lib, sizes
 
 _ALONE = "train"  # File of rows of a process with all nodes.
@@ -46,9 +47,8 @@ WARNING, CHANGED, SKIPPED = "warning", "changed", "skipped"
 class _Step(NamedTuple):
   """A committed step, with what was true at its end."""
 
-  done: step_lib.Committed
-  live: charges_lib.Live
-  owners: list[list[base.NodeId]]
+  done: step_lib.StepRecord
+  layout: layout_lib.Layout
   rung: str
   num_updates: int  # Of the parameters, before this step.
   num_dropped: int  # Samples that it left out.
@@ -100,7 +100,7 @@ class Journal:
     warnings, num_steps = self._job.find_warnings(), self._config.num_steps
     for text in (sizes.describe_batch(self._config), self._job.describe_plan()):
       self.show(text)
-    self._charges.begin(self._live())
+    self._charges.begin(self._state.full_layout)
     if step >= num_steps:
       self.show(f"resumed_from_step={step}" * (step > 0))
       self.show(f"nothing to do: {step} of {num_steps=} steps are done")
@@ -132,21 +132,15 @@ class Journal:
     if self._given.progress is not None and text:
       self._given.progress.show_text(text)
 
-  def write_step(self, done: step_lib.Committed) -> None:
+  def write_step(self, done: step_lib.StepRecord) -> None:
     """Writes a committed step, and the recoveries in it."""
-    layout, batch = self._state.layout, self._job.plan.batch
+    layout, batch = self._state.full_layout, self._job.plan.batch
     kept = sum(map(len, layout.shares)) / batch.num_shares
-    num_dropped, live = round(batch.batch_size * (1 - kept)), self._live()
-    self._charges.add_step(
+    num_dropped = round(batch.batch_size * (1 - kept))
+    self._charges.add_step(done, layout, batch.batch_size - num_dropped)
+    last = _Step(
         done,
-        live,
-        num_samples=batch.batch_size - num_dropped,
-        sums_secs=step_times.mean_sums_secs(done.measured.sums_secs, layout),
-    )
-    before, self._last = self._last, _Step(
-        done,
-        live,
-        owners=[list(roles.owners) for roles in layout.roles],
+        layout,
         rung=done.recoveries[-1].rung if done.recoveries else self._state.rung,
         num_updates=self._state.num_updates - (not done.skipped),
         num_dropped=num_dropped,
@@ -156,23 +150,25 @@ class Journal:
     logs.note_step(done.steps)
     self._rows.log(done.steps, {"done": done, "with_plan": self._state.is_writer})
     if not self._state.is_writer:
+      self._last = last
       self._end_lines()  # Another member writes from now on.
       return
-    self._ensure(done.steps - 1, before)
-    self._write(self._last)
+    self._ensure(done.steps - 1)
+    self._last = last
+    self._write(last)
     for recovery in done.recoveries:
       self.write_event("recovery", step=done.steps, values=dataclasses.asdict(recovery))
 
   def welcome(self, boot_secs: Mapping[base.NodeId, float], *, in_step: bool) -> None:
     """Charges and writes joining nodes; see `Charges.welcome`."""
-    if come := self._charges.welcome(boot_secs, None if in_step else self._live()):
+    if come := self._charges.welcome(boot_secs, None if in_step else self._state.full_layout):
       values = {"boot_secs": {str(n): come[n] for n in come}, "names": [*map(logs.name_of, come)]}
       self.write_event("join", step=self._state.steps + 1, values=values)  # The step they join.
 
   def write_event(self, event: str, *, step: int, values: Mapping[str, Any]) -> None:
     """Writes and shows an event after `step` steps, such as an evaluation."""
     if self._state.is_writer:
-      self._ensure(step, self._last)
+      self._ensure(step)
       self._append({"event": event, "step": step, **values})
 
   def explain(self, reason: str, *, step: int | None = None, at_once: bool = False) -> None:
@@ -184,7 +180,7 @@ class Journal:
       self._given.progress.explain(reason, at_once=at_once)
     if self._state.is_writer:
       steps, flags = self._state.steps, {"at_once": True} if at_once else {}
-      self._ensure(steps, self._last)
+      self._ensure(steps)
       line = {"event": "pause", "step": step or steps + 1, "reason": reason, **flags}
       self._append(line, is_shown=False)
 
@@ -201,7 +197,7 @@ class Journal:
     """Notes that the steps after `step` will be repeated."""
     self._charges.charge("lost")
     if self._state.is_writer:
-      self._ensure(step, self._last)
+      self._ensure(step)
       for logger in self._background:
         logger.rewind(step)
       self._roll_back(jsonl.ROLLBACK, step)
@@ -219,14 +215,16 @@ class Journal:
 
   def write_summary(self, step: int, digests: digest.Digests) -> None:
     """Writes summary and plots after `step` steps, unless already written."""
-    self._ensure(step, self._last)
+    self._ensure(step)
     self._charges.charge()
     self._totals += self._charges.take()
     cost = {"event": "cost", "step": step, **self._account}
     lines = [*jsonl.read_lines(self._workdir.metrics), cost]
     summary = fold_summary(self._job, lines, digests, is_new=self._started_at != step)
-    has_trained = summary.median_step_secs is not None
-    if not has_trained and _is_written(self._workdir.summary, summary.state_sha256):
+    has_trained, before = summary["median_step_secs"] is not None, ""
+    with contextlib.suppress(OSError, ValueError):
+      before = summary_lib.read_summary(self._workdir.summary).state_sha256
+    if not has_trained and before == summary["state_sha256"]:
       self._push_last()
       return
     self._append(cost)
@@ -242,7 +240,8 @@ class Journal:
       logging.log_first_n(logging.WARNING, "No plots. %s", 1, error)
     finally:
       self.push()
-      summary_lib.write_summary(self._workdir.summary, summary)
+      text = json.dumps(summary, indent=2, allow_nan=False)
+      base.write_atomically(self._workdir.summary, text + "\n")
       self._push_last()
 
   def push(self) -> None:
@@ -271,7 +270,7 @@ class Journal:
 
   def _write(self, last: _Step) -> None:
     done, job = last.done, self._job
-    num_training = len(last.live.training)
+    num_training = len(last.layout.nodes)
     self._totals += last.charges
     self._unit = self._unit or done.sums.unit(job.plan.batch.batch_size)
     shown = {
@@ -304,10 +303,11 @@ class Journal:
       }
     if done.skipped:  # First: the line of a step is the last one about it.
       self._append({"event": SKIPPED, "step": done.steps, "reason": done.skipped})
-    if last.owners != self._owners:
-      self._owners = last.owners
-      names = {str(n): logs.name_of(n) for n in sorted(last.live.nodes)}
-      values = {"owners": last.owners, "rung": last.rung, "at_secs": time.perf_counter()}
+    owners = [list(roles.owners) for roles in last.layout.roles]
+    if owners != self._owners:
+      self._owners = owners
+      names = {str(n): logs.name_of(n) for n in sorted(last.layout.live)}
+      values = {"owners": owners, "rung": last.rung, "at_secs": time.perf_counter()}
       self._append({"event": "layout", "step": done.steps, **values, "names": names})
     self._append({"step": done.steps, **shown, **more})
 
@@ -324,12 +324,13 @@ class Journal:
       self._call("log", line["step"], values)
       self._warn_of_loggers()
 
-  def _ensure(self, step: int, last: _Step | None) -> None:
+  def _ensure(self, step: int) -> None:
     """Opens the journal; if a dead member wrote it, goes on after `step`.
 
-    Writes the step `last` if the dead member did not.
+    Writes the last step if the dead member did not.
     """
     if self._lines is None:
+      last = self._last
       step = last.done.steps if last else step
       lines = self._open(step)
       is_told = any(l["step"] == step for l in lines if "event" not in l)
@@ -440,11 +441,6 @@ class Journal:
     flops = products.step_flops(whole) * self._job.plan.batch.total_microbatches
     return flops / (1e12 * peak * mesh.data * mesh.tensor)
 
-  def _live(self) -> charges_lib.Live:
-    owners = (roles.owners for roles in self._state.layout.roles)
-    training = frozenset(node for row in owners for node in row)
-    return charges_lib.Live(training, frozenset(self._state.spares))
-
   def _draw(self, lines: Sequence[jsonl.Line], *, with_figures: bool) -> None:
     """Writes the trace, if a step was measured, and figures."""
     steps = rows_lib.read_steps(self._workdir.rows, _of_event(lines, "recovery"))
@@ -460,8 +456,8 @@ class Journal:
 
 def fold_summary(
     job: job_lib.Job, lines: Sequence[jsonl.Line], digests: digest.Digests, *, is_new: bool
-) -> summary_lib.Summary:
-  """Returns the summary of a run from its lines, for `summary.json`.
+) -> dict[str, Any]:
+  """Returns the summary of a run from its lines, as `summary_lib.Summary` is written.
 
   The last line tells the step. Unless it `is_new`, nothing was done since the
   run was resumed.
@@ -481,29 +477,27 @@ def fold_summary(
   account = account_lib.read_last(lines).charge(
       sizes.find_price(job.config), market=job.config.cost.market
   )
-  return summary_lib.Summary(
-      steps=steps,
-      final_loss=losses[-1] if losses else None,
-      params_sha256=digest.params_sha256(digests, order),
-      state_sha256=digest.state_sha256(digests, order, samples_seen=samples_seen),
-      samples_seen=samples_seen,
-      resumed_from_step=resumed_from,
-      median_step_secs=summary_lib.median_but_first([line["step_ms"] / 1e3 for line in trained]),
-      bubble_fraction=summary_lib.median_but_first(bubbles),
-      more={
-          "skipped_steps": len({line["step"] for line in _of_event(lines, SKIPPED)}),
-          "epochs": job.task.batches.source.epochs(samples_seen),
-          "samples_dropped": sum(line.get("samples_dropped", 0) for line in lines),
-          "evaluation": next(iter(_of_event(since, "eval")[::-1]), None),
-          "predicted_step_secs": job.predicted.step_time.total_ms / 1e3,
-          "predicted_bubble_fraction": job.predicted.timeline.mean_bubble,
-          "redundancy": _mean_redundancy(job.config.redundancy.mode, trained),
-          "costs_measured": plan.profile.measured,
-          "partition": list(plan.partition.bounds),
-          "recoveries": [{**line, **more} for line, more in reports],
-          "cost": account.as_dict(),
-      },
-  )
+  return {
+      "steps": steps,
+      "final_loss": losses[-1] if losses else None,
+      "params_sha256": digest.params_sha256(digests, order),
+      "state_sha256": digest.state_sha256(digests, order, samples_seen=samples_seen),
+      "samples_seen": samples_seen,
+      "resumed_from_step": resumed_from,
+      "median_step_secs": summary_lib.median_but_first([l["step_ms"] / 1e3 for l in trained]),
+      "bubble_fraction": summary_lib.median_but_first(bubbles),
+      "skipped_steps": len({line["step"] for line in _of_event(lines, SKIPPED)}),
+      "epochs": job.task.batches.source.epochs(samples_seen),
+      "samples_dropped": sum(line.get("samples_dropped", 0) for line in lines),
+      "evaluation": next(iter(_of_event(since, "eval")[::-1]), None),
+      "predicted_step_secs": job.predicted.step_time.total_ms / 1e3,
+      "predicted_bubble_fraction": job.predicted.timeline.mean_bubble,
+      "redundancy": _mean_redundancy(job.config.redundancy.mode, trained),
+      "costs_measured": plan.profile.measured,
+      "partition": list(plan.partition.bounds),
+      "recoveries": [{**line, **more} for line, more in reports],
+      "cost": account.as_dict(),
+  }
 
 
 def _mean_redundancy(mode: str, steps: Sequence[jsonl.Line]) -> dict[str, Any] | None:
@@ -519,11 +513,3 @@ def _of_event(lines: Sequence[jsonl.Line], event: str) -> list[dict[str, Any]]:
   """Returns the lines of an event, without its name."""
   found = (line for line in lines if line.get("event") == event)
   return [{k: v for k, v in line.items() if k != "event"} for line in found]
-
-
-def _is_written(path: Any, state_sha256: str) -> bool:
-  """Returns whether the summary of a state is there."""
-  try:
-    return summary_lib.read_summary(path).state_sha256 == state_sha256
-  except (OSError, ValueError):
-    return False

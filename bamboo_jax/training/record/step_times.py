@@ -10,23 +10,19 @@ processor, comes from the kernel, so a busy machine is not taken for a slow node
 """
 
 import collections
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 import pathlib
 import statistics
-import time
-from typing import TypeVar
 
 from bamboo_jax import base
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.recovery import durations, ladder, layout as layout_lib, slowness
 from bamboo_jax.runtime.profile import recorder as recorder_lib
-from bamboo_jax.runtime.wire import transport as transport_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 
 NodeTime = account_lib.NodeTime
 Op = instruction_lib.Op
 
-_T = TypeVar("_T")
 _PASSES = (Op.FORWARD, Op.BACKWARD)
 _SCHEDSTAT = pathlib.Path("/proc/thread-self/schedstat")
 
@@ -84,32 +80,28 @@ def _owed_after(
   ]
 
 
-def measure_passes(
-    measured: Sequence[recorder_lib.MeasuredInstruction],
-    *,
-    nodes: Collection[base.NodeId],
-    owed: Collection[recorder_lib.MeasuredInstruction],
-) -> NodeTime:
+def find_passes(
+    measured: Iterable[recorder_lib.MeasuredInstruction],
+    owed: Collection[recorder_lib.MeasuredInstruction] = (),
+) -> dict[base.NodeId, NodeTime]:
+  """Returns the time of the passes of each node of which something was measured."""
+  found: dict[base.NodeId, dict[str, float]] = {}
+  for m in measured:
+    secs = found.setdefault(m.node, {})
+    if not m.instruction.is_transfer:
+      kind = "recovery" if m in owed else "useful"
+      kind = "redundant" if m.instruction.op is Op.REDUNDANT_FORWARD else kind
+      secs[kind] = secs.get(kind, 0.0) + (m.end_secs - m.start_secs)
+  return {node: NodeTime(**secs) for node, secs in found.items()}
+
+
+def sum_passes(passes: Mapping[base.NodeId, NodeTime], nodes: Collection[base.NodeId]) -> NodeTime:
   """Returns the node time of the passes of `nodes`, local ones that trained until the end.
 
   Nodes without measurements are assumed to be like the measured ones.
   """
-  secs = {"useful": 0.0, "recovery": 0.0, "redundant": 0.0}
-  mine = [m for m in measured if m.node in nodes]
-  for m in mine:
-    if m.instruction.op not in instruction_lib.TRANSFERS:
-      kind = "recovery" if m in owed else "useful"
-      kind = "redundant" if m.instruction.op is Op.REDUNDANT_FORWARD else kind
-      secs[kind] += m.end_secs - m.start_secs
-  return NodeTime(**secs) * (len(nodes) / max(1, len({m.node for m in mine})))
-
-
-def sums_of(
-    secs: float, *, nodes: Collection[base.NodeId], layout: layout_lib.Layout
-) -> dict[base.StageId, float]:
-  """Returns `secs`, the time of summing gradients, by segment of `nodes`."""
-  rows = [way.owners for way in layout.ways]
-  return {s: secs for row in rows for s, n in base.by_stage(row) if n in nodes}
+  mine = [passes[node] for node in nodes if node in passes]
+  return sum(mine, NodeTime()) * (len(nodes) / max(1, len(mine)))
 
 
 def mean_sums_secs(least: Mapping[base.StageId, float], layout: layout_lib.Layout) -> float:
@@ -137,71 +129,39 @@ def starved_secs() -> float:
     return 0.0
 
 
-class DelayMeter:
-  """Measures a step, from `begin` on.
+def find_nodes(
+    measured: Sequence[recorder_lib.MeasuredInstruction],
+    passes: Mapping[base.NodeId, NodeTime],
+    *,
+    secs: float,
+    waited_secs: float,
+    starved_secs: float,
+    is_alone: bool,
+) -> slowness.Step:
+  """Returns the times of the local nodes in a step, whose `passes` are in `measured`.
+
+  If this process hosts one node, which `is_alone`, its time outside of waits
+  counts as busy, as when the process is suspended.
 
   Args:
-    exchange: Connects this process, which then has one node, with others; None
-      without.
-    clock: Time in seconds.
-    starved: See `starved_secs`.
+    secs: Since the start of the step.
+    waited_secs: For values of others, also if they are gathered.
+    starved_secs: Of the thread that runs the rows.
   """
-
-  def __init__(
-      self,
-      exchange: transport_lib.Transport | None,
-      clock: Callable[[], float] = time.perf_counter,
-      starved: Callable[[], float] = starved_secs,
-  ) -> None:
-    self._exchange, self._clock, self._starved = exchange, clock, starved
-    self.begin()
-
-  def begin(self) -> None:
-    """Starts a step, in the thread that runs the rows."""
-    self._gather_secs = 0.0
-    self._received_secs, self._starved_secs = self._waited_secs(), self._starved()
-    self._start_secs = self._clock()
-
-  def gather(self, call: Callable[[], _T]) -> _T:
-    """Returns the result of a call that waits for the other members."""
-    begin_secs = self._clock()
-    result = call()
-    self._gather_secs += self._clock() - begin_secs
-    return result
-
-  def measure(
-      self, measured: Iterable[recorder_lib.MeasuredInstruction], *, is_alone: bool
-  ) -> slowness.Step:
-    """Returns the times of the local nodes in the step so far.
-
-    If this process hosts one node, which `is_alone`, its time outside of receives
-    counts as busy, as when the process is suspended.
-    """
-    secs = self._clock() - self._start_secs
-    received_secs = self._waited_secs() - self._received_secs
-    unwaited_secs = secs - max(0.0, received_secs + self._gather_secs)
-    starved = self._starved() - self._starved_secs  # Of the thread that runs the rows.
-    counts: dict[base.NodeId, collections.Counter[str]] = {}
-    busy: dict[base.NodeId, float] = {}
-    # Redundant passes fill waits, or do not run.
-    spare: dict[base.NodeId, float] = {}
-    for one in measured:
-      node, instruction = one.node, one.instruction
-      took_secs = one.end_secs - one.start_secs
-      if instruction.op is Op.REDUNDANT_FORWARD:
-        spare[node] = spare.get(node, 0.0) + took_secs
-      elif instruction.op not in instruction_lib.TRANSFERS:
-        kind = f"{instruction.stage}{instruction.op.value}"
-        counts.setdefault(node, collections.Counter())[kind] += 1
-        busy[node] = busy.get(node, 0.0) + took_secs
-    found = {}
-    for node, busy_secs in busy.items():
-      work = " ".join(f"{k}*{num}" for k, num in sorted(counts[node].items()))
-      found[node] = slowness.NodeStep(work, busy_secs)
-      if is_alone:
-        busy_secs = max(busy_secs, unwaited_secs - spare.get(node, 0.0))
-        found[node] = slowness.NodeStep(work, busy_secs, max(0.0, secs - busy_secs), starved)
-    return found
-
-  def _waited_secs(self) -> float:
-    return self._exchange.waited_secs if self._exchange else 0.0
+  found = {}
+  for node, did in passes.items():
+    counts = collections.Counter(
+        f"{m.instruction.stage}{m.instruction.op.value}"
+        for m in measured
+        if m.node == node and m.instruction.op in _PASSES
+    )
+    if not counts:
+      continue
+    work = " ".join(f"{k}*{num}" for k, num in sorted(counts.items()))
+    busy_secs = did.useful + did.recovery
+    found[node] = slowness.NodeStep(work, busy_secs)
+    if is_alone:  # Redundant passes fill waits, or do not run.
+      busy_secs = max(busy_secs, secs - max(0.0, waited_secs) - did.redundant)
+      left_secs = max(0.0, secs - busy_secs)
+      found[node] = slowness.NodeStep(work, busy_secs, left_secs, starved_secs)
+  return found

@@ -34,7 +34,7 @@ class RowLogger:
 
   def __init__(self, folder: pathlib.Path, name: str, *, num_steps: int) -> None:
     self._folder, self._name, self._planned = folder, name, None
-    self._last = collections.deque[step_lib.Committed](maxlen=num_steps)
+    self._last = collections.deque[step_lib.StepRecord](maxlen=num_steps)
     self._next_secs = 0.0
 
   def log(self, step: int, metrics: Mapping[str, Any]) -> None:
@@ -60,7 +60,7 @@ class RowLogger:
     self._next_secs = time.monotonic() + _PAUSE_SECS
 
 
-def _pack(done: step_lib.Committed, slots: Sequence[rows_lib.TrackSlot]) -> rows_lib.StepRows:
+def _pack(done: step_lib.StepRecord, slots: Sequence[rows_lib.TrackSlot]) -> rows_lib.StepRows:
   at_secs = time.time() + done.start_secs - time.perf_counter()
   return rows_lib.StepRows(done.steps, at_secs, done.start_secs, slots)
 
@@ -110,7 +110,7 @@ def planned_slots(
   )
 
 
-def _measured_slots(done: step_lib.Committed) -> tuple[rows_lib.TrackSlot, ...]:
+def _measured_slots(done: step_lib.StepRecord) -> tuple[rows_lib.TrackSlot, ...]:
   """Returns the measured slots of a step, in milliseconds since its start."""
   ms = lambda secs: 1e3 * (secs - done.start_secs)
   return tuple(
