@@ -1,7 +1,7 @@
 """Agreement of the surviving nodes after a change of the view; pure.
 
-Each node reports its progress and the data that it holds. From all reports
-every node draws the same conclusion.
+Each member reports its progress and the data that its nodes hold. From all reports
+every member draws the same conclusion.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -16,26 +16,26 @@ from bamboo_jax.schedule import holdings as holdings_lib
 
 @dataclasses.dataclass(frozen=True)
 class Status:
-  """The progress and holdings that a node reports.
+  """The progress that a member reports, and what its nodes hold.
 
   Attributes:
+    holdings: Data of step `steps` that each of its live nodes holds.
     steps: Steps that it knows to be committed; -1 if it has just joined.
     version: Number of changes of the layout that it knows.
     rollbacks: Number of returns to a checkpoint.
-    layout: Its layout; empty for a node that has just joined.
-    holdings: Data of step `steps` that it holds.
+    layout: Its layout; empty for a member that has just joined.
     saved: Steps with a complete checkpoint that it finds.
     damaged: Steps whose checkpoints it found damaged since its last commit.
-    boot_secs: Time since its start, of a node that has just joined; else 0.
+    boot_secs: Time since its start, of a member that has just joined; else 0.
     named: Slow nodes so far.
     num_skipped: Skipped steps in a row up to step `steps`.
   """
 
+  holdings: Mapping[base.NodeId, holdings_lib.Holdings]
   steps: base.StepId = base.StepId(-1)
   version: int = -1
   rollbacks: int = 0
   layout: layout_lib.Layout = layout_lib.Layout()
-  holdings: holdings_lib.Holdings = holdings_lib.NOTHING
   saved: tuple[base.StepId, ...] = ()
   damaged: tuple[base.StepId, ...] = ()
   boot_secs: float = 0.0
@@ -82,43 +82,41 @@ class Agreement:
 
 
 def agree(
-    statuses: Mapping[base.NodeId, Status],
+    statuses: Sequence[Status],
     rules: assignment.RecoveryRules,
     *,
     zones: Mapping[base.NodeId, str],
     leaving: Collection[base.NodeId] = (),
 ) -> Agreement:
-  """Returns the agreement that follows from the statuses of a view's nodes.
+  """Returns the agreement that follows from the statuses of a view's members.
 
-  If one member saw a commit, all had voted for it, so it holds for all. A node
-  that is several steps behind cannot have taken part; it is `refused`, and the
+  If one member saw a commit, all had voted for it, so it holds for all. A member
+  that is several steps behind cannot have taken part; its nodes are `refused`, and the
   others continue without it. If some nodes started from a checkpoint that
   another found damaged, all restart from an older one.
 
   Args:
+    rules: Those for nodes in `zones`.
     leaving: Nodes that will be preempted.
   """
   statuses = _without_damaged(statuses)
-  newest = max(statuses.values(), key=lambda s: s.version)
-  # A node that missed a rollback counts steps that no longer exist.
-  current = {n: s for n, s in statuses.items() if s.rollbacks == newest.rollbacks}
-  steps = max(s.steps for s in current.values())
+  newest = max(statuses, key=lambda s: s.version)
+  # A member that missed a rollback counts steps that no longer exist.
+  current = [s for s in statuses if s.rollbacks == newest.rollbacks]
+  steps = max(s.steps for s in current)
   # One behind: it voted for the commit, but did not see it.
-  refused = {n for n, s in current.items() if 0 <= s.steps < steps - 1}
-  statuses = {n: s for n, s in statuses.items() if n not in refused}
-  held = {
-      node: status.holdings
-      for node, status in statuses.items()
-      if status.steps == steps  # Else its data is of a committed step.
-  }
-  layout, rules = newest.layout, rules.among(zones)
-  lost = layout.nodes - statuses.keys()
+  refused = {n for s in current if 0 <= s.steps < steps - 1 for n in s.holdings}
+  statuses = [s for s in statuses if refused.isdisjoint(s.holdings)]
+  members = {n for s in statuses for n in s.holdings}
+  # Else its data is of a committed step.
+  held = {n: h for s in statuses if s.steps == steps for n, h in s.holdings.items()}
+  layout = newest.layout
+  lost = layout.nodes - members
   if layout.roles:
-    change = rules.lose(layout, statuses, zones=zones, leaving=leaving, holdings=held)
+    change = rules.lose(layout, members, zones=zones, leaving=leaving, holdings=held)
   else:
-    change = rules.restart(statuses, zones=zones, leaving=leaving)
+    change = rules.restart(members, zones=zones, leaving=leaving)
   at_once = change.is_immediate
-  saved = {n: s.saved for n, s in statuses.items()}
   return Agreement(
       steps=steps,
       known_version=newest.version,
@@ -129,32 +127,33 @@ def agree(
       lost=frozenset(lost),
       victims=layout.places_of(lost),
       change=change,
-      restored=newest_common(saved) if change.rolls_back else base.StepId(0),
+      restored=newest_common([s.saved for s in statuses]) if change.rolls_back else base.StepId(0),
       is_fresh=not at_once  # Then without holdings.
       or all(h == holdings_lib.NOTHING for h in held.values()),
       refused=frozenset(refused),
-      named=max((s.named for s in current.values() if s.steps == steps), key=len),
-      num_skipped=max(s.num_skipped for s in current.values() if s.steps == steps),
+      named=max((s.named for s in current if s.steps == steps), key=len),
+      num_skipped=max(s.num_skipped for s in current if s.steps == steps),
   )
 
 
-def _without_damaged(statuses: Mapping[base.NodeId, Status]) -> Mapping[base.NodeId, Status]:
-  """Returns statuses as of joining nodes if some start was from damaged data.
+def _without_damaged(statuses: Sequence[Status]) -> Sequence[Status]:
+  """Returns statuses as of joining members if some start was from damaged data.
 
   Otherwise returns `statuses`.
   """
-  steps = max(s.steps for s in statuses.values())
-  if not any(steps in s.damaged and s.steps < steps for s in statuses.values()):
+  steps = max(s.steps for s in statuses)
+  if not any(steps in s.damaged and s.steps < steps for s in statuses):
     return statuses
-  return {
-      node: Status(
+  return [
+      Status(
+          dict.fromkeys(status.holdings, holdings_lib.NOTHING),
           # Without the damaged one.
           saved=tuple(step for step in status.saved if step != steps),
           boot_secs=status.boot_secs,
           named=status.named,
       )
-      for node, status in statuses.items()
-  }
+      for status in statuses
+  ]
 
 
 def _find_valid(
@@ -177,12 +176,12 @@ def _find_valid(
   }
 
 
-def newest_common(seen: Mapping[base.NodeId, Sequence[base.StepId]]) -> base.StepId:
-  """Returns the step of the newest checkpoint that all nodes see.
+def newest_common(seen: Collection[Sequence[base.StepId]]) -> base.StepId:
+  """Returns the step of the newest checkpoint that all members see.
 
-  Without a common one, it is the newest that any node sees: it has just become
-  complete and may have replaced the older ones. A node that cannot read it has
+  Without a common one, it is the newest that any member sees: it has just become
+  complete and may have replaced the older ones. A member that cannot read it has
   another folder, and fails. 0 if there is no checkpoint.
   """
-  common = set.intersection(*map(set, seen.values()))
-  return max(common or itertools.chain(*seen.values()), default=base.StepId(0))
+  common = set.intersection(*map(set, seen))
+  return max(common or itertools.chain(*seen), default=base.StepId(0))

@@ -13,7 +13,7 @@ The methods of `LocalCohort` say what those of both do.
 """
 
 import collections
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
 import os
 import pathlib
@@ -70,7 +70,6 @@ class LocalCohort:
     seed: Decides when faults without a fixed time happen.
 
   Attributes:
-    first_step: Number of steps done at the start; -1 before it is known.
     happened: Lines of the faults that have hit a node, and of joins.
     is_asked_to_stop: Whether to save and end the run after this step.
   """
@@ -83,13 +82,12 @@ class LocalCohort:
     self._views: dict[base.ViewId, tuple[views.View, float]] = {}  # And when it came.
     self._done: set[tuple[int, faults_lib.Fault]] = set()
     self.happened: set[int] = set()
-    self.first_step = -1
     self.is_asked_to_stop = self._has_entered = False
     self._num_fallen = 0  # Dead nodes whose agents live.
     self._num_checks = self._checks_per_step = 0
     self._pending: list[tuple[int, faults_lib.Due]] = []
     self.newest = views.EMPTY
-    self._change(come=num_nodes, reason="the run begins")
+    self._change(come=num_nodes)
     self.view = self.newest
 
   @property
@@ -177,10 +175,8 @@ class LocalCohort:
     """
     pass
 
-  def settled(self, steps: base.StepId) -> None:
-    """Records that no message of the first `steps` steps is in flight."""
-    if self.first_step < 0:
-      self.first_step = steps
+  def settled(self) -> None:
+    """Records that no message of the steps so far is in flight."""
     num = self._num_checks
     self._pending = [(at - num, due) for at, due in self._pending]
     self._checks_per_step, self._num_checks = num, 0
@@ -191,11 +187,11 @@ class LocalCohort:
     What is "gone", or gives "notice", are `nodes` of this member.
     """
     del others
+    names = [f"n{node}" for node in nodes]
     if gone:
-      self._change(lost=nodes, reason="a node has left")
+      self._change(lost=dict.fromkeys(names, gone))
     elif notice:
-      names = ", ".join(f"n{node}" for node in nodes)
-      self._change(leaving=nodes, reason=f"{names} will leave: {notice}")
+      self._change(noticed=dict.fromkeys(names, notice))
 
   def strike(self, due: faults_lib.Due) -> bool:
     """Carries out what a due fault does to the nodes of this member, once in a run.
@@ -208,7 +204,7 @@ class LocalCohort:
     self._done.add(key)
     if due.fault.kind == "join":
       self.happened.add(due.fault.line)
-      self._change(come=1, reason="a node has joined")
+      self._change(come=1)
     elif due.fault.at is None:
       delay = self._random.randint(1, max(1, self._checks_per_step))
       self._pending.append((self._num_checks + delay, due))
@@ -217,45 +213,41 @@ class LocalCohort:
     return False
 
   def _strike(self, due: faults_lib.Due) -> None:
-    victims = find_victims(due, self.newest)
+    victims = [member.name for member in find_victims(due, self.newest)]
     kind = due.fault.kind
     if not victims:
       return
     self.happened.add(due.fault.line)
     if kind == "slow":
       return  # `step.StepRunner` lets passes take longer.
-    numbers = {member.number for member in victims}
-    names = ", ".join(member.name for member in victims)
     if kind == "notice":
-      self._change(leaving=numbers, reason=f"{names} will be preempted")
+      self._change(noticed=dict.fromkeys(victims, "a fault"))
       return
     if kind in _SPARES_AGENT:
       self._num_fallen += len(victims)
     come = 0
-    if len(numbers) == len(self.newest.members):
+    if len(victims) == len(self.newest.members):
       come, self._num_fallen = self._num_fallen, 0
       if not come:
         raise ValueError(f"No live node is left after fault {due.fault}.")
-    self._change(lost=numbers, come=come, reason=f"{names} died: {kind}")
+    self._change(lost=dict.fromkeys(victims, kind), come=come)
 
   def _change(
       self,
       *,
-      lost: Collection[base.NodeId] = (),
-      leaving: Collection[base.NodeId] = (),
+      lost: Mapping[str, str] | None = None,
+      noticed: Mapping[str, str] | None = None,
       come: int = 0,
-      reason: str,
   ) -> None:
-    before = self.newest
-    stay = [m for m in before.members if m.number not in lost]
-    for number in base.nodes(self._next, self._next + come):
-      name = f"n{number}"
-      stay.append(views.Member(number, name, ZONE, name, "", 0))
-      logs.note_names({number: name})
+    """Makes the next view: the nodes lost and under notice, with reasons by name, and new ones."""
+    numbers = base.nodes(self._next, self._next + come)
+    new = [views.Member(n, f"n{n}", ZONE, f"n{n}", "", 0) for n in numbers]
+    logs.note_names({m.number: m.name for m in new})
     self._next += come
-    left = {*before.leaving, *leaving} & {m.number for m in stay}
-    self.newest = views.View(before.next_number, tuple(stay), reason, leaving=tuple(sorted(left)))
-    self._views[self.newest.number] = self.newest, time.perf_counter()
+    self.newest = views.next_view(
+        self.newest, lost=lost or {}, candidates=new, noticed=noticed or {}
+    )
+    self._views.setdefault(self.newest.number, (self.newest, time.perf_counter()))
 
   def _is_changed(self) -> bool:
     return not self.view.numbers <= self.newest.numbers
@@ -399,9 +391,8 @@ class ClusterCohort:
     others = sorted(self.view.numbers - self.hosted)  # Any may be needed after a death.
     self.transport.connect(others[:_MOST_PARTNERS])
 
-  def settled(self, steps: base.StepId) -> None:
+  def settled(self) -> None:
     """Starts the next attempt."""
-    del steps
     self._begin(self._attempt + 1)  # No message is in flight.
     before, self._settled_secs = self._settled_secs, time.perf_counter()
     if before is not None:  # Else this node has started, which takes longer than a step.
@@ -445,10 +436,9 @@ class ClusterCohort:
     return False
 
   def _note(self, fault: faults_lib.Fault) -> None:
-    (name,) = (m.name for m in self.view.members if m.number == self.number)
     facts = {"kind": fault.kind, "line": fault.line, "number": self.number}
     try:
-      jsonl.note_node(self._workdir, jsonl.FAULT, name, **facts)
+      jsonl.note_node(self._workdir, jsonl.FAULT, logs.name_of(self.number), **facts)
     except OSError as error:
       logging.warning("Cannot tell of the fault in line %d: %s", fault.line, error)
 

@@ -105,7 +105,7 @@ def train_and_evaluate(
     stack.enter_context(hearing(cohort.ask_to_stop))
     is_done = worker.run(stop_at)
     missed = faults_lib.find_missed(
-        due, cohort.happened, first=cohort.first_step, end=worker.state.steps, source=source
+        due, cohort.happened, first=worker.first_step, end=worker.state.steps, source=source
     )
     for line in missed:
       progress.show_text(line)

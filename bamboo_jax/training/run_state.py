@@ -40,13 +40,6 @@ StageStates = dict[tuple[base.NodeId, base.StageId], Layers]
 
 
 @dataclasses.dataclass(frozen=True)
-class Statuses:
-  """A member's reports on its nodes, by number."""
-
-  by_node: Mapping[base.NodeId, agreement_lib.Status]
-
-
-@dataclasses.dataclass(frozen=True)
 class Restored:
   """A member's report on a checkpoint that all roll back to.
 
@@ -94,7 +87,6 @@ class RunState:
   _saved_in: base.ViewId = views.EMPTY.number  # The view in which copies were at risk.
   _noticed_secs: dict[base.NodeId, float] = dataclasses.field(default_factory=dict)
   _settled: tuple[base.ViewId, layout_lib.Layout] | None = None
-  _compared: tuple[base.ViewId, int, base.StepId] | None = None
 
   @property
   def is_writer(self) -> bool:
@@ -196,11 +188,13 @@ class RunState:
 
   def _whose_state(self) -> dict[str, Any]:
     """Returns arguments of the writer: members by stage, and local state."""
-    states = {}
-    for owners in self.engine.owners:
-      for stage, node in base.by_stage(owners):
-        if node in self.engine.nodes:
-          states[stage] = self.engine.nodes[node].layers_of(stage)
+    nodes = self.engine.nodes
+    states = {
+        stage: nodes[node].layers_of(stage)
+        for owners in self.engine.owners
+        for stage, node in base.by_stage(owners)
+        if node in nodes
+    }
     return {"view": self.cohort.view.number, "owners": self._owners(), "states": states}
 
   @property
@@ -214,50 +208,34 @@ class RunState:
 
     Raises `base.CheckpointError` if the checkpoint is of another run.
     """
-    restored = None
-    while restored is None:
-      saved = [steps for steps in self.writer.steps() if steps not in self.damaged]
-      steps = max(saved, default=base.StepId(0))
-      try:
-        restored = self._restore(steps, layout)
-      except base.DamagedCheckpointError:  # Not used again, with a warning.
-        if not steps:
-          raise
-        self.damaged += (steps,)
-    self.steps, self.version = steps, 0
-    self.num_skipped = self.writer.num_skipped
+    saved = max(self.writer.steps(), default=base.StepId(0))
+    alone = lambda key, mine: {key: mine}
+    self.steps, self._fetched = self._restore_newest(saved, layout, alone)
+    self.version, self.num_skipped = 0, self.writer.num_skipped
     self.set_layout(layout)
-    self._fetched = restored
     self.install()
 
-  def statuses(
+  def status(
       self, holdings: Mapping[base.NodeId, holdings_lib.Holdings], *, since_secs: float
-  ) -> Statuses:
-    """Returns the reports on local nodes.
+  ) -> agreement_lib.Status:
+    """Returns the report on local nodes.
 
     Args:
       holdings: Data of the current step that each local node holds.
       since_secs: Start of the nodes of this member, on `time.perf_counter`.
     """
-    boot_secs = time.perf_counter() - since_secs if self.steps < 0 else 0.0
-    saved = self.writer.steps()
     alive = self.cohort.hosted & self.cohort.view.numbers
-    return Statuses(
-        {
-            node: agreement_lib.Status(
-                steps=self.steps,
-                version=self.version,
-                rollbacks=self.rollbacks,
-                layout=self.layout,
-                holdings=holdings.get(node, holdings_lib.NOTHING),
-                saved=saved,
-                damaged=self.damaged,
-                boot_secs=boot_secs,
-                named=self.named,
-                num_skipped=self.num_skipped,
-            )
-            for node in sorted(alive)
-        }
+    return agreement_lib.Status(
+        {node: holdings.get(node, holdings_lib.NOTHING) for node in sorted(alive)},
+        steps=self.steps,
+        version=self.version,
+        rollbacks=self.rollbacks,
+        layout=self.layout,
+        saved=self.writer.steps(),
+        damaged=self.damaged,
+        boot_secs=time.perf_counter() - since_secs if self.steps < 0 else 0.0,
+        named=self.named,
+        num_skipped=self.num_skipped,
     )
 
   def set_layout(self, layout: layout_lib.Layout) -> None:
@@ -328,22 +306,16 @@ class RunState:
     rules = self.rules.among(zones)
     return rules.improve(self.layout, nodes, zones=zones, leaving=view.leaving)
 
-  def improve(self, begin: Callable[[assignment.Decision], None]) -> bool:
-    """Makes the change that is due between two steps; False if there is none.
-
-    Calls `begin` with the change first. Raises as `carry_out`.
-    """
+  def find_change(self) -> assignment.Decision | None:
+    """Returns the change that is due between two steps; None if there is none."""
     view = self.cohort.view
     if self._settled == (view.number, self.layout):
-      return False
+      return None
     change = self.plan(view, view.numbers)
-    if change.layout == self.layout:
-      self._settled = (view.number, self.layout)
-      return False
-    begin(change)
-    self.carry_out(change)
-    self.rung = change.rung
-    return True
+    if change.layout != self.layout:
+      return change
+    self._settled = (view.number, self.layout)
+    return None
 
   def carry_out(
       self, change: assignment.Decision, *, restored: base.StepId = base.StepId(0)  # noqa: B008
@@ -358,7 +330,7 @@ class RunState:
     """
     version = self.version + 1
     if change.rolls_back:
-      restored, self._fetched = self._restore_common(restored, change.layout)
+      restored, self._fetched = self._restore_newest(restored, change.layout, self.cohort.gather)
     else:
       self._fetched = self.fetch(change.copies, version=version)
     self.fetched_for = version
@@ -376,23 +348,21 @@ class RunState:
     Blocks until it has arrived. Raises `base.AttemptOverError` or
     `base.PeerRemovedError` if a member was lost.
     """
-    nodes, exchange = self.engine.nodes, self.engine.exchange
-    mine = [copy for copy in copies if copy.destination in self.cohort.hosted]
-    for copy in copies:
-      if copy not in mine and copy.source in nodes:
-        assert exchange is not None, "All nodes are in this process."
-        for leaf in jax.tree.leaves(nodes[copy.source].layers_of(copy.stage)):
-          exchange.send(copy.destination, f"state {version} {copy.stage}", [leaf])
+    nodes, exchange, hosted = self.engine.nodes, self.engine.exchange, self.cohort.hosted
     found: StageStates = {}
-    for copy in mine:
-      if copy.source in nodes:
-        state = nodes[copy.source].layers_of(copy.stage)
-      else:
+    for copy in sorted(copies, key=lambda copy: copy.destination in hosted):  # Sends first.
+      source, name = nodes.get(copy.source), f"state {version} {copy.stage}"
+      state = source.layers_of(copy.stage) if source else self.engine.specs[copy.stage].state
+      leaves, tree = jax.tree.flatten(state)
+      if copy.destination in hosted:
+        if source is None:
+          assert exchange is not None, "All nodes are in this process."
+          leaves = [exchange.receive(copy.source, name)[0] for _ in leaves]
+        found[copy.destination, copy.stage] = jax.tree.unflatten(tree, leaves)
+      elif source is not None:
         assert exchange is not None, "All nodes are in this process."
-        leaves, tree = jax.tree.flatten(self.engine.specs[copy.stage].state)
-        name = f"state {version} {copy.stage}"
-        state = jax.tree.unflatten(tree, [exchange.receive(copy.source, name)[0] for _ in leaves])
-      found[copy.destination, copy.stage] = state
+        for leaf in leaves:
+          exchange.send(copy.destination, name, [leaf])
     return found
 
   def install(self) -> None:
@@ -403,7 +373,7 @@ class RunState:
     self._fetched = {}
 
   def compare_copies(
-      self, during: Callable[[str], contextlib.AbstractContextManager[None]]
+      self, when: str, during: Callable[[str], contextlib.AbstractContextManager[None]]
   ) -> None:
     """Compares all copies of each layer: owners and replicas, in all pipelines.
 
@@ -412,26 +382,26 @@ class RunState:
     all members call it, each of which names the copies that differ.
 
     Args:
+      when: Tells two comparisons after one step apart.
       during: Charges the time of its context to a kind.
 
     Raises `base.ReplicaMismatchError`, or as `Cohort.gather`.
     """
-    now = (self.cohort.view.number, self.version, self.steps)
-    if now == self._compared:
-      return  # `gather` allows a key once per view.
-    self._compared = now
     with during("redundant"):
       prints = replicas.take_prints(self.engine, self.steps)
-    key = f"replicas {self.version} {self.steps}"
-    said = self.cohort.gather(key, prints).values()
-    replicas.compare(said)
+    said = self.cohort.gather(f"replicas {when} {self.version} {self.steps}", prints)
+    replicas.compare(said.values())
 
-  def _restore_common(
-      self, steps: base.StepId, layout: layout_lib.Layout
+  def _restore_newest(
+      self,
+      steps: base.StepId,
+      layout: layout_lib.Layout,
+      gather: Callable[[str, Restored], Mapping[Any, Restored]],
   ) -> tuple[base.StepId, StageStates]:
     """Returns the newest step up to `steps` that all can read, and its state.
 
-    Blocks until all members call it. Each reads only the state of its nodes.
+    Blocks until all members call it, which `gather` their reports. Each reads
+    only the state of its nodes.
     """
     while True:
       states: StageStates = {}
@@ -443,13 +413,11 @@ class RunState:
           raise
         is_damaged = True
       mine = Restored(is_damaged, self.writer.steps())
-      said = self.cohort.gather(f"restored {self.version + 1} {steps}", mine)
-      if not any(restored.is_damaged for restored in said.values()):
+      said = gather(f"restored {self.version + 1} {steps}", mine).values()
+      if not any(restored.is_damaged for restored in said):
         return steps, states
       self.damaged += (steps,)
-      steps = agreement_lib.newest_common(
-          {m: [s for s in r.saved if s < steps] for m, r in said.items()}
-      )
+      steps = agreement_lib.newest_common([[s for s in r.saved if s < steps] for r in said])
 
   def _restore(self, steps: base.StepId, layout: layout_lib.Layout) -> StageStates:
     """Returns the state of local nodes in a layout, by node and stage."""

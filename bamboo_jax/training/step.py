@@ -338,7 +338,7 @@ class StepRunner:
     """
     with self._phase("vote"):
       votes = self._cohort.gather(f"vote {self._step}", vote)
-      self._cohort.settled(base.StepId(self._step + 1))
+      self._cohort.settled()
     if told := [v.prints for v in votes.values() if v.prints is not None]:
       replicas.compare(told)
     return votes

@@ -21,12 +21,7 @@ from bamboo_jax.checkpoint import digest, parts
 from bamboo_jax.cluster import messages, views
 from bamboo_jax.data import batches as batches_lib
 from bamboo_jax.faults import faults as faults_lib
-from bamboo_jax.recovery import (
-    agreement as agreement_lib,
-    assignment,
-    layout as layout_lib,
-    placement,
-)
+from bamboo_jax.recovery import agreement as agreement_lib, layout as layout_lib, placement
 from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.training import (
     background_compiler,
@@ -56,7 +51,11 @@ _FINAL = (
 
 
 class Worker:
-  """One member of a run; construction opens the folder of checkpoints."""
+  """One member of a run; construction opens the folder of checkpoints.
+
+  Attributes:
+    first_step: Number of steps done at the start.
+  """
 
   def __init__(self, job: job_lib.Job, given: job_lib.Environment) -> None:
     config, cohort, engine = job.config, given.cohort, job.engine
@@ -101,6 +100,7 @@ class Worker:
       self._last_step = min(num_steps, num_steps if stop_at is None else stop_at)
       self._stop_at = self._last_step
       self._prepare(self._cohort.wait_start())
+      self.first_step = self.state.steps
       if self._given.prefetches and self.state.steps < self._stop_at:
         self._data.source = stack.enter_context(
             batches_lib.Prefetcher(self._job.task.batches, first_step=self.state.steps)
@@ -109,27 +109,21 @@ class Worker:
       gc.freeze()
       stack.callback(gc.unfreeze)
       self._cohort.enter()
-      return self._run()
-
-  def _run(self) -> bool:
-    is_new_view = True
-    while True:
-      try:
-        if is_new_view:
-          self._regroup()
-          is_new_view = False
-        elif self.state.steps >= self._stop_at:
-          return self._finish()
-        else:
-          self._train_step()
-      except base.NonFiniteError:
-        self._writer.close()  # Completes a save of the good state.
-        raise
-      except _FINAL:
-        raise
-      except Exception as error:  # JAX raises various types when a peer dies.
-        self._recover(error)
-        is_new_view = True
+      go_on = self._regroup
+      while True:
+        try:
+          go_on()
+          if self.state.steps >= self._stop_at:
+            return self._finish()
+          go_on = self._train_step
+        except base.NonFiniteError:
+          self._writer.close()  # Completes a save of the good state.
+          raise
+        except _FINAL:
+          raise
+        except Exception as error:  # JAX raises various types when a peer dies.
+          self._recover(error)
+          go_on = self._regroup
 
   def _prepare(self, start: cohort_lib.Start) -> None:
     """Loads state and programs before this member joins its first view."""
@@ -265,9 +259,8 @@ class Worker:
           "metrics": self._journal.shown,
           "totals": self._deaths.find_totals(),
           "ladder": dataclasses.asdict(self._job.rules.ladder),
+          "uploaded": self._note_upload(),
       }
-      if uploaded := self._note_upload():
-        facts["uploaded"] = uploaded
       self._cohort.say(report=facts)
 
   def _note_upload(self) -> dict[str, Any]:
@@ -343,21 +336,18 @@ class Worker:
   def _regroup(self) -> None:
     """Agrees with all members of the adopted view on how to continue."""
     cohort, state = self._cohort, self.state
-    self._plan_among(cohort_lib.zones_of(cohort.view))
+    zones, before = cohort_lib.zones_of(cohort.view), self._rules
+    self._rules = self._job.rules.among(zones)
+    if self._rules is not before:
+      self._plans = layout_lib.StepPlans(self._rules.rows, fills=self._job.fills_waits)
     self._slow.forget()
     cohort.collect_addresses()
     is_begun = self._begun == state.steps
     held = self._step.executor.holdings(is_begun=is_begun)
     since = self._given.started_secs
-    said = cohort.gather("status", state.statuses(held, since_secs=since))
-    statuses = {n: s for words in said.values() for n, s in words.by_node.items()}
+    statuses = [*cohort.gather("status", state.status(held, since_secs=since)).values()]
     agreed_at_secs = time.perf_counter()
-    agreement = agreement_lib.agree(
-        statuses,
-        self._job.rules,
-        zones=cohort_lib.zones_of(cohort.view),
-        leaving=cohort.view.leaving,
-    )
+    agreement = agreement_lib.agree(statuses, self._rules, zones=zones, leaving=cohort.view.leaving)
     if agreement.refused & cohort.hosted:
       raise base.NodeFailedError(
           f"This node finds checkpoints up to step {state.steps}, other nodes "
@@ -365,7 +355,7 @@ class Worker:
       )
     if agreement.lost:
       self._deaths.add(agreement, agreed_at_secs)
-    known = {*state.damaged, *(d for s in statuses.values() for d in s.damaged)}
+    known = {*state.damaged, *(d for s in statuses for d in s.damaged)}
     state.damaged = tuple(sorted(known))
     self.engine.links.drain()
     have_gone_back = agreement.rollbacks > state.rollbacks
@@ -373,8 +363,8 @@ class Worker:
     if have_gone_back:  # The others have; this member missed it.
       self._journal.roll_back(agreement.steps)
       self._deaths.roll_back(agreement.steps)
-    cohort.settled(state.steps)
-    boot_secs = {n: s.boot_secs for n, s in statuses.items()}
+    cohort.settled()
+    boot_secs = {n: s.boot_secs for s in statuses for n in s.holdings}
     self._journal.welcome(boot_secs, in_step=self._begun == state.steps)
     if self._begun >= 0 and agreement.lost:
       self._journal.explain(self._deaths.describe(agreement), at_once=True)
@@ -396,13 +386,6 @@ class Worker:
     self._plan_rest(agreement)
     if agreement.lost:
       self._deaths.note_ready()
-
-  def _plan_among(self, zones: Mapping[base.NodeId, str]) -> None:
-    """Plans steps for nodes in `zones` from now on."""
-    rules = self._job.rules.among(zones)
-    if rules is not self._rules:
-      self._rules = rules
-      self._plans = layout_lib.StepPlans(rules.rows, fills=self._job.fills_waits)
 
   def _tell_of_regions(self) -> None:
     """Tells what the link between regions costs, or that it is not known."""
@@ -451,18 +434,17 @@ class Worker:
 
   def _improve(self) -> None:
     """Makes the change that is due between two steps."""
-    cohort = self._cohort
-
-    def begin(change: assignment.Decision) -> None:
+    cohort, state = self._cohort, self.state
+    if change := state.find_change():
       self._journal.explain(self._deaths.describe_change(change))
       if cohort.view.leaving:  # Another member may write from now on, in another folder.
         futures.wait([threads.call_beside(self._journal.push, name="log")], _PUSH_SECS)
-
-    if self.state.improve(begin):
+      state.carry_out(change)
+      state.rung = change.rung
       self._compile_alone()
-      self.state.compare_copies(self._journal.during)
+      state.compare_copies("change", self._journal.during)
     leaving = cohort.hosted & {*cohort.view.leaving}
-    for node in sorted(leaving - self.state.layout.nodes):
+    for node in sorted(leaving - state.layout.nodes):
       cohort.say(node, gone="handed over after a notice")
 
   def _finish(self) -> bool:
@@ -473,7 +455,7 @@ class Worker:
       self._decide_on(said.values())
     is_done = self.state.steps >= self._config.num_steps
     if self._config.redundancy.check_every_steps:
-      self.state.compare_copies(self._journal.during)
+      self.state.compare_copies("end", self._journal.during)
     saves = is_done or self._saves_at_stop
     if saves:
       if (steps := self.state.steps) and self._begun >= 0:

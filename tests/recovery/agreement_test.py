@@ -1,5 +1,6 @@
 """What the nodes that are left agree on."""
 
+import dataclasses
 import operator
 
 from absl.testing import parameterized
@@ -21,7 +22,9 @@ _BOTH = (_NAMED, slowness.Named(5, 2, "n2", "x", 4.0, 9.0))
 
 
 def status(**changes):
-  return agreement.Status(**dict(steps=4, version=0, layout=_LAYOUT) | changes)
+  """Returns the status of a member, with what its only node holds."""
+  usual = dict(holdings=holdings_lib.NOTHING, steps=4, version=0, layout=_LAYOUT)
+  return agreement.Status(**usual | changes)
 
 
 def new(**changes):
@@ -34,7 +37,8 @@ def everybody(without=(), **changes):
 
 
 def agree(statuses, **options):
-  return agreement.agree(statuses, layouts.make_rules(3, 2, **options), zones={})
+  said = [dataclasses.replace(s, holdings={n: s.holdings}) for n, s in statuses.items()]
+  return agreement.agree(said, layouts.make_rules(3, 2, **options), zones={})
 
 
 class AgreeTest(parameterized.TestCase):
@@ -173,13 +177,13 @@ class AgreeTest(parameterized.TestCase):
     self.assertTrue(got.is_fresh)
 
   @parameterized.parameters(
-      ({0: ()}, 0),
-      ({0: (), 1: ()}, 0),
-      ({0: (2, 4), 1: (2, 4)}, 4),
-      ({0: (2, 4), 1: (2,)}, 2),
-      ({0: (2,), 1: (2, 4), 2: (1, 2, 4)}, 2),
-      ({0: (), 1: (4,)}, 4),  # The first one, just complete.
-      ({0: (2,), 1: (4,), 2: (2,)}, 4),  # With keep=1.
+      ([()], 0),
+      ([(), ()], 0),
+      ([(2, 4), (2, 4)], 4),
+      ([(2, 4), (2,)], 2),
+      ([(2,), (2, 4), (1, 2, 4)], 2),
+      ([(), (4,)], 4),  # The first one, just complete.
+      ([(2,), (4,), (2,)], 4),  # With keep=1.
   )
   def test_newest_common(self, seen, expected):
     self.assertEqual(agreement.newest_common(seen), expected)

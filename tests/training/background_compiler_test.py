@@ -86,7 +86,7 @@ class BackgroundCompilerTest(absltest.TestCase):
   def test_a_newer_view_is_ready_once_it_is_compiled(self):
     go_on = threading.Event()
     self.jobs = [go_on.wait]
-    self.cohort._change(come=1, reason="a node has joined")
+    self.cohort._change(come=1)
     self.assertEqual(self.compiler.newest_ready(self.failures), self.cohort.view.number)
     go_on.set()
     self.compiler.wait()

@@ -5,7 +5,7 @@ from unittest import mock
 
 from absl.testing import parameterized
 
-from bamboo_jax.base import json as json_lib
+from bamboo_jax.base import json as json_lib, logs
 from bamboo_jax.cluster import records as records_lib, views
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import jsonl
@@ -57,8 +57,8 @@ class ClusterCohortTest(parameterized.TestCase):
   def test_attempts(self):
     _, transport, cohort = self.make()
     cohort.adopt(2)
-    cohort.settled(7)
-    cohort.settled(8)
+    cohort.settled()
+    cohort.settled()
     cohort.enter()
     attempts = [call.args[0] for call in transport.begin.mock_calls]
     self.assertEqual(attempts, [*(n + (2 << 32) for n in range(3)), 5 << 32])
@@ -112,6 +112,7 @@ class StrikeTest(folders.FolderCase):
     self.signals = []
     note = lambda pid, number: self.signals.append((pid == os.getpid(), number.name))
     self.enterContext(mock.patch.object(os, "kill", note))
+    self.enterContext(mock.patch.dict(logs._names, {n: f"n{n}" for n in range(4)}))
 
   def make(self, number, run=0):
     """Returns the cohort of one of four nodes, in zones a and b."""
@@ -167,7 +168,7 @@ class StrikeTest(folders.FolderCase):
     clock.return_value = 0.0
     one = self.make(1)
     clock.return_value = 100.0
-    one.settled(0)
+    one.settled()
     one.strike(faults_lib.Due(fault, 1))
     self.assertLess(timer.call_args.args[0], 1.0)
 

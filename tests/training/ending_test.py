@@ -53,7 +53,7 @@ class StopTest(EndingCase):
     self.assertEqual(workdir_lib.find_saved(str(self.folder)), done)
     again = self.begin(size="2x2x2")
     self.assertTrue(again.run())
-    self.assertEqual(self.local.first_step, done)
+    self.assertEqual(again.first_step, done)
     got = digest.digest_layers(again.engine.layer_states()).state
     self.assertEqual(got, self.trials.want(6).layers[0])
 

@@ -48,7 +48,7 @@ class LocalCohortTest(parameterized.TestCase):
   def test_any_time(self, line, left):
     for _ in range(8):
       self.cohort.check()
-    self.cohort.settled(1)
+    self.cohort.settled()
     strike(self.cohort, line)
     with self.assertRaises(base.ViewChangedError):
       for _ in range(8):  # In the next step, which is as long.
@@ -64,7 +64,7 @@ class LocalCohortTest(parameterized.TestCase):
           if (step, check) == (2, num_before):
             strike(self.cohort, "2,n1,,notice")
           self.cohort.check()
-        self.cohort.settled(step + 1)
+        self.cohort.settled()
       for _ in range(num_before):
         self.cohort.check()
       self.assertEqual(self.cohort.newest.leaving, (1,))

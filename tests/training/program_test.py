@@ -41,7 +41,7 @@ class ProgramStepTest(folders.FolderCase):
     workdir.mkdir()
     worker = read(executor=executor)[0].begin((), workdir_path=workdir)
     worker.run(stop_at=4)
-    worker.state.compare_copies(worker._journal.during)
+    worker.state.compare_copies("again", worker._journal.during)
     return jsonl.read_lines(workdir / "metrics.jsonl"), worker.engine.layer_states()
 
   def test_without_a_death_it_is_rows(self):

@@ -126,7 +126,7 @@ class RunStateTest(parameterized.TestCase):
     self.assertEqual(installed, "install 0/0 0/1")  # Owned stages and replicas.
     self.assertEqual((self.state.steps, self.state.version), (tried[-1], 0))
     self.assertEqual(self.state.num_skipped, 3)
-    self.assertEqual(self.state.statuses({}, since_secs=0).by_node[0].damaged, tuple(damaged))
+    self.assertEqual(self.state.status({}, since_secs=0).damaged, tuple(damaged))
 
   def test_damaged_weights_that_were_given_are_an_error(self):
     self.parts.saved, self.parts.damaged = [], {0: False}
@@ -200,17 +200,17 @@ class RunStateTest(parameterized.TestCase):
 
   def test_what_is_settled_is_not_asked_again(self):
     self.start((0, 1), (2, 3))
-    self.assertFalse(self.state.improve(print))
+    self.assertIsNone(self.state.find_change())
     self.assertEqual(self.take(), ["improve"])
-    self.assertFalse(self.state.improve(print))
+    self.assertIsNone(self.state.find_change())
     self.assertEmpty(self.take())
     self.parts.view = members.view(2, 0, 1, 2, 3, 4)
-    self.assertFalse(self.state.improve(print))
+    self.assertIsNone(self.state.find_change())
     self.assertEqual(self.take(), ["improve"])
 
   def test_state_moves_before_a_layout_counts(self):
     self.start((0, 1))
-    self.assertTrue(self.state.improve(print))
+    self.state.carry_out(self.state.find_change())
     self.assertEqual(self.take()[:4], ["improve", "fetch 4 for 1", "moved 1", "install "])
     self.assertEqual(self.state.version, 1)
     self.assertEqual(self.state.layout.nodes, {0, 1, 2, 3})

@@ -63,13 +63,15 @@ class ScriptCase(folders.FolderCase):
 
     return die
 
-  def tell(self, node, **facts):
-    """Returns what lets a node say something else of itself."""
+  def tell(self, node, holds=None, **facts):
+    """Returns what lets a node say something else than the others, as another member."""
 
     def change(said):
-      by_node = dict(said[0].by_node)
-      by_node[node] = dataclasses.replace(by_node[node], **facts)
-      return {0: dataclasses.replace(said[0], by_node=by_node)}
+      held = dict(said[0].holdings)
+      own = held.pop(node) if holds is None else holds
+      other = dataclasses.replace(said[0], holdings={node: own}, **facts)
+      rest = {n: h for n, h in held.items() if n != node}
+      return {0: dataclasses.replace(said[0], holdings=rest), node: other}
 
     return change
 
@@ -78,7 +80,7 @@ class ScriptTest(ScriptCase):
 
   @parameterized.parameters(0, 1)
   def test_votes_not_heard_but_the_commit_has_happened(self, step):
-    ahead = self.tell(1, steps=step + 1, holdings=holdings.NOTHING)
+    ahead = self.tell(1, steps=step + 1, holds=holdings.NOTHING)
     script = {f"vote {step}": [self.kill(2)], "status": [None, ahead]}
     worker = self.train(script, "2x2x1 spares=1")
     self.assertEqual(worker.state.steps, 3)
@@ -92,9 +94,8 @@ class ScriptTest(ScriptCase):
         cohort_lib.LocalCohort, "settled", autospec=True, side_effect=settle
     ) as settled:
       worker = self.train({"vote 1": [self.kill(2)]}, "2x2x1 spares=1")
-    said = [call.args[1] for call in settled.call_args_list]
-    # At the start, twice for the second step, which is decided anew.
-    self.assertEqual(said, [0, 1, 1, 2, worker.state.steps])
+    # At the start, and for each step, but twice for the second, which is decided anew.
+    self.assertEqual(settled.call_count, 2 + worker.state.steps)
 
   def test_others_are_too_far(self):
     ahead = self.tell(1, steps=5)
@@ -120,7 +121,7 @@ class ScriptTest(ScriptCase):
 
     def went_back(said):
       facts = dict(steps=0, version=1, rollbacks=1, layout=layouts[0])
-      return self.tell(2, **facts, holdings=holdings.NOTHING)(said)
+      return self.tell(2, **facts, holds=holdings.NOTHING)(said)
 
     with mock.patch.object(run_state_lib.RunState, "carry_out", note):
       worker = self.train(
@@ -182,7 +183,7 @@ class BadNumbersTest(ScriptCase):
     worker = self.begin(script, line)
     worker.run(stop_at=2)
     self.assertEqual(worker.state.steps, 2)
-    worker.state.compare_copies(worker._journal.during)
+    worker.state.compare_copies("again", worker._journal.during)
     skipped = self.lines("skipped")
     self.assertEqual([l["step"] for l in skipped], [2])
     self.assertIn("not finite: loss=nan", skipped[0]["reason"])
@@ -202,7 +203,7 @@ class BadNumbersTest(ScriptCase):
     self.train_poisoned("2x2x1 1,0/0,vote refresh=state")
 
   def test_votes_not_heard_but_the_commit_has_happened(self):
-    ahead = self.tell(1, steps=2, holdings=holdings.NOTHING)
+    ahead = self.tell(1, steps=2, holds=holdings.NOTHING)
     script = {"vote 1": [self.kill(2)], "status": [None, ahead]}
     self.train_poisoned("2x2x1 spares=1", script)
 
