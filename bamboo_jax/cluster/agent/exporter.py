@@ -2,23 +2,16 @@
 
 from collections.abc import Callable, Iterator
 import pathlib
-import socketserver
-import sys
-import threading
-import time
 from typing import Any, NamedTuple
-from wsgiref import simple_server
 
 import prometheus_client
 from prometheus_client import core, registry as registry_lib
 
 from bamboo_jax.cluster.agent import agent as agent_lib
-from bamboo_jax.net import addresses, callers
+from bamboo_jax.net import addresses, web
 
 _MAX_CALLERS = 16
 _PATIENCE_SECS = 5.0  # With a caller that says nothing.
-_PAUSE_SECS = 0.1
-
 
 # What a writer reports about its last step under other names.
 _NAMES = {"usd": "cost_dollars"}
@@ -42,31 +35,26 @@ class Sample(NamedTuple):
   value: float
 
 
-def find_samples(agent: agent_lib.Agent) -> list[Sample]:
-  """Returns the metrics of an agent, in base units; pure.
+def find_samples(agent: agent_lib.Agent) -> Iterator[Sample]:
+  """Yields the metrics of an agent, in base units; pure.
 
   Only an agent whose worker writes the log knows the metrics of steps, and the
   counts since that worker started. Those of other agents are absent or
   outdated: see "step".
   """
   view, status = agent.roster.view, agent.status
-  samples = [
-      Sample("view", "Number of the current view.", view.number),
-      Sample("members", "Nodes in the view.", len(view.members)),
-      Sample("leaving", "Members about to be preempted.", len(view.leaving)),
-      Sample("is_member", "Whether this node is in it.", agent.roster.is_at_work),
-  ]
+  yield Sample("view", "Number of the current view.", view.number)
+  yield Sample("members", "Nodes in the view.", len(view.members))
+  yield Sample("leaving", "Members about to be preempted.", len(view.leaving))
+  yield Sample("is_member", "Whether this node is in it.", agent.roster.is_at_work)
   if "steps" in status:
-    samples.append(Sample("step", "Steps done.", status["steps"]))
+    yield Sample("step", "Steps done.", status["steps"])
   for name, value in status.get("metrics", {}).items():
     if isinstance(value, int | float):
-      samples.append(_convert(name, value))
-  samples += [
-      Sample(f"{name}_total", f"{meaning}, since its worker started.", value)
-      for name, meaning in _TOTALS.items()
-      if (value := status.get("totals", {}).get(name)) is not None
-  ]
-  return samples
+      yield _convert(name, value)
+  for name, meaning in _TOTALS.items():
+    if (value := status.get("totals", {}).get(name)) is not None:
+      yield Sample(f"{name}_total", f"{meaning}, since its worker started.", value)
 
 
 def _convert(name: str, value: float) -> Sample:
@@ -106,50 +94,8 @@ def serve(port: int, *, host: str, agent: Callable[[], agent_lib.Agent | None]) 
   """
   registry = prometheus_client.CollectorRegistry()
   registry.register(_Collector(agent))
+  handler: Any = prometheus_client.MetricsHandler.factory(registry)
+  handler.timeout = _PATIENCE_SECS
   address = addresses.find(host, port)
-  server = _Server(address)
-  server.set_app(prometheus_client.make_wsgi_app(registry))
-  threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
-  return server.server_port
-
-
-class _Server(socketserver.ThreadingMixIn, simple_server.WSGIServer):
-  """A thread for each caller; if there are too many, the oldest has to go."""
-
-  daemon_threads = True
-  request_queue_size = 512
-
-  def __init__(self, address: addresses.Address) -> None:
-    self.address_family = address.family
-    self._callers = callers.Callers(_MAX_CALLERS)
-    super().__init__(address.parts[:2], _Handler)
-
-  def get_request(self) -> Any:
-    """Accepts a caller; `OSError` if that fails, which `serve_forever` ignores."""
-    try:
-      return super().get_request()
-    except OSError:
-      time.sleep(_PAUSE_SECS)  # Else too many open files would make it spin.
-      raise
-
-  def process_request(self, request: Any, client_address: Any) -> None:
-    """Starts a thread that answers."""
-    self._callers.add(request)
-    super().process_request(request, client_address)
-
-  def shutdown_request(self, request: Any) -> None:
-    """Ends a connection."""
-    self._callers.remove(request)
-    super().shutdown_request(request)
-
-  def handle_error(self, request: Any, client_address: Any) -> None:
-    """Logs nothing of a caller that has gone, or says nothing."""
-    if not isinstance(sys.exc_info()[1], OSError):
-      super().handle_error(request, client_address)
-
-
-class _Handler(simple_server.WSGIRequestHandler):
-  timeout = _PATIENCE_SECS
-
-  def log_message(self, format: str, *args: Any) -> None:
-    """Logs nothing: anybody may call."""
+  bound: int = web.WebServer(address, handler, most=_MAX_CALLERS, name="metrics").server_address[1]
+  return bound

@@ -10,21 +10,17 @@ reaches the run. Without a browser it reads nothing.
 """
 
 from collections.abc import Callable, Iterator
+import functools
 import hashlib
 import hmac
 from http import server as http_server
 import json
-import socket
-import socketserver
-import sys
 import threading
 import time
 from typing import Any
 import urllib.parse
 
-from absl import logging
-
-from bamboo_jax.base import threads
+from bamboo_jax.net import addresses, web
 from bamboo_jax.report.live import words
 
 _PAUSE_SECS = 0.1  # Between two events.
@@ -54,41 +50,12 @@ def start(read: Read, *, token: str, port: int = 0, act: Act | None = None) -> s
 
   Raises `OSError` if the port is in use.
   """
+  handler = functools.partial(_Handler, _Latest(read), token, act)
   try:
-    server = _Server(port, _Latest(read), token, act)
+    server = web.WebServer(addresses.find(_HOST, port), handler, most=_MAX_CONNECTIONS, name="page")
   except OSError as error:
     raise OSError(error.errno, f"port {port}: {error.strerror}.") from error
-  threads.call_beside(server.serve_forever, name="page")
   return f"http://{_HOST}:{server.server_address[1]}/#token={token}"
-
-
-class _Server(socketserver.ThreadingTCPServer):
-  """Closes the oldest idle connection if there are too many: they use up no files."""
-
-  allow_reuse_address = daemon_threads = True
-  request_queue_size = _MAX_CONNECTIONS
-
-  def __init__(self, port: int, latest: "_Latest", token: str, act: Act | None) -> None:
-    self.latest, self.token, self.act = latest, token, act
-    self.idle: dict[Any, None] = {}  # Connections without a whole request; the oldest first.
-    super().__init__((_HOST, port), _Handler)
-
-  def process_request(self, request: Any, client_address: Any) -> None:
-    self.idle[request] = None
-    if len(self.idle) > _MAX_CONNECTIONS:
-      oldest = next(iter(self.idle))
-      self.idle.pop(oldest, None)
-      oldest.shutdown(socket.SHUT_RDWR)  # Its thread closes it.
-    super().process_request(request, client_address)
-
-  def shutdown_request(self, request: Any) -> None:
-    self.idle.pop(request, None)
-    super().shutdown_request(request)
-
-  def handle_error(self, request: Any, client_address: Any) -> None:
-    """Logs an error of ours; a browser may go away, and strangers may say anything."""
-    if not isinstance(error := sys.exception(), OSError | UnicodeError):
-      logging.error("The page has failed: %r", error)
 
 
 class _Latest:
@@ -137,11 +104,15 @@ def stream(get: Callable[[], dict[str, Any]], pause_secs: float = _PAUSE_SECS) -
 class _Handler(http_server.BaseHTTPRequestHandler):
   """Answers one request of a connection."""
 
-  server: _Server
+  server: web.WebServer
   default_request_version = "HTTP/1.0"  # Of what is no request, so that its answer has a status.
 
+  def __init__(self, latest: _Latest, token: str, act: Act | None, *request: Any) -> None:
+    self.latest, self.token, self.act = latest, token, act
+    super().__init__(*request)
+
   def do_GET(self) -> None:
-    self.server.idle.pop(self.request, None)
+    self.server.callers.remove(self.request)
     path = urllib.parse.urlsplit(self.path).path
     if path == "/":
       self._answer(200, words.render_page(), "text/html")
@@ -150,27 +121,26 @@ class _Handler(http_server.BaseHTTPRequestHandler):
     elif self._check():
       if path == "/value":
         self._answer(
-            200, json.dumps(self.server.latest.get(), separators=(",", ":")), "application/json"
+            200, json.dumps(self.latest.get(), separators=(",", ":")), "application/json"
         )
         return
       self._answer(200, "", "text/event-stream")
-      for event in stream(self.server.latest.get):
+      for event in stream(self.latest.get):
         self.wfile.write(event.encode())
 
   def do_POST(self) -> None:
     size = self.headers.get("Content-Length", "")
     is_short = size.isdecimal() and len(size) < 10 and int(size) <= _MAX_BYTES
     content = self.rfile.read(int(size)) if is_short else b""
-    self.server.idle.pop(self.request, None)
+    self.server.callers.remove(self.request)
     if not self._check():
       return
-    act = self.server.act
-    if act is None or urllib.parse.urlsplit(self.path).path != "/act":
+    if self.act is None or urllib.parse.urlsplit(self.path).path != "/act":
       self._answer(404, "This page shows a run of other machines: no buttons.")
       return
     try:
       asked = json.loads(content)
-      act(str(asked["kind"]), str(asked["node"]))
+      self.act(str(asked["kind"]), str(asked["node"]))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
       self._answer(400, f"{error}")
     else:
@@ -182,7 +152,7 @@ class _Handler(http_server.BaseHTTPRequestHandler):
   def _check(self) -> bool:
     query = urllib.parse.parse_qs(urllib.parse.urlsplit(self.path).query)
     given = self.headers.get("X-Token") or query.get("token", [""])[0]
-    if not (allowed := hmac.compare_digest(given.encode(), self.server.token.encode())):
+    if not (allowed := hmac.compare_digest(given.encode(), self.token.encode())):
       self._answer(403, "Wrong token: open the address that the run printed.")
     return allowed
 

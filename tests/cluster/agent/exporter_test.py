@@ -15,6 +15,7 @@ import yaml
 
 from bamboo_jax import config
 from bamboo_jax.cluster.agent import exporter, roster as roster_lib
+from bamboo_jax.net import web
 from tests import members, strangers
 from tests.launch import commands
 
@@ -130,7 +131,7 @@ class ExporterTest(absltest.TestCase):
     clock = types.SimpleNamespace(sleep=pauses.append)
     with (
         mock.patch.object(socket.socket, "accept", refuse),
-        mock.patch.object(exporter, "time", clock),
+        mock.patch.object(web, "time", clock),
     ):
       port = exporter.serve(0, host="127.0.0.1", agent=make_agent)
       self.assertIn("bamboo_view", read(port))
