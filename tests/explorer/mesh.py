@@ -193,7 +193,7 @@ class Mesh:
     self.links: dict[str, Link] = {}
     self.refused: set[str] = set()
 
-  def listen(
+  async def listen(
       self,
       host: str,
       *,

@@ -350,7 +350,7 @@ class Agent:
       self._finish()
       return
     number = await self._take_number(begun)
-    port = self._mesh.listen(
+    port = await self._mesh.listen(
         options.host,
         hello=lambda: messages.Hello(roster.own, self.stamp),
         on_came=self._or_end(self._welcome),

@@ -14,7 +14,7 @@ oldest is dropped, so a flood of strangers locks no member out (waiting for a fr
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 import contextlib
 import errno
 import socket
@@ -37,15 +37,13 @@ _HELLO_BYTES = 1 << 16
 _MAX_STRANGERS = 256
 # Errors of this agent, no evidence about the other one.
 _OWN_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-# Nothing is sent on accepted connections: only this detects a lost machine.
-_KEEP_ALIVE = {
+_THIN_LINEAR_TIMEOUTS = 16  # Of TCP; Python does not name it.
+_OPTIONS: dict[tuple[int, int], int | bytes] = {
+    # Nothing is sent on accepted connections: only this detects a lost machine.
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE): 60,
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL): 10,
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT): 6,
-}
-_THIN_LINEAR_TIMEOUTS = 16  # Of TCP; Python does not name it.
-_FOR_BAD_LINKS: dict[tuple[int, int], int | bytes] = {
     # Retransmits at constant intervals while little is in flight. Exponential
     # backoff would be silent for seconds after a few losses. Not all congestion
     # controls support this.
@@ -76,9 +74,10 @@ class Mesh:
     self._left: set[str] = set()
     self._refused: set[str] = set()  # Last attempts.
     self._strangers, self._refusals = callers.Callers(_MAX_STRANGERS), logs.Sparing()
-    self._tasks: set[asyncio.Task[None]] = set()  # The first accepts others.
+    self._server: asyncio.Server | None = None
+    self._tasks: set[asyncio.Task[None]] = set()  # One for each accepted connection.
 
-  def listen(
+  async def listen(
       self,
       host: str,
       *,
@@ -94,17 +93,14 @@ class Mesh:
     self._hello, self._on_came, self._on_message = hello, on_came, on_message
     try:
       family, address = addresses.find(host, 0)
-      listener = socket.create_server(address, family=family, backlog=512)
+      listener = socket.create_server(address, family=family)
       _ease(listener)  # Accepted sockets inherit it.
     except OSError as error:
       raise OSError(
           f"Cannot listen on {host!r}: {error.strerror}. --host must be an "
           "address of this machine."
       ) from error
-    listener.setblocking(False)
-    self._accepting = self._start(self._accept(listener))
-    # Not in the task, which never starts if it is cancelled at once.
-    self._accepting.add_done_callback(lambda _: listener.close())
+    self._server = await asyncio.start_server(self._accept, sock=listener, backlog=512)
     port: int = listener.getsockname()[1]
     return port
 
@@ -156,9 +152,8 @@ class Mesh:
 
   async def close(self) -> None:
     """Closes all connections, after all messages have gone out."""
-    if self._tasks:
-      self._accepting.cancel()
-      await asyncio.wait([self._accepting])
+    if self._server is not None:
+      self._server.close()
     for writer in list(self._writers.values()):
       with contextlib.suppress(OSError, TimeoutError):
         await asyncio.wait_for(writer.drain(), 1.0)
@@ -182,7 +177,15 @@ class Mesh:
       try:
         reader, writer = await self._open(member, on_accepted)
         try:
-          await asyncio.wait_for(self._greet(reader, writer, member), HELLO_SECS)
+          async with asyncio.timeout(HELLO_SECS):
+            self._identity.check(writer.get_extra_info("ssl_object"), "agent", member.name)
+            said = await messages.read(reader, messages.GREETING, _HELLO_BYTES)
+          own = self._hello()
+          if said.member.incarnation != member.incarnation:
+            raise GoneError("another agent has its address now")
+          if said.stamp != own.stamp:
+            raise GoneError("it is of another run")
+          writer.write(messages.encode(own))
           return reader, writer
         except BaseException:
           writer.close()
@@ -221,91 +224,43 @@ class Mesh:
       connection.close()
       raise
 
-  async def _greet(
-      self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, member: views.Member
-  ) -> None:
-    """Greets an agent; raises if it is not `member`."""
-    self._identity.check(writer.get_extra_info("ssl_object"), "agent", member.name)
-    said = await messages.read(reader, messages.GREETING, _HELLO_BYTES)
-    own = self._hello()
-    if said.member.incarnation != member.incarnation:
-      raise GoneError("another agent has its address now")
-    if said.stamp != own.stamp:
-      raise GoneError("it is of another run")
-    writer.write(messages.encode(own))
-
   # Connections of others.
 
-  def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-    task = asyncio.create_task(work)
+  def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    transport: Any = writer.transport
+    transport.pause_reading()  # What comes first is of TLS.
+    task = asyncio.create_task(self._let_in(reader, writer))
     self._tasks.add(task)
     task.add_done_callback(self._tasks.discard)
-    return task
+    task.add_done_callback(lambda _: writer.close())  # Also if it is cancelled before it starts.
 
-  async def _accept(self, listener: socket.socket) -> None:
-    while True:
-      try:
-        connection, address = await asyncio.get_running_loop().sock_accept(listener)
-      except OSError as error:
-        logging.warning("Cannot accept a connection: %s", error)
-        await asyncio.sleep(_RETRY_SECS)
-        continue
-      self._start(self._let_in(connection, address))
-      await asyncio.sleep(0)  # It starts, and owns the connection.
-
-  async def _let_in(self, connection: socket.socket, address: object) -> None:
+  async def _let_in(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Hears an agent that has connected, until it ends; rejects all others."""
+    connection = writer.get_extra_info("socket")
     self._strangers.add(connection)
     try:
       try:
-        reader, writer = await self._secure(connection)
+        await writer.start_tls(self._identity.server, ssl_handshake_timeout=HELLO_SECS)
       finally:
         self._strangers.remove(connection)
-      with contextlib.closing(writer):
-        member = await asyncio.wait_for(self._welcome(reader, writer), HELLO_SECS)
-        if member.incarnation not in self._left:
-          await self._hear(member, reader, writer)
-    except (OSError, ValueError, EOFError, TimeoutError) as error:
-      said = str(error) or type(error).__name__
+      async with asyncio.timeout(HELLO_SECS):
+        other = writer.get_extra_info("ssl_object")
+        self._identity.check(other, "agent")
+        writer.write(messages.encode(self._hello()))
+        member = (await messages.read(reader, messages.GREETING, _HELLO_BYTES)).member
+        self._identity.check(other, "agent", member.name)
+    except (OSError, ValueError, EOFError) as error:
+      said, address = str(error) or type(error).__name__, writer.get_extra_info("peername")
       self._refusals.warn("Refused a connection from %s: %s", address, said)
-
-  async def _secure(self, connection: socket.socket) -> _Streams:
-    """Returns a connection after its handshake; closes it if that fails."""
-    reader, loop = asyncio.StreamReader(), asyncio.get_running_loop()
-    protocol = asyncio.StreamReaderProtocol(reader)
-    try:
-      for option, value in _KEEP_ALIVE.items():
-        connection.setsockopt(*option, value)
-      transport, _ = await loop.connect_accepted_socket(
-          lambda: protocol, connection, ssl=self._identity.server, ssl_handshake_timeout=HELLO_SECS
-      )
-    except BaseException:
-      connection.close()
-      raise
-    return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
-
-  async def _welcome(
-      self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-  ) -> views.Member:
-    """Returns the agent at the other end after a valid greeting."""
-    other = writer.get_extra_info("ssl_object")
-    self._identity.check(other, "agent")
-    writer.write(messages.encode(self._hello()))
-    member: views.Member = (await messages.read(reader, messages.GREETING, _HELLO_BYTES)).member
-    self._identity.check(other, "agent", member.name)
-    return member
-
-  async def _hear(
-      self, member: views.Member, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-  ) -> None:
-    """Reads what an agent says until the connection ends."""
-    known = member.incarnation
-    heard = self._heard.setdefault(known, set())
+      return
+    if (who := member.incarnation) in self._left:
+      return
+    heard = self._heard.setdefault(who, set())
     heard.add(writer)
     self._on_came(member)
     try:
       while True:
-        self._on_message(known, await messages.read(reader, messages.FROM_AGENT))
+        self._on_message(who, await messages.read(reader, messages.FROM_AGENT))
     except (asyncio.CancelledError, EOFError):
       return  # This agent ends, or that one.
     except (OSError, ValueError) as error:
@@ -334,8 +289,8 @@ async def _connect(host: str, port: int, ack_secs: float) -> socket.socket:
 
 
 def _ease(connection: socket.socket) -> None:
-  """Prepares a socket of agents for lossy links and small MTUs."""
-  for option, value in _FOR_BAD_LINKS.items():
+  """Prepares a socket of agents for lost machines, lossy links and small MTUs."""
+  for option, value in _OPTIONS.items():
     try:
       connection.setsockopt(*option, value)
     except PermissionError as error:  # The machine does not allow it.

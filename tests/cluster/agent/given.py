@@ -44,7 +44,7 @@ class Mesh:
   def send(self, message, to=None):
     self.sent += [(message, who) for who in ((None,) if to is None else to)]
 
-  def listen(self, host, *, hello, on_came, on_message):
+  async def listen(self, host, *, hello, on_came, on_message):
     self.hello = hello
     return 1
 
