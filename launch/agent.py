@@ -19,7 +19,6 @@ from bamboo_jax.cli.flagset import flag, part
 from bamboo_jax.cluster import (
     children,
     copies,
-    judge,
     mirror,
     notices as notices_lib,
     records as records_lib,
@@ -70,7 +69,6 @@ def main(flags: AgentFlags) -> None:
       workdir=given.workdir,
       num_nodes=flags.nodes,
       name=given.name,
-      machine=judge.find_machine(),
       zone=flags.zone,
       host=given.host,
       command=[sys.executable, "-m", "bamboo_jax.launch.worker", *flagset.to_argv(own)],

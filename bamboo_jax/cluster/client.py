@@ -87,7 +87,6 @@ class Client:
     self._views: dict[base.ViewId, views.View] = {}
     self._gathered: dict[tuple[base.ViewId, str], dict[base.NodeId, Any]] = {}
     self._facts: Any = None
-    self._posted: list[tuple[base.ViewId, str]] = []
     self._progress = 0
     self._is_waiting = self._is_due = False
     self._doubts = self._settled = 0  # How many it has had, and how many the log has settled.
@@ -118,14 +117,11 @@ class Client:
       self._changed.notify_all()
 
   def post(self, view: base.ViewId, key: str, value: Any) -> None:
-    """Posts a value for all members of a view; of each key the first counts.
+    """Posts a value for all members of a view; of each key the first counts, see `agent.board`.
 
     A joining node may post in a later view before it adopts one.
     """
-    with self._changed:
-      if (view, key) not in self._posted:  # Some have received the first.
-        self._posted.append((view, key))
-        self._send(messages.Post(view, key, value))
+    self._send(messages.Post(view, key, value))
 
   def say(self, **changes: Any) -> None:
     self._send(messages.Say(**changes))
@@ -138,7 +134,6 @@ class Client:
         del self._gathered[entry]
       for number in [n for n in self._views if n < view.number]:
         del self._views[number], self._arrived[number]
-      self._posted = [p for p in self._posted if p[0] >= view.number]
       self._doubt_if_away()
       self._beat()
       self._stop_if_lost()
@@ -180,8 +175,6 @@ class Client:
       self._doubt()  # Agent or network may have been down.
     # Reading the log may take a while, as the folder may hang.
     yield lambda: self._settled == self._doubts, None
-    if entry in self._posted:  # All members have received those before it.
-      del self._posted[: self._posted.index(entry)]
     return self._gathered.pop(entry)
 
   @_blocking

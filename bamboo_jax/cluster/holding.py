@@ -36,7 +36,8 @@ def hold(records: records_lib.Records, *, patience_secs: float) -> Iterator["Hol
         base.NodeId(0), judge.ALONE, "", uuid.uuid4().hex, _HOST, listener.getsockname()[1]
     )
     view = judge.begin_run(records, judge.ALONE, patience_secs, alone=(me,))
-    records.make(f"run/{view.run}", judge.describe_run({"command": judge.ALONE}))
+    run = judge.describe_run(me.incarnation, {"command": judge.ALONE})
+    records.make(f"run/{view.run}", run)
     holder = Holder(records, view)
     try:
       yield holder

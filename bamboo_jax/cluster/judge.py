@@ -32,7 +32,6 @@ import os
 import pathlib
 import socket
 from typing import Any
-import uuid
 
 from absl import logging
 
@@ -206,9 +205,9 @@ def explain_living(view: views.View) -> str:
   return f"A run is under way in this workdir, of {names}; end it, or name another --workdir."
 
 
-def describe_run(config: Mapping[str, Any]) -> dict[str, Any]:
+def describe_run(incarnation: str, config: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the value of run/R, if this process is the first to make it."""
-  return {"id": uuid.uuid4().hex, "machine": find_machine(), "config": config}
+  return {"id": incarnation, "machine": find_machine(), "config": config}
 
 
 def find_machine() -> str:

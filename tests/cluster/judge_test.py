@@ -115,7 +115,7 @@ class JudgeTest(folders.FolderCase):
   # Which run begins in a folder.
 
   def run_of(self, number, *, machine=None):
-    run = judge.describe_run({"seed": 0})
+    run = judge.describe_run("life 0", {"seed": 0})
     self.records.make(f"run/{number}", run | ({"machine": machine} if machine else {}))
 
   def begin(self, **given):

@@ -19,7 +19,7 @@ class MachineTest(folders.FolderCase):
       one = machine.LocalCluster(self.folder, str(self.folder))
       one.take_folder(9.0)
       view = judge.newest_view(one.records)
-      one.records.make(f"run/{view.run}", judge.describe_run({}))
+      one.records.make(f"run/{view.run}", judge.describe_run("life", {}))
       runs.append(view.run)
     self.assertIn(f"(process {os.getpid()})", view.reason)  # No other command has this view.
     self.assertEqual(runs, [0, 1, 2])

@@ -75,7 +75,6 @@ class AgentOptions:
     command: Starts the worker; the number of the node, the stamp of the run,
       the start of the agent on `time.monotonic`, and the number of the socket
       are appended.
-    machine: See `judge.find_machine`.
     is_again: Whether the node restarts after it was in the run before.
   """
 
@@ -89,7 +88,6 @@ class AgentOptions:
   command: Sequence[str]
   log: str
   limits: config_lib.ClusterSection
-  machine: str = ""
   notices: notices_lib.Poller | None = None
   is_again: bool = False
 
@@ -168,11 +166,10 @@ class Agent:
     self._layout: messages.Beginning | None = None  # As the worker reported.
     self._shown: messages.NewView | None = None  # To the worker.
     self._doubts = self._settled = 0  # Of the worker, and those that the log has settled.
-    self._has_origin = False  # Whether `roster.origin` is known.
-    self._epoch = 0  # That of the view when it became known.
+    # That of the views that it joins, or starts; None before `roster.origin` is known.
+    self._epoch: base.ViewId | None = None
     self._heard: set[str] = set()  # Agents that have adopted the newest view.
     self._due = (0, 0.0)  # Number of the view that is due, and since when.
-    self._over_secs = math.inf  # Since when no member has been reachable.
     self._asked = (0, 0.0)  # Number of the question in the log that waits, and since when.
     self._num_answers = 0  # How often a member was alive after all.
     self._fault = ""  # Why it has killed its worker, "" if it has not.
@@ -203,7 +200,7 @@ class Agent:
     self._end: asyncio.Future[str] = loop.create_future()
     self._begun_secs = self._now()
     self._is_news, self._is_due = asyncio.Event(), asyncio.Event()
-    for step in (self._beat, self._react, self._propose, self._join):
+    for step in (self._beat, self._react, self._propose, self._end_runs, self._join):
       self._start(step)
     try:
       await asyncio.wait([self._end])
@@ -377,7 +374,7 @@ class Agent:
       view: views.View = await self._ask(judge.newest_view)
       fault = judge.explain_living(view)
       if not judge.is_alone(view):
-        own = {"id": self.incarnation, "machine": options.machine, "config": options.config}
+        own = judge.describe_run(self.incarnation, options.config)
         run = await self._ask(Records.make, f"run/{view.run}", own)
         difference = judge.find_difference(run["config"], options.config)
         fault = f"This node does not fit the run in {options.workdir}: {difference}."
@@ -426,11 +423,10 @@ class Agent:
     while True:
       if roster.registered is not None:  # The records have been read.
         if not roster.view.members:
-          self._has_origin, roster.origin = True, roster.view.number
+          self._epoch = roster.origin = roster.view.number
           return
-        self._epoch = roster.view.epoch
         if roster.connected.intersection(roster.living):
-          self._has_origin = True
+          self._epoch = roster.view.epoch
           return
       await asyncio.sleep(_RETRY_SECS)
 
@@ -608,7 +604,6 @@ class Agent:
       if self.roster.is_member:
         self._show_worker()
       self._end_with_others()
-      self._end_run_if_alone(now)
       if self._wanted() is not None:  # Time has passed.
         self._is_due.set()
 
@@ -829,7 +824,7 @@ class Agent:
         self._finish(f"the others continue without it: {view.reason}")
     elif roster.me is not None and roster.me.number in view.numbers:
       self._restart("another node has its number")
-    elif self._has_origin:
+    elif self._epoch is not None:
       self._compare_origin(view)
     self._is_due.set()
 
@@ -930,14 +925,15 @@ class Agent:
   #      |-- 5 view N+2, no members ---->|
   #      |<- 6 which of both is there ---|
 
-  def _end_run_if_alone(self, now: float) -> None:
-    """Restarts the run once no member has been heard for long enough."""
-    if not self._seems_over():
-      self._over_secs = math.inf
-      return
-    self._over_secs = min(self._over_secs, now)
-    if now >= self._over_secs + self._find_patience() and not self.is_ending:
-      self._start_once(self._end_run)
+  async def _end_runs(self) -> None:
+    """Restarts the run whenever no member has been reachable for long enough, until the end."""
+    since_secs = math.inf
+    while True:
+      await asyncio.sleep(self.options.limits.heartbeat_secs)
+      since_secs = min(since_secs, self._now()) if self._seems_over() else math.inf
+      if self._now() >= since_secs + self._find_patience():
+        await self._ask_members()
+        since_secs = math.inf
 
   def _seems_over(self) -> bool:
     """Whether no member is reachable; never if this node is one."""
@@ -952,10 +948,6 @@ class Agent:
       return _ALONE_SECS
     # A permanently broken link must not fill the folder with questions.
     return self.options.limits.most_silence_secs * min(self._num_answers + 1, 8)
-
-  async def _end_run(self) -> None:
-    await self._ask_members()
-    self._over_secs = math.inf
 
   async def _ask_members(self) -> None:
     """Asks the members in the log; without an answer, makes a view without members."""
@@ -1002,10 +994,9 @@ class Agent:
       return
     self._watch.note_worker(self._now())
     match message:
-      case messages.Post():
+      case messages.Post() if self._board.post_own(roster.own.number, message):
         members = {m.incarnation for m in roster.find_view(message.view).members}
         self._tell(message, sorted(members - {me}))
-        self._board.post_own(roster.own.number, message)
         self._deliver(message.view)
       case messages.Beat():
         logs.note_step(message.step)

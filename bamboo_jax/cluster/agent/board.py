@@ -35,10 +35,16 @@ class Board:
     values = self._values.setdefault((post.view, post.key), {})
     values[node] = post.value
 
-  def post_own(self, node: base.NodeId, post: messages.Post) -> None:
-    """Puts a value of this node on the board, and keeps it to send again."""
-    self.post(node, post)
-    self._own.setdefault(post.view, []).append(post)
+  def post_own(self, node: base.NodeId, post: messages.Post) -> bool:
+    """Puts a value of this node on the board, and keeps it to send again.
+
+    Of each key the first counts, as some nodes have received it; returns whether this is it.
+    """
+    own = self._own.setdefault(post.view, [])
+    if is_first := post.key not in {p.key for p in own}:
+      own.append(post)
+      self.post(node, post)
+    return is_first
 
   def own(self, view: base.ViewId) -> list[messages.Post]:
     """Returns the posts of this node for a view that others may need."""

@@ -81,6 +81,11 @@ class Roster:
     """Members that have not said that they are gone."""
     return [i for i in self.members if i not in self.gone]
 
+  @property
+  def training(self) -> list[str]:
+    """Those that have not finished the run either."""
+    return [i for i in self.living if i not in self.done]
+
   def note(self, incarnation: str, said: messages.Say, now: float) -> None:
     """Records what an agent says of itself, and whom it suspects."""
     if said.is_ready:
@@ -127,7 +132,7 @@ class Roster:
     if not self.is_at_work or self.incarnation in self.done:
       return None
     lost = {i: self.gone[i] for i in self.members if i in self.gone}
-    left = [i for i in self.members if i not in self.gone and i not in self.done]
+    left = self.training
     if any(self._is_trying(i, now) for i in left):
       return None  # Simultaneous deaths belong to one view.
     found = self._explain(left, now)
@@ -145,7 +150,7 @@ class Roster:
     Not if they were asked in vain, nor if this agent has suspected one for so
     long that all would stand still.
     """
-    left = [i for i in self.living if i not in self.done]
+    left = self.training
     in_vain = {*self.view.asked} if self.patient_for >= view.number else ()
     is_walled_off = self._is_walled_off(left, now)
     unsure = [

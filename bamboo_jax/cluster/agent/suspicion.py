@@ -84,13 +84,11 @@ class Suspicions:
     before = self.of(accuser)
     after: dict[str, Edge] = {}
     for s in suspects:
-      old = before.get(s.incarnation)
-      if old is not None and old.is_certain == s.is_certain:
-        edge = Edge(s.reason, s.is_certain, old.first_secs)
-      else:
+      edge = before.get(s.incarnation)
+      if edge is None or edge.is_certain != s.is_certain:
         edge = Edge(s.reason, s.is_certain, now)
         self._due_secs = min(self._due_secs, now + _grace(edge))
-      after[s.incarnation] = edge
+      after[s.incarnation] = dataclasses.replace(edge, reason=s.reason)
     self._edges[accuser] = after
     self._num_certain.subtract(whom for whom, edge in before.items() if edge.is_certain)
     self._num_certain.update(whom for whom, edge in after.items() if edge.is_certain)
@@ -200,7 +198,7 @@ class Suspicions:
   def _find_sure(self, members: Collection[str], now: float, quiet: Collection[str]) -> set[str]:
     """Returns members of whose death most possible witnesses are certain."""
     own = self.of(self._me)
-    refused = {m for m in members if m in own and own[m].is_certain}
+    refused = {m for m in members if self.is_refused(m)}
     if not refused:
       return set()
     voters = [m for m in members if m not in refused]
@@ -227,11 +225,9 @@ class Suspicions:
     return sure
 
   def _reason(self, accused: str) -> str:
-    if (own := self.of(self._me).get(accused)) is not None:
-      return own.reason
-    edges = (self.of(by).get(accused) for by in sorted(self._edges))
-    found = next((e for e in edges if e is not None), None)
-    return found.reason if found else "it cannot reach the others"
+    accusers = sorted(self._edges, key=lambda by: (by != self._me, by))
+    reasons = (self.of(by)[accused].reason for by in accusers if accused in self.of(by))
+    return next(reasons, "it cannot reach the others")
 
 
 def _grace(edge: Edge) -> float:

@@ -117,7 +117,7 @@ class AgentCase(parameterized.TestCase):
     roster.adopt(view)
     self.records.make(f"views/{view.number}", json_lib.to_plain(view))
     self.agent.stamp, self.agent.has_worker = "run", True
-    self.agent._has_origin, roster.origin = True, 0
+    self.agent._epoch = roster.origin = 0
     others = [m for m in found if m.number != me]
     self.tell(self.agent._dial, others)
     for member in others:

@@ -1,5 +1,6 @@
 """What one agent does about its worker, and how it joins and leaves."""
 
+import itertools
 from unittest import mock
 
 from absl.testing import parameterized
@@ -67,6 +68,16 @@ class OwnWorkerTest(given.AgentCase):
     self.assertEqual(isinstance(self.ended, base.RunFailedError), ends)
     self.assertEqual(f"{self.ended}", "no such layer" if ends else "None")
     self.assertEqual((said, None) in self.mesh.sent, number == me)
+
+  def test_of_each_key_the_first_post_counts(self):
+    self.begin()
+    for key, value in (("begun", 1), ("begun", 2), ("other", 3), ("begun", 4)):
+      self.hear_worker(messages.Post(1, key, value))
+    self.assertEqual([m.value for m, who in self.mesh.sent if who == "life 1"], [1, 3])
+    for key, number in itertools.product(("begun", "other"), (1, 2)):
+      self.hear(number, messages.Post(1, key, 0))
+    # Posts before the last that all have heard are forgotten.
+    self.assertEqual([post.key for post in self.agent._board.own(1)], ["other"])
 
   def test_an_error_of_a_callback_ends_the_agent(self):
     self.begin(me=1)

@@ -358,13 +358,20 @@ class RunOverTest(given.AgentCase):
     asked = []
 
     async def ask():
-      asked.append(now)
+      asked.append(self.now)
 
     self.agent._ask_members, self.agent._find_patience = ask, lambda: 1.0
-    for now, is_over in enumerate((1, 1, 0, 1, 1, 1, 1, 1, 1)):  # Every 0.6 s.
-      self.agent._seems_over = lambda is_over=is_over: bool(is_over)
-      self.tell(self.agent._end_run_if_alone, 0.6 * now)
-    self.assertEqual(asked, [5, 8])
+    for is_over, secs, num_asked in (
+        (True, 0.9, 0),
+        (False, 0.2, 0),
+        (True, 0.9, 0),
+        (True, 0.3, 1),
+        (True, 0.7, 1),
+        (True, 0.3, 2),
+    ):
+      self.agent._seems_over = lambda is_over=is_over: is_over
+      self.run_for(secs)
+      self.assertLen(asked, num_asked)
 
   def test_who_was_answered_waits_for_longer(self):
     self.begin(me=3)
