@@ -15,6 +15,8 @@ is finished and saved first; a second Ctrl-C or SIGTERM ends all at once.
 import dataclasses
 import os
 
+from bamboo_jax import base
+from bamboo_jax.base import logs
 from bamboo_jax.cli import flagset
 from bamboo_jax.cli.flagset import flag, part
 from bamboo_jax.cluster import mirror
@@ -105,20 +107,23 @@ def main(flags: ClusterFlags) -> None:
     )
     faults_file = workdir / "random_kills.csv"
     arguments.append(f"--faults={faults_file}")
-  setup = cluster_run.Setup(
-      workdir=workdir,
-      place=flags.workdir,
-      arguments=arguments,
-      first_zones=first_zones,
-      zones=flags.zones,
-      faults=faults,
-      faults_file=faults_file,
-      replay=replay,
-      gpus=gpus,
-      page_port=flags.page.port,
-      metrics_port=flags.metrics_port,
-  )
-  cluster_run.run(setup, config, hearing=cli.hearing)
+  logs.use("launcher")
+  with base.lock_folder(workdir):
+    run = cluster_run.ClusterRun(
+        config=config,
+        workdir=workdir,
+        place=flags.workdir,
+        arguments=arguments,
+        first_zones=first_zones,
+        zones=flags.zones,
+        faults=faults,
+        faults_file=faults_file,
+        replay=replay,
+        gpus=gpus,
+        page_port=flags.page.port,
+        metrics_port=flags.metrics_port,
+    )
+    run.run()
 
 
 if __name__ == "__main__":

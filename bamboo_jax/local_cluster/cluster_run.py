@@ -1,8 +1,7 @@
 """A run of a cluster on this machine: nodes, faults, trace and progress."""
 
 import collections
-from collections.abc import Callable, Sequence
-import contextlib
+from collections.abc import Sequence
 import dataclasses
 import functools
 import importlib
@@ -16,6 +15,7 @@ from typing import NamedTuple
 
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.base import logs
+from bamboo_jax.cli import command
 from bamboo_jax.cluster import mirror
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.local_cluster import machine, narrator, strikes as strikes_lib
@@ -36,42 +36,6 @@ _SAVE_SECS = 60.0  # Time limit, plus ten steps, to finish a step and save.
 _LEAVE_SECS = 5.0  # Time for agents to end once the summary is written.
 _SLOW = 4.0  # A step is reported if it lasts this multiple of the usual time.
 _LEAST_SLOW_SECS = 1.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Setup:
-  """The parts of a run on this machine.
-
-  Attributes:
-    workdir: Folder of the run on this machine.
-    place: The folder or URL that the user has named.
-    arguments: Command-line arguments of every agent.
-    first_zones: Zone of each initial node.
-    zones: Assigned in turn to nodes that join without one.
-    faults_file: Written with `faults`, for the workers; None: they have one.
-    replay: Trace to replay from the first step on, if any.
-    gpus: GPUs of this machine, assigned in turn.
-    page_port: Port of a page on the run, 0 for a free one; None: no page.
-    metrics_port: Port at which the first node serves metrics for Prometheus;
-      each later one has the next port. None: no metrics.
-  """
-
-  workdir: pathlib.Path
-  place: str
-  arguments: Sequence[str]
-  first_zones: Sequence[str]
-  zones: Sequence[str]
-  faults: Sequence[faults_lib.Fault] = ()
-  faults_file: pathlib.Path | None = None
-  replay: scale.Replay | None = None
-  gpus: Sequence[str] = ()
-  page_port: int | None = None
-  metrics_port: int | None = None
-
-  def __post_init__(self) -> None:
-    faults_lib.check_nodes(
-        self.faults, num_nodes=len(self.first_zones), zones=self.zones, source="--faults"
-    )
 
 
 def find_first_zones(
@@ -105,35 +69,6 @@ def find_first_zones(
   return found
 
 
-def run(
-    setup: Setup,
-    config: config_lib.Config,
-    *,
-    hearing: Callable[..., contextlib.AbstractContextManager[None]],
-) -> None:
-  """Runs a cluster to its end, and shows its progress; see `ClusterRun.run`.
-
-  `hearing` may ask it to save and end, see `cli.command.hearing`.
-  """
-  logs.use("launcher")
-  for name, first, count in (
-      ("--page_port", setup.page_port, 1),
-      ("--metrics_port", setup.metrics_port, len(setup.first_zones)),
-  ):
-    for port in () if first is None else range(first, first + count):
-      addresses.check_free(name, _HOST, port)
-  with base.lock_folder(setup.workdir):
-    with progress_lib.ProgressLine(num_steps=config.num_steps) as progress:
-      cluster = machine.LocalCluster(setup.workdir, setup.place)
-      strikes = strikes_lib.Strikes(setup.faults, cluster)
-      cluster_run = ClusterRun(setup, progress, cluster, strikes)
-      with hearing(cluster_run.ask_to_stop, tidies=True):
-        cluster_run.run(config)
-      for line in cluster_run.find_missed():
-        progress.show_text(line)
-    cluster_run.report()
-
-
 class _Join(NamedTuple):
   """A node that shall join; `zone` and `node` are those in a trace, or ""."""
 
@@ -143,25 +78,52 @@ class _Join(NamedTuple):
   due_secs: float = 0.0  # When the next one is due, on `time.monotonic`.
 
 
+@dataclasses.dataclass(kw_only=True)
 class ClusterRun:
-  """Starts the nodes of a run, and ends them all afterwards."""
+  """A run on this machine: starts its nodes, and ends them all afterwards.
 
-  def __init__(
-      self,
-      setup: Setup,
-      progress: progress_lib.ProgressLine,
-      cluster: machine.LocalCluster,
-      strikes: strikes_lib.Strikes,
-  ) -> None:
-    self._setup, self._progress = setup, progress
-    self._cluster, self._strikes = cluster, strikes
-    self._summary = setup.workdir / "summary.json"
-    self._logs = setup.workdir / "logs"
+  Create it with the folder locked.
+
+  Attributes:
+    workdir: Folder of the run on this machine.
+    place: The folder or URL that the user has named.
+    arguments: Command-line arguments of every agent.
+    first_zones: Zone of each initial node.
+    zones: Assigned in turn to nodes that join without one.
+    faults_file: Written with `faults`, for the workers; None: they have one.
+    replay: Trace to replay from the first step on, if any.
+    gpus: GPUs of this machine, assigned in turn.
+    page_port: Port of a page on the run, 0 for a free one; None: no page.
+    metrics_port: Port at which the first node serves metrics for Prometheus;
+      each later one has the next port. None: no metrics.
+  """
+
+  config: config_lib.Config
+  workdir: pathlib.Path
+  place: str
+  arguments: Sequence[str]
+  first_zones: Sequence[str]
+  zones: Sequence[str]
+  faults: Sequence[faults_lib.Fault] = ()
+  faults_file: pathlib.Path | None = None
+  replay: scale.Replay | None = None
+  gpus: Sequence[str] = ()
+  page_port: int | None = None
+  metrics_port: int | None = None
+
+  def __post_init__(self) -> None:
+    faults_lib.check_nodes(
+        self.faults, num_nodes=len(self.first_zones), zones=self.zones, source="--faults"
+    )
+    self._progress = progress_lib.ProgressLine(num_steps=self.config.num_steps)
+    self._cluster = machine.LocalCluster(self.workdir, self.place)
+    self._strikes = strikes_lib.Strikes(self.faults, self._cluster)
+    self._summary, self._logs = self.workdir / "summary.json", self.workdir / "logs"
     self._former_summary = self._read_summary()
     self._num_started = 0
     self._joins: list[_Join] = []  # Not started, or to be tried again.
     self._joining: dict[str, _Join] = {}  # Started, and not heard yet.
-    self._reader = jsonl.MetricsReader(setup.workdir / "metrics.jsonl")
+    self._reader = jsonl.MetricsReader(self.workdir / "metrics.jsonl")
     self._reader.read()  # Of earlier runs: not shown.
     self._last_step = 0  # Of this run, which may begin before the last one of an earlier run.
     self._starts: list[int] = []  # Steps at which this run has started.
@@ -175,33 +137,46 @@ class ClusterRun:
     self._replayed: dict[str, str] | None = None  # Names of nodes, by those in the trace.
     self._trace_secs: float | None = None  # When its time began.
 
-  def run(self, config: config_lib.Config) -> None:
-    """Runs until all agents have ended, or there is a summary.
+  def run(self) -> None:
+    """Runs until all agents have ended, or there is a summary; shows progress, and reports.
 
     Raises `base.EndedError` without a first step or a summary.
     """
-    replay, zones = self._setup.replay, self._setup.first_zones
-    nodes = replay.first if replay else [""] * len(zones)
-    self._progress.show_text(sizes.describe_batch(config))
+    for name, first, count in (
+        ("--page_port", self.page_port, 1),
+        ("--metrics_port", self.metrics_port, len(self.first_zones)),
+    ):
+      for port in () if first is None else range(first, first + count):
+        addresses.check_free(name, _HOST, port)
+    with self._progress:
+      with command.hearing(self.ask_to_stop, tidies=True):
+        self._train()
+      for line in self.find_missed():
+        self._progress.show_text(line)
+    self.report()
+
+  def _train(self) -> None:
+    config, replay, show = self.config, self.replay, self._progress.show_text
+    nodes = replay.first if replay else [""] * len(self.first_zones)
+    show(sizes.describe_batch(config))
     # Not with GPUs, as each process then has an environment of its own. Nodes
     # that join later are not forked either: by then this process has threads, as it has
     # once it has used a bucket.
-    if are_copies := not self._setup.gpus and not base.is_bucket(self._setup.place):
-      self._progress.show_text("reading the data, tracing the programs")
-      are_copies = _prepare(config, self._setup.place)
-    _, survival = machine.place_nodes(config, dict(base.by_node(zones)))
-    self._progress.show_text(survival.render())
+    if are_copies := not self.gpus and not base.is_bucket(self.place):
+      show("reading the data, tracing the programs")
+      are_copies = _prepare(config, self.place)
+    _, survival = machine.place_nodes(config, dict(base.by_node(self.first_zones)))
+    show(survival.render())
     self._cluster.take_folder(config.cluster.most_silence_secs)  # Nothing is written before it.
-    if (file := self._setup.faults_file) is not None:
-      base.write_atomically(file, faults_lib.render(self._setup.faults))
+    if self.faults_file is not None:
+      base.write_atomically(self.faults_file, faults_lib.render(self.faults))
     try:
       start = functools.partial(self.start_node, is_copy=are_copies)
-      names = list(map(start, zones, nodes))
-      folder = shlex.quote(self._setup.place)
-      self._progress.show_text(f"status: bamboo status --workdir={folder}")
+      names = list(map(start, self.first_zones, nodes))
+      show(f"status: bamboo status --workdir={shlex.quote(self.place)}")
       self._progress.explain(f"{len(names)} nodes start, compile and meet; logs: {self._logs}")
-      if self._setup.page_port is not None:
-        self._serve_page()
+      if self.page_port is not None:
+        self._serve_page(self.page_port)
       if replay is not None:
         self.play(replay, names)
       while self.tend(time.monotonic()):
@@ -211,21 +186,18 @@ class ClusterRun:
     if not self._is_over and (self._cluster.num_failed or self._former_summary is None):
       raise base.EndedError(self._cluster.mistake or f"The run has ended early; see {self._logs}.")
 
-  def _serve_page(self) -> None:
+  def _serve_page(self, port: int) -> None:
     """Serves a page on the run, with buttons that cause faults, and shows its address."""
-    setup = self._setup
-    assert setup.page_port is not None
     feed = feed_lib.Feed(
-        setup.workdir,
+        self.workdir,
         self._cluster.records,
-        name=setup.place if base.is_bucket(setup.place) else setup.workdir.absolute().name,
+        name=self.place if base.is_bucket(self.place) else self.workdir.absolute().name,
         actions=strikes_lib.ACTIONS,
         kills=self._strikes.kills,
     )
-    token = server.make_token((setup.workdir / "secret").read_text())
+    token = server.make_token((self.workdir / "secret").read_text())
     try:
-      act = self._strikes.cause
-      address = server.start(feed.read, token=token, port=setup.page_port, act=act)
+      address = server.start(feed.read, token=token, port=port, act=self._strikes.cause)
       self._progress.show_text(f"page: {address}")
     except (OSError, base.MissingExtraError) as error:
       self._progress.show_text(f"warning: No page: {error} Training continues.")
@@ -253,16 +225,16 @@ class ClusterRun:
     base.write_atomically(self._summary, json.dumps(content, indent=2) + "\n")
     for line in narrator.render_end(self._summary):
       self._progress.show_text(line)
-    if base.is_bucket(place := self._setup.place):
+    if base.is_bucket(self.place):
       try:
-        mirror.Mirror(place, self._setup.workdir).push()
+        mirror.Mirror(self.place, self.workdir).push()
       except OSError as error:
-        raise base.NodeFailedError(mirror.explain_left(self._setup.workdir, error)) from error
+        raise base.NodeFailedError(mirror.explain_left(self.workdir, error)) from error
 
   def find_missed(self) -> list[str]:
     """Returns a message for each fault that never happened."""
     return faults_lib.find_missed(
-        self._setup.faults,
+        self.faults,
         self._strikes.happened,
         first=min(self._starts, default=0),
         end=self._last_step,
@@ -277,12 +249,12 @@ class ClusterRun:
     return self._summary.read_bytes() if self._summary.exists() else None
 
   def start_node(self, zone: str = "", node: str = "", *, is_copy: bool = False) -> str:
-    name, zones = f"n{self._num_started}", self._setup.zones
+    name, zones = f"n{self._num_started}", self.zones
     zone = zone or zones[self._num_started % len(zones)]
-    arguments = [*self._setup.arguments, f"--nodes={len(self._setup.first_zones)}", "--noprogress"]
-    if self._setup.faults:  # They happen once, though new nodes may begin another run.
+    arguments = [*self.arguments, f"--nodes={len(self.first_zones)}", "--noprogress"]
+    if self.faults:  # They happen once, though new nodes may begin another run.
       arguments.append(f"--faults_run={self._cluster.run}")
-    if (port := self._setup.metrics_port) is not None:
+    if (port := self.metrics_port) is not None:
       port += self._num_started
       try:
         addresses.check_free("--metrics_port", _HOST, port)
@@ -294,7 +266,7 @@ class ClusterRun:
         name,
         zone,
         arguments=arguments,
-        environ=accelerator.give_gpu(os.environ, self._setup.gpus, self._num_started - 1),
+        environ=accelerator.give_gpu(os.environ, self.gpus, self._num_started - 1),
         is_copy=is_copy,
     )
     self._note("start", name, node)
@@ -303,7 +275,7 @@ class ClusterRun:
   def _note(self, event: str, name: str, node: str) -> None:
     """Adds a line to `nodes.jsonl`; `node` is the name in a trace."""
     try:
-      jsonl.note_node(self._setup.workdir, event, name, node=node)
+      jsonl.note_node(self.workdir, event, name, node=node)
     except OSError as error:  # It must not end a run that trains.
       self._progress.show_text(f"warning: {error}")
 
@@ -341,7 +313,7 @@ class ClusterRun:
     for name, text in self._cluster.tend().items():
       if not self._cluster.mistake:  # Others end with it, too.
         self._progress.show_text(f"{text}; worker: log {self._logs / name}.log")
-      if full := base.find_full(self._setup.workdir):
+      if full := base.find_full(self.workdir):
         self._progress.show_text(f"warning: {full}")
 
   def _tell_if_slow(self, now_secs: float) -> None:
@@ -351,7 +323,7 @@ class ClusterRun:
       secs = now_secs - self._told_secs
       if secs > max(_LEAST_SLOW_SECS, _SLOW * usual_secs):
         self._told_secs = None
-        why = base.find_full(self._setup.workdir) or "no reason is known yet"
+        why = base.find_full(self.workdir) or "no reason is known yet"
         self._progress.show_text(
             f"pause: no step for {secs:.1f} s (median {usual_secs:.1f} s); " f"{why}"
         )

@@ -60,9 +60,32 @@ class Narrator:
         self._progress.show_text(line)
 
   def look(self) -> None:
-    """Shows what is new."""
-    self._show_nodes(self.agent)
-    self._explain(self.agent)
+    """Shows what is new: who comes, what this node waits for until it trains, and then the log."""
+    agent = self.agent
+    roster, options, show = agent.roster, agent.options, self._progress.show_text
+    view = roster.view
+    if view.number > self._view:
+      self._view = view.number
+      size = f"{(n := len(view.members))} node{'s' * (n != 1)}"
+      show(f"view {view.number}, {size}: {view.text}")
+    alive = roster.registered or ()
+    for member in sorted(m for i, m in [*roster.known.items()] if i in alive):
+      # The reason of a view tells who joins from then on.
+      if not view.number and member.name not in self._here:
+        self._here.add(member.name)
+        where = f" (zone {member.zone})" if member.zone else ""
+        num_here = f"{len(self._here)} of {options.num_nodes} nodes are here"
+        show(f"{member.name} joined{where}; {num_here}")
+    waits = "waiting for the other nodes"
+    if roster.is_member:
+      waits = ""
+    elif agent.has_worker:
+      waits = f"the worker of {options.name} starts, compiles and meets the others"
+    elif roster.registered is None:  # At the start, until all have drawn their numbers.
+      waits = f"waiting for the records of the run, and for {options.num_nodes} nodes in them"
+    if waits != self._waits:
+      self._waits = waits
+      self._progress.explain(waits or "the first step begins")
     lines = self._reader.read()
     if self._view:  # Before, another run writes the log.
       for line in lines:
@@ -75,38 +98,6 @@ class Narrator:
       self.look()
     except (OSError, ValueError) as error:
       logging.warning("Steps are no longer shown: %s", error)
-
-  def _show_nodes(self, agent: agent_lib.Agent) -> None:
-    roster, num_nodes = agent.roster, agent.options.num_nodes
-    view = roster.view
-    if view.number > self._view:
-      self._view = view.number
-      size = f"{(n := len(view.members))} node{'s' * (n != 1)}"
-      self._progress.show_text(f"view {view.number}, {size}: {view.text}")
-    if view.number:
-      return  # Its reason tells who joins from now on.
-    alive = roster.registered or ()
-    for member in sorted(m for i, m in [*roster.known.items()] if i in alive):
-      if member.name not in self._here:
-        self._here.add(member.name)
-        where = f" (zone {member.zone})" if member.zone else ""
-        self._progress.show_text(
-            f"{member.name} joined{where}; {len(self._here)} of {num_nodes} " "nodes are here"
-        )
-
-  def _explain(self, agent: agent_lib.Agent) -> None:
-    """Says what this node waits for, until it trains and the log tells."""
-    if agent.roster.is_member:
-      waits = ""
-    elif agent.has_worker:
-      waits = f"the worker of {agent.options.name} starts, compiles and meets the others"
-    elif agent.roster.registered is None:  # At the start, until all have drawn their numbers.
-      waits = f"waiting for the records of the run, and for {agent.options.num_nodes} nodes in them"
-    else:
-      waits = "waiting for the other nodes"
-    if waits != self._waits:
-      self._waits = waits
-      self._progress.explain(waits or "the first step begins")
 
 
 def render_end(path: pathlib.Path) -> list[str]:

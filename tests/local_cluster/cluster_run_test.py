@@ -6,7 +6,7 @@ import socket
 import types
 from unittest import mock
 
-from bamboo_jax import base
+from bamboo_jax import base, config as config_lib
 from bamboo_jax.cli import flagset
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.launch import cluster
@@ -88,9 +88,13 @@ class RunTest(folders.FolderCase):
     """Returns a run, with `self.nodes`; `take` returns what it shows."""
     self.nodes, self.progress = FakeNodes(), mock.Mock()
     given = dict(arguments=[], first_zones=["a", "b"], zones=["a", "b"])
-    given["place"] = str(self.folder)
-    setup = cluster_run.Setup(workdir=self.folder, **given | changes)
-    return cluster_run.ClusterRun(setup, self.progress, self.nodes, self.nodes)
+    given |= dict(config=config_lib.Config(), place=str(self.folder))
+    with (
+        mock.patch.object(cluster_run.machine, "LocalCluster", lambda *_: self.nodes),
+        mock.patch.object(cluster_run.strikes_lib, "Strikes", lambda *_: self.nodes),
+        mock.patch.object(cluster_run.progress_lib, "ProgressLine", lambda **_: self.progress),
+    ):
+      return cluster_run.ClusterRun(workdir=self.folder, **given | changes)
 
   def start_run(self, **changes):
     """Returns a run that has done a step at 0 s."""
@@ -252,7 +256,7 @@ class RunTest(folders.FolderCase):
       self.nodes.has_live_members = lambda: self.has_members
       self.assertEqual(one.tend(1.0), self.has_members)
 
-  @mock.patch.object(cluster_run, "run")
+  @mock.patch.object(cluster_run, "ClusterRun")
   @mock.patch.object(flagset, "to_argv", lambda *unused: [])  # There is no command line.
   def test_no_random_kills_of_nodes_that_stay(self, run):
     config = tiny.make_config(num_steps=9)
@@ -260,7 +264,7 @@ class RunTest(folders.FolderCase):
       config.recovery.policy = policy
       flags = cluster.ClusterFlags(accept.accept(config), str(self.folder / "run"), random_kills=1)
       cluster.main(flags)
-      self.assertLen(run.call_args.args[0].faults, want)
+      self.assertLen(run.call_args.kwargs["faults"], want)
 
   def test_faults_that_never_happened(self):
     text = "1,0/0,,kill\n4,0/1,,kill\n6,3/0,2,kill\n8,0/0,,kill"
