@@ -23,7 +23,7 @@ import signal
 import sys
 import threading
 import types
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn
 
 from absl import app, flags, logging
 
@@ -74,21 +74,17 @@ def run(
       own = base.render_own_traceback(error)
       if not own and not isinstance(error, (ValueError, OSError)):
         raise
-      if isinstance(error, BrokenPipeError) and _is_unread(sys.stdout):
+      if isinstance(error, BrokenPipeError) and _is_lost(1):
         base.remove_temporary()
         os._exit(128 + signal.SIGPIPE)  # Its reader has seen enough.
-      is_verbose = logging.get_verbosity() >= logging.DEBUG
-      if isinstance(error, base.EndedError) and not (
-          is_verbose and error.__cause__
-      ):  # A traceback would lead nowhere.
-        fail(f"{error}", _find_code(error, is_node=is_node), own=own)
-      if is_verbose:
+      text = f"{base.describe_error(error)} (traceback: --verbosity=1)"
+      has_traceback = True
+      if isinstance(error, base.EndedError):  # Its own traceback would lead nowhere.
+        text, has_traceback = f"{error}", error.__cause__ is not None
+      if has_traceback and logging.get_verbosity() >= logging.DEBUG:
         raise
-      fail(
-          f"{base.describe_error(error)} (traceback: --verbosity=1)",
-          _find_code(error, is_node=is_node),
-          own=own,
-      )
+      is_local = isinstance(error, base.NodeFailedError) or is_node and isinstance(error, OSError)
+      fail(text, 1 if is_local else 2, own=own)
 
   logging.get_absl_handler().setFormatter(_LineFormatter())
   logging.set_verbosity(logging.ERROR)  # Until the flag is parsed.
@@ -187,17 +183,10 @@ def _hear_swallowed(unraisable: Any, *, next_hook: Callable[[Any], object]) -> N
     next_hook(unraisable)
 
 
-def _find_code(error: Exception, *, is_node: bool) -> int:
-  kinds = (base.NodeFailedError, *([OSError] if is_node else []))
-  return 1 if isinstance(error, kinds) else 2
-
-
 def _leave_terminal() -> None:
   """Replaces outputs that have lost their reader: to write there would fail."""
   for output in (1, 2):
-    poll = select.poll()
-    poll.register(output, 0)
-    if poll.poll(_CLOSE_MS):
+    if _is_lost(output, _CLOSE_MS):
       nothing = os.open(os.devnull, os.O_WRONLY)
       os.dup2(nothing, output)
       os.close(nothing)
@@ -241,11 +230,11 @@ class _LineFormatter(std_logging.Formatter):
     return f"{record.levelname.lower()}: {super().format(record)}"
 
 
-def _is_unread(stream: TextIO) -> bool:
-  """Returns whether a stream is a pipe whose reader has closed it."""
+def _is_lost(output: int, wait_ms: int = 0) -> bool:
+  """Returns whether an output has lost its reader, at the latest after a while."""
   poll = select.poll()
-  poll.register(stream, 0)
-  return any(event & select.POLLERR for _, event in poll.poll(0))
+  poll.register(output, 0)
+  return bool(poll.poll(wait_ms))
 
 
 def fail(message: str, code: int, *, own: str = "") -> NoReturn:
