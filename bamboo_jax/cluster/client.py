@@ -6,13 +6,12 @@ member. A process that was suspended asks its agent whether it is still a member
 before it believes posts.
 """
 
-from collections.abc import Callable, Generator
-import functools
+from collections.abc import Callable
 import os
 import socket
 import threading
 import time
-from typing import Any
+from typing import Any, TypeVar
 
 from absl import logging
 
@@ -22,25 +21,7 @@ from bamboo_jax.cluster import messages, views
 from bamboo_jax.schedule import channel as channel_lib
 
 _AWAY_BEATS = 5  # After as many missed beats it may be removed.
-
-# Yields a condition and a timeout in seconds (or None), and is sent whether the
-# condition held in time; then it returns its result.
-Wait = Generator[tuple[Callable[[], bool], float | None], bool | None, Any]
-
-
-def _blocking(wait: Callable[..., Wait]) -> Callable[..., Any]:
-  """Returns a method that blocks until a wait is over.
-
-  Meanwhile heartbeats report that the main thread waits.
-  """
-
-  @functools.wraps(wait)
-  def block(self: "Client", *args: Any, **options: Any) -> Any:
-    is_main = threading.current_thread() is threading.main_thread()
-    waits = wait(self, *args, **options)
-    return self._block(self._on_purpose(waits) if is_main else waits)
-
-  return block
+_T = TypeVar("_T")
 
 
 class Client:
@@ -61,7 +42,6 @@ class Client:
       heartbeat_secs: float = 0.1,
       silence_secs: float = 3.0,
       now: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME),
-      block: Callable[[Wait], Any] | None = None,
   ) -> None:
     """Starts before the first message.
 
@@ -74,19 +54,17 @@ class Client:
       silence_secs: After this silence others may have removed this node.
       now: Returns the time in seconds, on a clock that runs in a suspended
         machine.
-      block: Carries out a wait, by default in threads.
     """
     self.number, self._send = number, send
     self.adopted = self.newest = views.EMPTY
     self._interrupt = views.EMPTY
     self._on_lost, self._find_begun = on_lost, begun
     self._now, self._heartbeat_secs, self._silence_secs = now, heartbeat_secs, silence_secs
-    self._block = block or self._block_thread
-    self._changed = threading.Condition()
+    self._changed: Any = threading.Condition()
     self._arrived: dict[base.ViewId, float] = {}
     self._views: dict[base.ViewId, views.View] = {}
     self._gathered: dict[tuple[base.ViewId, str], dict[base.NodeId, Any]] = {}
-    self._facts: Any = None
+    self._facts: messages.Beginning | None = None
     self._progress = 0
     self._is_waiting = self._is_due = False
     self._doubts = self._settled = 0  # How many it has had, and how many the log has settled.
@@ -112,8 +90,8 @@ class Client:
             self._see(view)
         case messages.Gathered(number, key, values):
           self._gathered[number, key] = values
-        case messages.Beginning(layout):
-          self._facts = layout
+        case messages.Beginning():
+          self._facts = message
       self._changed.notify_all()
 
   def post(self, view: base.ViewId, key: str, value: Any) -> None:
@@ -157,101 +135,80 @@ class Client:
     Raises `base.ViewChangedError` if a member is gone.
     """
     self.post(self.adopted.number, key, value)
-    found: dict[base.NodeId, Any] = self.collect(key)
-    return found
+    return self.collect(key)
 
-  @_blocking
-  def collect(self, key: str) -> Wait:
+  def collect(self, key: str) -> dict[base.NodeId, Any]:
     """Returns the values of all members of the adopted view, by number.
 
     Raises `base.ViewChangedError` if a member is gone.
     """
     entry, since_secs = (self.adopted.number, key), self._now()
-    yield lambda: entry in self._gathered or self.is_interrupted, None
-    if entry not in self._gathered:
-      raise base.ViewChangedError(self._interrupt.reason)
-    self._doubt_if_away()
-    if self._now() - since_secs >= self._silence_secs:
-      self._doubt()  # Agent or network may have been down.
-    # Reading the log may take a while, as the folder may hang.
-    yield lambda: self._settled == self._doubts, None
-    return self._gathered.pop(entry)
+    with self._changed:
+      self._wait(lambda: entry in self._gathered or self.is_interrupted)
+      if entry not in self._gathered:
+        raise base.ViewChangedError(self._interrupt.reason)
+      self._doubt_if_away()
+      if self._now() - since_secs >= self._silence_secs:
+        self._doubt()  # Agent or network may have been down.
+      # Reading the log may take a while, as the folder may hang.
+      self._wait(lambda: self._settled == self._doubts)
+      return self._gathered.pop(entry)
 
-  @_blocking
-  def wait_interrupt(self, timeout_secs: float | None) -> Wait:
+  def wait_interrupt(self, timeout_secs: float | None) -> views.View | None:
     """Returns the next view once it lacks a member; None after the timeout.
 
     A timeout above 0 starts once the agent suspects no member: until then a
     view is due.
     """
-    while not (yield lambda: self.is_interrupted, timeout_secs):
+    while not self._wait(lambda: self.is_interrupted, timeout_secs):
       if not (timeout_secs and self._is_due):
         return None
     return self._interrupt
 
-  @_blocking
-  def wait_members(self, count: int) -> Wait:
+  def wait_members(self, count: int) -> None:
     """Waits until the newest view has `count` members, or is to stop.
 
     Raises `base.ViewChangedError` if a member of the adopted view is gone.
     """
     is_full = lambda: len(self.newest.members) >= count or self.newest.stops
-    yield lambda: is_full() or self.is_interrupted, None
+    self._wait(lambda: is_full() or self.is_interrupted)
     if self.is_interrupted:
       raise base.ViewChangedError(self._interrupt.reason)
 
-  @_blocking
-  def wait_first(self) -> Wait:
+  def wait_first(self) -> views.View:
     """Returns the first view with this node; waits for it."""
-    yield lambda: self._find_first() is not None, None
-    return self._find_first()
+    return self._wait(self._find_first)
 
-  @_blocking
-  def find_view(self, number: base.ViewId) -> Wait:
+  def find_view(self, number: base.ViewId) -> views.View:
     """Returns a view by its number; waits for it if necessary."""
-    yield lambda: number in self._views, None
-    return self._views[number]
+    return self._wait(lambda: self._views.get(number))
 
-  @_blocking
-  def wait_facts(self) -> Wait:
+  def wait_facts(self) -> dict[str, Any]:
     """Returns the members' facts about the run; waits for them."""
-    yield lambda: self._facts is not None, None
-    return self._facts
+    return self._wait(lambda: self._facts).layout
 
-  def _on_purpose(self, wait: Wait) -> Wait:
-    """Runs `wait`; meanwhile heartbeats report a worker that waits."""
-    was_waiting, self._is_waiting = self._is_waiting, True
-    try:
-      return (yield from wait)
-    finally:
-      self._is_waiting = was_waiting
-      self.note_progress()
+  def _wait(self, find: Callable[[], _T | None], timeout_secs: float | None = None) -> _T:
+    """Blocks until `find` returns what is true, or for a while; returns that, or what is not.
 
-  def _block_thread(self, wait: Wait) -> Any:
+    Meanwhile heartbeats report that the main thread waits.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
     with self._changed:
-      held: bool | None = None
-      while True:
-        try:
-          condition, timeout_secs = wait.send(held)
-        except StopIteration as end:
-          return end.value
-        held = self._changed.wait_for(condition, timeout_secs)
+      self._is_waiting |= is_main
+      found: _T = self._changed.wait_for(find, timeout_secs)
+      if is_main:
+        self._is_waiting = False
+        self.note_progress()
+      return found
 
   def _beat(self) -> None:
-    self._beat_secs = self._now()
-    is_waiting, step = self._is_waiting or self._waits_for_others(), base.StepId(logs.last_step())
-    beat = messages.Beat(self._progress, is_waiting, step, self.adopted.number, self._doubts)
-    self._send(beat)
-
-  def _waits_for_others(self) -> bool:
-    """Whether this worker needs another to go on, as far as that is a member.
-
-    Connections within a ring may break in silence, so its last node counts as
-    working: without it the others go on.
-    """
-    begun = self._find_begun()
+    self._beat_secs, begun = self._now(), self._find_begun()
+    # Connections within a ring may break in silence, so its last node counts as
+    # working: without it the others go on.
     ring = begun.ring if self.newest.numbers.issuperset(begun.ring) else ()
-    return bool(begun.waits_for) or bool(ring) and self.number != max(ring)
+    waits = self._is_waiting or bool(begun.waits_for or ring and self.number != max(ring))
+    step = base.StepId(logs.last_step())
+    self._send(messages.Beat(self._progress, waits, step, self.adopted.number, self._doubts))
 
   def _doubt_if_away(self) -> None:
     """Asks the agent whether this is a member, after a suspension."""

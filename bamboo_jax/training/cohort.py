@@ -364,8 +364,7 @@ class ClusterCohort:
     return self.transport.take_retracted()
 
   def wait_change(self, timeout_secs: float) -> views.View | None:
-    view: views.View | None = self.client.wait_interrupt(timeout_secs)
-    return view
+    return self.client.wait_interrupt(timeout_secs)
 
   def wait_members(self, count: int, *, why: str = "") -> None:
     """Another node can always join a cluster."""

@@ -1,6 +1,7 @@
 """Explores what may happen to a cluster, by simulating its real decisions.
 
   loop     virtual time, and asyncio loops of processes in it; they may be stopped and killed
+           what blocks, as a real worker does, runs in greenlets
   mesh     hosts, links and connections, and their faults
   place    the records of a run, and what goes wrong on the way to them
   worker   a host with the real agent, and a worker that keeps to the protocol and computes hashes

@@ -82,16 +82,15 @@ class ClusterHistory:
       else:
         self.process.start(self._suffer, fault)
 
-  def come(self, host: str, **given: Any) -> None:
-    """A host comes; `given` are options of its agent."""
-    told: dict[str, Any] = dict(
-        name=host,
+  def come(self, host: str, *, name: str = "") -> None:
+    """A host comes, with a node of this name, or its own."""
+    options = worker_lib.make_options(
+        name or host,
         zone=_ZONES[int(host[1:]) % len(_ZONES)],
         host=host,
         num_nodes=self.plan.num_nodes,
         limits=self._limits,
     )
-    options = worker_lib.make_options(**told | given)
     self.machines[host] = worker_lib.Machine(self, options)
 
   def note(self, host: str, what: Any) -> None:

@@ -38,7 +38,7 @@ _DRAWN = [
     for seed in samples.draw(range(10), 1, topic=mode)
 ]
 _CORPUS = [
-    (path.stem, plans.from_dict(json.loads(path.read_text())))
+    (path.stem, json_lib.from_plain(plans.FaultPlan, json.loads(path.read_text())))
     for path in sorted((pathlib.Path(__file__).parent / "corpus").glob("*.json"))
 ]
 

@@ -1,12 +1,18 @@
-"""Virtual time: asyncio loops of simulated processes, which may be stopped and killed."""
+"""Virtual time: asyncio loops of simulated processes, which may be stopped and killed.
+
+Code that blocks runs in greenlets: `wait` gives way to others, as a thread does that waits.
+"""
 
 import asyncio
 import collections
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
+import contextlib
 import heapq
 import itertools
 import random
 from typing import Any
+
+import greenlet
 
 _READ_SECS = 0.002  # To handle one message of those that have come meanwhile, as others wait.
 
@@ -201,3 +207,41 @@ def settle(future: asyncio.Future[Any], result: Any, error: BaseException | None
       future.set_result(result)
     else:
       future.set_exception(error)
+
+
+async def call(function: Callable[..., Any], *args: Any) -> Any:
+  """Calls what blocks by `wait`; returns its result."""
+  thread = greenlet.greenlet(function)
+  found = thread.switch(*args)
+  while not thread.dead:
+    try:
+      answer = await found
+    except BaseException as error:  # Also that of a task which is closed.
+      found = thread.throw(error)
+    else:
+      found = thread.switch(answer)
+  return found
+
+
+def wait(awaitable: Awaitable[Any]) -> Any:
+  """Blocks what `call` has called until something is done; returns the result of that."""
+  return greenlet.getcurrent().parent.switch(awaitable)
+
+
+class Condition(contextlib.nullcontext[None]):
+  """As `threading.Condition`, in a process of which one call waits at a time."""
+
+  def __init__(self, process: Process) -> None:
+    super().__init__()
+    self._process, self._find, self._found = process, bool, process.create_future()
+
+  def notify_all(self) -> None:
+    if found := self._find():
+      settle(self._found, found)
+
+  def wait_for(self, find: Callable[[], Any], timeout_secs: float | None = None) -> Any:
+    self._find, self._found = find, self._process.create_future()
+    self.notify_all()
+    if timeout_secs is not None:
+      self._process.call_later(timeout_secs, settle, self._found, False)
+    return wait(self._found)

@@ -6,7 +6,7 @@
        |<-- 3 answer arrives ----|   or an error, though it took effect
 
 The calls are those of `records.Folder`. In which order they are made, and what is concluded
-from them, the real `records.Records` says: it is started anew with each answer.
+from them, the real `records.Records` says.
 """
 
 import asyncio
@@ -48,35 +48,6 @@ class Memory:
     self.values.pop(key, None)
 
 
-class _WantedCall(BaseException):
-  """The next call of a place, which has no answer yet."""
-
-
-class _Replay:
-  """A place that gives answers, and then stops whoever asks."""
-
-  def __init__(self) -> None:
-    self.answers: list[Any] = []
-    self.num_given = 0
-
-  @property
-  def is_answered(self) -> bool:
-    """Whether it has an answer to the next call."""
-    return self.num_given < len(self.answers)
-
-  def __getattr__(self, method: str) -> Callable[..., Any]:
-    return functools.partial(self._answer, method)
-
-  def _answer(self, *call: Any) -> Any:
-    if not self.is_answered:
-      self.num_given = 0  # The process starts again.
-      raise _WantedCall(*call)
-    self.num_given += 1
-    if isinstance(answer := self.answers[self.num_given - 1], OSError):
-      raise answer
-    return answer
-
-
 class Place(Memory):
   """A place with records, as hosts reach it.
 
@@ -94,9 +65,6 @@ class Place(Memory):
     super().__init__()
     self.records = records_lib.Records("judge", b"key")
     self.records._place = self
-    # Replays open the same ones again, and need not seal again.
-    self.records._open = functools.cache(self.records._open)
-    self._seal, self.records._seal = self.records._seal, self._seal_once
     self.until_secs: dict[tuple[str, str], float] = {}
     self.late: dict[str, tuple[float, bool]] = {}
     self.num_torn, self.ignores_conditions = 0, False
@@ -130,29 +98,25 @@ class Place(Memory):
     """Returns the number of the newest view."""
     return len(self.keys("views"))
 
-  async def call(self, host: str, function: Callable[..., Any], *args: Any) -> Any:
-    """Calls a function with the records, for the process that runs this.
+  def open(self, host: str) -> records_lib.Records:
+    """Returns the records as a host reaches them; their calls block, see `loop.call`."""
+    records = records_lib.Records("judge", b"key")
+    records._place = _Way(self, host)
+    return records
+
+  def ask(self, host: str, method: str, *args: Any) -> Any:
+    """Makes a call for the process that runs this, and waits for the answer.
 
     What a call does, it does even if that process is stopped or killed meanwhile.
     """
     process = asyncio.get_running_loop()
     assert isinstance(process, loop_lib.Process)
-    replay = _Replay()
-    while True:
-      try:
-        self.records._place = replay
-        return function(self.records, *args)
-      except _WantedCall as wanted:
-        found = process.create_future()
-        tell = functools.partial(process.take, loop_lib.settle, found)
-        self._travel(host, self._arrive, tell, host, *wanted.args)
-      finally:
-        self.records._place = self
-      replay.answers.append(await found)
-
-  def _seal_once(self, key: str, value: Any) -> bytes:
-    place: Any = self.records._place
-    return b"" if isinstance(place, _Replay) and place.is_answered else self._seal(key, value)
+    found = process.create_future()
+    tell = functools.partial(process.take, loop_lib.settle, found)
+    self._travel(host, self._arrive, tell, host, method, *args)
+    if isinstance(answer := loop_lib.wait(found), OSError):
+      raise answer
+    return answer
 
   def _travel(self, host: str, then: Callable[..., Any], *args: Any) -> None:
     """Something comes from a host, or goes to it, once the way does not hang."""
@@ -208,3 +172,13 @@ class Place(Memory):
     if (value := super().read(key)) and value.startswith(b"?"):
       raise OSError("An error in the file.")
     return value
+
+
+class _Way:
+  """The way of a host to the place, which calls take."""
+
+  def __init__(self, place: Place, host: str) -> None:
+    self._place, self._host = place, host
+
+  def __getattr__(self, method: str) -> Callable[..., Any]:
+    return functools.partial(self._place.ask, self._host, method)

@@ -4,7 +4,7 @@ Times are in seconds since the beginning; hosts are `n0`, `n1` and so on, where
 those beyond the number of nodes come later, by a `join`. `history` carries plans out.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 import dataclasses
 import itertools
 import math
@@ -176,12 +176,6 @@ class FaultPlan:
           end_secs = max(end_secs, fault.end_secs if fault.secs else math.inf)
           if end_secs > start_secs + _HUNG_SECS:
             yield from chain
-
-
-def from_dict(content: Mapping[str, Any]) -> FaultPlan:
-  """Returns the plan that `dataclasses.asdict` has made plain."""
-  faults = [SimFault(**{**f, "hosts": tuple(f["hosts"])}) for f in content["faults"]]
-  return FaultPlan(**{**content, "faults": tuple(faults)})
 
 
 def shrink(plan: FaultPlan, fails: Callable[[FaultPlan], Any]) -> FaultPlan:

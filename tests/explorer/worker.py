@@ -1,6 +1,6 @@
 """A host with the real `Agent` and a worker that keeps to the protocol, and computes hashes.
 
-The worker talks as real ones do (`cluster.client`), and follows `training.worker`: it is told
+The worker talks as real ones do (`training.cohort`), and follows `training.worker`: it is told
 facts, compiles, works in views, votes on each step, and agrees with all others after a loss. Its
 state is the hash of the steps it has committed and of the views that have voted for them; so a
 worker is found that goes on from another state than the others, or commits a step together with
@@ -8,19 +8,20 @@ other members.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import dataclasses
 import hashlib
 import math
+import pathlib
 import random
 from typing import Any
+from unittest import mock
 
 from bamboo_jax import base, config
-from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import client as client_lib, judge, messages, records, views
 from bamboo_jax.cluster.agent import agent as agent_lib
-from bamboo_jax.schedule import channel as channel_lib
+from bamboo_jax.training import cohort as cohort_lib
 from tests.explorer import loop as loop_lib, mesh as mesh_lib
 
 STEP_SECS = 0.5
@@ -105,6 +106,7 @@ class Machine:
     # Clocks of machines have nothing in common.
     self._ahead_secs = random.Random(f"clock {options.host}").uniform(0.0, 1e5)
     self.is_dead = self.is_hung = False
+    self.records = cluster.place.open(self.host)
     self.freeze_secs = 0.0
     self._begin(options)
 
@@ -205,7 +207,7 @@ class Machine:
 
   async def _ask(self, function: Any, *args: Any) -> Any:
     """Calls a function with the records."""
-    answer = await self.cluster.place.call(self.host, function, *args)
+    answer = await loop_lib.call(function, self.records, *args)
     if self.freeze_secs and function.__name__.startswith("make"):
       secs, self.freeze_secs = self.freeze_secs, 0.0
       self.cluster.process.start(self.cluster.hold, self.frozen(), secs)
@@ -227,6 +229,7 @@ class Worker:
   def __init__(self, machine: Machine) -> None:
     """Starts nothing yet."""
     self.host, self._agent, self._cluster = machine.host, machine.process, machine.cluster
+    self._records = machine.records
     self._clock = self._cluster.clock
     self.process = loop_lib.Process(self._clock)
     self.number, self.stamp = base.NodeId(-1), ""
@@ -244,22 +247,23 @@ class Worker:
   ) -> None:
     number, self.stamp, _ = command
     self.number, self.is_alive = base.NodeId(int(number)), True
-    self.client = client_lib.Client(
+    transport: Any = mock.Mock(address="", open_waits=tuple)  # Of no values.
+    self._cohort = cohort_lib.ClusterCohort(self.number, transport, self._records, pathlib.Path())
+    self.client = self._cohort.client = client_lib.Client(
         self.number,
         send=lambda message: self._agent.tell(on_message, message),
-        on_lost=lambda view: json_lib.to_plain(channel_lib.Begun()),
-        begun=channel_lib.Begun,
+        on_lost=self._cohort._lose,
+        begun=self._cohort.begun,
         now=self.process.time,
         heartbeat_secs=_BEAT_SECS,
         silence_secs=_SILENCE_SECS,
-        block=self._wait,
     )
-    self._condition, self._held = lambda: False, self.process.create_future()
+    self._changed = self.client._changed = loop_lib.Condition(self.process)
     self.process.start(self._or_fail, self._live)
     self.process.start(self._beat)
 
   def send(self, message: Any) -> None:
-    self.process.tell(self._hear, message)
+    self.process.tell(lambda: self.client.hear(message))
 
   async def wait(self) -> int:
     code: int = await self._exit
@@ -294,75 +298,46 @@ class Worker:
 
   # What it does.
 
-  def _hear(self, message: Any) -> None:
-    self.client.hear(message)
-    if self._condition():
-      loop_lib.settle(self._held, True)
-
   async def _beat(self) -> None:
     while True:
       self.client.beat()
       await asyncio.sleep(_BEAT_SECS)
 
-  async def _wait(self, wait: client_lib.Wait) -> Any:
-    """Carries out a wait of the client."""
-    held: bool | None = None
-    while True:
-      try:
-        condition, timeout_secs = wait.send(held)
-      except StopIteration as end:
-        return end.value
-      held = await self._until(condition, timeout_secs)
-
-  async def _until(self, condition: Callable[[], bool], timeout_secs: float | None) -> bool:
-    """Waits until something holds that the agent says; returns whether it did in time."""
-    if condition():
-      return True
-    self._condition, self._held = condition, self.process.create_future()
-    if timeout_secs is None:
-      return await self._held
-    timer = self.process.call_later(timeout_secs, loop_lib.settle, self._held, False)
+  async def _or_fail(self, work: Callable[..., None], *args: Any) -> None:
     try:
-      return await self._held
-    finally:
-      timer.cancel()
-
-  async def _or_fail(self, work: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
-    try:
-      await work(*args)
+      await loop_lib.call(work, *args)
     except (_FailedError, ValueError, base.FencedError, OSError):
       self.end(1)
 
-  async def _live(self) -> None:
+  def _live(self) -> None:
     client = self.client
-    await asyncio.sleep(_INIT_SECS)
-    if not await client.wait_facts():
+    _sleep(_INIT_SECS)
+    if not client.wait_facts():
       self.steps, self.state = self._cluster.find_saved()
-    await asyncio.sleep(_COMPILE_SECS)
-    client.say(is_ready=True)
-    client.adopt(await client.wait_first())
+    _sleep(_COMPILE_SECS)
+    self._cohort.enter()
     do = self._regroup
     while True:
       try:
-        await do()
+        do()
         do = self._step
         if self.steps >= self._cluster.num_steps:
-          await self._finish()
+          self._finish()
           return
       except (base.ViewChangedError, OSError):
         do = self._recover
 
-  async def _recover(self) -> None:
-    view = await self.client.wait_interrupt(_EXPLAIN_SECS)
+  def _recover(self) -> None:
+    view = self._cohort.wait_change(_EXPLAIN_SECS)
     if view is None:
       raise _FailedError
-    self.client.adopt(view)
-    await self._regroup()
+    self._cohort.adopt(view.number)
+    self._regroup()
 
-  async def _regroup(self) -> None:
+  def _regroup(self) -> None:
     client = self.client
-    await client.collect("begun")
-    said = await self._gather("status", [self.epoch, self.steps, self.state])
+    client.collect(messages.BEGUN)
+    said = client.gather("status", [self.epoch, self.steps, self.state])
     epoch, steps, state = max(said.values(), key=lambda s: tuple(s[:2]))
     if steps < 0:  # Nobody has anything: all begin from the checkpoint.
       steps, state = self._cluster.find_saved()
@@ -376,46 +351,38 @@ class Worker:
     self._note_state(is_commit=False)
     client.say(layout={"roles": [client.adopted.number]})
 
-  async def _step(self) -> None:
+  def _step(self) -> None:
     client = self.client
-    if await self._until(lambda: client.is_interrupted, STEP_SECS):
+    if self._changed.wait_for(lambda: client.is_interrupted, STEP_SECS):
       raise base.ViewChangedError("a newer view")
     if any(self._cluster.is_gone(m.host) for m in client.adopted.members):
       raise OSError("a transfer has failed")
     client.note_progress()
     seen = max(client.newest.number, client.adopted.number)
     self._voted_in = client.adopted.number
-    seen = min((await self._gather(f"vote {self.steps}", seen)).values())
+    seen = min(client.gather(f"vote {self.steps}", seen).values())
     self._commit()
     if self.steps % _SAVE_STEPS == 0:
       self._save()
-    if seen > client.adopted.number:  # As `ClusterCohort.adopt`.
-      view = await client.find_view(seen)
-      stopped_for = await client.wait_interrupt(0.0)
-      client.adopt(view)
-      if stopped_for is None or stopped_for.number != view.number:
-        client.post(view.number, "begun", json_lib.to_plain(channel_lib.Begun()))
-      await self._regroup()
+    if seen > client.adopted.number:
+      self._cohort.adopt(seen)
+      self._regroup()
 
-  async def _finish(self) -> None:
+  def _finish(self) -> None:
+    client = self.client
     self._save()
-    await self._have_saved()
-    await self._gather(messages.FINISHED, None)
-    await asyncio.sleep(_LAST_SECS)  # Until its checkpoint is closed.
-    key = f"done/{self.client.adopted.run}"
-    done = self._ask(records.Records.make, key, True, patience_secs=math.inf)
+    self._have_saved()
+    client.gather(messages.FINISHED, None)
+    _sleep(_LAST_SECS)  # Until its checkpoint is closed.
+    key = f"done/{client.adopted.run}"
+    done = loop_lib.call(self._ask, math.inf, records.Records.make, key, True)
     asking = self.process.create_task(done)
     while not asking.done():  # A real worker gives up before its agent kills it.
-      self.client.note_progress()
-      await asyncio.wait([asking], timeout=1.0)
-    await self._have_saved()
-    self.client.say(is_done=True)
+      client.note_progress()
+      loop_lib.wait(asyncio.wait([asking], timeout=1.0))
+    self._have_saved()
+    client.say(is_done=True)
     self.end(0)
-
-  async def _gather(self, key: str, value: Any) -> dict[base.NodeId, Any]:
-    self.client.post(self.client.adopted.number, key, value)
-    said: dict[base.NodeId, Any] = await self.client.collect(key)
-    return said
 
   def _commit(self) -> None:
     # Those who commit a step have voted in one view, also who commits it late.
@@ -434,8 +401,8 @@ class Worker:
   def _save(self) -> None:
     """Writes a checkpoint beside training, unless its life is over; see `judge.check_now`."""
 
-    async def save(steps: int, state: str, view: views.View) -> None:
-      await self._ask(judge.check, view, patience_secs=_PATIENCE_SECS)
+    def save(steps: int, state: str, view: views.View) -> None:
+      self._ask(_PATIENCE_SECS, judge.check, view)
       self._cluster.saved.setdefault(steps, state)
 
     own = self.steps, self.state, self.client.adopted
@@ -443,19 +410,23 @@ class Worker:
     self._saves.add(task)
     task.add_done_callback(self._saves.discard)
 
-  async def _have_saved(self) -> None:
+  def _have_saved(self) -> None:
     if self._saves:
-      await asyncio.wait(self._saves)
+      loop_lib.wait(asyncio.wait(self._saves))
 
-  async def _ask(self, function: Callable[..., Any], *args: Any, patience_secs: float) -> None:
+  def _ask(self, patience_secs: float, function: Callable[..., Any], *args: Any) -> None:
     """As `base.ask_again`."""
     end_secs = math.inf
     while True:
       try:
-        return await self._cluster.place.call(self.host, function, *args)
+        return function(self._records, *args)
       except OSError:
         now = self.process.time()
         end_secs = min(end_secs, now + patience_secs)
         if now >= end_secs:
           raise
-        await asyncio.sleep(_RETRY_SECS)
+        _sleep(_RETRY_SECS)
+
+
+def _sleep(secs: float) -> None:
+  loop_lib.wait(asyncio.sleep(secs))
