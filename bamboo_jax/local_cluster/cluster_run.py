@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import importlib
 import json
+import math
 import os
 import pathlib
 import shlex
@@ -128,14 +129,14 @@ class ClusterRun:
     self._last_step = 0  # Of this run, which may begin before the last one of an earlier run.
     self._starts: list[int] = []  # Steps at which this run has started.
     self._has_stepped = self._is_asked_to_stop = False
-    self._told_secs: float | None = None  # When the last step ended.
+    self._told_secs = math.inf  # When the last step ended.
     self._step_secs = collections.deque([1.0], maxlen=9)
-    self._over_secs: float | None = None  # When the summary was seen.
-    self._stop_secs: float | None = None  # When the workers were first asked to stop.
+    self._over_secs = math.inf  # When the summary was seen.
+    self._stop_secs = math.inf  # When the workers were first asked to stop.
     self._ask_secs = 0.0  # When they are asked next.
-    self._events: collections.deque[trace_lib.Event] = collections.deque()  # Of a trace, to come.
-    self._replayed: dict[str, str] | None = None  # Names of nodes, by those in the trace.
-    self._trace_secs: float | None = None  # When its time began.
+    self._events = collections.deque(self.replay.events if self.replay else ())  # To come.
+    self._replayed: dict[str, str] = {}  # Names of nodes, by those in the trace.
+    self._trace_secs = math.inf  # When the time of the trace began.
 
   def run(self) -> None:
     """Runs until all agents have ended, or there is a summary; shows progress, and reports.
@@ -156,8 +157,8 @@ class ClusterRun:
     self.report()
 
   def _train(self) -> None:
-    config, replay, show = self.config, self.replay, self._progress.show_text
-    nodes = replay.first if replay else [""] * len(self.first_zones)
+    config, show = self.config, self._progress.show_text
+    nodes = self.replay.first if self.replay else [""] * len(self.first_zones)
     show(sizes.describe_batch(config))
     # Not with GPUs, as each process then has an environment of its own. Nodes
     # that join later are not forked either: by then this process has threads, as it has
@@ -172,13 +173,11 @@ class ClusterRun:
       base.write_atomically(self.faults_file, faults_lib.render(self.faults))
     try:
       start = functools.partial(self.start_node, is_copy=are_copies)
-      names = list(map(start, self.first_zones, nodes))
+      num_nodes = len([*map(start, self.first_zones, nodes)])
       show(f"status: bamboo status --workdir={shlex.quote(self.place)}")
-      self._progress.explain(f"{len(names)} nodes start, compile and meet; logs: {self._logs}")
+      self._progress.explain(f"{num_nodes} nodes start, compile and meet; logs: {self._logs}")
       if self.page_port is not None:
         self._serve_page(self.page_port)
-      if replay is not None:
-        self.play(replay, names)
       while self.tend(time.monotonic()):
         time.sleep(_POLL_SECS)
     finally:
@@ -201,11 +200,6 @@ class ClusterRun:
       self._progress.show_text(f"page: {address}")
     except (OSError, base.MissingExtraError) as error:
       self._progress.show_text(f"warning: No page: {error} Training continues.")
-
-  def play(self, replay: scale.Replay, names: list[str]) -> None:
-    """Replays a trace from the first step on; `names` are those of its first nodes."""
-    self._events.extend(replay.events)
-    self._replayed = dict(zip(replay.first, names, strict=True))
 
   def ask_to_stop(self) -> bool:
     """Asks the run to save and end; returns whether it has state to save.
@@ -270,6 +264,8 @@ class ClusterRun:
         is_copy=is_copy,
     )
     self._note("start", name, node)
+    if node:
+      self._replayed[node] = name
     return name
 
   def _note(self, event: str, name: str, node: str) -> None:
@@ -284,66 +280,60 @@ class ClusterRun:
     if self._is_asked_to_stop and now_secs >= self._ask_secs:
       self._cluster.stop()  # Also those that have begun again since.
       self._ask_secs = now_secs + _ASK_SECS
-      self._stop_secs = self._stop_secs or now_secs
-    self._tell_of_failures()
-    self._strikes.read()  # After agents were polled: a victim tells before it dies.
-    is_stopping = self._stop_secs is not None
-    goes_on = bool(self._cluster.num_running) or not is_stopping and self._expects_joins()
-    self._show_progress(now_secs)
-    if not goes_on:
-      return False
-    patience_secs = _SAVE_SECS + 10 * max(self._step_secs)
-    if self._stop_secs is not None and now_secs > self._stop_secs + patience_secs:
-      raise ValueError("No step ended in time to be saved.")
-    self._tell_if_slow(now_secs)
-    num_own = self._cluster.num_failed - self._strikes.num_deaths
-    if not self._has_stepped and num_own > 0:
-      raise base.EndedError(self._cluster.mistake or "A node has failed before the first step.")
-    if self._over_secs is None and self._is_over:
-      self._over_secs = now_secs
-    has_failed = bool(self._cluster.mistake) and not self._cluster.has_live_members()
-    if self._over_secs is None and has_failed:
-      return False  # The remaining nodes would wait for others for ever.
-    if self._over_secs is None and not is_stopping:
-      self._start_due(now_secs)
-    # The nodes that remain after that joined after the end of the run.
-    return self._over_secs is None or now_secs <= self._over_secs + _LEAVE_SECS
-
-  def _tell_of_failures(self) -> None:
+      self._stop_secs = min(self._stop_secs, now_secs)
     for name, text in self._cluster.tend().items():
       if not self._cluster.mistake:  # Others end with it, too.
         self._progress.show_text(f"{text}; worker: log {self._logs / name}.log")
       if full := base.find_full(self.workdir):
         self._progress.show_text(f"warning: {full}")
-
-  def _tell_if_slow(self, now_secs: float) -> None:
-    """Reports once that a step is slow, unless the log gives a reason."""
-    if self._has_stepped and self._told_secs is not None and not self._is_over:
-      usual_secs = statistics.median(self._step_secs)
-      secs = now_secs - self._told_secs
-      if secs > max(_LEAST_SLOW_SECS, _SLOW * usual_secs):
-        self._told_secs = None
-        why = base.find_full(self.workdir) or "no reason is known yet"
-        self._progress.show_text(
-            f"pause: no step for {secs:.1f} s (median {usual_secs:.1f} s); " f"{why}"
-        )
+    self._strikes.read()  # After agents were polled: a victim tells before it dies.
+    is_over, is_stopping = self._is_over, self._is_asked_to_stop
+    goes_on = bool(self._cluster.num_running) or not is_stopping and self._expects_joins()
+    self._show_progress(now_secs)
+    if not goes_on:
+      return False
+    patience_secs = _SAVE_SECS + 10 * max(self._step_secs)
+    if now_secs > self._stop_secs + patience_secs:
+      raise ValueError("No step ended in time to be saved.")
+    usual_secs, secs = statistics.median(self._step_secs), now_secs - self._told_secs
+    if not is_over and secs > max(_LEAST_SLOW_SECS, _SLOW * usual_secs):
+      self._told_secs = math.inf  # Once, unless the log has given a reason.
+      why = base.find_full(self.workdir) or "no reason is known yet"
+      self._progress.show_text(
+          f"pause: no step for {secs:.1f} s (median {usual_secs:.1f} s); {why}"
+      )
+    num_own = self._cluster.num_failed - self._strikes.num_deaths
+    if not self._has_stepped and num_own > 0:
+      raise base.EndedError(self._cluster.mistake or "A node has failed before the first step.")
+    if is_over:  # The nodes that remain after a while joined after the end of the run.
+      self._over_secs = min(self._over_secs, now_secs)
+      return now_secs <= self._over_secs + _LEAVE_SECS
+    if self._cluster.mistake and not self._cluster.has_live_members():
+      return False  # The remaining nodes would wait for others for ever.
+    if not is_stopping:
+      self._start_due(now_secs)
+    return True
 
   def _expects_joins(self) -> bool:
     """Returns whether nodes will still join, after all others were killed."""
-    if self._replayed is not None:
+    if self.replay is not None:
       return any(event.kind == "add" for event in self._events)
     are_struck = self._cluster.num_failed <= self._strikes.num_deaths
     return are_struck and not self._is_over and self._strikes.call_next()
 
   def _start_due(self, now_secs: float) -> None:
     self._joins += [_Join()] * self._strikes.take_joins()
-    self._replace_lost(now_secs)
+    for name, join in [*self._joining.items()]:
+      if self._cluster.has_failed(name):  # Before it has joined; training may wait.
+        del self._joining[name]
+        if self._cluster.find_number(name) is None:
+          self._try_again(join, f"{name} could not join", now_secs)
     for join in [j for j in self._joins if j.due_secs <= now_secs]:
       self._joins.remove(join)
       self._start_join(join, now_secs)
     if self._events and self._has_stepped:
-      start_secs = self._trace_secs = now_secs if self._trace_secs is None else self._trace_secs
-      while self._events and self._events[0].time_ms <= 1e3 * (now_secs - start_secs):
+      self._trace_secs = min(self._trace_secs, now_secs)
+      while self._events and self._events[0].time_ms <= 1e3 * (now_secs - self._trace_secs):
         self._play(self._events.popleft(), now_secs)
 
   def _start_join(self, join: _Join, now_secs: float) -> None:
@@ -351,19 +341,9 @@ class ClusterRun:
       name = self.start_node(join.zone, join.node)
     except OSError as error:
       return self._try_again(join, f"no node can start: {error}", now_secs)
-    if self._replayed is not None and join.node:
-      self._replayed[join.node] = name
-    else:
+    if not join.node:
       self._joining[name] = join
       self._progress.show_text(f"{name} starts, to join")
-
-  def _replace_lost(self, now_secs: float) -> None:
-    """Replaces nodes that failed before they joined; training may wait."""
-    for name, join in [*self._joining.items()]:
-      if self._cluster.has_failed(name):
-        del self._joining[name]
-        if self._cluster.find_number(name) is None:
-          self._try_again(join, f"{name} could not join", now_secs)
 
   def _try_again(self, join: _Join, why: str, now_secs: float) -> None:
     secs = min(2.0**join.tries, _MAX_PAUSE_SECS)
@@ -372,7 +352,6 @@ class ClusterRun:
     self._joins.append(join)
 
   def _play(self, event: trace_lib.Event, now_secs: float) -> None:
-    assert self._replayed is not None
     if event.kind == "add":
       self._replayed.pop(event.node, None)  # Of its former life.
       self._start_join(_Join(event.zone, event.node), now_secs)
@@ -397,7 +376,7 @@ class ClusterRun:
       if line.get("event") == jsonl.START:
         self._starts.append(line["step"])
       if line.get("event") == "pause":
-        self._told_secs = None  # The log gives a reason.
+        self._told_secs = math.inf  # The log gives a reason.
       elif "event" not in line:
         self._told_secs = now_secs
       events.show(self._progress, line)

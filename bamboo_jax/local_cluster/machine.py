@@ -112,19 +112,6 @@ class LocalCluster:
     with contextlib.suppress(OSError):  # The folder is away for a moment.
       judge.stop(self.records, _NAME)
 
-  def _explain_end(self, name: str, code: int) -> str:
-    said, log = "", self.logs / f"{name}.agent.log"
-    # If it was not killed, its log may end with the reason.
-    if code > 0 and log.exists():
-      said = children.read_tail(log, num_lines=1).removeprefix("error: ")
-    if code == children.MISTAKE:
-      self.mistake = said
-    said = said or f"Node {name}: its agent {children.describe_exit(code)}."
-    return (
-        f"{said} {self.num_running} of {self.num_running + 1} nodes are left; "
-        f"agent: pid {self._agents[name].pid}, log {log}"
-    )
-
   def find_number(self, name: str) -> base.NodeId | None:
     """Returns the number of a node in the run; None if no view has it, or that is not known."""
     with contextlib.suppress(OSError):  # The folder is away for a moment.
@@ -168,7 +155,17 @@ class LocalCluster:
         self._ended.add(name)
         if code not in _GOOD_ENDS:
           self.num_failed += 1
-          said[name] = self._explain_end(name, code)
+          # If it was not killed, its log may end with the reason.
+          why, log = "", self.logs / f"{name}.agent.log"
+          if code > 0 and log.exists():
+            why = children.read_tail(log, num_lines=1).removeprefix("error: ")
+          if code == children.MISTAKE:
+            self.mistake = why
+          why = why or f"Node {name}: its agent {children.describe_exit(code)}."
+          said[name] = (
+              f"{why} {self.num_running} of {self.num_running + 1} nodes are left; "
+              f"agent: pid {process.pid}, log {log}"
+          )
     return said
 
 

@@ -71,22 +71,22 @@ def run(
   if this node failed, `KeyboardInterrupt` if it was told to end at once.
   """
   allow_files()
-  must_restart, agent = True, None
+  agent: agent_lib.Agent | None = None
   if metrics_port is not None:
     try:
       exporter.serve(metrics_port, host=metrics_host, agent=lambda: agent)
     except (OSError, OverflowError) as error:  # The latter: above 65535.
       logging.warning("No metrics at port %d: %s.", metrics_port, error)
-  while must_restart:
+  while True:
     agent = agent_lib.make_agent(records, options, identity, spare)
     if narrator is not None:
       narrator.follow(agent)
     reason = asyncio.run(_run(agent))
-    must_restart, spare = agent.must_restart, None
-    options = dataclasses.replace(options, is_again=True)
+    if not agent.must_restart:
+      break
+    options, spare = dataclasses.replace(options, is_again=True), None
   if narrator is not None:
     narrator.close()
-  assert agent is not None
   if reason and agent.is_mistake:  # The last line of the log explains it.
     tail = children.read_tail(pathlib.Path(options.log), num_lines=1)
     raise base.EndedError(tail.removeprefix("error: "))
@@ -109,19 +109,15 @@ async def _run(agent: agent_lib.Agent) -> str:
   loop, task = asyncio.get_running_loop(), asyncio.current_task()
   assert task is not None
 
-  def hear_sigterm() -> None:
-    if not agent.give_notice("SIGTERM"):
+  def hear(number: signal.Signals) -> None:
+    if not agent.give_notice(number.name) and number == signal.SIGTERM:
       task.cancel()
 
-  def notice(number: signal.Signals) -> None:
-    agent.give_notice(number.name)
-
-  loop.add_signal_handler(signal.SIGTERM, hear_sigterm)
   loop.add_signal_handler(signal.SIGINT, task.cancel)
-  # Some schedulers announce the end of the job so; and a terminal that closes.
-  for number in (signal.SIGUSR1, signal.SIGHUP):
-    if signal.getsignal(number) is not signal.SIG_IGN:  # As under `nohup`.
-      loop.add_signal_handler(number, notice, number)
+  # Some schedulers announce the end of the job by SIGUSR1, and a terminal that closes by SIGHUP.
+  for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+    if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:  # By `nohup`.
+      loop.add_signal_handler(number, hear, number)
   try:
     return await agent.run()
   except asyncio.CancelledError:

@@ -47,7 +47,7 @@ class Strikes:
     self._faults, self._cluster = faults, cluster
     self._told = jsonl.NodesReader(cluster.workdir)
     self._num_joins = 0
-    self._slow: dict[int, float] = {}  # Factors of suspended workers, by process.
+    self._slow: set[int] = set()  # Processes of workers that are suspended often.
     self._lock = threading.RLock()  # A page causes faults in a thread of its own.
 
   @property
@@ -109,12 +109,11 @@ class Strikes:
       if kind == "notice":
         self._cluster.give_notice(node)
       elif kind == "slow":
-        is_slow = pid in self._slow
-        self._slow[pid] = faults_lib.Fault.factor
-        if not is_slow:
+        if pid not in self._slow:
+          self._slow.add(pid)
           threading.Thread(target=self._alternate, args=(pid,), name="slow", daemon=True).start()
       else:
-        self._slow.pop(pid, None)
+        self._slow.discard(pid)
         self._note_death(node)
         with contextlib.suppress(ProcessLookupError):  # It is dead already.
           os.kill(pid, signal.SIGSTOP if kind == "stop" else signal.SIGKILL)
@@ -139,16 +138,19 @@ class Strikes:
       self.kills[number] = time.perf_counter()
 
   def _alternate(self, pid: int) -> None:
-    """Suspends a worker often, so that it runs 1 / `factor` of the time."""
+    """Suspends a worker often, so that it runs a part of the time."""
+    part = 1 / faults_lib.Fault.factor
     while True:
-      for number in signal.SIGSTOP, signal.SIGCONT:
+      for number, secs in (
+          (signal.SIGSTOP, (1 - part) * _PERIOD_SECS),
+          (signal.SIGCONT, part * _PERIOD_SECS),
+      ):
         with self._lock:  # Another fault ends it, and may have stopped it.
-          if (factor := self._slow.get(pid)) is None:
+          if pid not in self._slow:
             return
           try:
             os.kill(pid, number)
           except ProcessLookupError:  # It has ended.
-            del self._slow[pid]
+            self._slow.remove(pid)
             return
-        part = 1 - 1 / factor if number is signal.SIGSTOP else 1 / factor
-        time.sleep(part * _PERIOD_SECS)
+        time.sleep(secs)

@@ -116,18 +116,18 @@ class RunTest(folders.FolderCase):
     return shown
 
   def test_events_of_a_trace_in_order_of_time(self):
-    one, done = self.start_run(), {}
     trace = readers.parse_trace(_TRACE, source="t.csv")
     planned = scale.plan_replay(scale.scale(trace, num_nodes=None, time_scale=0.1))
-    names = [one.start_node(zone) for zone in "ab"]
+    one, done = self.start_run(replay=planned), {}
+    for zone, node in zip("ab", planned.first, strict=True):
+      one.start_node(zone, node)
     self.nodes.events.clear()
-    one.play(planned, names)
-    for now in (50.0, 50.09, 50.1, 50.2, 50.25, 50.31, 51.0):
+    for now in (0.09, 0.1, 0.2, 0.25, 0.31, 1.0):
       one.tend(now)
       done[now] = [*self.nodes.events]
       self.nodes.events.clear()
-    events = {50.1: ["notice n0"], 50.2: ["remove n0", "add n2 a"], 50.31: ["add n3 a"]}
-    events[51.0] = ["remove n2"]
+    events = {0.1: ["notice n0"], 0.2: ["remove n0", "add n2 a"], 0.31: ["add n3 a"]}
+    events[1.0] = ["remove n2"]
     self.assertEqual({now: events for now, events in done.items() if events}, events)
 
   def test_each_line_is_shown_once(self):
@@ -230,15 +230,12 @@ class RunTest(folders.FolderCase):
     self.assertEqual(texts, want)
 
   def test_a_node_that_cannot_be_started_is_tried_again(self):
-    for node, want in (("", ["add n3 b"]), ("a/1", ["add n3 a", "remove n3"])):
-      one = self.start_run()
+    text = "0,add,a/0\n9,add,a/1\n30000,remove,a/1"
+    planned = scale.plan_replay(readers.parse_trace(text, source="t.csv"))
+    for replay, want in ((None, ["add n3 b"]), (planned, ["add n3 a", "remove n3"])):
+      one = self.start_run(replay=replay)
       self.nodes.error = OSError("Resource temporarily unavailable")
-      if node:
-        text = "0,add,a/0\n9,add,a/1\n30000,remove,a/1"
-        planned = scale.plan_replay(readers.parse_trace(text, source="t.csv"))
-        one.play(planned, ["n9"])
-      else:
-        self.nodes.num_joins = 1
+      self.nodes.num_joins = int(not replay)
       for now in (0.0, 0.01, 1.5, 3.5):
         one.tend(now)
       why = "no node can start: Resource temporarily unavailable; another one"

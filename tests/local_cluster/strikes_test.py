@@ -90,7 +90,7 @@ class StrikesTest(folders.FolderCase):
     self.assertIn(True, seen)
     self.assertIn(False, seen[1:])
     one.cause("stop", "n1")  # It stays stopped.
-    self.assertEqual(one._slow, {})
+    self.assertEmpty(one._slow)
     self.check({"n1": "STOP"}, [])
 
   def test_what_victims_tell(self):
