@@ -38,11 +38,8 @@ def hold(records: records_lib.Records, *, patience_secs: float) -> Iterator["Hol
     view = judge.begin_run(records, judge.ALONE, patience_secs, alone=(me,))
     run = judge.describe_run(me.incarnation, {"command": judge.ALONE})
     records.make(f"run/{view.run}", run)
-    holder = Holder(records, view)
-    try:
+    with contextlib.closing(Holder(records, view)) as holder:
       yield holder
-    finally:
-      holder.close()
 
 
 class Holder:

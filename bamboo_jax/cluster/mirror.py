@@ -61,7 +61,9 @@ def take(workdir: str) -> pathlib.Path:
                 f"A run on this machine writes to {folder}, but {workdir} was emptied, or has "
                 "another run: end it first."
             )
-          _remove_run(folder)
+          for path in folder.iterdir():
+            if path.name not in _OF_MACHINE:
+              (shutil.rmtree if path.is_dir() else os.unlink)(path)
       drawn = pathlib.Path(identity.draw_secret(folder))
       bucket.create(_SECRET, drawn.read_bytes())  # Also if it is there: may this process write?
       if (found := bucket.read(_SECRET)) != drawn.read_bytes():
@@ -81,14 +83,6 @@ def _held(log: pathlib.Path) -> Iterator[bool]:
     except BlockingIOError:
       is_free = False
     yield is_free
-
-
-def _remove_run(folder: pathlib.Path) -> None:
-  for path in folder.iterdir():
-    if path.is_dir() and path.name not in _OF_MACHINE:
-      shutil.rmtree(path)
-    elif path.is_file() and path.name not in _OF_MACHINE:
-      path.unlink()
 
 
 def look(workdir: str) -> pathlib.Path:
@@ -131,23 +125,20 @@ class Mirror:
     If this member `is_writer` of the log, it puts all other files, too.
     """
     with self._lock:
-      self._push(name, is_writer)
-
-  def _push(self, name: str, is_writer: bool) -> None:
-    rows = self._folder / "rows"
-    paths = [*rows.glob(f"{name or '*'}.json")]
-    if is_writer:
-      paths += rows.glob(rows_lib.PLANNED) if name else ()
-      paths += [p for p in self._folder.glob("[!.]*") if p.is_file() and p.name != _SECRET]
-    # The log is last: who finds it finds the others.
-    for path in sorted(paths, key=lambda path: path.name == _METRICS):
-      status, key = path.stat(), path.relative_to(self._folder).as_posix()
-      stamp = status.st_mtime_ns, status.st_size
-      if self._put.get(key) != stamp:
-        if key == _METRICS and self._is_behind and (self.pull() or self._is_behind):
-          raise OSError(f"{self._url}/{key} has lines that are not here, so it stays as it is")
-        self._bucket.put(key, path.read_bytes())
-        self._put[key] = stamp
+      rows = self._folder / "rows"
+      paths = [*rows.glob(f"{name or '*'}.json")]
+      if is_writer:
+        paths += rows.glob(rows_lib.PLANNED) if name else ()
+        paths += [p for p in self._folder.glob("[!.]*") if p.is_file() and p.name != _SECRET]
+      # The log is last: who finds it finds the others.
+      for path in sorted(paths, key=lambda path: path.name == _METRICS):
+        status, key = path.stat(), path.relative_to(self._folder).as_posix()
+        stamp = status.st_mtime_ns, status.st_size
+        if self._put.get(key) != stamp:
+          if key == _METRICS and self._is_behind and (self.pull() or self._is_behind):
+            raise OSError(f"{self._url}/{key} has lines that are not here, so it stays as it is")
+          self._bucket.put(key, path.read_bytes())
+          self._put[key] = stamp
 
   def clear_rows(self) -> None:
     """Removes the rows there, of an earlier run."""

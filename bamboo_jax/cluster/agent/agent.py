@@ -501,19 +501,15 @@ class Agent:
         if self.is_ending:
           return
         is_gone = isinstance(error, mesh_lib.GoneError)
+        self._is_news.set()
         if is_gone and not roster.view.find(who):
-          return await self._forget_newcomer(who)
+          self._links.pop(who, None)
+          roster.drop(who)
+          with self._warned():  # One that lives marks itself again.
+            await self._judge(Records.drop, f"nodes/{who}")
+          return
         why = f"its agent cannot be reached: {error}"
         roster.unreachable[who] = messages.Suspect(who, why, is_gone)
-        self._is_news.set()
-
-  async def _forget_newcomer(self, who: str) -> None:
-    """Removes the mark of an agent that has left; one that lives marks itself again."""
-    self._links.pop(who, None)
-    self.roster.drop(who)
-    self._is_news.set()
-    with self._warned():
-      await self._judge(Records.drop, f"nodes/{who}")
 
   def _mend(self, who: str) -> None:
     """Withdraws the suspicion of an agent whose host accepts connections again.
@@ -572,7 +568,11 @@ class Agent:
           self._finish(error=base.RunFailedError(message.failed))
         self._is_news.set()
       case messages.NewView(view):
-        self._hear_view(view)
+        # Agents that are not members need not know the views in between.
+        if (known := roster.view.number) in (0, view.number - 1) or not roster.is_member:
+          self._adopt(view)
+        elif view.number > known:
+          self._start_once(self._catch_up)
       case messages.Beginning():
         self._received = message
         if self.has_worker and roster.origin is None:
@@ -754,7 +754,10 @@ class Agent:
 
   async def _make(self, view: views.View) -> views.View:
     """Makes the view after the current one; returns and adopts the one that is there."""
-    view = dataclasses.replace(view, silence_secs=self._find_silence(view))
+    lost = [i for i in self.roster.members if not view.find(i)]
+    found = [self._watch.silent_secs(i, self._now()) for i in lost]
+    if (known := [secs for secs in found if secs is not None]) and len(known) == len(lost):
+      view = dataclasses.replace(view, silence_secs=max(known))
     made: views.View = await self._judge(judge.make_view, self.roster.view, view)
     self._learn([made])
     return made
@@ -772,17 +775,6 @@ class Agent:
       if view.number > self.roster.view.number:
         self._tell(messages.NewView(view))  # Others may not reach the judge.
         self._adopt(view)
-
-  def _hear_view(self, view: views.View) -> None:
-    """Adopts a view of another agent, after reading those in between.
-
-    Agents that are not members need not know the views in between.
-    """
-    known = self.roster.view.number
-    if known in (0, view.number - 1) or not self.roster.is_member:
-      self._adopt(view)
-    elif view.number > known:
-      self._start_once(self._catch_up)
 
   async def _catch_up(self) -> None:
     """Reads the log, which settles the doubts that the worker had before.
@@ -827,12 +819,6 @@ class Agent:
     elif self._epoch is not None:
       self._compare_origin(view)
     self._is_due.set()
-
-  def _find_silence(self, view: views.View) -> float | None:
-    """Returns `View.silence_secs` of a view that this agent proposes."""
-    lost = [i for i in self.roster.members if not view.find(i)]
-    found = [s for i in lost if (s := self._watch.silent_secs(i, self._now())) is not None]
-    return max(found) if lost and len(found) == len(lost) else view.silence_secs
 
   def _leave_out(self, former: views.View, view: views.View) -> None:
     """Cuts connections with removed nodes; connects to the members of a view."""

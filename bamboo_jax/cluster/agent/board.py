@@ -67,9 +67,14 @@ class Board:
         if number == view and members and len(values) >= len(members)
         if values.keys() >= members
     ]
-    for gathered in taken:
-      del self._values[view, gathered.key]
-      self._note_taken(view, gathered.key)
+    for key in (gathered.key for gathered in taken):
+      del self._values[view, key]
+      self._taken.setdefault(view, collections.deque(maxlen=_NUM_TAKEN)).append(key)
+      if key != messages.BEGUN:  # All work in this view.
+        _drop_older(self._own, view)
+      own = self.own(view)
+      if key in (keys := [post.key for post in own]):
+        self._own[view] = own[keys.index(key) :]
     return taken
 
   def move_to(self, view: base.ViewId) -> None:
@@ -85,16 +90,6 @@ class Board:
     _drop_older(self._taken, view)
     for entry in [e for e in self._values if e[0] < view]:
       del self._values[entry]
-
-  def _note_taken(self, view: base.ViewId, key: str) -> None:
-    taken = self._taken.setdefault(view, collections.deque(maxlen=_NUM_TAKEN))
-    taken.append(key)
-    if key != messages.BEGUN:  # All work in this view.
-      _drop_older(self._own, view)
-    own = self._own.get(view, [])
-    keys = [post.key for post in own]
-    if key in keys:
-      self._own[view] = own[keys.index(key) :]
 
 
 def _drop_older(table: dict[base.ViewId, Any], view: base.ViewId) -> None:

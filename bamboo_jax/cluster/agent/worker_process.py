@@ -105,24 +105,19 @@ class WorkerProcess:
 
   async def wait(self) -> int:
     """Returns the exit status of the process, once it is ending."""
-    assert self._process is not None and self._ended is not None
+    assert self._process is not None and self._ended is not None and self._writer is not None
     while True:
       done, _ = await asyncio.wait([self._ended], timeout=_LOOK_SECS)
       code = self._ended.result() if done else children.find_exit(self._process.pid)
       if code is not None:
-        await self._read_rest()
-        return code
-
-  async def _read_rest(self) -> None:
-    """Reads what the process has said before its end, such as that the run is done.
-
-    A process that it has left may hold the other end, so the end is made here: what is in the
-    socket already is read nevertheless.
-    """
-    assert self._writer is not None
+        break
+    # It may have said something before its end, such as that the run is done. A process that it
+    # has left may hold the other end, so the end is made here: what is in the socket already is
+    # read nevertheless.
     with contextlib.suppress(OSError):  # It is closed already.
       self._writer.get_extra_info("socket").shutdown(socket.SHUT_RD)
     await asyncio.wait([self._reading])
+    return code
 
   async def _read(self, reader: asyncio.StreamReader, on_message: Callable[[Any], None]) -> None:
     try:
