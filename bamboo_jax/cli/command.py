@@ -147,7 +147,11 @@ def _heard() -> list[int]:
 def _interrupt(number: int, frame: types.FrameType | None) -> None:
   if number == signal.SIGHUP:
     _leave_terminal()
-  _start_watchdog(functools.partial(_end, number))
+  # An interrupt may come between acquiring a lock and recording that it is held: then the
+  # interrupted code never returns.
+  watchdog = threading.Timer(_PATIENCE_SECS, _end, (number,))
+  watchdog.daemon = True
+  watchdog.start()
   _raise(number, frame)
 
 
@@ -211,16 +215,6 @@ def _open_standard_files() -> None:
 def _end(number: int, unused_frame: object = None) -> NoReturn:
   hint = _find_hint()
   fail(_ENDS[number] + (f"; {hint}" if hint else ""), 128 + number)
-
-
-def _start_watchdog(end: Callable[[], NoReturn]) -> None:
-  """Ends the process after 30 s even if the interrupted code never returns.
-
-  An interrupt may come between acquiring a lock and recording that it is held.
-  """
-  watchdog = threading.Timer(_PATIENCE_SECS, end)
-  watchdog.daemon = True
-  watchdog.start()
 
 
 class _LineFormatter(std_logging.Formatter):

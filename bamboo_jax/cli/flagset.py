@@ -66,7 +66,7 @@ def flag(
 
 
 def part(kind: type[Any]) -> Any:
-  """Declares the flags of another dataclass, whose value is the field's."""
+  """Declares the flags of another dataclass, whose value is the field's; parts come last."""
   return dataclasses.field(default_factory=kind)
 
 
@@ -180,7 +180,11 @@ def to_argv(given: Any, *names: str) -> list[str]:
 def render(kind: type[Any], heading: str = "flags") -> str:
   """Returns the flags as lines of help, those of each part apart."""
   lines, hints = [f"{heading}:"], typing.get_type_hints(kind)
-  for field, hint in _walk(kind, with_parts=False):
+  for field in dataclasses.fields(kind):
+    hint = config_lib.without_none(hints[field.name])
+    if not field.metadata:
+      lines += ["", render(hint, (hint.__doc__ or "").splitlines()[0].rstrip("."))]
+      continue
     name, default, how = _name(field), field.default, field.metadata
     shown = name.upper() if how["takes_rest"] else f"--{'[no]' * (hint is bool)}{name}"
     text = f"  {shown}: {how['limits'].help}"
@@ -192,10 +196,6 @@ def render(kind: type[Any], heading: str = "flags") -> str:
       shown = ",".join(map(str, default)) if isinstance(default, tuple) else repr(default)
       text += f" (default: {shown})"
     lines += textwrap.wrap(text, 80, subsequent_indent="    ", break_on_hyphens=False)
-  for field in dataclasses.fields(kind):
-    if not field.metadata:
-      inner = hints[field.name]
-      lines += ["", render(inner, (inner.__doc__ or "").splitlines()[0].rstrip("."))]
   return "\n".join(lines)
 
 
@@ -203,15 +203,13 @@ def _name(field: dataclasses.Field[Any]) -> str:
   return field.name.rstrip("_")
 
 
-def _walk(
-    kind: type[Any], *, with_parts: bool = True
-) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
+def _walk(kind: type[Any]) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
   """Yields each flag and its type without None; a part has no metadata."""
   hints = typing.get_type_hints(kind)
   for field in dataclasses.fields(kind):
     if field.metadata:
       yield field, config_lib.without_none(hints[field.name])
-    elif with_parts:
+    else:
       yield from _walk(hints[field.name])
 
 
