@@ -58,8 +58,7 @@ def main(flags: AgentFlags) -> None:
   placement.check_zone(flags.zone)
   identity_lib.check_host(given.host, secret=b"of the run")
   folder = mirror.take(given.workdir)
-  own = dataclasses.replace(given, identity=given.identity.drawn(folder))
-  identity = own.identity.make("agent", given.name, host=given.host)
+  identity = given.identity.make("agent", given.name, host=given.host, folder=folder)
   records = records_lib.Records(given.workdir, identity.entry_key)
   notices = None
   if flags.notice != "none":
@@ -71,7 +70,7 @@ def main(flags: AgentFlags) -> None:
       name=given.name,
       zone=flags.zone,
       host=given.host,
-      command=[sys.executable, "-m", "bamboo_jax.launch.worker", *flagset.to_argv(own)],
+      command=[sys.executable, "-m", "bamboo_jax.launch.worker", *flagset.to_argv(given)],
       notices=notices,
   )
   with progress_lib.ProgressLine(num_steps=given.config.num_steps) as progress:

@@ -24,15 +24,13 @@ class IdentityFlags:
       "from the secret.",
   )
 
-  def drawn(self, workdir: pathlib.Path) -> "IdentityFlags":
-    """Returns the same with a secret, which is drawn in a folder if it is not given."""
-    if self.secret is not None:
-      return self
-    return dataclasses.replace(self, secret=identity_lib.draw_secret(workdir))
+  def make(self, role: str, name: str, *, host: str, folder: pathlib.Path) -> identity_lib.Identity:
+    """Returns the identity of this process, which listens on `host`.
 
-  def make(self, role: str, name: str, *, host: str) -> identity_lib.Identity:
-    """Returns the identity of this process, which listens on `host`."""
-    secret = identity_lib.read_secret(self.secret)
+    A secret that is not given is that of the folder of the run, where the first process draws it.
+    """
+    file = identity_lib.draw_secret(folder) if self.secret is None else self.secret
+    secret = identity_lib.read_secret(file)
     identity_lib.check_host(host, secret=secret)  # It signs records.
     who: dict[str, Any] = dict(run=self.run, role=role, name=name)
     if self.certificates is None:

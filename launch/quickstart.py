@@ -72,20 +72,15 @@ def main(flags: QuickstartFlags) -> None:
     print(line)
   if not contents.show_ends(folders):
     sys.exit(1)
-  _show_control(folders[0])
+  where = workdir_lib.Workdir.at(str(folders[0]))
+  if where.control.exists():  # Not if there is only one share.
+    # A lost share would have been noticed.
+    control = json.loads(where.control.read_text())
+    if line := story.render_control(control, summary_lib.read_summary(where.summary)):
+      print(line)
   here = os.path.relpath(pathlib.Path(sys.executable).parent / "bamboo")
   bamboo = "bamboo" if shutil.which("bamboo") else here
   print("identical", *story.render_next(bamboo), sep="\n")
-
-
-def _show_control(folder: pathlib.Path) -> None:
-  """Shows that a lost share would have been noticed."""
-  where = workdir_lib.Workdir.at(str(folder))
-  if where.control.exists():  # Not if there is only one share.
-    summary = summary_lib.read_summary(where.summary)
-    control = json.loads(where.control.read_text())
-    if line := story.render_control(control, summary):
-      print(line)
 
 
 if __name__ == "__main__":

@@ -118,7 +118,11 @@ def _compare(flags: SimulateFlags, workdir: pathlib.Path, where: sweep.Where) ->
     flagset.refuse(["seeds"], "without --sweep")
   if flags.config.study.table.file is None:
     flagset.refuse_keys(["study.table"], "without config.study.table.file")
-  swept = _read_sweep(flags)
+  swept = compare.Sweep()
+  for field, values in ablation.read_sweeps([flags.sweep] if flags.sweep else []).items():
+    if field == "recovery.policy":
+      raise ValueError(f"--sweep={field}: give the policies as --policies=A,B.")
+    swept = compare.Sweep(field, tuple(values.values()), flags.seeds)
   for option in ("study.table.file", "plan.profile"):
     costs = functools.reduce(getattr, option.split("."), flags.config)
     if costs is not None and swept.field != option:
@@ -154,14 +158,6 @@ def _check_policies(names: tuple[str, ...], swept: compare.Sweep) -> None:
   flagset.refuse_keys(keys, when)
   if swept.values and swept.field in keys:
     flagset.refuse_texts([f"--sweep={swept.field}"], when)
-
-
-def _read_sweep(flags: SimulateFlags) -> compare.Sweep:
-  for field, values in ablation.read_sweeps([flags.sweep] if flags.sweep else []).items():
-    if field == "recovery.policy":
-      raise ValueError(f"--sweep={field}: give the policies as --policies=A,B.")
-    return compare.Sweep(field, tuple(values.values()), flags.seeds)
-  return compare.Sweep()
 
 
 def _find_trace(name: str, workdir: pathlib.Path) -> str:

@@ -94,10 +94,15 @@ class StatusFlags:
 
 def main(flags: StatusFlags) -> None:
   """Reads the records, and prints or serves."""
-  if flags.stacks:
-    _ask(flags.observed.workdir)
-    return
   observed = flags.observed
+  if flags.stacks:
+    if observed.workdir is None:
+      raise ValueError("The flag --workdir is needed, with --stacks.")
+    logs = mirror.local(observed.workdir) / "logs"
+    if not (workers := inquiry.find_workers(logs)):
+      raise ValueError(f"No worker of {observed.workdir} runs on this machine.")
+    print(*inquiry.render(inquiry.ask(workers, logs)), sep="\n")
+    return
   read = _open_feed(observed, observed.open())
   if flags.json:
     print(json.dumps(read()))
@@ -130,16 +135,6 @@ def _open_feed(
     return feed.read()
 
   return read
-
-
-def _ask(workdir: str | None) -> None:
-  if workdir is None:
-    raise ValueError("The flag --workdir is needed, with --stacks.")
-  logs = mirror.local(workdir) / "logs"
-  if not (workers := inquiry.find_workers(logs)):
-    raise ValueError(f"No worker of {workdir} runs on this machine.")
-  for line in inquiry.render(inquiry.ask(workers, logs)):
-    print(line)
 
 
 def _show(read: Callable[[], dict[str, Any]], *, watches: bool) -> None:

@@ -14,7 +14,6 @@ other, as another one.
 Several files are zones of one cluster. Formats: `docs/research/traces.md`.
 """
 
-from collections.abc import Sequence
 import dataclasses
 import pathlib
 
@@ -25,7 +24,7 @@ from bamboo_jax.config import Config
 from bamboo_jax.launch import cli
 from bamboo_jax.metrics import plots
 from bamboo_jax.report import trace_report
-from bamboo_jax.traces import generator, readers, scale, trace as trace_lib
+from bamboo_jax.traces import generator, readers, scale
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,11 +72,21 @@ def main(flags: TraceFlags) -> None:
     raise ValueError("The flag --out is needed: where to write the trace.")
   for path in filter(None, (flags.out, flags.events)):
     cli.check_folder(path)
-  if name == "show":
-    trace_report.show(_read(flags, files), path=flags.events, figure=flags.out, formats=formats)
+  if name == "generate":
+    if files:
+      raise ValueError(f"Unexpected arguments: {' '.join(files)}")
+    section = flags.config.study.trace
+    trace = generator.generate_trace(section, seed=flags.seed, name=str(flags.out))
   else:
-    trace = _generate(flags, files) if name == "generate" else _resample(flags, files)
-    trace_report.show(trace, path=flags.out)
+    trace = readers.read_traces(files, seed=flags.seed)
+    trace = scale.scale(trace, num_nodes=flags.num_nodes, time_scale=flags.time_scale)
+  if name == "show":
+    trace_report.show(trace, path=flags.events, figure=flags.out, formats=formats)
+    return
+  if name == "resample":
+    lengths = dict(hours=flags.hours, block_hours=flags.block_hours)
+    trace = generator.resample(trace, seed=flags.seed, name=str(flags.out), **lengths)
+  trace_report.show(trace, path=flags.out)
 
 
 def _formats_of(formats: tuple[str, ...], path: str | None) -> tuple[str, ...]:
@@ -92,28 +101,6 @@ def _formats_of(formats: tuple[str, ...], path: str | None) -> tuple[str, ...]:
     endings = " or ".join(f".{name}" for name in plots.FORMATS)
     raise ValueError(f"--out must end in {endings}, got {path!r}.")
   return formats if flagset.is_given("figure_format") else (suffix,)
-
-
-def _generate(flags: TraceFlags, files: Sequence[str]) -> trace_lib.Trace:
-  if files:
-    raise ValueError(f"Unexpected arguments: {' '.join(files)}")
-  return generator.generate_trace(flags.config.study.trace, seed=flags.seed, name=str(flags.out))
-
-
-def _resample(flags: TraceFlags, files: Sequence[str]) -> trace_lib.Trace:
-  return generator.resample(
-      _read(flags, files),
-      hours=flags.hours,
-      block_hours=flags.block_hours,
-      seed=flags.seed,
-      name=str(flags.out),
-  )
-
-
-def _read(flags: TraceFlags, files: Sequence[str]) -> trace_lib.Trace:
-  """Returns the trace in `files`, scaled by the flags."""
-  trace = readers.read_traces(files, seed=flags.seed)
-  return scale.scale(trace, num_nodes=flags.num_nodes, time_scale=flags.time_scale)
 
 
 if __name__ == "__main__":

@@ -49,10 +49,10 @@ def _train(flags: node.NodeFlags, argv: Sequence[str]) -> None:
   from bamboo_jax.runtime import program_store
   from bamboo_jax.training import run
 
-  folder = flags.program_cache
-  if folder is None:
-    folder = str(mirror.local(flags.workdir) / "programs")
-  programs = program_store.use(folder)
+  folder, programs_folder = mirror.local(flags.workdir), flags.program_cache
+  if programs_folder is None:
+    programs_folder = str(folder / "programs")
+  programs = program_store.use(programs_folder)
   run.train_in_cluster(
       flags.config,
       socket.socket(fileno=int(argv[4])),
@@ -61,7 +61,7 @@ def _train(flags: node.NodeFlags, argv: Sequence[str]) -> None:
       number=base.NodeId(int(argv[1])),
       stamp=argv[2],
       host=flags.host,
-      identity=flags.identity.make("worker", flags.name, host=flags.host),
+      identity=flags.identity.make("worker", flags.name, host=flags.host, folder=folder),
       faults=flags.faults,
       faults_run=flags.faults_run,
       started_secs=started_secs,
