@@ -70,5 +70,6 @@ from bamboo_jax.base.types import (
     StageId,
     stages,
     StepId,
+    StrPath,
     ViewId,
 )

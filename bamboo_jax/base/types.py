@@ -11,6 +11,7 @@ if it is such a number again; so are numbers that a user or a file gives.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+import os
 from typing import Any, cast, NamedTuple, NewType, TypeVar
 
 _T = TypeVar("_T")
@@ -20,6 +21,7 @@ NodeId = NewType("NodeId", int)
 StageId = NewType("StageId", int)
 ShareId = NewType("ShareId", int)
 PyTree = Any  # Nested containers of arrays, as JAX takes them.
+StrPath = str | os.PathLike[str]
 
 # Limit on the nodes of a run, the dead included.
 MAX_NODES = 8191
