@@ -13,7 +13,10 @@ import jax
 import numpy as np
 
 from bamboo_jax import base
+from bamboo_jax.models import layer as layer_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
+
+name_leaves, restore_layer = layer_lib.name_leaves, layer_lib.restore_leaves
 
 
 def copy_to_host(
@@ -77,18 +80,3 @@ def parse_specs(specs: Mapping[str, str]) -> dict[str, jax.ShapeDtypeStruct]:
     shape = tuple(int(size) for size in sizes.split(",") if size)
     parsed[name] = jax.ShapeDtypeStruct(shape, np.dtype(dtype))
   return parsed
-
-
-def restore_layer(arrays: Mapping[str, np.ndarray], like: base.PyTree) -> base.PyTree:
-  """Returns a state with the structure of `like` and these arrays."""
-  leaves = [arrays[name] for name in name_leaves(like)]
-  return jax.tree.unflatten(jax.tree.structure(like), leaves)
-
-
-def name_leaves(state: base.PyTree) -> dict[str, Any]:
-  """Returns the leaves of a layer's state, or of a part, by name."""
-  leaves = jax.tree_util.tree_leaves_with_path(state)
-  named = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
-  if len(named) < len(leaves):
-    raise ValueError(f"Two arrays of a layer have one name: {sorted(named)}.")
-  return named

@@ -4,8 +4,8 @@
   hub_config   config.json and our options
   hub_folder   reads and writes such a folder; reports all mismatches
   adapters     folders of `peft`: adapters of a model in another folder
-  companions   tokenizers and other files beside the weights
-  weights      a folder of either kind by layer; both directions
+  weights      a folder of either kind by layer; both directions; tokenizers and other
+               files beside the weights
 
 Read `weights`, then `names`.
 """

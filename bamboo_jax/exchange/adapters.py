@@ -7,7 +7,6 @@ tensors `lora_A` and `lora_B` of each adapted product.
 from collections.abc import Callable, Mapping
 import dataclasses
 import json
-import os
 import pathlib
 from typing import Any, NamedTuple
 
@@ -49,12 +48,12 @@ class Adapters(NamedTuple):
   options: dict[str, Any]
 
 
-def is_folder(path: str | os.PathLike[str]) -> bool:
+def is_folder(path: base.StrPath) -> bool:
   """Returns whether a folder has adapters."""
   return pathlib.Path(path, _CONFIG).is_file()
 
 
-def find_base(path: str | os.PathLike[str]) -> pathlib.Path:
+def find_base(path: base.StrPath) -> pathlib.Path:
   """Returns the folder that adapters name, which may be missing.
 
   Raises `base.CheckpointError` if their config is damaged.
@@ -65,7 +64,7 @@ def find_base(path: str | os.PathLike[str]) -> pathlib.Path:
   return inner if inner.is_dir() else pathlib.Path(str(named))
 
 
-def read_config(path: str | os.PathLike[str]) -> Adapters:
+def read_config(path: base.StrPath) -> Adapters:
   """Returns the content of the adapter_config.json in a folder.
 
   Raises `base.CheckpointError` if it is damaged, has settings that our models
@@ -116,9 +115,7 @@ def drop_adapters(model: model_lib.Model) -> model_lib.Model:
   return model if len(kept) == len(options) else zoo.make_model(**kept)
 
 
-def open_folder(
-    path: str | os.PathLike[str], model: model_lib.Model
-) -> Callable[[str], hub_folder.Arrays]:
+def open_folder(path: base.StrPath, model: model_lib.Model) -> Callable[[str], hub_folder.Arrays]:
   """Returns a function that reads the arrays of a layer, float32.
 
   Raises `base.CheckpointError` if the folders do not fit the model.
@@ -138,7 +135,7 @@ def open_folder(
 
 
 def write(
-    path: str | os.PathLike[str],
+    path: base.StrPath,
     model: model_lib.Model,
     *,
     read: Callable[[str], Mapping[str, np.ndarray]],

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 import dataclasses
 import re
-from typing import Any, NamedTuple
+from typing import Any
 
 from bamboo_jax import base
 
@@ -148,9 +148,6 @@ _ROPE = frozenset(  # Keys of `rope_scaling`, whose values are checked.
     (*_SLOWED, "factor", "partial_rotary_factor", "rope_theta")
 )
 _SCALINGS = ("rope_scaling", "rope_parameters")  # Older and newer name.
-_IMPOSSIBLE: dict[str, dict[str, Any]] = {  # Options without a counterpart.
-    "gpt2": {"attention_bias": False}
-}
 
 
 def family_of(name: str) -> Family:
@@ -160,15 +157,8 @@ def family_of(name: str) -> Family:
   return FAMILIES[name]
 
 
-class HubOptions(NamedTuple):
-  """Our options by name, and why a config.json does not fit our models."""
-
-  values: dict[str, Any]
-  problems: list[str]
-
-
-def read_options(family: Family, config: Mapping[str, Any]) -> HubOptions:
-  """Returns the options of our models that a config.json stands for."""
+def read_options(family: Family, config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+  """Returns our options by name, and why a config.json does not fit our models."""
   found: dict[str, Any] = {"tie_word_embeddings": family.options is not _LLAMA_OPTIONS, **config}
   rope, unfit = _read_rope(config)
   found |= rope
@@ -192,7 +182,7 @@ def read_options(family: Family, config: Mapping[str, Any]) -> HubOptions:
     if theirs not in found:
       problems.append(f"config.json has no {theirs}")
   options = {ours: found[theirs] for ours, theirs in family.options.items() if theirs in found}
-  return HubOptions(options, problems)
+  return options, problems
 
 
 def _read_rope(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -255,12 +245,11 @@ def make_config(
     ValueError: The architecture of `transformers` lacks such an option.
   """
   family = family_of(options["name"])
-  for option, value in _IMPOSSIBLE.get(options["name"], {}).items():
-    if options[option] == value:
-      raise ValueError(
-          f"{family.architecture} has no {option}={value}, so these weights "
-          "cannot be written for it."
-      )
+  if options.get("attention_bias") is False:
+    raise ValueError(
+        f"{family.architecture} has no attention_bias=False, so these weights cannot be written "
+        "for it."
+    )
   options = {"positions": options.get("sequence_length"), **options}
   config = {
       "architectures": [family.architecture],

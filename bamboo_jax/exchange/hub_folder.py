@@ -39,12 +39,12 @@ class Tensor(NamedTuple):
   shape: tuple[int, ...]
 
 
-def is_hub_folder(path: str | os.PathLike[str]) -> bool:
+def is_hub_folder(path: base.StrPath) -> bool:
   """Returns whether there are safetensors files."""
   return any(pathlib.Path(path).glob("*.safetensors"))
 
 
-def hint_at_download(path: str | os.PathLike[str]) -> str:
+def hint_at_download(path: base.StrPath) -> str:
   """Returns how to download a missing folder, if its name may be one of the hub; else ""."""
   named = re.fullmatch(r"(?:([\w-][\w.-]*)/)?([\w-][\w.-]*)", str(path))
   if named is None or os.path.exists(path) or (named[1] and os.path.exists(named[1])):
@@ -55,8 +55,8 @@ def hint_at_download(path: str | os.PathLike[str]) -> str:
   )
 
 
-def read_options(path: str | os.PathLike[str], family: hub_config.Family) -> hub_config.HubOptions:
-  """Returns our options for the config.json in a folder.
+def read_options(path: base.StrPath, family: hub_config.Family) -> tuple[dict[str, Any], list[str]]:
+  """Returns `hub_config.read_options` for the config.json in a folder.
 
   Raises `base.CheckpointError` if it is damaged.
   """
@@ -79,7 +79,7 @@ def read_json(file: pathlib.Path) -> dict[str, Any]:
     raise base.CheckpointError(f"Cannot read {file}: {error}.{hint}") from error
 
 
-def open_folder(path: str | os.PathLike[str], model: model_lib.Model) -> Callable[[str], Arrays]:
+def open_folder(path: base.StrPath, model: model_lib.Model) -> Callable[[str], Arrays]:
   """Returns a function that reads the arrays of a layer, float32.
 
   The function raises `base.CheckpointError` for NaN or infinite values.
@@ -168,7 +168,7 @@ def check(
 
 
 def write(
-    path: str | os.PathLike[str],
+    path: base.StrPath,
     model: model_lib.Model,
     *,
     read: Callable[[str], Mapping[str, np.ndarray]],

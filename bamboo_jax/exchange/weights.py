@@ -2,15 +2,21 @@
 
 A folder holds safetensors files of `transformers`, or is one of our
 checkpoints, or a workdir or folder with several, of which the newest is read.
+
+Tokenizers and settings of text generation accompany the weights: an import keeps
+them beside its checkpoint, and an export finds them there, or in the folders named
+by the config.json of a run.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 import functools
 import os
 import pathlib
 import secrets
 import shutil
 from typing import Any
+
+from absl import logging
 
 from bamboo_jax import base
 from bamboo_jax.checkpoint import (
@@ -19,14 +25,31 @@ from bamboo_jax.checkpoint import (
     folder as folder_lib,
     manifest as manifest_lib,
 )
-from bamboo_jax.exchange import adapters, companions, hub_config, hub_folder, names
+from bamboo_jax.exchange import adapters, hub_config, hub_folder, names
 from bamboo_jax.models import layer as layer_lib, model as model_lib, zoo
 
 _KINDS = ("params/", "stats/")  # Optimizer slots are not weights.
+# Files beside weights: settings of text generation, and a tokenizer.
+_GENERATION = ("generation_config.json",)
+_TOKENIZER = (
+    "added_tokens.json",
+    "chat_template.jinja",
+    "merges.txt",
+    "preprocessor_config.json",
+    "special_tokens_map.json",
+    "spiece.model",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+    "vocab.txt",
+)
+
+Files = dict[str, pathlib.Path]  # By name.
 
 
 def open_weights(
-    path: str | os.PathLike[str], model: model_lib.Model
+    path: base.StrPath, model: model_lib.Model
 ) -> Callable[[str], layer_lib.Variables]:
   """Returns a function from the name of a layer to its variables.
 
@@ -42,12 +65,12 @@ def open_weights(
     model = adapters.drop_adapters(model)
     read = hub_folder.open_folder(path, model)
   else:
-    checkpoint = _find_checkpoint(path)
-    if "lora_rank" not in _options_of(checkpoint):
+    checkpoint, manifest = _find_checkpoint(path)
+    if "lora_rank" not in manifest.meta["model"]:
       model = adapters.drop_adapters(model)
-    read = _open_checkpoint(checkpoint, model)
+    read = _open_checkpoint(checkpoint, manifest, model)
   like = model.variable_shapes()
-  return lambda name: layer_arrays.restore_layer(read(name), like[name])
+  return lambda name: layer_lib.restore_leaves(read(name), like[name])
 
 
 def open_later(
@@ -60,9 +83,7 @@ def open_later(
   return lambda layer: read()(layer)
 
 
-def import_folder(
-    path: str | os.PathLike[str], *, name: str, out: str | os.PathLike[str]
-) -> model_lib.Model:
+def import_folder(path: base.StrPath, *, name: str, out: base.StrPath) -> model_lib.Model:
   """Imports a folder of `transformers` or `peft` as the checkpoint `out`/0.
 
   Copies its tokenizer and settings of generation to `out`. Returns the model,
@@ -89,11 +110,11 @@ def import_folder(
   if is_adapted:
     meta["config"] = {"init_from": os.path.abspath(path)}
   folder.finish(first, manifest_lib.join(parts, order=model.layer_names, meta=meta))
-  companions.copy(companions.find(path), folder.path)
+  _copy(find_companions(path), folder.path)
   return model
 
 
-def read_options(path: str | os.PathLike[str], name: str) -> dict[str, Any]:
+def read_options(path: base.StrPath, name: str) -> dict[str, Any]:
   """Returns the options of a model of `zoo` that a folder has the weights of.
 
   Raises `base.CheckpointError` if `path` is not a folder of such a model, or of
@@ -110,13 +131,13 @@ def read_options(path: str | os.PathLike[str], name: str) -> dict[str, Any]:
 
 
 def export_folder(
-    path: str | os.PathLike[str],
+    path: base.StrPath,
     *,
     name: str,
-    out: str | os.PathLike[str],
+    out: base.StrPath,
     max_file_bytes: int,
     kind: str = "hf",
-    tokenizer: str | os.PathLike[str] | None = None,
+    tokenizer: base.StrPath | None = None,
 ) -> int:
   """Writes the weights of a checkpoint for `transformers`; returns how many.
 
@@ -130,17 +151,18 @@ def export_folder(
     ValueError: `tokenizer` has no such files.
     base.CheckpointError: There is no checkpoint, or it is of another model.
   """
-  checkpoint = _find_checkpoint(path)
-  options = _options_of(checkpoint)
+  checkpoint, manifest = _find_checkpoint(path)
+  options = manifest.meta["model"]
   if options["name"] != name:
     raise base.CheckpointError(f"{checkpoint} is of the model {options['name']!r}, not {name!r}.")
-  files = companions.find(path, tokenizer)
+  files = find_companions(path, tokenizer)
   model = zoo.make_model(**options)
-  read, merged = _open_checkpoint(checkpoint, model), adapters.drop_adapters(model)
+  read = _open_checkpoint(checkpoint, manifest, model)
+  merged = adapters.drop_adapters(model)
   num_params = merged.num_params()
   if kind == "peft":
     num_params = model.num_params() - num_params
-    adapters.write(out, model, read=read, base_folder=_find_base(checkpoint))
+    adapters.write(out, model, read=read, base_folder=_find_base(manifest))
   else:
     hub_folder.write(
         out,
@@ -149,11 +171,11 @@ def export_folder(
         max_file_bytes=max_file_bytes,
         token_ids=_find_token_ids(checkpoint),
     )
-  companions.copy(files, pathlib.Path(out))
+  _copy(files, pathlib.Path(out))
   return num_params
 
 
-def _find_token_ids(path: str | os.PathLike[str]) -> dict[str, Any] | None:
+def _find_token_ids(path: base.StrPath) -> dict[str, Any] | None:
   """Returns ids of special tokens, by their names in config.json.
 
   None if weights in `path` did not come from Hugging Face, or if it is not
@@ -165,51 +187,44 @@ def _find_token_ids(path: str | os.PathLike[str]) -> dict[str, Any] | None:
   if hub_folder.is_hub_folder(path) or "model_type" in config:
     return hub_config.pick_token_ids(config)
   checkpoint = manifest_lib.find_newest(pathlib.Path(path))
-  if checkpoint is None:  # It has been removed; `companions` warns.
+  if checkpoint is None:  # It has been removed; `find_companions` warns.
     return None
-  meta = manifest_lib.read_manifest(checkpoint).meta
-  if "token_ids" in meta:
-    return dict(meta["token_ids"])
-  first = _find_first(checkpoint)
+  manifest = manifest_lib.read_manifest(checkpoint)
+  if "token_ids" in manifest.meta:
+    return dict(manifest.meta["token_ids"])
+  first = _find_first(manifest)
   return None if first is None else _find_token_ids(first)
 
 
-def _options_of(checkpoint: pathlib.Path) -> dict[str, Any]:
-  """Returns the options of the model of a checkpoint."""
-  return dict(manifest_lib.read_manifest(checkpoint).meta["model"])
-
-
-def _find_first(checkpoint: pathlib.Path) -> str | None:
+def _find_first(manifest: manifest_lib.Manifest) -> str | None:
   """Returns the folder of the weights from which a run began; None: none."""
-  meta = manifest_lib.read_manifest(checkpoint).meta
-  first: str | None = meta.get("config", {}).get("init_from")
+  first: str | None = manifest.meta.get("config", {}).get("init_from")
   return first
 
 
-def _find_base(checkpoint: pathlib.Path) -> str | None:
+def _find_base(manifest: manifest_lib.Manifest) -> str | None:
   """Returns the folder of the model without adapters, if it is there."""
-  source: str | os.PathLike[str] | None = _find_first(checkpoint)
+  source: base.StrPath | None = _find_first(manifest)
   if source and adapters.is_folder(source):
     source = adapters.read_config(source).base
   is_there = source and hub_folder.is_hub_folder(source)
   return os.path.abspath(source) if source and is_there else None
 
 
-def _find_checkpoint(path: str | os.PathLike[str]) -> pathlib.Path:
+def _find_checkpoint(path: base.StrPath) -> tuple[pathlib.Path, manifest_lib.Manifest]:
   found = manifest_lib.find_newest(pathlib.Path(path))
   if found is None:
     raise base.CheckpointError(
         f"There are no weights in {path}: neither *.safetensors nor a checkpoint."
         f"{hub_folder.hint_at_download(path)}"
     )
-  return found
+  return found, manifest_lib.read_manifest(found)
 
 
 def _open_checkpoint(
-    path: pathlib.Path, model: model_lib.Model
+    path: pathlib.Path, manifest: manifest_lib.Manifest, model: model_lib.Model
 ) -> Callable[[str], hub_folder.Arrays]:
   """Returns a function that reads a layer's arrays, without optimizer slots."""
-  manifest = manifest_lib.read_manifest(path)
   found = {
       f"{layer}: {name}": shape.shape
       for layer in manifest.layers
@@ -231,3 +246,66 @@ def _open_checkpoint(
     return arrays
 
   return read
+
+
+def _copy(files: Mapping[str, pathlib.Path], out: pathlib.Path) -> None:
+  """Copies files to the folder `out`; raises `OSError`."""
+  for name, file in files.items():
+    shutil.copyfile(file, out / name)
+
+
+def find_companions(path: base.StrPath, tokenizer: base.StrPath | None = None) -> Files:
+  """Returns the files that belong to the weights in a folder.
+
+  `path` is a workdir, a checkpoint, the folder of an import, or one of Hugging
+  Face. Of those that it came from the nearest with a tokenizer has that, and
+  the nearest with settings of generation has these; the folder `tokenizer`
+  comes first. Warns of a folder that is missing.
+
+  Raises `ValueError` if there is no tokenizer in `tokenizer`, and
+  `base.CheckpointError` if a config is damaged.
+  """
+  if tokenizer is not None and not (given := _list_files(tokenizer, (*_TOKENIZER, *_GENERATION))):
+    raise ValueError(f"There is no tokenizer file in {tokenizer}.")
+  folders, found = [*_find_folders(path)], Files()
+  for wanted in (_TOKENIZER, _GENERATION):
+    found |= next(filter(None, (_list_files(f, wanted) for f in folders)), {})
+  if tokenizer is None:
+    return found
+  return {n: file for n, file in found.items() if n in _GENERATION} | given
+
+
+def _list_files(folder: base.StrPath, names: tuple[str, ...]) -> Files:
+  files = {name: pathlib.Path(folder, name) for name in names}
+  return {name: file for name, file in files.items() if file.is_file()}
+
+
+def _find_folders(path: base.StrPath) -> Iterator[pathlib.Path]:
+  """Yields the folders that weights have been in, the newest first."""
+  folders = [pathlib.Path(path).absolute()]
+  if folders[-1].name.isdecimal():  # A checkpoint.
+    folders.append(folders[-1].parent)
+  if folders[-1].name == "checkpoints":
+    folders.append(folders[-1].parent)
+  for folder in folders:
+    yield folder
+    for source in _find_sources(folder):
+      if source.is_dir():
+        yield from _find_folders(source)
+      else:
+        logging.warning("%s names %s, which does not exist.", folder, source)
+
+
+def _find_sources(workdir: pathlib.Path) -> Iterator[pathlib.Path]:
+  """Yields the folders that the config of a run, or of adapters, names."""
+  if adapters.is_folder(workdir):
+    yield adapters.find_base(workdir).absolute()
+  file = workdir / "config.json"
+  if not file.is_file():
+    return
+  config = hub_folder.read_json(file)
+  if given := config.get("init_from"):
+    yield pathlib.Path(given).absolute()
+  if given := config.get("data", {}).get("options", {}).get("tokenizer"):
+    path = pathlib.Path(given).absolute()
+    yield path if path.is_dir() else path.parent

@@ -108,7 +108,7 @@ class LossLayer:
     """
     params, state = self._split(self.init_all(key))
     _check_trained(params)
-    parts = {"Parameter": _flatten(params), "State": _flatten(state)}
+    parts = {"Parameter": layer_lib.name_leaves(params), "State": layer_lib.name_leaves(state)}
     if not parts["Parameter"]:
       raise ValueError(f"init of model {self.name!r} returned no parameters.")
     for kind, leaves in parts.items():
@@ -170,10 +170,7 @@ class LossLayer:
   def _restore(self, *arrays: Mapping[str, Any]) -> tuple[base.PyTree, ...]:
     """Returns the pytrees of parameters and, if there is one, of the state."""
     trees = zip(self._shapes[: 1 + self.has_state], arrays, strict=False)
-    return tuple(
-        jax.tree.unflatten(jax.tree.structure(shapes), [part[k] for k in _flatten(shapes)])
-        for shapes, part in trees
-    )
+    return tuple(layer_lib.restore_leaves(part, shapes) for shapes, part in trees)
 
   def _compute(
       self, key: jax.Array | None, params: base.PyTree, stats: base.PyTree, batch: layer_lib.Batch
@@ -188,7 +185,7 @@ class LossLayer:
       told = dict(zip(names, found, strict=True))
     loss = _to_loss(told["loss"], num_samples=len(next(iter(batch.values()))))
     more = _sum_metrics(told.get("metrics", {}), loss.weight, what="loss")
-    new = _flatten(told["state"]) if self.has_state else stats
+    new = layer_lib.name_leaves(told["state"]) if self.has_state else stats
     for name in {**stats, **new}:
       was, now = (_name_kind(state.get(name)) for state in (stats, new))
       if was != now:
@@ -252,17 +249,6 @@ def _check_trained(tree: base.PyTree) -> None:
   for path, leaf in paths:
     if is_variable(leaf) and not isinstance(leaf, nnx.Param):
       kind = f"nnx.{type(leaf).__name__}"
-      raise ValueError(f"Parameter {_name(path)!r} is of {kind}, must be nnx.Param. {advice}")
-
-
-def _flatten(tree: base.PyTree) -> dict[str, Any]:
-  found: dict[str, Any] = {}
-  for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-    if _name(path) in found:
-      raise ValueError(f"Two arrays of a pytree are called {_name(path)!r}: rename one.")
-    found[_name(path)] = leaf
-  return found
-
-
-def _name(path: tuple[Any, ...]) -> str:
-  return jax.tree_util.keystr(path, simple=True, separator="/") or "params"
+      raise ValueError(
+          f"Parameter {layer_lib.name_path(path)!r} is of {kind}, must be nnx.Param. {advice}"
+      )

@@ -1,7 +1,8 @@
-"""The variables, losses and ties of layers; `linen` has the layers."""
+"""The variables, losses and ties of layers, and names of arrays; `linen` has the layers."""
 
 from collections.abc import Mapping
 import dataclasses
+from typing import Any
 
 import flax.struct
 import jax
@@ -40,6 +41,26 @@ class Loss(flax.struct.PyTreeNode):
   def stack(self) -> jax.Array:
     """Returns total, weight and metrics in the order of their names, [2 + metrics]."""
     return jnp.stack([self.total, self.weight, *(self.metrics[k] for k in sorted(self.metrics))])
+
+
+def name_leaves(tree: base.PyTree) -> dict[str, Any]:
+  """Returns the leaves of a pytree by path, such as "dense/kernel"."""
+  found: dict[str, Any] = {}
+  for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+    if (name := name_path(path)) in found:
+      raise ValueError(f"Two arrays of a pytree are called {name!r}: rename one.")
+    found[name] = leaf
+  return found
+
+
+def restore_leaves(named: Mapping[str, Any], like: base.PyTree) -> base.PyTree:
+  """Returns a pytree with the structure of `like` and these leaves, see `name_leaves`."""
+  return jax.tree.unflatten(jax.tree.structure(like), [named[name] for name in name_leaves(like)])
+
+
+def name_path(path: tuple[Any, ...]) -> str:
+  """Returns the name of a leaf; "params" if it is the whole tree."""
+  return jax.tree_util.keystr(path, simple=True, separator="/") or "params"
 
 
 def sum_losses(losses: jax.Array, counts: jax.Array) -> Loss:

@@ -10,7 +10,7 @@ from absl.testing import parameterized
 
 from bamboo_jax import base
 from bamboo_jax.checkpoint import manifest as manifest_lib
-from bamboo_jax.exchange import companions, weights
+from bamboo_jax.exchange import weights
 from tests import folders
 from tests.exchange import weights_test as t
 
@@ -30,7 +30,7 @@ class CompanionsTest(folders.FolderCase):
 
   def found(self, path):
     """Returns the folder of each file that belongs to the weights in `path`."""
-    return [f.parent for f in companions.find(self.folder / path).values()]
+    return [f.parent for f in weights.find_companions(self.folder / path).values()]
 
   def names(self, folder):
     return sorted(p.name for p in (self.folder / folder).iterdir())
@@ -86,7 +86,7 @@ class CompanionsTest(folders.FolderCase):
     self.assertIn(f"names {self.folder / 'gone'}, which", logs.output[0])
     pathlib.Path(self.folder, "run", "config.json").write_text("{")
     with self.assertRaisesRegex(base.CheckpointError, "Cannot read .*config.j"):
-      companions.find(self.folder / "run")
+      weights.find_companions(self.folder / "run")
 
   def test_files_around_a_workdir_are_others(self):
     self.write(".", "vocab.txt")
@@ -100,7 +100,7 @@ class CompanionsTest(folders.FolderCase):
     other = self.write("other", "tokenizer.model")
     self.run_config("run", init_from=str(hub), data={"options": {"tokenizer": str(text)}})
     self.assertEqual(self.found("run"), [text, text, hub])
-    files = companions.find(self.folder / "run", other)
+    files = weights.find_companions(self.folder / "run", other)
     self.assertEqual([file.parent for file in files.values()], [hub, other])
 
   def test_adapters(self):

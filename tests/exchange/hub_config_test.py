@@ -46,7 +46,7 @@ class HubConfigTest(parameterized.TestCase):
       ("bert", "pruned_heads", {"0": [1]}),
   )
   def test_keys_that_change_the_meaning(self, name, key, value, gone=()):
-    (problem,) = read(name, {key: value}, gone).problems
+    (problem,) = read(name, {key: value}, gone)[1]
     self.assertStartsWith(problem, "config.json has ")
     self.assertIn([*value][-1] if key.startswith("rope") else key, problem)
 
@@ -89,7 +89,7 @@ class HubConfigTest(parameterized.TestCase):
       ),
   )
   def test_keys_that_change_nothing(self, name, changes, gone=()):
-    self.assertEqual(read(name, changes, gone).problems, [])
+    self.assertEqual(read(name, changes, gone)[1], [])
 
   def test_kinds_of_rotation(self):
     slowed = read_slowed() | {"factor": 2.0}
@@ -117,9 +117,9 @@ class HubConfigTest(parameterized.TestCase):
         ),
     ):
       given = {"rope_scaling": slowed, "rope_theta": 5.0} | rope
-      self.assertEqual(read("llama", given).problems, [problem])
+      self.assertEqual(read("llama", given)[1], [problem])
     old = {"type": "yarn"} | {k: v for k, v in slowed.items() if k != "rope_type"}
-    (problem,) = read("llama", {"rope_scaling": old}).problems
+    (problem,) = read("llama", {"rope_scaling": old})[1]
     self.assertEqual(problem, "config.json has rope_type='yarn', must be 'llama3'")
 
   def test_an_option_without_a_counterpart(self):

@@ -21,7 +21,7 @@ from bamboo_jax.checkpoint import (
 )
 from bamboo_jax.exchange import hub_folder, names, weights
 from bamboo_jax.launch import convert
-from bamboo_jax.models import zoo
+from bamboo_jax.models import layer as layer_lib, zoo
 from tests import folders
 
 _INDEX = "model.safetensors.index.json"
@@ -69,7 +69,7 @@ class WeightsTest(folders.FolderCase):
     for layer, arrays in drawn.items():
       like = layer_arrays.shapes_of(variables_of(layer))
       self.assertEqual(like.keys(), arrays.keys())
-      restored = layer_arrays.restore_layer(arrays, variables_of(layer))
+      restored = layer_lib.restore_leaves(arrays, variables_of(layer))
       jax.tree.map(np.testing.assert_array_equal, variables_of(layer), restored)
 
   def refuses(self, model, *lines):
