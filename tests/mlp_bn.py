@@ -2,6 +2,7 @@
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
 from bamboo_jax.models import layer as layer_lib, linen, model as model_lib
 from bamboo_jax.models.text import losses, transformer
@@ -27,7 +28,8 @@ def make_mlp_bn(
   for block in range(num_blocks):
     layers.append(linen.make_layer(f"block_{block:02d}", _block))
   layers.append(linen.make_layer("head", _head, ("targets",), **head))
-  sample = model_lib.text_sample(sequence_length)
+  tokens = jax.ShapeDtypeStruct((sequence_length,), jnp.int32)
+  sample = {"inputs": tokens, "targets": tokens}
   return model_lib.Model(fingerprint["name"], tuple(layers), fingerprint, sample)
 
 

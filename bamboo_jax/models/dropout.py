@@ -40,15 +40,10 @@ def _drop(rate: float, x: jax.Array, mask: jax.Array) -> jax.Array:
   return apply_mask(x, mask, rate=rate)
 
 
-def _drop_forward(rate: float, x: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
-  return _drop(rate, x, mask), mask
-
-
-def _drop_backward(rate: float, mask: jax.Array, grad: jax.Array) -> tuple[jax.Array, None]:
-  return apply_mask(grad, mask, rate=rate), None
-
-
-_drop.defvjp(_drop_forward, _drop_backward)
+_drop.defvjp(
+    lambda rate, x, mask: (_drop(rate, x, mask), mask),
+    lambda rate, mask, grad: (apply_mask(grad, mask, rate=rate), None),
+)
 
 
 def _num_dropped(rate: float) -> int:

@@ -48,8 +48,7 @@ class LinenLayer:
   @property
   def trained_ties(self) -> tuple[layer_lib.Tie, ...]:
     """The ties of parameters that are not frozen."""
-    is_trained = lambda tie: tie.param.startswith(self.trained)
-    return tuple(filter(is_trained, self.ties))
+    return tuple(tie for tie in self.ties if tie.param.startswith(self.trained))
 
   @property
   def kind(self) -> Hashable:

@@ -15,7 +15,6 @@ import random
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from bamboo_jax import base
 from bamboo_jax.models import layer as layer_lib, linen, remat
@@ -255,12 +254,6 @@ def apply_range(
   if isinstance(inputs, layer_lib.Loss):  # An infinite derivative of a metric harms nothing.
     inputs = inputs.replace(metrics=jax.lax.stop_gradient(inputs.metrics))
   return inputs, new_stats
-
-
-def text_sample(length: int) -> dict[str, jax.ShapeDtypeStruct]:
-  """Returns the shapes of a text sample: the tokens, and their successors."""
-  tokens = jax.ShapeDtypeStruct((length,), jnp.int32)
-  return {"inputs": tokens, "targets": tokens}
 
 
 def _init_and_apply(

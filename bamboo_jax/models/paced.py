@@ -12,6 +12,7 @@ import pathlib
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
 from bamboo_jax.models import layer as layer_lib, linen, model as model_lib
 from bamboo_jax.models.text import losses, transformer
@@ -67,7 +68,7 @@ def make_paced(
       "paced",
       tuple(layers),
       {"name": "paced", "times_ms": times_ms, **sizes},
-      model_lib.text_sample(sequence_length),
+      dict.fromkeys(("inputs", "targets"), jax.ShapeDtypeStruct((sequence_length,), jnp.int32)),
       paces={
           layer.name: model_lib.Pace(forward_ms, backward_ms, jitter)
           for layer, (forward_ms, backward_ms) in paces

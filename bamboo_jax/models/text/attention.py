@@ -116,27 +116,22 @@ def _attend_forward(
         cuda=functools.partial(_cudnn_forward, options),
         default=lambda qkv_SLE: _own_forward(options, qkv_SLE, None, masks)[:2],
     )
-    kept = (qkv_SLE, None, normalizer_SHQ1, None, None, masks, out_SLD)
-    return out_SLD, kept
-  out_SLD, normalizer_SHQ1, probs_SHQM, mask_SHQM = _own_forward(options, qkv_SLE, key_data, masks)
-  if qkv_SLE.shape[1] <= _KEEP_LENGTH:
-    kept = (qkv_SLE, probs_SHQM, None, mask_SHQM, None, None, out_SLD)
   else:
-    kept = (qkv_SLE, None, normalizer_SHQ1, None, key_data, masks, out_SLD)
-  return out_SLD, kept
+    out_SLD, normalizer_SHQ1, probs_SHQM, mask_SHQM = _own_forward(
+        options, qkv_SLE, key_data, masks
+    )
+  if qkv_SLE.shape[1] <= _KEEP_LENGTH:  # Not of cuDNN.
+    return out_SLD, (qkv_SLE, probs_SHQM, None, mask_SHQM, None, None, out_SLD)
+  return out_SLD, (qkv_SLE, None, normalizer_SHQ1, None, key_data, masks, out_SLD)
 
 
 def _takes_cudnn(options: _Options, qkv_SLE: Array, key_data: Array | None, masks: Masks) -> bool:
   """Returns whether attention is by cuDNN on GPUs."""
   _, length, size = qkv_SLE.shape
-  if length <= _KEEP_LENGTH or key_data is not None or _has(masks):
+  if length <= _KEEP_LENGTH or any(x is not None for x in (key_data, *masks)):
     return False
   width = size // (3 * options.num_heads)
   return cudnn.supports(qkv_SLE.dtype, length, width)
-
-
-def _has(masks: Masks) -> bool:
-  return any(mask is not None for mask in masks)
 
 
 def _cudnn_forward(options: _Options, qkv_SLE: Array) -> tuple[Array, Array]:

@@ -24,6 +24,7 @@ import optax
 from bamboo_jax.models import layer as layer_lib, linen, model as model_lib, shape as shape_lib
 from bamboo_jax.models.text import attention, transformer
 
+Array = jax.Array
 Batch = layer_lib.Batch
 _EXPANSION = 4  # Hidden width of an MLP, in model widths.
 
@@ -91,7 +92,7 @@ def make_model(name: str, shape: BertShape) -> model_lib.Model:
   )
 
 
-def _embed(call: linen.Call, inputs: None, batch: Batch, *, shape: BertShape) -> jax.Array:
+def _embed(call: linen.Call, inputs: None, batch: Batch, *, shape: BertShape) -> Array:
   """Adds the embeddings of tokens, positions and segments; norm; [S, L, D]."""
   wte_SLD = transformer.embed_tokens(call, shape, batch)
   wpe_PD = call.param("wpe", transformer.NORMAL, shape.positions, shape.width)
@@ -104,7 +105,7 @@ def _embed(call: linen.Call, inputs: None, batch: Batch, *, shape: BertShape) ->
   return call.drop(h_SLD, shape.dropout_rate)
 
 
-def _attention(call: linen.Call, h_SLD: jax.Array, batch: Batch, *, shape: BertShape) -> jax.Array:
+def _attention(call: linen.Call, h_SLD: Array, batch: Batch, *, shape: BertShape) -> Array:
   """The first half of a block: self-attention, residual, norm."""
   rate, width = shape.dropout_rate, shape.width
   document_SL = batch.get("documents")
@@ -121,7 +122,7 @@ def _attention(call: linen.Call, h_SLD: jax.Array, batch: Batch, *, shape: BertS
   return _norm("norm", h_SLD.dtype)(h_SLD + call.drop(added_SLD, rate))
 
 
-def _mlp(call: linen.Call, h_SLD: jax.Array, batch: Batch, *, shape: BertShape) -> jax.Array:
+def _mlp(call: linen.Call, h_SLD: Array, batch: Batch, *, shape: BertShape) -> Array:
   """The second half of a block: two products around GELU, residual, norm."""
   rate, width, dtype = shape.dropout_rate, shape.width, h_SLD.dtype
   up = transformer.dense(_EXPANSION * width, "up", dtype)(h_SLD)
@@ -130,7 +131,7 @@ def _mlp(call: linen.Call, h_SLD: jax.Array, batch: Batch, *, shape: BertShape) 
   return _norm("norm", dtype)(h_SLD + call.drop(added_SLD, rate))
 
 
-def _head(call: linen.Call, h_SLD: jax.Array, batch: Batch, *, shape: BertShape) -> layer_lib.Loss:
+def _head(call: linen.Call, h_SLD: Array, batch: Batch, *, shape: BertShape) -> layer_lib.Loss:
   """Predicts the masked tokens, and whether the second segment follows.
 
   The weight is the number of masked tokens. As in the paper the loss is the

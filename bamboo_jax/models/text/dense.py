@@ -45,9 +45,16 @@ def _norm_forward(x_TD: Array, scale_D: Array, shift_D: Array) -> tuple[Array, A
   return y_TD, (x_TD, moments, scale_D)
 
 
-def _norm_backward(kept: Any, grad_TD: Array) -> Arrays:
+def _norm_backward(kept: Any, grad_TD: Array) -> tuple[Array, Array, Array]:
+  """Returns gradients of the input, the scale and the shift."""
   x_TD, moments, scale_D = kept
-  return _norm_grads(x_TD, moments, scale_D, grad_TD)
+  x_hat_TD = _standardize(x_TD, moments)
+  grad32_TD = grad_TD.astype(jnp.float32)
+  scaled_TD = grad32_TD * scale_D
+  mean_T = scaled_TD.mean(-1, keepdims=True)
+  along_T = (scaled_TD * x_hat_TD).mean(-1, keepdims=True)
+  grad_x_TD = (scaled_TD - mean_T - x_hat_TD * along_T) * moments[1][..., None]
+  return (grad_x_TD.astype(x_TD.dtype), _sum_rows(grad32_TD * x_hat_TD), _sum_rows(grad32_TD))
 
 
 norm.defvjp(_norm_forward, _norm_backward)
@@ -59,11 +66,7 @@ def dense(x_TD: Array, weight_DE: Array, bias_E: MaybeArray) -> Array:
   return _add_bias(_multiply(x_TD, weight_DE), bias_E)
 
 
-def _dense_forward(*inputs: Any) -> tuple[Array, Any]:
-  return dense(*inputs), inputs
-
-
-def _dense_backward(kept: Any, grad_TE: Array) -> Arrays:
+def _dense_backward(kept: Any, grad_TE: Array) -> tuple[Array, Array, MaybeArray]:
   x_TD, weight_DE, bias_E = kept
   return (
       _multiply_transposed(grad_TE, weight_DE),
@@ -72,7 +75,7 @@ def _dense_backward(kept: Any, grad_TE: Array) -> Arrays:
   )
 
 
-dense.defvjp(_dense_forward, _dense_backward)
+dense.defvjp(lambda *inputs: (dense(*inputs), inputs), _dense_backward)
 
 
 @jax.custom_vjp
@@ -86,22 +89,16 @@ def norm_dense(
 def _norm_dense_forward(
     x_TD: Array, scale_D: Array, shift_D: Array, *dense: Any
 ) -> tuple[Array, Any]:
-  moments = _moments(x_TD)
-  y_TD = _normalize(x_TD, moments, scale_D, shift_D)
+  y_TD, kept = _norm_forward(x_TD, scale_D, shift_D)
   weight_DE, bias_E = dense
-  out_TE = _add_bias(_multiply(y_TD, weight_DE), bias_E)
-  return out_TE, (x_TD, moments, scale_D, shift_D, *dense)
+  return _add_bias(_multiply(y_TD, weight_DE), bias_E), (*kept, shift_D, *dense)
 
 
 def _norm_dense_backward(kept: Any, grad_TE: Array) -> Arrays:
-  x_TD, moments, scale_D, shift_D, weight_DE, bias_E = kept
+  x_TD, moments, scale_D, shift_D, *dense = kept
   y_TD = _normalize(x_TD, moments, scale_D, shift_D)
-  grad_y_TD = _multiply_transposed(grad_TE, weight_DE)
-  return (
-      *_norm_grads(x_TD, moments, scale_D, grad_y_TD),
-      _outer(y_TD, grad_TE),
-      None if bias_E is None else _sum_rows(grad_TE),
-  )
+  grad_y_TD, *grads = _dense_backward((y_TD, *dense), grad_TE)
+  return (*_norm_backward((x_TD, moments, scale_D), grad_y_TD), *grads)
 
 
 norm_dense.defvjp(_norm_dense_forward, _norm_dense_backward)
@@ -112,10 +109,6 @@ def gelu_dense(x_TD: Array, weight_ED: Array, bias_E: MaybeArray) -> Array:
   """Returns `gelu(x_TD) @ weight_ED.T + bias_E` (tanh GELU); best if D >= E."""
   y_TD = _gelu(x_TD, _gelu_tanh(x_TD))
   return _add_bias(_multiply_transposed(y_TD, weight_ED), bias_E)
-
-
-def _gelu_dense_forward(*inputs: Any) -> tuple[Array, Any]:
-  return gelu_dense(*inputs), inputs
 
 
 def _gelu_dense_backward(kept: Any, grad_TE: Array) -> Arrays:
@@ -129,7 +122,7 @@ def _gelu_dense_backward(kept: Any, grad_TE: Array) -> Arrays:
   )
 
 
-gelu_dense.defvjp(_gelu_dense_forward, _gelu_dense_backward)
+gelu_dense.defvjp(lambda *inputs: (gelu_dense(*inputs), inputs), _gelu_dense_backward)
 
 
 def _gelu_tanh(x_TD: Array) -> Array:
@@ -176,19 +169,6 @@ def _standardize(x_TD: Array, moments: Moments) -> Array:
 def _normalize(x_TD: Array, moments: Moments, scale_D: Array, shift_D: Array) -> Array:
   y_TD = _standardize(x_TD, moments) * scale_D + shift_D
   return y_TD.astype(x_TD.dtype)
-
-
-def _norm_grads(
-    x_TD: Array, moments: Moments, scale_D: Array, grad_TD: Array
-) -> tuple[Array, Array, Array]:
-  """Returns gradients of the input, the scale and the shift of a norm."""
-  x_hat_TD = _standardize(x_TD, moments)
-  grad32_TD = grad_TD.astype(jnp.float32)
-  scaled_TD = grad32_TD * scale_D
-  mean_T = scaled_TD.mean(-1, keepdims=True)
-  along_T = (scaled_TD * x_hat_TD).mean(-1, keepdims=True)
-  grad_x_TD = (scaled_TD - mean_T - x_hat_TD * along_T) * moments[1][..., None]
-  return (grad_x_TD.astype(x_TD.dtype), _sum_rows(grad32_TD * x_hat_TD), _sum_rows(grad32_TD))
 
 
 def _multiply(x_TD: Array, weight_DE: Array) -> Array:

@@ -20,6 +20,7 @@ import jax
 from bamboo_jax.models import layer as layer_lib, linen, model as model_lib, shape as shape_lib
 from bamboo_jax.models.text import attention, dense, transformer
 
+Array = jax.Array
 Batch = layer_lib.Batch
 _INIT_STD = 0.02
 _EXPANSION = 4  # Hidden width of an MLP, in model widths.
@@ -89,7 +90,7 @@ def make_model(name: str, shape: Gpt2Shape) -> model_lib.Model:
   return transformer.make_decoder(name, shape, *functions, embed_reads_documents=True)
 
 
-def _embed(call: linen.Call, inputs: None, batch: Batch, *, shape: Gpt2Shape) -> jax.Array:
+def _embed(call: linen.Call, inputs: None, batch: Batch, *, shape: Gpt2Shape) -> Array:
   """Adds the embeddings of tokens and of their positions, [S, L, D]."""
   wte_SLD = transformer.embed_tokens(call, shape, batch)
   positions = shape.positions or shape.sequence_length
@@ -102,7 +103,7 @@ def _embed(call: linen.Call, inputs: None, batch: Batch, *, shape: Gpt2Shape) ->
   return call.drop(h_SLD, shape.dropout_rate)
 
 
-def _attention(call: linen.Call, h_SLD: jax.Array, batch: Batch, *, shape: Gpt2Shape) -> jax.Array:
+def _attention(call: linen.Call, h_SLD: Array, batch: Batch, *, shape: Gpt2Shape) -> Array:
   """The first half of a block: norm, causal self-attention, residual."""
   bias, width = shape.attention_bias, shape.width
   norm = _norm_params(call, width)
@@ -127,7 +128,7 @@ def _attention(call: linen.Call, h_SLD: jax.Array, batch: Batch, *, shape: Gpt2S
   return h_SLD + call.drop(added_SLD, shape.dropout_rate)
 
 
-def _mlp(call: linen.Call, h_SLD: jax.Array, batch: Batch, *, shape: Gpt2Shape) -> jax.Array:
+def _mlp(call: linen.Call, h_SLD: Array, batch: Batch, *, shape: Gpt2Shape) -> Array:
   """The second half of a block: norm, two products around GELU, residual."""
   sizes = (shape.width, _EXPANSION * shape.width)
   norm = _norm_params(call, shape.width)
@@ -142,7 +143,7 @@ def _mlp(call: linen.Call, h_SLD: jax.Array, batch: Batch, *, shape: Gpt2Shape) 
   return h_SLD + call.drop(added_SLD, shape.dropout_rate)
 
 
-def _head(call: linen.Call, h_SLD: jax.Array, batch: Batch, *, shape: Gpt2Shape) -> layer_lib.Loss:
+def _head(call: linen.Call, h_SLD: Array, batch: Batch, *, shape: Gpt2Shape) -> layer_lib.Loss:
   """Final norm, projection to the vocabulary, cross-entropy."""
   target_SL = batch["targets"]
   if target_SL.shape != h_SLD.shape[:2]:
@@ -154,7 +155,7 @@ def _head(call: linen.Call, h_SLD: jax.Array, batch: Batch, *, shape: Gpt2Shape)
   return transformer.predict_tokens(call, shape, normed_SLD, target_SL)
 
 
-def _norm_params(call: linen.Call, width: int) -> tuple[jax.Array, jax.Array]:
+def _norm_params(call: linen.Call, width: int) -> tuple[Array, Array]:
   scale = call.param("norm_scale", nn.initializers.ones, width)
   return scale, call.param("norm_shift", nn.initializers.zeros, width)
 
@@ -167,7 +168,7 @@ def _dense_params(
     axis_out: int = 1,
     bias: bool = True,
     depth: int = 1,
-) -> tuple[jax.Array, jax.Array | None]:
+) -> tuple[Array, Array | None]:
   """Returns weight and bias; `depth`: products added to one residual stream."""
   normal = nn.initializers.normal(_INIT_STD / depth**0.5)
   weight = call.param(f"{name}_weight", normal, *shape)

@@ -15,8 +15,9 @@ Dimension key:
 
 from collections.abc import Mapping
 import dataclasses
+import functools
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import flax.linen as nn
 import jax
@@ -26,6 +27,7 @@ import numpy as np
 from bamboo_jax.models import layer as layer_lib, linen, model as model_lib, shape as shape_lib
 from bamboo_jax.models.text import attention, cudnn, transformer
 
+Array = jax.Array
 Batch = layer_lib.Batch
 _ROPE_POSITIONS = 8192  # Context of Llama 3 before `rope_factor`.
 
@@ -67,21 +69,19 @@ class LlamaShape(transformer.DecoderShape):
       raise ValueError(f"head_width must be even, got {self.head_width}.")
 
 
-# Blocks, width, heads, heads of keys and values, their width, hidden width.
-_Sizes = tuple[int, int, int, int, int, int]
-
-
-def _llama(*sizes: *_Sizes, **options: Any) -> LlamaShape:
-  shape = LlamaShape(*sizes, 128_256, 131_072, 5e5, tied=True, rope_factor=32.0)
-  return dataclasses.replace(shape, **options)
-
-
-def _qwen(*sizes: *_Sizes, **options: Any) -> LlamaShape:
-  shape = LlamaShape(*sizes, 151_936, 40_960, 1e6, tied=True)
-  qwen: dict[str, Any] = dict(qk_norm=True, norm_epsilon=1e-6)
-  return dataclasses.replace(shape, **qwen, **options)
-
-
+# Of blocks, width, heads, heads of keys and values, their width, hidden width.
+_llama = functools.partial(
+    LlamaShape, vocab_size=128_256, positions=131_072, rope_theta=5e5, tied=True, rope_factor=32.0
+)
+_qwen = functools.partial(
+    LlamaShape,
+    vocab_size=151_936,
+    positions=40_960,
+    rope_theta=1e6,
+    tied=True,
+    qk_norm=True,
+    norm_epsilon=1e-6,
+)
 _TINY = LlamaShape(2, 64, 4, 2, 16, 128, 256, 128, 1e4, True, sequence_length=32)
 
 LLAMA_VARIANTS: Mapping[str, LlamaShape] = {
@@ -105,15 +105,15 @@ def make_model(name: str, shape: LlamaShape) -> model_lib.Model:
   return transformer.make_decoder(name, shape, _embed, _attention, _mlp, _head)
 
 
-def _embed(call: linen.Call, inputs: None, batch: Batch, *, shape: LlamaShape) -> jax.Array:
+def _embed(call: linen.Call, inputs: None, batch: Batch, *, shape: LlamaShape) -> Array:
   return transformer.embed_tokens(call, shape, batch).astype(shape.dtype)
 
 
-def _attention(call: linen.Call, h_SLD: jax.Array, batch: Batch, *, shape: LlamaShape) -> jax.Array:
+def _attention(call: linen.Call, h_SLD: Array, batch: Batch, *, shape: LlamaShape) -> Array:
   """The first half of a block: norm, causal self-attention, residual."""
   normed_SLD = _norm(shape, "norm")(h_SLD)
 
-  def heads(name: str, count: int) -> jax.Array:
+  def heads(name: str, count: int) -> Array:
     x_SLE = _multiply(shape, name, normed_SLD, count * shape.head_width)
     return x_SLE.reshape(*x_SLE.shape[:2], count, shape.head_width)
 
@@ -134,7 +134,7 @@ def _attention(call: linen.Call, h_SLD: jax.Array, batch: Batch, *, shape: Llama
   return h_SLD + _multiply(shape, "o_proj", read_SLE, shape.width)
 
 
-def _mlp(call: linen.Call, h_SLD: jax.Array, batch: Batch, *, shape: LlamaShape) -> jax.Array:
+def _mlp(call: linen.Call, h_SLD: Array, batch: Batch, *, shape: LlamaShape) -> Array:
   """The second half of a block: norm, SwiGLU, residual."""
   normed = _norm(shape, "norm")(h_SLD)
   gate = nn.silu(_multiply(shape, "gate_proj", normed, shape.hidden_width))
@@ -142,13 +142,13 @@ def _mlp(call: linen.Call, h_SLD: jax.Array, batch: Batch, *, shape: LlamaShape)
   return h_SLD + _multiply(shape, "down_proj", gate * up, shape.width)
 
 
-def _head(call: linen.Call, h_SLD: jax.Array, batch: Batch, *, shape: LlamaShape) -> layer_lib.Loss:
+def _head(call: linen.Call, h_SLD: Array, batch: Batch, *, shape: LlamaShape) -> layer_lib.Loss:
   """Final norm, projection to the vocabulary, cross-entropy."""
   normed_SLD = _norm(shape, "norm")(h_SLD)
   return transformer.predict_tokens(call, shape, normed_SLD, batch["targets"])
 
 
-def rotate(x_SLHK: jax.Array, shape: LlamaShape, document_SL: jax.Array | None = None) -> jax.Array:
+def rotate(x_SLHK: Array, shape: LlamaShape, document_SL: Array | None = None) -> Array:
   """Returns queries or keys with rotary positions, in the input's dtype.
 
   With `document_SL` positions begin with 0 at each document.
@@ -186,6 +186,6 @@ def _norm(shape: LlamaShape, name: str) -> nn.RMSNorm:
   return nn.RMSNorm(epsilon=shape.norm_epsilon, dtype=shape.dtype, name=name)
 
 
-def _multiply(shape: LlamaShape, name: str, x: jax.Array, features: int) -> jax.Array:
+def _multiply(shape: LlamaShape, name: str, x: Array, features: int) -> Array:
   dense = transformer.dense(features, name, shape.dtype, bias=False)
   return transformer.adapt(shape, name, lambda: x, dense(x))

@@ -15,6 +15,7 @@ Dimension key:
   D: model width
   V: vocabulary
   C: entries of a chunk
+  A, B: the sides of a product
 """
 
 import dataclasses
@@ -65,22 +66,12 @@ def token_loss(
   return layer_lib.sum_losses(losses_T, counts_T)
 
 
-def _project(vocab_first: bool, h_TD: Array, weight: Array) -> Array:
-  """Returns logits, float32 [T, V]."""
+def _multiply(x_TA: Array, weight: Array, *, transposed: bool) -> Array:
+  """Returns the product with a weight [A, B], or [B, A] if `transposed`, float32 [T, B]."""
   return jnp.einsum(
-      "td,vd->tv" if vocab_first else "td,dv->tv",
-      h_TD,
-      weight.astype(h_TD.dtype),
-      preferred_element_type=jnp.float32,
-  )
-
-
-def _grad_of_h(vocab_first: bool, spread_TV: Array, weight: Array) -> Array:
-  """Returns the product that makes the gradient of `h_TD`, float32."""
-  return jnp.einsum(
-      "tv,vd->td" if vocab_first else "tv,dv->td",
-      spread_TV,
-      weight.astype(spread_TV.dtype),
+      "ta,ba->tb" if transposed else "ta,ab->tb",
+      x_TA,
+      weight.astype(x_TA.dtype),
       preferred_element_type=jnp.float32,
   )
 
@@ -101,7 +92,7 @@ def _losses(
 def _losses_forward(
     vocab_first: bool, num_tokens: int | None, h_TD: Array, weight: Array, target_T: Array
 ) -> tuple[Array, Kept]:
-  logits_TV = _project(vocab_first, h_TD, weight)
+  logits_TV = _multiply(h_TD, weight, transposed=vocab_first)
   if num_tokens is not None:
     counts_V = jnp.arange(logits_TV.shape[1]) < num_tokens
     logits_TV = jnp.where(counts_V, logits_TV, -jnp.inf)
@@ -124,7 +115,7 @@ def _losses_backward(
   h_TD, weight, spread_TV, inverse_T = kept
   factor_T1 = (grad_T * inverse_T)[:, None]
   scaled_TD = (h_TD * factor_T1).astype(h_TD.dtype)
-  grad_h_TD = factor_T1 * _grad_of_h(vocab_first, spread_TV, weight)
+  grad_h_TD = factor_T1 * _multiply(spread_TV, weight, transposed=not vocab_first)
   grad_weight = _grad_of_weight(vocab_first, scaled_TD, spread_TV)
   return grad_h_TD.astype(h_TD.dtype), grad_weight, None
 
@@ -153,7 +144,7 @@ class _Chunks:
 
     They are -inf and -1 for entries of the chunk before, and for padding.
     """
-    logits_TC = _project(self.vocab_first, h_TD, self.cut(weight, start))
+    logits_TC = _multiply(h_TD, self.cut(weight, start), transposed=self.vocab_first)
     first = jnp.minimum(start, weight.shape[self.axis] - self.size)
     entry_C = first + jnp.arange(self.size)
     is_new_C = entry_C >= start
@@ -203,7 +194,7 @@ def _chunked_backward(chunks: _Chunks, kept: Kept, grad_T: Array) -> tuple[Array
     spread_TC -= entry_C == target_T[:, None]
     spread_TC = (spread_TC * grad_T[:, None]).astype(h_TD.dtype)
     cut = chunks.cut(weight, start)
-    grad_h_TD += _grad_of_h(chunks.vocab_first, spread_TC, cut)
+    grad_h_TD += _multiply(spread_TC, cut, transposed=not chunks.vocab_first)
     part = _grad_of_weight(chunks.vocab_first, h_TD, spread_TC)
     part += chunks.cut(grad_weight, start)
     return grad_h_TD, jax.lax.dynamic_update_slice_in_dim(grad_weight, part, start, chunks.axis)

@@ -28,6 +28,7 @@ from bamboo_jax import base
 from bamboo_jax.models import layer as layer_lib, linen, model as model_lib, shape as shape_lib
 from bamboo_jax.models.text import losses
 
+Array = jax.Array
 PREFIX = "lora_"  # Of names of parameters of adapters.
 NORMAL = nn.initializers.normal(0.02)
 _KERNELS = ("xla", "cudnn")  # Of `jax.nn.dot_product_attention`.
@@ -176,13 +177,13 @@ def make_decoder(
   return dataclasses.replace(model, layers=tuple(layers))
 
 
-def adapt(shape: DecoderShape, name: str, x_TD: Callable[[], jax.Array], y: jax.Array) -> jax.Array:
+def adapt(shape: DecoderShape, name: str, x_TD: Callable[[], Array], y: Array) -> Array:
   """Returns the product `y` of `x_TD()` plus that of its adapter, if any."""
   rank = shape.lora_rank
   if rank is None or name not in shape.adapted:
     return y
 
-  def multiply(part: str, features: int, init: Any, x: jax.Array) -> jax.Array:
+  def multiply(part: str, features: int, init: Any, x: Array) -> Array:
     return nn.Dense(
         features, use_bias=False, dtype=shape.dtype, kernel_init=init, name=f"{PREFIX}{part}_{name}"
     )(x)
@@ -197,7 +198,7 @@ def dense(features: int, name: str, dtype: jax.typing.DTypeLike, *, bias: bool =
   return nn.Dense(features, use_bias=bias, dtype=dtype, kernel_init=NORMAL, name=name)
 
 
-def embed_tokens(call: linen.Call, shape: Any, batch: layer_lib.Batch) -> jax.Array:
+def embed_tokens(call: linen.Call, shape: Any, batch: layer_lib.Batch) -> Array:
   """Returns the embeddings of the tokens, rows of `wte`, float32 [S, L, D].
 
   Raises `ValueError` unless each example has `sequence_length` tokens.
@@ -218,7 +219,7 @@ def num_rows(shape: Any) -> int:
 
 
 def predict_tokens(
-    call: linen.Call, shape: Any, normed_SLD: jax.Array, target_SL: jax.Array
+    call: linen.Call, shape: Any, normed_SLD: Array, target_SL: Array
 ) -> layer_lib.Loss:
   """Returns the loss of a projection to the vocabulary, by `wte` if tied."""
   if shape.tied:
