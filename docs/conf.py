@@ -42,7 +42,7 @@ nitpick_ignore = [
     for name in (
         "config.config.Config",
         "config.config.RedundancySection",
-        "data.corpus.CorpusManifest",
+        "data.corpus.ManifestEntry",
         "models.model.Pace",
         "plan.cost_model.Profile",
         "plan.planner.Plan",

@@ -6,7 +6,6 @@ text is rejected, and the difference found.
 
 from collections.abc import Sequence
 import dataclasses
-import functools
 import hashlib
 import importlib
 import json
@@ -46,46 +45,36 @@ class ManifestEntry:
   sha256: str
 
 
-@dataclasses.dataclass(frozen=True)
-class CorpusManifest:
-  """The files of a text: one entry per document, in order."""
-
-  entries: tuple[ManifestEntry, ...]
-
-  @property
-  def num_bytes(self) -> int:
-    """Size of all documents, in bytes."""
-    return sum(entry.num_bytes for entry in self.entries)
-
-  @property
-  def digests(self) -> dict[str, str]:
-    """Size and digest of each file by its name, as fingerprints have them."""
-    return {e.name: f"{e.num_bytes}:{e.sha256}" for e in self.entries}
-
-  @functools.cached_property
-  def sha256(self) -> str:
-    """Digest, in hex, of the output of `sha256sum` on the documents."""
-    lines = "".join(f"{e.sha256}  {e.name}\n" for e in self.entries)
-    return hashlib.sha256(lines.encode(errors="surrogateescape")).hexdigest()
-
-  def to_json(self) -> str:
-    """Returns the manifest as a JSON object, for people and other tools."""
-    content = {
-        "sha256": self.sha256,
-        "num_bytes": self.num_bytes,
-        "files": [dataclasses.asdict(entry) for entry in self.entries],
-    }
-    return json.dumps(content, indent=1) + "\n"
+Manifest = tuple[ManifestEntry, ...]  # The files of a text, in order.
 
 
-def make_manifest(documents: Sequence[CorpusDocument]) -> CorpusManifest:
+def make_manifest(documents: Sequence[CorpusDocument]) -> Manifest:
   """Returns the manifest of a text."""
-  return CorpusManifest(
-      tuple(
-          ManifestEntry(d.name, len(d.content), hashlib.sha256(d.content).hexdigest())
-          for d in documents
-      )
+  return tuple(
+      ManifestEntry(d.name, len(d.content), hashlib.sha256(d.content).hexdigest())
+      for d in documents
   )
+
+
+def find_digests(manifest: Manifest) -> dict[str, str]:
+  """Returns size and digest of each file by its name, as fingerprints have them."""
+  return {e.name: f"{e.num_bytes}:{e.sha256}" for e in manifest}
+
+
+def find_sha256(manifest: Manifest) -> str:
+  """Returns the digest, in hex, of the output of `sha256sum` on the documents."""
+  lines = "".join(f"{e.sha256}  {e.name}\n" for e in manifest)
+  return hashlib.sha256(lines.encode(errors="surrogateescape")).hexdigest()
+
+
+def render_manifest(manifest: Manifest) -> str:
+  """Returns a manifest as a JSON object, for people and other tools."""
+  content = {
+      "sha256": find_sha256(manifest),
+      "num_bytes": sum(entry.num_bytes for entry in manifest),
+      "files": [dataclasses.asdict(entry) for entry in manifest],
+  }
+  return json.dumps(content, indent=1) + "\n"
 
 
 def split_tail(
@@ -130,7 +119,7 @@ def read_stdlib() -> tuple[CorpusDocument, ...]:
   return (*documents, *read_library(sysconfig.get_path("stdlib")))
 
 
-def read_library(root: str | os.PathLike[str]) -> tuple[CorpusDocument, ...]:
+def read_library(root: base.StrPath) -> tuple[CorpusDocument, ...]:
   """Returns the Python sources below `root`, named "lib/...".
 
   Excludes installed packages, tests and generated files.

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.data import corpus, draws, samples
+from bamboo_jax.data import draws, samples
 
 _BLOCK = 1 << 14  # Samples; weights are rounded to multiples of its inverse.
 _FIRST = 1 << 40  # Orders of blocks; no source has as many epochs.
@@ -64,9 +64,7 @@ def make_mixture(sources: Mapping[str, samples.Source], weights: Sequence[float]
       num_heldout=least * len(evaluated),
       batch=batch,
       heldout_batch=heldout_batch,
-      manifest=corpus.CorpusManifest(
-          tuple(e for p in parts if p.manifest for e in p.manifest.entries)
-      ),
+      manifest=tuple(entry for part in parts for entry in part.manifest),
       vocab_size=max(sizes) if len(sizes) == len(parts) else None,
       unit=parts[0].unit,
       count_epochs=count_epochs,

@@ -28,7 +28,7 @@ class Source:
       are below `num_heldout`.
     samples_per_epoch: Samples until they repeat, in another order; None if they
       never do.
-    manifest: The files that were read; None if none were.
+    manifest: The files that were read, if any were.
     vocab_size: Exclusive bound of tokens, or of labels of images; None if the
       samples have neither.
     unit: What its targets are, "tokens" or "samples"; None if it is unknown.
@@ -42,7 +42,7 @@ class Source:
   batch: Callable[..., dict[str, Any]]
   heldout_batch: Callable[..., dict[str, Any]]
   samples_per_epoch: int | None = None
-  manifest: corpus.CorpusManifest | None = None
+  manifest: corpus.Manifest = ()
   vocab_size: int | None = None
   unit: str | None = None
   special: tuple[int, ...] | None = None

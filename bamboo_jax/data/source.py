@@ -168,7 +168,7 @@ def describe_text(
   manifest = corpus.make_manifest(documents)
   fingerprint = {
       "source": name,
-      "text_sha256": manifest.sha256,
+      "text_sha256": corpus.find_sha256(manifest),
       "sequence_length": sequence_length,
       "heldout_fraction": heldout_fraction,
       **vocabulary.fingerprint,

@@ -46,7 +46,7 @@ class CorpusTest(parameterized.TestCase):
     a, b = (hashlib.sha256(d.content).hexdigest() for d in _TEXT[:2])
     everything = hashlib.sha256(f"{a}  a\n{b}  b\n".encode()).hexdigest()
     self.assertEqual(
-        json.loads(manifest.to_json()),
+        json.loads(corpus.render_manifest(manifest)),
         {
             "sha256": everything,
             "num_bytes": 10,

@@ -213,7 +213,7 @@ class FormatsTest(FilesCase):
     self.write("d/a.txt", b"\xef\xbb\xbfa")
     source = self.make("d", length=3)
     self.assertEqual(self.epoch(source)["inputs"], [[*b"a\0b"]])
-    names = [entry.name for entry in source.manifest.entries]
+    names = [entry.name for entry in source.manifest]
     self.assertEqual(names, ["a.txt", "b.txt"])
 
   def test_hidden_and_linked_folders(self):
@@ -238,7 +238,7 @@ class FormatsTest(FilesCase):
     ):
       with self.subTest(name), self.assertLogs("absl") as logs:
         source = self.make(name, length=1)
-      names = [entry.name for entry in source.manifest.entries]
+      names = [entry.name for entry in source.manifest]
       self.assertEqual(names, want)
       lines = [m for m in logs.output if "Not read of" in m]
       self.assertLen(lines, bool(left_out))

@@ -1,6 +1,6 @@
 from absl.testing import parameterized
 
-from bamboo_jax.data import source as source_lib
+from bamboo_jax.data import corpus, source as source_lib
 
 
 class SourceTest(parameterized.TestCase):
@@ -8,8 +8,8 @@ class SourceTest(parameterized.TestCase):
   def test_a_text(self):
     text = source_lib.make_source("stdlib_text", sequence_length=8, heldout_fraction=0.1)
     self.assertBetween(text.num_heldout / text.samples_per_epoch, 0.11, 0.112)
-    want = dict(source="stdlib_text", text_sha256=text.manifest.sha256, sequence_length=8)
-    want |= dict(heldout_fraction=0.1, tokens="bytes", vocab_size=256)
+    want = dict(source="stdlib_text", text_sha256=corpus.find_sha256(text.manifest))
+    want |= dict(sequence_length=8, heldout_fraction=0.1, tokens="bytes", vocab_size=256)
     self.assertEqual(text.fingerprint, want)
 
   def test_none_stands_for_the_default(self):

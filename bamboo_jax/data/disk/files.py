@@ -43,7 +43,7 @@ def make_files(
     tokenizer: str | None = None,
     dtype: str | None = None,
     end_token: int | None = None,
-    cache_dir: str | os.PathLike[str] | None = None,
+    cache_dir: base.StrPath | None = None,
 ) -> samples.Source:
   """Returns samples of files of tokens, texts or records.
 
@@ -83,7 +83,7 @@ def make_files(
     heldout: float | list[token_files.TokenFile] = heldout_fraction
     if heldout_path is not None:
       heldout, other, _ = reader.open(heldout_path)
-      manifest = corpus.CorpusManifest(manifest.entries + other.entries)
+      manifest += other
     return packing_lib.make_source(
         train,
         heldout,
@@ -93,7 +93,7 @@ def make_files(
         special=tuple(facts["special"]) if facts.get("special") else None,
         fingerprint={
             "source": "files",
-            "files": manifest.digests,
+            "files": corpus.find_digests(manifest),
             "heldout": heldout_fraction if heldout_path is None else "files",
             "sequence_length": sequence_length,
             "packing": packing,
@@ -210,13 +210,14 @@ class _Reader:
   tokenizer: str | None
   dtype: str | None
   end_token: int | None
-  cache_dir: str | os.PathLike[str] | None
+  cache_dir: base.StrPath | None
 
   def open(
       self, path: str
-  ) -> tuple[list[token_files.TokenFile], corpus.CorpusManifest, Mapping[str, Any]]:
+  ) -> tuple[list[token_files.TokenFile], corpus.Manifest, Mapping[str, Any]]:
     """Returns files of tokens, their manifest, and what `bamboo tokenize` tells of them."""
-    named, manifest = find_files(path), None
+    named = find_files(path)
+    manifest: corpus.Manifest = ()
     if named[0][1].suffix not in _TOKENS:
       task = tokenizing.TokenizingTask(named, self.tokenizer, self.fields, self.end_token)
       vocabularies.check_size(task.vocabulary, self.tokenizer, self.vocab_size)
@@ -241,9 +242,7 @@ class _Reader:
         )
       # Most errors of a file are found at once.
       file.read(0, min(file.num_tokens, 1 << 20))
-    if manifest is None:
-      entries = tuple(token_files.describe_file(p, name) for name, p in named)
-      manifest = corpus.CorpusManifest(entries)
+    manifest = manifest or tuple(token_files.describe_file(p, name) for name, p in named)
     return files, manifest, {"vocab_size": self.vocab_size, **facts[named[0][1].parent]}
 
   def _tokenize(self, task: tokenizing.TokenizingTask) -> list[tuple[str, pathlib.Path]]:

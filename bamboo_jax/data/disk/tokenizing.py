@@ -68,7 +68,7 @@ class TokenizingTask:
     return chat.read_template(str(self.tokenizer))
 
   @functools.cached_property
-  def manifest(self) -> corpus.CorpusManifest:
+  def manifest(self) -> corpus.Manifest:
     """The files as they were when it was first asked for."""
     entries = []
     for name, path in self.named:
@@ -76,14 +76,14 @@ class TokenizingTask:
       if path.is_dir():
         described = {f"{name}/{file.name}": file for file in sorted(path.glob("*.arrow"))}
       entries += [token_files.describe_file(f, n) for n, f in described.items()]
-    return corpus.CorpusManifest(tuple(entries))
+    return tuple(entries)
 
   @property
   def facts(self) -> dict[str, Any]:
     """Everything that the tokens depend on, as JSON."""
     special, template = self.vocabulary.special, self.template
     return {
-        "files": self.manifest.digests,
+        "files": corpus.find_digests(self.manifest),
         "fields": [*self.fields],
         "part_bytes": self.part_bytes,
         "end": self.vocabulary.end,
@@ -103,7 +103,7 @@ class TokenizingProgress(NamedTuple):
 
 
 def run(
-    task: TokenizingTask, out: str | os.PathLike[str], *, num_workers: int, waits: bool = False
+    task: TokenizingTask, out: base.StrPath, *, num_workers: int, waits: bool = False
 ) -> Iterator[TokenizingProgress]:
   """Writes `out`/NNNNN.bin and .idx; yields after each part.
 

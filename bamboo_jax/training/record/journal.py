@@ -24,6 +24,7 @@ from bamboo_jax.accounting import account as account_lib, machines
 from bamboo_jax.base import logs
 from bamboo_jax.checkpoint import digest
 from bamboo_jax.cluster import mirror
+from bamboo_jax.data import corpus
 from bamboo_jax.metrics import jsonl, loggers, plots, rows as rows_lib, summary as summary_lib
 from bamboo_jax.recovery import durations, layout as layout_lib
 from bamboo_jax.report import contents, events, figures
@@ -108,8 +109,8 @@ class Journal:
       return
     text = json.dumps(self._config.to_json(), indent=2)
     base.write_atomically(self._workdir.config, text + "\n")
-    if (manifest := self._job.task.batches.source.manifest) is not None:
-      base.write_atomically(self._workdir.data, manifest.to_json())
+    if manifest := self._job.task.batches.source.manifest:
+      base.write_atomically(self._workdir.data, corpus.render_manifest(manifest))
     if step < num_steps:
       step_traces.clear(self._workdir.rows)  # Of an earlier run.
       try:
