@@ -31,10 +31,6 @@ class Batches:
   num_microbatches: int
   microbatch_size: int
 
-  def __post_init__(self) -> None:
-    names = ("num_microbatches", "microbatch_size")
-    samples.check_ranges({name: getattr(self, name) for name in names})
-
   @property
   def batch_size(self) -> int:
     """Samples of a step."""

@@ -11,7 +11,7 @@ from bamboo_jax import base
 _NUM_NAMED = 3
 
 
-def list_files(root: str | os.PathLike[str]) -> tuple[list[pathlib.Path], list[str]]:
+def list_files(root: base.StrPath) -> tuple[list[pathlib.Path], list[str]]:
   """Returns the files at any depth, sorted, and what is left out, with the reasons.
 
   Links are followed after all else, so that a link to a folder within `root` adds nothing.
@@ -38,7 +38,7 @@ def list_files(root: str | os.PathLike[str]) -> tuple[list[pathlib.Path], list[s
   return sorted(files), left_out
 
 
-def list_folder(folder: str | os.PathLike[str]) -> list[os.DirEntry[str]]:
+def list_folder(folder: base.StrPath) -> list[os.DirEntry[str]]:
   """Returns the entries of a folder, sorted; raises `base.DataError`."""
   try:
     return sorted(os.scandir(os.fspath(folder)), key=lambda entry: entry.name)
@@ -54,7 +54,7 @@ def drop_repeated(paths: Sequence[pathlib.Path]) -> list[pathlib.Path]:
   return sorted(firsts.values())
 
 
-def warn_of(root: str | os.PathLike[str], left_out: Sequence[str]) -> None:
+def warn_of(root: base.StrPath, left_out: Sequence[str]) -> None:
   """Logs in one line what is left out of a folder or pattern, if anything."""
   if left_out:
     more = len(left_out) - _NUM_NAMED

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import hashlib
 import json
-import os
 import pathlib
 from typing import Any
 
@@ -61,7 +60,7 @@ BYTES = Vocabulary(
 
 
 def read_vocabulary(
-    path: str | os.PathLike[str] | None, vocab_size: int | None = None, end_token: int | None = None
+    path: base.StrPath | None, vocab_size: int | None = None, end_token: int | None = None
 ) -> Vocabulary:
   """Returns the vocabulary of a file, or of a folder with one; None: bytes.
 
@@ -83,9 +82,7 @@ def read_vocabulary(
   return found
 
 
-def check_size(
-    vocabulary: Vocabulary, path: str | os.PathLike[str] | None, vocab_size: int | None
-) -> None:
+def check_size(vocabulary: Vocabulary, path: base.StrPath | None, vocab_size: int | None) -> None:
   """Raises `base.DataError` if a vocabulary has over `vocab_size` tokens."""
   if vocab_size is not None and vocabulary.vocab_size > vocab_size:
     raise base.DataError(
@@ -94,7 +91,7 @@ def check_size(
     )
 
 
-def find_file(path: str | os.PathLike[str]) -> pathlib.Path:
+def find_file(path: base.StrPath) -> pathlib.Path:
   """Returns the tokenizer's file that `path` is or has."""
   path = pathlib.Path(path).expanduser()
   if not path.is_dir():

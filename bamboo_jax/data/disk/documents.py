@@ -14,14 +14,13 @@ is read line by line.
 dates into timestamps and line ends into others, and its errors name no line.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import functools
 import gzip
 import io
 import json
-import os
 import pathlib
 from typing import Any, IO
 import zlib
@@ -141,7 +140,6 @@ def read_part(part: Part, fields: Sequence[str]) -> Iterator[Document]:
     for name in part.paths:
       yield name, (read_text(name),)
     return
-  read: dict[str, Callable[[Part, Sequence[str]], Rows]]
   read = {"lines": _read_lines, "list": _read_list, "parquet": _read_parquet}
   for where, row in read.get(part.kind, _read_rows)(part, fields):
     is_text = isinstance(row, str) and not needs_records
@@ -149,7 +147,7 @@ def read_part(part: Part, fields: Sequence[str]) -> Iterator[Document]:
 
 
 @contextlib.contextmanager
-def open_bytes(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+def open_bytes(path: base.StrPath) -> Iterator[IO[bytes]]:
   """Opens a file, and unpacks what is compressed; raises `base.DataError` if it is damaged."""
   path = pathlib.Path(path)
   if path.suffix not in _COMPRESSED:

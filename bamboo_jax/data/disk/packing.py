@@ -161,8 +161,7 @@ def _find_spans(file: token_files.TokenFile, options: PackingOptions) -> Spans:
   length = options.sequence_length
   if options.is_apart:
     file.documents(0, 1)  # Raises an error if it cannot.
-  has_prompts = file.index is not None and file.index.has_prompts
-  if options.loss == "completion" and not has_prompts:
+  if options.loss == "completion" and not file.has_prompts:
     raise base.DataError(
         f"{file.name} has no prompts, which loss='completion' needs: each "
         "document in its .idx must have two sequences, or an even number, by turns a prompt and "

@@ -42,20 +42,9 @@ _WHOLE_BYTES = 1 << 24  # Of larger files a digest reads only samples:
 _NUM_SAMPLES, _SAMPLE_BYTES = 64, 1 << 16
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Index:
-  """The .idx of a Megatron file.
-
-  A document is one sequence; or an even number, by turns a prompt and what is learned.
-
-  Attributes:
-    byte_S: First byte of each sequence in the .bin, int64, on disk.
-    sequence_D: First sequence of each document, then their number, on disk.
-  """
-
-  byte_S: np.ndarray
-  sequence_D: np.ndarray
-  has_prompts: bool
+# Of a Megatron file: the first byte of each sequence in the .bin, int64 [S]; the first
+# sequence of each document, then their number [D]. Both are on disk.
+Index = tuple[np.ndarray, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -67,6 +56,8 @@ class TokenFile:
     vocab_size: Exclusive bound of the tokens.
     end: Token that ends a document; None if there is none.
     index: Documents of the file; None: by `end`.
+    has_prompts: Whether a document is an even number of sequences, by turns a prompt and
+      what is learned; else each is one.
     tokens: All of them, if they are in memory rather than in a file.
   """
 
@@ -77,6 +68,7 @@ class TokenFile:
   end: int | None = None
   first_byte: int = 0
   index: Index | None = None
+  has_prompts: bool = False
   tokens: np.ndarray | None = None
 
   def read(self, start: int, stop: int) -> np.ndarray:
@@ -118,15 +110,15 @@ class TokenFile:
         )
       ends = np.flatnonzero(self.read(start, stop - 1) == self.end)
       return np.concatenate([[start], start + 1 + ends]), nothing
-    byte_S, size = self.index.byte_S, self.dtype.itemsize
-    firsts, end = self.index.sequence_D, len(self.index.sequence_D) - 1
+    (byte_S, firsts), size = self.index, self.dtype.itemsize
+    end = len(firsts) - 1
     # numpy would copy all of an array that is not aligned.
     first = bisect.bisect_right(byte_S, start * size) - 1
     last = bisect.bisect_left(byte_S, stop * size, first + 1)
     first = bisect.bisect_right(firsts, first, hi=end) - 1
     last = bisect.bisect_left(firsts, last, first + 1, end)
     starts = byte_S[firsts[first:last]] // size
-    if not self.index.has_prompts:
+    if not self.has_prompts:
       return starts, nothing
     return starts, (byte_S[firsts[first] : firsts[last]] // size).reshape(-1, 2)
 
@@ -138,7 +130,7 @@ class TokenFile:
         ends = start + 1 + np.flatnonzero(self.read(start, stop) == self.end)
         yield ends if stop < self.num_tokens else np.append(ends, stop)
       return
-    byte_S, sequence_D = self.index.byte_S, self.index.sequence_D
+    byte_S, sequence_D = self.index
     for first in range(1, len(sequence_D), _BLOCK):
       sequences = sequence_D[first : first + _BLOCK]
       starts = byte_S[np.minimum(sequences, len(byte_S) - 1)]
@@ -147,8 +139,8 @@ class TokenFile:
 
   def prompts(self) -> tuple[np.ndarray, ...]:
     """Returns starts and ends of prompts, and ends of what is learned then."""
-    assert self.index is not None and self.index.has_prompts, self.name
-    places = np.append(self.index.byte_S // self.dtype.itemsize, self.num_tokens)
+    assert self.index is not None and self.has_prompts, self.name
+    places = np.append(self.index[0] // self.dtype.itemsize, self.num_tokens)
     return places[:-1:2], places[1::2], places[2::2]
 
   @functools.cached_property
@@ -183,7 +175,8 @@ def open_file(
     kind, first_byte = _read_npy(path)
   elif path.with_suffix(".idx").exists():
     index, kind = _read_index(path.with_suffix(".idx"), num_bytes)
-    return opened(num_bytes // kind.itemsize, kind, index=index)
+    has_prompts = bool((np.diff(index[1]) % 2 == 0).all())
+    return opened(num_bytes // kind.itemsize, kind, index=index, has_prompts=has_prompts)
   else:
     kind, first_byte = _read_header(path, dtype)
   num_tokens, rest = divmod(num_bytes - first_byte, kind.itemsize)
@@ -225,7 +218,7 @@ def write_index(
 
   Args:
     lengths: Tokens of each sequence.
-    parts: Sequences of each document, see `Index`.
+    parts: Sequences of each document, see `TokenFile.has_prompts`.
   """
   header = np.zeros((), _MEGATRON_HEADER)
   codes = {np.dtype(kind): code for code, kind in _MEGATRON_DTYPES.items()}
@@ -306,8 +299,7 @@ def _read_index(path: pathlib.Path, num_bytes: int) -> tuple[Index, np.dtype]:
     raise base.DataError(f"{path} does not fit its file: {fault}.")
   for empty in np.flatnonzero(lengths == 0)[:1]:
     logging.warning("%s: sequence %d and maybe others are empty.", path, empty)
-  has_prompts = bool((np.diff(sequence_D) % 2 == 0).all())
-  return Index(byte_S, sequence_D, has_prompts), kind
+  return (byte_S, sequence_D), kind
 
 
 def _stamp(path: str) -> tuple[int, int]:
