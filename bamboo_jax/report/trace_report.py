@@ -1,6 +1,5 @@
 """Traces on the terminal, as events in a file, and as a figure."""
 
-import collections
 from collections.abc import Sequence
 import pathlib
 from typing import Any
@@ -16,10 +15,9 @@ def show(
     trace: Trace, *, path: str | None, figure: str | None = None, formats: Sequence[str] = ("png",)
 ) -> None:
   """Prints a summary of a trace; writes events to `path`, draws `figure`."""
-  summary = trace_summary.summarize(trace)
-  for name, value in summary.figures().items():
+  for name, value in trace_summary.summarize(trace).items():
     print(f"{name:28} {value:9.4g}")
-  bulks = " ".join(f"{n}:{times}" for n, times in sorted(summary.bulks.items()))
+  bulks = " ".join(f"{n}:{times}" for n, times in sorted(trace_summary.count_bulks(trace).items()))
   print(f"{'instants by nodes':28} {bulks or '-'}")
   print(f"{'zones':28} {' '.join(trace.zones).strip() or '-'}")
   if (usd_per_hour := trace_summary.mean_usd_per_hour(trace)) is not None:
@@ -49,7 +47,7 @@ def draw(trace: Trace) -> Any:
   over_time.set_xlabel("time (h)")
   over_time.set_ylabel("nodes")
   over_time.set_ylim(bottom=0)
-  bulks = collections.Counter(n for n in lost if n)
+  bulks = trace_summary.count_bulks(trace)
   by_size.bar(list(bulks), list(bulks.values()), color=palette.RED)
   by_size.set_xlabel("nodes preempted at an instant")
   by_size.set_ylabel("instants")

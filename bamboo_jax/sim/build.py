@@ -198,11 +198,12 @@ def choose(policies: Sequence[Policy], trace: trace_lib.Trace) -> Policy:
     live[count] = live.get(count, 0.0) + end_ms - start_ms
   usual = {n: t for n, t in live.items() if 100 * t >= trace.duration_ms}
   summary = trace_summary.summarize(trace)
-  node_hours = summary.node_hours or 1.0  # 0 if no node is ever alive.
+  node_hours = summary["live nodes, mean"] * summary["hours"]
   expect = functools.partial(
       expected_samples_per_sec,
       live=usual or live,
-      losses_per_node_hour=summary.num_instants / node_hours,
+      # No node may ever be alive.
+      losses_per_node_hour=summary["instants of preemption"] / (node_hours or 1.0),
   )
   return max(policies, key=expect)
 

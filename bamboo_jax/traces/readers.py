@@ -36,6 +36,7 @@ from bamboo_jax.traces import scale, trace as trace_lib
 MAX_NODES = 2_000_000
 
 _DURATION = re.compile(r"#\s*duration_ms\s*=\s*(.*)")
+_COUNT = re.compile(r"(\d+)\s*,\s*(\d+)", re.ASCII)
 _BY_TIME = operator.attrgetter("time_ms")
 _MS = datetime.timedelta(milliseconds=1)
 # A sample within this time of the previous line with the same count repeats its
@@ -73,23 +74,14 @@ class _Reading:
   """A count of live nodes: what a recorder read from `start` to `end`."""
 
   line: int
-  start: Any
-  end: Any
+  start: datetime.datetime
+  end: datetime.datetime
   count: int
 
 
-@dataclasses.dataclass
-class _Found:
-  """What the lines of a file say; `numbers` are those of the events' lines."""
-
-  events: list[trace_lib.Event] = dataclasses.field(default_factory=list)
-  numbers: list[int] = dataclasses.field(default_factory=list)
-  prices: list[trace_lib.Price] = dataclasses.field(default_factory=list)
-  readings: list[_Reading] = dataclasses.field(default_factory=list)
-  samples: list[tuple[Any, _Reading]] = dataclasses.field(default_factory=list)
-  counts: dict[int, int] = dataclasses.field(default_factory=dict)
-  end_ms: int = 0
-  duration_ms: int | None = None
+# The values of a line, and those of all lines with the number of each.
+_Parser = Callable[[str], list[Any]]
+_Numbered = Sequence[tuple[int, Any]]
 
 
 def parse_trace(text: str, *, source: str, zone: str = "", seed: int = 0) -> trace_lib.Trace:
@@ -104,35 +96,41 @@ def parse_trace(text: str, *, source: str, zone: str = "", seed: int = 0) -> tra
   first = next(((n, line) for n, line in lines if not line.startswith("#")), None)
   if first is None:
     raise ValueError(f"{source} is empty: it has no event.")
-  found, parse = _Found(), _find_parser(*first, source=source)
+  parse, found, duration_ms = _find_parser(*first, source=source), list[tuple[int, Any]](), 0
   for number, line in lines:
     try:
       if match := _DURATION.fullmatch(line):
-        found.duration_ms = _parse_duration(match[1])
+        duration_ms = _parse_duration(match[1])
       elif not line.startswith("#"):
-        parse(line, number, found)
+        found += [(number, value) for value in parse(line)]
     except ValueError as error:
       raise ValueError(f"{source}, line {number}: {error}") from None
-  if steps := _order_samples(found, source) if found.samples else [*found.counts.items()]:
-    duration_ms, notes = found.duration_ms or steps[-1][0], _find_holes(found.samples)
+  if parse in (_parse_count, _parse_sample):
+    of_counts = parse is _parse_count
+    steps = _order_counts(found, source) if of_counts else _order_samples(found, source)
+    notes = [] if of_counts else _find_holes([at for _, (at, _) in found])
+    duration_ms = duration_ms or steps[-1][0]
     return _infer_nodes({zone: steps}, notes, seed=seed, name=source, duration_ms=duration_ms)
-  if not found.events:
+  events = [(number, value) for number, value in found if isinstance(value, trace_lib.Event)]
+  if not events:
     raise ValueError(f"{source} is empty: it has no event.")
-  duration_ms = found.duration_ms or max(found.end_ms, found.events[-1].time_ms)
+  ends_ms = [value for _, value in found if isinstance(value, int)]
+  duration_ms = duration_ms or max(*ends_ms, 0, events[-1][1].time_ms)
   if not duration_ms:
     raise ValueError(f"{source} must last some time. A line `# duration_ms=...` says when it ends.")
+  prices = tuple(value for _, value in found if isinstance(value, trace_lib.Price))
   try:
-    return trace_lib.Trace(source, tuple(found.events), duration_ms, prices=tuple(found.prices))
+    return trace_lib.Trace(source, tuple(e for _, e in events), duration_ms, prices=prices)
   except trace_lib.ContradictionError as error:
-    raise ValueError(f"{source}, line {found.numbers[error.index]}: {error}") from None
+    raise ValueError(f"{source}, line {events[error.index][0]}: {error}") from None
 
 
-def _find_parser(number: int, line: str, *, source: str) -> Callable[[str, int, _Found], None]:
+def _find_parser(number: int, line: str, *, source: str) -> _Parser:
   """Returns the parser of lines that look like `line`."""
   second = line.split(",")[1].strip() if "," in line else ""
   if line.startswith("["):
     return _parse_segment
-  if re.fullmatch(r"\d+\s*,\s*\d+", line, flags=re.ASCII):
+  if _COUNT.fullmatch(line):
     return _parse_count
   if ":" in second:
     return _parse_sample
@@ -153,7 +151,7 @@ def _parse_duration(text: str) -> int:
     raise ValueError(f"duration_ms must be a number, got {text!r}.") from None
 
 
-def _parse_event(line: str, number: int, found: _Found) -> None:
+def _parse_event(line: str) -> list[Any]:
   cells = [cell.strip() for cell in line.split(",")]
   if len(cells) != 3:
     raise ValueError(f"an event has 3 values, milliseconds,add|remove|notice,node, got {line!r}.")
@@ -161,19 +159,20 @@ def _parse_event(line: str, number: int, found: _Found) -> None:
   if not re.fullmatch(r"\d+", at, flags=re.ASCII):
     raise ValueError(f"milliseconds must be a non-negative integer, got {at!r}.")
   if kind != "price":
-    found.events.append(trace_lib.Event(int(at), kind, value))
-    found.numbers.append(number)
-    return
+    return [trace_lib.Event(int(at), kind, value)]
   zone, _, usd = value.rpartition("/")
   try:
     usd_per_hour = float(usd)
   except ValueError:
     raise ValueError(f"a price is dollars or zone/dollars, got {value!r}.") from None
-  found.prices.append(trace_lib.Price(int(at), usd_per_hour, zone))
+  return [trace_lib.Price(int(at), usd_per_hour, zone)]
 
 
-def _parse_segment(line: str, number: int, found: _Found) -> None:
-  """Kinds other than "add" and "remove", such as "no-op", are intervals without an event."""
+def _parse_segment(line: str) -> list[Any]:
+  """Returns the events, and the end of their interval.
+
+  Kinds other than "add" and "remove", such as "no-op", are intervals without an event.
+  """
   try:
     value = json.loads(line)
   except json.JSONDecodeError as error:
@@ -183,10 +182,8 @@ def _parse_segment(line: str, number: int, found: _Found) -> None:
     case [at, str(kind), {"nodes": list(nodes), "duration": lasts}] if (
         is_time(at) and is_time(lasts) and all(isinstance(node, str) for node in nodes)
     ):
-      if kind in ("add", "remove"):
-        found.events += [trace_lib.Event(at, kind, node) for node in nodes]
-        found.numbers += [number] * len(nodes)
-      found.end_ms = max(found.end_ms, at + lasts)
+      named = nodes if kind in ("add", "remove") else []
+      return [*(trace_lib.Event(at, kind, node) for node in named), at + lasts]
     case _:
       raise ValueError(
           'a line is [milliseconds, kind, {"nodes": [...], "duration": '
@@ -194,17 +191,25 @@ def _parse_segment(line: str, number: int, found: _Found) -> None:
       )
 
 
-def _parse_count(line: str, number: int, found: _Found) -> None:
-  cells = [cell.strip() for cell in line.split(",")]
-  if len(cells) != 2 or not all(c.isascii() and c.isdigit() for c in cells):
+def _parse_count(line: str) -> list[Any]:
+  if not (match := _COUNT.fullmatch(line)):
     raise ValueError(f"a line is milliseconds,count, two non-negative integers, got {line!r:.80}.")
-  time_ms, count = map(int, cells)
-  if found.counts and time_ms < (last := next(reversed(found.counts))):
-    raise ValueError(f"lines must be in order of time, got {time_ms} after {last}.")
-  found.counts[time_ms] = count
+  return [(int(match[1]), int(match[2]))]
 
 
-def _parse_sample(line: str, number: int, found: _Found) -> None:
+def _order_counts(found: _Numbered, source: str) -> list[trace_lib.Step]:
+  """Returns the last count of each time; `ValueError` if times go back."""
+  steps, last_ms = dict[int, int](), 0
+  for number, (time_ms, count) in found:
+    if time_ms < last_ms:
+      raise ValueError(
+          f"{source}, line {number}: lines must be in order of time, got {time_ms} after {last_ms}."
+      )
+    steps[time_ms], last_ms = count, time_ms
+  return [*steps.items()]
+
+
+def _parse_sample(line: str) -> list[Any]:
   cells = [cell.strip() for cell in line.split(",")]
   if len(cells) != 3:
     raise ValueError(f"a sample is date, time, count, got {line!r}.")
@@ -221,29 +226,31 @@ def _parse_sample(line: str, number: int, found: _Found) -> None:
     raise ValueError(f"time must be without a time zone, got {time!r}.")
   if not (count.isascii() and count.isdigit()):
     raise ValueError(f"count must be a non-negative integer, got {count!r}.")
-  last = found.readings[-1] if found.readings else None
-  if last and int(count) == last.count and last.end < at <= last.end + _REPEAT:
-    last.end = at
-  else:
-    found.readings.append(last := _Reading(number, at, at, int(count)))
-  found.samples.append((at, last))
+  return [(at, int(count))]
 
 
-def _order_samples(found: _Found, source: str) -> list[trace_lib.Step]:
+def _order_samples(found: _Numbered, source: str) -> list[trace_lib.Step]:
   """Returns counts in order of time; `ValueError` if two samples contradict each other.
 
   Lines may overlap: a recorder repeats a reading for minutes while it takes the
   next ones, and a file may merge several recorders. The last reading counts.
   """
   by_start: dict[datetime.datetime, _Reading] = {}
-  for reading in found.readings:
+  samples: list[tuple[datetime.datetime, _Reading]] = []
+  for number, (at, count) in found:
+    reading = samples[-1][1] if samples else None
+    if reading and count == reading.count and reading.end < at <= reading.end + _REPEAT:
+      reading.end = at
+    else:
+      reading = _Reading(number, at, at, count)
+    samples.append((at, reading))
     other = by_start.setdefault(reading.start, reading)
     if other.count != reading.count:
       raise ValueError(
           f"{source}, line {reading.line}: {reading.count} live nodes, but "
           f"{other.count} at the same time in line {other.line}."
       )
-  samples = sorted(found.samples, key=lambda sample: (sample[0], sample[1].start))
+  samples.sort(key=lambda sample: (sample[0], sample[1].start))
   start, newest = samples[0]
   steps = []
   for at, reading in samples:
@@ -253,9 +260,9 @@ def _order_samples(found: _Found, source: str) -> list[trace_lib.Step]:
   return steps
 
 
-def _find_holes(samples: Sequence[tuple[Any, _Reading]]) -> list[str]:
+def _find_holes(times: Sequence[datetime.datetime]) -> list[str]:
   """Returns a note on the times for which the recorder did not look, if there are any."""
-  times = sorted({at for at, _ in samples})
+  times = sorted({*times})
   gaps_secs = [(b - a).total_seconds() for a, b in itertools.pairwise(times)]
   least_secs = _HOLE * statistics.median(gaps_secs or [0])
   if not (holes := [secs for secs in gaps_secs if secs > least_secs]):

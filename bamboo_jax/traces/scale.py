@@ -1,17 +1,15 @@
 """Fits a trace to another cluster: more or fewer nodes, other speed, zones; to replay it there."""
 
 import collections
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 import dataclasses
 import heapq
 import itertools
 import operator
-from typing import TypeVar
 
 from bamboo_jax.traces import trace as trace_lib
 
 Trace = trace_lib.Trace
-_Timed = TypeVar("_Timed", trace_lib.Event, trace_lib.Price)
 
 
 def scale(trace: Trace, *, num_nodes: int | None, time_scale: float) -> Trace:
@@ -26,8 +24,14 @@ def scale(trace: Trace, *, num_nodes: int | None, time_scale: float) -> Trace:
     trace = scale_nodes(trace, num_nodes)
   return dataclasses.replace(
       trace,
-      events=_rescale(trace.events, time_scale),
-      prices=_rescale(trace.prices, time_scale),
+      events=tuple(
+          dataclasses.replace(event, time_ms=round(event.time_ms * time_scale))
+          for event in trace.events
+      ),
+      prices=tuple(
+          dataclasses.replace(price, time_ms=round(price.time_ms * time_scale))
+          for price in trace.prices
+      ),
       duration_ms=round(trace.duration_ms * time_scale),
   )
 
@@ -57,12 +61,6 @@ def scale_nodes(trace: Trace, num_nodes: int) -> Trace:
       for copy in range(num_picks[order[place]])
   )
   return dataclasses.replace(trace, events=events)
-
-
-def _rescale(whats: Iterable[_Timed], time_scale: float) -> tuple[_Timed, ...]:
-  return tuple(
-      dataclasses.replace(what, time_ms=round(what.time_ms * time_scale)) for what in whats
-  )
 
 
 def _places(trace: Trace) -> list[tuple[str, int]]:

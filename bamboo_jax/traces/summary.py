@@ -2,91 +2,47 @@
 
 import bisect
 import collections
-from collections.abc import Callable, Iterator, Mapping, Sequence
-import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 import itertools
 import statistics
 
 from bamboo_jax.traces import trace as trace_lib
 
 
-@dataclasses.dataclass(frozen=True)
-class TraceSummary:
-  """Figures of a trace.
+def summarize(trace: trace_lib.Trace) -> dict[str, float]:
+  """Returns the figures of a trace by the names shown to users.
 
-  Attributes:
-    mean_nodes: Live nodes, averaged over the whole length.
-    min_nodes: Fewest live nodes, from the first instant on.
-    bulks: Number of instants by the number of nodes that they remove.
-    num_zone_instants: Instants that remove nodes of more than one zone.
+  Means are over the whole length, least and most from the first instant on.
   """
-
-  hours: float
-  mean_nodes: float
-  min_nodes: int
-  max_nodes: int
-  bulks: Mapping[int, int]
-  num_zone_instants: int
-  lifetimes_hours: tuple[float, ...]
-  num_notices: int
-
-  @property
-  def node_hours(self) -> float:
-    """Live time, summed over nodes."""
-    return self.mean_nodes * self.hours
-
-  @property
-  def num_instants(self) -> int:
-    """Number of times at which nodes are preempted."""
-    return sum(self.bulks.values())
-
-  @property
-  def num_preempted(self) -> int:
-    return len(self.lifetimes_hours)
-
-  @property
-  def preempted_per_node_hour(self) -> float:
-    """Preemptions per node and hour; 0 if no node is ever alive."""
-    return self.num_preempted / self.node_hours if self.node_hours else 0.0
-
-  def figures(self) -> dict[str, float]:
-    """Returns the figures by the names shown to users."""
-    lifetimes = self.lifetimes_hours or (0.0,)
-    return {
-        "hours": self.hours,
-        "live nodes, mean": self.mean_nodes,
-        "live nodes, least": self.min_nodes,
-        "live nodes, most": self.max_nodes,
-        "preempted nodes": self.num_preempted,
-        "preemptions per node-hour": self.preempted_per_node_hour,
-        "hours to preemption, median": statistics.median(lifetimes),
-        "instants of preemption": self.num_instants,
-        "instants in several zones": self.num_zone_instants,
-        "nodes per instant, mean": self.num_preempted / (self.num_instants or 1),
-        "nodes per instant, most": max(self.bulks, default=0),
-        "nodes given notice": self.num_notices,
-    }
-
-
-def summarize(trace: trace_lib.Trace) -> TraceSummary:
-  lives_ms = [end_ms - start.time_ms for start, end_ms in trace.lives() if end_ms is not None]
-  lost = (
-      collections.Counter(e.zone for e in events if e.kind == "remove")
-      for _, events in trace.instants()
-  )
-  losses = [zones for zones in lost if zones]  # By zone, for each instant with losses.
+  hours = trace.duration_ms / trace_lib.MS_PER_HOUR
   live = [count for _, count in trace.live_steps()]
   alive_ms = sum(n * (end - start) for start, end, n in live_spans(trace))
-  return TraceSummary(
-      hours=trace.duration_ms / trace_lib.MS_PER_HOUR,
-      mean_nodes=alive_ms / trace.duration_ms,
-      min_nodes=min(live),
-      max_nodes=max(live),
-      bulks=collections.Counter(sum(zones.values()) for zones in losses),
-      num_zone_instants=sum(len(zones) > 1 for zones in losses),
-      lifetimes_hours=tuple(ms / trace_lib.MS_PER_HOUR for ms in lives_ms),
-      num_notices=sum(event.kind == "notice" for event in trace.events),
-  )
+  mean_nodes = alive_ms / trace.duration_ms
+  lives_ms = [end_ms - start.time_ms for start, end_ms in trace.lives() if end_ms is not None]
+  lifetimes = [ms / trace_lib.MS_PER_HOUR for ms in lives_ms]
+  zones = [{e.zone for e in events if e.kind == "remove"} for _, events in trace.instants()]
+  bulks = count_bulks(trace)
+  num_instants = sum(bulks.values())
+  return {
+      "hours": hours,
+      "live nodes, mean": mean_nodes,
+      "live nodes, least": min(live),
+      "live nodes, most": max(live),
+      "preempted nodes": len(lifetimes),
+      "preemptions per node-hour": len(lifetimes) / (mean_nodes * hours or 1.0),
+      "hours to preemption, median": statistics.median(lifetimes or [0.0]),
+      "instants of preemption": num_instants,
+      "instants in several zones": sum(len(names) > 1 for names in zones),
+      "nodes per instant, mean": len(lifetimes) / (num_instants or 1),
+      "nodes per instant, most": max(bulks, default=0),
+      "nodes given notice": sum(event.kind == "notice" for event in trace.events),
+  }
+
+
+def count_bulks(trace: trace_lib.Trace) -> collections.Counter[int]:
+  """Returns the number of instants by the number of nodes that they remove."""
+  lost = (sum(e.kind == "remove" for e in events) for _, events in trace.instants())
+  return collections.Counter(filter(None, lost))
 
 
 def live_spans(trace: trace_lib.Trace) -> Iterator[tuple[int, int, int]]:

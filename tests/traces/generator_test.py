@@ -29,6 +29,12 @@ def generate(seed=0, **changes):
   return generator.generate_trace(Parameters(**changes), seed=seed)
 
 
+def zone_share(trace):
+  """Returns the share of instants that hit several zones."""
+  figures = trace_summary.summarize(trace)
+  return figures["instants in several zones"] / figures["instants of preemption"]
+
+
 class GenerateTest(parameterized.TestCase):
 
   # A `Trace` is sorted and free of contradictions, or cannot be built.
@@ -68,35 +74,32 @@ class GenerateTest(parameterized.TestCase):
     summary = trace_summary.summarize(
         generate(hours=170 / hazard, hazard_per_node_hour=hazard, **changes)
     )
-    per_instant = summary.num_preempted / summary.num_instants
-    largest = max(summary.bulks)
-    deviation = math.sqrt(summary.num_instants) * max(per_instant, largest)
-    expected = hazard * summary.node_hours
-    self.assertGreater(summary.num_instants, 20)
-    self.assertLess(abs(summary.num_preempted - expected), 4 * deviation)
+    largest, num_instants = summary["nodes per instant, most"], summary["instants of preemption"]
+    deviation = math.sqrt(num_instants) * largest
+    expected = hazard * summary["live nodes, mean"] * summary["hours"]
+    self.assertGreater(num_instants, 20)
+    self.assertLess(abs(summary["preempted nodes"] - expected), 4 * deviation)
 
   def test_bulk_sizes(self):
-    summary = trace_summary.summarize(generate(hours=2000.0, bulk_sizes=((1, 3.0), (4, 1.0))))
-    self.assertEqual(set(summary.bulks), {1, 4})
-    share = summary.bulks[4] / summary.num_instants
+    bulks = trace_summary.count_bulks(generate(hours=2000.0, bulk_sizes=((1, 3.0), (4, 1.0))))
+    self.assertEqual(set(bulks), {1, 4})
+    share = bulks[4] / bulks.total()
     self.assertAlmostEqual(share, 0.25, delta=0.04)
 
   def test_zone_correlation(self):
     zones = dict(hours=400.0, nodes_per_zone=(10, 10, 10))
     for correlation in (0.0, 0.055, 1.0):
       trace = generate(zone_correlation=correlation, **zones)
-      summary = trace_summary.summarize(trace)
-      share = summary.num_zone_instants / summary.num_instants
-      self.assertAlmostEqual(share, correlation, delta=0.03)
+      self.assertAlmostEqual(zone_share(trace), correlation, delta=0.03)
 
   def test_reacquire(self):
     options = dict(hours=200.0, hazard_per_node_hour=1.0)
     at_once, later = (
         trace_summary.summarize(generate(reacquire_secs=secs, **options)) for secs in (0.0, 3600.0)
     )
-    self.assertAlmostEqual(at_once.mean_nodes, 32.0, places=3)
+    self.assertAlmostEqual(at_once["live nodes, mean"], 32.0, places=3)
     # Alive for an hour and missing for an hour, on average.
-    self.assertAlmostEqual(later.mean_nodes, 16.0, delta=1.0)
+    self.assertAlmostEqual(later["live nodes, mean"], 16.0, delta=1.0)
     trace = generate(hazard_per_node_hour=1.0, reacquire_secs=math.inf)
     self.assertLess(trace.live_steps()[-1][1], 2)
     self.assertEqual(trace.num_nodes, 32)
@@ -149,14 +152,12 @@ class ResampleTest(parameterized.TestCase):
     self.assertEqual(trace, self.resample(text, hours=400.0, block_hours=10.0))
     self.assertNotEqual(trace, self.resample(text, hours=400.0, block_hours=10.0, seed=1))
     got, want = (trace_summary.summarize(t) for t in (trace, recorded))
-    self.assertLessEqual(got.max_nodes, 15)
-    self.assertAlmostEqual(got.mean_nodes, want.mean_nodes, delta=0.5)
-    self.assertAlmostEqual(
-        got.preempted_per_node_hour / want.preempted_per_node_hour, 1.0, delta=0.3
-    )
-    shares = [s.num_zone_instants / s.num_instants for s in (got, want)]
-    self.assertAlmostEqual(*shares, delta=0.1)
-    self.assertEqual(max(got.bulks), max(want.bulks))
+    self.assertLessEqual(got["live nodes, most"], 15)
+    self.assertAlmostEqual(got["live nodes, mean"], want["live nodes, mean"], delta=0.5)
+    rates = [figures["preemptions per node-hour"] for figures in (got, want)]
+    self.assertAlmostEqual(rates[0] / rates[1], 1.0, delta=0.3)
+    self.assertAlmostEqual(zone_share(trace), zone_share(recorded), delta=0.1)
+    self.assertEqual(got["nodes per instant, most"], want["nodes per instant, most"])
 
   @parameterized.parameters(
       ({"block_hours": 9.0}, r"block_hours must be above 0, up to 1 \(the trace\), got 9"),

@@ -63,8 +63,8 @@ class ScaleTest(parameterized.TestCase):
       factor = fractions.Fraction(num_nodes, 12)
       before, after = map(trace_summary.summarize, (trace, scaled))
       self.assertEqual(scaled.num_nodes, num_nodes)
-      self.assertEqual(after.num_preempted, factor * before.num_preempted)
-      self.assertAlmostEqual(after.node_hours, factor * before.node_hours)
+      for name in ("preempted nodes", "live nodes, mean"):
+        self.assertAlmostEqual(after[name], factor * before[name])
 
   def test_merge(self):
     merged = scale.merge([parse(_TWO), parse("0,add,x\n250,add,y")])

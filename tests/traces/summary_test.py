@@ -32,7 +32,7 @@ class SummaryTest(parameterized.TestCase):
 
   def test_figures(self):
     self.assertEqual(
-        trace_summary.summarize(parse(_TEXT)).figures(),
+        trace_summary.summarize(parse(_TEXT)),
         {
             "hours": 4.0,
             "live nodes, mean": 2.0,  # 4, 1, 2, 1.
@@ -57,7 +57,7 @@ class SummaryTest(parameterized.TestCase):
       ("# duration_ms=9\n0,add,a", "nodes per instant, mean", 0.0),
   )
   def test_a_figure(self, text, name, expected):
-    self.assertEqual(trace_summary.summarize(parse(text)).figures()[name], expected)
+    self.assertEqual(trace_summary.summarize(parse(text))[name], expected)
 
 
 _NODES = "0,add,a/1\n0,add,b/1\n100,remove,a/1\n400,notice,b/1\n"
