@@ -34,7 +34,7 @@ def main(flags: KillFlags) -> None:
     )
   workers = inquiry.find_workers(mirror.local(flags.observed.workdir) / "logs")
   if missing := [name for name in flags.names if name not in workers]:
-    run = feed.read_run(flags.observed.open(), flags.observed.name)
+    run = feed.read_run(flags.observed.open())
     hosts = {member.name: member.host for member in run.registered}
     raise ValueError(inquiry.explain_missing(missing[0], workers, hosts))
   for name in dict.fromkeys(flags.names):

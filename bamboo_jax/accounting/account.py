@@ -135,7 +135,6 @@ class Account:
 
     Raises `ValueError` if no time has passed or the parts do not add up to it.
     """
-    prices_lib.check_market(market)
     if not 0 < self.secs < math.inf or not 0 <= self.num_samples < math.inf:
       raise ValueError(
           "An account needs time and samples, got "

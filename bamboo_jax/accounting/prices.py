@@ -11,7 +11,6 @@ import csv
 import dataclasses
 import datetime
 import math
-import os
 import pathlib
 import re
 from typing import Any
@@ -81,8 +80,7 @@ class Price:
       )
 
   def usd_per_hour(self, market: str) -> float:
-    """Returns the price in a market; `ValueError` for an unknown market."""
-    check_market(market)
+    """Returns the price in a market, one of `MARKETS`."""
     usd_per_hour: float = getattr(self, f"{market}_usd_per_hour")
     return usd_per_hour
 
@@ -94,12 +92,6 @@ class Price:
     )
 
 
-def check_market(market: str) -> None:
-  """Raises `ValueError` unless `market` is one of `MARKETS`."""
-  if market not in MARKETS:
-    raise ValueError(base.suggest(market, MARKETS, what="market"))
-
-
 def _is_date(text: str) -> bool:
   with contextlib.suppress(ValueError):
     datetime.date.fromisoformat(text + "-01" * (2 - text.count("-")))
@@ -107,7 +99,7 @@ def _is_date(text: str) -> bool:
   return text == _UNDATED
 
 
-def load_prices(source: str | os.PathLike[str]) -> tuple[Price, ...]:
+def load_prices(source: base.StrPath) -> tuple[Price, ...]:
   """Returns the prices of a file; "year" may stand for "date".
 
   Raises `OSError`, or `ValueError` with file and line if a line does not fit.
@@ -132,13 +124,6 @@ def load_prices(source: str | os.PathLike[str]) -> tuple[Price, ...]:
   return tuple(prices)
 
 
-def find(cost: config_lib.CostSection) -> Price | None:
-  """Returns the price of a node; None if the config names no kind of node; see `find_price`."""
-  if cost.instance is None:
-    return None
-  return find_price(cost.instance, prices=cost.prices, region=cost.region, date=cost.date)
-
-
 def find_or_standard(cost: config_lib.CostSection) -> Price:
   """Returns the price of a node; that of `STANDARD` if the config names no kind of node."""
   if cost.instance is None:
@@ -148,31 +133,20 @@ def find_or_standard(cost: config_lib.CostSection) -> Price:
   return found
 
 
-def find_price(
-    instance: str,
-    *,
-    prices: str | os.PathLike[str] | None = None,
-    region: str | None = None,
-    date: str | None = None,
-) -> Price:
-  """Returns the price of an instance.
-
-  Args:
-    instance: The provider's name, such as "p3.2xlarge".
-    prices: File of prices; None: the default one.
-    region: Needed if the file lists the instance in several.
-    date: None takes the newest.
+def find(cost: config_lib.CostSection) -> Price | None:
+  """Returns the price of a node; None if the config names no kind of node.
 
   Raises:
-    OSError: The file cannot be read.
+    OSError: The file of prices cannot be read.
     ValueError: A line of the file does not fit, or it does not give exactly one
       price per market.
   """
-  path = prices or DEFAULT_PATH
+  if (instance := cost.instance) is None:
+    return None
+  path = cost.prices or DEFAULT_PATH
   found, what = load_prices(path), f"in {path}"
-  wanted = {"instance": instance, "region": region, "date": date}
-  for name, value in wanted.items():
-    if value is not None:
+  for name in ("instance", "region", "date"):
+    if (value := getattr(cost, name)) is not None:
       allowed = {getattr(price, name) for price in found}
       found = [price for price in found if getattr(price, name) == value]
       if not found:

@@ -116,24 +116,21 @@ def compare(
 def simulated(name: str, outcome: loop.Outcome, model: str | None = None) -> Value:
   """Returns a simulated run with its moments, see `loop.simulate`; `model` has the costs."""
   account, moments = outcome.account, outcome.moments
-  secs = [0.0, *(m.secs for m in moments), account.secs]
   usd_per_sec = account.price.usd_per_hour(account.market) / 3600 if account.price else 0.0
-  lasting = [b - a for a, b in itertools.pairwise(secs)]
-  totals = [
-      [0.0, *itertools.accumulate(rate * s for rate, s in zip([0, *rates], lasting, strict=True))]
-      for rates in ([m.samples_per_sec for m in moments], [m.num_nodes for m in moments])
-  ]
+  secs = np.array([0.0, *(m.secs for m in moments), account.secs])
+  rates = ([m.samples_per_sec for m in moments], [m.num_nodes for m in moments])
+  totals = [np.cumsum([0.0, 0.0, *np.diff(secs)[1:] * each]) for each in rates]
   if len(secs) > _MOST:  # Means over equal pieces: without, short pauses hide the rest.
     edges = np.linspace(0.0, account.secs, _MOST)
-    totals = [list(np.interp(edges, secs, total)) for total in totals]
-    secs = list(edges)
+    totals, secs = [np.interp(edges, secs, total) for total in totals], edges
+  secs, places = np.unique(secs, return_index=True)
+  samples, node_secs = (total[places] for total in totals)
+  means = [np.diff(total[places]) / np.diff(secs) for total in totals]
+  columns = (secs[1:], *means, usd_per_sec * node_secs[1:], samples[1:])
   curve: list[list[Any]] = []
-  for i, (before, now) in enumerate(itertools.pairwise(secs)):
-    if now > before:
-      (a, b), (c, d) = (total[i : i + 2] for total in totals)
-      point = (now, (b - a) / (now - before), (d - c) / (now - before), usd_per_sec * d, b)
-      at, rate, nodes, usd, samples = (float(f"{x:.7g}") for x in point)
-      curve.append([None, at, None, rate, nodes, usd, samples])
+  for point in zip(*columns, strict=True):
+    at, rate, nodes, usd, sum_samples = (float(f"{x:.7g}") for x in point)
+    curve.append([None, at, None, rate, nodes, usd, sum_samples])
   curve[:0] = [[None, 0.0, None, *point[3:5], 0.0, 0.0] for point in curve[:1]]
   recoveries: list[Value] = [
       {"step": None, "train_secs": m.secs, "rung": m.rung, "text": m.text}

@@ -1,7 +1,7 @@
 """Figures of a report for papers, drawn with Matplotlib from its JSON."""
 
 import collections
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import functools
 import itertools
 import pathlib
@@ -9,6 +9,8 @@ import re
 from typing import Any
 
 from bamboo_jax.metrics import palette, plots, rows as rows_lib
+
+Value = Mapping[str, Any]  # JSON.
 
 # The cheapest rung first.
 _RUNG_COLOURS = {
@@ -52,9 +54,7 @@ _CLOSE = 0.1  # Values within this share of the best get a panel of their own.
 _UNITS = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 
 
-def save_all(
-    report: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str]
-) -> list[pathlib.Path]:
+def save_all(report: Value, folder: pathlib.Path, formats: Sequence[str]) -> list[pathlib.Path]:
   """Draws all figures of a report into a folder; returns the files. Raises `OSError`."""
   return [
       path
@@ -63,7 +63,7 @@ def save_all(
   ]
 
 
-def plan(report: Mapping[str, Any]) -> dict[str, Callable[[], Any]]:
+def plan(report: Value) -> dict[str, Callable[[], Any]]:
   """Returns the functions that draw the figures of a report, by name of the file."""
   runs, figures = report["runs"], dict[str, Callable[[], Any]]()
   if charged := [run for run in runs if run["time"]["node_secs"]]:
@@ -82,7 +82,7 @@ def plan(report: Mapping[str, Any]) -> dict[str, Callable[[], Any]]:
   return figures
 
 
-def draw_course(run: Mapping[str, Any]) -> Any:
+def draw_course(run: Value) -> Any:
   _, secs, _, rates, nodes, usd, _ = zip(*run["curve"], strict=True)
   unit_secs, unit = time_unit(secs[-1] - secs[0])
   times = [x / unit_secs for x in secs]
@@ -108,7 +108,7 @@ def draw_course(run: Mapping[str, Any]) -> Any:
   return fig
 
 
-def draw_losses(runs: Sequence[Mapping[str, Any]], planned: Sequence[Any] = ()) -> Any:
+def draw_losses(runs: Sequence[Value], planned: Sequence[Any] = ()) -> Any:
   """Returns a figure of the losses of runs, by step, and of the steps with deaths and joins.
 
   Above them stands a step as it was `planned`, if given, see `metrics.rows`.
@@ -135,13 +135,13 @@ def draw_losses(runs: Sequence[Mapping[str, Any]], planned: Sequence[Any] = ()) 
   return fig
 
 
-def plan_of(run: Mapping[str, Any]) -> list[Any]:
+def plan_of(run: Value) -> list[Any]:
   """Returns the planned slots of the first pipeline of a run."""
   names = {node["name"] for node in run["nodes"] if node["row"] == "pipeline 0"}
   return [slot for slot in (run["rows"] or {}).get("planned", ()) if slot[0] in names]
 
 
-def _draw_loss(axes: Any, run: Mapping[str, Any], name: str, style: Mapping[str, Any]) -> None:
+def _draw_loss(axes: Any, run: Value, name: str, style: Value) -> None:
   points = [(step, loss) for step, _, loss, *_ in run["curve"] if loss is not None]
   if points:
     axes.plot(*zip(*points, strict=True), label=f"{name}train", **style)
@@ -157,7 +157,7 @@ def _draw_loss(axes: Any, run: Mapping[str, Any], name: str, style: Mapping[str,
       label = ""  # One entry of the legend for all.
 
 
-def draw_step(rows: Mapping[str, Any]) -> Any:
+def draw_step(rows: Value) -> Any:
   """Returns a figure of a step, see `metrics.rows.Step`: planned above measured, and a key.
 
   Both have the same time scale unless that would make one too narrow.
@@ -217,15 +217,10 @@ def _slot_key(slots: Sequence[rows_lib.TrackSlot]) -> list[Any]:
   ]
 
 
-def _styles() -> Iterator[tuple[str, str]]:
-  pairs = itertools.product(_LINE_STYLES, _LINE_COLOURS)
-  return itertools.cycle((colour, style) for style, colour in pairs)
-
-
 Curves = Sequence[tuple[str, Sequence[Sequence[Any]]]]  # Points: x, y, low, high.
 
 
-def draw_series(series: Mapping[str, Any]) -> Any:
+def draw_series(series: Value) -> Any:
   """Returns a figure of a series, such as value against preemption rate.
 
   The legend has the lines in the order of their values at the end. If several end
@@ -263,7 +258,8 @@ def _draw_curves(
     axes: Any, ranked: Curves, units: Mapping[float, float], *, shown: Sequence[bool] | None = None
 ) -> None:
   """Draws values in `units`, by rate; of the `shown` curves, or all."""
-  for i, ((colour, style), (name, points)) in enumerate(zip(_styles(), ranked, strict=False)):
+  styles = itertools.cycle(itertools.product(_LINE_STYLES, _LINE_COLOURS))
+  for i, ((style, colour), (name, points)) in enumerate(zip(styles, ranked, strict=False)):
     if shown and not shown[i]:
       continue
     bars: list[Any] | None = None  # A single run has no interval.
@@ -287,7 +283,7 @@ def _draw_curves(
     )
 
 
-def draw_node_time(runs: Sequence[Mapping[str, Any]]) -> Any:
+def draw_node_time(runs: Sequence[Value]) -> Any:
   """Returns a figure with a bar for each run: where its nodes' time went."""
   patches = plots.load("patches")
 
@@ -315,7 +311,7 @@ def time_unit(span_secs: float) -> tuple[float, str]:
   return next((unit for unit in _UNITS if span_secs >= 2 * unit[0]), _UNITS[-1])
 
 
-def _draw_events(axes: Any, events: Sequence[Mapping[str, Any]], unit_secs: float) -> None:
+def _draw_events(axes: Any, events: Sequence[Value], unit_secs: float) -> None:
   taken = {event["rung"] for event in events}
   rungs = [rung for rung in _RUNG_COLOURS if rung in taken]
   rungs += sorted(taken - set(rungs))

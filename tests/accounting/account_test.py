@@ -67,7 +67,6 @@ class AccountTest(parameterized.TestCase):
       ("more", {"node_secs": 0.0}, "the 0.0 node-seconds .*, got 20.0"),
       ("time", {"secs": 0.0}, "needs time"),
       ("samples", {"num_samples": math.inf}, "num_samples=inf"),
-      ("market", {"market": "spott"}, "Unknown market 'spott'; did you mean"),
       ("nan", {"node_time": NodeTime(lost=math.nan)}, "lost=nan"),
   )
   def test_refuses(self, changes, message):

@@ -1,9 +1,9 @@
 import dataclasses
-import functools
 import pathlib
 
 from absl.testing import parameterized
 
+from bamboo_jax import config as config_lib
 from bamboo_jax.accounting import prices as prices_lib
 from tests import folders, profiles
 
@@ -18,6 +18,11 @@ x,small,east,A,1,3.5,1.4,c,2024-06
 
 x,large,east,A,8,24,24,c,2023
 """
+
+
+def find(instance, path, **options):
+  """Returns the price of an instance in a file."""
+  return prices_lib.find(config_lib.CostSection(instance=instance, prices=str(path), **options))
 
 
 class PricesTest(folders.FolderCase):
@@ -65,15 +70,15 @@ class PricesTest(folders.FolderCase):
   )
   def test_find(self, instance, options, spot):
     path = self._write(header=_TWO)
-    price = prices_lib.find_price(instance, prices=path, **options)
+    price = find(instance, path, **options)
     self.assertEqual(price.usd_per_hour("spot"), spot)
     self.assertGreaterEqual(price.usd_per_hour("on_demand"), spot)
 
   def test_what_is_undated_is_older_than_any(self):
     lines = ["a,2,1,s,undated", "a,2,2,s,1999"]
-    newest = prices_lib.find_price("a", prices=self._write(*lines))
+    newest = find("a", self._write(*lines))
     self.assertEqual(newest.spot_usd_per_hour, 2)
-    only = prices_lib.find_price("a", prices=self._write(lines[0]))
+    only = find("a", self._write(lines[0]))
     self.assertEqual(only.date, "undated")
 
   @parameterized.named_parameters(
@@ -85,20 +90,19 @@ class PricesTest(folders.FolderCase):
   def test_does_not_find(self, instance, options, message):
     path = self._write(header=_TWO)
     with self.assertRaisesRegex(ValueError, message):
-      prices_lib.find_price(instance, prices=path, **options)
+      find(instance, path, **options)
 
   def test_a_price_that_is_unknown(self):
     """Other lines can be used, and so can other dates of the same instance."""
     path = self._write("a,2,,s,2024", "a,2,1,s,2023", "b,3,1.5,s,2024", "c,,1,s,2024")
     self.assertIsNone(prices_lib.load_prices(path)[0].spot_usd_per_hour)
-    find = functools.partial(prices_lib.find_price, prices=path)
-    self.assertEqual(find("b").usd_per_hour("spot"), 1.5)
-    self.assertEqual(find("a", date="2023").usd_per_hour("spot"), 1)
+    self.assertEqual(find("b", path).usd_per_hour("spot"), 1.5)
+    self.assertEqual(find("a", path, date="2023").usd_per_hour("spot"), 1)
     for instance, column in (("a", "spot"), ("c", "on_demand")):
       with self.assertRaisesRegex(
           ValueError, f"'{instance}' has no {column}_usd_per_hour of 2024 in .*csv"
       ):
-        find(instance)
+        find(instance, path)
 
   @parameterized.named_parameters(
       ("spot_above", "a,1,2,s,2024", "p.csv:3: The spot price of 'a', 2.0, is"),

@@ -32,10 +32,11 @@ _MOST_EVENTS = 200  # The last ones.
 _MOST_GONE = 6  # Nodes without a place in the grid: the last ones.
 _ROUTINE = ("evaluating", "saving")  # Pauses that are no events.
 _FOR_NEWCOMERS = ("members", "restart")  # In a status beside the layout.
+Value = dict[str, Any]  # JSON.
 EMPTY: Mapping[base.NodeId, float] = types.MappingProxyType({})
 
 
-def find_recovery(line: Mapping[str, Any], kills: Mapping[base.NodeId, float]) -> dict[str, Any]:
+def find_recovery(line: jsonl.Line, kills: Mapping[base.NodeId, float]) -> Value:
   """Returns durations and a sentence of a `durations.RecoveryTimes`.
 
   `kills` is as in `durations.report`.
@@ -62,7 +63,6 @@ class History:
     totals: Totals of the account in the last line that has them.
     num_tokens: Trained on and kept.
     owners: Number of the owner of each stage, by pipeline, at the end.
-    owned: The places of each node that has some, by number, at the end.
     names: Of the nodes, by number, at the end.
     places: The last places of each node that ever had some, by number.
     pause: Why training pauses since the last step; "" if it does not.
@@ -73,14 +73,13 @@ class History:
     self._boot_secs = 0.0  # Of nodes that are charged with the next step.
     self.points: list[tuple[Any, ...]] = []
     self.evaluations: list[list[Any]] = []
-    self.events: list[dict[str, Any]] = []
+    self.events: list[Value] = []
     self.life = 0
-    self.recoveries: dict[tuple[int, int], dict[str, Any]] = {}
-    self.last: Mapping[str, Any] = {}
+    self.recoveries: dict[tuple[int, int], Value] = {}
+    self.last: jsonl.Line = {}
     self.totals = account_lib.Account()
     self.num_tokens = 0.0
     self.owners: list[list[base.NodeId]] = []
-    self.owned: dict[base.NodeId, list[str]] = {}
     self.names: Mapping[str, str] = {}
     self.places: dict[base.NodeId, list[str]] = {}
     self.pause = ""
@@ -129,7 +128,8 @@ class History:
         found = find_recovery(line, self._kills) | {"train_secs": self.totals.secs}
         self.recoveries[self.life, line["view"]] = found
       case "layout":
-        self._add_layout(line["owners"])
+        self.owners = line["owners"]
+        self.places |= find_places(self.owners)
         self.names = line.get("names", {})
       case "join":
         self._boot_secs += sum(line["boot_secs"].values())
@@ -140,13 +140,6 @@ class History:
         self.evaluations.append([line["step"], line.get("loss")])
     self._note(line)
 
-  def _add_layout(self, owners: list[list[base.NodeId]]) -> None:
-    self.owners, self.owned = owners, {}
-    for pipeline, row in enumerate(owners):
-      for stage, node in enumerate(row):
-        self.owned.setdefault(node, []).append(f"{pipeline}/{stage}")
-    self.places |= self.owned
-
   def _note(self, line: jsonl.Line) -> None:
     kind, step, text = line["event"], line["step"], events.describe(line)
     is_routine = kind == "pause" and line["reason"].startswith(_ROUTINE)
@@ -156,6 +149,15 @@ class History:
       return  # A pause has the same words.
     self.events.append({"step": step, "kind": kind, "text": text})
     del self.events[:-_MOST_EVENTS]
+
+
+def find_places(owners: Iterable[Iterable[base.NodeId]]) -> dict[base.NodeId, list[str]]:
+  """Returns the stages of each node, as `pipeline/stage`, from the owner of each stage."""
+  found: dict[base.NodeId, list[str]] = {}
+  for pipeline, row in enumerate(owners):
+    for stage, node in enumerate(row):
+      found.setdefault(node, []).append(f"{pipeline}/{stage}")
+  return found
 
 
 @dataclasses.dataclass
@@ -192,12 +194,16 @@ class StoredRun:
   that of the run.
   """
 
-  name: str
-  num_steps: int
   view: views.View
   registered: Sequence[views.Member]
-  status: Mapping[str, Any]
-  config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  status: Value
+  config: Value
+
+  @functools.cached_property
+  def standing(self) -> "_Standing":
+    """What would follow if nodes died now."""
+    told = [self.status.get("layout", {}), self.status.get("ladder", {})]
+    return _judge(json.dumps(told), self.view)
 
 
 @dataclasses.dataclass
@@ -213,7 +219,6 @@ class Known:
     actions: Faults that buttons may cause.
     kills: Time of death of nodes that this process has killed, by number.
     met: All members of views that were seen, by number.
-    zones: All their zones, in the order in which they came: each has a colour.
     config: Of the run; empty if not known.
     summary: Of a run that is over; empty if there is none.
     now_secs: Seconds since 1970.
@@ -228,19 +233,12 @@ class Known:
   actions: Sequence[str] = ()
   kills: Mapping[base.NodeId, float] = dataclasses.field(default_factory=dict)
   met: dict[base.NodeId, views.Member] = dataclasses.field(default_factory=dict)
-  zones: list[str] = dataclasses.field(default_factory=list)
-  config: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  summary: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  config: Value = dataclasses.field(default_factory=dict)
+  summary: Value = dataclasses.field(default_factory=dict)
   now_secs: float = 0.0
 
-  def meet(self, members: Iterable[views.Member]) -> None:
-    for member in members:
-      self.met[member.number] = member
-      if member.zone not in self.zones:
-        self.zones.append(member.zone)
 
-
-def find(known: Known) -> dict[str, Any]:
+def find(known: Known) -> Value:
   """Returns the value of a page: head, metrics, nodes, recoveries, rows, ..."""
   history = known.history
   status = known.run.status if known.run else {}
@@ -248,18 +246,16 @@ def find(known: Known) -> dict[str, Any]:
       (history.life, r["view"]): find_recovery(r, known.kills) for r in status.get("recoveries", ())
   } | history.recoveries
   recoveries = [r for _, r in sorted(told.items())]
-  standing = None
-  if known.run:
-    told_last = [known.run.status.get("layout", {}), known.run.status.get("ladder", {})]
-    standing = _judge(json.dumps(told_last), known.run.view)
-  nodes = _find_nodes(known, standing, recoveries)
+  standing = known.run and known.run.standing
+  nodes = _find_nodes(known, recoveries)
   totals, price = history.totals, known.price
   usd = 0.0 if price is None else price.usd_per_hour(known.market) / 3600
   found = {
-      "head": _find_head(known, standing, recoveries),
+      "head": _find_head(known, recoveries),
       "metrics": _find_metrics(known, nodes),
       "nodes": nodes,
-      "zones": list(known.zones),
+      # In the order in which they came: each has a colour.
+      "zones": list(dict.fromkeys(member.zone for member in known.met.values())),
       "survival": standing and {"text": standing.survival, "zones": standing.zones},
       "recoveries": recoveries,
       "events": _find_events(history, status),
@@ -272,7 +268,7 @@ def find(known: Known) -> dict[str, Any]:
   return found if known.run else found | {"figures": _find_figures(known, found)}
 
 
-def _find_events(history: History, status: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _find_events(history: History, status: Value) -> list[Value]:
   """Returns the events in the log, and those in the records that it lacks: it may be a copy."""
   told = [{"event": "slow", **slow} for slow in status.get("slow", ())]
   if uploaded := status.get("uploaded"):
@@ -283,19 +279,19 @@ def _find_events(history: History, status: Mapping[str, Any]) -> list[dict[str, 
   return sorted([*history.events, *more], key=lambda event: event["step"])
 
 
-def empty(name: str, state: str) -> dict[str, Any]:
+def empty(name: str, state: str) -> Value:
   """Returns the value of a run of which nothing else is known."""
   value = find(Known(name, History()))
   return value | {"head": value["head"] | {"state": state, "rate": "samples"}}
 
 
-def figures_of(account: account_lib.Account) -> dict[str, Any]:
+def figures_of(account: account_lib.Account) -> Value:
   """Returns the figures of an account that a report shows."""
   price = account.price and account.price.render(account.market)
   return account.as_dict() | {"hours": account.secs / 3600, "price": price}
 
 
-def _find_figures(known: Known, found: Mapping[str, Any]) -> dict[str, Any]:
+def _find_figures(known: Known, found: Value) -> Value:
   """Returns the column of a run in a report, from its files."""
   history, head = known.history, found["head"]
   totals, secs = history.totals, history.totals.secs
@@ -311,18 +307,16 @@ def _find_figures(known: Known, found: Mapping[str, Any]) -> dict[str, Any]:
   }
 
 
-def _find_head(
-    known: Known, standing: "_Standing | None", recoveries: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
+def _find_head(known: Known, recoveries: Sequence[Value]) -> Value:
   """Returns the header of the page: the run, its progress, and its last deaths."""
   run, history = known.run, known.history
   status = run.status if run else {}
   # The log may be a copy that lags; after a rollback the record may be ahead for a step.
   step = max(filter(None, (history.last.get("step"), status.get("steps"))), default=None)
-  num_steps = run.num_steps if run else known.config.get("num_steps")
+  num_steps = (run or known).config.get("num_steps")
   lost: list[str] = []  # Dead nodes that still have stages in the layout.
-  if run is not None and standing is not None:
-    numbers = sorted(standing.layout.nodes - run.view.numbers)
+  if run is not None:
+    numbers = sorted(run.standing.layout.nodes - run.view.numbers)
     lost = [
         known.met[n].name if n in known.met else history.names.get(str(n), f"node {n}")
         for n in numbers
@@ -366,7 +360,7 @@ def _find_head(
   }
 
 
-def _find_metrics(known: Known, nodes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _find_metrics(known: Known, nodes: Sequence[Value]) -> Value:
   """Returns metrics of the last step, and dollars at the present rate."""
   told = known.run.status.get("metrics", {}) if known.run else {}
   last = known.history.last or told
@@ -388,31 +382,28 @@ def _find_metrics(known: Known, nodes: Sequence[Mapping[str, Any]]) -> dict[str,
   return found
 
 
-def _find_nodes(
-    known: Known, standing: "_Standing | None", recoveries: Sequence[Mapping[str, Any]]
-) -> list[dict[str, Any]]:
+def _find_nodes(known: Known, recoveries: Sequence[Value]) -> list[Value]:
   """Returns the cards of all nodes; of a run that is over, those at its end."""
   run, history = known.run, known.history
-  if run is None or standing is None:
+  if run is None:
     living = [
         Card(history.names.get(str(node), f"node {node}"), None, "owner", owned)
-        for node, owned in history.owned.items()
+        for node, owned in find_places(history.owners).items()
     ]
     gone: set[base.NodeId] = set()
   else:
     # Those that died before this was started were never met.
-    dead = standing.layout.nodes.union(*(recovery["nodes"] for recovery in recoveries))
+    dead = run.standing.layout.nodes.union(*(recovery["nodes"] for recovery in recoveries))
     joining = [m for m in run.registered if m.number not in known.met and m.number not in dead]
-    living = _find_living(standing, run.view, joining)
+    living = _find_living(run, joining)
     gone = known.met.keys() - run.view.numbers
   lost = find_dead(recoveries, known.met, living, history.places, sorted(gone))
   return arrange(living, lost)
 
 
-def _find_living(
-    standing: "_Standing", view: views.View, joining: Iterable[views.Member]
-) -> list[Card]:
-  """Returns the nodes of a view, and those that are about to join."""
+def _find_living(run: StoredRun, joining: Iterable[views.Member]) -> list[Card]:
+  """Returns the nodes of a run's view, and those that are about to join."""
+  view, standing = run.view, run.standing
   places: dict[int, list[str]] = {}
   shadows: dict[int, list[str]] = {}
   for number, pipeline in enumerate(standing.layout.pipelines):
@@ -443,7 +434,7 @@ def _find_living(
 
 
 def find_dead(
-    recoveries: Iterable[Mapping[str, Any]],
+    recoveries: Iterable[Value],
     met: Mapping[base.NodeId, views.Member],
     living: Iterable[Card],
     last_places: Mapping[base.NodeId, Sequence[str]],
@@ -474,7 +465,7 @@ def find_dead(
   return [dataclasses.replace(card, zone=zones.get(card.name)) for card in reversed(found)]
 
 
-def arrange(living: Iterable[Card], dead: Iterable[Card]) -> list[dict[str, Any]]:
+def arrange(living: Iterable[Card], dead: Iterable[Card]) -> list[Value]:
   """Returns cards in the order of the grid, each with its row and column.
 
   A node stands at its first place; a dead one keeps its place until another
@@ -549,7 +540,7 @@ def _find_rung(
   return rung
 
 
-def find_time(account: account_lib.Account) -> dict[str, Any]:
+def find_time(account: account_lib.Account) -> Value:
   """Returns node time by kind, goodput, and badput by kind."""
   node_time = account.node_time
   return {

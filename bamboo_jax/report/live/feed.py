@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 import contextlib
+import dataclasses
 import json
 import pathlib
 import time
@@ -9,7 +10,7 @@ from typing import Any
 
 from absl import logging
 
-from bamboo_jax import base
+from bamboo_jax import base, config as config_lib
 from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.base import json as json_lib
 from bamboo_jax.cluster import judge, records as records_lib, views
@@ -18,9 +19,10 @@ from bamboo_jax.report.live import facts
 
 _RECORDS_SECS = 0.5  # Between two reads of the records.
 _ROWS_SECS = 2.0  # And of the rows.
+_COST = [field.name for field in dataclasses.fields(config_lib.CostSection)]
 
 
-def read_run(records: records_lib.Records, name: str) -> facts.StoredRun:
+def read_run(records: records_lib.Records) -> facts.StoredRun:
   """Returns the newest run of a folder.
 
   Raises `OSError` if the records cannot be read, `ValueError` without a run.
@@ -31,8 +33,6 @@ def read_run(records: records_lib.Records, name: str) -> facts.StoredRun:
     raise ValueError(f"There is no run of agents in {records.where}.")
   there = [mark["member"] for mark in records.marks("nodes").values()]
   return facts.StoredRun(
-      name=name,
-      num_steps=config["num_steps"],
       view=view,
       registered=[json_lib.from_plain(views.Member, member) for member in there],
       status=records.find(f"status/{view.run}") or {},
@@ -62,12 +62,12 @@ class Feed:
       kills: Mapping[base.NodeId, float] = facts.EMPTY,
       charges: Mapping[str, Any] | None = None,
   ) -> None:
-    self._workdir, self._records, self._charges = workdir, records, charges
+    self._workdir, self._records, self._charges = workdir, records, charges or {}
     self._known = facts.Known(name, facts.History(kills), actions=actions, kills=kills)
     self._log: jsonl.MetricsReader | None = None
     if workdir is not None:
       self._log = jsonl.MetricsReader(workdir / "metrics.jsonl")
-    self._cost: Mapping[str, Any] = {}
+    self._cost = config_lib.CostSection()
     self._records_secs = self._rows_secs = -_ROWS_SECS
 
   def read(self) -> dict[str, Any]:
@@ -78,8 +78,8 @@ class Feed:
     """
     now = time.monotonic()
     if self._records is not None and now >= self._records_secs + _RECORDS_SECS:
-      run = self._known.run = read_run(self._records, self._known.name)
-      self._known.meet(run.view.members)
+      run = self._known.run = read_run(self._records)
+      self._known.met |= {member.number: member for member in run.view.members}
       self._records_secs = now
       self._set_config(run.config)
     if self._workdir is not None:
@@ -111,18 +111,16 @@ class Feed:
       with contextlib.suppress(FileNotFoundError):  # The run is not over.
         known.summary = json.loads((workdir / "summary.json").read_text())
 
-  def _set_config(self, config: Mapping[str, Any]) -> None:
+  def _set_config(self, config: facts.Value) -> None:
     self._known.config = config
-    cost = {**config.get("cost", {}), **(self._charges or {})}
-    if self._charges and not cost.get("instance"):
+    given = {**config.get("cost", {}), **self._charges}
+    if self._charges and not given.get("instance"):
       raise ValueError(prices_lib.NO_INSTANCE.format(next(iter(self._charges))))
-    if cost != self._cost and cost.get("instance"):
+    cost = config_lib.CostSection(**{name: given[name] for name in _COST if name in given})
+    if cost != self._cost:
       try:
-        self._known.price = prices_lib.find_price(
-            cost["instance"], **{name: cost.get(name) for name in ("prices", "region", "date")}
-        )
+        self._known.price = prices_lib.find(cost)
       except OSError:  # The file may be on the machine of the run, which tells its own dollars.
         if self._records is None:
           raise
-    self._cost = cost
-    self._known.market = cost.get("market", "spot")
+    self._cost, self._known.market = cost, cost.market

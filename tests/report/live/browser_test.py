@@ -53,7 +53,7 @@ def make_known():
   """Returns a run of ten nodes; n5 has died, and n4 has its stage."""
   here = [members.member(n, "abc"[n % 3]) for n in range(10)]
   known = facts.Known("cluster", facts_test.history())
-  known.meet(here)
+  known.met |= {m.number: m for m in here}
   lines = [{"event": "layout", "step": 1, "owners": [[0, 1, 2, 3], [4, 5, 6, 7]]}]
   for number in range(1, _STEPS + 1):
     nodes = 10 - (number > _DIED_STEP)
@@ -78,7 +78,7 @@ def make_known():
   told["layout"]["segments"] = [0, 1, 2, 3, 4]
   told["ladder"] = {}
   left = tuple(m for m in here if m.number != 5)
-  known.run = facts.StoredRun("cluster", 90, views.View(4, left, "n5 left: SIGKILL"), left, told)
+  known.run = facts.StoredRun(views.View(4, left, "n5 left: SIGKILL"), left, told, _CONFIG)
   known.config, known.now_secs = _CONFIG, 1001.0
   names = [m.name for m in here[:8]]
   known.rows = rows_lib.Step(
@@ -139,7 +139,7 @@ class BrowserTest(folders.FolderCase):
 
   @parameterized.parameters(1400, 400)
   def test_nothing_is_known_yet(self, width):
-    run = facts.StoredRun("cluster", 90, views.EMPTY, [], {})
+    run = facts.StoredRun(views.EMPTY, [], {}, _CONFIG)
     page = self.open(facts.find(facts.Known("cluster", facts_test.history(), run)), width, "light")
     page.screenshot(path=_FOLDER / f"empty_{width}.png", full_page=True)
     for where, said in (

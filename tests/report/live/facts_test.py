@@ -6,6 +6,7 @@ import json
 
 from absl.testing import absltest
 
+from bamboo_jax import config as config_lib
 from bamboo_jax.accounting import prices
 from bamboo_jax.cluster import views
 from bamboo_jax.recovery import ladder as ladder_lib
@@ -14,6 +15,7 @@ from tests import layouts, members
 from tests.recovery import durations_test
 
 member = members.member
+_CONFIG = {"num_steps": 9}
 _KINDS = (
     *("useful", "communication", "redundant", "bubble", "recovery"),
     *("checkpoint", "restart", "lost", "idle"),
@@ -54,7 +56,7 @@ def run(*here, roles, ladder=None, leaving=(), registered=()):
   told = {"steps": 5, "at_secs": 100.0, "metrics": {"loss": float("nan")}}
   told["layout"] = layout(*roles)
   told["ladder"] = dataclasses.asdict(ladder or ladder_lib.Ladder())
-  return facts.StoredRun("mine", 9, view, (*here, *registered), told)
+  return facts.StoredRun(view, (*here, *registered), told, _CONFIG)
 
 
 def nodes(number, zones="abab"):
@@ -126,8 +128,8 @@ class FactsTest(absltest.TestCase):
 
   def test_zones_keep_their_colours(self):
     known = facts.Known("mine", history())
-    known.meet(nodes(4, "bcab"))
-    known.meet([member(5, "a0"), member(6, "c")])
+    for seen in (nodes(4, "bcab"), [member(5, "a0"), member(6, "c"), member(0, "b")]):
+      known.met |= {m.number: m for m in seen}
     self.assertEqual(facts.find(known)["zones"], ["b", "c", "a", "a0"])
 
   def test_a_run_that_is_over_has_nodes_rather_than_stages(self):
@@ -164,7 +166,7 @@ class FactsTest(absltest.TestCase):
     self.assertNotIn("loss", got["metrics"])  # It is not finite.
 
   def test_dollars_at_the_present_rate_and_per_token(self):
-    price = prices.find_price("p3.2xlarge")
+    price = prices.find(config_lib.CostSection(instance="p3.2xlarge"))
     per_hour = price.usd_per_hour("spot")
     got = self.find(run(*nodes(4), roles=_TWO), history=history(step(1), step(2)), price=price)[
         "metrics"
@@ -255,7 +257,7 @@ class StatusTest(absltest.TestCase):
   def test_before_the_first_step(self):
     view = views.View(4, (), "n1 left: SIGKILL")
     self.assertEqual(
-        self.render(facts.StoredRun("mine", 9, view, [member(1, "b")], {})),
+        self.render(facts.StoredRun(view, [member(1, "b")], {}, _CONFIG)),
         [
             "run=mine view=4 num_steps=9",
             "starting",
@@ -267,9 +269,9 @@ class StatusTest(absltest.TestCase):
     )
     told = {"steps": 2, "at_secs": 90.0}
     lines = history(step(1), step(2))
-    got = self.render(facts.StoredRun("mine", 9, view, [], told), history=lines)
+    got = self.render(facts.StoredRun(view, [], told, _CONFIG), history=lines)
     self.assertIn("not alive: no agent of it is there, run time 4 s", got)
-    got = self.render(facts.StoredRun("mine", 9, views.EMPTY, [], {}))
+    got = self.render(facts.StoredRun(views.EMPTY, [], {}, _CONFIG))
     self.assertIn("starting", got)
 
   def test_a_death_that_is_not_dealt_with_yet(self):

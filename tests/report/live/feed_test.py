@@ -15,7 +15,7 @@ class FeedTest(folders.FolderCase):
 
   def read(self, *, has_records=True, **config):
     run = dataclasses.replace(facts_test.run(*facts_test.nodes(2), roles=()), config=config)
-    with mock.patch.object(feed_lib, "read_run", lambda records, name: run):
+    with mock.patch.object(feed_lib, "read_run", lambda records: run):
       return feed_lib.Feed(self.folder, mock.Mock() if has_records else None).read()
 
   def test_a_damaged_log(self):
