@@ -35,6 +35,8 @@ _COLUMNS = ("what", "predicted", "measured", "off", "same")
 Account = account_lib.Account
 Line = Mapping[str, Any]
 Owners = tuple[tuple[str, ...], ...]
+# The durations of a run, and the mean cost of its steps by numbers of nodes and pipelines.
+Measured = tuple[config_lib.DurationsSection, Mapping[tuple[int, int], times_lib.StepCost]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,7 +229,7 @@ def subtract(later: Account, earlier: Account) -> Account:
   )
 
 
-def measure(run: RunTimes, usual: config_lib.DurationsSection) -> times_lib.MeasuredTimes:
+def measure(run: RunTimes, usual: config_lib.DurationsSection) -> Measured:
   """Returns the times of a run for the simulator; `usual` are those of what never happened."""
   by_size: dict[tuple[int, int], tuple[list[Account], list[Account]]] = {}
   for index, step in enumerate(run.steps):
@@ -242,20 +244,20 @@ def measure(run: RunTimes, usual: config_lib.DurationsSection) -> times_lib.Meas
   ]
   of = lambda rung: [s for r, s in changes if r == rung] or [s for _, s in changes]
   detects = [e.detect_secs for e in events if e.detect_secs is not None]
-  return times_lib.MeasuredTimes(
-      config_lib.DurationsSection(
-          boot_secs=boot_secs,
-          detect_secs=mean(detects, usual.detect_secs),
-          repair_secs=mean(of("repair"), usual.repair_secs),
-          reconfigure_secs=mean(of("reconfigure"), usual.reconfigure_secs),
-          restart_secs=max(0.0, run.start_secs - boot_secs),
-          load_secs=0.0,
-          save_secs=0.0,
-          stall_secs=0.0,
-          save_every_secs=0.0,  # The steps include their stalls.
-      ),
-      {size: _mean_step(later or first, size[0]) for size, (later, first) in by_size.items()},
+  durations = config_lib.DurationsSection(
+      boot_secs=boot_secs,
+      detect_secs=mean(detects, usual.detect_secs),
+      repair_secs=mean(of("repair"), usual.repair_secs),
+      reconfigure_secs=mean(of("reconfigure"), usual.reconfigure_secs),
+      restart_secs=max(0.0, run.start_secs - boot_secs),
+      load_secs=0.0,
+      save_secs=0.0,
+      stall_secs=0.0,
+      save_every_secs=0.0,  # The steps include their stalls.
   )
+  return durations, {
+      size: _mean_step(later or first, size[0]) for size, (later, first) in by_size.items()
+  }
 
 
 def _mean_step(steps: Sequence[Account], num_nodes: int) -> times_lib.StepCost:
@@ -390,7 +392,7 @@ def read_config(folder: pathlib.Path) -> config_lib.Config:
     raise ValueError(f"{path} is not of this version: {error}") from error
 
 
-def make_policy(config: config_lib.Config, measured: times_lib.MeasuredTimes) -> decisions.Policy:
+def make_policy(config: config_lib.Config, measured: Measured) -> decisions.Policy:
   """Returns the rules of a run as a policy, with its measured times."""
   from bamboo_jax.training.setup import build  # Imports JAX.
 
@@ -405,10 +407,11 @@ def make_policy(config: config_lib.Config, measured: times_lib.MeasuredTimes) ->
       redundant=config.redundancy,
       reroute=rules.ladder.reroute,
   )
+  durations, costs = measured
   whole = rules.planner.fresh(base.nodes(plan.num_pipelines * plan.num_stages), {})
   times = times_lib.PipelineTimes(
-      times_lib.MeasuredSpeed(speed, measured, whole=whole),
-      measured.durations,
+      times_lib.MeasuredSpeed(speed, costs, whole=whole),
+      durations,
       drops=config.recovery.drop,
       profile=None,  # The durations include copies.
   )

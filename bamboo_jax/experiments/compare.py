@@ -7,7 +7,7 @@ import numbers
 import pathlib
 import statistics
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 from bamboo_jax import config as config_lib
 from bamboo_jax.accounting import account as account_lib, prices as prices_lib
@@ -58,9 +58,9 @@ class Preemptions:
   time_scale: float = 1.0
   num_nodes: int | None = None
 
-  def read(self, config: Config, seed: int) -> trace_lib.Trace:
+  def read(self, config: Config) -> trace_lib.Trace:
     if not self.files:
-      return generator.generate_trace(config.study.trace, seed=seed)
+      return generator.generate_trace(config.study.trace, seed=config.seed)
     trace = readers.read_traces(self.files)
     return scale.scale(trace, num_nodes=self.num_nodes, time_scale=1 / self.time_scale)
 
@@ -80,16 +80,10 @@ class Play:
 
   config: Config
   preemptions: Preemptions
-  seed: int
   setting: Any = None
 
 
-@dataclasses.dataclass(frozen=True)
-class PolicyJob:
-  """Plays of one policy, which share its plans."""
-
-  policy: str
-  plays: tuple[Play, ...]
+PolicyJob = tuple[str, tuple[Play, ...]]  # Plays of one policy, which share its plans.
 
 
 def run(
@@ -114,8 +108,8 @@ def run(
         "note: layers take what they would on this machine; --config.plan.machine=p3.2xlarge is "
         "another"
     )
-  plays = (Play(config, preemptions, config.seed), *_plan(config, preemptions, sweep))
-  trace = preemptions.read(config, config.seed)
+  plays = (Play(config, preemptions), *_plan(config, preemptions, sweep))
+  trace = preemptions.read(config)
   for one in {play.setting: play for play in plays}.values():  # Raises errors before all runs.
     prices_lib.find_or_standard(one.config.cost)
     for policy in policies:
@@ -146,8 +140,9 @@ def _plan(config: Config, preemptions: Preemptions, sweep: Sweep) -> list[Play]:
     )
   num_seeds = 1 if preemptions.files else sweep.num_seeds
   return [
-      Play(config.changed({sweep.field: value}), preemptions, config.seed + i, value)
+      Play(one.changed({"seed": one.seed + i}), preemptions, value)
       for value in sweep.values
+      for one in [config.changed({sweep.field: value})]
       for i in range(num_seeds)
   ]
 
@@ -159,7 +154,7 @@ def _find_choices(policy: str, play: Play) -> tuple[decisions.Policy, ...]:
   """Returns the candidates for a policy, which keep their plans from play to play."""
   policies_lib.load_plugins(play.config.plugins)
   config = policies_lib.apply(play.config, policies_lib.find(policy))
-  key = policy, repr(config.changed({_GENERATED: config_lib.TraceSection()}))
+  key = policy, repr(config.changed({_GENERATED: config_lib.TraceSection(), "seed": 0}))
   if key not in _MADE:
     _MADE[key] = build.make_choices(policy, config, find_costs(config))
   return _MADE[key]
@@ -177,10 +172,11 @@ def find_costs(config: Config) -> build.Costs:
 def play(job: PolicyJob) -> tuple[list[loop.Outcome], float]:
   """Returns the outcome of each play of a job, and the CPU time of all in seconds."""
   start = time.process_time()
+  name, plays = job
   outcomes = []
-  for one in job.plays:
-    trace = one.preemptions.read(one.config, one.seed)
-    policy = build.choose(_find_choices(job.policy, one), trace)
+  for one in plays:
+    trace = one.preemptions.read(one.config)
+    policy = build.choose(_find_choices(name, one), trace)
     price = prices_lib.find_or_standard(one.config.cost)
     outcomes.append(loop.simulate(trace, policy, price, keep_moments=one.setting is None))
   return outcomes, time.process_time() - start
@@ -194,7 +190,7 @@ def _make_jobs(policies: Sequence[str], plays: Sequence[Play]) -> list[PolicyJob
   num_parts = min(len(plays), math.ceil(_NUM_JOBS / len(policies)))
   size = math.ceil(len(plays) / num_parts)
   return [
-      PolicyJob(policy, tuple(plays[i : i + size]))
+      (policy, tuple(plays[i : i + size]))
       for policy in policies
       for i in range(0, len(plays), size)
   ]
@@ -208,13 +204,13 @@ def _play_all(
       jobs,
       where,
       inputs=inputs,
-      num_runs=lambda job: len(job.plays),
-      describe=lambda job: {"policy": job.policy},
+      num_runs=lambda job: len(job[1]),
+      describe=lambda job: {"policy": job[0]},
   )
   outcomes: dict[str, list[loop.Outcome]] = {}
   num_events = cpu_secs = 0
-  for job, (played, secs) in zip(jobs, results, strict=True):
-    outcomes.setdefault(job.policy, []).extend(played)
+  for (policy, _), (played, secs) in zip(jobs, results, strict=True):
+    outcomes.setdefault(policy, []).extend(played)
     num_events += sum(outcome.num_events for outcome in played)
     cpu_secs += secs
   num_runs = sum(map(len, outcomes.values()))
@@ -278,19 +274,12 @@ def _row(
   }
 
 
-class _Pace(NamedTuple):
-  """The share of training time, and samples per node-second in it."""
-
-  trains: float
-  rate: float
-  bare_rate: float  # Without redundancy.
-
-  @classmethod
-  def of(cls, account: account_lib.Account) -> "_Pace":
-    shares = account.node_time.shares()
-    trains = sum(shares[kind] for kind in account_lib.TRAINING)
-    rate = account.num_samples / (account.node_secs * trains)
-    return cls(trains, rate, rate / (1.0 - shares["redundant"] / trains))
+def _find_pace(account: account_lib.Account) -> tuple[float, float, float]:
+  """Returns the share of training time, samples per node-second in it, and without redundancy."""
+  shares = account.node_time.shares()
+  trains = sum(shares[kind] for kind in account_lib.TRAINING)
+  rate = account.num_samples / (account.node_secs * trains)
+  return trains, rate, rate / (1.0 - shares["redundant"] / trains)
 
 
 def split_gap(account: account_lib.Account, best: account_lib.Account) -> dict[str, float]:
@@ -310,15 +299,14 @@ def split_gap(account: account_lib.Account, best: account_lib.Account) -> dict[s
   mean T. Both must have trained. A cause in which `account` is ahead is negative; the
   sum is the gap in samples per node-second.
   """
-  mine, others = _Pace.of(account), _Pace.of(best)
-  trains = (mine.trains + others.trains) / 2
-  rate = (mine.rate + others.rate) / 2
-  layout = others.bare_rate - mine.bare_rate
-  parts = {"layout": trains * layout, "redundancy": trains * (others.rate - mine.rate - layout)}
+  (my_trains, my_rate, my_bare), (trains, rate, bare) = map(_find_pace, (account, best))
+  whole, layout = trains * rate, bare - my_bare
+  redundancy = rate - my_rate - layout
+  trains, rate = (my_trains + trains) / 2, (my_rate + rate) / 2
+  parts = {"layout": trains * layout, "redundancy": trains * redundancy}
   shares, best_shares = account.node_time.shares(), best.node_time.shares()
   for cause, kinds in _GAP_KINDS.items():
     parts[cause] = rate * sum(shares[k] - best_shares[k] for k in kinds)
-  whole = others.trains * others.rate
   return {cause: 100 * part / whole for cause, part in parts.items()}
 
 

@@ -48,26 +48,12 @@ class ShardEnd(Exception):
   """All jobs of a shard are done: there is nothing to summarise yet."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Shard:
-  """Every `count`-th job, from number `index`, which counts from 1."""
-
-  index: int
-  count: int
-
-  def __str__(self) -> str:
-    return f"{self.index}/{self.count}"
-
-  def select(self, num_jobs: int) -> range:
-    return range(self.index - 1, num_jobs, self.count)
-
-
-def parse_shard(text: str) -> Shard:
-  """Returns the shard of a text such as "2/4"; else raises `ValueError`."""
+def parse_shard(text: str) -> slice:
+  """Returns the places of every N-th job from a text such as "2/4"; else raises `ValueError`."""
   match = re.fullmatch(r"(\d+)/(\d+)", text)
   if not match or not 1 <= int(match[1]) <= int(match[2]):
     raise ValueError(f"A shard must be from 1/N to N/N, such as 2/4, got {text!r}.")
-  return Shard(int(match[1]), int(match[2]))
+  return slice(int(match[1]) - 1, None, int(match[2]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +71,7 @@ class Where:
 
   num_processes: int | None = None
   dask: str | None = None
-  shard: Shard | None = None
+  shard: slice | None = None
   num_merged: int | None = None
   folder: pathlib.Path | None = None
 
@@ -133,19 +119,20 @@ def run(
   results = {i: provenance.read_result(f) for i, f in enumerate(files) if f.exists()}
   if where.num_merged:
     _check_shards(where.num_merged, len(jobs), results)
-  selected = where.shard.select(len(jobs)) if where.shard else range(len(jobs))
+  selected = range(len(jobs))[where.shard or slice(None)]
   todo = {i: jobs[i] for i in selected if i not in results}
   num_done = sum(num_runs(jobs[i]) for i in selected if i in results)
   num_steps = sum(num_runs(jobs[i]) for i in selected)
   first = 0  # Not yielded yet.
   with contextlib.ExitStack() as stack:
-    show: Callable[[int, Mapping[str, str | float]], None] = lambda *unused: None
-    explain: Callable[[str], None] = lambda unused: None
-    if describe is not None or sys.stdout.isatty():
-      bar = stack.enter_context(
-          progress_lib.ProgressLine(num_steps=num_steps, unit="run", pause_secs=_QUIET_SECS)
-      )
-      show, explain = bar.show_step, bar.explain
+    out = sys.stdout
+    if describe is None and not out.isatty():
+      out = stack.enter_context(open(os.devnull, "w"))
+    bar = stack.enter_context(
+        progress_lib.ProgressLine(
+            num_steps=num_steps, unit="run", pause_secs=_QUIET_SECS, stream=out
+        )
+    )
     started, num_before = time.monotonic(), num_done
     done = _run_all(function, todo, where)
     stack.enter_context(contextlib.closing(done))
@@ -155,7 +142,7 @@ def run(
         first += 1
       if num_done < num_steps:  # Processes may take a while to end.
         secs = time.monotonic() - started
-        explain(_describe_rest(num_done - num_before, num_steps - num_done, secs))
+        bar.explain(_describe_rest(num_done - num_before, num_steps - num_done, secs))
       if (ended := next(done, None)) is None:
         break
       i, results[i] = ended
@@ -164,9 +151,10 @@ def run(
         content = pickle.dumps(results[i])
         base.write_atomically(files[i], content, sync=False)
       num_done += num_runs(jobs[i])
-      show(num_done, describe(jobs[i]) if describe else {})
+      bar.show_step(num_done, describe(jobs[i]) if describe else {})
   if where.shard:
-    raise ShardEnd(f"shard={where.shard} jobs={len(selected)} of {len(jobs)}")
+    name = f"{where.shard.start + 1}/{where.shard.step}"
+    raise ShardEnd(f"shard={name} jobs={len(selected)} of {len(jobs)}")
 
 
 def _describe_rest(num_done: int, num_left: int, secs: float) -> str:
@@ -186,7 +174,7 @@ def _check_shards(count: int, num_jobs: int, done: Mapping[int, Any]) -> None:
   """Raises `ValueError`, which names shards without results for all jobs."""
   lacking = []
   for index in range(1, count + 1):
-    selected = Shard(index, count).select(num_jobs)
+    selected = range(num_jobs)[index - 1 :: count]
     num_done = sum(i in done for i in selected)
     if num_done < len(selected):
       lacking.append(f"{index}/{count} has {num_done} of {len(selected)} jobs")

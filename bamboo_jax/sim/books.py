@@ -98,7 +98,7 @@ class Books:
     self._next_save_secs = self._now_secs + self._save_every_secs
 
   def roll_back(self) -> None:
-    self._settle(self._now_secs)
+    self._settle()
     safe = self._safe
     self.totals = self.totals.roll_back(safe.totals)
     self.num_steps, self.num_dropped = safe.num_steps, safe.num_dropped
@@ -176,13 +176,13 @@ class Books:
 
   def _take_state(self) -> None:
     assert self._saves is not None
-    self._settle(self._now_secs)
+    self._settle()
     self._pending = self._mark(self._now_secs + self._saves.save_secs)
     self._next_save_secs = self._now_secs + self._save_every_secs
 
-  def _settle(self, now_secs: float) -> None:
+  def _settle(self) -> None:
     pending = self._pending
-    if pending and pending.safe_at_secs <= now_secs + _NEARLY:
+    if pending and pending.safe_at_secs <= self._now_secs + _NEARLY:
       self._safe, self._pending = pending, None
 
   def _mark(self, safe_at_secs: float) -> _Mark:

@@ -142,11 +142,12 @@ def simulate(
 ) -> Outcome:
   """Returns the outcome of `policy` on `trace`.
 
-  If the trace has prices, those of the spot market are paid.
+  If the trace has prices, their mean is paid on the spot market.
 
   Raises:
     base.InfeasibleError: There are never enough nodes for the policy.
-    ValueError: A throughput table lacks a number of nodes.
+    ValueError: A throughput table lacks a number of nodes; a zone has no price, or the mean
+      is above the price on demand.
   """
   try:
     policy.planner.partitions(trace.num_nodes)
@@ -155,26 +156,16 @@ def simulate(
         f"Policy {policy.name!r} cannot start on trace {trace.name!r}, which "
         f"has at most {trace.num_nodes} nodes: {error}"
     ) from error
-  price = price_on(trace, price)
+  if (usd_per_hour := trace_summary.mean_usd_per_hour(trace)) is not None:
+    source = f"mean of trace {trace.name}"
+    price = dataclasses.replace(
+        price, spot_usd_per_hour=usd_per_hour, source=source, date="undated"
+    )
   if policy.market == "on_demand":
     names = [f"node{i}" for i in range(trace.num_nodes)]
     stay = tuple(trace_lib.Event(0, "add", name) for name in names)
     trace = dataclasses.replace(trace, events=stay)
   return _Run(trace, policy, price, keep_moments=keep_moments).play()
-
-
-def price_on(trace: trace_lib.Trace, price: prices_lib.Price) -> prices_lib.Price:
-  """Returns `price` with the mean spot price of the trace, if it has prices.
-
-  Raises `ValueError` if a zone has none, or the mean is above the price on
-  demand.
-  """
-  usd_per_hour = trace_summary.mean_usd_per_hour(trace)
-  if usd_per_hour is None:
-    return price
-  return dataclasses.replace(
-      price, spot_usd_per_hour=usd_per_hour, source=f"mean of trace {trace.name}", date="undated"
-  )
 
 
 class _Run:

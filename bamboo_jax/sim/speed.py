@@ -14,7 +14,6 @@ import csv
 import dataclasses
 import functools
 import math
-from typing import NamedTuple
 
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.base import packaged
@@ -103,11 +102,6 @@ class Communication(step_time_lib.OrderedSums):
     return max(sent_ms, received_ms)
 
 
-class _Busy(NamedTuple):
-  passes_ms: float
-  redundant_ms: float
-
-
 class ProfileSpeed:
   """Predicts steps from the costs of layers; caches played steps.
 
@@ -191,9 +185,9 @@ class ProfileSpeed:
     num_nodes = sum(len(p.nodes) for p in training)
     passes_ms, redundant_ms, sums_ms = 0.0, 0.0, num_nodes * time.ties_ms
     for pipeline, count in zip(computing, counts, strict=True):
-      busy = self._busy_ms(pipeline, count)
-      passes_ms += busy.passes_ms
-      redundant_ms += busy.redundant_ms
+      own_ms, ahead_ms = self._busy_ms(pipeline, count)
+      passes_ms += own_ms
+      redundant_ms += ahead_ms
       sums_ms += sum(predictor.sum_ms(pipeline.partition, num_pipelines=len(computing)))
     total, computed = predictor.num_microbatches, sum(counts)
     # Stand-ins are charged as if each had the most work; `real` caps the sum.
@@ -213,8 +207,8 @@ class ProfileSpeed:
         **shares,
     )
 
-  def _busy_ms(self, pipeline: Pipeline, count: int) -> _Busy:
-    """Returns the time of passes, summed over nodes.
+  def _busy_ms(self, pipeline: Pipeline, count: int) -> tuple[float, float]:
+    """Returns the time of passes, and of redundant ones, summed over nodes.
 
     Stages with a shadow have as many redundant passes as in a whole pipeline.
     """
@@ -222,10 +216,10 @@ class ProfileSpeed:
     costs = self.predictor.stage_costs(partition)
     passes_ms = count * (sum(costs.forward_ms) + sum(costs.backward_ms))
     if not (shadows := pipeline.roles.shadows):
-      return _Busy(passes_ms, 0.0)
+      return passes_ms, 0.0
     share = len(shadows) / partition.num_stages
     redundant_ms = self._between(self._redundant_ms, partition, count)
-    return _Busy(passes_ms, share * redundant_ms)
+    return passes_ms, share * redundant_ms
 
   def _between(
       self, played: Callable[[Partition, int], float], partition: Partition, count: int
@@ -316,10 +310,6 @@ class Table:
   def __post_init__(self) -> None:
     if not self.samples_per_sec:
       raise ValueError(f"{self.name} has no throughput.")
-    if not self.samples_per_step > 0:
-      raise ValueError(
-          f"{self.name}: samples_per_step must be above 0, got " f"{self.samples_per_step}."
-      )
 
   def step_secs(self, num_nodes: int) -> float:
     """Returns the time of a step; `ValueError` if the table lacks the nodes."""

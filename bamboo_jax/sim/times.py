@@ -8,7 +8,7 @@ other predictions are scaled by the slowdown of the whole cluster.
 
 from collections.abc import Mapping, Sequence
 import dataclasses
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.plan import cost_model, pipelines as pipelines_lib
@@ -147,18 +147,16 @@ class PipelineTimes:
     return moves.copy_secs(self._profile, before, after, live)
 
 
-class MeasuredTimes(NamedTuple):
-  """The times of a cluster; the mean cost of a step by numbers of nodes and pipelines."""
-
-  durations: config_lib.DurationsSection
-  steps: Mapping[tuple[int, int], StepCost]
-
-
 class MeasuredSpeed:
-  """A `Speed` with measured steps; `whole` is the step with all nodes."""
+  """A `Speed` with the mean cost of measured steps, by numbers of nodes and pipelines.
 
-  def __init__(self, speed: Speed, measured: MeasuredTimes, *, whole: Pipelines) -> None:
-    self._speed, self._costs = speed, measured.steps
+  `whole` is the step with all nodes.
+  """
+
+  def __init__(
+      self, speed: Speed, costs: Mapping[tuple[int, int], StepCost], *, whole: Pipelines
+  ) -> None:
+    self._speed, self._costs = speed, costs
     predicted_secs = speed.step(whole, drops=False).secs
     self._factor = self._costs[_size(whole)].secs / predicted_secs
 

@@ -57,6 +57,7 @@ def make_log(*, dead="n1"):
 
 
 def make_policy(measured, *, num_stages=2, is_measured=True):
+  durations, costs = measured
   rules = layouts.make_rules(num_stages, 1, layer_secs=0.1)
   predicted = speed.ProfileSpeed(
       layouts.make_profile(num_stages, layer_secs=0.1),
@@ -66,8 +67,7 @@ def make_policy(measured, *, num_stages=2, is_measured=True):
   )
   if is_measured:
     whole = rules.planner.fresh(range(num_stages), {})
-    predicted = times_lib.MeasuredSpeed(predicted, measured, whole=whole)
-  durations = measured.durations
+    predicted = times_lib.MeasuredSpeed(predicted, costs, whole=whole)
   times = times_lib.PipelineTimes(predicted, durations, drops=False, profile=None)
   return decisions.Policy("predicted", rules.ladder, rules.planner, times)
 
@@ -95,7 +95,7 @@ class ValidationTest(folders.FolderCase):
     run = beside.make_times(*make_log(dead="n0"))
     self.assertTrue(run.course.events[0].is_loss)
     self.assertIsNone(run.course.events[0].detect_secs)
-    self.assertEqual(beside.measure(run, _USUAL).durations.detect_secs, _USUAL.detect_secs)
+    self.assertEqual(beside.measure(run, _USUAL)[0].detect_secs, _USUAL.detect_secs)
 
   def test_a_pause_without_usual_steps_near_is_not_known(self):
     lines, nodes = make_log()
@@ -116,7 +116,7 @@ class ValidationTest(folders.FolderCase):
     self.assertIsNone(beside.make_times(lines, struck).course.events[0].detect_secs)
 
   def test_measures(self):
-    durations, steps = self.measured.durations, self.measured.steps
+    durations, steps = self.measured
     self.assertEqual(durations.boot_secs, 21.0)
     self.assertAlmostEqual(durations.detect_secs, 0.6)
     self.assertEqual(durations.repair_secs, 1.0)
@@ -126,7 +126,7 @@ class ValidationTest(folders.FolderCase):
 
   def measure_events(self, events, **changes):
     course = self.run_times.course._replace(events=events, **changes)
-    return beside.measure(self.run_times._replace(course=course), _USUAL).durations
+    return beside.measure(self.run_times._replace(course=course), _USUAL)[0]
 
   def test_pauses_are_those_of_their_rung(self):
     first, repair = self.run_times.course.events
@@ -134,7 +134,7 @@ class ValidationTest(folders.FolderCase):
     durations = self.measure_events((first, repair, *more))
     self.assertEqual(durations.repair_secs, 1.0)
     self.assertEqual(durations.reconfigure_secs, 4.0)
-    self.assertEqual(self.measured.durations.reconfigure_secs, 1.0)
+    self.assertEqual(self.measured[0].reconfigure_secs, 1.0)
 
   def test_what_never_happened_takes_the_usual_time(self):
     durations = self.measure_events((), boot_secs=None)

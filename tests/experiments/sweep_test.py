@@ -171,21 +171,21 @@ class SweepTest(folders.FolderCase):
     jobs, folder = [*range(10)], self.folder / "jobs"
     merge = sweep.Where(num_merged=3, folder=folder)
     for index, num_jobs in ((1, 4), (3, 3)):
-      where = sweep.Where(1, shard=sweep.Shard(index, 3), folder=folder)
+      where = sweep.Where(1, shard=sweep.parse_shard(f"{index}/3"), folder=folder)
       text = f"shard={index}/3 jobs={num_jobs} of 10"
       with self.assertRaisesRegex(sweep.ShardEnd, text):
         run(square, jobs, where)
     with self.assertRaisesRegex(ValueError, "^Shards are not complete: 2/3 has 0 of 3 jobs. Run"):
       run(square, jobs, merge)
     self.assertLen([*folder.iterdir()], 7)
-    where = sweep.Where(1, shard=sweep.Shard(2, 3), folder=folder)
+    where = sweep.Where(1, shard=sweep.parse_shard("2/3"), folder=folder)
     with self.assertRaises(sweep.ShardEnd):
       run(square, jobs, where)
     self.assertEqual(run(die, jobs[:0], merge)[0], [])
     self.assertEqual(run(square, jobs, merge)[0], [x * x for x in jobs])
 
   def test_parts(self):
-    self.assertEqual([*sweep.parse_shard("2/3").select(8)], [1, 4, 7])
+    self.assertEqual([*range(8)[sweep.parse_shard("2/3")]], [1, 4, 7])
     for text in ("0/2", "3/2", "a/2", "1", "", "1/2/3"):
       with self.assertRaisesRegex(ValueError, "such as 2/4, got"):
         sweep.parse_shard(text)
