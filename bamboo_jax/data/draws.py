@@ -41,18 +41,14 @@ def shuffle(seed: int, indices: Sequence[int], *, size: int) -> list[int]:
   Orders of up to 2**20 elements are tables, 4 bytes for each; longer ones are
   computed where they are needed, see `permute`.
   """
-  if not len(indices):
-    return []
-  if size <= _MAX_TABLE:
-    return [
-        int(permutation(seed, epoch, size=size)[place])
-        for epoch, place in (divmod(index, size) for index in indices)
-    ]
   epochs, places = np.divmod(np.array(indices, np.int64), size)
   order = np.empty_like(places)
-  for epoch in np.unique(epochs):
+  for epoch in np.unique(epochs).tolist():
     chosen = epochs == epoch
-    order[chosen] = permute(seed, int(epoch), places[chosen], size=size)
+    if size <= _MAX_TABLE:
+      order[chosen] = permutation(seed, epoch, size=size)[places[chosen]]
+    else:
+      order[chosen] = permute(seed, epoch, places[chosen], size=size)
   drawn: list[int] = order.tolist()
   return drawn
 

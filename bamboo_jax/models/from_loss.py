@@ -178,11 +178,10 @@ class LossLayer:
     given = {"key": key} if self.takes_key else {}
     found = self.loss(*self._restore(params, stats), dict(batch), **given)
     names = ["loss", *["state"] * self.has_state, *["metrics"] * self.has_aux]
-    told: dict[str, Any] = {"loss": found}
-    if len(names) > 1:
-      if not isinstance(found, tuple) or len(found) != len(names):
-        raise ValueError(f"loss must return ({', '.join(names)}), got {_name_kind(found)}.")
-      told = dict(zip(names, found, strict=True))
+    parts = found if len(names) > 1 else (found,)
+    if not isinstance(parts, tuple) or len(parts) != len(names):
+      raise ValueError(f"loss must return ({', '.join(names)}), got {_name_kind(parts)}.")
+    told = dict(zip(names, parts, strict=True))
     loss = _to_loss(told["loss"], num_samples=len(next(iter(batch.values()))))
     more = _sum_metrics(told.get("metrics", {}), loss.weight, what="loss")
     new = layer_lib.name_leaves(told["state"]) if self.has_state else stats

@@ -7,6 +7,7 @@ as `token_files`.
 
 from collections.abc import Mapping
 import dataclasses
+import functools
 import glob
 import hashlib
 import json
@@ -76,13 +77,19 @@ def make_files(
   loss = loss or ("completion" if len(fields) == 2 or field == chat.FIELD else "all")
   options = packing_lib.PackingOptions(sequence_length, packing, masked=bool(documents), loss=loss)
 
-  reader = _Reader(vocab_size, fields, tokenizer, dtype, end_token, cache_dir)
+  open_path = functools.partial(
+      _open,
+      tokenizing.TokenizingTask((), tokenizer, fields, end_token),
+      vocab_size=vocab_size,
+      dtype=dtype,
+      cache_dir=cache_dir,
+  )
 
   def make(path: str) -> samples.Source:
-    train, manifest, facts = reader.open(path)
+    train, manifest, facts = open_path(path)
     heldout: float | list[token_files.TokenFile] = heldout_fraction
     if heldout_path is not None:
-      heldout, other, _ = reader.open(heldout_path)
+      heldout, other, _ = open_path(heldout_path)
       manifest += other
     return packing_lib.make_source(
         train,
@@ -201,89 +208,95 @@ def _parse_weights(text: str) -> dict[str, float] | None:
   return dict(zip(words[1::2], weights, strict=True))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Reader:
-  """Opens paths as files of tokens; the options are those of `make_files`."""
+def _open(
+    task: tokenizing.TokenizingTask,
+    path: str,
+    *,
+    vocab_size: int | None,
+    dtype: str | None,
+    cache_dir: base.StrPath | None,
+) -> tuple[list[token_files.TokenFile], corpus.Manifest, Mapping[str, Any]]:
+  """Returns files of tokens, their manifest, and what `bamboo tokenize` tells of them.
 
-  vocab_size: int | None
-  fields: tuple[str, ...]
-  tokenizer: str | None
-  dtype: str | None
-  end_token: int | None
-  cache_dir: base.StrPath | None
-
-  def open(
-      self, path: str
-  ) -> tuple[list[token_files.TokenFile], corpus.Manifest, Mapping[str, Any]]:
-    """Returns files of tokens, their manifest, and what `bamboo tokenize` tells of them."""
-    named = find_files(path)
-    manifest: corpus.Manifest = ()
-    if named[0][1].suffix not in _TOKENS:
-      task = tokenizing.TokenizingTask(named, self.tokenizer, self.fields, self.end_token)
-      vocabularies.check_size(task.vocabulary, self.tokenizer, self.vocab_size)
-      named, manifest = self._tokenize(task), task.manifest
-    facts = {p.parent: tokenizing.read_facts(p.parent) for _, p in named}
-    self._check_tokenizers(facts)
-    files = [
-        token_files.open_file(
-            p,
-            dtype=self.dtype,
-            vocab_size=self.vocab_size,
-            end=facts[p.parent].get("end") if self.end_token is None else self.end_token,
-        )
-        for _, p in named
-    ]
-    filled = [file for file in files if file.num_tokens]
-    for file in filled:
-      if file.dtype != filled[0].dtype:
-        raise base.DataError(
-            f"{file.name} has tokens of {file.dtype}, must be {filled[0].dtype}, "
-            f"as {filled[0].name}."
-        )
-      # Most errors of a file are found at once.
-      file.read(0, min(file.num_tokens, 1 << 20))
-    manifest = manifest or tuple(token_files.describe_file(p, name) for name, p in named)
-    return files, manifest, {"vocab_size": self.vocab_size, **facts[named[0][1].parent]}
-
-  def _tokenize(self, task: tokenizing.TokenizingTask) -> list[tuple[str, pathlib.Path]]:
-    """Returns the files of tokens of texts."""
-    base.refuse_url("cache_dir", self.cache_dir or "")
-    advice = "with config.data.options.cache_dir."
-    if not (root := self.cache_dir or base.find_cache("tokens")):  # As in containers.
-      raise base.DataError(
-          f"Cannot keep tokens of texts: there is no home directory. Name a folder {advice}"
+  `task` tells how texts are tokenized; for the other arguments see `make_files`.
+  """
+  named = find_files(path)
+  manifest: corpus.Manifest = ()
+  if named[0][1].suffix not in _TOKENS:
+    task = dataclasses.replace(task, named=named)
+    vocabularies.check_size(task.vocabulary, task.tokenizer, vocab_size)
+    named, manifest = _tokenize(task, cache_dir), task.manifest
+  facts = {p.parent: tokenizing.read_facts(p.parent) for _, p in named}
+  _check_tokenizers(task, facts, vocab_size)
+  files = [
+      token_files.open_file(
+          p,
+          dtype=dtype,
+          vocab_size=vocab_size,
+          end=facts[p.parent].get("end") if task.end_token is None else task.end_token,
       )
-    facts = json.dumps(task.facts, sort_keys=True)
-    out = pathlib.Path(root, hashlib.sha256(facts.encode()).hexdigest()[:24])
-    try:
-      for done in tokenizing.run(task, out, num_workers=0, waits=True):
-        if done.num_tokens:
-          logging.info(
-              "Tokenized %d of %d parts to %s: %d tokens.",
-              *(done.num_finished, done.num_parts, out, done.num_tokens),
-          )
-    except OSError as error:
-      place = pathlib.Path(error.filename or out)
-      if place not in (out, *out.parents) and out not in place.parents:
-        raise base.DataError(f"Cannot read {place}: {error.strerror}.") from error
+      for _, p in named
+  ]
+  filled = [file for file in files if file.num_tokens]
+  for file in filled:
+    if file.dtype != filled[0].dtype:
       raise base.DataError(
-          f"Cannot keep tokens of texts in {out}: {error.strerror}. Name another folder {advice}"
-      ) from error
-    return [(path.name, path) for path in sorted(out.glob("*.bin"))]
+          f"{file.name} has tokens of {file.dtype}, must be {filled[0].dtype}, "
+          f"as {filled[0].name}."
+      )
+    # Most errors of a file are found at once.
+    file.read(0, min(file.num_tokens, 1 << 20))
+  manifest = manifest or tuple(token_files.describe_file(p, name) for name, p in named)
+  return files, manifest, {"vocab_size": vocab_size, **facts[named[0][1].parent]}
 
-  def _check_tokenizers(self, facts: Mapping[pathlib.Path, Mapping[str, Any]]) -> None:
-    """Raises `base.DataError` if folders, or the tokenizer, do not fit."""
-    for folder, found in facts.items():
-      if self.vocab_size is not None and found.get("vocab_size", 0) > self.vocab_size:
-        raise base.DataError(
-            f"{folder} has tokens of a vocab_size={found['vocab_size']}, more "
-            f"than the model's {self.vocab_size}."
+
+def _tokenize(
+    task: tokenizing.TokenizingTask, cache_dir: base.StrPath | None
+) -> list[tuple[str, pathlib.Path]]:
+  """Returns the files of tokens of texts."""
+  base.refuse_url("cache_dir", cache_dir or "")
+  advice = "with config.data.options.cache_dir."
+  if not (root := cache_dir or base.find_cache("tokens")):  # As in containers.
+    raise base.DataError(
+        f"Cannot keep tokens of texts: there is no home directory. Name a folder {advice}"
+    )
+  facts = json.dumps(task.facts, sort_keys=True)
+  out = pathlib.Path(root, hashlib.sha256(facts.encode()).hexdigest()[:24])
+  try:
+    for done in tokenizing.run(task, out, num_workers=0, waits=True):
+      if done.num_tokens:
+        logging.info(
+            "Tokenized %d of %d parts to %s: %d tokens.",
+            *(done.num_finished, done.num_parts, out, done.num_tokens),
         )
-    digests = {str(f): tokenizing.digest_of(found) for f, found in facts.items() if found}
-    if self.tokenizer is not None and digests:
-      vocabulary = vocabularies.read_vocabulary(self.tokenizer, end_token=self.end_token)
-      digests[self.tokenizer] = tokenizing.digest_of(vocabulary.fingerprint)
-    for folder_or_file, digest in digests.items():
-      first = next(iter(digests))
-      if digest != digests[first]:
-        raise base.DataError(f"{first} has tokens of another tokenizer than {folder_or_file}.")
+  except OSError as error:
+    place = pathlib.Path(error.filename or out)
+    if place not in (out, *out.parents) and out not in place.parents:
+      raise base.DataError(f"Cannot read {place}: {error.strerror}.") from error
+    raise base.DataError(
+        f"Cannot keep tokens of texts in {out}: {error.strerror}. Name another folder {advice}"
+    ) from error
+  return [(path.name, path) for path in sorted(out.glob("*.bin"))]
+
+
+def _check_tokenizers(
+    task: tokenizing.TokenizingTask,
+    facts: Mapping[pathlib.Path, Mapping[str, Any]],
+    vocab_size: int | None,
+) -> None:
+  """Raises `base.DataError` if folders, or the tokenizer, do not fit."""
+  for folder, found in facts.items():
+    if vocab_size is not None and found.get("vocab_size", 0) > vocab_size:
+      raise base.DataError(
+          f"{folder} has tokens of a vocab_size={found['vocab_size']}, more "
+          f"than the model's {vocab_size}."
+      )
+  digests = {str(f): tokenizing.digest_of(found) for f, found in facts.items() if found}
+  if task.tokenizer is not None and digests:
+    # Read again: the task keeps the one that it has read.
+    vocabulary = vocabularies.read_vocabulary(task.tokenizer, end_token=task.end_token)
+    digests[task.tokenizer] = tokenizing.digest_of(vocabulary.fingerprint)
+  for folder_or_file, digest in digests.items():
+    first = next(iter(digests))
+    if digest != digests[first]:
+      raise base.DataError(f"{first} has tokens of another tokenizer than {folder_or_file}.")
