@@ -4,7 +4,7 @@ adapter_config.json names that folder, and adapter_model.safetensors has the
 tensors `lora_A` and `lora_B` of each adapted product.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 import dataclasses
 import json
 import pathlib
@@ -115,7 +115,7 @@ def drop_adapters(model: model_lib.Model) -> model_lib.Model:
   return model if len(kept) == len(options) else zoo.make_model(**kept)
 
 
-def open_folder(path: base.StrPath, model: model_lib.Model) -> Callable[[str], hub_folder.Arrays]:
+def open_folder(path: base.StrPath, model: model_lib.Model) -> hub_folder.LayerReader:
   """Returns a function that reads the arrays of a layer, float32.
 
   Raises `base.CheckpointError` if the folders do not fit the model.
@@ -138,7 +138,7 @@ def write(
     path: base.StrPath,
     model: model_lib.Model,
     *,
-    read: Callable[[str], Mapping[str, np.ndarray]],
+    read: hub_folder.LayerReader,
     base_folder: str | None,
 ) -> None:
   """Writes a folder that `PeftModel.from_pretrained` loads.

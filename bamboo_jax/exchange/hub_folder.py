@@ -28,6 +28,7 @@ _DTYPES = ("F64", "F32", "F16", "BF16")  # Other dtypes need a scale, or are not
 _COPY_ROWS = 1024  # Compared at a time.
 
 Arrays = dict[str, np.ndarray]
+LayerReader = Callable[[str], Arrays]  # Of the arrays of a layer by name.
 
 
 class Tensor(NamedTuple):
@@ -79,7 +80,7 @@ def read_json(file: pathlib.Path) -> dict[str, Any]:
     raise base.CheckpointError(f"Cannot read {file}: {error}.{hint}") from error
 
 
-def open_folder(path: base.StrPath, model: model_lib.Model) -> Callable[[str], Arrays]:
+def open_folder(path: base.StrPath, model: model_lib.Model) -> LayerReader:
   """Returns a function that reads the arrays of a layer, float32.
 
   The function raises `base.CheckpointError` for NaN or infinite values.
@@ -122,7 +123,7 @@ def open_tensors(
     *,
     where: pathlib.Path,
     copies: Collection[str] = (),
-) -> Callable[[str], Arrays]:
+) -> LayerReader:
   """Returns a function that reads the arrays of a layer, as `open_folder`.
 
   Raises `base.CheckpointError` for `problems`, and for tensors other than `copies` that do not
@@ -171,7 +172,7 @@ def write(
     path: base.StrPath,
     model: model_lib.Model,
     *,
-    read: Callable[[str], Mapping[str, np.ndarray]],
+    read: LayerReader,
     max_file_bytes: int,
     token_ids: Mapping[str, Any] | None = None,
 ) -> None:

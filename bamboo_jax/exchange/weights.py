@@ -223,7 +223,7 @@ def _find_checkpoint(path: base.StrPath) -> tuple[pathlib.Path, manifest_lib.Man
 
 def _open_checkpoint(
     path: pathlib.Path, manifest: manifest_lib.Manifest, model: model_lib.Model
-) -> Callable[[str], hub_folder.Arrays]:
+) -> hub_folder.LayerReader:
   """Returns a function that reads a layer's arrays, without optimizer slots."""
   found = {
       f"{layer}: {name}": shape.shape
