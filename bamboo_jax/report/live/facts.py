@@ -52,6 +52,7 @@ class History:
     kills: Time of death of nodes that this process has killed, by number.
 
   Attributes:
+    kills: As given.
     points: Step, seconds of training, loss, tokens (or samples) per second,
       live nodes, seconds of all nodes so far, samples so far.
     evaluations: Step and loss.
@@ -69,7 +70,7 @@ class History:
   """
 
   def __init__(self, kills: Mapping[base.NodeId, float] = EMPTY) -> None:
-    self._kills = kills
+    self.kills = kills
     self._boot_secs = 0.0  # Of nodes that are charged with the next step.
     self.points: list[tuple[Any, ...]] = []
     self.evaluations: list[list[Any]] = []
@@ -125,7 +126,7 @@ class History:
       case jsonl.START:
         self.life += 1
       case "recovery":
-        found = find_recovery(line, self._kills) | {"train_secs": self.totals.secs}
+        found = find_recovery(line, self.kills) | {"train_secs": self.totals.secs}
         self.recoveries[self.life, line["view"]] = found
       case "layout":
         self.owners = line["owners"]
@@ -217,7 +218,6 @@ class Known:
     market: One of `prices.MARKETS`.
     rows: The last step that was measured.
     actions: Faults that buttons may cause.
-    kills: Time of death of nodes that this process has killed, by number.
     met: All members of views that were seen, by number.
     config: Of the run; empty if not known.
     summary: Of a run that is over; empty if there is none.
@@ -231,7 +231,6 @@ class Known:
   market: str = "spot"
   rows: rows_lib.Step | None = None
   actions: Sequence[str] = ()
-  kills: Mapping[base.NodeId, float] = dataclasses.field(default_factory=dict)
   met: dict[base.NodeId, views.Member] = dataclasses.field(default_factory=dict)
   config: Value = dataclasses.field(default_factory=dict)
   summary: Value = dataclasses.field(default_factory=dict)
@@ -243,7 +242,8 @@ def find(known: Known) -> Value:
   history = known.history
   status = known.run.status if known.run else {}
   told = {
-      (history.life, r["view"]): find_recovery(r, known.kills) for r in status.get("recoveries", ())
+      (history.life, line["view"]): find_recovery(line, history.kills)
+      for line in status.get("recoveries", ())
   } | history.recoveries
   recoveries = [r for _, r in sorted(told.items())]
   standing = known.run and known.run.standing
@@ -474,15 +474,14 @@ def arrange(living: Iterable[Card], dead: Iterable[Card]) -> list[Value]:
   found: list[tuple[Any, Card]] = []
   taken: set[str] = set()
   num_gone = 0
-  rows = {"owner": "spares", "leaving": "spares", "spare": "spares", "joining": "joining"}
   for card in [*living, *dead]:
     place = next((p for p in card.places if p not in taken), None)
     if card.role == "gone" and place is None:
       num_gone += 1
       if num_gone > _MOST_GONE:
         continue
-    key = (1, ("spares", "joining", "gone").index(rows.get(card.role, "gone")))
-    row, column = rows.get(card.role, "gone"), None
+    row, column = card.role if card.role in ("joining", "gone") else "spares", None
+    key = (1, ("spares", "joining", "gone").index(row))
     if place is not None:
       taken.add(place)
       pipeline, stage = map(int, place.split("/"))

@@ -48,7 +48,7 @@ class Feed:
     records: Those of a run with agents; None for a run that is over.
     name: Name of the run, for people.
     actions: Faults that buttons may cause.
-    kills: See `facts.Known`; may grow.
+    kills: See `facts.History`; may grow.
     charges: Replace entries of `config.cost`.
   """
 
@@ -63,7 +63,7 @@ class Feed:
       charges: Mapping[str, Any] | None = None,
   ) -> None:
     self._workdir, self._records, self._charges = workdir, records, charges or {}
-    self._known = facts.Known(name, facts.History(kills), actions=actions, kills=kills)
+    self._known = facts.Known(name, facts.History(kills), actions=actions)
     self._log: jsonl.MetricsReader | None = None
     if workdir is not None:
       self._log = jsonl.MetricsReader(workdir / "metrics.jsonl")
@@ -97,7 +97,7 @@ class Feed:
     assert self._log is not None
     lines, known = self._log.read(), self._known
     if any(line.get("event") in jsonl.CUTS for line in lines):  # Steps are repeated.
-      known.history = facts.History(known.kills)
+      known.history = facts.History(known.history.kills)
       lines = jsonl.read_lines(workdir / "metrics.jsonl")
     known.history.add(lines)
     if now >= self._rows_secs + _ROWS_SECS:
