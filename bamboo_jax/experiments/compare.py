@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 import dataclasses
-import math
 import numbers
 import pathlib
 import statistics
@@ -39,7 +38,6 @@ _TABLES = (
     ("policies", "Policies, the best value first", _SHOWN),
     ("gaps", "Gap to the best policy, percent of its value, by cause", _GAPS),
 )
-_NUM_JOBS = 32
 _GENERATED = "study.trace"
 _NAMES = {
     "study.trace.hazard_per_node_hour": "preemptions per node and hour",
@@ -83,9 +81,6 @@ class Play:
   setting: Any = None
 
 
-PolicyJob = tuple[str, tuple[Play, ...]]  # Plays of one policy, which share its plans.
-
-
 def run(
     config: Config,
     policies: Sequence[str],
@@ -115,7 +110,7 @@ def run(
     for policy in policies:
       _find_choices(policy, one)
   inputs = sweep_lib.digest_code({**config.to_dict(), "policies": policies})
-  outcomes = _play_all(_make_jobs(tuple(policies), plays), where, inputs)
+  outcomes = _play_all(policies, plays, where, inputs)
   settings: dict[Any, dict[str, list[loop.Outcome]]] = {}
   for policy, found in outcomes.items():
     for one, outcome in zip(plays[1:], found[1:], strict=True):
@@ -169,52 +164,30 @@ def find_costs(config: Config) -> build.Costs:
   return run_build.make_profile(config, run_build.make_task(config, needs_data=False))
 
 
-def play(job: PolicyJob) -> tuple[list[loop.Outcome], float]:
-  """Returns the outcome of each play of a job, and the CPU time of all in seconds."""
+def play(job: tuple[str, Play]) -> tuple[loop.Outcome, float]:
+  """Returns the outcome of a policy on a trace, and its CPU time in seconds."""
   start = time.process_time()
-  name, plays = job
-  outcomes = []
-  for one in plays:
-    trace = one.preemptions.read(one.config)
-    policy = build.choose(_find_choices(name, one), trace)
-    price = prices_lib.find_or_standard(one.config.cost)
-    outcomes.append(loop.simulate(trace, policy, price, keep_moments=one.setting is None))
-  return outcomes, time.process_time() - start
-
-
-def _make_jobs(policies: Sequence[str], plays: Sequence[Play]) -> list[PolicyJob]:
-  """Returns at least `_NUM_JOBS` jobs, if there are enough plays.
-
-  They are the same on all machines, so that shards fit together.
-  """
-  num_parts = min(len(plays), math.ceil(_NUM_JOBS / len(policies)))
-  size = math.ceil(len(plays) / num_parts)
-  return [
-      (policy, tuple(plays[i : i + size]))
-      for policy in policies
-      for i in range(0, len(plays), size)
-  ]
+  name, one = job
+  trace = one.preemptions.read(one.config)
+  policy = build.choose(_find_choices(name, one), trace)
+  price = prices_lib.find_or_standard(one.config.cost)
+  outcome = loop.simulate(trace, policy, price, keep_moments=one.setting is None)
+  return outcome, time.process_time() - start
 
 
 def _play_all(
-    jobs: Sequence[PolicyJob], where: sweep_lib.Where, inputs: Sequence[str]
+    policies: Sequence[str], plays: Sequence[Play], where: sweep_lib.Where, inputs: Sequence[str]
 ) -> dict[str, list[loop.Outcome]]:
-  results = sweep_lib.run(
-      play,
-      jobs,
-      where,
-      inputs=inputs,
-      num_runs=lambda job: len(job[1]),
-      describe=lambda job: {"policy": job[0]},
-  )
-  outcomes: dict[str, list[loop.Outcome]] = {}
-  num_events = cpu_secs = 0
-  for (policy, _), (played, secs) in zip(jobs, results, strict=True):
-    outcomes.setdefault(policy, []).extend(played)
-    num_events += sum(outcome.num_events for outcome in played)
-    cpu_secs += secs
-  num_runs = sum(map(len, outcomes.values()))
-  print(f"runs={num_runs} events={num_events} cpu_secs={cpu_secs:.1f}")
+  """Returns the outcomes of each policy, in the order of the plays."""
+  jobs = [(policy, one) for policy in policies for one in plays]
+  describe = lambda job: {"policy": job[0]}
+  results = [*sweep_lib.run(play, jobs, where, inputs=inputs, describe=describe)]
+  outcomes: dict[str, list[loop.Outcome]] = {policy: [] for policy in policies}
+  for (policy, _), (outcome, _) in zip(jobs, results, strict=True):
+    outcomes[policy].append(outcome)
+  num_events = sum(outcome.num_events for outcome, _ in results)
+  cpu_secs = sum(secs for _, secs in results)
+  print(f"runs={len(results)} events={num_events} cpu_secs={cpu_secs:.1f}")
   return outcomes
 
 

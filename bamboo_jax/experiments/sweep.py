@@ -200,7 +200,12 @@ def _run_all(
   if where.dask is not None:
     call = functools.partial(_call, function, provenance.versions())
   while todo:
-    start = _start_processes(num_processes) if where.dask is None else _join_dask(where.dask)
+    start: contextlib.AbstractContextManager[futures.Executor]
+    if where.dask is None:  # Spawned processes inherit no locks and no threads.
+      spawn = multiprocessing.get_context("spawn")
+      start = process.ProcessPoolExecutor(num_processes, mp_context=spawn)
+    else:
+      start = _join_dask(where.dask)
     try:
       with start as executor:
         waiting = {executor.submit(call, job): i for i, job in todo.items()}
@@ -221,16 +226,6 @@ def _run_all(
             f"Processes were killed {num_broken} times before a job was done; "
             "is there enough memory for --num_processes?"
         ) from None
-
-
-@contextlib.contextmanager
-def _start_processes(number: int) -> Iterator[futures.Executor]:
-  # Spawned processes inherit no locks and no threads.
-  pool = process.ProcessPoolExecutor(number, mp_context=multiprocessing.get_context("spawn"))
-  try:
-    yield pool
-  finally:
-    pool.shutdown(cancel_futures=True)
 
 
 @contextlib.contextmanager

@@ -32,7 +32,7 @@ class Books:
 
   A state is copied at the end of the first step that is `save_every_secs` after
   the last copy, or later if the last save still runs. There are no copies if
-  `save_every_secs` is 0 or `saves` is None.
+  `save_every_secs` is 0.
 
   Attributes:
     totals: Of the run so far.
@@ -41,15 +41,13 @@ class Books:
     elapsed_secs: Finished part of the step in flight.
   """
 
-  def __init__(self, saves: config_lib.DurationsSection | None) -> None:
+  def __init__(self, saves: config_lib.DurationsSection) -> None:
     self.totals = account_lib.Account()
     self.num_steps = 0
     self.num_dropped = 0.0
     self.elapsed_secs = 0.0
-    self._saves = saves if saves and saves.save_every_secs else None
-    self._save_every_secs = math.inf
-    if saves and self._saves:
-      self._save_every_secs = max(saves.save_every_secs, saves.save_secs)
+    self._saves = saves
+    self._save_every_secs = max(saves.save_every_secs or math.inf, saves.save_secs)
     self._now_secs = 0.0
     self._cost = times_lib.StepCost(secs=1.0, num_samples=0.0)
     self._num_nodes = (0, 0)
@@ -116,7 +114,7 @@ class Books:
   def _train_until(self, now_secs: float) -> None:
     saves, step_secs = self._saves, self._cost.secs
     base_secs = self._leave_stall(now_secs) - self.elapsed_secs
-    if saves:
+    if self._save_every_secs < math.inf:
       first = max(1, _ceil((self._next_save_secs - base_secs) / step_secs))
       every_secs = self._save_every_secs - saves.stall_secs
       every = max(1, _ceil(every_secs / step_secs))
@@ -147,7 +145,6 @@ class Books:
     else:
       self._steps(first)
     self._take_state()
-    assert self._saves is not None
     self._stall_until_secs = self._now_secs + self._saves.stall_secs
 
   def _leave_stall(self, now_secs: float) -> float:
@@ -169,13 +166,12 @@ class Books:
     self._now_secs += train_secs
     self.num_steps += count
     self.num_dropped += count * cost.num_dropped
-    if num_stalls and self._saves:
+    if num_stalls:
       stall_secs = num_stalls * self._saves.stall_secs
       self._add(stall_secs, stalls=True)
       self._now_secs += stall_secs
 
   def _take_state(self) -> None:
-    assert self._saves is not None
     self._settle()
     self._pending = self._mark(self._now_secs + self._saves.save_secs)
     self._next_save_secs = self._now_secs + self._save_every_secs

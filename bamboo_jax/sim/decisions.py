@@ -2,8 +2,8 @@
 
 A decision depends on places, not on the names of nodes. So nodes are numbered
 by their places, pipeline by pipeline and then the spares, and answers are
-cached by these numbers. Only the places after a restart depend on the zones of
-nodes; they are computed each time.
+cached by these numbers. Only a restart depends on the zones of nodes: it is
+asked about each time.
 """
 
 from collections.abc import Callable, Mapping
@@ -119,8 +119,6 @@ class Policy:
         self._places.clear()
       answer = self._answers[key] = self._ask(places.layout, change, when)
     if answer.decision.rung == "checkpoint" and self._heeds:
-      if not (places.layout.leaving or change.noticed):
-        return self._heed_zones(answer, find_zones())
       return self._ask(places.layout, dataclasses.replace(change, zones=find_zones()), when)
     return answer
 
@@ -133,13 +131,6 @@ class Policy:
     decision = decide.decide(layout, change, ladder=self.ladder, planner=self.planner, when=when)
     delay = self.times.delay(decision, layout.pipelines, when=when)
     return PlacedDecision(decision, *self._find_places(decision.layout), delay)
-
-  def _heed_zones(self, answer: PlacedDecision, zones: Mapping[base.NodeId, str]) -> PlacedDecision:
-    """Assigns the places of new pipelines to nodes by their zones."""
-    nodes = sorted(answer.numbers)
-    owners = self.planner.arrange(nodes, zones)[: answer.places.num_owners]
-    spares = sorted({*nodes}.difference(owners))
-    return dataclasses.replace(answer, numbers=(*owners, *spares))
 
   def _find_places(self, layout: Layout) -> Numbered:
     owners = {n: None for p in layout.pipelines for n in p.roles.owners}

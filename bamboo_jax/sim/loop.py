@@ -181,8 +181,10 @@ class _Run:
     self._policy = policy
     self._end_secs = trace.duration_ms / 1e3
     self._price = price
-    saves = policy.times.durations if policy.ladder.options.checkpoint else None
-    self._books = books_lib.Books(saves)
+    durations = policy.times.durations
+    if not policy.ladder.options.checkpoint:
+      durations = dataclasses.replace(durations, save_every_secs=0.0)
+    self._books = books_lib.Books(durations)
     self._places = policy.empty
     self._roster = NodeRoster()
     self._heap: list[tuple[float, int, int, Any]] = [

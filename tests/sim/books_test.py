@@ -10,7 +10,7 @@ from tests import profiles
 
 
 def make_books(saves=None, *, step_secs=10.0, live=4, training=3):
-  books = books_lib.Books(saves)
+  books = books_lib.Books(saves or make_saves(0.0))
   books.set_nodes(live=live, training=training)
   books.train(
       times_lib.StepCost(step_secs, num_samples=8, num_dropped=2, useful=0.5, redundant=0.25)
