@@ -22,7 +22,7 @@ import jax
 from bamboo_jax import config as config_lib
 from bamboo_jax.cli import config_flag
 from bamboo_jax.metrics import table as table_lib
-from bamboo_jax.plan import memory as memory_lib, rows as rows_lib
+from bamboo_jax.plan import memory as memory_lib
 from bamboo_jax.runtime import devices as devices_lib, engine as engine_lib
 from bamboo_jax.runtime.phases import reduce, update
 from bamboo_jax.runtime.profile import profiler
@@ -182,16 +182,15 @@ def _measure(config: config_lib.Config, name: str) -> list[Result]:
   meter = Meter()
   task = dataclasses.replace(task, programs=_Cache(meter))
   engine = build.make_engine(config, task, plan)
-  rows = rows_lib.RowPlanner(plan, config.redundancy)
-  roles = [rows.pipeline(p).roles for p in range(plan.num_pipelines)]
+  roles = [plan.pipeline(p).roles for p in range(plan.num_pipelines)]
   engine.set_pipelines(roles, engine.lines)
   engine.set_state(spec_lib.init_layers(task.whole))
 
   def run(step: int) -> dict[jax.Device, int]:
     """Measures a step, after another has made all links."""
     ways = [(p, *line) for p, line in enumerate(engine.lines)]
-    lines = rows.lines(ways, [plan.partition] * len(roles))
-    whole = [rows.whole(line, roles[line.pipeline].shadows).timeline for line in lines]
+    lines = plan.lines(ways, [plan.partition] * len(roles))
+    whole = [plan.whole(line, roles[line.pipeline].shadows).timeline for line in lines]
     order, meter.peaks = timeline_lib.linearize(whole), None
     _run_step(engine, task, step, order, meter)
     meter.peaks = {}

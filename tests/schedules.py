@@ -2,11 +2,12 @@
 
 import re
 
+from bamboo_jax import config as config_lib
+from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.schedule import (
     costs as costs_lib,
     instruction as instruction_lib,
     lines as lines_lib,
-    rule as rule_lib,
     simulate as simulate_lib,
 )
 
@@ -37,12 +38,12 @@ def make_timeline(owners, microbatches, transfer_ms=0.0, *, shadows=None):
   """Returns the timeline of a pipeline of equal stages under 1F1B."""
   costs = uniform_costs(len(owners), transfer_ms=transfer_ms)
   bounds = lines_lib.in_flight_limits(len(owners))
-  bare = simulate_lib.simulate([lines_lib.Line(owners, microbatches, bounds)], costs=costs)
+  line = lines_lib.Line(owners, microbatches, bounds)
   if not shadows:
-    return bare
+    return simulate_lib.simulate([line], costs=costs)
   # Redundant passes run in any wait, however late.
-  rules = rule_lib.make_rules(bare, shadows=shadows, costs=costs, late=99.0)
-  return rule_lib.replay(bare.instructions, costs.time_ms, rules)
+  eager = config_lib.RedundancySection("eager")
+  return rows_lib.plan_rows(eager, line, shadows, costs=costs, overrun=99.0).timeline
 
 
 def passes(timeline):

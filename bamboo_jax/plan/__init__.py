@@ -8,10 +8,11 @@ Pure Python; costs come from a profile of the model, measured or estimated.
   batch_split   the batch in shares, and the shares and microbatches of each
                 pipeline, so that unequal ones finish together
 
-  planner       the plan of a run: partition, rows, memory and predicted time;
-                `render` prints it
+  planner       the plan of a run: partition, rows, memory and predicted time, and
+                the rows of any other step, or of its rest after a death; `render`
+                prints it
   pipelines     a pipeline of live nodes: owners, shadows, vacant stages
-  rows          the rows of a step, or of its rest after a death
+  rows          the rows of a whole step, and the rules that fill their waits
   times/        how long a step, its parts and a death in it take
 
 Read `planner.make_plan`, then `rows`.

@@ -34,14 +34,8 @@ def deal_shares(
     kept: Shares that the first pipelines keep; the others are dealt one by one
       to the pipeline that lacks most. None: consecutive shares in order.
     counts: Number of shares of each pipeline; by default as even as possible.
-
-  Raises:
-    ValueError: `num_pipelines` is out of range.
   """
-  if not 1 <= num_pipelines <= num_shares:
-    raise ValueError(
-        f"num_pipelines must be from 1 to num_shares={num_shares}, got " f"{num_pipelines}."
-    )
+  assert 1 <= num_pipelines <= num_shares, (num_shares, num_pipelines)
   if kept is None:
     bounds = [i * num_shares // num_pipelines for i in range(num_pipelines + 1)]
     if counts is not None:

@@ -26,9 +26,7 @@ def _check_units(fact: Any) -> None:
   """
   for field in dataclasses.fields(fact):
     value = getattr(fact, field.name)
-    if not field.name.endswith(("_bytes", "_ms")):
-      continue
-    if value is None and field.default is None:
+    if value is None or not field.name.endswith(("_bytes", "_ms")):
       continue
     is_rate = field.name.endswith("_per_ms")
     if not math.isfinite(value) or value < 0 or (is_rate and value == 0):
@@ -154,12 +152,13 @@ class Profile:
     """
     if num_devices == 1:
       return self
-    layers = []
-    for layer in self.layers:
-      times = {k: v for k, v in vars(layer).items() if k.endswith("_ms")}
-      fewer = {k: v and v / num_devices for k, v in times.items()}
-      layers.append(dataclasses.replace(layer, **fewer))
-    return dataclasses.replace(self, layers=tuple(layers), measured=False)
+    share = lambda cost: {
+        name: value and value / num_devices
+        for name, value in vars(cost).items()
+        if name.endswith("_ms")
+    }
+    layers = tuple(dataclasses.replace(layer, **share(layer)) for layer in self.layers)
+    return dataclasses.replace(self, layers=layers, measured=False)
 
   def transfer_ms(self, num_bytes: int) -> float:
     """Returns the time to move `num_bytes` from one node to another."""
@@ -197,6 +196,32 @@ class Profile:
         residual_bytes=sums(lambda c: c.residual_bytes),
         regions=self.regions,
     )
+
+  def place_residuals(
+      self, bounds: Sequence[int], *, num_microbatches: int, free_bytes: Sequence[int] | None
+  ) -> tuple[costs_lib.StageCosts, str]:
+    """Returns costs of redundant passes, and where their residuals wait for a failover.
+
+    They stay on the "device" if those of a whole step fit in its memory; else they
+    are copied to the "host". Node `s` is the shadow of stage `s + 1`, the last node
+    that of stage 0.
+
+    Args:
+      free_bytes: Device memory that each node does not need; None: no limit.
+    """
+    costs, rate = self.stage_costs(bounds), self.host_bytes_per_ms
+    if rate is None:  # The costs have the copies already.
+      return costs, "host"
+    sizes, redundant_ms = costs.residual_bytes, costs.forward_ms
+    fits = free_bytes is None or all(
+        num_microbatches * size <= free
+        for size, free in zip(sizes[1:] + sizes[:1], free_bytes, strict=True)
+    )
+    if not fits:
+      pairs = zip(costs.forward_ms, sizes, strict=True)
+      redundant_ms = tuple(ms + size / rate for ms, size in pairs)
+    costs = dataclasses.replace(costs, redundant_ms=redundant_ms)
+    return costs, "device" if fits else "host"
 
   def check_fingerprint(self, expected: Mapping[str, Any]) -> None:
     """Raises `base.StaleProfileError` unless this is a profile of `expected`.

@@ -151,7 +151,7 @@ class Duty:
   node: base.NodeId
   owned: tuple[base.StageId, ...]
   replicas: tuple[base.StageId, ...]
-  victim: base.NodeId | None = None
+  victim: base.NodeId | None = dataclasses.field(default=None, compare=False)
   stands_in: bool = False
 
   def __str__(self) -> str:
@@ -178,11 +178,11 @@ def find_duties(num_stages: int, upkeep: Upkeep) -> tuple[Duty, ...]:
   duties = of(roles)
   if upkeep.num_rerouted and not has_replicas:
     duties += [dataclasses.replace(d, stands_in=True) for d in duties]
-  before = {(d.node, d.owned, d.replicas) for d in duties}
+  before = {*duties}
   for victim in roles.nodes if roles.shadows else ():
-    owners = failover.fail_over(roles, {}, [victim]).roles.owners
-    after = of(failover.Roles.initial(owners), victim)
-    duties += [d for d in after if (d.node, d.owned, d.replicas) not in before]
+    survivors, _ = failover.fail_over(roles, [victim])
+    after = of(failover.Roles.initial(survivors.owners), victim)
+    duties += [duty for duty in after if duty not in before]
   return tuple(duties)
 
 
@@ -215,32 +215,30 @@ class MemoryModel:
     # Layers after which a stage may end.
     self.ends = {*(range(1, len(layers)) if cuts is None else cuts), len(layers)}
     self._activations = (0, *(c.activation_bytes for c in layers[:-1]), 0)
-    copies: dict[str, dict[str, int]] = {}
-    for tie in ties:
-      for name in (tie.owner, tie.user):
-        copies.setdefault(name, {})[tie.owner] = tie.tied_bytes
-    self._tied = [sum(copies.get(c.name, {}).values()) for c in layers]
-    unit_of = [*itertools.accumulate(i in self.ends for i in range(len(layers)))]
-    self._unit_gradients = _spread(unit_of, [c.gradient_bytes for c in layers])
-    self._unit_slots = _spread(unit_of, [c.slot_bytes for c in layers])
+    copies = {(name, t.owner): t.tied_bytes for t in ties for name in (t.owner, t.user)}
+    self._tied = [sum(n for (name, _), n in copies.items() if name == c.name) for c in layers]
+    # At the first layer of each unit.
+    self._unit_gradients, self._unit_slots = [0] * len(layers), [0] * len(layers)
+    for first, last in itertools.pairwise(sorted({0, *self.ends})):
+      self._unit_gradients[first] = self._sum("gradient_bytes", first, last)
+      self._unit_slots[first] = self._sum("slot_bytes", first, last)
     self._owner = functools.cache(self._owner)
     self.shadow = functools.cache(self.shadow)
     self._parts = functools.cache(self._parts)
 
-  def find_need(self, duty: Duty, bounds: Sequence[int]) -> NodeMemory:
-    """Returns the memory of a node if stages start at the layers `bounds`."""
-    ends = lambda stage: (bounds[stage], bounds[stage + 1])
-    others = duty.owned if duty.stands_in else ()
-    return add(
-        [self.owner(s, *ends(s)) for s in duty.owned]
-        + [self.shadow(*ends(s)) for s in duty.replicas]
-        + [self.rerouted(s, *ends(s)) for s in others]
-    )
-
   def find_needs(self, bounds: Sequence[int]) -> list[tuple[Duty, NodeMemory]]:
-    """Returns the memory of each node, then that after any single death."""
-    duties = find_duties(len(bounds) - 1, self.upkeep)
-    return [(duty, self.find_need(duty, bounds)) for duty in duties]
+    """Returns the memory of each node, then that after any single death.
+
+    Stages start at the layers `bounds`.
+    """
+    ends, needs = [*itertools.pairwise(bounds)], []
+    for duty in find_duties(len(ends), self.upkeep):
+      parts = [self.owner(s, *ends[s]) for s in duty.owned]
+      parts += [self.shadow(*ends[s]) for s in duty.replicas]
+      if duty.stands_in:
+        parts += [self.rerouted(s, *ends[s]) for s in duty.owned]
+      needs.append((duty, add(parts)))
+    return needs
 
   def total_bytes(self, stage: base.StageId, first: int, last: int) -> int:
     """Returns the peak of an owner that holds a replica of equal size, if any."""
@@ -350,14 +348,6 @@ class MemoryModel:
       return 0
     slots = self._sends_state * max(self._unit_slots[first:last])
     return 2 * (max(self._unit_gradients[first:last]) + slots)
-
-
-def _spread(unit_of: Sequence[int], values: Sequence[int]) -> list[int]:
-  """Returns the sum of the values of each layer's unit."""
-  totals = [0] * (unit_of[-1] + 1)
-  for unit, value in zip(unit_of, values, strict=True):
-    totals[unit] += value
-  return [totals[unit] for unit in unit_of]
 
 
 def format_mib(num_bytes: int) -> str:

@@ -11,7 +11,8 @@ which there is a split. We count in whole nanoseconds and bytes,
 so that ties are broken equally on all machines.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import bisect
+from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 import itertools
@@ -64,14 +65,8 @@ class Partition:
 
   def stage_of(self, layer: int) -> base.StageId:
     """Returns the stage that owns `layer`, an index."""
-    if not 0 <= layer < self.num_layers:
-      raise ValueError(f"layer must be below {self.num_layers}, got {layer}.")
-    return base.StageId(sum(layer >= bound for bound in self.bounds) - 1)
-
-
-def refine(partitions: Iterable[Partition]) -> Partition:
-  """Returns the coarsest partition whose bounds include those of all others."""
-  return Partition(tuple(sorted({b for p in partitions for b in p.bounds})))
+    assert 0 <= layer < self.num_layers, layer
+    return base.StageId(bisect.bisect(self.bounds, layer) - 1)
 
 
 def split_layers(

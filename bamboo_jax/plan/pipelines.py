@@ -37,17 +37,10 @@ class Pipeline:
     return dataclasses.replace(self, roles=self.roles.renumbered(numbers))
 
   def by_segment(self, segments: partition_lib.Partition) -> failover.Roles:
-    """Returns the roles by segment; each has the owner and shadow of its stage.
-
-    Raises `ValueError` if a stage starts inside a segment.
-    """
+    """Returns the roles by segment; each has the owner and shadow of its stage."""
     if segments == self.partition:
       return self.roles
-    if not {*self.partition.bounds} <= {*segments.bounds}:
-      raise ValueError(
-          f"A stage must start at one of the layers {segments.bounds}, got "
-          f"stages at {self.partition.bounds}."
-      )
+    assert {*self.partition.bounds} <= {*segments.bounds}, (self.partition, segments)
     stages = [self.partition.stage_of(first) for first in segments.bounds[:-1]]
     owners, shadows = self.roles.owners, self.roles.shadows
     return failover.Roles(

@@ -4,7 +4,7 @@ Every pipeline gets the same partition. Nodes are numbered pipeline by pipeline,
 so that stage `s` of pipeline `d` is on node `d * num_stages + s`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 
 from bamboo_jax import base, config as config_lib
@@ -13,21 +13,30 @@ from bamboo_jax.plan import (
     cost_model,
     memory as memory_lib,
     partition as partition_lib,
+    pipelines as pipelines_lib,
+    rows as rows_lib,
 )
-from bamboo_jax.plan.times import step_time as step_time_lib
+from bamboo_jax.plan.times import predictor as predictor_lib, step_time as step_time_lib
 from bamboo_jax.schedule import (
+    checker,
     costs as costs_lib,
+    failover,
     lines as lines_lib,
+    redundancy,
     simulate as simulate_lib,
     timeline as timeline_lib,
 )
 
+Line = lines_lib.Line
+
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """Decisions and predictions on a step, before it runs.
+  """Decisions and predictions on a step, before it runs; plans the rows of other steps.
 
   Attributes:
+    segments: Units of instructions, the stages unless `cut` says otherwise; `costs`
+      are theirs.
     schedule_name: "1f1b" or "gpipe".
     memory_limit_bytes: Memory of one device; None: no limit.
     memory: Memory of each node of a pipeline.
@@ -38,7 +47,9 @@ class Plan:
   """
 
   profile: cost_model.Profile
+  redundant: config_lib.RedundancySection
   partition: partition_lib.Partition
+  segments: partition_lib.Partition
   batch: batch_split.BatchSplit
   schedule_name: str
   memory_limit_bytes: int | None
@@ -66,6 +77,69 @@ class Plan:
         tuple(base.nodes(d * self.num_stages, (d + 1) * self.num_stages))
         for d in range(self.num_pipelines)
     )
+
+  def cut(self, partitions: Sequence[partition_lib.Partition]) -> "Plan":
+    """Returns the plan with instructions by segment, which no stage of `partitions` cuts."""
+    bounds = {bound for p in (self.partition, *partitions) for bound in p.bounds}
+    segments = partition_lib.Partition(tuple(sorted(bounds)))
+    if segments == self.segments:
+      return self
+    costs = self.profile.stage_costs(segments.bounds)
+    return dataclasses.replace(self, segments=segments, costs=costs)
+
+  def pipeline(self, pipeline: int) -> pipelines_lib.Pipeline:
+    """Returns pipeline `pipeline` of the plan, with its initial roles."""
+    has_replicas = self.redundant.has_replicas
+    roles = failover.Roles.initial(self.owners[pipeline], has_replicas=has_replicas)
+    return pipelines_lib.Pipeline(self.partition, roles)
+
+  def whole(
+      self, line: Line, shadows: Mapping[base.StageId, base.NodeId]
+  ) -> redundancy.PlannedRows:
+    """Returns the rows of a whole step of one pipeline; `shadows` are by segment."""
+    return rows_lib.plan_rows(self.redundant, line, shadows, costs=self.costs)
+
+  def first(self) -> redundancy.PlannedRows:
+    """Returns the rows of pipeline 0."""
+    limits, microbatches = self._in_flight(self.partition), self.batch.microbatches(0)
+    roles = self.pipeline(0).by_segment(self.segments)
+    return self.whole(Line(roles.owners, microbatches, limits), roles.shadows)
+
+  def lines(
+      self,
+      ways: Sequence[tuple[int, Sequence[base.NodeId], Sequence[base.ShareId]]],
+      partitions: Sequence[partition_lib.Partition],
+  ) -> list[Line]:
+    """Returns the `schedule.lines` of a step.
+
+    Args:
+      ways: For each line: pipeline, owner of each segment, and shares.
+      partitions: Stages of each pipeline.
+    """
+    limits = [*map(self._in_flight, partitions)]
+    return [
+        Line(owners, self.batch.microbatches_of(shares), limits[pipeline], pipeline)
+        for pipeline, owners, shares in ways
+    ]
+
+  def play(
+      self, lines: Sequence[Line], holdings: lines_lib.Holdings | None = None
+  ) -> timeline_lib.Timeline:
+    """Returns the timeline of all lines, without redundant forward passes.
+
+    With `holdings`, of the rest of the step. Raises `base.InfeasibleError` if
+    it cannot be finished.
+    """
+    timeline = simulate_lib.simulate(lines, costs=self.costs, holdings=holdings)
+    checker.check(timeline.instructions, lines, holdings)  # A wrong row costs a run.
+    return timeline
+
+  def _in_flight(self, partition: partition_lib.Partition) -> Sequence[int] | None:
+    limits = lines_lib.in_flight_limits(partition.num_stages, self.schedule_name)
+    if limits is None:
+      return None
+    # A segment has the bound of its stage.
+    return tuple(limits[partition.stage_of(first)] for first in self.segments.bounds[:-1])
 
 
 _UNPROTECTED = config_lib.RedundancySection()
@@ -122,29 +196,31 @@ def make_plan(
   free_bytes, most = None, worst[1].total_bytes if worst else 0  # Also after a death.
   if memory_limit_bytes is not None:
     free_bytes = [memory_limit_bytes - max(need.total_bytes, most) for need in now]
-  costs, place = profile.stage_costs(partition.bounds).place_residuals(
-      profile.host_bytes_per_ms, num_microbatches=batch.num_microbatches, free_bytes=free_bytes
+  costs, place = profile.place_residuals(
+      partition.bounds, num_microbatches=batch.num_microbatches, free_bytes=free_bytes
   )
   limits = lines_lib.in_flight_limits(num_stages, pipeline.schedule)
   line = lines_lib.Line(base.nodes(num_stages), batch.microbatches(0), limits)
   timeline = simulate_lib.simulate([line], costs=costs)
+  predictor = predictor_lib.Predictor(
+      profile,
+      num_microbatches=batch.total_microbatches,
+      num_shares=batch.num_shares,
+      redundant=protection,
+  )
+  others = predictor.other_phases(partition, num_pipelines=num_pipelines)
   return Plan(
       profile=profile,
+      redundant=protection,
       partition=partition,
+      segments=partition,
       batch=batch,
       schedule_name=pipeline.schedule,
       memory_limit_bytes=memory_limit_bytes,
       costs=costs,
       memory=tuple(now),
       timeline=timeline,
-      step_time=step_time_lib.predict_step_time(
-          profile,
-          partition,
-          num_pipelines=num_pipelines,
-          num_shares=batch.num_shares,
-          compute_ms=timeline.span_ms,
-          redundant=protection,
-      ),
+      step_time=dataclasses.replace(others, compute_ms=timeline.span_ms),
       worst_memory=worst,
       residuals=place,
   )

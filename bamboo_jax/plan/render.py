@@ -88,37 +88,27 @@ def _render_stages(plan: planner.Plan) -> str:
 
 
 def render_redundancy(
-    plan: planner.Plan, redundant: redundancy.PlannedRows, *, mode: str, refresh: str
+    plan: planner.Plan, redundant: redundancy.PlannedRows, effect: redundancy.Effect
 ) -> str:
   """Returns overhead and coverage of redundancy, and the bytes of replicas."""
-  effect = redundant.effect
+  mode, refresh = plan.redundant.mode, plan.redundant.refresh
   lines = [
       f"redundancy: {mode}, {effect.passes} redundant forward passes, predicted overhead "
       f"{100 * max(0.0, effect.overhead):.1f} %, coverage {100 * effect.coverage:.1f} %"
   ]
-  host = _kept_bytes(redundant, plan)
+  costs, rows = plan.costs, redundant.timeline.instructions
   for stage, node in failover.Roles.initial(plan.owners[0]).shadows.items():
     memory = plan.memory[stage]
     state = memory.parameter_bytes + memory.slot_bytes
+    # Until the commit: what it sends, and what its redundant forward passes leave.
+    ahead = [i.stage for i in rows[node] if i.op is instruction_lib.Op.REDUNDANT_FORWARD]
+    kept = sum(costs.residual_bytes[s] for s in ahead)
+    ahead += [i.stage for i in rows[node] if i.is_send]
+    kept += sum(costs.activation_bytes[s] for s in ahead)
     sent = cost_model.refresh_bytes(plan.profile.by_stage(plan.partition.bounds)[stage], refresh)
     lines.append(
         f"node {node} holds the replica of stage {stage}: "
         f"{state / 2**20:.1f} MiB, refreshed by {sent / 2**20:.1f} MiB a step; "
-        f"keeps up to {host[node] / 2**20:.1f} MiB in host memory"
+        f"keeps up to {kept / 2**20:.1f} MiB in host memory"
     )
   return "\n".join(lines)
-
-
-def _kept_bytes(redundant: redundancy.PlannedRows, plan: planner.Plan) -> dict[base.NodeId, int]:
-  """Returns the bytes that each node keeps for a failover until the commit.
-
-  These are activations and gradients that it sends, and residuals and outputs
-  of its redundant forward passes.
-  """
-  kept, costs = {}, plan.costs
-  for node, row in redundant.timeline.instructions.items():
-    ahead = [i.stage for i in row if i.op is instruction_lib.Op.REDUNDANT_FORWARD]
-    sent = [i.stage for i in row if i.is_send]
-    kept[node] = sum(costs.activation_bytes[s] for s in (*ahead, *sent))
-    kept[node] += sum(costs.residual_bytes[s] for s in ahead)
-  return kept

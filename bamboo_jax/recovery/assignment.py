@@ -9,12 +9,7 @@ import contextlib
 import dataclasses
 
 from bamboo_jax import base
-from bamboo_jax.plan import (
-    batch_split,
-    partition as partition_lib,
-    pipelines as pipelines_lib,
-    rows as rows_lib,
-)
+from bamboo_jax.plan import batch_split, pipelines as pipelines_lib, planner as plan_lib
 from bamboo_jax.plan.times import predictor as predictor_lib
 from bamboo_jax.recovery import (
     decide,
@@ -42,14 +37,14 @@ class RecoveryRules:
   """Completes decisions of a run: deals shares to pipelines, and plans copies of state.
 
   Attributes:
-    rows: Plans steps by segments of the run; no stage starts inside one. There are
+    plan: Plans steps by segments of the run; no stage starts inside one. There are
       at most as many pipelines as shares of its batch.
     ladder: May reroute by shares or whole shares, but not by stage.
     predictor: Deals shares, evenly or so that all pipelines finish together.
     spread: Returns the rules for nodes of several regions; None: all links are alike.
   """
 
-  rows: rows_lib.RowPlanner
+  plan: plan_lib.Plan
   ladder: ladder_lib.Ladder
   planner: planner_lib.Planner
   predictor: predictor_lib.Predictor
@@ -61,11 +56,6 @@ class RecoveryRules:
     if self.spread is None or len({region for _, region in names}) < 2:
       return self
     return self.spread(names)
-
-  @property
-  def segments(self) -> partition_lib.Partition:
-    """The segments of the run."""
-    return self.rows.segments or self.rows.plan.partition
 
   def lose(
       self,
@@ -145,7 +135,7 @@ class RecoveryRules:
     by_stage = self.ladder.reroute == "shares"
     takers = [i for i, p in enumerate(pipelines) if by_stage or not p.vacant]
     dealt = batch_split.deal_shares(
-        self.rows.plan.batch.num_shares,
+        self.plan.batch.num_shares,
         len(takers),
         kept and [kept[i] for i in takers],
         self._counts([pipelines[i] for i in takers]),
@@ -154,7 +144,7 @@ class RecoveryRules:
     return Layout(
         tuple(pipelines),
         tuple(shares.get(i, ()) for i in range(len(pipelines))),
-        self.segments.bounds,
+        self.plan.segments.bounds,
     )
 
   def _decide(
@@ -181,15 +171,15 @@ class RecoveryRules:
 
   @property
   def _is_bounded(self) -> bool:
-    return self.rows.plan.memory_limit_bytes is not None
+    return self.plan.memory_limit_bytes is not None
 
   def _deal(self, layout: Layout, holdings: lines_lib.Holdings, least_gain: float = 0.0) -> Layout:
     """Returns the layout with the detours that end the step soonest."""
-    size = self.rows.plan.batch.microbatches_per_share
+    size = self.plan.batch.microbatches_per_share
     dealt = dealing.deal(
-        layout.lines(self.rows),
+        layout.lines(self.plan),
         copies=layout.held,
-        costs=self.rows.costs,
+        costs=self.plan.costs,
         holdings=holdings,
         share_size=size,
         least_gain=least_gain,
@@ -205,7 +195,7 @@ class RecoveryRules:
   def _counts(self, pipelines: Sequence[Pipeline]) -> tuple[int, ...] | None:
     if not self.predictor.by_makespan:
       return None
-    size = self.rows.plan.batch.microbatches_per_share
+    size = self.plan.batch.microbatches_per_share
     return tuple(n // size for n in self.predictor.split(pipelines))
 
 

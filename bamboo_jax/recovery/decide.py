@@ -329,15 +329,7 @@ def find_owner(pipelines: Sequence[Pipeline], index: int, stage: base.StageId) -
 
 def _lose(pipeline: Pipeline, lost: frozenset[NodeId]) -> tuple[Pipeline, tuple[base.StageId, ...]]:
   """Returns the pipeline without lost nodes, and the stages without a copy."""
-  owners = pipeline.roles.owners
-  # A vacant stage still names its last owner.
-  vacated = {s for s, owner in base.by_stage(owners) if owner in lost} - pipeline.vacant
-  shadows = {s: n for s, n in pipeline.roles.shadows.items() if n not in lost}
-  gone = vacated - shadows.keys()
-  after = failover.Roles(
-      tuple(shadows[s] if s in vacated - gone else n for s, n in base.by_stage(owners)),
-      {s: n for s, n in shadows.items() if s not in vacated},
-  )
+  after, gone = failover.fail_over(pipeline.roles, lost, pipeline.vacant)
   return Pipeline(pipeline.partition, after, pipeline.vacant | gone), tuple(sorted(gone))
 
 

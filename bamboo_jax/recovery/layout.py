@@ -26,7 +26,11 @@ from typing import NamedTuple
 
 from bamboo_jax import base
 from bamboo_jax.base import types
-from bamboo_jax.plan import partition as partition_lib, pipelines as pipelines_lib, rows as rows_lib
+from bamboo_jax.plan import (
+    partition as partition_lib,
+    pipelines as pipelines_lib,
+    planner as plan_lib,
+)
 from bamboo_jax.schedule import (
     failover,
     holdings as holdings_lib,
@@ -119,9 +123,9 @@ class Layout:
     rows = [{*way.owners} for way in self.ways]
     return bool(self.detours) or sum(map(len, rows)) > len(set().union(*rows))
 
-  def lines(self, rows: rows_lib.RowPlanner) -> list[lines_lib.Line]:
+  def lines(self, plan: plan_lib.Plan) -> list[lines_lib.Line]:
     """Returns the lines of a whole step, see `schedule.lines`."""
-    return rows.lines(self.ways, [p.partition for p in self.pipelines])
+    return plan.lines(self.ways, [p.partition for p in self.pipelines])
 
   @property
   def nodes(self) -> frozenset[base.NodeId]:
@@ -209,8 +213,8 @@ class StepPlans:
       the same rule is played ahead.
   """
 
-  def __init__(self, rows: rows_lib.RowPlanner, *, fills: bool = False) -> None:
-    self._rows, self._fills = rows, fills
+  def __init__(self, plan: plan_lib.Plan, *, fills: bool = False) -> None:
+    self._planned, self._fills = plan, fills
     self._last: tuple[Layout, Timelines, redundancy.StepFilling | None] = Layout(), (), None
 
   def whole(self, layout: Layout) -> tuple[Timelines, redundancy.StepFilling | None]:
@@ -221,10 +225,10 @@ class StepPlans:
 
   def _plan(self, layout: Layout) -> tuple[Timelines, redundancy.StepFilling | None]:
     if layout.is_joint:
-      return [self._rows.play(layout.lines(self._rows))], None
+      return [self._planned.play(layout.lines(self._planned))], None
     plans = [
-        self._rows.whole(line, layout.roles[line.pipeline].shadows)
-        for line in layout.lines(self._rows)
+        self._planned.whole(line, layout.roles[line.pipeline].shadows)
+        for line in layout.lines(self._planned)
     ]
     if not self._fills:
       return [plan.timeline for plan in plans], None
@@ -239,6 +243,6 @@ class StepPlans:
     `holdings` is the data of the step that each node holds. Raises
     `base.InfeasibleError` if a needed value has no copy.
     """
-    lines = layout.lines(self._rows)
+    lines = layout.lines(self._planned)
     groups = [lines] if layout.is_joint else [[line] for line in lines]
-    return [self._rows.play(group, holdings) for group in groups]
+    return [self._planned.play(group, holdings) for group in groups]

@@ -195,7 +195,7 @@ class Node:
     # A transfer.
     channel = self.find_channel(instruction)
     is_remote = self.links.find_remote(channel) is not None
-    arrays = store.grads if channel.kind == "grad" else store.activations
+    arrays = store.grads if channel.kind == "gradients" else store.activations
     if instruction.is_send:
       value = sent = store.send(arrays, key)
       if is_remote and self.free_secs > self.clock.now_secs:  # Its pass still runs.
@@ -209,11 +209,7 @@ class Node:
 
   def find_channel(self, instruction: Instruction) -> channel_lib.Channel:
     """Returns the channel that this node uses for a transfer."""
-    assert instruction.peer is not None, instruction
-    is_grad = instruction.op in (Op.SEND_GRAD, Op.RECV_GRAD)
-    ends = (self.node, instruction.peer)
-    nodes = ends if instruction.is_send else ends[::-1]
-    return channel_lib.Channel("grad" if is_grad else "activation", nodes, (instruction.stage,))
+    return instruction.transfer(self.node).channel
 
   def evaluate(self, stage: base.StageId, inputs: base.PyTree, batch: base.PyTree) -> base.PyTree:
     """Returns the output of `stage` without dropout.

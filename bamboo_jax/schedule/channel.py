@@ -1,16 +1,16 @@
 """Channels: routes of values between nodes."""
 
 import dataclasses
+from typing import NamedTuple
 
 from bamboo_jax import base
 
 
-@dataclasses.dataclass(frozen=True, order=True)
-class Channel:
+class Channel(NamedTuple):
   """A route for values between some nodes.
 
   Attributes:
-    kind: "activation", "grad", "refresh", "tie" or "sum".
+    kind: "activations", "gradients", "refresh", "tie" or "sum".
     nodes: Source and destination. Of a sum or tie, a node for each term, then the
       nodes without one.
     key: The stage of an activation or gradient, the first layer of the unit of a

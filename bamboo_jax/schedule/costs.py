@@ -1,6 +1,6 @@
 """Time and memory of stages: the input of a schedule from the model."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 import dataclasses
 import math
 
@@ -67,58 +67,16 @@ class StageCosts:
   def __post_init__(self) -> None:
     object.__setattr__(self, "redundant_ms", self.redundant_ms or self.forward_ms)
 
-  def pass_ms(self, pass_: instruction_lib.Instruction) -> float:
-    """Returns the time of a forward, redundant forward or backward pass."""
-    times_ms = self.forward_ms
-    if pass_.op is instruction_lib.Op.BACKWARD:
-      times_ms = self.backward_ms
-    elif pass_.op is instruction_lib.Op.REDUNDANT_FORWARD:
-      times_ms = self.redundant_ms
-    return times_ms[pass_.stage]
-
   def time_ms(self, i: instruction_lib.Instruction | instruction_lib.Transfer) -> float:
     """Returns the time of a pass, or from a send to its receive."""
-    if isinstance(i, instruction_lib.Instruction):
-      return self.pass_ms(i)
-    ms = self.transfer_ms[i.stage]
-    if self.regions.are_several((i.source, i.destination)):
-      ms += self.regions.transfer_ms(self.activation_bytes[i.stage])
-    return ms
-
-  def busy_ms(self, owners: Sequence[base.NodeId]) -> dict[base.NodeId, float]:
-    """Returns the time of the passes of a microbatch, by node; `owners` is that of each stage."""
-    busy: dict[base.NodeId, float] = {}
-    for node, *passes_ms in zip(owners, self.forward_ms, self.backward_ms, strict=True):
-      busy[node] = busy.get(node, 0.0) + sum(passes_ms)
-    return busy
-
-  def place_residuals(
-      self,
-      host_bytes_per_ms: float | None,
-      *,
-      num_microbatches: int,
-      free_bytes: Sequence[int] | None,
-  ) -> tuple["StageCosts", str]:
-    """Returns costs of redundant passes, and where their residuals wait for a failover.
-
-    They stay on the "device" if those of a whole step fit in its memory; else they
-    are copied to the "host". Node `s` is the shadow of stage `s + 1`, the last node
-    that of stage 0.
-
-    Args:
-      host_bytes_per_ms: Rate of the link to host memory; None: costs have the
-        copies already.
-      free_bytes: Device memory that each node does not need; None: no limit.
-    """
-    if host_bytes_per_ms is None:
-      return self, "host"
-    sizes, redundant_ms = self.residual_bytes, self.forward_ms
-    fits = free_bytes is None or all(
-        num_microbatches * size <= free
-        for size, free in zip(sizes[1:] + sizes[:1], free_bytes, strict=True)
-    )
-    if not fits:
-      pairs = zip(self.forward_ms, sizes, strict=True)
-      redundant_ms = tuple(ms + size / host_bytes_per_ms for ms, size in pairs)
-    costs = dataclasses.replace(self, redundant_ms=redundant_ms)
-    return costs, "device" if fits else "host"
+    if isinstance(i, instruction_lib.Transfer):
+      ms = self.transfer_ms[i.stage]
+      if self.regions.are_several((i.source, i.destination)):
+        ms += self.regions.transfer_ms(self.activation_bytes[i.stage])
+      return ms
+    times_ms = self.forward_ms
+    if i.op is instruction_lib.Op.BACKWARD:
+      times_ms = self.backward_ms
+    elif i.op is instruction_lib.Op.REDUNDANT_FORWARD:
+      times_ms = self.redundant_ms
+    return times_ms[i.stage]

@@ -18,8 +18,8 @@ order, so the results are the same to the bit. Pure.
 import collections
 from collections.abc import Collection, Iterator, Mapping, Sequence
 import contextlib
-import dataclasses
 import functools
+import itertools
 
 from bamboo_jax import base
 from bamboo_jax.schedule import (
@@ -59,7 +59,12 @@ def deal(
 
   Raises `base.InfeasibleError` if the step cannot be finished with `lines`.
   """
-  choices = [*_Search(copies, costs, holdings or {}).improve(_cut(lines, share_size))]
+  shares = [
+      line._replace(microbatches=tuple(share))
+      for line in lines
+      for _, share in itertools.groupby(line.microbatches, lambda m: m // share_size)
+  ]
+  choices = [*_improve(shares, copies, costs, holdings or {})]
   best, last = tuple(lines), len(choices) - 1
   if not last:  # Often, if shares are coarse.
     return best
@@ -73,24 +78,13 @@ def deal(
   return best
 
 
-def _cut(lines: Sequence[Line], size: int) -> list[Line]:
-  """Returns a line for each share."""
-  shares = []
-  for line in lines:
-    runs: dict[int, list[int]] = {}
-    for m in line.microbatches:
-      runs.setdefault(m // size, []).append(m)
-    shares += [dataclasses.replace(line, microbatches=tuple(run)) for run in runs.values()]
-  return shares
-
-
 def _join(shares: Sequence[Line]) -> list[Line]:
   """Returns lines of all shares with the same owners."""
   joined: dict[Line, list[int]] = {}
   for line in shares:
-    way = dataclasses.replace(line, microbatches=(0,))
+    way = line._replace(microbatches=())
     joined.setdefault(way, []).extend(line.microbatches)
-  return [dataclasses.replace(way, microbatches=sorted(ms)) for way, ms in joined.items()]
+  return [way._replace(microbatches=tuple(sorted(ms))) for way, ms in joined.items()]
 
 
 def _spread(index: int) -> int:
@@ -102,66 +96,61 @@ def _spread(index: int) -> int:
   return int(f"{index:032b}"[::-1], 2)
 
 
-class _Search:
+def _improve(
+    shares: list[Line], copies: Copies, costs: costs_lib.StageCosts, holdings: lines_lib.Holdings
+) -> Iterator[list[Line]]:
+  """Yields `shares`, then the result of each move that relieves the busiest node."""
 
-  def __init__(
-      self, copies: Copies, costs: costs_lib.StageCosts, holdings: lines_lib.Holdings
-  ) -> None:
-    self._copies, self._costs, self._holdings = copies, costs, holdings
-    self._owed_ms = functools.cache(self._owed_ms)
-    self._find_ways = functools.cache(self._find_ways)
-
-  def improve(self, shares: list[Line]) -> Iterator[list[Line]]:
-    """Yields `shares`, then the result of each move that relieves the busiest node."""
-    while True:
-      yield shares
-      left_ms = _Times(float, dict.fromkeys(sorted(self._copies), 0.0))
-      for line in shares:
-        for node, ms in self._owed_ms(line).items():
-          left_ms[node] += ms
-      busiest = max(left_ms, key=left_ms.__getitem__)
-      moves = []
-      for index, line in enumerate(shares):
-        before = self._owed_ms(line)
-        for taker, moved in self._find_ways(line, busiest) if before[busiest] else ():
-          after = self._owed_ms(moved)
-          most_ms = max(left_ms[n] - before[n] + after[n] for n in (busiest, taker))
-          moves.append((most_ms, sum(after.values()), _spread(index), taker, index, moved))
-      best = min(moves, default=None, key=lambda move: move[:4])
-      if best is None or best[0] > left_ms[busiest] - _LEAST_GAIN_MS:
-        return
-      *_, index, moved = best
-      shares = [*shares[:index], moved, *shares[index + 1 :]]
-
-  def _find_ways(self, line: Line, giver: base.NodeId) -> list[tuple[base.NodeId, Line]]:
-    """Returns takers of a share's stages on a node: one stage, or all that they can."""
-    summed = self._holdings.get(giver, holdings_lib.NOTHING).accumulated
-    free = [
-        s
-        for s, owner in base.by_stage(line.owners)
-        if owner == giver and not any((s, m) in summed for m in line.microbatches)
-    ]
-    ways = []
-    for taker, held in self._copies.items():
-      can = [s for s in free if s in held]
-      if taker == giver or not can:
-        continue
-      for group in [[s] for s in can] + ([can] if len(can) > 1 else []):
-        owners = [taker if s in group else owner for s, owner in base.by_stage(line.owners)]
-        moved = dataclasses.replace(line, owners=owners)
-        with contextlib.suppress(base.InfeasibleError):
-          self._owed_ms(moved)
-          ways.append((taker, moved))
-    return ways
-
-  def _owed_ms(self, line: Line) -> _Times:
+  @functools.cache
+  def owed_ms(line: Line) -> _Times:
     """Returns the time in ms that each node owes for a share."""
-    costs = self._costs
     left_ms = _Times(float)
-    owed = lines_lib.find_owed(line, self._holdings)
+    owed = lines_lib.find_owed(line, holdings)
     for s, node in base.by_stage(line.owners):
       left_ms[node] += len(owed.forwards[s]) * costs.forward_ms[s]
       left_ms[node] += len(owed.backwards[s]) * costs.backward_ms[s]
     for transfer in owed.transfers:
       left_ms[transfer.destination] += costs.time_ms(transfer)
     return left_ms
+
+  @functools.cache
+  def find_ways(line: Line, giver: base.NodeId) -> list[tuple[base.NodeId, Line]]:
+    """Returns takers of a share's stages on a node: one stage, or all that they can."""
+    summed = holdings.get(giver, holdings_lib.NOTHING).accumulated
+    free = [
+        s
+        for s, owner in base.by_stage(line.owners)
+        if owner == giver and not any((s, m) in summed for m in line.microbatches)
+    ]
+    ways = []
+    for taker, held in copies.items():
+      can = [s for s in free if s in held]
+      if taker == giver or not can:
+        continue
+      for group in [[s] for s in can] + ([can] if len(can) > 1 else []):
+        ends = base.by_stage(line.owners)
+        moved = line._replace(owners=tuple(taker if s in group else n for s, n in ends))
+        with contextlib.suppress(base.InfeasibleError):
+          owed_ms(moved)
+          ways.append((taker, moved))
+    return ways
+
+  while True:
+    yield shares
+    left_ms = _Times(float, dict.fromkeys(sorted(copies), 0.0))
+    for line in shares:
+      for node, ms in owed_ms(line).items():
+        left_ms[node] += ms
+    busiest = max(left_ms, key=left_ms.__getitem__)
+    moves = []
+    for index, line in enumerate(shares):
+      before = owed_ms(line)
+      for taker, moved in find_ways(line, busiest) if before[busiest] else ():
+        after = owed_ms(moved)
+        most_ms = max(left_ms[n] - before[n] + after[n] for n in (busiest, taker))
+        moves.append((most_ms, sum(after.values()), _spread(index), taker, index, moved))
+    best = min(moves, default=None, key=lambda move: move[:4])
+    if best is None or best[0] > left_ms[busiest] - _LEAST_GAIN_MS:
+      return
+    *_, index, moved = best
+    shares = [*shares[:index], moved, *shares[index + 1 :]]

@@ -13,7 +13,6 @@ state.
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 import dataclasses
-from typing import NamedTuple
 
 from bamboo_jax import base
 from bamboo_jax.schedule import holdings as holdings_lib
@@ -111,49 +110,45 @@ def natural_shadow(owners: Sequence[base.NodeId], stage: base.StageId) -> base.N
   return None
 
 
-class Survivors(NamedTuple):
-  """Roles without the lost nodes, and the holdings of the other nodes."""
-
-  roles: Roles
-  holdings: dict[base.NodeId, holdings_lib.Holdings]
-
-
 def fail_over(
-    roles: Roles,
-    holdings: Mapping[base.NodeId, holdings_lib.Holdings],
-    lost: Collection[base.NodeId],
-) -> Survivors:
-  """Gives the stages of lost nodes to their shadows.
+    roles: Roles, lost: Collection[base.NodeId], vacant: Collection[base.StageId] = ()
+) -> tuple[Roles, frozenset[base.StageId]]:
+  """Gives the stages of lost nodes to their shadows; also returns those without a copy now.
 
   A stage of a lost node goes to its shadow; it has no shadow afterwards, like a
   stage whose shadow is lost. The result can be failed over again, in the same
-  step or later. A survivor keeps residuals of stages that it owns or shadows,
-  sums of stages that it owns, and all activations and gradients, since their
-  bits do not depend on the node that computes them.
+  step or later. A stage without a copy keeps its owner, as `vacant` ones did before.
 
   Args:
-    holdings: Data of the step by node; a missing node holds nothing.
     lost: Dead nodes; nodes of other pipelines are ignored.
-
-  Raises `base.UnrecoverableHereError` if a stage has lost owner and replica.
   """
-  lost = {*lost}
-  copies = ((s, {n, roles.shadows.get(s, n)}) for s, n in base.by_stage(roles.owners))
-  gone = tuple(s for s, nodes in copies if nodes <= lost)
-  if gone:
-    raise base.UnrecoverableHereError(gone)
+  owners = [*base.by_stage(roles.owners)]
+  shadows = {s: n for s, n in roles.shadows.items() if n not in lost}
+  orphaned = {s for s, owner in owners if owner in lost and s not in vacant}
+  gone = frozenset(orphaned - shadows.keys())
   after = Roles(
-      tuple(roles.shadows[s] if n in lost else n for s, n in base.by_stage(roles.owners)),
-      {s: n for s, n in roles.shadows.items() if lost.isdisjoint((n, roles.owners[s]))},
+      tuple(shadows[s] if s in orphaned - gone else n for s, n in owners),
+      {s: n for s, n in shadows.items() if s not in orphaned},
   )
-  holdings = {
+  return after, gone
+
+
+def find_valid(
+    roles: Roles, holdings: Mapping[base.NodeId, holdings_lib.Holdings]
+) -> dict[base.NodeId, holdings_lib.Holdings]:
+  """Returns what each node may use of its holdings after a failover to `roles`.
+
+  These are residuals of stages that it owns or shadows, sums of stages that it owns,
+  and all activations and gradients, since their bits do not depend on the node that
+  computes them. A node that is missing in `holdings` holds nothing.
+  """
+  return {
       node: holdings.get(node, holdings_lib.NOTHING).limited(
-          residuals=(*after.stages_of(node), *after.replicas_of(node)),
-          accumulated=after.stages_of(node),
+          residuals=(*roles.stages_of(node), *roles.replicas_of(node)),
+          accumulated=roles.stages_of(node),
       )
-      for node in after.nodes
+      for node in roles.nodes
   }
-  return Survivors(after, holdings)
 
 
 def repair(roles: Roles, spares: Sequence[base.NodeId]) -> Repair:
@@ -162,32 +157,23 @@ def repair(roles: Roles, spares: Sequence[base.NodeId]) -> Repair:
   While there are such nodes and spares, the node with most stages gives its
   last one to the next of `spares` (alive, without a stage, in the order of
   use); with enough spares it keeps the stage it had before the failures. Stages
-  without a shadow get one even without spares. Raises `ValueError` if a spare
-  owns a stage.
+  without a shadow get one even without spares.
   """
-  if taken := set(spares) & set(roles.owners):
-    raise ValueError(f"Spares must own no stage, got {sorted(taken)}.")
-  after, used = roles, []
+  assert not {*spares} & {*roles.owners}, (roles, spares)
+  after, used, stages = roles, [], base.stages(roles.num_stages)
   for spare in spares:
-    stage = _last_of_longest(after.owners)
-    if stage is None:
+    before = after.owners
+    counts = [before.count(node) for node in before]
+    lasts = [s for s in stages if before[s] != before[s + 1 - len(stages)]] or stages[-1:]
+    stage = max(lasts, key=counts.__getitem__)  # The first if tied.
+    if counts[stage] == 1:
       break
-    owners = (*after.owners[:stage], spare, *after.owners[stage + 1 :])
+    owners = (*before[:stage], spare, *before[stage + 1 :])
     # The copy of the former owner may be the replica.
-    held = {**after.shadows, stage: after.owners[stage]}
+    held = {**after.shadows, stage: before[stage]}
     after = Roles(owners, {s: n for s, n in held.items() if n == natural_shadow(owners, s)})
     used.append(spare)
   whole = Roles.initial(after.owners)
   return Repair(
       roles=whole, used=tuple(used), num_replicas=len(whole.shadows.keys() - after.shadows.keys())
   )
-
-
-def _last_of_longest(owners: Sequence[base.NodeId]) -> base.StageId | None:
-  """Returns the last stage of the node with most stages, the first if tied."""
-  num_stages = len(owners)
-  stages = base.stages(num_stages)
-  lasts = [s for s in stages if owners[s] != owners[s + 1 - num_stages]]
-  lasts = lasts or [stages[-1]]
-  stage = max(lasts, key=lambda s: owners.count(owners[s]))
-  return stage if owners.count(owners[stage]) > 1 else None

@@ -6,6 +6,7 @@ rest of a step needs only the holdings of the survivors.
 
 from collections.abc import Collection, Iterable, Mapping
 import dataclasses
+import functools
 
 from bamboo_jax import base
 from bamboo_jax.schedule import instruction as instruction_lib
@@ -17,6 +18,9 @@ Item = instruction_lib.Item
 def input_of(item: Item) -> Item:
   """Returns the same microbatch on the stage before."""
   return base.StageId(item[0] - 1), item[1]
+
+
+_empty = functools.partial(dataclasses.field, default_factory=set[Item])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,47 +38,13 @@ class Holdings:
     accumulated: Backward passes whose gradients are in this node's accumulator.
   """
 
-  activations: frozenset[Item] = frozenset()
-  gradients: frozenset[Item] = frozenset()
-  residuals: frozenset[Item] = frozenset()
-  accumulated: frozenset[Item] = frozenset()
-
-  def limited(
-      self, *, residuals: Collection[base.StageId], accumulated: Collection[base.StageId]
-  ) -> "Holdings":
-    """Returns the holdings with residuals and sums of the given stages only."""
-    return dataclasses.replace(
-        self,
-        residuals=frozenset(x for x in self.residuals if x[0] in residuals),
-        accumulated=frozenset(x for x in self.accumulated if x[0] in accumulated),
-    )
-
-  def numbered(self, numbers: Mapping[int, int]) -> "Holdings":
-    """Returns the holdings of some microbatches, each renamed to its value in `numbers`."""
-    return Holdings(
-        *(
-            frozenset((stage, numbers[m]) for stage, m in keys if m in numbers)
-            for keys in vars(self).values()
-        )
-    )
-
-  def __or__(self, other: "Holdings") -> "Holdings":
-    sets = zip(vars(self).values(), vars(other).values(), strict=True)
-    return Holdings(*(a | b for a, b in sets))
-
-
-NOTHING = Holdings()
-
-
-class HoldingsLedger:
-  """Holdings that change as instructions finish; without checks."""
-
-  def __init__(self, holdings: Holdings = NOTHING) -> None:
-    sets = map(set[Item], vars(holdings).values())
-    self.activations, self.gradients, self.residuals, self.accumulated = sets
+  activations: set[Item] = _empty()
+  gradients: set[Item] = _empty()
+  residuals: set[Item] = _empty()
+  accumulated: set[Item] = _empty()
 
   def add(self, i: instruction_lib.Instruction) -> None:
-    """Records a finished instruction."""
+    """Records a finished instruction, without checks."""
     item = i.item
     match i.op:
       case Op.FORWARD | Op.REDUNDANT_FORWARD:
@@ -91,14 +61,34 @@ class HoldingsLedger:
       case Op.RECV_GRAD:
         self.gradients.add(item)
 
-  def holdings(self) -> Holdings:
-    """Returns the present holdings, as a frozen copy."""
-    return Holdings(*map(frozenset, vars(self).values()))
+  def limited(
+      self, *, residuals: Collection[base.StageId], accumulated: Collection[base.StageId]
+  ) -> "Holdings":
+    """Returns the holdings with residuals and sums of the given stages only."""
+    return dataclasses.replace(
+        self,
+        residuals={x for x in self.residuals if x[0] in residuals},
+        accumulated={x for x in self.accumulated if x[0] in accumulated},
+    )
+
+  def numbered(self, numbers: Mapping[int, int]) -> "Holdings":
+    """Returns the holdings of some microbatches, each renamed to its value in `numbers`."""
+    return Holdings(
+        *(
+            {(stage, numbers[m]) for stage, m in keys if m in numbers}
+            for keys in vars(self).values()
+        )
+    )
 
 
-def after(instructions: Iterable[instruction_lib.Instruction]) -> Holdings:
-  """Returns the holdings after `instructions`, from none."""
-  ledger = HoldingsLedger()
+NOTHING = Holdings()  # Never added to.
+
+
+def after(
+    instructions: Iterable[instruction_lib.Instruction], before: Holdings = NOTHING
+) -> Holdings:
+  """Returns the holdings after `instructions`."""
+  held = Holdings(*map(set[Item], vars(before).values()))
   for i in instructions:
-    ledger.add(i)
-  return ledger.holdings()
+    held.add(i)
+  return held

@@ -9,10 +9,11 @@ They are plain values: a schedule can be made, merged, checked and drawn without
 a device. Buffers, links and programs belong to the executor.
 """
 
-import dataclasses
 import enum
+from typing import NamedTuple
 
 from bamboo_jax import base
+from bamboo_jax.schedule import channel as channel_lib
 
 
 class Op(enum.Enum):
@@ -32,17 +33,18 @@ class Op(enum.Enum):
 
 
 # The ends of a transfer, by its kind.
-_ENDS = {"A": (Op.SEND_ACTIVATION, Op.RECV_ACTIVATION), "G": (Op.SEND_GRAD, Op.RECV_GRAD)}
+_ENDS = {
+    "activations": (Op.SEND_ACTIVATION, Op.RECV_ACTIVATION),
+    "gradients": (Op.SEND_GRAD, Op.RECV_GRAD),
+}
 _KINDS = {op: kind for kind, ends in _ENDS.items() for op in ends}
-SENDS, RECEIVES = map(frozenset, zip(*_ENDS.values(), strict=True))
-TRANSFERS = SENDS | RECEIVES
+_SENDS, _RECEIVES = zip(*_ENDS.values(), strict=True)
 
 
 Item = tuple[base.StageId, int]  # Stage, microbatch.
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Instruction:
+class Instruction(NamedTuple):
   """One operation on one microbatch of one stage.
 
   Attributes:
@@ -66,17 +68,17 @@ class Instruction:
   @property
   def is_send(self) -> bool:
     """Whether it is the sending end of a transfer."""
-    return self.op in SENDS
+    return self.op in _SENDS
 
   @property
   def is_receive(self) -> bool:
     """Whether it is the receiving end of a transfer."""
-    return self.op in RECEIVES
+    return self.op in _RECEIVES
 
   @property
   def is_transfer(self) -> bool:
     """Whether it needs a peer, unlike a pass."""
-    return self.op in TRANSFERS
+    return self.peer is not None
 
   def transfer(self, node: base.NodeId) -> "Transfer":
     """Returns the transfer that has this instruction of `node` as an end."""
@@ -91,11 +93,12 @@ class Instruction:
     return text
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Transfer:
+class Transfer(NamedTuple):
   """A send and its receive: an array that moves between two nodes.
 
-  Kind "A" is the output of `stage`, "G" the gradient with respect to it.
+  Attributes:
+    kind: "activations": the output of `stage`; "gradients": the gradient with respect
+      to it. See `holdings.Holdings`, and `channel.Channel`.
   """
 
   kind: str
@@ -103,6 +106,16 @@ class Transfer:
   microbatch: int
   source: base.NodeId
   destination: base.NodeId
+
+  @property
+  def item(self) -> Item:
+    """Stage and microbatch."""
+    return self.stage, self.microbatch
+
+  @property
+  def channel(self) -> channel_lib.Channel:
+    """The channel that delivers it, after all that was sent before."""
+    return channel_lib.Channel(self.kind, (self.source, self.destination), (self.stage,))
 
   @property
   def send(self) -> Instruction:

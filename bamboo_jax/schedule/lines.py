@@ -30,7 +30,6 @@ Residuals of redundant forward passes on node 0 would save it 1F0 and 1F1.
 """
 
 from collections.abc import Mapping, Sequence
-import dataclasses
 from typing import NamedTuple
 
 from bamboo_jax import base
@@ -39,8 +38,7 @@ from bamboo_jax.schedule import holdings as holdings_lib, instruction as instruc
 Transfer = instruction_lib.Transfer
 
 
-@dataclasses.dataclass(frozen=True)
-class Line:
+class Line(NamedTuple):
   """Microbatches that are computed by the same nodes.
 
   Attributes:
@@ -57,11 +55,6 @@ class Line:
   microbatches: Sequence[int]
   in_flight: Sequence[int] | None = None
   pipeline: int = 0
-
-  def __post_init__(self) -> None:
-    for name in ("owners", "microbatches", "in_flight"):
-      if getattr(self, name) is not None:
-        object.__setattr__(self, name, tuple(getattr(self, name)))
 
 
 Holdings = Mapping[base.NodeId, holdings_lib.Holdings]
@@ -105,7 +98,7 @@ def find_owed(line: Line, holdings: Holdings) -> Owed:
     for s in reversed(base.stages(len(owners))):
       owes_backward = (s, m) not in held[s].accumulated
       if output_needed and owners[s] != owners[s + 1]:
-        owed.transfers.append(Transfer("A", s, m, owners[s], owners[s + 1]))
+        owed.transfers.append(Transfer("activations", s, m, owners[s], owners[s + 1]))
       if (owes_backward and (s, m) not in held[s].residuals) or (
           output_needed and (s, m) not in held[s].activations
       ):
@@ -124,5 +117,5 @@ def find_owed(line: Line, holdings: Holdings) -> Owed:
             f"for stage {s + 1} but not kept."
         )
       if owners[s] != owners[s + 1]:
-        owed.transfers.append(Transfer("G", s, m, owners[s + 1], owners[s]))
+        owed.transfers.append(Transfer("gradients", s, m, owners[s + 1], owners[s]))
   return owed

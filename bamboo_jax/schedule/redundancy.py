@@ -53,11 +53,6 @@ class PlannedRows:
       return self.bare
     return rule_lib.replay(self.bare.instructions, self.costs.time_ms, self.rules)
 
-  @functools.cached_property
-  def effect(self) -> "Effect":
-    """The predicted effect of the redundant forward passes."""
-    return Effect.of([self.bare], [self.timeline])
-
 
 def find_coverage(timeline: timeline_lib.Timeline) -> float:
   """Returns the fraction of lost forward passes that need not be repeated.
@@ -121,14 +116,13 @@ class Ran:
   @classmethod
   def of(cls, passes: Iterable[tuple[Instruction, float, float]], *, since_secs: float) -> "Ran":
     """Returns the record of passes, with start and end in seconds, in order."""
-    own: list[int] = []
-    filled, span = [], 0
+    own, filled, span = list[int](), list[Filled](), 0
     for i, start_secs, end_secs in passes:
-      secs = end_secs - start_secs
+      microseconds = round(1e6 * (end_secs - start_secs))
       if i.op is Op.REDUNDANT_FORWARD:
-        filled.append(Filled(len(own), i.stage, i.microbatch, round(1e6 * secs)))
+        filled.append(Filled(len(own), *i.item, microseconds))
       else:
-        own.append(round(1e6 * secs))
+        own.append(microseconds)
         span = round(1e6 * (end_secs - since_secs))
     return cls(tuple(own), tuple(filled), span)
 
@@ -179,11 +173,6 @@ class StepFilling:
     """The predicted effect."""
     return Effect.of([p.bare for p in self.plans], [p.timeline for p in self.plans])
 
-  @property
-  def span_ms(self) -> float:
-    """Planned time of the rows without redundant passes."""
-    return max(plan.bare.span_ms for plan in self.plans)
-
   def find_effect(self, ran: Mapping[base.NodeId, Ran]) -> Effect | None:
     """Returns cost and protection of the redundant passes in a step that ran.
 
@@ -193,16 +182,21 @@ class StepFilling:
     """
     bare, filled = [], []
     for plan in self.plans:
-      rows, ms = plan.bare.instructions, _measured(plan, ran)
-      if ms is None:
-        return None
+      rows, ms = plan.bare.instructions, dict[Instruction, float]()
+      for node, row in rows.items():
+        own, record = [i for i in row if not i.is_transfer], ran.get(node, Ran())
+        if len(record.microseconds) != len(own):
+          return None
+        ms |= {i: us / 1e3 for i, us in zip(own, record.microseconds, strict=True)}
+        ms |= {one.instruction: one.microseconds / 1e3 for one in record.filled}
       time_ms = lambda i, ms=ms, costs=plan.costs: ms[i] if i in ms else costs.time_ms(i)
       bare.append(rule_lib.replay(rows, time_ms))
       rows = {node: _insert(row, ran[node].filled) for node, row in rows.items()}
       filled.append(rule_lib.replay(rows, time_ms))
     effect = Effect.of(bare, filled)
-    span_ms = max(record.span for record in ran.values()) / 1e3
-    return dataclasses.replace(effect, stretch=span_ms / (1.0 + effect.overhead) / self.span_ms)
+    span_ms = max(record.span for record in ran.values()) / 1e3 / (1.0 + effect.overhead)
+    planned_ms = max(plan.bare.span_ms for plan in self.plans)
+    return dataclasses.replace(effect, stretch=span_ms / planned_ms)
 
 
 def find_stretch(ratios: Sequence[float]) -> float:
@@ -216,19 +210,6 @@ def find_stretch(ratios: Sequence[float]) -> float:
       relative to the plan.
   """
   return sorted(ratios)[len(ratios) // 4]
-
-
-def _measured(plan: PlannedRows, ran: Mapping[base.NodeId, Ran]) -> dict[Instruction, float] | None:
-  """Returns the measured times of passes, in ms; None if other rows ran."""
-  found: dict[Instruction, float] = {}
-  for node, row in plan.bare.instructions.items():
-    own = [i for i in row if not i.is_transfer]
-    record = ran.get(node, Ran())
-    if len(record.microseconds) != len(own):
-      return None
-    found |= {i: us / 1e3 for i, us in zip(own, record.microseconds, strict=True)}
-    found |= {one.instruction: one.microseconds / 1e3 for one in record.filled}
-  return found
 
 
 def _insert(row: Sequence[Instruction], filled: Sequence[Filled]) -> list[Instruction]:

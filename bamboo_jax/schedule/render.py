@@ -1,5 +1,6 @@
 """Draws a timeline as text, one line per node."""
 
+import collections
 from collections.abc import Sequence
 
 from bamboo_jax.schedule import instruction as instruction_lib, timeline as timeline_lib
@@ -44,12 +45,12 @@ def render_grid(timeline: timeline_lib.Timeline, *, max_columns: int = 120) -> s
 def _label(row: Sequence[timeline_lib.Slot]) -> list[tuple[timeline_lib.Slot, str]]:
   """Returns the passes of a node, and their labels."""
   passes = [slot for slot in row if not slot.instruction.is_transfer]
-  stages: dict[bool, set[int]] = {True: set(), False: set()}
-  for slot in passes:
-    stages[slot.instruction.op is Op.REDUNDANT_FORWARD].add(slot.instruction.stage)
-  labels = []
-  for slot in passes:
+  is_redundant = lambda slot: slot.instruction.op is Op.REDUNDANT_FORWARD
+  stages = {(is_redundant(slot), slot.instruction.stage) for slot in passes}
+  num_stages = collections.Counter(kind for kind, _ in stages)
+
+  def label(slot: timeline_lib.Slot) -> str:
     i = slot.instruction
-    is_one = len(stages[i.op is Op.REDUNDANT_FORWARD]) == 1
-    labels.append((slot, f"{i.op.value}{i.microbatch}" if is_one else str(i)))
-  return labels
+    return str(i) if num_stages[is_redundant(slot)] > 1 else f"{i.op.value}{i.microbatch}"
+
+  return [(slot, label(slot)) for slot in passes]

@@ -15,9 +15,9 @@ process and in predictions it is played ahead, see `replay`. The values
 of a step do not depend on it.
 """
 
+import collections
 from collections.abc import Callable, Collection, Mapping, Sequence
 import dataclasses
-import itertools
 
 from bamboo_jax import base
 from bamboo_jax.schedule import (
@@ -42,8 +42,8 @@ class WaitRule:
   Attributes:
     passes: Its redundant forward passes, those that protect most first.
     pass_ms: Returns the planned time of a pass, in ms.
-    latest_ms: Latest planned end of each of its receives, in ms, that does not
-      lengthen the step.
+    latest_ms: Latest planned end of its instructions, in ms, that does not lengthen
+      the step.
     span_ms: Planned time of the step.
     late: By how much a pass may end too late, as a fraction of its time; if
       negative, so much must be left of a wait.
@@ -85,47 +85,11 @@ class WaitRule:
     return now_ms + pass_ms <= latest_ms + _ROUNDING_MS
 
 
-def make_rules(
-    bare: timeline_lib.Timeline,
-    *,
-    shadows: Mapping[base.StageId, base.NodeId],
-    costs: costs_lib.StageCosts,
-    late: float,
-    late_ms: float = 0.0,
-) -> dict[base.NodeId, WaitRule]:
-  """Returns the rule of each node for a whole step.
-
-  Args:
-    bare: The rows without redundant forward passes.
-    shadows: Node that holds the replica, by stage.
-    late: See `WaitRule`, as `late_ms`.
-  """
-  latest_ms = find_latest_ms(bare, costs)
-  microbatches = sorted({slot.instruction.microbatch for slot in bare.slots})
-  found = {}
-  for node, row in bare.instructions.items():
-    passes = [
-        Instruction(stage, Op.REDUNDANT_FORWARD, microbatch)
-        for microbatch in microbatches
-        for stage, shadow in shadows.items()
-        if shadow == node
-    ]
-    found[node] = WaitRule(
-        passes=passes,
-        pass_ms=costs.pass_ms,
-        latest_ms={i: latest_ms[node, i] for i in row if i.is_receive},
-        span_ms=bare.span_ms,
-        late=late,
-        late_ms=late_ms,
-    )
-  return found
-
-
 def find_latest_ms(
     timeline: timeline_lib.Timeline, costs: costs_lib.StageCosts
-) -> dict[tuple[base.NodeId, Instruction], float]:
-  """Returns when each instruction must end at the latest to keep the span."""
-  latest_ms: dict[tuple[base.NodeId, Instruction], float] = {}
+) -> dict[base.NodeId, dict[Instruction, float]]:
+  """Returns when the instructions of each node must end at the latest to keep the span."""
+  latest_ms = {node: dict[Instruction, float]() for node in timeline.nodes}
   # Latest start of the next instruction.
   start_ms = dict.fromkeys(timeline.nodes, timeline.span_ms)
   for slot in reversed(timeline.slots):
@@ -133,9 +97,9 @@ def find_latest_ms(
     end_ms = start_ms[node]
     if i.is_send:
       transfer = i.transfer(node)
-      arrival_ms = latest_ms[transfer.destination, transfer.receive]
+      arrival_ms = latest_ms[transfer.destination][transfer.receive]
       end_ms = min(end_ms, arrival_ms - costs.time_ms(transfer))
-    latest_ms[node, i] = end_ms
+    latest_ms[node][i] = end_ms
     start_ms[node] = end_ms - (slot.end_ms - slot.start_ms)
   return latest_ms
 
@@ -150,12 +114,12 @@ def replay(
   Args:
     ms: Returns the time of a pass, or from a send to its receive.
   """
-  left = {node: iter(row) for node, row in rows.items()}
-  held = {node: holdings_lib.HoldingsLedger() for node in rows}
-  done: dict[base.NodeId, set[Instruction]] = {node: set() for node in rows}
+  left = {node: collections.deque(row) for node, row in rows.items()}
+  held = {node: holdings_lib.Holdings() for node in rows}
+  done = set[Instruction]()  # Redundant passes; each is of one node only.
   free_ms, slots = dict.fromkeys(rows, 0.0), list[timeline_lib.Slot]()
   sent_ms: dict[Transfer, float] = {}
-  waiting: dict[Transfer, tuple[base.NodeId, Instruction]] = {}
+  waiting: dict[Transfer, base.NodeId] = {}
 
   def run(node: base.NodeId, i: Instruction, pass_ms: float) -> None:
     start_ms, free_ms[node] = free_ms[node], free_ms[node] + pass_ms
@@ -165,29 +129,33 @@ def replay(
   def fill(node: base.NodeId, receive: Instruction | None, until_ms: float) -> None:
     rule = rules.get(node) if rules else None
     while rule and free_ms[node] < until_ms:
-      i = rule.find_next(done[node], held[node].activations)
+      i = rule.find_next(done, held[node].activations)
       if i is None or not rule.fits(i, receive, now_ms=free_ms[node]):
         return
-      done[node].add(i)
+      done.add(i)
       run(node, i, ms(i))
 
-  moving: list[tuple[base.NodeId, Instruction | None]] = [(node, None) for node in rows]
+  moving = [*rows]
   while moving:
-    node, first = moving.pop()
-    for i in itertools.chain([first] if first else [], left[node]):
+    node = moving.pop()
+    row = left[node]
+    while row:
+      i = row[0]
       if i.is_receive:
         transfer = i.transfer(node)
         if transfer not in sent_ms:
-          waiting[transfer] = node, i
+          waiting[transfer] = node
           break
         at_ms = sent_ms[transfer] + ms(transfer)
         fill(node, i, at_ms)
         free_ms[node] = max(free_ms[node], at_ms)
+      row.popleft()
       run(node, i, 0.0 if i.is_transfer else ms(i))
       if i.is_send:
-        sent_ms[i.transfer(node)] = free_ms[node]
-        if i.transfer(node) in waiting:
-          moving.append(waiting.pop(i.transfer(node)))
+        transfer = i.transfer(node)
+        sent_ms[transfer] = free_ms[node]
+        if transfer in waiting:
+          moving.append(waiting.pop(transfer))
   assert not waiting, waiting
   span_ms = max(free_ms.values(), default=0.0)
   for node in rows:

@@ -30,7 +30,6 @@ import collections
 from collections.abc import Hashable, Iterator, Sequence
 import dataclasses
 import heapq
-import itertools
 
 from bamboo_jax import base
 from bamboo_jax.schedule import (
@@ -42,8 +41,51 @@ from bamboo_jax.schedule import (
 )
 
 Op = instruction_lib.Op
-Slot = timeline_lib.Slot
 Transfer = instruction_lib.Transfer
+
+
+_OPS = (Op.FORWARD, Op.BACKWARD)
+# A pass of a line: whether it is a backward pass, stage, microbatch.
+_Pass = tuple[bool, int, int]
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Stage:
+  """What the owner of a stage of a line owes.
+
+  Pairs are of its forward and its backward passes.
+
+  Attributes:
+    left: Microbatches of owed passes, the next one last.
+    pending: The microbatches of owed backward passes.
+    kept: Microbatches whose residuals the node keeps; of all lines of a
+      pipeline.
+    most: Bound on `kept`; None: no bound.
+  """
+
+  line: lines_lib.Line
+  stage: base.StageId
+  left: tuple[list[int], list[int]]
+  pending: set[int]
+  kept: set[int]
+  most: int | None
+
+  def choices(self) -> Iterator[_Pass]:
+    """Yields the passes that may run once their input is there."""
+    forwards, backwards = self.left
+    if forwards:
+      m = forwards[-1]
+      # A pass that is run for its output alone leaves no residuals, and the
+      # next backward pass must not wait.
+      is_exempt = m not in self.pending or m == backwards[-1]
+      if self.most is None or len(self.kept) < self.most or is_exempt:
+        yield False, self.stage, m
+    if backwards and (self.most is not None or not forwards) and backwards[-1] in self.kept:
+      yield True, self.stage, backwards[-1]
+
+
+# Start, ms; whether it is a backward pass; microbatch; -stage; node; stage.
+_Key = tuple[float, bool, int, int, base.NodeId, _Stage]
 
 
 def simulate(
@@ -59,175 +101,96 @@ def simulate(
 
   Raises `base.InfeasibleError` if the step cannot be finished from these holdings.
   """
-  simulation = _Simulation(costs)
+  hold = lambda node: (holdings or {}).get(node, holdings_lib.NOTHING)
+  stages: dict[base.NodeId, list[_Stage]] = {}
+  slots = list[timeline_lib.Slot]()
+  # By the pass that reads a value: its arrival, there or in flight; its transfer, while
+  # it is not sent; and its channel, while it is not received.
+  at_ms: dict[_Pass, float] = {}
+  owed_transfers: dict[_Pass, Transfer] = {}
+  sent: dict[_Pass, collections.deque[tuple[_Pass, Transfer]]] = {}
+  links = collections.defaultdict[Hashable, collections.deque[tuple[_Pass, Transfer]]](
+      collections.deque
+  )
+  kept_by = collections.defaultdict[Hashable, set[int]](set)  # Pipeline, stage and node.
+
+  def deliver(reader: _Pass, ms: float) -> None:
+    """Passes a value on that is made at `ms`, by a transfer if its reader's node needs one."""
+    if transfer := owed_transfers.pop(reader, None):
+      slots.append(timeline_lib.Slot(transfer.source, transfer.send, ms, ms))
+      sent[reader] = link = links[transfer.channel]
+      link.append((reader, transfer))
+      ms += costs.time_ms(transfer)
+    at_ms.setdefault(reader, ms)
+
   for line in lines:
-    simulation.add(line, holdings or {})
-  return simulation.run()
-
-
-_OPS = (Op.FORWARD, Op.BACKWARD)
-
-
-@dataclasses.dataclass(slots=True, eq=False)
-class _Stage:
-  """What the owner of a stage of a line owes and has.
-
-  Pairs are of its forward and its backward passes.
-
-  Attributes:
-    left: Microbatches of owed passes, the next one last.
-    pending: The microbatches of owed backward passes.
-    kept: Microbatches whose residuals the node keeps; of all lines of a
-      pipeline.
-    most: Bound on `kept`.
-    at_ms: Arrival of the input of a pass, there or in flight, by microbatch: an
-      activation, or the gradient of the output.
-    received: Transfer of that input.
-    to: The stage that gets the result of a pass.
-  """
-
-  stage: base.StageId
-  node: base.NodeId
-  left: tuple[list[int], list[int]]
-  pending: set[int]
-  kept: set[int]
-  most: int | None
-  at_ms: tuple[dict[int, float], ...] = dataclasses.field(default_factory=lambda: ({}, {}))
-  received: tuple[dict[int, Transfer], ...] = dataclasses.field(default_factory=lambda: ({}, {}))
-  to: "list[_Stage | None]" = dataclasses.field(default_factory=lambda: [None, None])
-
-  def choices(self) -> Iterator[tuple[float, bool, int]]:
-    """Yields the passes that may run: arrival of their input, is backward, microbatch."""
-    forwards, backwards = self.left
-    if forwards:
-      m = forwards[-1]
-      # A pass that is run for its output alone leaves no residuals, and the
-      # next backward pass must not wait.
-      if m in self.at_ms[0] and (
-          self.most is None
-          or len(self.kept) < self.most
-          or m not in self.pending
-          or m == backwards[-1]
-      ):
-        yield self.at_ms[0][m], False, m
-    if backwards and (self.most is not None or not forwards):
-      m = backwards[-1]
-      if m in self.kept and m in self.at_ms[1]:
-        yield self.at_ms[1][m], True, m
-
-
-# Start, ms; whether it is a backward pass; microbatch; -stage; node; stage.
-_Key = tuple[float, bool, int, int, base.NodeId, _Stage]
-
-
-class _Simulation:
-
-  def __init__(self, costs: costs_lib.StageCosts) -> None:
-    self._costs = costs
-    self._stages: dict[base.NodeId, list[_Stage]] = {}
-    self._free_ms: dict[base.NodeId, float] = {}
-    self._slots: list[Slot] = []
-    # By their reader: whether it is a backward pass, stage and microbatch.
-    self._transfers: dict[tuple[bool, int, int], Transfer] = {}
-    # Sent and not received, by link: kind, stage, and both nodes.
-    self._links = collections.defaultdict[Hashable, collections.deque[Transfer]](collections.deque)
-    # By pipeline, stage and node.
-    self._kept = collections.defaultdict[Hashable, set[int]](set)
-
-  def add(self, line: lines_lib.Line, holdings: lines_lib.Holdings) -> None:
-    """Adds the stages of a line, and what is there and sent at the start."""
-    owed, stages = lines_lib.find_owed(line, holdings), list[_Stage]()
-    hold = lambda node: holdings.get(node, holdings_lib.NOTHING)
+    owed = lines_lib.find_owed(line, holdings or {})
     for s, node in base.by_stage(line.owners):
-      held, backwards = hold(node), owed.backwards[s]
-      kept = self._kept[line.pipeline, s, node]
+      held, forwards, backwards = hold(node), owed.forwards[s], owed.backwards[s]
+      kept = kept_by[line.pipeline, s, node]
       kept |= {m for m in backwards if (s, m) in held.residuals}
-      left = owed.forwards[s][::-1], backwards[::-1]
       most = None if line.in_flight is None else line.in_flight[s]
-      one = _Stage(s, node, left, {*backwards}, kept, most)
+      left = forwards[::-1], backwards[::-1]
+      stages.setdefault(node, []).append(_Stage(line, s, left, {*backwards}, kept, most))
       is_last = s + 1 == len(line.owners)
-      there = [m for m in left[0] if not s or (s - 1, m) in held.activations]
-      one.at_ms[False].update(dict.fromkeys(there, 0.0))
-      there = [m for m in backwards if is_last or (s, m) in held.gradients]
-      one.at_ms[True].update(dict.fromkeys(there, 0.0))
-      stages.append(one)
-      self._stages.setdefault(node, []).append(one)
-    for one, after in itertools.pairwise(stages):
-      one.to[False], after.to[True] = after, one
-    for t in owed.transfers:
-      is_grad, held = t.kind == "G", hold(t.source)
-      reader, maker = stages[t.stage : t.stage + 2][:: 1 if is_grad else -1]
-      self._transfers[is_grad, reader.stage, t.microbatch] = t
-      if (t.stage, t.microbatch) in (held.gradients if is_grad else held.activations):
-        self._deliver(maker, is_grad, t.microbatch, 0.0)
+      for m in forwards:
+        if not s or (s - 1, m) in held.activations:
+          at_ms[False, s, m] = 0.0
+      for m in backwards:
+        if is_last or (s, m) in held.gradients:
+          at_ms[True, s, m] = 0.0
+    for transfer in owed.transfers:
+      is_grad = transfer.kind == "gradients"
+      reader = is_grad, transfer.stage + (not is_grad), transfer.microbatch
+      owed_transfers[reader] = transfer
+      if transfer.item in getattr(hold(transfer.source), transfer.kind):
+        deliver(reader, 0.0)
 
-  def run(self) -> timeline_lib.Timeline:
-    self._free_ms = dict.fromkeys(sorted(self._stages), 0.0)
-    # The best choice of each node; an entry that has been replaced by a later
-    # one for its node is stale.
-    heap: list[_Key] = []
-    latest: dict[base.NodeId, _Key | None] = {}
+  free_ms = dict.fromkeys(sorted(stages), 0.0)
+  # The best choice of each node; an entry that has been replaced by a later
+  # one for its node is stale.
+  heap: list[_Key] = []
+  latest: dict[base.NodeId, _Key | None] = {}
 
-    def update(node: base.NodeId) -> None:
-      latest[node] = best = self._find_best(node)
-      if best is not None:
-        heapq.heappush(heap, best)
+  def update(node: base.NodeId) -> None:
+    best, now_ms = None, free_ms[node]
+    for one in stages[node]:
+      for is_backward, s, m in one.choices():
+        if (ms := at_ms.get((is_backward, s, m))) is not None:
+          key = (max(ms, now_ms), is_backward, m, -s, node, one)
+          best = key if best is None else min(best, key)
+    latest[node] = best
+    if best is not None:
+      heapq.heappush(heap, best)
 
-    for node in self._stages:
-      update(node)
-    while heap:
-      entry = heapq.heappop(heap)
-      start_ms, is_backward, m, _, node, stage = entry
-      if latest[node] is not entry:
-        continue
-      other = self._run(stage, is_backward, m, start_ms)
-      update(node)
-      if other is not None and other.node != node:
-        update(other.node)
-    owing = [one for own in self._stages.values() for one in own if any(one.left)]
-    assert not owing, f"stuck: {owing}"
-    return timeline_lib.Timeline.of(self._slots, self._free_ms)
-
-  def _find_best(self, node: base.NodeId) -> _Key | None:
-    best, free_ms = None, self._free_ms[node]
-    for stage in self._stages[node]:
-      for at_ms, is_backward, m in stage.choices():
-        key = (max(at_ms, free_ms), is_backward, m, -stage.stage, node, stage)
-        if best is None or key < best:
-          best = key
-    return best
-
-  def _run(self, stage: _Stage, is_backward: bool, m: int, start_ms: float) -> _Stage | None:
-    """Runs a pass and delivers its result; returns the stage that gets it."""
-    if transfer := stage.received[is_backward].pop(m, None):
-      link, one = self._links[_link_of(transfer)], None
-      # All that was sent before it on its link is received before, too.
-      while one is not transfer and transfer in link:
-        one = link.popleft()
-        self._slots.append(Slot(one.destination, one.receive, start_ms, start_ms))
-    i = instruction_lib.Instruction(stage.stage, _OPS[is_backward], m)
-    end_ms = self._free_ms[stage.node] = start_ms + self._costs.pass_ms(i)
-    self._slots.append(Slot(stage.node, i, start_ms, end_ms))
-    stage.left[is_backward].pop()
+  for node in stages:
+    update(node)
+  while heap:
+    entry = start_ms, is_backward, m, _, node, one = heapq.heappop(heap)
+    if latest[node] is not entry:
+      continue
+    # All that was sent before its input on the same channel is received before, too.
+    done = is_backward, one.stage, m
+    while done in sent:
+      first, transfer = sent[done].popleft()
+      del sent[first]
+      slots.append(timeline_lib.Slot(node, transfer.receive, start_ms, start_ms))
+    i = instruction_lib.Instruction(one.stage, _OPS[is_backward], m)
+    end_ms = free_ms[node] = start_ms + costs.time_ms(i)
+    slots.append(timeline_lib.Slot(node, i, start_ms, end_ms))
+    one.left[is_backward].pop()
     if is_backward:
-      stage.pending.discard(m)
-      stage.kept.discard(m)
-    elif m in stage.pending:
-      stage.kept.add(m)
-    return self._deliver(stage, is_backward, m, end_ms)
-
-  def _deliver(self, stage: _Stage, is_backward: bool, m: int, at_ms: float) -> _Stage | None:
-    """Passes the result of a pass on, by a transfer if its reader's node needs one."""
-    if (to := stage.to[is_backward]) is None:
-      return None
-    if transfer := self._transfers.pop((is_backward, to.stage, m), None):
-      self._slots.append(Slot(transfer.source, transfer.send, at_ms, at_ms))
-      self._links[_link_of(transfer)].append(transfer)
-      to.received[is_backward][m] = transfer
-      at_ms += self._costs.time_ms(transfer)
-    to.at_ms[is_backward].setdefault(m, at_ms)
-    return to
-
-
-def _link_of(transfer: Transfer) -> Hashable:
-  return transfer.kind, transfer.stage, transfer.source, transfer.destination
+      one.pending.discard(m)
+      one.kept.discard(m)
+    elif m in one.pending:
+      one.kept.add(m)
+    # Its result goes to the next stage or to the one before, if there is one.
+    stage, to = one.stage + (-1 if is_backward else 1), node
+    if 0 <= stage < len(one.line.owners):
+      deliver((is_backward, stage, m), end_ms)
+      to = one.line.owners[stage]
+    for changed in {node, to}:
+      update(changed)
+  owing = [one for own in stages.values() for one in own if any(one.left)]
+  assert not owing, f"stuck: {owing}"
+  return timeline_lib.Timeline.of(slots, free_ms)

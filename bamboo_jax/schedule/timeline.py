@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
+from typing import NamedTuple
 
 from bamboo_jax import base
 from bamboo_jax.schedule import instruction as instruction_lib
@@ -11,8 +12,7 @@ Instruction = instruction_lib.Instruction
 Op = instruction_lib.Op
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(NamedTuple):
   """The time of one instruction, in ms after the start of the step.
 
   A send starts and ends when its value is there, a receive when the value has

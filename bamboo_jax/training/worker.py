@@ -85,7 +85,7 @@ class Worker:
     self._told_of = views.EMPTY.number  # The view whose risk was told last.
     self._failed = failures_lib.Failure()  # The one that ends the run.
     self._rules = job.rules
-    self._plans = layout_lib.StepPlans(job.rules.rows, fills=job.fills_waits)
+    self._plans = layout_lib.StepPlans(job.rules.plan, fills=job.fills_waits)
 
   def run(self, stop_at: int | None = None) -> bool:
     """Trains until all steps are done; returns whether they are.
@@ -339,7 +339,7 @@ class Worker:
     zones, before = cohort_lib.zones_of(cohort.view), self._rules
     self._rules = self._job.rules.among(zones)
     if self._rules is not before:
-      self._plans = layout_lib.StepPlans(self._rules.rows, fills=self._job.fills_waits)
+      self._plans = layout_lib.StepPlans(self._rules.plan, fills=self._job.fills_waits)
     self._slow.forget()
     cohort.collect_addresses()
     is_begun = self._begun == state.steps

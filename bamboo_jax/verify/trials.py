@@ -90,7 +90,7 @@ class Trials:
   @functools.cached_property
   def steps(self) -> cases_lib.Steps:
     layout = self._job.first_layout
-    timelines, _ = layout_lib.StepPlans(self._job.rules.rows).whole(layout)
+    timelines, _ = layout_lib.StepPlans(self._job.rules.plan).whole(layout)
     place_of = {n: layout.places_of([n])[0] for n in layout.nodes}
     return cases_lib.Steps(
         order=tuple(place_of[node] for node, _ in timeline_lib.linearize(timelines)),
@@ -140,9 +140,7 @@ class Trials:
     `job` is by default that of the trials.
     """
     job = job or self._job
-    engine = build.make_engine(
-        job.config, job.task, job.plan, devices=job.engine.devices, segments=job.rules.segments
-    )
+    engine = build.make_engine(job.config, job.task, job.rules.plan, devices=job.engine.devices)
     given = job_lib.Environment(
         cohort=wrap(cohort_lib.LocalCohort(sizes.num_nodes(job.config))),
         workdir=workdir_lib.Workdir(pathlib.Path(workdir_path)),

@@ -165,7 +165,8 @@ def _plan_step() -> tuple[Slots, Slots]:
       node: holdings_lib.after(s.instruction for s in row if s.end_ms <= _DIED_MS)
       for node, row in whole.items()
   }
-  roles, held = failover.fail_over(roles, held, {_VICTIM})
+  roles, _ = failover.fail_over(roles, {_VICTIM})
+  held = failover.find_valid(roles, held)
   lines = [lines_lib.Line(roles.owners, range(_MICROBATCHES), bounds)]
   return whole, simulate_lib.simulate(lines, costs=costs, holdings=held).rows
 

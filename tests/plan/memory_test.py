@@ -155,8 +155,8 @@ class DutiesTest(parameterized.TestCase):
     upkeep = dict(num_accumulators=2, num_rerouted=3)
     own, alone, *more = memory_lib.find_duties(2, memory_lib.Upkeep(**upkeep))
     self.assertEqual([d.stands_in for d in (own, alone, *more)], [0, 0, 1, 1])
-    model = _model(**upkeep)
-    one, two = (model.find_need(d, (0, 2, 4)) for d in (own, more[0]))
+    needs = dict(_model(**upkeep).find_needs((0, 2, 4)))
+    one, two = needs[own], needs[more[0]]
     self.assertEqual(two.parameter_bytes, one.parameter_bytes)
     self.assertEqual(one.accumulator_bytes, 2 * one.parameter_bytes)
     self.assertEqual(two.accumulator_bytes, 5 * one.parameter_bytes)
@@ -202,7 +202,7 @@ class RowsTest(parameterized.TestCase):
       for duty, need in model.find_needs(bounds):
         roles = failover.Roles.initial(range(num_stages))
         if duty.victim is not None:
-          roles, _ = failover.fail_over(roles, {}, [duty.victim])
+          roles, _ = failover.fail_over(roles, [duty.victim])
         limits = lines_lib.in_flight_limits(num_stages, name)
         line = lines_lib.Line(roles.owners, range(count), limits)
         row = simulate_lib.simulate([line], costs=costs).instructions[duty.node]

@@ -6,8 +6,9 @@ import time
 from absl.testing import absltest, parameterized
 
 from bamboo_jax import base, config as config_lib
-from bamboo_jax.plan import cost_model, partition as partition_lib, render, rows as rows_lib
+from bamboo_jax.plan import cost_model, partition as partition_lib, render
 from bamboo_jax.plan.times import predictor as predictor_lib, step_time as step_time_lib
+from bamboo_jax.schedule import redundancy
 from tests import profiles
 
 _MIB = 2**20
@@ -69,17 +70,11 @@ class StepTimeTest(parameterized.TestCase):
       ("two_shares_each", (0, 2, 4), 4, 2, 1.5, 1.5625, 1.25, 1.0),
   )
   def test_phases(self, bounds, shares, pipelines, ties, reduce, norm, update):
-    got = step_time_lib.predict_step_time(
-        _FOUR,
-        partition_lib.Partition(bounds),
-        num_pipelines=pipelines,
-        num_shares=shares,
-        compute_ms=8.0,
-        redundant=config_lib.RedundancySection(),
-    )
-    want = step_time_lib.StepTime(8.0, ties, reduce, norm, 0.0, 0.75, update)
+    predictor = predictor_lib.Predictor(_FOUR, num_microbatches=8, num_shares=shares)
+    got = predictor.other_phases(partition_lib.Partition(bounds), num_pipelines=pipelines)
+    want = step_time_lib.StepTime(0.0, ties, reduce, norm, 0.0, 0.75, update)
     self.assertEqual(got, want)
-    self.assertEqual(got.total_ms, 8.0 + ties + reduce + norm + 0.75 + update)
+    self.assertEqual(got.total_ms, ties + reduce + norm + 0.75 + update)
 
 
 class MakePlanTest(parameterized.TestCase):
@@ -161,11 +156,15 @@ class RenderTest(absltest.TestCase):
     plan = profiles.make_plan(
         _profile(layers, link_bytes_per_ms=1e12), num_stages=3, num_microbatches=4
     )
-    bubble = config_lib.RedundancySection("bubble", margin=0.0)
-    rows = rows_lib.RowPlanner(plan, bubble).first()
-    text = render.render_redundancy(plan, rows, mode="bubble", refresh="gradient")
+
+    def describe(refresh):
+      bubble = config_lib.RedundancySection("bubble", margin=0.0, refresh=refresh)
+      rows = dataclasses.replace(plan, redundant=bubble).first()
+      effect = redundancy.StepFilling([rows]).predicted
+      return render.render_redundancy(dataclasses.replace(plan, redundant=bubble), rows, effect)
+
+    text, text_of_state = describe("gradient"), describe("state")
     self.assertIn("replica of stage 1: 4.0 MiB, refreshed by 2.0 MiB a step", text)
-    text_of_state = render.render_redundancy(plan, rows, mode="bubble", refresh="state")
     self.assertIn("replica of stage 1: 4.0 MiB, refreshed by 4.0 MiB a step", text_of_state)
     self.assertEqual(
         text.splitlines()[:2],

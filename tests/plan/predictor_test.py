@@ -38,7 +38,7 @@ class ComputeTest(parameterized.TestCase):
     partition = split(predictor, num_stages)
     roles = failover.Roles.initial(range(num_stages), has_replicas=mode != "none")
     if is_lost and roles.shadows:
-      roles, _ = failover.fail_over(roles, {}, {num_stages // 2})
+      roles, _ = failover.fail_over(roles, {num_stages // 2})
     self.assertEqual(
         predictor.compute_ms(partition, count, roles),
         predictor.plan(partition, count, roles).timeline.span_ms,

@@ -5,7 +5,7 @@ import dataclasses
 from absl.testing import parameterized
 
 from bamboo_jax import config as config_lib
-from bamboo_jax.plan import partition as partition_lib, rows as rows_lib
+from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.schedule import timeline as timeline_lib
 from tests import layouts, profiles
 
@@ -19,18 +19,19 @@ class SegmentsTest(parameterized.TestCase):
     profile = layouts.make_profile(12)
     profile = dataclasses.replace(profile, dispatch_ms=0.0)
     plan = profiles.make_plan(
-        profile, num_stages=num_stages, num_microbatches=count, schedule=schedule
+        profile,
+        num_stages=num_stages,
+        num_microbatches=count,
+        schedule=schedule,
+        protection=config_lib.RedundancySection("lazy"),
     )
-    by_stage = rows_lib.RowPlanner(plan, config_lib.RedundancySection("lazy"))
-    by_segment = dataclasses.replace(by_stage, segments=_SEGMENTS)
-    coarse, fine = by_stage.first().timeline, by_segment.first().timeline
+    coarse, fine = plan.first().timeline, plan.cut([_SEGMENTS]).first().timeline
     self.assertLess(fine.span_ms, 1.001 * coarse.span_ms)
     sent = lambda t: sum(i.is_send for _, i in timeline_lib.linearize([t]))
     self.assertEqual(sent(fine), sent(coarse))
 
   def test_in_flight_is_that_of_the_stage(self):
     plan = profiles.make_plan(layouts.make_profile(12), num_stages=3, num_microbatches=8)
-    rows = rows_lib.RowPlanner(plan, config_lib.RedundancySection("none"), _SEGMENTS)
     uneven = partition_lib.Partition((0, 5, 12))
-    (line,) = rows.lines([(0, (0,) * 12, (0,))], [uneven])
+    (line,) = plan.cut([_SEGMENTS]).lines([(0, (0,) * 12, (0,))], [uneven])
     self.assertEqual(line.in_flight, (2,) * 5 + (1,) * 7)

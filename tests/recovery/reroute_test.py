@@ -23,7 +23,7 @@ class Steps:
 
   def __init__(self, rules):
     self.rules = rules
-    self._plans = layout_lib.StepPlans(rules.rows)
+    self._plans = layout_lib.StepPlans(rules.plan)
 
   def whole(self, layout):
     """Returns the rows of a step."""
@@ -45,12 +45,12 @@ class Steps:
     after = change.layout
     assert after.nodes == left
     assert sorted(s for own in after.shares for s in own) == [
-        *range(self.rules.rows.plan.batch.num_shares)
+        *range(self.rules.plan.batch.num_shares)
     ]
     assert all(left.issuperset(row) for _, row, _ in after.ways)
     for _, row, _ in after.ways:
       assert after.copies.issuperset((n, s) for s, n in enumerate(row))
-    now, size = owners_of(after), self.rules.rows.plan.batch
+    now, size = owners_of(after), self.rules.plan.batch
     is_kept = len(after.pipelines) == len(layout.pipelines)
     for share, row in owners_of(layout).items() if is_kept else ():
       own = size.microbatches_of([share])  # Its sums stay where they are.
@@ -136,7 +136,7 @@ class StepsAfterTest(parameterized.TestCase):
     again = steps.rules.improve(after, left, zones={}).layout
     self.assertEqual(again, after)
     plain = dataclasses.replace(after, detours={})
-    plans = layout_lib.StepPlans(steps.rules.rows)
+    plans = layout_lib.StepPlans(steps.rules.plan)
     spans = [max(t.span_ms for t in plans.whole(l)[0]) for l in (layout, plain, after)]
     self.assertLess(spans[2], 0.98 * spans[1])
     # Of eight nodes seven are left.
@@ -144,10 +144,8 @@ class StepsAfterTest(parameterized.TestCase):
 
   def test_with_a_memory_limit_the_shadow_does_all(self):
     steps, layout = make_steps(4, 16, 2, "lazy")
-    rows = steps.rules.rows
-    plan = dataclasses.replace(rows.plan, memory_limit_bytes=1 << 40)
-    rows = dataclasses.replace(rows, plan=plan)
-    limited = dataclasses.replace(steps.rules, rows=rows)
+    plan = dataclasses.replace(steps.rules.plan, memory_limit_bytes=1 << 40)
+    limited = dataclasses.replace(steps.rules, plan=plan)
     for rules, deals in ((steps.rules, True), (limited, False)):
       left = layout.nodes - {1}
       change = rules.lose(layout, left, zones={}, holdings={})
@@ -159,7 +157,7 @@ class StepsAfterTest(parameterized.TestCase):
     held = {0: holdings_lib.Holdings(activations=frozenset({(0, 0), (0, 1)}))}
     change = rules.lose(layout, {0, 3, 4, 5}, zones={}, holdings=held)
     self.assertEqual(change.layout.shares, ((), (0, 1)))
-    plans = layout_lib.StepPlans(rules.rows)
+    plans = layout_lib.StepPlans(rules.plan)
     (rest,) = plans.rest(change.layout, held)
     (whole,), _ = plans.whole(change.layout)
     for timeline in (rest, whole):

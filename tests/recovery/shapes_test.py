@@ -119,7 +119,7 @@ class DepthTest(parameterized.TestCase):
 
   def test_waits_for_a_trigger(self):
     before = make_pipelines([_TWO, _TWO], range(4), has_replicas=True)
-    roles, _ = failover.fail_over(before[0].roles, {}, [1])
+    roles, _ = failover.fail_over(before[0].roles, [1])
     doubled = (pipelines_lib.Pipeline(_TWO, roles), before[1])
     for refill, is_kept in ((True, False), (False, True)):
       shape = make_depth(_TWO, mode="lazy", max_pipelines=2, refill=refill, max_doubled=2.0)
@@ -144,7 +144,7 @@ class DepthTest(parameterized.TestCase):
     ]
     for i in range(num_doubled):
       which, node = i % num_pipelines, 4 * (i % num_pipelines) + i // num_pipelines * 2
-      roles, _ = failover.fail_over(pipelines[which].roles, {}, [node])
+      roles, _ = failover.fail_over(pipelines[which].roles, [node])
       pipelines[which] = pipelines_lib.Pipeline(_FOUR, roles)
     nodes = [n for p in pipelines for n in p.nodes] + [*range(100, 100 + num_spares)]
     off = dict(refill=False, grow=False, max_doubled=2.0)

@@ -48,7 +48,7 @@ class Node:
 
   def find_channel(self, instruction):
     assert instruction == _RECEIVE
-    return channel_lib.Channel("grad", (1, 0), (0,))
+    return channel_lib.Channel("gradients", (1, 0), (0,))
 
   def run(self, instruction):
     self.ran.append(instruction)

@@ -18,8 +18,8 @@ from tests.runtime.wire import transport_test
 
 _FORWARD_MS = 200.0  # Longer than a busy machine delays a thread.
 _BACKWARD_MS = 5.0
-_ACTIVATION = channel_lib.Channel("activation", (0, 1), (0,))
-_GRAD = channel_lib.Channel("grad", (1, 0), (0,))
+_ACTIVATION = channel_lib.Channel("activations", (0, 1), (0,))
+_GRAD = channel_lib.Channel("gradients", (1, 0), (0,))
 Op = instruction_lib.Op
 _CACHE = programs_lib.ProgramCache()
 
@@ -54,7 +54,7 @@ class PacedNodeTest(absltest.TestCase):
     engine.clock.catch_up()
 
   def run_one(self, op, microbatch=0):
-    peer = 1 if op in instruction_lib.TRANSFERS else None
+    peer = 1 if op.name.startswith(("SEND", "RECV")) else None
     return self.node.run(instruction_lib.Instruction(0, op, microbatch, peer))
 
   def test_runs_ahead_of_its_device(self):

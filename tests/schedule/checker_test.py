@@ -85,14 +85,12 @@ class CheckTest(parameterized.TestCase):
       check(rows)
 
   def test_starts_from_holdings(self):
-    both = frozenset({(1, 0), (1, 1)})
+    both = {(1, 0), (1, 1)}
     holdings = {
         0: holdings_lib.Holdings(
-            residuals=frozenset({(0, 1)}),
-            activations=frozenset({(0, 0), (0, 1)}),
-            accumulated=frozenset({(0, 0)}),
+            residuals={(0, 1)}, activations={(0, 0), (0, 1)}, accumulated={(0, 0)}
         ),
-        1: holdings_lib.Holdings(gradients=frozenset({(0, 0), (0, 1)}), accumulated=both),
+        1: holdings_lib.Holdings(gradients={(0, 0), (0, 1)}, accumulated=both),
     }
     check({0: "0RG1<1 0B1", 1: "0SG1>0"}, holdings)
     with self.assertRaisesRegex(checker.ScheduleError, "0B0: it is done"):

@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import random
 
-from bamboo_jax import base, config as config_lib
+from bamboo_jax import config as config_lib
 from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.schedule import (
     checker,
@@ -40,15 +40,13 @@ class Cuts:
     self.nodes = tuple(rows)
     sends, events, self._held = {}, [], []
     for k, (node, row) in enumerate(rows.items()):
-      ledger = holdings_lib.HoldingsLedger((holdings or {}).get(node, holdings_lib.NOTHING))
-      own, held = [], [ledger.holdings()]
+      own, held = [], [(holdings or {}).get(node, holdings_lib.NOTHING)]
       for i in row:
         if i.is_send:
           sends[i.transfer(node)] = k, len(own)
           continue
         own.append(i)
-        ledger.add(i)
-        held.append(ledger.holdings())
+        held.append(holdings_lib.after([i], held[-1]))
       events.append(own)
       self._held.append(held)
     # For each event of each node, the node and the number of its events that
@@ -132,12 +130,11 @@ class Step:
     lost = tuple(
         s for s, n in enumerate(roles.owners) if {n, roles.shadows.get(s, n)} <= {*victims}
     )
-    try:
-      after, valid = failover.fail_over(roles, held, victims)
-    except base.UnrecoverableHereError as error:
-      assert error.stages == lost, (roles, victims, error.stages)
+    after, gone = failover.fail_over(roles, victims)
+    assert gone == {*lost}, (roles, victims, gone)
+    if gone:
       return None
-    assert not lost, (roles, victims)
+    valid = failover.find_valid(after, held)
     held = {node: held[node] for node in after.nodes}
     lines = [self._line(after.owners)]
     rows = simulate_lib.simulate(lines, costs=self._costs, holdings=valid).instructions

@@ -5,7 +5,7 @@ from bamboo_jax.schedule import instruction as instruction_lib
 
 class InstructionTest(parameterized.TestCase):
 
-  @parameterized.parameters(("A", "2SA5>8", "2RA5<7"), ("G", "2SG5>8", "2RG5<7"))
+  @parameterized.parameters(("activations", "2SA5>8", "2RA5<7"), ("gradients", "2SG5>8", "2RG5<7"))
   def test_transfer_has_two_ends(self, kind, send, receive):
     transfer = instruction_lib.Transfer(kind, 2, 5, source=7, destination=8)
     self.assertEqual(str(transfer.send), send)

@@ -1,7 +1,5 @@
 """The rows of a step and their times."""
 
-import dataclasses
-
 from absl.testing import parameterized
 import numpy as np
 
@@ -74,7 +72,7 @@ class SimulateTest(parameterized.TestCase):
       ),
   )
   def test_passes_that_are_left(self, owners, num_microbatches, held, want):
-    holdings = {0: holdings_lib.Holdings(**{name: frozenset(keys) for name, keys in held.items()})}
+    holdings = {0: holdings_lib.Holdings(**held)}
     bounds = [1] * len(owners) if held else _BOUNDS(2)
     schedule = plan(owners, range(num_microbatches), in_flight=bounds, holdings=holdings)
     self.assertEqual(schedules.passes(schedule), want)
@@ -120,14 +118,11 @@ class SimulateTest(parameterized.TestCase):
     checker.check(timeline.instructions, lines)
     held = {}
     for node, row in timeline.instructions.items():
-      ledger = holdings_lib.HoldingsLedger()
-      for i in row[: random.integers(0, len(row) + 1)]:
-        ledger.add(i)
-      held[node] = ledger.holdings()
+      held[node] = holdings_lib.after(row[: random.integers(0, len(row) + 1)])
     lost = int(random.integers(0, 3))
     held.pop(lost, None)
     heirs = [[(n + 1) % 3 if n == lost else n for n in line.owners] for line in lines]
-    lines = [dataclasses.replace(l, owners=own) for l, own in zip(lines, heirs, strict=True)]
+    lines = [l._replace(owners=own) for l, own in zip(lines, heirs, strict=True)]
     try:
       rest = simulate_lib.simulate(lines, costs=costs, holdings=held)
     except base.InfeasibleError:
@@ -135,6 +130,6 @@ class SimulateTest(parameterized.TestCase):
     checker.check(rest.instructions, lines, held)
 
   def test_a_gradient_that_nobody_kept(self):
-    used = holdings_lib.Holdings(accumulated=frozenset({(1, 0)}))
+    used = holdings_lib.Holdings(accumulated={(1, 0)})
     with self.assertRaisesRegex(base.InfeasibleError, "Stage 0 needs the gradient of microbatch 0"):
       plan([0, 1], [0], in_flight=None, holdings={1: used})

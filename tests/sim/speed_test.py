@@ -34,7 +34,7 @@ def make_pipelines(count, *, replicas=True):
 
 
 def lose(pipeline, node):
-  roles, _ = failover.fail_over(pipeline.roles, {}, {node})
+  roles, _ = failover.fail_over(pipeline.roles, {node})
   return pipelines_lib.Pipeline(pipeline.partition, roles)
 
 

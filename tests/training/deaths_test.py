@@ -45,7 +45,8 @@ def make_agreement(**changes):
 
 def make_pass(node, stage, op, start_secs, end_secs):
   """Returns a measured pass; the values of `op` are F, B, RF and so on."""
-  ran = instruction.Instruction(stage, instruction.Op(op), 0)
+  peer = node + 1 if op in ("SA", "RA", "SG", "RG") else None
+  ran = instruction.Instruction(stage, instruction.Op(op), 0, peer)
   return recorder.MeasuredInstruction(node, ran, start_secs, end_secs)
 
 

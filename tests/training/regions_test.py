@@ -52,7 +52,7 @@ class RegionsTest(folders.FolderCase, parameterized.TestCase):
     worker.run(stop_at=2)
     regions = [{n % 2 for n in p.nodes} for p in worker.state.layout.pipelines]
     self.assertEqual([len(names) for names in regions], [1, 1] if changes else [2, 2])
-    self.assertEqual(worker._rules.rows.costs.regions.are_several((0, 1)), bool(changes))
+    self.assertEqual(worker._rules.plan.costs.regions.are_several((0, 1)), bool(changes))
     lines = jsonl.read_lines(self.folder / "metrics.jsonl")
     told = [e["text"] for e in lines if e.get("event") == kind and "regions" in e["text"]]
     self.assertLen(told, 1)

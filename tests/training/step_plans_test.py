@@ -16,7 +16,7 @@ def make_plans(mode, *, fills, second=(4, 5, 6, 7)):
       for owners in ((0, 1, 2, 3), second)
   ]
   layout = layouts.make_layout(roles, ((0,), (1,)))
-  return layout_lib.StepPlans(rules.rows, fills=fills), layout
+  return layout_lib.StepPlans(rules.plan, fills=fills), layout
 
 
 class StepPlansTest(parameterized.TestCase):

@@ -3,11 +3,10 @@
 All that is predicted of time, for plans, recovery and simulations, is computed
 here. Rows are made and played by `schedule`.
 
-  predictor   the time of a step of any pipelines, with caches; the delay of a step
-              in which a node dies
-  step_time   the phases of a step after the passes: sums of gradients and
-              refreshes by their methods, updates, the vote
-  traffic     the bytes that nodes send each other; the link between regions
+  predictor   the time of a step of any pipelines, with caches; the bytes that nodes
+              send each other; the delay of a step in which a node dies
+  step_time   the durations of phases: how sums and refreshes are made, and what bytes
+              cost on the link between regions
 
 Read `predictor`.
 """

@@ -4,12 +4,16 @@ The passes of each pipeline are planned and played, as in `planner`. Then all
 nodes run the other phases together, each as long as its slowest node.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 import dataclasses
 import functools
 import math
+import operator
+
+import numpy as np
 
 from bamboo_jax import base, config as config_lib
+from bamboo_jax.models import units
 from bamboo_jax.plan import (
     batch_split,
     cost_model,
@@ -18,7 +22,7 @@ from bamboo_jax.plan import (
     pipelines as pipelines_lib,
     rows as rows_lib,
 )
-from bamboo_jax.plan.times import step_time as step_time_lib, traffic as traffic_lib
+from bamboo_jax.plan.times import step_time as step_time_lib
 from bamboo_jax.schedule import (
     costs as costs_lib,
     dealing,
@@ -142,21 +146,49 @@ class Predictor:
     return self._pace(partition, self._number(partition, roles))
 
   def _pace(self, partition: Partition, roles: Roles) -> batch_split.PipelinePace:
-    busy_ms = self.stage_costs(partition).busy_ms(roles.owners)
+    costs, busy_ms = self.stage_costs(partition), dict.fromkeys(roles.owners, 0.0)
+    for node, *passes_ms in zip(roles.owners, costs.forward_ms, costs.backward_ms, strict=True):
+      busy_ms[node] += sum(passes_ms)
     finish_ms = functools.cache(functools.partial(self._compute_ms, partition, roles))
     return batch_split.PipelinePace(finish_ms, least_ms=max(busy_ms.values()))
 
   def other_phases(self, partition: Partition, *, num_pipelines: int) -> StepTime:
-    """Returns the phases after the passes, with `compute_ms` of 0."""
+    """Returns the phases after the passes, with `compute_ms` of 0.
+
+    In each all nodes work at the same time, so it takes as long as its slowest stage.
+    """
+    profile, communication = self.profile, self.communication
     shares = -(-self.num_shares // num_pipelines)
-    return step_time_lib.predict_step_time(
-        self.profile,
-        partition,
-        num_pipelines=num_pipelines,
-        num_shares=shares * num_pipelines,
+    counts = dict(num_pipelines=num_pipelines, num_shares=shares * num_pipelines)
+    stages = profile.by_stage(partition.bounds)
+    sum_ms = [communication.sum_ms(profile, stage, **counts) for stage in stages]
+    norm_ms = max(sum(c.norm_ms for c in stage) for stage in stages)
+    update_ms = [sum(c.update_ms for c in stage) for stage in stages]
+    refresh_ms = 0.0
+    if len(stages) > 1:
+      # Squares and losses are gathered from all members, as votes are.
+      norm_ms += max(profile.reduce_latency_ms, profile.vote_ms)
+    if len(stages) > 1 and self.has_replicas:
+      # A node sends a neighbour its replica, and receives one, which it may update.
+      refresh = self.redundant.refresh
+      sent_ms = [profile.transfer_ms(cost_model.refresh_bytes(stage, refresh)) for stage in stages]
+      refresh_ms = max(map(communication.exchange_ms, sent_ms, sent_ms[1:] + sent_ms[:1]))
+      if refresh == "gradient":
+        update_ms = [*map(operator.add, update_ms, update_ms[1:] + update_ms[:1])]
+    stage_of = {layer.name: partition.stage_of(i) for i, layer in enumerate(profile.layers)}
+    ties_ms = sum(  # To the owner and back.
+        2 * profile.transfer_ms(tie.tied_bytes)
+        for tie in profile.ties
+        if stage_of[tie.owner] != stage_of[tie.user]
+    )
+    return StepTime(
         compute_ms=0.0,
-        redundant=self.redundant,
-        communication=self.communication,
+        ties_ms=shares * ties_ms,
+        reduce_ms=communication.exposed_ms(stages, sum_ms),
+        norm_ms=norm_ms,
+        refresh_ms=refresh_ms,
+        vote_ms=profile.vote_ms,
+        update_ms=max(update_ms),
     )
 
   def sum_ms(self, partition: Partition, *, num_pipelines: int) -> tuple[float, ...]:
@@ -175,36 +207,63 @@ class Predictor:
 
     Without `roles` all pipelines are new.
     """
-    counts = zip(partitions, num_microbatches, strict=True)
-    if roles:
-      pairs = zip(counts, roles, strict=True)
-    else:
-      pairs = ((pair, None) for pair in {*counts})  # Many are the same.
-    time = slowest(
+    roles = roles or [None] * len(partitions)
+    times = [
         dataclasses.replace(
             self.other_phases(partition, num_pipelines=len(partitions)),
             compute_ms=self.compute_ms(partition, count, role),
         )
-        for (partition, count), role in pairs
-    )
-    known = [role for role in roles or () if role]
+        # Many are the same.
+        for partition, count, role in {*zip(partitions, num_microbatches, roles, strict=True)}
+    ]
+    # Each phase lasts until the slowest pipeline has done it.
+    time = StepTime(*map(max, zip(*(time.phases for time in times), strict=True)))
+    known = [role for role in roles if role]
     if not self.profile.regions.are_several(node for role in known for node in role.nodes):
       return time
-    return traffic_lib.add_crossing(time, self.find_traffic(partitions, num_microbatches, known))
+    return self.find_traffic(partitions, num_microbatches, known).lengthen(time)
 
   def find_traffic(
       self, partitions: Sequence[Partition], num_microbatches: Sequence[int], roles: Sequence[Roles]
-  ) -> traffic_lib.Traffic:
-    """Returns the bytes between nodes in a step; arguments have one entry per pipeline."""
-    return traffic_lib.find_traffic(
-        self.profile,
-        partitions,
-        num_microbatches,
-        roles,
-        num_shares=self.num_shares,
-        redundant=self.redundant,
-        communication=self.communication,
-    )
+  ) -> step_time_lib.Traffic:
+    """Returns the traffic of a step; arguments have one entry per pipeline.
+
+    All pipelines are charged like the one with most shares.
+    """
+    profile, layers = self.profile, self.profile.layers
+    nodes = tuple(sorted({node for one in roles for node in one.nodes}))
+    place = {node: i for i, node in enumerate(nodes)}
+    passes, ties, sums, refresh = np.zeros((4, len(nodes), len(nodes)))
+    num_pipelines = len(roles)
+    shares = -(-self.num_shares // num_pipelines)
+    number = {layer.name: i for i, layer in enumerate(layers)}
+    sizes = np.array([layer.activation_bytes for layer in layers])
+    rows = []  # Of the owner of each layer, by pipeline.
+    for partition, count, one in zip(partitions, num_microbatches, roles, strict=True):
+      owners = np.array([place[node] for node in one.owners])
+      row = owners[[partition.stage_of(i) for i in range(len(layers))]]
+      rows.append(row)
+      np.add.at(passes, (row[:-1], row[1:]), count * sizes[:-1])
+      for tie in profile.ties:
+        ties[row[number[tie.owner]], row[number[tie.user]]] += shares * tie.tied_bytes
+      stages = profile.by_stage(partition.bounds)
+      for stage, shadow in one.shadows.items():
+        sent = cost_model.refresh_bytes(stages[stage], self.redundant.refresh)
+        refresh[owners[stage], place[shadow]] += sent
+    passes, ties = passes + passes.T, ties + ties.T  # There and back.
+    if num_pipelines > 1:
+      # To each other owner, of one byte.
+      share = self.communication.find_sent(num_pipelines, shares * num_pipelines)[1] / (
+          num_pipelines - 1
+      )
+      for layer, owners in zip(layers, zip(*rows, strict=True), strict=True):
+        # Whole bytes: their sums are exact in any order, so all members find the same.
+        sums[np.ix_(owners, owners)] += round(share * layer.gradient_bytes)
+    for sent in (passes, ties, sums, refresh):
+      np.fill_diagonal(sent, 0.0)
+    firsts = {0, *units.find_cuts([layer.name for layer in layers])}
+    num_sums = max(len(firsts & part) for partition in partitions for part in partition.sets)
+    return step_time_lib.Traffic(nodes, passes, ties, sums, refresh, num_sums, profile.regions)
 
   def split(self, pipelines: Sequence[Pipeline]) -> tuple[int, ...]:
     """Returns the microbatches of each pipeline, at least one.
@@ -287,7 +346,6 @@ class Predictor:
 
     They include the copies of residuals to where `place_residuals` puts them.
     """
-    costs = self.stage_costs(partition)
     num_stages, free_bytes = partition.num_stages, None
     if self.memory_limit_bytes is not None:
       model = memory_lib.MemoryModel(
@@ -298,19 +356,13 @@ class Predictor:
       )
       needs = model.find_needs(partition.bounds)[:num_stages]
       free_bytes = [self.memory_limit_bytes - need.total_bytes for _, need in needs]
-    return costs.place_residuals(
-        self.profile.host_bytes_per_ms, num_microbatches=num_microbatches, free_bytes=free_bytes
+    return self.profile.place_residuals(
+        partition.bounds, num_microbatches=num_microbatches, free_bytes=free_bytes
     )[0]
 
   def stage_costs(self, partition: Partition) -> costs_lib.StageCosts:
     """Returns the costs of the stages of a pipeline."""
     return self.profile.stage_costs(partition.bounds)
-
-
-def slowest(times: Iterable[StepTime]) -> StepTime:
-  """Returns, for each phase, the longest of the given times."""
-  phases = zip(*(time.phases for time in times), strict=True)
-  return StepTime(*map(max, phases))
 
 
 def predict_pauses(
@@ -328,8 +380,7 @@ def predict_pauses(
   draining are not included. A victim dies in the middle of each of `num_times`
   equal parts of the step; passes that run at that time are repeated. The owed
   work is dealt over `num_pipelines`, all like this one, by microbatch; None: the
-  shadow alone does it. Raises `base.UnrecoverableHereError` if a stage of a
-  victim has no shadow.
+  shadow alone does it. The stages of victims have shadows.
 
   Args:
     rows: The rows of the pipeline, whose owners and shadows are `roles`.
@@ -351,7 +402,9 @@ def predict_pauses(
       for index in range(num_pipelines or 1):
         own, mine = roles, done
         if not index:  # The death is in the first pipeline.
-          own, mine = failover.fail_over(roles, done, {victim})
+          own, gone = failover.fail_over(roles, {victim})
+          assert not gone, (roles, victim)
+          mine = failover.find_valid(own, done)
         numbers_of = base.nodes(index * count, (index + 1) * count)
         nodes = dict(zip(roles.nodes, numbers_of, strict=True))
         numbers = {m: m + index * (1 + microbatches[-1]) for m in microbatches}

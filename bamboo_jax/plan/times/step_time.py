@@ -14,8 +14,11 @@ k shares per pipeline nothing can be added before it is sent, and a node sends
 from collections.abc import Sequence
 import dataclasses
 
-from bamboo_jax import config as config_lib
-from bamboo_jax.plan import cost_model, partition as partition_lib
+import numpy as np
+
+from bamboo_jax import base
+from bamboo_jax.plan import cost_model
+from bamboo_jax.schedule import costs as costs_lib
 
 
 class OrderedSums:
@@ -104,67 +107,59 @@ class StepTime:
     return sum(self.phases)
 
 
-def predict_step_time(
-    profile: cost_model.Profile,
-    partition: partition_lib.Partition,
-    *,
-    num_pipelines: int,
-    num_shares: int,
-    compute_ms: float,
-    redundant: config_lib.RedundancySection,
-    communication: OrderedSums = RUNTIME,
-) -> StepTime:
-  """Returns the times of a step.
+@dataclasses.dataclass(frozen=True)
+class Traffic:
+  """Bytes from each node to each other one in a step, [sender, receiver], by phase.
 
-  Args:
-    compute_ms: Time of the slowest pipeline's passes.
+  Attributes:
+    nodes: The nodes of rows and columns.
+    passes: Outputs of stages, and the gradients with respect to them.
+    refresh: What replicas need.
+    num_sums: Most sums of a node, which follow each other: one for each unit.
+    regions: Those of the nodes.
   """
-  stages = profile.by_stage(partition.bounds)
-  refresh = redundant.refresh if redundant.has_replicas else None
-  counts = dict(num_pipelines=num_pipelines, num_shares=num_shares)
-  sum_ms = [communication.sum_ms(profile, stage, **counts) for stage in stages]
-  # Squares and losses are gathered from all members, as votes are.
-  scalar_ms = max(profile.reduce_latency_ms, profile.vote_ms) if partition.num_stages > 1 else 0.0
-  return StepTime(
-      compute_ms=compute_ms,
-      ties_ms=num_shares // num_pipelines * _ties_ms(profile, partition),
-      reduce_ms=communication.exposed_ms(stages, sum_ms),
-      norm_ms=max(sum(c.norm_ms for c in stage) for stage in stages) + scalar_ms,
-      refresh_ms=_refresh_ms(profile, stages, refresh, communication),
-      vote_ms=profile.vote_ms,
-      update_ms=_update_ms(stages, refresh),
-  )
 
+  nodes: tuple[base.NodeId, ...]
+  passes: np.ndarray
+  ties: np.ndarray
+  sums: np.ndarray
+  refresh: np.ndarray
+  num_sums: int
+  regions: costs_lib.Regions
 
-def _refresh_ms(
-    profile: cost_model.Profile,
-    stages: Sequence[Sequence[cost_model.LayerCost]],
-    refresh: str | None,
-    communication: OrderedSums,
-) -> float:
-  """Returns the time to send a neighbour its replica, and to receive one."""
-  if refresh is None or len(stages) == 1:
-    return 0.0
-  sent_ms = [profile.transfer_ms(cost_model.refresh_bytes(stage, refresh)) for stage in stages]
-  return max(
-      communication.exchange_ms(a, b)
-      for a, b in zip(sent_ms, sent_ms[1:] + sent_ms[:1], strict=True)
-  )
+  @property
+  def total(self) -> np.ndarray:
+    """Bytes of all phases."""
+    total: np.ndarray = self.passes + self.ties + self.sums + self.refresh
+    return total
 
+  def between(self, sent: np.ndarray) -> np.ndarray:
+    """Returns the bytes of `sent` from each region to each other one."""
+    names = self.regions.names(self.nodes)
+    is_in = np.array([[name == other for other in sorted({*names})] for name in names], float)
+    between: np.ndarray = is_in.T @ sent @ is_in
+    np.fill_diagonal(between, 0.0)
+    return between
 
-def _update_ms(stages: Sequence[Sequence[cost_model.LayerCost]], refresh: str | None) -> float:
-  """Returns the time of the updates of a node: of its stage and its replica."""
-  own_ms = [sum(c.update_ms for c in stage) for stage in stages]
-  if refresh != "gradient" or len(stages) == 1:
-    return max(own_ms)
-  return max(a + b for a, b in zip(own_ms, own_ms[1:] + own_ms[:1], strict=True))
+  def lengthen(self, time: StepTime) -> StepTime:
+    """Returns the time of a step in which this crosses the links between regions.
 
+    Between two regions there is one slow link, which all their nodes share. So a phase
+    lasts longer by the time of all that crosses it, in the direction with most. The
+    `compute_ms` of `time` has the transfers of each pipeline already, as if it were alone.
+    """
+    regions = self.regions
 
-def _ties_ms(profile: cost_model.Profile, partition: partition_lib.Partition) -> float:
-  """Returns the time to sum tied gradients: to the owner and back."""
-  stage_of = {layer.name: partition.stage_of(i) for i, layer in enumerate(profile.layers)}
-  return sum(
-      2 * profile.transfer_ms(tie.tied_bytes)
-      for tie in profile.ties
-      if stage_of[tie.owner] != stage_of[tie.user]
-  )
+    def cross_ms(sent: np.ndarray, num_trips: int) -> float:
+      most = float(self.between(sent).max())
+      return num_trips * regions.latency_ms + most / regions.bytes_per_ms if most else 0.0
+
+    return StepTime(
+        compute_ms=max(time.compute_ms, cross_ms(self.passes, 0)),
+        ties_ms=time.ties_ms + cross_ms(self.ties, 2),
+        reduce_ms=time.reduce_ms + cross_ms(self.sums, 2 * self.num_sums),
+        norm_ms=time.norm_ms + regions.latency_ms,
+        refresh_ms=time.refresh_ms + cross_ms(self.refresh, 1),
+        vote_ms=time.vote_ms + regions.latency_ms,
+        update_ms=time.update_ms,
+    )

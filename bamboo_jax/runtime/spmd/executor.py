@@ -11,7 +11,6 @@ would share a device, rows repeat the step from its start.
 """
 
 from collections.abc import Callable, Sequence
-import contextlib
 import dataclasses
 import functools
 import time
@@ -142,8 +141,9 @@ class Programs:
     if lines is self._engine.lines:
       for roles in self._engine.roles:
         for victim in roles.nodes:
-          with contextlib.suppress(base.UnrecoverableHereError):
-            found[failover.fail_over(roles, {}, [victim]).roles.owners, False] = None
+          after, gone = failover.fail_over(roles, [victim])
+          if not gone:
+            found[after.owners, False] = None
     if self._plan.keeps and len(rows) > 1:
       # After the death of a node other pipelines continue from what they have left, too.
       found |= dict.fromkeys((row, True) for row in rows)
@@ -334,7 +334,7 @@ class Programs:
     for number, i in moves:
       if node := self._engine.nodes.get(number):
         channel = node.find_channel(i)
-        arrays = node.store.activations if i.transfer(number).kind == "A" else node.store.grads
+        arrays = node.store.activations if channel.kind == "activations" else node.store.grads
         if i.is_send:
           node.links.send(channel, arrays[i.item])
         else:

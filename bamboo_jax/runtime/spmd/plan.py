@@ -144,7 +144,7 @@ def lay_out(
       for i in own.passes:
         if i.op in without:
           continue
-        slots.append(timeline_lib.Slot(n, i, at_ms, at_ms + costs.pass_ms(i)))
+        slots.append(timeline_lib.Slot(n, i, at_ms, at_ms + costs.time_ms(i)))
         at_ms = slots[-1].end_ms
       end_ms = max(end_ms, at_ms)
     start_ms = end_ms + exchange_ms

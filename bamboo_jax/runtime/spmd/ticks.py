@@ -44,7 +44,6 @@ KINDS = ("activations", "gradients", "residuals")
 MAX_REDUNDANT = 3  # In a tick.
 NUM_FORWARDS = 1 + MAX_REDUNDANT
 _ORDER = (Op.FORWARD, Op.REDUNDANT_FORWARD, Op.BACKWARD)  # In a tick.
-_CARRIED = {"A": "activations", "G": "gradients"}  # By kind of transfer.
 
 
 class Pass(NamedTuple):
@@ -191,11 +190,11 @@ class TickTable:
     for n, lives in enumerate(self.lives):
       needed = [array for array, life in lives.items() if life.made < 0]
       activations, gradients, residuals = (
-          frozenset(key for kind, key in needed if kind == one) for one in KINDS
+          {key for kind, key in needed if kind == one} for one in KINDS
       )
       stages = [stage for stage in self.stages[n] if self.owners[stage] == n]
       keys = itertools.product(stages, range(self.num_microbatches))
-      accumulated = frozenset(keys) - self._find_backward(n, len(self.ticks))
+      accumulated = {*keys} - self._find_backward(n, len(self.ticks))
       found.append(holdings_lib.Holdings(activations, gradients, residuals, accumulated))
     return found
 
@@ -281,7 +280,7 @@ class TickTable:
         else:
           yield from ((array, segment, at) for array in makes(i)[:1] if self._is_passed(array))
 
-  def find_accumulated(self, node: int, num_ticks: int) -> frozenset[Key]:
+  def find_accumulated(self, node: int, num_ticks: int) -> set[Key]:
     """Returns the backward passes whose gradients are in a node's sums after some ticks."""
     return self.start[node].accumulated | self._find_backward(node, num_ticks)
 
@@ -367,10 +366,10 @@ def lower(
   for node, given in order:
     if given.microbatch not in position or given.op is Op.REDUNDANT_FORWARD:
       continue
-    n, i = nodes.index(node), dataclasses.replace(given, microbatch=position[given.microbatch])
+    n, i = nodes.index(node), given._replace(microbatch=position[given.microbatch])
     if i.is_transfer:
       transfer = i.transfer(node)
-      array = _CARRIED[transfer.kind], i.item
+      array = transfer.kind, i.item
       if i.is_send and array not in made:
         moved.add(transfer)
       if transfer in moved:
@@ -406,13 +405,13 @@ def fill(table: TickTable, *, costs: costs_lib.StageCosts, budget: float) -> Tic
   `budget`; with `math.inf` all passes are run.
   """
   ticks = [[*row] for row in table.ticks]
-  time_ms = [[sum(map(costs.pass_ms, own.passes)) for own in row] for row in ticks]
+  time_ms = [[sum(map(costs.time_ms, own.passes)) for own in row] for row in ticks]
   lasts_ms = [*map(max, time_ms)]
   left_ms = budget * sum(lasts_ms) if budget else 0.0
   rules, done = [], [set[Instruction]() for _ in table.stages]
   for _, replica in table.stages:
     passes = [Instruction(replica, Op.REDUNDANT_FORWARD, m) for m in range(table.num_microbatches)]
-    rules.append(rule_lib.WaitRule(passes, costs.pass_ms, latest_ms={}, span_ms=0.0))
+    rules.append(rule_lib.WaitRule(passes, costs.time_ms, latest_ms={}, span_ms=0.0))
   for is_free in (True, False):
     made = [set[Key]() for _ in rules]
     for (t, row), (n, rule) in itertools.product(enumerate(ticks), enumerate(rules)):
@@ -423,7 +422,7 @@ def fill(table: TickTable, *, costs: costs_lib.StageCosts, budget: float) -> Tic
           break
         done[n].add(i)
         row[n] = row[n].add(i)
-        time_ms[t][n] += costs.pass_ms(i)
+        time_ms[t][n] += costs.time_ms(i)
         left_ms -= max(0.0, time_ms[t][n] - lasts_ms[t])
         lasts_ms[t] = max(lasts_ms[t], time_ms[t][n])
   return dataclasses.replace(table, ticks=tuple(map(tuple, ticks)))

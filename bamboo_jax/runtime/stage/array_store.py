@@ -62,10 +62,10 @@ class StepArrays:
 
   def holdings(self) -> holdings_lib.Holdings:
     return holdings_lib.Holdings(
-        activations=frozenset(self.activations),
-        gradients=frozenset(self.grads),
-        residuals=frozenset(self.saved),
-        accumulated=frozenset(self.accumulated),
+        activations={*self.activations},
+        gradients={*self.grads},
+        residuals={*self.saved},
+        accumulated={*self.accumulated},
     )
 
   def arrays(self) -> list[jax.Array]:

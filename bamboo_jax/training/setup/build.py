@@ -15,13 +15,7 @@ from bamboo_jax.accounting import machines
 from bamboo_jax.data import batches as batches_lib, source as source_lib
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.models import model as model_lib, units, zoo
-from bamboo_jax.plan import (
-    cost_model,
-    memory as memory_lib,
-    partition as partition_lib,
-    planner as plan_lib,
-    rows as rows_lib,
-)
+from bamboo_jax.plan import cost_model, memory as memory_lib, planner as plan_lib
 from bamboo_jax.plan.times import predictor as predictor_lib
 from bamboo_jax.recovery import (
     assignment,
@@ -353,9 +347,7 @@ def make_rules(
       degrades=True,
   )
   return assignment.RecoveryRules(
-      rows=rows_lib.RowPlanner(
-          plan, config.redundancy, partition_lib.refine((plan.partition, *partitions))
-      ),
+      plan=plan.cut(partitions),
       predictor=predicted,
       ladder=ladder,
       planner=planner_lib.Planner(
@@ -376,20 +368,17 @@ def make_engine(
     *,
     devices: Mapping[base.NodeId, jax.Device] | None = None,
     exchange: transport_lib.Transport | None = None,
-    segments: partition_lib.Partition | None = None,
 ) -> engine_lib.Engine:
   """Returns the engine, without compiled programs and state.
 
   Args:
     devices: Device of each local node; None: those of this process, in turn.
     exchange: Transport to other processes; None without.
-    segments: By default the stages of `plan`.
   """
   mesh, model = config.node.mesh, task.whole.model.name
   places.find_rules(task.whole.state, model, mesh.to_dict())
-  segments = segments or plan.partition
-  firsts = segments.bounds[:-1]
-  stages = [plan.partition.stage_of(first) for first in firsts]
+  segments = plan.segments
+  stages = [plan.partition.stage_of(first) for first in segments.bounds[:-1]]
   return engine_lib.Engine(
       task.whole.cut(segments.bounds),
       owners=[[row[stage] for stage in stages] for row in plan.owners],
@@ -422,7 +411,7 @@ def predict_step(
   if is_program(config):
     program = plan_program(config, task, plan)
     return program.plan, program
-  rows = rows_lib.RowPlanner(plan, config.redundancy).first()
+  rows = plan.first()
   compute_ms = plan.step_time.compute_ms + rows.timeline.span_ms - plan.timeline.span_ms
   step_time = dataclasses.replace(plan.step_time, compute_ms=compute_ms)
   return dataclasses.replace(plan, timeline=rows.timeline, step_time=step_time), rows

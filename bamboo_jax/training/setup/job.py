@@ -92,7 +92,7 @@ class Job:
     if self.config.pipeline.layout != "depth":
       nodes = base.nodes(sizes.num_nodes(self.config))
       return self.rules.start(self.rules.planner.fresh(nodes, {}))
-    return self.rules.start([*map(self.rules.rows.pipeline, range(self.plan.num_pipelines))])
+    return self.rules.start([*map(self.rules.plan.pipeline, range(self.plan.num_pipelines))])
 
   @functools.cached_property
   def predicted(self) -> planner.Plan:
@@ -198,7 +198,5 @@ def make_job(
   profile = build.make_profile(config, task)
   plan, templates = build.plan_run(config, task, profile, is_cluster=exchange is not None)
   rules = build.make_rules(config, plan, templates)
-  engine = build.make_engine(
-      config, task, plan, devices=devices, exchange=exchange, segments=rules.segments
-  )
+  engine = build.make_engine(config, task, rules.plan, devices=devices, exchange=exchange)
   return Job(config, task, plan, rules, engine)

@@ -17,7 +17,7 @@ from bamboo_jax.plan import planner, render
 from bamboo_jax.recovery import placement
 from bamboo_jax.runtime import places
 from bamboo_jax.runtime.profile import products
-from bamboo_jax.schedule import render as grid_lib, timeline as timeline_lib
+from bamboo_jax.schedule import redundancy, render as grid_lib, timeline as timeline_lib
 from bamboo_jax.training.setup import build, sizes
 
 _NUM_SHOWN = 5  # Proposals.
@@ -120,16 +120,16 @@ def _check_zones(config: config_lib.Config, zones: Sequence[str]) -> None:
 
 def _with_redundancy(config: config_lib.Config, task: build.Task, plan: planner.Plan) -> _Step:
   after, step = build.predict_step(config, task, plan)
-  timeline, mode = after.timeline, config.redundancy.mode
+  timeline = after.timeline
   grid = grid_lib.render_grid(timeline)
   if isinstance(step, build.ProgramPlan):
     overhead = timeline.span_ms / step.plain.span_ms - 1.0
     return _Step(config, after, overhead, (f"\nticks of pipeline 0:\n{grid}", step.describe()))
   details = [f"\nrows of pipeline 0:\n{grid}"]
-  if mode != "none":
-    refresh = config.redundancy.refresh
-    details.append(render.render_redundancy(plan, step, mode=mode, refresh=refresh))
-  return _Step(config, after, step.effect.overhead, tuple(details))
+  effect = redundancy.StepFilling([step]).predicted
+  if config.redundancy.has_replicas:
+    details.append(render.render_redundancy(plan, step, effect))
+  return _Step(config, after, effect.overhead, tuple(details))
 
 
 def _machine_of(config: config_lib.Config) -> machines.Machine:

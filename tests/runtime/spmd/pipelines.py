@@ -143,7 +143,7 @@ class Pipelines:
     """Lets all nodes live again, as in the first step, without the dead."""
     self.roles = list(self.initial)
     for victim in dead:
-      roles, _ = failover.fail_over(self.roles[0], {}, {victim})
+      roles, _ = failover.fail_over(self.roles[0], {victim})
       self.roles[0] = failover.Roles.initial(roles.owners)
     self._set_roles()
     self.rows.set_state(initial_layers(self.spec))
@@ -165,7 +165,8 @@ class Pipelines:
     """Plans the rest of the step without a node."""
     holdings = self.programs.holdings(is_begun=True)
     self.rows.kill(victim)
-    roles, left = failover.fail_over(self.roles[pipeline], holdings, {victim})
+    roles, _ = failover.fail_over(self.roles[pipeline], {victim})
+    left = failover.find_valid(roles, holdings)
     self.roles[pipeline] = roles
     self._set_roles()
     self.programs.plan([self._simulate(p, left) for p in range(len(self.roles))])

@@ -32,7 +32,7 @@ def as_rows(table):
     for n in nodes:
       for kind, key in tick[n].arrivals:
         source = nodes[(n - 1 if kind == "activations" else n + 1) % len(nodes)]
-        transfer = instruction.Transfer("A" if kind == "activations" else "G", *key, source, n)
+        transfer = instruction.Transfer(kind, *key, source, n)
         rows[source].append(transfer.send)
         rows[n].append(transfer.receive)
   return rows
