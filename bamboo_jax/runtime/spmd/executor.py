@@ -22,7 +22,12 @@ import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.accounting import account as account_lib
-from bamboo_jax.runtime import engine as engine_lib, executor as executor_lib, node as node_lib
+from bamboo_jax.runtime import (
+    engine as engine_lib,
+    executor as executor_lib,
+    node as node_lib,
+    places,
+)
 from bamboo_jax.runtime.profile import recorder as recorder_lib
 from bamboo_jax.runtime.spmd import (
     layout as layout_lib,
@@ -233,37 +238,30 @@ class Programs:
     return all(map(ticks_lib.is_ring, rows)) and not is_shared
 
   def _compile(self, owners: Owners, *, is_rest: bool) -> None:
-    program, engine = self._find(owners, is_rest=is_rest), self._engine
+    sizes, rest = self._plan.sizes
+    most = max(map(owners.count, owners))
+    if is_rest or most > 1:
+      sizes = dataclasses.replace(rest, num_owned=max(rest.num_owned, most))
+    program, engine = self._find(owners, sizes), self._engine
     if self._processes is None:
       _ = program.segment, program.start
     else:
-      size = len(set(owners))
-      self._processes.compile_ahead(self._plan.layout, program.sizes, size)
-    num_held, num_owned = program.sizes.num_held, program.sizes.num_owned
-    for node, stages in _stages(program.sizes, owners).items():
+      self._processes.compile_ahead(self._plan.layout, sizes, len(set(owners)))
+    for node in {*owners}:
       if device := engine.devices.get(node):
+        stages = ticks_lib.stages_of(owners, node)[: sizes.num_held]
         states = self._passes.states(stages, self._passes.spec.state)
-        like = functools.partial(_shapes_on, device)
-        self._passes.pack.lower(stages, num_held, like(states)).compile()
+        like = lambda tree, at=device: places.put_shapes(tree, places.of_any(at, tree))
+        self._passes.pack.lower(stages, sizes.num_held, like(states)).compile()
         sums = like(passes_lib.repeat(program.carry.sums, 1))
-        for hold, stage in enumerate(stages[:num_owned]):
+        for hold, stage in enumerate(stages[: sizes.num_owned]):
           self._passes.unpack.lower(stage, hold, sums).compile()
 
-  def _find(
-      self, owners: Owners, table: ticks_lib.TickTable | None = None, *, is_rest: bool = False
-  ) -> program_lib.SegmentProgram:
-    """Returns the program of owners; compiles nothing yet.
-
-    That of a whole step, unless it is for a rest: that of a `table`, or of most.
-    """
-    nodes, (sizes, rest) = tuple(dict.fromkeys(owners)), self._plan.sizes
-    if table is not None:  # If it is larger, it is compiled now, in a pause.
-      sizes = rest | program_lib.Sizes.of(table, rest.num_ticks, keeps=rest.keeps)
-    elif is_rest or len(nodes) < len(owners):
-      num_owned = max(rest.num_owned, *map(owners.count, nodes))
-      sizes = dataclasses.replace(rest, num_owned=num_owned)
+  def _find(self, owners: Owners, sizes: program_lib.Sizes) -> program_lib.SegmentProgram:
+    """Returns the program of owners; compiles nothing yet."""
     # A worker needs only the shapes of the program that its child runs.
-    devices = [self._engine.devices[node] for node in nodes if node in self._engine.devices]
+    nodes, known = dict.fromkeys(owners), self._engine.devices
+    devices = [known[node] for node in nodes if node in known]
     return self._engine.programs.find(
         ("segment", self._plan.layout, str(sizes), *devices),
         lambda: program_lib.SegmentProgram(self._passes, sizes, devices),
@@ -273,34 +271,36 @@ class Programs:
       self, share: base.ShareId, owners: Owners, timeline: timeline_lib.Timeline
   ) -> None:
     """Plans the passes of a share that are left, if there are some."""
-    table, engine = self._plan.table, self._engine
+    table, engine, (sizes, rest) = self._plan.table, self._engine, self._plan.sizes
     first, nodes = share * table.num_microbatches, list(dict.fromkeys(owners))
     numbers = range(first, first + table.num_microbatches)
     order = [(s.node, s.instruction) for s in timeline.slots]
     owned = [i for _, i in order if i.op in (Op.FORWARD, Op.BACKWARD) and i.microbatch in numbers]
     if not owned:
       return
-    if len(owned) < table.num_passes:
-      logging.info("%d of %d passes of share %d are left", len(owned), table.num_passes, share)
-    if len(owned) < table.num_passes or len(nodes) < len(owners):
+    num_passes = 2 * len(owners) * len(numbers)
+    if len(owned) < num_passes:
+      logging.info("%d of %d passes of share %d are left", len(owned), num_passes, share)
+    if len(owned) < num_passes or len(nodes) < len(owners):
       # The table is for whole steps, with one stage per node.
-      in_flight = self._plan.sizes[1].num_slots["residuals"]
+      in_flight = rest.num_slots["residuals"]
       table = ticks_lib.lower(order, owners=owners, microbatches=numbers, in_flight=in_flight)
-    program = self._find(owners, None if table is self._plan.table else table)
+      sizes = rest.with_room(table)  # If that is more, it is compiled now, in a pause.
+    program = self._find(owners, sizes)
     self._move(table.moves)
     local = {n: node for n, node in enumerate(nodes) if node in engine.nodes}
     begin = None
     if any(table.start[n] != holdings_lib.NOTHING for n in local):
       load = functools.partial(program_lib.load, program, table, share=share, numbers=numbers)
       begin = {n: load(n, engine.nodes[node].store) for n, node in local.items()}
-    given = self._find_given(program, owners, numbers)
-    rows = program_lib.find_rows(table, program.sizes)
+    given = self._find_given(sizes, owners, numbers)
+    rows = table.as_array(sizes.num_ticks, sizes.num_slots, sizes.num_owned)
     arrays = given, {n: rows[n] for n in local}, begin
     segments: program_lib.LocalSegments | processes_lib.ChildSegments
     if self._processes is None:
       segments = program_lib.LocalSegments(program, *arrays)
     else:
-      work = (self._plan.layout, program.sizes, share, self._step)
+      work = (self._plan.layout, sizes, share, self._step)
       segments = processes_lib.ChildSegments(self._processes, work, arrays)
     self.runs[share] = PipelineRun(program, table, segments, owners, numbers)
 
@@ -318,7 +318,7 @@ class Programs:
           for tick in run.segment
           for node, own in zip(run.nodes, tick, strict=True)
           if node in nodes
-          for i in own.passes
+          for i in own
       ]
       for node, _ in passes:
         strike(node)
@@ -334,25 +334,25 @@ class Programs:
     for number, i in moves:
       if node := self._engine.nodes.get(number):
         channel = node.find_channel(i)
-        arrays = node.store.activations if channel.kind == "activations" else node.store.grads
+        arrays = program_lib.arrays_of(node.store)[channel.kind]
         if i.is_send:
           node.links.send(channel, arrays[i.item])
         else:
           arrays[i.item] = node.links.receive(channel, node.stages[i.stage].outputs)
 
   def _find_given(
-      self, program: program_lib.SegmentProgram, owners: Owners, numbers: Sequence[int]
+      self, sizes: program_lib.Sizes, owners: Owners, numbers: Sequence[int]
   ) -> dict[int, passes_lib.Given]:
     """Returns the arguments of the passes of local nodes, by place in the ring."""
     keys, found = self._passes.spec.batch_keys, {}
     data = [self._feed(m, keys) for m in numbers]
     batch = {key: np.stack([one[key] for one in data])[None] for key in keys}
     first, step = (np.array([count], np.uint32) for count in (numbers[0], self._step))
-    for n, (number, stages) in enumerate(_stages(program.sizes, owners).items()):
+    for n, number in enumerate(dict.fromkeys(owners)):
       if node := self._engine.nodes.get(number):
-        layers = {k: v for stage in stages for k, v in node.layers_of(stage).items()}
-        states = self._passes.states(stages, layers)
-        weights = self._passes.pack(stages, program.sizes.num_held, states)
+        stages = ticks_lib.stages_of(owners, number)[: sizes.num_held]
+        states = self._passes.states(stages, node.state)
+        weights = self._passes.pack(stages, sizes.num_held, states)
         found[n] = passes_lib.Given(weights, batch, first, step)
     return found
 
@@ -373,18 +373,3 @@ class Programs:
       self.is_by_rows = True
       for node in self._engine.nodes.values():
         node.store.clear()
-
-
-def _stages(
-    sizes: program_lib.Sizes, owners: Owners
-) -> dict[base.NodeId, tuple[base.StageId, ...]]:
-  """Returns the stages that each node holds, in order along the ring."""
-  ring = list(dict.fromkeys(owners))
-  places = [ring.index(node) for node in owners]
-  held = (ticks_lib.stages_of(places, n)[: sizes.num_held] for n in range(len(ring)))
-  return dict(zip(ring, held, strict=True))
-
-
-def _shapes_on(device: Any, tree: base.PyTree) -> Any:
-  place = jax.sharding.SingleDeviceSharding(device)
-  return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place), tree)

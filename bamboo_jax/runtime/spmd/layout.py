@@ -69,19 +69,15 @@ class BlockLayout:
     """Returns the index of the first layer of a stage's blocks; `stage` may be traced."""
     return self.first + stage * self.count * self.period
 
-  def blocks_of(self, stage: base.StageId) -> list[range]:
-    """Returns the layers of each block of a stage."""
-    starts = range(self.first_layer(stage), self.first_layer(stage + 1), self.period)
-    return [range(start, start + self.period) for start in starts]
-
   def parts_of(self, stage: base.StageId, hold: int) -> list[tuple[str, tuple[int, ...], range]]:
     """Returns all layers of a stage, and where they are in the arrays of `passes.Parts`.
 
     That is a field and the index there, after that of the node; `hold` is the place of the
     stage among those of the node.
     """
+    starts = range(self.first_layer(stage), self.first_layer(stage + 1), self.period)
     parts: list[tuple[str, tuple[int, ...], range]] = [
-        ("blocks", (hold, i), layers) for i, layers in enumerate(self.blocks_of(stage))
+        ("blocks", (hold, i), range(start, start + self.period)) for i, start in enumerate(starts)
     ]
     if stage == 0:
       parts.insert(0, ("prologue", (), self.prologue))

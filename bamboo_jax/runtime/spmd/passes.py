@@ -371,30 +371,21 @@ class StagePasses:
       num_held: int,
       states: Mapping[str, tuple[base.PyTree, base.PyTree]],
   ) -> Parts:
-    names, zeros = self.spec.model.layer_names, zeros_like(self.weights(num_held))
-    nothing = jax.tree.map(lambda a: a[0, 0], zeros.blocks)
-
-    def unit(layers: range, like: Unit) -> Unit:
-      if any(names[i] not in states for i in layers):
-        return like
-      own = tuple(zip(*(states[names[i]] for i in layers), strict=True)) or ((), ())
-      return jax.tree.map(lambda zero, a: a.astype(zero.dtype), like, own)
-
-    blocks = [unit(own, nothing) for stage in stages for own in self.layout.blocks_of(stage)]
-    blocks += [nothing] * (num_held * self.layout.count - len(blocks))
-    shape = (num_held, self.layout.count)
-    stack = lambda *parts: jnp.stack(parts).reshape(*shape, *parts[0].shape)
-    parts = Parts(
-        jax.tree.map(stack, *blocks),
-        unit(self.layout.prologue, zeros.prologue),
-        unit(self.layout.epilogue, zeros.epilogue),
-    )
-    return jax.tree.map(lambda a: a[None], parts)
+    packed, names = zeros_like(self.weights(num_held)), self.spec.model.layer_names
+    for hold, stage in enumerate(stages):
+      for part, at, layers in self.layout.parts_of(stage, hold):
+        if any(names[i] not in states for i in layers):
+          continue
+        own = tuple(zip(*(states[names[i]] for i in layers), strict=True)) or ((), ())
+        buffer = getattr(packed, part)
+        own = jax.tree.map(lambda like, a: a.astype(like.dtype), buffer, own)
+        packed = packed.replace(**{part: put(buffer, own, *at)})
+    return jax.tree.map(lambda a: a[None], packed)
 
   def _unpack(self, stage: base.StageId, hold: int, sums: Parts) -> dict[int, spec_lib.Accumulator]:
     totals = {}
     for name, at, layers in self.layout.parts_of(stage, hold):
-      part = jax.tree.map(lambda a, at=at: a[(0, *at)], getattr(sums, name))
+      part = read(getattr(sums, name), 0, *at)
       for unit in self._units_of(layers):
         own = slice(unit.first - layers.start, unit.last - layers.start)
         totals[unit.first] = spec_lib.Accumulator(

@@ -6,9 +6,8 @@ last stage, and those before the blocks run a second time in the backward pass
 of the first.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 import dataclasses
-import functools
 import math
 
 from bamboo_jax import base, config as config_lib
@@ -49,23 +48,22 @@ class ProgramPlan:
     """Whether a death can be survived."""
     return self.sizes[0].keeps
 
-  @functools.cached_property
+  @property
   def plain(self) -> timeline_lib.Timeline:
     """The timeline with redundant forward passes that take no time."""
-    return lay_out(self.table, self.plan.costs, without={_Op.REDUNDANT_FORWARD})
+    nothing_ms = (0.0,) * self.plan.num_stages
+    return lay_out(self.table, dataclasses.replace(self.plan.costs, redundant_ms=nothing_ms))
 
   def passes(self, secs: float) -> account_lib.NodeTime:
     """Returns the node time of the passes of a step, scaled to `secs`."""
     slots = self.plan.timeline.slots
     span_ms = max((slot.end_ms for slot in slots), default=0.0) or 1.0
-
-    def total(ops: Collection[_Op]) -> float:
-      ms = sum(s.end_ms - s.start_ms for s in slots if s.instruction.op in ops)
-      return self.plan.num_pipelines * secs * ms / span_ms
-
-    return account_lib.NodeTime(
-        useful=total((_Op.FORWARD, _Op.BACKWARD)), redundant=total((_Op.REDUNDANT_FORWARD,))
+    useful_ms, redundant_ms = (
+        sum(s.end_ms - s.start_ms for s in slots if s.instruction.op in ops)
+        for ops in ((_Op.FORWARD, _Op.BACKWARD), (_Op.REDUNDANT_FORWARD,))
     )
+    node_time = account_lib.NodeTime(useful=useful_ms, redundant=redundant_ms)
+    return node_time * (self.plan.num_pipelines * secs / span_ms)
 
   def describe(self) -> str:
     """Returns the utilisation of the ticks as text."""
@@ -125,34 +123,23 @@ def plan_program(
   return ProgramPlan(plan, layout, table, sizes)
 
 
-def lay_out(
-    table: ticks_lib.TickTable,
-    costs: costs_lib.StageCosts,
-    *,
-    without: Collection[instruction_lib.Op] = (),
-) -> timeline_lib.Timeline:
-  """Returns the timeline of a table; operations in `without` take no time.
+def lay_out(table: ticks_lib.TickTable, costs: costs_lib.StageCosts) -> timeline_lib.Timeline:
+  """Returns the timeline of a table.
 
   A tick lasts as long as its busiest node, plus the longest transfer.
   """
-  slots, start_ms = [], 0.0
+  slots, start_ms = list[timeline_lib.Slot](), 0.0
   exchange_ms = 2 * max(costs.transfer_ms, default=0.0)
   for tick in table.ticks:
-    end_ms = start_ms
+    ends_ms = [start_ms]
     for n, own in base.by_node(tick):
       at_ms = start_ms
-      for i in own.passes:
-        if i.op in without:
-          continue
+      for i in own:
         slots.append(timeline_lib.Slot(n, i, at_ms, at_ms + costs.time_ms(i)))
         at_ms = slots[-1].end_ms
-      end_ms = max(end_ms, at_ms)
-    start_ms = end_ms + exchange_ms
-  return timeline_lib.Timeline(
-      slots=tuple(sorted(slots, key=lambda slot: slot.node)),
-      nodes=tuple(base.nodes(table.num_nodes)),
-      span_ms=start_ms,
-  )
+      ends_ms.append(at_ms)
+    start_ms = max(ends_ms) + exchange_ms
+  return timeline_lib.Timeline.of(slots, dict.fromkeys(base.nodes(table.num_nodes), start_ms))
 
 
 def program_costs(

@@ -56,29 +56,19 @@ class Sizes:
   num_owned: int
   keeps: bool
 
-  @classmethod
-  def of(cls, table: ticks_lib.TickTable, num_ticks: int, *, keeps: bool) -> "Sizes":
-    """Returns the least sizes for a table."""
-    starts, nodes = range(0, len(table.ticks), num_ticks), range(table.num_nodes)
-    offloads = (len(table.offloads(n, t, t + num_ticks)) for n in nodes for t in starts)
-    return cls(
-        num_ticks,
-        table.num_microbatches,
-        table.num_slots,
-        num_offloads=max(offloads, default=0),
-        num_fetches=max(len(held.residuals) for held in table.start),
-        num_owned=max(map(table.owners.count, nodes)),
-        keeps=keeps,
+  def with_room(self, table: ticks_lib.TickTable) -> "Sizes":
+    """Returns sizes with room for the ticks of a table, too."""
+    size, nodes = self.num_ticks, range(table.num_nodes)
+    parts = [table.ticks[t : t + size] for t in range(0, len(table.ticks), size)]
+    offloads = (
+        sum(ticks_lib.count_redundant(row[n]) for row in part) for part in parts for n in nodes
     )
-
-  def __or__(self, other: "Sizes") -> "Sizes":
-    """Returns sizes with room for both."""
     return dataclasses.replace(
         self,
-        num_slots={kind: max(n, other.num_slots[kind]) for kind, n in self.num_slots.items()},
-        num_offloads=max(self.num_offloads, other.num_offloads),
-        num_fetches=max(self.num_fetches, other.num_fetches),
-        num_owned=max(self.num_owned, other.num_owned),
+        num_slots={kind: max(n, self.num_slots[kind]) for kind, n in table.num_slots.items()},
+        num_offloads=max(self.num_offloads, *offloads),
+        num_fetches=max(self.num_fetches, *(len(held.residuals) for held in table.start)),
+        num_owned=max(self.num_owned, *map(table.owners.count, nodes)),
     )
 
   @property
@@ -111,14 +101,15 @@ def find_sizes(
       no death can be survived.
   """
   num_ticks = segment_ticks or (table.num_stages if keeps else len(table.ticks))
-  first, count = Sizes.of(table, num_ticks, keeps=keeps), table.num_microbatches
+  count, nothing = table.num_microbatches, dict.fromkeys((*ticks_lib.KINDS, "spare"), 0)
+  first = Sizes(num_ticks, count, nothing, 0, 0, 1, keeps).with_room(table)
   # The nodes of a pipeline that has lost some own two or more stages, so they need
   # two ticks for a microbatch: half as many are in flight. Sent values may all be
   # there at the start, and residuals come from the host as they are used.
   slots = {"activations": count, "gradients": count, "residuals": min(count, table.num_stages)}
   rest = dataclasses.replace(
       first,
-      num_slots=slots | {"spare": 0},
+      num_slots=nothing | slots,
       num_offloads=0,
       num_fetches=table.num_slots["residuals"] + bool(first.num_offloads) * count,
       num_owned=2,
@@ -280,7 +271,7 @@ class LocalSegments:
 
     Args:
       given: Arrays [1, ...].
-      rows: See `find_rows`.
+      rows: int32[segments, ticks, NUM_FIELDS], see `TickTable.as_array`.
       begin: None at the start of a step.
     """
     self._program, self._given, self._rows = program, program.put(given), rows
@@ -322,13 +313,12 @@ class LocalSegments:
     self._program.free += self._left.host
     self._left = self._left._replace(host=())
 
-  def sums(self, n: int) -> passes_lib.Parts | None:
-    """Returns the sums of the local node at a place, arrays [1, ...]; None if unknown."""
-    sums: passes_lib.Parts | None = self._program.part(n, self._left.carry.sums)
-    return sums
+  def sums(self, n: int) -> passes_lib.Parts:
+    """Returns the sums of the local node at a place, arrays [1, ...]."""
+    return self.read(n).carry.sums
 
-  def read(self, n: int) -> Left | None:
-    """Returns the arrays that the local node at a place has left; None if not known."""
+  def read(self, n: int) -> Left:
+    """Returns the arrays that the local node at a place has left."""
     left: Left = self._program.part(n, self._left)
     return left
 
@@ -336,16 +326,6 @@ class LocalSegments:
     program, table = self._program, {n: row[None] for n, row in rows.items()}
     host = program.free.pop() if program.free else program.host_zeros(program.host)
     return program.segment(self._given, program.put(table), carry, self._fetched, host)
-
-
-def find_rows(table: ticks_lib.TickTable, sizes: Sizes) -> np.ndarray:
-  """Returns the ticks as programs read them, int32[nodes, segments, ticks, NUM_FIELDS]."""
-  size = sizes.num_ticks
-  parts = [
-      table.as_array(first, first + size, sizes.num_slots, sizes.num_owned)
-      for first in range(0, len(table.ticks), size)
-  ]
-  return np.stack(parts, axis=1)
 
 
 def load(

@@ -39,6 +39,8 @@ Op = instruction_lib.Op
 Key = holdings_lib.Item  # Stage and microbatch.
 Array = tuple[str, Key]  # One of `KINDS`, and whose output, gradient or residuals it is.
 Slots = Mapping[str, int]
+# Passes of a node in a tick: a forward pass, redundant ones, a backward pass.
+Tick = tuple[Instruction, ...]
 
 KINDS = ("activations", "gradients", "residuals")
 MAX_REDUNDANT = 3  # In a tick.
@@ -63,38 +65,23 @@ class Pass(NamedTuple):
       residuals, or from which a backward pass reads them.
   """
 
-  microbatch: int = -1
-  stage: int = -1
-  hold: int = -1
-  inputs: int = -1
-  residual: int = -1
-  output: int = -1
-  host: int = -1
+  microbatch: int
+  stage: int
+  hold: int
+  inputs: int
+  residual: int
+  output: int
+  host: int
 
 
-NUM_FIELDS = (NUM_FORWARDS + 1) * len(Pass()) + 2
-
-
-class Tick(NamedTuple):
-  """The passes of one node in one tick, in order, and what arrives at its end.
-
-  Attributes:
-    passes: A forward pass, at most `MAX_REDUNDANT` redundant ones, a backward pass.
-    arrivals: At most one activation, from the previous node, and one gradient, from
-      the next.
-  """
-
-  passes: tuple[Instruction, ...] = ()
-  arrivals: tuple[Array, ...] = ()
-
-  def add(self, i: Instruction) -> "Tick":
-    """Returns the tick with another pass."""
-    passes = sorted((*self.passes, i), key=lambda i: _ORDER.index(i.op))
-    return self._replace(passes=tuple(passes))
+NUM_FIELDS = (NUM_FORWARDS + 1) * len(Pass._fields) + 2
 
 
 class Life(NamedTuple):
-  """Tick that makes an array, and those from which and up to which it has its slot."""
+  """Tick that makes an array, and those from which and up to which it has its slot.
+
+  One that another node makes arrives at the end of that tick, before it has its slot.
+  """
 
   made: int
   first: int
@@ -136,12 +123,6 @@ class TickTable:
   ticks: tuple[tuple[Tick, ...], ...]
   moves: tuple[tuple[base.NodeId, Instruction], ...] = ()
 
-  @functools.cached_property
-  def num_passes(self) -> int:
-    """Number of passes that owners run."""
-    passes = (i for row in self.ticks for own in row for i in own.passes)
-    return sum(i.op is not Op.REDUNDANT_FORWARD for i in passes)
-
   @property
   def num_nodes(self) -> int:
     return 1 + max(self.owners)
@@ -162,22 +143,21 @@ class TickTable:
     One that the node has at the start is made in tick -1. Of these, residuals are in
     host memory, and have a slot only while they are read.
     """
-    found = []
-    for n in range(self.num_nodes):
-      made: dict[Array, tuple[int, int]] = {}
-      lives: dict[Array, Life] = {}
-      for t, row in enumerate(self.ticks):
-        for i in row[n].passes:
-          for array in self._reads(i):
-            begin = made.setdefault(array, (-1, t if array[0] == "residuals" else 0))
-            lives[array] = Life(*begin, t)
+    found = [dict[Array, Life]() for _ in self.stages]
+    made: dict[Array, tuple[int, int]] = {}  # Tick and node.
+    for t, row in enumerate(self.ticks):
+      for (n, own), lives in zip(enumerate(row), found, strict=True):
+        for i in own:
+          for array in filter(self._is_passed, reads(i)):
+            at, maker = made.get(array, (-1, n))
+            first = at + (maker != n)
+            if at < 0 or first > t:  # It was there before.
+              at, first = -1, t if array[0] == "residuals" else 0
+            lives[array] = Life(at, first, t)
           for array in makes(i):
-            made.setdefault(array, (t, t))
-            if i.op is Op.FORWARD and array[0] == "residuals":  # Written even if never read.
-              lives.setdefault(array, Life(*made[array], t))
-        for array in row[n].arrivals:
-          made.setdefault(array, (t, t + 1))
-      found.append(lives)
+            made[array] = t, n
+            if array[0] == "residuals":  # Written even if never read.
+              lives.setdefault(array, Life(t, t, t))
     return found
 
   @functools.cached_property
@@ -189,13 +169,9 @@ class TickTable:
     found = []
     for n, lives in enumerate(self.lives):
       needed = [array for array, life in lives.items() if life.made < 0]
-      activations, gradients, residuals = (
-          {key for kind, key in needed if kind == one} for one in KINDS
-      )
-      stages = [stage for stage in self.stages[n] if self.owners[stage] == n]
-      keys = itertools.product(stages, range(self.num_microbatches))
-      accumulated = {*keys} - self._find_backward(n, len(self.ticks))
-      found.append(holdings_lib.Holdings(activations, gradients, residuals, accumulated))
+      arrays = [{key for kind, key in needed if kind == one} for one in KINDS]
+      arrays.append(self.find_accumulated(n, 0))
+      found.append(holdings_lib.Holdings(*arrays))
     return found
 
   @functools.cached_property
@@ -212,7 +188,7 @@ class TickTable:
     found = dict.fromkeys((*KINDS, "spare"), 1)
     for (kind, *_), numbers in held.items():
       found[kind] = max(found[kind], 1 + max(numbers) - min(numbers))
-    found["spare"] = max(len(_redundant(own)) for row in self.ticks for own in row)
+    found["spare"] = max(count_redundant(own) for row in self.ticks for own in row)
     return found
 
   def find_slot(self, node: int, array: Array, slots: Slots) -> int:
@@ -221,39 +197,45 @@ class TickTable:
     reader = base.StageId(stage + (kind == "activations"))
     return self.stages[node].index(reader) * slots[kind] + m % slots[kind]
 
-  def as_array(self, first: int, stop: int, slots: Slots, num_owned: int) -> np.ndarray:
-    """Returns ticks `first` to `stop - 1`, int32[nodes, ticks, NUM_FIELDS].
+  def as_array(self, size: int, slots: Slots, num_owned: int) -> np.ndarray:
+    """Returns the ticks in segments of `size`, int32[nodes, segments, size, NUM_FIELDS].
 
     A row has the fields of all forward passes and of the backward pass, then
     the slots of the two arrivals. Ticks beyond the last have no passes.
-    Redundant forward passes write their residuals to the slots of `offloads`.
-    `num_owned` is the number of stages in the buffer of residuals, behind which
-    are the spare slots.
+    Redundant forward passes of a segment write their residuals to slots in host
+    memory in turn. `num_owned` is the number of stages in the buffer of residuals,
+    behind which are the spare slots.
     """
-    found = np.full((self.num_nodes, stop - first, NUM_FIELDS), -1, np.int32)
-    for n in range(self.num_nodes):
-      offloads, fetches = self.offloads(n, first, stop), self.fetches(n)
-      for t, row in enumerate(self.ticks[first:stop], start=first):
-        rows, spare = [Pass()] * (NUM_FORWARDS + 1), itertools.count(num_owned * slots["residuals"])
-        for place, i in enumerate(row[n].passes):
-          one = self._lower(n, t, i, slots)
+    count = -(-len(self.ticks) // size)
+    found = np.full((self.num_nodes, count * size, NUM_FIELDS), -1, np.int32)
+    for n, lives in enumerate(self.lives):
+      fetches, find = self.fetches(n), functools.partial(self.find_slot, n, slots=slots)
+      for t, row in enumerate(self.ticks):
+        if t % size == 0:
+          offloads = itertools.count()
+        passes = found[n, t, :-2].reshape(NUM_FORWARDS + 1, -1)  # A view.
+        spare = num_owned * slots["residuals"]
+        for place, i in enumerate(row[n]):
+          source = reads(i)[-1]
+          outputs = [find(a) for a in makes(i)[:1] if a in lives and lives[a].last >= t]
+          residual, host = find(("residuals", i.item)), -1
           if i.op is Op.REDUNDANT_FORWARD:
-            one = one._replace(residual=next(spare), host=offloads[i.item])
+            residual, host, spare = spare, next(offloads), spare + 1
           elif i.op is Op.BACKWARD:
-            place, one = -1, one._replace(host=fetches.get(i.item, -1))
-          rows[place] = one
-        arrivals = {array[0]: self.find_slot(n, array, slots) for array in row[n].arrivals}
-        arriving = (arrivals.get(kind, -1) for kind in KINDS[:2])
-        found[n, t - first] = [*itertools.chain(*rows), *arriving]
-    return found
-
-  def offloads(self, node: int, first: int, stop: int) -> dict[Key, int]:
-    """Returns the slots of residuals that a node moves to host memory.
-
-    In ticks `first` to `stop - 1`, by stage and microbatch.
-    """
-    keys = (key for row in self.ticks[first:stop] for key in _redundant(row[node]))
-    return {key: slot for slot, key in enumerate(keys)}
+            place, host = -1, fetches.get(i.item, -1)
+          passes[place] = Pass(
+              microbatch=i.microbatch,
+              stage=i.stage,
+              hold=self.stages[n].index(i.stage),
+              inputs=find(source) if source in lives else -1,
+              residual=residual,
+              output=next(iter(outputs), -1),
+              host=host,
+          )
+      for array, life in lives.items():
+        if 0 <= life.made < life.first:
+          found[n, life.made, KINDS.index(array[0]) - 2] = find(array)
+    return found.reshape(self.num_nodes, count, size, NUM_FIELDS)
 
   def fetches(self, node: int) -> dict[Key, int]:
     """Returns the slots of the residuals that a node has in host memory at the start."""
@@ -273,43 +255,25 @@ class TickTable:
         yield array, None, self.find_slot(node, array, slots)
     for t, row in enumerate(self.ticks[:num_ticks]):
       segment, at = divmod(t, size)
-      for i in row[node].passes:
+      if not at:
+        offloads = itertools.count()
+      for i in row[node]:
         if i.op is Op.REDUNDANT_FORWARD:
-          offloads = self.offloads(node, t - at, t - at + size)
-          yield ("residuals", i.item), segment, offloads[i.item]
+          yield ("residuals", i.item), segment, next(offloads)
         else:
           yield from ((array, segment, at) for array in makes(i)[:1] if self._is_passed(array))
 
   def find_accumulated(self, node: int, num_ticks: int) -> set[Key]:
     """Returns the backward passes whose gradients are in a node's sums after some ticks."""
-    return self.start[node].accumulated | self._find_backward(node, num_ticks)
-
-  def _find_backward(self, node: int, num_ticks: int) -> frozenset[Key]:
-    passes = (i for row in self.ticks[:num_ticks] for i in row[node].passes)
-    return frozenset(i.item for i in passes if i.op is Op.BACKWARD)
+    stages = [stage for stage in self.stages[node] if self.owners[stage] == node]
+    left = (i for row in self.ticks[num_ticks:] for i in row[node])
+    keys = itertools.product(stages, range(self.num_microbatches))
+    return {*keys} - {i.item for i in left if i.op is Op.BACKWARD}
 
   def _is_passed(self, array: Array) -> bool:
     """Returns whether an array is not input or output of the model, which nobody passes on."""
     kind, (stage, _) = array
     return kind == "residuals" or 0 <= stage < self.num_stages - 1
-
-  def _reads(self, i: Instruction) -> list[Array]:
-    return [*filter(self._is_passed, reads(i))]
-
-  def _lower(self, n: int, t: int, i: Instruction, slots: Slots) -> Pass:
-    """Returns a pass of a node in a tick, with the slots that `slots` decide."""
-    find, lives = functools.partial(self.find_slot, n, slots=slots), self.lives[n]
-    inputs = [find(a) for a in self._reads(i) if a[0] != "residuals"]
-    outputs = [find(a) for a in makes(i)[:1] if a in lives and lives[a].last >= t]
-    is_redundant = i.op is Op.REDUNDANT_FORWARD
-    return Pass(
-        microbatch=i.microbatch,
-        stage=i.stage,
-        hold=self.stages[n].index(i.stage),
-        inputs=next(iter(inputs), -1),
-        residual=-1 if is_redundant else find(("residuals", i.item)),
-        output=next(iter(outputs), -1),
-    )
 
 
 def reads(i: Instruction) -> list[Array]:
@@ -329,8 +293,14 @@ def makes(i: Instruction) -> list[Array]:
   return []  # Residuals of redundant passes leave for the host.
 
 
-def _redundant(tick: Tick) -> list[Key]:
-  return [i.item for i in tick.passes if i.op is Op.REDUNDANT_FORWARD]
+def count_redundant(tick: Tick) -> int:
+  """Returns the number of redundant forward passes."""
+  return sum(i.op is Op.REDUNDANT_FORWARD for i in tick)
+
+
+def _add(tick: Tick, i: Instruction) -> Tick:
+  """Returns a tick with another pass."""
+  return tuple(sorted((*tick, i), key=lambda i: _ORDER.index(i.op)))
 
 
 def lower(
@@ -352,15 +322,11 @@ def lower(
     microbatches: Microbatches of the pipeline, by position.
     in_flight: K: a forward pass waits for the backward pass of the microbatch that
       is K earlier, whose slot it takes; None: it does not wait.
-
-  Raises `ValueError` if a node's stages are not contiguous.
   """
-  if not is_ring(owners):
-    raise ValueError(f"Each node of a program sends to the next one only, got owners {[*owners]}.")
+  assert is_ring(owners), owners
   nodes, position = list(dict.fromkeys(owners)), {m: i for i, m in enumerate(microbatches)}
   ticks: list[list[Tick]] = []
   made: dict[Array, int] = {}  # Tick of the pass that makes it.
-  there: dict[tuple[int, Array], int] = {}  # First tick in which a node may read it.
   free = collections.Counter[tuple[int, Op]]()
   moves, moved = [], set[instruction_lib.Transfer]()
   for node, given in order:
@@ -369,26 +335,20 @@ def lower(
     n, i = nodes.index(node), given._replace(microbatch=position[given.microbatch])
     if i.is_transfer:
       transfer = i.transfer(node)
-      array = transfer.kind, i.item
-      if i.is_send and array not in made:
+      if i.is_send and (transfer.kind, i.item) not in made:
         moved.add(transfer)
       if transfer in moved:
         moves.append((node, given))
-      elif i.is_receive:
-        own = ticks[made[array]][n]
-        ticks[made[array]][n] = own._replace(arrivals=(*own.arrivals, array))
-        there[n, array] = made[array] + 1
       continue
-    at = max(free[n, i.op], *(there.get((n, array), 0) for array in reads(i)))
+    inputs = (array for array in reads(i) if array in made)
+    at = max([free[n, i.op], *(made[array] + (array[0] != "residuals") for array in inputs)])
     if in_flight is not None and i.op is Op.FORWARD:
       before = holdings_lib.input_of((i.stage, i.microbatch - in_flight))
       at = max(at, 1 + made.get(("gradients", before), -1))
     free[n, i.op] = at + 1
-    ticks += ([Tick()] * len(nodes) for _ in range(len(ticks), at + 1))
-    ticks[at][n] = ticks[at][n].add(i)
-    for array in makes(i):
-      made[array] = at
-      there[n, array] = at + (array[0] != "residuals")
+    ticks += ([()] * len(nodes) for _ in range(len(ticks), at + 1))
+    ticks[at][n] = _add(ticks[at][n], i)
+    made |= dict.fromkeys(makes(i), at)
   return TickTable(
       owners=tuple(map(nodes.index, owners)),
       num_microbatches=len(microbatches),
@@ -405,9 +365,9 @@ def fill(table: TickTable, *, costs: costs_lib.StageCosts, budget: float) -> Tic
   `budget`; with `math.inf` all passes are run.
   """
   ticks = [[*row] for row in table.ticks]
-  time_ms = [[sum(map(costs.time_ms, own.passes)) for own in row] for row in ticks]
-  lasts_ms = [*map(max, time_ms)]
-  left_ms = budget * sum(lasts_ms) if budget else 0.0
+  busy_ms = lambda tick: sum(map(costs.time_ms, tick))
+  lasts_ms = [max(map(busy_ms, row)) for row in ticks]
+  left_ms = budget * sum(lasts_ms)
   rules, done = [], [set[Instruction]() for _ in table.stages]
   for _, replica in table.stages:
     passes = [Instruction(replica, Op.REDUNDANT_FORWARD, m) for m in range(table.num_microbatches)]
@@ -415,14 +375,13 @@ def fill(table: TickTable, *, costs: costs_lib.StageCosts, budget: float) -> Tic
   for is_free in (True, False):
     made = [set[Key]() for _ in rules]
     for (t, row), (n, rule) in itertools.product(enumerate(ticks), enumerate(rules)):
-      made[n] |= {i.item for i in row[n].passes if i.op is Op.FORWARD}
-      while len(_redundant(row[n])) < MAX_REDUNDANT and (i := rule.find_next(done[n], made[n])):
+      made[n] |= {i.item for i in row[n] if i.op is Op.FORWARD}
+      while count_redundant(row[n]) < MAX_REDUNDANT and (i := rule.find_next(done[n], made[n])):
         end_ms = lasts_ms[t] + (0.0 if is_free else left_ms)
-        if not dataclasses.replace(rule, span_ms=end_ms).fits(i, None, now_ms=time_ms[t][n]):
+        if not dataclasses.replace(rule, span_ms=end_ms).fits(i, None, now_ms=busy_ms(row[n])):
           break
         done[n].add(i)
-        row[n] = row[n].add(i)
-        time_ms[t][n] += costs.time_ms(i)
-        left_ms -= max(0.0, time_ms[t][n] - lasts_ms[t])
-        lasts_ms[t] = max(lasts_ms[t], time_ms[t][n])
+        row[n] = _add(row[n], i)
+        longer_ms = max(0.0, busy_ms(row[n]) - lasts_ms[t])
+        left_ms, lasts_ms[t] = left_ms - longer_ms, lasts_ms[t] + longer_ms
   return dataclasses.replace(table, ticks=tuple(map(tuple, ticks)))

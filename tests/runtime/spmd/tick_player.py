@@ -12,10 +12,7 @@ def check(table, *, widen=0, segment_ticks=3):
   rows, line = as_rows(table), lines_lib.Line(range_of(table), range(table.num_microbatches))
   checker.check(rows, [line], dict(base.by_node(table.start)))
   slots = {kind: count + widen for kind, count in table.num_slots.items()}
-  player = Player(table, slots)
-  for first in range(0, len(table.ticks), segment_ticks):
-    player.run(first, first + segment_ticks)
-  return player
+  Player(table, slots, segment_ticks).run()
 
 
 def range_of(table):
@@ -26,11 +23,11 @@ def as_rows(table):
   """Returns the rows of a table; results are sent at the end of their tick."""
   nodes = base.nodes(table.num_nodes)
   rows = {n: [] for n in nodes}
-  for tick in table.ticks:
+  for t, tick in enumerate(table.ticks):
     for n in nodes:
-      rows[n] += tick[n].passes
+      rows[n] += tick[n]
     for n in nodes:
-      for kind, key in tick[n].arrivals:
+      for kind, key in arrivals(table, t, n):
         source = nodes[(n - 1 if kind == "activations" else n + 1) % len(nodes)]
         transfer = instruction.Transfer(kind, *key, source, n)
         rows[source].append(transfer.send)
@@ -38,11 +35,16 @@ def as_rows(table):
   return rows
 
 
+def arrivals(table, t, n):
+  """Returns the arrays that arrive at a node at the end of a tick."""
+  return [array for array, life in table.lives[n].items() if life.made == t < life.first]
+
+
 class Player:
   """The buffers of all nodes; raises `AssertionError` at a wrong read."""
 
-  def __init__(self, table, slots):
-    self.table, self.slots = table, slots
+  def __init__(self, table, slots, segment_ticks=3):
+    self.table, self.slots, self.size = table, slots, segment_ticks
     self.num_owned = max(map(table.owners.count, table.owners))
     self.buffers = []
     for n, start in enumerate(table.start):
@@ -54,9 +56,13 @@ class Player:
       self.buffers.append(held)
     self.offloaded = [[] for _ in table.start]
 
-  def run(self, first, stop):
-    array = self.table.as_array(first, stop, self.slots, self.num_owned)
-    for t in range(stop - first):
+  def run(self):
+    array = self.table.as_array(self.size, self.slots, self.num_owned)
+    for segment in range(array.shape[1]):
+      self.run_segment(segment, array[:, segment])
+
+  def run_segment(self, segment, array):
+    for t in range(self.size):
       sent = [self.run_node(n, [int(x) for x in row]) for n, row in enumerate(array[:, t])]
       for n, row in enumerate(array[:, t]):
         before, behind = sent[n - 1][0], sent[(n + 1) % len(sent)][1]
@@ -64,12 +70,17 @@ class Player:
           if slot >= 0:
             self.put(n, kind, int(slot), key)
     for n, own in enumerate(self.offloaded):
-      offloads = self.table.offloads(n, first, stop)
-      assert dict(own) == offloads, (own, offloads)
+      contents = self.table.find_contents(
+          n, (segment + 1) * self.size, size=self.size, slots=self.slots
+      )
+      left = {
+          key: slot for (kind, key), at, slot in contents if kind == "residuals" and at == segment
+      }
+      assert dict(own) == left, (own, left)
       own.clear()
 
   def run_node(self, n, row):
-    size = len(ticks_lib.Pass())
+    size = len(ticks_lib.Pass._fields)
     *forwards, back = (ticks_lib.Pass(*row[i : i + size]) for i in range(0, len(row) - 2, size))
     output = grad = None
     for p in forwards:
