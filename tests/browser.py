@@ -24,14 +24,10 @@ def started():
     browser.close()
 
 
-def open_page(browser, address, *, width=1280, scheme="light", script=""):
-  """Returns a page, and the list of its errors, which may grow.
-
-  `scheme` is "light" or "dark"; `script` runs before those of the page.
-  """
+def open_page(browser, address, *, width=1280, scheme="light"):
+  """Returns a page, and the list of its errors, which may grow; `scheme` is "light" or "dark"."""
   page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
   errors = []
-  page.add_init_script(script)
   page.on("pageerror", lambda error: errors.append(str(error)))
   page.on("console", lambda m: m.type == "error" and errors.append(m.text))
   page.goto(address)

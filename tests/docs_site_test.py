@@ -1,6 +1,5 @@
 """The documentation says what the code says, and is built without warnings."""
 
-import pathlib
 import re
 import sys
 
@@ -10,7 +9,7 @@ from bamboo_jax.launch import __main__
 from tests import folders, samples
 from tests.launch import commands
 
-_ROOT = pathlib.Path(__file__).resolve().parents[1]
+_ROOT = folders.ROOT
 _DOCS = _ROOT / "docs"
 sys.path.insert(0, str(_DOCS))
 

@@ -1,9 +1,6 @@
 """The model of docs/guides trains, through deaths, to the same bits."""
 
 import ast
-import contextlib
-import io
-import pathlib
 import re
 import sys
 from unittest import mock
@@ -13,12 +10,11 @@ import jax
 from bamboo_jax.cli import config_flag
 from bamboo_jax.exchange import weights
 from bamboo_jax.faults import faults as faults_lib
-from bamboo_jax.models import zoo
 from bamboo_jax.reproductions.paper_models import gnmt
 from bamboo_jax.verify import cases, trials as trials_lib
 from tests import folders
 
-_GUIDES = pathlib.Path(__file__).resolve().parents[1] / "docs" / "guides"
+_GUIDES = folders.ROOT / "docs" / "guides"
 
 
 def _read_code(page, word):
@@ -59,16 +55,8 @@ class ModelsPageTest(folders.FolderCase):
     read = lambda name: model.init_layer(
         model.layer_names.index(name), seed=0, batch_shapes=model.batch_shapes(1)
     )
-    out = self.enterContext(contextlib.redirect_stdout(io.StringIO()))
+    out = self.enterContext(folders.printed())
     with mock.patch.object(weights, "open_weights", return_value=read) as opens:
       exec(_read_code("models.md", "translate"), {})
     self.assertEqual(opens.call_args.args[1].fingerprint, model.fingerprint)
     self.assertEqual(len(ast.literal_eval(out.getvalue())), 32)
-
-  def test_refuses_unknown_functions(self):
-    for name, message in (
-        ("no_such_file:make", "no model 'no_such_file:make': .*No module"),
-        ("json:make", "no model 'json:make': Unknown function"),
-    ):
-      with self.assertRaisesRegex(ValueError, message):
-        zoo.make_model(name)

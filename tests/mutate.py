@@ -29,8 +29,9 @@ import zlib
 
 import pytest
 
-from tests import samples
+from tests import folders, samples
 
+_ROOT = folders.ROOT
 _PAIRS = "Lt GtE, Gt LtE, Eq NotEq, In NotIn, Is IsNot, Add Sub, And Or"
 _FLIPS = {
     getattr(ast, a): getattr(ast, b)
@@ -39,7 +40,6 @@ _FLIPS = {
 }
 _TEXTS = (ast.JoinedStr, ast.Assert, ast.Raise, ast.Import, ast.ImportFrom)
 _NOT_RUN = ("annotation", "returns", "decorator_list")
-_ROOT = pathlib.Path(__file__).resolve().parents[1]
 _COPY = _ROOT / "build" / "mutants" / "repository"
 _LOG = _COPY.parent / "log.txt"
 _ALIVE = "ALIVE"

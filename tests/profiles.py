@@ -8,22 +8,10 @@ from bamboo_jax.accounting import prices as prices_lib
 from bamboo_jax.plan import cost_model, planner
 
 
-def make_price(
-    on_demand: float,
-    spot: float,
-    *,
-    instance: str = "node",
-    source: str = "test",
-    date: str = "2026",
-) -> prices_lib.Price:
-  """Returns the price of a node in dollars per hour."""
-  return prices_lib.Price(
-      instance=instance,
-      on_demand_usd_per_hour=on_demand,
-      spot_usd_per_hour=spot,
-      source=source,
-      date=date,
-  )
+def make_price(on_demand: float, spot: float, **facts) -> prices_lib.Price:
+  """Returns the price of a node in dollars per hour, with `facts` instead of made-up ones."""
+  facts = dict(instance="node", source="test", date="2026") | facts
+  return prices_lib.Price(on_demand_usd_per_hour=on_demand, spot_usd_per_hour=spot, **facts)
 
 
 PRICE = make_price(3.0, 1.0)

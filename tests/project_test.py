@@ -2,7 +2,6 @@
 
 import configparser
 import os
-import pathlib
 import re
 import shutil
 import subprocess
@@ -14,7 +13,7 @@ import yaml
 import bamboo_jax
 from tests import folders, mutate
 
-_ROOT = pathlib.Path(__file__).resolve().parents[1]
+_ROOT = folders.ROOT
 _PROJECT = ("setup.cfg", "setup.py", "pyproject.toml")
 # These extras are for other hardware, or for a comparison: not pinned.
 _UNPINNED_EXTRAS = ("cuda12", "cuda13", "rivals")

@@ -1,7 +1,6 @@
 """README: its code runs, its links lead somewhere, its numbers are right."""
 
 import csv
-import pathlib
 import re
 import subprocess
 import sys
@@ -10,7 +9,7 @@ import types
 from bamboo_jax.benchmarks import story
 from tests import compilation, folders
 
-_ROOT = pathlib.Path(__file__).resolve().parents[1]
+_ROOT = folders.ROOT
 _TEXT = (_ROOT / "README.md").read_text()
 _PUBLISHED = _ROOT / "third_party" / "published"
 _DEADLINE_SECS = 300

@@ -129,7 +129,10 @@ class TotalsTest(parameterized.TestCase):
     text = "".join(
         json.dumps({"step": step, **entry, account_lib.KEY: totals.to_line()}) + "\n"
         for step, totals, entry in (
-            *((1, first, {}), (2, second, {}), (1, back, {"event": "rollback"}), (2, again, {})),
+            (1, first, {}),
+            (2, second, {}),
+            (1, back, {"event": "rollback"}),
+            (2, again, {}),
         )
     )
     lines = [*map(json.loads, text.splitlines()), {"step": 2, "event": "recovery"}]
@@ -137,7 +140,7 @@ class TotalsTest(parameterized.TestCase):
       self.assertEqual(account_lib.read_last(lines, up_to_step=step), want)
 
   @hypothesis.given(st.lists(st.one_of(_ADD, st.tuples(st.just("mark")), _BACK), max_size=30))
-  @hypothesis.settings(max_examples=60, deadline=None)
+  @hypothesis.settings(max_examples=60)
   def test_always_adds_up(self, actions):
     totals, marks, node_secs = _add(Account(), 1.0, _TRAINS), [], 0.0
     kept = []  # Samples of each piece; a mark is a length.

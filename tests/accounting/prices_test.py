@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import pathlib
 
 from absl.testing import parameterized
@@ -7,7 +8,6 @@ from bamboo_jax import config as config_lib
 from bamboo_jax.accounting import prices as prices_lib
 from tests import folders, profiles
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
 _HEADER = "instance,on_demand_usd_per_hour,spot_usd_per_hour,source,date"
 _TWO = """# Ours.
 provider,instance,region,gpu,gpu_count,on_demand_usd_per_hour,\
@@ -33,13 +33,13 @@ class PricesTest(folders.FolderCase):
     return path
 
   def test_line(self):
-    want = profiles.make_price(3.0, 1.0, instance="small", source="a, b", date="2021")
-    want = dataclasses.replace(want, provider="x", region="east", gpu="A", gpu_count=1)
+    facts = dict(provider="x", instance="small", region="east", gpu="A", gpu_count=1)
+    want = profiles.make_price(3.0, 1.0, source="a, b", date="2021", **facts)
     for mark in ("", "\ufeff"):
       self.assertEqual(prices_lib.load_prices(self._write(header=mark + _TWO))[0], want)
 
   def test_default_file_has_the_published_prices(self):
-    path = _ROOT / "third_party" / "published" / "prices.csv"
+    path = folders.ROOT / "third_party" / "published" / "prices.csv"
     ours = [
         dataclasses.replace(price, network_gbit_per_sec=None)
         for price in prices_lib.load_prices(prices_lib.DEFAULT_PATH)

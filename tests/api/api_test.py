@@ -164,7 +164,9 @@ class TrainTest(folders.FolderCase):
 
   @samples.only_all
   def test_jax_was_started_before(self):
-    done = commands.run("-c", _LATE, str(self.folder), env=_clean_environment())
+    environ = {k: v for k, v in os.environ.items() if k not in ("NPROC", "XLA_FLAGS")}
+    environ["PYTHONPATH"] = str(commands.ROOT)
+    done = commands.run("-c", _LATE, str(self.folder), env=environ)
     self.assertEqual(done.returncode, 0, msg=done.stderr)
     self.assertIn("compare hashes only with those of this", done.stderr)
     self.assertRegex(done.stdout, "needs 2 devices, and JAX was started with 1")
@@ -197,9 +199,3 @@ class ClusterTest(folders.FolderCase):
   def test_failure_has_the_last_line(self):
     with self.assertRaisesRegex(RuntimeError, "exit status 2: .*--nodes=1"):
       bamboo_jax.cluster(tiny.make_config(), workdir=self.folder, nodes=1)
-
-
-def _clean_environment():
-  hidden = ("NPROC", "XLA_FLAGS")
-  found = {k: v for k, v in os.environ.items() if k not in hidden}
-  return {**found, "PYTHONPATH": str(commands.ROOT)}

@@ -1,7 +1,5 @@
 """Examples train to the same bits, with deaths and without; 10 s each."""
 
-import pathlib
-
 from absl.testing import parameterized
 import jax
 import numpy as np
@@ -11,7 +9,7 @@ from bamboo_jax.base import functions
 from bamboo_jax.metrics import jsonl
 from tests import folders, samples
 
-_FOLDER = pathlib.Path(__file__).resolve().parents[2] / "examples"
+_FOLDER = folders.ROOT / "examples"
 _LOSS_MODEL = ["1,0/0,1,kill", "2,2/0,reduce,kill"]
 _PIPELINE = ["1,0/0,3,kill", "2,1/1,reduce,kill"]
 _METRICS = ("accuracy",)  # Own ones, of some of them.

@@ -1,7 +1,6 @@
 """All parts of the user in one run: the file of docs/guides/own_training.md."""
 
 import collections
-import pathlib
 import re
 
 from absl.testing import parameterized
@@ -13,9 +12,9 @@ from bamboo_jax.base import functions
 from bamboo_jax.metrics import loggers
 from bamboo_jax.recovery import policies
 from bamboo_jax.training.setup import accept, optimizers
-from tests import folders, samples, tiny
+from tests import folders, tiny
 
-_PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs/guides/own_training.md"
+_PAGE = folders.ROOT / "docs/guides/own_training.md"
 _DEATH = ["3,0/0,1,kill"]  # Of the node that writes the log.
 
 
@@ -53,16 +52,6 @@ class OwnPartsTest(folders.FolderCase):
     peak = self.config.optimizer.learning_rate
     wanted = peak * np.array([0, 1 / 3, 2 / 3, 1, 1, 1])
     np.testing.assert_allclose(rates, wanted, rtol=1e-6)
-
-  @samples.only_all
-  def test_in_a_cluster(self):
-    whole = bamboo_jax.train(self.config, workdir=self.folder / "whole")
-    killed = bamboo_jax.cluster(self.config, workdir=self.folder / "killed", faults=_DEATH)
-    self.assertEqual(whole.state_sha256, killed.state_sha256)
-    self.assertLen(killed.recoveries, 1)
-    steps, events = self.read_log("killed")
-    self.assertEqual(steps, [*whole.losses.items()])
-    self.assertEqual(events["recovery"], 1)
 
 
 class BadPartsTest(folders.FolderCase):

@@ -1,7 +1,6 @@
 """The code of docs/reference/api.md and of the notebook, in small."""
 
 import os
-import pathlib
 import re
 
 import pytest
@@ -9,10 +8,11 @@ import pytest
 from tests import folders, late, samples
 from tests.launch import commands
 
+_ROOT = folders.ROOT
+
 nbclient = late.Library("nbclient")
 nbformat = late.Library("nbformat")
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
 _NAME = 'get_config("quickstart")'
 _SMALL = """
 import bamboo_jax

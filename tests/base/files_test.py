@@ -10,8 +10,6 @@ from absl.testing import parameterized
 from bamboo_jax import base
 from tests import folders, limits
 
-_CLONE = pathlib.Path(__file__).resolve().parents[2]
-
 
 class FilesTest(folders.FolderCase):
 
@@ -70,9 +68,9 @@ class FilesTest(folders.FolderCase):
         "bamboo_jax/verify/table.py",
     }
     found = {
-        path.relative_to(_CLONE).as_posix()
+        path.relative_to(folders.ROOT).as_posix()
         for folder in ("bamboo_jax", "launch")
-        for path in (_CLONE / folder).rglob("*.py")
+        for path in (folders.ROOT / folder).rglob("*.py")
         if re.search(r"\.write_(text|bytes)\(", path.read_text())
     }
     self.assertEqual(found - private, set())

@@ -2,24 +2,19 @@
 
 import csv
 import itertools
-import json
 from unittest import mock
 
 from absl.testing import parameterized
 
 from bamboo_jax.benchmarks import ablation, ablation_report
-from tests import figures, folders
+from tests import figures, folders, run_files
 
 
 def write_run(folder, *, step_ms, pauses=(), state="a"):
   """Writes what `bamboo train` leaves of a run of three steps."""
-  folder.mkdir(parents=True)
-  summary = dict(steps=3, final_loss=2.5, samples_seen=12, samples_dropped=3)
-  summary |= dict(params_sha256="p", state_sha256=state, resumed_from_step=0)
-  summary |= dict(median_step_secs=0.1, bubble_fraction=0.3)
+  summary = run_files.SUMMARY | dict(state_sha256=state, samples_dropped=3)
   summary["recoveries"] = [{"kill_to_step_end_secs": p} for p in pauses]
   summary["cost"] = {"num_samples": 12.0, "cost_usd": 0.5}
-  (folder / "summary.json").write_text(json.dumps(summary))
   lines = [{"step": 0, "event": event} for event in ("start", "recovery", "start")]
   lines += [{"step": 1, "event": "recovery"} for _ in pauses]
   for step, ms in enumerate((9_000.0, *step_ms), 1):
@@ -27,8 +22,7 @@ def write_run(folder, *, step_ms, pauses=(), state="a"):
     account = dict(secs=9.0 + 2.0 * step, num_samples=4.0 * step)
     line["account"] = account | {"node_secs": 0.0, "parts": {}}
     lines.append(line)
-  text = "".join(json.dumps(line) + "\n" for line in lines)
-  (folder / "metrics.jsonl").write_text(text)
+  run_files.write(folder, lines, summary=summary)
 
 
 def make_rows(sweeps=None, num_repeats=1):

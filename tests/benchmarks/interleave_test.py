@@ -56,8 +56,16 @@ class InterleaveTest(folders.FolderCase):
     folders_ = {name: self.folder / name for name in names}
     commands = {
         name: [
-            *(sys.executable, "-S", "-c", _RUN, _CHILD, str(folders_[name]), name),
-            *(str(number), str(100 * k), str(code * (k == len(numbers)))),
+            sys.executable,
+            "-S",
+            "-c",
+            _RUN,
+            _CHILD,
+            str(folders_[name]),
+            name,
+            str(number),
+            str(100 * k),
+            str(code * (k == len(numbers))),
         ]
         for k, (name, number) in enumerate(zip(names, numbers, strict=True), 1)
     }

@@ -1,8 +1,5 @@
 """What is said of two runs, one of which lost nodes."""
 
-import contextlib
-import io
-import json
 import math
 import sys
 import types
@@ -13,7 +10,8 @@ from absl.testing import parameterized
 from bamboo_jax.benchmarks import story
 from bamboo_jax.metrics import progress as progress_lib, summary as summary_lib
 from bamboo_jax.report import contents
-from tests import folders
+from tests import folders, run_files
+from tests.recovery import durations_test
 
 
 def step(number, loss, *, ms=100.0, secs=0.0):
@@ -21,14 +19,12 @@ def step(number, loss, *, ms=100.0, secs=0.0):
   return {"step": number, "loss": loss, "step_ms": ms, **account}
 
 
-def recovery(number, names, *, heirs=("n3",), rung="shadow", wait_secs=0.05, is_measured=True):
-  line = {"step": number, "event": "recovery", "rung": rung, "view": 2}
-  line |= {"nodes": [int(name[1:]) for name in names], "names": [*names]}
+def recovery(number, names, *, heirs=("n3",), rung="shadow", wait_secs=0.05):
+  at_once = dict.fromkeys(("died_at_secs", "view_at_secs", "agreed_at_secs", "ready_at_secs"), 10.0)
+  line = durations_test.RECOVERY | at_once | {"step": number, "event": "recovery", "rung": rung}
+  line |= {"nodes": [int(name[1:]) for name in names], "names": [*names], "heirs": [*heirs]}
   line |= {"victims": [f"0/{name[1:]}" for name in names], "reason": "why"}
-  line |= {"heirs": [*heirs], "died_at_secs": 10.0, "view_at_secs": 10.0}
-  line |= {"agreed_at_secs": 10.0, "ready_at_secs": 10.0}
   line |= {"first_owed_at_secs": wait_secs and 10.0 + wait_secs}
-  line |= {"are_owed_measured": is_measured}
   return line | {"last_owed_at_secs": 10.2, "step_end_at_secs": 10.3}
 
 
@@ -153,31 +149,19 @@ class StoryTest(parameterized.TestCase):
       (dict(median_step_secs=math.pi), []),
   )
   def test_differences(self, changed, expected):
-    values = dict(steps=3, final_loss=2.0, params_sha256="p", state_sha256="a")
-    values |= dict(samples_seen=12, resumed_from_step=0, bubble_fraction=None)
-    values |= dict(median_step_secs=0.1)
-    found = contents.find_differences(
-        summary_lib.Summary(**values), summary_lib.Summary(**values | changed)
-    )
-    self.assertEqual(found, expected)
+    runs = [summary_lib.Summary(**run_files.SUMMARY | changes) for changes in ({}, changed)]
+    self.assertEqual(contents.find_differences(*runs), expected)
 
 
 _TRAINED = ("true",)  # The runs are there already.
 
 
-class TwinsTest(folders.FolderCase, parameterized.TestCase):
-
-  def record(self, name, lines):
-    folder = self.folder / name
-    folder.mkdir()
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    (folder / "metrics.jsonl").write_text(text)
+class TwinsTest(folders.FolderCase):
 
   def test_recorded_runs(self):
-    self.record("plain", STEPS)
-    self.record("failures", DEATHS)
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
+    run_files.write(self.folder / "plain", STEPS)
+    run_files.write(self.folder / "failures", DEATHS)
+    with folders.printed() as said:
       runs = story.run_all(self.folder, {"plain": _TRAINED, "failures": _TRAINED}, num_steps=4)
     self.assertEqual([len(run.recoveries) for run in runs], [0, 1])
     lines = said.getvalue().splitlines()
@@ -195,11 +179,10 @@ class TwinsTest(folders.FolderCase, parameterized.TestCase):
       story.run_all(self.folder, commands, num_steps=1)
 
   def test_a_long_start_is_no_silence(self):
-    said = io.StringIO()
     (self.folder / "a.log").write_text("of an earlier run\n")
     wait = "print('pause: 1 of 2 programs are compiled', flush=True)"
     with mock.patch.object(progress_lib.Reminder, "every_secs", -1.0):  # Always.
-      with contextlib.redirect_stdout(said):
+      with folders.printed() as said:
         story.run_all(self.folder, {"a": (sys.executable, "-c", wait)}, num_steps=1)
     self.assertEqual(said.getvalue().splitlines()[-1], "a: 1 of 2 programs are compiled")
     self.assertNotIn("earlier", said.getvalue())

@@ -22,7 +22,7 @@ from bamboo_jax.checkpoint import (
 )
 from bamboo_jax.cluster import records
 from bamboo_jax.runtime.stage import spec as spec_lib
-from tests import buckets
+from tests import buckets, folders
 
 _META = {"seed": 7}
 _MOMENT = datetime.timedelta(milliseconds=1)
@@ -86,7 +86,7 @@ class PureTest(parameterized.TestCase):
     self.assertEqual(parts.describe_uploads(base.StepId(4), uploads), told)
 
 
-class BucketPlaceTest(parameterized.TestCase):
+class BucketPlaceTest(folders.FolderCase):
 
   def open(self, scheme="s3"):
     """Starts the server of a bucket; returns the folder of a member that uses it."""
@@ -98,10 +98,10 @@ class BucketPlaceTest(parameterized.TestCase):
     self.is_fenced = False
     return self.member()
 
-  def member(self, *, keep=1):
+  def member(self):
     """Returns the folder of another machine."""
-    root = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()), "checkpoints")
-    return folder_lib.CheckpointFolder(root, keep=keep, check_fence=self.check_fence, url=self.url)
+    root = pathlib.Path(tempfile.mkdtemp(dir=self.folder), "checkpoints")
+    return folder_lib.CheckpointFolder(root, keep=1, check_fence=self.check_fence, url=self.url)
 
   def check_fence(self):
     if self.is_fenced:

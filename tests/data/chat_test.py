@@ -110,7 +110,7 @@ class ChatTest(files_test.FilesCase):
     chats = [chat.encode(record, template, vocabulary) for record in records]
     length = sum(len(tokens) for tokens, _ in chats)
     make = functools.partial(
-        *(self.make, "a.jsonl"), field="messages", tokenizer=str(self.folder / "hub")
+        self.make, "a.jsonl", field="messages", tokenizer=str(self.folder / "hub")
     )
     # A stream needs one token more than a sample has.
     is_whole = packing == "whole"

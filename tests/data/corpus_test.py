@@ -25,21 +25,19 @@ class CorpusTest(parameterized.TestCase):
   @parameterized.named_parameters(
       ("nothing", 0.0, 19),
       ("one_character", 0.01, 16),
-      ("moved_to_a_character", 4 / 19, 14),
+      ("moved_to_a_character", 4 / 19, 14, "abc", "c"),
       ("at_a_character", 5 / 19, 14),
       ("whole_document", 9 / 19, 10),
       ("through_two_documents", 0.5, 9),
       ("nearly_all", 0.99, 0),
   )
-  def test_split_tail(self, fraction, head_bytes):
+  def test_split_tail(self, fraction, head_bytes, *names):
     head, tail = corpus.split_tail(_TEXT, fraction=fraction)
+    if names:  # Both parts of a document that is cut have its name.
+      self.assertEqual(names, tuple("".join(d.name for d in part) for part in (head, tail)))
     whole = b"".join(d.content for d in _TEXT)
     self.assertEqual(b"".join(d.content for d in head), whole[:head_bytes])
     self.assertEqual(b"".join(d.content for d in tail), whole[head_bytes:])
-
-  def test_both_parts_of_a_cut_document_keep_its_name(self):
-    parts = corpus.split_tail(_TEXT, fraction=4 / 19)
-    self.assertEqual([[d.name for d in part] for part in parts], [["a", "b", "c"], ["c"]])
 
   def test_manifest(self):
     manifest = corpus.make_manifest(_TEXT[:2])

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import gzip
-import io
 import json
 import os
 import pathlib
@@ -59,12 +58,10 @@ class FilesCase(folders.FolderCase):
   def write_rows(self, name, *rows):
     return self.write(name, "".join(json.dumps(row) + "\n" for row in rows))
 
-  def write_megatron(self, name, lengths, *, parts=1, dtype="<u2"):
-    path = self.write(f"{name}.bin", np.arange(sum(lengths), dtype=dtype))
-    index = path.with_suffix(".idx")
-    token_files.write_index(
-        index, lengths, dtype=np.dtype(dtype), parts=[parts] * (len(lengths) // parts)
-    )
+  def write_megatron(self, name, lengths, *, parts=1):
+    tokens = np.arange(sum(lengths), dtype="<u2")
+    path, parts = self.write(f"{name}.bin", tokens), [parts] * (len(lengths) // parts)
+    token_files.write_index(path.with_suffix(".idx"), lengths, dtype=tokens.dtype, parts=parts)
     return path
 
   def make(self, name, *, length=4, vocab_size=1000, documents=None, **options):
@@ -493,8 +490,7 @@ class CommandTest(FilesCase):
         f"{out}: 54 tokens of 9 documents written, .* tokens/s; parts: 1",
         f"{out}: 0 tokens of 0 documents written",
     ):
-      printed = io.StringIO()
-      with contextlib.redirect_stdout(printed):
+      with folders.printed() as printed:
         tokenize.main(flags)
       self.assertRegex(printed.getvalue(), want)
     with self.assertRaisesRegex(ValueError, "has tokens with fields="):

@@ -29,7 +29,8 @@ class SourceTest(parameterized.TestCase):
       ("synthetic", {"sequence_length": None}, "needs .* 'sequence_length'"),
       ("stdlib_text", {"token": "byte"}, "did you mean 'tokenizer'"),
       (
-          *("files", {"path": "", "heldout_fraction": 1.0}),
+          "files",
+          {"path": "", "heldout_fraction": 1.0},
           "heldout_fraction must be from 0 to below 1, got 1.0",
       ),
   )

@@ -22,12 +22,12 @@ _TEXT = (
 )
 
 
-def train_tokenizer(texts, vocab_size=300):
+def train_tokenizer(texts):
   """Returns a tokenizer of byte pairs with an end of documents."""
   import tokenizers
 
   pairs = tokenizers.ByteLevelBPETokenizer()
-  pairs.train_from_iterator(texts, vocab_size, special_tokens=["</s>"], show_progress=False)
+  pairs.train_from_iterator(texts, 300, special_tokens=["</s>"], show_progress=False)
   return pairs._tokenizer
 
 

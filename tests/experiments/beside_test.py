@@ -1,8 +1,6 @@
 """A run and its simulation side by side, from made-up logs."""
 
-import contextlib
 import dataclasses
-import io
 import json
 
 from bamboo_jax import config as config_lib
@@ -11,7 +9,7 @@ from bamboo_jax.experiments import beside
 from bamboo_jax.sim import decisions, speed, times as times_lib
 from bamboo_jax.traces import scale, trace as trace_lib
 from bamboo_jax.training.setup import accept
-from tests import folders, layouts, profiles, tiny
+from tests import folders, layouts, profiles, run_files, tiny
 from tests.recovery import durations_test
 
 # Two nodes train for 11 steps of 2 s; one dies in the next, which takes 3 s; 5
@@ -165,13 +163,9 @@ class ValidationTest(folders.FolderCase):
     self.assertEqual([e.rung for e in side.events], ["shadow"])
 
   def write_run(self, lines, nodes):
-    folder = self.folder
-    for name, found in (("metrics.jsonl", lines), ("nodes.jsonl", nodes)):
-      (folder / name).write_text("\n".join(map(json.dumps, found)) + "\n")
+    folders.write_lines(self.folder / "nodes.jsonl", nodes)
     config = tiny.make_config(redundancy__mode="lazy", cost__instance="p3.2xlarge")
-    config = accept.accept(config)
-    (folder / "config.json").write_text(json.dumps(config.to_json()))
-    return folder
+    return run_files.write(self.folder, lines, config=accept.accept(config).to_json())
 
   def test_report(self):
     folder = self.write_run(*make_log())
@@ -234,7 +228,7 @@ class ValidationTest(folders.FolderCase):
 
   def test_from_the_files_of_a_run_that_goes_on(self):  # Imports JAX and traces, 3 s.
     folder = self.write_run(*make_log())
-    with contextlib.redirect_stdout(io.StringIO()):
+    with folders.printed():
       said = beside.run(folder, workdir=folder / "out")
     self.assertRegex(said, "^note: .* has not ended: this is about its first 22 steps")
     self.assertIn("| event 0: shadow, at s |", said)

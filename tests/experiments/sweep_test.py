@@ -1,9 +1,7 @@
 """Jobs that run elsewhere: the same results, whatever breaks."""
 
-import contextlib
 import gc
 import importlib
-import io
 import os
 import pathlib
 import pickle
@@ -22,9 +20,10 @@ from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.net import addresses
 from tests import folders, late, samples
 
+_ROOT = folders.ROOT
+
 distributed = late.Library("distributed")
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
 _DEADLINE_SECS = 60.0
 
 
@@ -52,7 +51,7 @@ def die(unused_job):
 
 def run(function, jobs, where, **options):
   """Returns the results, and what is printed."""
-  with contextlib.redirect_stdout(io.StringIO()) as out:
+  with folders.printed() as out:
     found = [*sweep.run(function, jobs, where, **options)]
   return found, out.getvalue().splitlines()
 
@@ -216,7 +215,10 @@ class DaskTest(folders.FolderCase):
 
   def start_worker(self, *, num_threads=1, path=_ROOT):
     return self.start(
-        *("worker", self.address, "--no-nanny", "--no-dashboard"),
+        "worker",
+        self.address,
+        "--no-nanny",
+        "--no-dashboard",
         f"--nthreads={num_threads}",
         path=path,
     )

@@ -18,8 +18,7 @@ import traceback
 from typing import Any
 
 from tests.gpu import settings as settings_lib
-
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
+from tests.launch import commands
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,14 +61,11 @@ def run_python(
 ) -> str | None:
   """Runs Python; returns what went wrong with its last lines, or None."""
   try:
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=_ROOT,
+    done = commands.run(
+        *arguments,
         env=os.environ | {"XLA_FLAGS": xla_flags},
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
         errors="replace",
         timeout=timeout_secs,
     )

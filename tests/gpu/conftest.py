@@ -120,8 +120,13 @@ def train(secs_left, report, tmp_path):
 
   def run(name, *arguments, module="launch.train"):
     command = [
-        *("-m", module, "--config=configs/sweep_faults.py", "--config.metrics.plots=False"),
-        *("--config.checkpoint.every_steps=0", *arguments, f"--workdir={tmp_path / name}"),
+        "-m",
+        module,
+        "--config=configs/sweep_faults.py",
+        "--config.metrics.plots=False",
+        "--config.checkpoint.every_steps=0",
+        *arguments,
+        f"--workdir={tmp_path / name}",
     ]
     flags = os.environ.get("XLA_FLAGS", "")
     if problem := child.run_python(command, xla_flags=flags, timeout_secs=secs_left()):

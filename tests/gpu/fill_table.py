@@ -11,8 +11,9 @@ import pathlib
 import re
 import sys
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
-PAGE = _ROOT / "docs" / "guides" / "gpu.md"
+from tests import folders
+
+PAGE = folders.ROOT / "docs" / "guides" / "gpu.md"
 _ROW = re.compile(r"\| `(?P<figure>[^`]+)` \|.*\|")
 
 

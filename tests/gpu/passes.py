@@ -69,22 +69,27 @@ class StageBench:
     """Runs the forward pass."""
     params, stats = self._params, self._stats
     done, _, self._saved = self.program("forward")(
-        *(self._token, params, stats, self._inputs, self._batch),
-        *(self._zero, self._zero, self._zero),
+        self._token, params, stats, self._inputs, self._batch, self._zero, self._zero, self._zero
     )
     return done
 
   def redundant(self):
     """Runs the redundant forward pass, whose results go to host memory."""
     return self.program("redundant")(
-        *(self._token, self._params, self._stats, self._inputs),
-        *(self._batch, self._zero, self._zero, self._zero),
+        self._token,
+        self._params,
+        self._stats,
+        self._inputs,
+        self._batch,
+        self._zero,
+        self._zero,
+        self._zero,
     )
 
   def backward(self):
     """Runs the backward pass of the last forward pass."""
     done, _, self.total = self.program("backward")(
-        *(self._token, self._params, self._inputs, self._saved, self._grad), self.total
+        self._token, self._params, self._inputs, self._saved, self._grad, self.total
     )
     return done
 

@@ -119,7 +119,10 @@ def make_whole(
       attention=attention,
   )
   return spec_lib.StageSpec(
-      *(model, 0, len(model.layers), model.batch_shapes(settings.microbatch_size)),
+      model,
+      0,
+      len(model.layers),
+      model.batch_shapes(settings.microbatch_size),
       optimizer=optax.adamw(1e-4),
       remat=settings.remat,
       prng=settings.prng,

@@ -1,13 +1,9 @@
 """Commands end with one line and the right code, whatever the user did."""
 
-import contextlib
-import io
 import os
-import pathlib
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from unittest import mock
 
@@ -16,6 +12,7 @@ from absl.testing import parameterized
 from bamboo_jax.launch import kill, options, plan, status
 from bamboo_jax.local_cluster import inquiry
 from bamboo_jax.models import zoo
+from tests import folders
 from tests.launch import commands
 
 _DEADLINE_SECS = 120
@@ -71,7 +68,7 @@ def _run_command(body, *arguments, before=""):
   return commands.fork("-c", command, *arguments)
 
 
-class CliTest(parameterized.TestCase):
+class CliTest(folders.FolderCase):
 
   def check(self, body, code, said, *arguments, before=""):
     """Runs a command, see `_run_command`; `said` is its standard error."""
@@ -87,7 +84,7 @@ class CliTest(parameterized.TestCase):
       ("microbatch", "did you mean 'microbatch_size'", "Sections: model, data"),
   )
   def test_options(self, name, first, then):
-    with contextlib.redirect_stdout(io.StringIO()) as out:
+    with folders.printed() as out:
       try:
         options.main(options.OptionsFlags((name,)))
         text = out.getvalue()
@@ -109,21 +106,27 @@ class CliTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
       (
-          *("mistake", "raise ValueError('x must be 3,\\n got 4.')", 2),
+          "mistake",
+          "raise ValueError('x must be 3,\\n got 4.')",
+          2,
           r"error: x must be 3, got 4\. \(traceback: --verbosity=1\)\n",
       ),
       ("with_traceback", "raise ValueError('x')", 1, "(?s:.*)Traceback(?s:.*)", "--verbosity=1"),
       ("ours", "raise KeyError('here')", 1, "(?s:.*)Traceback(?s:.*)"),
       ("ended", "raise base.EndedError('n1 died')", 2, "error: n1 died\n"),
       (
-          *("lost", "raise base.UnrecoverableHereError((1,))", 2),
+          "lost",
+          "raise base.UnrecoverableHereError((1,))",
+          2,
           "error: Lost all copies of stage 1[^(]*\n",
       ),
       (
-          *("file", "open('/no/file')", 2),
+          "file",
+          "open('/no/file')",
+          2,
           r"error: /no/file: No such file or directory\. \(traceback: --verb.*\n",
       ),
-      (*("warning", "logging.info('quiet'); logging.warning('%s', 'loud')", 0), "warning: loud\n"),
+      ("warning", "logging.info('quiet'); logging.warning('%s', 'loud')", 0, "warning: loud\n"),
       ("tidy", _TIDY, 130, "terminated: .*\nwarning: tidy\nerror: inter.*\n"),
       ("tidying_never_ends", _NEVER_TIDY, 130, "error: interrupted; go on\n"),
   )
@@ -131,7 +134,7 @@ class CliTest(parameterized.TestCase):
     self.check(body, code, said, *arguments)
 
   def test_own_code_that_raises_shows_its_lines(self):
-    path = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()), "mine.py")
+    path = self.folder / "mine.py"
     path.write_text("def loss():\n  return {}['x']\n")
     body = f"from bamboo_jax import base; base.find_function('{path}:loss', what='x')()"
     done = _run_command(body)
@@ -145,7 +148,8 @@ class CliTest(parameterized.TestCase):
       ("callback", "gc.callbacks.append(lambda *unused: send()); gc.collect()"),
       ("destructor", "Dropped()"),
       (
-          *("start_of_a_module", "Loader('name', 'path').create_module(None)"),
+          "start_of_a_module",
+          "Loader('name', 'path').create_module(None)",
           "warning: was not interrupted there\n",
       ),
   )
@@ -177,12 +181,11 @@ class CliTest(parameterized.TestCase):
       ("announced", "USR1 USR1 s", 138, ["told to end.*: fin", "saved", "told"]),
       ("two", "TERM TERM s", 143, ["terminated: finish", "terminated; go on"]),
       ("both", "INT TERM s", 143, ["interrupted: finish", "terminated; go on"]),
+      ("then_announced", "TERM USR1 s", 143, ["terminated: finish", "saved", "terminated; go on"]),
       (
-          *("then_announced", "TERM USR1 s", 143),
-          ["terminated: finish", "saved", "terminated; go on"],
-      ),
-      (
-          *("announced_before", "USR1 TERM s", 138),
+          "announced_before",
+          "USR1 TERM s",
+          138,
           ["told to end.*: finish", "saved", "told to end.*; go on"],
       ),
       # Its shell and the kernel may both say so; what is written is kept.
@@ -215,17 +218,17 @@ class CliTest(parameterized.TestCase):
     """Training ends as told rather than by an error of `print`."""
     reader, writer = os.pipe()
     os.close(reader)
-    folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
+    saved = self.folder / "saved"
     command = _COMMAND.format(body=f"""
   with cli.hearing(lambda: True):
     signal.raise_signal(signal.SIGHUP)
     print("step", flush=True)
-    open({str(folder / 'saved')!r}, "w")
+    open({str(saved)!r}, "w")
 """)
     done = commands.run("-c", command, stdout=writer, stderr=writer)
     os.close(writer)
     self.assertEqual(done.returncode, 129)
-    self.assertTrue((folder / "saved").exists())
+    self.assertTrue(saved.exists())
 
   def test_an_interrupt_that_python_ignores(self):
     """It comes in a callback, as that of a garbage collection."""
@@ -243,7 +246,7 @@ class CliTest(parameterized.TestCase):
   @parameterized.parameters(("1",), ("2",), ("0", "1", "2"))
   def test_closed_files(self, *closed):
     """What is opened next does not get the number of the output."""
-    path = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory())) / "x"
+    path = self.folder / "x"
     command = _COMMAND.format(body=f"""
   with open({str(path)!r}, "w") as file:
     print("x", flush=True)
@@ -269,7 +272,7 @@ class CliTest(parameterized.TestCase):
     )
 
   def test_list_of_models(self):
-    out = self.enterContext(contextlib.redirect_stdout(io.StringIO()))
+    out = self.enterContext(folders.printed())
     with mock.patch.object(zoo, "VARIANTS", {"gpt2": ["tiny"], "llama": ["tiny"]}):
       plan.main(plan.PlanFlags(list=True))
     head, *rows = out.getvalue().splitlines()
@@ -280,7 +283,7 @@ class CliTest(parameterized.TestCase):
 
   def test_a_node_to_kill_has_just_died(self):
     """The others are killed all the same."""
-    out = self.enterContext(contextlib.redirect_stdout(io.StringIO()))
+    out = self.enterContext(folders.printed())
     observed = status.ObserverFlags(workdir="runs/none")
     with mock.patch.object(inquiry, "find_workers", lambda logs: {"n1": 7, "n2": 8}):
       with mock.patch.object(os, "kill", side_effect=[ProcessLookupError, None]) as call:

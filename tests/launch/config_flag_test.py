@@ -1,8 +1,6 @@
 import functools
-import pathlib
 import re
 import sys
-import tempfile
 from unittest import mock
 
 from absl import flags
@@ -13,7 +11,7 @@ from bamboo_jax.cli import config_flag
 from bamboo_jax.launch import cli
 from bamboo_jax.training.setup import accept
 from configs import default
-from tests import tables
+from tests import folders, tables
 from tests.launch import commands
 
 # What a user types, and the error.
@@ -105,12 +103,11 @@ def _parse(*arguments):
   return config, rest[1:], values["config"].given
 
 
-class ConfigFlagTest(parameterized.TestCase):
+class ConfigFlagTest(folders.FolderCase):
 
   def test_a_config_imports_its_neighbour(self):
-    folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
-    (folder / "my_neighbour.py").write_text("STEPS = 7")
-    (folder / "mine.py").write_text(
+    (self.folder / "my_neighbour.py").write_text("STEPS = 7")
+    (self.folder / "mine.py").write_text(
         "import my_neighbour\n"
         "import ml_collections\n"
         "def get_config(more='0'):\n"
@@ -119,7 +116,7 @@ class ConfigFlagTest(parameterized.TestCase):
     )
     self.enterContext(mock.patch.object(sys, "path", [*sys.path]))
     for name, steps in (("mine.py", 7), ("mine.py:3", 10)):
-      self.assertEqual(config_flag.load(f"{folder}/{name}").num_steps, steps)
+      self.assertEqual(config_flag.load(f"{self.folder}/{name}").num_steps, steps)
     del sys.modules["my_neighbour"]
 
   @parameterized.parameters(
@@ -148,7 +145,7 @@ class ConfigFlagTest(parameterized.TestCase):
       ("config = None", "must return an ml_collections.* got None"),
   )
   def test_bad_config_file(self, line, message):
-    path = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()), "file.py")
+    path = self.folder / "file.py"
     lines = ["from configs import default", "", "def get_config():"]
     lines += ["  config = default.get_config()", f"  {line}", "  return config"]
     path.write_text("\n".join(lines))
@@ -210,8 +207,12 @@ class NoneTest(parameterized.TestCase):
   @parameterized.parameters(("grid", 2), ("templates", 0))
   def test_beside_a_policy(self, layout, code):
     done = commands.fork(
-        *("-m", "launch.plan", "--config.recovery.policy=oobleck", "--print_config"),
-        *(f"--config.pipeline.layout={layout}", "--config.redundancy.mode=lazy"),
+        "-m",
+        "launch.plan",
+        "--config.recovery.policy=oobleck",
+        "--print_config",
+        f"--config.pipeline.layout={layout}",
+        "--config.redundancy.mode=lazy",
     )
     self.assertEqual(done.returncode, code, done.stderr)
     wanted = "layout has no effect with config.recovery.policy='oobleck', which sets it"

@@ -1,13 +1,12 @@
-import contextlib
 import json
 
 from absl.testing import parameterized
 
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.configs import default
-from bamboo_jax.metrics import jsonl, table as table_lib
+from bamboo_jax.metrics import table as table_lib
 from bamboo_jax.report import contents
-from tests import folders
+from tests import folders, run_files
 from tests.launch import commands
 
 _PRICES = """instance,on_demand_usd_per_hour,spot_usd_per_hour,source,date
@@ -20,20 +19,15 @@ class ReportTest(folders.FolderCase):
 
   def write_run(self, name, has_price=True, **summary):
     """Returns the folder of a run of a quarter of an hour on four nodes, as an argument."""
-    folder = self.folder / name
-    folder.mkdir()
-    config = default.get_config()
+    config, prices = default.get_config(), self.folder / "prices.csv"
+    prices.write_text(_PRICES)
     if has_price:
-      (folder / "prices.csv").write_text(_PRICES)
-      config.cost.update(instance="small", market="spot", prices=f"{folder}/prices.csv")
-    (folder / "config.json").write_text(json.dumps(config.to_dict()))
-    if summary:
-      (folder / "summary.json").write_text(json.dumps(summary))
+      config.cost.update(instance="small", market="spot", prices=str(prices))
     activity = account_lib.NodeTime(useful=2700, bubble=900)
     totals = account_lib.Account(900.0, activity.total, activity, 1800)
-    with contextlib.closing(jsonl.MetricsWriter(folder / "metrics.jsonl")) as writer:
-      writer.write_step(1, {account_lib.KEY: totals.to_line()})
-    return str(folder)
+    line = {"step": 1, account_lib.KEY: totals.to_line()}
+    files = {"config": config.to_dict()} | ({"summary": summary} if summary else {})
+    return str(run_files.write(self.folder / name, [line], **files))
 
   def run_command(self, *arguments, code=0):
     """Runs a command in a new process, because flags are global; returns its output."""
@@ -79,14 +73,13 @@ class ReportTest(folders.FolderCase):
     self.assertIn("--instance has no effect on simulations", said)
 
   def test_whether_runs_end_in_one_state(self):
-    facts = dict(steps=1, final_loss=2.0, samples_seen=12, params_sha256="p")
-    facts |= dict(resumed_from_step=0, median_step_secs=0.1, bubble_fraction=0.3)
     plain, deaths, other = (
-        self.write_run(name, state_sha256=state, **facts) for name, state in ("a5", "b5", "c6")
+        self.write_run(name, **run_files.SUMMARY | {"state_sha256": state})
+        for name, state in ("a5", "b5", "c6")
     )
     page = f"--out={self.folder}/both.html"
     said = self.run_command(plain, deaths, "--same", page)
-    self.assertIn("b: 1 steps, 12 samples, loss 2.0000, 0 recoveries, state_sha", said)
+    self.assertIn("b: 3 steps, 12 samples, loss 2.5000, 0 recoveries, state_sha", said)
     self.assertEndsWith(said, "identical\n")
     said = self.run_command(plain, deaths, other, "--same", page, code=1)
     self.assertEndsWith(said, "different: state_sha256\n")

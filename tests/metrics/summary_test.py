@@ -6,19 +6,9 @@ from absl.testing import parameterized
 import numpy as np
 
 from bamboo_jax.metrics import summary as summary_lib
-from tests import folders
+from tests import folders, run_files
 
-_SUMMARY = summary_lib.Summary(
-    steps=10,
-    final_loss=2.5,
-    params_sha256="ab",
-    state_sha256="cd",
-    samples_seen=320,
-    resumed_from_step=4,
-    median_step_secs=0.25,
-    bubble_fraction=0.3,
-    more={"recoveries": []},
-)
+_SUMMARY = summary_lib.Summary(**run_files.SUMMARY, more={"recoveries": []})
 
 
 def _render(summary):
@@ -43,7 +33,7 @@ class SummaryTest(folders.FolderCase):
     summary = dataclasses.replace(_SUMMARY, final_loss=loss, more={"cost": {"secs": 9.04}})
     self.assertEqual(
         summary.render("runs/my run"),
-        f"done in 9.0 s: 10 steps, 320 samples, {want}, 0 recoveries, state_sha256=cd; "
+        f"done in 9.0 s: 3 steps, 12 samples, {want}, 0 recoveries, state_sha256=a; "
         "next: bamboo report 'runs/my run'",
     )
 
@@ -68,14 +58,13 @@ class ResultTest(folders.FolderCase):
     (self.folder / "summary.json").write_text(_render(summary))
     lines = [{"event": "start", "step": 0}, {"step": 1, "loss": 0.75}, {"step": 2, "loss": 0.5}]
     lines.append({"event": "eval", "step": 2, "loss": 9.0})
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    (self.folder / "metrics.jsonl").write_text(text)
+    folders.write_lines(self.folder / "metrics.jsonl", lines)
     found = summary_lib.read_result(self.folder)
-    self.assertEqual((found.workdir, found.steps), (self.folder, 10))
+    self.assertEqual((found.workdir, found.steps), (self.folder, 3))
     self.assertEqual(found.losses, {1: 0.75, 2: 0.5})
     self.assertEqual(found.recoveries, more["recoveries"])
-    self.assertEqual((found.params_sha256, found.state_sha256), ("ab", "cd"))
-    self.assertEqual(str(found), "10 steps, 320 samples, loss 2.5000, 1 recovery, state_sha256=cd")
+    self.assertEqual((found.params_sha256, found.state_sha256), ("p", "a"))
+    self.assertEqual(str(found), "3 steps, 12 samples, loss 2.5000, 1 recovery, state_sha256=a")
 
   def test_needs_a_run(self):
     with self.assertRaises(FileNotFoundError):

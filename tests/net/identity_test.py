@@ -1,6 +1,5 @@
 """Certificates, and whom an agent lets in."""
 
-import contextlib
 import datetime
 from unittest import mock
 
@@ -16,9 +15,6 @@ def issue(secret=b"s", run="run", role="agent", name="n0", now=None):
 
 
 class SecretTest(folders.FolderCase):
-
-  def refuses(self, problem):
-    return self.assertRaisesRegex(ValueError, problem) if problem else contextlib.nullcontext()
 
   @parameterized.parameters(
       ("127.0.0.1", b"", ""),
@@ -39,7 +35,7 @@ class SecretTest(folders.FolderCase):
       ("127.0.0.1:80", b"", "is no address of this machine: .* without a port"),
   )
   def test_host(self, host, secret, problem):
-    with self.refuses(problem):
+    with self.refuses_if(problem):
       identity_lib.check_host(host, secret=secret)
 
   @parameterized.parameters(
@@ -53,7 +49,7 @@ class SecretTest(folders.FolderCase):
     path = self.folder / "secret"
     path.write_text(text)
     path.chmod(mode)
-    with self.refuses(problem):
+    with self.refuses_if(problem):
       self.assertEqual(identity_lib.read_secret(str(path)), text.strip().encode())
 
 

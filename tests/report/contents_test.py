@@ -10,7 +10,7 @@ from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.metrics import rows as rows_lib, table as table_lib
 from bamboo_jax.report import contents
 from bamboo_jax.sim import loop
-from tests import folders, profiles
+from tests import folders, profiles, run_files
 from tests.recovery import durations_test
 from tests.report.live import facts_test
 
@@ -54,18 +54,14 @@ def report():
 class ContentsTest(folders.FolderCase, parameterized.TestCase):
 
   def write_run(self, name, *, model="gpt2", **step):
-    folder = self.folder / name
-    folder.mkdir(parents=True)
     options = {"options": {"variant": "tiny"}}
     config = {"num_steps": 3, "model": {"name": model} | options, "data": {"name": "text"}}
     config["pipeline"] = {"num_pipelines": 1, "num_stages": 2}
     config["cost"] = {"instance": "p3.2xlarge", "market": "spot"}
-    (folder / "config.json").write_text(json.dumps(config))
     lines = [{"event": "layout", "step": 1, "owners": [[0, 1]], "names": {"0": "n0", "1": "n1"}}]
     lines += [facts_test.step(1), {"event": "recovery"} | durations_test.RECOVERY]
     lines.append(facts_test.step(2, **{"loss": 1.5} | step))
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return folder
+    return run_files.write(self.folder / name, lines, config=config)
 
   def test_a_simulated_run(self):
     run = contents.simulated("a", outcome())

@@ -1,9 +1,7 @@
 """The experiments that set simulated figures beside published ones."""
 
-import contextlib
 import csv
 import functools
-import io
 import json
 
 from absl.testing import parameterized
@@ -23,7 +21,7 @@ class PublishedTest(folders.FolderCase):
 
   def _run(self, experiment, *arguments, **options):
     where = sweep.Where(num_processes=1)
-    with contextlib.redirect_stdout(io.StringIO()) as out:
+    with folders.printed() as out:
       experiment.run(*arguments, workdir=self.folder, where=where, **options)
     with (self.folder / "summary.csv").open() as file:
       return list(csv.DictReader(file)), out.getvalue()

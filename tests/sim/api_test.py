@@ -2,7 +2,6 @@
 
 import json
 import os
-import pathlib
 import re
 from unittest import mock
 
@@ -13,14 +12,13 @@ from bamboo_jax.traces import trace as trace_lib
 from tests import folders, profiles
 from tests.launch import commands
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
 _NO_JAX = "import sys\nsys.modules['jax'] = sys.modules['jaxlib'] = None\n"
 
 
 class PageTest(absltest.TestCase):
 
   def test_the_page_runs_without_jax(self):  # Starts Python and plans, 3 s.
-    page = (_ROOT / "docs/research/simulator.md").read_text()
+    page = (folders.ROOT / "docs/research/simulator.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
     self.assertLen(blocks, 4)
     done = commands.run("-c", _NO_JAX + "\n".join(blocks))
@@ -74,7 +72,7 @@ class SimulateTest(folders.FolderCase):
     (folder / "mine.py").write_text(
         "from bamboo_jax import sim\nsim.register('mine', {'recovery.reconfigure': False})\n"
     )
-    path = os.pathsep.join([str(_ROOT), str(folder)])
+    path = os.pathsep.join([str(folders.ROOT), str(folder)])
     self.enterContext(mock.patch.dict("os.environ", PYTHONPATH=path))
     done = commands.run(
         "-c",

@@ -1,16 +1,15 @@
 """Oobleck's evaluation: the published table, and its rules one by one."""
 
 import csv
-import pathlib
 
 from absl.testing import parameterized
 
 from bamboo_jax.reproductions.oobleck import artifact, evaluation
 from bamboo_jax.traces import trace as trace_lib
+from tests import folders
 
-_ROOT = pathlib.Path(__file__).resolve().parents[3]
 _MODELS, _TRACES = artifact.read_models(), artifact.read_traces()
-with (_ROOT / "reproductions/oobleck/digits.csv").open() as _file:
+with (folders.ROOT / "reproductions/oobleck/digits.csv").open() as _file:
   _DIGITS = {(row["trace"], row["model"], row["system"]): row for row in csv.DictReader(_file)}
 
 

@@ -26,8 +26,8 @@ class ImageFolderTest(folders.FolderCase):
         "bamboo_jax.reproductions.paper_models.image_folder:make_image_folder", **options
     )
 
-  def colors(self, source, indices, seed=0):
-    arrays = source.batch(indices, seed=seed)
+  def colors(self, source, indices):
+    arrays = source.batch(indices, seed=0)
     return arrays["images"]()[:, 0, 0].tolist(), arrays["labels"].tolist()
 
   def test_an_epoch_has_every_image_with_its_label_once(self):
