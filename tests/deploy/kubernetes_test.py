@@ -2,7 +2,6 @@
 
 import pathlib
 import secrets
-import subprocess
 
 from absl.testing import absltest
 import kubernetes_validate
@@ -40,13 +39,8 @@ class PodTest(runs.DeployedCase):
         entry["name"]: entry.get("value") or fields[entry["valueFrom"]["fieldRef"]["fieldPath"]]
         for entry in _CONTAINER["env"]
     }
-    return subprocess.run(
-        [*_CONTAINER["command"], script],
-        env=self.environ | given | {"CONFIG": str(self.config)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    given["CONFIG"] = str(self.config)
+    return self.run_program(*_CONTAINER["command"], script, **given)
 
   def test_a_mistake_of_the_user_is_not_tried_again(self):
     self.write_program("bamboo", "exit 2\n")

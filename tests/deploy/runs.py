@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import subprocess
 import sys
 
 from tests.launch import commands
@@ -31,6 +32,17 @@ class DeployedCase(commands.CommandCase):
     path.parent.mkdir(exist_ok=True)
     path.write_text(f"#!/usr/bin/env bash\n{text}")
     path.chmod(0o755)
+
+  def run_program(self, *command, **changes):
+    """Runs a program to its end; `changes` are of its environment."""
+    return subprocess.run(
+        command,
+        cwd=self.folder,
+        env=self.environ | changes,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
 
   def check_commands(self, before=""):
     """Makes `bamboo` run the lines `before`, and only check its arguments."""

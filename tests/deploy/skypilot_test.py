@@ -28,10 +28,6 @@ class SkyPilotTest(runs.DeployedCase):
     self.write_program("hostname", 'test -z "$1" && echo ip7 || echo 10.0.0.7\n')
     self.write_program("date", "echo 99\n")
 
-  def run_text(self, *command, **environ):
-    environ = {**self.environ, **environ}
-    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300)
-
   @parameterized.parameters(
       # How agents end, one after another, and the task.
       ([0], 0),
@@ -46,7 +42,7 @@ class SkyPilotTest(runs.DeployedCase):
     self.check_commands(f"{self.note}{end}")
     given = {k: v for k, v in task["envs"].items() if v} | {"WORKDIR": "s3://b/run"}
     script = f"set -e\n{task['setup']}\n{task['run']}"
-    ran = self.run_text("bash", "-c", script, **given)
+    ran = self.run_program("bash", "-c", script, **given)
     self.assertEqual(ran.returncode, want, msg=ran.stderr)
     agent = (
         "bamboo agent --config=quickstart --workdir=s3://b/run --nodes=8 --name=ip7-99 "
@@ -61,8 +57,8 @@ class SkyPilotTest(runs.DeployedCase):
     """Returns how `up 2` and `down 1` end, and the commands of `sky`."""
     self.write_program("sky", f'{self.note}test "$5" != --name=bamboo-0\n')
     file = _FILES / "skypilot.sh"
-    up = self.run_text(file, "up", "2", "--env", "NODES=2", WORKDIR="s3://b/run")
-    down = self.run_text(file, "down", "1")
+    up = self.run_program(file, "up", "2", "--env", "NODES=2", WORKDIR="s3://b/run")
+    down = self.run_program(file, "down", "1")
     return up, down, self.calls.read_text().splitlines()
 
   def test_up_and_down(self):

@@ -77,9 +77,9 @@ class SlurmTest(runs.DeployedCase):
 
   def call(self, *command):
     """Returns the output of a command, which must end well."""
-    return subprocess.run(
-        command, cwd=self.folder, env=self.environ, capture_output=True, text=True, check=True
-    ).stdout
+    done = self.run_program(*command)
+    self.assertEqual(done.returncode, 0, msg=done.stderr)
+    return done.stdout
 
   def members(self):
     """Returns the members by name; none before the first step."""
@@ -139,15 +139,7 @@ class FileTest(runs.DeployedCase):
   def run_file(self, **environ):
     """Runs the file; returns its exit status, and what it called."""
     self.calls.touch()
-    done = subprocess.run(
-        [_FILES / "slurm.sh"],
-        env={**self.environ, **environ},
-        cwd=self.folder,
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    done = self.run_program(_FILES / "slurm.sh", **environ)
     return done.returncode, self.calls.read_text().splitlines(), done.stderr
 
   @parameterized.parameters(

@@ -3,7 +3,6 @@
 import configparser
 import re
 import shutil
-import subprocess
 
 from absl.testing import absltest
 
@@ -36,9 +35,7 @@ class SystemdTest(runs.DeployedCase):
     command = re.sub(r"\$\{(\w+)\}", lambda m: variables[m[1]], self.service["ExecStart"])
     program, *arguments = command.split()
     self.assertEqual(program, "/opt/bamboo-jax/.venv/bin/bamboo")
-    done = subprocess.run(
-        ["bamboo", *arguments], env=self.environ, capture_output=True, text=True, timeout=300
-    )
+    done = self.run_program("bamboo", *arguments)
     self.assertEqual(done.returncode, 0, msg=done.stderr)
     self.assertEqual(arguments[0], "agent")
     names = {argument.partition("=")[2] for argument in arguments[1:]}
@@ -50,7 +47,7 @@ class SystemdTest(runs.DeployedCase):
     path = self.folder / _FILE.name
     text = _FILE.read_text().replace("/opt/bamboo-jax/.venv/bin/bamboo", "/bin/true")
     path.write_text(text)
-    done = subprocess.run(["systemd-analyze", "verify", path], capture_output=True, text=True)
+    done = self.run_program("systemd-analyze", "verify", path)
     self.assertEqual((done.returncode, done.stderr), (0, ""))
 
   def test_how_it_ends(self):
