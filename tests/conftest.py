@@ -1,13 +1,14 @@
 """Gives the tests virtual devices, before anything starts JAX.
 
 Compiled programs are kept in build/, and loaded by other tests, processes and runs. See
-`tests/cpu_secs.py` for the order of files, `tests/samples.py` and `tests/compilation.py`.
+`tests/file_secs.py` for the order of files, `tests/samples.py` and `tests/compilation.py`.
 """
 
 import gc
 import os
 import pathlib
 import sys
+import time
 
 import hypothesis
 import jax
@@ -17,7 +18,7 @@ from bamboo_jax import base
 from bamboo_jax.runtime import devices as devices_lib, program_store
 from bamboo_jax.runtime.phases import replicas
 from bamboo_jax.runtime.stage import programs as programs_lib
-from tests import compilation, cpu_secs, samples
+from tests import compilation, file_secs, samples
 
 _CACHE = pathlib.Path(__file__).resolve().parents[1] / "build" / "cache"
 # Each program takes three mappings; Linux kills whoever exceeds 65,530.
@@ -40,26 +41,26 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
   if hasattr(config, "workerinput"):
-    config.stash[_SECS] = config.workerinput["cpu_secs"]
+    config.stash[_SECS] = config.workerinput["file_secs"]
     return  # The environment has the seed.
   try:
     samples.choose(config.option.sample, is_all=config.option.all)
   except ValueError as error:
     raise pytest.UsageError(f"{error}") from None
   compilation.choose(is_quick=not config.option.all)
-  config.stash[_SECS] = cpu_secs.read(cpu_secs.RECORD)
+  config.stash[_SECS] = file_secs.read(file_secs.RECORD)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node):
   """Gives a worker the times: all workers must have the same order."""
-  node.workerinput["cpu_secs"] = node.config.stash[_SECS]
+  node.workerinput["file_secs"] = node.config.stash[_SECS]
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node):
-  found = getattr(node, "workeroutput", {}).get("cpu_secs", {})
-  cpu_secs.add(cpu_secs.RECORD, found)
+  found = getattr(node, "workeroutput", {}).get("file_secs", {})
+  file_secs.add(file_secs.RECORD, found)
 
 
 def pytest_report_header():
@@ -77,23 +78,23 @@ def pytest_terminal_summary(terminalreporter):
 
 def pytest_collection_modifyitems(config, items):
   names = {item.nodeid.split("::")[0] for item in items}
-  secs = {name: cpu_secs.guess(name) for name in names} | config.stash[_SECS]
+  secs = {name: file_secs.guess(name) for name in names} | config.stash[_SECS]
   items.sort(key=lambda item: -secs[item.nodeid.split("::")[0]])
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _records_cpu_secs(request):
+def _records_secs(request):
   """Records the times of the files of which all tests run."""
-  start_secs = cpu_secs.used()
+  start_secs = time.monotonic()
   yield
   config = request.config
   is_part = config.option.keyword or any("::" in arg for arg in config.args)
   if not is_part:
-    secs = {request.node.nodeid: cpu_secs.used() - start_secs}
+    secs = {request.node.nodeid: time.monotonic() - start_secs}
     if hasattr(config, "workeroutput"):
-      config.workeroutput.setdefault("cpu_secs", {}).update(secs)
+      config.workeroutput.setdefault("file_secs", {}).update(secs)
     else:
-      cpu_secs.add(cpu_secs.RECORD, secs)
+      file_secs.add(file_secs.RECORD, secs)
 
 
 @pytest.fixture(autouse=True, scope="module")
