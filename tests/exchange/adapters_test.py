@@ -1,7 +1,5 @@
 """Training with LoRA equals that of `peft`; needs it and the extra `peers`."""
 
-import contextlib
-import io
 import json
 import re
 
@@ -41,8 +39,7 @@ def make_config(folder, **options):
 
 def convert(*, name, path, out, **direction):
   """Runs `bamboo convert`; returns how many parameters it names."""
-  printed = io.StringIO()
-  with contextlib.redirect_stdout(printed):
+  with folders.printed() as printed:
     given = {"model": name, "path": str(path), "out": str(out), **direction}
     convert_lib.main(convert_lib.ConvertFlags(**given))
   words = printed.getvalue().split()

@@ -1,8 +1,10 @@
 """Tokenizers travel with weights."""
 
+import contextlib
 import dataclasses
 import functools
 import json
+import os
 import pathlib
 import shutil
 
@@ -14,106 +16,90 @@ from bamboo_jax.exchange import weights
 from tests import folders
 from tests.exchange import weights_test as t
 
+_BOTH = "hub/tokenizer.json text/tokenizer.json"
+_TEXT = {"data": {"options": {"tokenizer": "text/tokenizer.json"}}}
+_OF_HUB, _OF_TEXT, _PLAIN = (
+    {"run/config.json": config}
+    for config in ({"init_from": "hub"}, _TEXT, {"init_from": None, "data": {"options": {}}})
+)
+_BASE = "base/tokenizer.json base/generation_config.json"
+_ADAPTED = {
+    "run/config.json": {"init_from": "adapter"},
+    "adapter/adapter_config.json": {"base_model_name_or_path": "base"},
+}
+# A model without a tokenizer: its settings of generation travel beside that of the text.
+_APART = "hub/generation_config.json text/tokenizer.json text/tokenizer_config.json"
+_OF_BOTH = {"run/config.json": _TEXT | {"init_from": "hub"}}
+
 
 class CompanionsTest(folders.FolderCase):
 
-  def write(self, folder, *names):
-    path = self.folder / folder
-    path.mkdir(parents=True, exist_ok=True)
-    for name in names:
-      (path / name).write_text(f"{folder} {name}")
-    return path
+  def setUp(self):
+    super().setUp()
+    self.enterContext(contextlib.chdir(self.folder))
 
-  def run_config(self, folder, **config):
-    path = self.write(folder) / "config.json"
-    path.write_text(json.dumps(config))
-
-  def found(self, path):
-    """Returns the folder of each file that belongs to the weights in `path`."""
-    return [f.parent for f in weights.find_companions(self.folder / path).values()]
-
-  def names(self, folder):
-    return sorted(p.name for p in (self.folder / folder).iterdir())
+  def write(self, files, configs=None):
+    """Writes files with their paths in them, and those of JSON."""
+    texts = {name: name for name in files.split()}
+    texts |= {name: json.dumps(config) for name, config in (configs or {}).items()}
+    for name, text in texts.items():
+      path = pathlib.Path(name)
+      path.parent.mkdir(parents=True, exist_ok=True)
+      path.write_text(text)
 
   def test_there_and_back(self):
     model = t.make_model("qwen")
     files = ["generation_config.json", "tokenizer.json", "tokenizer_config.json"]
-    hub = self.write("hub", *files, "README.md", "pytorch_model.bin")
+    self.write(" ".join(f"hub/{name}" for name in (*files, "README.md", "pytorch_model.bin")))
+    self.write("other/tokenizer.model")
+    hub, ours, other, none = map(pathlib.Path, ("hub", "ours", "other", "none"))
     t.write_hub(hub, model, t.random_weights(model))
-    ours, out = self.folder / "ours", self.folder / "none"
     weights.import_folder(hub, name="qwen", out=ours)
     name = manifest_lib.find_newest(ours).name
-    self.assertEqual(self.names("ours"), ["0", name, *files])
+    self.assertEqual(sorted(os.listdir(ours)), ["0", name, *files])
     export = functools.partial(weights.export_folder, name="qwen", max_file_bytes=1 << 30)
     for path, tokenizer, found in (
         (ours, None, files),
         (ours / "0", None, files),
-        (ours, self.write("other", "tokenizer.model"), [files[0], "tokenizer.model"]),
+        (ours, other, [files[0], "tokenizer.model"]),
     ):
-      back = self.folder / f"{path.name} {len(found)}"
+      back = pathlib.Path(f"{path.name} {len(found)}")
       export(path, out=back, tokenizer=tokenizer)
-      self.assertEqual(self.names(back), sorted([*found, "config.json", "model.safetensors"]))
-    self.assertEqual((self.folder / "0 3" / files[1]).read_text(), "hub tokenizer.json")
-    with self.assertRaisesRegex(ValueError, "no tokenizer file in .*/0.$"):
-      export(ours, out=out, tokenizer=ours / "0")
-    self.assertFalse(out.exists())
+      self.assertCountEqual(os.listdir(back), [*found, "config.json", "model.safetensors"])
+    self.assertEqual(pathlib.Path("0 3", files[1]).read_text(), "hub/tokenizer.json")
+    with self.assertRaisesRegex(ValueError, "no tokenizer file in ours/0.$"):
+      export(ours, out=none, tokenizer=ours / "0")
+    self.assertFalse(none.exists())
 
-  @parameterized.parameters("run", "run/checkpoints", "run/checkpoints/40")
-  def test_folders_that_a_run_names(self, path):
-    hub = self.write("hub", "tokenizer.json")
-    text = self.write("text", "tokenizer.json")
-    self.write("run/checkpoints/40")
-    for config, want in (
-        ({"init_from": None, "data": {"options": {}}}, None),
-        ({"init_from": str(hub), "data": {"options": {}}}, hub),
-        ({"init_from": None, "data": {"options": {"tokenizer": f"{text}/tokenizer.json"}}}, text),
-        ({"architectures": ["GPT2LMHeadModel"]}, None),
-    ):
-      self.run_config("run", **config)
-      self.assertEqual(self.found(path), [want] if want else [])
-
-  def test_a_run_that_began_with_another(self):
-    hub = self.write("hub", "vocab.txt")
-    self.run_config("first", init_from=str(hub))
-    self.run_config("second", init_from=str(self.folder / "first"))
-    self.assertEqual(self.found("second"), [hub])
+  @parameterized.named_parameters(
+      # Files, and others of JSON; then a path, and the folder of each file that belongs to it.
+      ("no_source", _BOTH, _PLAIN, "run", ""),
+      ("a_model", _BOTH, _OF_HUB, "run", "hub"),
+      ("checkpoints", _BOTH, _OF_HUB, "run/checkpoints", "hub"),
+      ("a_checkpoint", _BOTH, _OF_HUB, "run/checkpoints/40", "hub"),
+      ("a_text", _BOTH, _OF_TEXT, "run", "text"),
+      ("no_config_of_a_run", _BOTH, {"run/config.json": {"architectures": ["A"]}}, "run", ""),
+      ("another_run", _BOTH, _OF_HUB | {"next/config.json": {"init_from": "run"}}, "next", "hub"),
+      ("files_around_a_workdir", "vocab.txt", {}, "run/checkpoints", ""),
+      ("apart", _APART, _OF_BOTH, "run", "text text hub"),
+      ("given", f"{_APART} other/tokenizer.model", _OF_BOTH, "run", "hub other", "other"),
+      ("adapters", _BASE, _ADAPTED, "run", "base base"),
+      ("their_own", f"{_BASE} adapter/tokenizer.json", _ADAPTED, "run", "adapter base"),
+  )
+  def test_find(self, files, configs, path, want, tokenizer=None):
+    self.write(files, configs)
+    found = weights.find_companions(path, tokenizer)
+    self.assertEqual([file.parent.name for file in found.values()], want.split())
 
   def test_a_folder_that_is_gone(self):
-    self.run_config("run", init_from=str(self.folder / "gone"))
+    self.write("", {"run/config.json": {"init_from": "gone"}})
     with self.assertLogs("absl", "WARNING") as logs:
-      self.assertEqual(self.found("run"), [])
+      self.assertEmpty(weights.find_companions("run"))
     self.assertLen(logs.output, 1)
-    self.assertIn(f"names {self.folder / 'gone'}, which", logs.output[0])
-    pathlib.Path(self.folder, "run", "config.json").write_text("{")
+    self.assertIn(f"names {pathlib.Path.cwd()}/gone, which", logs.output[0])
+    pathlib.Path("run/config.json").write_text("{")
     with self.assertRaisesRegex(base.CheckpointError, "Cannot read .*config.j"):
-      weights.find_companions(self.folder / "run")
-
-  def test_files_around_a_workdir_are_others(self):
-    self.write(".", "vocab.txt")
-    self.write("run/checkpoints/40")
-    self.assertEqual(self.found("run/checkpoints"), [])
-
-  def test_a_model_without_a_tokenizer(self):
-    """Its settings of generation travel beside the tokenizer of the text."""
-    hub = self.write("hub", "generation_config.json")
-    text = self.write("text", "tokenizer.json", "tokenizer_config.json")
-    other = self.write("other", "tokenizer.model")
-    self.run_config("run", init_from=str(hub), data={"options": {"tokenizer": str(text)}})
-    self.assertEqual(self.found("run"), [text, text, hub])
-    files = weights.find_companions(self.folder / "run", other)
-    self.assertEqual([file.parent for file in files.values()], [hub, other])
-
-  def test_adapters(self):
-    """Those of the model without adapters, unless adapters have their own."""
-    self.write("base", "tokenizer.json", "generation_config.json")
-    adapter = self.write("adapter")
-    self.run_config("run", init_from=str(adapter))
-    config = {"base_model_name_or_path": str(self.folder / "base")}
-    (adapter / "adapter_config.json").write_text(json.dumps(config))
-    folders = [self.folder / "base"] * 2
-    self.assertEqual(self.found("run"), folders)
-    folders[0] = self.write("adapter", "tokenizer.json")
-    self.assertEqual(self.found("run"), folders)
+      weights.find_companions("run")
 
   def test_ids_of_special_tokens(self):
     """They are those of the import, whatever has happened in between."""

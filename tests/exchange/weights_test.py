@@ -1,11 +1,8 @@
 """Weights written for `transformers` are read again, to the bit."""
 
-import contextlib
 import functools
-import io
 import json
 import os
-import pathlib
 import shutil
 
 from absl.testing import parameterized
@@ -20,7 +17,6 @@ from bamboo_jax.checkpoint import (
     manifest as manifest_lib,
 )
 from bamboo_jax.exchange import hub_folder, names, weights
-from bamboo_jax.launch import convert
 from bamboo_jax.models import layer as layer_lib, zoo
 from tests import folders
 
@@ -319,16 +315,3 @@ class WeightsTest(folders.FolderCase):
     file.write_text(json.dumps(content))
     with self.assertRaisesRegex(base.CheckpointError, message):
       weights.open_weights(self.folder, model)
-
-  def test_command(self):
-    model, out = make_model("qwen"), io.StringIO()
-    self.enterContext(contextlib.chdir(self.folder))
-    write_hub(pathlib.Path("hub"), model, random_weights(model))
-    for direction, path, to in (("from_", "hub", "ours"), ("to", "ours", "back")):
-      with contextlib.redirect_stdout(out):
-        convert.main(convert.ConvertFlags(model="qwen", path=path, out=to, **{direction: "hf"}))
-    files = [pathlib.Path(folder, "model.safetensors").read_bytes() for folder in ("hub", "back")]
-    self.assertEqual(*files)
-    self.assertIn("back: qwen, 53,472 parameters", out.getvalue())
-    with self.assertRaisesRegex(ValueError, "Give --from or --to: hf or peft"):
-      convert.main(convert.ConvertFlags(model="qwen", path="a", out="b"))

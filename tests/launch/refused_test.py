@@ -18,10 +18,20 @@ _NAMES = dict(
 _RUN = "--workdir={run}"
 # Files of a run, and of what else may be in such a folder.
 _FILES = (
-    *("checkpoints/note", "cluster.log", "config.py", "records/note"),
-    *("failures.log", "layers.json", "logs/n0.log", "metrics.jsonl"),
-    *("plain.log", "provenance.json", "random_kills.csv", "run/metrics.jsonl"),
-    *("summary.json", "trace.csv"),
+    "checkpoints/note",
+    "cluster.log",
+    "config.py",
+    "records/note",
+    "failures.log",
+    "layers.json",
+    "logs/n0.log",
+    "metrics.jsonl",
+    "plain.log",
+    "provenance.json",
+    "random_kills.csv",
+    "run/metrics.jsonl",
+    "summary.json",
+    "trace.csv",
 )
 # Commands, and what each is told.
 _MISTAKES = r"""
@@ -79,6 +89,8 @@ tokenize --path={root}/records.jsonl --field=a --out={run}
   Unknown field 'a'. Allowed: text
 convert --from=hf --model=gpt2 --path=/no --out={run}
   Cannot read /no/config.json
+convert --model=gpt2 --path=/no --out={run}
+  Give --from or --to: hf or peft
 simulate {quick} --workdir={root}/new --dask=tcp://127.0.0.1:1
   --dask=tcp://.*: no Dask scheduler
 trace show /no.csv --events={run}/trace.csv
