@@ -4,10 +4,33 @@ import pathlib
 from absl.testing import parameterized
 
 from bamboo_jax.base import packaged
-from tests import folders
+from tests import folders, tables
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_ROOT = folders.ROOT
 _CONFIGS = _ROOT / "configs"
+# Names of configs, and the error.
+_MISTAKES = """
+:xl
+  There is no config file ''
+yours.py
+  There is no config file 'yours.py'.$
+/nowhere
+  There is no config file '/nowhere'.$
+configs/gpt2.py:xl
+  packaged one is --config=gpt2:xl$
+llama.py
+  packaged one is --config=llama$
+quickstrt
+  Unknown config 'quickstrt'; did you mean 'quickstart'
+compare
+  did you mean 'sim/compare'
+zoo
+  Unknown config 'zoo'
+__init__
+  Unknown config '__init__'
+configs
+  Unknown config 'configs'
+"""
 
 
 class PackagedTest(folders.FolderCase):
@@ -31,19 +54,7 @@ class PackagedTest(folders.FolderCase):
   def test_config(self, name, want):
     self.assertEqual(packaged.find_config(name), want)
 
-  @parameterized.parameters(
-      ("", "There is no config file ''"),
-      (":xl", "There is no config file ''"),
-      ("yours.py", "There is no config file 'yours.py'.$"),
-      ("/nowhere", "There is no config file '/nowhere'.$"),
-      ("configs/gpt2.py:xl", "packaged one is --config=gpt2:xl$"),
-      ("llama.py", "packaged one is --config=llama$"),
-      ("quickstrt", "Unknown config 'quickstrt'; did you mean 'quickstart'"),
-      ("compare", "did you mean 'sim/compare'"),
-      ("zoo", "Unknown config 'zoo'"),
-      ("__init__", "Unknown config '__init__'"),
-      ("configs", "Unknown config 'configs'"),
-  )
+  @parameterized.parameters(*tables.read(_MISTAKES), ("", "There is no config file ''"))
   def test_no_config(self, name, message):
     with self.assertRaisesRegex(ValueError, message):
       packaged.find_config(name)

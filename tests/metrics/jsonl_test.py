@@ -5,7 +5,30 @@ from absl.testing import parameterized
 import numpy as np
 
 from bamboo_jax.metrics import jsonl
-from tests import folders, limits
+from tests import folders, limits, tables
+
+# Step numbers with the letters of events, as they are written, and what is kept. If a step is
+# there twice, two members have told it.
+_FOLDED = """
+1 2 3
+  1 2 3
+1 2 3 rollback1 2 3
+  1 rollback1 2 3
+1 2 rollback0 1 2 rollback1 2 3
+  rollback0 1 rollback1 2 3
+1 2 recovery2 join3 eval2 rollback1 2
+  1 recovery2 join3 rollback1 2
+1 2 slow2 rollback1 2
+  1 slow2 rollback1 2
+1 2 recovery2 join3 eval2 slow2 start1 2
+  1 start1 2
+start0 1 2 3 start2 3 rollback0 1
+  start0 start2 rollback0 1
+1 2 2 3
+  1 2 3
+1 2 rollback1 2 2
+  1 rollback1 2
+"""
 
 
 class JsonlTest(folders.FolderCase):
@@ -67,18 +90,7 @@ class JsonlTest(folders.FolderCase):
     line = json.loads(self.path.read_text(), parse_constant=self.fail)
     self.assertEqual((line["step"], line["value"]), (1, want))
 
-  @parameterized.parameters(
-      # Step numbers, and the letters of events; "" leaves a line out.
-      ("1 2 3", "1 2 3"),
-      ("1 2 3 rollback1 2 3", "1 rollback1 2 3"),
-      ("1 2 rollback0 1 2 rollback1 2 3", "rollback0 1 rollback1 2 3"),
-      ("1 2 recovery2 join3 eval2 rollback1 2", "1 recovery2 join3 rollback1 2"),
-      ("1 2 slow2 rollback1 2", "1 slow2 rollback1 2"),
-      ("1 2 recovery2 join3 eval2 slow2 start1 2", "1 start1 2"),
-      ("start0 1 2 3 start2 3 rollback0 1", "start0 start2 rollback0 1"),
-      ("1 2 2 3", "1 2 3"),  # Two members told it.
-      ("1 2 rollback1 2 2", "1 rollback1 2"),
-  )
+  @parameterized.parameters(*tables.read(_FOLDED))
   def test_fold(self, written, kept):
     number = lambda word: int(word.lstrip("abcdefghijklmnopqrstuvwxyz"))
     lines = []

@@ -38,7 +38,7 @@ def zone_share(trace):
 class GenerateTest(parameterized.TestCase):
 
   # A `Trace` is sorted and free of contradictions, or cannot be built.
-  @hypothesis.settings(max_examples=30, deadline=None)
+  @hypothesis.settings(max_examples=30)
   @hypothesis.given(_PARAMETERS, st.integers(0, 2**63))
   def test_bounds(self, parameters, seed):
     trace = generator.generate_trace(parameters, seed=seed)

@@ -52,7 +52,7 @@ class ScaleTest(parameterized.TestCase):
     trace = scale.scale_nodes(scale.scale_nodes(parse(_TWO), 4), 8)
     self.assertEqual(trace.num_nodes, 8)
 
-  @hypothesis.settings(max_examples=30, deadline=None)
+  @hypothesis.settings(max_examples=30)
   @hypothesis.given(st.integers(0, 10**6), st.integers(1, 40))
   def test_shares_stay(self, seed, num_nodes):
     parameters = config_lib.TraceSection(nodes_per_zone=(8, 4), hours=6.0, hazard_per_node_hour=0.5)

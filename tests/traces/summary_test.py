@@ -1,13 +1,13 @@
 """The figures of a trace."""
 
 import json
-import pathlib
 import re
 
 from absl.testing import parameterized
 
 from bamboo_jax.sim import api
 from bamboo_jax.traces import readers, scale, summary as trace_summary
+from tests import folders
 from tests.traces import readers_test
 
 _HOUR = 3_600_000
@@ -85,7 +85,7 @@ class SpotPriceTest(parameterized.TestCase):
     self.assertEqual(trace_summary.mean_usd_per_hour(faster), mean)
 
   def test_example_of_the_page(self):
-    page = pathlib.Path(__file__).parents[2] / "docs/research/traces.md"
+    page = folders.ROOT / "docs/research/traces.md"
     (example,) = re.findall(r"^# duration_ms=\d+\n[^`]*", page.read_text(), re.MULTILINE)
     self.assertAlmostEqual(trace_summary.mean_usd_per_hour(parse(example)), 0.93, 2)
 

@@ -3,9 +3,25 @@
 from absl.testing import parameterized
 
 from bamboo_jax.traces import trace as trace_lib
+from tests import tables
 
 Event = trace_lib.Event
 ADD_A = Event(0, "add", "a")
+# Events, of which the last one cannot follow, and the error.
+_CONTRADICTIONS = """
+0 add a, 1 add a
+  node 'a' is added twice
+1 remove a
+  'a' is removed, but it is not there
+0 add a, 1 remove a, 2 remove a
+  'a' is removed, but
+0 add a, 1 notice b
+  'b' is given notice, but it is
+0 add a, 1 notice a, 1 notice a
+  'a' is given notice twice
+0 add a, 9 add b, 8 add c
+  in order of time, got 8 after 9
+"""
 
 
 def make_trace(text):
@@ -47,14 +63,7 @@ class TraceTest(parameterized.TestCase):
         [(0, 2), (20, 1), (30, 2), (40, 1), (50, 1), (60, 1)],
     )
 
-  @parameterized.parameters(  # The last event is the one that cannot follow.
-      ("0 add a, 1 add a", "node 'a' is added twice"),
-      ("1 remove a", "'a' is removed, but it is not there"),
-      ("0 add a, 1 remove a, 2 remove a", "'a' is removed, but"),
-      ("0 add a, 1 notice b", "'b' is given notice, but it is"),
-      ("0 add a, 1 notice a, 1 notice a", "'a' is given notice twice"),
-      ("0 add a, 9 add b, 8 add c", "in order of time, got 8 after 9"),
-  )
+  @parameterized.parameters(*tables.read(_CONTRADICTIONS))
   def test_contradiction(self, text, message):
     with self.assertRaisesRegex(trace_lib.ContradictionError, message) as caught:
       make_trace(text)
