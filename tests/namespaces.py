@@ -194,7 +194,11 @@ class Run:
     self.agents = {
         name: net.start(
             name,
-            *(sys.executable, "-m", "launch.agent", *_config(args), f"--secret={secret}"),
+            sys.executable,
+            "-m",
+            "launch.agent",
+            *_config(args),
+            f"--secret={secret}",
             f"--workdir={self.folder}",
             f"--name={name}",
             f"--zone={zone}",

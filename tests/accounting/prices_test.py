@@ -1,5 +1,4 @@
 import dataclasses
-import pathlib
 
 from absl.testing import parameterized
 

@@ -39,7 +39,8 @@ class FunctionsTest(folders.FolderCase):
       ("model", _model("{}/a.py"), ["a.py"]),
       ("in_a_list", {"data": {"of": [{"name": "{}/a.py:f"}]}}, ["a.py"]),
       (
-          *("with_neighbours", {"optimizer": {"name": "{}/d.py:make", "schedule": "{}/a.py:f"}}),
+          "with_neighbours",
+          {"optimizer": {"name": "{}/d.py:make", "schedule": "{}/a.py:f"}},
           ["a.py", "b.py", "d.py", "pkg/__init__.py", "pkg/c.py"],
       ),
       ("logger", {"metrics": {"logger": "{}/a.py:log"}}, []),

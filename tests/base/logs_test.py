@@ -69,6 +69,6 @@ class LogsTest(absltest.TestCase):
         warnings.warn("at %d", now_secs)
     self.assertEqual(
         [record.getMessage() for record in logs.records],
-        [*("at 0", "at 1", "at 11 (3 such lines before)"), "at 30 (1 such lines before)"],
+        ["at 0", "at 1", "at 11 (3 such lines before)", "at 30 (1 such lines before)"],
     )
     self.assertEqual(logs.records[0].filename, "logs_test.py")

@@ -78,11 +78,9 @@ class ExitTest(parameterized.TestCase):
 class PartsTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
-      ("one_node", [(0,)], 0, {0: (0,)}),
       ("one_pipeline", [(2, 1, 0)], 0, {2: (0,), 1: (1,), 0: (2,)}),
       ("in_turn", [(0, 1, 2), (3, 4, 5)], 0, {0: (0,), 4: (1,), 2: (2,)}),
       ("others_idle", [(4, 1), (2, 3)], 1, {4: (0,), 3: (1,)}),
-      ("two_stages", [(0, 0, 2), (3, 4, 4)], 0, {0: (0,), 4: (1,), 2: (2,)}),
       ("both_of_one", [(5, 1, 5), (3, 4, 6)], 1, {5: (0, 2), 4: (1,)}),
       ("all_in_one", [(0, 0), (0, 0)], 0, {0: (0, 1)}),
   )

@@ -23,8 +23,12 @@ _FREE = frozenset(
     " add-dependency".split()
 )
 _COLLECTIVES = (
-    *("all-reduce", "all-gather", "reduce-scatter", "all-to-all"),
-    *("collective-permute", "collective-broadcast"),
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "collective-permute",
+    "collective-broadcast",
 )
 _SCALARS_BYTES = 64  # A smaller constant may be copied, such as a counter.
 
@@ -203,7 +207,9 @@ def _parse_line(line):
     return None
   close = _find_close(rest, opcode.end() - 1)
   return HloInstruction(
-      *(found[2], tuple(_parse_shapes(rest[: end + 1])), opcode[1]),
+      found[2],
+      tuple(_parse_shapes(rest[: end + 1])),
+      opcode[1],
       operands=tuple(_NAME.findall(rest[opcode.end() : close])),
       attributes=rest[close + 1 :],
       is_root=bool(found[1]),

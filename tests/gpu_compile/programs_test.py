@@ -92,7 +92,7 @@ class ProgramsTest(parameterized.TestCase):
       ("resnet_152", "resnet:152", "h100", {}),
       ("gnmt", "gnmt:16", "a100", dict(model=dict(vocab_size=32000))),
       ("mesh_2x2", "gpt2:medium", "h100", dict(model=_PADDED, mesh=(2, 2))),
-      (*("mesh_2x4", "llama:3_8b", "h100"), dict(model=dict(vocab_size=128256), mesh=(2, 4))),
+      ("mesh_2x4", "llama:3_8b", "h100", dict(model=dict(vocab_size=128256), mesh=(2, 4))),
   )
   def test_passes(self, name, gpu, options):
     config = make_config(name, **options)
@@ -182,7 +182,7 @@ class ProgramsTest(parameterized.TestCase):
   )
   def test_spmd(self, name, num_stages, num_microbatches, remat, most_gib):
     config = make_config(
-        *(name,),
+        name,
         model=_PADDED,
         mode="bubble",
         executor="spmd",

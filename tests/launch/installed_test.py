@@ -19,20 +19,30 @@ from tests.launch import commands
 
 _DEADLINE_SECS = 300
 _WHEEL = (
-    *("bamboo_jax", "benchmarks", "configs", "launch", "reproductions"),
+    "bamboo_jax",
+    "benchmarks",
+    "configs",
+    "launch",
+    "reproductions",
     "third_party/published",
     "docs",
 )
 _FILES = ("LICENSE", "README.md", "pyproject.toml", "setup.cfg", "setup.py")
 # Two nodes and a model that compiles in seconds.
 _SMALL = (
-    *("--config=quickstart", "--config.num_steps=2"),
-    *("--config.pipeline.num_pipelines=1", "--config.pipeline.num_stages=2"),
-    *("--config.model.options.num_blocks=1", "--config.redundancy.spares=0"),
-    *("--config.model.options.width=16", "--config.pipeline.num_microbatches=2"),
+    "--config=quickstart",
+    "--config.num_steps=2",
+    "--config.pipeline.num_pipelines=1",
+    "--config.pipeline.num_stages=2",
+    "--config.model.options.num_blocks=1",
+    "--config.redundancy.spares=0",
+    "--config.model.options.width=16",
+    "--config.pipeline.num_microbatches=2",
     "--config.redundancy.mode=none",
-    *("--config.data.name=synthetic", "--config.evaluate.every_steps=0"),
-    *("--config.checkpoint.every_steps=0", "--config.metrics.plots=False"),
+    "--config.data.name=synthetic",
+    "--config.evaluate.every_steps=0",
+    "--config.checkpoint.every_steps=0",
+    "--config.metrics.plots=False",
 )
 _IMAGES = (
     "--config.data.name=bamboo_jax.reproductions.paper_models.image_folder:make_image_folder",
@@ -57,7 +67,7 @@ for name in sys.argv[1:]:
       module = f"bamboo_jax.launch.{name}"
       runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as end:
-      heavy = {"jax", "matplotlib", "PIL"} & sys.modules.keys()
+      heavy = {"jax", "matplotlib", "PIL", "tensorboardX", "wandb"} & sys.modules.keys()
       print("end:", name, end.code or 0, *heavy, flush=True)
     os._exit(0)
   os.wait()
@@ -169,8 +179,11 @@ class InstalledTest(parameterized.TestCase):
       (["plan", "--config=old.py"], "configs are in bamboo_jax.configs"),
       (
           [
-              *("train", *_SMALL, "--config.num_steps=4"),
-              *("--faults=quickstart_faults.csv", "--workdir=w"),
+              "train",
+              *_SMALL,
+              "--config.num_steps=4",
+              "--faults=quickstart_faults.csv",
+              "--workdir=w",
           ],
           "quickstart_faults.csv, line 6: pipeline must be",
       ),

@@ -12,9 +12,13 @@ class QuickstartTest(folders.FolderCase):
   def test_runs_with_and_without_deaths_end_alike(self):
     (self.folder / "faults.csv").write_text(_FAULTS)
     done = commands.run(
-        *("-m", "launch.quickstart", "--config=tests/tiny.py"),
-        *(f"--workdir={self.folder}/runs", "--config.redundancy.mode=eager"),
-        *("--config.num_steps=2", "--config.checkpoint.every_steps=0"),
+        "-m",
+        "launch.quickstart",
+        "--config=tests/tiny.py",
+        f"--workdir={self.folder}/runs",
+        "--config.redundancy.mode=eager",
+        "--config.num_steps=2",
+        "--config.checkpoint.every_steps=0",
         "--config.pipeline.num_shares=2",
         f"--faults={self.folder}/faults.csv",
     )
@@ -27,16 +31,3 @@ class QuickstartTest(folders.FolderCase):
         r"[0-9a-f]{64}\nidentical\nNext:\n",
     )
     self.assertTrue((self.folder / "runs" / "losses.png").exists())
-
-  # Starts Python three times: 10 s.
-  def test_what_a_run_complains_about_is_shown(self):
-    done = commands.run(
-        *("-m", "launch.quickstart", f"--workdir={self.folder}"),
-        "--config.plan.memory_limit_gib=1e-6",
-    )
-    self.assertEqual(done.returncode, 2)
-    self.assertRegex(
-        done.stderr,
-        r"^error: The run '\w+' ended with exit status 2: .*MiB too much.*; "
-        r"all that it said is in ",
-    )

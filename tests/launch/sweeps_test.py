@@ -16,7 +16,7 @@ class SweepsTest(folders.FolderCase):
 
   def run_command(self, command, *arguments, workdir="w"):
     done = commands.fork(
-        *("-m", f"launch.{command}", f"--workdir={self.folder / workdir}"), *arguments
+        "-m", f"launch.{command}", f"--workdir={self.folder / workdir}", *arguments
     )
     self.assertEqual(done.returncode, 0, done.stderr)
     return done.stdout
@@ -38,8 +38,10 @@ class SweepsTest(folders.FolderCase):
   @samples.only_all
   def test_ablate(self):  # Trains three times.
     flags = (
-        *("--config=tests/tiny.py", "--sweep=redundancy.mode=none,eager"),
-        *("--measure=losses", "--figure_format=svg"),
+        "--config=tests/tiny.py",
+        "--sweep=redundancy.mode=none,eager",
+        "--measure=losses",
+        "--figure_format=svg",
     )
     said = self.run_command("ablate", *flags, "--shard=1/2")
     self.assertEndsWith(said, "\nshard=1/2 jobs=1 of 2\n")

@@ -50,7 +50,8 @@ class MachineTest(folders.FolderCase):
       ("killed", -9, "", "Node n1: its agent was killed by SIGKILL."),
       (
           "it_has_said_why",
-          *(2, "info: View 2\nerror: Node n1: its worker was stopped.\n"),
+          2,
+          "info: View 2\nerror: Node n1: its worker was stopped.\n",
           "Node n1: its worker was stopped.",
       ),
       ("it_ended_without_a_word", 3, "", "its agent ended with exit status 3."),

@@ -53,10 +53,7 @@ class BackgroundTest(absltest.TestCase):
     logger.close()
     self.assertEqual(
         self.calls,
-        [
-            *(("make", 4), ("log", 5), ("eval", 5), ("close",)),
-            *(("make", 3), ("log", 4), ("close",)),
-        ],
+        [("make", 4), ("log", 5), ("eval", 5), ("close",), ("make", 3), ("log", 4), ("close",)],
     )
     self.assertEqual(logger.take_error(), "")
 

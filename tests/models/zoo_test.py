@@ -1,13 +1,9 @@
 """Numbers of parameters, as published; each variant takes about 0.3 s."""
 
-import contextlib
-import io
-
 from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
 
-from bamboo_jax.launch import plan
 from bamboo_jax.models import zoo
 
 # The model that is compared with torch.
@@ -90,11 +86,3 @@ class ZooTest(parameterized.TestCase):
     self.assertEqual({str(a.dtype) for a in inputs}, {"bfloat16"})
     for leaf in jax.tree.leaves(model.variable_shapes()):
       self.assertEqual(leaf.dtype, jnp.float32)
-
-  def test_command_lists_all(self):
-    all_variants, out = zoo.VARIANTS, io.StringIO()
-    self.addCleanup(setattr, zoo, "VARIANTS", all_variants)
-    zoo.VARIANTS = {"gpt2": ("tiny",)}
-    with contextlib.redirect_stdout(out):
-      plan._list_models()
-    self.assertEqual(out.getvalue(), "name,variant,layers,params\ngpt2,tiny,6,118528\n")

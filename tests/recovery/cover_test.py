@@ -49,7 +49,7 @@ def _splits(total, num):
 
 class MakespanTest(parameterized.TestCase):
 
-  @hypothesis.settings(deadline=None, max_examples=100)
+  @hypothesis.settings(max_examples=100)
   @hypothesis.given(
       strategies.lists(
           # What each microbatch adds to the time of a pipeline.
@@ -156,7 +156,7 @@ def _make_shapes(profile, predictor, *, num_failures, degrades=False, **options)
 
 class CoverTest(parameterized.TestCase):
 
-  @hypothesis.settings(deadline=None, max_examples=12)
+  @hypothesis.settings(max_examples=12)
   @hypothesis.given(
       strategies.lists(
           strategies.tuples(strategies.sampled_from([0.5, 1.0, 2.0]), strategies.integers(1, 40)),

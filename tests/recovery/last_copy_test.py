@@ -17,7 +17,8 @@ def make_rules(num_stages, kind, mode, reroute):
   if kind == "depth":
     return layouts.make_rules(num_stages, 3, **given)
   return layouts.make_rules(
-      *(num_stages, 3),
+      num_stages,
+      3,
       num_layers=2 * num_stages - 1,
       layout="grid" if kind == "grid" else "templates",
       method="rules" if kind == "rules" else "replanning",
@@ -59,7 +60,9 @@ class LastCopyTest(parameterized.TestCase):
   @parameterized.product(
       size=[(2, 1), (3, 1), (2, 2), (3, 2), (2, 3)],
       how=[
-          *(("depth", "shares"), ("depth", "whole_shares"), ("templates", "shares")),
+          ("depth", "shares"),
+          ("depth", "whole_shares"),
+          ("templates", "shares"),
           *itertools.product(["depth", "rules", "grid"], ["none"]),
       ],
       mode=["lazy", "none"],

@@ -64,7 +64,7 @@ class MoveTest(parameterized.TestCase):
     with self.assertRaisesRegex(base.InfeasibleError, "No live node has a copy of part 2"):
       moves.plan_layer_copies(_profile(), before, _pipelines([_ONE], [0]), [0])
 
-  @hypothesis.settings(deadline=None, max_examples=20, derandomize=True)
+  @hypothesis.settings(max_examples=20, derandomize=True)
   @hypothesis.given(
       strategies.lists(strategies.integers(1, 9), min_size=4, max_size=4),
       strategies.permutations(range(7)),

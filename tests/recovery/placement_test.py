@@ -26,9 +26,8 @@ SMALL = (
 )
 
 
-def _even(num_stages, *, layers_per_stage=1):
-  last = num_stages * layers_per_stage
-  return partition_lib.Partition(tuple(range(0, last + 1, layers_per_stage)))
+def _even(num_stages):
+  return partition_lib.Partition(tuple(range(num_stages + 1)))
 
 
 def _zones(text):
@@ -60,7 +59,7 @@ def _most(items, survives):
 
 class SurvivalTest(parameterized.TestCase):
 
-  @hypothesis.settings(deadline=None, max_examples=60)
+  @hypothesis.settings(max_examples=60)
   @hypothesis.given(
       strategies.lists(strategies.integers(1, 4), min_size=1, max_size=2),
       strategies.text("abc", min_size=8, max_size=8),

@@ -69,7 +69,7 @@ def owners_of(layout):
 def make_steps(num_stages, num_shares, num_pipelines, mode, per_share=1):
   """Returns steps of equal pipelines, and their layout."""
   rules = layouts.make_rules(
-      *(num_stages, num_shares), mode=mode, split="makespan", per_share=per_share, reroute="shares"
+      num_stages, num_shares, mode=mode, split="makespan", per_share=per_share, reroute="shares"
   )
   nodes = range(num_stages * num_pipelines)
   return Steps(rules), rules.start(rules.planner.fresh(nodes, {}))
@@ -102,7 +102,7 @@ class EveryDeathTest(parameterized.TestCase):
     rng, dealt, rungs = random.Random(f"{mode} {kind}"), 0, []
     if kind == "any":
       rules = layouts.make_rules(
-          *(2, 8), num_layers=6, layout="templates", split="makespan", mode=mode, per_share=1
+          2, 8, num_layers=6, layout="templates", split="makespan", mode=mode, per_share=1
       )
       steps = Steps(rules)
       first = rules.start(rules.planner.fresh(range(7), {}))

@@ -13,20 +13,12 @@ from bamboo_jax.recovery import slowness
 NodeStep = slowness.NodeStep
 
 
-def _step(busy, *, works="0101", span=200.0, waited=None):
+def _step(busy, *, works="0101", waited=None):
   """Returns a step: busy milliseconds by node; the rest of it is waited."""
   return {
-      node: NodeStep(work, ms / 1e3, (waited or {}).get(node, span - ms) / 1e3)
+      node: NodeStep(work, ms / 1e3, (waited or {}).get(node, 200.0 - ms) / 1e3)
       for node, (ms, work) in enumerate(zip(busy, works, strict=True))
   }
-
-
-def _starve(step, *, node, ms):
-  return step | {node: dataclasses.replace(step[node], starved_secs=ms / 1e3)}
-
-
-def _forget_waits(step):
-  return {n: NodeStep(s.work, s.busy_secs) for n, s in step.items()}
 
 
 _USUAL = _step([20, 30, 20, 30])
@@ -48,7 +40,7 @@ class FindSlowTest(parameterized.TestCase):
       ("two_of_four", _step([100, 150, 20, 30]), {}),
       ("not_other_work", _step([20, 90, 20, 30], works="0201"), {}),
       ("it_waits_more", _step([20, 150, 20, 30], waited={1: 190}), {}),
-      ("it_starves", _starve(_SLOW_1, node=1, ms=115), {}),
+      ("it_starves", _SLOW_1 | {1: dataclasses.replace(_SLOW_1[1], starved_secs=0.115)}, {}),
   )
   def test_three_steps(self, step, want):
     self._check([*_PAST, *[step] * 3], want)
@@ -63,7 +55,11 @@ class FindSlowTest(parameterized.TestCase):
       ("two_nodes", [{n: s[n] for n in (0, 1)} for s in _PAST + _THREE], {1: 5.0}),
       ("only_one", [{1: s[1]} for s in _PAST + _THREE], {1: 5.0}),
       ("too_few_steps", [_SLOW_1] * 2, {}),
-      ("waits_unknown", [_forget_waits(s) for s in _PAST + _THREE], {1: 5.0}),
+      (
+          "waits_unknown",
+          [{n: NodeStep(s.work, s.busy_secs) for n, s in one.items()} for one in _PAST + _THREE],
+          {1: 5.0},
+      ),
       ("old_steps_do_not_count", [_SLOW_1, *[_USUAL] * _NUM_USUAL, *_THREE], {1: 5.0}),
   )
   def test_history(self, history, want):

@@ -14,11 +14,10 @@ _UPLOADED = dict(saved=18, mib=7.71, secs=0.2, mib_per_sec=36.9)
 
 class EventsTest(parameterized.TestCase):
 
-  def show(self, *lines):
+  def show(self, line):
     stream = io.StringIO()
     with progress_lib.ProgressLine(num_steps=2, stream=stream, pause_secs=600.0) as shown:
-      for line in lines:
-        events.show(shown, line)
+      events.show(shown, line)
     return stream.getvalue()
 
   @parameterized.parameters(
@@ -51,7 +50,9 @@ class EventsTest(parameterized.TestCase):
       ("join", dict(boot_secs={"7": 1.0, "8": 2.0}), "node 7, node 8 joined", ""),
       ("join", dict(boot_secs={"7": 1.0}, names=["n3"]), "n3 joined", ""),
       (
-          *("eval", dict(loss=3.07846, accuracy=0.5), None),
+          "eval",
+          dict(loss=3.07846, accuracy=0.5),
+          None,
           "eval_step=20 eval_loss=3.0785 eval_accuracy=0.5000\n",
       ),
   )
@@ -59,14 +60,6 @@ class EventsTest(parameterized.TestCase):
     line = {"step": 20, "event": name, **values}
     self.assertEqual(events.describe(line), sentence)
     self.assertEqual(self.show(line), shown)
-
-  def test_a_death_is_shown_at_once(self):
-    said = self.show(
-        {"event": "pause", "step": 1, "reason": "n2 died", "at_once": True},
-        {"event": "pause", "step": 1, "reason": "waiting for 1 more to join"},
-        {"step": 1, "loss": 3.5},
-    )
-    self.assertEqual(said, "n2 died\nstep=1 loss=3.5000\n")
 
   def test_own_metrics_in_lines_of_the_log(self):
     line = {"step": 1, "loss": 2.5, "top5": 0.75, "learning_rate": 0.5, "account": {}, "view": 1}

@@ -46,7 +46,7 @@ class DecisionsTest(parameterized.TestCase):
   def test_as_if_asked_each_time(self, name):
     policy = make_policy(name)
 
-    @hypothesis.settings(max_examples=25, deadline=None, derandomize=True)
+    @hypothesis.settings(max_examples=25, derandomize=True)
     @hypothesis.example([("noticed", [0], "boundary"), ("lost", [0], "step")])
     @hypothesis.given(_EVENTS)
     def check(events):

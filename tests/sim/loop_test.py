@@ -178,7 +178,7 @@ class PropertyTest(parameterized.TestCase):
   def test_node_time_adds_up_and_runs_are_repeatable(self, name):
     policy = make_policy(name)
 
-    @hypothesis.settings(max_examples=25, deadline=None, derandomize=True)
+    @hypothesis.settings(max_examples=25, derandomize=True)
     @hypothesis.given(_CHANGES)
     def check(changes):
       live, lines = {*range(8)}, []

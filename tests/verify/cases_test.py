@@ -28,9 +28,6 @@ class SingleDeathsTest(absltest.TestCase):
         + [f"1,0/1,{at},kill" for at in (0, *phases)],
     )
 
-  def test_number(self):
-    self.assertLen(cases.single_deaths(STEPS, every=1), 17 + 8 * 7)
-
 
 class DrawDeathsTest(parameterized.TestCase):
 

@@ -35,7 +35,8 @@ def make_config():
 def make_layout(num_pipelines, num_stages, *settings, **more):
   sizes = {
       **layouts_lib.split_batch(make_config(), num_pipelines),
-      **{"pipeline.num_stages": num_stages, "redundancy.mode": "none"},
+      "pipeline.num_stages": num_stages,
+      "redundancy.mode": "none",
   }
   return layouts_lib.SweepLayout(tuple({**sizes, **dict(settings)}.items()), number=0, **more)
 

@@ -58,7 +58,7 @@ class TokenLossTest(parameterized.TestCase):
     def loss(h, weight):
       weight = weight.T if vocab_first else weight
       return losses.token_loss(
-          *(h, weight, target), vocab_first=vocab_first, chunk=chunk, num_tokens=V
+          h, weight, target, vocab_first=vocab_first, chunk=chunk, num_tokens=V
       ).total
 
     want, (want_h, want_weight) = plain_grads(h, weight, target)
