@@ -120,9 +120,7 @@ class _Handler(http_server.BaseHTTPRequestHandler):
       self._answer(404, "There is no such page.")
     elif self._check():
       if path == "/value":
-        self._answer(
-            200, json.dumps(self.latest.get(), separators=(",", ":")), "application/json"
-        )
+        self._answer(200, json.dumps(self.latest.get(), separators=(",", ":")), "application/json")
         return
       self._answer(200, "", "text/event-stream")
       for event in stream(self.latest.get):

@@ -129,10 +129,7 @@ class ExporterTest(absltest.TestCase):
       return accept(listener)
 
     clock = types.SimpleNamespace(sleep=pauses.append)
-    with (
-        mock.patch.object(socket.socket, "accept", refuse),
-        mock.patch.object(web, "time", clock),
-    ):
+    with mock.patch.object(socket.socket, "accept", refuse), mock.patch.object(web, "time", clock):
       port = exporter.serve(0, host="127.0.0.1", agent=make_agent)
       self.assertIn("bamboo_view", read(port))
     self.assertLen(pauses, 2)
