@@ -10,6 +10,7 @@ import pathlib
 import secrets
 import shutil
 import threading
+import time
 from unittest import mock
 
 from absl.testing import parameterized
@@ -177,9 +178,13 @@ class WriterTest(WriterCase):
   )
   def test_parts_become_a_checkpoint(self, owners, items):
     self.use(owners)
+    begin_secs = time.perf_counter()
     self.vote_all(*range(1, 6))
+    took_secs = time.perf_counter() - begin_secs
     for member, writer in self.writers.items():
       self.assertEqual(writer.steps(), (2, 4), member)
+      if f"node{member}" in items:
+        self.assertGreater(writer.rate, writer._num_bytes / took_secs)
     self.assertEqual(self.listed(), (["2v1", "4v1"], [2, 4]))
     self.assert_restores(2)
     self.assert_restores(4)

@@ -1,6 +1,7 @@
 """Sections of options: what they take, what they refuse, how they change."""
 
 import json
+import re
 
 from absl.testing import parameterized
 from ml_collections import config_dict
@@ -69,6 +70,8 @@ class ConfigTest(parameterized.TestCase):
       message = rf"^config\.{name} must be {limit}, got {value}\.$"
       with self.subTest(name), self.assertRaisesRegex(ValueError, message):
         config_lib.Config().changed({name: value})
+      if isinstance(value, int) and (least := re.match(r"at least (\d+)", limit)):
+        config_lib.Config().changed({name: int(least[1])})
 
   @parameterized.parameters(
       ("pipeline.num_stages", 2.5, "num_stages must be int, got 2.5, float"),

@@ -570,6 +570,7 @@ class TokenizeTest(FilesCase):
     error = RuntimeError("Could not determine home directory.")
     self.enterContext(mock.patch.object(pathlib.Path, "home", side_effect=error))
     self.refuses("home directory. Name .*cache_dir", "a.jsonl", cache_dir=None)
+    self.refuses("cache_dir='s3://b/c' is a URL", "a.jsonl", cache_dir="s3://b/c")
 
   def test_tokenizers(self):
     write_words(self.folder, "row", "x", "</s>", unknown="x")

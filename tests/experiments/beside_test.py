@@ -149,6 +149,7 @@ class ValidationTest(folders.FolderCase):
     self.assertEqual(table["event 0: shadow, at s"][1], "yes")
     self.assertEqual(table["event 1: repair, at s"][1], "yes")
     self.assertLen(predicted.events, 2)
+    self.assertLess(abs(table["event 0: shadow, at s"][0]), 5.0)
     self.assertAlmostEqual(predicted.num_steps, run.num_steps, delta=1)
     self.assertLess(abs(table["dollars"][0]), 1.0)
     self.assertLess(abs(table["useful, %"][0]), 2.0)

@@ -114,6 +114,7 @@ class CliTest(folders.FolderCase):
       ("with_traceback", "raise ValueError('x')", 1, "(?s:.*)Traceback(?s:.*)", "--verbosity=1"),
       ("ours", "raise KeyError('here')", 1, "(?s:.*)Traceback(?s:.*)"),
       ("ended", "raise base.EndedError('n1 died')", 2, "error: n1 died\n"),
+      ("ended_alone", "raise base.EndedError('n1 died')", 2, ".*: n1 died\n", "--verbosity=1"),
       (
           "lost",
           "raise base.UnrecoverableHereError((1,))",

@@ -78,6 +78,8 @@ class ShowTest(folders.FolderCase):
     *_, secs, _, _, gib = text.splitlines()[1].split()
     self.assertIn(f"\nstep: {secs} s (", text)
     self.assertIn(f"\nmemory: {gib} of ", text)
+    text = show.propose(make_config("l4", redundancy__mode="none"), 1)
+    self.assertIn("\nbest: the only layout that fits", text)
 
   def test_a_plan_has_one_bubble(self):
     more = dict(redundancy__mode="eager", pipeline__num_microbatches=8)  # So passes take longer.
