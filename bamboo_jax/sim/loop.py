@@ -307,10 +307,10 @@ class _Run:
       mode, kind = "restart", "restart"
     elif rung == "reconfigure":
       books.lose_step()
-    elif when == "step":
-      self._must_look = True
-      if rung == "drop":
-        books.change_samples(answer.places.cost)
+    elif when == "step" and rung == "drop":
+      books.change_samples(answer.places.cost)
+    # After a loss, a run decides again before it trains: of those left, some may be leaving.
+    self._must_look |= when == "step" and rung != "checkpoint"
     if mode == self._mode == "pause" and self._wake_at:
       now = max(now, self._wake_at)  # It was interrupted earlier.
     self._mode = mode

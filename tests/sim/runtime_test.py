@@ -164,6 +164,7 @@ class SameDecisionsTest(parameterized.TestCase):
 
     @hypothesis.settings(max_examples=40, deadline=None, derandomize=True)
     @hypothesis.given(_EVENTS)
+    @hypothesis.example([("notice", [0, 1, 3]), ("remove", [1])])  # Of those left one is leaving.
     def check(events):
       check_same(self, rules, simulation, events)
 
