@@ -76,7 +76,7 @@ class TableTest(parameterized.TestCase):
 
     def take_wrong(engine, steps):
       prints = take(engine, steps)
-      node = engine.shadows[0][0]
+      node = engine.roles[0].shadows[0]
       wrong = {name: print_ ^ 1 for name, print_ in prints.nodes[node].items()}
       return dataclasses.replace(prints, nodes={**prints.nodes, node: wrong})
 

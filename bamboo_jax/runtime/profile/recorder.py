@@ -89,6 +89,7 @@ class Recorder:
         self._num_forgiven = i + 1
         raise error
     self._started, self._num_forgiven = [], 0
+    self._last_secs.clear()  # Also those of nodes that have died.
     return sorted(measured, key=lambda m: (m.node, m.start_secs, m.end_secs))
 
   def close(self) -> None:
