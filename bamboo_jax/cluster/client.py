@@ -188,7 +188,7 @@ class Client:
     return self._wait(lambda: self._facts).layout
 
   def _wait(self, find: Callable[[], _T | None], timeout_secs: float | None = None) -> _T:
-    """Blocks until `find` returns what is true, or for a while; returns that, or what is not.
+    """Waits until `find` returns a true value, or for `timeout_secs`; returns its last value.
 
     Meanwhile heartbeats report that the main thread waits.
     """

@@ -136,7 +136,7 @@ def fail_over(
 def find_valid(
     roles: Roles, holdings: Mapping[base.NodeId, holdings_lib.Holdings]
 ) -> dict[base.NodeId, holdings_lib.Holdings]:
-  """Returns what each node may use of its holdings after a failover to `roles`.
+  """Returns, by node, the held values that are still valid after a failover to `roles`.
 
   These are residuals of stages that it owns or shadows, sums of stages that it owns,
   and all activations and gradients, since their bits do not depend on the node that

@@ -64,7 +64,7 @@ class ScriptCase(folders.FolderCase):
     return die
 
   def tell(self, node, holds=None, **facts):
-    """Returns what lets a node say something else than the others, as another member."""
+    """Returns a change of what is heard: a node says other things, as if it were elsewhere."""
 
     def change(said):
       held = dict(said[0].holdings)
@@ -94,7 +94,7 @@ class ScriptTest(ScriptCase):
         cohort_lib.LocalCohort, "settled", autospec=True, side_effect=settle
     ) as settled:
       worker = self.train({"vote 1": [self.kill(2)]}, "2x2x1 spares=1")
-    # At the start, and for each step, but twice for the second, which is decided anew.
+    # At the start, and once for each step; the second step is decided twice.
     self.assertEqual(settled.call_count, 2 + worker.state.steps)
 
   def test_others_are_too_far(self):
