@@ -52,10 +52,10 @@ def split_vjp(vjp: Any) -> tuple[JoinVjp, list[Any]]:
   return join, residuals
 
 
-def drop_unused(traced: jax.stages.Traced) -> core.Jaxpr:
-  """Returns a traced program without equations whose results are not used."""
-  jaxpr = traced.jaxpr.jaxpr
-  return partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[0]
+def drop_unused(jaxpr: core.Jaxpr, wanted: Sequence[bool]) -> tuple[core.Jaxpr, list[bool]]:
+  """Returns a program with the `wanted` results only, and which arguments they depend on."""
+  program, used = partial_eval.dce_jaxpr(jaxpr, wanted)
+  return program, used
 
 
 def sees_nvidia_gpu() -> bool:

@@ -73,7 +73,9 @@ class Roofline(NamedTuple):
       return self.start_ms + moved / self.bytes_per_ms
     # Efficiencies are shares of all products that are traced.
     is_frozen = any(layer.trained for layer in programs.unit.layers)
-    jaxpr = compat.drop_unused(traced) if is_frozen else traced.jaxpr
+    jaxpr = traced.jaxpr.jaxpr
+    if is_frozen:
+      jaxpr, _ = compat.drop_unused(jaxpr, [True] * len(jaxpr.outvars))
     found_ms = self.products_ms(products.find_products(jaxpr, loop_length=self.loop_length))
     moved = 3 * spec_lib.nbytes(programs.unit.accumulator.grads) if name == "backward" else 0
     return self.start_ms + found_ms + moved / self.bytes_per_ms

@@ -13,12 +13,12 @@ import re
 from typing import Any
 
 import jax
-from jax.interpreters import partial_eval
 import jax.numpy as jnp
 import numpy as np
 import optax
 
 from bamboo_jax import base, config as config_lib
+from bamboo_jax.runtime import compat
 
 _MASKS = ("mask", "weight_decay_mask")  # Names of optax for the argument.
 CONSTANT = "constant"
@@ -123,7 +123,7 @@ def _check_update(optimizer: optax.GradientTransformation, *, what: str) -> None
   # Without equations that only print.
   program = traced.jaxpr.replace(eqns=[one for one in traced.jaxpr.eqns if one.outvars])
   for result in program.outvars:
-    _, used = partial_eval.dce_jaxpr(program, [one is result for one in program.outvars])
+    _, used = compat.drop_unused(program, [one is result for one in program.outvars])
     if (used[0] or used[-2]) and (used[1] or used[-1]):  # Gradients or parameters.
       raise ValueError(
           f"The {what} cannot be used: its update of a parameter depends on "
