@@ -195,11 +195,13 @@ class Client:
     is_main = threading.current_thread() is threading.main_thread()
     with self._changed:
       self._is_waiting |= is_main
-      found: _T = self._changed.wait_for(find, timeout_secs)
-      if is_main:
-        self._is_waiting = False
-        self.note_progress()
-      return found
+      try:
+        found: _T = self._changed.wait_for(find, timeout_secs)
+        return found
+      finally:  # An interrupt, too, ends the wait; what comes then is work.
+        if is_main:
+          self._is_waiting = False
+          self.note_progress()
 
   def _beat(self) -> None:
     self._beat_secs, begun = self._now(), self._find_begun()

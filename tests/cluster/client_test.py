@@ -1,5 +1,6 @@
 """What a worker hears of its agent, and when that stops what it does."""
 
+import signal
 import socket
 import subprocess
 import sys
@@ -167,6 +168,20 @@ class ClientTest(parameterized.TestCase):
       self.assertFalse(self.hear(messages.Beat).is_waiting)
     self.show(4, 0, 1)
     thread.join()
+
+  def test_who_is_interrupted_waits_no_longer(self):
+
+    def interrupt(*_):
+      raise InterruptedError
+
+    self.begin()
+    before = signal.signal(signal.SIGALRM, interrupt)
+    self.addCleanup(signal.signal, signal.SIGALRM, before)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    with self.assertRaises(InterruptedError):
+      self.client.wait_interrupt(None)
+    beats = [self.hear(messages.Beat) for _ in range(10)]  # The first may be from before.
+    self.assertFalse(beats[-1].is_waiting)
 
   def test_a_death_stops_what_is_going_on(self):
     self.begin()
