@@ -1,10 +1,10 @@
-r"""Explores what may happen to a cluster: simulated faults, real decisions.
+r"""Explores histories of a cluster: simulated faults, real decisions.
 
 python -m tests.explorer --mode=net --first_seed=0 --seeds=1000
 
 Each seed is a history of 4 to 6 nodes, in mode `large` of 8 to 12, under a virtual clock, with
-faults of a kind. Prints for each that violates an invariant its seed, what was violated, and the
-smallest plan of faults found that does so too; then the exit code is 1. In mode `wire` it is a
+faults of a kind. Prints for each violation of an invariant its seed, the violation, and the
+smallest plan found with the same one; then the exit code is 1. In mode `wire` it is a
 history of the transport between two workers, whose faults are no plan. Last line:
 `mode=M histories=K violations=V`.
 """

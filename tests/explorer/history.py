@@ -1,19 +1,19 @@
-"""Carries out a plan on a simulated cluster, and says what was violated.
+"""Carries out a plan on a simulated cluster, and finds violated invariants.
 
-What must hold, whatever happens; each is a function of the trace, or of how it ends:
+The invariants; each is a function of the trace, or of its end:
 
-  one         a view that an agent has adopted is what others adopt by that number, and what
-              the records say for ever
-  state       all who commit a step in one life have the same state after it
-  fence       nobody commits in a view well after others have in a later one, nor in a life
+  one         all agents that adopt a view of some number adopt the same, which the records
+              keep
+  state       all that commit a step in one life have the same state after it
+  fence       no worker commits in a view well after others have in a later one, nor in a life
               well after a later one has begun, unless it cannot know
-  copies      nobody goes back to a checkpoint while a worker has the state, and no agent ends
-              with it
-  accuracy    a node is left out only if it is to blame, see `FaultPlan.excused`
+  copies      no worker restores a checkpoint while another has the state, and no agent ends
+              with the last copy of it
+  accuracy    a node is removed only if a fault excuses it, see `FaultPlan.excused`
   progress    steps are committed again soon after the last fault
-  end         all agents end, and well, once the last step is done
+  end         all agents end without error once the last step is done
   view        in the end all know the newest view
-  bounds      what an agent keeps does not grow
+  bounds      the number of values that an agent keeps does not grow
 """
 
 import asyncio
@@ -48,23 +48,23 @@ _T = TypeVar("_T")
 
 
 class ClusterHistory:
-  """Hosts, the network and the place that they share, what happens to them, and what they do.
+  """The hosts, the network and the place of a simulated cluster, and a trace of what they do.
 
   Attributes:
-    hosts: Those that have come, and those to come.
-    late: Whose workers were killed when others were done.
+    hosts: All, with those that join later.
+    late: Hosts whose workers were killed when others were done.
     saved: Steps and state of checkpoints.
-    trace: When, on which host ("" for the records), and what: a line of a log, the views that an
-      agent or the records know, the `State` of a worker, or how an agent `Ended`.
+    trace: Time, host ("" for the records), and event: a line of a log, the views that an agent
+      or the records have, the `State` of a worker, or how an agent `Ended`.
   """
 
   def __init__(self, plan: plans.FaultPlan) -> None:
-    """Nobody has come yet."""
+    """Schedules the starts of all hosts, and the faults."""
     self.plan, self.num_steps = plan, plan.num_steps or 1 << 30
     own = dict(gather_secs=plan.gather_secs, no_progress_secs=plan.no_progress_secs)
     self._limits = dataclasses.replace(_LIMITS, **own)
     self.clock = loop_lib.Clock(plan.seed)
-    self.process = loop_lib.Process(self.clock)  # Of who makes faults.
+    self.process = loop_lib.Process(self.clock)  # In which faults are made.
     self.network = mesh_lib.Network(self.clock)
     self.place = place_lib.Place(self.clock, lambda view: self.note("", (view,)))
     self.machines: dict[str, worker_lib.Machine] = {}
@@ -75,15 +75,15 @@ class ClusterHistory:
     self.trace: list[tuple[float, str, Any]] = []
     self.lives = itertools.count()
     for host in first:
-      self.clock.at(self.clock.random.uniform(0.0, 0.3), self.come, host)
+      self.clock.at(self.clock.random.uniform(0.0, 0.3), self.start, host)
     for fault in plan.faults:
       if fault.kind == "join":
-        self.clock.at(fault.at_secs, self.come, *fault.hosts)
+        self.clock.at(fault.at_secs, self.start, *fault.hosts)
       else:
         self.process.start(self._suffer, fault)
 
-  def come(self, host: str, *, name: str = "") -> None:
-    """A host comes, with a node of this name, or its own."""
+  def start(self, host: str, *, name: str = "") -> None:
+    """Starts a host, whose node has this name, or the name of the host."""
     options = worker_lib.make_options(
         name or host,
         zone=_ZONES[int(host[1:]) % len(_ZONES)],
@@ -94,46 +94,46 @@ class ClusterHistory:
     self.machines[host] = worker_lib.Machine(self, options)
 
   def note(self, host: str, what: Any) -> None:
-    """Adds to the trace."""
+    """Adds an event to the trace."""
     self.trace.append((self.clock.now, host, what))
 
   def events(self, kind: type[_T]) -> Iterator[tuple[float, str, _T]]:
-    """Yields what of a kind is in the trace."""
+    """Yields the events of a type."""
     return ((secs, host, what) for secs, host, what in self.trace if isinstance(what, kind))
 
   def commits(self) -> Iterator[tuple[float, str, State]]:
     return (event for event in self.events(State) if event[2].is_commit)
 
   def find_saved(self) -> tuple[int, str]:
-    """Returns what the newest checkpoint has."""
+    """Returns steps and state of the newest checkpoint."""
     steps = max(self.saved, default=0)
     return steps, self.saved.get(steps, "start")
 
   def is_gone(self, host: str) -> bool:
-    """Whether the worker of a host is gone, so that a transfer with it fails."""
+    """Whether transfers with a host fail, as its worker is gone."""
     machine = self.machines.get(host)
     return machine is not None and host not in self.network.silent and not machine.worker.is_alive
 
   async def hold(self, fault: contextlib.AbstractContextManager[None], secs: float) -> None:
-    """Has something be wrong for a while, or for good."""
+    """Keeps a fault up for some seconds, or, with 0, for good."""
     with fault:
       await asyncio.sleep(secs or math.inf)
 
   async def _suffer(self, fault: plans.SimFault) -> None:
-    """Carries out a fault other than a join, once its time has come."""
+    """Carries out a fault other than a join, at its time."""
     await asyncio.sleep(fault.at_secs)
     self.note("", f"{fault}")
     network, kind, hosts, secs = self.network, fault.kind, fault.hosts, fault.secs
     machines = [self.machines[h] for h in hosts if h in self.machines]
     if len(machines) < len(hosts) and kind not in ("bad_route", "apart"):
-      return  # Who has not come yet is spared.
+      return  # Hosts that have not joined yet are spared.
     match kind:
       case "kill" | "vanish" | "hang" | "stop_worker" | "notice":
         getattr(machines[0], kind)()
       case "worker" | "all_workers":
         for machine in machines or self.machines.values():
           if any(m.agent.is_done for m in self.machines.values()):
-            self.late.add(machine.host)  # It will not be done.
+            self.late.add(machine.host)  # It cannot finish.
           machine.kill_worker()
       case "freeze_make":
         machines[0].freeze_secs = secs
@@ -169,14 +169,14 @@ class ClusterHistory:
         await self.hold(network.suffer(of_kind.get(kind, network.cut), pairs), secs)
 
   def close(self) -> None:
-    """Ends all processes, once it is over."""
+    """Ends all processes."""
     for process in self.clock.processes:
       process.close()
 
-  # What must hold.
+  # The invariants.
 
   def run(self) -> list[str]:
-    """Runs it; returns the violations."""
+    """Runs the plan; returns the violations."""
     self.clock.run(self.plan.end_secs + _SETTLE_SECS)
     end_secs = self.plan.end_secs + _PATIENCE_SECS
     while not (found := self.find_violations()) and (left := [*self._find_unsettled()]):
@@ -186,7 +186,7 @@ class ClusterHistory:
     return found
 
   def find_violations(self) -> list[str]:
-    """Returns what has been violated by now, as `when s: invariant: what`."""
+    """Returns the violations so far, as `TIME s: INVARIANT: DETAILS`."""
     checks = self._find_views, self._find_states, self._find_fenced, self._find_lost_copies
     return [
         f"{secs:.2f} s: {text}" for check in (*checks, self._find_growth) for secs, text in check()
@@ -203,7 +203,7 @@ class ClusterHistory:
         yield self.clock.now, f"one: view {number} was {view}, and is {there} in the records"
 
   def _find_states(self) -> Iterator[tuple[float, str]]:
-    excused = self.plan.excused()  # It may be the last that one does, and nobody hears of it.
+    excused = self.plan.excused()  # The last step of one may be unknown to others.
     known: dict[tuple[object, int], str] = {}
     for secs, host, own in self.commits():
       if host not in excused and known.setdefault((own.life, own.steps), own.state) != own.state:
@@ -256,8 +256,8 @@ class ClusterHistory:
         yield self.clock.now, f"bounds: {host} keeps {machine.agent.num_kept} values"
 
   def _find_unsettled(self) -> Iterator[str]:
-    """Yields what still has to come, before it ends well."""
-    # Who is no member needs the judge; who hangs does nothing any more.
+    """Yields the conditions of a good end that do not hold yet."""
+    # A node that is no member needs the judge; one that hangs does nothing.
     cut_off = {h for h in self.machines if self.place.left_secs("cut_off", h)}
     alive = {
         h: m
@@ -267,7 +267,7 @@ class ClusterHistory:
     excused, has_end = self._excused(), bool(self.plan.num_steps)
     for host, machine in self.machines.items():
       end = machine.ended
-      # A newcomer may give up a judge that is away for long.
+      # A joining node may end after a long time without the judge.
       if end and not machine.is_dead and host not in excused and not isinstance(end.error, OSError):
         if end.error or end.reason:
           yield f"accuracy: {host} ended: {end.error or end.reason}"
@@ -279,7 +279,7 @@ class ClusterHistory:
     elif alive and self._is_enough() and not self._is_recent():
       yield f"progress: no step since {self._last_secs():.2f} s"
     numbers = {h: m.agent.roster.view.number for h, m in alive.items()}
-    # Who hangs may know an older life.
+    # One that hangs may know an older life.
     newest = max((n for h, n in numbers.items() if not alive[h].process.is_stopped), default=0)
     there = self.place.newest_view()
     if there != newest and any(m.is_at_work for h, m in alive.items() if h not in cut_off):
@@ -304,9 +304,9 @@ class ClusterHistory:
     return any(not self.machines[m.host].is_dead for m in newest.members)
 
   def _excused(self) -> set[str]:
-    """Returns the hosts that the others may go on without.
+    """Returns the hosts that may be removed.
 
-    Once all begin anew nobody is a newcomer, so either end of a bad route.
+    After a restart of all either end of a bad route may be: none is a newcomer then.
     """
     ends = [f.hosts for f in self.plan.faults if f.kind == "bad_route"]
     have_begun_anew = len({own.life for _, _, own in self.commits()}) > 1
@@ -318,7 +318,7 @@ def _describe(own: State) -> str:
 
 
 def explore(plan: plans.FaultPlan) -> list[str]:
-  """Returns the violations of a plan; a failure of an agent is one."""
+  """Returns the violations of a plan; an exception of an agent is one."""
   history = ClusterHistory(plan)
   try:
     with contextlib.closing(history):

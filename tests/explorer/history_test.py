@@ -1,6 +1,6 @@
-"""No history violates anything, each is the same each time, and what goes wrong in one is found.
+"""Histories violate no invariant and repeat exactly; violations made on purpose are found.
 
-Also: to which view members come, how fast, and why, after one fault.
+Also the views after a single fault: members, time, reason.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ _CORPUS = [
 
 
 def ask(seed, *, hang_secs, late_secs, late_at_secs, kind="late"):
-  """Returns a plan: n4 comes and hears no member, and the place hangs for all of them."""
+  """Returns a plan: n4 joins and hears no member, and the place hangs for all members."""
   faults = (
       SimFault(6.0, "apart", ("n4",), 70.0),
       SimFault(6.0, "join", ("n4",)),
@@ -85,7 +85,7 @@ class HistoryCase(parameterized.TestCase):
     return self.nodes[host].agent.roster.view
 
   def check(self, number, members):
-    """Checks who lives, and that all are in the same view."""
+    """Checks which nodes live, and that all are in the same view."""
     found = {
         host: (self.view(host).number, " ".join(sorted(m.name for m in self.view(host).members)))
         for host, node in self.nodes.items()
@@ -131,7 +131,7 @@ class HistoryTest(HistoryCase):
     self.run_for(2.0)
     self.assertGreater(self.nodes["n0"].worker.steps, steps)
 
-  # What goes wrong is found.
+  # Violations are found.
 
   def test_a_place_that_ignores_conditions_is_refused(self):
     self.begin(num_nodes=3, secs=0.0)
@@ -147,7 +147,7 @@ class HistoryTest(HistoryCase):
     self.assertIn("accuracy: n1 ended: its worker was killed by SIGKILL", found)
 
   def test_healthy_members_that_end(self):
-    """Though no worker is left by then to ask for its state."""
+    """Although no worker is left whose state could be asked for."""
     self.begin()
     over = views.over(self.view())
     self.history.place.records.make(f"views/{over.number}", json_lib.to_plain(over))
@@ -211,7 +211,7 @@ class ScenariosTest(HistoryCase):
       ("n0", "n1 n2 n3", 0.1),
       ("n1 n2", "n0 n3", 0.1),
       ("n0 n1", "n2 n3", 0.1),
-      ("n0 n1 n2", "n3", 6.0),  # It asks first: a firewall may refuse for the others.
+      ("n0 n1 n2", "n3", 6.0),  # It asks first: a firewall may refuse on behalf of the others.
   )
   def test_machines_that_are_gone(self, dead, left, secs):
     self.begin()
@@ -226,7 +226,7 @@ class ScenariosTest(HistoryCase):
     self.check(newest, left)
 
   def test_a_death_while_all_machines_are_away_again_and_again(self):
-    """Half of the time, and not at the same time; then no second passes without."""
+    """Each for half of the time, at different times: a stop begins every 0.4 s."""
     limits = dataclasses.replace(history._LIMITS, heartbeat_secs=0.1)
     self.enter_context(mock.patch.object(history, "_LIMITS", limits))
     pulses = (
@@ -246,7 +246,7 @@ class ScenariosTest(HistoryCase):
   def test_a_notice(self):
     self.begin()
     self.nodes["n1"].notice()
-    self.history.come("n4")
+    self.history.start("n4")
     self.run_for(0.5)
     self.nodes["n4"].notice()
     self.run_for(1.0)
@@ -257,7 +257,7 @@ class ScenariosTest(HistoryCase):
   def test_the_name_of_a_dead_node(self):
     self.begin()
     self.nodes["n1"].vanish()
-    self.history.come("n9", name="n1")
+    self.history.start("n9", name="n1")
     self.run_for(20.0)
     self.assertEqual({m.host for m in self.view().members}, {"n0", "n2", "n3", "n9"})
 

@@ -1,6 +1,6 @@
 """Virtual time: asyncio loops of simulated processes, which may be stopped and killed.
 
-Code that blocks runs in greenlets: `wait` gives way to others, as a thread does that waits.
+Code that blocks runs in greenlets: `wait` yields to others, as a waiting thread does.
 """
 
 import asyncio
@@ -14,11 +14,11 @@ from typing import Any
 
 import greenlet
 
-_READ_SECS = 0.002  # To handle one message of those that have come meanwhile, as others wait.
+_READ_SECS = 0.002  # Handling one of the messages that arrived during a stop.
 
 
 class _Call:
-  """What is to happen: a call of a process, or of nobody; as `asyncio.Handle`."""
+  """A scheduled call, of a process or of the simulation itself; as `asyncio.Handle`."""
 
   __slots__ = ("process", "call", "args", "is_timer", "is_cancelled")
 
@@ -47,7 +47,7 @@ class _Call:
 
 
 class Clock:
-  """What is to happen in all processes, in order; `now` in seconds, `random` for all draws."""
+  """The scheduled calls of all processes, by time; `now` in seconds, `random` for all draws."""
 
   def __init__(self, seed: int = 0) -> None:
     self.now, self.random = 0.0, random.Random(seed)
@@ -58,18 +58,18 @@ class Clock:
     self._order = itertools.count()
 
   def at(self, secs: float, call: Callable[..., Any], *args: Any) -> None:
-    """Has something happen `secs` from now; what is due at once in order."""
+    """Schedules a call `secs` from now; calls due at the same time keep their order."""
     self.put(self.now + secs, _Call(None, call, args))
 
   def put(self, due_secs: float, call: _Call) -> None:
     heapq.heappush(self._due, (due_secs, next(self._order), call))
 
   def soon(self, call: Callable[..., Any], *args: Any) -> None:
-    """Has something happen once who runs now is done."""
+    """Schedules a call right after the present one."""
     self.ready.append(_Call(None, call, args))
 
   def run(self, until_secs: float, until: Callable[[], bool] | None = None) -> None:
-    """Lets time pass up to an instant, or until something holds."""
+    """Runs the calls up to an instant, or until a condition holds."""
     ready, due, failures = self.ready, self._due, self.failures
     try:
       while until is None or not until():
@@ -89,7 +89,7 @@ class Clock:
       asyncio._set_running_loop(None)
 
   def run_for(self, secs: float) -> None:
-    """Lets some time pass."""
+    """Runs the calls of the next seconds."""
     self.run(self.now + secs)
 
 
@@ -97,8 +97,8 @@ class Process(asyncio.AbstractEventLoop):
   """A process: the loop of its tasks, with a clock of its own.
 
   Attributes:
-    is_stopped: By SIGSTOP. What others send it waits in its `inbox`, by connection, which it
-      reads before it sees which of its own calls, `held` meanwhile, are due.
+    is_stopped: By SIGSTOP. Messages for it wait in its `inbox`, by connection; once continued
+      it reads them before it runs its own calls, which are in `held`.
   """
 
   def __init__(self, clock: Clock, *, ahead_secs: float = 0.0) -> None:
@@ -121,11 +121,11 @@ class Process(asyncio.AbstractEventLoop):
     return self.create_task(run())
 
   def tell(self, call: Callable[..., Any], *args: Any) -> None:
-    """Something reaches it from outside, once who runs now is done."""
+    """Delivers a call from outside right after the present one."""
     self._clock.soon(self.take, call, *args)
 
   def take(self, call: Callable[..., Any], *args: Any, by: Any = None) -> None:
-    """Something reaches it from outside at once, by a connection; nobody else must run."""
+    """Delivers a call from outside at once, over connection `by`; no process may be running."""
     if self.is_stopped or self.inbox:
       self.inbox.setdefault(by, collections.deque()).append((call, args))
     elif not self.is_killed:
@@ -133,17 +133,17 @@ class Process(asyncio.AbstractEventLoop):
       call(*args)
 
   def kill(self) -> None:
-    """It does nothing any more."""
+    """Ends it: none of its calls runs any more."""
     self.is_killed = True
 
   def close(self) -> None:
-    """Ends all tasks; what they do then has no effect."""
+    """Ends it and closes its tasks, whose cleanup has no effect."""
     self.is_killed = True
     for task in self._tasks:
       task.get_coro().close()
 
   def cont(self) -> None:
-    """It runs again after it was stopped."""
+    """Continues it after a stop."""
     self.is_stopped = False
     self._clock.soon(self._run_held)
     self._clock.soon(self._catch_up)
@@ -201,7 +201,7 @@ class Process(asyncio.AbstractEventLoop):
 
 
 def settle(future: asyncio.Future[Any], result: Any, error: BaseException | None = None) -> None:
-  """Sets the result of a future, or its error, if somebody waits for it still."""
+  """Sets the result or the error of a future, unless it has one."""
   if not future.done():
     if error is None:
       future.set_result(result)
@@ -210,7 +210,7 @@ def settle(future: asyncio.Future[Any], result: Any, error: BaseException | None
 
 
 async def call(function: Callable[..., Any], *args: Any) -> Any:
-  """Calls what blocks by `wait`; returns its result."""
+  """Runs a function that blocks by `wait`; returns its result."""
   thread = greenlet.greenlet(function)
   found = thread.switch(*args)
   while not thread.dead:
@@ -224,12 +224,12 @@ async def call(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def wait(awaitable: Awaitable[Any]) -> Any:
-  """Blocks what `call` has called until something is done; returns the result of that."""
+  """Blocks the function that `call` runs until `awaitable` is done; returns its result."""
   return greenlet.getcurrent().parent.switch(awaitable)
 
 
 class Condition(contextlib.nullcontext[None]):
-  """As `threading.Condition`, in a process of which one call waits at a time."""
+  """As `threading.Condition`, in a process in which one call at a time waits."""
 
   def __init__(self, process: Process) -> None:
     super().__init__()

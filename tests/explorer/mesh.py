@@ -1,12 +1,12 @@
-"""The network of the hosts, and the connections of an agent in it.
+"""The network of the hosts, and the connections of an agent.
 
 A connection carries messages one way, in order, like those between agents. A link that is cut
-holds what is sent until it is whole again, as TCP sends it again and again, but not for long
-without an answer. When a process dies its host closes its connections, if the other end can be
-reached; a host that has vanished says nothing.
+holds messages until it is whole again, as TCP retransmits them, but fails if nothing is
+acknowledged for ACK_SECS. When a process dies its host closes its connections, if the other end
+can be reached; a host that has vanished sends nothing.
 
      dialer               host of the other
-        |--- SYN ------------>|   refused if nobody listens, or by a firewall; sent again if
+        |--- SYN ------------>|   refused if no agent listens, or by a firewall; sent again if
         |<-- accepted --------|   there is no answer, which fails after CONNECT_SECS
         |<-- opened ----------|   not while the other end is stopped
         |--- message -------->|
@@ -38,10 +38,10 @@ class Network:
     cut: Pairs of hosts, each a direction, in which nothing passes.
     refused: Pairs for which a firewall refuses new connections.
     slow: Pairs for which each message takes longer.
-    crowded: Hosts that can open no connection, nor take one, as they have no file left; those
-      that they have stay.
+    crowded: Hosts that can neither open nor accept a connection, as they have no file left;
+      open ones stay.
     silent: Hosts that have vanished.
-    listening: Who listens, by address.
+    listening: The meshes that listen, by address.
     links: All connections, in order.
     on_send: Called with each message.
   """
@@ -56,7 +56,7 @@ class Network:
 
   @contextlib.contextmanager
   def suffer(self, faults: collections.Counter[Any], what: Iterable[Any]) -> Iterator[None]:
-    """These are among the faults for a while, beside others; then links deliver what they hold."""
+    """Adds to the faults for a while; then links deliver the messages that they hold."""
     what = sorted(what)
     faults.update(what)
     yield
@@ -66,19 +66,19 @@ class Network:
         link.release()
 
   def is_whole(self, source: str, target: str) -> bool:
-    """Whether messages arrive, and are acknowledged."""
+    """Whether messages arrive and are acknowledged."""
     if not self.cut and not self.silent:
       return True
     is_cut = (source, target) in self.cut or (target, source) in self.cut
     return target not in self.silent and not is_cut
 
   def delay(self, source: str, target: str) -> float:
-    """Returns how long a message takes."""
+    """Returns the latency of a message, in seconds."""
     secs = _LEAST_SECS + (_MOST_SECS - _LEAST_SECS) * self.clock.random.random()
     return secs + (_SLOW_SECS if self.slow and (source, target) in self.slow else 0.0)
 
   def close(self, host: str) -> None:
-    """A process has died: its host closes connections at both ends."""
+    """Closes the connections of a host whose process has died, at both ends."""
     for address in [a for a in self.listening if a[0] == host]:
       del self.listening[address]
     for link in list(self.links):
@@ -88,7 +88,7 @@ class Network:
         link.close("closed")
 
   def reset(self, one: str, other: str) -> None:
-    """Both connections between two hosts are reset; both hosts live."""
+    """Resets both connections between two hosts that live."""
     for link in list(self.links):
       if {link.source, link.target} == {one, other}:
         link.close("reset")
@@ -98,8 +98,8 @@ class Link:
   """A connection that `dialer` has opened to `other`, which has accepted it.
 
   Attributes:
-    opened: Done once the other agent has taken it.
-    closed: Why it has ended, once it has.
+    opened: Done once the other agent has accepted it.
+    closed: The reason why it has ended, once it has.
   """
 
   def __init__(self, dialer: "Mesh", other: "Mesh") -> None:
@@ -108,8 +108,8 @@ class Link:
     self.closed: asyncio.Future[str] = dialer.process.create_future()
     self._network, self._dialer, self._other = dialer.network, dialer, other
     self._is_open = True
-    self._next_secs = 0.0  # When the next message arrives at the earliest.
-    self._unheard_secs: float | None = None  # Since when nobody acknowledges.
+    self._next_secs = 0.0  # The earliest arrival of the next message.
+    self._unheard_secs: float | None = None  # Since when nothing is acknowledged.
     self._held: list[tuple[Any, ...]] = []
     self._network.links[self] = None
 
@@ -117,28 +117,28 @@ class Link:
     """Sends to the other agent."""
     if self._is_open:
       self._network.on_send(message)
-      process, who = self._other.process, self._dialer.incarnation
-      self._carry(self.source, self.target, process, self._other.on_message, who, message)
+      process, dialer = self._other.process, self._dialer.incarnation
+      self._carry(self.source, self.target, process, self._other.on_message, dialer, message)
 
   def answer(self, call: Callable[..., None], *args: Any) -> None:
-    """The other agent, or its host, answers."""
+    """Sends an answer of the other agent, or of its host."""
     if self._is_open:
       process = self._dialer.process
       self._carry(self.target, self.source, process, self._hear_answer, call, *args)
 
   def close(self, reason: str) -> None:
-    """The other end is gone."""
+    """Ends it, as the other end is gone."""
     self.answer(self._end, reason)
 
   def drop(self) -> None:
-    """The dialer is gone."""
+    """Ends it, as the dialer is gone."""
     self._is_open = False
     self._network.links.pop(self, None)
 
   def release(self) -> None:
-    """Delivers what it has held, as far as it is whole.
+    """Delivers the messages that it holds, if the link is whole.
 
-    A machine that is gone does not send again what has not arrived.
+    A machine that is gone retransmits nothing.
     """
     if self._network.is_whole(self.source, self.target):
       self._unheard_secs = None
@@ -182,7 +182,7 @@ class Mesh:
 
   Attributes:
     links: To other agents.
-    refused: Agents that refused when last tried.
+    refused: Agents that refused the last connection.
   """
 
   def __init__(
@@ -209,11 +209,11 @@ class Mesh:
   async def connect(
       self, member: views.Member, on_accepted: Callable[[], None]
   ) -> AsyncIterator[Awaitable[str]]:
-    who, now = member.incarnation, self.process.time
+    incarnation, now = member.incarnation, self.process.time
     end_secs = now() + _BREAKS_SECS
     while True:
       try:
-        link = self.links[who] = await self._dial(member, on_accepted)
+        link = self.links[incarnation] = await self._dial(member, on_accepted)
         break
       except ConnectionResetError:  # While the agent says nothing yet.
         if now() > end_secs:
@@ -223,11 +223,11 @@ class Mesh:
       yield link.closed
     finally:
       link.drop()
-      if self.links.get(who) is link:
-        del self.links[who]
+      if self.links.get(incarnation) is link:
+        del self.links[incarnation]
 
   def welcome(self, member: views.Member, link: Link) -> None:
-    """Takes a connection of another agent."""
+    """Accepts a connection of another agent."""
     self._on_came(member)
     link.answer(loop_lib.settle, link.opened, None)
 
@@ -246,7 +246,7 @@ class Mesh:
     self.network.close(self.host)
 
   async def _dial(self, member: views.Member, on_accepted: Callable[[], None]) -> Link:
-    network, now, who = self.network, self.process.time, member.incarnation
+    network, now, incarnation = self.network, self.process.time, member.incarnation
     pair, end_secs = (self.host, member.host), now() + _CONNECT_SECS
     await asyncio.sleep(network.delay(*pair))
     while not network.is_whole(*pair) or network.crowded.keys() & {*pair}:
@@ -256,12 +256,12 @@ class Mesh:
     await asyncio.sleep(network.delay(*pair[::-1]))
     other = network.listening.get((member.host, member.port))
     if other is None or pair in network.refused or other.hello().stamp != self.hello().stamp:
-      self.refused.add(who)
+      self.refused.add(incarnation)
       raise mesh_lib.GoneError("refused")
     link = Link(self, other)
     try:
-      if who in self.refused:
-        self.refused.remove(who)
+      if incarnation in self.refused:
+        self.refused.remove(incarnation)
         on_accepted()
       other.process.tell(other.welcome, self.hello().member, link)
       async with asyncio.timeout(_HELLO_SECS):

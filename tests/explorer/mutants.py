@@ -1,9 +1,9 @@
-r"""Puts faults into the control plane and the transport, and finds them by exploring.
+r"""Makes faults in the control plane and the transport, and finds them by exploring.
 
 python -m tests.explorer.mutants [--seeds=1000] [NAME ...]
 
-Each is made in a copy of the repository, as `mutants.txt` says. Prints for each the mode, the seed
-of the first history that violates an invariant, and which; the last line is `mutants=N found=K`.
+Each is made in a copy of the repository; `mutants.txt` lists them. Prints for each the mode,
+the seed of the first history with a violation, and which; the last line is `mutants=N found=K`.
 """
 
 import argparse

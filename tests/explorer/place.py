@@ -1,12 +1,11 @@
-"""The place of the records that hosts share, and what goes wrong on the way.
+"""The place of the records that hosts share, and the faults on the way to it.
 
       host                     place
        |-- 1 call arrives ------>|   not while the way hangs; or never: an error later
        |                         |   2 it takes effect; a make may be very late
        |<-- 3 answer arrives ----|   or an error, though it took effect
 
-The calls are those of `records.Folder`. In which order they are made, and what is concluded
-from them, the real `records.Records` says.
+The calls are those of `records.Folder`; the real `records.Records` makes them.
 """
 
 import asyncio
@@ -21,8 +20,8 @@ from tests.explorer import loop as loop_lib
 _CALL_SECS, _SLOW_SECS = (0.0005, 0.005), (0.2, 1.5)  # One way.
 _TIMEOUT_SECS = 3.0  # As of `records.Bucket`.
 _READS = ("read", "keys")
-# What may be wrong for a host: no call arrives, it takes longer, it reads what there was when this
-# began, half of its calls fail (half of these after their effect), it cannot write, it gets errors.
+# Troubles of a host: calls hang, take longer, read the contents of the time when this began; half
+# of them fail (half of these after their effect); writes fail; all calls fail.
 TROUBLES = ("hang_judge", "slow_judge", "stale", "judge_errors", "full", "cut_off")
 
 
@@ -52,12 +51,12 @@ class Place(Memory):
   """A place with records, as hosts reach it.
 
   Attributes:
-    until_secs: Until when a host suffers one of the troubles.
-    late: How late the next record that a host makes is there, and whether it gives up by then.
+    until_secs: End of a trouble of a host.
+    late: Delay of the next record that a host makes, and whether its call times out meanwhile.
     records: Its records, whose calls take effect at once.
-    values: What it has, by key; what begins with "?" cannot be read.
-    num_torn: How many of the views to be made cannot be read.
-    ignores_conditions: Whether what is made replaces what is there.
+    values: Contents by key; one that begins with "?" cannot be read.
+    num_torn: Number of the next views that cannot be read.
+    ignores_conditions: Whether a record that is made replaces an existing one.
     on_made: Called with each view that is made.
   """
 
@@ -69,28 +68,28 @@ class Place(Memory):
     self.late: dict[str, tuple[float, bool]] = {}
     self.num_torn, self.ignores_conditions = 0, False
     self._clock, self._on_made = clock, on_made
-    self._former: dict[str, dict[str, bytes]] = {}  # What those read for whom it is stale.
+    self._former: dict[str, dict[str, bytes]] = {}  # What hosts read during "stale".
 
   def suffer(self, what: str, host: str, secs: float) -> None:
-    """Something is wrong for a host for a while."""
+    """A host has one of the troubles for some seconds."""
     self.until_secs[what, host] = self._clock.now + max(secs, self.left_secs(what, host))
     if what == "stale":
       self._former[host] = dict(self.values)
 
   def left_secs(self, what: str, host: str) -> float:
-    """Returns how long that lasts from now on, 0 if it does not."""
+    """Returns how many seconds of a trouble are left."""
     return max(0.0, self.until_secs.get((what, host), 0.0) - self._clock.now)
 
   @contextlib.contextmanager
   def tear(self) -> Iterator[None]:
-    """The next view that is made cannot be read before this is over."""
+    """Until this ends the next view that is made cannot be read."""
     self.num_torn += 1
     yield
     self.num_torn = 0
     self.values = {key: value.removeprefix(b"?") for key, value in self.values.items()}
 
   def find_view(self, number: int) -> views.View:
-    """Returns a view that it has."""
+    """Returns the view with a number."""
     view: views.View = self.records.find(f"views/{number}", views.View)
     return view
 
@@ -99,15 +98,15 @@ class Place(Memory):
     return len(self.keys("views"))
 
   def open(self, host: str) -> records_lib.Records:
-    """Returns the records as a host reaches them; their calls block, see `loop.call`."""
+    """Returns the records as a host reaches them; calls block, see `loop.call`."""
     records = records_lib.Records("judge", b"key")
     records._place = _Way(self, host)
     return records
 
   def ask(self, host: str, method: str, *args: Any) -> Any:
-    """Makes a call for the process that runs this, and waits for the answer.
+    """Makes a call for the running process, and waits for the answer.
 
-    What a call does, it does even if that process is stopped or killed meanwhile.
+    The call takes effect even if that process is stopped or killed meanwhile.
     """
     process = asyncio.get_running_loop()
     assert isinstance(process, loop_lib.Process)
@@ -119,7 +118,7 @@ class Place(Memory):
     return answer
 
   def _travel(self, host: str, then: Callable[..., Any], *args: Any) -> None:
-    """Something comes from a host, or goes to it, once the way does not hang."""
+    """Carries a call from a host, or an answer to it, once the way does not hang."""
     if secs := self.left_secs("hang_judge", host):
       self._clock.at(secs, self._travel, host, then, *args)
     else:
@@ -127,7 +126,7 @@ class Place(Memory):
       self._clock.at(self._clock.random.uniform(*range_secs), then, *args)
 
   def _arrive(self, tell: Callable[[Any], None], host: str, method: str, *args: Any) -> None:
-    """A call of a host arrives, and takes effect, perhaps late."""
+    """Takes a call of a host, which has its effect now or later."""
     no_answer = OSError("The judge gives no answer.")
     if self.left_secs("cut_off", host):
       self._clock.at(_TIMEOUT_SECS, tell, no_answer)
@@ -175,7 +174,7 @@ class Place(Memory):
 
 
 class _Way:
-  """The way of a host to the place, which calls take."""
+  """The way of calls from a host to the place."""
 
   def __init__(self, place: Place, host: str) -> None:
     self._place, self._host = place, host

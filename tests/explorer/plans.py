@@ -1,7 +1,7 @@
-"""Faults as a plan: drawn from a seed, excused, and made smaller.
+"""Plans of faults: drawn from a seed, made smaller, and the nodes that they excuse.
 
 Times are in seconds since the beginning; hosts are `n0`, `n1` and so on, where
-those beyond the number of nodes come later, by a `join`. `history` carries plans out.
+those beyond the number of nodes start by a `join`. `history` carries plans out.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,12 +11,12 @@ import math
 import random
 from typing import Any, NamedTuple
 
-_HUNG_SECS = 2.0  # Who is away for longer may be left out.
-_FORGOTTEN_SECS = 30.0  # No worker waits for so long for the judge.
+_HUNG_SECS = 2.0  # A node that is away for longer may be removed.
+_FORGOTTEN_SECS = 30.0  # Longer than workers wait for the judge.
 _FIRST_SECS, _LAST_SECS = 3.0, 11.0  # When faults begin.
-_JOIN_SECS = 3.0  # Until one that has come can tell who is cut off.
-_TORN_SECS = 12.0  # Until a view that is damaged is mended.
-_MEND_SECS = 1.5  # Until a link that is whole again has been tried.
+_JOIN_SECS = 3.0  # Until a joining node can tell which node is cut off.
+_TORN_SECS = 12.0  # Until a damaged view is repaired.
+_MEND_SECS = 1.5  # Until a link that is whole again is used.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,8 +25,8 @@ class SimFault:
 
   Attributes:
     kind: A key of `KINDS`.
-    hosts: Whom it concerns; of a direction, source and target. If nobody, all.
-    secs: How long it lasts, if it does; a break of 0 s is for good.
+    hosts: Those that it concerns; source and target of a direction. (): all.
+    secs: Its duration, if it has one; a break of 0 s is for good.
   """
 
   at_secs: float
@@ -40,7 +40,7 @@ class SimFault:
 
   @property
   def blamed(self) -> tuple[str, ...]:
-    """Who may be left out because of it."""
+    """The hosts that may be removed because of it."""
     kind = KINDS[self.kind]
     return self.hosts[: kind.num_blamed] if not 0 < self.secs <= kind.excused_secs else ()
 
@@ -50,9 +50,9 @@ class FaultKind(NamedTuple):
 
   Attributes:
     num_hosts: Number of hosts that it concerns.
-    secs: Between how many seconds it lasts, if it does.
-    num_blamed: How many of its hosts, the first, may be left out because of it,
-    excused_secs: if it lasts for longer.
+    secs: Range of its duration, if it has one.
+    num_blamed: Number of its hosts, from the first, that may be removed because of it,
+    excused_secs: if it lasts longer than this.
   """
 
   num_hosts: int = 0
@@ -93,13 +93,13 @@ _AWAY = ("cut_off", "hang_judge", "slow_judge", "stale", "judge_errors", "torn",
 
 @dataclasses.dataclass(frozen=True)
 class FaultPlan:
-  """What happens to a cluster.
+  """The faults of a cluster.
 
   Attributes:
-    seed: Of latencies; what is owed is dealt by shares if it is odd.
+    seed: Of latencies.
     num_steps: Where training ends; 0 for never.
-    gather_secs: See `config.ClusterSection`. Where no link breaks nobody need be given up for lost.
-    no_progress_secs: Where all links break nobody goes on alone before.
+    gather_secs: See `config.ClusterSection`; long where no link breaks, so no node is lost.
+    no_progress_secs: Where all links break no node continues alone before this.
   """
 
   seed: int
@@ -111,21 +111,21 @@ class FaultPlan:
 
   @property
   def end_secs(self) -> float:
-    """When the last fault ends; all go on although machines are busy."""
+    """The end of the last fault; training continues while machines are busy."""
     ends = (f.at_secs if f.kind == "busy" else f.end_secs for f in self.faults)
     return max([_FIRST_SECS, *ends])
 
   @property
   def away_secs(self) -> float:
-    """How long somebody may not know what the records say."""
+    """The longest time for which a host may not know the records."""
     return max((f.secs for f in self._of(*_AWAY)), default=0.0)
 
   def excused(self) -> set[str]:
-    """Returns the hosts that the others may go on without.
+    """Returns the hosts that may be removed.
 
-    They die, hang, or lie at an end of a link that is broken for long. A plan
-    with several of those may need more nodes left out than it should; and of
-    two that are left nobody can say which one is isolated.
+    They die, hang, or lie at an end of a link that is broken for long. Several
+    such links may cost more nodes than necessary; and of two nodes that are left
+    neither can tell which one is isolated.
     """
     blamed = {h for f in self.faults for h in f.blamed}
     blamed |= {*self._broken_for_long(), *self._refused_by_several()}
@@ -137,23 +137,23 @@ class FaultPlan:
     return self._names(self.end_secs) if are_two else blamed
 
   def _of(self, *kinds: str) -> list[SimFault]:
-    """Returns the faults of some kinds, in the order of their beginnings."""
+    """Returns the faults of some kinds, by start."""
     return sorted((f for f in self.faults if f.kind in kinds), key=lambda f: f.at_secs)
 
   def _names(self, secs: float) -> set[str]:
-    """Returns all hosts that have come by then, and reach others."""
+    """Returns all hosts that have started by then and reach others."""
     first = {f"n{i}" for i in range(self.num_nodes)}
-    come = {h for f in self._of("join") if f.at_secs <= secs for h in f.hosts}
-    return (first | come) - {h for f in self._of("apart") if f.end_secs > secs for h in f.hosts}
+    joined = {h for f in self._of("join") if f.at_secs <= secs for h in f.hosts}
+    return (first | joined) - {h for f in self._of("apart") if f.end_secs > secs for h in f.hosts}
 
   def _refused_by_several(self) -> Iterator[str]:
-    """Yields hosts that are certain to be dead for several others at once."""
+    """Yields hosts that several others must believe dead at once."""
     for early, late in itertools.combinations(self._of("refuse"), 2):
       if late.at_secs < early.end_secs:
         yield from {*early.hosts} & {*late.hosts}
 
   def _cut_from_crowded(self) -> Iterator[str]:
-    """Yields who cannot connect anew to one without files for long."""
+    """Yields hosts that cannot connect again to one without files for long."""
     for crowd in self._of("no_files"):
       if crowd.secs > _HUNG_SECS:
         for f in self._of(*_BREAKS, "reset", "all_workers"):
@@ -162,7 +162,7 @@ class FaultPlan:
             yield from f.hosts or self._names(self.end_secs)  # All connect to all.
 
   def _broken_for_long(self) -> Iterator[str]:
-    """Yields hosts of links that faults break one after another."""
+    """Yields hosts of links that successive faults keep broken for long."""
     breaks = self._of(*_BREAKS)
     hosts = {h for f in breaks for h in f.hosts}
     for pair in itertools.combinations(["", *sorted(hosts)], 2):
@@ -179,7 +179,7 @@ class FaultPlan:
 
 
 def shrink(plan: FaultPlan, fails: Callable[[FaultPlan], Any]) -> FaultPlan:
-  """Returns a smaller plan that fails too, of which each fault is needed."""
+  """Returns a smaller plan that fails too, each fault of which is needed."""
   i = 0
   while i < len(plan.faults):
     smaller = dataclasses.replace(plan, faults=plan.faults[:i] + plan.faults[i + 1 :])
@@ -193,16 +193,16 @@ _Range = tuple[float, float]
 
 
 class _Part(NamedTuple):
-  """A part of a word of a mode: one fault, or several.
+  """A part of a word of a mode: one or several faults.
 
   Attributes:
     kinds: One of them is drawn.
-    hosts: Drawn once for a word: "a" and "b" are any two, "m" is one of those to begin with,
+    hosts: Drawn once for a word: "a" and "b" are any two, "m" is one of the first four,
       "+" one that joins, "new" all of these, "old" all others; with "each" in front a fault
       for each.
-    at_secs: Since the beginning of the word, between these.
-    secs: How long, between these; by default as the kind says.
-    times: How often, between these.
+    at_secs: Range of its start, since the start of the word.
+    secs: Range of its duration; by default that of the kind.
+    times: Range of its repetitions.
   """
 
   kinds: str
@@ -220,37 +220,37 @@ _WORDS = {
     "join": [_Part("join", "+")],
     "slow_join": [_Part("join", "+"), _Part("slow", "new", _at(0.01), (3.0, 5.0))],
     "pair": [_Part("kill", "a"), _Part("kill", "b", (0.001, 0.1))],
-    "wipe_out": [  # And others come.
+    "wipe_out": [  # And others join.
         _Part("kill vanish", "each old", (0.0, 0.2)),
         _Part("join", "+", (0.0, 6.0), times=(1, 4)),
     ],
-    "all_busy": [  # And one of them says nothing any more.
+    "all_busy": [  # And one of them falls silent.
         _Part("busy", "each old", secs=(50.0, 60.0)),
         _Part("vanish hang", "a", _at(1.0)),
     ],
-    "handover": [  # Who should write the next view cannot.
+    "handover": [  # The node that should write the next view cannot.
         _Part("cut_off", "a", secs=(45.0, 60.0)),
         _Part("kill", "b", _at(0.5)),
     ],
     # Two views within milliseconds,
     "join_and_death": [_Part("kill worker", "a"), _Part("join", "+", (-1.3, -1.0))],
-    "late_news": [  # and one that hears of both at once.
+    "late_news": [  # and a node that learns of both at once.
         _Part("freeze", "b", secs=(0.9, 1.8)),
         _Part("kill worker", "a", (0.1, 0.5)),
         _Part("join", "+", (-0.8, -0.4)),
     ],
     "bad_route": [_Part("join", "+"), _Part("bad_route", "new m")],
     "severed": [_Part("cut cut_one_way", "a b", secs=_at(0.0))],  # For good.
-    # Newcomers see the store, and nobody else.
+    # Newcomers reach the records, and no other node.
     "apart": [_Part("join", "+", times=(1, 4)), _Part("apart", "new", secs=(4.0, 40.0))],
-    # Long after others have gone on.
+    # Long after others have continued.
     "woken": [_Part("freeze freeze_agent", "a", secs=(9.0, 12.0))],
-    "lost_vote": [  # One hears all votes, and nobody hears its own.
+    "lost_vote": [  # One receives all votes, and no other receives its own.
         _Part("slow", "b", secs=_at(10.0)),
         _Part("cut_one_way", "a each old", _at(1.0), _at(8.0)),
         _Part("freeze freeze freeze_agent", "a", (1.0, 1.3), _at(7.0)),
     ],
-    "last_vote": [  # It is lost with a connection, as one comes.
+    "last_vote": [  # It is lost with a connection, as a node joins.
         _Part("slow", "a", secs=_at(6.0)),
         _Part("join", "+"),
         _Part("reset", "a b", (1.5, 4.0), times=(12, 12)),
@@ -260,10 +260,10 @@ _WORDS = {
     "all_hang": [_Part("hang_judge", "old", secs=(0.5, 20.0))],  # The place, not one way to it.
     # That of a death, so that all wait for the next.
     "torn_view": [_Part("torn", secs=_at(_TORN_SECS)), _Part("kill", "a", _at(0.01))],
-    # Who begins a life is stopped in it.
+    # The node that begins a life is stopped in it.
     "begin_late": [_Part("freeze_make", "a", secs=(1.0, 6.0)), _Part("all_workers", "", _at(0.1))],
     "two_lives": [_Part("all_workers"), _Part("all_workers", "", (6.0, 9.0))],
-    "ask_late": [  # A newcomer that hears nobody asks, and is late.
+    "ask_late": [  # A newcomer that hears no member asks, late.
         _Part("join", "+"),
         _Part("apart", "new", secs=(40.0, 70.0)),
         _Part("late late_effect", "new", _at(0.2), (0.5, 25.0), (0, 1)),
@@ -271,7 +271,7 @@ _WORDS = {
     ],
     # A newcomer sees no sign of life in the records.
     "hung_and_join": [_Part("hang_judge", secs=(0.5, 20.0)), _Part("join", "+", _at(0.3))],
-    # One comes at the end, or dies in it.
+    # A node joins at the end of it, or dies in it.
     "lapse": [_Part("hang_judge full", secs=_at(7.0)), _Part("join", "+", (6.5, 7.1))],
     "away": [_Part("hang_judge full", secs=(35.0, 45.0)), _Part("kill", "a", _at(1.0))],
 }
@@ -292,7 +292,7 @@ MODES["race"] = (
 )
 MODES["dark"] = "cut_all cut_all refuse_all kill worker join"
 MODES["votes"] = "last_vote last_vote last_vote join"
-# Not among `all`, as it takes longer until all goes on.
+# Not among `all`, as recoveries take longer.
 MODES["late"] = (
     "hang_judge all_hang stale late late_effect judge_errors torn_view freeze_make begin_late"
     " two_lives kill join worker ask_late cut_off hung_and_join"
@@ -306,7 +306,7 @@ def draw(mode: str, seed: int) -> FaultPlan:
   faults: list[SimFault] = []
   names = [f"n{i}" for i in range(num_nodes)]
   at_secs = rng.uniform(_FIRST_SECS, _FIRST_SECS + 3.0)
-  if rng.random() < 0.2:  # One too many, just when all begin.
+  if rng.random() < 0.2:  # One node more, at the beginning.
     word = rng.choice(["join", "slow_join"])
     faults += _draw_faults(rng, word, rng.uniform(0.0, 1.5), names)
   hurt: set[str] = set()
@@ -330,7 +330,7 @@ def draw(mode: str, seed: int) -> FaultPlan:
 def _draw_faults(
     rng: random.Random, word: str, at_secs: float, names: list[str]
 ) -> Iterator[SimFault]:
-  """Yields the faults of a word; those that come are added to `names`."""
+  """Yields the faults of a word; adds hosts that join to `names`."""
   one, other = rng.sample(names, 2)
   known = {"a": [one], "b": [other], "m": [rng.choice(names[:4])], "old": [*names], "new": []}
   simple = _Part(word, " ".join("ab"[: KINDS[word].num_hosts])) if word in KINDS else None

@@ -1,7 +1,7 @@
-"""What an agent costs in clusters of many nodes: linear in them, and no more.
+"""Costs of an agent in large clusters: at most linear in the number of nodes.
 
-`python -m tests.explorer.scale_test 256 1000` prints it for so many, whose
-steps take a second, and fails if it is more than the budget.
+`python -m tests.explorer.scale_test 256 1000` prints them for 256 and for 1000 nodes,
+whose steps take a second, and fails if they exceed the budget.
 """
 
 import collections
@@ -18,13 +18,13 @@ _FORMED_SECS, _LOST_SECS, _JOINED_SECS, _SILENT_SECS = 4.0, 2.0, 3.0, 6.0
 
 
 def measure(num_nodes):
-  """Forms a view, loses a tenth and gains a tenth, then one says nothing any more.
+  """Forms a view, loses a tenth, gains a tenth, then one node falls silent.
 
-  Returns costs per node: of connections, the most that one has; of posts, those beside the one
-  for each step, to each other node. And how long the silence lasted.
+  Returns costs per node: the largest number of connections of one; posts to each other node
+  beside the one for each step. Also the time until the silence was found.
   """
   tenth = max(num_nodes // 10, 1)
-  formed_secs = _FORMED_SECS + num_nodes / 32  # Nodes take their numbers one after another.
+  formed_secs = _FORMED_SECS + num_nodes / 32  # Nodes take their numbers one by one.
   lost_secs = formed_secs + _LOST_SECS
   joined_secs = lost_secs + _JOINED_SECS
   kills = [plans.SimFault(formed_secs, "kill", (f"n{i}",)) for i in range(0, 2 * tenth, 2)]
@@ -64,7 +64,7 @@ def measure(num_nodes):
 
 
 def find_excess(costs, num_nodes):
-  """Returns what costs more than it may, of agents of `num_nodes`."""
+  """Returns the costs above the budget of agents in a cluster of `num_nodes`."""
   others = num_nodes - 1
   budget = {
       "connections": others,
@@ -85,7 +85,7 @@ class ScaleTest(parameterized.TestCase):
 
 
 def main():
-  """Prints the costs of all sizes that are given."""
+  """Prints the costs at each size given."""
   worker.STEP_SECS = 1.0
   for size in map(int, sys.argv[1:]):
     begin_secs = time.process_time()

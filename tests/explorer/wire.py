@@ -1,8 +1,8 @@
 """Histories of values from one node to another, over connections that break.
 
-A history is a random choice of what happens next: the sender connects, a greeting or a value
-arrives, a connection breaks behind any value, an end learns of it, either node begins another
-attempt. Then faults end, both begin one attempt, and all its values must arrive.
+A history is a random sequence of events: the sender connects, a greeting or a value arrives, a
+connection breaks after any value, an end learns of it, either node begins another attempt. Then
+faults end, both begin one attempt, and all its values must arrive.
 """
 
 import collections
@@ -17,13 +17,13 @@ from bamboo_jax.runtime.wire import protocol as protocol_lib
 
 @dataclasses.dataclass(eq=False)
 class Connection:
-  """A connection, and what is on its way.
+  """A connection, and the values in flight.
 
   Attributes:
     is_heard: Whether the receiver has read the first greeting.
     greeting: Attempt and number of values that the receiver has answered.
     frames: Values.
-    is_broken: It takes nothing more, and its ends may learn of it.
+    is_broken: It takes no more values, and its ends may learn of it.
   """
 
   is_heard: bool = False
@@ -42,7 +42,7 @@ class WireHistory:
     self.writing: Connection | None = None  # Of the sender,
     self.is_greeted = False  # which knows where to continue.
     self.reading: Connection | None = None  # Of the receiver.
-    self.told: list[tuple[int, int]] = []  # Attempt and count, on their way.
+    self.told: list[tuple[int, int]] = []  # Attempt and count, in flight.
     self.sent = collections.defaultdict[int, list[int]](list)  # By attempt.
     self.got = collections.defaultdict[int, list[int]](list)
     self.values = itertools.count()
@@ -61,7 +61,7 @@ class WireHistory:
     }
 
   def run(self, num_steps: int) -> None:
-    """Draws what happens, and checks after each."""
+    """Draws events; checks after each."""
     for step in self.rng.choices([*self.weights], [*self.weights.values()], k=num_steps):
       step()
       sizes = [frame.size for frame in self.outbox._kept]
@@ -89,7 +89,7 @@ class WireHistory:
       self.hear_count()
     assert self.outbox.kept_bytes == 0, "keeps what the receiver has"
 
-  # What happens.
+  # Events.
 
   def send(self) -> None:
     """The sender adds a value."""
@@ -104,7 +104,7 @@ class WireHistory:
       self.connections.append(self.writing)
 
   def hear_greeting(self) -> None:
-    """The receiver answers one of those that have greeted, also a late one."""
+    """The receiver answers one of the new connections, perhaps a late one."""
     new = [c for c in self.connections if not c.is_heard]
     if new:
       if self.reading is not None:
@@ -137,19 +137,19 @@ class WireHistory:
         self.deliver(self.inbox.accept(frame))
 
   def tell(self) -> None:
-    """The receiver says what it has of its attempt."""
+    """The receiver tells the number of values it has of its attempt."""
     if self.inbox.newest == self.inbox.attempt:
       self.told.append((self.inbox.attempt, self.inbox.count))
 
   def hear_count(self) -> None:
-    """The sender drops these, unless it has begun another attempt."""
+    """The sender drops those, unless it has begun another attempt."""
     if self.told:
       attempt, count = self.told.pop(0)
       if attempt == self.outbox.attempt:
         self.outbox.forget(count)
 
   def break_one(self) -> None:
-    """A connection breaks behind any value."""
+    """A connection breaks after any value."""
     if self.connections:
       wire = self.rng.choice(self.connections)
       wire.is_broken = True
@@ -182,7 +182,7 @@ class WireHistory:
 
 
 def explore(seed: int) -> list[str]:
-  """Runs a history; returns what was violated."""
+  """Runs a history; returns the violations."""
   history = WireHistory(seed)
   try:
     history.run(history.rng.randint(20, 400))

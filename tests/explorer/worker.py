@@ -1,10 +1,9 @@
-"""A host with the real `Agent` and a worker that keeps to the protocol, and computes hashes.
+"""A host with the real `Agent`, and a worker that follows the protocol and computes hashes.
 
-The worker talks as real ones do (`training.cohort`), and follows `training.worker`: it is told
-facts, compiles, works in views, votes on each step, and agrees with all others after a loss. Its
-state is the hash of the steps it has committed and of the views that have voted for them; so a
-worker is found that goes on from another state than the others, or commits a step together with
-other members.
+The worker uses the real `training.cohort`, and follows `training.worker`: it receives facts,
+compiles, works in views, votes on each step, and agrees with all others after a loss. Its state
+is the hash of the steps it has committed and of the views that voted for them; so a worker is
+found that continues from another state than the others, or commits a step with other members.
 """
 
 import asyncio
@@ -31,20 +30,20 @@ _SAVE_STEPS, _REPORT_STEPS = 4, 8
 _EXPLAIN_SECS = 30.0  # As in `training.worker`.
 _BEAT_SECS, _SILENCE_SECS = 0.5, 3.0
 _RETRY_SECS, _PATIENCE_SECS = 0.1, 30.0  # As in `base.ask_again`.
-_EXIT_SECS = 0.05  # At most, until an agent sees an exit.
-_AGAIN_SECS = 0.1  # Until an agent that begins again is there.
+_EXIT_SECS = 0.05  # At most, until an agent sees the exit of its worker.
+_AGAIN_SECS = 0.1  # Until an agent has restarted.
 
 
 class _FailedError(Exception):
-  """The worker fails by itself."""
+  """The worker ends with an error."""
 
 
 @dataclasses.dataclass(frozen=True)
 class State:
-  """A worker has a state: it has committed a step, or taken over what others have.
+  """The state of a worker that has committed a step, or received the state of others.
 
   Attributes:
-    life: Stamp of the run, and the view in which training was begun anew.
+    life: Stamp of the run, and the view in which training restarted.
     view: The view that the worker works in.
     alive: The workers that live.
   """
@@ -60,10 +59,10 @@ class State:
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-  """An agent has ended: with a reason, "" if all is done, or an error.
+  """The end of an agent: a reason, "" if training is done, or an error.
 
   Attributes:
-    is_lost: Whether what its worker has is lost, or was when that ended by itself.
+    is_lost: Whether the state of its worker is lost, though no signal has ended that.
   """
 
   reason: str
@@ -73,7 +72,7 @@ class Ended:
 
 
 def make_options(name: str, **changes: Any) -> agent_lib.AgentOptions:
-  """Returns what an agent of the simulation is told."""
+  """Returns the options of a simulated agent."""
   told: dict[str, Any] = dict(
       name=name,
       zone="a",
@@ -93,17 +92,16 @@ class Machine:
   """A host with an agent and its worker, in a `history.ClusterHistory`.
 
   Attributes:
-    agent: The agent that lives or lived last; `worker` and `process` are its.
+    agent: The present or last agent; `worker` and `process` are its own.
     ended: How it ended, None while it lives.
     is_dead: Whether the processes or the machine are gone.
-    is_hung: Whether all is stopped for good.
-    freeze_secs: For how long all are stopped once the next record is made: nothing has
-      followed from it by then.
+    is_hung: Whether all processes are stopped for good.
+    freeze_secs: How long all processes stop right after the next record that it makes.
   """
 
   def __init__(self, cluster: Any, options: agent_lib.AgentOptions) -> None:
     self.cluster, self.host = cluster, options.host
-    # Clocks of machines have nothing in common.
+    # Clocks of machines are unrelated.
     self._ahead_secs = random.Random(f"clock {options.host}").uniform(0.0, 1e5)
     self.is_dead = self.is_hung = False
     self.records = cluster.place.open(self.host)
@@ -112,7 +110,7 @@ class Machine:
 
   @property
   def is_alive(self) -> bool:
-    """Whether there is an agent."""
+    """Whether its agent lives."""
     return not self.is_dead and self.ended is None
 
   @property
@@ -120,7 +118,7 @@ class Machine:
     """Whether its worker is a member."""
     return self.worker.is_alive and self.agent.roster.is_member
 
-  # What may happen to it.
+  # Faults.
 
   def kill(self) -> None:
     """Agent and worker are killed; the host closes their connections."""
@@ -128,12 +126,12 @@ class Machine:
     self.cluster.network.close(self.host)
 
   def vanish(self) -> None:
-    """The machine is gone, and nobody is told."""
+    """The machine is gone, and its connections stay open."""
     self._die()
     self.cluster.network.silent.add(self.host)
 
   def kill_worker(self, code: int = -9) -> None:
-    """The worker ends."""
+    """The worker ends with an exit status, or by a signal."""
     self.worker.end(code)
 
   def stop_worker(self) -> None:
@@ -141,13 +139,13 @@ class Machine:
     self.worker.process.is_stopped = True
 
   def hang(self) -> None:
-    """All processes are stopped, for good."""
+    """Stops all processes for good."""
     self.is_hung = self.process.is_stopped = True
     self.stop_worker()
 
   @contextlib.contextmanager
   def frozen(self, *, is_all: bool = True) -> Iterator[None]:
-    """All processes are stopped for a while, or only the agent."""
+    """Stops all processes, or only the agent, for a while."""
     self.process.is_stopped = True
     if is_all:
       self.stop_worker()
@@ -157,7 +155,7 @@ class Machine:
       self.worker.process.cont()
 
   def notice(self) -> None:
-    """The node will be preempted."""
+    """Tells the agent that the node will be preempted."""
     self.process.tell(self.agent._take_notice, "SIGTERM")
 
   def _die(self) -> None:
@@ -206,7 +204,7 @@ class Machine:
       self.cluster.note(self.host, tuple(self.agent.roster.recent_views()))
 
   async def _ask(self, function: Any, *args: Any) -> Any:
-    """Calls a function with the records."""
+    """Calls a function with the records; may stop the machine right after it."""
     answer = await loop_lib.call(function, self.records, *args)
     if self.freeze_secs and function.__name__.startswith("make"):
       secs, self.freeze_secs = self.freeze_secs, 0.0
@@ -219,15 +217,15 @@ class Worker:
   """The worker of an agent, in a process of its own; as `worker_process.WorkerProcess`.
 
   Attributes:
-    stamp: Of the run, as its agent says.
-    epoch: The view in which training was begun anew.
+    stamp: Of the run, as told by its agent.
+    epoch: The view in which training restarted.
     steps: Steps that it has committed; -1 before it has any state.
-    is_alive: Whether it has been started, and has not ended.
-    code: With which it has ended by itself, or by a signal that its agent sees.
+    is_alive: Whether it has been started and has not ended.
+    code: Its exit status, or the signal that has ended it, as its agent sees it.
   """
 
   def __init__(self, machine: Machine) -> None:
-    """Starts nothing yet."""
+    """Starts no process yet."""
     self.host, self._agent, self._cluster = machine.host, machine.process, machine.cluster
     self._records = machine.records
     self._clock = self._cluster.clock
@@ -240,7 +238,7 @@ class Worker:
     self._exit = self._agent.create_future()
     self._saves: set[asyncio.Task[None]] = set()
 
-  # What its agent does.
+  # Called by its agent, as `worker_process.WorkerProcess`.
 
   async def start(
       self, command: Sequence[str], *, log: str, on_message: Callable[[Any], None]
@@ -286,17 +284,17 @@ class Worker:
     self.end(-9)
 
   async def close(self) -> None:
-    """It has been killed."""
+    """Does nothing: it has been killed."""
 
   def end(self, code: int) -> None:
-    """It ends, which its agent sees a little later."""
+    """Ends it; its agent sees that a little later."""
     if self.is_alive:
       self.kill()
       self.code = code
       secs = self._clock.random.uniform(0.0, _EXIT_SECS)
       self._clock.at(secs, self._agent.take, loop_lib.settle, self._exit, code)
 
-  # What it does.
+  # Training.
 
   async def _beat(self) -> None:
     while True:
@@ -339,11 +337,11 @@ class Worker:
     client.collect(messages.BEGUN)
     said = client.gather("status", [self.epoch, self.steps, self.state])
     epoch, steps, state = max(said.values(), key=lambda s: tuple(s[:2]))
-    if steps < 0:  # Nobody has anything: all begin from the checkpoint.
+    if steps < 0:  # No worker has a state: all begin from the checkpoint.
       steps, state = self._cluster.find_saved()
       epoch = client.adopted.number
     elif self.steps >= 0 and (self.steps < steps - 1 or self.epoch != epoch):
-      raise _FailedError  # Impossible facts.
+      raise _FailedError  # It is not the state that others have.
     elif self.steps == steps - 1 >= 0:
       self._commit()
       assert self.state == state, "states differ"
@@ -373,11 +371,11 @@ class Worker:
     self._save()
     self._have_saved()
     client.gather(messages.FINISHED, None)
-    _sleep(_LAST_SECS)  # Until its checkpoint is closed.
+    _sleep(_LAST_SECS)  # Closing its checkpoint.
     key = f"done/{client.adopted.run}"
     done = loop_lib.call(self._ask, math.inf, records.Records.make, key, True)
     asking = self.process.create_task(done)
-    while not asking.done():  # A real worker gives up before its agent kills it.
+    while not asking.done():  # A real worker also ends before its agent kills it.
       client.note_progress()
       loop_lib.wait(asyncio.wait([asking], timeout=1.0))
     self._have_saved()
@@ -385,7 +383,7 @@ class Worker:
     self.end(0)
 
   def _commit(self) -> None:
-    # Those who commit a step have voted in one view, also who commits it late.
+    # All who commit a step voted in the same view, even if one commits it late.
     state = f"{self.state} {self.steps} {self._voted_in}".encode()
     self.state = hashlib.sha256(state).hexdigest()[:16]
     self.steps += 1
@@ -399,7 +397,7 @@ class Worker:
     self._cluster.note(self.host, State(self, *own, is_commit, alive))
 
   def _save(self) -> None:
-    """Writes a checkpoint beside training, unless its life is over; see `judge.check_now`."""
+    """Writes a checkpoint beside training, unless a newer life has begun; see `judge.check`."""
 
     def save(steps: int, state: str, view: views.View) -> None:
       self._ask(_PATIENCE_SECS, judge.check, view)
