@@ -152,8 +152,10 @@ class Suspicions:
       firm = old | {ends for ends in own if frozenset(ends) not in young}
       known = edges.keys() | own
       cover = _cover(known, left, suspected)
-      # A member that is cut off has outdated knowledge of the others.
-      if self._me in cover:
+      # A member that is cut off has outdated knowledge of the others. One that hears none, and
+      # does not suspect all yet, may have been cut off again.
+      hears_none = all(m == self._me or m in quiet or self.suspects(m) for m in left)
+      if self._me in cover or (unclear and hears_none):
         cover = {self._me}
       else:
         both = cover & _cover(firm, left, suspected)

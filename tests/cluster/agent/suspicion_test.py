@@ -35,6 +35,8 @@ class SuspicionTest(parameterized.TestCase):
           "abcde",
           "be",
       ),
+      ("itself_while_it_hears_none", "0 a c; 0 b c; 1.5 = a", "abc", "bc"),
+      ("another_once_it_hears_one", "0 a c; 0 b c; 1.5 = c", "abc", "c"),
       (  # `b` was cut off and is back; `d` and `e` are dead.
           "who_has_links_that_may_heal_is_not_to_blame_for_the_dead",
           "0 c d e!; 9.8 c d e! b; 9.8 b d; 9.8 a d e!; 10.0 =; 13.0 = c d e",
