@@ -12,7 +12,7 @@ import random
 from typing import Any, NamedTuple
 
 _HUNG_SECS = 2.0  # A node that is away for longer may be removed.
-_FORGOTTEN_SECS = 30.0  # Longer than workers wait for the judge.
+_FORGOTTEN_SECS = 25.0  # Workers wait 30 s for the judge, from an error before, and in a call.
 _FIRST_SECS, _LAST_SECS = 3.0, 11.0  # When faults begin.
 _JOIN_SECS = 3.0  # Until a joining node can tell which node is cut off.
 _TORN_SECS = 12.0  # Until a damaged view is repaired.

@@ -137,8 +137,7 @@ class Roster:
       return None  # Simultaneous deaths belong to one view.
     found = self._explain(left, now)
     if self.incarnation in found:  # It seems cut off itself.
-      edges = self.suspicions.of(self.incarnation)
-      found = {i: edges[i].reason for i in left if i in edges}
+      found = self.suspicions.find_due(left, now=self.watch.awake(now))
     lost |= found
     if lost:  # Finished nodes take no part in another view.
       lost |= {i: "it is done" for i in self.members if i in self.done}

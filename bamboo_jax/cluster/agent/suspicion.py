@@ -165,6 +165,11 @@ class Suspicions:
       out |= _cover(pairs, [m for m in left if m in cover], suspected)
     return {m: self._reason(m) for m in members if m in out}
 
+  def find_due(self, members: Collection[str], *, now: float) -> dict[str, str]:
+    """Returns the members that this agent has suspected for long enough, with reasons."""
+    own = {m: self.of(self._me)[m] for m in members if self.suspects(m)}
+    return {m: e.reason for m, e in own.items() if now >= self._find_due(self._me, m, e)}
+
   def _find_due(self, by: str, whom: str, edge: Edge) -> float:
     """Returns the time at which an edge has waited long enough."""
     mended_secs = max(self._mended_secs.get(end, -math.inf) for end in (by, whom))

@@ -47,6 +47,21 @@ class RosterTest(parameterized.TestCase):
       want = {"life 3": "silent"} if tenth >= 10 else {}
       self.assertEqual(self.roster.find_lost(tenth / 10), want)
 
+  def test_one_that_seems_cut_off_waits_before_it_removes_another(self):
+    """Others have accused this one for a second; its own suspicion is new."""
+    self.make(numbers=(0, 1, 2, 3))
+    for accuser in (1, 2):
+      self.suspect(accuser, 0)
+    for tenth in range(1, 40):
+      self.roster.watch.tick(tenth / 10)
+      for number in (1, 2, 3):
+        self.roster.watch.note(f"life {number}", tenth / 10)
+      if tenth == 9:
+        refused = (messages.Suspect("life 3", "refused", is_certain=True),)
+        self.roster.suspicions.note("life 0", refused, count=1, now=0.9)
+      want = {"life 3": "refused"} if tenth >= 39 else {}
+      self.assertEqual(self.roster.find_lost(tenth / 10), want, msg=tenth)
+
   @parameterized.named_parameters(
       ("each_who_is_ready", {}, [3, 4]),
       ("not_whom_a_member_suspects", {2: [3]}, [4]),
