@@ -130,8 +130,15 @@ class FaultPlan:
     blamed = {h for f in self.faults for h in f.blamed}
     blamed |= {*self._broken_for_long(), *self._refused_by_several()}
     blamed |= {*self._cut_from_crowded()}
+    dark = self._of("cut_all", "refuse_all")
+    outside = {  # They join too late, as no member is reached any more.
+        h
+        for join in self._of("join")
+        for h in join.hosts
+        if any(0 < f.at_secs - join.at_secs < _JOIN_SECS for f in dark)
+    }
     are_two = any(
-        len(self._names(f.at_secs - _JOIN_SECS) - blamed | {*f.hosts}) < 3
+        len(self._names(f.at_secs - _JOIN_SECS) - blamed - outside | {*f.hosts}) < 3
         for f in self._of(*_BREAKS, "refuse_all")
     )
     return self._names(self.end_secs) if are_two else blamed

@@ -551,8 +551,10 @@ class Agent:
     if who in roster.left or self.is_ending:  # It was removed while suspended.
       return
     if self._watch.note(who, now):
-      # Agents that suspect it receive this too, and take it back.
-      self._suspicions.wait_again(self._watch.awake(now), who=who)
+      # Agents that suspect it receive this too, and take it back. If it is the first of all that
+      # is heard again, this agent was cut off, and others are about to follow.
+      heard_none = {*roster.members} <= {*self._watch.find_quiet(now), who, roster.incarnation}
+      self._suspicions.wait_again(self._watch.awake(now), who="" if heard_none else who)
     match message:
       case messages.Post():
         if (member := roster.known.get(who)) is not None:
