@@ -570,8 +570,12 @@ class Agent:
           self._finish(error=base.RunFailedError(message.failed))
         self._is_news.set()
       case messages.NewView(view):
-        # Agents that are not members need not know the views in between.
-        if (known := roster.view.number) in (0, view.number - 1) or not roster.is_member:
+        # Members must know the views in between, in which others wait for them. A joining node
+        # that has missed its first view is one, too; that of a copy is in the copy.
+        known, first = roster.view.number, view.number
+        if not roster.is_member:
+          first = (view.repeats or first) if view.find(self.incarnation) else known
+        if not known or known >= first - 1:
           self._adopt(view)
         elif view.number > known:
           self._start_once(self._catch_up)

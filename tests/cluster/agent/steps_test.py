@@ -278,6 +278,15 @@ class ViewsTest(given.AgentCase):
     self.assertEqual(self.view, copy)
     self.assertEqual(self.agent.roster.find_view(2), joined)
 
+  def test_a_newcomer_that_hears_a_later_view_works_in_its_first_one_too(self):
+    """Others may wait for it there."""
+    self.begin(me=3)
+    self.agent.roster.origin = None
+    found = [self.make_view(members.view(2, 0, 1, 2, 3)), self.make_view(members.view(3, 0, 2, 3))]
+    self.hear(0, messages.NewView(found[1]))
+    self.run_for(0.2)
+    self.assertEqual(self.worker.sent[:2], [*map(messages.NewView, found)])
+
 
 class FollowTest(given.AgentCase):
   """What it finds in the records."""
