@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from bamboo_jax.checkpoint import arrays as layer_arrays
-from bamboo_jax.metrics import summary as summary_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 
 
@@ -41,10 +40,14 @@ def digest_layers(layers: Mapping[str, spec_lib.LayerState]) -> Digests:
 
 
 def sha256(arrays: Mapping[str, Any], dtype: Any = None) -> str:
-  """Returns the hash of arrays of a layer in the order of their names, each as `dtype`."""
-  return summary_lib.digest_arrays(
-      (name, np.asarray(a, dtype)) for name, a in sorted(arrays.items())
-  )
+  """Returns the hash of arrays of a layer in the order of their names, each as `dtype`.
+
+  It is that of their bytes in C order; so equal numbers have equal hashes in any layout.
+  """
+  found = hashlib.sha256()
+  for _, array in sorted(arrays.items()):
+    found.update(np.ascontiguousarray(array, dtype).reshape(-1).view(np.uint8).data)
+  return found.hexdigest()
 
 
 def params_sha256(digests: Digests, order: Sequence[str]) -> str:

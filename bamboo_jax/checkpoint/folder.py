@@ -61,8 +61,6 @@ class CheckpointFolder:
       check_fence: Callable[[], None],
       url: str = "",
   ) -> None:
-    if keep < 1:
-      raise ValueError(f"keep must be at least 1, got {keep}.")
     self.path = pathlib.Path(path).absolute()
     self.place = places.open_place(self.path, url)
     self.attempt = 0
@@ -170,8 +168,6 @@ class CheckpointFolder:
         if kept and old < kept[0][0]:  # None are if they cannot be read now.
           self._check_fence()
           self.place.remove(old.file)
-          if not old.incarnation:
-            self.place.remove(f"{old.step}/node*")
       self.remove_unfinished(name)
     except OSError as error:  # The next save removes them.
       logging.warning("Cannot remove old checkpoints: %s.", contents.describe_error(error))

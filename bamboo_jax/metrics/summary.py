@@ -1,17 +1,14 @@
 """The outcome of a run: `summary.json`; with the log, for Python code."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
-import hashlib
 import json
 import os
 import pathlib
 import shlex
 import statistics
 from typing import Any
-
-import numpy as np
 
 from bamboo_jax.metrics import jsonl
 
@@ -77,21 +74,6 @@ def median_but_first(values: Sequence[float]) -> float | None:
   If there is only one step, its value; None without steps.
   """
   return statistics.median(values[1:] or values) if values else None
-
-
-def digest_arrays(arrays: Iterable[tuple[str, np.ndarray]]) -> str:
-  """Returns the SHA-256 of the concatenated bytes of the arrays, in hex.
-
-  Bytes are in C order; names, shapes and dtypes are ignored, so equal numbers
-  have equal hashes in any layout. A repeated name is a `ValueError`.
-  """
-  sha256, seen = hashlib.sha256(), set()
-  for name, array in arrays:
-    if name in seen:
-      raise ValueError(f"Array {name!r} occurs twice.")
-    seen.add(name)
-    sha256.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-  return sha256.hexdigest()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,3 +1,5 @@
+import hashlib
+
 from absl.testing import parameterized
 import jax
 import numpy as np
@@ -33,6 +35,18 @@ def _params_sha256(layers):
 
 
 class DigestTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      # Empty, a scalar, a matrix, one that is not contiguous, and integers.
+      ([],),
+      ([np.float32(1.5)],),
+      ([np.arange(6, dtype=np.float32).reshape(2, 3), np.zeros((0, 4))],),
+      ([np.arange(6, dtype=np.float32).reshape(2, 3).T],),
+      ([np.array(3, np.int32), np.ones(2, np.float64)],),
+  )
+  def test_is_the_hash_of_the_bytes(self, arrays):
+    want = hashlib.sha256(b"".join(a.tobytes() for a in arrays)).hexdigest()
+    self.assertEqual(digest.sha256({f"{i}": array for i, array in enumerate(arrays)}), want)
 
   def test_every_bit_of_the_state_counts(self):
     layers = _layers()

@@ -6,7 +6,7 @@ import dataclasses
 import errno
 import functools
 import json
-import pathlib
+import os
 import secrets
 import shutil
 import threading
@@ -218,14 +218,14 @@ class WriterTest(WriterCase):
 
   def test_a_folder_that_gives_errors_for_a_while_is_asked_again(self):
     self.vote_all(2, 3)
-    look, fails = pathlib.Path.iterdir, iter([True, True])
+    look, fails = os.listdir, iter([True, True])
 
     def fail(path):
       if next(fails, False):
         raise OSError(errno.ESTALE, "Stale file handle")
       return look(path)
 
-    with mock.patch.object(pathlib.Path, "iterdir", fail):
+    with mock.patch.object(os, "listdir", fail):
       self.assertEqual(self.writers[3].steps(), (2,))
 
   def test_alone_each_save_waits_for_the_one_before(self):

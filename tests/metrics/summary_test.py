@@ -1,9 +1,7 @@
 import dataclasses
-import hashlib
 import json
 
 from absl.testing import parameterized
-import numpy as np
 
 from bamboo_jax.metrics import summary as summary_lib
 from tests import folders, run_files
@@ -69,23 +67,3 @@ class ResultTest(folders.FolderCase):
   def test_needs_a_run(self):
     with self.assertRaises(FileNotFoundError):
       summary_lib.read_result(self.folder)
-
-
-class DigestTest(parameterized.TestCase):
-
-  @parameterized.parameters(
-      # Empty, a scalar, a matrix, one that is not contiguous, and integers.
-      ([],),
-      ([np.float32(1.5)],),
-      ([np.arange(6, dtype=np.float32).reshape(2, 3), np.zeros((0, 4))],),
-      ([np.arange(6, dtype=np.float32).reshape(2, 3).T],),
-      ([np.array(3, np.int32), np.ones(2, np.float64)],),
-  )
-  def test_is_the_hash_of_the_bytes(self, arrays):
-    want = hashlib.sha256(b"".join(a.tobytes() for a in arrays)).hexdigest()
-    named = [(str(i), np.asarray(a)) for i, a in enumerate(arrays)]
-    self.assertEqual(summary_lib.digest_arrays(named), want)
-
-  def test_repeated_name(self):
-    with self.assertRaisesRegex(ValueError, "'a' occurs twice"):
-      summary_lib.digest_arrays([("a", np.ones(1)), ("a", np.ones(1))])
