@@ -33,7 +33,7 @@ from bamboo_jax import base, config as config_lib
 from bamboo_jax.benchmarks import interleave
 from bamboo_jax.cli import config_flag
 from bamboo_jax.metrics import jsonl, table as table_lib
-from bamboo_jax.recovery import assignment, ladder as ladder_lib, layout as layout_lib
+from bamboo_jax.recovery import assignment, decide, layout as layout_lib
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.sim import speed as speed_lib, times as times_lib
 from bamboo_jax.training.setup import accept, job as job_lib, sizes
@@ -74,7 +74,7 @@ def plan_losses(
   while True:
     for victim in rng.sample(sorted(layout.nodes), len(layout.nodes)):
       lost = rules.lose(layout, members - {victim}, zones={})
-      if lost.rung in ladder_lib.IMMEDIATE:
+      if lost.rung in decide.IMMEDIATE:
         break
     else:
       return

@@ -5,7 +5,7 @@ from typing import Any
 
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.plan import cost_model, partition as partition_lib, pipelines as pipelines_lib
-from bamboo_jax.recovery import assignment, ladder as ladder_lib, layout as layout_lib
+from bamboo_jax.recovery import assignment, decide, layout as layout_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.training.setup import build
 from tests import profiles
@@ -52,11 +52,11 @@ def make_layout(roles: Sequence[failover.Roles], shares: layout_lib.Shares) -> l
 
 def make_ladder(
     *, has_replicas: bool = True, reroute: str = "shares", **options: Any
-) -> ladder_lib.Ladder:
+) -> decide.Ladder:
   """Returns a ladder with other `options`; `reroute` may be "none"."""
   is_on = reroute != "none"
   section = config_lib.RecoverySection(reroute=is_on, **options)
-  return ladder_lib.Ladder(section, has_replicas, reroute if is_on else "shares")
+  return decide.Ladder(section, has_replicas, reroute if is_on else "shares")
 
 
 def make_rules(

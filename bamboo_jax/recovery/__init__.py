@@ -3,17 +3,15 @@
 One process, a cluster and a simulation call the same `decide` with the same
 ladder and the same planner.
 
-  ladder      the rungs, their settings, and the input of a decision
   policies    choices of rungs and pipelines, by the names of systems
-  decide      which rung is taken, and the pipelines that follow; spares take
-              places, replicas are made
+  decide      the rungs; which one is taken, and the pipelines that follow; spares
+              take places, replicas are made
 
   planner     makes pipelines and predicts their cost, in three parts:
-  shapes      1. how many, of how many stages: covers, Bamboo's triggers, and
-              Oobleck's rules after a loss: keep, borrow, merge
+  shapes      1. how many, of how many stages: the best partition for each number of
+              nodes, covers, Bamboo's triggers, and Oobleck's rules after a loss
   placement   2. which node gets which stage: neighbours apart, copies spread
   (planner)   3. times: how long steps and pauses take
-  templates   the best partition for each number of nodes (Oobleck)
   moves       which state is copied when pipelines change, or layouts
 
   layout      the nodes of each stage, spares, and in a run their shares and rows
@@ -23,5 +21,5 @@ ladder and the same planner.
   agreement   the conclusion of a view's members from their statuses
   durations   how long recoveries of a run took, from its log
 
-Read `ladder`, then `decide`.
+Read `decide` first.
 """

@@ -13,7 +13,6 @@ from bamboo_jax.plan import batch_split, pipelines as pipelines_lib, planner as 
 from bamboo_jax.plan.times import predictor as predictor_lib
 from bamboo_jax.recovery import (
     decide,
-    ladder as ladder_lib,
     layout as layout_lib,
     moves,
     placement,
@@ -23,7 +22,7 @@ from bamboo_jax.schedule import costs as costs_lib, dealing, failover, lines as 
 
 NodeId = base.NodeId
 Layout = layout_lib.Layout
-Decision = ladder_lib.Decision
+Decision = decide.Decision
 Pipeline = pipelines_lib.Pipeline
 Nodes = Collection[NodeId]
 Zones = Mapping[NodeId, str]
@@ -45,7 +44,7 @@ class RecoveryRules:
   """
 
   plan: plan_lib.Plan
-  ladder: ladder_lib.Ladder
+  ladder: decide.Ladder
   planner: planner_lib.Planner
   predictor: predictor_lib.Predictor
   spread: Callable[[RegionNames], "RecoveryRules"] | None = None
@@ -78,10 +77,12 @@ class RecoveryRules:
         dealt over all nodes that can do it, unless memory is limited.
     """
     lost = layout.nodes - {*members}
-    change = ladder_lib.Change(lost=lost, noticed=frozenset(leaving), zones=zones)
-    decision = self._decide(layout, members, change, when="step")
+    decision = self._decide(layout, members, zones, leaving, lost=lost, when="step")
     if not decision.is_immediate:
-      return self._complete(layout, members, decision)
+      after, copies = self.start(decision.layout.pipelines), decision.copies
+      if not decision.rolls_back:
+        copies = find_copies(layout, members, after, self.predictor.profile.regions)
+      return dataclasses.replace(decision, layout=after, copies=copies)
     pipelines, kept = decision.layout.pipelines, layout.shares
     if len(pipelines) < len(kept):  # All nodes of the others are dead.
       pairs = zip(layout.pipelines, kept, strict=True)
@@ -105,8 +106,7 @@ class RecoveryRules:
 
     Its rung is "none" if no better layout is found.
     """
-    change = ladder_lib.Change(noticed=frozenset(leaving), zones=zones)
-    decision = self._decide(layout, members, change)
+    decision = self._decide(layout, members, zones, leaving)
     made, rung = decision.layout.pipelines, decision.rung
     if made == layout.pipelines:
       after, rung = self._balance(layout), "none"
@@ -117,10 +117,9 @@ class RecoveryRules:
 
   def restart(self, members: Nodes, *, zones: Zones, leaving: Nodes = ()) -> Decision:
     """Returns the change to a first layout, with state from a checkpoint."""
-    change = ladder_lib.Change(noticed=frozenset(leaving), zones=zones)
-    decision = self._decide(Layout(), members, change)
-    decision = dataclasses.replace(decision, rolls_back=True)
-    return self._complete(Layout(), members, decision)
+    decision = self._decide(Layout(), members, zones, leaving)
+    after = self.start(decision.layout.pipelines)
+    return dataclasses.replace(decision, layout=after, rolls_back=True)
 
   def start(
       self, pipelines: Sequence[Pipeline], kept: Sequence[Sequence[base.ShareId]] | None = None
@@ -134,11 +133,12 @@ class RecoveryRules:
       return Layout()
     by_stage = self.ladder.reroute == "shares"
     takers = [i for i, p in enumerate(pipelines) if by_stage or not p.vacant]
+    counts = None
+    if self.predictor.by_makespan:
+      num_microbatches = self.predictor.split([pipelines[i] for i in takers])
+      counts = tuple(n // self.plan.batch.microbatches_per_share for n in num_microbatches)
     dealt = batch_split.deal_shares(
-        self.plan.batch.num_shares,
-        len(takers),
-        kept and [kept[i] for i in takers],
-        self._counts([pipelines[i] for i in takers]),
+        self.plan.batch.num_shares, len(takers), kept and [kept[i] for i in takers], counts
     )
     shares = dict(zip(takers, dealt, strict=True))
     return Layout(
@@ -148,17 +148,18 @@ class RecoveryRules:
     )
 
   def _decide(
-      self, layout: Layout, members: Nodes, change: ladder_lib.Change, *, when: str = "boundary"
+      self,
+      layout: Layout,
+      members: Nodes,
+      zones: Zones,
+      leaving: Nodes,
+      *,
+      lost: frozenset[NodeId] = frozenset(),
+      when: str = "boundary",
   ) -> Decision:
     layout = dataclasses.replace(layout, spares=tuple(sorted({*members} - layout.nodes)))
+    change = decide.Change(lost=lost, noticed=frozenset(leaving), zones=zones)
     return decide.decide(layout, change, ladder=self.ladder, planner=self.planner, when=when)
-
-  def _complete(self, layout: Layout, members: Nodes, decision: Decision) -> Decision:
-    after = self.start(decision.layout.pipelines)
-    if not decision.rolls_back:
-      copies = find_copies(layout, members, after, self.predictor.profile.regions)
-      decision = dataclasses.replace(decision, copies=copies)
-    return dataclasses.replace(decision, layout=after)
 
   def _balance(self, layout: Layout) -> Layout:
     """Returns the layout with detours around nodes that have several stages."""
@@ -191,12 +192,6 @@ class RecoveryRules:
         for m in line.microbatches
     }
     return dataclasses.replace(layout, detours=dict(sorted(detours.items())))
-
-  def _counts(self, pipelines: Sequence[Pipeline]) -> tuple[int, ...] | None:
-    if not self.predictor.by_makespan:
-      return None
-    size = self.plan.batch.microbatches_per_share
-    return tuple(n // size for n in self.predictor.split(pipelines))
 
 
 def find_copies(

@@ -19,31 +19,114 @@ the state from a live node.
 from collections.abc import Mapping, Sequence
 import dataclasses
 
-from bamboo_jax import base
+from bamboo_jax import base, config as config_lib
 from bamboo_jax.base import types
 from bamboo_jax.plan import pipelines as pipelines_lib
-from bamboo_jax.recovery import (
-    ladder as ladder_lib,
-    layout as layout_lib,
-    moves,
-    planner as planner_lib,
-)
+from bamboo_jax.recovery import layout as layout_lib, moves, planner as planner_lib
 from bamboo_jax.schedule import failover
 
 NodeId = base.NodeId
-Decision = ladder_lib.Decision
 Pipeline = pipelines_lib.Pipeline
 Layout = layout_lib.Layout
 
+# The rungs, the cheapest first.
+RUNGS = (
+    "none",  # No node that trains is affected.
+    "repair",  # Between two steps spares take places, replicas are made.
+    "shadow",  # Shadows finish the step for the lost.
+    "reroute",  # Other pipelines compute for the lost stages.
+    "drop",  # The samples of the pipeline are dropped.
+    "reconfigure",  # New pipelines, state from live copies; repeats the step.
+    "checkpoint",  # New pipelines, state from the last checkpoint.
+    "wait",  # Too few nodes for a pipeline: training waits for more.
+    "stop",  # No rung that is switched on applies: the run ends.
+)
+# After these the step in flight continues, and no state is copied.
+IMMEDIATE = frozenset({"none", "shadow", "reroute", "drop"})
 _NOBODY: frozenset[NodeId] = frozenset()
 _EVEN = 1e-9  # New pipelines must be better by more than rounding errors.
 
 
+@dataclasses.dataclass(frozen=True)
+class Change:
+  """The events since the last decision; nodes by number.
+
+  Attributes:
+    lost: Nodes that died or left.
+    joined: New nodes. A node that returns has a new number, because its old one
+      may still mark a vacant place.
+    noticed: Nodes whose preemption was announced.
+    zones: Zone of each node; missing nodes have none.
+  """
+
+  lost: frozenset[NodeId] = frozenset()
+  joined: tuple[NodeId, ...] = ()
+  noticed: frozenset[NodeId] = frozenset()
+  zones: Mapping[NodeId, str] = dataclasses.field(default_factory=dict)
+
+
+NOTHING = Change()
+
+
+@dataclasses.dataclass(frozen=True)
+class Ladder:
+  """The rungs that are switched on; by default as in a cluster.
+
+  Bamboo is shadow, reconfigure and checkpoint; Oobleck reconfigure and
+  checkpoint; ReCycle reroute by stage and checkpoint; Varuna checkpoint.
+
+  Attributes:
+    has_replicas: Stages have replicas, so shadows finish steps.
+    rerouting: The nodes that compute for lost stages, if `options.reroute`. "shares":
+      all nodes with a copy of the stage, each for some shares, even if its shadow
+      lives. "whole_shares": pipelines without lost stages, each for some shares of
+      the whole pipeline, as programs of SPMD need. "stage": owners of the same
+      stage, as in ReCycle; only simulated.
+  """
+
+  options: config_lib.RecoverySection = config_lib.RecoverySection()
+  has_replicas: bool = True
+  rerouting: str = "shares"
+
+  @property
+  def reroute(self) -> str:
+    """`rerouting`, or "none"."""
+    return self.rerouting if self.options.reroute else "none"
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+  """The rung that is taken, and the layout that follows.
+
+  Attributes:
+    rung: One of `RUNGS`; with several pipelines the most expensive one taken.
+    layout: From now on; by `decide` without shares, which `assignment` deals.
+    reason: Why that rung was taken, for people.
+    repairs: Spares that take places, by pipeline.
+    gone: Places that lost owner and replica, in the pipelines before.
+    rolls_back: Whether the steps since the last checkpoint are lost.
+    copies: State to copy between nodes first, by `assignment`.
+  """
+
+  rung: str
+  layout: Layout
+  reason: str
+  repairs: Mapping[int, failover.Repair] = dataclasses.field(default_factory=dict)
+  gone: tuple[types.Place, ...] = ()
+  rolls_back: bool = False
+  copies: tuple[failover.StageCopy, ...] = ()
+
+  @property
+  def is_immediate(self) -> bool:
+    """Whether the step in flight continues without copies of state."""
+    return self.rung in IMMEDIATE
+
+
 def decide(
     layout: Layout,
-    change: ladder_lib.Change,
+    change: Change,
     *,
-    ladder: ladder_lib.Ladder,
+    ladder: Ladder,
     planner: planner_lib.Planner | None = None,
     when: str = "step",
 ) -> Decision:
@@ -69,7 +152,7 @@ def decide(
   return Decision("none", layout, "no pipeline trains")
 
 
-def _note(layout: Layout, change: ladder_lib.Change) -> Layout:
+def _note(layout: Layout, change: Change) -> Layout:
   return dataclasses.replace(
       layout,
       spares=(
@@ -82,7 +165,7 @@ def _note(layout: Layout, change: ladder_lib.Change) -> Layout:
 
 @dataclasses.dataclass(frozen=True)
 class _Question:
-  ladder: ladder_lib.Ladder
+  ladder: Ladder
   planner: planner_lib.Planner | None
   zones: Mapping[NodeId, str]
 
@@ -108,8 +191,10 @@ class _Question:
     pipelines, gone = list(layout.pipelines), []
     hit = [i for i, p in enumerate(pipelines) if not lost.isdisjoint(p.nodes)]
     for i in hit:
-      pipelines[i], stages = _lose(pipelines[i], lost)
-      gone += [types.Place(i, stage) for stage in stages]
+      partition, roles, vacant = pipelines[i].partition, pipelines[i].roles, pipelines[i].vacant
+      roles, orphans = failover.fail_over(roles, lost, vacant)
+      pipelines[i] = Pipeline(partition, roles, vacant | orphans)
+      gone += [types.Place(i, stage) for stage in sorted(orphans)]
     if not hit:
       return Decision("none", layout, "no node that trains is lost")
     if self.ladder.reroute in ("shares", "whole_shares"):
@@ -206,7 +291,7 @@ class _Question:
     if not is_trained or not self.ladder.options.hand_over:
       return decision
     # As if they had died.
-    without = _note(layout, ladder_lib.Change(lost=leaving))
+    without = _note(layout, Change(lost=leaving))
     handed = self.handle_losses(without, leaving, dead=leaving)
     if handed.is_immediate:
       handed = self.improve(handed)
@@ -325,12 +410,6 @@ def find_owner(pipelines: Sequence[Pipeline], index: int, stage: base.StageId) -
     if stage not in other.vacant and other.partition == pipeline.partition:
       return other.roles.owners[stage]
   return None
-
-
-def _lose(pipeline: Pipeline, lost: frozenset[NodeId]) -> tuple[Pipeline, tuple[base.StageId, ...]]:
-  """Returns the pipeline without lost nodes, and the stages without a copy."""
-  after, gone = failover.fail_over(pipeline.roles, lost, pipeline.vacant)
-  return Pipeline(pipeline.partition, after, pipeline.vacant | gone), tuple(sorted(gone))
 
 
 def _candidates(

@@ -219,21 +219,18 @@ class StepPlans:
 
   def whole(self, layout: Layout) -> tuple[Timelines, redundancy.StepFilling | None]:
     """Returns the timelines of a whole step, and how its waits are filled, if they are."""
-    if layout != self._last[0]:
-      self._last = layout, *self._plan(layout)
-    return self._last[1:]
-
-  def _plan(self, layout: Layout) -> tuple[Timelines, redundancy.StepFilling | None]:
+    if layout == self._last[0]:
+      return self._last[1:]
+    lines, timelines, filling = layout.lines(self._planned), list[timeline_lib.Timeline](), None
     if layout.is_joint:
-      return [self._planned.play(layout.lines(self._planned))], None
-    plans = [
-        self._planned.whole(line, layout.roles[line.pipeline].shadows)
-        for line in layout.lines(self._planned)
-    ]
-    if not self._fills:
-      return [plan.timeline for plan in plans], None
-    has_rules = any(plan.rules for plan in plans)
-    return [plan.bare for plan in plans], redundancy.StepFilling(plans) if has_rules else None
+      timelines = [self._planned.play(lines)]
+    else:
+      plans = [self._planned.whole(line, layout.roles[line.pipeline].shadows) for line in lines]
+      timelines = [plan.bare if self._fills else plan.timeline for plan in plans]
+      if self._fills and any(plan.rules for plan in plans):
+        filling = redundancy.StepFilling(plans)
+    self._last = layout, timelines, filling
+    return timelines, filling
 
   def rest(
       self, layout: Layout, holdings: Mapping[base.NodeId, holdings_lib.Holdings]

@@ -11,7 +11,10 @@ simulations add the other costs of a change.
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
+import itertools
 from typing import Protocol
+
+import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.plan import pipelines as pipelines_lib
@@ -106,15 +109,9 @@ class Planner:
     """
     if self._must_fold(len(nodes)):
       return self._folded((), nodes)
-    return placement_lib.make_pipelines(
-        self.partitions(len(nodes)), self.arrange(nodes, zones), self._shapes.has_replicas
-    )
-
-  def arrange(self, nodes: Nodes, zones: Zones) -> Nodes:
-    """Returns the node of each place of `fresh`, then the other nodes."""
-    if self._must_fold(len(nodes)):
-      return nodes
-    return self._arrange(self.partitions(len(nodes)), nodes, zones)
+    partitions = self.partitions(len(nodes))
+    order = self._arrange(partitions, nodes, zones)
+    return placement_lib.make_pipelines(partitions, order, self._shapes.has_replicas)
 
   def adapt(self, pipelines: Sequence[Pipeline], nodes: Nodes) -> Pipelines:
     """Returns pipelines to continue with after nodes were lost or joined.
@@ -148,6 +145,20 @@ class Planner:
     return num_nodes < sum(p.num_stages for p in self.partitions(num_nodes))
 
   def _folded(self, pipelines: Sequence[Pipeline], nodes: Nodes) -> Pipelines:
-    return shapes_lib.fold(
-        self._shapes.smallest, pipelines, nodes, has_replicas=self._shapes.has_replicas
-    )
+    """Returns one pipeline in which each node owns consecutive stages.
+
+    It is slow, but training continues. Nodes get the places for which they lack
+    the fewest layers.
+    """
+    partition = self._shapes.smallest
+    num_stages = partition.num_stages
+    count = min(len(nodes), num_stages)
+    bounds = [i * num_stages // count for i in range(count + 1)]
+    runs = [base.stages(*ends) for ends in itertools.pairwise(bounds)]
+    wanted = [{l for s in run for l in partition.layers(s)} for run in runs]
+    held = moves.held_layers(pipelines)
+    missing = np.array([[len(want - held.get(n, frozenset())) for want in wanted] for n in nodes])
+    rows, columns = moves.load_solver()(missing)
+    node_of = {c: nodes[r] for r, c in zip(rows, columns, strict=True)}
+    owners = [node_of[i] for i, run in enumerate(runs) for _ in run]
+    return placement_lib.make_pipelines((partition,), owners, self._shapes.has_replicas)

@@ -1,6 +1,6 @@
 """Shapes of pipelines for a number of nodes, and how they follow others.
 
-All are made from templates, the best partition for each depth:
+All are made from templates, the best partition for each number of nodes:
 
   one depth            Bamboo's (NSDI'23): as many as there are nodes for; others are spares
   several, not mixed   Varuna's (EuroSys'22): the fastest number and depth, at each start
@@ -9,7 +9,14 @@ All are made from templates, the best partition for each depth:
 A cover has at least f + 1 pipelines, so every layer has that many owners. Of all
 covers, which are enumerated, the one with the shortest predicted step is taken. If
 there were pipelines before, nodes get the places that need the fewest copies
-(`moves`). `fold` makes one pipeline of fewer nodes than stages.
+(`moves`).
+
+Oobleck (section 4) plans pipelines in advance, one for each number of nodes from n0, the
+least that fits in memory, to n_max. If n_max is at least n0 + ceil((n0 - 1) / (f + 1)),
+then any number of nodes from (f + 1) n0 up is covered by at least f + 1 pipelines without
+an idle node: x pipelines cover all numbers from x n0 to x n_max, and the range of x + 1
+pipelines adjoins it. With f + 1 pipelines each layer has f + 1 owners, so any f nodes may
+be lost.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,15 +24,21 @@ import dataclasses
 import functools
 import itertools
 import math
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from bamboo_jax import base, config
-from bamboo_jax.plan import batch_split, partition as partition_lib, pipelines as pipelines_lib
+from bamboo_jax.plan import (
+    batch_split,
+    cost_model,
+    memory as memory_lib,
+    partition as partition_lib,
+    pipelines as pipelines_lib,
+)
 from bamboo_jax.plan.times import predictor as predictor_lib
 from bamboo_jax.recovery import moves, placement
-from bamboo_jax.schedule import failover
+from bamboo_jax.schedule import lines as lines_lib
 
 Pipeline = pipelines_lib.Pipeline
 Nodes = Sequence[base.NodeId]
@@ -127,23 +140,33 @@ class Templates:
       plans = [[(self._of((len(g),)), g) for g in self._groups(pipelines, nodes)]]
     else:
       plans = [[(self._of(cover), tuple(nodes))] for cover in self.covers(len(nodes))]
-    profile = self.predictor.profile
+    predictor, profile = self.predictor, self.predictor.profile
     if lost := moves.lost_layers(pipelines, nodes):
       raise base.InfeasibleError(
           f"No live node has a copy of layer {profile.layers[lost[0]].name}."
       )
+    assign = functools.partial(
+        moves.assign_nodes, profile, pipelines, has_replicas=self.has_replicas
+    )
     choices = []
     for plan in plans:
-      made = [
-          moves.assign_nodes(profile, pipelines, parts, group, has_replicas=self.has_replicas)
-          for parts, group in plan
-      ]
-      choices.append(tuple(itertools.chain.from_iterable(made)))
-      if len(plan) == 1 and self._are_apart(nodes):
-        choices += self._assign_by_region(pipelines, *plan[0])
+      choices.append(tuple(p for parts, group in plan for p in assign(parts, group)))
+      if len(plan) == 1 and self._are_apart(nodes):  # Also each way to divide places.
+        ((parts, group),) = plan
+        own, num_places = np.array(profile.regions.names(group)), sum(p.num_stages for p in parts)
+        for wanted in self._divide(parts, group):
+          may_be = own[:, None] == np.array(wanted[:num_places])
+          choices.append(assign(parts, group, may_be=may_be))
     if len(choices) == 1:
       return choices[0]
-    return min(choices, key=lambda after: self._cost(pipelines, after, nodes))
+
+    def cost(after: Pipelines) -> tuple[float, int, int]:
+      """Step time in ms, bytes and nodes moved."""
+      copies = moves.plan_layer_copies(profile, pipelines, after, nodes)
+      num_bytes = sum(copy.num_bytes for copy in copies)
+      return predictor.predict(after).total_ms, num_bytes, moves.count_moved(pipelines, after)
+
+    return min(choices, key=cost)
 
   def arrange(self, partitions: Partitions, nodes: Nodes, zones: placement.Zones) -> Nodes:
     """Returns the node of each new place, then the rest; see `placement.arrange`.
@@ -175,24 +198,6 @@ class Templates:
     # A newcomer's region is not known before it is a member.
     of_nodes = predictor.profile.regions.names(nodes)
     return placement.divide(partitions, of_nodes, traffic.total)
-
-  def _assign_by_region(
-      self, before: Sequence[Pipeline], partitions: Partitions, nodes: Nodes
-  ) -> list[Pipelines]:
-    """Returns pipelines that replace others, for each way to divide places among regions."""
-    num_places = sum(p.num_stages for p in partitions)
-    own = np.array(self.predictor.profile.regions.names(nodes))
-    return [
-        moves.assign_nodes(
-            self.predictor.profile,
-            before,
-            partitions,
-            nodes,
-            has_replicas=self.has_replicas,
-            may_be=own[:, None] == np.array(wanted[:num_places]),
-        )
-        for wanted in self._divide(partitions, nodes)
-    ]
 
   @functools.cached_property
   def _of_depth(self) -> dict[int, partition_lib.Partition]:
@@ -226,10 +231,14 @@ class Templates:
     tried = [*(self._mixed if self.mixes else self._alike)(num_nodes, fewest, most)]
     if len(tried) == 1:
       return tuple(tried)
-    best_ms, found = math.inf, []
+    predictor, best_ms, found = self.predictor, math.inf, []
     for cover in tried:
-      if self._least_ms(cover) <= best_ms:
-        step_ms = self._step_ms(cover)
+      partitions = self._of(cover)
+      paces = [predictor.pace(p) for p in partitions]
+      # A bound, but for an error of rounding: none does more than its pace allows.
+      rate = sum(1.0 / pace.least_ms for pace in paces)
+      if predictor.num_microbatches / rate * (1 - 1e-9) <= best_ms:
+        step_ms = predictor.step_time(partitions, predictor.deal(paces)).total_ms
         if step_ms < best_ms:
           best_ms, found = step_ms, [cover]
         elif step_ms == best_ms and self.mixes and sum(cover) == sum(found[0]):
@@ -261,17 +270,6 @@ class Templates:
       for number in range(max(fewest, -(-total // largest)), min(most, total // least) + 1):
         yield from _divide(total, number, least, largest)
 
-  def _least_ms(self, cover: Depths) -> float:
-    """Returns a bound: each pipeline does no more microbatches than its pace allows."""
-    paces = (self.predictor.pace(self._of_depth[depth]) for depth in cover)
-    rate = sum(1.0 / pace.least_ms for pace in paces)
-    return self.predictor.num_microbatches / rate * (1 - 1e-9)  # An error of rounding.
-
-  def _step_ms(self, cover: Depths) -> float:
-    partitions = self._of(cover)
-    counts = self.predictor.deal([self.predictor.pace(p) for p in partitions])
-    return self.predictor.step_time(partitions, counts).total_ms
-
   def _groups(self, pipelines: Sequence[Pipeline], nodes: Nodes) -> Groups:
     alive, most = {*nodes}, self.predictor.most_pipelines
     left = [tuple(n for n in p.nodes if n in alive) for p in pipelines]
@@ -287,17 +285,95 @@ class Templates:
       raise base.InfeasibleError(f"{len(groups)} pipelines are too many for {most} microbatches.")
     return groups
 
-  def _cost(
-      self, before: Sequence[Pipeline], after: Pipelines, nodes: Nodes
-  ) -> tuple[float, int, int]:
-    """Returns the key to minimise: step time in ms, bytes and nodes moved."""
-    predictor = self.predictor
-    copies = moves.plan_layer_copies(predictor.profile, before, after, nodes)
-    return (
-        predictor.predict(after).total_ms,
-        sum(copy.num_bytes for copy in copies),
-        moves.count_moved(before, after),
+
+class Template(NamedTuple):
+  """A pipeline of one stage per node, and the memory of each stage."""
+
+  partition: partition_lib.Partition
+  memory_bytes: tuple[int, ...]
+
+
+def needed_max_nodes(min_nodes: int, *, num_failures: int) -> int:
+  """Returns the least n_max with which no node idles (Oobleck, section 4)."""
+  return min_nodes + -(-(min_nodes - 1) // (num_failures + 1))  # Rounded up.
+
+
+def make_templates(
+    costs: Sequence[cost_model.LayerCost],
+    *,
+    num_failures: int,
+    memory_limit_bytes: int | None = None,
+    min_nodes: int = 1,
+    max_nodes: int | None = None,
+    num_microbatches: int | None = None,
+    upkeep: memory_lib.Upkeep = memory_lib.OVERLAPPED,
+    ties: Sequence[cost_model.TieCost] = (),
+    cuts: Sequence[int] | None = None,
+) -> tuple[Template, ...]:
+  """Returns the templates for all numbers of nodes that pipelines may have, growing.
+
+  Each is the exact optimum of `partition.find_split`, whose other arguments
+  are passed on.
+
+  Args:
+    num_failures: f: number of nodes that may be lost at once.
+    min_nodes: Least number of nodes of a pipeline, even if fewer would fit.
+    max_nodes: Nodes of the largest pipeline, if that is more than the least number with
+      which all nodes can be used; None: about twice those of the smallest. More give
+      more choice.
+    num_microbatches: Most microbatches that a pipeline gets in a step, which
+      bounds its residuals; None: no bound.
+
+  Raises:
+    ValueError: `min_nodes` is out of range.
+    base.InfeasibleError: A needed number of nodes does not fit in memory, or is
+      above the possible number of stages. The message says which, and by how much.
+  """
+  cuts = range(1, len(costs)) if cuts is None else cuts
+  most_nodes = 1 + len(cuts)
+  if not 1 <= min_nodes <= most_nodes:
+    raise ValueError(
+        f"min_nodes must be from 1 to {most_nodes} (the number of layers, or "
+        f"of groups that stay together), got {min_nodes}."
     )
+
+  def model(num_nodes: int) -> memory_lib.MemoryModel:
+    # Never more in flight than stages: that many microbatches are no bound.
+    in_flight = lines_lib.in_flight_bounds(num_nodes, num_microbatches or num_nodes)
+    return memory_lib.MemoryModel(costs, in_flight=in_flight, upkeep=upkeep, ties=ties, cuts=cuts)
+
+  def split(num_nodes: int) -> Template:
+    memory = model(num_nodes)
+    partition = partition_lib.find_split(memory, memory_limit_bytes)
+    ends = enumerate(itertools.pairwise(partition.bounds))
+    return Template(
+        partition, tuple(memory.owner(base.StageId(s), *own).total_bytes for s, own in ends)
+    )
+
+  refusals = []
+  for least in range(min_nodes, most_nodes + 1):
+    try:
+      first = split(least)
+      break
+    except base.InfeasibleError as error:
+      refusals.append((partition_lib.least_bytes(model(least)), least, error))
+  else:
+    # Errors have no order.
+    _, num_nodes, error = min(refusals, key=lambda r: r[:2])
+    raise base.InfeasibleError(
+        f"No pipeline of {min_nodes} to {most_nodes} nodes fits. The one "
+        f"of {num_nodes} nodes misses by the least: {error}"
+    )
+  wanted = 2 * least - 1 if max_nodes is None else max_nodes
+  last = max(needed_max_nodes(least, num_failures=num_failures), min(wanted, most_nodes))
+  if last > most_nodes:
+    raise base.InfeasibleError(
+        f"Pipelines of {last} nodes are needed (the smallest has "
+        f"{least}, num_failures={num_failures}), but there are only "
+        f"{most_nodes} layers, or groups that stay together, and each node "
+        "needs one."
+    )
+  return (first, *map(split, range(least + 1, last + 1)))
 
 
 def _divide(total: int, number: int, least: int, largest: int) -> Iterator[Depths]:
@@ -394,29 +470,3 @@ def regroup(
   while waiting and len(smallest := min(left, key=len)) < max_nodes:
     smallest.append(waiting.pop(0))
   return tuple(map(tuple, left))
-
-
-def fold(
-    partition: partition_lib.Partition,
-    pipelines: Sequence[Pipeline],
-    nodes: Nodes,
-    *,
-    has_replicas: bool,
-) -> Pipelines:
-  """Returns one pipeline in which each node owns consecutive stages.
-
-  It is slow, but training continues. Nodes get the places for which they lack
-  the fewest layers.
-  """
-  num_stages = partition.num_stages
-  count = min(len(nodes), num_stages)
-  bounds = [i * num_stages // count for i in range(count + 1)]
-  runs = [base.stages(*ends) for ends in itertools.pairwise(bounds)]
-  wanted = [{l for s in run for l in partition.layers(s)} for run in runs]
-  held = moves.held_layers(pipelines)
-  missing = np.array([[len(want - held.get(n, frozenset())) for want in wanted] for n in nodes])
-  rows, columns = moves.load_solver()(missing)
-  node_of = {c: nodes[r] for r, c in zip(rows, columns, strict=True)}
-  owners = tuple(node_of[i] for i, run in enumerate(runs) for _ in run)
-  roles = failover.Roles.initial(owners, has_replicas=has_replicas)
-  return (Pipeline(partition, roles),)

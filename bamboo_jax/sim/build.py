@@ -22,12 +22,7 @@ from bamboo_jax import base, config as config_lib
 from bamboo_jax.accounting import machines
 from bamboo_jax.plan import cost_model, memory as memory_lib, partition as partition_lib
 from bamboo_jax.plan.times import predictor as predictor_lib
-from bamboo_jax.recovery import (
-    ladder as ladder_lib,
-    planner as planner_lib,
-    shapes as shapes_lib,
-    templates as templates_lib,
-)
+from bamboo_jax.recovery import decide, planner as planner_lib, shapes as shapes_lib
 from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.sim import decisions, speed as speed_lib, times as times_lib
 from bamboo_jax.traces import summary as trace_summary, trace as trace_lib
@@ -103,7 +98,7 @@ def _choices(config: Config) -> Iterator[Config]:
 def _make(name: str, config: Config, costs: Costs) -> Policy:
   study, options = config.study, config.recovery
   has_replicas = config.redundancy.has_replicas
-  ladder = ladder_lib.Ladder(options, has_replicas, study.reroute)
+  ladder = decide.Ladder(options, has_replicas, study.reroute)
   num_stages = math.ceil(config.pipeline.num_stages * study.overprovision)
   profile = None
   if isinstance(costs, speed_lib.Table):
@@ -155,7 +150,7 @@ def _make_shapes(
   if make := _OWN_LAYOUTS.get(study.layout or ""):
     return make(config, predictor)
   if config.pipeline.layout == "templates":
-    templates = templates_lib.make_templates(
+    templates = shapes_lib.make_templates(
         layers,
         num_failures=options.num_failures,
         memory_limit_bytes=limit_bytes,
@@ -240,7 +235,7 @@ def _start(policy: Policy, num_nodes: int) -> decisions.Places:
 def _ask(
     policy: Policy, places: decisions.Places, when: str, **change: Any
 ) -> decisions.PlacedDecision:
-  change = ladder_lib.Change(**change)
+  change = decide.Change(**change)
   return policy.answer(places, change, when=when, find_zones=dict)
 
 

@@ -12,17 +12,12 @@ import functools
 from typing import Any
 
 from bamboo_jax import base
-from bamboo_jax.recovery import (
-    decide,
-    ladder as ladder_lib,
-    layout as layout_lib,
-    planner as planner_lib,
-)
+from bamboo_jax.recovery import decide, layout as layout_lib, planner as planner_lib
 from bamboo_jax.sim import times as times_lib
 
 Planner = planner_lib.Planner
 Layout = layout_lib.Layout
-Change = ladder_lib.Change
+Change = decide.Change
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -60,7 +55,7 @@ class PlacedDecision:
       to detect a loss is added to it.
   """
 
-  decision: ladder_lib.Decision
+  decision: decide.Decision
   places: Places
   numbers: tuple[base.NodeId, ...]
   delay: times_lib.Delay
@@ -82,7 +77,7 @@ class Policy:
   def __init__(
       self,
       name: str,
-      ladder: ladder_lib.Ladder,
+      ladder: decide.Ladder,
       planner: Planner,
       times: times_lib.PipelineTimes,
       *,

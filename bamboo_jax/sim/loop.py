@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from bamboo_jax import base
 from bamboo_jax.accounting import account as account_lib, prices as prices_lib
-from bamboo_jax.recovery import ladder as ladder_lib
+from bamboo_jax.recovery import decide
 from bamboo_jax.sim import books as books_lib, decisions
 from bamboo_jax.traces import summary as trace_summary, trace as trace_lib
 
@@ -251,7 +251,7 @@ class _Run:
       self._places, numbers = self._policy.disband(self._places)
       roster.rearrange(numbers)
       self._mode = "idle"
-    change = ladder_lib.Change(
+    change = decide.Change(
         lost=roster.find(news.lost),
         joined=roster.seat(news.added),
         noticed=roster.find(news.noticed),
@@ -267,12 +267,12 @@ class _Run:
     if self._must_look and not self._books.elapsed_secs:
       self._must_look = False
       self._mode = "run"
-      self._decide(now, ladder_lib.NOTHING, when="boundary")
+      self._decide(now, decide.NOTHING, when="boundary")
     else:
       self._train(now)
       self._note(now, "none", "training goes on")
 
-  def _decide(self, now: float, change: ladder_lib.Change, *, when: str) -> None:
+  def _decide(self, now: float, change: decide.Change, *, when: str) -> None:
     books, roster = self._books, self._roster
     answer = self._policy.answer(self._places, change, when=when, find_zones=roster.zones)
     decision = answer.decision
@@ -325,7 +325,7 @@ class _Run:
       self._wake_later(books.step_end_secs)
 
   def _note(
-      self, now: float, rung: str, reason: str, change: ladder_lib.Change = ladder_lib.NOTHING
+      self, now: float, rung: str, reason: str, change: decide.Change = decide.NOTHING
   ) -> None:
     if not self._keep_moments:
       return

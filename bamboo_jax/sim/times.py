@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.plan import cost_model, pipelines as pipelines_lib
-from bamboo_jax.recovery import ladder as ladder_lib, moves
+from bamboo_jax.recovery import decide, moves
 
 Pipelines = Sequence[pipelines_lib.Pipeline]
 
@@ -116,7 +116,7 @@ class PipelineTimes:
       return pause_secs + (durations.save_secs if before else 0.0)
     return self._fixed_secs(rung) + self._copy_secs(before, after)
 
-  def delay(self, decision: ladder_lib.Decision, before: Pipelines, *, when: str) -> Delay:
+  def delay(self, decision: decide.Decision, before: Pipelines, *, when: str) -> Delay:
     """Returns the delay by a decision, without the time to detect losses.
 
     `before` are the pipelines that trained until then.

@@ -20,7 +20,7 @@ from typing import Any
 
 from bamboo_jax import config as config_lib
 from bamboo_jax.benchmarks import interleave
-from bamboo_jax.recovery import templates
+from bamboo_jax.recovery import shapes
 
 # More nodes share them: the system limits how many programs are loaded.
 MAX_DEVICES = 12
@@ -132,7 +132,7 @@ def draw_layouts(
     if not settings["recovery.checkpoint"]:
       settings["recovery.reconfigure"] = True  # Or copies would not help.
     failures = settings["recovery.num_failures"]
-    if templates.needed_max_nodes(stages, num_failures=failures) > max_stages:
+    if shapes.needed_max_nodes(stages, num_failures=failures) > max_stages:
       settings["pipeline.layout"] = "depth"
     num_devices = rng.choice([None, rng.randint(1, MAX_DEVICES)])
     sizes = {**split_batch(config, pipelines), "pipeline.num_stages": stages}

@@ -9,7 +9,7 @@ from hypothesis import strategies
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.plan import batch_split, partition as partition_lib, pipelines as pipelines_lib
 from bamboo_jax.plan.times import predictor as predictor_lib
-from bamboo_jax.recovery import shapes as shapes_lib, templates as templates_lib
+from bamboo_jax.recovery import shapes as shapes_lib
 from bamboo_jax.schedule import failover
 from tests import profiles
 
@@ -144,7 +144,7 @@ def _all_covers(num_nodes, sizes, min_pipelines):
 
 
 def _make_shapes(profile, predictor, *, num_failures, degrades=False, **options):
-  templates = templates_lib.make_templates(profile.layers, num_failures=num_failures, **options)
+  templates = shapes_lib.make_templates(profile.layers, num_failures=num_failures, **options)
   return shapes_lib.Templates(
       tuple(template.partition for template in templates),
       predictor,

@@ -4,7 +4,7 @@ from absl.testing import parameterized
 
 from bamboo_jax import base
 from bamboo_jax.plan import partition as partition_lib, pipelines as pipelines_lib
-from bamboo_jax.recovery import decide as recovery, ladder as ladder_lib, layout as layout_lib
+from bamboo_jax.recovery import decide as recovery, layout as layout_lib
 from bamboo_jax.schedule import failover
 from tests import layouts
 
@@ -83,7 +83,7 @@ def decide(
   ladder = make_ladder(name, **options)
   return recovery.decide(
       layout,
-      ladder_lib.Change(
+      recovery.Change(
           frozenset(layouts.nodes(lost)), tuple(joined), frozenset(layouts.nodes(noticed))
       ),
       ladder=ladder,
@@ -168,7 +168,7 @@ class LossTest(parameterized.TestCase):
     layout = make_layout("bamboo")
     for lost, rung in (([2], "shadow"), ([1, 2], "checkpoint")):
       decision = recovery.decide(
-          layout, ladder_lib.Change(frozenset(lost)), ladder=make_ladder("bamboo")
+          layout, recovery.Change(frozenset(lost)), ladder=make_ladder("bamboo")
       )
       self.assertEqual(decision.rung, rung)
     self.assertEqual(decision.gone, ((0, 2),))

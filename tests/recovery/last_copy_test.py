@@ -8,7 +8,7 @@ import itertools
 
 from absl.testing import parameterized
 
-from bamboo_jax.recovery import ladder, moves
+from bamboo_jax.recovery import decide, moves
 from tests import layouts
 
 
@@ -86,14 +86,14 @@ class LastCopyTest(parameterized.TestCase):
         change = rules.lose(layout, left, zones={})
         if moves.lost_layers(start.pipelines, left):
           ends += 1
-          self.assertNotIn(change.rung, ladder.IMMEDIATE)
+          self.assertNotIn(change.rung, decide.IMMEDIATE)
           continue
         self.assertFalse(change.rolls_back, (layout, victim))
         self.assertNotEmpty(change.layout.pipelines, (layout, victim))
         for copy in change.copies:
           self.assertIn(copy.source, left)
           self.assertIn((copy.source, copy.stage), layout.copies)
-        goes_on = change.rung in ladder.IMMEDIATE
+        goes_on = change.rung in decide.IMMEDIATE
         visit(start if goes_on else change.layout, change.layout, left)
       # Vacant pipelines make the update too, so their state is still of use.
       self.assertEmpty(moves.lost_layers(layout.pipelines, members))

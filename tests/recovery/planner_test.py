@@ -21,9 +21,6 @@ class PlannerTest(parameterized.TestCase):
     self.assertEqual(layouts.owners(pipelines), [*want])
     self.assertLen(pipelines[0].roles.shadows, 4 if mode == "lazy" else 0)
 
-  def test_arrange(self):
-    self.assertEqual(make_planner().arrange([3, 1], {}), [3, 1])
-
   @parameterized.named_parameters(
       ("another", "0123", "01234567", "0123", "4567"),
       ("few", "0123", "30", "0033"),

@@ -8,12 +8,7 @@ from absl.testing import parameterized
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.plan import partition as partition_lib, pipelines as pipelines_lib
 from bamboo_jax.plan.times import predictor as predictor_lib
-from bamboo_jax.recovery import (
-    moves,
-    placement as placement_lib,
-    shapes as shapes_lib,
-    templates as templates_lib,
-)
+from bamboo_jax.recovery import moves, placement as placement_lib, shapes as shapes_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.sim import speed as speed_lib
 from tests import layouts, profiles
@@ -45,7 +40,7 @@ def make_templates(
     method="replanning", *, uses_all=True, num_failures=1, predictor=None, **options
 ):
   predictor = predictor or make_predictor(**options)
-  found = templates_lib.make_templates(
+  found = shapes_lib.make_templates(
       predictor.profile.layers, num_failures=num_failures, min_nodes=2, max_nodes=4
   )
   section = config_lib.RecoverySection(method=method, num_failures=num_failures)
@@ -186,7 +181,7 @@ class TemplatesTest(parameterized.TestCase):
         profiles.make_layer(f"{i}", forward_ms=ms, backward_ms=2 * ms, parameter_bytes=1024)
         for i, ms in enumerate(forward_ms)
     )
-    found = templates_lib.make_templates(profile.layers, num_failures=1, min_nodes=3, max_nodes=5)
+    found = shapes_lib.make_templates(profile.layers, num_failures=1, min_nodes=3, max_nodes=5)
     depths = tuple(template.partition for template in found)
     shape = shapes_lib.Templates(depths, make_predictor(profile), mixes=True)
     self.assertEqual(shape.covers(8), ((3, 5), (4, 4)))
@@ -223,7 +218,7 @@ class RegroupTest(parameterized.TestCase):
 
   @parameterized.product(min_nodes=[1, 2, 3, 4], num_failures=[0, 1, 2])
   def test_all_losses(self, min_nodes, num_failures):
-    max_nodes = templates_lib.needed_max_nodes(min_nodes, num_failures=num_failures)
+    max_nodes = shapes_lib.needed_max_nodes(min_nodes, num_failures=num_failures)
     num_tried = 0
     for num_pipelines in range(num_failures + 1, 5):
       for sizes in itertools.combinations_with_replacement(range(max_nodes + 1), num_pipelines):

@@ -3,7 +3,7 @@
 from absl.testing import parameterized
 
 from bamboo_jax import base
-from bamboo_jax.recovery import templates as templates_lib
+from bamboo_jax.recovery import shapes as shapes_lib
 from tests import profiles
 
 _MIB = 2**20
@@ -28,7 +28,7 @@ class TemplatesTest(parameterized.TestCase):
       (1, 0, 1), (2, 0, 3), (2, 1, 3), (3, 1, 4), (5, 0, 9), (5, 1, 7), (5, 3, 6)
   )
   def test_needed_max_nodes(self, min_nodes, num_failures, want):
-    got = templates_lib.needed_max_nodes(min_nodes, num_failures=num_failures)
+    got = shapes_lib.needed_max_nodes(min_nodes, num_failures=num_failures)
     self.assertEqual(got, want)
 
   @parameterized.named_parameters(
@@ -43,7 +43,7 @@ class TemplatesTest(parameterized.TestCase):
       ("one_each", 1, 5, 1, [1]),
   )
   def test_sizes(self, num_layers, num_failures, fitting, sizes):
-    got = templates_lib.make_templates(
+    got = shapes_lib.make_templates(
         _layers(num_layers),
         num_failures=num_failures,
         memory_limit_bytes=fitting and fitting * 4 * _MIB,
@@ -53,7 +53,7 @@ class TemplatesTest(parameterized.TestCase):
 
   def test_partitions_and_memory(self):
     """The last stage keeps one of two microbatches, so it may have more layers."""
-    found = templates_lib.make_templates(
+    found = shapes_lib.make_templates(
         _layers(9, residual_mib=1),
         num_failures=0,
         memory_limit_bytes=30 * _MIB,
@@ -84,8 +84,8 @@ class TemplatesTest(parameterized.TestCase):
   )
   def test_infeasible(self, options, message):
     with self.assertRaisesRegex(base.InfeasibleError, message):
-      templates_lib.make_templates(_layers(3), **({"num_failures": 1} | options))
+      shapes_lib.make_templates(_layers(3), **({"num_failures": 1} | options))
 
   def test_refuses_more_nodes_than_layers(self):
     with self.assertRaisesRegex(ValueError, "min_nodes must be from 1 to 3 .* got 4"):
-      templates_lib.make_templates(_layers(3), num_failures=1, min_nodes=4)
+      shapes_lib.make_templates(_layers(3), num_failures=1, min_nodes=4)

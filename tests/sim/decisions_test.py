@@ -6,7 +6,7 @@ from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
 
-from bamboo_jax.recovery import decide, ladder as ladder_lib, layout as layout_lib
+from bamboo_jax.recovery import decide, layout as layout_lib
 from bamboo_jax.sim import build
 from tests import policies, profiles
 
@@ -36,7 +36,7 @@ def make_policy(name):
 
 def join(policy, places, count, when):
   joined = tuple(range(places.num_places, places.num_places + count))
-  change = ladder_lib.Change(joined=joined)
+  change = decide.Change(joined=joined)
   return policy.answer(places, change, when=when, find_zones=dict)
 
 
@@ -70,13 +70,13 @@ class DecisionsTest(parameterized.TestCase):
         as_kind = tuple if kind == "joined" else frozenset
         answer = policy.answer(
             places,
-            ladder_lib.Change(**{kind: as_kind(numbers)}),
+            decide.Change(**{kind: as_kind(numbers)}),
             when=when,
             find_zones=lambda names=tuple(names): {i: zones[n] for i, n in enumerate(names)},
         )
         decision = decide.decide(
             layout,
-            ladder_lib.Change(**{kind: as_kind(nodes)}, zones=zones),
+            decide.Change(**{kind: as_kind(nodes)}, zones=zones),
             ladder=policy.ladder,
             planner=policy.planner,
             when=when,

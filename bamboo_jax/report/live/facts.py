@@ -19,7 +19,6 @@ from bamboo_jax.metrics import jsonl, rows as rows_lib
 from bamboo_jax.recovery import (
     decide as decide_lib,
     durations,
-    ladder as ladder_lib,
     layout as layout_lib,
     moves,
     survival as survival_lib,
@@ -513,7 +512,7 @@ def _judge(told: str, view: views.View) -> _Standing:
     text = survival_lib.find_survival(
         layout.pipelines, {m.number: m.zone for m in view.members}
     ).render()
-    ladder = json_lib.from_plain(ladder_lib.Ladder, switched_on)
+    ladder = json_lib.from_plain(decide_lib.Ladder, switched_on)
     spares = tuple(sorted(view.numbers - layout.nodes))
     whole = dataclasses.replace(layout, spares=spares)
     find_rung = functools.partial(_find_rung, whole, ladder)
@@ -528,10 +527,10 @@ def _judge(told: str, view: views.View) -> _Standing:
 
 
 def _find_rung(
-    layout: layout_lib.Layout, ladder: ladder_lib.Ladder, lost: frozenset[base.NodeId]
+    layout: layout_lib.Layout, ladder: decide_lib.Ladder, lost: frozenset[base.NodeId]
 ) -> str:
   """Returns the rung that is taken if some nodes die."""
-  rung = decide_lib.decide(layout, ladder_lib.Change(lost=lost), ladder=ladder).rung
+  rung = decide_lib.decide(layout, decide_lib.Change(lost=lost), ladder=ladder).rung
   if rung in ("checkpoint", "stop") and ladder.options.reconfigure:
     # Without its planner, which needs costs, `decide` makes no new pipelines.
     if not moves.lost_layers(layout.pipelines, {*layout.live} - lost):

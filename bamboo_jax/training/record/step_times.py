@@ -16,7 +16,7 @@ import statistics
 
 from bamboo_jax import base
 from bamboo_jax.accounting import account as account_lib
-from bamboo_jax.recovery import durations, ladder, layout as layout_lib, slowness
+from bamboo_jax.recovery import decide, durations, layout as layout_lib, slowness
 from bamboo_jax.runtime.profile import recorder as recorder_lib
 from bamboo_jax.schedule import instruction as instruction_lib
 
@@ -70,7 +70,7 @@ def _owed_after(
       if way.pipeline == place.pipeline
       for node in way.owners
   }
-  is_all = recovery.rung not in ladder.IMMEDIATE or not heirs and recovery.rung != "drop"
+  is_all = recovery.rung not in decide.IMMEDIATE or not heirs and recovery.rung != "drop"
   return [
       m
       for m in measured

@@ -17,13 +17,7 @@ from bamboo_jax.metrics import jsonl
 from bamboo_jax.models import model as model_lib, units, zoo
 from bamboo_jax.plan import cost_model, memory as memory_lib, planner as plan_lib
 from bamboo_jax.plan.times import predictor as predictor_lib
-from bamboo_jax.recovery import (
-    assignment,
-    ladder as ladder_lib,
-    planner as planner_lib,
-    shapes as shapes_lib,
-    templates as templates_lib,
-)
+from bamboo_jax.recovery import assignment, decide, planner as planner_lib, shapes as shapes_lib
 from bamboo_jax.runtime import devices as devices_lib, engine as engine_lib, places
 from bamboo_jax.runtime.profile import profiler, roofline
 from bamboo_jax.runtime.spmd import (
@@ -186,7 +180,7 @@ def find_cuts(config: config_lib.Config, task: Task) -> tuple[int, ...]:
 
 def plan_run(
     config: config_lib.Config, task: Task, profile: cost_model.Profile, *, is_cluster: bool = False
-) -> tuple[plan_lib.Plan, Sequence[templates_lib.Template]]:
+) -> tuple[plan_lib.Plan, Sequence[shapes_lib.Template]]:
   """Returns the plan of a run, and its templates, if its layout has some.
 
   Raises as `find_cuts`, `make_plan` and `make_templates`.
@@ -238,7 +232,7 @@ def _cuts_of(profile: cost_model.Profile) -> tuple[int, ...]:
 
 def make_templates(
     config: config_lib.Config, profile: cost_model.Profile, *, is_cluster: bool = False
-) -> tuple[templates_lib.Template, ...]:
+) -> tuple[shapes_lib.Template, ...]:
   """Returns the pipeline templates of a config; none if its layout has none.
 
   They cover any sufficient number of nodes: the deepest has about twice the
@@ -259,7 +253,7 @@ def make_templates(
   )
   cuts = _cuts_of(profile)
   _check_depth(config, most_nodes=len(cuts) + 1)
-  return templates_lib.make_templates(
+  return shapes_lib.make_templates(
       profile.layers,
       num_failures=num_failures,
       min_nodes=pipeline.num_stages,
@@ -274,9 +268,7 @@ def make_templates(
 def _check_depth(config: config_lib.Config, *, most_nodes: int) -> None:
   """Raises `base.InfeasibleError` if templates are deeper than the model."""
   num_stages, policy = config.pipeline.num_stages, config.recovery.policy
-  need = functools.partial(
-      templates_lib.needed_max_nodes, num_failures=config.recovery.num_failures
-  )
+  need = functools.partial(shapes_lib.needed_max_nodes, num_failures=config.recovery.num_failures)
   if need(num_stages) <= most_nodes:
     return
   most = max(n for n in range(1, most_nodes + 1) if need(n) <= most_nodes)
@@ -292,7 +284,7 @@ def _check_depth(config: config_lib.Config, *, most_nodes: int) -> None:
 def make_rules(
     config: config_lib.Config,
     plan: plan_lib.Plan,
-    templates: Sequence[templates_lib.Template] = (),
+    templates: Sequence[shapes_lib.Template] = (),
     names: assignment.RegionNames = (),
 ) -> assignment.RecoveryRules:
   """Returns the rules for a run that starts with `plan`.
@@ -304,7 +296,7 @@ def make_rules(
     names: Region of each node; () if there is one, or all links are alike.
   """
   recovery = config.recovery
-  ladder = ladder_lib.Ladder(
+  ladder = decide.Ladder(
       recovery,
       has_replicas=config.redundancy.mode != "none",
       rerouting="whole_shares" if is_program(config) else "shares",

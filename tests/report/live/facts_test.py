@@ -9,7 +9,7 @@ from absl.testing import absltest
 from bamboo_jax import config as config_lib
 from bamboo_jax.accounting import prices
 from bamboo_jax.cluster import views
-from bamboo_jax.recovery import ladder as ladder_lib
+from bamboo_jax.recovery import decide
 from bamboo_jax.report.live import facts, words
 from tests import layouts, members
 from tests.recovery import durations_test
@@ -55,7 +55,7 @@ def run(*here, roles, ladder=None, leaving=(), registered=()):
   view = views.View(4, here, "n9 left: SIGKILL", leaving)
   told = {"steps": 5, "at_secs": 100.0, "metrics": {"loss": float("nan")}}
   told["layout"] = layout(*roles)
-  told["ladder"] = dataclasses.asdict(ladder or ladder_lib.Ladder())
+  told["ladder"] = dataclasses.asdict(ladder or decide.Ladder())
   return facts.StoredRun(view, (*here, *registered), told, _CONFIG)
 
 

@@ -2,7 +2,7 @@
 
 from absl.testing import parameterized
 
-from bamboo_jax.recovery import ladder
+from bamboo_jax.recovery import decide
 from bamboo_jax.report.live import words
 
 _DEATH = {"names": ["n5"], "victims": ["1/1"], "heirs": ["n4"], "rung": "shadow"}
@@ -71,4 +71,4 @@ class WordsTest(parameterized.TestCase):
     self.assertEqual(words.describe_config({}), "")
 
   def test_every_rung_has_words(self):
-    self.assertEqual({*ladder.RUNGS} - {*words.IF_LOST}, {"repair"})  # Between steps only.
+    self.assertEqual({*decide.RUNGS} - {*words.IF_LOST}, {"repair"})  # Between steps only.
