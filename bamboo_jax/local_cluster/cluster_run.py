@@ -394,8 +394,8 @@ def _prepare(config: config_lib.Config, place: str) -> bool:
   for name in ("bamboo_jax.local_cluster.node", "bamboo_jax.training.run"):
     importlib.import_module(name)  # Takes a second: JAX.
   from bamboo_jax.training.record import workdir as workdir_lib
-  from bamboo_jax.training.setup import job as job_lib, saving
+  from bamboo_jax.training.setup import job as job_lib
 
   can_fork = job_lib.prepare(config)
-  saving.check_same(config, job_lib.peek(), workdir_lib.Workdir.at(place))
+  job_lib.check_same(config, job_lib.peek(), workdir_lib.Workdir.at(place))
   return can_fork

@@ -99,7 +99,10 @@ class SafeData:
       place = ReadPlace(is_heldout, step, microbatch)
       text = f"Cannot read {self._name_sample(place, keys)}: {base.describe_error(error)}"
       self.failures.add(error, text, place=place)
-      if is_local(error) and self._may_die():
+      # Others can go on, and no node has just died like that.
+      view, hosted = self.cohort.view, self.cohort.hosted
+      may_die = not view.numbers <= hosted and children.LOCAL_EXIT not in view.reason
+      if is_local(error) and may_die:
         raise base.NodeFailedError(text) from error
       if not is_heldout:  # If this member dies before its vote.
         self.cohort.retract()
@@ -128,12 +131,6 @@ class SafeData:
             f"sample, as in the first step, got {array.dtype}"
             f"{[*array.shape[1:]]}."
         )
-
-  def _may_die(self) -> bool:
-    """Whether others can go on, and no node has just died like that."""
-    view = self.cohort.view
-    is_alone = view.numbers <= self.cohort.hosted
-    return not is_alone and children.LOCAL_EXIT not in view.reason
 
   def _name_sample(self, place: ReadPlace, keys: Collection[str] | None) -> str:
     """Returns the number of the first sample that cannot be read on its own."""

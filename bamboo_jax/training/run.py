@@ -4,13 +4,11 @@ Both entry points, all nodes in this process and one member of a cluster, make
 an environment for the same worker.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 import contextlib
 import functools
 import os
 import socket
-
-import jax
 
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.base import logs
@@ -22,7 +20,7 @@ from bamboo_jax.runtime import accelerator, devices as devices_lib, program_stor
 from bamboo_jax.runtime.wire import endpoints, transport as transport_lib
 from bamboo_jax.training import cohort as cohort_lib, control as control_lib, worker as worker_lib
 from bamboo_jax.training.record import workdir as workdir_lib
-from bamboo_jax.training.setup import accept, build, job as job_lib, saving, sizes
+from bamboo_jax.training.setup import accept, build, job as job_lib, sizes
 
 
 def train_and_evaluate(
@@ -70,8 +68,13 @@ def train_and_evaluate(
   num_nodes, source = sizes.num_nodes(config), faults or ""
   faults_lib.check_nodes(due, num_nodes=num_nodes, zones=(cohort_lib.ZONE,), source=source)
   with progress_lib.waiting("reading the data, planning the step"):
-    job = job_lib.make_job(config, devices=_place_nodes(config, due))
-  saving.check_same(config, job.task, where)
+    # All nodes, those that join later included.
+    num_places = num_nodes + sum(fault.kind == "join" for fault in due)
+    apart = use_devices(config, num_places)
+    # If all die, the same number of new nodes joins and shares the devices.
+    numbers = base.nodes(num_places * (1 + len(due)))
+    job = job_lib.make_job(config, devices=devices_lib.place_nodes(numbers, apart=apart))
+  job_lib.check_same(config, job.task, where)
   if with_control:
     callbacks = (*callbacks, control_lib.Control(job, where.control))
   cohort = cohort_lib.LocalCohort(num_nodes, seed=config.seed)
@@ -110,18 +113,6 @@ def train_and_evaluate(
     for line in missed:
       progress.show_text(line)
     return is_done
-
-
-def _place_nodes(
-    config: config_lib.Config, due: Sequence[faults_lib.Fault]
-) -> Mapping[base.NodeId, jax.Device]:
-  """Returns the devices of all nodes, those that join later included."""
-  num_late = sum(fault.kind == "join" for fault in due)
-  num_nodes = sizes.num_nodes(config) + num_late
-  apart = use_devices(config, num_nodes)
-  # If all die, the same number of new nodes joins and shares the devices.
-  numbers = base.nodes(num_nodes * (1 + len(due)))
-  return devices_lib.place_nodes(numbers, apart=apart)
 
 
 def train_in_cluster(

@@ -6,6 +6,7 @@ transfers, report what they hold, and agree on how to continue
 the dead nodes on their shadows.
 """
 
+import collections
 from collections.abc import Iterable, Mapping
 from concurrent import futures
 import contextlib
@@ -21,7 +22,12 @@ from bamboo_jax.checkpoint import digest, parts
 from bamboo_jax.cluster import messages, views
 from bamboo_jax.data import batches as batches_lib
 from bamboo_jax.faults import faults as faults_lib
-from bamboo_jax.recovery import agreement as agreement_lib, layout as layout_lib, placement
+from bamboo_jax.recovery import (
+    agreement as agreement_lib,
+    layout as layout_lib,
+    placement,
+    slowness,
+)
 from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.training import (
     background_compiler,
@@ -31,8 +37,8 @@ from bamboo_jax.training import (
     run_state as run_state_lib,
     step as step_lib,
 )
-from bamboo_jax.training.record import deaths as deaths_lib, journal as journal_lib, slow_nodes
-from bamboo_jax.training.setup import job as job_lib, saving
+from bamboo_jax.training.record import deaths as deaths_lib, journal as journal_lib
+from bamboo_jax.training.setup import job as job_lib
 
 # A death found this long after a failed transfer counts as its cause.
 _EXPLAIN_SECS = 30.0
@@ -65,8 +71,7 @@ class Worker:
     self._cohort = cohort
     self.engine = engine
     self._step = step_lib.StepRunner(job, given)
-    self._writer = saving.make_writer(
-        job,
+    self._writer = job.make_writer(
         given,
         warn=lambda step, text: self._journal.write_event(
             "save_failed", step=step, values={"reason": text}
@@ -77,7 +82,8 @@ class Worker:
     )
     self._journal = journal_lib.Journal(job, given, self.state)
     self._deaths = deaths_lib.Deaths(self.state)
-    self._slow = slow_nodes.SlowNodes(self.state, self._journal, response=config.recovery.slow)
+    num_judged = slowness.NUM_SKIPPED + slowness.NUM_KEPT
+    self._times = collections.deque[slowness.Step](maxlen=num_judged)  # Of steps in this view.
     self._compiler = background_compiler.BackgroundCompiler(self.state, self._step.executor)
     self._data = failures_lib.SafeData(job.task, cohort, self._journal.failures)
     self._begun, self._saves_at_stop = -1, False
@@ -159,28 +165,42 @@ class Worker:
 
   def _train_step(self) -> None:
     """Runs a step or its rest, and starts the next one."""
-    self._step.run_until_vote()
-    votes = self._step.vote(self._vote())
+    step, state = self._step, self.state
+    step.run_until_vote()
+    self._wait_for_joins()
+    # A save that is due at a skipped step begins at the next good one.
+    after = state.steps + 1 if step.record.skipped else state.steps - state.num_skipped
+    vote = step_lib.Vote(
+        seen=self._compiler.newest_ready(self._data.failures),
+        measured=step.measure(state.layout, self._deaths.of_step(state.steps + 1)),
+        prints=step.take_prints(),
+        nonfinite=step.find_nonfinite(),
+        save=self._writer.say(base.StepId(state.steps + 1), after=base.StepId(after)),
+        stops=self._given.stops(),
+        at_risk=state.find_risk(),
+        failure=self._data.failures.first,
+    )
+    votes = step.vote(vote)
     if self._decide_on(vote.failure for vote in votes.values()):
       return
     if name := next(filter(None, (vote.nonfinite for vote in votes.values())), None):
       raise base.NonFiniteError(
-          f"Training stops before step {self.state.steps + 1}: {name} is not finite, so no "
+          f"Training stops before step {state.steps + 1}: {name} is not finite, so no "
           "step can succeed and no checkpoint would be saved. Earlier "
           "checkpoints are not affected."
       )
     self._commit(votes)
     if any(vote.stops for vote in votes.values()):
-      self._stop_at, self._saves_at_stop = self.state.steps, True
+      self._stop_at, self._saves_at_stop = state.steps, True
       return
     found = parts.decide_exit([vote.at_risk for vote in votes.values() if vote.at_risk])
-    if found and self.state.steps < self._stop_at:
+    if found and state.steps < self._stop_at:
       if found.view > self._told_of:
         self._told_of = found.view
-        self._journal.write_event("saving", step=self.state.steps, values={"reason": found.text})
+        self._journal.write_event("saving", step=state.steps, values={"reason": found.text})
       if found.saves:
         with self._journal.during("checkpoint"):
-          self.state.save_at_risk(found)
+          state.save_at_risk(found)
     self._compiler.follow()
     self._evaluate()
     if self._saves_at_stop:  # It was asked to end meanwhile.
@@ -192,22 +212,6 @@ class Worker:
         return self._regroup()  # The same calls as joining nodes make.
       self._improve()
     self._begin()
-
-  def _vote(self) -> step_lib.Vote:
-    self._wait_for_joins()
-    step, state = self._step, self.state
-    # A save that is due at a skipped step begins at the next good one.
-    after = state.steps + 1 if step.record.skipped else state.steps - state.num_skipped
-    return step_lib.Vote(
-        seen=self._compiler.newest_ready(self._data.failures),
-        measured=step.measure(state.layout, self._deaths.of_step(state.steps + 1)),
-        prints=step.take_prints(),
-        nonfinite=step.find_nonfinite(),
-        save=self._writer.say(base.StepId(state.steps + 1), after=base.StepId(after)),
-        stops=self._given.stops(),
-        at_risk=state.find_risk(),
-        failure=self._data.failures.first,
-    )
 
   def _decide_on(self, said: Iterable[failures_lib.Failure]) -> bool:
     """Ends the run, or failed members, see `failures`; False if none failed."""
@@ -247,7 +251,7 @@ class Worker:
     found = self._deaths.end_step(state.steps, measured if votes else None)
     self._journal.write_step(step.finish(measured, found))
     if votes:
-      self._slow.hear(measured.nodes)
+      self._name_slow(measured.nodes)
       if not self._is_stopped():
         with self._journal.during("checkpoint"):
           state.hear_saves({n: vote.save for n, vote in votes.items() if vote.save})
@@ -262,6 +266,38 @@ class Worker:
           "uploaded": self._note_upload(),
       }
       self._cohort.say(report=facts)
+
+  def _name_slow(self, times: slowness.Step) -> None:
+    """Names the nodes that are slow after a step, by the times of all; as all members do.
+
+    A local one leaves if so configured, and if the others suffice without it.
+    """
+    cohort, state = self._cohort, self.state
+    self._times.append(times)
+    named, hosts = {one.number for one in state.named}, [m.host for m in cohort.view.members]
+    found = slowness.find_slow([*self._times][slowness.NUM_SKIPPED :])
+    for node in [one for one in found if one not in named]:
+      (member,) = [m for m in cohort.view.members if m.number == node]
+      before = sum(one.host == member.host for one in state.named)
+      one = slowness.Named(
+          step=state.steps,
+          number=node,
+          node=member.name,
+          host=member.host,
+          factor=round(found[node], 2),
+          busy_ms=round(1e3 * times[node].busy_secs, 1),
+          # Not on a machine of several nodes.
+          named_before=before if hosts.count(member.host) == 1 else 0,
+      )
+      state.named += (one,)
+      self._journal.write_event("slow", step=state.steps, values=one.values)
+      stay = cohort.newest.numbers - {*cohort.newest.leaving, node}
+      if self._config.recovery.slow == "remove" and node in cohort.hosted:
+        with contextlib.suppress(base.InfeasibleError):  # They are too few for a pipeline.
+          partitions = state.rules.planner.partitions(len(stay))
+          if len(stay) >= sum(p.num_stages for p in partitions):
+            why = f"it is {found[node]:.1f} times as slow as it should be"
+            cohort.say(node, notice=why)
 
   def _note_upload(self) -> dict[str, Any]:
     """Returns the last upload of a checkpoint, {} without any; writes it once."""
@@ -340,7 +376,7 @@ class Worker:
     self._rules = self._job.rules.among(zones)
     if self._rules is not before:
       self._plans = layout_lib.StepPlans(self._rules.plan, fills=self._job.fills_waits)
-    self._slow.forget()
+    self._times.clear()  # So that all members judge equally.
     cohort.collect_addresses()
     is_begun = self._begun == state.steps
     held = self._step.executor.holdings(is_begun=is_begun)
@@ -378,7 +414,14 @@ class Worker:
       state.wait_for_nodes(agreement, show=self._journal.explain)
       return self._regroup()
     if has_change:
-      self._take_rung(agreement)
+      state.carry_out(agreement.change, restored=agreement.restored)
+      if not agreement.layout.roles:
+        self._journal.begin(state.steps)
+      elif agreement.change.rolls_back:
+        self._journal.roll_back(state.steps)
+        self._deaths.roll_back(state.steps)
+      self._note_damaged()
+      self._compile_alone()
     elif agreement.is_fresh and not agreement.lost:
       self._improve()  # A newcomer may take a place.
     if self._begun < 0:
@@ -400,18 +443,6 @@ class Worker:
       )
     if text:
       self._journal.write_event(kind, step=self.state.steps, values={"text": text})
-
-  def _take_rung(self, agreement: agreement_lib.Agreement) -> None:
-    """Carries out the agreed change of the layout."""
-    change = agreement.change
-    self.state.carry_out(change, restored=agreement.restored)
-    if not agreement.layout.roles:
-      self._journal.begin(self.state.steps)
-    elif change.rolls_back:
-      self._journal.roll_back(self.state.steps)
-      self._deaths.roll_back(self.state.steps)
-    self._note_damaged()
-    self._compile_alone()
 
   def _note_damaged(self) -> None:
     """Notes the checkpoints that were damaged."""

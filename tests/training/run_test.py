@@ -20,7 +20,7 @@ from bamboo_jax.metrics import jsonl
 from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.training import control, run
 from bamboo_jax.training.record import workdir as workdir_lib
-from bamboo_jax.training.setup import accept, build, optimizers, saving
+from bamboo_jax.training.setup import accept, build, job as job_lib, optimizers
 from tests import folders, samples, tiny
 from tests.launch import commands
 
@@ -176,7 +176,7 @@ class RunTest(folders.FolderCase):
     config = accept.accept(tiny.make_config(num_steps=8))
     with self.assertLogs("absl", "WARNING") as told:  # Once, and by `bamboo cluster`, too.
       where = workdir_lib.Workdir.at(str(workdir))
-      saving.check_same(config, build.make_task(config), where)
+      job_lib.check_same(config, build.make_task(config), where)
       self.assertLen(told.output, not is_read)
       self.train("a", num_steps=8)
     found = [text for text in told.output if "Cannot use checkpoint" in text]

@@ -5,8 +5,9 @@ import types
 
 from absl.testing import parameterized
 
+from bamboo_jax import config as config_lib
 from bamboo_jax.recovery import slowness
-from bamboo_jax.training.record import slow_nodes
+from bamboo_jax.training import worker as worker_lib
 from tests import layouts, members
 
 
@@ -38,20 +39,25 @@ class SlowNodesTest(parameterized.TestCase):
         hosted=frozenset({me}),
         say=lambda *nodes, notice: self.reported.append((*nodes, notice)),
     )
-    self.state = types.SimpleNamespace(
-        cohort=cohort, steps=0, is_writer=me == 0, named=(), rules=rules
-    )
+    self.state = types.SimpleNamespace(steps=0, named=(), rules=rules)
     journal = types.SimpleNamespace(
         write_event=lambda event, *, step, values: self.events.append((event, step, values))
     )
-    self.nodes = slow_nodes.SlowNodes(self.state, journal, response=response)
+    self.worker = types.SimpleNamespace(
+        _cohort=cohort,
+        _config=config_lib.Config().changed({"recovery.slow": response}),
+        _journal=journal,
+        _times=[],
+        state=self.state,
+    )
 
   def hear(self, *steps):
     for said in steps:
       self.state.steps += 1
-      self.nodes.hear({node: times for one in said for node, times in one.items()})
+      times = {node: times for one in said for node, times in one.items()}
+      worker_lib.Worker._name_slow(self.worker, times)
 
-  def test_named_once_by_the_writer(self):
+  def test_named_once(self):
     self.make()
     self.hear(*[_USUAL] * _NUM_USUAL, *[_SLOW_1] * 2)
     self.assertEqual(self.events, [])
@@ -64,7 +70,7 @@ class SlowNodesTest(parameterized.TestCase):
 
   def test_a_slow_host_is_known_when_it_is_slow_again(self):
     self.make()
-    cohort = self.state.cohort
+    cohort = self.worker._cohort
     for number in 1, 3:  # Of the same host, before and after it has joined.
       members = [
           dataclasses.replace(m, host="x" if m.number == number else m.name)
@@ -72,7 +78,7 @@ class SlowNodesTest(parameterized.TestCase):
       ]
       cohort.view = dataclasses.replace(cohort.view, members=tuple(members))
       slow = make_step(*(100 if n == number else 20 for n in range(4)))
-      self.nodes.forget()
+      self.worker._times.clear()
       self.hear(*[_USUAL] * _NUM_USUAL, *[slow] * 3)
     first, again = self.state.named
     self.assertEqual((first.host, again.host), ("x", "x"))
@@ -83,7 +89,7 @@ class SlowNodesTest(parameterized.TestCase):
     self.make(me=2, response="remove")
     self.hear(*[_USUAL] * _NUM_USUAL, *[_SLOW_1] * 3)
     self.assertEqual([one.node for one in self.state.named], ["n1"])
-    self.assertEqual((self.events, self.reported), ([], []))
+    self.assertEqual(self.reported, [])
 
   @parameterized.named_parameters(
       ("removed", dict(response="remove"), 1),
@@ -105,6 +111,6 @@ class SlowNodesTest(parameterized.TestCase):
   def test_a_view_has_no_past(self):
     self.make()
     self.hear(*[_USUAL] * _NUM_USUAL)
-    self.nodes.forget()
+    self.worker._times.clear()
     self.hear(*[_USUAL] * (_NUM_USUAL - 1), *[_SLOW_1] * 3)
     self.assertEqual(self.events, [])

@@ -4,7 +4,6 @@ journal      lines of steps and events, by one member; the summary is made of th
 charges      kinds of node time, for the account
 deaths       the times of recoveries, and how a pause is explained
 step_times   times of passes and nodes in a step, and what delays them
-slow_nodes   names slow nodes after a step
 workdir      the files of a run
 step_traces  planned and measured steps, for pages, plots, Perfetto and XProf
 """

@@ -7,6 +7,5 @@ sizes           numbers that need neither model nor JAX
 optimizers      optax optimizers and schedules of their learning rates, by name
 show            the plan as text, for `bamboo plan`, with speed and dollars on machines that
                 can be rented
-saving          the checkpoint writer
-job             all parts in one value, and the executor; read first
+job             all parts in one value, the executor, the checkpoint writer; read first
 """

@@ -9,19 +9,25 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 import functools
 import gc
+import json
+import os
 import threading
 import time
+import types
 from typing import Any
 
 import jax
 
 from bamboo_jax import base, config as config_lib
+from bamboo_jax.base import json as json_lib
+from bamboo_jax.checkpoint import folder, identity as identity_lib, places, writer as writer_lib
 from bamboo_jax.cluster import views
+from bamboo_jax.exchange import weights
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import progress as progress_lib
 from bamboo_jax.plan import planner
 from bamboo_jax.recovery import assignment, layout as layout_lib
-from bamboo_jax.runtime import compat, engine as engine_lib, executor as executor_lib
+from bamboo_jax.runtime import compat, engine as engine_lib, executor as executor_lib, rounding
 from bamboo_jax.runtime.stage import programs as programs_lib
 from bamboo_jax.runtime.wire import transport as transport_lib
 from bamboo_jax.training import cohort as cohort_lib
@@ -106,6 +112,40 @@ class Job:
     program = build.plan_program(self.config, self.task, self.plan)
     whole = self.task.whole
     return build.Programs(program, whole, self.engine, given.cohort, given.processes)
+
+  def make_writer(
+      self, given: "Environment", *, warn: Callable[[base.StepId, str], None]
+  ) -> writer_lib.Writer:
+    """Returns the checkpoint writer of a member; see `writer.Writer`."""
+    config, model, where, cohort = self.config, self.task.whole, given.workdir, given.cohort
+    is_program = build.is_program(config)
+    settings = {
+        **rounding.describe(),
+        "code": base.find_code(config.to_json()),
+        "model.prng": model.prng,
+        "node.deterministic": config.node.deterministic,
+        "node.mesh.data": config.node.mesh.data,
+        "node.mesh.tensor": config.node.mesh.tensor,
+        "pipeline.executor": config.pipeline.executor,
+        "pipeline.microbatch_size": self.plan.batch.microbatch_size,
+        "pipeline.num_shares": self.plan.batch.num_shares,
+        "pipeline.remat": model.remat,
+        # Rounding of one program for all stages depends on the cuts.
+        "partition": list(self.plan.partition.bounds) if is_program else None,
+    }
+    return writer_lib.Writer(
+        where.checkpoints,
+        url=where.checkpoints_url,
+        push=lambda is_writer: where.push(given.name, is_writer=is_writer),
+        keep=config.checkpoint.keep,
+        every_steps=config.checkpoint.every_steps,
+        member=cohort.number,
+        model=model,
+        identity=_identify(config, self.task, settings),
+        warn=warn,
+        check_fence=lambda: given.check_fence(cohort.view),
+        weights=weights.open_later(config.init_from, model.model),
+    )
 
   def describe_plan(self) -> str:
     """Returns the line on the plan of a step."""
@@ -200,3 +240,42 @@ def make_job(
   rules = build.make_rules(config, plan, templates)
   engine = build.make_engine(config, task, rules.plan, devices=devices, exchange=exchange)
   return Job(config, task, plan, rules, engine)
+
+
+def check_same(config: config_lib.Config, task: build.Task, where: workdir_lib.Workdir) -> None:
+  """Raises `base.CheckpointError` if the folder or bucket is of another run.
+
+  Looks at its newest checkpoint that can be read, and warns of those that cannot; workers
+  judge what is in them.
+  """
+  place = places.open_place(where.checkpoints.absolute(), where.checkpoints_url)
+  is_there = where.url or where.checkpoints.is_dir()
+  for name in reversed(place.find() if is_there else []):
+    try:
+      meta = place.read(name).meta
+    except (OSError, ValueError) as error:
+      folder.warn_once(f"{error}", os.getpid())
+      continue
+    _identify(config, task).check(meta, step=name.step, where=place.where)
+    return
+
+
+def _identify(
+    config: config_lib.Config,
+    task: build.Task,
+    rounding: Mapping[str, Any] = types.MappingProxyType({}),
+) -> identity_lib.RunIdentity:
+  plain = config.to_json()
+  del plain["name"], plain["study"]  # They decide on nothing.
+  # A length that is None in the config follows `num_steps`.
+  plain["optimizer"]["schedule_options"] = json.loads(
+      json.dumps(dict(task.schedule.options), default=dict)
+  )
+  return identity_lib.RunIdentity(
+      seed=config.seed,
+      batch_size=task.batches.batch_size,
+      model=task.whole.model.fingerprint,
+      data=task.batches.source.fingerprint,
+      rounding=dict(rounding),
+      config=json_lib.flatten(plain),
+  )
