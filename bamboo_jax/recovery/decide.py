@@ -102,8 +102,7 @@ class Decision:
     rung: One of `RUNGS`; with several pipelines the most expensive one taken.
     layout: From now on; by `decide` without shares, which `assignment` deals.
     reason: Why that rung was taken, for people.
-    repairs: Spares that take places, by pipeline.
-    gone: Places that lost owner and replica, in the pipelines before.
+    is_repaired: Whether spares took places, or replicas are made.
     rolls_back: Whether the steps since the last checkpoint are lost.
     copies: State to copy between nodes first, by `assignment`.
   """
@@ -111,8 +110,7 @@ class Decision:
   rung: str
   layout: Layout
   reason: str
-  repairs: Mapping[int, failover.Repair] = dataclasses.field(default_factory=dict)
-  gone: tuple[types.Place, ...] = ()
+  is_repaired: bool = False
   rolls_back: bool = False
   copies: tuple[failover.StageCopy, ...] = ()
 
@@ -206,12 +204,11 @@ class _Question:
     places = ", ".join(map(str, gone))
     if self._can_reroute(after.pipelines):
       reason = f"other pipelines have stages {places} too"
-      return Decision("reroute", after, reason, gone=tuple(gone))
+      return Decision("reroute", after, reason)
     if self.ladder.options.drop and not all(p.vacant for p in pipelines):
       reason = f"the others go on without the pipelines of {places}"
-      return Decision("drop", after, reason, gone=tuple(gone))
-    made = self._make_new(layout, dead=dead, places=places)
-    return dataclasses.replace(made, gone=tuple(gone))
+      return Decision("drop", after, reason)
+    return self._make_new(layout, dead=dead, places=places)
 
   def _can_reroute(self, pipelines: tuple[Pipeline, ...]) -> bool:
     if self.ladder.reroute == "whole_shares":
@@ -253,22 +250,15 @@ class _Question:
     New pipelines are made only if the time that they save exceeds the pause.
     """
     before = decision.layout
-    after, repairs = repair(before, has_replicas=self.ladder.has_replicas)
+    after, done = repair(before, has_replicas=self.ladder.has_replicas)
     if self.planner:
       better = self._heed_notice(after) or self._find_better(before, after)
       if better:
         return better
-    if not repairs:
+    if not done:
       return decision
-    num_used = sum(len(repair.used) for repair in repairs.values())
-    num_replicas = sum(repair.num_replicas for repair in repairs.values())
-    return dataclasses.replace(
-        decision,
-        rung="repair" if decision.rung == "none" else decision.rung,
-        layout=after,
-        reason=_describe_repair(num_used, num_replicas),
-        repairs=repairs,
-    )
+    rung = "repair" if decision.rung == "none" else decision.rung
+    return dataclasses.replace(decision, rung=rung, layout=after, reason=done, is_repaired=True)
 
   def _heed_notice(self, layout: Layout) -> Decision | None:
     """Returns new pipelines for announced losses while all copies exist."""
@@ -350,13 +340,13 @@ class _Question:
     return left_secs / self.planner.times.step_secs(after)
 
 
-def repair(layout: Layout, *, has_replicas: bool) -> tuple[Layout, dict[int, failover.Repair]]:
-  """Gives places to spares, and makes replicas; also returns the repairs by pipeline.
+def repair(layout: Layout, *, has_replicas: bool) -> tuple[Layout, str]:
+  """Gives places to spares, and makes replicas; also returns what was done, "" if nothing.
 
   Where stages have replicas, a node may own several.
   """
-  pipelines, repairs = list(layout.pipelines), {}
-  spares = [node for node in layout.spares if node not in layout.leaving]
+  pipelines, num_replicas = list(layout.pipelines), 0
+  spares, taken = [node for node in layout.spares if node not in layout.leaving], set[NodeId]()
   for i, pipeline in enumerate(pipelines):
     places = [
         s
@@ -365,19 +355,21 @@ def repair(layout: Layout, *, has_replicas: bool) -> tuple[Layout, dict[int, fai
         and find_owner(pipelines, i, s) is not None  # A source of the state.
     ]
     takers = dict(zip(places, spares, strict=False))  # Either may be fewer.
-    filled = _fill(pipeline, takers)
-    done = failover.Repair(filled.roles, (*takers.values(),), 0)
+    pipelines[i] = filled = _fill(pipeline, takers)
+    used = [*takers.values()]
     if has_replicas and not filled.vacant:
-      # Without those that `takers` has.
-      more = failover.repair(filled.roles, spares[len(takers) :])
-      done = dataclasses.replace(more, used=(*done.used, *more.used))
-    if done.used or done.num_replicas:
-      pipelines[i] = Pipeline(filled.partition, done.roles, filled.vacant)
-      repairs[i] = done
-      spares = spares[len(done.used) :]
-  if not repairs:
-    return layout, repairs
-  taken = {node for done in repairs.values() for node in done.used}
+      more = failover.repair(filled.roles, spares[len(used) :])  # Without `takers`.
+      pipelines[i] = Pipeline(filled.partition, more.roles)
+      used += more.used
+      num_replicas += more.num_replicas
+    taken.update(used)
+    spares = spares[len(used) :]
+  done = []
+  if taken:
+    done.append("1 spare takes a place" if len(taken) == 1 else f"{len(taken)} spares take places")
+  if num_replicas:
+    replicas = "replica is" if num_replicas == 1 else "replicas are"
+    done.append(f"{num_replicas} {replicas} made")
   owners = {node for pipeline in pipelines for node in pipeline.nodes}
   relieved = [  # Alive until they are preempted.
       node for pipeline in layout.pipelines for node in pipeline.nodes if node not in owners
@@ -387,7 +379,7 @@ def repair(layout: Layout, *, has_replicas: bool) -> tuple[Layout, dict[int, fai
       pipelines=tuple(pipelines),
       spares=(*(n for n in layout.spares if n not in taken), *relieved),
   )
-  return after, repairs
+  return after, ", ".join(done)
 
 
 def _fill(pipeline: Pipeline, takers: Mapping[base.StageId, NodeId]) -> Pipeline:
@@ -434,13 +426,3 @@ def _with_pipelines(
       pipelines=pipelines,
       spares=tuple(node for node in layout.live if node not in training and node not in dead),
   )
-
-
-def _describe_repair(num_used: int, num_replicas: int) -> str:
-  parts = []
-  if num_used:
-    parts.append("1 spare takes a place" if num_used == 1 else f"{num_used} spares take places")
-  if num_replicas:
-    replicas = "replica is" if num_replicas == 1 else "replicas are"
-    parts.append(f"{num_replicas} {replicas} made")
-  return ", ".join(parts)

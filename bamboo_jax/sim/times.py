@@ -127,7 +127,7 @@ class PipelineTimes:
     if rung == "checkpoint":
       kept = () if decision.rolls_back else before
       return Delay(self.pause_secs(rung, kept, after))
-    if decision.is_immediate and not decision.repairs:
+    if decision.is_immediate and not decision.is_repaired:
       if when == "boundary" or rung == "drop":
         return Delay()
       return self._speed.finish(rung, before, after)
