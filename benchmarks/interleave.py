@@ -87,7 +87,7 @@ class Run:
     return self.lines
 
   def read_times_ms(self) -> list[float]:
-    return [*jsonl.column(self.read(), "step_ms").values]
+    return [*jsonl.column(self.read(), "step_ms")[1]]
 
   def read_output(self) -> list[str]:
     """Returns the lines that it has printed so far."""

@@ -32,7 +32,6 @@ from bamboo_jax.base.errors import (
     ReplicaMismatchError,
     RunFailedError,
     StaleProfileError,
-    UnrecoverableHereError,
     ViewChangedError,
 )
 from bamboo_jax.base.files import (

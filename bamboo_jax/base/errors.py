@@ -4,7 +4,7 @@ A mistake of the caller is a plain `ValueError`; some classes derive from it, so
 that a command still ends with one line.
 """
 
-from bamboo_jax.base import logs, types
+from bamboo_jax.base import logs
 
 
 class InfeasibleError(ValueError):
@@ -85,14 +85,3 @@ class PeerRemovedError(RuntimeError):
 
 class FencedError(RuntimeError):
   """Other nodes have taken over the files of a run; this process must exit."""
-
-
-class UnrecoverableHereError(EndedError):
-  """A pipeline has lost every copy of `stages`, replicas included."""
-
-  def __init__(self, stages: tuple[types.StageId, ...]) -> None:
-    super().__init__(
-        f"Lost all copies of {'stage' if len(stages) == 1 else 'stages'} "
-        f"{', '.join(map(str, stages))}; no live node of the pipeline has one."
-    )
-    self.stages = stages

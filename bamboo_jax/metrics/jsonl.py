@@ -9,14 +9,14 @@ again. Readers ignore lines that a crash has cut off, and those of an older life
 that stand after newer ones: the two wrote at once.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import contextlib
 import fcntl
 import json
 import os
 import pathlib
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 from absl import logging
 import msgspec
@@ -43,23 +43,14 @@ class MetricsWriter:
   """Appends lines to a file; written to the system when a call returns."""
 
   def __init__(
-      self,
-      path: str | os.PathLike[str],
-      *,
-      life: int = 1,
-      member: str = "",
-      on_error: Callable[[OSError], None] | None = None,
-      locks: bool = False,
+      self, path: str | os.PathLike[str], *, life: int = 1, member: str = "", locks: bool = False
   ) -> None:
     """Opens the file, created if absent; `life` and `member` are put into all lines.
 
-    If `on_error` is given, `write_step` passes errors to it instead of raising, since a
-    run need not end for a line of its log. If it `locks`, it has a shared lock on the file
-    until it is closed, and nobody replaces the file.
+    If it `locks`, it has a shared lock on the file until it is closed, and nobody replaces it.
     """
     self.path = pathlib.Path(path)
     self._stamp = {"life": life, "member": member}
-    self._on_error = on_error
     while True:
       # Unbuffered, so that each line is one write and a crash loses none.
       self._file = open(self.path, "a+b", buffering=0)
@@ -85,12 +76,7 @@ class MetricsWriter:
     line = {"step": step, **values, **self._stamp}
     text = msgspec.json.encode(line, enc_hook=lambda array: array.tolist())
     self._unwritten += msgspec.json.format(text, indent=0) + b"\n"
-    try:
-      self._write()
-    except OSError as error:
-      if self._on_error is None:
-        raise
-      self._on_error(error)
+    self._write()
 
   def close(self) -> None:
     """Closes the file; idempotent.
@@ -219,21 +205,16 @@ def _parse_line(text: bytes) -> dict[str, Any]:
   return line
 
 
-class Series(NamedTuple):
-  """Values of a metric, and the steps that they belong to."""
-
-  steps: tuple[int, ...] = ()
-  values: tuple[Any, ...] = ()
-
-
-def column(lines: Sequence[Line], name: str, *, event: str | None = None) -> Series:
-  """Returns the non-null values of `name`, of steps or of an `event`."""
+def column(
+    lines: Sequence[Line], name: str, *, event: str | None = None
+) -> tuple[tuple[int, ...], tuple[Any, ...]]:
+  """Returns the steps, or those of an `event`, and their values of `name`; without nulls."""
   found = [
       (line["step"], line[name])
       for line in lines
       if line.get("event") == event and line.get(name) is not None
   ]
-  return Series(*map(tuple, zip(*found, strict=True))) if found else Series()
+  return tuple(step for step, _ in found), tuple(value for _, value in found)
 
 
 # Event of a node that a fault is about to hit, see `note_node`.

@@ -142,7 +142,7 @@ def train_in_cluster(
     faults_run: The run whose records say which faults have happened; None: of the node.
 
   Raises:
-    base.UnrecoverableHereError: A stage has no copy left.
+    base.RunFailedError: A stage has no copy left, or the user's code or data ended the run.
   """
   config = accept.accept(config)
   logs.note_names({number: name})

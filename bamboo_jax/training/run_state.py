@@ -283,10 +283,10 @@ class RunState:
     """
     cohort, change = self.cohort, agreement.change
     if change.rung == "stop":
-      stages = {place.stage for place in agreement.victims}
-      lost = base.UnrecoverableHereError(tuple(sorted(stages)))
-      cohort.say(failed=f"{lost}")  # Else agents would begin another life.
-      raise lost
+      stages = sorted({place.stage for place in agreement.victims})
+      what = f"{'stage' if len(stages) == 1 else 'stages'} {', '.join(map(str, stages))}"
+      why = f"Lost all copies of {what}; no live node of the pipeline has one."
+      failures.end_run(cohort, why, None)  # Else agents would begin another life.
     show(f"waiting: {change.reason}")
     if cohort_lib.acts(cohort, layout_lib.Layout()):
       cohort.say(layout={"restart": True})

@@ -166,7 +166,7 @@ class Trials:
       raise TroubleError(f"a recovery is not in order: {wrong}")
     layers = [digest.digest_layers(engine.layer_states(p)) for p in range(len(engine.owners))]
     return TrialOutcome(
-        losses=jsonl.column(lines, "loss").values,
+        losses=jsonl.column(lines, "loss")[1],
         layers=[of_pipeline.state for of_pipeline in layers],
         rungs=tuple(event["rung"] for event in events),
         owners=tuple(engine.owners),

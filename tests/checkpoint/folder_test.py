@@ -240,12 +240,6 @@ class FolderTest(folders.FolderCase):
     self.save(4)
     self.assert_restores(4)
 
-  def test_files_that_another_node_removes_meanwhile(self):
-    self.save(2)
-    shutil.rmtree(self.path(2, "node3"))
-    with mock.patch.object(pathlib.Path, "is_file", return_value=True):
-      self.assertEqual(self.folder.steps(), ())
-
   def test_any_changed_byte_is_found_or_does_no_harm(self):
     self.save(2)
     file = self.save(4)

@@ -116,12 +116,6 @@ class CliTest(folders.FolderCase):
       ("ended", "raise base.EndedError('n1 died')", 2, "error: n1 died\n"),
       ("ended_alone", "raise base.EndedError('n1 died')", 2, ".*: n1 died\n", "--verbosity=1"),
       (
-          "lost",
-          "raise base.UnrecoverableHereError((1,))",
-          2,
-          "error: Lost all copies of stage 1[^(]*\n",
-      ),
-      (
           "file",
           "open('/no/file')",
           2,

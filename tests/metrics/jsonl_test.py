@@ -164,12 +164,3 @@ class JsonlTest(folders.FolderCase):
     self.assertEqual(jsonl.column(lines, "loss"), ((1, 2, 3, 4), (1.0, 2.0, 2.0, 2.0)))
     self.assertEqual(jsonl.fold(live), lines)
     self.assertEqual(reader.life, 2)
-
-  def test_error_that_is_handled_is_not_raised(self):
-    errors = []
-    with self.writing(on_error=errors.append) as writer:
-      with limits.file_size(0):
-        writer.write_step(1, {})
-        writer.write_step(1, {"event": "eval"})
-    self.assertLen(errors, 2)
-    self.assertEqual(jsonl.read_lines(self.path), ({"step": 1}, {"step": 1, "event": "eval"}))

@@ -1,4 +1,6 @@
 import dataclasses
+import types
+from unittest import mock
 
 from absl.testing import parameterized
 import hypothesis
@@ -36,11 +38,13 @@ class ChargesTest(parameterized.TestCase):
   def setUp(self):
     super().setUp()
     self.now = 0.0
+    clock = types.SimpleNamespace(perf_counter=lambda: self.now)
+    self.enterContext(mock.patch.object(charges_lib, "time", clock))
     self.layout = _lay_out((0, 1), (2, 3), spares=(4,))
     self.totals = account_lib.Account()
 
   def begin(self, since_secs=0.0):
-    self.charges = charges_lib.Charges(since_secs, clock=lambda: self.now)
+    self.charges = charges_lib.Charges(since_secs)
     self.charges.begin(self.layout)
 
   def account(self):
@@ -179,7 +183,7 @@ class ChargesTest(parameterized.TestCase):
     self.assertEqual(self.account().node_time.idle, 5.0 + 1.0)
 
   def test_a_member_that_joins_a_run_knows_nothing_of_before(self):
-    self.charges = charges_lib.Charges(0.0, clock=lambda: self.now)
+    self.charges = charges_lib.Charges(0.0)
     self.now = 5.0
     self.assertEqual(self.charges.welcome({5: 3.0}, self.layout), {})
     with self.charges.during("recovery"):

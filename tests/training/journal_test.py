@@ -1,5 +1,4 @@
 import dataclasses
-import functools
 import io
 import json
 import types
@@ -248,9 +247,9 @@ class JournalTest(folders.FolderCase):
       ("nobody_has", False, False, 5.0),
   )
   def test_time_is_charged_once(self, has_told, have_heard, secs):
-    clocked = functools.partial(charges_lib.Charges, clock=lambda: self.now)
-    self.enterContext(mock.patch.object(charges_lib, "Charges", clocked))
     self.now = 102.0
+    clock = types.SimpleNamespace(perf_counter=lambda: self.now)
+    self.enterContext(mock.patch.object(charges_lib, "time", clock))
     self.restart(*range(4))
     for self.now, step in ((104.0, 1), (106.0, 2)):
       self.train(step)
@@ -295,6 +294,15 @@ class JournalTest(folders.FolderCase):
     self.assertEqual(self.lines("skipped"), [{"step": 2, **skipped}, {"step": 3, **skipped}])
     self.assertEqual(self.steps(), [1, 2, 3, 4, 5])
     self.assertEqual(self.summary(5)["skipped_steps"], 2)
+
+  def test_lines_that_cannot_be_written_are_late(self):
+    self.begin()
+    full = OSError(28, "No space left on device")
+    with mock.patch.object(jsonl.MetricsWriter, "_write", side_effect=full):
+      self.train(1, 2)
+    self.train(3)
+    self.assertEqual(self.steps(), [1, 2, 3])
+    self.assertEqual(self.shown.getvalue().count("Cannot write"), 1)
 
   def test_an_event_of_long_ago_removes_nothing(self):
     self.begin()

@@ -245,7 +245,7 @@ class RunStateTest(parameterized.TestCase):
     self.state.wait_for_nodes(agreement, show=self.parts.asked.append)
     self.assertNotIn("say layout ['restart']", self.take())
     agreement.change = dataclasses.replace(change, rung="stop")
-    with self.assertRaisesRegex(base.UnrecoverableHereError, "stage 1;"):
+    with self.assertRaisesRegex(base.RunFailedError, "stage 1;"):
       self.state.wait_for_nodes(agreement, show=self.fail)
     (said,) = self.take()
     self.assertStartsWith(said, "say failed ")  # On all nodes.

@@ -7,7 +7,7 @@ the totals there. Time between two processes is not charged, since it is unknown
 which nodes were live.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 import contextlib
 import statistics
 import time
@@ -22,10 +22,10 @@ NodeTime = account_lib.NodeTime
 
 
 class Charges:
-  """Charges the time of a run, from `since_secs` on its `clock`."""
+  """Charges the time of a run, from `since_secs`, on `time.perf_counter`."""
 
-  def __init__(self, since_secs: float, clock: Callable[[], float] = time.perf_counter) -> None:
-    self._clock, self._since_secs, self._last = clock, since_secs, since_secs
+  def __init__(self, since_secs: float) -> None:
+    self._since_secs = self._last = since_secs
     self._new = account_lib.Account()
     # At the last charge, with spares; of a member that joins, none before its first step.
     self._layout = layout_lib.Layout()
@@ -60,7 +60,7 @@ class Charges:
       return {}
     come = {n: s for n, s in boot_secs.items() if n not in self._layout.live}
     if self._otherwise == "restart":
-      self._boot_secs += len(come) * (self._clock() - self._since_secs)
+      self._boot_secs += len(come) * (time.perf_counter() - self._since_secs)
       come = {}
     self._boot_secs += sum(come.values())
     if layout is not None:
@@ -70,7 +70,7 @@ class Charges:
 
   def charge(self, kind: str | None = None) -> None:
     """Charges the time since the last charge to one of `account.KINDS`, for all nodes."""
-    self._charge_until(self._clock(), kind or self._otherwise)
+    self._charge_until(time.perf_counter(), kind or self._otherwise)
 
   @contextlib.contextmanager
   def during(self, kind: str) -> Iterator[None]:

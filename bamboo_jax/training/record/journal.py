@@ -315,7 +315,15 @@ class Journal:
   def _append(self, line: dict[str, Any], *, is_shown: bool = True) -> None:
     """Appends a line, shows it, and hands it to loggers and callbacks."""
     assert self._lines is not None, "Another member writes the journal."
-    self._lines.write_step(line["step"], line)
+    try:
+      self._lines.write_step(line["step"], line)
+    except OSError as error:  # The next call writes it first.
+      if not self._has_warned:
+        self.show(
+            f"warning: Cannot write {self._workdir.metrics}: "
+            f"{error.strerror or error}. Training continues; lines are kept."
+        )
+      self._has_warned = True
     if self._given.progress is not None and is_shown:
       events.show(self._given.progress, line)
     values = {k: v for k, v in line.items() if k not in ("event", "step")}
@@ -353,7 +361,6 @@ class Journal:
         self._workdir.metrics,
         life=reader.life + begins,
         member=self._given.name,
-        on_error=self._warn_of_journal,
         locks=bool(self._workdir.url),
     )
     self._open_loggers(step)
@@ -407,15 +414,6 @@ class Journal:
       if error := logger.take_error():
         values = {"text": f"{error}. Training continues."}
         self.write_event(WARNING, step=self._state.steps, values=values)
-
-  def _warn_of_journal(self, error: OSError) -> None:
-    """Warns once that lines are late."""
-    if not self._has_warned:
-      self.show(
-          f"warning: Cannot write {self._workdir.metrics}: "
-          f"{error.strerror or error}. Training continues; lines are kept."
-      )
-    self._has_warned = True
 
   def _roll_back(self, event: str, step: int) -> None:
     """Writes an event after which the steps after `step` are repeated."""
