@@ -11,6 +11,5 @@ the newest complete checkpoint as it was.
   places      where they are: in a folder, or in a bucket
   manifest    names and contents of checkpoints
   contents    arrays of layers in directories, by Orbax; finds damage
-  arrays      the state of a layer as named arrays in host memory
-  digest      hashes of parameters and state, to compare runs
+  arrays      the state of a layer as named arrays in host memory; hashes, to compare runs
 """

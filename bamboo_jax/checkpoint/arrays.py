@@ -1,11 +1,17 @@
-"""The state of a layer as named arrays, the content of a checkpoint.
+"""The state of a layer as named arrays, the content of a checkpoint; and hashes of it.
 
 A name is the path of a leaf in the state, such as `slots/0/mu/dense/kernel`. So
 a checkpoint does not depend on classes of the optimizer library, and two states
 can be compared name by name.
+
+Two runs that agree to the bit have the same hashes, regardless of partition,
+number of pipelines and failures. Each layer is hashed in its own process, one
+array at a time, and the hash of the model is that of its layers' hashes in
+model order. So no process needs the layers of another.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+import hashlib
 import types
 from typing import Any
 
@@ -17,6 +23,7 @@ from bamboo_jax.models import layer as layer_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 
 name_leaves, restore_layer = layer_lib.name_leaves, layer_lib.restore_leaves
+Digests = dict[str, tuple[str, str]]  # By layer: of the parameters as float32, of the whole state.
 
 
 def copy_to_host(
@@ -80,3 +87,36 @@ def parse_specs(specs: Mapping[str, str]) -> dict[str, jax.ShapeDtypeStruct]:
     shape = tuple(int(size) for size in sizes.split(",") if size)
     parsed[name] = jax.ShapeDtypeStruct(shape, np.dtype(dtype))
   return parsed
+
+
+def sha256(arrays: Mapping[str, Any], dtype: Any = None) -> str:
+  """Returns the hash of arrays of a layer in the order of their names, each as `dtype`.
+
+  It is that of their bytes in C order; so equal numbers have equal hashes in any layout.
+  """
+  found = hashlib.sha256()
+  for _, array in sorted(arrays.items()):
+    found.update(np.ascontiguousarray(array, dtype).reshape(-1).view(np.uint8).data)
+  return found.hexdigest()
+
+
+def digest(layers: Mapping[str, spec_lib.LayerState]) -> Digests:
+  """Returns the hashes of layers; copies one array at a time to the host."""
+  return {
+      name: (sha256(name_leaves(layer.params), np.float32), sha256(name_leaves(layer)))
+      for name, layer in layers.items()
+  }
+
+
+def params_sha256(digests: Digests, order: Sequence[str]) -> str:
+  """Returns the hash of all parameters; `order` lists the model's layers."""
+  return _join([digests[name][0] for name in order])
+
+
+def state_sha256(digests: Digests, order: Sequence[str], *, samples_seen: int) -> str:
+  """Returns the hash of parameters, slots, statistics and data position."""
+  return _join([*(digests[name][1] for name in order), f"{samples_seen}"])
+
+
+def _join(words: Sequence[str]) -> str:
+  return hashlib.sha256("\n".join(words).encode()).hexdigest()

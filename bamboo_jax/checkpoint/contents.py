@@ -23,7 +23,7 @@ import jax
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.checkpoint import arrays as layer_arrays, digest, manifest as manifest_lib
+from bamboo_jax.checkpoint import arrays as layer_arrays, manifest as manifest_lib
 from bamboo_jax.runtime.stage import spec as spec_lib
 
 # States of layers by name, and the run's description of itself.
@@ -108,7 +108,7 @@ def read_arrays(
       raise base.CheckpointError(f"{text} Without that file, an older one is used.") from error
     for name, entry in own.items():
       same = layer_arrays.specs_of(found[name]) == entry.arrays
-      if not same or digest.sha256(found[name]) != entry.sha256:
+      if not same or layer_arrays.sha256(found[name]) != entry.sha256:
         raise base.DamagedCheckpointError(
             f"Checkpoint {file} is damaged: layer {name!r} is not as saved."
         )

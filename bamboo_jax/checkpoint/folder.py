@@ -24,7 +24,6 @@ from bamboo_jax import base
 from bamboo_jax.checkpoint import (
     arrays as layer_arrays,
     contents,
-    digest,
     manifest as manifest_lib,
     places,
 )
@@ -145,7 +144,9 @@ class CheckpointFolder:
         places.LocalPlace(self.path).remove(left)
       raise
     entries = {
-        layer: manifest_lib.LayerEntry(where, digest.sha256(arrays), layer_arrays.specs_of(arrays))
+        layer: manifest_lib.LayerEntry(
+            where, layer_arrays.sha256(arrays), layer_arrays.specs_of(arrays)
+        )
         for layer, arrays in layers.items()
     }
     if is_frozen:

@@ -12,7 +12,6 @@ from bamboo_jax import base
 from bamboo_jax.base import logs
 from bamboo_jax.checkpoint import manifest as manifest_lib
 
-_SKIPPED = "num_skipped"
 _MIB = 1 << 20
 _PART_OF_NOTICE = 0.5  # That a save may take before others take over; they need the rest.
 
@@ -38,20 +37,6 @@ class Save:
     """Whether the writer needs no other member."""
     return self.stages.keys() == {self.writer}
 
-  @property
-  def meta(self) -> dict[str, Any]:
-    """What the checkpoint's description has of this save, plain JSON values."""
-    skipped = {_SKIPPED: self.num_skipped} if self.num_skipped else {}
-    return {"save": str(self.name), **skipped}
-
-
-@dataclasses.dataclass(frozen=True)
-class Upload:
-  """Bytes of a part that were written, in a bucket copied to it, and the time that it took."""
-
-  num_bytes: int = 0
-  secs: float = 0.0
-
 
 @dataclasses.dataclass(frozen=True)
 class PartsReport:
@@ -63,8 +48,9 @@ class PartsReport:
     is_busy: Whether this member is still writing the previous save.
     save: Name of the save whose part is reported; None without a report.
     part: Manifest of the written part; None if the write failed.
-    upload: That of the part.
     error: Why there is no part; without a report, why the last save failed.
+    num_bytes: Size of the part; 0 if nothing was written.
+    secs: Time that this took, with the copy to a bucket.
   """
 
   begins: str
@@ -72,19 +58,15 @@ class PartsReport:
   save: str | None = None
   part: manifest_lib.Manifest | None = None
   error: str = ""
-  upload: Upload | None = None
+  num_bytes: int = 0
+  secs: float = 0.0
 
 
-def describe_uploads(step: base.StepId, uploads: Collection[Upload]) -> dict[str, Any]:
-  """Returns the size and rate of an upload by several members at once; {} without any."""
-  mib = sum(upload.num_bytes for upload in uploads) / _MIB
-  secs = max((upload.secs for upload in uploads), default=0.0)
+def describe_uploads(step: base.StepId, uploads: Collection[tuple[int, float]]) -> dict[str, Any]:
+  """Returns size and rate of an upload by several members at once, from bytes and time of each."""
+  mib = sum(num_bytes for num_bytes, _ in uploads) / _MIB
+  secs = max((secs for _, secs in uploads), default=0.0)
   return {"saved": step, "mib": mib, "secs": secs, "mib_per_sec": mib / secs} if secs else {}
-
-
-def num_skipped(meta: Mapping[str, Any]) -> int:
-  """Returns that of the save from the description of a checkpoint."""
-  return int(meta.get(_SKIPPED, 0))
 
 
 def is_due(step: base.StepId, after: base.StepId, every_steps: int) -> bool:

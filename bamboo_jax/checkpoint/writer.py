@@ -25,7 +25,6 @@ from bamboo_jax.base import logs
 from bamboo_jax.checkpoint import (
     arrays as layer_arrays,
     contents,
-    digest,
     folder as folder_lib,
     identity as identity_lib,
     manifest as manifest_lib,
@@ -98,8 +97,7 @@ class Writer:
         directory, keep=keep, check_fence=check_fence, url=url
     )
     self._push, self._is_in_bucket = push, bool(url)
-    self._num_bytes = 0  # Of the part that it writes.
-    self._upload: parts.Upload | None = None  # Of the last part.
+    self._num_bytes, self._secs = 0, 0.0  # Of the last part, and the time that it took.
     self._every_steps = every_steps
     self._member = member
     self._model = model
@@ -153,7 +151,7 @@ class Writer:
     shapes = self._model.state
     states, meta = base.ask_again(lambda: self._folder.read(step, shapes, layers))
     self.changes = self._identity.check(meta, step=step, where=self._folder.place.where)
-    self.num_skipped, self._saved = parts.num_skipped(meta), step
+    self.num_skipped, self._saved = meta["num_skipped"], step
     return states
 
   # During training.
@@ -293,7 +291,7 @@ class Writer:
     if self._save and self._writing and self._writing.done():
       error, save = _describe(self._writing), str(self._save.name)
       part = None if error else self._writing.result()
-      return parts.PartsReport(name, is_busy, save, part, error, self._own_upload())
+      return parts.PartsReport(name, is_busy, save, part, error, self._num_bytes, self._secs)
     return parts.PartsReport(name, is_busy, error=self._error)
 
   def _hear(self, said: Mapping[base.NodeId, parts.PartsReport]) -> None:
@@ -324,7 +322,7 @@ class Writer:
       layers |= states[stage]
     omitted = {name: entry.arrays for name, entry in self._frozen.items()}
     arrays = layer_arrays.copy_to_host(layers, omitted)
-    self._num_bytes = spec_lib.nbytes(arrays)
+    self._num_bytes, self._secs = spec_lib.nbytes(arrays), 0.0
     is_writer = self._member == save.writer
     if save.is_alone and is_writer:
       alone = lambda: self._join(save, [self._write(save, arrays)])
@@ -341,12 +339,10 @@ class Writer:
         self._fail(save, error)
       else:
         self._saved = save.name.step
-        uploads = [report.upload for report in self._heard.values()] or [self._own_upload()]
+        uploads = [(report.num_bytes, report.secs) for report in self._heard.values()]
         if self._is_in_bucket:
-          self.uploaded = parts.describe_uploads(save.name.step, [*filter(None, uploads)])
-
-  def _own_upload(self) -> parts.Upload | None:
-    return self._upload if self._num_bytes else None  # None: it has no part in this save.
+          uploads = uploads or [(self._num_bytes, self._secs)]
+          self.uploaded = parts.describe_uploads(save.name.step, uploads)
 
   def _fail(self, save: parts.Save, error: str) -> None:
     step = save.name.step
@@ -374,8 +370,8 @@ class Writer:
     stored = self._store_frozen(save.name, item, frozen)
     part = self._folder.write_part(save.name, item, trained)
     if num_bytes := spec_lib.nbytes(layers):
-      self._upload = parts.Upload(num_bytes, time.perf_counter() - since_secs)
-      self.rate = num_bytes / self._upload.secs
+      self._secs = time.perf_counter() - since_secs
+      self.rate = num_bytes / self._secs
     if self._member != save.writer:
       self._push_files(is_writer=False)
     found = {layer: entry for layer, entry in stored.frozen.items() if layer in layers}
@@ -408,7 +404,7 @@ class Writer:
     same = {
         layer: entry
         for layer, entry in newest.frozen.items()
-        if layer in layers and entry.sha256 == digest.sha256(layers[layer])
+        if layer in layers and entry.sha256 == layer_arrays.sha256(layers[layer])
     }
     self._frozen = {**self._frozen, **same}
     new = {layer: arrays for layer, arrays in layers.items() if layer not in same}
@@ -419,10 +415,11 @@ class Writer:
     )
 
   def _join(self, save: parts.Save, written: Collection[manifest_lib.Manifest]) -> None:
+    facts = {"save": f"{save.name}", "num_skipped": save.num_skipped}
     whole = manifest_lib.join(
         written,
         order=self._model.model.layer_names,
-        meta=self._identity.describe(save.name.step) | save.meta,
+        meta=self._identity.describe(save.name.step) | facts,
     )
     self._folder.finish(save.name, whole, keeps=bool(save.num_skipped))
     self._push_files(is_writer=True)

@@ -20,7 +20,7 @@ class Summary:
   Attributes:
     final_loss: Mean loss per token of the last step, in nats; None before the
       first step and if it is not finite.
-    params_sha256: Hash of the parameters, see `checkpoint.digest`.
+    params_sha256: Hash of the parameters, see `checkpoint.arrays`.
     state_sha256: Hash of everything that the next step depends on.
     resumed_from_step: Steps done before this process.
     bubble_fraction: Share of the nodes' time spent waiting, if measured.

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.checkpoint import digest
+from bamboo_jax.checkpoint import arrays as layer_arrays
 from bamboo_jax.runtime.phases import reduce, update
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.training import step as step_lib
@@ -81,7 +81,7 @@ class Control:
         [step_lib.find_sums(engine)], clip_norm=self._job.config.optimizer.clip_norm
     )
     update.apply(engine, sums.scale)
-    digests = digest.digest_layers(engine.layer_states())
+    digests = layer_arrays.digest(engine.layer_states())
     plan, order = self._job.plan, self._job.task.whole.names
     samples_seen = self._job.config.num_steps * plan.batch.batch_size
-    return digest.state_sha256(digests, order, samples_seen=samples_seen)
+    return layer_arrays.state_sha256(digests, order, samples_seen=samples_seen)

@@ -222,8 +222,8 @@ class StepRecord:
     skipped: Why the step did not change the state; "" if it did.
     planned: Timelines planned at its start, by pipeline, of all nodes.
     measured: On all nodes; without values if this member did not get the votes.
-    filled: Effect of redundant forward passes that filled waits, or None.
-    predicted: Their predicted effect.
+    redundant: Effect of redundant forward passes that filled waits, with what was planned;
+      empty without any.
   """
 
   steps: base.StepId
@@ -239,8 +239,7 @@ class StepRecord:
   skipped: str = ""
   planned: Sequence[timeline_lib.Timeline] = ()
   measured: Measured = Measured()
-  filled: redundancy.Effect | None = None
-  predicted: redundancy.Effect | None = None
+  redundant: Mapping[str, float] = dataclasses.field(default_factory=dict)
   recoveries: Sequence[durations.RecoveryTimes] = ()
 
 
@@ -385,10 +384,11 @@ class StepRunner:
   def finish(self, measured: Measured, recoveries: Sequence[durations.RecoveryTimes]) -> StepRecord:
     """Returns the record of the committed step, which ends now, and learns from it."""
     record, filler = self.record, self.executor.filler
-    if filling := filler.filling:
-      record.filled, record.predicted = filling.find_effect(measured.ran), filling.predicted
-      if record.filled is not None:
-        filler.learn(record.filled.stretch)
+    filling = filler.filling
+    if filling and (filled := filling.find_effect(measured.ran)) is not None:
+      filler.learn(filled.stretch)
+      planned = vars(filling.predicted).items()
+      record.redundant = vars(filled) | {f"planned_{name}": value for name, value in planned}
     record.view, record.measured = self._cohort.view.number, measured
     record.recoveries, record.secs = recoveries, time.perf_counter() - record.start_secs
     return record

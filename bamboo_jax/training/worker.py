@@ -18,7 +18,7 @@ from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.base import threads
-from bamboo_jax.checkpoint import digest, parts
+from bamboo_jax.checkpoint import arrays as layer_arrays, parts
 from bamboo_jax.cluster import messages, views
 from bamboo_jax.data import batches as batches_lib
 from bamboo_jax.faults import faults as faults_lib
@@ -498,11 +498,10 @@ class Worker:
       self._cohort.gather("saved", None)
       failures_lib.end_run(self._cohort, self._failed.text, self._data.failures.error)
     self._journal.flush()
-    said = self._cohort.gather("digests", digest.digest_layers(self.engine.layer_states()))
+    said = self._cohort.gather("digests", layer_arrays.digest(self.engine.layer_states()))
     if self.state.is_writer:  # May come here again after a death.
-      params = {k: v for words in said.values() for k, v in words.params.items()}
-      state = {k: v for words in said.values() for k, v in words.state.items()}
-      self._journal.write_summary(self.state.steps, digest.Digests(params, state))
+      digests = {name: words for own in said.values() for name, words in own.items()}
+      self._journal.write_summary(self.state.steps, digests)
     if saves:
       self._cohort.gather(messages.FINISHED, None)
       self._writer.close()

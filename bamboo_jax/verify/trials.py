@@ -5,7 +5,7 @@ every stage in every pipeline, replicas included. Nodes are made anew for each
 case, but not their programs, so a case takes little longer than its steps.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 import contextlib
 import dataclasses
 import functools
@@ -16,7 +16,7 @@ import jax
 import ml_collections
 
 from bamboo_jax import base, config as config_lib
-from bamboo_jax.checkpoint import digest
+from bamboo_jax.checkpoint import arrays as layer_arrays
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.recovery import durations, layout as layout_lib
@@ -38,14 +38,14 @@ class TrialOutcome:
 
   Attributes:
     losses: Of each step.
-    layers: Hash of the state of each layer, for each pipeline.
+    layers: Hashes of each layer, for each pipeline.
     rungs: Of the recoveries, in order.
     owners: For each pipeline, the node of each stage at the end.
     state: Hash of the state of the first pipeline.
   """
 
   losses: tuple[float, ...]
-  layers: Sequence[Mapping[str, str]]
+  layers: Sequence[layer_arrays.Digests]
   rungs: tuple[str, ...]
   owners: tuple[tuple[int, ...], ...]
   state: str
@@ -164,11 +164,13 @@ class Trials:
     events = [line for line in lines if line.get("event") == "recovery"]
     for wrong in filter(None, map(durations.find_disorder, events)):
       raise TroubleError(f"a recovery is not in order: {wrong}")
-    layers = [digest.digest_layers(engine.layer_states(p)) for p in range(len(engine.owners))]
+    layers = [layer_arrays.digest(engine.layer_states(p)) for p in range(len(engine.owners))]
     return TrialOutcome(
         losses=jsonl.column(lines, "loss")[1],
-        layers=[of_pipeline.state for of_pipeline in layers],
+        layers=layers,
         rungs=tuple(event["rung"] for event in events),
         owners=tuple(engine.owners),
-        state=digest.state_sha256(layers[0], job.task.whole.names, samples_seen=worker.state.steps),
+        state=layer_arrays.state_sha256(
+            layers[0], job.task.whole.names, samples_seen=worker.state.steps
+        ),
     )

@@ -82,7 +82,6 @@ class PureTest(parameterized.TestCase):
       ),
   )
   def test_uploads(self, uploads, told):
-    uploads = [parts.Upload(*upload) for upload in uploads]
     self.assertEqual(parts.describe_uploads(base.StepId(4), uploads), told)
 
 

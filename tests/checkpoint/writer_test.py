@@ -194,7 +194,7 @@ class WriterTest(WriterCase):
     found = [e["item"] for e in manifest["layers"].values()]
     self.assertEqual({*found}, {f"4/v1.2-ab/{item}" for item in items})
     self.assertEqual(list(manifest["layers"]), list(_NAMES))
-    self.assertEqual(manifest["meta"], _IDENTITY.describe(4) | {"save": name})
+    self.assertEqual(manifest["meta"], _IDENTITY.describe(4) | {"save": name, "num_skipped": 0})
 
   def test_no_checkpoint_before_all_parts_are_heard(self):
     self.vote(2)

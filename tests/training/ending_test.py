@@ -7,7 +7,7 @@ import os
 from absl.testing import parameterized
 
 from bamboo_jax import base
-from bamboo_jax.checkpoint import digest, manifest
+from bamboo_jax.checkpoint import arrays as layer_arrays, manifest
 from bamboo_jax.training.record import workdir as workdir_lib
 from tests.training import script_test
 
@@ -55,7 +55,7 @@ class StopTest(EndingCase):
     again = self.begin(size="2x2x2")
     self.assertTrue(again.run())
     self.assertEqual(again.first_step, done)
-    got = digest.digest_layers(again.engine.layer_states()).state
+    got = layer_arrays.digest(again.engine.layer_states())
     self.assertEqual(got, self.trials.want(6).layers[0])
 
   @parameterized.parameters((0, 0), (2, 2), (9, 6), (None, 6))

@@ -11,7 +11,7 @@ import numpy as np
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.accounting import account as account_lib, machines
 from bamboo_jax.base import logs
-from bamboo_jax.checkpoint import digest, identity as identity_lib
+from bamboo_jax.checkpoint import arrays as layer_arrays, identity as identity_lib
 from bamboo_jax.metrics import jsonl, plots, progress as progress_lib, rows as rows_lib
 from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.report import figures
@@ -81,7 +81,7 @@ class JournalTest(folders.FolderCase):
     super().setUpClass()
     cls.config = accept.accept(tiny.get_config())
     cls.job = job_lib.make_job(cls.config, devices=devices_lib.place_nodes([0, 1]))
-    cls.digests = digest.digest_layers(spec_lib.init_layers(cls.job.task.whole))
+    cls.digests = layer_arrays.digest(spec_lib.init_layers(cls.job.task.whole))
 
   def setUp(self):
     super().setUp()

@@ -4,9 +4,7 @@ from unittest import mock
 
 from absl.testing import parameterized
 
-from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import jsonl
-from bamboo_jax.recovery import placement
 from bamboo_jax.training import cohort as cohort_lib
 from tests import folders, samples
 from tests.verify import small
@@ -57,13 +55,3 @@ class RegionsTest(folders.FolderCase, parameterized.TestCase):
     told = [e["text"] for e in lines if e.get("event") == kind and "regions" in e["text"]]
     self.assertLen(told, 1)
     self.assertRegex(told[0], message)
-
-  def test_a_fault_of_a_zone(self):
-    zone = lambda m: ("us/a", "eu/a")[m.number % 2]
-    members = [mock.Mock(number=n, name=f"n{n}") for n in range(4)]
-    for member in members:
-      member.zone = zone(member)
-    (fault,) = faults_lib.parse_faults("1,us/a,,zone", source="test")
-    hit = cohort_lib.find_victims(mock.Mock(fault=fault, owner=None), mock.Mock(members=members))
-    self.assertEqual([m.number for m in hit], [0, 2])
-    self.assertEqual(placement.region_of(hit[0].zone), "us")

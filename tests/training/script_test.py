@@ -11,7 +11,7 @@ import jax
 
 from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
-from bamboo_jax.checkpoint import digest
+from bamboo_jax.checkpoint import arrays as layer_arrays
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.schedule import holdings, instruction as instruction_lib
@@ -48,7 +48,7 @@ class ScriptCase(folders.FolderCase):
     """Returns a worker that has trained; arguments are those of `begin`."""
     worker = self.begin(*args, **options)
     worker.run(stop_at=3)
-    got = digest.digest_layers(worker.engine.layer_states()).state
+    got = layer_arrays.digest(worker.engine.layer_states())
     self.assertEqual(got, self.trials.want(3).layers[0])
     return worker
 
@@ -189,7 +189,7 @@ class BadNumbersTest(ScriptCase):
     self.assertIn("not finite: loss=nan", skipped[0]["reason"])
     want = self.trials.want(1).layers[0]  # As if the second had not been.
     for pipeline in range(len(worker.engine.owners)):
-      got = digest.digest_layers(worker.engine.layer_states(pipeline)).state
+      got = layer_arrays.digest(worker.engine.layer_states(pipeline))
       self.assertEqual(got, want)
 
   @parameterized.parameters(

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.checkpoint import digest
+from bamboo_jax.checkpoint import arrays as layer_arrays
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.runtime import engine as engine_lib, node as node_lib, program_store
 from bamboo_jax.runtime.phases import reduce
@@ -170,7 +170,7 @@ class RetractedTest(folders.FolderCase):
     ):
       worker.run(stop_at=2)
     wanted = trials.want(2).layers[0]
-    self.assertEqual(digest.digest_layers(worker.engine.layer_states(0)).state, wanted)
+    self.assertEqual(layer_arrays.digest(worker.engine.layer_states(0)), wanted)
     taken.assert_called_once()
 
 

@@ -22,7 +22,7 @@ import jax
 from bamboo_jax import base
 from bamboo_jax.accounting import account as account_lib, machines
 from bamboo_jax.base import logs
-from bamboo_jax.checkpoint import digest
+from bamboo_jax.checkpoint import arrays as layer_arrays
 from bamboo_jax.cluster import mirror
 from bamboo_jax.data import corpus
 from bamboo_jax.metrics import jsonl, loggers, plots, rows as rows_lib, summary as summary_lib
@@ -214,7 +214,7 @@ class Journal:
     if error := self._rows.take_error():
       logging.warning("%s", error)
 
-  def write_summary(self, step: int, digests: digest.Digests) -> None:
+  def write_summary(self, step: int, digests: layer_arrays.Digests) -> None:
     """Writes summary and plots after `step` steps, unless already written."""
     self._ensure(step)
     self._charges.charge()
@@ -297,11 +297,8 @@ class Journal:
         "phase_ms": {k: 1e3 * v for k, v in done.phase_secs.items()},
         "view": done.view,
     }
-    if done.filled is not None and done.predicted is not None:
-      planned = dataclasses.asdict(done.predicted)
-      more["redundant"] = dataclasses.asdict(done.filled) | {
-          f"planned_{name}": value for name, value in planned.items()
-      }
+    if done.redundant:
+      more["redundant"] = done.redundant
     if done.skipped:  # First: the line of a step is the last one about it.
       self._append({"event": SKIPPED, "step": done.steps, "reason": done.skipped})
     owners = [list(roles.owners) for roles in last.layout.roles]
@@ -454,7 +451,7 @@ class Journal:
 
 
 def fold_summary(
-    job: job_lib.Job, lines: Sequence[jsonl.Line], digests: digest.Digests, *, is_new: bool
+    job: job_lib.Job, lines: Sequence[jsonl.Line], digests: layer_arrays.Digests, *, is_new: bool
 ) -> dict[str, Any]:
   """Returns the summary of a run from its lines, as `summary_lib.Summary` is written.
 
@@ -479,8 +476,8 @@ def fold_summary(
   return {
       "steps": steps,
       "final_loss": losses[-1] if losses else None,
-      "params_sha256": digest.params_sha256(digests, order),
-      "state_sha256": digest.state_sha256(digests, order, samples_seen=samples_seen),
+      "params_sha256": layer_arrays.params_sha256(digests, order),
+      "state_sha256": layer_arrays.state_sha256(digests, order, samples_seen=samples_seen),
       "samples_seen": samples_seen,
       "resumed_from_step": resumed_from,
       "median_step_secs": summary_lib.median_but_first([l["step_ms"] / 1e3 for l in trained]),

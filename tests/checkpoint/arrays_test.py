@@ -5,7 +5,7 @@ import jax
 import numpy as np
 import optax
 
-from bamboo_jax.checkpoint import digest
+from bamboo_jax.checkpoint import arrays as layer_arrays
 from bamboo_jax.runtime.stage import spec as spec_lib
 
 _ORDER = ("embed", "head")
@@ -26,12 +26,12 @@ def _layers():
 
 
 def _state_sha256(layers, samples_seen=8, order=_ORDER):
-  digests = digest.digest_layers(layers)
-  return digest.state_sha256(digests, order, samples_seen=samples_seen)
+  digests = layer_arrays.digest(layers)
+  return layer_arrays.state_sha256(digests, order, samples_seen=samples_seen)
 
 
 def _params_sha256(layers):
-  return digest.params_sha256(digest.digest_layers(layers), _ORDER)
+  return layer_arrays.params_sha256(layer_arrays.digest(layers), _ORDER)
 
 
 class DigestTest(parameterized.TestCase):
@@ -46,7 +46,7 @@ class DigestTest(parameterized.TestCase):
   )
   def test_is_the_hash_of_the_bytes(self, arrays):
     want = hashlib.sha256(b"".join(a.tobytes() for a in arrays)).hexdigest()
-    self.assertEqual(digest.sha256({f"{i}": array for i, array in enumerate(arrays)}), want)
+    self.assertEqual(layer_arrays.sha256({f"{i}": array for i, array in enumerate(arrays)}), want)
 
   def test_every_bit_of_the_state_counts(self):
     layers = _layers()
