@@ -22,7 +22,7 @@ if `at` is empty.
 """
 
 import collections
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 import csv
 import dataclasses
 import math
@@ -286,8 +286,7 @@ class FaultsDue:
 
   Args:
     step: The step, from 0.
-    owners: Node of each stage, by pipeline, at the start of the step; None for
-      a stage without a node.
+    owners: Node of each place at the start of the step; None for one without a node.
     hosted: The nodes that this process hosts.
 
   Attributes:
@@ -299,12 +298,12 @@ class FaultsDue:
       faults: Iterable[Fault],
       *,
       step: int,
-      owners: Sequence[Sequence[base.NodeId | None]],
+      owners: Mapping[types.Place, base.NodeId | None],
       hosted: Collection[base.NodeId],
   ) -> None:
     self._num_run = collections.Counter[int]()
     due = [
-        Due(fault, _owner(fault, owners))
+        Due(fault, owners.get(fault.place) if fault.place else None)
         for fault in faults
         if fault.step == step and fault.kind != "join"
     ]
@@ -336,14 +335,6 @@ class FaultsDue:
     self._at = [d for d in self._at if d not in due]
     due, self._any_time = [*self._any_time, *due], []
     return due
-
-
-def _owner(fault: Fault, owners: Sequence[Sequence[base.NodeId | None]]) -> base.NodeId | None:
-  place = fault.place
-  if place is None or place.pipeline >= len(owners):
-    return None
-  row = owners[place.pipeline]
-  return row[place.stage] if place.stage < len(row) else None
 
 
 def make_random_kills(

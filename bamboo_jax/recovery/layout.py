@@ -137,12 +137,14 @@ class Layout:
     """All live nodes: pipeline by pipeline, then the spares."""
     return (*(n for p in self.pipelines for n in p.nodes), *self.spares)
 
-  @property
-  def owners(self) -> list[list[base.NodeId | None]]:
-    """Owner of each stage, by pipeline; None for a vacant stage."""
-    return [
-        [None if s in p.vacant else n for s, n in enumerate(p.roles.owners)] for p in self.pipelines
-    ]
+  @functools.cached_property
+  def owners(self) -> dict[types.Place, base.NodeId | None]:
+    """The owner of each place; None of a vacant one."""
+    return {
+        types.Place(i, stage): None if stage in p.vacant else node
+        for i, p in enumerate(self.pipelines)
+        for stage, node in base.by_stage(p.roles.owners)
+    }
 
   def keep_detours(self, before: "Layout", lost: Collection[base.NodeId]) -> "Layout":
     """Returns this layout with the detours of `before`.
@@ -161,23 +163,14 @@ class Layout:
     left = {s: row for s, row in detours.items() if row != owners[s]}
     return dataclasses.replace(self, detours=left)
 
-  @functools.cached_property
-  def _places(self) -> dict[types.Place, base.NodeId | None]:
-    """The owner of each place."""
-    return {
-        types.Place(pipeline, stage): node
-        for pipeline, row in enumerate(self.owners)
-        for stage, node in base.by_stage(row)
-    }
-
   def find_takers(self, before: "Layout") -> list[tuple[base.NodeId, types.Place]]:
     """Returns nodes and the places that they own now but not in `before`."""
-    owners = self._places.items()
-    return [(n, at) for at, n in owners if n is not None and before._places.get(at) != n]
+    owners = self.owners.items()
+    return [(n, at) for at, n in owners if n is not None and before.owners.get(at) != n]
 
   def places_of(self, nodes: Collection[base.NodeId]) -> tuple[types.Place, ...]:
     """Returns the places that `nodes` own."""
-    return tuple(place for place, owner in self._places.items() if owner in nodes)
+    return tuple(place for place, owner in self.owners.items() if owner in nodes)
 
   def segments_of(self, place: types.Place) -> Sequence[base.StageId]:
     """Returns the segments of a place; none if it is not in this layout."""

@@ -2,10 +2,12 @@
 
 from absl.testing import absltest, parameterized
 
+from bamboo_jax.base import types
 from bamboo_jax.faults import faults as faults_lib
 from tests import folders, tables
 
 Fault = faults_lib.Fault
+_OWNERS = {types.Place(i // 2, i % 2): i for i in range(4)}
 
 
 # Lines of a file, and the error.
@@ -179,7 +181,7 @@ class FaultsDueTest(absltest.TestCase):
 
   def make(self, text, hosted=range(4)):
     """Returns what is due in step 1 of pipelines 0-1 and 2-3."""
-    return faults_lib.FaultsDue(parse(text), step=1, owners=[(0, 1), (2, 3)], hosted=hosted)
+    return faults_lib.FaultsDue(parse(text), step=1, owners=_OWNERS, hosted=hosted)
 
   def test_at_instructions_of_the_owner(self):
     due = self.make("1,0/1,2,kill\n2,0/1,0,kill")

@@ -11,6 +11,7 @@ import optax
 
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.accounting import account as account_lib
+from bamboo_jax.base import types as base_types
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.recovery import slowness
 from bamboo_jax.schedule import instruction, redundancy, timeline as timeline_lib
@@ -44,7 +45,7 @@ class StepTest(parameterized.TestCase):
     return engine, runner
 
   def plan_step(self, engine, runner):
-    due = faults_lib.FaultsDue((), step=3, owners=engine.owners, hosted=())
+    due = faults_lib.FaultsDue((), step=3, owners={}, hosted=())
     runner.begin(3, functools.partial(engines.make_batches(4).microbatch, 3), due)
     planned = engines.play(engine, num_microbatches=2)
     runner.plan(planned)
@@ -138,9 +139,9 @@ class StepTest(parameterized.TestCase):
     engine, runner = self.begin()
     text = "1,0/1,,slow:2:3\n2,n3,,slow:4\n3,n9,,slow"
     faults = faults_lib.parse_faults(text, source="test")
-    found = []
+    found, owners = [], {base_types.Place(0, 1): 1}
     for step in range(4):
-      due = faults_lib.FaultsDue(faults, step=step, owners=engine.owners, hosted=())
+      due = faults_lib.FaultsDue(faults, step=step, owners=owners, hosted=())
       runner.begin(step, lambda m, k: {}, due)
       found.append([node.slow_factor for node in engine.nodes.values()])
     self.assertEqual(found, [[1, 1, 1, 1], [1, 2, 1, 1], [1, 2, 1, 4], [1, 1, 1, 4]])

@@ -130,6 +130,5 @@ def _find_heirs(
   """Returns the names of the shadows that took places, if the answer is that they do."""
   if agreement.change.rung != "shadow":
     return ()
-  owners = agreement.layout.owners
-  found = (owners[place.pipeline][place.stage] for place in places)
+  found = map(agreement.layout.owners.get, places)
   return tuple(logs.name_of(node) for node in found if node is not None)
