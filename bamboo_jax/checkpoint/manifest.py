@@ -221,20 +221,3 @@ def find_size(root: pathlib.Path, name: str) -> int | None:
     status = os.stat(root / name)
     return status.st_size if stat.S_ISREG(status.st_mode) else None
   return None
-
-
-def sync_files(root: pathlib.Path, item: str) -> dict[str, int]:
-  """Returns the size of each file of an item, in bytes, by path from `root`.
-
-  Blocks until all are on disk; the item may be absent.
-  """
-  sizes = {}
-  for folder, _, names in os.walk(root / item):
-    for name in sorted(names):
-      path = pathlib.Path(folder, name)
-      sizes[path.relative_to(root).as_posix()] = path.stat().st_size
-      base.sync(path)
-    base.sync(folder)
-  for parent in pathlib.Path(item).parents:
-    base.sync(root / parent)
-  return sizes

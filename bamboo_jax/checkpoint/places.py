@@ -61,8 +61,17 @@ class LocalPlace:
     return manifest_lib.read_manifest(self._path / name.file)
 
   def keep(self, item: str) -> dict[str, int]:
-    """Returns the size of each file of an item just written, which lasts from now on."""
-    return manifest_lib.sync_files(self._path, item)
+    """Returns the size of each file of an item just written, if any; all is on disk then."""
+    sizes = {}
+    for folder, _, names in os.walk(self._path / item):
+      for name in sorted(names):
+        path = pathlib.Path(folder, name)
+        sizes[path.relative_to(self._path).as_posix()] = path.stat().st_size
+        base.sync(path)
+      base.sync(folder)
+    for parent in pathlib.Path(item).parents:
+      base.sync(self._path / parent)
+    return sizes
 
   @contextlib.contextmanager
   def having(

@@ -14,6 +14,7 @@ from bamboo_jax.cluster import waits as waits_lib
 _PROGRAM = b"bamboo_jax.launch.worker"
 _LOOK_SECS = 0.05
 _PATIENCE_SECS = 3.0
+_STACKS = ("Thread 0x", "Current thread 0x", "  File ")
 
 
 class WorkerReply(NamedTuple):
@@ -87,16 +88,16 @@ def ask(
     waits = {name: waits_lib.parse(text) for name, text in texts.items()}
     if all(waits.values()) or time.monotonic() > end_secs:
       return [
-          WorkerReply(name, pid, _find_stacks(texts[name]), waits[name])
+          WorkerReply(
+              name,
+              pid,
+              # Lines of `faulthandler`.
+              "\n".join(l for l in texts[name].splitlines() if l.startswith(_STACKS)),
+              waits[name],
+          )
           for name, pid in workers.items()
       ]
     time.sleep(_LOOK_SECS)
-
-
-def _find_stacks(text: str) -> str:
-  """Returns the lines of `faulthandler` in a part of a log."""
-  starts = ("Thread 0x", "Current thread 0x", "  File ")
-  return "\n".join(l for l in text.splitlines() if l.startswith(starts))
 
 
 def render(replies: Iterable[WorkerReply]) -> list[str]:

@@ -247,11 +247,14 @@ class WandbRun:
     W&B raises without account or network.
     """
     wandb = extras.load("wandb", extra="wandb", what="A run of W&B")
+    path = workdir / _WANDB_ID
+    if not path.exists():
+      base.write_atomically(path, secrets.token_hex(8) + "\n")
     settings = wandb.Settings(console="off", silent=True, init_timeout=_INIT_SECS)
     self._run = wandb.init(
         project=settings.project or _PROJECT,
         name=workdir.resolve().name,
-        id=_find_id(workdir),
+        id=path.read_text().strip(),
         resume="allow",
         dir=str(workdir),
         config=dict(config),
@@ -275,10 +278,3 @@ class WandbRun:
 
   def close(self) -> None:
     self._run.finish()
-
-
-def _find_id(workdir: pathlib.Path) -> str:
-  path = workdir / _WANDB_ID
-  if not path.exists():
-    base.write_atomically(path, secrets.token_hex(8) + "\n")
-  return path.read_text().strip()

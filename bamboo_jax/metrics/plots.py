@@ -103,17 +103,12 @@ def save_figure(
 
   The suffix of `path` is replaced by that of each format. Raises `OSError`.
   """
-  paths = [pathlib.Path(path).with_suffix(f".{name}") for name in formats]
-  for file, name in zip(paths, formats, strict=True):
-    base.write_atomically(file, render_figure(fig, name))
-  return paths
-
-
-def render_figure(fig: Any, name: str = "png") -> bytes:
-  """Returns the bytes of a Matplotlib figure in one of `FORMATS`."""
   import matplotlib  # Imported by `load` already.
 
-  data = io.BytesIO()
-  with matplotlib.rc_context(_STYLE):
-    fig.savefig(data, format=name, metadata=_NO_DATE[name])
-  return data.getvalue()
+  paths = [pathlib.Path(path).with_suffix(f".{name}") for name in formats]
+  for file, name in zip(paths, formats, strict=True):
+    data = io.BytesIO()
+    with matplotlib.rc_context(_STYLE):
+      fig.savefig(data, format=name, metadata=_NO_DATE[name])
+    base.write_atomically(file, data.getvalue())
+  return paths

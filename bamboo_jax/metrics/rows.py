@@ -137,15 +137,9 @@ def read_steps(folder: pathlib.Path, recoveries: Iterable[Mapping[str, Any]]) ->
 
 def tracks(slots: Iterable[TrackSlot]) -> tuple[str, ...]:
   """Returns the distinct tracks, in natural order: 2 before 10."""
-  return tuple(sorted({slot.track for slot in slots}, key=_natural_key))
-
-
-def _natural_key(name: str) -> list[tuple[int, int, str]]:
-  words = filter(None, re.split(r"(\d+)", name))
-  return [(0, int(w), "") if w.isdecimal() else (1, 0, w) for w in words]
-
-
-_Entry = tuple[int, TrackSlot]  # A step, and a slot in ms after the first one.
+  words = lambda name: filter(None, re.split(r"(\d+)", name))
+  key = lambda name: [(0, int(w), "") if w.isdecimal() else (1, 0, w) for w in words(name)]
+  return tuple(sorted({slot.track for slot in slots}, key=key))
 
 
 def write_trace(path: str | os.PathLike[str], steps: Sequence[Step]) -> None:
@@ -157,60 +151,30 @@ def write_trace(path: str | os.PathLike[str], steps: Sequence[Step]) -> None:
   A thread of a trace cannot have overlapping slots, so those of a track are put
   on further threads "node 0 (2)", "node 0 (3)" and so on.
   """
-  planned: list[_Entry] = []
-  measured: list[_Entry] = []
+  shown: tuple[list[tuple[int, TrackSlot]], ...] = ([], [])  # Planned and measured, by step.
   for step in steps:
     ms = 1e3 * (step.at_secs - steps[0].at_secs)
     dead = [TrackSlot(n, f"{n} dies", _DEATH, at_ms, at_ms) for n, at_ms in step.deaths]
-    planned += [(step.step, slot) for slot in delay(step.planned, ms)]
-    measured += [(step.step, slot) for slot in delay([*step.measured, *dead], ms)]
-  events = []
-  for pid, process, entries in ((1, "planned", planned), (2, "measured", measured)):
-    threads = itertools.count(1)
-    events.append(_name_event("process_name", pid, 0, process))
-    for track in tracks(slot for _, slot in entries):
-      mine = sorted((e for e in entries if e[1].track == track), key=lambda e: e[1][3:])
-      for number, lane in enumerate(_split_lanes(mine), start=1):
-        tid = next(threads)
-        name = track if number == 1 else f"{track} ({number})"
-        events.append(_name_event("thread_name", pid, tid, name))
-        events += [_slot_event(pid, tid, *entry) for entry in lane]
+    for entries, slots in zip(shown, (step.planned, [*step.measured, *dead]), strict=True):
+      entries += [(step.step, slot) for slot in delay(slots, ms)]
+  events: list[dict[str, Any]] = []
+  for pid, (process, entries) in enumerate(zip(("planned", "measured"), shown, strict=True), 1):
+    name = {"ph": "M", "pid": pid}
+    events.append(name | {"name": "process_name", "tid": 0, "args": {"name": process}})
+    order = {track: i for i, track in enumerate(tracks(slot for _, slot in entries))}
+    ends: dict[tuple[str, int], int] = {}  # Of the last slot of each thread, in nanoseconds.
+    for step_number, slot in sorted(entries, key=lambda e: (order[e[1].track], *e[1][3:])):
+      start, end = (round(1e6 * ms) for ms in slot[3:])
+      lane = next(n for n in itertools.count(1) if ends.get((slot.track, n), start) <= start)
+      if (slot.track, lane) not in ends:
+        title = slot.track if lane == 1 else f"{slot.track} ({lane})"
+        thread = {"name": "thread_name", "tid": len(ends) + 1, "args": {"name": title}}
+        events.append(name | thread)
+      ends[slot.track, lane] = end
+      event = {"name": slot.name, "cat": slot.category, "pid": pid, "args": {"step": step_number}}
+      event |= {"tid": [*ends].index((slot.track, lane)) + 1, "ts": start / 1000}
+      is_death = slot.category == _DEATH
+      event |= {"ph": "i", "s": "t"} if is_death else {"ph": "X", "dur": (end - start) / 1000}
+      events.append(event)
   text = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, allow_nan=False)
   base.write_atomically(path, text + "\n")
-
-
-def _split_lanes(entries: Sequence[_Entry]) -> list[list[_Entry]]:
-  """Assigns each slot, in order of start, to the first free lane."""
-  lanes: list[list[_Entry]] = []
-  for entry in entries:
-    for lane in lanes:
-      if _nanosecs(lane[-1][1].end_ms) <= _nanosecs(entry[1].start_ms):
-        lane.append(entry)
-        break
-    else:
-      lanes.append([entry])
-  return lanes
-
-
-def _nanosecs(time_ms: float) -> int:
-  return round(1e6 * time_ms)
-
-
-def _name_event(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
-  args = {"name": name}
-  return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": args}
-
-
-def _slot_event(pid: int, tid: int, step: int, slot: TrackSlot) -> dict[str, Any]:
-  start = _nanosecs(slot.start_ms)
-  event = {
-      "name": slot.name,
-      "cat": slot.category,
-      "pid": pid,
-      "tid": tid,
-      "ts": start / 1000,
-      "args": {"step": step},
-  }
-  if slot.category == _DEATH:
-    return {"ph": "i", "s": "t"} | event
-  return {"ph": "X", **event, "dur": (_nanosecs(slot.end_ms) - start) / 1000}

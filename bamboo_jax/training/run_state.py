@@ -65,6 +65,7 @@ class RunState:
     num_skipped: Number of skipped steps in a row before the next one.
     damaged: Steps whose checkpoints were found damaged, until a step is
       committed.
+    saved_in: The last view in which copies were at risk, and state was saved.
     fetched_for: Version of the layout for which state was last fetched.
   """
 
@@ -82,9 +83,9 @@ class RunState:
   damaged: tuple[base.StepId, ...] = ()
   named: tuple[slowness.Named, ...] = ()
   num_skipped: int = 0
+  saved_in: base.ViewId = views.EMPTY.number
   fetched_for: int = -1
   _fetched: StageStates = dataclasses.field(default_factory=dict)
-  _saved_in: base.ViewId = views.EMPTY.number  # The view in which copies were at risk.
   _noticed_secs: dict[base.NodeId, float] = dataclasses.field(default_factory=dict)
   _settled: tuple[base.ViewId, layout_lib.Layout] | None = None
 
@@ -119,13 +120,15 @@ class RunState:
         for node in view.leaving
         if node not in self._noticed_secs
     }
-    if not view.leaving or view.number <= self._saved_in:
+    if not view.leaving or view.number <= self.saved_in:
       return None
     held = [h for h in self.layout.copies if h[0] in view.numbers]
     if not (ending := survival.find_ending(held, view.leaving)):
       return None
     holders = sorted({node for node, segment in held if segment in ending})
     ends_secs = self.cluster.notice_secs + min(self._noticed_secs[n] for n in holders)
+    after = self.plan(view, view.numbers).layout
+    later = [copy for copy in after.copies if copy[0] in view.numbers]
     owners = self._owners()
     own = parts.deal(owners, self._leaving(view.leaving)).get(self.cohort.number, ())
     sizes = {s: self.writer.measure(self.engine.specs[s].state) for s in {*ending, *own}}
@@ -137,14 +140,9 @@ class RunState:
         part_bytes=sum(sizes[segment] for segment in own) + self.writer.bytes_in_flight,
         rate=self.writer.rate,
         left_secs=max(0.0, ends_secs - now_secs),
-        has_takers=self._has_takers(view),
+        # Whether nodes that stay have a copy of each segment in the next layout.
+        has_takers=bool(after.pipelines) and not survival.find_ending(later, view.leaving),
     )
-
-  def _has_takers(self, view: views.View) -> bool:
-    """Whether nodes that stay have a copy of each segment in the next layout."""
-    after = self.plan(view, view.numbers).layout
-    held = [copy for copy in after.copies if copy[0] in view.numbers]
-    return bool(after.pipelines) and not survival.find_ending(held, view.leaving)
 
   def hear_saves(self, said: Mapping[base.NodeId, parts.PartsReport]) -> None:
     """Handles the reports of all members after a commit; may start a save."""
@@ -166,16 +164,6 @@ class RunState:
         leaving=self._leaving(leaving),
         **self._whose_state(),
     )
-
-  def save_at_risk(self, found: parts.Exit) -> None:
-    """Saves now, for the view that announces that all copies will be lost.
-
-    All members call it after a commit. Blocks until the checkpoint is complete,
-    because the nodes may not live until the next votes.
-    """
-    with contextlib.suppress(base.CheckpointError):  # The writer has warned.
-      self.save_last(found.leaving, name=f"save for {found.view}:")  # The run may end here, too.
-    self._saved_in = found.view
 
   def _owners(self) -> list[list[base.NodeId]]:
     """Returns the member that hosts each stage, by pipeline."""

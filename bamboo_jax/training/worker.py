@@ -198,9 +198,10 @@ class Worker:
       if found.view > self._told_of:
         self._told_of = found.view
         self._journal.write_event("saving", step=state.steps, values={"reason": found.text})
-      if found.saves:
-        with self._journal.during("checkpoint"):
-          state.save_at_risk(found)
+      if found.saves:  # At once, as the nodes may not live until the next votes.
+        with self._journal.during("checkpoint"), contextlib.suppress(base.CheckpointError):
+          state.save_last(found.leaving, name=f"save for {found.view}:")  # It has warned.
+        state.saved_in = found.view
     self._compiler.follow()
     self._evaluate()
     if self._saves_at_stop:  # It was asked to end meanwhile.

@@ -13,7 +13,6 @@ import json
 import os
 import threading
 import time
-import types
 from typing import Any
 
 import jax
@@ -256,14 +255,12 @@ def check_same(config: config_lib.Config, task: build.Task, where: workdir_lib.W
     except (OSError, ValueError) as error:
       folder.warn_once(f"{error}", os.getpid())
       continue
-    _identify(config, task).check(meta, step=name.step, where=place.where)
+    _identify(config, task, {}).check(meta, step=name.step, where=place.where)
     return
 
 
 def _identify(
-    config: config_lib.Config,
-    task: build.Task,
-    rounding: Mapping[str, Any] = types.MappingProxyType({}),
+    config: config_lib.Config, task: build.Task, settings: dict[str, Any]
 ) -> identity_lib.RunIdentity:
   plain = config.to_json()
   del plain["name"], plain["study"]  # They decide on nothing.
@@ -276,6 +273,6 @@ def _identify(
       batch_size=task.batches.batch_size,
       model=task.whole.model.fingerprint,
       data=task.batches.source.fingerprint,
-      rounding=dict(rounding),
+      rounding=settings,
       config=json_lib.flatten(plain),
   )

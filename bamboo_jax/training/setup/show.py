@@ -66,9 +66,7 @@ class _Step(NamedTuple):
   @property
   def gib_per_gpu(self) -> float:
     """The largest need of a GPU, in a step or in the one after a death."""
-    plan, worst = self.plan, self.plan.worst_memory
-    needs = [*plan.memory, *([worst[1]] if worst else [])]
-    most = max(memory.total_bytes for memory in needs)
+    plan, (_, most) = self.plan, _find_worst(self.plan)
     if plan.residuals == "device" and self.config.redundancy.runs_ahead:
       most += plan.batch.num_microbatches * max(plan.costs.residual_bytes)
     return most / sizes.num_devices(self.config) / 2**30
@@ -188,7 +186,7 @@ def forecast(config: config_lib.Config, task: build.Task) -> str:
       f"time: {times} s; bubble {100 * plan.timeline.mean_bubble:.0f} %, "
       f"redundant passes {100 * steps[0].overhead:.1f} %",
       f"memory: {steps[0].gib_per_gpu:.1f} of {machine.memory_bytes / 2**30:.1f} GiB per GPU, "
-      f"{_describe_worst(plan)}; residuals of redundant passes: {_PLACES[plan.residuals]}",
+      f"{_find_worst(plan)[0]}; residuals of redundant passes: {_PLACES[plan.residuals]}",
   ]
   if (price := _find_price(config, machine)) is None:
     lines.append(f"no price of {machine.name!r}: set config.cost.prices")
@@ -246,14 +244,17 @@ def propose(config: config_lib.Config, num_machines: int) -> str:
         )
     )
   fastest = best[0].config
-  plans = [*(step.plan for step in best), *(plan for *_, plan in found[_NUM_SHOWN:])]
+  pipeline, mesh = fastest.pipeline, fastest.node.mesh
+  names = ("num_pipelines", "num_stages", "num_microbatches", "microbatch_size")
+  given = {f"pipeline.{name}": getattr(pipeline, name) for name in names}
+  given |= {"node.mesh.data": mesh.data, "node.mesh.tensor": mesh.tensor}
   return "\n".join(
       [
           table_lib.align(rows, left=()),
           f"{len(found)} layouts fit, {len(reasons)} do not"
           + (f", such as: {reasons[-1]}" if reasons else "."),
-          f"best: {_explain(plans)}:",
-          _render_flags(fastest),
+          f"best: {_explain([step.plan for step in best])}:",
+          " ".join(f"--config.{key}={value}" for key, value in given.items()),
           forecast(fastest, tasks[fastest.pipeline.microbatch_size]),
       ]
   )
@@ -296,38 +297,28 @@ def _explain(found: list[planner.Plan]) -> str:
   """Returns the lead of the fastest layout, and its main cause, as text."""
   if len(found) == 1:
     return "the only layout that fits"
-  bubbles = [p.timeline.mean_bubble for p in found]
-  spans = [p.timeline.span_ms for p in found]
-  parts = {
-      "waits": [b * ms for b, ms in zip(bubbles, spans, strict=True)],
-      "passes": [(1 - b) * ms for b, ms in zip(bubbles, spans, strict=True)],
-      "sums of gradients": [p.step_time.reduce_ms for p in found],
-      "updates": [p.step_time.update_ms for p in found],
-      "refresh of replicas": [p.step_time.refresh_ms for p in found],
-  }
-  less = {name: values[1] - values[0] for name, values in parts.items()}
-  name = max(less, key=lambda part: less[part])
-  best, other = (p.step_time.total_ms for p in found[:2])
-  return (
-      f"{100 * (other / best - 1):.1f} % faster than the next one, by "
-      f"{less[name] / 1e3:.3g} s less for {name}"
+  best, other = (
+      {
+          "waits": plan.timeline.mean_bubble * plan.timeline.span_ms,
+          "passes": (1 - plan.timeline.mean_bubble) * plan.timeline.span_ms,
+          "sums of gradients": plan.step_time.reduce_ms,
+          "updates": plan.step_time.update_ms,
+          "refresh of replicas": plan.step_time.refresh_ms,
+      }
+      for plan in found[:2]
   )
+  name = max(best, key=lambda part: other[part] - best[part])
+  lead = found[1].step_time.total_ms / found[0].step_time.total_ms - 1
+  less_secs = (other[name] - best[name]) / 1e3
+  return f"{100 * lead:.1f} % faster than the next one, by {less_secs:.3g} s less for {name}"
 
 
-def _render_flags(config: config_lib.Config) -> str:
-  pipeline, mesh = config.pipeline, config.node.mesh
-  names = ("num_pipelines", "num_stages", "num_microbatches", "microbatch_size")
-  given = {f"pipeline.{name}": getattr(pipeline, name) for name in names}
-  given |= {"node.mesh.data": mesh.data, "node.mesh.tensor": mesh.tensor}
-  return " ".join(f"--config.{key}={value}" for key, value in given.items())
-
-
-def _describe_worst(plan: planner.Plan) -> str:
-  stage = max(range(plan.num_stages), key=lambda s: plan.memory[s].total_bytes)
-  worst = plan.worst_memory
-  if worst and worst[1].total_bytes > plan.memory[stage].total_bytes:
-    return str(worst[0])
-  return f"stage {stage}"
+def _find_worst(plan: planner.Plan) -> tuple[str, int]:
+  """Returns where a node needs most memory, in a step or in the one after a death, and that."""
+  needs = [(f"stage {s}", memory.total_bytes) for s, memory in enumerate(plan.memory)]
+  if worst := plan.worst_memory:
+    needs.append((f"{worst[0]}", worst[1].total_bytes))
+  return max(needs, key=lambda need: need[1])
 
 
 def _find_price(config: config_lib.Config, machine: machines.Machine) -> prices_lib.Price | None:
