@@ -53,10 +53,8 @@ def make_layout(roles: Sequence[failover.Roles], shares: layout_lib.Shares) -> l
 def make_ladder(
     *, has_replicas: bool = True, reroute: str = "shares", **options: Any
 ) -> decide.Ladder:
-  """Returns a ladder with other `options`; `reroute` may be "none"."""
-  is_on = reroute != "none"
-  section = config_lib.RecoverySection(reroute=is_on, **options)
-  return decide.Ladder(section, has_replicas, reroute if is_on else "shares")
+  """Returns a ladder with other `options`."""
+  return decide.Ladder(config_lib.RecoverySection(**options), has_replicas, reroute)
 
 
 def make_rules(

@@ -180,7 +180,7 @@ def place_nodes(
   """
   stages = partition_lib.Partition(tuple(range(config.pipeline.num_stages + 1)))
   partitions = (stages,) * config.pipeline.num_pipelines
-  has_replicas = config.redundancy.mode != "none"
+  has_replicas = config.redundancy.has_replicas
   regions: Sequence[str] = ()
   if config.plan.region_link is not None:
     names = [*map(placement_lib.region_of, zones.values())]

@@ -77,21 +77,15 @@ class Ladder:
 
   Attributes:
     has_replicas: Stages have replicas, so shadows finish steps.
-    rerouting: The nodes that compute for lost stages, if `options.reroute`. "shares":
-      all nodes with a copy of the stage, each for some shares, even if its shadow
-      lives. "whole_shares": pipelines without lost stages, each for some shares of
-      the whole pipeline, as programs of SPMD need. "stage": owners of the same
-      stage, as in ReCycle; only simulated.
+    reroute: The nodes that compute for lost stages. "shares": all nodes with a copy of
+      the stage, each for some shares, even if its shadow lives. "whole_shares": pipelines
+      without lost stages, each for some shares of the whole pipeline, as programs of SPMD
+      need. "stage": owners of the same stage, as in ReCycle; only simulated. Or "none".
   """
 
   options: config_lib.RecoverySection = config_lib.RecoverySection()
   has_replicas: bool = True
-  rerouting: str = "shares"
-
-  @property
-  def reroute(self) -> str:
-    """`rerouting`, or "none"."""
-    return self.rerouting if self.options.reroute else "none"
+  reroute: str = "shares"
 
 
 @dataclasses.dataclass(frozen=True)

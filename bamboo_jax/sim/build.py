@@ -98,7 +98,7 @@ def _choices(config: Config) -> Iterator[Config]:
 def _make(name: str, config: Config, costs: Costs) -> Policy:
   study, options = config.study, config.recovery
   has_replicas = config.redundancy.has_replicas
-  ladder = decide.Ladder(options, has_replicas, study.reroute)
+  ladder = decide.Ladder(options, has_replicas, study.reroute if options.reroute else "none")
   num_stages = math.ceil(config.pipeline.num_stages * study.overprovision)
   profile = None
   if isinstance(costs, speed_lib.Table):

@@ -296,10 +296,9 @@ def make_rules(
     names: Region of each node; () if there is one, or all links are alike.
   """
   recovery = config.recovery
+  reroute = "whole_shares" if is_program(config) else "shares"
   ladder = decide.Ladder(
-      recovery,
-      has_replicas=config.redundancy.mode != "none",
-      rerouting="whole_shares" if is_program(config) else "shares",
+      recovery, config.redundancy.has_replicas, reroute if recovery.reroute else "none"
   )
   num_shares = plan.batch.num_shares
   # A memory limit allows a pipeline only the shares that it starts with.

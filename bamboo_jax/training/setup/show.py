@@ -277,7 +277,7 @@ def _candidates(
       if num_nodes % num_pipelines or batch % (num_pipelines * size):
         continue
       num_stages = num_nodes // num_pipelines
-      if num_stages == 1 and config.redundancy.mode != "none":
+      if num_stages == 1 and config.redundancy.has_replicas:
         continue
       yield config.changed(
           {
