@@ -31,7 +31,6 @@ from bamboo_jax.base.errors import (
     PeerRemovedError,
     ReplicaMismatchError,
     RunFailedError,
-    StaleProfileError,
     ViewChangedError,
 )
 from bamboo_jax.base.files import (

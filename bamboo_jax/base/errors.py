@@ -27,10 +27,6 @@ class CallbackError(EndedError):
   """A callback or logger of the user has raised the cause of this error."""
 
 
-class StaleProfileError(ValueError):
-  """A saved profile is of another setup; the message names the difference."""
-
-
 class MissingExtraError(ValueError):
   """A package of an extra is not installed; the message names the extra."""
 

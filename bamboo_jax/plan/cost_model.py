@@ -223,11 +223,11 @@ class Profile:
     costs = dataclasses.replace(costs, redundant_ms=redundant_ms)
     return costs, "device" if fits else "host"
 
-  def check_fingerprint(self, expected: Mapping[str, Any]) -> None:
-    """Raises `base.StaleProfileError` unless this is a profile of `expected`.
+  def check_fingerprint(self, expected: Mapping[str, Any], *, where: str) -> None:
+    """Raises `ValueError` unless this is a profile of `expected`.
 
-    The message has both values of every key that differs; nested keys are
-    dotted.
+    The message begins with `where`, and has both values of every key that differs; nested
+    keys are dotted.
     """
     have = json_lib.flatten(self.fingerprint)
     want = json_lib.flatten(_plain(expected))
@@ -237,7 +237,8 @@ class Profile:
         if _show(have, key) != _show(want, key)
     ]
     if differences:
-      raise base.StaleProfileError(f"The profile is of another set-up: {'; '.join(differences)}.")
+      what = "The profile is of another set-up"
+      raise ValueError(f"{where}: {what}: {'; '.join(differences)}.")
 
 
 def refresh_bytes(stage: Sequence[LayerCost], refresh: str) -> int:

@@ -8,7 +8,6 @@ import re
 
 from absl.testing import parameterized
 
-from bamboo_jax import base
 from bamboo_jax.plan import cost_model
 from bamboo_jax.schedule import costs as costs_lib
 
@@ -80,7 +79,7 @@ class ProfileTest(parameterized.TestCase):
     self.assertFalse(got.measured)
 
   def test_fits(self):
-    _PROFILE.check_fingerprint({**_PROFILE.fingerprint, "shapes": (4, 128)})
+    _PROFILE.check_fingerprint({**_PROFILE.fingerprint, "shapes": (4, 128)}, where="a")
 
   @parameterized.named_parameters(
       ("value", {"jax": "0.9"}, 'jax: have "0.10.2", want "0.9".'),
@@ -95,8 +94,8 @@ class ProfileTest(parameterized.TestCase):
       ("type", {"jax": None}, 'jax: have "0.10.2", want null.'),
   )
   def test_stale(self, changes, message):
-    with self.assertRaisesRegex(base.StaleProfileError, f"another set-up: {re.escape(message)}$"):
-      _PROFILE.check_fingerprint({**_PROFILE.fingerprint, **changes})
+    with self.assertRaisesRegex(ValueError, f"^a: .* another set-up: {re.escape(message)}$"):
+      _PROFILE.check_fingerprint({**_PROFILE.fingerprint, **changes}, where="a")
 
 
 class ProfileJsonTest(parameterized.TestCase):

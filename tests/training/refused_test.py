@@ -93,7 +93,7 @@ class RefusedTest(folders.FolderCase):
     path = self.folder / "profile.json"
     path.write_text(cost_model.to_json(profile))
     message = f"{path}: .* model.width: have 32, want 16"
-    with self.assertRaisesRegex(base.StaleProfileError, message):
+    with self.assertRaisesRegex(ValueError, message):
       self.train("a", plan__profile=str(path))
 
   def test_agents_live_in_the_workdir(self):

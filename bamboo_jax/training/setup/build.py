@@ -137,7 +137,7 @@ def make_profile(
   """Returns the profile that the config names, or an estimate, of one node.
 
   `efficiency` is the share of the roofline of `config.plan.machine` that passes
-  reach; None: the likely one. Raises `base.StaleProfileError` if the profile is
+  reach; None: the likely one. Raises `ValueError` if the profile is
   of another model or device.
   """
   device, machine, mesh = jax.devices()[0], sizes.find_machine(config), config.node.mesh
@@ -151,10 +151,7 @@ def make_profile(
     profile = cost_model.read_profile(path)
     if machine is not None:  # The profile is of it, not of this one.
       fingerprint["device"] = profile.fingerprint.get("device")
-    try:
-      profile.check_fingerprint(fingerprint)
-    except base.StaleProfileError as error:
-      raise base.StaleProfileError(f"config.plan.profile={path}: {error}") from error
+    profile.check_fingerprint(fingerprint, where=f"config.plan.profile={path}")
   if profile.measured or machine is None:
     return profile.on_mesh(sizes.num_devices(config))
   efficiency = efficiency or machine.efficiency.likely
