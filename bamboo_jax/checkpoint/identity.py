@@ -95,12 +95,14 @@ class RunIdentity:
     `meta` is its description, with at least the keys of `describe`. Raises
     `base.CheckpointError` if it is of another run.
     """
+    differing = lambda old, new: [
+        key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)
+    ]
     wanted = {k: v for k, v in self.describe(step).items() if k not in ("rounding", "config")}
     old, new = (json_lib.flatten({k: tree.get(k) for k in wanted}) for tree in (meta, wanted))
     differences = [
         f"it has {key}={old.get(key)!r}, this one has {new.get(key)!r}"
-        for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key)
+        for key in differing(old, new)
     ]
     if differences:
       there = meta.get("config", {})
@@ -119,13 +121,13 @@ class RunIdentity:
     old, new = json_lib.flatten(there), json_lib.flatten(self.rounding)
     changes = [
         ChangedSetting(key, old[key], new[key], changes_bits=True)
-        for key in sorted(old.keys() & new.keys())
-        if old[key] != new[key]
+        for key in differing(old, new)
+        if key in old and key in new
     ]
     changes += [
         ChangedSetting(key, config.get(key), self.config.get(key), key.startswith(_MEANT))
-        for key in sorted(self.config.keys() | config.keys())
-        if config.get(key) != self.config.get(key) and key not in self.rounding
+        for key in differing(config, self.config)
+        if key not in self.rounding
     ]
     if unknown:
       changes.append(ChangedSetting(", ".join(unknown), UNKNOWN, None, True))

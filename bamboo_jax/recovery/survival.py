@@ -10,6 +10,7 @@ import dataclasses
 
 from bamboo_jax import base
 from bamboo_jax.plan import pipelines as pipelines_lib
+from bamboo_jax.recovery import moves
 
 _COUNTS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
@@ -71,18 +72,16 @@ def find_survival(
 
   A node missing in `zones` counts as a zone of its own.
   """
-  layers: list[set[base.NodeId]] = [set() for _ in range(pipelines[0].partition.num_layers)]
-  pairs = []  # Owner and shadow of each stage; without a shadow, the owner twice.
-  for pipeline in pipelines:
-    for stage, owner in base.by_stage(pipeline.roles.owners):
-      shadow = pipeline.roles.shadows.get(stage)
-      alive = set() if shadow is None else {shadow}
-      if stage not in pipeline.vacant:  # Else only a replica.
-        alive.add(owner)
-        pairs.append((owner, owner if shadow is None else shadow))
-      for layer in pipeline.partition.layers(stage):
-        layers[layer] |= alive
-  zones = {n: f"node {n}" for n in set[base.NodeId]().union(*layers)} | dict(zones)
+  held = moves.held_layers(pipelines)
+  all_layers = range(pipelines[0].partition.num_layers)
+  layers = [{node for node, own in held.items() if layer in own} for layer in all_layers]
+  pairs = [  # Owner and shadow of each stage; without a shadow, the owner twice.
+      (owner, p.roles.shadows.get(stage, owner))
+      for p in pipelines
+      for stage, owner in base.by_stage(p.roles.owners)
+      if stage not in p.vacant
+  ]
+  zones = {node: f"node {node}" for node in held} | dict(zones)
   spread = [{zones[n] for n in nodes} for nodes in layers]
   together = {zones[a] for a, b in pairs if zones[a] == zones[b]}
   names = sorted(set(zones.values()))
