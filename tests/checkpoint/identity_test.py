@@ -48,7 +48,7 @@ class IdentityTest(parameterized.TestCase):
       ("new_key", {"a": 1}, {"a": 1, "threads": 2}, {}, {}, ("threads", "unknown", None, True)),
       (  # Of a group, those that both have.
           "edited_code",
-          {"code": {"a.py": "1f", "b.py": "2f"}},
+          {"code": {"a.py": "1f", "b.py": "2f", "d.py": "5f"}},
           {"code": {"a.py": "1f", "b.py": "3f", "c.py": "4f"}},
           {},
           {},

@@ -53,6 +53,8 @@ class ImproveTest(parameterized.TestCase):
     self.assertEqual(dropped.rung, "drop")
     self.assertEqual(owners(dropped.layout), ["012", "315"])
     self.assertEqual(dropped.layout.shares, ((0,), ()))
+    self.assertEqual(dropped.layout.owners[types.Place(1, 0)], 3)
+    self.assertIsNone(dropped.layout.owners[types.Place(1, 1)])
     self.assertEqual(dropped.layout.segments, _TWO.segments)
     for layout in (
         rules.improve(dropped.layout, left, zones={}).layout,

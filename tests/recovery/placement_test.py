@@ -92,9 +92,9 @@ class SurvivalTest(parameterized.TestCase):
         pipelines_lib.Pipeline(_even(2), failover.Roles((0, 1), {}), vacant=frozenset({1})),
         pipelines_lib.Pipeline(_even(2), failover.Roles((2, 3), {0: 3})),
     ]
-    got = survival.find_survival(pipelines, _zones("aabc"))
+    got = survival.find_survival(pipelines, _zones("abbc"))
     self.assertEqual(got.num_nodes, 0)
-    self.assertEqual(got.zones, ("a", "b"))
+    self.assertEqual((got.zones, got.shadow_zones), (("a", "b"), ("b",)))
     self.assertEqual(got.fatal_zones, ("c",))
 
   @parameterized.parameters(
