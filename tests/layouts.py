@@ -50,6 +50,13 @@ def make_layout(roles: Sequence[failover.Roles], shares: layout_lib.Shares) -> l
   return layout_lib.Layout(pipelines, shares, pipelines[0].partition.bounds)
 
 
+def lay_out(*rows: tuple[int, ...], shares: layout_lib.Shares | None = None) -> layout_lib.Layout:
+  """Returns the layout of pipelines without replicas, by their owners; each has one share."""
+  roles = [failover.Roles(tuple(map(base.NodeId, row))) for row in rows]
+  own = tuple((base.ShareId(i),) for i in range(len(rows)))
+  return make_layout(roles, own if shares is None else shares)
+
+
 def make_ladder(
     *, has_replicas: bool = True, reroute: str = "shares", **options: Any
 ) -> decide.Ladder:

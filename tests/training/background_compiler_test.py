@@ -10,7 +10,6 @@ from absl.testing import absltest
 
 from bamboo_jax import base
 from bamboo_jax.recovery import layout as layout_lib
-from bamboo_jax.schedule import failover
 from bamboo_jax.training import background_compiler, cohort as cohort_lib, failures as failures_lib
 from tests import layouts
 
@@ -95,7 +94,7 @@ class BackgroundCompilerTest(absltest.TestCase):
   def test_new_roles_are_compiled_once(self):
     ran = []
     self.jobs = [lambda: ran.append(self.state.layout)]
-    pair = [layouts.make_layout((failover.Roles((0, node)),), ((0,),)) for node in (1, 0)]
+    pair = [layouts.lay_out((0, node)) for node in (1, 0)]
     for layout in (pair[0], pair[0], pair[1], pair[1]):
       self.state.layout = layout
       self.compiler.follow()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.training import step as step_lib
 from bamboo_jax.training.record import charges as charges_lib, step_times
-from tests import profiles
+from tests import layouts, profiles
 from tests.training import deaths_test
 
 NodeTime = account_lib.NodeTime
@@ -30,7 +30,7 @@ def _result(start_secs, *, secs=10.0, measured=(), **phases):
 
 
 def _lay_out(*rows, spares=()):
-  return dataclasses.replace(deaths_test.make_layout(*rows), spares=spares)
+  return dataclasses.replace(layouts.lay_out(*rows), spares=spares)
 
 
 class ChargesTest(parameterized.TestCase):
@@ -72,7 +72,7 @@ class ChargesTest(parameterized.TestCase):
 
   def test_sums_of_one_process(self):
     """Node 0 owns both stages of the first pipeline by now."""
-    layout = deaths_test.make_layout((0, 0), (2, 3))
+    layout = layouts.lay_out((0, 0), (2, 3))
     mean = step_times.mean_sums_secs({0: 1.0, 1: 2.0}, layout)
     self.assertAlmostEqual(mean, (2.0 + 1.0 + 2.0) / 3)
 

@@ -9,12 +9,12 @@ from bamboo_jax.base import json as json_lib, logs
 from bamboo_jax.cluster import records as records_lib, views
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.metrics import jsonl
-from bamboo_jax.schedule import channel as channel_lib, failover
+from bamboo_jax.schedule import channel as channel_lib
 from bamboo_jax.training import cohort as cohort_lib
 from tests import folders, layouts, members
 
 _PATIENCE_SECS = 20.0
-_LAYOUT = layouts.make_layout((failover.Roles((0, 1)),), ((0,),))
+_LAYOUT = layouts.lay_out((0, 1))
 
 
 def make_client(lost=None, facts=None):

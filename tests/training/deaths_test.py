@@ -8,22 +8,15 @@ from absl.testing import parameterized
 from bamboo_jax.base import logs, types as base_types
 from bamboo_jax.recovery import agreement as agreement_lib, assignment, durations
 from bamboo_jax.runtime.profile import recorder
-from bamboo_jax.schedule import failover, instruction
+from bamboo_jax.schedule import instruction
 from bamboo_jax.training import step as step_lib
 from bamboo_jax.training.record import deaths as deaths_lib
 from tests import layouts, members
 
-_Roles = failover.Roles
-
-
-def make_layout(*rows):
-  shares = tuple((i,) for i in range(len(rows)))
-  return layouts.make_layout(tuple(map(_Roles, rows)), shares)
-
 
 def make_change(*rows, **changes):
   given = dict(rung="checkpoint", reason="0/1 have no copy", rolls_back=True)
-  return assignment.Decision(layout=make_layout(*rows), **given | changes)
+  return assignment.Decision(layout=layouts.lay_out(*rows), **given | changes)
 
 
 def make_agreement(**changes):
@@ -32,7 +25,7 @@ def make_agreement(**changes):
       known_version=0,
       version=1,
       rollbacks=0,
-      layout=make_layout((0, 0), (2, 3)),
+      layout=layouts.lay_out((0, 0), (2, 3)),
       holdings={},
       lost=frozenset({1}),
       victims=(base_types.Place(0, 1),),
@@ -75,7 +68,7 @@ class DeathsTest(parameterized.TestCase):
         view=members.view(2, 0, 2, 3, reason="n4 joined", silence_secs=0.25),
         arrived_secs={2: 10.0}.get,
     )
-    layout = make_layout((0, 1), (2, 3))
+    layout = layouts.lay_out((0, 1), (2, 3))
     engine = types.SimpleNamespace(exchange=True)
     self.state = types.SimpleNamespace(cohort=self.cohort, layout=layout, engine=engine)
     self.deaths = deaths_lib.Deaths(self.state)

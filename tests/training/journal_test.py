@@ -18,7 +18,7 @@ from bamboo_jax.report import figures
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.profile import products
 from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.schedule import failover, instruction as instruction_lib, timeline as timeline_lib
+from bamboo_jax.schedule import instruction as instruction_lib, timeline as timeline_lib
 from bamboo_jax.training import step as step_lib
 from bamboo_jax.training.record import (
     charges as charges_lib,
@@ -46,7 +46,7 @@ class State:
 
   nodes: dict
   number: int
-  layout: layout_lib.Layout = layouts.make_layout([*map(failover.Roles, _OWNERS)], ((0,), ()))
+  layout: layout_lib.Layout = layouts.lay_out(*_OWNERS, shares=((0,), ()))
   rung: str = "none"
   steps: int = 0
   num_updates: int = 1  # Of parameters, after the last step.
@@ -183,7 +183,7 @@ class JournalTest(folders.FolderCase):
   def test_layouts_and_joins(self):
     self.begin()
     self.train(1)
-    self.set_state(layout=deaths_test.make_layout((0, 1), (2, 9)), rung="repair")
+    self.set_state(layout=layouts.lay_out((0, 1), (2, 9)), rung="repair")
     for node in self.nodes.values():
       node.welcome({0: 50.0, 9: 20.0}, in_step=False)
     self.train(2, 3)
@@ -316,7 +316,7 @@ class JournalTest(folders.FolderCase):
     self.train(1)
     dead = self.nodes[0]
     self.train_without(0, 2)
-    layout = layouts.make_layout((failover.Roles((1, 1)), failover.Roles((2, 3))), ((), ()))
+    layout = layouts.lay_out((1, 1), (2, 3), shares=((), ()))
     self.set_state(layout=layout, rung="repair")  # Of the last change between two steps.
     self.train(3, recoveries=(_recovery(3, view=2),))
     dead.close()
@@ -440,7 +440,7 @@ class JournalTest(folders.FolderCase):
   def test_resumes(self):
     self.begin()
     self.train(1, recoveries=(_recovery(1, view=2),))
-    self.set_state(layout=layouts.make_layout([*map(failover.Roles, _OWNERS)], ((), ())))
+    self.set_state(layout=layouts.lay_out(*_OWNERS, shares=((), ())))
     self.train(2, 3)
     self.restart(0, 1, step=2)
     self.train(3, 4, 5)

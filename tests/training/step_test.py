@@ -17,7 +17,7 @@ from bamboo_jax.recovery import slowness
 from bamboo_jax.schedule import instruction, redundancy, timeline as timeline_lib
 from bamboo_jax.training import cohort as cohort_lib, step as step_lib
 from bamboo_jax.training.setup import job as job_lib
-from tests import schedules
+from tests import layouts, schedules
 from tests.runtime import engine_test as engines
 from tests.training import deaths_test
 
@@ -104,7 +104,7 @@ class StepTest(parameterized.TestCase):
     runner.executor.in_segments = [deaths_test.make_pass(0, 0, "F", 1e9, 2e9)]
     recovery = deaths_test.make_recovery(rung="reconfigure")
     recovery.ready_at_secs = begin_secs
-    layout = deaths_test.make_layout((0, 1), (2, 3))
+    layout = layouts.lay_out((0, 1), (2, 3))
     measured = runner.measure(layout, [recovery])
     ran = [m for m in runner.record.instructions if not m.instruction.is_transfer]
     self.assertEqual(measured.span_secs, max(m.end_secs for m in ran) - begin_secs)

@@ -9,6 +9,7 @@ import time
 from absl.testing import absltest, parameterized
 
 from bamboo_jax.training.record import step_times
+from tests import layouts
 from tests.training import deaths_test
 
 _DEADLINE_SECS = 60.0
@@ -41,7 +42,7 @@ class OwedTest(absltest.TestCase):
     return step_times.find_owed(measured, [recovery], layout)[1]
 
   def test_owed_passes(self):
-    layout = deaths_test.make_layout((0, 0), (2, 3))
+    layout = layouts.lay_out((0, 0), (2, 3))
     gone = dataclasses.replace(layout.pipelines[0], vacant=frozenset({1}))
     vacant = dataclasses.replace(layout, pipelines=(gone, layout.pipelines[1]))
     # Node 3 runs its own; the first one was still running at the death.
