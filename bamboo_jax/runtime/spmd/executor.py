@@ -10,7 +10,7 @@ programs on the survivors. If programs cannot run the new roles, because nodes
 would share a device, rows repeat the step from its start.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 import functools
 import time
@@ -37,7 +37,7 @@ from bamboo_jax.runtime.spmd import (
     program as program_lib,
     ticks as ticks_lib,
 )
-from bamboo_jax.runtime.stage import array_store, spec as spec_lib
+from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.schedule import (
     failover,
     holdings as holdings_lib,
@@ -76,22 +76,22 @@ class PipelineRun:
     size = self.program.sizes.num_ticks
     return self.table.ticks[self.segments.num_segments * size :][:size]
 
-  def dump(self, node: base.NodeId, store: array_store.StepArrays) -> None:
-    """Puts all arrays of a local node but its sums into its store, in NumPy."""
-    n, sizes = self.nodes.index(node), self.program.sizes
+  def dump(self, node: node_lib.Node) -> None:
+    """Puts all arrays of a local node but its sums into its store, on the host."""
+    n, sizes, table = self.nodes.index(node.node), self.program.sizes, self.table
     if (left := self.segments.read(n)) is None:
       return
+    store, where = node.store, places.whole(node.device).with_memory_kind("pinned_host")
     num_ticks, arrays = len(left.host) * sizes.num_ticks, program_lib.arrays_of(store)
     number = lambda key: (key[0], self.numbers[key[1]])
-    for (kind, key), segment, slot in self.table.find_contents(
-        n, num_ticks, size=sizes.num_ticks, slots=sizes.num_slots
-    ):
+    for (kind, key), segment, slot in table.find_contents(n, num_ticks, sizes):
       buffer = getattr(left.carry if segment is None else left.host[segment], kind)
       value = jax.tree.map(lambda a, slot=slot: np.asarray(a)[0, slot], buffer)
-      arrays[kind][number(key)] = value
-    store.accumulated |= {*map(number, self.table.find_accumulated(n, num_ticks))}
-    for key in store.saved.keys() & store.accumulated:
-      del store.saved[key]
+      arrays[kind][number(key)] = jax.device_put(value, where)
+    done = (i for tick in table.ticks[:num_ticks] for i in tick[n] if i.op is Op.BACKWARD)
+    for key in (number(i.item) for i in done):
+      store.accumulated.add(key)
+      store.saved.pop(key, None)
 
 
 class Programs:
@@ -141,17 +141,15 @@ class Programs:
     self.runs: dict[base.ShareId, PipelineRun] = {}
 
   def jobs(self, lines: engine_lib.Lines) -> list[Callable[[], Any]]:
-    rows = [tuple(row) for row, _ in lines]
-    found = dict.fromkeys((row, False) for row in rows)
+    # After the death of a node other pipelines continue from what they have left, too.
+    rests = [False, True] if self._plan.keeps and len(lines) > 1 else [False]
+    found = {(tuple(row), is_rest): None for is_rest in rests for row, _ in lines}
     if lines is self._engine.lines:
       for roles in self._engine.roles:
         for victim in roles.nodes:
           after, gone = failover.fail_over(roles, [victim])
           if not gone:
             found[after.owners, False] = None
-    if self._plan.keeps and len(rows) > 1:
-      # After the death of a node other pipelines continue from what they have left, too.
-      found |= dict.fromkeys((row, True) for row in rows)
     return [
         functools.partial(self._compile, row, is_rest=is_rest)
         for row, is_rest in found
@@ -203,7 +201,7 @@ class Programs:
     if is_begun and self._plan.keeps:
       for run in self.runs.values():
         for number in self._engine.nodes.keys() & run.owners:
-          run.dump(number, self._engine.nodes[number].store)
+          run.dump(self._engine.nodes[number])
       self.put_sums()
     return self._rows.holdings(is_begun=is_begun)
 
@@ -241,23 +239,22 @@ class Programs:
     sizes, rest = self._plan.sizes
     most = max(map(owners.count, owners))
     if is_rest or most > 1:
-      sizes = dataclasses.replace(rest, num_owned=max(rest.num_owned, most))
+      sizes = rest._replace(owned=max(rest.owned, most))
     program, engine = self._find(owners, sizes), self._engine
     if self._processes is None:
       _ = program.segment, program.start
     else:
       self._processes.compile_ahead(self._plan.layout, sizes, len(set(owners)))
-    for node in {*owners}:
-      if device := engine.devices.get(node):
-        stages = ticks_lib.stages_of(owners, node)[: sizes.num_held]
-        states = self._passes.states(stages, self._passes.spec.state)
-        like = lambda tree, at=device: places.put_shapes(tree, places.of_any(at, tree))
-        self._passes.pack.lower(stages, sizes.num_held, like(states)).compile()
-        sums = like(passes_lib.repeat(program.carry.sums, 1))
-        for hold, stage in enumerate(stages[: sizes.num_owned]):
-          self._passes.unpack.lower(stage, hold, sums).compile()
+    for node in engine.devices.keys() & owners:
+      device, stages = engine.devices[node], ticks_lib.stages_of(owners, node)[: sizes.held]
+      like = lambda tree, at=device: places.put_shapes(tree, places.of_any(at, tree))
+      states = like(_find_states(engine.specs[stage].state for stage in stages))
+      self._passes.pack.lower(stages, sizes.held, states).compile()
+      sums = like(passes_lib.repeat(program.carry.sums, 1))
+      for hold, stage in enumerate(stages[: sizes.owned]):
+        self._passes.unpack.lower(stage, hold, sums).compile()
 
-  def _find(self, owners: Owners, sizes: program_lib.Sizes) -> program_lib.SegmentProgram:
+  def _find(self, owners: Owners, sizes: ticks_lib.Sizes) -> program_lib.SegmentProgram:
     """Returns the program of owners; compiles nothing yet."""
     # A worker needs only the shapes of the program that its child runs.
     nodes, known = dict.fromkeys(owners), self._engine.devices
@@ -283,18 +280,23 @@ class Programs:
       logging.info("%d of %d passes of share %d are left", len(owned), num_passes, share)
     if len(owned) < num_passes or len(nodes) < len(owners):
       # The table is for whole steps, with one stage per node.
-      in_flight = rest.num_slots["residuals"]
+      in_flight = rest.residuals
       table = ticks_lib.lower(order, owners=owners, microbatches=numbers, in_flight=in_flight)
-      sizes = rest.with_room(table)  # If that is more, it is compiled now, in a pause.
+      least = table.least_sizes(rest.num_ticks, keeps=rest.keeps)
+      # If that is more than was expected, it is compiled now, in a pause.
+      sizes = ticks_lib.Sizes._make(map(max, rest, least))
     program = self._find(owners, sizes)
-    self._move(table.moves)
-    local = {n: node for n, node in enumerate(nodes) if node in engine.nodes}
+    local = {n: engine.nodes[node] for n, node in enumerate(nodes) if node in engine.nodes}
+    for node, i in table.moves:
+      if node in engine.nodes:
+        engine.nodes[node].run(i)
     begin = None
-    if any(table.start[n] != holdings_lib.NOTHING for n in local):
+    needs = (life.made < 0 for n in local for life in table.lives[n].values())
+    if len(owned) < num_passes or any(needs):
       load = functools.partial(program_lib.load, program, table, share=share, numbers=numbers)
-      begin = {n: load(n, engine.nodes[node].store) for n, node in local.items()}
+      begin = {n: load(n, node.store) for n, node in local.items()}
     given = self._find_given(sizes, owners, numbers)
-    rows = table.as_array(sizes.num_ticks, sizes.num_slots, sizes.num_owned)
+    rows = table.as_array(sizes)
     arrays = given, {n: rows[n] for n in local}, begin
     segments: program_lib.LocalSegments | processes_lib.ChildSegments
     if self._processes is None:
@@ -329,19 +331,8 @@ class Programs:
       measured = (recorder_lib.MeasuredInstruction(*one, *span_secs) for one in passes)
       self.in_segments = [*self.in_segments, *measured]
 
-  def _move(self, moves: Sequence[tuple[base.NodeId, instruction_lib.Instruction]]) -> None:
-    """Moves arrays of the step between stores."""
-    for number, i in moves:
-      if node := self._engine.nodes.get(number):
-        channel = node.find_channel(i)
-        arrays = program_lib.arrays_of(node.store)[channel.kind]
-        if i.is_send:
-          node.links.send(channel, arrays[i.item])
-        else:
-          arrays[i.item] = node.links.receive(channel, node.stages[i.stage].outputs)
-
   def _find_given(
-      self, sizes: program_lib.Sizes, owners: Owners, numbers: Sequence[int]
+      self, sizes: ticks_lib.Sizes, owners: Owners, numbers: Sequence[int]
   ) -> dict[int, passes_lib.Given]:
     """Returns the arguments of the passes of local nodes, by place in the ring."""
     keys, found = self._passes.spec.batch_keys, {}
@@ -350,9 +341,9 @@ class Programs:
     first, step = (np.array([count], np.uint32) for count in (numbers[0], self._step))
     for n, number in enumerate(dict.fromkeys(owners)):
       if node := self._engine.nodes.get(number):
-        stages = ticks_lib.stages_of(owners, number)[: sizes.num_held]
-        states = self._passes.states(stages, node.state)
-        weights = self._passes.pack(stages, sizes.num_held, states)
+        stages = ticks_lib.stages_of(owners, number)[: sizes.held]
+        states = _find_states(map(node.layers_of, stages))
+        weights = self._passes.pack(stages, sizes.held, states)
         found[n] = passes_lib.Given(weights, batch, first, step)
     return found
 
@@ -373,3 +364,10 @@ class Programs:
       self.is_by_rows = True
       for node in self._engine.nodes.values():
         node.store.clear()
+
+
+def _find_states(
+    stages: Iterable[Mapping[str, spec_lib.LayerState]],
+) -> dict[str, tuple[base.PyTree, base.PyTree]]:
+  """Returns parameters and statistics of layers, which are given by stage."""
+  return {name: (own.params, own.stats) for layers in stages for name, own in layers.items()}

@@ -21,7 +21,7 @@ A buffer is a tree of arrays [slots, ...]; the table of ticks gives the slots,
 -1 for none.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 from typing import Any, TypeVar
 
@@ -198,7 +198,6 @@ class StagePasses:
         self._make_unit(layout.prologue, "full"),
         self._make_unit(layout.epilogue, "full"),
     )
-    self._params = programs_lib.copies_of(spec)
     self.activation = spec.model.input_shapes(spec.batch)[layout.first]
     saved = repeat(self._units.blocks.saved, layout.count)
     self.kept = Kept(saved, repeat(self.activation, layout.count + 1))
@@ -207,28 +206,13 @@ class StagePasses:
 
   def weights(self, num_held: int) -> Parts:
     """Returns the shapes of the weights of a device that holds as many stages."""
-    state, parts = self.spec.state, {}
-    for name in ("blocks", "prologue", "epilogue"):
-      own = getattr(self._units, name).unit.names
-      parts[name] = (tuple(self._params[n] for n in own), tuple(state[n].stats for n in own))
-    blocks = repeat(parts.pop("blocks"), num_held, self.layout.count)
-    return Parts(blocks, **parts)
+    parts = jax.tree.map(lambda unit: (unit.copies, unit.unit.shapes.stats), self._units)
+    return parts.replace(blocks=repeat(parts.blocks, num_held, self.layout.count))
 
   def sums(self, num_owned: int) -> Parts:
     """Returns the shapes of the sums of a device that owns as many stages."""
-    block, *ends = (
-        unit.unit.accumulator
-        for unit in (self._units.blocks, self._units.prologue, self._units.epilogue)
-    )
-    return Parts(repeat(block, num_owned, self.layout.count), *ends)
-
-  def states(
-      self, stages: Iterable[base.StageId], layers: Mapping[str, spec_lib.LayerState]
-  ) -> dict[str, tuple[base.PyTree, base.PyTree]]:
-    """Returns parameters and statistics of those layers of some stages that are in `layers`."""
-    ranges = (part[2] for stage in stages for part in self.layout.parts_of(stage, 0))
-    names = (self.spec.model.layer_names[i] for own in ranges for i in own)
-    return {name: (layers[name].params, layers[name].stats) for name in names if name in layers}
+    parts = jax.tree.map(lambda unit: unit.unit.accumulator, self._units)
+    return parts.replace(blocks=repeat(parts.blocks, num_owned, self.layout.count))
 
   def run_tick(
       self, given: Given, fetched: Kept | None, state: tuple[Arrays, Arrays], row: jax.Array
@@ -239,37 +223,36 @@ class StagePasses:
       fetched: Residuals that earlier programs left in host memory.
       state: The carry, and the buffers in host memory, of which this changes those for
         residuals of redundant forward passes.
-      row: int32[NUM_FIELDS], see `TickTable.as_array`.
+      row: int32[ticks.SHAPE], see `TickTable.as_array`.
     """
     carry, host = state
     nothing = zeros_like(self.activation)
-    passes = row[:-2].reshape(ticks_lib.NUM_FORWARDS + 1, -1)
-    num_forwards = jnp.sum(passes[:-1, 0] >= 0)
-    forward = lambda k, s: self._run_forward(given, ticks_lib.Pass(*passes[k]), *s)
+    last = ticks_lib.NUM_FORWARDS  # Place of the backward pass.
+    num_forwards = jnp.sum(row[:last, 0] >= 0)
+    forward = lambda k, s: self._run_forward(given, ticks_lib.Pass(*row[k]), *s)
     carry, outputs = jax.lax.fori_loop(0, num_forwards, forward, (carry, nothing))
     num_copied = jnp.array(0)
     if host.residuals is not None:  # On a GPU beside the backward pass.
-      offload = lambda k, s: _offload(ticks_lib.Pass(*passes[k]), *s)
+      offload = lambda k, s: _offload(ticks_lib.Pass(*row[k]), *s)
       # The own pass, if any, is the first, and stays.
-      first = jnp.where(ticks_lib.Pass(*passes[0]).host < 0, 1, 0)
+      first = jnp.where(ticks_lib.Pass(*row[0]).host < 0, 1, 0)
       copied = (host.residuals, carry.residuals, num_copied)
       offloaded, kept, num_copied = jax.lax.fori_loop(first, num_forwards, offload, copied)
       host, carry = host.replace(residuals=offloaded), carry.replace(residuals=kept)
 
     def backward(state: tuple[Arrays, base.PyTree], row: jax.Array) -> tuple[Arrays, base.PyTree]:
-      fields = row[:-2].reshape(ticks_lib.NUM_FORWARDS + 1, -1)
-      return self._run_backward(given, fetched, ticks_lib.Pass(*fields[-1]), state[0])
+      return self._run_backward(given, fetched, ticks_lib.Pass(*row[last]), state[0])
 
-    (carry, grads), row = run_if(passes[-1, 0] >= 0, backward, (carry, nothing), row)
+    (carry, grads), row = run_if(row[last, 0] >= 0, backward, (carry, nothing), row)
     # XLA is free to send before the backward pass. Then outputs would make this
     # stage wait for the stages that run a forward pass in this tick, and the
     # passes of a tick would run one after the other. So outputs depend on later
     # results, and both on the copies to the host: these are in the same CUDA graph then.
-    seem = lambda a: jnp.where((row[0] >= -1) & (num_copied >= 0), a, jnp.zeros_like(a))
+    seem = lambda a: jnp.where((row[0, 0] >= -1) & (num_copied >= 0), a, jnp.zeros_like(a))
     outputs, grads = jax.tree.map(seem, (outputs, grads))
     carry = carry.replace(
-        activations=write(carry.activations, _send(outputs, 1), row[-2]),
-        gradients=write(carry.gradients, _send(grads, -1), row[-1]),
+        activations=write(carry.activations, _send(outputs, 1), row[-1, 0]),
+        gradients=write(carry.gradients, _send(grads, -1), row[-1, 1]),
     )
     return (carry, host), (outputs, grads)
 

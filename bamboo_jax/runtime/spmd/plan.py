@@ -41,7 +41,7 @@ class ProgramPlan:
   plan: planner.Plan
   layout: layout_lib.BlockLayout
   table: ticks_lib.TickTable
-  sizes: tuple[program_lib.Sizes, program_lib.Sizes]
+  sizes: tuple[ticks_lib.Sizes, ticks_lib.Sizes]
 
   @property
   def keeps(self) -> bool:
@@ -161,7 +161,7 @@ def program_costs(
 
 
 def find_memory(
-    layers: Sequence[cost_model.LayerCost], layout: layout_lib.BlockLayout, sizes: program_lib.Sizes
+    layers: Sequence[cost_model.LayerCost], layout: layout_lib.BlockLayout, sizes: ticks_lib.Sizes
 ) -> dict[str, int]:
   """Returns the fields of `NodeMemory` that a program decides; all nodes need the same.
 
@@ -178,16 +178,16 @@ def find_memory(
   gradients = lambda own: sum(c.gradient_bytes for c in own)
   residuals = lambda own: sum(c.residual_bytes for c in own)
   working = lambda own: max((c.working_bytes for c in own), default=0)
-  slots, value, count = sizes.buffers, block[-1].activation_bytes, layout.count
+  (*values, num_kept), value, count = sizes.buffers, block[-1].activation_bytes, layout.count
   kept = count * residuals(block) + value
-  sums = sizes.num_owned * count * gradients(block) + gradients(before + behind)
+  sums = sizes.owned * count * gradients(block) + gradients(before + behind)
   copies = 2 if sizes.keeps else 1  # Arguments and results.
   whole = lambda own: max(residuals(own), working(own) - gradients(own))  # Recomputed or kept.
   temporary = whole(behind) + working(behind) + working(before) + whole(block) - residuals(block)
-  temporary += bool(sizes.num_offloads) * kept
+  temporary += bool(sizes.offloads) * kept
   return dict(
-      copy_bytes=sizes.num_held * count * read(block) + read(before + behind),
-      residual_bytes=copies * slots["residuals"] * kept,
-      transfer_bytes=copies * (slots["activations"] + slots["gradients"]) * value,
+      copy_bytes=sizes.held * count * read(block) + read(before + behind),
+      residual_bytes=copies * num_kept * kept,
+      transfer_bytes=copies * sum(values) * value,
       working_bytes=temporary + copies * sums,
   )

@@ -54,6 +54,7 @@ from bamboo_jax.runtime.spmd import (
     layout as layout_lib,
     passes as passes_lib,
     program as program_lib,
+    ticks as ticks_lib,
 )
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.runtime.wire import transport as transport_lib
@@ -204,7 +205,7 @@ class ProcessRing:
         if len({*names}) > 1 or not names[0]:
           self._replace()
           error = self._agree(nodes, lambda: self._start(nodes), self._load)
-          error = error or self._agree(nodes, self._connect)
+          error = error or self._agree(nodes, lambda: self.call("connect"))
         error = error or self._agree(nodes, self._load, run)
         if not error:
           return
@@ -232,6 +233,11 @@ class ProcessRing:
         logging.warning("A program cannot be compiled ahead: %s", error)
         self._compiler.close()
         self._compiler = None
+
+  def call(self, name: str, *args: Any) -> None:
+    """Calls a method of the child's `_Child`; blocks, and raises as `hear`."""
+    self.child.tell(name, *args)
+    self.hear()
 
   def hear(self) -> None:
     """Blocks until the child has answered; raises `ChildError` if it has failed.
@@ -263,10 +269,6 @@ class ProcessRing:
   def _load(self) -> None:
     for one in self.segments:
       one.load()
-
-  def _connect(self) -> None:
-    self.child.tell("connect")
-    self.hear()
 
   def _wait_for_coordinator(self, address: str) -> None:
     """Blocks until it listens, as a client that calls too early waits for a second."""
@@ -340,8 +342,7 @@ class ChildSegments:
     ring = self._ring
     if self._child is not ring.child:
       ring.memory.write(self._arrays)
-      ring.child.tell("load", *self._work)
-      ring.hear()
+      ring.call("load", *self._work)
       self._child, self.num_segments, self._sums = ring.child, 0, None
 
   def start(self) -> None:
@@ -353,8 +354,7 @@ class ChildSegments:
     ring.hear()
     self.num_segments += 1
     if self.num_segments == self._num_all:
-      ring.child.tell("read", self._share, True)
-      ring.hear()
+      ring.call("read", self._share, True)
       self._sums = ring.memory.read()
 
   def sums(self, n: int) -> passes_lib.Parts | None:
@@ -454,7 +454,7 @@ class _Child:
     self._runs: dict[base.ShareId, program_lib.LocalSegments] = {}
 
   def compile(
-      self, layout: layout_lib.BlockLayout, sizes: program_lib.Sizes, num_nodes: int
+      self, layout: layout_lib.BlockLayout, sizes: ticks_lib.Sizes, num_nodes: int
   ) -> program_lib.SegmentProgram:
     """Compiles the program of a ring of some nodes, unless it has."""
     if self._passes is None:
@@ -481,7 +481,7 @@ class _Child:
   def load(
       self,
       layout: layout_lib.BlockLayout,
-      sizes: program_lib.Sizes,
+      sizes: ticks_lib.Sizes,
       share: base.ShareId,
       step: base.StepId,
   ) -> None:

@@ -16,7 +16,6 @@ hang.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-import dataclasses
 import functools
 import os
 from typing import Any, NamedTuple
@@ -33,65 +32,9 @@ from bamboo_jax.runtime.stage import array_store
 _BY_NODE = jax.P(passes_lib.STAGE)
 
 
-@dataclasses.dataclass(frozen=True)
-class Sizes:
-  """The sizes of the buffers of an executable.
-
-  Attributes:
-    num_ticks: Ticks of a segment.
-    num_microbatches: Microbatches of a pipeline.
-    num_slots: See `TickTable.num_slots`.
-    num_offloads: Redundant forward passes of one node in a segment, at most.
-    num_fetches: Residuals from host memory; 0 at the start of a step.
-    num_owned: Stages that a node owns, at most.
-    keeps: Whether sent values are returned too, in host memory, and nothing is
-      donated.
-  """
-
-  num_ticks: int
-  num_microbatches: int
-  num_slots: Mapping[str, int]
-  num_offloads: int
-  num_fetches: int
-  num_owned: int
-  keeps: bool
-
-  def with_room(self, table: ticks_lib.TickTable) -> "Sizes":
-    """Returns sizes with room for the ticks of a table, too."""
-    size, nodes = self.num_ticks, range(table.num_nodes)
-    parts = [table.ticks[t : t + size] for t in range(0, len(table.ticks), size)]
-    offloads = (
-        sum(ticks_lib.count_redundant(row[n]) for row in part) for part in parts for n in nodes
-    )
-    return dataclasses.replace(
-        self,
-        num_slots={kind: max(n, self.num_slots[kind]) for kind, n in table.num_slots.items()},
-        num_offloads=max(self.num_offloads, *offloads),
-        num_fetches=max(self.num_fetches, *(len(held.residuals) for held in table.start)),
-        num_owned=max(self.num_owned, *map(table.owners.count, nodes)),
-    )
-
-  @property
-  def num_held(self) -> int:
-    """Stages that a node owns or has a replica of, at most."""
-    return max(self.num_owned, 1 + self.keeps)
-
-  @property
-  def buffers(self) -> dict[str, int]:
-    """Slots of the buffers of a node, by kind."""
-    slots = self.num_slots
-    # Inputs of redundant passes are those of the replica.
-    num_reading = self.num_held if self.num_offloads else self.num_owned
-    return {
-        "activations": num_reading * slots["activations"],
-        "gradients": self.num_owned * slots["gradients"],
-        "residuals": self.num_owned * slots["residuals"] + slots["spare"],
-    }
-
-
 def find_sizes(
     table: ticks_lib.TickTable, *, keeps: bool, segment_ticks: int | None
-) -> tuple[Sizes, Sizes]:
+) -> tuple[ticks_lib.Sizes, ticks_lib.Sizes]:
   """Returns the sizes at the start of a step, and of its rest after a death.
 
   Args:
@@ -101,18 +44,18 @@ def find_sizes(
       no death can be survived.
   """
   num_ticks = segment_ticks or (table.num_stages if keeps else len(table.ticks))
-  count, nothing = table.num_microbatches, dict.fromkeys((*ticks_lib.KINDS, "spare"), 0)
-  first = Sizes(num_ticks, count, nothing, 0, 0, 1, keeps).with_room(table)
+  first, count = table.least_sizes(num_ticks, keeps=keeps), table.num_microbatches
   # The nodes of a pipeline that has lost some own two or more stages, so they need
   # two ticks for a microbatch: half as many are in flight. Sent values may all be
   # there at the start, and residuals come from the host as they are used.
-  slots = {"activations": count, "gradients": count, "residuals": min(count, table.num_stages)}
-  rest = dataclasses.replace(
-      first,
-      num_slots=nothing | slots,
-      num_offloads=0,
-      num_fetches=table.num_slots["residuals"] + bool(first.num_offloads) * count,
-      num_owned=2,
+  rest = first._replace(
+      activations=count,
+      gradients=count,
+      residuals=min(count, table.num_stages),
+      spare=0,
+      offloads=0,
+      fetches=first.residuals + bool(first.offloads) * count,
+      owned=2,
   )
   return first, rest
 
@@ -134,7 +77,7 @@ class SegmentProgram:
   """
 
   def __init__(
-      self, passes: passes_lib.StagePasses, sizes: Sizes, devices: Sequence[jax.Device]
+      self, passes: passes_lib.StagePasses, sizes: ticks_lib.Sizes, devices: Sequence[jax.Device]
   ) -> None:
     """Compiles nothing yet."""
     self.passes, self.sizes = passes, sizes
@@ -144,17 +87,14 @@ class SegmentProgram:
     spec, count, repeat = passes.spec, sizes.num_microbatches, passes_lib.repeat
     number = jax.ShapeDtypeStruct((), np.uint32)
     batch = {key: spec.batch[key] for key in spec.batch_keys}
-    self.given = passes_lib.Given(
-        passes.weights(sizes.num_held), repeat(batch, count), number, number
-    )
-    shapes = {"activations": passes.activation, "gradients": passes.activation}
-    shapes["residuals"] = passes.kept
-    buffers = {kind: repeat(shapes[kind], slots) for kind, slots in sizes.buffers.items()}
-    self.carry = passes_lib.Arrays(**buffers, sums=passes.sums(sizes.num_owned))
+    self.given = passes_lib.Given(passes.weights(sizes.held), repeat(batch, count), number, number)
+    shapes = passes.activation, passes.activation, passes.kept
+    received, grads, kept = map(repeat, shapes, sizes.buffers)
+    self.carry = passes_lib.Arrays(received, grads, kept, passes.sums(sizes.owned))
     optional = lambda shape, count: repeat(shape, count) if count else None
-    self.fetched = optional(passes.kept, sizes.num_fetches)
+    self.fetched = optional(passes.kept, sizes.fetches)
     sent = optional(passes.activation, sizes.keeps * sizes.num_ticks)
-    self.host = passes_lib.Arrays(sent, sent, optional(passes.kept, sizes.num_offloads))
+    self.host = passes_lib.Arrays(sent, sent, optional(passes.kept, sizes.offloads))
 
   @functools.cached_property
   def segment(self) -> jax.stages.Compiled:
@@ -164,13 +104,12 @@ class SegmentProgram:
     memory, and buffers like `host`, donated, whose contents do not matter; all have a
     leading dimension of nodes. It returns the carry, and what it leaves in host memory.
     """
-    fields = (self.sizes.num_ticks, ticks_lib.NUM_FIELDS)
     program = jax.shard_map(
         self._run, mesh=self.mesh, in_specs=_BY_NODE, out_specs=_BY_NODE, check_vma=False
     )
     # With `keeps` the carry stays, as a death may end the segment.
     jitted = jax.jit(program, donate_argnums=(4,) if self.sizes.keeps else (2, 4))
-    table = jax.ShapeDtypeStruct(fields, jnp.int32)
+    table = jax.ShapeDtypeStruct((self.sizes.num_ticks, *ticks_lib.SHAPE), jnp.int32)
     arguments = self._place((self.given, table, self.carry))
     on_host = self._place((self.fetched, self.host), kind="pinned_host")
     platform = self.mesh.devices.flat[0].platform
@@ -271,7 +210,7 @@ class LocalSegments:
 
     Args:
       given: Arrays [1, ...].
-      rows: int32[segments, ticks, NUM_FIELDS], see `TickTable.as_array`.
+      rows: int32[segments, ticks, ...], see `TickTable.as_array`.
       begin: None at the start of a step.
     """
     self._program, self._given, self._rows = program, program.put(given), rows
@@ -340,16 +279,15 @@ def load(
   """Returns the arrays of a node's store that the ticks read, in their slots."""
   carry, fetched = host_zeros((program.carry, program.fetched))
   arrays, fetches = arrays_of(store), table.fetches(n)
-  for kind in ticks_lib.KINDS:
-    for key in getattr(table.start[n], kind):
-      if kind == "residuals":
-        buffer, slot = fetched, fetches[key]
-      else:
-        buffer = getattr(carry, kind)
-        slot = table.find_slot(n, (kind, key), program.sizes.num_slots)
-      value = arrays[kind][key[0], numbers[key[1]]]
+  for array, life in table.lives[n].items():
+    if life.made < 0:
+      kind, (stage, m) = array
+      buffer, slot = fetched, fetches.get((stage, m))
+      if kind != "residuals":
+        buffer, slot = getattr(carry, kind), table.find_slot(n, array, program.sizes)
+      value = arrays[kind][stage, numbers[m]]
       jax.tree.map(lambda a, v, slot=slot: a.__setitem__((0, slot), v), buffer, value)
-  for hold, stage in enumerate(table.stages[n][: program.sizes.num_owned]):
+  for hold, stage in enumerate(table.stages[n][: program.sizes.owned]):
     program.passes.load_sums(stage, hold, carry.sums, store.accumulators, share)
   return carry, fetched
 

@@ -8,8 +8,7 @@ a step takes as long as with 1F1B, with 2 (P - s) - 1 microbatches in flight on
 stage s.
 
 A tick lasts as long as the passes of its busiest node. In the rest of it other
-nodes run redundant forward passes, by the `rule` of rows: the end of a tick is
-what a row waits for.
+nodes run redundant forward passes, early microbatches first.
 
 Microbatches are counted from 0 in each pipeline. In a buffer, the slot of a
 microbatch is its number modulo K, where K is the most that is in flight at once;
@@ -18,7 +17,7 @@ the next and gradients to the one before.
 """
 
 import collections
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 import dataclasses
 import functools
 import itertools
@@ -31,14 +30,12 @@ from bamboo_jax.schedule import (
     costs as costs_lib,
     holdings as holdings_lib,
     instruction as instruction_lib,
-    rule as rule_lib,
 )
 
 Instruction = instruction_lib.Instruction
 Op = instruction_lib.Op
 Key = holdings_lib.Item  # Stage and microbatch.
 Array = tuple[str, Key]  # One of `KINDS`, and whose output, gradient or residuals it is.
-Slots = Mapping[str, int]
 # Passes of a node in a tick: a forward pass, redundant ones, a backward pass.
 Tick = tuple[Instruction, ...]
 
@@ -46,6 +43,7 @@ KINDS = ("activations", "gradients", "residuals")
 MAX_REDUNDANT = 3  # In a tick.
 NUM_FORWARDS = 1 + MAX_REDUNDANT
 _ORDER = (Op.FORWARD, Op.REDUNDANT_FORWARD, Op.BACKWARD)  # In a tick.
+_ROUNDING_MS = 1e-6  # Of sums of durations.
 
 
 class Pass(NamedTuple):
@@ -74,7 +72,48 @@ class Pass(NamedTuple):
   host: int
 
 
-NUM_FIELDS = (NUM_FORWARDS + 1) * len(Pass._fields) + 2
+# Of a tick of a node: forward passes, the backward pass, and what arrives.
+SHAPE = (NUM_FORWARDS + 2, len(Pass._fields))
+
+
+class Sizes(NamedTuple):
+  """The sizes of a program: of its segments, and of the buffers of a node.
+
+  Attributes:
+    num_ticks: Ticks of a segment.
+    num_microbatches: Microbatches of a pipeline.
+    activations: Slots for a stage, as of the following two.
+    spare: Slots of residuals that leave for the host at the end of a tick.
+    offloads: Redundant forward passes of a segment, at most.
+    fetches: Residuals from host memory; 0 at the start of a step.
+    owned: Stages that a node owns, at most.
+    keeps: Whether sent values are returned too, in host memory, and nothing is
+      donated.
+  """
+
+  num_ticks: int
+  num_microbatches: int
+  activations: int
+  gradients: int
+  residuals: int
+  spare: int
+  offloads: int
+  fetches: int
+  owned: int
+  keeps: bool
+
+  @property
+  def held(self) -> int:
+    """Stages that a node owns or has a replica of, at most."""
+    return max(self.owned, 1 + self.keeps)
+
+  @property
+  def buffers(self) -> tuple[int, int, int]:
+    """Slots of the buffers of a node, of each of `KINDS`."""
+    # Inputs of redundant passes are those of the replica.
+    num_reading = self.held if self.offloads else self.owned
+    residuals = self.owned * self.residuals + self.spare
+    return num_reading * self.activations, self.owned * self.gradients, residuals
 
 
 class Life(NamedTuple):
@@ -160,61 +199,52 @@ class TickTable:
               lives.setdefault(array, Life(t, t, t))
     return found
 
-  @functools.cached_property
-  def start(self) -> list[holdings_lib.Holdings]:
-    """What each node needs before the first tick, and what is in its sums.
-
-    Activations and gradients are on its device, residuals in host memory.
-    """
-    found = []
-    for n, lives in enumerate(self.lives):
-      needed = [array for array, life in lives.items() if life.made < 0]
-      arrays = [{key for kind, key in needed if kind == one} for one in KINDS]
-      arrays.append(self.find_accumulated(n, 0))
-      found.append(holdings_lib.Holdings(*arrays))
-    return found
-
-  @functools.cached_property
-  def num_slots(self) -> dict[str, int]:
-    """Slots of arrays of each kind of a stage, at least 1.
-
-    Also those of residuals that leave for the host at the end of a tick, "spare".
-    """
+  def least_sizes(self, num_ticks: int, *, keeps: bool) -> Sizes:
+    """Returns the least sizes of a program that runs the ticks."""
     held = collections.defaultdict[tuple[str, int, int, int], set[int]](set)
     for n, lives in enumerate(self.lives):
       for (kind, (stage, m)), life in lives.items():
         for t in range(life.first, life.last + 1):
           held[kind, n, stage, t].add(m)
-    found = dict.fromkeys((*KINDS, "spare"), 1)
+    slots = dict.fromkeys(KINDS, 1)
     for (kind, *_), numbers in held.items():
-      found[kind] = max(found[kind], 1 + max(numbers) - min(numbers))
-    found["spare"] = max(count_redundant(own) for row in self.ticks for own in row)
-    return found
+      slots[kind] = max(slots[kind], 1 + max(numbers) - min(numbers))
+    nodes = range(self.num_nodes)
+    counts = np.array([[count_redundant(own) for own in row] for row in self.ticks])
+    return Sizes(
+        num_ticks,
+        self.num_microbatches,
+        **slots,
+        spare=int(counts.max()),
+        offloads=int(np.add.reduceat(counts, range(0, len(counts), num_ticks)).max()),
+        fetches=max(len(self.fetches(n)) for n in nodes),
+        owned=max(map(self.owners.count, nodes)),
+        keeps=keeps,
+    )
 
-  def find_slot(self, node: int, array: Array, slots: Slots) -> int:
-    """Returns the slot of an array in its buffer, which has `slots` for a stage."""
+  def find_slot(self, node: int, array: Array, sizes: Sizes) -> int:
+    """Returns the slot of an array in its buffer."""
     kind, (stage, m) = array
-    reader = base.StageId(stage + (kind == "activations"))
-    return self.stages[node].index(reader) * slots[kind] + m % slots[kind]
+    reader, count = base.StageId(stage + (kind == "activations")), getattr(sizes, kind)
+    return self.stages[node].index(reader) * count + m % count
 
-  def as_array(self, size: int, slots: Slots, num_owned: int) -> np.ndarray:
-    """Returns the ticks in segments of `size`, int32[nodes, segments, size, NUM_FIELDS].
+  def as_array(self, sizes: Sizes) -> np.ndarray:
+    """Returns the ticks, int32[nodes, segments, ticks, *SHAPE].
 
-    A row has the fields of all forward passes and of the backward pass, then
-    the slots of the two arrivals. Ticks beyond the last have no passes.
+    A tick has the fields of all forward passes and of the backward pass, and the
+    slots of the two arrivals. Ticks beyond the last have no passes.
     Redundant forward passes of a segment write their residuals to slots in host
-    memory in turn. `num_owned` is the number of stages in the buffer of residuals,
-    behind which are the spare slots.
+    memory in turn. In the buffer of residuals the spare slots come last.
     """
+    size = sizes.num_ticks
     count = -(-len(self.ticks) // size)
-    found = np.full((self.num_nodes, count * size, NUM_FIELDS), -1, np.int32)
+    found = np.full((self.num_nodes, count * size, *SHAPE), -1, np.int32)
     for n, lives in enumerate(self.lives):
-      fetches, find = self.fetches(n), functools.partial(self.find_slot, n, slots=slots)
+      fetches, find = self.fetches(n), functools.partial(self.find_slot, n, sizes=sizes)
       for t, row in enumerate(self.ticks):
         if t % size == 0:
           offloads = itertools.count()
-        passes = found[n, t, :-2].reshape(NUM_FORWARDS + 1, -1)  # A view.
-        spare = num_owned * slots["residuals"]
+        spare = sizes.owned * sizes.residuals
         for place, i in enumerate(row[n]):
           source = reads(i)[-1]
           outputs = [find(a) for a in makes(i)[:1] if a in lives and lives[a].last >= t]
@@ -222,8 +252,8 @@ class TickTable:
           if i.op is Op.REDUNDANT_FORWARD:
             residual, host, spare = spare, next(offloads), spare + 1
           elif i.op is Op.BACKWARD:
-            place, host = -1, fetches.get(i.item, -1)
-          passes[place] = Pass(
+            place, host = NUM_FORWARDS, fetches.get(i.item, -1)
+          found[n, t, place] = Pass(
               microbatch=i.microbatch,
               stage=i.stage,
               hold=self.stages[n].index(i.stage),
@@ -234,17 +264,19 @@ class TickTable:
           )
       for array, life in lives.items():
         if 0 <= life.made < life.first:
-          found[n, life.made, KINDS.index(array[0]) - 2] = find(array)
-    return found.reshape(self.num_nodes, count, size, NUM_FIELDS)
+          found[n, life.made, -1, KINDS.index(array[0])] = find(array)
+    return found.reshape(self.num_nodes, count, size, *SHAPE)
 
   def fetches(self, node: int) -> dict[Key, int]:
     """Returns the slots of the residuals that a node has in host memory at the start."""
-    return {key: slot for slot, key in enumerate(sorted(self.start[node].residuals))}
+    lives = self.lives[node].items()
+    keys = sorted(key for (kind, key), life in lives if kind == "residuals" and life.made < 0)
+    return {key: slot for slot, key in enumerate(keys)}
 
   def find_contents(
-      self, node: int, num_ticks: int, *, size: int, slots: Slots
+      self, node: int, num_ticks: int, sizes: Sizes
   ) -> Iterator[tuple[Array, int | None, int]]:
-    """Yields where the arrays of a node are after `num_ticks` ticks, in segments of `size`.
+    """Yields where the arrays of a node are after `num_ticks` ticks.
 
     Each with the segment that has left it in host memory, None if it is on the device,
     and its slot there.
@@ -252,9 +284,9 @@ class TickTable:
     for array, life in self.lives[node].items():
       is_here = life.made >= 0 or array[0] != "residuals"
       if is_here and life.made < num_ticks <= life.last:
-        yield array, None, self.find_slot(node, array, slots)
+        yield array, None, self.find_slot(node, array, sizes)
     for t, row in enumerate(self.ticks[:num_ticks]):
-      segment, at = divmod(t, size)
+      segment, at = divmod(t, sizes.num_ticks)
       if not at:
         offloads = itertools.count()
       for i in row[node]:
@@ -262,13 +294,6 @@ class TickTable:
           yield ("residuals", i.item), segment, next(offloads)
         else:
           yield from ((array, segment, at) for array in makes(i)[:1] if self._is_passed(array))
-
-  def find_accumulated(self, node: int, num_ticks: int) -> set[Key]:
-    """Returns the backward passes whose gradients are in a node's sums after some ticks."""
-    stages = [stage for stage in self.stages[node] if self.owners[stage] == node]
-    left = (i for row in self.ticks[num_ticks:] for i in row[node])
-    keys = itertools.product(stages, range(self.num_microbatches))
-    return {*keys} - {i.item for i in left if i.op is Op.BACKWARD}
 
   def _is_passed(self, array: Array) -> bool:
     """Returns whether an array is not input or output of the model, which nobody passes on."""
@@ -328,17 +353,15 @@ def lower(
   ticks: list[list[Tick]] = []
   made: dict[Array, int] = {}  # Tick of the pass that makes it.
   free = collections.Counter[tuple[int, Op]]()
-  moves, moved = [], set[instruction_lib.Transfer]()
+  moves = list[tuple[base.NodeId, Instruction]]()
   for node, given in order:
     if given.microbatch not in position or given.op is Op.REDUNDANT_FORWARD:
       continue
     n, i = nodes.index(node), given._replace(microbatch=position[given.microbatch])
     if i.is_transfer:
-      transfer = i.transfer(node)
-      if i.is_send and (transfer.kind, i.item) not in made:
-        moved.add(transfer)
-      if transfer in moved:
-        moves.append((node, given))
+      move = given.transfer(node)
+      if i.is_send and (move.kind, i.item) not in made:
+        moves += [(move.source, move.send), (move.destination, move.receive)]
       continue
     inputs = (array for array in reads(i) if array in made)
     at = max([free[n, i.op], *(made[array] + (array[0] != "residuals") for array in inputs)])
@@ -368,20 +391,26 @@ def fill(table: TickTable, *, costs: costs_lib.StageCosts, budget: float) -> Tic
   busy_ms = lambda tick: sum(map(costs.time_ms, tick))
   lasts_ms = [max(map(busy_ms, row)) for row in ticks]
   left_ms = budget * sum(lasts_ms)
-  rules, done = [], [set[Instruction]() for _ in table.stages]
-  for _, replica in table.stages:
-    passes = [Instruction(replica, Op.REDUNDANT_FORWARD, m) for m in range(table.num_microbatches)]
-    rules.append(rule_lib.WaitRule(passes, costs.time_ms, latest_ms={}, span_ms=0.0))
+  made = {
+      i.item: t
+      for t, row in enumerate(table.ticks)
+      for own in row
+      for i in own
+      if i.op is Op.FORWARD
+  }
+  owed = [
+      [Instruction(replica, Op.REDUNDANT_FORWARD, m) for m in range(table.num_microbatches)]
+      for _, replica in table.stages
+  ]
   for is_free in (True, False):
-    made = [set[Key]() for _ in rules]
-    for (t, row), (n, rule) in itertools.product(enumerate(ticks), enumerate(rules)):
-      made[n] |= {i.item for i in row[n] if i.op is Op.FORWARD}
-      while count_redundant(row[n]) < MAX_REDUNDANT and (i := rule.find_next(done[n], made[n])):
-        end_ms = lasts_ms[t] + (0.0 if is_free else left_ms)
-        if not dataclasses.replace(rule, span_ms=end_ms).fits(i, None, now_ms=busy_ms(row[n])):
+    for (t, row), (n, left) in itertools.product(enumerate(ticks), enumerate(owed)):
+      for i in [i for i in left if made.get(holdings_lib.input_of(i.item), -1) <= t]:
+        room_ms = lasts_ms[t] - busy_ms(row[n]) - costs.time_ms(i)
+        fits = room_ms + (0.0 if is_free else left_ms) >= -_ROUNDING_MS
+        if count_redundant(row[n]) == MAX_REDUNDANT or not fits:
           break
-        done[n].add(i)
+        left.remove(i)
         row[n] = _add(row[n], i)
-        longer_ms = max(0.0, busy_ms(row[n]) - lasts_ms[t])
+        longer_ms = max(0.0, -room_ms)
         left_ms, lasts_ms[t] = left_ms - longer_ms, lasts_ms[t] + longer_ms
   return dataclasses.replace(table, ticks=tuple(map(tuple, ticks)))

@@ -355,18 +355,6 @@ def find_kinds(specs: Iterable[spec_lib.StageSpec]) -> list[spec_lib.StageSpec]:
   return [*kinds.values()]
 
 
-def copies_of(spec: spec_lib.StageSpec) -> dict[str, base.PyTree]:
-  """Returns shapes of parameters, in the dtypes that passes read, by layer."""
-  if not spec.is_mixed:
-    return {name: layer.params for name, layer in spec.state.items()}
-  by_kind = {unit.kind: UnitPrograms(unit).copies for unit in find_kinds([spec])}
-  return {
-      name: copies
-      for unit in spec.units
-      for name, copies in zip(unit.names, by_kind[unit.kind], strict=True)
-  }
-
-
 def find_copies(run: Callable[..., Any], params: base.PyTree, *others: base.PyTree) -> base.PyTree:
   """Returns the shapes of `params` with the dtypes in which `run` reads them.
 

@@ -3,7 +3,7 @@ import dataclasses
 from absl.testing import absltest
 
 from bamboo_jax import base, config as config_lib
-from bamboo_jax.runtime.spmd import layout as layout_lib, plan as program, program as segments
+from bamboo_jax.runtime.spmd import layout as layout_lib, plan as program, ticks
 from tests import profiles
 
 
@@ -85,16 +85,19 @@ class ProgramTest(absltest.TestCase):
             ("head", 8, 400, 2000),
         )
     ]
-    sizes = segments.Sizes(
+    sizes = ticks.Sizes(
         num_ticks=2,
         num_microbatches=4,
-        num_slots=dict(activations=2, gradients=1, residuals=3, spare=0),
-        num_offloads=0,
-        num_fetches=0,
-        num_owned=1,
+        activations=2,
+        gradients=1,
+        residuals=3,
+        spare=0,
+        offloads=0,
+        fetches=0,
+        owned=1,
         keeps=False,
     )
-    keeps = dict(keeps=True, num_offloads=1)
+    keeps = dict(keeps=True, offloads=1)
     # With redundant passes a node has slots for the inputs of its replica, too.
     ends = 1000 + 2000 + (2000 - 8)  # As much as a backward pass may recompute.
     for changes, copies, held, values, temporary in (
@@ -102,7 +105,7 @@ class ProgramTest(absltest.TestCase):
         (keeps, 2, 2, 2 * 2 + 1, ends + 203),
     ):
       with self.subTest(changes):
-        changed = dataclasses.replace(sizes, **changes)
+        changed = sizes._replace(**changes)
         want = dict(
             copy_bytes=held * 2 * 10 + 20,
             residual_bytes=copies * 3 * 203,

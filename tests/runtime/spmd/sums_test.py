@@ -13,9 +13,9 @@ class SumsTest(parameterized.TestCase):
 
   def test_weights_are_cast_once(self):
     found = []
-    every_pass = lambda spec: {name: layer.params for name, layer in spec.state.items()}
-    for copies_of in (programs_lib.copies_of, every_pass):
-      with mock.patch.object(programs_lib, "copies_of", copies_of):
+    every_pass = lambda run, params, *others: params
+    for find_copies in (programs_lib.find_copies, every_pass):
+      with mock.patch.object(programs_lib, "find_copies", find_copies):
         spec = pipelines.make_spec(dtype="bfloat16")
         made = pipelines.Pipelines(2, spec=spec, budget=None)
       with pipelines.quick_compilation():

@@ -1,5 +1,7 @@
 """Plays a table of ticks as a program does, with keys for arrays."""
 
+import itertools
+
 from bamboo_jax import base
 from bamboo_jax.runtime.spmd import ticks as ticks_lib
 from bamboo_jax.schedule import checker, holdings as holdings_lib, instruction, lines as lines_lib
@@ -10,9 +12,31 @@ Op = instruction.Op
 def check(table, *, widen=0, segment_ticks=3):
   """Raises unless the table does the step: its work as rows, its arrays by slots."""
   rows, line = as_rows(table), lines_lib.Line(range_of(table), range(table.num_microbatches))
-  checker.check(rows, [line], dict(base.by_node(table.start)))
-  slots = {kind: count + widen for kind, count in table.num_slots.items()}
-  Player(table, slots, segment_ticks).run()
+  checker.check(rows, [line], dict(base.by_node(find_start(table))))
+  sizes = table.least_sizes(segment_ticks, keeps=True)
+  wider = {kind: getattr(sizes, kind) + widen for kind in (*ticks_lib.KINDS, "spare")}
+  Player(table, sizes._replace(**wider)).run()
+
+
+def find_start(table):
+  """Returns what each node needs before the first tick, and what is in its sums."""
+  return [
+      holdings_lib.Holdings(
+          *(
+              {key for (kind, key), life in lives.items() if kind == one and life.made < 0}
+              for one in ticks_lib.KINDS
+          ),
+          find_accumulated(table, n, 0),
+      )
+      for n, lives in enumerate(table.lives)
+  ]
+
+
+def find_accumulated(table, n, num_ticks):
+  """Returns the backward passes whose gradients are in a node's sums after some ticks."""
+  owned = [stage for stage, owner in enumerate(table.owners) if owner == n]
+  left = {i.item for row in table.ticks[num_ticks:] for i in row[n] if i.op is Op.BACKWARD}
+  return {*itertools.product(owned, range(table.num_microbatches))} - left
 
 
 def range_of(table):
@@ -43,36 +67,33 @@ def arrivals(table, t, n):
 class Player:
   """The buffers of all nodes; raises `AssertionError` at a wrong read."""
 
-  def __init__(self, table, slots, segment_ticks=3):
-    self.table, self.slots, self.size = table, slots, segment_ticks
-    self.num_owned = max(map(table.owners.count, table.owners))
+  def __init__(self, table, sizes):
+    self.table, self.sizes = table, sizes
     self.buffers = []
-    for n, start in enumerate(table.start):
-      loaded = {("activations", key) for key in start.activations}
-      loaded |= {("gradients", key) for key in start.gradients}
-      held = {(array[0], table.find_slot(n, array, slots)): array[1] for array in loaded}
+    for n, lives in enumerate(table.lives):
+      loaded = [array for array, life in lives.items() if life.made < 0 and array[0] != "residuals"]
+      held = {(array[0], table.find_slot(n, array, sizes)): array[1] for array in loaded}
       assert len(held) == len(loaded), "two arrays in a slot"
       held |= {("host", slot): key for key, slot in table.fetches(n).items()}
       self.buffers.append(held)
-    self.offloaded = [[] for _ in table.start]
+    self.offloaded = [[] for _ in table.lives]
 
   def run(self):
-    array = self.table.as_array(self.size, self.slots, self.num_owned)
+    array = self.table.as_array(self.sizes)
     for segment in range(array.shape[1]):
       self.run_segment(segment, array[:, segment])
 
   def run_segment(self, segment, array):
-    for t in range(self.size):
-      sent = [self.run_node(n, [int(x) for x in row]) for n, row in enumerate(array[:, t])]
-      for n, row in enumerate(array[:, t]):
+    for t in range(self.sizes.num_ticks):
+      sent = [self.run_node(n, row.tolist()) for n, row in enumerate(array[:, t])]
+      for n, (to_next, to_last) in enumerate(array[:, t, -1, :2]):
         before, behind = sent[n - 1][0], sent[(n + 1) % len(sent)][1]
-        for kind, slot, key in (("activations", row[-2], before), ("gradients", row[-1], behind)):
+        for kind, slot, key in (("activations", to_next, before), ("gradients", to_last, behind)):
           if slot >= 0:
             self.put(n, kind, int(slot), key)
     for n, own in enumerate(self.offloaded):
-      contents = self.table.find_contents(
-          n, (segment + 1) * self.size, size=self.size, slots=self.slots
-      )
+      num_ticks = (segment + 1) * self.sizes.num_ticks
+      contents = self.table.find_contents(n, num_ticks, self.sizes)
       left = {
           key: slot for (kind, key), at, slot in contents if kind == "residuals" and at == segment
       }
@@ -80,8 +101,7 @@ class Player:
       own.clear()
 
   def run_node(self, n, row):
-    size = len(ticks_lib.Pass._fields)
-    *forwards, back = (ticks_lib.Pass(*row[i : i + size]) for i in range(0, len(row) - 2, size))
+    *forwards, back = itertools.starmap(ticks_lib.Pass, row[:-1])
     output = grad = None
     for p in forwards:
       if p.microbatch < 0:
@@ -98,7 +118,7 @@ class Player:
         self.put(n, "activations", p.output, key)
     # Residuals leave beside the backward pass.
     for key, _ in self.offloaded[n]:
-      assert key not in self.table.start[n].residuals
+      assert key not in self.table.fetches(n)
     if back.microbatch >= 0:
       key = self.key(n, back)
       if back.host >= 0:

@@ -75,14 +75,14 @@ class LowerTest(parameterized.TestCase):
     self.assertEqual(place(table, Op.BACKWARD), {(s, m): m + 2 * last - s for s, m in everything})
     self.assertEqual(lay_out(table).span_ms, 3 * (num_microbatches + last))
     in_flight = min(2 * num_stages - 1, num_microbatches)
-    self.assertEqual(table.num_slots["residuals"], in_flight)
-    self.assertEqual(table.num_slots["spare"], 0)
+    sizes = table.least_sizes(1, keeps=True)
+    self.assertEqual((sizes.residuals, sizes.spare), (in_flight, 0))
 
   @parameterized.parameters(*itertools.product((1, 2, 3, 5), (1, 4, 9), (None, 0.0, math.inf)))
   def test_every_size(self, num_stages, num_microbatches, budget):
     table = make_table(num_stages, num_microbatches, budget=budget)
     nothing = [holdings_lib.NOTHING] * num_stages
-    self.assertEqual(table.start, nothing)  # All that is read arrives.
+    self.assertEqual(tick_player.find_start(table), nothing)  # All that is read arrives.
     for widen in (0, 2):  # A program may have more slots.
       tick_player.check(table, widen=widen)
     num_redundant = lay_out(table).num_redundant
@@ -108,13 +108,13 @@ class LowerTest(parameterized.TestCase):
     passes = [(0, F, 2), (0, F, 0), (1, F, 0), (1, B, 0), (1, F, 2), (1, B, 2), (0, B, 2)]
     order = [(0, instruction_lib.Instruction(*one)) for one in passes]
     table = ticks_lib.lower(order, owners=(0, 0), microbatches=range(3), in_flight=2)
-    self.assertEqual(table.num_slots["residuals"], 3)
+    self.assertEqual(table.least_sizes(1, keeps=True).residuals, 3)
 
   def test_the_player_refuses_one_slot_too_few(self):
     table = make_table(3, 4)
-    slots = {**table.num_slots, "residuals": 3}
+    sizes = table.least_sizes(3, keeps=True)._replace(residuals=3)
     with self.assertRaisesRegex(AssertionError, "residuals of node 0 holds"):
-      tick_player.Player(table, slots).run()
+      tick_player.Player(table, sizes).run()
 
 
 class FillTest(parameterized.TestCase):
@@ -143,12 +143,12 @@ class RestTest(parameterized.TestCase):
 
   def finish(self, table, num_ticks, victims):
     """Returns the table of the rest of a step, which needs nothing that nobody has left."""
-    held, slots = {}, table.num_slots
-    for n, start in enumerate(table.start):
-      contents = [*table.find_contents(n, num_ticks, size=3, slots=slots)]
+    held, sizes = {}, table.least_sizes(3, keeps=True)
+    for n, start in enumerate(tick_player.find_start(table)):
+      contents = [*table.find_contents(n, num_ticks, sizes)]
       places = {(kind, segment, slot) for (kind, _), segment, slot in contents}
       self.assertLen(contents, len(places))
-      done = table.find_accumulated(n, num_ticks)
+      done = tick_player.find_accumulated(table, n, num_ticks)
       activations, gradients, residuals = (
           getattr(start, kind) | {key for (name, key), _, _ in contents if name == kind}
           for kind in ticks_lib.KINDS
@@ -164,7 +164,7 @@ class RestTest(parameterized.TestCase):
         in_flight=table.num_stages,
     )
     received = {(n, i.stage, i.microbatch) for n, i in rest.moves if i.is_receive}
-    for n, start in zip(dict.fromkeys(roles.owners), rest.start, strict=True):
+    for n, start in zip(dict.fromkeys(roles.owners), tick_player.find_start(rest), strict=True):
       has = left[n]
       self.assertEqual(start.accumulated, {k for k in has.accumulated if roles.owners[k[0]] == n})
       self.assertLessEqual(start.residuals, has.residuals)
@@ -180,7 +180,8 @@ class RestTest(parameterized.TestCase):
       for t, victim in itertools.product(cuts, range(num_stages)):
         rest = self.finish(table, t, {victim})
         tick_player.check(rest, widen=t % 2)
-        kept = {key for start in rest.start for key in start.residuals}
+        starts, least = tick_player.find_start(rest), rest.least_sizes(3, keeps=True)
+        kept = {key for start in starts for key in start.residuals}
         forwards = place(table, Op.FORWARD)
         through = {key for key, tick in forwards.items() if tick < t}
         broken = {key for key, tick in forwards.items() if t <= tick < t + num_stages}
@@ -190,10 +191,9 @@ class RestTest(parameterized.TestCase):
         ran = place(rest, Op.FORWARD).keys()
         self.assertLessEqual(len(ran & (through | broken)), len(broken | (gone - kept)))
         # One executable has room for all of them.
-        self.assertLessEqual(rest.num_slots["residuals"], num_stages)
-        self.assertEqual(rest.num_slots["spare"], 0)
-        for start in rest.start:
-          self.assertLessEqual(len(start.residuals), num_microbatches + 2 * num_stages - 1)
+        self.assertLessEqual(least.residuals, num_stages)
+        self.assertEqual(least.spare, 0)
+        self.assertLessEqual(least.fetches, num_microbatches + 2 * num_stages - 1)
         if budget is not None and t == len(table.ticks):
           # All that is owed is redundant backward passes, lazily.
           from_host = sum(stage == victim for stage, _ in kept)
@@ -210,10 +210,10 @@ class TickTableTest(absltest.TestCase):
     self.assertEqual(table.ticks[1], want)
     arrivals = [("gradients", (0, 0))], [("activations", (0, 1))]
     self.assertEqual([*map(functools.partial(tick_player.arrivals, table, 1), (0, 1))], [*arrivals])
-    array = table.as_array(3, table.num_slots, 1)  # The player reads it.
-    self.assertEqual((array.dtype, array.shape), (np.int32, (2, 2, 3, ticks_lib.NUM_FIELDS)))
+    array = table.as_array(table.least_sizes(3, keeps=True))  # The player reads it.
+    self.assertEqual((array.dtype, array.shape), (np.int32, (2, 2, 3, *ticks_lib.SHAPE)))
     # Beyond the end nothing is done.
-    self.assertEqual(array[:, 1, 1:, ::7].max(), -1)
+    self.assertEqual(array[:, 1, 1:].max(), -1)
 
   def test_stages_of_a_node(self):
     for owners, node, want in (
