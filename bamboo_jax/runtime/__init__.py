@@ -21,6 +21,5 @@ lockstep. Both allow nodes to join and leave in the middle of a step.
   rounding       Everything beside the config that affects rounding;
   settings       of that, the settings of JAX and XLA.
   accelerator    Settings of GPUs that precede the start of JAX.
-  allocator      Makes malloc keep freed memory.
   compat         The private API of JAX that the project uses.
 """

@@ -1,10 +1,14 @@
 """Settings of devices and the bits of long sums, in processes of their own; 3 s each."""
 
+import ctypes
 import os
+import platform
 import subprocess
 import sys
+import unittest
+from unittest import mock
 
-from absl.testing import absltest
+from absl.testing import absltest, parameterized
 import jax
 
 from bamboo_jax.runtime import devices as devices_lib
@@ -50,6 +54,32 @@ for platforms in ("cuda", "cuda,cpu", "other", "apart"):
     devices.place_nodes([0], apart=platforms == "apart")
   except ValueError as error:
     print(error)
+"""
+# Allocates, writes and frees 48 MiB eight times in a thread that starts after
+# the settings; prints the page faults of the last six times.
+_FAULTS = """
+import resource
+import threading
+import numpy as np
+from bamboo_jax.runtime import devices
+
+faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range({num_calls}):
+  devices.keep_freed_memory()
+
+def work():
+  for i in range(8):
+    if i == 2:
+      before = faults()
+    blocks = [np.empty(size << 18, np.float32) for size in (16, 32)]
+    for block in blocks:
+      block[::1024] = 1
+    del block, blocks
+  print(faults() - before)
+
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
 """
 
 
@@ -102,3 +132,30 @@ class DevicesTest(absltest.TestCase):
     message = "mesh takes 64 x 2 devices, and this process has 8 of 'cpu'"
     with self.assertRaisesRegex(ValueError, message):
       devices_lib.compute_of(jax.devices()[0], (64, 2))
+
+
+class AllocatorTest(parameterized.TestCase):
+
+  @unittest.skipUnless(platform.libc_ver()[0] == "glibc", "needs glibc")
+  def test_freed_blocks_are_used_again(self):
+    kept, default = (int(run(_FAULTS.format(num_calls=count))[0]) for count in (2, 0))
+    self.assertLess(kept, 100)
+    self.assertGreater(default, 100)
+
+  @parameterized.parameters(
+      ("glibc", [], True, 3),
+      ("glibc", [(-3, 1024 << 20)], True, 4),
+      ("glibc", [(-3, 1024 << 20), (-3, 32 << 20)], False, 4),
+      ("glibc", [(-8, 1)], False, 3),
+      ("musl", [], True, 0),
+  )
+  def test_refusals(self, library, refused, is_kept, num_calls):
+    mallopt = mock.Mock(side_effect=lambda *call: int(call not in refused))
+    with (
+        mock.patch.object(ctypes, "CDLL", return_value=mock.Mock(mallopt=mallopt)),
+        mock.patch.object(platform, "libc_ver", return_value=(library, "")),
+        (self.assertNoLogs if is_kept else self.assertLogs)(level="WARNING"),
+    ):
+      devices_lib.keep_freed_memory()
+    self.assertEqual(mallopt.call_count, num_calls)
+    self.assertLessEqual(max((call.args[1] for call in mallopt.mock_calls), default=0), 2**31 - 1)

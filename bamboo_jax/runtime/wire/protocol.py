@@ -140,7 +140,7 @@ def empty(size: int) -> np.ndarray:
   """Returns `size` bytes, uint8, at an address that JAX takes without a copy.
 
   A pool of buffers would not be faster: the C library keeps what is freed, see
-  `runtime.allocator`.
+  `devices.keep_freed_memory`.
   """
   buffer = np.empty(size + _ALIGNMENT, np.uint8)
   start = -buffer.__array_interface__["data"][0] % _ALIGNMENT
