@@ -3,8 +3,7 @@
 XLA needs a description of the GPU, no driver, and no library of NVIDIA. Nothing
 runs.
 
-  targets  the GPUs that are known, and what XLA is told of them
-  private  what JAX does not offer: devices without hardware
+  private  what JAX does not offer: devices without hardware, and what XLA is told of them
   report   programs, their memory and costs as text; fails if one does not fit
 
 Read `report` first. What the programs do is asserted by `tests/gpu_compile`, which reads

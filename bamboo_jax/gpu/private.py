@@ -1,8 +1,8 @@
 """Devices of a GPU that is not there, and the private API of JAX for them.
 
-Such devices have no kinds of memory, so JAX drops the kind of arguments; and
-cuDNN cannot be asked for its version. Both are put right here. If JAX has
-changed, `find_reason` tells why nothing can be compiled.
+The facts on GPUs are in `accounting/gpus.csv`. Such devices have no kinds of memory,
+so JAX drops the kind of arguments; and cuDNN cannot be asked for its version. Both are
+put right here. If JAX has changed, `find_reason` tells why nothing can be compiled.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,12 +14,26 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
+from bamboo_jax import base
+from bamboo_jax.accounting import machines
+
 _PLUGINS = ("jax_cuda12_plugin", "jax_plugins")
 # Functions of LLVM that programs need, from a wheel or from CUDA.
 _LIBDEVICE = "nvvm/libdevice/libdevice.10.bc"
 _CUDA = "/usr/local/cuda"
 _EXTRA = "pip install 'bamboo_jax[gpu_compile]', in an environment of its own"
 _CUDNN_VERSION = 91000
+# Of all of these GPUs; of XLA's `GpuDeviceInfoProto`. CUDA is that of the extra
+# `gpu_compile`: with drivers before 12.3 no loop or branch is part of a graph.
+_LIMITS = """
+  threads_per_block_limit: 1024 threads_per_warp: 32
+  shared_memory_per_block: 49152
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+  driver_version: "12.9.0" runtime_version: "12.9.0"
+  compile_time_toolkit_version: "12.9.0"
+"""
 
 
 def find_reason() -> str | None:
@@ -65,19 +79,47 @@ def _modules() -> tuple[Any, Any, Any]:
   return attention, mlir, pxla
 
 
-def make_devices(description: str, count: int) -> list[jax.Device]:
-  """Returns GPUs of one process for which programs can be compiled.
+def find(name: str) -> machines.Machine:
+  """Returns the GPU that commands call `name`, such as "h100".
 
-  Args:
-    description: See `targets.Gpu`.
-
-  Raises:
-    RuntimeError: XLA cannot read the description.
+  Raises `ValueError` if the table does not describe it for XLA.
   """
+  if name not in (gpus := machines.gpus()):
+    raise ValueError(base.suggest(name, gpus, what="GPU"))
+  return machines.find_machine(name)
+
+
+def describe(gpu: machines.Machine) -> str:
+  """Returns the text on a GPU for XLA, a `GpuTargetConfigProto`."""
+  facts = machines.gpus()[gpu.name]
+  major, minor = facts["capability"].split(".")
+  bytes_of = lambda column, unit: int(float(facts[column]) * unit)
+  per_core = bytes_of("shared_kib_per_core", 2**10)
+  return f"""
+gpu_device_info {{
+  {_LIMITS}
+  shared_memory_per_block_optin: {per_core - 2**10}
+  shared_memory_per_core: {per_core}
+  threads_per_core_limit: {facts["threads_per_core"]}
+  core_count: {facts["cores"]} fpus_per_core: {facts["lanes_per_core"]}
+  memory_bandwidth: {bytes_of("memory_gb_per_sec", 10**9)}
+  l2_cache_size: {bytes_of("l2_mib", 2**20)}
+  clock_rate_ghz: {facts["clock_ghz"]}
+  device_memory_size: {bytes_of("usable_mib", 2**20)}
+  cuda_compute_capability {{ major: {major} minor: {minor} }}
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 10 }}
+device_description_str: "NVIDIA {facts["gpu"]}"
+"""
+
+
+def make_devices(gpu: machines.Machine, count: int) -> list[jax.Device]:
+  """Returns GPUs of one process for which programs can be compiled."""
   return topologies.get_topology_desc(
       platform="cuda",
       topology_name="",
-      target_config=description,
+      target_config=describe(gpu),
       topology=f"1x1x{count}",  # Slices, hosts of a slice, GPUs of a host.
   ).devices
 

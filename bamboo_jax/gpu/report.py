@@ -15,7 +15,7 @@ import numpy as np
 
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.accounting import machines
-from bamboo_jax.gpu import private, targets
+from bamboo_jax.gpu import private
 from bamboo_jax.metrics import table as table_lib
 from bamboo_jax.models import sharding
 from bamboo_jax.plan import planner
@@ -76,7 +76,7 @@ def compile_units(
     names: Of programs; None: those that the config needs.
   """
   shape = (config.node.mesh.data, config.node.mesh.tensor)
-  devices = private.make_devices(targets.describe(gpu), math.prod(shape))
+  devices = private.make_devices(gpu, math.prod(shape))
   place: places.Place = devices[0]
   if len(devices) > 1:
     place = jax.sharding.Mesh(np.array(devices).reshape(shape), sharding.AXES)
@@ -98,7 +98,7 @@ def compile_segments(
 
   They are that of a segment, and that which finishes a step after a death.
   """
-  devices = private.make_devices(targets.describe(gpu), plan.num_stages)
+  devices = private.make_devices(gpu, plan.num_stages)
   # `plan` may have the times of ticks already.
   rows, _ = build.plan_run(config, task, plan.profile)
   for name, program in build.make_segments(config, task, rows, devices).items():
@@ -120,7 +120,7 @@ def make_report(config: config_lib.Config, gpu_name: str) -> str:
   `ValueError` if this Python cannot compile for GPUs, the GPU is not known, or
   the config does not fit together.
   """
-  gpu = targets.find(gpu_name)
+  gpu = private.find(gpu_name)
   if reason := private.find_reason():
     raise ValueError(f"Cannot compile for {gpu.gpu}: {reason}.")
   private.prepare(find_flags(deterministic=config.node.deterministic))

@@ -4,7 +4,7 @@ import textwrap
 
 from absl.testing import parameterized
 
-from bamboo_jax.gpu import targets
+from bamboo_jax.gpu import private
 from tests.gpu_compile import hlo
 
 _OTHERS = """
@@ -90,12 +90,12 @@ class TargetsTest(parameterized.TestCase):
 
   @parameterized.parameters(("l4", 8, 9), ("a100", 8, 0), ("h100", 9, 0), ("b200", 10, 0))
   def test_description(self, name, major, minor):
-    gpu = targets.find(name)
+    gpu = private.find(name)
     capability = f"cuda_compute_capability {{ major: {major} minor: {minor} }}"
-    text = targets.describe(gpu)
+    text = private.describe(gpu)
     self.assertIn(capability, text)
     self.assertIn(f"device_memory_size: {gpu.memory_bytes}", text)
 
   def test_unknown(self):
     with self.assertRaisesRegex(ValueError, "GPU 'h10'.*did you mean 'h100'"):
-      targets.find("h10")
+      private.find("h10")

@@ -11,7 +11,7 @@ import tempfile
 from absl.testing import parameterized
 import pytest
 
-from bamboo_jax.gpu import private, report, targets
+from bamboo_jax.gpu import private, report
 from bamboo_jax.runtime.stage import spec as spec_lib
 from bamboo_jax.training.setup import accept, build, show
 from tests.gpu_compile import hlo, memory
@@ -96,7 +96,7 @@ class ProgramsTest(parameterized.TestCase):
   )
   def test_passes(self, name, gpu, options):
     config = make_config(name, **options)
-    gpu = targets.find(gpu)
+    gpu = private.find(gpu)
     before = set(glob.glob(f"{_DUMP}/*"))
     task, _, by_kind = compile_units(config, gpu, _PASSES)
     self._check_passes(config, gpu, task, by_kind)
@@ -138,7 +138,7 @@ class ProgramsTest(parameterized.TestCase):
   @parameterized.parameters("gpt2:small", "gpt2:medium")
   def test_all_programs_of_a_run(self, name):
     config = make_config(name, model=_LONG, mode="bubble", num_stages=4)
-    gpu = targets.find("h100")
+    gpu = private.find("h100")
     task, plan, by_kind = compile_units(config, gpu, _ALL)
     self._check_passes(config, gpu, task, by_kind)
     self._check_redundant(by_kind)
@@ -157,7 +157,7 @@ class ProgramsTest(parameterized.TestCase):
     model = dict(vocab_size=128256, lora_rank=8)
     config = make_config("llama:3.2_1b", model=model, num_stages=4)
     names = [name for name in _ALL if name != "redundant"]
-    task, plan, by_kind = compile_units(config, targets.find("h100"), names)
+    task, plan, by_kind = compile_units(config, private.find("h100"), names)
     stages = task.whole.cut(plan.partition.bounds)
     found = memory.of_rows(stages, plan, by_kind)
     for stage, planned in zip(found, plan.memory, strict=True):
@@ -190,7 +190,7 @@ class ProgramsTest(parameterized.TestCase):
         num_microbatches=num_microbatches,
         remat=remat,
     )
-    gpu = targets.find("h100")
+    gpu = private.find("h100")
     task, plan = (build.make_task(config, needs_data=False), show.make_plan(config).plan)
     before, found = set(glob.glob(f"{_DUMP}/*")), []
     for program in report.compile_segments(config, task, plan, gpu):
