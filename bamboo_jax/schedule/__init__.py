@@ -13,14 +13,13 @@ in the data that nodes hold.
   failover         owners and shadows of stages, before and after a death
 
   simulate         from owed work to rows and their times
-  timeline         rows with times; the peak of their memory
+  timeline         rows with times, also as text
   checker          refuses rows that would give wrong gradients or hang
   dealing          distributes owed work so that a step ends soonest
 
   rule             which redundant forward passes a node may run while it waits;
                    plays rows by it
   redundancy       modes of redundancy, what they cost and protect
-  render           a timeline as text
 
 Read `instruction`, then `simulate`.
 """

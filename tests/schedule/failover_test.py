@@ -7,7 +7,7 @@ from absl.testing import absltest, parameterized
 import hypothesis
 from hypothesis import strategies as st
 
-from bamboo_jax.plan.times import predictor as predictor_lib
+from bamboo_jax.plan import predictor as predictor_lib
 from bamboo_jax.schedule import costs as costs_lib, holdings as holdings_lib, rule as rule_lib
 from tests import layouts, samples, schedules
 from tests.schedule import deaths

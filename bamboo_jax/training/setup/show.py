@@ -17,7 +17,7 @@ from bamboo_jax.plan import planner, render
 from bamboo_jax.recovery import placement
 from bamboo_jax.runtime import places
 from bamboo_jax.runtime.profile import products
-from bamboo_jax.schedule import redundancy, render as grid_lib, timeline as timeline_lib
+from bamboo_jax.schedule import redundancy, timeline as timeline_lib
 from bamboo_jax.training.setup import build, sizes
 
 _NUM_SHOWN = 5  # Proposals.
@@ -119,7 +119,7 @@ def _check_zones(config: config_lib.Config, zones: Sequence[str]) -> None:
 def _with_redundancy(config: config_lib.Config, task: build.Task, plan: planner.Plan) -> _Step:
   after, step = build.predict_step(config, task, plan)
   timeline = after.timeline
-  grid = grid_lib.render_grid(timeline)
+  grid = timeline_lib.render_grid(timeline)
   if isinstance(step, build.ProgramPlan):
     overhead = timeline.span_ms / step.plain.span_ms - 1.0
     return _Step(config, after, overhead, (f"\nticks of pipeline 0:\n{grid}", step.describe()))

@@ -13,7 +13,6 @@ from bamboo_jax.schedule import (
     holdings as holdings_lib,
     instruction as instruction_lib,
     lines as lines_lib,
-    render as grid_lib,
     simulate as simulate_lib,
     timeline as timeline_lib,
 )
@@ -240,7 +239,7 @@ class TimelineTest(absltest.TestCase):
   def test_a_tick_lasts_as_long_as_its_busiest_node(self):
     table = make_table(2, 2, budget=0.0)
     self.assertEqual(
-        grid_lib.render_grid(plan_lib.lay_out(table, schedules.uniform_costs(2))).splitlines(),
+        timeline_lib.render_grid(plan_lib.lay_out(table, schedules.uniform_costs(2))).splitlines(),
         [
             "node 0 F0  F1  RF0 RF1 B0      ....B1      ",
             "node 1 RF0 F0  B0      F1  B1      RF1 ....",

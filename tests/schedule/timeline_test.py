@@ -1,6 +1,6 @@
 from absl.testing import parameterized
 
-from bamboo_jax.schedule import render as grid_lib
+from bamboo_jax.schedule import timeline as timeline_lib
 from tests import layouts, schedules
 
 
@@ -35,14 +35,14 @@ class RenderGridTest(parameterized.TestCase):
   )
   def test_grid(self, owners, count, shadows, *want):
     timeline = schedules.make_timeline(layouts.nodes(owners), range(count), shadows=shadows)
-    self.assertEqual(grid_lib.render_grid(timeline).splitlines(), [*want])
+    self.assertEqual(timeline_lib.render_grid(timeline).splitlines(), [*want])
 
   def test_labels_are_cut_where_there_is_no_room(self):
     self.assertEqual(
-        grid_lib.render_grid(schedules.make_timeline([10], range(6)), max_columns=26),
+        timeline_lib.render_grid(schedules.make_timeline([10], range(6)), max_columns=26),
         "node 10 FB FB FB FB FB FB \n" "        18 columns are 18.00 ms, bubble 0.0 %",
     )
 
   def test_refuses_a_page_that_is_too_narrow(self):
     with self.assertRaisesRegex(ValueError, "at least 20, got 19"):
-      grid_lib.render_grid(schedules.make_timeline([0], [0]), max_columns=19)
+      timeline_lib.render_grid(schedules.make_timeline([0], [0]), max_columns=19)
