@@ -13,7 +13,7 @@ Pure Python; costs come from a profile of the model, measured or estimated.
                 prints it
   pipelines     a pipeline of live nodes: owners, shadows, vacant stages
   rows          the rows of a whole step, and the rules that fill their waits
-  times/        how long a step, its parts and a death in it take
+  predictor     how long a step, its parts and a death in it take
 
 Read `planner.make_plan`, then `rows`.
 """

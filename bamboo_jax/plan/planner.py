@@ -14,9 +14,9 @@ from bamboo_jax.plan import (
     memory as memory_lib,
     partition as partition_lib,
     pipelines as pipelines_lib,
+    predictor as predictor_lib,
     rows as rows_lib,
 )
-from bamboo_jax.plan.times import predictor as predictor_lib, step_time as step_time_lib
 from bamboo_jax.schedule import (
     checker,
     costs as costs_lib,
@@ -56,7 +56,7 @@ class Plan:
   costs: costs_lib.StageCosts
   memory: tuple[memory_lib.NodeMemory, ...]
   timeline: timeline_lib.Timeline
-  step_time: step_time_lib.StepTime
+  step_time: predictor_lib.StepTime
   worst_memory: tuple[memory_lib.Duty, memory_lib.NodeMemory] | None = None
   residuals: str = "host"
 

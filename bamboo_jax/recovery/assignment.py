@@ -9,8 +9,12 @@ import contextlib
 import dataclasses
 
 from bamboo_jax import base
-from bamboo_jax.plan import batch_split, pipelines as pipelines_lib, planner as plan_lib
-from bamboo_jax.plan.times import predictor as predictor_lib
+from bamboo_jax.plan import (
+    batch_split,
+    pipelines as pipelines_lib,
+    planner as plan_lib,
+    predictor as predictor_lib,
+)
 from bamboo_jax.recovery import (
     decide,
     layout as layout_lib,

@@ -17,8 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.plan import pipelines as pipelines_lib
-from bamboo_jax.plan.times import predictor as predictor_lib
+from bamboo_jax.plan import pipelines as pipelines_lib, predictor as predictor_lib
 from bamboo_jax.recovery import moves, placement as placement_lib, shapes as shapes_lib
 
 Pipeline = pipelines_lib.Pipeline

@@ -35,8 +35,8 @@ from bamboo_jax.plan import (
     memory as memory_lib,
     partition as partition_lib,
     pipelines as pipelines_lib,
+    predictor as predictor_lib,
 )
-from bamboo_jax.plan.times import predictor as predictor_lib
 from bamboo_jax.recovery import moves, placement
 from bamboo_jax.schedule import lines as lines_lib
 

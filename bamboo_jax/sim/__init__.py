@@ -13,7 +13,7 @@ Pure Python. Decisions are those of `recovery`; this adds time and money.
   times             durations of boots, detection, restarts and saves, and with
                     them of steps, changes and losses; measured on a cluster
   speed             how long a step is: predicted from a model's profile, by
-                    `plan.times.predictor`, or looked up in a published table;
+                    `plan.predictor`, or looked up in a published table;
                     sums of gradients by ring or tree, overlapped or not
 
 Read `loop`, then `decisions`.

@@ -20,8 +20,12 @@ from typing import Any
 
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.accounting import machines
-from bamboo_jax.plan import cost_model, memory as memory_lib, partition as partition_lib
-from bamboo_jax.plan.times import predictor as predictor_lib
+from bamboo_jax.plan import (
+    cost_model,
+    memory as memory_lib,
+    partition as partition_lib,
+    predictor as predictor_lib,
+)
 from bamboo_jax.recovery import decide, planner as planner_lib, shapes as shapes_lib
 from bamboo_jax.schedule import lines as lines_lib
 from bamboo_jax.sim import decisions, speed as speed_lib, times as times_lib

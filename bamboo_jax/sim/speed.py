@@ -17,8 +17,12 @@ import math
 
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.base import packaged
-from bamboo_jax.plan import cost_model, partition as partition_lib, pipelines as pipelines_lib
-from bamboo_jax.plan.times import predictor as predictor_lib, step_time as step_time_lib
+from bamboo_jax.plan import (
+    cost_model,
+    partition as partition_lib,
+    pipelines as pipelines_lib,
+    predictor as predictor_lib,
+)
 from bamboo_jax.recovery import placement, shapes as shapes_lib
 from bamboo_jax.schedule import instruction as instruction_lib, redundancy
 from bamboo_jax.sim import times as times_lib
@@ -40,7 +44,7 @@ _REDONE_SHARE = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
-class Communication(step_time_lib.OrderedSums):
+class Communication(predictor_lib.OrderedSums):
   """How published systems sum gradients and refresh replicas, as a study names it.
 
   The gradients of a stage in n pipelines are summed over n nodes, B bytes each:
@@ -48,7 +52,7 @@ class Communication(step_time_lib.OrderedSums):
     method   each node sends   rounds
     ring     2 (n-1)/n B       2 (n-1)            NCCL, gloo; chunks go round
     tree     2 B               2 ceil(log2 n)     NCCL's double binary tree
-    ordered  2 (n-1)/n B       one as measured    this runtime's, see `plan.times.step_time`
+    ordered  2 (n-1)/n B       one as measured    this runtime's, see `plan.predictor`
 
   A measured rate of reduction includes both directions, whatever `duplex`.
   """
@@ -117,7 +121,7 @@ class ProfileSpeed:
       microbatch_size: int,
       redundant: config_lib.RedundancySection,
       by_makespan: bool = True,
-      communication: step_time_lib.OrderedSums = step_time_lib.RUNTIME,
+      communication: predictor_lib.OrderedSums = predictor_lib.RUNTIME,
       reroute: str = "shares",
       memory_limit_bytes: int | None = None,
   ) -> None:

@@ -6,8 +6,12 @@ import time
 from absl.testing import absltest, parameterized
 
 from bamboo_jax import base, config as config_lib
-from bamboo_jax.plan import cost_model, partition as partition_lib, render
-from bamboo_jax.plan.times import predictor as predictor_lib, step_time as step_time_lib
+from bamboo_jax.plan import (
+    cost_model,
+    partition as partition_lib,
+    predictor as predictor_lib,
+    render,
+)
 from bamboo_jax.schedule import redundancy
 from tests import profiles
 
@@ -72,7 +76,7 @@ class StepTimeTest(parameterized.TestCase):
   def test_phases(self, bounds, shares, pipelines, ties, reduce, norm, update):
     predictor = predictor_lib.Predictor(_FOUR, num_microbatches=8, num_shares=shares)
     got = predictor.other_phases(partition_lib.Partition(bounds), num_pipelines=pipelines)
-    want = step_time_lib.StepTime(0.0, ties, reduce, norm, 0.0, 0.75, update)
+    want = predictor_lib.StepTime(0.0, ties, reduce, norm, 0.0, 0.75, update)
     self.assertEqual(got, want)
     self.assertEqual(got.total_ms, ties + reduce + norm + 0.75 + update)
 

@@ -4,8 +4,11 @@ from absl.testing import parameterized
 from hypothesis import given, settings, strategies as st
 
 from bamboo_jax import config as config_lib
-from bamboo_jax.plan import partition as partition_lib, pipelines as pipelines_lib
-from bamboo_jax.plan.times import predictor as predictor_lib
+from bamboo_jax.plan import (
+    partition as partition_lib,
+    pipelines as pipelines_lib,
+    predictor as predictor_lib,
+)
 from bamboo_jax.schedule import failover
 from tests import profiles
 

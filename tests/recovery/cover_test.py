@@ -7,8 +7,12 @@ import hypothesis
 from hypothesis import strategies
 
 from bamboo_jax import base, config as config_lib
-from bamboo_jax.plan import batch_split, partition as partition_lib, pipelines as pipelines_lib
-from bamboo_jax.plan.times import predictor as predictor_lib
+from bamboo_jax.plan import (
+    batch_split,
+    partition as partition_lib,
+    pipelines as pipelines_lib,
+    predictor as predictor_lib,
+)
 from bamboo_jax.recovery import shapes as shapes_lib
 from bamboo_jax.schedule import failover
 from tests import profiles

@@ -7,8 +7,7 @@ import random
 from absl.testing import parameterized
 
 from bamboo_jax import base, config as config_lib
-from bamboo_jax.plan import partition as partition_lib
-from bamboo_jax.plan.times import predictor as predictor_lib
+from bamboo_jax.plan import partition as partition_lib, predictor as predictor_lib
 from bamboo_jax.recovery import moves, placement as placement_lib, shapes as shapes_lib
 from bamboo_jax.schedule import costs as costs_lib, dealing, failover, lines as lines_lib
 from tests import profiles

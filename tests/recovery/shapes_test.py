@@ -6,8 +6,11 @@ import itertools
 from absl.testing import parameterized
 
 from bamboo_jax import base, config as config_lib
-from bamboo_jax.plan import partition as partition_lib, pipelines as pipelines_lib
-from bamboo_jax.plan.times import predictor as predictor_lib
+from bamboo_jax.plan import (
+    partition as partition_lib,
+    pipelines as pipelines_lib,
+    predictor as predictor_lib,
+)
 from bamboo_jax.recovery import moves, placement as placement_lib, shapes as shapes_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.sim import speed as speed_lib

@@ -15,8 +15,12 @@ from bamboo_jax.accounting import machines
 from bamboo_jax.data import batches as batches_lib, source as source_lib
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.models import model as model_lib, units, zoo
-from bamboo_jax.plan import cost_model, memory as memory_lib, planner as plan_lib
-from bamboo_jax.plan.times import predictor as predictor_lib
+from bamboo_jax.plan import (
+    cost_model,
+    memory as memory_lib,
+    planner as plan_lib,
+    predictor as predictor_lib,
+)
 from bamboo_jax.recovery import assignment, decide, planner as planner_lib, shapes as shapes_lib
 from bamboo_jax.runtime import devices as devices_lib, engine as engine_lib, places
 from bamboo_jax.runtime.profile import profiler, roofline
