@@ -271,17 +271,21 @@ class Programs:
     table, engine, (sizes, rest) = self._plan.table, self._engine, self._plan.sizes
     first, nodes = share * table.num_microbatches, list(dict.fromkeys(owners))
     numbers = range(first, first + table.num_microbatches)
-    order = [(s.node, s.instruction) for s in timeline.slots]
-    owned = [i for _, i in order if i.op in (Op.FORWARD, Op.BACKWARD) and i.microbatch in numbers]
-    if not owned:
+    passes = [
+        s.instruction for s in timeline.slots if s.instruction.op in (Op.FORWARD, Op.BACKWARD)
+    ]
+    num_left, num_passes = sum(i.microbatch in numbers for i in passes), 2 * len(owners) * len(
+        numbers
+    )
+    if not num_left:
       return
-    num_passes = 2 * len(owners) * len(numbers)
-    if len(owned) < num_passes:
-      logging.info("%d of %d passes of share %d are left", len(owned), num_passes, share)
-    if len(owned) < num_passes or len(nodes) < len(owners):
+    if num_left < num_passes:
+      logging.info("%d of %d passes of share %d are left", num_left, num_passes, share)
+    if num_left < num_passes or len(nodes) < len(owners):
       # The table is for whole steps, with one stage per node.
-      in_flight = rest.residuals
-      table = ticks_lib.lower(order, owners=owners, microbatches=numbers, in_flight=in_flight)
+      table = ticks_lib.lower(
+          timeline.slots, owners=owners, microbatches=numbers, in_flight=rest.residuals
+      )
       least = table.least_sizes(rest.num_ticks, keeps=rest.keeps)
       # If that is more than was expected, it is compiled now, in a pause.
       sizes = ticks_lib.Sizes._make(map(max, rest, least))
@@ -292,7 +296,7 @@ class Programs:
         engine.nodes[node].run(i)
     begin = None
     needs = (life.made < 0 for n in local for life in table.lives[n].values())
-    if len(owned) < num_passes or any(needs):
+    if num_left < num_passes or any(needs):
       load = functools.partial(program_lib.load, program, table, share=share, numbers=numbers)
       begin = {n: load(n, node.store) for n, node in local.items()}
     given = self._find_given(sizes, owners, numbers)

@@ -96,9 +96,7 @@ def plan_program(
   """
   costs = program_costs(plan.partition, plan.profile, layout)
   table = ticks_lib.lower(
-      ((slot.node, slot.instruction) for slot in plan.timeline.slots),
-      owners=plan.owners[0],
-      microbatches=plan.batch.microbatches(0),
+      plan.timeline.slots, owners=plan.owners[0], microbatches=plan.batch.microbatches(0)
   )
   if redundant.runs_ahead:
     budgets = {"bubble": 0.0, "budget": redundant.budget, "eager": math.inf}

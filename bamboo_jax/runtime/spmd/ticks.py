@@ -30,6 +30,7 @@ from bamboo_jax.schedule import (
     costs as costs_lib,
     holdings as holdings_lib,
     instruction as instruction_lib,
+    timeline as timeline_lib,
 )
 
 Instruction = instruction_lib.Instruction
@@ -329,7 +330,7 @@ def _add(tick: Tick, i: Instruction) -> Tick:
 
 
 def lower(
-    order: Iterable[tuple[base.NodeId, Instruction]],
+    slots: Iterable[timeline_lib.Slot],
     *,
     owners: Sequence[base.NodeId],
     microbatches: Sequence[int],
@@ -341,8 +342,7 @@ def lower(
   Redundant forward passes are left out, as ticks have other waits than rows.
 
   Args:
-    order: Nodes and instructions, see `simulate.simulate`; a send comes before
-      its receive.
+    slots: Of a timeline.
     owners: The node of each stage; a node's stages are contiguous, cyclically.
     microbatches: Microbatches of the pipeline, by position.
     in_flight: K: a forward pass waits for the backward pass of the microbatch that
@@ -354,7 +354,7 @@ def lower(
   made: dict[Array, int] = {}  # Tick of the pass that makes it.
   free = collections.Counter[tuple[int, Op]]()
   moves = list[tuple[base.NodeId, Instruction]]()
-  for node, given in order:
+  for node, given, *_ in slots:
     if given.microbatch not in position or given.op is Op.REDUNDANT_FORWARD:
       continue
     n, i = nodes.index(node), given._replace(microbatch=position[given.microbatch])

@@ -118,9 +118,7 @@ class Pipelines:
     self.initial = [failover.Roles.initial(row) for row in owners]
     self.reset()
     table = ticks_lib.lower(
-        timeline_lib.linearize([self._simulate(0)]),
-        owners=owners[0],
-        microbatches=range(num_microbatches),
+        self._simulate(0).slots, owners=owners[0], microbatches=range(num_microbatches)
     )
     if budget is not None:
       table = ticks_lib.fill(table, costs=costs, budget=budget)

@@ -29,13 +29,13 @@ def simulate(owners, num_microbatches, holdings=None):
   bounds = lines_lib.in_flight_limits(len(owners))
   line = lines_lib.Line(owners, range(num_microbatches), bounds)
   costs = schedules.uniform_costs(len(owners))
-  return timeline_lib.linearize([simulate_lib.simulate([line], costs=costs, holdings=holdings)])
+  return simulate_lib.simulate([line], costs=costs, holdings=holdings).slots
 
 
 def make_table(num_stages, num_microbatches, *, budget=None, costs=None):
   owners = range(num_stages)
-  order = simulate(owners, num_microbatches)
-  table = ticks_lib.lower(order, owners=owners, microbatches=range(num_microbatches))
+  slots = simulate(owners, num_microbatches)
+  table = ticks_lib.lower(slots, owners=owners, microbatches=range(num_microbatches))
   if budget is None or num_stages == 1:
     return table
   costs = costs or schedules.uniform_costs(num_stages)
@@ -95,10 +95,9 @@ class LowerTest(parameterized.TestCase):
   def test_microbatches_and_nodes_are_counted_from_zero(self):
     # The second pipeline of two: nodes 2 and 3, microbatches 4 to 7.
     line = lines_lib.Line((2, 3), range(4, 8), (2, 1))
-    timeline = simulate_lib.simulate([line], costs=schedules.uniform_costs(2))
-    order = timeline_lib.linearize([timeline])
+    slots = simulate_lib.simulate([line], costs=schedules.uniform_costs(2)).slots
     self.assertEqual(
-        ticks_lib.lower(order, owners=(2, 3), microbatches=range(4, 8)), make_table(2, 4)
+        ticks_lib.lower(slots, owners=(2, 3), microbatches=range(4, 8)), make_table(2, 4)
     )
 
   def test_residuals_that_nothing_reads_have_a_slot(self):
