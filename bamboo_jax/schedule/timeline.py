@@ -11,6 +11,7 @@ from bamboo_jax.schedule import instruction as instruction_lib
 
 Instruction = instruction_lib.Instruction
 Op = instruction_lib.Op
+_MAX_COLUMNS = 120  # Of a picture.
 
 
 class Slot(NamedTuple):
@@ -93,20 +94,18 @@ def linearize(timelines: Sequence[Timeline]) -> tuple[tuple[base.NodeId, Instruc
   return tuple((s.node, s.instruction) for s in sorted(slots, key=lambda s: s.start_ms))
 
 
-def render_grid(timeline: Timeline, *, max_columns: int = 120) -> str:
+def render_grid(timeline: Timeline) -> str:
   """Returns a picture of passes over time, such as `F0 F1 .. B0   `.
 
   A pass is labelled with its mnemonic and microbatch, and its stage on nodes
   with several stages; short passes with the mnemonic only, or not at all. Dots
-  are time without a pass. The last line gives the scale. The grid is at most
-  `max_columns` wide, at least 20; narrower if all labels fit.
+  are time without a pass. The last line gives the scale. The grid is narrower than
+  a page if all labels fit.
   """
-  if max_columns < 20:
-    raise ValueError(f"max_columns must be at least 20, got {max_columns}.")
   rows = {f"node {node} ": _label(row) for node, row in timeline.rows.items()}
   margin, span_ms = max(map(len, rows)), timeline.span_ms
   # The width of a millisecond at which all labels fit, if there is room.
-  columns = limit = max_columns - margin
+  columns = limit = _MAX_COLUMNS - margin
   passes = [one for row in rows.values() for one in row]
   if span_ms and all(slot.end_ms > slot.start_ms for slot, _ in passes):
     fits = ((len(label) + 1) / (slot.end_ms - slot.start_ms) for slot, label in passes)
