@@ -2,6 +2,8 @@
 
 import re
 
+from hypothesis import strategies as st
+
 from bamboo_jax import config as config_lib
 from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.schedule import (
@@ -32,6 +34,13 @@ def uniform_costs(num_stages, *, forward_ms=1.0, backward_ms=2.0, transfer_ms=0.
       backward_ms=(backward_ms,) * num_stages,
       transfer_ms=(transfer_ms,) * (num_stages - 1),
   )
+
+
+def draw_costs(data, num_stages, *, least_ms):
+  """Returns costs of stages whose times differ, without memory."""
+  times = st.floats(least_ms, 9.0) | st.just(1.0)
+  draw = lambda size: tuple(data.draw(st.lists(times, min_size=size, max_size=size)))
+  return costs_lib.StageCosts(*map(draw, (num_stages, num_stages, num_stages - 1)))
 
 
 def make_timeline(owners, microbatches, transfer_ms=0.0, *, shadows=None):

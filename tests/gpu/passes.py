@@ -67,24 +67,16 @@ class StageBench:
 
   def forward(self):
     """Runs the forward pass."""
-    params, stats = self._params, self._stats
-    done, _, self._saved = self.program("forward")(
-        self._token, params, stats, self._inputs, self._batch, self._zero, self._zero, self._zero
-    )
+    done, _, self._saved = self.program("forward")(*self._given())
     return done
 
   def redundant(self):
     """Runs the redundant forward pass, whose results go to host memory."""
-    return self.program("redundant")(
-        self._token,
-        self._params,
-        self._stats,
-        self._inputs,
-        self._batch,
-        self._zero,
-        self._zero,
-        self._zero,
-    )
+    return self.program("redundant")(*self._given())
+
+  def _given(self):
+    numbers = [self._zero] * 3
+    return self._token, self._params, self._stats, self._inputs, self._batch, *numbers
 
   def backward(self):
     """Runs the backward pass of the last forward pass."""

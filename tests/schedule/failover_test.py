@@ -8,7 +8,7 @@ import hypothesis
 from hypothesis import strategies as st
 
 from bamboo_jax.plan import predictor as predictor_lib
-from bamboo_jax.schedule import costs as costs_lib, holdings as holdings_lib, rule as rule_lib
+from bamboo_jax.schedule import holdings as holdings_lib, rule as rule_lib
 from tests import layouts, samples, schedules
 from tests.schedule import deaths
 
@@ -105,16 +105,7 @@ class AnyPipelineTest(absltest.TestCase):
     num_stages = data.draw(st.integers(1, 6), "num_stages")
     first = data.draw(st.integers(0, 9), "first microbatch")
     count = data.draw(st.integers(1, 8), "num_microbatches")
-    times = st.floats(0.0, 9.0) | st.just(1.0)
-    costs, real = (
-        costs_lib.StageCosts(
-            *(
-                tuple(data.draw(st.lists(times, min_size=n, max_size=n)))
-                for n in (num_stages, num_stages, num_stages - 1)
-            )
-        )
-        for _ in range(2)
-    )
+    costs, real = (schedules.draw_costs(data, num_stages, least_ms=0.0) for _ in range(2))
     bounds = st.lists(st.integers(1, 8), min_size=num_stages, max_size=num_stages)
     step = deaths.Step(
         range(num_stages),

@@ -216,13 +216,7 @@ class PlayedAheadTest(parameterized.TestCase):
   def test_any_pipeline(self, data):
     num_stages = data.draw(st.integers(2, 6), "num_stages")
     num_microbatches = data.draw(st.integers(1, 12), "num_microbatches")
-    times = st.floats(0.1, 9.0) | st.just(1.0)
-    costs = costs_lib.StageCosts(
-        *(
-            tuple(data.draw(st.lists(times, min_size=n, max_size=n)))
-            for n in (num_stages, num_stages, num_stages - 1)
-        )
-    )
+    costs = schedules.draw_costs(data, num_stages, least_ms=0.1)
     budget = data.draw(st.floats(0.0, 0.5), "budget")
     # Nodes that own several stages, across the end of the pipeline too.
     owners = data.draw(
