@@ -81,35 +81,30 @@ def main(flags: VerifyFlags) -> None:
   for kind in flags.kinds:
     if kind not in table.KINDS:
       raise ValueError(base.suggest(kind, table.KINDS, what="kind of --kinds"))
-  kinds = flags.kinds or ("single" if flags.layouts is None else "mixed",)
+  usual = "single" if flags.layouts is None else "mixed"
   if flags.faults or flags.processes:
+    usual = table.GIVEN if flags.faults else table.PROCESSES
     flagset.refuse(["every", "num_cases"], f"with --{'faults' if flags.faults else 'processes'}")
-  elif "single" not in kinds:
+  kinds = flags.kinds or (usual,)
+  if "single" not in kinds:
     flagset.refuse(["every"], "without --kinds=single")
   elif len(kinds) == 1:
     flagset.refuse(["num_cases"], "with --kinds=single, which tries all")
-  faults = flags.faults and faults_lib.parse_faults(
-      flags.faults.replace(";", "\n"), source="--faults"
-  )
-  options = table.Options(
-      kinds=kinds,
-      every=flags.every,
-      num_cases=flags.num_cases,
-      num_events=flags.num_events,
-      seed=flags.seed,
-      faults=faults or None,
-  )
-  arguments = flagset.to_argv(flags, "config")
   where = flags.jobs.read(flags.workdir)
   jobs = table.plan(
       flags.config,
-      options,
+      kinds,
       sweeps=[
           [*zip(swept, chosen, strict=True)]
           for chosen in itertools.product(*(values.values() for values in swept.values()))
       ],
       count=flags.layouts,
-      arguments=arguments if flags.processes else None,
+      arguments=tuple(flagset.to_argv(flags, "config")),
+      every=flags.every,
+      num_cases=flags.num_cases,
+      num_events=flags.num_events,
+      seed=flags.seed,
+      faults=faults_lib.parse_faults((flags.faults or "").replace(";", "\n"), source="--faults"),
       program_cache=cli.find_program_cache(flags.program_cache),
   )
   states: collections.Counter[str] = collections.Counter()
@@ -120,9 +115,9 @@ def main(flags: VerifyFlags) -> None:
     print(table.render(row), flush=True)
     states.update(row.states)
     num_failed += len(row.failures)
-    for failure in row.failures:
-      print(f"FAILED {failure.message}")
-      print(f"  {table.find_command(row, failure, arguments, options)}", flush=True)
+    for faults, message in row.failures:
+      print(f"FAILED {message}")
+      print(f"  {table.find_command(row, faults)}", flush=True)
   where.clear()
   print(
       f"layouts={len(jobs)} cases={states.total() + num_failed} same={states.total()} "

@@ -1,7 +1,5 @@
 """Random layouts of one config, in all of which the same steps give the same state.
 
-`run_cluster` runs one as a cluster of processes, of which some are killed.
-
 Drawn are pipelines, stages, partition, schedule, how many nodes share a device, and all settings
 of redundancy and recovery. Model, data, optimizer, global batch and `num_shares` stay; the state
 after some steps depends on nothing else.
@@ -9,17 +7,11 @@ after some steps depends on nothing else.
 
 from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
-import json
 import math
-import pathlib
 import random
-import shutil
-import sys
-import tempfile
 from typing import Any
 
 from bamboo_jax import config as config_lib
-from bamboo_jax.benchmarks import interleave
 from bamboo_jax.recovery import shapes
 
 # More nodes share them: the system limits how many programs are loaded.
@@ -57,13 +49,6 @@ _OF_CLUSTERS: Mapping[str, Sequence[Any]] = {
     "recovery.checkpoint": (True,),  # Who is killed is not chosen with care.
     "checkpoint.every_steps": (3, 5, 10),
 }
-_STEPS_PER_EVENT = 20
-_LIMIT_SECS = 600.0
-_ZONES = ("a", "a,b,c", "a,b,c")
-_KINDS = (
-    *(("kill",), ("kill", "stop"), ("kill", "node", "notice")),
-    ("kill", "node", "stop", "leader", "zone", "notice", "all"),
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,37 +140,3 @@ def without_deaths(config: config_lib.Config, layout: SweepLayout) -> config_lib
     mode = config.redundancy.mode if config.pipeline.executor == "spmd" else "none"
     return config.changed({"redundancy.spares": 0, "redundancy.mode": mode})
   return config.changed({**split_batch(config), **ALONE})
-
-
-def run_cluster(
-    layout: SweepLayout | None,
-    config: config_lib.Config,
-    arguments: Sequence[str],
-    *,
-    num_events: int,
-) -> str:
-  """Returns the hash of the state of a cluster with random kills; None: of one process.
-
-  `arguments` are `--config` and its overrides. Raises `ValueError` if the run fails.
-  """
-  if layout is None:
-    command = ["launch.train"]
-    settings = {**split_batch(config), **ALONE}
-  else:
-    rng, settings = random.Random(f"clusters {layout.number}"), dict(layout.settings)
-    command = ["launch.cluster", f"--random_kills={num_events}", f"--seed={layout.number}"]
-    command += [f"--kinds={','.join(rng.choice(_KINDS))}", f"--zones={rng.choice(_ZONES)}"]
-  settings["num_steps"] = _STEPS_PER_EVENT * num_events + 1
-  settings["metrics.plots"] = False
-  command += [*arguments, *(f"--config.{key}={value}" for key, value in settings.items())]
-  folder = pathlib.Path(tempfile.mkdtemp(prefix="bamboo_verify_"))  # Of a run that fails it stays.
-  command = [sys.executable, "-m", *command, f"--workdir={folder / 'run'}"]
-  name = str(layout or "one process")
-  try:
-    interleave.call(command, folder, name=name, limit_secs=_LIMIT_SECS, prepare=None)
-  except KeyboardInterrupt:
-    shutil.rmtree(folder)
-    raise
-  state = json.loads((folder / "run/summary.json").read_text())["state_sha256"]
-  shutil.rmtree(folder)
-  return f"{state}"

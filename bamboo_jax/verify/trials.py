@@ -11,6 +11,8 @@ import dataclasses
 import functools
 import pathlib
 import tempfile
+from typing import Any
+import weakref
 
 import jax
 import ml_collections
@@ -56,6 +58,10 @@ def share(config: config_lib.Config, like: build.Task) -> build.Task:
   return dataclasses.replace(build.make_task(config), whole=like.whole, programs=like.programs)
 
 
+# Outcomes of undisturbed runs, by their programs, then by steps and config.
+_wanted: weakref.WeakKeyDictionary[Any, dict[str, TrialOutcome]] = weakref.WeakKeyDictionary()
+
+
 class Trials:
   """Cases of one layout, and the run without deaths to compare them with."""
 
@@ -67,19 +73,17 @@ class Trials:
       num_events: int = 0,
       num_devices: int | None = None,
       plain: config_lib.Config | None = None,
-      wanted: dict[str, TrialOutcome] | None = None,
   ) -> None:
     """Plans.
 
     Args:
-      like: Has the model and its programs; by default they are made.
+      like: Has the model and its programs, which trials share with the outcomes of undisturbed
+        runs; by default they are made.
       num_events: After each of which all nodes may come again, as they may at the end.
       num_devices: That the nodes share; by default all.
       plain: The undisturbed run; by default that of `config` without redundancy.
-      wanted: Outcomes of undisturbed runs, which trials of several layouts share.
     """
     self.config = accept.accept(config).changed({"metrics.plots": False})
-    self._wanted = {} if wanted is None else wanted
     self._plain = plain or layouts.without_deaths(self.config, layouts.SweepLayout())
     devices = jax.devices()[:num_devices]
     nodes = base.nodes(sizes.num_nodes(self.config) * (2 + num_events))
@@ -118,11 +122,10 @@ class Trials:
 
   def want(self, num_steps: int) -> TrialOutcome:
     """Returns the outcome of steps in which nobody dies."""
-    key = f"{num_steps} {self._plain}"
-    if key not in self._wanted:
-      job = self._make_job(self._plain)
-      self._wanted[key] = self._train(job, (), num_steps)
-    return self._wanted[key]
+    wanted, key = _wanted.setdefault(self.task.programs, {}), f"{num_steps} {self._plain}"
+    if key not in wanted:
+      wanted[key] = self._train(self._make_job(self._plain), (), num_steps)
+    return wanted[key]
 
   def _make_job(self, config: config_lib.Config) -> job_lib.Job:
     return job_lib.make_job(config, devices=self._devices, task=share(config, self.task))

@@ -61,18 +61,22 @@ class LayoutsTest(absltest.TestCase):
 
   def test_one_state(self):
     jax.devices()  # There are 8.
-    layouts, drawn = table.Layouts(make_config()), (*COVER, *samples.draw(MORE, 1))
-    states = {layouts.make_trials(l).run(make_case(faults)).state for l, faults in drawn}
+    drawn = (*COVER, *samples.draw(MORE, 1))
+    run = lambda layout, faults="", seed=0: (
+        table.make_trials(make_config().changed({"seed": seed}), layout)
+        .run(make_case(faults))
+        .state
+    )
+    states = {run(*one) for one in drawn}
     self.assertLen(states, 1)
-    others = table.Layouts(make_config().changed({"seed": 1}))
-    self.assertNotIn(others.make_trials(make_layout(1, 1)).run(make_case("")).state, states)
+    self.assertNotIn(run(make_layout(1, 1), seed=1), states)
     # Another partition and fewer pipelines than before compile nothing, even
     # without what other processes have left on the disk.
     programs = program_store.use()
     before = programs.num_compiled
     with mock.patch.object(programs, "folder", None):
       for layout in (make_layout(2, 2, costs_seed=9), make_layout(1, 3, mode("lazy"))):
-        layouts.make_trials(layout).run(make_case(""))
+        run(layout)
     self.assertEqual(programs.num_compiled, before)
 
   def test_drawn(self):
@@ -95,15 +99,12 @@ class LayoutsTest(absltest.TestCase):
 
   def test_a_storm_of_all_kinds(self):
     jax.devices()
-    options = table.Options(("mixed",))
-    jobs, kinds = table.plan(make_config(), options, count=3), set()
-    made = {str(make_config()): table.Layouts(make_config())}
+    table.prepare(make_config())  # In this process, whose devices are known.
     spy = lambda owner, name: mock.patch.object(
         owner, name, autospec=True, side_effect=getattr(owner, name)
     )
-    with mock.patch.object(table, "_made", made), spy(cases.Storm, "_add") as add:
-      with spy(writer.Writer, "close") as close:
-        rows = [row for job in jobs for row in table.run(job)]
+    with spy(cases.Storm, "_add") as add, spy(writer.Writer, "close") as close:
+      rows = [r for job in table.plan(make_config(), ("mixed",), count=3) for r in table.run(job)]
     # Each run, and the undisturbed one; or it may write into a folder that goes.
     self.assertEqual(close.call_count, 4)
     kinds = {call.args[-1] for call in add.call_args_list}
@@ -125,18 +126,17 @@ class ClustersTest(absltest.TestCase):
       state = "b" if "--seed=7" in command else "a"
       (workdir / "summary.json").write_text(json.dumps({"state_sha256": state}))
 
-    options = table.Options(("mixed",), num_events=2, seed=7)
-    jobs = table.plan(make_config(), options, count=2, arguments=["--config=c.py"])
+    options = dict(num_events=2, seed=7, arguments=("--config=c.py",))
+    plan = lambda count: table.plan(make_config(), (table.PROCESSES,), count=count, **options)
     size = lambda l: l["pipeline.num_pipelines"] * l["pipeline.num_stages"]
-    many = table.plan(make_config(), options, count=40, arguments=["--config=c.py"])
-    self.assertEqual({size(dict(job.layout.settings)) for job in many}, {1, 2, 3, 4, 6})
+    self.assertEqual({size(dict(job.layout.settings)) for job in plan(40)}, {1, 2, 3, 4, 6})
     with mock.patch.object(interleave, "call", call):
-      (other,), (same,) = map(table.run, jobs)
+      (other,), (same,) = map(table.run, plan(2))
     self.assertEqual((other.states, same.states), ({}, {"a": 1}))
-    (failure,) = other.failures
-    self.assertEqual(failure.message, "RuntimeError: b is not a, the state of one process")
+    ((faults, message),) = other.failures
+    self.assertEqual(message, "RuntimeError: b is not a, the state of one process")
     self.assertEqual(
-        table.find_command(other, failure, ["--config=c.py"], options),
+        table.find_command(other, faults),
         "bamboo verify --config=c.py --layouts=1 --seed=7 --processes --num_events=2",
     )
     modules = [c[0] for c in commands]

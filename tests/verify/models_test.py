@@ -7,6 +7,7 @@ from absl.testing import parameterized
 import jax
 
 from bamboo_jax.faults import faults as faults_lib
+from bamboo_jax.training.setup import accept
 from bamboo_jax.verify import cases, layouts as layouts_lib, table, trials as trials_lib
 from configs import gnmt, resnet
 from tests import samples
@@ -38,13 +39,13 @@ class ModelsTest(parameterized.TestCase):
     config.pipeline.num_microbatches, config.pipeline.microbatch_size = 3, 2
     config.evaluate.every_steps = 0
     jax.devices()  # There are 8.
-    layouts = table.Layouts(config)
+    config = accept.accept(config)
     for num_pipelines, settings, more, faults in _LAYOUTS:
-      sizes = layouts_lib.split_batch(layouts.config, num_pipelines)
+      sizes = layouts_lib.split_batch(config, num_pipelines)
       layout = layouts_lib.SweepLayout(tuple({**sizes, **settings}.items()), number=0, **more)
       case = cases.Case(faults_lib.parse_faults(faults, source="test"))
-      layouts.make_trials(layout).run(case)  # Compares with one process.
-    trials = trials_lib.Trials(config, like=layouts.task)
+      table.make_trials(config, layout).run(case)  # Compares with one process.
+    trials = trials_lib.Trials(config, like=table.prepare(config)[0])
     for place, at in _DEATHS:
       fault = faults_lib.Fault(cases.FIRST_STEP, place, at)
       self.assertNotEmpty(trials.run(cases.Case((fault,))).rungs, msg=fault)

@@ -11,16 +11,22 @@ from bamboo_jax.training.setup import accept
 from bamboo_jax.verify import layouts as layouts_lib, table, trials as trials_lib
 from tests.verify import small
 
-OPTIONS = table.Options(("single",), every=4, num_events=3)
-ARGUMENTS = ["--config=mine.py", "--config.seed=2"]
+ARGUMENTS = ("--config=mine.py", "--config.seed=2")
 GIVEN = layouts_lib.SweepLayout((("pipeline.num_stages", 3), ("redundancy.mode", "lazy")))
 DRAWN = layouts_lib.SweepLayout(number=7)
 FAULTS = "'--faults=1,0/1,5,kill;2,,,join'"
-CASE = table.FailedCase(small.make_case("1,0/1,5 2,,,join").faults, "losses differ")
+CASE = (small.make_case("1,0/1,5 2,,,join").faults, "losses differ")
 
 
 def make_config(*size):
   return accept.accept(small.make_config(*size))
+
+
+def make_row(kind, layout, *args):
+  config = make_config(2, 2, 1)
+  return table.VerifyRow(
+      table.VerifyJob(layout, config, (kind,), ARGUMENTS, num_events=3), kind, *args
+  )
 
 
 class TableTest(parameterized.TestCase):
@@ -28,15 +34,14 @@ class TableTest(parameterized.TestCase):
   @parameterized.parameters(
       (GIVEN, CASE, f"--sweep=pipeline.num_stages=3 --sweep=redundancy.mode=lazy {FAULTS}"),
       (DRAWN, CASE, f"--layouts=1 --seed=7 {FAULTS}"),
-      (DRAWN, table.FailedCase(None, "error"), "--layouts=1 --seed=7 --kinds=mixed"),  # No plan.
+      (DRAWN, (None, "error"), "--layouts=1 --seed=7 --kinds=mixed"),  # No plan.
   )
   def test_find_command(self, layout, failed, wanted):
-    row = table.VerifyRow(layout, "mixed", {}, [failed], {}, 0.0)
-    text = table.find_command(row, failed, ARGUMENTS, OPTIONS)
+    text = table.find_command(make_row("mixed", layout), failed[0])
     self.assertEqual(text, f"bamboo verify {shlex.join(ARGUMENTS)} {wanted} --num_events=3")
 
   def test_render(self):
-    row = table.VerifyRow(GIVEN, "single", {"0123456789abcdef": 5}, [CASE], {"shadow": 4}, 1.25)
+    row = make_row("single", GIVEN, {"0123456789abcdef": 5}, [CASE], {"shadow": 4}, 1.25)
     self.assertEqual(
         table.render(row),
         "0123456789ab kind=single cases=6 same=5 shadow=4 secs=1.2 "
@@ -48,11 +53,12 @@ class TableTest(parameterized.TestCase):
   def test_random_layouts_of_one_program(self):
     config = make_config(2, 2, 1).changed({"pipeline.executor": "spmd"})
     with self.assertRaisesRegex(ValueError, "^Random layouts need config.pipeline.executor='rows'"):
-      table.plan(config, OPTIONS, count=2)
+      table.plan(config, ("mixed",), count=2)
 
   def test_each_kind_has_a_row_that_names_what_failed(self):
-    config, options = make_config(2, 2, 1), table.Options(("single", "second"), every=9)
-    (job,) = table.plan(config, options)
+    config = make_config(2, 2, 1)
+    table.prepare(config)  # In this process, whose devices are known.
+    (job,) = table.plan(config, ("single", "second"), every=9)
     tried = []
 
     def run(unused, case):
@@ -61,9 +67,8 @@ class TableTest(parameterized.TestCase):
         raise ValueError("a disk is full")
       return trials_lib.TrialOutcome((), (), ("shadow",), (), "a" * 64)
 
-    with mock.patch.object(table, "_made", {str(config): table.Layouts(config)}):
-      with mock.patch.object(trials_lib.Trials, "run", run):
-        single, second = table.run(job)
+    with mock.patch.object(trials_lib.Trials, "run", run):
+      single, second = table.run(job)
     self.assertEqual((single.kind, second.kind), ("single", "second"))
     self.assertEqual(single.failures, [(tried[1].faults, "ValueError: a disk is full")])
     self.assertEqual(single.states, {"a" * 64: len(tried) - 1})
@@ -86,15 +91,14 @@ class TableTest(parameterized.TestCase):
 
   def test_a_layout_without_a_plan(self):
     config = make_config(2, 2, 1)
-    made = {str(config): table.Layouts(config)}
+    table.prepare(config)
     too_deep = (("pipeline.num_stages", 9),)
-    with mock.patch.object(table, "_made", made):
-      for number in (None, 4):
-        (job,) = table.plan(config, OPTIONS)
-        job = job._replace(layout=layouts_lib.SweepLayout(too_deep, number))
-        if number is None:
-          with self.assertRaisesRegex(ValueError, "num_stages"):
-            table.run(job)
-        else:
-          ((failed,),) = [row.failures for row in table.run(job)]
-          self.assertRegex(failed.message, "num_stages")
+    make = lambda number: table.VerifyJob(
+        layouts_lib.SweepLayout(too_deep, number), config, ("single",)
+    )
+    with self.assertRaisesRegex(ValueError, "num_stages"):
+      table.run(make(None))
+    (row,) = table.run(make(4))
+    ((faults, message),) = row.failures
+    self.assertIsNone(faults)
+    self.assertRegex(message, "num_stages")
