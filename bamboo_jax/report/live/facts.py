@@ -3,7 +3,7 @@
 Pure. Numbers that are not known, or not finite, are None.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import functools
 import json
@@ -32,7 +32,7 @@ _MOST_GONE = 6  # Nodes without a place in the grid: the last ones.
 _ROUTINE = ("evaluating", "saving")  # Pauses that are no events.
 _FOR_NEWCOMERS = ("members", "restart")  # In a status beside the layout.
 Value = dict[str, Any]  # JSON.
-EMPTY: Mapping[base.NodeId, float] = types.MappingProxyType({})
+EMPTY: Mapping[base.NodeId, Any] = types.MappingProxyType({})
 
 
 def find_recovery(line: jsonl.Line, kills: Mapping[base.NodeId, float]) -> Value:
@@ -138,9 +138,6 @@ class History:
       case "eval":
         self.pause = ""
         self.evaluations.append([line["step"], line.get("loss")])
-    self._note(line)
-
-  def _note(self, line: jsonl.Line) -> None:
     kind, step, text = line["event"], line["step"], events.describe(line)
     is_routine = kind == "pause" and line["reason"].startswith(_ROUTINE)
     if text is None or kind == "recovery" or is_routine:
@@ -160,31 +157,6 @@ def find_places(owners: Iterable[Iterable[base.NodeId]]) -> dict[base.NodeId, li
   return found
 
 
-@dataclasses.dataclass
-class Card:
-  """A node.
-
-  Attributes:
-    row: "pipeline 0", or "spares", "joining", "gone".
-    column: Stage; None outside of a pipeline.
-    role: "owner", "spare", "leaving", "joining" or "gone".
-    places: Stages that it owns, as `pipeline/stage`.
-    shadows: Stages of which it has a replica.
-    if_lost: Rung that would be taken if it died; None if not known.
-    text: For people.
-  """
-
-  name: str
-  zone: str | None
-  role: str
-  places: Sequence[str] = dataclasses.field(default_factory=list)
-  shadows: Sequence[str] = dataclasses.field(default_factory=list)
-  if_lost: str | None = None
-  row: str = ""
-  column: int | None = None
-  text: str = ""
-
-
 @dataclasses.dataclass(frozen=True)
 class StoredRun:
   """State of a run in its records.
@@ -198,12 +170,6 @@ class StoredRun:
   registered: Sequence[views.Member]
   status: Value
   config: Value
-
-  @functools.cached_property
-  def standing(self) -> "_Standing":
-    """What would follow if nodes died now."""
-    told = [self.status.get("layout", {}), self.status.get("ladder", {})]
-    return _judge(json.dumps(told), self.view)
 
 
 @dataclasses.dataclass
@@ -245,37 +211,52 @@ def find(known: Known) -> Value:
       for line in status.get("recoveries", ())
   } | history.recoveries
   recoveries = [r for _, r in sorted(told.items())]
-  standing = known.run and known.run.standing
-  nodes = _find_nodes(known, recoveries)
-  totals, price = history.totals, known.price
+  # Events in the records that the log lacks: it may be a copy.
+  late = [{"event": "slow", **slow} for slow in status.get("slow", ())]
+  if uploaded := status.get("uploaded"):
+    late.append({"event": "uploaded", "step": uploaded["saved"], **uploaded})
+  texts = {event["text"] for event in history.events}
+  late = [{"step": l["step"], "kind": l["event"], "text": events.describe(l)} for l in late]
+  standing = None
+  if known.run:
+    told = json.dumps([status.get("layout", {}), status.get("ladder", {})])
+    standing = _judge(told, known.run.view)
+  nodes = _find_nodes(known, recoveries, standing)
+  totals, price, secs = history.totals, known.price, history.totals.secs
   usd = 0.0 if price is None else price.usd_per_hour(known.market) / 3600
-  found = {
-      "head": _find_head(known, recoveries),
+  found: Value = {
+      "head": _find_head(known, recoveries, standing),
       "metrics": _find_metrics(known, nodes),
       "nodes": nodes,
       # In the order in which they came: each has a colour.
       "zones": list(dict.fromkeys(member.zone for member in known.met.values())),
       "survival": standing and {"text": standing.survival, "zones": standing.zones},
       "recoveries": recoveries,
-      "events": _find_events(history, status),
+      "events": sorted(
+          [*history.events, *(event for event in late if event["text"] not in texts)],
+          key=lambda event: event["step"],
+      ),
       "curve": [[*p[:5], usd * p[5] if usd else None, p[6]] for p in history.points],
       "time": find_time(totals),
       "evaluations": list(history.evaluations),
       "rows": known.rows and known.rows._asdict(),
       "actions": list(known.actions),
   }
-  return found if known.run else found | {"figures": _find_figures(known, found)}
-
-
-def _find_events(history: History, status: Value) -> list[Value]:
-  """Returns the events in the log, and those in the records that it lacks: it may be a copy."""
-  told = [{"event": "slow", **slow} for slow in status.get("slow", ())]
-  if uploaded := status.get("uploaded"):
-    told.append({"event": "uploaded", "step": uploaded["saved"], **uploaded})
-  known = {event["text"] for event in history.events}
-  more = [{"step": l["step"], "kind": l["event"], "text": events.describe(l)} for l in told]
-  more = [event for event in more if event["text"] not in known]
-  return sorted([*history.events, *more], key=lambda event: event["step"])
+  if known.run:
+    return found
+  head = found["head"]
+  charged = figures_of(totals.charge(price, market=known.market)) if secs else {}
+  figures = charged | {  # The column of a run in a report.
+      "state": head["state"],
+      "model": words.describe_model(known.config),
+      "steps": head["step"],
+      "loss": found["metrics"].get("loss"),
+      "tokens_per_sec": history.num_tokens / secs if history.num_tokens else None,
+      "layout": words.describe_owners(history.owners),
+      "recoveries": words.count(recovery["rung"] for recovery in recoveries),
+      "state_sha256": head["state_sha256"] and head["state_sha256"][:12],
+  }
+  return found | {"figures": figures}
 
 
 def empty(name: str, state: str) -> Value:
@@ -290,23 +271,7 @@ def figures_of(account: account_lib.Account) -> Value:
   return account.as_dict() | {"hours": account.secs / 3600, "price": price}
 
 
-def _find_figures(known: Known, found: Value) -> Value:
-  """Returns the column of a run in a report, from its files."""
-  history, head = known.history, found["head"]
-  totals, secs = history.totals, history.totals.secs
-  return (figures_of(totals.charge(known.price, market=known.market)) if secs else {}) | {
-      "state": head["state"],
-      "model": words.describe_model(known.config),
-      "steps": head["step"],
-      "loss": found["metrics"].get("loss"),
-      "tokens_per_sec": history.num_tokens / secs if history.num_tokens else None,
-      "layout": words.describe_owners(history.owners),
-      "recoveries": words.count(recovery["rung"] for recovery in found["recoveries"]),
-      "state_sha256": head["state_sha256"] and head["state_sha256"][:12],
-  }
-
-
-def _find_head(known: Known, recoveries: Sequence[Value]) -> Value:
+def _find_head(known: Known, recoveries: Sequence[Value], standing: "_Standing | None") -> Value:
   """Returns the header of the page: the run, its progress, and its last deaths."""
   run, history = known.run, known.history
   status = run.status if run else {}
@@ -314,8 +279,8 @@ def _find_head(known: Known, recoveries: Sequence[Value]) -> Value:
   step = max(filter(None, (history.last.get("step"), status.get("steps"))), default=None)
   num_steps = (run or known).config.get("num_steps")
   lost: list[str] = []  # Dead nodes that still have stages in the layout.
-  if run is not None:
-    numbers = sorted(run.standing.layout.nodes - run.view.numbers)
+  if run is not None and standing is not None:
+    numbers = sorted(standing.layout.nodes - run.view.numbers)
     lost = [
         known.met[n].name if n in known.met else history.names.get(str(n), f"node {n}")
         for n in numbers
@@ -381,28 +346,17 @@ def _find_metrics(known: Known, nodes: Sequence[Value]) -> Value:
   return found
 
 
-def _find_nodes(known: Known, recoveries: Sequence[Value]) -> list[Value]:
+def _find_nodes(
+    known: Known, recoveries: Sequence[Value], standing: "_Standing | None"
+) -> list[Value]:
   """Returns the cards of all nodes; of a run that is over, those at its end."""
   run, history = known.run, known.history
-  if run is None:
-    living = [
-        Card(history.names.get(str(node), f"node {node}"), None, "owner", owned)
-        for node, owned in find_places(history.owners).items()
-    ]
-    gone: set[base.NodeId] = set()
-  else:
-    # Those that died before this was started were never met.
-    dead = run.standing.layout.nodes.union(*(recovery["nodes"] for recovery in recoveries))
-    joining = [m for m in run.registered if m.number not in known.met and m.number not in dead]
-    living = _find_living(run, joining)
-    gone = known.met.keys() - run.view.numbers
-  lost = find_dead(recoveries, known.met, living, history.places, sorted(gone))
-  return arrange(living, lost)
-
-
-def _find_living(run: StoredRun, joining: Iterable[views.Member]) -> list[Card]:
-  """Returns the nodes of a run's view, and those that are about to join."""
-  view, standing = run.view, run.standing
+  if run is None or standing is None:
+    name = lambda node: history.names.get(str(node), f"node {node}")
+    owners = find_places(history.owners).items()
+    living = [make_card(name(node), None, "owner", owned) for node, owned in owners]
+    return arrange(living, recoveries, last_places=history.places)
+  view = run.view
   places: dict[int, list[str]] = {}
   shadows: dict[int, list[str]] = {}
   for number, pipeline in enumerate(standing.layout.pipelines):
@@ -411,7 +365,10 @@ def _find_living(run: StoredRun, joining: Iterable[views.Member]) -> list[Card]:
         places.setdefault(owner, []).append(f"{number}/{stage}")
     for stage, shadow in pipeline.roles.shadows.items():
       shadows.setdefault(shadow, []).append(f"{number}/{stage}")
-  found = []
+  # Those that died before this was started were never met.
+  dead = standing.layout.nodes.union(*(recovery["nodes"] for recovery in recoveries))
+  joining = [m for m in run.registered if m.number not in known.met and m.number not in dead]
+  living = []
   for member in sorted({*joining, *view.members}):
     number = member.number
     role = "owner" if number in places else "spare"
@@ -419,77 +376,93 @@ def _find_living(run: StoredRun, joining: Iterable[views.Member]) -> list[Card]:
       role = "joining"
     elif number in view.leaving:
       role = "leaving"
-    found.append(
-        Card(
-            member.name,
-            member.zone,
-            role,
-            places.get(number, []),
-            shadows.get(number, []),
-            standing.nodes.get(number),
-        )
+    stages = (places.get(number, []), shadows.get(number, []))
+    living.append(
+        make_card(member.name, member.zone, role, *stages, if_lost=standing.nodes.get(number))
     )
-  return found
+  gone = sorted(known.met.keys() - view.numbers)
+  return arrange(living, recoveries, last_places=history.places, met=known.met, gone=gone)
 
 
-def find_dead(
+def make_card(
+    name: str,
+    zone: str | None,
+    role: str,
+    places: Sequence[str] = (),
+    shadows: Sequence[str] = (),
+    *,
+    if_lost: str | None = None,
+    text: str = "",
+) -> Value:
+  """Returns a node of the page, to which `arrange` adds row and column.
+
+  Args:
+    role: "owner", "spare", "leaving", "joining" or "gone".
+    places: Stages that it owns, as `pipeline/stage`.
+    shadows: Stages of which it has a replica.
+    if_lost: Rung that would be taken if it died; None if not known.
+    text: For people; "": on that rung.
+  """
+  card = dict(name=name, zone=zone, role=role, places=[*places], shadows=[*shadows])
+  if not text and if_lost:
+    text = f"if it dies: {words.IF_LOST[if_lost]}"
+  return card | {"if_lost": if_lost, "text": text}
+
+
+def arrange(
+    living: Sequence[Value],
     recoveries: Iterable[Value],
-    met: Mapping[base.NodeId, views.Member],
-    living: Iterable[Card],
+    *,
     last_places: Mapping[base.NodeId, Sequence[str]],
-    gone: Iterable[base.NodeId],
-) -> list[Card]:
-  """Returns the nodes that have died, the last first.
+    met: Mapping[base.NodeId, views.Member] = EMPTY,
+    gone: Iterable[base.NodeId] = (),
+) -> list[Value]:
+  """Returns living and dead nodes in the order of the grid, each with its row and column.
+
+  A row is "pipeline 0", or "spares", "joining", "gone"; the column is the stage, None outside
+  of a pipeline. A node stands at its first place; a dead one keeps its place until another node
+  stands there. Those that have come again under their old name are not dead.
 
   Args:
     recoveries: In order.
-    met: All members that were ever seen.
-    living: Who has come again under its old name is not dead.
     last_places: The places of nodes when they last had some, by number.
+    met: All members that were ever seen.
     gone: Members that are lost, if only lately.
   """
-  dead: dict[str, Card] = {}
+  dead: dict[str, Value] = {}
+  zones = {member.name: member.zone for member in met.values()}
+
+  def bury(name: str, places: Sequence[str], text: str) -> None:
+    dead.pop(name, None)  # The last comes first.
+    dead[name] = make_card(name, zones.get(name), "gone", places, text=text)
+
   for number in gone:
-    places = last_places.get(number, [])
-    dead[met[number].name] = Card(met[number].name, None, "gone", places, text="gone")
+    bury(met[number].name, last_places.get(number, []), "gone")
   for recovery in recoveries:
     for number, name in zip(recovery["nodes"], recovery["names"], strict=True):
       places = last_places.get(number, recovery["victims"] if len(recovery["nodes"]) == 1 else [])
       text = f"died in step {recovery['step']}; {durations.describe_answer(recovery)}"
-      dead.pop(name, None)
-      dead[name] = Card(name, None, "gone", places, text=text)
-  zones = {member.name: member.zone for member in met.values()}
-  names = {card.name for card in living}
-  found = [card for card in dead.values() if card.name not in names]
-  return [dataclasses.replace(card, zone=zones.get(card.name)) for card in reversed(found)]
-
-
-def arrange(living: Iterable[Card], dead: Iterable[Card]) -> list[Value]:
-  """Returns cards in the order of the grid, each with its row and column.
-
-  A node stands at its first place; a dead one keeps its place until another
-  node stands there.
-  """
-  found: list[tuple[Any, Card]] = []
+      bury(name, places, text)
+  for card in living:
+    dead.pop(card["name"], None)
+  found: list[tuple[Any, Value]] = []
   taken: set[str] = set()
   num_gone = 0
-  for card in [*living, *dead]:
-    place = next((p for p in card.places if p not in taken), None)
-    if card.role == "gone" and place is None:
+  for card in [*living, *reversed(dead.values())]:
+    place = next((p for p in card["places"] if p not in taken), None)
+    role, column = card["role"], None
+    if role == "gone" and place is None:
       num_gone += 1
       if num_gone > _MOST_GONE:
         continue
-    row, column = card.role if card.role in ("joining", "gone") else "spares", None
+    row = role if role in ("joining", "gone") else "spares"
     key = (1, ("spares", "joining", "gone").index(row))
     if place is not None:
       taken.add(place)
-      pipeline, stage = map(int, place.split("/"))
-      row, column, key = f"pipeline {pipeline}", stage, (0, pipeline, stage)
-    text = card.text
-    if not text and card.if_lost:
-      text = f"if it dies: {words.IF_LOST[card.if_lost]}"
-    found.append((key, dataclasses.replace(card, row=row, column=column, text=text)))
-  return [dataclasses.asdict(card) for _, card in sorted(found, key=lambda entry: entry[0])]
+      pipeline, column = map(int, place.split("/"))
+      row, key = f"pipeline {pipeline}", (0, pipeline, column)
+    found.append((key, card | {"row": row, "column": column}))
+  return [card for _, card in sorted(found, key=lambda entry: entry[0])]
 
 
 class _Standing(NamedTuple):
@@ -506,36 +479,32 @@ def _judge(told: str, view: views.View) -> _Standing:
   facts, switched_on = json.loads(told)
   facts = {name: fact for name, fact in facts.items() if name not in _FOR_NEWCOMERS}
   layout: layout_lib.Layout = json_lib.from_plain(layout_lib.Layout, facts)
+  ladder = json_lib.from_plain(decide_lib.Ladder, switched_on)
+  whole = dataclasses.replace(layout, spares=tuple(sorted(view.numbers - layout.nodes)))
+  zone_of = {m.number: m.zone for m in view.members}
+  is_known = bool(layout.pipelines) and layout.nodes <= view.numbers
   text = "What may fail is not known while training stands still."
-  find_rung: Callable[[frozenset[base.NodeId]], str | None] = lambda lost: None
-  if layout.pipelines and layout.nodes <= view.numbers:
-    text = survival_lib.find_survival(
-        layout.pipelines, {m.number: m.zone for m in view.members}
-    ).render()
-    ladder = json_lib.from_plain(decide_lib.Ladder, switched_on)
-    spares = tuple(sorted(view.numbers - layout.nodes))
-    whole = dataclasses.replace(layout, spares=spares)
-    find_rung = functools.partial(_find_rung, whole, ladder)
-  zones = sorted({m.zone for m in view.members})
-  of = lambda zone: frozenset(m.number for m in view.members if m.zone == zone)
+  if is_known:
+    text = survival_lib.find_survival(layout.pipelines, zone_of).render()
+
+  def find_rung(*lost: base.NodeId) -> str | None:
+    """Returns the rung that is taken if some nodes die."""
+    if not is_known:
+      return None
+    change = decide_lib.Change(lost=frozenset(lost))
+    rung = decide_lib.decide(whole, change, ladder=ladder).rung
+    if rung in ("checkpoint", "stop") and ladder.options.reconfigure:
+      # Without its planner, which needs costs, `decide` makes no new pipelines.
+      if not moves.lost_layers(whole.pipelines, {*whole.live}.difference(lost)):
+        return "reconfigure"
+    return rung
+
   return _Standing(
       layout,
       text,
-      {n: find_rung(frozenset({n})) for n in view.numbers},
-      {zone: find_rung(of(zone)) for zone in zones},
+      {node: find_rung(node) for node in view.numbers},
+      {z: find_rung(*(n for n in zone_of if zone_of[n] == z)) for z in sorted({*zone_of.values()})},
   )
-
-
-def _find_rung(
-    layout: layout_lib.Layout, ladder: decide_lib.Ladder, lost: frozenset[base.NodeId]
-) -> str:
-  """Returns the rung that is taken if some nodes die."""
-  rung = decide_lib.decide(layout, decide_lib.Change(lost=lost), ladder=ladder).rung
-  if rung in ("checkpoint", "stop") and ladder.options.reconfigure:
-    # Without its planner, which needs costs, `decide` makes no new pipelines.
-    if not moves.lost_layers(layout.pipelines, {*layout.live} - lost):
-      return "reconfigure"
-  return rung
 
 
 def find_time(account: account_lib.Account) -> Value:

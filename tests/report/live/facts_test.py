@@ -339,13 +339,13 @@ _DEATH |= dict(heirs=["n0"], rung="shadow", pause_secs=0.5)
 
 
 def owner(name, *places):
-  return facts.Card(name, "a", "owner", places)
+  return facts.make_card(name, "a", "owner", places)
 
 
 def arrange(living, *recoveries, last_places=None, gone=()):
   met = {n: member(n, "b") for n in range(10)}
-  dead = facts.find_dead(recoveries, met, living, last_places or {}, gone)
-  return [(c["name"], c["row"], c["column"], c["text"]) for c in facts.arrange(living, dead)]
+  cards = facts.arrange(living, recoveries, last_places=last_places or {}, met=met, gone=gone)
+  return [(c["name"], c["row"], c["column"], c["text"]) for c in cards]
 
 
 class CardsTest(absltest.TestCase):
@@ -371,7 +371,7 @@ class CardsTest(absltest.TestCase):
     )
 
   def test_who_comes_again_is_not_dead(self):
-    again = facts.Card("n1", "b", "spare", [])
+    again = facts.make_card("n1", "b", "spare")
     got = arrange([owner("n0", "0/0"), again], _DEATH, gone=[1])
     self.assertEqual([c[:2] for c in got], [("n0", "pipeline 0"), ("n1", "spares")])
 
