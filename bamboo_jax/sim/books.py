@@ -19,12 +19,7 @@ from bamboo_jax.sim import times as times_lib
 _NEARLY = 1e-6
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Mark:
-  totals: account_lib.Account
-  num_steps: int
-  num_dropped: float
-  safe_at_secs: float
+_Mark = tuple[account_lib.Account, int, float]  # Totals, steps and dropped samples.
 
 
 class Books:
@@ -55,8 +50,9 @@ class Books:
     self._rate = _make_rate("idle", 0, 0)
     self._stall_until_secs = 0.0
     self._next_save_secs = self._save_every_secs
-    self._step_mark = self._safe = self._mark(0.0)
-    self._pending: _Mark | None = None
+    self._step_start = self.totals
+    self._safe = self._mark()
+    self._pending: tuple[float, _Mark] | None = None  # When it is safe, and that.
 
   @property
   def step_end_secs(self) -> float:
@@ -87,19 +83,18 @@ class Books:
 
   def lose_step(self) -> None:
     if self.elapsed_secs:
-      self.totals = self.totals.roll_back(self._step_mark.totals)
+      self.totals = self.totals.roll_back(self._step_start)
       self.elapsed_secs = 0.0
 
   def save(self) -> None:
     """Saves the state, between two steps; the caller adds the pause."""
-    self._safe, self._pending = self._mark(self._now_secs), None
+    self._safe, self._pending = self._mark(), None
     self._next_save_secs = self._now_secs + self._save_every_secs
 
   def roll_back(self) -> None:
     self._settle()
-    safe = self._safe
-    self.totals = self.totals.roll_back(safe.totals)
-    self.num_steps, self.num_dropped = safe.num_steps, safe.num_dropped
+    totals, self.num_steps, self.num_dropped = self._safe
+    self.totals = self.totals.roll_back(totals)
     self.elapsed_secs = 0.0
     self._pending = None
 
@@ -122,30 +117,24 @@ class Books:
       last = (now_secs - base_secs) / step_secs + _NEARLY - first
       last = math.floor(last / (every + saves.stall_secs / step_secs))
       if last >= 0:
-        self._take_states(first, every, last)
+        # Of the copies only the last two can matter: at most one is not safe yet.
+        if last:
+          self._steps(first + (last - 1) * every, num_stalls=last - 1)
+          self._take_state()
+          self._steps(every, num_stalls=1)
+        else:
+          self._steps(first)
+        self._take_state()
+        self._stall_until_secs = self._now_secs + saves.stall_secs
         base_secs = self._leave_stall(now_secs)
     self._steps(int((now_secs - base_secs) / step_secs + _NEARLY))
     if now_secs > max(self._now_secs, self._stall_until_secs):
       part_secs = now_secs - self._now_secs
       if not self.elapsed_secs:
-        self._step_mark = self._mark(now_secs)
+        self._step_start = self.totals
       self._add(part_secs)
       if self.elapsed_secs + part_secs > _NEARLY * step_secs:
         self.elapsed_secs += part_secs
-
-  def _take_states(self, first: int, every: int, last: int) -> None:
-    """Accounts for steps up to the one with the `last` copy of the state.
-
-    Only the last two copies can matter: at most one is not safe yet.
-    """
-    if last:
-      self._steps(first + (last - 1) * every, num_stalls=last - 1)
-      self._take_state()
-      self._steps(every, num_stalls=1)
-    else:
-      self._steps(first)
-    self._take_state()
-    self._stall_until_secs = self._now_secs + self._saves.stall_secs
 
   def _leave_stall(self, now_secs: float) -> float:
     """Accounts for the rest of a stall; returns when training resumes."""
@@ -173,16 +162,15 @@ class Books:
 
   def _take_state(self) -> None:
     self._settle()
-    self._pending = self._mark(self._now_secs + self._saves.save_secs)
+    self._pending = self._now_secs + self._saves.save_secs, self._mark()
     self._next_save_secs = self._now_secs + self._save_every_secs
 
   def _settle(self) -> None:
-    pending = self._pending
-    if pending and pending.safe_at_secs <= self._now_secs + _NEARLY:
-      self._safe, self._pending = pending, None
+    if self._pending and self._pending[0] <= self._now_secs + _NEARLY:
+      self._safe, self._pending = self._pending[1], None
 
-  def _mark(self, safe_at_secs: float) -> _Mark:
-    return _Mark(self.totals, self.num_steps, self.num_dropped, safe_at_secs)
+  def _mark(self) -> _Mark:
+    return self.totals, self.num_steps, self.num_dropped
 
   def _add(self, secs: float, *, num_samples: float = 0.0, stalls: bool = False) -> None:
     rate = self._rate
@@ -194,10 +182,8 @@ class Books:
 
 @functools.lru_cache(maxsize=100_000)
 def _make_rate(doing: str | times_lib.StepCost, live: int, training: int) -> account_lib.NodeTime:
-  shares = {doing: 1.0} if isinstance(doing, str) else doing.shares()
-  parts = {name: share * training for name, share in shares.items()}
-  parts["idle"] = parts.get("idle", 0.0) + live - training
-  return account_lib.NodeTime(**parts)
+  shares = account_lib.NodeTime(**{doing: 1.0}) if isinstance(doing, str) else doing.shares
+  return shares * training + account_lib.NodeTime(idle=live - training)
 
 
 def _ceil(count: float) -> int:

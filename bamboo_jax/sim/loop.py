@@ -22,53 +22,49 @@ from bamboo_jax.traces import summary as trace_summary, trace as trace_lib
 _TRACE, _READY, _WAKE = range(3)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
-class LiveNode:
-  """A live node; a node that returns under the same name is another one."""
-
-  name: str
+# A node is the event of its arrival: one that returns under the same name is another one.
+Nodes = Iterable[trace_lib.Event]
 
 
 class News(NamedTuple):
   """The nodes that joined, left, or got a preemption notice at an instant."""
 
-  added: tuple[LiveNode, ...] = ()
-  lost: tuple[LiveNode, ...] = ()
-  noticed: tuple[LiveNode, ...] = ()
+  added: Nodes = ()
+  lost: Nodes = ()
+  noticed: Nodes = ()
 
 
 class NodeRoster:
   """Nodes by name and by place; booting nodes have no place yet."""
 
   def __init__(self) -> None:
-    self._live: dict[str, LiveNode] = {}
-    self._places: list[LiveNode] = []
+    self._live: dict[str, trace_lib.Event] = {}
+    self._places: list[trace_lib.Event] = []
 
   @property
   def num_live(self) -> int:
     return len(self._live)
 
-  def follow(self, events: Iterable[trace_lib.Event]) -> News:
+  def follow(self, events: Nodes) -> News:
     """Applies the events of an instant."""
     added, lost, noticed = [], [], []
     for event in events:
       if event.kind == "add":
-        node = self._live[event.node] = LiveNode(event.node)
-        added.append(node)
+        self._live[event.node] = event
+        added.append(event)
       elif event.kind == "remove":
         lost.append(self._live.pop(event.node))
       else:
         noticed.append(self._live[event.node])
-    added = filter(self._is_live, added)
-    return News(tuple(added), tuple(lost), tuple(noticed))
+    return News([*filter(self._is_live, added)], lost, noticed)
 
-  def seat(self, nodes: Iterable[LiveNode]) -> tuple[base.NodeId, ...]:
+  def seat(self, nodes: Nodes) -> tuple[base.NodeId, ...]:
     """Gives the next places to the nodes that are still alive; returns them."""
     first = len(self._places)
     self._places += filter(self._is_live, nodes)
     return tuple(base.nodes(first, len(self._places)))
 
-  def find(self, nodes: Iterable[LiveNode]) -> frozenset[base.NodeId]:
+  def find(self, nodes: Nodes) -> frozenset[base.NodeId]:
     """Returns the places of the nodes that have one."""
     places = self._places
     found = [places.index(node) for node in nodes if node in places]
@@ -79,13 +75,13 @@ class NodeRoster:
     self._places = [self._places[number] for number in numbers]
 
   def zones(self) -> Mapping[base.NodeId, str]:
-    return {i: trace_lib.zone_of(n.name) for i, n in base.by_node(self._places)}
+    return {i: node.zone for i, node in base.by_node(self._places)}
 
   def names(self, places: Iterable[base.NodeId]) -> tuple[str, ...]:
-    return tuple(self._places[place].name for place in places)
+    return tuple(self._places[place].node for place in places)
 
-  def _is_live(self, node: LiveNode) -> bool:
-    return self._live.get(node.name) is node
+  def _is_live(self, node: trace_lib.Event) -> bool:
+    return self._live.get(node.node) is node
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -208,11 +204,20 @@ class _Run:
       num_events += 1
       self._books.advance(now)
       if kind == _TRACE:
-        self._follow_trace(now, what)
+        news = self._roster.follow(what)
+        if news.added and (boot_secs := self._policy.times.durations.boot_secs):
+          self._push(now + boot_secs, _READY, News(news.added))
+          news = news._replace(added=())
+        self._change(now, news)
       elif kind == _READY:
         self._change(now, what)
+      elif self._must_look and not self._books.elapsed_secs:
+        self._wake_at, self._must_look, self._mode = None, False, "run"
+        self._decide(now, decide.NOTHING, when="boundary")
       else:
-        self._wake(now)
+        self._wake_at = None
+        self._train(now)
+        self._note(now, "none", "training goes on")
     self._books.advance(end_secs)
     return Outcome(
         policy=self._policy.name,
@@ -234,14 +239,6 @@ class _Run:
       self._wake_at = at_secs
       self._push(at_secs, _WAKE)
 
-  def _follow_trace(self, now: float, events: Iterable[trace_lib.Event]) -> None:
-    news = self._roster.follow(events)
-    boot_secs = self._policy.times.durations.boot_secs
-    if news.added and boot_secs:
-      self._push(now + boot_secs, _READY, News(news.added))
-      news = news._replace(added=())
-    self._change(now, news)
-
   def _change(self, now: float, news: News) -> None:
     """Decides about a change; in a step, joins and notices wait for its end."""
     roster = self._roster
@@ -261,16 +258,6 @@ class _Run:
     else:
       self._must_look |= bool(change.joined or change.noticed)
       self._decide(now, change, when="step")
-
-  def _wake(self, now: float) -> None:
-    self._wake_at = None
-    if self._must_look and not self._books.elapsed_secs:
-      self._must_look = False
-      self._mode = "run"
-      self._decide(now, decide.NOTHING, when="boundary")
-    else:
-      self._train(now)
-      self._note(now, "none", "training goes on")
 
   def _decide(self, now: float, change: decide.Change, *, when: str) -> None:
     books, roster = self._books, self._roster

@@ -189,16 +189,19 @@ class ProfileSpeed:
     num_nodes = sum(len(p.nodes) for p in training)
     passes_ms, redundant_ms, sums_ms = 0.0, 0.0, num_nodes * time.ties_ms
     for pipeline, count in zip(computing, counts, strict=True):
-      own_ms, ahead_ms = self._busy_ms(pipeline, count)
-      passes_ms += own_ms
-      redundant_ms += ahead_ms
-      sums_ms += sum(predictor.sum_ms(pipeline.partition, num_pipelines=len(computing)))
+      partition = pipeline.partition
+      costs = predictor.stage_costs(partition)
+      passes_ms += count * (sum(costs.forward_ms) + sum(costs.backward_ms))
+      if shadows := pipeline.roles.shadows:  # Their stages have as many as in a whole pipeline.
+        share = len(shadows) / partition.num_stages
+        redundant_ms += share * self._between(self._redundant_ms, partition, count)
+      sums_ms += sum(predictor.sum_ms(partition, num_pipelines=len(computing)))
     total, computed = predictor.num_microbatches, sum(counts)
     # Stand-ins are charged as if each had the most work; `real` caps the sum.
     real = min(1.0, total / computed)
     num_samples = min(total, computed) * self._microbatch_size
     joint_ms = num_nodes * (time.norm_ms + time.update_ms)
-    shares = _fit(
+    shares = times_lib.split_time(
         useful=real * passes_ms + joint_ms,
         communication=sums_ms,
         redundant=real * redundant_ms + num_nodes * time.refresh_ms,
@@ -208,22 +211,8 @@ class ProfileSpeed:
         secs=time.total_ms / 1e3,
         num_samples=num_samples,
         num_dropped=total * self._microbatch_size - num_samples,
-        **shares,
+        shares=shares,
     )
-
-  def _busy_ms(self, pipeline: Pipeline, count: int) -> tuple[float, float]:
-    """Returns the time of passes, and of redundant ones, summed over nodes.
-
-    Stages with a shadow have as many redundant passes as in a whole pipeline.
-    """
-    partition = pipeline.partition
-    costs = self.predictor.stage_costs(partition)
-    passes_ms = count * (sum(costs.forward_ms) + sum(costs.backward_ms))
-    if not (shadows := pipeline.roles.shadows):
-      return passes_ms, 0.0
-    share = len(shadows) / partition.num_stages
-    redundant_ms = self._between(self._redundant_ms, partition, count)
-    return passes_ms, share * redundant_ms
 
   def _between(
       self, played: Callable[[Partition, int], float], partition: Partition, count: int
@@ -270,15 +259,6 @@ class ProfileSpeed:
 
   def _plan(self, partition: Partition, count: int) -> redundancy.PlannedRows:
     return self.predictor.plan(partition, count, self.predictor.new_roles(partition))
-
-
-def _fit(*, whole: float, **parts: float) -> dict[str, float]:
-  """Returns parts as shares of the whole, clipped to a sum of 1."""
-  left, shares = 1.0, {}
-  for name, part in parts.items():
-    shares[name] = min(left, part / whole)
-    left -= shares[name]
-  return shares
 
 
 def _with_stand_ins(pipelines: Pipelines, counts: Sequence[int]) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ import dataclasses
 from typing import Any, Protocol
 
 from bamboo_jax import base, config as config_lib
+from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.plan import cost_model, pipelines as pipelines_lib
 from bamboo_jax.recovery import decide, moves
 
@@ -21,33 +22,26 @@ Pipelines = Sequence[pipelines_lib.Pipeline]
 class StepCost:
   """A step of given pipelines, with its trained and dropped samples.
 
-  `useful`, `redundant` and `communication` are fractions of the time of nodes
-  with a stage; the rest is the bubble.
+  `shares` are those of the time of nodes with a stage; they add up to 1.
   """
 
   secs: float
   num_samples: float
   num_dropped: float = 0.0
-  useful: float = 1.0
-  redundant: float = 0.0
-  communication: float = 0.0
+  shares: account_lib.NodeTime = account_lib.NodeTime(useful=1.0)
 
   def __post_init__(self) -> None:
     if not self.secs > 0:
       raise ValueError(f"secs of a step must be above 0, got {self.secs}.")
-    shares = self.useful, self.redundant, self.communication
-    if min(*shares, 1 + 1e-9 - sum(shares)) < 0:
-      raise ValueError(f"The sum of shares must be from 0 to 1, got {self}.")
 
-  def shares(self) -> dict[str, float]:
-    """Returns the share of each kind; they add up to 1."""
-    used = self.useful + self.redundant + self.communication
-    return {
-        "useful": self.useful,
-        "communication": self.communication,
-        "redundant": self.redundant,
-        "bubble": max(0.0, 1.0 - used),
-    }
+
+def split_time(*, whole: float, **parts: float) -> account_lib.NodeTime:
+  """Returns parts of a time as shares of the whole, clipped to a sum of 1; the rest is a bubble."""
+  left, shares = 1.0, {}
+  for kind, part in parts.items():
+    shares[kind] = min(left, part / whole)
+    left -= shares[kind]
+  return account_lib.NodeTime(**shares, bubble=left)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +108,7 @@ class PipelineTimes:
     if rung == "checkpoint":
       pause_secs = durations.restart_secs + durations.load_secs
       return pause_secs + (durations.save_secs if before else 0.0)
-    return self._fixed_secs(rung) + self._copy_secs(before, after)
+    return self._change_secs(rung, before, after)
 
   def delay(self, decision: decide.Decision, before: Pipelines, *, when: str) -> Delay:
     """Returns the delay by a decision, without the time to detect losses.
@@ -131,20 +125,18 @@ class PipelineTimes:
       if when == "boundary" or rung == "drop":
         return Delay()
       return self._speed.finish(rung, before, after)
-    copy_secs = self._copy_secs(before, after, decision.layout.live)
-    return Delay(self._fixed_secs(rung) + copy_secs)
+    return Delay(self._change_secs(rung, before, after, decision.layout.live))
 
-  def _fixed_secs(self, rung: str) -> float:
-    if rung == "reconfigure":
-      return self.durations.reconfigure_secs
-    return self.durations.repair_secs
-
-  def _copy_secs(
-      self, before: Pipelines, after: Pipelines, live: Sequence[base.NodeId] | None = None
+  def _change_secs(
+      self,
+      rung: str,
+      before: Pipelines,
+      after: Pipelines,
+      live: Sequence[base.NodeId] | None = None,
   ) -> float:
-    if self._profile is None:
-      return 0.0
-    return moves.copy_secs(self._profile, before, after, live)
+    durations = self.durations
+    secs = durations.reconfigure_secs if rung == "reconfigure" else durations.repair_secs
+    return secs + (moves.copy_secs(self._profile, before, after, live) if self._profile else 0.0)
 
 
 class MeasuredSpeed:

@@ -223,4 +223,4 @@ class RosterTest(absltest.TestCase):
     second = follow(roster, "remove x,add x").added
     self.assertEqual(roster.seat(first), ())
     self.assertEqual(roster.seat(second), (0,))
-    self.assertEqual(follow(roster, "add y,remove y").added, ())
+    self.assertEqual(follow(roster, "add y,remove y").added, [])

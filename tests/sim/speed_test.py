@@ -50,10 +50,10 @@ class StepTest(parameterized.TestCase):
     time = make_speed().predictor.predict(pipelines)
     self.assertAlmostEqual(cost.secs, time.total_ms / 1e3)
     self.assertEqual((cost.num_samples, cost.num_dropped), (24, 0))
-    self.assertEqual(cost.redundant, 0.0)
+    self.assertEqual(cost.shares.redundant, 0.0)
     passes_ms = 12 * sum(c.forward_ms + c.backward_ms for c in _PROFILE.layers)
     joint_ms = time.norm_ms + time.update_ms
-    self.assertAlmostEqual(cost.useful, (passes_ms + 12 * joint_ms) / (12 * time.total_ms))
+    self.assertAlmostEqual(cost.shares.useful, (passes_ms + 12 * joint_ms) / (12 * time.total_ms))
 
   @parameterized.parameters("ring", "ordered", "tree")
   def test_sums_are_communication(self, reduction):
@@ -62,14 +62,14 @@ class StepTest(parameterized.TestCase):
     cost = speeds.step(pipelines, drops=False)
     sums_ms = speeds.predictor.sum_ms(_PARTITION, num_pipelines=3)
     self.assertLen(sums_ms, 4)
-    self.assertAlmostEqual(cost.communication * 12 * cost.secs * 1e3, 3 * sum(sums_ms))
+    self.assertAlmostEqual(cost.shares.communication * 12 * cost.secs * 1e3, 3 * sum(sums_ms))
     alone = speeds.step(pipelines[:1], drops=False)
-    self.assertEqual(alone.communication, 0.0)
+    self.assertEqual(alone.shares.communication, 0.0)
 
   def test_redundancy_shows(self):
     pipelines = make_pipelines(2)
     shares = {
-        mode: make_speed(mode).step(pipelines, drops=False).redundant
+        mode: make_speed(mode).step(pipelines, drops=False).shares.redundant
         for mode in ("lazy", "bubble", "eager")
     }
     self.assertLess(0.0, shares["lazy"])  # Replicas are refreshed.
