@@ -60,48 +60,37 @@ class OwnerChange:
   detect_secs: float | None = None
 
 
+# Its account, and the numbers of its nodes and pipelines; None: something happened in it.
+TimedStep = tuple[Account, tuple[int, int] | None]
+
+
 class Course(NamedTuple):
-  """A run, or its simulation, from the first step on."""
+  """A run, or its simulation, from the first step on.
+
+  Attributes:
+    start_secs: From the start of its nodes to the first step.
+    steps: Of a run.
+    replay: When its nodes came and went, by their names in the trace; None: it is simulated.
+    strangers: Step and name of each death that the launcher has not caused.
+  """
 
   num_steps: float
   events: tuple[OwnerChange, ...]
   boot_secs: float | None
   account: Account
+  start_secs: float = 0.0
+  steps: Sequence[TimedStep] = ()
+  replay: scale.Replay | None = None
+  strangers: Sequence[tuple[int, str]] = ()
 
   @property
   def pause_secs(self) -> float | None:
     """Sum of the pauses of all events, seconds; None if one is unknown."""
     found = [event.pause_secs for event in self.events]
-    known = [secs for secs in found if secs is not None]
-    return sum(known) if len(known) == len(found) else None
+    return None if None in found else sum(secs for secs in found if secs is not None)
 
 
-class TimedStep(NamedTuple):
-  """A step, until the next one, and the size of the cluster; plain: nothing happened in it."""
-
-  account: Account
-  num_nodes: int
-  num_pipelines: int
-  is_plain: bool
-
-
-class RunTimes(NamedTuple):
-  """A run.
-
-  Attributes:
-    start_secs: From the start of its nodes to the first step.
-    replay: When its nodes came and went, by their names in the trace.
-    strangers: Step and name of each death that the launcher has not caused.
-  """
-
-  course: Course
-  start_secs: float
-  steps: Sequence[TimedStep]
-  replay: scale.Replay
-  strangers: Sequence[tuple[int, str]] = ()
-
-
-def read_times(workdir: pathlib.Path) -> RunTimes:
+def read_times(workdir: pathlib.Path) -> Course:
   """Returns the times of a run of `bamboo cluster`, also an aborted one.
 
   Raises `OSError` without a log, `ValueError` with the file if it has fewer than two steps
@@ -122,7 +111,7 @@ def read_times(workdir: pathlib.Path) -> RunTimes:
     raise ValueError(f"{log} {what}: {error!s:.200}") from error
 
 
-def make_times(lines: Sequence[Line], nodes: Sequence[Line]) -> RunTimes:
+def make_times(lines: Sequence[Line], nodes: Sequence[Line]) -> Course:
   """Returns the times in the lines of a log.
 
   `nodes` are the events that the launcher recorded: nodes that it started and
@@ -136,18 +125,36 @@ def make_times(lines: Sequence[Line], nodes: Sequence[Line]) -> RunTimes:
     raise ValueError("The log must have at least two steps.")
   first_step, first = told[0]
   owners, begin_secs = (layouts[first_step][key] for key in ("owners", "at_secs"))
+  kills = {n["name"]: n["at_secs"] for n in nodes if n["event"] == "remove"}
   steps: list[TimedStep] = []
   changes: list[tuple[int, Line]] = []  # The index of a step that begins with another layout.
   for (_, before), (step, account) in itertools.pairwise(told):
-    layout = layouts.get(step)
-    is_changed = layout is not None and layout["owners"] != owners
-    if layout is not None and is_changed:
-      owners = layout["owners"]
+    layout, is_plain = layouts.get(step), step not in recoveries
+    if layout is not None and layout["owners"] != owners:
+      owners, is_plain = layout["owners"], False
       changes.append((len(steps), layout))
-    num_nodes = len({n for row in owners for n in row})
-    is_plain = not is_changed and step not in recoveries
-    steps.append(TimedStep(subtract(account, before), num_nodes, len(owners), is_plain))
-  kills = {n["name"]: n["at_secs"] for n in nodes if n["event"] == "remove"}
+    size = (len({n for row in owners for n in row}), len(owners))
+    steps.append((subtract(account, before), size if is_plain else None))
+  events = []
+  for index, change in changes:
+    recovery, detect_secs = recoveries.get(change["step"]), None
+    if recovery is not None and recovery["ready_at_secs"] is not None:
+      view_secs, names = recovery["view_at_secs"], recovery["names"]
+      killed = [kills[n] for n in names if kills.get(n, math.inf) <= view_secs]
+      if len(killed) == len(names):
+        detect_secs = recovery["ready_at_secs"] - min(killed)
+    near = steps[index + 1 :] if recovery is None else steps[:index][::-1]
+    plain = [account.secs for account, size in near if size][:_NUM_NEAR]
+    events.append(
+        OwnerChange(
+            secs=math.fsum(account.secs for account, _ in steps[:index]),
+            rung=change["rung"],
+            owners=tuple(tuple(map(str, row)) for row in change["owners"]),
+            pause_secs=steps[index][0].secs - statistics.fmean(plain) if plain else None,
+            is_loss=recovery is not None,
+            detect_secs=detect_secs,
+        )
+    )
   whole = subtract(told[-1][1], first)
   end_secs = begin_secs + whole.secs
   paid_secs = sum(
@@ -162,16 +169,11 @@ def make_times(lines: Sequence[Line], nodes: Sequence[Line]) -> RunTimes:
       if (kind := _KINDS.get(n["event"]))
   ]
   boots = [secs for join in of("join") for secs in join["boot_secs"].values()]
-  return RunTimes(
-      Course(
-          len(steps),
-          tuple(
-              _make_event(steps, i, change, recoveries.get(change["step"]), kills)
-              for i, change in changes
-          ),
-          statistics.fmean(boots) if boots else None,
-          whole + Account(0.0, unseen_secs, account_lib.NodeTime(idle=unseen_secs)),
-      ),
+  return Course(
+      len(steps),
+      tuple(events),
+      statistics.fmean(boots) if boots else None,
+      whole + Account(0.0, unseen_secs, account_lib.NodeTime(idle=unseen_secs)),
       start_secs=first.secs,
       steps=steps,
       replay=scale.Replay(
@@ -185,40 +187,6 @@ def make_times(lines: Sequence[Line], nodes: Sequence[Line]) -> RunTimes:
   )
 
 
-def _make_event(
-    steps: Sequence[TimedStep],
-    index: int,
-    change: Line,
-    recovery: Line | None,
-    kills: Mapping[str, float],
-) -> OwnerChange:
-  """Returns the event of a step that began with another layout.
-
-  Args:
-    index: Of the step.
-    change: Its layout, as in the log.
-    recovery: In the same step, if the change follows from a loss.
-    kills: When nodes were removed, by name.
-  """
-  is_loss = recovery is not None
-  detect_secs = None
-  if recovery is not None and recovery["ready_at_secs"] is not None:
-    view_secs, names = recovery["view_at_secs"], recovery["names"]
-    killed = [kills[n] for n in names if kills.get(n, math.inf) <= view_secs]
-    if len(killed) == len(names):
-      detect_secs = recovery["ready_at_secs"] - min(killed)
-  near = steps[:index][::-1] if is_loss else steps[index + 1 :]
-  plain = [s.account.secs for s in near if s.is_plain][:_NUM_NEAR]
-  return OwnerChange(
-      secs=math.fsum(s.account.secs for s in steps[:index]),
-      rung=change["rung"],
-      owners=tuple(tuple(map(str, row)) for row in change["owners"]),
-      pause_secs=steps[index].account.secs - statistics.fmean(plain) if plain else None,
-      is_loss=is_loss,
-      detect_secs=detect_secs,
-  )
-
-
 def subtract(later: Account, earlier: Account) -> Account:
   parts = zip(later.node_time, earlier.node_time, strict=True)
   return Account(
@@ -229,21 +197,35 @@ def subtract(later: Account, earlier: Account) -> Account:
   )
 
 
-def measure(run: RunTimes, usual: config_lib.DurationsSection) -> Measured:
+def measure(run: Course, usual: config_lib.DurationsSection) -> Measured:
   """Returns the times of a run for the simulator; `usual` are those of what never happened."""
   by_size: dict[tuple[int, int], tuple[list[Account], list[Account]]] = {}
-  for index, step in enumerate(run.steps):
-    if step.is_plain:
-      later, first = by_size.setdefault((step.num_nodes, step.num_pipelines), ([], []))
-      (first if index < _NUM_FIRST else later).append(step.account)
+  for index, (account, size) in enumerate(run.steps):
+    if size:
+      later, first = by_size.setdefault(size, ([], []))
+      (first if index < _NUM_FIRST else later).append(account)
+  costs = {}
+  for size, (later, first) in by_size.items():
+    accounts = later or first
+    secs = math.fsum(a.secs for a in accounts)
+    parts = {
+        kind: sum(getattr(a.node_time, kind) for a in accounts)
+        for kind in ("useful", "communication", "redundant")
+    }
+    costs[size] = times_lib.StepCost(
+        secs / len(accounts),
+        accounts[0].num_samples,
+        shares=times_lib.split_time(whole=size[0] * secs, **parts),
+    )
   mean = lambda found, other: statistics.fmean(found) if found else other
-  boots, events = run.course.boot_secs, run.course.events
-  boot_secs = usual.boot_secs if boots is None else boots
+  boot_secs = usual.boot_secs if run.boot_secs is None else run.boot_secs
   changes = [
-      (e.rung, max(0.0, e.pause_secs)) for e in events if not e.is_loss and e.pause_secs is not None
+      (e.rung, max(0.0, e.pause_secs))
+      for e in run.events
+      if not e.is_loss and e.pause_secs is not None
   ]
   of = lambda rung: [s for r, s in changes if r == rung] or [s for _, s in changes]
-  detects = [e.detect_secs for e in events if e.detect_secs is not None]
+  detects = [e.detect_secs for e in run.events if e.detect_secs is not None]
   durations = config_lib.DurationsSection(
       boot_secs=boot_secs,
       detect_secs=mean(detects, usual.detect_secs),
@@ -255,18 +237,7 @@ def measure(run: RunTimes, usual: config_lib.DurationsSection) -> Measured:
       stall_secs=0.0,
       save_every_secs=0.0,  # The steps include their stalls.
   )
-  return durations, {
-      size: _mean_step(later or first, size[0]) for size, (later, first) in by_size.items()
-  }
-
-
-def _mean_step(steps: Sequence[Account], num_nodes: int) -> times_lib.StepCost:
-  secs = math.fsum(s.secs for s in steps)
-  shares = {
-      kind: sum(getattr(s.node_time, kind) for s in steps) / (num_nodes * secs)
-      for kind in ("useful", "communication", "redundant")
-  }
-  return times_lib.StepCost(secs=secs / len(steps), num_samples=steps[0].num_samples, **shares)
+  return durations, costs
 
 
 def predict(
@@ -363,23 +334,17 @@ def _compare_owners(ours: Sequence[OwnerChange], theirs: Sequence[OwnerChange]) 
   most = max((len(e.owners) for e in [*ours, *theirs]), default=0)
   best: list[bool] = []
   for order in itertools.islice(itertools.permutations(range(most)), _ORDERS):
-    names: dict[str, str] = {}
-    found = [
-        _is_same(a.owners, tuple(b.owners[k] for k in order if k < len(b.owners)), names)
-        for a, b in zip(ours, theirs, strict=False)
-    ]
+    names, found = dict[str, str](), list[bool]()  # Names of nodes are learned.
+    for a, b in zip(ours, theirs, strict=False):
+      rows = [b.owners[k] for k in order if k < len(b.owners)]
+      is_same = [*map(len, a.owners)] == [*map(len, rows)]
+      if is_same:
+        pairs = zip(itertools.chain(*a.owners), itertools.chain(*rows), strict=True)
+        is_same = all(names.setdefault(one, other) == other for one, other in pairs)
+        is_same = is_same and len({*names.values()}) == len(names)
+      found.append(is_same)
     best = max(best or found, found, key=sum)
   return best
-
-
-def _is_same(ours: Owners, theirs: Owners, names: dict[str, str]) -> bool:
-  """Returns whether the owners are the same; learns the names of nodes."""
-  if [*map(len, ours)] != [*map(len, theirs)]:
-    return False
-  ours, theirs = itertools.chain(*ours), itertools.chain(*theirs)
-  pairs = zip(ours, theirs, strict=True)
-  same = all(names.setdefault(a, b) == b for a, b in pairs)
-  return same and len({*names.values()}) == len(names)
 
 
 def read_config(folder: pathlib.Path) -> config_lib.Config:
@@ -427,24 +392,25 @@ def run(folder: pathlib.Path, *, workdir: pathlib.Path, formats: Sequence[str] =
         f"There is no run of `bamboo cluster` in {folder}: no nodes.jsonl says when its nodes "
         "came and went."
     )
-  config, times = read_config(folder), read_times(folder)
+  config, course = read_config(folder), read_times(folder)
   price = prices_lib.find_or_standard(config.cost)
-  if times.strangers:
-    step, name = times.strangers[0]
+  for step, name in course.strangers[:1]:
     raise ValueError(
         f"Node {name} of {folder} died in step {step}, but not by --trace: a simulation does not "
         "know when."
     )
-  policy = make_policy(config, measure(times, config.study.durations))
-  text = report(workdir, times, policy, folder=folder, price=price, formats=formats)
+  policy = make_policy(config, measure(course, config.study.durations))
+  text = report(workdir, course, policy, folder=folder, price=price, formats=formats)
   if not (folder / "summary.json").exists():
-    text = f"note: {folder} has not ended: this is about its first {len(times.steps)} steps\n{text}"
+    text = (
+        f"note: {folder} has not ended: this is about its first {len(course.steps)} steps\n{text}"
+    )
   return text
 
 
 def report(
     workdir: pathlib.Path,
-    times: RunTimes,
+    course: Course,
     policy: decisions.Policy,
     *,
     folder: pathlib.Path,
@@ -452,16 +418,17 @@ def report(
     formats: Sequence[str] = ("png",),
 ) -> str:
   """Predicts the run in `folder`; writes tables and page to `workdir`, returns text."""
-  real = charge(times.course, price, market=policy.market)
-  predicted, outcome = predict(times.replay, policy, price, secs=real.account.secs)
+  real = charge(course, price, market=policy.market)
+  assert real.replay is not None
+  predicted, outcome = predict(real.replay, policy, price, secs=real.account.secs)
   rows = compare(predicted, real)
   comparison = table_lib.make("Predicted and measured", _COLUMNS, rows, _NOTE)
   ours, theirs = contents.simulated("predicted", outcome), contents.read_run(folder, {})
   theirs["head"]["run"] = "measured"
-  for value, course in ((ours, predicted), (theirs, real)):
+  for value, one in ((ours, predicted), (theirs, real)):
     # Tokens of the log are those of the whole run.
-    since_first = {"steps": course.num_steps, "tokens_per_sec": None}
-    value["figures"] |= facts.figures_of(course.account) | since_first
+    since_first = {"steps": one.num_steps, "tokens_per_sec": None}
+    value["figures"] |= facts.figures_of(one.account) | since_first
   found = contents.make(
       f"Prediction and outcome of {folder.name}", [ours, theirs], tables={"beside": comparison}
   )

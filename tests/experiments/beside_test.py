@@ -74,36 +74,36 @@ class ValidationTest(folders.FolderCase):
 
   def setUp(self):
     super().setUp()
-    self.run_times = beside.make_times(*make_log())
-    self.measured = beside.measure(self.run_times, _USUAL)
+    self.course = beside.make_times(*make_log())
+    self.measured = beside.measure(self.course, _USUAL)
 
   def test_what_a_log_says(self):
-    run = self.run_times
+    run = self.course
     self.assertLen(run.steps, len(_STEPS) - 1)
     self.assertEqual(
-        [(e.secs, e.rung, e.pause_secs) for e in run.course.events],
+        [(e.secs, e.rung, e.pause_secs) for e in run.events],
         [(20.0, "shadow", 1.0), (43.0, "repair", 1.0)],
     )
-    self.assertAlmostEqual(run.course.events[0].detect_secs, 0.6)
-    self.assertEqual(run.course.account.secs, 56.0)
+    self.assertAlmostEqual(run.events[0].detect_secs, 0.6)
+    self.assertEqual(run.account.secs, 56.0)
     # From 102 on: to the end, to 122.9, and from 123.9 on, also while it boots.
-    self.assertAlmostEqual(run.course.account.node_secs, 56.0 + 20.9 + 34.1, places=6)
+    self.assertAlmostEqual(run.account.node_secs, 56.0 + 20.9 + 34.1, places=6)
 
   def test_a_death_that_no_trace_has_caused_is_not_timed(self):
     run = beside.make_times(*make_log(dead="n0"))
-    self.assertTrue(run.course.events[0].is_loss)
-    self.assertIsNone(run.course.events[0].detect_secs)
+    self.assertTrue(run.events[0].is_loss)
+    self.assertIsNone(run.events[0].detect_secs)
     self.assertEqual(beside.measure(run, _USUAL)[0].detect_secs, _USUAL.detect_secs)
 
   def test_a_pause_without_usual_steps_near_is_not_known(self):
     lines, nodes = make_log()
     run = beside.make_times(lines[: _LOSS + 3], nodes)  # None after the death.
-    self.assertEqual([e.pause_secs for e in run.course.events], [1.0])
+    self.assertEqual([e.pause_secs for e in run.events], [1.0])
     first = next(i for i, l in enumerate(lines) if l["step"] == _LOSS - 1)
     begin = [dict(lines[0], step=_LOSS - 1)]  # None before it.
     run = beside.make_times(begin + lines[first:], nodes)
-    self.assertEqual([e.pause_secs for e in run.course.events], [None, 1.0])
-    side = beside.charge(run.course, profiles.PRICE, market="spot")
+    self.assertEqual([e.pause_secs for e in run.events], [None, 1.0])
+    side = beside.charge(run, profiles.PRICE, market="spot")
     self.assertIsNone(side.pause_secs)
     rows = beside.compare(side, side)
     self.assertEqual([row[2] for row in rows if "pause" in row[0]], [None, None, 1.0])
@@ -111,7 +111,7 @@ class ValidationTest(folders.FolderCase):
   def test_a_death_before_it_was_struck_is_not_timed(self):
     lines, nodes = make_log()
     struck = [n | {"at_secs": 123.1} if n["event"] == "remove" else n for n in nodes]
-    self.assertIsNone(beside.make_times(lines, struck).course.events[0].detect_secs)
+    self.assertIsNone(beside.make_times(lines, struck).events[0].detect_secs)
 
   def test_measures(self):
     durations, steps = self.measured
@@ -119,15 +119,15 @@ class ValidationTest(folders.FolderCase):
     self.assertAlmostEqual(durations.detect_secs, 0.6)
     self.assertEqual(durations.repair_secs, 1.0)
     self.assertEqual(
-        [(size[0], s.secs, s.useful) for size, s in steps.items()], [(2, 2.0, 0.5), (1, 4.0, 0.5)]
+        [(size[0], s.secs, s.shares.useful) for size, s in steps.items()],
+        [(2, 2.0, 0.5), (1, 4.0, 0.5)],
     )
 
   def measure_events(self, events, **changes):
-    course = self.run_times.course._replace(events=events, **changes)
-    return beside.measure(self.run_times._replace(course=course), _USUAL)[0]
+    return beside.measure(self.course._replace(events=events, **changes), _USUAL)[0]
 
   def test_pauses_are_those_of_their_rung(self):
-    first, repair = self.run_times.course.events
+    first, repair = self.course.events
     more = [dataclasses.replace(repair, rung="reconfigure", pause_secs=secs) for secs in (3.0, 5.0)]
     durations = self.measure_events((first, repair, *more))
     self.assertEqual(durations.repair_secs, 1.0)
@@ -143,7 +143,7 @@ class ValidationTest(folders.FolderCase):
     events = [(20_900, "remove", "b"), (21_900, "add", "c")]
     replay = scale.Replay(("a", "b"), tuple(trace_lib.Event(*e) for e in events), 56_000)
     policy = make_policy(self.measured)
-    run = beside.charge(self.run_times.course, profiles.PRICE, market="spot")
+    run = beside.charge(self.course, profiles.PRICE, market="spot")
     predicted, _ = beside.predict(replay, policy, profiles.PRICE, secs=run.account.secs)
     table = {what: (off, same) for what, _, _, off, same in beside.compare(predicted, run)}
     self.assertEqual(table["event 0: shadow, at s"][1], "yes")
@@ -172,7 +172,7 @@ class ValidationTest(folders.FolderCase):
     folder = self.write_run(*make_log())
     said = beside.report(
         folder / "out",
-        self.run_times._replace(replay=scale.Replay(("a", "b"), (), 56_000)),
+        self.course._replace(replay=scale.Replay(("a", "b"), (), 56_000)),
         make_policy(self.measured),
         folder=folder,
         price=profiles.PRICE,
@@ -183,11 +183,11 @@ class ValidationTest(folders.FolderCase):
     self.assertEqual([run["head"]["run"] for run in found["runs"]], ["predicted", "measured"])
     self.assertIn(["event 0", None, None, None, "no"], found["tables"]["beside"]["rows"])
     measured = {row[0]: row[2] for row in found["tables"]["runs"]["rows"]}
-    self.assertEqual(measured["steps"], self.run_times.course.num_steps)  # Without the first.
+    self.assertEqual(measured["steps"], self.course.num_steps)  # Without the first.
     self.assertNotIn("tokens per second", measured)
 
   def test_when_nodes_came_and_went(self):
-    replay = self.run_times.replay
+    replay = self.course.replay
     self.assertEqual((replay.first, replay.duration_ms), (("a", "b"), 56_000))
     self.assertEqual([*map(str, replay.events)], ["20900,remove,b", "21900,add,c"])
     lines, nodes = make_log()
@@ -235,7 +235,7 @@ class ValidationTest(folders.FolderCase):
     self.assertIn("| event 0: shadow, at s |", said)
 
   def test_other_owners_are_named(self):
-    run = beside.charge(self.run_times.course, profiles.PRICE, market="spot")
+    run = beside.charge(self.course, profiles.PRICE, market="spot")
     first, second = run.events
     own = lambda new: [dataclasses.replace(e, owners=new(e.owners)) for e in run.events]
     more = ("7", "8")  # Of another pipeline.
