@@ -47,7 +47,7 @@ nitpick_ignore = [
         "plan.cost_model.Profile",
         "plan.planner.Plan",
         "schedule.timeline.Timeline",
-        "sim.decisions.Policy",
+        "sim.loop.Policy",
         "sim.speed.Table",
     )
 ]

@@ -21,7 +21,7 @@ from bamboo_jax.experiments import output
 from bamboo_jax.metrics import jsonl, table as table_lib
 from bamboo_jax.report import contents
 from bamboo_jax.report.live import facts
-from bamboo_jax.sim import decisions, loop, speed as speed_lib, times as times_lib
+from bamboo_jax.sim import loop, speed as speed_lib, times as times_lib
 from bamboo_jax.traces import scale, trace as trace_lib
 
 _ORDERS = 1000  # Maximum number of orders of pipelines that are tried.
@@ -241,7 +241,7 @@ def measure(run: Course, usual: config_lib.DurationsSection) -> Measured:
 
 
 def predict(
-    replay: scale.Replay, policy: decisions.Policy, price: prices_lib.Price, *, secs: float
+    replay: scale.Replay, policy: loop.Policy, price: prices_lib.Price, *, secs: float
 ) -> tuple[Course, loop.Outcome]:
   """Simulates a cluster under a trace for `secs` from the first step on."""
   durations = policy.times.durations
@@ -357,7 +357,7 @@ def read_config(folder: pathlib.Path) -> config_lib.Config:
     raise ValueError(f"{path} is not of this version: {error}") from error
 
 
-def make_policy(config: config_lib.Config, measured: Measured) -> decisions.Policy:
+def make_policy(config: config_lib.Config, measured: Measured) -> loop.Policy:
   """Returns the rules of a run as a policy, with its measured times."""
   from bamboo_jax.training.setup import build  # Imports JAX.
 
@@ -380,9 +380,7 @@ def make_policy(config: config_lib.Config, measured: Measured) -> decisions.Poli
       drops=config.recovery.drop,
       profile=None,  # The durations include copies.
   )
-  return decisions.Policy(
-      "predicted", rules.ladder, rules.planner, times, market=config.cost.market
-  )
+  return loop.Policy("predicted", rules.ladder, rules.planner, times, market=config.cost.market)
 
 
 def run(folder: pathlib.Path, *, workdir: pathlib.Path, formats: Sequence[str] = ("png",)) -> str:
@@ -411,7 +409,7 @@ def run(folder: pathlib.Path, *, workdir: pathlib.Path, formats: Sequence[str] =
 def report(
     workdir: pathlib.Path,
     course: Course,
-    policy: decisions.Policy,
+    policy: loop.Policy,
     *,
     folder: pathlib.Path,
     price: prices_lib.Price,

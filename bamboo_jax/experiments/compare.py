@@ -16,7 +16,7 @@ from bamboo_jax.metrics import table as table_lib
 from bamboo_jax.recovery import policies as policies_lib
 from bamboo_jax.report import contents
 from bamboo_jax.report.live import words
-from bamboo_jax.sim import build, decisions, loop
+from bamboo_jax.sim import build, loop
 from bamboo_jax.traces import generator, readers, scale, trace as trace_lib
 
 Config = config_lib.Config
@@ -142,10 +142,10 @@ def _plan(config: Config, preemptions: Preemptions, sweep: Sweep) -> list[Play]:
   ]
 
 
-_MADE: dict[tuple[str, str], tuple[decisions.Policy, ...]] = {}
+_MADE: dict[tuple[str, str], tuple[loop.Policy, ...]] = {}
 
 
-def _find_choices(policy: str, play: Play) -> tuple[decisions.Policy, ...]:
+def _find_choices(policy: str, play: Play) -> tuple[loop.Policy, ...]:
   """Returns the candidates for a policy, which keep their plans from play to play."""
   policies_lib.load_plugins(play.config.plugins)
   config = policies_lib.apply(play.config, policies_lib.find(policy))

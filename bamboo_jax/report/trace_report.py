@@ -6,7 +6,7 @@ from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.metrics import palette, plots
-from bamboo_jax.traces import readers, summary as trace_summary, trace as trace_lib
+from bamboo_jax.traces import readers, trace as trace_lib
 
 Trace = trace_lib.Trace
 
@@ -15,12 +15,12 @@ def show(
     trace: Trace, *, path: str | None, figure: str | None = None, formats: Sequence[str] = ("png",)
 ) -> None:
   """Prints a summary of a trace; writes events to `path`, draws `figure`."""
-  for name, value in trace_summary.summarize(trace).items():
+  for name, value in trace_lib.summarize(trace).items():
     print(f"{name:28} {value:9.4g}")
-  bulks = " ".join(f"{n}:{times}" for n, times in sorted(trace_summary.count_bulks(trace).items()))
+  bulks = " ".join(f"{n}:{times}" for n, times in sorted(trace_lib.count_bulks(trace).items()))
   print(f"{'instants by nodes':28} {bulks or '-'}")
   print(f"{'zones':28} {' '.join(trace.zones).strip() or '-'}")
-  if (usd_per_hour := trace_summary.mean_usd_per_hour(trace)) is not None:
+  if (usd_per_hour := trace_lib.mean_usd_per_hour(trace)) is not None:
     print(f"{'mean $ per node-hour':28} {usd_per_hour:9.4g}")
   for note in trace.notes:
     print(f"note: {note}")
@@ -47,7 +47,7 @@ def draw(trace: Trace) -> Any:
   over_time.set_xlabel("time (h)")
   over_time.set_ylabel("nodes")
   over_time.set_ylim(bottom=0)
-  bulks = trace_summary.count_bulks(trace)
+  bulks = trace_lib.count_bulks(trace)
   by_size.bar(list(bulks), list(bulks.values()), color=palette.RED)
   by_size.set_xlabel("nodes preempted at an instant")
   by_size.set_ylabel("instants")

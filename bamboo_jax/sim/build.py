@@ -1,4 +1,4 @@
-"""Makes the simulated policy of a config, and chooses by a forecast.
+"""Makes the simulated policy of a config, and chooses by a forecast; one call for a run.
 
 All policies use the ladder and the planner of runs; they differ in the rungs that are
 switched on, in the pipelines that are formed, and in their redundancy.
@@ -16,23 +16,29 @@ import functools
 import itertools
 import json
 import math
+import os
 from typing import Any
 
 from bamboo_jax import base, config as config_lib
-from bamboo_jax.accounting import machines
+from bamboo_jax.accounting import machines, prices as prices_lib
 from bamboo_jax.plan import (
     cost_model,
     memory as memory_lib,
     partition as partition_lib,
     predictor as predictor_lib,
 )
-from bamboo_jax.recovery import decide, planner as planner_lib, shapes as shapes_lib
+from bamboo_jax.recovery import (
+    decide,
+    planner as planner_lib,
+    policies as policies_lib,
+    shapes as shapes_lib,
+)
 from bamboo_jax.schedule import lines as lines_lib
-from bamboo_jax.sim import decisions, speed as speed_lib, times as times_lib
-from bamboo_jax.traces import summary as trace_summary, trace as trace_lib
+from bamboo_jax.sim import loop, speed as speed_lib, times as times_lib
+from bamboo_jax.traces import generator, readers, trace as trace_lib
 
 Config = config_lib.Config
-Policy = decisions.Policy
+Policy = loop.Policy
 Costs = cost_model.Profile | speed_lib.Table
 
 # Makes the shapes of pipelines from a config and a predictor of their steps.
@@ -193,10 +199,10 @@ def choose(policies: Sequence[Policy], trace: trace_lib.Trace) -> Policy:
   if len(policies) == 1:
     return policies[0]
   live: dict[int, float] = {}
-  for start_ms, end_ms, count in trace_summary.live_spans(trace):
+  for start_ms, end_ms, count in trace_lib.live_spans(trace):
     live[count] = live.get(count, 0.0) + end_ms - start_ms
   usual = {n: t for n, t in live.items() if 100 * t >= trace.duration_ms}
-  summary = trace_summary.summarize(trace)
+  summary = trace_lib.summarize(trace)
   node_hours = summary["live nodes, mean"] * summary["hours"]
   expect = functools.partial(
       expected_samples_per_sec,
@@ -231,19 +237,17 @@ def expected_samples_per_sec(
   return samples / sum(live.values()) / (1.0 + lost_share)
 
 
-def _start(policy: Policy, num_nodes: int) -> decisions.Places:
+def _start(policy: Policy, num_nodes: int) -> loop.Places:
   joined = tuple(range(num_nodes))
   return _ask(policy, policy.empty, "boundary", joined=joined).places
 
 
-def _ask(
-    policy: Policy, places: decisions.Places, when: str, **change: Any
-) -> decisions.PlacedDecision:
+def _ask(policy: Policy, places: loop.Places, when: str, **change: Any) -> loop.PlacedDecision:
   change = decide.Change(**change)
   return policy.answer(places, change, when=when, find_zones=dict)
 
 
-def _secs_per_loss(policy: Policy, places: decisions.Places, victim: int) -> float:
+def _secs_per_loss(policy: Policy, places: loop.Places, victim: int) -> float:
   """Returns the training time lost by a loss and a later replacement."""
   durations = policy.times.durations
   answer = _ask(policy, places, "step", lost=frozenset({victim}))
@@ -257,3 +261,70 @@ def _secs_per_loss(policy: Policy, places: decisions.Places, victim: int) -> flo
   joined = (answer.places.num_places,)
   again = _ask(policy, answer.places, "boundary", joined=joined)
   return secs + again.delay.secs
+
+
+# A model like GPT-2 medium, on a V100 and 10 Gbit/s for each node.
+JOB: Mapping[str, Any] = {
+    "pipeline.num_pipelines": 4,
+    "pipeline.num_stages": 8,
+    "pipeline.num_microbatches": 16,
+    "pipeline.microbatch_size": 8,
+    "plan.profile": "configs/sim/gpt2_medium.json",
+    "cost.instance": "p3.2xlarge",
+    "cost.date": "2021",  # As Bamboo used.
+}
+
+
+def simulate(
+    trace: trace_lib.Trace,
+    policy: str | Policy,
+    config: Config | None = None,
+    *,
+    costs: Costs | None = None,
+    price: prices_lib.Price | None = None,
+    keep_moments: bool = False,
+) -> loop.Outcome:
+  """Returns the outcome of a policy on a trace.
+
+  Args:
+    trace: Also the forecast of policies that plan for one.
+    policy: A name, see `recovery.policies.find`. A policy made by `make_policy` caches
+      its plans, which take most of the time.
+    config: Of the run; by default `JOB`.
+    costs: By default those in the file that the config names.
+    price: By default that of `config.cost`, or of a p3.2xlarge in 2021, which Bamboo used.
+    keep_moments: Whether the outcome has the course of the run.
+
+  Raises:
+    ValueError: Options do not fit, or there are never enough nodes.
+  """
+  if not isinstance(policy, Policy):
+    policy = make_policy(policy, trace, config, costs=costs)
+  price = price or prices_lib.find_or_standard((config or Config()).cost)
+  return loop.simulate(trace, policy, price, keep_moments=keep_moments)
+
+
+def make_policy(
+    policy: str, trace: trace_lib.Trace, config: Config | None = None, *, costs: Costs | None = None
+) -> Policy:
+  """Returns a policy that can be simulated repeatedly; see `simulate`."""
+  config = policies_lib.apply(config or Config().changed(JOB), policies_lib.find(policy))
+  costs = costs or read_costs(config)
+  if costs is None:
+    raise ValueError("config.plan.profile must name a file of `bamboo profile`, or give `costs`.")
+  return choose(make_choices(policy, config, costs), trace)
+
+
+def read_trace(*paths: str | os.PathLike[str]) -> trace_lib.Trace:
+  """Returns the trace of a file, or of one file per zone."""
+  return readers.read_traces(paths)
+
+
+def generate_trace(*, seed: int = 0, **options: Any) -> trace_lib.Trace:
+  """Returns a random trace; the options are those of `config.study.trace`."""
+  return generator.generate_trace(config_lib.TraceSection(**options), seed=seed)
+
+
+def list_policies() -> list[str]:
+  """Returns the policy names that `simulate` accepts."""
+  return sorted(policies_lib.POLICIES)

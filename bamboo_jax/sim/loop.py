@@ -3,20 +3,26 @@
 Events are those of the trace, nodes that become ready, ends of pauses, and ends
 of steps for which a change waits; `books` accounts for the time between. At
 equal times losses come first, then nodes that become ready, then ends of pauses
-and steps. Decisions are those of `recovery.decide`, as in a real run.
+and steps.
+
+Decisions are those of `recovery.decide`, as in a real run. They depend on places, not on
+the names of nodes. So nodes are numbered by their places, pipeline by pipeline and then the
+spares, and answers are cached by these numbers. Only a restart depends on the zones of
+nodes: it is asked about each time.
 """
 
 import collections
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
+import functools
 import heapq
 from typing import Any, NamedTuple
 
 from bamboo_jax import base
 from bamboo_jax.accounting import account as account_lib, prices as prices_lib
-from bamboo_jax.recovery import decide
-from bamboo_jax.sim import books as books_lib, decisions
-from bamboo_jax.traces import summary as trace_summary, trace as trace_lib
+from bamboo_jax.recovery import decide, layout as layout_lib, planner as planner_lib
+from bamboo_jax.sim import books as books_lib, times as times_lib
+from bamboo_jax.traces import trace as trace_lib
 
 # Order of simultaneous events.
 _TRACE, _READY, _WAKE = range(3)
@@ -84,6 +90,134 @@ class NodeRoster:
     return self._live.get(node.node) is node
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Places:
+  """A layout whose nodes are numbered by their places.
+
+  Attributes:
+    num_owners: Places below this one are of pipelines, the rest of spares. The
+      dead owner of a vacant stage keeps its place.
+    num_training: Nodes that have a stage.
+  """
+
+  layout: layout_lib.Layout
+  num_places: int
+  num_owners: int
+  num_training: int
+  times: times_lib.PipelineTimes
+
+  @functools.cached_property
+  def cost(self) -> times_lib.StepCost:
+    """The cost of a step; there must be pipelines."""
+    return self.times.cost(self.layout.pipelines)
+
+
+@dataclasses.dataclass(frozen=True)
+class PlacedDecision:
+  """A decision, with the places and the delay that follow.
+
+  Attributes:
+    decision: In the numbers of the question: places, then the joining nodes.
+      Its pipelines may have other nodes, see `numbers`.
+    places: The places from now on.
+    numbers: For each place, the number of its node in the question.
+    delay: Delay of the step in flight, or the pause between two steps; the time
+      to detect a loss is added to it.
+  """
+
+  decision: decide.Decision
+  places: Places
+  numbers: tuple[base.NodeId, ...]
+  delay: times_lib.Delay
+
+
+# Places, and for each the number that its node had before.
+Numbered = tuple[Places, tuple[base.NodeId, ...]]
+
+
+class Policy:
+  """The rules of a simulated cluster; `empty` are places of no node.
+
+  `market` selects the price, "spot" or "on_demand". On demand, nodes stay: the
+  maximum number of live nodes of the trace is there from the start.
+  """
+
+  MAX_ANSWERS = 20_000  # The cache is cleared at this size.
+
+  def __init__(
+      self,
+      name: str,
+      ladder: decide.Ladder,
+      planner: planner_lib.Planner,
+      times: times_lib.PipelineTimes,
+      *,
+      market: str = "spot",
+      heeds_zones: bool = True,
+  ) -> None:
+    self.name, self.market, self._heeds = name, market, heeds_zones
+    self.ladder, self.planner, self.times = ladder, planner, times
+    self._places: dict[tuple[Any, ...], Places] = {}
+    self._answers: dict[tuple[Any, ...], PlacedDecision] = {}
+    self.empty, _ = self._find_places(layout_lib.Layout())
+
+  def answer(
+      self,
+      places: Places,
+      change: decide.Change,
+      *,
+      when: str,
+      find_zones: Callable[[], Mapping[base.NodeId, str]],
+  ) -> PlacedDecision:
+    """Returns the answer to a change.
+
+    Args:
+      places: `empty`, or from another answer.
+      change: Nodes by number; joining nodes have the next numbers.
+      find_zones: Returns the zone of all nodes by number, joining ones
+        included. Called only if it matters.
+    """
+    key = places, change.lost, len(change.joined), change.noticed, when
+    answer = self._answers.get(key)
+    if answer is None:
+      if len(self._answers) >= self.MAX_ANSWERS:
+        self._answers.clear()
+        self._places.clear()
+      answer = self._answers[key] = self._ask(places.layout, change, when)
+    if answer.decision.rung == "checkpoint" and self._heeds:
+      return self._ask(places.layout, dataclasses.replace(change, zones=find_zones()), when)
+    return answer
+
+  def disband(self, places: Places) -> Numbered:
+    """Returns places without pipelines, where all nodes are spares."""
+    before = places.layout
+    return self._find_places(layout_lib.Layout(spares=before.live, leaving=before.leaving))
+
+  def _ask(self, layout: layout_lib.Layout, change: decide.Change, when: str) -> PlacedDecision:
+    decision = decide.decide(layout, change, ladder=self.ladder, planner=self.planner, when=when)
+    delay = self.times.delay(decision, layout.pipelines, when=when)
+    return PlacedDecision(decision, *self._find_places(decision.layout), delay)
+
+  def _find_places(self, layout: layout_lib.Layout) -> Numbered:
+    owners = {n: None for p in layout.pipelines for n in p.roles.owners}
+    # A node that has handed a stage over is a spare, in a vacant place.
+    numbers = tuple({**owners, **dict.fromkeys(layout.spares)})
+    number = {node: i for i, node in base.by_node(numbers)}
+    leaving = frozenset(number[n] for n in layout.leaving if n in number)
+    shapes = tuple(p.shape for p in layout.pipelines)
+    spares = tuple(number[n] for n in layout.spares)
+    key = shapes, spares, leaving
+    if key not in self._places:
+      pipelines = tuple(p.renumbered(number) for p in layout.pipelines)
+      self._places[key] = Places(
+          layout=layout_lib.Layout(pipelines, spares=spares, leaving=leaving),
+          num_places=len(numbers),
+          num_owners=len(owners),
+          num_training=sum(len(p.nodes) for p in pipelines),
+          times=self.times,
+      )
+    return self._places[key], numbers
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Moment:
   """The state of a run from one moment on.
@@ -130,11 +264,7 @@ class Outcome:
 
 
 def simulate(
-    trace: trace_lib.Trace,
-    policy: decisions.Policy,
-    price: prices_lib.Price,
-    *,
-    keep_moments: bool = False,
+    trace: trace_lib.Trace, policy: Policy, price: prices_lib.Price, *, keep_moments: bool = False
 ) -> Outcome:
   """Returns the outcome of `policy` on `trace`.
 
@@ -152,7 +282,7 @@ def simulate(
         f"Policy {policy.name!r} cannot start on trace {trace.name!r}, which "
         f"has at most {trace.num_nodes} nodes: {error}"
     ) from error
-  if (usd_per_hour := trace_summary.mean_usd_per_hour(trace)) is not None:
+  if (usd_per_hour := trace_lib.mean_usd_per_hour(trace)) is not None:
     source = f"mean of trace {trace.name}"
     price = dataclasses.replace(
         price, spot_usd_per_hour=usd_per_hour, source=source, date="undated"
@@ -167,12 +297,7 @@ def simulate(
 class _Run:
 
   def __init__(
-      self,
-      trace: trace_lib.Trace,
-      policy: decisions.Policy,
-      price: prices_lib.Price,
-      *,
-      keep_moments: bool,
+      self, trace: trace_lib.Trace, policy: Policy, price: prices_lib.Price, *, keep_moments: bool
   ) -> None:
     self._policy = policy
     self._end_secs = trace.duration_ms / 1e3
@@ -282,9 +407,7 @@ class _Run:
       self._rungs[decision.rung] += 1
     self._note(now, decision.rung, decision.reason, change)
 
-  def _carry_out(
-      self, now: float, answer: decisions.PlacedDecision, when: str, *, is_loss: bool
-  ) -> None:
+  def _carry_out(self, now: float, answer: PlacedDecision, when: str, *, is_loss: bool) -> None:
     books, rung, delay = self._books, answer.decision.rung, answer.delay
     secs = delay.secs + delay.left_share * max(0.0, books.step_end_secs - now)
     if is_loss:

@@ -6,7 +6,7 @@ import json
 from bamboo_jax import config as config_lib
 from bamboo_jax.accounting import account as account_lib
 from bamboo_jax.experiments import beside
-from bamboo_jax.sim import decisions, speed, times as times_lib
+from bamboo_jax.sim import loop, speed, times as times_lib
 from bamboo_jax.traces import scale, trace as trace_lib
 from bamboo_jax.training.setup import accept
 from tests import folders, layouts, profiles, run_files, tiny
@@ -67,7 +67,7 @@ def make_policy(measured, *, num_stages=2, is_measured=True):
     whole = rules.planner.fresh(range(num_stages), {})
     predicted = times_lib.MeasuredSpeed(predicted, costs, whole=whole)
   times = times_lib.PipelineTimes(predicted, durations, drops=False, profile=None)
-  return decisions.Policy("predicted", rules.ladder, rules.planner, times)
+  return loop.Policy("predicted", rules.ladder, rules.planner, times)
 
 
 class ValidationTest(folders.FolderCase):

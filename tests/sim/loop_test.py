@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bamboo_jax import config as config_lib
 from bamboo_jax.sim import build, loop, speed as speed_lib
-from bamboo_jax.traces import summary as trace_summary, trace as trace_lib
+from bamboo_jax.traces import trace as trace_lib
 from tests import policies, profiles
 
 # Steps of 80 samples take 80 s over the number of nodes.
@@ -190,7 +190,7 @@ class PropertyTest(parameterized.TestCase):
       outcome = loop.simulate(trace, policy, profiles.PRICE)
       account = outcome.account
       self.assertAlmostEqual(account.secs, 3001.0)
-      spans = trace_summary.live_spans(trace)
+      spans = trace_lib.live_spans(trace)
       live_secs = sum(n * (end - start) / 1000 for start, end, n in spans)
       self.assertAlmostEqual(account.node_secs, live_secs, places=5)
       self.assertAlmostEqual(sum(account.node_time.shares().values()), 1.0)

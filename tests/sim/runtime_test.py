@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bamboo_jax import config as config_lib
 from bamboo_jax.schedule import failover
-from bamboo_jax.sim import decisions, loop, speed, times as times_lib
+from bamboo_jax.sim import loop, speed, times as times_lib
 from bamboo_jax.traces import trace as trace_lib
 from tests import layouts, profiles
 
@@ -67,7 +67,7 @@ class Simulation:
         drops=False,
         profile=profile,
     )
-    self._policy = decisions.Policy("policy", rules.ladder, rules.planner, times)
+    self._policy = loop.Policy("policy", rules.ladder, rules.planner, times)
     self.begin()
 
   def begin(self):

@@ -8,7 +8,7 @@ import hypothesis
 from hypothesis import strategies as st
 
 from bamboo_jax import config as config_lib
-from bamboo_jax.traces import generator, readers, summary as trace_summary
+from bamboo_jax.traces import generator, readers, trace as trace_lib
 
 Parameters = config_lib.TraceSection
 _SIZES = dict(bulk_sizes=((1, 1.0), (5, 1.0)))
@@ -31,7 +31,7 @@ def generate(seed=0, **changes):
 
 def zone_share(trace):
   """Returns the share of instants that hit several zones."""
-  figures = trace_summary.summarize(trace)
+  figures = trace_lib.summarize(trace)
   return figures["instants in several zones"] / figures["instants of preemption"]
 
 
@@ -71,7 +71,7 @@ class GenerateTest(parameterized.TestCase):
   )
   def test_hazard(self, changes):
     hazard = changes.pop("hazard_per_node_hour", 0.5)
-    summary = trace_summary.summarize(
+    summary = trace_lib.summarize(
         generate(hours=170 / hazard, hazard_per_node_hour=hazard, **changes)
     )
     largest, num_instants = summary["nodes per instant, most"], summary["instants of preemption"]
@@ -81,7 +81,7 @@ class GenerateTest(parameterized.TestCase):
     self.assertLess(abs(summary["preempted nodes"] - expected), 4 * deviation)
 
   def test_bulk_sizes(self):
-    bulks = trace_summary.count_bulks(generate(hours=2000.0, bulk_sizes=((1, 3.0), (4, 1.0))))
+    bulks = trace_lib.count_bulks(generate(hours=2000.0, bulk_sizes=((1, 3.0), (4, 1.0))))
     self.assertEqual(set(bulks), {1, 4})
     share = bulks[4] / bulks.total()
     self.assertAlmostEqual(share, 0.25, delta=0.04)
@@ -95,7 +95,7 @@ class GenerateTest(parameterized.TestCase):
   def test_reacquire(self):
     options = dict(hours=200.0, hazard_per_node_hour=1.0)
     at_once, later = (
-        trace_summary.summarize(generate(reacquire_secs=secs, **options)) for secs in (0.0, 3600.0)
+        trace_lib.summarize(generate(reacquire_secs=secs, **options)) for secs in (0.0, 3600.0)
     )
     self.assertAlmostEqual(at_once["live nodes, mean"], 32.0, places=3)
     # Alive for an hour and missing for an hour, on average.
@@ -151,7 +151,7 @@ class ResampleTest(parameterized.TestCase):
     trace = self.resample(text, hours=400.0, block_hours=10.0)
     self.assertEqual(trace, self.resample(text, hours=400.0, block_hours=10.0))
     self.assertNotEqual(trace, self.resample(text, hours=400.0, block_hours=10.0, seed=1))
-    got, want = (trace_summary.summarize(t) for t in (trace, recorded))
+    got, want = (trace_lib.summarize(t) for t in (trace, recorded))
     self.assertLessEqual(got["live nodes, most"], 15)
     self.assertAlmostEqual(got["live nodes, mean"], want["live nodes, mean"], delta=0.5)
     rates = [figures["preemptions per node-hour"] for figures in (got, want)]

@@ -9,7 +9,7 @@ from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
 
-from bamboo_jax.traces import readers, summary as trace_summary
+from bamboo_jax.traces import readers, trace as trace_lib
 from tests import folders, tables
 
 # Recorded traces, where a checkout has them; see docs/research/traces.md.
@@ -275,7 +275,7 @@ class FilesTest(folders.FolderCase):
     if not (_RECORDED / name).exists():
       self.skipTest("no recorded traces here")
     trace = readers.read_traces([_RECORDED / name])
-    summary = trace_summary.summarize(trace)
+    summary = trace_lib.summarize(trace)
     self.assertEqual(trace.num_nodes, nodes)
     self.assertEqual(summary["preempted nodes"], lost)
     self.assertEqual(summary["instants of preemption"], instants)

@@ -8,7 +8,7 @@ import hypothesis
 from hypothesis import strategies as st
 
 from bamboo_jax import config as config_lib
-from bamboo_jax.traces import generator, scale, summary as trace_summary, trace as trace_lib
+from bamboo_jax.traces import generator, scale, trace as trace_lib
 from tests.traces import readers_test
 
 parse, lines = readers_test.parse, readers_test.lines
@@ -61,7 +61,7 @@ class ScaleTest(parameterized.TestCase):
     self.assertLessEqual(scaled.num_nodes, num_nodes)
     if num_nodes % 12 == 0:
       factor = fractions.Fraction(num_nodes, 12)
-      before, after = map(trace_summary.summarize, (trace, scaled))
+      before, after = map(trace_lib.summarize, (trace, scaled))
       self.assertEqual(scaled.num_nodes, num_nodes)
       for name in ("preempted nodes", "live nodes, mean"):
         self.assertAlmostEqual(after[name], factor * before[name])

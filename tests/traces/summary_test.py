@@ -5,8 +5,8 @@ import re
 
 from absl.testing import parameterized
 
-from bamboo_jax.sim import api
-from bamboo_jax.traces import readers, scale, summary as trace_summary
+from bamboo_jax import sim
+from bamboo_jax.traces import readers, scale, trace as trace_lib
 from tests import folders
 from tests.traces import readers_test
 
@@ -32,7 +32,7 @@ class SummaryTest(parameterized.TestCase):
 
   def test_figures(self):
     self.assertEqual(
-        trace_summary.summarize(parse(_TEXT)),
+        trace_lib.summarize(parse(_TEXT)),
         {
             "hours": 4.0,
             "live nodes, mean": 2.0,  # 4, 1, 2, 1.
@@ -57,7 +57,7 @@ class SummaryTest(parameterized.TestCase):
       ("# duration_ms=9\n0,add,a", "nodes per instant, mean", 0.0),
   )
   def test_a_figure(self, text, name, expected):
-    self.assertEqual(trace_summary.summarize(parse(text))[name], expected)
+    self.assertEqual(trace_lib.summarize(parse(text))[name], expected)
 
 
 _NODES = "0,add,a/1\n0,add,b/1\n100,remove,a/1\n400,notice,b/1\n"
@@ -77,17 +77,17 @@ class SpotPriceTest(parameterized.TestCase):
   )
   def test_mean(self, prices, expected):
     trace = parse(_NODES + prices)
-    mean = trace_summary.mean_usd_per_hour(trace)
+    mean = trace_lib.mean_usd_per_hour(trace)
     self.assertEqual(mean is None, expected is None)
     self.assertAlmostEqual(mean or 0.0, expected or 0.0)
     self.assertEqual(parse(readers.render_events(trace)).prices, trace.prices)
     faster = scale.scale(trace, num_nodes=None, time_scale=0.1)
-    self.assertEqual(trace_summary.mean_usd_per_hour(faster), mean)
+    self.assertEqual(trace_lib.mean_usd_per_hour(faster), mean)
 
   def test_example_of_the_page(self):
     page = folders.ROOT / "docs/research/traces.md"
     (example,) = re.findall(r"^# duration_ms=\d+\n[^`]*", page.read_text(), re.MULTILINE)
-    self.assertAlmostEqual(trace_summary.mean_usd_per_hour(parse(example)), 0.93, 2)
+    self.assertAlmostEqual(trace_lib.mean_usd_per_hour(parse(example)), 0.93, 2)
 
   @parameterized.parameters(
       ("0,price,a/1", r"zones \['a'\], .* none .* 'b'"),
@@ -97,7 +97,7 @@ class SpotPriceTest(parameterized.TestCase):
   )
   def test_bad_event(self, text, message):
     with self.assertRaisesRegex(ValueError, message):
-      trace_summary.mean_usd_per_hour(parse(_NODES + text))
+      trace_lib.mean_usd_per_hour(parse(_NODES + text))
 
   def test_files_of_zones(self):
     trace = parse(json.dumps(_JSON | {"prices": {"a": [1, 1], "b": [5, 2]}}))
@@ -126,7 +126,7 @@ class SpotPriceTest(parameterized.TestCase):
   def test_bill(self):
     lines = [f"0,add,n{i}" for i in range(8)] + ["1800000,remove,n1"]
     lines = ["# duration_ms=3600000", "0,price,0.5", "900000,price,1.5", *lines]
-    account = api.simulate(parse("\n".join(lines)), "varuna").account
+    account = sim.simulate(parse("\n".join(lines)), "varuna").account
     hours = (8 * 0.25, 8 * 0.25 + 7 * 0.5)
     self.assertAlmostEqual(account.usd, 0.5 * hours[0] + 1.5 * hours[1])
     self.assertIn("mean of trace t.csv", account.price.render("spot"))
