@@ -1,7 +1,7 @@
 """Ablations, runs that take turns, and scripts that measure one thing each.
 
-  ablation     trials of `bamboo ablate`, and their rows; ablation_report has
-               tables, paired differences and the figure
+  ablation     trials of `bamboo ablate`, their rows, tables, paired differences and
+               the figure
   interleave   runs that take turns, so that their times are paired
   story        trainings at the same time, shown together, and what deaths have cost:
                `bamboo quickstart`

@@ -30,7 +30,7 @@ import dataclasses
 import pathlib
 
 from bamboo_jax.base import packaged
-from bamboo_jax.benchmarks import ablation, ablation_report
+from bamboo_jax.benchmarks import ablation
 from bamboo_jax.cli import flagset
 from bamboo_jax.cli.flagset import flag, part
 from bamboo_jax.config import Config
@@ -104,23 +104,21 @@ def main(flags: AblateFlags) -> None:
   program = f"bamboo_jax.launch.{'cluster' if is_cluster else 'train'}"
   passed = [*ablation.FILES, "config", "time_scale", "nodes", "program_cache"]
   arguments = tuple(flagset.to_argv(flags, *passed, *["figure_format"] * config.metrics.plots))
-  jobs = [
-      ablation.Job(trial, program, arguments, flags.workdir, is_timed)
-      for trial in ablation.plan_trials(sweeps, repeats=flags.repeats)
-  ]
+  facts = dict(module=program, arguments=arguments, workdir=flags.workdir, is_timed=is_timed)
+  trials = ablation.plan_trials(sweeps, repeats=flags.repeats, **facts)
   rows: list[ablation.Row] = []
   if flags.interleave:
-    rows = ablation.take_turns(jobs, sweeps, rival=flags.rival, steps=flags.interleave)
-    tables = ablation_report.write_tables(workdir, rows, sweeps)
+    rows = ablation.take_turns(trials, sweeps, rival=flags.rival, steps=flags.interleave)
+    tables = ablation.write_tables(workdir, rows, sweeps)
   else:
-    show = lambda job: {"trial": str(job)}
+    show = lambda trial: {"trial": str(trial)}
     files = [flags.faults, flags.trace, *(v for f in ablation.FILES for v in sweeps.get(f, ()))]
     inputs = [*sweep.digest_code(config.to_dict()), str(config), *filter(None, files)]
-    for row in sweep.run(ablation.run_job, jobs, where, inputs=inputs, describe=show):
+    for row in sweep.run(ablation.run_trial, trials, where, inputs=inputs, describe=show):
       rows.append(row)
-      tables = ablation_report.write_tables(workdir, rows, sweeps)
+      tables = ablation.write_tables(workdir, rows, sweeps)
   with progress.waiting("figures are drawn"):
-    figure = ablation_report.draw(rows, sweeps)
+    figure = ablation.draw(rows, sweeps)
     plots.save_figure(figure, workdir / "ablation.png", flags.figure_format)
   where.clear()
   for table in tables:

@@ -6,7 +6,7 @@ from unittest import mock
 
 from absl.testing import parameterized
 
-from bamboo_jax.benchmarks import ablation, ablation_report
+from bamboo_jax.benchmarks import ablation
 from tests import figures, folders, run_files
 
 
@@ -75,9 +75,13 @@ class SweepTest(parameterized.TestCase):
     self.assertGreater(len(set(orders)), 1)
 
   def test_files_are_flags_and_folders_have_no_odd_characters(self):
-    trial = ablation.Trial((("trace", "a/b c.csv"), ("seed", "1")), 1)
-    self.assertEqual(trial.flags, ["--trace=a/b c.csv", "--config.seed=1"])
-    self.assertEqual(trial.folder, "trace=a_b_c.csv,seed=1/1")
+    trial = ablation.Trial((("trace", "a/b c.csv"), ("seed", "1")), 1, "m", ("--x",), "w")
+    folder = "w/trace=a_b_c.csv,seed=1/1"
+    self.assertEqual(
+        trial.command[1:],
+        ["-m", "m", "--x", "--trace=a/b c.csv", "--config.seed=1", f"--workdir={folder}"],
+    )
+    self.assertEqual(str(trial.folder), folder)
 
 
 class DifferencesTest(parameterized.TestCase):
@@ -90,29 +94,28 @@ class DifferencesTest(parameterized.TestCase):
     ):
       row = dict.fromkeys(ablation.METRICS) | {"final_loss": loss}
       rows.append({"seed": seed, "mode": mode, "repeat": 0} | row)
-    (got,) = ablation_report.subtract(rows, sweeps)
+    (got,) = ablation.subtract(rows, sweeps)
     self.assertEqual((got["mode"], got["minus"], got["pairs"]), ("b", "a", 2))
     self.assertEqual(got["final_loss"], 0.375)
     # 12.706 * 0.17678 / sqrt(2), and not that of seeds that differ by 6.
     self.assertAlmostEqual(got["final_loss_ci95"], 12.7062 * 0.125, places=4)
-    (got,) = ablation_report.subtract(rows[1:], sweeps)  # Not done yet.
+    (got,) = ablation.subtract(rows[1:], sweeps)  # Not done yet.
     self.assertEqual((got["final_loss"], got["pairs"]), (0.25, 1))
     self.assertIsNone(got["final_loss_ci95"])
-    self.assertEmpty(ablation_report.subtract(rows, {"seed": ["1", "2"]}))
+    self.assertEmpty(ablation.subtract(rows, {"seed": ["1", "2"]}))
 
 
 class ResultsTest(folders.FolderCase):
 
   def test_a_run_with_other_options_does_not_go_on(self):
     calls = self.enterContext(mock.patch.object(ablation.interleave, "call"))
-    trial = ablation.Trial((("seed", "1"),), 0)
-    job = ablation.Job(trial, "train", ("--config=a",), str(self.folder), True)
-    write_run(job.folder, step_ms=(1.0, 1.0))
-    row = ablation.run_job(job)
-    again = job._replace(arguments=("--config=a", "--program_cache=b"))
-    self.assertEqual(ablation.run_job(again), row)
+    trial = ablation.Trial((("seed", "1"),), 0, "train", ("--config=a",), str(self.folder))
+    write_run(trial.folder, step_ms=(1.0, 1.0))
+    row = ablation.run_trial(trial)
+    again = trial._replace(arguments=("--config=a", "--program_cache=b"))
+    self.assertEqual(ablation.run_trial(again), row)
     with self.assertRaisesRegex(ValueError, "seed=1/0 has a run with other options"):
-      ablation.run_job(job._replace(arguments=("--config=a", "--faults=c")))
+      ablation.run_trial(trial._replace(arguments=("--config=a", "--faults=c")))
     self.assertEqual(calls.call_count, 2)
 
   def test_means_over_repeats(self):
@@ -122,13 +125,13 @@ class ResultsTest(folders.FolderCase):
         ("eager", (130.0, 150.0), (0.2, 0.4), "ab"),
     ):
       for repeat, (ms, state) in enumerate(zip(times, states, strict=True)):
-        trial = ablation.Trial((("mode", mode),), repeat)
-        write_run(root / trial.folder, step_ms=(ms, ms), pauses=pauses, state=state)
-        rows.append(ablation.read_row(root / trial.folder, trial))
+        trial = ablation.Trial((("mode", mode),), repeat, workdir=str(root))
+        write_run(trial.folder, step_ms=(ms, ms), pauses=pauses, state=state)
+        rows.append(ablation.read_row(trial))
     sweeps = {"mode": ["none", "eager"]}
-    ablation_report.write_tables(root, rows, sweeps)
-    none, eager = ablation_report.summarise(rows, list(sweeps))
-    (minus,) = ablation_report.subtract(rows, sweeps)
+    ablation.write_tables(root, rows, sweeps)
+    none, eager = ablation.summarise(rows, list(sweeps))
+    (minus,) = ablation.subtract(rows, sweeps)
     self.assertEqual(none["step_ms"], 105.0)  # Without the first step.
     # Student's t: 12.706 for one degree of freedom.
     self.assertAlmostEqual(none["step_ms_ci95"], 12.706 * 5.0, places=1)
@@ -154,7 +157,7 @@ class ResultsTest(folders.FolderCase):
   def test_figure(self, num_repeats):
     sweeps = {"a.mode": ["none", "lazy $x$"], "a.long_name_of_a_field": ["1", "2"]}
     rows = make_rows(sweeps, num_repeats)
-    fig = ablation_report.draw(rows, sweeps)
+    fig = ablation.draw(rows, sweeps)
     shown = [axes for axes in fig.axes if axes.axison]
     # Without metrics that are the same in all runs, or that nobody has.
     self.assertEqual(
@@ -176,7 +179,7 @@ class ResultsTest(folders.FolderCase):
   def test_figure_leaves_out_what_is_constant_or_far(self):
     sweeps = {"mode": ["none", "lazy"], "faults": ["a.csv"]}
     rows = make_rows(sweeps, 2)
-    first = ablation_report.draw(rows, sweeps).axes[0]
+    first = ablation.draw(rows, sweeps).axes[0]
     self.assertEqual([label.get_text() for label in first.get_yticklabels()], ["none", "lazy"])
     steps = [row["step_ms"] for row in rows]
     margin = 0.51 * (max(steps) - min(steps))  # Not the interval of two runs.
@@ -184,10 +187,10 @@ class ResultsTest(folders.FolderCase):
     self.assertLess(first.get_xlim()[1], max(steps) + margin)
 
   def test_the_speed_of_a_single_step_is_not_known(self):
-    folder = self.folder / "run"
-    write_run(folder, step_ms=(), pauses=(None,), state="a")
-    row = ablation.read_row(folder, ablation.Trial((), 0))
+    trial = ablation.Trial((), 0, workdir=str(self.folder))
+    write_run(trial.folder, step_ms=(), pauses=(None,), state="a")
+    row = ablation.read_row(trial)
     for name in ("samples_per_wall_sec", "step_ms", "pause_ms"):
       self.assertIsNone(row[name])
-    [mean] = ablation_report.summarise([row | {"step_ms": 5.0}], [])
+    [mean] = ablation.summarise([row | {"step_ms": 5.0}], [])
     self.assertEqual((mean["step_ms"], mean["step_ms_ci95"]), (5.0, None))  # Of one run.
