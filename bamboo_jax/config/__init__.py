@@ -1,9 +1,8 @@
 """The options of a run: typed, frozen and checked.
 
-  section        a section of options, and what checks it
+  section        a section of options, and what checks it; options of earlier versions,
+                 and what to use instead
   config         all options, and what does not fit together
-  study          what only simulations have
-  gone           options of earlier versions, and what to use instead
 
 `Config.read` makes them from the `ConfigDict` of a config file. Packages above
 take the sections that they obey.
@@ -13,13 +12,17 @@ from bamboo_jax.config.config import (
     ClusterSection,
     Config,
     CostSection,
+    DurationsSection,
     OptimizerSection,
     PipelineSection,
     RecoverySection,
     RedundancySection,
+    StudySection,
+    TableSection,
+    TraceSection,
 )
-from bamboo_jax.config.gone import GONE
 from bamboo_jax.config.section import (
+    GONE,
     kinds_of,
     Limits,
     list_options,
@@ -29,4 +32,3 @@ from bamboo_jax.config.section import (
     Section,
     without_none,
 )
-from bamboo_jax.config.study import DurationsSection, StudySection, TableSection, TraceSection
