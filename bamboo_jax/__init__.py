@@ -46,7 +46,7 @@ if not os.path.isdir(os.path.join(_LIBRARY, "launch")):
 _OFFERED = {
     "Result": "metrics.summary",
     "cluster": "",
-    "from_arrays": "data.arrays",
+    "from_arrays": "data.samples",
     "from_loss": "models.from_loss",
     "get_config": "api",
     "load": "api",
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
       plan as plan,
       train as train,
   )
-  from bamboo_jax.data.arrays import from_arrays as from_arrays
+  from bamboo_jax.data.samples import from_arrays as from_arrays
   from bamboo_jax.metrics.summary import read_result as read_result, Result as Result
   from bamboo_jax.models.from_loss import from_loss as from_loss
   from bamboo_jax.sim import simulate as simulate

@@ -6,8 +6,8 @@ can continue after a death.
   batches    samples grouped into steps and microbatches, prepared ahead in a
              thread
   source     sources by name; built from the modules below
-  samples    the interface of a source
-  arrays     samples from arrays in memory, for the user's own data
+  samples    the interface of a source; samples from arrays in memory, for the
+             user's own data
   draws      random bits as a function of integers
 
   disk              files of tokens, texts or records, by their paths
@@ -16,7 +16,6 @@ can continue after a death.
   vocabularies      a text as bytes, or as tokens of a trained tokenizer
   chat              messages as tokens, by a chat template; which are learned
   masked            masked tokens in pairs of windows, for BERT
-  folders           which files of a folder are data
   markov            synthetic samples with a known best loss
 
 Read `samples`, then `batches`.

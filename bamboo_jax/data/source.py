@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from bamboo_jax import base
-from bamboo_jax.data import arrays as arrays_lib, corpus, markov, masked, samples, vocabularies
+from bamboo_jax.data import corpus, markov, masked, samples, vocabularies
 from bamboo_jax.data.disk import files, packing, token_files
 
 
@@ -23,8 +23,8 @@ def make_source(
   `files`. One of the user's own is "file.py:function", see
   `base.find_function`. The function takes its own options, and those of `shape`
   (`sequence_length`, `vocab_size`, ...) that it has as arguments. It returns a
-  `samples.Source`, arrays by name for `arrays.from_arrays`, or a random access
-  source of Grain for `arrays.from_records`.
+  `samples.Source`, arrays by name for `samples.from_arrays`, or a random access
+  source of Grain for `samples.from_records`.
 
   Args:
     shape: Options that follow from the model.
@@ -89,9 +89,9 @@ def _make_own(name: str, shape: Mapping[str, Any], options: Mapping[str, Any]) -
   if isinstance(found, samples.Source):
     return found
   if isinstance(found, Mapping):
-    return arrays_lib.from_arrays(found)
+    return samples.from_arrays(found)
   if hasattr(found, "__len__") and hasattr(found, "__getitem__"):
-    return arrays_lib.from_records(found)
+    return samples.from_records(found)
   raise ValueError(
       f"Data source {name!r} must return a Source, arrays by name or a random "
       f"access source of Grain, got {type(found).__name__}."

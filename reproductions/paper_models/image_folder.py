@@ -25,7 +25,8 @@ import numpy as np
 
 from bamboo_jax import base
 from bamboo_jax.base import extras
-from bamboo_jax.data import draws, folders, samples
+from bamboo_jax.data import draws, samples
+from bamboo_jax.data.disk import files as files_lib
 
 ON_CORRUPT = ("skip", "stop")
 _SUFFIXES = (".jpeg", ".jpg", ".png")
@@ -187,11 +188,11 @@ def _find_classes(path: str) -> dict[str, list[pathlib.Path]]:
   root = pathlib.Path(path).expanduser()
   classes: dict[str, list[pathlib.Path]] = {}
   left_out = []
-  for entry in folders.list_folder(root):
+  for entry in files_lib.list_folder(root):
     if entry.name.startswith(".") or not entry.is_dir():
       left_out.append(entry.name)
       continue
-    names = [e.name for e in folders.list_folder(entry)]
+    names = [e.name for e in files_lib.list_folder(entry)]
     images = [name for name in names if _is_image(name)]
     left_out += [f"{entry.name}/{n}" for n in names if not _is_image(n)]
     if not images:
@@ -201,7 +202,7 @@ def _find_classes(path: str) -> dict[str, list[pathlib.Path]]:
     classes[entry.name] = [root / entry.name / name for name in images]
   if not classes:
     raise base.DataError(f"There is no folder of a class in {root}.")
-  folders.warn_of(path, left_out)
+  files_lib.warn_of(path, left_out)
   return classes
 
 

@@ -2,7 +2,7 @@ from absl.testing import parameterized
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.data import arrays, source as source_lib
+from bamboo_jax.data import samples, source as source_lib
 
 
 def make_own(*, num_samples: int, sequence_length: int):
@@ -18,7 +18,7 @@ class ArraysTest(parameterized.TestCase):
 
   def test_each_epoch_visits_all(self):
     x = np.arange(10)
-    source = arrays.from_arrays({"x": x, "y": x * 0.5}, heldout_fraction=0.3)
+    source = samples.from_arrays({"x": x, "y": x * 0.5}, heldout_fraction=0.3)
     self.assertEqual((source.samples_per_epoch, source.num_heldout), (7, 3))
     batch = source.batch(range(14), seed=1)
     first, second = batch["x"][:7].tolist(), batch["x"][7:].tolist()
@@ -30,7 +30,7 @@ class ArraysTest(parameterized.TestCase):
 
   def test_fingerprint_is_that_of_the_content(self):
     prints = [
-        arrays.from_arrays(given).fingerprint["sha256"]
+        samples.from_arrays(given).fingerprint["sha256"]
         for given in (
             {"x": np.zeros(4)},
             {"x": np.zeros(4)},
@@ -52,11 +52,11 @@ class ArraysTest(parameterized.TestCase):
   )
   def test_refuses(self, given, message):
     with self.assertRaisesRegex(base.DataError, message):
-      arrays.from_arrays(given)
+      samples.from_arrays(given)
 
   def test_order_of_bytes_is_that_of_the_machine(self):
     x = np.arange(4, dtype=">f4")
-    for source in (arrays.from_arrays({"x": x}), arrays.from_records([{"x": one} for one in x])):
+    for source in (samples.from_arrays({"x": x}), samples.from_records([{"x": one} for one in x])):
       batch = source.batch(range(4), seed=0)["x"]
       self.assertEqual((batch.dtype.byteorder, sorted(batch.tolist())), ("=", [0, 1, 2, 3]))
 
@@ -70,7 +70,7 @@ class ArraysTest(parameterized.TestCase):
   )
   def test_refuses_records(self, records, message):
     with self.assertRaisesRegex(base.DataError, message):
-      arrays.from_records(records)
+      samples.from_records(records)
 
   def test_source_of_the_users_own(self):
     name = f"{__file__}:make_own"

@@ -2,10 +2,10 @@
 
 Texts and records are first tokenized, once, to a folder in the user's cache;
 `bamboo tokenize` does it in advance, and in parallel. All of them are then read
-as `token_files`.
+as `token_files`. The files in a folder are found also behind links, without what is hidden.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
 import glob
@@ -19,7 +19,7 @@ from typing import Any
 from absl import logging
 
 from bamboo_jax import base
-from bamboo_jax.data import chat, corpus, folders, mixture, samples, vocabularies
+from bamboo_jax.data import chat, corpus, mixture, samples, vocabularies
 from bamboo_jax.data.disk import (
     documents as documents_lib,
     packing as packing_lib,
@@ -28,6 +28,7 @@ from bamboo_jax.data.disk import (
 )
 
 _TOKENS = (".bin", ".npy")
+_NUM_NAMED = 3
 
 
 def make_files(
@@ -134,7 +135,7 @@ def find_files(pattern: str) -> list[tuple[str, pathlib.Path]]:
   if documents_lib.is_hub_dataset(root):
     return [(root.name, root)]
   if root.is_dir():
-    every, left_out = folders.list_files(root)
+    every, left_out = list_files(root)
     found, others = _pick_kind(every)
     if others:
       left_out = [
@@ -147,7 +148,7 @@ def find_files(pattern: str) -> list[tuple[str, pathlib.Path]]:
     matches = [pattern] if root.is_file() else glob.glob(pattern, recursive=True)
     every = [pathlib.Path(p) for p in sorted(matches)]
     every = [p for p in every if p.is_file() or documents_lib.is_hub_dataset(p)]
-    found = folders.drop_repeated(every)
+    found = drop_repeated(every)
     left_out = [f"{path} (links to the rest)" for path in every if path not in {*found}]
     while glob.has_magic(str(root)) or not root.is_dir():
       root = root.parent
@@ -160,8 +161,59 @@ def find_files(pattern: str) -> list[tuple[str, pathlib.Path]]:
     else:
       hint = f"; there is no folder {folder!r}."
     raise base.MissingFileError(f"No file matches {given!r}{hint}", given)
-  folders.warn_of(given, left_out)
+  warn_of(given, left_out)
   return [(path.relative_to(root).as_posix(), path) for path in found]
+
+
+def list_files(root: base.StrPath) -> tuple[list[pathlib.Path], list[str]]:
+  """Returns the files at any depth, sorted, and what is left out, with the reasons.
+
+  Links are followed after all else, so that a link to a folder within `root` adds nothing.
+  Raises `base.DataError` for a folder that cannot be read.
+  """
+  files, left_out, seen = list[pathlib.Path](), list[str](), set[str]()
+  whole, folders, links = os.path.realpath(root), [os.fspath(root)], list[str]()
+  while folders or links:
+    folder = folders.pop() if folders else links.pop(0)
+    real = os.path.realpath(folder)
+    if real in seen or whole.startswith(os.path.join(real, "")):
+      left_out.append(f"{os.path.relpath(folder, root)} (links to the rest)")
+      continue
+    seen.add(real)
+    for entry in list_folder(folder):
+      if entry.name.startswith("."):
+        left_out.append(os.path.relpath(entry, root))
+      elif entry.is_dir():
+        (links if entry.is_symlink() else folders).append(entry.path)
+      elif entry.is_file():
+        files.append(pathlib.Path(entry))
+      else:
+        left_out.append(f"{os.path.relpath(entry, root)} (no file)")
+  return sorted(files), left_out
+
+
+def list_folder(folder: base.StrPath) -> list[os.DirEntry[str]]:
+  """Returns the entries of a folder, sorted; raises `base.DataError`."""
+  try:
+    return sorted(os.scandir(os.fspath(folder)), key=lambda entry: entry.name)
+  except OSError as error:
+    raise base.DataError(f"Cannot read {folder}: {error.strerror}.") from error
+
+
+def drop_repeated(paths: Sequence[pathlib.Path]) -> list[pathlib.Path]:
+  """Returns each file once, if paths name it through links: by the path without links, if any."""
+  firsts: dict[tuple[str, str], pathlib.Path] = {}
+  for path in sorted(paths, key=lambda p: os.path.abspath(p.parent) != os.path.realpath(p.parent)):
+    firsts.setdefault((os.path.realpath(path.parent), path.name), path)
+  return sorted(firsts.values())
+
+
+def warn_of(root: base.StrPath, left_out: Sequence[str]) -> None:
+  """Logs in one line what is left out of a folder or pattern, if anything."""
+  if left_out:
+    more = len(left_out) - _NUM_NAMED
+    rest = f" and {more} more" if more > 0 else ""
+    logging.warning("Not read of %s: %s%s.", root, ", ".join(left_out[:_NUM_NAMED]), rest)
 
 
 def read_texts(pattern: str) -> tuple[corpus.CorpusDocument, ...]:
