@@ -28,7 +28,7 @@ from bamboo_jax.benchmarks import ablation
 from bamboo_jax.cli import flagset
 from bamboo_jax.cli.flagset import flag, part
 from bamboo_jax.config import Config
-from bamboo_jax.experiments import beside, compare, provenance, sweep
+from bamboo_jax.experiments import beside, compare, sweep
 from bamboo_jax.launch import cli
 from bamboo_jax.recovery import policies as policies_lib
 from bamboo_jax.reproductions.bamboo import table as bamboo_table
@@ -98,7 +98,7 @@ def main(flags: SimulateFlags) -> None:
   else:
     traces = _compare(flags, workdir, where)
   # Last, as simulations check their options.
-  provenance.write(
+  sweep.write_provenance(
       workdir,
       command=["bamboo", "simulate", *sys.argv[1:]],
       config=json.dumps({} if other else config.to_json()),

@@ -5,9 +5,9 @@
   compare       policies on one trace, and over many at several settings; splits the
                 gap between them by cause
   beside        a recorded run beside its simulation
-  sweep         runs jobs: on all cores, on a Dask cluster, in shards
+  sweep         runs jobs: on all cores, on a Dask cluster, in shards; keeps results; the
+                inputs of a result
   output        estimates; `summary.csv`
-  provenance    the inputs of a result, and results that are kept
 
 Our simulator is `sim`, those of the papers are in `reproductions`, with the
 experiments that use them. Read `compare` first.

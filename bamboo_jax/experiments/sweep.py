@@ -10,7 +10,8 @@ numbers are the same however a sweep was split:
 
 A job whose process dies is run again by another process. With a folder for
 results a sweep that ended early goes on where it was, and shards of several
-machines that share the folder are merged.
+machines that share the folder are merged. A result that is kept is named after all
+that it depends on: the job, and code and files that the job uses.
 """
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -19,23 +20,37 @@ from concurrent.futures import process
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import importlib
+import importlib.metadata
+import itertools
+import json
 import multiprocessing
 import os
 import pathlib
 import pickle
 import platform
 import re
+import shlex
 import shutil
+import subprocess
 import sys
 import time
 from typing import Any, TypeVar
 
 from bamboo_jax import base
-from bamboo_jax.base import extras
-from bamboo_jax.experiments import provenance
+from bamboo_jax.base import extras, packaged
 from bamboo_jax.metrics import progress as progress_lib
 
+_PACKAGE = pathlib.Path(__file__).resolve().parents[1]
+# Beside the package in a clone, and within it once installed.
+_BESIDE = ("benchmarks", "configs", "launch", "reproductions", "tests")
+_CODE = [_PACKAGE]
+if not (_PACKAGE / "launch").is_dir():
+  _CODE += [_PACKAGE.parent / name for name in _BESIDE]
+_LIBRARIES = ("jax", "ml_collections", "numpy", "scipy")
+_MAX_READ_BYTES = 2**26
+_NAMES = re.compile(r"[\w./+-]+[.]\w+|(?<=')[^'\n]+(?=')")  # Perhaps of files.
 _MAX_BROKEN = 3  # Pools in a row that finish no job.
 _CONNECT_SECS = 10.0
 _QUIET_SECS = 5.0  # After them a line says how much is left.
@@ -106,17 +121,17 @@ def run(
     ValueError: Shards to merge lack results; the scheduler does not answer; a
       worker has other versions; processes die again and again.
   """
-  what = f"{provenance.versions()} {function.__module__}.{function.__qualname__} {inputs}"
+  what = f"{versions()} {function.__module__}.{function.__qualname__} {inputs}"
   files = []
   if where.folder is not None:
-    names = provenance.name_results([f"{what} {job!r}" for job in jobs])
+    names = _name_results([f"{what} {job!r}" for job in jobs])
     files = [where.folder / name for name in names]
     if where.folder.is_dir() and (others := {*where.folder.iterdir()} - {*files}):
       print(
           f"note: {len(others)} kept results in {where.folder} are of other code, plug-ins, inputs "
           "or options, and not used"
       )
-  results = {i: provenance.read_result(f) for i, f in enumerate(files) if f.exists()}
+  results = {i: _read_result(f) for i, f in enumerate(files) if f.exists()}
   if where.num_merged:
     _check_shards(where.num_merged, len(jobs), results)
   selected = range(len(jobs))[where.shard or slice(None)]
@@ -198,7 +213,7 @@ def _run_all(
     return
   call = function
   if where.dask is not None:
-    call = functools.partial(_call, function, provenance.versions())
+    call = functools.partial(_call, function, versions())
   while todo:
     start: contextlib.AbstractContextManager[futures.Executor]
     if where.dask is None:  # Spawned processes inherit no locks and no threads.
@@ -251,7 +266,7 @@ def _check_workers(client: Any, address: str) -> None:
 
   def ask() -> dict[str, str]:
     # Sent as code: a worker may lack the package.
-    module = importlib.import_module("bamboo_jax.experiments.provenance")
+    module = importlib.import_module(__name__)
     found: dict[str, str] = module.versions()
     return found
 
@@ -268,12 +283,12 @@ def _check_workers(client: Any, address: str) -> None:
   for worker, found in client.run(ask, on_error="return").items():
     if isinstance(found, Exception):
       raise ValueError(f"{what} worker {worker}: {found}.")
-    _check_versions(found, provenance.versions(), f"{what} worker {worker}")
+    _check_versions(found, versions(), f"{what} worker {worker}")
 
 
 def _call(function: Callable[[Any], Any], wanted: Mapping[str, str], job: Any) -> Any:
   """Runs a job on a worker, which may have joined after the check."""
-  _check_versions(provenance.versions(), wanted, f"Worker on {platform.node()}")
+  _check_versions(versions(), wanted, f"Worker on {platform.node()}")
   return function(job)
 
 
@@ -285,3 +300,101 @@ def _check_versions(found: Mapping[str, str], wanted: Mapping[str, str], who: st
   ]
   if other:
     raise ValueError(f"{who} has {'; '.join(other)}.")
+
+
+def write_provenance(
+    workdir: pathlib.Path, *, command: Sequence[str], config: str, traces: Sequence[str]
+) -> None:
+  """Writes `provenance.json`; `config` is JSON, `traces` are files.
+
+  Raises `OSError` if the trace cannot be read, or the file not be written.
+  """
+  found = {
+      "command": shlex.join(command),
+      "config": json.loads(config),
+      "versions": versions(),
+      "commit": _commit(),
+      "traces": {
+          name: hashlib.sha256(packaged.find_file(name).read_bytes()).hexdigest() for name in traces
+      },
+  }
+  text = json.dumps(found, indent=2) + "\n"
+  base.write_atomically(workdir / "provenance.json", text)
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+  """Returns the versions of code and libraries, on which results depend."""
+  code = hashlib.sha256()
+  for folder in _CODE:
+    for path in sorted(folder.rglob("*.py")):
+      code.update(f"{path.relative_to(folder)}\n".encode() + path.read_bytes())
+  return {
+      "bamboo_jax": f"code {code.hexdigest()[:8]}",
+      "Python": platform.python_version(),
+      **{name: importlib.metadata.version(name) for name in _LIBRARIES},
+  }
+
+
+def _commit() -> str | None:
+  """Returns the commit of this code, with "+" if files differ from it.
+
+  None if the code is not in a repository of its own, or git is missing.
+  """
+  root = _PACKAGE.parent
+  if not (root / ".git").exists():
+    return None
+  ask = lambda *arguments: subprocess.check_output(
+      ["git", *arguments], cwd=root, stderr=subprocess.DEVNULL, text=True
+  ).strip()
+  try:
+    commit = ask("rev-parse", "HEAD")
+    changed = ask("status", "--porcelain", "--untracked-files=no")
+  except (OSError, subprocess.CalledProcessError):
+    return None
+  return commit + "+" * bool(changed)
+
+
+def _name_results(jobs: Sequence[str]) -> list[str]:
+  """Returns the name of the result of each job, which has the content of files that it names."""
+  read = functools.cache(_digest_named)
+  names = []
+  for job in jobs:
+    named = itertools.chain.from_iterable(map(read, _NAMES.findall(job)))
+    names.append(hashlib.sha256(f"{job} {sorted({*named})}".encode()).hexdigest())
+  return names
+
+
+def _read_result(path: pathlib.Path) -> Any:
+  """Returns a result.
+
+  Raises `ValueError` if others can have written it: reading it runs what is in
+  the file.
+  """
+  with open(path, "rb") as file:
+    if danger := base.find_danger(os.fstat(file.fileno())):
+      raise ValueError(
+          f"The result {path} is not read: {danger}. Remove it, or name " "another --workdir."
+      )
+    return pickle.load(file)
+
+
+def _digest_named(name: str) -> Sequence[str]:
+  """Returns a hash of a file, if it is one; of code with its neighbours."""
+  try:
+    path = packaged.find_file(name)
+    if not path.is_file():
+      return ()
+  except OSError:  # It is too long for a name.
+    return ()
+  if path.suffix != ".py":
+    return [_digest(path)]
+  return [_digest(file) for file in path.resolve().parent.glob("*.py")]
+
+
+def _digest(path: pathlib.Path) -> str:
+  """Returns name and hash of a file; if it is large, size and time."""
+  status = path.stat()
+  if status.st_size > _MAX_READ_BYTES:
+    return f"{path.name} {status.st_size} {status.st_mtime_ns}"
+  return f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}"
