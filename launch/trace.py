@@ -14,17 +14,18 @@ other, as another one.
 Several files are zones of one cluster. Formats: `docs/research/traces.md`.
 """
 
+from collections.abc import Sequence
 import dataclasses
 import pathlib
+from typing import Any
 
 from bamboo_jax import base
 from bamboo_jax.cli import flagset
 from bamboo_jax.cli.flagset import flag
 from bamboo_jax.config import Config
 from bamboo_jax.launch import cli
-from bamboo_jax.metrics import plots
-from bamboo_jax.report import trace_report
-from bamboo_jax.traces import generator, readers, scale
+from bamboo_jax.metrics import palette, plots
+from bamboo_jax.traces import generator, readers, scale, trace as trace_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,12 +82,61 @@ def main(flags: TraceFlags) -> None:
     trace = readers.read_traces(files, seed=flags.seed)
     trace = scale.scale(trace, num_nodes=flags.num_nodes, time_scale=flags.time_scale)
   if name == "show":
-    trace_report.show(trace, path=flags.events, figure=flags.out, formats=formats)
+    show(trace, path=flags.events, figure=flags.out, formats=formats)
     return
   if name == "resample":
     lengths = dict(hours=flags.hours, block_hours=flags.block_hours)
     trace = generator.resample(trace, seed=flags.seed, name=str(flags.out), **lengths)
-  trace_report.show(trace, path=flags.out)
+  show(trace, path=flags.out)
+
+
+def show(
+    trace: trace_lib.Trace,
+    *,
+    path: str | None,
+    figure: str | None = None,
+    formats: Sequence[str] = ("png",),
+) -> None:
+  """Prints a summary of a trace; writes events to `path`, draws `figure`."""
+  for name, value in trace_lib.summarize(trace).items():
+    print(f"{name:28} {value:9.4g}")
+  bulks = " ".join(f"{n}:{times}" for n, times in sorted(trace_lib.count_bulks(trace).items()))
+  print(f"{'instants by nodes':28} {bulks or '-'}")
+  print(f"{'zones':28} {' '.join(trace.zones).strip() or '-'}")
+  if (usd_per_hour := trace_lib.mean_usd_per_hour(trace)) is not None:
+    print(f"{'mean $ per node-hour':28} {usd_per_hour:9.4g}")
+  for note in trace.notes:
+    print(f"note: {note}")
+  if path:
+    base.write_atomically(path, readers.render_events(trace))
+    print(f"events: {path}")
+  if figure:
+    for file in plots.save_figure(draw(trace), figure, formats):
+      print(f"figure: {file}")
+
+
+def draw(trace: trace_lib.Trace) -> Any:
+  """Returns a figure of live and preempted nodes over time, and of instants by size."""
+  fig, [[over_time, by_size]] = plots.new_figure((12, 3.4), 1, 2, width_ratios=(3, 1))
+  lost = [sum(e.kind == "remove" for e in events) for _, events in trace.instants()]
+  times_ms, live = zip(*trace.live_steps(), strict=True)
+  ends_ms = (*times_ms, trace.duration_ms)
+  *hours, end = [time_ms / trace_lib.MS_PER_HOUR for time_ms in ends_ms]
+  name = plots.plain(pathlib.PurePath(trace.name).name)
+  over_time.set_title(name, loc="left", fontsize=10)
+  style = dict(color=palette.BLUE, linewidth=1.2, label="live nodes")
+  over_time.step([*hours, end], [*live, live[-1]], where="post", **style)
+  over_time.vlines(hours, 0, lost, color=palette.RED, label="preempted nodes")
+  over_time.set_xlabel("time (h)")
+  over_time.set_ylabel("nodes")
+  over_time.set_ylim(bottom=0)
+  bulks = trace_lib.count_bulks(trace)
+  by_size.bar(list(bulks), list(bulks.values()), color=palette.RED)
+  by_size.set_xlabel("nodes preempted at an instant")
+  by_size.set_ylabel("instants")
+  by_size.xaxis.set_major_locator(plots.count_locator())
+  plots.add_legend(fig, over_time.get_legend_handles_labels()[0], side="upper")
+  return fig
 
 
 def _formats_of(formats: tuple[str, ...], path: str | None) -> tuple[str, ...]:

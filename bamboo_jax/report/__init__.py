@@ -5,7 +5,6 @@
   events       a sentence for each event of a journal; its lines on a terminal
   figures      draws it, and the losses and the last step of a run
   live         the page, which also follows a run while it trains
-  trace_report traces on the screen, as events and as figures
 
 Read `contents` first.
 """

@@ -1,7 +1,12 @@
 """The command `bamboo trace`."""
 
+import dataclasses
+
+from absl.testing import parameterized
+
+from bamboo_jax.launch import trace
 from bamboo_jax.traces import readers
-from tests import folders
+from tests import figures, folders
 from tests.launch import commands
 
 
@@ -23,10 +28,10 @@ class TraceTest(folders.FolderCase):
         "--seed=3",
     ]
     self._succeed("generate", f"--out={path}", *options)
-    trace = readers.read_traces([path])
-    self.assertEqual(trace.num_nodes, 10)
-    self.assertEqual(trace.duration_ms, 48 * 3_600_000)
-    self.assertEqual(trace.zones, ("zone0", "zone1"))
+    recorded = readers.read_traces([path])
+    self.assertEqual(recorded.num_nodes, 10)
+    self.assertEqual(recorded.duration_ms, 48 * 3_600_000)
+    self.assertEqual(recorded.zones, ("zone0", "zone1"))
 
     figure, events = self.folder / "a.png", self.folder / "small.csv"
     shown = self._succeed(
@@ -46,5 +51,24 @@ class TraceTest(folders.FolderCase):
     more = self.folder / "more.csv"
     self._succeed("resample", str(path), f"--out={more}", "--hours=96", "--block_hours=6")
     again = readers.read_traces([more])
-    self.assertEqual((again.zones, again.duration_ms), (trace.zones, 96 * 3_600_000))
+    self.assertEqual((again.zones, again.duration_ms), (recorded.zones, 96 * 3_600_000))
     self.assertIn("# blocks of 6 h of ", more.read_text())
+
+
+_TRACE = readers.parse_trace("0,add,a\n0,add,b\n9,remove,a\n9,remove,b", source="a")
+_QUIET = readers.parse_trace("# duration_ms=9\n0,add,a", source="b")
+
+
+class FigureTest(parameterized.TestCase):
+
+  @parameterized.parameters((_TRACE, [(2, 1)]), (_QUIET, []))
+  def test_figure(self, shown, bulks):
+    named = dataclasses.replace(shown, name="some/folder/a $b$.csv")
+    fig = trace.draw(named)
+    self.assertEmpty(figures.find_faults(fig))
+    over_time, by_size = fig.axes
+    self.assertEqual(over_time.get_title(loc="left"), r"a \$b\$.csv")
+    bars = [(bar.get_x() + bar.get_width() / 2, bar.get_height()) for bar in by_size.patches]
+    self.assertEqual(bars, bulks)
+    ticks = by_size.get_xticks()
+    self.assertTrue(all(tick == round(tick) for tick in ticks), ticks)
