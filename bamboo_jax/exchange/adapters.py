@@ -8,12 +8,12 @@ from collections.abc import Mapping
 import dataclasses
 import json
 import pathlib
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.exchange import hub_folder, names
+from bamboo_jax.exchange import families, hub_folder
 from bamboo_jax.models import model as model_lib, zoo
 from bamboo_jax.models.text import transformer
 
@@ -41,13 +41,6 @@ _WEIGHTS = {  # Of GPT-2; those of others are `TARGET/kernel`.
 }
 
 
-class Adapters(NamedTuple):
-  """The folder of the model without adapters, and the options of adapters."""
-
-  base: pathlib.Path
-  options: dict[str, Any]
-
-
 def is_folder(path: base.StrPath) -> bool:
   """Returns whether a folder has adapters."""
   return pathlib.Path(path, _CONFIG).is_file()
@@ -64,8 +57,8 @@ def find_base(path: base.StrPath) -> pathlib.Path:
   return inner if inner.is_dir() else pathlib.Path(str(named))
 
 
-def read_config(path: base.StrPath) -> Adapters:
-  """Returns the content of the adapter_config.json in a folder.
+def read_config(path: base.StrPath) -> tuple[pathlib.Path, dict[str, Any]]:
+  """Returns the folder of the model without adapters, and the options of adapters.
 
   Raises `base.CheckpointError` if it is damaged, has settings that our models
   lack, or names a model that is not on this machine.
@@ -100,12 +93,11 @@ def read_config(path: base.StrPath) -> Adapters:
         f"{_CONFIG} has base_model_name_or_path='{folder}', must be a folder "
         f"with the model without adapters.{hub_folder.hint_at_download(folder)}"
     )
-  hub_folder.check({}, {}, problems, where=path)
+  hub_folder.refuse(problems, where=path)
   assert isinstance(targets, list) and isinstance(alpha, int | float)
   chosen = [target for target in _TARGETS if target in targets]
-  return Adapters(
-      folder, {"lora_rank": rank, "lora_alpha": float(alpha), "lora_targets": ",".join(chosen)}
-  )
+  options = {"lora_rank": rank, "lora_alpha": float(alpha), "lora_targets": ",".join(chosen)}
+  return folder, options
 
 
 def drop_adapters(model: model_lib.Model) -> model_lib.Model:
@@ -120,14 +112,14 @@ def open_folder(path: base.StrPath, model: model_lib.Model) -> hub_folder.LayerR
 
   Raises `base.CheckpointError` if the folders do not fit the model.
   """
-  path, found = pathlib.Path(path), read_config(path)
+  (folder, options), path = read_config(path), pathlib.Path(path)
   problems = [
       f"{_CONFIG} has {name}={value!r}, the model has {name}={ours!r}"
-      for name, value in found.options.items()
+      for name, value in options.items()
       if (ours := _options_of(model)[name]) != value
   ]
-  read_base = hub_folder.open_folder(found.base, drop_adapters(model))
-  shapes = names.shapes_of(model)
+  read_base = hub_folder.open_folder(folder, drop_adapters(model))
+  shapes = families.shapes_of(model)
   tensors = hub_folder.read_header(path / _FILE)
   rules = _find_rules(model, shapes)
   read_own = hub_folder.open_tensors(tensors, rules, shapes, problems, where=path)
@@ -157,7 +149,7 @@ def write(
     raise ValueError(f"There are weights in {path} already.")
   path.mkdir(parents=True, exist_ok=True)
   tensors: hub_folder.Arrays = {}
-  for rule in _find_rules(model, names.shapes_of(model)):
+  for rule in _find_rules(model, families.shapes_of(model)):
     tensors |= rule.to_theirs(read(rule.layer)[rule.array])
   safetensors.save_file(tensors, path / _FILE, metadata={"format": "pt"})
   config = {
@@ -204,10 +196,10 @@ def _options_of(model: model_lib.Model) -> dict[str, Any]:
   }
 
 
-def _find_rules(model: model_lib.Model, shapes: names.Shapes) -> list[names.Rule]:
+def _find_rules(model: model_lib.Model, shapes: families.Shapes) -> list[families.Rule]:
   """Returns the rules of the tensors of the adapters."""
   return [
       dataclasses.replace(rule, tensors=(_PREFIX + rule.tensors[0],))
-      for rule in names.rules_of(model.fingerprint, shapes)
+      for rule in families.rules_of(model.fingerprint, shapes)
       if rule.array.startswith(f"params/{transformer.PREFIX}")
   ]

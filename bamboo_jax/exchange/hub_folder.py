@@ -19,7 +19,7 @@ from absl import logging
 import numpy as np
 
 from bamboo_jax import base
-from bamboo_jax.exchange import hub_config, names
+from bamboo_jax.exchange import families
 from bamboo_jax.models import model as model_lib
 
 _FILE = "model.safetensors"
@@ -56,15 +56,15 @@ def hint_at_download(path: base.StrPath) -> str:
   )
 
 
-def read_options(path: base.StrPath, family: hub_config.Family) -> tuple[dict[str, Any], list[str]]:
-  """Returns `hub_config.read_options` for the config.json in a folder.
+def read_options(path: base.StrPath, family: families.Family) -> tuple[dict[str, Any], list[str]]:
+  """Returns `families.read_options` for the config.json in a folder.
 
   Raises `base.CheckpointError` if it is damaged.
   """
   file = pathlib.Path(path, "config.json")
   config = read_json(file)
   try:
-    return hub_config.read_options(family, config)
+    return families.read_options(family, config)
   except (ArithmeticError, TypeError, ValueError) as error:
     raise base.CheckpointError(
         f"Cannot use {file}: a value has the wrong type: {error}."
@@ -91,9 +91,9 @@ def open_folder(path: base.StrPath, model: model_lib.Model) -> LayerReader:
       from the original, and options that differ.
   """
   path, options = pathlib.Path(path), model.fingerprint
-  family = hub_config.family_of(options["name"])
+  family = families.family_of(options["name"])
   found, problems = read_options(path, family)
-  shapes = names.shapes_of(model)
+  shapes = families.shapes_of(model)
   options = {"positions": options.get("sequence_length"), **options}
   problems += [
       f"config.json has {family.options[ours]}={value!r}, the model has "
@@ -101,7 +101,7 @@ def open_folder(path: base.StrPath, model: model_lib.Model) -> LayerReader:
       for ours, value in found.items()
       if value != options[ours]
   ]
-  rules = names.rules_of(options, shapes)
+  rules = families.rules_of(options, shapes)
   known = {tensor for rule in rules for tensor in rule.tensors}
   tensors = _read_headers(path, family, known)
   copies = family.copies.keys() & tensors.keys() - known
@@ -111,14 +111,14 @@ def open_folder(path: base.StrPath, model: model_lib.Model) -> LayerReader:
       for name in sorted(copies)
       if not _are_equal(tensors[name], tensors[family.copies[name]])
   ]
-  check({}, {}, unequal, where=path)
+  refuse(unequal, where=path)
   return read
 
 
 def open_tensors(
     tensors: Mapping[str, Tensor],
-    rules: Sequence[names.Rule],
-    shapes: names.Shapes,
+    rules: Sequence[families.Rule],
+    shapes: families.Shapes,
     problems: Iterable[str],
     *,
     where: pathlib.Path,
@@ -164,6 +164,11 @@ def check(
     elif found[name] != wanted[name]:
       shapes = f"{list(found[name])}, must be {list(wanted[name])}"
       problems.append(f"shape: {name} is {shapes}")
+  refuse(problems, where=where)
+
+
+def refuse(problems: Sequence[str], *, where: pathlib.Path) -> None:
+  """Raises `base.CheckpointError` if there are problems."""
   if problems:
     raise base.CheckpointError("\n  ".join([f"{where} does not fit the model:", *problems]))
 
@@ -181,12 +186,12 @@ def write(
   Args:
     path: Created if missing; must not hold weights yet.
     max_file_bytes: Maximum size of a file with more than one layer.
-    token_ids: Ids of special tokens, see `hub_config.make_config`.
+    token_ids: Ids of special tokens, see `families.make_config`.
   """
   from safetensors import numpy as safetensors
 
-  path, shapes = pathlib.Path(path), names.shapes_of(model)
-  config = hub_config.make_config(model.fingerprint, token_ids)
+  path, shapes = pathlib.Path(path), families.shapes_of(model)
+  config = families.make_config(model.fingerprint, token_ids)
   if is_hub_folder(path):
     raise ValueError(f"There are weights in {path} already.")
   path.mkdir(parents=True, exist_ok=True)
@@ -198,7 +203,7 @@ def write(
       groups.append([])
       size = num_bytes
     groups[-1].append(layer)
-  rules = names.rules_of(model.fingerprint, shapes)
+  rules = families.rules_of(model.fingerprint, shapes)
   places: dict[str, str] = {}
   total = 0
   for number, group in enumerate(groups, start=1):
@@ -228,7 +233,7 @@ def read_header(file: pathlib.Path) -> dict[str, Tensor]:
 
 
 def _read_headers(
-    path: pathlib.Path, family: hub_config.Family, ours: Collection[str]
+    path: pathlib.Path, family: families.Family, ours: Collection[str]
 ) -> dict[str, Tensor]:
   """Returns the tensors that carry information, by their current names."""
   found: dict[str, Tensor] = {}
@@ -259,7 +264,12 @@ def _find_files(path: pathlib.Path) -> set[str]:
   if _FILE in every:
     files = {_FILE}
   elif index.exists():
-    files = _read_index(index)
+    named = read_json(index).get("weight_map")
+    if not isinstance(named, dict) or not all(isinstance(file, str) for file in named.values()):
+      raise base.CheckpointError(
+          f"Cannot use {index}: its weight_map must name the file of each tensor, got {named!r}."
+      )
+    files = {*named.values()}
   else:
     parts = {name for name in every if _PART.fullmatch(name)}
     files = parts or every
@@ -278,15 +288,6 @@ def _find_files(path: pathlib.Path) -> set[str]:
 def _list(files: Iterable[str]) -> str:
   first, *more = sorted(files)
   return f"{first} and {len(more)} more" if len(more) > 2 else ", ".join([first, *more])
-
-
-def _read_index(index: pathlib.Path) -> set[str]:
-  files = read_json(index).get("weight_map")
-  if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
-    raise base.CheckpointError(
-        f"Cannot use {index}: its weight_map must name the file of each " f"tensor, got {files!r}."
-    )
-  return {*files.values()}
 
 
 def _are_equal(one: Tensor, other: Tensor) -> bool:

@@ -25,7 +25,7 @@ from bamboo_jax.checkpoint import (
     folder as folder_lib,
     manifest as manifest_lib,
 )
-from bamboo_jax.exchange import adapters, hub_config, hub_folder, names
+from bamboo_jax.exchange import adapters, families, hub_folder
 from bamboo_jax.models import layer as layer_lib, model as model_lib, zoo
 
 _KINDS = ("params/", "stats/")  # Optimizer slots are not weights.
@@ -124,9 +124,9 @@ def read_options(path: base.StrPath, name: str) -> dict[str, Any]:
   options: dict[str, Any] = {}
   if adapters.is_folder(path):
     folder, options = adapters.read_config(path)
-  family = hub_config.family_of(name)
+  family = families.family_of(name)
   found, problems = hub_folder.read_options(folder, family)
-  hub_folder.check({}, {}, problems, where=folder)
+  hub_folder.refuse(problems, where=folder)
   return found | options
 
 
@@ -185,7 +185,7 @@ def _find_token_ids(path: base.StrPath) -> dict[str, Any] | None:
   file = pathlib.Path(path, "config.json")
   config = hub_folder.read_json(file) if file.is_file() else {}
   if hub_folder.is_hub_folder(path) or "model_type" in config:
-    return hub_config.pick_token_ids(config)
+    return families.pick_token_ids(config)
   checkpoint = manifest_lib.find_newest(pathlib.Path(path))
   if checkpoint is None:  # It has been removed; `find_companions` warns.
     return None
@@ -206,7 +206,7 @@ def _find_base(manifest: manifest_lib.Manifest) -> str | None:
   """Returns the folder of the model without adapters, if it is there."""
   source: base.StrPath | None = _find_first(manifest)
   if source and adapters.is_folder(source):
-    source = adapters.read_config(source).base
+    source, _ = adapters.read_config(source)
   is_there = source and hub_folder.is_hub_folder(source)
   return os.path.abspath(source) if source and is_there else None
 
@@ -233,7 +233,7 @@ def _open_checkpoint(
   }
   wanted = {
       f"{layer}: {name}": shape
-      for layer, shapes in names.shapes_of(model).items()
+      for layer, shapes in families.shapes_of(model).items()
       for name, shape in shapes.items()
   }
   hub_folder.check(found, wanted, [], where=path)

@@ -158,7 +158,7 @@ class AdaptersTest(folders.FolderCase):
     good = json.loads(file.read_text())
     for beginning in (True, False, None, "orthogonal", "gaussian"):  # They leave the weights.
       file.write_text(json.dumps({**good, "init_lora_weights": beginning}))
-      self.assertEqual(adapters.read_config(file.parent).options["lora_rank"], 2)
+      self.assertEqual(adapters.read_config(file.parent)[1]["lora_rank"], 2)
     beginnings = ("pissa", "pissa_niter_16", "olora", "corda", "loftq")
     others = [("init_lora_weights", how) for how in beginnings]
     others += [(name, {"q_proj": 4}) for name in ("rank_pattern", "alpha_pattern")]

@@ -3,7 +3,7 @@
 from absl.testing import parameterized
 import numpy as np
 
-from bamboo_jax.exchange import names
+from bamboo_jax.exchange import families
 from bamboo_jax.models import zoo
 
 
@@ -12,8 +12,10 @@ class RulesTest(parameterized.TestCase):
   @parameterized.product(tied=[True, False])
   def test_padding_of_the_vocabulary_is_not_exchanged(self, tied):
     model = zoo.make_model("gpt2", variant="tiny", vocab_size=250, vocab_multiple=64, tied=tied)
-    shapes = names.shapes_of(model)
-    padded = {r.array: r for r in names.rules_of(model.fingerprint, shapes) if r.rows is not None}
+    shapes = families.shapes_of(model)
+    padded = {
+        r.array: r for r in families.rules_of(model.fingerprint, shapes) if r.rows is not None
+    }
     self.assertEqual(set(padded), {"params/wte"} if tied else {"params/wte", "params/weight"})
     for array, rule in padded.items():
       shape = shapes[rule.layer][array]

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bamboo_jax.exchange import names, weights
+from bamboo_jax.exchange import families, weights
 from bamboo_jax.models import zoo
 from bamboo_jax.models.text import llama
 from tests import folders, late, plain, samples
@@ -145,7 +145,7 @@ class PeersTest(folders.FolderCase):
         grads[tie.layer][tie.layer_param] += grads[layer.name].pop(tie.param)
     gradients = {k: p.grad.numpy() for k, p in peer.named_parameters()}
     checked = set()
-    for rule in names.rules_of(model.fingerprint, names.shapes_of(model)):
+    for rule in families.rules_of(model.fingerprint, families.shapes_of(model)):
       got = grads[rule.layer]
       for part in rule.array.split("/")[1:]:
         got = got.get(part) if got else None

@@ -16,7 +16,7 @@ from bamboo_jax.checkpoint import (
     folder as folder_lib,
     manifest as manifest_lib,
 )
-from bamboo_jax.exchange import hub_folder, names, weights
+from bamboo_jax.exchange import families, hub_folder, weights
 from bamboo_jax.models import layer as layer_lib, zoo
 from tests import folders
 
@@ -32,7 +32,7 @@ def random_weights(model):
   rng = np.random.default_rng(0)
   drawn = {
       layer: {k: rng.standard_normal(s, np.float32) for k, s in arrays.items()}
-      for layer, arrays in names.shapes_of(model).items()
+      for layer, arrays in families.shapes_of(model).items()
   }
   for layer in model.layers:
     for tie in layer.ties:
@@ -229,7 +229,7 @@ class WeightsTest(folders.FolderCase):
 
   @parameterized.parameters(False, True)
   def test_rows_that_a_file_lacks_are_zeros(self, transposed):
-    rule = names.Rule("head", "params/weight", ("lm_head",), transposed, rows=2)
+    rule = families.Rule("head", "params/weight", ("lm_head",), transposed, rows=2)
     theirs = np.arange(6, dtype=np.float32).reshape(2, 3)
     ours = rule.to_ours([theirs], (3, 4) if transposed else (4, 3))
     padded = np.pad(theirs, ((0, 2), (0, 0)))

@@ -86,11 +86,11 @@ def _fill_from_folder(config: config_lib.Config) -> config_lib.Config:
         "config.init_from: a folder of Hugging Face."
     )
   # Imported late: it imports JAX, which other commands do not need.
-  from bamboo_jax.exchange import adapters, hub_config, hub_folder, weights
+  from bamboo_jax.exchange import adapters, families, hub_folder, weights
 
   path = folder = pathlib.Path(config.init_from)
   if adapters.is_folder(path):
-    folder = adapters.read_config(path).base
+    folder, _ = adapters.read_config(path)
   try:
     kind = json.loads((folder / "config.json").read_bytes())["model_type"]
   except (KeyError, OSError, TypeError, ValueError) as error:
@@ -99,7 +99,7 @@ def _fill_from_folder(config: config_lib.Config) -> config_lib.Config:
         f"that has a model_type: {getattr(error, 'strerror', None) or error}. For weights of a "
         f"run, config.model.name is that of its model.{hub_folder.hint_at_download(folder)}"
     ) from error
-  kinds = {f.fixed["model_type"]: n for n, f in hub_config.FAMILIES.items()}
+  kinds = {f.fixed["model_type"]: n for n, f in families.FAMILIES.items()}
   if kind not in kinds:
     raise ValueError(base.suggest(str(kind), kinds, what="model_type"))
   options = weights.read_options(path, kinds[kind])

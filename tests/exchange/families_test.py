@@ -2,15 +2,15 @@
 
 from absl.testing import parameterized
 
-from bamboo_jax.exchange import hub_config
+from bamboo_jax.exchange import families
 from tests.exchange import weights_test
 
 
 def read(name, changes, gone=()):
   """Returns the options of a config.json of ours with changes, and what is wrong with it."""
-  config = hub_config.make_config(weights_test.make_model(name).fingerprint) | changes
+  config = families.make_config(weights_test.make_model(name).fingerprint) | changes
   config = {key: value for key, value in config.items() if key not in gone}
-  return hub_config.read_options(hub_config.family_of(name), config)
+  return families.read_options(families.family_of(name), config)
 
 
 class HubConfigTest(parameterized.TestCase):
@@ -149,9 +149,9 @@ class HubConfigTest(parameterized.TestCase):
   def test_an_option_without_a_counterpart(self):
     model = weights_test.make_model("gpt2", attention_bias=False)
     with self.assertRaisesRegex(ValueError, "attention_bias=False"):
-      hub_config.make_config(model.fingerprint)
+      families.make_config(model.fingerprint)
 
 
 def read_slowed():
   """Returns how a config.json describes slowed rotations."""
-  return hub_config.make_config(weights_test.make_model("llama").fingerprint)["rope_scaling"]
+  return families.make_config(weights_test.make_model("llama").fingerprint)["rope_scaling"]
