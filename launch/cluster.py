@@ -123,7 +123,7 @@ def main(flags: ClusterFlags) -> None:
         page_port=flags.page.port,
         metrics_port=flags.metrics_port,
     )
-    run.run()
+    run.run(cli.hearing)
 
 
 if __name__ == "__main__":

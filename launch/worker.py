@@ -17,7 +17,7 @@ from absl import app, logging
 
 from bamboo_jax import base
 from bamboo_jax.base import logs
-from bamboo_jax.cli import command, flagset
+from bamboo_jax.cli import flagset
 from bamboo_jax.cluster import children, mirror
 from bamboo_jax.launch import cli, node
 from bamboo_jax.runtime import accelerator
@@ -28,13 +28,13 @@ def main(argv: Sequence[str]) -> None:
   try:
     _train(flagset.read(node.NodeFlags, ()), argv)
   except base.NodeFailedError as error:
-    command.fail(f"{error}", children.LOCAL)
+    cli.fail(f"{error}", children.LOCAL)
   except Exception as error:
     own = base.render_own_traceback(error)
     if not isinstance(error, ValueError) and not own:
       raise
     print(own or traceback.format_exc(), file=sys.stderr, end="")
-    command.fail(base.describe_error(error), children.MISTAKE)
+    cli.fail(base.describe_error(error), children.MISTAKE)
   sys.stdout.flush()
   os._exit(0)  # Peers are gone; a graceful goodbye would wait for them.
 

@@ -1,6 +1,5 @@
-"""What all commands share.
+"""What all commands share; `launch/cli.py` has their start and end.
 
-command       one-line errors for mistakes of the user and signals; read first
 config_flag   `--config`: files, overrides, and errors in their code
 flagset       flags as dataclasses: their help, their checks, and a child's arguments
 """

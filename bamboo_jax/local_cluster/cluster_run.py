@@ -1,7 +1,8 @@
 """A run of a cluster on this machine: nodes, faults, trace and progress."""
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+import contextlib
 import dataclasses
 import functools
 import importlib
@@ -16,7 +17,6 @@ from typing import NamedTuple
 
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.base import logs
-from bamboo_jax.cli import command
 from bamboo_jax.cluster import mirror
 from bamboo_jax.faults import faults as faults_lib
 from bamboo_jax.local_cluster import machine, narrator, strikes as strikes_lib
@@ -138,10 +138,11 @@ class ClusterRun:
     self._replayed: dict[str, str] = {}  # Names of nodes, by those in the trace.
     self._trace_secs = math.inf  # When the time of the trace began.
 
-  def run(self) -> None:
+  def run(self, hearing: Callable[..., contextlib.AbstractContextManager[None]]) -> None:
     """Runs until all agents have ended, or there is a summary; shows progress, and reports.
 
-    Raises `base.EndedError` without a first step or a summary.
+    `hearing` is that of `launch/cli.py`. Raises `base.EndedError` without a first step or a
+    summary.
     """
     for name, first, count in (
         ("--page_port", self.page_port, 1),
@@ -150,7 +151,7 @@ class ClusterRun:
       for port in () if first is None else range(first, first + count):
         addresses.check_free(name, _HOST, port)
     with self._progress:
-      with command.hearing(self.ask_to_stop, tidies=True):
+      with hearing(self.ask_to_stop, tidies=True):
         self._train()
       for line in self.find_missed():
         self._progress.show_text(line)

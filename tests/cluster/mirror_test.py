@@ -11,8 +11,8 @@ import uuid
 
 from absl.testing import parameterized
 
-from bamboo_jax.cli import command
 from bamboo_jax.cluster import mirror, records
+from bamboo_jax.launch import cli
 from bamboo_jax.metrics import jsonl
 from bamboo_jax.runtime import program_store
 from bamboo_jax.training.record import workdir as workdir_lib
@@ -196,7 +196,7 @@ class MirrorTest(parameterized.TestCase):
     self.machine()
     there = mirror.look(self.url)
     with mock.patch.object(os, "_exit", side_effect=SystemExit), self.assertRaises(SystemExit):
-      command.fail("interrupted", 130)
+      cli.fail("interrupted", 130)
     self.assertFalse(there.parent.exists())
 
   def test_nothing_is_there(self):

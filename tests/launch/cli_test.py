@@ -28,7 +28,6 @@ import signal
 from absl import logging
 
 from bamboo_jax import base
-from bamboo_jax.cli import command
 from bamboo_jax.launch import cli
 
 
@@ -54,7 +53,7 @@ _TIDY = """
   finally:
     logging.warning("tidy")
 """
-_NEVER_TIDY = """command._PATIENCE_SECS = 0.1
+_NEVER_TIDY = """cli._PATIENCE_SECS = 0.1
   try:
     signal.raise_signal(signal.SIGINT)
   finally:
@@ -161,7 +160,7 @@ class CliTest(folders.FolderCase):
   class Loader(importlib.machinery.ExtensionFileLoader):
     def create_module(self, spec):
       send()
-      time.sleep(3 * command._AGAIN_SECS)  # The alarm may come, too.
+      time.sleep(3 * cli._AGAIN_SECS)  # The alarm may come, too.
       logging.warning("was not interrupted there")
 
   {act}
