@@ -7,7 +7,6 @@ as `token_files`. The files in a folder are found also behind links, without wha
 
 from collections.abc import Mapping, Sequence
 import dataclasses
-import functools
 import glob
 import hashlib
 import json
@@ -77,14 +76,54 @@ def make_files(
   fields = tuple(field.split(","))
   loss = loss or ("completion" if len(fields) == 2 or field == chat.FIELD else "all")
   options = packing_lib.PackingOptions(sequence_length, packing, masked=bool(documents), loss=loss)
+  task = tokenizing.TokenizingTask((), tokenizer, fields, end_token)
 
-  open_path = functools.partial(
-      _open,
-      tokenizing.TokenizingTask((), tokenizer, fields, end_token),
-      vocab_size=vocab_size,
-      dtype=dtype,
-      cache_dir=cache_dir,
-  )
+  def open_path(
+      path: str,
+  ) -> tuple[list[token_files.TokenFile], corpus.Manifest, Mapping[str, Any]]:
+    """Returns files of tokens, their manifest, and what `bamboo tokenize` tells of them."""
+    named = find_files(path)
+    manifest: corpus.Manifest = ()
+    if named[0][1].suffix not in _TOKENS:
+      of_texts = dataclasses.replace(task, named=named)
+      vocabularies.check_size(task.vocabulary, tokenizer, vocab_size)
+      named, manifest = _tokenize(of_texts, cache_dir), of_texts.manifest
+    facts = {p.parent: tokenizing.read_facts(p.parent) for _, p in named}
+    for folder, found in facts.items():
+      if vocab_size is not None and found.get("vocab_size", 0) > vocab_size:
+        raise base.DataError(
+            f"{folder} has tokens of a vocab_size={found['vocab_size']}, more "
+            f"than the model's {vocab_size}."
+        )
+    digests = {str(f): tokenizing.digest_of(found) for f, found in facts.items() if found}
+    if tokenizer is not None and digests:
+      # Read again: a task keeps the one that it has read.
+      vocabulary = vocabularies.read_vocabulary(tokenizer, end_token=end_token)
+      digests[tokenizer] = tokenizing.digest_of(vocabulary.fingerprint)
+    for folder_or_file, digest in digests.items():
+      first = next(iter(digests))
+      if digest != digests[first]:
+        raise base.DataError(f"{first} has tokens of another tokenizer than {folder_or_file}.")
+    files = [
+        token_files.open_file(
+            p,
+            dtype=dtype,
+            vocab_size=vocab_size,
+            end=facts[p.parent].get("end") if end_token is None else end_token,
+        )
+        for _, p in named
+    ]
+    filled = [file for file in files if file.num_tokens]
+    for file in filled:
+      if file.dtype != filled[0].dtype:
+        raise base.DataError(
+            f"{file.name} has tokens of {file.dtype}, must be {filled[0].dtype}, "
+            f"as {filled[0].name}."
+        )
+      # Most errors of a file are found at once.
+      file.read(0, min(file.num_tokens, 1 << 20))
+    manifest = manifest or tuple(token_files.describe_file(p, name) for name, p in named)
+    return files, manifest, {"vocab_size": vocab_size, **facts[named[0][1].parent]}
 
   def make(path: str) -> samples.Source:
     train, manifest, facts = open_path(path)
@@ -136,7 +175,13 @@ def find_files(pattern: str) -> list[tuple[str, pathlib.Path]]:
     return [(root.name, root)]
   if root.is_dir():
     every, left_out = list_files(root)
-    found, others = _pick_kind(every)
+    found = every = [p for p in every if p.suffix != ".idx"]
+    others: list[pathlib.Path] = []  # Than the first kind that there is.
+    for is_kind in (lambda p: p.suffix in _TOKENS, documents_lib.is_records):
+      if chosen := [p for p in every if is_kind(p)]:
+        found = chosen
+        others = [p for p in every if not is_kind(p) and p.name != tokenizing.FACTS]
+        break
     if others:
       left_out = [
           f"{len(others)} files of other kinds than {found[0].name}, as "
@@ -231,18 +276,6 @@ def read_texts(pattern: str) -> tuple[corpus.CorpusDocument, ...]:
   return tuple(documents)
 
 
-def _pick_kind(paths: list[pathlib.Path]) -> tuple[list[pathlib.Path], list[pathlib.Path]]:
-  """Returns the files of the first kind that there is, and the others.
-
-  Files that belong to those of tokens are in neither.
-  """
-  paths = [p for p in paths if p.suffix != ".idx"]
-  for is_kind in (lambda p: p.suffix in _TOKENS, documents_lib.is_records):
-    if chosen := [p for p in paths if is_kind(p)]:
-      return chosen, [p for p in paths if not is_kind(p) and p.name != tokenizing.FACTS]
-  return paths, []
-
-
 def _parse_weights(text: str) -> dict[str, float] | None:
   """Returns the weights of "0.7 web 0.3 code" by path; None for one path."""
   try:
@@ -258,48 +291,6 @@ def _parse_weights(text: str) -> dict[str, float] | None:
         f"'0.7 web/*.bin 0.3 code', got {text!r}."
     )
   return dict(zip(words[1::2], weights, strict=True))
-
-
-def _open(
-    task: tokenizing.TokenizingTask,
-    path: str,
-    *,
-    vocab_size: int | None,
-    dtype: str | None,
-    cache_dir: base.StrPath | None,
-) -> tuple[list[token_files.TokenFile], corpus.Manifest, Mapping[str, Any]]:
-  """Returns files of tokens, their manifest, and what `bamboo tokenize` tells of them.
-
-  `task` tells how texts are tokenized; for the other arguments see `make_files`.
-  """
-  named = find_files(path)
-  manifest: corpus.Manifest = ()
-  if named[0][1].suffix not in _TOKENS:
-    task = dataclasses.replace(task, named=named)
-    vocabularies.check_size(task.vocabulary, task.tokenizer, vocab_size)
-    named, manifest = _tokenize(task, cache_dir), task.manifest
-  facts = {p.parent: tokenizing.read_facts(p.parent) for _, p in named}
-  _check_tokenizers(task, facts, vocab_size)
-  files = [
-      token_files.open_file(
-          p,
-          dtype=dtype,
-          vocab_size=vocab_size,
-          end=facts[p.parent].get("end") if task.end_token is None else task.end_token,
-      )
-      for _, p in named
-  ]
-  filled = [file for file in files if file.num_tokens]
-  for file in filled:
-    if file.dtype != filled[0].dtype:
-      raise base.DataError(
-          f"{file.name} has tokens of {file.dtype}, must be {filled[0].dtype}, "
-          f"as {filled[0].name}."
-      )
-    # Most errors of a file are found at once.
-    file.read(0, min(file.num_tokens, 1 << 20))
-  manifest = manifest or tuple(token_files.describe_file(p, name) for name, p in named)
-  return files, manifest, {"vocab_size": vocab_size, **facts[named[0][1].parent]}
 
 
 def _tokenize(
@@ -329,26 +320,3 @@ def _tokenize(
         f"Cannot keep tokens of texts in {out}: {error.strerror}. Name another folder {advice}"
     ) from error
   return [(path.name, path) for path in sorted(out.glob("*.bin"))]
-
-
-def _check_tokenizers(
-    task: tokenizing.TokenizingTask,
-    facts: Mapping[pathlib.Path, Mapping[str, Any]],
-    vocab_size: int | None,
-) -> None:
-  """Raises `base.DataError` if folders, or the tokenizer, do not fit."""
-  for folder, found in facts.items():
-    if vocab_size is not None and found.get("vocab_size", 0) > vocab_size:
-      raise base.DataError(
-          f"{folder} has tokens of a vocab_size={found['vocab_size']}, more "
-          f"than the model's {vocab_size}."
-      )
-  digests = {str(f): tokenizing.digest_of(found) for f, found in facts.items() if found}
-  if task.tokenizer is not None and digests:
-    # Read again: the task keeps the one that it has read.
-    vocabulary = vocabularies.read_vocabulary(task.tokenizer, end_token=task.end_token)
-    digests[task.tokenizer] = tokenizing.digest_of(vocabulary.fingerprint)
-  for folder_or_file, digest in digests.items():
-    first = next(iter(digests))
-    if digest != digests[first]:
-      raise base.DataError(f"{first} has tokens of another tokenizer than {folder_or_file}.")

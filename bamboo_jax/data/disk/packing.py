@@ -125,36 +125,25 @@ def _cut(
   for row, number in enumerate(numbers):
     at = bisect.bisect_right(firsts, number) - 1
     start, stop = map(int, parts[at].starts[number - firsts[at] :][:2])
-    sample = {name: array[row] for name, array in arrays.items()}
-    _fill(sample, parts[at].file, start, stop, options)
+    file, length = parts[at].file, stop - start
+    tokens, targets = file.read(start, min(stop + 1, file.num_tokens)), arrays["targets"][row]
+    arrays["inputs"][row, :length] = tokens[:length]
+    targets[: len(tokens) - 1] = tokens[1:]
+    if not options.is_apart and options.loss == "all":
+      continue
+    starts, prompts = file.documents(start, start + len(tokens))
+    if options.is_apart:
+      # A sample has few documents: a loop is faster than calls of numpy.
+      places = [*(starts - start).tolist(), length]
+      for document, (first, last) in enumerate(itertools.pairwise(places), 1):
+        if first > 0:
+          targets[first - 1] = -1
+        if options.masked:
+          arrays["documents"][row, max(first, 0) : last] = document
+    if options.loss == "completion":
+      for first, last in (prompts - start).tolist():
+        targets[max(first - 1, 0) : max(last - 1, 0)] = -1
   return arrays
-
-
-def _fill(
-    sample: dict[str, np.ndarray],
-    file: token_files.TokenFile,
-    start: int,
-    stop: int,
-    options: PackingOptions,
-) -> None:
-  tokens = file.read(start, min(stop + 1, file.num_tokens))
-  length, targets = stop - start, sample["targets"]
-  sample["inputs"][:length] = tokens[:length]
-  targets[: len(tokens) - 1] = tokens[1:]
-  if not options.is_apart and options.loss == "all":
-    return
-  starts, prompts = file.documents(start, start + len(tokens))
-  if options.is_apart:
-    # A sample has few documents: a loop is faster than calls of numpy.
-    places = [*(starts - start).tolist(), length]
-    for number, (first, last) in enumerate(itertools.pairwise(places), 1):
-      if first > 0:
-        targets[first - 1] = -1
-      if options.masked:
-        sample["documents"][max(first, 0) : last] = number
-  if options.loss == "completion":
-    for first, last in (prompts - start).tolist():
-      targets[max(first - 1, 0) : max(last - 1, 0)] = -1
 
 
 def _find_spans(file: token_files.TokenFile, options: PackingOptions) -> Spans:

@@ -126,7 +126,20 @@ def run(
     yield TokenizingProgress(len(parts), len(parts), 0, 0)
     return
   with base.lock_folder(out, waits=waits):
-    _check_facts(out, facts)
+    found = _load_facts(out)
+    for key in sorted({*found, *facts}) if found else ():
+      old, new = found.get(key), facts.get(key)
+      if old == new:
+        continue
+      if isinstance(old, dict) and isinstance(new, dict):
+        name = next(n for n in sorted({*old, *new}) if old.get(n) != new.get(n))
+        raise ValueError(
+            f"{out} has the tokens of other files: {name} has changed, or is"
+            " in only one of them. Name another folder."
+        )
+      raise ValueError(
+          f"{out} has tokens with {key}={old!r}, must be {new!r}. Name another folder."
+      )
     base.write_atomically(out / FACTS, json.dumps(facts, indent=1))
     missing = _find_missing(out, len(parts))
     finished, num_documents, num_tokens = len(parts) - len(missing), 0, 0
@@ -161,22 +174,6 @@ def read_facts(folder: pathlib.Path) -> dict[str, Any]:
 def digest_of(facts: Mapping[str, Any]) -> str:
   """Returns the digest of the tokenizer in `facts`; "" if it is unknown."""
   return str(facts.get("vocab_sha256", facts.get("tokens", "")))
-
-
-def _check_facts(out: pathlib.Path, facts: Mapping[str, Any]) -> None:
-  """Raises `ValueError` if `out` has tokens of other files or settings."""
-  found = _load_facts(out)
-  for key in sorted({*found, *facts}) if found else ():
-    old, new = found.get(key), facts.get(key)
-    if old == new:
-      continue
-    if isinstance(old, dict) and isinstance(new, dict):
-      name = next(n for n in sorted({*old, *new}) if old.get(n) != new.get(n))
-      raise ValueError(
-          f"{out} has the tokens of other files: {name} has changed, or is"
-          " in only one of them. Name another folder."
-      )
-    raise ValueError(f"{out} has tokens with {key}={old!r}, must be {new!r}. Name another folder.")
 
 
 def _load_facts(folder: pathlib.Path) -> dict[str, Any]:
@@ -270,45 +267,28 @@ def _encode(
       if isinstance(value, str):
         tokens.append([next(encoded)])
       elif isinstance(value, list):
-        tokens.append([_without_end(vocabulary, where, value)])
+        for token in value:
+          if token >= vocabulary.vocab_size:
+            raise base.DataError(
+                f"{where} has the token {token}, must be below the "
+                f"tokenizer's vocab_size={vocabulary.vocab_size}."
+            )
+        tokens.append([value[:-1] if value[-1:] == [vocabulary.end] else value])
       elif isinstance(value, dict):
         assert template
-        tokens += _encode_chat(value, template, vocabulary, where)
+        try:
+          ids, is_learned = chat.encode(value, template, vocabulary.tokenizer)
+        except base.DataError as error:
+          raise base.DataError(f"{where}: {error}") from error
+        cuts = np.flatnonzero(np.diff(is_learned, prepend=False)).tolist()
+        cuts += [len(ids)] * (2 - len(cuts) % 2)  # The last part is learned, maybe empty.
+        tokens += [[ids[start:stop]] for start, stop in itertools.pairwise([0, *cuts])]
       else:
         pieces = cast(Iterator[str], value)
         if not vocabulary.in_pieces:
           pieces = iter(["".join(pieces)])
         tokens.append(vocabulary.encode_texts([piece])[0] for piece in pieces)
     yield tokens
-
-
-def _encode_chat(
-    record: Mapping[str, Any],
-    template: chat.ChatTemplate,
-    vocabulary: vocabularies.Vocabulary,
-    where: documents_lib.Where,
-) -> Iterator[list[list[int]]]:
-  try:
-    tokens, is_learned = chat.encode(record, template, vocabulary.tokenizer)
-  except base.DataError as error:
-    raise base.DataError(f"{where}: {error}") from error
-  cuts = np.flatnonzero(np.diff(is_learned, prepend=False)).tolist()
-  cuts += [len(tokens)] * (2 - len(cuts) % 2)  # The last part is learned, maybe empty.
-  for start, stop in itertools.pairwise([0, *cuts]):
-    yield [tokens[start:stop]]
-
-
-def _without_end(
-    vocabulary: vocabularies.Vocabulary, where: documents_lib.Where, tokens: Sequence[int]
-) -> Sequence[int]:
-  """Returns the tokens of a row; `base.DataError` for an unknown one."""
-  for token in tokens:
-    if token >= vocabulary.vocab_size:
-      raise base.DataError(
-          f"{where} has the token {token}, must be below the "
-          f"tokenizer's vocab_size={vocabulary.vocab_size}."
-      )
-  return tokens[:-1] if tokens and tokens[-1] == vocabulary.end else tokens
 
 
 def _find_missing(folder: pathlib.Path, num_parts: int) -> list[int]:
