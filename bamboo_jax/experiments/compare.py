@@ -103,14 +103,30 @@ def run(
         "note: layers take what they would on this machine; --config.plan.machine=p3.2xlarge is "
         "another"
     )
-  plays = (Play(config, preemptions), *_plan(config, preemptions, sweep))
+  if sweep.values and preemptions.files and sweep.field.startswith((_GENERATED, "seed")):
+    raise ValueError(
+        f"--sweep={sweep.field} changes how traces are generated, so it has no effect with --trace."
+    )
+  plays = [Play(config, preemptions)]
+  for value in sweep.values:
+    one = config.changed({sweep.field: value})
+    seeds = range(1 if preemptions.files else sweep.num_seeds)
+    plays += [Play(one.changed({"seed": one.seed + i}), preemptions, value) for i in seeds]
   trace = preemptions.read(config)
   for one in {play.setting: play for play in plays}.values():  # Raises errors before all runs.
     prices_lib.find_or_standard(one.config.cost)
     for policy in policies:
       _find_choices(policy, one)
   inputs = sweep_lib.digest_code({**config.to_dict(), "policies": policies})
-  outcomes = _play_all(policies, plays, where, inputs)
+  jobs = [(policy, one) for policy in policies for one in plays]
+  describe = lambda job: {"policy": job[0]}
+  results = [*sweep_lib.run(play, jobs, where, inputs=inputs, describe=describe)]
+  outcomes: dict[str, list[loop.Outcome]] = {policy: [] for policy in policies}
+  for (policy, _), (outcome, _) in zip(jobs, results, strict=True):
+    outcomes[policy].append(outcome)
+  num_events = sum(outcome.num_events for outcome, _ in results)
+  cpu_secs = sum(secs for _, secs in results)
+  print(f"runs={len(results)} events={num_events} cpu_secs={cpu_secs:.1f}")
   settings: dict[Any, dict[str, list[loop.Outcome]]] = {}
   for policy, found in outcomes.items():
     for one, outcome in zip(plays[1:], found[1:], strict=True):
@@ -121,25 +137,27 @@ def run(
   output.write_summary(workdir, table_lib.of(rows))
   tables = {name: table_lib.of(rows, title, columns) for name, title, columns in _TABLES}
   runs = {policy: found[0] for policy, found in outcomes.items()}
-  report = _report(config, trace, runs, tables, _series(rows, sweep))
+  ranked = sorted(runs.items(), key=lambda run: run[1].account.value, reverse=True)
+  costs = config.study.table.file or config.plan.profile
+  model = costs or words.describe_model(config.to_dict())
+  own = [f"{k}={v}" for k, v in json_lib.flatten(config.study.to_dict()).items() if v is not None]
+  report = contents.make(
+      f"Policies on trace {trace.name}",
+      [contents.simulated(policy, run, model) for policy, run in ranked],
+      remarks=[
+          f"Config {config.name}: {', '.join(own)}.",
+          f"Costs are {'those of ' + costs if costs else 'estimated, not measured'}. All policies "
+          "see the same trace; nodes on demand are not preempted. The best value comes first.",
+          "A run over time shows the current throughput, including steps that are rolled back "
+          "later; sums exclude those. Events before the first training are its start.",
+          *(f"Trace: {note}." for note in trace.notes),
+      ],
+      tables=tables,
+      series=_series(rows, sweep),
+  )
   contents.write(workdir, report, formats if config.metrics.plots else ())
   for table in tables.values():
     print(f"\n{table['title']}:\n{table_lib.to_markdown(table)}")
-
-
-def _plan(config: Config, preemptions: Preemptions, sweep: Sweep) -> list[Play]:
-  """Returns the plays beside the main trace; `ValueError` if a value does not fit."""
-  if sweep.values and preemptions.files and sweep.field.startswith((_GENERATED, "seed")):
-    raise ValueError(
-        f"--sweep={sweep.field} changes how traces are generated, so it has no effect with --trace."
-    )
-  num_seeds = 1 if preemptions.files else sweep.num_seeds
-  return [
-      Play(one.changed({"seed": one.seed + i}), preemptions, value)
-      for value in sweep.values
-      for one in [config.changed({sweep.field: value})]
-      for i in range(num_seeds)
-  ]
 
 
 _MADE: dict[tuple[str, str], tuple[loop.Policy, ...]] = {}
@@ -175,76 +193,55 @@ def play(job: tuple[str, Play]) -> tuple[loop.Outcome, float]:
   return outcome, time.process_time() - start
 
 
-def _play_all(
-    policies: Sequence[str], plays: Sequence[Play], where: sweep_lib.Where, inputs: Sequence[str]
-) -> dict[str, list[loop.Outcome]]:
-  """Returns the outcomes of each policy, in the order of the plays."""
-  jobs = [(policy, one) for policy in policies for one in plays]
-  describe = lambda job: {"policy": job[0]}
-  results = [*sweep_lib.run(play, jobs, where, inputs=inputs, describe=describe)]
-  outcomes: dict[str, list[loop.Outcome]] = {policy: [] for policy in policies}
-  for (policy, _), (outcome, _) in zip(jobs, results, strict=True):
-    outcomes[policy].append(outcome)
-  num_events = sum(outcome.num_events for outcome, _ in results)
-  cpu_secs = sum(secs for _, secs in results)
-  print(f"runs={len(results)} events={num_events} cpu_secs={cpu_secs:.1f}")
-  return outcomes
-
-
 def _rows(
     field: str, setting: Any, outcomes: Mapping[str, Sequence[loop.Outcome]]
 ) -> list[output.Row]:
-  """Returns the lines of a setting, the policy of most value first.
+  """Returns the lines of `summary.csv` of a setting: means, the policy of most value first.
 
   Gaps are relative to the best policies with the same price that keep all
   samples: the mean gap to the one with the highest mean, the worst gap to the
-  one that is best on a trace.
+  one that is best on a trace, of each in percent of its value.
   """
-  mean_value = lambda policy: statistics.fmean(
-      outcome.account.value for outcome in outcomes[policy]
+  mean, rows = statistics.fmean, list[output.Row]()
+  accounts = {policy: [outcome.account for outcome in found] for policy, found in outcomes.items()}
+  ranked = sorted(
+      outcomes, key=lambda policy: mean(a.value for a in accounts[policy]), reverse=True
   )
-  ranked = sorted(outcomes, key=mean_value, reverse=True)
   whole = [p for p in ranked if not any(o.num_dropped for o in outcomes[p])]
-  rivals = [[o.account for o in outcomes[p]] for p in whole or ranked]
+  rivals = [accounts[policy] for policy in whole or ranked]
   rivals = [r for r in rivals if r[0].market == rivals[0][0].market]
-  return [_row(policy, field, setting, outcomes[policy], rivals) for policy in ranked]
-
-
-def _row(
-    policy: str,
-    field: str,
-    setting: Any,
-    outcomes: Sequence[loop.Outcome],
-    rivals: Sequence[Sequence[account_lib.Account]],
-) -> output.Row:
-  """Returns a line of `summary.csv`: means over the runs; best rival first."""
-  accounts = [outcome.account for outcome in outcomes]
-  gaps = worst = None
-  if accounts[0].market == rivals[0][0].market:
-    gaps = mean_gap(accounts, rivals[0])
-    worst = worst_gap(accounts, rivals)
-  mean = statistics.fmean
-  num_samples, usd = (sum(getattr(a, name) for a in accounts) for name in ("num_samples", "usd"))
-  # The first one is the start.
-  num_restarts = sum(max(0, o.rungs.get("checkpoint", 0) - 1) for o in outcomes)
-  shares = [a.node_time.shares() for a in accounts]
-  return {
-      "policy": policy,
-      "field": field,
-      "setting": str(setting),
-      "num_runs": len(outcomes),
-      **output.estimates({"throughput_samples_per_sec": [a.samples_per_sec for a in accounts]}),
-      "cost_usd_per_hour": mean(a.usd_per_hour for a in accounts),
-      **output.estimates({"value": [a.value for a in accounts]}),
-      "usd_per_million_samples": 1e6 * usd / num_samples if num_samples else None,
-      "fatal_failures": mean(o.num_rollbacks for o in outcomes),
-      "restarts_per_hour": num_restarts / (sum(a.secs for a in accounts) / 3600),
-      "dropped_pct": 100 * mean(o.dropped_share for o in outcomes),
-      **{f"{kind}_pct": 100 * mean(share[kind] for share in shares) for kind in account_lib.KINDS},
-      "gap_pct": sum(gaps.values()) if gaps else None,
-      **{f"gap_{c}_pct": gaps[c] if gaps else None for c in CAUSES},
-      "worst_gap_pct": worst,
-  }
+  best = [max(rival.value for rival in of_seed) for of_seed in zip(*rivals, strict=True)]
+  for policy in ranked:
+    own, found = accounts[policy], outcomes[policy]
+    gaps = worst = None
+    if own[0].market == rivals[0][0].market:
+      gaps = mean_gap(own, rivals[0])
+      pairs = zip(own, best, strict=True)
+      worst = max(100 * (1 - a.value / b) if b else 0.0 for a, b in pairs)
+    num_samples, usd = (sum(getattr(a, name) for a in own) for name in ("num_samples", "usd"))
+    # The first one is the start.
+    num_restarts = sum(max(0, o.rungs.get("checkpoint", 0) - 1) for o in found)
+    shares = [a.node_time.shares() for a in own]
+    rows.append(
+        {
+            "policy": policy,
+            "field": field,
+            "setting": str(setting),
+            "num_runs": len(found),
+            **output.estimates({"throughput_samples_per_sec": [a.samples_per_sec for a in own]}),
+            "cost_usd_per_hour": mean(a.usd_per_hour for a in own),
+            **output.estimates({"value": [a.value for a in own]}),
+            "usd_per_million_samples": 1e6 * usd / num_samples if num_samples else None,
+            "fatal_failures": mean(o.num_rollbacks for o in found),
+            "restarts_per_hour": num_restarts / (sum(a.secs for a in own) / 3600),
+            "dropped_pct": 100 * mean(o.dropped_share for o in found),
+            **{f"{kind}_pct": 100 * mean(s[kind] for s in shares) for kind in account_lib.KINDS},
+            "gap_pct": sum(gaps.values()) if gaps else None,
+            **{f"gap_{c}_pct": gaps[c] if gaps else None for c in CAUSES},
+            "worst_gap_pct": worst,
+        }
+    )
+  return rows
 
 
 def _find_pace(account: account_lib.Account) -> tuple[float, float, float]:
@@ -292,43 +289,6 @@ def mean_gap(
     return None
   gaps = [split_gap(a, b) for a, b in pairs]
   return {c: statistics.fmean(gap[c] for gap in gaps) for c in CAUSES}
-
-
-def worst_gap(
-    accounts: Sequence[account_lib.Account], rivals: Sequence[Sequence[account_lib.Account]]
-) -> float:
-  """Returns the largest gap of a seed to its best rival, in percent of that."""
-  seeds = zip(*rivals, strict=True)
-  best = [max(rival.value for rival in of_seed) for of_seed in seeds]
-  pairs = zip(accounts, best, strict=True)
-  return max(100 * (1 - a.value / b) if b else 0.0 for a, b in pairs)
-
-
-def _report(
-    config: Config,
-    trace: trace_lib.Trace,
-    runs: Mapping[str, loop.Outcome],
-    tables: Mapping[str, contents.Value],
-    series: Mapping[str, contents.Value],
-) -> contents.Value:
-  ranked = sorted(runs.items(), key=lambda run: run[1].account.value, reverse=True)
-  costs = config.study.table.file or config.plan.profile
-  model = costs or words.describe_model(config.to_dict())
-  own = [f"{k}={v}" for k, v in json_lib.flatten(config.study.to_dict()).items() if v is not None]
-  return contents.make(
-      f"Policies on trace {trace.name}",
-      [contents.simulated(policy, run, model) for policy, run in ranked],
-      remarks=[
-          f"Config {config.name}: {', '.join(own)}.",
-          f"Costs are {'those of ' + costs if costs else 'estimated, not measured'}. All policies "
-          "see the same trace; nodes on demand are not preempted. The best value comes first.",
-          "A run over time shows the current throughput, including steps that are rolled back "
-          "later; sums exclude those. Events before the first training are its start.",
-          *(f"Trace: {note}." for note in trace.notes),
-      ],
-      tables=tables,
-      series=series,
-  )
 
 
 def name_field(field: str) -> str:

@@ -10,7 +10,7 @@ constant rate; each costs what the ladder would do about the loss of a single
 node, until the node is replaced.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
 import itertools
@@ -77,20 +77,6 @@ def make_choices(name: str, config: Config, costs: Costs) -> tuple[Policy, ...]:
 
   A policy caches its plans from run to run. Raises `ValueError` that names the policy.
   """
-  policies, refusal = [], None
-  for chosen in _choices(config):
-    try:
-      policies.append(_make(name, chosen, costs))
-    except base.InfeasibleError as error:
-      refusal = error
-    except ValueError as error:
-      raise ValueError(f"Policy {name!r}: {error}") from error
-  if not policies:
-    raise base.InfeasibleError(f"Policy {name!r}: {refusal}") from refusal
-  return tuple(policies)
-
-
-def _choices(config: Config) -> Iterator[Config]:
   study, mode = config.study, config.redundancy.mode
   modes = ("none", mode) if study.picks_mode and mode != "none" else (mode,)
   depths, layout = (1.0,), {}
@@ -100,9 +86,19 @@ def _choices(config: Config) -> Iterator[Config]:
     raise ValueError(
         base.suggest(study.layout, (_LIVEPUT, *_OWN_LAYOUTS), what="value of config.study.layout")
     )
+  policies, refusal = [], None
   for depth, mode in itertools.product(depths, modes):
     stages = depth * study.overprovision
-    yield config.changed({"study.overprovision": stages, "redundancy.mode": mode, **layout})
+    chosen = config.changed({"study.overprovision": stages, "redundancy.mode": mode, **layout})
+    try:
+      policies.append(_make(name, chosen, costs))
+    except base.InfeasibleError as error:
+      refusal = error
+    except ValueError as error:
+      raise ValueError(f"Policy {name!r}: {error}") from error
+  if not policies:
+    raise base.InfeasibleError(f"Policy {name!r}: {refusal}") from refusal
+  return tuple(policies)
 
 
 def _make(name: str, config: Config, costs: Costs) -> Policy:
@@ -222,45 +218,33 @@ def expected_samples_per_sec(
     live: Time with each number of live nodes, in any unit.
     losses_per_node_hour: Instants at which nodes are lost, per node and hour.
   """
-  starts = {n: _start(policy, n) for n in live}
+
+  def ask(places: loop.Places, when: str, **change: Any) -> loop.PlacedDecision:
+    return policy.answer(places, decide.Change(**change), when=when, find_zones=dict)
+
+  starts = {n: ask(policy.empty, "boundary", joined=tuple(range(n))).places for n in live}
   trains = {n: t for n, t in live.items() if starts[n].num_training}
   if not trains:
     return 0.0
   mean = sum(n * t for n, t in trains.items()) / sum(trains.values())
   usual = starts[min(trains, key=lambda n: abs(n - mean))]
-  victims = usual.layout.pipelines[0].nodes  # The other pipelines are similar.
-  lost_secs = [_secs_per_loss(policy, usual, node) for node in victims]
+  half_step_secs, durations, lost_secs = usual.cost.secs / 2, policy.times.durations, []
+  for victim in usual.layout.pipelines[0].nodes:  # The other pipelines are similar.
+    answer = ask(usual, "step", lost=frozenset({victim}))
+    secs = durations.detect_secs + answer.delay.secs
+    secs += answer.delay.left_share * half_step_secs
+    if answer.decision.rolls_back:
+      secs += durations.save_every_secs / 2 + durations.save_secs
+    elif answer.decision.rung == "reconfigure":
+      secs += half_step_secs
+    # The training time lost by a loss and a later replacement.
+    again = ask(answer.places, "boundary", joined=(answer.places.num_places,))
+    lost_secs.append(secs + again.delay.secs)
   rate_per_sec = losses_per_node_hour / 3600 * usual.num_training
   # Losses occur while nodes train; during a pause another costs little more.
   lost_share = rate_per_sec * sum(lost_secs) / len(lost_secs)
   samples = sum(t * starts[n].cost.num_samples / starts[n].cost.secs for n, t in trains.items())
   return samples / sum(live.values()) / (1.0 + lost_share)
-
-
-def _start(policy: Policy, num_nodes: int) -> loop.Places:
-  joined = tuple(range(num_nodes))
-  return _ask(policy, policy.empty, "boundary", joined=joined).places
-
-
-def _ask(policy: Policy, places: loop.Places, when: str, **change: Any) -> loop.PlacedDecision:
-  change = decide.Change(**change)
-  return policy.answer(places, change, when=when, find_zones=dict)
-
-
-def _secs_per_loss(policy: Policy, places: loop.Places, victim: int) -> float:
-  """Returns the training time lost by a loss and a later replacement."""
-  durations = policy.times.durations
-  answer = _ask(policy, places, "step", lost=frozenset({victim}))
-  half_step_secs = places.cost.secs / 2
-  secs = durations.detect_secs + answer.delay.secs
-  secs += answer.delay.left_share * half_step_secs
-  if answer.decision.rolls_back:
-    secs += durations.save_every_secs / 2 + durations.save_secs
-  elif answer.decision.rung == "reconfigure":
-    secs += half_step_secs
-  joined = (answer.places.num_places,)
-  again = _ask(policy, answer.places, "boundary", joined=joined)
-  return secs + again.delay.secs
 
 
 # A model like GPT-2 medium, on a V100 and 10 Gbit/s for each node.
