@@ -160,7 +160,7 @@ class CompareTest(parameterized.TestCase):
       kinds = [float(row[f"{kind}_pct"]) for kind in account_lib.KINDS]
       self.assertAlmostEqual(sum(kinds), 100.0, places=3)
       if row["policy"] == "on_demand+grid":
-        self.assertEqual(row["gap_pct"], "")
+        self.assertEqual((row["gap_pct"], row["restarts_per_hour"]), ("", "0"))  # It only starts.
         continue
       causes = [float(row[f"gap_{cause}_pct"]) for cause in compare.CAUSES]
       self.assertAlmostEqual(sum(causes), float(row["gap_pct"]), places=3)
