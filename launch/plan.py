@@ -57,16 +57,19 @@ class PlanFlags:
 def main(flags: PlanFlags) -> None:
   """Prints the plan, or the list of models."""
   if flags.list:
-    _list_models()
-  elif flags.compile:
+    from bamboo_jax.models import zoo
+
+    print("name,variant,layers,params")
+    for name, variants in zoo.VARIANTS.items():
+      for variant in variants:
+        model = zoo.make_model(name, variant=variant)
+        print(f"{name},{variant},{len(model.layers)},{model.num_params()}", flush=True)
+    return
+  if flags.compile:
     from bamboo_jax.gpu import report
 
     print(report.make_report(flags.config, flags.compile))
-  else:
-    _plan(flags)
-
-
-def _plan(flags: PlanFlags) -> None:
+    return
   for name in ("verbose", "nodes"):
     if getattr(flags, name) and flags.config.plan.machine is None:
       raise ValueError(f"--{name} needs config.plan.machine.")
@@ -91,16 +94,6 @@ def _plan(flags: PlanFlags) -> None:
     slots = step_traces.planned_slots([planned.timeline])
     rows.write_trace(flags.trace, [rows.Step(0, 0.0, slots)])
     print(f"trace: {flags.trace}")
-
-
-def _list_models() -> None:
-  from bamboo_jax.models import zoo
-
-  print("name,variant,layers,params")
-  for name, variants in zoo.VARIANTS.items():
-    for variant in variants:
-      model = zoo.make_model(name, variant=variant)
-      print(f"{name},{variant},{len(model.layers)},{model.num_params()}", flush=True)
 
 
 if __name__ == "__main__":

@@ -89,11 +89,8 @@ def main(flags: ReportFlags) -> None:
     print(json.dumps(report))
   elif flags.csv:
     print(contents.to_csv(report, flags.csv), end="")
-  else:
-    _write(report, folders, flags)
-
-
-def _write(report: contents.Value, folders: list[pathlib.Path], flags: ReportFlags) -> None:
+  if flags.json or flags.csv:
+    return
   runs = report["tables"].get("runs")  # None: published tables only.
   for table in [runs] if runs else report["tables"].values():
     print(table_lib.to_markdown(table))

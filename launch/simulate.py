@@ -130,23 +130,7 @@ def _compare(flags: SimulateFlags, workdir: pathlib.Path, where: sweep.Where) ->
       flagset.refuse_keys(["model"], when)
       if swept.values and swept.field.startswith("model."):
         flagset.refuse_texts([f"--sweep={swept.field}"], when)
-  _check_policies(flags.policies, swept)
-  traces = tuple(_find_trace(name, workdir) for name in flags.trace)
-  compare.run(
-      flags.config,
-      flags.policies,
-      workdir=workdir,
-      preemptions=compare.Preemptions(traces, flags.time_scale, flags.nodes),
-      sweep=swept,
-      formats=flags.figure_format,
-      where=where,
-  )
-  return traces
-
-
-def _check_policies(names: tuple[str, ...], swept: compare.Sweep) -> None:
-  """Raises `ValueError` for unknown policies, or an option that all of them set."""
-  given = ",".join(names)
+  names, given = flags.policies, ",".join(flags.policies)
   if len({*names}) < max(1, len(names)):
     raise ValueError(
         f"--policies={given} must name a policy or several, each once. Allowed: "
@@ -158,17 +142,25 @@ def _check_policies(names: tuple[str, ...], swept: compare.Sweep) -> None:
   flagset.refuse_keys(keys, when)
   if swept.values and swept.field in keys:
     flagset.refuse_texts([f"--sweep={swept.field}"], when)
-
-
-def _find_trace(name: str, workdir: pathlib.Path) -> str:
-  """Returns the file of a trace; writes it, if it is one of Oobleck's."""
-  if pathlib.Path(name).suffix or pathlib.Path(name).is_file():
-    return name
-  if name not in _TRACES:
-    raise ValueError(base.suggest(name, _TRACES, what="trace"))
-  workdir.mkdir(parents=True, exist_ok=True)
-  base.write_atomically(workdir / f"{name}.csv", readers.render_events(_TRACES[name]))
-  return str(workdir / f"{name}.csv")
+  traces = list[str]()
+  for name in flags.trace:
+    if not (pathlib.Path(name).suffix or pathlib.Path(name).is_file()):
+      if name not in _TRACES:
+        raise ValueError(base.suggest(name, _TRACES, what="trace"))
+      workdir.mkdir(parents=True, exist_ok=True)
+      content, name = readers.render_events(_TRACES[name]), str(workdir / f"{name}.csv")
+      base.write_atomically(name, content)
+    traces.append(name)
+  compare.run(
+      flags.config,
+      flags.policies,
+      workdir=workdir,
+      preemptions=compare.Preemptions(tuple(traces), flags.time_scale, flags.nodes),
+      sweep=swept,
+      formats=flags.figure_format,
+      where=where,
+  )
+  return tuple(traces)
 
 
 if __name__ == "__main__":

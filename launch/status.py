@@ -15,7 +15,6 @@ worker that does not answer hangs outside of Python. On several machines, run it
 on each.
 """
 
-from collections.abc import Callable
 import dataclasses
 import functools
 import json
@@ -103,7 +102,19 @@ def main(flags: StatusFlags) -> None:
       raise ValueError(f"No worker of {observed.workdir} runs on this machine.")
     print(*inquiry.render(inquiry.ask(workers, logs)), sep="\n")
     return
-  read = _open_feed(observed, observed.open())
+  records, place = observed.open(), observed.workdir or ""
+  make = lambda: feed_lib.Feed(observed.folder, records, name=observed.name)
+  feed, due_secs = make(), 0.0
+  copy = mirror.Mirror(place, observed.folder) if base.is_bucket(place) else None
+
+  def read() -> dict[str, Any]:
+    nonlocal feed, due_secs
+    if copy is not None and time.monotonic() > due_secs:
+      due_secs = time.monotonic() + _FETCH_SECS
+      if copy.pull():  # New files of a bucket.
+        feed = make()
+    return feed.read()
+
   if flags.json:
     print(json.dumps(read()))
   elif (port := flags.page.port) is not None:
@@ -113,38 +124,13 @@ def main(flags: StatusFlags) -> None:
     print(f"page: {address}", flush=True)
     threading.Event().wait()
   else:
-    _show(read, watches=flags.watch)
-
-
-def _open_feed(
-    observed: ObserverFlags, records: records_lib.Records
-) -> Callable[[], dict[str, Any]]:
-  """Returns a function that reads what a page shows; new files of a bucket are fetched."""
-  make = lambda: feed_lib.Feed(observed.folder, records, name=observed.name)
-  feed, due_secs, place = make(), 0.0, observed.workdir or ""
-  if not base.is_bucket(place):
-    return feed.read
-  copy = mirror.Mirror(place, observed.folder)
-
-  def read() -> dict[str, Any]:
-    nonlocal feed, due_secs
-    if time.monotonic() > due_secs:
-      due_secs = time.monotonic() + _FETCH_SECS
-      if copy.pull():
-        feed = make()
-    return feed.read()
-
-  return read
-
-
-def _show(read: Callable[[], dict[str, Any]], *, watches: bool) -> None:
-  while True:
-    value = read()
-    is_screen = watches and sys.stdout.isatty()
-    print(_CLEAR * is_screen + words.render_status(value, now_secs=time.time()), flush=True)
-    if not watches or value["head"]["state"] in words.ENDS:
-      return
-    time.sleep(1.0)
+    while True:
+      value = read()
+      is_screen = flags.watch and sys.stdout.isatty()
+      print(_CLEAR * is_screen + words.render_status(value, now_secs=time.time()), flush=True)
+      if not flags.watch or value["head"]["state"] in words.ENDS:
+        return
+      time.sleep(1.0)
 
 
 if __name__ == "__main__":

@@ -67,10 +67,14 @@ def main(flags: TraceFlags) -> None:
   if name != "generate":
     flagset.refuse_keys(vars(flags.config), f"on {name}")
   formats = flags.figure_format
-  if name == "show":
-    formats = _formats_of(formats, flags.out)
-  elif not flags.out:
-    raise ValueError("The flag --out is needed: where to write the trace.")
+  if not flags.out:
+    if name != "show":
+      raise ValueError("The flag --out is needed: where to write the trace.")
+  elif name == "show":
+    if (suffix := pathlib.Path(flags.out).suffix[1:]) not in plots.FORMATS:
+      endings = " or ".join(f".{name}" for name in plots.FORMATS)
+      raise ValueError(f"--out must end in {endings}, got {flags.out!r}.")
+    formats = formats if flagset.is_given("figure_format") else (suffix,)
   for path in filter(None, (flags.out, flags.events)):
     cli.check_folder(path)
   if name == "generate":
@@ -137,20 +141,6 @@ def draw(trace: trace_lib.Trace) -> Any:
   by_size.xaxis.set_major_locator(plots.count_locator())
   plots.add_legend(fig, over_time.get_legend_handles_labels()[0], side="upper")
   return fig
-
-
-def _formats_of(formats: tuple[str, ...], path: str | None) -> tuple[str, ...]:
-  """Returns the formats of a figure `--out=path`: the flag's, or its suffix.
-
-  Raises `ValueError` if the suffix is no format.
-  """
-  if path is None:
-    return formats
-  suffix = pathlib.Path(path).suffix[1:]
-  if suffix not in plots.FORMATS:
-    endings = " or ".join(f".{name}" for name in plots.FORMATS)
-    raise ValueError(f"--out must end in {endings}, got {path!r}.")
-  return formats if flagset.is_given("figure_format") else (suffix,)
 
 
 if __name__ == "__main__":
