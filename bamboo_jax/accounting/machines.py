@@ -84,6 +84,9 @@ def find_machine(name: str) -> Machine:
   of = lambda column: 1e9 * float(facts[column])
   network = instance and instance.network_gbit_per_sec
   memory_mib = facts["usable_mib"] or 1024 * float(facts["memory_gib"])
+  shares = _read("efficiency.csv", "capability")
+  share = shares.get(facts["capability"]) or shares["any"]
+  least, likely, most = (float(share[n]) for n in ("least", "likely", "most"))
   return Machine(
       name=name,
       gpu=facts["gpu"],
@@ -95,7 +98,7 @@ def find_machine(name: str) -> Machine:
       inner_bytes_per_sec=of("inner_gb_per_sec"),
       pcie_bytes_per_sec=of("pcie_gb_per_sec"),
       network_bytes_per_sec=1e9 * network / 8 if network else None,
-      efficiency=_find_efficiency(facts["capability"]),
+      efficiency=Efficiency(least, likely, most, num_runs=int(share["runs"])),
   )
 
 
@@ -129,13 +132,6 @@ def find_kind(device_kind: str) -> dict[str, str] | None:
   named = {row["kind"]: row for row in _read("gpus.csv", "gpu").values()}
   fits = [k for k in named if k and words.issuperset(k.split())]
   return named[max(fits, key=len)] if fits else None
-
-
-def _find_efficiency(capability: str) -> Efficiency:
-  rows = _read("efficiency.csv", "capability")
-  row = rows.get(capability) or rows["any"]
-  least, likely, most = (float(row[n]) for n in ("least", "likely", "most"))
-  return Efficiency(least, likely, most, num_runs=int(row["runs"]))
 
 
 def _read(name: str, key: str) -> dict[str, dict[str, str]]:

@@ -112,7 +112,13 @@ def load_prices(source: base.StrPath) -> tuple[Price, ...]:
   (first, header), *rest = lines
   names = [name.strip() for name in next(csv.reader([header]))]
   names = ["date" if name == "year" else name for name in names]
-  _check_header(names, where=f"{source}:{first}")
+  fields = {f.name: f for f in dataclasses.fields(Price)}
+  for name in names:
+    if name not in fields:
+      raise ValueError(f"{source}:{first}: {base.suggest(name, fields, what='column')}")
+  for name, field in fields.items():
+    if names.count(name) > 1 or (field.default is dataclasses.MISSING and name not in names):
+      raise ValueError(f"{source}:{first}: column {name!r} is needed, and only once.")
   prices = []
   for number, line in rest:
     try:
@@ -167,16 +173,6 @@ def find(cost: config_lib.CostSection) -> Price | None:
           "prices are reported, so both are needed."
       )
   return found[0]
-
-
-def _check_header(names: Sequence[str], *, where: str) -> None:
-  fields = {f.name: f for f in dataclasses.fields(Price)}
-  for name in names:
-    if name not in fields:
-      raise ValueError(f"{where}: {base.suggest(name, fields, what='column')}")
-  for name, field in fields.items():
-    if names.count(name) > 1 or (field.default is dataclasses.MISSING and name not in names):
-      raise ValueError(f"{where}: column {name!r} is needed, and only once.")
 
 
 def _parse_line(names: Sequence[str], entries: Sequence[str]) -> Price:

@@ -87,25 +87,22 @@ class Limits:
         raise ValueError(f"{name}={one!r} is gone; use {self.gone[one]}.")
       if self.choices and one not in self.choices:
         raise ValueError(base.suggest(str(one), self.choices, what=f"value of {name}"))
-      self._check_limits(name, one, find)
-
-  def _check_limits(self, name: str, value: Any, find: Callable[[str], Any]) -> None:
-    allowed, holds = [], True
-    for limit, words, compare in (
-        (self.least, "at least", operator.ge),
-        (self.above, "above", operator.gt),
-        (self.most, "at most", operator.le),
-    ):
-      if limit is not None:
-        bound, text = limit, f"{limit}"
-        if isinstance(limit, str):
-          factor, _, other = limit.rpartition(" ")
-          bound = float(factor or 1) * find(other)
-          text = f"{limit} ({bound:g})"
-        allowed.append(f"{words} {text}")
-        holds = holds and compare(value, bound)
-    if allowed and not (holds and math.isfinite(value)):
-      raise ValueError(f"{name} must be {' and '.join(allowed)}, got {value}.")
+      allowed, holds = [], True
+      for limit, words, compare in (
+          (self.least, "at least", operator.ge),
+          (self.above, "above", operator.gt),
+          (self.most, "at most", operator.le),
+      ):
+        if limit is not None:
+          bound, text = limit, f"{limit}"
+          if isinstance(limit, str):
+            factor, _, other = limit.rpartition(" ")
+            bound = float(factor or 1) * find(other)
+            text = f"{limit} ({bound:g})"
+          allowed.append(f"{words} {text}")
+          holds = holds and compare(one, bound)
+      if allowed and not (holds and math.isfinite(one)):
+        raise ValueError(f"{name} must be {' and '.join(allowed)}, got {one}.")
 
 
 def option(default: Any, help_text: str, **limits: Any) -> Any:
@@ -242,11 +239,9 @@ def list_options(section: type[Section], prefix: str = "") -> Iterator[Option]:
       yield Option(prefix + key, "section", "", help_text)
       yield from list_options(kind, f"{prefix}{key}.")
     else:
-      yield Option(prefix + key, _render_kind(kind), repr(values[key]), help_text)
-
-
-def _render_kind(kind: Any) -> str:
-  return "dict" if typing.get_origin(kind) is Mapping else inspect.formatannotation(kind)
+      is_dict = typing.get_origin(kind) is Mapping
+      name = "dict" if is_dict else inspect.formatannotation(kind)
+      yield Option(prefix + key, name, repr(values[key]), help_text)
 
 
 def _is_section(kind: Any) -> bool:
