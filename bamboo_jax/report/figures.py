@@ -100,7 +100,17 @@ def draw_course(run: Value) -> Any:
     axes.set_ylabel(label)
     axes.set_ylim(bottom=0)
   if events:
-    _draw_events(grid[-1, 0], events, unit_secs)
+    below, taken = grid[-1, 0], {event["rung"] for event in events}
+    rungs = [rung for rung in _RUNG_COLOURS if rung in taken]
+    rungs += sorted(taken - set(rungs))
+    for row, rung in enumerate(rungs):
+      times = [e["train_secs"] / unit_secs for e in events if e["rung"] == rung]
+      style = dict(linestyle="", marker="|", markersize=12)
+      colour = _RUNG_COLOURS.get(rung, _SPARE_COLOUR)
+      below.plot(times, [row] * len(times), color=colour, **style)
+    below.set_yticks(range(len(rungs)), [plots.plain(rung) for rung in rungs])
+    below.set_ylim(len(rungs) - 0.4, -0.6)
+    below.set_ylabel("rung taken")
   grid[-1, 0].margins(x=0.01)
   grid[-1, 0].set_xlabel(f"time ({unit})")
   grid[0, 0].set_title(plots.plain(run["head"]["run"]), loc="left")
@@ -119,7 +129,20 @@ def draw_losses(runs: Sequence[Value], planned: Sequence[Any] = ()) -> Any:
   axes = grid[-1, 0]
   lines = itertools.cycle(_LOSS_LINES[len(runs) == 1 :])
   for style, run in zip(lines, runs, strict=False):
-    _draw_loss(axes, run, f"{plots.plain(run['head']['run'])}: " * (len(runs) > 1), style)
+    name = f"{plots.plain(run['head']['run'])}: " * (len(runs) > 1)
+    points = [(step, loss) for step, _, loss, *_ in run["curve"] if loss is not None]
+    if points:
+      axes.plot(*zip(*points, strict=True), label=f"{name}train", **style)
+    if found := [point for point in run.get("evaluations", ()) if point[1] is not None]:
+      dots = dict(linestyle="", marker="o", markeredgecolor=_SPARE_COLOUR, color=style["color"])
+      axes.plot(*zip(*found, strict=True), label=f"{name}evaluation", **dots)
+    joins = [event["step"] for event in run["events"] if event["kind"] == "join"]
+    deaths = [recovery["step"] for recovery in run["recoveries"]]
+    for what, steps, colour in (("deaths", deaths, palette.RED), ("joins", joins, palette.GREEN)):
+      label = f"{name}steps with {what}"
+      for step in sorted({*steps} - {None}):
+        axes.axvline(step, zorder=0.5, color=colour, linewidth=0.8, alpha=0.5, label=label)
+        label = ""  # One entry of the legend for all.
   axes.set_ylabel("loss (nats per token)")
   axes.set_xlabel("step")
   axes.xaxis.set_major_locator(plots.count_locator())
@@ -139,22 +162,6 @@ def plan_of(run: Value) -> list[Any]:
   """Returns the planned slots of the first pipeline of a run."""
   names = {node["name"] for node in run["nodes"] if node["row"] == "pipeline 0"}
   return [slot for slot in (run["rows"] or {}).get("planned", ()) if slot[0] in names]
-
-
-def _draw_loss(axes: Any, run: Value, name: str, style: Value) -> None:
-  points = [(step, loss) for step, _, loss, *_ in run["curve"] if loss is not None]
-  if points:
-    axes.plot(*zip(*points, strict=True), label=f"{name}train", **style)
-  if found := [point for point in run.get("evaluations", ()) if point[1] is not None]:
-    dots = dict(linestyle="", marker="o", markeredgecolor=_SPARE_COLOUR)
-    axes.plot(*zip(*found, strict=True), label=f"{name}evaluation", color=style["color"], **dots)
-  joins = [event["step"] for event in run["events"] if event["kind"] == "join"]
-  deaths = [recovery["step"] for recovery in run["recoveries"]]
-  for what, steps, colour in (("deaths", deaths, palette.RED), ("joins", joins, palette.GREEN)):
-    label = f"{name}steps with {what}"
-    for step in sorted({*steps} - {None}):
-      axes.axvline(step, zorder=0.5, color=colour, linewidth=0.8, alpha=0.5, label=label)
-      label = ""  # One entry of the legend for all.
 
 
 def draw_step(rows: Value) -> Any:
@@ -309,18 +316,3 @@ def draw_node_time(runs: Sequence[Value]) -> Any:
 def time_unit(span_secs: float) -> tuple[float, str]:
   """Returns the seconds of the unit for a time axis of `span_secs`, and its name."""
   return next((unit for unit in _UNITS if span_secs >= 2 * unit[0]), _UNITS[-1])
-
-
-def _draw_events(axes: Any, events: Sequence[Value], unit_secs: float) -> None:
-  taken = {event["rung"] for event in events}
-  rungs = [rung for rung in _RUNG_COLOURS if rung in taken]
-  rungs += sorted(taken - set(rungs))
-  for row, rung in enumerate(rungs):
-    times = [e["train_secs"] / unit_secs for e in events if e["rung"] == rung]
-    style = dict(linestyle="", marker="|", markersize=12)
-    colour = _RUNG_COLOURS.get(rung, _SPARE_COLOUR)
-    axes.plot(times, [row] * len(times), color=colour, **style)
-  labels = [plots.plain(rung) for rung in rungs]
-  axes.set_yticks(range(len(rungs)), labels)
-  axes.set_ylim(len(rungs) - 0.4, -0.6)
-  axes.set_ylabel("rung taken")

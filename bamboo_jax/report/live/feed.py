@@ -76,40 +76,37 @@ class Feed:
     Raises `OSError` if the records or a file of the run cannot be read, and
     `ValueError` if they do not fit.
     """
-    now = time.monotonic()
+    now, known, workdir = time.monotonic(), self._known, self._workdir
     if self._records is not None and now >= self._records_secs + _RECORDS_SECS:
-      run = self._known.run = read_run(self._records)
-      self._known.met |= {member.number: member for member in run.view.members}
+      run = known.run = read_run(self._records)
+      known.met |= {member.number: member for member in run.view.members}
       self._records_secs = now
       self._set_config(run.config)
-    if self._workdir is not None:
+    if workdir is not None:
       try:
-        self._read_workdir(self._workdir, now)
+        assert self._log is not None
+        lines = self._log.read()
+        if any(line.get("event") in jsonl.CUTS for line in lines):  # Steps are repeated.
+          known.history = facts.History(known.history.kills)
+          lines = jsonl.read_lines(workdir / "metrics.jsonl")
+        known.history.add(lines)
+        if now >= self._rows_secs + _ROWS_SECS:
+          self._rows_secs = now
+          steps = rows_lib.read_steps(workdir / "rows", known.history.recoveries.values())
+          if self._records is None:  # A step with a death is not comparable to its plan.
+            steps = [step for step in steps if not step.deaths] or steps
+          known.rows = steps[-1] if steps else None
+        if self._records is None:
+          self._set_config(json.loads((workdir / "config.json").read_text()))
+          with contextlib.suppress(FileNotFoundError):  # The run is not over.
+            known.summary = json.loads((workdir / "summary.json").read_text())
       except ValueError as error:
         if self._records is None:
           raise
         logging.warning("%s Only the records are shown.", error)
         self._workdir = None
-    self._known.now_secs = time.time()
-    return facts.find(self._known)
-
-  def _read_workdir(self, workdir: pathlib.Path, now: float) -> None:
-    assert self._log is not None
-    lines, known = self._log.read(), self._known
-    if any(line.get("event") in jsonl.CUTS for line in lines):  # Steps are repeated.
-      known.history = facts.History(known.history.kills)
-      lines = jsonl.read_lines(workdir / "metrics.jsonl")
-    known.history.add(lines)
-    if now >= self._rows_secs + _ROWS_SECS:
-      self._rows_secs = now
-      steps = rows_lib.read_steps(workdir / "rows", known.history.recoveries.values())
-      if self._records is None:  # A step with a death is not comparable to its plan.
-        steps = [step for step in steps if not step.deaths] or steps
-      known.rows = steps[-1] if steps else None
-    if self._records is None:
-      self._set_config(json.loads((workdir / "config.json").read_text()))
-      with contextlib.suppress(FileNotFoundError):  # The run is not over.
-        known.summary = json.loads((workdir / "summary.json").read_text())
+    known.now_secs = time.time()
+    return facts.find(known)
 
   def _set_config(self, config: facts.Value) -> None:
     self._known.config = config
