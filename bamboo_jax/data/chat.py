@@ -9,7 +9,7 @@ Templates come with weights of others: they run in Jinja's sandbox. The same rec
 gives the same tokens on every machine and day, so there is no `strftime_now`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import functools
 import hashlib
@@ -101,23 +101,6 @@ def encode(
     base.DataError: Messages are wrong, or the template does not take them.
   """
   messages, tools = record[FIELD], record.get("tools")
-  _check(messages)
-  text, answers = _cut_marks(template.render(messages, tools))
-  answers = answers or [*_find_answers(text, messages, tools, template)]
-  try:
-    text.encode()
-  except UnicodeEncodeError as error:
-    raise base.DataError(f"{error}.") from error
-  found = tokenizer.encode(text, add_special_tokens=False)
-  place_T = np.array([start for start, _ in found.offsets], np.int64)
-  is_learned = np.zeros(len(place_T), bool)
-  for start, stop in answers:
-    is_learned |= (start <= place_T) & (place_T < stop)
-  return found.ids, is_learned
-
-
-def _check(messages: Any) -> None:
-  """Raises `base.DataError` unless these are messages of known roles."""
   if not isinstance(messages, list) or not messages:
     raise base.DataError(f"{FIELD} must be a list of messages, got {str(messages)[:50]!r}.")
   for number, message in enumerate(messages):
@@ -128,35 +111,34 @@ def _check(messages: Any) -> None:
       )
     if message.get("role") not in ROLES:
       raise base.DataError(f"{where}: {base.suggest(str(message.get('role')), ROLES, what='role')}")
-
-
-def _find_answers(
-    text: str, messages: Sequence[Any], tools: Any, template: ChatTemplate
-) -> Iterator[tuple[int, int]]:
-  """Yields where answers begin and end in the text of all messages."""
-  for number, message in enumerate(messages):
+  text, *marked = template.render(messages, tools).split(_OPEN)
+  answers = []  # Where they begin and end in the text of all messages.
+  for part in marked:
+    answer, _, after = part.partition(_CLOSE)
+    answers.append((len(text), len(text) + len(answer)))
+    text += answer + after
+  for number, message in enumerate(() if answers else messages):
     if message["role"] != "assistant":
       continue
     before = template.render(messages[:number], tools, prompts=True)
-    after = template.render(messages[: number + 1], tools)
-    if not (text.startswith(after) and after.startswith(before)):
+    so_far = template.render(messages[: number + 1], tools)
+    if not (text.startswith(so_far) and so_far.startswith(before)):
       raise base.DataError(
           f"The chat template of {template.path} changes the text of message {number}, or of one "
           f"before, by later ones. Put {{% generation %}} and {{% endgeneration %}} around "
           f"answers in {_FILE} there."
       )
-    yield len(before), len(after)
-
-
-def _cut_marks(text: str) -> tuple[str, list[tuple[int, int]]]:
-  """Returns a text without the marks around answers, and where answers are."""
-  plain, *rest = text.split(_OPEN)
-  answers = []
-  for part in rest:
-    answer, _, after = part.partition(_CLOSE)
-    answers.append((len(plain), len(plain) + len(answer)))
-    plain += answer + after
-  return plain, answers
+    answers.append((len(before), len(so_far)))
+  try:
+    text.encode()
+  except UnicodeEncodeError as error:
+    raise base.DataError(f"{error}.") from error
+  found = tokenizer.encode(text, add_special_tokens=False)
+  place_T = np.array([start for start, _ in found.offsets], np.int64)
+  is_learned = np.zeros(len(place_T), bool)
+  for start, stop in answers:
+    is_learned |= (start <= place_T) & (place_T < stop)
+  return found.ids, is_learned
 
 
 @functools.lru_cache(maxsize=1)

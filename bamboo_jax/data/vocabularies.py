@@ -144,7 +144,19 @@ def _read_tokenizer(path: pathlib.Path, wanted: int | None) -> Vocabulary:
     raise base.DataError(f"Cannot read {path}: {error.strerror or error}.") from error
   except Exception as error:  # The library raises no more precise class.
     raise base.DataError(f"{path} is damaged or no tokenizer.json ({error}).") from error
-  if changes := _switch_off(tokenizer):
+  changes = []
+  if tokenizer.truncation:
+    length = tokenizer.truncation["max_length"]
+    changes.append(f"truncation to {length} tokens is switched off")
+    tokenizer.no_truncation()
+  if tokenizer.padding:
+    changes.append("padding is switched off")
+    tokenizer.no_padding()
+  if dropout := getattr(tokenizer.model, "dropout", None):
+    # Each process would draw different tokens.
+    changes.append(f"dropout={dropout:.3g} of its pairs is switched off")
+    tokenizer.model.dropout = None
+  if changes:
     logging.warning("%s: %s.", path, "; ".join(changes))
 
   def encode_texts(texts: Sequence[str]) -> list[Any]:
@@ -205,23 +217,6 @@ def read_settings(file: pathlib.Path) -> dict[str, Any]:
     return {}
   except (OSError, TypeError, ValueError) as error:
     raise base.DataError(f"Cannot read {file}: {error}.") from error
-
-
-def _switch_off(tokenizer: Any) -> list[str]:
-  """Disables truncation, padding and dropout; returns the active ones."""
-  changes = []
-  if tokenizer.truncation:
-    length = tokenizer.truncation["max_length"]
-    changes.append(f"truncation to {length} tokens is switched off")
-    tokenizer.no_truncation()
-  if tokenizer.padding:
-    changes.append("padding is switched off")
-    tokenizer.no_padding()
-  if dropout := getattr(tokenizer.model, "dropout", None):
-    # Each process would draw different tokens.
-    changes.append(f"dropout={dropout:.3g} of its pairs is switched off")
-    tokenizer.model.dropout = None
-  return changes
 
 
 def _split_lines(text: str) -> Iterator[str]:
