@@ -182,7 +182,15 @@ class LossLayer:
     if not isinstance(parts, tuple) or len(parts) != len(names):
       raise ValueError(f"loss must return ({', '.join(names)}), got {_name_kind(parts)}.")
     told = dict(zip(names, parts, strict=True))
-    loss = _to_loss(told["loss"], num_samples=len(next(iter(batch.values()))))
+    loss = told["loss"]
+    if not isinstance(loss, layer_lib.Loss):
+      if not _is_scalar(loss) or not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
+        hint = " For (loss, metrics) say from_loss(..., has_aux=True)." * isinstance(loss, tuple)
+        raise ValueError(
+            f"loss must return a scalar of floats or a layer.Loss, got {_name_kind(loss)}.{hint}"
+        )
+      weight = jnp.float32(len(next(iter(batch.values()))))
+      loss = layer_lib.Loss(jnp.float32(loss) * weight, weight)
     more = _sum_metrics(told.get("metrics", {}), loss.weight, what="loss")
     new = layer_lib.name_leaves(told["state"]) if self.has_state else stats
     for name in {**stats, **new}:
@@ -190,19 +198,6 @@ class LossLayer:
       if was != now:
         raise ValueError(f"loss must return the arrays of the state: {name!r} was {was}, is {now}.")
     return loss.replace(metrics={**loss.metrics, **more}), new
-
-
-def _to_loss(found: Any, *, num_samples: int) -> layer_lib.Loss:
-  """Returns the sum of a mean loss; checks what the user's function has returned."""
-  if isinstance(found, layer_lib.Loss):
-    return found
-  if not _is_scalar(found) or not jnp.issubdtype(jnp.result_type(found), jnp.floating):
-    hint = " For (loss, metrics) say from_loss(..., has_aux=True)." * isinstance(found, tuple)
-    raise ValueError(
-        f"loss must return a scalar of floats or a layer.Loss, got {_name_kind(found)}.{hint}"
-    )
-  weight = jnp.float32(num_samples)
-  return layer_lib.Loss(jnp.float32(found) * weight, weight)
 
 
 def _sum_metrics(means: Any, weight: jax.Array, *, what: str) -> dict[str, jax.Array]:

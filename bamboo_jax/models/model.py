@@ -185,7 +185,9 @@ class Model:
       read = _read(layer, batch)
       case = (layer.kind, _hashable((inputs, read)))
       if case not in traced:
-        traced[case] = jax.eval_shape(functools.partial(_init_and_apply, layer), key, inputs, read)
+        made = jax.eval_shape(layer.init, key, inputs, read)
+        apply = functools.partial(layer.apply, key=None, train=False)
+        traced[case] = made, jax.eval_shape(apply, made.params, made.stats, inputs, read)[0]
       variables, outputs = traced[case]
       shapes.append((inputs, variables))
       inputs = outputs
@@ -254,14 +256,6 @@ def apply_range(
   if isinstance(inputs, layer_lib.Loss):  # An infinite derivative of a metric harms nothing.
     inputs = inputs.replace(metrics=jax.lax.stop_gradient(inputs.metrics))
   return inputs, new_stats
-
-
-def _init_and_apply(
-    layer: linen.LinenLayer, key: jax.Array, inputs: base.PyTree, batch: layer_lib.Batch
-) -> tuple[layer_lib.Variables, base.PyTree]:
-  variables = layer.init(key, inputs, batch)
-  outputs, _ = layer.apply(variables.params, variables.stats, inputs, batch, key=None, train=False)
-  return variables, outputs
 
 
 def _read(layer: linen.LinenLayer, batch: Mapping[str, Any]) -> dict[str, Any]:

@@ -111,9 +111,14 @@ def _attend_forward(
     options: _Options, qkv_SLE: Array, key_data: Array | None, masks: Masks
 ) -> tuple[Array, _Kept]:
   if _takes_cudnn(options, qkv_SLE, key_data, masks):
+
+    def by_cudnn(qkv_SLE: Array) -> tuple[Array, Array]:
+      out_SLHK, sums_SHL = cudnn.forward(*split_heads(qkv_SLE, options.num_heads))
+      return out_SLHK.reshape(*out_SLHK.shape[:2], -1), sums_SHL[..., None]
+
     out_SLD, normalizer_SHQ1 = jax.lax.platform_dependent(
         qkv_SLE,
-        cuda=functools.partial(_cudnn_forward, options),
+        cuda=by_cudnn,
         default=lambda qkv_SLE: _own_forward(options, qkv_SLE, None, masks)[:2],
     )
   else:
@@ -132,25 +137,6 @@ def _takes_cudnn(options: _Options, qkv_SLE: Array, key_data: Array | None, mask
     return False
   width = size // (3 * options.num_heads)
   return cudnn.supports(qkv_SLE.dtype, length, width)
-
-
-def _cudnn_forward(options: _Options, qkv_SLE: Array) -> tuple[Array, Array]:
-  """Returns attention and the normaliser of each row, [S, H, Q, 1]."""
-  heads = split_heads(qkv_SLE, options.num_heads)
-  out_SLHK, sums_SHL = cudnn.forward(*heads)
-  return out_SLHK.reshape(*out_SLHK.shape[:2], -1), sums_SHL[..., None]
-
-
-def _cudnn_backward(
-    options: _Options, qkv_SLE: Array, normalizer_SHQ1: Array, out_SLD: Array, grad_SLD: Array
-) -> Array:
-  """Returns the gradient of queries, keys and values side by side."""
-  heads = split_heads(qkv_SLE, options.num_heads)
-  like = heads[0].shape
-  grads = cudnn.backward(
-      *(*heads, normalizer_SHQ1[..., 0]), *(out_SLD.reshape(like), grad_SLD.reshape(like))
-  )
-  return jnp.stack(grads, axis=2).reshape(qkv_SLE.shape)
 
 
 def _own_forward(
@@ -173,9 +159,16 @@ def _own_forward(
 def _attend_backward(options: _Options, kept: _Kept, grad_SLD: Array) -> tuple[Array, None, None]:
   qkv_SLE, _, normalizer_SHQ1, _, key_data, masks, out_SLD = kept
   if _takes_cudnn(options, qkv_SLE, key_data, masks):
+
+    def by_cudnn(qkv_SLE: Array, normalizer_SHQ1: Array, out_SLD: Array, grad_SLD: Array) -> Array:
+      heads = split_heads(qkv_SLE, options.num_heads)
+      out_SLHK, grad_SLHK = (x.reshape(heads[0].shape) for x in (out_SLD, grad_SLD))
+      grads = cudnn.backward(*heads, normalizer_SHQ1[..., 0], out_SLHK, grad_SLHK)
+      return jnp.stack(grads, axis=2).reshape(qkv_SLE.shape)
+
     grad_SLE = jax.lax.platform_dependent(
         *(qkv_SLE, normalizer_SHQ1, out_SLD, grad_SLD),
-        cuda=functools.partial(_cudnn_backward, options),
+        cuda=by_cudnn,
         default=lambda qkv_SLE, normalizer_SHQ1, out_SLD, grad_SLD: (
             _own_backward(
                 options, (qkv_SLE, None, normalizer_SHQ1, None, None, masks, out_SLD), grad_SLD
@@ -204,7 +197,11 @@ def _own_backward(options: _Options, kept: _Kept, grad_SLD: Array) -> Array:
       "shqk,shmk->shqm", grad_SHQK, v_SHMK, preferred_element_type=jnp.float32
   )
   grad_probs_SHQM = _drop(options, grad_probs_SHQM, mask_SHQM)
-  grad_scores_SHQM = probs_SHQM * (grad_probs_SHQM - _along(out_SLD, grad_SLD, options.num_heads))
+  # The sum over M of probabilities times their gradients, computed as that over K of outputs
+  # times their gradients: equal, also with dropout, and cheaper.
+  product_SLD = out_SLD.astype(jnp.float32) * grad_SLD.astype(jnp.float32)
+  along_SHQ1 = _split_heads(product_SLD, options.num_heads).sum(-1, keepdims=True)
+  grad_scores_SHQM = probs_SHQM * (grad_probs_SHQM - along_SHQ1)
   grad_scores_SHQM *= q_SHQK.shape[-1] ** -0.5
   grad_scores_SHQM = grad_scores_SHQM.astype(grad_SLD.dtype)
   grad_q_SHQK = jnp.einsum("shqm,shmk->shqk", grad_scores_SHQM, k_SHMK)
@@ -229,16 +226,6 @@ def _scores(qkv_SHLK: Heads, masks: Masks) -> Array:
   if (is_same := same_document(document_SL)) is not None:
     is_read = is_read & is_same
   return jnp.where(is_read, scores_SHQM * width**-0.5, -jnp.inf)
-
-
-def _along(out_SLD: Array, grad_SLD: Array, num_heads: int) -> Array:
-  """Returns the sum over M of probabilities times their gradients [S, H, Q, 1].
-
-  Computed as the sum over K of outputs times their gradients: equal, also with
-  dropout, and cheaper.
-  """
-  product_SLD = out_SLD.astype(jnp.float32) * grad_SLD.astype(jnp.float32)
-  return _split_heads(product_SLD, num_heads).sum(-1, keepdims=True)
 
 
 def _keep_mask(options: _Options, key_data: Array | None, shape: tuple[int, ...]) -> Array | None:
