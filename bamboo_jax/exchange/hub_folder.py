@@ -102,9 +102,23 @@ def open_folder(path: base.StrPath, model: model_lib.Model) -> LayerReader:
       if value != options[ours]
   ]
   rules = families.rules_of(options, shapes)
-  known = {tensor for rule in rules for tensor in rule.tensors}
-  tensors = _read_headers(path, family, known)
-  copies = family.copies.keys() & tensors.keys() - known
+  ours = {tensor for rule in rules for tensor in rule.tensors}
+  known = ours | family.copies.keys()
+  tensors: dict[str, Tensor] = {}  # That carry information, by their current names.
+  for file in sorted(_find_files(path)):
+    for name, tensor in read_header(path / file).items():
+      name = re.sub(r"\.gamma$", ".weight", name)  # Of old files.
+      name = re.sub(r"\.beta$", ".bias", name)
+      if family.prefix + name in known:
+        name = family.prefix + name
+      if name not in known and re.search(family.ignored, name):
+        continue
+      if name in tensors:
+        raise base.CheckpointError(
+            f"Cannot use {path}: {name} occurs twice, in {tensors[name].file.name} and {file}."
+        )
+      tensors[name] = tensor
+  copies = family.copies.keys() & tensors.keys() - ours
   read = open_tensors(tensors, rules, shapes, problems, where=path, copies=copies)
   unequal = [  # Reads data, so only if all else fits.
       f"{name} differs from {family.copies[name]}; the model ties them"
@@ -230,28 +244,6 @@ def read_header(file: pathlib.Path) -> dict[str, Tensor]:
   with _open(file) as opened:
     parts = {name: opened.get_slice(name) for name in opened.keys()}
     return {n: Tensor(file, n, p.get_dtype(), tuple(p.get_shape())) for n, p in parts.items()}
-
-
-def _read_headers(
-    path: pathlib.Path, family: families.Family, ours: Collection[str]
-) -> dict[str, Tensor]:
-  """Returns the tensors that carry information, by their current names."""
-  found: dict[str, Tensor] = {}
-  known = {*ours, *family.copies}
-  for file in sorted(_find_files(path)):
-    for name, tensor in read_header(path / file).items():
-      name = re.sub(r"\.gamma$", ".weight", name)  # Of old files.
-      name = re.sub(r"\.beta$", ".bias", name)
-      if family.prefix + name in known:
-        name = family.prefix + name
-      if name not in known and re.search(family.ignored, name):
-        continue
-      if name in found:
-        raise base.CheckpointError(
-            f"Cannot use {path}: {name} occurs twice, in {found[name].file.name} and {file}."
-        )
-      found[name] = tensor
-  return found
 
 
 def _find_files(path: pathlib.Path) -> set[str]:

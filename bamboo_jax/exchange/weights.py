@@ -162,7 +162,12 @@ def export_folder(
   num_params = merged.num_params()
   if kind == "peft":
     num_params = model.num_params() - num_params
-    adapters.write(out, model, read=read, base_folder=_find_base(manifest))
+    source: base.StrPath | None = _find_first(manifest)
+    if source and adapters.is_folder(source):
+      source, _ = adapters.read_config(source)
+    is_there = source and hub_folder.is_hub_folder(source)
+    folder = os.path.abspath(source) if source and is_there else None
+    adapters.write(out, model, read=read, base_folder=folder)
   else:
     hub_folder.write(
         out,
@@ -200,15 +205,6 @@ def _find_first(manifest: manifest_lib.Manifest) -> str | None:
   """Returns the folder of the weights from which a run began; None: none."""
   first: str | None = manifest.meta.get("config", {}).get("init_from")
   return first
-
-
-def _find_base(manifest: manifest_lib.Manifest) -> str | None:
-  """Returns the folder of the model without adapters, if it is there."""
-  source: base.StrPath | None = _find_first(manifest)
-  if source and adapters.is_folder(source):
-    source, _ = adapters.read_config(source)
-  is_there = source and hub_folder.is_hub_folder(source)
-  return os.path.abspath(source) if source and is_there else None
 
 
 def _find_checkpoint(path: base.StrPath) -> tuple[pathlib.Path, manifest_lib.Manifest]:
@@ -289,23 +285,17 @@ def _find_folders(path: base.StrPath) -> Iterator[pathlib.Path]:
     folders.append(folders[-1].parent)
   for folder in folders:
     yield folder
-    for source in _find_sources(folder):
+    # What the config of a run, or of adapters, names.
+    sources = [adapters.find_base(folder)] if adapters.is_folder(folder) else []
+    file = folder / "config.json"
+    config = hub_folder.read_json(file) if file.is_file() else {}
+    if given := config.get("init_from"):
+      sources.append(pathlib.Path(given))
+    if given := config.get("data", {}).get("options", {}).get("tokenizer"):
+      tokenizer = pathlib.Path(given).absolute()
+      sources.append(tokenizer if tokenizer.is_dir() else tokenizer.parent)
+    for source in (source.absolute() for source in sources):
       if source.is_dir():
         yield from _find_folders(source)
       else:
         logging.warning("%s names %s, which does not exist.", folder, source)
-
-
-def _find_sources(workdir: pathlib.Path) -> Iterator[pathlib.Path]:
-  """Yields the folders that the config of a run, or of adapters, names."""
-  if adapters.is_folder(workdir):
-    yield adapters.find_base(workdir).absolute()
-  file = workdir / "config.json"
-  if not file.is_file():
-    return
-  config = hub_folder.read_json(file)
-  if given := config.get("init_from"):
-    yield pathlib.Path(given).absolute()
-  if given := config.get("data", {}).get("options", {}).get("tokenizer"):
-    path = pathlib.Path(given).absolute()
-    yield path if path.is_dir() else path.parent
