@@ -169,6 +169,8 @@ class CheckpointFolder:
         if kept and old < kept[0][0]:  # None are if they cannot be read now.
           self._check_fence()
           self.place.remove(old.file)
+          if not old.incarnation:
+            self.place.remove(f"{old.step}/node*")
       self.remove_unfinished(name)
     except OSError as error:  # The next save removes them.
       logging.warning("Cannot remove old checkpoints: %s.", contents.describe_error(error))

@@ -116,8 +116,10 @@ class RunIdentity:
           f"{'; '.join((options or differences)[:3])}. Choose another workdir, "
           "or the former config."
       )
-    there, config = meta["rounding"], meta["config"]
-    unknown = [key for key, value in self.rounding.items() if key not in there and value != {}]
+    there, config = meta.get("rounding", {}), meta.get("config")
+    unknown = ["config"] * bool(self.config and config is None)
+    unknown += [key for key, value in self.rounding.items() if key not in there and value != {}]
+    config = self.config if config is None else config
     old, new = json_lib.flatten(there), json_lib.flatten(self.rounding)
     changes = [
         ChangedSetting(key, old[key], new[key], changes_bits=True)

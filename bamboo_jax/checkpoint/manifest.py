@@ -5,7 +5,7 @@ written last: a checkpoint without one, or with other sizes of files, is incompl
 Paths in it begin where it is.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 import contextlib
 import dataclasses
 import functools
@@ -22,6 +22,9 @@ from bamboo_jax import base
 from bamboo_jax.base import json as json_lib
 
 _FORMAT = 4
+_UNSIGNED = 1  # The format that has no hash of the manifest.
+_FORMER = "manifest.json"  # In a folder `STEP`, until format 3.
+_SAVE = r"v(\d+)\.(\d+)-(\w+)"
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -29,8 +32,8 @@ class CheckpointName:
   """The name of a checkpoint, never used twice; the newest is the greatest.
 
   Attributes:
-    attempt: Counts the saves of a run, finished or not.
-    incarnation: Identifies the process that began the save.
+    attempt: Counts the saves of a run, finished or not; 0 until format 3.
+    incarnation: Identifies the process that began the save; "" until format 3.
   """
 
   attempt: int
@@ -41,7 +44,7 @@ class CheckpointName:
   @classmethod
   def parse(cls, text: str) -> Self | None:
     """Returns the name "STEP.vVIEW.ATTEMPT-INCARNATION", None for other texts."""
-    found = re.fullmatch(r"(\d+)\.v(\d+)\.(\d+)-(\w+)", text)
+    found = re.fullmatch(rf"(\d+)\.{_SAVE}", text)
     if found is None:
       return None
     return cls(int(found[3]), int(found[2]), base.StepId(int(found[1])), found[4])
@@ -57,7 +60,7 @@ class CheckpointName:
   @property
   def file(self) -> str:
     """Path of the manifest in the folder of the checkpoints."""
-    return f"{self}.json"
+    return f"{self}.json" if self.incarnation else f"{self.step}/{_FORMER}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,10 +111,15 @@ class Manifest:
     return found
 
 
-def find(files: Iterable[str]) -> list[CheckpointName]:
-  """Returns the checkpoints whose manifests are among files, oldest first."""
-  stems = (file.removesuffix(".json") for file in files if file.endswith(".json"))
-  return sorted(filter(None, map(CheckpointName.parse, stems)))
+def find(folder: pathlib.Path) -> list[CheckpointName]:
+  """Returns the names of the checkpoints in a folder, oldest first; raises `OSError`."""
+  names = []
+  for path in folder.iterdir():
+    if path.suffix == ".json" and (name := CheckpointName.parse(path.stem)):
+      names.append(name)
+    elif path.name.isdecimal() and (path / _FORMER).exists():
+      names.append(CheckpointName(0, 0, base.StepId(int(path.name)), ""))
+  return sorted(names)
 
 
 def find_newest(path: pathlib.Path) -> pathlib.Path | None:
@@ -122,11 +130,11 @@ def find_newest(path: pathlib.Path) -> pathlib.Path | None:
   if path.is_file():
     return path
   for folder in (path, path / "checkpoints"):
-    if folder.is_dir() and (names := find(os.listdir(folder))):
+    if folder.is_dir() and (names := find(folder)):
       return folder / names[-1].file
   if not path.name.isdecimal() or not path.is_dir():
     return None
-  names = [name for name in find(os.listdir(path.parent)) if name.step == int(path.name)]
+  names = [name for name in find(path.parent) if name.step == int(path.name)]
   return path.parent / names[-1].file if names else None
 
 
@@ -178,7 +186,8 @@ def parse(file: str | os.PathLike[str], content: bytes | None) -> Manifest:
   if content is not None:
     try:
       manifest = _parse(content)
-      if re.match(rf"{manifest.step}\b", pathlib.PurePath(file).name):
+      path = pathlib.PurePath(file)
+      if re.match(rf"{manifest.step}\b", path.parent.name if path.name == _FORMER else path.name):
         return manifest
       problem = f"it is of step {manifest.step}"
     except base.CheckpointError as error:
@@ -194,11 +203,17 @@ def _parse(data: bytes) -> Manifest:
   Raises `base.CheckpointError` if another version wrote it.
   """
   content = json.loads(data)
-  if content.pop("sha256") != _sha256(content):
+  found = content.pop("sha256", None)
+  if found != (None if content["format"] == _UNSIGNED else _sha256(content)):
     raise ValueError("its hash does not match")
-  if content.pop("format") != _FORMAT:
+  if content.pop("format") not in range(_UNSIGNED, _FORMAT + 1):
     raise base.CheckpointError("it is of another version of this program")
-  return json_lib.from_plain(Manifest, content)
+  # Of format 3; a list, as each entry loses the field.
+  if any([entry.pop("frozen", None) for entry in content["layers"].values()]):
+    raise base.CheckpointError(
+        "its frozen weights are in another folder, which this version does not look for"
+    )
+  return json_lib.from_plain(Manifest, {"frozen": {}, **content})  # Not there until format 3.
 
 
 def _sha256(content: Mapping[str, Any]) -> str:

@@ -54,7 +54,7 @@ class LocalPlace:
   def find(self) -> list[manifest_lib.CheckpointName]:
     """Returns the names of checkpoints, oldest first."""
     self._path.mkdir(exist_ok=True)  # Not its parent, whose mount may be away.
-    return manifest_lib.find(os.listdir(self._path))
+    return manifest_lib.find(self._path)
 
   def read(self, name: manifest_lib.CheckpointName) -> manifest_lib.Manifest:
     """Returns a manifest; see `manifest.read_manifest`."""
@@ -128,7 +128,7 @@ class BucketPlace:
     self._manifests: dict[manifest_lib.CheckpointName, manifest_lib.Manifest] = {}
 
   def find(self) -> list[manifest_lib.CheckpointName]:
-    return manifest_lib.find(self._bucket.sizes(""))
+    return find_names(self._bucket.sizes(""))
 
   def read(self, name: manifest_lib.CheckpointName) -> manifest_lib.Manifest:
     if name not in self._manifests:  # It never changes.
@@ -218,6 +218,12 @@ def remove_before(
 def open_place(path: pathlib.Path, url: str = "") -> CheckpointPlace:
   """Returns the place of the checkpoints at `url`, if there is one, or in a folder."""
   return BucketPlace(path, url) if url else LocalPlace(path)
+
+
+def find_names(keys: Iterable[str]) -> list[manifest_lib.CheckpointName]:
+  """Returns the checkpoints whose manifests are among keys, oldest first."""
+  stems = (key.removesuffix(".json") for key in keys if key.endswith(".json"))
+  return sorted(filter(None, map(manifest_lib.CheckpointName.parse, stems)))
 
 
 def find_files(files: Mapping[str, int], items: Collection[str]) -> dict[str, int]:

@@ -151,7 +151,7 @@ class Writer:
     shapes = self._model.state
     states, meta = base.ask_again(lambda: self._folder.read(step, shapes, layers))
     self.changes = self._identity.check(meta, step=step, where=self._folder.place.where)
-    self.num_skipped, self._saved = meta["num_skipped"], step
+    self.num_skipped, self._saved = meta.get("num_skipped", 0), step
     return states
 
   # During training.
@@ -415,7 +415,9 @@ class Writer:
     )
 
   def _join(self, save: parts.Save, written: Collection[manifest_lib.Manifest]) -> None:
-    facts = {"save": f"{save.name}", "num_skipped": save.num_skipped}
+    facts: dict[str, Any] = {"save": f"{save.name}"}
+    if save.num_skipped:
+      facts["num_skipped"] = save.num_skipped
     whole = manifest_lib.join(
         written,
         order=self._model.model.layer_names,

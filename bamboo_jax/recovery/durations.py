@@ -124,7 +124,8 @@ def report(
   end was not measured. If no pass was owed, `redo_secs` is 0.
 
   Args:
-    recoveries: Each `RecoveryTimes` as a dict.
+    recoveries: Each `RecoveryTimes` as a dict; logs of older versions lack some
+      entries.
     kills: Time of death of each node that the caller has killed, by number, on
       the same clock.
   """
@@ -133,16 +134,17 @@ def report(
     view_secs = r["view_at_secs"]
     # A node killed after the view died of something else.
     kill_secs = [kills[n] for n in r["nodes"] if kills.get(n, view_secs + 1) <= view_secs]
-    died_secs = r["died_at_secs"]
+    died_secs = r.get("died_at_secs")
     # Else another of them may have died earlier, unknown here.
     if kill_secs and len(kill_secs) == len(r["nodes"]):
       died_secs = min(kill_secs)
     first_secs = r["first_owed_at_secs"]
     redo_secs = _between(first_secs, r["last_owed_at_secs"])
-    if first_secs is None and r["are_owed_measured"]:
+    if first_secs is None and r.get("are_owed_measured"):
       redo_secs = 0.0
     reported.append(
-        {name: r[name] for name in _TOLD}
+        {"names": [f"node {n}" for n in r["nodes"]], "heirs": (), "silence_to_view_secs": None}
+        | {name: r[name] for name in _TOLD if name in r}
         | {
             "detect_secs": _between(died_secs, view_secs),
             "consensus_secs": _between(view_secs, r["agreed_at_secs"]),

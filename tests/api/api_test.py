@@ -192,7 +192,7 @@ class ClusterTest(folders.FolderCase):
   def test_an_interrupt_saves_the_step(self):
     done = commands.run("-c", _INTERRUPTED, str(self.folder))
     self.assertEqual(done.returncode, 7, msg=done.stderr)
-    saved = [name.step for name in manifest.find(os.listdir(self.folder / "checkpoints"))]
+    saved = [name.step for name in manifest.find(self.folder / "checkpoints")]
     self.assertLen(saved, 1)
     self.assertGreaterEqual(saved[0], 3)
 

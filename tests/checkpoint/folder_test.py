@@ -1,6 +1,7 @@
 """Checkpoints on disk: to the bit, or not at all."""
 
 import errno
+import json
 import os
 import pathlib
 import random
@@ -100,6 +101,28 @@ def _other(file):
   """Returns the manifest of the checkpoint before."""
   first, _ = sorted(file.parent.glob("*.json"))
   return first.read_bytes()
+
+
+def _make_former(file, form):
+  """Makes a checkpoint one of an earlier format."""
+  folder = file.parent / file.name.partition(".")[0]
+  manifest = json.loads(file.read_text())
+  (save,) = folder.iterdir()
+  for item in save.iterdir():
+    item.rename(folder / item.name)
+  save.rmdir()
+  del manifest["sha256"], manifest["frozen"]
+  manifest["format"] = form
+  prefix = f"{folder.name}/{save.name}/"
+  manifest["files"] = {k.removeprefix(prefix): n for k, n in manifest["files"].items()}
+  for entry in manifest["layers"].values():
+    if form == 3:
+      entry["frozen"] = None
+    entry["item"] = entry["item"].removeprefix(prefix)
+  if form > 1:
+    manifest["sha256"] = manifest_lib._sha256(manifest)
+  (folder / "manifest.json").write_text(json.dumps(manifest))
+  file.unlink()
 
 
 def _invert(path):
@@ -288,7 +311,6 @@ class FolderTest(folders.FolderCase):
     self.save(6)
     self.assertEqual(folder.steps(), (4, 6))
     self.assertEqual(self.resume(_make_folder(self.root)), 6)
-    self.assertEqual(manifest_lib.find_newest(self.root / "6").name, "6.v1.4-a.json")
     self.assertEqual(self.listed(), ["4", "4.v1.3-a.json", "6", "6.v1.4-a.json"])
 
   @parameterized.parameters(errno.EIO, errno.ESTALE, errno.EACCES)
@@ -315,11 +337,23 @@ class FolderTest(folders.FolderCase):
   def test_what_another_version_has_written_is_not_damaged(self):
     self.save(2)
     file = self.save(4)
-    manifest = manifest_lib.read_manifest(file)
     with mock.patch.object(manifest_lib, "_FORMAT", 9):
-      file.write_bytes(manifest_lib.render(manifest))
+      file.write_bytes(manifest_lib.render(manifest_lib.read_manifest(file)))
     self.refuses_but_not_as_damaged(4, "another version")
     self.assertEqual(self.folder.steps(), (2,))
+
+  @parameterized.parameters(1, 2, 3)
+  def test_former_formats(self, form):
+    """A folder STEP with the manifest in it; the first had no hash."""
+    _make_former(self.save(2), form)
+    self.assertEqual(self.listed(), ["2"])
+    self.assertEqual(self.folder.steps(), (2,))
+    self.assert_restores(2)
+    file = self.root / "2" / "manifest.json"
+    self.assertEqual(manifest_lib.find_newest(self.root / "2"), file)
+    self.save(2)
+    self.assert_restores(2)
+    self.assertFalse(file.exists())
 
   def test_order_on_disk(self):
     # What would be lost if the power failed must not be relied on yet.

@@ -6,6 +6,7 @@ import numpy as np
 import optax
 
 from bamboo_jax import base
+from bamboo_jax.checkpoint import manifest as manifest_lib
 from bamboo_jax.models import zoo
 from bamboo_jax.runtime.stage import spec as spec_lib
 from tests.checkpoint import writer_test
@@ -41,7 +42,7 @@ class FrozenTest(writer_test.WriterCase):
 
   def manifest(self, step):
     (path,) = self.root.glob(f"{step}.*")
-    return json.loads(path.read_text())
+    return path, json.loads(path.read_text())
 
   def num_bytes(self, *folders):
     return sum(p.stat().st_size for f in folders for p in (self.root / f).rglob("*") if p.is_file())
@@ -66,7 +67,8 @@ class FrozenTest(writer_test.WriterCase):
     self.assertLess(self.num_bytes("6", "8", "10"), whole)
     for step in (6, 8, 10):
       self.assert_restores(step)
-    stored = self.manifest(10)["layers"][_MODEL.layer_names[1]]["arrays"]
+    _, manifest = self.manifest(10)
+    stored = manifest["layers"][_MODEL.layer_names[1]]["arrays"]
     parts = {f"params/lora_{x}_{t}_proj/kernel" for x in "ab" for t in "qv"}
     self.assertEqual({name for name in stored if name.startswith("params/")}, parts)
     self.assertTrue(any(name.startswith("slots/") for name in stored))
@@ -88,3 +90,16 @@ class FrozenTest(writer_test.WriterCase):
     self.assertEqual(step, 6)
     self.assertRegex(text, "Cannot save step 6 .* frozen weights are gone")
     self.assert_restores(6)
+
+  def test_format_3_has_them_elsewhere(self):
+    self.save(self.start(), 2)
+    path, manifest = self.manifest(2)
+    for name, entry in manifest.pop("frozen").items():
+      manifest["layers"][name]["frozen"] = {k: entry[k] for k in ("sha256", "arrays")}
+    manifest["format"] = 3
+    del manifest["sha256"]
+    manifest["sha256"] = manifest_lib._sha256(manifest)
+    path.write_text(json.dumps(manifest))
+    with self.assertRaisesRegex(base.CheckpointError, "frozen weights are in another folder") as e:
+      manifest_lib.read_manifest(path)
+    self.assertNotIsInstance(e.exception, base.DamagedCheckpointError)

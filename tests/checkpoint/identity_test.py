@@ -63,15 +63,18 @@ class IdentityTest(parameterized.TestCase):
     self.assertEqual(_compare(there, here), tuple(ChangedSetting(*one) for one in want))
 
   def test_checkpoint_of_an_older_version(self):
-    here = _make(rounding={"a": 1, "c": 2, "d": 3})
+    here = _make(rounding={"a": 1, "c": 2}, config={"b": 1})
     meta = here.describe(3)
-    del meta["rounding"]["c"], meta["rounding"]["d"]
+    del meta["config"], meta["rounding"]["c"]
     (change,) = here.check(meta, step=3, where="here")
     self.assertEqual(
         change.render(),
-        "changed=unknown: the checkpoint does not record c, d; if they "
+        "changed=unknown: the checkpoint does not record config, c; if they "
         "differ, later steps can differ in bits.",
     )
+    del meta["rounding"]
+    (change,) = here.check(meta, step=3, where="here")
+    self.assertEqual(change.key, "config, a, c")
 
   def test_lines(self):
     line = "changed=checkpoint.keep old=2 new=None"

@@ -7,7 +7,6 @@ another does all that it does.
 import contextlib
 import dataclasses
 import itertools
-import os
 import sys
 
 from absl.testing import parameterized
@@ -75,7 +74,7 @@ class InterleavingTest(folders.FolderCase):
   def complete(self):
     """Returns the steps of complete checkpoints; changes nothing."""
     found = []
-    for name in manifest_lib.find(os.listdir(self.root)):
+    for name in manifest_lib.find(self.root):
       with contextlib.suppress(base.CheckpointError):
         manifest_lib.read_manifest(self.root / name.file)
         found.append(name.step)

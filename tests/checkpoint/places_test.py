@@ -50,7 +50,7 @@ def _layers(step):
 class PureTest(parameterized.TestCase):
 
   def test_names_and_saves(self):
-    names = [str(name) for name in manifest_lib.find(_KEYS)]
+    names = [str(name) for name in places.find_names(_KEYS)]
     self.assertEqual(names, ["2.v1.1-aa", "4.v2.1-bb", "10.v1.2-aa"])  # By save, not by step.
     self.assertEqual(places.find_saves(_KEYS), _SAVES)
 
@@ -133,7 +133,7 @@ class BucketPlaceTest(folders.FolderCase):
     """There are the checkpoints of these steps, whatever member looks, and nothing else."""
     member = self.member()
     self.assertEqual(member.steps(), steps)
-    names = manifest_lib.find(self.keys())
+    names = places.find_names(self.keys())
     self.assertCountEqual([name.step for name in names], steps)
     self.assertEqual(places.find_saves(self.keys()), {f"{n.step}/{n.save}" for n in names})
 
@@ -201,7 +201,7 @@ class BucketPlaceTest(folders.FolderCase):
     self.bucket.delete(key)
     with self.assertRaisesRegex(OSError, f"{key} is missing"):
       first.finish(name, whole)
-    self.assertEmpty(manifest_lib.find(self.keys()))
+    self.assertEmpty(places.find_names(self.keys()))
 
   def test_who_was_removed_completes_and_removes_nothing(self):
     first = self.open()

@@ -216,7 +216,7 @@ class ClusterTest(commands.CommandCase):
     """The step is saved, and no process is left; returns the step."""
     self.run_.send_signal(signal.SIGTERM)
     self.assertEqual(self.run_.wait(300), 143, msg=self.said[-15:])
-    last = max(one.step for one in manifest.find(os.listdir(self.folder / "run" / "checkpoints")))
+    last = max(one.step for one in manifest.find(self.folder / "run" / "checkpoints"))
     self.assertEqual(last, max(line["step"] for line in self.read_log("run")))
     self.assertIn(f"goes on from step {last}, which is saved", self.said[-1])
     self.assertEqual(commands.processes_that_name(str(self.folder)), [])

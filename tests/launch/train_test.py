@@ -1,6 +1,5 @@
 """The command that trains: how it ends, and what is there afterwards."""
 
-import os
 import signal
 
 from bamboo_jax.checkpoint import manifest
@@ -17,7 +16,7 @@ class TrainTest(commands.CommandCase):
     self.hear("step=3 ")
     process.send_signal(signal.SIGINT)
     self.assertEqual(process.wait(300), 130)
-    (last,) = (name.step for name in manifest.find(os.listdir(self.folder / "run" / "checkpoints")))
+    (last,) = (name.step for name in manifest.find(self.folder / "run" / "checkpoints"))
     self.hear(f"step={last} ")
     self.hear("interrupted: finishing and saving the step; a second signal ends at once")
     self.hear(f"error: interrupted; the same command goes on from step {last}, which is saved")

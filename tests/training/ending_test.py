@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import os
 
 from absl.testing import parameterized
 
@@ -23,7 +22,7 @@ class EndingCase(script_test.ScriptCase):
 
   def saved(self):
     """Returns the steps that are saved, in order."""
-    return [name.step for name in manifest.find(os.listdir(self.folder / "checkpoints"))]
+    return [name.step for name in manifest.find(self.folder / "checkpoints")]
 
   def stop_in(self, worker, step):
     """Has the run asked to end while `step`, from 0, is under way."""

@@ -67,7 +67,7 @@ def _read_all(folder):
 
 
 def _steps_saved(workdir):
-  return [name.step for name in manifest.find(os.listdir(workdir / "checkpoints"))]
+  return [name.step for name in manifest.find(workdir / "checkpoints")]
 
 
 def _losses(workdir):

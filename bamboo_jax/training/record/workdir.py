@@ -2,7 +2,6 @@
 
 from concurrent import futures
 import datetime
-import os
 import pathlib
 from typing import TYPE_CHECKING
 
@@ -169,5 +168,5 @@ def find_saved(path: str) -> int:
   Looks at names only, so it may be called in a signal handler.
   """
   folder = Workdir(pathlib.Path(path)).checkpoints
-  names = manifest.find(os.listdir(folder)) if folder.is_dir() else []
+  names = manifest.find(folder) if folder.is_dir() else []
   return names[-1].step if names else 0
