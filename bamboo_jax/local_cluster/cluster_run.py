@@ -8,7 +8,6 @@ import functools
 import importlib
 import json
 import math
-import os
 import pathlib
 import shlex
 import statistics
@@ -25,7 +24,6 @@ from bamboo_jax.net import addresses
 from bamboo_jax.recovery import durations, placement
 from bamboo_jax.report import events
 from bamboo_jax.report.live import feed as feed_lib, server
-from bamboo_jax.runtime import accelerator
 from bamboo_jax.traces import scale, trace as trace_lib
 from bamboo_jax.training.setup import sizes
 
@@ -93,7 +91,7 @@ class ClusterRun:
     zones: Assigned in turn to nodes that join without one.
     faults_file: Written with `faults`, for the workers; None: they have one.
     replay: Trace to replay from the first step on, if any.
-    gpus: GPUs of this machine, assigned in turn.
+    gpus: GPUs of this machine; nodes share them if they are more.
     page_port: Port of a page on the run, 0 for a free one; None: no page.
     metrics_port: Port at which the first node serves metrics for Prometheus;
       each later one has the next port. None: no metrics.
@@ -117,7 +115,7 @@ class ClusterRun:
         self.faults, num_nodes=len(self.first_zones), zones=self.zones, source="--faults"
     )
     self._progress = progress_lib.ProgressLine(num_steps=self.config.num_steps)
-    self._cluster = machine.LocalCluster(self.workdir, self.place)
+    self._cluster = machine.LocalCluster(self.workdir, self.place, self.gpus)
     self._strikes = strikes_lib.Strikes(self.faults, self._cluster)
     self._summary, self._logs = self.workdir / "summary.json", self.workdir / "logs"
     self._former_summary = self._read_summary()
@@ -257,13 +255,7 @@ class ClusterRun:
       except ValueError as error:  # Only the agent's log would say so.
         self._progress.show_text(f"warning: No metrics of {name}: {error} Training continues.")
     self._num_started += 1
-    self._cluster.start_agent(
-        name,
-        zone,
-        arguments=arguments,
-        environ=accelerator.give_gpu(os.environ, self.gpus, self._num_started - 1),
-        is_copy=is_copy,
-    )
+    self._cluster.start_agent(name, zone, arguments=arguments, is_copy=is_copy)
     self._note("start", name, node)
     if node:
       self._replayed[node] = name

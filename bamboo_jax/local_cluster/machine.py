@@ -17,6 +17,7 @@ from bamboo_jax import base, config as config_lib
 from bamboo_jax.cluster import children, copies, judge, records as records_lib, views
 from bamboo_jax.plan import partition as partition_lib
 from bamboo_jax.recovery import placement as placement_lib, survival as survival_lib
+from bamboo_jax.runtime import accelerator
 
 _NAME = "bamboo cluster"
 _LEAVE_SECS = 5.0
@@ -38,10 +39,11 @@ class LocalCluster:
   records: records_lib.Records
   run: base.ViewId
 
-  def __init__(self, workdir: pathlib.Path, place: str) -> None:
+  def __init__(self, workdir: pathlib.Path, place: str, gpus: Sequence[str] = ()) -> None:
     self.num_failed, self.mistake = 0, ""
     self._agents: dict[str, subprocess.Popen[bytes] | copies.Copy] = {}
     self._zones: dict[str, str] = {}  # Of started nodes.
+    self._gpus, self._gpu_of = gpus, dict[str, str]()
     self._place = place  # The same folder, or a URL.
     self.workdir, self.logs = workdir, workdir / "logs"
     self._ended: set[str] = set()
@@ -58,17 +60,11 @@ class LocalCluster:
     self.run = judge.begin_run(self.records, who, patience_secs).run
 
   def start_agent(
-      self,
-      name: str,
-      zone: str,
-      *,
-      arguments: Sequence[str],
-      environ: Mapping[str, str],
-      is_copy: bool = False,
+      self, name: str, zone: str, *, arguments: Sequence[str], is_copy: bool = False
   ) -> None:
-    """Starts an agent, which starts its worker.
+    """Starts an agent, which starts its worker, on the GPU with the fewest nodes, if any.
 
-    With `is_copy` both are forks of this process, with its environment.
+    With `is_copy` both are forks of this process.
     """
     command = [
         *(sys.executable, "-m", "bamboo_jax.launch.agent", f"--name={name}"),
@@ -82,6 +78,10 @@ class LocalCluster:
       run = functools.partial(copies.run, command, log=log)
       self._agents[name] = copies.Copy(run)
     else:
+      if self._gpus:
+        used = [gpu for other, gpu in self._gpu_of.items() if self._agents[other].poll() is None]
+        self._gpu_of[name] = min(self._gpus, key=used.count)
+      environ = accelerator.give_gpu(os.environ, self._gpu_of.get(name))
       self._agents[name] = children.start(command, log, env=environ)
     self._zones[name] = zone  # Last, for threads that look for it.
 

@@ -117,7 +117,6 @@ def share_with_child(environ: MutableMapping[str, str]) -> None:
   environ.setdefault(_PREALLOCATE, "false")
 
 
-def give_gpu(environ: Mapping[str, str], gpus: Sequence[str], worker: int) -> dict[str, str]:
-  """Returns the environment of a worker; GPUs are assigned round-robin."""
-  given = {_VISIBLE: gpus[worker % len(gpus)]} if gpus else {}
-  return {**environ, **given}
+def give_gpu(environ: Mapping[str, str], gpu: str | None) -> dict[str, str]:
+  """Returns the environment of a worker with a GPU, if there is any."""
+  return {**environ, _VISIBLE: gpu} if gpu else {**environ}

@@ -32,7 +32,7 @@ class FakeNodes:
 
   Attributes:
     error: Raised by the start of an agent.
-    arguments, environ: Of the last agent that was started.
+    arguments: Of the last agent that was started.
     events: Nodes that were started, killed or given notice.
     num_joins: How many nodes shall join.
     joined, failed: Nodes that have joined, and whose agents have failed.
@@ -51,10 +51,10 @@ class FakeNodes:
     self.stop = functools.partial(note, "stop")
     self.kill_node, self.give_notice = (functools.partial(note, w) for w in ("remove", "notice"))
 
-  def start_agent(self, name, zone, *, arguments, environ, **unused):
+  def start_agent(self, name, zone, *, arguments, **unused):
     if self.error is not None:
       raise self.error
-    self.arguments, self.environ = arguments, environ
+    self.arguments = arguments
     self.events.append(f"add {name} {zone}")
 
   def take_joins(self):
@@ -194,13 +194,6 @@ class RunTest(folders.FolderCase):
       one = self.make_run(metrics_port=65535)
       one.start_node()
       self.assertIn("--metrics_port=65535", self.nodes.arguments)
-
-  def test_nodes_have_the_gpus_in_turn(self):
-    one, found = self.make_run(gpus=["4", "6"]), []
-    for _ in range(3):
-      one.start_node()
-      found.append(self.nodes.environ["CUDA_VISIBLE_DEVICES"])
-    self.assertEqual(found, ["4", "6", "4"])
 
   def test_who_fails_before_it_has_joined_is_replaced_for_ever(self):
     one = self.start_run()

@@ -77,8 +77,24 @@ class MachineTest(folders.FolderCase):
     processes = iter([mock.Mock(returncode=c, pid=7, poll=lambda code=c: code) for c in codes])
     with mock.patch.object(children, "start", lambda *_, **__: next(processes)):
       for number in range(len(codes)):
-        one.start_agent(f"n{number}", "aba"[number], arguments=[], environ={})
+        one.start_agent(f"n{number}", "aba"[number], arguments=[])
     return one
+
+  @parameterized.parameters(
+      (["4", "6"], [None, None, None, None], "4646"),
+      (["4", "6"], [None, -9, None, None], "4664"),  # The second has died.
+      ([], [None], [None]),
+  )
+  def test_a_node_gets_the_gpu_with_the_fewest_nodes(self, gpus, codes, want):
+    one, found = machine.LocalCluster(self.folder, str(self.folder), gpus), []
+    self.enter_context(mock.patch.dict(os.environ))
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    for number, code in enumerate(codes):
+      process = mock.Mock(poll=lambda code=code: code)
+      with mock.patch.object(children, "start", return_value=process) as start:
+        one.start_agent(f"n{number}", "a", arguments=[])
+      found.append(start.call_args.kwargs["env"].get("CUDA_VISIBLE_DEVICES"))
+    self.assertEqual(found, [*want])
 
   def test_the_nodes_of_a_zone_that_run(self):
     one = self.start([-9, None, None])
