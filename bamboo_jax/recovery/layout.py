@@ -146,6 +146,14 @@ class Layout:
         for stage, node in base.by_stage(p.roles.owners)
     }
 
+  @property
+  def computing(self) -> list[list[base.NodeId]]:
+    """As `owners`; of a vacant stage the node that computes its first segment."""
+    rows = zip(self.pipelines, self.roles, strict=True)
+    return [
+        [r.owners[self.segments.index(first)] for first in p.partition.bounds[:-1]] for p, r in rows
+    ]
+
   def keep_detours(self, before: "Layout", lost: Collection[base.NodeId]) -> "Layout":
     """Returns this layout with the detours of `before`.
 

@@ -13,12 +13,13 @@ from bamboo_jax.accounting import account as account_lib, machines
 from bamboo_jax.base import logs
 from bamboo_jax.checkpoint import arrays as layer_arrays, identity as identity_lib
 from bamboo_jax.metrics import jsonl, plots, progress as progress_lib, rows as rows_lib
+from bamboo_jax.plan import partition as partition_lib, pipelines as pipelines_lib
 from bamboo_jax.recovery import layout as layout_lib
 from bamboo_jax.report import figures
 from bamboo_jax.runtime import devices as devices_lib
 from bamboo_jax.runtime.profile import products
 from bamboo_jax.runtime.stage import spec as spec_lib
-from bamboo_jax.schedule import instruction as instruction_lib, timeline as timeline_lib
+from bamboo_jax.schedule import failover, instruction as instruction_lib, timeline as timeline_lib
 from bamboo_jax.training import step as step_lib
 from bamboo_jax.training.record import (
     charges as charges_lib,
@@ -195,6 +196,17 @@ class JournalTest(folders.FolderCase):
     self.assertEqual(join["boot_secs"], {"9": 20.0})
     idle = [line["account"]["parts"]["idle"] for line in self.lines()]
     self.assertGreaterEqual(idle[1], idle[0] + 20.0)
+
+  def test_a_layout_names_the_owner_of_each_stage_of_uneven_pipelines(self):
+    whole = layouts.make_layout([failover.Roles((0, 1, 2))], ((0,), ()))
+    two = pipelines_lib.Pipeline(partition_lib.Partition((0, 1, 3)), failover.Roles((3, 4)))
+    less = dataclasses.replace(two, vacant=frozenset({1}))
+    for step, pipeline, owners in ((1, two, [3, 4]), (2, less, [3, 1])):
+      layout = dataclasses.replace(whole, pipelines=(*whole.pipelines, pipeline))
+      self.restart(0)
+      self.set_state(layout=layout)
+      self.train(step)
+      self.assertEqual(self.lines("layout")[-1]["owners"], [[0, 1, 2], owners])
 
   def steps(self):
     return [line["step"] for line in self.lines()]

@@ -301,7 +301,7 @@ class Journal:
       more["redundant"] = done.redundant
     if done.skipped:  # First: the line of a step is the last one about it.
       self._append({"event": SKIPPED, "step": done.steps, "reason": done.skipped})
-    owners = [list(roles.owners) for roles in last.layout.roles]
+    owners = last.layout.computing
     if owners != self._owners:
       self._owners = owners
       names = {str(n): logs.name_of(n) for n in sorted(last.layout.live)}
