@@ -123,13 +123,17 @@ class ProgressLine:
 
   def show_step(self, step: int, values: Mapping[str, int | float | str]) -> None:
     """Shows that `step` steps are done, with their metrics."""
-    self._reason.cancel()
+    self.end_pause()
     values = {_SHORT.get(name, name): v for name, v in values.items()}
     if self._bar is None:
       self.show_text(render_line({self._unit: step, **values}))
     else:
       self._bar.set_postfix_str(render_line(values), refresh=False)
       self._bar.update(step - self._bar.n)
+
+  def end_pause(self) -> None:
+    """Forgets the reason of a pause, which has passed."""
+    self._reason.cancel()
 
   def show_text(self, text: str) -> None:
     """Writes a separate line, above the bar if there is one."""
@@ -149,7 +153,7 @@ class ProgressLine:
 
     A later call replaces the reason. What may be short must be shown `at_once`.
     """
-    self._reason.cancel()
+    self.end_pause()
     first_secs = self._pause_secs
     if at_once:
       self.show_text(reason)
@@ -162,7 +166,7 @@ class ProgressLine:
     return self
 
   def __exit__(self, *unused_exc: object) -> None:
-    self._reason.cancel()
+    self.end_pause()
     if self._bar is not None:
       self._bar.close()
 

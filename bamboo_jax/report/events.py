@@ -65,6 +65,7 @@ def show(progress: progress_lib.ProgressLine, line: Mapping[str, Any]) -> None:
       progress.show_text(f"resumed_from_step={step}")
     case "eval":
       values = {f"eval_{k}": v for k, v in line.items() if k != "event"}
+      progress.end_pause()
       progress.show_text(progress_lib.render_line(values))
     case "pause":
       progress.explain(line["reason"], at_once=line.get("at_once", False))

@@ -111,7 +111,7 @@ class RunTest(folders.FolderCase):
 
   def take(self):
     """Returns the steps and texts that were shown since the last call."""
-    shown = [call.args[0] for call in self.progress.mock_calls]
+    shown = [call.args[0] for call in self.progress.mock_calls if call.args]
     self.progress.reset_mock()
     return shown
 

@@ -61,6 +61,14 @@ class EventsTest(parameterized.TestCase):
     self.assertEqual(events.describe(line), sentence)
     self.assertEqual(self.show(line), shown)
 
+  def test_the_result_of_an_evaluation_ends_its_pause(self):
+    with progress_lib.ProgressLine(num_steps=2, stream=io.StringIO(), pause_secs=600.0) as shown:
+      events.show(shown, {"step": 4, "event": "pause", "reason": "evaluating after step 4"})
+      reminder = shown._reason
+      events.show(shown, {"step": 4, "event": "eval", "loss": 3.0})
+      reminder.join(20.0)
+      self.assertFalse(reminder.is_alive())  # It would say that it still evaluates.
+
   def test_own_metrics_in_lines_of_the_log(self):
     line = {"step": 1, "loss": 2.5, "top5": 0.75, "learning_rate": 0.5, "account": {}, "view": 1}
     said = self.show({**line, "grad_norm": 0.1, "images_per_sec": 2.0})
