@@ -367,6 +367,8 @@ class ClusterRun:
     for line in self._reader.read():
       self._last_step = max(self._last_step, line["step"])
       if line.get("event") == jsonl.START:
+        if self._starts:  # Nobody was left who could write it.
+          self._progress.show_text(f"all nodes died; step {line['step'] + 1} is next")
         self._starts.append(line["step"])
       if line.get("event") == "pause":
         self._told_secs = math.inf  # The log gives a reason.

@@ -148,6 +148,9 @@ class RunTest(folders.FolderCase):
     self.writer.write_step(2, {"loss": 1, "learning_rate": 0.1, "grad_norm": 2.0})
     self.writer.write_step(20, {"event": "eval", "loss": 3.5})
     self.assertEqual(look(), [2, "eval_step=20 eval_loss=3.5000"])
+    self.write_start(0)
+    self.writer.write_step(1, {})
+    self.assertEqual(look(), ["all nodes died; step 1 is next", 1])
 
   def test_a_step_that_lasts_long(self):
     full = r"0.5 s\); the disk of .* is full: no log can be written, and a death or a join stops"
