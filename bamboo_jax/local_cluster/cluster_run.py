@@ -295,7 +295,7 @@ class ClusterRun:
       self._progress.show_text(
           f"pause: no step for {secs:.1f} s (median {usual_secs:.1f} s); {why}"
       )
-    num_own = self._cluster.num_failed - self._strikes.num_deaths
+    num_own = self._cluster.num_failed - len(self._strikes.dead)
     if not self._has_stepped and num_own > 0:
       raise base.EndedError(self._cluster.mistake or "A node has failed before the first step.")
     if is_over:  # The nodes that remain after a while joined after the end of the run.
@@ -311,7 +311,7 @@ class ClusterRun:
     """Returns whether nodes will still join, after all others were killed."""
     if self.replay is not None:
       return any(event.kind == "add" for event in self._events)
-    are_struck = self._cluster.num_failed <= self._strikes.num_deaths
+    are_struck = self._cluster.num_failed <= len(self._strikes.dead)
     return are_struck and not self._is_over and self._strikes.call_next()
 
   def _start_due(self, now_secs: float) -> None:

@@ -35,24 +35,22 @@ class Strikes:
   """Reads which faults have happened, and lets a person cause some.
 
   Attributes:
-    kills: Time of death of each killed node, by number, on `time.perf_counter`.
-    num_deaths: How many nodes were killed, those that no view has included.
+    kills: Time of death of each node killed in the present run, by number, on
+      `time.perf_counter`.
+    dead: Names and numbers of all that were killed; no number if no view has it.
     happened: Lines of the faults that have hit a node, and of joins.
   """
 
   def __init__(self, faults: Sequence[faults_lib.Fault], cluster: machine.LocalCluster) -> None:
     self.kills: dict[base.NodeId, float] = {}
     self.happened: set[int] = set()
-    self._num_unknown = 0  # Deaths of nodes that no view has.
+    self.dead: set[tuple[str, base.NodeId | None]] = set()
+    self._later_run: base.ViewId | None = None  # Of nodes that came when all had died.
     self._faults, self._cluster = faults, cluster
     self._told = jsonl.NodesReader(cluster.workdir)
     self._num_joins = 0
     self._slow: set[int] = set()  # Processes of workers that are suspended often.
     self._lock = threading.RLock()  # A page causes faults in a thread of its own.
-
-  @property
-  def num_deaths(self) -> int:
-    return len(self.kills) + self._num_unknown
 
   def read(self) -> None:
     """Learns what victims have told since the last call."""
@@ -61,7 +59,11 @@ class Strikes:
         if line["kind"] == "join":
           self._call(line["line"])
         elif line["kind"] not in faults_lib.SPARED:
+          if line["run"] not in (self._cluster.run, self._later_run):
+            self._later_run = line["run"]
+            self.kills.clear()  # Numbers count from 0 again.
           self.kills[line["number"]] = line["at_secs"]
+          self.dead.add((line["name"], line["number"]))
         self.happened.add(line["line"])
 
   def take_joins(self) -> int:
@@ -132,9 +134,8 @@ class Strikes:
     return is_new
 
   def _note_death(self, name: str) -> None:
-    if (number := self._cluster.find_number(name)) is None:
-      self._num_unknown += 1
-    else:
+    self.dead.add((name, number := self._cluster.find_number(name)))
+    if number is not None:
       self.kills[number] = time.perf_counter()
 
   def _alternate(self, pid: int) -> None:

@@ -435,7 +435,7 @@ class ClusterCohort:
     return False
 
   def _note(self, fault: faults_lib.Fault) -> None:
-    facts = {"kind": fault.kind, "line": fault.line, "number": self.number}
+    facts = {"kind": fault.kind, "line": fault.line, "number": self.number, "run": self.view.run}
     try:
       jsonl.note_node(self._workdir, jsonl.FAULT, logs.name_of(self.number), **facts)
     except OSError as error:

@@ -62,8 +62,8 @@ class FakeNodes:
     return taken
 
   @property
-  def num_deaths(self):
-    return len(self.kills)
+  def dead(self):
+    return self.kills
 
   def tend(self):
     taken, self.said = self.said, {}

@@ -54,9 +54,9 @@ class StrikesTest(folders.FolderCase):
     self.enterContext(mock.patch.object(inquiry, "find_workers", lambda logs: pids))
     return strikes.Strikes(faults, self.cluster)
 
-  def tell(self, kind, line, name="n1"):
-    facts = {"kind": kind, "line": line, "number": _NUMBERS[name]}
-    jsonl.note_node(self.folder, jsonl.FAULT, name, **facts)
+  def tell(self, kind, line, name="n1", *, run=5, node=None):
+    facts = {"kind": kind, "line": line, "number": _NUMBERS[name], "run": run}
+    jsonl.note_node(self.folder, jsonl.FAULT, node or name, **facts)
 
   @parameterized.parameters(
       ("kill", "n2", {"n2": "KILL"}, [], ["n2"]),
@@ -104,6 +104,11 @@ class StrikesTest(folders.FolderCase):
     self.assertEqual(one.happened, {1, 2, 3})
     self.assertEqual(one.kills.keys(), {_NUMBERS["n2"]})
     self.assertLess(one.kills[_NUMBERS["n2"]], before)
+    self.tell("node", 4, "n1", run=8, node="n8")  # All had died, so numbers count from 0 again.
+    self.tell("node", 5, "n2", run=8, node="n9")
+    one.read()
+    self.assertEqual((len(one.dead), len(one.kills)), (3, 2))
+    self.assertGreater(min(one.kills.values()), before)
 
   def test_a_join_that_all_tell_of_happens_once(self):
     one = self.make("2,,,join", "3,,,join")
