@@ -115,6 +115,8 @@ class Worker:
       gc.freeze()
       stack.callback(gc.unfreeze)
       self._cohort.enter()
+      if self.state.steps >= 0:  # It begins the run, perhaps before all nodes are here.
+        self._deaths.absent = self.state.layout.nodes
       go_on = self._regroup
       while True:
         try:
@@ -384,6 +386,7 @@ class Worker:
     since = self._given.started_secs
     statuses = [*cohort.gather("status", state.status(held, since_secs=since)).values()]
     agreed_at_secs = time.perf_counter()
+    self._deaths.absent -= cohort.view.numbers
     agreement = agreement_lib.agree(statuses, self._rules, zones=zones, leaving=cohort.view.leaving)
     if agreement.refused & cohort.hosted:
       raise base.NodeFailedError(

@@ -95,6 +95,11 @@ class DeathsTest(parameterized.TestCase):
     self.deaths.note_ready()
     self.assertEqual(recovery.ready_at_secs, ready_secs)
 
+  def test_a_node_that_has_not_come_has_not_died(self):
+    self.deaths.absent = frozenset({1})
+    self.deaths.add(make_agreement(), 10.5)
+    self.assertEmpty(self.deaths.recoveries)
+
   def test_an_answer_that_was_not_carried_out(self):
     """A node dies once, though it is lost in each view until there is another layout."""
     one, two = base_types.Place(0, 1), base_types.Place(1, 1)

@@ -16,11 +16,16 @@ _MOST_TAKERS = 4  # Number of nodes listed with their new stage.
 
 
 class Deaths:
-  """The `recoveries` of a run since the start of this member."""
+  """The `recoveries` of a run since the start of this member.
+
+  Attributes:
+    absent: Nodes of the first layout that have not come, so they cannot have died.
+  """
 
   def __init__(self, state: run_state_lib.RunState) -> None:
     self._state = state
     self.recoveries: list[durations.RecoveryTimes] = []
+    self.absent: frozenset[base.NodeId] = frozenset()
     self._idle_secs: dict[base.ViewId, float] = {}  # Of recoveries whose step goes on.
 
   def roll_back(self, steps: base.StepId) -> None:
@@ -36,7 +41,7 @@ class Deaths:
     once, and get the new answer. `agreed_at_secs` is on `time.perf_counter`.
     """
     cohort, change = self._state.cohort, agreement.change
-    view, new, victims = cohort.view.number, agreement.lost, agreement.victims
+    view, new, victims = cohort.view.number, agreement.lost - self.absent, agreement.victims
     for recovery in self.recoveries:
       if recovery.step_end_at_secs is None and not agreement.lost.isdisjoint(recovery.nodes):
         recovery.rung, recovery.reason = change.rung, change.reason
