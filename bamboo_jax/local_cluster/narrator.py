@@ -37,6 +37,8 @@ class Narrator:
     self._waits = ""  # Why nothing happens yet, as told.
     self._is_over = threading.Event()
     self._reader.read()
+    self._summary = self._workdir / "summary.json"
+    self._former = render_end(self._summary)
     self._thread = threading.Thread(target=self._follow, name="narrator", daemon=True)
 
   def follow(self, agent: agent_lib.Agent) -> None:
@@ -56,7 +58,10 @@ class Narrator:
         except OSError as error:
           logging.warning("How the run has ended cannot be shown: %s", error)
           return
-      for line in render_end(self._workdir / "summary.json"):
+      lines = render_end(self._summary)
+      if lines and lines == self._former:  # All that they tell of was told in a life before.
+        lines = ["nothing to do: all steps are done", *lines[-1:]]
+      for line in lines:
         self._progress.show_text(line)
 
   def look(self) -> None:
