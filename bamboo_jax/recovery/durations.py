@@ -163,10 +163,14 @@ def report(
 def find_kills(
     recoveries: Iterable[Mapping[str, Any]], reported: Iterable[Mapping[str, Any]]
 ) -> dict[base.NodeId, float]:
-  """Returns `kills` of `report`, which has `reported` the same recoveries."""
+  """Returns `kills` of `report`, which has `reported` the same recoveries, or some of them.
+
+  Of several nodes with one number, in several lives of a run, the last counts.
+  """
   known = {(r["step"], r["view"]): r.get("detect_secs") for r in reported}
-  found = ((r, known.get((r["step"], r["view"]))) for r in recoveries)
-  return {n: r["view_at_secs"] - secs for r, secs in found if secs is not None for n in r["nodes"]}
+  found = ((n, r["view_at_secs"], r["step"], r["view"]) for r in recoveries for n in r["nodes"])
+  last = {n: (view_secs, known.get((step, view))) for n, view_secs, step, view in found}
+  return {n: view_secs - secs for n, (view_secs, secs) in last.items() if secs is not None}
 
 
 def _between(start_secs: float | None, end_secs: float | None) -> float | None:

@@ -81,6 +81,9 @@ class ReportTest(parameterized.TestCase):
     found = durations.find_kills(lines, reported)
     self.assertEqual(found, {1: 10.0})
     self.assertEqual(durations.report(lines, found), reported)
+    # A later life, which no summary knows yet.
+    later = RECOVERY | {"step": 9, "view": 7, "view_at_secs": 99.0}
+    self.assertEqual(durations.find_kills([*lines, later], reported), {})
 
   @parameterized.named_parameters(
       ("nobody_has_timed_it", {}, {}, None),
