@@ -137,6 +137,8 @@ class DeathsTest(parameterized.TestCase):
     recovery.step_end_at_secs = 0.0  # A time as any other.
     self.deaths.roll_back(3)
     self.assertEqual(recovery.step, 8)
+    self.assertEmpty(self.deaths.end_step(8, None))  # It is over.
+    self.assertEqual(recovery.step_end_at_secs, 0.0)
 
   @parameterized.named_parameters(
       ("owed", {2: (0.5, 2.5)}, (11.0, 13.0)),

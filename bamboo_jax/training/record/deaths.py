@@ -102,7 +102,8 @@ class Deaths:
       self._idle_secs[recovery.view] = self._idle_secs.get(recovery.view, 0.0) + secs
 
   def of_step(self, step: int) -> list[durations.RecoveryTimes]:
-    return [r for r in self.recoveries if r.step == step]
+    """Returns those in `step`, which is not committed; not of an earlier time it was done."""
+    return [r for r in self.recoveries if r.step == step and r.step_end_at_secs is None]
 
   def end_step(
       self, step: base.StepId, measured: step_lib.Measured | None
