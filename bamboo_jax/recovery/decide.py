@@ -315,7 +315,9 @@ class _Question:
       return None  # No pause, but no gain either.
     now = self._steps("repair", before.pipelines, repaired.pipelines)
     new = self._steps(rung, before.pipelines, pipelines)
-    if new <= now * (1 + _EVEN) and planner.may_stay(repaired.pipelines):
+    # With several stages on a node in both, the same nodes would change places at every step.
+    must_go = planner.may_stay(pipelines) and not planner.may_stay(repaired.pipelines)
+    if new <= now * (1 + _EVEN) and not must_go:
       return None
     return Decision(
         rung,

@@ -64,6 +64,13 @@ class ImproveTest(parameterized.TestCase):
     anew = rules.improve(dropped.layout, left | {7}, zones={}).layout
     self.assertEqual(anew.shares, ((0,), (1,)))
 
+  def test_nodes_with_several_stages_do_not_change_places(self):
+    options = dict(num_layers=11, layout="templates", mode="none", reconfigure=False)
+    rules = layouts.make_rules(6, 1, **options)
+    layout = rules.start(rules.planner.fresh(range(4), {}))
+    self.assertEqual(layouts.owners(layout.pipelines), ["022133"])
+    self.assertEqual(rules.improve(layout, range(4), zones={}).layout, layout)
+
   def test_the_last_copy_does_not_leave(self):
     alone = make_layout("000")
     self.assertEqual(self.improve(alone, {0}, leaving=[0]).layout, alone)
