@@ -68,12 +68,13 @@ class BadPartsTest(folders.FolderCase):
   )
   def test_optimizer(self, code, message):
     with self.assertRaisesRegex(ValueError, message):
-      section = config_lib.OptimizerSection(name=self.write(code), options={})
+      section = config_lib.OptimizerSection(name=self.write(code), options={"weight_decay": 0.1})
       optimizers.make_optimizer(section, 0.1)
 
   @parameterized.named_parameters(
       ("nothing", "def make(): pass", "cannot be made"),
       ("branch", "def make(): return lambda n: 1 if n else 2", "be made"),
+      ("array", "def make(): return lambda n: [1.0, 2.0]", "must return a number, got an array"),
   )
   def test_schedule(self, code, message):
     given = dict(schedule=self.write(code), learning_rate=1.0, schedule_options={})

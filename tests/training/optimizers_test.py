@@ -4,6 +4,7 @@ from unittest import mock
 
 from absl.testing import parameterized
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -140,6 +141,19 @@ class OptimizersTest(parameterized.TestCase):
           "by itself. Instead of optax.clip_by_global_norm set config.optimizer.clip_norm",
       ):
         make("a")
+
+  def test_state_whose_arrays_change(self):
+    """Its checkpoints could not be read."""
+    zeros = lambda params: jax.tree.map(jnp.zeros_like, params)
+    halves = lambda tree: jax.tree.map(jnp.float16, tree)
+    for update, message in (
+        (lambda grads, state, params: (grads, halves(state)), "first was float32.* is float16"),
+        (lambda grads, state, params: (grads, {**state, "n": 1}), "n was absent, is int32"),
+    ):
+      make_own = lambda learning_rate, update=update: optax.GradientTransformation(zeros, update)
+      with mock.patch.object(optimizers, "find_optimizers", lambda f=make_own: {"a": f}):
+        with self.assertRaisesRegex(ValueError, message):
+          make("a")
 
   def test_state_that_is_not_plain_arrays(self):
     with self.assertRaisesRegex(ValueError, "'noisy_sgd' cannot be used: .* 0/rng_key is key<fry>"):

@@ -1,5 +1,7 @@
 """Learning rates: lengths that follow the run, warnings, errors."""
 
+import math
+
 from absl.testing import parameterized
 import numpy as np
 import optax
@@ -91,6 +93,8 @@ class SchedulesTest(parameterized.TestCase):
     section = config_lib.OptimizerSection(schedule="constant", learning_rate=0.0)
     *_, found = optimizers.make_schedule(section, num_steps=5).find_warnings(5)
     self.assertIn("rate is 0 from step 1 of", found)
+    unknown = optimizers.LearningRateSchedule("own", 1.0, lambda count: math.nan)
+    self.assertEmpty(unknown.find_warnings(5))
 
   @parameterized.parameters(
       ("constant", {}, ("warmup_steps=10", "init_value")),

@@ -76,6 +76,10 @@ def make_optimizer(
     optimizer = function(**arguments)
   except Exception as error:  # optax raises various types.
     raise ValueError(f"The {what} cannot be made: {error}") from error
+  if not all(callable(getattr(optimizer, k, None)) for k in ("init", "update")):
+    raise ValueError(
+        f"The {what} must be an optax.GradientTransformation, got " f"{type(optimizer).__name__}."
+    )
   if decay_rate is not None:
     optimizer = optax.chain(optax.add_decayed_weights(decay_rate, mask), optimizer)
   _check_update(optimizer, what=what)
@@ -97,15 +101,12 @@ def find_optimizers() -> dict[str, Callable[..., Any]]:
 
 def _check_update(optimizer: optax.GradientTransformation, *, what: str) -> None:
   """Raises `ValueError` unless a layer can be updated; computes nothing."""
-  if not all(callable(getattr(optimizer, k, None)) for k in ("init", "update")):
-    raise ValueError(
-        f"The {what} must be an optax.GradientTransformation, got " f"{type(optimizer).__name__}."
-    )
   like = jax.ShapeDtypeStruct((2, 2), np.float32)
   params = {"first": like, "second": like}  # As if each were a layer.
   try:
     slots = jax.eval_shape(optimizer.init, params)
-    traced = jax.make_jaxpr(optimizer.update)(params, slots, params)
+    update = jax.make_jaxpr(optimizer.update, return_shape=True)
+    traced, (_, after) = update(params, slots, params)
   except Exception as error:  # JAX and optax raise various types.
     if missing := re.search(r"missing .*keyword-only argument.*", str(error)):
       raise ValueError(
@@ -113,12 +114,25 @@ def _check_update(optimizer: optax.GradientTransformation, *, what: str) -> None
           f"parameters, such as the loss ({missing[0]})."
       ) from error
     raise ValueError(f"The {what} cannot be used with these options: {error}") from error
-  for path, leaf in jax.tree_util.tree_leaves_with_path(slots):
+  was, now = (
+      {
+          jax.tree_util.keystr(path, simple=True, separator="/"): leaf
+          for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+      }
+      for tree in (slots, after)
+  )
+  for where, leaf in was.items():
     if not isinstance(leaf.dtype, np.dtype):
-      where = jax.tree_util.keystr(path, simple=True, separator="/")
       raise ValueError(
           f"The {what} cannot be used: its state must be plain arrays, to be "
           f"copied and saved, but {where} is {leaf.dtype}."
+      )
+  for where in {**was, **now}:  # Else its checkpoints could not be read.
+    kinds = [f"{t[where].dtype}{[*t[where].shape]}" if where in t else "absent" for t in (was, now)]
+    if kinds[0] != kinds[1]:
+      raise ValueError(
+          f"The {what} cannot be used: its update must return the arrays that its init does, but "
+          f"{where} was {kinds[0]}, is {kinds[1]}."
       )
   # Without equations that only print.
   program = traced.jaxpr.replace(eqns=[one for one in traced.jaxpr.eqns if one.outvars])
@@ -190,12 +204,12 @@ class LearningRateSchedule:
   def _find_zeros(self, num_steps: int) -> int | None:
     """Returns the first step, from 1, after which all rates are 0; or None."""
     least = _ALMOST_ZERO * self.peak
-    if num_steps == 0 or abs(self.rate_at(num_steps - 1)) > least:
+    if num_steps == 0 or not abs(self.rate_at(num_steps - 1)) <= least:  # Or NaN.
       return None
     if not callable(self.rate):
       return 1
     rates = jax.vmap(self._compute)(np.arange(num_steps, dtype=np.int32))
-    (places,) = np.nonzero(np.abs(rates) > least)
+    (places,) = np.nonzero(~(np.abs(rates) <= least))
     last = int(places[-1]) + 1 if places.size else 0  # Last step with a rate.
     return last + 1 if num_steps - last > _SHORT * num_steps else None
 
@@ -244,9 +258,11 @@ def make_schedule(section: config_lib.OptimizerSection, *, num_steps: int) -> Le
   _check_lengths(given)
   try:
     rate = function(**given)
-    jax.eval_shape(rate, np.int32(0))
+    shape = jax.eval_shape(lambda count: jnp.asarray(rate(count)), np.int32(0)).shape
   except Exception as error:  # optax raises various types, and users' code.
     raise ValueError(f"The schedule {name!r} cannot be made: {error}") from error
+  if shape:
+    raise ValueError(f"The schedule {name!r} must return a number, got an array {shape}.")
   if peak_name is not None:
     del given[peak_name]
   return LearningRateSchedule(name, peak, rate, given, unused)
