@@ -127,9 +127,8 @@ class SafeData:
       kinds = map(jax.dtypes.canonicalize_dtype, (array.dtype, like.dtype))
       if array.shape != like.shape or len({*kinds}) > 1:
         raise base.DataError(
-            f"array {name!r} must be {like.dtype}{[*like.shape[1:]]} for each "
-            f"sample, as in the first step, got {array.dtype}"
-            f"{[*array.shape[1:]]}."
+            f"array {name!r} must be {like.dtype}{[*like.shape]} for {like.shape[0]} samples, as "
+            f"in the first step, got {array.dtype}{[*array.shape]}."
         )
 
   def _name_sample(self, place: ReadPlace, keys: Collection[str] | None) -> str:

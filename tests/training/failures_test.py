@@ -67,8 +67,8 @@ class SafeDataTest(parameterized.TestCase):
       ("data", r"^Cannot read sample 5: .*: a.bin: token 40 is 99.$"),
       (
           "shape",
-          r"^Cannot read samples 4 to 5: array 'inputs' must be int32\[3\] for "
-          r"each sample, as in the first step, got int32\[7\].$",
+          r"^Cannot read samples 4 to 5: array 'inputs' must be int32\[2, 3\] for 2 "
+          r"samples, as in the first step, got int32\[2, 7\].$",
       ),
   )
   def test_an_error_is_kept_until_the_vote(self, kind, text):
