@@ -530,6 +530,19 @@ class JournalTest(folders.FolderCase):
     self.assertIn("The callback raised", node.failures.first.text)
     self.assertIsInstance(node.failures.error.__cause__, KeyError)
 
+  def test_code_of_the_user_that_raises_after_the_last_step_is_named(self):
+    def fail():
+      raise KeyError("mine")
+
+    self.restart(0)
+    node, nothing = self.nodes[0], lambda *unused: None
+    own = types.SimpleNamespace(log=nothing, event=nothing, close=fail)
+    node._own.append(("logger 'a'", own))
+    self.train(1)
+    with self.assertLogs("absl", "WARNING") as logged:
+      node.close()
+    self.assertIn("The logger 'a' raised", logged.output[0])
+
   def test_a_new_life_is_above_the_last(self):
     self.begin()
     self.train(1, 2)

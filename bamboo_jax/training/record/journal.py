@@ -261,7 +261,10 @@ class Journal:
   def close(self) -> None:
     """Closes journal, rows, loggers and callbacks."""
     self._rows.close()
+    before = self.failures.error
     self._end_lines()
+    if self.failures.error is not before:  # Too late to end the run.
+      logging.warning("%s", self.failures.error)
 
   def _end_lines(self) -> None:
     if self._lines is not None:
