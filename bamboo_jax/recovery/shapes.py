@@ -96,7 +96,7 @@ class Templates:
     mixes: Whether pipelines may have different depths.
     uses_all: Whether as many nodes as possible are used, as in Bamboo and Oobleck, even
       if fewer were faster; "rules" always do.
-    degrades: Whether nodes that are too few for f + 1 pipelines make fewer.
+    degrades: Whether nodes, or shares, that are too few for f + 1 pipelines make fewer.
     max_pipelines: Largest number of pipelines; None: no other limit.
   """
 
@@ -248,7 +248,8 @@ class Templates:
   def _fewest(self, num_nodes: int) -> int:
     """Returns the least number of pipelines: f + 1, if they may be mixed."""
     wanted = self.options.num_failures + 1 if self.mixes else 1
-    return max(1, min(wanted, num_nodes // self.smallest.num_stages)) if self.degrades else wanted
+    most = min(num_nodes // self.smallest.num_stages, self.predictor.most_pipelines)
+    return max(1, min(wanted, most)) if self.degrades else wanted
 
   def _alike(self, num_nodes: int, fewest: int, most: int) -> Iterator[Depths]:
     """Yields pipelines of one depth, the deepest first, as it is taken of equally fast ones."""
@@ -280,6 +281,7 @@ class Templates:
         min_nodes=self.smallest.num_stages,
         max_nodes=max(self._of_depth),
         min_pipelines=self._fewest(len(nodes)),
+        max_pipelines=most,
     )
     if len(groups) > most:
       raise base.InfeasibleError(f"{len(groups)} pipelines are too many for {most} microbatches.")
@@ -420,6 +422,7 @@ def regroup(
     min_nodes: int,
     max_nodes: int,
     min_pipelines: int,
+    max_pipelines: int,
 ) -> Groups:
   """Returns the nodes of each pipeline by the rules of Oobleck (section 5).
 
@@ -438,6 +441,7 @@ def regroup(
     min_nodes: Size of the smallest pipeline: n0.
     max_nodes: Size of the largest pipeline: n_max.
     min_pipelines: f + 1.
+    max_pipelines: Joining nodes make no more.
 
   Raises `base.InfeasibleError` if there are too few nodes for that.
   """
@@ -464,7 +468,7 @@ def regroup(
       merged = min(short, key=len)
       left = [group for group in left if group is not merged]
       waiting += merged
-  while len(waiting) >= min_nodes:
+  while len(waiting) >= min_nodes and len(left) < max_pipelines:
     left.append(waiting[:min_nodes])
     del waiting[:min_nodes]
   while waiting and len(smallest := min(left, key=len)) < max_nodes:

@@ -214,14 +214,16 @@ class CoverTest(parameterized.TestCase):
   def test_few_microbatches(self):
     """More nodes than pipelines can use are spares."""
     profile = _profile([1.0] * 6)
-    one, three = (
+    one, three, fewer = (
         _make_shapes(
             profile,
             predictor_lib.Predictor(profile, num_microbatches=count),
             **dict(num_failures=1, min_nodes=2),
+            **more,
         )
-        for count in (1, 3)
+        for count, more in ((1, {}), (3, {}), (1, {"degrades": True}))
     )
     self.assertEqual(three.covers(12), ((3, 3, 3),))
     with self.assertRaisesRegex(base.InfeasibleError, "2 pipelines are too many for 1 microb"):
       one.covers(12)
+    self.assertEqual(fewer.covers(12), ((3,),))  # As in runs.

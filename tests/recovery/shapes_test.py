@@ -210,10 +210,16 @@ class RegroupTest(parameterized.TestCase):
       ("joins_make_a_pipeline", ["ab", "de"], "xy", ["ab", "de", "xy"], ""),
       ("joins_the_smallest", ["abc", "de"], "x", ["abc", "dex"], ""),
       ("finds_no_place", ["abc", "def"], "x", ["abc", "def"], "x"),
+      ("no_more_pipelines", ["ab", "cd", "ef"], "xy", ["abx", "cdy", "ef"], ""),
   )
   def test_rules(self, groups, joined, want, spares):
     got = shapes_lib.regroup(
-        [tuple(g) for g in groups], joined=joined, min_nodes=2, max_nodes=3, min_pipelines=2
+        [tuple(g) for g in groups],
+        joined=joined,
+        min_nodes=2,
+        max_nodes=3,
+        min_pipelines=2,
+        max_pipelines=3,
     )
     self.assertCountEqual(["".join(g) for g in got], want)
     placed = sum(got, ())
@@ -231,7 +237,11 @@ class RegroupTest(parameterized.TestCase):
         names = iter(range(sum(sizes)))
         groups = [tuple(itertools.islice(names, n)) for n in sizes]
         got = shapes_lib.regroup(
-            groups, min_nodes=min_nodes, max_nodes=max_nodes, min_pipelines=num_failures + 1
+            groups,
+            min_nodes=min_nodes,
+            max_nodes=max_nodes,
+            min_pipelines=num_failures + 1,
+            max_pipelines=num_pipelines,
         )
         self.assertCountEqual(sum(got, ()), range(sum(sizes)))
         self.assertGreater(len(got), num_failures)
