@@ -60,6 +60,10 @@ class ProgramStepTest(folders.FolderCase):
     trials, case = read(words)
     self.assertEqual(trials.run(case).rungs, ("shadow",) * len(case.faults))
 
+  def test_a_death_in_a_step_of_one_microbatch(self):
+    trials, case = read("1,0/1,3 mode=lazy", "2x1x1")
+    self.assertEqual(trials.run(case).rungs, ("shadow",))
+
   @parameterized.parameters(
       # Nobody who is left of the first pipeline has the last stage.
       ("1,0/0,3 1,0/1,6 2,0/1,2 spares=0", "2x2x2", "reroute"),

@@ -107,11 +107,14 @@ class SegmentProgram:
     program = jax.shard_map(
         self._run, mesh=self.mesh, in_specs=_BY_NODE, out_specs=_BY_NODE, check_vma=False
     )
-    # With `keeps` the carry stays, as a death may end the segment.
-    jitted = jax.jit(program, donate_argnums=(4,) if self.sizes.keeps else (2, 4))
     table = jax.ShapeDtypeStruct((self.sizes.num_ticks, *ticks_lib.SHAPE), jnp.int32)
     arguments = self._place((self.given, table, self.carry))
     on_host = self._place((self.fetched, self.host), kind="pinned_host")
+    # With `keeps` the carry stays, as a death may end the segment. Unless the memory of all
+    # results is known, a donated buffer on the host becomes a carry of its shape.
+    donated = (4,) if self.sizes.keeps else (2, 4)
+    places = jax.tree.map(lambda a: a.sharding, (arguments[-1], on_host[-1]))
+    jitted = jax.jit(program, donate_argnums=donated, out_shardings=places)
     platform = self.mesh.devices.flat[0].platform
     options = accelerator.find_graph_options(platform, os.environ)
     return jitted.trace(*arguments, *on_host).lower().compile(options)
@@ -124,13 +127,13 @@ class SegmentProgram:
     zeros = jax.jit(lambda: passes_lib.zeros_like(shapes), out_shardings=shardings)
     return zeros.trace().lower().compile()
 
-  def _place(self, shapes: base.PyTree, *, kind: str | None = None) -> Any:
+  def _place(self, shapes: base.PyTree, *, kind: str = "device") -> Any:
     """Returns the shapes of one device as global shapes, sharded over nodes."""
     sharding = jax.sharding.NamedSharding(self.mesh, _BY_NODE, memory_kind=kind)
     like = lambda a: jax.ShapeDtypeStruct((self.mesh.size, *a.shape), a.dtype, sharding=sharding)
     return jax.tree.map(like, shapes)
 
-  def put(self, by_place: Mapping[int, base.PyTree], *, kind: str | None = None) -> Any:
+  def put(self, by_place: Mapping[int, base.PyTree], *, kind: str = "device") -> Any:
     """Joins the arrays of local nodes, [1, ...] each, to global arrays."""
     sharding = jax.sharding.NamedSharding(self.mesh, _BY_NODE, memory_kind=kind)
     on = functools.partial(jax.sharding.SingleDeviceSharding, memory_kind=kind)
