@@ -1,9 +1,10 @@
 """Sums gradients: of tied parameters, then over all shares; norms and losses.
 
 Each layer that uses a tied parameter keeps its own copy, so that any partition
-can hold it. Copies start equal and stay equal because each gets the same
-gradient: the sum over all layers that use it, added in model order, on the nodes
-that compute a share of the batch. It lies beside the accumulators, which do not
+can hold it. Copies start equal, and each gets the same gradient: the sum over all
+layers that use it, added in model order, on the nodes that compute a share of the
+batch. Programs of different layers may round its update differently in the last
+bit, but alike on any node. It lies beside the accumulators, which do not
 change, so after a death the phase can be repeated.
 
 The sum of a share lies on the node that computed it, and the sum over all
