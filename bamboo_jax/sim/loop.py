@@ -45,6 +45,7 @@ class NodeRoster:
 
   def __init__(self) -> None:
     self._live: dict[str, trace_lib.Event] = {}
+    self._noticed: set[trace_lib.Event] = set()
     self._places: list[trace_lib.Event] = []
 
   @property
@@ -62,7 +63,12 @@ class NodeRoster:
         lost.append(self._live.pop(event.node))
       else:
         noticed.append(self._live[event.node])
+        self._noticed.add(noticed[-1])
     return News([*filter(self._is_live, added)], lost, noticed)
+
+  def welcome(self, nodes: Nodes) -> News:
+    """Returns that nodes have booted, and what was announced of them meanwhile."""
+    return News(nodes, noticed=[node for node in nodes if node in self._noticed])
 
   def seat(self, nodes: Nodes) -> tuple[base.NodeId, ...]:
     """Gives the next places to the nodes that are still alive; returns them."""
@@ -331,11 +337,11 @@ class _Run:
       if kind == _TRACE:
         news = self._roster.follow(what)
         if news.added and (boot_secs := self._policy.times.durations.boot_secs):
-          self._push(now + boot_secs, _READY, News(news.added))
+          self._push(now + boot_secs, _READY, news.added)
           news = news._replace(added=())
         self._change(now, news)
       elif kind == _READY:
-        self._change(now, what)
+        self._change(now, self._roster.welcome(what))
       elif self._must_look and not self._books.elapsed_secs:
         self._wake_at, self._must_look, self._mode = None, False, "run"
         self._decide(now, decide.NOTHING, when="boundary")

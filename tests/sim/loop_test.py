@@ -153,6 +153,14 @@ class LoopTest(parameterized.TestCase):
     self.assertGreater(outcomes[0].account.node_time.lost, 0.0)
     self.assertEqual(outcomes[1].account.node_time.lost, 0.0)
 
+  def test_notice_while_it_boots(self):
+    durations = dataclasses.replace(_DURATIONS, boot_secs=45.0)
+    # Pipelines are not made again for a node that is about to leave.
+    for notice, num_changes in (("", 3), ("240 notice 8\n", 1)):
+      text = f"204 remove 0\n206 add 8\n{notice}600 remove 8"
+      outcome = simulate("bamboo", text, durations=durations)
+      self.assertEqual(outcome.rungs["reconfigure"], num_changes)
+
   def test_moments(self):
     outcome = simulate("bamboo", "204 remove 0\n206 add 8", end_secs=400)
     taken = [(m.secs, m.rung, m.owners[0]) for m in outcome.moments if m.owners]
