@@ -168,6 +168,12 @@ def make_times(lines: Sequence[Line], nodes: Sequence[Line]) -> Course:
       for n in nodes
       if (kind := _KINDS.get(n["event"]))
   ]
+  first_nodes: dict[str, None] = {}  # Others have died before, in a run that started again.
+  for at_ms, kind, node in replay:
+    if at_ms <= 0 and kind == "add":
+      first_nodes[node] = None
+    elif at_ms <= 0 and kind == "remove":
+      first_nodes.pop(node, None)
   boots = [secs for join in of("join") for secs in join["boot_secs"].values()]
   return Course(
       len(steps),
@@ -177,7 +183,7 @@ def make_times(lines: Sequence[Line], nodes: Sequence[Line]) -> Course:
       start_secs=first.secs,
       steps=steps,
       replay=scale.Replay(
-          tuple(node for at_ms, _, node in replay if at_ms <= 0),
+          tuple(first_nodes),
           tuple(trace_lib.Event(*event) for event in replay if event[0] > 0),
           round(1e3 * whole.secs),
       ),

@@ -191,6 +191,9 @@ class ValidationTest(folders.FolderCase):
     self.assertEqual((replay.first, replay.duration_ms), (("a", "b"), 56_000))
     self.assertEqual([*map(str, replay.events)], ["20900,remove,b", "21900,add,c"])
     lines, nodes = make_log()
+    dead = {"name": "n9", "node": "b"}  # In a first life of the run.
+    before = [dead | {"event": e, "at_secs": s} for e, s in (("start", 1.0), ("remove", 9.0))]
+    self.assertEqual(beside.make_times(lines, before + nodes).replay, replay)
     folder = self.write_run(lines, nodes[:2])  # Nothing removed it.
     with self.assertRaisesRegex(ValueError, "Node n1 of .* died in step 12, but not by --trace"):
       beside.run(folder, workdir=folder / "out")
