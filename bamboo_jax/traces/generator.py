@@ -69,7 +69,10 @@ def resample(
     most = recorded.duration_ms / _MS_PER_HOUR
     raise ValueError(f"block_hours must be above 0, up to {most:g} (the trace), got {block_hours}.")
   if not 0 < end_ms <= trace_lib.MAX_MS or seed < 0:
-    raise ValueError(f"hours must be above 0 and seed at least 0, got {hours} and {seed}.")
+    most = trace_lib.MAX_MS / _MS_PER_HOUR
+    raise ValueError(
+        f"hours must be above 0, up to {most:g}, and seed at least 0, got {hours} and {seed}."
+    )
   draw, instants = random.Random(seed), list(recorded.instants())
   names = {zone: itertools.count(1) for zone in recorded.zones}
   live: dict[str, list[str]] = {zone: [] for zone in names}

@@ -28,6 +28,7 @@ import os
 import random
 import re
 import statistics
+import sys
 from typing import Any, TypeGuard
 
 from bamboo_jax.base import packaged
@@ -115,7 +116,7 @@ def parse_trace(text: str, *, source: str, zone: str = "", seed: int = 0) -> tra
   if not events:
     raise ValueError(f"{source} is empty: it has no event.")
   ends_ms = [value for _, value in found if isinstance(value, int)]
-  duration_ms = duration_ms or max(*ends_ms, 0, events[-1][1].time_ms)
+  duration_ms = duration_ms or max([*ends_ms, *(event.time_ms for _, event in events)])
   if not duration_ms:
     raise ValueError(f"{source} must last some time. A line `# duration_ms=...` says when it ends.")
   prices = tuple(value for _, value in found if isinstance(value, trace_lib.Price))
@@ -347,7 +348,7 @@ def _read_lists(
 
 def _is_number(value: Any) -> TypeGuard[float]:
   is_number = isinstance(value, int | float) and not isinstance(value, bool)
-  return is_number and 0 <= value < float("inf")
+  return is_number and 0 <= value <= sys.float_info.max  # No int that is no float.
 
 
 def _infer_nodes(

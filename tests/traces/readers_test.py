@@ -52,6 +52,8 @@ x,add,a
   line 2: Unknown kind of event 'remoev'; did
 0,add,
   line 1: node must be a name
+5,add,a\n0,add,b
+  line 2: events must be in order of time, got 0 after 5
 0,add,a
   must last some time.* A line `# duration_ms=...` says when
 # duration_ms=3\n0,add,a\n5,add,b
@@ -224,6 +226,7 @@ class JsonTest(parameterized.TestCase):
       ("{}", "data and prices must have as many"),
       ("[3, 0.9]", r"data\[1\] must be a non-negative integer, got 0.9"),
       ("[NaN]", "got nan"),
+      (f"[{10**400}]", r"data\[0\] must be a non-negative integer, got 1000"),
       ("[[3]]", r"data\[0\] .*got \[3"),
       ('{"a": [1], "b": [1, 2]}', "each zone, got {'data.a': 1, 'data.b': 2}"),
       ("[0, 0]", "is empty"),
