@@ -1,6 +1,7 @@
 """Ablations: their trials, the rows of their results; tables, paired differences and the figure."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+import hashlib
 import itertools
 import json
 import os
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 
 from bamboo_jax import base, config
 from bamboo_jax.accounting import account as account_lib
+from bamboo_jax.base import packaged
 from bamboo_jax.benchmarks import interleave
 from bamboo_jax.cli import config_flag
 from bamboo_jax.experiments import output
@@ -56,6 +58,7 @@ class Trial(NamedTuple):
     arguments: Beside those of the setting.
     workdir: Of the ablation.
     is_timed: Whether its row has times; a run beside others has none.
+    inputs: Of `digest_inputs`.
   """
 
   setting: tuple[tuple[str, str], ...]
@@ -64,6 +67,7 @@ class Trial(NamedTuple):
   arguments: tuple[str, ...] = ()
   workdir: str = ""
   is_timed: bool = True
+  inputs: str = ""
 
   def __str__(self) -> str:
     return f"{self.name} repeat={self.repeat}"
@@ -129,18 +133,29 @@ def plan_trials(sweeps: Sweeps, *, repeats: int, **facts: Any) -> list[Trial]:
   ]
 
 
+def digest_inputs(options: config.Config, trial: Trial, files: Iterable[str | None]) -> str:
+  """Returns a hash of what the flags of a trial only name: its config, code and `files`."""
+  own = dict(trial.setting)
+  code = base.find_code({**options.to_dict(), "swept": [*own.values()]})
+  named = [options.plan.profile, *files, *map(own.get, (*FILES, "plan.profile"))]
+  paths = [path for text in named if text for path in text.split(",")]
+  contents = [packaged.find_file(path).read_bytes() for path in paths]
+  return hashlib.sha256(f"{options} {code} {contents}".encode()).hexdigest()[:12]
+
+
 def run_trial(trial: Trial) -> Row:
   """Returns the row of a trial; raises `ValueError` if it fails.
 
-  A run that ended early goes on, unless its options were others.
+  A run that ended early goes on, unless its options or inputs were others.
   """
   file = trial.folder / "options.json"
   skipped = ("--program_cache=", "--figure_format=")  # They change no result.
-  told = json.dumps([trial.module, *(a for a in trial.arguments if not a.startswith(skipped))])
+  options = [trial.module, *(a for a in trial.arguments if not a.startswith(skipped))]
+  told = json.dumps([*options, trial.inputs])
   if file.exists() and file.read_text() != told:
     raise ValueError(
-        f"{trial.folder} has a run with other options, {file.read_text()}, got {told}: name "
-        "another --workdir."
+        f"{trial.folder} has a run with other options, files or code, {file.read_text()}, got "
+        f"{told}: name another --workdir."
     )
   trial.folder.mkdir(parents=True, exist_ok=True)
   base.write_atomically(file, told)

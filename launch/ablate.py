@@ -105,7 +105,11 @@ def main(flags: AblateFlags) -> None:
   passed = [*ablation.FILES, "config", "time_scale", "nodes", "program_cache"]
   arguments = tuple(flagset.to_argv(flags, *passed, *["figure_format"] * config.metrics.plots))
   facts = dict(module=program, arguments=arguments, workdir=flags.workdir, is_timed=is_timed)
-  trials = ablation.plan_trials(sweeps, repeats=flags.repeats, **facts)
+  digest = lambda trial: ablation.digest_inputs(config, trial, (flags.faults, flags.trace))
+  trials = [
+      trial._replace(inputs=digest(trial))
+      for trial in ablation.plan_trials(sweeps, repeats=flags.repeats, **facts)
+  ]
   rows: list[ablation.Row] = []
   if flags.interleave:
     rows = ablation.take_turns(trials, sweeps, rival=flags.rival, steps=flags.interleave)

@@ -6,6 +6,7 @@ from unittest import mock
 
 from absl.testing import parameterized
 
+from bamboo_jax import config
 from bamboo_jax.benchmarks import ablation
 from tests import figures, folders, run_files
 
@@ -114,9 +115,22 @@ class ResultsTest(folders.FolderCase):
     row = ablation.run_trial(trial)
     again = trial._replace(arguments=("--config=a", "--program_cache=b"))
     self.assertEqual(ablation.run_trial(again), row)
-    with self.assertRaisesRegex(ValueError, "seed=1/0 has a run with other options"):
-      ablation.run_trial(trial._replace(arguments=("--config=a", "--faults=c")))
+    for changes in ({"arguments": ("--config=a", "--faults=c")}, {"inputs": "b"}):
+      with self.assertRaisesRegex(ValueError, "seed=1/0 has a run with other options, files"):
+        ablation.run_trial(trial._replace(**changes))
     self.assertEqual(calls.call_count, 2)
+
+  def test_inputs_are_config_code_and_files(self):
+    code, faults = self.folder / "mine.py", self.folder / "f.csv"
+    options, found = config.Config().changed({"model.name": f"{code}:model"}), []
+    trial = ablation.Trial((("faults", f"{faults}"),), 0)
+    for num_steps, texts in ((1, "ab"), (1, "ab"), (2, "ab"), (1, "cb"), (1, "ad")):
+      for file, text in zip((code, faults), texts, strict=True):
+        file.write_text(text)
+      job = options.changed({"num_steps": num_steps})
+      found.append(ablation.digest_inputs(job, trial, [None]))
+    self.assertEqual(found[0], found[1])
+    self.assertLen({*found}, 4)
 
   def test_means_over_repeats(self):
     root, rows = self.folder, []
