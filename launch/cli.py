@@ -87,6 +87,7 @@ def program_cache(default: str = "bamboo_jax/programs in the cache folder of the
       None,
       f"Folder of compiled programs, which runs and processes share; by default {default}. "
       "Empty: none.",
+      may_be_empty=True,
   )
 
 
@@ -423,7 +424,8 @@ def _render(config: config_lib.Config) -> str:
 
 
 def check_folder(path: str) -> None:
-  """Raises `ValueError` if the folder of the file `path` does not exist."""
-  folder = os.path.dirname(path) or "."
-  if not os.path.isdir(folder) or os.path.isdir(path):
+  """Raises `ValueError` if the folder of the file `path` does not exist, or `path` is one."""
+  if os.path.isdir(path):
+    raise ValueError(f"Cannot write {path!r}: it is a folder.")
+  if not os.path.isdir(os.path.dirname(path) or "."):
     raise ValueError(f"Cannot write {path!r}: its folder does not exist.")

@@ -59,8 +59,10 @@ class SimulateFlags:
   )
   time_scale: float = flag(1.0, "How many times as fast as recorded the trace is played.", above=0)
   nodes: int | None = flag(None, "Most nodes at once; scales the trace.", least=1, needs="trace")
-  sweep: str | None = flag(
-      None, "An option and its values, as for `bamboo ablate`: study.trace.hours=12,24."
+  sweep: tuple[str, ...] = flag(
+      (),
+      "One option and its values, as for `bamboo ablate`: study.trace.hours=12,24.",
+      is_repeated=True,
   )
   seeds: int = flag(5, "Generated traces for each value, or runs of --table.", least=1)
   beside: str | None = flag(None, "Workdir of a run to compare with.", excludes="table")
@@ -116,10 +118,14 @@ def _compare(flags: SimulateFlags, workdir: pathlib.Path, where: sweep.Where) ->
     flagset.refuse(["time_scale"], "without --trace")
   if not flags.sweep:
     flagset.refuse(["seeds"], "without --sweep")
-  if flags.config.study.table.file is None:
-    flagset.refuse_keys(["study.table"], "without config.study.table.file")
-  swept = compare.Sweep()
-  for field, values in ablation.read_sweeps([flags.sweep] if flags.sweep else []).items():
+  swept, sweeps = compare.Sweep(), ablation.read_sweeps(flags.sweep)
+  if len(sweeps) > 1:
+    raise ValueError(f"Give one --sweep, got those of {' and '.join(sweeps)}.")
+  if flags.config.study.table.file is None and "study.table.file" not in sweeps:
+    when = "without config.study.table.file"
+    flagset.refuse_keys(["study.table"], when)
+    flagset.refuse_texts([f"--sweep={f}" for f in sweeps if f.startswith("study.table.")], when)
+  for field, values in sweeps.items():
     if field == "recovery.policy":
       raise ValueError(f"--sweep={field}: give the policies as --policies=A,B.")
     swept = compare.Sweep(field, tuple(values.values()), flags.seeds)
@@ -131,11 +137,8 @@ def _compare(flags: SimulateFlags, workdir: pathlib.Path, where: sweep.Where) ->
       if swept.values and swept.field.startswith("model."):
         flagset.refuse_texts([f"--sweep={swept.field}"], when)
   names, given = flags.policies, ",".join(flags.policies)
-  if len({*names}) < max(1, len(names)):
-    raise ValueError(
-        f"--policies={given} must name a policy or several, each once. Allowed: "
-        f"{', '.join(sorted(policies_lib.POLICIES))}."
-    )
+  if len({*names}) < len(names):
+    raise ValueError(f"--policies={given} must name each policy once.")
   keys = set.intersection(*({*policies_lib.find(name)} for name in names))
   keys -= {"redundancy.mode"}  # The config may say how policies have replicas.
   when = f"with --policies={given}, which {'set' if names[1:] else 'sets'} it"

@@ -36,6 +36,7 @@ def flag(
     is_repeated: bool = False,
     takes_rest: bool = False,
     takes_bucket: bool = False,
+    may_be_empty: bool = False,
     **limits: Any,
 ) -> Any:
   """Declares a flag; its type is the annotation of the field.
@@ -51,6 +52,8 @@ def flag(
     is_repeated: Whether a tuple has an entry each time that the flag is given.
     takes_rest: Whether it stands for the arguments that are not flags.
     takes_bucket: Whether a folder may be a URL of a bucket.
+    may_be_empty: Whether an empty text is a value; else it is a mistake, as of a variable
+      that is not set.
     **limits: See `section.Limits`.
   """
   metadata = {
@@ -61,6 +64,7 @@ def flag(
       "is_repeated": is_repeated,
       "takes_rest": takes_rest,
       "takes_bucket": takes_bucket,
+      "may_be_empty": may_be_empty or default == "",
   }
   return dataclasses.field(default=default, metadata=metadata)
 
@@ -94,6 +98,8 @@ def read(kind: type[_T], rest: Sequence[str]) -> _T:
     name, how = _name(field), field.metadata
     if how["is_needed"] and name not in is_set:
       raise ValueError(f"The flag --{name} is needed.")
+    if is_given(name) and values[name] in ("", ()) and not how["may_be_empty"]:
+      raise ValueError(f"--{name} must have a value, got ''.")
     how["limits"].check(f"--{name}", values[name], values.__getitem__)
     if name not in is_set:
       continue

@@ -51,9 +51,9 @@ _MISTAKES = r"""
 --config.workload.name=a
   config.workload is gone: config.model, config.pi
 --policies=
-  --policies= must name a policy .* Allowed: bamboo, check
+  --policies must have a value, got ''
 --policies=own,own
-  --policies=own,own must name .*each once. Allowed: bam
+  --policies=own,own must name each policy once
 --policies=oobleck --config.pipeline.layout=grid
   --config.pipeline.layout has no effect with --policies=oobleck, which sets it
 --policies=oobleck,bamboo --sweep=cost.market=spot,on_demand
