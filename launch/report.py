@@ -81,10 +81,14 @@ def main(flags: ReportFlags) -> None:
     raise ValueError(f"--same compares the ends of several runs, got {flags.workdirs[0]}.")
   with progress.waiting("the files of runs are read"):
     folders = [mirror.look(name) for name in flags.workdirs]
+    if flags.out:
+      cli.check_folder(flags.out)
     for name, folder in zip(flags.workdirs, folders, strict=True):
       if base.is_bucket(name) and not (folder / "metrics.jsonl").exists():
         raise ValueError(f"The run at {name} has no checkpoint yet; its log comes with the first.")
     report = contents.read(folders, flags.price.given())
+    if flags.same:
+      contents.check_ended(folders)
   if flags.json:
     print(json.dumps(report))
   elif flags.csv:

@@ -20,7 +20,7 @@ import pathlib
 from typing import Any
 
 from bamboo_jax import base
-from bamboo_jax.cli import flagset
+from bamboo_jax.cli import config_flag, flagset
 from bamboo_jax.cli.flagset import flag
 from bamboo_jax.config import Config
 from bamboo_jax.launch import cli
@@ -41,8 +41,8 @@ class TraceFlags:
   num_nodes: int | None = flag(None, "Scale to a cluster of this size.", least=1)
   time_scale: float = flag(1.0, "Multiply all times.", above=0)
   events: str | None = flag(None, "Write the trace as events.")
-  hours: float = flag(24.0, "Length of what is resampled.")
-  block_hours: float = flag(1.0, "Length of a block.")
+  hours: float = flag(24.0, "Length of what is resampled.", above=0)
+  block_hours: float = flag(1.0, "Length of a block.", above=0)
   config: Config = cli.config("default", "What to generate.")
 
 
@@ -64,8 +64,9 @@ def main(flags: TraceFlags) -> None:
     raise ValueError(base.suggest(name, _COMMANDS, what="command"))
   for other in {name for own in _COMMANDS.values() for name in own}.difference(_COMMANDS[name]):
     flagset.refuse([other], f"on {name}")
-  if name != "generate":
-    flagset.refuse_keys(vars(flags.config), f"on {name}")
+  used = "study.trace." if name == "generate" else "-"
+  given = config_flag.given().values
+  flagset.refuse_keys([key for key in given if not key.startswith(used)], f"on {name}")
   formats = flags.figure_format
   if not flags.out:
     if name != "show":

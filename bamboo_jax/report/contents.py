@@ -271,10 +271,17 @@ def find_differences(*summaries: summary_lib.Summary) -> list[str]:
   return [n for n in _COMPARED if len({getattr(summary, n) for summary in summaries}) > 1]
 
 
+def check_ended(folders: Sequence[pathlib.Path]) -> None:
+  """Raises `ValueError` for a run without a last state."""
+  for folder in folders:
+    if not (folder / "summary.json").exists():
+      raise ValueError(f"The run in {folder} has no last state: it has not ended, or is simulated.")
+
+
 def show_ends(folders: Sequence[pathlib.Path]) -> bool:
   """Prints how runs have ended; returns whether their ends are the same.
 
-  Raises `OSError` or `ValueError` if a folder has no summary.
+  Raises `OSError` or `ValueError` for a summary that cannot be read.
   """
   ends = [summary_lib.read_summary(f / "summary.json") for f in folders]
   for folder, end in zip(folders, ends, strict=True):

@@ -38,7 +38,7 @@ _MISTAKES = r"""
 cluster {tiny} --workdir={run} --random_kills=2 --kinds=kil
   did you mean 'kill'
 cluster {tiny} --workdir={run} --zones=
-  --zones must be names
+  --zones must have a value, got ''
 cluster {tiny} --workdir={run} --zones=us/a,/b
   A zone must be a name such as a, or region/zone such as us/a, got '/b'
 cluster {tiny} --workdir={run} --zones=a,,b
@@ -76,11 +76,13 @@ __main__ store --workdir={run}
 simulate {quick} --workdir={run} --seeds=0
   --seeds must be at least 1, got 0
 simulate {quick} --workdir={root}/new --trace=ec2 --policies=own,own
-  --policies=own,own must name a policy or several, each once
+  --policies=own,own must name each policy once
 simulate {quick} --workdir={run}
   /run has a run that trained, whose report.html this would replace
 simulate {quick} --workdir={root} --merge=2
   Shards are not complete: 1/2
+simulate {quick} --workdir=
+  --workdir must have a value, got ''
 quickstart --workdir={run} --faults=/no.csv
   /no.csv: No such file
 __main__ validate --workdir={run}
@@ -108,7 +110,15 @@ trace resample {root}/bad.csv
 trace generate --out=x y
   Unexpected arguments: y
 trace generate --out=no/x
-  Cannot write 'no/x'
+  Cannot write 'no/x': its folder does not exist
+trace generate --out={run}
+  /run': it is a folder
+trace generate --out=x --config.seed=1
+  --config.seed has no effect on generate
+trace resample {parcae} --out=x --hours=nan
+  --hours must be above 0, got nan
+report {run} --out=no/x.html
+  Cannot write 'no/x.html'
 kill --workdir={run}
   Name the --workdir of a run and its nodes
 kill --workdir={run}/no n2
@@ -182,6 +192,12 @@ ablate {tiny} --sweep=seed=1,2 --dask=tcp://a:1 --num_processes=2
   --num_processes and --dask have no effect without --measure
 verify --layouts=2 --shard=1/2
   --shard has no effect without --workdir
+simulate {quick} --trace=
+  --trace must have a value, got ''
+simulate {quick} --sweep=seed=1,2 --sweep=study.trace.hours=1,2
+  Give one --sweep, got those of seed and study.trace.hours
+simulate {quick} --sweep=study.table.column=a,b
+  --sweep=study.table.column has no effect without config.study.table.file
 simulate {quick} --shard=1/2 --merge=2
   Give one of --shard and --merge, not both
 simulate {quick} --dask=tcp://a:1 --num_processes=2

@@ -1,4 +1,5 @@
 import json
+import pathlib
 
 from absl.testing import parameterized
 
@@ -83,3 +84,6 @@ class ReportTest(folders.FolderCase):
     self.assertEndsWith(said, "identical\n")
     said = self.run_command(plain, deaths, other, "--same", page, code=1)
     self.assertEndsWith(said, "different: state_sha256\n")
+    pathlib.Path(other, "summary.json").unlink()
+    said = self.run_command(plain, other, "--same", page, code=2)
+    self.assertRegex(said, r"\Aerror: The run in .*c has no last state: it has not ended, or is ")
