@@ -64,6 +64,12 @@ class ReportTest(folders.FolderCase):
     said = self.run_command(self.write_run("a"), argument, code=2)
     self.assertRegex(said, rf"\Aerror: .*{message}.*\n\Z")
 
+  def test_a_damaged_config(self):
+    folder = pathlib.Path(self.write_run("a"))
+    (folder / "config.json").write_text("[]")
+    said = self.run_command(str(folder), code=2)
+    self.assertRegex(said, r"\Aerror: .*a/config.json is not the config of a run")
+
   def test_a_report_without_runs(self):
     """A published table; a price is for runs."""
     table = table_lib.make("t", ["a"], [["figure"]])

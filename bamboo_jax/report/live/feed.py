@@ -97,7 +97,7 @@ class Feed:
             steps = [step for step in steps if not step.deaths] or steps
           known.rows = steps[-1] if steps else None
         if self._records is None:
-          self._set_config(json.loads((workdir / "config.json").read_text()))
+          self._set_config(_read_config(workdir / "config.json"))
           with contextlib.suppress(FileNotFoundError):  # The run is not over.
             known.summary = json.loads((workdir / "summary.json").read_text())
       except ValueError as error:
@@ -121,3 +121,11 @@ class Feed:
         if self._records is None:
           raise
     self._cost, self._known.market = cost, cost.market
+
+
+def _read_config(path: pathlib.Path) -> facts.Value:
+  """Returns the config of a run; `ValueError` if the file is damaged."""
+  with contextlib.suppress(ValueError):
+    if isinstance(config := json.loads(path.read_text()), dict):
+      return config
+  raise ValueError(f"{path} is not the config of a run.")
