@@ -161,8 +161,12 @@ def explain_flag(error: flags.IllegalFlagValueError) -> str:
 
 def explain(error: BaseException) -> str:
   """Returns a message on an error in a config file, with its line if known."""
-  # A KeyError has its message in quotes; others than one argument are an errno, or a line.
-  message = str(error.args[0] if len(error.args) == 1 else error).strip()
+  # A KeyError has its message in quotes, also as the argument of an AttributeError of a
+  # `ConfigDict`; others than one argument are an errno, or a line.
+  told: object = error
+  while isinstance(told, BaseException) and len(told.args) == 1:
+    told = told.args[0]
+  message = str(told).strip()
   if f"module '{_MODULE}' has no attribute" in message:
     return "The config file has no function get_config()."
   if "get_config() takes 0 positional arguments" in message:

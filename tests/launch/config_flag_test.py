@@ -139,6 +139,7 @@ class ConfigFlagTest(folders.FolderCase):
           "Cannot read the config: .*file.py:5: TypeError: Could not override field 'num_stages'",
       ),
       ("config.pipeline.num_stagse = 4", "'num_stagse'; did you mean 'num_stages'"),
+      ("config.stduy.hours = 1", "file.py:5: AttributeError: 'stduy'\\sDid you mean \"study\" in"),
       ("config.num_steps = 1 / 0", "Cannot read the config: .*file.py:5: ZeroDivisionError"),
       ("open('no.txt')", "Cannot read the config: .*file.py:5: .* directory: 'no.txt'"),
       ("config.num_steps = = 1", r"Cannot read the config: SyntaxError: .*\(file.py, line 5\)"),
