@@ -1,6 +1,6 @@
 r"""Kills nodes of your training at every possible point, and compares the bits.
 
-bamboo verify --config=mine.py --every=5
+bamboo verify --config=my_config.py --every=5
 bamboo verify --sweep=pipeline.num_stages=2,3,4 --sweep=redundancy.mode=eager,lazy
 bamboo verify --kinds=pair,second,neighbours,two_stages --num_cases=100
 bamboo verify --kinds=storm --num_events=100 --config.redundancy.spares=1 \

@@ -50,6 +50,7 @@ _OTHERS = {
     "file.py",
     "gru.py",
     "mine.py",
+    "my_config.py",
     "pairs.jsonl",
     "fresh.csv",
     "g4dn.csv",
