@@ -194,3 +194,5 @@ class DeathsTest(parameterized.TestCase):
   def test_what_is_said_of_a_change(self, rows, text):
     change = make_change(*rows, rung="repair", reason="a replica")
     self.assertEqual(self.deaths.describe_change(change), text)
+    change = make_change(*rows, rung="none", reason="no node that trains is lost")
+    self.assertEqual(self.deaths.describe_change(change), "programs are loaded")

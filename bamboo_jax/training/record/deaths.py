@@ -86,6 +86,8 @@ class Deaths:
     ]
     if (num_more := len(takers) - _MOST_TAKERS) > 0:
       takers = [*takers[:_MOST_TAKERS], f"{num_more} more"]
+    if change.rung == "none":  # All stages stay where they are.
+      return "programs are loaded"
     why = "; ".join([", ".join(takers) or change.reason, "programs are loaded"])
     return f"{change.rung}: {why}"
 
