@@ -42,7 +42,7 @@ class Measured:
 
   Attributes:
     passes: Time of passes, see `step_times`.
-    span_secs: From the start of the step to the end of the last pass.
+    span_secs: From the start of the step to the end of the last pass or transfer.
     sums_secs: Time of summing gradients, by segment, waiting for others included.
     owed: Start and end of owed passes, in seconds since they were planned, by
       view that lost a node.

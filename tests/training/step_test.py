@@ -106,9 +106,9 @@ class StepTest(parameterized.TestCase):
     recovery.ready_at_secs = begin_secs
     layout = layouts.lay_out((0, 1), (2, 3))
     measured = runner.measure(layout, [recovery])
-    ran = [m for m in runner.record.instructions if not m.instruction.is_transfer]
+    ran = runner.record.instructions
     self.assertEqual(measured.span_secs, max(m.end_secs for m in ran) - begin_secs)
-    first_secs = min(m.start_secs for m in ran)
+    first_secs = min(m.start_secs for m in ran if not m.instruction.is_transfer)
     self.assertEqual(measured.owed, {2: (first_secs - begin_secs, 2e9 - begin_secs)})
     self.assertEqual(measured.passes.useful, 0.0)
     self.assertEqual({*measured.nodes}, {0, 1, 2, 3})
