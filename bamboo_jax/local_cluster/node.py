@@ -19,7 +19,7 @@ from bamboo_jax.net import identity as identity_lib
 from bamboo_jax.runtime import settings
 from bamboo_jax.training.setup import sizes
 
-_PROTOCOL = 14  # Version of the messages between processes.
+_PROTOCOL = 15  # Version of the messages between processes.
 _PACKAGES = ("bamboo_jax", "jax", "jaxlib")
 
 
