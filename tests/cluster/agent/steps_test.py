@@ -151,6 +151,17 @@ class SuspicionsTest(given.AgentCase):
     self.assertIn((told, None), self.mesh.sent)
     self.assertIn(messages.NewView(self.view, is_due=True), self.worker.sent)
 
+  def test_once_the_first_is_heard_again_others_have_a_second(self):
+    """No link worked since 1.6 s; that of n2 may be about to work again."""
+    self.begin()
+    self.run_for(1.6, beats=(1,))
+    self.run_for(2.3)
+    self.assertEqual(self.agent._suspicions.of("life 0").keys(), {"life 2"})
+    self.run_for(0.8, beats=(1,))
+    self.assertEqual(self.view.number, 1)
+    self.run_for(0.5, beats=(1,))
+    self.assertEqual([m.number for m in self.view.members], [0, 1])
+
   def test_of_many_agents_each_beats_less_often(self):
     self.begin(numbers=range(601))
     self.run_for(2.9)
