@@ -337,9 +337,10 @@ class _Question:
 
 
 def repair(layout: Layout, *, has_replicas: bool) -> tuple[Layout, str]:
-  """Gives places to spares, and makes replicas; also returns what was done, "" if nothing.
+  """Returns the layout after a repair between two steps, and a description; "" if it is the same.
 
-  Where stages have replicas, a node may own several.
+  Spares take vacant places and those of leaving nodes. With replicas, missing ones are made, and
+  a node may own several stages.
   """
   pipelines, num_replicas = list(layout.pipelines), 0
   spares, taken = [node for node in layout.spares if node not in layout.leaving], set[NodeId]()

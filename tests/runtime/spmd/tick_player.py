@@ -19,7 +19,7 @@ def check(table, *, widen=0, segment_ticks=3):
 
 
 def find_start(table):
-  """Returns what each node needs before the first tick, and what is in its sums."""
+  """Returns the holdings of each node before the first tick: its arrays, and its sums."""
   return [
       holdings_lib.Holdings(
           *(
