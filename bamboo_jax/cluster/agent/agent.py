@@ -342,9 +342,7 @@ class Agent:
     if not options.is_again:
       await self._ask(Records.probe, self.incarnation)
     begun = await self._find_run()
-    if await self._ask(Records.find, f"done/{self.run_id}"):
-      self._log(logging.INFO, "All steps of the run in %s are done.", options.workdir)
-      self._finish()
+    if await self._end_if_done(self._ask):
       return
     number = await self._take_number(begun)
     port = await self._mesh.listen(
@@ -363,6 +361,13 @@ class Agent:
     self._start(self._worker)
     if options.notices is not None:
       self._take_notice(await notices_lib.wait_notice(options.notices))
+
+  async def _end_if_done(self, call: Callable[..., Awaitable[Any]]) -> bool:
+    """Ends if all steps of the run are done: members may have told nobody before they ended."""
+    if is_done := await call(Records.find, f"done/{self.run_id}") is not None:
+      self._log(logging.INFO, "All steps of the run in %s are done.", self.options.workdir)
+      self._finish()
+    return is_done
 
   async def _find_run(self) -> views.View:
     """Finds the run of the folder, and joins it; returns its newest view.
@@ -943,11 +948,13 @@ class Agent:
 
   async def _ask_members(self) -> None:
     """Asks the members in the log; without an answer, makes a view without members."""
+    call = lambda *args: self._retry(self._judge, *args)
     await self._retry(self._read)
+    if await self._end_if_done(call):
+      return
     roster = self.roster
     is_nobody_left = not self.options.is_again and len(roster.living) == len(roster.members)
     if roster.living:
-      call = lambda *args: self._retry(self._judge, *args)
       patience_secs = self.options.limits.most_silence_secs
       asked = await judge.ask(call, roster.view, self.options.name, patience_secs)
       self._learn([asked])

@@ -5,7 +5,7 @@ import dataclasses
 from absl.testing import parameterized
 
 from bamboo_jax.base import json as json_lib
-from bamboo_jax.cluster import messages, views
+from bamboo_jax.cluster import judge, messages, views
 from tests import members
 from tests.cluster.agent import given
 
@@ -341,8 +341,10 @@ class FollowTest(given.AgentCase):
 class RunOverTest(given.AgentCase):
   """Who ends a run of which nobody is left."""
 
-  def end_run(self, *, said=(0, 1, 2), is_again=False, view=None, secs=0.1):
+  def end_run(self, *, said=(0, 1, 2), is_again=False, is_done=False, view=None, secs=0.1):
     self.begin(me=3, is_again=is_again, view=view)
+    if is_done:
+      judge.note_done(self.records, members.view(1))
     self.agent.roster.gone = {f"life {n}": "killed" for n in said}
     for number in {0, 1, 2} - {*said}:
       self.mesh.refusing.add(number)
@@ -361,6 +363,11 @@ class RunOverTest(given.AgentCase):
     self.assertEqual(self.find_view(2), views.ask(members.view(1, 0, 1, 2), "n3"))
     want = views.View(3, (), "no member of view 2 is left", run=3 if begins else 0)
     self.assertEqual(self.find_view(3), want)
+
+  def test_no_run_begins_again_that_was_done(self):
+    self.end_run(is_done=True)
+    self.assertEqual((self.ended, self.agent.must_restart), ("", False))
+    self.assertEqual(judge.newest_view(self.records).number, 1)
 
   @parameterized.parameters(0, 1)
   def test_any_other_view_is_an_answer(self, kind):
