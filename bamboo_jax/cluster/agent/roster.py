@@ -166,7 +166,7 @@ class Roster:
     first_secs = min((edges[i].first_secs for i in unsure if i in edges), default=awake)
     most_secs = self._limits.most_silence_secs + self._limits.no_progress_secs
     if unsure and awake - first_secs < most_secs:
-      seems_cut_off = self.incarnation in self._explain(left, now)
+      seems_cut_off = is_walled_off or self.incarnation in self._explain(left, now)
       return Uncertainty.GREAT if part <= 0.5 or seems_cut_off else Uncertainty.NONE
     return Uncertainty.SMALL if part < 0.5 else Uncertainty.NONE
 

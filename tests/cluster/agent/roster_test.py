@@ -160,3 +160,12 @@ class RosterTest(parameterized.TestCase):
     self.assertEqual(doubt(), roster_lib.Uncertainty.GREAT)
     self.roster.watch.note("life 2", 5.0)
     self.assertEqual(doubt(), roster_lib.Uncertainty.NONE)
+
+  def test_doubt_about_one_while_all_others_refuse(self):
+    """Only this one is due yet, as those that were away wait for longer."""
+    self.make(numbers=range(4), hosts="abcd")
+    self.roster.watch.tick(1.0)
+    refused = tuple(messages.Suspect(f"life {n}", "refused", is_certain=True) for n in (1, 2, 3))
+    self.roster.suspicions.note("life 0", refused, count=1, now=1.0)
+    found = self.roster.doubt(members.view(2, 0, 1, 2), 1.1)
+    self.assertEqual(found, roster_lib.Uncertainty.GREAT)
