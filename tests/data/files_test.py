@@ -213,6 +213,17 @@ class FormatsTest(FilesCase):
     names = [entry.name for entry in source.manifest]
     self.assertEqual(names, ["a.txt", "b.txt"])
 
+  @parameterized.parameters(
+      ("*", ["a.txt", "b.txt", "c.md"]),  # Folders are no files.
+      ("**/*.txt", ["a.txt", "b.txt", "d/e.txt"]),
+      ("?/e.txt", ["d/e.txt"]),
+  )
+  def test_patterns(self, pattern, names):
+    for name in ("b.txt", "a.txt", "c.md", "d/e.txt"):
+      self.write(name, "text")
+    source = self.make(pattern)
+    self.assertEqual([entry.name for entry in source.manifest], names)
+
   def test_hidden_and_linked_folders(self):
     """Each file is read once, whatever links to its folder."""
     self.write("e/c.txt", "c")
@@ -427,6 +438,22 @@ class BadInputTest(FilesCase):
       self.write("z.npy", np.zeros(9, np.int32))
     self.write(name, content)
     self.refuses(message, f"*{name[1:]}", **options or {})
+
+  def test_no_file(self):
+    self.write("corpus.txt", "text")
+    (self.folder / "none").mkdir()
+    os.mkfifo(self.folder / "none" / "pipe")
+    missing = "^No file matches '{0}/{1}'"
+    for name, message in (
+        ("*.text", missing),
+        ("corpsu.txt", missing + "; did you mean 'corpus.txt'?$"),
+        ("zzz", missing + ".$"),
+        ("no/a.txt", missing + "; there is no folder '{0}/no'.$"),
+        ("none", missing + ": that folder has no files.$"),
+        ("none/*", missing),
+    ):
+      message = message.format(self.folder, name).replace("*", "\\*").replace("?", "\\?")
+      self.refuses(message, name)
 
   def test_an_index_that_does_not_fit(self):
     path = self.write_megatron("a", [3, 2, 4])
