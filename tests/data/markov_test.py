@@ -27,12 +27,6 @@ class MarkovTest(parameterized.TestCase):
     entropies = [-p * math.log(p) - (1 - p) * math.log(1 - p) for p in (a, b)]
     self.assertAlmostEqual(chain.best_loss, at_0 * entropies[0] + (1 - at_0) * entropies[1])
 
-  def test_a_cycle_can_be_learnt_completely(self):
-    self.assertEqual(markov.Chain(5, 1, 0).best_loss, 0.0)
-    source = markov.make_walks(sequence_length=9, vocab_size=5, branching=1)
-    batch = source.batch(range(4), seed=0)
-    np.testing.assert_array_equal(batch["targets"], (batch["inputs"] + 1) % 5)
-
   @parameterized.parameters(False, True)
   def test_samples_follow_the_chain(self, heldout):
     chain = markov.Chain(8, 3, 0)
@@ -63,12 +57,9 @@ class MarkovTest(parameterized.TestCase):
     self.assertEqual(walks[1], walks[2])
     self.assertLen({*walks}, 6)
 
-  @parameterized.parameters((2, 2), (3, 3), (4, 4), (64, 4))
-  def test_branches_by_default(self, vocab_size, want):
-    source = markov.make_walks(sequence_length=8, vocab_size=vocab_size)
-    self.assertEqual(source.fingerprint["branching"], want)
-    tokens = source.batch(range(9), seed=0)["inputs"]
-    self.assertLess(tokens.max(), vocab_size)
+  def test_no_more_branches_than_tokens_by_default(self):
+    source = markov.make_walks(sequence_length=8, vocab_size=3)
+    self.assertEqual(source.fingerprint["branching"], 3)
 
   def test_frozen(self):
     # If these change, then so do the results of all runs on this task.
@@ -82,9 +73,7 @@ class MarkovTest(parameterized.TestCase):
   @parameterized.parameters(
       ("sequence_length", 0, "at least 1, got 0"),
       ("vocab_size", 1, "at least 2, got 1"),
-      ("branching", 0, "at least 1 and at most 64, got 0"),
       ("branching", 65, "at least 1 and at most 64, got 65"),
-      ("chain_seed", -1, "at least 0"),
       ("num_heldout", -1, "at least 0, got -1"),
   )
   def test_refuses(self, name, value, message):

@@ -122,16 +122,13 @@ class MaskedTest(files_test.FilesCase):
     self.assertTrue((np.sort(batch["targets"]) >= [-1, 0]).all())
     self.assertNotIn("is_random", batch)
 
-  def test_needs_a_vocabulary(self):
+  def test_refuses(self):
     source = dataclasses.replace(make_source(), vocab_size=None)
     with self.assertRaisesRegex(ValueError, "has a vocab_size"):
       masked.make_masked(source, M)
-
-  def test_refuses(self):
     for options, message in (
         ({"sequence_length": 4}, "sequence_length must be at least 5"),
         ({"num_masked": 0}, "num_masked must be at least 1"),
-        ({"vocabsize": 4}, "'vocabsize'"),
     ):
       given = {"sequence_length": L, "num_masked": M} | options
       with self.assertRaisesRegex(ValueError, message):
