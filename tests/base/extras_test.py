@@ -1,4 +1,3 @@
-import json
 import sys
 from unittest import mock
 
@@ -8,10 +7,6 @@ from tests import folders
 
 
 class ExtrasTest(folders.FolderCase):
-
-  def test_module_is_returned(self):
-    found = extras.load("json.decoder", extra="none", what="A test")
-    self.assertIs(found, json.decoder)
 
   def test_missing_module(self):
     with self.assertRaises(base.MissingExtraError) as caught:
