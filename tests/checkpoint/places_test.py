@@ -49,28 +49,12 @@ def _layers(step):
 
 class PureTest(parameterized.TestCase):
 
-  def test_names_and_saves(self):
+  def test_names_saves_and_files(self):
     names = [str(name) for name in places.find_names(_KEYS)]
     self.assertEqual(names, ["2.v1.1-aa", "4.v2.1-bb", "10.v1.2-aa"])  # By save, not by step.
     self.assertEqual(places.find_saves(_KEYS), _SAVES)
-
-  @parameterized.parameters(
-      ((), {}),
-      (("2/a/node1",), {"2/a/node1/d": 1}),
-      (("2/a/node1", "2/a/node12"), {"2/a/node1/d": 1, "2/a/node12/d": 2}),
-  )
-  def test_files(self, items, found):
-    files = {"2/a/node1/d": 1, "2/a/node12/d": 2, "frozen/a/node1/d": 3}
-    self.assertEqual(places.find_files(files, items), found)
-
-  @parameterized.parameters(
-      ({}, None),
-      ({"a": 1, "b": 2}, None),
-      ({"a": 1, "b": 3}, "b has 2 bytes; it should have 3 bytes"),
-      ({"c": 1}, "c is missing; it should have 1 bytes"),
-  )
-  def test_problem(self, files, problem):
-    self.assertEqual(manifest_lib.find_problem(files, {"a": 1, "b": 2}.get), problem)
+    files = {"2/a/node1/d": 1, "2/a/node12/d": 2}
+    self.assertEqual(places.find_files(files, ["2/a/node1"]), {"2/a/node1/d": 1})
 
   @parameterized.parameters(
       ((), {}),
@@ -216,18 +200,6 @@ class BucketPlaceTest(folders.FolderCase):
     self.is_fenced = False
     self.save(first, second, 8)  # It also removes what that has left.
     self.assert_has(4, 8)
-
-  def test_a_bucket_that_is_away_for_a_while_ends_nothing(self):
-    second = self.open()
-    at_once = {"init_backoff": _MOMENT, "max_backoff": _MOMENT, "base": 2}
-    with mock.patch.dict(records._RETRIES, backoff=at_once):
-      self.front.fail(*["503"] * 20, method="GET")
-      first = self.member()
-      self.front.fail(*["503"] * 20, method="GET")
-      self.front.fail(*["503"] * 99)
-      self.save(first, second, 2)
-      self.front.fail(*["503"] * 20, method="GET")
-      self.assert_restores(2)
 
   def test_an_upload_that_fails_does_not_count(self):
     first = self.open()

@@ -23,6 +23,7 @@ from bamboo_jax.base import files, json as json_lib
 from bamboo_jax.checkpoint import (
     folder as folder_lib,
     identity as identity_lib,
+    manifest as manifest_lib,
     parts,
     writer as writer_lib,
 )
@@ -34,12 +35,16 @@ _MODEL = zoo.make_model(
     "tests.mlp_bn:make_mlp_bn", num_blocks=2, width=4, sequence_length=4, vocab_size=8
 )
 _NAMES = _MODEL.layer_names
-_SPEC = spec_lib.StageSpec(
-    model=_MODEL,
-    first=0,
-    last=len(_NAMES),
-    batch={key: jax.ShapeDtypeStruct((2, 4), np.int32) for key in ("inputs", "targets")},
-    optimizer=optax.adamw(1e-3),
+
+
+def _spec_of(model, batch):
+  return spec_lib.StageSpec(
+      model=model, first=0, last=len(model.layers), batch=batch, optimizer=optax.adamw(1e-3)
+  )
+
+
+_SPEC = _spec_of(
+    _MODEL, {key: jax.ShapeDtypeStruct((2, 4), np.int32) for key in ("inputs", "targets")}
 )
 _IDENTITY = identity_lib.RunIdentity(
     seed=0, batch_size=4, model={"width": 4}, data={"name": "none"}
@@ -370,13 +375,9 @@ class WriterTest(WriterCase):
       self.assertEqual(self.save_last(3), [None])
     self.assertEqual(self.listed()[1], [3])
     ((_, _, text),) = self.warnings
-    self.assertRegex(text, "Cannot save step 3 to .*: No space left")
-
-  def test_before_the_first_step(self):
-    names = [_NAMES[-1], _NAMES[1]]
-    with mock.patch.object(spec_lib, "init_layers", lambda spec, _: {spec.names[0]: spec.last}):
-      found = self.writers[0].restore(0, names)
-    self.assertEqual(found, {_NAMES[-1]: len(_NAMES), _NAMES[1]: 2})
+    self.assertRegex(
+        text, "Cannot save step 3 to .*: No space left .*: .* MB needed, 0.0 MB free.$"
+    )
 
 
 class _Meeting:
@@ -391,3 +392,68 @@ class _Meeting:
     self._said[key][member] = json_lib.from_plain(type(value), plain)
     self._barrier.wait(60)
     return self._said[key]
+
+
+_ADAPTED = zoo.make_model("llama", variant="tiny", num_blocks=1, lora_rank=2)
+_ADAPTED_SPEC = _spec_of(_ADAPTED, _ADAPTED.batch_shapes(1))
+
+
+class FrozenTest(WriterCase):
+  """Weights that are never trained."""
+
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    cls.layers = spec_lib.init_layers(_ADAPTED_SPEC)
+
+  def start(self):
+    """Returns a writer, as each start of a run makes one."""
+    return self.make(keep=3, every_steps=0, model=_ADAPTED_SPEC)
+
+  def save(self, writer, step):
+    around = dict(view=1, owners=((0,),), states={0: self.layers})
+    writer.save_last(step, lambda what, value: {0: value}, waiting=lambda: None, **around)
+
+  def assert_restores(self, step):
+    found = self.start().restore(step, [*self.layers])
+    jax.tree.map(np.testing.assert_array_equal, found, self.layers)
+
+  def num_bytes(self, *folders):
+    return sum(p.stat().st_size for f in folders for p in (self.root / f).rglob("*") if p.is_file())
+
+  def test_they_are_written_once_in_a_run(self):
+    """The run goes on without the weights it began from, and after older ones are removed."""
+    first = self.start()
+    self.save(first, 2)
+    whole = spec_lib.nbytes([l.params for l in self.layers.values()])
+    self.assertGreater(self.num_bytes("frozen"), 0.9 * whole)
+    (once,) = (self.root / "frozen").iterdir()
+    self.save(first, 4)
+    self.assert_restores(4)
+    again = self.start()
+    self.save(again, 6)
+    self.save(again, 8)
+    self.save(self.start(), 10)
+    self.assertCountEqual(
+        {p.name.partition(".")[0] for p in self.root.iterdir()}, ["frozen", "6", "8", "10"]
+    )
+    self.assertEqual([*(self.root / "frozen").iterdir()], [once])
+    self.assertLess(self.num_bytes("6", "8", "10"), whole)
+    for step in (6, 8, 10):
+      self.assert_restores(step)
+    manifest = manifest_lib.read_manifest(manifest_lib.find_newest(self.root))
+    stored = manifest.layers[_ADAPTED.layer_names[1]].arrays
+    parts = {f"params/lora_{x}_{t}_proj/kernel" for x in "ab" for t in "qv"}
+    self.assertEqual({name for name in stored if name.startswith("params/")}, parts)
+    self.assertTrue(any(name.startswith("slots/") for name in stored))
+
+  def test_what_somebody_removed_is_written_again(self):
+    writer = self.start()
+    self.save(writer, 2)
+    self.save(writer, 4)
+    shutil.rmtree(self.root)
+    self.save(writer, 6)
+    ((_, step, text),) = self.warnings
+    self.assertEqual(step, 6)
+    self.assertRegex(text, "Cannot save step 6 .* frozen weights are gone")
+    self.assert_restores(6)
