@@ -1,6 +1,7 @@
-"""Which config.json stands for one of our models, and for which options."""
+"""Which config.json stands for one of our models and its options; longer arrays of ours."""
 
 from absl.testing import parameterized
+import numpy as np
 
 from bamboo_jax.exchange import families
 from tests.exchange import weights_test
@@ -22,28 +23,19 @@ class HubConfigTest(parameterized.TestCase):
       ("llama", "rope_parameters", {"partial_rotary_factor": 0.5}, ("rope_scaling",)),
       ("llama", "partial_rotary_factor", 0.5),
       ("llama", "attn_logit_softcapping", 50.0),
-      ("llama", "final_logit_softcapping", 30.0),
       ("llama", "residual_multiplier", 0.22),
-      ("llama", "logits_scaling", 8),
       ("llama", "num_local_experts", 8),
       ("llama", "no_rope_layers", [1, 0]),
       ("llama", "is_causal", False),
-      ("llama", "attention_bias", True),
-      ("llama", "mlp_bias", True),
       ("llama", "hidden_act", "gelu"),
       ("llama", "pretraining_tp", 2),
       ("llama", "pretraining_tp", True),  # 1 is no switch.
-      ("llama", "auto_map", {"AutoModel": "mine.Model"}),
       ("llama", "use_new_trick", True),
-      ("llama", "no_rope_layer_interval", 4),
       ("gpt2", "position_embedding_type", "relative_key"),
       ("qwen", "use_sliding_window", True),
       ("qwen", "layer_types", ["sliding_attention"]),
-      ("gpt2", "scale_attn_by_inverse_layer_idx", True),
       ("gpt2", "add_cross_attention", True),
-      ("bert", "is_decoder", True),
       ("bert", "position_embedding_type", "relative_key"),
-      ("bert", "pruned_heads", {"0": [1]}),
   )
   def test_keys_that_change_the_meaning(self, name, key, value, gone=()):
     (problem,) = read(name, {key: value}, gone)[1]
@@ -80,7 +72,6 @@ class HubConfigTest(parameterized.TestCase):
           "gpt2",
           {
               "n_ctx": 1024,
-              "n_inner": None,
               "attn_pdrop": 0.1,
               "embd_pdrop": 0.1,
               "resid_pdrop": 0.1,
@@ -88,7 +79,6 @@ class HubConfigTest(parameterized.TestCase):
               "initializer_range": 0.02,
               "model_type": "gpt2",
               "summary_type": "cls_index",
-              "summary_activation": None,
               "summary_first_dropout": 0.1,
               "summary_use_proj": True,
               "use_cache": True,
@@ -100,10 +90,8 @@ class HubConfigTest(parameterized.TestCase):
           "bert",
           {
               "pad_token_id": 0,
-              "classifier_dropout": None,
               "directionality": "b",
               "attention_probs_dropout_prob": 0.1,
-              "gradient_checkpointing": False,
               "pooler_fc_size": 768,
               "pooler_type": "first_token_transform",
               "num_labels": 2,
@@ -150,6 +138,28 @@ class HubConfigTest(parameterized.TestCase):
     model = weights_test.make_model("gpt2", attention_bias=False)
     with self.assertRaisesRegex(ValueError, "attention_bias=False"):
       families.make_config(model.fingerprint)
+
+  @parameterized.product(tied=[True, False])
+  def test_padding_of_the_vocabulary_is_not_exchanged(self, tied):
+    model = weights_test.make_model("gpt2", vocab_size=250, vocab_multiple=64, tied=tied)
+    shapes = families.shapes_of(model)
+    padded = {
+        r.array: r for r in families.rules_of(model.fingerprint, shapes) if r.rows is not None
+    }
+    self.assertEqual(set(padded), {"params/wte"} if tied else {"params/wte", "params/weight"})
+    for array, rule in padded.items():
+      shape = shapes[rule.layer][array]
+      self.assertIn(256, shape)
+      self.assertEqual(rule.their_shape(shape), (250, 64))
+      ours = np.arange(256 * 64, dtype=np.float32).reshape(shape)
+      theirs = rule.to_theirs(ours)
+      (tensor,) = theirs.values()
+      self.assertEqual(tensor.shape, (250, 64))
+      again = rule.to_ours([tensor], shape)
+      kept = again if array.endswith("wte") else again.T
+      was = ours if array.endswith("wte") else ours.T
+      np.testing.assert_array_equal(kept[:250], was[:250])
+      self.assertEqual(np.abs(kept[250:]).max(), 0.0)
 
 
 def read_slowed():

@@ -10,7 +10,7 @@ from bamboo_jax.training import run as run_lib
 from bamboo_jax.training.setup import accept
 from configs import finetune
 from tests import folders, tiny
-from tests.exchange import peers_test
+from tests.exchange import weights_test
 
 _LENGTH = 8
 
@@ -19,9 +19,11 @@ class OwnFilesTest(folders.FolderCase):
 
   def setUp(self):
     super().setUp()
-    peers_test.make_peer("gpt2", {}).save_pretrained(self.folder / "hub")
+    sizes = {"num_blocks": 2, "width": 16, "vocab_size": 40, "positions": 16}
+    model = weights_test.make_model("gpt2", **sizes, sequence_length=16)
+    weights_test.write_hub(self.folder / "hub", model, weights_test.random_weights(model))
     rng = np.random.default_rng(0)
-    self.tokens = rng.integers(0, peers_test.V, 1000).astype(np.uint16)
+    self.tokens = rng.integers(0, 40, 1000).astype(np.uint16)
     self.path = self.folder / "train.bin"
     self.tokens.tofile(self.path)
 
