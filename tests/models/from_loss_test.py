@@ -171,7 +171,6 @@ class FromLossTest(parameterized.TestCase):
           (name, message, dict(init=init))
           for name, message, init in (
               ("integers", "'n' .*int32", lambda key: {"n": jnp.zeros((), jnp.int32)}),
-              ("half", "bfloat16", lambda key: {"a": jnp.zeros(2, jnp.bfloat16)}),
               ("no_array", "'a/b' .*float", lambda key: {"a": {"b": 1.0}}),
               ("nothing", "no parameters", lambda key: {}),
               (
@@ -205,7 +204,6 @@ class FromLossTest(parameterized.TestCase):
           for name, loss, message in (
               ("no_pair", lambda p, b: p["w"].sum(), "must return \\(loss, metrics\\), got a"),
               ("no_dict", lambda p, b: (p["w"].sum(), 0.5), "of loss must be a dict, got a float"),
-              ("text", lambda p, b: (p["w"].sum(), {"a": "x"}), "scalars by name, got 'a': a str"),
               (
                   "array",
                   lambda p, b: (p["w"].sum(), {"a": b["y"]}),
@@ -219,9 +217,7 @@ class FromLossTest(parameterized.TestCase):
           (f"state_{name}", message, dict(init=_init_state, loss=loss, has_state=True))
           for name, loss, message in (
               ("lost", lambda p, s, b: (p["w"].sum(), {}), "'mean' was an array .* is a NoneType"),
-              ("shape", lambda p, s, b: (p["w"].sum(), {"mean": b["y"]}), "is an array \\(4,\\)"),
               ("more", lambda p, s, b: (p["w"].sum(), {**s, "x": s["mean"]}), "'x' was a NoneType"),
-              ("alone", lambda p, s, b: p["w"].sum(), "loss must return \\(loss, state\\), got"),
               (
                   "three",
                   lambda p, s, b: (p["w"].sum(), s, {}),

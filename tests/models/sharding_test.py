@@ -16,7 +16,6 @@ class ShardingTest(parameterized.TestCase):
       ("gpt2", ["norm_scale"], (64,), ()),
       ("llama", ["block", "q_proj", "kernel"], (64, 64), ("data", "tensor")),
       ("qwen", ["down_proj", "kernel"], (128, 64), ("tensor", "data")),
-      ("llama", ["norm", "scale"], (64,), ()),
       ("gpt2", ["wte"], (8,), ()),  # A slot of another shape.
       ("resnet", ["conv", "kernel"], (3, 3, 3, 8), (None, None, None, "data")),
       ("resnet", ["conv", "kernel"], (3, 3, 3, 7), ()),
