@@ -36,12 +36,9 @@ def _params_sha256(layers):
 class DigestTest(parameterized.TestCase):
 
   @parameterized.parameters(
-      # Empty, a scalar, a matrix, one that is not contiguous, and integers.
       ([],),
-      ([np.float32(1.5)],),
-      ([np.arange(6, dtype=np.float32).reshape(2, 3), np.zeros((0, 4))],),
-      ([np.arange(6, dtype=np.float32).reshape(2, 3).T],),
-      ([np.array(3, np.int32), np.ones(2, np.float64)],),
+      # One that is not contiguous, an empty one, and a scalar.
+      ([np.arange(6, dtype=np.float32).reshape(2, 3).T, np.zeros((0, 4)), np.array(3, np.int32)],),
   )
   def test_is_the_hash_of_the_bytes(self, arrays):
     want = hashlib.sha256(b"".join(a.tobytes() for a in arrays)).hexdigest()

@@ -57,9 +57,7 @@ class PureTest(parameterized.TestCase):
     self.assertEqual(places.find_files(files, ["2/a/node1"]), {"2/a/node1/d": 1})
 
   @parameterized.parameters(
-      ((), {}),
       (((0, 0.0),), {}),
-      (((1 << 20, 2.0),), {"saved": 4, "mib": 1.0, "secs": 2.0, "mib_per_sec": 0.5}),
       (
           ((1 << 20, 2.0), (3 << 20, 1.0)),  # At once.
           {"saved": 4, "mib": 4.0, "secs": 2.0, "mib_per_sec": 2.0},

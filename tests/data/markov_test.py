@@ -8,7 +8,7 @@ from bamboo_jax.data import markov
 
 class MarkovTest(parameterized.TestCase):
 
-  @parameterized.parameters((2, 1), (2, 2), (5, 3), (64, 4), (300, 7))
+  @parameterized.parameters((2, 1), (5, 3), (64, 4))
   def test_chain(self, vocab_size, branching):
     chain = markov.Chain(vocab_size, branching, 0)
     p_VV = chain.transitions_VV

@@ -260,7 +260,6 @@ class WeightsTest(folders.FolderCase):
       ("gpt2", "`hf download gpt2 --local-dir=gpt2` downloads it; then give 'gpt2'"),
       ("tests/absent", None),  # The first folder exists.
       ("tests", None),
-      ("/absent/gpt2", None),
       ("./gpt2", None),
       ("runs/a/b", None),
   )

@@ -14,12 +14,10 @@ class ShardingTest(parameterized.TestCase):
       ("gpt2", ["embed", "wte"], (256, 64), ("tensor", "data")),
       ("gpt2", ["qkv_bias"], (192,), ("tensor",)),
       ("gpt2", ["norm_scale"], (64,), ()),
-      ("llama", ["block", "q_proj", "kernel"], (64, 64), ("data", "tensor")),
       ("qwen", ["down_proj", "kernel"], (128, 64), ("tensor", "data")),
       ("gpt2", ["wte"], (8,), ()),  # A slot of another shape.
       ("resnet", ["conv", "kernel"], (3, 3, 3, 8), (None, None, None, "data")),
       ("resnet", ["conv", "kernel"], (3, 3, 3, 7), ()),
-      ("resnet", ["bias"], (8,), ()),
   )
   def test_rule(self, model, names, shape, rule):
     self.assertEqual(sharding.find_rule(model, names, shape, SIZES), rule)
