@@ -9,7 +9,7 @@ import pytest
 
 from bamboo_jax import base
 from bamboo_jax.data import chat, vocabularies
-from tests.data import files_test
+from tests.data import files_test, vocabularies_test
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -44,10 +44,9 @@ def say(*texts):
 
 def write_tokenizer(folder, template=PLAIN):
   """Writes a tokenizer of bytes with special tokens, and a chat template."""
-  pairs = tokenizers.ByteLevelBPETokenizer()
-  pairs.train_from_iterator(["the cat and the dog"] * 9, 300, special_tokens=[*_SPECIAL])
+  tokenizer = vocabularies_test.train_tokenizer(["the cat and the dog"] * 9, _SPECIAL)
   folder.mkdir()
-  pairs._tokenizer.save(str(folder / "tokenizer.json"))
+  tokenizer.save(str(folder / "tokenizer.json"))
   settings = {"eos_token": "<|end|>", "bos_token": {"__type": "AddedToken", "content": "<|end|>"}}
   if isinstance(template, list):
     settings["chat_template"] = template

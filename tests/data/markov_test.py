@@ -48,15 +48,6 @@ class MarkovTest(parameterized.TestCase):
     loss = -np.log(chain.transitions_VV[inputs, targets]).mean()
     self.assertAlmostEqual(loss, chain.best_loss, delta=0.02)
 
-  def test_samples_are_functions_of_seed_and_index(self):
-    chain, other = (markov.make_walks(sequence_length=20, chain_seed=seed) for seed in (0, 1))
-    two = chain.batch([5, 6], seed=1)
-    batches = [two, chain.batch([6], seed=1), other.batch([5], seed=1), chain.heldout_batch([5])]
-    batches += [chain.batch([5], seed=seed) for seed in (0, 2)]
-    walks = [tuple(walk) for batch in batches for walk in batch["inputs"]]
-    self.assertEqual(walks[1], walks[2])
-    self.assertLen({*walks}, 6)
-
   def test_no_more_branches_than_tokens_by_default(self):
     source = markov.make_walks(sequence_length=8, vocab_size=3)
     self.assertEqual(source.fingerprint["branching"], 3)
@@ -69,6 +60,8 @@ class MarkovTest(parameterized.TestCase):
     )
     best_loss = markov.Chain(64, 4, 0).best_loss
     self.assertAlmostEqual(best_loss, 1.0586075278165, places=12)
+    other = markov.make_walks(sequence_length=8, chain_seed=1).batch([3], seed=7)["inputs"]
+    self.assertEqual(other.tolist(), [[33, 7, 8, 23, 42, 43, 60, 45]])
 
   @parameterized.parameters(
       ("sequence_length", 0, "at least 1, got 0"),

@@ -25,6 +25,21 @@ class SourceTest(parameterized.TestCase):
     want |= dict(sequence_length=8, heldout_fraction=0.1, tokens="bytes", vocab_size=256)
     self.assertEqual(text.fingerprint, want)
 
+  @parameterized.parameters(
+      ("stdlib_text", {}), ("synthetic", {}), ("synthetic", {"num_masked": 2, "vocab_size": 64})
+  )
+  def test_a_sample_depends_on_seed_and_index_only(self, name, options):
+    """So its order is that of any layout; of mixtures see `files_test`."""
+    source = source_lib.make_source(name, sequence_length=20, **options)
+    some, whole = (source.batch(indices, seed=3) for indices in ([9, 4, 9], range(10)))
+    for key, array in some.items():
+      np.testing.assert_array_equal(array, whole[key][[9, 4, 9]])
+      self.assertEqual(array.dtype, np.int32)
+    heldout, alone = (source.heldout_batch(indices)["inputs"] for indices in ([9, 4], [4]))
+    np.testing.assert_array_equal(heldout[1:], alone)
+    others = [*some["inputs"][:2], *heldout, *source.batch([9, 4], seed=4)["inputs"]]
+    self.assertLen({*map(bytes, others)}, 6)
+
   def test_none_stands_for_the_default(self):
     # So one set of options can serve all sources.
     chain = source_lib.make_source("synthetic", sequence_length=8, vocab_size=None, path=None)

@@ -22,12 +22,12 @@ _TEXT = (
 )
 
 
-def train_tokenizer(texts):
-  """Returns a tokenizer of byte pairs with an end of documents."""
+def train_tokenizer(texts, special=("</s>",)):
+  """Returns a tokenizer of byte pairs with special tokens, such as an end of documents."""
   import tokenizers
 
   pairs = tokenizers.ByteLevelBPETokenizer()
-  pairs.train_from_iterator(texts, 300, special_tokens=["</s>"], show_progress=False)
+  pairs.train_from_iterator(texts, 300, special_tokens=[*special], show_progress=False)
   return pairs._tokenizer
 
 
