@@ -19,9 +19,6 @@ class LoraTest(parameterized.TestCase):
     names = ["lora_a_up_proj", "lora_b_up_proj"]
     for name, grads in zip(whole.names, whole.accumulator.grads, strict=True):
       self.assertEqual(sorted(grads), names * name.endswith(".mlp"))
-    plain = make_whole(variant="tiny")
-    for grads, layer in zip(plain.accumulator.grads, plain.names, strict=True):
-      self.assertEqual(grads.keys(), plain.state[layer].params.keys())
     num_adapted = len(jax.tree.leaves(whole.accumulator.grads))
     self.assertEqual(num_adapted, 2 * 2)
     slots = [layer.slots for layer in whole.state.values()]
