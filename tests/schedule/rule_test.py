@@ -1,10 +1,9 @@
 """Which redundant forward pass runs in which wait, what that costs and protects."""
 
-import dataclasses
 import random
 import statistics
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 import hypothesis
 from hypothesis import strategies as st
 
@@ -46,59 +45,6 @@ def plan_step(mode, owners, num_microbatches, costs=None, **options):
 
 def find_effect(plan):
   return redundancy.StepFilling([plan]).predicted
-
-
-def run(plan, time_ms, rules=None):
-  """Returns the timeline of a step with other times of passes, and its record."""
-  timeline = rule_lib.replay(plan.bare.instructions, time_ms, rules)
-  ran = {
-      node: redundancy.Ran.of(
-          (
-              (s.instruction, s.start_ms / 1e3, s.end_ms / 1e3)
-              for s in row
-              if not s.instruction.is_transfer
-          ),
-          since_secs=0.0,
-      )
-      for node, row in timeline.rows.items()
-  }
-  return timeline, ran
-
-
-def lengthen(rule, factor):
-  """Returns the rule by a clock that runs slower than that of the plan."""
-  return dataclasses.replace(
-      rule,
-      pass_ms=lambda i: factor * rule.pass_ms(i),
-      latest_ms={i: factor * ms for i, ms in rule.latest_ms.items()},
-      span_ms=factor * rule.span_ms,
-      late_ms=factor * rule.late_ms,
-  )
-
-
-def run_steps(mode, *, jitter, num_steps=40, **options):
-  """Runs steps of 4 stages and 8 microbatches, and learns how long they take.
-
-  Returns means: the ratio of their time to that without redundant passes, and
-  overhead and coverage as a run measures them.
-  """
-  plan = plan_step(mode, range(4), 8, **options)
-  ratios, effects = [], []
-  for step in range(num_steps):
-
-    def time_ms(i, step=step):
-      draw = random.Random(f"{step} {i}").uniform(1 - jitter, 1 + jitter)
-      return plan.costs.time_ms(i) * (draw if isinstance(i, Instruction) else 1.0)
-
-    bare, _ = run(plan, time_ms)
-    last = [e.stretch for e in effects[-redundancy.NUM_STEPS :]]
-    stretch = redundancy.find_stretch(last or [1.0])
-    rules = {node: lengthen(rule, stretch) for node, rule in plan.rules.items()}
-    filled, ran = run(plan, time_ms, rules)
-    ratios.append(filled.span_ms / bare.span_ms)
-    effects.append(redundancy.StepFilling([plan]).find_effect(ran))
-  overhead, coverage = (statistics.fmean(getattr(e, n) for e in effects) for n in _MEANS)
-  return statistics.fmean(ratios), overhead, coverage
 
 
 class RuleTest(parameterized.TestCase):
@@ -250,7 +196,17 @@ class EffectTest(parameterized.TestCase):
     self._filling = redundancy.StepFilling([self._plan])
 
   def test_of_a_step(self):
-    _, ran = run(self._plan, self._plan.costs.time_ms, self._plan.rules)
+    ran = {
+        node: redundancy.Ran.of(
+            (
+                (s.instruction, s.start_ms / 1e3, s.end_ms / 1e3)
+                for s in row
+                if not s.instruction.is_transfer
+            ),
+            since_secs=0.0,
+        )
+        for node, row in self._plan.timeline.rows.items()
+    }
     filled = tuple(redundancy.Filled(2, 1, m, 20000) for m in range(2))
     self.assertEqual(ran[0], redundancy.Ran((20000, 20000, 40000, 40000), filled, 181_000))
     got = self._filling.find_effect(ran)
@@ -277,24 +233,3 @@ class EffectTest(parameterized.TestCase):
     for ran in ({}, {0: four}, {0: four, 1: three}):
       with self.subTest(ran=ran):
         self.assertIsNone(self._filling.find_effect(ran))
-
-  def test_jitter(self):
-    bubble, bubble_overhead, bubble_coverage = run_steps("bubble", jitter=0.3, margin=0.05)
-    eager, eager_overhead, eager_coverage = run_steps("eager", jitter=0.3)
-    self.assertLess(bubble, 1.015)
-    self.assertLess(eager, 1.06)
-    self.assertGreater(eager_coverage, 0.75)
-    self.assertGreater(bubble_coverage, 0.75 * eager_coverage)
-    # What a run measures is what it cost.
-    self.assertAlmostEqual(bubble_overhead, bubble - 1.0, delta=0.005)
-    self.assertAlmostEqual(eager_overhead, eager - 1.0, delta=0.005)
-
-  def test_the_budget_is_a_limit(self):
-    for budget in (0.0, 0.05):
-      ratio, *_ = run_steps("budget", jitter=0.3, budget=budget)
-      with self.subTest(budget=budget):
-        self.assertBetween(ratio, 1.0, 1.01 + budget)
-
-
-if __name__ == "__main__":
-  absltest.main()

@@ -1,4 +1,6 @@
-"""The rows of a step and their times."""
+"""The rows of a step and their times, as data and as a picture; what a node holds after them."""
+
+from unittest import mock
 
 from absl.testing import parameterized
 import numpy as np
@@ -13,7 +15,7 @@ from bamboo_jax.schedule import (
     simulate as simulate_lib,
     timeline as timeline_lib,
 )
-from tests import samples, schedules
+from tests import layouts, samples, schedules
 
 _BOUNDS = lines_lib.in_flight_limits
 _LATE = costs_lib.StageCosts((9.0, 1.0), (1.0, 1.0), (0.0,))
@@ -133,3 +135,55 @@ class SimulateTest(parameterized.TestCase):
     used = holdings_lib.Holdings(accumulated={(1, 0)})
     with self.assertRaisesRegex(base.InfeasibleError, "Stage 0 needs the gradient of microbatch 0"):
       plan([0, 1], [0], in_flight=None, holdings={1: used})
+
+  @parameterized.parameters(
+      (
+          "0RA2<0 1F2 1SA2>2 1RG2<2 1B2 0SG2>0",
+          "activations 02 12, gradients 02 12, residuals 01, accumulated 00 12",
+      ),
+      ("2RF2", "activations 22, residuals 01 22, accumulated 00"),
+      # Of a forward pass for its output alone nothing else stays.
+      ("0F0 0B1", "activations 00, accumulated 00 01"),
+  )
+  def test_what_a_node_holds(self, text, want):
+    start = holdings_lib.Holdings(accumulated={(0, 0)}, residuals={(0, 1)})
+    held = holdings_lib.after(map(schedules.parse, text.split()), start)
+    show = lambda items: " ".join(f"{stage}{m}" for stage, m in sorted(items))
+    self.assertEqual(start, holdings_lib.Holdings(accumulated={(0, 0)}, residuals={(0, 1)}))
+    got = ", ".join(f"{kind} {show(items)}" for kind, items in vars(held).items() if items)
+    self.assertEqual(got, want)
+
+
+class RenderGridTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      (
+          *("012", 3, None),
+          "node 0 F0 F1 F2 ............B0    ...B1    ...B2    ",
+          "node 1 ...F0 F1 ......B0    F2 B1    ...B2    ......",
+          "node 2 ......F0 B0    F1 B1    F2 B2    ............",
+          "       45 columns are 15.00 ms, bubble 40.0 %",
+      ),
+      (  # Stages are named on nodes that own several, or shadow several.
+          *("002", 1, {2: 0}),
+          "node 0 0F0 1F0 RF0 ........1B0     0B0     ",
+          "node 2 ........F0  B0      ................",
+          "       36 columns are 9.00 ms, bubble 44.4 %",
+      ),
+      (
+          *("011", 1, {1: 0, 2: 0}),
+          "node 0 F0   1RF0 2RF0 ....................B0        ",
+          "node 1 .....1F0  2F0  2B0       1B0       ..........",
+          "       45 columns are 9.00 ms, bubble 38.9 %",
+      ),
+  )
+  def test_grid(self, owners, count, shadows, *want):
+    timeline = schedules.make_timeline(layouts.nodes(owners), range(count), shadows=shadows)
+    self.assertEqual(timeline_lib.render_grid(timeline).splitlines(), [*want])
+
+  @mock.patch.object(timeline_lib, "_MAX_COLUMNS", 26)
+  def test_labels_are_cut_where_there_is_no_room(self):
+    self.assertEqual(
+        timeline_lib.render_grid(schedules.make_timeline([10], range(6))),
+        "node 10 FB FB FB FB FB FB \n" "        18 columns are 18.00 ms, bubble 0.0 %",
+    )
