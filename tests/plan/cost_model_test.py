@@ -36,40 +36,25 @@ _PROFILE = cost_model.Profile(
 )
 
 
-class LayerCostTest(parameterized.TestCase):
-
-  @parameterized.named_parameters(
-      ("negative_time", "forward_ms", -1.0, "forward_ms must be a finite"),
-      ("not_a_number", "update_ms", float("nan"), "update_ms must be a finite"),
-      ("negative_bytes", "residual_bytes", -1, "residual_bytes must be"),
-  )
-  def test_refuses(self, field, value, message):
-    with self.assertRaisesRegex(ValueError, message):
-      dataclasses.replace(_EMBED, **{field: value})
-
-
 class ProfileTest(parameterized.TestCase):
 
-  @parameterized.named_parameters(
-      ("no_layers", dict(layers=()), "layers must not be empty"),
-      ("twins", dict(layers=(_EMBED, _EMBED), ties=()), "unique names, got emb"),
-      ("no_bandwidth", dict(link_bytes_per_ms=0), "_per_ms must be .* > 0"),
-      ("negative_latency", dict(link_latency_ms=-1), "link_latency_ms must be"),
+  @parameterized.parameters(
+      (_EMBED, "forward_ms", -1.0, "forward_ms must be a finite"),
+      (_EMBED, "update_ms", float("nan"), "update_ms must be a finite"),
+      (_EMBED, "residual_bytes", -1, "residual_bytes must be"),
+      (_PROFILE, "layers", (_EMBED, _EMBED, _HEAD), "unique names, got emb"),
+      (_PROFILE, "link_bytes_per_ms", 0, "_per_ms must be .* > 0"),
+      (_PROFILE, "link_latency_ms", -1, "link_latency_ms must be"),
       (
-          "tie_to_nothing",
-          dict(ties=(cost_model.TieCost("embde", "head", 1),)),
+          *(_PROFILE, "ties", (cost_model.TieCost("embde", "head", 1),)),
           "Unknown tied layer 'embde'; did you mean 'embed'?",
       ),
-      (
-          "tie_backwards",
-          dict(ties=(cost_model.TieCost("head", "embed", 1),)),
-          "must come before its user",
-      ),
-      ("fingerprint", dict(fingerprint={"a": {1, 2}}), "plain JSON values"),
+      (_PROFILE, "ties", (cost_model.TieCost("head", "embed", 1),), "must come before its user"),
+      (_PROFILE, "fingerprint", {"a": {1, 2}}, "plain JSON values"),
   )
-  def test_refuses(self, changes, message):
+  def test_refuses(self, of, field, value, message):
     with self.assertRaisesRegex(ValueError, message):
-      dataclasses.replace(_PROFILE, **changes)
+      dataclasses.replace(of, **{field: value})
 
   def test_devices_of_a_node_share_its_passes(self):
     got = _PROFILE.on_mesh(4)

@@ -1,24 +1,19 @@
 """Memory of stages and replicas, against tables that one can add up by hand."""
 
 import dataclasses
-import functools
-import itertools
 import random
 
 from absl.testing import parameterized
-import hypothesis
-from hypothesis import strategies
 
-from bamboo_jax import base, config as config_lib
-from bamboo_jax.plan import cost_model, memory as memory_lib, partition as partition_lib
+from bamboo_jax import config as config_lib
+from bamboo_jax.plan import cost_model, memory as memory_lib
 from bamboo_jax.schedule import failover, lines as lines_lib, simulate as simulate_lib
 from tests import profiles
 
 
-def _layer(name, *, parameters, activation, residual, working=0, forward=1):
+def _layer(name, *, parameters, activation, residual, working=0):
   return profiles.make_layer(
       name,
-      forward_ms=forward,
       parameter_bytes=parameters,
       slot_bytes=2 * parameters,
       activation_bytes=activation,
@@ -234,47 +229,3 @@ def _peak_bytes(row, costs):
     peak = max(peak, sum(sizes[kind][stage] for kind, stage, _ in during))
     live = (live - result) | used
   return peak
-
-
-class SplitTest(parameterized.TestCase):
-
-  @hypothesis.settings(max_examples=150, deadline=None, derandomize=True)
-  @hypothesis.given(
-      numbers=strategies.lists(
-          strategies.tuples(*[strategies.integers(0, 4)] * 3), min_size=2, max_size=8
-      ),
-      limit=strategies.integers(10, 90),
-      data=strategies.data(),
-  )
-  def test_what_is_returned_fits(self, numbers, limit, data):
-    layers = [
-        _layer(f"layer_{i}", forward=f, parameters=p, activation=7 * i % 3, residual=r)
-        for i, (f, p, r) in enumerate(numbers)
-    ]
-    num_stages = data.draw(strategies.integers(1, min(5, len(layers))))
-    in_flight = [num_stages - s for s in range(num_stages)]
-    splits = [
-        (0, *inner, len(layers))
-        for inner in itertools.combinations(range(1, len(layers)), num_stages - 1)
-    ]
-    model = memory_lib.MemoryModel(layers, in_flight=in_flight, upkeep=_BUBBLE)
-    needs = {b: max(need.total_bytes for _, need in model.find_needs(b)) for b in splits}
-    split = functools.partial(partition_lib.split_layers, layers, num_stages, upkeep=_BUBBLE)
-    try:
-      self.assertLessEqual(needs[split(limit).bounds], limit)
-    except base.InfeasibleError:  # A split that barely fits may be missed.
-      self.assertGreater(1.5 * min(needs.values()), limit)
-    # With room it is the fastest.
-    most = split(2 * max(needs.values())).bounds
-    self.assertEqual(most, split().bounds)
-
-  def test_error_names_who_what_and_what_helps(self):
-    layers = [_layer(f"layer_{i}", parameters=2**20, activation=0, residual=0) for i in range(4)]
-    with self.assertRaisesRegex(
-        base.InfeasibleError,
-        r"fits in 8.0 MiB per device: at best node \d with stages \d, \d and "
-        r"replicas of \d after the death of node \d \(layers layer_\d to "
-        r"layer_\d\) needs 12.0 MiB in phase .*, which is 4.0 MiB too much. Use more stages, .*; "
-        r'or of config.redundancy slots="host", mode="lazy", mode="none".',
-    ):
-      partition_lib.split_layers(layers, 4, 8 * 2**20, upkeep=_BUBBLE)

@@ -12,10 +12,11 @@ from bamboo_jax.plan import (
     predictor as predictor_lib,
     render,
 )
-from bamboo_jax.schedule import redundancy
-from tests import profiles
+from bamboo_jax.schedule import redundancy, timeline as timeline_lib
+from tests import layouts, profiles
 
 _MIB = 2**20
+_SEGMENTS = partition_lib.Partition(tuple(range(13)))
 
 
 def _layer(name, **changes):
@@ -146,6 +147,30 @@ class MakePlanTest(parameterized.TestCase):
       if took_secs[-1] < 3.0:
         break
     self.assertLess(min(took_secs), 3.0)
+
+
+class SegmentsTest(parameterized.TestCase):
+  """Rows of segments take as long as rows of stages."""
+
+  @parameterized.product(num_stages=[1, 2, 3, 5], count=[1, 4, 9], schedule=["1f1b", "gpipe"])
+  def test_span(self, num_stages, count, schedule):
+    plan = profiles.make_plan(
+        layouts.make_profile(12),
+        num_stages=num_stages,
+        num_microbatches=count,
+        schedule=schedule,
+        protection=config_lib.RedundancySection("lazy"),
+    )
+    coarse, fine = plan.first().timeline, plan.cut([_SEGMENTS]).first().timeline
+    self.assertLess(fine.span_ms, 1.001 * coarse.span_ms)
+    sent = lambda t: sum(i.is_send for _, i in timeline_lib.linearize([t]))
+    self.assertEqual(sent(fine), sent(coarse))
+
+  def test_in_flight_is_that_of_the_stage(self):
+    plan = profiles.make_plan(layouts.make_profile(12), num_stages=3, num_microbatches=8)
+    uneven = partition_lib.Partition((0, 5, 12))
+    (line,) = plan.cut([_SEGMENTS]).lines([(0, (0,) * 12, (0,))], [uneven])
+    self.assertEqual(line.in_flight, (2,) * 5 + (1,) * 7)
 
 
 class RenderTest(absltest.TestCase):
