@@ -81,9 +81,3 @@ class OrderedSumTest(parameterized.TestCase):
     self.assertEqual(every, [*range(size)])
     widths = [sum(map(len, own)) for own in found.values()]
     self.assertLessEqual(max(widths) - min(widths), 1)
-
-  def test_pieces(self):
-    most = ordered_sum._PIECE
-    self.assertEqual(ordered_sum.cut(np.zeros(0), [7]), {7: []})
-    (own,) = ordered_sum.cut(np.zeros(most + 2), [7]).values()
-    self.assertEqual([*map(len, own)], [most, 2])
