@@ -9,7 +9,7 @@ import optax
 
 from bamboo_jax import base, config as config_lib
 from bamboo_jax.runtime.phases import replicas, update
-from bamboo_jax.runtime.stage import programs as programs_lib
+from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
 from bamboo_jax.schedule import failover
 from bamboo_jax.training import evaluation
 from tests import plain
@@ -33,7 +33,7 @@ def make_engine(**options):
   specs = spec.cut([0, 4, spec.last])
   engine = engines.build(specs, [OWNERS], keep=True, replicas=replicas, cache=CACHE)
   engine.set_pipelines([failover.Roles(OWNERS, SHADOWS)], engine.lines)
-  engine.set_state(small.initial_layers(spec))
+  engine.set_state(spec_lib.init_layers(spec))
   return engine
 
 
@@ -93,7 +93,7 @@ class PhasesTest(parameterized.TestCase):
     self.assertTrue(all(array.is_deleted() for array in arrays))
 
   def test_statistics_are_the_mean_of_all_microbatches(self):
-    engine, layers = make_engine(), small.initial_layers(make_spec())
+    engine, layers = make_engine(), spec_lib.init_layers(make_spec())
     run_until_vote(engine)
     with small.quick_compilation():
       update.apply(engine, 1e-2)
@@ -109,7 +109,7 @@ class PhasesTest(parameterized.TestCase):
 
   def test_evaluation_uses_the_statistics_and_changes_nothing(self):
     engine, spec = make_engine(), make_spec()
-    layers, batch = small.initial_layers(spec), small.microbatch(3, 0)
+    layers, batch = spec_lib.init_layers(spec), small.microbatch(3, 0)
     with small.quick_compilation():
       found = evaluation.evaluate(engine, [(0, batch)])
     params, stats = (

@@ -4,17 +4,10 @@ import dataclasses
 import itertools
 
 from absl.testing import parameterized
-import optax
 
-from bamboo_jax.models import layer as layer_lib, zoo
+from bamboo_jax.models import layer as layer_lib
 from bamboo_jax.runtime.spmd import layout as layout_lib
-from bamboo_jax.runtime.stage import spec as spec_lib
-
-
-def make_spec(num_blocks):
-  sizes = dict(width=8, num_heads=1, sequence_length=8, vocab_size=16)
-  model = zoo.make_model("gpt2", variant="tiny", num_blocks=num_blocks, **sizes)
-  return spec_lib.StageSpec(model, 0, len(model.layers), model.batch_shapes(2), optax.sgd(1e-2))
+from tests.runtime.spmd import pipelines
 
 
 class FindBlocksTest(parameterized.TestCase):
@@ -39,17 +32,17 @@ class FindBlocksTest(parameterized.TestCase):
 class LayoutTest(parameterized.TestCase):
 
   def test_gpt2(self):
-    layout = layout_lib.make_layout(make_spec(4), [0, 5, 10])
+    layout = layout_lib.make_layout(pipelines.make_spec(num_blocks=4), [0, 5, 10])
     self.assertEqual(layout.count, 2)
     self.assertEqual([layout.first_layer(s) for s in range(2)], [1, 5])
     self.assertEqual(
         (layout.prologue, layout.block, layout.epilogue), (range(1), range(1, 3), range(9, 10))
     )
-    self.assertEqual(layout_lib.split_blocks(make_spec(4), 4).cuts, (3, 5, 7))
+    self.assertEqual(layout_lib.split_blocks(pipelines.make_spec(num_blocks=4), 4).cuts, (3, 5, 7))
 
   @parameterized.parameters(1, 2, 3, 6)
   def test_stages_have_every_layer_once(self, num_stages):
-    spec = make_spec(6)
+    spec = pipelines.make_spec(num_blocks=6)
     bounds = (0, *layout_lib.split_blocks(spec, num_stages).cuts, 14)
     layout = layout_lib.make_layout(spec, bounds)
     for stage, ends in enumerate(itertools.pairwise(bounds)):
@@ -66,10 +59,10 @@ class LayoutTest(parameterized.TestCase):
   )
   def test_refuses(self, num_blocks, num_stages, problem):
     with self.assertRaisesRegex(ValueError, problem):
-      layout_lib.split_blocks(make_spec(num_blocks), num_stages)
+      layout_lib.split_blocks(pipelines.make_spec(num_blocks=num_blocks), num_stages)
 
   def test_tied_block(self):
-    spec = make_spec(3)
+    spec = pipelines.make_spec(num_blocks=3)
     layers = list(spec.model.layers)
     tie = layer_lib.Tie("out_weight", layers[1].name, "out_weight")
     layers[3] = dataclasses.replace(layers[3], ties=(tie,))

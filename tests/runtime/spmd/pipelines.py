@@ -7,9 +7,8 @@ import jax
 import numpy as np
 import optax
 
-from bamboo_jax import base, config as config_lib
+from bamboo_jax import base
 from bamboo_jax.models import zoo
-from bamboo_jax.plan import rows as rows_lib
 from bamboo_jax.runtime.spmd import (
     executor as executor_lib,
     layout as layout_lib,
@@ -31,35 +30,20 @@ BATCH = {key: jax.ShapeDtypeStruct((2, 8), np.int32) for key in ("inputs", "targ
 # Whole blocks of two layers: two, two and one in a stage.
 BOUNDS = {2: (0, 5, 10), 3: (0, 5, 9, 14), 4: (0, 3, 5, 7, 10)}
 STEP = 5
+_TEXT_MODELS = {
+    "gpt2": dict(variant="tiny", num_heads=2, dropout_rate=0.1),
+    "llama": dict(variant="tiny", num_heads=2, num_kv_heads=1, head_width=8, hidden_width=24),
+}
 
 
 @functools.cache
 def make_spec(
-    name="gpt2", *, num_blocks=4, remat="full", optimizer=None, dtype="float32", prng="threefry2x32"
+    name="gpt2", *, num_blocks=4, remat="full", optimizer=None, prng="threefry2x32", **options
 ):
-  options = dict(num_blocks=num_blocks, width=16, sequence_length=8, vocab_size=32)
-  if name == "gpt2":
-    options |= dict(variant="tiny", num_heads=2, dropout_rate=0.1, dtype=dtype)
-  model = zoo.make_model(name, **options)
+  sizes = dict(num_blocks=num_blocks, width=16, sequence_length=8, vocab_size=32)
+  model = zoo.make_model(name, **sizes, **_TEXT_MODELS.get(name, {}), **options)
   optimizer = optimizer or optax.sgd(1e-2)
   return spec_lib.StageSpec(model, 0, len(model.layers), BATCH, optimizer, remat=remat, prng=prng)
-
-
-@functools.cache
-def initial_params(name, num_blocks):
-  return spec_lib.init_layers(make_spec(name, num_blocks=num_blocks))
-
-
-def initial_layers(spec):
-  """Returns the state before the first step."""
-  return {
-      name: layer.replace(slots=spec.optimizer.init(layer.params))
-      for name, layer in initial_params(spec.model.name, _num_blocks(spec)).items()
-  }
-
-
-def _num_blocks(spec):
-  return spec.model.fingerprint["num_blocks"]
 
 
 def microbatch(step, index):
@@ -111,11 +95,11 @@ class Pipelines:
     costs = schedules.uniform_costs(num_stages)
     nodes = range(num_pipelines * num_stages)
     owners = [nodes[i : i + num_stages] for i in nodes[::num_stages]]
-    self.plan = config_lib.RedundancySection("lazy")
     self.num_microbatches, self.costs = num_microbatches, costs
     bounds = bounds or BOUNDS[num_stages]
     self.rows = engines.build(spec.cut(bounds), owners, num_devices=num_devices, keep=True)
     self.initial = [failover.Roles.initial(row) for row in owners]
+    self.layers = spec_lib.init_layers(spec)
     self.reset()
     table = ticks_lib.lower(
         self._simulate(0).slots, owners=owners[0], microbatches=range(num_microbatches)
@@ -144,7 +128,7 @@ class Pipelines:
       roles, _ = failover.fail_over(self.roles[0], {victim})
       self.roles[0] = failover.Roles.initial(roles.owners)
     self._set_roles()
-    self.rows.set_state(initial_layers(self.spec))
+    self.rows.set_state(self.layers)
 
   def begin(self, dead=()):
     """Begins a step; nodes of the first pipeline have died before it."""
@@ -184,17 +168,7 @@ class Pipelines:
   def sums_of_rows(self):
     """Returns the same, as rows compute them."""
     self.begin()
-    order = timeline_lib.linearize(
-        [
-            rows_lib.plan_rows(
-                self.plan,
-                lines_lib.Line(roles.owners, self._microbatches(p)),
-                roles.shadows,
-                costs=self.costs,
-            ).timeline
-            for p, roles in enumerate(self.roles)
-        ]
-    )
+    order = timeline_lib.linearize([*map(self._simulate, range(len(self.roles)))])
     with quick_compilation():
       for number, instruction in order:
         self.rows.nodes[number].run(instruction)

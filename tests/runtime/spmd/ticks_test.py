@@ -1,10 +1,8 @@
 import dataclasses
-import functools
 import itertools
 import math
 
 from absl.testing import absltest, parameterized
-import numpy as np
 
 from bamboo_jax.runtime.spmd import plan as plan_lib, ticks as ticks_lib
 from bamboo_jax.schedule import (
@@ -108,12 +106,6 @@ class LowerTest(parameterized.TestCase):
     table = ticks_lib.lower(order, owners=(0, 0), microbatches=range(3), in_flight=2)
     self.assertEqual(table.least_sizes(1, keeps=True).residuals, 3)
 
-  def test_the_player_refuses_one_slot_too_few(self):
-    table = make_table(3, 4)
-    sizes = table.least_sizes(3, keeps=True)._replace(residuals=3)
-    with self.assertRaisesRegex(AssertionError, "residuals of node 0 holds"):
-      tick_player.Player(table, sizes).run()
-
 
 class FillTest(parameterized.TestCase):
 
@@ -200,18 +192,6 @@ class RestTest(parameterized.TestCase):
 
 
 class TickTableTest(absltest.TestCase):
-
-  def test_two_microbatches_through_two_stages(self):
-    run = instruction_lib.Instruction
-    table = make_table(2, 2)
-    want = (run(0, Op.FORWARD, 1),), (run(1, Op.FORWARD, 0), run(1, Op.BACKWARD, 0))
-    self.assertEqual(table.ticks[1], want)
-    arrivals = [("gradients", (0, 0))], [("activations", (0, 1))]
-    self.assertEqual([*map(functools.partial(tick_player.arrivals, table, 1), (0, 1))], [*arrivals])
-    array = table.as_array(table.least_sizes(3, keeps=True))  # The player reads it.
-    self.assertEqual((array.dtype, array.shape), (np.int32, (2, 2, 3, *ticks_lib.SHAPE)))
-    # Beyond the end nothing is done.
-    self.assertEqual(array[:, 1, 1:].max(), -1)
 
   def test_stages_of_a_node(self):
     for owners, node, want in (

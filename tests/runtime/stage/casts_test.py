@@ -1,15 +1,14 @@
 """Weights that passes read only in a lower precision; what is computed."""
 
 import dataclasses
+import functools
 import itertools
 
 from absl.testing import parameterized
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
-from bamboo_jax.models import zoo
 from bamboo_jax.runtime.phases import update
 from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
 from bamboo_jax.training import evaluation
@@ -18,18 +17,7 @@ from tests.runtime import engine_test as engines
 from tests.runtime.spmd import pipelines
 
 low = lambda w: w.astype(jnp.bfloat16)
-_OPTIONS = dict(num_blocks=1, width=16, sequence_length=8, vocab_size=32)
-_HEADS = {
-    "gpt2": dict(num_heads=2),
-    "llama": dict(num_heads=2, num_kv_heads=1, head_width=8, hidden_width=24),
-}
-
-
-def make_spec(name="gpt2", dtype="bfloat16", **options):
-  options |= dict(variant="tiny", dtype=dtype, **_OPTIONS, **_HEADS[name])
-  model = zoo.make_model(name, **options)
-  batch, sgd = pipelines.BATCH, optax.sgd(1.0)
-  return spec_lib.StageSpec(model, 0, len(model.layers), batch, sgd)
+make_spec = functools.partial(pipelines.make_spec, num_blocks=1, dtype="bfloat16")
 
 
 def names_of_copies(spec):
