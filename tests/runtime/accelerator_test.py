@@ -34,7 +34,7 @@ class AcceleratorTest(parameterized.TestCase):
       ("gpu", "--a=1", f"--a=1 {STRICT}"),
       ("cpu", "", ""),
       ("tpu", "--a=1", "--a=1"),
-      *(("gpu", f, f) for f in ("--xla_gpu_deterministic_ops=false",)),
+      ("gpu", *["--xla_gpu_deterministic_ops=false"] * 2),
       ("gpu", f"{TRITON}=true", f"{TRITON}=true {STRICT.split()[0]}"),
   )
   def test_determinism(self, platform, before, after):

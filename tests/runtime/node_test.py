@@ -10,10 +10,11 @@ import optax
 
 from bamboo_jax.data import batches as batches_lib, source as source_lib
 from bamboo_jax.models import zoo
-from bamboo_jax.runtime import engine as engine_lib, node as node_lib
+from bamboo_jax.runtime import node as node_lib
 from bamboo_jax.runtime.phases import compile_ahead
 from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
 from bamboo_jax.schedule import channel as channel_lib, instruction as instruction_lib
+from tests.runtime import engine_test as engines
 from tests.runtime.wire import transport_test
 
 _FORWARD_MS = 200.0  # Longer than a busy machine delays a thread.
@@ -34,13 +35,9 @@ class PacedNodeTest(absltest.TestCase):
     )
     whole = spec_lib.StageSpec(model, 0, 2, model.batch_shapes(1), optax.sgd(0.1))
     mine, self.peer = transport_test.make_transports(self, 2)
-    engine = engine_lib.Engine(
-        whole.cut([0, 1, 2]),
-        owners=[(0, 1)],
-        devices={0: jax.devices()[0]},
-        num_shares=1,
-        cache=_CACHE,
-        exchange=mine,
+    devices = {0: jax.devices()[0]}
+    engine = engines.build(
+        whole.cut([0, 1, 2]), [(0, 1)], devices=devices, cache=_CACHE, exchange=mine
     )
     compile_ahead.compile_all(engine, evaluate=False)
     engine.set_state(spec_lib.init_layers(whole))
@@ -93,7 +90,3 @@ class PacedNodeTest(absltest.TestCase):
     first, second = self.run_one(Op.FORWARD), self.run_one(Op.FORWARD, 1)
     self.assertGreater(first.end_secs, time.perf_counter())
     self.assertEqual(second.start_secs, first.end_secs)
-
-
-if __name__ == "__main__":
-  absltest.main()

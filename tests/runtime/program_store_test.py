@@ -186,19 +186,10 @@ class StoreTest(folders.FolderCase):
     with self.compiling(store, 0):
       _lower(first=3).compile()
       _lower(lambda a, b: (a @ b, jnp.sin(b))).compile()  # Other names and lines.
-    variants = (
-        dict(function=lambda x, y: (x @ y, jnp.cos(y))),
-        dict(shape=(8, 8)),
-        dict(dtype=np.int32),
-        dict(donated=(1,)),
-        dict(memory_kind="pinned_host"),
-        dict(devices=2),
-        dict(devices=2, sharded=True),
-    )
-    for changes in variants:
-      _lower(**changes).compile()
-    _lower().compile({"xla_cpu_enable_fast_math": True})
-    self.assertEqual(store.num_compiled, 1 + len(variants) + 1)
+    # JAX leaves devices to us, and of the rest it makes a key.
+    for changes in (dict(function=lambda x, y: x @ y), dict(devices=2), dict(devices=2, cut="d")):
+      with self.compiling(store, 1):
+        _lower(**changes).compile()
 
   def test_mappings_run_out(self):
     self.use_store()
@@ -362,23 +353,9 @@ class FolderTest(folders.FolderCase):
     self.assertIsNone(self.find("a", wait_secs=0))
 
 
-def _lower(
-    function=lambda x, y: (x @ y, jnp.sin(y)),
-    *,
-    devices=1,
-    first=0,
-    shape=(4, 4),
-    dtype=np.float32,
-    donated=(),
-    memory_kind="device",
-    sharded=False,
-):
+def _lower(function=lambda x, y: (x @ y, jnp.sin(y)), *, devices=1, first=0, cut=None):
   """Returns a lowered program, by default always the same one."""
   mesh = jax.make_mesh((devices,), ("d",), devices=jax.devices()[first : first + devices])
-  spec = jax.sharding.PartitionSpec("d" if sharded else None)
-  place = jax.sharding.NamedSharding(mesh, spec)
-  like = jax.ShapeDtypeStruct(shape, dtype, sharding=place)
-  program = jax.jit(
-      function, donate_argnums=donated, out_shardings=place.with_memory_kind(memory_kind)
-  )
-  return program.lower(like, like)
+  place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(cut))
+  like = jax.ShapeDtypeStruct((4, 4), np.float32, sharding=place)
+  return jax.jit(function, out_shardings=place).lower(like, like)

@@ -5,11 +5,16 @@ from unittest import mock
 
 from absl.testing import absltest, parameterized
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from bamboo_jax.models import sharding
 from bamboo_jax.runtime import node as node_lib, places
-from bamboo_jax.runtime.stage import programs as programs_lib, spec as spec_lib
+from bamboo_jax.runtime.stage import (
+    array_store as store_lib,
+    programs as programs_lib,
+    spec as spec_lib,
+)
 from bamboo_jax.schedule import holdings as holdings_lib, instruction as instruction_lib
 from tests.runtime import engine_test as engines
 from tests.runtime.spmd import pipelines as small
@@ -141,6 +146,21 @@ class RedundantTest(parameterized.TestCase):
     self.assertLessEqual(memory_kinds(store.saved[key]), {"pinned_host"})
     want = (holdings_lib.input_of(key), key), (), (key,), ()
     self.assertEqual(store.holdings(), holdings_lib.Holdings(*map(frozenset, want)))
+
+
+class SentTest(parameterized.TestCase):
+
+  @parameterized.parameters(
+      # What is kept lies on the host; links may send that.
+      (True, False, "device", {"pinned_host"}),
+      (True, True, "pinned_host", {"pinned_host"}),
+      (False, False, "device", set()),
+  )
+  def test_what_was_sent_is_kept_or_dropped(self, keep, sends_host, sent, left):
+    store = store_lib.StepArrays(keep=keep, sends_host=sends_host)
+    store.grads[0, 1] = jnp.arange(6.0)
+    self.assertEqual(memory_kinds(store.send(store.grads, (0, 1))), {sent})
+    self.assertEqual(memory_kinds(store.arrays()), left)
 
 
 class KindsTest(parameterized.TestCase):
