@@ -5,11 +5,8 @@ received. For each cut and each choice of victims, the rest of the step is plann
 and checked. If stages have lost all copies, the error has to name just them.
 """
 
-import collections
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 import dataclasses
-import itertools
-import random
 
 from bamboo_jax import config as config_lib
 from bamboo_jax.plan import rows as rows_lib
@@ -18,15 +15,10 @@ from bamboo_jax.schedule import (
     costs as costs_lib,
     failover,
     holdings as holdings_lib,
-    instruction as instruction_lib,
     lines as lines_lib,
     simulate as simulate_lib,
 )
 from tests import schedules
-
-Rows = Mapping[int, instruction_lib.Row]
-Held = Mapping[int, holdings_lib.Holdings]
-Cut = tuple[int, ...]
 
 
 class Cuts:
@@ -36,7 +28,7 @@ class Cuts:
   events that each node has finished, in the order of `nodes`, sends aside.
   """
 
-  def __init__(self, rows: Rows, holdings: Held | None = None) -> None:
+  def __init__(self, rows, holdings=None):
     self.nodes = tuple(rows)
     sends, events, self._held = {}, [], []
     for k, (node, row) in enumerate(rows.items()):
@@ -56,7 +48,7 @@ class Cuts:
         for node, own in zip(self.nodes, events, strict=True)
     ]
 
-  def __iter__(self) -> Iterator[Cut]:
+  def __iter__(self):
     """Yields every cut once, that at the start of all rows first."""
     first = (0,) * len(self.nodes)
     seen, todo = {first}, [first]
@@ -69,20 +61,20 @@ class Cuts:
           seen.add(following)
           todo.append(following)
 
-  def draw(self, rng: random.Random) -> Cut:
+  def draw(self, rng):
     """Returns a random cut: nodes have run events in a random order."""
     cut = [0] * len(self.nodes)
     for _ in range(rng.randint(0, sum(map(len, self._needs)))):
       cut[rng.choice(self._movable(cut))] += 1
     return tuple(cut)
 
-  def holdings(self, cut: Cut) -> dict[int, holdings_lib.Holdings]:
+  def holdings(self, cut):
     """Returns the holdings of each node at `cut`."""
     return {
         node: held[count] for node, held, count in zip(self.nodes, self._held, cut, strict=True)
     }
 
-  def _movable(self, cut: Sequence[int]) -> list[int]:
+  def _movable(self, cut):
     """Returns the positions of the nodes that can finish one more event."""
     left = [(k, needs[cut[k]]) for k, needs in enumerate(self._needs) if cut[k] < len(needs)]
     return [k for k, (sender, count) in left if cut[sender] >= count]
@@ -100,16 +92,16 @@ class Step:
   first: int = 0
 
   @property
-  def roles(self) -> failover.Roles:
+  def roles(self):
     return failover.Roles.initial(self.owners, has_replicas=self.mode != "none")
 
-  def _line(self, owners: Sequence[int]) -> lines_lib.Line:
+  def _line(self, owners):
     last, limits = self.first + self.num_microbatches, self.in_flight
     limits = lines_lib.in_flight_limits(len(owners)) if limits == () else limits
     return lines_lib.Line(owners, range(self.first, last), limits)
 
   @property
-  def _costs(self) -> costs_lib.StageCosts:
+  def _costs(self):
     return self.costs or schedules.uniform_costs(len(self.owners))
 
   def plan(self):
@@ -125,7 +117,7 @@ class Step:
     checker.check(planned.timeline.instructions, [line])
     return planned
 
-  def fail_over(self, roles: failover.Roles, held: Held, victims: Sequence[int]):
+  def fail_over(self, roles, held, victims):
     """Returns the roles, holdings and rows of the rest; None if stages are lost."""
     lost = tuple(
         s for s, n in enumerate(roles.owners) if {n, roles.shadows.get(s, n)} <= {*victims}
@@ -140,21 +132,3 @@ class Step:
     rows = simulate_lib.simulate(lines, costs=self._costs, holdings=valid).instructions
     checker.check(rows, lines, held)
     return after, held, rows
-
-
-def verify(step: Step, *, num_victims: int = 1) -> collections.Counter:
-  """Checks deaths at all cuts; returns counts of "cuts", "deaths" survived, and "lost".
-
-  Deaths that leave the survivors with the same holdings are planned once.
-  """
-  cuts = Cuts(step.plan().timeline.instructions)
-  seen, tally = {}, collections.Counter()
-  for cut in cuts:
-    tally["cuts"] += 1
-    for victims in itertools.combinations(cuts.nodes, num_victims):
-      pairs = zip(cuts.nodes, cut, strict=True)
-      left = (victims, *(count for node, count in pairs if node not in victims))
-      if left not in seen:
-        seen[left] = step.fail_over(step.roles, cuts.holdings(cut), victims) is not None
-      tally["deaths" if seen[left] else "lost"] += 1
-  return tally

@@ -112,21 +112,6 @@ class RuleTest(parameterized.TestCase):
 
 class PlayedAheadTest(parameterized.TestCase):
 
-  def test_rows(self):
-    got = plan_step("bubble", range(3), 4, schedules.uniform_costs(3), margin=0.0)
-    self.assertEqual(
-        str(got.timeline).splitlines(),
-        [
-            "0: 0F0 0SA0>1 0F1 0SA1>1 0F2 0SA2>1 1RF0 1RF1 1RF2 0RG0<1 0B0 0F3 0SA3>1 0RG1<1 0B1"
-            " 1RF3 0RG2<1 0B2 0RG3<1 0B3",
-            "1: 0RA0<0 1F0 1SA0>2 0RA1<0 1F1 1SA1>2 2RF0 2RF1 1RG0<2 1B0 0SG0>0 0RA2<0 1F2 1SA2>2"
-            " 1RG1<2 1B1 0SG1>0 0RA3<0 1F3 1SA3>2 1RG2<2 1B2 0SG2>0 2RF2 1RG3<2 1B3 0SG3>0 2RF3",
-            "2: 0RF0 0RF1 1RA0<1 2F0 2B0 1SG0>1 1RA1<1 2F1 2B1 1SG1>1 1RA2<1 2F2 2B2 1SG2>1 1RA3<1"
-            " 2F3 2B3 1SG3>1 0RF2 0RF3",
-        ],
-    )
-    self.assertEqual(find_effect(got).overhead, 0.0)
-
   @parameterized.parameters(
       # Overhead and coverage in percent, the means of drawn pipelines.
       ("lazy", 0.0, 0.0),
