@@ -11,7 +11,6 @@ import statistics
 import time
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from bamboo_jax.accounting import machines
@@ -33,8 +32,8 @@ _NUM_MICROBATCHES, _NUM_BLOCKS, _STEP = 3, 2, 5  # Of a pipeline of two stages.
 _CASES = {"float32": ("highest", 1e-5), "bfloat16": (None, 2e-2)}
 
 
-class StageBench:
-  """One stage with state and inputs on the first device, to call its programs.
+class ModelBench:
+  """A whole model with its state on the first device, to call its programs.
 
   The methods start one call and return what is ready when it has finished; call
   `forward` before `backward`, and `backward` before `update`. Programs are
@@ -48,8 +47,6 @@ class StageBench:
     place = jax.sharding.SingleDeviceSharding(device)
     init = lambda: spec_lib.take(unit, spec_lib.init_layers(unit))
     self._put(jax.jit(init, out_shardings=place)())
-    make = jax.jit(lambda: _random_like((spec.inputs, spec.outputs)))
-    self._inputs, self._grad = jax.device_put(make(), device)
     self._batch = jax.device_put({key: batch[key] for key in spec.batch_keys}, device)
     self._zero = jax.device_put(np.uint32(0), device)
     self._one = jax.device_put(np.float32(1), device)
@@ -76,12 +73,12 @@ class StageBench:
 
   def _given(self):
     numbers = [self._zero] * 3
-    return self._token, self._params, self._stats, self._inputs, self._batch, *numbers
+    return self._token, self._params, self._stats, None, self._batch, *numbers
 
   def backward(self):
     """Runs the backward pass of the last forward pass."""
     done, _, self.total = self.program("backward")(
-        self._token, self._params, self._inputs, self._saved, self._grad, self.total
+        self._token, self._params, None, self._saved, None, self.total
     )
     return done
 
@@ -115,16 +112,6 @@ def time_calls(call, num_repeats):
   return statistics.median(milliseconds(burst) for _ in range(num_repeats))
 
 
-def _random_like(shapes):
-  """Returns normal numbers like activations; call it in a program."""
-  leaves, structure = jax.tree.flatten(shapes)
-  keys = jax.random.split(jax.random.key(0), max(len(leaves), 1))
-  return structure.unflatten(
-      jax.random.normal(key, leaf.shape, jnp.float32).astype(leaf.dtype)
-      for key, leaf in zip(keys, leaves, strict=False)
-  )
-
-
 def check_bits(settings):
   """Finds digests of all gradients and losses, and the times of the passes.
 
@@ -134,7 +121,7 @@ def check_bits(settings):
   """
   attention = None if settings.dropout_rate else settings.step_attention
   spec = settings_lib.make_whole(settings, num_blocks=1, attention=attention)
-  bench = StageBench(spec, settings_lib.make_microbatch(settings, 0))
+  bench = ModelBench(spec, settings_lib.make_microbatch(settings, 0))
   digests = []
   for _ in range(4):
     bench.clear()
@@ -154,7 +141,7 @@ def check_bits(settings):
 def _time_steps(settings, ways):
   """Returns the ms of a step of a whole GPT-2: passes, and those of a way beside, and update."""
   spec = settings_lib.make_whole(settings, attention=settings.step_attention)
-  bench = StageBench(spec, settings_lib.make_microbatch(settings, 0))
+  bench = ModelBench(spec, settings_lib.make_microbatch(settings, 0))
 
   def step(extra):
     for _ in range(settings.step_microbatches):

@@ -177,10 +177,7 @@ def _runs_beside(where, start):
 
 
 def parse(text):
-  """Returns the program of `jax.stages.Compiled.as_text`.
-
-  Raises `ValueError` if there is no entry computation in `text`.
-  """
+  """Returns the program of `jax.stages.Compiled.as_text`."""
   computations = {}
   entry = name = None
   for line in text.splitlines():
@@ -193,8 +190,6 @@ def parse(text):
       name = None
     elif what := _parse_line(line):
       computations[name][what.name] = what
-  if entry is None:
-    raise ValueError("The text of the program has no line that starts ENTRY.")
   return Program(computations, entry)
 
 

@@ -81,10 +81,6 @@ class HloTest(parameterized.TestCase):
     self.assertEqual(program.num_slow_products, 1)  # In the body.
     self.assertEqual([program.count_large(size) for size in (32, 33)], [1, 0])
 
-  def test_no_entry(self):
-    with self.assertRaisesRegex(ValueError, "no line that starts ENTRY"):
-      hlo.parse("HloModule x\n")
-
 
 class TargetsTest(parameterized.TestCase):
 
