@@ -51,6 +51,10 @@ def _find_by_force(layers, *, num_stages, upkeep, cuts):
 
 class PartitionTest(parameterized.TestCase):
 
+  def test_stage_of_a_layer(self):
+    partition = partition_lib.Partition((0, 2, 3, 6))
+    self.assertEqual([partition.stage_of(layer) for layer in range(6)], [0, 0, 1, 2, 2, 2])
+
   @parameterized.named_parameters(
       ("empty", (), "Every stage needs a layer"),
       ("no_stage", (0,), "Every stage needs a layer"),
