@@ -205,13 +205,13 @@ class EffectTest(parameterized.TestCase):
             (redundancy.Filled(2, 1, 0, 98150),),
             2 * 218_150,  # Twice as long as its passes tell.
         ),
-        1: redundancy.Ran((20000, 40000, 20000, 40000), (), 300_000),
+        1: redundancy.Ran((20000, 50000, 20000, 40000), (), 300_000),
     }
-    # The gradient, which may come at 101 ms, waits until 138.15 ms.
+    # The gradient, which comes at 91 ms, waits until 138.15 ms; the last one comes at 151 ms.
     got = self._filling.find_effect(ran)
     self.assertEqual(got.passes, 1)
-    self.assertAlmostEqual(got.overhead, 37.15 / 181.0)
-    self.assertAlmostEqual(got.stretch, 2.0)
+    self.assertAlmostEqual(got.overhead, 27.15 / 191.0)
+    self.assertAlmostEqual(got.stretch, 2.0 * 191.0 / 181.0)
 
   def test_none_if_something_else_has_run(self):
     four, three = redundancy.Ran((1, 2, 3, 4)), redundancy.Ran((1, 2, 3))
