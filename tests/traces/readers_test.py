@@ -1,6 +1,5 @@
 """Files of traces, in all formats."""
 
-import json
 import os
 import pathlib
 import time
@@ -14,7 +13,7 @@ from tests import folders, tables
 
 # Recorded traces, where a checkout has them; see docs/research/traces.md.
 _RECORDED = pathlib.Path(__file__).resolve().parents[3] / "shared" / "traces"
-# Lines of a file, and the error.
+# A file, and the error.
 _MISTAKES = r"""
 [0, 1]
   line 1: a line is \[milliseconds, kind, .* got \[0, 1\]
@@ -38,6 +37,14 @@ _MISTAKES = r"""
   is empty: it has no event
 0,add,a\n\n5,add,a
   line 3: node 'a' is added twice
+1,remove,a
+  line 1: node 'a' is removed, but it is not there
+0,add,a\n1,remove,a\n2,remove,a
+  line 3: node 'a' is removed, but
+0,add,a\n1,notice,b
+  line 2: node 'b' is given notice, but it is
+0,add,a\n1,notice,a\n1,notice,a
+  line 3: node 'a' is given notice twice
 0,add,a\n5,remove
   line 2: an event has 3 values, milliseconds,add
 0,add,a,z1
@@ -51,7 +58,9 @@ x,add,a
 0,add,a\n1,remoev,a
   line 2: Unknown kind of event 'remoev'; did
 0,add,
-  line 1: node must be a name
+  line 1: node must be a name without spaces or commas, got ''
+0,add,a b
+  got 'a b'
 5,add,a\n0,add,b
   line 2: events must be in order of time, got 0 after 5
 0,add,a
@@ -80,6 +89,50 @@ hello
   must last some time
 2021-12-10, 13:00:00, 0\n2021-12-10, 13:01:00, 0
   is empty
+0,add,a\n0,price,cheap
+  line 2: .*zone/dollars, got 'cheap'
+0,add,a\n0,price,a/0
+  line 2: .*above 0, got 0.0
+0,add,a\n9,remove,a\n9,price,1\n5,price,2
+  in order of time, got 5,price,2.0 after 9,price,1.0
+{"data":\n[1, 2}
+  line 2: not JSON: Expecting ',' delimiter
+{"data": [1]}
+  metadata.gap_seconds must be a number .*got N
+{"metadata": {"gap_seconds": 0}}
+  above 0, got 0
+{"metadata": {"gap_seconds": true}}
+  above 0, got True
+{"metadata": {"gap_seconds": Infinity}}
+  above 0, got inf
+{"metadata": {"gap_seconds": 1}}
+  data must be a list .* got None
+{"metadata": {"gap_seconds": 1}, "data": []}
+  data must be a list
+{"metadata": {"gap_seconds": 1}, "data": {}}
+  data and prices must have as many
+{"metadata": {"gap_seconds": 1}, "data": [3, 0.9]}
+  data\[1\] must be a non-negative integer, got 0.9
+{"metadata": {"gap_seconds": 1}, "data": [NaN]}
+  got nan
+{"metadata": {"gap_seconds": 1}, "data": [HUGE]}
+  data\[0\] must be a non-negative integer, got 1000
+{"metadata": {"gap_seconds": 1}, "data": [[3]]}
+  data\[0\] .*got \[3
+{"metadata": {"gap_seconds": 1}, "data": {"a": [1], "b": [1, 2]}}
+  each zone, got {'data.a': 1, 'data.b': 2}
+{"metadata": {"gap_seconds": 1}, "data": [0, 0]}
+  is empty
+{"metadata": {"gap_seconds": 1}, "data": {"us east": [1]}}
+  a zone must be a name .* got 'us east'
+{"metadata": {"gap_seconds": 1}, "data": {"a": [2, 1]}, "prices": [1]}
+  data and prices must have .*{'data.a': 2, 'prices': 1}
+{"metadata": {"gap_seconds": 1}, "data": [2, 1], "prices": {"a": 3}}
+  prices.a must be a list
+{"metadata": {"gap_seconds": 1}, "data": [2, 1], "prices": [1, 0]}
+  prices\[1\] must be a number above 0, got 0
+{"metadata": {"gap_seconds": 1}, "data": [2, 1], "prices": [1, null]}
+  prices\[1\] .* got None
 """
 
 
@@ -112,13 +165,30 @@ class FormatsTest(parameterized.TestCase):
   )
   def test_refuses(self, text, message):
     with self.assertRaisesRegex(ValueError, f"t.csv.*{message}") as caught:
-      parse(text.replace(r"\n", "\n"))
+      parse(text.replace(r"\n", "\n").replace("HUGE", f"{10**400}"))  # An integer, but no float.
     self.assertLess(len(str(caught.exception)), 300)
 
-  def test_counts(self):
-    trace = parse("0,1\n0,3\n60000,2\n90000,2\n")
-    self.assertEqual(trace.live_steps(), ((0, 3), (60_000, 2)))
-    self.assertEqual(trace.duration_ms, 90_000)
+  @parameterized.named_parameters(
+      ("counts", "0,1\n0,3\n60000,2\n90000,2\n", ((0, 3), (60_000, 2)), 90_000),
+      (
+          "ticks",
+          '{"metadata": {"gap_seconds": 300}, "data": [0, 2, 2, 1]}',
+          ((300_000, 2), (900_000, 1)),
+          1_200_000,
+      ),
+      (
+          "zones",
+          '{"metadata": {"gap_seconds": 1}, "data": {"b": [1, 2], "a": [1, 0]}}',
+          ((0, 2), (1000, 2)),
+          2000,
+          ("a", "b"),
+      ),
+      ("events_to_the_last", "0,add,a\r\n9,remove,a\r\n", ((0, 1), (9, 0)), 9),
+  )
+  def test_live_nodes(self, text, live_steps, duration_ms, zones=("",)):
+    trace = parse(text)
+    self.assertEqual(trace.live_steps(), live_steps)
+    self.assertEqual((trace.duration_ms, trace.zones, trace.prices), (duration_ms, zones, ()))
 
   def test_too_many_nodes_over_time(self):
     lines = [f"{i},{100_000 * (i % 2)}" for i in range(42)]
@@ -138,9 +208,6 @@ class FormatsTest(parameterized.TestCase):
     self.assertEqual(trace.duration_ms, 7000)
     self.assertEqual(lines(trace), "0,add,node1 0,add,z/2 5000,notice,node1 6000,remove,node1")
     self.assertEqual(parse(readers.render_events(trace)), trace)
-
-  def test_ends_with_its_last_event(self):
-    self.assertEqual(parse("0,add,a\r\n9,remove,a\r\n").duration_ms, 9)
 
 
 class SamplesTest(parameterized.TestCase):
@@ -198,43 +265,6 @@ class SamplesTest(parameterized.TestCase):
     trace = parse("\n".join(lines))
     draw.shuffle(lines)
     self.assertEqual(parse("\n".join(lines)), trace)
-
-
-class JsonTest(parameterized.TestCase):
-
-  def test_counts(self):
-    trace = parse('{"metadata": {"gap_seconds": 300}, "data": [0, 2, 2, 1]}')
-    self.assertEqual(trace.live_steps(), ((300_000, 2), (900_000, 1)))
-    self.assertEqual(trace.duration_ms, 1_200_000)
-
-  def test_zones(self):
-    data = {"b": [1, 2], "a": [1, 0]}
-    text = json.dumps({"metadata": {"gap_seconds": 1}, "data": data})
-    trace = parse(text)
-    self.assertEqual(trace.zones, ("a", "b"))
-    self.assertEqual(trace.live_steps(), ((0, 2), (1000, 2)))
-    self.assertEqual(trace.prices, ())
-
-  @parameterized.parameters(
-      ("[1, 2", "line 2: not JSON: Expecting ',' delimiter", '"data":\n'),
-      ("[1]", "metadata.gap_seconds must be a number .*got N", '"data": '),
-      ("0}", "above 0, got 0", '"metadata": {"gap_seconds": '),
-      ("true}", "above 0, got True", '"metadata": {"gap_seconds": '),
-      ("Infinity}", "above 0, got inf", '"metadata": {"gap_seconds": '),
-      ("1}", "data must be a list .* got None", '"metadata": {"gap_seconds": '),
-      ("[]", "data must be a list"),
-      ("{}", "data and prices must have as many"),
-      ("[3, 0.9]", r"data\[1\] must be a non-negative integer, got 0.9"),
-      ("[NaN]", "got nan"),
-      (f"[{10**400}]", r"data\[0\] must be a non-negative integer, got 1000"),
-      ("[[3]]", r"data\[0\] .*got \[3"),
-      ('{"a": [1], "b": [1, 2]}', "each zone, got {'data.a': 1, 'data.b': 2}"),
-      ("[0, 0]", "is empty"),
-      ('{"us east": [1]}', "a zone must be a name .* got 'us east'"),
-  )
-  def test_refuses(self, end, message, begin='"metadata": {"gap_seconds": 1}, "data": '):
-    with self.assertRaisesRegex(ValueError, f"t.csv.*{message}"):
-      parse("{" + begin + end + "}")
 
 
 class FilesTest(folders.FolderCase):

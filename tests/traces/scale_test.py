@@ -44,7 +44,7 @@ class ScaleTest(parameterized.TestCase):
       ),
   )
   def test_nodes(self, num_nodes, expected):
-    trace = scale.scale_nodes(parse(_TWO), num_nodes)
+    trace = scale.scale(parse(_TWO), num_nodes=num_nodes, time_scale=1.0)
     self.assertEqual(lines(trace), expected)
     self.assertEqual(trace.duration_ms, 400)
 
@@ -96,8 +96,3 @@ class ReplayTest(parameterized.TestCase):
     want = "1000,notice,a/1 1500,remove,a/1 1500,add,b/2 2000,add,a/1"
     self.assertEqual(lines(got), want)
     self.assertEqual((got.num_nodes, got.duration_ms), (4, 2000))
-
-  def test_fewer_nodes(self):
-    trace = parse("0,add,node1\n0,add,node2\n0,add,node3\n60,remove,node2\n")
-    got = scale.plan_replay(scale.scale(trace, num_nodes=1, time_scale=2.0))
-    self.assertEqual((got.first, lines(got)), (("node2",), "120,remove,node2"))
